@@ -1,0 +1,115 @@
+/* context.c - the thing that everything hangs off, and its log. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/pool.h"
+
+/* "alloc:n=5" */
+static lt_status parse_fault(const char *text, uint64_t *fail_at)
+{
+    *fail_at = 0;
+    if (!text || !*text)
+        return LT_OK;
+    unsigned long long n;
+    int used = 0;
+    if (sscanf(text, "alloc:n=%llu%n", &n, &used) != 1 || text[used] || n == 0)
+        return lt_fail(LT_EUSAGE,
+                       "fault '%s' is not known; write alloc:n=5 to let the 5th allocation fail",
+                       text);
+    *fail_at = n;
+    return LT_OK;
+}
+
+lt_ctx *lt_ctx_new(const lt_config *config)
+{
+    lt_ctx *ctx = calloc(1, sizeof *ctx);
+    if (!ctx) {
+        lt_fail(LT_ENOMEM, "out of memory for a context");
+        return NULL;
+    }
+    if (config)
+        ctx->config = *config;
+    atomic_init(&ctx->refs, 1);
+    pthread_mutex_init(&ctx->lock, NULL);
+    const char *fault = ctx->config.fault ? ctx->config.fault : getenv("LUATRAIN_FAULT");
+    const char *device = ctx->config.device;
+    ctx->config.fault = ctx->config.device = NULL; /* the caller's text may go now */
+    if (parse_fault(fault, &ctx->fail_at) != LT_OK)
+        goto fail;
+    if (device && strcmp(device, "cpu") != 0 && strcmp(device, "auto") != 0) {
+        if (strncmp(device, "cuda", 4) == 0)
+            lt_fail(LT_EENV, "device %s: this build has no CUDA backend; use --device cpu", device);
+        else
+            lt_fail(LT_EUSAGE, "device '%s' is not known; it is auto, cpu or cuda[:i]", device);
+        goto fail;
+    }
+    ctx->threads = ctx->config.threads > 0 ? ctx->config.threads : lt_cpu_count();
+    ctx->devices[0] = ctx->device = lt__cpu_device_new();
+    if (!ctx->device) {
+        lt_fail(LT_ENOMEM, "out of memory for a context");
+        goto fail;
+    }
+    return ctx;
+fail:
+    lt_ctx_free(ctx);
+    return NULL;
+}
+
+lt_ctx *lt__ctx_retain(lt_ctx *ctx)
+{
+    atomic_fetch_add_explicit(&ctx->refs, 1, memory_order_relaxed);
+    return ctx;
+}
+
+void lt__ctx_release(lt_ctx *ctx)
+{
+    if (atomic_fetch_sub_explicit(&ctx->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    for (int i = 0; i < LT_MAX_DEVICES; i++) {
+        if (!ctx->devices[i])
+            continue;
+        lt__pool_close(ctx, ctx->devices[i]);
+        ctx->devices[i]->close(ctx->devices[i]);
+    }
+    pthread_mutex_destroy(&ctx->lock);
+    free(ctx);
+}
+
+void lt_ctx_free(lt_ctx *ctx)
+{
+    if (!ctx)
+        return;
+    while (ctx->scope)
+        lt_scope_pop(ctx);
+    if (ctx->slots.ops_gone)
+        ctx->slots.ops_gone(ctx);
+    if (ctx->slots.ctx_gone)
+        ctx->slots.ctx_gone(ctx);
+    lt__ctx_release(ctx);
+}
+
+uint64_t lt_seed(const lt_ctx *ctx) { return ctx->config.seed; }
+int lt_threads(const lt_ctx *ctx) { return ctx->threads; }
+int64_t lt_step(const lt_ctx *ctx) { return ctx->step; }
+void lt_set_step(lt_ctx *ctx, int64_t step) { ctx->step = step; }
+uint64_t lt_next_draw(lt_ctx *ctx) { return ctx->draws++; }
+
+void lt_log_to(lt_ctx *ctx, lt_log_fn fn, void *ud)
+{
+    ctx->log = fn;
+    ctx->log_ud = ud;
+}
+
+void lt_log(lt_ctx *ctx, lt_log_level level, const char *fmt, ...)
+{
+    if (!ctx->log)
+        return;
+    char line[1024];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(line, sizeof line, fmt, args);
+    va_end(args);
+    ctx->log(ctx->log_ud, level, line);
+}

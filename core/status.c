@@ -1,0 +1,104 @@
+/* status.c - codes, their texts, and this thread's message.
+ *
+ * The message slot is the library's only thread-local state. It has a fixed size, so that
+ * reporting a failure cannot fail, and a prefix that does not fit shortens the end, never the
+ * beginning.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+
+enum { MESSAGE_BYTES = 2048 };
+
+static _Thread_local char message[MESSAGE_BYTES];
+static _Thread_local lt_status last;
+
+int lt_exit_code(lt_status status)
+{
+    static const int codes[] = {
+#define X(name, exit, text) [name] = exit,
+        LT_STATUS_LIST(X)
+#undef X
+    };
+    return (unsigned)status < LT_STATUS_COUNT ? codes[status] : 1;
+}
+
+const char *lt_status_text(lt_status status)
+{
+    static const char *const texts[] = {
+#define X(name, exit, text) [name] = text,
+        LT_STATUS_LIST(X)
+#undef X
+    };
+    return (unsigned)status < LT_STATUS_COUNT ? texts[status] : "unknown status";
+}
+
+lt_status lt_fail(lt_status code, const char *fmt, ...)
+{
+    char fresh[MESSAGE_BYTES]; /* the arguments may point into the old message */
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(fresh, sizeof fresh, fmt, args);
+    va_end(args);
+    memcpy(message, fresh, sizeof message);
+    last = code;
+    return code;
+}
+
+lt_status lt_fail_prefix(const char *fmt, ...)
+{
+    char fresh[MESSAGE_BYTES];
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(fresh, sizeof fresh, fmt, args);
+    va_end(args);
+    if (n >= 0 && (size_t)n < sizeof fresh)
+        snprintf(fresh + n, sizeof fresh - (size_t)n, ": %s", message);
+    memcpy(message, fresh, sizeof message);
+    return last;
+}
+
+const char *lt_errmsg(void) { return message; }
+lt_status lt_errcode(void) { return last; }
+
+/* Levenshtein's distance, with words cut at 31 letters. */
+static int distance(const char *a, const char *b)
+{
+    enum { LONGEST = 31 };
+    int row[LONGEST + 1];
+    int na = (int)strnlen(a, LONGEST), nb = (int)strnlen(b, LONGEST);
+    for (int j = 0; j <= nb; j++)
+        row[j] = j;
+    for (int i = 1; i <= na; i++) {
+        int diagonal = row[0];
+        row[0] = i;
+        for (int j = 1; j <= nb; j++) {
+            int best = diagonal + (a[i - 1] != b[j - 1]);
+            if (row[j] + 1 < best)
+                best = row[j] + 1;
+            if (row[j - 1] + 1 < best)
+                best = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[nb];
+}
+
+int lt_nearest(const char *word, const char *const *names, int n)
+{
+    int nearest = -1, least = 3;
+    if (strlen(word) < 4)
+        least = 2;
+    for (int i = 0; i < n; i++) {
+        int d = distance(word, names[i]);
+        if (d < least) {
+            least = d;
+            nearest = i;
+        }
+    }
+    return nearest;
+}

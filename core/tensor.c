@@ -1,0 +1,409 @@
+/* tensor.c - tensors, their storages, and the scopes that end them.
+ *
+ * A scope is a list of the tensors made while it was innermost. Popping it takes the memory of
+ * each away, though handles may be left: a script's collector runs too late for large memory,
+ * and cannot see a device's at all. What survives is said aloud (lt_keep) or made outside the
+ * list (parameters, slots, buffers).
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/pool.h"
+
+/* ==== Storages ================================================================================ */
+
+static lt_storage *storage_on(lt_ctx *ctx, lt_device *device, size_t bytes)
+{
+    lt_storage *s = lt__alloc(ctx, sizeof *s);
+    if (!s)
+        return NULL;
+    s->data = lt__device_alloc(ctx, device, bytes);
+    if (!s->data) {
+        lt__free(ctx, s, sizeof *s);
+        return NULL;
+    }
+    atomic_init(&s->refs, 1);
+    atomic_init(&s->version, 0);
+    s->ctx = ctx;
+    s->device = device;
+    s->bytes = bytes;
+    return s;
+}
+
+lt_storage *lt__storage_new(lt_ctx *ctx, size_t bytes)
+{
+    return storage_on(ctx, ctx->device, bytes);
+}
+
+void lt__storage_release(lt_storage *s)
+{
+    if (!s || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    lt__device_free(s->ctx, s->device, s->data, s->bytes);
+    lt__free(s->ctx, s, sizeof *s);
+}
+
+static lt_storage *storage_retain(lt_storage *s)
+{
+    atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
+    return s;
+}
+
+/* ==== Scopes ================================================================================== */
+
+static void link_scope(lt_tensor *x, lt_scope *scope)
+{
+    x->scope = scope;
+    x->prev = NULL;
+    x->next = scope->first;
+    if (x->next)
+        x->next->prev = x;
+    scope->first = x;
+}
+
+static void unlink_scope(lt_tensor *x)
+{
+    if (!x->scope)
+        return;
+    if (x->prev)
+        x->prev->next = x->next;
+    else
+        x->scope->first = x->next;
+    if (x->next)
+        x->next->prev = x->prev;
+    x->scope = NULL;
+}
+
+lt_status lt_scope_push(lt_ctx *ctx)
+{
+    lt_scope *scope = lt__alloc_zero(ctx, sizeof *scope);
+    if (!scope)
+        return LT_ENOMEM;
+    scope->outer = ctx->scope;
+    ctx->scope = scope;
+    return LT_OK;
+}
+
+/* The scope is over for x, to which the caller has a reference. */
+static void end_in_scope(lt_tensor *x)
+{
+    lt_ctx *ctx = x->ctx;
+    if (ctx->slots.forget && (x->node || x->leaf))
+        ctx->slots.forget(x, !x->kept);
+    if (x->kept)
+        return;
+    x->dead = true;
+    x->data = NULL;
+    lt__storage_release(x->storage);
+    x->storage = NULL;
+}
+
+void lt_scope_pop(lt_ctx *ctx)
+{
+    lt_scope *scope = ctx->scope;
+    if (!scope)
+        return;
+    for (;;) {
+        pthread_mutex_lock(&ctx->lock);
+        lt_tensor *x = scope->first;
+        int refs = 0;
+        if (x) {
+            unlink_scope(x);
+            refs = atomic_load_explicit(&x->refs, memory_order_relaxed);
+            /* 0: another thread is about to free it, and only waits for the lock */
+            while (refs > 0 && !atomic_compare_exchange_weak(&x->refs, &refs, refs + 1))
+                ;
+        }
+        pthread_mutex_unlock(&ctx->lock);
+        if (!x)
+            break;
+        if (refs > 0) {
+            end_in_scope(x);
+            lt_release(x);
+        }
+    }
+    ctx->scope = scope->outer;
+    lt__free(ctx, scope, sizeof *scope);
+}
+
+void lt_keep(lt_tensor *x) { x->kept = true; }
+
+void lt_keep_outer(lt_tensor *x)
+{
+    lt_ctx *ctx = x->ctx;
+    if (ctx->slots.forget && x->node)
+        ctx->slots.forget(x, false);
+    pthread_mutex_lock(&ctx->lock);
+    lt_scope *outer = x->scope ? x->scope->outer : NULL;
+    unlink_scope(x);
+    if (outer)
+        link_scope(x, outer);
+    pthread_mutex_unlock(&ctx->lock);
+}
+
+bool lt_is_dead(const lt_tensor *x) { return x->dead; }
+
+lt_status lt__check_alive(const lt_tensor *x)
+{
+    if (x->dead)
+        return lt_fail(LT_EINVAL, "this tensor belongs to a step that is over; call keep() on it "
+                                  "within the step");
+    if (x->pending)
+        return lt_fail(LT_EINVAL, "this parameter has no memory yet; call its model, load it or "
+                                  "make an optimizer first");
+    return LT_OK;
+}
+
+/* ==== Making tensors ========================================================================== */
+
+lt_status lt__count_dims(int ndim, const int64_t *dims, int64_t *count)
+{
+    if (ndim < 0 || ndim > LT_MAX_DIMS)
+        return lt_fail(LT_EINVAL, "a tensor has at most %d axes, %d were asked for", LT_MAX_DIMS,
+                       ndim);
+    int64_t n = 1, nonzero = 1; /* a 0 must not hide a product that overflows */
+    for (int i = 0; i < ndim; i++) {
+        if (dims[i] < 0)
+            return lt_fail(LT_EINVAL, "axis %d has %lld elements; a count cannot be negative",
+                           i + 1, (long long)dims[i]);
+        if (__builtin_mul_overflow(nonzero, dims[i] ? dims[i] : 1, &nonzero) ||
+            nonzero > INT64_MAX / 16)
+            return lt_fail(LT_EINVAL, "the product of %d dims is too large to be counted", ndim);
+        n *= dims[i] != 0;
+    }
+    *count = n * nonzero;
+    return LT_OK;
+}
+
+/* A header without memory, in the current scope unless kept. */
+static lt_tensor *header(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, int64_t count,
+                         bool kept)
+{
+    lt_tensor *x = lt__alloc(ctx, sizeof *x);
+    if (!x)
+        return NULL;
+    memset(x, 0, offsetof(lt_tensor, dims));
+    atomic_init(&x->refs, 1);
+    x->dtype = (uint8_t)dtype;
+    x->ndim = (uint8_t)ndim;
+    x->count = count;
+    for (int i = 0; i < ndim; i++)
+        x->dims[i] = dims[i];
+    x->data = NULL;
+    x->storage = NULL;
+    x->ctx = lt__ctx_retain(ctx);
+    x->node = NULL;
+    x->leaf = NULL;
+    x->scope = NULL;
+    if (ctx->scope && !kept) {
+        pthread_mutex_lock(&ctx->lock);
+        link_scope(x, ctx->scope);
+        pthread_mutex_unlock(&ctx->lock);
+    }
+    return x;
+}
+
+static lt_tensor *tensor_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, bool kept)
+{
+    int64_t count;
+    if (lt__count_dims(ndim, dims, &count) != LT_OK)
+        return NULL;
+    lt_storage *storage = lt__storage_new(ctx, (size_t)count * lt_dtype_bytes(dtype));
+    if (!storage)
+        return NULL;
+    lt_tensor *x = header(ctx, dtype, ndim, dims, count, kept);
+    if (!x) {
+        lt__storage_release(storage);
+        return NULL;
+    }
+    x->storage = storage;
+    x->data = storage->data;
+    return x;
+}
+
+lt_tensor *lt_tensor_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims)
+{
+    return tensor_new(ctx, dtype, ndim, dims, false);
+}
+
+lt_tensor *lt__tensor_new_kept(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims)
+{
+    return tensor_new(ctx, dtype, ndim, dims, true);
+}
+
+lt_tensor *lt__tensor_over(lt_storage *storage, lt_dtype dtype, int ndim, const int64_t *dims,
+                           int64_t offset, bool kept)
+{
+    int64_t count;
+    if (lt__count_dims(ndim, dims, &count) != LT_OK)
+        return NULL;
+    lt_tensor *x = header(storage->ctx, dtype, ndim, dims, count, kept);
+    if (x)
+        lt__tensor_place(x, storage, offset);
+    return x;
+}
+
+lt_tensor *lt__tensor_pending(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims)
+{
+    int64_t count;
+    if (lt__count_dims(ndim, dims, &count) != LT_OK)
+        return NULL;
+    lt_tensor *x = header(ctx, dtype, ndim, dims, count, true);
+    if (x)
+        x->pending = true;
+    return x;
+}
+
+void lt__tensor_place(lt_tensor *x, lt_storage *storage, int64_t offset)
+{
+    x->storage = storage_retain(storage);
+    x->data = (char *)storage->data + (size_t)offset * lt_dtype_bytes((lt_dtype)x->dtype);
+    x->pending = false;
+}
+
+lt_tensor *lt_tensor_full(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, double value)
+{
+    lt_tensor *x = lt_tensor_new(ctx, dtype, ndim, dims);
+    if (x && lt_fill(x, value) != LT_OK) {
+        lt_release(x);
+        return NULL;
+    }
+    return x;
+}
+
+lt_tensor *lt_tensor_from(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims,
+                          const void *data)
+{
+    lt_tensor *x = lt_tensor_new(ctx, dtype, ndim, dims);
+    if (x && ctx->device->copy(ctx->device, x->data, data,
+                               (size_t)x->count * lt_dtype_bytes(dtype)) != LT_OK) {
+        lt_release(x);
+        return NULL;
+    }
+    return x;
+}
+
+lt_tensor *lt_retain(lt_tensor *x)
+{
+    if (x)
+        atomic_fetch_add_explicit(&x->refs, 1, memory_order_relaxed);
+    return x;
+}
+
+void lt_release(lt_tensor *x)
+{
+    if (!x || atomic_fetch_sub_explicit(&x->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    lt_ctx *ctx = x->ctx;
+    if (ctx->scope) {
+        pthread_mutex_lock(&ctx->lock);
+        unlink_scope(x);
+        pthread_mutex_unlock(&ctx->lock);
+    }
+    if (x->node || x->leaf)
+        ctx->slots.forget(x, true);
+    lt__storage_release(x->storage);
+    lt__free(ctx, x, sizeof *x);
+    lt__ctx_release(ctx);
+}
+
+/* ==== Looking at tensors ====================================================================== */
+
+lt_ctx *lt_tensor_ctx(const lt_tensor *x) { return x->ctx; }
+lt_dtype lt_tensor_dtype(const lt_tensor *x) { return (lt_dtype)x->dtype; }
+int lt_ndim(const lt_tensor *x) { return x->ndim; }
+const int64_t *lt_dims(const lt_tensor *x) { return x->dims; }
+int64_t lt_count(const lt_tensor *x) { return x->count; }
+int64_t lt_dim(const lt_tensor *x, int axis) { return x->dims[axis < 0 ? axis + x->ndim : axis]; }
+void *lt_data(lt_tensor *x) { return lt__check_alive(x) == LT_OK ? x->data : NULL; }
+
+lt_status lt_item(lt_tensor *x, int64_t index, double *value)
+{
+    char one[8];
+    LT_TRY(lt__check_alive(x));
+    if (index < 0 || index >= x->count)
+        return lt_fail(LT_EINVAL, "element %lld is outside a tensor of %lld", (long long)index,
+                       (long long)x->count);
+    size_t size = lt_dtype_bytes((lt_dtype)x->dtype);
+    lt_device *device = x->storage->device;
+    LT_TRY(device->copy(device, one, (char *)x->data + (size_t)index * size, size));
+    LT_TRY(device->sync(device));
+    lt_convert(value, LT_F64, one, (lt_dtype)x->dtype, 1);
+    return LT_OK;
+}
+
+char *lt_describe(const lt_tensor *x, char *buffer, size_t bytes)
+{
+    size_t used = 0;
+    for (int i = 0; i < x->ndim && used < bytes; i++)
+        used += (size_t)snprintf(buffer + used, bytes - used, i ? "x%lld" : "%lld",
+                                 (long long)x->dims[i]);
+    if (used < bytes)
+        snprintf(buffer + used, bytes - used, "%s%s", x->ndim ? " " : "scalar ",
+                 lt_dtype_name((lt_dtype)x->dtype));
+    return buffer;
+}
+
+/* ==== Views and writes ======================================================================== */
+
+static lt_tensor *view(lt_tensor *x, int ndim, const int64_t *dims, int64_t offset)
+{
+    size_t size = lt_dtype_bytes((lt_dtype)x->dtype);
+    int64_t base = (int64_t)((size_t)((char *)x->data - (char *)x->storage->data) / size);
+    return lt__tensor_over(x->storage, (lt_dtype)x->dtype, ndim, dims, base + offset, false);
+}
+
+lt_tensor *lt_view(lt_tensor *x, int ndim, const int64_t *dims)
+{
+    int64_t count;
+    char text[96];
+    if (lt__check_alive(x) != LT_OK || lt__count_dims(ndim, dims, &count) != LT_OK)
+        return NULL;
+    if (count != x->count) {
+        lt_fail(LT_EINVAL, "a view of %s has %lld elements, the dims ask for %lld",
+                lt_describe(x, text, sizeof text), (long long)x->count, (long long)count);
+        return NULL;
+    }
+    return view(x, ndim, dims, 0);
+}
+
+lt_tensor *lt_rows(lt_tensor *x, int64_t first, int64_t count)
+{
+    char text[96];
+    if (lt__check_alive(x) != LT_OK)
+        return NULL;
+    if (x->ndim == 0 || first < 0 || count < 0 || first > x->dims[0] - count) {
+        lt_fail(LT_EINVAL, "rows %lld to %lld are outside %s", (long long)first + 1,
+                (long long)(first + count), lt_describe(x, text, sizeof text));
+        return NULL;
+    }
+    int64_t dims[LT_MAX_DIMS], row = x->dims[0] ? x->count / x->dims[0] : 0;
+    memcpy(dims, x->dims, sizeof dims);
+    dims[0] = count;
+    return view(x, x->ndim, dims, first * row);
+}
+
+lt_status lt_copy(lt_tensor *dst, lt_tensor *src)
+{
+    char a[96], b[96];
+    LT_TRY(lt__check_alive(dst));
+    LT_TRY(lt__check_alive(src));
+    if (dst->count != src->count)
+        return lt_fail(LT_EINVAL, "copy wants the same count of elements: %s is not %s",
+                       lt_describe(src, a, sizeof a), lt_describe(dst, b, sizeof b));
+    lt_device *device = dst->storage->device;
+    lt__wrote(dst);
+    if (dst->dtype == src->dtype)
+        return device->copy(device, dst->data, src->data,
+                            (size_t)dst->count * lt_dtype_bytes((lt_dtype)dst->dtype));
+    return device->convert(device, dst->data, (lt_dtype)dst->dtype, src->data, (lt_dtype)src->dtype,
+                           (size_t)dst->count);
+}
+
+lt_status lt_fill(lt_tensor *dst, double value)
+{
+    LT_TRY(lt__check_alive(dst));
+    lt__wrote(dst);
+    lt_device *device = dst->storage->device;
+    return device->fill(device, dst->data, (lt_dtype)dst->dtype, (size_t)dst->count, value);
+}

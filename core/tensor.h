@@ -1,0 +1,162 @@
+/* tensor.h - the inside of contexts and tensors, for the rooms above core and for kernel
+ * authors. Not installed.
+ *
+ * Invariants.
+ *   A tensor is dense; data points into its storage, or is NULL when the tensor is dead (its scope
+ * is over) or pending (a parameter before its arena exists). Views share the storage. A storage is
+ * returned to the pool when its last tensor goes. node, leaf and out_index belong to autograd; core
+ * only calls ctx->slots.forget when such a tensor ends. Links of a scope are written under
+ * ctx->lock.
+ */
+#ifndef LT_CORE_TENSOR_H
+#define LT_CORE_TENSOR_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "core/core.h"
+
+#define LT_POOL_CLASSES 208
+
+typedef struct lt_pool {              /* freed blocks by size class, ready for reuse */
+    struct lt_free_list { void **blocks; size_t n, room, total; } list[LT_POOL_CLASSES];
+} lt_pool;
+
+/* What a device must supply. Addresses are the device's own; calls may be asynchronous in its
+ * stream until sync. The pool above alloc and free is the same for all devices (pool.c). */
+typedef struct lt_device {
+    const char *name;                                             /* "cpu", "cuda:0" */
+    void *(*alloc)(struct lt_device *device,
+                   size_t bytes); /* 64-byte aligned; NULL when there is none */
+    void (*free)(struct lt_device *device, void *p, size_t bytes);
+    lt_status (*copy)(struct lt_device *device, void *dst, const void *src, size_t bytes);
+    lt_status (*convert)(struct lt_device *device, void *dst, lt_dtype dst_dtype, const void *src,
+                         lt_dtype src_dtype, size_t n);
+    lt_status (*fill)(struct lt_device *device, void *dst, lt_dtype dtype, size_t n, double value);
+    lt_status (*add)(struct lt_device *device, void *dst, const void *src, lt_dtype dtype,
+                     size_t n);                  /* dst += src */
+    lt_status (*sync)(struct lt_device *device); /* waits, and brings late errors */
+    void (*close)(struct lt_device *device);                      /* the context ends */
+    bool is_host; /* the CPU can read its addresses */
+    lt_pool pool;                                                 /* under ctx->lock */
+} lt_device;
+
+#define LT_MAX_DEVICES 2              /* of one context: the CPU, and one accelerator */
+
+typedef struct lt_storage {
+    atomic_int refs;
+    atomic_uint
+        version; /* counts writes in place, so that backward can tell that a saved tensor changed */
+    lt_ctx *ctx;
+    lt_device *device;
+    void *data;
+    size_t bytes;
+} lt_storage;
+
+struct lt_tensor {
+    atomic_int refs;
+    uint8_t dtype, ndim, out_index;
+    bool dead, kept;
+    bool pending;                     /* a parameter that has no memory yet */
+    int64_t count;
+    int64_t dims[LT_MAX_DIMS];
+    void *data;
+    lt_storage *storage;
+    lt_ctx *ctx;
+    struct lt_node *node;             /* autograd: the op that made it; NULL outside the tape */
+    struct lt_leaf *leaf; /* autograd: where its gradient goes; NULL if none is wanted */
+    struct lt_scope *scope;           /* the scope that will end it, or NULL */
+    struct lt_tensor *next, *prev;    /* in that scope */
+};
+
+typedef struct lt_scope {
+    struct lt_scope *outer;
+    lt_tensor *first;
+} lt_scope;
+
+/* What the rooms above hang into a context. Each pointer is set once, by the room that it names. */
+typedef struct lt_slots {
+    void (*forget)(lt_tensor *x,
+                   bool gone);     /* autograd: drop x's history; when gone, its gradient too */
+    void (*ctx_gone)(lt_ctx *ctx); /* autograd: the context ends; frees what is in autograd */
+    struct lt_autograd *autograd;
+    void (*ops_gone)(lt_ctx *ctx);             /* ops: likewise */
+    struct lt_ops *ops;
+} lt_slots;
+
+struct lt_ctx {
+    atomic_int refs; /* one for the owner, one for each tensor, tree and optimizer */
+    lt_config config;
+    int threads;
+    int64_t step;
+    uint64_t draws;
+    lt_scope *_Atomic scope;          /* innermost, or NULL; written by the owner's thread */
+    lt_slots slots;
+    lt_device *devices[LT_MAX_DEVICES]; /* [0] is the CPU */
+    lt_device *device;                /* where new tensors go */
+    lt_log_fn log;
+    void *log_ud;
+
+    pthread_mutex_t lock;             /* guards all below, and the links of scopes */
+    lt_memory memory;
+    uint64_t fail_at;                 /* the allocation that fails; 0: none */
+};
+
+/* The one seam for memory: 64-byte aligned, from the pool of ctx, uninitialised. NULL with
+ * LT_ENOMEM. Give it back with the same byte count. Safe in any thread. 0 bytes is a valid
+ * request. */
+void *lt__alloc(lt_ctx *ctx, size_t bytes);
+void *lt__alloc_zero(lt_ctx *ctx, size_t bytes);
+void lt__free(lt_ctx *ctx, void *p, size_t bytes);
+
+/* A tensor outside every scope. New. */
+lt_tensor *lt__tensor_new_kept(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims);
+/* A tensor over elements [offset, offset + count(dims)) of storage, which is kept. In the
+ * current scope. New. */
+lt_tensor *lt__tensor_over(lt_storage *storage, lt_dtype dtype, int ndim, const int64_t *dims,
+                           int64_t offset, bool kept);
+/* A tensor with dims and dtype but no memory (pending). Outside every scope. New. */
+lt_tensor *lt__tensor_pending(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims);
+/* Gives a pending tensor its memory: elements from offset of storage, which is kept. */
+void lt__tensor_place(lt_tensor *x, lt_storage *storage, int64_t offset);
+lt_storage *lt__storage_new(lt_ctx *ctx, size_t bytes); /* new; uninitialised */
+void lt__storage_release(lt_storage *storage);
+lt_ctx *lt__ctx_retain(lt_ctx *ctx);
+void lt__ctx_release(lt_ctx *ctx);
+/* dims valid and their product in *count, or LT_EINVAL. */
+lt_status lt__count_dims(int ndim, const int64_t *dims, int64_t *count);
+
+/* LT_OK, or LT_EINVAL with the sentence about dead or pending tensors. */
+lt_status lt__check_alive(const lt_tensor *x);
+
+static inline void lt__wrote(lt_tensor *x)
+{
+    atomic_fetch_add_explicit(&x->storage->version, 1, memory_order_relaxed);
+}
+
+static inline bool lt__same_dims(const lt_tensor *a, const lt_tensor *b)
+{
+    if (a->ndim != b->ndim)
+        return false;
+    for (int i = 0; i < a->ndim; i++)
+        if (a->dims[i] != b->dims[i])
+            return false;
+    return true;
+}
+
+static inline bool lt__is_float(lt_dtype t) { return t <= LT_BF16; }
+static inline bool lt__is_half(lt_dtype t) { return t == LT_F16 || t == LT_BF16; }
+
+/* Single values; the vector loops are in dtype.c. */
+float lt__f16_to_f32(uint16_t h);
+uint16_t lt__f32_to_f16(float f);
+uint16_t lt__f64_to_f16(double d);
+uint16_t lt__f32_to_bf16(float f);
+uint16_t lt__f64_to_bf16(double d);
+static inline float lt__bf16_to_f32(uint16_t h)
+{
+    union { uint32_t u; float f; } v = {(uint32_t)h << 16};
+    return v.f;
+}
+
+#endif
