@@ -1,0 +1,296 @@
+/* apply.c - the only way an op is run: check the arguments, shape rule, outputs, kernel, record.
+ *
+ * Kernels know f32 and f64. An f16 or bf16 tensor reaches a kernel as an f32 copy and its
+ * results are rounded once on the way back: what Tensor Cores do. Ops that only move bytes take
+ * halves as they are (any_dtype).
+ */
+#include <stdarg.h>
+#include <string.h>
+
+#include "autograd/tape.h"
+
+/* ==== Kernels ================================================================================= */
+
+static lt_status pick_kernel(lt_call *c, const lt_op *op, bool backward)
+{
+    lt_kernel fast = backward ? op->fast_bwd : op->fast_fwd;
+    lt_kernel plain = backward ? op->bwd : op->fwd;
+    if (fast && (!plain || !c->ctx->config.reference)) {
+        lt_status status = fast(c);
+        if (status != LT_EUNSUPPORTED || !plain)
+            return status;
+    }
+    return plain(c);
+}
+
+static lt_status run_with_scratch(lt_call *c, const lt_op *op, bool backward)
+{
+    size_t bytes = op->scratch ? op->scratch(c, backward) : 0;
+    if (bytes == 0)
+        return pick_kernel(c, op, backward);
+    c->scratch = lt__alloc(c->ctx, bytes);
+    if (!c->scratch)
+        return LT_ENOMEM;
+    lt_status status = pick_kernel(c, op, backward);
+    lt__free(c->ctx, c->scratch, bytes);
+    c->scratch = NULL;
+    return status;
+}
+
+/* An f32 copy of x; only the memory when its values will be overwritten. New. */
+static lt_tensor *widened(lt_tensor *x, bool copy)
+{
+    lt_tensor *wide = lt__tensor_new_kept(x->ctx, LT_F32, x->ndim, x->dims);
+    if (wide && copy && lt_copy(wide, x) != LT_OK) {
+        lt_release(wide);
+        return NULL;
+    }
+    return wide;
+}
+
+/* One of a call's arrays of tensors, with its halves replaced by f32 copies. */
+typedef struct {
+    lt_tensor **at;           /* the array in the call */
+    int n;
+    uint64_t read;            /* bit i: the kernel reads what is in element i */
+    bool write;               /* the kernel writes it: round it back */
+    lt_tensor *half[LT_MAX_LIST];
+} lt_wide;
+
+static lt_status widen(lt_wide *w)
+{
+    for (int i = 0; i < w->n; i++) {
+        lt_tensor *x = w->at[i];
+        w->half[i] = NULL;
+        if (!x || !lt__is_half((lt_dtype)x->dtype))
+            continue;
+        lt_tensor *wide = widened(x, w->read >> i & 1);
+        if (!wide)
+            return LT_ENOMEM;
+        w->half[i] = x;
+        w->at[i] = wide;
+    }
+    return LT_OK;
+}
+
+static lt_status narrow(lt_wide *w, lt_status status)
+{
+    for (int i = 0; i < w->n; i++) {
+        if (!w->half[i])
+            continue;
+        if (status == LT_OK && w->write)
+            status = lt_copy(w->half[i], w->at[i]);
+        lt_release(w->at[i]);
+        w->at[i] = w->half[i];
+        w->half[i] = NULL;
+    }
+    return status;
+}
+
+static bool has_half(lt_tensor **x, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (x[i] && lt__is_half((lt_dtype)x[i]->dtype))
+            return true;
+    return false;
+}
+
+static int all_outputs(const lt_op *op)
+{
+    return (op->n_out ? op->n_out : !op->in_place) + op->n_aux;
+}
+
+static int given_outputs(const lt_op *op) { return op->n_out ? op->n_out : !op->in_place; }
+
+static lt_status run_widened(lt_call *c, const lt_op *op, bool backward)
+{
+    lt_wide set[4] = {
+        {.at = c->in, .n = c->n_in, .read = ~0ull, .write = op->in_place},
+        {.at = c->out, .n = all_outputs(op), .read = backward ? ~0ull : 0, .write = !backward},
+        {.at = c->d_out, .n = backward ? given_outputs(op) : 0, .read = ~0ull},
+        {.at = c->d_in, .n = backward ? c->n_in : 0, .read = c->add, .write = true},
+    };
+    lt_status status = LT_OK;
+    for (int i = 0; i < 4; i++) {
+        memset(set[i].half, 0, sizeof set[i].half);
+        if (status == LT_OK)
+            status = widen(&set[i]);
+    }
+    if (status == LT_OK)
+        status = run_with_scratch(c, op, backward);
+    for (int i = 0; i < 4; i++)
+        status = narrow(&set[i], status);
+    return status;
+}
+
+lt_status lt__run_kernel(lt_call *c, const lt_op *op, bool backward)
+{
+    c->threads = c->ctx->threads;
+    bool half = !op->any_dtype && (has_half(c->in, c->n_in) || has_half(c->out, all_outputs(op)) ||
+                                   (backward && (has_half(c->d_out, given_outputs(op)) ||
+                                                 has_half(c->d_in, c->n_in))));
+    return half ? run_widened(c, op, backward) : run_with_scratch(c, op, backward);
+}
+
+/* ==== Arguments =============================================================================== */
+
+static lt_status check_inputs(lt_ctx *ctx, const lt_def *def, lt_tensor *const *in, int n_in)
+{
+    const lt_schema *s = &def->schema;
+    if (n_in > (s->variadic ? LT_MAX_LIST : s->n_in))
+        return lt_fail(LT_EINVAL, "%s takes %d tensors, it was given %d", s->name,
+                       s->variadic ? LT_MAX_LIST : s->n_in, n_in);
+    for (int i = 0; i < n_in || i < s->n_in; i++) {
+        const lt_tensor *x = i < n_in ? in[i] : NULL;
+        const char *name = s->in[i < s->n_in ? i : s->n_in - 1].name;
+        if (!x) {
+            if (i < s->n_in ? !s->in[i].optional : true)
+                return lt_fail(LT_EINVAL, "%s: tensor %s must be given", s->name, name);
+            continue;
+        }
+        if (x->ctx != ctx)
+            return lt_fail(LT_EINVAL, "%s: %s belongs to another context", s->name, name);
+        if (x->dead || x->pending) {
+            lt_status status = lt__check_alive(x);
+            lt_fail_prefix("%s: %s", s->name, name);
+            return status;
+        }
+    }
+    return LT_OK;
+}
+
+/* out[0..n) as their specs say. On failure none is left. */
+static lt_status make_outputs(lt_call *c, int n)
+{
+    for (int i = 0; i < n; i++) {
+        const lt_spec *s = &c->spec[i];
+        if (s->view) {
+            lt_tensor *x = c->in[s->view - 1];
+            int64_t base = (int64_t)((size_t)((char *)x->data - (char *)x->storage->data) /
+                                     lt_dtype_bytes((lt_dtype)x->dtype));
+            c->out[i] = lt__tensor_over(x->storage, s->dtype, s->ndim, s->dims, base + s->offset,
+                                        false);
+        } else {
+            c->out[i] = lt_tensor_new(c->ctx, s->dtype, s->ndim, s->dims);
+        }
+        if (!c->out[i]) {
+            while (i-- > 0)
+                lt_release(c->out[i]);
+            return lt_errcode();
+        }
+    }
+    return LT_OK;
+}
+
+static bool wants_grad(const lt_tensor *x)
+{
+    return x && (x->node || (x->leaf && x->leaf->wanted));
+}
+
+static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, lt_tensor **in,
+                       int n_in, const lt_opt *opts, lt_tensor **out)
+{
+    const lt_op *op = def->op;
+    lt_spec spec[LT_MAX_OUT];
+    lt_tensor *made[LT_MAX_OUT] = {NULL};
+    lt_call call = {.ctx = ctx,
+                    .op = op,
+                    .schema = &def->schema,
+                    .opt = opts,
+                    .n_in = n_in,
+                    .in = in,
+                    .out = made,
+                    .spec = spec,
+                    .first_row = ag->tape->first_row};
+    LT_TRY(op->shape(&call));
+    if (call.draws)
+        call.stream = (uint64_t)ctx->step << 24 | ag->tape->draws;
+    int n_all = all_outputs(op), n_out = given_outputs(op);
+    LT_TRY(make_outputs(&call, n_all));
+
+    bool record = false;
+    if (op->bwd || op->fast_bwd || op->same_grad)
+        for (int i = 0; i < n_in && ag->off == 0; i++)
+            record |= wants_grad(in[i]);
+    lt_status status = n_all > 0 && spec[0].view ? LT_OK : lt__run_kernel(&call, op, false);
+    if (status == LT_OK && record)
+        status = lt__record(ag, def, &call, call.first_row);
+    if (status == LT_OK && op->after)
+        status = op->after(&call);
+    for (int i = status == LT_OK ? n_out : 0; i < n_all; i++)
+        lt_release(made[i]);
+    if (status != LT_OK)
+        return status;
+    if (op->in_place)
+        for (int i = 0; i < n_in; i++)
+            if (in[i])
+                lt__wrote(in[i]);
+    if (call.draws && record)
+        ag->tape->draws++;
+    for (int i = 0; i < n_out; i++)
+        out[i] = made[i];
+    return LT_OK;
+}
+
+lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *given, int n_in,
+                   const lt_opt *opts, lt_tensor **out)
+{
+    struct lt_autograd *ag = ctx->slots.autograd;
+    const char *name = def->schema.name;
+    lt_tensor *in[LT_MAX_LIST];
+    LT_TRY(check_inputs(ctx, def, given, n_in));
+    if (!opts) {
+        if (def->must_give) {
+            lt_opt complete[LT_MAX_OPT];
+            return lt_opts_parse(&def->schema, NULL, complete);
+        }
+        opts = def->defaults;
+    }
+    memcpy(in, given, (size_t)n_in * sizeof *in);
+    lt_status status = LT_OK;
+    if (ag->cast) { /* replaced inputs are new references; the rest get one too, so that all can be
+                       released */
+        for (int i = 0; i < n_in; i++)
+            lt_retain(in[i]);
+        status = ag->cast(ag->cast_ud, def, in, n_in);
+    }
+    if (status == LT_OK) {
+        status = apply(ctx, ag, def, in, n_in, opts, out);
+        if (status != LT_OK)
+            lt_fail_prefix("%s", name);
+    }
+    if (ag->cast)
+        for (int i = 0; i < n_in; i++)
+            lt_release(in[i]);
+    return status;
+}
+
+/* ==== By name ================================================================================= */
+
+lt_tensor *lt_runv(lt_ctx *ctx, const char *op, const char *options, lt_tensor *const *in, int n_in)
+{
+    lt_tensor *out[LT_MAX_OUT] = {NULL};
+    lt_opt opts[LT_MAX_OPT];
+    const lt_def *def = lt_op_find(ctx, op);
+    if (!def)
+        return NULL;
+    if (given_outputs(def->op) != 1) {
+        lt_fail(LT_EINVAL, "%s does not give back one tensor; run it by lt_apply", op);
+        return NULL;
+    }
+    if (options && lt_opts_parse(&def->schema, options, opts) != LT_OK)
+        return NULL;
+    return lt_apply(ctx, def, in, n_in, options ? opts : NULL, out) == LT_OK ? out[0] : NULL;
+}
+
+lt_tensor *lt_run(lt_ctx *ctx, const char *op, const char *options, ...)
+{
+    lt_tensor *in[LT_MAX_LIST];
+    int n = 0;
+    va_list args;
+    va_start(args, options);
+    for (lt_tensor *x; (x = va_arg(args, lt_tensor *)) && n < LT_MAX_LIST;)
+        in[n++] = x;
+    va_end(args);
+    return lt_runv(ctx, op, options, in, n);
+}

@@ -1,0 +1,328 @@
+/* autograd.h - the door of autograd: what an op is, how one is called, the tape, backward,
+ * hooks, parameters.
+ *
+ * An op is a constant lt_op: a signature text, a shape rule, kernels. A context registers ops by
+ * name. There is one way to run one, lt_apply(): check the arguments, apply the shape rule, make
+ * the outputs, run the kernel, record a node. Backward walks the nodes in reverse order of
+ * recording. Gradients of gradients are out of scope: backward itself is not recorded.
+ */
+#ifndef LUATRAIN_AUTOGRAD_H
+#define LUATRAIN_AUTOGRAD_H
+
+#include "core/core.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== Signatures and options ================================================================== */
+
+/* "conv2d(x, w, b?; stride=1, pad=0, dilation=1, groups=1)"
+ *
+ * Inputs come before the semicolon: `b?` may be left out, `x...` stands for one or more tensors.
+ * Options follow. The default's form gives an option its kind:
+ *   stride=1        integers: one, or a list of them, such as a value per axis
+ *   eps=1e-5        a number (its default has a point, an exponent, or is inf or -inf)
+ *   lr#             a number, must be given
+ *   train=false     true or false
+ *   dtype=f32       a dtype
+ *   stride=kernel   integers that default to the option before it of that name
+ *   kernel          integers, must be given;  axis? integers, may be left out
+ *
+ * Options named axis, axes, first and last are positions: C counts them from 0, Lua from 1;
+ * negatives count from the end in both. */
+enum { LT_MAX_IN = 6, LT_MAX_OUT = 4, LT_MAX_OPT = 8, LT_MAX_LIST = 64 };
+
+typedef enum lt_kind { LT_INTS, LT_NUMBER, LT_BOOL, LT_DTYPE } lt_kind;
+
+typedef struct lt_opt {          /* one option of one call */
+    uint8_t kind;                /* lt_kind */
+    uint8_t n;                   /* values held; 0: not given and without a default */
+    union {
+        int64_t i[LT_MAX_DIMS];  /* LT_INTS; LT_BOOL and LT_DTYPE use i[0] */
+        double f;                /* LT_NUMBER */
+    };
+} lt_opt;
+
+typedef struct lt_schema {
+    char name[24];
+    int n_in, min_in;            /* inputs in the signature; how many must be there */
+    bool variadic;               /* the last input stands for one or more */
+    int n_opt;
+    struct { char name[16]; bool optional; } in[LT_MAX_IN];
+    struct {
+        char name[16];
+        bool optional, position; /* may be left out without a default; is a position */
+        int8_t same_as;          /* index of the option that gives the default, or -1 */
+        lt_opt value;            /* kind, and the default */
+    } opt[LT_MAX_OPT];
+} lt_schema;
+
+/* LT_EINVAL with the place when the signature is malformed. */
+LT_MUST lt_status lt_schema_parse(const char *signature, lt_schema *schema);
+/* Index of the option, or -1 with "unknown option 'strides' (did you mean 'stride'?)". */
+LT_API int lt_schema_find(const lt_schema *schema, const char *option);
+/* opts[0..n_opt) = "stride=2 pad=1,1 train=true" over the defaults; text may be NULL. LT_EINVAL
+ * for an unknown option, a malformed value or a missing one. */
+LT_MUST lt_status lt_opts_parse(const lt_schema *schema, const char *text, lt_opt *opts);
+/* The two halves of that, for bindings: all as not given; then, when all given ones are set, the
+ * defaults. */
+LT_API void lt_opts_clear(const lt_schema *schema, lt_opt *opts);
+LT_MUST lt_status lt_opts_complete(const lt_schema *schema, lt_opt *opts);
+
+/* ==== What an op is =========================================================================== */
+
+typedef struct lt_op lt_op;
+typedef struct lt_def lt_def;
+typedef struct lt_call lt_call;
+
+typedef struct lt_spec {         /* an output before it has memory */
+    lt_dtype dtype;
+    int ndim;
+    int64_t dims[LT_MAX_DIMS];
+    int view; /* 1 + index of the input that it is a view of; 0: memory of its own */
+    int64_t offset;              /* of such a view, in elements */
+} lt_spec;
+
+/* One run of a kernel. Forward reads in and writes out. Backward reads what was saved and d_out,
+ * and writes d_in where it is not NULL: over what is there, or added to it when its bit in `add`
+ * is set. */
+struct lt_call {
+    lt_ctx *ctx;
+    const lt_op *op;
+    const lt_schema *schema;     /* names, for messages */
+    const lt_opt *opt;           /* by position in the signature */
+    int n_in;                    /* inputs of the call; absent optional ones are NULL */
+    lt_tensor **in;              /* backward: NULL unless saved */
+    lt_tensor **out;             /* op->n_out + op->n_aux; backward: NULL unless saved */
+    lt_tensor **d_out;           /* op->n_out; NULL: no gradient came, take it as zero */
+    lt_tensor **d_in;            /* n_in; NULL: not wanted */
+    uint64_t add;                /* bit i: add to d_in[i] */
+    lt_spec *spec;               /* shape rule only: one for each of out */
+    bool draws;                  /* set by a shape rule whose kernel will use stream */
+    void *scratch;               /* op->scratch() bytes, 64-byte aligned */
+    int threads;
+    uint64_t stream; /* of random numbers: step and number of the drawing call in its tape */
+    int64_t first_row;           /* global index of row 0 of the batch */
+};
+
+typedef lt_status (*lt_kernel)(lt_call *call);
+
+/* What backward may read: inputs, outputs, extra outputs. */
+#define LT_SAVE_IN(i)  (1u << (i))
+#define LT_SAVE_OUT(i) (1u << (8 + (i)))  /* extra outputs follow the outputs in this count */
+
+typedef enum lt_cast_policy {    /* under autocast an op ... */
+    LT_CAST_ANY,                 /* takes what comes */
+    LT_CAST_HALF,                /* runs in half precision */
+    LT_CAST_F32,                 /* runs in f32 */
+    LT_CAST_WIDEST               /* brings its inputs to the widest of their types */
+} lt_cast_policy;
+
+struct lt_op {
+    const char *sig;
+    const char *doc;             /* one sentence with the formula */
+    lt_cast_policy cast;
+    uint8_t n_out;               /* tensors given back; 0 means 1, unless in_place */
+    uint8_t n_aux;               /* further outputs, seen by backward and `after` only */
+    bool in_place;               /* writes its inputs, gives nothing back, is never recorded */
+    bool any_dtype; /* kernels take f16 and bf16 as they are; else they get f32 copies */
+    uint32_t save;               /* LT_SAVE_* */
+    uint32_t
+        same_grad; /* bit i: the gradient of input i is d_out[0] itself where the counts agree */
+    lt_status (*shape)(lt_call *call);                   /* checks in and opt, fills spec */
+    size_t (*scratch)(const lt_call *call, bool backward); /* may be NULL */
+    lt_kernel fwd, bwd; /* the plain reference; bwd NULL: not differentiable; views need no fwd */
+    lt_kernel fast_fwd,
+        fast_bwd; /* fast CPU path or NULL; LT_EUNSUPPORTED hands over to the reference */
+    lt_status (*after)(lt_call *call); /* once a recorded or unrecorded forward is done, or NULL */
+};
+
+struct lt_def {                  /* an op as one context knows it */
+    const lt_op *op;
+    lt_schema schema;
+    lt_opt defaults[LT_MAX_OPT]; /* valid when no option must be given */
+    bool must_give;              /* some option has no default */
+    int id;                      /* order of registration */
+};
+
+/* op is kept by address. LT_EINVAL: malformed signature, or the name is taken. */
+LT_MUST lt_status lt_op_register(lt_ctx *ctx, const lt_op *op);
+/* By name. NULL with LT_EINVAL and a suggestion. Borrowed. */
+LT_API const lt_def *lt_op_find(lt_ctx *ctx, const char *name);
+/* By order of registration; NULL past the end. Borrowed. */
+LT_API const lt_def *lt_op_at(lt_ctx *ctx, int i);
+
+/* ==== Running ops ============================================================================= */
+
+/* out[0..n_out) = def(in[0..n_in)); new. opts NULL means all defaults; else n_opt complete
+ * options. Absent optional inputs are NULL or past the end. On failure nothing is made. */
+LT_MUST lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *in, int n_in,
+                           const lt_opt *opts, lt_tensor **out);
+/* By name and option text, for ops that give back one tensor; the inputs end with NULL. New.
+ * NULL on failure.
+ *     lt_tensor *y = lt_run(ctx, "conv2d", "stride=2 pad=1", x, w, b, NULL); */
+LT_API lt_tensor *lt_run(lt_ctx *ctx, const char *op, const char *options, ...)
+    __attribute__((sentinel));
+/* The same with the inputs in an array. */
+LT_API lt_tensor *lt_runv(lt_ctx *ctx, const char *op, const char *options, lt_tensor *const *in,
+                          int n_in);
+
+/* While the count of off is above that of on, ops are not recorded. */
+LT_API void lt_grad_off(lt_ctx *ctx);
+LT_API void lt_grad_on(lt_ctx *ctx);
+LT_API bool lt_grad_enabled(const lt_ctx *ctx);
+
+/* ==== The tape and backward =================================================================== */
+
+/* Makes x (a float tensor that no recorded op made) a leaf that collects a gradient, or stops
+ * it. */
+LT_MUST lt_status lt_set_requires_grad(lt_tensor *x, bool on);
+/* True for leaves that collect and for all that was computed from them. */
+LT_API bool lt_requires_grad(const lt_tensor *x);
+/* The gradient of a leaf, or NULL when none has come since lt_zero_grad. Borrowed. */
+LT_API lt_tensor *lt_grad(lt_tensor *x);
+/* Forgets the gradient: the next one is written, not added. */
+LT_API void lt_zero_grad(lt_tensor *x);
+/* x's values without its history. A view. New. */
+LT_API lt_tensor *lt_detach(lt_tensor *x);
+
+/* Adds d loss / d leaf to the gradient of every leaf that loss was computed from. grad is the
+ * gradient of the loss, NULL for 1 (the loss must then hold one element). Frees saved tensors as
+ * it walks: a second backward through the same nodes is LT_EINVAL. */
+LT_MUST lt_status lt_backward(lt_tensor *loss, lt_tensor *grad);
+
+/* A tape is what belongs to one pass over one part of the batch: its nodes, its place in the
+ * global batch, the count of its random calls. A context starts with one; pipelines use several. */
+typedef struct lt_tape lt_tape;
+LT_API lt_tape *lt_tape_new(lt_ctx *ctx);  /* new */
+LT_API void lt_tape_free(lt_tape *tape);   /* its nodes go with it */
+/* Records on tape from now on; NULL: the context's own. Returns the one before. Borrowed. */
+LT_API lt_tape *lt_tape_use(lt_ctx *ctx, lt_tape *tape);
+LT_API lt_tape *lt_tape_current(lt_ctx *ctx);
+/* Row 0 of this tape's batch is row first_row of the global batch. */
+LT_API void lt_tape_set_first_row(lt_tape *tape, int64_t first_row);
+LT_API int lt_tape_nodes(const lt_tape *tape);
+
+/* ==== Hooks =================================================================================== */
+
+/* Called once per backward for leaf x when its last contribution of this backward is in grad; a
+ * failure ends the backward. In order of registration. Hooks see ops unrecorded. */
+typedef lt_status (*lt_grad_hook)(void *ud, lt_tensor *x, lt_tensor *grad);
+/* free (may be NULL) is called with ud when the leaf goes. */
+LT_MUST lt_status lt_on_grad(lt_tensor *x, lt_grad_hook hook, void *ud, void (*free)(void *ud));
+
+/* What amp and dist fill: one occupant per slot, called with its ud; NULL functions are skipped. */
+typedef struct lt_grad_slots {
+    void *ud;
+    lt_status (*begin)(void *ud, lt_ctx *ctx); /* uses are counted; no gradient has come */
+    lt_grad_hook ready;                                        /* after the leaf's own hooks */
+    lt_status (*end)(void *ud, lt_ctx *ctx);                   /* backward is done */
+    lt_status (*update)(void *ud, lt_ctx *ctx,
+                        bool *skip); /* before an optimizer step reads gradients */
+} lt_grad_slots;
+LT_API void lt_set_grad_slots(lt_ctx *ctx,
+                              const lt_grad_slots *slots); /* copied; NULL empties them */
+
+/* The cast policy's slot: may replace in[i] (new references then, recorded like any op). */
+typedef lt_status (*lt_cast_fn)(void *ud, const lt_def *def, lt_tensor **in, int n_in);
+LT_API void lt_set_cast(lt_ctx *ctx, lt_cast_fn fn, void *ud);
+
+/* Who calls: fills where with "train.lua:9: net.4 " or "". Kept in nodes, put before messages of
+ * backward. */
+typedef void (*lt_where_fn)(void *ud, char *where, size_t bytes);
+LT_API void lt_set_where(lt_ctx *ctx, lt_where_fn fn, void *ud);
+
+/* ==== Statistics of a step ==================================================================== */
+
+/* Batch norm gives the mean and (biased) variance of its shard; the running values move once a
+ * step, from all shards weighted by count. Adds one shard's statistics for the buffers (all
+ * kept). Shards of the same buffers are merged by Chan's formula in the order they come. */
+LT_MUST lt_status lt_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
+                               lt_tensor *mean, lt_tensor *var, int64_t count, double momentum);
+/* Moves the running values and forgets the shards. An optimizer step does it; so do
+ * module:eval() and saving. */
+LT_MUST lt_status lt_stats_commit(lt_ctx *ctx);
+LT_API int lt_stats_pending(const lt_ctx *ctx);
+
+/* ==== Parameters ============================================================================== */
+
+typedef enum lt_init_kind { LT_INIT_CONSTANT, LT_INIT_UNIFORM, LT_INIT_NORMAL } lt_init_kind;
+typedef struct lt_init {
+    lt_init_kind kind;
+    double a, b;
+} lt_init; /* value | low, high | mean, deviation */
+
+/* A parameter, or a buffer (state without a gradient), that has a shape and an initialiser but
+ * no memory yet. New. */
+LT_API lt_tensor *lt_param_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims,
+                               lt_init init);
+LT_API lt_tensor *lt_buffer_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims,
+                                lt_init init);
+/* Another dtype for a pending one. LT_EINVAL once it has memory. */
+LT_MUST lt_status lt_param_set_dtype(lt_tensor *x, lt_dtype dtype);
+LT_API bool lt_is_param(const lt_tensor *x);
+LT_API bool lt_is_buffer(const lt_tensor *x);
+
+/* A tree of parameters. Memory comes once, at lt_params_place(): a segment with one flat arena
+ * of values and one of gradients per dtype; a buffer's segment has values only. Parameters added
+ * later open further segments. Offsets are 64-byte aligned, padding is zero, nothing moves
+ * afterwards. */
+typedef struct lt_params lt_params;
+
+typedef struct lt_span {
+    const char *name;            /* the first of its names */
+    lt_tensor *value;            /* borrowed */
+    int segment;
+    int64_t offset, count;       /* elements in the segment */
+    bool buffer, frozen;
+    int aliases;                 /* further names of the same tensor */
+} lt_span;
+
+LT_API lt_params *lt_params_new(lt_ctx *ctx); /* new */
+LT_API void lt_params_free(lt_params *params); /* the tensors live on with their other owners */
+/* Adds a pending or placed parameter or buffer under a name; kept. The same tensor again is an
+ * alias. LT_EINVAL for a name given twice or a tensor that is neither. */
+LT_MUST lt_status lt_params_add(lt_params *params, const char *name, lt_tensor *x);
+/* Gives all pending ones memory and initial values, a function of (seed, number of the tree in
+ * this context, name). */
+LT_MUST lt_status lt_params_place(lt_params *params);
+LT_API int lt_params_count(const lt_params *params); /* spans; an alias is none */
+LT_API const lt_span *lt_params_span(const lt_params *params,
+                                     int i); /* borrowed; in layout order */
+LT_API const lt_span *lt_params_find(const lt_params *params,
+                                     const char *name); /* NULL if there is none */
+/* Name i of all names including aliases, and its tensor; false past the end. Borrowed. */
+LT_API bool lt_params_name(const lt_params *params, int i, const char **name, lt_tensor **x);
+/* A frozen span gets no gradient, no update, no decay, and is not sent. Not for buffers. */
+LT_MUST lt_status lt_params_freeze(lt_params *params, int span, bool frozen);
+/* SHA-256 over parameters, then buffers, in layout order without padding. */
+LT_MUST lt_status lt_params_sha256(lt_params *params, char hex[65]);
+
+/* ==== Optimizers ============================================================================== */
+
+/* An update op "sgd(w, g, v; lr, ...)" run over the flat arenas: the inputs after w and g are
+ * the optimizer's slots, zero at first, in the layout of the parameters. */
+typedef struct lt_optim lt_optim;
+
+/* Over n placed parameters, each in group 0. New. LT_EINVAL for one that is no parameter or
+ * comes twice. */
+LT_API lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *params, int n);
+LT_API void lt_optim_free(lt_optim *optim);
+LT_MUST lt_status lt_optim_set_group(lt_optim *optim, lt_tensor *param, int group);
+/* One step: options[g] for group g, with as many as there are groups. Parameters without a
+ * gradient are not touched. Commits pending statistics, forgets the gradients, counts the step
+ * in the context. */
+LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, int n_groups,
+                                bool *applied);
+/* Slot k of a parameter, with the parameter's dims. A view. New. NULL past the end or for a
+ * parameter it does not hold. */
+LT_API lt_tensor *lt_optim_slot(lt_optim *optim, int k, lt_tensor *param);
+/* Slot k's name in the signature; NULL past the end. Borrowed. */
+LT_API const char *lt_optim_slot_name(const lt_optim *optim, int k);
+LT_API const lt_def *lt_optim_def(const lt_optim *optim);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,369 @@
+/* backward.c - the reverse walk.
+ *
+ * Two passes over the tape from the loss's node back. The first marks the nodes that the loss
+ * was computed from and counts for each leaf how many of them use it; so a hook can be called at
+ * the moment when a leaf's last contribution is in, whatever the graph of this step looks like.
+ * The second runs the kernels. A gradient is written by its first contribution and added to by
+ * the others, so nothing is ever cleared beforehand. Where an op's gradient is the incoming one
+ * itself (add, reshape), the tensor is handed on, and copied only if somebody must add to it
+ * while it is shared.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "autograd/tape.h"
+
+/* ==== First pass ============================================================================== */
+
+static void mark(lt_node *from)
+{
+    from->marked = true;
+    for (lt_node *node = from; node; node = node->prev) {
+        if (!node->marked)
+            continue;
+        for (int i = 0; i < node->n_in; i++) {
+            lt_edge *e = &node->edge[i];
+            if (e->node)
+                e->node->marked = true;
+            else if (e->leaf)
+                e->leaf->uses++;
+        }
+    }
+}
+
+/* After a failure: nothing of the running backward is left behind. */
+static void unmark(lt_node *from)
+{
+    for (lt_node *node = from; node; node = node->prev) {
+        if (!node->marked)
+            continue;
+        node->marked = false;
+        for (int i = 0; i < node->n_out; i++) {
+            lt_release(node->d_out[i]);
+            node->d_out[i] = NULL;
+        }
+        for (int i = 0; i < node->n_in; i++)
+            if (node->edge[i].leaf) {
+                node->edge[i].leaf->uses = 0;
+                node->edge[i].leaf->came = false;
+            }
+    }
+}
+
+/* ==== Where a gradient goes =================================================================== */
+
+static lt_status add_to(lt_tensor *dst, lt_tensor *src)
+{
+    lt__wrote(dst);
+    lt_device *device = dst->storage->device;
+    return device->add(device, dst->data, src->data, (lt_dtype)dst->dtype, (size_t)dst->count);
+}
+
+static bool shared(const lt_tensor *x)
+{
+    return atomic_load_explicit(&x->refs, memory_order_relaxed) > 1 ||
+           atomic_load_explicit(&x->storage->refs, memory_order_relaxed) > 1;
+}
+
+/* The gradient of edge e to write into, or to add to when *add. Borrowed by the node or leaf it
+ * belongs to. */
+static lt_status target_of(lt_edge *e, lt_tensor **target, bool *add)
+{
+    if (e->leaf) {
+        LT_TRY(lt__leaf_need_grad(e->leaf));
+        *target = e->leaf->grad;
+        *add = e->leaf->has_grad;
+        return LT_OK;
+    }
+    lt_tensor **slot = &e->node->d_out[e->out_index];
+    *add = *slot != NULL;
+    if (!*slot || shared(*slot)) {
+        lt_tensor *own = lt__tensor_new_kept(e->node->ctx, e->spec.dtype, e->spec.ndim,
+                                             e->spec.dims);
+        if (!own)
+            return LT_ENOMEM;
+        if (*slot && lt_copy(own, *slot) != LT_OK) {
+            lt_release(own);
+            return lt_errcode();
+        }
+        lt_release(*slot);
+        *slot = own;
+    }
+    *target = *slot;
+    return LT_OK;
+}
+
+static void arrived(lt_edge *e)
+{
+    if (e->leaf)
+        e->leaf->has_grad = e->leaf->came = true;
+}
+
+/* Gives grad itself, under the edge's dims, to the edge. */
+static lt_status hand_on(lt_edge *e, lt_tensor *grad)
+{
+    lt_tensor *target;
+    bool add;
+    if (e->node && !e->node->d_out[e->out_index]) {
+        lt_tensor *same = lt__tensor_over(grad->storage, e->spec.dtype, e->spec.ndim, e->spec.dims,
+                                          ((char *)grad->data - (char *)grad->storage->data) /
+                                              (int64_t)lt_dtype_bytes(e->spec.dtype), true);
+        e->node->d_out[e->out_index] = same;
+        return same ? LT_OK : LT_ENOMEM;
+    }
+    LT_TRY(target_of(e, &target, &add));
+    LT_TRY(add ? add_to(target, grad) : lt_copy(target, grad));
+    arrived(e);
+    return LT_OK;
+}
+
+/* ==== One node ================================================================================ */
+
+static lt_status check_saved(const lt_node *node)
+{
+    for (int i = 0; i < node->n_in; i++) {
+        const lt_edge *e = &node->edge[i];
+        if (!e->saved)
+            continue;
+        LT_TRY(lt__check_alive(e->saved));
+        if (e->version != lt__version_of(e->saved))
+            return lt_fail(LT_EINVAL, "its input %d was changed in place after it was used", i + 1);
+    }
+    return LT_OK;
+}
+
+/* A leaf may have been frozen, or have gone, since it was used. */
+static bool wanted(const lt_edge *e)
+{
+    return e->node || (e->leaf && e->leaf->wanted && e->leaf->x);
+}
+
+/* Runs the kernel for the inputs in `left`. Two inputs that are the same tensor have one
+ * gradient: the later one goes into a tensor of its own first, so that kernels never see the
+ * same memory twice. */
+static lt_status run_backward(lt_node *node, uint64_t left)
+{
+    const lt_op *op = node->def->op;
+    lt_tensor *in[LT_MAX_LIST], *d_in[LT_MAX_LIST], *extra[LT_MAX_LIST];
+    lt_call call = {.ctx = node->ctx,
+                    .op = op,
+                    .schema = &node->def->schema,
+                    .opt = node->opt,
+                    .n_in = node->n_in,
+                    .in = in,
+                    .out = node->saved_out,
+                    .d_out = node->d_out,
+                    .d_in = d_in,
+                    .stream = node->stream,
+                    .first_row = node->first_row};
+    lt_status status = LT_OK;
+    for (int i = 0; i < node->n_in; i++) {
+        in[i] = node->edge[i].saved;
+        d_in[i] = extra[i] = NULL;
+    }
+    for (int i = 0; i < node->n_in && status == LT_OK; i++) {
+        lt_edge *e = &node->edge[i];
+        bool add;
+        if (!(left >> i & 1))
+            continue;
+        bool twice = false;
+        for (int j = 0; j < i; j++)
+            twice |= d_in[j] && node->edge[j].leaf == e->leaf && node->edge[j].node == e->node &&
+                     node->edge[j].out_index == e->out_index;
+        if (twice) {
+            extra[i] = d_in[i] = lt__tensor_new_kept(node->ctx, e->spec.dtype, e->spec.ndim,
+                                                     e->spec.dims);
+            status = extra[i] ? LT_OK : LT_ENOMEM;
+            continue;
+        }
+        status = target_of(e, &d_in[i], &add);
+        if (status == LT_OK && add)
+            call.add |= 1ull << i;
+    }
+    if (status == LT_OK)
+        status = lt__run_kernel(&call, op, true);
+    for (int i = 0; i < node->n_in; i++) {
+        if (status == LT_OK && d_in[i] && !extra[i]) {
+            lt__wrote(d_in[i]);
+            arrived(&node->edge[i]);
+        }
+        if (status == LT_OK && extra[i])
+            status = hand_on(&node->edge[i], extra[i]);
+        lt_release(extra[i]);
+    }
+    return status;
+}
+
+static lt_status step_back(lt_node *node)
+{
+    bool came = false;
+    for (int i = 0; i < node->n_out; i++)
+        came |= node->d_out[i] != NULL;
+    if (!came)
+        return LT_OK;
+    uint64_t left = 0;
+    for (int i = 0; i < node->n_in; i++) {
+        lt_edge *e = &node->edge[i];
+        if (!wanted(e))
+            continue;
+        lt_tensor *grad = node->d_out[0];
+        int64_t count;
+        LT_TRY(lt__count_dims(e->spec.ndim, e->spec.dims, &count));
+        bool same = i < 32 && (node->def->op->same_grad >> i & 1) && grad && grad->count == count &&
+                    (lt_dtype)grad->dtype == e->spec.dtype;
+        if (same)
+            LT_TRY(hand_on(e, grad));
+        else
+            left |= 1ull << i;
+    }
+    if (left == 0)
+        return LT_OK;
+    LT_TRY(check_saved(node));
+    return run_backward(node, left);
+}
+
+/* ==== Hooks =================================================================================== */
+
+static lt_status call_hooks(struct lt_autograd *ag, lt_leaf *leaf)
+{
+    leaf->came = false;
+    for (lt_hook *h = leaf->hooks; h; h = h->next)
+        LT_TRY(h->fn(h->ud, leaf->x, leaf->grad));
+    return ag->slots.ready ? ag->slots.ready(ag->slots.ud, leaf->x, leaf->grad) : LT_OK;
+}
+
+/* One use of each leaf of node is over. */
+static lt_status count_down(struct lt_autograd *ag, lt_node *node)
+{
+    for (int i = 0; i < node->n_in; i++) {
+        lt_leaf *leaf = node->edge[i].leaf;
+        if (leaf && leaf->uses > 0 && --leaf->uses == 0 && leaf->came && leaf->x)
+            LT_TRY(call_hooks(ag, leaf));
+    }
+    return LT_OK;
+}
+
+/* ==== The walk ================================================================================ */
+
+static lt_status walk(struct lt_autograd *ag, lt_node *from)
+{
+    lt_node *before;
+    for (lt_node *node = from; node; node = before) {
+        before = node->prev;
+        if (!node->marked)
+            continue;
+        /* Spending a node may free earlier ones, but only those that no marked node needs: hold
+         * on to the next marked. */
+        while (before && !before->marked)
+            before = before->prev;
+        if (before)
+            atomic_fetch_add_explicit(&before->refs, 1, memory_order_relaxed);
+        lt_status status = step_back(node);
+        if (status != LT_OK) {
+            lt_fail_prefix("%sbackward of %s", node->where, node->def->schema.name);
+        } else {
+            status = count_down(ag, node);
+        }
+        if (status == LT_OK) {
+            node->marked = false;
+            lt__node_spend(node);
+        }
+        if (node != from)
+            lt__node_release(node);
+        if (status != LT_OK) {
+            if (before)
+                lt__node_release(before);
+            return status;
+        }
+    }
+    return LT_OK;
+}
+
+/* The gradient that starts the walk. New. NULL on failure. */
+static lt_tensor *seed_grad(lt_tensor *loss, lt_tensor *grad)
+{
+    char a[96], b[96];
+    if (!grad && loss->count != 1) {
+        lt_fail(LT_EINVAL,
+                "backward: the loss wants one element, it is %s; take its mean or sum, or give a "
+                "gradient",
+                lt_describe(loss, a, sizeof a));
+        return NULL;
+    }
+    if (grad && (!lt__same_dims(grad, loss) || grad->dtype != loss->dtype ||
+                 lt__check_alive(grad) != LT_OK)) {
+        lt_fail(LT_EINVAL, "backward: the gradient wants to be %s, it is %s",
+                lt_describe(loss, a, sizeof a), lt_describe(grad, b, sizeof b));
+        return NULL;
+    }
+    lt_tensor *seed = lt__tensor_new_kept(loss->ctx, (lt_dtype)loss->dtype, loss->ndim, loss->dims);
+    if (seed && (grad ? lt_copy(seed, grad) : lt_fill(seed, 1)) != LT_OK) {
+        lt_release(seed);
+        return NULL;
+    }
+    return seed;
+}
+
+static lt_status check_loss(lt_tensor *loss)
+{
+    double value;
+    LT_TRY(lt__check_alive(loss));
+    if (!lt_requires_grad(loss))
+        return lt_fail(LT_EINVAL, "backward: the loss was not computed from anything that requires "
+                                  "a gradient");
+    if (loss->node && loss->node->spent)
+        return lt_fail(LT_EINVAL, "backward: this graph was freed by an earlier backward or with "
+                                  "its step; "
+                                  "add the losses and go backward once");
+    if (loss->count != 1 || !loss->storage->device->is_host)
+        return LT_OK;
+    LT_TRY(lt_item(loss, 0, &value));
+    if (!isfinite(value))
+        return lt_fail(LT_ENUMERIC,
+                       "the loss is %s at step %lld; look at the learning rate and at the data",
+                       isnan(value) ? "nan"
+                       : value > 0  ? "inf"
+                                    : "-inf",
+                       (long long)loss->ctx->step + 1);
+    return LT_OK;
+}
+
+lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
+{
+    lt_ctx *ctx = loss->ctx;
+    struct lt_autograd *ag = lt__autograd(ctx);
+    if (!ag)
+        return LT_ENOMEM;
+    LT_TRY(check_loss(loss));
+    if (ag->in_backward)
+        return lt_fail(LT_EINVAL, "backward: called from a hook of a running backward");
+    lt_tensor *seed = seed_grad(loss, grad);
+    if (!seed)
+        return lt_errcode();
+    if (!loss->node) { /* the loss is a leaf */
+        lt_edge e = {.leaf = loss->leaf};
+        lt_status status = hand_on(&e, seed);
+        lt_release(seed);
+        return status == LT_OK ? call_hooks(ag, loss->leaf) : status;
+    }
+    lt_node *from = loss->node;
+    lt_tape *tape = from->tape;
+    atomic_fetch_add_explicit(&from->refs, 1, memory_order_relaxed);
+    from->d_out[loss->out_index] = seed;
+    mark(from);
+    ag->in_backward = true;
+    ag->off++;
+    lt_status status = ag->slots.begin ? ag->slots.begin(ag->slots.ud, ctx) : LT_OK;
+    if (status == LT_OK)
+        status = walk(ag, from);
+    if (status == LT_OK && ag->slots.end)
+        status = ag->slots.end(ag->slots.ud, ctx);
+    ag->off--;
+    ag->in_backward = false;
+    if (status != LT_OK)
+        unmark(tape->last);
+    else
+        tape->draws = 0;
+    lt__node_release(from);
+    return status;
+}

@@ -1,0 +1,232 @@
+/* optim.c - runs an update op over the flat ranges of parameters that got a gradient.
+ *
+ * Parameters that lie side by side in an arena, belong to one group and all have a gradient are
+ * one range and one kernel call. The zero padding between them takes part: every update op maps
+ * zeros to zeros.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "autograd/tape.h"
+
+enum { MAX_SLOTS = LT_MAX_IN - 2 };
+
+typedef struct item { lt_tensor *x; int arena, group; } item;
+typedef struct arena { lt_segment *segment; lt_storage *slot[MAX_SLOTS]; } arena;
+
+struct lt_optim {
+    lt_ctx *ctx;
+    const lt_def *def;
+    int n_slots, n_items, n_arenas, room; /* room: of both arrays */
+    item *items;     /* by arena, then offset */
+    arena *arenas;
+};
+
+static int by_place(const void *a, const void *b)
+{
+    const item *x = a, *y = b;
+    if (x->arena != y->arena)
+        return x->arena < y->arena ? -1 : 1;
+    int64_t ox = x->x->leaf->offset, oy = y->x->leaf->offset;
+    return ox < oy ? -1 : ox > oy;
+}
+
+static lt_status add_item(lt_optim *o, lt_tensor *x)
+{
+    if (!lt_is_param(x) || x->ctx != o->ctx)
+        return lt_fail(LT_EINVAL, "an optimizer takes parameters of its context only");
+    LT_TRY(lt__check_alive(x));
+    int a = 0;
+    while (a < o->n_arenas && o->arenas[a].segment != x->leaf->segment)
+        a++;
+    if (a == o->n_arenas) {
+        lt_segment *segment = x->leaf->segment;
+        o->arenas[a] = (arena){.segment = segment};
+        atomic_fetch_add_explicit(&segment->refs, 1, memory_order_relaxed);
+        o->n_arenas++;
+        LT_TRY(lt__segment_need_grads(segment));
+        for (int k = 0; k < o->n_slots; k++) {
+            lt_storage *slot = lt__storage_new(o->ctx, (size_t)segment->count *
+                                                           lt_dtype_bytes(segment->dtype));
+            if (!slot)
+                return LT_ENOMEM;
+            o->arenas[a].slot[k] = slot;
+            LT_TRY(slot->device->fill(slot->device, slot->data, segment->dtype,
+                                      (size_t)segment->count, 0));
+        }
+    }
+    o->items[o->n_items++] = (item){.x = lt_retain(x), .arena = a};
+    return LT_OK;
+}
+
+lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *params, int n)
+{
+    const lt_def *def = lt_op_find(ctx, update_op);
+    if (!def)
+        return NULL;
+    if (!def->op->in_place || def->schema.n_in < 2) {
+        lt_fail(LT_EINVAL, "%s is no update op: those write (w, g, slots...) in place", update_op);
+        return NULL;
+    }
+    lt_optim *o = lt__alloc_zero(ctx, sizeof *o);
+    if (!o)
+        return NULL;
+    o->ctx = lt__ctx_retain(ctx);
+    o->def = def;
+    o->n_slots = def->schema.n_in - 2;
+    o->room = n;
+    o->items = lt__alloc(ctx, (size_t)n * sizeof *o->items);
+    o->arenas = lt__alloc(ctx, (size_t)n * sizeof *o->arenas);
+    lt_status status = o->items && o->arenas ? LT_OK : LT_ENOMEM;
+    for (int i = 0; i < n && status == LT_OK; i++)
+        status = add_item(o, params[i]);
+    if (status == LT_OK) {
+        qsort(o->items, (size_t)n, sizeof *o->items, by_place);
+        for (int i = 1; i < n && status == LT_OK; i++)
+            if (o->items[i].x == o->items[i - 1].x)
+                status = lt_fail(LT_EINVAL, "an optimizer was given the same parameter twice");
+    }
+    if (status == LT_OK)
+        return o;
+    lt_optim_free(o);
+    return NULL;
+}
+
+void lt_optim_free(lt_optim *o)
+{
+    if (!o)
+        return;
+    lt_ctx *ctx = o->ctx;
+    for (int i = 0; i < o->n_items; i++)
+        lt_release(o->items[i].x);
+    for (int a = 0; a < o->n_arenas; a++) {
+        lt__segment_release(o->arenas[a].segment);
+        for (int k = 0; k < o->n_slots; k++)
+            lt__storage_release(o->arenas[a].slot[k]);
+    }
+    lt__free(ctx, o->items, (size_t)o->room * sizeof *o->items);
+    lt__free(ctx, o->arenas, (size_t)o->room * sizeof *o->arenas);
+    lt__free(ctx, o, sizeof *o);
+    lt__ctx_release(ctx);
+}
+
+static item *item_of(lt_optim *o, const lt_tensor *x)
+{
+    for (int i = 0; i < o->n_items; i++)
+        if (o->items[i].x == x)
+            return &o->items[i];
+    lt_fail(LT_EINVAL, "the optimizer does not hold this parameter");
+    return NULL;
+}
+
+lt_status lt_optim_set_group(lt_optim *o, lt_tensor *param, int group)
+{
+    item *it = item_of(o, param);
+    if (!it)
+        return LT_EINVAL;
+    it->group = group;
+    return LT_OK;
+}
+
+lt_tensor *lt_optim_slot(lt_optim *o, int k, lt_tensor *param)
+{
+    item *it = item_of(o, param);
+    if (!it || k < 0 || k >= o->n_slots)
+        return NULL;
+    return lt__tensor_over(o->arenas[it->arena].slot[k], (lt_dtype)param->dtype, param->ndim,
+                           param->dims, param->leaf->offset, false);
+}
+
+const char *lt_optim_slot_name(const lt_optim *o, int k)
+{
+    return k >= 0 && k < o->n_slots ? o->def->schema.in[k + 2].name : NULL;
+}
+
+const lt_def *lt_optim_def(const lt_optim *o) { return o->def; }
+
+/* ==== A step ================================================================================== */
+
+/* The update op over [offset, offset + count) of an arena and its slots. */
+static lt_status update_range(lt_optim *o, const arena *a, int64_t offset, int64_t count,
+                              const lt_opt *opts)
+{
+    lt_tensor *in[LT_MAX_IN] = {NULL};
+    lt_dtype dtype = a->segment->dtype;
+    const lt_op *op = o->def->op;
+    int n = o->n_slots + 2;
+    lt_call call = {
+        .ctx = o->ctx, .op = op, .schema = &o->def->schema, .opt = opts, .n_in = n, .in = in};
+    lt_status status = LT_OK;
+    for (int i = 0; i < n && status == LT_OK; i++) {
+        lt_storage *from = i == 0   ? a->segment->values
+                           : i == 1 ? a->segment->grads
+                                    : a->slot[i - 2];
+        in[i] = lt__tensor_over(from, dtype, 1, &count, offset, true);
+        status = in[i] ? LT_OK : LT_ENOMEM;
+    }
+    if (status == LT_OK && (status = op->shape(&call)) == LT_OK)
+        status = lt__run_kernel(&call, op, false);
+    if (status != LT_OK)
+        lt_fail_prefix("%s", o->def->schema.name);
+    for (int i = 0; i < n; i++)
+        lt_release(in[i]);
+    return status;
+}
+
+static bool takes_part(const item *it) { return it->x->leaf->wanted && it->x->leaf->has_grad; }
+
+/* The first item after items[i] that does not continue its range. */
+static int end_of_range(const lt_optim *o, int i)
+{
+    const item *last = &o->items[i];
+    int64_t step = 64 / (int64_t)lt_dtype_bytes((lt_dtype)last->x->dtype);
+    int j = i + 1;
+    for (; j < o->n_items; j++) {
+        const item *it = &o->items[j];
+        int64_t next = last->x->leaf->offset + (last->x->count + step - 1) / step * step;
+        if (it->arena != last->arena || it->group != last->group || !takes_part(it) ||
+            it->x->leaf->offset != next)
+            break;
+        last = it;
+    }
+    return j;
+}
+
+static lt_status update_all(lt_optim *o, const lt_opt *const *options, int n_groups)
+{
+    for (int i = 0, end; i < o->n_items; i = end) {
+        const item *first = &o->items[i];
+        end = i + 1;
+        if (!takes_part(first))
+            continue;
+        if (first->group >= n_groups)
+            return lt_fail(LT_EINVAL, "a parameter is in group %d, options came for %d groups",
+                           first->group, n_groups);
+        end = end_of_range(o, i);
+        const lt_tensor *last = o->items[end - 1].x;
+        int64_t offset = first->x->leaf->offset;
+        LT_TRY(update_range(o, &o->arenas[first->arena], offset,
+                            last->leaf->offset + last->count - offset, options[first->group]));
+        for (int j = i; j < end; j++)
+            o->items[j].x->leaf->version++;
+    }
+    return LT_OK;
+}
+
+lt_status lt_optim_step(lt_optim *o, const lt_opt *const *options, int n_groups, bool *applied)
+{
+    struct lt_autograd *ag = o->ctx->slots.autograd;
+    bool skip = false;
+    if (ag->slots.update)
+        LT_TRY(ag->slots.update(ag->slots.ud, o->ctx, &skip));
+    if (!skip)
+        LT_TRY(update_all(o, options, n_groups));
+    LT_TRY(lt_stats_commit(o->ctx));
+    for (int i = 0; i < o->n_items; i++)
+        lt_zero_grad(o->items[i].x);
+    o->ctx->step++;
+    ag->tape->draws = 0;
+    if (applied)
+        *applied = !skip;
+    return LT_OK;
+}

@@ -1,0 +1,348 @@
+/* params.c - parameters in flat arenas.
+ *
+ * A parameter starts as a shape and an initialiser. When its tree is placed, all of the tree's
+ * parameters get memory in one go: one arena of values per dtype, each parameter from a 64-byte
+ * boundary on, the padding zero; buffers likewise in an arena of their own. The arena of
+ * gradients has the same layout and comes with the first gradient. Optimizers, and later the
+ * reducer and the scaler, see long flat ranges instead of lists of tensors. Nothing moves
+ * afterwards.
+ */
+#include <string.h>
+
+#include "autograd/tape.h"
+
+struct lt_params {
+    lt_ctx *ctx;
+    struct name { char *text; lt_tensor *x; int span; } *names;
+    lt_span *spans;
+    lt_segment **segments;
+    int n_names, n_spans, n_segments, room; /* room: of each of the three arrays */
+};
+
+/* ==== Segments ================================================================================ */
+
+static lt_segment *segment_new(lt_ctx *ctx, lt_dtype dtype, int64_t count)
+{
+    lt_segment *s = lt__alloc_zero(ctx, sizeof *s);
+    if (!s)
+        return NULL;
+    atomic_init(&s->refs, 1);
+    s->ctx = lt__ctx_retain(ctx);
+    s->dtype = dtype;
+    s->count = count;
+    s->values = lt__storage_new(ctx, (size_t)count * lt_dtype_bytes(dtype));
+    if (!s->values || s->values->device->fill(s->values->device, s->values->data, dtype,
+                                              (size_t)count, 0) != LT_OK) {
+        lt__segment_release(s);
+        return NULL;
+    }
+    return s;
+}
+
+static lt_segment *segment_retain(lt_segment *s)
+{
+    atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
+    return s;
+}
+
+void lt__segment_release(lt_segment *s)
+{
+    if (!s || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    lt_ctx *ctx = s->ctx;
+    lt__storage_release(s->values);
+    lt__storage_release(s->grads);
+    lt__free(ctx, s, sizeof *s);
+    lt__ctx_release(ctx);
+}
+
+lt_status lt__segment_need_grads(lt_segment *s)
+{
+    if (s->grads)
+        return LT_OK;
+    s->grads = lt__storage_new(s->ctx, (size_t)s->count * lt_dtype_bytes(s->dtype));
+    if (!s->grads)
+        return LT_ENOMEM;
+    return s->grads->device->fill(s->grads->device, s->grads->data, s->dtype, (size_t)s->count, 0);
+}
+
+/* ==== Single parameters ======================================================================= */
+
+static lt_tensor *pending_new(lt_ctx *ctx, lt_role role, lt_dtype dtype, int ndim,
+                              const int64_t *dims, lt_init init)
+{
+    if (!lt__is_float(dtype)) {
+        lt_fail(LT_EINVAL, "a parameter is a float tensor, not %s", lt_dtype_name(dtype));
+        return NULL;
+    }
+    lt_tensor *x = lt__tensor_pending(ctx, dtype, ndim, dims);
+    if (!x)
+        return NULL;
+    lt_leaf *leaf = lt__leaf_of(x);
+    if (!leaf) {
+        lt_release(x);
+        return NULL;
+    }
+    leaf->role = role;
+    leaf->wanted = role == LT_PARAM;
+    leaf->init = init;
+    return x;
+}
+
+lt_tensor *lt_param_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, lt_init init)
+{
+    return pending_new(ctx, LT_PARAM, dtype, ndim, dims, init);
+}
+
+lt_tensor *lt_buffer_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, lt_init init)
+{
+    return pending_new(ctx, LT_BUFFER, dtype, ndim, dims, init);
+}
+
+lt_status lt_param_set_dtype(lt_tensor *x, lt_dtype dtype)
+{
+    if (!x->pending && (lt_dtype)x->dtype != dtype)
+        return lt_fail(LT_EINVAL,
+                       "a parameter's dtype is fixed once it has memory (it is %s); choose it "
+                       "before the "
+                       "first use",
+                       lt_dtype_name((lt_dtype)x->dtype));
+    if (!lt__is_float(dtype))
+        return lt_fail(LT_EINVAL, "a parameter is a float tensor, not %s", lt_dtype_name(dtype));
+    x->dtype = (uint8_t)dtype;
+    return LT_OK;
+}
+
+bool lt_is_param(const lt_tensor *x) { return x->leaf && x->leaf->role == LT_PARAM; }
+bool lt_is_buffer(const lt_tensor *x) { return x->leaf && x->leaf->role == LT_BUFFER; }
+
+/* ==== Trees =================================================================================== */
+
+lt_params *lt_params_new(lt_ctx *ctx)
+{
+    lt_params *p = lt__autograd(ctx) ? lt__alloc_zero(ctx, sizeof *p) : NULL;
+    if (p)
+        p->ctx = lt__ctx_retain(ctx);
+    return p;
+}
+
+void lt_params_free(lt_params *p)
+{
+    if (!p)
+        return;
+    lt_ctx *ctx = p->ctx;
+    for (int i = 0; i < p->n_names; i++) {
+        lt_release(p->names[i].x);
+        lt__free(ctx, p->names[i].text, strlen(p->names[i].text) + 1);
+    }
+    for (int i = 0; i < p->n_segments; i++)
+        lt__segment_release(p->segments[i]);
+    lt__free(ctx, p->names, (size_t)p->room * sizeof *p->names);
+    lt__free(ctx, p->spans, (size_t)p->room * sizeof *p->spans);
+    lt__free(ctx, p->segments, (size_t)p->room * sizeof *p->segments);
+    lt__free(ctx, p, sizeof *p);
+    lt__ctx_release(ctx);
+}
+
+/* Room for one more in each array; there are never more spans or segments than names. */
+static lt_status make_room(lt_params *p)
+{
+    if (p->n_names < p->room)
+        return LT_OK;
+    int room = p->room ? 2 * p->room : 64;
+    struct name *names = lt__alloc(p->ctx, (size_t)room * sizeof *names);
+    lt_span *spans = lt__alloc(p->ctx, (size_t)room * sizeof *spans);
+    lt_segment **segments = lt__alloc(p->ctx, (size_t)room * sizeof *segments);
+    if (!names || !spans || !segments) {
+        lt__free(p->ctx, names, (size_t)room * sizeof *names);
+        lt__free(p->ctx, spans, (size_t)room * sizeof *spans);
+        lt__free(p->ctx, segments, (size_t)room * sizeof *segments);
+        return LT_ENOMEM;
+    }
+    if (p->room > 0) {
+        memcpy(names, p->names, (size_t)p->n_names * sizeof *names);
+        memcpy(spans, p->spans, (size_t)p->n_spans * sizeof *spans);
+        memcpy(segments, p->segments, (size_t)p->n_segments * sizeof *segments);
+    }
+    lt__free(p->ctx, p->names, (size_t)p->room * sizeof *names);
+    lt__free(p->ctx, p->spans, (size_t)p->room * sizeof *spans);
+    lt__free(p->ctx, p->segments, (size_t)p->room * sizeof *segments);
+    p->names = names;
+    p->spans = spans;
+    p->segments = segments;
+    p->room = room;
+    return LT_OK;
+}
+
+static int segment_index(lt_params *p, lt_segment *s)
+{
+    for (int i = 0; i < p->n_segments; i++)
+        if (p->segments[i] == s)
+            return i;
+    p->segments[p->n_segments] = segment_retain(s);
+    return p->n_segments++;
+}
+
+/* The span's place, once its tensor has memory. */
+static void locate(lt_params *p, lt_span *span)
+{
+    lt_leaf *leaf = span->value->leaf;
+    span->segment = leaf->segment ? segment_index(p, leaf->segment) : -1;
+    span->offset = leaf->offset;
+}
+
+lt_status lt_params_add(lt_params *p, const char *name, lt_tensor *x)
+{
+    if (!lt_is_param(x) && !lt_is_buffer(x))
+        return lt_fail(LT_EINVAL, "%s is neither a parameter nor a buffer", name);
+    if (x->ctx != p->ctx)
+        return lt_fail(LT_EINVAL, "%s belongs to another context", name);
+    int span = p->n_spans;
+    for (int i = 0; i < p->n_names; i++) {
+        if (strcmp(p->names[i].text, name) == 0)
+            return lt_fail(LT_EINVAL, "the name %s is given twice", name);
+        if (p->names[i].x == x)
+            span = p->names[i].span;
+    }
+    LT_TRY(make_room(p));
+    char *text = lt__alloc(p->ctx, strlen(name) + 1);
+    if (!text)
+        return LT_ENOMEM;
+    strcpy(text, name);
+    p->names[p->n_names++] = (struct name){text, lt_retain(x), span};
+    if (span < p->n_spans) {
+        p->spans[span].aliases++;
+        return LT_OK;
+    }
+    p->spans[p->n_spans] = (lt_span){
+        .name = text, .value = x, .count = x->count, .buffer = lt_is_buffer(x)};
+    locate(p, &p->spans[p->n_spans++]);
+    return LT_OK;
+}
+
+/* ==== Placing ================================================================================= */
+
+static bool belongs(const lt_span *s, int dtype, bool buffer)
+{
+    return s->value->pending && s->buffer == buffer && (int)s->value->dtype == dtype;
+}
+
+static int64_t padded(int64_t count, lt_dtype dtype)
+{
+    int64_t step = 64 / (int64_t)lt_dtype_bytes(dtype);
+    return (count + step - 1) / step * step;
+}
+
+/* The stream of a parameter's initial values: its name (FNV-1a) and its tree's number. */
+static uint64_t init_stream(const char *name, uint64_t tree)
+{
+    uint64_t h = 14695981039346656037u + tree * 0x9e3779b97f4a7c15u;
+    for (; *name; name++)
+        h = (h ^ (unsigned char)*name) * 1099511628211u;
+    return h;
+}
+
+static lt_status initialise(lt_tensor *x, const char *name, uint64_t tree)
+{
+    const lt_init *init = &x->leaf->init;
+    uint64_t stream = init_stream(name, tree);
+    switch (init->kind) {
+    case LT_INIT_UNIFORM: return lt_fill_uniform(x, LT_RNG_INIT, stream, 0, init->a, init->b);
+    case LT_INIT_NORMAL: return lt_fill_normal(x, LT_RNG_INIT, stream, 0, init->a, init->b);
+    default: return lt_fill(x, init->a);
+    }
+}
+
+lt_status lt_params_place(lt_params *p)
+{
+    enum { KINDS = 2 * LT_DTYPE_COUNT };
+    lt_segment *fresh[KINDS] = {NULL};
+    lt_status status = LT_OK;
+    bool any = false;
+    for (int kind = 0; kind < KINDS && status == LT_OK;
+         kind++) { /* all memory first: all or nothing */
+        int64_t count = 0;
+        for (int i = 0; i < p->n_spans; i++)
+            if (belongs(&p->spans[i], kind / 2, kind % 2))
+                count += padded(p->spans[i].count, (lt_dtype)(kind / 2));
+        bool needed = false;
+        for (int i = 0; i < p->n_spans; i++)
+            needed |= belongs(&p->spans[i], kind / 2, kind % 2);
+        any |= needed;
+        if (needed && !(fresh[kind] = segment_new(p->ctx, (lt_dtype)(kind / 2), count)))
+            status = lt_errcode();
+    }
+    uint64_t tree = any && status == LT_OK ? p->ctx->slots.autograd->trees++ : 0;
+    for (int kind = 0; kind < KINDS && status == LT_OK; kind++) {
+        int64_t offset = 0;
+        for (int i = 0; i < p->n_spans && status == LT_OK; i++) {
+            lt_span *span = &p->spans[i];
+            if (!fresh[kind] || !belongs(span, kind / 2, kind % 2))
+                continue;
+            lt_leaf *leaf = span->value->leaf;
+            leaf->segment = segment_retain(fresh[kind]);
+            leaf->offset = offset;
+            lt__tensor_place(span->value, fresh[kind]->values, offset);
+            status = initialise(span->value, span->name, tree);
+            offset += padded(span->count, (lt_dtype)(kind / 2));
+        }
+    }
+    for (int kind = 0; kind < KINDS; kind++)
+        lt__segment_release(fresh[kind]);
+    for (int i = 0; i < p->n_spans && status == LT_OK; i++)
+        locate(p, &p->spans[i]);
+    return status;
+}
+
+/* ==== Reading a tree ========================================================================== */
+
+int lt_params_count(const lt_params *p) { return p->n_spans; }
+
+const lt_span *lt_params_span(const lt_params *p, int i)
+{
+    if (i < 0 || i >= p->n_spans)
+        return NULL;
+    p->spans[i].frozen = !p->spans[i].buffer && !p->spans[i].value->leaf->wanted;
+    return &p->spans[i];
+}
+
+const lt_span *lt_params_find(const lt_params *p, const char *name)
+{
+    for (int i = 0; i < p->n_names; i++)
+        if (strcmp(p->names[i].text, name) == 0)
+            return lt_params_span(p, p->names[i].span);
+    return NULL;
+}
+
+bool lt_params_name(const lt_params *p, int i, const char **name, lt_tensor **x)
+{
+    if (i < 0 || i >= p->n_names)
+        return false;
+    *name = p->names[i].text;
+    *x = p->names[i].x;
+    return true;
+}
+
+lt_status lt_params_freeze(lt_params *p, int i, bool frozen)
+{
+    if (i < 0 || i >= p->n_spans || p->spans[i].buffer)
+        return lt_fail(LT_EINVAL, "span %d is no parameter that could be frozen", i);
+    p->spans[i].value->leaf->wanted = !frozen;
+    return LT_OK;
+}
+
+lt_status lt_params_sha256(lt_params *p, char hex[65])
+{
+    lt_sha256 s;
+    lt_sha256_begin(&s);
+    for (int buffers = 0; buffers < 2; buffers++)
+        for (int i = 0; i < p->n_spans; i++) {
+            lt_tensor *x = p->spans[i].value;
+            if (p->spans[i].buffer != buffers)
+                continue;
+            LT_TRY(lt__check_alive(x));
+            lt_sha256_add(&s, x->data, (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype));
+        }
+    lt_sha256_end(&s, hex);
+    return LT_OK;
+}

@@ -1,0 +1,70 @@
+/* stats.c - running statistics that move once a step; the arithmetic is in the ops
+ * batch_norm_merge and _update. */
+#include "autograd/tape.h"
+
+static lt_status run_in_place(lt_ctx *ctx, const char *name, lt_tensor *const in[4], double a,
+                              double b)
+{
+    const lt_def *def = lt_op_find(ctx, name);
+    if (!def)
+        return LT_EINVAL;
+    lt_opt opts[2] = {{.kind = LT_NUMBER, .n = 1, .f = a}, {.kind = LT_NUMBER, .n = 1, .f = b}};
+    return lt_apply(ctx, def, in, 4, opts, NULL);
+}
+
+lt_status lt_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
+                       lt_tensor *mean, lt_tensor *var, int64_t count, double momentum)
+{
+    struct lt_autograd *ag = ctx->slots.autograd;
+    lt_stat **end = &ag->stats, *s;
+    if (count == 0)
+        return LT_OK;
+    for (; (s = *end); end = &s->next) {
+        if (s->running_mean != running_mean || s->running_var != running_var)
+            continue;
+        LT_TRY(run_in_place(ctx, "batch_norm_merge", (lt_tensor *[]){s->mean, s->var, mean, var},
+                            (double)s->count, (double)count));
+        s->count += count;
+        s->momentum = momentum;
+        return LT_OK;
+    }
+    s = lt__alloc(ctx, sizeof *s);
+    if (!s)
+        return LT_ENOMEM;
+    *s = (lt_stat){.running_mean = lt_retain(running_mean),
+                   .running_var = lt_retain(running_var),
+                   .mean = lt_retain(mean),
+                   .var = lt_retain(var),
+                   .count = count,
+                   .momentum = momentum};
+    lt_keep(mean);
+    lt_keep(var);
+    *end = s;
+    return LT_OK;
+}
+
+lt_status lt_stats_commit(lt_ctx *ctx)
+{
+    struct lt_autograd *ag = ctx->slots.autograd;
+    lt_stat *s;
+    while ((s = ag->stats)) {
+        LT_TRY(run_in_place(ctx, "batch_norm_update",
+                            (lt_tensor *[]){s->running_mean, s->running_var, s->mean, s->var},
+                            (double)s->count, s->momentum));
+        ag->stats = s->next;
+        lt_release(s->running_mean);
+        lt_release(s->running_var);
+        lt_release(s->mean);
+        lt_release(s->var);
+        lt__free(ctx, s, sizeof *s);
+    }
+    return LT_OK;
+}
+
+int lt_stats_pending(const lt_ctx *ctx)
+{
+    int n = 0;
+    for (const lt_stat *s = ctx->slots.autograd->stats; s; s = s->next)
+        n++;
+    return n;
+}

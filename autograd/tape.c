@@ -1,0 +1,378 @@
+/* tape.c - the state of autograd in a context; leaves, nodes, tapes, hooks. See tape.h for who
+ * holds whom. */
+#include <stdio.h>
+#include <string.h>
+
+#include "autograd/tape.h"
+
+/* ==== State =================================================================================== */
+
+static void forget(lt_tensor *x, bool gone)
+{
+    if (x->node) {
+        lt__node_release(x->node);
+        x->node = NULL;
+    }
+    if (gone && x->leaf) {
+        x->leaf->x = NULL;
+        lt__leaf_release(x->leaf);
+        x->leaf = NULL;
+    }
+}
+
+static void clear_tape(lt_tape *tape)
+{
+    lt_node *node;
+    while ((node = tape->first)) {
+        atomic_fetch_add_explicit(&node->refs, 1, memory_order_relaxed);
+        lt__node_spend(node);
+        lt__node_release(node);
+    }
+}
+
+static void free_stats(lt_ctx *ctx, struct lt_autograd *ag)
+{
+    lt_stat *s;
+    while ((s = ag->stats)) {
+        ag->stats = s->next;
+        lt_release(s->running_mean);
+        lt_release(s->running_var);
+        lt_release(s->mean);
+        lt_release(s->var);
+        lt__free(ctx, s, sizeof *s);
+    }
+}
+
+static void ctx_gone(lt_ctx *ctx)
+{
+    struct lt_autograd *ag = ctx->slots.autograd;
+    clear_tape(&ag->own);
+    free_stats(ctx, ag);
+    for (int i = 0; i < ag->n_defs; i++)
+        lt__free(ctx, ag->defs[i], sizeof **ag->defs);
+    lt__free(ctx, ag->defs, (size_t)ag->room * sizeof *ag->defs);
+    lt__free(ctx, ag, sizeof *ag);
+    ctx->slots.autograd = NULL;
+}
+
+struct lt_autograd *lt__autograd(lt_ctx *ctx)
+{
+    struct lt_autograd *ag = ctx->slots.autograd;
+    if (ag || !(ag = lt__alloc_zero(ctx, sizeof *ag)))
+        return ag;
+    ag->own.ctx = ctx;
+    ag->tape = &ag->own;
+    ctx->slots.autograd = ag;
+    ctx->slots.forget = forget;
+    ctx->slots.ctx_gone = ctx_gone;
+    return ag;
+}
+
+void lt_grad_off(lt_ctx *ctx) { ctx->slots.autograd->off++; }
+
+void lt_grad_on(lt_ctx *ctx)
+{
+    if (ctx->slots.autograd->off > 0)
+        ctx->slots.autograd->off--;
+}
+
+bool lt_grad_enabled(const lt_ctx *ctx) { return ctx->slots.autograd->off == 0; }
+
+void lt_set_grad_slots(lt_ctx *ctx, const lt_grad_slots *slots)
+{
+    ctx->slots.autograd->slots = slots ? *slots : (lt_grad_slots){0};
+}
+
+void lt_set_cast(lt_ctx *ctx, lt_cast_fn fn, void *ud)
+{
+    ctx->slots.autograd->cast = fn;
+    ctx->slots.autograd->cast_ud = ud;
+}
+
+void lt_set_where(lt_ctx *ctx, lt_where_fn fn, void *ud)
+{
+    ctx->slots.autograd->where = fn;
+    ctx->slots.autograd->where_ud = ud;
+}
+
+/* ==== Leaves ================================================================================== */
+
+lt_leaf *lt__leaf_of(lt_tensor *x)
+{
+    if (x->leaf)
+        return x->leaf;
+    if (!lt__autograd(x->ctx))
+        return NULL;
+    lt_leaf *leaf = lt__alloc_zero(x->ctx, sizeof *leaf);
+    if (!leaf)
+        return NULL;
+    atomic_init(&leaf->refs, 1);
+    leaf->ctx = x->ctx;
+    leaf->x = x;
+    x->leaf = leaf;
+    return leaf;
+}
+
+void lt__leaf_release(lt_leaf *leaf)
+{
+    if (!leaf || atomic_fetch_sub_explicit(&leaf->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    for (lt_hook *h = leaf->hooks, *next; h; h = next) {
+        next = h->next;
+        if (h->free)
+            h->free(h->ud);
+        lt__free(leaf->ctx, h, sizeof *h);
+    }
+    lt_release(leaf->grad);
+    lt__segment_release(leaf->segment);
+    lt__free(leaf->ctx, leaf, sizeof *leaf);
+}
+
+lt_status lt__leaf_need_grad(lt_leaf *leaf)
+{
+    lt_tensor *x = leaf->x;
+    if (leaf->grad)
+        return LT_OK;
+    if (leaf->segment) {
+        LT_TRY(lt__segment_need_grads(leaf->segment));
+        leaf->grad = lt__tensor_over(leaf->segment->grads, (lt_dtype)x->dtype, x->ndim, x->dims,
+                                     leaf->offset, true);
+    } else {
+        leaf->grad = lt__tensor_new_kept(x->ctx, (lt_dtype)x->dtype, x->ndim, x->dims);
+    }
+    return leaf->grad ? LT_OK : LT_ENOMEM;
+}
+
+lt_status lt_set_requires_grad(lt_tensor *x, bool on)
+{
+    if (x->dead)
+        return lt__check_alive(x);
+    if (x->node)
+        return lt_fail(LT_EINVAL, "requires_grad is for tensors that no op made; detach() this one "
+                                  "first");
+    if (on && !lt__is_float((lt_dtype)x->dtype))
+        return lt_fail(LT_EINVAL, "only float tensors have gradients, this one is %s",
+                       lt_dtype_name((lt_dtype)x->dtype));
+    if (!on && !x->leaf)
+        return LT_OK;
+    lt_leaf *leaf = lt__leaf_of(x);
+    if (!leaf)
+        return LT_ENOMEM;
+    if (on && leaf->role == LT_BUFFER)
+        return lt_fail(LT_EINVAL, "a buffer has no gradient");
+    leaf->wanted = on;
+    return LT_OK;
+}
+
+bool lt_requires_grad(const lt_tensor *x) { return x->node || (x->leaf && x->leaf->wanted); }
+lt_tensor *lt_grad(lt_tensor *x) { return x->leaf && x->leaf->has_grad ? x->leaf->grad : NULL; }
+
+void lt_zero_grad(lt_tensor *x)
+{
+    if (x->leaf)
+        x->leaf->has_grad = false;
+}
+
+lt_tensor *lt_detach(lt_tensor *x) { return lt_view(x, x->ndim, x->dims); }
+
+lt_status lt_on_grad(lt_tensor *x, lt_grad_hook fn, void *ud, void (*free)(void *ud))
+{
+    lt_leaf *leaf = x->node ? NULL : lt__leaf_of(x);
+    lt_hook *hook = leaf ? lt__alloc(x->ctx, sizeof *hook) : NULL;
+    if (!hook) {
+        if (free)
+            free(ud);
+        return x->node ? lt_fail(LT_EINVAL, "on_grad is for parameters and leaves, not for the "
+                                            "result of an op")
+                       : LT_ENOMEM;
+    }
+    *hook = (lt_hook){.fn = fn, .ud = ud, .free = free};
+    lt_hook **end = &leaf->hooks;
+    while (*end)
+        end = &(*end)->next;
+    *end = hook;
+    return LT_OK;
+}
+
+/* ==== Nodes =================================================================================== */
+
+static size_t node_bytes(const lt_def *def, int n_in)
+{
+    return sizeof(lt_node) + (size_t)n_in * sizeof(lt_edge) +
+           (size_t)def->schema.n_opt * sizeof(lt_opt);
+}
+
+static void unlist(lt_node *node)
+{
+    lt_tape *tape = node->tape;
+    if (!tape)
+        return;
+    *(node->prev ? &node->prev->next : &tape->first) = node->next;
+    *(node->next ? &node->next->prev : &tape->last) = node->prev;
+    tape->nodes--;
+    node->tape = NULL;
+}
+
+/* Lets go of one edge; returns its node if that was the node's last reference. */
+static lt_node *drop_edge(lt_edge *e)
+{
+    lt_node *from = e->node;
+    lt_release(e->saved); /* before its node: this cannot be the node's last reference then */
+    lt__leaf_release(e->leaf);
+    e->saved = NULL;
+    e->leaf = NULL;
+    e->node = NULL;
+    return from && atomic_fetch_sub_explicit(&from->refs, 1, memory_order_acq_rel) == 1 ? from
+                                                                                        : NULL;
+}
+
+void lt__node_spend(lt_node *node)
+{
+    /* Edges hold nodes that hold edges, and a deep graph must not become a deep recursion: nodes
+     * that end here are chained through `next`, which is free once a node is unlisted. */
+    node->spent = true;
+    unlist(node);
+    node->next = NULL;
+    for (lt_node *head = node, *tail = node; head;) {
+        for (int i = 0; i < LT_MAX_OUT; i++) {
+            lt_release(head->d_out[i]);
+            lt_release(head->saved_out[i]);
+            head->d_out[i] = head->saved_out[i] = NULL;
+        }
+        for (int i = 0; i < head->n_in; i++) {
+            lt_node *ended = drop_edge(&head->edge[i]);
+            if (!ended)
+                continue;
+            unlist(ended);
+            ended->next = NULL;
+            tail = tail->next = ended;
+        }
+        lt_node *done = head;
+        head = head->next;
+        if (done != node)
+            lt__free(done->ctx, done, node_bytes(done->def, done->n_in));
+    }
+    node->next = NULL;
+}
+
+void lt__node_release(lt_node *node)
+{
+    if (!node || atomic_fetch_sub_explicit(&node->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    lt__node_spend(node);
+    lt__free(node->ctx, node, node_bytes(node->def, node->n_in));
+}
+
+static lt_status save(lt_node *node, const lt_call *c)
+{
+    uint32_t bits = node->def->op->save;
+    for (int i = 0; i < c->n_in; i++) {
+        if (!c->in[i] || !(bits & LT_SAVE_IN(i < 7 ? i : 7)))
+            continue;
+        node->edge[i].saved = lt_retain(c->in[i]);
+        node->edge[i].version = lt__version_of(c->in[i]);
+    }
+    for (int i = 0; i < node->n_all; i++) {
+        if (!(bits & LT_SAVE_OUT(i)))
+            continue;
+        node->saved_out[i] = lt_view(c->out[i], c->out[i]->ndim, c->out[i]->dims);
+        if (!node->saved_out[i])
+            return lt_errcode();
+    }
+    return LT_OK;
+}
+
+lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *c, int64_t first_row)
+{
+    const lt_op *op = def->op;
+    lt_tape *tape = ag->tape;
+    for (int i = 0; i < c->n_in; i++)
+        if (c->in[i] && c->in[i]->node && c->in[i]->node->tape != tape && !c->in[i]->node->spent)
+            return lt_fail(LT_EINVAL, "input %d was recorded on another tape; detach() it", i + 1);
+    size_t bytes = node_bytes(def, c->n_in);
+    lt_node *node = lt__alloc(c->ctx, bytes);
+    if (!node)
+        return LT_ENOMEM;
+    memset(node, 0, sizeof *node);
+    atomic_init(&node->refs, 1);
+    node->def = def;
+    node->ctx = c->ctx;
+    node->n_in = (uint8_t)c->n_in;
+    node->n_out = op->n_out ? op->n_out : 1;
+    node->n_all = (uint8_t)(node->n_out + op->n_aux);
+    node->stream = c->stream;
+    node->first_row = first_row;
+    for (int i = 0; i < c->n_in; i++) {
+        lt_edge *e = &node->edge[i];
+        lt_tensor *x = c->in[i];
+        *e = (lt_edge){0};
+        if (!x)
+            continue;
+        e->spec.dtype = (lt_dtype)x->dtype;
+        e->spec.ndim = x->ndim;
+        memcpy(e->spec.dims, x->dims, (size_t)x->ndim * sizeof *x->dims);
+        if (x->node) {
+            e->node = x->node;
+            e->out_index = x->out_index;
+            atomic_fetch_add_explicit(&x->node->refs, 1, memory_order_relaxed);
+        } else if (x->leaf && x->leaf->wanted) {
+            e->leaf = x->leaf;
+            atomic_fetch_add_explicit(&x->leaf->refs, 1, memory_order_relaxed);
+        }
+    }
+    node->opt = (lt_opt *)(node->edge + c->n_in);
+    memcpy(node->opt, c->opt, (size_t)def->schema.n_opt * sizeof(lt_opt));
+    lt_status status = save(node, c);
+    if (status != LT_OK) {
+        lt__node_release(node);
+        return status;
+    }
+    if (ag->where)
+        ag->where(ag->where_ud, node->where, sizeof node->where);
+    node->tape = tape;
+    node->prev = tape->last;
+    *(tape->last ? &tape->last->next : &tape->first) = node;
+    tape->last = node;
+    tape->nodes++;
+    for (int i = 0; i < node->n_out; i++) {
+        c->out[i]->node = node;
+        c->out[i]->out_index = (uint8_t)i;
+        if (i > 0)
+            atomic_fetch_add_explicit(&node->refs, 1, memory_order_relaxed);
+    }
+    return LT_OK;
+}
+
+/* ==== Tapes =================================================================================== */
+
+lt_tape *lt_tape_new(lt_ctx *ctx)
+{
+    lt_tape *tape = lt__autograd(ctx) ? lt__alloc_zero(ctx, sizeof *tape) : NULL;
+    if (tape)
+        tape->ctx = lt__ctx_retain(ctx);
+    return tape;
+}
+
+void lt_tape_free(lt_tape *tape)
+{
+    if (!tape)
+        return;
+    lt_ctx *ctx = tape->ctx;
+    clear_tape(tape);
+    if (ctx->slots.autograd && ctx->slots.autograd->tape == tape)
+        ctx->slots.autograd->tape = &ctx->slots.autograd->own;
+    lt__free(ctx, tape, sizeof *tape);
+    lt__ctx_release(ctx);
+}
+
+lt_tape *lt_tape_use(lt_ctx *ctx, lt_tape *tape)
+{
+    struct lt_autograd *ag = ctx->slots.autograd;
+    lt_tape *before = ag->tape;
+    ag->tape = tape ? tape : &ag->own;
+    return before;
+}
+
+lt_tape *lt_tape_current(lt_ctx *ctx) { return ctx->slots.autograd->tape; }
+void lt_tape_set_first_row(lt_tape *tape, int64_t first_row) { tape->first_row = first_row; }
+int lt_tape_nodes(const lt_tape *tape) { return tape->nodes; }

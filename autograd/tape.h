@@ -1,0 +1,139 @@
+/* tape.h - nodes, leaves and the state of autograd in a context. Private to this room.
+ *
+ * Who holds whom: a tensor holds the node that made it, or its leaf; a node's edges hold the
+ * nodes and leaves of its inputs and what is saved for backward. A saved output is held through
+ * a fresh handle without history, so nothing is held in a circle: when the last tensor of a
+ * graph goes, the graph goes. A tape only lists its nodes, in order of recording, which is an
+ * order of computation; backward walks that list in reverse.
+ */
+#ifndef LT_AUTOGRAD_TAPE_H
+#define LT_AUTOGRAD_TAPE_H
+
+#include "autograd/autograd.h"
+#include "core/tensor.h"
+
+enum { LT_WHERE_BYTES = 64 };
+
+typedef struct lt_hook {
+    struct lt_hook *next;
+    lt_grad_hook fn;
+    void *ud;
+    void (*free)(void *ud);
+} lt_hook;
+
+typedef enum lt_role { LT_PLAIN, LT_PARAM, LT_BUFFER } lt_role;
+
+/* Where the gradient of a tensor goes that no op made. */
+typedef struct lt_leaf {
+    atomic_int refs;
+    lt_ctx *ctx;
+    lt_tensor *x;             /* borrowed; NULL when x is gone */
+    lt_tensor *grad;          /* its memory stays when the gradient is forgotten */
+    lt_hook *hooks;
+    bool wanted;              /* collects */
+    bool has_grad;            /* grad holds a gradient; else the next one is written over it */
+    bool came;                /* something came in the running backward */
+    int uses;                 /* nodes that may still contribute in the running backward */
+    lt_role role;
+    lt_init init;
+    struct lt_segment *segment; /* of a placed parameter or buffer: its arena, and where in it */
+    int64_t offset;
+    uint32_t version; /* counts updates by an optimizer, which writes many parameters at once */
+} lt_leaf;
+
+/* Changes whenever the elements of x are written in place. */
+static inline uint32_t lt__version_of(const lt_tensor *x)
+{
+    return atomic_load_explicit(&x->storage->version, memory_order_relaxed) +
+           (x->leaf ? x->leaf->version : 0);
+}
+
+typedef struct lt_edge {      /* an input of a node */
+    struct lt_node *node;     /* the node that made it, */
+    lt_leaf *leaf;            /* or the leaf that it is; neither: no gradient is wanted */
+    lt_tensor *saved;         /* the input itself if backward reads it */
+    uint32_t version;         /* of its storage when it was saved */
+    uint8_t out_index;
+    lt_spec spec;             /* dtype and dims, for its gradient */
+} lt_edge;
+
+typedef struct lt_node {
+    atomic_int refs;          /* tensors and edges */
+    bool spent;               /* backward has been here: nothing is saved any more */
+    bool marked;              /* part of the running backward */
+    uint8_t n_in, n_out, n_all; /* inputs; outputs; outputs with the extra ones */
+    const lt_def *def;
+    lt_ctx *ctx;
+    lt_tape *tape;            /* NULL once unlisted */
+    struct lt_node *next, *prev;
+    uint64_t stream;
+    int64_t first_row;
+    lt_tensor *d_out[LT_MAX_OUT];     /* gradients that have come */
+    lt_tensor *saved_out[LT_MAX_OUT];
+    char where[LT_WHERE_BYTES];
+    lt_opt *opt;              /* schema.n_opt of them, behind the edges */
+    lt_edge edge[];
+} lt_node;
+
+struct lt_tape {
+    lt_ctx *ctx;
+    lt_node *first, *last;
+    int nodes;
+    uint64_t draws;           /* drawing calls so far in this step */
+    int64_t first_row;
+};
+
+typedef struct lt_stat {      /* merged statistics of one pair of buffers */
+    struct lt_stat *next;
+    lt_tensor *running_mean, *running_var, *mean, *var;
+    int64_t count;
+    double momentum;
+} lt_stat;
+
+struct lt_autograd {
+    lt_def **defs;            /* by id */
+    int n_defs, room;
+    uint16_t by_name[512];    /* open addressing: id + 1, or 0 */
+    int off;                  /* depth of lt_grad_off */
+    lt_tape own, *tape;       /* the context's own; the current one */
+    lt_grad_slots slots;
+    lt_cast_fn cast;
+    void *cast_ud;
+    lt_where_fn where;
+    void *where_ud;
+    lt_stat *stats;           /* in order of first appearance */
+    uint64_t trees;           /* placed so far */
+    bool in_backward;
+};
+
+/* The state of autograd in ctx, made on first use. NULL with LT_ENOMEM. */
+struct lt_autograd *lt__autograd(lt_ctx *ctx);
+
+lt_leaf *lt__leaf_of(lt_tensor *x); /* made if x has none. Borrowed. NULL with LT_ENOMEM */
+void lt__leaf_release(lt_leaf *leaf);
+/* leaf->grad exists: in its arena, or on its own. */
+lt_status lt__leaf_need_grad(lt_leaf *leaf);
+
+/* Appends a node for the call, with its outputs' and inputs' handles. */
+lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *call,
+                     int64_t first_row);
+void lt__node_release(lt_node *node);
+/* Lets go of all that backward would need. */
+void lt__node_spend(lt_node *node);
+
+/* Runs forward or backward of call: fast kernel or reference, halves widened, scratch found. */
+lt_status lt__run_kernel(lt_call *call, const lt_op *op, bool backward);
+
+/* One dtype's flat arena. */
+typedef struct lt_segment {
+    atomic_int refs;          /* trees, leaves, optimizers */
+    lt_ctx *ctx;
+    lt_dtype dtype;
+    int64_t count;            /* elements, padding included */
+    lt_storage *values, *grads; /* grads: made, as zeros, when the first gradient comes */
+} lt_segment;
+
+void lt__segment_release(lt_segment *segment);
+lt_status lt__segment_need_grads(lt_segment *segment);
+
+#endif

@@ -1,0 +1,233 @@
+/* Arenas, spans, optimizers and running statistics. */
+#include "autograd/tape.h"
+#include "ops/ops.h"
+#include "tests/lt_test.h"
+
+static lt_tensor *param(lt_ctx *ctx, lt_dtype dtype, int64_t n, double value)
+{
+    lt_tensor *x = lt_param_new(ctx, dtype, 1, &n, (lt_init){LT_INIT_CONSTANT, value, 0});
+    CHECK(x != NULL);
+    return x;
+}
+
+static double at(lt_tensor *x, int64_t i)
+{
+    double v;
+    CHECK_OK(lt_item(x, i, &v));
+    return v;
+}
+
+/* Adds sum(x) * slope to the gradients. */
+static void give_grad(lt_tensor *x, double slope)
+{
+    lt_ctx *ctx = lt_tensor_ctx(x);
+    lt_tensor *k = lt_tensor_full(ctx, lt_tensor_dtype(x), 0, NULL, slope),
+              *y = lt_run(ctx, "mul", NULL, x, k, NULL);
+    lt_tensor *loss = lt_run(ctx, "sum", NULL, y, NULL);
+    CHECK_OK(lt_backward(loss, NULL));
+    lt_release(k);
+    lt_release(y);
+    lt_release(loss);
+}
+
+static lt_status step(lt_optim *o, double lr)
+{
+    lt_opt opts[LT_MAX_OPT];
+    const lt_schema *s = &lt_optim_def(o)->schema;
+    lt_opts_clear(s, opts);
+    opts[0].n = 1;
+    opts[0].f = lr;
+    CHECK_OK(lt_opts_complete(s, opts));
+    return lt_optim_step(o, (const lt_opt *const[]){opts}, 1, NULL);
+}
+
+TEST(one_arena_in_order_of_addition)
+{
+    lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
+    lt_params *p = lt_params_new(ctx);
+    lt_tensor *a = param(ctx, LT_F32, 5, 1), *b = param(ctx, LT_F32, 16, 2),
+              *d = param(ctx, LT_F64, 3, 4);
+    int64_t n = 2;
+    lt_tensor *mean = lt_buffer_new(ctx, LT_F32, 1, &n, (lt_init){LT_INIT_CONSTANT, 9, 0});
+    CHECK(!lt_data(a));
+    CHECK_MSG("this parameter has no memory yet");
+    CHECK(!lt_run(ctx, "neg", NULL, a, NULL));
+    CHECK_MSG("neg: x: this parameter has no memory yet");
+    CHECK_OK(lt_params_add(p, "a", a));
+    CHECK_OK(lt_params_add(p, "b", b));
+    CHECK_OK(lt_params_add(p, "mean", mean));
+    CHECK_OK(lt_params_add(p, "d", d));
+    CHECK_OK(lt_params_add(p, "tied", a));
+    CHECK_FAILS(lt_params_add(p, "b", d), LT_EINVAL, "the name b is given twice");
+    CHECK_OK(lt_params_place(p));
+    CHECK_EQ(lt_params_count(p), 4);
+    const lt_span *sa = lt_params_find(p, "tied"), *sb = lt_params_find(p, "b"),
+                  *sd = lt_params_find(p, "d");
+    CHECK_STR(sa->name, "a");
+    CHECK_EQ(sa->aliases, 1);
+    CHECK_EQ(sa->segment, sb->segment);
+    CHECK_EQ(sb->offset, 16);
+    CHECK(sd->segment != sa->segment && lt_params_find(p, "mean")->segment != sa->segment);
+    CHECK((uintptr_t)lt_data(b) % 64 == 0);
+    CHECK_EQ((float *)lt_data(b) - (float *)lt_data(a), 16);
+    for (int i = 5; i < 16; i++)
+        CHECK_NEAR(((float *)lt_data(a))[i], 0, 0); /* padding */
+    CHECK_NEAR(at(mean, 1), 9, 0);
+    CHECK(!lt_params_find(p, "c"));
+
+    void *where = lt_data(a);
+    lt_tensor *late = param(ctx, LT_F32, 5, 7);
+    CHECK_OK(lt_params_add(p, "late", late));
+    CHECK_OK(lt_params_place(p));
+    CHECK(lt_data(a) == where);
+    CHECK(lt_params_find(p, "late")->segment != sa->segment);
+    CHECK_FAILS(lt_param_set_dtype(late, LT_F64), LT_EINVAL,
+                "fixed once it has memory (it is f32)");
+    lt_params_free(p);
+    CHECK_NEAR(at(late, 4), 7, 0);
+    lt_release(a);
+    lt_release(b);
+    lt_release(d);
+    lt_release(mean);
+    lt_release(late);
+    lt_ctx_free(ctx);
+}
+
+TEST(initial_values_are_a_function_of_seed_tree_and_name)
+{
+    char sha[4][65];
+    for (int run = 0; run < 2; run++) {
+        lt_ctx *ctx = lt_open(&(lt_config){.seed = 3});
+        for (int tree = 0; tree < 2; tree++) {
+            int64_t n = 10;
+            lt_params *p = lt_params_new(ctx);
+            lt_tensor *w = lt_param_new(ctx, LT_F32, 1, &n, (lt_init){LT_INIT_UNIFORM, -1, 1});
+            CHECK_OK(lt_params_add(p, "w", w));
+            CHECK_OK(lt_params_place(p));
+            CHECK_OK(lt_params_sha256(p, sha[2 * run + tree]));
+            lt_release(w);
+            lt_params_free(p);
+        }
+        lt_ctx_free(ctx);
+    }
+    CHECK_STR(sha[0], sha[2]);
+    CHECK_STR(sha[1], sha[3]);
+    CHECK(strcmp(sha[0], sha[1]) != 0);
+}
+
+TEST(a_step_updates_what_has_a_gradient)
+{
+    lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
+    lt_params *p = lt_params_new(ctx);
+    lt_tensor *x[4];
+    static const char *const names[] = {"a", "b", "c", "d"};
+    for (int i = 0; i < 4; i++) {
+        x[i] = param(ctx, LT_F64, 3 + i, 1);
+        CHECK_OK(lt_params_add(p, names[i], x[i]));
+    }
+    CHECK_OK(lt_params_place(p));
+    lt_optim *o = lt_optim_new(ctx, "momentum_step", x, 4);
+    CHECK(o != NULL);
+    CHECK_STR(lt_optim_slot_name(o, 0), "v");
+    CHECK(!lt_optim_slot_name(o, 1));
+    give_grad(x[0], 1);
+    give_grad(x[1], 2);
+    give_grad(x[3], 3); /* c has none */
+    CHECK_OK(step(o, 0.1));
+    CHECK_NEAR(at(x[0], 2), 0.9, 1e-15);
+    CHECK_NEAR(at(x[1], 3), 0.8, 1e-15);
+    CHECK_NEAR(at(x[2], 4), 1, 0);
+    CHECK_NEAR(at(x[3], 5), 0.7, 1e-15);
+    CHECK(!lt_grad(x[0]));
+    CHECK_EQ(lt_step(ctx), 1);
+    lt_tensor *v = lt_optim_slot(o, 0, x[3]);
+    CHECK_NEAR(at(v, 5), 3, 0);
+    lt_release(v);
+    CHECK_OK(lt_params_freeze(p, 0, true));
+    CHECK(lt_params_span(p, 0)->frozen);
+    give_grad(x[1], 1);
+    CHECK_OK(step(o, 0.1));
+    CHECK_NEAR(at(x[0], 0), 0.9, 1e-15);
+    CHECK_NEAR(at(x[1], 0), 0.8 - 0.1 * (0.9 * 2 + 1), 1e-15);
+    CHECK(!lt_optim_new(ctx, "add", x, 4));
+    CHECK_MSG("add is no update op");
+    CHECK(!lt_optim_new(ctx, "sgd_step", (lt_tensor *[]){x[0], x[1], x[0]}, 3));
+    CHECK_MSG("the same parameter twice");
+    lt_optim_free(o);
+    for (int i = 0; i < 4; i++)
+        lt_release(x[i]);
+    lt_params_free(p);
+    lt_ctx_free(ctx);
+}
+
+TEST(an_update_spoils_only_the_graphs_that_read_it)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_params *p = lt_params_new(ctx);
+    lt_tensor *a = param(ctx, LT_F64, 3, 1), *b = param(ctx, LT_F64, 3, 2);
+    CHECK_OK(lt_params_add(p, "a", a));
+    CHECK_OK(lt_params_add(p, "b", b));
+    CHECK_OK(lt_params_place(p)); /* one arena */
+    lt_optim *o = lt_optim_new(ctx, "sgd_step", &a, 1);
+    lt_tensor *ya = lt_run(ctx, "mul", NULL, a, a, NULL),
+              *yb = lt_run(ctx, "mul", NULL, b, b, NULL);
+    lt_tensor *la = lt_run(ctx, "sum", NULL, ya, NULL), *lb = lt_run(ctx, "sum", NULL, yb, NULL);
+    give_grad(a, 1);
+    CHECK_OK(step(o, 0.5));
+    CHECK_OK(lt_backward(lb, NULL));
+    CHECK_FAILS(lt_backward(la, NULL), LT_EINVAL, "changed in place");
+    lt_release(ya);
+    lt_release(yb);
+    lt_release(la);
+    lt_release(lb);
+    lt_release(a);
+    lt_release(b);
+    lt_optim_free(o);
+    lt_params_free(p);
+    lt_ctx_free(ctx);
+}
+
+TEST(running_statistics_of_shards_are_those_of_the_batch)
+{
+    /* Two shards of 2 and 6 rows, then one of 8: the same running values. */
+    double values[8] = {1, 2, 4, 8, 16, 32, 64, 128}, running[2][2];
+    for (int split = 0; split < 2; split++) {
+        lt_ctx *ctx = lt_open(NULL);
+        lt_params *p = lt_params_new(ctx);
+        int64_t one = 1;
+        lt_tensor *scale = param(ctx, LT_F64, 1, 1), *shift = param(ctx, LT_F64, 1, 0);
+        lt_tensor *mean = lt_buffer_new(ctx, LT_F64, 1, &one, (lt_init){LT_INIT_CONSTANT, 0, 0});
+        lt_tensor *var = lt_buffer_new(ctx, LT_F64, 1, &one, (lt_init){LT_INIT_CONSTANT, 1, 0});
+        CHECK_OK(lt_params_add(p, "scale", scale));
+        CHECK_OK(lt_params_add(p, "shift", shift));
+        CHECK_OK(lt_params_add(p, "mean", mean));
+        CHECK_OK(lt_params_add(p, "var", var));
+        CHECK_OK(lt_params_place(p));
+        int64_t cut[2][3] = {{0, 8, 8}, {0, 2, 8}};
+        for (int part = 0; part < 1 + split; part++) {
+            lt_tensor *x = lt_tensor_from(ctx, LT_F64, 2,
+                                          (int64_t[]){cut[split][part + 1] - cut[split][part], 1},
+                                          values + cut[split][part]);
+            lt_tensor *y = lt_run(ctx, "batch_norm", "train=true", x, scale, shift, mean, var,
+                                  NULL);
+            CHECK(y != NULL);
+            lt_release(x);
+            lt_release(y);
+        }
+        CHECK_NEAR(at(mean, 0), 0, 0); /* not before the step */
+        CHECK_EQ(lt_stats_pending(ctx), 1);
+        CHECK_OK(lt_stats_commit(ctx));
+        CHECK_EQ(lt_stats_pending(ctx), 0);
+        running[split][0] = at(mean, 0);
+        running[split][1] = at(var, 0);
+        lt_release(scale);
+        lt_release(shift);
+        lt_release(mean);
+        lt_release(var);
+        lt_params_free(p);
+        lt_ctx_free(ctx);
+    }
+    CHECK_NEAR(running[0][0], 0.1 * 255 / 8, 1e-15);
+    CHECK_NEAR(running[1][0], running[0][0], 1e-14);
+    CHECK_NEAR(running[1][1], running[0][1], 1e-12);
+}

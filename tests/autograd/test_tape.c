@@ -1,0 +1,347 @@
+/* The tape, backward and hooks, on the real ops. */
+#include "autograd/tape.h"
+#include "ops/ops.h"
+#include "tests/lt_test.h"
+
+static lt_tensor *leaf(lt_ctx *ctx, int64_t n, double value)
+{
+    lt_tensor *x = lt_tensor_full(ctx, LT_F64, 1, &n, value);
+    CHECK_OK(lt_set_requires_grad(x, true));
+    return x;
+}
+
+/* op(x, y), giving both back. */
+static lt_tensor *take2(const char *op, lt_tensor *x, lt_tensor *y)
+{
+    lt_tensor *z = lt_run(lt_tensor_ctx(x), op, NULL, x, y, NULL);
+    lt_release(x);
+    lt_release(y);
+    return z;
+}
+
+static lt_tensor *take1(const char *op, lt_tensor *x)
+{
+    lt_tensor *y = lt_run(lt_tensor_ctx(x), op, NULL, x, NULL);
+    lt_release(x);
+    return y;
+}
+
+static double grad_at(lt_tensor *x, int64_t i)
+{
+    double v;
+    CHECK(lt_grad(x) != NULL);
+    CHECK_OK(lt_item(lt_grad(x), i, &v));
+    return v;
+}
+
+static void finish(lt_ctx *ctx)
+{
+    CHECK_EQ(lt_tape_nodes(lt_tape_current(ctx)), 0);
+    lt_ctx_free(ctx);
+}
+
+TEST(gradients_accumulate)
+{
+    lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
+    lt_tensor *x = leaf(ctx, 3, 2);
+    for (int pass = 1; pass <= 3; pass++) {
+        lt_tensor *loss = take1(
+            "sum", lt_run(ctx, "mul", NULL, x, x, NULL)); /* one tensor twice in one op */
+        CHECK_OK(lt_backward(loss, NULL));
+        lt_release(loss);
+        CHECK_NEAR(grad_at(x, 2), 4 * pass, 0);
+    }
+    lt_zero_grad(x);
+    CHECK(!lt_grad(x));
+    lt_release(x);
+    finish(ctx);
+}
+
+TEST(a_tensor_used_in_several_places)
+{
+    lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
+    lt_tensor *x = leaf(ctx, 2, 3);
+    lt_tensor *h = lt_run(ctx, "mul", NULL, x, x, NULL);                /* 9 */
+    lt_tensor *a = lt_run(ctx, "add", NULL, h, h, NULL); /* 2h: hands the same gradient on twice */
+    lt_tensor *b = lt_run(ctx, "mul", NULL, h, x, NULL);                /* hx */
+    lt_tensor *loss = take1("sum", take2("add", a, b));                 /* 2x^2 + x^3 */
+    CHECK_OK(lt_backward(loss, NULL));
+    CHECK_NEAR(grad_at(x, 0), 4 * 3 + 3 * 9, 0);
+    lt_release(h);
+    lt_release(loss);
+    lt_release(x);
+    finish(ctx);
+}
+
+TEST(grad_off_records_nothing)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *x = leaf(ctx, 2, 3);
+    lt_grad_off(ctx);
+    lt_tensor *y = lt_run(ctx, "mul", NULL, x, x, NULL);
+    lt_grad_on(ctx);
+    CHECK(!lt_requires_grad(y));
+    CHECK_FAILS(lt_backward(y, NULL), LT_EINVAL,
+                "was not computed from anything that requires a gradient");
+    lt_release(y);
+    lt_release(x);
+    finish(ctx);
+}
+
+TEST(misuse_gets_a_sentence)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *x = leaf(ctx, 2, 3), *y = lt_run(ctx, "mul", NULL, x, x, NULL),
+              *loss = lt_run(ctx, "sum", NULL, y, NULL);
+    CHECK_FAILS(lt_backward(y, NULL), LT_EINVAL,
+                "the loss wants one element, it is 2 f64; take its mean or sum");
+    CHECK_FAILS(lt_backward(loss, x), LT_EINVAL,
+                "the gradient wants to be scalar f64, it is 2 f64");
+    CHECK_FAILS(lt_set_requires_grad(y, true), LT_EINVAL, "detach()");
+    CHECK_OK(lt_backward(loss, NULL));
+    CHECK_FAILS(lt_backward(loss, NULL), LT_EINVAL, "freed by an earlier backward");
+    int64_t n = 2;
+    lt_tensor *ids = lt_tensor_full(ctx, LT_I64, 1, &n, 0);
+    CHECK_FAILS(lt_set_requires_grad(ids, true), LT_EINVAL,
+                "only float tensors have gradients, this one is i64");
+    CHECK(!lt_run(ctx, "ad", NULL, x, x, NULL));
+    CHECK_MSG("unknown op 'ad' (did you mean 'add'?)");
+    CHECK(!lt_run(ctx, "add", NULL, x, NULL));
+    CHECK_MSG("add: tensor y must be given");
+    CHECK(!lt_run(ctx, "add", NULL, x, x, x, NULL));
+    CHECK_MSG("add takes 2 tensors, it was given 3");
+    lt_ctx *other = lt_open(NULL);
+    CHECK(!lt_run(other, "add", NULL, x, x, NULL));
+    CHECK_MSG("add: x belongs to another context");
+    lt_ctx_free(other);
+    lt_release(ids);
+    lt_release(x);
+    lt_release(y);
+    lt_release(loss);
+    finish(ctx);
+}
+
+TEST(a_saved_tensor_that_changed_is_noticed)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *x = leaf(ctx, 2, 3), *loss = take1("sum", lt_run(ctx, "mul", NULL, x, x, NULL));
+    CHECK_OK(lt_fill(x, 5));
+    CHECK_FAILS(lt_backward(loss, NULL), LT_EINVAL,
+                "backward of mul: its input 1 was changed in place");
+    CHECK(!lt_grad(x));
+    lt_release(loss);
+    lt_release(x);
+    finish(ctx);
+}
+
+TEST(a_nan_loss_stops_with_the_step)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_set_step(ctx, 41);
+    lt_tensor *x = leaf(ctx, 1, NAN), *loss = lt_run(ctx, "sum", NULL, x, NULL);
+    CHECK_FAILS(lt_backward(loss, NULL), LT_ENUMERIC, "the loss is nan at step 42");
+    lt_release(x);
+    lt_release(loss);
+    finish(ctx);
+}
+
+TEST(deep_graphs_need_no_deep_stack)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    for (int backward = 0; backward < 2; backward++) {
+        lt_tensor *x = leaf(ctx, 1, 1), *y = lt_retain(x);
+        for (int i = 0; i < 200000; i++) {
+            lt_tensor *next = lt_run(ctx, i % 2 ? "neg" : "sigmoid", NULL, y, NULL);
+            lt_release(y);
+            y = next;
+        }
+        if (backward)
+            CHECK_OK(lt_backward(y, NULL));
+        lt_release(y); /* without backward the whole graph goes here */
+        CHECK_EQ(lt_tape_nodes(lt_tape_current(ctx)), 0);
+        lt_release(x);
+    }
+    CHECK(lt_memory_stats(ctx).live < 100000);
+    finish(ctx);
+}
+
+TEST(memory_goes_as_backward_walks)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *x = leaf(ctx, 100000, 0.5), *y = lt_retain(x);
+    for (int i = 0; i < 20; i++) {
+        lt_tensor *next = lt_run(ctx, "sigmoid", NULL, y, NULL);
+        lt_release(y);
+        y = next;
+    }
+    y = take1("sum", y);
+    size_t peak = lt_memory_stats(ctx).peak;
+    CHECK_OK(lt_backward(y, NULL));
+    CHECK(lt_memory_stats(ctx).peak <
+          peak + 4 * 1000000); /* 20 saved outputs of 0.8 MB shrink, 2 gradients live */
+    lt_release(y);
+    lt_release(x);
+    finish(ctx);
+}
+
+/* ==== Hooks =================================================================================== */
+
+typedef struct log_of { char text[256]; lt_status fail; } log_of;
+typedef struct named { log_of *log; const char *name; } named;
+
+static lt_status note(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    named *n = ud;
+    double v = 0;
+    (void)x;
+    CHECK_OK(lt_item(grad, 0, &v));
+    snprintf(n->log->text + strlen(n->log->text), sizeof n->log->text - strlen(n->log->text),
+             "%s=%g ", n->name, v);
+    return n->log->fail ? lt_fail(n->log->fail, "hook says no") : LT_OK;
+}
+
+static lt_status note_begin(void *ud, lt_ctx *ctx)
+{
+    (void)ctx;
+    strcat(((named *)ud)->log->text, "begin ");
+    return LT_OK;
+}
+
+static lt_status note_end(void *ud, lt_ctx *ctx)
+{
+    (void)ctx;
+    strcat(((named *)ud)->log->text, "end ");
+    return LT_OK;
+}
+
+TEST(hooks_fire_once_when_complete_and_in_order)
+{
+    lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
+    log_of log = {"", LT_OK};
+    named na = {&log, "a"}, nb = {&log, "b"}, nc = {&log, "c"}, slot = {&log, "slot"};
+    lt_tensor *a = leaf(ctx, 1, 2), *b = leaf(ctx, 1, 3), *c = leaf(ctx, 1, 5),
+              *unused = leaf(ctx, 1, 7);
+    CHECK_OK(lt_on_grad(a, note, &na, NULL));
+    CHECK_OK(lt_on_grad(b, note, &nb, NULL));
+    CHECK_OK(lt_on_grad(c, note, &nc, NULL));
+    CHECK_OK(lt_on_grad(c, note, &na, NULL));
+    CHECK_OK(lt_on_grad(unused, note, &na, NULL));
+    lt_set_grad_slots(
+        ctx, &(lt_grad_slots){.ud = &slot, .begin = note_begin, .ready = note, .end = note_end});
+    /* a is used first and last: its hook waits for the use that backward meets last. loss = (ab
+     * + c) a */
+    lt_tensor *loss = lt_run(ctx, "mul", NULL, a, b, NULL);
+    loss = take2("add", loss, lt_retain(c));
+    loss = take2("mul", loss, lt_retain(a));
+    CHECK_OK(lt_backward(loss, NULL));
+    CHECK_STR(log.text, "begin c=2 a=2 slot=2 a=17 slot=17 b=4 slot=4 end ");
+    CHECK(!lt_grad(unused));
+    lt_release(loss);
+
+    log.text[0] = 0;
+    log.fail = LT_EPEER;
+    loss = lt_run(ctx, "mul", NULL, a, b, NULL);
+    CHECK_FAILS(lt_backward(loss, NULL), LT_EPEER, "hook says no");
+    CHECK_STR(log.text, "begin a=20 "); /* 17 + 3, then no more */
+    lt_release(loss);
+    lt_set_grad_slots(ctx, NULL);
+    lt_release(a);
+    lt_release(b);
+    lt_release(c);
+    lt_release(unused);
+    finish(ctx);
+}
+
+TEST(frozen_after_forward_gets_nothing)
+{
+    lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
+    lt_tensor *a = leaf(ctx, 1, 2), *b = leaf(ctx, 1, 3),
+              *loss = lt_run(ctx, "mul", NULL, a, b, NULL);
+    CHECK_OK(lt_set_requires_grad(a, false));
+    CHECK_OK(lt_backward(loss, NULL));
+    CHECK(!lt_grad(a));
+    CHECK_NEAR(grad_at(b, 0), 2, 0);
+    lt_release(loss);
+    lt_release(a);
+    lt_release(b);
+    finish(ctx);
+}
+
+TEST(an_input_that_went_away_is_skipped)
+{
+    lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
+    lt_tensor *a = leaf(ctx, 1, 2), *b = leaf(ctx, 1, 3),
+              *loss = lt_run(ctx, "add", NULL, a, b, NULL);
+    lt_release(a); /* add saves nothing, so a is gone */
+    CHECK_OK(lt_backward(loss, NULL));
+    CHECK_NEAR(grad_at(b, 0), 1, 0);
+    lt_release(loss);
+    lt_release(b);
+    finish(ctx);
+}
+
+/* ==== Tapes and scopes ======================================================================== */
+
+TEST(several_tapes_live_side_by_side)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tape *tape = lt_tape_new(ctx);
+    lt_tensor *x = leaf(ctx, 1, 2), *one = lt_run(ctx, "mul", NULL, x, x, NULL);
+    CHECK(lt_tape_use(ctx, tape) != tape);
+    lt_tensor *two = lt_run(ctx, "exp", NULL, x, NULL);
+    CHECK_EQ(lt_tape_nodes(tape), 1);
+    CHECK(!lt_run(ctx, "add", NULL, one, two, NULL));
+    CHECK_MSG("was recorded on another tape");
+    CHECK_OK(lt_backward(two, NULL));
+    CHECK_OK(lt_backward(one, NULL));
+    CHECK_NEAR(grad_at(x, 0), 4 + exp(2), 1e-15);
+    lt_release(one);
+    lt_release(two);
+    lt_tape_free(tape);
+    CHECK(lt_tape_current(ctx) != tape);
+    lt_release(x);
+    finish(ctx);
+}
+
+TEST(a_scope_ends_its_graph)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *x = leaf(ctx, 1, 2), *kept = NULL;
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(lt_scope_push(ctx));
+        lt_tensor *h = lt_run(ctx, "exp", NULL, x, NULL);
+        lt_release(kept);
+        kept = take1("exp", h);
+        lt_keep(kept);
+        lt_scope_pop(ctx);
+        CHECK(!lt_is_dead(kept));
+        CHECK(!lt_requires_grad(kept)); /* its history went with the scope */
+        CHECK_EQ(lt_tape_nodes(lt_tape_current(ctx)), 0);
+    }
+    lt_release(kept);
+    lt_release(x);
+    CHECK(lt_memory_stats(ctx).live > 0); /* the registry */
+    finish(ctx);
+}
+
+TEST(halves_are_widened_and_rounded_once)
+{
+    lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
+    int64_t n = 3;
+    lt_tensor *x = lt_tensor_full(ctx, LT_F16, 1, &n, 1.0009765625),
+              *y = lt_tensor_full(ctx, LT_F16, 1, &n, 3);
+    CHECK_OK(lt_set_requires_grad(x, true));
+    lt_tensor *z = lt_run(ctx, "mul", NULL, x, y, NULL);
+    double v;
+    CHECK_EQ(lt_tensor_dtype(z), LT_F16);
+    CHECK_OK(lt_item(z, 1, &v));
+    CHECK_NEAR(v, 3.00390625, 0); /* 3.0029296875 lies halfway and goes to even */
+    lt_tensor *loss = take1("sum", z);
+    CHECK_OK(lt_backward(loss, NULL));
+    CHECK_EQ(lt_tensor_dtype(lt_grad(x)), LT_F16);
+    CHECK_NEAR(grad_at(x, 0), 3, 0);
+    lt_release(loss);
+    lt_release(x);
+    lt_release(y);
+    finish(ctx);
+}
