@@ -236,8 +236,9 @@ LT_API void lt_set_where(lt_ctx *ctx, lt_where_fn fn, void *ud);
 /* ==== Statistics of a step ==================================================================== */
 
 /* Batch norm gives the mean and (biased) variance of its shard; the running values move once a
- * step, from all shards weighted by count. Adds one shard's statistics for the buffers (all
- * kept). Shards of the same buffers are merged by Chan's formula in the order they come. */
+ * step, from all shards weighted by count. Adds one shard's statistics for the running buffers,
+ * which are kept; mean and var are copied. Shards of the same buffers are merged by Chan's formula
+ * in the order they come. */
 LT_MUST lt_status lt_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
                                lt_tensor *mean, lt_tensor *var, int64_t count, double momentum);
 /* Moves the running values and forgets the shards. An optimizer step does it; so do

@@ -15,16 +15,25 @@
 
 /* ==== First pass ============================================================================== */
 
+/* A marked node is held: its outputs' handles may be gone, and so may the nodes that used it by then. */
+static void mark_one(lt_node *node)
+{
+    if (node->marked)
+        return;
+    node->marked = true;
+    atomic_fetch_add_explicit(&node->refs, 1, memory_order_relaxed);
+}
+
 static void mark(lt_node *from)
 {
-    from->marked = true;
+    mark_one(from);
     for (lt_node *node = from; node; node = node->prev) {
         if (!node->marked)
             continue;
         for (int i = 0; i < node->n_in; i++) {
             lt_edge *e = &node->edge[i];
             if (e->node)
-                e->node->marked = true;
+                mark_one(e->node);
             else if (e->leaf)
                 e->leaf->uses++;
         }
@@ -34,7 +43,8 @@ static void mark(lt_node *from)
 /* After a failure: nothing of the running backward is left behind. */
 static void unmark(lt_node *from)
 {
-    for (lt_node *node = from; node; node = node->prev) {
+    for (lt_node *node = from, *before; node; node = before) {
+        before = node->prev;
         if (!node->marked)
             continue;
         node->marked = false;
@@ -47,6 +57,7 @@ static void unmark(lt_node *from)
                 node->edge[i].leaf->uses = 0;
                 node->edge[i].leaf->came = false;
             }
+        lt__node_release(node); /* ends no other: what its edges hold is marked and held */
     }
 }
 
@@ -252,29 +263,13 @@ static lt_status walk(struct lt_autograd *ag, lt_node *from)
         before = node->prev;
         if (!node->marked)
             continue;
-        /* Spending a node may free earlier ones, but only those that no marked node needs: hold
-         * on to the next marked. */
-        while (before && !before->marked)
-            before = before->prev;
-        if (before)
-            atomic_fetch_add_explicit(&before->refs, 1, memory_order_relaxed);
-        lt_status status = step_back(node);
-        if (status != LT_OK) {
-            lt_fail_prefix("%sbackward of %s", node->where, node->def->schema.name);
-        } else {
-            status = count_down(ag, node);
-        }
-        if (status == LT_OK) {
-            node->marked = false;
-            lt__node_spend(node);
-        }
-        if (node != from)
-            lt__node_release(node);
-        if (status != LT_OK) {
-            if (before)
-                lt__node_release(before);
-            return status;
-        }
+        if (step_back(node) != LT_OK)
+            return lt_fail_prefix("%sbackward of %s", node->where, node->def->schema.name);
+        LT_TRY(count_down(ag, node));
+        before = node->prev; /* a hook may have ended other nodes; what follows ends this one only */
+        node->marked = false;
+        lt__node_spend(node);
+        lt__node_release(node);
     }
     return LT_OK;
 }

@@ -12,6 +12,34 @@ static lt_status run_in_place(lt_ctx *ctx, const char *name, lt_tensor *const in
     return lt_apply(ctx, def, in, 4, opts, NULL);
 }
 
+static lt_tensor *copy_of(lt_tensor *x)
+{
+    lt_tensor *y = lt__tensor_new_kept(x->ctx, (lt_dtype)x->dtype, x->ndim, x->dims);
+    if (y && lt_copy(y, x) != LT_OK) {
+        lt_release(y);
+        return NULL;
+    }
+    return y;
+}
+
+static void free_stat(lt_ctx *ctx, lt_stat *s)
+{
+    lt_release(s->running_mean);
+    lt_release(s->running_var);
+    lt_release(s->mean);
+    lt_release(s->var);
+    lt__free(ctx, s, sizeof *s);
+}
+
+void lt__stats_free(lt_ctx *ctx)
+{
+    lt_stat *s;
+    while ((s = ctx->slots.autograd->stats)) {
+        ctx->slots.autograd->stats = s->next;
+        free_stat(ctx, s);
+    }
+}
+
 lt_status lt_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
                        lt_tensor *mean, lt_tensor *var, int64_t count, double momentum)
 {
@@ -28,17 +56,19 @@ lt_status lt_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_
         s->momentum = momentum;
         return LT_OK;
     }
-    s = lt__alloc(ctx, sizeof *s);
+    s = lt__alloc_zero(ctx, sizeof *s);
     if (!s)
         return LT_ENOMEM;
-    *s = (lt_stat){.running_mean = lt_retain(running_mean),
-                   .running_var = lt_retain(running_var),
-                   .mean = lt_retain(mean),
-                   .var = lt_retain(var),
-                   .count = count,
-                   .momentum = momentum};
-    lt_keep(mean);
-    lt_keep(var);
+    s->running_mean = lt_retain(running_mean);
+    s->running_var = lt_retain(running_var);
+    s->mean = copy_of(mean); /* the shard's own are saved for backward */
+    s->var = copy_of(var);
+    s->count = count;
+    s->momentum = momentum;
+    if (!s->mean || !s->var) {
+        free_stat(ctx, s);
+        return lt_errcode();
+    }
     *end = s;
     return LT_OK;
 }
@@ -52,11 +82,7 @@ lt_status lt_stats_commit(lt_ctx *ctx)
                             (lt_tensor *[]){s->running_mean, s->running_var, s->mean, s->var},
                             (double)s->count, s->momentum));
         ag->stats = s->next;
-        lt_release(s->running_mean);
-        lt_release(s->running_var);
-        lt_release(s->mean);
-        lt_release(s->var);
-        lt__free(ctx, s, sizeof *s);
+        free_stat(ctx, s);
     }
     return LT_OK;
 }

@@ -30,24 +30,11 @@ static void clear_tape(lt_tape *tape)
     }
 }
 
-static void free_stats(lt_ctx *ctx, struct lt_autograd *ag)
-{
-    lt_stat *s;
-    while ((s = ag->stats)) {
-        ag->stats = s->next;
-        lt_release(s->running_mean);
-        lt_release(s->running_var);
-        lt_release(s->mean);
-        lt_release(s->var);
-        lt__free(ctx, s, sizeof *s);
-    }
-}
-
 static void ctx_gone(lt_ctx *ctx)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
     clear_tape(&ag->own);
-    free_stats(ctx, ag);
+    lt__stats_free(ctx);
     for (int i = 0; i < ag->n_defs; i++)
         lt__free(ctx, ag->defs[i], sizeof **ag->defs);
     lt__free(ctx, ag->defs, (size_t)ag->room * sizeof *ag->defs);

@@ -124,6 +124,8 @@ void lt__node_spend(lt_node *node);
 /* Runs forward or backward of call: fast kernel or reference, halves widened, scratch found. */
 lt_status lt__run_kernel(lt_call *call, const lt_op *op, bool backward);
 
+void lt__stats_free(lt_ctx *ctx);
+
 /* One dtype's flat arena. */
 typedef struct lt_segment {
     atomic_int refs;          /* trees, leaves, optimizers */

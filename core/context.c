@@ -91,6 +91,13 @@ void lt_ctx_free(lt_ctx *ctx)
 }
 
 uint64_t lt_seed(const lt_ctx *ctx) { return ctx->config.seed; }
+
+void lt_set_seed(lt_ctx *ctx, uint64_t seed)
+{
+    ctx->config.seed = seed;
+    ctx->draws = 0;
+}
+
 int lt_threads(const lt_ctx *ctx) { return ctx->threads; }
 int64_t lt_step(const lt_ctx *ctx) { return ctx->step; }
 void lt_set_step(lt_ctx *ctx, int64_t step) { ctx->step = step; }

@@ -126,6 +126,8 @@ LT_API lt_ctx *lt_ctx_new(const lt_config *config);
 LT_API void lt_ctx_free(lt_ctx *ctx);
 
 LT_API uint64_t lt_seed(const lt_ctx *ctx);
+/* Another seed; the draws of LT_RNG_USER start over. */
+LT_API void lt_set_seed(lt_ctx *ctx, uint64_t seed);
 LT_API int lt_threads(const lt_ctx *ctx);
 /* The number of CPUs in this process's affinity mask. */
 LT_API int lt_cpu_count(void);
@@ -204,8 +206,8 @@ LT_MUST lt_status lt_scope_push(lt_ctx *ctx);
 LT_API void lt_scope_pop(lt_ctx *ctx);
 /* x outlives all scopes; its history on the tape ends with the scope that made it. */
 LT_API void lt_keep(lt_tensor *x);
-/* x moves to the scope around the innermost one, without its history: what a step returns to its
- * caller. */
+/* x moves from the innermost scope to the one around it, without its history: what a step returns
+ * to its caller. Nothing happens to tensors of other scopes. */
 LT_API void lt_keep_outer(lt_tensor *x);
 LT_API bool lt_is_dead(const lt_tensor *x);
 

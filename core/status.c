@@ -55,8 +55,9 @@ lt_status lt_fail_prefix(const char *fmt, ...)
     va_start(args, fmt);
     int n = vsnprintf(fresh, sizeof fresh, fmt, args);
     va_end(args);
-    if (n >= 0 && (size_t)n < sizeof fresh)
-        snprintf(fresh + n, sizeof fresh - (size_t)n, ": %s", message);
+    int room = (int)sizeof fresh - 3 - n; /* for the old message */
+    if (n >= 0 && room > 0)
+        snprintf(fresh + n, sizeof fresh - (size_t)n, ": %.*s", room, message);
     memcpy(message, fresh, sizeof message);
     return last;
 }

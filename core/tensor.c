@@ -131,13 +131,15 @@ void lt_keep(lt_tensor *x) { x->kept = true; }
 void lt_keep_outer(lt_tensor *x)
 {
     lt_ctx *ctx = x->ctx;
+    lt_scope *inner = ctx->scope;
+    if (!inner || x->scope != inner)
+        return;
     if (ctx->slots.forget && x->node)
         ctx->slots.forget(x, false);
     pthread_mutex_lock(&ctx->lock);
-    lt_scope *outer = x->scope ? x->scope->outer : NULL;
     unlink_scope(x);
-    if (outer)
-        link_scope(x, outer);
+    if (inner->outer)
+        link_scope(x, inner->outer);
     pthread_mutex_unlock(&ctx->lock);
 }
 
