@@ -1,0 +1,91 @@
+/* loss.c - mean squared error. (cross_entropy is in softmax.c.) */
+#include "ops/kernel.h"
+
+enum { X, Y };
+enum { BLOCK = 4096, LANES = 16 }; /* elements; a block has a sum of its own */
+
+static lt_status shape(lt_call *c)
+{
+    const lt_tensor *x = c->in[X];
+    LT_TRY(lt__same_float(c, 2));
+    LT_TRY(lt__want_dims(c, Y, x->ndim, x->dims, "the dims of x"));
+    lt__spec(c, 0, (lt_dtype)x->dtype, 0, NULL);
+    return LT_OK;
+}
+
+static size_t scratch(const lt_call *c, bool backward)
+{
+    return backward ? 0 : (size_t)(c->in[X]->count / BLOCK + 1) * sizeof(double);
+}
+
+/* Sum of (x - y)^2 over n elements from the first. */
+LT_SIMD static double block_sum(const lt_call *c, int64_t first, int64_t n)
+{
+    double sum = 0;
+    double lane[LANES] = {0};
+    int64_t whole = n / LANES * LANES;
+    LT_FLOATS(c->in[X]->dtype, T,
+        const T *restrict x = (const T *)c->in[X]->data + first;
+        const T *restrict y = (const T *)c->in[Y]->data + first;
+        for (int64_t i = 0; i < whole; i += LANES)
+            for (int l = 0; l < LANES; l++) {
+                double d = x[i + l] - y[i + l];
+                lane[l] += d * d;
+            }
+        for (int64_t i = whole; i < n; i++) {
+            double d = x[i] - y[i];
+            sum += d * d;
+        }
+    );
+    for (int l = 0; l < LANES; l++)
+        sum += lane[l];
+    return sum;
+}
+
+static lt_status forward(lt_call *c)
+{
+    int64_t n = c->in[X]->count, blocks = (n + BLOCK - 1) / BLOCK;
+    double *sums = c->scratch, loss = 0;
+    LT_PARALLEL_FOR(c, n)
+    for (int64_t b = 0; b < blocks; b++)
+        sums[b] = block_sum(c, b * BLOCK, n - b * BLOCK < BLOCK ? n - b * BLOCK : BLOCK);
+    for (int64_t b = 0; b < blocks; b++)
+        loss += sums[b];
+    if (n > 0)
+        loss /= (double)n;
+    LT_FLOATS(c->in[X]->dtype, T, *(T *)c->out[0]->data = (T)loss;);
+    return LT_OK;
+}
+
+/* dx (+)= 2 g (x - y) / n;  dy (+)= -dx */
+static lt_status backward(lt_call *c)
+{
+    int64_t n = c->in[X]->count;
+    LT_FLOATS(c->in[X]->dtype, T,
+        const T *x = c->in[X]->data;
+        const T *y = c->in[Y]->data;
+        T *dx = c->d_in[X] ? c->d_in[X]->data : NULL;
+        T *dy = c->d_in[Y] ? c->d_in[Y]->data : NULL;
+        T factor = (T)(2.0 * *(const T *)c->d_out[0]->data / (double)n);
+        LT_PARALLEL_FOR(c, n)
+        for (int64_t i = 0; i < n; i++) {
+            T d = factor * (x[i] - y[i]);
+            if (dx)
+                LT_PUT(lt__adds(c, X), dx[i], d);
+            if (dy)
+                LT_PUT(lt__adds(c, Y), dy[i], -d);
+        }
+    );
+    return LT_OK;
+}
+
+const lt_op lt__op_mse_loss = {
+    .sig = "mse_loss(x, y)",
+    .doc = "Mean over all elements of (x - y)^2. No elements: 0.",
+    .cast = LT_CAST_F32,
+    .save = LT_SAVE_IN(X) | LT_SAVE_IN(Y),
+    .shape = shape,
+    .scratch = scratch,
+    .fwd = forward,
+    .bwd = backward,
+};

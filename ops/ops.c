@@ -1,0 +1,205 @@
+/* ops.c - opens a context with all ops, and the helpers of kernel.h. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ops/kernel.h"
+
+#ifndef LT_WITH_DNNL
+void lt__dnnl_free(struct lt_dnnl *dnnl) { (void)dnnl; }
+const char *lt_backend(void) { return "reference kernels"; }
+#endif
+
+static void ops_gone(lt_ctx *ctx)
+{
+    struct lt_ops *ops = ctx->slots.ops;
+    lt__dnnl_free(ops->dnnl);
+    lt__free(ctx, ops, sizeof *ops);
+}
+
+lt_ctx *lt_open(const lt_config *config)
+{
+    static const lt_op *const table[] = {
+#define X(name) &lt__op_##name,
+        LT_OP_LIST(X)
+#undef X
+    };
+    lt_ctx *ctx = lt_ctx_new(config);
+    if (!ctx)
+        return NULL;
+    if (!(ctx->slots.ops = lt__alloc_zero(ctx, sizeof *ctx->slots.ops)))
+        goto fail;
+    ctx->slots.ops_gone = ops_gone;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (lt_op_register(ctx, table[i]) != LT_OK)
+            goto fail;
+    return ctx;
+fail:
+    lt_ctx_free(ctx);
+    return NULL;
+}
+
+/* ==== Options ================================================================================= */
+
+lt_status lt__int(const lt_call *c, int k, int64_t low, int64_t *value)
+{
+    if (c->opt[k].n != 1)
+        return lt_fail(LT_EINVAL, "%s wants one integer, it has %d", c->schema->opt[k].name,
+                       c->opt[k].n);
+    *value = c->opt[k].i[0];
+    if (*value < low)
+        return lt_fail(LT_EINVAL, "%s wants at least %lld, it is %lld", c->schema->opt[k].name,
+                       (lt_ll)low, (lt_ll)*value);
+    return LT_OK;
+}
+
+lt_status lt__pair(const lt_call *c, int k, int64_t low, int64_t value[2])
+{
+    int n = c->opt[k].n;
+    if (n != 1 && n != 2)
+        return lt_fail(LT_EINVAL, "%s wants one integer or two (height, width), it has %d",
+                       c->schema->opt[k].name, n);
+    for (int i = 0; i < 2; i++) {
+        value[i] = c->opt[k].i[n == 2 ? i : 0];
+        if (value[i] < low)
+            return lt_fail(LT_EINVAL, "%s wants at least %lld, it is %lld", c->schema->opt[k].name,
+                           (lt_ll)low, (lt_ll)value[i]);
+    }
+    return LT_OK;
+}
+
+static lt_status one_axis(const lt_call *c, int k, int64_t given, int ndim, int *axis)
+{
+    int64_t a = given < 0 ? given + ndim : given;
+    if (a < 0 || a >= ndim)
+        return lt_fail(LT_EINVAL, "%s %lld is outside the %d axes of x (%s)",
+                       c->schema->opt[k].name, (lt_ll)(given < 0 ? given : given + 1), ndim,
+                       LT_TEXT(c->in[0]));
+    *axis = (int)a;
+    return LT_OK;
+}
+
+lt_status lt__axis(const lt_call *c, int k, int ndim, int *axis)
+{
+    if (c->opt[k].n != 1)
+        return lt_fail(LT_EINVAL, "%s wants one axis, it has %d", c->schema->opt[k].name,
+                       c->opt[k].n);
+    return one_axis(c, k, c->opt[k].i[0], ndim, axis);
+}
+
+lt_status lt__axes(const lt_call *c, int k, int ndim, uint32_t *mask)
+{
+    int axis = 0;
+    *mask = 0;
+    if (c->opt[k].n == 0)
+        *mask = (1u << ndim) - 1;
+    for (int i = 0; i < c->opt[k].n; i++) {
+        LT_TRY(one_axis(c, k, c->opt[k].i[i], ndim, &axis));
+        if (*mask >> axis & 1)
+            return lt_fail(LT_EINVAL, "%s names axis %d twice", c->schema->opt[k].name, axis + 1);
+        *mask |= 1u << axis;
+    }
+    return LT_OK;
+}
+
+lt_status lt__number_in(const lt_call *c, int k, double low, double high)
+{
+    double value = lt__number(c, k);
+    if (value >= low && value <= high)
+        return LT_OK;
+    if (high < INFINITY)
+        return lt_fail(LT_EINVAL, "%s wants a number from %g to %g, it is %g",
+                       c->schema->opt[k].name, low, high, value);
+    return lt_fail(LT_EINVAL, "%s wants a number of at least %g, it is %g", c->schema->opt[k].name,
+                   low, value);
+}
+
+/* ==== Shape rules ============================================================================= */
+
+void lt__spec(lt_call *c, int out, lt_dtype dtype, int ndim, const int64_t *dims)
+{
+    lt_spec *s = &c->spec[out];
+    s->dtype = dtype;
+    s->ndim = ndim;
+    for (int i = 0; i < ndim; i++)
+        s->dims[i] = dims[i];
+    s->view = 0;
+    s->offset = 0;
+}
+
+void lt__spec_like(lt_call *c, int out, const lt_tensor *x)
+{
+    lt__spec(c, out, x->dtype, x->ndim, x->dims);
+}
+
+lt_status lt__same_dtype(const lt_call *c, int n)
+{
+    for (int i = 1; i < n && i < c->n_in; i++)
+        if (c->in[i] && c->in[i]->dtype != c->in[0]->dtype)
+            return lt_fail(LT_EINVAL, "%s is %s, %s is %s; cast one of them, e.g. %s:cast('%s')",
+                           lt__in_name(c, 0), lt_dtype_name(c->in[0]->dtype), lt__in_name(c, i),
+                           lt_dtype_name(c->in[i]->dtype), lt__in_name(c, i),
+                           lt_dtype_name(c->in[0]->dtype));
+    return LT_OK;
+}
+
+lt_status lt__same_float(const lt_call *c, int n)
+{
+    if (!lt__is_float(c->in[0]->dtype))
+        return lt_fail(LT_EINVAL, "%s wants a float dtype, it is %s; cast it, e.g. %s:cast('f32')",
+                       lt__in_name(c, 0), lt_dtype_name(c->in[0]->dtype), lt__in_name(c, 0));
+    return lt__same_dtype(c, n);
+}
+
+lt_status lt__want_integers(const lt_call *c, int i)
+{
+    lt_dtype dtype = (lt_dtype)c->in[i]->dtype;
+    if (dtype == LT_I64 || dtype == LT_I32 || dtype == LT_U8)
+        return LT_OK;
+    return lt_fail(LT_EINVAL,
+                   "%s wants integers (i64, i32 or u8), it is %s; cast it, e.g. %s:cast('i64')",
+                   lt__in_name(c, i), lt_dtype_name(dtype), lt__in_name(c, i));
+}
+
+lt_status lt__want_ndim(const lt_call *c, int i, int ndim, const char *layout)
+{
+    if (c->in[i]->ndim == ndim)
+        return LT_OK;
+    return lt_fail(LT_EINVAL, "%s wants %d axes %s, it has %d (%s)", lt__in_name(c, i), ndim,
+                   layout, c->in[i]->ndim, LT_TEXT(c->in[i]));
+}
+
+lt_status lt__want_dims(const lt_call *c, int i, int ndim, const int64_t *dims, const char *what)
+{
+    const lt_tensor *x = c->in[i];
+    bool ok = x->ndim == ndim;
+    for (int k = 0; ok && k < ndim; k++)
+        ok = x->dims[k] == dims[k];
+    if (ok)
+        return LT_OK;
+    char want[96] = "";
+    size_t used = 0;
+    for (int k = 0; k < ndim && used < sizeof want; k++)
+        used += (size_t)snprintf(want + used, sizeof want - used, "%s%lld", k ? "x" : "",
+                                 (lt_ll)dims[k]);
+    return lt_fail(LT_EINVAL, "%s wants %s: %s, it is %s", lt__in_name(c, i), what,
+                   ndim ? want : "one element", LT_TEXT(x));
+}
+
+lt_status lt__broadcast(const lt_call *c, int a, int b, int *ndim, int64_t dims[LT_MAX_DIMS])
+{
+    const lt_tensor *x = c->in[a], *y = c->in[b];
+    *ndim = x->ndim > y->ndim ? x->ndim : y->ndim;
+    for (int i = 1; i <= *ndim; i++) {
+        int64_t dx = i <= x->ndim ? x->dims[x->ndim - i] : 1;
+        int64_t dy = i <= y->ndim ? y->dims[y->ndim - i] : 1;
+        if (dx != dy && dx != 1 && dy != 1)
+            return lt_fail(LT_EINVAL,
+                           "%s is %s, %s is %s: axis %d from the end has %lld and %lld, which do "
+                           "not "
+                           "broadcast",
+                           lt__in_name(c, a), LT_TEXT(x), lt__in_name(c, b), LT_TEXT(y), i,
+                           (lt_ll)dx, (lt_ll)dy);
+        dims[*ndim - i] = dx == 1 ? dy : dx;
+    }
+    return LT_OK;
+}

@@ -1,0 +1,170 @@
+/* update.c - what optimizers do to weights: SGD, SGD with momentum, Adam and AdamW.
+ *
+ * Each op is one pass over flat arenas, in place. The arithmetic is that of torch.optim, term by
+ * term in the element type, with slots that are zero before the first step. `scale` multiplies the
+ * gradient first: a loss scale or a count of shards is undone here, without a pass of its own.
+ */
+#include "ops/kernel.h"
+
+enum { BLOCK = 16384 }; /* elements */
+enum { W, G, SLOT, SLOT2 };
+
+/* Inputs of one float dtype and as many elements as w. */
+static lt_status check_arenas(const lt_call *c)
+{
+    LT_TRY(lt__same_float(c, c->n_in));
+    for (int i = G; i < c->n_in; i++)
+        if (c->in[i]->count != c->in[W]->count)
+            return lt_fail(LT_EINVAL, "%s wants as many elements as w (%s), it is %s",
+                           lt__in_name(c, i), LT_TEXT(c->in[W]), LT_TEXT(c->in[i]));
+    return LT_OK;
+}
+
+/* Runs block over all elements; each is updated alone, so the cut does not show in the result. */
+static lt_status for_blocks(lt_call *c, void (*block)(const lt_call *c, int64_t first, int64_t n))
+{
+    int64_t n = c->in[W]->count;
+    LT_PARALLEL_FOR(c, n * c->n_in)
+    for (int64_t i = 0; i < n; i += BLOCK)
+        block(c, i, n - i < BLOCK ? n - i : BLOCK);
+    return LT_OK;
+}
+
+/* ==== sgd_step ================================================================================ */
+
+enum { LR }; /* the first option of each */
+enum { SGD_DECAY = 1, SGD_SCALE };
+
+static lt_status sgd_shape(lt_call *c)
+{
+    LT_TRY(lt__number_in(c, LR, 0, INFINITY));
+    LT_TRY(lt__number_in(c, SGD_DECAY, 0, INFINITY));
+    return check_arenas(c);
+}
+
+LT_SIMD static void sgd_block(const lt_call *c, int64_t first, int64_t n)
+{
+    LT_FLOATS(c->in[W]->dtype, T,
+        T *restrict w = (T *)c->in[W]->data + first;
+        const T *restrict g = (const T *)c->in[G]->data + first;
+        T lr = (T)lt__number(c, LR);
+        T decay = (T)lt__number(c, SGD_DECAY);
+        T scale = (T)lt__number(c, SGD_SCALE);
+        for (int64_t i = 0; i < n; i++)
+            w[i] -= lr * (g[i] * scale + decay * w[i]);
+    );
+}
+
+static lt_status sgd(lt_call *c) { return for_blocks(c, sgd_block); }
+
+const lt_op lt__op_sgd_step = {
+    .sig = "sgd_step(w, g; lr#, decay=0.0, scale=1.0)",
+    .doc = "w -= lr (scale g + decay w).",
+    .in_place = true,
+    .shape = sgd_shape,
+    .fwd = sgd,
+};
+
+/* ==== momentum_step =========================================================================== */
+
+enum { MOMENTUM = 1, NESTEROV, MOMENTUM_DECAY, MOMENTUM_SCALE };
+
+static lt_status momentum_shape(lt_call *c)
+{
+    LT_TRY(lt__number_in(c, LR, 0, INFINITY));
+    LT_TRY(lt__number_in(c, MOMENTUM, 0, INFINITY));
+    LT_TRY(lt__number_in(c, MOMENTUM_DECAY, 0, INFINITY));
+    return check_arenas(c);
+}
+
+LT_SIMD static void momentum_block(const lt_call *c, int64_t first, int64_t n)
+{
+    bool nesterov = lt__flag(c, NESTEROV);
+    LT_FLOATS(c->in[W]->dtype, T,
+        T *restrict w = (T *)c->in[W]->data + first;
+        const T *restrict g = (const T *)c->in[G]->data + first;
+        T *restrict v = (T *)c->in[SLOT]->data + first;
+        T lr = (T)lt__number(c, LR);
+        T momentum = (T)lt__number(c, MOMENTUM);
+        T decay = (T)lt__number(c, MOMENTUM_DECAY);
+        T scale = (T)lt__number(c, MOMENTUM_SCALE);
+        for (int64_t i = 0; i < n; i++) {
+            T d = g[i] * scale + decay * w[i];
+            v[i] = momentum * v[i] + d;
+            w[i] -= lr * (nesterov ? d + momentum * v[i] : v[i]);
+        }
+    );
+}
+
+static lt_status momentum(lt_call *c) { return for_blocks(c, momentum_block); }
+
+const lt_op lt__op_momentum_step = {
+    .sig = "momentum_step(w, g, v; lr#, momentum=0.9, nesterov=false, decay=0.0, scale=1.0)",
+    .doc = "d = scale g + decay w; v = momentum v + d; w -= lr v, or with nesterov "
+           "w -= lr (d + momentum v).",
+    .in_place = true,
+    .shape = momentum_shape,
+    .fwd = momentum,
+};
+
+/* ==== adam_step =============================================================================== */
+
+enum { STEP = 1, BETA1, BETA2, ADAM_EPS, ADAM_DECAY, DECOUPLED, ADAM_SCALE };
+
+static lt_status adam_shape(lt_call *c)
+{
+    LT_TRY(lt__number_in(c, LR, 0, INFINITY));
+    LT_TRY(lt__number_in(c, STEP, 1, INFINITY));
+    for (int k = BETA1; k <= BETA2; k++)
+        if (!(lt__number(c, k) >= 0 && lt__number(c, k) < 1))
+            return lt_fail(LT_EINVAL, "%s wants a number of at least 0 and below 1, it is %g",
+                           c->schema->opt[k].name, lt__number(c, k));
+    LT_TRY(lt__number_in(c, ADAM_EPS, 0, INFINITY));
+    LT_TRY(lt__number_in(c, ADAM_DECAY, 0, INFINITY));
+    return check_arenas(c);
+}
+
+#define SQRT(x) _Generic((x), float: sqrtf, double: sqrt)(x)
+
+LT_SIMD static void adam_block(const lt_call *c, int64_t first, int64_t n)
+{
+    double lr = lt__number(c, LR), step = lt__number(c, STEP), decay = lt__number(c, ADAM_DECAY);
+    double b1 = lt__number(c, BETA1), b2 = lt__number(c, BETA2);
+    bool decoupled = lt__flag(c, DECOUPLED);
+    LT_FLOATS(c->in[W]->dtype, T,
+        T *restrict w = (T *)c->in[W]->data + first;
+        const T *restrict g = (const T *)c->in[G]->data + first;
+        T *restrict m = (T *)c->in[SLOT]->data + first;
+        T *restrict v = (T *)c->in[SLOT2]->data + first;
+        T scale = (T)lt__number(c, ADAM_SCALE);
+        T keep = (T)(decoupled ? 1 - lr * decay : 1);
+        T coupled = (T)(decoupled ? 0 : decay);
+        T new1 = (T)(1 - b1);
+        T old2 = (T)b2;
+        T new2 = (T)(1 - b2);
+        T step_size = (T)(lr / (1 - pow(b1, step)));
+        T unbias = (T)sqrt(1 - pow(b2, step));
+        T eps = (T)lt__number(c, ADAM_EPS);
+        for (int64_t i = 0; i < n; i++) {
+            T kept = w[i] * keep;
+            T d = g[i] * scale + coupled * kept;
+            m[i] += new1 * (d - m[i]);
+            v[i] = v[i] * old2 + new2 * d * d;
+            w[i] = kept - step_size * m[i] / (SQRT(v[i]) / unbias + eps);
+        }
+    );
+}
+
+static lt_status adam(lt_call *c) { return for_blocks(c, adam_block); }
+
+const lt_op lt__op_adam_step = {
+    .sig = "adam_step(w, g, m, v; lr#, step#, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.0, "
+           "decoupled=false, scale=1.0)",
+    .doc = "Adam (Kingma and Ba, 2015), steps counted from 1: d = scale g + decay w; m = beta1 m + "
+           "(1 - beta1) d; v = beta2 v + (1 - beta2) d^2; w -= lr / (1 - beta1^step) m / (sqrt(v / "
+           "(1 - beta2^step)) + eps). With decoupled=true AdamW (Loshchilov and Hutter, 2019): "
+           "w *= 1 - lr decay first, and d = scale g.",
+    .in_place = true,
+    .shape = adam_shape,
+    .fwd = adam,
+};
