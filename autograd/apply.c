@@ -138,7 +138,7 @@ static lt_status check_inputs(lt_ctx *ctx, const lt_def *def, lt_tensor *const *
 {
     const lt_schema *s = &def->schema;
     if (n_in > (s->variadic ? LT_MAX_LIST : s->n_in))
-        return lt_fail(LT_EINVAL, "%s takes %d tensors, it was given %d", s->name,
+        return lt_fail(LT_EINVAL, "%s: takes %d tensors, it was given %d", s->name,
                        s->variadic ? LT_MAX_LIST : s->n_in, n_in);
     for (int i = 0; i < n_in || i < s->n_in; i++) {
         const lt_tensor *x = i < n_in ? in[i] : NULL;
@@ -203,15 +203,16 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
                     .spec = spec,
                     .first_row = ag->tape->first_row};
     LT_TRY(op->shape(&call));
-    if (call.draws)
-        call.stream = (uint64_t)ctx->step << 24 | ag->tape->draws;
     int n_all = all_outputs(op), n_out = given_outputs(op);
     LT_TRY(make_outputs(&call, n_all));
 
     bool record = false;
-    if (op->bwd || op->fast_bwd || op->same_grad)
+    if ((op->bwd || op->fast_bwd || op->same_grad) && lt__is_float(spec[0].dtype))
         for (int i = 0; i < n_in && ag->off == 0; i++)
             record |= wants_grad(in[i]);
+    if (call.draws) /* what is not recorded must not shift the numbers of what is */
+        call.stream = record ? (uint64_t)ctx->step << 24 | ag->tape->draws
+                             : 1ull << 63 | ag->unrecorded_draws++;
     lt_status status = n_all > 0 && spec[0].view ? LT_OK : lt__run_kernel(&call, op, false);
     if (status == LT_OK && record)
         status = lt__record(ag, def, &call, call.first_row);

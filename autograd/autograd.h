@@ -102,7 +102,8 @@ struct lt_call {
     bool draws;                  /* set by a shape rule whose kernel will use stream */
     void *scratch;               /* op->scratch() bytes, 64-byte aligned */
     int threads;
-    uint64_t stream; /* of random numbers: step and number of the drawing call in its tape */
+    uint64_t stream;             /* of random numbers: step and number of the recorded call that
+                                  * draws; calls that are not recorded have streams of their own */
     int64_t first_row;           /* global index of row 0 of the batch */
 };
 

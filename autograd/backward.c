@@ -113,7 +113,7 @@ static void arrived(lt_edge *e)
 /* Gives grad itself, under the edge's dims, to the edge. */
 static lt_status hand_on(lt_edge *e, lt_tensor *grad)
 {
-    lt_tensor *target;
+    lt_tensor *target = NULL;
     bool add;
     if (e->node && !e->node->d_out[e->out_index]) {
         lt_tensor *same = lt__tensor_over(grad->storage, e->spec.dtype, e->spec.ndim, e->spec.dims,

@@ -103,6 +103,7 @@ struct lt_autograd {
     void *where_ud;
     lt_stat *stats;           /* in order of first appearance */
     uint64_t trees;           /* placed so far */
+    uint64_t unrecorded_draws;
     bool in_backward;
 };
 

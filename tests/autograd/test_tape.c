@@ -109,7 +109,7 @@ TEST(misuse_gets_a_sentence)
     CHECK(!lt_run(ctx, "add", NULL, x, NULL));
     CHECK_MSG("add: tensor y must be given");
     CHECK(!lt_run(ctx, "add", NULL, x, x, x, NULL));
-    CHECK_MSG("add takes 2 tensors, it was given 3");
+    CHECK_MSG("add: takes 2 tensors, it was given 3");
     lt_ctx *other = lt_open(NULL);
     CHECK(!lt_run(other, "add", NULL, x, x, NULL));
     CHECK_MSG("add: x belongs to another context");
