@@ -1,0 +1,1 @@
+/* save.c - writes files of named tensors; see file.c for the format. */

@@ -1,0 +1,828 @@
+/* test_file.c - safetensors files: what is written comes back, what is damaged is refused, and a
+ * save that fails leaves the old file.
+ *
+ * The functions of the system that the library calls for files are defined here again, in front of
+ * those of the C library, so that each of them can be made to fail.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "core/tensor.h"
+#include "tests/lt_test.h"
+
+/* ==== The system, with faults =============================================================== */
+
+typedef enum call { NO_CALL, PREAD, WRITE, FSYNC, CLOSE, RENAME } call;
+
+static struct {
+    call call;       /* which call fails ... */
+    int n, error;    /* ... the n-th time, and how; error 0: pread finds the end of the file */
+    bool interrupt;  /* every other pread, write and fsync is interrupted */
+    size_t most;     /* bytes of one pread or write; 0: any */
+    int seen, calls;
+} fault;
+
+static bool fails(call made)
+{
+    bool now = fault.call == made && ++fault.seen == fault.n;
+    if (now)
+        errno = fault.error;
+    if (!now && fault.interrupt && made <= FSYNC && ++fault.calls % 2) {
+        errno = EINTR;
+        return true;
+    }
+    return now;
+}
+
+ssize_t pread(int fd, void *to, size_t bytes, off_t offset)
+{
+    if (fails(PREAD))
+        return errno ? -1 : 0;
+    if (fault.most && bytes > fault.most)
+        bytes = fault.most;
+    return syscall(SYS_pread64, fd, to, bytes, offset);
+}
+
+ssize_t write(int fd, const void *from, size_t bytes)
+{
+    if (fails(WRITE))
+        return -1;
+    if (fault.most && bytes > fault.most)
+        bytes = fault.most;
+    return syscall(SYS_write, fd, from, bytes);
+}
+
+int fsync(int fd) { return fails(FSYNC) ? -1 : (int)syscall(SYS_fsync, fd); }
+
+int close(int fd)
+{
+    int result = (int)syscall(SYS_close, fd);
+    return fails(CLOSE) ? -1 : result;
+}
+
+int rename(const char *from, const char *to)
+{
+    return fails(RENAME) ? -1 : (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+
+/* ==== A folder for the files, and files byte by byte ======================================== */
+
+static char folder[64];
+
+static const char *in_folder(const char *name)
+{
+    static char path[4][128];
+    static int next;
+    if (!folder[0]) {
+        const char *memory = "/dev/shm"; /* where rewriting a file a thousand times costs nothing */
+        snprintf(folder, sizeof folder, "%s/lt_test_file.XXXXXX",
+                 access(memory, W_OK) == 0 ? memory : "/tmp");
+        CHECK(mkdtemp(folder) != NULL);
+    }
+    char *here = path[next++ % 4];
+    snprintf(here, sizeof *path, "%s/%s", folder, name);
+    return here;
+}
+
+__attribute__((destructor)) static void remove_folder(void)
+{
+    char path[512];
+    struct dirent *entry;
+    DIR *dir = folder[0] ? opendir(folder) : NULL;
+    while (dir && (entry = readdir(dir)))
+        if (entry->d_name[0] != '.') {
+            snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+            remove(path);
+        }
+    if (dir)
+        closedir(dir);
+    rmdir(folder);
+}
+
+/* Entries in the folder. */
+static int count_files(void)
+{
+    int n = 0;
+    struct dirent *entry;
+    DIR *dir = opendir(folder);
+    while ((entry = readdir(dir)))
+        n += entry->d_name[0] != '.';
+    closedir(dir);
+    return n;
+}
+
+static void spit(const char *path, const void *bytes, size_t n)
+{
+    FILE *out = fopen(path, "wb");
+    CHECK(out != NULL);
+    CHECK_EQ(fwrite(bytes, 1, n, out), n);
+    fclose(out);
+}
+
+static size_t slurp(const char *path, void *bytes, size_t most)
+{
+    FILE *in = fopen(path, "rb");
+    CHECK(in != NULL);
+    size_t n = fread(bytes, 1, most, in);
+    fclose(in);
+    return n;
+}
+
+/* A file of this header and n zero bytes. */
+static const char *file_of(const char *header, size_t n)
+{
+    static char bytes[70000];
+    const char *path = in_folder("given.safetensors");
+    uint64_t length = strlen(header);
+    CHECK(8 + length + n <= sizeof bytes);
+    memcpy(bytes, &length, 8);
+    memcpy(bytes + 8, header, length);
+    memset(bytes + 8 + length, 0, n);
+    spit(path, bytes, 8 + length + n);
+    return path;
+}
+
+static lt_ctx *context(void)
+{
+    lt_ctx *ctx = lt_ctx_new(&(lt_config){.threads = 1, .poison = true});
+    CHECK(ctx != NULL);
+    memset(&fault, 0, sizeof fault);
+    return ctx;
+}
+
+/* Gives ctx back, which holds no memory any more. */
+static void done(lt_ctx *ctx)
+{
+    CHECK_EQ(lt_memory_stats(ctx).live, 0);
+    lt_ctx_free(ctx);
+}
+
+static void refuse(lt_ctx *ctx, const char *path, lt_status code, const char *text)
+{
+    size_t live = lt_memory_stats(ctx).live;
+    CHECK(lt_file_open(ctx, path) == NULL);
+    CHECK_EQ(lt_errcode(), code);
+    CHECK_MSG(text);
+    CHECK_EQ(lt_memory_stats(ctx).live, live);
+}
+
+/* ==== Round trips =========================================================================== */
+
+static lt_tensor *counting(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims)
+{
+    lt_tensor *x = lt_tensor_new(ctx, dtype, ndim, dims);
+    CHECK(x != NULL);
+    uint8_t *bytes = lt_data(x);
+    for (size_t i = 0; i < (size_t)lt_count(x) * lt_dtype_bytes(dtype); i++)
+        bytes[i] = (uint8_t)(i * 7 + (size_t)dtype);
+    return x;
+}
+
+TEST(everything_comes_back)
+{
+    static const struct { int ndim; int64_t dims[8]; } shapes[] = {
+        {0, {0}}, {1, {1}}, {1, {0}}, {2, {3, 5}}, {4, {2, 0, 3, 4}}, {8, {1, 2, 1, 2, 1, 2, 1, 3}},
+        {2, {123, 77}},
+    };
+    enum { SHAPES = sizeof shapes / sizeof *shapes, N = SHAPES * LT_DTYPE_COUNT };
+    static const char *const meta[] = {
+        "step", "17", "", "", "text", "line\none\t\"two\" \\ \x01 \x7f é€𝄞", "é", "x"};
+    lt_ctx *ctx = context();
+    lt_tensor *x[N];
+    char name[N][64];
+    const char *names[N];
+    for (int i = 0; i < N; i++) {
+        int shape = i % SHAPES;
+        x[i] = counting(ctx, (lt_dtype)(i / SHAPES), shapes[shape].ndim, shapes[shape].dims);
+        snprintf(name[i], sizeof *name, i % 2 ? "layer.%d.w" : "odd \"%d\" \n/\\ é€𝄞", i);
+        if (i == 3)
+            name[i][0] = 0;
+        names[i] = name[i];
+    }
+    const char *path = in_folder("all.safetensors");
+    CHECK_OK(lt_file_save(path, N, names, x, 4, meta));
+    lt_file *f = lt_file_open(ctx, path);
+    if (!f)
+        FAIL("%s", lt_errmsg());
+    CHECK_EQ(lt_file_count(f), N);
+    for (int i = 0; i < N; i++) {
+        lt_dtype dtype;
+        int ndim;
+        int64_t dims[LT_MAX_DIMS];
+        CHECK_STR(lt_file_name(f, i), names[i]);
+        CHECK_EQ(lt_file_find(f, names[i]), i);
+        lt_file_shape(f, i, &dtype, &ndim, dims);
+        CHECK_EQ(dtype, lt_tensor_dtype(x[i]));
+        CHECK_EQ(ndim, lt_ndim(x[i]));
+        CHECK_EQ(memcmp(dims, lt_dims(x[i]), (size_t)ndim * sizeof *dims), 0);
+        lt_tensor *y = lt_file_read(f, i);
+        CHECK(y != NULL);
+        CHECK_EQ(memcmp(lt_data(y), lt_data(x[i]), (size_t)lt_count(x[i]) * lt_dtype_bytes(dtype)),
+                 0);
+        lt_release(y);
+    }
+    CHECK_EQ(lt_file_find(f, "layer.2.w"), -1);
+    const char *key, *value;
+    for (int i = 0; i < 4; i++) {
+        CHECK(lt_file_meta_at(f, i, &key, &value));
+        CHECK_STR(key, meta[2 * i]);
+        CHECK_STR(value, meta[2 * i + 1]);
+        CHECK_STR(lt_file_meta(f, meta[2 * i]), meta[2 * i + 1]);
+    }
+    CHECK(!lt_file_meta_at(f, 4, &key, &value) && !lt_file_meta_at(f, -1, &key, &value));
+    CHECK(lt_file_meta(f, "none") == NULL);
+    lt_file_close(f);
+    for (int i = 0; i < N; i++)
+        lt_release(x[i]);
+    done(ctx);
+}
+
+TEST(the_bytes_are_those_of_the_format)
+{
+    static const char header[] =
+        "{\"__metadata__\":{\"k\":\"v\"},"
+        "\"b\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]},"
+        "\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[3,7]}}      ";
+    lt_ctx *ctx = context();
+    const char *names[] = {"b", "a"}, *meta[] = {"k", "v"};
+    char bytes[256];
+    uint64_t length;
+    float one = 1;
+    lt_tensor *x[] = {lt_tensor_from(ctx, LT_U8, 1, (int64_t[]){3}, "xyz"),
+                      lt_tensor_from(ctx, LT_F32, 0, NULL, &one)};
+    const char *path = in_folder("bytes.safetensors");
+    CHECK_OK(lt_file_save(path, 2, names, x, 1, meta));
+    size_t n = slurp(path, bytes, sizeof bytes);
+    memcpy(&length, bytes, 8);
+    CHECK_EQ(length, sizeof header - 1);
+    CHECK_EQ(length % 8, 0);
+    CHECK_EQ(n, 8 + length + 7);
+    CHECK_EQ(memcmp(bytes + 8, header, length), 0);
+    CHECK_EQ(memcmp(bytes + 8 + length, "xyz\0\0\x80\x3f", 7), 0);
+    lt_release(x[0]);
+    lt_release(x[1]);
+    done(ctx);
+}
+
+TEST(a_file_without_tensors)
+{
+    static const char empty[] = "\x08\0\0\0\0\0\0\0{}      ";
+    const char *meta[] = {"a", "1", "b", "2"};
+    char bytes[64];
+    lt_ctx *ctx = context();
+    const char *path = in_folder("none.safetensors");
+    CHECK_OK(lt_file_save(path, 0, NULL, NULL, 0, NULL));
+    CHECK_EQ(slurp(path, bytes, sizeof bytes), 16);
+    CHECK_EQ(memcmp(bytes, empty, 16), 0);
+    lt_file *f = lt_file_open(ctx, path);
+    CHECK(f && lt_file_count(f) == 0 && lt_file_find(f, "") == -1 && !lt_file_meta(f, "a"));
+    lt_file_close(f);
+    CHECK_OK(lt_file_save(path, 0, NULL, NULL, 2, meta));
+    f = lt_file_open(ctx, path);
+    CHECK(f && lt_file_count(f) == 0);
+    CHECK_STR(lt_file_meta(f, "b"), "2");
+    lt_file_close(f);
+    lt_file_close(NULL);
+    done(ctx);
+}
+
+TEST(reading_into_converts)
+{
+    lt_ctx *ctx = context();
+    int64_t dims[] = {3, 3001}, flat[] = {9003};
+    lt_tensor *i32 = lt_tensor_new(ctx, LT_I32, 2, dims),
+              *f16 = lt_tensor_new(ctx, LT_F16, 2, dims);
+    lt_tensor *f64 = lt_tensor_new(ctx, LT_F64, 2, dims),
+              *other = lt_tensor_new(ctx, LT_F64, 1, flat);
+    for (int i = 0; i < 9003; i++)
+        ((int32_t *)lt_data(i32))[i] = i % 2049;
+    const char *path = in_folder("convert.safetensors"), *name = "w";
+    CHECK_OK(lt_file_save(path, 1, &name, &i32, 0, NULL));
+    lt_file *f = lt_file_open(ctx, path);
+    CHECK(f != NULL);
+    unsigned version = f16->storage->version;
+    CHECK_OK(lt_file_read_into(f, 0, f16));
+    CHECK(f16->storage->version != version);
+    CHECK_OK(lt_file_read_into(f, 0, f64));
+    for (int i = 0; i < 9003; i++) {
+        double value;
+        CHECK_OK(lt_item(f16, i, &value));
+        CHECK_NEAR(value, i % 2049, 0);
+        CHECK_NEAR(((double *)lt_data(f64))[i], i % 2049, 0);
+    }
+    CHECK_FAILS(lt_file_read_into(f, 0, other), LT_EFILE,
+                "tensor 'w' is 3x3001 i32, it was to fill one of 9003 f64");
+    CHECK_MSG(path);
+    lt_file_close(f);
+    lt_release(i32);
+    lt_release(f16);
+    lt_release(f64);
+    lt_release(other);
+    done(ctx);
+}
+
+/* Other writers order the header as they like; ours is the order of the data. */
+TEST(the_header_may_be_in_any_order)
+{
+    lt_ctx *ctx = context();
+    const char *path = file_of(
+        "{ \"z\" : {\"shape\":[2], \"data_offsets\":[4,12],\t\"dtype\":\"F32\"},\n"
+        "\"e\":{\"dtype\":\"F64\",\"shape\":[0,9],\"data_offsets\":[4,4]},"
+        "\"a\\u00e9\\ud834\\udd1e\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}  ",
+        12);
+    lt_file *f = lt_file_open(ctx, path);
+    if (!f)
+        FAIL("%s", lt_errmsg());
+    CHECK_STR(lt_file_name(f, 0), "aé𝄞");
+    CHECK_STR(lt_file_name(f, 1), "e");
+    CHECK_STR(lt_file_name(f, 2), "z");
+    lt_file_close(f);
+    done(ctx);
+}
+
+/* ==== Damage ================================================================================ */
+
+static size_t small_file(lt_ctx *ctx, char *bytes, size_t most)
+{
+    const char *names[] = {"conv.w", "conv.b", "n"}, *meta[] = {"step", "17"};
+    lt_tensor *x[] = {counting(ctx, LT_F32, 2, (int64_t[]){2, 3}),
+                      counting(ctx, LT_BF16, 1, (int64_t[]){2}), counting(ctx, LT_I64, 0, NULL)};
+    const char *path = in_folder("small.safetensors");
+    CHECK_OK(lt_file_save(path, 3, names, x, 1, meta));
+    for (int i = 0; i < 3; i++)
+        lt_release(x[i]);
+    return slurp(path, bytes, most);
+}
+
+TEST(every_truncation_is_refused)
+{
+    char bytes[512];
+    lt_ctx *ctx = context();
+    size_t n = small_file(ctx, bytes, sizeof bytes);
+    const char *path = in_folder("cut.safetensors");
+    CHECK(n > 200 && n < sizeof bytes);
+    for (size_t cut = 0; cut < n; cut++) {
+        spit(path, bytes, cut);
+        refuse(ctx, path, LT_EFILE, path);
+    }
+    bytes[n] = 0;
+    spit(path, bytes, n + 1);
+    refuse(ctx, path, LT_EFILE, "the data go on behind the last tensor");
+    done(ctx);
+}
+
+/* An error, or where the format has nothing to tell it by (a name, a dtype of the same size) other
+ * values. */
+TEST(every_flipped_bit_of_the_header_is_refused_or_harmless)
+{
+    char bytes[512];
+    lt_ctx *ctx = context();
+    size_t n = small_file(ctx, bytes, sizeof bytes);
+    uint64_t length;
+    memcpy(&length, bytes, 8);
+    const char *path = in_folder("flipped.safetensors");
+    int refused = 0;
+    for (size_t bit = 0; bit < 8 * (8 + length); bit++) {
+        bytes[bit / 8] ^= (char)(1 << bit % 8);
+        spit(path, bytes, n);
+        bytes[bit / 8] ^= (char)(1 << bit % 8);
+        lt_file *f = lt_file_open(ctx, path);
+        if (!f) {
+            CHECK_EQ(lt_errcode(), LT_EFILE);
+            CHECK_MSG(path);
+            refused++;
+            continue;
+        }
+        CHECK_EQ(lt_file_count(f), 3);
+        for (int i = 0; i < 3; i++) {
+            lt_tensor *x = lt_file_read(f, i);
+            CHECK(x && lt_count(x) < 32);
+            lt_release(x);
+        }
+        lt_file_close(f);
+    }
+    CHECK(refused > (int)(4 * length));
+    CHECK(lt_memory_stats(ctx).peak < 65536);
+    done(ctx);
+}
+
+#define TENSOR(dtype, shape, offsets)                                                            \
+    "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
+#define ONE(dtype, shape, offsets) "{\"a\":" TENSOR(dtype, shape, offsets) "}"
+
+TEST(hostile_headers_are_refused)
+{
+    static const struct { const char *header; size_t data; const char *text; } known[] = {
+        {"", 0, "byte 0 of the header does not begin an object"},
+        {" {}", 0, "byte 0 of the header does not begin an object"},
+        {"[]", 0, "byte 0 of the header does not begin an object"},
+        {"\xef\xbb\xbf{}", 0, "byte 0 of the header does not begin an object"},
+        {"{", 0, "is not JSON"},
+        {"{}}", 0, "is not JSON"},
+        {"{}{}", 0, "is not JSON"},
+        {"{},", 0, "is not JSON"},
+        {"{\"a\"}", 0, "is not JSON"},
+        {"{\"a\":}", 0, "is not JSON"},
+        {"{\"1\":1,", 0, "is not JSON"},
+        {"{\"a", 0, "is not JSON"},
+        {"{\"a\\", 0, "is not JSON"},
+        {"{\"a\\u12", 0, "is not JSON"},
+        {"{\"\\ud800\":1}", 0, "is not JSON"},
+        {"{}", 1, "the data go on behind the last tensor"},
+        {"{\"a\":1}", 0, "tensor 'a' wants a dtype, a shape, data_offsets and nothing else"},
+        {"{\"a\":\"b\"}", 0, "tensor 'a' wants a dtype"},
+        {"{\"a\":[]}", 0, "tensor 'a' wants a dtype"},
+        {"{\"a\":{}}", 0, "tensor 'a' wants a dtype"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "tensor 'a' wants a dtype"},
+        {"{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[1]}}", 1,
+         "tensor 'a' wants a dtype"},
+        {"{\"a\":{\"dtype\":1,\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
+         "tensor 'a' wants a dtype"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":1,\"data_offsets\":[0,1]}}", 1,
+         "tensor 'a' wants a dtype"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"x\":1}}", 1,
+         "and nothing else"},
+        {ONE("BOOL", "[1]", "[0,1]"), 1, "tensor 'a' has dtype BOOL, which luatrain does not know"},
+        {ONE("I8", "[1]", "[0,1]"), 1, "tensor 'a' has dtype I8"},
+        {ONE("F8_E4M3", "[1]", "[0,1]"), 1, "convert it to F32, F64, F16, BF16, I64, I32 or U8"},
+        {ONE("u8", "[1]", "[0,1]"), 1, "tensor 'a' has dtype u8"},
+        {ONE("U8", "[1,1,1,1,1,1,1,1,1]", "[0,1]"), 1, "no list of at most 8 counts"},
+        {ONE("U8", "[\"1\"]", "[0,1]"), 1, "no list of at most 8 counts"},
+        {ONE("U8", "[[1]]", "[0,1]"), 1, "begins a fourth level"},
+        {ONE("U8", "[-1]", "[0,1]"), 1, "begins no object, list, string or count"},
+        {ONE("U8", "[1.0]", "[0,1]"), 1, "begins no object, list, string or count"},
+        {ONE("U8", "[1e0]", "[0,1]"), 1, "begins no object, list, string or count"},
+        {ONE("U8", "[null]", "[0,1]"), 1, "begins no object, list, string or count"},
+        {ONE("U8", "[01]", "[0,1]"), 1, "is no count below 10^15"},
+        {ONE("U8", "[1000000000000000]", "[0,1]"), 1, "is no count below 10^15"},
+        {ONE("U8", "[18446744073709551617]", "[0,1]"), 1, "is no count below 10^15"},
+        {ONE("F32", "[100000000000000,100000000000000]", "[0,1]"), 1, "too large to be counted"},
+        {ONE("F32", "[0,100000000000000,100000000000000]", "[0,0]"), 0, "too large to be counted"},
+        {ONE("F32", "[100000000000]", "[0,400000000000]"), 4,
+         "ends at byte 400000000000 of the data"},
+        {ONE("F32", "[2]", "[0,4]"), 4, "has 2 elements of F32, but 4 bytes"},
+        {ONE("F32", "[]", "[0,0]"), 0, "has 1 elements of F32, but 0 bytes"},
+        {ONE("U8", "[1]", "[1,0]"), 1, "are not two counts in order"},
+        {ONE("U8", "[1]", "[0]"), 1, "are not two counts in order"},
+        {ONE("U8", "[1]", "[0,1,2]"), 1, "are not two counts in order"},
+        {ONE("U8", "[1]", "[1,2]"), 2,
+         "begins at byte 1 of the data, the one before ends at byte 0"},
+        {"{\"a\":" TENSOR("U8", "[1]", "[0,1]") ",\"b\":" TENSOR("U8", "[1]", "[2,3]") "}", 3,
+         "no holes"},
+        {"{\"a\":" TENSOR("U8", "[2]", "[0,2]") ",\"b\":" TENSOR("U8", "[2]", "[1,3]") "}", 3,
+         "no overlaps"},
+        {"{\"a\":" TENSOR("U8", "[2]", "[0,2]") ",\"b\":" TENSOR("U8", "[2]", "[0,2]") "}", 2,
+         "no overlaps"},
+        {"{\"a\":" TENSOR("U8", "[2]", "[0,2]") ",\"b\":" TENSOR("U8", "[0]", "[1,1]") "}", 2,
+         "no overlaps"},
+        {"{\"a\":" TENSOR("U8", "[1]", "[0,1]") ",\"a\":" TENSOR("U8", "[1]", "[1,2]") "}", 2,
+         "'a' comes twice"},
+        {"{\"a\":" TENSOR("U8", "[1]", "[0,1]") ",\"\\u0061\":" TENSOR("U8", "[1]", "[1,2]") "}", 2,
+         "'a' comes twice"},
+        {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "the name 'k' comes twice"},
+        {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__ wants to be one object"},
+        {"{\"__metadata__\":\"x\"}", 0, "__metadata__ wants to be one object"},
+        {"{\"__metadata__\":{\"k\":1}}", 0, "the metadata 'k' is no string"},
+        {"{\"__metadata__\":{\"k\":{}}}", 0, "the metadata 'k' is no string"},
+        {"{\"a\\u0000b\":" TENSOR("U8", "[1]", "[0,1]") "}", 1,
+         "is a control character in a string"},
+        {"{\"a\nb\":" TENSOR("U8", "[1]", "[0,1]") "}", 1, "is a control character in a string"},
+        {"{\"a\xff\":" TENSOR("U8", "[1]", "[0,1]") "}", 1, "is not UTF-8"},
+        {"{\"a\xc0\x80\":" TENSOR("U8", "[1]", "[0,1]") "}", 1, "is not UTF-8"},
+        {"{\"a\xed\xa0\x80\":" TENSOR("U8", "[1]", "[0,1]") "}", 1, "is not UTF-8"},
+        {"{\"a\xf4\x90\x80\x80\":" TENSOR("U8", "[1]", "[0,1]") "}", 1, "is not UTF-8"},
+        {"{\"a\xfc\x80\x80\x80\":1}", 0, "is not UTF-8"},
+        {"{\"a\xe2\x82\"}", 0, "is not UTF-8"},
+        {"{}\xe2\x82", 0, "is not UTF-8"},
+        {"{\"\\u001b[2Jx\":1}", 0, "tensor '?[2Jx' wants"},
+        {"{[[[", 0, "begins a fourth level"},
+        {"{\"a\":true}", 0, "begins no object, list, string or count"},
+        {"{} //", 0, "begins no object, list, string or count"},
+    };
+    lt_ctx *ctx = context();
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        refuse(ctx, file_of(known[i].header, known[i].data), LT_EFILE, known[i].text);
+    CHECK(lt_memory_stats(ctx).peak < 65536);
+    done(ctx);
+}
+
+TEST(a_header_with_nul_bytes_is_refused)
+{
+    static const char outside[] = "\x04\0\0\0\0\0\0\0{}\0\0",
+                      inside[] = "\x07\0\0\0\0\0\0\0{\"a\0\":1}";
+    lt_ctx *ctx = context();
+    const char *path = in_folder("nul.safetensors");
+    spit(path, outside, 12);
+    refuse(ctx, path, LT_EFILE, "byte 2 of the header begins no object");
+    spit(path, inside, 15);
+    refuse(ctx, path, LT_EFILE, "byte 3 of the header is a control character in a string");
+    done(ctx);
+}
+
+TEST(announced_lengths_are_not_believed)
+{
+    static const uint64_t lengths[] = {
+        3, 100000000, 100000001, (uint64_t)1 << 31, (uint64_t)1 << 63, UINT64_MAX, UINT64_MAX - 7};
+    lt_ctx *ctx = context();
+    const char *path = in_folder("length.safetensors");
+    for (int i = 0; i < 7; i++) {
+        char bytes[10] = "........{}";
+        memcpy(bytes, &lengths[i], 8);
+        spit(path, bytes, sizeof bytes);
+        refuse(ctx, path, LT_EFILE,
+               lengths[i] > 100000000 ? "the format allows 100000000" : "the file only 10");
+    }
+    CHECK(lt_memory_stats(ctx).peak < 65536);
+    done(ctx);
+}
+
+/* More than it will take, in the fewest bytes: refused before a tree of them is made. */
+TEST(too_many_values_are_refused)
+{
+    enum { N = 600000 };
+    static char bytes[8 + 2 * N + 8];
+    uint64_t length = 2 * N + 2;
+    lt_ctx *ctx = context();
+    memcpy(bytes, &length, 8);
+    memcpy(bytes + 8, "{\"", 2);
+    memset(bytes + 10, ',', 2 * N);
+    bytes[9] = '[';
+    spit(in_folder("many.safetensors"), bytes, 8 + length);
+    refuse(ctx, in_folder("many.safetensors"), LT_EFILE, "one value too many; split the file");
+    done(ctx);
+}
+
+TEST(too_many_tensors_are_refused)
+{
+    enum { N = 16385 };
+    static char bytes[N * 64];
+    size_t used = 8;
+    lt_ctx *ctx = context();
+    for (int i = 0; i < N; i++)
+        used += (size_t)sprintf(bytes + used, "%c\"%d\":" TENSOR("U8", "[0]", "[0,0]"),
+                                i ? ',' : '{', i);
+    bytes[used++] = '}';
+    uint64_t length = used - 8;
+    memcpy(bytes, &length, 8);
+    spit(in_folder("tensors.safetensors"), bytes, used);
+    refuse(ctx, in_folder("tensors.safetensors"), LT_EFILE,
+           "16385 tensors and 0 metadata are too many, the most is 16384 of each");
+    done(ctx);
+}
+
+/* Comparing each name with each would take minutes. */
+TEST(long_and_similar_names_are_compared_fast)
+{
+    enum { N = 3000, LENGTH = 8000 };
+    lt_ctx *ctx = context();
+    size_t room = (size_t)N * (LENGTH + 80), used = 8;
+    char *bytes = malloc(room);
+    for (int i = 0; i < N; i++) {
+        used += (size_t)sprintf(bytes + used, i ? ",\"" : "{\"");
+        memset(bytes + used, 'x', LENGTH);
+        used += LENGTH;
+        used += (size_t)sprintf(bytes + used, "%d\":" TENSOR("F32", "[0]", "[0,0]"), i);
+    }
+    bytes[used++] = '}';
+    uint64_t length = used - 8;
+    memcpy(bytes, &length, 8);
+    spit(in_folder("long.safetensors"), bytes, used);
+    free(bytes);
+    lt_file *f = lt_file_open(ctx, in_folder("long.safetensors"));
+    CHECK(f != NULL);
+    CHECK_EQ(lt_file_count(f), N);
+    CHECK_EQ(strlen(lt_file_name(f, 17)), LENGTH + 2);
+    lt_file_close(f);
+    done(ctx);
+}
+
+TEST(a_long_name_is_shown_short)
+{
+    char header[400] = "{\"";
+    lt_ctx *ctx = context();
+    for (int i = 0; i < 100; i++)
+        strcat(header, "é");
+    strcat(header, "\":1}");
+    refuse(ctx, file_of(header, 0), LT_EFILE, "éé...' wants");
+    CHECK(strlen(lt_errmsg()) < 200);
+    done(ctx);
+}
+
+/* ==== The system says no ==================================================================== */
+
+TEST(what_is_no_file_is_refused)
+{
+    lt_ctx *ctx = context();
+    refuse(ctx, in_folder("missing"), LT_EFILE, "missing: cannot open: No such file or directory");
+    refuse(ctx, folder, LT_EFILE, "this is a folder");
+    refuse(ctx, "/dev/full", LT_EFILE, "/dev/full: this is no plain file");
+    CHECK_EQ(mkfifo(in_folder("pipe"), 0600), 0);
+    refuse(ctx, in_folder("pipe"), LT_EFILE, "this is no plain file");
+    done(ctx);
+}
+
+TEST(a_file_that_shrinks_while_it_is_read)
+{
+    char bytes[512];
+    lt_ctx *ctx = context();
+    size_t n = small_file(ctx, bytes, sizeof bytes);
+    const char *path = in_folder("small.safetensors");
+    lt_file *f = lt_file_open(ctx, path);
+    CHECK(f != NULL);
+    CHECK_EQ(truncate(path, (off_t)n - 1), 0);
+    lt_tensor *x = lt_file_read(f, 0);
+    CHECK(x != NULL);
+    lt_release(x);
+    CHECK(lt_file_read(f, 2) == NULL);
+    CHECK_EQ(lt_errcode(), LT_EFILE);
+    CHECK_MSG("small.safetensors: the file became shorter while it was read");
+    lt_file_close(f);
+    (void)small_file(ctx, bytes, sizeof bytes);
+    for (int k = 1; k <= 2; k++) {
+        fault.call = PREAD;
+        fault.n = k;
+        fault.error = fault.seen = 0;
+        refuse(ctx, path, LT_EFILE, "the file became shorter while it was read");
+        fault.error = EIO;
+        fault.seen = 0;
+        refuse(ctx, path, LT_EFILE, "cannot read: Input/output error");
+    }
+    done(ctx);
+}
+
+static lt_status save_small(const char *path, lt_tensor *x)
+{
+    const char *name = "x", *meta[] = {"k", "v"};
+    return lt_file_save(path, 1, &name, &x, 1, meta);
+}
+
+TEST(a_save_that_fails_leaves_the_old_file)
+{
+    static const struct { call call; int n, error; const char *text; } known[] = {
+        {WRITE, 1, ENOSPC, "cannot write: No space left on device"},
+        {WRITE, 2, ENOSPC, "cannot write: No space left on device"},
+        {WRITE, 3, EDQUOT, "cannot write: Disk quota exceeded"},
+        {FSYNC, 1, EIO, "cannot write to the disk: Input/output error"},
+        {CLOSE, 1, EIO, "cannot close: Input/output error"},
+        {RENAME, 1, EACCES, "cannot replace it: Permission denied"},
+    };
+    static char before[40000], after[40000];
+    lt_ctx *ctx = context();
+    lt_tensor *old = counting(ctx, LT_F32, 1, (int64_t[]){7}),
+              *new = counting(ctx, LT_F64, 1, (int64_t[]){4000});
+    const char *path = in_folder("kept.safetensors");
+    CHECK_OK(save_small(path, old));
+    size_t n = slurp(path, before, sizeof before);
+    int files = count_files();
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        memset(&fault, 0, sizeof fault);
+        fault.call = known[i].call;
+        fault.n = known[i].n;
+        fault.error = known[i].error;
+        CHECK_FAILS(save_small(path, new), LT_EFILE, known[i].text);
+        CHECK_MSG("kept.safetensors: ");
+        CHECK_EQ(fault.seen >= fault.n, 1);
+        CHECK_EQ(count_files(), files);
+        CHECK_EQ(slurp(path, after, sizeof after), n);
+        CHECK_EQ(memcmp(before, after, n), 0);
+    }
+    memset(&fault, 0, sizeof fault);
+    fault.call = FSYNC; /* of the folder: the file is new by then, but may not outlive a crash */
+    fault.n = 2;
+    fault.error = EIO;
+    CHECK_FAILS(save_small(path, new), LT_EFILE,
+                "cannot write its folder to the disk: Input/output error");
+    CHECK_EQ(count_files(), files);
+    fault.error = EINVAL; /* a file system that cannot do it */
+    fault.seen = 0;
+    CHECK_OK(save_small(path, new));
+    lt_release(old);
+    lt_release(new);
+    done(ctx);
+}
+
+TEST(interrupted_and_short_calls_go_on)
+{
+    static char plain[40000], slow[40000];
+    lt_ctx *ctx = context();
+    lt_tensor *x = counting(ctx, LT_F32, 1, (int64_t[]){6001});
+    const char *path = in_folder("plain.safetensors"), *other = in_folder("slow.safetensors");
+    CHECK_OK(save_small(path, x));
+    fault.interrupt = true;
+    fault.most = 1000;
+    CHECK_OK(save_small(other, x));
+    lt_file *f = lt_file_open(ctx, other);
+    CHECK(f != NULL);
+    lt_tensor *y = lt_file_read(f, 0);
+    CHECK(y != NULL);
+    CHECK_EQ(memcmp(lt_data(x), lt_data(y), 6001 * 4), 0);
+    lt_file_close(f);
+    memset(&fault, 0, sizeof fault);
+    size_t n = slurp(path, plain, sizeof plain);
+    CHECK_EQ(slurp(other, slow, sizeof slow), n);
+    CHECK_EQ(memcmp(plain, slow, n), 0);
+    lt_release(x);
+    lt_release(y);
+    done(ctx);
+}
+
+TEST(where_nothing_can_be_written)
+{
+    char deep[300];
+    lt_ctx *ctx = context();
+    lt_tensor *x = counting(ctx, LT_F32, 1, (int64_t[]){7});
+    CHECK_FAILS(save_small(in_folder("none/x"), x), LT_EFILE,
+                "cannot make a file beside it: No such file or directory");
+    spit(in_folder("plain"), "", 0);
+    CHECK_FAILS(save_small(in_folder("plain/x"), x), LT_EFILE,
+                "cannot make a file beside it: Not a directory");
+    CHECK_FAILS(save_small("/proc/x", x), LT_EFILE, "/proc/x: cannot make a file beside it: ");
+    memset(deep, 'x', sizeof deep);
+    deep[sizeof deep - 1] = 0;
+    CHECK_FAILS(save_small(deep, x), LT_EFILE, "cannot make a file beside it: File name too long");
+    mkdir(in_folder("sub"), 0700);
+    int files = count_files();
+    CHECK_FAILS(save_small(in_folder("sub"), x), LT_EFILE, "cannot replace it: Is a directory");
+    CHECK_EQ(count_files(), files);
+    lt_release(x);
+    done(ctx);
+}
+
+TEST(a_strangers_temporary_file_is_left_alone)
+{
+    char text[8];
+    lt_ctx *ctx = context();
+    lt_tensor *x = counting(ctx, LT_F32, 1, (int64_t[]){7});
+    spit(in_folder("mine.tmp0"), "theirs", 6);
+    CHECK_OK(save_small(in_folder("mine"), x));
+    CHECK_EQ(slurp(in_folder("mine.tmp0"), text, sizeof text), 6);
+    CHECK_EQ(memcmp(text, "theirs", 6), 0);
+    lt_release(x);
+    done(ctx);
+}
+
+/* ==== The caller's mistakes ================================================================= */
+
+TEST(bad_names_are_refused)
+{
+    lt_ctx *ctx = context();
+    lt_tensor *x = counting(ctx, LT_F32, 1, (int64_t[]){7}), *both[] = {x, x};
+    const char *path = in_folder("names.safetensors");
+    const char *twice[] = {"a", "a"}, *reserved[] = {"a", "__metadata__"},
+               *latin[] = {"a", "caf\xe9"};
+    const char *keys[] = {"k", "1", "k", "2"}, *text[] = {"k", "\xff"};
+    CHECK_FAILS(lt_file_save(path, 2, twice, both, 0, NULL), LT_EINVAL,
+                "the name 'a' is given twice");
+    CHECK_FAILS(lt_file_save(path, 2, reserved, both, 0, NULL), LT_EINVAL,
+                "no tensor can be called __metadata__");
+    CHECK_FAILS(lt_file_save(path, 2, latin, both, 0, NULL), LT_EINVAL, "is not UTF-8");
+    CHECK_FAILS(lt_file_save(path, 1, twice, both, 2, keys), LT_EINVAL,
+                "the name 'k' is given twice");
+    CHECK_FAILS(lt_file_save(path, 1, twice, both, 1, text), LT_EINVAL, "is not UTF-8");
+    CHECK_FAILS(lt_file_save(path, 16385, NULL, NULL, 0, NULL), LT_EINVAL, "too many");
+    CHECK_EQ(access(path, F_OK), -1);
+    lt_release(x);
+    done(ctx);
+}
+
+TEST(a_dead_tensor_is_refused)
+{
+    lt_ctx *ctx = context();
+    CHECK_OK(lt_scope_push(ctx));
+    lt_tensor *x = counting(ctx, LT_F32, 1, (int64_t[]){7});
+    lt_scope_pop(ctx);
+    CHECK_FAILS(save_small(in_folder("dead.safetensors"), x), LT_EINVAL,
+                "dead.safetensors: tensor 'x': this tensor belongs to a step that is over");
+    lt_release(x);
+    done(ctx);
+}
+
+/* Whichever allocation fails, opening and reading end with LT_ENOMEM, and nothing is lost. */
+TEST(every_failing_allocation_is_survived)
+{
+    char bytes[512], text[32];
+    lt_ctx *writer = context();
+    (void)small_file(writer, bytes, sizeof bytes);
+    done(writer);
+    for (int n = 1;; n++) {
+        snprintf(text, sizeof text, "alloc:n=%d", n);
+        lt_ctx *ctx = lt_ctx_new(&(lt_config){.threads = 1, .fault = text});
+        lt_file *f = lt_file_open(ctx, in_folder("small.safetensors"));
+        lt_tensor *x = f ? lt_file_read(f, 0) : NULL;
+        lt_status code = x ? LT_OK : lt_errcode();
+        lt_release(x);
+        lt_file_close(f);
+        done(ctx);
+        if (x) {
+            CHECK(n > 6);
+            return;
+        }
+        CHECK_EQ(code, LT_ENOMEM);
+    }
+}
