@@ -1,0 +1,349 @@
+/* conv2d.c - two-dimensional convolution, grouped and depthwise included.
+ *
+ *     y[n, oh, ow, o] = b[o] + sum over kh, kw, i of x[n, ih, iw, i] w[o, kh, kw, i]
+ *
+ * with ih = oh * stride - pad + kh * dilation and i in the group of o. The portable kernels walk
+ * rows of images: one tap of the kernel over one row is a small matrix product of (pixels,
+ * channels) by (channels, channels), or, when each channel is a group of its own, a product channel
+ * by channel. Each part of a result belongs to one thread. A pointwise convolution is linear().
+ */
+#include "ops/dnnl.h"
+#include "ops/loops.h"
+
+enum { X, W, B };
+enum { STRIDE, PAD, DILATION, GROUPS };
+enum { BLOCK = 32 }; /* output channels of a task of the weight gradient */
+
+/* ==== Shape =================================================================================== */
+
+static lt_status describe(const lt_call *c, lt_conv *v)
+{
+    const lt_tensor *x = c->in[X], *w = c->in[W];
+    LT_TRY(lt__want_ndim(c, X, 4, "(n, h, w, c)"));
+    LT_TRY(lt__want_ndim(c, W, 4, "(out, kh, kw, in/groups)"));
+    LT_TRY(lt__pair(c, STRIDE, 1, v->window.stride));
+    LT_TRY(lt__pair(c, PAD, 0, v->window.pad));
+    LT_TRY(lt__pair(c, DILATION, 1, v->window.dilation));
+    LT_TRY(lt__int(c, GROUPS, 1, &v->groups));
+    v->n = x->dims[0];
+    v->in = x->dims[3];
+    v->out = w->dims[0];
+    if (v->in % v->groups != 0 || v->out % v->groups != 0)
+        return lt_fail(LT_EINVAL, "groups %lld must divide the %lld channels of x and the %lld "
+                       "output channels of w (x %s, w %s)", (lt_ll)v->groups, (lt_ll)v->in,
+                       (lt_ll)v->out, LT_TEXT(x), LT_TEXT(w));
+    if (w->dims[3] != v->in / v->groups && v->groups > 1)
+        return lt_fail(LT_EINVAL, "w wants %lld input channels in each of %lld groups, x has %lld "
+                       "(x %s, w %s)", (lt_ll)w->dims[3], (lt_ll)v->groups,
+                       (lt_ll)(v->in / v->groups), LT_TEXT(x), LT_TEXT(w));
+    if (w->dims[3] != v->in / v->groups)
+        return lt_fail(LT_EINVAL, "w wants %lld input channels, x has %lld (x %s, w %s)",
+                       (lt_ll)w->dims[3], (lt_ll)v->in, LT_TEXT(x), LT_TEXT(w));
+    for (int i = 0; i < 2; i++)
+        if ((v->window.kernel[i] = w->dims[1 + i]) < 1)
+            return lt_fail(LT_EINVAL, "w wants a kernel of at least 1x1, it is %s (out, kh, kw, "
+                           "in/groups)", LT_TEXT(w));
+    return lt__window_fit(&v->window, x);
+}
+
+static lt_status shape(lt_call *c)
+{
+    lt_conv v;
+    LT_TRY(lt__same_float(c, 3));
+    LT_TRY(describe(c, &v));
+    if (c->n_in > B && c->in[B])
+        LT_TRY(lt__want_dims(c, B, 1, &v.out, "one value per output channel"));
+    int64_t dims[4] = {v.n, v.window.out[0], v.window.out[1], v.out};
+    lt__spec(c, 0, (lt_dtype)c->in[X]->dtype, 4, dims);
+    return LT_OK;
+}
+
+/* 1x1 over every pixel: linear(), which wants no copy of the weights in another layout. */
+static bool pointwise(const lt_conv *v)
+{
+    const lt_window *w = &v->window;
+    bool yes = v->groups == 1;
+    for (int i = 0; i < 2; i++)
+        yes = yes && w->kernel[i] == 1 && w->stride[i] == 1 && w->pad[i] == 0;
+    return yes;
+}
+
+static bool depthwise(const lt_conv *v) { return v->groups == v->in && v->groups == v->out; }
+
+/* ==== One tap over one row ==================================================================== */
+
+/* Where tap (kh, kw) meets row oh of image n. Offsets are in elements, to the first pixel. */
+typedef struct {
+    int64_t pixels;
+    int64_t x, y, w;                  /* into x, y, and w of output channel 0 */
+    int64_t x_pixel, y_pixel, w_out;  /* from one pixel, and one output channel, to the next */
+} tap;
+
+static tap tap_at(const lt_conv *v, int64_t n, int64_t ih, int64_t oh, int64_t kh, int64_t kw)
+{
+    const lt_window *w = &v->window;
+    int64_t first, end, depth = v->in / v->groups;
+    lt__window_range(w, 1, kw, &first, &end);
+    return (tap){
+        .pixels = end - first,
+        .x = ((n * w->in[0] + ih) * w->in[1] + lt__window_in(w, 1, first, kw)) * v->in,
+        .y = ((n * w->out[0] + oh) * w->out[1] + first) * v->out,
+        .w = (kh * w->kernel[1] + kw) * depth,
+        .x_pixel = w->stride[1] * v->in,
+        .y_pixel = v->out,
+        .w_out = w->kernel[0] * w->kernel[1] * depth,
+    };
+}
+
+/* out[i, ch] += a[i, ch] factor[ch * step] over pixels i, which are a_pixel and out_pixel apart. */
+LT_SIMD static void scale_channels(lt_dtype dtype, int64_t pixels, int64_t channels, const void *a,
+                                   int64_t a_pixel, const void *factor, int64_t step, void *out,
+                                   int64_t out_pixel)
+{
+    LT_FLOATS(dtype, T,
+        enum { MOST = 64 };
+        T dense[MOST];
+        for (int64_t first = 0; first < channels; first += MOST) {
+            int64_t n = channels - first < MOST ? channels - first : MOST;
+            for (int64_t j = 0; j < n; j++)
+                dense[j] = ((const T *)factor)[(first + j) * step];
+            for (int64_t i = 0; i < pixels; i++) {
+                const T *from = (const T *)a + i * a_pixel + first;
+                T *restrict to = (T *)out + i * out_pixel + first;
+                for (int64_t j = 0; j < n; j++)
+                    to[j] += from[j] * dense[j];
+            }
+        }
+    );
+}
+
+/* out[ch * step] += sum over pixels i of a[i, ch] b[i, ch], for n <= BLOCK channels. */
+LT_SIMD static void dot_channels(lt_dtype dtype, int64_t pixels, int64_t n, const void *a,
+                                 int64_t a_pixel, const void *b, int64_t b_pixel, void *out,
+                                 int64_t step)
+{
+    LT_FLOATS(dtype, T,
+        T sum[BLOCK] = {0};
+        for (int64_t i = 0; i < pixels; i++) {
+            const T *from = (const T *)a + i * a_pixel;
+            const T *with = (const T *)b + i * b_pixel;
+            for (int64_t j = 0; j < n; j++)
+                sum[j] += from[j] * with[j];
+        }
+        for (int64_t j = 0; j < n; j++)
+            ((T *)out)[j * step] += sum[j];
+    );
+}
+
+/* ==== Portable kernels ======================================================================== */
+
+static double multiplications(const lt_conv *v)
+{
+    const lt_window *w = &v->window;
+    return (double)(v->n * w->out[0] * w->out[1] * v->out) *
+           (double)(w->kernel[0] * w->kernel[1] * (v->in / v->groups));
+}
+
+/* Row oh of image n of y, which holds the bias or zero. */
+static void output_row(const lt_conv *v, lt_dtype dtype, int64_t n, int64_t oh, const void *x,
+                       const void *w, void *y)
+{
+    int64_t in = v->in / v->groups, out = v->out / v->groups;
+    for (int64_t kh = 0; kh < v->window.kernel[0]; kh++) {
+        int64_t ih = lt__window_in(&v->window, 0, oh, kh);
+        if (ih < 0 || ih >= v->window.in[0])
+            continue;
+        for (int64_t kw = 0; kw < v->window.kernel[1]; kw++) {
+            tap t = tap_at(v, n, ih, oh, kh, kw);
+            if (depthwise(v)) {
+                scale_channels(dtype, t.pixels, v->out, lt__at(x, dtype, t.x), t.x_pixel,
+                               lt__at(w, dtype, t.w), t.w_out, lt__at(y, dtype, t.y), t.y_pixel);
+                continue;
+            }
+            lt_product p = {.m = t.pixels, .n = out, .k = in, .a_row = t.x_pixel, .a_col = 1,
+                            .b_row = 1, .b_col = t.w_out, .out_row = t.y_pixel, .out_col = 1};
+            for (int64_t g = 0; g < v->groups; g++)
+                lt__product_add(dtype, &p, lt__at(x, dtype, t.x + g * in),
+                                lt__at(w, dtype, t.w + g * out * t.w_out),
+                                lt__at(y, dtype, t.y + g * out));
+        }
+    }
+}
+
+/* Row ih of image n of dx, which holds zero or what is added to. */
+static void input_row(const lt_conv *v, lt_dtype dtype, int64_t n, int64_t ih, const void *dy,
+                      const void *w, void *dx)
+{
+    int64_t in = v->in / v->groups, out = v->out / v->groups;
+    for (int64_t kh = 0; kh < v->window.kernel[0]; kh++) {
+        int64_t oh = lt__window_out(&v->window, 0, ih, kh);
+        if (oh < 0)
+            continue;
+        for (int64_t kw = 0; kw < v->window.kernel[1]; kw++) {
+            tap t = tap_at(v, n, ih, oh, kh, kw);
+            if (depthwise(v)) {
+                scale_channels(dtype, t.pixels, v->in, lt__at(dy, dtype, t.y), t.y_pixel,
+                               lt__at(w, dtype, t.w), t.w_out, lt__at(dx, dtype, t.x), t.x_pixel);
+                continue;
+            }
+            lt_product p = {.m = t.pixels, .n = in, .k = out, .a_row = t.y_pixel, .a_col = 1,
+                            .b_row = t.w_out, .b_col = 1, .out_row = t.x_pixel, .out_col = 1};
+            for (int64_t g = 0; g < v->groups; g++)
+                lt__product_add(dtype, &p, lt__at(dy, dtype, t.y + g * out),
+                                lt__at(w, dtype, t.w + g * out * t.w_out),
+                                lt__at(dx, dtype, t.x + g * in));
+        }
+    }
+}
+
+/* Tap (kh, kw) of dw for n output channels from `first`, all of one group or each of its own. */
+static void weight_block(const lt_conv *v, lt_dtype dtype, int64_t kh, int64_t kw, int64_t first,
+                         int64_t n, const void *x, const void *dy, void *dw)
+{
+    int64_t in = v->in / v->groups, group = first / (v->out / v->groups), from, end;
+    tap t = tap_at(v, 0, 0, 0, kh, kw);
+    lt_product p = {.m = n, .n = in, .k = t.pixels, .a_row = 1, .a_col = t.y_pixel,
+                    .b_row = t.x_pixel, .b_col = 1, .out_row = t.w_out, .out_col = 1};
+    lt_product turned = {.m = in, .n = n, .k = t.pixels, .a_row = 1, .a_col = t.x_pixel,
+                         .b_row = t.y_pixel, .b_col = 1, .out_row = 1, .out_col = t.w_out};
+    void *to = lt__at(dw, dtype, t.w + first * t.w_out);
+    lt__window_range(&v->window, 0, kh, &from, &end);
+    for (int64_t image = 0; image < v->n; image++)
+        for (int64_t oh = from; oh < end; oh++) {
+            t = tap_at(v, image, lt__window_in(&v->window, 0, oh, kh), oh, kh, kw);
+            const void *xs = lt__at(x, dtype, t.x + group * in);
+            const void *dys = lt__at(dy, dtype, t.y + first);
+            if (depthwise(v))
+                dot_channels(dtype, t.pixels, n, xs, t.x_pixel, dys, t.y_pixel, to, t.w_out);
+            else if (in < n) /* vectors go along the longer side */
+                lt__product_add(dtype, &turned, xs, dys, to);
+            else
+                lt__product_add(dtype, &p, dys, xs, to);
+        }
+}
+
+static void portable_outputs(const lt_call *c, const lt_conv *v)
+{
+    const lt_tensor *bias = c->n_in > B ? c->in[B] : NULL;
+    lt_tensor *y = c->out[0];
+    lt_dtype dtype = (lt_dtype)y->dtype;
+    int64_t height = v->window.out[0], width = v->window.out[1];
+    size_t bytes = (size_t)v->out * lt_dtype_bytes(dtype);
+    LT_PARALLEL_FOR(c, multiplications(v))
+    for (int64_t row = 0; row < v->n * height; row++) {
+        for (int64_t i = row * width; i < (row + 1) * width; i++)
+            if (bias)
+                memcpy(lt__at(y->data, dtype, i * v->out), bias->data, bytes);
+            else
+                memset(lt__at(y->data, dtype, i * v->out), 0, bytes);
+        output_row(v, dtype, row / height, row % height, c->in[X]->data, c->in[W]->data, y->data);
+    }
+}
+
+static void portable_data_gradient(const lt_call *c, const lt_conv *v)
+{
+    lt_tensor *dx = c->d_in[X];
+    lt_dtype dtype = (lt_dtype)dx->dtype;
+    int64_t height = v->window.in[0], length = v->window.in[1] * v->in;
+    LT_PARALLEL_FOR(c, multiplications(v))
+    for (int64_t row = 0; row < v->n * height; row++) {
+        if (!lt__adds(c, X))
+            memset(lt__at(dx->data, dtype, row * length), 0,
+                   (size_t)length * lt_dtype_bytes(dtype));
+        input_row(v, dtype, row / height, row % height, c->d_out[0]->data, c->in[W]->data,
+                  dx->data);
+    }
+}
+
+static void portable_weight_gradient(const lt_call *c, const lt_conv *v)
+{
+    lt_tensor *dw = c->d_in[W];
+    lt_dtype dtype = (lt_dtype)dw->dtype;
+    int64_t width = v->window.kernel[1], taps = v->window.kernel[0] * width;
+    int64_t run = depthwise(v) ? v->out : v->out / v->groups; /* channels that a block may span */
+    int64_t blocks = (run + BLOCK - 1) / BLOCK;
+    if (!lt__adds(c, W))
+        memset(dw->data, 0, (size_t)dw->count * lt_dtype_bytes(dtype));
+    if (run == 0)
+        return;
+    LT_PARALLEL_FOR(c, multiplications(v))
+    for (int64_t task = 0; task < v->out / run * blocks * taps; task++) {
+        int64_t at = task / taps % blocks * BLOCK, first = task / taps / blocks * run + at;
+        weight_block(v, dtype, task % taps / width, task % width, first,
+                     run - at < BLOCK ? run - at : BLOCK, c->in[X]->data, c->d_out[0]->data,
+                     dw->data);
+    }
+}
+
+/* ==== Kernels ================================================================================= */
+
+static lt_status fwd(lt_call *c)
+{
+    lt_conv v;
+    LT_TRY(describe(c, &v));
+    if (pointwise(&v))
+        return lt__op_linear.fwd(c);
+    portable_outputs(c, &v);
+    return LT_OK;
+}
+
+static lt_status fast_fwd(lt_call *c)
+{
+    lt_conv v;
+    LT_TRY(describe(c, &v));
+    if (pointwise(&v))
+        return lt__op_linear.fast_fwd(c);
+    if (c->out[0]->dtype != LT_F32)
+        return LT_EUNSUPPORTED;
+    return lt__dnnl_conv(c, &v, c->in[X]->data, c->in[W]->data,
+                         c->n_in > B && c->in[B] ? c->in[B]->data : NULL, c->out[0]->data);
+}
+
+/* Each gradient is handed over on its own: one that oneDNN has added must not be added again. */
+static lt_status backward(lt_call *c, bool fast)
+{
+    lt_conv v;
+    const lt_tensor *dy = c->d_out[0];
+    LT_TRY(describe(c, &v));
+    if (pointwise(&v))
+        return fast ? lt__op_linear.fast_bwd(c) : lt__op_linear.bwd(c);
+    fast = fast && dy->dtype == LT_F32;
+    lt_status status = LT_EUNSUPPORTED;
+    if (c->d_in[X]) {
+        if (fast)
+            status = lt__dnnl_conv_data(c, &v, dy->data, c->in[W]->data, c->d_in[X]->data,
+                                        lt__adds(c, X));
+        if (status == LT_EUNSUPPORTED)
+            portable_data_gradient(c, &v);
+        else
+            LT_TRY(status);
+    }
+    status = LT_EUNSUPPORTED;
+    if (c->d_in[W]) {
+        if (fast)
+            status = lt__dnnl_conv_weights(c, &v, c->in[X]->data, dy->data, c->d_in[W]->data,
+                                           lt__adds(c, W));
+        if (status == LT_EUNSUPPORTED)
+            portable_weight_gradient(c, &v);
+        else
+            LT_TRY(status);
+    }
+    if (c->n_in > B && c->d_in[B])
+        lt__sum_rows(c, (lt_dtype)dy->dtype, 1, v.n * v.window.out[0] * v.window.out[1], v.out, 1,
+                     dy->data, c->d_in[B]->data, lt__adds(c, B));
+    return LT_OK;
+}
+
+static lt_status bwd(lt_call *c) { return backward(c, false); }
+static lt_status fast_bwd(lt_call *c) { return backward(c, true); }
+
+const lt_op lt__op_conv2d = {
+    .sig = "conv2d(x, w, b?; stride=1, pad=0, dilation=1, groups=1)",
+    .doc = "Cross-correlation of x (n, h, w, c) with w (out, kh, kw, in/groups), plus "
+           "b (out); padding is zero.",
+    .cast = LT_CAST_HALF,
+    .save = LT_SAVE_IN(X) | LT_SAVE_IN(W),
+    .shape = shape,
+    .fwd = fwd, .bwd = bwd,
+    .fast_fwd = fast_fwd, .fast_bwd = fast_bwd,
+};

@@ -1,0 +1,144 @@
+/* loops.c - lt__map(): elementwise loops in blocks, with broadcasting; and gradients of stretched inputs. */
+#include "ops/loops.h"
+
+enum { TASK = 16 * LT_BLOCK }; /* elements of cheap work that one thread takes at a time */
+
+/* ==== Stretched inputs ========================================================================== */
+
+/* How an input lies under z's dims: a step of 0 repeats it. Neighbouring axes that run on are one; axes of 1
+ * are gone. */
+typedef struct {
+    int ndim;                 /* 0: it is as dense as z */
+    int64_t period;           /* it repeats itself after so many elements; 0: not within a block */
+    int64_t dims[LT_MAX_DIMS], step[LT_MAX_DIMS]; /* the innermost axis first */
+} walk;
+
+static void walk_over(walk *w, const lt_array *x, const lt_array *z)
+{
+    int64_t stride = 1;
+    w->ndim = 0;
+    for (int i = 1; i <= z->ndim; i++) {
+        int64_t dim = z->dims[z->ndim - i], own = i <= x->ndim ? x->dims[x->ndim - i] : 1;
+        int64_t step = own == 1 ? 0 : stride;
+        int last = w->ndim - 1;
+        stride *= own;
+        if (dim == 1)
+            continue;
+        if (last >= 0 && step == w->step[last] * w->dims[last]) {
+            w->dims[last] *= dim;
+        } else {
+            w->dims[w->ndim] = dim;
+            w->step[w->ndim++] = step;
+        }
+    }
+    bool row = w->ndim == 2 && w->step[0] == 1 && w->dims[0] <= LT_BLOCK;
+    w->period = w->ndim == 1 ? 1 : row ? w->dims[0] : 0;
+}
+
+/* dst[0..n) = elements first, first + 1, ... of the walk over src. */
+static void gather(const walk *w, size_t bytes, const char *src, int64_t first, char *dst, int64_t n)
+{
+    int64_t index[LT_MAX_DIMS], at = 0;
+    for (int a = 0; a < w->ndim; a++) {
+        index[a] = first % w->dims[a];
+        first /= w->dims[a];
+        at += index[a] * w->step[a];
+    }
+    while (n > 0) {
+        int64_t run = w->dims[0] - index[0] < n ? w->dims[0] - index[0] : n;
+        LT_SIZES(bytes, T, {
+            T *to = (T *)dst;
+            const T *from = (const T *)src + at;
+            if (w->step[0] == 0)
+                for (int64_t i = 0; i < run; i++)
+                    to[i] = *from;
+            else
+                for (int64_t i = 0; i < run; i++)
+                    to[i] = from[i];
+        });
+        dst += run * (int64_t)bytes;
+        n -= run;
+        index[0] += run;
+        at += run * w->step[0];
+        for (int a = 0; a < w->ndim - 1 && index[a] == w->dims[a]; a++) {
+            at += w->step[a + 1] - w->dims[a] * w->step[a];
+            index[a] = 0;
+            index[a + 1]++;
+        }
+    }
+}
+
+/* ==== Maps ====================================================================================== */
+
+/* Elements [first, last). A block is whole periods where that is possible, so that a repeated scalar or row is
+ * copied once for all blocks. */
+static void map_range(const lt_call *c, const lt_map *m, const walk *walks, int64_t first, int64_t last)
+{
+    _Alignas(64) char buffer[3][LT_BLOCK * 8];
+    lt_block b = {.dtype = m->dtype, .add = m->add, .c = c};
+    int64_t block = LT_BLOCK;
+    for (int k = 0; k < m->n_in; k++)
+        if (walks[k].ndim > 0 && walks[k].period > 0)
+            block -= block % walks[k].period;
+    for (int64_t i = first; i < last; i += block) {
+        b.n = last - i < block ? last - i : block;
+        b.z = lt__at(m->z.data, m->z.dtype, i);
+        for (int k = 0; k < m->n_in; k++) {
+            const lt_array *x = &m->in[k];
+            const walk *w = &walks[k];
+            if (w->ndim == 0) {
+                b.in[k] = lt__at(x->data, x->dtype, i);
+            } else if (i == first || w->period == 0 || block % w->period != 0) {
+                gather(w, lt_dtype_bytes(x->dtype), x->data, i, buffer[k], b.n);
+                b.in[k] = buffer[k];
+            }
+        }
+        m->fn(&b);
+    }
+}
+
+void lt__map(const lt_call *c, const lt_map *m)
+{
+    walk walks[3];
+    int64_t count = m->z.count, task = TASK / m->cost;
+    for (int k = 0; k < m->n_in; k++) {
+        walks[k].ndim = 0;
+        if (m->in[k].count != count)
+            walk_over(&walks[k], &m->in[k], &m->z);
+    }
+    if (count <= task) {
+        map_range(c, m, walks, 0, count);
+        return;
+    }
+    LT_PARALLEL_FOR(c, count * m->cost)
+    for (int64_t first = 0; first < count; first += task)
+        map_range(c, m, walks, first, first + task < count ? first + task : count);
+}
+
+/* ==== Gradients ================================================================================= */
+
+void lt__put_grad(const lt_call *c, int i, lt_map *m)
+{
+    lt_tensor *d = c->d_in[i];
+    bool stretched = d->count != m->z.count;
+    m->add = !stretched && lt__adds(c, i);
+    m->z.data = stretched ? c->scratch : d->data;
+    lt__map(c, m);
+    if (stretched) {
+        size_t bytes = (size_t)m->z.count * lt_dtype_bytes(m->z.dtype);
+        lt__sum_to(c, lt__array(d), m->z, lt__adds(c, i), (char *)c->scratch + (bytes + 63) / 64 * 64);
+    }
+}
+
+size_t lt__grad_scratch(const lt_call *c)
+{
+    const lt_tensor *dz = c->d_out[0];
+    size_t most = 0, bytes = (size_t)dz->count * lt_dtype_bytes((lt_dtype)dz->dtype);
+    for (int i = 0; i < c->n_in; i++) {
+        if (!c->d_in[i] || c->d_in[i]->count == dz->count)
+            continue;
+        size_t need = (bytes + 63) / 64 * 64 + lt__sum_to_scratch(c->d_in[i], dz);
+        most = need > most ? need : most;
+    }
+    return most;
+}

@@ -1,0 +1,539 @@
+/* reduce.c - sums, means, extremes and norms over any set of axes.
+ *
+ * How a reduction is made. Neighbouring axes of one kind, kept or reduced, are one axis. The reduced ones are
+ * folded from the last to the first, one pass each. A pass sees its data as (outer, rows, width) and
+ * folds rows: acc[j] += x[r][j]. Sums of floats are made in double, of integers in 64 bits.
+ *   Narrow rows are laid end to end until they fill the lanes of wide loads, and the lanes are folded last; so a sum
+ * over the last axis, where the width is 1, is as fast as any. Where that axis is short, many outer
+ * positions are taken together as columns.
+ *   A pass of few but long columns is cut into parts, for which threads can share the work, and one more pass
+ * folds the parts.
+ * All cuts depend on the shape alone, so the bits do not depend on the number of threads.
+ */
+#include "ops/loops.h"
+
+enum { AXIS, KEEP }; /* options of every op here */
+
+typedef enum { SUM, MEAN, NORM, MAX, MIN } fold_kind;
+
+enum { LANES = 64, COLUMNS = 256, PART = 16384, MAX_PARTS = 64, ENOUGH_TASKS = 32, MAX_PASSES = 8 };
+
+typedef struct {
+    int64_t outer, rows, width;
+    int64_t part;             /* rows that one task folds */
+    int64_t down, across;     /* steps from row to row and from column to column */
+} fold_pass;
+
+typedef struct {
+    int n;
+    fold_pass pass[MAX_PASSES];
+} fold_plan;
+
+typedef struct {
+    fold_kind kind;
+    lt_dtype in, acc, out;
+    char start[8];            /* what a fold begins with, of type acc */
+    double divisor;           /* of a float result */
+    bool add;                 /* to what is there */
+} reduction;
+
+/* ==== Planning ================================================================================== */
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t cuts(int64_t n, int64_t piece) { return (n + piece - 1) / piece; }
+static int64_t parts_of(const fold_pass *p) { return p->rows > p->part ? cuts(p->rows, p->part) : 1; }
+
+static void plan_pass(fold_plan *p, int64_t outer, int64_t rows, int64_t width)
+{
+    fold_pass *first = &p->pass[p->n++];
+    *first = (fold_pass){outer, rows, width, rows, width, 1};
+    if (width == 1 && rows < LANES)
+        *first = (fold_pass){1, rows, outer, rows, 1, rows};
+    if (outer * cuts(width, COLUMNS) >= ENOUGH_TASKS || rows * width < 2 * PART)
+        return;
+    first->part = most(cuts(PART, width), cuts(rows, MAX_PARTS));
+    int64_t parts = parts_of(first);
+    if (parts > 1)
+        p->pass[p->n++] = (fold_pass){outer, parts, width, parts, width, 1};
+}
+
+/* Bit i of mask: axis i is reduced. */
+static void plan_for(fold_plan *p, int ndim, const int64_t *dims, uint32_t mask)
+{
+    int64_t size[LT_MAX_DIMS], width = 1;
+    bool reduced[LT_MAX_DIMS];
+    int n = 0;
+    for (int i = 0; i < ndim; i++) {
+        bool r = mask >> i & 1;
+        if (dims[i] == 1)
+            continue;
+        if (n > 0 && reduced[n - 1] == r) {
+            size[n - 1] *= dims[i];
+        } else {
+            size[n] = dims[i];
+            reduced[n++] = r;
+        }
+    }
+    p->n = 0;
+    for (int g = n - 1; g >= 0; g--) {
+        int64_t outer = 1;
+        for (int i = 0; i < g; i++)
+            outer *= size[i];
+        if (reduced[g])
+            plan_pass(p, outer, size[g], width);
+        else
+            width *= size[g];
+    }
+    if (p->n == 0)
+        plan_pass(p, 1, 1, width);
+}
+
+/* Bytes of what a pass leaves for the next one. */
+static size_t left_by(const fold_pass *p)
+{
+    return ((size_t)(p->outer * parts_of(p) * p->width) * 8 + 63) / 64 * 64;
+}
+
+static size_t plan_scratch(const fold_plan *p)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < p->n - 1; i++)
+        bytes += left_by(&p->pass[i]);
+    return bytes;
+}
+
+/* ==== Folding =================================================================================== */
+
+/* acc[j] = value, a formula of a = acc[j] and x = rows r of column j. The loop whose steps are 1 is the inner one. */
+#define FOLD(A, T, value)                                                                           \
+    do {                                                                                            \
+        A *restrict accs = acc;                                                                     \
+        const T *restrict xs = data;                                                                \
+        if (across == 1) {                                                                          \
+            for (int64_t r = 0; r < rows; r++)                                                      \
+                for (int64_t j = 0; j < width; j++) {                                               \
+                    const A a = accs[j];                                                            \
+                    const T x = xs[r * down + j];                                                   \
+                    accs[j] = value;                                                                \
+                }                                                                                   \
+        } else {                                                                                    \
+            for (int64_t j = 0; j < width; j++) {                                                   \
+                A a = accs[j];                                                                      \
+                for (int64_t r = 0; r < rows; r++) {                                                \
+                    const T x = xs[r + j * across];                                                 \
+                    a = value;                                                                      \
+                }                                                                                   \
+                accs[j] = a;                                                                        \
+            }                                                                                       \
+        }                                                                                           \
+    } while (0)
+
+/* Folds width columns of rows. Either across or down is 1. */
+LT_SIMD static void fold(fold_kind kind, lt_dtype dtype, void *acc, const void *data, int64_t rows, int64_t width,
+                         int64_t down, int64_t across)
+{
+    if (kind == MAX)
+        LT_NUMERICS(dtype, T, FOLD(T, T, x > a || x != x ? x : a););
+    else if (kind == MIN)
+        LT_NUMERICS(dtype, T, FOLD(T, T, x < a || x != x ? x : a););
+    else if (kind == NORM)
+        LT_FLOATS(dtype, T, FOLD(double, T, a + (double)x * (double)x););
+    else if (lt__is_float(dtype))
+        LT_FLOATS(dtype, T, FOLD(double, T, a + (double)x););
+    else
+        LT_INTEGERS(dtype, T, FOLD(uint64_t, T, a + (uint64_t)x););
+}
+
+static void set_start(const reduction *r, void *acc, int64_t n)
+{
+    LT_SIZES(lt_dtype_bytes(r->acc), T, {
+        T start, *to = acc;
+        memcpy(&start, r->start, sizeof start);
+        for (int64_t i = 0; i < n; i++)
+            to[i] = start;
+    });
+}
+
+static void finish(const reduction *r, void *out, const void *acc, int64_t n)
+{
+    if (!lt__is_float(r->out) || r->kind == MAX || r->kind == MIN) {
+        memcpy(out, acc, (size_t)n * lt_dtype_bytes(r->out));
+        return;
+    }
+    LT_FLOATS(r->out, T, {
+        T *to = out;
+        for (int64_t i = 0; i < n; i++) {
+            double a = r->acc == LT_I64 ? (double)((const int64_t *)acc)[i] : ((const double *)acc)[i];
+            LT_PUT(r->add, to[i], (T)(r->kind == NORM ? sqrt(a) : a / r->divisor));
+        }
+    });
+}
+
+/* One block of columns of one part. first and last: of the passes of this reduction. */
+static void run_task(const reduction *r, const fold_pass *p, bool first, bool last, const void *src, void *dst, int64_t task)
+{
+    _Alignas(64) char acc[COLUMNS * 8];
+    int64_t blocks = cuts(p->width, COLUMNS), parts = parts_of(p);
+    int64_t block = task % blocks, part = task / blocks % parts, o = task / blocks / parts;
+    int64_t row = part * p->part, rows = least(p->part, p->rows - row);
+    int64_t column = block * COLUMNS, n = least(COLUMNS, p->width - column);
+    lt_dtype dtype = first ? r->in : r->acc;
+    fold_kind later = r->kind == MAX || r->kind == MIN ? r->kind : SUM, now = first ? r->kind : later;
+    const void *x = lt__at(src, dtype, o * p->rows * p->width + row * p->down + column * p->across);
+
+    int64_t together = p->across == 1 && n == p->down ? most(1, least(LANES / n, rows)) : 1; /* rows end to end */
+    int64_t left = rows % together;
+    set_start(r, acc, together * n);
+    fold(now, dtype, acc, x, rows / together, together * n, together * p->down, p->across);
+    if (left > 0)
+        fold(now, dtype, acc, lt__at(x, dtype, (rows - left) * n), left, n, n, 1);
+    while (together > 1) { /* its last half into its first */
+        int64_t half = together / 2;
+        together -= half;
+        fold(later, r->acc, acc, lt__at(acc, r->acc, together * n), 1, half * n, 0, 1);
+    }
+    int64_t to = (o * parts + part) * p->width + column;
+    if (last)
+        finish(r, lt__at(dst, r->out, to), acc, n);
+    else
+        memcpy(lt__at(dst, r->acc, to), acc, (size_t)n * lt_dtype_bytes(r->acc));
+}
+
+static void reduce(const lt_call *c, const reduction *r, const fold_plan *plan, const void *src, void *dst, void *scratch)
+{
+    for (int i = 0; i < plan->n; i++) {
+        const fold_pass *p = &plan->pass[i];
+        bool first = i == 0, last = i == plan->n - 1;
+        void *to = last ? dst : scratch;
+        int64_t tasks = p->width > 0 ? p->outer * parts_of(p) * cuts(p->width, COLUMNS) : 0;
+        if (tasks == 1) {
+            run_task(r, p, first, last, src, to, 0);
+        } else {
+            LT_PARALLEL_FOR(c, p->outer * p->rows * p->width)
+            for (int64_t t = 0; t < tasks; t++)
+                run_task(r, p, first, last, src, to, t);
+        }
+        src = to;
+        scratch = last ? scratch : (char *)scratch + left_by(p);
+    }
+}
+
+static reduction reduction_of(fold_kind kind, lt_dtype in, lt_dtype out, double divisor, bool add)
+{
+    bool extreme = kind == MAX || kind == MIN;
+    reduction r = {.kind = kind, .in = in, .out = out, .divisor = divisor, .add = add};
+    r.acc = extreme ? in : lt__is_float(in) ? LT_F64 : LT_I64;
+    double start = kind == MAX ? -INFINITY : kind == MIN ? INFINITY : 0;
+    lt_convert(r.start, r.acc, &start, LT_F64, 1);
+    return r;
+}
+
+/* ==== Sums for broadcasting ops ================================================================= */
+
+static void plan_to(fold_plan *p, int dst_ndim, const int64_t *dst_dims, int ndim, const int64_t *dims)
+{
+    uint32_t mask = 0;
+    for (int i = 1; i <= ndim; i++)
+        if (i > dst_ndim || dst_dims[dst_ndim - i] == 1)
+            mask |= 1u << (ndim - i);
+    plan_for(p, ndim, dims, mask);
+}
+
+void lt__sum_to(const lt_call *c, lt_array dst, lt_array src, bool add, void *scratch)
+{
+    fold_plan plan;
+    plan_to(&plan, dst.ndim, dst.dims, src.ndim, src.dims);
+    reduction r = reduction_of(SUM, src.dtype, dst.dtype, 1, add);
+    reduce(c, &r, &plan, src.data, dst.data, scratch);
+}
+
+size_t lt__sum_to_scratch(const lt_tensor *dst, const lt_tensor *src)
+{
+    fold_plan plan;
+    plan_to(&plan, dst->ndim, dst->dims, src->ndim, src->dims);
+    return plan_scratch(&plan);
+}
+
+/* ==== Forward =================================================================================== */
+
+static lt_status shape_as(lt_call *c, lt_dtype dtype)
+{
+    const lt_tensor *x = c->in[0];
+    uint32_t mask;
+    int ndim = 0;
+    int64_t dims[LT_MAX_DIMS];
+    LT_TRY(lt__axes(c, AXIS, x->ndim, &mask));
+    for (int i = 0; i < x->ndim; i++)
+        if (!(mask >> i & 1))
+            dims[ndim++] = x->dims[i];
+        else if (lt__flag(c, KEEP))
+            dims[ndim++] = 1;
+    lt__spec(c, 0, dtype, ndim, dims);
+    return LT_OK;
+}
+
+static lt_status sum_shape(lt_call *c)
+{
+    lt_dtype dtype = (lt_dtype)c->in[0]->dtype;
+    return shape_as(c, lt__is_float(dtype) ? dtype : LT_I64);
+}
+
+static lt_status mean_shape(lt_call *c)
+{
+    lt_dtype dtype = (lt_dtype)c->in[0]->dtype;
+    return shape_as(c, lt__is_float(dtype) ? dtype : LT_F32);
+}
+
+static lt_status norm_shape(lt_call *c)
+{
+    LT_TRY(lt__same_float(c, 1));
+    return sum_shape(c);
+}
+
+/* The axes of a call whose shape rule has passed; x has ndim of them. */
+static uint32_t axes_of(const lt_call *c, int ndim)
+{
+    uint32_t mask = 0;
+    lt_status status = lt__axes(c, AXIS, ndim, &mask);
+    (void)status;
+    return mask;
+}
+
+static lt_status extreme_shape(lt_call *c)
+{
+    const lt_tensor *x = c->in[0];
+    LT_TRY(shape_as(c, (lt_dtype)x->dtype));
+    uint32_t mask = axes_of(c, x->ndim);
+    for (int i = 0; i < x->ndim; i++)
+        if ((mask >> i & 1) && x->dims[i] == 0)
+            return lt_fail(LT_EINVAL, "axis %d of x (%s) is empty: there is nothing to choose from", i + 1, LT_TEXT(x));
+    return LT_OK;
+}
+
+static size_t forward_scratch(const lt_call *c, bool backward)
+{
+    const lt_tensor *x = c->in[0];
+    if (backward)
+        return 0;
+    fold_plan plan;
+    plan_for(&plan, x->ndim, x->dims, axes_of(c, x->ndim));
+    return plan_scratch(&plan);
+}
+
+static lt_status forward(lt_call *c, fold_kind kind)
+{
+    fold_plan plan;
+    const lt_tensor *x = c->in[0], *y = c->out[0];
+    plan_for(&plan, x->ndim, x->dims, axes_of(c, x->ndim));
+    double divisor = kind == MEAN ? (double)x->count / (double)y->count : 1;
+    reduction r = reduction_of(kind, (lt_dtype)x->dtype, (lt_dtype)y->dtype, divisor, false);
+    reduce(c, &r, &plan, x->data, y->data, c->scratch);
+    return LT_OK;
+}
+
+static lt_status sum_fwd(lt_call *c) { return forward(c, SUM); }
+static lt_status mean_fwd(lt_call *c) { return forward(c, MEAN); }
+static lt_status norm_fwd(lt_call *c) { return forward(c, NORM); }
+static lt_status max_fwd(lt_call *c) { return forward(c, MAX); }
+static lt_status min_fwd(lt_call *c) { return forward(c, MIN); }
+
+/* ==== Backward ================================================================================== */
+
+/* y's elements with the reduced axes kept as 1, so that they broadcast to x; dims holds LT_MAX_DIMS. */
+static lt_array kept(const lt_call *c, const lt_tensor *y, int64_t *dims)
+{
+    const lt_tensor *dx = c->d_in[0];
+    uint32_t mask = axes_of(c, dx->ndim);
+    for (int i = 0; i < dx->ndim; i++)
+        dims[i] = mask >> i & 1 ? 1 : dx->dims[i];
+    return (lt_array){y->data, dims, y->count, dx->ndim, (lt_dtype)y->dtype};
+}
+
+/* dx (+)= d_of, a formula of dy and, where the map has three inputs, of x and y; n is the number of elements folded. */
+#define GRADIENT_BLOCK(name, inputs, d_of)                                                          \
+    LT_SIMD static void name(const lt_block *b)                                                     \
+    {                                                                                               \
+        LT_FLOATS(b->dtype, T, {                                                                    \
+            const T *restrict dys = b->in[0];                                                       \
+            const T *restrict xs = b->in[(inputs) > 1 ? 1 : 0];                                     \
+            const T *restrict ys = b->in[(inputs) > 1 ? 2 : 0];                                     \
+            const T n = (T)(b->c->d_in[0]->count / b->c->d_out[0]->count);                          \
+            T *restrict dxs = b->z;                                                                 \
+            const bool add = b->add;                                                                \
+            for (int64_t i = 0; i < b->n; i++) {                                                    \
+                const T dy = dys[i], x = xs[i], y = ys[i];                                          \
+                (void)x, (void)y, (void)n;                                                          \
+                LT_PUT(add, dxs[i], d_of);                                                          \
+            }                                                                                       \
+        });                                                                                         \
+    }
+GRADIENT_BLOCK(sum_dx, 1, dy)
+GRADIENT_BLOCK(mean_dx, 1, dy / n)
+GRADIENT_BLOCK(norm_dx, 3, y == 0 ? 0 : dy * (x / y))
+GRADIENT_BLOCK(extreme_dx, 3, x != 0 ? dy / y : 0) /* x: 1 at the extremes, y: how many there are */
+
+static lt_status spread(lt_call *c, lt_block_fn fn)
+{
+    int64_t dims[LT_MAX_DIMS];
+    lt_array dx = lt__array(c->d_in[0]), dy = kept(c, c->d_out[0], dims);
+    lt__map(c, &(lt_map){fn, dx.dtype, LT_CHEAP, lt__adds(c, 0), .n_in = 1, .z = dx, .in = {dy}});
+    return LT_OK;
+}
+
+static lt_status sum_bwd(lt_call *c) { return spread(c, sum_dx); }
+static lt_status mean_bwd(lt_call *c) { return spread(c, mean_dx); }
+
+static lt_status norm_bwd(lt_call *c)
+{
+    int64_t dims[LT_MAX_DIMS];
+    lt_array dx = lt__array(c->d_in[0]), dy = kept(c, c->d_out[0], dims), y = kept(c, c->out[0], dims);
+    lt__map(c, &(lt_map){norm_dx, dx.dtype, LT_CHEAP, lt__adds(c, 0), .n_in = 3, .z = dx,
+                         .in = {dy, lt__array(c->in[0]), y}});
+    return LT_OK;
+}
+
+/* 1 where x is the extreme y, else 0. A nan is the extreme of its group. */
+LT_SIMD static void at_extreme(const lt_block *b)
+{
+    LT_FLOATS(b->dtype, T, {
+        const T *restrict x = b->in[0], *restrict y = b->in[1];
+        T *restrict z = b->z;
+        for (int64_t i = 0; i < b->n; i++)
+            z[i] = x[i] == y[i] || (x[i] != x[i] && y[i] != y[i]);
+    });
+}
+
+/* Scratch of extreme_bwd: a mark for each element of x, a count for each of y, and the scratch of the counting. */
+typedef struct {
+    fold_plan plan;
+    size_t counts, folds, bytes; /* offsets of the last two; of it all */
+} tally;
+
+static tally tally_for(const lt_call *c)
+{
+    const lt_tensor *dx = c->d_in[0], *dy = c->d_out[0];
+    size_t size = lt_dtype_bytes((lt_dtype)dx->dtype);
+    tally t;
+    plan_for(&t.plan, dx->ndim, dx->dims, axes_of(c, dx->ndim));
+    t.counts = ((size_t)dx->count * size + 63) / 64 * 64;
+    t.folds = t.counts + ((size_t)dy->count * size + 63) / 64 * 64;
+    t.bytes = t.folds + plan_scratch(&t.plan);
+    return t;
+}
+
+static size_t extreme_scratch(const lt_call *c, bool backward)
+{
+    return backward ? tally_for(c).bytes : forward_scratch(c, false);
+}
+
+static lt_status extreme_bwd(lt_call *c)
+{
+    int64_t dims[LT_MAX_DIMS];
+    tally t = tally_for(c);
+    lt_array x = lt__array(c->in[0]), y = kept(c, c->out[0], dims), dy = kept(c, c->d_out[0], dims);
+    lt_array marks = x, counts = y, dx = lt__array(c->d_in[0]);
+    marks.data = c->scratch;
+    counts.data = (char *)c->scratch + t.counts;
+    lt__map(c, &(lt_map){at_extreme, x.dtype, LT_CHEAP, .n_in = 2, .z = marks, .in = {x, y}});
+    reduction r = reduction_of(SUM, x.dtype, x.dtype, 1, false);
+    reduce(c, &r, &t.plan, marks.data, counts.data, (char *)c->scratch + t.folds);
+    lt__map(c, &(lt_map){extreme_dx, x.dtype, LT_CHEAP, lt__adds(c, 0), .n_in = 3, .z = dx, .in = {dy, marks, counts}});
+    return LT_OK;
+}
+
+/* ==== argmax ==================================================================================== */
+
+/* x as (outer, rows, width): the axis chosen is rows, or all elements are. */
+static fold_pass argmax_pass(const lt_call *c)
+{
+    const lt_tensor *x = c->in[0];
+    int axis = 0;
+    if (!lt__given(c, AXIS))
+        return (fold_pass){.outer = 1, .rows = x->count, .width = 1};
+    lt_status status = lt__axis(c, AXIS, x->ndim, &axis);
+    (void)status;
+    fold_pass p = {.outer = 1, .rows = x->dims[axis], .width = 1};
+    for (int i = 0; i < x->ndim; i++)
+        if (i != axis)
+            *(i < axis ? &p.outer : &p.width) *= x->dims[i];
+    return p;
+}
+
+static lt_status argmax_shape(lt_call *c)
+{
+    if (c->opt[AXIS].n > 1)
+        return lt_fail(LT_EINVAL, "axis wants one axis, or none for all elements; it has %d", c->opt[AXIS].n);
+    LT_TRY(extreme_shape(c));
+    c->spec[0].dtype = LT_I64;
+    return LT_OK;
+}
+
+/* index[j] = the row of the largest x[row * width + j], for j < n <= COLUMNS. */
+LT_SIMD static void argmax_columns(lt_dtype dtype, const void *data, int64_t rows, int64_t width, int64_t n, int64_t *index)
+{
+    LT_NUMERICS(dtype, T, {
+        const T *x = data;
+        T best[COLUMNS];
+        for (int64_t j = 0; j < n; j++) {
+            best[j] = x[j];
+            index[j] = 0;
+        }
+        for (int64_t r = 1; r < rows; r++)
+            for (int64_t j = 0; j < n; j++) {
+                const T v = x[r * width + j];
+                if (v > best[j] || (v != v && best[j] == best[j])) {
+                    best[j] = v;
+                    index[j] = r;
+                }
+            }
+    });
+}
+
+static lt_status argmax_fwd(lt_call *c)
+{
+    const lt_tensor *x = c->in[0];
+    lt_dtype dtype = (lt_dtype)x->dtype;
+    int64_t *index = c->out[0]->data;
+    fold_pass p = argmax_pass(c);
+    int64_t blocks = cuts(p.width, COLUMNS);
+    LT_PARALLEL_FOR(c, x->count)
+    for (int64_t t = 0; t < p.outer * blocks; t++) {
+        int64_t o = t / blocks, j = t % blocks * COLUMNS;
+        argmax_columns(dtype, lt__at(x->data, dtype, o * p.rows * p.width + j), p.rows, p.width,
+                       least(COLUMNS, p.width - j), index + o * p.width + j);
+    }
+    return LT_OK;
+}
+
+/* ==== The ops =================================================================================== */
+
+const lt_op lt__op_sum = {
+    .sig = "sum(x; axis?, keep=false)", .doc = "The sum over one axis, several or all; integers give i64.",
+    .cast = LT_CAST_F32, .shape = sum_shape, .scratch = forward_scratch, .fwd = sum_fwd, .bwd = sum_bwd,
+};
+const lt_op lt__op_mean = {
+    .sig = "mean(x; axis?, keep=false)", .doc = "The mean over one axis, several or all; integers give f32.",
+    .cast = LT_CAST_F32, .shape = mean_shape, .scratch = forward_scratch, .fwd = mean_fwd, .bwd = mean_bwd,
+};
+const lt_op lt__op_norm = {
+    .sig = "norm(x; axis?, keep=false)", .doc = "The square root of the sum of squares; its gradient at 0 is 0.",
+    .cast = LT_CAST_F32, .save = LT_SAVE_IN(0) | LT_SAVE_OUT(0),
+    .shape = norm_shape, .scratch = forward_scratch, .fwd = norm_fwd, .bwd = norm_bwd,
+};
+
+#define EXTREME(name, text)                                                                         \
+    const lt_op lt__op_##name = {                                                                   \
+        .sig = #name "(x; axis?, keep=false)",                                                      \
+        .doc = text " over one axis, several or all; a nan wins; ties share the gradient evenly.",  \
+        .save = LT_SAVE_IN(0) | LT_SAVE_OUT(0), .shape = extreme_shape, .scratch = extreme_scratch, \
+        .fwd = name##_fwd, .bwd = extreme_bwd,                                                      \
+    };
+EXTREME(max, "The largest element")
+EXTREME(min, "The smallest element")
+
+const lt_op lt__op_argmax = {
+    .sig = "argmax(x; axis?, keep=false)",
+    .doc = "Where the largest element is, counted from 0: the first of equals, a nan before all else.",
+    .shape = argmax_shape, .fwd = argmax_fwd,
+};
