@@ -1,0 +1,544 @@
+/* bind.c - Lua states: how one is opened, how an error crosses, when the collector runs.
+ *
+ * Errors. An error is a string: "train.lua:9: net.4 conv2d: w wants ...". The line is that of the nearest frame of the
+ * user's code: frames of C and of the embedded luatrain/NAME.lua are passed over. The module is the nearest one that is being
+ * called: the frame of nn.lua's __call has it as first local. Both are read off Lua's own stack when they are needed, so
+ * a call of a module costs nothing, and there is nothing to put right after an error. The status of the last error
+ * raised here is kept beside its message; at the top, an error that contains that message has that status.
+ *
+ * The collector. Lua counts 40 bytes for a tensor of a gigabyte, so its own pace says nothing about tensors. Bytes of
+ * tensors drive it instead: when as many new bytes have been given to Lua as were alive after the last collection, but at
+ * least LEAST_FRESH, the next maker of a tensor first runs a full collection. So garbage never takes more than the live
+ * tensors do, or LEAST_FRESH. Within lt.step() bytes are not counted: the end of the scope frees them.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <lualib.h>
+
+#include "lua/bind.h"
+#include "lua/embedded.h"
+
+#define EMBEDDED "=luatrain/"     /* begins the chunk names of the embedded files */
+
+enum { LEAST_FRESH = 128 << 20, DEEPEST = 100 };
+
+/* Their addresses are keys in the registry, and one in modules. */
+static const char key_context, key_state, key_message, key_module;
+
+/* ==== Where an error comes from ================================================================= */
+
+/* Pushes the module that the Lua frame ar calls, if it does. The key &key_module of a module holds its record
+ * {path, __call}: see nn.lua. Allocates nothing, so it cannot raise. */
+static bool push_module_of(lua_State *L, lua_Debug *ar)
+{
+    int top = lua_gettop(L);
+    if (!lua_checkstack(L, 4) || !lua_getlocal(L, ar, 1))
+        return false;
+    bool found = false;
+    if (lua_istable(L, -1) && lua_rawgetp(L, -1, &key_module) == LUA_TTABLE) {
+        lua_rawgeti(L, -1, 2);
+        lua_getinfo(L, "f", ar);
+        found = lua_rawequal(L, -1, -2);
+    }
+    lua_settop(L, found ? top + 1 : top);
+    return found;
+}
+
+typedef struct place {
+    char line[LUA_IDSIZE + 16];   /* "train.lua:9: " */
+    char module[64];              /* "net.4 " */
+} place;
+
+/* p->line, without snprintf: each op on the tape pays for this. */
+static void set_line(place *p, const char *source, int line)
+{
+    char digits[12], *first = digits + sizeof digits;
+    size_t length = strlen(source);
+    memcpy(p->line, source, length);
+    do
+        *--first = (char)('0' + line % 10);
+    while (line /= 10);
+    size_t n = (size_t)(digits + sizeof digits - first);
+    p->line[length] = ':';
+    memcpy(p->line + length + 1, first, n);
+    memcpy(p->line + length + 1 + n, ": ", 3);
+}
+
+/* Looks from a level of the stack outwards: for the line in the user's code, and for the module, there or further out
+ * when `far`. */
+static void find_place(lua_State *L, int level, bool far, place *p)
+{
+    lua_Debug ar;
+    p->line[0] = p->module[0] = '\0';
+    for (; level < DEEPEST && lua_getstack(L, level, &ar); level++) {
+        lua_getinfo(L, "Sl", &ar);
+        if (ar.currentline < 0)
+            continue;
+        if (!p->module[0] && push_module_of(L, &ar)) {
+            lua_rawgetp(L, -1, &key_module);
+            lua_rawgeti(L, -1, 1);
+            const char *path = lua_tostring(L, -1);
+            if (path && *path) /* else it is not placed: what is around it says more */
+                snprintf(p->module, sizeof p->module, "%s ", path);
+            lua_pop(L, 3);
+        }
+        if (!p->line[0] && strncmp(ar.source, EMBEDDED, sizeof EMBEDDED - 1) != 0)
+            set_line(p, ar.short_src, ar.currentline);
+        if (p->line[0] && (p->module[0] || !far))
+            break;
+    }
+}
+
+/* lt_where_fn: what a node of the tape remembers. */
+static void where(void *ud, char *text, size_t bytes)
+{
+    place p;
+    find_place(((lt_lua *)ud)->running, 1, false, &p);
+    const char *line = p.line;
+    size_t length = strlen(line), rest = strlen(p.module) + 1;
+    if (length + rest > bytes) { /* too long: do without the folder */
+        const char *slash = strrchr(line, '/');
+        line = slash ? slash + 1 : line;
+        length = strlen(line);
+    }
+    if (length + rest > bytes)
+        length = 0;
+    if (rest <= bytes) {
+        memcpy(text, line, length);
+        memcpy(text + length, p.module, rest);
+    }
+}
+
+/* active_module(self): the nearest module that is being called and is not self, or nil. */
+static int active_module(lua_State *L)
+{
+    lua_Debug ar;
+    for (int level = 0; level < DEEPEST && lua_getstack(L, level, &ar); level++) {
+        lua_getinfo(L, "l", &ar);
+        if (ar.currentline >= 0 && push_module_of(L, &ar) && !lua_rawequal(L, 1, -1))
+            return 1;
+        lua_settop(L, 1);
+    }
+    return 0;
+}
+
+/* ==== Errors ==================================================================================== */
+
+/* "train.lua:9: ...": an error of a node or of a hook that has its line already. */
+static bool has_line(const char *text)
+{
+    const char *colon = strchr(text, ':');
+    if (!colon)
+        return false;
+    size_t digits = strspn(colon + 1, "0123456789");
+    return digits > 0 && colon[1 + digits] == ':';
+}
+
+noreturn void lt__raise(lua_State *L, lt_lua *s)
+{
+    const char *text = lt_errmsg();
+    place p = {"", ""};
+    s->status = lt_errcode();
+    if (s->status != LT_EUSAGE && !has_line(text)) /* a wrong flag is not the script's fault */
+        find_place(L, 0, true, &p);
+    lua_pushfstring(L, "%s%s%s", p.line, p.module, text);
+    lua_pushvalue(L, -1);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &key_message);
+    lua_error(L);
+    __builtin_unreachable();
+}
+
+noreturn void lt__unknown(lua_State *L, lt_lua *s, const char *who, const char *what, const char *word)
+{
+    enum { MOST = 256 };
+    const char *names[MOST];
+    int n = 0;
+    lua_pushnil(L);
+    while (lua_next(L, -2)) {
+        lua_pop(L, 1);
+        if (lua_type(L, -1) == LUA_TSTRING && n < MOST)
+            names[n++] = lua_tostring(L, -1);
+    }
+    int near = lt_nearest(word, names, n);
+    if (near >= 0)
+        lt__error(L, s, LT_EINVAL, "%s: unknown %s '%s' (did you mean '%s'?)", who, what, word, names[near]);
+    lt__error(L, s, LT_EINVAL, "%s: unknown %s '%s'", who, what, word);
+}
+
+static lt_lua *state_of(lua_State *L)
+{
+    lt__push_lua(L);
+    lt_lua *s = lua_touserdata(L, -1);
+    lua_pop(L, 1);
+    return s;
+}
+
+/* Message handler: the error as a string; its traceback to the log. */
+static int trace(lua_State *L)
+{
+    lt_lua *s = state_of(L);
+    luaL_tolstring(L, 1, NULL);
+    if (!s)
+        return 1;
+    luaL_traceback(L, L, NULL, 1);
+    for (const char *line = lua_tostring(L, -1); *line;) {
+        size_t length = strcspn(line, "\n");
+        lt_log(s->ctx, LT_LOG_DEBUG, "%.*s", (int)length, line);
+        line += length + (line[length] == '\n');
+    }
+    lua_pop(L, 1);
+    return 1;
+}
+
+/* Pops the error of a protected call into this thread's message. */
+static lt_status caught(lua_State *L, int rc)
+{
+    lt_lua *s = state_of(L);
+    const char *text = lua_tostring(L, -1);
+    lt_status status = rc == LUA_ERRMEM ? LT_ENOMEM : LT_ESCRIPT;
+    if (s && lua_rawgetp(L, LUA_REGISTRYINDEX, &key_message) == LUA_TSTRING &&
+        strstr(text ? text : "", lua_tostring(L, -1)))
+        status = s->status;
+    lt_fail(status, "%s", text ? text : "an error without a message");
+    lua_pop(L, s ? 2 : 1);
+    return status;
+}
+
+lt_status lt_lua_call(lua_State *L, int n_args, int n_results)
+{
+    if (!lua_checkstack(L, 4))
+        return lt_fail(LT_ENOMEM, "out of memory for the Lua stack");
+    int function = lua_absindex(L, -n_args - 1);
+    lua_pushcfunction(L, trace);
+    lua_insert(L, function);
+    int rc = lua_pcall(L, n_args, n_results, function);
+    lua_remove(L, function);
+    return rc == LUA_OK ? LT_OK : caught(L, rc);
+}
+
+/* ==== Tensors as values ========================================================================= */
+
+static void collect_when_due(lua_State *L, lt_lua *s)
+{
+    if (s->fresh <= s->limit || !lua_gc(L, LUA_GCISRUNNING))
+        return;
+    lua_gc(L, LUA_GCCOLLECT);
+    size_t live = lt_memory_stats(s->ctx).live;
+    s->fresh = 0;
+    s->limit = live > LEAST_FRESH ? live : LEAST_FRESH;
+}
+
+static lt_tensor **push_box(lua_State *L, lt_lua *s)
+{
+    lt_tensor **box = lua_newuserdatauv(L, sizeof *box, 0);
+    *box = NULL;
+    lua_rawgetp(L, LUA_REGISTRYINDEX, s->tensor_meta);
+    lua_setmetatable(L, -2);
+    return box;
+}
+
+lt_tensor **lt__push_box(lua_State *L, lt_lua *s)
+{
+    collect_when_due(L, s);
+    return push_box(L, s);
+}
+
+void lt__fill_box(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x)
+{
+    if (!x)
+        lt__raise(L, s);
+    *box = x;
+    if (s->scopes == 0)
+        s->fresh += (size_t)lt_count(x) * lt_dtype_bytes(lt_tensor_dtype(x));
+}
+
+void lt__push_kept(lua_State *L, lt_lua *s, lt_tensor *x)
+{
+    if (x)
+        *push_box(L, s) = lt_retain(x);
+    else
+        lua_pushnil(L);
+}
+
+lt_tensor *lt__to_tensor(lua_State *L, lt_lua *s, int index)
+{
+    lt_tensor **box = lua_touserdata(L, index);
+    if (!box || !lua_getmetatable(L, index))
+        return NULL;
+    const void *meta = lua_topointer(L, -1);
+    lua_pop(L, 1);
+    if (meta != s->tensor_meta)
+        return NULL;
+    if (!*box)
+        lt__error(L, s, LT_EINVAL, "this tensor was closed");
+    return *box;
+}
+
+lt_tensor *lt__check_tensor(lua_State *L, lt_lua *s, int index, const char *who, const char *what)
+{
+    lt_tensor *x = lt__to_tensor(L, s, index);
+    if (!x)
+        lt__error(L, s, LT_EINVAL, "%s: %s wants a tensor, it is %s", who, what, lt__text(L, index));
+    return x;
+}
+
+const char *lt__text(lua_State *L, int index)
+{
+    switch (lua_type(L, index)) {
+    case LUA_TSTRING: return lua_pushfstring(L, "'%s'", lua_tostring(L, index));
+    case LUA_TTABLE: return lua_pushstring(L, "a table");
+    case LUA_TFUNCTION: return lua_pushstring(L, "a function");
+    case LUA_TUSERDATA: return lua_pushstring(L, lt__to_tensor(L, state_of(L), index) ? "a tensor" : "userdata");
+    case LUA_TNONE: return lua_pushstring(L, "nil");
+    default: return luaL_tolstring(L, index, NULL);
+    }
+}
+
+int lt__check_named(lua_State *L, lt_lua *s, const char *who)
+{
+    int n = (int)luaL_len(L, 1);
+    for (int i = 1; i <= n; i++) {
+        lua_rawgeti(L, 1, i);
+        lua_rawgeti(L, 2, i);
+        if (lua_type(L, -2) != LUA_TSTRING)
+            lt__error(L, s, LT_EINVAL, "%s: a name wants a string, it is %s", who, lt__text(L, -2));
+        lt__check_tensor(L, s, lua_gettop(L), who, lua_tostring(L, -2));
+        lua_pop(L, 2);
+    }
+    return n;
+}
+
+/* ==== Handles =================================================================================== */
+
+void **lt__push_handle(lua_State *L, const char *class)
+{
+    void **handle = lua_newuserdatauv(L, sizeof *handle, 0);
+    *handle = NULL;
+    luaL_setmetatable(L, class);
+    return handle;
+}
+
+void lt__fill_handle(lua_State *L, void **handle, void *object)
+{
+    if (!object)
+        lt__raise(L, lt__lua(L));
+    *handle = object;
+}
+
+void *lt__check_handle(lua_State *L, const char *class)
+{
+    void **handle = luaL_checkudata(L, 1, class);
+    if (!*handle)
+        lt__error(L, lt__lua(L), LT_EINVAL, "this %s was closed", class);
+    return *handle;
+}
+
+/* ==== Opening a state =========================================================================== */
+
+void lt__push_lua(lua_State *L) { lua_rawgetp(L, LUA_REGISTRYINDEX, &key_state); }
+
+void lt__register(lua_State *L, const luaL_Reg *functions)
+{
+    for (; functions->name; functions++) {
+        lt__push_lua(L);
+        lua_pushcclosure(L, functions->func, 1);
+        lua_setfield(L, -2, functions->name);
+    }
+}
+
+void lt__new_class(lua_State *L, const char *name, const luaL_Reg *methods, lua_CFunction gc)
+{
+    const luaL_Reg ends[] = {{"__gc", gc}, {"__close", gc}, {NULL, NULL}};
+    luaL_newmetatable(L, name);
+    lt__register(L, ends);
+    lua_newtable(L);
+    lt__register(L, methods);
+    lua_setfield(L, -2, "__index");
+}
+
+/* Runs an embedded file as the loader of its module. */
+static int load_embedded(lua_State *L)
+{
+    const lt_embedded *file = lua_touserdata(L, lua_upvalueindex(1));
+    const char *chunk = lua_pushfstring(L, EMBEDDED "%s.lua", file->name);
+    if (luaL_loadbufferx(L, file->text, file->length, chunk, "t") != LUA_OK)
+        return lua_error(L);
+    lua_call(L, 0, 1);
+    return 1;
+}
+
+static int close_state(lua_State *L)
+{
+    lt_lua *s = lua_touserdata(L, 1);
+    lt__drop_hooks(s);
+    if (s->ctx)
+        lt_set_where(s->ctx, NULL, NULL);
+    if (s->owned)
+        lt_ctx_free(s->ctx);
+    s->ctx = NULL;
+    return 0;
+}
+
+static uint64_t variable(lua_State *L, const char *name, uint64_t most)
+{
+    const char *text = getenv(name);
+    char *end;
+    if (!text || !*text)
+        return 0;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (*text < '0' || *text > '9' || *end || errno || value > most)
+        luaL_error(L, "variable %s wants a whole number, it is '%s'", name, text);
+    return value;
+}
+
+/* The context that lt_lua_new() was given, or one of our own. */
+static void find_context(lua_State *L, lt_lua *s)
+{
+    if (lua_rawgetp(L, LUA_REGISTRYINDEX, &key_context) == LUA_TLIGHTUSERDATA) {
+        s->ctx = lua_touserdata(L, -1);
+    } else {
+        lt_config config = {.device = getenv("LUATRAIN_DEVICE"), .seed = variable(L, "LUATRAIN_SEED", UINT64_MAX),
+                            .threads = (int)variable(L, "LUATRAIN_THREADS", 1024)};
+        s->ctx = lt_open(&config);
+        s->owned = true;
+        if (!s->ctx)
+            lt__raise(L, s);
+    }
+    lua_pop(L, 1);
+    lt_set_where(s->ctx, where, s);
+}
+
+static lt_lua *new_state(lua_State *L)
+{
+    lt_lua *s = lua_newuserdatauv(L, sizeof *s, 0);
+    *s = (lt_lua){.limit = LEAST_FRESH};
+    lua_createtable(L, 0, 1);
+    lua_pushcfunction(L, close_state);
+    lua_setfield(L, -2, "__gc");
+    lua_setmetatable(L, -2);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &key_state);
+    lua_rawgeti(L, LUA_REGISTRYINDEX, LUA_RIDX_MAINTHREAD);
+    s->running = lua_tothread(L, -1);
+    lua_pop(L, 1);
+    find_context(L, s);
+    return s;
+}
+
+int luaopen_luatrain(lua_State *L)
+{
+    luaL_checkversion(L);
+    lt_lua *s = new_state(L);
+    luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_PRELOAD_TABLE);
+    for (const lt_embedded *file = lt__embedded; file->name; file++) {
+        lua_pushfstring(L, "luatrain.%s", file->name);
+        lua_pushlightuserdata(L, (void *)file);
+        lua_pushcclosure(L, load_embedded, 1);
+        lua_rawset(L, -3);
+    }
+    luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
+    lua_newtable(L);
+    lt__open_tensor(L, s);
+    lt__open_ops(L, s);
+    lt__open_run(L);
+    lt__open_data(L);
+    lua_pushcfunction(L, active_module);
+    lua_setfield(L, -2, "active_module");
+    lua_pushlightuserdata(L, (void *)&key_module);
+    lua_setfield(L, -2, "module_key");
+    lua_pushliteral(L, LT_VERSION);
+    lua_setfield(L, -2, "version");
+    lua_setfield(L, -2, "luatrain.core");
+    lua_getglobal(L, "require");
+    lua_pushliteral(L, "luatrain.init");
+    lua_call(L, 1, 1);
+    return 1;
+}
+
+static int fill_state(lua_State *L)
+{
+    luaL_openlibs(L);
+    lua_pushvalue(L, 1);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &key_context);
+    luaL_requiref(L, "luatrain", luaopen_luatrain, 0);
+    return 0;
+}
+
+lua_State *lt_lua_new(lt_ctx *ctx)
+{
+    lua_State *L = luaL_newstate();
+    if (!L) {
+        lt_fail(LT_ENOMEM, "out of memory for a Lua state");
+        return NULL;
+    }
+    lua_pushcfunction(L, fill_state);
+    lua_pushlightuserdata(L, ctx);
+    if (lt_lua_call(L, 1, 0) == LT_OK)
+        return L;
+    lua_close(L);
+    return NULL;
+}
+
+/* ==== For programs ============================================================================== */
+
+typedef struct script { const char *path; int argc; char **argv; } script;
+
+/* The chunk and its arguments; the global arg. */
+static int load_script(lua_State *L)
+{
+    const script *f = lua_touserdata(L, 1);
+    if (luaL_loadfile(L, f->path) != LUA_OK)
+        return lua_error(L);
+    luaL_checkstack(L, f->argc + 2, "too many arguments");
+    lua_createtable(L, f->argc, 1);
+    lua_pushstring(L, f->path);
+    lua_rawseti(L, -2, 0);
+    for (int i = 0; i < f->argc; i++) {
+        lua_pushstring(L, f->argv[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+    lua_setglobal(L, "arg");
+    for (int i = 0; i < f->argc; i++)
+        lua_pushstring(L, f->argv[i]);
+    return 1 + f->argc;
+}
+
+lt_status lt_lua_dofile(lua_State *L, const char *path, int argc, char **argv)
+{
+    script f = {path, argc, argv};
+    if (!lua_checkstack(L, argc + 3))
+        return lt_fail(LT_ENOMEM, "out of memory for the Lua stack");
+    lua_pushcfunction(L, load_script);
+    lua_pushlightuserdata(L, &f);
+    LT_TRY(lt_lua_call(L, 1, 1 + argc));
+    return lt_lua_call(L, argc, LUA_MULTRET);
+}
+
+static int push_given(lua_State *L)
+{
+    lt__push_kept(L, state_of(L), lua_touserdata(L, 1));
+    return 1;
+}
+
+lt_status lt_lua_push(lua_State *L, lt_tensor *x)
+{
+    if (!lua_checkstack(L, 3))
+        return lt_fail(LT_ENOMEM, "out of memory for the Lua stack");
+    lua_pushcfunction(L, push_given);
+    lua_pushlightuserdata(L, x);
+    return lt_lua_call(L, 1, 1);
+}
+
+lt_tensor *lt_lua_tensor(lua_State *L, int index)
+{
+    lt_lua *s = state_of(L);
+    lt_tensor *x = NULL;
+    if (s && luaL_testudata(L, index, "luatrain.Tensor"))
+        x = *(lt_tensor **)lua_touserdata(L, index);
+    if (!x)
+        lt_fail(LT_EINVAL, "there is a %s where a tensor was wanted", luaL_typename(L, index));
+    return x;
+}

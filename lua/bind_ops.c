@@ -1,0 +1,267 @@
+/* bind_ops.c - every op of the registry as a function and as a method: one loop, no line per op.
+ *
+ * lt.conv2d(x, w, b, 2, 1), lt.conv2d(x, w, b, {stride = 2, pad = 1}) and x:conv2d(w, b, {stride = 2, pad = 1}) are the same
+ * call: inputs by position, as the signature names them, then options by position or in one last table. A number where
+ * a tensor must be given stands for a tensor of no axes, of the dtype of the last tensor among the inputs.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "lua/bind.h"
+
+/* ==== Options =================================================================================== */
+
+/* Lua counts positions from 1. */
+static int64_t to_position(lua_State *L, lt_lua *s, const lt_schema *schema, int64_t value)
+{
+    if (value == 0)
+        lt__error(L, s, LT_EINVAL, "%s: axes count from 1, or from the end with negatives; it is 0", schema->name);
+    return value > 0 ? value - 1 : value;
+}
+
+static void read_integers(lua_State *L, lt_lua *s, const lt_schema *schema, int k, int index, lt_opt *opt)
+{
+    bool list = lua_istable(L, index);
+    lua_Unsigned n = list ? lua_rawlen(L, index) : 1;
+    if (n > LT_MAX_DIMS || (list && n == 0))
+        lt__error(L, s, LT_EINVAL, "%s: option '%s' wants 1 to %d whole numbers, it has %llu", schema->name,
+                  schema->opt[k].name, LT_MAX_DIMS, (unsigned long long)n);
+    for (int i = 0; i < (int)n; i++) {
+        int whole = 0;
+        if (list)
+            lua_rawgeti(L, index, i + 1);
+        else
+            lua_pushvalue(L, index);
+        if (lua_type(L, -1) == LUA_TNUMBER)
+            opt->i[i] = lua_tointegerx(L, -1, &whole);
+        if (!whole)
+            lt__error(L, s, LT_EINVAL, "%s: option '%s' wants whole numbers, it is %s", schema->name,
+                      schema->opt[k].name, lt__text(L, -1));
+        if (schema->opt[k].position)
+            opt->i[i] = to_position(L, s, schema, opt->i[i]);
+        lua_pop(L, 1);
+    }
+    opt->n = (uint8_t)n;
+}
+
+/* opts[k] = the value at index. */
+static void read_option(lua_State *L, lt_lua *s, const lt_schema *schema, int k, int index, lt_opt *opts)
+{
+    lt_opt *opt = &opts[k];
+    const char *name = schema->opt[k].name;
+    if (opt->n > 0)
+        lt__error(L, s, LT_EINVAL, "%s: option '%s' is given twice", schema->name, name);
+    switch ((lt_kind)opt->kind) {
+    case LT_INTS:
+        read_integers(L, s, schema, k, index, opt);
+        return;
+    case LT_NUMBER:
+        if (lua_type(L, index) != LUA_TNUMBER)
+            lt__error(L, s, LT_EINVAL, "%s: option '%s' wants a number, it is %s", schema->name, name,
+                      lt__text(L, index));
+        opt->f = lua_tonumber(L, index);
+        break;
+    case LT_BOOL:
+        if (!lua_isboolean(L, index))
+            lt__error(L, s, LT_EINVAL, "%s: option '%s' wants true or false, it is %s", schema->name, name,
+                      lt__text(L, index));
+        opt->i[0] = lua_toboolean(L, index);
+        break;
+    case LT_DTYPE:
+        opt->i[0] = lt__check_dtype(L, s, index, schema->name);
+        break;
+    }
+    opt->n = 1;
+}
+
+static void read_table(lua_State *L, lt_lua *s, const lt_schema *schema, int index, lt_opt *opts)
+{
+    lua_pushnil(L);
+    while (lua_next(L, index)) {
+        if (lua_type(L, -2) != LUA_TSTRING)
+            lt__error(L, s, LT_EINVAL, "%s: options in a table have names, %s is none", schema->name, lt__text(L, -2));
+        int k = lt_schema_find(schema, lua_tostring(L, -2));
+        if (k < 0)
+            lt__raise(L, s);
+        read_option(L, s, schema, k, lua_gettop(L), opts);
+        lua_pop(L, 1);
+    }
+}
+
+void lt__check_options(lua_State *L, lt_lua *s, const lt_schema *schema, int index, lt_opt *opts)
+{
+    lt_opts_clear(schema, opts);
+    read_table(L, s, schema, index, opts);
+    lt__check(L, s, lt_opts_complete(schema, opts));
+}
+
+/* A table with a name in it holds options, and so does {}; others are lists. */
+static bool has_names(lua_State *L, int index)
+{
+    bool names = lua_rawlen(L, index) == 0;
+    lua_pushnil(L);
+    while (lua_next(L, index)) {
+        names |= lua_type(L, -2) == LUA_TSTRING;
+        lua_pop(L, 1);
+    }
+    return names;
+}
+
+/* Arguments first to top are options. False if there are none. */
+static bool read_options(lua_State *L, lt_lua *s, const lt_schema *schema, int first, lt_opt *opts)
+{
+    int top = lua_gettop(L), n = top - first + 1;
+    if (n <= 0)
+        return false;
+    lt_opts_clear(schema, opts);
+    if (lua_istable(L, top) && has_names(L, top)) {
+        read_table(L, s, schema, top, opts);
+        n--;
+    }
+    if (n > schema->n_opt)
+        lt__error(L, s, LT_EINVAL, "%s: takes %d options, it was given %d", schema->name, schema->n_opt, n);
+    for (int k = 0; k < n; k++)
+        if (!lua_isnil(L, first + k))
+            read_option(L, s, schema, k, first + k, opts);
+    lt__check(L, s, lt_opts_complete(schema, opts));
+    return true;
+}
+
+/* ==== Inputs ==================================================================================== */
+
+typedef struct inputs {
+    int n, n_args;             /* inputs; arguments that they took */
+    lt_tensor *x[LT_MAX_LIST]; /* NULL: absent, or a number */
+    uint64_t number;           /* bit i: input i is a number */
+    lt_dtype dtype;            /* for the numbers */
+} inputs;
+
+noreturn static void bad_input(lua_State *L, lt_lua *s, const lt_schema *schema, int i)
+{
+    const char *name = schema->in[i < schema->n_in ? i : schema->n_in - 1].name;
+    if (schema->in[i].optional)
+        lt__error(L, s, LT_EINVAL, "%s: %s wants a tensor or nil, it is %s; options go into a table: {name = value}",
+                  schema->name, name, lt__text(L, i + 1));
+    lt__error(L, s, LT_EINVAL, "%s: %s wants a tensor, it is %s", schema->name, name, lt__text(L, i + 1));
+}
+
+static void read_inputs(lua_State *L, lt_lua *s, const lt_schema *schema, inputs *in)
+{
+    int top = lua_gettop(L);
+    in->n = 0;
+    in->number = 0;
+    in->dtype = LT_F32;
+    for (int i = 0; i < (schema->variadic ? LT_MAX_LIST : schema->n_in); i++) {
+        lt_tensor *x = lt__to_tensor(L, s, i + 1);
+        bool optional = i >= schema->n_in || schema->in[i].optional;
+        if (!x && i >= schema->n_in)
+            break;
+        if (!x && optional && (i >= top || (i + 1 == top && lua_istable(L, top))))
+            break;
+        in->x[in->n] = x;
+        if (x)
+            in->dtype = lt_tensor_dtype(x);
+        else if (!optional && lua_type(L, i + 1) == LUA_TNUMBER)
+            in->number |= 1ull << i;
+        else if (!optional || !lua_isnil(L, i + 1))
+            bad_input(L, s, schema, i);
+        in->n++;
+    }
+    in->n_args = in->n;
+    for (int i = 0; i < in->n; i++)
+        if (in->number >> i & 1 && !lt__dtype_holds(in->dtype, lua_tonumber(L, i + 1)))
+            lt__error(L, s, LT_EINVAL, "%s: %s does not fit into the other tensor's %s; cast that, e.g. x:cast('f32')",
+                      schema->name, lt__text(L, i + 1), lt_dtype_name(in->dtype));
+}
+
+/* Numbers become tensors. On failure none is left. */
+static lt_status make_numbers(lua_State *L, lt_lua *s, inputs *in)
+{
+    for (int i = 0; i < in->n; i++) {
+        if (!(in->number >> i & 1))
+            continue;
+        in->x[i] = lt_tensor_full(s->ctx, in->dtype, 0, NULL, lua_tonumber(L, i + 1));
+        if (!in->x[i]) {
+            in->number &= (1ull << i) - 1;
+            return lt_errcode();
+        }
+    }
+    return LT_OK;
+}
+
+static void release_numbers(inputs *in)
+{
+    for (int i = 0; in->number >> i; i++)
+        if (in->number >> i & 1)
+            lt_release(in->x[i]);
+}
+
+/* ==== The call ================================================================================== */
+
+/* Upvalue 2 is the lt_def. */
+static int call(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    const lt_def *def = lua_touserdata(L, lua_upvalueindex(2));
+    int n_out = def->op->n_out ? def->op->n_out : !def->op->in_place;
+    inputs in;
+    lt_opt opts[LT_MAX_OPT];
+    lt_tensor **box[LT_MAX_OUT], *out[LT_MAX_OUT];
+    read_inputs(L, s, &def->schema, &in);
+    bool options = read_options(L, s, &def->schema, in.n_args + 1, opts);
+    luaL_checkstack(L, LT_MAX_OUT + 4, NULL);
+    for (int i = 0; i < n_out; i++)
+        box[i] = lt__push_box(L, s);
+
+    lua_State *outer = s->running;
+    s->running = L;
+    lt_status status = make_numbers(L, s, &in);
+    if (status == LT_OK)
+        status = lt_apply(s->ctx, def, in.x, in.n, options ? opts : NULL, out);
+    release_numbers(&in);
+    s->running = outer;
+    lt__check(L, s, status);
+    for (int i = 0; i < n_out; i++)
+        lt__fill_box(L, s, box[i], out[i]);
+    return n_out;
+}
+
+/* -x comes with x twice. */
+static int negate(lua_State *L)
+{
+    lua_settop(L, 1);
+    return call(L);
+}
+
+static void push_op(lua_State *L, const lt_def *def, lua_CFunction function)
+{
+    lt__push_lua(L);
+    lua_pushlightuserdata(L, (void *)def);
+    lua_pushcclosure(L, function, 2);
+}
+
+/* Adds the table ops to the core, the ops to the methods of tensors, and the operators. */
+void lt__open_ops(lua_State *L, lt_lua *s)
+{
+    static const char *const operators[][2] = {
+        {"__add", "add"}, {"__sub", "sub"}, {"__mul", "mul"}, {"__div", "div"}, {"__pow", "pow"}, {"__unm", "neg"}};
+    const lt_def *def;
+    int core = lua_gettop(L);
+    lua_getfield(L, core, "tensor_methods");
+    lua_newtable(L);
+    for (int i = 0; (def = lt_op_at(s->ctx, i)) != NULL; i++) {
+        push_op(L, def, call);
+        lua_pushvalue(L, -1);
+        lua_setfield(L, -3, def->schema.name);
+        lua_setfield(L, -3, def->schema.name);
+    }
+    lua_setfield(L, core, "ops");
+    lua_getfield(L, core, "tensor_meta");
+    for (size_t i = 0; i < sizeof operators / sizeof *operators; i++) {
+        if (!(def = lt_op_find(s->ctx, operators[i][1])))
+            continue;
+        push_op(L, def, i == 5 ? negate : call);
+        lua_setfield(L, -2, operators[i][0]);
+    }
+    lua_settop(L, core);
+}

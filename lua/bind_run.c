@@ -1,0 +1,463 @@
+/* bind_run.c - what a training step needs: backward, hooks, scopes, parameters, optimizers.
+ *
+ * The embedded Lua files are the only callers of the functions that are no methods of tensors, which is why those take
+ * plain lists.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "lua/bind.h"
+
+static lt_tensor *self(lua_State *L, const char *who) { return lt__check_tensor(L, lt__lua(L), 1, who, "self"); }
+
+/* ==== Autograd ================================================================================== */
+
+static int requires_grad(lua_State *L)
+{
+    lt_tensor *x = self(L, "requires_grad");
+    lt__check(L, lt__lua(L), lt_set_requires_grad(x, lua_isnoneornil(L, 2) || lua_toboolean(L, 2)));
+    lua_settop(L, 1);
+    return 1;
+}
+
+static int zero_grad(lua_State *L)
+{
+    lt_zero_grad(self(L, "zero_grad"));
+    return 0;
+}
+
+static int detach(lua_State *L)
+{
+    lt_tensor *x = self(L, "detach"), **box = lt__push_box(L, lt__lua(L));
+    lt__fill_box(L, lt__lua(L), box, lt_detach(x));
+    return 1;
+}
+
+static int keep(lua_State *L)
+{
+    lt_keep(self(L, "keep"));
+    lua_settop(L, 1);
+    return 1;
+}
+
+static int backward(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_tensor *x = self(L, "backward");
+    lt_tensor *grad = lua_isnoneornil(L, 2) ? NULL : lt__check_tensor(L, s, 2, "backward", "the gradient");
+    lua_State *outer = s->running;
+    s->running = L;
+    lt_status status = lt_backward(x, grad);
+    s->running = outer;
+    lt__check(L, s, status);
+    return 0;
+}
+
+/* ==== Hooks ===================================================================================== */
+
+/* A leaf may outlive the Lua state, so the hook lives on the C side and knows whether its state is still there. */
+typedef struct lt_lua_hook {
+    struct lt_lua_hook *next, *prev;
+    lt_lua *owner;             /* NULL once the state is closed */
+    int function;              /* in the registry */
+} lt_lua_hook;
+
+static int call_function(lua_State *L)
+{
+    const lt_lua_hook *h = lua_touserdata(L, 1);
+    lua_rawgeti(L, LUA_REGISTRYINDEX, h->function);
+    lt__push_kept(L, h->owner, lua_touserdata(L, 2));
+    lua_call(L, 1, 0);
+    return 0;
+}
+
+static lt_status run_hook(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    lt_lua_hook *h = ud;
+    (void)x;
+    if (!h->owner)
+        return LT_OK;
+    lua_State *L = h->owner->running;
+    if (!lua_checkstack(L, 4))
+        return lt_fail(LT_ENOMEM, "out of memory for the Lua stack");
+    lua_pushcfunction(L, call_function);
+    lua_pushlightuserdata(L, h);
+    lua_pushlightuserdata(L, grad);
+    lt_status status = lt_lua_call(L, 2, 0);
+    h->owner->running = L;
+    return status;
+}
+
+static void free_hook(void *ud)
+{
+    lt_lua_hook *h = ud;
+    if (h->owner) {
+        if (h->prev)
+            h->prev->next = h->next;
+        else
+            h->owner->hooks = h->next;
+        if (h->next)
+            h->next->prev = h->prev;
+        luaL_unref(h->owner->running, LUA_REGISTRYINDEX, h->function);
+    }
+    free(h);
+}
+
+void lt__drop_hooks(lt_lua *s)
+{
+    for (lt_lua_hook *h = s->hooks; h; h = h->next)
+        h->owner = NULL;
+    s->hooks = NULL;
+}
+
+static int on_grad(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_tensor *x = self(L, "on_grad");
+    if (!lua_isfunction(L, 2))
+        lt__error(L, s, LT_EINVAL, "on_grad: the hook wants a function, it is %s", lt__text(L, 2));
+    lua_settop(L, 2);
+    int function = luaL_ref(L, LUA_REGISTRYINDEX);
+    lt_lua_hook *h = calloc(1, sizeof *h);
+    lt_status status = h ? lt_on_grad(x, run_hook, h, free_hook) : lt_fail(LT_ENOMEM, "out of memory for a hook");
+    if (status != LT_OK) {
+        free(h);
+        luaL_unref(L, LUA_REGISTRYINDEX, function);
+        lt__raise(L, s);
+    }
+    *h = (lt_lua_hook){.next = s->hooks, .owner = s, .function = function};
+    if (s->hooks)
+        s->hooks->prev = h;
+    s->hooks = h;
+    return 1;
+}
+
+/* ==== Scopes ==================================================================================== */
+
+/* A to-be-closed value: what was opened is closed when its function ends, by an error too. */
+typedef enum guard { CLOSED, SCOPE, GRAD_OFF } guard;
+
+static int close_guard(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    guard *g = lua_touserdata(L, 1);
+    if (*g == SCOPE) {
+        lt_scope_pop(s->ctx);
+        s->scopes--;
+    } else if (*g == GRAD_OFF) {
+        lt_grad_on(s->ctx);
+    }
+    *g = CLOSED;
+    return 0;
+}
+
+/* What a step gives back survives it: tensors, and tensors in tables. */
+static void keep_results(lua_State *L, lt_lua *s, int first)
+{
+    for (int i = first; i <= lua_gettop(L); i++) {
+        lt_tensor *x = lt__to_tensor(L, s, i);
+        if (x)
+            lt_keep_outer(x);
+        if (!lua_istable(L, i))
+            continue;
+        lua_pushnil(L);
+        while (lua_next(L, i)) {
+            x = lt__to_tensor(L, s, lua_gettop(L));
+            if (x)
+                lt_keep_outer(x);
+            lua_pop(L, 1);
+        }
+    }
+}
+
+/* Calls the function in argument 1 with the arguments behind it, with something open. */
+static int call_within(lua_State *L, const char *who, guard what)
+{
+    lt_lua *s = lt__lua(L);
+    if (!lua_isfunction(L, 1))
+        lt__error(L, s, LT_EINVAL, "%s wants a function, it is %s", who, lt__text(L, 1));
+    guard *g = lua_newuserdatauv(L, sizeof *g, 0);
+    *g = CLOSED;
+    luaL_setmetatable(L, "luatrain.Guard");
+    lua_insert(L, 1);
+    lua_toclose(L, 1);
+    if (what == SCOPE) {
+        lt__check(L, s, lt_scope_push(s->ctx));
+        s->scopes++;
+    } else {
+        lt_grad_off(s->ctx);
+    }
+    *g = what;
+    lua_call(L, lua_gettop(L) - 2, LUA_MULTRET);
+    if (what == SCOPE)
+        keep_results(L, s, 2);
+    return lua_gettop(L) - 1;
+}
+
+static int step(lua_State *L) { return call_within(L, "lt.step", SCOPE); }
+static int no_grad(lua_State *L) { return call_within(L, "lt.no_grad", GRAD_OFF); }
+
+/* ==== Parameters ================================================================================ */
+
+/* new_parameter(dims, kind, a, b, buffer): kind is "constant", "uniform" or "normal". */
+static int new_parameter(lua_State *L)
+{
+    static const char *const kinds[] = {"constant", "uniform", "normal", NULL};
+    lt_lua *s = lt__lua(L);
+    int64_t dims[LT_MAX_DIMS];
+    int ndim = lt__check_dims(L, s, 1, "nn.parameter", dims);
+    lt_init init = {(lt_init_kind)luaL_checkoption(L, 2, NULL, kinds), luaL_checknumber(L, 3), luaL_optnumber(L, 4, 0)};
+    bool buffer = lua_toboolean(L, 5);
+    lt_tensor **box = lt__push_box(L, s);
+    lt_tensor *x = buffer ? lt_buffer_new(s->ctx, LT_F32, ndim, dims, init)
+                          : lt_param_new(s->ctx, LT_F32, ndim, dims, init);
+    if (!x)
+        lt__raise(L, s);
+    *box = x;
+    return 1;
+}
+
+/* "parameter", "buffer" or nil; for any value. */
+static int role(lua_State *L)
+{
+    lt_tensor *x = lt__to_tensor(L, lt__lua(L), 1);
+    lua_pushstring(L, !x ? NULL : lt_is_param(x) ? "parameter" : lt_is_buffer(x) ? "buffer" : NULL);
+    return 1;
+}
+
+static int set_dtype(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt__check(L, s, lt_param_set_dtype(self(L, "to"), lt__check_dtype(L, s, 2, "to")));
+    return 0;
+}
+
+/* The checked lists at 1 and 2 as a tree. New. NULL on failure. Does not raise. */
+static lt_params *named_params(lua_State *L, lt_lua *s, int n)
+{
+    lt_params *p = lt_params_new(s->ctx);
+    for (int i = 1; p && i <= n; i++) {
+        lua_rawgeti(L, 1, i);
+        lua_rawgeti(L, 2, i);
+        if (lt_params_add(p, lua_tostring(L, -2), *(lt_tensor **)lua_touserdata(L, -1)) != LT_OK) {
+            lt_params_free(p);
+            p = NULL;
+        }
+        lua_pop(L, 2);
+    }
+    return p;
+}
+
+/* place(names, tensors): all that are pending get memory. */
+static int place(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_params *p = named_params(L, s, lt__check_named(L, s, "net"));
+    lt_status status = p ? lt_params_place(p) : lt_errcode();
+    lt_params_free(p);
+    lt__check(L, s, status);
+    return 0;
+}
+
+static int sha256(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    char hex[65];
+    lt_params *p = named_params(L, s, lt__check_named(L, s, "sha256"));
+    lt_status status = p ? lt_params_sha256(p, hex) : lt_errcode();
+    lt_params_free(p);
+    lt__check(L, s, status);
+    lua_pushstring(L, hex);
+    return 1;
+}
+
+/* freeze(names, tensors, on): tensors are parameters. */
+static int freeze(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_params *p = named_params(L, s, lt__check_named(L, s, "freeze"));
+    lt_status status = p ? LT_OK : lt_errcode();
+    for (int i = 0; status == LT_OK && i < lt_params_count(p); i++)
+        status = lt_params_freeze(p, i, lua_toboolean(L, 3));
+    lt_params_free(p);
+    lt__check(L, s, status);
+    return 0;
+}
+
+static int stats_commit(lua_State *L)
+{
+    lt__check(L, lt__lua(L), lt_stats_commit(lt__lua(L)->ctx));
+    return 0;
+}
+
+/* ==== Optimizers ================================================================================ */
+
+static const char optim_class[] = "luatrain.Optim";
+
+static int optim_gone(lua_State *L)
+{
+    void **h = lua_touserdata(L, 1);
+    lt_optim_free(*h);
+    *h = NULL;
+    return 0;
+}
+
+/* new_optim(update, parameters) */
+static int new_optim(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    const char *update = luaL_checkstring(L, 1);
+    int n = (int)luaL_len(L, 2);
+    lt_tensor **params = lua_newuserdatauv(L, (size_t)n * sizeof *params, 0);
+    for (int i = 0; i < n; i++) {
+        lua_rawgeti(L, 2, i + 1);
+        params[i] = lt__check_tensor(L, s, lua_gettop(L), "optim", "a parameter");
+        lua_pop(L, 1);
+    }
+    void **h = lt__push_handle(L, optim_class);
+    lt__fill_handle(L, h, lt_optim_new(s->ctx, update, params, n));
+    return 1;
+}
+
+/* optim:set_group(parameter, group): groups count from 1. */
+static int optim_set_group(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_optim *o = lt__check_handle(L, optim_class);
+    lt_tensor *x = lt__check_tensor(L, s, 2, "optim", "a parameter");
+    lt__check(L, s, lt_optim_set_group(o, x, (int)luaL_checkinteger(L, 3) - 1));
+    return 0;
+}
+
+/* optim:step{options of group 1, options of group 2, ...}: whether the step was applied. */
+static int optim_step(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_optim *o = lt__check_handle(L, optim_class);
+    const lt_schema *schema = &lt_optim_def(o)->schema;
+    int n = (int)luaL_len(L, 2);
+    lt_opt *values = lua_newuserdatauv(L, (size_t)n * LT_MAX_OPT * sizeof *values, 0);
+    const lt_opt **options = lua_newuserdatauv(L, (size_t)n * sizeof *options, 0);
+    for (int g = 0; g < n; g++) {
+        lua_rawgeti(L, 2, g + 1);
+        options[g] = values + (size_t)g * LT_MAX_OPT;
+        lt__check_options(L, s, schema, lua_gettop(L), values + (size_t)g * LT_MAX_OPT);
+        lua_pop(L, 1);
+    }
+    bool applied = false;
+    lt__check(L, s, lt_optim_step(o, options, n, &applied));
+    lua_pushboolean(L, applied);
+    return 1;
+}
+
+/* optim:slot(k, parameter): slot k of the parameter and its name, or nil past the last. */
+static int optim_slot(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_optim *o = lt__check_handle(L, optim_class);
+    int k = (int)luaL_checkinteger(L, 2) - 1;
+    const char *name = lt_optim_slot_name(o, k);
+    lt_tensor *x = lt__check_tensor(L, s, 3, "optim", "a parameter");
+    if (!name)
+        return 0;
+    lt__push_kept(L, s, lt_optim_slot(o, k, x));
+    lua_pushstring(L, name);
+    return 2;
+}
+
+static const luaL_Reg optim_methods[] = {
+    {"set_group", optim_set_group}, {"step", optim_step}, {"slot", optim_slot}, {NULL, NULL}};
+
+/* ==== Odds and ends ============================================================================= */
+
+/* fail(status, message): raises as the library does; status is "EINVAL", "EUSAGE", ... */
+static int fail(lua_State *L)
+{
+    static const char *const names[] = {
+#define X(name, exit, text) #name,
+        LT_STATUS_LIST(X)
+#undef X
+    };
+    const char *name = luaL_checkstring(L, 1);
+    int status = LT_EINVAL;
+    for (int i = 0; i < LT_STATUS_COUNT; i++)
+        if (strcmp(names[i] + 3, name) == 0)
+            status = i;
+    lt__error(L, lt__lua(L), (lt_status)status, "%s", luaL_checkstring(L, 2));
+}
+
+/* nearest(word, names): the name that word may have been meant for, or nil. */
+static int nearest(lua_State *L)
+{
+    const char *word = luaL_checkstring(L, 1);
+    int n = (int)luaL_len(L, 2);
+    const char **names = lua_newuserdatauv(L, (size_t)n * sizeof *names, 0);
+    for (int i = 0; i < n; i++) {
+        lua_rawgeti(L, 2, i + 1);
+        names[i] = luaL_checkstring(L, -1);
+        lua_pop(L, 1);
+    }
+    int near = lt_nearest(word, names, n);
+    lua_pushstring(L, near < 0 ? NULL : names[near]);
+    return 1;
+}
+
+/* seed(): the seed. seed(n): a new one, unless the user set LUATRAIN_SEED. */
+static int seed(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    const char *fixed = getenv("LUATRAIN_SEED");
+    if (!lua_isnoneornil(L, 1)) {
+        int whole;
+        lua_Integer value = lua_tointegerx(L, 1, &whole);
+        if (!whole || value < 0)
+            lt__error(L, s, LT_EINVAL, "lt.seed wants a whole number from 0 up, it is %s", lt__text(L, 1));
+        if (!fixed || !*fixed)
+            lt_set_seed(s->ctx, (uint64_t)value);
+    }
+    lua_pushinteger(L, (lua_Integer)lt_seed(s->ctx));
+    return 1;
+}
+
+/* steps(): optimizer steps taken in this context. */
+static int steps(lua_State *L)
+{
+    lua_pushinteger(L, lt_step(lt__lua(L)->ctx));
+    return 1;
+}
+
+/* memory(): bytes of tensors: live now, the most so far, free for reuse. */
+static int memory(lua_State *L)
+{
+    lt_memory m = lt_memory_stats(lt__lua(L)->ctx);
+    lua_createtable(L, 0, 3);
+    lua_pushinteger(L, (lua_Integer)m.live);
+    lua_setfield(L, -2, "live");
+    lua_pushinteger(L, (lua_Integer)m.peak);
+    lua_setfield(L, -2, "peak");
+    lua_pushinteger(L, (lua_Integer)m.cached);
+    lua_setfield(L, -2, "cached");
+    return 1;
+}
+
+static const luaL_Reg tensor_methods[] = {
+    {"requires_grad", requires_grad}, {"zero_grad", zero_grad}, {"detach", detach}, {"keep", keep},
+    {"backward", backward}, {"on_grad", on_grad}, {NULL, NULL}};
+
+static const luaL_Reg functions[] = {
+    {"step", step}, {"no_grad", no_grad}, {"new_parameter", new_parameter}, {"role", role}, {"set_dtype", set_dtype},
+    {"place", place}, {"sha256", sha256}, {"freeze", freeze}, {"stats_commit", stats_commit}, {"new_optim", new_optim},
+    {"fail", fail}, {"nearest", nearest}, {"seed", seed}, {"steps", steps},
+    {"memory", memory}, {NULL, NULL}};
+
+void lt__open_run(lua_State *L)
+{
+    static const luaL_Reg none[] = {{NULL, NULL}};
+    int core = lua_gettop(L);
+    lt__register(L, functions);
+    lua_getfield(L, core, "tensor_methods");
+    lt__register(L, tensor_methods);
+    lt__new_class(L, "luatrain.Guard", none, close_guard);
+    lt__new_class(L, optim_class, optim_methods, optim_gone);
+    lua_settop(L, core);
+}

@@ -1,0 +1,500 @@
+/* bind_tensor.c - tensors in Lua: makers, what can be asked of one, element access, metamethods.
+ *
+ * A tensor is a userdata that holds one reference to an lt_tensor. Several may hold the same one (x.grad makes a new one each
+ * time); == compares what they hold.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "lua/bind.h"
+
+/* ==== Arguments ================================================================================= */
+
+lt_dtype lt__check_dtype(lua_State *L, lt_lua *s, int index, const char *who)
+{
+    static const char *const names[] = {
+#define X(name, bytes, text) text,
+        LT_DTYPE_LIST(X)
+#undef X
+    };
+    if (lua_type(L, index) != LUA_TSTRING)
+        lt__error(L, s, LT_EINVAL, "%s: dtype wants a name such as 'f32', it is %s", who, lt__text(L, index));
+    const char *name = lua_tostring(L, index);
+    int dtype = lt_dtype_find(name);
+    if (dtype >= 0)
+        return (lt_dtype)dtype;
+    int near = lt_nearest(name, names, LT_DTYPE_COUNT);
+    if (near >= 0)
+        lt__error(L, s, LT_EINVAL, "%s: unknown dtype '%s' (did you mean '%s'?)", who, name, names[near]);
+    lt__error(L, s, LT_EINVAL, "%s: unknown dtype '%s' (there are f32, f64, f16, bf16, i64, i32, u8)", who, name);
+}
+
+bool lt__dtype_holds(lt_dtype dtype, double value)
+{
+    switch (dtype) {
+    case LT_I64: return value == floor(value) && fabs(value) <= 0x1p63;
+    case LT_I32: return value == floor(value) && value >= -0x1p31 && value < 0x1p31;
+    case LT_U8: return value == floor(value) && value >= 0 && value < 256;
+    default: return true;
+    }
+}
+
+int lt__check_dims(lua_State *L, lt_lua *s, int index, const char *who, int64_t dims[LT_MAX_DIMS])
+{
+    if (!lua_istable(L, index))
+        lt__error(L, s, LT_EINVAL, "%s: a shape is a table such as {2, 3}, not %s", who, lt__text(L, index));
+    lua_Unsigned n = lua_rawlen(L, index);
+    if (n > LT_MAX_DIMS)
+        lt__error(L, s, LT_EINVAL, "%s: a tensor has at most %d axes, the shape has %llu", who, LT_MAX_DIMS,
+                  (unsigned long long)n);
+    for (int i = 0; i < (int)n; i++) {
+        int whole;
+        lua_rawgeti(L, index, i + 1);
+        dims[i] = lua_tointegerx(L, -1, &whole);
+        if (!whole || dims[i] < 0)
+            lt__error(L, s, LT_EINVAL, "%s: axis %d of the shape wants a count, it is %s", who, i + 1, lt__text(L, -1));
+        lua_pop(L, 1);
+    }
+    return (int)n;
+}
+
+void lt__push_dims(lua_State *L, const lt_tensor *x)
+{
+    lua_createtable(L, lt_ndim(x), 0);
+    for (int i = 0; i < lt_ndim(x); i++) {
+        lua_pushinteger(L, lt_dims(x)[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+}
+
+/* The last argument of a maker: {dtype = "f64", device = "cpu"} or nothing. */
+static lt_dtype check_maker_options(lua_State *L, lt_lua *s, int index, const char *who)
+{
+    lt_dtype dtype = LT_F32;
+    if (lua_isnoneornil(L, index))
+        return dtype;
+    if (!lua_istable(L, index))
+        lt__error(L, s, LT_EINVAL, "%s: options are a table such as {dtype = 'f64'}, not %s", who, lt__text(L, index));
+    lua_pushnil(L);
+    while (lua_next(L, index)) {
+        const char *key = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "";
+        if (strcmp(key, "dtype") == 0) {
+            dtype = lt__check_dtype(L, s, lua_gettop(L), who);
+        } else if (strcmp(key, "device") == 0) {
+            const char *device = lua_tostring(L, -1);
+            if (!device || strcmp(device, "cpu") != 0)
+                lt__error(L, s, LT_EENV, "%s: device %s is not here; there is 'cpu'", who, lt__text(L, -1));
+        } else {
+            static const char *const names[] = {"dtype", "device"};
+            int near = lt_nearest(key, names, 2);
+            const char *text = *key ? key : lt__text(L, -2);
+            if (near >= 0)
+                lt__error(L, s, LT_EINVAL, "%s: unknown option '%s' (did you mean '%s'?)", who, text, names[near]);
+            lt__error(L, s, LT_EINVAL, "%s: unknown option '%s' (there are dtype and device)", who, text);
+        }
+        lua_pop(L, 1);
+    }
+    return dtype;
+}
+
+static double check_number(lua_State *L, lt_lua *s, int index, const char *who, const char *what)
+{
+    if (lua_type(L, index) != LUA_TNUMBER)
+        lt__error(L, s, LT_EINVAL, "%s: %s wants a number, it is %s", who, what, lt__text(L, index));
+    return lua_tonumber(L, index);
+}
+
+static double check_element(lua_State *L, lt_lua *s, int index, const char *who, lt_dtype dtype)
+{
+    double value = check_number(L, s, index, who, "the value");
+    if (!lt__dtype_holds(dtype, value))
+        lt__error(L, s, LT_EINVAL, "%s: %s does not fit into %s", who, lt__text(L, index), lt_dtype_name(dtype));
+    return value;
+}
+
+static lt_tensor *self(lua_State *L, const char *who) { return lt__check_tensor(L, lt__lua(L), 1, who, "self"); }
+
+/* ==== Makers ==================================================================================== */
+
+static int make_full(lua_State *L, const char *who, double value, int options)
+{
+    lt_lua *s = lt__lua(L);
+    int64_t dims[LT_MAX_DIMS];
+    int ndim = lt__check_dims(L, s, 1, who, dims);
+    lt_dtype dtype = check_maker_options(L, s, options, who);
+    if (!lt__dtype_holds(dtype, value))
+        lt__error(L, s, LT_EINVAL, "%s: %s does not fit into %s", who, lt__text(L, 2), lt_dtype_name(dtype));
+    lt_tensor **box = lt__push_box(L, s);
+    lt__fill_box(L, s, box, lt_tensor_full(s->ctx, dtype, ndim, dims, value));
+    return 1;
+}
+
+static int zeros(lua_State *L) { return make_full(L, "lt.zeros", 0, 2); }
+static int ones(lua_State *L) { return make_full(L, "lt.ones", 1, 2); }
+static int full(lua_State *L)
+{
+    return make_full(L, "lt.full", check_number(L, lt__lua(L), 2, "lt.full", "the value"), 3);
+}
+
+typedef lt_status (*lt_fill_fn)(lt_tensor *x, lt_purpose purpose, uint64_t stream, uint64_t first, double a, double b);
+
+static int make_random(lua_State *L, const char *who, lt_fill_fn fill)
+{
+    lt_lua *s = lt__lua(L);
+    int64_t dims[LT_MAX_DIMS];
+    int ndim = lt__check_dims(L, s, 1, who, dims);
+    lt_dtype dtype = check_maker_options(L, s, 2, who);
+    if (dtype > LT_BF16)
+        lt__error(L, s, LT_EINVAL, "%s: dtype wants a float one, it is %s", who, lt_dtype_name(dtype));
+    lt_tensor **box = lt__push_box(L, s);
+    lt__fill_box(L, s, box, lt_tensor_new(s->ctx, dtype, ndim, dims));
+    lt__check(L, s, fill(*box, LT_RNG_USER, lt_next_draw(s->ctx), 0, 0, 1));
+    return 1;
+}
+
+static int rand_uniform(lua_State *L) { return make_random(L, "lt.rand", lt_fill_uniform); }
+static int rand_normal(lua_State *L) { return make_random(L, "lt.randn", lt_fill_normal); }
+
+/* arange(n) = 0, 1, ..., n - 1; arange(first, stop, step) = first, first + step, ... without stop. */
+static int arange(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    int n_numbers = 0;
+    while (n_numbers < 3 && lua_type(L, n_numbers + 1) == LUA_TNUMBER)
+        n_numbers++;
+    double first = n_numbers > 1 ? lua_tonumber(L, 1) : 0, step = n_numbers > 2 ? lua_tonumber(L, 3) : 1;
+    double stop = check_number(L, s, n_numbers > 1 ? 2 : 1, "lt.arange", "stop");
+    lt_dtype dtype = check_maker_options(L, s, n_numbers + 1, "lt.arange");
+    double count = ceil((stop - first) / step);
+    if (!(count < 0x1p40))
+        lt__error(L, s, LT_EINVAL, "lt.arange: %g steps of %g from %g to %g are too many", count, step, first, stop);
+    int64_t n = count > 0 ? (int64_t)count : 0;
+    double *values = lua_newuserdatauv(L, (size_t)n * sizeof *values, 0);
+    for (int64_t i = 0; i < n; i++) {
+        values[i] = first + (double)i * step;
+        if (!lt__dtype_holds(dtype, values[i]))
+            lt__error(L, s, LT_EINVAL, "lt.arange: %g does not fit into %s", values[i], lt_dtype_name(dtype));
+    }
+    lt_tensor **box = lt__push_box(L, s);
+    lt_tensor *wide = lt_tensor_from(s->ctx, LT_F64, 1, &n, values);
+    lt_tensor *x = wide ? lt_tensor_new(s->ctx, dtype, 1, &n) : NULL;
+    if (x && lt_copy(x, wide) != LT_OK) {
+        lt_release(x);
+        x = NULL;
+    }
+    lt_release(wide);
+    lt__fill_box(L, s, box, x);
+    return 1;
+}
+
+/* A nested table on its way into a tensor. */
+typedef struct nest {
+    lt_lua *s;
+    lt_dtype dtype;
+    int ndim;
+    int64_t dims[LT_MAX_DIMS];
+    char *next;                   /* where the next element goes */
+} nest;
+
+/* The dims, from the first of each level. */
+static void measure(lua_State *L, nest *t)
+{
+    int top = lua_gettop(L);
+    lua_pushvalue(L, 1);
+    for (t->ndim = 0; lua_istable(L, -1); t->ndim++) {
+        if (t->ndim == LT_MAX_DIMS)
+            lt__error(L, t->s, LT_EINVAL, "lt.tensor: a tensor has at most %d axes, the table is nested deeper",
+                      LT_MAX_DIMS);
+        t->dims[t->ndim] = (int64_t)lua_rawlen(L, -1);
+        lua_rawgeti(L, -1, 1);
+    }
+    lua_settop(L, top);
+}
+
+/* Reads the value on top, which is at depth, and all below it. */
+static void read_nested(lua_State *L, nest *t, int depth)
+{
+    bool table = lua_istable(L, -1);
+    if (depth < t->ndim && (!table || (int64_t)lua_rawlen(L, -1) != t->dims[depth]))
+        lt__error(L, t->s, LT_EINVAL, "lt.tensor: ragged table: at depth %d there are %lld values, then %s", depth + 1,
+                  (long long)t->dims[depth],
+                  table ? lua_pushfstring(L, "%I", (LUAI_UACINT)lua_rawlen(L, -1)) : lt__text(L, -1));
+    if (depth == t->ndim) {
+        double value = check_element(L, t->s, lua_gettop(L), "lt.tensor", t->dtype);
+        lua_Integer whole = lua_tointeger(L, -1);
+        if (lua_isinteger(L, -1))
+            lt_convert(t->next, t->dtype, &whole, LT_I64, 1);
+        else
+            lt_convert(t->next, t->dtype, &value, LT_F64, 1);
+        t->next += lt_dtype_bytes(t->dtype);
+        return;
+    }
+    luaL_checkstack(L, 4, NULL);
+    for (int64_t i = 1; i <= t->dims[depth]; i++) {
+        lua_rawgeti(L, -1, i);
+        read_nested(L, t, depth + 1);
+        lua_pop(L, 1);
+    }
+}
+
+static int tensor(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    nest t = {.s = s, .dtype = check_maker_options(L, s, 2, "lt.tensor")};
+    if (!lua_istable(L, 1))
+        check_element(L, s, 1, "lt.tensor", t.dtype);
+    measure(L, &t);
+    size_t count = 1;
+    for (int i = 0; i < t.ndim; i++)
+        count *= (size_t)t.dims[i]; /* as many values as the table holds, so this cannot overflow unless it is ragged */
+    if (count > (size_t)1 << 40)
+        lt__error(L, s, LT_EINVAL, "lt.tensor: the table is too large or ragged");
+    void *data = lua_newuserdatauv(L, count * lt_dtype_bytes(t.dtype), 0);
+    t.next = data;
+    lua_pushvalue(L, 1);
+    read_nested(L, &t, 0);
+    lt_tensor **box = lt__push_box(L, s);
+    lt__fill_box(L, s, box, lt_tensor_from(s->ctx, t.dtype, t.ndim, t.dims, data));
+    return 1;
+}
+
+/* ==== Elements ================================================================================== */
+
+static void push_element(lua_State *L, lt_lua *s, lt_tensor *x, int64_t index)
+{
+    double value;
+    lt__check(L, s, lt_item(x, index, &value));
+    if (lt_tensor_dtype(x) > LT_BF16)
+        lua_pushinteger(L, (lua_Integer)value);
+    else
+        lua_pushnumber(L, value);
+}
+
+/* The place in row-major order of the element at the indices from argument 2 on. */
+static int64_t check_indices(lua_State *L, lt_lua *s, const lt_tensor *x, int n, const char *who)
+{
+    char text[96];
+    int64_t place = 0;
+    if (n != lt_ndim(x))
+        lt__error(L, s, LT_EINVAL, "%s wants %d indices, it was given %d (%s)", who, lt_ndim(x), n,
+                  lt_describe(x, text, sizeof text));
+    for (int i = 0; i < n; i++) {
+        int whole;
+        int64_t dim = lt_dims(x)[i], index = lua_tointegerx(L, 2 + i, &whole);
+        if (!whole || index < 1 || index > dim)
+            lt__error(L, s, LT_EINVAL, "%s: index %d wants 1 to %lld, it is %s (%s)", who, i + 1, (long long)dim,
+                      lt__text(L, 2 + i), lt_describe(x, text, sizeof text));
+        place = place * dim + index - 1;
+    }
+    return place;
+}
+
+static int get(lua_State *L)
+{
+    lt_tensor *x = self(L, "get");
+    push_element(L, lt__lua(L), x, check_indices(L, lt__lua(L), x, lua_gettop(L) - 1, "get"));
+    return 1;
+}
+
+static int set(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_tensor *x = self(L, "set");
+    int64_t count = lt_count(x), place = check_indices(L, s, x, lua_gettop(L) - 2, "set");
+    double value = check_element(L, s, lua_gettop(L), "set", lt_tensor_dtype(x));
+    lt_tensor *flat = lt_view(x, 1, &count);
+    lt_tensor *one = flat ? lt_rows(flat, place, 1) : NULL;
+    lt_status status = one ? lt_fill(one, value) : lt_errcode();
+    lt_release(one);
+    lt_release(flat);
+    lt__check(L, s, status);
+    return 0;
+}
+
+static int item(lua_State *L)
+{
+    lt_tensor *x = self(L, "item");
+    char text[96];
+    if (lt_count(x) != 1)
+        lt__error(L, lt__lua(L), LT_EINVAL, "item wants a tensor of one element, it is %s",
+                  lt_describe(x, text, sizeof text));
+    push_element(L, lt__lua(L), x, 0);
+    return 1;
+}
+
+static void push_nested(lua_State *L, lt_lua *s, lt_tensor *x, int depth, int64_t *next)
+{
+    if (depth == lt_ndim(x)) {
+        push_element(L, s, x, (*next)++);
+        return;
+    }
+    int64_t n = lt_dims(x)[depth];
+    luaL_checkstack(L, 4, NULL);
+    lua_createtable(L, n < 1 << 20 ? (int)n : 0, 0);
+    for (int64_t i = 1; i <= n; i++) {
+        push_nested(L, s, x, depth + 1, next);
+        lua_rawseti(L, -2, i);
+    }
+}
+
+static int totable(lua_State *L)
+{
+    int64_t next = 0;
+    push_nested(L, lt__lua(L), self(L, "totable"), 0, &next);
+    return 1;
+}
+
+static int fill(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_tensor *x = self(L, "fill");
+    lt__check(L, s, lt_fill(x, check_element(L, s, 2, "fill", lt_tensor_dtype(x))));
+    lua_settop(L, 1);
+    return 1;
+}
+
+static int copy(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_tensor *x = self(L, "copy");
+    lt__check(L, s, lt_copy(x, lt__check_tensor(L, s, 2, "copy", "the source")));
+    lua_settop(L, 1);
+    return 1;
+}
+
+/* ==== What can be asked ========================================================================= */
+
+static int dim(lua_State *L)
+{
+    lt_tensor *x = self(L, "dim");
+    int whole, n = lt_ndim(x);
+    char text[96];
+    lua_Integer axis = lua_tointegerx(L, 2, &whole);
+    if (!whole || axis == 0 || axis > n || axis < -n)
+        lt__error(L, lt__lua(L), LT_EINVAL, "dim wants an axis from 1 to %d, or from the end with negatives; it is %s (%s)",
+                  n, lt__text(L, 2), lt_describe(x, text, sizeof text));
+    lua_pushinteger(L, lt_dim(x, (int)(axis > 0 ? axis - 1 : axis)));
+    return 1;
+}
+
+static int count_elements(lua_State *L)
+{
+    lua_pushinteger(L, lt_count(self(L, "count")));
+    return 1;
+}
+
+/* "2x3 f32", and why there are no values to show: "dead" or "pending", else nil. */
+static int describe(lua_State *L)
+{
+    lt_tensor *x = self(L, "tostring");
+    char text[96];
+    lua_pushstring(L, lt_describe(x, text, sizeof text));
+    if (lt_is_dead(x))
+        lua_pushliteral(L, "dead");
+    else if (!lt_data(x))
+        lua_pushliteral(L, "pending");
+    else
+        lua_pushnil(L);
+    return 2;
+}
+
+static int is_tensor(lua_State *L)
+{
+    lua_pushboolean(L, lt__to_tensor(L, lt__lua(L), 1) != NULL);
+    return 1;
+}
+
+/* ==== Metamethods =============================================================================== */
+
+static int gone(lua_State *L)
+{
+    lt_tensor **box = lua_touserdata(L, 1);
+    lt_release(*box);
+    *box = NULL;
+    return 0;
+}
+
+static int length(lua_State *L)
+{
+    lt_tensor *x = self(L, "#");
+    if (lt_ndim(x) == 0)
+        lt__error(L, lt__lua(L), LT_EINVAL, "# wants a tensor with axes, this one holds a single number");
+    lua_pushinteger(L, lt_dim(x, 0));
+    return 1;
+}
+
+static int same(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lua_pushboolean(L, lt__to_tensor(L, s, 1) == lt__to_tensor(L, s, 2));
+    return 1;
+}
+
+enum property { SHAPE, DTYPE, DEVICE, GRAD, ON_TAPE };
+static const char *const properties[] = {"shape", "dtype", "device", "grad", "on_tape", NULL};
+
+/* x.name. Upvalue 2 is the table of methods, which holds the number of each property too. */
+static int index_tensor(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_tensor *x = *(lt_tensor **)lua_touserdata(L, 1);
+    lua_settop(L, 2);
+    lua_pushvalue(L, 2);
+    int kind = lua_rawget(L, lua_upvalueindex(2));
+    if (kind != LUA_TNUMBER && kind != LUA_TNIL)
+        return 1;
+    if (kind == LUA_TNIL) {
+        const char *name = lt__text(L, 2);
+        if (lua_type(L, 2) == LUA_TSTRING)
+            name = lua_tostring(L, 2);
+        lua_pushvalue(L, lua_upvalueindex(2));
+        lt__unknown(L, s, "tensor", "method or field", name);
+    }
+    if (!x)
+        lt__error(L, s, LT_EINVAL, "this tensor was closed");
+    switch ((enum property)lua_tointeger(L, -1)) {
+    case SHAPE: lt__push_dims(L, x); break;
+    case DTYPE: lua_pushstring(L, lt_dtype_name(lt_tensor_dtype(x))); break;
+    case DEVICE: lua_pushliteral(L, "cpu"); break;
+    case GRAD: lt__push_kept(L, s, lt_grad(x)); break;
+    case ON_TAPE: lua_pushboolean(L, lt_requires_grad(x)); break;
+    }
+    return 1;
+}
+
+static const luaL_Reg makers[] = {
+    {"tensor", tensor}, {"zeros", zeros}, {"ones", ones}, {"full", full}, {"rand", rand_uniform}, {"randn", rand_normal},
+    {"arange", arange}, {NULL, NULL}};
+
+static const luaL_Reg methods[] = {
+    {"get", get}, {"set", set}, {"item", item}, {"totable", totable}, {"fill", fill}, {"copy", copy}, {"dim", dim},
+    {"count", count_elements}, {NULL, NULL}};
+
+static const luaL_Reg metamethods[] = {{"__len", length}, {"__eq", same}, {NULL, NULL}};
+
+static const luaL_Reg helpers[] = {{"describe", describe}, {"is_tensor", is_tensor}, {NULL, NULL}};
+
+/* Adds makers, helpers, tensor_methods and tensor_meta to the core. */
+void lt__open_tensor(lua_State *L, lt_lua *s)
+{
+    lt__register(L, helpers);
+    lua_newtable(L);
+    lt__register(L, makers);
+    lua_setfield(L, -2, "makers");
+    lt__new_class(L, "luatrain.Tensor", methods, gone);
+    s->tensor_meta = lua_topointer(L, -1);
+    lua_pushvalue(L, -1);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, s->tensor_meta);
+    lt__register(L, metamethods);
+    lt__push_lua(L);
+    lua_getfield(L, -2, "__index");
+    for (int i = 0; properties[i]; i++) {
+        lua_pushinteger(L, i);
+        lua_setfield(L, -2, properties[i]);
+    }
+    lua_pushvalue(L, -1);
+    lua_setfield(L, -5, "tensor_methods");
+    lua_pushcclosure(L, index_tensor, 2);
+    lua_setfield(L, -2, "__index");
+    lua_setfield(L, -2, "tensor_meta");
+}

@@ -1,0 +1,62 @@
+-- init.lua - what require "luatrain" gives: all ops and makers as functions, nn, optim, data, and what a run needs.
+
+local core = require "luatrain.core"
+local check = require "luatrain.check"
+local nn = require "luatrain.nn"
+
+local lt = {
+  nn = nn,
+  optim = require "luatrain.optim",
+  data = require "luatrain.data",
+  args = require "luatrain.args",
+  grad_check = require "luatrain.grad_check",
+  version = core.version,
+  step = core.step,              -- lt.step(fn, ...): temporaries die with fn; what it returns survives
+  no_grad = core.no_grad,        -- lt.no_grad(fn, ...): nothing is recorded
+  seed = core.seed,
+  steps = core.steps,
+  memory = core.memory,
+}
+for name, op in pairs(core.ops) do lt[name] = op end
+for name, maker in pairs(core.makers) do lt[name] = maker end
+
+core.tensor_meta.__tostring = require "luatrain.show"
+
+-- Names and tensors of what is to be saved, in a fixed order.
+local function contents(what)
+  if nn.is_module(what) then return what:state() end
+  local names, tensors = {}, {}
+  if type(what) ~= "table" then core.fail("EINVAL", "lt.save wants a table of tensors or a net") end
+  for name, tensor in pairs(what) do
+    if type(name) ~= "string" or not core.is_tensor(tensor) then
+      core.fail("EINVAL", ("lt.save: a table wants names and tensors, %s is a %s"):format(tostring(name), type(tensor)))
+    end
+    names[#names + 1] = name
+  end
+  table.sort(names)
+  for i, name in ipairs(names) do tensors[i] = what[name] end
+  return names, tensors
+end
+
+-- Writes a table of tensors, or a net, as safetensors. meta: texts and numbers by name, to be read back as texts.
+function lt.save(path, what, meta)
+  local names, tensors = contents(what)
+  local keys, list = {}, {}
+  for key in pairs(meta or {}) do keys[#keys + 1] = tostring(key) end
+  table.sort(keys)
+  for _, key in ipairs(keys) do
+    list[#list + 1] = key
+    list[#list + 1] = tostring(meta[key])
+  end
+  core.save(names, tensors, path, list)
+end
+
+-- The tensors of a safetensors file by name, and its texts.
+function lt.load(path)
+  local file <close> = core.open_file(path)
+  local tensors = {}
+  for _, name in ipairs(file:names()) do tensors[name] = file:read(name) end
+  return tensors, file:meta()
+end
+
+return check.strict(lt, "luatrain")

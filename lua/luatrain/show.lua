@@ -1,0 +1,76 @@
+-- show.lua - a tensor as text: nested as lt.tensor reads it, then shape and dtype. Of long axes the ends are shown.
+
+local core = require "luatrain.core"
+
+local LONG, ENDS = 12, 5
+
+-- The indices of an axis of n elements that are shown; 0 stands for those left out.
+local function shown(n)
+  local list = {}
+  for i = 1, n do
+    if n <= LONG or i <= ENDS or i > n - ENDS then
+      list[#list + 1] = i
+    elseif i == ENDS + 1 then
+      list[#list + 1] = 0
+    end
+  end
+  return list
+end
+
+-- The numbers to show, nested; false for those left out. flat collects them.
+local function read(x, shape, indices, flat)
+  local depth = #indices + 1
+  if depth > #shape then
+    flat[#flat + 1] = x:get(table.unpack(indices))
+    return flat[#flat]
+  end
+  local list = {}
+  for i, index in ipairs(shown(shape[depth])) do
+    indices[depth] = index
+    list[i] = index > 0 and read(x, shape, indices, flat)
+    indices[depth] = nil
+  end
+  return list
+end
+
+-- One format for all numbers.
+local function format_of(flat)
+  local whole, least, most = true, math.huge, 0
+  for _, v in ipairs(flat) do
+    local size = math.abs(v)
+    if size < math.huge then
+      whole = whole and v == math.floor(v)
+      most = math.max(most, size)
+      if size > 0 then least = math.min(least, size) end
+    elseif size == size then
+      whole = whole and true
+    end
+  end
+  if whole and most < 1e15 then return "%.0f" end
+  return (most >= 1e5 or least < 1e-3) and "%.4e" or "%.4f"
+end
+
+local function number(v, format)
+  if v ~= v then return "nan" end
+  return format:format(v)
+end
+
+local function write(value, format, width, indent)
+  if value == false then return "..." end
+  if type(value) == "number" then return ("%" .. width .. "s"):format(number(value, format)) end
+  local items = {}
+  for i, item in ipairs(value) do items[i] = write(item, format, width, indent .. " ") end
+  local nested = type(value[1]) == "table"
+  return "{" .. table.concat(items, nested and ",\n" .. indent .. " " or ", ") .. "}"
+end
+
+return function(x)
+  local text, state = core.describe(x)
+  if state == "dead" then return ("dead tensor %s (its step is over)"):format(text) end
+  if state == "pending" then return ("parameter %s (no memory yet)"):format(text) end
+  local flat, width = {}, 0
+  local values = read(x, x.shape, {}, flat)
+  local format = format_of(flat)
+  for _, v in ipairs(flat) do width = math.max(width, #number(v, format)) end
+  return write(values, format, width, "") .. "  " .. text
+end

@@ -1,0 +1,66 @@
+-- lt_test.lua - a small test runner for scripts.
+--
+--   local T = require "lt_test"
+--   T.test("adds", function() T.equal(1 + 1, 2) end)
+--   T.finish()
+
+local T = {passed = 0, failed = 0, skipped = 0}
+
+function T.test(name, fn)
+  local ok, why = xpcall(fn, debug.traceback)
+  if ok then
+    T.passed = T.passed + 1
+    print("ok " .. name)
+  else
+    T.failed = T.failed + 1
+    print(("FAIL %s: %s"):format(name, why))
+  end
+end
+
+function T.skip(name, why)
+  T.skipped = T.skipped + 1
+  print(("skip %s: %s"):format(name, why))
+end
+
+local function text(value)
+  if type(value) ~= "table" or getmetatable(value) then return type(value) == "string" and value or tostring(value) end
+  local items, keys = {}, {}
+  for key in pairs(value) do keys[#keys + 1] = key end
+  table.sort(keys, function(a, b) return tostring(a) < tostring(b) end)
+  for i, key in ipairs(keys) do items[i] = tostring(key) .. "=" .. text(value[key]) end
+  return "{" .. table.concat(items, ", ") .. "}"
+end
+
+-- Tables are compared by content.
+function T.equal(got, wanted)
+  if text(got) ~= text(wanted) or math.type(got) ~= math.type(wanted) then
+    error(("wanted %s, got %s"):format(text(wanted), text(got)), 2)
+  end
+end
+
+function T.near(got, wanted, tolerance)
+  if not (math.abs(got - wanted) <= (tolerance or 1e-6)) then
+    error(("wanted %.9g, got %.9g"):format(wanted, got), 2)
+  end
+end
+
+-- fn must raise `message` exactly, with the position of a line of fn before it.
+function T.fails(fn, message)
+  local ok, why = pcall(fn)
+  if ok then error("wanted an error, there was none: " .. message, 2) end
+  local info = debug.getinfo(fn, "S")
+  local file, line, rest = tostring(why):match "^([^:]*):(%d+): (.*)$"
+  line = tonumber(line)
+  if file ~= info.short_src or line < info.linedefined or line > info.lastlinedefined or rest ~= message then
+    error(("wanted an error in lines %d to %d: %s\n  got: %s"):format(info.linedefined, info.lastlinedefined, message,
+                                                                      tostring(why)), 2)
+  end
+end
+
+-- Prints the sums; the exit status tells whether all is well.
+function T.finish()
+  print(("%d passed, %d failed, %d skipped"):format(T.passed, T.failed, T.skipped))
+  os.exit(T.failed == 0, true)
+end
+
+return T

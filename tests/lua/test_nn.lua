@@ -1,0 +1,276 @@
+-- test_nn.lua - modules: makers, names in the tree, messages, modes, files.
+local lt = require "luatrain"
+local nn = lt.nn
+local T = require "lt_test"
+
+local function names(net)
+  local list = {}
+  for name in net:named_parameters() do list[#list + 1] = name end
+  return table.concat(list, " ")
+end
+
+T.test("names follow the tree", function()
+  local net = nn.sequential{nn.conv2d{1, 2, 3}, nn.batch_norm{2}, lt.relu, nn.sequential{nn.linear{2, 3, bias = false}}}
+  T.equal(names(net), "1.w 1.b 2.scale 2.shift 4.1.w")
+  T.equal(names(net[4]), "1.w")
+  local buffers = {}
+  for name, tensor in net:named_buffers() do buffers[#buffers + 1] = name .. tensor.shape[1] end
+  T.equal(buffers, {"2.mean2", "2.var2"})
+  T.equal(net:count(), 2 * 9 + 2 + 4 + 6)
+  T.equal(#net:parameters(), 5)
+end)
+
+T.test("named layers run in the order of their making", function()
+  local net = nn.sequential{stem = nn.linear{2, 3}, act = nn.relu(), head = nn.linear{3, 1}}
+  T.equal(names(net), "stem.w stem.b head.w head.b")
+  T.equal(net(lt.ones({4, 2})).shape, {4, 1})
+  net.more = nn.relu()
+  T.fails(function() net:parameters() end, "sequential: its layers are those that it was made with")
+end)
+
+T.test("modules of one's own", function()
+  local block = nn.module({fc = nn.linear{2, 2}, gain = nn.parameter({2}, {value = 3})}, function(self, x)
+    return lt.relu(self.fc(x)) * self.gain + x
+  end)
+  T.equal(names(block), "fc.w fc.b gain")
+  T.equal(block(lt.ones({1, 2})).shape, {1, 2})
+  T.equal(block.gain:totable(), {3.0, 3.0})
+  local list = nn.module({layers = {nn.linear{2, 2}, nn.linear{2, 2}}}, function(self, x)
+    for _, layer in ipairs(self.layers) do x = layer(x) end
+    return x
+  end, "stack")
+  T.equal(names(list), "layers.1.w layers.1.b layers.2.w layers.2.b")
+  T.equal(list(lt.ones({1, 2})).shape, {1, 2})
+  T.equal(tostring(list), "net: stack                12\n  layers.1: linear{2, 2}   6\n  layers.2: linear{2, 2}   6")
+end)
+
+T.test("the layers compute", function()
+  local x = lt.randn({2, 6, 6, 4})
+  local function shape(layer) return nn.sequential{layer}(x).shape end
+  T.equal(shape(nn.conv2d{4, 8, {3, 5}, stride = {1, 2}, pad = {1, 2}, bias = false}), {2, 6, 3, 8})
+  T.equal(shape(nn.conv2d{4, 4, 3, groups = 4, dilation = 2}), {2, 2, 2, 4})
+  T.equal(shape(nn.max_pool2d{2}), {2, 3, 3, 4})
+  T.equal(shape(nn.avg_pool2d{3, stride = 1, pad = 1}), {2, 6, 6, 4})
+  T.equal(shape(nn.global_avg_pool2d()), {2, 4})
+  T.equal(shape(nn.flatten()), {2, 144})
+  T.equal(shape(nn.layer_norm{4}), {2, 6, 6, 4})
+  T.equal(shape(nn.batch_norm{4}), {2, 6, 6, 4})
+  T.equal(shape(nn.residual{nn.conv2d{4, 4, 3, pad = 1}}), {2, 6, 6, 4})
+  T.equal(shape(nn.residual{nn.conv2d{4, 2, 3, pad = 1}, skip = nn.conv2d{4, 2, 1}}), {2, 6, 6, 2})
+  for _, name in ipairs{"relu", "relu6", "gelu", "sigmoid", "tanh"} do
+    T.equal(shape(nn[name]()), {2, 6, 6, 4})
+    T.equal(nn[name]()(x):sum():item(), lt[name](x):sum():item())
+  end
+  T.equal(nn.embedding{10, 3}(lt.tensor({1, 9}, {dtype = "i64"})).shape, {2, 3})
+  T.equal(names(nn.residual{nn.linear{1, 1}, skip = nn.linear{1, 1}}), "body.w body.b skip.w skip.b")
+end)
+
+T.test("initial values", function()
+  local net = nn.sequential{nn.linear{100, 200}, nn.batch_norm{3}, nn.embedding{50, 20}}
+  net:parameters()
+  local most = lt.abs(net[1].w):max():item()
+  assert(most <= 0.1 and most > 0.099, most)
+  T.near(net[3].w:mean():item(), 0, 0.1)
+  T.equal(net[2].scale:totable(), {1.0, 1.0, 1.0})
+  T.equal(net[2].shift:totable(), {0.0, 0.0, 0.0})
+  T.equal(net[2].var:totable(), {1.0, 1.0, 1.0})
+  assert(net[1].w.on_tape and not net[2].mean.on_tape)
+end)
+
+T.test("tostring", function()
+  local shared = nn.linear{4, 4}
+  local net = nn.sequential{
+    nn.conv2d{1, 2, 3, pad = {1, 0}}, lt.relu, nn.max_pool2d{2, stride = 1}, nn.flatten(),
+    nn.residual{nn.sequential{shared, nn.dropout{0.25}, shared}}, nn.dropout(), nn.batch_norm{2, eps = 1e-3}}
+  T.equal(tostring(net), table.concat({
+    "net: sequential                         44",
+    "  1: conv2d{1, 2, 3, pad = {1, 0}}      20",
+    "  2: relu",
+    "  3: max_pool2d{2, stride = 1}",
+    "  4: flatten",
+    "  5: residual                           20",
+    "    body: sequential                    20",
+    "      1: linear{4, 4}                   20",
+    "      2: dropout{0.25}",
+    "      3: linear{4, 4}               shared",
+    "  6: dropout",
+    "  7: batch_norm{2, eps = 0.001}          4"}, "\n"))
+  T.equal(tostring(nn.sequential{name = "tiny", nn.linear{1000, 2000}}),
+          "tiny: sequential         2,002,000\n  1: linear{1000, 2000}  2,002,000")
+end)
+
+T.test("makers are strict", function()
+  T.fails(function() nn.conv2d{3, 64, 3, strides = 2} end, "nn.conv2d: unknown key 'strides' (did you mean 'stride'?)")
+  T.fails(function() nn.conv2d{3, 64} end, "nn.conv2d: 'kernel' must be given: "
+          .. "nn.conv2d{in, out, kernel; stride=1, pad=0, dilation=1, groups=1, bias=true}")
+  T.fails(function() nn.conv2d{3, 64, 3, 2} end, "nn.conv2d takes 3 values by position: "
+          .. "nn.conv2d{in, out, kernel; stride=1, pad=0, dilation=1, groups=1, bias=true}")
+  T.fails(function() nn.conv2d{3, 64, "3"} end,
+          "nn.conv2d: 'kernel' wants a whole number, or two (height, width), it is '3'")
+  T.fails(function() nn.conv2d{3, 64, 3, groups = 2} end,
+          "nn.conv2d: 'groups' must divide 'in' and 'out', they are 2, 3 and 64")
+  T.fails(function() nn.linear{0, 3} end, "nn.linear: 'in' wants a whole number from 1 up, it is 0")
+  T.fails(function() nn.linear{2, 3, out = 3} end, "nn.linear: 'out' is given twice")
+  T.fails(function() nn.linear(2, 3) end, "nn.linear wants one table: nn.linear{in, out; bias=true}, it is 2")
+  T.fails(function() nn.linear{2, 3, bias = 1} end, "nn.linear: 'bias' wants true or false, it is 1")
+  T.fails(function() return nn.conv3d end, "nn has no 'conv3d' (did you mean 'conv2d'?)")
+  T.fails(function() nn.sequential{nn.linear{1, 1}, nn.relu} end,
+          "nn.sequential: layer 2 is the maker nn.relu; write nn.relu{...}")
+  T.fails(function() nn.sequential{nn.linear{1, 1}, 5} end,
+          "nn.sequential: layer 2 wants a module or a function, it is a number")
+  T.fails(function() nn.sequential{nn.linear{1, 1}, nil, lt.relu} end, "nn.sequential: layer 2 is nil")
+  T.fails(function() nn.sequential{nn.linear{1, 1}, head = nn.relu()} end,
+          "nn.sequential: layers have numbers or names, not both")
+  T.fails(function() nn.sequential{act = lt.relu} end, "nn.sequential: layer 'act' is a function, "
+          .. "whose place among names is not known; use a module or numbers")
+  T.fails(function() nn.sequential{train = nn.relu()} end,
+          "nn: 'train' is a method of modules; give the field another name")
+  T.fails(function() nn.residual{5} end, "nn.residual: 'body' wants a module or a function, it is 5")
+  T.fails(function() nn.module(5) end, "nn.module wants a table of fields and a function: "
+          .. "nn.module({conv = nn.conv2d{...}}, function(self, x) ... end)")
+end)
+
+T.test("messages name the module and the line of the user", function()
+  local net = nn.sequential{nn.linear{2, 3}, nn.relu(), nn.sequential{nn.linear{4, 1}}}
+  T.fails(function() net(lt.ones({5, 2})) end,
+          "net.3.1 linear: w wants 4 input features, x has 3 (x 5x3 f32, w 1x4 f32)")
+  local named = nn.sequential{name = "critic", nn.linear{2, 3}}
+  T.fails(function() named(lt.ones({5, 1})) end,
+          "critic.1 linear: w wants 2 input features, x has 1 (x 5x1 f32, w 3x2 f32)")
+  T.fails(function()
+    local own = nn.module({w = nn.parameter({2})}, function(self, x)
+      return x + self.w
+    end)
+    own(lt.ones({3}))
+  end, "net add: x is 3 f32, y is 2 f32: axis 1 from the end has 3 and 2, which do not broadcast")
+  T.fails(function() net(lt.ones({5, 2})) end,      -- the same after an error: nothing is left behind
+          "net.3.1 linear: w wants 4 input features, x has 3 (x 5x3 f32, w 1x4 f32)")
+  T.fails(function() lt.ones({3}):add(lt.ones({2})) end,
+          "add: x is 3 f32, y is 2 f32: axis 1 from the end has 3 and 2, which do not broadcast")
+end)
+
+T.test("a module that is no field of its caller is an error", function()
+  local hidden = nn.linear{2, 2}
+  local net = nn.module({}, function(_, x) return hidden(x) end)
+  T.fails(function() net(lt.ones({1, 2})) end,
+          "net linear{2, 2} is called but is not among the fields of its caller, so nothing would train or save it")
+end)
+
+T.test("the tree may grow and change", function()
+  local net = nn.sequential{nn.linear{2, 2}, nn.linear{2, 3}}
+  local x = lt.ones({1, 2})
+  net(x)
+  local first = net[1].w:totable()
+  net[2] = nn.linear{2, 5}
+  T.equal(net(x).shape, {1, 5})
+  T.equal(net[1].w:totable(), first)
+  net[3] = lt.relu
+  net[4] = nn.linear{5, 1}
+  T.equal(names(net), "1.w 1.b 2.w 2.b 4.w 4.b")
+  T.equal(net(x).shape, {1, 1})
+  local body = nn.sequential{nn.linear{2, 2}}
+  body(x)
+  local whole = nn.sequential{body, nn.linear{2, 1}}
+  T.equal(whole(x).shape, {1, 1})
+  T.equal(names(whole), "1.1.w 1.1.b 2.w 2.b")
+  local loop = nn.module({}, function(_, y) return y end)
+  loop.self = loop
+  T.fails(function() loop:parameters() end, "nn: module contains itself")
+end)
+
+T.test("a part that is used first brings memory to the whole tree", function()
+  local net = nn.sequential{nn.linear{2, 2}, nn.linear{2, 3}}
+  net[2](lt.ones({1, 2}))
+  T.equal(net[1].w.shape, {2, 2})
+  T.equal(#net[1].w:totable(), 2)
+end)
+
+T.test("a shared module is one parameter", function()
+  local part = nn.linear{3, 3}
+  local net = nn.sequential{part, lt.relu, part}
+  T.equal(names(net), "1.w 1.b")
+  T.equal(net:count(), 12)
+  net(lt.ones({2, 3})):sum():backward()
+  T.equal(part.w.grad.shape, {3, 3})
+end)
+
+T.test("train and eval", function()
+  local net = nn.sequential{nn.dropout{0.5}, nn.sequential{nn.batch_norm{2}}}
+  assert(net.training and net[2][1].training)
+  net:eval()
+  assert(not net.training and not net[2][1].training)
+  net:train()
+  assert(net[2][1].training)
+  local x = lt.ones({64, 2})
+  assert(nn.dropout{0.5}(x):eq(0):sum():item() > 0)
+  T.equal(nn.sequential{nn.dropout{0.5}}:eval()(x):eq(0):sum():item(), 0)
+end)
+
+T.test("batch norm's statistics move when they are committed", function()
+  local net = nn.sequential{nn.batch_norm{1, momentum = 0.5}}
+  local x = lt.tensor({{1}, {3}})
+  net(x)
+  T.equal(net[1].mean:item(), 0.0)
+  net:eval()
+  T.near(net[1].mean:item(), 1)
+  T.near(net[1].var:item(), 0.5 + 0.5 * 2)
+end)
+
+T.test("freezing", function()
+  local net = nn.sequential{nn.linear{2, 2}, nn.linear{2, 1}}
+  net[1]:freeze()
+  net(lt.ones({1, 2})):sum():backward()
+  assert(net[1].w.grad == nil and net[2].w.grad ~= nil)
+  net:zero_grad()
+  net:freeze(false)
+  net(lt.ones({1, 2})):sum():backward()
+  assert(net[1].w.grad ~= nil)
+end)
+
+T.test("dtype", function()
+  local net = nn.sequential{nn.linear{2, 2}, nn.batch_norm{2}}:to("f64")
+  T.equal(net(lt.ones({2, 2}, {dtype = "f64"})).dtype, "f64")
+  T.equal(net[2].mean.dtype, "f64")
+  T.fails(function() net:to("f32") end,
+          "a parameter's dtype is fixed once it has memory (it is f64); choose it before the first use")
+  T.fails(function() net:to("f33") end, "to: unknown dtype 'f33' (did you mean 'f32'?)")
+end)
+
+T.test("saving and loading", function()
+  local path = os.tmpname()
+  local function make(out) return nn.sequential{nn.linear{2, 3}, nn.batch_norm{3}, nn.linear{3, out}} end
+  local a, b = make(2), make(2)
+  assert(a:sha256() ~= b:sha256(), "two nets start from different values")
+  lt.save(path, a, {epoch = 3, note = "x"})
+  T.equal(b:load(path):sha256(), a:sha256())
+  local tensors, meta = lt.load(path)
+  T.equal(meta, {epoch = "3", note = "x"})
+  T.equal(tensors["1.w"]:totable(), a[1].w:totable())
+  T.equal(tensors["2.var"].shape, {3})
+  T.fails(function() make(4):load(path) end, path .. " does not fit: 3.w is 2x3 f32, the net has 4x3 f32; "
+          .. "3.b is 2 f32, the net has 4 f32")
+  T.fails(function() nn.sequential{nn.linear{2, 3}, nn.relu(), nn.relu(), nn.linear{3, 2}}:load(path) end,
+          path .. " does not fit: 4.w is missing; 4.b is missing; 2.scale is not in the net; 2.shift is not in the net; "
+          .. "2.mean is not in the net; 2.var is not in the net; 3.w is not in the net; 3.b is not in the net")
+  lt.save(path, {b = lt.ones({2}), a = lt.tensor(1)})
+  T.equal(lt.load(path).b:totable(), {1.0, 1.0})
+  T.fails(function() lt.save(path, {lt.ones({2})}) end, "lt.save: a table wants names and tensors, 1 is a userdata")
+  T.fails(function() lt.save(path, {x = {}}) end, "lt.save: a table wants names and tensors, x is a table")
+  T.fails(function() lt.save(path, 5) end, "lt.save wants a table of tensors or a net")
+  os.remove(path)
+  local ok, why = pcall(lt.load, path)
+  assert(not ok and why:find(path, 1, true), why)
+end)
+
+T.test("a shared tensor loads from any of its names", function()
+  local path = os.tmpname()
+  local part = nn.linear{2, 2}
+  local net = nn.sequential{part, part}
+  local w = lt.ones({2, 2})
+  lt.save(path, {["2.w"] = w, ["2.b"] = lt.zeros({2})})
+  net:load(path)
+  T.equal(part.w:totable(), w:totable())
+  os.remove(path)
+end)
+
+T.finish()

@@ -1,0 +1,131 @@
+-- test_optim.lua - optimizers: their arithmetic, groups, settings, state, and what they refuse.
+local lt = require "luatrain"
+local nn, optim = lt.nn, lt.optim
+local T = require "lt_test"
+
+-- A net of one number, w = 1, with gradient 2.
+local function one()
+  return nn.module({w = nn.parameter({1}, {value = 1})}, function(self) return (self.w * 2):sum() end)
+end
+
+-- w after n steps.
+local function after(n, make, options)
+  local net = one()
+  local o = make(net, options)
+  for _ = 1, n do
+    net():backward()
+    assert(o:step() == true)
+  end
+  return net.w:item()
+end
+
+T.test("sgd", function()
+  T.near(after(2, optim.sgd, {lr = 0.1}), 1 - 0.2 - 0.2)
+  T.near(after(1, optim.sgd, {lr = 0.1, decay = 0.5}), 1 - 0.1 * 2.5)
+  T.near(after(2, optim.sgd, {lr = 0.1, momentum = 0.5}), 1 - 0.1 * 2 - 0.1 * 3)
+  T.near(after(1, optim.sgd, {lr = 0.1, momentum = 0.5, nesterov = true}), 1 - 0.1 * 3)
+end)
+
+T.test("adam", function()
+  T.near(after(1, optim.adam, {lr = 0.1}), 0.9)
+  T.near(after(3, optim.adam, {lr = 0.1}), 0.7, 1e-5)
+  T.near(after(1, optim.adamw, {lr = 0.1, decay = 0.5}), 1 - 0.1 * 0.5 - 0.1)
+end)
+
+T.test("settings may change between steps", function()
+  local net = one()
+  local o = optim.sgd(net, {lr = 0.1})
+  net():backward()
+  o.lr = 0.5
+  o:step()
+  T.near(net.w:item(), 0)
+  T.fails(function() o.Lr = 0.1 end, "optim.sgd: unknown key 'Lr' (did you mean 'lr'?)")
+  o.lr = "fast"
+  net():backward()
+  T.fails(function() o:step() end, "sgd_step: option 'lr' wants a number, it is 'fast'")
+  o.lr, o.momentum = 0.1, 0.9
+  T.fails(function() o:step() end, "optim.sgd: this one was made without momentum; make a new one to have it")
+end)
+
+T.test("groups", function()
+  local a, b = one(), one()
+  local o = optim.sgd({{params = a}, {params = b:parameters(), lr = 0.01}}, {lr = 0.1})
+  local function step()
+    a():backward()
+    b():backward()
+    o:step()
+  end
+  step()
+  T.near(a.w:item(), 1 - 0.2)
+  T.near(b.w:item(), 1 - 0.02)
+  o.lr, o.groups[2].lr = 0.2, 0
+  step()
+  T.near(a.w:item(), 1 - 0.2 - 0.4)
+  T.near(b.w:item(), 1 - 0.02)
+end)
+
+T.test("a parameter without a gradient stays; frozen ones do", function()
+  local net = nn.sequential{nn.linear{1, 1}, nn.linear{1, 1}}
+  local o = optim.sgd(net, {lr = 0.1, decay = 0.1})
+  net[2]:freeze()
+  local before = net[2].w:item()
+  net(lt.ones({1, 1})):sum():backward()
+  o:step()
+  T.equal(net[2].w:item(), before)
+  assert(net[1].w.grad == nil, "step forgets the gradients")
+  net(lt.ones({1, 1})):sum():backward()
+  o:zero_grad()
+  assert(net[1].w.grad == nil)
+end)
+
+T.test("steps are counted", function()
+  local n = lt.steps()
+  after(3, optim.sgd, {lr = 0.1})
+  T.equal(lt.steps(), n + 3)
+end)
+
+T.test("state goes on where it was", function()
+  local path = os.tmpname()
+  local function run(steps, from)
+    local net = nn.module({w = nn.parameter({2, 2}, {value = 1})}, function(self) return (self.w * self.w):sum() end)
+    local o = optim.adam(net, {lr = 0.1})
+    if from then
+      o:load((lt.load(path)))
+      net.w:copy(from)
+    end
+    for _ = 1, steps do
+      net():backward()
+      o:step()
+    end
+    return net, o
+  end
+  local half, o = run(2)
+  lt.save(path, o:state())
+  local names = {}
+  for name in pairs(o:state()) do names[#names + 1] = name end
+  table.sort(names)
+  T.equal(names, {"m.w", "steps", "v.w"})
+  T.equal(run(2, half.w).w:totable(), run(4).w:totable())
+  T.fails(function() optim.adam(one(), {lr = 1}):load(lt.load(path)) end, "optim: m.w is 2x2 f32, this optimizer has 1 f32")
+  local sgd = optim.sgd(one(), {lr = 1, momentum = 0.5})
+  T.fails(function() sgd:load({steps = lt.tensor(1)}) end, "optim: the state has no v.w")
+  T.fails(function() sgd:load({steps = lt.tensor(1), ["v.w"] = lt.ones({1}), x = lt.ones({1})}) end,
+          "optim: the state has x, this optimizer has not")
+  os.remove(path)
+end)
+
+T.test("makers are strict", function()
+  local net = one()
+  T.fails(function() optim.sgd(net) end, "optim.sgd: 'lr' must be given: "
+          .. "optim.sgd(net, {lr, momentum=0.0, nesterov=false, decay=0.0})")
+  T.fails(function() optim.sgd(net, {lr = 1, momentun = 1}) end,
+          "optim.sgd: unknown key 'momentun' (did you mean 'momentum'?)")
+  T.fails(function() optim.sgd(5, {lr = 1}) end, "optim.sgd wants a net, a list of parameters or a list of groups")
+  T.fails(function() optim.sgd({}, {lr = 1}) end, "optim.sgd: there are no parameters to optimize")
+  T.fails(function() optim.sgd({lt.ones({1})}, {lr = 1}) end, "optim.sgd: item 1 of the list is no parameter")
+  T.fails(function() optim.sgd({{params = net, lrr = 1}}, {lr = 1}) end, "optim.sgd: unknown key 'lrr' (did you mean 'lr'?)")
+  T.fails(function() optim.sgd({{lr = 1}}, {lr = 1}) end, "optim.sgd: group 1 has no params")
+  T.fails(function() return optim.rmsprop end, "optim has no 'rmsprop'")
+end)
+
+T.finish()

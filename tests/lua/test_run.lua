@@ -1,0 +1,181 @@
+-- test_run.lua - backward, hooks, scopes, no_grad, grad_check, and where their errors come from.
+local lt = require "luatrain"
+local nn = lt.nn
+local T = require "lt_test"
+
+T.test("backward", function()
+  local x = lt.tensor({1, 2, 3}):requires_grad()
+  local y = (x * x):sum()
+  assert(x.on_tape and y.on_tape and x.grad == nil)
+  y:backward()
+  T.equal(x.grad:totable(), {2.0, 4.0, 6.0})
+  y = x * 2
+  y:backward(lt.tensor({1, 10, 100}))
+  T.equal(x.grad:totable(), {4.0, 24.0, 206.0})
+  x:zero_grad()
+  assert(x.grad == nil)
+  x:requires_grad(false)
+  assert(not (x * 2).on_tape)
+end)
+
+T.test("backward refuses", function()
+  local x = lt.tensor({1, 2}):requires_grad()
+  T.fails(function() (x * 2):backward() end,
+          "backward: the loss wants one element, it is 2 f32; take its mean or sum, or give a gradient")
+  T.fails(function() lt.ones({1}):backward() end,
+          "backward: the loss was not computed from anything that requires a gradient")
+  local y = (x * x):sum()
+  y:backward()
+  T.fails(function() y:backward() end, "backward: this graph was freed by an earlier backward or with its step; "
+          .. "add the losses and go backward once")
+  T.fails(function() lt.ones({2}, {dtype = "i64"}):requires_grad() end,
+          "only float tensors have gradients, this one is i64")
+end)
+
+T.test("an error of backward has the line of the op", function()
+  local x = lt.tensor({1, 2}):requires_grad()
+  local w = lt.tensor({3, 4}):requires_grad()
+  local line = debug.getinfo(1, "l").currentline + 1
+  local y = (x * w):sum()
+  w:fill(0)
+  local ok, why = pcall(y.backward, y)
+  assert(not ok)
+  T.equal(why, ("tests/lua/test_run.lua:%d: backward of mul: its input 2 was changed in place after it was used")
+          :format(line))
+end)
+
+T.test("nan in the loss names the step", function()
+  local x = lt.tensor({0}):requires_grad()
+  local loss = (x / x):sum()
+  T.fails(function() loss:backward() end,
+          ("the loss is nan at step %d; look at the learning rate and at the data"):format(lt.steps() + 1))
+end)
+
+T.test("detach and no_grad", function()
+  local x = lt.tensor({2}):requires_grad()
+  local y = x:detach()
+  assert(not y.on_tape)
+  T.equal(y:totable(), {2.0})
+  local a, b = lt.no_grad(function(v, w) return v * w, 7 end, x, 3)
+  assert(not a.on_tape)
+  T.equal(a:totable(), {6.0})
+  T.equal(b, 7)
+  pcall(lt.no_grad, error)
+  assert((x * 2).on_tape, "recording goes on after an error")
+  T.fails(function() lt.no_grad(5) end, "lt.no_grad wants a function, it is 5")
+end)
+
+T.test("hooks", function()
+  local x = lt.tensor({1, 2}):requires_grad()
+  local seen = {}
+  x:on_grad(function(g) seen[#seen + 1] = g:totable() end)
+  x:on_grad(function(g) g:copy(g * 10) end)
+  local y = x * 3
+  (y + x):sum():backward()
+  T.equal(seen, {{4.0, 4.0}})
+  T.equal(x.grad:totable(), {40.0, 40.0})
+  T.fails(function() x:on_grad(5) end, "on_grad: the hook wants a function, it is 5")
+end)
+
+T.test("an error in a hook comes out of backward", function()
+  local x = lt.tensor({1, 2}):requires_grad()
+  local line
+  x:on_grad(function(g)
+    line = debug.getinfo(1, "l").currentline + 1
+    return g + lt.ones({3})
+  end)
+  local ok, why = pcall(function() x:sum():backward() end)
+  assert(not ok)
+  T.equal(why, ("tests/lua/test_run.lua:%d: add: x is 2 f32, y is 3 f32: axis 1 from the end has 2 and 3, "
+                .. "which do not broadcast"):format(line))
+  x:on_grad(function() error({}) end)
+  assert(not pcall(function() x:sum():backward() end))
+end)
+
+T.test("a hook may use coroutines", function()
+  local x = lt.tensor({1, 2}):requires_grad()
+  local sums = {}
+  for i = 1, 2 do
+    x:on_grad(function(g) sums[i] = coroutine.wrap(function() return g:sum():item() end)() end)
+  end
+  coroutine.wrap(function() (x * x):sum():backward() end)()
+  collectgarbage()
+  T.equal(sums, {6.0, 6.0})
+end)
+
+T.test("a step's temporaries die, its results do not", function()
+  local kept, dead
+  local y, t = lt.step(function(a)
+    dead = a * 2
+    kept = (a * 3):keep()
+    return dead + 1, {inner = dead + 2, n = 5}
+  end, lt.tensor({1}))
+  T.equal(y:totable(), {3.0})
+  T.equal(t.inner:totable(), {4.0})
+  T.equal(t.n, 5)
+  T.equal(kept:totable(), {3.0})
+  T.fails(function() return dead + 1 end,
+          "add: x: this tensor belongs to a step that is over; call keep() on it within the step")
+  T.fails(function() dead:item() end,
+          "this tensor belongs to a step that is over; call keep() on it within the step")
+  T.equal(tostring(dead), "dead tensor 1 f32 (its step is over)")
+  T.fails(function() lt.step("x") end, "lt.step wants a function, it is 'x'")
+end)
+
+T.test("steps nest and close on errors", function()
+  local outside = lt.step(function()
+    local outer = lt.ones({2})
+    local inner = lt.step(function() return outer, outer + 1 end)
+    T.equal(inner:totable(), {1.0, 1.0})
+    pcall(lt.step, function() error "x" end)
+    T.equal((outer + inner):totable(), {2.0, 2.0})
+    return outer
+  end)
+  T.equal(outside:totable(), {1.0, 1.0})
+  local dead
+  T.fails(function() lt.step(function() dead = lt.ones({1}) error "why" end) end, "why")
+  assert(tostring(dead):find "^dead")
+  local live = lt.memory().live
+  for _ = 1, 100 do pcall(lt.step, function() return nil .. lt.ones({1000}) end) end
+  assert(lt.memory().live - live < 400 * 1000, "errors free what the step made")
+end)
+
+T.test("parameters, gradients and slots survive a step", function()
+  local net = nn.sequential{nn.linear{2, 2}, nn.batch_norm{2}}
+  local sgd = lt.optim.sgd(net, {lr = 0.1, momentum = 0.9})
+  for _ = 1, 3 do
+    lt.step(function()
+      net(lt.randn({4, 2})):sum():backward()
+      sgd:step()
+    end)
+  end
+  T.equal(net[1].w.shape, {2, 2})
+  T.equal(#net[2].mean:totable(), 2)
+  lt.step(function() net(lt.randn({4, 2})):sum():backward() end)
+  T.equal(#net[1].w.grad:totable(), 2)
+end)
+
+T.test("grad_check", function()
+  local x, w = lt.randn({2, 3}), lt.randn({4, 3})
+  T.equal(lt.grad_check(function(a, b) return a:linear(b):tanh() end, {x, w}), true)
+  local labels = lt.tensor({0, 2}, {dtype = "i64"})
+  T.equal(lt.grad_check(lt.cross_entropy, {x, labels}), true)
+  T.fails(function() lt.grad_check(function() return 5 end, {x}) end,
+          "lt.grad_check: the function wants to return a tensor, it returned a number")
+  T.fails(function() lt.grad_check(function(a) return a:dropout(0.5) end, {x}) end,
+          "lt.grad_check: the function gives other values when it is called again")
+  T.fails(function() lt.grad_check(x, {x}) end,
+          "lt.grad_check: wants a function and a list of tensors: lt.grad_check(f, {x, w})")
+end)
+
+T.test("grad_check finds a wrong gradient", function()
+  T.fails(function()
+    lt.grad_check(function(a, b) return a * b + (b * b):detach() end, {lt.tensor({1, 2}), lt.tensor({3, 4})})
+  end, ("lt.grad_check: input 2, element (1): numeric %.9g, analytic %.9g"):format(7 * math.cos(1), math.cos(1)))
+end)
+
+T.test("a script's own error has its own words", function()
+  T.fails(function() local t = nil; return t.x end, "attempt to index a nil value (local 't')")
+end)
+
+T.finish()
