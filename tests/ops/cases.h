@@ -1,0 +1,263 @@
+/* cases.h - reads cases.txt and its fixture, for the tests of ops. Values are kept as doubles outside any context, so that
+ * one case can be run in many contexts and dtypes; a block is a tensor of such values. Paths count from the root of
+ * the repository, where tests are run.
+ */
+#ifndef TESTS_OPS_CASES_H
+#define TESTS_OPS_CASES_H
+
+#include <stdlib.h>
+
+#include "autograd/autograd.h"
+#include "core/tensor.h"
+#include "ops/ops.h"
+#include "tests/lt_test.h"
+
+#define CASES_PATH "tests/ops/cases.txt"
+#define FIXTURE_PATH "tests/oracle/ops.safetensors"
+
+enum { MAX_CASES = 600 };
+
+typedef struct block {
+    lt_dtype dtype;
+    int ndim;
+    int64_t dims[LT_MAX_DIMS], count;
+    double *at;               /* NULL: there is no such tensor */
+} block;
+
+typedef struct op_case {
+    char op[24], options[64], notes[160];
+    int line, n_in;
+    struct { char name[16], kind[16]; int ndim; int64_t dims[LT_MAX_DIMS]; } in[LT_MAX_IN];
+    char key[17];             /* of its values in the fixture */
+} op_case;
+
+/* ==== Blocks ==================================================================================== */
+
+static inline void block_free(block *b)
+{
+    free(b->at);
+    b->at = NULL;
+}
+
+static inline block block_new(lt_dtype dtype, int ndim, const int64_t *dims)
+{
+    block b = {.dtype = dtype, .ndim = ndim, .count = 1};
+    for (int i = 0; i < ndim; i++)
+        b.count *= b.dims[i] = dims[i];
+    b.at = malloc((size_t)(b.count + 1) * sizeof *b.at); /* + 1: never NULL */
+    if (!b.at)
+        FAIL("out of memory for %lld values", (long long)b.count);
+    return b;
+}
+
+static inline block block_copy(const block *a)
+{
+    block b = block_new(a->dtype, a->ndim, a->dims);
+    memcpy(b.at, a->at, (size_t)a->count * sizeof *b.at);
+    return b;
+}
+
+static inline block block_of(lt_tensor *x)
+{
+    block b = block_new(lt_tensor_dtype(x), lt_ndim(x), lt_dims(x));
+    lt_convert(b.at, LT_F64, lt_data(x), b.dtype, (size_t)b.count);
+    return b;
+}
+
+/* Rounds the values to dtype. */
+static inline void block_round(block *b, lt_dtype dtype)
+{
+    block stored = block_new(dtype, b->ndim, b->dims);
+    lt_convert(stored.at, dtype, b->at, LT_F64, (size_t)b->count);
+    lt_convert(b->at, LT_F64, stored.at, dtype, (size_t)b->count);
+    b->dtype = dtype;
+    block_free(&stored);
+}
+
+/* New. */
+static inline lt_tensor *block_tensor(lt_ctx *ctx, const block *b, lt_dtype dtype)
+{
+    lt_tensor *x = lt_tensor_new(ctx, dtype, b->ndim, b->dims);
+    if (!x)
+        FAIL("%s", lt_errmsg());
+    lt_convert(lt_data(x), dtype, b->at, LT_F64, (size_t)b->count);
+    return x;
+}
+
+/* ==== The table ================================================================================= */
+
+/* Cuts text at the next '|' and gives the trimmed field; *text moves behind it. */
+static inline char *next_field(char **text)
+{
+    char *field = *text + strspn(*text, " "), *end = field + strcspn(field, "|\n");
+    *text = *end == '|' ? end + 1 : end;
+    while (end > field && end[-1] == ' ')
+        end--;
+    *end = 0;
+    return field;
+}
+
+/* FNV-1a. */
+#define HASH_START 0xcbf29ce484222325
+static inline uint64_t hash_text(uint64_t h, const char *text)
+{
+    for (; *text; text++)
+        h = (h ^ (unsigned char)*text) * 0x100000001b3;
+    return h;
+}
+
+/* "x=normal(2,3), y=ids7()" */
+static inline bool read_inputs_of(op_case *c, const char *text)
+{
+    while (*text) {
+        int used = 0;
+        if (c->n_in == LT_MAX_IN || sscanf(text, " %15[^=]=%15[^(](%n", c->in[c->n_in].name, c->in[c->n_in].kind, &used) != 2)
+            return false;
+        text += used;
+        while (*text != ')') {
+            char *end;
+            if (c->in[c->n_in].ndim == LT_MAX_DIMS)
+                return false;
+            c->in[c->n_in].dims[c->in[c->n_in].ndim++] = strtoll(text, &end, 10);
+            if (end == text)
+                return false;
+            text = end + (*end == ',');
+        }
+        text++;
+        text += strspn(text, ", ");
+        c->n_in++;
+    }
+    return true;
+}
+
+static inline void read_case(op_case *c, char *text, int line)
+{
+    char *field[5];
+    uint64_t h = HASH_START;
+    memset(c, 0, sizeof *c);
+    for (int i = 0; i < 5; i++) {
+        field[i] = next_field(&text);
+        if (i < 4)
+            h = hash_text(i > 0 ? hash_text(h, " | ") : h, field[i]);
+    }
+    snprintf(c->key, sizeof c->key, "%016llx", (unsigned long long)h);
+    snprintf(c->op, sizeof c->op, "%s", field[0]);
+    snprintf(c->options, sizeof c->options, "%s", field[2]);
+    snprintf(c->notes, sizeof c->notes, "%s", field[4]);
+    c->notes[strcspn(c->notes, ":")] = 0; /* behind it comes the reason, for readers */
+    c->line = line;
+    if (!*field[3] || !read_inputs_of(c, field[1]))
+        FAIL("%s:%d: a case reads: op | inputs | options | expression | notes", CASES_PATH, line);
+}
+
+/* All cases in the order of the table; *n of them. Lives as long as the program. */
+static inline const op_case *all_cases(int *n)
+{
+    static op_case cases[MAX_CASES];
+    static int count;
+    char text[1024];
+    FILE *f = count ? NULL : fopen(CASES_PATH, "r");
+    if (!count && !f)
+        FAIL("%s cannot be opened; run this test in the root of the repository", CASES_PATH);
+    for (int line = 1; f && fgets(text, sizeof text, f); line++) {
+        if (*text == '#' || *text == '\n')
+            continue;
+        if (count == MAX_CASES)
+            FAIL("%s has more than %d cases; raise MAX_CASES", CASES_PATH, MAX_CASES);
+        read_case(&cases[count++], text, line);
+    }
+    if (f)
+        fclose(f);
+    *n = count;
+    return cases;
+}
+
+static inline bool has_note(const op_case *c, const char *word) { return strstr(c->notes, word) != NULL; }
+
+/* ==== Values: the same as in make.py ============================================================ */
+
+static inline bool is_float_kind(const char *kind) { return strcmp(kind, "mask") != 0 && strncmp(kind, "ids", 3) != 0; }
+
+static inline lt_dtype dtype_of_kind(const char *kind)
+{
+    if (is_float_kind(kind))
+        return LT_F64;
+    return strcmp(kind, "mask") == 0 || strstr(kind, "u8") ? LT_U8 : strstr(kind, "i32") ? LT_I32 : LT_I64;
+}
+
+/* The seed of what the case calls by that name: "x", "dy 0". */
+static inline uint64_t seed_of(const op_case *c, const char *name)
+{
+    return hash_text(hash_text(hash_text(HASH_START, c->key), " "), name);
+}
+
+/* Number i of a sequence, in [0, 1): splitmix64 (Steele, Lea and Flood, 2014). */
+static inline double uniform(uint64_t seed, uint64_t i)
+{
+    uint64_t z = seed + (i + 1) * 0x9e3779b97f4a7c15;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
+}
+
+/* Mean 0, deviation 1, by four of them: only operations that are the same in every language. */
+static inline double normal(uint64_t seed, uint64_t i)
+{
+    return (uniform(seed, 4 * i) + uniform(seed, 4 * i + 1) + uniform(seed, 4 * i + 2) + uniform(seed, 4 * i + 3) - 2) *
+           1.7320508075688772;
+}
+
+/* Element i of n of a kind. */
+static inline double value_of(const char *kind, uint64_t seed, int64_t i, int64_t n)
+{
+    static const double kinks[] = {-1, 0, 0, 1, 6}, special[] = {NAN, INFINITY, -INFINITY, 0, -1, 2};
+    double u = uniform(seed, 4 * (uint64_t)i), v = uniform(seed, 4 * (uint64_t)i + 1);
+    if (strcmp(kind, "normal") == 0)
+        return normal(seed, (uint64_t)i);
+    if (strcmp(kind, "offset") == 0)
+        return normal(seed, (uint64_t)i) + 100;
+    if (strcmp(kind, "wide") == 0)
+        return normal(seed, (uint64_t)i) * 300;
+    if (strcmp(kind, "positive") == 0)
+        return 0.5 + 1.5 * u;
+    if (strcmp(kind, "away") == 0)
+        return (floor(24 * u) - 12) / 4 + 0.03 + 0.19 * v;
+    if (strcmp(kind, "distinct") == 0)
+        return (double)(i * 7919 % n - n / 2) * 3 / 64 + u / 64;
+    if (strcmp(kind, "kinks") == 0)
+        return kinks[(int)(5 * u)];
+    if (strcmp(kind, "special") == 0)
+        return special[i % 6];
+    if (strcmp(kind, "mask") == 0)
+        return u < 0.5;
+    if (strncmp(kind, "ids", 3) == 0)
+        return floor(atoi(kind + 3) * u);
+    return atof(kind);
+}
+
+/* Input i of the case: floats in f64. New. */
+static inline block case_input(const op_case *c, int i)
+{
+    block b = block_new(dtype_of_kind(c->in[i].kind), c->in[i].ndim, c->in[i].dims);
+    for (int64_t k = 0; k < b.count; k++)
+        b.at[k] = value_of(c->in[i].kind, seed_of(c, c->in[i].name), k, b.count);
+    return b;
+}
+
+/* Tensor KEY.WHAT of the fixture; at is NULL if there is none. New. */
+static inline block fixture_block(lt_file *file, const op_case *c, const char *what)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%s.%s", c->key, what);
+    int i = lt_file_find(file, name);
+    if (i < 0)
+        return (block){0};
+    lt_tensor *x = lt_file_read(file, i);
+    if (!x)
+        FAIL("%s", lt_errmsg());
+    block b = block_of(x);
+    lt_release(x);
+    return b;
+}
+
+#endif

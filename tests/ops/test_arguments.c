@@ -1,0 +1,365 @@
+/* test_arguments.c - wrong arguments of every op: a sentence that begins with the op's name and the right status, never
+ * a crash, never a leak, and the same answer from reference and fast kernels where the arguments turn out right.
+ *
+ * Calls are bent from the cases of cases.txt, or made up from the signature: ranks, dims (0 among them), dtypes, counts of
+ * inputs, options. They are a function of the call's number, so that a failure repeats.
+ */
+#include <ctype.h>
+
+#include "tests/ops/cases.h"
+
+enum { CALLS = 300 };         /* of an op */
+
+/* ==== Made-up calls ============================================================================= */
+
+typedef struct rolls { uint64_t call, n; } rolls; /* dice: a function of the call's number and of how often they fell */
+
+static int64_t roll(rolls *r, int64_t sides) { return (int64_t)(uniform(r->call, r->n++) * (double)sides); }
+
+typedef struct wild_call {
+    const lt_def *def;
+    int n_in;
+    struct { bool absent; lt_dtype dtype; int ndim; int64_t dims[LT_MAX_DIMS]; int64_t ids; uint64_t seed; } in[LT_MAX_IN + 2];
+    char options[256];
+} wild_call;
+
+/* Option k of the signature with a made-up value. */
+static void make_option(rolls *r, const lt_schema *s, int k, char *text, size_t room)
+{
+    static const char *const numbers[] = {"0", "1", "0.5", "-1", "1e30", "nan", "inf", "3"};
+    char value[64] = "";
+    switch (s->opt[k].value.kind) {
+    case LT_NUMBER: snprintf(value, sizeof value, "%s", numbers[roll(r, 8)]); break;
+    case LT_BOOL: snprintf(value, sizeof value, "%s", roll(r, 2) ? "true" : "false"); break;
+    case LT_DTYPE: snprintf(value, sizeof value, "%s", lt_dtype_name((lt_dtype)roll(r, LT_DTYPE_COUNT))); break;
+    default:
+        for (int64_t n = roll(r, 4); n >= 0; n--)
+            snprintf(value + strlen(value), sizeof value - strlen(value), "%lld%s", (long long)roll(r, 8) - 3, n ? "," : "");
+    }
+    snprintf(text + strlen(text), room - strlen(text), " %s=%s", s->opt[k].name, value);
+}
+
+static void make_input(rolls *r, wild_call *w, int i)
+{
+    w->in[i].dtype = roll(r, 4) ? LT_F32 : (lt_dtype)roll(r, LT_DTYPE_COUNT);
+    w->in[i].ndim = (int)roll(r, 6);
+    for (int k = 0; k < w->in[i].ndim; k++)
+        w->in[i].dims[k] = roll(r, 5);
+    w->in[i].ids = roll(r, 12) - 2;
+}
+
+static void make_call(rolls *r, wild_call *w)
+{
+    const lt_schema *s = &w->def->schema;
+    w->n_in = s->variadic ? 1 + (int)roll(r, 4) : s->n_in - (int)roll(r, 2) * (s->n_in - s->min_in);
+    for (int i = 0; i < w->n_in; i++)
+        make_input(r, w, i);
+    for (int k = 0; k < s->n_opt; k++)
+        if (roll(r, 2) || !(s->opt[k].optional || s->opt[k].same_as >= 0 || s->opt[k].value.n > 0))
+            make_option(r, s, k, w->options, sizeof w->options);
+}
+
+/* A case's call, right as it is. */
+static void take_case(rolls *r, wild_call *w, const op_case *c)
+{
+    static const lt_dtype floats[] = {LT_F32, LT_F64, LT_F16, LT_BF16};
+    lt_dtype dtype = floats[roll(r, 4)];
+    w->n_in = c->n_in;
+    snprintf(w->options, sizeof w->options, "%s", c->options);
+    for (int i = 0; i < c->n_in; i++) {
+        w->in[i].dtype = is_float_kind(c->in[i].kind) ? dtype : dtype_of_kind(c->in[i].kind);
+        w->in[i].ndim = c->in[i].ndim;
+        memcpy(w->in[i].dims, c->in[i].dims, sizeof c->in[i].dims);
+        w->in[i].ids = strncmp(c->in[i].kind, "ids", 3) == 0 ? atoi(c->in[i].kind + 3) : 2;
+    }
+}
+
+/* One thing about the call becomes another. */
+static void bend(rolls *r, wild_call *w)
+{
+    int i = (int)roll(r, w->n_in);
+    int k = w->in[i].ndim ? (int)roll(r, w->in[i].ndim) : 0;
+    switch (roll(r, 8)) {
+    case 0: w->in[i].dims[k] = roll(r, 5); break;
+    case 1: w->in[i].dims[k] += roll(r, 2) ? 1 : w->in[i].dims[k] > 0 ? -1 : 0; break;
+    case 2: w->in[i].ndim -= w->in[i].ndim > 0; break;
+    case 3:
+        if (w->in[i].ndim < LT_MAX_DIMS)
+            w->in[i].dims[w->in[i].ndim++] = roll(r, 3);
+        break;
+    case 4: w->in[i].dtype = (lt_dtype)roll(r, LT_DTYPE_COUNT); break;
+    case 5: w->in[i].ids = roll(r, 12) - 2; break;
+    case 6: w->in[i].absent = true; break;
+    default:
+        if (w->def->schema.n_opt > 0) /* the first value of an option counts, and then it is given twice */
+            make_option(r, &w->def->schema, (int)roll(r, w->def->schema.n_opt), w->options, sizeof w->options);
+        else
+            w->n_in += roll(r, 2) ? 1 : -1;
+    }
+}
+
+/* ==== Running them ============================================================================== */
+
+typedef struct answer {
+    lt_status status, back;
+    char message[512];
+    block part[LT_MAX_OUT + LT_MAX_IN + 2]; /* outputs, then gradients */
+} answer;
+
+static lt_tensor *wild_tensor(lt_ctx *ctx, const wild_call *w, int i)
+{
+    block b = block_new(w->in[i].dtype, w->in[i].ndim, w->in[i].dims);
+    for (int64_t k = 0; k < b.count; k++)
+        b.at[k] = lt__is_float(b.dtype) ? normal((uint64_t)i + 1, (uint64_t)k)
+                                        : floor(uniform((uint64_t)i + 1, (uint64_t)k) * (double)w->in[i].ids);
+    lt_tensor *x = block_tensor(ctx, &b, b.dtype);
+    block_free(&b);
+    return x;
+}
+
+static lt_status back_through(lt_ctx *ctx, lt_tensor **out, lt_tensor **in, int n_in, block *grad)
+{
+    lt_status status = LT_OK;
+    for (int k = 0; k < LT_MAX_OUT && out[k] && status == LT_OK; k++) {
+        double loss = 0;
+        if (lt_count(out[k]) == 1)
+            CHECK_OK(lt_item(out[k], 0, &loss));
+        if (!lt_requires_grad(out[k]) || !isfinite(loss)) /* backward refuses such a loss, whatever the op */
+            continue;
+        lt_tensor *dy = lt_tensor_full(ctx, lt_tensor_dtype(out[k]), lt_ndim(out[k]), lt_dims(out[k]), 0.5);
+        status = dy ? lt_backward(out[k], dy) : lt_errcode();
+        lt_release(dy);
+    }
+    for (int i = 0; i < n_in; i++)
+        if (in[i] && lt_grad(in[i]))
+            grad[i] = block_of(lt_grad(in[i]));
+    return status;
+}
+
+static void run_wild(lt_ctx *ctx, const wild_call *w, answer *a)
+{
+    lt_tensor *in[LT_MAX_IN + 2] = {NULL}, *out[LT_MAX_OUT] = {NULL};
+    lt_opt opts[LT_MAX_OPT];
+    memset(a, 0, sizeof *a);
+    for (int i = 0; i < w->n_in; i++) {
+        in[i] = w->in[i].absent ? NULL : wild_tensor(ctx, w, i);
+        if (in[i] && lt__is_float(w->in[i].dtype) && !w->def->op->in_place)
+            CHECK_OK(lt_set_requires_grad(in[i], true));
+    }
+    a->status = lt_opts_parse(&w->def->schema, w->options, opts);
+    if (a->status == LT_OK)
+        a->status = lt_apply(ctx, w->def, in, w->n_in, opts, out);
+    for (int k = 0; k < LT_MAX_OUT && a->status == LT_OK && out[k]; k++)
+        a->part[k] = block_of(out[k]);
+    if (a->status == LT_OK)
+        a->back = back_through(ctx, out, in, w->n_in, a->part + LT_MAX_OUT);
+    snprintf(a->message, sizeof a->message, "%s", a->status != LT_OK || a->back != LT_OK ? lt_errmsg() : "");
+    for (int k = 0; k < LT_MAX_OUT; k++)
+        lt_release(out[k]);
+    for (int i = 0; i < w->n_in; i++)
+        lt_release(in[i]);
+    CHECK_OK(lt_stats_commit(ctx));
+}
+
+/* ==== Judging them ============================================================================== */
+
+static const char *show(const wild_call *w)
+{
+    static char text[1024];
+    snprintf(text, sizeof text, "%s(", w->def->schema.name);
+    for (int i = 0; i < w->n_in; i++) {
+        size_t used = strlen(text);
+        if (w->in[i].absent)
+            snprintf(text + used, sizeof text - used, "NULL ");
+        for (int k = 0; k < w->in[i].ndim && !w->in[i].absent; k++, used = strlen(text))
+            snprintf(text + used, sizeof text - used, "%s%lld", k ? "x" : "", (long long)w->in[i].dims[k]);
+        snprintf(text + used, sizeof text - used, " %s, ", lt_dtype_name(w->in[i].dtype));
+    }
+    snprintf(text + strlen(text), sizeof text - strlen(text), ";%s)", w->options);
+    return text;
+}
+
+/* Kernels for different machines may differ by rounding, and may differ in which inf or NaN they make of extremes. */
+static bool near(const block *a, const block *b)
+{
+    double most = 1, tolerance = lt__is_half(a->dtype) ? 0.05 : 1e-3;
+    if (!a->at || !b->at || a->dtype != b->dtype || a->ndim != b->ndim || memcmp(a->dims, b->dims, sizeof *a->dims * a->ndim))
+        return !a->at && !b->at;
+    for (int64_t i = 0; i < a->count; i++)
+        if (isfinite(a->at[i]))
+            most = fmax(most, fabs(a->at[i]));
+    for (int64_t i = 0; i < a->count; i++) {
+        bool extreme = !isfinite(a->at[i]) && !isfinite(b->at[i]);
+        if (!extreme && most < 1e20 && !(fabs(a->at[i] - b->at[i]) <= tolerance * most))
+            return false;
+    }
+    return true;
+}
+
+static void judge(const wild_call *w, const answer *a, const answer *b)
+{
+    size_t name = strlen(w->def->schema.name);
+    if (a->status != LT_OK) {
+        if (a->status != LT_EINVAL && a->status != LT_EDATA)
+            FAIL("%s: status '%s': %s", show(w), lt_status_text(a->status), a->message);
+        if (strncmp(a->message, w->def->schema.name, name) != 0 || a->message[name] != ':' || strlen(a->message) < name + 10)
+            FAIL("%s: its message is \"%s\"", show(w), a->message);
+    }
+    if (a->back != LT_OK)
+        FAIL("%s: forward went well, backward says: %s", show(w), a->message);
+    if (a->status != b->status || a->back != b->back || strcmp(a->message, b->message) != 0)
+        FAIL("%s: reference: %s \"%s\", fast: %s \"%s\"", show(w), lt_status_text(a->status), a->message,
+             lt_status_text(b->status), b->message);
+    for (int k = 0; k < LT_MAX_OUT + LT_MAX_IN + 2; k++)
+        if (!near(&a->part[k], &b->part[k]))
+            FAIL("%s: reference and fast kernel differ in %s %d", show(w), k < LT_MAX_OUT ? "output" : "the gradient of input",
+                 k < LT_MAX_OUT ? k : k - LT_MAX_OUT);
+}
+
+static void try_call(lt_ctx *reference, lt_ctx *fast, const wild_call *w, int *right)
+{
+    answer a, b;
+    size_t live = lt_memory_stats(reference).live;
+    run_wild(reference, w, &a);
+    if (lt_memory_stats(reference).live != live)
+        FAIL("%s: it leaks %lld bytes", show(w), (long long)lt_memory_stats(reference).live - (long long)live);
+    run_wild(fast, w, &b);
+    judge(w, &a, &b);
+    *right += a.status == LT_OK;
+    for (int k = 0; k < LT_MAX_OUT + LT_MAX_IN + 2; k++) {
+        block_free(&a.part[k]);
+        block_free(&b.part[k]);
+    }
+}
+
+static void try_op(const char *op)
+{
+    lt_ctx *reference = lt_open(&(lt_config){.reference = true, .threads = 1, .poison = true});
+    lt_ctx *fast = lt_open(&(lt_config){.threads = 2, .poison = true});
+    CHECK(reference && fast);
+    const lt_def *def = lt_op_find(reference, op);
+    int n, own = 0, right = 0, at[MAX_CASES];
+    const op_case *cases = all_cases(&n);
+    for (int i = 0; i < n; i++)
+        if (strcmp(cases[i].op, op) == 0)
+            at[own++] = i;
+    for (int call = 0; call < CALLS; call++) {
+        rolls r = {.call = (uint64_t)def->id * CALLS + (uint64_t)call};
+        wild_call w = {.def = def};
+        if (own > 0 && roll(&r, 4)) {
+            take_case(&r, &w, &cases[at[roll(&r, own)]]);
+            for (int64_t bends = roll(&r, 3); bends > 0 && w.n_in > 0; bends--)
+                bend(&r, &w);
+        } else {
+            make_call(&r, &w);
+        }
+        try_call(reference, fast, &w, &right);
+    }
+    if (right < CALLS / 20 || right > CALLS * 19 / 20)
+        FAIL("%s: %d of %d wild calls were right; they should be some, and not nearly all", op, right, CALLS);
+    lt_ctx_free(reference);
+    lt_ctx_free(fast);
+}
+
+#define X(name) TEST(name) { try_op(#name); }
+#include "ops/list.h"
+LT_OP_LIST(X)
+#undef X
+
+/* ==== Wording =================================================================================== */
+
+/* Tensors of ones, as "2x3 f32; 4 i64". Returns how many. */
+static int tensors_from(lt_ctx *ctx, const char *text, lt_tensor **in)
+{
+    int n = 0;
+    while (*text) {
+        block b = {.count = 1};
+        char dtype[8];
+        int used = 0;
+        while (isdigit((unsigned char)*text)) {
+            char *end;
+            b.dims[b.ndim++] = strtoll(text, &end, 10);
+            text = end + (*end == 'x');
+        }
+        if (sscanf(text, " %7[a-z0-9]%n", dtype, &used) != 1)
+            FAIL("'%s' is no list of tensors", text);
+        in[n++] = lt_tensor_full(ctx, (lt_dtype)lt_dtype_find(dtype), b.ndim, b.dims, 1);
+        text += used + strspn(text + used, "; ");
+    }
+    return n;
+}
+
+TEST(messages_to_the_letter)
+{
+    static const struct { const char *op, *options, *in, *message; } wrong[] = {
+        {"conv2d", "", "32x32x32x3 f32; 64x3x3x64 f32",
+         "conv2d: w wants 64 input channels, x has 3 (x 32x32x32x3 f32, w 64x3x3x64 f32)"},
+        {"conv2d", "strides=2", "2x8x8x3 f32; 4x3x3x3 f32", "conv2d: unknown option 'strides' (did you mean 'stride'?)"},
+        {"conv2d", "stride=0", "2x8x8x3 f32; 4x3x3x3 f32", "conv2d: stride wants at least 1, it is 0"},
+        {"conv2d", "stride=fast", "2x8x8x3 f32; 4x3x3x3 f32",
+         "conv2d: option 'stride' wants integers such as 2 or 2,1, not 'fast'"},
+        {"conv2d", "", "32x32 f32; 4x3x3x3 f32", "conv2d: x wants 4 axes (n, h, w, c), it has 2 (32x32 f32)"},
+        {"conv2d", "", "2x8x8x3 f32; 4x3x3x3 f32; 5 f32", "conv2d: b wants one value per output channel: 4, it is 5 f32"},
+        {"conv2d", "groups=2", "2x8x8x3 f32; 4x3x3x3 f32",
+         "conv2d: groups 2 must divide the 3 channels of x and the 4 output channels of w (x 2x8x8x3 f32, w 4x3x3x3 f32)"},
+        {"add", "", "2x3 f32; 2x4 f32",
+         "add: x is 2x3 f32, y is 2x4 f32: axis 1 from the end has 3 and 4, which do not broadcast"},
+        {"add", "", "2x3 f32; 2x3 i64", "add: x is f32, y is i64; cast one of them, e.g. y:cast('f32')"},
+        {"add", "", "2x3 f32", "add: tensor y must be given"},
+        {"add", "", "3 f32; 3 f32; 3 f32", "add: takes 2 tensors, it was given 3"},
+        {"add", "axis=1", "3 f32; 3 f32", "add: unknown option 'axis' (it has no options)"},
+        {"matmul", "", "2x3 f32; 4x5 f32",
+         "matmul: y wants 3 rows, one for each column of x, it has 4 (x 2x3 f32, y 4x5 f32)"},
+        {"linear", "", "2x3 f32; 4x5 f32", "linear: w wants 5 input features, x has 3 (x 2x3 f32, w 4x5 f32)"},
+        {"reshape", "", "2x3 f32", "reshape: option 'shape' must be given"},
+        {"reshape", "shape=5,2", "2x3 f32", "reshape: x (2x3 f32) has 6 elements, which do not fill a shape of 10"},
+        {"cat", "axis=0", "2x3 f32; 2x4 f32", "cat: tensor 2 is 2x4 f32, the first is 2x3 f32; only axis 1 may differ"},
+        {"sum", "axis=2", "2x3 f32", "sum: axis 3 is outside the 2 axes of x (2x3 f32)"},
+        {"sum", "axis=-3", "2x3 f32", "sum: axis -3 is outside the 2 axes of x (2x3 f32)"},
+        {"sum", "axis=0,0", "2x3 f32", "sum: axis names axis 1 twice"},
+        {"slice", "axis=0 first=1 last=5", "2x3 f32",
+         "slice: 2 to 6 is not a range of axis 1 of x (2x3 f32), which has 2"},
+        {"batch_norm", "train=true", "1x3 f32; 3 f32; 3 f32; 3 f32; 3 f32",
+         "batch_norm: train=true wants more than one value per channel, x has one (1x3 f32); use a larger batch or "
+         "train=false"},
+        {"relu", "", "2 i64", "relu: x wants a float dtype, it is i64; cast it, e.g. x:cast('f32')"},
+        {"dropout", "p=2", "2 f32", "dropout: p wants a number from 0 to 1, it is 2"},
+        {"cast", "dtype=f99", "2 f32", "cast: option 'dtype' wants a dtype such as f32, not 'f99'"},
+        {"cross_entropy", "", "2x1 f32; 2 i64", "cross_entropy: labels[0] is 1, x has 1 classes (labels count from 0)"},
+        {"cross_entropy", "", "2x3 f32; 2 f32",
+         "cross_entropy: labels wants integers (i64, i32 or u8), it is f32; cast it, e.g. labels:cast('i64')"},
+        {"embedding", "", "1x3 f32; 2 i64", "embedding: ids[0] is 1, w has 1 rows (ids count from 0)"},
+        {"mse_loss", "", "2x3 f32; 3 f32", "mse_loss: y wants the dims of x: 2x3, it is 3 f32"},
+        {"max", "", "0x3 f32", "max: axis 1 of x (0x3 f32) is empty: there is nothing to choose from"},
+        {"where", "", "2 f32; 2 f32; 2 f32", "where: cond wants u8, which comparisons give; it is f32"},
+        {"max_poool2d", "", "2 f32", "unknown op 'max_poool2d' (did you mean 'max_pool2d'?)"},
+    };
+    lt_ctx *ctx = lt_open(NULL);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        lt_tensor *in[LT_MAX_IN] = {NULL};
+        int n = tensors_from(ctx, wrong[i].in, in);
+        lt_tensor *y = lt_runv(ctx, wrong[i].op, wrong[i].options, in, n);
+        CHECK(y == NULL);
+        CHECK_STR(lt_errmsg(), wrong[i].message);
+        while (n-- > 0)
+            lt_release(in[n]);
+    }
+    lt_ctx_free(ctx);
+}
+
+TEST(a_bad_label_is_bad_data)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    const int64_t labels[] = {0, 2, -1};
+    lt_tensor *x = lt_tensor_full(ctx, LT_F32, 2, (int64_t[]){3, 3}, 0);
+    lt_tensor *ids = lt_tensor_from(ctx, LT_I64, 1, (int64_t[]){3}, labels);
+    CHECK(lt_run(ctx, "cross_entropy", NULL, x, ids, NULL) == NULL);
+    CHECK_EQ(lt_errcode(), LT_EDATA);
+    CHECK_STR(lt_errmsg(), "cross_entropy: labels[2] is -1, x has 3 classes (labels count from 0)");
+    CHECK(lt_run(ctx, "embedding", NULL, x, ids, NULL) == NULL);
+    CHECK_EQ(lt_errcode(), LT_EDATA);
+    CHECK_STR(lt_errmsg(), "embedding: ids[2] is -1, w has 3 rows (ids count from 0)");
+    lt_release(x);
+    lt_release(ids);
+    lt_ctx_free(ctx);
+}

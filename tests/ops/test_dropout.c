@@ -1,0 +1,181 @@
+/* test_dropout.c - what dropout promises where no oracle can speak: how much it keeps, that backward drops what forward
+ * dropped, and that an element's fate depends on seed, step, call and place in the global batch alone.
+ */
+#include <stdlib.h>
+
+#include "ops/ops.h"
+#include "tests/lt_test.h"
+
+enum { ROWS = 64, COLS = 1500, COUNT = ROWS * COLS };
+
+typedef struct setup { uint64_t seed; int64_t step; int threads; bool reference; lt_dtype dtype; } setup;
+static const setup plain = {.seed = 7, .step = 3, .threads = 1, .reference = true, .dtype = LT_F32};
+
+static lt_ctx *open_ctx(setup s)
+{
+    lt_ctx *ctx = lt_open(&(lt_config){.seed = s.seed, .threads = s.threads, .reference = s.reference, .poison = true});
+    if (!ctx)
+        FAIL("%s", lt_errmsg());
+    lt_set_step(ctx, s.step);
+    return ctx;
+}
+
+static void read_all(lt_tensor *x, double *values)
+{
+    lt_convert(values, LT_F64, lt_data(x), lt_tensor_dtype(x), (size_t)lt_count(x));
+}
+
+/* A leaf of ones. New. */
+static lt_tensor *ones(lt_ctx *ctx, lt_dtype dtype, int64_t rows)
+{
+    lt_tensor *x = lt_tensor_full(ctx, dtype, 2, (int64_t[]){rows, COLS}, 1);
+    CHECK_OK(lt_set_requires_grad(x, true));
+    return x;
+}
+
+/* y = dropout(ones) in a context of its own; and dx for dy = 3 if dx is not NULL. */
+static void drop(setup s, const char *options, double *y, double *dx)
+{
+    lt_ctx *ctx = open_ctx(s);
+    lt_tensor *x = ones(ctx, s.dtype, ROWS);
+    lt_tensor *out = lt_run(ctx, "dropout", options, x, NULL);
+    CHECK(out != NULL);
+    read_all(out, y);
+    if (dx) {
+        lt_tensor *dy = lt_tensor_full(ctx, s.dtype, 2, lt_dims(out), 3);
+        CHECK_OK(lt_backward(out, dy));
+        read_all(lt_grad(x), dx);
+        lt_release(dy);
+    }
+    lt_release(out);
+    lt_release(x);
+    lt_ctx_free(ctx);
+}
+
+static double *values(void)
+{
+    double *v = malloc(COUNT * sizeof *v);
+    if (!v)
+        FAIL("out of memory");
+    return v;
+}
+
+static int differences(const double *a, const double *b)
+{
+    int n = 0;
+    for (int i = 0; i < COUNT; i++)
+        n += a[i] != b[i];
+    return n;
+}
+
+TEST(it_keeps_its_share_and_scales_it)
+{
+    static const double p_of[] = {0.1, 0.5, 0.9};
+    double *y = values();
+    for (int k = 0; k < 3; k++) {
+        char options[16];
+        double p = p_of[k], kept = 0;
+        snprintf(options, sizeof options, "p=%g", p);
+        drop((setup){.seed = 7, .step = 3, .threads = 1, .dtype = LT_F64}, options, y, NULL);
+        for (int i = 0; i < COUNT; i++) {
+            if (y[i] != 0)
+                CHECK_NEAR(y[i], 1 / (1 - p), 1e-12);
+            kept += y[i] != 0;
+        }
+        CHECK_NEAR(kept / COUNT, 1 - p, 5 * sqrt(p * (1 - p) / COUNT)); /* five deviations */
+    }
+    free(y);
+}
+
+TEST(its_choices_do_not_follow_rows_or_columns)
+{
+    double *y = values();
+    drop(plain, "p=0.5", y, NULL);
+    int same_below = 0, same_beside = 0;
+    for (int i = 0; i < COUNT - COLS; i++) {
+        same_below += (y[i] != 0) == (y[i + COLS] != 0);
+        same_beside += (y[i] != 0) == (y[i + 1] != 0);
+    }
+    CHECK_NEAR(same_below / (double)(COUNT - COLS), 0.5, 5 * sqrt(0.25 / COUNT));
+    CHECK_NEAR(same_beside / (double)(COUNT - COLS), 0.5, 5 * sqrt(0.25 / COUNT));
+    free(y);
+}
+
+TEST(backward_drops_what_forward_dropped)
+{
+    double *y = values(), *dx = values();
+    drop(plain, "p=0.3", y, dx);
+    for (int i = 0; i < COUNT; i++)
+        CHECK_NEAR(dx[i], 3 * y[i], 1e-6);
+    drop(plain, "p=1.0", y, dx);
+    for (int i = 0; i < COUNT; i++)
+        CHECK(y[i] == 0 && dx[i] == 0);
+    free(y);
+    free(dx);
+}
+
+TEST(a_mask_is_a_function_of_seed_and_step)
+{
+    double *a = values(), *b = values();
+    setup other_seed = plain, other_step = plain, fast = plain, half = plain;
+    other_seed.seed++;
+    other_step.step++;
+    fast.reference = false;
+    fast.threads = 2;
+    half.dtype = LT_F16;
+    drop(plain, "p=0.5", a, NULL);
+    drop(plain, "p=0.5", b, NULL);
+    CHECK_EQ(differences(a, b), 0);
+    drop(fast, "p=0.5", b, NULL);
+    CHECK_EQ(differences(a, b), 0);
+    drop(half, "p=0.5", b, NULL);
+    CHECK_EQ(differences(a, b), 0);
+    drop(other_seed, "p=0.5", b, NULL);
+    CHECK(differences(a, b) > COUNT / 3);
+    drop(other_step, "p=0.5", b, NULL);
+    CHECK(differences(a, b) > COUNT / 3);
+    free(a);
+    free(b);
+}
+
+TEST(two_calls_of_a_step_draw_differently)
+{
+    double *a = values(), *b = values();
+    lt_ctx *ctx = open_ctx(plain);
+    lt_tensor *x = ones(ctx, LT_F32, ROWS);
+    lt_tensor *first = lt_run(ctx, "dropout", "p=0.5", x, NULL), *second = lt_run(ctx, "dropout", "p=0.5", x, NULL);
+    CHECK(first && second);
+    read_all(first, a);
+    read_all(second, b);
+    CHECK(differences(a, b) > COUNT / 3);
+    lt_release(first);
+    lt_release(second);
+    lt_release(x);
+    lt_ctx_free(ctx);
+    free(a);
+    free(b);
+}
+
+TEST(shards_of_a_batch_draw_what_the_whole_would)
+{
+    static const int64_t rows_of[] = {1, 24, 0, 39};
+    double *whole = values(), *parts = values();
+    int64_t first = 0;
+    drop(plain, "p=0.4", whole, NULL);
+    for (int k = 0; k < 4; k++) {
+        lt_ctx *ctx = open_ctx(plain);
+        lt_tape_set_first_row(lt_tape_current(ctx), first);
+        lt_tensor *x = ones(ctx, LT_F32, rows_of[k]);
+        lt_tensor *y = lt_run(ctx, "dropout", "p=0.4", x, NULL);
+        CHECK(y != NULL);
+        read_all(y, parts + first * COLS);
+        first += rows_of[k];
+        lt_release(y);
+        lt_release(x);
+        lt_ctx_free(ctx);
+    }
+    CHECK_EQ(first, ROWS);
+    CHECK_EQ(differences(whole, parts), 0);
+    free(whole);
+    free(parts);
+}

@@ -1,0 +1,608 @@
+/* test_ops.c - the walk: every op of ops/list.h by the cases of cases.txt, one test an op, so that an op without a
+ * case fails by its name.
+ *
+ * A case is run in f64 and must give PyTorch's outputs and gradients; a finite difference along a random direction
+ * checks the same gradients without PyTorch. In f32, f16 and bf16 the inputs are rounded to the dtype first, and our own
+ * f64 result for those rounded inputs is the truth, so that only errors of arithmetic are left. Every run is made with
+ * reference and fast kernels, on one thread and on two, in memory filled with NaNs, with gradients that are written and
+ * then added to. Inputs must come out as they went in, save those that the case says are written.
+ */
+#include "tests/ops/cases.h"
+
+enum { CONFIGS = 4 };
+static const struct { const char *name; bool reference; int threads; } config_of[CONFIGS] = {
+    {"reference", true, 1}, {"reference, 2 threads", true, 2}, {"fast", false, 1}, {"fast, 2 threads", false, 2}};
+
+/* What goes into a run and what comes out: blocks by number, so that one loop serves them all. */
+enum { IN, DY = IN + LT_MAX_IN, GIVEN = DY + LT_MAX_OUT };
+enum { OUT, GRAD = OUT + LT_MAX_OUT, AFTER = GRAD + LT_MAX_IN, FOUND = AFTER + LT_MAX_IN };
+typedef struct values { block part[GIVEN]; bool twins; } values; /* twins: inputs 0 and 1 are one tensor */
+typedef struct result { block part[FOUND]; } result;             /* at is NULL where nothing came */
+
+static int faults;            /* found in the op at hand */
+
+/* Notes a fault; the op goes on with its next check. */
+__attribute__((format(printf, 2, 3))) static void fault(const op_case *c, const char *fmt, ...)
+{
+    char text[400];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    if (++faults <= 20)
+        printf("%s:%d: %s [%s]: %s\n", CASES_PATH, c->line, c->op, c->options, text);
+}
+
+static void free_values(values *v)
+{
+    for (int i = 0; i < GIVEN; i++)
+        block_free(&v->part[i]);
+}
+
+static void free_result(result *r)
+{
+    for (int i = 0; i < FOUND; i++)
+        block_free(&r->part[i]);
+}
+
+/* "grad.x": a part as the fixture and the messages call it. */
+static const char *part_name(const op_case *c, int part, char name[32])
+{
+    if (part < GRAD)
+        snprintf(name, 32, "out.%d", part - OUT);
+    else if (part < AFTER)
+        snprintf(name, 32, "grad.%s", c->in[part - GRAD].name);
+    else
+        snprintf(name, 32, "after.%s", c->in[part - AFTER].name);
+    return name;
+}
+
+static bool exists(const op_case *c, int part) /* false: the case has fewer inputs */
+{
+    return part < GRAD || (part - GRAD) % LT_MAX_IN < c->n_in;
+}
+
+/* ==== One run of a case ========================================================================= */
+
+/* Backward from every output that has an upstream gradient, with that gradient times factor. */
+static lt_status go_back(const values *v, lt_tensor **out, double factor)
+{
+    lt_status status = LT_OK;
+    for (int k = 0; k < LT_MAX_OUT && status == LT_OK; k++) {
+        if (!v->part[DY + k].at)
+            continue;
+        block scaled = block_copy(&v->part[DY + k]);
+        for (int64_t i = 0; i < scaled.count; i++)
+            scaled.at[i] *= factor;
+        lt_tensor *dy = block_tensor(lt_tensor_ctx(out[k]), &scaled, lt_tensor_dtype(out[k]));
+        status = lt_backward(out[k], dy);
+        lt_release(dy);
+        block_free(&scaled);
+    }
+    return status;
+}
+
+/* Forward, backward, statistics; into r what came out if r is not NULL. */
+static lt_status run_pass(lt_ctx *ctx, const op_case *c, const values *v, lt_tensor **in, const lt_opt *opts, double factor,
+                          result *r)
+{
+    lt_tensor *out[LT_MAX_OUT] = {NULL};
+    lt_status status = lt_apply(ctx, lt_op_find(ctx, c->op), in, c->n_in, opts, out);
+    for (int k = 0; r && k < LT_MAX_OUT; k++)
+        if (out[k])
+            r->part[OUT + k] = block_of(out[k]);
+    if (status == LT_OK)
+        status = go_back(v, out, factor);
+    if (status == LT_OK)
+        status = lt_stats_commit(ctx);
+    for (int k = 0; k < LT_MAX_OUT; k++)
+        lt_release(out[k]);
+    return status;
+}
+
+/* Runs the case in dtype. Where it has upstream gradients it runs a second time with these doubled: the first
+ * gradients are written, the second are added to them, together they come to three times their value. False, and a
+ * fault, when something fails. r holds what came; free it in either case. */
+static bool run_case(lt_ctx *ctx, const op_case *c, const values *v, lt_dtype dtype, result *r)
+{
+    const lt_def *def = lt_op_find(ctx, c->op);
+    lt_opt opts[LT_MAX_OPT];
+    lt_tensor *in[LT_MAX_IN] = {NULL};
+    bool back = false;
+    memset(r, 0, sizeof *r);
+    for (int k = 0; k < LT_MAX_OUT; k++)
+        back |= v->part[DY + k].at != NULL;
+    lt_status status = lt_opts_parse(&def->schema, c->options, opts);
+    for (int i = 0; i < c->n_in; i++) {
+        const block *b = &v->part[IN + i];
+        bool is_float = b->dtype == LT_F64;
+        in[i] = v->twins && i == 1 ? lt_retain(in[0]) : block_tensor(ctx, b, is_float ? dtype : b->dtype);
+        if (status == LT_OK && back && is_float)
+            status = lt_set_requires_grad(in[i], true);
+    }
+    if (status == LT_OK)
+        status = run_pass(ctx, c, v, in, opts, 1, r);
+    for (int i = 0; i < c->n_in; i++)
+        r->part[AFTER + i] = block_of(in[i]);
+    if (status == LT_OK && back)
+        status = run_pass(ctx, c, v, in, opts, 2, NULL);
+    for (int i = 0; i < c->n_in; i++) {
+        if (lt_grad(in[i]))
+            r->part[GRAD + i] = block_of(lt_grad(in[i]));
+        lt_release(in[i]);
+    }
+    if (status != LT_OK)
+        fault(c, "in %s: %s", lt_dtype_name(dtype), lt_errmsg());
+    return status == LT_OK;
+}
+
+/* ==== Comparing ================================================================================= */
+
+static double roundoff(lt_dtype t)
+{
+    return t == LT_F32 ? 0x1p-24 : t == LT_F16 ? 0x1p-11 : t == LT_BF16 ? 0x1p-8 : 0x1p-53;
+}
+
+/* Below the smallest normal number (f16: half of the smallest of all) absolute errors do not count. */
+static double underflow(lt_dtype t) { return t == LT_F64 ? 0x1p-1022 : t == LT_F16 ? 0x1p-25 : 0x1p-126; }
+
+/* How far a result may be from the truth: an absolute error, parts of the element, of the block's root mean square, of the
+ * wobble. */
+typedef struct margin {
+    double absolute, relative, typical, wobbles;
+    const block *wobble;      /* for each element, or NULL */
+} margin;
+
+static double root_mean_square(const block *b)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < b->count; i++)
+        sum += isfinite(b->at[i]) ? b->at[i] * b->at[i] : 0;
+    return b->count ? sqrt(sum / (double)b->count) : 0;
+}
+
+static void compare(const op_case *c, const char *where, const char *what, const block *got, const block *want, margin m)
+{
+    bool same = got->ndim == want->ndim;
+    for (int i = 0; same && i < want->ndim; i++)
+        same = got->dims[i] == want->dims[i];
+    if (!same || !got->at) {
+        fault(c, "%s: %s %s", where, what, got->at ? "has other dims than wanted" : "is missing");
+        return;
+    }
+    double floor = m.absolute + m.typical * root_mean_square(want) + underflow(got->dtype);
+    block stored = block_copy(want); /* what got is when nothing but its own rounding went wrong: inf, say */
+    block_round(&stored, got->dtype);
+    for (int64_t i = 0; i < want->count; i++) {
+        double x = got->at[i], y = want->at[i];
+        double allowed = m.relative * fabs(y) + floor + (m.wobble ? m.wobbles * m.wobble->at[i] : 0);
+        if (x == stored.at[i] || (isnan(x) && isnan(y)) || fabs(x - y) <= allowed)
+            continue;
+        fault(c, "%s: %s[%lld] is %.17g, not %.17g (allowed %.2g)", where, what, (long long)i, x, y, allowed);
+        break;
+    }
+    block_free(&stored);
+}
+
+/* For a constant, whatever came is zero. */
+static void check_no_grad(const op_case *c, const char *where, const char *what, const block *grad)
+{
+    for (int64_t i = 0; grad->at && i < grad->count; i++)
+        if (grad->at[i] != 0) {
+            fault(c, "%s: %s is %g, PyTorch has no such gradient", where, what, grad->at[i]);
+            return;
+        }
+}
+
+/* Makes of a run's gradients those of one backward. */
+static void third_of_grads(result *r)
+{
+    for (int part = GRAD; part < AFTER; part++)
+        for (int64_t i = 0; r->part[part].at && i < r->part[part].count; i++)
+            r->part[part].at[i] /= 3;
+}
+
+/* ==== f64 against the oracle ==================================================================== */
+
+/* Where backward reads an output, that came rounded: 1 - y y, say, errs by a roundoff of 1 however small it is. */
+static double error_by_saving(const op_case *c, lt_ctx *ctx, const values *v, lt_dtype dtype, int part)
+{
+    bool reads = lt_op_find(ctx, c->op)->op->save >= LT_SAVE_OUT(0);
+    return reads && part >= GRAD && part < AFTER ? 8 * roundoff(dtype) * root_mean_square(&v->part[DY]) : 0;
+}
+
+/* The 16 weighted sums that make.py keeps of a part with more than 512 elements, and of their terms' sizes. */
+static void sum_terms(const block *b, double sums[16], double sizes[16])
+{
+    uint64_t seed = hash_text(HASH_START, "sums");
+    for (int k = 0; k < 16; k++)
+        sums[k] = sizes[k] = 0;
+    for (int64_t i = 0; i < b->count; i++) {
+        double term = b->at[i] * (2 * uniform(seed, (uint64_t)i) - 1);
+        sums[i % 16] += term;
+        sizes[i % 16] += fabs(term);
+    }
+}
+
+/* Puts our own part, found by the reference kernels in f64, in the place of an oracle that has only its sums; but first
+ * the sums must agree. */
+static void trust_own(const op_case *c, const char *name, const block *own, const block *oracle, block *want)
+{
+    double sums[16], sizes[16];
+    if (!own->at) {
+        fault(c, "%s is missing", name);
+        return;
+    }
+    sum_terms(own, sums, sizes);
+    for (int k = 0; k < 16; k++)
+        if (!(fabs(sums[k] - oracle->at[k]) <= 1e-12 * sizes[k]))
+            fault(c, "weighted sum %d of %s is %.17g, not %.17g", k, name, sums[k], oracle->at[k]);
+    *want = block_copy(own);
+}
+
+/* The oracle's result. own: what the reference kernels give in f64. False when the fixture does not know the case. */
+static bool read_oracle(lt_file *file, const op_case *c, const result *own, result *want)
+{
+    bool known = false;
+    memset(want, 0, sizeof *want);
+    for (int part = 0; part < FOUND; part++) {
+        char name[32], sums[40];
+        if (!exists(c, part))
+            continue;
+        want->part[part] = fixture_block(file, c, part_name(c, part, name));
+        snprintf(sums, sizeof sums, "%s.sums", name);
+        block oracle = fixture_block(file, c, sums);
+        if (oracle.at)
+            trust_own(c, name, &own->part[part], &oracle, &want->part[part]);
+        known |= want->part[part].at || oracle.at;
+        block_free(&oracle);
+    }
+    if (!known)
+        fault(c, "the case is new or changed; run tests/oracle/make.py");
+    return known;
+}
+
+/* Upstream gradients of the float outputs, for a case with gradients. */
+static void make_dy(const op_case *c, const result *own, values *v)
+{
+    for (int k = 0; k < LT_MAX_OUT; k++) {
+        const block *out = &own->part[OUT + k];
+        char name[16];
+        snprintf(name, sizeof name, "dy %d", k);
+        if (!out->at || !lt__is_float(out->dtype))
+            continue;
+        v->part[DY + k] = block_copy(out);
+        v->part[DY + k].dtype = LT_F64;
+        for (int64_t i = 0; i < out->count; i++)
+            v->part[DY + k].at[i] = normal(seed_of(c, name), (uint64_t)i);
+        block_round(&v->part[DY + k], out->dtype);
+        v->part[DY + k].dtype = LT_F64;
+    }
+}
+
+static void check_f64(lt_ctx *ctx, const char *where, const op_case *c, const values *v, const result *want)
+{
+    result got;
+    char name[32];
+    if (run_case(ctx, c, v, LT_F64, &got)) {
+        third_of_grads(&got);
+        for (int part = 0; part < FOUND; part++) {
+            const block *g = &got.part[part], *w = &want->part[part];
+            part_name(c, part, name);
+            if (!exists(c, part))
+                continue;
+            if (part < GRAD && g->at && w->at && g->dtype != w->dtype)
+                fault(c, "%s: %s is %s, not %s", where, name, lt_dtype_name(g->dtype), lt_dtype_name(w->dtype));
+            margin m = {.relative = 1e-12, .typical = 1e-12}; /* tens of roundoffs, times 100 where x is 100 + noise */
+            m.absolute = error_by_saving(c, ctx, v, LT_F64, part);
+            if (w->at)
+                compare(c, where, name, g, w, m);
+            else if (part >= AFTER)
+                compare(c, where, name, g, &v->part[IN + part - AFTER], (margin){0});
+            else if (part >= GRAD)
+                check_no_grad(c, where, name, g);
+            else if (g->at)
+                fault(c, "%s: %s is an output too many", where, name);
+        }
+    }
+    free_result(&got);
+}
+
+/* f(x, x) has as gradient the sum of those of f(x, y) at y = x: both contributions reach one tensor. */
+static void check_twins(lt_ctx *ctx, const op_case *c, const values *v)
+{
+    const block *x = &v->part[IN], *y = &v->part[IN + 1];
+    bool alike = y->at && x->dtype == LT_F64 && y->dtype == LT_F64 && x->ndim == y->ndim && v->part[DY].at;
+    for (int i = 0; alike && i < x->ndim; i++)
+        alike = x->dims[i] == y->dims[i];
+    if (!alike)
+        return;
+    values both = {.twins = false};
+    result apart, together = {.part = {{0}}};
+    for (int i = 0; i < GIVEN; i++)
+        if (v->part[i].at)
+            both.part[i] = block_copy(&v->part[i == IN + 1 ? IN : i]);
+    if (run_case(ctx, c, &both, LT_F64, &apart)) {
+        block *dx = &apart.part[GRAD], *dy = &apart.part[GRAD + 1];
+        for (int64_t i = 0; dx->at && dy->at && i < dx->count; i++) {
+            double sum = dx->at[i] + dy->at[i];
+            dy->at[i] = fabs(dx->at[i]) + fabs(dy->at[i]); /* the size of what may cancel */
+            dx->at[i] = sum;
+        }
+        both.twins = true;
+        if (dx->at && dy->at && run_case(ctx, c, &both, LT_F64, &together))
+            compare(c, "both inputs one tensor", "grad", &together.part[GRAD], dx,
+                    (margin){.wobbles = 1e-12, .wobble = dy});
+    }
+    free_result(&apart);
+    free_result(&together);
+    free_values(&both);
+}
+
+/* ==== Finite differences ======================================================================== */
+
+/* The sum of out * dy at the inputs moved by h along the direction. */
+static bool moved_loss(lt_ctx *ctx, const op_case *c, const values *v, const block *direction, double h, double *loss)
+{
+    values moved = {.twins = false};
+    result r;
+    for (int i = 0; i < c->n_in; i++) {
+        moved.part[IN + i] = block_copy(&v->part[IN + i]);
+        for (int64_t k = 0; direction[i].at && k < direction[i].count; k++)
+            moved.part[IN + i].at[k] += h * direction[i].at[k];
+    }
+    bool ok = run_case(ctx, c, &moved, LT_F64, &r);
+    *loss = 0;
+    for (int k = 0; k < LT_MAX_OUT; k++)
+        for (int64_t i = 0; ok && v->part[DY + k].at && i < r.part[OUT + k].count; i++)
+            *loss += r.part[OUT + k].at[i] * v->part[DY + k].at[i];
+    free_result(&r);
+    free_values(&moved);
+    return ok;
+}
+
+/* The slope of that sum along a random direction is the gradient's. With h = 1e-5 central differences err by h^2 times
+ * a third derivative and by roundoff / h times the terms of the sum, both far below 1e-6. */
+static void check_slope(lt_ctx *ctx, const op_case *c, const values *v, const result *want)
+{
+    const double h = 1e-5;
+    block direction[LT_MAX_IN] = {{0}};
+    double slope = 0, size = 0, high, low;
+    for (int i = 0; i < c->n_in; i++) {
+        const block *grad = &want->part[GRAD + i];
+        if (!grad->at)
+            continue;
+        direction[i] = block_copy(grad);
+        for (int64_t k = 0; k < grad->count; k++) {
+            direction[i].at[k] = normal(seed_of(c, "direction") + (uint64_t)i, (uint64_t)k);
+            slope += direction[i].at[k] * grad->at[k];
+            size += fabs(direction[i].at[k] * grad->at[k]);
+        }
+    }
+    if (moved_loss(ctx, c, v, direction, h, &high) && moved_loss(ctx, c, v, direction, -h, &low)) {
+        double found = (high - low) / (2 * h);
+        if (!(fabs(found - slope) <= 1e-6 * (size + fabs(high))))
+            fault(c, "the finite difference is %.12g, the gradient says %.12g", found, slope);
+    }
+    for (int i = 0; i < c->n_in; i++)
+        block_free(&direction[i]);
+}
+
+/* ==== f32 and the halves ======================================================================== */
+
+/* For each element of truth how far it moves when every float input and upstream gradient moves up or down by one f32
+ * roundoff of itself: the largest of three tries. That is what the case's condition makes of errors which no f32 kernel
+ * can avoid. */
+static bool find_wobble(lt_ctx *ctx, const op_case *c, const values *v, const result *truth, result *wobble)
+{
+    bool ok = true;
+    memset(wobble, 0, sizeof *wobble);
+    for (int try = 0; try < 3 && ok; try++) {
+        values moved = {.twins = false};
+        result there;
+        for (int i = 0; i < GIVEN; i++) {
+            const block *b = &v->part[i];
+            if (!b->at)
+                continue;
+            moved.part[i] = block_copy(b);
+            for (int64_t k = 0; b->dtype == LT_F64 && k < b->count; k++)
+                moved.part[i].at[k] *= 1 + copysign(0x1p-24, uniform((uint64_t)(try * GIVEN + i), (uint64_t)k) - 0.5);
+        }
+        ok = run_case(ctx, c, &moved, LT_F64, &there);
+        third_of_grads(&there);
+        for (int part = 0; part < FOUND && ok; part++) {
+            const block *t = &truth->part[part];
+            block *w = &wobble->part[part];
+            for (int64_t k = 0; t->at && k < t->count; k++) {
+                if (!w->at)
+                    *w = block_new(LT_F64, t->ndim, t->dims);
+                double way = fabs(there.part[part].at[k] - t->at[k]);
+                w->at[k] = fmax(try == 0 ? 0 : w->at[k], way); /* a NaN counts as 0 */
+            }
+        }
+        free_result(&there);
+        free_values(&moved);
+    }
+    return ok;
+}
+
+/* f32: eight roundoffs for the kernel's own chain of roundings; 32 wobbles, since a sum of n terms one after the other errs
+ * by some sqrt(n) / 4 of them, and by four deviations more somewhere in thousands of elements. Halves are computed in
+ * f32 and rounded once, a gradient twice as it is added to. */
+static margin margin_for(const op_case *c, lt_dtype dtype, const block *wobble)
+{
+    const char *looser = strstr(c->notes, "looser=");
+    double f32 = roundoff(LT_F32) * (looser ? atof(looser + 7) : 1);
+    double half = lt__is_half(dtype) ? 2 * roundoff(dtype) : 0;
+    return (margin){.relative = 8 * f32 + half, .typical = 2 * f32, .wobbles = 32 * f32 / roundoff(LT_F32), .wobble = wobble};
+}
+
+/* One config in one dtype against the truth; again, for the same bits and no byte more in use. */
+static void check_low(lt_ctx *ctx, const char *config, const op_case *c, const values *v, lt_dtype dtype, const result *truth,
+                      const result *wobble)
+{
+    char where[48], name[32];
+    result got, again;
+    snprintf(where, sizeof where, "%s, %s", lt_dtype_name(dtype), config);
+    bool ok = run_case(ctx, c, v, dtype, &got);
+    size_t live = lt_memory_stats(ctx).live;
+    ok = run_case(ctx, c, v, dtype, &again) && ok;
+    if (lt_memory_stats(ctx).live != live)
+        fault(c, "%s: %lld bytes more in use after it than before", where,
+              (long long)lt_memory_stats(ctx).live - (long long)live);
+    for (int part = 0; part < FOUND && ok; part++) {
+        const block *t = &truth->part[part], *g = &got.part[part];
+        if (!t->at)
+            continue;
+        part_name(c, part, name);
+        compare(c, "a second time", name, &again.part[part], g, (margin){0});
+    }
+    third_of_grads(&got);
+    for (int part = 0; part < FOUND && ok; part++) {
+        const block *t = &truth->part[part], *g = &got.part[part];
+        margin m = margin_for(c, g->dtype, &wobble->part[part]);
+        m.absolute = error_by_saving(c, ctx, v, dtype, part);
+        if (t->at)
+            compare(c, where, part_name(c, part, name), g, t, m);
+    }
+    free_result(&got);
+    free_result(&again);
+}
+
+static void check_dtype(lt_ctx **ctx, const op_case *c, const values *v, lt_dtype dtype)
+{
+    values rounded = {.twins = false};
+    result truth, wobble;
+    for (int i = 0; i < GIVEN; i++) {
+        if (!v->part[i].at)
+            continue;
+        rounded.part[i] = block_copy(&v->part[i]);
+        if (v->part[i].dtype != LT_F64)
+            continue;
+        block_round(&rounded.part[i], dtype);
+        rounded.part[i].dtype = LT_F64;
+    }
+    if (run_case(ctx[0], c, &rounded, LT_F64, &truth)) {
+        third_of_grads(&truth);
+        if (find_wobble(ctx[0], c, &rounded, &truth, &wobble))
+            for (int k = 0; k < CONFIGS; k++)
+                check_low(ctx[k], config_of[k].name, c, &rounded, dtype, &truth, &wobble);
+        free_result(&wobble);
+    }
+    free_result(&truth);
+    free_values(&rounded);
+}
+
+/* ==== The walk ================================================================================== */
+
+static bool has_gradients(const lt_op *op, const op_case *c, const values *v)
+{
+    bool any = false;
+    for (int i = 0; i < c->n_in; i++)
+        any |= v->part[IN + i].dtype == LT_F64;
+    return any && (op->bwd || op->fast_bwd || op->same_grad) && !has_note(c, "forward");
+}
+
+static bool is_large(const op_case *c)
+{
+    int64_t most = 0;
+    for (int i = 0; i < c->n_in; i++) {
+        int64_t count = 1;
+        for (int k = 0; k < c->in[i].ndim; k++)
+            count *= c->in[i].dims[k];
+        most = count > most ? count : most;
+    }
+    return most > 4096;
+}
+
+static void check_all(lt_ctx **ctx, const op_case *c, const values *v, const result *want)
+{
+    bool large = is_large(c);
+    for (int k = 0; k < CONFIGS; k++)
+        check_f64(ctx[k], config_of[k].name, c, v, want);
+    if (!large && v->part[DY].at && !has_note(c, "kinked"))
+        check_slope(ctx[0], c, v, want);
+    if (!large)
+        check_twins(ctx[0], c, v);
+    check_dtype(ctx, c, v, LT_F32);
+    if (!large && !has_note(c, "f32+f64")) { /* halves reach the kernels as f32 copies: small ones tell it all */
+        check_dtype(ctx, c, v, LT_F16);
+        check_dtype(ctx, c, v, LT_BF16);
+    }
+}
+
+static void check_case(lt_ctx **ctx, lt_file *file, const op_case *c)
+{
+    values v = {.twins = false};
+    result own, want = {.part = {{0}}};
+    for (int i = 0; i < c->n_in; i++)
+        v.part[IN + i] = case_input(c, i);
+    bool ok = run_case(ctx[0], c, &v, LT_F64, &own);
+    if (ok && has_gradients(lt_op_find(ctx[0], c->op)->op, c, &v)) {
+        make_dy(c, &own, &v);
+        free_result(&own);
+        ok = run_case(ctx[0], c, &v, LT_F64, &own);
+        third_of_grads(&own);
+    }
+    if (ok && read_oracle(file, c, &own, &want))
+        check_all(ctx, c, &v, &want);
+    free_result(&own);
+    free_result(&want);
+    free_values(&v);
+}
+
+static void walk(const char *op)
+{
+    lt_ctx *ctx[CONFIGS];
+    int n, seen = 0;
+    const op_case *cases = all_cases(&n);
+    faults = 0;
+    for (int k = 0; k < CONFIGS; k++) {
+        ctx[k] = lt_open(&(lt_config){.reference = config_of[k].reference, .threads = config_of[k].threads, .poison = true});
+        if (!ctx[k])
+            FAIL("%s", lt_errmsg());
+    }
+    lt_file *file = lt_file_open(ctx[0], FIXTURE_PATH);
+    if (!file)
+        FAIL("%s", lt_errmsg());
+    const char *doc = lt_op_find(ctx[0], op)->op->doc;
+    for (int i = 0; i < n; i++) {
+        if (strcmp(cases[i].op, op) != 0)
+            continue;
+        check_case(ctx, file, &cases[i]);
+        seen++;
+    }
+    lt_file_close(file);
+    for (int k = 0; k < CONFIGS; k++)
+        lt_ctx_free(ctx[k]);
+    if (seen == 0)
+        FAIL("%s has no case; add a line to %s and run tests/oracle/make.py", op, CASES_PATH);
+    if (!doc || !*doc || doc[strlen(doc) - 1] != '.')
+        FAIL("%s has no doc, or one that is not a sentence", op);
+    if (faults > 0)
+        FAIL("%d faults in %d cases of %s", faults, seen, op);
+}
+
+#define X(name) TEST(name) { walk(#name); }
+#include "ops/list.h"
+LT_OP_LIST(X)
+#undef X
+
+TEST(every_case_is_of_an_op)
+{
+    static const char *const names[] = {
+#define X(name) #name,
+        LT_OP_LIST(X)
+#undef X
+    };
+    int n;
+    const op_case *cases = all_cases(&n);
+    for (int i = 0; i < n; i++) {
+        bool known = false;
+        for (size_t k = 0; k < sizeof names / sizeof *names; k++)
+            known |= strcmp(cases[i].op, names[k]) == 0;
+        if (!known)
+            FAIL("%s:%d: there is no op '%s'", CASES_PATH, cases[i].line, cases[i].op);
+    }
+    CHECK(n > 0);
+}

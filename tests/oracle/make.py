@@ -1,0 +1,336 @@
+#!/usr/bin/env python3
+"""Writes the fixtures that the tests compare luatrain with, using PyTorch in float64.
+
+    tests/oracle/make.py             all of them, beside this file
+    tests/oracle/make.py ops         ops.safetensors: the cases of tests/ops/cases.txt
+    tests/oracle/make.py models      lenet.safetensors, resnet20.safetensors: 50 steps of training
+
+Any PyTorch since 2.0 does, on the CPU. Inputs and upstream gradients are functions of the case's text alone and are not
+stored: cases.h makes the same ones. In ops.safetensors a tensor is named HASH.WHAT: HASH is that of the case's first four
+fields, so that a changed case no longer finds its values; WHAT is out.K, grad.NAME (the gradient of the sum over K of out.K
+times its upstream gradient) or after.NAME (an input that the op writes), and ends in .sums where keep() says so.
+"""
+import json
+import random
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+HERE = Path(__file__).resolve().parent
+DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+          torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8"}
+
+
+def save(path, tensors):
+    """The safetensors format: length of the header, header, data."""
+    header, blobs, end = {}, [], 0
+    for name, t in tensors.items():
+        t = t.detach().contiguous()
+        blob = t.reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b""
+        header[name] = {"dtype": DTYPES[t.dtype], "shape": list(t.shape), "data_offsets": [end, end + len(blob)]}
+        blobs.append(blob)
+        end += len(blob)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+    print(f"{path.name}: {len(tensors)} tensors, {path.stat().st_size} bytes")
+
+
+# ==== Helpers of the expressions: luatrain's layouts on the outside, PyTorch's inside ====
+
+def nchw(x):
+    return x.permute(0, 3, 1, 2)     # also (out, kh, kw, in) -> (out, in, kh, kw)
+
+
+def nhwc(x):
+    return x.permute(0, 2, 3, 1)
+
+
+def conv2d(x, w, b=None, **options):
+    return nhwc(F.conv2d(nchw(x), nchw(w), b, **options))
+
+
+def max_pool2d(x, *options):
+    return nhwc(F.max_pool2d(nchw(x), *options))
+
+
+def avg_pool2d(x, *options):
+    return nhwc(F.avg_pool2d(nchw(x), *options))
+
+
+def batch_norm(x, scale, shift, mean, var, *options):
+    """Channels last. In training PyTorch writes the running mean and var."""
+    x = x.movedim(-1, 1)
+    return F.batch_norm(x, mean.detach(), var.detach(), scale, shift, *options).movedim(1, -1)
+
+
+def merge(mean, var, mean2, var2, n, n2):
+    """Writes mean and biased variance of both sets, by way of their raw moments."""
+    m = (n * mean + n2 * mean2) / (n + n2)
+    square = (n * (var + mean**2) + n2 * (var2 + mean2**2)) / (n + n2)
+    mean.detach().copy_(m)
+    var.detach().copy_(square - m**2)
+    return ()
+
+
+def running(running_mean, running_var, mean, var, n, momentum):
+    """Moves the running values as F.batch_norm does: the variance unbiased."""
+    running_mean.detach().lerp_(mean, momentum)
+    running_var.detach().lerp_(var * n / (n - 1), momentum)
+    return ()
+
+
+def step(kind, w, g, *state, t=1, **options):
+    """Writes w and the optimizer's state as step number t of torch.optim's kind does."""
+    p = w.detach().requires_grad_()
+    p.grad = g.detach().clone()
+    optim = kind([p], foreach=False, **options)
+    names = {0: (), 1: ("momentum_buffer",), 2: ("exp_avg", "exp_avg_sq")}[len(state)]
+    optim.state[p] = {name: s.detach() for name, s in zip(names, state)}
+    if len(state) == 2:
+        optim.state[p]["step"] = torch.tensor(t - 1.0)
+    optim.step()
+    return ()
+
+
+HELPERS = {"torch": torch, "F": F, "SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW,
+           "conv2d": conv2d, "max_pool2d": max_pool2d, "avg_pool2d": avg_pool2d, "batch_norm": batch_norm,
+           "merge": merge, "running": running, "step": step}
+
+
+# ==== The cases ====
+
+def fnv1a(text):
+    h = 0xCBF29CE484222325
+    for byte in text.encode():
+        h = (h ^ byte) * 0x100000001B3 % 2**64
+    return f"{h:016x}"
+
+
+def uniform(seed, n, draws=4):
+    """(draws, n) numbers in [0, 1) by splitmix64, the same in cases.h."""
+    z = np.arange(1, draws * n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(int(seed, 16))
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return ((z >> np.uint64(11)) * 2.0**-53).reshape(n, draws).T
+
+
+def normal(seed, n):
+    u = uniform(seed, n)
+    return (u[0] + u[1] + u[2] + u[3] - 2) * 1.7320508075688772
+
+
+def values(kind, n, seed):
+    """n numbers of a kind of cases.txt; cases.h makes the same ones."""
+    i, u = np.arange(n), uniform(seed, n)
+    makers = {
+        "normal": lambda: normal(seed, n),
+        "offset": lambda: normal(seed, n) + 100,
+        "wide": lambda: normal(seed, n) * 300,
+        "positive": lambda: 0.5 + 1.5 * u[0],
+        "away": lambda: (np.floor(24 * u[0]) - 12) / 4 + 0.03 + 0.19 * u[1],
+        "distinct": lambda: (i * 7919 % n - n // 2) * 3 / 64 + u[0] / 64,
+        "kinks": lambda: np.array([-1.0, 0, 0, 1, 6])[(5 * u[0]).astype(int)],
+        "special": lambda: np.array([np.nan, np.inf, -np.inf, 0, -1, 2])[i % 6],
+        "mask": lambda: u[0] < 0.5,
+    }
+    if kind.startswith("ids"):
+        return np.floor(int(kind[3:].removesuffix("i32").removesuffix("u8")) * u[0])
+    return makers[kind]() if kind in makers else np.full(n, float(kind))
+
+
+def dtype_of(kind):
+    if kind.startswith("ids"):
+        return torch.int32 if kind.endswith("i32") else torch.uint8 if kind.endswith("u8") else torch.int64
+    return torch.uint8 if kind == "mask" else torch.float64
+
+
+def make_input(key, name, spec):
+    kind, dims = spec[:-1].split("(")
+    dims = [int(d) for d in dims.split(",") if d]
+    x = torch.tensor(values(kind, torch.Size(dims).numel(), fnv1a(f"{key} {name}"))).to(dtype_of(kind)).reshape(dims)
+    return x.requires_grad_(x.is_floating_point())
+
+
+def parse_inputs(text):
+    for part in text.replace("), ", ");").split(";"):
+        name, spec = part.split("=")
+        yield name.strip(), spec.strip()
+
+
+def keep(found, name, x):
+    """A tensor of up to 512 elements, or of a larger one 16 weighted sums: of its elements 0, 16, 32, ...; 1, 17, ..."""
+    if x.numel() > 512:
+        terms = (x.detach().double().reshape(-1) * torch.tensor(2 * uniform(fnv1a("sums"), x.numel(), 1)[0] - 1))
+        name, x = f"{name}.sums", F.pad(terms, (0, -x.numel() % 16)).reshape(-1, 16).sum(0)
+    found[name] = x.to(torch.uint8) if x.dtype == torch.bool else x
+
+
+def evaluate(key, fields):
+    """All tensors of one case, under their names."""
+    found, pairs = {}, []
+    inputs = {name: make_input(key, name, spec) for name, spec in parse_inputs(fields[1])}
+    before = {name: x.detach().clone() for name, x in inputs.items()}
+    outputs = eval(fields[3], HELPERS | inputs)
+    for k, y in enumerate(outputs if isinstance(outputs, tuple) else (outputs,)):
+        keep(found, f"{key}.out.{k}", y)
+        if y.requires_grad and "forward" not in fields[4].split(":")[0]:
+            pairs.append((y, torch.tensor(normal(fnv1a(f"{key} dy {k}"), y.numel())).to(y.dtype).reshape(y.shape)))
+    for name, x in inputs.items():
+        if not torch.equal(x.detach().nan_to_num(), before[name].nan_to_num()):
+            keep(found, f"{key}.after.{name}", x)
+    wanted = [name for name, x in inputs.items() if x.requires_grad]
+    if pairs:
+        ys, dys = zip(*pairs)
+        grads = torch.autograd.grad(ys, [inputs[name] for name in wanted], dys, allow_unused=True)
+        for name, g in zip(wanted, grads):
+            if g is not None:
+                keep(found, f"{key}.grad.{name}", g)
+    return found
+
+
+def make_ops():
+    found, keys = {}, set()
+    for line in (HERE.parent / "ops" / "cases.txt").read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        fields = [f.strip() for f in line.split("|")] + [""]
+        key = fnv1a(" | ".join(fields[:4]))
+        if key in keys:
+            sys.exit(f"this case is there twice: {line}")
+        keys.add(key)
+        try:
+            found |= evaluate(key, fields)
+        except Exception as e:
+            sys.exit(f"{line}\n{type(e).__name__}: {e}")
+    print(f"{len(keys)} cases")
+    save(HERE / "ops.safetensors", found)
+
+
+# ==== Trajectories: 50 steps of training, from weights and images that the fixture holds ====
+
+class LeNet(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = torch.nn.Conv2d(1, 32, 3, padding=1)
+        self.conv2 = torch.nn.Conv2d(32, 64, 3, padding=1)
+        self.fc1 = torch.nn.Linear(7 * 7 * 64, 128)
+        self.fc2 = torch.nn.Linear(128, 10)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(self.fc1(nhwc(x).flatten(1)))
+        return self.fc2(x)
+
+
+class Block(torch.nn.Module):
+    """Two 3x3 convolutions; a 1x1 convolution as shortcut where the shape changes."""
+
+    def __init__(self, c_in, c, stride):
+        super().__init__()
+        self.conv1 = torch.nn.Conv2d(c_in, c, 3, stride, 1, bias=False)
+        self.bn1 = torch.nn.BatchNorm2d(c)
+        self.conv2 = torch.nn.Conv2d(c, c, 3, 1, 1, bias=False)
+        self.bn2 = torch.nn.BatchNorm2d(c)
+        if stride > 1:
+            self.conv3 = torch.nn.Conv2d(c_in, c, 1, stride, bias=False)
+            self.bn3 = torch.nn.BatchNorm2d(c)
+
+    def forward(self, x):
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(y + (self.bn3(self.conv3(x)) if hasattr(self, "conv3") else x))
+
+
+class ResNet20(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = torch.nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.bn1 = torch.nn.BatchNorm2d(16)
+        shapes = [(16, 16, 1), (16, 16, 1), (16, 16, 1), (16, 32, 2), (32, 32, 1), (32, 32, 1),
+                  (32, 64, 2), (64, 64, 1), (64, 64, 1)]
+        self.blocks = torch.nn.Sequential(*(Block(*s) for s in shapes))
+        self.fc = torch.nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = self.blocks(F.relu(self.bn1(self.conv1(x))))
+        return self.fc(x.mean((2, 3)))
+
+
+def images(n, size, channels, rng):
+    """Noise, with a bright square whose place and size tell the class."""
+    labels = [i % 10 for i in range(n)]
+    x = torch.tensor([rng.random() for _ in range(n * size * size * channels)]).reshape(n, size, size, channels)
+    for i, label in enumerate(labels):
+        top, left, side = label // 5 * size // 2, label % 5 * size // 6, size // 3
+        x[i, top:top + side, left:left + side, label % channels] += 1
+    return x, torch.tensor(labels)
+
+
+def train(net, x, labels, lr, steps):
+    """The losses of SGD over batches of 8, each before its step; last, the one of all images in evaluation."""
+    dtype = next(net.parameters()).dtype
+    optim = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4, foreach=False)
+    losses = []
+    for i in range(steps):
+        rows = slice(i * 8 % len(x), i * 8 % len(x) + 8)
+        loss = F.cross_entropy(net(nchw(x[rows].to(dtype))), labels[rows])
+        optim.zero_grad()
+        loss.backward()
+        optim.step()
+        losses.append(loss.item())
+    net.eval()
+    losses.append(F.cross_entropy(net(nchw(x.to(dtype))), labels).item())
+    return torch.tensor(losses, dtype=torch.float64)
+
+
+def luatrain_name(name):
+    """blocks.0.conv1.weight is blocks.1.conv1.w; the weight and bias of a batch norm are scale and shift."""
+    path, kind = name.rsplit(".", 1)
+    path = ".".join(str(int(part) + 1) if part.isdigit() else part for part in path.split("."))
+    names = {"weight": "scale", "bias": "shift"} if path.split(".")[-1].startswith("bn") else {"weight": "w", "bias": "b"}
+    return f"{path}.{names[kind]}"
+
+
+def make_model(make, seed, lr, size, channels):
+    """PyTorch's initial weights, rounded to bf16 to keep the file small, and its losses in both precisions.
+
+    A ReLU that opens on one side and stays shut on the other moves the later losses of a batch of 8. Among the four
+    million that ResNet-20 passes in 10 steps some are within f32 rounding of zero. Its seed and rate are ones where
+    those matter little: in 25 trials, weights moved by 3e-7 of themselves moved no f32 loss by more than 3e-5.
+    """
+    name = make.__name__.lower()
+    torch.manual_seed(seed)
+    start = {k: p.detach().bfloat16() for k, p in make().named_parameters()}
+    x, labels = images(32, size, channels, random.Random(name))
+    found = {"images": x, "labels": labels}
+    for dtype, steps in (torch.float64, 50), (torch.float32, 10):
+        net = make().to(dtype)
+        with torch.no_grad():
+            for k, p in net.named_parameters():
+                p.copy_(start[k])
+        found[f"loss.{DTYPES[dtype].lower()}"] = losses = train(net, x, labels, lr, steps)
+        print(f"{name} {dtype}: loss {losses[0]:.4f} to {losses[-2]:.4f}, evaluated {losses[-1]:.4f}")
+    for k, p in start.items():
+        found[luatrain_name(k)] = nhwc(p) if p.dim() == 4 else p
+    save(HERE / f"{name}.safetensors", found)
+
+
+def main(what):
+    if what not in ("all", "ops", "models"):
+        sys.exit(__doc__)
+    torch.set_num_threads(1)
+    if what in ("all", "ops"):
+        make_ops()
+    if what in ("all", "models"):
+        make_model(LeNet, seed=1, lr=0.005, size=28, channels=1)
+        make_model(ResNet20, seed=8, lr=0.0001, size=16, channels=3)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "all")
