@@ -1,0 +1,12 @@
+# Writes OUT, a C file with the text of each of FILES as lt__embedded[]: {module name, bytes, length}.
+set(table "")
+set(text "/* Made by tools/embed.cmake from lua/luatrain/. */\n#include \"lua/embedded.h\"\n")
+foreach(file ${FILES})
+  get_filename_component(name ${file} NAME_WE)
+  file(READ ${file} hex HEX)
+  string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${hex}")
+  string(APPEND text "static const unsigned char m_${name}[] = {${bytes}0};\n")
+  string(APPEND table "    {\"${name}\", (const char *)m_${name}, sizeof m_${name} - 1},\n")
+endforeach()
+string(APPEND text "const lt_embedded lt__embedded[] = {\n${table}    {0, 0, 0}};\n")
+file(WRITE ${OUT} "${text}")
