@@ -6,12 +6,17 @@
 
 #include "core/pool.h"
 
-/* Memory-bound loops repay a team only when they leave the caches. */
+/* Loops bound by memory are cut into pieces; a team repays its waking only beyond the caches. */
+enum { PIECE = 16384, PARALLEL_FROM = 262144 }; /* elements */
+
 #ifdef _OPENMP
-#define LT_PARALLEL _Pragma("omp parallel for schedule(static) if (n > 262144)")
+#define LT_PARALLEL                                                                                \
+    _Pragma("omp parallel for schedule(static) num_threads(device->threads) if (n > PARALLEL_FROM)")
 #else
 #define LT_PARALLEL
 #endif
+
+static size_t piece_at(size_t i, size_t n) { return n - i < PIECE ? n - i : PIECE; }
 
 int lt_cpu_count(void)
 {
@@ -46,8 +51,12 @@ static lt_status cpu_copy(lt_device *device, void *dst, const void *src, size_t 
 static lt_status cpu_convert(lt_device *device, void *dst, lt_dtype dst_dtype, const void *src,
                              lt_dtype src_dtype, size_t n)
 {
-    (void)device;
-    lt_convert(dst, dst_dtype, src, src_dtype, n);
+    size_t dst_size = lt_dtype_bytes(dst_dtype), src_size = lt_dtype_bytes(src_dtype);
+    (void)device; /* without OpenMP */
+    LT_PARALLEL
+    for (size_t i = 0; i < n; i += PIECE)
+        lt_convert((char *)dst + i * dst_size, dst_dtype, (const char *)src + i * src_size,
+                   src_dtype, piece_at(i, n));
     return LT_OK;
 }
 
@@ -70,40 +79,35 @@ static lt_status cpu_fill(lt_device *device, void *dst, lt_dtype dtype, size_t n
     return LT_OK;
 }
 
-/* Floats only. A loop per type; halves are added in f32 and rounded once. */
-static lt_status cpu_add(lt_device *device, void *dst, const void *src, lt_dtype dtype, size_t n)
+/* A loop per type; halves are added in f32 and rounded once. */
+static void add_piece(void *dst, const void *src, lt_dtype dtype, size_t n)
 {
-    (void)device;
     float *f = dst;
     const float *g = src;
     double *d = dst;
     const double *e = src;
     uint16_t *h = dst;
     const uint16_t *k = src;
-    switch (dtype) {
-    case LT_F32:
-        LT_PARALLEL
-        for (size_t i = 0; i < n; i++)
-            f[i] += g[i];
-        return LT_OK;
-    case LT_F64:
-        LT_PARALLEL
-        for (size_t i = 0; i < n; i++)
-            d[i] += e[i];
-        return LT_OK;
-    case LT_F16:
-        LT_PARALLEL
-        for (size_t i = 0; i < n; i++)
-            h[i] = lt__f32_to_f16(lt__f16_to_f32(h[i]) + lt__f16_to_f32(k[i]));
-        return LT_OK;
-    case LT_BF16:
-        LT_PARALLEL
-        for (size_t i = 0; i < n; i++)
-            h[i] = lt__f32_to_bf16(lt__bf16_to_f32(h[i]) + lt__bf16_to_f32(k[i]));
-        return LT_OK;
-    default:
+    for (size_t i = 0; dtype == LT_F32 && i < n; i++)
+        f[i] += g[i];
+    for (size_t i = 0; dtype == LT_F64 && i < n; i++)
+        d[i] += e[i];
+    for (size_t i = 0; dtype == LT_F16 && i < n; i++)
+        h[i] = lt__f32_to_f16(lt__f16_to_f32(h[i]) + lt__f16_to_f32(k[i]));
+    for (size_t i = 0; dtype == LT_BF16 && i < n; i++)
+        h[i] = lt__f32_to_bf16(lt__bf16_to_f32(h[i]) + lt__bf16_to_f32(k[i]));
+}
+
+static lt_status cpu_add(lt_device *device, void *dst, const void *src, lt_dtype dtype, size_t n)
+{
+    size_t size = lt_dtype_bytes(dtype);
+    (void)device;
+    if (!lt__is_float(dtype))
         return lt_fail(LT_EINVAL, "gradients are floats, not %s", lt_dtype_name(dtype));
-    }
+    LT_PARALLEL
+    for (size_t i = 0; i < n; i += PIECE)
+        add_piece((char *)dst + i * size, (const char *)src + i * size, dtype, piece_at(i, n));
+    return LT_OK;
 }
 
 static lt_status cpu_sync(lt_device *device)
@@ -114,7 +118,7 @@ static lt_status cpu_sync(lt_device *device)
 
 static void cpu_close(lt_device *device) { free(device); }
 
-lt_device *lt__cpu_device_new(void)
+lt_device *lt__cpu_device_new(int threads)
 {
     lt_device *device = calloc(1, sizeof *device);
     if (device)
@@ -127,6 +131,7 @@ lt_device *lt__cpu_device_new(void)
                               .add = cpu_add,
                               .sync = cpu_sync,
                               .close = cpu_close,
+                              .threads = threads,
                               .is_host = true};
     return device;
 }

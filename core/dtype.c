@@ -21,13 +21,6 @@
 #define FAST __attribute__((target("avx2,f16c")))
 #endif
 
-/* Conversion is bound by memory: a team repays its waking only beyond the caches. */
-#ifdef _OPENMP
-#define PARALLEL _Pragma("omp parallel for schedule(static) if (n > 262144)")
-#else
-#define PARALLEL
-#endif
-
 typedef float F32;
 typedef double F64;
 typedef uint16_t F16, BF16; /* bit patterns */
@@ -61,7 +54,7 @@ int lt_dtype_find(const char *name)
     return -1;
 }
 
-/* ==== Single values ========================================================================= */
+/* ==== Single values =========================================================================== */
 
 static inline uint32_t bits_of(float f)
 {
@@ -151,7 +144,7 @@ static inline U8 to_u8(double d)
     return isnan(d) ? 0 : d >= 256 ? UINT8_MAX : d <= 0 ? 0 : (U8)d;
 }
 
-/* ==== Arrays ================================================================================ */
+/* ==== Arrays ================================================================================== */
 
 typedef void (*loop)(void *dst, const void *src, size_t n);
 
@@ -250,7 +243,6 @@ void lt_convert(void *dst, lt_dtype dst_dtype, const void *src, lt_dtype src_dty
     loop odd = lt__is_half(dst_dtype) ? odd_loops[src_dtype] : NULL;
     loop direct = best_loop(src_dtype, dst_dtype);
     loop first = odd ? odd : best_loop(src_dtype, LT_F32), second = best_loop(LT_F32, dst_dtype);
-    PARALLEL
     for (size_t i = 0; i < n; i += BLOCK) {
         size_t count = n - i < BLOCK ? n - i : BLOCK;
         char *to = (char *)dst + i * dst_size;

@@ -1,4 +1,4 @@
-/* file.c - files of named tensors, in the safetensors format.
+/* file.c - reads files of named tensors, in the safetensors format; save.c writes them.
  *
  * A file is a little-endian u64 with the length of the header, the header, which is JSON, and the
  * data, in which the tensors lie one after the other without holes. The reader believes nothing:
@@ -10,12 +10,9 @@
  * short, takes bytes that are no UTF-8, rounds numbers, and builds a tree of up to forty times the
  * text. So scan_header() looks the text over first. The tree is in memory of cJSON's own; it is
  * bounded by MAX_VALUES and gone when lt_file_open() returns.
- *
- * The writer allocates nothing: it goes over the header twice, the first time to count its bytes.
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,35 +22,39 @@
 
 #include <cjson/cJSON.h>
 
-#include "core/tensor.h"
+#include "core/file.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a file's data are copied as they are");
 
 enum {
-    MAX_HEADER = 100000000, /* bytes; the format's own limit */
-    MAX_NAMES = 1 << 13,    /* tensors, and as many metadata: few enough to compare each to each */
-    MAX_VALUES = 1 << 17,   /* JSON values: up to 14 for a tensor, 1 for a piece of metadata */
-    MAX_DIGITS = 15,        /* of a number, so that cJSON's double holds it */
-    CHUNK = 4096            /* elements copied at a time */
+    MAX_VALUES = 1 << 18, /* JSON values: up to 14 for a tensor, 1 for a piece of metadata */
+    MAX_DIGITS = 15,      /* of a number, so that cJSON's double holds it */
+    CHUNK = 4096          /* elements copied at a time */
 };
 
-/* The format's names. Others that it has (BOOL, I8, F8_E4M3, ...) are no dtypes here. */
-static const char *const format_names[LT_DTYPE_COUNT] = {
+const char *const lt__format_names[LT_DTYPE_COUNT] = {
     [LT_F32] = "F32", [LT_F64] = "F64", [LT_F16] = "F16", [LT_BF16] = "BF16",
     [LT_I64] = "I64", [LT_I32] = "I32", [LT_U8] = "U8",
 };
 
-static const char metadata_name[] = "__metadata__";
+typedef struct named {   /* what entries and pairs begin with */
+    const char *name;
+    int position;        /* in the header */
+} named;
 
 typedef struct entry {
-    const char *name;    /* first, for repeated() */
-    int position;        /* in the header */
+    named key;
     lt_dtype dtype;
     int ndim;
     int64_t dims[LT_MAX_DIMS];
     uint64_t count;
     uint64_t begin, end; /* bytes, from the beginning of the data */
 } entry;
+
+typedef struct pair {
+    named key;
+    const char *value;
+} pair;
 
 struct lt_file {
     lt_ctx *ctx;
@@ -64,12 +65,10 @@ struct lt_file {
     char *text;          /* data - 7 bytes: the header and a NUL; later the strings below */
     int n, n_meta;
     entry *entries;      /* n, in the order of their data */
-    const char **meta;   /* n_meta times key and value, in the order of the header */
+    pair *meta;          /* n_meta, in the order of the header */
 };
 
-typedef unsigned long long ull; /* for %llu */
-
-static LT_PRINTF(2, 3) lt_status bad(const char *path, const char *fmt, ...)
+lt_status lt__bad(const char *path, const char *fmt, ...)
 {
     char reason[1024];
     va_list args;
@@ -79,8 +78,7 @@ static LT_PRINTF(2, 3) lt_status bad(const char *path, const char *fmt, ...)
     return lt_fail(LT_EFILE, "%s: %s", path, reason);
 }
 
-/* A text from a file as it may be shown: not long, and without control codes for a terminal. */
-static const char *shown(const char *text, char buffer[72])
+const char *lt__shown(const char *text, char buffer[72])
 {
     size_t n = strnlen(text, 64);
     while (n > 0 && ((uint8_t)text[n] & 0xc0) == 0x80) /* no part of a character */
@@ -90,17 +88,15 @@ static const char *shown(const char *text, char buffer[72])
     strcpy(buffer + n, text[n] ? "..." : "");
     return buffer;
 }
-#define SHOWN(text) shown((text), (char[72]){0})
 
-/* Bytes of the UTF-8 character at s, where `left` bytes can be read; 0 when there is none. */
-static size_t utf8_bytes(const char *s, size_t left)
+size_t lt__utf8_bytes(const char *s)
 {
     static const uint32_t least[] = {0x80, 0x800, 0x10000};
     uint8_t first = (uint8_t)s[0];
     if (first < 0x80)
         return 1;
     size_t n = first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
-    if (first < 0xc0 || first > 0xf7 || left < n)
+    if (first < 0xc0 || first > 0xf7)
         return 0;
     uint32_t code = first & (0x7fu >> n);
     for (size_t i = 1; i < n; i++) {
@@ -112,17 +108,12 @@ static size_t utf8_bytes(const char *s, size_t left)
     return code < least[n - 2] || code > 0x10ffff || surrogate ? 0 : n;
 }
 
-/* The name that comes twice among n things of `size` bytes that begin with one, or NULL. */
-static const char *repeated(const void *first, int n, size_t size)
+int lt__open(const char *path, int flags)
 {
-    const char *at = first;
-    for (int i = 0; i < n; i++)
-        for (int k = 0; k < i; k++) {
-            const char *a = *(const char *const *)(at + (size_t)i * size);
-            if (strcmp(a, *(const char *const *)(at + (size_t)k * size)) == 0)
-                return a;
-        }
-    return NULL;
+    int fd;
+    while ((fd = open(path, flags | O_CLOEXEC, 0666)) < 0 && errno == EINTR)
+        ;
+    return fd;
 }
 
 /* ==== Reading the header ====================================================================== */
@@ -132,9 +123,9 @@ static lt_status read_at(const lt_file *f, uint64_t offset, void *to, size_t byt
     for (size_t done = 0; done < bytes;) {
         ssize_t n = pread(f->fd, (char *)to + done, bytes - done, (off_t)(offset + done));
         if (n < 0 && errno != EINTR)
-            return bad(f->path, "cannot read: %s", strerror(errno));
+            return lt__bad(f->path, "cannot read: %s", strerror(errno));
         if (n == 0)
-            return bad(f->path, "the file became shorter while it was read");
+            return lt__bad(f->path, "the file became shorter while it was read");
         if (n > 0)
             done += (size_t)n;
     }
@@ -145,26 +136,26 @@ static lt_status load_header(lt_file *f)
 {
     struct stat info;
     uint64_t length;
-    f->fd =
-        open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe's other end may never come */
+    f->fd = lt__open(f->path, O_RDONLY | O_NONBLOCK); /* a pipe's other end may never come */
     if (f->fd < 0 || fstat(f->fd, &info) != 0)
-        return bad(f->path, "cannot open: %s", strerror(errno));
+        return lt__bad(f->path, "cannot open: %s", strerror(errno));
     if (!S_ISREG(info.st_mode))
-        return bad(f->path, "this is %s", S_ISDIR(info.st_mode) ? "a folder" : "no regular file");
+        return lt__bad(f->path,
+                       S_ISDIR(info.st_mode) ? "this is a folder" : "this is no plain file");
     f->bytes = (uint64_t)info.st_size;
     if (f->bytes < sizeof length)
-        return bad(f->path, "%llu bytes are too few for a safetensors file", (ull)f->bytes);
+        return lt__bad(f->path, "%llu bytes are too few for a safetensors file", (lt_ull)f->bytes);
     LT_TRY(read_at(f, 0, &length, sizeof length));
-    if (length > MAX_HEADER)
-        return bad(f->path, "the header would have %llu bytes, the format allows %d; "
-                   "is this a safetensors file?", (ull)length, MAX_HEADER);
+    if (length > LT_MAX_HEADER)
+        return lt__bad(f->path, "the header would have %llu bytes, the format allows %d; is this a "
+                       "safetensors file?", (lt_ull)length, LT_MAX_HEADER);
     if (length > f->bytes - sizeof length)
-        return bad(f->path, "the header has %llu bytes, the file only %llu; it is cut short or "
-                   "damaged", (ull)length, (ull)f->bytes);
+        return lt__bad(f->path, "the header has %llu bytes, the file only %llu; it is cut short or "
+                       "damaged", (lt_ull)length, (lt_ull)f->bytes);
     f->data = sizeof length + length;
     if (!(f->text = lt__alloc(f->ctx, length + 1)))
         return LT_ENOMEM;
-    f->text[length] = 0; /* cJSON 1.7.15 may look one byte past the end */
+    f->text[length] = 0; /* ends what is read ahead, as by cJSON 1.7.15 one byte past the end */
     return read_at(f, sizeof length, f->text, length);
 }
 
@@ -178,7 +169,7 @@ static lt_status scan_header(const lt_file *f)
     bool in_string = false;
     for (size_t step; i < n && !wrong; i += wrong ? 0 : step) {
         uint8_t c = (uint8_t)s[i];
-        step = utf8_bytes(s + i, n - i);
+        step = lt__utf8_bytes(s + i);
         if (step == 0) {
             wrong = "is not UTF-8";
         } else if (c == '"') {
@@ -205,7 +196,7 @@ static lt_status scan_header(const lt_file *f)
             wrong = "begins no object, list, string or count";
         }
     }
-    return wrong ? bad(f->path, "byte %zu of the header %s", i, wrong) : LT_OK;
+    return wrong ? lt__bad(f->path, "byte %zu of the header %s", i, wrong) : LT_OK;
 }
 
 /* A list of at most max counts. */
@@ -235,22 +226,21 @@ static lt_status read_members(const lt_file *f, const cJSON *item, entry *e)
             offsets = m;
     }
     if (members != 3 || !cJSON_IsString(dtype) || !cJSON_IsArray(shape) || !cJSON_IsArray(offsets))
-        return bad(f->path, "tensor '%s' wants a dtype, a shape, data_offsets and nothing else",
-                   SHOWN(e->name));
+        return lt__bad(f->path, "tensor '%s' wants a dtype, a shape, data_offsets and nothing else",
+                       LT_SHOWN(e->key.name));
     int found = LT_DTYPE_COUNT;
-    while (--found >= 0 && strcmp(dtype->valuestring, format_names[found]) != 0)
+    while (--found >= 0 && strcmp(dtype->valuestring, lt__format_names[found]) != 0)
         ;
     if (found < 0)
-        return bad(f->path,
-                   "tensor '%s' has dtype %s, which luatrain does not know; convert it to "
-                   "F32, F64, F16, BF16, I64, I32 or U8",
-                   SHOWN(e->name), SHOWN(dtype->valuestring));
+        return lt__bad(f->path, "tensor '%s' has dtype %s, which luatrain does not know; convert "
+                       "it to F32, F64, F16, BF16, I64, I32 or U8", LT_SHOWN(e->key.name),
+                       LT_SHOWN(dtype->valuestring));
     if (!read_counts(shape, LT_MAX_DIMS, e->dims, &e->ndim))
-        return bad(f->path, "the shape of tensor '%s' is no list of at most %d counts",
-                   SHOWN(e->name), LT_MAX_DIMS);
+        return lt__bad(f->path, "the shape of tensor '%s' is no list of at most %d counts",
+                       LT_SHOWN(e->key.name), LT_MAX_DIMS);
     if (!read_counts(offsets, 2, range, &n) || n != 2 || range[0] > range[1])
-        return bad(f->path, "the data_offsets of tensor '%s' are not two counts in order",
-                   SHOWN(e->name));
+        return lt__bad(f->path, "the data_offsets of tensor '%s' are not two counts in order",
+                       LT_SHOWN(e->key.name));
     e->dtype = (lt_dtype)found;
     e->begin = (uint64_t)range[0];
     e->end = (uint64_t)range[1];
@@ -263,14 +253,43 @@ static lt_status read_entry(const lt_file *f, const cJSON *item, entry *e)
     int64_t count;
     LT_TRY(read_members(f, item, e));
     if (lt__count_dims(e->ndim, e->dims, &count) != LT_OK)
-        return bad(f->path, "tensor '%s': %s", SHOWN(e->name), lt_errmsg());
+        return lt__bad(f->path, "tensor '%s': %s", LT_SHOWN(e->key.name), lt_errmsg());
     e->count = (uint64_t)count;
     if (e->end > f->bytes - f->data)
-        return bad(f->path, "tensor '%s' ends at byte %llu of the data, the file has %llu; it is "
-                   "cut short or damaged", SHOWN(e->name), (ull)e->end, (ull)(f->bytes - f->data));
+        return lt__bad(f->path, "tensor '%s' ends at byte %llu of the data, the file has %llu; it "
+                       "is cut short or damaged", LT_SHOWN(e->key.name), (lt_ull)e->end,
+                       (lt_ull)(f->bytes - f->data));
     if (e->end - e->begin != e->count * lt_dtype_bytes(e->dtype))
-        return bad(f->path, "tensor '%s' has %llu elements of %s, but %llu bytes", SHOWN(e->name),
-                   (ull)e->count, format_names[e->dtype], (ull)(e->end - e->begin));
+        return lt__bad(f->path, "tensor '%s' has %llu elements of %s, but %llu bytes",
+                       LT_SHOWN(e->key.name), (lt_ull)e->count, lt__format_names[e->dtype],
+                       (lt_ull)(e->end - e->begin));
+    return LT_OK;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(((const named *)a)->name, ((const named *)b)->name);
+}
+
+static int compare_positions(const void *a, const void *b)
+{
+    return ((const named *)a)->position - ((const named *)b)->position;
+}
+
+/* No two of n things that begin with a name have the same. They are sorted by it, and back. */
+static lt_status check_names(const lt_file *f, void *things, int n, size_t size)
+{
+    const char *name = NULL, *at = things;
+    if (n == 0)
+        return LT_OK;
+    qsort(things, (size_t)n, size, compare_names);
+    for (int i = 0; i < n; i++, at += size) {
+        const char *before = name;
+        name = ((const named *)at)->name;
+        if (before && strcmp(before, name) == 0)
+            return lt__bad(f->path, "the name '%s' comes twice", LT_SHOWN(name));
+    }
+    qsort(things, (size_t)n, size, compare_positions);
     return LT_OK;
 }
 
@@ -281,7 +300,7 @@ static int compare_offsets(const void *a, const void *b)
         return x->begin < y->begin ? -1 : 1;
     if (x->end != y->end) /* an empty one comes before the one that begins where it lies */
         return x->end < y->end ? -1 : 1;
-    return x->position - y->position;
+    return x->key.position - y->key.position;
 }
 
 /* Brings the entries into the order of their data, which they must cover from end to end. */
@@ -293,14 +312,14 @@ static lt_status order_entries(lt_file *f)
     for (int i = 0; i < f->n; i++) {
         const entry *e = &f->entries[i];
         if (e->begin != covered)
-            return bad(f->path, "tensor '%s' begins at byte %llu of the data, the one before ends "
-                       "at byte %llu; there may be no holes and no overlaps", SHOWN(e->name),
-                       (ull)e->begin, (ull)covered);
+            return lt__bad(f->path, "tensor '%s' begins at byte %llu of the data, the one before "
+                           "ends at byte %llu; there may be no holes and no overlaps",
+                           LT_SHOWN(e->key.name), (lt_ull)e->begin, (lt_ull)covered);
         covered = e->end;
     }
     if (covered != f->bytes - f->data)
-        return bad(f->path, "%llu bytes follow the last tensor",
-                   (ull)(f->bytes - f->data - covered));
+        return lt__bad(f->path, "the data go on behind the last tensor, from byte %llu to %llu",
+                       (lt_ull)covered, (lt_ull)(f->bytes - f->data));
     return LT_OK;
 }
 
@@ -317,41 +336,38 @@ static lt_status read_tree(lt_file *f, const cJSON *root)
     const cJSON *metadata = NULL, *item;
     char *room = f->text;
     cJSON_ArrayForEach(item, root) {
-        if (strcmp(item->string, metadata_name) != 0)
+        if (strcmp(item->string, LT_METADATA) != 0)
             f->n++;
         else if (metadata || !cJSON_IsObject(item))
-            return bad(f->path, "%s wants to be one object", metadata_name);
+            return lt__bad(f->path, "%s wants to be one object", LT_METADATA);
         else
             metadata = item;
     }
     f->n_meta = metadata ? cJSON_GetArraySize(metadata) : 0;
-    if (f->n > MAX_NAMES || f->n_meta > MAX_NAMES)
-        return bad(f->path, "%d tensors and %d metadata are too many, the most is %d of each", f->n,
-                   f->n_meta, MAX_NAMES);
+    if (f->n > LT_MAX_NAMES || f->n_meta > LT_MAX_NAMES)
+        return lt__bad(f->path, "%d tensors and %d metadata are too many, the most is %d of each",
+                       f->n, f->n_meta, LT_MAX_NAMES);
     if (!(f->entries = lt__alloc(f->ctx, (size_t)f->n * sizeof *f->entries)) ||
-        !(f->meta = lt__alloc(f->ctx, (size_t)f->n_meta * 2 * sizeof *f->meta)))
+        !(f->meta = lt__alloc(f->ctx, (size_t)f->n_meta * sizeof *f->meta)))
         return LT_ENOMEM;
-    const char **meta = f->meta;
+    int position = 0;
     cJSON_ArrayForEach(item, metadata) {
         if (!cJSON_IsString(item))
-            return bad(f->path, "the metadata '%s' is no string", SHOWN(item->string));
-        *meta++ = keep_string(&room, item->string);
-        *meta++ = keep_string(&room, item->valuestring);
+            return lt__bad(f->path, "the metadata '%s' is no string", LT_SHOWN(item->string));
+        pair *p = &f->meta[position];
+        p->key = (named){keep_string(&room, item->string), position++};
+        p->value = keep_string(&room, item->valuestring);
     }
-    int position = 0;
+    position = 0;
     cJSON_ArrayForEach(item, root) {
         if (item == metadata)
             continue;
         entry *e = &f->entries[position];
-        e->position = position++;
-        e->name = keep_string(&room, item->string);
+        e->key = (named){keep_string(&room, item->string), position++};
         LT_TRY(read_entry(f, item, e));
     }
-    const char *twice = repeated(f->entries, f->n, sizeof *f->entries);
-    if (!twice)
-        twice = repeated(f->meta, f->n_meta, 2 * sizeof *f->meta);
-    if (twice)
-        return bad(f->path, "the name '%s' comes twice", SHOWN(twice));
+    LT_TRY(check_names(f, f->meta, f->n_meta, sizeof *f->meta));
+    LT_TRY(check_names(f, f->entries, f->n, sizeof *f->entries));
     return order_entries(f);
 }
 
@@ -363,7 +379,7 @@ static lt_status parse_header(lt_file *f)
     uint64_t parsed = (uint64_t)(end - f->text);
     lt_status status;
     if (!root || parsed + strspn(end, " \t\r\n") != f->data - 8)
-        status = bad(f->path, "the header is not JSON from byte %llu on", (ull)parsed);
+        status = lt__bad(f->path, "the header is not JSON from byte %llu on", (lt_ull)parsed);
     else
         status = read_tree(f, root);
     cJSON_Delete(root);
@@ -397,7 +413,7 @@ void lt_file_close(lt_file *f)
     lt_ctx *ctx = f->ctx;
     if (f->fd >= 0)
         close(f->fd);
-    lt__free(ctx, f->meta, (size_t)f->n_meta * 2 * sizeof *f->meta);
+    lt__free(ctx, f->meta, (size_t)f->n_meta * sizeof *f->meta);
     lt__free(ctx, f->entries, (size_t)f->n * sizeof *f->entries);
     lt__free(ctx, f->text, f->data - 7);
     lt__free(ctx, f->path, f->path ? strlen(f->path) + 1 : 0);
@@ -406,12 +422,12 @@ void lt_file_close(lt_file *f)
 }
 
 int lt_file_count(const lt_file *f) { return f->n; }
-const char *lt_file_name(const lt_file *f, int i) { return f->entries[i].name; }
+const char *lt_file_name(const lt_file *f, int i) { return f->entries[i].key.name; }
 
 int lt_file_find(const lt_file *f, const char *name)
 {
     int i = f->n;
-    while (--i >= 0 && strcmp(f->entries[i].name, name) != 0)
+    while (--i >= 0 && strcmp(f->entries[i].key.name, name) != 0)
         ;
     return i;
 }
@@ -428,8 +444,8 @@ bool lt_file_meta_at(const lt_file *f, int i, const char **key, const char **val
 {
     if (i < 0 || i >= f->n_meta)
         return false;
-    *key = f->meta[2 * i];
-    *value = f->meta[2 * i + 1];
+    *key = f->meta[i].key.name;
+    *value = f->meta[i].value;
     return true;
 }
 
@@ -460,8 +476,9 @@ lt_status lt_file_read_into(lt_file *f, int i, lt_tensor *dst)
     memcpy(like.dims, e->dims, (size_t)e->ndim * sizeof *like.dims);
     LT_TRY(lt__check_alive(dst));
     if (!lt__same_dims(dst, &like))
-        return bad(f->path, "tensor '%s' is %s, it was to fill one of %s", SHOWN(e->name),
-                   lt_describe(&like, (char[96]){0}, 96), lt_describe(dst, (char[96]){0}, 96));
+        return lt__bad(f->path, "tensor '%s' is %s, it was to fill one of %s",
+                       LT_SHOWN(e->key.name), lt_describe(&like, (char[96]){0}, 96),
+                       lt_describe(dst, (char[96]){0}, 96));
     lt_device *device = dst->storage->device;
     lt_dtype dtype = (lt_dtype)dst->dtype;
     size_t size = lt_dtype_bytes(dtype), file_size = lt_dtype_bytes(e->dtype);
@@ -475,226 +492,4 @@ lt_status lt_file_read_into(lt_file *f, int i, lt_tensor *dst)
         LT_TRY(device->sync(device)); /* `converted` is about to change */
     }
     return LT_OK;
-}
-
-/* ==== Writing ================================================================================= */
-
-typedef struct writer {
-    int fd;              /* -1: it only counts */
-    int error;           /* errno of the first failure; nothing is written after it */
-    uint64_t bytes;      /* put so far */
-    size_t used;
-    char buffer[8192];
-} writer;
-
-static void flush(writer *w)
-{
-    for (size_t done = 0; done < w->used && !w->error;) {
-        ssize_t n = write(w->fd, w->buffer + done, w->used - done);
-        if (n > 0)
-            done += (size_t)n;
-        else if (n == 0 || errno != EINTR)
-            w->error = n == 0 ? EIO : errno;
-    }
-    w->used = 0;
-}
-
-static void put(writer *w, const void *data, size_t bytes)
-{
-    w->bytes += bytes;
-    for (const char *from = data; w->fd >= 0 && bytes > 0;) {
-        size_t room = sizeof w->buffer - w->used, n = bytes < room ? bytes : room;
-        memcpy(w->buffer + w->used, from, n);
-        w->used += n;
-        from += n;
-        bytes -= n;
-        if (w->used == sizeof w->buffer)
-            flush(w);
-    }
-}
-
-static LT_PRINTF(2, 3) void put_text(writer *w, const char *fmt, ...)
-{
-    char text[128];
-    va_list args;
-    va_start(args, fmt);
-    int n = vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    put(w, text, (size_t)n);
-}
-
-/* As a JSON string; w->error is EILSEQ when it is not UTF-8. */
-static void put_string(writer *w, const char *s)
-{
-    size_t left = strlen(s);
-    put(w, "\"", 1);
-    for (size_t step; left > 0; s += step, left -= step) {
-        step = utf8_bytes(s, left);
-        if (step == 0) {
-            w->error = EILSEQ;
-            return;
-        }
-        if (*s == '"' || *s == '\\')
-            put(w, "\\", 1);
-        if ((uint8_t)*s < 0x20)
-            put_text(w, "\\u%04x", *s);
-        else
-            put(w, s, step);
-    }
-    put(w, "\"", 1);
-}
-
-/* What lt_file_save() was given. */
-typedef struct content {
-    const char *path;
-    int n, n_meta;
-    const char *const *names, *const *meta;
-    lt_tensor *const *tensors;
-} content;
-
-static void put_header(writer *w, const content *c)
-{
-    uint64_t offset = 0;
-    put_text(w, "{");
-    if (c->n_meta > 0) {
-        put_text(w, "\"%s\":", metadata_name);
-        for (int i = 0; i < 2 * c->n_meta; i++) {
-            put_text(w, "%c", i % 2 ? ':' : i ? ',' : '{');
-            put_string(w, c->meta[i]);
-        }
-        put_text(w, c->n > 0 ? "}," : "}");
-    }
-    for (int i = 0; i < c->n; i++) {
-        const lt_tensor *x = c->tensors[i];
-        uint64_t end = offset + (uint64_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype);
-        put_text(w, "%s", i ? "," : "");
-        put_string(w, c->names[i]);
-        put_text(w, ":{\"dtype\":\"%s\",\"shape\":[", format_names[x->dtype]);
-        for (int k = 0; k < x->ndim; k++)
-            put_text(w, k ? ",%lld" : "%lld", (long long)x->dims[k]);
-        put_text(w, "],\"data_offsets\":[%llu,%llu]}", (ull)offset, (ull)end);
-        offset = end;
-    }
-    put_text(w, "}");
-}
-
-/* The caller's mistakes; *header = the length of the header, padded to a multiple of 8. */
-static lt_status check_content(const content *c, uint64_t *header)
-{
-    writer w = {.fd = -1};
-    if (c->n > MAX_NAMES || c->n_meta > MAX_NAMES)
-        return lt_fail(LT_EINVAL, "%s: %d tensors and %d metadata are too many, the most is %d of "
-                       "each", c->path, c->n, c->n_meta, MAX_NAMES);
-    const char *twice = repeated(c->names, c->n, sizeof *c->names);
-    if (!twice)
-        twice = repeated(c->meta, c->n_meta, 2 * sizeof *c->meta);
-    if (twice)
-        return lt_fail(LT_EINVAL, "%s: the name '%s' is given twice", c->path, SHOWN(twice));
-    for (int i = 0; i < c->n; i++) {
-        if (strcmp(c->names[i], metadata_name) == 0)
-            return lt_fail(LT_EINVAL, "%s: no tensor can be called %s", c->path, metadata_name);
-        if (lt__check_alive(c->tensors[i]) != LT_OK)
-            return lt_fail_prefix("%s: tensor '%s'", c->path, SHOWN(c->names[i]));
-    }
-    put_header(&w, c);
-    *header = (w.bytes + 7) / 8 * 8;
-    if (w.error)
-        return lt_fail(LT_EINVAL, "%s: a name or a piece of metadata is not UTF-8", c->path);
-    if (*header > MAX_HEADER)
-        return lt_fail(LT_EINVAL, "%s: names and metadata take %llu bytes, the format allows %d",
-                       c->path, (ull)*header, MAX_HEADER);
-    return LT_OK;
-}
-
-static lt_status put_data(writer *w, const lt_tensor *x)
-{
-    lt_device *device = x->storage->device;
-    size_t bytes = (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype);
-    for (size_t done = 0, n; done < bytes && !w->error; done += n) {
-        char chunk[32768];
-        n = bytes - done < sizeof chunk ? bytes - done : sizeof chunk;
-        LT_TRY(device->copy(device, chunk, (const char *)x->data + done, n));
-        LT_TRY(device->sync(device));
-        put(w, chunk, n);
-    }
-    return LT_OK;
-}
-
-static int sync_descriptor(int fd)
-{
-    int failed;
-    while ((failed = fsync(fd)) != 0 && errno == EINTR)
-        ;
-    return failed ? errno : 0;
-}
-
-/* The whole file into fd, and down to the disk. */
-static lt_status write_file(int fd, const content *c, uint64_t header)
-{
-    writer w = {.fd = fd};
-    put(&w, &header, sizeof header);
-    put_header(&w, c);
-    while (w.bytes < sizeof header + header)
-        put(&w, " ", 1);
-    for (int i = 0; i < c->n; i++)
-        LT_TRY(put_data(&w, c->tensors[i]));
-    flush(&w);
-    if (w.error)
-        return bad(c->path, "cannot write: %s", strerror(w.error));
-    int error = sync_descriptor(fd);
-    return error ? bad(c->path, "cannot write to the disk: %s", strerror(error)) : LT_OK;
-}
-
-/* A new file PATH.tmpN, which nobody else has; -1 with LT_EFILE when it cannot be made. */
-static int create_beside(const char *path, char temporary[PATH_MAX])
-{
-    int fd = -1;
-    errno = EEXIST;
-    for (int i = 0; i < 1000 && fd < 0 && (errno == EEXIST || errno == EINTR); i++) {
-        if (snprintf(temporary, PATH_MAX, "%s.tmp%d", path, i) >= PATH_MAX)
-            errno = ENAMETOOLONG;
-        else
-            fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    }
-    if (fd < 0)
-        (void)bad(path, "cannot make a file beside it: %s", strerror(errno));
-    return fd;
-}
-
-/* The folder's entries down to the disk: only then is a rename sure to outlive a crash. */
-static lt_status sync_folder(const char *path)
-{
-    char folder[PATH_MAX] = ".";
-    const char *slash = strrchr(path, '/');
-    if (slash)
-        snprintf(folder, sizeof folder, "%.*s", slash == path ? 1 : (int)(slash - path), path);
-    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int error = fd < 0 ? errno : sync_descriptor(fd);
-    if (fd >= 0)
-        close(fd);
-    if (error && error != EINVAL) /* as file systems say that have nothing to sync in a folder */
-        return bad(path, "cannot write its folder to the disk: %s", strerror(error));
-    return LT_OK;
-}
-
-lt_status lt_file_save(const char *path, int n, const char *const *names,
-                       lt_tensor *const *tensors, int n_meta, const char *const *meta)
-{
-    const content c = {path, n, n_meta, names, meta, tensors};
-    char temporary[PATH_MAX];
-    uint64_t header = 0;
-    LT_TRY(check_content(&c, &header));
-    int fd = create_beside(path, temporary);
-    if (fd < 0)
-        return LT_EFILE;
-    lt_status status = write_file(fd, &c, header);
-    if (close(fd) != 0 && errno != EINTR && status == LT_OK)
-        status = bad(path, "cannot close: %s", strerror(errno));
-    if (status == LT_OK && rename(temporary, path) != 0)
-        status = bad(path, "cannot replace it: %s", strerror(errno));
-    if (status == LT_OK)
-        return sync_folder(path);
-    if (unlink(temporary) != 0)
-        lt_fail(status, "%s; %s stays behind: %s", lt_errmsg(), temporary, strerror(errno));
-    return status;
 }

@@ -1,1 +1,243 @@
-/* save.c - writes files of named tensors; see file.c for the format. */
+/* save.c - writes files of named tensors; file.c reads them and says what the format is.
+ *
+ * Whatever happens, path holds the old file or the whole new one. Nothing is allocated: the writer
+ * goes over the header twice, the first time to count its bytes.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/file.h"
+
+typedef struct writer {
+    int fd;              /* -1: it only counts */
+    int error;           /* errno of the first failure; nothing is written after it */
+    uint64_t bytes;      /* put so far */
+    size_t used;
+    char buffer[8192];
+} writer;
+
+static void flush(writer *w)
+{
+    for (size_t done = 0; done < w->used && !w->error;) {
+        ssize_t n = write(w->fd, w->buffer + done, w->used - done);
+        if (n > 0)
+            done += (size_t)n;
+        else if (n == 0 || errno != EINTR)
+            w->error = n == 0 ? EIO : errno;
+    }
+    w->used = 0;
+}
+
+static void put(writer *w, const void *data, size_t bytes)
+{
+    w->bytes += bytes;
+    for (const char *from = data; w->fd >= 0 && bytes > 0;) {
+        size_t room = sizeof w->buffer - w->used, n = bytes < room ? bytes : room;
+        memcpy(w->buffer + w->used, from, n);
+        w->used += n;
+        from += n;
+        bytes -= n;
+        if (w->used == sizeof w->buffer)
+            flush(w);
+    }
+}
+
+static LT_PRINTF(2, 3) void put_text(writer *w, const char *fmt, ...)
+{
+    char text[128];
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    put(w, text, (size_t)n);
+}
+
+/* As a JSON string; w->error is EILSEQ when it is not UTF-8. */
+static void put_string(writer *w, const char *s)
+{
+    put(w, "\"", 1);
+    for (size_t step; *s; s += step) {
+        step = lt__utf8_bytes(s);
+        if (step == 0) {
+            w->error = EILSEQ;
+            return;
+        }
+        if (*s == '"' || *s == '\\')
+            put(w, "\\", 1);
+        if ((uint8_t)*s < 0x20)
+            put_text(w, "\\u%04x", *s);
+        else
+            put(w, s, step);
+    }
+    put(w, "\"", 1);
+}
+
+/* What lt_file_save() was given. */
+typedef struct content {
+    const char *path;
+    int n, n_meta;
+    const char *const *names, *const *meta;
+    lt_tensor *const *tensors;
+} content;
+
+static void put_header(writer *w, const content *c)
+{
+    uint64_t offset = 0;
+    put_text(w, "{");
+    if (c->n_meta > 0) {
+        put_text(w, "\"%s\":", LT_METADATA);
+        for (int i = 0; i < 2 * c->n_meta; i++) {
+            put_text(w, "%c", i % 2 ? ':' : i ? ',' : '{');
+            put_string(w, c->meta[i]);
+        }
+        put_text(w, c->n > 0 ? "}," : "}");
+    }
+    for (int i = 0; i < c->n; i++) {
+        const lt_tensor *x = c->tensors[i];
+        uint64_t end = offset + (uint64_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype);
+        put_text(w, "%s", i ? "," : "");
+        put_string(w, c->names[i]);
+        put_text(w, ":{\"dtype\":\"%s\",\"shape\":[", lt__format_names[x->dtype]);
+        for (int k = 0; k < x->ndim; k++)
+            put_text(w, k ? ",%lld" : "%lld", (long long)x->dims[k]);
+        put_text(w, "],\"data_offsets\":[%llu,%llu]}", (lt_ull)offset, (lt_ull)end);
+        offset = end;
+    }
+    put_text(w, "}");
+}
+
+/* The name that comes twice among n that lie `stride` apart, or NULL. */
+static const char *repeated(const char *const *names, int n, int stride)
+{
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < i; k++)
+            if (strcmp(names[i * stride], names[k * stride]) == 0)
+                return names[i * stride];
+    return NULL;
+}
+
+/* The caller's mistakes; *header = the length of the header, padded to a multiple of 8. */
+static lt_status check_content(const content *c, uint64_t *header)
+{
+    writer w = {.fd = -1};
+    if (c->n > LT_MAX_NAMES || c->n_meta > LT_MAX_NAMES)
+        return lt_fail(LT_EINVAL, "%s: %d tensors and %d metadata are too many, the most is %d of "
+                       "each", c->path, c->n, c->n_meta, LT_MAX_NAMES);
+    const char *twice = repeated(c->names, c->n, 1);
+    if (!twice)
+        twice = repeated(c->meta, c->n_meta, 2);
+    if (twice)
+        return lt_fail(LT_EINVAL, "%s: the name '%s' is given twice", c->path, LT_SHOWN(twice));
+    for (int i = 0; i < c->n; i++) {
+        if (strcmp(c->names[i], LT_METADATA) == 0)
+            return lt_fail(LT_EINVAL, "%s: no tensor can be called %s", c->path, LT_METADATA);
+        if (lt__check_alive(c->tensors[i]) != LT_OK)
+            return lt_fail_prefix("%s: tensor '%s'", c->path, LT_SHOWN(c->names[i]));
+    }
+    put_header(&w, c);
+    *header = (w.bytes + 7) / 8 * 8;
+    if (w.error)
+        return lt_fail(LT_EINVAL, "%s: a name or a piece of metadata is not UTF-8", c->path);
+    if (*header > LT_MAX_HEADER)
+        return lt_fail(LT_EINVAL, "%s: names and metadata take %llu bytes, the format allows %d",
+                       c->path, (lt_ull)*header, LT_MAX_HEADER);
+    return LT_OK;
+}
+
+static lt_status put_data(writer *w, const lt_tensor *x)
+{
+    lt_device *device = x->storage->device;
+    size_t bytes = (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype);
+    for (size_t done = 0, n; done < bytes && !w->error; done += n) {
+        char chunk[32768];
+        n = bytes - done < sizeof chunk ? bytes - done : sizeof chunk;
+        LT_TRY(device->copy(device, chunk, (const char *)x->data + done, n));
+        LT_TRY(device->sync(device));
+        put(w, chunk, n);
+    }
+    return LT_OK;
+}
+
+static int sync_descriptor(int fd)
+{
+    int failed;
+    while ((failed = fsync(fd)) != 0 && errno == EINTR)
+        ;
+    return failed ? errno : 0;
+}
+
+/* The whole file into fd, and down to the disk. */
+static lt_status write_file(int fd, const content *c, uint64_t header)
+{
+    writer w = {.fd = fd};
+    put(&w, &header, sizeof header);
+    put_header(&w, c);
+    while (w.bytes < sizeof header + header)
+        put(&w, " ", 1);
+    for (int i = 0; i < c->n; i++)
+        LT_TRY(put_data(&w, c->tensors[i]));
+    flush(&w);
+    if (w.error)
+        return lt__bad(c->path, "cannot write: %s", strerror(w.error));
+    int error = sync_descriptor(fd);
+    return error ? lt__bad(c->path, "cannot write to the disk: %s", strerror(error)) : LT_OK;
+}
+
+/* A new file PATH.tmpN, which nobody else has; -1 with LT_EFILE when it cannot be made. */
+static int create_beside(const char *path, char temporary[PATH_MAX])
+{
+    int fd = -1;
+    errno = EEXIST;
+    for (int i = 0; i < 1000 && fd < 0 && errno == EEXIST; i++) {
+        if (snprintf(temporary, PATH_MAX, "%s.tmp%d", path, i) >= PATH_MAX)
+            errno = ENAMETOOLONG;
+        else
+            fd = lt__open(temporary, O_WRONLY | O_CREAT | O_EXCL);
+    }
+    if (fd < 0)
+        (void)lt__bad(path, "cannot make a file beside it: %s", strerror(errno));
+    return fd;
+}
+
+/* The folder's entries down to the disk: only then is a rename sure to outlive a crash. */
+static lt_status sync_folder(const char *path)
+{
+    char folder[PATH_MAX] = ".";
+    const char *slash = strrchr(path, '/');
+    if (slash)
+        snprintf(folder, sizeof folder, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+    int fd = lt__open(folder, O_RDONLY | O_DIRECTORY);
+    int error = fd < 0 ? errno : sync_descriptor(fd);
+    if (fd >= 0)
+        close(fd);
+    if (error && error != EINVAL) /* as file systems say that have nothing to sync in a folder */
+        return lt__bad(path, "cannot write its folder to the disk: %s", strerror(error));
+    return LT_OK;
+}
+
+lt_status lt_file_save(const char *path, int n, const char *const *names,
+                       lt_tensor *const *tensors, int n_meta, const char *const *meta)
+{
+    const content c = {path, n, n_meta, names, meta, tensors};
+    char temporary[PATH_MAX];
+    uint64_t header = 0;
+    LT_TRY(check_content(&c, &header));
+    int fd = create_beside(path, temporary);
+    if (fd < 0)
+        return LT_EFILE;
+    lt_status status = write_file(fd, &c, header);
+    if (close(fd) != 0 && errno != EINTR && status == LT_OK)
+        status = lt__bad(path, "cannot close: %s", strerror(errno));
+    if (status == LT_OK && rename(temporary, path) != 0)
+        status = lt__bad(path, "cannot replace it: %s", strerror(errno));
+    if (status == LT_OK)
+        return sync_folder(path);
+    if (unlink(temporary) != 0)
+        lt_fail(status, "%s; %s stays behind: %s", lt_errmsg(), temporary, strerror(errno));
+    return status;
+}

@@ -38,6 +38,7 @@ typedef struct lt_device {
     lt_status (*sync)(struct lt_device *device); /* waits, and brings late errors */
     void (*close)(struct lt_device *device);                      /* the context ends */
     bool is_host; /* the CPU can read its addresses */
+    int threads;                                                  /* of a CPU */
     lt_pool pool;                                                 /* under ctx->lock */
 } lt_device;
 

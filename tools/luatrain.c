@@ -334,8 +334,20 @@ static lt_status run(settings *s, int argc, char **argv)
     return status;
 }
 
+/* OpenMP's threads spin while they wait, which on a machine with other work takes the time from
+ * those that are waited for: a step becomes several times slower. How long they spin is read when
+ * the library is loaded, so the program starts again with its own choice, unless there is one. */
+static void spin_little(char **argv)
+{
+    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT"))
+        return;
+    if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0)
+        execv("/proc/self/exe", argv); /* if it returns, training is only slower */
+}
+
 int main(int argc, char **argv)
 {
+    spin_little(argv);
     settings s = {.level = LT_LOG_INFO};
     const struct option *text;
     int used;
