@@ -1,15 +1,17 @@
 /* bind.c - Lua states: how one is opened, how an error crosses, when the collector runs.
  *
- * Errors. An error is a string: "train.lua:9: net.4 conv2d: w wants ...". The line is that of the nearest frame of the
- * user's code: frames of C and of the embedded luatrain/NAME.lua are passed over. The module is the nearest one that is being
- * called: the frame of nn.lua's __call has it as first local. Both are read off Lua's own stack when they are needed, so
- * a call of a module costs nothing, and there is nothing to put right after an error. The status of the last error
- * raised here is kept beside its message; at the top, an error that contains that message has that status.
+ * Errors. An error is a string: "train.lua:9: net.4 conv2d: w wants ...". The line is that of the
+ * nearest frame of the user's code: frames of C and of the embedded luatrain/NAME.lua are passed
+ * over. The module is the nearest one that is being called: the frame of its __call has it as
+ * first local. Both are read off Lua's own stack when they are needed, so a call of a module costs
+ * nothing, and there is nothing to put right after an error. The status of the last error raised
+ * here is kept beside its message; at the top, an error that contains that message has that status.
  *
- * The collector. Lua counts 40 bytes for a tensor of a gigabyte, so its own pace says nothing about tensors. Bytes of
- * tensors drive it instead: when as many new bytes have been given to Lua as were alive after the last collection, but at
- * least LEAST_FRESH, the next maker of a tensor first runs a full collection. So garbage never takes more than the live
- * tensors do, or LEAST_FRESH. Within lt.step() bytes are not counted: the end of the scope frees them.
+ * The collector. Lua counts 40 bytes for a tensor of a gigabyte, so its own pace says nothing about
+ * tensors. Bytes of tensors drive it instead: when as many new bytes have been given to Lua as were
+ * alive after the last collection, but at least LEAST_FRESH, the next maker of a tensor first runs
+ * a full collection. So garbage never takes more than the live tensors do, or LEAST_FRESH. Within
+ * lt.step() bytes are not counted: the end of the scope frees them.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -21,17 +23,17 @@
 #include "lua/bind.h"
 #include "lua/embedded.h"
 
-#define EMBEDDED "=luatrain/"     /* begins the chunk names of the embedded files */
+#define EMBEDDED "=luatrain/" /* begins the chunk names of the embedded files */
 
 enum { LEAST_FRESH = 128 << 20, DEEPEST = 100 };
 
 /* Their addresses are keys in the registry, and one in modules. */
 static const char key_context, key_state, key_message, key_module;
 
-/* ==== Where an error comes from ================================================================= */
+/* ==== Where an error comes from =============================================================== */
 
-/* Pushes the module that the Lua frame ar calls, if it does. The key &key_module of a module holds its record
- * {path, __call}: see nn.lua. Allocates nothing, so it cannot raise. */
+/* Pushes the module that the Lua frame ar calls, if it does. The key &key_module of a module holds
+ * its record {path, __call}: see module.lua. Allocates nothing, so it cannot raise. */
 static bool push_module_of(lua_State *L, lua_Debug *ar)
 {
     int top = lua_gettop(L);
@@ -48,8 +50,8 @@ static bool push_module_of(lua_State *L, lua_Debug *ar)
 }
 
 typedef struct place {
-    char line[LUA_IDSIZE + 16];   /* "train.lua:9: " */
-    char module[64];              /* "net.4 " */
+    char line[LUA_IDSIZE + 16]; /* "train.lua:9: " */
+    char module[64];            /* "net.4 " */
 } place;
 
 /* p->line, without snprintf: each op on the tape pays for this. */
@@ -67,8 +69,8 @@ static void set_line(place *p, const char *source, int line)
     memcpy(p->line + length + 1 + n, ": ", 3);
 }
 
-/* Looks from a level of the stack outwards: for the line in the user's code, and for the module, there or further out
- * when `far`. */
+/* Looks from a level of the stack outwards: for the line in the user's code, and for the module,
+ * there or further out when `far`. */
 static void find_place(lua_State *L, int level, bool far, place *p)
 {
     lua_Debug ar;
@@ -125,7 +127,7 @@ static int active_module(lua_State *L)
     return 0;
 }
 
-/* ==== Errors ==================================================================================== */
+/* ==== Errors ================================================================================== */
 
 /* "train.lua:9: ...": an error of a node or of a hook that has its line already. */
 static bool has_line(const char *text)
@@ -151,7 +153,8 @@ noreturn void lt__raise(lua_State *L, lt_lua *s)
     __builtin_unreachable();
 }
 
-noreturn void lt__unknown(lua_State *L, lt_lua *s, const char *who, const char *what, const char *word)
+noreturn void lt__unknown(lua_State *L, lt_lua *s, const char *who, const char *what,
+                          const char *word)
 {
     enum { MOST = 256 };
     const char *names[MOST];
@@ -164,8 +167,8 @@ noreturn void lt__unknown(lua_State *L, lt_lua *s, const char *who, const char *
     }
     int near = lt_nearest(word, names, n);
     if (near >= 0)
-        lt__error(L, s, LT_EINVAL, "%s: unknown %s '%s' (did you mean '%s'?)", who, what, word, names[near]);
-    lt__error(L, s, LT_EINVAL, "%s: unknown %s '%s'", who, what, word);
+        lt__refuse(L, s, "%s: unknown %s '%s' (did you mean '%s'?)", who, what, word, names[near]);
+    lt__refuse(L, s, "%s: unknown %s '%s'", who, what, word);
 }
 
 static lt_lua *state_of(lua_State *L)
@@ -181,7 +184,7 @@ static int trace(lua_State *L)
 {
     lt_lua *s = state_of(L);
     luaL_tolstring(L, 1, NULL);
-    if (!s)
+    if (!s || !s->ctx)
         return 1;
     luaL_traceback(L, L, NULL, 1);
     for (const char *line = lua_tostring(L, -1); *line;) {
@@ -219,7 +222,7 @@ lt_status lt_lua_call(lua_State *L, int n_args, int n_results)
     return rc == LUA_OK ? LT_OK : caught(L, rc);
 }
 
-/* ==== Tensors as values ========================================================================= */
+/* ==== Tensors as values ======================================================================= */
 
 static void collect_when_due(lua_State *L, lt_lua *s)
 {
@@ -273,7 +276,7 @@ lt_tensor *lt__to_tensor(lua_State *L, lt_lua *s, int index)
     if (meta != s->tensor_meta)
         return NULL;
     if (!*box)
-        lt__error(L, s, LT_EINVAL, "this tensor was closed");
+        lt__refuse(L, s, "this tensor was closed");
     return *box;
 }
 
@@ -281,7 +284,7 @@ lt_tensor *lt__check_tensor(lua_State *L, lt_lua *s, int index, const char *who,
 {
     lt_tensor *x = lt__to_tensor(L, s, index);
     if (!x)
-        lt__error(L, s, LT_EINVAL, "%s: %s wants a tensor, it is %s", who, what, lt__text(L, index));
+        lt__refuse(L, s, "%s: %s wants a tensor, it is %s", who, what, lt__text(L, index));
     return x;
 }
 
@@ -291,10 +294,18 @@ const char *lt__text(lua_State *L, int index)
     case LUA_TSTRING: return lua_pushfstring(L, "'%s'", lua_tostring(L, index));
     case LUA_TTABLE: return lua_pushstring(L, "a table");
     case LUA_TFUNCTION: return lua_pushstring(L, "a function");
-    case LUA_TUSERDATA: return lua_pushstring(L, lt__to_tensor(L, state_of(L), index) ? "a tensor" : "userdata");
+    case LUA_TUSERDATA:
+        return lua_pushstring(L, lt__to_tensor(L, state_of(L), index) ? "a tensor" : "userdata");
     case LUA_TNONE: return lua_pushstring(L, "nil");
     default: return luaL_tolstring(L, index, NULL);
     }
+}
+
+const char *lt__check_path(lua_State *L, lt_lua *s, int index, const char *who)
+{
+    if (lua_type(L, index) != LUA_TSTRING)
+        lt__refuse(L, s, "%s: the path wants a string, it is %s", who, lt__text(L, index));
+    return lua_tostring(L, index);
 }
 
 int lt__check_named(lua_State *L, lt_lua *s, const char *who)
@@ -304,14 +315,14 @@ int lt__check_named(lua_State *L, lt_lua *s, const char *who)
         lua_rawgeti(L, 1, i);
         lua_rawgeti(L, 2, i);
         if (lua_type(L, -2) != LUA_TSTRING)
-            lt__error(L, s, LT_EINVAL, "%s: a name wants a string, it is %s", who, lt__text(L, -2));
+            lt__refuse(L, s, "%s: a name wants a string, it is %s", who, lt__text(L, -2));
         lt__check_tensor(L, s, lua_gettop(L), who, lua_tostring(L, -2));
         lua_pop(L, 2);
     }
     return n;
 }
 
-/* ==== Handles =================================================================================== */
+/* ==== Handles ================================================================================= */
 
 void **lt__push_handle(lua_State *L, const char *class)
 {
@@ -332,11 +343,11 @@ void *lt__check_handle(lua_State *L, const char *class)
 {
     void **handle = luaL_checkudata(L, 1, class);
     if (!*handle)
-        lt__error(L, lt__lua(L), LT_EINVAL, "this %s was closed", class);
+        lt__refuse(L, lt__lua(L), "this %s was closed", class);
     return *handle;
 }
 
-/* ==== Opening a state =========================================================================== */
+/* ==== Opening a state ========================================================================= */
 
 void lt__push_lua(lua_State *L) { lua_rawgetp(L, LUA_REGISTRYINDEX, &key_state); }
 
@@ -357,16 +368,19 @@ void lt__new_class(lua_State *L, const char *name, const luaL_Reg *methods, lua_
     lua_newtable(L);
     lt__register(L, methods);
     lua_setfield(L, -2, "__index");
+    lua_pushboolean(L, 0); /* scripts do not get at it: its functions trust their arguments */
+    lua_setfield(L, -2, "__metatable");
 }
 
-/* Runs an embedded file as the loader of its module. */
+/* Runs an embedded file (upvalue 1) as the loader of its module; its argument is the core. */
 static int load_embedded(lua_State *L)
 {
     const lt_embedded *file = lua_touserdata(L, lua_upvalueindex(1));
     const char *chunk = lua_pushfstring(L, EMBEDDED "%s.lua", file->name);
     if (luaL_loadbufferx(L, file->text, file->length, chunk, "t") != LUA_OK)
         return lua_error(L);
-    lua_call(L, 0, 1);
+    lua_pushvalue(L, lua_upvalueindex(2));
+    lua_call(L, 1, 1);
     return 1;
 }
 
@@ -401,7 +415,8 @@ static void find_context(lua_State *L, lt_lua *s)
     if (lua_rawgetp(L, LUA_REGISTRYINDEX, &key_context) == LUA_TLIGHTUSERDATA) {
         s->ctx = lua_touserdata(L, -1);
     } else {
-        lt_config config = {.device = getenv("LUATRAIN_DEVICE"), .seed = variable(L, "LUATRAIN_SEED", UINT64_MAX),
+        lt_config config = {.device = getenv("LUATRAIN_DEVICE"),
+                            .seed = variable(L, "LUATRAIN_SEED", UINT64_MAX),
                             .threads = (int)variable(L, "LUATRAIN_THREADS", 1024)};
         s->ctx = lt_open(&config);
         s->owned = true;
@@ -428,18 +443,10 @@ static lt_lua *new_state(lua_State *L)
     return s;
 }
 
-int luaopen_luatrain(lua_State *L)
+/* The table of all that is written in C. Only the embedded files see it, as some of it trusts its
+ * arguments. */
+static void push_core(lua_State *L, lt_lua *s)
 {
-    luaL_checkversion(L);
-    lt_lua *s = new_state(L);
-    luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_PRELOAD_TABLE);
-    for (const lt_embedded *file = lt__embedded; file->name; file++) {
-        lua_pushfstring(L, "luatrain.%s", file->name);
-        lua_pushlightuserdata(L, (void *)file);
-        lua_pushcclosure(L, load_embedded, 1);
-        lua_rawset(L, -3);
-    }
-    luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
     lua_newtable(L);
     lt__open_tensor(L, s);
     lt__open_ops(L, s);
@@ -451,7 +458,21 @@ int luaopen_luatrain(lua_State *L)
     lua_setfield(L, -2, "module_key");
     lua_pushliteral(L, LT_VERSION);
     lua_setfield(L, -2, "version");
-    lua_setfield(L, -2, "luatrain.core");
+}
+
+int luaopen_luatrain(lua_State *L)
+{
+    luaL_checkversion(L);
+    lt_lua *s = new_state(L);
+    luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_PRELOAD_TABLE);
+    push_core(L, s);
+    for (const lt_embedded *file = lt__embedded; file->name; file++) {
+        lua_pushfstring(L, "luatrain.%s", file->name);
+        lua_pushlightuserdata(L, (void *)file);
+        lua_pushvalue(L, -3);
+        lua_pushcclosure(L, load_embedded, 2);
+        lua_rawset(L, -4);
+    }
     lua_getglobal(L, "require");
     lua_pushliteral(L, "luatrain.init");
     lua_call(L, 1, 1);
@@ -482,9 +503,13 @@ lua_State *lt_lua_new(lt_ctx *ctx)
     return NULL;
 }
 
-/* ==== For programs ============================================================================== */
+/* ==== For programs ============================================================================ */
 
-typedef struct script { const char *path; int argc; char **argv; } script;
+typedef struct script {
+    const char *path;
+    int argc;
+    char **argv;
+} script;
 
 /* The chunk and its arguments; the global arg. */
 static int load_script(lua_State *L)

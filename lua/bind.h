@@ -1,8 +1,9 @@
 /* bind.h - what the files of the binding share. Private to this room.
  *
- * An error of Lua is a longjmp. It must never cross C that owns something, so every function here works in this order:
- * check all arguments; make the userdata that will own the result, empty; call the library; put the result into the
- * userdata; only then raise, if the call failed. Buffers of unknown size are userdata too.
+ * An error of Lua is a longjmp. It must never cross C that owns something, so every function here
+ * works in this order: check all arguments; make the userdata that will own the result, empty; call
+ * the library; put the result into the userdata; only then raise, if the call failed. Buffers of
+ * unknown size are userdata too.
  */
 #ifndef LT_LUA_BIND_H
 #define LT_LUA_BIND_H
@@ -12,42 +13,55 @@
 
 #include "lua/luatrain.h"
 
-/* What a Lua state knows of luatrain: a userdata that lives as long as the state, and upvalue 1 of every function. */
+/* What a Lua state knows of luatrain: a userdata that lives as long as the state, and upvalue 1 of
+ * every function. */
 typedef struct lt_lua {
-    lt_ctx *ctx;
+    lt_ctx *ctx;               /* NULL once the state closes */
     bool owned;                /* ctx ends with the state */
     lua_State *running;        /* the coroutine that is inside the library, else the main one */
-    const void *tensor_meta;   /* address of the metatable of tensors, and its key in the registry */
+    const void *tensor_meta;   /* the metatable of tensors, and its key in the registry */
     struct lt_lua_hook *hooks; /* all that leaves of ctx hold */
     lt_status status;          /* of the last error raised here; the registry has its message */
     int scopes;                /* open ones */
-    size_t fresh, limit;       /* bytes of tensors given to Lua since its last collection; when to run the next */
+    size_t fresh;              /* bytes of tensors given to Lua since its last collection */
+    size_t limit;              /* how many of them start the next */
 } lt_lua;
 
-static inline lt_lua *lt__lua(lua_State *L) { return lua_touserdata(L, lua_upvalueindex(1)); }
+static inline lt_lua *lt__lua(lua_State *L)
+{
+    lt_lua *s = lua_touserdata(L, lua_upvalueindex(1));
+    if (!s->ctx) /* in a finalizer of an object that is older than us */
+        luaL_error(L, "luatrain is closed already");
+    return s;
+}
 
 /* Pushes the lt_lua: for a closure with more upvalues than that. */
 void lt__push_lua(lua_State *L);
 /* Puts functions, with the lt_lua as upvalue 1, into the table on top. */
 void lt__register(lua_State *L, const luaL_Reg *functions);
-/* Pushes the metatable of one kind of userdata: methods with the lt_lua as upvalue 1, and gc as __gc and __close. */
+/* Pushes the metatable of one kind of userdata: methods with the lt_lua as upvalue 1, and gc as
+ * __gc and __close. */
 void lt__new_class(lua_State *L, const char *name, const luaL_Reg *methods, lua_CFunction gc);
 
-/* ==== Errors ==================================================================================== */
+/* ==== Errors ================================================================================== */
 
 /* Raises this thread's message, with the script's line and the module's path before it. */
 noreturn void lt__raise(lua_State *L, lt_lua *s);
 /* Sets the message and raises it: lt__error(L, s, LT_EINVAL, "...", ...). */
 #define lt__error(L, s, ...) (lt_fail(__VA_ARGS__), lt__raise((L), (s)))
+/* The same for LT_EINVAL, which is most of them. */
+#define lt__refuse(L, s, ...) lt__error((L), (s), LT_EINVAL, __VA_ARGS__)
 static inline void lt__check(lua_State *L, lt_lua *s, lt_status status)
 {
     if (status != LT_OK)
         lt__raise(L, s);
 }
-/* Raises "who: unknown what 'word' (did you mean 'near'?)"; the candidates are the string keys of the table on top. */
-noreturn void lt__unknown(lua_State *L, lt_lua *s, const char *who, const char *what, const char *word);
+/* Raises "who: unknown what 'word' (did you mean 'near'?)"; the candidates are the string keys of
+ * the table on top. */
+noreturn void lt__unknown(lua_State *L, lt_lua *s, const char *who, const char *what,
+                          const char *word);
 
-/* ==== Tensors =================================================================================== */
+/* ==== Tensors ================================================================================= */
 
 /* Pushes an empty tensor. Runs the collector first when that is due: see bind.c. */
 lt_tensor **lt__push_box(lua_State *L, lt_lua *s);
@@ -59,6 +73,12 @@ void lt__push_kept(lua_State *L, lt_lua *s, lt_tensor *x);
 lt_tensor *lt__to_tensor(lua_State *L, lt_lua *s, int index);
 /* The same, and no tensor is an error: "who: what wants a tensor, it is a number". */
 lt_tensor *lt__check_tensor(lua_State *L, lt_lua *s, int index, const char *who, const char *what);
+
+/* The same for argument 1 of a method. */
+static inline lt_tensor *lt__self(lua_State *L, const char *who)
+{
+    return lt__check_tensor(L, lt__lua(L), 1, who, "self");
+}
 
 /* "2", "'abc'", "nil", "a table": a value in a message, in a buffer on top of the stack. */
 const char *lt__text(lua_State *L, int index);
@@ -72,10 +92,12 @@ void lt__push_dims(lua_State *L, const lt_tensor *x);
 /* opts[0..n_opt) = the defaults of schema with the named values of the table at index over them. */
 void lt__check_options(lua_State *L, lt_lua *s, const lt_schema *schema, int index, lt_opt *opts);
 
+/* A path to a file. */
+const char *lt__check_path(lua_State *L, lt_lua *s, int index, const char *who);
 /* Arguments 1 and 2 are lists of names and of tensors of one length. Returns it. */
 int lt__check_named(lua_State *L, lt_lua *s, const char *who);
 
-/* ==== Handles: userdata that hold one pointer =================================================== */
+/* ==== Handles: userdata that hold one pointer ================================================= */
 
 /* Pushes an empty one; then it owns object, or raises if that is NULL. */
 void **lt__push_handle(lua_State *L, const char *class);
@@ -83,10 +105,10 @@ void lt__fill_handle(lua_State *L, void **handle, void *object);
 /* The object of argument 1. */
 void *lt__check_handle(lua_State *L, const char *class);
 
-/* ==== Parts: each adds to the table of the core, which is on top ================================= */
+/* ==== Parts: each adds to the table of the core, which is on top ============================== */
 
 void lt__open_tensor(lua_State *L, lt_lua *s);
-void lt__open_ops(lua_State *L, lt_lua *s);   /* after lt__open_tensor: ops are methods too */
+void lt__open_ops(lua_State *L, lt_lua *s); /* after lt__open_tensor: ops are methods too */
 void lt__open_run(lua_State *L);
 void lt__open_data(lua_State *L);
 /* The state closes: hooks that leaves still hold must not call it. */

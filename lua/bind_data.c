@@ -1,8 +1,9 @@
-/* bind_data.c - files of tensors and sources of images in Lua. Its callers are the embedded init.lua, nn.lua and data.lua.
+/* bind_data.c - files of tensors and sources of images in Lua. Its callers are the embedded
+ * init.lua, nn.lua and data.lua.
  */
 #include "lua/bind.h"
 
-/* ==== Files ===================================================================================== */
+/* ==== Files =================================================================================== */
 
 static const char file_class[] = "luatrain.File";
 
@@ -16,7 +17,7 @@ static int file_gone(lua_State *L)
 
 static int open_file(lua_State *L)
 {
-    const char *path = luaL_checkstring(L, 1);
+    const char *path = lt__check_path(L, lt__lua(L), 1, "load");
     void **h = lt__push_handle(L, file_class);
     lt__fill_handle(L, h, lt_file_open(lt__lua(L)->ctx, path));
     return 1;
@@ -43,21 +44,24 @@ static int find_in_file(lua_State *L, lt_file *f)
     return i;
 }
 
-/* file:shape(name): dtype and dims. */
+/* file:shape(name): "64x3x3x1". */
 static int file_shape(lua_State *L)
 {
     lt_file *f = lt__check_handle(L, file_class);
     int64_t dims[LT_MAX_DIMS];
     lt_dtype dtype;
     int ndim;
+    luaL_Buffer text;
     lt_file_shape(f, find_in_file(L, f), &dtype, &ndim, dims);
-    lua_pushstring(L, lt_dtype_name(dtype));
-    lua_createtable(L, ndim, 0);
+    luaL_buffinit(L, &text);
     for (int i = 0; i < ndim; i++) {
+        if (i > 0)
+            luaL_addchar(&text, 'x');
         lua_pushinteger(L, dims[i]);
-        lua_rawseti(L, -2, i + 1);
+        luaL_addvalue(&text);
     }
-    return 2;
+    luaL_pushresult(&text);
+    return 1;
 }
 
 static int file_read(lua_State *L)
@@ -74,7 +78,8 @@ static int file_read_into(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     lt_file *f = lt__check_handle(L, file_class);
-    lt__check(L, s, lt_file_read_into(f, find_in_file(L, f), lt__check_tensor(L, s, 3, "load", "the target")));
+    lt_tensor *x = lt__check_tensor(L, s, 3, "load", "the target");
+    lt__check(L, s, lt_file_read_into(f, find_in_file(L, f), x));
     return 0;
 }
 
@@ -91,15 +96,15 @@ static int file_meta(lua_State *L)
 }
 
 static const luaL_Reg file_methods[] = {
-    {"names", file_names}, {"shape", file_shape}, {"read", file_read}, {"read_into", file_read_into},
-    {"meta", file_meta}, {NULL, NULL}};
+    {"names", file_names}, {"shape", file_shape}, {"read", file_read},
+    {"read_into", file_read_into}, {"meta", file_meta}, {NULL, NULL}};
 
 /* save(names, tensors, path, meta): meta is a list key, value, key, value, ... */
 static int save(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     int n = lt__check_named(L, s, "lt.save"), n_meta = (int)luaL_len(L, 4);
-    const char *path = luaL_checkstring(L, 3);
+    const char *path = lt__check_path(L, s, 3, "lt.save");
     const char **names = lua_newuserdatauv(L, (size_t)n * sizeof *names, 0);
     lt_tensor **tensors = lua_newuserdatauv(L, (size_t)n * sizeof *tensors, 0);
     const char **meta = lua_newuserdatauv(L, (size_t)n_meta * sizeof *meta, 0);
@@ -119,7 +124,7 @@ static int save(lua_State *L)
     return 0;
 }
 
-/* ==== Data ====================================================================================== */
+/* ==== Data ==================================================================================== */
 
 static const char batches_class[] = "luatrain.Batches";
 
@@ -134,7 +139,7 @@ static int batches_gone(lua_State *L)
 static int read_idx(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    const char *path = luaL_checkstring(L, 1);
+    const char *path = lt__check_path(L, s, 1, "data");
     lt_tensor **box = lt__push_box(L, s);
     lt__fill_box(L, s, box, lt_idx_read(s->ctx, path));
     return 1;
@@ -146,9 +151,10 @@ static int new_batches(lua_State *L)
     lt_lua *s = lt__lua(L);
     lt_tensor *images = lt__check_tensor(L, s, 1, "batches", "images");
     lt_tensor *labels = lt__check_tensor(L, s, 2, "batches", "labels");
-    lt_batch_options options = {
-        .batch = luaL_checkinteger(L, 3), .shuffle = lua_toboolean(L, 4), .epoch = (uint64_t)luaL_checkinteger(L, 5),
-        .dtype = lt__check_dtype(L, s, 6, "batches")};
+    lt_batch_options options = {.batch = luaL_checkinteger(L, 3),
+                                .shuffle = lua_toboolean(L, 4),
+                                .epoch = (uint64_t)luaL_checkinteger(L, 5),
+                                .dtype = lt__check_dtype(L, s, 6, "batches")};
     for (int i = 0; i < LT_MAX_CHANNELS; i++) {
         options.mean[i] = luaL_checknumber(L, 7);
         options.std[i] = luaL_checknumber(L, 8);
@@ -175,7 +181,8 @@ static int batches_next(lua_State *L)
 static const luaL_Reg batches_methods[] = {{"next", batches_next}, {NULL, NULL}};
 
 static const luaL_Reg functions[] = {
-    {"open_file", open_file}, {"save", save}, {"read_idx", read_idx}, {"new_batches", new_batches}, {NULL, NULL}};
+    {"open_file", open_file}, {"save", save}, {"read_idx", read_idx},
+    {"new_batches", new_batches}, {NULL, NULL}};
 
 void lt__open_data(lua_State *L)
 {

@@ -1,31 +1,35 @@
 /* bind_ops.c - every op of the registry as a function and as a method: one loop, no line per op.
  *
- * lt.conv2d(x, w, b, 2, 1), lt.conv2d(x, w, b, {stride = 2, pad = 1}) and x:conv2d(w, b, {stride = 2, pad = 1}) are the same
- * call: inputs by position, as the signature names them, then options by position or in one last table. A number where
- * a tensor must be given stands for a tensor of no axes, of the dtype of the last tensor among the inputs.
+ *     lt.conv2d(x, w, b, 2, 1)
+ *     lt.conv2d(x, w, b, {stride = 2, pad = 1})
+ *     x:conv2d(w, b, {stride = 2, pad = 1})
+ * are the same call: inputs by position, as the signature names them, then options by position or
+ * in one last table. A number where a tensor must be given stands for a tensor of no axes, of the
+ * dtype of the last tensor among the inputs.
  */
-#include <math.h>
 #include <string.h>
 
 #include "lua/bind.h"
 
-/* ==== Options =================================================================================== */
+/* ==== Options ================================================================================= */
 
 /* Lua counts positions from 1. */
 static int64_t to_position(lua_State *L, lt_lua *s, const lt_schema *schema, int64_t value)
 {
     if (value == 0)
-        lt__error(L, s, LT_EINVAL, "%s: axes count from 1, or from the end with negatives; it is 0", schema->name);
+        lt__refuse(L, s, "%s: axes count from 1, or from the end with negatives; it is 0",
+                   schema->name);
     return value > 0 ? value - 1 : value;
 }
 
-static void read_integers(lua_State *L, lt_lua *s, const lt_schema *schema, int k, int index, lt_opt *opt)
+static void read_integers(lua_State *L, lt_lua *s, const lt_schema *schema, int k, int index,
+                          lt_opt *opt)
 {
     bool list = lua_istable(L, index);
     lua_Unsigned n = list ? lua_rawlen(L, index) : 1;
     if (n > LT_MAX_DIMS || (list && n == 0))
-        lt__error(L, s, LT_EINVAL, "%s: option '%s' wants 1 to %d whole numbers, it has %llu", schema->name,
-                  schema->opt[k].name, LT_MAX_DIMS, (unsigned long long)n);
+        lt__refuse(L, s, "%s: option '%s' wants 1 to %d whole numbers, it has %llu", schema->name,
+                   schema->opt[k].name, LT_MAX_DIMS, (unsigned long long)n);
     for (int i = 0; i < (int)n; i++) {
         int whole = 0;
         if (list)
@@ -35,8 +39,8 @@ static void read_integers(lua_State *L, lt_lua *s, const lt_schema *schema, int 
         if (lua_type(L, -1) == LUA_TNUMBER)
             opt->i[i] = lua_tointegerx(L, -1, &whole);
         if (!whole)
-            lt__error(L, s, LT_EINVAL, "%s: option '%s' wants whole numbers, it is %s", schema->name,
-                      schema->opt[k].name, lt__text(L, -1));
+            lt__refuse(L, s, "%s: option '%s' wants whole numbers, it is %s", schema->name,
+                       schema->opt[k].name, lt__text(L, -1));
         if (schema->opt[k].position)
             opt->i[i] = to_position(L, s, schema, opt->i[i]);
         lua_pop(L, 1);
@@ -45,31 +49,28 @@ static void read_integers(lua_State *L, lt_lua *s, const lt_schema *schema, int 
 }
 
 /* opts[k] = the value at index. */
-static void read_option(lua_State *L, lt_lua *s, const lt_schema *schema, int k, int index, lt_opt *opts)
+static void read_option(lua_State *L, lt_lua *s, const lt_schema *schema, int k, int index,
+                        lt_opt *opts)
 {
     lt_opt *opt = &opts[k];
     const char *name = schema->opt[k].name;
     if (opt->n > 0)
-        lt__error(L, s, LT_EINVAL, "%s: option '%s' is given twice", schema->name, name);
+        lt__refuse(L, s, "%s: option '%s' is given twice", schema->name, name);
     switch ((lt_kind)opt->kind) {
-    case LT_INTS:
-        read_integers(L, s, schema, k, index, opt);
-        return;
+    case LT_INTS: read_integers(L, s, schema, k, index, opt); return;
     case LT_NUMBER:
         if (lua_type(L, index) != LUA_TNUMBER)
-            lt__error(L, s, LT_EINVAL, "%s: option '%s' wants a number, it is %s", schema->name, name,
-                      lt__text(L, index));
+            lt__refuse(L, s, "%s: option '%s' wants a number, it is %s", schema->name, name,
+                       lt__text(L, index));
         opt->f = lua_tonumber(L, index);
         break;
     case LT_BOOL:
         if (!lua_isboolean(L, index))
-            lt__error(L, s, LT_EINVAL, "%s: option '%s' wants true or false, it is %s", schema->name, name,
-                      lt__text(L, index));
+            lt__refuse(L, s, "%s: option '%s' wants true or false, it is %s", schema->name, name,
+                       lt__text(L, index));
         opt->i[0] = lua_toboolean(L, index);
         break;
-    case LT_DTYPE:
-        opt->i[0] = lt__check_dtype(L, s, index, schema->name);
-        break;
+    case LT_DTYPE: opt->i[0] = lt__check_dtype(L, s, index, schema->name); break;
     }
     opt->n = 1;
 }
@@ -79,7 +80,8 @@ static void read_table(lua_State *L, lt_lua *s, const lt_schema *schema, int ind
     lua_pushnil(L);
     while (lua_next(L, index)) {
         if (lua_type(L, -2) != LUA_TSTRING)
-            lt__error(L, s, LT_EINVAL, "%s: options in a table have names, %s is none", schema->name, lt__text(L, -2));
+            lt__refuse(L, s, "%s: options in a table have names, %s is none", schema->name,
+                       lt__text(L, -2));
         int k = lt_schema_find(schema, lua_tostring(L, -2));
         if (k < 0)
             lt__raise(L, s);
@@ -119,7 +121,7 @@ static bool read_options(lua_State *L, lt_lua *s, const lt_schema *schema, int f
         n--;
     }
     if (n > schema->n_opt)
-        lt__error(L, s, LT_EINVAL, "%s: takes %d options, it was given %d", schema->name, schema->n_opt, n);
+        lt__refuse(L, s, "%s: takes %d options, it was given %d", schema->name, schema->n_opt, n);
     for (int k = 0; k < n; k++)
         if (!lua_isnil(L, first + k))
             read_option(L, s, schema, k, first + k, opts);
@@ -127,10 +129,10 @@ static bool read_options(lua_State *L, lt_lua *s, const lt_schema *schema, int f
     return true;
 }
 
-/* ==== Inputs ==================================================================================== */
+/* ==== Inputs ================================================================================== */
 
 typedef struct inputs {
-    int n, n_args;             /* inputs; arguments that they took */
+    int n;                     /* arguments that they take */
     lt_tensor *x[LT_MAX_LIST]; /* NULL: absent, or a number */
     uint64_t number;           /* bit i: input i is a number */
     lt_dtype dtype;            /* for the numbers */
@@ -138,11 +140,12 @@ typedef struct inputs {
 
 noreturn static void bad_input(lua_State *L, lt_lua *s, const lt_schema *schema, int i)
 {
-    const char *name = schema->in[i < schema->n_in ? i : schema->n_in - 1].name;
+    const char *name = schema->in[i].name;
     if (schema->in[i].optional)
-        lt__error(L, s, LT_EINVAL, "%s: %s wants a tensor or nil, it is %s; options go into a table: {name = value}",
-                  schema->name, name, lt__text(L, i + 1));
-    lt__error(L, s, LT_EINVAL, "%s: %s wants a tensor, it is %s", schema->name, name, lt__text(L, i + 1));
+        lt__refuse(L, s, "%s: %s wants a tensor or nil, it is %s; "
+                   "options go into a table: {name = value}", schema->name, name,
+                   lt__text(L, i + 1));
+    lt__refuse(L, s, "%s: %s wants a tensor, it is %s", schema->name, name, lt__text(L, i + 1));
 }
 
 static void read_inputs(lua_State *L, lt_lua *s, const lt_schema *schema, inputs *in)
@@ -167,11 +170,11 @@ static void read_inputs(lua_State *L, lt_lua *s, const lt_schema *schema, inputs
             bad_input(L, s, schema, i);
         in->n++;
     }
-    in->n_args = in->n;
     for (int i = 0; i < in->n; i++)
         if (in->number >> i & 1 && !lt__dtype_holds(in->dtype, lua_tonumber(L, i + 1)))
-            lt__error(L, s, LT_EINVAL, "%s: %s does not fit into the other tensor's %s; cast that, e.g. x:cast('f32')",
-                      schema->name, lt__text(L, i + 1), lt_dtype_name(in->dtype));
+            lt__refuse(L, s, "%s: %s does not fit into the other tensor's %s; "
+                       "cast that, e.g. x:cast('f32')", schema->name, lt__text(L, i + 1),
+                       lt_dtype_name(in->dtype));
 }
 
 /* Numbers become tensors. On failure none is left. */
@@ -196,7 +199,7 @@ static void release_numbers(inputs *in)
             lt_release(in->x[i]);
 }
 
-/* ==== The call ================================================================================== */
+/* ==== The call ================================================================================ */
 
 /* Upvalue 2 is the lt_def. */
 static int call(lua_State *L)
@@ -208,7 +211,7 @@ static int call(lua_State *L)
     lt_opt opts[LT_MAX_OPT];
     lt_tensor **box[LT_MAX_OUT], *out[LT_MAX_OUT];
     read_inputs(L, s, &def->schema, &in);
-    bool options = read_options(L, s, &def->schema, in.n_args + 1, opts);
+    bool options = read_options(L, s, &def->schema, in.n + 1, opts);
     luaL_checkstack(L, LT_MAX_OUT + 4, NULL);
     for (int i = 0; i < n_out; i++)
         box[i] = lt__push_box(L, s);
@@ -244,7 +247,8 @@ static void push_op(lua_State *L, const lt_def *def, lua_CFunction function)
 void lt__open_ops(lua_State *L, lt_lua *s)
 {
     static const char *const operators[][2] = {
-        {"__add", "add"}, {"__sub", "sub"}, {"__mul", "mul"}, {"__div", "div"}, {"__pow", "pow"}, {"__unm", "neg"}};
+        {"__add", "add"}, {"__sub", "sub"}, {"__mul", "mul"},
+        {"__div", "div"}, {"__pow", "pow"}, {"__unm", "neg"}};
     const lt_def *def;
     int core = lua_gettop(L);
     lua_getfield(L, core, "tensor_methods");
@@ -258,9 +262,10 @@ void lt__open_ops(lua_State *L, lt_lua *s)
     lua_setfield(L, core, "ops");
     lua_getfield(L, core, "tensor_meta");
     for (size_t i = 0; i < sizeof operators / sizeof *operators; i++) {
-        if (!(def = lt_op_find(s->ctx, operators[i][1])))
-            continue;
-        push_op(L, def, i == 5 ? negate : call);
+        def = lt_op_find(s->ctx, operators[i][1]);
+        if (!def)
+            lt__raise(L, s);
+        push_op(L, def, strcmp(operators[i][1], "neg") == 0 ? negate : call);
         lua_setfield(L, -2, operators[i][0]);
     }
     lua_settop(L, core);

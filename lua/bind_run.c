@@ -1,20 +1,18 @@
 /* bind_run.c - what a training step needs: backward, hooks, scopes, parameters, optimizers.
  *
- * The embedded Lua files are the only callers of the functions that are no methods of tensors, which is why those take
- * plain lists.
+ * The embedded Lua files are the only callers of the functions that are no methods of tensors,
+ * which is why those take plain lists.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "lua/bind.h"
 
-static lt_tensor *self(lua_State *L, const char *who) { return lt__check_tensor(L, lt__lua(L), 1, who, "self"); }
-
-/* ==== Autograd ================================================================================== */
+/* ==== Autograd ================================================================================ */
 
 static int requires_grad(lua_State *L)
 {
-    lt_tensor *x = self(L, "requires_grad");
+    lt_tensor *x = lt__self(L, "requires_grad");
     lt__check(L, lt__lua(L), lt_set_requires_grad(x, lua_isnoneornil(L, 2) || lua_toboolean(L, 2)));
     lua_settop(L, 1);
     return 1;
@@ -22,20 +20,20 @@ static int requires_grad(lua_State *L)
 
 static int zero_grad(lua_State *L)
 {
-    lt_zero_grad(self(L, "zero_grad"));
+    lt_zero_grad(lt__self(L, "zero_grad"));
     return 0;
 }
 
 static int detach(lua_State *L)
 {
-    lt_tensor *x = self(L, "detach"), **box = lt__push_box(L, lt__lua(L));
+    lt_tensor *x = lt__self(L, "detach"), **box = lt__push_box(L, lt__lua(L));
     lt__fill_box(L, lt__lua(L), box, lt_detach(x));
     return 1;
 }
 
 static int keep(lua_State *L)
 {
-    lt_keep(self(L, "keep"));
+    lt_keep(lt__self(L, "keep"));
     lua_settop(L, 1);
     return 1;
 }
@@ -43,8 +41,10 @@ static int keep(lua_State *L)
 static int backward(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt_tensor *x = self(L, "backward");
-    lt_tensor *grad = lua_isnoneornil(L, 2) ? NULL : lt__check_tensor(L, s, 2, "backward", "the gradient");
+    lt_tensor *x = lt__self(L, "backward");
+    lt_tensor *grad = NULL;
+    if (!lua_isnoneornil(L, 2))
+        grad = lt__check_tensor(L, s, 2, "backward", "the gradient");
     lua_State *outer = s->running;
     s->running = L;
     lt_status status = lt_backward(x, grad);
@@ -53,13 +53,14 @@ static int backward(lua_State *L)
     return 0;
 }
 
-/* ==== Hooks ===================================================================================== */
+/* ==== Hooks =================================================================================== */
 
-/* A leaf may outlive the Lua state, so the hook lives on the C side and knows whether its state is still there. */
+/* A leaf may outlive the Lua state, so the hook lives on the C side and knows whether its state is
+ * still there. */
 typedef struct lt_lua_hook {
     struct lt_lua_hook *next, *prev;
-    lt_lua *owner;             /* NULL once the state is closed */
-    int function;              /* in the registry */
+    lt_lua *owner; /* NULL once the state is closed */
+    int function;  /* in the registry */
 } lt_lua_hook;
 
 static int call_function(lua_State *L)
@@ -113,15 +114,15 @@ void lt__drop_hooks(lt_lua *s)
 static int on_grad(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt_tensor *x = self(L, "on_grad");
+    lt_tensor *x = lt__self(L, "on_grad");
     if (!lua_isfunction(L, 2))
-        lt__error(L, s, LT_EINVAL, "on_grad: the hook wants a function, it is %s", lt__text(L, 2));
+        lt__refuse(L, s, "on_grad: the hook wants a function, it is %s", lt__text(L, 2));
     lua_settop(L, 2);
     int function = luaL_ref(L, LUA_REGISTRYINDEX);
     lt_lua_hook *h = calloc(1, sizeof *h);
-    lt_status status = h ? lt_on_grad(x, run_hook, h, free_hook) : lt_fail(LT_ENOMEM, "out of memory for a hook");
-    if (status != LT_OK) {
-        free(h);
+    lt_status status = h ? lt_on_grad(x, run_hook, h, free_hook)
+                         : lt_fail(LT_ENOMEM, "out of memory for a hook");
+    if (status != LT_OK) { /* h is gone: lt_on_grad() takes it */
         luaL_unref(L, LUA_REGISTRYINDEX, function);
         lt__raise(L, s);
     }
@@ -132,7 +133,7 @@ static int on_grad(lua_State *L)
     return 1;
 }
 
-/* ==== Scopes ==================================================================================== */
+/* ==== Scopes ================================================================================== */
 
 /* A to-be-closed value: what was opened is closed when its function ends, by an error too. */
 typedef enum guard { CLOSED, SCOPE, GRAD_OFF } guard;
@@ -175,7 +176,7 @@ static int call_within(lua_State *L, const char *who, guard what)
 {
     lt_lua *s = lt__lua(L);
     if (!lua_isfunction(L, 1))
-        lt__error(L, s, LT_EINVAL, "%s wants a function, it is %s", who, lt__text(L, 1));
+        lt__refuse(L, s, "%s wants a function, it is %s", who, lt__text(L, 1));
     guard *g = lua_newuserdatauv(L, sizeof *g, 0);
     *g = CLOSED;
     luaL_setmetatable(L, "luatrain.Guard");
@@ -197,7 +198,7 @@ static int call_within(lua_State *L, const char *who, guard what)
 static int step(lua_State *L) { return call_within(L, "lt.step", SCOPE); }
 static int no_grad(lua_State *L) { return call_within(L, "lt.no_grad", GRAD_OFF); }
 
-/* ==== Parameters ================================================================================ */
+/* ==== Parameters ============================================================================== */
 
 /* new_parameter(dims, kind, a, b, buffer): kind is "constant", "uniform" or "normal". */
 static int new_parameter(lua_State *L)
@@ -206,7 +207,8 @@ static int new_parameter(lua_State *L)
     lt_lua *s = lt__lua(L);
     int64_t dims[LT_MAX_DIMS];
     int ndim = lt__check_dims(L, s, 1, "nn.parameter", dims);
-    lt_init init = {(lt_init_kind)luaL_checkoption(L, 2, NULL, kinds), luaL_checknumber(L, 3), luaL_optnumber(L, 4, 0)};
+    lt_init init = {(lt_init_kind)luaL_checkoption(L, 2, NULL, kinds), luaL_checknumber(L, 3),
+                    luaL_optnumber(L, 4, 0)};
     bool buffer = lua_toboolean(L, 5);
     lt_tensor **box = lt__push_box(L, s);
     lt_tensor *x = buffer ? lt_buffer_new(s->ctx, LT_F32, ndim, dims, init)
@@ -228,7 +230,7 @@ static int role(lua_State *L)
 static int set_dtype(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt__check(L, s, lt_param_set_dtype(self(L, "to"), lt__check_dtype(L, s, 2, "to")));
+    lt__check(L, s, lt_param_set_dtype(lt__self(L, "to"), lt__check_dtype(L, s, 2, "to")));
     return 0;
 }
 
@@ -290,7 +292,7 @@ static int stats_commit(lua_State *L)
     return 0;
 }
 
-/* ==== Optimizers ================================================================================ */
+/* ==== Optimizers ============================================================================== */
 
 static const char optim_class[] = "luatrain.Optim";
 
@@ -360,7 +362,8 @@ static int optim_slot(lua_State *L)
     lt_tensor *x = lt__check_tensor(L, s, 3, "optim", "a parameter");
     if (!name)
         return 0;
-    lt__push_kept(L, s, lt_optim_slot(o, k, x));
+    lt_tensor **box = lt__push_box(L, s);
+    lt__fill_box(L, s, box, lt_optim_slot(o, k, x));
     lua_pushstring(L, name);
     return 2;
 }
@@ -368,7 +371,7 @@ static int optim_slot(lua_State *L)
 static const luaL_Reg optim_methods[] = {
     {"set_group", optim_set_group}, {"step", optim_step}, {"slot", optim_slot}, {NULL, NULL}};
 
-/* ==== Odds and ends ============================================================================= */
+/* ==== Odds and ends =========================================================================== */
 
 /* fail(status, message): raises as the library does; status is "EINVAL", "EUSAGE", ... */
 static int fail(lua_State *L)
@@ -411,7 +414,7 @@ static int seed(lua_State *L)
         int whole;
         lua_Integer value = lua_tointegerx(L, 1, &whole);
         if (!whole || value < 0)
-            lt__error(L, s, LT_EINVAL, "lt.seed wants a whole number from 0 up, it is %s", lt__text(L, 1));
+            lt__refuse(L, s, "lt.seed wants a whole number from 0 up, it is %s", lt__text(L, 1));
         if (!fixed || !*fixed)
             lt_set_seed(s->ctx, (uint64_t)value);
     }
@@ -441,14 +444,14 @@ static int memory(lua_State *L)
 }
 
 static const luaL_Reg tensor_methods[] = {
-    {"requires_grad", requires_grad}, {"zero_grad", zero_grad}, {"detach", detach}, {"keep", keep},
-    {"backward", backward}, {"on_grad", on_grad}, {NULL, NULL}};
+    {"requires_grad", requires_grad}, {"zero_grad", zero_grad}, {"detach", detach},
+    {"keep", keep}, {"backward", backward}, {"on_grad", on_grad}, {NULL, NULL}};
 
 static const luaL_Reg functions[] = {
-    {"step", step}, {"no_grad", no_grad}, {"new_parameter", new_parameter}, {"role", role}, {"set_dtype", set_dtype},
-    {"place", place}, {"sha256", sha256}, {"freeze", freeze}, {"stats_commit", stats_commit}, {"new_optim", new_optim},
-    {"fail", fail}, {"nearest", nearest}, {"seed", seed}, {"steps", steps},
-    {"memory", memory}, {NULL, NULL}};
+    {"step", step}, {"no_grad", no_grad}, {"new_parameter", new_parameter}, {"role", role},
+    {"set_dtype", set_dtype}, {"place", place}, {"sha256", sha256}, {"freeze", freeze},
+    {"stats_commit", stats_commit}, {"new_optim", new_optim}, {"fail", fail},
+    {"nearest", nearest}, {"seed", seed}, {"steps", steps}, {"memory", memory}, {NULL, NULL}};
 
 void lt__open_run(lua_State *L)
 {

@@ -1,14 +1,14 @@
 /* bind_tensor.c - tensors in Lua: makers, what can be asked of one, element access, metamethods.
  *
- * A tensor is a userdata that holds one reference to an lt_tensor. Several may hold the same one (x.grad makes a new one each
- * time); == compares what they hold.
+ * A tensor is a userdata that holds one reference to an lt_tensor. Several may hold the same one
+ * (x.grad makes a new one each time); == compares what they hold.
  */
 #include <math.h>
 #include <string.h>
 
 #include "lua/bind.h"
 
-/* ==== Arguments ================================================================================= */
+/* ==== Arguments =============================================================================== */
 
 lt_dtype lt__check_dtype(lua_State *L, lt_lua *s, int index, const char *who)
 {
@@ -18,21 +18,22 @@ lt_dtype lt__check_dtype(lua_State *L, lt_lua *s, int index, const char *who)
 #undef X
     };
     if (lua_type(L, index) != LUA_TSTRING)
-        lt__error(L, s, LT_EINVAL, "%s: dtype wants a name such as 'f32', it is %s", who, lt__text(L, index));
+        lt__refuse(L, s, "%s: dtype wants a name such as 'f32', it is %s", who, lt__text(L, index));
     const char *name = lua_tostring(L, index);
     int dtype = lt_dtype_find(name);
     if (dtype >= 0)
         return (lt_dtype)dtype;
     int near = lt_nearest(name, names, LT_DTYPE_COUNT);
     if (near >= 0)
-        lt__error(L, s, LT_EINVAL, "%s: unknown dtype '%s' (did you mean '%s'?)", who, name, names[near]);
-    lt__error(L, s, LT_EINVAL, "%s: unknown dtype '%s' (there are f32, f64, f16, bf16, i64, i32, u8)", who, name);
+        lt__refuse(L, s, "%s: unknown dtype '%s' (did you mean '%s'?)", who, name, names[near]);
+    lt__refuse(L, s, "%s: unknown dtype '%s' (there are f32, f64, f16, bf16, i64, i32, u8)", who,
+               name);
 }
 
 bool lt__dtype_holds(lt_dtype dtype, double value)
 {
     switch (dtype) {
-    case LT_I64: return value == floor(value) && fabs(value) <= 0x1p63;
+    case LT_I64: return value == floor(value) && value >= -0x1p63 && value < 0x1p63;
     case LT_I32: return value == floor(value) && value >= -0x1p31 && value < 0x1p31;
     case LT_U8: return value == floor(value) && value >= 0 && value < 256;
     default: return true;
@@ -42,17 +43,18 @@ bool lt__dtype_holds(lt_dtype dtype, double value)
 int lt__check_dims(lua_State *L, lt_lua *s, int index, const char *who, int64_t dims[LT_MAX_DIMS])
 {
     if (!lua_istable(L, index))
-        lt__error(L, s, LT_EINVAL, "%s: a shape is a table such as {2, 3}, not %s", who, lt__text(L, index));
+        lt__refuse(L, s, "%s: a shape is a table such as {2, 3}, not %s", who, lt__text(L, index));
     lua_Unsigned n = lua_rawlen(L, index);
     if (n > LT_MAX_DIMS)
-        lt__error(L, s, LT_EINVAL, "%s: a tensor has at most %d axes, the shape has %llu", who, LT_MAX_DIMS,
-                  (unsigned long long)n);
+        lt__refuse(L, s, "%s: a tensor has at most %d axes, the shape has %llu", who, LT_MAX_DIMS,
+                   (unsigned long long)n);
     for (int i = 0; i < (int)n; i++) {
         int whole;
         lua_rawgeti(L, index, i + 1);
         dims[i] = lua_tointegerx(L, -1, &whole);
         if (!whole || dims[i] < 0)
-            lt__error(L, s, LT_EINVAL, "%s: axis %d of the shape wants a count, it is %s", who, i + 1, lt__text(L, -1));
+            lt__refuse(L, s, "%s: axis %d of the shape wants a count, it is %s", who, i + 1,
+                       lt__text(L, -1));
         lua_pop(L, 1);
     }
     return (int)n;
@@ -74,7 +76,8 @@ static lt_dtype check_maker_options(lua_State *L, lt_lua *s, int index, const ch
     if (lua_isnoneornil(L, index))
         return dtype;
     if (!lua_istable(L, index))
-        lt__error(L, s, LT_EINVAL, "%s: options are a table such as {dtype = 'f64'}, not %s", who, lt__text(L, index));
+        lt__refuse(L, s, "%s: options are a table such as {dtype = 'f64'}, not %s", who,
+                   lt__text(L, index));
     lua_pushnil(L);
     while (lua_next(L, index)) {
         const char *key = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "";
@@ -83,14 +86,16 @@ static lt_dtype check_maker_options(lua_State *L, lt_lua *s, int index, const ch
         } else if (strcmp(key, "device") == 0) {
             const char *device = lua_tostring(L, -1);
             if (!device || strcmp(device, "cpu") != 0)
-                lt__error(L, s, LT_EENV, "%s: device %s is not here; there is 'cpu'", who, lt__text(L, -1));
+                lt__error(L, s, LT_EENV, "%s: device %s is not here; there is 'cpu'", who,
+                          lt__text(L, -1));
         } else {
             static const char *const names[] = {"dtype", "device"};
             int near = lt_nearest(key, names, 2);
             const char *text = *key ? key : lt__text(L, -2);
             if (near >= 0)
-                lt__error(L, s, LT_EINVAL, "%s: unknown option '%s' (did you mean '%s'?)", who, text, names[near]);
-            lt__error(L, s, LT_EINVAL, "%s: unknown option '%s' (there are dtype and device)", who, text);
+                lt__refuse(L, s, "%s: unknown option '%s' (did you mean '%s'?)", who, text,
+                           names[near]);
+            lt__refuse(L, s, "%s: unknown option '%s' (there are dtype and device)", who, text);
         }
         lua_pop(L, 1);
     }
@@ -100,7 +105,7 @@ static lt_dtype check_maker_options(lua_State *L, lt_lua *s, int index, const ch
 static double check_number(lua_State *L, lt_lua *s, int index, const char *who, const char *what)
 {
     if (lua_type(L, index) != LUA_TNUMBER)
-        lt__error(L, s, LT_EINVAL, "%s: %s wants a number, it is %s", who, what, lt__text(L, index));
+        lt__refuse(L, s, "%s: %s wants a number, it is %s", who, what, lt__text(L, index));
     return lua_tonumber(L, index);
 }
 
@@ -108,13 +113,12 @@ static double check_element(lua_State *L, lt_lua *s, int index, const char *who,
 {
     double value = check_number(L, s, index, who, "the value");
     if (!lt__dtype_holds(dtype, value))
-        lt__error(L, s, LT_EINVAL, "%s: %s does not fit into %s", who, lt__text(L, index), lt_dtype_name(dtype));
+        lt__refuse(L, s, "%s: %s does not fit into %s", who, lt__text(L, index),
+                   lt_dtype_name(dtype));
     return value;
 }
 
-static lt_tensor *self(lua_State *L, const char *who) { return lt__check_tensor(L, lt__lua(L), 1, who, "self"); }
-
-/* ==== Makers ==================================================================================== */
+/* ==== Makers ================================================================================== */
 
 static int make_full(lua_State *L, const char *who, double value, int options)
 {
@@ -123,7 +127,7 @@ static int make_full(lua_State *L, const char *who, double value, int options)
     int ndim = lt__check_dims(L, s, 1, who, dims);
     lt_dtype dtype = check_maker_options(L, s, options, who);
     if (!lt__dtype_holds(dtype, value))
-        lt__error(L, s, LT_EINVAL, "%s: %s does not fit into %s", who, lt__text(L, 2), lt_dtype_name(dtype));
+        lt__refuse(L, s, "%s: %s does not fit into %s", who, lt__text(L, 2), lt_dtype_name(dtype));
     lt_tensor **box = lt__push_box(L, s);
     lt__fill_box(L, s, box, lt_tensor_full(s->ctx, dtype, ndim, dims, value));
     return 1;
@@ -136,7 +140,8 @@ static int full(lua_State *L)
     return make_full(L, "lt.full", check_number(L, lt__lua(L), 2, "lt.full", "the value"), 3);
 }
 
-typedef lt_status (*lt_fill_fn)(lt_tensor *x, lt_purpose purpose, uint64_t stream, uint64_t first, double a, double b);
+typedef lt_status (*lt_fill_fn)(lt_tensor *x, lt_purpose purpose, uint64_t stream, uint64_t first,
+                                double a, double b);
 
 static int make_random(lua_State *L, const char *who, lt_fill_fn fill)
 {
@@ -145,7 +150,7 @@ static int make_random(lua_State *L, const char *who, lt_fill_fn fill)
     int ndim = lt__check_dims(L, s, 1, who, dims);
     lt_dtype dtype = check_maker_options(L, s, 2, who);
     if (dtype > LT_BF16)
-        lt__error(L, s, LT_EINVAL, "%s: dtype wants a float one, it is %s", who, lt_dtype_name(dtype));
+        lt__refuse(L, s, "%s: dtype wants a float one, it is %s", who, lt_dtype_name(dtype));
     lt_tensor **box = lt__push_box(L, s);
     lt__fill_box(L, s, box, lt_tensor_new(s->ctx, dtype, ndim, dims));
     lt__check(L, s, fill(*box, LT_RNG_USER, lt_next_draw(s->ctx), 0, 0, 1));
@@ -155,35 +160,33 @@ static int make_random(lua_State *L, const char *who, lt_fill_fn fill)
 static int rand_uniform(lua_State *L) { return make_random(L, "lt.rand", lt_fill_uniform); }
 static int rand_normal(lua_State *L) { return make_random(L, "lt.randn", lt_fill_normal); }
 
-/* arange(n) = 0, 1, ..., n - 1; arange(first, stop, step) = first, first + step, ... without stop. */
+/* arange(n) = 0, 1, ..., n - 1; arange(first, stop, step = 1) = first, first + step, ..., without
+ * stop. */
 static int arange(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     int n_numbers = 0;
     while (n_numbers < 3 && lua_type(L, n_numbers + 1) == LUA_TNUMBER)
         n_numbers++;
-    double first = n_numbers > 1 ? lua_tonumber(L, 1) : 0, step = n_numbers > 2 ? lua_tonumber(L, 3) : 1;
+    double first = n_numbers > 1 ? lua_tonumber(L, 1) : 0;
+    double step = n_numbers > 2 ? lua_tonumber(L, 3) : 1;
     double stop = check_number(L, s, n_numbers > 1 ? 2 : 1, "lt.arange", "stop");
     lt_dtype dtype = check_maker_options(L, s, n_numbers + 1, "lt.arange");
     double count = ceil((stop - first) / step);
     if (!(count < 0x1p40))
-        lt__error(L, s, LT_EINVAL, "lt.arange: %g steps of %g from %g to %g are too many", count, step, first, stop);
+        lt__refuse(L, s, "lt.arange: %g steps of %g from %g to %g are too many", count, step, first,
+                   stop);
     int64_t n = count > 0 ? (int64_t)count : 0;
-    double *values = lua_newuserdatauv(L, (size_t)n * sizeof *values, 0);
+    size_t bytes = lt_dtype_bytes(dtype);
+    char *data = lua_newuserdatauv(L, (size_t)n * bytes, 0);
     for (int64_t i = 0; i < n; i++) {
-        values[i] = first + (double)i * step;
-        if (!lt__dtype_holds(dtype, values[i]))
-            lt__error(L, s, LT_EINVAL, "lt.arange: %g does not fit into %s", values[i], lt_dtype_name(dtype));
+        double value = first + (double)i * step;
+        if (!lt__dtype_holds(dtype, value))
+            lt__refuse(L, s, "lt.arange: %g does not fit into %s", value, lt_dtype_name(dtype));
+        lt_convert(data + (size_t)i * bytes, dtype, &value, LT_F64, 1);
     }
     lt_tensor **box = lt__push_box(L, s);
-    lt_tensor *wide = lt_tensor_from(s->ctx, LT_F64, 1, &n, values);
-    lt_tensor *x = wide ? lt_tensor_new(s->ctx, dtype, 1, &n) : NULL;
-    if (x && lt_copy(x, wide) != LT_OK) {
-        lt_release(x);
-        x = NULL;
-    }
-    lt_release(wide);
-    lt__fill_box(L, s, box, x);
+    lt__fill_box(L, s, box, lt_tensor_from(s->ctx, dtype, 1, &n, data));
     return 1;
 }
 
@@ -193,7 +196,7 @@ typedef struct nest {
     lt_dtype dtype;
     int ndim;
     int64_t dims[LT_MAX_DIMS];
-    char *next;                   /* where the next element goes */
+    char *next; /* where the next element goes */
 } nest;
 
 /* The dims, from the first of each level. */
@@ -203,8 +206,9 @@ static void measure(lua_State *L, nest *t)
     lua_pushvalue(L, 1);
     for (t->ndim = 0; lua_istable(L, -1); t->ndim++) {
         if (t->ndim == LT_MAX_DIMS)
-            lt__error(L, t->s, LT_EINVAL, "lt.tensor: a tensor has at most %d axes, the table is nested deeper",
-                      LT_MAX_DIMS);
+            lt__refuse(L, t->s,
+                       "lt.tensor: a tensor has at most %d axes, the table is nested deeper",
+                       LT_MAX_DIMS);
         t->dims[t->ndim] = (int64_t)lua_rawlen(L, -1);
         lua_rawgeti(L, -1, 1);
     }
@@ -216,9 +220,10 @@ static void read_nested(lua_State *L, nest *t, int depth)
 {
     bool table = lua_istable(L, -1);
     if (depth < t->ndim && (!table || (int64_t)lua_rawlen(L, -1) != t->dims[depth]))
-        lt__error(L, t->s, LT_EINVAL, "lt.tensor: ragged table: at depth %d there are %lld values, then %s", depth + 1,
-                  (long long)t->dims[depth],
-                  table ? lua_pushfstring(L, "%I", (LUAI_UACINT)lua_rawlen(L, -1)) : lt__text(L, -1));
+        lt__refuse(L, t->s, "lt.tensor: ragged table: at depth %d there are %lld values, then %s",
+                   depth + 1, (long long)t->dims[depth],
+                   table ? lua_pushfstring(L, "%I", (LUAI_UACINT)lua_rawlen(L, -1))
+                         : lt__text(L, -1));
     if (depth == t->ndim) {
         double value = check_element(L, t->s, lua_gettop(L), "lt.tensor", t->dtype);
         lua_Integer whole = lua_tointeger(L, -1);
@@ -244,12 +249,12 @@ static int tensor(lua_State *L)
     if (!lua_istable(L, 1))
         check_element(L, s, 1, "lt.tensor", t.dtype);
     measure(L, &t);
-    size_t count = 1;
+    double count = 1; /* no more than the table holds, unless it is ragged */
     for (int i = 0; i < t.ndim; i++)
-        count *= (size_t)t.dims[i]; /* as many values as the table holds, so this cannot overflow unless it is ragged */
-    if (count > (size_t)1 << 40)
-        lt__error(L, s, LT_EINVAL, "lt.tensor: the table is too large or ragged");
-    void *data = lua_newuserdatauv(L, count * lt_dtype_bytes(t.dtype), 0);
+        count *= (double)t.dims[i];
+    if (count > 0x1p40)
+        lt__refuse(L, s, "lt.tensor: the table is too large or ragged");
+    void *data = lua_newuserdatauv(L, (size_t)count * lt_dtype_bytes(t.dtype), 0);
     t.next = data;
     lua_pushvalue(L, 1);
     read_nested(L, &t, 0);
@@ -258,7 +263,7 @@ static int tensor(lua_State *L)
     return 1;
 }
 
-/* ==== Elements ================================================================================== */
+/* ==== Elements ================================================================================ */
 
 static void push_element(lua_State *L, lt_lua *s, lt_tensor *x, int64_t index)
 {
@@ -276,14 +281,14 @@ static int64_t check_indices(lua_State *L, lt_lua *s, const lt_tensor *x, int n,
     char text[96];
     int64_t place = 0;
     if (n != lt_ndim(x))
-        lt__error(L, s, LT_EINVAL, "%s wants %d indices, it was given %d (%s)", who, lt_ndim(x), n,
-                  lt_describe(x, text, sizeof text));
+        lt__refuse(L, s, "%s wants %d indices, it was given %d (%s)", who, lt_ndim(x), n,
+                   lt_describe(x, text, sizeof text));
     for (int i = 0; i < n; i++) {
         int whole;
         int64_t dim = lt_dims(x)[i], index = lua_tointegerx(L, 2 + i, &whole);
         if (!whole || index < 1 || index > dim)
-            lt__error(L, s, LT_EINVAL, "%s: index %d wants 1 to %lld, it is %s (%s)", who, i + 1, (long long)dim,
-                      lt__text(L, 2 + i), lt_describe(x, text, sizeof text));
+            lt__refuse(L, s, "%s: index %d wants 1 to %lld, it is %s (%s)", who, i + 1,
+                       (long long)dim, lt__text(L, 2 + i), lt_describe(x, text, sizeof text));
         place = place * dim + index - 1;
     }
     return place;
@@ -291,7 +296,7 @@ static int64_t check_indices(lua_State *L, lt_lua *s, const lt_tensor *x, int n,
 
 static int get(lua_State *L)
 {
-    lt_tensor *x = self(L, "get");
+    lt_tensor *x = lt__self(L, "get");
     push_element(L, lt__lua(L), x, check_indices(L, lt__lua(L), x, lua_gettop(L) - 1, "get"));
     return 1;
 }
@@ -299,7 +304,7 @@ static int get(lua_State *L)
 static int set(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt_tensor *x = self(L, "set");
+    lt_tensor *x = lt__self(L, "set");
     int64_t count = lt_count(x), place = check_indices(L, s, x, lua_gettop(L) - 2, "set");
     double value = check_element(L, s, lua_gettop(L), "set", lt_tensor_dtype(x));
     lt_tensor *flat = lt_view(x, 1, &count);
@@ -313,11 +318,11 @@ static int set(lua_State *L)
 
 static int item(lua_State *L)
 {
-    lt_tensor *x = self(L, "item");
+    lt_tensor *x = lt__self(L, "item");
     char text[96];
     if (lt_count(x) != 1)
-        lt__error(L, lt__lua(L), LT_EINVAL, "item wants a tensor of one element, it is %s",
-                  lt_describe(x, text, sizeof text));
+        lt__refuse(L, lt__lua(L), "item wants a tensor of one element, it is %s",
+                   lt_describe(x, text, sizeof text));
     push_element(L, lt__lua(L), x, 0);
     return 1;
 }
@@ -340,14 +345,14 @@ static void push_nested(lua_State *L, lt_lua *s, lt_tensor *x, int depth, int64_
 static int totable(lua_State *L)
 {
     int64_t next = 0;
-    push_nested(L, lt__lua(L), self(L, "totable"), 0, &next);
+    push_nested(L, lt__lua(L), lt__self(L, "totable"), 0, &next);
     return 1;
 }
 
 static int fill(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt_tensor *x = self(L, "fill");
+    lt_tensor *x = lt__self(L, "fill");
     lt__check(L, s, lt_fill(x, check_element(L, s, 2, "fill", lt_tensor_dtype(x))));
     lua_settop(L, 1);
     return 1;
@@ -356,37 +361,38 @@ static int fill(lua_State *L)
 static int copy(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt_tensor *x = self(L, "copy");
+    lt_tensor *x = lt__self(L, "copy");
     lt__check(L, s, lt_copy(x, lt__check_tensor(L, s, 2, "copy", "the source")));
     lua_settop(L, 1);
     return 1;
 }
 
-/* ==== What can be asked ========================================================================= */
+/* ==== What can be asked ======================================================================= */
 
 static int dim(lua_State *L)
 {
-    lt_tensor *x = self(L, "dim");
+    lt_tensor *x = lt__self(L, "dim");
     int whole, n = lt_ndim(x);
     char text[96];
     lua_Integer axis = lua_tointegerx(L, 2, &whole);
     if (!whole || axis == 0 || axis > n || axis < -n)
-        lt__error(L, lt__lua(L), LT_EINVAL, "dim wants an axis from 1 to %d, or from the end with negatives; it is %s (%s)",
-                  n, lt__text(L, 2), lt_describe(x, text, sizeof text));
+        lt__refuse(L, lt__lua(L),
+                   "dim wants an axis from 1 to %d, or from the end with negatives; it is %s (%s)",
+                   n, lt__text(L, 2), lt_describe(x, text, sizeof text));
     lua_pushinteger(L, lt_dim(x, (int)(axis > 0 ? axis - 1 : axis)));
     return 1;
 }
 
 static int count_elements(lua_State *L)
 {
-    lua_pushinteger(L, lt_count(self(L, "count")));
+    lua_pushinteger(L, lt_count(lt__self(L, "count")));
     return 1;
 }
 
 /* "2x3 f32", and why there are no values to show: "dead" or "pending", else nil. */
 static int describe(lua_State *L)
 {
-    lt_tensor *x = self(L, "tostring");
+    lt_tensor *x = lt__self(L, "tostring");
     char text[96];
     lua_pushstring(L, lt_describe(x, text, sizeof text));
     if (lt_is_dead(x))
@@ -404,7 +410,7 @@ static int is_tensor(lua_State *L)
     return 1;
 }
 
-/* ==== Metamethods =============================================================================== */
+/* ==== Metamethods ============================================================================= */
 
 static int gone(lua_State *L)
 {
@@ -416,9 +422,9 @@ static int gone(lua_State *L)
 
 static int length(lua_State *L)
 {
-    lt_tensor *x = self(L, "#");
+    lt_tensor *x = lt__self(L, "#");
     if (lt_ndim(x) == 0)
-        lt__error(L, lt__lua(L), LT_EINVAL, "# wants a tensor with axes, this one holds a single number");
+        lt__refuse(L, lt__lua(L), "# wants a tensor with axes, this one holds a single number");
     lua_pushinteger(L, lt_dim(x, 0));
     return 1;
 }
@@ -444,14 +450,12 @@ static int index_tensor(lua_State *L)
     if (kind != LUA_TNUMBER && kind != LUA_TNIL)
         return 1;
     if (kind == LUA_TNIL) {
-        const char *name = lt__text(L, 2);
-        if (lua_type(L, 2) == LUA_TSTRING)
-            name = lua_tostring(L, 2);
+        const char *name = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : lt__text(L, 2);
         lua_pushvalue(L, lua_upvalueindex(2));
         lt__unknown(L, s, "tensor", "method or field", name);
     }
     if (!x)
-        lt__error(L, s, LT_EINVAL, "this tensor was closed");
+        lt__refuse(L, s, "this tensor was closed");
     switch ((enum property)lua_tointeger(L, -1)) {
     case SHAPE: lt__push_dims(L, x); break;
     case DTYPE: lua_pushstring(L, lt_dtype_name(lt_tensor_dtype(x))); break;
@@ -463,12 +467,12 @@ static int index_tensor(lua_State *L)
 }
 
 static const luaL_Reg makers[] = {
-    {"tensor", tensor}, {"zeros", zeros}, {"ones", ones}, {"full", full}, {"rand", rand_uniform}, {"randn", rand_normal},
-    {"arange", arange}, {NULL, NULL}};
+    {"tensor", tensor}, {"zeros", zeros}, {"ones", ones}, {"full", full}, {"rand", rand_uniform},
+    {"randn", rand_normal}, {"arange", arange}, {NULL, NULL}};
 
 static const luaL_Reg methods[] = {
-    {"get", get}, {"set", set}, {"item", item}, {"totable", totable}, {"fill", fill}, {"copy", copy}, {"dim", dim},
-    {"count", count_elements}, {NULL, NULL}};
+    {"get", get}, {"set", set}, {"item", item}, {"totable", totable}, {"fill", fill},
+    {"copy", copy}, {"dim", dim}, {"count", count_elements}, {NULL, NULL}};
 
 static const luaL_Reg metamethods[] = {{"__len", length}, {"__eq", same}, {NULL, NULL}};
 

@@ -1,4 +1,5 @@
--- lenet.lua - a small convolutional net for grey images of 28 x 28, after LeCun et al. 1998. 421,642 parameters for 10 classes.
+-- lenet.lua - a small convolutional net for grey images of 28 x 28, after LeCun et al. 1998.
+-- 421,642 parameters for 10 classes.
 local lt = require "luatrain"
 local nn = lt.nn
 

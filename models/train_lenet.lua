@@ -1,7 +1,7 @@
 -- train_lenet.lua - trains LeNet on Fashion-MNIST with an explicit loop.
 --
 --   luatrain train_lenet.lua
---   luatrain train_lenet.lua --data fashion-mnist:DIR --epochs 5 --batch 128 --lr 0.1 --save lenet.safetensors
+--   luatrain train_lenet.lua --data fashion-mnist:DIR --epochs 5 --save lenet.safetensors
 local lt = require "luatrain"
 
 local opt = lt.args{data = "fashion-mnist", epochs = 3, batch = 64, lr = 0.05, save = ""}

@@ -2,10 +2,12 @@
 --
 --   local opt = lt.args{data = "fashion-mnist", epochs = 3, lr = 0.05, verbose = false}
 --
--- A default's type is the flag's: string, whole number, number, switch. --name value and --name=value set one; --switch alone
--- means true; a - in a flag stands for the _ of its name. --help shows all. What is wrong is a usage error.
+-- A default's type is the flag's: string, whole number, number, switch. --name value and
+-- --name=value set one; --switch alone means true; a - in a flag stands for the _ of its name.
+-- --help shows all. What is wrong is a usage error.
 
-local core = require "luatrain.core"
+local core = ...
+local check = require "luatrain.check"
 
 local function fail(...)
   local script = arg and arg[0] and arg[0]:match "[^/]*$" or "script"
@@ -19,7 +21,8 @@ local function sorted(defaults)
   for name, value in pairs(defaults) do
     local kind = type(value)
     if type(name) ~= "string" or kind ~= "string" and kind ~= "number" and kind ~= "boolean" then
-      core.fail("EINVAL", ("lt.args: %s wants a string, a number or a boolean as default"):format(tostring(name)))
+      core.fail("EINVAL", ("lt.args: the default of %s wants a string, a number or a boolean")
+                :format(tostring(name)))
     end
     names[#names + 1] = name
   end
@@ -53,12 +56,14 @@ end
 local function unknown(text, names)
   local flags = {}
   for i, name in ipairs(names) do flags[i] = flag_of(name) end
-  local near = core.nearest(text, flags)
-  fail("unknown option '%s' (%s)", text, near and ("did you mean '%s'?"):format(near) or "--help lists them")
+  fail("unknown option '%s'%s", text, check.hint(text, flags, " (--help lists them)"))
 end
 
 -- The values of the flags declared by defaults, from the command line.
 return function(defaults)
+  if type(defaults) ~= "table" then
+    core.fail("EINVAL", "lt.args wants a table of defaults: lt.args{epochs = 3}")
+  end
   local names, values = sorted(defaults), {}
   for name, value in pairs(defaults) do values[name] = value end
   local given = arg or {}

@@ -1,13 +1,15 @@
--- check.lua - strict arguments: one line of text says what a maker takes, and is the check and the help of it.
+-- check.lua - strict arguments: one line of text says what a maker takes, and is the check and
+-- the help of it.
 --
 --   local spec = check "nn.conv2d{in, out, kernel:pair; stride:pair=1, bias=true}"
 --   local given, text = spec{3, 64, 3, stride = 2}
---   -- given = {["in"] = 3, out = 64, kernel = 3, stride = 2, bias = true}, text = "conv2d{3, 64, 3, stride = 2}"
+--   given    {["in"] = 3, out = 64, kernel = 3, stride = 2, bias = true}
+--   text     "conv2d{3, 64, 3, stride = 2}"
 --
--- What stands before the semicolon may be given by position, and all by name. `name?` may be left out, `name=default` too.
--- The kind follows a colon, or is that of the default, or is a count.
+-- What stands before the semicolon may be given by position, and all by name. `name?` may be left
+-- out, `name=default` too. The kind follows a colon, or is that of the default, or is a count.
 
-local core = require "luatrain.core"
+local core = ...
 
 local check = {}
 
@@ -35,7 +37,9 @@ local kinds = {
     return height and width and #value == 2 and {height, width} or nil
   end},
   number = {"a number", function(value) return type(value) == "number" and value or nil end},
-  boolean = {"true or false", function(value) if type(value) == "boolean" then return value end end},
+  boolean = {"true or false", function(value)
+    if type(value) == "boolean" then return value end
+  end},
   string = {"a string", function(value) return type(value) == "string" and value or nil end},
   layer = {"a module or a function", function(value)
     local module = type(value) == "table" and rawget(value, core.module_key)
@@ -51,7 +55,7 @@ local function read_item(text)
     item.default, item.kind = default == "true", "boolean"
   elseif tonumber(default) then
     item.default = tonumber(default)
-    if kind == "" then item.kind = math.type(item.default) == "integer" and "integer" or "number" end
+    if kind == "" then item.kind = math.type(item.default) == "float" and "number" or "integer" end
   elseif default ~= "" and kind == "" then
     item.default, item.kind = default, "string"
   elseif default ~= "" then
@@ -69,13 +73,14 @@ Spec.__index = Spec
 function Spec:value(name, value)
   local item = self.items[name]
   if not item then
-    local near = core.nearest(tostring(name), self.names)
-    fail("%s: unknown key %s%s", self.name, shown(name), near and (" (did you mean '%s'?)"):format(near) or
-         (": %s"):format(self.usage))
+    local hint = check.hint(tostring(name), self.names, ": " .. self.usage)
+    fail("%s: unknown key %s%s", self.name, shown(name), hint)
   end
   local wanted, read = table.unpack(kinds[item.kind])
   local good = read(value)
-  if good == nil then fail("%s: '%s' wants %s, it is %s", self.name, item.name, wanted, shown(value)) end
+  if good == nil then
+    fail("%s: '%s' wants %s, it is %s", self.name, item.name, wanted, shown(value))
+  end
   return good
 end
 
@@ -87,8 +92,10 @@ local function describe(self, values)
     local default = item.default
     if item.same_as then default = values[item.same_as] end
     if value ~= nil and value ~= default and item.kind ~= "layer" then
-      local text = type(value) == "table" and ("{%d, %d}"):format(value[1], value[2]) or tostring(value)
-      list[#list + 1] = (i <= self.n_positions and #list == i - 1) and text or item.name .. " = " .. text
+      local pair = type(value) == "table"
+      local text = pair and ("{%d, %d}"):format(value[1], value[2]) or tostring(value)
+      local by_position = i <= self.n_positions and #list == i - 1
+      list[#list + 1] = by_position and text or item.name .. " = " .. text
     end
   end
   local short = self.name:match "[%w_]+$"
@@ -121,7 +128,8 @@ end
 
 -- Makes the check of a text like the one above.
 local function new(_, text)
-  local self = {name = text:match "^[%w_.:]+", usage = text:gsub(":%a+", ""):gsub("{; ", "{"), items = {}, names = {}}
+  local self = {name = text:match "^[%w_.]+", items = {}, names = {}}
+  self.usage = text:gsub(":%a+", ""):gsub("{; ", "{")
   local positions, rest = text:match "{(.-);(.*)}"
   if not positions then positions, rest = text:match "{(.*)}", "" end
   for _, part in ipairs{positions, rest} do
@@ -136,13 +144,18 @@ local function new(_, text)
   return setmetatable(self, Spec)
 end
 
+-- " (did you mean 'near'?)", or otherwise.
+function check.hint(word, names, otherwise)
+  local near = core.nearest(word, names)
+  return near and (" (did you mean '%s'?)"):format(near) or otherwise
+end
+
 -- Reading a name that a table of functions does not have is an error.
 function check.strict(functions, name)
   return setmetatable(functions, {__index = function(_, key)
     local names = {}
     for known in pairs(functions) do names[#names + 1] = tostring(known) end
-    local near = core.nearest(tostring(key), names)
-    fail("%s has no '%s'%s", name, tostring(key), near and (" (did you mean '%s'?)"):format(near) or "")
+    fail("%s has no '%s'%s", name, tostring(key), check.hint(tostring(key), names, ""))
   end})
 end
 

@@ -3,9 +3,10 @@
 --   local train, test = lt.data.open "fashion-mnist"           -- or "fashion-mnist:DIR"
 --   for x, y in train:batches{batch = 64, shuffle = true, epoch = 1} do ... end
 --
--- x is (n, h, w, c), normalised; y (n), classes counted from 0. The order of an epoch is a function of seed and epoch.
+-- x is (n, h, w, c), normalised; y (n), classes counted from 0. The order of an epoch is a
+-- function of seed and epoch.
 
-local core = require "luatrain.core"
+local core = ...
 local check = require "luatrain.check"
 
 local data = {}
@@ -15,11 +16,12 @@ local sources = {
     package = "dataset-fashion-mnist",
     folder = "/usr/share/datasets/fashion-mnist",
     mean = 0.2860, std = 0.3530,                   -- of the training images, from 0 to 1
-    names = {"T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"},
+    names = {"T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag",
+             "boot"},
   },
 }
 
--- ==== Sets ========================================================================================
+-- ==== Sets =======================================================================================
 
 local Set = {}
 local set_meta = {__index = Set, __name = "luatrain.Set"}
@@ -28,15 +30,15 @@ local batches = check "batches{batch; shuffle=false, epoch=1, dtype=f32}"
 
 -- An iterator over x, y: each image once, the last batch may be smaller.
 function Set:batches(given)
-  local options = batches(given)
-  local handle = core.new_batches(self.images, self.labels, options.batch, options.shuffle, options.epoch, options.dtype,
+  local o = batches(given)
+  local handle = core.new_batches(self.images, self.labels, o.batch, o.shuffle, o.epoch, o.dtype,
                                   self.mean, self.std)
   return handle.next, handle, nil, handle
 end
 
 function set_meta.__len(self) return self.count end
 
--- ==== Reading =====================================================================================
+-- ==== Reading ====================================================================================
 
 local function exists(path)
   local file = io.open(path, "rb")
@@ -44,23 +46,27 @@ local function exists(path)
   return file ~= nil
 end
 
+local function fail(...) core.fail("EDATA", string.format(...)) end
+
 local function read_idx(source, name, folder, file)
   for _, path in ipairs{folder .. "/" .. file .. ".gz", folder .. "/" .. file} do
     if exists(path) then return core.read_idx(path) end
   end
-  core.fail("EDATA", ("%s: there is no %s/%s.gz; 'apt-get install %s' brings it, or name a folder that has it: --data %s:DIR")
-            :format(name, folder, file, source.package, name))
+  fail("%s: there is no %s/%s.gz; 'apt-get install %s' brings it, or name a folder that has it: "
+       .. "--data %s:DIR", name, folder, file, source.package, name)
 end
 
 local function read_set(source, name, folder, part)
   local images = read_idx(source, name, folder, part .. "-images-idx3-ubyte")
   local labels = read_idx(source, name, folder, part .. "-labels-idx1-ubyte")
   if #images.shape ~= 3 or #labels.shape ~= 1 or #images ~= #labels then
-    core.fail("EDATA", ("%s: %s/%s-*: there are images %s and labels %s, which do not belong together")
-              :format(name, folder, part, core.describe(images), core.describe(labels)))
+    local has, have = core.describe(images), core.describe(labels)
+    fail("%s: %s/%s-*: there are images %s and labels %s, which do not belong together", name,
+         folder, part, has, have)
   end
-  return setmetatable({images = images:keep(), labels = labels:keep(), count = #labels, classes = #source.names,
-                       names = source.names, mean = source.mean, std = source.std}, set_meta)
+  return setmetatable({
+    images = images:keep(), labels = labels:keep(), count = #labels, names = source.names,
+    classes = #source.names, mean = source.mean, std = source.std}, set_meta)
 end
 
 -- The training set and the test set. Each has images (u8), labels (u8), count, classes and names.
@@ -70,9 +76,8 @@ function data.open(what)
   if not source then
     local names = {}
     for known in pairs(sources) do names[#names + 1] = known end
-    local near = core.nearest(name, names)
-    core.fail("EDATA", ("unknown data '%s' (%s)"):format(name, near and ("did you mean '%s'?"):format(near) or
-              "there is " .. table.concat(names, ", ")))
+    local others = (" (there is %s)"):format(table.concat(names, ", "))
+    fail("unknown data '%s'%s", name, check.hint(name, names, others))
   end
   if folder == "" then folder = source.folder end
   return read_set(source, name, folder, "train"), read_set(source, name, folder, "t10k")

@@ -1,6 +1,7 @@
--- grad_check.lua - are the gradients of a function right? Each one is compared with a central difference, in float64.
+-- grad_check.lua - are the gradients of a function right? Each one is compared with a central
+-- difference, in float64.
 
-local core = require "luatrain.core"
+local core = ...
 local check = require "luatrain.check"
 local ops, makers = core.ops, core.makers
 
@@ -8,9 +9,12 @@ local spec = check "lt.grad_check(f, inputs, {; eps=1e-5, tol=1e-6})"
 
 local function fail(...) core.fail("EINVAL", "lt.grad_check: " .. string.format(...)) end
 
--- One number from what f gives. The elements have weights that differ, so that their errors cannot cancel.
+-- One number from what f gives. The elements have weights that differ, so that their errors
+-- cannot cancel.
 local function project(y)
-  if not core.is_tensor(y) then fail("the function wants to return a tensor, it returned a %s", type(y)) end
+  if not core.is_tensor(y) then
+    fail("the function wants to return a tensor, it returned a %s", type(y))
+  end
   local weights = {}
   for i = 1, y:count() do weights[i] = math.cos(i) end
   weights = makers.tensor(weights, {dtype = "f64"})
@@ -18,6 +22,9 @@ local function project(y)
 end
 
 local function is_float(x) return x.dtype:match "^b?f" ~= nil end
+
+-- A float64 copy that collects a gradient.
+local function leaf(x) return makers.zeros(x.shape, {dtype = "f64"}):copy(x):requires_grad() end
 
 -- The indices of element k in row-major order: "(2, 3)".
 local function indices(k, shape)
@@ -43,20 +50,23 @@ local function numeric(x, value, eps)
   return list
 end
 
--- True, or an error that names the first element whose gradient is wrong. The float tensors among inputs are checked; f gets
--- copies of them in float64.
+-- True, or an error that names the first element whose gradient is wrong. The float tensors among
+-- inputs are checked; f gets copies of them in float64.
 return function(f, inputs, options)
   local given, copies, differences = spec(options), {}, {}
   if type(f) ~= "function" or type(inputs) ~= "table" then
     fail("wants a function and a list of tensors: lt.grad_check(f, {x, w})")
   end
   for i, x in ipairs(inputs) do
-    copies[i] = is_float(x) and makers.zeros(x.shape, {dtype = "f64"}):copy(x):requires_grad() or x
+    if not core.is_tensor(x) then fail("input %d wants a tensor, it is a %s", i, type(x)) end
+    copies[i] = is_float(x) and leaf(x) or x
   end
   local function value()
     return core.step(function() return project(f(table.unpack(copies))):item() end)
   end
-  if core.no_grad(value) ~= core.no_grad(value) then fail("the function gives other values when it is called again") end
+  if core.no_grad(value) ~= core.no_grad(value) then
+    fail("the function gives other values when it is called again")
+  end
   for i, x in ipairs(copies) do
     if is_float(x) then differences[i] = core.no_grad(numeric, x, value, given.eps) end
   end
@@ -65,8 +75,10 @@ return function(f, inputs, options)
     local grad = copies[i].grad and ops.reshape(copies[i].grad, {#list})
     for k, wanted in ipairs(list) do
       local came = grad and grad:get(k) or 0
-      if not (math.abs(wanted - came) <= given.tol * math.max(1, math.abs(wanted), math.abs(came))) then
-        fail("input %d, element %s: numeric %.9g, analytic %.9g", i, indices(k, copies[i].shape), wanted, came)
+      local most = given.tol * math.max(1, math.abs(wanted), math.abs(came))
+      if not (math.abs(wanted - came) <= most) then
+        fail("input %d, element %s: numeric %.9g, analytic %.9g", i, indices(k, copies[i].shape),
+             wanted, came)
       end
     end
   end

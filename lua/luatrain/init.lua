@@ -1,17 +1,18 @@
--- init.lua - what require "luatrain" gives: all ops and makers as functions, nn, optim, data, and what a run needs.
+-- init.lua - what require "luatrain" gives: all ops and makers as functions, nn, optim, data, and
+-- what a run needs.
 
-local core = require "luatrain.core"
+local core = ...
 local check = require "luatrain.check"
-local nn = require "luatrain.nn"
+local is_module = require "luatrain.module".is_module
 
 local lt = {
-  nn = nn,
+  nn = require "luatrain.nn",
   optim = require "luatrain.optim",
   data = require "luatrain.data",
   args = require "luatrain.args",
   grad_check = require "luatrain.grad_check",
   version = core.version,
-  step = core.step,              -- lt.step(fn, ...): temporaries die with fn; what it returns survives
+  step = core.step,              -- lt.step(fn, ...): temporaries die with fn, results survive
   no_grad = core.no_grad,        -- lt.no_grad(fn, ...): nothing is recorded
   seed = core.seed,
   steps = core.steps,
@@ -22,14 +23,16 @@ for name, maker in pairs(core.makers) do lt[name] = maker end
 
 core.tensor_meta.__tostring = require "luatrain.show"
 
+local function fail(...) core.fail("EINVAL", string.format(...)) end
+
 -- Names and tensors of what is to be saved, in a fixed order.
 local function contents(what)
-  if nn.is_module(what) then return what:state() end
+  if is_module(what) then return what:state() end
   local names, tensors = {}, {}
-  if type(what) ~= "table" then core.fail("EINVAL", "lt.save wants a table of tensors or a net") end
+  if type(what) ~= "table" then fail("lt.save wants a table of tensors or a net") end
   for name, tensor in pairs(what) do
     if type(name) ~= "string" or not core.is_tensor(tensor) then
-      core.fail("EINVAL", ("lt.save: a table wants names and tensors, %s is a %s"):format(tostring(name), type(tensor)))
+      fail("lt.save: a table wants names and tensors, %s is a %s", name, type(tensor))
     end
     names[#names + 1] = name
   end
@@ -38,10 +41,12 @@ local function contents(what)
   return names, tensors
 end
 
--- Writes a table of tensors, or a net, as safetensors. meta: texts and numbers by name, to be read back as texts.
+-- Writes a table of tensors, or a net, as safetensors. meta: texts and numbers by name, to be
+-- read back as texts.
 function lt.save(path, what, meta)
   local names, tensors = contents(what)
   local keys, list = {}, {}
+  if meta ~= nil and type(meta) ~= "table" then fail("lt.save: meta wants a table of texts") end
   for key in pairs(meta or {}) do keys[#keys + 1] = tostring(key) end
   table.sort(keys)
   for _, key in ipairs(keys) do

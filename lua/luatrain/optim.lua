@@ -1,49 +1,55 @@
--- optim.lua - optimizers: update ops over the flat arenas, with settings that a script may change at any step.
+-- optim.lua - optimizers: update ops over the flat arenas, with settings that a script may change
+-- at any step.
 --
 --   local sgd = optim.sgd(net, {lr = 0.1, momentum = 0.9, decay = 5e-4})
 --   sgd.lr = 0.05                                -- for all groups that have no lr of their own
 --   optim.adam({{params = net.body}, {params = net.head, lr = 1e-3}}, {lr = 1e-4})
 --
--- What is optimized is a module, a list of parameters, or a list of groups: tables with params and settings that differ.
+-- What is optimized is a module, a list of parameters, or a list of groups: tables with params
+-- and settings that differ.
 
-local core = require "luatrain.core"
+local core = ...
 local check = require "luatrain.check"
-local nn = require "luatrain.nn"
+local is_module = require "luatrain.module".is_module
 
 local optim = {}
 local Optim = {}
-local INNER = {}               -- key of an optimizer's inside: {handle, keys, spec, name, parameters, steps, fixed}
+local INNER = {}               -- key of the inside of an optimizer, which new() fills
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
 local meta = {
   __name = "luatrain.Optim",
   __index = Optim,
-  __newindex = function(self, key) self[INNER].spec:value(key) end,   -- an unknown setting: an error
+  __newindex = function(self, key) self[INNER].spec:value(key) end,   -- it is unknown: an error
 }
 
--- ==== What is optimized ===========================================================================
+-- ==== What is optimized ==========================================================================
 
 -- Appends {name, tensor, group} for each parameter of a module or list.
 local function add_parameters(list, what, group, prefix, who)
-  if nn.is_module(what) then
+  if is_module(what) then
     for name, tensor in what:named_parameters() do
       list[#list + 1] = {name = prefix .. name, tensor = tensor, group = group}
     end
     return
   end
-  if type(what) ~= "table" then fail("%s wants a net, a list of parameters or a list of groups", who) end
+  if type(what) ~= "table" then
+    fail("%s wants a net, a list of parameters or a list of groups", who)
+  end
   for i, tensor in ipairs(what) do
-    if core.role(tensor) ~= "parameter" then fail("%s: item %d of the list is no parameter", who, i) end
+    if core.role(tensor) ~= "parameter" then
+      fail("%s: item %d of the list is no parameter", who, i)
+    end
     list[#list + 1] = {name = prefix .. i, tensor = tensor, group = group}
   end
 end
 
 -- The groups, and the parameters of all of them.
 local function read_groups(what, spec)
-  local first = type(what) == "table" and not nn.is_module(what) and what[1]
+  local first = type(what) == "table" and not is_module(what) and what[1]
   local groups, list = {}, {}
-  if type(first) ~= "table" or nn.is_module(first) then
+  if type(first) ~= "table" or is_module(first) then
     add_parameters(list, what, 1, "", spec.name)
     return {{}}, list
   end
@@ -54,7 +60,9 @@ local function read_groups(what, spec)
     end
     if not given.params then fail("%s: group %d has no params", spec.name, g) end
     add_parameters(list, given.params, g, g .. ".", spec.name)
-    groups[g] = group
+    groups[g] = setmetatable(group, {__newindex = function(self, key, value)
+      rawset(self, key, spec:value(key, value))
+    end})
   end
   return groups, list
 end
@@ -73,26 +81,29 @@ local function new(spec, what, options, update)
   return setmetatable(self, meta)
 end
 
--- ==== The kinds ===================================================================================
+-- ==== The kinds ==================================================================================
 
 local sgd = check "optim.sgd(net, {; lr:number, momentum=0.0, nesterov=false, decay=0.0})"
 
--- v = momentum v + g + decay w;  w = w - lr v, or with nesterov w - lr (g + decay w + momentum v).
+-- v = momentum v + g + decay w;  w = w - lr v, or with nesterov w - lr (g + decay w + momentum v)
 function optim.sgd(what, options)
   return new(sgd, what, options, function(self, groups)
     local momentum = self.momentum ~= 0
     for _, group in ipairs(groups) do momentum = momentum or (group.momentum or 0) ~= 0 end
-    if momentum then return {update = "momentum_step", keys = {"lr", "momentum", "nesterov", "decay"}, extra = {}} end
-    return {update = "sgd_step", keys = {"lr", "decay"}, extra = {}, plain = true}
+    if momentum then
+      return {update = "momentum_step", keys = {"lr", "momentum", "nesterov", "decay"}}
+    end
+    return {update = "sgd_step", keys = {"lr", "decay"}, plain = true}
   end)
 end
 
 local function adam_like(name, decay, decoupled)
-  local spec = check(("optim.%s(net, {; lr:number, beta1=0.9, beta2=0.999, eps=1e-8, decay=%s})"):format(name, decay))
+  local spec = check(("optim.%s(net, {; lr:number, beta1=0.9, beta2=0.999, eps=1e-8, decay=%s})")
+                     :format(name, decay))
   optim[name] = function(what, options)
     return new(spec, what, options, function()
-      return {update = "adam_step", keys = {"lr", "beta1", "beta2", "eps", "decay"}, extra = {decoupled = decoupled},
-              counts = true}
+      return {update = "adam_step", keys = {"lr", "beta1", "beta2", "eps", "decay"},
+              decoupled = decoupled, counts = true}
     end)
   end
 end
@@ -100,22 +111,21 @@ end
 adam_like("adam", "0.0", false)    -- Kingma and Ba 2015; decay is added to the gradient
 adam_like("adamw", "0.01", true)   -- Loshchilov and Hutter 2019; decay shrinks the weights
 
--- ==== Methods =====================================================================================
+-- ==== Methods ====================================================================================
 
--- One step for all parameters that have a gradient, which is forgotten then. Returns whether it was applied.
+-- One step for all parameters that have a gradient, which is forgotten then. Returns whether it
+-- was applied.
 function Optim:step()
   local inner, list = self[INNER], {}
   if inner.plain and self.momentum ~= 0 then
     fail("optim.sgd: this one was made without momentum; make a new one to have it")
   end
   for g, group in ipairs(self.groups) do
-    local options = {}
-    for key, value in pairs(inner.extra) do options[key] = value end
+    local options = {decoupled = inner.decoupled, step = inner.counts and inner.steps + 1 or nil}
     for _, key in ipairs(inner.keys) do
       options[key] = group[key]
       if options[key] == nil then options[key] = self[key] end
     end
-    if inner.counts then options.step = inner.steps + 1 end
     list[g] = options
   end
   local applied = inner.handle:step(list)
@@ -127,8 +137,8 @@ function Optim:zero_grad()
   for _, item in ipairs(self[INNER].parameters) do item.tensor:zero_grad() end
 end
 
--- A flat table of tensors for lt.save: "v.conv1.w" is slot v of parameter conv1.w; "steps" counts the steps. The slots
--- are the optimizer's own, not copies.
+-- A flat table of tensors for lt.save: "v.conv1.w" is slot v of parameter conv1.w; "steps" counts
+-- the steps. The slots are the optimizer's own, not copies.
 function Optim:state()
   local inner = self[INNER]
   local state = {steps = core.makers.tensor(inner.steps, {dtype = "i64"})}
@@ -152,10 +162,14 @@ end
 -- Takes over what state() gave, as lt.load reads it.
 function Optim:load(state)
   local mine = self:state()
+  if type(state) ~= "table" then
+    fail("optim: load wants a table of tensors, it is a %s", type(state))
+  end
   for _, name in ipairs(sorted(mine)) do
     if not state[name] then fail("optim: the state has no %s", name) end
-    if name ~= "steps" and core.describe(mine[name]) ~= core.describe(state[name]) then
-      fail("optim: %s is %s, this optimizer has %s", name, core.describe(state[name]), core.describe(mine[name]))
+    local has, wants = core.describe(state[name]), core.describe(mine[name])
+    if name ~= "steps" and has ~= wants then
+      fail("optim: %s is %s, this optimizer has %s", name, has, wants)
     end
   end
   for _, name in ipairs(sorted(state)) do

@@ -1,6 +1,7 @@
--- show.lua - a tensor as text: nested as lt.tensor reads it, then shape and dtype. Of long axes the ends are shown.
+-- show.lua - a tensor as text: nested as lt.tensor reads it, then shape and dtype. Of long axes
+-- the ends are shown.
 
-local core = require "luatrain.core"
+local core = ...
 
 local LONG, ENDS = 12, 5
 
@@ -33,7 +34,7 @@ local function read(x, shape, indices, flat)
   return list
 end
 
--- One format for all numbers.
+-- One format for all numbers; nan and inf fit any.
 local function format_of(flat)
   local whole, least, most = true, math.huge, 0
   for _, v in ipairs(flat) do
@@ -42,8 +43,6 @@ local function format_of(flat)
       whole = whole and v == math.floor(v)
       most = math.max(most, size)
       if size > 0 then least = math.min(least, size) end
-    elseif size == size then
-      whole = whole and true
     end
   end
   if whole and most < 1e15 then return "%.0f" end

@@ -23,7 +23,7 @@ function T.skip(name, why)
 end
 
 local function text(value)
-  if type(value) ~= "table" or getmetatable(value) then return type(value) == "string" and value or tostring(value) end
+  if type(value) ~= "table" or getmetatable(value) then return tostring(value) end
   local items, keys = {}, {}
   for key in pairs(value) do keys[#keys + 1] = key end
   table.sort(keys, function(a, b) return tostring(a) < tostring(b) end)
@@ -51,10 +51,19 @@ function T.fails(fn, message)
   local info = debug.getinfo(fn, "S")
   local file, line, rest = tostring(why):match "^([^:]*):(%d+): (.*)$"
   line = tonumber(line)
-  if file ~= info.short_src or line < info.linedefined or line > info.lastlinedefined or rest ~= message then
-    error(("wanted an error in lines %d to %d: %s\n  got: %s"):format(info.linedefined, info.lastlinedefined, message,
-                                                                      tostring(why)), 2)
+  local first, last = info.linedefined, info.lastlinedefined
+  if file ~= info.short_src or line < first or line > last or rest ~= message then
+    error(("wanted an error in lines %d to %d: %s\n  got: %s")
+          :format(first, last, message, tostring(why)), 2)
   end
+end
+
+-- The luatrain program that runs this script.
+function T.program()
+  local file = assert(io.open("/proc/self/cmdline", "rb"))
+  local name = file:read "a":match "^[^\0]*"
+  file:close()
+  return name
 end
 
 -- Prints the sums; the exit status tells whether all is well.

@@ -1,10 +1,13 @@
--- reducer.lua - averages the gradients of replicas of a net, with nothing but on_grad: an example of hooks.
+-- reducer.lua - averages the gradients of replicas of a net, with nothing but on_grad: an example
+-- of hooks.
 --
 --   local reduce = require "reducer"{net_a, net_b}
---   loss_a:backward(); loss_b:backward()      -- from here on both nets hold the mean of the two gradients
+--   loss_a:backward()
+--   loss_b:backward()                         -- from here on both hold the mean of the gradients
 --
--- The replicas live in one process and go backward one after the other. A parameter's gradients are averaged at the moment
--- when the last of them is complete; the real reducer sends buckets of them at that moment instead.
+-- The replicas live in one process and go backward one after the other. A parameter's gradients
+-- are averaged at the moment when the last of them is complete; the real reducer sends buckets of
+-- them at that moment instead.
 local lt = require "luatrain"
 
 return function(nets)

@@ -31,23 +31,18 @@ T.test("refused", function()
   refuses("script.lua: --lr wants a number, it is 'big'", "--lr=big")
   refuses("script.lua: --fast wants true or false, it is '1'", "--fast=1")
   refuses("script.lua: --data wants a value", "--data")
-  T.fails(function() lt.args{f = print} end, "lt.args: f wants a string, a number or a boolean as default")
+  T.fails(function() lt.args{f = print} end,
+          "lt.args: the default of f wants a string, a number or a boolean")
 end)
-
--- The luatrain program that runs this script.
-local function program()
-  local file = assert(io.open("/proc/self/cmdline", "rb"))
-  local name = file:read "a":match "^[^\0]*"
-  file:close()
-  return name
-end
 
 local function run(flags)
   local path = os.tmpname()
   local script = assert(io.open(path, "w"))
-  script:write 'local o = require "luatrain".args{epochs = 3, lr = 0.5, fast = false} print(o.epochs)'
+  script:write [[
+    local o = require "luatrain".args{epochs = 3, lr = 0.5, fast = false}
+    print(o.epochs)]]
   script:close()
-  local pipe = assert(io.popen(("%s %s %s 2>&1"):format(program(), path, flags)))
+  local pipe = assert(io.popen(("%s %s %s 2>&1"):format(T.program(), path, flags)))
   local text = pipe:read "a"
   local _, _, code = pipe:close()
   os.remove(path)

@@ -28,10 +28,13 @@ end
 local name = "fashion-mnist:" .. folder
 
 T.test("missing files name the package and the flag", function()
-  T.fails(function() lt.data.open(name) end, ("fashion-mnist: there is no %s/train-images-idx3-ubyte.gz; "
-          .. "'apt-get install dataset-fashion-mnist' brings it, or name a folder that has it: --data fashion-mnist:DIR")
+  T.fails(function() lt.data.open(name) end,
+          ("fashion-mnist: there is no %s/train-images-idx3-ubyte.gz; "
+          .. "'apt-get install dataset-fashion-mnist' brings it, or name a folder that has it: "
+          .. "--data fashion-mnist:DIR")
           :format(folder))
-  T.fails(function() lt.data.open("fashion-mnits") end, "unknown data 'fashion-mnits' (did you mean 'fashion-mnist'?)")
+  T.fails(function() lt.data.open("fashion-mnits") end,
+          "unknown data 'fashion-mnits' (did you mean 'fashion-mnist'?)")
   T.fails(function() lt.data.open("x") end, "unknown data 'x' (there is fashion-mnist)")
 end)
 
@@ -65,7 +68,9 @@ T.test("an epoch has an order of its own, and each image once", function()
   local function order(epoch)
     local list = {}
     for x in train:batches{batch = 4, shuffle = true, epoch = epoch} do
-      for i = 1, #x do list[#list + 1] = math.floor((x:get(i, 1, 1, 1) * 0.3530 + 0.2860) * 255 + 0.5) end
+      for i = 1, #x do
+        list[#list + 1] = math.floor((x:get(i, 1, 1, 1) * 0.3530 + 0.2860) * 255 + 0.5)
+      end
     end
     return list
   end
@@ -78,11 +83,15 @@ end)
 
 T.test("refused", function()
   local train = lt.data.open(name)
-  T.fails(function() train:batches{} end, "batches: 'batch' must be given: batches{batch; shuffle=false, epoch=1, dtype=f32}")
-  T.fails(function() train:batches{batch = 4, shufle = true} end, "batches: unknown key 'shufle' (did you mean 'shuffle'?)")
-  T.fails(function() train:batches{batch = 0} end, "batches: 'batch' wants a whole number from 1 up, it is 0")
+  T.fails(function() train:batches{} end,
+          "batches: 'batch' must be given: batches{batch; shuffle=false, epoch=1, dtype=f32}")
+  T.fails(function() train:batches{batch = 4, shufle = true} end,
+          "batches: unknown key 'shufle' (did you mean 'shuffle'?)")
+  T.fails(function() train:batches{batch = 0} end,
+          "batches: 'batch' wants a whole number from 1 up, it is 0")
   write_labels("t10k-labels-idx1-ubyte", 6)
-  T.fails(function() lt.data.open(name) end, ("fashion-mnist: %s/t10k-*: there are images 7x2x2 u8 and labels 6 u8, "
+  T.fails(function() lt.data.open(name) end,
+          ("fashion-mnist: %s/t10k-*: there are images 7x2x2 u8 and labels 6 u8, "
           .. "which do not belong together"):format(folder))
 end)
 

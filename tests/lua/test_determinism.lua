@@ -3,11 +3,13 @@ local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
 
--- The sha256 of a small net with all that is random in it, after a few steps. watch(net, x) may look on.
+-- The sha256 of a small net with all that is random in it, after a few steps. watch(net, x) may
+-- look on.
 local function train(seed, watch)
   lt.seed(seed)
   local net = nn.sequential{
-    nn.conv2d{1, 4, 3, pad = 1}, nn.batch_norm{4}, nn.relu(), nn.flatten(), nn.dropout{0.3}, nn.linear{4 * 36, 3}}
+    nn.conv2d{1, 4, 3, pad = 1}, nn.batch_norm{4}, nn.relu(), nn.flatten(), nn.dropout{0.3},
+    nn.linear{4 * 36, 3}}
   local o = lt.optim.adamw(net, {lr = 1e-2})
   for _ = 1, 5 do
     local x = lt.randn({8, 6, 6, 1})
@@ -21,15 +23,8 @@ local function train(seed, watch)
   return net:sha256()
 end
 
--- A net's initial values depend on its number in this process too, and dropout on the count of steps: so each run is a
--- program of its own.
-local function program()
-  local file = assert(io.open("/proc/self/cmdline", "rb"))
-  local name = file:read "a":match "^[^\0]*"
-  file:close()
-  return name
-end
-
+-- A net's initial values depend on its number in this process too, and dropout on the count of
+-- steps: so each run is a program of its own.
 if arg[1] then
   print(train(tonumber(arg[2]), ({
     evaluation = function(net, x)
@@ -37,14 +32,16 @@ if arg[1] then
       lt.step(lt.no_grad, function() net(x):softmax():mean():item() end)
       net:train()
     end,
-    forward = function(net, x) lt.step(lt.no_grad, function() lt.dropout(x, 0.5):sum():item() end) end,
+    forward = function(_, x)
+      lt.step(lt.no_grad, function() lt.dropout(x, 0.5):sum():item() end)
+    end,
     nothing = false,
   })[arg[1]]))
   os.exit(0, true)
 end
 
 local function run(what, seed)
-  local pipe = assert(io.popen(("%s %s %s %d"):format(program(), arg[0], what, seed)))
+  local pipe = assert(io.popen(("%s %s %s %d"):format(T.program(), arg[0], what, seed)))
   local sha = pipe:read "l"
   assert(pipe:close() and #sha == 64)
   return sha
@@ -55,7 +52,9 @@ T.test("same seed, same bits", function()
   assert(run("nothing", 1) ~= run("nothing", 2))
 end)
 
-T.test("an extra evaluation changes nothing", function() T.equal(run("evaluation", 1), run("nothing", 1)) end)
+T.test("an extra evaluation changes nothing", function()
+  T.equal(run("evaluation", 1), run("nothing", 1))
+end)
 T.test("an extra random call without gradients changes nothing", function()
   T.equal(run("forward", 1), run("nothing", 1))
 end)

@@ -10,7 +10,8 @@ local function names(net)
 end
 
 T.test("names follow the tree", function()
-  local net = nn.sequential{nn.conv2d{1, 2, 3}, nn.batch_norm{2}, lt.relu, nn.sequential{nn.linear{2, 3, bias = false}}}
+  local net = nn.sequential{
+    nn.conv2d{1, 2, 3}, nn.batch_norm{2}, lt.relu, nn.sequential{nn.linear{2, 3, bias = false}}}
   T.equal(names(net), "1.w 1.b 2.scale 2.shift 4.1.w")
   T.equal(names(net[4]), "1.w")
   local buffers = {}
@@ -29,7 +30,9 @@ T.test("named layers run in the order of their making", function()
 end)
 
 T.test("modules of one's own", function()
-  local block = nn.module({fc = nn.linear{2, 2}, gain = nn.parameter({2}, {value = 3})}, function(self, x)
+  local block = nn.module({
+    fc = nn.linear{2, 2}, gain = nn.parameter({2}, {value = 3})
+  }, function(self, x)
     return lt.relu(self.fc(x)) * self.gain + x
   end)
   T.equal(names(block), "fc.w fc.b gain")
@@ -41,7 +44,10 @@ T.test("modules of one's own", function()
   end, "stack")
   T.equal(names(list), "layers.1.w layers.1.b layers.2.w layers.2.b")
   T.equal(list(lt.ones({1, 2})).shape, {1, 2})
-  T.equal(tostring(list), "net: stack                12\n  layers.1: linear{2, 2}   6\n  layers.2: linear{2, 2}   6")
+  T.equal(tostring(list), table.concat({
+    "net: stack                12",
+    "  layers.1: linear{2, 2}   6",
+    "  layers.2: linear{2, 2}   6"}, "\n"))
 end)
 
 T.test("the layers compute", function()
@@ -62,7 +68,8 @@ T.test("the layers compute", function()
     T.equal(nn[name]()(x):sum():item(), lt[name](x):sum():item())
   end
   T.equal(nn.embedding{10, 3}(lt.tensor({1, 9}, {dtype = "i64"})).shape, {2, 3})
-  T.equal(names(nn.residual{nn.linear{1, 1}, skip = nn.linear{1, 1}}), "body.w body.b skip.w skip.b")
+  T.equal(names(nn.residual{nn.linear{1, 1}, skip = nn.linear{1, 1}}),
+          "body.w body.b skip.w skip.b")
 end)
 
 T.test("initial values", function()
@@ -81,7 +88,8 @@ T.test("tostring", function()
   local shared = nn.linear{4, 4}
   local net = nn.sequential{
     nn.conv2d{1, 2, 3, pad = {1, 0}}, lt.relu, nn.max_pool2d{2, stride = 1}, nn.flatten(),
-    nn.residual{nn.sequential{shared, nn.dropout{0.25}, shared}}, nn.dropout(), nn.batch_norm{2, eps = 1e-3}}
+    nn.residual{nn.sequential{shared, nn.dropout{0.25}, shared}}, nn.dropout(),
+    nn.batch_norm{2, eps = 1e-3}}
   T.equal(tostring(net), table.concat({
     "net: sequential                         44",
     "  1: conv2d{1, 2, 3, pad = {1, 0}}      20",
@@ -100,7 +108,8 @@ T.test("tostring", function()
 end)
 
 T.test("makers are strict", function()
-  T.fails(function() nn.conv2d{3, 64, 3, strides = 2} end, "nn.conv2d: unknown key 'strides' (did you mean 'stride'?)")
+  T.fails(function() nn.conv2d{3, 64, 3, strides = 2} end,
+          "nn.conv2d: unknown key 'strides' (did you mean 'stride'?)")
   T.fails(function() nn.conv2d{3, 64} end, "nn.conv2d: 'kernel' must be given: "
           .. "nn.conv2d{in, out, kernel; stride=1, pad=0, dilation=1, groups=1, bias=true}")
   T.fails(function() nn.conv2d{3, 64, 3, 2} end, "nn.conv2d takes 3 values by position: "
@@ -111,27 +120,32 @@ T.test("makers are strict", function()
           "nn.conv2d: 'groups' must divide 'in' and 'out', they are 2, 3 and 64")
   T.fails(function() nn.linear{0, 3} end, "nn.linear: 'in' wants a whole number from 1 up, it is 0")
   T.fails(function() nn.linear{2, 3, out = 3} end, "nn.linear: 'out' is given twice")
-  T.fails(function() nn.linear(2, 3) end, "nn.linear wants one table: nn.linear{in, out; bias=true}, it is 2")
-  T.fails(function() nn.linear{2, 3, bias = 1} end, "nn.linear: 'bias' wants true or false, it is 1")
+  T.fails(function() nn.linear(2, 3) end,
+          "nn.linear wants one table: nn.linear{in, out; bias=true}, it is 2")
+  T.fails(function() nn.linear{2, 3, bias = 1} end,
+          "nn.linear: 'bias' wants true or false, it is 1")
   T.fails(function() return nn.conv3d end, "nn has no 'conv3d' (did you mean 'conv2d'?)")
   T.fails(function() nn.sequential{nn.linear{1, 1}, nn.relu} end,
           "nn.sequential: layer 2 is the maker nn.relu; write nn.relu{...}")
   T.fails(function() nn.sequential{nn.linear{1, 1}, 5} end,
           "nn.sequential: layer 2 wants a module or a function, it is a number")
-  T.fails(function() nn.sequential{nn.linear{1, 1}, nil, lt.relu} end, "nn.sequential: layer 2 is nil")
+  T.fails(function() nn.sequential{nn.linear{1, 1}, nil, lt.relu} end,
+          "nn.sequential: layer 2 is nil")
   T.fails(function() nn.sequential{nn.linear{1, 1}, head = nn.relu()} end,
           "nn.sequential: layers have numbers or names, not both")
   T.fails(function() nn.sequential{act = lt.relu} end, "nn.sequential: layer 'act' is a function, "
           .. "whose place among names is not known; use a module or numbers")
   T.fails(function() nn.sequential{train = nn.relu()} end,
           "nn: 'train' is a method of modules; give the field another name")
-  T.fails(function() nn.residual{5} end, "nn.residual: 'body' wants a module or a function, it is 5")
+  T.fails(function() nn.residual{5} end,
+          "nn.residual: 'body' wants a module or a function, it is 5")
   T.fails(function() nn.module(5) end, "nn.module wants a table of fields and a function: "
           .. "nn.module({conv = nn.conv2d{...}}, function(self, x) ... end)")
 end)
 
 T.test("messages name the module and the line of the user", function()
   local net = nn.sequential{nn.linear{2, 3}, nn.relu(), nn.sequential{nn.linear{4, 1}}}
+  assert(nn.sequential{name = nn.linear{1, 1}}:parameters()[1])
   T.fails(function() net(lt.ones({5, 2})) end,
           "net.3.1 linear: w wants 4 input features, x has 3 (x 5x3 f32, w 1x4 f32)")
   local named = nn.sequential{name = "critic", nn.linear{2, 3}}
@@ -143,7 +157,7 @@ T.test("messages name the module and the line of the user", function()
     end)
     own(lt.ones({3}))
   end, "net add: x is 3 f32, y is 2 f32: axis 1 from the end has 3 and 2, which do not broadcast")
-  T.fails(function() net(lt.ones({5, 2})) end,      -- the same after an error: nothing is left behind
+  T.fails(function() net(lt.ones({5, 2})) end,      -- as before: an error leaves nothing behind
           "net.3.1 linear: w wants 4 input features, x has 3 (x 5x3 f32, w 1x4 f32)")
   T.fails(function() lt.ones({3}):add(lt.ones({2})) end,
           "add: x is 3 f32, y is 2 f32: axis 1 from the end has 3 and 2, which do not broadcast")
@@ -153,7 +167,8 @@ T.test("a module that is no field of its caller is an error", function()
   local hidden = nn.linear{2, 2}
   local net = nn.module({}, function(_, x) return hidden(x) end)
   T.fails(function() net(lt.ones({1, 2})) end,
-          "net linear{2, 2} is called but is not among the fields of its caller, so nothing would train or save it")
+          "net linear{2, 2} is called but is not among the fields of its caller, "
+          .. "so nothing would train or save it")
 end)
 
 T.test("the tree may grow and change", function()
@@ -173,6 +188,17 @@ T.test("the tree may grow and change", function()
   local whole = nn.sequential{body, nn.linear{2, 1}}
   T.equal(whole(x).shape, {1, 1})
   T.equal(names(whole), "1.1.w 1.1.b 2.w 2.b")
+  local outer = nn.sequential{nn.module({}, function(self, y)
+    return self.late and self.late(y) or y
+  end)}
+  outer(x)
+  outer[1].late = nn.linear{2, 1}                  -- linked to its owner by the first call
+  T.equal(outer(x).shape, {1, 1})
+  T.equal(names(outer), "1.late.w 1.late.b")
+  local taken = nn.linear{2, 1}
+  local former = nn.sequential{taken}
+  former[1] = lt.relu
+  T.equal(taken(x).shape, {1, 1})
   local loop = nn.module({}, function(_, y) return y end)
   loop.self = loop
   T.fails(function() loop:parameters() end, "nn: module contains itself")
@@ -232,13 +258,16 @@ T.test("dtype", function()
   T.equal(net(lt.ones({2, 2}, {dtype = "f64"})).dtype, "f64")
   T.equal(net[2].mean.dtype, "f64")
   T.fails(function() net:to("f32") end,
-          "a parameter's dtype is fixed once it has memory (it is f64); choose it before the first use")
+          "a parameter's dtype is fixed once it has memory (it is f64); "
+          .. "choose it before the first use")
   T.fails(function() net:to("f33") end, "to: unknown dtype 'f33' (did you mean 'f32'?)")
 end)
 
 T.test("saving and loading", function()
   local path = os.tmpname()
-  local function make(out) return nn.sequential{nn.linear{2, 3}, nn.batch_norm{3}, nn.linear{3, out}} end
+  local function make(out)
+    return nn.sequential{nn.linear{2, 3}, nn.batch_norm{3}, nn.linear{3, out}}
+  end
   local a, b = make(2), make(2)
   assert(a:sha256() ~= b:sha256(), "two nets start from different values")
   lt.save(path, a, {epoch = 3, note = "x"})
@@ -247,15 +276,19 @@ T.test("saving and loading", function()
   T.equal(meta, {epoch = "3", note = "x"})
   T.equal(tensors["1.w"]:totable(), a[1].w:totable())
   T.equal(tensors["2.var"].shape, {3})
-  T.fails(function() make(4):load(path) end, path .. " does not fit: 3.w is 2x3 f32, the net has 4x3 f32; "
-          .. "3.b is 2 f32, the net has 4 f32")
-  T.fails(function() nn.sequential{nn.linear{2, 3}, nn.relu(), nn.relu(), nn.linear{3, 2}}:load(path) end,
-          path .. " does not fit: 4.w is missing; 4.b is missing; 2.scale is not in the net; 2.shift is not in the net; "
-          .. "2.mean is not in the net; 2.var is not in the net; 3.w is not in the net; 3.b is not in the net")
+  T.fails(function() make(4):load(path) end,
+          path .. " does not fit: 3.w is 2x3, the net has 4x3; "
+          .. "3.b is 2, the net has 4")
+  local other = nn.sequential{nn.linear{2, 3}, nn.relu(), nn.relu(), nn.linear{3, 2}}
+  T.fails(function() other:load(path) end, path .. " does not fit: 4.w is missing; 4.b is missing; "
+          .. "2.scale is not in the net; 2.shift is not in the net; 2.mean is not in the net; "
+          .. "2.var is not in the net; 3.w is not in the net; 3.b is not in the net")
   lt.save(path, {b = lt.ones({2}), a = lt.tensor(1)})
   T.equal(lt.load(path).b:totable(), {1.0, 1.0})
-  T.fails(function() lt.save(path, {lt.ones({2})}) end, "lt.save: a table wants names and tensors, 1 is a userdata")
-  T.fails(function() lt.save(path, {x = {}}) end, "lt.save: a table wants names and tensors, x is a table")
+  T.fails(function() lt.save(path, {lt.ones({2})}) end,
+          "lt.save: a table wants names and tensors, 1 is a userdata")
+  T.fails(function() lt.save(path, {x = {}}) end,
+          "lt.save: a table wants names and tensors, x is a table")
   T.fails(function() lt.save(path, 5) end, "lt.save wants a table of tensors or a net")
   os.remove(path)
   local ok, why = pcall(lt.load, path)

@@ -1,4 +1,5 @@
--- test_ops.lua - how ops are called: inputs and options by position, options by name, and what is refused.
+-- test_ops.lua - how ops are called: inputs and options by position, options by name, and what is
+-- refused.
 local lt = require "luatrain"
 local T = require "lt_test"
 
@@ -27,7 +28,8 @@ T.test("axes count from 1", function()
   T.equal(x:slice({axis = 1, first = -1, last = -1}):totable(), {{4.0, 5.0, 7.0}})
   T.equal(lt.cat(x, x, 1).shape, {4, 3})
   T.equal(lt.cat(x, x, x, {axis = 2}).shape, {2, 9})
-  T.fails(function() x:sum(0) end, "sum: axes count from 1, or from the end with negatives; it is 0")
+  T.fails(function() x:sum(0) end,
+          "sum: axes count from 1, or from the end with negatives; it is 0")
   T.fails(function() x:sum(3) end, "sum: axis 3 is outside the 2 axes of x (2x3 f32)")
 end)
 
@@ -41,15 +43,18 @@ end)
 T.test("options are strict", function()
   T.fails(function() lt.conv2d(image, weights, {strides = 2}) end,
           "conv2d: unknown option 'strides' (did you mean 'stride'?)")
-  T.fails(function() lt.conv2d(image, weights, nil, 2, {stride = 1}) end, "conv2d: option 'stride' is given twice")
-  T.fails(function() lt.conv2d(image, weights, nil, "2") end, "conv2d: option 'stride' wants whole numbers, it is '2'")
+  T.fails(function() lt.conv2d(image, weights, nil, 2, {stride = 1}) end,
+          "conv2d: option 'stride' is given twice")
+  T.fails(function() lt.conv2d(image, weights, nil, "2") end,
+          "conv2d: option 'stride' wants whole numbers, it is '2'")
   T.fails(function() lt.conv2d(image, weights, {stride = 1.5}) end,
           "conv2d: option 'stride' wants whole numbers, it is 1.5")
   T.fails(function() lt.conv2d(image, weights, {stride = {}}) end,
           "conv2d: option 'stride' wants 1 to 8 whole numbers, it has 0")
   T.fails(function() x:relu(1) end, "relu: takes 0 options, it was given 1")
   T.fails(function() x:relu({slope = 1}) end, "relu: unknown option 'slope' (it has no options)")
-  T.fails(function() x:dropout({p = "half"}) end, "dropout: option 'p' wants a number, it is 'half'")
+  T.fails(function() x:dropout({p = "half"}) end,
+          "dropout: option 'p' wants a number, it is 'half'")
   T.fails(function() x:sum({keep = 1}) end, "sum: option 'keep' wants true or false, it is 1")
   T.fails(function() x:cast("f3") end, "cast: unknown dtype 'f3' (did you mean 'f32'?)")
   T.fails(function() x:cast(32) end, "cast: dtype wants a name such as 'f32', it is 32")
@@ -66,7 +71,8 @@ T.test("inputs are strict", function()
   T.fails(function() lt.matmul(x, x) end,
           "matmul: y wants 3 rows, one for each column of x, it has 2 (x 2x3 f32, y 2x3 f32)")
   T.fails(function() x:add(lt.ones({2, 2})) end,
-          "add: x is 2x3 f32, y is 2x2 f32: axis 1 from the end has 3 and 2, which do not broadcast")
+          "add: x is 2x3 f32, y is 2x2 f32: axis 1 from the end has 3 and 2, "
+          .. "which do not broadcast")
 end)
 
 T.finish()

@@ -5,7 +5,9 @@ local T = require "lt_test"
 
 -- A net of one number, w = 1, with gradient 2.
 local function one()
-  return nn.module({w = nn.parameter({1}, {value = 1})}, function(self) return (self.w * 2):sum() end)
+  return nn.module({w = nn.parameter({1}, {value = 1})}, function(self)
+    return (self.w * 2):sum()
+  end)
 end
 
 -- w after n steps.
@@ -44,7 +46,8 @@ T.test("settings may change between steps", function()
   net():backward()
   T.fails(function() o:step() end, "sgd_step: option 'lr' wants a number, it is 'fast'")
   o.lr, o.momentum = 0.1, 0.9
-  T.fails(function() o:step() end, "optim.sgd: this one was made without momentum; make a new one to have it")
+  T.fails(function() o:step() end,
+          "optim.sgd: this one was made without momentum; make a new one to have it")
 end)
 
 T.test("groups", function()
@@ -58,6 +61,8 @@ T.test("groups", function()
   step()
   T.near(a.w:item(), 1 - 0.2)
   T.near(b.w:item(), 1 - 0.02)
+  T.fails(function() o.groups[1].rl = 1 end, "optim.sgd: unknown key 'rl': "
+          .. "optim.sgd(net, {lr, momentum=0.0, nesterov=false, decay=0.0})")
   o.lr, o.groups[2].lr = 0.2, 0
   step()
   T.near(a.w:item(), 1 - 0.2 - 0.4)
@@ -87,7 +92,9 @@ end)
 T.test("state goes on where it was", function()
   local path = os.tmpname()
   local function run(steps, from)
-    local net = nn.module({w = nn.parameter({2, 2}, {value = 1})}, function(self) return (self.w * self.w):sum() end)
+    local net = nn.module({w = nn.parameter({2, 2}, {value = 1})}, function(self)
+      return (self.w * self.w):sum()
+    end)
     local o = optim.adam(net, {lr = 0.1})
     if from then
       o:load((lt.load(path)))
@@ -106,7 +113,8 @@ T.test("state goes on where it was", function()
   table.sort(names)
   T.equal(names, {"m.w", "steps", "v.w"})
   T.equal(run(2, half.w).w:totable(), run(4).w:totable())
-  T.fails(function() optim.adam(one(), {lr = 1}):load(lt.load(path)) end, "optim: m.w is 2x2 f32, this optimizer has 1 f32")
+  T.fails(function() optim.adam(one(), {lr = 1}):load(lt.load(path)) end,
+          "optim: m.w is 2x2 f32, this optimizer has 1 f32")
   local sgd = optim.sgd(one(), {lr = 1, momentum = 0.5})
   T.fails(function() sgd:load({steps = lt.tensor(1)}) end, "optim: the state has no v.w")
   T.fails(function() sgd:load({steps = lt.tensor(1), ["v.w"] = lt.ones({1}), x = lt.ones({1})}) end,
@@ -120,10 +128,13 @@ T.test("makers are strict", function()
           .. "optim.sgd(net, {lr, momentum=0.0, nesterov=false, decay=0.0})")
   T.fails(function() optim.sgd(net, {lr = 1, momentun = 1}) end,
           "optim.sgd: unknown key 'momentun' (did you mean 'momentum'?)")
-  T.fails(function() optim.sgd(5, {lr = 1}) end, "optim.sgd wants a net, a list of parameters or a list of groups")
+  T.fails(function() optim.sgd(5, {lr = 1}) end,
+          "optim.sgd wants a net, a list of parameters or a list of groups")
   T.fails(function() optim.sgd({}, {lr = 1}) end, "optim.sgd: there are no parameters to optimize")
-  T.fails(function() optim.sgd({lt.ones({1})}, {lr = 1}) end, "optim.sgd: item 1 of the list is no parameter")
-  T.fails(function() optim.sgd({{params = net, lrr = 1}}, {lr = 1}) end, "optim.sgd: unknown key 'lrr' (did you mean 'lr'?)")
+  T.fails(function() optim.sgd({lt.ones({1})}, {lr = 1}) end,
+          "optim.sgd: item 1 of the list is no parameter")
+  T.fails(function() optim.sgd({{params = net, lrr = 1}}, {lr = 1}) end,
+          "optim.sgd: unknown key 'lrr' (did you mean 'lr'?)")
   T.fails(function() optim.sgd({{lr = 1}}, {lr = 1}) end, "optim.sgd: group 1 has no params")
   T.fails(function() return optim.rmsprop end, "optim has no 'rmsprop'")
 end)

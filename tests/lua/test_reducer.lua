@@ -6,7 +6,8 @@ local reduce = require "reducer"
 
 local path = os.tmpname()
 local function make()
-  return nn.sequential{nn.conv2d{1, 4, 3, pad = 1}, nn.relu(), nn.flatten(), nn.linear{4 * 6 * 6, 3}}:to("f64")
+  return nn.sequential{
+    nn.conv2d{1, 4, 3, pad = 1}, nn.relu(), nn.flatten(), nn.linear{4 * 6 * 6, 3}}:to("f64")
 end
 
 local one = make()

@@ -21,12 +21,14 @@ end)
 T.test("backward refuses", function()
   local x = lt.tensor({1, 2}):requires_grad()
   T.fails(function() (x * 2):backward() end,
-          "backward: the loss wants one element, it is 2 f32; take its mean or sum, or give a gradient")
+          "backward: the loss wants one element, it is 2 f32; "
+          .. "take its mean or sum, or give a gradient")
   T.fails(function() lt.ones({1}):backward() end,
           "backward: the loss was not computed from anything that requires a gradient")
   local y = (x * x):sum()
   y:backward()
-  T.fails(function() y:backward() end, "backward: this graph was freed by an earlier backward or with its step; "
+  T.fails(function() y:backward() end,
+          "backward: this graph was freed by an earlier backward or with its step; "
           .. "add the losses and go backward once")
   T.fails(function() lt.ones({2}, {dtype = "i64"}):requires_grad() end,
           "only float tensors have gradients, this one is i64")
@@ -40,15 +42,16 @@ T.test("an error of backward has the line of the op", function()
   w:fill(0)
   local ok, why = pcall(y.backward, y)
   assert(not ok)
-  T.equal(why, ("tests/lua/test_run.lua:%d: backward of mul: its input 2 was changed in place after it was used")
-          :format(line))
+  T.equal(why, ("tests/lua/test_run.lua:%d: backward of mul: "
+                .. "its input 2 was changed in place after it was used"):format(line))
 end)
 
 T.test("nan in the loss names the step", function()
   local x = lt.tensor({0}):requires_grad()
   local loss = (x / x):sum()
   T.fails(function() loss:backward() end,
-          ("the loss is nan at step %d; look at the learning rate and at the data"):format(lt.steps() + 1))
+          ("the loss is nan at step %d; look at the learning rate and at the data")
+          :format(lt.steps() + 1))
 end)
 
 T.test("detach and no_grad", function()
@@ -86,8 +89,8 @@ T.test("an error in a hook comes out of backward", function()
   end)
   local ok, why = pcall(function() x:sum():backward() end)
   assert(not ok)
-  T.equal(why, ("tests/lua/test_run.lua:%d: add: x is 2 f32, y is 3 f32: axis 1 from the end has 2 and 3, "
-                .. "which do not broadcast"):format(line))
+  T.equal(why, ("tests/lua/test_run.lua:%d: add: x is 2 f32, y is 3 f32: "
+                .. "axis 1 from the end has 2 and 3, which do not broadcast"):format(line))
   x:on_grad(function() error({}) end)
   assert(not pcall(function() x:sum():backward() end))
 end)
@@ -170,8 +173,10 @@ end)
 
 T.test("grad_check finds a wrong gradient", function()
   T.fails(function()
-    lt.grad_check(function(a, b) return a * b + (b * b):detach() end, {lt.tensor({1, 2}), lt.tensor({3, 4})})
-  end, ("lt.grad_check: input 2, element (1): numeric %.9g, analytic %.9g"):format(7 * math.cos(1), math.cos(1)))
+    lt.grad_check(function(a, b) return a * b + (b * b):detach() end,
+                  {lt.tensor({1, 2}), lt.tensor({3, 4})})
+  end, ("lt.grad_check: input 2, element (1): numeric %.9g, analytic %.9g")
+       :format(7 * math.cos(1), math.cos(1)))
 end)
 
 T.test("a script's own error has its own words", function()

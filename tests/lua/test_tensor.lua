@@ -21,21 +21,30 @@ end)
 T.test("makers refuse", function()
   T.fails(function() lt.zeros(3) end, "lt.zeros: a shape is a table such as {2, 3}, not 3")
   T.fails(function() lt.zeros({2, -1}) end, "lt.zeros: axis 2 of the shape wants a count, it is -1")
-  T.fails(function() lt.zeros({2, "x"}) end, "lt.zeros: axis 2 of the shape wants a count, it is 'x'")
+  T.fails(function() lt.zeros({2, "x"}) end,
+          "lt.zeros: axis 2 of the shape wants a count, it is 'x'")
   T.fails(function() lt.zeros({1, 1, 1, 1, 1, 1, 1, 1, 1}) end,
           "lt.zeros: a tensor has at most 8 axes, the shape has 9")
-  T.fails(function() lt.zeros({2}, {dtyp = "f64"}) end, "lt.zeros: unknown option 'dtyp' (did you mean 'dtype'?)")
-  T.fails(function() lt.zeros({2}, {dtype = "f65"}) end, "lt.zeros: unknown dtype 'f65' (did you mean 'f64'?)")
-  T.fails(function() lt.zeros({2}, "f64") end, "lt.zeros: options are a table such as {dtype = 'f64'}, not 'f64'")
-  T.fails(function() lt.zeros({2}, {device = "cuda"}) end, "lt.zeros: device 'cuda' is not here; there is 'cpu'")
+  T.fails(function() lt.zeros({2}, {dtyp = "f64"}) end,
+          "lt.zeros: unknown option 'dtyp' (did you mean 'dtype'?)")
+  T.fails(function() lt.zeros({2}, {dtype = "f65"}) end,
+          "lt.zeros: unknown dtype 'f65' (did you mean 'f64'?)")
+  T.fails(function() lt.zeros({2}, "f64") end,
+          "lt.zeros: options are a table such as {dtype = 'f64'}, not 'f64'")
+  T.fails(function() lt.zeros({2}, {device = "cuda"}) end,
+          "lt.zeros: device 'cuda' is not here; there is 'cpu'")
   T.fails(function() lt.full({2}, 0.5, {dtype = "i64"}) end, "lt.full: 0.5 does not fit into i64")
-  T.fails(function() lt.randn({2}, {dtype = "i64"}) end, "lt.randn: dtype wants a float one, it is i64")
-  T.fails(function() lt.tensor({{1, 2}, {3}}) end, "lt.tensor: ragged table: at depth 2 there are 2 values, then 1")
-  T.fails(function() lt.tensor({{1, 2}, 3}) end, "lt.tensor: ragged table: at depth 2 there are 2 values, then 3")
+  T.fails(function() lt.randn({2}, {dtype = "i64"}) end,
+          "lt.randn: dtype wants a float one, it is i64")
+  T.fails(function() lt.tensor({{1, 2}, {3}}) end,
+          "lt.tensor: ragged table: at depth 2 there are 2 values, then 1")
+  T.fails(function() lt.tensor({{1, 2}, 3}) end,
+          "lt.tensor: ragged table: at depth 2 there are 2 values, then 3")
   T.fails(function() lt.tensor({1, "a"}) end, "lt.tensor: the value wants a number, it is 'a'")
   T.fails(function() lt.tensor({1, 300}, {dtype = "u8"}) end, "lt.tensor: 300 does not fit into u8")
   T.fails(function() lt.tensor("a") end, "lt.tensor: the value wants a number, it is 'a'")
-  T.fails(function() lt.arange(0, 1e300) end, "lt.arange: 1e+300 steps of 1 from 0 to 1e+300 are too many")
+  T.fails(function() lt.arange(0, 1e300) end,
+          "lt.arange: 1e+300 steps of 1 from 0 to 1e+300 are too many")
   T.fails(function() return lt.conv3d end, "luatrain has no 'conv3d' (did you mean 'conv2d'?)")
 end)
 
@@ -67,15 +76,20 @@ T.test("elements", function()
   T.fails(function() x:item() end, "item wants a tensor of one element, it is 2x3 f32")
   T.fails(function() x:dim(0) end,
           "dim wants an axis from 1 to 2, or from the end with negatives; it is 0 (2x3 f32)")
-  T.fails(function() return #lt.tensor(1) end, "# wants a tensor with axes, this one holds a single number")
-  T.fails(function() lt.zeros({1}, {dtype = "i64"}):set(1, 0.5) end, "set: 0.5 does not fit into i64")
-  T.fails(function() x:copy(lt.zeros({5})) end, "copy wants the same count of elements: 5 f32 is not 2x3 f32")
+  T.fails(function() return #lt.tensor(1) end,
+          "# wants a tensor with axes, this one holds a single number")
+  T.fails(function() lt.zeros({1}, {dtype = "i64"}):set(1, 0.5) end,
+          "set: 0.5 does not fit into i64")
+  T.fails(function() x:copy(lt.zeros({5})) end,
+          "copy wants the same count of elements: 5 f32 is not 2x3 f32")
 end)
 
 T.test("names", function()
   local x = lt.zeros({2})
-  T.fails(function() return x.shap end, "tensor: unknown method or field 'shap' (did you mean 'shape'?)")
-  T.fails(function() x:softmux() end, "tensor: unknown method or field 'softmux' (did you mean 'softmax'?)")
+  T.fails(function() return x.shap end,
+          "tensor: unknown method or field 'shap' (did you mean 'shape'?)")
+  T.fails(function() x:softmux() end,
+          "tensor: unknown method or field 'softmux' (did you mean 'softmax'?)")
   T.fails(function() return x[1] end, "tensor: unknown method or field '1'")
   T.equal(x.device, "cpu")
 end)

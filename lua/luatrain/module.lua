@@ -1,0 +1,409 @@
+-- module.lua - what a module is: a callable tree of parts.
+--
+-- A module is a plain table. Its fields are its parts (parameters, buffers, other modules, and
+-- lists of these) and its settings. It is called like a function. Parts have an order, that of
+-- their making (of their numbers in a list), and a name in the tree: net[4].w is "4.w",
+-- net.block1.conv.w is "block1.conv.w".
+--
+-- Parameters are made without memory. A whole tree gets it in one piece when it is first called,
+-- listed, loaded, saved or given to an optimizer, whichever part of it that happens to. So a
+-- module knows the one that it is a part of.
+--
+-- Behind a module is a record, under a key that is no string: [1] its path "net.4" and [2] the
+-- function that calls it, by which the binding finds it on the stack (bind.c); forward; text, for
+-- tostring; parent; placed; order, of parts that may not become more.
+
+local core = ...
+local ops = core.ops
+local KEY = core.module_key
+
+local exports = {}
+local Module = {}              -- the methods of all modules
+local meta = {__index = Module, __name = "luatrain.Module"}
+local births = setmetatable({}, {__mode = "k"})   -- of modules and parameters: when each was made
+local n_births = 0
+
+local function fail(...) core.fail("EINVAL", string.format(...)) end
+function exports.is_module(value) return type(value) == "table" and rawget(value, KEY) ~= nil end
+function exports.is_list(value) return type(value) == "table" and getmetatable(value) == nil end
+local is_module, is_list = exports.is_module, exports.is_list
+
+local function born(value)
+  n_births = n_births + 1
+  births[value] = n_births
+  return value
+end
+
+-- ==== The tree ===================================================================================
+
+-- When a value was made, if it is a part or a list with parts in it; else nil.
+local function birth_of(value)
+  if births[value] or not is_list(value) then return births[value] end
+  local first
+  for _, item in pairs(value) do
+    local birth = births[item]
+    if birth and (not first or birth < first) then first = birth end
+  end
+  return first
+end
+
+local function by_order(a, b)
+  local a_number, b_number = math.type(a.key) ~= nil, math.type(b.key) ~= nil
+  if a_number ~= b_number then return a_number end
+  if a_number then return a.key < b.key end
+  if a.birth ~= b.birth then return a.birth < b.birth end
+  return a.name < b.name
+end
+
+-- The parts of a module or list in order: {key, name, value, birth} each. Functions are parts for
+-- tostring alone.
+local function parts(node, functions)
+  local list = {}
+  for key, value in pairs(node) do
+    local birth = key ~= KEY and birth_of(value)
+    if functions and type(value) == "function" then birth = math.huge end
+    if birth then
+      list[#list + 1] = {key = key, name = tostring(key), value = value, birth = birth}
+    end
+  end
+  table.sort(list, by_order)
+  return list
+end
+
+-- Appends all modules and tensors below a node to list: {name, value, owner} each, a module
+-- before what is in it.
+local function flatten(node, prefix, owner, list, above)
+  if above[node] then fail("nn: %s contains itself", node[KEY].text) end
+  above[node] = true
+  local found = parts(node)
+  local order = is_module(node) and node[KEY].order
+  if order and #order ~= #found then
+    fail("%s: its layers are those that it was made with", node[KEY].text)
+  end
+  for _, part in ipairs(found) do
+    local name, value = prefix .. part.name, part.value
+    if not is_list(value) then list[#list + 1] = {name = name, value = value, owner = owner} end
+    if type(value) == "table" then
+      flatten(value, name .. ".", is_module(value) and value or owner, list, above)
+    end
+  end
+  above[node] = nil
+  return list
+end
+
+local function tree(module) return flatten(module, "", module, {}, {}) end
+
+-- Names and tensors of a tree in order. A tensor that is in several places comes several times.
+local function tensors_of(list)
+  local names, tensors = {}, {}
+  for _, entry in ipairs(list) do
+    if not is_module(entry.value) then
+      names[#names + 1], tensors[#tensors + 1] = entry.name, entry.value
+    end
+  end
+  return names, tensors
+end
+
+-- The part of a tree, or its root, that holds a module; nil if it is not there.
+local function owner_in(root, module)
+  for _, entry in ipairs(tree(root)) do
+    if entry.value == module then return entry.owner end
+  end
+end
+
+-- The module that this one is a part of, or nil. It may have been taken out since it was linked.
+local function parent_of(module)
+  local record = module[KEY]
+  record.parent = record.parent and owner_in(record.parent, module)
+  return record.parent
+end
+
+local function name_of_root(root)
+  local name = rawget(root, "name")
+  return type(name) == "string" and name or "net"
+end
+
+-- Gives memory to the whole tree that a module is a part of.
+local function place(module)
+  local root = module
+  while parent_of(root) do root = parent_of(root) end
+  local list = tree(root)
+  core.place(tensors_of(list))
+  local path = name_of_root(root)
+  root[KEY][1], root[KEY].placed = path, true
+  for i = #list, 1, -1 do      -- backwards, so that the first of several names stays
+    local entry = list[i]
+    if is_module(entry.value) then
+      local record = entry.value[KEY]
+      record[1], record.parent, record.placed = path .. "." .. entry.name, entry.owner, true
+    end
+  end
+end
+
+-- Names and tensors below a module, all with memory.
+local function placed_tensors(module)
+  local names, tensors = tensors_of(tree(module))
+  for _, tensor in ipairs(tensors) do
+    local _, state = core.describe(tensor)
+    if state == "pending" then
+      place(module)
+      break
+    end
+  end
+  return names, tensors
+end
+
+-- Of names and tensors: each tensor once, under its first name, if it has the role "parameter" or
+-- "buffer" (nil: both).
+local function once(names, tensors, role)
+  local seen, some_names, some_tensors = {}, {}, {}
+  for i, tensor in ipairs(tensors) do
+    if not seen[tensor] and (not role or core.role(tensor) == role) then
+      some_names[#some_names + 1], some_tensors[#some_tensors + 1] = names[i], tensor
+    end
+    seen[tensor] = true
+  end
+  return some_names, some_tensors
+end
+
+local function collect(module, role)
+  local names, tensors = placed_tensors(module)
+  return once(names, tensors, role)
+end
+
+-- ==== Calling ====================================================================================
+
+-- A module that was assigned to a field later has no link to its owner yet; its caller is, or
+-- holds, that owner.
+local function place_for_call(module, record)
+  local caller = core.active_module(module)
+  if caller and not parent_of(module) then
+    record.parent = owner_in(caller, module)
+    if not record.parent then
+      fail("%s is called but is not among the fields of its caller, so nothing would train or "
+           .. "save it", record.text)
+    end
+  end
+  place(module)
+end
+
+local function all(...) return ... end
+
+-- Not a tail call: the frame of this function tells that the module runs.
+function meta.__call(self, ...)
+  local record = self[KEY]
+  if not record.placed then place_for_call(self, record) end
+  return all(record.forward(self, ...))
+end
+
+local function adopt(parent, value)
+  if is_module(value) then
+    value[KEY].parent = value[KEY].parent or parent
+  elseif is_list(value) then
+    for _, item in pairs(value) do
+      if is_module(item) then adopt(parent, item) end
+    end
+  end
+end
+
+-- Turns a table of fields into a module. forward(self, ...) computes; text is for tostring.
+function exports.new(text, fields, forward)
+  for key, value in pairs(fields) do
+    if Module[key] then
+      fail("nn: '%s' is a method of modules; give the field another name", key)
+    end
+    adopt(fields, value)
+  end
+  fields.training = true
+  fields[KEY] = {"", meta.__call, forward = forward, text = text}
+  return born(setmetatable(fields, meta))
+end
+
+-- A parameter, or a buffer, with an initialiser: see new_parameter in bind_run.c.
+function exports.tensor(shape, kind, a, b, buffer)
+  return born(core.new_parameter(shape, kind, a, b, buffer))
+end
+
+-- From now on a module has the parts that it has. Returns their keys in order.
+function exports.fix_parts(self)
+  local order = {}
+  for i, part in ipairs(parts(self)) do order[i] = part.key end
+  self[KEY].order = order
+  return order
+end
+
+-- ==== Methods ====================================================================================
+
+-- The parameters in order, each once.
+function Module:parameters()
+  local _, tensors = collect(self, "parameter")
+  return tensors
+end
+
+local function each(names, tensors)
+  local i = 0
+  return function()
+    i = i + 1
+    return names[i], tensors[i]
+  end
+end
+
+-- for name, p in net:named_parameters() do ... end
+function Module:named_parameters() return each(collect(self, "parameter")) end
+function Module:named_buffers() return each(collect(self, "buffer")) end
+
+-- How many numbers there are to learn.
+function Module:count()
+  local names, tensors = tensors_of(tree(self))
+  local n = 0
+  names, tensors = once(names, tensors, "parameter")
+  for _, tensor in ipairs(tensors) do n = n + tensor:count() end
+  return n
+end
+
+local function set_training(self, on)
+  self.training = on
+  for _, entry in ipairs(tree(self)) do
+    if is_module(entry.value) then entry.value.training = on end
+  end
+  return self
+end
+
+function Module:train() return set_training(self, true) end
+
+-- Batch norm's running statistics take in what is pending before anything reads them.
+function Module:eval()
+  core.stats_commit()
+  return set_training(self, false)
+end
+
+-- The dtype of all parameters and buffers; before they have memory.
+function Module:to(dtype)
+  local _, tensors = tensors_of(tree(self))
+  for _, tensor in ipairs(tensors) do core.set_dtype(tensor, dtype) end
+  return self
+end
+
+-- Frozen parameters get no gradients and no updates; freeze(false) thaws them.
+function Module:freeze(on)
+  local names, tensors = collect(self, "parameter")
+  core.freeze(names, tensors, on ~= false)
+  return self
+end
+
+function Module:zero_grad()
+  for _, tensor in ipairs(self:parameters()) do tensor:zero_grad() end
+end
+
+-- Fingerprint of all values: parameters, then buffers.
+function Module:sha256()
+  core.stats_commit()
+  return core.sha256(placed_tensors(self))
+end
+
+-- For lt.save: names and tensors of all that is worth saving.
+function Module:state()
+  core.stats_commit()
+  return collect(self)
+end
+
+local function set_of(list)
+  local set = {}
+  for _, item in ipairs(list) do set[item] = true end
+  return set
+end
+
+-- What keeps a file from fitting, as a list of sentences. A tensor may stand in the file under
+-- any of its names.
+local function differences(file, in_file, names, tensors)
+  local found, in_net, list = {}, set_of(names), {}
+  for i, name in ipairs(names) do found[tensors[i]] = found[tensors[i]] or in_file[name] end
+  for i, name in ipairs(names) do
+    if not found[tensors[i]] then
+      list[#list + 1] = name .. " is missing"
+      found[tensors[i]] = true
+    elseif in_file[name] then
+      local has, wants = file:shape(name), table.concat(tensors[i].shape, "x")
+      if has ~= wants then
+        list[#list + 1] = ("%s is %s, the net has %s"):format(name, has, wants)
+      end
+    end
+  end
+  for _, name in ipairs(file:names()) do
+    if not in_net[name] then list[#list + 1] = name .. " is not in the net" end
+  end
+  return list
+end
+
+-- Reads what lt.save(path, net) wrote. All names and shapes must agree.
+function Module:load(path)
+  core.stats_commit()
+  local names, tensors = placed_tensors(self)
+  local file <close> = core.open_file(path)
+  local in_file = set_of(file:names())
+  local wrong = differences(file, in_file, names, tensors)
+  if #wrong > 0 then
+    local text = table.concat(wrong, "; ", 1, math.min(#wrong, 10))
+    if #wrong > 10 then text = ("%s; and %d more"):format(text, #wrong - 10) end
+    core.fail("EFILE", ("%s does not fit: %s"):format(path, text))
+  end
+  for i, name in ipairs(names) do
+    if in_file[name] then file:read_into(name, tensors[i]) end
+  end
+  return self
+end
+
+-- ==== tostring ===================================================================================
+
+local function function_name(f)
+  for name, op in pairs(ops) do
+    if op == f then return name end
+  end
+  local info = debug.getinfo(f, "S")
+  return ("function %s:%d"):format(info.short_src, info.linedefined)
+end
+
+local function with_commas(n)
+  local text = tostring(n):reverse():gsub("(%d%d%d)", "%1,"):reverse()
+  return (text:gsub("^,", ""))
+end
+
+-- Appends one row {left, count} for each module and function below self.
+local function add_rows(self, name, depth, rows, seen)
+  local left = ("  "):rep(depth) .. name .. ": "
+  if type(self) == "function" then
+    rows[#rows + 1] = {left .. function_name(self), ""}
+    return
+  end
+  local count = seen[self] and "shared" or self:count() > 0 and with_commas(self:count()) or ""
+  rows[#rows + 1] = {left .. self[KEY].text, count}
+  local function add_parts(node, prefix)
+    for _, part in ipairs(parts(node, true)) do
+      if is_list(part.value) then
+        add_parts(part.value, prefix .. part.name .. ".")
+      elseif not core.role(part.value) then
+        add_rows(part.value, prefix .. part.name, depth + 1, rows, seen)
+      end
+    end
+  end
+  if not seen[self] then
+    seen[self] = true
+    add_parts(self, "")
+  end
+end
+
+function meta.__tostring(self)
+  local rows, width, most = {}, 0, 0
+  local path = self[KEY][1]
+  add_rows(self, path ~= "" and path or name_of_root(self), 0, rows, {})
+  for _, row in ipairs(rows) do
+    width, most = math.max(width, #row[1]), math.max(most, #row[2])
+  end
+  local format = ("%%-%ds  %%%ds"):format(width, most)
+  for i, row in ipairs(rows) do
+    rows[i] = row[2] == "" and row[1] or format:format(row[1], row[2])
+  end
+  return table.concat(rows, "\n")
+end
+
+return exports
