@@ -210,7 +210,7 @@ LT_API int lt_tape_nodes(const lt_tape *tape);
 /* Called once per backward for leaf x when its last contribution of this backward is in grad; a
  * failure ends the backward. In order of registration. Hooks see ops unrecorded. */
 typedef lt_status (*lt_grad_hook)(void *ud, lt_tensor *x, lt_tensor *grad);
-/* free (may be NULL) is called with ud when the leaf goes. */
+/* ud is taken: free (may be NULL) is called with it when the leaf goes, or at once on failure. */
 LT_MUST lt_status lt_on_grad(lt_tensor *x, lt_grad_hook hook, void *ud, void (*free)(void *ud));
 
 /* What amp and dist fill: one occupant per slot, called with its ud; NULL functions are skipped. */

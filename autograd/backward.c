@@ -15,7 +15,8 @@
 
 /* ==== First pass ============================================================================== */
 
-/* A marked node is held: its outputs' handles may be gone, and so may the nodes that used it by then. */
+/* A marked node is held: its outputs' handles may be gone, and so may the nodes that used it by
+ * then. */
 static void mark_one(lt_node *node)
 {
     if (node->marked)
@@ -266,7 +267,8 @@ static lt_status walk(struct lt_autograd *ag, lt_node *from)
         if (step_back(node) != LT_OK)
             return lt_fail_prefix("%sbackward of %s", node->where, node->def->schema.name);
         LT_TRY(count_down(ag, node));
-        before = node->prev; /* a hook may have ended other nodes; what follows ends this one only */
+        before =
+            node->prev; /* a hook may have ended other nodes; what follows ends this one only */
         node->marked = false;
         lt__node_spend(node);
         lt__node_release(node);

@@ -10,6 +10,7 @@ void lt__device_free(lt_ctx *ctx, lt_device *device, void *p, size_t bytes);
 /* Returns every cached block and the pool's own lists to the system. */
 void lt__pool_close(lt_ctx *ctx, lt_device *device);
 
-lt_device *lt__cpu_device_new(int threads); /* new; close() gives it back. NULL when out of memory */
+lt_device *
+lt__cpu_device_new(int threads); /* new; close() gives it back. NULL when out of memory */
 
 #endif

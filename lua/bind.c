@@ -567,3 +567,29 @@ lt_tensor *lt_lua_tensor(lua_State *L, int index)
         lt_fail(LT_EINVAL, "there is a %s where a tensor was wanted", luaL_typename(L, index));
     return x;
 }
+
+lt_status lt_lua_run(lua_State *L, lt_tensor *const *in, int n_in, lt_tensor **out, int n_out)
+{
+    int top = lua_gettop(L);
+    if (!lua_checkstack(L, n_in + n_out + 1))
+        return lt_fail(LT_ENOMEM, "out of memory for the Lua stack");
+    lua_pushvalue(L, top);
+    lt_status status = LT_OK;
+    for (int i = 0; i < n_in && status == LT_OK; i++)
+        status = lt_lua_push(L, in[i]);
+    if (status == LT_OK)
+        status = lt_lua_call(L, n_in, n_out);
+    for (int i = 0; i < n_out && status == LT_OK; i++)
+        if (!lt_lua_tensor(L, top + 1 + i))
+            status = LT_EINVAL;
+    for (int i = 0; i < n_out && status == LT_OK; i++)
+        out[i] = lt_retain(lt_lua_tensor(L, top + 1 + i));
+    lua_settop(L, top);
+    return status;
+}
+
+void lt_lua_close(lua_State *L)
+{
+    if (L)
+        lua_close(L);
+}

@@ -1,14 +1,12 @@
 /* luatrain.h - the one header of the library: the doors of all rooms, and Lua states for programs
  * that embed them.
  *
- * A program runs a Lua model in these steps:
+ * A program trains a model written in Lua, without Lua's own headers, in these steps:
  *     lt_ctx *ctx = lt_open(NULL);
  *     lua_State *L = lt_lua_new(ctx);
- *     lt_lua_dofile(L, "lenet.lua", 0, NULL);      the file returns a function that makes the net
- *     lua_newtable(L); lt_lua_call(L, 1, 1);       net = make({})
- *     lt_lua_push(L, x);   lt_lua_call(L, 1, 1);   y = net(x)
- *     lt_tensor *y = lt_lua_tensor(L, -1);
- *     lua_close(L); lt_ctx_free(ctx);
+ *     lt_lua_dofile(L, "model.lua", 0, NULL);       the file returns a function (x, labels)
+ *     lt_lua_run(L, (lt_tensor *[]){x, labels}, 2, &loss, 1);
+ *     lt_lua_close(L); lt_ctx_free(ctx);
  */
 #ifndef LUATRAIN_H
 #define LUATRAIN_H
@@ -25,15 +23,20 @@ extern "C" {
 typedef struct lua_State lua_State; /* as in lua.h, which is only needed to do more with one */
 
 /* A Lua state with the standard libraries, in which require "luatrain" works in ctx. ctx must
- * outlive the state, and has one state at a time. Close it with lua_close(). New. NULL with
- * LT_ENOMEM. */
+ * outlive the state, and has one state at a time. New. NULL with LT_ENOMEM. */
 LT_API lua_State *lt_lua_new(lt_ctx *ctx);
+LT_API void lt_lua_close(lua_State *L); /* NULL is fine */
 
 /* Runs a script with the global table arg = {[0] = path, argv[0], argv[1], ...}. What the file
  * returns is left on the stack. The error of a call of the library keeps its status if the script
  * does not catch it; any other error is LT_ESCRIPT. Its traceback goes to the log as LT_LOG_DEBUG.
  */
 LT_MUST lt_status lt_lua_dofile(lua_State *L, const char *path, int argc, char **argv);
+
+/* out[0..n_out) = f(in[0..n_in)) for the function or module f on top of the stack, which stays
+ * there. The results must be tensors; new. On failure there are none. */
+LT_MUST lt_status lt_lua_run(lua_State *L, lt_tensor *const *in, int n_in, lt_tensor **out,
+                             int n_out);
 
 /* lua_pcall() with errors as above: calls the function (or the module) below n_args arguments, all
  * popped; leaves n_results results, none on failure. */

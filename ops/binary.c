@@ -1,5 +1,5 @@
-/* binary.c - arithmetic of two tensors, which broadcast as in numpy: axes are matched from the last one backwards,
- * and a missing axis or one of 1 is repeated. */
+/* binary.c - arithmetic of two tensors, which broadcast as in numpy: axes are matched from the last
+ * one backwards, and one that is missing, or 1, is repeated. */
 #include <tgmath.h>
 
 #include "ops/loops.h"
@@ -16,14 +16,12 @@ static lt_status binary_shape(lt_call *c)
 
 static lt_status forward(lt_call *c, lt_block_fn fn, int cost)
 {
-    lt_array x = lt__array(c->in[0]), y = lt__array(c->in[1]);
-    lt__map(c, &(lt_map){fn, x.dtype, cost, .n_in = 2, .z = lt__array(c->out[0]), .in = {x, y}});
+    lt_array x = lt__array(c->in[0]), y = lt__array(c->in[1]), z = lt__array(c->out[0]);
+    lt__map(c, &(lt_map){fn, x.dtype, cost, .n_in = 2, .z = z, .in = {x, y}});
     return LT_OK;
 }
 
-static size_t backward_scratch(const lt_call *c, bool backward) { return backward ? lt__grad_scratch(c) : 0; }
-
-/* fn[i]'s inputs are dz and, where the op saves them, x and y. */
+/* fn[i] gives the gradient of input i; its inputs are dz and, if the op saves them, x and y. */
 static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
 {
     lt_array dz = lt__array(c->d_out[0]);
@@ -41,57 +39,56 @@ static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
     return LT_OK;
 }
 
-#define FORWARD_BLOCK(name, types, z_of)                                                            \
-    LT_SIMD static void name(const lt_block *b)                                                     \
-    {                                                                                               \
-        types(b->dtype, T, {                                                                        \
-            const T *restrict xs = b->in[0], *restrict ys = b->in[1];                               \
-            T *restrict out = b->z;                                                                 \
-            for (int64_t i = 0; i < b->n; i++) {                                                    \
-                const T x = xs[i], y = ys[i];                                                       \
-                out[i] = (T)(z_of);                                                                 \
-            }                                                                                       \
-        });                                                                                         \
+#define FORWARD_BLOCK(name, types, z_of)                                                           \
+    LT_SIMD static void name(const lt_block *b)                                                    \
+    {                                                                                              \
+        types(b->dtype, T,                                                                         \
+            const T *restrict xs = b->in[0], *restrict ys = b->in[1];                              \
+            T *restrict out = b->z;                                                                \
+            for (int64_t i = 0; i < b->n; i++) {                                                   \
+                const T x = xs[i], y = ys[i];                                                      \
+                out[i] = (T)(z_of);                                                                \
+            }                                                                                      \
+        );                                                                                         \
     }
 
-/* saved: whether the op saves x and y. */
-#define BACKWARD_BLOCK(name, saved, d_of)                                                           \
-    LT_SIMD static void name(const lt_block *b)                                                     \
-    {                                                                                               \
-        LT_FLOATS(b->dtype, T, {                                                                    \
-            const T *restrict dzs = b->in[0];                                                       \
-            const T *restrict xs = b->in[(saved) ? 1 : 0], *restrict ys = b->in[(saved) ? 2 : 0];   \
-            T *restrict out = b->z;                                                                 \
-            const bool add = b->add;                                                                \
-            for (int64_t i = 0; i < b->n; i++) {                                                    \
-                const T dz = dzs[i], x = xs[i], y = ys[i];                                          \
-                (void)x, (void)y;                                                                   \
-                LT_PUT(add, out[i], (T)(d_of));                                                     \
-            }                                                                                       \
-        });                                                                                         \
+/* saved: whether x and y are there. */
+#define BACKWARD_BLOCK(name, saved, d_of)                                                          \
+    LT_SIMD static void name(const lt_block *b)                                                    \
+    {                                                                                              \
+        LT_FLOATS(b->dtype, T,                                                                     \
+            const T *restrict dzs = b->in[0];                                                      \
+            const T *restrict xs = b->in[(saved) ? 1 : 0], *restrict ys = b->in[(saved) ? 2 : 0];  \
+            T *restrict out = b->z;                                                                \
+            const bool add = b->add;                                                               \
+            for (int64_t i = 0; i < b->n; i++) {                                                   \
+                const T dz = dzs[i], x = xs[i], y = ys[i];                                         \
+                (void)x, (void)y;                                                                  \
+                LT_PUT(add, out[i], (T)(d_of));                                                    \
+            }                                                                                      \
+        );                                                                                         \
     }
 
-/* z_of is a formula of x and y; dx_of and dy_of are formulas of dz and, where saves is BOTH, of x and y. Bits of
- * same: the inputs whose gradient is dz itself. */
-#define BINARY(name, types, cost, policy, saves, same, text, z_of, dx_of, dy_of)                            \
-    FORWARD_BLOCK(name##_block, types, z_of)                                                        \
-    BACKWARD_BLOCK(name##_dx_block, saves, dx_of)                                                   \
-    BACKWARD_BLOCK(name##_dy_block, saves, dy_of)                                                   \
-    static lt_status name##_fwd(lt_call *c) { return forward(c, name##_block, cost); }              \
-    static lt_status name##_bwd(lt_call *c)                                                         \
-    {                                                                                               \
-        return backward(c, (const lt_block_fn[]){name##_dx_block, name##_dy_block}, cost);          \
-    }                                                                                               \
-    const lt_op lt__op_##name = {                                                                   \
-        .sig = #name "(x, y)", .doc = text, .save = saves, .same_grad = same,                       \
-        .cast = policy, .shape = binary_shape, .scratch = backward_scratch,                 \
-        .fwd = name##_fwd, .bwd = name##_bwd,                                                       \
+/* An op: its name; the macro that supplies T in forward; its cost and its policy under autocast;
+ * what backward needs, BOTH inputs or NONE; the inputs whose gradient is dz itself, as bits; what
+ * it is; z, a formula of x and y; dx and dy, formulas of dz and, if there, x and y. */
+#define BINARY(name, types, cost, policy, saves, same, text, z_of, dx_of, dy_of)                   \
+    FORWARD_BLOCK(name##_block, types, z_of)                                                       \
+    BACKWARD_BLOCK(name##_dx_block, saves, dx_of)                                                  \
+    BACKWARD_BLOCK(name##_dy_block, saves, dy_of)                                                  \
+    static lt_status name##_fwd(lt_call *c) { return forward(c, name##_block, cost); }             \
+    static lt_status name##_bwd(lt_call *c)                                                        \
+    {                                                                                              \
+        return backward(c, (const lt_block_fn[]){name##_dx_block, name##_dy_block}, cost);         \
+    }                                                                                              \
+    const lt_op lt__op_##name = {                                                                  \
+        .sig = #name "(x, y)", .doc = text, .cast = policy, .save = saves, .same_grad = same,      \
+        .shape = binary_shape, .scratch = lt__grad_scratch, .fwd = name##_fwd, .bwd = name##_bwd,  \
     };
-
 #define NONE 0
 #define BOTH (LT_SAVE_IN(0) | LT_SAVE_IN(1))
 
-/* Truncates toward zero. What has no answer gets one: x / 0 is 0, and the least integer / -1 is itself. */
+/* Truncates toward zero. What has no answer gets one: x / 0 is 0, the least integer / -1 itself. */
 static inline int64_t integer_quotient(int64_t x, int64_t y)
 {
     return y == 0 ? 0 : y == -1 ? (int64_t)-(uint64_t)x : x / y;
@@ -109,10 +106,11 @@ static inline int64_t integer_power(int64_t x, int64_t y)
     return (int64_t)power;
 }
 
-#define QUOTIENT(x, y) _Generic((x), float: (x) / (y), double: (x) / (y),                           \
-                                default: integer_quotient((int64_t)(x), (int64_t)(y)))
-#define POWER(x, y) _Generic((x), float: pow(x, y), double: pow(x, y),                              \
-                             default: integer_power((int64_t)(x), (int64_t)(y)))
+#define QUOTIENT(x, y)                                                                             \
+    _Generic(x, float: x / y, double: x / y, default: integer_quotient((int64_t)x, (int64_t)y))
+#define POWER(x, y)                                                                                \
+    _Generic(x, float: pow(x, y), double: pow(x, y),                                               \
+             default: integer_power((int64_t)x, (int64_t)y))
 
 BINARY(add, LT_WRAPPING, LT_CHEAP, LT_CAST_WIDEST, NONE, 3, "x + y.",
        x + y, dz, dz)
@@ -124,8 +122,8 @@ BINARY(div, LT_NUMERICS, LT_CHEAP, LT_CAST_WIDEST, BOTH, 0,
        "x / y; integers are truncated toward zero, and an integer / 0 is 0.",
        QUOTIENT(x, y), dz / y, -dz * ((x / y) / y))
 
-/* The limits that PyTorch takes: d/dx is 0 for y = 0, d/dy is 0 for x = 0 and y >= 0; d/dy has no real value, and is NaN,
- * where x is negative. */
+/* The limits are PyTorch's: d/dx is 0 for y = 0, d/dy is 0 for x = 0 and y >= 0. For negative x,
+ * d/dy is no real number: nan. */
 BINARY(pow, LT_NUMERICS, LT_COSTLY, LT_CAST_F32, BOTH, 0,
        "x to the power of y; an integer to a negative power is truncated toward zero.",
        POWER(x, y),

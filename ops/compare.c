@@ -1,7 +1,8 @@
-/* compare.c - comparisons, which give u8 with 1 for true, and `where`, which picks by such a tensor. All broadcast. */
+/* compare.c - comparisons, which give u8 with 1 for true, and `where`, which picks by such a
+ * tensor. All broadcast. */
 #include "ops/loops.h"
 
-/* ==== Comparisons =============================================================================== */
+/* ==== Comparisons ============================================================================= */
 
 static lt_status compare_shape(lt_call *c)
 {
@@ -15,25 +16,25 @@ static lt_status compare_shape(lt_call *c)
 
 static lt_status compare(lt_call *c, lt_block_fn fn)
 {
-    lt_array x = lt__array(c->in[0]), y = lt__array(c->in[1]);
-    lt__map(c, &(lt_map){fn, x.dtype, LT_CHEAP, .n_in = 2, .z = lt__array(c->out[0]), .in = {x, y}});
+    lt_array x = lt__array(c->in[0]), y = lt__array(c->in[1]), z = lt__array(c->out[0]);
+    lt__map(c, &(lt_map){fn, x.dtype, LT_CHEAP, .n_in = 2, .z = z, .in = {x, y}});
     return LT_OK;
 }
 
-#define COMPARISON(name, op, text)                                                                  \
-    LT_SIMD static void name##_each(const lt_block *b)                                              \
-    {                                                                                               \
-        LT_NUMERICS(b->dtype, T, {                                                                  \
-            const T *restrict x = b->in[0], *restrict y = b->in[1];                                 \
-            uint8_t *restrict z = b->z;                                                             \
-            for (int64_t i = 0; i < b->n; i++)                                                      \
-                z[i] = x[i] op y[i];                                                                \
-        });                                                                                         \
-    }                                                                                               \
-    static lt_status name##_fwd(lt_call *c) { return compare(c, name##_each); }                     \
-    const lt_op lt__op_##name = {                                                                   \
-        .sig = #name "(x, y)", .doc = text, .cast = LT_CAST_WIDEST,                                 \
-        .shape = compare_shape, .fwd = name##_fwd,                                                  \
+#define COMPARISON(name, op, text)                                                                 \
+    LT_SIMD static void name##_each(const lt_block *b)                                             \
+    {                                                                                              \
+        LT_NUMERICS(b->dtype, T,                                                                   \
+            const T *restrict x = b->in[0], *restrict y = b->in[1];                                \
+            uint8_t *restrict z = b->z;                                                            \
+            for (int64_t i = 0; i < b->n; i++)                                                     \
+                z[i] = x[i] op y[i];                                                               \
+        );                                                                                         \
+    }                                                                                              \
+    static lt_status name##_fwd(lt_call *c) { return compare(c, name##_each); }                    \
+    const lt_op lt__op_##name = {                                                                  \
+        .sig = #name "(x, y)", .doc = text, .cast = LT_CAST_WIDEST,                                \
+        .shape = compare_shape, .fwd = name##_fwd,                                                 \
     };
 
 COMPARISON(eq, ==, "1 where x = y, else 0.")
@@ -43,11 +44,11 @@ COMPARISON(le, <=, "1 where x <= y, else 0.")
 COMPARISON(gt, >, "1 where x > y, else 0.")
 COMPARISON(ge, >=, "1 where x >= y, else 0.")
 
-/* ==== where ===================================================================================== */
+/* ==== where =================================================================================== */
 
-enum { COND, X, Y };
+enum { COND, X, Y }; /* inputs */
 
-/* dims of all three together, at the end of dims. Three shapes broadcast if each two of them do. */
+/* The dims of all three together, at the end of dims. Three shapes broadcast if each two do. */
 static lt_status broadcast_three(const lt_call *c, int *ndim, int64_t dims[LT_MAX_DIMS])
 {
     static const int pairs[3][2] = {{X, Y}, {COND, X}, {COND, Y}};
@@ -68,69 +69,70 @@ static lt_status broadcast_three(const lt_call *c, int *ndim, int64_t dims[LT_MA
 
 static lt_status where_shape(lt_call *c)
 {
-    lt_dtype cond = (lt_dtype)c->in[COND]->dtype, x = (lt_dtype)c->in[X]->dtype, y = (lt_dtype)c->in[Y]->dtype;
+    lt_dtype cond = (lt_dtype)c->in[COND]->dtype;
+    lt_dtype x = (lt_dtype)c->in[X]->dtype, y = (lt_dtype)c->in[Y]->dtype;
     int ndim;
     int64_t dims[LT_MAX_DIMS];
     if (cond != LT_U8)
-        return lt_fail(LT_EINVAL, "cond wants u8, which comparisons give; it is %s", lt_dtype_name(cond));
+        return lt_fail(LT_EINVAL, "cond wants u8, which comparisons give; it is %s",
+                       lt_dtype_name(cond));
     if (x != y)
-        return lt_fail(LT_EINVAL, "x is %s, y is %s; cast one of them, e.g. y:cast('%s')", lt_dtype_name(x),
-                       lt_dtype_name(y), lt_dtype_name(x));
+        return lt_fail(LT_EINVAL, "x is %s, y is %s; cast one of them, e.g. y:cast('%s')",
+                       lt_dtype_name(x), lt_dtype_name(y), lt_dtype_name(x));
     LT_TRY(broadcast_three(c, &ndim, dims));
     lt__spec(c, 0, x, ndim, dims + LT_MAX_DIMS - ndim);
     return LT_OK;
 }
 
-LT_SIMD static void where_block(const lt_block *b)
+LT_SIMD static void where_each(const lt_block *b)
 {
-    LT_NUMERICS(b->dtype, T, {
+    LT_NUMERICS(b->dtype, T,
         const uint8_t *restrict cond = b->in[COND];
         const T *restrict x = b->in[X], *restrict y = b->in[Y];
         T *restrict z = b->z;
         for (int64_t i = 0; i < b->n; i++)
             z[i] = cond[i] ? x[i] : y[i];
-    });
+    );
 }
 
 static lt_status where_fwd(lt_call *c)
 {
+    lt_array cond = lt__array(c->in[COND]), x = lt__array(c->in[X]), y = lt__array(c->in[Y]);
     lt_array z = lt__array(c->out[0]);
-    lt__map(c, &(lt_map){where_block, z.dtype, LT_CHEAP, .n_in = 3, .z = z,
-                         .in = {lt__array(c->in[COND]), lt__array(c->in[X]), lt__array(c->in[Y])}});
+    lt__map(c, &(lt_map){where_each, z.dtype, LT_CHEAP, .n_in = 3, .z = z, .in = {cond, x, y}});
     return LT_OK;
 }
 
 /* dz where cond is as wanted, else 0. */
-#define MASKED_BLOCK(name, wanted)                                                                  \
-    LT_SIMD static void name(const lt_block *b)                                                     \
-    {                                                                                               \
-        LT_FLOATS(b->dtype, T, {                                                                    \
-            const uint8_t *restrict cond = b->in[0];                                                \
-            const T *restrict dz = b->in[1];                                                        \
-            T *restrict d = b->z;                                                                   \
-            const bool add = b->add;                                                                \
-            for (int64_t i = 0; i < b->n; i++)                                                      \
-                LT_PUT(add, d[i], (cond[i] != 0) == wanted ? dz[i] : 0);                            \
-        });                                                                                         \
+#define MASKED(name, wanted)                                                                       \
+    LT_SIMD static void name(const lt_block *b)                                                    \
+    {                                                                                              \
+        LT_FLOATS(b->dtype, T,                                                                     \
+            const uint8_t *restrict cond = b->in[0];                                               \
+            const T *restrict dz = b->in[1];                                                       \
+            T *restrict d = b->z;                                                                  \
+            const bool add = b->add;                                                               \
+            for (int64_t i = 0; i < b->n; i++)                                                     \
+                LT_PUT(add, d[i], (cond[i] != 0) == wanted ? dz[i] : 0);                           \
+        );                                                                                         \
     }
-MASKED_BLOCK(where_dx_block, true)
-MASKED_BLOCK(where_dy_block, false)
+MASKED(where_dx_each, true)
+MASKED(where_dy_each, false)
 
 static lt_status where_bwd(lt_call *c)
 {
-    lt_array dz = lt__array(c->d_out[0]);
-    lt_map map = {.dtype = dz.dtype, .cost = LT_CHEAP, .n_in = 2, .z = dz, .in = {lt__array(c->in[COND]), dz}};
+    lt_array cond = lt__array(c->in[COND]), dz = lt__array(c->d_out[0]);
+    lt_map map = {.dtype = dz.dtype, .cost = LT_CHEAP, .n_in = 2, .z = dz, .in = {cond, dz}};
     for (int i = X; i <= Y; i++) {
-        map.fn = i == X ? where_dx_block : where_dy_block;
+        map.fn = i == X ? where_dx_each : where_dy_each;
         if (c->d_in[i])
             lt__put_grad(c, i, &map);
     }
     return LT_OK;
 }
 
-static size_t where_scratch(const lt_call *c, bool backward) { return backward ? lt__grad_scratch(c) : 0; }
-
 const lt_op lt__op_where = {
     .sig = "where(cond, x, y)", .doc = "x where cond is not 0, else y.", .cast = LT_CAST_WIDEST,
-    .save = LT_SAVE_IN(COND), .shape = where_shape, .scratch = where_scratch, .fwd = where_fwd, .bwd = where_bwd,
+    .save = LT_SAVE_IN(COND), .shape = where_shape, .scratch = lt__grad_scratch,
+    .fwd = where_fwd, .bwd = where_bwd,
 };

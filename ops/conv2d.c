@@ -72,11 +72,14 @@ static bool depthwise(const lt_conv *v) { return v->groups == v->in && v->groups
 
 /* ==== One tap over one row ==================================================================== */
 
-/* Where tap (kh, kw) meets row oh of image n. Offsets are in elements, to the first pixel. */
+enum { IN, OUT }; /* the two sides of a tap */
+
+/* Where tap (kh, kw) meets row oh of image n. In elements, to the first pixel that it meets. */
 typedef struct {
     int64_t pixels;
-    int64_t x, y, w;                  /* into x, y, and w of output channel 0 */
-    int64_t x_pixel, y_pixel, w_out;  /* from one pixel, and one output channel, to the next */
+    int64_t at[2], pixel[2]; /* in x and in y; from one pixel to the next */
+    int64_t depth[2];        /* channels of a group */
+    int64_t w, w_out;        /* in w; from one output channel to the next */
 } tap;
 
 static tap tap_at(const lt_conv *v, int64_t n, int64_t ih, int64_t oh, int64_t kh, int64_t kw)
@@ -86,19 +89,19 @@ static tap tap_at(const lt_conv *v, int64_t n, int64_t ih, int64_t oh, int64_t k
     lt__window_range(w, 1, kw, &first, &end);
     return (tap){
         .pixels = end - first,
-        .x = ((n * w->in[0] + ih) * w->in[1] + lt__window_in(w, 1, first, kw)) * v->in,
-        .y = ((n * w->out[0] + oh) * w->out[1] + first) * v->out,
+        .at = {((n * w->in[0] + ih) * w->in[1] + lt__window_in(w, 1, first, kw)) * v->in,
+               ((n * w->out[0] + oh) * w->out[1] + first) * v->out},
+        .pixel = {w->stride[1] * v->in, v->out},
+        .depth = {depth, v->out / v->groups},
         .w = (kh * w->kernel[1] + kw) * depth,
-        .x_pixel = w->stride[1] * v->in,
-        .y_pixel = v->out,
         .w_out = w->kernel[0] * w->kernel[1] * depth,
     };
 }
 
 /* out[i, ch] += a[i, ch] factor[ch * step] over pixels i, which are a_pixel and out_pixel apart. */
-LT_SIMD static void scale_channels(lt_dtype dtype, int64_t pixels, int64_t channels, const void *a,
-                                   int64_t a_pixel, const void *factor, int64_t step, void *out,
-                                   int64_t out_pixel)
+LT_SIMD static void scale_channels(lt_dtype dtype, int64_t pixels, int64_t channels,
+                                   const void *restrict a, int64_t a_pixel, const void *factor,
+                                   int64_t step, void *restrict out, int64_t out_pixel)
 {
     LT_FLOATS(dtype, T,
         enum { MOST = 64 };
@@ -109,7 +112,7 @@ LT_SIMD static void scale_channels(lt_dtype dtype, int64_t pixels, int64_t chann
                 dense[j] = ((const T *)factor)[(first + j) * step];
             for (int64_t i = 0; i < pixels; i++) {
                 const T *from = (const T *)a + i * a_pixel + first;
-                T *restrict to = (T *)out + i * out_pixel + first;
+                T *to = (T *)out + i * out_pixel + first;
                 for (int64_t j = 0; j < n; j++)
                     to[j] += from[j] * dense[j];
             }
@@ -135,8 +138,30 @@ LT_SIMD static void dot_channels(lt_dtype dtype, int64_t pixels, int64_t n, cons
     );
 }
 
+/* Carries pixels through a tap: y += x w from IN to OUT, dx += dy w^T from OUT to IN. */
+static void carry(const lt_conv *v, lt_dtype dtype, const tap *t, int from, const void *source,
+                  const void *w, void *result)
+{
+    int to = 1 - from;
+    if (depthwise(v)) {
+        scale_channels(dtype, t->pixels, v->in, lt__at(source, dtype, t->at[from]), t->pixel[from],
+                       lt__at(w, dtype, t->w), t->w_out, lt__at(result, dtype, t->at[to]),
+                       t->pixel[to]);
+        return;
+    }
+    lt_product p = {.m = t->pixels, .n = t->depth[to], .k = t->depth[from],
+                    .a_row = t->pixel[from], .a_col = 1,
+                    .b_row = from == IN ? 1 : t->w_out, .b_col = from == IN ? t->w_out : 1,
+                    .out_row = t->pixel[to], .out_col = 1};
+    for (int64_t g = 0; g < v->groups; g++)
+        lt__product_add(dtype, &p, lt__at(source, dtype, t->at[from] + g * t->depth[from]),
+                        lt__at(w, dtype, t->w + g * t->depth[OUT] * t->w_out),
+                        lt__at(result, dtype, t->at[to] + g * t->depth[to]));
+}
+
 /* ==== Portable kernels ======================================================================== */
 
+/* In double: a count of work, which must not overflow. */
 static double multiplications(const lt_conv *v)
 {
     const lt_window *w = &v->window;
@@ -148,24 +173,13 @@ static double multiplications(const lt_conv *v)
 static void output_row(const lt_conv *v, lt_dtype dtype, int64_t n, int64_t oh, const void *x,
                        const void *w, void *y)
 {
-    int64_t in = v->in / v->groups, out = v->out / v->groups;
     for (int64_t kh = 0; kh < v->window.kernel[0]; kh++) {
         int64_t ih = lt__window_in(&v->window, 0, oh, kh);
         if (ih < 0 || ih >= v->window.in[0])
             continue;
         for (int64_t kw = 0; kw < v->window.kernel[1]; kw++) {
             tap t = tap_at(v, n, ih, oh, kh, kw);
-            if (depthwise(v)) {
-                scale_channels(dtype, t.pixels, v->out, lt__at(x, dtype, t.x), t.x_pixel,
-                               lt__at(w, dtype, t.w), t.w_out, lt__at(y, dtype, t.y), t.y_pixel);
-                continue;
-            }
-            lt_product p = {.m = t.pixels, .n = out, .k = in, .a_row = t.x_pixel, .a_col = 1,
-                            .b_row = 1, .b_col = t.w_out, .out_row = t.y_pixel, .out_col = 1};
-            for (int64_t g = 0; g < v->groups; g++)
-                lt__product_add(dtype, &p, lt__at(x, dtype, t.x + g * in),
-                                lt__at(w, dtype, t.w + g * out * t.w_out),
-                                lt__at(y, dtype, t.y + g * out));
+            carry(v, dtype, &t, IN, x, w, y);
         }
     }
 }
@@ -174,24 +188,13 @@ static void output_row(const lt_conv *v, lt_dtype dtype, int64_t n, int64_t oh, 
 static void input_row(const lt_conv *v, lt_dtype dtype, int64_t n, int64_t ih, const void *dy,
                       const void *w, void *dx)
 {
-    int64_t in = v->in / v->groups, out = v->out / v->groups;
     for (int64_t kh = 0; kh < v->window.kernel[0]; kh++) {
         int64_t oh = lt__window_out(&v->window, 0, ih, kh);
         if (oh < 0)
             continue;
         for (int64_t kw = 0; kw < v->window.kernel[1]; kw++) {
             tap t = tap_at(v, n, ih, oh, kh, kw);
-            if (depthwise(v)) {
-                scale_channels(dtype, t.pixels, v->in, lt__at(dy, dtype, t.y), t.y_pixel,
-                               lt__at(w, dtype, t.w), t.w_out, lt__at(dx, dtype, t.x), t.x_pixel);
-                continue;
-            }
-            lt_product p = {.m = t.pixels, .n = in, .k = out, .a_row = t.y_pixel, .a_col = 1,
-                            .b_row = t.w_out, .b_col = 1, .out_row = t.x_pixel, .out_col = 1};
-            for (int64_t g = 0; g < v->groups; g++)
-                lt__product_add(dtype, &p, lt__at(dy, dtype, t.y + g * out),
-                                lt__at(w, dtype, t.w + g * out * t.w_out),
-                                lt__at(dx, dtype, t.x + g * in));
+            carry(v, dtype, &t, OUT, dy, w, dx);
         }
     }
 }
@@ -200,21 +203,22 @@ static void input_row(const lt_conv *v, lt_dtype dtype, int64_t n, int64_t ih, c
 static void weight_block(const lt_conv *v, lt_dtype dtype, int64_t kh, int64_t kw, int64_t first,
                          int64_t n, const void *x, const void *dy, void *dw)
 {
-    int64_t in = v->in / v->groups, group = first / (v->out / v->groups), from, end;
+    int64_t from, end;
     tap t = tap_at(v, 0, 0, 0, kh, kw);
-    lt_product p = {.m = n, .n = in, .k = t.pixels, .a_row = 1, .a_col = t.y_pixel,
-                    .b_row = t.x_pixel, .b_col = 1, .out_row = t.w_out, .out_col = 1};
-    lt_product turned = {.m = in, .n = n, .k = t.pixels, .a_row = 1, .a_col = t.x_pixel,
-                         .b_row = t.y_pixel, .b_col = 1, .out_row = 1, .out_col = t.w_out};
+    int64_t in = t.depth[IN], channel = first / t.depth[OUT] * in;
+    lt_product p = {.m = n, .n = in, .k = t.pixels, .a_row = 1, .a_col = t.pixel[OUT],
+                    .b_row = t.pixel[IN], .b_col = 1, .out_row = t.w_out, .out_col = 1};
+    lt_product turned = {.m = in, .n = n, .k = t.pixels, .a_row = 1, .a_col = t.pixel[IN],
+                         .b_row = t.pixel[OUT], .b_col = 1, .out_row = 1, .out_col = t.w_out};
     void *to = lt__at(dw, dtype, t.w + first * t.w_out);
     lt__window_range(&v->window, 0, kh, &from, &end);
     for (int64_t image = 0; image < v->n; image++)
         for (int64_t oh = from; oh < end; oh++) {
             t = tap_at(v, image, lt__window_in(&v->window, 0, oh, kh), oh, kh, kw);
-            const void *xs = lt__at(x, dtype, t.x + group * in);
-            const void *dys = lt__at(dy, dtype, t.y + first);
+            const void *xs = lt__at(x, dtype, t.at[IN] + channel);
+            const void *dys = lt__at(dy, dtype, t.at[OUT] + first);
             if (depthwise(v))
-                dot_channels(dtype, t.pixels, n, xs, t.x_pixel, dys, t.y_pixel, to, t.w_out);
+                dot_channels(dtype, t.pixels, n, xs, t.pixel[IN], dys, t.pixel[OUT], to, t.w_out);
             else if (in < n) /* vectors go along the longer side */
                 lt__product_add(dtype, &turned, xs, dys, to);
             else

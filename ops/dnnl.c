@@ -15,6 +15,7 @@
  * large as the largest run so far wanted it. In the steady state nothing is allocated, and the
  * memory is counted and limited by the context like any other.
  */
+#include <ctype.h>
 #include <dnnl.h>
 #include <dnnl_debug.h>
 #include <stdio.h>
@@ -77,20 +78,17 @@ struct lt_dnnl {
     plan *bucket[BUCKETS];
 };
 
-const char *lt_backend(void)
+char *lt_backend(char *buffer, size_t bytes)
 {
-    static _Thread_local char text[64];
     const dnnl_version_t *version = dnnl_version();
     const char *isa = dnnl_cpu_isa2str(dnnl_get_effective_cpu_isa());
     if (strncmp(isa, "cpu_isa_", 8) == 0)
         isa += 8;
-    int n = snprintf(text, sizeof text, "oneDNN %d.%d.%d (", version->major, version->minor,
-                     version->patch);
-    for (; *isa && n < (int)sizeof text - 2; isa++)
-        text[n++] = *isa >= 'a' && *isa <= 'z' ? (char)(*isa - 'a' + 'A') : *isa;
-    text[n++] = ')';
-    text[n] = '\0';
-    return text;
+    snprintf(buffer, bytes, "oneDNN %d.%d.%d (%s)", version->major, version->minor, version->patch,
+             isa);
+    for (char *p = strchr(buffer, '('); p && *p; p++)
+        *p = (char)toupper((unsigned char)*p);
+    return buffer;
 }
 
 /* ==== Making a plan =========================================================================== */
@@ -106,7 +104,9 @@ static lt_status failed(dnnl_status_t status)
 {
     if (status == dnnl_out_of_memory)
         return lt_fail(LT_ENOMEM, "out of memory in oneDNN; try a smaller batch");
-    return lt_fail(LT_EENV, "oneDNN %s failed: %s", lt_backend(), dnnl_status2str(status));
+    char backend[64];
+    return lt_fail(LT_EENV, "%s failed: %s", lt_backend(backend, sizeof backend),
+                   dnnl_status2str(status));
 }
 
 /* What is needed only while a plan is made. */

@@ -59,6 +59,8 @@ static lt_status backward(lt_call *c)
     lt_tensor *dw = c->d_in[W];
     const lt_tensor *ids = c->in[IDS], *dy = c->d_out[0];
     lt_dtype dtype = (lt_dtype)dw->dtype;
+    if (dw->count == 0)
+        return LT_OK;
     bool half = lt__is_half(dtype);
     int64_t width = dw->dims[0] > 0 ? dw->count / dw->dims[0] : 0;
     void *sums = half ? c->scratch : dw->data;

@@ -1,12 +1,13 @@
-/* loops.c - lt__map(): elementwise loops in blocks, with broadcasting; and gradients of stretched inputs. */
+/* loops.c - lt__map(): elementwise loops in blocks, with broadcasting; gradients of what was
+ * stretched. */
 #include "ops/loops.h"
 
-enum { TASK = 16 * LT_BLOCK }; /* elements of cheap work that one thread takes at a time */
+enum { TASK = 16 * LT_BLOCK }; /* cheap elements that one thread takes at a time */
 
-/* ==== Stretched inputs ========================================================================== */
+/* ==== Stretched inputs ======================================================================== */
 
-/* How an input lies under z's dims: a step of 0 repeats it. Neighbouring axes that run on are one; axes of 1
- * are gone. */
+/* How an input lies under z's dims: a step of 0 repeats it. Neighbouring axes over which it runs
+ * on are one; axes of 1 are gone. */
 typedef struct {
     int ndim;                 /* 0: it is as dense as z */
     int64_t period;           /* it repeats itself after so many elements; 0: not within a block */
@@ -31,12 +32,14 @@ static void walk_over(walk *w, const lt_array *x, const lt_array *z)
             w->step[w->ndim++] = step;
         }
     }
+    bool scalar = w->ndim == 1;
     bool row = w->ndim == 2 && w->step[0] == 1 && w->dims[0] <= LT_BLOCK;
-    w->period = w->ndim == 1 ? 1 : row ? w->dims[0] : 0;
+    w->period = scalar ? 1 : row ? w->dims[0] : 0;
 }
 
-/* dst[0..n) = elements first, first + 1, ... of the walk over src. */
-static void gather(const walk *w, size_t bytes, const char *src, int64_t first, char *dst, int64_t n)
+/* dst[0..n) = elements first, first + 1, ... of the walk over src. The innermost step is 0 or 1. */
+static void gather(const walk *w, size_t bytes, const char *src, int64_t first, char *dst,
+                   int64_t n)
 {
     int64_t index[LT_MAX_DIMS], at = 0;
     for (int a = 0; a < w->ndim; a++) {
@@ -45,8 +48,8 @@ static void gather(const walk *w, size_t bytes, const char *src, int64_t first, 
         at += index[a] * w->step[a];
     }
     while (n > 0) {
-        int64_t run = w->dims[0] - index[0] < n ? w->dims[0] - index[0] : n;
-        LT_SIZES(bytes, T, {
+        int64_t run = lt__least(n, w->dims[0] - index[0]);
+        LT_SIZES(bytes, T,
             T *to = (T *)dst;
             const T *from = (const T *)src + at;
             if (w->step[0] == 0)
@@ -55,7 +58,7 @@ static void gather(const walk *w, size_t bytes, const char *src, int64_t first, 
             else
                 for (int64_t i = 0; i < run; i++)
                     to[i] = from[i];
-        });
+        );
         dst += run * (int64_t)bytes;
         n -= run;
         index[0] += run;
@@ -68,11 +71,12 @@ static void gather(const walk *w, size_t bytes, const char *src, int64_t first, 
     }
 }
 
-/* ==== Maps ====================================================================================== */
+/* ==== Maps ==================================================================================== */
 
-/* Elements [first, last). A block is whole periods where that is possible, so that a repeated scalar or row is
- * copied once for all blocks. */
-static void map_range(const lt_call *c, const lt_map *m, const walk *walks, int64_t first, int64_t last)
+/* Elements [first, last). A block is whole periods where that is possible, so that a repeated
+ * scalar or row is copied once for all blocks. */
+static void map_range(const lt_call *c, const lt_map *m, const walk *walks, int64_t first,
+                      int64_t last)
 {
     _Alignas(64) char buffer[3][LT_BLOCK * 8];
     lt_block b = {.dtype = m->dtype, .add = m->add, .c = c};
@@ -81,7 +85,7 @@ static void map_range(const lt_call *c, const lt_map *m, const walk *walks, int6
         if (walks[k].ndim > 0 && walks[k].period > 0)
             block -= block % walks[k].period;
     for (int64_t i = first; i < last; i += block) {
-        b.n = last - i < block ? last - i : block;
+        b.n = lt__least(block, last - i);
         b.z = lt__at(m->z.data, m->z.dtype, i);
         for (int k = 0; k < m->n_in; k++) {
             const lt_array *x = &m->in[k];
@@ -112,32 +116,36 @@ void lt__map(const lt_call *c, const lt_map *m)
     }
     LT_PARALLEL_FOR(c, count * m->cost)
     for (int64_t first = 0; first < count; first += task)
-        map_range(c, m, walks, first, first + task < count ? first + task : count);
+        map_range(c, m, walks, first, lt__least(first + task, count));
 }
 
-/* ==== Gradients ================================================================================= */
+/* ==== Gradients =============================================================================== */
+
+static size_t bytes_of(const lt_tensor *x)
+{
+    return (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype);
+}
 
 void lt__put_grad(const lt_call *c, int i, lt_map *m)
 {
     lt_tensor *d = c->d_in[i];
-    bool stretched = d->count != m->z.count;
-    m->add = !stretched && lt__adds(c, i);
+    bool stretched = d->count != m->z.count, add = lt__adds(c, i);
+    m->add = !stretched && add;
     m->z.data = stretched ? c->scratch : d->data;
     lt__map(c, m);
-    if (stretched) {
-        size_t bytes = (size_t)m->z.count * lt_dtype_bytes(m->z.dtype);
-        lt__sum_to(c, lt__array(d), m->z, lt__adds(c, i), (char *)c->scratch + (bytes + 63) / 64 * 64);
-    }
+    if (stretched)
+        lt__sum_to(c, lt__array(d), m->z, add,
+                   (char *)c->scratch + lt__aligned(bytes_of(c->d_out[0])));
 }
 
-size_t lt__grad_scratch(const lt_call *c)
+size_t lt__grad_scratch(const lt_call *c, bool backward)
 {
-    const lt_tensor *dz = c->d_out[0];
-    size_t most = 0, bytes = (size_t)dz->count * lt_dtype_bytes((lt_dtype)dz->dtype);
-    for (int i = 0; i < c->n_in; i++) {
-        if (!c->d_in[i] || c->d_in[i]->count == dz->count)
+    size_t most = 0;
+    for (int i = 0; backward && i < c->n_in; i++) {
+        const lt_tensor *d = c->d_in[i], *dz = c->d_out[0];
+        if (!d || d->count == dz->count)
             continue;
-        size_t need = (bytes + 63) / 64 * 64 + lt__sum_to_scratch(c->d_in[i], dz);
+        size_t need = lt__aligned(bytes_of(dz)) + lt__sum_to_scratch(d, dz);
         most = need > most ? need : most;
     }
     return most;

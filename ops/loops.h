@@ -1,15 +1,16 @@
 /* loops.h - elementwise loops over arrays of different shapes, for the stems that broadcast.
  *
- * A stem writes one plain loop over dense blocks (an lt_block_fn). lt__map() cuts the work into blocks, shares
- * them out to the threads, and copies what is stretched into a small buffer first, so that no loop
- * knows about broadcasting and every one vectorises.
+ * A stem writes one plain loop over dense blocks (an lt_block_fn). lt__map() cuts the work into
+ * blocks, shares them out to the threads, and copies what is stretched into a small buffer first;
+ * so no loop knows about broadcasting, and every one vectorises.
  */
 #ifndef LT_OPS_LOOPS_H
 #define LT_OPS_LOOPS_H
 
 #include "ops/kernel.h"
 
-/* Dense elements and a shape for them, which need not be that of the tensor they lie in. Borrows both. */
+/* Dense elements and a shape for them, which need not be that of the tensor they lie in. Borrows
+ * both. */
 typedef struct lt_array {
     void *data;
     const int64_t *dims;
@@ -29,43 +30,48 @@ static inline void *lt__at(const void *data, lt_dtype dtype, int64_t i)
     return (char *)data + i * (int64_t)lt_dtype_bytes(dtype);
 }
 
-/* ==== Typed loops =============================================================================== */
+static inline int64_t lt__least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* bytes, rounded up so that what follows them in scratch is aligned like scratch itself. */
+static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/* ==== Typed loops ============================================================================= */
 
 /* Runs body once with T standing for i64, i32 or u8. */
-#define LT_INTEGERS(dtype, T, ...)                                                                  \
-    do {                                                                                            \
-        switch (dtype) {                                                                            \
-        case LT_I64: { typedef int64_t T; __VA_ARGS__ } break;                                      \
-        case LT_I32: { typedef int32_t T; __VA_ARGS__ } break;                                      \
-        default: { typedef uint8_t T; __VA_ARGS__ } break;                                          \
-        }                                                                                           \
+#define LT_INTEGERS(dtype, T, ...)                                                                 \
+    do {                                                                                           \
+        switch (dtype) {                                                                           \
+        case LT_I64: { typedef int64_t T; __VA_ARGS__ } break;                                     \
+        case LT_I32: { typedef int32_t T; __VA_ARGS__ } break;                                     \
+        default: { typedef uint8_t T; __VA_ARGS__ } break;                                         \
+        }                                                                                          \
     } while (0)
 
-/* As LT_NUMERICS, with unsigned types for the integers: the sums, differences and products are the same bits,
- * and overflow wraps instead of being undefined. */
-#define LT_WRAPPING(dtype, T, ...)                                                                  \
-    do {                                                                                            \
-        switch (dtype) {                                                                            \
-        case LT_F64: { typedef double T; __VA_ARGS__ } break;                                       \
-        case LT_I64: { typedef uint64_t T; __VA_ARGS__ } break;                                     \
-        case LT_I32: { typedef uint32_t T; __VA_ARGS__ } break;                                     \
-        case LT_U8: { typedef uint8_t T; __VA_ARGS__ } break;                                       \
-        default: { typedef float T; __VA_ARGS__ } break;                                            \
-        }                                                                                           \
+/* As LT_NUMERICS, with unsigned types for the integers: sums, differences and products are the
+ * same bits, and overflow wraps instead of being undefined. */
+#define LT_WRAPPING(dtype, T, ...)                                                                 \
+    do {                                                                                           \
+        switch (dtype) {                                                                           \
+        case LT_F64: { typedef double T; __VA_ARGS__ } break;                                      \
+        case LT_I64: { typedef uint64_t T; __VA_ARGS__ } break;                                    \
+        case LT_I32: { typedef uint32_t T; __VA_ARGS__ } break;                                    \
+        case LT_U8: { typedef uint8_t T; __VA_ARGS__ } break;                                      \
+        default: { typedef float T; __VA_ARGS__ } break;                                           \
+        }                                                                                          \
     } while (0)
 
-/* Runs body once with T standing for an unsigned integer of that many bytes: for moving elements. */
-#define LT_SIZES(bytes, T, ...)                                                                     \
-    do {                                                                                            \
-        switch (bytes) {                                                                            \
-        case 1: { typedef uint8_t T; __VA_ARGS__ } break;                                           \
-        case 2: { typedef uint16_t T; __VA_ARGS__ } break;                                          \
-        case 4: { typedef uint32_t T; __VA_ARGS__ } break;                                          \
-        default: { typedef uint64_t T; __VA_ARGS__ } break;                                         \
-        }                                                                                           \
+/* Runs body once with T standing for an unsigned integer of so many bytes: for moving elements. */
+#define LT_SIZES(bytes, T, ...)                                                                    \
+    do {                                                                                           \
+        switch (bytes) {                                                                           \
+        case 1: { typedef uint8_t T; __VA_ARGS__ } break;                                          \
+        case 2: { typedef uint16_t T; __VA_ARGS__ } break;                                         \
+        case 4: { typedef uint32_t T; __VA_ARGS__ } break;                                         \
+        default: { typedef uint64_t T; __VA_ARGS__ } break;                                        \
+        }                                                                                          \
     } while (0)
 
-/* ==== Maps ====================================================================================== */
+/* ==== Maps ==================================================================================== */
 
 enum { LT_BLOCK = 1024 };     /* elements; a block of each operand stays in the first cache */
 
@@ -74,7 +80,7 @@ typedef struct lt_block {     /* one run of elements, all dense */
     void *z;                  /* n results */
     const void *in[3];        /* n elements of each input */
     lt_dtype dtype;           /* to compute in */
-    bool add;                 /* to z */
+    bool add;                 /* to what is in z */
     const lt_call *c;         /* for options */
 } lt_block;
 typedef void (*lt_block_fn)(const lt_block *b);
@@ -92,15 +98,16 @@ typedef struct lt_map {       /* z (+)= fn(in...), where each input broadcasts t
 } lt_map;
 void lt__map(const lt_call *c, const lt_map *map);
 
-/* The gradient of input i of a broadcasting op: map gives it at every element of the output, whose dims
- * map->z has (data is filled in here). Where the input was stretched, it is computed in full in scratch, then
- * summed over the stretched axes. */
+/* The gradient of input i of a broadcasting op. map gives it at each element of the output, whose
+ * dims are in map->z; where to write it, and whether to add, is filled in here. If the input was
+ * stretched, all that is computed in scratch, then summed over the stretched axes. */
 void lt__put_grad(const lt_call *c, int i, lt_map *map);
-/* The scratch that lt__put_grad() needs, whichever the input. */
-size_t lt__grad_scratch(const lt_call *c);
+/* The scratch that lt__put_grad() needs, whichever the input: for op->scratch. */
+size_t lt__grad_scratch(const lt_call *c, bool backward);
 
-/* dst (+)= the sum of src, of the same float dtype, over the axes in which dst is 1 or absent (from the last axis
- * backwards). In double, in an order that depends on the shapes alone. In reduce.c. */
+/* dst (+)= the sum of src, of the same float dtype, over the axes in which dst is 1 or absent
+ * (from the last axis backwards). In double, in an order that depends on the shapes alone.
+ * In reduce.c. */
 void lt__sum_to(const lt_call *c, lt_array dst, lt_array src, bool add, void *scratch);
 size_t lt__sum_to_scratch(const lt_tensor *dst, const lt_tensor *src);
 

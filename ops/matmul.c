@@ -55,7 +55,7 @@ static lt_status pair_up(const lt_call *c, pairs *s)
             return lt_fail(LT_EINVAL, "x %s times y %s is too large", LT_TEXT(x), LT_TEXT(y));
     }
     int64_t of_x = lead_steps(s, x, s->x_step), of_y = lead_steps(s, y, s->y_step);
-    s->times = 1;
+    s->times = total > 0;
     if (of_y == 1 && of_x == total)      /* x's matrices are the rows of one */
         s->p = lt__product_of(1, total * m, n, k, false, false);
     else if (of_x == total && of_y == total)

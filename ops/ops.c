@@ -6,7 +6,13 @@
 
 #ifndef LT_WITH_DNNL
 void lt__dnnl_free(struct lt_dnnl *dnnl) { (void)dnnl; }
-const char *lt_backend(void) { return "reference kernels"; }
+
+char *lt_backend(char *buffer, size_t bytes)
+{
+    snprintf(buffer, bytes, "reference kernels");
+    return buffer;
+}
+
 #endif
 
 static void ops_gone(lt_ctx *ctx)
@@ -71,9 +77,9 @@ static lt_status one_axis(const lt_call *c, int k, int64_t given, int ndim, int 
 {
     int64_t a = given < 0 ? given + ndim : given;
     if (a < 0 || a >= ndim)
-        return lt_fail(LT_EINVAL, "%s %lld is outside the %d axes of x (%s)",
-                       c->schema->opt[k].name, (lt_ll)(given < 0 ? given : given + 1), ndim,
-                       LT_TEXT(c->in[0]));
+        return lt_fail(
+            LT_EINVAL, "%s %lld is outside the %d axes of x (%s)", c->schema->opt[k].name,
+            (lt_ll)(given < 0 ? given : (int64_t)((uint64_t)given + 1)), ndim, LT_TEXT(c->in[0]));
     *axis = (int)a;
     return LT_OK;
 }

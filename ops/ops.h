@@ -13,9 +13,9 @@ extern "C" {
 /* lt_ctx_new(config) with all ops registered: what a program starts with. New. */
 LT_API lt_ctx *lt_open(const lt_config *config);
 
-/* What computes: "oneDNN 3.2.0 (AVX512_CORE_BF16)" or "reference kernels". Borrowed; constant
- * text. */
-LT_API const char *lt_backend(void);
+/* What computes, into buffer (64 bytes do): "oneDNN 3.2.0 (AVX512_CORE_BF16)" or "reference
+ * kernels"; returns buffer. */
+LT_API char *lt_backend(char *buffer, size_t bytes);
 
 #ifdef __cplusplus
 }

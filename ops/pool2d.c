@@ -1,8 +1,9 @@
 /* pool2d.c - max_pool2d, avg_pool2d and global_avg_pool2d.
  *
- * Pooling only moves memory: these loops run along the channels, vectorise, and are as fast as
- * oneDNN's, so that there is one path. It also lets NaN through, as PyTorch does; oneDNN's maximum
- * drops it, and training would go on blindly.
+ * There is one path for all builds. The loops run along the channels and vectorise; memory bounds
+ * them, and pooling is a percent or two of a net's time. oneDNN's maximum is faster inside the
+ * caches, but it drops NaN, so that training would go on blindly; here NaN comes through, as in
+ * PyTorch.
  *
  * max_pool2d keeps as an extra output which tap of its window each maximum came from. Backward asks
  * for each row of x which windows chose it, so that each row is written by one thread.
@@ -82,47 +83,49 @@ static tap tap_at(const lt_window *w, int64_t channels, int64_t n, int64_t ih, i
     };
 }
 
-/* y = max(y, x) and where it came from; the first of equal ones stays, and so does a NaN. */
-LT_SIMD static void max_tap(lt_dtype dtype, const tap *t, const void *in, void *out, int32_t *from)
+/* y = max(y, x), and from = the tap that it came from: the first of equal ones, the first NaN. */
+LT_SIMD static void max_tap(lt_dtype dtype, tap t, const void *restrict in,
+                            void *restrict out, int32_t *restrict from)
 {
     LT_FLOATS(dtype, T,
-        for (int64_t i = 0; i < t->pixels; i++) {
-            const T *restrict x = (const T *)in + t->x + i * t->x_pixel;
-            T *restrict y = (T *)out + t->y + i * t->channels;
-            int32_t *restrict id = from + t->y + i * t->channels;
-            for (int64_t j = 0; j < t->channels; j++) {
-                bool take = (x[j] > y[j]) | (id[j] < 0) | ((x[j] != x[j]) & (y[j] == y[j]));
+        for (int64_t i = 0; i < t.pixels; i++) {
+            const T *x = (const T *)in + t.x + i * t.x_pixel;
+            T *y = (T *)out + t.y + i * t.channels;
+            int32_t *id = from + t.y + i * t.channels;
+            for (int64_t j = 0; j < t.channels; j++) {
+                int take = (id[j] < 0) | (!(x[j] <= y[j]) & (y[j] == y[j]));
                 y[j] = take ? x[j] : y[j];
-                id[j] = take ? t->id : id[j];
+                id[j] = take ? t.id : id[j];
             }
         }
     );
 }
 
-/* dx += dy where the tap was chosen */
-LT_SIMD static void max_tap_back(lt_dtype dtype, const tap *t, const void *in, const int32_t *from,
-                                 void *out)
+/* dx += dy where y came from this tap */
+LT_SIMD static void max_tap_back(lt_dtype dtype, tap t, const void *restrict in,
+                                 const int32_t *restrict from, void *restrict out)
 {
     LT_FLOATS(dtype, T,
-        for (int64_t i = 0; i < t->pixels; i++) {
-            const T *restrict dy = (const T *)in + t->y + i * t->channels;
-            const int32_t *restrict id = from + t->y + i * t->channels;
-            T *restrict dx = (T *)out + t->x + i * t->x_pixel;
-            for (int64_t j = 0; j < t->channels; j++)
-                dx[j] += id[j] == t->id ? dy[j] : 0;
+        for (int64_t i = 0; i < t.pixels; i++) {
+            const T *dy = (const T *)in + t.y + i * t.channels;
+            const int32_t *id = from + t.y + i * t.channels;
+            T *dx = (T *)out + t.x + i * t.x_pixel;
+            for (int64_t j = 0; j < t.channels; j++)
+                dx[j] += id[j] == t.id ? dy[j] : 0;
         }
     );
 }
 
 /* out += scale * in, over pixels that are out_pixel and in_pixel elements apart */
 LT_SIMD static void add_pixels(lt_dtype dtype, int64_t pixels, int64_t channels, double scale,
-                               const void *in, int64_t in_pixel, void *out, int64_t out_pixel)
+                               const void *restrict in, int64_t in_pixel, void *restrict out,
+                               int64_t out_pixel)
 {
     LT_FLOATS(dtype, T,
         T factor = (T)scale;
         for (int64_t i = 0; i < pixels; i++) {
-            const T *restrict a = (const T *)in + i * in_pixel;
-            T *restrict b = (T *)out + i * out_pixel;
+            const T *a = (const T *)in + i * in_pixel;
+            T *b = (T *)out + i * out_pixel;
             for (int64_t j = 0; j < channels; j++)
                 b[j] += factor * a[j];
         }
@@ -161,7 +164,7 @@ static void output_row(lt_dtype dtype, const lt_window *w, int64_t channels, int
         for (int64_t kw = 0; kw < w->kernel[1]; kw++) {
             tap t = tap_at(w, channels, n, ih, oh, kh, kw);
             if (from)
-                max_tap(dtype, &t, x, y, from);
+                max_tap(dtype, t, x, y, from);
             else
                 add_pixels(dtype, t.pixels, channels, 1, lt__at(x, dtype, t.x), t.x_pixel,
                            lt__at(y, dtype, t.y), channels);
@@ -183,7 +186,7 @@ static void input_row(lt_dtype dtype, const lt_window *w, int64_t channels, int6
         for (int64_t kw = 0; kw < w->kernel[1]; kw++) {
             tap t = tap_at(w, channels, n, ih, oh, kh, kw);
             if (from)
-                max_tap_back(dtype, &t, dy, from, dx);
+                max_tap_back(dtype, t, dy, from, dx);
             else
                 add_pixels(dtype, t.pixels, channels, share, lt__at(dy, dtype, t.y), channels,
                            lt__at(dx, dtype, t.x), t.x_pixel);
@@ -238,7 +241,8 @@ const lt_op lt__op_max_pool2d = {
 
 const lt_op lt__op_avg_pool2d = {
     .sig = "avg_pool2d(x; kernel, stride=kernel, pad=0)",
-    .doc = "Mean over windows of x (n, h, w, c); padding counts as zeros in the mean.",
+    .doc = "Mean over windows of x (n, h, w, c); padding counts as zeros in the mean, as in "
+           "PyTorch's default.",
     .cast = LT_CAST_ANY,
     .shape = pool_shape,
     .fwd = fwd, .bwd = bwd,

@@ -1,14 +1,15 @@
 /* reduce.c - sums, means, extremes and norms over any set of axes.
  *
- * How a reduction is made. Neighbouring axes of one kind, kept or reduced, are one axis. The reduced ones are
- * folded from the last to the first, one pass each. A pass sees its data as (outer, rows, width) and
- * folds rows: acc[j] += x[r][j]. Sums of floats are made in double, of integers in 64 bits.
- *   Narrow rows are laid end to end until they fill the lanes of wide loads, and the lanes are folded last; so a sum
- * over the last axis, where the width is 1, is as fast as any. Where that axis is short, many outer
- * positions are taken together as columns.
- *   A pass of few but long columns is cut into parts, for which threads can share the work, and one more pass
- * folds the parts.
- * All cuts depend on the shape alone, so the bits do not depend on the number of threads.
+ * How a reduction is made. Neighbouring axes of one kind, kept or reduced, are one axis. The
+ * reduced ones are folded from the last to the first, one pass each. A pass sees its data as
+ * (outer, rows, width) and folds the rows: acc[j] += x[r][j]. Sums of floats are made in double,
+ * of integers in 64 bits.
+ *
+ * Narrow rows are laid end to end until they fill the lanes of wide loads, and the lanes are folded
+ * last; so a sum over the last axis, whose width is 1, is as fast as any. If that axis is short,
+ * many outer positions are folded side by side, as columns. A pass of few but long columns is cut
+ * into parts, so that threads can share the work, and one more pass folds the parts. All cuts
+ * depend on the shape alone: the bits do not depend on the number of threads.
  */
 #include "ops/loops.h"
 
@@ -16,7 +17,14 @@ enum { AXIS, KEEP }; /* options of every op here */
 
 typedef enum { SUM, MEAN, NORM, MAX, MIN } fold_kind;
 
-enum { LANES = 64, COLUMNS = 256, PART = 16384, MAX_PARTS = 64, ENOUGH_TASKS = 32, MAX_PASSES = 8 };
+enum {
+    LANES = 64,               /* columns that narrow rows laid end to end make */
+    COLUMNS = 256,            /* of a block: what one task folds, with its results on the stack */
+    PART = 16384,             /* elements of a block that repay a part of their own */
+    MAX_PARTS = 64,
+    ENOUGH_TASKS = 32,        /* blocks from which on there are no parts */
+    MAX_PASSES = LT_MAX_DIMS  /* every other group of axes is reduced, each in one pass or two */
+};
 
 typedef struct {
     int64_t outer, rows, width;
@@ -37,12 +45,15 @@ typedef struct {
     bool add;                 /* to what is there */
 } reduction;
 
-/* ==== Planning ================================================================================== */
+/* ==== Planning ================================================================================ */
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t cuts(int64_t n, int64_t piece) { return (n + piece - 1) / piece; }
-static int64_t parts_of(const fold_pass *p) { return p->rows > p->part ? cuts(p->rows, p->part) : 1; }
+
+static int64_t parts_of(const fold_pass *p)
+{
+    return p->rows > p->part ? cuts(p->rows, p->part) : 1;
+}
 
 static void plan_pass(fold_plan *p, int64_t outer, int64_t rows, int64_t width)
 {
@@ -92,7 +103,7 @@ static void plan_for(fold_plan *p, int ndim, const int64_t *dims, uint32_t mask)
 /* Bytes of what a pass leaves for the next one. */
 static size_t left_by(const fold_pass *p)
 {
-    return ((size_t)(p->outer * parts_of(p) * p->width) * 8 + 63) / 64 * 64;
+    return lt__aligned((size_t)(p->outer * parts_of(p) * p->width) * 8);
 }
 
 static size_t plan_scratch(const fold_plan *p)
@@ -103,35 +114,37 @@ static size_t plan_scratch(const fold_plan *p)
     return bytes;
 }
 
-/* ==== Folding =================================================================================== */
+/* ==== Folding ================================================================================= */
 
-/* acc[j] = value, a formula of a = acc[j] and x = rows r of column j. The loop whose steps are 1 is the inner one. */
-#define FOLD(A, T, value)                                                                           \
-    do {                                                                                            \
-        A *restrict accs = acc;                                                                     \
-        const T *restrict xs = data;                                                                \
-        if (across == 1) {                                                                          \
-            for (int64_t r = 0; r < rows; r++)                                                      \
-                for (int64_t j = 0; j < width; j++) {                                               \
-                    const A a = accs[j];                                                            \
-                    const T x = xs[r * down + j];                                                   \
-                    accs[j] = value;                                                                \
-                }                                                                                   \
-        } else {                                                                                    \
-            for (int64_t j = 0; j < width; j++) {                                                   \
-                A a = accs[j];                                                                      \
-                for (int64_t r = 0; r < rows; r++) {                                                \
-                    const T x = xs[r + j * across];                                                 \
-                    a = value;                                                                      \
-                }                                                                                   \
-                accs[j] = a;                                                                        \
-            }                                                                                       \
-        }                                                                                           \
+/* acc[j] = value, a formula of a = acc[j] and of x, row r of column j. The inner loop is the one
+ * that runs on in memory. */
+#define FOLD(A, T, value)                                                                          \
+    do {                                                                                           \
+        A *restrict accs = acc;                                                                    \
+        const T *restrict xs = data;                                                               \
+        if (across == 1) {                                                                         \
+            for (int64_t r = 0; r < rows; r++)                                                     \
+                for (int64_t j = 0; j < width; j++) {                                              \
+                    const A a = accs[j];                                                           \
+                    const T x = xs[r * down + j];                                                  \
+                    accs[j] = value;                                                               \
+                }                                                                                  \
+        } else {                                                                                   \
+            for (int64_t j = 0; j < width; j++) {                                                  \
+                A a = accs[j];                                                                     \
+                for (int64_t r = 0; r < rows; r++) {                                               \
+                    const T x = xs[r + j * across];                                                \
+                    a = value;                                                                     \
+                }                                                                                  \
+                accs[j] = a;                                                                       \
+            }                                                                                      \
+        }                                                                                          \
     } while (0)
 
-/* Folds width columns of rows. Either across or down is 1. */
-LT_SIMD static void fold(fold_kind kind, lt_dtype dtype, void *acc, const void *data, int64_t rows, int64_t width,
-                         int64_t down, int64_t across)
+/* Folds columns, `width` of them and across apart, of rows that are down apart. One of the two
+ * steps is 1. */
+LT_SIMD static void fold(fold_kind kind, lt_dtype dtype, void *acc, const void *data, int64_t rows,
+                         int64_t width, int64_t down, int64_t across)
 {
     if (kind == MAX)
         LT_NUMERICS(dtype, T, FOLD(T, T, x > a || x != x ? x : a););
@@ -164,25 +177,30 @@ static void finish(const reduction *r, void *out, const void *acc, int64_t n)
     LT_FLOATS(r->out, T, {
         T *to = out;
         for (int64_t i = 0; i < n; i++) {
-            double a = r->acc == LT_I64 ? (double)((const int64_t *)acc)[i] : ((const double *)acc)[i];
+            double a = r->acc == LT_I64 ? (double)((const int64_t *)acc)[i]
+                                        : ((const double *)acc)[i];
             LT_PUT(r->add, to[i], (T)(r->kind == NORM ? sqrt(a) : a / r->divisor));
         }
     });
 }
 
 /* One block of columns of one part. first and last: of the passes of this reduction. */
-static void run_task(const reduction *r, const fold_pass *p, bool first, bool last, const void *src, void *dst, int64_t task)
+static void run_task(const reduction *r, const fold_pass *p, bool first, bool last,
+                     const void *src, void *dst, int64_t task)
 {
     _Alignas(64) char acc[COLUMNS * 8];
     int64_t blocks = cuts(p->width, COLUMNS), parts = parts_of(p);
     int64_t block = task % blocks, part = task / blocks % parts, o = task / blocks / parts;
-    int64_t row = part * p->part, rows = least(p->part, p->rows - row);
-    int64_t column = block * COLUMNS, n = least(COLUMNS, p->width - column);
+    int64_t row = part * p->part, rows = lt__least(p->part, p->rows - row);
+    int64_t column = block * COLUMNS, n = lt__least(COLUMNS, p->width - column);
     lt_dtype dtype = first ? r->in : r->acc;
-    fold_kind later = r->kind == MAX || r->kind == MIN ? r->kind : SUM, now = first ? r->kind : later;
+    fold_kind later = r->kind == MAX || r->kind == MIN ? r->kind : SUM;
+    fold_kind now = first ? r->kind : later;
     const void *x = lt__at(src, dtype, o * p->rows * p->width + row * p->down + column * p->across);
 
-    int64_t together = p->across == 1 && n == p->down ? most(1, least(LANES / n, rows)) : 1; /* rows end to end */
+    int64_t together = 1; /* rows end to end */
+    if (p->across == 1 && n == p->down)
+        together = most(1, lt__least(LANES / n, rows));
     int64_t left = rows % together;
     set_start(r, acc, together * n);
     fold(now, dtype, acc, x, rows / together, together * n, together * p->down, p->across);
@@ -200,7 +218,8 @@ static void run_task(const reduction *r, const fold_pass *p, bool first, bool la
         memcpy(lt__at(dst, r->acc, to), acc, (size_t)n * lt_dtype_bytes(r->acc));
 }
 
-static void reduce(const lt_call *c, const reduction *r, const fold_plan *plan, const void *src, void *dst, void *scratch)
+static void reduce(const lt_call *c, const reduction *r, const fold_plan *plan, const void *src,
+                   void *dst, void *scratch)
 {
     for (int i = 0; i < plan->n; i++) {
         const fold_pass *p = &plan->pass[i];
@@ -219,7 +238,8 @@ static void reduce(const lt_call *c, const reduction *r, const fold_plan *plan, 
     }
 }
 
-static reduction reduction_of(fold_kind kind, lt_dtype in, lt_dtype out, double divisor, bool add)
+static reduction reduction_of(fold_kind kind, lt_dtype in, lt_dtype out, double divisor,
+                              bool add)
 {
     bool extreme = kind == MAX || kind == MIN;
     reduction r = {.kind = kind, .in = in, .out = out, .divisor = divisor, .add = add};
@@ -229,9 +249,10 @@ static reduction reduction_of(fold_kind kind, lt_dtype in, lt_dtype out, double 
     return r;
 }
 
-/* ==== Sums for broadcasting ops ================================================================= */
+/* ==== Sums for broadcasting ops =============================================================== */
 
-static void plan_to(fold_plan *p, int dst_ndim, const int64_t *dst_dims, int ndim, const int64_t *dims)
+static void plan_to(fold_plan *p, int dst_ndim, const int64_t *dst_dims, int ndim,
+                    const int64_t *dims)
 {
     uint32_t mask = 0;
     for (int i = 1; i <= ndim; i++)
@@ -255,7 +276,7 @@ size_t lt__sum_to_scratch(const lt_tensor *dst, const lt_tensor *src)
     return plan_scratch(&plan);
 }
 
-/* ==== Forward =================================================================================== */
+/* ==== Forward ================================================================================= */
 
 static lt_status shape_as(lt_call *c, lt_dtype dtype)
 {
@@ -294,9 +315,8 @@ static lt_status norm_shape(lt_call *c)
 /* The axes of a call whose shape rule has passed; x has ndim of them. */
 static uint32_t axes_of(const lt_call *c, int ndim)
 {
-    uint32_t mask = 0;
-    lt_status status = lt__axes(c, AXIS, ndim, &mask);
-    (void)status;
+    uint32_t mask;
+    lt__axes(c, AXIS, ndim, &mask);
     return mask;
 }
 
@@ -307,7 +327,8 @@ static lt_status extreme_shape(lt_call *c)
     uint32_t mask = axes_of(c, x->ndim);
     for (int i = 0; i < x->ndim; i++)
         if ((mask >> i & 1) && x->dims[i] == 0)
-            return lt_fail(LT_EINVAL, "axis %d of x (%s) is empty: there is nothing to choose from", i + 1, LT_TEXT(x));
+            return lt_fail(LT_EINVAL, "axis %d of x (%s) is empty: there is nothing to choose from",
+                           i + 1, LT_TEXT(x));
     return LT_OK;
 }
 
@@ -338,9 +359,10 @@ static lt_status norm_fwd(lt_call *c) { return forward(c, NORM); }
 static lt_status max_fwd(lt_call *c) { return forward(c, MAX); }
 static lt_status min_fwd(lt_call *c) { return forward(c, MIN); }
 
-/* ==== Backward ================================================================================== */
+/* ==== Backward ================================================================================ */
 
-/* y's elements with the reduced axes kept as 1, so that they broadcast to x; dims holds LT_MAX_DIMS. */
+/* y's elements with the reduced axes kept as 1, so that they broadcast to x. dims holds
+ * LT_MAX_DIMS. */
 static lt_array kept(const lt_call *c, const lt_tensor *y, int64_t *dims)
 {
     const lt_tensor *dx = c->d_in[0];
@@ -350,23 +372,24 @@ static lt_array kept(const lt_call *c, const lt_tensor *y, int64_t *dims)
     return (lt_array){y->data, dims, y->count, dx->ndim, (lt_dtype)y->dtype};
 }
 
-/* dx (+)= d_of, a formula of dy and, where the map has three inputs, of x and y; n is the number of elements folded. */
-#define GRADIENT_BLOCK(name, inputs, d_of)                                                          \
-    LT_SIMD static void name(const lt_block *b)                                                     \
-    {                                                                                               \
-        LT_FLOATS(b->dtype, T, {                                                                    \
-            const T *restrict dys = b->in[0];                                                       \
-            const T *restrict xs = b->in[(inputs) > 1 ? 1 : 0];                                     \
-            const T *restrict ys = b->in[(inputs) > 1 ? 2 : 0];                                     \
-            const T n = (T)(b->c->d_in[0]->count / b->c->d_out[0]->count);                          \
-            T *restrict dxs = b->z;                                                                 \
-            const bool add = b->add;                                                                \
-            for (int64_t i = 0; i < b->n; i++) {                                                    \
-                const T dy = dys[i], x = xs[i], y = ys[i];                                          \
-                (void)x, (void)y, (void)n;                                                          \
-                LT_PUT(add, dxs[i], d_of);                                                          \
-            }                                                                                       \
-        });                                                                                         \
+/* dx (+)= d_of, a formula of dy and, where the map has three inputs, of x and y; n elements were
+ * folded into one. */
+#define GRADIENT_BLOCK(name, inputs, d_of)                                                         \
+    LT_SIMD static void name(const lt_block *b)                                                    \
+    {                                                                                              \
+        LT_FLOATS(b->dtype, T, {                                                                   \
+            const T *restrict dys = b->in[0];                                                      \
+            const T *restrict xs = b->in[(inputs) > 1 ? 1 : 0];                                    \
+            const T *restrict ys = b->in[(inputs) > 1 ? 2 : 0];                                    \
+            const T n = (T)(b->c->d_in[0]->count / b->c->d_out[0]->count);                         \
+            T *restrict dxs = b->z;                                                                \
+            const bool add = b->add;                                                               \
+            for (int64_t i = 0; i < b->n; i++) {                                                   \
+                const T dy = dys[i], x = xs[i], y = ys[i];                                         \
+                (void)x, (void)y, (void)n;                                                         \
+                LT_PUT(add, dxs[i], d_of);                                                         \
+            }                                                                                      \
+        });                                                                                        \
     }
 GRADIENT_BLOCK(sum_dx, 1, dy)
 GRADIENT_BLOCK(mean_dx, 1, dy / n)
@@ -376,8 +399,9 @@ GRADIENT_BLOCK(extreme_dx, 3, x != 0 ? dy / y : 0) /* x: 1 at the extremes, y: h
 static lt_status spread(lt_call *c, lt_block_fn fn)
 {
     int64_t dims[LT_MAX_DIMS];
+    bool add = lt__adds(c, 0);
     lt_array dx = lt__array(c->d_in[0]), dy = kept(c, c->d_out[0], dims);
-    lt__map(c, &(lt_map){fn, dx.dtype, LT_CHEAP, lt__adds(c, 0), .n_in = 1, .z = dx, .in = {dy}});
+    lt__map(c, &(lt_map){fn, dx.dtype, LT_CHEAP, add, .n_in = 1, .z = dx, .in = {dy}});
     return LT_OK;
 }
 
@@ -387,9 +411,10 @@ static lt_status mean_bwd(lt_call *c) { return spread(c, mean_dx); }
 static lt_status norm_bwd(lt_call *c)
 {
     int64_t dims[LT_MAX_DIMS];
-    lt_array dx = lt__array(c->d_in[0]), dy = kept(c, c->d_out[0], dims), y = kept(c, c->out[0], dims);
-    lt__map(c, &(lt_map){norm_dx, dx.dtype, LT_CHEAP, lt__adds(c, 0), .n_in = 3, .z = dx,
-                         .in = {dy, lt__array(c->in[0]), y}});
+    bool add = lt__adds(c, 0);
+    lt_array x = lt__array(c->in[0]), y = kept(c, c->out[0], dims);
+    lt_array dx = lt__array(c->d_in[0]), dy = kept(c, c->d_out[0], dims);
+    lt__map(c, &(lt_map){norm_dx, dx.dtype, LT_CHEAP, add, .n_in = 3, .z = dx, .in = {dy, x, y}});
     return LT_OK;
 }
 
@@ -404,7 +429,8 @@ LT_SIMD static void at_extreme(const lt_block *b)
     });
 }
 
-/* Scratch of extreme_bwd: a mark for each element of x, a count for each of y, and the scratch of the counting. */
+/* The scratch of extreme_bwd: a mark for each element of x, a count for each of y, and what the
+ * counting needs. */
 typedef struct {
     fold_plan plan;
     size_t counts, folds, bytes; /* offsets of the last two; of it all */
@@ -416,8 +442,8 @@ static tally tally_for(const lt_call *c)
     size_t size = lt_dtype_bytes((lt_dtype)dx->dtype);
     tally t;
     plan_for(&t.plan, dx->ndim, dx->dims, axes_of(c, dx->ndim));
-    t.counts = ((size_t)dx->count * size + 63) / 64 * 64;
-    t.folds = t.counts + ((size_t)dy->count * size + 63) / 64 * 64;
+    t.counts = lt__aligned((size_t)dx->count * size);
+    t.folds = t.counts + lt__aligned((size_t)dy->count * size);
     t.bytes = t.folds + plan_scratch(&t.plan);
     return t;
 }
@@ -430,19 +456,22 @@ static size_t extreme_scratch(const lt_call *c, bool backward)
 static lt_status extreme_bwd(lt_call *c)
 {
     int64_t dims[LT_MAX_DIMS];
+    bool add = lt__adds(c, 0);
     tally t = tally_for(c);
-    lt_array x = lt__array(c->in[0]), y = kept(c, c->out[0], dims), dy = kept(c, c->d_out[0], dims);
-    lt_array marks = x, counts = y, dx = lt__array(c->d_in[0]);
+    lt_array x = lt__array(c->in[0]), y = kept(c, c->out[0], dims);
+    lt_array dx = lt__array(c->d_in[0]), dy = kept(c, c->d_out[0], dims);
+    lt_array marks = x, counts = y;
     marks.data = c->scratch;
     counts.data = (char *)c->scratch + t.counts;
     lt__map(c, &(lt_map){at_extreme, x.dtype, LT_CHEAP, .n_in = 2, .z = marks, .in = {x, y}});
     reduction r = reduction_of(SUM, x.dtype, x.dtype, 1, false);
     reduce(c, &r, &t.plan, marks.data, counts.data, (char *)c->scratch + t.folds);
-    lt__map(c, &(lt_map){extreme_dx, x.dtype, LT_CHEAP, lt__adds(c, 0), .n_in = 3, .z = dx, .in = {dy, marks, counts}});
+    lt__map(c, &(lt_map){extreme_dx, x.dtype, LT_CHEAP, add, .n_in = 3, .z = dx,
+                         .in = {dy, marks, counts}});
     return LT_OK;
 }
 
-/* ==== argmax ==================================================================================== */
+/* ==== argmax ================================================================================== */
 
 /* x as (outer, rows, width): the axis chosen is rows, or all elements are. */
 static fold_pass argmax_pass(const lt_call *c)
@@ -451,8 +480,7 @@ static fold_pass argmax_pass(const lt_call *c)
     int axis = 0;
     if (!lt__given(c, AXIS))
         return (fold_pass){.outer = 1, .rows = x->count, .width = 1};
-    lt_status status = lt__axis(c, AXIS, x->ndim, &axis);
-    (void)status;
+    lt__axis(c, AXIS, x->ndim, &axis);
     fold_pass p = {.outer = 1, .rows = x->dims[axis], .width = 1};
     for (int i = 0; i < x->ndim; i++)
         if (i != axis)
@@ -463,14 +491,16 @@ static fold_pass argmax_pass(const lt_call *c)
 static lt_status argmax_shape(lt_call *c)
 {
     if (c->opt[AXIS].n > 1)
-        return lt_fail(LT_EINVAL, "axis wants one axis, or none for all elements; it has %d", c->opt[AXIS].n);
+        return lt_fail(LT_EINVAL, "axis wants one axis, or none for all elements; it has %d",
+                       c->opt[AXIS].n);
     LT_TRY(extreme_shape(c));
     c->spec[0].dtype = LT_I64;
     return LT_OK;
 }
 
 /* index[j] = the row of the largest x[row * width + j], for j < n <= COLUMNS. */
-LT_SIMD static void argmax_columns(lt_dtype dtype, const void *data, int64_t rows, int64_t width, int64_t n, int64_t *index)
+LT_SIMD static void argmax_columns(lt_dtype dtype, const void *data, int64_t rows, int64_t width,
+                                   int64_t n, int64_t *index)
 {
     LT_NUMERICS(dtype, T, {
         const T *x = data;
@@ -501,39 +531,35 @@ static lt_status argmax_fwd(lt_call *c)
     for (int64_t t = 0; t < p.outer * blocks; t++) {
         int64_t o = t / blocks, j = t % blocks * COLUMNS;
         argmax_columns(dtype, lt__at(x->data, dtype, o * p.rows * p.width + j), p.rows, p.width,
-                       least(COLUMNS, p.width - j), index + o * p.width + j);
+                       lt__least(COLUMNS, p.width - j), index + o * p.width + j);
     }
     return LT_OK;
 }
 
-/* ==== The ops =================================================================================== */
+/* ==== The ops ================================================================================= */
 
-const lt_op lt__op_sum = {
-    .sig = "sum(x; axis?, keep=false)", .doc = "The sum over one axis, several or all; integers give i64.",
-    .cast = LT_CAST_F32, .shape = sum_shape, .scratch = forward_scratch, .fwd = sum_fwd, .bwd = sum_bwd,
-};
-const lt_op lt__op_mean = {
-    .sig = "mean(x; axis?, keep=false)", .doc = "The mean over one axis, several or all; integers give f32.",
-    .cast = LT_CAST_F32, .shape = mean_shape, .scratch = forward_scratch, .fwd = mean_fwd, .bwd = mean_bwd,
-};
-const lt_op lt__op_norm = {
-    .sig = "norm(x; axis?, keep=false)", .doc = "The square root of the sum of squares; its gradient at 0 is 0.",
-    .cast = LT_CAST_F32, .save = LT_SAVE_IN(0) | LT_SAVE_OUT(0),
-    .shape = norm_shape, .scratch = forward_scratch, .fwd = norm_fwd, .bwd = norm_bwd,
-};
+#define SUMMING(name, saves, text)                                                                 \
+    const lt_op lt__op_##name = {                                                                  \
+        .sig = #name "(x; axis?, keep=false)", .doc = text, .cast = LT_CAST_F32, .save = saves,    \
+        .shape = name##_shape, .scratch = forward_scratch, .fwd = name##_fwd, .bwd = name##_bwd,   \
+    };
+SUMMING(sum, 0, "The sum over one axis, several or all; integers give i64.")
+SUMMING(mean, 0, "The mean over one axis, several or all; integers give f32.")
+SUMMING(norm, LT_SAVE_IN(0) | LT_SAVE_OUT(0),
+        "The square root of the sum of squares; its gradient at 0 is 0.")
 
-#define EXTREME(name, text)                                                                         \
-    const lt_op lt__op_##name = {                                                                   \
-        .sig = #name "(x; axis?, keep=false)",                                                      \
-        .doc = text " over one axis, several or all; a nan wins; ties share the gradient evenly.",  \
-        .save = LT_SAVE_IN(0) | LT_SAVE_OUT(0), .shape = extreme_shape, .scratch = extreme_scratch, \
-        .fwd = name##_fwd, .bwd = extreme_bwd,                                                      \
+#define EXTREME(name, text)                                                                        \
+    const lt_op lt__op_##name = {                                                                  \
+        .sig = #name "(x; axis?, keep=false)", .doc = text                                         \
+        " over one axis, several or all; a nan wins; equals share the gradient evenly.",           \
+        .save = LT_SAVE_IN(0) | LT_SAVE_OUT(0), .shape = extreme_shape,                            \
+        .scratch = extreme_scratch, .fwd = name##_fwd, .bwd = extreme_bwd,                         \
     };
 EXTREME(max, "The largest element")
 EXTREME(min, "The smallest element")
 
 const lt_op lt__op_argmax = {
     .sig = "argmax(x; axis?, keep=false)",
-    .doc = "Where the largest element is, counted from 0: the first of equals, a nan before all else.",
+    .doc = "Where the largest element is, counted from 0: the first of equals, a nan before all.",
     .shape = argmax_shape, .fwd = argmax_fwd,
 };

@@ -1,12 +1,11 @@
-/* shape.c - ops that only move elements: reshape, transpose, permute, cat, slice, pad; and cast.
+/* shape.c - ops that only move elements: reshape, transpose, permute, slice, pad, cat; and cast.
  *
- * slice, pad and cat are one thing seen from three sides: a dense tensor, the part, lies as a box in another
- * one, the whole. Their forward and backward copy or add from one to the other. Elements of any dtype
- * are moved as they are; gradients are added by the device, which knows how to add halves.
+ * slice, pad and cat are one thing seen from three sides: a dense tensor, the part, lies as a box
+ * in another one, the whole. Their forward and backward copy or add from one to the other. Elements
+ * of any dtype are moved as they are; gradients are added by the device, which knows how to add
+ * halves.
  */
 #include "ops/loops.h"
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* dst (+)= n elements of src. */
 static void put(const lt_call *c, lt_dtype dtype, void *dst, const void *src, int64_t n, bool add)
@@ -25,7 +24,7 @@ static int axis_at(const lt_call *c, int i, int ndim)
     return (int)(axis < 0 ? axis + ndim : axis);
 }
 
-/* ==== reshape =================================================================================== */
+/* ==== reshape ================================================================================= */
 
 static lt_status reshape_shape(lt_call *c)
 {
@@ -39,13 +38,15 @@ static lt_status reshape_shape(lt_call *c)
             open = i;
             dims[i] = 1;
         } else if (dims[i] < 0) {
-            return lt_fail(LT_EINVAL, "shape wants counts and at most one -1, its axis %d is %lld", i + 1, (lt_ll)dims[i]);
+            return lt_fail(LT_EINVAL, "shape wants counts and at most one -1, its axis %d is %lld",
+                           i + 1, (lt_ll)dims[i]);
         }
     }
     LT_TRY(lt__count_dims(shape->n, dims, &count));
     if (open < 0 ? count != x->count : count == 0 || x->count % count != 0)
-        return lt_fail(LT_EINVAL, "x (%s) has %lld elements, which do not fill a shape of %lld%s", LT_TEXT(x),
-                       (lt_ll)x->count, (lt_ll)count, open < 0 ? "" : " times the open axis");
+        return lt_fail(LT_EINVAL, "x (%s) has %lld elements, which do not fill a shape of %lld%s",
+                       LT_TEXT(x), (lt_ll)x->count, (lt_ll)count,
+                       open < 0 ? "" : " times the axis that is -1");
     if (open >= 0)
         dims[open] = x->count / count;
     lt__spec(c, 0, (lt_dtype)x->dtype, shape->n, dims);
@@ -54,16 +55,19 @@ static lt_status reshape_shape(lt_call *c)
 }
 
 const lt_op lt__op_reshape = {
-    .sig = "reshape(x; shape)", .doc = "The same elements under another shape, of which one axis may be -1; a view.",
+    .sig = "reshape(x; shape)",
+    .doc = "The same elements under another shape, of which one axis may be -1; a view.",
     .any_dtype = true, .same_grad = 1, .shape = reshape_shape,
 };
 
-/* ==== transpose and permute ===================================================================== */
+/* ==== transpose and permute =================================================================== */
 
-/* A copy between two orders of axes. Axes of 1 are gone; neighbours that stay neighbours are one. */
+/* A copy between two orders of axes, as dst has them. Axes of 1 are gone; neighbours that stay
+ * neighbours are one. */
 typedef struct {
     int ndim;
-    int64_t dims[LT_MAX_DIMS], from[LT_MAX_DIMS], to[LT_MAX_DIMS]; /* steps in src and in dst */
+    int64_t dims[LT_MAX_DIMS];
+    int64_t from[LT_MAX_DIMS], to[LT_MAX_DIMS]; /* steps in src and in dst */
 } moves;
 
 /* axes[i]: the axis of src that is axis i of dst. */
@@ -102,8 +106,8 @@ static void plan_moves(moves *m, int ndim, const int64_t *src_dims, const int *a
 enum { TILE = 1024, LINE = 16 }; /* elements of a tile, and along the axis that runs on in dst */
 
 /* dst[r][j] (+)= src[j][r], where rows of dst are `to` apart, and those of src `from`. */
-static void move_tile(const lt_call *c, lt_dtype dtype, void *dst, int64_t to, const void *src, int64_t from,
-                      int64_t rows, int64_t n, bool add)
+static void move_tile(const lt_call *c, lt_dtype dtype, void *dst, int64_t to, const void *src,
+                      int64_t from, int64_t rows, int64_t n, bool add)
 {
     uint64_t buffer[TILE];
     LT_SIZES(lt_dtype_bytes(dtype), T, {
@@ -118,8 +122,9 @@ static void move_tile(const lt_call *c, lt_dtype dtype, void *dst, int64_t to, c
         put(c, dtype, lt__at(dst, dtype, r * to), lt__at(buffer, dtype, r * n), n, true);
 }
 
-/* dst, whose axes are those of m, (+)= src. */
-static void move(const lt_call *c, lt_dtype dtype, const moves *m, void *dst, const void *src, int64_t count, bool add)
+/* dst (+)= src, count elements. */
+static void move(const lt_call *c, lt_dtype dtype, const moves *m, void *dst, const void *src,
+                 int64_t count, bool add)
 {
     int inner = m->ndim - 1, other = inner; /* the axes that run on in dst and in src */
     int64_t piece[LT_MAX_DIMS], cuts[LT_MAX_DIMS], tasks = 1;
@@ -129,10 +134,10 @@ static void move(const lt_call *c, lt_dtype dtype, const moves *m, void *dst, co
         other--;
     for (int i = 0; i <= inner; i++)
         piece[i] = 1;
-    piece[inner] = least(m->dims[inner], inner == other ? m->dims[inner] : LINE);
+    piece[inner] = lt__least(m->dims[inner], inner == other ? m->dims[inner] : LINE);
     if (inner != other) { /* what a short axis leaves of a tile, the other one takes */
-        piece[other] = least(m->dims[other], TILE / piece[inner]);
-        piece[inner] = least(m->dims[inner], TILE / piece[other]);
+        piece[other] = lt__least(m->dims[other], TILE / piece[inner]);
+        piece[inner] = lt__least(m->dims[inner], TILE / piece[other]);
     }
     for (int i = 0; i <= inner; i++) {
         cuts[i] = (m->dims[i] + piece[i] - 1) / piece[i];
@@ -146,17 +151,18 @@ static void move(const lt_call *c, lt_dtype dtype, const moves *m, void *dst, co
             left /= cuts[i];
             from += at * m->from[i];
             to += at * m->to[i];
-            size[i] = least(piece[i], m->dims[i] - at);
+            size[i] = lt__least(piece[i], m->dims[i] - at);
         }
         void *y = lt__at(dst, dtype, to), *x = lt__at(src, dtype, from);
         if (inner == other)
             put(c, dtype, y, x, size[inner], add);
         else
-            move_tile(c, dtype, y, m->to[other], x, m->from[inner], size[other], size[inner], add);
+            move_tile(c, dtype, y, m->to[other], x, m->from[inner], size[other], size[inner],
+                      add);
     }
 }
 
-/* axes[i]: the axis of x, which has ndim, that becomes axis i of y. LT_EINVAL only in a shape rule. */
+/* axes[i]: the axis of x, which has ndim, that becomes axis i of y. Fails only in a shape rule. */
 typedef lt_status (*axes_fn)(const lt_call *c, int ndim, int axes[LT_MAX_DIMS]);
 
 static lt_status permute_axes(const lt_call *c, int ndim, int axes[LT_MAX_DIMS])
@@ -164,8 +170,8 @@ static lt_status permute_axes(const lt_call *c, int ndim, int axes[LT_MAX_DIMS])
     uint32_t mask;
     LT_TRY(lt__axes(c, 0, ndim, &mask));
     if (c->opt[0].n != ndim)
-        return lt_fail(LT_EINVAL, "axes wants all %d axes of x (%s) in their new order, it has %d", ndim,
-                       LT_TEXT(c->in[0]), c->opt[0].n);
+        return lt_fail(LT_EINVAL, "axes wants all %d axes of x (%s) in their new order, it has %d",
+                       ndim, LT_TEXT(c->in[0]), c->opt[0].n);
     for (int i = 0; i < ndim; i++)
         axes[i] = axis_at(c, i, ndim);
     return LT_OK;
@@ -176,7 +182,8 @@ static lt_status transpose_axes(const lt_call *c, int ndim, int axes[LT_MAX_DIMS
     uint32_t mask;
     LT_TRY(lt__axes(c, 0, ndim, &mask));
     if (lt__given(c, 0) && c->opt[0].n != 2)
-        return lt_fail(LT_EINVAL, "axes wants two axes, it has %d; permute takes more", c->opt[0].n);
+        return lt_fail(LT_EINVAL, "axes wants two axes, it has %d; permute takes more",
+                       c->opt[0].n);
     if (ndim < 2)
         return lt_fail(LT_EINVAL, "x wants at least 2 axes, it is %s", LT_TEXT(c->in[0]));
     int a = lt__given(c, 0) ? axis_at(c, 0, ndim) : ndim - 2;
@@ -222,21 +229,22 @@ static lt_status reorder_back(lt_call *c, axes_fn axes_of)
     return LT_OK;
 }
 
-#define REORDERING(name, signature, text)                                                           \
-    static lt_status name##_shape(lt_call *c) { return reorder_shape(c, name##_axes); }             \
-    static lt_status name##_fwd(lt_call *c) { return reorder(c, name##_axes); }                     \
-    static lt_status name##_bwd(lt_call *c) { return reorder_back(c, name##_axes); }                \
-    const lt_op lt__op_##name = {                                                                   \
-        .sig = signature, .doc = text, .any_dtype = true,                                           \
-        .shape = name##_shape, .fwd = name##_fwd, .bwd = name##_bwd,                                \
+#define REORDERING(name, signature, text)                                                          \
+    static lt_status name##_shape(lt_call *c) { return reorder_shape(c, name##_axes); }            \
+    static lt_status name##_fwd(lt_call *c) { return reorder(c, name##_axes); }                    \
+    static lt_status name##_bwd(lt_call *c) { return reorder_back(c, name##_axes); }               \
+    const lt_op lt__op_##name = {                                                                  \
+        .sig = signature, .doc = text, .any_dtype = true,                                          \
+        .shape = name##_shape, .fwd = name##_fwd, .bwd = name##_bwd,                               \
     };
-REORDERING(transpose, "transpose(x; axes?)", "x with two axes swapped, the last two by default; a copy.")
+REORDERING(transpose, "transpose(x; axes?)",
+           "x with two axes swapped, the last two by default; a copy.")
 REORDERING(permute, "permute(x; axes)", "x with its axes in another order; a copy.")
 
-/* ==== Boxes: slice, pad, cat ==================================================================== */
+/* ==== Boxes: slice, pad, cat ================================================================== */
 
-/* Where a part lies in a whole. Axes that it fills are merged with those before them, so the last axis is one
- * run in both. Begins as one axis of 1. */
+/* Where a part lies in a whole. Axes that it fills are merged with those before them, so the last
+ * axis is one run in both. Begins as one axis of 1. */
 typedef struct {
     int ndim;
     int64_t part[LT_MAX_DIMS + 1], whole[LT_MAX_DIMS + 1]; /* dims */
@@ -260,7 +268,8 @@ static void add_axis(box *b, int64_t part, int64_t whole, int64_t first)
 }
 
 /* The box in the whole (+)= the part, or the other way around. */
-static void copy_box(const lt_call *c, const box *b, lt_dtype dtype, void *whole, void *part, bool to_whole, bool add)
+static void copy_box(const lt_call *c, const box *b, lt_dtype dtype, void *whole, void *part,
+                     bool to_whole, bool add)
 {
     int last = b->ndim - 1;
     int64_t rows = 1, run = b->part[last];
@@ -277,7 +286,10 @@ static void copy_box(const lt_call *c, const box *b, lt_dtype dtype, void *whole
             step *= b->whole[i];
         }
         void *in_whole = lt__at(whole, dtype, at), *in_part = lt__at(part, dtype, row * run);
-        put(c, dtype, to_whole ? in_whole : in_part, to_whole ? in_part : in_whole, run, add);
+        if (to_whole)
+            put(c, dtype, in_whole, in_part, run, add);
+        else
+            put(c, dtype, in_part, in_whole, run, add);
     }
 }
 
@@ -290,7 +302,7 @@ static box box_along(int ndim, const int64_t *whole, int axis, int64_t first, in
     return b;
 }
 
-/* ==== slice ===================================================================================== */
+/* ==== slice =================================================================================== */
 
 enum { AXIS, FIRST, LAST };
 
@@ -316,7 +328,7 @@ static lt_status slice_shape(lt_call *c)
         return lt_fail(LT_EINVAL, "first and last want one position each");
     int64_t dim = x->dims[axis], first = position(c, FIRST, dim), last = position(c, LAST, dim);
     if (first < 0 || last >= dim || last < first - 1)
-        return lt_fail(LT_EINVAL, "%lld to %lld is not a range of axis %d of x (%s), which has %lld",
+        return lt_fail(LT_EINVAL, "%lld to %lld is no range of axis %d of x (%s), which has %lld",
                        shown(c, FIRST), shown(c, LAST), axis + 1, LT_TEXT(x), (lt_ll)dim);
     lt__spec_like(c, 0, x);
     c->spec[0].dims[axis] = last - first + 1;
@@ -331,7 +343,7 @@ static lt_status slice_shape(lt_call *c)
 static box slice_box(const lt_call *c, const lt_tensor *like)
 {
     int axis = axis_at(c, 0, like->ndim);
-    int64_t first = position(c, FIRST, like->dims[axis]), last = position(c, LAST, like->dims[axis]);
+    int64_t dim = like->dims[axis], first = position(c, FIRST, dim), last = position(c, LAST, dim);
     return box_along(like->ndim, like->dims, axis, first, last - first + 1);
 }
 
@@ -355,32 +367,36 @@ static lt_status slice_bwd(lt_call *c)
 
 const lt_op lt__op_slice = {
     .sig = "slice(x; axis, first, last)",
-    .doc = "Positions first to last, both included, of one axis; a view if it is the leading one, else a copy.",
+    .doc = "Positions first to last, both included, of an axis; a view if it is the leading one.",
     .any_dtype = true, .shape = slice_shape, .fwd = slice_fwd, .bwd = slice_bwd,
 };
 
-/* ==== pad ======================================================================================= */
+/* ==== pad ===================================================================================== */
 
 enum { BEFORE, AFTER, VALUE };
 
-static int64_t amount(const lt_call *c, int k, int axis) { return c->opt[k].i[c->opt[k].n == 1 ? 0 : axis]; }
+static int64_t amount(const lt_call *c, int k, int axis)
+{
+    return c->opt[k].i[c->opt[k].n == 1 ? 0 : axis];
+}
 
 static lt_status pad_shape(lt_call *c)
 {
     const lt_tensor *x = c->in[0];
     lt__spec_like(c, 0, x);
     for (int k = BEFORE; k <= AFTER; k++) {
+        const char *name = c->schema->opt[k].name;
         if (c->opt[k].n != 1 && c->opt[k].n != x->ndim)
-            return lt_fail(LT_EINVAL, "%s wants one count or one for each axis of x (%s), it has %d",
-                           c->schema->opt[k].name, LT_TEXT(x), c->opt[k].n);
+            return lt_fail(LT_EINVAL, "%s wants one count or one per axis of x (%s), it has %d",
+                           name, LT_TEXT(x), c->opt[k].n);
         for (int i = 0; i < x->ndim; i++) {
-            int64_t *dim = &c->spec[0].dims[i];
-            if (amount(c, k, i) < 0)
-                return lt_fail(LT_EINVAL, "%s wants counts from 0, it has %lld; slice makes a tensor smaller",
-                               c->schema->opt[k].name, (lt_ll)amount(c, k, i));
-            if (__builtin_add_overflow(*dim, amount(c, k, i), dim))
-                return lt_fail(LT_EINVAL, "%s %lld makes axis %d too long to be counted", c->schema->opt[k].name,
-                               (lt_ll)amount(c, k, i), i + 1);
+            int64_t n = amount(c, k, i), *dim = &c->spec[0].dims[i];
+            if (n < 0)
+                return lt_fail(LT_EINVAL, "%s wants counts from 0, it has %lld; slice takes away",
+                               name, (lt_ll)n);
+            if (__builtin_add_overflow(*dim, n, dim))
+                return lt_fail(LT_EINVAL, "%s %lld makes axis %d too long to be counted", name,
+                               (lt_ll)n, i + 1);
         }
     }
     return LT_OK;
@@ -390,8 +406,10 @@ static lt_status pad_shape(lt_call *c)
 static box pad_box(const lt_call *c, const lt_tensor *y)
 {
     box b = no_axes;
-    for (int i = 0; i < y->ndim; i++)
-        add_axis(&b, y->dims[i] - amount(c, BEFORE, i) - amount(c, AFTER, i), y->dims[i], amount(c, BEFORE, i));
+    for (int i = 0; i < y->ndim; i++) {
+        int64_t before = amount(c, BEFORE, i), after = amount(c, AFTER, i);
+        add_axis(&b, y->dims[i] - before - after, y->dims[i], before);
+    }
     return b;
 }
 
@@ -415,11 +433,11 @@ static lt_status pad_bwd(lt_call *c)
 
 const lt_op lt__op_pad = {
     .sig = "pad(x; before, after, value=0.0)",
-    .doc = "x with elements of one value before and after it: one count for all axes or one for each.",
+    .doc = "x with so many elements of one value before and after it: one count, or one per axis.",
     .any_dtype = true, .shape = pad_shape, .fwd = pad_fwd, .bwd = pad_bwd,
 };
 
-/* ==== cat ======================================================================================= */
+/* ==== cat ===================================================================================== */
 
 enum { SIZES = 1 }; /* the extra output: each input's size along the axis, for backward */
 
@@ -435,8 +453,8 @@ static lt_status cat_shape(lt_call *c)
         for (int i = 0; fits && i < x->ndim; i++)
             fits = i == axis || y->dims[i] == x->dims[i];
         if (!fits)
-            return lt_fail(LT_EINVAL, "tensor %d is %s, the first is %s; only axis %d may differ", k + 1, LT_TEXT(y),
-                           LT_TEXT(x), axis + 1);
+            return lt_fail(LT_EINVAL, "tensor %d is %s, the first is %s; only axis %d may differ",
+                           k + 1, LT_TEXT(y), LT_TEXT(x), axis + 1);
         c->spec[0].dims[axis] += y->dims[axis];
     }
     lt__spec(c, SIZES, LT_I64, 1, (const int64_t[]){c->n_in});
@@ -444,7 +462,8 @@ static lt_status cat_shape(lt_call *c)
 }
 
 /* Copies between the parts, one for each size, and the whole. NULL parts are left out. */
-static void copy_parts(const lt_call *c, lt_tensor *whole, lt_tensor **parts, const int64_t *sizes, bool to_whole)
+static void copy_parts(const lt_call *c, lt_tensor *whole, lt_tensor **parts,
+                       const int64_t *sizes, bool to_whole)
 {
     int axis = axis_at(c, 0, whole->ndim);
     int64_t first = 0;
@@ -452,7 +471,8 @@ static void copy_parts(const lt_call *c, lt_tensor *whole, lt_tensor **parts, co
         if (!parts[i])
             continue;
         box b = box_along(whole->ndim, whole->dims, axis, first, sizes[i]);
-        copy_box(c, &b, (lt_dtype)whole->dtype, whole->data, parts[i]->data, to_whole, !to_whole && lt__adds(c, i));
+        copy_box(c, &b, (lt_dtype)whole->dtype, whole->data, parts[i]->data, to_whole,
+                 !to_whole && lt__adds(c, i));
     }
 }
 
@@ -473,12 +493,13 @@ static lt_status cat_bwd(lt_call *c)
 }
 
 const lt_op lt__op_cat = {
-    .sig = "cat(x...; axis)", .doc = "Tensors joined along one axis, which alone may differ among them.",
+    .sig = "cat(x...; axis)",
+    .doc = "Tensors joined along one axis, in which alone they may differ.",
     .n_aux = 1, .save = LT_SAVE_OUT(SIZES), .cast = LT_CAST_WIDEST, .any_dtype = true,
     .shape = cat_shape, .fwd = cat_fwd, .bwd = cat_bwd,
 };
 
-/* ==== cast ====================================================================================== */
+/* ==== cast ==================================================================================== */
 
 static lt_status cast_shape(lt_call *c)
 {
@@ -495,7 +516,7 @@ static lt_status convert(const lt_call *c, lt_tensor *dst, const lt_tensor *src,
     LT_PARALLEL_FOR(c, src->count)
     for (int64_t i = 0; i < src->count; i += LT_BLOCK) {
         uint64_t buffer[LT_BLOCK];
-        int64_t n = least(LT_BLOCK, src->count - i);
+        int64_t n = lt__least(LT_BLOCK, src->count - i);
         lt_convert(buffer, to, lt__at(src->data, from, i), from, (size_t)n);
         put(c, to, lt__at(dst->data, to, i), buffer, n, add);
     }
@@ -503,10 +524,14 @@ static lt_status convert(const lt_call *c, lt_tensor *dst, const lt_tensor *src,
 }
 
 static lt_status cast_fwd(lt_call *c) { return convert(c, c->out[0], c->in[0], false); }
-static lt_status cast_bwd(lt_call *c) { return convert(c, c->d_in[0], c->d_out[0], lt__adds(c, 0)); }
+
+static lt_status cast_bwd(lt_call *c)
+{
+    return convert(c, c->d_in[0], c->d_out[0], lt__adds(c, 0));
+}
 
 const lt_op lt__op_cast = {
     .sig = "cast(x; dtype=f32)",
-    .doc = "x in another dtype, rounded to nearest even; integers truncate and saturate. A view if nothing changes.",
+    .doc = "x in another dtype, rounded to nearest even; floats to integers are cut and saturate.",
     .any_dtype = true, .same_grad = 1, .shape = cast_shape, .fwd = cast_fwd, .bwd = cast_bwd,
 };

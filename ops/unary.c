@@ -1,11 +1,65 @@
-/* unary.c - ops of one tensor, element by element. A new one is a row of the table below and a name in list.h.
+/* unary.c - ops of one tensor, element by element. A new one is a row of the table below and a
+ * name in list.h.
  *
- * Formulas are type generic: <tgmath.h> takes expf for a float and exp for a double, and a constant is written so
- * that it does not turn a float formula into a double one: 1, or (T)0.5, where T is the element type.
+ * Formulas are type generic: <tgmath.h> takes expf for a float and exp for a double. T is the type
+ * of the element; a constant with a point is written (T)0.5, so that it does not turn a float
+ * formula into a double one.
  */
 #include <tgmath.h>
 
 #include "ops/loops.h"
+
+static lt_status forward(lt_call *c, lt_block_fn fn, int cost)
+{
+    lt_array x = lt__array(c->in[0]), y = lt__array(c->out[0]);
+    lt__map(c, &(lt_map){fn, x.dtype, cost, .n_in = 1, .z = y, .in = {x}});
+    return LT_OK;
+}
+
+/* fn's inputs are dy and what was saved (dy again if nothing was). */
+static lt_status backward(lt_call *c, lt_block_fn fn, int cost)
+{
+    bool add = lt__adds(c, 0);
+    lt_array dy = lt__array(c->d_out[0]), dx = lt__array(c->d_in[0]);
+    lt_array saved = c->in[0] ? lt__array(c->in[0]) : c->out[0] ? lt__array(c->out[0]) : dy;
+    lt__map(c, &(lt_map){fn, dx.dtype, cost, add, .n_in = 2, .z = dx, .in = {dy, saved}});
+    return LT_OK;
+}
+
+/* The two loops of an op for one element type. */
+#define FORWARD_LOOP(T, y_of)                                                                      \
+    const T *restrict in = b->in[0];                                                               \
+    T *restrict out = b->z;                                                                        \
+    for (int64_t i = 0; i < b->n; i++) {                                                           \
+        const T x = in[i];                                                                         \
+        out[i] = (T)(y_of);                                                                        \
+    }
+
+#define BACKWARD_LOOP(T, dx_of)                                                                    \
+    const T *restrict in = b->in[0], *restrict saved = b->in[1];                                   \
+    T *restrict out = b->z;                                                                        \
+    const bool add = b->add;                                                                       \
+    for (int64_t i = 0; i < b->n; i++) {                                                           \
+        const T dy = in[i], x = saved[i], y = x;                                                   \
+        (void)x, (void)y;                                                                          \
+        LT_PUT(add, out[i], (T)(dx_of));                                                           \
+    }
+
+/* Both for all types, and the kernels NAME_fwd and NAME_bwd. types is the macro that supplies T in
+ * forward; only floats have gradients. */
+#define KERNELS(name, types, cost, y_of, dx_of)                                                    \
+    LT_SIMD static void name##_forward_block(const lt_block *b)                                    \
+    {                                                                                              \
+        types(b->dtype, T, FORWARD_LOOP(T, y_of));                                                 \
+    }                                                                                              \
+    LT_SIMD static void name##_backward_block(const lt_block *b)                                   \
+    {                                                                                              \
+        LT_FLOATS(b->dtype, T, BACKWARD_LOOP(T, dx_of));                                           \
+    }                                                                                              \
+    static lt_status name##_fwd(lt_call *c) { return forward(c, name##_forward_block, cost); }     \
+    static lt_status name##_bwd(lt_call *c) { return backward(c, name##_backward_block, cost); }
+
+/* ==== The table =============================================================================== */
 
 static lt_status same_float(lt_call *c)
 {
@@ -14,103 +68,42 @@ static lt_status same_float(lt_call *c)
     return LT_OK;
 }
 
-static lt_status forward(lt_call *c, lt_block_fn fn, int cost)
-{
-    lt_array x = lt__array(c->in[0]);
-    lt__map(c, &(lt_map){fn, x.dtype, cost, .n_in = 1, .z = lt__array(c->out[0]), .in = {x}});
-    return LT_OK;
-}
-
-/* fn's inputs are dy and what was saved (dy again if nothing was). */
-static lt_status backward(lt_call *c, lt_block_fn fn, int cost)
-{
-    lt_array dy = lt__array(c->d_out[0]), dx = lt__array(c->d_in[0]);
-    lt_array saved = c->in[0] ? lt__array(c->in[0]) : c->out[0] ? lt__array(c->out[0]) : dy;
-    lt__map(c, &(lt_map){fn, dx.dtype, cost, lt__adds(c, 0), .n_in = 2, .z = dx, .in = {dy, saved}});
-    return LT_OK;
-}
-
-/* y = y_of(x) and dx = dx_of(dy, and x or y) for one element type each. */
-#define FORWARD_LOOP(T, y_of)                                                                       \
-    const T *restrict in = b->in[0];                                                                \
-    T *restrict out = b->z;                                                                         \
-    for (int64_t i = 0; i < b->n; i++) {                                                            \
-        const T x = in[i];                                                                          \
-        out[i] = (T)(y_of);                                                                         \
-    }
-
-#define BACKWARD_LOOP(T, dx_of)                                                                     \
-    const T *restrict in = b->in[0], *restrict saved = b->in[1];                                    \
-    T *restrict out = b->z;                                                                         \
-    const bool add = b->add;                                                                        \
-    for (int64_t i = 0; i < b->n; i++) {                                                            \
-        const T dy = in[i], x = saved[i], y = x;                                                    \
-        (void)x, (void)y;                                                                           \
-        LT_PUT(add, out[i], (T)(dx_of));                                                            \
-    }
-
-/* The two loops of an op and its kernels; `types` is the macro that supplies T in forward. */
-#define KERNELS(name, types, cost, y_of, dx_of)                                                     \
-    LT_SIMD static void name##_forward_block(const lt_block *b)                                     \
-    {                                                                                               \
-        types(b->dtype, T, FORWARD_LOOP(T, y_of));                                                  \
-    }                                                                                               \
-    LT_SIMD static void name##_backward_block(const lt_block *b)                                    \
-    {                                                                                               \
-        LT_FLOATS(b->dtype, T, BACKWARD_LOOP(T, dx_of));                                            \
-    }                                                                                               \
-    static lt_status name##_fwd(lt_call *c) { return forward(c, name##_forward_block, cost); }      \
-    static lt_status name##_bwd(lt_call *c) { return backward(c, name##_backward_block, cost); }
-
-/* An op on floats. y_of is a formula of x. Where saves is LT_SAVE_IN(0), dx_of is one of dy and x; where it is
- * LT_SAVE_OUT(0), of dy and y. */
-#define UNARY(name, cost, policy, saves, text, y_of, dx_of)                                         \
-    KERNELS(name, LT_FLOATS, cost, y_of, dx_of)                                                     \
-    const lt_op lt__op_##name = {                                                                   \
-        .sig = #name "(x)", .doc = text, .cast = policy, .save = saves,                             \
-        .shape = same_float, .fwd = name##_fwd, .bwd = name##_bwd,                                  \
+/* An op on floats: its name; its cost and its policy under autocast; what backward needs; what it
+ * is; y, a formula of x; dx, a formula of dy and of x if backward needs IN, of y if OUT. */
+#define UNARY(name, cost, policy, saves, text, y_of, dx_of)                                        \
+    KERNELS(name, LT_FLOATS, cost, y_of, dx_of)                                                    \
+    const lt_op lt__op_##name = {                                                                  \
+        .sig = #name "(x)", .doc = text, .cast = policy, .save = saves,                            \
+        .shape = same_float, .fwd = name##_fwd, .bwd = name##_bwd,                                 \
     };
-
 #define IN LT_SAVE_IN(0)
 #define OUT LT_SAVE_OUT(0)
 
-/* Comparisons are turned so that a NaN passes through. */
 UNARY(exp, LT_COSTLY, LT_CAST_F32, OUT, "e to the power of x.",
       exp(x), dy * y)
 UNARY(log, LT_COSTLY, LT_CAST_F32, IN, "The natural logarithm of x.",
       log(x), dy / x)
 UNARY(sqrt, LT_CHEAP, LT_CAST_ANY, OUT, "The square root of x.",
       sqrt(x), dy / (2 * y))
-UNARY(relu, LT_CHEAP, LT_CAST_ANY, OUT, "x where it is positive, else 0.",
-      x < 0 ? 0 : x, y <= 0 ? 0 : dy)
-UNARY(relu6, LT_CHEAP, LT_CAST_ANY, OUT, "x brought into 0..6.",
-      x < 0 ? 0 : x > 6 ? 6 : x, y <= 0 || y >= 6 ? 0 : dy)
 UNARY(sigmoid, LT_COSTLY, LT_CAST_ANY, OUT, "1 / (1 + exp(-x)).",
       1 / (1 + exp(-x)), dy * y * (1 - y))
 UNARY(tanh, LT_COSTLY, LT_CAST_ANY, OUT, "The hyperbolic tangent of x.",
       tanh(x), dy * (1 - y * y))
 
-/* Hendrycks and Gimpel, Gaussian Error Linear Units, 2016: P is the normal distribution, p its density. */
+/* These compare so that a nan passes through. */
+UNARY(relu, LT_CHEAP, LT_CAST_ANY, OUT, "x where it is positive, else 0.",
+      x < 0 ? 0 : x, y <= 0 ? 0 : dy)
+UNARY(relu6, LT_CHEAP, LT_CAST_ANY, OUT, "x brought into 0..6.",
+      x < 0 ? 0 : x > 6 ? 6 : x, y <= 0 || y >= 6 ? 0 : dy)
+
+/* Hendrycks and Gimpel, Gaussian Error Linear Units, 2016. P is the normal distribution, p its
+ * density. */
 #define P(x) ((T)0.5 * (1 + erf((x) * (T)0.70710678118654752440)))
 #define p(x) ((T)0.39894228040143267794 * exp((T)-0.5 * (x) * (x)))
-UNARY(gelu, LT_COSTLY, LT_CAST_ANY, IN, "x P(X <= x) for a normal X: x (1 + erf(x / sqrt(2))) / 2.",
+UNARY(gelu, LT_COSTLY, LT_CAST_ANY, IN, "x P(X <= x), X normal: x (1 + erf(x / sqrt(2))) / 2.",
       x * P(x), dy * (P(x) + x * p(x)))
 
-/* ==== Ops that take integers too ================================================================ */
-
-static lt_status same_signed(lt_call *c)
-{
-    if (c->in[0]->dtype == LT_U8)
-        return lt_fail(LT_EINVAL, "x is u8, which has no negative numbers; cast it, e.g. x:cast('i32')");
-    lt__spec_like(c, 0, c->in[0]);
-    return LT_OK;
-}
-
-KERNELS(neg, LT_WRAPPING, LT_CHEAP, -x, -dy)
-const lt_op lt__op_neg = {
-    .sig = "neg(x)", .doc = "-x; the least integer stays what it is.", .shape = same_signed,
-    .fwd = neg_fwd, .bwd = neg_bwd,
-};
+/* ==== Ops that take integers too ============================================================== */
 
 static lt_status same_any(lt_call *c)
 {
@@ -118,17 +111,33 @@ static lt_status same_any(lt_call *c)
     return LT_OK;
 }
 
+static lt_status same_signed(lt_call *c)
+{
+    if (c->in[0]->dtype == LT_U8)
+        return lt_fail(LT_EINVAL, "x is u8, which has no negative numbers; cast it, e.g. "
+                       "x:cast('i32')");
+    return same_any(c);
+}
+
+KERNELS(neg, LT_WRAPPING, LT_CHEAP, -x, -dy)
+const lt_op lt__op_neg = {
+    .sig = "neg(x)", .doc = "-x; the least integer stays what it is.",
+    .shape = same_signed, .fwd = neg_fwd, .bwd = neg_bwd,
+};
+
 static inline int64_t magnitude(int64_t x) { return x < 0 ? (int64_t)-(uint64_t)x : x; }
 
 KERNELS(abs, LT_NUMERICS, LT_CHEAP,
         _Generic(x, float: fabs(x), double: fabs(x), default: magnitude((int64_t)x)),
         x > 0 ? dy : x < 0 ? -dy : 0)
 const lt_op lt__op_abs = {
-    .sig = "abs(x)", .doc = "The absolute value of x; its gradient at 0 is 0.", .shape = same_any, .save = IN,
-    .fwd = abs_fwd, .bwd = abs_bwd,
+    .sig = "abs(x)", .doc = "The absolute value of x; its gradient at 0 is 0.", .save = IN,
+    .shape = same_any, .fwd = abs_fwd, .bwd = abs_bwd,
 };
 
-enum { MIN, MAX }; /* options of clamp */
+/* ==== clamp =================================================================================== */
+
+enum { MIN, MAX }; /* options */
 
 static lt_status clamp_shape(lt_call *c)
 {
@@ -138,28 +147,31 @@ static lt_status clamp_shape(lt_call *c)
     return same_any(c);
 }
 
-/* The bounds in the type of x. Those of integers are the integers within them; infinities become the ends. */
-#define BOUNDS(T)                                                                                   \
-    T min, max;                                                                                     \
-    const double ends[] = {lt__number(b->c, MIN), lt__number(b->c, MAX)};                           \
-    const double whole[] = {ceil(ends[0]), floor(ends[1])};                                         \
-    const double *given = lt__is_float(b->dtype) ? ends : whole;                                    \
-    lt_convert(&min, b->dtype, &given[0], LT_F64, 1);                                               \
-    lt_convert(&max, b->dtype, &given[1], LT_F64, 1);
+/* min and max in the type of x. Those of integers are the integers within; infinities become
+ * the least and the largest. */
+#define BOUNDS(T)                                                                                  \
+    T min, max;                                                                                    \
+    double low = lt__number(b->c, MIN), high = lt__number(b->c, MAX);                              \
+    if (!lt__is_float(b->dtype))                                                                   \
+        low = ceil(low), high = floor(high);                                                       \
+    lt_convert(&min, b->dtype, &low, LT_F64, 1);                                                   \
+    lt_convert(&max, b->dtype, &high, LT_F64, 1);
 
 LT_SIMD static void clamp_forward_block(const lt_block *b)
 {
     LT_NUMERICS(b->dtype, T,
         BOUNDS(T)
         min = min > max ? max : min;
-        FORWARD_LOOP(T, x > max ? max : x < min ? min : x));
+        FORWARD_LOOP(T, x > max ? max : x < min ? min : x)
+    );
 }
 
 LT_SIMD static void clamp_backward_block(const lt_block *b)
 {
     LT_FLOATS(b->dtype, T,
         BOUNDS(T)
-        BACKWARD_LOOP(T, x > min && x < max ? dy : 0));
+        BACKWARD_LOOP(T, x > min && x < max ? dy : 0)
+    );
 }
 
 static lt_status clamp_fwd(lt_call *c) { return forward(c, clamp_forward_block, LT_CHEAP); }
@@ -167,6 +179,6 @@ static lt_status clamp_bwd(lt_call *c) { return backward(c, clamp_backward_block
 
 const lt_op lt__op_clamp = {
     .sig = "clamp(x; min=-inf, max=inf)",
-    .doc = "x brought into min..max (max where min is above it); the gradient passes strictly between.",
-    .shape = clamp_shape, .save = IN, .fwd = clamp_fwd, .bwd = clamp_bwd,
+    .doc = "x brought into min..max (max if min is above it); the gradient passes between them.",
+    .save = IN, .shape = clamp_shape, .fwd = clamp_fwd, .bwd = clamp_bwd,
 };

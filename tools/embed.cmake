@@ -1,4 +1,4 @@
-# Writes OUT, a C file with the text of each of FILES as lt__embedded[]: {module name, bytes, length}.
+# Writes OUT, a C file with the text of each of FILES in lt__embedded[]: {name, bytes, length}.
 set(table "")
 set(text "/* Made by tools/embed.cmake from lua/luatrain/. */\n#include \"lua/embedded.h\"\n")
 foreach(file ${FILES})

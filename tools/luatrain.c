@@ -57,7 +57,9 @@ static lt_status set_threads(settings *s, const char *who, const char *value)
 
 static lt_status set_seed(settings *s, const char *who, const char *value)
 {
-    return parse_number(who, value, 0, INT64_MAX, &s->config.seed); /* integers of Lua are signed */
+    LT_TRY(
+        parse_number(who, value, 0, INT64_MAX, &s->config.seed)); /* integers of Lua are signed */
+    return setenv("LUATRAIN_SEED", value, 1) == 0 ? LT_OK : LT_ENOMEM; /* lt.seed() yields to it */
 }
 
 /* Switches have no value on the command line; as variables they are 1 or 0. */
@@ -111,7 +113,9 @@ static void print_help(FILE *to)
 
 static void print_version(const settings *s)
 {
-    printf("luatrain %s\n%s\n%s\n%d threads\n", LT_VERSION, lt_backend(), LUA_RELEASE,
+    char backend[64];
+    printf("luatrain %s\n%s\n%s\n%d threads\n", LT_VERSION,
+           lt_backend(backend, sizeof backend), LUA_RELEASE,
            s->config.threads ? s->config.threads : lt_cpu_count());
 }
 

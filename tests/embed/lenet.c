@@ -1,5 +1,4 @@
-/* lenet.c - a program built against the installed library alone: trains LeNet from ops and saves
- * it.
+/* lenet.c - a program built against the installed library alone: trains LeNet from ops, saves it.
  *
  *     lenet OUT.safetensors [IMAGES LABELS]      IDX files; without them, synthetic images
  *

@@ -32,8 +32,8 @@ static void lenet_close(lenet *net)
     memset(net, 0, sizeof *net);
 }
 
-/* For images of side x side, one channel; side is a multiple of 4. Close it also when this fails.
- * */
+/* For images of side x side, one channel; side is a multiple of 4. Close it when this fails,
+ * too. */
 static lt_status lenet_open(lenet *net, lt_ctx *ctx, int64_t side)
 {
     int64_t pixels = side / 4 * (side / 4);

@@ -9,11 +9,10 @@ local net = nn.sequential{
 local optim = lt.optim.sgd(net, {lr = 0.05, momentum = 0.9})
 
 return function(x, labels)
-  local loss = lt.step(function()
+  return lt.step(function()
     local loss = lt.cross_entropy(net(x), labels)
     loss:backward()
     optim:step()
     return loss
   end)
-  return loss:item()
 end

@@ -10,8 +10,6 @@
 #include <pthread.h>
 #include <stdio.h>
 
-#include <lua.h>
-
 #include "lenet.h"
 
 enum { STEPS = 8, BATCH = 8, SIDE = 12 };
@@ -46,13 +44,11 @@ static lt_status open_trainer(trainer *t)
 
 static lt_status lua_step(lua_State *L, lt_tensor *x, lt_tensor *y, double *loss)
 {
-    lua_pushvalue(L, -1);
-    LT_TRY(lt_lua_push(L, x));
-    LT_TRY(lt_lua_push(L, y));
-    LT_TRY(lt_lua_call(L, 2, 1));
-    *loss = lua_tonumber(L, -1);
-    lua_pop(L, 1);
-    return LT_OK;
+    lt_tensor *result;
+    LT_TRY(lt_lua_run(L, (lt_tensor *[]){x, y}, 2, &result, 1));
+    lt_status status = lt_item(result, 0, loss);
+    lt_release(result);
+    return status;
 }
 
 static lt_status step_trainer(trainer *t, int i)
@@ -69,8 +65,7 @@ static lt_status step_trainer(trainer *t, int i)
 /* Only what says how to train, and the losses, stay. */
 static void close_trainer(trainer *t)
 {
-    if (t->L)
-        lua_close(t->L);
+    lt_lua_close(t->L);
     lenet_close(&t->net);
     lt_batches_free(t->batches);
     lt_release(t->images);

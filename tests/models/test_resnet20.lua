@@ -1,5 +1,5 @@
--- test_resnet20.lua - ResNet-20 for small images (He et al., 2016), with 1x1 convolutions as shortcuts where the shape
--- changes, step by step beside PyTorch's.
+-- test_resnet20.lua - ResNet-20 for small images (He et al., 2016), with 1x1 convolutions as shortcuts
+-- where the shape changes, step by step beside PyTorch's.
 local lt = require "luatrain"
 local nn = lt.nn
 local follow = require "trajectory"
@@ -9,7 +9,8 @@ local function conv(c_in, c, kernel, stride)
 end
 
 local function block(c_in, c, stride)
-  local parts = {conv1 = conv(c_in, c, 3, stride), bn1 = nn.batch_norm{c}, conv2 = conv(c, c, 3, 1), bn2 = nn.batch_norm{c}}
+  local parts = {conv1 = conv(c_in, c, 3, stride), bn1 = nn.batch_norm{c},
+                 conv2 = conv(c, c, 3, 1), bn2 = nn.batch_norm{c}}
   if stride > 1 then parts.conv3, parts.bn3 = conv(c_in, c, 1, stride), nn.batch_norm{c} end
   return nn.module(parts, function(self, x)
     local y = self.bn2(self.conv2(lt.relu(self.bn1(self.conv1(x)))))
@@ -25,8 +26,9 @@ local function resnet20()
       c_in = c
     end
   end
-  return nn.module({conv1 = conv(3, 16, 3, 1), bn1 = nn.batch_norm{16}, blocks = nn.sequential(blocks), fc = nn.linear{64, 10}},
-                   function(self, x)
+  local parts = {conv1 = conv(3, 16, 3, 1), bn1 = nn.batch_norm{16}, blocks = nn.sequential(blocks),
+                 fc = nn.linear{64, 10}}
+  return nn.module(parts, function(self, x)
     x = self.blocks(lt.relu(self.bn1(self.conv1(x))))
     return self.fc(lt.global_avg_pool2d(x))
   end)

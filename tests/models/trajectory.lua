@@ -1,8 +1,8 @@
--- trajectory.lua - trains a net from PyTorch's initial weights on PyTorch's batches and compares every loss.
+-- trajectory.lua - trains a net from PyTorch's initial weights on PyTorch's batches and compares the losses.
 --
--- A fixture of tests/oracle/make.py holds the weights under this net's names, 32 images with labels, and in loss.f64 and
--- loss.f32 PyTorch's losses: each of a batch of 8 before its step of SGD, and last that of all images in evaluation,
--- which shows the running statistics of batch norm too.
+-- A fixture of tests/oracle/make.py holds the weights under this net's names, 32 images with labels,
+-- and in loss.f64 and loss.f32 PyTorch's losses: each of a batch of 8 before its step of SGD, and last
+-- that of all images in evaluation, which shows the running statistics of batch norm too.
 
 package.path = "tests/lua/?.lua;" .. package.path
 local lt = require "luatrain"
@@ -49,7 +49,8 @@ return function(name, make_net, lr)
       local losses = train(net, fixture, dtype, lr, #wanted - 1)
       local most = 0
       for i, loss in ipairs(losses) do most = math.max(most, math.abs(loss - wanted[i])) end
-      print(("%s %s: loss %.6f to %.6f, at most %.1e from PyTorch's"):format(name, dtype, losses[1], losses[#losses - 1], most))
+      print(("%s in %s: loss %.6f to %.6f, at most %.1e from PyTorch's"):format(
+            name, dtype, losses[1], losses[#losses - 1], most))
       for i, loss in ipairs(losses) do T.near(loss, wanted[i], tolerance) end
     end)
   end

@@ -1,6 +1,6 @@
-/* cases.h - reads cases.txt and its fixture, for the tests of ops. Values are kept as doubles outside any context, so that
- * one case can be run in many contexts and dtypes; a block is a tensor of such values. Paths count from the root of
- * the repository, where tests are run.
+/* cases.h - reads cases.txt and its fixture, for the tests of ops. Values are kept as doubles outside
+ * any context, so that one case can be run in many contexts and dtypes; a block is a tensor of such
+ * values. Paths count from the root of the repository, where tests are run.
  */
 #ifndef TESTS_OPS_CASES_H
 #define TESTS_OPS_CASES_H
@@ -27,7 +27,11 @@ typedef struct block {
 typedef struct op_case {
     char op[24], options[64], notes[160];
     int line, n_in;
-    struct { char name[16], kind[16]; int ndim; int64_t dims[LT_MAX_DIMS]; } in[LT_MAX_IN];
+    struct case_input {
+        char name[16], kind[16];
+        int ndim;
+        int64_t dims[LT_MAX_DIMS];
+    } in[LT_MAX_IN];
     char key[17];             /* of its values in the fixture */
 } op_case;
 
@@ -55,6 +59,14 @@ static inline block block_copy(const block *a)
     block b = block_new(a->dtype, a->ndim, a->dims);
     memcpy(b.at, a->at, (size_t)a->count * sizeof *b.at);
     return b;
+}
+
+static inline bool same_dims(const block *a, const block *b)
+{
+    bool same = a->ndim == b->ndim;
+    for (int i = 0; same && i < a->ndim; i++)
+        same = a->dims[i] == b->dims[i];
+    return same;
 }
 
 static inline block block_of(lt_tensor *x)
@@ -109,23 +121,24 @@ static inline uint64_t hash_text(uint64_t h, const char *text)
 /* "x=normal(2,3), y=ids7()" */
 static inline bool read_inputs_of(op_case *c, const char *text)
 {
-    while (*text) {
+    for (; *text; c->n_in++) {
+        struct case_input *in = &c->in[c->n_in];
         int used = 0;
-        if (c->n_in == LT_MAX_IN || sscanf(text, " %15[^=]=%15[^(](%n", c->in[c->n_in].name, c->in[c->n_in].kind, &used) != 2)
+        if (c->n_in == LT_MAX_IN ||
+            sscanf(text, " %15[^=]=%15[^(](%n", in->name, in->kind, &used) != 2)
             return false;
         text += used;
         while (*text != ')') {
             char *end;
-            if (c->in[c->n_in].ndim == LT_MAX_DIMS)
+            if (in->ndim == LT_MAX_DIMS)
                 return false;
-            c->in[c->n_in].dims[c->in[c->n_in].ndim++] = strtoll(text, &end, 10);
+            in->dims[in->ndim++] = strtoll(text, &end, 10);
             if (end == text)
                 return false;
             text = end + (*end == ',');
         }
         text++;
         text += strspn(text, ", ");
-        c->n_in++;
     }
     return true;
 }
@@ -172,17 +185,38 @@ static inline const op_case *all_cases(int *n)
     return cases;
 }
 
-static inline bool has_note(const op_case *c, const char *word) { return strstr(c->notes, word) != NULL; }
+static inline bool has_note(const op_case *c, const char *word)
+{
+    return strstr(c->notes, word) != NULL;
+}
+
+/* Large cases are there for vector loops and threads; what small ones tell is not asked of them. */
+static inline bool is_large(const op_case *c)
+{
+    bool large = false;
+    for (int i = 0; i < c->n_in; i++) {
+        int64_t count = 1;
+        for (int k = 0; k < c->in[i].ndim; k++)
+            count *= c->in[i].dims[k];
+        large |= count > 4096;
+    }
+    return large;
+}
 
 /* ==== Values: the same as in make.py ============================================================ */
 
-static inline bool is_float_kind(const char *kind) { return strcmp(kind, "mask") != 0 && strncmp(kind, "ids", 3) != 0; }
+static inline bool is_float_kind(const char *kind)
+{
+    return strcmp(kind, "mask") != 0 && strncmp(kind, "ids", 3) != 0;
+}
 
 static inline lt_dtype dtype_of_kind(const char *kind)
 {
     if (is_float_kind(kind))
         return LT_F64;
-    return strcmp(kind, "mask") == 0 || strstr(kind, "u8") ? LT_U8 : strstr(kind, "i32") ? LT_I32 : LT_I64;
+    if (strcmp(kind, "mask") == 0 || strstr(kind, "u8"))
+        return LT_U8;
+    return strstr(kind, "i32") ? LT_I32 : LT_I64;
 }
 
 /* The seed of what the case calls by that name: "x", "dy 0". */
@@ -203,14 +237,16 @@ static inline double uniform(uint64_t seed, uint64_t i)
 /* Mean 0, deviation 1, by four of them: only operations that are the same in every language. */
 static inline double normal(uint64_t seed, uint64_t i)
 {
-    return (uniform(seed, 4 * i) + uniform(seed, 4 * i + 1) + uniform(seed, 4 * i + 2) + uniform(seed, 4 * i + 3) - 2) *
-           1.7320508075688772;
+    double sum = uniform(seed, 4 * i) + uniform(seed, 4 * i + 1) + uniform(seed, 4 * i + 2) +
+                 uniform(seed, 4 * i + 3);
+    return (sum - 2) * 1.7320508075688772;
 }
 
 /* Element i of n of a kind. */
 static inline double value_of(const char *kind, uint64_t seed, int64_t i, int64_t n)
 {
-    static const double kinks[] = {-1, 0, 0, 1, 6}, special[] = {NAN, INFINITY, -INFINITY, 0, -1, 2};
+    static const double kinks[] = {-1, 0, 0, 1, 6};
+    static const double special[] = {NAN, INFINITY, -INFINITY, 0, -1, 2};
     double u = uniform(seed, 4 * (uint64_t)i), v = uniform(seed, 4 * (uint64_t)i + 1);
     if (strcmp(kind, "normal") == 0)
         return normal(seed, (uint64_t)i);
@@ -236,7 +272,7 @@ static inline double value_of(const char *kind, uint64_t seed, int64_t i, int64_
 }
 
 /* Input i of the case: floats in f64. New. */
-static inline block case_input(const op_case *c, int i)
+static inline block make_input(const op_case *c, int i)
 {
     block b = block_new(dtype_of_kind(c->in[i].kind), c->in[i].ndim, c->in[i].dims);
     for (int64_t k = 0; k < b.count; k++)

@@ -1,25 +1,37 @@
-/* test_arguments.c - wrong arguments of every op: a sentence that begins with the op's name and the right status, never
- * a crash, never a leak, and the same answer from reference and fast kernels where the arguments turn out right.
+/* test_arguments.c - wrong arguments of every op: a sentence that begins with the op's name, and the
+ * right status; never a crash, never a leak; and the same answer from reference and fast kernels
+ * where the arguments turn out right.
  *
- * Calls are bent from the cases of cases.txt, or made up from the signature: ranks, dims (0 among them), dtypes, counts of
- * inputs, options. They are a function of the call's number, so that a failure repeats.
+ * Calls are bent from the cases of cases.txt or made up from the signature: ranks, dims (0 among
+ * them), dtypes, counts of inputs, options. They follow from the call's number, so that a failure
+ * repeats.
  */
 #include <ctype.h>
 
 #include "tests/ops/cases.h"
 
-enum { CALLS = 300 };         /* of an op */
+enum { CALLS = 300 };                /* of an op */
+enum { MOST_IN = LT_MAX_IN + 2 };    /* of a call: too many are tried too */
 
 /* ==== Made-up calls ============================================================================= */
 
-typedef struct rolls { uint64_t call, n; } rolls; /* dice: a function of the call's number and of how often they fell */
+typedef struct rolls { uint64_t call, n; } rolls; /* dice: the call's number, how often they fell */
 
-static int64_t roll(rolls *r, int64_t sides) { return (int64_t)(uniform(r->call, r->n++) * (double)sides); }
+static int64_t roll(rolls *r, int64_t sides)
+{
+    return (int64_t)(uniform(r->call, r->n++) * (double)sides);
+}
 
 typedef struct wild_call {
     const lt_def *def;
     int n_in;
-    struct { bool absent; lt_dtype dtype; int ndim; int64_t dims[LT_MAX_DIMS]; int64_t ids; uint64_t seed; } in[LT_MAX_IN + 2];
+    struct wild_input {
+        bool absent;
+        lt_dtype dtype;
+        int ndim;
+        int64_t dims[LT_MAX_DIMS];
+        int64_t ids;          /* integers are below this, and at least 0 or this */
+    } in[MOST_IN];
     char options[256];
 } wild_call;
 
@@ -29,34 +41,39 @@ static void make_option(rolls *r, const lt_schema *s, int k, char *text, size_t 
     static const char *const numbers[] = {"0", "1", "0.5", "-1", "1e30", "nan", "inf", "3"};
     char value[64] = "";
     switch (s->opt[k].value.kind) {
-    case LT_NUMBER: snprintf(value, sizeof value, "%s", numbers[roll(r, 8)]); break;
-    case LT_BOOL: snprintf(value, sizeof value, "%s", roll(r, 2) ? "true" : "false"); break;
-    case LT_DTYPE: snprintf(value, sizeof value, "%s", lt_dtype_name((lt_dtype)roll(r, LT_DTYPE_COUNT))); break;
+    case LT_NUMBER:
+        snprintf(value, sizeof value, "%s", numbers[roll(r, 8)]);
+        break;
+    case LT_BOOL:
+        snprintf(value, sizeof value, "%s", roll(r, 2) ? "true" : "false");
+        break;
+    case LT_DTYPE:
+        snprintf(value, sizeof value, "%s", lt_dtype_name((lt_dtype)roll(r, LT_DTYPE_COUNT)));
+        break;
     default:
         for (int64_t n = roll(r, 4); n >= 0; n--)
-            snprintf(value + strlen(value), sizeof value - strlen(value), "%lld%s", (long long)roll(r, 8) - 3, n ? "," : "");
+            snprintf(value + strlen(value), sizeof value - strlen(value), "%lld%s",
+                     (long long)roll(r, 8) - 3, n ? "," : "");
     }
     snprintf(text + strlen(text), room - strlen(text), " %s=%s", s->opt[k].name, value);
-}
-
-static void make_input(rolls *r, wild_call *w, int i)
-{
-    w->in[i].dtype = roll(r, 4) ? LT_F32 : (lt_dtype)roll(r, LT_DTYPE_COUNT);
-    w->in[i].ndim = (int)roll(r, 6);
-    for (int k = 0; k < w->in[i].ndim; k++)
-        w->in[i].dims[k] = roll(r, 5);
-    w->in[i].ids = roll(r, 12) - 2;
 }
 
 static void make_call(rolls *r, wild_call *w)
 {
     const lt_schema *s = &w->def->schema;
     w->n_in = s->variadic ? 1 + (int)roll(r, 4) : s->n_in - (int)roll(r, 2) * (s->n_in - s->min_in);
-    for (int i = 0; i < w->n_in; i++)
-        make_input(r, w, i);
-    for (int k = 0; k < s->n_opt; k++)
-        if (roll(r, 2) || !(s->opt[k].optional || s->opt[k].same_as >= 0 || s->opt[k].value.n > 0))
+    for (int i = 0; i < w->n_in; i++) {
+        w->in[i].dtype = roll(r, 4) ? LT_F32 : (lt_dtype)roll(r, LT_DTYPE_COUNT);
+        w->in[i].ndim = (int)roll(r, 6);
+        for (int k = 0; k < w->in[i].ndim; k++)
+            w->in[i].dims[k] = roll(r, 5);
+        w->in[i].ids = roll(r, 12) - 2;
+    }
+    for (int k = 0; k < s->n_opt; k++) {
+        bool needed = !s->opt[k].optional && s->opt[k].same_as < 0 && s->opt[k].value.n == 0;
+        if (needed || roll(r, 2))
             make_option(r, s, k, w->options, sizeof w->options);
+    }
 }
 
 /* A case's call, right as it is. */
@@ -67,32 +84,46 @@ static void take_case(rolls *r, wild_call *w, const op_case *c)
     w->n_in = c->n_in;
     snprintf(w->options, sizeof w->options, "%s", c->options);
     for (int i = 0; i < c->n_in; i++) {
-        w->in[i].dtype = is_float_kind(c->in[i].kind) ? dtype : dtype_of_kind(c->in[i].kind);
+        const char *kind = c->in[i].kind;
+        w->in[i].dtype = is_float_kind(kind) ? dtype : dtype_of_kind(kind);
         w->in[i].ndim = c->in[i].ndim;
         memcpy(w->in[i].dims, c->in[i].dims, sizeof c->in[i].dims);
-        w->in[i].ids = strncmp(c->in[i].kind, "ids", 3) == 0 ? atoi(c->in[i].kind + 3) : 2;
+        w->in[i].ids = strncmp(kind, "ids", 3) == 0 ? atoi(kind + 3) : 2;
     }
 }
 
 /* One thing about the call becomes another. */
 static void bend(rolls *r, wild_call *w)
 {
-    int i = (int)roll(r, w->n_in);
-    int k = w->in[i].ndim ? (int)roll(r, w->in[i].ndim) : 0;
+    struct wild_input *in = &w->in[roll(r, w->n_in)];
+    int axis = in->ndim ? (int)roll(r, in->ndim) : 0;
     switch (roll(r, 8)) {
-    case 0: w->in[i].dims[k] = roll(r, 5); break;
-    case 1: w->in[i].dims[k] += roll(r, 2) ? 1 : w->in[i].dims[k] > 0 ? -1 : 0; break;
-    case 2: w->in[i].ndim -= w->in[i].ndim > 0; break;
-    case 3:
-        if (w->in[i].ndim < LT_MAX_DIMS)
-            w->in[i].dims[w->in[i].ndim++] = roll(r, 3);
+    case 0:
+        in->dims[axis] = roll(r, 5);
         break;
-    case 4: w->in[i].dtype = (lt_dtype)roll(r, LT_DTYPE_COUNT); break;
-    case 5: w->in[i].ids = roll(r, 12) - 2; break;
-    case 6: w->in[i].absent = true; break;
+    case 1:
+        in->dims[axis] += roll(r, 2) ? 1 : in->dims[axis] > 0 ? -1 : 0;
+        break;
+    case 2:
+        in->ndim -= in->ndim > 0;
+        break;
+    case 3:
+        if (in->ndim < LT_MAX_DIMS)
+            in->dims[in->ndim++] = roll(r, 3);
+        break;
+    case 4:
+        in->dtype = (lt_dtype)roll(r, LT_DTYPE_COUNT);
+        break;
+    case 5:
+        in->ids = roll(r, 12) - 2;
+        break;
+    case 6:
+        in->absent = true;
+        break;
     default:
-        if (w->def->schema.n_opt > 0) /* the first value of an option counts, and then it is given twice */
-            make_option(r, &w->def->schema, (int)roll(r, w->def->schema.n_opt), w->options, sizeof w->options);
+        if (w->def->schema.n_opt > 0) /* of an option that is there twice the second counts */
+            make_option(r, &w->def->schema, (int)roll(r, w->def->schema.n_opt), w->options,
+                        sizeof w->options);
         else
             w->n_in += roll(r, 2) ? 1 : -1;
     }
@@ -103,46 +134,45 @@ static void bend(rolls *r, wild_call *w)
 typedef struct answer {
     lt_status status, back;
     char message[512];
-    block part[LT_MAX_OUT + LT_MAX_IN + 2]; /* outputs, then gradients */
+    block out[LT_MAX_OUT], grad[MOST_IN];
 } answer;
 
-static lt_tensor *wild_tensor(lt_ctx *ctx, const wild_call *w, int i)
+static lt_tensor *wild_tensor(lt_ctx *ctx, const struct wild_input *in, uint64_t seed)
 {
-    block b = block_new(w->in[i].dtype, w->in[i].ndim, w->in[i].dims);
-    for (int64_t k = 0; k < b.count; k++)
-        b.at[k] = lt__is_float(b.dtype) ? normal((uint64_t)i + 1, (uint64_t)k)
-                                        : floor(uniform((uint64_t)i + 1, (uint64_t)k) * (double)w->in[i].ids);
+    block b = block_new(in->dtype, in->ndim, in->dims);
+    for (int64_t k = 0; k < b.count; k++) {
+        double u = uniform(seed, (uint64_t)k) * (double)in->ids;
+        b.at[k] = lt__is_float(b.dtype) ? normal(seed, (uint64_t)k) : floor(u);
+    }
     lt_tensor *x = block_tensor(ctx, &b, b.dtype);
     block_free(&b);
     return x;
 }
 
-static lt_status back_through(lt_ctx *ctx, lt_tensor **out, lt_tensor **in, int n_in, block *grad)
+static lt_status back_through(lt_ctx *ctx, lt_tensor **out)
 {
     lt_status status = LT_OK;
     for (int k = 0; k < LT_MAX_OUT && out[k] && status == LT_OK; k++) {
         double loss = 0;
         if (lt_count(out[k]) == 1)
             CHECK_OK(lt_item(out[k], 0, &loss));
-        if (!lt_requires_grad(out[k]) || !isfinite(loss)) /* backward refuses such a loss, whatever the op */
+        if (!lt_requires_grad(out[k]) || !isfinite(loss)) /* backward refuses any op's such loss */
             continue;
-        lt_tensor *dy = lt_tensor_full(ctx, lt_tensor_dtype(out[k]), lt_ndim(out[k]), lt_dims(out[k]), 0.5);
+        lt_tensor *dy = lt_tensor_full(ctx, lt_tensor_dtype(out[k]), lt_ndim(out[k]),
+                                       lt_dims(out[k]), 0.5);
         status = dy ? lt_backward(out[k], dy) : lt_errcode();
         lt_release(dy);
     }
-    for (int i = 0; i < n_in; i++)
-        if (in[i] && lt_grad(in[i]))
-            grad[i] = block_of(lt_grad(in[i]));
     return status;
 }
 
 static void run_wild(lt_ctx *ctx, const wild_call *w, answer *a)
 {
-    lt_tensor *in[LT_MAX_IN + 2] = {NULL}, *out[LT_MAX_OUT] = {NULL};
+    lt_tensor *in[MOST_IN] = {NULL}, *out[LT_MAX_OUT] = {NULL};
     lt_opt opts[LT_MAX_OPT];
     memset(a, 0, sizeof *a);
     for (int i = 0; i < w->n_in; i++) {
-        in[i] = w->in[i].absent ? NULL : wild_tensor(ctx, w, i);
+        in[i] = w->in[i].absent ? NULL : wild_tensor(ctx, &w->in[i], (uint64_t)i);
         if (in[i] && lt__is_float(w->in[i].dtype) && !w->def->op->in_place)
             CHECK_OK(lt_set_requires_grad(in[i], true));
     }
@@ -150,14 +180,18 @@ static void run_wild(lt_ctx *ctx, const wild_call *w, answer *a)
     if (a->status == LT_OK)
         a->status = lt_apply(ctx, w->def, in, w->n_in, opts, out);
     for (int k = 0; k < LT_MAX_OUT && a->status == LT_OK && out[k]; k++)
-        a->part[k] = block_of(out[k]);
+        a->out[k] = block_of(out[k]);
     if (a->status == LT_OK)
-        a->back = back_through(ctx, out, in, w->n_in, a->part + LT_MAX_OUT);
-    snprintf(a->message, sizeof a->message, "%s", a->status != LT_OK || a->back != LT_OK ? lt_errmsg() : "");
+        a->back = back_through(ctx, out);
+    if (a->status != LT_OK || a->back != LT_OK)
+        snprintf(a->message, sizeof a->message, "%s", lt_errmsg());
     for (int k = 0; k < LT_MAX_OUT; k++)
         lt_release(out[k]);
-    for (int i = 0; i < w->n_in; i++)
+    for (int i = 0; i < w->n_in; i++) {
+        if (in[i] && lt_grad(in[i]))
+            a->grad[i] = block_of(lt_grad(in[i]));
         lt_release(in[i]);
+    }
     CHECK_OK(lt_stats_commit(ctx));
 }
 
@@ -172,18 +206,19 @@ static const char *show(const wild_call *w)
         if (w->in[i].absent)
             snprintf(text + used, sizeof text - used, "NULL ");
         for (int k = 0; k < w->in[i].ndim && !w->in[i].absent; k++, used = strlen(text))
-            snprintf(text + used, sizeof text - used, "%s%lld", k ? "x" : "", (long long)w->in[i].dims[k]);
+            snprintf(text + used, sizeof text - used, "%s%lld", k ? "x" : "",
+                     (long long)w->in[i].dims[k]);
         snprintf(text + used, sizeof text - used, " %s, ", lt_dtype_name(w->in[i].dtype));
     }
     snprintf(text + strlen(text), sizeof text - strlen(text), ";%s)", w->options);
     return text;
 }
 
-/* Kernels for different machines may differ by rounding, and may differ in which inf or NaN they make of extremes. */
+/* Kernels may differ by rounding, and in which inf or NaN they make of extremes. */
 static bool near(const block *a, const block *b)
 {
     double most = 1, tolerance = lt__is_half(a->dtype) ? 0.05 : 1e-3;
-    if (!a->at || !b->at || a->dtype != b->dtype || a->ndim != b->ndim || memcmp(a->dims, b->dims, sizeof *a->dims * a->ndim))
+    if (!a->at || !b->at || a->dtype != b->dtype || !same_dims(a, b))
         return !a->at && !b->at;
     for (int64_t i = 0; i < a->count; i++)
         if (isfinite(a->at[i]))
@@ -202,18 +237,29 @@ static void judge(const wild_call *w, const answer *a, const answer *b)
     if (a->status != LT_OK) {
         if (a->status != LT_EINVAL && a->status != LT_EDATA)
             FAIL("%s: status '%s': %s", show(w), lt_status_text(a->status), a->message);
-        if (strncmp(a->message, w->def->schema.name, name) != 0 || a->message[name] != ':' || strlen(a->message) < name + 10)
+        if (strncmp(a->message, w->def->schema.name, name) != 0 || a->message[name] != ':' ||
+            strlen(a->message) < name + 10)
             FAIL("%s: its message is \"%s\"", show(w), a->message);
     }
     if (a->back != LT_OK)
         FAIL("%s: forward went well, backward says: %s", show(w), a->message);
     if (a->status != b->status || a->back != b->back || strcmp(a->message, b->message) != 0)
-        FAIL("%s: reference: %s \"%s\", fast: %s \"%s\"", show(w), lt_status_text(a->status), a->message,
-             lt_status_text(b->status), b->message);
-    for (int k = 0; k < LT_MAX_OUT + LT_MAX_IN + 2; k++)
-        if (!near(&a->part[k], &b->part[k]))
-            FAIL("%s: reference and fast kernel differ in %s %d", show(w), k < LT_MAX_OUT ? "output" : "the gradient of input",
-                 k < LT_MAX_OUT ? k : k - LT_MAX_OUT);
+        FAIL("%s: reference: %s \"%s\", fast: %s \"%s\"", show(w), lt_status_text(a->status),
+             a->message, lt_status_text(b->status), b->message);
+    for (int k = 0; k < LT_MAX_OUT; k++)
+        if (!near(&a->out[k], &b->out[k]))
+            FAIL("%s: reference and fast kernel differ in output %d", show(w), k);
+    for (int i = 0; i < MOST_IN; i++)
+        if (!near(&a->grad[i], &b->grad[i]))
+            FAIL("%s: reference and fast kernel differ in the gradient of input %d", show(w), i);
+}
+
+static void free_answer(answer *a)
+{
+    for (int k = 0; k < LT_MAX_OUT; k++)
+        block_free(&a->out[k]);
+    for (int i = 0; i < MOST_IN; i++)
+        block_free(&a->grad[i]);
 }
 
 static void try_call(lt_ctx *reference, lt_ctx *fast, const wild_call *w, int *right)
@@ -222,14 +268,13 @@ static void try_call(lt_ctx *reference, lt_ctx *fast, const wild_call *w, int *r
     size_t live = lt_memory_stats(reference).live;
     run_wild(reference, w, &a);
     if (lt_memory_stats(reference).live != live)
-        FAIL("%s: it leaks %lld bytes", show(w), (long long)lt_memory_stats(reference).live - (long long)live);
+        FAIL("%s: it leaks %lld bytes", show(w),
+             (long long)lt_memory_stats(reference).live - (long long)live);
     run_wild(fast, w, &b);
     judge(w, &a, &b);
     *right += a.status == LT_OK;
-    for (int k = 0; k < LT_MAX_OUT + LT_MAX_IN + 2; k++) {
-        block_free(&a.part[k]);
-        block_free(&b.part[k]);
-    }
+    free_answer(&a);
+    free_answer(&b);
 }
 
 static void try_op(const char *op)
@@ -241,7 +286,7 @@ static void try_op(const char *op)
     int n, own = 0, right = 0, at[MAX_CASES];
     const op_case *cases = all_cases(&n);
     for (int i = 0; i < n; i++)
-        if (strcmp(cases[i].op, op) == 0)
+        if (strcmp(cases[i].op, op) == 0 && !is_large(&cases[i]))
             at[own++] = i;
     for (int call = 0; call < CALLS; call++) {
         rolls r = {.call = (uint64_t)def->id * CALLS + (uint64_t)call};
@@ -256,7 +301,8 @@ static void try_op(const char *op)
         try_call(reference, fast, &w, &right);
     }
     if (right < CALLS / 20 || right > CALLS * 19 / 20)
-        FAIL("%s: %d of %d wild calls were right; they should be some, and not nearly all", op, right, CALLS);
+        FAIL("%s: %d of %d wild calls were right; they should be some, and not nearly all", op, right,
+             CALLS);
     lt_ctx_free(reference);
     lt_ctx_free(fast);
 }
@@ -294,44 +340,60 @@ TEST(messages_to_the_letter)
     static const struct { const char *op, *options, *in, *message; } wrong[] = {
         {"conv2d", "", "32x32x32x3 f32; 64x3x3x64 f32",
          "conv2d: w wants 64 input channels, x has 3 (x 32x32x32x3 f32, w 64x3x3x64 f32)"},
-        {"conv2d", "strides=2", "2x8x8x3 f32; 4x3x3x3 f32", "conv2d: unknown option 'strides' (did you mean 'stride'?)"},
-        {"conv2d", "stride=0", "2x8x8x3 f32; 4x3x3x3 f32", "conv2d: stride wants at least 1, it is 0"},
+        {"conv2d", "strides=2", "2x8x8x3 f32; 4x3x3x3 f32",
+         "conv2d: unknown option 'strides' (did you mean 'stride'?)"},
+        {"conv2d", "stride=0", "2x8x8x3 f32; 4x3x3x3 f32",
+         "conv2d: stride wants at least 1, it is 0"},
         {"conv2d", "stride=fast", "2x8x8x3 f32; 4x3x3x3 f32",
          "conv2d: option 'stride' wants integers such as 2 or 2,1, not 'fast'"},
-        {"conv2d", "", "32x32 f32; 4x3x3x3 f32", "conv2d: x wants 4 axes (n, h, w, c), it has 2 (32x32 f32)"},
-        {"conv2d", "", "2x8x8x3 f32; 4x3x3x3 f32; 5 f32", "conv2d: b wants one value per output channel: 4, it is 5 f32"},
+        {"conv2d", "", "32x32 f32; 4x3x3x3 f32",
+         "conv2d: x wants 4 axes (n, h, w, c), it has 2 (32x32 f32)"},
+        {"conv2d", "", "2x8x8x3 f32; 4x3x3x3 f32; 5 f32",
+         "conv2d: b wants one value per output channel: 4, it is 5 f32"},
         {"conv2d", "groups=2", "2x8x8x3 f32; 4x3x3x3 f32",
-         "conv2d: groups 2 must divide the 3 channels of x and the 4 output channels of w (x 2x8x8x3 f32, w 4x3x3x3 f32)"},
+         "conv2d: groups 2 must divide the 3 channels of x and the 4 output channels of w "
+         "(x 2x8x8x3 f32, w 4x3x3x3 f32)"},
         {"add", "", "2x3 f32; 2x4 f32",
-         "add: x is 2x3 f32, y is 2x4 f32: axis 1 from the end has 3 and 4, which do not broadcast"},
-        {"add", "", "2x3 f32; 2x3 i64", "add: x is f32, y is i64; cast one of them, e.g. y:cast('f32')"},
+         "add: x is 2x3 f32, y is 2x4 f32: axis 1 from the end has 3 and 4, which do not "
+         "broadcast"},
+        {"add", "", "2x3 f32; 2x3 i64",
+         "add: x is f32, y is i64; cast one of them, e.g. y:cast('f32')"},
         {"add", "", "2x3 f32", "add: tensor y must be given"},
         {"add", "", "3 f32; 3 f32; 3 f32", "add: takes 2 tensors, it was given 3"},
         {"add", "axis=1", "3 f32; 3 f32", "add: unknown option 'axis' (it has no options)"},
         {"matmul", "", "2x3 f32; 4x5 f32",
          "matmul: y wants 3 rows, one for each column of x, it has 4 (x 2x3 f32, y 4x5 f32)"},
-        {"linear", "", "2x3 f32; 4x5 f32", "linear: w wants 5 input features, x has 3 (x 2x3 f32, w 4x5 f32)"},
+        {"linear", "", "2x3 f32; 4x5 f32",
+         "linear: w wants 5 input features, x has 3 (x 2x3 f32, w 4x5 f32)"},
         {"reshape", "", "2x3 f32", "reshape: option 'shape' must be given"},
-        {"reshape", "shape=5,2", "2x3 f32", "reshape: x (2x3 f32) has 6 elements, which do not fill a shape of 10"},
-        {"cat", "axis=0", "2x3 f32; 2x4 f32", "cat: tensor 2 is 2x4 f32, the first is 2x3 f32; only axis 1 may differ"},
+        {"reshape", "shape=5,2", "2x3 f32",
+         "reshape: x (2x3 f32) has 6 elements, which do not fill a shape of 10"},
+        {"cat", "axis=0", "2x3 f32; 2x4 f32",
+         "cat: tensor 2 is 2x4 f32, the first is 2x3 f32; only axis 1 may differ"},
         {"sum", "axis=2", "2x3 f32", "sum: axis 3 is outside the 2 axes of x (2x3 f32)"},
         {"sum", "axis=-3", "2x3 f32", "sum: axis -3 is outside the 2 axes of x (2x3 f32)"},
         {"sum", "axis=0,0", "2x3 f32", "sum: axis names axis 1 twice"},
         {"slice", "axis=0 first=1 last=5", "2x3 f32",
-         "slice: 2 to 6 is not a range of axis 1 of x (2x3 f32), which has 2"},
+         "slice: 2 to 6 is no range of axis 1 of x (2x3 f32), which has 2"},
         {"batch_norm", "train=true", "1x3 f32; 3 f32; 3 f32; 3 f32; 3 f32",
-         "batch_norm: train=true wants more than one value per channel, x has one (1x3 f32); use a larger batch or "
-         "train=false"},
-        {"relu", "", "2 i64", "relu: x wants a float dtype, it is i64; cast it, e.g. x:cast('f32')"},
+         "batch_norm: train=true wants more than one value per channel, x has one (1x3 f32); use "
+         "a larger batch or train=false"},
+        {"relu", "", "2 i64",
+         "relu: x wants a float dtype, it is i64; cast it, e.g. x:cast('f32')"},
         {"dropout", "p=2", "2 f32", "dropout: p wants a number from 0 to 1, it is 2"},
         {"cast", "dtype=f99", "2 f32", "cast: option 'dtype' wants a dtype such as f32, not 'f99'"},
-        {"cross_entropy", "", "2x1 f32; 2 i64", "cross_entropy: labels[0] is 1, x has 1 classes (labels count from 0)"},
+        {"cross_entropy", "", "2x1 f32; 2 i64",
+         "cross_entropy: labels[0] is 1, x has 1 classes (labels count from 0)"},
         {"cross_entropy", "", "2x3 f32; 2 f32",
-         "cross_entropy: labels wants integers (i64, i32 or u8), it is f32; cast it, e.g. labels:cast('i64')"},
-        {"embedding", "", "1x3 f32; 2 i64", "embedding: ids[0] is 1, w has 1 rows (ids count from 0)"},
+         "cross_entropy: labels wants integers (i64, i32 or u8), it is f32; cast it, e.g. "
+         "labels:cast('i64')"},
+        {"embedding", "", "1x3 f32; 2 i64",
+         "embedding: ids[0] is 1, w has 1 rows (ids count from 0)"},
         {"mse_loss", "", "2x3 f32; 3 f32", "mse_loss: y wants the dims of x: 2x3, it is 3 f32"},
-        {"max", "", "0x3 f32", "max: axis 1 of x (0x3 f32) is empty: there is nothing to choose from"},
-        {"where", "", "2 f32; 2 f32; 2 f32", "where: cond wants u8, which comparisons give; it is f32"},
+        {"max", "", "0x3 f32",
+         "max: axis 1 of x (0x3 f32) is empty: there is nothing to choose from"},
+        {"where", "", "2 f32; 2 f32; 2 f32",
+         "where: cond wants u8, which comparisons give; it is f32"},
         {"max_poool2d", "", "2 f32", "unknown op 'max_poool2d' (did you mean 'max_pool2d'?)"},
     };
     lt_ctx *ctx = lt_open(NULL);

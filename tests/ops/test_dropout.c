@@ -1,5 +1,6 @@
-/* test_dropout.c - what dropout promises where no oracle can speak: how much it keeps, that backward drops what forward
- * dropped, and that an element's fate depends on seed, step, call and place in the global batch alone.
+/* test_dropout.c - what dropout promises where no oracle can speak: how much it keeps, that backward
+ * drops what forward dropped, and that an element's fate depends on seed, step, call and place in
+ * the global batch alone.
  */
 #include <stdlib.h>
 
@@ -8,12 +9,20 @@
 
 enum { ROWS = 64, COLS = 1500, COUNT = ROWS * COLS };
 
-typedef struct setup { uint64_t seed; int64_t step; int threads; bool reference; lt_dtype dtype; } setup;
+typedef struct setup {
+    uint64_t seed;
+    int64_t step;
+    int threads;
+    bool reference;
+    lt_dtype dtype;
+} setup;
+
 static const setup plain = {.seed = 7, .step = 3, .threads = 1, .reference = true, .dtype = LT_F32};
 
 static lt_ctx *open_ctx(setup s)
 {
-    lt_ctx *ctx = lt_open(&(lt_config){.seed = s.seed, .threads = s.threads, .reference = s.reference, .poison = true});
+    lt_ctx *ctx = lt_open(&(lt_config){.seed = s.seed, .threads = s.threads,
+                                       .reference = s.reference, .poison = true});
     if (!ctx)
         FAIL("%s", lt_errmsg());
     lt_set_step(ctx, s.step);
@@ -143,7 +152,8 @@ TEST(two_calls_of_a_step_draw_differently)
     double *a = values(), *b = values();
     lt_ctx *ctx = open_ctx(plain);
     lt_tensor *x = ones(ctx, LT_F32, ROWS);
-    lt_tensor *first = lt_run(ctx, "dropout", "p=0.5", x, NULL), *second = lt_run(ctx, "dropout", "p=0.5", x, NULL);
+    lt_tensor *first = lt_run(ctx, "dropout", "p=0.5", x, NULL);
+    lt_tensor *second = lt_run(ctx, "dropout", "p=0.5", x, NULL);
     CHECK(first && second);
     read_all(first, a);
     read_all(second, b);

@@ -1,140 +1,19 @@
-/* test_ops.c - the walk: every op of ops/list.h by the cases of cases.txt, one test an op, so that an op without a
- * case fails by its name.
+/* test_ops.c - the walk: every op of ops/list.h by the cases of cases.txt, one test an op, so that an
+ * op without a case fails by its name.
  *
- * A case is run in f64 and must give PyTorch's outputs and gradients; a finite difference along a random direction
- * checks the same gradients without PyTorch. In f32, f16 and bf16 the inputs are rounded to the dtype first, and our own
- * f64 result for those rounded inputs is the truth, so that only errors of arithmetic are left. Every run is made with
- * reference and fast kernels, on one thread and on two, in memory filled with NaNs, with gradients that are written and
- * then added to. Inputs must come out as they went in, save those that the case says are written.
+ * A case is run in f64 and must give PyTorch's outputs and gradients; a finite difference along a
+ * random direction checks the same gradients without PyTorch. In f32, f16 and bf16 the inputs are
+ * rounded to the dtype first, and our own f64 result for those rounded inputs is the truth, so that
+ * only errors of arithmetic are left. Every run is made with reference and fast kernels, on one thread
+ * and on two, in memory filled with NaNs, with gradients that are written and then added to. Inputs
+ * must come out as they went in, save those that the case says are written.
  */
-#include "tests/ops/cases.h"
+#include "tests/ops/run.h"
 
 enum { CONFIGS = 4 };
 static const struct { const char *name; bool reference; int threads; } config_of[CONFIGS] = {
-    {"reference", true, 1}, {"reference, 2 threads", true, 2}, {"fast", false, 1}, {"fast, 2 threads", false, 2}};
-
-/* What goes into a run and what comes out: blocks by number, so that one loop serves them all. */
-enum { IN, DY = IN + LT_MAX_IN, GIVEN = DY + LT_MAX_OUT };
-enum { OUT, GRAD = OUT + LT_MAX_OUT, AFTER = GRAD + LT_MAX_IN, FOUND = AFTER + LT_MAX_IN };
-typedef struct values { block part[GIVEN]; bool twins; } values; /* twins: inputs 0 and 1 are one tensor */
-typedef struct result { block part[FOUND]; } result;             /* at is NULL where nothing came */
-
-static int faults;            /* found in the op at hand */
-
-/* Notes a fault; the op goes on with its next check. */
-__attribute__((format(printf, 2, 3))) static void fault(const op_case *c, const char *fmt, ...)
-{
-    char text[400];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    if (++faults <= 20)
-        printf("%s:%d: %s [%s]: %s\n", CASES_PATH, c->line, c->op, c->options, text);
-}
-
-static void free_values(values *v)
-{
-    for (int i = 0; i < GIVEN; i++)
-        block_free(&v->part[i]);
-}
-
-static void free_result(result *r)
-{
-    for (int i = 0; i < FOUND; i++)
-        block_free(&r->part[i]);
-}
-
-/* "grad.x": a part as the fixture and the messages call it. */
-static const char *part_name(const op_case *c, int part, char name[32])
-{
-    if (part < GRAD)
-        snprintf(name, 32, "out.%d", part - OUT);
-    else if (part < AFTER)
-        snprintf(name, 32, "grad.%s", c->in[part - GRAD].name);
-    else
-        snprintf(name, 32, "after.%s", c->in[part - AFTER].name);
-    return name;
-}
-
-static bool exists(const op_case *c, int part) /* false: the case has fewer inputs */
-{
-    return part < GRAD || (part - GRAD) % LT_MAX_IN < c->n_in;
-}
-
-/* ==== One run of a case ========================================================================= */
-
-/* Backward from every output that has an upstream gradient, with that gradient times factor. */
-static lt_status go_back(const values *v, lt_tensor **out, double factor)
-{
-    lt_status status = LT_OK;
-    for (int k = 0; k < LT_MAX_OUT && status == LT_OK; k++) {
-        if (!v->part[DY + k].at)
-            continue;
-        block scaled = block_copy(&v->part[DY + k]);
-        for (int64_t i = 0; i < scaled.count; i++)
-            scaled.at[i] *= factor;
-        lt_tensor *dy = block_tensor(lt_tensor_ctx(out[k]), &scaled, lt_tensor_dtype(out[k]));
-        status = lt_backward(out[k], dy);
-        lt_release(dy);
-        block_free(&scaled);
-    }
-    return status;
-}
-
-/* Forward, backward, statistics; into r what came out if r is not NULL. */
-static lt_status run_pass(lt_ctx *ctx, const op_case *c, const values *v, lt_tensor **in, const lt_opt *opts, double factor,
-                          result *r)
-{
-    lt_tensor *out[LT_MAX_OUT] = {NULL};
-    lt_status status = lt_apply(ctx, lt_op_find(ctx, c->op), in, c->n_in, opts, out);
-    for (int k = 0; r && k < LT_MAX_OUT; k++)
-        if (out[k])
-            r->part[OUT + k] = block_of(out[k]);
-    if (status == LT_OK)
-        status = go_back(v, out, factor);
-    if (status == LT_OK)
-        status = lt_stats_commit(ctx);
-    for (int k = 0; k < LT_MAX_OUT; k++)
-        lt_release(out[k]);
-    return status;
-}
-
-/* Runs the case in dtype. Where it has upstream gradients it runs a second time with these doubled: the first
- * gradients are written, the second are added to them, together they come to three times their value. False, and a
- * fault, when something fails. r holds what came; free it in either case. */
-static bool run_case(lt_ctx *ctx, const op_case *c, const values *v, lt_dtype dtype, result *r)
-{
-    const lt_def *def = lt_op_find(ctx, c->op);
-    lt_opt opts[LT_MAX_OPT];
-    lt_tensor *in[LT_MAX_IN] = {NULL};
-    bool back = false;
-    memset(r, 0, sizeof *r);
-    for (int k = 0; k < LT_MAX_OUT; k++)
-        back |= v->part[DY + k].at != NULL;
-    lt_status status = lt_opts_parse(&def->schema, c->options, opts);
-    for (int i = 0; i < c->n_in; i++) {
-        const block *b = &v->part[IN + i];
-        bool is_float = b->dtype == LT_F64;
-        in[i] = v->twins && i == 1 ? lt_retain(in[0]) : block_tensor(ctx, b, is_float ? dtype : b->dtype);
-        if (status == LT_OK && back && is_float)
-            status = lt_set_requires_grad(in[i], true);
-    }
-    if (status == LT_OK)
-        status = run_pass(ctx, c, v, in, opts, 1, r);
-    for (int i = 0; i < c->n_in; i++)
-        r->part[AFTER + i] = block_of(in[i]);
-    if (status == LT_OK && back)
-        status = run_pass(ctx, c, v, in, opts, 2, NULL);
-    for (int i = 0; i < c->n_in; i++) {
-        if (lt_grad(in[i]))
-            r->part[GRAD + i] = block_of(lt_grad(in[i]));
-        lt_release(in[i]);
-    }
-    if (status != LT_OK)
-        fault(c, "in %s: %s", lt_dtype_name(dtype), lt_errmsg());
-    return status == LT_OK;
-}
+    {"reference", true, 1}, {"reference, 2 threads", true, 2},
+    {"fast", false, 1}, {"fast, 2 threads", false, 2}};
 
 /* ==== Comparing ================================================================================= */
 
@@ -144,14 +23,10 @@ static double roundoff(lt_dtype t)
 }
 
 /* Below the smallest normal number (f16: half of the smallest of all) absolute errors do not count. */
-static double underflow(lt_dtype t) { return t == LT_F64 ? 0x1p-1022 : t == LT_F16 ? 0x1p-25 : 0x1p-126; }
-
-/* How far a result may be from the truth: an absolute error, parts of the element, of the block's root mean square, of the
- * wobble. */
-typedef struct margin {
-    double absolute, relative, typical, wobbles;
-    const block *wobble;      /* for each element, or NULL */
-} margin;
+static double underflow(lt_dtype t)
+{
+    return t == LT_F64 ? 0x1p-1022 : t == LT_F16 ? 0x1p-25 : 0x1p-126;
+}
 
 static double root_mean_square(const block *b)
 {
@@ -161,24 +36,50 @@ static double root_mean_square(const block *b)
     return b->count ? sqrt(sum / (double)b->count) : 0;
 }
 
-static void compare(const op_case *c, const char *where, const char *what, const block *got, const block *want, margin m)
+/* How far an element may be from the truth: by an absolute error, by parts of itself, of the block's
+ * root mean square and of the element's wobble, which find_wobble() explains. */
+typedef struct margin {
+    double absolute, relative, typical, wobbles;
+    const block *wobble;      /* or NULL */
+} margin;
+
+/* f64: tens of roundoffs of sums in another order, times 100 where x is 100 + noise. f32: eight
+ * roundoffs for a kernel's own chain of roundings; 32 wobbles, since a sum of n terms one after the
+ * other errs by some sqrt(n) / 4 of them, and by four deviations more somewhere in thousands of
+ * elements. Halves: computed in f32 and rounded once, a gradient twice as it is added to. Where
+ * backward reads an output, that came rounded: 1 - y y, say, errs by a roundoff of 1 however small. */
+static margin margin_for(const lt_op *op, const values *v, lt_dtype dtype, int part,
+                         const block *wobble)
 {
-    bool same = got->ndim == want->ndim;
-    for (int i = 0; same && i < want->ndim; i++)
-        same = got->dims[i] == want->dims[i];
-    if (!same || !got->at) {
+    margin m = {.relative = 1e-12, .typical = 1e-12};
+    if (dtype != LT_F64)
+        m = (margin){.relative = 8 * roundoff(LT_F32), .typical = 2 * roundoff(LT_F32),
+                     .wobbles = 32, .wobble = wobble};
+    if (lt__is_half(dtype))
+        m.relative += 2 * roundoff(dtype);
+    if (op->save >= LT_SAVE_OUT(0) && part >= GRAD && part < AFTER)
+        m.absolute = 8 * roundoff(dtype) * root_mean_square(&v->part[DY]);
+    return m;
+}
+
+static void compare(const op_case *c, const char *where, const char *what, const block *got,
+                    const block *want, margin m)
+{
+    if (!got->at || !same_dims(got, want)) {
         fault(c, "%s: %s %s", where, what, got->at ? "has other dims than wanted" : "is missing");
         return;
     }
     double floor = m.absolute + m.typical * root_mean_square(want) + underflow(got->dtype);
-    block stored = block_copy(want); /* what got is when nothing but its own rounding went wrong: inf, say */
+    block stored = block_copy(want); /* what a right answer becomes by being stored: inf, say */
     block_round(&stored, got->dtype);
     for (int64_t i = 0; i < want->count; i++) {
         double x = got->at[i], y = want->at[i];
-        double allowed = m.relative * fabs(y) + floor + (m.wobble ? m.wobbles * m.wobble->at[i] : 0);
+        double wobble = m.wobble ? m.wobbles * m.wobble->at[i] : 0;
+        double allowed = m.relative * fabs(y) + floor + wobble;
         if (x == stored.at[i] || (isnan(x) && isnan(y)) || fabs(x - y) <= allowed)
             continue;
-        fault(c, "%s: %s[%lld] is %.17g, not %.17g (allowed %.2g)", where, what, (long long)i, x, y, allowed);
+        fault(c, "%s: %s[%lld] is %.17g, not %.17g (allowed %.2g)", where, what, (long long)i, x, y,
+              allowed);
         break;
     }
     block_free(&stored);
@@ -202,16 +103,10 @@ static void third_of_grads(result *r)
             r->part[part].at[i] /= 3;
 }
 
-/* ==== f64 against the oracle ==================================================================== */
+/* ==== The oracle ================================================================================ */
 
-/* Where backward reads an output, that came rounded: 1 - y y, say, errs by a roundoff of 1 however small it is. */
-static double error_by_saving(const op_case *c, lt_ctx *ctx, const values *v, lt_dtype dtype, int part)
-{
-    bool reads = lt_op_find(ctx, c->op)->op->save >= LT_SAVE_OUT(0);
-    return reads && part >= GRAD && part < AFTER ? 8 * roundoff(dtype) * root_mean_square(&v->part[DY]) : 0;
-}
-
-/* The 16 weighted sums that make.py keeps of a part with more than 512 elements, and of their terms' sizes. */
+/* The 16 weighted sums that make.py keeps of a part with more than 512 elements, and those of their
+ * terms' sizes. */
 static void sum_terms(const block *b, double sums[16], double sizes[16])
 {
     uint64_t seed = hash_text(HASH_START, "sums");
@@ -224,9 +119,10 @@ static void sum_terms(const block *b, double sums[16], double sizes[16])
     }
 }
 
-/* Puts our own part, found by the reference kernels in f64, in the place of an oracle that has only its sums; but first
- * the sums must agree. */
-static void trust_own(const op_case *c, const char *name, const block *own, const block *oracle, block *want)
+/* Puts our own part, found by the reference kernels in f64, in the place of an oracle that has only
+ * its sums; but the sums must agree. */
+static void trust_own(const op_case *c, const char *name, const block *own, const block *oracle,
+                      block *want)
 {
     double sums[16], sizes[16];
     if (!own->at) {
@@ -240,7 +136,8 @@ static void trust_own(const op_case *c, const char *name, const block *own, cons
     *want = block_copy(own);
 }
 
-/* The oracle's result. own: what the reference kernels give in f64. False when the fixture does not know the case. */
+/* The oracle's result. own: what the reference kernels give in f64. False when the fixture does not
+ * know the case. */
 static bool read_oracle(lt_file *file, const op_case *c, const result *own, result *want)
 {
     bool known = false;
@@ -280,42 +177,42 @@ static void make_dy(const op_case *c, const result *own, values *v)
     }
 }
 
-static void check_f64(lt_ctx *ctx, const char *where, const op_case *c, const values *v, const result *want)
+/* ==== f64 ======================================================================================= */
+
+static void check_f64(lt_ctx *ctx, const char *where, const op_case *c, const values *v,
+                      const result *want)
 {
-    result got;
+    const lt_op *op = lt_op_find(ctx, c->op)->op;
     char name[32];
-    if (run_case(ctx, c, v, LT_F64, &got)) {
-        third_of_grads(&got);
-        for (int part = 0; part < FOUND; part++) {
-            const block *g = &got.part[part], *w = &want->part[part];
-            part_name(c, part, name);
-            if (!exists(c, part))
-                continue;
-            if (part < GRAD && g->at && w->at && g->dtype != w->dtype)
-                fault(c, "%s: %s is %s, not %s", where, name, lt_dtype_name(g->dtype), lt_dtype_name(w->dtype));
-            margin m = {.relative = 1e-12, .typical = 1e-12}; /* tens of roundoffs, times 100 where x is 100 + noise */
-            m.absolute = error_by_saving(c, ctx, v, LT_F64, part);
-            if (w->at)
-                compare(c, where, name, g, w, m);
-            else if (part >= AFTER)
-                compare(c, where, name, g, &v->part[IN + part - AFTER], (margin){0});
-            else if (part >= GRAD)
-                check_no_grad(c, where, name, g);
-            else if (g->at)
-                fault(c, "%s: %s is an output too many", where, name);
-        }
+    result got;
+    bool ok = run_case(ctx, c, v, LT_F64, &got);
+    third_of_grads(&got);
+    for (int part = 0; part < FOUND && ok; part++) {
+        const block *g = &got.part[part], *w = &want->part[part];
+        if (!exists(c, part))
+            continue;
+        part_name(c, part, name);
+        if (part < GRAD && g->at && w->at && g->dtype != w->dtype)
+            fault(c, "%s: %s is %s, not %s", where, name, lt_dtype_name(g->dtype),
+                  lt_dtype_name(w->dtype));
+        if (w->at)
+            compare(c, where, name, g, w, margin_for(op, v, LT_F64, part, NULL));
+        else if (part >= AFTER)
+            compare(c, where, name, g, &v->part[IN + part - AFTER], (margin){0});
+        else if (part >= GRAD)
+            check_no_grad(c, where, name, g);
+        else if (g->at)
+            fault(c, "%s: %s is an output too many", where, name);
     }
     free_result(&got);
 }
 
-/* f(x, x) has as gradient the sum of those of f(x, y) at y = x: both contributions reach one tensor. */
+/* f(x, x) has as gradient the sum of those of f(x, y) at y = x: both contributions reach one
+ * tensor. */
 static void check_twins(lt_ctx *ctx, const op_case *c, const values *v)
 {
     const block *x = &v->part[IN], *y = &v->part[IN + 1];
-    bool alike = y->at && x->dtype == LT_F64 && y->dtype == LT_F64 && x->ndim == y->ndim && v->part[DY].at;
-    for (int i = 0; alike && i < x->ndim; i++)
-        alike = x->dims[i] == y->dims[i];
-    if (!alike)
+    if (!v->part[DY].at || !y->at || x->dtype != LT_F64 || y->dtype != LT_F64 || !same_dims(x, y))
         return;
     values both = {.twins = false};
     result apart, together = {.part = {{0}}};
@@ -342,7 +239,8 @@ static void check_twins(lt_ctx *ctx, const op_case *c, const values *v)
 /* ==== Finite differences ======================================================================== */
 
 /* The sum of out * dy at the inputs moved by h along the direction. */
-static bool moved_loss(lt_ctx *ctx, const op_case *c, const values *v, const block *direction, double h, double *loss)
+static bool moved_loss(lt_ctx *ctx, const op_case *c, const values *v, const block *direction,
+                       double h, double *loss)
 {
     values moved = {.twins = false};
     result r;
@@ -361,8 +259,9 @@ static bool moved_loss(lt_ctx *ctx, const op_case *c, const values *v, const blo
     return ok;
 }
 
-/* The slope of that sum along a random direction is the gradient's. With h = 1e-5 central differences err by h^2 times
- * a third derivative and by roundoff / h times the terms of the sum, both far below 1e-6. */
+/* The slope of that sum along a random direction is the gradient's. With h = 1e-5 central differences
+ * err by h^2 times a third derivative and by roundoff / h times the terms of the sum, both far below
+ * 1e-6. */
 static void check_slope(lt_ctx *ctx, const op_case *c, const values *v, const result *want)
 {
     const double h = 1e-5;
@@ -379,7 +278,8 @@ static void check_slope(lt_ctx *ctx, const op_case *c, const values *v, const re
             size += fabs(direction[i].at[k] * grad->at[k]);
         }
     }
-    if (moved_loss(ctx, c, v, direction, h, &high) && moved_loss(ctx, c, v, direction, -h, &low)) {
+    if (moved_loss(ctx, c, v, direction, h, &high) &&
+        moved_loss(ctx, c, v, direction, -h, &low)) {
         double found = (high - low) / (2 * h);
         if (!(fabs(found - slope) <= 1e-6 * (size + fabs(high))))
             fault(c, "the finite difference is %.12g, the gradient says %.12g", found, slope);
@@ -390,24 +290,32 @@ static void check_slope(lt_ctx *ctx, const op_case *c, const values *v, const re
 
 /* ==== f32 and the halves ======================================================================== */
 
-/* For each element of truth how far it moves when every float input and upstream gradient moves up or down by one f32
- * roundoff of itself: the largest of three tries. That is what the case's condition makes of errors which no f32 kernel
- * can avoid. */
-static bool find_wobble(lt_ctx *ctx, const op_case *c, const values *v, const result *truth, result *wobble)
+/* Moves every float up or down by one f32 roundoff of itself. New. */
+static values shaken(const values *v, int try)
+{
+    values moved = {.twins = false};
+    for (int i = 0; i < GIVEN; i++) {
+        uint64_t seed = (uint64_t)(try * GIVEN + i);
+        block *b = &moved.part[i];
+        if (v->part[i].at)
+            *b = block_copy(&v->part[i]);
+        for (int64_t k = 0; b->at && b->dtype == LT_F64 && k < b->count; k++)
+            b->at[k] *= 1 + copysign(0x1p-24, uniform(seed, (uint64_t)k) - 0.5);
+    }
+    return moved;
+}
+
+/* For each element of truth how far it moves when the inputs and upstream gradients are shaken: the
+ * largest of three tries. That is what the case's condition makes of errors which no f32 kernel can
+ * avoid. */
+static bool find_wobble(lt_ctx *ctx, const op_case *c, const values *v, const result *truth,
+                        result *wobble)
 {
     bool ok = true;
     memset(wobble, 0, sizeof *wobble);
     for (int try = 0; try < 3 && ok; try++) {
-        values moved = {.twins = false};
+        values moved = shaken(v, try);
         result there;
-        for (int i = 0; i < GIVEN; i++) {
-            const block *b = &v->part[i];
-            if (!b->at)
-                continue;
-            moved.part[i] = block_copy(b);
-            for (int64_t k = 0; b->dtype == LT_F64 && k < b->count; k++)
-                moved.part[i].at[k] *= 1 + copysign(0x1p-24, uniform((uint64_t)(try * GIVEN + i), (uint64_t)k) - 0.5);
-        }
         ok = run_case(ctx, c, &moved, LT_F64, &there);
         third_of_grads(&there);
         for (int part = 0; part < FOUND && ok; part++) {
@@ -426,21 +334,11 @@ static bool find_wobble(lt_ctx *ctx, const op_case *c, const values *v, const re
     return ok;
 }
 
-/* f32: eight roundoffs for the kernel's own chain of roundings; 32 wobbles, since a sum of n terms one after the other errs
- * by some sqrt(n) / 4 of them, and by four deviations more somewhere in thousands of elements. Halves are computed in
- * f32 and rounded once, a gradient twice as it is added to. */
-static margin margin_for(const op_case *c, lt_dtype dtype, const block *wobble)
+/* One config in one dtype against the truth; and again, for the same bits and no byte more in use. */
+static void check_low(lt_ctx *ctx, const char *config, const op_case *c, const values *v,
+                      lt_dtype dtype, const result *truth, const result *wobble)
 {
-    const char *looser = strstr(c->notes, "looser=");
-    double f32 = roundoff(LT_F32) * (looser ? atof(looser + 7) : 1);
-    double half = lt__is_half(dtype) ? 2 * roundoff(dtype) : 0;
-    return (margin){.relative = 8 * f32 + half, .typical = 2 * f32, .wobbles = 32 * f32 / roundoff(LT_F32), .wobble = wobble};
-}
-
-/* One config in one dtype against the truth; again, for the same bits and no byte more in use. */
-static void check_low(lt_ctx *ctx, const char *config, const op_case *c, const values *v, lt_dtype dtype, const result *truth,
-                      const result *wobble)
-{
+    const lt_op *op = lt_op_find(ctx, c->op)->op;
     char where[48], name[32];
     result got, again;
     snprintf(where, sizeof where, "%s, %s", lt_dtype_name(dtype), config);
@@ -450,20 +348,20 @@ static void check_low(lt_ctx *ctx, const char *config, const op_case *c, const v
     if (lt_memory_stats(ctx).live != live)
         fault(c, "%s: %lld bytes more in use after it than before", where,
               (long long)lt_memory_stats(ctx).live - (long long)live);
-    for (int part = 0; part < FOUND && ok; part++) {
-        const block *t = &truth->part[part], *g = &got.part[part];
-        if (!t->at)
-            continue;
-        part_name(c, part, name);
-        compare(c, "a second time", name, &again.part[part], g, (margin){0});
-    }
+    for (int part = 0; part < FOUND && ok; part++)
+        if (truth->part[part].at)
+            compare(c, "a second time", part_name(c, part, name), &again.part[part],
+                    &got.part[part], (margin){0});
     third_of_grads(&got);
     for (int part = 0; part < FOUND && ok; part++) {
         const block *t = &truth->part[part], *g = &got.part[part];
-        margin m = margin_for(c, g->dtype, &wobble->part[part]);
-        m.absolute = error_by_saving(c, ctx, v, dtype, part);
+        bool chosen = strstr(c->options, "dtype=") != NULL; /* by the case, for its output */
+        if (t->at && t->dtype == LT_F64 && g->dtype != dtype && !chosen)
+            fault(c, "%s: %s is %s", where, part_name(c, part, name), lt_dtype_name(g->dtype));
         if (t->at)
-            compare(c, where, part_name(c, part, name), g, t, m);
+            compare(c, where, part_name(c, part, name), g, t,
+                    margin_for(op, v, g->dtype == LT_F64 ? LT_F32 : g->dtype, part,
+                               &wobble->part[part]));
     }
     free_result(&got);
     free_result(&again);
@@ -477,10 +375,9 @@ static void check_dtype(lt_ctx **ctx, const op_case *c, const values *v, lt_dtyp
         if (!v->part[i].at)
             continue;
         rounded.part[i] = block_copy(&v->part[i]);
-        if (v->part[i].dtype != LT_F64)
-            continue;
-        block_round(&rounded.part[i], dtype);
-        rounded.part[i].dtype = LT_F64;
+        if (v->part[i].dtype == LT_F64)
+            block_round(&rounded.part[i], dtype);
+        rounded.part[i].dtype = v->part[i].dtype;
     }
     if (run_case(ctx[0], c, &rounded, LT_F64, &truth)) {
         third_of_grads(&truth);
@@ -503,21 +400,11 @@ static bool has_gradients(const lt_op *op, const op_case *c, const values *v)
     return any && (op->bwd || op->fast_bwd || op->same_grad) && !has_note(c, "forward");
 }
 
-static bool is_large(const op_case *c)
-{
-    int64_t most = 0;
-    for (int i = 0; i < c->n_in; i++) {
-        int64_t count = 1;
-        for (int k = 0; k < c->in[i].ndim; k++)
-            count *= c->in[i].dims[k];
-        most = count > most ? count : most;
-    }
-    return most > 4096;
-}
-
+/* Halves reach most kernels as f32 copies: only those that take them as they are have more to show in
+ * large cases. */
 static void check_all(lt_ctx **ctx, const op_case *c, const values *v, const result *want)
 {
-    bool large = is_large(c);
+    bool large = is_large(c), as_they_are = lt_op_find(ctx[0], c->op)->op->any_dtype;
     for (int k = 0; k < CONFIGS; k++)
         check_f64(ctx[k], config_of[k].name, c, v, want);
     if (!large && v->part[DY].at && !has_note(c, "kinked"))
@@ -525,7 +412,7 @@ static void check_all(lt_ctx **ctx, const op_case *c, const values *v, const res
     if (!large)
         check_twins(ctx[0], c, v);
     check_dtype(ctx, c, v, LT_F32);
-    if (!large && !has_note(c, "f32+f64")) { /* halves reach the kernels as f32 copies: small ones tell it all */
+    if ((!large || as_they_are) && !has_note(c, "f32+f64")) {
         check_dtype(ctx, c, v, LT_F16);
         check_dtype(ctx, c, v, LT_BF16);
     }
@@ -536,7 +423,7 @@ static void check_case(lt_ctx **ctx, lt_file *file, const op_case *c)
     values v = {.twins = false};
     result own, want = {.part = {{0}}};
     for (int i = 0; i < c->n_in; i++)
-        v.part[IN + i] = case_input(c, i);
+        v.part[IN + i] = make_input(c, i);
     bool ok = run_case(ctx[0], c, &v, LT_F64, &own);
     if (ok && has_gradients(lt_op_find(ctx[0], c->op)->op, c, &v)) {
         make_dy(c, &own, &v);
@@ -558,7 +445,8 @@ static void walk(const char *op)
     const op_case *cases = all_cases(&n);
     faults = 0;
     for (int k = 0; k < CONFIGS; k++) {
-        ctx[k] = lt_open(&(lt_config){.reference = config_of[k].reference, .threads = config_of[k].threads, .poison = true});
+        ctx[k] = lt_open(&(lt_config){.reference = config_of[k].reference,
+                                      .threads = config_of[k].threads, .poison = true});
         if (!ctx[k])
             FAIL("%s", lt_errmsg());
     }

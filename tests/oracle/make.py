@@ -5,10 +5,12 @@
     tests/oracle/make.py ops         ops.safetensors: the cases of tests/ops/cases.txt
     tests/oracle/make.py models      lenet.safetensors, resnet20.safetensors: 50 steps of training
 
-Any PyTorch since 2.0 does, on the CPU. Inputs and upstream gradients are functions of the case's text alone and are not
-stored: cases.h makes the same ones. In ops.safetensors a tensor is named HASH.WHAT: HASH is that of the case's first four
-fields, so that a changed case no longer finds its values; WHAT is out.K, grad.NAME (the gradient of the sum over K of out.K
-times its upstream gradient) or after.NAME (an input that the op writes), and ends in .sums where keep() says so.
+The fixtures were made with PyTorch 2.15, on the CPU. Inputs and upstream gradients of
+ops.safetensors are functions of the case's text alone and are not stored: cases.h makes the same
+ones. A tensor there is named HASH.WHAT. HASH is that of the case's first four fields, so that a
+changed case no longer finds its values. WHAT is out.K, grad.NAME (the gradient of the sum over K of
+out.K times its upstream gradient) or after.NAME (an input that the op writes), and ends in .sums
+where keep() says so.
 """
 import json
 import random
@@ -31,7 +33,8 @@ def save(path, tensors):
     for name, t in tensors.items():
         t = t.detach().contiguous()
         blob = t.reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b""
-        header[name] = {"dtype": DTYPES[t.dtype], "shape": list(t.shape), "data_offsets": [end, end + len(blob)]}
+        header[name] = {"dtype": DTYPES[t.dtype], "shape": list(t.shape),
+                        "data_offsets": [end, end + len(blob)]}
         blobs.append(blob)
         end += len(blob)
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -97,9 +100,10 @@ def step(kind, w, g, *state, t=1, **options):
     return ()
 
 
-HELPERS = {"torch": torch, "F": F, "SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW,
-           "conv2d": conv2d, "max_pool2d": max_pool2d, "avg_pool2d": avg_pool2d, "batch_norm": batch_norm,
-           "merge": merge, "running": running, "step": step}
+HELPERS = {"torch": torch, "F": F, "SGD": torch.optim.SGD, "Adam": torch.optim.Adam,
+           "AdamW": torch.optim.AdamW, "conv2d": conv2d, "max_pool2d": max_pool2d,
+           "avg_pool2d": avg_pool2d, "batch_norm": batch_norm, "merge": merge, "running": running,
+           "step": step}
 
 
 # ==== The cases ====
@@ -113,7 +117,8 @@ def fnv1a(text):
 
 def uniform(seed, n, draws=4):
     """(draws, n) numbers in [0, 1) by splitmix64, the same in cases.h."""
-    z = np.arange(1, draws * n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(int(seed, 16))
+    z = np.arange(1, draws * n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z += np.uint64(int(seed, 16))
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z ^= z >> np.uint64(31)
@@ -145,15 +150,18 @@ def values(kind, n, seed):
 
 
 def dtype_of(kind):
+    if kind == "mask" or kind.endswith("u8"):
+        return torch.uint8
     if kind.startswith("ids"):
-        return torch.int32 if kind.endswith("i32") else torch.uint8 if kind.endswith("u8") else torch.int64
-    return torch.uint8 if kind == "mask" else torch.float64
+        return torch.int32 if kind.endswith("i32") else torch.int64
+    return torch.float64
 
 
 def make_input(key, name, spec):
     kind, dims = spec[:-1].split("(")
     dims = [int(d) for d in dims.split(",") if d]
-    x = torch.tensor(values(kind, torch.Size(dims).numel(), fnv1a(f"{key} {name}"))).to(dtype_of(kind)).reshape(dims)
+    x = torch.tensor(values(kind, torch.Size(dims).numel(), fnv1a(f"{key} {name}")))
+    x = x.to(dtype_of(kind)).reshape(dims)
     return x.requires_grad_(x.is_floating_point())
 
 
@@ -164,9 +172,10 @@ def parse_inputs(text):
 
 
 def keep(found, name, x):
-    """A tensor of up to 512 elements, or of a larger one 16 weighted sums: of its elements 0, 16, 32, ...; 1, 17, ..."""
+    """A tensor of up to 512 elements; of a larger one 16 weighted sums, one over every 16th element."""
     if x.numel() > 512:
-        terms = (x.detach().double().reshape(-1) * torch.tensor(2 * uniform(fnv1a("sums"), x.numel(), 1)[0] - 1))
+        weights = torch.tensor(2 * uniform(fnv1a("sums"), x.numel(), 1)[0] - 1)
+        terms = x.detach().double().reshape(-1) * weights
         name, x = f"{name}.sums", F.pad(terms, (0, -x.numel() % 16)).reshape(-1, 16).sum(0)
     found[name] = x.to(torch.uint8) if x.dtype == torch.bool else x
 
@@ -180,7 +189,8 @@ def evaluate(key, fields):
     for k, y in enumerate(outputs if isinstance(outputs, tuple) else (outputs,)):
         keep(found, f"{key}.out.{k}", y)
         if y.requires_grad and "forward" not in fields[4].split(":")[0]:
-            pairs.append((y, torch.tensor(normal(fnv1a(f"{key} dy {k}"), y.numel())).to(y.dtype).reshape(y.shape)))
+            dy = torch.tensor(normal(fnv1a(f"{key} dy {k}"), y.numel()))
+            pairs.append((y, dy.to(y.dtype).reshape(y.shape)))
     for name, x in inputs.items():
         if not torch.equal(x.detach().nan_to_num(), before[name].nan_to_num()):
             keep(found, f"{key}.after.{name}", x)
@@ -265,7 +275,8 @@ class ResNet20(torch.nn.Module):
 def images(n, size, channels, rng):
     """Noise, with a bright square whose place and size tell the class."""
     labels = [i % 10 for i in range(n)]
-    x = torch.tensor([rng.random() for _ in range(n * size * size * channels)]).reshape(n, size, size, channels)
+    x = torch.tensor([rng.random() for _ in range(n * size * size * channels)])
+    x = x.reshape(n, size, size, channels)
     for i, label in enumerate(labels):
         top, left, side = label // 5 * size // 2, label % 5 * size // 6, size // 3
         x[i, top:top + side, left:left + side, label % channels] += 1
@@ -273,9 +284,9 @@ def images(n, size, channels, rng):
 
 
 def train(net, x, labels, lr, steps):
-    """The losses of SGD over batches of 8, each before its step; last, the one of all images in evaluation."""
+    """The losses of SGD over batches of 8, each before its step; last that of all in evaluation."""
     dtype = next(net.parameters()).dtype
-    optim = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4, foreach=False)
+    optim = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
     losses = []
     for i in range(steps):
         rows = slice(i * 8 % len(x), i * 8 % len(x) + 8)
@@ -290,19 +301,20 @@ def train(net, x, labels, lr, steps):
 
 
 def luatrain_name(name):
-    """blocks.0.conv1.weight is blocks.1.conv1.w; the weight and bias of a batch norm are scale and shift."""
-    path, kind = name.rsplit(".", 1)
-    path = ".".join(str(int(part) + 1) if part.isdigit() else part for part in path.split("."))
-    names = {"weight": "scale", "bias": "shift"} if path.split(".")[-1].startswith("bn") else {"weight": "w", "bias": "b"}
-    return f"{path}.{names[kind]}"
+    """blocks.0.conv1.weight is blocks.1.conv1.w; a batch norm has scale and shift."""
+    *path, layer, kind = [str(int(part) + 1) if part.isdigit() else part for part in name.split(".")]
+    norm = layer.startswith("bn")
+    kind = {"weight": "scale" if norm else "w", "bias": "shift" if norm else "b"}[kind]
+    return ".".join(path + [layer, kind])
 
 
 def make_model(make, seed, lr, size, channels):
-    """PyTorch's initial weights, rounded to bf16 to keep the file small, and its losses in both precisions.
+    """PyTorch's initial weights, rounded to bf16 to keep the file small, and its losses.
 
-    A ReLU that opens on one side and stays shut on the other moves the later losses of a batch of 8. Among the four
-    million that ResNet-20 passes in 10 steps some are within f32 rounding of zero. Its seed and rate are ones where
-    those matter little: in 25 trials, weights moved by 3e-7 of themselves moved no f32 loss by more than 3e-5.
+    A ReLU that opens on one side and stays shut on the other moves the later losses of a batch of 8.
+    Among the four million that ResNet-20 passes in 10 steps some are within f32 rounding of zero. Its
+    seed and rate are ones where those matter little: in 25 trials, weights moved by 3e-7 of themselves
+    moved no f32 loss by more than 3e-5.
     """
     name = make.__name__.lower()
     torch.manual_seed(seed)

@@ -1,0 +1,257 @@
+/* test_file_faults.c - files of tensors when the system says no: a save that fails leaves the old
+ * file.
+ *
+ * The functions of the system that the library calls for files are defined here again, in front of
+ * those of the C library, so that each of them can be made to fail.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include "tests/core/files.h"
+
+/* ==== The system, with faults =============================================================== */
+
+typedef enum call { NO_CALL, PREAD, WRITE, FSYNC, CLOSE, RENAME } call;
+
+static struct {
+    call call;       /* which call fails ... */
+    int n, error;    /* ... the n-th time, and how; error 0: pread finds the end of the file */
+    bool interrupt;  /* every other pread, write and fsync is interrupted */
+    size_t most;     /* bytes of one pread or write; 0: any */
+    int seen, calls;
+} fault;
+
+static bool fails(call made)
+{
+    bool now = fault.call == made && ++fault.seen == fault.n;
+    if (now)
+        errno = fault.error;
+    if (!now && fault.interrupt && made <= FSYNC && ++fault.calls % 2) {
+        errno = EINTR;
+        return true;
+    }
+    return now;
+}
+
+ssize_t pread(int fd, void *to, size_t bytes, off_t offset)
+{
+    if (fails(PREAD))
+        return errno ? -1 : 0;
+    if (fault.most && bytes > fault.most)
+        bytes = fault.most;
+    return syscall(SYS_pread64, fd, to, bytes, offset);
+}
+
+ssize_t write(int fd, const void *from, size_t bytes)
+{
+    if (fails(WRITE))
+        return -1;
+    if (fault.most && bytes > fault.most)
+        bytes = fault.most;
+    return syscall(SYS_write, fd, from, bytes);
+}
+
+int fsync(int fd) { return fails(FSYNC) ? -1 : (int)syscall(SYS_fsync, fd); }
+
+int close(int fd)
+{
+    int result = (int)syscall(SYS_close, fd);
+    return fails(CLOSE) ? -1 : result;
+}
+
+int rename(const char *from, const char *to)
+{
+    return fails(RENAME) ? -1 : (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+
+/* Entries in the folder. */
+static int count_files(void)
+{
+    int n = 0;
+    struct dirent *entry;
+    DIR *dir = opendir(folder);
+    while ((entry = readdir(dir)))
+        n += entry->d_name[0] != '.';
+    closedir(dir);
+    return n;
+}
+
+static lt_ctx *calm_context(void)
+{
+    memset(&fault, 0, sizeof fault);
+    return context();
+}
+
+/* ==== The system says no ==================================================================== */
+
+TEST(what_is_no_file_is_refused)
+{
+    lt_ctx *ctx = calm_context();
+    refuse(ctx, in_folder("missing"), LT_EFILE, "missing: cannot open: No such file or directory");
+    refuse(ctx, folder, LT_EFILE, "this is a folder");
+    refuse(ctx, "/dev/full", LT_EFILE, "/dev/full: this is no plain file");
+    CHECK_EQ(mkfifo(in_folder("pipe"), 0600), 0);
+    refuse(ctx, in_folder("pipe"), LT_EFILE, "this is no plain file");
+    done(ctx);
+}
+
+TEST(a_file_that_shrinks_while_it_is_read)
+{
+    char bytes[512];
+    lt_ctx *ctx = calm_context();
+    size_t n = small_file(ctx, bytes, sizeof bytes);
+    const char *path = in_folder("small.safetensors");
+    lt_file *f = lt_file_open(ctx, path);
+    CHECK(f != NULL);
+    CHECK_EQ(truncate(path, (off_t)n - 1), 0);
+    lt_tensor *x = lt_file_read(f, 0);
+    CHECK(x != NULL);
+    lt_release(x);
+    CHECK(lt_file_read(f, 2) == NULL);
+    CHECK_EQ(lt_errcode(), LT_EFILE);
+    CHECK_MSG("small.safetensors: the file became shorter while it was read");
+    lt_file_close(f);
+    (void)small_file(ctx, bytes, sizeof bytes);
+    for (int k = 1; k <= 2; k++) {
+        fault.call = PREAD;
+        fault.n = k;
+        fault.error = fault.seen = 0;
+        refuse(ctx, path, LT_EFILE, "the file became shorter while it was read");
+        fault.error = EIO;
+        fault.seen = 0;
+        refuse(ctx, path, LT_EFILE, "cannot read: Input/output error");
+    }
+    done(ctx);
+}
+
+TEST(a_save_that_fails_leaves_the_old_file)
+{
+    static const struct { call call; int n, error; const char *text; } known[] = {
+        {WRITE, 1, ENOSPC, "cannot write: No space left on device"},
+        {WRITE, 2, ENOSPC, "cannot write: No space left on device"},
+        {WRITE, 3, EDQUOT, "cannot write: Disk quota exceeded"},
+        {FSYNC, 1, EIO, "cannot write to the disk: Input/output error"},
+        {CLOSE, 1, EIO, "cannot close: Input/output error"},
+        {RENAME, 1, EACCES, "cannot replace it: Permission denied"},
+    };
+    static char before[40000], after[40000];
+    lt_ctx *ctx = calm_context();
+    lt_tensor *old = counting(ctx, LT_F32, 1, (int64_t[]){7}),
+              *new = counting(ctx, LT_F64, 1, (int64_t[]){4000});
+    const char *path = in_folder("kept.safetensors");
+    CHECK_OK(save_small(path, old));
+    size_t n = slurp(path, before, sizeof before);
+    int files = count_files();
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        memset(&fault, 0, sizeof fault);
+        fault.call = known[i].call;
+        fault.n = known[i].n;
+        fault.error = known[i].error;
+        CHECK_FAILS(save_small(path, new), LT_EFILE, known[i].text);
+        CHECK_MSG("kept.safetensors: ");
+        CHECK_EQ(fault.seen >= fault.n, 1);
+        CHECK_EQ(count_files(), files);
+        CHECK_EQ(slurp(path, after, sizeof after), n);
+        CHECK_EQ(memcmp(before, after, n), 0);
+    }
+    memset(&fault, 0, sizeof fault);
+    fault.call = FSYNC; /* of the folder: the file is new by then, but may not outlive a crash */
+    fault.n = 2;
+    fault.error = EIO;
+    CHECK_FAILS(save_small(path, new), LT_EFILE,
+                "cannot write its folder to the disk: Input/output error");
+    CHECK_EQ(count_files(), files);
+    fault.error = EINVAL; /* a file system that cannot do it */
+    fault.seen = 0;
+    CHECK_OK(save_small(path, new));
+    lt_release(old);
+    lt_release(new);
+    done(ctx);
+}
+
+TEST(interrupted_and_short_calls_go_on)
+{
+    static char plain[40000], slow[40000];
+    lt_ctx *ctx = calm_context();
+    lt_tensor *x = counting(ctx, LT_F32, 1, (int64_t[]){6001});
+    const char *path = in_folder("plain.safetensors"), *other = in_folder("slow.safetensors");
+    CHECK_OK(save_small(path, x));
+    fault.interrupt = true;
+    fault.most = 1000;
+    CHECK_OK(save_small(other, x));
+    lt_file *f = lt_file_open(ctx, other);
+    CHECK(f != NULL);
+    lt_tensor *y = lt_file_read(f, 0);
+    CHECK(y != NULL);
+    CHECK_EQ(memcmp(lt_data(x), lt_data(y), 6001 * 4), 0);
+    lt_file_close(f);
+    memset(&fault, 0, sizeof fault);
+    size_t n = slurp(path, plain, sizeof plain);
+    CHECK_EQ(slurp(other, slow, sizeof slow), n);
+    CHECK_EQ(memcmp(plain, slow, n), 0);
+    lt_release(x);
+    lt_release(y);
+    done(ctx);
+}
+
+TEST(where_nothing_can_be_written)
+{
+    char deep[300];
+    lt_ctx *ctx = calm_context();
+    lt_tensor *x = counting(ctx, LT_F32, 1, (int64_t[]){7});
+    CHECK_FAILS(save_small(in_folder("none/x"), x), LT_EFILE,
+                "cannot make a file beside it: No such file or directory");
+    spit(in_folder("plain"), "", 0);
+    CHECK_FAILS(save_small(in_folder("plain/x"), x), LT_EFILE,
+                "cannot make a file beside it: Not a directory");
+    CHECK_FAILS(save_small("/proc/x", x), LT_EFILE, "/proc/x: cannot make a file beside it: ");
+    memset(deep, 'x', sizeof deep);
+    deep[sizeof deep - 1] = 0;
+    CHECK_FAILS(save_small(deep, x), LT_EFILE, "cannot make a file beside it: File name too long");
+    mkdir(in_folder("sub"), 0700);
+    int files = count_files();
+    CHECK_FAILS(save_small(in_folder("sub"), x), LT_EFILE, "cannot replace it: Is a directory");
+    CHECK_EQ(count_files(), files);
+    lt_release(x);
+    done(ctx);
+}
+
+TEST(a_strangers_temporary_file_is_left_alone)
+{
+    char text[8];
+    lt_ctx *ctx = calm_context();
+    lt_tensor *x = counting(ctx, LT_F32, 1, (int64_t[]){7});
+    spit(in_folder("mine.tmp0"), "theirs", 6);
+    CHECK_OK(save_small(in_folder("mine"), x));
+    CHECK_EQ(slurp(in_folder("mine.tmp0"), text, sizeof text), 6);
+    CHECK_EQ(memcmp(text, "theirs", 6), 0);
+    lt_release(x);
+    done(ctx);
+}
+
+/* Whichever allocation fails, opening and reading end with LT_ENOMEM, and nothing is lost. */
+TEST(every_failing_allocation_is_survived)
+{
+    char bytes[512], text[32];
+    lt_ctx *writer = calm_context();
+    (void)small_file(writer, bytes, sizeof bytes);
+    done(writer);
+    for (int n = 1;; n++) {
+        snprintf(text, sizeof text, "alloc:n=%d", n);
+        lt_ctx *ctx = lt_ctx_new(&(lt_config){.threads = 1, .fault = text});
+        lt_file *f = lt_file_open(ctx, in_folder("small.safetensors"));
+        lt_tensor *x = f ? lt_file_read(f, 0) : NULL;
+        lt_status code = x ? LT_OK : lt_errcode();
+        lt_release(x);
+        lt_file_close(f);
+        done(ctx);
+        if (x) {
+            CHECK(n > 6);
+            return;
+        }
+        CHECK_EQ(code, LT_ENOMEM);
+    }
+}

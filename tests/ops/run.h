@@ -1,0 +1,140 @@
+/* run.h - runs one case of cases.txt in one context and dtype, and keeps all that comes out. */
+#ifndef TESTS_OPS_RUN_H
+#define TESTS_OPS_RUN_H
+
+#include "tests/ops/cases.h"
+
+/* What goes into a run and what comes out: blocks by number, so that one loop serves them all. */
+enum { IN, DY = IN + LT_MAX_IN, GIVEN = DY + LT_MAX_OUT };
+enum { OUT, GRAD = OUT + LT_MAX_OUT, AFTER = GRAD + LT_MAX_IN, FOUND = AFTER + LT_MAX_IN };
+
+typedef struct values {
+    block part[GIVEN];
+    bool twins;               /* inputs 0 and 1 are one tensor */
+} values;
+
+typedef struct result {
+    block part[FOUND];        /* at is NULL where nothing came */
+} result;
+
+static int faults;            /* found in the op at hand */
+
+/* Notes a fault; the op goes on with its next check. */
+__attribute__((format(printf, 2, 3))) static void fault(const op_case *c, const char *fmt, ...)
+{
+    char text[400];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    if (++faults <= 20)
+        printf("%s:%d: %s [%s]: %s\n", CASES_PATH, c->line, c->op, c->options, text);
+}
+
+static void free_values(values *v)
+{
+    for (int i = 0; i < GIVEN; i++)
+        block_free(&v->part[i]);
+}
+
+static void free_result(result *r)
+{
+    for (int i = 0; i < FOUND; i++)
+        block_free(&r->part[i]);
+}
+
+/* "grad.x": a part as the fixture and the messages call it. */
+static const char *part_name(const op_case *c, int part, char name[32])
+{
+    if (part < GRAD)
+        snprintf(name, 32, "out.%d", part - OUT);
+    else if (part < AFTER)
+        snprintf(name, 32, "grad.%s", c->in[part - GRAD].name);
+    else
+        snprintf(name, 32, "after.%s", c->in[part - AFTER].name);
+    return name;
+}
+
+static bool exists(const op_case *c, int part) /* false: the case has fewer inputs */
+{
+    return part < GRAD || (part - GRAD) % LT_MAX_IN < c->n_in;
+}
+
+/* ==== One run of a case ========================================================================= */
+
+/* Backward from every output that has an upstream gradient, with that gradient times factor. */
+static lt_status go_back(const values *v, lt_tensor **out, double factor)
+{
+    lt_status status = LT_OK;
+    for (int k = 0; k < LT_MAX_OUT && status == LT_OK; k++) {
+        if (!v->part[DY + k].at)
+            continue;
+        block scaled = block_copy(&v->part[DY + k]);
+        for (int64_t i = 0; i < scaled.count; i++)
+            scaled.at[i] *= factor;
+        lt_tensor *dy = block_tensor(lt_tensor_ctx(out[k]), &scaled, lt_tensor_dtype(out[k]));
+        status = lt_backward(out[k], dy);
+        lt_release(dy);
+        block_free(&scaled);
+    }
+    return status;
+}
+
+/* Forward, backward, statistics; into r what came out if r is not NULL. */
+static lt_status run_pass(lt_ctx *ctx, const op_case *c, const values *v, lt_tensor **in,
+                          const lt_opt *opts, double factor, result *r)
+{
+    lt_tensor *out[LT_MAX_OUT] = {NULL};
+    lt_status status = lt_apply(ctx, lt_op_find(ctx, c->op), in, c->n_in, opts, out);
+    for (int k = 0; r && k < LT_MAX_OUT; k++)
+        if (out[k])
+            r->part[OUT + k] = block_of(out[k]);
+    if (status == LT_OK)
+        status = go_back(v, out, factor);
+    if (status == LT_OK)
+        status = lt_stats_commit(ctx);
+    for (int k = 0; k < LT_MAX_OUT; k++)
+        lt_release(out[k]);
+    return status;
+}
+
+/* Runs the case in dtype. Where it has upstream gradients it runs a second time with these doubled:
+ * the first gradients are written, the second are added to them, and together they come to three
+ * times their value. False, and a fault, when something fails. Free r in either case. */
+static bool run_case(lt_ctx *ctx, const op_case *c, const values *v, lt_dtype dtype, result *r)
+{
+    const lt_def *def = lt_op_find(ctx, c->op);
+    lt_opt opts[LT_MAX_OPT];
+    lt_tensor *in[LT_MAX_IN] = {NULL};
+    bool back = false;
+    memset(r, 0, sizeof *r);
+    for (int k = 0; k < LT_MAX_OUT; k++)
+        back |= v->part[DY + k].at != NULL;
+    lt_status status = lt_opts_parse(&def->schema, c->options, opts);
+    for (int i = 0; i < c->n_in; i++) {
+        const block *b = &v->part[IN + i];
+        bool is_float = b->dtype == LT_F64;
+        if (v->twins && i == 1)
+            in[i] = lt_retain(in[0]);
+        else
+            in[i] = block_tensor(ctx, b, is_float ? dtype : b->dtype);
+        if (status == LT_OK && back && is_float)
+            status = lt_set_requires_grad(in[i], true);
+    }
+    if (status == LT_OK)
+        status = run_pass(ctx, c, v, in, opts, 1, r);
+    for (int i = 0; i < c->n_in; i++)
+        r->part[AFTER + i] = block_of(in[i]);
+    if (status == LT_OK && back)
+        status = run_pass(ctx, c, v, in, opts, 2, NULL);
+    for (int i = 0; i < c->n_in; i++) {
+        if (lt_grad(in[i]))
+            r->part[GRAD + i] = block_of(lt_grad(in[i]));
+        lt_release(in[i]);
+    }
+    if (status != LT_OK)
+        fault(c, "in %s: %s", lt_dtype_name(dtype), lt_errmsg());
+    return status == LT_OK;
+}
+
+#endif
