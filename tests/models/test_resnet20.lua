@@ -1,4 +1,4 @@
--- test_resnet20.lua - ResNet-20 for small images (He et al., 2016), with 1x1 convolutions as shortcuts
+-- test_resnet20.lua - ResNet-20 for small images (He et al., 2016); shortcuts are 1x1 convolutions
 -- where the shape changes, step by step beside PyTorch's.
 local lt = require "luatrain"
 local nn = lt.nn

@@ -1,8 +1,10 @@
--- trajectory.lua - trains a net from PyTorch's initial weights on PyTorch's batches and compares the losses.
+-- trajectory.lua - trains a net from PyTorch's initial weights on PyTorch's batches and compares
+-- the losses.
 --
--- A fixture of tests/oracle/make.py holds the weights under this net's names, 32 images with labels,
--- and in loss.f64 and loss.f32 PyTorch's losses: each of a batch of 8 before its step of SGD, and last
--- that of all images in evaluation, which shows the running statistics of batch norm too.
+-- A fixture of tests/oracle/make.py holds the weights under this net's names, 32 images with
+-- labels, and in loss.f64 and loss.f32 PyTorch's losses: each of a batch of 8 before its step of
+-- SGD, and last that of all images in evaluation, which shows the running statistics of batch norm
+-- too.
 
 package.path = "tests/lua/?.lua;" .. package.path
 local lt = require "luatrain"

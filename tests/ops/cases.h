@@ -1,6 +1,6 @@
-/* cases.h - reads cases.txt and its fixture, for the tests of ops. Values are kept as doubles outside
- * any context, so that one case can be run in many contexts and dtypes; a block is a tensor of such
- * values. Paths count from the root of the repository, where tests are run.
+/* cases.h - reads cases.txt and its fixture, for the tests of ops. Values are kept as doubles
+ * outside any context, so that one case can be run in many contexts and dtypes; a block is a
+ * tensor of such values. Paths count from the root of the repository, where tests are run.
  */
 #ifndef TESTS_OPS_CASES_H
 #define TESTS_OPS_CASES_H
@@ -35,7 +35,7 @@ typedef struct op_case {
     char key[17];             /* of its values in the fixture */
 } op_case;
 
-/* ==== Blocks ==================================================================================== */
+/* ==== Blocks ================================================================================== */
 
 static inline void block_free(block *b)
 {
@@ -96,7 +96,7 @@ static inline lt_tensor *block_tensor(lt_ctx *ctx, const block *b, lt_dtype dtyp
     return x;
 }
 
-/* ==== The table ================================================================================= */
+/* ==== The table =============================================================================== */
 
 /* Cuts text at the next '|' and gives the trimmed field; *text moves behind it. */
 static inline char *next_field(char **text)
@@ -203,7 +203,7 @@ static inline bool is_large(const op_case *c)
     return large;
 }
 
-/* ==== Values: the same as in make.py ============================================================ */
+/* ==== Values: the same as in make.py ========================================================== */
 
 static inline bool is_float_kind(const char *kind)
 {

@@ -60,7 +60,7 @@ static bool exists(const op_case *c, int part) /* false: the case has fewer inpu
     return part < GRAD || (part - GRAD) % LT_MAX_IN < c->n_in;
 }
 
-/* ==== One run of a case ========================================================================= */
+/* ==== One run of a case ======================================================================= */
 
 /* Backward from every output that has an upstream gradient, with that gradient times factor. */
 static lt_status go_back(const values *v, lt_tensor **out, double factor)

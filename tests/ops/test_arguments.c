@@ -1,10 +1,10 @@
-/* test_arguments.c - wrong arguments of every op: a sentence that begins with the op's name, and the
- * right status; never a crash, never a leak; and the same answer from reference and fast kernels
- * where the arguments turn out right.
+/* test_arguments.c - wrong arguments of every op: a sentence that begins with the op's name, and
+ * the right status; never a crash, never a leak; and the same answer from reference and fast
+ * kernels where the arguments turn out right.
  *
  * Calls are bent from the cases of cases.txt or made up from the signature: ranks, dims (0 among
- * them), dtypes, counts of inputs, options. They follow from the call's number, so that a failure
- * repeats.
+ * them), dtypes, counts of inputs, options. They follow from the call's number, so that a
+ * failure repeats.
  */
 #include <ctype.h>
 
@@ -13,7 +13,7 @@
 enum { CALLS = 300 };                /* of an op */
 enum { MOST_IN = LT_MAX_IN + 2 };    /* of a call: too many are tried too */
 
-/* ==== Made-up calls ============================================================================= */
+/* ==== Made-up calls =========================================================================== */
 
 typedef struct rolls { uint64_t call, n; } rolls; /* dice: the call's number, how often they fell */
 
@@ -129,7 +129,7 @@ static void bend(rolls *r, wild_call *w)
     }
 }
 
-/* ==== Running them ============================================================================== */
+/* ==== Running them ============================================================================ */
 
 typedef struct answer {
     lt_status status, back;
@@ -195,7 +195,7 @@ static void run_wild(lt_ctx *ctx, const wild_call *w, answer *a)
     CHECK_OK(lt_stats_commit(ctx));
 }
 
-/* ==== Judging them ============================================================================== */
+/* ==== Judging them ============================================================================ */
 
 static const char *show(const wild_call *w)
 {
@@ -301,8 +301,8 @@ static void try_op(const char *op)
         try_call(reference, fast, &w, &right);
     }
     if (right < CALLS / 20 || right > CALLS * 19 / 20)
-        FAIL("%s: %d of %d wild calls were right; they should be some, and not nearly all", op, right,
-             CALLS);
+        FAIL("%s: %d of %d wild calls were right; they should be some, and not nearly all", op,
+             right, CALLS);
     lt_ctx_free(reference);
     lt_ctx_free(fast);
 }
@@ -312,7 +312,7 @@ static void try_op(const char *op)
 LT_OP_LIST(X)
 #undef X
 
-/* ==== Wording =================================================================================== */
+/* ==== Wording ================================================================================= */
 
 /* Tensors of ones, as "2x3 f32; 4 i64". Returns how many. */
 static int tensors_from(lt_ctx *ctx, const char *text, lt_tensor **in)

@@ -1,6 +1,6 @@
-/* test_dropout.c - what dropout promises where no oracle can speak: how much it keeps, that backward
- * drops what forward dropped, and that an element's fate depends on seed, step, call and place in
- * the global batch alone.
+/* test_dropout.c - what dropout promises where no oracle can speak: how much it keeps, that
+ * backward drops what forward dropped, and that an element's fate depends on seed, step, call
+ * and place in the global batch alone.
  */
 #include <stdlib.h>
 

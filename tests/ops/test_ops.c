@@ -1,12 +1,12 @@
-/* test_ops.c - the walk: every op of ops/list.h by the cases of cases.txt, one test an op, so that an
- * op without a case fails by its name.
+/* test_ops.c - the walk: every op of ops/list.h by the cases of cases.txt, one test an op, so
+ * that an op without a case fails by its name.
  *
- * A case is run in f64 and must give PyTorch's outputs and gradients; a finite difference along a
- * random direction checks the same gradients without PyTorch. In f32, f16 and bf16 the inputs are
- * rounded to the dtype first, and our own f64 result for those rounded inputs is the truth, so that
- * only errors of arithmetic are left. Every run is made with reference and fast kernels, on one thread
- * and on two, in memory filled with NaNs, with gradients that are written and then added to. Inputs
- * must come out as they went in, save those that the case says are written.
+ * A case is run in f64 and must give PyTorch's outputs and gradients; a finite difference along
+ * a random direction checks the same gradients without PyTorch. In f32, f16 and bf16 the inputs
+ * are rounded to the dtype first, and our own f64 result for those rounded inputs is the truth,
+ * so that only errors of arithmetic are left. Every run is made with reference and fast kernels,
+ * on one thread and on two, in memory filled with NaNs, with gradients that are written and then
+ * added to. Inputs must come out as they went in, save those that the case says are written.
  */
 #include "tests/ops/run.h"
 
@@ -15,14 +15,15 @@ static const struct { const char *name; bool reference; int threads; } config_of
     {"reference", true, 1}, {"reference, 2 threads", true, 2},
     {"fast", false, 1}, {"fast, 2 threads", false, 2}};
 
-/* ==== Comparing ================================================================================= */
+/* ==== Comparing =============================================================================== */
 
 static double roundoff(lt_dtype t)
 {
     return t == LT_F32 ? 0x1p-24 : t == LT_F16 ? 0x1p-11 : t == LT_BF16 ? 0x1p-8 : 0x1p-53;
 }
 
-/* Below the smallest normal number (f16: half of the smallest of all) absolute errors do not count. */
+/* Below the smallest normal number (f16: half of the smallest of all) absolute errors do not
+ * count. */
 static double underflow(lt_dtype t)
 {
     return t == LT_F64 ? 0x1p-1022 : t == LT_F16 ? 0x1p-25 : 0x1p-126;
@@ -36,18 +37,19 @@ static double root_mean_square(const block *b)
     return b->count ? sqrt(sum / (double)b->count) : 0;
 }
 
-/* How far an element may be from the truth: by an absolute error, by parts of itself, of the block's
- * root mean square and of the element's wobble, which find_wobble() explains. */
+/* How far an element may be from the truth: by an absolute error, by parts of itself, of the
+ * block's root mean square and of the element's wobble, which find_wobble() explains. */
 typedef struct margin {
     double absolute, relative, typical, wobbles;
     const block *wobble;      /* or NULL */
 } margin;
 
 /* f64: tens of roundoffs of sums in another order, times 100 where x is 100 + noise. f32: eight
- * roundoffs for a kernel's own chain of roundings; 32 wobbles, since a sum of n terms one after the
- * other errs by some sqrt(n) / 4 of them, and by four deviations more somewhere in thousands of
- * elements. Halves: computed in f32 and rounded once, a gradient twice as it is added to. Where
- * backward reads an output, that came rounded: 1 - y y, say, errs by a roundoff of 1 however small. */
+ * roundoffs for a kernel's own chain of roundings; 32 wobbles, since a sum of n terms one after
+ * the other errs by some sqrt(n) / 4 of them, and by four deviations more somewhere in thousands
+ * of elements. Halves: computed in f32 and rounded once, a gradient twice as it is added to.
+ * Where backward reads an output, that came rounded: 1 - y y, say, errs by a roundoff of 1
+ * however small. */
 static margin margin_for(const lt_op *op, const values *v, lt_dtype dtype, int part,
                          const block *wobble)
 {
@@ -103,7 +105,7 @@ static void third_of_grads(result *r)
             r->part[part].at[i] /= 3;
 }
 
-/* ==== The oracle ================================================================================ */
+/* ==== The oracle ============================================================================== */
 
 /* The 16 weighted sums that make.py keeps of a part with more than 512 elements, and those of their
  * terms' sizes. */
@@ -177,7 +179,7 @@ static void make_dy(const op_case *c, const result *own, values *v)
     }
 }
 
-/* ==== f64 ======================================================================================= */
+/* ==== f64 ===================================================================================== */
 
 static void check_f64(lt_ctx *ctx, const char *where, const op_case *c, const values *v,
                       const result *want)
@@ -236,7 +238,7 @@ static void check_twins(lt_ctx *ctx, const op_case *c, const values *v)
     free_values(&both);
 }
 
-/* ==== Finite differences ======================================================================== */
+/* ==== Finite differences ====================================================================== */
 
 /* The sum of out * dy at the inputs moved by h along the direction. */
 static bool moved_loss(lt_ctx *ctx, const op_case *c, const values *v, const block *direction,
@@ -259,9 +261,9 @@ static bool moved_loss(lt_ctx *ctx, const op_case *c, const values *v, const blo
     return ok;
 }
 
-/* The slope of that sum along a random direction is the gradient's. With h = 1e-5 central differences
- * err by h^2 times a third derivative and by roundoff / h times the terms of the sum, both far below
- * 1e-6. */
+/* The slope of that sum along a random direction is the gradient's. With h = 1e-5 central
+ * differences err by h^2 times a third derivative and by roundoff / h times the terms of the
+ * sum, both far below 1e-6. */
 static void check_slope(lt_ctx *ctx, const op_case *c, const values *v, const result *want)
 {
     const double h = 1e-5;
@@ -288,7 +290,7 @@ static void check_slope(lt_ctx *ctx, const op_case *c, const values *v, const re
         block_free(&direction[i]);
 }
 
-/* ==== f32 and the halves ======================================================================== */
+/* ==== f32 and the halves ====================================================================== */
 
 /* Moves every float up or down by one f32 roundoff of itself. New. */
 static values shaken(const values *v, int try)
@@ -334,7 +336,8 @@ static bool find_wobble(lt_ctx *ctx, const op_case *c, const values *v, const re
     return ok;
 }
 
-/* One config in one dtype against the truth; and again, for the same bits and no byte more in use. */
+/* One config in one dtype against the truth; and again, for the same bits and no byte more in
+ * use. */
 static void check_low(lt_ctx *ctx, const char *config, const op_case *c, const values *v,
                       lt_dtype dtype, const result *truth, const result *wobble)
 {
@@ -390,7 +393,7 @@ static void check_dtype(lt_ctx **ctx, const op_case *c, const values *v, lt_dtyp
     free_values(&rounded);
 }
 
-/* ==== The walk ================================================================================== */
+/* ==== The walk ================================================================================ */
 
 static bool has_gradients(const lt_op *op, const op_case *c, const values *v)
 {
@@ -400,8 +403,8 @@ static bool has_gradients(const lt_op *op, const op_case *c, const values *v)
     return any && (op->bwd || op->fast_bwd || op->same_grad) && !has_note(c, "forward");
 }
 
-/* Halves reach most kernels as f32 copies: only those that take them as they are have more to show in
- * large cases. */
+/* Halves reach most kernels as f32 copies: only those that take them as they are have more to
+ * show in large cases. */
 static void check_all(lt_ctx **ctx, const op_case *c, const values *v, const result *want)
 {
     bool large = is_large(c), as_they_are = lt_op_find(ctx[0], c->op)->op->any_dtype;

@@ -172,7 +172,7 @@ def parse_inputs(text):
 
 
 def keep(found, name, x):
-    """A tensor of up to 512 elements; of a larger one 16 weighted sums, one over every 16th element."""
+    """A tensor of up to 512 elements; of a larger one 16 sums, each of every 16th element."""
     if x.numel() > 512:
         weights = torch.tensor(2 * uniform(fnv1a("sums"), x.numel(), 1)[0] - 1)
         terms = x.detach().double().reshape(-1) * weights
@@ -302,7 +302,8 @@ def train(net, x, labels, lr, steps):
 
 def luatrain_name(name):
     """blocks.0.conv1.weight is blocks.1.conv1.w; a batch norm has scale and shift."""
-    *path, layer, kind = [str(int(part) + 1) if part.isdigit() else part for part in name.split(".")]
+    parts = [str(int(part) + 1) if part.isdigit() else part for part in name.split(".")]
+    *path, layer, kind = parts
     norm = layer.startswith("bn")
     kind = {"weight": "scale" if norm else "w", "bias": "shift" if norm else "b"}[kind]
     return ".".join(path + [layer, kind])
@@ -311,10 +312,10 @@ def luatrain_name(name):
 def make_model(make, seed, lr, size, channels):
     """PyTorch's initial weights, rounded to bf16 to keep the file small, and its losses.
 
-    A ReLU that opens on one side and stays shut on the other moves the later losses of a batch of 8.
-    Among the four million that ResNet-20 passes in 10 steps some are within f32 rounding of zero. Its
-    seed and rate are ones where those matter little: in 25 trials, weights moved by 3e-7 of themselves
-    moved no f32 loss by more than 3e-5.
+    A ReLU that opens on one side and stays shut on the other moves the later losses of a batch of
+    8. Among the four million that ResNet-20 passes in 10 steps some are within f32 rounding of
+    zero. Its seed and rate are ones where those matter little: in 25 trials, weights moved by 3e-7
+    of themselves moved no f32 loss by more than 3e-5.
     """
     name = make.__name__.lower()
     torch.manual_seed(seed)
@@ -327,7 +328,8 @@ def make_model(make, seed, lr, size, channels):
             for k, p in net.named_parameters():
                 p.copy_(start[k])
         found[f"loss.{DTYPES[dtype].lower()}"] = losses = train(net, x, labels, lr, steps)
-        print(f"{name} {dtype}: loss {losses[0]:.4f} to {losses[-2]:.4f}, evaluated {losses[-1]:.4f}")
+        print(f"{name} {dtype}: loss {losses[0]:.4f} to {losses[-2]:.4f}, "
+              f"evaluated {losses[-1]:.4f}")
     for k, p in start.items():
         found[luatrain_name(k)] = nhwc(p) if p.dim() == 4 else p
     save(HERE / f"{name}.safetensors", found)
