@@ -200,7 +200,7 @@ static void show_log(void *ud, lt_log_level level, const char *line)
 static lt_status find_script(const char *name, char path[PATH_MAX])
 {
     static const char *const models[] = {"../share/luatrain/models", "../models"};
-    char program[PATH_MAX] = "";
+    char program[PATH_MAX] = "", found[PATH_MAX];
     if (access(name, F_OK) == 0 && strlen(name) < PATH_MAX) {
         strcpy(path, name);
         return LT_OK;
@@ -208,8 +208,8 @@ static lt_status find_script(const char *name, char path[PATH_MAX])
     bool known = readlink("/proc/self/exe", program, sizeof program - 1) > 0;
     const char *folder = dirname(program);
     for (int i = 0; known && i < 2 && name[0] != '/'; i++) {
-        int n = snprintf(path, PATH_MAX, "%s/%s/%s", folder, models[i], name);
-        if (n < PATH_MAX && access(path, F_OK) == 0)
+        int n = snprintf(found, PATH_MAX, "%s/%s/%s", folder, models[i], name);
+        if (n < PATH_MAX && realpath(found, path))
             return LT_OK;
     }
     return lt_fail(LT_EUSAGE,

@@ -9,10 +9,8 @@
 local core = ...
 local check = require "luatrain.check"
 
-local function fail(...)
-  local script = arg and arg[0] and arg[0]:match "[^/]*$" or "script"
-  core.fail("EUSAGE", script .. ": " .. string.format(...))
-end
+local function script() return arg and arg[0] and arg[0]:match "[^/]*$" or "script" end
+local function fail(...) core.fail("EUSAGE", script() .. ": " .. string.format(...)) end
 
 local function flag_of(name) return "--" .. name:gsub("_", "-") end
 
@@ -45,7 +43,7 @@ local function convert(flag, text, default)
 end
 
 local function print_help(names, defaults)
-  print(("usage: luatrain %s [options]"):format(arg[0]))
+  print(("usage: luatrain %s [options]"):format(script()))
   for _, name in ipairs(names) do
     local value = defaults[name]
     local kind = type(value) == "boolean" and "" or type(value) == "string" and "TEXT" or "N"
