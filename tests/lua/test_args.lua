@@ -55,7 +55,7 @@ T.test("exit codes", function()
   code, text = run "--epoch 4"
   T.equal(code .. text, "2luatrain: SCRIPT: unknown option '--epoch' (did you mean '--epochs'?)\n")
   code, text = run "--help"
-  T.equal(code .. text, "0usage: luatrain /tmp/SCRIPT [options]\n  --epochs N               (3)\n"
+  T.equal(code .. text, "0usage: luatrain SCRIPT [options]\n  --epochs N               (3)\n"
           .. "  --fast                   (false)\n  --lr N                   (0.5)\n")
 end)
 
