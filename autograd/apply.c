@@ -20,7 +20,7 @@ static lt_status pick_kernel(lt_call *c, const lt_op *op, bool backward)
         if (status != LT_EUNSUPPORTED || !plain)
             return status;
     }
-    return plain(c);
+    return plain ? plain(c) : lt_fail(LT_EUNSUPPORTED, "there is no kernel for this");
 }
 
 static lt_status run_with_scratch(lt_call *c, const lt_op *op, bool backward)

@@ -295,6 +295,8 @@ lt_status lt_op_register(lt_ctx *ctx, const lt_op *op)
     if (!ag)
         return LT_ENOMEM;
     LT_TRY(lt_schema_parse(op->sig, &schema));
+    if (!op->doc || !op->shape || (op->in_place && !op->fwd && !op->fast_fwd))
+        return lt_fail(LT_EINVAL, "op '%s' wants a doc, a shape rule and kernels", schema.name);
     uint16_t *slot = slot_of(ag, schema.name);
     if (*slot)
         return lt_fail(LT_EINVAL, "op '%s' is registered already", schema.name);

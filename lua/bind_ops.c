@@ -243,6 +243,20 @@ static void push_op(lua_State *L, const lt_def *def, lua_CFunction function)
     lua_pushcclosure(L, function, 2);
 }
 
+/* help(name): the signature and the sentence of an op. */
+static int help(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    const char *name = lua_tostring(L, 1);
+    if (!name)
+        lt__refuse(L, s, "help wants the name of an op, it is %s", lt__text(L, 1));
+    const lt_def *def = lt_op_find(s->ctx, name);
+    if (!def)
+        lt__raise(L, s);
+    lua_pushfstring(L, "%s\n%s", def->op->sig, def->op->doc);
+    return 1;
+}
+
 /* Adds the table ops to the core, the ops to the methods of tensors, and the operators. */
 void lt__open_ops(lua_State *L, lt_lua *s)
 {
@@ -260,6 +274,9 @@ void lt__open_ops(lua_State *L, lt_lua *s)
         lua_setfield(L, -3, def->schema.name);
     }
     lua_setfield(L, core, "ops");
+    lt__push_lua(L);
+    lua_pushcclosure(L, help, 1);
+    lua_setfield(L, core, "help");
     lua_getfield(L, core, "tensor_meta");
     for (size_t i = 0; i < sizeof operators / sizeof *operators; i++) {
         def = lt_op_find(s->ctx, operators[i][1]);

@@ -18,7 +18,10 @@
 /* ==== Options, by position in the signature =================================================== */
 
 static inline bool lt__given(const lt_call *c, int k) { return c->opt[k].n > 0; }
-static inline double lt__number(const lt_call *c, int k) { return c->opt[k].f; }
+static inline double lt__number(const lt_call *c, int k)
+{
+    return c->opt[k].kind == LT_INTS ? (double)c->opt[k].i[0] : c->opt[k].f;
+}
 static inline bool lt__flag(const lt_call *c, int k) { return c->opt[k].i[0] != 0; }
 /* One integer, at least low. */
 lt_status lt__int(const lt_call *c, int k, int64_t low, int64_t *value);

@@ -1,9 +1,8 @@
 /* pool2d.c - max_pool2d, avg_pool2d and global_avg_pool2d.
  *
- * There is one path for all builds. The loops run along the channels and vectorise; memory bounds
- * them, and pooling is a percent or two of a net's time. oneDNN's maximum is faster inside the
- * caches, but it drops NaN, so that training would go on blindly; here NaN comes through, as in
- * PyTorch.
+ * There is one path for all builds, of plain loops along the channels. oneDNN's pooling is faster,
+ * up to four times inside the caches and less beyond them; but its maximum drops NaN, so that
+ * training would go on blindly. Here NaN comes through, as in PyTorch.
  *
  * max_pool2d keeps as an extra output which tap of its window each maximum came from. Backward asks
  * for each row of x which windows chose it, so that each row is written by one thread.

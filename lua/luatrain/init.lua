@@ -12,6 +12,7 @@ local lt = {
   args = require "luatrain.args",
   grad_check = require "luatrain.grad_check",
   version = core.version,
+  help = core.help,              -- lt.help "conv2d": its signature and what it computes
   step = core.step,              -- lt.step(fn, ...): temporaries die with fn, results survive
   no_grad = core.no_grad,        -- lt.no_grad(fn, ...): nothing is recorded
   seed = core.seed,
