@@ -75,4 +75,10 @@ T.test("inputs are strict", function()
           .. "which do not broadcast")
 end)
 
+T.test("help", function()
+  T.equal(lt.help "sigmoid", "sigmoid(x)\n1 / (1 + exp(-x)).")
+  T.fails(function() lt.help "conv" end, "unknown op 'conv' (did you mean 'conv2d'?)")
+  T.fails(function() lt.help(nil) end, "help wants the name of an op, it is nil")
+end)
+
 T.finish()
