@@ -53,7 +53,7 @@ typedef struct {
     lt_tensor **at;           /* the array in the call */
     int n;
     uint64_t read;            /* bit i: the kernel reads what is in element i */
-    bool write;               /* the kernel writes it: round it back */
+    uint64_t write;           /* bit i: the kernel writes element i: round it back */
     lt_tensor *half[LT_MAX_LIST];
 } lt_wide;
 
@@ -78,7 +78,7 @@ static lt_status narrow(lt_wide *w, lt_status status)
     for (int i = 0; i < w->n; i++) {
         if (!w->half[i])
             continue;
-        if (status == LT_OK && w->write)
+        if (status == LT_OK && (w->write >> i & 1))
             status = lt_copy(w->half[i], w->at[i]);
         lt_release(w->at[i]);
         w->at[i] = w->half[i];
@@ -106,9 +106,12 @@ static lt_status run_widened(lt_call *c, const lt_op *op, bool backward)
 {
     lt_wide set[4] = {
         {.at = c->in, .n = c->n_in, .read = ~0ull, .write = op->in_place},
-        {.at = c->out, .n = all_outputs(op), .read = backward ? ~0ull : 0, .write = !backward},
+        {.at = c->out,
+         .n = all_outputs(op),
+         .read = backward ? ~0ull : 0,
+         .write = backward ? 0 : ~0ull},
         {.at = c->d_out, .n = backward ? given_outputs(op) : 0, .read = ~0ull},
-        {.at = c->d_in, .n = backward ? c->n_in : 0, .read = c->add, .write = true},
+        {.at = c->d_in, .n = backward ? c->n_in : 0, .read = c->add, .write = ~0ull},
     };
     lt_status status = LT_OK;
     for (int i = 0; i < 4; i++) {
@@ -211,7 +214,7 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
         for (int i = 0; i < n_in && ag->off == 0; i++)
             record |= wants_grad(in[i]);
     if (call.draws) /* what is not recorded must not shift the numbers of what is */
-        call.stream = record ? (uint64_t)ctx->step << 24 | ag->tape->draws
+        call.stream = record ? (uint64_t)ctx->step << 32 | ag->tape->draws
                              : 1ull << 63 | ag->unrecorded_draws++;
     lt_status status = n_all > 0 && spec[0].view ? LT_OK : lt__run_kernel(&call, op, false);
     if (status == LT_OK && record)
@@ -222,10 +225,9 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
         lt_release(made[i]);
     if (status != LT_OK)
         return status;
-    if (op->in_place)
-        for (int i = 0; i < n_in; i++)
-            if (in[i])
-                lt__wrote(in[i]);
+    for (int i = 0; i < n_in && op->in_place; i++)
+        if (op->in_place >> i & 1)
+            lt__wrote(in[i]);
     if (call.draws && record)
         ag->tape->draws++;
     for (int i = 0; i < n_out; i++)

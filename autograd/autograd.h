@@ -126,7 +126,8 @@ struct lt_op {
     lt_cast_policy cast;
     uint8_t n_out;               /* tensors given back; 0 means 1, unless in_place */
     uint8_t n_aux;               /* further outputs, seen by backward and `after` only */
-    bool in_place;               /* writes its inputs, gives nothing back, is never recorded */
+    uint8_t in_place;            /* bit i: writes input i. Such an op gives nothing back and is
+                                  * never recorded */
     bool any_dtype; /* kernels take f16 and bf16 as they are; else they get f32 copies */
     uint32_t save;               /* LT_SAVE_* */
     uint32_t
@@ -183,7 +184,8 @@ LT_MUST lt_status lt_set_requires_grad(lt_tensor *x, bool on);
 LT_API bool lt_requires_grad(const lt_tensor *x);
 /* The gradient of a leaf, or NULL when none has come since lt_zero_grad. Borrowed. */
 LT_API lt_tensor *lt_grad(lt_tensor *x);
-/* Forgets the gradient: the next one is written, not added. */
+/* Forgets the gradient: the next one is written, not added. lt_grad() is the leaf's own memory,
+ * which the next backward writes again. */
 LT_API void lt_zero_grad(lt_tensor *x);
 /* x's values without its history. A view. New. */
 LT_API lt_tensor *lt_detach(lt_tensor *x);
@@ -242,9 +244,12 @@ LT_API void lt_set_where(lt_ctx *ctx, lt_where_fn fn, void *ud);
  * in the order they come. */
 LT_MUST lt_status lt_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
                                lt_tensor *mean, lt_tensor *var, int64_t count, double momentum);
-/* Moves the running values and forgets the shards. An optimizer step does it; so do
- * module:eval() and saving. */
+/* Moves the running values and forgets the shards. An optimizer step does it. */
 LT_MUST lt_status lt_stats_commit(lt_ctx *ctx);
+/* The same for whoever wants to look, as module:eval() and saving do; but shards that a backward
+ * has come by wait until an optimizer or lt_zero_grad() ends their step: looking changes
+ * nothing. */
+LT_MUST lt_status lt_stats_settle(lt_ctx *ctx);
 LT_API int lt_stats_pending(const lt_ctx *ctx);
 
 /* ==== Parameters ============================================================================== */

@@ -13,6 +13,10 @@
 
 #include "autograd/tape.h"
 
+#define FREED                                                                                      \
+    "this graph was freed by an earlier backward or with its step; add the losses and go "         \
+    "backward once"
+
 /* ==== First pass ============================================================================== */
 
 /* A marked node is held: its outputs' handles may be gone, and so may the nodes that used it by
@@ -25,7 +29,8 @@ static void mark_one(lt_node *node)
     atomic_fetch_add_explicit(&node->refs, 1, memory_order_relaxed);
 }
 
-static void mark(lt_node *from)
+/* LT_EINVAL when an earlier backward has been through a part of the graph. */
+static lt_status mark(lt_node *from)
 {
     mark_one(from);
     for (lt_node *node = from; node; node = node->prev) {
@@ -33,12 +38,15 @@ static void mark(lt_node *from)
             continue;
         for (int i = 0; i < node->n_in; i++) {
             lt_edge *e = &node->edge[i];
+            if (e->node && e->node->spent)
+                return lt_fail(LT_EINVAL, "backward: " FREED);
             if (e->node)
                 mark_one(e->node);
             else if (e->leaf)
                 e->leaf->uses++;
         }
     }
+    return LT_OK;
 }
 
 /* After a failure: nothing of the running backward is left behind. */
@@ -133,6 +141,9 @@ static lt_status hand_on(lt_edge *e, lt_tensor *grad)
 
 static lt_status check_saved(const lt_node *node)
 {
+    for (int i = 0; i < node->n_all; i++)
+        if (node->saved_out[i] && node->out_version[i] != lt__version_of(node->saved_out[i]))
+            return lt_fail(LT_EINVAL, "its result was changed in place after it was made");
     for (int i = 0; i < node->n_in; i++) {
         const lt_edge *e = &node->edge[i];
         if (!e->saved)
@@ -287,8 +298,11 @@ static lt_tensor *seed_grad(lt_tensor *loss, lt_tensor *grad)
                 lt_describe(loss, a, sizeof a));
         return NULL;
     }
-    if (grad && (!lt__same_dims(grad, loss) || grad->dtype != loss->dtype ||
-                 lt__check_alive(grad) != LT_OK)) {
+    if (grad && lt__check_alive(grad) != LT_OK) {
+        lt_fail_prefix("backward: the gradient");
+        return NULL;
+    }
+    if (grad && (!lt__same_dims(grad, loss) || grad->dtype != loss->dtype)) {
         lt_fail(LT_EINVAL, "backward: the gradient wants to be %s, it is %s",
                 lt_describe(loss, a, sizeof a), lt_describe(grad, b, sizeof b));
         return NULL;
@@ -309,9 +323,7 @@ static lt_status check_loss(lt_tensor *loss)
         return lt_fail(LT_EINVAL, "backward: the loss was not computed from anything that requires "
                                   "a gradient");
     if (loss->node && loss->node->spent)
-        return lt_fail(LT_EINVAL, "backward: this graph was freed by an earlier backward or with "
-                                  "its step; "
-                                  "add the losses and go backward once");
+        return lt_fail(LT_EINVAL, "backward: " FREED);
     if (loss->count != 1 || !loss->storage->device->is_host)
         return LT_OK;
     LT_TRY(lt_item(loss, 0, &value));
@@ -331,9 +343,13 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
     struct lt_autograd *ag = lt__autograd(ctx);
     if (!ag)
         return LT_ENOMEM;
-    LT_TRY(check_loss(loss));
     if (ag->in_backward)
         return lt_fail(LT_EINVAL, "backward: called from a hook of a running backward");
+    if (check_loss(loss) != LT_OK) {
+        if (lt_errcode() == LT_ENUMERIC) /* such a batch must not reach the running statistics */
+            lt__stats_free(ctx);
+        return lt_errcode();
+    }
     lt_tensor *seed = seed_grad(loss, grad);
     if (!seed)
         return lt_errcode();
@@ -341,16 +357,21 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
         lt_edge e = {.leaf = loss->leaf};
         lt_status status = hand_on(&e, seed);
         lt_release(seed);
-        return status == LT_OK ? call_hooks(ag, loss->leaf) : status;
+        ag->in_backward = true;
+        if (status == LT_OK)
+            status = call_hooks(ag, loss->leaf);
+        ag->in_backward = false;
+        return status;
     }
     lt_node *from = loss->node;
     lt_tape *tape = from->tape;
     atomic_fetch_add_explicit(&from->refs, 1, memory_order_relaxed);
     from->d_out[loss->out_index] = seed;
-    mark(from);
     ag->in_backward = true;
     ag->off++;
-    lt_status status = ag->slots.begin ? ag->slots.begin(ag->slots.ud, ctx) : LT_OK;
+    lt_status status = mark(from);
+    if (status == LT_OK && ag->slots.begin)
+        status = ag->slots.begin(ag->slots.ud, ctx);
     if (status == LT_OK)
         status = walk(ag, from);
     if (status == LT_OK && ag->slots.end)
@@ -359,8 +380,8 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
     ag->in_backward = false;
     if (status != LT_OK)
         unmark(tape->last);
-    else
-        tape->draws = 0;
+    for (lt_stat *s = ag->stats; s; s = s->next)
+        s->waits = ag->period + 1;
     lt__node_release(from);
     return status;
 }

@@ -124,6 +124,8 @@ lt_status lt_optim_set_group(lt_optim *o, lt_tensor *param, int group)
     item *it = item_of(o, param);
     if (!it)
         return LT_EINVAL;
+    if (group < 0)
+        return lt_fail(LT_EINVAL, "groups count from 0, not from %d", group);
     it->group = group;
     return LT_OK;
 }
@@ -217,10 +219,14 @@ lt_status lt_optim_step(lt_optim *o, const lt_opt *const *options, int n_groups,
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
     bool skip = false;
+    if (ag->in_backward)
+        return lt_fail(LT_EINVAL, "an optimizer step within backward: some gradients are still to "
+                                  "come");
     if (ag->slots.update)
         LT_TRY(ag->slots.update(ag->slots.ud, o->ctx, &skip));
     if (!skip)
         LT_TRY(update_all(o, options, n_groups));
+    ag->period++;
     LT_TRY(lt_stats_commit(o->ctx));
     for (int i = 0; i < o->n_items; i++)
         lt_zero_grad(o->items[i].x);

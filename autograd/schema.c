@@ -263,6 +263,8 @@ lt_status lt_opts_parse(const lt_schema *s, const char *text, lt_opt *opts)
         int k = lt_schema_find(s, name);
         if (k < 0)
             return LT_EINVAL;
+        if (opts[k].n > 0)
+            return lt_fail(LT_EINVAL, "%s: option '%s' is given twice", s->name, name);
         size_t n = strcspn(++p, " ");
         if (!read_value(p, n, &opts[k]))
             return lt_fail(LT_EINVAL, "%s: option '%s' wants %s, not '%.*s'", s->name, name,

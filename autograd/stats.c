@@ -73,19 +73,27 @@ lt_status lt_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_
     return LT_OK;
 }
 
-lt_status lt_stats_commit(lt_ctx *ctx)
+/* Moves the running values of all shards, or of those alone that wait for nothing. */
+static lt_status commit(lt_ctx *ctx, bool all)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
-    lt_stat *s;
-    while ((s = ag->stats)) {
+    lt_stat **link = &ag->stats, *s;
+    while ((s = *link)) {
+        if (!all && s->waits == ag->period + 1) {
+            link = &s->next;
+            continue;
+        }
         LT_TRY(run_in_place(ctx, "batch_norm_update",
                             (lt_tensor *[]){s->running_mean, s->running_var, s->mean, s->var},
                             (double)s->count, s->momentum));
-        ag->stats = s->next;
+        *link = s->next;
         free_stat(ctx, s);
     }
     return LT_OK;
 }
+
+lt_status lt_stats_commit(lt_ctx *ctx) { return commit(ctx, true); }
+lt_status lt_stats_settle(lt_ctx *ctx) { return commit(ctx, false); }
 
 int lt_stats_pending(const lt_ctx *ctx)
 {

@@ -156,8 +156,10 @@ lt_tensor *lt_grad(lt_tensor *x) { return x->leaf && x->leaf->has_grad ? x->leaf
 
 void lt_zero_grad(lt_tensor *x)
 {
-    if (x->leaf)
-        x->leaf->has_grad = false;
+    if (!x->leaf)
+        return;
+    x->leaf->has_grad = false;
+    x->ctx->slots.autograd->period++;
 }
 
 lt_tensor *lt_detach(lt_tensor *x) { return lt_view(x, x->ndim, x->dims); }
@@ -265,6 +267,7 @@ static lt_status save(lt_node *node, const lt_call *c)
         node->saved_out[i] = lt_view(c->out[i], c->out[i]->ndim, c->out[i]->dims);
         if (!node->saved_out[i])
             return lt_errcode();
+        node->out_version[i] = lt__version_of(node->saved_out[i]);
     }
     return LT_OK;
 }

@@ -70,6 +70,7 @@ typedef struct lt_node {
     int64_t first_row;
     lt_tensor *d_out[LT_MAX_OUT];     /* gradients that have come */
     lt_tensor *saved_out[LT_MAX_OUT];
+    uint32_t out_version[LT_MAX_OUT]; /* of their storages when they were saved */
     char where[LT_WHERE_BYTES];
     lt_opt *opt;              /* schema.n_opt of them, behind the edges */
     lt_edge edge[];
@@ -88,6 +89,7 @@ typedef struct lt_stat {      /* merged statistics of one pair of buffers */
     lt_tensor *running_mean, *running_var, *mean, *var;
     int64_t count;
     double momentum;
+    uint64_t waits;           /* 1 + the period in which backward came by, or 0 */
 } lt_stat;
 
 struct lt_autograd {
@@ -105,6 +107,7 @@ struct lt_autograd {
     uint64_t trees;           /* placed so far */
     uint64_t unrecorded_draws;
     bool in_backward;
+    uint64_t period;          /* from one use of gradients, or their end, to the next */
 };
 
 /* The state of autograd in ctx, made on first use. NULL with LT_ENOMEM. */

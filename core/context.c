@@ -14,7 +14,7 @@ static lt_status parse_fault(const char *text, uint64_t *fail_at)
         return LT_OK;
     unsigned long long n;
     int used = 0;
-    if (sscanf(text, "alloc:n=%llu%n", &n, &used) != 1 || text[used] || n == 0)
+    if (sscanf(text, "alloc:n=%llu%n", &n, &used) != 1 || text[used] || n == 0 || strchr(text, '-'))
         return lt_fail(LT_EUSAGE,
                        "fault '%s' is not known; write alloc:n=5 to let the 5th allocation fail",
                        text);
@@ -43,6 +43,10 @@ lt_ctx *lt_ctx_new(const lt_config *config)
             lt_fail(LT_EENV, "device %s: this build has no CUDA backend; use --device cpu", device);
         else
             lt_fail(LT_EUSAGE, "device '%s' is not known; it is auto, cpu or cuda[:i]", device);
+        goto fail;
+    }
+    if (ctx->config.threads < 0 || ctx->config.threads > 1024) {
+        lt_fail(LT_EUSAGE, "threads wants a number up to 1024, it is %d", ctx->config.threads);
         goto fail;
     }
     ctx->threads = ctx->config.threads > 0 ? ctx->config.threads : lt_cpu_count();

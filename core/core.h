@@ -184,6 +184,8 @@ LT_API int64_t lt_count(const lt_tensor *x);         /* elements */
 LT_API void *lt_data(lt_tensor *x);
 /* Element index (row major, from 0) as a double. LT_EINVAL outside the tensor. */
 LT_MUST lt_status lt_item(lt_tensor *x, int64_t index, double *value);
+/* The same as an integer, exact for i64. */
+LT_MUST lt_status lt_item_integer(lt_tensor *x, int64_t index, int64_t *value);
 
 /* The same elements under other dims of the same count. A view: writing one writes the other.
  * New. */

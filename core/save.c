@@ -8,7 +8,9 @@
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/file.h"
@@ -188,6 +190,22 @@ static lt_status write_file(int fd, const content *c, uint64_t header)
     return error ? lt__bad(c->path, "cannot write to the disk: %s", strerror(error)) : LT_OK;
 }
 
+/* The plain file that path leads to, behind symbolic links, and its permissions; path itself and 0
+ * when there is nothing yet. Devices and the like are not replaced. */
+static lt_status find_target(const char *path, char target[PATH_MAX], mode_t *mode)
+{
+    struct stat now;
+    *mode = 0;
+    if (stat(path, &now) != 0) {
+        snprintf(target, PATH_MAX, "%s", path);
+        return strlen(path) < PATH_MAX ? LT_OK : lt__bad(path, "%s", strerror(ENAMETOOLONG));
+    }
+    if (!S_ISREG(now.st_mode))
+        return lt__bad(path, "this is no plain file; it is not replaced");
+    *mode = now.st_mode & 0777;
+    return realpath(path, target) ? LT_OK : lt__bad(path, "cannot follow it: %s", strerror(errno));
+}
+
 /* A new file PATH.tmpN, which nobody else has; -1 with LT_EFILE when it cannot be made. */
 static int create_beside(const char *path, char temporary[PATH_MAX])
 {
@@ -224,19 +242,23 @@ lt_status lt_file_save(const char *path, int n, const char *const *names,
                        lt_tensor *const *tensors, int n_meta, const char *const *meta)
 {
     const content c = {path, n, n_meta, names, meta, tensors};
-    char temporary[PATH_MAX];
+    char target[PATH_MAX], temporary[PATH_MAX];
     uint64_t header = 0;
+    mode_t mode;
     LT_TRY(check_content(&c, &header));
-    int fd = create_beside(path, temporary);
+    LT_TRY(find_target(path, target, &mode));
+    int fd = create_beside(target, temporary);
     if (fd < 0)
         return LT_EFILE;
     lt_status status = write_file(fd, &c, header);
+    if (mode && fchmod(fd, mode) != 0 && status == LT_OK)
+        status = lt__bad(path, "cannot keep its permissions: %s", strerror(errno));
     if (close(fd) != 0 && errno != EINTR && status == LT_OK)
         status = lt__bad(path, "cannot close: %s", strerror(errno));
-    if (status == LT_OK && rename(temporary, path) != 0)
+    if (status == LT_OK && rename(temporary, target) != 0)
         status = lt__bad(path, "cannot replace it: %s", strerror(errno));
     if (status == LT_OK)
-        return sync_folder(path);
+        return sync_folder(target);
     if (unlink(temporary) != 0)
         lt_fail(status, "%s; %s stays behind: %s", lt_errmsg(), temporary, strerror(errno));
     return status;

@@ -319,7 +319,8 @@ int64_t lt_count(const lt_tensor *x) { return x->count; }
 int64_t lt_dim(const lt_tensor *x, int axis) { return x->dims[axis < 0 ? axis + x->ndim : axis]; }
 void *lt_data(lt_tensor *x) { return lt__check_alive(x) == LT_OK ? x->data : NULL; }
 
-lt_status lt_item(lt_tensor *x, int64_t index, double *value)
+/* Element index, converted. */
+static lt_status element(lt_tensor *x, int64_t index, void *value, lt_dtype dtype)
 {
     char one[8];
     LT_TRY(lt__check_alive(x));
@@ -330,8 +331,18 @@ lt_status lt_item(lt_tensor *x, int64_t index, double *value)
     lt_device *device = x->storage->device;
     LT_TRY(device->copy(device, one, (char *)x->data + (size_t)index * size, size));
     LT_TRY(device->sync(device));
-    lt_convert(value, LT_F64, one, (lt_dtype)x->dtype, 1);
+    lt_convert(value, dtype, one, (lt_dtype)x->dtype, 1);
     return LT_OK;
+}
+
+lt_status lt_item(lt_tensor *x, int64_t index, double *value)
+{
+    return element(x, index, value, LT_F64);
+}
+
+lt_status lt_item_integer(lt_tensor *x, int64_t index, int64_t *value)
+{
+    return element(x, index, value, LT_I64);
 }
 
 char *lt_describe(const lt_tensor *x, char *buffer, size_t bytes)
@@ -375,8 +386,8 @@ lt_tensor *lt_rows(lt_tensor *x, int64_t first, int64_t count)
     if (lt__check_alive(x) != LT_OK)
         return NULL;
     if (x->ndim == 0 || first < 0 || count < 0 || first > x->dims[0] - count) {
-        lt_fail(LT_EINVAL, "rows %lld to %lld are outside %s", (long long)first + 1,
-                (long long)(first + count), lt_describe(x, text, sizeof text));
+        lt_fail(LT_EINVAL, "%lld rows from row %lld (of 0, 1, ...) are outside %s",
+                (long long)count, (long long)first, lt_describe(x, text, sizeof text));
         return NULL;
     }
     int64_t dims[LT_MAX_DIMS], row = x->dims[0] ? x->count / x->dims[0] : 0;

@@ -305,6 +305,8 @@ const char *lt__check_path(lua_State *L, lt_lua *s, int index, const char *who)
 {
     if (lua_type(L, index) != LUA_TSTRING)
         lt__refuse(L, s, "%s: the path wants a string, it is %s", who, lt__text(L, index));
+    if (strlen(lua_tostring(L, index)) != lua_rawlen(L, index))
+        lt__refuse(L, s, "%s: the path has a zero byte in it", who);
     return lua_tostring(L, index);
 }
 
@@ -571,6 +573,8 @@ lt_tensor *lt_lua_tensor(lua_State *L, int index)
 lt_status lt_lua_run(lua_State *L, lt_tensor *const *in, int n_in, lt_tensor **out, int n_out)
 {
     int top = lua_gettop(L);
+    if (top == 0)
+        return lt_fail(LT_EINVAL, "there is no function on the stack");
     if (!lua_checkstack(L, n_in + n_out + 1))
         return lt_fail(LT_ENOMEM, "out of memory for the Lua stack");
     lua_pushvalue(L, top);

@@ -13,6 +13,8 @@
 
 #include "lua/luatrain.h"
 
+enum { LT_MOST_OPEN = 64 };
+
 /* What a Lua state knows of luatrain: a userdata that lives as long as the state, and upvalue 1 of
  * every function. */
 typedef struct lt_lua {
@@ -22,7 +24,10 @@ typedef struct lt_lua {
     const void *tensor_meta;   /* the metatable of tensors, and its key in the registry */
     struct lt_lua_hook *hooks; /* all that leaves of ctx hold */
     lt_status status;          /* of the last error raised here; the registry has its message */
-    int scopes;                /* open ones */
+    int scopes;                /* of those that are open */
+    struct { uint64_t serial; bool scope, abandoned; } open[LT_MOST_OPEN];
+    int n_open;                /* what lt.step and lt.no_grad have opened */
+    uint64_t serial;           /* of the last */
     size_t fresh;              /* bytes of tensors given to Lua since its last collection */
     size_t limit;              /* how many of them start the next */
 } lt_lua;

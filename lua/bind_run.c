@@ -135,20 +135,40 @@ static int on_grad(lua_State *L)
 
 /* ==== Scopes ================================================================================== */
 
-/* A to-be-closed value: what was opened is closed when its function ends, by an error too. */
-typedef enum guard { CLOSED, SCOPE, GRAD_OFF } guard;
+/* What lt.step or lt.no_grad opened is closed when its function ends, by an error too: a guard
+ * is a to-be-closed value. In a coroutine that failed or was dropped Lua does not close it, only
+ * collects it, whenever that is; so it knows its place among what is open, and closes what was
+ * opened above it and left. */
+typedef struct guard {
+    uint64_t serial; /* 0: closed */
+    int place;
+} guard;
+
+static void close_last(lt_lua *s)
+{
+    if (s->open[--s->n_open].scope) {
+        lt_scope_pop(s->ctx);
+        s->scopes--;
+    } else {
+        lt_grad_on(s->ctx);
+    }
+}
 
 static int close_guard(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     guard *g = lua_touserdata(L, 1);
-    if (*g == SCOPE) {
-        lt_scope_pop(s->ctx);
-        s->scopes--;
-    } else if (*g == GRAD_OFF) {
-        lt_grad_on(s->ctx);
+    bool collected = lua_gettop(L) == 1; /* closing passes an error, or nil */
+    if (g->serial && g->place < s->n_open && s->open[g->place].serial == g->serial) {
+        if (collected && g->place < s->n_open - 1)
+            s->open[g->place].abandoned = true;
+        else
+            while (s->n_open > g->place)
+                close_last(s);
+        while (s->n_open > 0 && s->open[s->n_open - 1].abandoned)
+            close_last(s);
     }
-    *g = CLOSED;
+    g->serial = 0;
     return 0;
 }
 
@@ -172,31 +192,35 @@ static void keep_results(lua_State *L, lt_lua *s, int first)
 }
 
 /* Calls the function in argument 1 with the arguments behind it, with something open. */
-static int call_within(lua_State *L, const char *who, guard what)
+static int call_within(lua_State *L, const char *who, bool scope)
 {
     lt_lua *s = lt__lua(L);
     if (!lua_isfunction(L, 1))
         lt__refuse(L, s, "%s wants a function, it is %s", who, lt__text(L, 1));
+    if (s->n_open == LT_MOST_OPEN)
+        lt__refuse(L, s, "%s: more than %d of lt.step and lt.no_grad are open", who, LT_MOST_OPEN);
     guard *g = lua_newuserdatauv(L, sizeof *g, 0);
-    *g = CLOSED;
+    g->serial = 0;
     luaL_setmetatable(L, "luatrain.Guard");
     lua_insert(L, 1);
     lua_toclose(L, 1);
-    if (what == SCOPE) {
+    if (scope)
         lt__check(L, s, lt_scope_push(s->ctx));
-        s->scopes++;
-    } else {
+    else
         lt_grad_off(s->ctx);
-    }
-    *g = what;
+    s->scopes += scope;
+    g->serial = s->open[s->n_open].serial = ++s->serial;
+    s->open[s->n_open].scope = scope;
+    s->open[s->n_open].abandoned = false;
+    g->place = s->n_open++;
     lua_call(L, lua_gettop(L) - 2, LUA_MULTRET);
-    if (what == SCOPE)
+    if (scope)
         keep_results(L, s, 2);
     return lua_gettop(L) - 1;
 }
 
-static int step(lua_State *L) { return call_within(L, "lt.step", SCOPE); }
-static int no_grad(lua_State *L) { return call_within(L, "lt.no_grad", GRAD_OFF); }
+static int step(lua_State *L) { return call_within(L, "lt.step", true); }
+static int no_grad(lua_State *L) { return call_within(L, "lt.no_grad", false); }
 
 /* ==== Parameters ============================================================================== */
 
@@ -286,9 +310,9 @@ static int freeze(lua_State *L)
     return 0;
 }
 
-static int stats_commit(lua_State *L)
+static int stats_settle(lua_State *L)
 {
-    lt__check(L, lt__lua(L), lt_stats_commit(lt__lua(L)->ctx));
+    lt__check(L, lt__lua(L), lt_stats_settle(lt__lua(L)->ctx));
     return 0;
 }
 
@@ -450,7 +474,7 @@ static const luaL_Reg tensor_methods[] = {
 static const luaL_Reg functions[] = {
     {"step", step}, {"no_grad", no_grad}, {"new_parameter", new_parameter}, {"role", role},
     {"set_dtype", set_dtype}, {"place", place}, {"sha256", sha256}, {"freeze", freeze},
-    {"stats_commit", stats_commit}, {"new_optim", new_optim}, {"fail", fail},
+    {"stats_settle", stats_settle}, {"new_optim", new_optim}, {"fail", fail},
     {"nearest", nearest}, {"seed", seed}, {"steps", steps}, {"memory", memory}, {NULL, NULL}};
 
 void lt__open_run(lua_State *L)

@@ -268,11 +268,14 @@ static int tensor(lua_State *L)
 static void push_element(lua_State *L, lt_lua *s, lt_tensor *x, int64_t index)
 {
     double value;
-    lt__check(L, s, lt_item(x, index, &value));
-    if (lt_tensor_dtype(x) > LT_BF16)
-        lua_pushinteger(L, (lua_Integer)value);
-    else
+    int64_t integer;
+    if (lt_tensor_dtype(x) > LT_BF16) {
+        lt__check(L, s, lt_item_integer(x, index, &integer));
+        lua_pushinteger(L, integer);
+    } else {
+        lt__check(L, s, lt_item(x, index, &value));
         lua_pushnumber(L, value);
+    }
 }
 
 /* The place in row-major order of the element at the indices from argument 2 on. */

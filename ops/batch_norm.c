@@ -442,7 +442,7 @@ const lt_op lt__op_batch_norm_merge = {
     .sig = "batch_norm_merge(mean, var, mean2, var2; count#, count2#)",
     .doc = "mean and biased var of count values become those of these and count2 further values, "
            "whose mean and biased var are mean2 and var2 (Chan, Golub and LeVeque, 1983).",
-    .in_place = true,
+    .in_place = 1 << 0 | 1 << 1,
     .shape = merge_shape,
     .fwd = merge_forward,
 };
@@ -477,7 +477,7 @@ const lt_op lt__op_batch_norm_update = {
     .doc = "running = (1 - momentum) * running + momentum * new for mean and var, where the biased "
            "var of count values is made unbiased by count / (count - 1); a count of 1 leaves it "
            "biased, a count of 0 moves nothing.",
-    .in_place = true,
+    .in_place = 1 << 0 | 1 << 1,
     .shape = update_shape,
     .fwd = update_forward,
 };

@@ -60,7 +60,7 @@ static lt_status sgd(lt_call *c) { return for_blocks(c, sgd_block); }
 const lt_op lt__op_sgd_step = {
     .sig = "sgd_step(w, g; lr#, decay=0.0, scale=1.0)",
     .doc = "w -= lr (scale g + decay w).",
-    .in_place = true,
+    .in_place = 1 << W,
     .shape = sgd_shape,
     .fwd = sgd,
 };
@@ -102,7 +102,7 @@ const lt_op lt__op_momentum_step = {
     .sig = "momentum_step(w, g, v; lr#, momentum=0.9, nesterov=false, decay=0.0, scale=1.0)",
     .doc = "d = scale g + decay w; v = momentum v + d; w -= lr v, or with nesterov "
            "w -= lr (d + momentum v).",
-    .in_place = true,
+    .in_place = 1 << W | 1 << SLOT,
     .shape = momentum_shape,
     .fwd = momentum,
 };
@@ -164,7 +164,7 @@ const lt_op lt__op_adam_step = {
            "(1 - beta1) d; v = beta2 v + (1 - beta2) d^2; w -= lr / (1 - beta1^step) m / (sqrt(v / "
            "(1 - beta2^step)) + eps). With decoupled=true AdamW (Loshchilov and Hutter, 2019): "
            "w *= 1 - lr decay first, and d = scale g.",
-    .in_place = true,
+    .in_place = 1 << W | 1 << SLOT | 1 << SLOT2,
     .shape = adam_shape,
     .fwd = adam,
 };

@@ -73,7 +73,9 @@ end
 -- Appends all modules and tensors below a node to list: {name, value, owner} each, a module
 -- before what is in it.
 local function flatten(node, prefix, owner, list, above)
-  if above[node] then fail("nn: %s contains itself", node[KEY].text) end
+  if above[node] then
+    fail("nn: %s contains itself", is_module(node) and node[KEY].text or "a list in " .. owner[KEY].text)
+  end
   above[node] = true
   local found = parts(node)
   local order = is_module(node) and node[KEY].order
@@ -273,7 +275,7 @@ function Module:train() return set_training(self, true) end
 
 -- Batch norm's running statistics take in what is pending before anything reads them.
 function Module:eval()
-  core.stats_commit()
+  core.stats_settle()
   return set_training(self, false)
 end
 
@@ -297,13 +299,13 @@ end
 
 -- Fingerprint of all values: parameters, then buffers.
 function Module:sha256()
-  core.stats_commit()
+  core.stats_settle()
   return core.sha256(placed_tensors(self))
 end
 
 -- For lt.save: names and tensors of all that is worth saving.
 function Module:state()
-  core.stats_commit()
+  core.stats_settle()
   return collect(self)
 end
 
@@ -337,7 +339,7 @@ end
 
 -- Reads what lt.save(path, net) wrote. All names and shapes must agree.
 function Module:load(path)
-  core.stats_commit()
+  core.stats_settle()
   local names, tensors = placed_tensors(self)
   local file <close> = core.open_file(path)
   local in_file = set_of(file:names())

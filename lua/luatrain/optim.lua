@@ -89,6 +89,7 @@ local sgd = check "optim.sgd(net, {; lr:number, momentum=0.0, nesterov=false, de
 function optim.sgd(what, options)
   return new(sgd, what, options, function(self, groups)
     local momentum = self.momentum ~= 0
+    if self.nesterov and not momentum then fail("optim.sgd: nesterov wants a momentum") end
     for _, group in ipairs(groups) do momentum = momentum or (group.momentum or 0) ~= 0 end
     if momentum then
       return {update = "momentum_step", keys = {"lr", "momentum", "nesterov", "decay"}}

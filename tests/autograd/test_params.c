@@ -149,6 +149,7 @@ TEST(a_step_updates_what_has_a_gradient)
     CHECK_OK(step(o, 0.1));
     CHECK_NEAR(at(x[0], 0), 0.9, 1e-15);
     CHECK_NEAR(at(x[1], 0), 0.8 - 0.1 * (0.9 * 2 + 1), 1e-15);
+    CHECK_FAILS(lt_optim_set_group(o, x[1], -3), LT_EINVAL, "groups count from 0, not from -3");
     CHECK(!lt_optim_new(ctx, "add", x, 4));
     CHECK_MSG("add is no update op");
     CHECK(!lt_optim_new(ctx, "sgd_step", (lt_tensor *[]){x[0], x[1], x[0]}, 3));

@@ -134,6 +134,57 @@ TEST(a_saved_tensor_that_changed_is_noticed)
     finish(ctx);
 }
 
+TEST(a_result_that_changed_is_noticed)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *x = leaf(ctx, 2, 3), *y = lt_run(ctx, "exp", NULL, x, NULL);
+    lt_tensor *loss = lt_run(ctx, "sum", NULL, y, NULL);
+    CHECK_OK(lt_fill(y, 0));
+    CHECK_FAILS(lt_backward(loss, NULL), LT_EINVAL, "backward of exp: its result was changed");
+    lt_release(y);
+    lt_release(loss);
+    lt_release(x);
+    finish(ctx);
+}
+
+TEST(a_graph_freed_in_part_is_refused)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *x = leaf(ctx, 2, 3), *h = lt_run(ctx, "mul", NULL, x, x, NULL);
+    lt_tensor *a = lt_run(ctx, "sum", NULL, h, NULL);
+    lt_tensor *b = take1("sum", lt_run(ctx, "exp", NULL, h, NULL));
+    lt_tensor *c = lt_run(ctx, "sum", NULL, x, NULL);
+    CHECK_OK(lt_backward(a, NULL));
+    CHECK_FAILS(lt_backward(b, NULL), LT_EINVAL, "was freed by an earlier backward");
+    CHECK_NEAR(grad_at(x, 0), 6, 0);
+    CHECK_OK(lt_backward(c, NULL)); /* the refused one left nothing behind */
+    CHECK_NEAR(grad_at(x, 0), 7, 0);
+    lt_release(h);
+    lt_release(a);
+    lt_release(b);
+    lt_release(c);
+    lt_release(x);
+    finish(ctx);
+}
+
+TEST(masks_differ_within_a_step)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *x = leaf(ctx, 64, 1), *y[3];
+    for (int i = 0; i < 3; i++) { /* accumulation: the step does not move on */
+        y[i] = lt_run(ctx, "dropout", NULL, x, NULL);
+        lt_tensor *loss = lt_run(ctx, "sum", NULL, y[i], NULL);
+        CHECK_OK(lt_backward(loss, NULL));
+        lt_release(loss);
+    }
+    CHECK(memcmp(lt_data(y[0]), lt_data(y[1]), 64 * sizeof(double)) != 0);
+    CHECK(memcmp(lt_data(y[1]), lt_data(y[2]), 64 * sizeof(double)) != 0);
+    for (int i = 0; i < 3; i++)
+        lt_release(y[i]);
+    lt_release(x);
+    finish(ctx);
+}
+
 TEST(a_nan_loss_stops_with_the_step)
 {
     lt_ctx *ctx = lt_open(NULL);

@@ -8,7 +8,7 @@
 #include "core/tensor.h"
 #include "tests/lt_test.h"
 
-/* ==== The definition ======================================================================== */
+/* ==== The definition ========================================================================== */
 
 typedef struct format {
     lt_dtype dtype;
@@ -51,7 +51,7 @@ static uint16_t nearest(const format *f, long double x)
     return sign | (uint16_t)(up ? high : low);
 }
 
-/* ==== Random bits =========================================================================== */
+/* ==== Random bits ============================================================================= */
 
 static uint64_t state;
 static uint64_t random_bits(void)
@@ -117,7 +117,7 @@ static void check_f64(const format *f, const double *x, size_t n)
     }
 }
 
-/* ==== Tests ================================================================================= */
+/* ==== Tests =================================================================================== */
 
 TEST(names_and_sizes)
 {

@@ -1,7 +1,7 @@
 /* test_file.c - safetensors files: what is written comes back, and what is damaged is refused. */
 #include "tests/core/files.h"
 
-/* ==== Round trips =========================================================================== */
+/* ==== Round trips ============================================================================= */
 
 TEST(everything_comes_back)
 {
@@ -165,7 +165,7 @@ TEST(the_header_may_be_in_any_order)
     done(ctx);
 }
 
-/* ==== Damage ================================================================================ */
+/* ==== Damage ================================================================================== */
 
 TEST(every_truncation_is_refused)
 {
@@ -421,7 +421,7 @@ TEST(a_long_name_is_shown_short)
     done(ctx);
 }
 
-/* ==== The caller's mistakes ================================================================= */
+/* ==== The caller's mistakes =================================================================== */
 
 TEST(bad_names_are_refused)
 {

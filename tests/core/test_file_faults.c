@@ -12,7 +12,7 @@
 
 #include "tests/core/files.h"
 
-/* ==== The system, with faults =============================================================== */
+/* ==== The system, with faults ================================================================= */
 
 typedef enum call { NO_CALL, PREAD, WRITE, FSYNC, CLOSE, RENAME } call;
 
@@ -85,7 +85,7 @@ static lt_ctx *calm_context(void)
     return context();
 }
 
-/* ==== The system says no ==================================================================== */
+/* ==== The system says no ====================================================================== */
 
 TEST(what_is_no_file_is_refused)
 {
@@ -93,8 +93,8 @@ TEST(what_is_no_file_is_refused)
     refuse(ctx, in_folder("missing"), LT_EFILE, "missing: cannot open: No such file or directory");
     refuse(ctx, folder, LT_EFILE, "this is a folder");
     refuse(ctx, "/dev/full", LT_EFILE, "/dev/full: this is no plain file");
-    CHECK_EQ(mkfifo(in_folder("pipe"), 0600), 0);
-    refuse(ctx, in_folder("pipe"), LT_EFILE, "this is no plain file");
+    CHECK_EQ(mkfifo(in_folder("fifo.safetensors"), 0600), 0);
+    refuse(ctx, in_folder("fifo.safetensors"), LT_EFILE, "this is no plain file");
     done(ctx);
 }
 
@@ -213,7 +213,8 @@ TEST(where_nothing_can_be_written)
     CHECK_FAILS(save_small(deep, x), LT_EFILE, "cannot make a file beside it: File name too long");
     mkdir(in_folder("sub"), 0700);
     int files = count_files();
-    CHECK_FAILS(save_small(in_folder("sub"), x), LT_EFILE, "cannot replace it: Is a directory");
+    CHECK_FAILS(save_small(in_folder("sub"), x), LT_EFILE,
+                "this is no plain file; it is not replaced");
     CHECK_EQ(count_files(), files);
     lt_release(x);
     done(ctx);
@@ -254,4 +255,40 @@ TEST(every_failing_allocation_is_survived)
         }
         CHECK_EQ(code, LT_ENOMEM);
     }
+}
+
+TEST(only_plain_files_are_replaced)
+{
+    char pipe[PATH_MAX], file[PATH_MAX], link[PATH_MAX];
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    const char *name = "x";
+    int64_t two = 2;
+    lt_tensor *x = lt_tensor_full(ctx, LT_F32, 1, &two, 1);
+    strcpy(pipe, in_folder("target.pipe"));
+    strcpy(file, in_folder("target.safetensors"));
+    strcpy(link, in_folder("link.safetensors"));
+    CHECK_EQ(mkfifo(pipe, 0600), 0);
+    CHECK_FAILS(lt_file_save(pipe, 1, &name, &x, 0, NULL), LT_EFILE, "it is not replaced");
+    struct stat now;
+    CHECK_EQ(stat(pipe, &now), 0);
+    CHECK(S_ISFIFO(now.st_mode));
+    CHECK_OK(lt_file_save(file, 1, &name, &x, 0, NULL));
+    CHECK_EQ(chmod(file, 0600), 0);
+    CHECK_EQ(symlink("target.safetensors", link), 0);
+    CHECK_OK(lt_fill(x, 2));
+    CHECK_OK(lt_file_save(link, 1, &name, &x, 0, NULL)); /* goes where the link leads */
+    CHECK_EQ(lstat(link, &now), 0);
+    CHECK(S_ISLNK(now.st_mode));
+    CHECK_EQ(stat(file, &now), 0);
+    CHECK_EQ(now.st_mode & 0777, 0600);
+    lt_file *f = lt_file_open(ctx, file);
+    CHECK(f != NULL);
+    lt_tensor *y = lt_file_read(f, 0);
+    double value;
+    CHECK_OK(lt_item(y, 1, &value));
+    CHECK_NEAR(value, 2, 0);
+    lt_release(x);
+    lt_release(y);
+    lt_file_close(f);
+    lt_ctx_free(ctx);
 }

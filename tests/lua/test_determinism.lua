@@ -59,4 +59,24 @@ T.test("an extra random call without gradients changes nothing", function()
   T.equal(run("forward", 1), run("nothing", 1))
 end)
 
+T.test("looking at a net in mid-step changes nothing", function()
+  local function running(look)
+    lt.seed(1)
+    local net = nn.sequential{nn.batch_norm{2}}
+    local o = lt.optim.sgd(net, {lr = 0.1})
+    local a, b = lt.randn({6, 2}), lt.randn({4, 2})
+    net(a):sum():backward()
+    look(net)
+    net(b):sum():backward()
+    o:step()
+    return net[1].mean:totable()[1], net[1].var:totable()[1]
+  end
+  local mean, var = running(function() end)
+  for _, look in ipairs{function(net) net:eval():train() end, function(net) net:sha256() end} do
+    local m, v = running(look)
+    T.equal(m, mean)
+    T.equal(v, var)
+  end
+end)
+
 T.finish()
