@@ -74,7 +74,8 @@ end
 -- before what is in it.
 local function flatten(node, prefix, owner, list, above)
   if above[node] then
-    fail("nn: %s contains itself", is_module(node) and node[KEY].text or "a list in " .. owner[KEY].text)
+    local what = is_module(node) and node[KEY].text or "a list in " .. owner[KEY].text
+    fail("nn: %s contains itself", what)
   end
   above[node] = true
   local found = parts(node)
