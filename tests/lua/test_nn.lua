@@ -306,4 +306,11 @@ T.test("a shared tensor loads from any of its names", function()
   os.remove(path)
 end)
 
+T.test("a list that contains itself", function()
+  local list = {w = nn.parameter({1})}
+  list.again = list
+  local net = nn.module({list = list}, function() end)
+  T.fails(function() net:parameters() end, "nn: a list in module contains itself")
+end)
+
 T.finish()
