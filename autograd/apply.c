@@ -95,12 +95,8 @@ static bool has_half(lt_tensor **x, int n)
     return false;
 }
 
-static int all_outputs(const lt_op *op)
-{
-    return (op->n_out ? op->n_out : !op->in_place) + op->n_aux;
-}
-
 static int given_outputs(const lt_op *op) { return op->n_out ? op->n_out : !op->in_place; }
+static int all_outputs(const lt_op *op) { return given_outputs(op) + op->n_aux; }
 
 static lt_status run_widened(lt_call *c, const lt_op *op, bool backward)
 {
@@ -167,15 +163,9 @@ static lt_status make_outputs(lt_call *c, int n)
 {
     for (int i = 0; i < n; i++) {
         const lt_spec *s = &c->spec[i];
-        if (s->view) {
-            lt_tensor *x = c->in[s->view - 1];
-            int64_t base = (int64_t)((size_t)((char *)x->data - (char *)x->storage->data) /
-                                     lt_dtype_bytes((lt_dtype)x->dtype));
-            c->out[i] = lt__tensor_over(x->storage, s->dtype, s->ndim, s->dims, base + s->offset,
-                                        false);
-        } else {
-            c->out[i] = lt_tensor_new(c->ctx, s->dtype, s->ndim, s->dims);
-        }
+        lt_tensor *of = s->view ? c->in[s->view - 1] : NULL;
+        c->out[i] = of ? lt__tensor_view(of, s->ndim, s->dims, s->offset, false)
+                       : lt_tensor_new(c->ctx, s->dtype, s->ndim, s->dims);
         if (!c->out[i]) {
             while (i-- > 0)
                 lt_release(c->out[i]);

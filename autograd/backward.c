@@ -125,9 +125,7 @@ static lt_status hand_on(lt_edge *e, lt_tensor *grad)
     lt_tensor *target = NULL;
     bool add;
     if (e->node && !e->node->d_out[e->out_index]) {
-        lt_tensor *same = lt__tensor_over(grad->storage, e->spec.dtype, e->spec.ndim, e->spec.dims,
-                                          ((char *)grad->data - (char *)grad->storage->data) /
-                                              (int64_t)lt_dtype_bytes(e->spec.dtype), true);
+        lt_tensor *same = lt__tensor_view(grad, e->spec.ndim, e->spec.dims, 0, true);
         e->node->d_out[e->out_index] = same;
         return same ? LT_OK : LT_ENOMEM;
     }

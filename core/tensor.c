@@ -359,11 +359,11 @@ char *lt_describe(const lt_tensor *x, char *buffer, size_t bytes)
 
 /* ==== Views and writes ======================================================================== */
 
-static lt_tensor *view(lt_tensor *x, int ndim, const int64_t *dims, int64_t offset)
+lt_tensor *lt__tensor_view(lt_tensor *x, int ndim, const int64_t *dims, int64_t offset, bool kept)
 {
     size_t size = lt_dtype_bytes((lt_dtype)x->dtype);
     int64_t base = (int64_t)((size_t)((char *)x->data - (char *)x->storage->data) / size);
-    return lt__tensor_over(x->storage, (lt_dtype)x->dtype, ndim, dims, base + offset, false);
+    return lt__tensor_over(x->storage, (lt_dtype)x->dtype, ndim, dims, base + offset, kept);
 }
 
 lt_tensor *lt_view(lt_tensor *x, int ndim, const int64_t *dims)
@@ -377,7 +377,7 @@ lt_tensor *lt_view(lt_tensor *x, int ndim, const int64_t *dims)
                 lt_describe(x, text, sizeof text), (long long)x->count, (long long)count);
         return NULL;
     }
-    return view(x, ndim, dims, 0);
+    return lt__tensor_view(x, ndim, dims, 0, false);
 }
 
 lt_tensor *lt_rows(lt_tensor *x, int64_t first, int64_t count)
@@ -393,7 +393,7 @@ lt_tensor *lt_rows(lt_tensor *x, int64_t first, int64_t count)
     int64_t dims[LT_MAX_DIMS], row = x->dims[0] ? x->count / x->dims[0] : 0;
     memcpy(dims, x->dims, sizeof dims);
     dims[0] = count;
-    return view(x, x->ndim, dims, first * row);
+    return lt__tensor_view(x, x->ndim, dims, first * row, false);
 }
 
 lt_status lt_copy(lt_tensor *dst, lt_tensor *src)

@@ -116,6 +116,8 @@ lt_tensor *lt__tensor_new_kept(lt_ctx *ctx, lt_dtype dtype, int ndim, const int6
  * current scope. New. */
 lt_tensor *lt__tensor_over(lt_storage *storage, lt_dtype dtype, int ndim, const int64_t *dims,
                            int64_t offset, bool kept);
+/* A view of the living x, from its element offset on. New. */
+lt_tensor *lt__tensor_view(lt_tensor *x, int ndim, const int64_t *dims, int64_t offset, bool kept);
 /* A tensor with dims and dtype but no memory (pending). Outside every scope. New. */
 lt_tensor *lt__tensor_pending(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims);
 /* Gives a pending tensor its memory: elements from offset of storage, which is kept. */
