@@ -37,17 +37,6 @@ static lt_status run_with_scratch(lt_call *c, const lt_op *op, bool backward)
     return status;
 }
 
-/* An f32 copy of x; only the memory when its values will be overwritten. New. */
-static lt_tensor *widened(lt_tensor *x, bool copy)
-{
-    lt_tensor *wide = lt__tensor_new_kept(x->ctx, LT_F32, x->ndim, x->dims);
-    if (wide && copy && lt_copy(wide, x) != LT_OK) {
-        lt_release(wide);
-        return NULL;
-    }
-    return wide;
-}
-
 /* One of a call's arrays of tensors, with its halves replaced by f32 copies. */
 typedef struct {
     lt_tensor **at;           /* the array in the call */
@@ -64,9 +53,11 @@ static lt_status widen(lt_wide *w)
         w->half[i] = NULL;
         if (!x || !lt__is_half((lt_dtype)x->dtype))
             continue;
-        lt_tensor *wide = widened(x, w->read >> i & 1);
+        lt_tensor *wide = w->read >> i & 1
+                              ? lt__tensor_copy(x, LT_F32)
+                              : lt__tensor_new_kept(x->ctx, LT_F32, x->ndim, x->dims);
         if (!wide)
-            return LT_ENOMEM;
+            return lt_errcode();
         w->half[i] = x;
         w->at[i] = wide;
     }

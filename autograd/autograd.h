@@ -203,9 +203,14 @@ LT_API void lt_tape_free(lt_tape *tape);   /* its nodes go with it */
 /* Records on tape from now on; NULL: the context's own. Returns the one before. Borrowed. */
 LT_API lt_tape *lt_tape_use(lt_ctx *ctx, lt_tape *tape);
 LT_API lt_tape *lt_tape_current(lt_ctx *ctx);
-/* Row 0 of this tape's batch is row first_row of the global batch. */
+/* What is recorded from now on is a pass over rows of the global batch from first_row on: random
+ * calls are counted from the first again, so that a batch in pieces draws what a whole one does. An
+ * optimizer step goes back to row 0. */
 LT_API void lt_tape_set_first_row(lt_tape *tape, int64_t first_row);
 LT_API int lt_tape_nodes(const lt_tape *tape);
+/* Number i of the tensors that are kept for the backward of the op that made x; NULL past the last
+ * one, or when x has no history. Borrowed. */
+LT_API lt_tensor *lt_saved(const lt_tensor *x, int i);
 
 /* ==== Hooks =================================================================================== */
 
@@ -322,6 +327,9 @@ LT_MUST lt_status lt_optim_set_group(lt_optim *optim, lt_tensor *param, int grou
  * in the context. */
 LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, int n_groups,
                                 bool *applied);
+/* The 2-norm of the gradients that the next step would use, all in one, added up in double in a
+ * fixed order. LT_ENUMERIC when it is not finite. */
+LT_MUST lt_status lt_optim_grad_norm(lt_optim *optim, double *norm);
 /* Slot k of a parameter, with the parameter's dims. A view. New. NULL past the end or for a
  * parameter it does not hold. */
 LT_API lt_tensor *lt_optim_slot(lt_optim *optim, int k, lt_tensor *param);

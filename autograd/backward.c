@@ -98,14 +98,11 @@ static lt_status target_of(lt_edge *e, lt_tensor **target, bool *add)
     lt_tensor **slot = &e->node->d_out[e->out_index];
     *add = *slot != NULL;
     if (!*slot || shared(*slot)) {
-        lt_tensor *own = lt__tensor_new_kept(e->node->ctx, e->spec.dtype, e->spec.ndim,
-                                             e->spec.dims);
+        lt_tensor *own = *slot ? lt__tensor_copy(*slot, e->spec.dtype)
+                               : lt__tensor_new_kept(e->node->ctx, e->spec.dtype, e->spec.ndim,
+                                                     e->spec.dims);
         if (!own)
-            return LT_ENOMEM;
-        if (*slot && lt_copy(own, *slot) != LT_OK) {
-            lt_release(own);
             return lt_errcode();
-        }
         lt_release(*slot);
         *slot = own;
     }
@@ -305,12 +302,14 @@ static lt_tensor *seed_grad(lt_tensor *loss, lt_tensor *grad)
                 lt_describe(loss, a, sizeof a), lt_describe(grad, b, sizeof b));
         return NULL;
     }
-    lt_tensor *seed = lt__tensor_new_kept(loss->ctx, (lt_dtype)loss->dtype, loss->ndim, loss->dims);
-    if (seed && (grad ? lt_copy(seed, grad) : lt_fill(seed, 1)) != LT_OK) {
-        lt_release(seed);
+    if (grad)
+        return lt__tensor_copy(grad, (lt_dtype)loss->dtype);
+    lt_tensor *one = lt__tensor_new_kept(loss->ctx, (lt_dtype)loss->dtype, loss->ndim, loss->dims);
+    if (one && lt_fill(one, 1) != LT_OK) {
+        lt_release(one);
         return NULL;
     }
-    return seed;
+    return one;
 }
 
 static lt_status check_loss(lt_tensor *loss)

@@ -1,9 +1,11 @@
-/* optim.c - runs an update op over the flat ranges of parameters that got a gradient.
+/* optim.c - runs an update op over the flat ranges of parameters that got a gradient, and finds the
+ * norm of these gradients.
  *
  * Parameters that lie side by side in an arena, belong to one group and all have a gradient are
  * one range and one kernel call. The zero padding between them takes part: every update op maps
  * zeros to zeros.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -146,34 +148,7 @@ const char *lt_optim_slot_name(const lt_optim *o, int k)
 
 const lt_def *lt_optim_def(const lt_optim *o) { return o->def; }
 
-/* ==== A step ================================================================================== */
-
-/* The update op over [offset, offset + count) of an arena and its slots. */
-static lt_status update_range(lt_optim *o, const arena *a, int64_t offset, int64_t count,
-                              const lt_opt *opts)
-{
-    lt_tensor *in[LT_MAX_IN] = {NULL};
-    lt_dtype dtype = a->segment->dtype;
-    const lt_op *op = o->def->op;
-    int n = o->n_slots + 2;
-    lt_call call = {
-        .ctx = o->ctx, .op = op, .schema = &o->def->schema, .opt = opts, .n_in = n, .in = in};
-    lt_status status = LT_OK;
-    for (int i = 0; i < n && status == LT_OK; i++) {
-        lt_storage *from = i == 0   ? a->segment->values
-                           : i == 1 ? a->segment->grads
-                                    : a->slot[i - 2];
-        in[i] = lt__tensor_over(from, dtype, 1, &count, offset, true);
-        status = in[i] ? LT_OK : LT_ENOMEM;
-    }
-    if (status == LT_OK && (status = op->shape(&call)) == LT_OK)
-        status = lt__run_kernel(&call, op, false);
-    if (status != LT_OK)
-        lt_fail_prefix("%s", o->def->schema.name);
-    for (int i = 0; i < n; i++)
-        lt_release(in[i]);
-    return status;
-}
+/* ==== Ranges ================================================================================== */
 
 static bool takes_part(const item *it) { return it->x->leaf->wanted && it->x->leaf->has_grad; }
 
@@ -194,23 +169,100 @@ static int end_of_range(const lt_optim *o, int i)
     return j;
 }
 
+typedef struct range {
+    int first, end;         /* items */
+    arena *in;
+    int64_t offset, count;  /* elements of the arena */
+} range;
+
+/* The range that begins at items[r->end] or after it; false when there is none. */
+static bool next_range(const lt_optim *o, range *r)
+{
+    int i = r->end;
+    while (i < o->n_items && !takes_part(&o->items[i]))
+        i++;
+    if (i == o->n_items)
+        return false;
+    int end = end_of_range(o, i);
+    const lt_tensor *last = o->items[end - 1].x;
+    int64_t offset = o->items[i].x->leaf->offset;
+    *r = (range){i, end, &o->arenas[o->items[i].arena], offset,
+                 last->leaf->offset + last->count - offset};
+    return true;
+}
+
+static lt_tensor *tensor_over(const range *r, lt_storage *storage)
+{
+    return lt__tensor_over(storage, r->in->segment->dtype, 1, &r->count, r->offset, true);
+}
+
+/* ==== The norm ================================================================================ */
+
+lt_status lt_optim_grad_norm(lt_optim *o, double *norm)
+{
+    const lt_def *squares = lt_op_find(o->ctx, "add_squares");
+    range r = {0};
+    if (!squares)
+        return LT_EINVAL;
+    if (o->ctx->slots.autograd->in_backward)
+        return lt_fail(LT_EINVAL, "a norm of gradients within backward: some are still to come");
+    lt_tensor *total = lt__tensor_new_kept(o->ctx, LT_F64, 0, NULL);
+    lt_status status = total ? lt_fill(total, 0) : LT_ENOMEM;
+    while (status == LT_OK && next_range(o, &r)) {
+        lt_tensor *grads = tensor_over(&r, r.in->segment->grads);
+        status = grads ? lt_apply(o->ctx, squares, (lt_tensor *[]){total, grads}, 2, NULL, NULL)
+                       : LT_ENOMEM;
+        lt_release(grads);
+    }
+    if (status == LT_OK)
+        status = lt_item(total, 0, norm);
+    lt_release(total);
+    LT_TRY(status);
+    *norm = sqrt(*norm);
+    if (!isfinite(*norm))
+        return lt_fail(LT_ENUMERIC, "the norm of the gradients is %s at step %lld; look at the "
+                       "learning rate and at the data", isnan(*norm) ? "nan" : "inf",
+                       (long long)o->ctx->step + 1);
+    return LT_OK;
+}
+
+/* ==== A step ================================================================================== */
+
+/* The update op over a range and its slots. */
+static lt_status update_range(lt_optim *o, const range *r, const lt_opt *opts)
+{
+    lt_tensor *in[LT_MAX_IN] = {NULL};
+    const lt_op *op = o->def->op;
+    int n = o->n_slots + 2;
+    lt_call call = {
+        .ctx = o->ctx, .op = op, .schema = &o->def->schema, .opt = opts, .n_in = n, .in = in};
+    lt_status status = LT_OK;
+    for (int i = 0; i < n && status == LT_OK; i++) {
+        in[i] = tensor_over(r, i == 0   ? r->in->segment->values
+                               : i == 1 ? r->in->segment->grads
+                                        : r->in->slot[i - 2]);
+        status = in[i] ? LT_OK : LT_ENOMEM;
+    }
+    if (status == LT_OK && (status = op->shape(&call)) == LT_OK)
+        status = lt__run_kernel(&call, op, false);
+    if (status != LT_OK)
+        lt_fail_prefix("%s", o->def->schema.name);
+    for (int i = 0; i < n; i++)
+        lt_release(in[i]);
+    return status;
+}
+
 static lt_status update_all(lt_optim *o, const lt_opt *const *options, int n_groups)
 {
-    for (int i = 0, end; i < o->n_items; i = end) {
-        const item *first = &o->items[i];
-        end = i + 1;
-        if (!takes_part(first))
-            continue;
-        if (first->group >= n_groups)
+    range r = {0};
+    while (next_range(o, &r)) {
+        int group = o->items[r.first].group;
+        if (group >= n_groups)
             return lt_fail(LT_EINVAL, "a parameter is in group %d, options came for %d groups",
-                           first->group, n_groups);
-        end = end_of_range(o, i);
-        const lt_tensor *last = o->items[end - 1].x;
-        int64_t offset = first->x->leaf->offset;
-        LT_TRY(update_range(o, &o->arenas[first->arena], offset,
-                            last->leaf->offset + last->count - offset, options[first->group]));
-        for (int j = i; j < end; j++)
-            o->items[j].x->leaf->version++;
+                           group, n_groups);
+        LT_TRY(update_range(o, &r, options[group]));
+        for (int i = r.first; i < r.end; i++)
+            o->items[i].x->leaf->version++;
     }
     return LT_OK;
 }
@@ -231,7 +283,7 @@ lt_status lt_optim_step(lt_optim *o, const lt_opt *const *options, int n_groups,
     for (int i = 0; i < o->n_items; i++)
         lt_zero_grad(o->items[i].x);
     o->ctx->step++;
-    ag->tape->draws = 0;
+    lt_tape_set_first_row(ag->tape, 0);
     if (applied)
         *applied = !skip;
     return LT_OK;

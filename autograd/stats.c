@@ -12,16 +12,6 @@ static lt_status run_in_place(lt_ctx *ctx, const char *name, lt_tensor *const in
     return lt_apply(ctx, def, in, 4, opts, NULL);
 }
 
-static lt_tensor *copy_of(lt_tensor *x)
-{
-    lt_tensor *y = lt__tensor_new_kept(x->ctx, (lt_dtype)x->dtype, x->ndim, x->dims);
-    if (y && lt_copy(y, x) != LT_OK) {
-        lt_release(y);
-        return NULL;
-    }
-    return y;
-}
-
 static void free_stat(lt_ctx *ctx, lt_stat *s)
 {
     lt_release(s->running_mean);
@@ -61,8 +51,8 @@ lt_status lt_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_
         return LT_ENOMEM;
     s->running_mean = lt_retain(running_mean);
     s->running_var = lt_retain(running_var);
-    s->mean = copy_of(mean); /* the shard's own are saved for backward */
-    s->var = copy_of(var);
+    s->mean = lt__tensor_copy(mean, (lt_dtype)mean->dtype); /* its own are saved for backward */
+    s->var = lt__tensor_copy(var, (lt_dtype)var->dtype);
     s->count = count;
     s->momentum = momentum;
     if (!s->mean || !s->var) {

@@ -364,5 +364,23 @@ lt_tape *lt_tape_use(lt_ctx *ctx, lt_tape *tape)
 }
 
 lt_tape *lt_tape_current(lt_ctx *ctx) { return ctx->slots.autograd->tape; }
-void lt_tape_set_first_row(lt_tape *tape, int64_t first_row) { tape->first_row = first_row; }
+
+void lt_tape_set_first_row(lt_tape *tape, int64_t first_row)
+{
+    tape->first_row = first_row;
+    tape->draws = 0;
+}
+
 int lt_tape_nodes(const lt_tape *tape) { return tape->nodes; }
+
+lt_tensor *lt_saved(const lt_tensor *x, int i)
+{
+    const lt_node *node = x->node;
+    for (int k = 0; node && k < node->n_in; k++)
+        if (node->edge[k].saved && i-- == 0)
+            return node->edge[k].saved;
+    for (int k = 0; node && k < node->n_all; k++)
+        if (node->saved_out[k] && i-- == 0)
+            return node->saved_out[k];
+    return NULL;
+}

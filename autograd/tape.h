@@ -80,8 +80,8 @@ struct lt_tape {
     lt_ctx *ctx;
     lt_node *first, *last;
     int nodes;
-    uint64_t draws;           /* drawing calls so far in this step */
-    int64_t first_row;
+    int64_t first_row;        /* in the global batch, of the pass that is recorded */
+    uint64_t draws;           /* drawing calls so far in this pass */
 };
 
 typedef struct lt_stat {      /* merged statistics of one pair of buffers */

@@ -106,6 +106,25 @@ int lt_threads(const lt_ctx *ctx) { return ctx->threads; }
 int64_t lt_step(const lt_ctx *ctx) { return ctx->step; }
 void lt_set_step(lt_ctx *ctx, int64_t step) { ctx->step = step; }
 uint64_t lt_next_draw(lt_ctx *ctx) { return ctx->draws++; }
+void lt_set_next_draw(lt_ctx *ctx, uint64_t draw) { ctx->draws = draw; }
+
+_Static_assert(ATOMIC_INT_LOCK_FREE == 2, "lt_stop() is called by signal handlers");
+
+bool lt_stop(lt_ctx *ctx, int reason)
+{
+    if (atomic_load(&ctx->listeners) == 0)
+        return false;
+    atomic_store(&ctx->stop_reason, reason);
+    return true;
+}
+
+void lt_listen(lt_ctx *ctx, bool on)
+{
+    if (atomic_fetch_add(&ctx->listeners, on ? 1 : -1) == 1 && !on)
+        atomic_store(&ctx->stop_reason, 0);
+}
+
+int lt_stop_reason(const lt_ctx *ctx) { return atomic_load(&ctx->stop_reason); }
 
 void lt_log_to(lt_ctx *ctx, lt_log_fn fn, void *ud)
 {

@@ -46,7 +46,9 @@ extern "C" {
     X(LT_ENOMEM,          7, "out of memory")                                                      \
     X(LT_EPEER,           8, "peer lost")                                                          \
     X(LT_EDESYNC,         9, "ranks disagree")                                                     \
-    X(LT_EUNSUPPORTED,    1, "not supported")            /* a kernel says so; another one may do */
+    X(LT_EUNSUPPORTED,    1, "not supported")            /* a kernel says so: try another one */   \
+    X(LT_EDONE,           0, "done early")               /* on purpose: nothing is wrong */        \
+    X(LT_ESTOPPED,       75, "stopped by a signal")      /* all is saved: run it again */
 
 typedef enum lt_status {
 #define X(name, exit, text) name,
@@ -136,6 +138,14 @@ LT_API int lt_cpu_count(void);
 LT_API int64_t lt_step(const lt_ctx *ctx);
 LT_API void lt_set_step(lt_ctx *ctx, int64_t step);
 
+/* A wish to stop, for whoever trains in ctx: it saves and leaves with LT_ESTOPPED. Safe in a signal
+ * handler. reason is a signal's number. False, and nothing happens, while nobody listens. */
+LT_API bool lt_stop(lt_ctx *ctx, int reason);
+/* One listener more, or one less; the last to leave takes the wish along. */
+LT_API void lt_listen(lt_ctx *ctx, bool on);
+/* The reason of the wish, 0 when there is none. */
+LT_API int lt_stop_reason(const lt_ctx *ctx);
+
 typedef struct lt_memory { /* bytes of one context */
     size_t live;           /* in use now */
     size_t peak;           /* highest live so far */
@@ -220,7 +230,8 @@ LT_API bool lt_is_dead(const lt_tensor *x);
  * a step or a sample id; say in each use which. key = splitmix64(seed + purpose *
  * 0x9e3779b97f4a7c15); counter = (index, stream). */
 typedef enum lt_purpose {
-    LT_RNG_USER = 1, LT_RNG_INIT, LT_RNG_DROPOUT, LT_RNG_SHUFFLE, LT_RNG_AUGMENT
+    LT_RNG_USER = 1, LT_RNG_INIT, LT_RNG_DROPOUT, LT_RNG_SHUFFLE, LT_RNG_AUGMENT,
+    LT_RNG_SYNTHETIC
 } lt_purpose;
 
 LT_API void lt_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
@@ -238,6 +249,8 @@ LT_API void lt_shuffle(uint64_t seed, uint64_t epoch, int64_t *order, int64_t n)
 /* The number of the next draw of LT_RNG_USER in this context, counted from 0: the stream of
  * lt.randn. */
 LT_API uint64_t lt_next_draw(lt_ctx *ctx);
+/* The next draws go on from this number, as when a run is resumed. */
+LT_API void lt_set_next_draw(lt_ctx *ctx, uint64_t draw);
 
 /* ==== Files of tensors: safetensors =========================================================== */
 
@@ -256,16 +269,22 @@ LT_API int lt_file_find(const lt_file *file, const char *name); /* index or -1 *
 LT_API void lt_file_shape(const lt_file *file, int i, lt_dtype *dtype, int *ndim, int64_t *dims);
 /* The value under key in __metadata__, or NULL. Borrowed. */
 LT_API const char *lt_file_meta(const lt_file *file, const char *key);
-/* Entry i of __metadata__ in file order, false past the end. Borrowed. */
+/* Entry i of __metadata__ in file order, without our digest; false past the end. Borrowed. */
 LT_API bool lt_file_meta_at(const lt_file *file, int i, const char **key, const char **value);
 /* Reads tensor i. New. */
 LT_API lt_tensor *lt_file_read(lt_file *file, int i);
 /* Reads tensor i over dst: same dims, any dtype (converted). */
 LT_MUST lt_status lt_file_read_into(lt_file *file, int i, lt_tensor *dst);
 
+/* Reads the whole file and compares its digest with the one that lt_file_save() put into it.
+ * LT_EFILE when they differ: one bit anywhere is enough. LT_OK for a file of others, which has
+ * none. */
+LT_MUST lt_status lt_file_verify(lt_file *file);
+
 /* Writes n named tensors and n_meta metadata pairs (key, value, key, value, ...): into a
  * temporary file beside path, fsync, rename, fsync of the folder. path then holds the old file
- * or the whole new one. LT_EFILE with the system's reason; LT_EINVAL for a name given twice. */
+ * or the whole new one. The digest of it all goes into its metadata as sha256. LT_EFILE with the
+ * system's reason; LT_EINVAL for a name given twice, or one that is taken. */
 LT_MUST lt_status lt_file_save(const char *path, int n, const char *const *names,
                                lt_tensor *const *tensors, int n_meta, const char *const *meta);
 

@@ -10,6 +10,10 @@
  * short, takes bytes that are no UTF-8, rounds numbers, and builds a tree of up to forty times the
  * text. So scan_header() looks the text over first. The tree is in memory of cJSON's own; it is
  * bounded by MAX_VALUES and gone when lt_file_open() returns.
+ *
+ * One wrong bit anywhere in a file of ours is found, by lt_file_open() or by lt_file_verify().
+ * Where the format has nothing to tell it by, the digest does; and a file is still ours when one
+ * character around its digest is not as it must be, such as a letter of the key.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -62,6 +66,7 @@ struct lt_file {
     int fd;
     uint64_t bytes;      /* of the file */
     uint64_t data;       /* where the data begin */
+    int unlike;          /* 0: the file is ours; 1: it was; more: it is another program's */
     char *text;          /* data - 7 bytes: the header and a NUL; later the strings below */
     int n, n_meta;
     entry *entries;      /* n, in the order of their data */
@@ -132,6 +137,22 @@ static lt_status read_at(const lt_file *f, uint64_t offset, void *to, size_t byt
     return LT_OK;
 }
 
+/* How many of the characters around our digest a header of n bytes has not. */
+static int unlike_ours(const char *header, uint64_t n)
+{
+    static const char begin[] = LT_DIGEST_BEGIN;
+    enum { BEFORE = sizeof begin - 1 };
+    if (n < BEFORE + LT_DIGITS + 1)
+        return BEFORE;
+    int unlike = header[BEFORE + LT_DIGITS] != '"';
+    for (int i = 0; i < BEFORE; i++)
+        unlike += header[i] != begin[i];
+    return unlike;
+}
+
+/* The first so many pieces of metadata are ours: the digest. */
+static int hidden_meta(const lt_file *f) { return f->unlike == 0; }
+
 static lt_status load_header(lt_file *f)
 {
     struct stat info;
@@ -156,7 +177,9 @@ static lt_status load_header(lt_file *f)
     if (!(f->text = lt__alloc(f->ctx, length + 1)))
         return LT_ENOMEM;
     f->text[length] = 0; /* ends what is read ahead, as by cJSON 1.7.15 one byte past the end */
-    return read_at(f, sizeof length, f->text, length);
+    LT_TRY(read_at(f, sizeof length, f->text, length));
+    f->unlike = unlike_ours(f->text, length);
+    return LT_OK;
 }
 
 /* Finds what cJSON would not, and bounds what it takes: then there are only objects, lists, strings
@@ -344,7 +367,7 @@ static lt_status read_tree(lt_file *f, const cJSON *root)
             metadata = item;
     }
     f->n_meta = metadata ? cJSON_GetArraySize(metadata) : 0;
-    if (f->n > LT_MAX_NAMES || f->n_meta > LT_MAX_NAMES)
+    if (f->n > LT_MAX_NAMES || f->n_meta - hidden_meta(f) > LT_MAX_NAMES)
         return lt__bad(f->path, "%d tensors and %d metadata are too many, the most is %d of each",
                        f->n, f->n_meta, LT_MAX_NAMES);
     if (!(f->entries = lt__alloc(f->ctx, (size_t)f->n * sizeof *f->entries)) ||
@@ -442,10 +465,11 @@ void lt_file_shape(const lt_file *f, int i, lt_dtype *dtype, int *ndim, int64_t 
 
 bool lt_file_meta_at(const lt_file *f, int i, const char **key, const char **value)
 {
-    if (i < 0 || i >= f->n_meta)
+    if (i < 0 || i >= f->n_meta - hidden_meta(f))
         return false;
-    *key = f->meta[i].key.name;
-    *value = f->meta[i].value;
+    const pair *p = &f->meta[i + hidden_meta(f)];
+    *key = p->key.name;
+    *value = p->value;
     return true;
 }
 
@@ -492,4 +516,30 @@ lt_status lt_file_read_into(lt_file *f, int i, lt_tensor *dst)
         LT_TRY(device->sync(device)); /* `converted` is about to change */
     }
     return LT_OK;
+}
+
+/* ==== Its digest ============================================================================== */
+
+lt_status lt_file_verify(lt_file *f)
+{
+    char said[LT_DIGITS + 1] = "", found[LT_DIGITS + 1];
+    lt_sha256 sha;
+    if (f->unlike > 1)
+        return LT_OK;
+    lt_sha256_begin(&sha);
+    for (uint64_t done = 0, n; done < f->bytes; done += n) {
+        char chunk[32768];
+        n = f->bytes - done < sizeof chunk ? f->bytes - done : sizeof chunk;
+        LT_TRY(read_at(f, done, chunk, n));
+        if (done == 0) { /* the digest is in the first chunk */
+            memcpy(said, chunk + LT_DIGEST_AT, LT_DIGITS);
+            memcpy(chunk + LT_DIGEST_AT, LT_DIGEST_ZEROS, LT_DIGITS);
+        }
+        lt_sha256_add(&sha, chunk, n);
+    }
+    lt_sha256_end(&sha, found);
+    if (strcmp(said, found) == 0)
+        return LT_OK;
+    return lt__bad(f->path, "it is damaged: its digest is %.8s..., its content's is %.8s...",
+                   LT_SHOWN(said), found);
 }

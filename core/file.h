@@ -9,6 +9,14 @@
 #define LT_MAX_NAMES 16384      /* tensors, and as many metadata */
 #define LT_METADATA "__metadata__"
 
+/* The digest of a file of ours is its first piece of metadata: LT_DIGEST_BEGIN, its 64 digits and a
+ * quote begin the header, so its digits lie at byte LT_DIGEST_AT of the file. It is SHA-256 of the
+ * whole file with '0' for each of them. */
+#define LT_DIGEST "sha256"
+#define LT_DIGEST_BEGIN "{\"" LT_METADATA "\":{\"" LT_DIGEST "\":\""
+#define LT_DIGEST_ZEROS "0000000000000000000000000000000000000000000000000000000000000000"
+enum { LT_DIGITS = 64, LT_DIGEST_AT = sizeof(uint64_t) + sizeof LT_DIGEST_BEGIN - 1 };
+
 typedef unsigned long long lt_ull; /* for %llu */
 
 /* The format's names. Others that it has (BOOL, I8, F8_E4M3, ...) are no dtypes here. */

@@ -19,6 +19,7 @@ typedef struct writer {
     int fd;              /* -1: it only counts */
     int error;           /* errno of the first failure; nothing is written after it */
     uint64_t bytes;      /* put so far */
+    lt_sha256 sha;       /* of these bytes */
     size_t used;
     char buffer[8192];
 } writer;
@@ -38,6 +39,8 @@ static void flush(writer *w)
 static void put(writer *w, const void *data, size_t bytes)
 {
     w->bytes += bytes;
+    if (w->fd >= 0)
+        lt_sha256_add(&w->sha, data, bytes);
     for (const char *from = data; w->fd >= 0 && bytes > 0;) {
         size_t room = sizeof w->buffer - w->used, n = bytes < room ? bytes : room;
         memcpy(w->buffer + w->used, from, n);
@@ -90,19 +93,16 @@ typedef struct content {
 static void put_header(writer *w, const content *c)
 {
     uint64_t offset = 0;
-    put_text(w, "{");
-    if (c->n_meta > 0) {
-        put_text(w, "\"%s\":", LT_METADATA);
-        for (int i = 0; i < 2 * c->n_meta; i++) {
-            put_text(w, "%c", i % 2 ? ':' : i ? ',' : '{');
-            put_string(w, c->meta[i]);
-        }
-        put_text(w, c->n > 0 ? "}," : "}");
+    put_text(w, LT_DIGEST_BEGIN LT_DIGEST_ZEROS "\"");
+    for (int i = 0; i < 2 * c->n_meta; i++) {
+        put_text(w, "%c", i % 2 ? ':' : ',');
+        put_string(w, c->meta[i]);
     }
+    put_text(w, "}");
     for (int i = 0; i < c->n; i++) {
         const lt_tensor *x = c->tensors[i];
         uint64_t end = offset + (uint64_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype);
-        put_text(w, "%s", i ? "," : "");
+        put_text(w, ",");
         put_string(w, c->names[i]);
         put_text(w, ":{\"dtype\":\"%s\",\"shape\":[", lt__format_names[x->dtype]);
         for (int k = 0; k < x->ndim; k++)
@@ -135,6 +135,9 @@ static lt_status check_content(const content *c, uint64_t *header)
         twice = repeated(c->meta, c->n_meta, 2);
     if (twice)
         return lt_fail(LT_EINVAL, "%s: the name '%s' is given twice", c->path, LT_SHOWN(twice));
+    for (int i = 0; i < c->n_meta; i++)
+        if (strcmp(c->meta[2 * i], LT_DIGEST) == 0)
+            return lt_fail(LT_EINVAL, "%s: no metadata can be called %s", c->path, LT_DIGEST);
     for (int i = 0; i < c->n; i++) {
         if (strcmp(c->names[i], LT_METADATA) == 0)
             return lt_fail(LT_EINVAL, "%s: no tensor can be called %s", c->path, LT_METADATA);
@@ -173,10 +176,25 @@ static int sync_descriptor(int fd)
     return failed ? errno : 0;
 }
 
+/* Over the zeros, when all is written. */
+static void put_digest(writer *w)
+{
+    char hex[LT_DIGITS + 1];
+    lt_sha256_end(&w->sha, hex);
+    for (int done = 0; done < LT_DIGITS && !w->error;) {
+        ssize_t n = pwrite(w->fd, hex + done, (size_t)(LT_DIGITS - done), LT_DIGEST_AT + done);
+        if (n > 0)
+            done += (int)n;
+        else if (n == 0 || errno != EINTR)
+            w->error = n == 0 ? EIO : errno;
+    }
+}
+
 /* The whole file into fd, and down to the disk. */
 static lt_status write_file(int fd, const content *c, uint64_t header)
 {
     writer w = {.fd = fd};
+    lt_sha256_begin(&w.sha);
     put(&w, &header, sizeof header);
     put_header(&w, c);
     while (w.bytes < sizeof header + header)
@@ -184,6 +202,7 @@ static lt_status write_file(int fd, const content *c, uint64_t header)
     for (int i = 0; i < c->n; i++)
         LT_TRY(put_data(&w, c->tensors[i]));
     flush(&w);
+    put_digest(&w);
     if (w.error)
         return lt__bad(c->path, "cannot write: %s", strerror(w.error));
     int error = sync_descriptor(fd);

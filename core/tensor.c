@@ -413,6 +413,16 @@ lt_status lt_copy(lt_tensor *dst, lt_tensor *src)
                            (size_t)dst->count);
 }
 
+lt_tensor *lt__tensor_copy(lt_tensor *x, lt_dtype dtype)
+{
+    lt_tensor *y = lt__tensor_new_kept(x->ctx, dtype, x->ndim, x->dims);
+    if (y && lt_copy(y, x) != LT_OK) {
+        lt_release(y);
+        return NULL;
+    }
+    return y;
+}
+
 lt_status lt_fill(lt_tensor *dst, double value)
 {
     LT_TRY(lt__check_alive(dst));

@@ -91,6 +91,7 @@ struct lt_ctx {
     int threads;
     int64_t step;
     uint64_t draws;
+    atomic_int listeners, stop_reason; /* lock-free: a signal handler uses them */
     lt_scope *_Atomic scope;          /* innermost, or NULL; written by the owner's thread */
     lt_slots slots;
     lt_device *devices[LT_MAX_DEVICES]; /* [0] is the CPU */
@@ -112,6 +113,8 @@ void lt__free(lt_ctx *ctx, void *p, size_t bytes);
 
 /* A tensor outside every scope. New. */
 lt_tensor *lt__tensor_new_kept(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims);
+/* x's values in a dtype, outside every scope. New. */
+lt_tensor *lt__tensor_copy(lt_tensor *x, lt_dtype dtype);
 /* A tensor over elements [offset, offset + count(dims)) of storage, which is kept. In the
  * current scope. New. */
 lt_tensor *lt__tensor_over(lt_storage *storage, lt_dtype dtype, int ndim, const int64_t *dims,
@@ -149,6 +152,9 @@ static inline bool lt__same_dims(const lt_tensor *a, const lt_tensor *b)
 
 static inline bool lt__is_float(lt_dtype t) { return t <= LT_BF16; }
 static inline bool lt__is_half(lt_dtype t) { return t == LT_F16 || t == LT_BF16; }
+
+/* h after `blocks` blocks of 64 bytes, in plain C; for the test of its fast twin. */
+void lt__sha256_plain(uint32_t h[8], const uint8_t *from, size_t blocks);
 
 /* Single values; the vector loops are in dtype.c. */
 float lt__f16_to_f32(uint16_t h);

@@ -1,4 +1,5 @@
-/* update.c - what optimizers do to weights: SGD, SGD with momentum, Adam and AdamW.
+/* update.c - what optimizers do to weights: SGD, SGD with momentum, Adam and AdamW; and how large
+ * the gradients are.
  *
  * Each op is one pass over flat arenas, in place. The arithmetic is that of torch.optim, term by
  * term in the element type, with slots that are zero before the first step. `scale` multiplies the
@@ -29,6 +30,74 @@ static lt_status for_blocks(lt_call *c, void (*block)(const lt_call *c, int64_t 
         block(c, i, n - i < BLOCK ? n - i : BLOCK);
     return LT_OK;
 }
+
+/* ==== add_squares ============================================================================= */
+
+enum { TOTAL, X };
+
+static lt_status squares_shape(lt_call *c)
+{
+    for (int i = TOTAL; i <= X; i++)
+        if (!lt__is_float((lt_dtype)c->in[i]->dtype))
+            return lt_fail(LT_EINVAL, "%s wants a float dtype, it is %s", lt__in_name(c, i),
+                           LT_TEXT(c->in[i]));
+    if (c->in[TOTAL]->count != 1)
+        return lt_fail(LT_EINVAL, "total wants one element, it is %s", LT_TEXT(c->in[TOTAL]));
+    return LT_OK;
+}
+
+static int64_t blocks_of(const lt_tensor *x) { return (x->count + BLOCK - 1) / BLOCK; }
+
+static size_t squares_scratch(const lt_call *c, bool backward)
+{
+    (void)backward;
+    return (size_t)blocks_of(c->in[X]) * sizeof(double);
+}
+
+/* The sum of the squares of n elements from the first. */
+LT_SIMD static double squares_of(const lt_tensor *x, int64_t first, int64_t n)
+{
+    enum { LANES = 16 }; /* sums side by side, for vector instructions */
+    double lane[LANES] = {0}, sum = 0;
+    LT_FLOATS(x->dtype, T,
+        const T *at = (const T *)x->data + first;
+        int64_t i = 0;
+        for (; i + LANES <= n; i += LANES)
+            for (int k = 0; k < LANES; k++)
+                lane[k] += (double)at[i + k] * (double)at[i + k];
+        for (; i < n; i++)
+            lane[i % LANES] += (double)at[i] * (double)at[i];
+    );
+    for (int k = 0; k < LANES; k++)
+        sum += lane[k];
+    return sum;
+}
+
+/* Each block has a sum of its own, so the threads do not show in the result. */
+static lt_status add_squares(lt_call *c)
+{
+    const lt_tensor *x = c->in[X];
+    double *block = c->scratch, sum = 0;
+    LT_PARALLEL_FOR(c, x->count)
+    for (int64_t i = 0; i < x->count; i += BLOCK)
+        block[i / BLOCK] = squares_of(x, i, x->count - i < BLOCK ? x->count - i : BLOCK);
+    for (int64_t i = 0; i < blocks_of(x); i++)
+        sum += block[i];
+    LT_FLOATS(c->in[TOTAL]->dtype, T,
+        T *total = c->in[TOTAL]->data;
+        *total = (T)((double)*total + sum);
+    );
+    return LT_OK;
+}
+
+const lt_op lt__op_add_squares = {
+    .sig = "add_squares(total, x)",
+    .doc = "total += the sum of x^2, added up in double.",
+    .in_place = 1 << TOTAL,
+    .shape = squares_shape,
+    .scratch = squares_scratch,
+    .fwd = add_squares,
+};
 
 /* ==== sgd_step ================================================================================ */
 

@@ -161,6 +161,81 @@ TEST(a_step_updates_what_has_a_gradient)
     lt_ctx_free(ctx);
 }
 
+/* Over two arenas, two groups and a gap; what has no gradient, or is frozen, does not count. */
+TEST(the_norm_of_all_gradients)
+{
+    double norms[2];
+    for (int threads = 1; threads <= 2; threads++) {
+        lt_ctx *ctx = lt_open(&(lt_config){.poison = true, .threads = threads});
+        lt_params *p = lt_params_new(ctx);
+        static const char *const names[] = {"a", "b", "c", "d", "e"};
+        static const int64_t counts[] = {100001, 3, 5, 40000, 7};
+        lt_tensor *x[5];
+        lt_optim *o;
+        double norm;
+        for (int i = 0; i < 5; i++) {
+            x[i] = param(ctx, i == 4 ? LT_F64 : LT_F32, counts[i], 1);
+            CHECK_OK(lt_params_add(p, names[i], x[i]));
+        }
+        CHECK_OK(lt_params_place(p));
+        CHECK((o = lt_optim_new(ctx, "sgd_step", x, 5)) != NULL);
+        CHECK_OK(lt_optim_set_group(o, x[1], 1));
+        CHECK_OK(lt_optim_grad_norm(o, &norm));
+        CHECK_NEAR(norm, 0, 0);
+        for (int i = 0; i < 5; i++)
+            if (i != 2)
+                give_grad(x[i], 0.1 * (i + 1));
+        CHECK_OK(lt_optim_grad_norm(o, &norms[threads - 1]));
+        double a = (float)0.1, b = (float)0.2, d = (float)0.4;
+        CHECK_NEAR(norms[threads - 1],
+                   sqrt(100001 * a * a + 3 * b * b + 40000 * d * d + 7 * 0.25), 1e-11);
+        CHECK_OK(lt_params_freeze(p, 0, true));
+        CHECK_OK(lt_optim_grad_norm(o, &norm));
+        CHECK_NEAR(norm, sqrt(3 * b * b + 40000 * d * d + 7 * 0.25), 1e-12);
+        lt_set_step(ctx, 11);
+        ((float *)lt_data(lt_grad(x[1])))[2] = -INFINITY;
+        CHECK_FAILS(lt_optim_grad_norm(o, &norm), LT_ENUMERIC,
+                    "the norm of the gradients is inf at step 12; look at the learning rate and "
+                    "at the data");
+        ((float *)lt_data(lt_grad(x[1])))[2] = NAN;
+        CHECK_FAILS(lt_optim_grad_norm(o, &norm), LT_ENUMERIC,
+                    "the norm of the gradients is nan at step 12");
+        for (int i = 0; i < 5; i++)
+            lt_release(x[i]);
+        lt_optim_free(o);
+        lt_params_free(p);
+        lt_ctx_free(ctx);
+    }
+    CHECK_NEAR(norms[0], norms[1], 0);
+}
+
+static lt_status norm_in_hook(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    double norm;
+    (void)x;
+    (void)grad;
+    return lt_optim_grad_norm(ud, &norm);
+}
+
+TEST(no_norm_while_gradients_come)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_params *p = lt_params_new(ctx);
+    lt_tensor *a = param(ctx, LT_F32, 3, 1);
+    CHECK_OK(lt_params_add(p, "a", a));
+    CHECK_OK(lt_params_place(p));
+    lt_optim *o = lt_optim_new(ctx, "sgd_step", &a, 1);
+    CHECK_OK(lt_on_grad(a, norm_in_hook, o, NULL));
+    lt_tensor *loss = lt_run(ctx, "sum", NULL, a, NULL);
+    CHECK_FAILS(lt_backward(loss, NULL), LT_EINVAL,
+                "a norm of gradients within backward: some are still to come");
+    lt_release(loss);
+    lt_release(a);
+    lt_optim_free(o);
+    lt_params_free(p);
+    lt_ctx_free(ctx);
+}
+
 TEST(an_update_spoils_only_the_graphs_that_read_it)
 {
     lt_ctx *ctx = lt_open(NULL);

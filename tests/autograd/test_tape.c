@@ -185,6 +185,48 @@ TEST(masks_differ_within_a_step)
     finish(ctx);
 }
 
+enum { ROWS = 32, WIDE = 5 };
+
+/* The gradient of two dropouts of ones, of rows [first, first + n) of a batch, into grad. */
+static void drop_rows(lt_ctx *ctx, int64_t first, int64_t n, double *grad)
+{
+    int64_t dims[] = {n, WIDE};
+    lt_tensor *x = lt_tensor_full(ctx, LT_F64, 2, dims, 1);
+    CHECK_OK(lt_set_requires_grad(x, true));
+    lt_tensor *y = lt_run(ctx, "dropout", "p=0.3", x, NULL);
+    y = take1("dropout", y);
+    y = take1("sum", y);
+    CHECK_OK(lt_backward(y, NULL));
+    for (int64_t i = 0; i < n * WIDE; i++)
+        grad[first * WIDE + i] = grad_at(x, i);
+    lt_release(x);
+    lt_release(y);
+}
+
+TEST(pieces_of_a_batch_draw_what_the_whole_does)
+{
+    double whole[ROWS * WIDE], pieces[ROWS * WIDE], next[ROWS * WIDE];
+    lt_ctx *ctx = lt_open(&(lt_config){.seed = 7});
+    lt_tape *tape = lt_tape_current(ctx);
+    drop_rows(ctx, 0, ROWS, whole);
+    for (int64_t first = 0; first < ROWS; first += 8) {
+        lt_tape_set_first_row(tape, first);
+        drop_rows(ctx, first, 8, pieces);
+    }
+    CHECK_EQ(memcmp(whole, pieces, sizeof whole), 0);
+    lt_optim *o = lt_optim_new(ctx, "sgd_step", NULL, 0);
+    CHECK_OK(lt_optim_step(o, NULL, 0, NULL));
+    drop_rows(ctx, 0, ROWS, next);
+    CHECK(memcmp(whole, next, sizeof whole) != 0);
+    lt_tape_set_first_row(tape, 16);
+    CHECK_OK(lt_optim_step(o, NULL, 0, NULL));
+    lt_set_step(ctx, 0); /* the step left row 0 and draw 0 */
+    drop_rows(ctx, 0, ROWS, next);
+    CHECK_EQ(memcmp(whole, next, sizeof whole), 0);
+    lt_optim_free(o);
+    finish(ctx);
+}
+
 TEST(a_nan_loss_stops_with_the_step)
 {
     lt_ctx *ctx = lt_open(NULL);

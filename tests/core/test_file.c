@@ -55,19 +55,22 @@ TEST(everything_comes_back)
         CHECK_STR(lt_file_meta(f, meta[2 * i]), meta[2 * i + 1]);
     }
     CHECK(!lt_file_meta_at(f, 4, &key, &value) && !lt_file_meta_at(f, -1, &key, &value));
-    CHECK(lt_file_meta(f, "none") == NULL);
+    CHECK(lt_file_meta(f, "none") == NULL && lt_file_meta(f, "sha256") == NULL);
+    CHECK_OK(lt_file_verify(f));
     lt_file_close(f);
     for (int i = 0; i < N; i++)
         lt_release(x[i]);
     done(ctx);
 }
 
+/* The digests are those that Python's hashlib gives for the bytes with zeros in their place. */
 TEST(the_bytes_are_those_of_the_format)
 {
     static const char header[] =
-        "{\"__metadata__\":{\"k\":\"v\"},"
+        "{\"__metadata__\":{\"sha256\":"
+        "\"fd4a469a1a2b3372bd390aa085330f62a3d3be747aea1aee9b3fb4215aad8704\",\"k\":\"v\"},"
         "\"b\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]},"
-        "\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[3,7]}}      ";
+        "\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[3,7]}}  ";
     lt_ctx *ctx = context();
     const char *names[] = {"b", "a"}, *meta[] = {"k", "v"};
     char bytes[256];
@@ -91,16 +94,20 @@ TEST(the_bytes_are_those_of_the_format)
 
 TEST(a_file_without_tensors)
 {
-    static const char empty[] = "\x08\0\0\0\0\0\0\0{}      ";
-    const char *meta[] = {"a", "1", "b", "2"};
-    char bytes[64];
+    static const char empty[] =
+        "\x60\0\0\0\0\0\0\0{\"__metadata__\":{\"sha256\":"
+        "\"70fadacb59bbbd5e62633739746a0dd25065a28698bb54244013fa7f68b98937\"}}  ";
+    const char *meta[] = {"a", "1", "b", "2"}, *key, *value;
+    char bytes[256];
     lt_ctx *ctx = context();
     const char *path = in_folder("none.safetensors");
     CHECK_OK(lt_file_save(path, 0, NULL, NULL, 0, NULL));
-    CHECK_EQ(slurp(path, bytes, sizeof bytes), 16);
-    CHECK_EQ(memcmp(bytes, empty, 16), 0);
+    CHECK_EQ(slurp(path, bytes, sizeof bytes), sizeof empty - 1);
+    CHECK_EQ(memcmp(bytes, empty, sizeof empty - 1), 0);
     lt_file *f = lt_file_open(ctx, path);
     CHECK(f && lt_file_count(f) == 0 && lt_file_find(f, "") == -1 && !lt_file_meta(f, "a"));
+    CHECK(!lt_file_meta_at(f, 0, &key, &value));
+    CHECK_OK(lt_file_verify(f));
     lt_file_close(f);
     CHECK_OK(lt_file_save(path, 0, NULL, NULL, 2, meta));
     f = lt_file_open(ctx, path);
@@ -184,18 +191,16 @@ TEST(every_truncation_is_refused)
     done(ctx);
 }
 
-/* An error, or where the format has nothing to tell it by (a name, a dtype of the same size) other
- * values. */
-TEST(every_flipped_bit_of_the_header_is_refused_or_harmless)
+/* By opening, or where the format has nothing to tell it by (a name, a dtype of the same size, a
+ * value) by the digest; and what can be opened can be read. */
+TEST(every_flipped_bit_is_found)
 {
     char bytes[512];
     lt_ctx *ctx = context();
     size_t n = small_file(ctx, bytes, sizeof bytes);
-    uint64_t length;
-    memcpy(&length, bytes, 8);
     const char *path = in_folder("flipped.safetensors");
-    int refused = 0;
-    for (size_t bit = 0; bit < 8 * (8 + length); bit++) {
+    size_t refused = 0;
+    for (size_t bit = 0; bit < 8 * n; bit++) {
         bytes[bit / 8] ^= (char)(1 << bit % 8);
         spit(path, bytes, n);
         bytes[bit / 8] ^= (char)(1 << bit % 8);
@@ -206,6 +211,10 @@ TEST(every_flipped_bit_of_the_header_is_refused_or_harmless)
             refused++;
             continue;
         }
+        if (lt_file_verify(f) == LT_OK)
+            FAIL("bit %zu of byte %zu is not found", bit % 8, bit / 8);
+        CHECK_EQ(lt_errcode(), LT_EFILE);
+        CHECK_MSG("flipped.safetensors: it is damaged: its digest is ");
         CHECK_EQ(lt_file_count(f), 3);
         for (int i = 0; i < 3; i++) {
             lt_tensor *x = lt_file_read(f, i);
@@ -214,8 +223,82 @@ TEST(every_flipped_bit_of_the_header_is_refused_or_harmless)
         }
         lt_file_close(f);
     }
-    CHECK(refused > (int)(4 * length));
+    CHECK(refused > 2 * n && refused < 8 * n);
     CHECK(lt_memory_stats(ctx).peak < 65536);
+    done(ctx);
+}
+
+TEST(a_damaged_file_says_so)
+{
+    char bytes[512], text[128];
+    lt_ctx *ctx = context();
+    size_t n = small_file(ctx, bytes, sizeof bytes);
+    const char *path = in_folder("damaged.safetensors");
+    memset(bytes + 35, '0', 64);
+    spit(path, bytes, n);
+    lt_file *f = lt_file_open(ctx, path);
+    CHECK(f != NULL);
+    char hex[65];
+    lt_sha256 s;
+    lt_sha256_begin(&s);
+    lt_sha256_add(&s, bytes, n);
+    lt_sha256_end(&s, hex);
+    snprintf(text, sizeof text,
+             "it is damaged: its digest is 00000000..., its content's is %.8s...", hex);
+    CHECK_FAILS(lt_file_verify(f), LT_EFILE, text);
+    lt_file_close(f);
+    done(ctx);
+}
+
+TEST(a_flipped_bit_of_a_large_file_is_found)
+{
+    enum { N = 100003 };
+    static const char flips[] = {0, 0x10, 0x01}; /* none: it is as it was saved */
+    static char bytes[N + 512];
+    lt_ctx *ctx = context();
+    lt_tensor *x = counting(ctx, LT_U8, 1, (int64_t[]){N});
+    const char *path = in_folder("large.safetensors");
+    CHECK_OK(save_small(path, x));
+    size_t n = slurp(path, bytes, sizeof bytes);
+    for (size_t at = 32768; at < n; at += (n - 1 - 32768) / 3)
+        for (int i = 0; i < 3; i++) {
+            bytes[at] ^= flips[i];
+            spit(path, bytes, n);
+            bytes[at] ^= flips[i];
+            lt_file *f = lt_file_open(ctx, path);
+            CHECK(f != NULL);
+            CHECK_EQ(lt_file_verify(f), flips[i] ? LT_EFILE : LT_OK);
+            lt_file_close(f);
+        }
+    lt_release(x);
+    done(ctx);
+}
+
+/* Whose digests, if they have any, are none of our business. */
+TEST(files_of_other_programs_are_not_verified)
+{
+    static const struct { const char *header, *sha256; } known[] = {
+        {"{}", NULL},
+        {"{\"__metadata__\":{\"format\":\"pt\"}}", NULL},
+        {"{\"__metadata__\":{\"format\":\"pt\",\"sha256\":\"x\"}}", "x"},
+        {"{\"__metadata__\":{\"sha256\":\"x\"}}", "x"},
+        {"{\"__metadata__\":{\"sha512\":\"fd4a469a1a2b3372bd390aa085330f62a3d3be747aea1aee9b3fb42"
+         "15aad8704\"}}", NULL},
+        {"{ \"__metadata__\":{\"sha256\":\"0000000000000000000000000000000000000000000000000000000"
+         "000000000\"}}",
+         "0000000000000000000000000000000000000000000000000000000000000000"},
+    };
+    lt_ctx *ctx = context();
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        const char *key, *value;
+        lt_file *f = lt_file_open(ctx, file_of(known[i].header, 0));
+        CHECK(f != NULL);
+        CHECK_OK(lt_file_verify(f));
+        if (known[i].sha256)
+            CHECK_STR(lt_file_meta(f, "sha256"), known[i].sha256);
+        CHECK_EQ(lt_file_meta_at(f, 0, &key, &value), i > 0);
+        lt_file_close(f);
+    }
     done(ctx);
 }
 
@@ -430,7 +513,7 @@ TEST(bad_names_are_refused)
     const char *path = in_folder("names.safetensors");
     const char *twice[] = {"a", "a"}, *reserved[] = {"a", "__metadata__"},
                *latin[] = {"a", "caf\xe9"};
-    const char *keys[] = {"k", "1", "k", "2"}, *text[] = {"k", "\xff"};
+    const char *keys[] = {"k", "1", "k", "2"}, *text[] = {"k", "\xff"}, *taken[] = {"sha256", ""};
     CHECK_FAILS(lt_file_save(path, 2, twice, both, 0, NULL), LT_EINVAL,
                 "the name 'a' is given twice");
     CHECK_FAILS(lt_file_save(path, 2, reserved, both, 0, NULL), LT_EINVAL,
@@ -439,6 +522,8 @@ TEST(bad_names_are_refused)
     CHECK_FAILS(lt_file_save(path, 1, twice, both, 2, keys), LT_EINVAL,
                 "the name 'k' is given twice");
     CHECK_FAILS(lt_file_save(path, 1, twice, both, 1, text), LT_EINVAL, "is not UTF-8");
+    CHECK_FAILS(lt_file_save(path, 1, twice, both, 1, taken), LT_EINVAL,
+                "names.safetensors: no metadata can be called sha256");
     CHECK_FAILS(lt_file_save(path, 16385, NULL, NULL, 0, NULL), LT_EINVAL, "too many");
     CHECK_EQ(access(path, F_OK), -1);
     lt_release(x);

@@ -295,5 +295,10 @@ TEST(draws_of_a_context_are_counted)
     lt_ctx *ctx = context(3, 1);
     CHECK_EQ(lt_next_draw(ctx), 0);
     CHECK_EQ(lt_next_draw(ctx), 1);
+    lt_set_next_draw(ctx, 1ull << 40);
+    CHECK_EQ(lt_next_draw(ctx), 1ull << 40);
+    CHECK_EQ(lt_next_draw(ctx), (1ull << 40) + 1);
+    lt_set_seed(ctx, 4);
+    CHECK_EQ(lt_next_draw(ctx), 0);
     lt_ctx_free(ctx);
 }

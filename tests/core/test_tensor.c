@@ -1,5 +1,6 @@
 /* Tensors, scopes, the pool and its faults. */
 #include <pthread.h>
+#include <signal.h>
 
 #include "core/tensor.h"
 #include "tests/lt_test.h"
@@ -213,10 +214,41 @@ TEST(messages)
     CHECK_EQ(lt_fail_prefix("a.lua:%d", 9), LT_EDATA);
     CHECK_STR(lt_errmsg(), "a.lua:9: x is 3");
     CHECK_EQ(lt_exit_code(LT_EDATA), 4);
+    CHECK_EQ(lt_exit_code(LT_EDONE), 0);
+    CHECK_EQ(lt_exit_code(LT_ESTOPPED), 75);
+    CHECK_STR(lt_status_text(LT_ESTOPPED), "stopped by a signal");
     lt_fail(LT_EINVAL, "%s again", lt_errmsg()); /* its own message as an argument */
     CHECK_STR(lt_errmsg(), "a.lua:9: x is 3 again");
     static const char *const names[] = {"stride", "pad", "dilation"};
     CHECK_EQ(lt_nearest("strides", names, 3), 0);
     CHECK_EQ(lt_nearest("dilaton", names, 3), 2);
     CHECK_EQ(lt_nearest("kernel", names, 3), -1);
+}
+
+static lt_ctx *listening;
+static volatile sig_atomic_t heard;
+
+static void stop_at(int signal) { heard = lt_stop(listening, signal); }
+
+TEST(a_wish_to_stop_reaches_who_listens)
+{
+    listening = lt_ctx_new(NULL);
+    CHECK(signal(SIGUSR1, stop_at) != SIG_ERR);
+    CHECK_EQ(raise(SIGUSR1), 0);
+    CHECK(!heard);
+    CHECK_EQ(lt_stop_reason(listening), 0);
+    lt_listen(listening, true);
+    lt_listen(listening, true);
+    CHECK_EQ(raise(SIGUSR1), 0);
+    CHECK(heard);
+    CHECK_EQ(lt_stop_reason(listening), SIGUSR1);
+    lt_listen(listening, false);
+    CHECK_EQ(lt_stop_reason(listening), SIGUSR1);
+    lt_listen(listening, false);
+    CHECK_EQ(lt_stop_reason(listening), 0);
+    CHECK(!lt_stop(listening, SIGTERM));
+    lt_listen(listening, true);
+    CHECK_EQ(lt_stop_reason(listening), 0);
+    signal(SIGUSR1, SIG_DFL);
+    lt_ctx_free(listening);
 }

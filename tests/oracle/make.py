@@ -87,6 +87,12 @@ def running(running_mean, running_var, mean, var, n, momentum):
     return ()
 
 
+def add_squares(total, x):
+    """Writes total."""
+    total.detach().add_(x.detach().square().sum())
+    return ()
+
+
 def step(kind, w, g, *state, t=1, **options):
     """Writes w and the optimizer's state as step number t of torch.optim's kind does."""
     p = w.detach().requires_grad_()
@@ -103,7 +109,7 @@ def step(kind, w, g, *state, t=1, **options):
 HELPERS = {"torch": torch, "F": F, "SGD": torch.optim.SGD, "Adam": torch.optim.Adam,
            "AdamW": torch.optim.AdamW, "conv2d": conv2d, "max_pool2d": max_pool2d,
            "avg_pool2d": avg_pool2d, "batch_norm": batch_norm, "merge": merge, "running": running,
-           "step": step}
+           "add_squares": add_squares, "step": step}
 
 
 # ==== The cases ====

@@ -1,0 +1,76 @@
+/* queue.c - a ring of pointers under a mutex, with one condition for each side. */
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "core/queue.h"
+
+struct lt_queue {
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t not_full, not_empty;
+    bool closed;
+    int room, first, count;
+    void *items[];
+};
+
+lt_queue *lt__queue_new(int room)
+{
+    lt_queue *q = calloc(1, sizeof *q + (size_t)room * sizeof q->items[0]);
+    if (!q) {
+        lt_fail(LT_ENOMEM, "out of memory for a queue");
+        return NULL;
+    }
+    q->room = room;
+    pthread_mutex_init(&q->lock, NULL);
+    pthread_cond_init(&q->not_full, NULL);
+    pthread_cond_init(&q->not_empty, NULL);
+    return q;
+}
+
+void lt__queue_free(lt_queue *q)
+{
+    if (!q)
+        return;
+    pthread_cond_destroy(&q->not_empty);
+    pthread_cond_destroy(&q->not_full);
+    pthread_mutex_destroy(&q->lock);
+    free(q);
+}
+
+bool lt__queue_put(lt_queue *q, void *item)
+{
+    pthread_mutex_lock(&q->lock);
+    while (q->count == q->room && !q->closed)
+        pthread_cond_wait(&q->not_full, &q->lock);
+    bool open = !q->closed;
+    if (open) {
+        q->items[(q->first + q->count++) % q->room] = item;
+        pthread_cond_signal(&q->not_empty);
+    }
+    pthread_mutex_unlock(&q->lock);
+    return open;
+}
+
+void *lt__queue_take(lt_queue *q)
+{
+    void *item = NULL;
+    pthread_mutex_lock(&q->lock);
+    while (q->count == 0 && !q->closed)
+        pthread_cond_wait(&q->not_empty, &q->lock);
+    if (q->count > 0) {
+        item = q->items[q->first];
+        q->first = (q->first + 1) % q->room;
+        q->count--;
+        pthread_cond_signal(&q->not_full);
+    }
+    pthread_mutex_unlock(&q->lock);
+    return item;
+}
+
+void lt__queue_close(lt_queue *q)
+{
+    pthread_mutex_lock(&q->lock);
+    q->closed = true;
+    pthread_cond_broadcast(&q->not_full);
+    pthread_cond_broadcast(&q->not_empty);
+    pthread_mutex_unlock(&q->lock);
+}

@@ -1,0 +1,270 @@
+/* bind_error.c - how an error crosses: the library's becomes Lua's, and Lua's the library's.
+ *
+ * An error is a string: "train.lua:9: net.4 conv2d: w wants ...". The line is that of the nearest
+ * frame of the user's code: frames of C and of the embedded luatrain/NAME.lua are passed over. The
+ * module is the nearest one that is being called: the frame of its __call has it as first local.
+ * Both are read off Lua's own stack when they are needed, so a call of a module costs nothing, and
+ * there is nothing to put right after an error. The status of the last error raised here is kept
+ * beside its message; at the top, an error that contains that message has that status.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "lua/bind.h"
+#include "lua/embedded.h"
+
+enum { DEEPEST = 100 };
+
+/* Their addresses are keys: of the registry, and of modules. */
+static const char key_message, key_module;
+
+/* ==== Where an error comes from =============================================================== */
+
+/* Pushes the module that the Lua frame ar calls, if it does. The key &key_module of a module holds
+ * its record {path, __call}: see module.lua. Allocates nothing, so it cannot raise. */
+static bool push_module_of(lua_State *L, lua_Debug *ar)
+{
+    int top = lua_gettop(L);
+    if (!lua_checkstack(L, 4) || !lua_getlocal(L, ar, 1))
+        return false;
+    bool found = false;
+    if (lua_istable(L, -1) && lua_rawgetp(L, -1, &key_module) == LUA_TTABLE) {
+        lua_rawgeti(L, -1, 2);
+        lua_getinfo(L, "f", ar);
+        found = lua_rawequal(L, -1, -2);
+    }
+    lua_settop(L, found ? top + 1 : top);
+    return found;
+}
+
+typedef struct place {
+    char line[LUA_IDSIZE + 16]; /* "train.lua:9: " */
+    char module[64];            /* "net.4 " */
+} place;
+
+/* p->line, without snprintf: each op on the tape pays for this. */
+static void set_line(place *p, const char *source, int line)
+{
+    char digits[12], *first = digits + sizeof digits;
+    size_t length = strlen(source);
+    memcpy(p->line, source, length);
+    do
+        *--first = (char)('0' + line % 10);
+    while (line /= 10);
+    size_t n = (size_t)(digits + sizeof digits - first);
+    p->line[length] = ':';
+    memcpy(p->line + length + 1, first, n);
+    memcpy(p->line + length + 1 + n, ": ", 3);
+}
+
+/* Looks from a level of the stack outwards: for the line in the user's code, and for the module,
+ * there or further out when `far`. */
+static void find_place(lua_State *L, int level, bool far, place *p)
+{
+    lua_Debug ar;
+    p->line[0] = p->module[0] = '\0';
+    for (; level < DEEPEST && lua_getstack(L, level, &ar); level++) {
+        lua_getinfo(L, "Sl", &ar);
+        if (ar.currentline < 0)
+            continue;
+        if (!p->module[0] && push_module_of(L, &ar)) {
+            lua_rawgetp(L, -1, &key_module);
+            lua_rawgeti(L, -1, 1);
+            const char *path = lua_tostring(L, -1);
+            if (path && *path) /* else it is not placed: what is around it says more */
+                snprintf(p->module, sizeof p->module, "%s ", path);
+            lua_pop(L, 3);
+        }
+        if (!p->line[0] && strncmp(ar.source, LT_EMBEDDED, sizeof LT_EMBEDDED - 1) != 0)
+            set_line(p, ar.short_src, ar.currentline);
+        if (p->line[0] && (p->module[0] || !far))
+            break;
+    }
+}
+
+void lt__where(void *ud, char *text, size_t bytes)
+{
+    place p;
+    find_place(((lt_lua *)ud)->running, 1, false, &p);
+    const char *line = p.line;
+    size_t length = strlen(line), rest = strlen(p.module) + 1;
+    if (length + rest > bytes) { /* too long: do without the folder */
+        const char *slash = strrchr(line, '/');
+        line = slash ? slash + 1 : line;
+        length = strlen(line);
+    }
+    if (length + rest > bytes)
+        length = 0;
+    if (rest <= bytes) {
+        memcpy(text, line, length);
+        memcpy(text + length, p.module, rest);
+    }
+}
+
+/* active_module(self): the nearest module that is being called and is not self, or nil. */
+static int active_module(lua_State *L)
+{
+    lua_Debug ar;
+    for (int level = 0; level < DEEPEST && lua_getstack(L, level, &ar); level++) {
+        lua_getinfo(L, "l", &ar);
+        if (ar.currentline >= 0 && push_module_of(L, &ar) && !lua_rawequal(L, 1, -1))
+            return 1;
+        lua_settop(L, 1);
+    }
+    return 0;
+}
+
+/* ==== Errors ================================================================================== */
+
+/* "train.lua:9: ...": an error of a node or of a hook that has its line already. */
+static bool has_line(const char *text)
+{
+    const char *colon = strchr(text, ':');
+    if (!colon)
+        return false;
+    size_t digits = strspn(colon + 1, "0123456789");
+    return digits > 0 && colon[1 + digits] == ':';
+}
+
+/* A wrong flag, or an end that the user asked for, is not the script's doing. */
+static bool is_scripts(lt_status status)
+{
+    return status != LT_EUSAGE && status != LT_EDONE && status != LT_ESTOPPED;
+}
+
+noreturn void lt__raise(lua_State *L, lt_lua *s)
+{
+    const char *text = lt_errmsg();
+    place p = {"", ""};
+    s->status = lt_errcode();
+    if (is_scripts(s->status) && !has_line(text))
+        find_place(L, 0, true, &p);
+    lua_pushfstring(L, "%s%s%s", p.line, p.module, text);
+    lua_pushvalue(L, -1);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &key_message);
+    lua_error(L);
+    __builtin_unreachable();
+}
+
+noreturn void lt__unknown(lua_State *L, lt_lua *s, const char *who, const char *what,
+                          const char *word)
+{
+    enum { MOST = 256 };
+    const char *names[MOST];
+    int n = 0;
+    lua_pushnil(L);
+    while (lua_next(L, -2)) {
+        lua_pop(L, 1);
+        if (lua_type(L, -1) == LUA_TSTRING && n < MOST)
+            names[n++] = lua_tostring(L, -1);
+    }
+    int near = lt_nearest(word, names, n);
+    if (near >= 0)
+        lt__refuse(L, s, "%s: unknown %s '%s' (did you mean '%s'?)", who, what, word, names[near]);
+    lt__refuse(L, s, "%s: unknown %s '%s'", who, what, word);
+}
+
+/* Message handler: the error as a string; its traceback to the log. */
+static int trace(lua_State *L)
+{
+    lt_lua *s = lt__lua_of(L);
+    luaL_tolstring(L, 1, NULL);
+    if (!s || !s->ctx)
+        return 1;
+    luaL_traceback(L, L, NULL, 1);
+    for (const char *line = lua_tostring(L, -1); *line;) {
+        size_t length = strcspn(line, "\n");
+        lt_log(s->ctx, LT_LOG_DEBUG, "%.*s", (int)length, line);
+        line += length + (line[length] == '\n');
+    }
+    lua_pop(L, 1);
+    return 1;
+}
+
+/* Whether the text of an error contains the last message raised here, whose status is kept. */
+static bool raised_here(lua_State *L, const char *text)
+{
+    lua_rawgetp(L, LUA_REGISTRYINDEX, &key_message);
+    const char *message = lua_tostring(L, -1);
+    bool here = text && message && strstr(text, message);
+    lua_pop(L, 1);
+    return here;
+}
+
+/* Pops the error of a protected call into this thread's message. */
+static lt_status caught(lua_State *L, int rc)
+{
+    lt_lua *s = lt__lua_of(L);
+    const char *text = lua_tostring(L, -1);
+    lt_status status = rc == LUA_ERRMEM ? LT_ENOMEM : LT_ESCRIPT;
+    if (s && raised_here(L, text))
+        status = s->status;
+    lt_fail(status, "%s", text ? text : "an error without a message");
+    lua_pop(L, 1);
+    return status;
+}
+
+lt_status lt_lua_call(lua_State *L, int n_args, int n_results)
+{
+    if (!lua_checkstack(L, 4))
+        return lt_fail(LT_ENOMEM, "out of memory for the Lua stack");
+    int function = lua_absindex(L, -n_args - 1);
+    lua_pushcfunction(L, trace);
+    lua_insert(L, function);
+    int rc = lua_pcall(L, n_args, n_results, function);
+    lua_remove(L, function);
+    return rc == LUA_OK ? LT_OK : caught(L, rc);
+}
+
+/* ==== For the embedded files ================================================================== */
+
+/* fail(status, message): raises as the library does; status is "EINVAL", "EUSAGE", ... */
+static int fail(lua_State *L)
+{
+    static const char *const names[] = {
+#define X(name, exit, text) #name,
+        LT_STATUS_LIST(X)
+#undef X
+    };
+    const char *name = luaL_checkstring(L, 1);
+    int status = LT_EINVAL;
+    for (int i = 0; i < LT_STATUS_COUNT; i++)
+        if (strcmp(names[i] + 3, name) == 0)
+            status = i;
+    lt__error(L, lt__lua(L), (lt_status)status, "%s", luaL_checkstring(L, 2));
+}
+
+/* nearest(word, names): the name that word may have been meant for, or nil. */
+static int nearest(lua_State *L)
+{
+    const char *word = luaL_checkstring(L, 1);
+    int n = (int)luaL_len(L, 2);
+    const char **names = lua_newuserdatauv(L, (size_t)n * sizeof *names, 0);
+    for (int i = 0; i < n; i++) {
+        lua_rawgeti(L, 2, i + 1);
+        names[i] = luaL_checkstring(L, -1);
+        lua_pop(L, 1);
+    }
+    int near = lt_nearest(word, names, n);
+    lua_pushstring(L, near < 0 ? NULL : names[near]);
+    return 1;
+}
+
+/* exit_code(error): what a program that ends with this error exits with. */
+static int exit_code(lua_State *L)
+{
+    bool here = raised_here(L, lua_tostring(L, 1));
+    lua_pushinteger(L, lt_exit_code(here ? lt__lua(L)->status : LT_ESCRIPT));
+    return 1;
+}
+
+static const luaL_Reg functions[] = {
+    {"active_module", active_module}, {"fail", fail}, {"nearest", nearest},
+    {"exit_code", exit_code}, {NULL, NULL}};
+
+void lt__open_error(lua_State *L)
+{
+    lt__register(L, functions);
+    lua_pushlightuserdata(L, (void *)&key_module);
+    lua_setfield(L, -2, "module_key");
+}

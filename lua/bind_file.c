@@ -1,0 +1,138 @@
+/* bind_file.c - files of tensors in Lua. Its callers are the embedded init.lua and module.lua. */
+#include "lua/bind.h"
+
+static const char file_class[] = "luatrain.File";
+
+static int file_gone(lua_State *L)
+{
+    void **h = lua_touserdata(L, 1);
+    lt_file_close(*h);
+    *h = NULL;
+    return 0;
+}
+
+static int open_file(lua_State *L)
+{
+    const char *path = lt__check_path(L, lt__lua(L), 1, "load");
+    void **h = lt__push_handle(L, file_class);
+    lt__fill_handle(L, h, lt_file_open(lt__lua(L)->ctx, path));
+    return 1;
+}
+
+/* file:names(): in file order. */
+static int file_names(lua_State *L)
+{
+    lt_file *f = lt__check_handle(L, file_class);
+    lua_createtable(L, lt_file_count(f), 0);
+    for (int i = 0; i < lt_file_count(f); i++) {
+        lua_pushstring(L, lt_file_name(f, i));
+        lua_rawseti(L, -2, i + 1);
+    }
+    return 1;
+}
+
+static int find_in_file(lua_State *L, lt_file *f)
+{
+    const char *name = luaL_checkstring(L, 2);
+    int i = lt_file_find(f, name);
+    if (i < 0)
+        lt__error(L, lt__lua(L), LT_EFILE, "there is no tensor '%s' in the file", name);
+    return i;
+}
+
+/* file:shape(name): "64x3x3x1". */
+static int file_shape(lua_State *L)
+{
+    lt_file *f = lt__check_handle(L, file_class);
+    int64_t dims[LT_MAX_DIMS];
+    lt_dtype dtype;
+    int ndim;
+    luaL_Buffer text;
+    lt_file_shape(f, find_in_file(L, f), &dtype, &ndim, dims);
+    luaL_buffinit(L, &text);
+    for (int i = 0; i < ndim; i++) {
+        if (i > 0)
+            luaL_addchar(&text, 'x');
+        lua_pushinteger(L, dims[i]);
+        luaL_addvalue(&text);
+    }
+    luaL_pushresult(&text);
+    return 1;
+}
+
+static int file_read(lua_State *L)
+{
+    lt_file *f = lt__check_handle(L, file_class);
+    int i = find_in_file(L, f);
+    lt_tensor **box = lt__push_box(L, lt__lua(L));
+    lt__fill_box(L, lt__lua(L), box, lt_file_read(f, i));
+    return 1;
+}
+
+/* file:read_into(name, tensor) */
+static int file_read_into(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_file *f = lt__check_handle(L, file_class);
+    lt_tensor *x = lt__check_tensor(L, s, 3, "load", "the target");
+    lt__check(L, s, lt_file_read_into(f, find_in_file(L, f), x));
+    return 0;
+}
+
+/* file:verify(): raises when the file is not what was saved. */
+static int file_verify(lua_State *L)
+{
+    lt__check(L, lt__lua(L), lt_file_verify(lt__check_handle(L, file_class)));
+    return 0;
+}
+
+static int file_meta(lua_State *L)
+{
+    lt_file *f = lt__check_handle(L, file_class);
+    const char *key, *value;
+    lua_newtable(L);
+    for (int i = 0; lt_file_meta_at(f, i, &key, &value); i++) {
+        lua_pushstring(L, value);
+        lua_setfield(L, -2, key);
+    }
+    return 1;
+}
+
+static const luaL_Reg file_methods[] = {
+    {"names", file_names}, {"shape", file_shape}, {"read", file_read},
+    {"read_into", file_read_into}, {"verify", file_verify}, {"meta", file_meta}, {NULL, NULL}};
+
+/* save(names, tensors, path, meta): meta is a list key, value, key, value, ... */
+static int save(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    int n = lt__check_named(L, s, "lt.save"), n_meta = (int)luaL_len(L, 4);
+    const char *path = lt__check_path(L, s, 3, "lt.save");
+    const char **names = lua_newuserdatauv(L, (size_t)n * sizeof *names, 0);
+    lt_tensor **tensors = lua_newuserdatauv(L, (size_t)n * sizeof *tensors, 0);
+    const char **meta = lua_newuserdatauv(L, (size_t)n_meta * sizeof *meta, 0);
+    for (int i = 0; i < n; i++) {
+        lua_rawgeti(L, 1, i + 1);
+        lua_rawgeti(L, 2, i + 1);
+        names[i] = lua_tostring(L, -2);
+        tensors[i] = *(lt_tensor **)lua_touserdata(L, -1);
+        lua_pop(L, 2);
+    }
+    for (int i = 0; i < n_meta; i++) {
+        lua_rawgeti(L, 4, i + 1);
+        meta[i] = luaL_checkstring(L, -1);
+        lua_pop(L, 1);
+    }
+    lt__check(L, s, lt_file_save(path, n, names, tensors, n_meta / 2, meta));
+    return 0;
+}
+
+static const luaL_Reg functions[] = {{"open_file", open_file}, {"save", save}, {NULL, NULL}};
+
+void lt__open_file(lua_State *L)
+{
+    int core = lua_gettop(L);
+    lt__register(L, functions);
+    lt__new_class(L, file_class, file_methods, file_gone);
+    lua_settop(L, core);
+}
