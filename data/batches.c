@@ -1,208 +1,386 @@
-/* batches.c - hands out images and labels in batches: gather, normalisation and the change of
- * dtype in one pass.
+/* batches.c - one pass over a source: batches in the order of the epoch, made ahead by threads.
  *
- * fill() is the work on one batch. It only reads the iterator and writes where it is told, so
- * that several threads may fill several batches at once; lt_batches_next() makes the tensors and
- * moves on.
+ * The owner's thread does all but the images: it fixes the order, makes the tensors of the next
+ * few batches, cuts each batch into pieces and puts those into one queue; workers fill them and put
+ * them into another, from which the owner takes until the batch that is next is complete. Nothing
+ * else is shared, and what an image becomes depends on nothing but its number: so the bytes are the
+ * same whoever makes them, and when. Without workers the owner makes the pieces itself.
  *
- * Images are mostly bytes, and a byte of a channel has 256 possible results. They are computed
- * once, in double, rounded once to the dtype wanted and looked up from then on: exact, the same
- * for every dtype, and as fast as arithmetic.
+ * Both queues have room for all pieces, so that only taking waits. Tensors of batches ahead are
+ * outside of every scope; what the caller gets is a view in the scope that is innermost then.
  */
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#include "core/tensor.h"
-#include "data/data.h"
+#include "core/queue.h"
+#include "data/sample.h"
+
+enum {
+    AHEAD = 4,  /* batches in the making */
+    PIECE = 16, /* images: few, so that a pass that is given up ends soon */
+    MOST_WORKERS = 1024
+};
+
+typedef struct piece { /* of a batch: what a worker does at a time */
+    int64_t first;     /* place in the order */
+    int64_t count;
+    char *x; /* where its images go, and its labels */
+    int64_t *y;
+    struct slot *slot;
+    double seconds; /* that it took */
+    lt_status status;
+    char message[1024];
+} piece;
+
+typedef struct slot { /* a batch in the making */
+    lt_tensor *x, *y;
+    piece *pieces;
+    int n_pieces, n_open; /* all, and those that are not back yet */
+} slot;
+
+typedef struct worker {
+    struct lt_batches *batches;
+    pthread_t thread;
+    lt_workshop shop;
+} worker;
 
 struct lt_batches {
     lt_ctx *ctx;
-    lt_batch_options options;
-    lt_tensor *images;            /* (n, h, w, c) or (n, h, w) */
-    lt_tensor *labels;            /* (n) */
-    lt_tensor *order;             /* (n) i64, or NULL: as they come */
-    lt_tensor *table;             /* (c, 256) of options.dtype, for u8 images; else NULL */
-    int64_t n, h, w, c;
-    int64_t next;                 /* place in order of the next batch's first image */
+    lt_recipe recipe;
+    lt_tensor *table; /* of the recipe */
+    lt_tensor *order; /* (n) i64, or NULL: as they come */
+    int64_t n, batch; /* images; at most so many a batch */
+    int64_t planned;  /* place in the order of the first image that is in no slot yet */
+    bool over;        /* something failed */
+
+    slot slots[AHEAD]; /* a ring of n_slots */
+    int n_slots, head, busy;
+    piece *pieces; /* of all slots */
+    lt_queue *to_do, *done;
+    worker *workers;          /* when there are none, one for the owner */
+    int n_workers, n_started; /* threads */
+    lt_batch_stats stats;
 };
 
-/* ==== The work on one batch =================================================================== */
+static int n_shops(const lt_batches *b) { return b->n_workers > 0 ? b->n_workers : 1; }
 
-static double normalise(const lt_batches *b, int64_t c, double value)
+static double seconds_now(void)
 {
-    if (c >= LT_MAX_CHANNELS)
-        return value;
-    double std = b->options.std[c];
-    return (value - b->options.mean[c]) / (std != 0 ? std : 1);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-static lt_tensor *make_table(const lt_batches *b)
+/* ==== Workers ================================================================================= */
+
+/* Up to the first image that fails. */
+static void make_piece(const lt_batches *b, piece *p, lt_workshop *shop)
 {
-    lt_tensor *table = lt_tensor_new(b->ctx, b->options.dtype, 2, (int64_t[]){b->c, 256});
-    if (!table)
-        return NULL;
-    lt_keep(table);
-    char *to = lt_data(table);
-    for (int64_t i = 0; i < b->c * 256; i++, to += lt_dtype_bytes(b->options.dtype)) {
-        double value = normalise(b, i / 256, (double)(i % 256) / 255);
-        lt_convert(to, b->options.dtype, &value, LT_F64, 1);
+    const lt_source *source = b->recipe.source;
+    const int64_t *order = b->order ? b->order->data : NULL;
+    size_t image_bytes = (size_t)(source->h * source->w * source->c) *
+                         lt_dtype_bytes(b->recipe.options.dtype);
+    double start = seconds_now();
+    p->status = LT_OK;
+    for (int64_t i = 0; i < p->count && p->status == LT_OK; i++) {
+        int64_t sample = order ? order[p->first + i] : p->first + i;
+        p->status = lt__sample_make(&b->recipe, sample, shop, p->x + (size_t)i * image_bytes,
+                                    &p->y[i]);
     }
-    return table;
+    if (p->status != LT_OK)
+        snprintf(p->message, sizeof p->message, "%s", lt_errmsg());
+    p->seconds = seconds_now() - start;
 }
 
-/* One image of bytes. Results are moved, not computed with, so that only their width matters. */
-#define LOOK_UP(T)                                                                                 \
-    for (int64_t i = 0; i < b->h * b->w; i++)                                                      \
-        for (int64_t c = 0; c < b->c; c++)                                                         \
-            *(T *)dst = ((const T *)table)[256 * c + *src++], dst += sizeof(T);
-
-static void put_bytes(const lt_batches *b, const void *table, const void *image, char *dst)
+static void *work(void *ud)
 {
-    const uint8_t *src = image;
-    switch (lt_dtype_bytes(b->options.dtype)) {
-    case 2: LOOK_UP(uint16_t) break;
-    case 4: LOOK_UP(uint32_t) break;
-    default: LOOK_UP(uint64_t) break;
+    worker *w = ud;
+    for (piece *p; (p = lt__queue_take(w->batches->to_do));) {
+        make_piece(w->batches, p, &w->shop);
+        lt__queue_put(w->batches->done, p);
     }
+    return NULL;
 }
 
-/* One image of floats, through double. */
-static void put_floats(const lt_batches *b, const char *src, char *dst)
+/* Signals are for the threads of the program. */
+static lt_status start_workers(lt_batches *b)
 {
-    enum { CHUNK = 256 };
-    double buffer[CHUNK];
-    lt_dtype from = lt_tensor_dtype(b->images), to = b->options.dtype;
-    int64_t count = b->h * b->w * b->c;
-    for (int64_t done = 0; done < count; done += CHUNK) {
-        int64_t n = count - done < CHUNK ? count - done : CHUNK;
-        lt_convert(buffer, LT_F64, src + done * (int64_t)lt_dtype_bytes(from), from, (size_t)n);
-        for (int64_t i = 0; i < n; i++)
-            buffer[i] = normalise(b, (done + i) % b->c, buffer[i]);
-        lt_convert(dst + done * (int64_t)lt_dtype_bytes(to), to, buffer, LT_F64, (size_t)n);
-    }
+    sigset_t all, old;
+    int error = 0;
+    if (b->n_started == b->n_workers)
+        return LT_OK;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    for (; b->n_started < b->n_workers && !error; b->n_started += !error)
+        error = pthread_create(&b->workers[b->n_started].thread, NULL, work,
+                               &b->workers[b->n_started]);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (error)
+        return lt_fail(LT_ENOMEM, "batches: cannot start worker %d of %d: %s", b->n_started + 1,
+                       b->n_workers, strerror(error));
+    return LT_OK;
 }
 
-/* Images [first, first + count) of the order. */
-static lt_status fill(const lt_batches *b, int64_t first, int64_t count, char *x, int64_t *y)
+static void stop_workers(lt_batches *b)
 {
-    const char *images = lt_data(b->images), *labels = lt_data(b->labels);
-    if (!images || !labels)
+    lt__queue_close(b->to_do);
+    while (lt__queue_take(b->to_do))
+        ;
+    for (int i = 0; i < b->n_started; i++)
+        pthread_join(b->workers[i].thread, NULL);
+}
+
+/* ==== Batches ================================================================================= */
+
+static void give_back(slot *s)
+{
+    lt_release(s->x);
+    lt_release(s->y);
+    s->x = s->y = NULL;
+}
+
+static void cut(lt_batches *b, slot *s, int64_t count)
+{
+    size_t image_bytes = (size_t)(lt_count(s->x) / count) *
+                         lt_dtype_bytes(b->recipe.options.dtype);
+    s->n_pieces = 0;
+    for (int64_t done = 0; done < count; done += PIECE)
+        s->pieces[s->n_pieces++] = (piece){.first = b->planned + done,
+                                           .count = count - done < PIECE ? count - done : PIECE,
+                                           .x = (char *)s->x->data + (size_t)done * image_bytes,
+                                           .y = (int64_t *)s->y->data + done,
+                                           .slot = s};
+    s->n_open = s->n_pieces;
+}
+
+/* Another batch goes into the making. */
+static lt_status plan(lt_batches *b)
+{
+    slot *s = &b->slots[(b->head + b->busy) % b->n_slots];
+    const lt_source *source = b->recipe.source;
+    int64_t left = b->n - b->planned, count = left < b->batch ? left : b->batch;
+    LT_TRY(start_workers(b));
+    s->x = lt__tensor_new_kept(b->ctx, b->recipe.options.dtype, 4,
+                               (int64_t[]){count, source->h, source->w, source->c});
+    s->y = lt__tensor_new_kept(b->ctx, LT_I64, 1, &count);
+    if (!s->x || !s->y) {
+        give_back(s);
         return lt_errcode();
-    const int64_t *order = b->order ? lt_data(b->order) : NULL;
-    const void *table = b->table ? lt_data(b->table) : NULL;
-    lt_dtype label_dtype = lt_tensor_dtype(b->labels);
-    size_t elements = (size_t)(b->h * b->w * b->c);
-    size_t image_bytes = elements * lt_dtype_bytes(lt_tensor_dtype(b->images));
-    size_t x_bytes = elements * lt_dtype_bytes(b->options.dtype);
-    for (int64_t i = 0; i < count; i++) {
-        size_t sample = (size_t)(order ? order[first + i] : first + i);
-        if (table)
-            put_bytes(b, table, images + sample * image_bytes, x + (size_t)i * x_bytes);
-        else
-            put_floats(b, images + sample * image_bytes, x + (size_t)i * x_bytes);
-        lt_convert(&y[i], LT_I64, labels + sample * lt_dtype_bytes(label_dtype), label_dtype, 1);
     }
+    cut(b, s, count);
+    for (int i = 0; i < s->n_pieces && b->n_workers > 0; i++)
+        lt__queue_put(b->to_do, &s->pieces[i]);
+    b->planned += count;
+    b->busy++;
     return LT_OK;
 }
 
-/* ==== The iterator ============================================================================ */
-
-static lt_status check(const lt_tensor *images, const lt_tensor *labels,
-                       const lt_batch_options *options)
+static void complete(lt_batches *b, slot *s)
 {
-    char text[96];
-    lt_dtype x = lt_tensor_dtype(images), y = lt_tensor_dtype(labels);
-    if (lt_ndim(images) != 3 && lt_ndim(images) != 4)
-        return lt_fail(LT_EINVAL,
-                       "batches: images want axes (n, h, w) or (n, h, w, c), they are %s",
-                       lt_describe(images, text, sizeof text));
-    if (x != LT_U8 && !lt__is_float(x))
-        return lt_fail(LT_EINVAL, "batches: images want u8 or a float dtype, they are %s",
-                       lt_dtype_name(x));
-    if (lt_ndim(labels) != 1 || lt_dim(labels, 0) != lt_dim(images, 0))
-        return lt_fail(LT_EINVAL,
-                       "batches: labels want one axis of %lld, as many as there are images; "
-                       "they are %s",
-                       (long long)lt_dim(images, 0), lt_describe(labels, text, sizeof text));
-    if (y != LT_U8 && y != LT_I32 && y != LT_I64)
-        return lt_fail(LT_EINVAL, "batches: labels want u8, i32 or i64, they are %s",
-                       lt_dtype_name(y));
-    if (options->batch < 1)
+    double start = seconds_now();
+    while (s->n_open > 0) {
+        piece *p;
+        if (b->n_workers > 0)
+            p = lt__queue_take(b->done); /* of this batch or of a later one */
+        else
+            make_piece(b, p = &s->pieces[s->n_pieces - s->n_open], &b->workers->shop);
+        p->slot->n_open--;
+        b->stats.work_s += p->seconds;
+        b->stats.images += p->count;
+    }
+    b->stats.wait_s += seconds_now() - start;
+}
+
+/* The failure of the first image that has one, whoever met it. */
+static lt_status outcome(const slot *s)
+{
+    for (int i = 0; i < s->n_pieces; i++)
+        if (s->pieces[i].status != LT_OK)
+            return lt_fail(s->pieces[i].status, "%s", s->pieces[i].message);
+    return LT_OK;
+}
+
+lt_status lt_batches_next(lt_batches *b, lt_tensor **x, lt_tensor **y)
+{
+    *x = *y = NULL;
+    if (b->over)
+        return LT_OK;
+    while (b->planned < b->n && b->busy < b->n_slots)
+        LT_TRY(plan(b));
+    if (b->busy == 0)
+        return LT_OK;
+    slot *s = &b->slots[b->head];
+    complete(b, s);
+    lt_status status = outcome(s);
+    if (status != LT_OK) {
+        b->over = true;
+        return status;
+    }
+    *x = lt__tensor_view(s->x, 4, lt_dims(s->x), 0, false);
+    *y = lt__tensor_view(s->y, 1, lt_dims(s->y), 0, false);
+    if (!*x || !*y) {
+        lt_release(*x);
+        lt_release(*y);
+        *x = *y = NULL;
+        return lt_errcode();
+    }
+    give_back(s);
+    b->head = (b->head + 1) % b->n_slots;
+    b->busy--;
+    return LT_OK;
+}
+
+int64_t lt_batches_count(const lt_batches *b)
+{
+    int64_t left = b->n - b->recipe.options.first;
+    return left / b->batch + (left % b->batch != 0);
+}
+
+lt_batch_stats lt_batches_stats(lt_batches *b) { return b->stats; }
+
+/* ==== Opening and closing ===================================================================== */
+
+static lt_status check(const lt_source *source, const lt_batch_options *o)
+{
+    int64_t side = source->h < source->w ? source->h : source->w;
+    bool part = o->area > 0 && o->area < 1;
+    if (o->batch < 1)
         return lt_fail(LT_EINVAL, "batches: batch wants at least 1, it is %lld",
-                       (long long)options->batch);
-    if (!lt__is_float(options->dtype))
-        return lt_fail(LT_EINVAL, "batches: dtype wants a float one, it is %s",
-                       lt_dtype_name(options->dtype));
+                       (long long)o->batch);
+    if (o->first < 0 || o->first > source->count)
+        return lt_fail(LT_EINVAL,
+                       "batches: first wants 0 to %lld, the number of images; it is %lld",
+                       (long long)source->count, (long long)o->first);
+    if (!lt__is_float(o->dtype) && (o->dtype != LT_U8 || source->dtype != LT_U8))
+        return lt_fail(LT_EINVAL, "batches: dtype wants a float one%s, it is %s",
+                       source->dtype == LT_U8 ? " or u8" : "", lt_dtype_name(o->dtype));
     for (int i = 0; i < LT_MAX_CHANNELS; i++)
-        if (!(options->std[i] >= 0))
+        if (!(o->std[i] >= 0))
             return lt_fail(LT_EINVAL, "batches: std wants positive numbers, channel %d has %g",
-                           i + 1, options->std[i]);
+                           i + 1, o->std[i]);
+    if (o->crop < 0 || (o->crop > 0 && o->crop >= side))
+        return lt_fail(LT_EINVAL,
+                       "batches: crop wants 0 to %lld pixels, less than the images have "
+                       "(%lldx%lld); it is %lld",
+                       (long long)side - 1, (long long)source->h, (long long)source->w,
+                       (long long)o->crop);
+    if (!(o->area >= 0 && o->area <= 1))
+        return lt_fail(LT_EINVAL, "batches: area wants a share above 0 and up to 1, it is %g",
+                       o->area);
+    if (part && o->crop > 0)
+        return lt_fail(LT_EINVAL, "batches: area and crop do not go together; choose one");
+    if (part && source->dtype != LT_U8)
+        return lt_fail(LT_EINVAL, "batches: area wants images of u8, these are %s",
+                       lt_dtype_name(source->dtype));
+    if (o->workers > MOST_WORKERS)
+        return lt_fail(LT_EINVAL, "batches: workers wants at most %d, it is %d", MOST_WORKERS,
+                       o->workers);
     return LT_OK;
 }
 
-lt_batches *lt_batches_new(lt_ctx *ctx, lt_tensor *images, lt_tensor *labels,
-                           const lt_batch_options *options)
+static int worker_count(int wanted, bool in_files)
 {
-    if (check(images, labels, options) != LT_OK)
+    if (wanted != 0)
+        return wanted > 0 ? wanted : 0;
+    return in_files ? lt_cpu_count() : 1;
+}
+
+static void set_options(lt_batches *b, const lt_batch_options *options)
+{
+    lt_batch_options *o = &b->recipe.options;
+    const lt_source *source = b->recipe.source;
+    *o = *options;
+    for (int i = 0; i < LT_MAX_CHANNELS; i++)
+        o->std[i] = o->std[i] == 0 ? 1 : o->std[i];
+    o->area = o->area == 0 ? 1 : o->area;
+    b->n = source->count;
+    b->batch = o->batch < b->n ? o->batch : b->n > 0 ? b->n : 1;
+    b->planned = o->first;
+    b->n_workers = worker_count(o->workers, source->in_files);
+    b->stats.workers = b->n_workers;
+    b->n_slots = b->n_workers > 0 ? AHEAD : 1;
+    if (b->n_slots > lt_batches_count(b))
+        b->n_slots = (int)lt_batches_count(b);
+}
+
+static lt_status make_table(lt_batches *b)
+{
+    int64_t dims[] = {b->recipe.source->c, 256};
+    b->table = lt__tensor_new_kept(b->ctx, b->recipe.options.dtype, 2, dims);
+    if (!b->table)
+        return lt_errcode();
+    lt__sample_table(&b->recipe, b->table->data);
+    b->recipe.table = b->table->data;
+    return LT_OK;
+}
+
+static lt_status make_order(lt_batches *b)
+{
+    if (!b->recipe.options.shuffle)
+        return LT_OK;
+    if (!(b->order = lt__tensor_new_kept(b->ctx, LT_I64, 1, &b->n)))
+        return lt_errcode();
+    lt_shuffle(b->recipe.seed, b->recipe.options.epoch, b->order->data, b->n);
+    return LT_OK;
+}
+
+static lt_status make_shop(lt_batches *b)
+{
+    size_t each = (size_t)((b->batch + PIECE - 1) / PIECE), all = each * (size_t)b->n_slots + 1;
+    b->pieces = calloc(all, sizeof *b->pieces);
+    b->workers = calloc((size_t)n_shops(b), sizeof *b->workers);
+    if (!b->pieces || !b->workers)
+        return lt_fail(LT_ENOMEM, "out of memory for batches");
+    for (int i = 0; i < b->n_slots; i++)
+        b->slots[i].pieces = b->pieces + (size_t)i * each;
+    for (int i = 0; i < n_shops(b); i++)
+        b->workers[i].batches = b;
+    b->to_do = lt__queue_new((int)all);
+    b->done = b->to_do ? lt__queue_new((int)all) : NULL;
+    return b->done ? LT_OK : LT_ENOMEM;
+}
+
+lt_batches *lt_batches_new(lt_ctx *ctx, lt_source *source, const lt_batch_options *options)
+{
+    if (check(source, options) != LT_OK)
         return NULL;
     lt_batches *b = calloc(1, sizeof *b);
     if (!b) {
         lt_fail(LT_ENOMEM, "out of memory for batches");
         return NULL;
     }
-    const int64_t *dims = lt_dims(images);
-    b->ctx = ctx;
-    b->options = *options;
-    b->images = lt_retain(images);
-    b->labels = lt_retain(labels);
-    b->n = dims[0];
-    b->h = dims[1];
-    b->w = dims[2];
-    b->c = lt_ndim(images) == 4 ? dims[3] : 1;
-    if (lt_tensor_dtype(images) == LT_U8 && !(b->table = make_table(b)))
-        goto fail;
-    if (options->shuffle) {
-        if (!(b->order = lt_tensor_new(ctx, LT_I64, 1, &b->n)))
-            goto fail;
-        lt_keep(b->order);
-        lt_shuffle(lt_seed(ctx), options->epoch, lt_data(b->order), b->n);
+    b->ctx = lt__ctx_retain(ctx);
+    b->recipe.source = lt_source_retain(source);
+    b->recipe.seed = lt_seed(ctx);
+    set_options(b, options);
+    if (make_table(b) != LT_OK || make_order(b) != LT_OK || make_shop(b) != LT_OK) {
+        lt_batches_free(b);
+        return NULL;
     }
     return b;
-fail:
-    lt_batches_free(b);
-    return NULL;
 }
 
 void lt_batches_free(lt_batches *b)
 {
     if (!b)
         return;
+    if (b->n_started > 0)
+        stop_workers(b);
+    for (int i = 0; i < b->n_slots; i++)
+        give_back(&b->slots[i]);
+    for (int i = 0; b->workers && i < n_shops(b); i++)
+        lt__workshop_free(&b->workers[i].shop);
+    lt__queue_free(b->to_do);
+    lt__queue_free(b->done);
+    free(b->workers);
+    free(b->pieces);
     lt_release(b->table);
     lt_release(b->order);
-    lt_release(b->labels);
-    lt_release(b->images);
+    lt_source_release(b->recipe.source);
+    lt__ctx_release(b->ctx);
     free(b);
-}
-
-int64_t lt_batches_count(const lt_batches *b)
-{
-    return b->n / b->options.batch + (b->n % b->options.batch != 0);
-}
-
-lt_status lt_batches_next(lt_batches *b, lt_tensor **x, lt_tensor **y)
-{
-    int64_t left = b->n - b->next, count = left < b->options.batch ? left : b->options.batch;
-    *x = *y = NULL;
-    if (count == 0)
-        return LT_OK;
-    *x = lt_tensor_new(b->ctx, b->options.dtype, 4, (int64_t[]){count, b->h, b->w, b->c});
-    *y = lt_tensor_new(b->ctx, LT_I64, 1, &count);
-    if (!*x || !*y || fill(b, b->next, count, lt_data(*x), lt_data(*y)) != LT_OK) {
-        lt_release(*x);
-        lt_release(*y);
-        *x = *y = NULL;
-        return lt_errcode();
-    }
-    b->next += count;
-    return LT_OK;
 }

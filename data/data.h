@@ -1,4 +1,4 @@
-/* data.h - the door of data: files of images and labels, and batches made from them. */
+/* data.h - the door of data: sources of images with labels, and batches made from them. */
 #ifndef LUATRAIN_DATA_H
 #define LUATRAIN_DATA_H
 
@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* ==== IDX files =============================================================================== */
+/* ==== Files =================================================================================== */
 
 /* Reads a whole IDX file, the format of MNIST (http://yann.lecun.com/exdb/mnist), gzip or plain:
  * bytes become u8, 32-bit integers i32, floats f32 and f64. Signed bytes and 16-bit integers have
@@ -17,32 +17,93 @@ extern "C" {
  * stream are ignored, as gzip does. New. NULL with LT_EDATA (path and reason) or LT_ENOMEM. */
 LT_API lt_tensor *lt_idx_read(lt_ctx *ctx, const char *path);
 
+/* Reads CIFAR-10's binary files (https://www.cs.toronto.edu/~kriz/cifar.html), one after the other:
+ * *images (n, 32, 32, 3) u8, *labels (n) u8; both new. LT_EDATA (path and reason: a length that is
+ * no multiple of a record's 3073 bytes, a label above 9) or LT_ENOMEM. */
+LT_MUST lt_status lt_cifar10_read(lt_ctx *ctx, int n, const char *const *paths, lt_tensor **images,
+                                  lt_tensor **labels);
+
+/* Decodes a JPEG or PNG file to (h, w, channels) u8; channels is 1 or 3. A file that ends early, or
+ * that would take more than 64 million pixels, is refused. New. NULL with LT_EDATA (path and
+ * reason) or LT_ENOMEM. */
+LT_API lt_tensor *lt_image_read(lt_ctx *ctx, const char *path, int channels);
+
+/* ==== Sources ================================================================================= */
+
+/* Images with labels, read by number in any order and by any thread. Counted references. */
+typedef struct lt_source lt_source;
+
+/* Images in memory: images (n, h, w, c), or (n, h, w) for one channel, u8 or a float dtype; labels
+ * (n) u8, i32 or i64; both kept. New. NULL with LT_EINVAL or LT_ENOMEM. */
+LT_API lt_source *lt_source_tensors(lt_ctx *ctx, lt_tensor *images, lt_tensor *labels);
+/* Files path/CLASS/NAME.jpg, .jpeg or .png, in the order of their names, byte by byte; so are the
+ * classes, which count from 0. A file is decoded when a batch wants it, and brought to height x
+ * width; 0 x 0: all have one size already, that of the first. New. NULL with LT_EDATA (no folder,
+ * no class, no image) or LT_ENOMEM. */
+LT_API lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height, int64_t width,
+                                   int channels);
+/* Noise with a colour that tells the class, to try things without data: image i is of class
+ * i % classes, and a function of (seed, part, i). New. NULL with LT_EINVAL or LT_ENOMEM. */
+LT_API lt_source *lt_source_synthetic(lt_ctx *ctx, uint64_t part, int64_t count, int64_t height,
+                                      int64_t width, int64_t channels, int64_t classes);
+
+LT_API lt_source *lt_source_retain(lt_source *source);
+LT_API void lt_source_release(lt_source *source); /* NULL is fine */
+LT_API int64_t lt_source_count(const lt_source *source);
+LT_API void lt_source_shape(const lt_source *source, int64_t shape[3]); /* (h, w, c) */
+/* How many classes there are; 0 when nobody has said. */
+LT_API int64_t lt_source_classes(const lt_source *source);
+/* The name of a folder's class; NULL past the end, and for other sources. Borrowed. */
+LT_API const char *lt_source_class(const lt_source *source, int64_t i);
+
 /* ==== Batches ================================================================================= */
 
 #define LT_MAX_CHANNELS 4 /* that mean and std can be given for */
 
 typedef struct lt_batch_options { /* zero means default, where there is one */
     int64_t batch;                /* images a batch, the last one may be smaller; must be given */
-    bool shuffle;                 /* default: in the order of the files */
-    uint64_t epoch;               /* with the context's seed: the order, when shuffled */
-    lt_dtype dtype;               /* of the images handed out, a float one; default: f32 */
+    bool shuffle;                 /* default: in the order of the source */
+    uint64_t epoch;               /* with the context's seed: the order, and what is drawn below */
+    int64_t first;                /* so many images of the epoch were seen; they are left out */
+    lt_dtype dtype;               /* of the images handed out: a float one, or u8: as they are */
     double mean[LT_MAX_CHANNELS]; /* by channel */
     double std[LT_MAX_CHANNELS];  /* by channel; 0 means 1 */
+
+    /* Augmentation of sample i: a function of (seed, epoch, i). */
+    int64_t crop; /* moved by up to so many pixels each way; black comes in from outside */
+    bool flip;    /* mirrored left to right, every other one */
+    double area; /* a random part of at least this share of the area, at an aspect ratio from 3/4 to
+                  * 4/3, brought to the full size (Szegedy et al., Going Deeper with Convolutions,
+                  * 2014: 0.08); 0 means 1: all of it. Not together with crop. u8 images only */
+
+    int workers; /* threads that make batches ahead; default: 1 for images in memory, as many as
+                  * there are CPUs for files; negative: none, the caller waits for each */
 } lt_batch_options;
 
-/* One pass over images (n, h, w, c) or (n, h, w), which stands for one channel, and labels (n). */
+/* One pass over a source. */
 typedef struct lt_batches lt_batches;
 
-/* images: u8 or a float dtype; labels: u8, i32 or i64; both kept.
- * New. NULL with LT_EINVAL or LT_ENOMEM. */
-LT_API lt_batches *lt_batches_new(lt_ctx *ctx, lt_tensor *images, lt_tensor *labels,
-                                  const lt_batch_options *options);
+/* source: kept. The order is fixed now; threads start with the first batch. New. NULL with
+ * LT_EINVAL or LT_ENOMEM. */
+LT_API lt_batches *lt_batches_new(lt_ctx *ctx, lt_source *source, const lt_batch_options *options);
+/* Waits for the threads. NULL is fine. */
 LT_API void lt_batches_free(lt_batches *batches);
 /* The number of batches in the pass. */
 LT_API int64_t lt_batches_count(const lt_batches *batches);
 /* The next batch: *x (b, h, w, c) = (value - mean) / std, where the value of a u8 image is its
- * byte / 255, and *y (b) i64. Both new; both NULL after the last batch. Each image comes once. */
+ * byte / 255, and *y (b) i64. Both new; both NULL after the last batch. Each image comes once.
+ * The same bytes for any number of workers. LT_EDATA names the file of an image that cannot be
+ * read; the pass is over then. */
 LT_MUST lt_status lt_batches_next(lt_batches *batches, lt_tensor **x, lt_tensor **y);
+
+typedef struct lt_batch_stats {
+    double wait_s;  /* seconds that lt_batches_next() has waited */
+    double work_s;  /* seconds that the workers have worked, added up */
+    int64_t images; /* made by them */
+    int workers;
+} lt_batch_stats;
+/* May be called at any time. */
+LT_API lt_batch_stats lt_batches_stats(lt_batches *batches);
 
 #ifdef __cplusplus
 }

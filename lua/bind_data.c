@@ -1,140 +1,13 @@
-/* bind_data.c - files of tensors and sources of images in Lua. Its callers are the embedded
- * init.lua, nn.lua and data.lua.
+/* bind_data.c - sources of images in Lua, and batches of them. Its caller is the embedded data.lua,
+ * which has checked what scripts give.
  */
+#include <limits.h>
+
 #include "lua/bind.h"
 
+static const char source_class[] = "luatrain.Source", batches_class[] = "luatrain.Batches";
+
 /* ==== Files =================================================================================== */
-
-static const char file_class[] = "luatrain.File";
-
-static int file_gone(lua_State *L)
-{
-    void **h = lua_touserdata(L, 1);
-    lt_file_close(*h);
-    *h = NULL;
-    return 0;
-}
-
-static int open_file(lua_State *L)
-{
-    const char *path = lt__check_path(L, lt__lua(L), 1, "load");
-    void **h = lt__push_handle(L, file_class);
-    lt__fill_handle(L, h, lt_file_open(lt__lua(L)->ctx, path));
-    return 1;
-}
-
-/* file:names(): in file order. */
-static int file_names(lua_State *L)
-{
-    lt_file *f = lt__check_handle(L, file_class);
-    lua_createtable(L, lt_file_count(f), 0);
-    for (int i = 0; i < lt_file_count(f); i++) {
-        lua_pushstring(L, lt_file_name(f, i));
-        lua_rawseti(L, -2, i + 1);
-    }
-    return 1;
-}
-
-static int find_in_file(lua_State *L, lt_file *f)
-{
-    const char *name = luaL_checkstring(L, 2);
-    int i = lt_file_find(f, name);
-    if (i < 0)
-        lt__error(L, lt__lua(L), LT_EFILE, "there is no tensor '%s' in the file", name);
-    return i;
-}
-
-/* file:shape(name): "64x3x3x1". */
-static int file_shape(lua_State *L)
-{
-    lt_file *f = lt__check_handle(L, file_class);
-    int64_t dims[LT_MAX_DIMS];
-    lt_dtype dtype;
-    int ndim;
-    luaL_Buffer text;
-    lt_file_shape(f, find_in_file(L, f), &dtype, &ndim, dims);
-    luaL_buffinit(L, &text);
-    for (int i = 0; i < ndim; i++) {
-        if (i > 0)
-            luaL_addchar(&text, 'x');
-        lua_pushinteger(L, dims[i]);
-        luaL_addvalue(&text);
-    }
-    luaL_pushresult(&text);
-    return 1;
-}
-
-static int file_read(lua_State *L)
-{
-    lt_file *f = lt__check_handle(L, file_class);
-    int i = find_in_file(L, f);
-    lt_tensor **box = lt__push_box(L, lt__lua(L));
-    lt__fill_box(L, lt__lua(L), box, lt_file_read(f, i));
-    return 1;
-}
-
-/* file:read_into(name, tensor) */
-static int file_read_into(lua_State *L)
-{
-    lt_lua *s = lt__lua(L);
-    lt_file *f = lt__check_handle(L, file_class);
-    lt_tensor *x = lt__check_tensor(L, s, 3, "load", "the target");
-    lt__check(L, s, lt_file_read_into(f, find_in_file(L, f), x));
-    return 0;
-}
-
-static int file_meta(lua_State *L)
-{
-    lt_file *f = lt__check_handle(L, file_class);
-    const char *key, *value;
-    lua_newtable(L);
-    for (int i = 0; lt_file_meta_at(f, i, &key, &value); i++) {
-        lua_pushstring(L, value);
-        lua_setfield(L, -2, key);
-    }
-    return 1;
-}
-
-static const luaL_Reg file_methods[] = {
-    {"names", file_names}, {"shape", file_shape}, {"read", file_read},
-    {"read_into", file_read_into}, {"meta", file_meta}, {NULL, NULL}};
-
-/* save(names, tensors, path, meta): meta is a list key, value, key, value, ... */
-static int save(lua_State *L)
-{
-    lt_lua *s = lt__lua(L);
-    int n = lt__check_named(L, s, "lt.save"), n_meta = (int)luaL_len(L, 4);
-    const char *path = lt__check_path(L, s, 3, "lt.save");
-    const char **names = lua_newuserdatauv(L, (size_t)n * sizeof *names, 0);
-    lt_tensor **tensors = lua_newuserdatauv(L, (size_t)n * sizeof *tensors, 0);
-    const char **meta = lua_newuserdatauv(L, (size_t)n_meta * sizeof *meta, 0);
-    for (int i = 0; i < n; i++) {
-        lua_rawgeti(L, 1, i + 1);
-        lua_rawgeti(L, 2, i + 1);
-        names[i] = lua_tostring(L, -2);
-        tensors[i] = *(lt_tensor **)lua_touserdata(L, -1);
-        lua_pop(L, 2);
-    }
-    for (int i = 0; i < n_meta; i++) {
-        lua_rawgeti(L, 4, i + 1);
-        meta[i] = luaL_checkstring(L, -1);
-        lua_pop(L, 1);
-    }
-    lt__check(L, s, lt_file_save(path, n, names, tensors, n_meta / 2, meta));
-    return 0;
-}
-
-/* ==== Data ==================================================================================== */
-
-static const char batches_class[] = "luatrain.Batches";
-
-static int batches_gone(lua_State *L)
-{
-    void **h = lua_touserdata(L, 1);
-    lt_batches_free(*h);
-    *h = NULL;
-    return 0;
-}
 
 static int read_idx(lua_State *L)
 {
@@ -145,22 +18,196 @@ static int read_idx(lua_State *L)
     return 1;
 }
 
-/* new_batches(images, labels, batch, shuffle, epoch, dtype, mean, std) */
+/* read_image(path, channels) */
+static int read_image(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    const char *path = lt__check_path(L, s, 1, "data.image");
+    int channels = (int)luaL_checkinteger(L, 2);
+    lt_tensor **box = lt__push_box(L, s);
+    lt__fill_box(L, s, box, lt_image_read(s->ctx, path, channels));
+    return 1;
+}
+
+/* read_cifar10(paths): images and labels. */
+static int read_cifar10(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    int n = (int)luaL_len(L, 1);
+    const char **paths = lua_newuserdatauv(L, (size_t)n * sizeof *paths, 0);
+    for (int i = 0; i < n; i++) {
+        lua_rawgeti(L, 1, i + 1);
+        paths[i] = lt__check_path(L, s, lua_gettop(L), "data");
+        lua_pop(L, 1); /* the list holds it */
+    }
+    lt_tensor **x = lt__push_box(L, s), **y = lt__push_box(L, s);
+    lt__check(L, s, lt_cifar10_read(s->ctx, n, paths, x, y));
+    lt__fill_box(L, s, x, *x);
+    lt__fill_box(L, s, y, *y);
+    return 2;
+}
+
+/* ==== Sources ================================================================================= */
+
+static int source_gone(lua_State *L)
+{
+    void **h = lua_touserdata(L, 1);
+    lt_source_release(*h);
+    *h = NULL;
+    return 0;
+}
+
+/* source_tensors(images, labels) */
+static int source_tensors(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_tensor *images = lt__check_tensor(L, s, 1, "data", "images");
+    lt_tensor *labels = lt__check_tensor(L, s, 2, "data", "labels");
+    void **h = lt__push_handle(L, source_class);
+    lt__fill_handle(L, h, lt_source_tensors(s->ctx, images, labels));
+    return 1;
+}
+
+/* source_folder(path, height, width, channels) */
+static int source_folder(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    const char *path = lt__check_path(L, s, 1, "data");
+    int64_t height = luaL_checkinteger(L, 2), width = luaL_checkinteger(L, 3);
+    int channels = (int)luaL_checkinteger(L, 4);
+    void **h = lt__push_handle(L, source_class);
+    lt__fill_handle(L, h, lt_source_folder(s->ctx, path, height, width, channels));
+    return 1;
+}
+
+/* source_synthetic(part, count, height, width, channels, classes) */
+static int source_synthetic(lua_State *L)
+{
+    int64_t v[6];
+    for (int i = 0; i < 6; i++)
+        v[i] = luaL_checkinteger(L, i + 1);
+    void **h = lt__push_handle(L, source_class);
+    lt__fill_handle(L, h, lt_source_synthetic(lt__lua(L)->ctx, (uint64_t)v[0], v[1], v[2], v[3],
+                                              v[4], v[5]));
+    return 1;
+}
+
+static int source_count(lua_State *L)
+{
+    lua_pushinteger(L, lt_source_count(lt__check_handle(L, source_class)));
+    return 1;
+}
+
+/* source:shape(): height, width, channels. */
+static int source_shape(lua_State *L)
+{
+    int64_t shape[3];
+    lt_source_shape(lt__check_handle(L, source_class), shape);
+    for (int i = 0; i < 3; i++)
+        lua_pushinteger(L, shape[i]);
+    return 3;
+}
+
+/* source:names(): of its classes. */
+static int source_names(lua_State *L)
+{
+    lt_source *source = lt__check_handle(L, source_class);
+    const char *name;
+    lua_newtable(L);
+    for (int64_t i = 0; (name = lt_source_class(source, i)); i++) {
+        lua_pushstring(L, name);
+        lua_rawseti(L, -2, i + 1);
+    }
+    return 1;
+}
+
+static const luaL_Reg source_methods[] = {
+    {"count", source_count}, {"shape", source_shape}, {"names", source_names}, {NULL, NULL}};
+
+/* scan_labels(labels, classes): the highest of labels, and the place (from 1) and the value of the
+ * first one that is not from 0 to classes - 1, or nil. */
+static int scan_labels(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_tensor *labels = lt__check_tensor(L, s, 1, "data", "labels");
+    int64_t classes = luaL_checkinteger(L, 2), highest = -1, label;
+    for (int64_t i = 0; i < lt_count(labels); i++) {
+        lt__check(L, s, lt_item_integer(labels, i, &label));
+        if (label < 0 || label >= classes) {
+            lua_pushinteger(L, highest);
+            lua_pushinteger(L, i + 1);
+            lua_pushinteger(L, label);
+            return 3;
+        }
+        highest = label > highest ? label : highest;
+    }
+    lua_pushinteger(L, highest);
+    return 1;
+}
+
+/* ==== Batches ================================================================================= */
+
+static int batches_gone(lua_State *L)
+{
+    void **h = lua_touserdata(L, 1);
+    lt_batches_free(*h);
+    *h = NULL;
+    return 0;
+}
+
+static int batches_close(lua_State *L)
+{
+    luaL_checkudata(L, 1, batches_class);
+    return batches_gone(L);
+}
+
+static int64_t integer_field(lua_State *L, int index, const char *name)
+{
+    lua_getfield(L, index, name);
+    int64_t value = lua_tointeger(L, -1);
+    lua_pop(L, 1);
+    return value;
+}
+
+static bool boolean_field(lua_State *L, int index, const char *name)
+{
+    lua_getfield(L, index, name);
+    bool value = lua_toboolean(L, -1);
+    lua_pop(L, 1);
+    return value;
+}
+
+/* Items of the list at index; the channels that it does not have get 0. */
+static void get_channels(lua_State *L, int index, double values[LT_MAX_CHANNELS])
+{
+    for (int i = 0; i < LT_MAX_CHANNELS; i++) {
+        lua_rawgeti(L, index, i + 1);
+        values[i] = lua_tonumber(L, -1);
+        lua_pop(L, 1);
+    }
+}
+
+/* new_batches(source, options, mean, std) */
 static int new_batches(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt_tensor *images = lt__check_tensor(L, s, 1, "batches", "images");
-    lt_tensor *labels = lt__check_tensor(L, s, 2, "batches", "labels");
-    lt_batch_options options = {.batch = luaL_checkinteger(L, 3),
-                                .shuffle = lua_toboolean(L, 4),
-                                .epoch = (uint64_t)luaL_checkinteger(L, 5),
-                                .dtype = lt__check_dtype(L, s, 6, "batches")};
-    for (int i = 0; i < LT_MAX_CHANNELS; i++) {
-        options.mean[i] = luaL_checknumber(L, 7);
-        options.std[i] = luaL_checknumber(L, 8);
-    }
+    lt_source *source = lt__check_handle(L, source_class);
+    int64_t workers = integer_field(L, 2, "workers");
+    lt_batch_options options = {.batch = integer_field(L, 2, "batch"),
+                                .shuffle = boolean_field(L, 2, "shuffle"),
+                                .epoch = (uint64_t)integer_field(L, 2, "epoch"),
+                                .first = integer_field(L, 2, "first"),
+                                .crop = integer_field(L, 2, "crop"),
+                                .flip = boolean_field(L, 2, "flip"),
+                                .workers = workers < INT_MAX ? (int)workers : INT_MAX};
+    lua_getfield(L, 2, "dtype");
+    options.dtype = lt__check_dtype(L, s, lua_gettop(L), "batches");
+    lua_getfield(L, 2, "area");
+    options.area = lua_tonumber(L, -1);
+    get_channels(L, 3, options.mean);
+    get_channels(L, 4, options.std);
     void **h = lt__push_handle(L, batches_class);
-    lt__fill_handle(L, h, lt_batches_new(s->ctx, images, labels, &options));
+    lt__fill_handle(L, h, lt_batches_new(s->ctx, source, &options));
     return 1;
 }
 
@@ -178,17 +225,40 @@ static int batches_next(lua_State *L)
     return 2;
 }
 
-static const luaL_Reg batches_methods[] = {{"next", batches_next}, {NULL, NULL}};
+static int batches_stats(lua_State *L)
+{
+    lt_batch_stats stats = lt_batches_stats(lt__check_handle(L, batches_class));
+    lua_createtable(L, 0, 4);
+    lua_pushnumber(L, stats.wait_s);
+    lua_setfield(L, -2, "wait_s");
+    lua_pushnumber(L, stats.work_s);
+    lua_setfield(L, -2, "work_s");
+    lua_pushinteger(L, stats.images);
+    lua_setfield(L, -2, "images");
+    lua_pushinteger(L, stats.workers);
+    lua_setfield(L, -2, "workers");
+    return 1;
+}
+
+static const luaL_Reg batches_methods[] = {
+    {"next", batches_next}, {"stats", batches_stats}, {"close", batches_close}, {NULL, NULL}};
 
 static const luaL_Reg functions[] = {
-    {"open_file", open_file}, {"save", save}, {"read_idx", read_idx},
-    {"new_batches", new_batches}, {NULL, NULL}};
+    {"read_idx", read_idx},
+    {"read_image", read_image},
+    {"read_cifar10", read_cifar10},
+    {"source_tensors", source_tensors},
+    {"source_folder", source_folder},
+    {"source_synthetic", source_synthetic},
+    {"scan_labels", scan_labels},
+    {"new_batches", new_batches},
+    {NULL, NULL}};
 
 void lt__open_data(lua_State *L)
 {
     int core = lua_gettop(L);
     lt__register(L, functions);
-    lt__new_class(L, file_class, file_methods, file_gone);
+    lt__new_class(L, source_class, source_methods, source_gone);
     lt__new_class(L, batches_class, batches_methods, batches_gone);
     lua_settop(L, core);
 }

@@ -1,86 +1,304 @@
--- data.lua - sources of images with labels, and batches of them.
+-- data.lua - sets of images with labels, and batches of them.
 --
 --   local train, test = lt.data.open "fashion-mnist"           -- or "fashion-mnist:DIR"
+--   local mine = lt.data.set{images = x, labels = y}           -- (n, h, w, c) and (n)
 --   for x, y in train:batches{batch = 64, shuffle = true, epoch = 1} do ... end
 --
 -- x is (n, h, w, c), normalised; y (n), classes counted from 0. The order of an epoch is a
--- function of seed and epoch.
+-- function of seed and epoch; what augmentation does to an image one of seed, epoch and image.
 
 local core = ...
 local check = require "luatrain.check"
 
 local data = {}
 
-local sources = {
-  ["fashion-mnist"] = {
-    package = "dataset-fashion-mnist",
-    folder = "/usr/share/datasets/fashion-mnist",
-    mean = 0.2860, std = 0.3530,                   -- of the training images, from 0 to 1
-    names = {"T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag",
-             "boot"},
-  },
-}
+local function fail(...) core.fail("EDATA", string.format(...)) end
+local function refuse(...) core.fail("EINVAL", string.format(...)) end
 
 -- ==== Sets =======================================================================================
+--
+-- A set has count (also #set), classes, names, height, width, channels, mean and std (a number for
+-- each channel), augment (what people do with such images: options of batches) and, when they are
+-- in memory, images and labels.
 
 local Set = {}
 local set_meta = {__index = Set, __name = "luatrain.Set"}
 
-local batches = check "batches{batch; shuffle=false, epoch=1, dtype=f32}"
+-- A number, or one for each channel, as a list.
+local function per_channel(name, value, channels)
+  local list = type(value) == "table" and value or {}
+  if type(value) == "number" then
+    for c = 1, channels do list[c] = value end
+  end
+  if #list ~= channels then
+    refuse("data: %s has %d numbers, the images have %d channels", name, #list, channels)
+  end
+  return list
+end
 
--- An iterator over x, y: each image once, the last batch may be smaller.
-function Set:batches(given)
+local batches = check("batches{batch; shuffle=false, epoch=1, first=0, dtype=f32, crop=0, "
+                      .. "flip=false, area=1.0, workers?:integer}")
+
+-- A pass: pass:next() gives x and y, each image once, or nil at the end; the last batch may be
+-- smaller. pass:stats() and pass:close().
+function Set:open_batches(given)
   local o = batches(given)
-  local handle = core.new_batches(self.images, self.labels, o.batch, o.shuffle, o.epoch, o.dtype,
-                                  self.mean, self.std)
-  return handle.next, handle, nil, handle
+  if o.area <= 0 then                              -- 0 is all of it in the core
+    refuse("batches: 'area' wants a share above 0 and up to 1, it is %g", o.area)
+  end
+  if o.workers == 0 then o.workers = -1 end        -- none; 0 is the default there
+  return core.new_batches(self.source, o, per_channel("mean", self.mean, self.channels),
+                          per_channel("std", self.std, self.channels))
+end
+
+-- The same pass for a loop over x, y.
+function Set:batches(given)
+  local pass = self:open_batches(given)
+  return pass.next, pass, nil, pass
 end
 
 function set_meta.__len(self) return self.count end
 
+local function new_set(source, set)
+  set.source, set.count = source, source:count()
+  set.height, set.width, set.channels = source:shape()
+  set.mean = per_channel("mean", set.mean or 0.0, set.channels)
+  set.std = per_channel("std", set.std or 1.0, set.channels)
+  set.augment = set.augment or {}
+  return setmetatable(set, set_meta)
+end
+
+-- Labels without a class are an error; where tells whose they are. Returns the number of classes,
+-- which is one more than the highest label if nobody has said.
+local function check_labels(where, labels, classes)
+  local highest, i, label = core.scan_labels(labels, classes or math.maxinteger)
+  if i and classes then
+    fail("%s: label %d of %d is %d; %d classes are 0 to %d", where, i, #labels, label, classes,
+         classes - 1)
+  elseif i then
+    fail("%s: label %d of %d is %d; classes count from 0", where, i, #labels, label)
+  end
+  return classes or highest + 1
+end
+
+local function in_memory(where, images, labels, set)
+  local source = core.source_tensors(images, labels)
+  if source:count() == 0 then fail("%s: there are no images", where) end
+  set.images, set.labels = images:keep(), labels:keep()
+  return new_set(source, set)
+end
+
+local own = check("data.set{images:tensor, labels:tensor; classes?, names?:names, mean?:numbers, "
+                  .. "std?:numbers}")
+
+-- One's own images (n, h, w, c), or (n, h, w): bytes, or floats that are taken as they are; labels
+-- (n) of a whole dtype. mean and std: of values from 0 to 1, one number or one for each channel.
+function data.set(given)
+  local o = own(given)
+  local classes = o.classes or o.names and #o.names
+  if o.names and #o.names ~= classes then
+    refuse("data.set: there are %d names for %d classes", #o.names, classes)
+  end
+  local set = in_memory("data.set", o.images, o.labels,
+                        {names = o.names, mean = o.mean, std = o.std})
+  if set.channels > 4 and (o.mean or o.std) then
+    refuse("data.set: mean and std are for up to 4 channels, the images have %d", set.channels)
+  end
+  for c, value in ipairs(set.std) do
+    if value <= 0 then
+      refuse("data.set: std wants positive numbers, channel %d has %g", c, value)
+    end
+  end
+  set.classes = check_labels("data.set", o.labels, classes)
+  return set
+end
+
+-- A JPEG or PNG file as (h, w, channels) u8; channels is 1 or 3.
+function data.image(path, channels)
+  if channels ~= nil and channels ~= 1 and channels ~= 3 then
+    refuse("data.image: channels is 1 or 3, not %s", channels)
+  end
+  return core.read_image(path, channels or 3)
+end
+
 -- ==== Reading ====================================================================================
 
 local function exists(path)
-  local file = io.open(path, "rb")
+  local file = io.open(path, "rb")                 -- a folder can be opened too
   if file then file:close() end
   return file ~= nil
 end
 
-local function fail(...) core.fail("EDATA", string.format(...)) end
-
-local function read_idx(source, name, folder, file)
-  for _, path in ipairs{folder .. "/" .. file .. ".gz", folder .. "/" .. file} do
-    if exists(path) then return core.read_idx(path) end
+-- Two sets of one task have the same classes.
+local function same_classes(train, test, train_path, test_path)
+  local all = {}
+  for _, name in ipairs(train.names) do all[name] = true end
+  for _, name in ipairs(test.names) do
+    if not all[name] then fail("%s has a class '%s', %s has not", test_path, name, train_path) end
+    all[name] = nil
   end
-  fail("%s: there is no %s/%s.gz; 'apt-get install %s' brings it, or name a folder that has it: "
-       .. "--data %s:DIR", name, folder, file, source.package, name)
+  local missing = next(all)
+  if missing then fail("%s has a class '%s', %s has not", train_path, missing, test_path) end
 end
 
-local function read_set(source, name, folder, part)
-  local images = read_idx(source, name, folder, part .. "-images-idx3-ubyte")
-  local labels = read_idx(source, name, folder, part .. "-labels-idx1-ubyte")
+-- ---- Fashion-MNIST ----
+
+local fashion_names = {"T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt",
+                       "sneaker", "bag", "boot"}
+
+local function read_idx(folder, file)
+  for _, path in ipairs{folder .. "/" .. file .. ".gz", folder .. "/" .. file} do
+    if exists(path) then return core.read_idx(path), path end
+  end
+  fail("fashion-mnist: there is no %s/%s.gz; 'apt-get install dataset-fashion-mnist' brings it, or "
+       .. "name a folder that has it: --data fashion-mnist:DIR", folder, file)
+end
+
+local function read_fashion(folder, part)
+  local images = read_idx(folder, part .. "-images-idx3-ubyte")
+  local labels, path = read_idx(folder, part .. "-labels-idx1-ubyte")
   if #images.shape ~= 3 or #labels.shape ~= 1 or #images ~= #labels then
     local has, have = core.describe(images), core.describe(labels)
-    fail("%s: %s/%s-*: there are images %s and labels %s, which do not belong together", name,
+    fail("fashion-mnist: %s/%s-*: there are images %s and labels %s, which do not belong together",
          folder, part, has, have)
   end
-  return setmetatable({
-    images = images:keep(), labels = labels:keep(), count = #labels, names = source.names,
-    classes = #source.names, mean = source.mean, std = source.std}, set_meta)
+  return in_memory(folder .. "/" .. part .. "-*", images, labels, {
+    names = fashion_names, classes = check_labels(path, labels, #fashion_names),
+    mean = 0.2860, std = 0.3530,                   -- of the training images, from 0 to 1
+    augment = {flip = true}})
 end
 
--- The training set and the test set. Each has images (u8), labels (u8), count, classes and names.
-function data.open(what)
-  local name, folder = tostring(what):match "^([^:]*):?(.*)$"
-  local source = sources[name]
-  if not source then
-    local names = {}
-    for known in pairs(sources) do names[#names + 1] = known end
-    local others = (" (there is %s)"):format(table.concat(names, ", "))
-    fail("unknown data '%s'%s", name, check.hint(name, names, others))
+local function open_fashion(folder)
+  if folder == "" then folder = "/usr/share/datasets/fashion-mnist" end
+  return read_fashion(folder, "train"), read_fashion(folder, "t10k")
+end
+
+-- ---- CIFAR-10 ----
+
+local cifar_names = {"airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse",
+                     "ship", "truck"}
+
+local function cifar_set(where, images, labels, names)
+  return in_memory(where, images, labels, {
+    names = names, classes = #cifar_names, augment = {crop = 4, flip = true},
+    mean = {0.4914, 0.4822, 0.4465}, std = {0.2470, 0.2435, 0.2616}})
+end
+
+local function read_cifar_files(folder, ...)
+  local paths = {}
+  for i, file in ipairs{...} do paths[i] = folder .. "/" .. file end
+  local images, labels = core.read_cifar10(paths)
+  return cifar_set(folder, images, labels, cifar_names)
+end
+
+-- All images of a folder of folders, decoded at once.
+local function read_cifar_folder(folder)
+  local source = core.source_folder(folder, 0, 0, 3)
+  local height, width = source:shape()
+  local names = source:names()
+  if height ~= 32 or width ~= 32 then
+    fail("cifar10: the images of %s are %dx%d, those of CIFAR-10 are 32x32; for others there is "
+         .. "images:DIR", folder, height, width)
   end
-  if folder == "" then folder = source.folder end
-  return read_set(source, name, folder, "train"), read_set(source, name, folder, "t10k")
+  if #names ~= #cifar_names then
+    fail("cifar10: %s has %d classes, CIFAR-10 has %d; for others there is images:DIR", folder,
+         #names, #cifar_names)
+  end
+  local all <close> = core.new_batches(source, {batch = source:count(), dtype = "u8"}, {}, {})
+  local images, labels = all:next()
+  return cifar_set(folder, images, labels, names)
+end
+
+local function open_cifar10(folder)
+  if folder == "" then fail "cifar10 wants a folder: cifar10:DIR" end
+  for _, inner in ipairs{folder, folder .. "/cifar-10-batches-bin"} do
+    if exists(inner .. "/data_batch_1.bin") then
+      return read_cifar_files(inner, "data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin",
+                              "data_batch_4.bin", "data_batch_5.bin"),
+             read_cifar_files(inner, "test_batch.bin")
+    end
+  end
+  local paths = {folder .. "/train", folder .. "/test"}
+  if not exists(paths[1]) then
+    fail("cifar10: there is neither %s/data_batch_1.bin nor %s/train; the former comes in "
+         .. "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", folder, folder)
+  end
+  local train, test = read_cifar_folder(paths[1]), read_cifar_folder(paths[2])
+  same_classes(train, test, paths[1], paths[2])
+  return train, test
+end
+
+-- ---- Folders of images, which stay on disk ----
+
+local function open_folder(path, size)
+  local source = core.source_folder(path, size, size, 3)
+  local names = source:names()
+  return new_set(source, {
+    names = names, classes = #names, augment = {area = 0.08, flip = true},
+    mean = {0.485, 0.456, 0.406}, std = {0.229, 0.224, 0.225}})      -- those of ImageNet
+end
+
+local function open_images(folder, size)
+  if folder == "" then
+    fail "images wants a folder: images:DIR, with DIR/train/CLASS/*.jpg and DIR/val or DIR/test"
+  end
+  local train_path, test_path = folder .. "/train", folder .. "/val"
+  if not exists(test_path) then test_path = folder .. "/test" end
+  if not exists(train_path) or not exists(test_path) then
+    fail("images: %s wants folders train, and val or test, with one for each class in them; it "
+         .. "has no %s", folder, exists(train_path) and "val or test" or "train")
+  end
+  local train, test = open_folder(train_path, size), open_folder(test_path, size)
+  same_classes(train, test, train_path, test_path)
+  return train, test
+end
+
+-- ---- Synthetic ----
+
+local function open_synthetic(text)
+  local numbers = {text:match "^(%d+)x(%d+)x(%d+)/(%d+)$"}
+  if #numbers == 0 then numbers = {text:match "^(%d+)x(%d+)x(%d+)/(%d+)/(%d+)$"} end
+  local good = #numbers > 0
+  for i, digits in ipairs(numbers) do
+    numbers[i] = tonumber(digits)
+    good = good and math.type(numbers[i]) == "integer"     -- one of 20 digits is a float
+  end
+  local height, width, channels, classes, count = table.unpack(numbers)
+  if not good then
+    fail("synthetic wants HxWxC/CLASSES or HxWxC/CLASSES/COUNT, as in synthetic:32x32x3/10; "
+         .. "it is '%s'", text)
+  end
+  local function open(part, n)
+    local source = core.source_synthetic(part, n, height, width, channels, classes)
+    return new_set(source, {classes = classes, mean = 0.5, std = 0.2})
+  end
+  count = count or 10000
+  return open(0, count), open(1, math.max(count // 10, 1))
+end
+
+-- ==== By name ====================================================================================
+
+local sources = {
+  ["fashion-mnist"] = open_fashion, cifar10 = open_cifar10, images = open_images,
+  synthetic = open_synthetic,
+}
+local names = {"fashion-mnist", "cifar10", "images", "synthetic"}
+local forms = "fashion-mnist[:DIR], cifar10:DIR, images:DIR, synthetic:HxWxC/CLASSES[/COUNT]"
+
+local options = check "data.open{; size?}"
+
+-- The training set and the test set. size = 224: that images:DIR are brought to.
+function data.open(what, given)
+  local name, rest = tostring(what):match "^([^:]*):?(.*)$"
+  local size = options(given).size
+  local open = sources[name]
+  if not open then
+    fail("unknown data '%s'%s", name, check.hint(name, names, (" (there is %s)"):format(forms)))
+  end
+  if size and name ~= "images" then
+    refuse("data.open: size is for images:DIR, the images of %s have theirs", what)
+  end
+  return open(rest, size or 224)
 end
 
 return check.strict(data, "data")

@@ -1,5 +1,11 @@
-/* test_batches.c - batches: every image once, in the order of the seed, with exact values. */
-#include "data/data.h"
+/* test_batches.c - batches: every image once, in the order of the seed, with exact values, whoever
+ * makes them. What happens to a single image is in test_sample.c.
+ */
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "data/source.h"
 #include "tests/lt_test.h"
 
 enum { N = 10 }; /* images in most tests */
@@ -21,6 +27,16 @@ static lt_tensor *some_labels(lt_ctx *ctx, lt_dtype dtype)
         values[i] = i;
     lt_convert(data, dtype, values, LT_I64, N);
     return lt_tensor_from(ctx, dtype, 1, (int64_t[]){N}, data);
+}
+
+/* A pass over images in memory. */
+static lt_batches *open_batches(lt_ctx *ctx, lt_tensor *images, lt_tensor *labels,
+                                const lt_batch_options *options)
+{
+    lt_source *source = lt_source_tensors(ctx, images, labels);
+    lt_batches *batches = source ? lt_batches_new(ctx, source, options) : NULL;
+    lt_source_release(source);
+    return batches;
 }
 
 /* Walks a pass over N images; labels[] gets the labels in the order they came. Returns how many. */
@@ -60,7 +76,7 @@ TEST(comes_in_order_and_the_last_is_smaller)
             int64_t got[N];
             lt_tensor *labels = some_labels(ctx, dtypes[d]);
             lt_batch_options options = {.batch = batch};
-            lt_batches *batches = lt_batches_new(ctx, images, labels, &options);
+            lt_batches *batches = open_batches(ctx, images, labels, &options);
             lt_release(labels);
             CHECK(batches != NULL);
             CHECK_EQ(walk(batches, batch, got), N);
@@ -82,7 +98,7 @@ TEST(shuffled_order_is_that_of_seed_and_epoch)
         lt_ctx *ctx = lt_ctx_new(&(lt_config){.seed = seed});
         lt_tensor *images = some_images(ctx), *labels = some_labels(ctx, LT_U8);
         lt_batch_options options = {.batch = 4, .shuffle = true, .epoch = epoch};
-        lt_batches *batches = lt_batches_new(ctx, images, labels, &options);
+        lt_batches *batches = open_batches(ctx, images, labels, &options);
         CHECK_EQ(walk(batches, 4, orders[k]), N);
         int64_t want[N];
         lt_shuffle(seed, epoch, want, N);
@@ -113,7 +129,7 @@ static lt_tensor *normalised(lt_ctx *ctx, lt_dtype from, int64_t c, lt_dtype to,
         options.mean[k] = mean[k];
         options.std[k] = std[k];
     }
-    lt_batches *batches = lt_batches_new(ctx, images, labels, &options);
+    lt_batches *batches = open_batches(ctx, images, labels, &options);
     CHECK(batches != NULL);
     CHECK_OK(lt_batches_next(batches, &x, &y));
     CHECK_EQ(((int64_t *)lt_data(y))[0], 3);
@@ -155,7 +171,7 @@ TEST(images_without_a_channel_axis_get_one)
 {
     lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *images = some_images(ctx), *labels = some_labels(ctx, LT_U8), *x, *y;
-    lt_batches *batches = lt_batches_new(ctx, images, labels, &(lt_batch_options){.batch = 4});
+    lt_batches *batches = open_batches(ctx, images, labels, &(lt_batch_options){.batch = 4});
     CHECK_OK(lt_batches_next(batches, &x, &y));
     char text[64];
     CHECK_STR(lt_describe(x, text, sizeof text), "4x2x3x1 f32");
@@ -173,8 +189,9 @@ TEST(batches_belong_to_the_scope_and_the_pass_does_not)
     lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *images = some_images(ctx), *labels = some_labels(ctx, LT_U8), *x, *y;
     lt_batch_options options = {.batch = 4, .shuffle = true};
+    int64_t got[N];
     CHECK_OK(lt_scope_push(ctx));
-    lt_batches *batches = lt_batches_new(ctx, images, labels, &options);
+    lt_batches *batches = open_batches(ctx, images, labels, &options);
     CHECK_OK(lt_batches_next(batches, &x, &y));
     lt_scope_pop(ctx);
     CHECK(lt_is_dead(x) && lt_is_dead(y));
@@ -191,10 +208,10 @@ TEST(batches_belong_to_the_scope_and_the_pass_does_not)
     CHECK_OK(lt_scope_push(ctx)); /* images that die under the iterator */
     images = some_images(ctx);
     labels = some_labels(ctx, LT_U8);
-    batches = lt_batches_new(ctx, images, labels, &options);
+    batches = open_batches(ctx, images, labels, &options);
     lt_scope_pop(ctx);
-    CHECK_FAILS(lt_batches_next(batches, &x, &y), LT_EINVAL, "belongs to a step that is over");
-    CHECK(!x && !y);
+    CHECK(lt_is_dead(images));
+    CHECK_EQ(walk(batches, 4, got), N);
     lt_batches_free(batches);
     lt_release(labels);
     lt_release(images);
@@ -210,6 +227,7 @@ TEST(bad_input_gets_a_sentence)
     lt_tensor *whole = lt_tensor_new(ctx, LT_I64, 3, (int64_t[]){N, 2, 3});
     lt_tensor *few = lt_tensor_new(ctx, LT_U8, 1, (int64_t[]){N - 1});
     lt_tensor *real = lt_tensor_new(ctx, LT_F32, 1, (int64_t[]){N});
+    lt_tensor *floats = lt_tensor_new(ctx, LT_F32, 3, (int64_t[]){N, 2, 3});
     const struct { lt_tensor *x, *y; lt_batch_options options; const char *text;
     } cases[] = {
         {flat,
@@ -221,7 +239,18 @@ TEST(bad_input_gets_a_sentence)
         {images, flat, {.batch = 1}, "labels want one axis of 10"},
         {images, real, {.batch = 1}, "labels want u8, i32 or i64, they are f32"},
         {images, labels, {.batch = 0}, "batch wants at least 1, it is 0"},
-        {images, labels, {.batch = 1, .dtype = LT_U8}, "dtype wants a float one, it is u8"},
+        {images, labels, {.batch = 1, .dtype = LT_I32}, "a float one or u8, it is i32"},
+        {floats, labels, {.batch = 1, .dtype = LT_U8}, "dtype wants a float one, it is u8"},
+        {floats, labels, {.batch = 1, .area = 0.5}, "area wants images of u8, these are f32"},
+        {images, labels, {.batch = 1, .area = 1.5}, "area wants a share above 0 and up to 1, it"},
+        {images, labels, {.batch = 1, .area = NAN}, "area wants a share above 0 and up to 1, it"},
+        {images, labels, {.batch = 1, .area = 0.5, .crop = 1}, "area and crop do not go together"},
+        {images, labels, {.batch = 1, .crop = -1}, "crop wants 0 to 1 pixels, less than the images "
+                                                   "have (2x3); it is -1"},
+        {images, labels, {.batch = 1, .crop = 2}, "crop wants 0 to 1 pixels"},
+        {images, labels, {.batch = 1, .first = -1}, "first wants 0 to 10, the number of images"},
+        {images, labels, {.batch = 1, .first = N + 1}, "first wants 0 to 10"},
+        {images, labels, {.batch = 1, .workers = 1025}, "workers wants at most 1024, it is 1025"},
         {images,
          labels,
          {.batch = 1, .std = {1, -2}},
@@ -229,7 +258,7 @@ TEST(bad_input_gets_a_sentence)
         {images, labels, {.batch = 1, .std = {NAN}}, "std wants positive numbers, channel 1 has"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        CHECK(lt_batches_new(ctx, cases[i].x, cases[i].y, &cases[i].options) == NULL);
+        CHECK(open_batches(ctx, cases[i].x, cases[i].y, &cases[i].options) == NULL);
         CHECK_EQ(lt_errcode(), LT_EINVAL);
         CHECK_MSG(cases[i].text);
     }
@@ -239,6 +268,7 @@ TEST(bad_input_gets_a_sentence)
     lt_release(whole);
     lt_release(few);
     lt_release(real);
+    lt_release(floats);
     CHECK_EQ(lt_memory_stats(ctx).live, 0);
     lt_ctx_free(ctx);
 }
@@ -255,7 +285,7 @@ TEST(memory_can_run_out)
         lt_batches *batches = NULL;
         lt_batch_options options = {.batch = 4, .shuffle = true};
         if (labels)
-            batches = lt_batches_new(ctx, images, labels, &options);
+            batches = open_batches(ctx, images, labels, &options);
         through = batches && lt_batches_next(batches, &x, &y) == LT_OK;
         CHECK(through || lt_errcode() == LT_ENOMEM);
         CHECK(n < 100);
@@ -267,4 +297,183 @@ TEST(memory_can_run_out)
         CHECK_EQ(lt_memory_stats(ctx).live, 0);
         lt_ctx_free(ctx);
     }
+}
+
+/* ==== Threads ================================================================================= */
+
+/* A source of 1x1x1 images whose byte and label are their number. Reading those from fail_at on
+ * fails, reading any takes pause microseconds. */
+typedef struct numbers {
+    lt_source base;
+    int64_t fail_at;
+    unsigned pause;
+    atomic_int reads;
+    atomic_bool open_to_signals, freed;
+} numbers;
+
+static lt_status read_number(const lt_source *source, int64_t i, lt_workshop *shop, lt_image *image,
+                             int64_t *label)
+{
+    numbers *s = (numbers *)source;
+    sigset_t blocked;
+    uint8_t *pixel = lt__buffer_need(&shop->decoded, 1);
+    s->reads++;
+    pthread_sigmask(SIG_SETMASK, NULL, &blocked);
+    if (!sigismember(&blocked, SIGINT) || !sigismember(&blocked, SIGTERM))
+        s->open_to_signals = true;
+    if (s->pause > 0)
+        usleep(s->pause);
+    if (i >= s->fail_at)
+        return lt_fail(LT_EDATA, "number %d is bad", (int)i);
+    *pixel = (uint8_t)i;
+    *label = i;
+    *image = (lt_image){pixel, LT_U8, 1, 1, 1};
+    return LT_OK;
+}
+
+static void free_numbers(lt_source *source) { ((numbers *)source)->freed = true; }
+
+static void open_numbers(numbers *s, int64_t count)
+{
+    memset(s, 0, sizeof *s);
+    s->base = (lt_source){.refs = 1, .count = count, .h = 1, .w = 1, .c = 1, .dtype = LT_U8,
+                          .in_files = true, .read = read_number, .free = free_numbers};
+    s->fail_at = count;
+}
+
+/* The labels of a pass, one behind the other; a batch that is not of its labels' images fails. */
+static int64_t run(lt_ctx *ctx, numbers *s, const lt_batch_options *options, int64_t *labels)
+{
+    int64_t seen = 0;
+    lt_batches *batches = lt_batches_new(ctx, &s->base, options);
+    CHECK(batches != NULL);
+    for (;;) {
+        lt_tensor *x, *y;
+        CHECK_OK(lt_batches_next(batches, &x, &y));
+        if (!x)
+            break;
+        for (int64_t i = 0; i < lt_dim(x, 0); i++) {
+            labels[seen] = ((int64_t *)lt_data(y))[i];
+            CHECK_EQ(((uint8_t *)lt_data(x))[i], labels[seen++] & 255);
+        }
+        lt_release(x);
+        lt_release(y);
+    }
+    lt_batch_stats stats = lt_batches_stats(batches);
+    CHECK_EQ(stats.images, seen);
+    CHECK_EQ(stats.workers, options->workers > 0 ? options->workers : 0);
+    CHECK(stats.work_s > 0 && stats.wait_s > 0);
+    lt_batches_free(batches);
+    return seen;
+}
+
+TEST(any_number_of_workers_gives_the_same)
+{
+    enum { MANY = 1000 };
+    static const int64_t sizes[] = {1, 7, 16, 100, MANY, MANY + 1};
+    static int64_t want[MANY], got[MANY];
+    lt_ctx *ctx = lt_ctx_new(&(lt_config){.seed = 5});
+    lt_shuffle(5, 3, want, MANY);
+    for (int workers = -1; workers <= 4; workers += workers < 0 ? 2 : 1)
+        for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+            numbers s;
+            open_numbers(&s, MANY);
+            lt_batch_options options = {.batch = sizes[k], .shuffle = true, .epoch = 3,
+                                        .dtype = LT_U8, .workers = workers};
+            CHECK_EQ(run(ctx, &s, &options, got), MANY);
+            CHECK_EQ(memcmp(got, want, sizeof want), 0);
+            CHECK_EQ(s.reads, MANY);
+            CHECK_EQ(s.open_to_signals, workers < 0);
+            lt_source_release(&s.base);
+            CHECK(s.freed);
+        }
+    CHECK_EQ(lt_memory_stats(ctx).live, 0);
+    lt_ctx_free(ctx);
+}
+
+TEST(what_was_seen_is_left_out)
+{
+    enum { MANY = 100 };
+    int64_t want[MANY], got[MANY];
+    lt_ctx *ctx = lt_ctx_new(&(lt_config){.seed = 5});
+    lt_shuffle(5, 1, want, MANY);
+    for (int64_t first = 0; first <= MANY; first += 10) {
+        numbers s;
+        open_numbers(&s, MANY);
+        lt_batch_options options = {.batch = 30, .shuffle = true, .epoch = 1, .first = first,
+                                    .dtype = LT_U8, .workers = 2};
+        lt_batches *batches = lt_batches_new(ctx, &s.base, &options);
+        CHECK_EQ(lt_batches_count(batches), (MANY - first + 29) / 30);
+        lt_batches_free(batches);
+        if (first == MANY)
+            break;
+        CHECK_EQ(run(ctx, &s, &options, got), MANY - first);
+        CHECK_EQ(memcmp(got, want + first, (size_t)(MANY - first) * sizeof *got), 0);
+    }
+    lt_ctx_free(ctx);
+}
+
+TEST(an_empty_source_is_over_at_once)
+{
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    numbers s;
+    open_numbers(&s, 0);
+    lt_batches *batches = lt_batches_new(ctx, &s.base, &(lt_batch_options){.batch = 4});
+    lt_tensor *x, *y;
+    CHECK_EQ(lt_batches_count(batches), 0);
+    CHECK_OK(lt_batches_next(batches, &x, &y));
+    CHECK(!x && !y);
+    CHECK(lt_batches_stats(batches).workers >= 1);
+    lt_batches_free(batches);
+    lt_batches_free(NULL);
+    lt_ctx_free(ctx);
+}
+
+TEST(the_first_failure_comes_out_of_next)
+{
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    for (int workers = -1; workers <= 3; workers += 2) {
+        numbers s;
+        open_numbers(&s, 500);
+        s.fail_at = 120; /* and all after it: later pieces fail too, perhaps sooner */
+        lt_batch_options options = {.batch = 100, .workers = workers};
+        lt_batches *batches = lt_batches_new(ctx, &s.base, &options);
+        lt_tensor *x, *y;
+        CHECK_OK(lt_batches_next(batches, &x, &y));
+        CHECK_EQ(lt_dim(x, 0), 100);
+        lt_release(x);
+        lt_release(y);
+        CHECK_FAILS(lt_batches_next(batches, &x, &y), LT_EDATA, "number 120 is bad");
+        CHECK(!x && !y);
+        CHECK_OK(lt_batches_next(batches, &x, &y));
+        CHECK(!x && !y);
+        lt_batches_free(batches);
+    }
+    CHECK_EQ(lt_memory_stats(ctx).live, 0);
+    lt_ctx_free(ctx);
+}
+
+TEST(a_pass_that_is_given_up_ends_soon)
+{
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    for (int workers = -1; workers <= 3; workers += 2)
+        for (int taken = 0; taken < 3; taken++) {
+            numbers s;
+            open_numbers(&s, 4000);
+            s.pause = 1000;
+            lt_batch_options options = {.batch = 100, .workers = workers};
+            lt_batches *batches = lt_batches_new(ctx, &s.base, &options);
+            for (int i = 0; i < taken; i++) {
+                lt_tensor *x, *y;
+                CHECK_OK(lt_batches_next(batches, &x, &y));
+                lt_release(x);
+                lt_release(y);
+            }
+            int before = s.reads;
+            lt_batches_free(batches);
+            CHECK(s.reads - before < 150); /* what each worker had begun, of the 300 ahead */
+            CHECK_EQ(s.base.refs, 1);
+        }
+    CHECK_EQ(lt_memory_stats(ctx).live, 0);
+    lt_ctx_free(ctx);
 }

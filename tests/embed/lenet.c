@@ -83,9 +83,7 @@ int main(int argc, char **argv)
     lt_status status = ctx ? read_images(ctx, argc, argv, &images, &labels) : lt_errcode();
     if (status != LT_OK)
         goto done;
-    batches =
-        lt_batches_new(ctx, images, labels, &(lt_batch_options){.batch = BATCH, .shuffle = true});
-    if (!batches) {
+    if (!(batches = lenet_batches(ctx, images, labels, BATCH))) {
         status = lt_errcode();
         goto done;
     }

@@ -17,9 +17,8 @@ static lt_status train(lt_ctx *ctx)
     lt_tensor *images = NULL, *labels = NULL, *x, *y;
     double loss;
     lt_batches *batches = NULL;
-    lt_batch_options options = {.batch = BATCH, .shuffle = true};
     lt_status status = lenet_synthetic(ctx, 2 * BATCH, SIDE, &images, &labels);
-    if (status == LT_OK && !(batches = lt_batches_new(ctx, images, labels, &options)))
+    if (status == LT_OK && !(batches = lenet_batches(ctx, images, labels, BATCH)))
         status = lt_errcode();
     if (status == LT_OK)
         status = lenet_open(&net, ctx, SIDE);

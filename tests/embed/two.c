@@ -28,12 +28,11 @@ typedef struct trainer {
 
 static lt_status open_trainer(trainer *t)
 {
-    lt_batch_options options = {.batch = BATCH, .shuffle = true};
     t->ctx = lt_open(&(lt_config){.seed = t->seed, .threads = 2});
     if (!t->ctx)
         return lt_errcode();
     LT_TRY(lenet_synthetic(t->ctx, STEPS * BATCH, SIDE, &t->images, &t->labels));
-    t->batches = lt_batches_new(t->ctx, t->images, t->labels, &options);
+    t->batches = lenet_batches(t->ctx, t->images, t->labels, BATCH);
     if (!t->batches)
         return lt_errcode();
     if (!t->model)

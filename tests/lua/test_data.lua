@@ -1,4 +1,4 @@
--- test_data.lua - the sources of images, on a small copy of Fashion-MNIST that is written here.
+-- test_data.lua - the sources of images, on small copies of the real ones that are written here.
 local lt = require "luatrain"
 local T = require "lt_test"
 
@@ -35,7 +35,9 @@ T.test("missing files name the package and the flag", function()
           :format(folder))
   T.fails(function() lt.data.open("fashion-mnits") end,
           "unknown data 'fashion-mnits' (did you mean 'fashion-mnist'?)")
-  T.fails(function() lt.data.open("x") end, "unknown data 'x' (there is fashion-mnist)")
+  T.fails(function() lt.data.open("x") end,
+          "unknown data 'x' (there is fashion-mnist[:DIR], cifar10:DIR, images:DIR, "
+          .. "synthetic:HxWxC/CLASSES[/COUNT])")
 end)
 
 write_images("train-images-idx3-ubyte", 25)
@@ -84,15 +86,331 @@ end)
 T.test("refused", function()
   local train = lt.data.open(name)
   T.fails(function() train:batches{} end,
-          "batches: 'batch' must be given: batches{batch; shuffle=false, epoch=1, dtype=f32}")
+          "batches: 'batch' must be given: batches{batch; shuffle=false, epoch=1, first=0, "
+          .. "dtype=f32, crop=0, flip=false, area=1.0, workers?}")
   T.fails(function() train:batches{batch = 4, shufle = true} end,
           "batches: unknown key 'shufle' (did you mean 'shuffle'?)")
   T.fails(function() train:batches{batch = 0} end,
           "batches: 'batch' wants a whole number from 1 up, it is 0")
+  T.fails(function() train:batches{batch = 4, area = 0.0} end,
+          "batches: 'area' wants a share above 0 and up to 1, it is 0")
+  T.fails(function() train:batches{batch = 4, crop = 2} end,
+          "batches: crop wants 0 to 1 pixels, less than the images have (2x2); it is 2")
+  T.fails(function() train:batches{batch = 4, workers = -1} end,
+          "batches: 'workers' wants a whole number from 0 up, it is -1")
+  T.fails(function() lt.data.open(name, {size = 32}) end,
+          ("data.open: size is for images:DIR, the images of %s have theirs"):format(name))
+  write("t10k-labels-idx1-ubyte", "\0\0\8\1", (">I4"):pack(7), "\0\1\2\10\4\5\6")
+  T.fails(function() lt.data.open(name) end,
+          ("%s/t10k-labels-idx1-ubyte: label 4 of 7 is 10; 10 classes are 0 to 9"):format(folder))
+  write_images("t10k-images-idx3-ubyte", 0)
+  write_labels("t10k-labels-idx1-ubyte", 0)
+  T.fails(function() lt.data.open(name) end,
+          ("%s/t10k-images-idx3-ubyte is empty: axis 1 has 0 elements"):format(folder))
+  write_images("t10k-images-idx3-ubyte", 7)
   write_labels("t10k-labels-idx1-ubyte", 6)
   T.fails(function() lt.data.open(name) end,
           ("fashion-mnist: %s/t10k-*: there are images 7x2x2 u8 and labels 6 u8, "
           .. "which do not belong together"):format(folder))
+end)
+
+-- ==== Passes =====================================================================================
+
+-- The images of a pass, by label.
+local function by_label(set, options)
+  local images = {}
+  for x, y in set:batches(options) do
+    local list = x:totable()
+    for i, label in ipairs(y:totable()) do images[label + 1] = list[i] end
+  end
+  return images
+end
+
+local function differ(a, b) assert(not pcall(T.equal, a, b)) end
+
+local function numbered(n)
+  local labels = lt.arange(n, {dtype = "i64"})
+  return lt.data.set{lt.randn({n, 5, 5, 3}), labels}
+end
+
+T.test("batch, order and workers do not change what augmentation does", function()
+  local set = lt.data.open("synthetic:8x8x3/40/40")
+  for _, kind in ipairs{{crop = 2, flip = true}, {area = 0.3, flip = true}} do
+    local seen
+    for k, o in ipairs{{batch = 40}, {batch = 7, shuffle = true}, {batch = 3, workers = 0},
+                       {batch = 16, workers = 3}} do
+      for key, value in pairs(kind) do o[key] = value end
+      local images = by_label(set, o)
+      if k > 1 then T.equal(images, seen) end
+      seen = images
+    end
+    kind.batch, kind.epoch = 40, 2
+    differ(by_label(set, kind), seen)
+    differ(by_label(set, {batch = 40}), seen)
+  end
+end)
+
+T.test("first leaves out what was seen", function()
+  local set = numbered(30)
+  local function labels(first)
+    local list = {}
+    for _, y in set:batches{batch = 4, shuffle = true, first = first, workers = 2} do
+      table.move(y:totable(), 1, #y, #list + 1, list)
+    end
+    return list
+  end
+  local all = labels(0)
+  T.equal(#all, 30)
+  T.equal(labels(12), table.move(all, 13, 30, 1, {}))
+  T.equal(labels(30), {})
+  T.fails(function() set:batches{batch = 4, first = 31} end,
+          "batches: first wants 0 to 30, the number of images; it is 31")
+end)
+
+T.test("a loop may be left, and a pass has numbers", function()
+  local set = numbered(100)
+  for _ in set:batches{batch = 10, workers = 2} do break end
+  local pass <close> = set:open_batches{batch = 10, workers = 2}
+  local x, y = pass:next()
+  T.equal(x.shape, {10, 5, 5, 3})
+  T.equal(y:totable(), {0, 1, 2, 3, 4, 5, 6, 7, 8, 9})
+  local stats = pass:stats()
+  T.equal(stats.workers, 2)
+  assert(stats.images >= 10 and stats.wait_s > 0 and stats.work_s > 0)
+  pass:close()
+  T.fails(function() return pass:next() end, "this luatrain.Batches was closed")
+  assert(not pcall(pass.close, 5))
+end)
+
+-- ==== One's own data =============================================================================
+
+T.test("one's own images", function()
+  local x, y = lt.zeros({4, 3, 2}, {dtype = "u8"}), lt.tensor({2, 0, 0, 1}, {dtype = "i32"})
+  local set = lt.data.set{x, y, mean = 0.5, std = 0.25}
+  T.equal({#set, set.count, set.classes, set.height, set.width, set.channels},
+          {4, 4, 3, 3, 2, 1})
+  T.equal({set.mean, set.std, set.augment}, {{0.5}, {0.25}, {}})
+  local bx, by = set:open_batches{batch = 9}:next()
+  T.equal(bx.shape, {4, 3, 2, 1})
+  T.equal(bx:get(1, 1, 1, 1), -2.0)
+  T.equal(by:totable(), {2, 0, 0, 1})
+
+  set = lt.data.set{images = lt.ones({2, 1, 1, 3}), labels = lt.zeros({2}, {dtype = "u8"}),
+                    names = {"a", "b"}, mean = {0.5, 0, 1}, std = {1, 2, 4}}
+  T.equal({set.classes, set.names}, {2, {"a", "b"}})
+  T.equal(set:open_batches{batch = 1}:next():totable(), {{{{0.5, 0.5, 0.0}}}})
+  set.mean = 1                                     -- may be set later, too
+  T.equal(set:open_batches{batch = 1}:next():totable(), {{{{0.0, 0.0, 0.0}}}})
+  set.mean = {1, 2}
+  T.fails(function() set:batches{batch = 1} end,
+          "data: mean has 2 numbers, the images have 3 channels")
+
+  local kept = lt.step(function()                  -- a set outlives the step it was made in
+    return lt.data.set{lt.ones({2, 1, 1}), lt.zeros({2}, {dtype = "u8"})}
+  end)
+  T.equal(kept.images:sum():item(), 2.0)
+  T.equal(kept:open_batches{batch = 2}:next():totable(), {{{{1.0}}}, {{{1.0}}}})
+end)
+
+T.test("one's own images, refused", function()
+  local x, y = lt.zeros({4, 3, 2, 3}), lt.tensor({2, 0, 0, 1}, {dtype = "i32"})
+  local cases = {
+    {{x}, "data.set: 'labels' must be given: "
+          .. "data.set{images, labels; classes?, names?, mean?, std?}"},
+    {{x, 5}, "data.set: 'labels' wants a tensor, it is 5"},
+    {{x, y, clases = 3}, "data.set: unknown key 'clases' (did you mean 'classes'?)"},
+    {{x, y, classes = 2}, "data.set: label 1 of 4 is 2; 2 classes are 0 to 1"},
+    {{x, lt.tensor({0, 1, -1, 0}, {dtype = "i64"})},
+     "data.set: label 3 of 4 is -1; classes count from 0"},
+    {{x, y, names = {"a", 1}}, "data.set: 'names' wants a list of strings, it is a table"},
+    {{x, y, names = {"a", "b"}, classes = 3}, "data.set: there are 2 names for 3 classes"},
+    {{x, y, mean = {1, 2}}, "data: mean has 2 numbers, the images have 3 channels"},
+    {{x, y, std = {1, 0, 1}}, "data.set: std wants positive numbers, channel 2 has 0"},
+    {{x, y, std = "1"}, "data.set: 'std' wants a number, or a list of them, it is '1'"},
+    {{lt.zeros({4, 1, 1, 5}), y, mean = 0.5},
+     "data.set: mean and std are for up to 4 channels, the images have 5"},
+    {{lt.zeros({0, 1, 1}), lt.zeros({0}, {dtype = "u8"})}, "data.set: there are no images"},
+    {{x, lt.zeros({3}, {dtype = "u8"})},
+     "data: labels want one axis of 4, as many as there are images; they are 3 u8"},
+    {{x, lt.zeros({4})}, "data: labels want u8, i32 or i64, they are f32"},
+    {{lt.zeros({4, 6}), y}, "data: images want axes (n, h, w) or (n, h, w, c), they are 4x6 f32"},
+  }
+  for _, case in ipairs(cases) do
+    T.fails(function() lt.data.set(case[1]) end, case[2])
+  end
+end)
+
+-- ==== Synthetic ==================================================================================
+
+T.test("synthetic", function()
+  local train, test = lt.data.open "synthetic:6x5x3/4"
+  T.equal({#train, #test, train.classes}, {10000, 1000, 4})
+  T.equal({train.height, train.width, train.channels}, {6, 5, 3})
+  local x, y = train:open_batches{batch = 6}:next()
+  T.equal(x.shape, {6, 6, 5, 3})
+  T.equal(y:totable(), {0, 1, 2, 3, 0, 1})
+  differ(x:totable(), test:open_batches{batch = 6}:next():totable())
+  train, test = lt.data.open "synthetic:6x5x1/4/7"
+  T.equal({#train, #test}, {7, 1})
+  for _, text in ipairs{"", "6x5/4", "6x5x3", "6x5x3/4/", "6x5x3/4/7/8", "-6x5x3/4",
+                       "6x5x3/99999999999999999999"} do
+    T.fails(function() lt.data.open("synthetic:" .. text) end,
+            "synthetic wants HxWxC/CLASSES or HxWxC/CLASSES/COUNT, as in synthetic:32x32x3/10; "
+            .. "it is '" .. text .. "'")
+  end
+  T.fails(function() lt.data.open "synthetic:6x5x9/4" end,
+          "synthetic data: images want 1 to 4 channels, they have 9")
+end)
+
+-- ==== Files of images ============================================================================
+
+local function crc32(text)
+  local crc = 0xffffffff
+  for _, byte in ipairs{text:byte(1, -1)} do
+    crc = crc ~ byte
+    for _ = 1, 8 do crc = crc >> 1 ~ (crc & 1) * 0xedb88320 end
+  end
+  return ~crc & 0xffffffff
+end
+
+-- A PNG of side x side pixels of one colour, {r, g, b}; its data are stored, not compressed.
+local function png(side, colour)
+  local function chunk(name, body)
+    return (">I4"):pack(#body) .. name .. body .. (">I4"):pack(crc32(name .. body))
+  end
+  local rows = ("\0" .. string.char(table.unpack(colour)):rep(side)):rep(side)
+  local a, b = 1, 0
+  for _, byte in ipairs{rows:byte(1, -1)} do a = (a + byte) % 65521; b = (b + a) % 65521 end
+  return "\137PNG\r\n\26\n" .. chunk("IHDR", (">I4I4"):pack(side, side) .. "\8\2\0\0\0")
+         .. chunk("IDAT", "\x78\1\1" .. ("<I2I2"):pack(#rows, ~#rows & 0xffff) .. rows
+                          .. (">I2I2"):pack(b, a))
+         .. chunk("IEND", "")
+end
+
+local function make(path) assert(os.execute("mkdir -p " .. folder .. "/" .. path)) end
+
+-- n images of each class in folder/part; the colour of image i of class k is {10 k, i, 0}.
+local function write_classes(part, classes, n, side)
+  for k, class in ipairs(classes) do
+    make(part .. "/" .. class)
+    for i = 1, n do
+      write(("%s/%s/%d.png"):format(part, class, i), png(side, {10 * (k - 1), i, 0}))
+    end
+  end
+end
+
+T.test("one image", function()
+  write("red.png", png(4, {255, 0, 0}))
+  local x = lt.data.image(folder .. "/red.png")
+  T.equal({x.shape, x.dtype}, {{4, 4, 3}, "u8"})
+  T.equal(x:totable()[1][1], {255, 0, 0})
+  T.equal(lt.data.image(folder .. "/red.png", 1).shape, {4, 4, 1})
+  T.fails(function() lt.data.image(folder .. "/red.png", 2) end,
+          "data.image: channels is 1 or 3, not 2")
+  assert(not pcall(lt.data.image, folder .. "/none.png"))
+end)
+
+T.test("images in folders", function()
+  T.fails(function() lt.data.open "images" end,
+          "images wants a folder: images:DIR, with DIR/train/CLASS/*.jpg and DIR/val or DIR/test")
+  local what = "images:" .. folder .. "/photos"
+  local function missing(part)
+    T.fails(function() lt.data.open(what) end,
+            ("images: %s/photos wants folders train, and val or test, with one for each class "
+            .. "in them; it has no %s"):format(folder, part))
+  end
+  missing "train"
+  write_classes("photos/train", {"cat", "dog"}, 3, 8)
+  missing "val or test"
+  write_classes("photos/test", {"cat", "dog"}, 1, 6)
+  local train, test = lt.data.open(what, {size = 5})
+  T.equal({#train, #test, train.classes, train.names}, {6, 2, 2, {"cat", "dog"}})
+  T.equal({train.height, train.width, train.channels, train.images}, {5, 5, 3})
+  T.equal(train.augment, {area = 0.08, flip = true})
+  local x, y = train:open_batches{batch = 6, dtype = "u8"}:next()
+  T.equal(y:totable(), {0, 0, 0, 1, 1, 1})
+  T.equal(x:totable()[5][5][5], {10, 2, 0})
+  x = train:open_batches{batch = 6, dtype = "u8", area = 0.1, flip = true}:next()
+  T.equal(x:totable()[5][5][5], {10, 2, 0})
+  T.equal(lt.data.open(what).height, 224)
+
+  make "photos/test/bird"
+  write("photos/test/bird/1.png", png(4, {0, 0, 0}))
+  T.fails(function() lt.data.open(what) end,
+          ("%s/photos/test has a class 'bird', %s/photos/train has not"):format(folder, folder))
+  os.execute(("rm -r %s/photos/test/bird %s/photos/test/cat"):format(folder, folder))
+  T.fails(function() lt.data.open(what) end,
+          ("%s/photos/train has a class 'cat', %s/photos/test has not"):format(folder, folder))
+end)
+
+T.test("an image that cannot be read is named", function()
+  write("photos/train/cat/2.png", "nothing")
+  os.execute(("cp -r %s/photos/train/cat %s/photos/test"):format(folder, folder))
+  local train = lt.data.open("images:" .. folder .. "/photos", {size = 4})
+  local ok, why = pcall(function() for _ in train:batches{batch = 2} do end end)
+  assert(not ok and why:find(folder .. "/photos/train/cat/2.png", 1, true), why)
+end)
+
+-- ==== CIFAR-10 ===================================================================================
+
+-- n records; the label of record i is i % 10, its pixels are {i, 2 i, 3 i}.
+local function write_cifar(file, n)
+  local records = {}
+  for i = 1, n do
+    local planes = {}
+    for c = 1, 3 do planes[c] = string.char(c * i):rep(1024) end
+    records[i] = string.char(i % 10) .. table.concat(planes)
+  end
+  write(file, table.concat(records))
+end
+
+T.test("CIFAR-10 as binary files", function()
+  T.fails(function() lt.data.open "cifar10" end, "cifar10 wants a folder: cifar10:DIR")
+  local what = "cifar10:" .. folder .. "/cifar"
+  make "cifar/cifar-10-batches-bin"
+  T.fails(function() lt.data.open(what) end,
+          ("cifar10: there is neither %s/cifar/data_batch_1.bin nor %s/cifar/train; the former "
+          .. "comes in https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz")
+          :format(folder, folder))
+  for i = 1, 5 do write_cifar(("cifar/cifar-10-batches-bin/data_batch_%d.bin"):format(i), i) end
+  write_cifar("cifar/cifar-10-batches-bin/test_batch.bin", 12)
+  for _, where in ipairs{what, what .. "/cifar-10-batches-bin"} do
+    local train, test = lt.data.open(where)
+    T.equal({#train, #test, train.classes, #train.names}, {15, 12, 10, 10})
+    T.equal({train.height, train.width, train.channels}, {32, 32, 3})
+    T.equal(train.augment, {crop = 4, flip = true})
+    T.equal(train.images:totable()[15][32][32], {5, 10, 15})
+    T.equal(test.labels:totable(), {1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2})
+    T.near(test:open_batches{batch = 1}:next():get(1, 1, 1, 3), (3 / 255 - 0.4465) / 0.2616, 1e-5)
+  end
+  write("cifar/cifar-10-batches-bin/data_batch_3.bin", ("x"):rep(3072))
+  local ok, why = pcall(lt.data.open, what)
+  assert(not ok and why:find("cifar-10-batches-bin/data_batch_3.bin", 1, true), why)
+end)
+
+T.test("CIFAR-10 as folders", function()
+  local classes = {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"}
+  local what = "cifar10:" .. folder .. "/jpg"
+  write_classes("jpg/train", classes, 2, 32)
+  write_classes("jpg/test", classes, 1, 32)
+  local train, test = lt.data.open(what)
+  T.equal({#train, #test, train.classes, train.names}, {20, 10, 10, classes})
+  T.equal({train.images.shape, train.images.dtype}, {{20, 32, 32, 3}, "u8"})
+  T.equal(train.images:totable()[8][32][32], {30, 2, 0})
+  T.equal(test.labels:totable(), {0, 1, 2, 3, 4, 5, 6, 7, 8, 9})
+
+  os.execute(("rm -r %s/jpg/test/j"):format(folder))
+  T.fails(function() lt.data.open(what) end,
+          ("cifar10: %s/jpg/test has 9 classes, CIFAR-10 has 10; for others there is images:DIR")
+          :format(folder))
+  write_classes("jpg/test", classes, 1, 16)
+  T.fails(function() lt.data.open(what) end,
+          ("cifar10: the images of %s/jpg/test are 16x16, those of CIFAR-10 are 32x32; for others "
+          .. "there is images:DIR"):format(folder))
+  write("jpg/train/c/2.png", png(31, {0, 0, 0}))
+  T.fails(function() lt.data.open(what) end,
+          ("%s/jpg/train/c/2.png has 31x31 pixels, the first image has 32x32; name a size that "
+          .. "all are brought to"):format(folder))
 end)
 
 os.execute("rm -r " .. folder)

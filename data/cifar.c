@@ -1,0 +1,88 @@
+/* cifar.c - reads CIFAR-10's binary files: records of a label and an image, whose 32x32 pixels come
+ * in three planes, red, green and blue.
+ *
+ * The files are read twice: first they are counted and their labels looked at, then memory is taken
+ * and filled.
+ */
+#include <limits.h>
+#include <stdlib.h>
+
+#include "data/source.h"
+
+enum { PIXELS = 32 * 32, RECORD = 1 + 3 * PIXELS, CLASSES = 10 };
+
+static lt_status read_records(const char *path, lt_buffer *file, int64_t *count)
+{
+    size_t n;
+    LT_TRY(lt__read_whole(path, INT_MAX, file, &n));
+    if (n == 0 || n % RECORD != 0)
+        return lt_fail(LT_EDATA, "%s is no file of CIFAR-10, or cut short: it has %zu bytes, which "
+                       "is no multiple of %d, the length of a record; fetch it again",
+                       path, n, RECORD);
+    *count = (int64_t)(n / RECORD);
+    for (int64_t i = 0; i < *count; i++)
+        if (file->data[i * RECORD] >= CLASSES)
+            return lt_fail(LT_EDATA, "%s: record %lld has label %d, CIFAR-10 has labels 0 to 9",
+                           path, (long long)i + 1, file->data[i * RECORD]);
+    return LT_OK;
+}
+
+/* From planes to pixels. */
+static void put_image(const uint8_t *planes, uint8_t *pixels)
+{
+    for (int i = 0; i < PIXELS; i++)
+        for (int c = 0; c < 3; c++)
+            pixels[3 * i + c] = planes[c * PIXELS + i];
+}
+
+static lt_status count_records(int n, const char *const *paths, lt_buffer *file, int64_t *total)
+{
+    *total = 0;
+    for (int k = 0; k < n; k++) {
+        int64_t count;
+        LT_TRY(read_records(paths[k], file, &count));
+        *total += count;
+    }
+    return LT_OK;
+}
+
+static lt_status fill(int n, const char *const *paths, lt_buffer *file, int64_t room,
+                      uint8_t *pixels, uint8_t *labels)
+{
+    for (int k = 0; k < n; k++) {
+        int64_t count;
+        LT_TRY(read_records(paths[k], file, &count));
+        if (count > room)
+            return lt_fail(LT_EDATA, "%s became longer while it was read", paths[k]);
+        room -= count;
+        for (const uint8_t *p = file->data; count > 0; count--, p += RECORD) {
+            *labels++ = p[0];
+            put_image(p + 1, pixels);
+            pixels += 3 * PIXELS;
+        }
+    }
+    return room == 0 ? LT_OK : lt_fail(LT_EDATA, "%s became shorter while it was read", paths[n - 1]);
+}
+
+lt_status lt_cifar10_read(lt_ctx *ctx, int n, const char *const *paths, lt_tensor **images,
+                          lt_tensor **labels)
+{
+    lt_buffer file = {0};
+    int64_t count;
+    *images = *labels = NULL;
+    lt_status status = count_records(n, paths, &file, &count);
+    if (status != LT_OK)
+        goto done;
+    *images = lt_tensor_new(ctx, LT_U8, 4, (int64_t[]){count, 32, 32, 3});
+    *labels = lt_tensor_new(ctx, LT_U8, 1, &count);
+    status = *images && *labels ? fill(n, paths, &file, count, lt_data(*images), lt_data(*labels))
+                                : lt_errcode();
+    if (status != LT_OK) {
+        lt_release(*images);
+        lt_release(*labels);
+        *images = *labels = NULL;
+    }
+done:
+    free(file.data);
+    return status;
+}

@@ -1,0 +1,234 @@
+/* folder.c - a source of images in files: path/CLASS/NAME.jpg.
+ *
+ * The names are listed once and sorted, so that the number of an image and of its class are a
+ * function of the names alone; names of the system's own order would shuffle differently on each
+ * machine. They lie one behind the other in one block, since there may be a million of them.
+ */
+#define _GNU_SOURCE /* qsort_r */
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+
+#include "data/source.h"
+
+typedef struct entry { /* an image, or a class */
+    size_t name;       /* its place in the block */
+    int64_t class;
+} entry;
+
+typedef struct list {
+    entry *items;
+    int64_t n, room;
+} list;
+
+typedef struct folder {
+    lt_source base;
+    bool sized;        /* the images must have the source's size */
+    char *path;
+    list classes, images;
+    char *names;
+    size_t bytes, room;
+} folder;
+
+/* ==== Names =================================================================================== */
+
+static lt_status no_memory(void) { return lt_fail(LT_ENOMEM, "out of memory for names of images"); }
+
+static lt_status add(folder *f, list *to, const char *name, int64_t class)
+{
+    size_t length = strlen(name) + 1;
+    if (to->n == to->room) {
+        int64_t room = to->room ? 2 * to->room : 256;
+        entry *items = realloc(to->items, (size_t)room * sizeof *items);
+        if (!items)
+            return no_memory();
+        to->items = items;
+        to->room = room;
+    }
+    if (f->bytes + length > f->room) {
+        size_t room = 2 * f->room + length;
+        char *names = realloc(f->names, room);
+        if (!names)
+            return no_memory();
+        f->names = names;
+        f->room = room;
+    }
+    to->items[to->n++] = (entry){f->bytes, class};
+    memcpy(f->names + f->bytes, name, length);
+    f->bytes += length;
+    return LT_OK;
+}
+
+static int compare(const void *a, const void *b, void *names)
+{
+    return strcmp((char *)names + ((const entry *)a)->name,
+                  (char *)names + ((const entry *)b)->name);
+}
+
+static void sort(const folder *f, entry *first, int64_t n)
+{
+    qsort_r(first, (size_t)n, sizeof *first, compare, f->names);
+}
+
+static lt_status join(char path[PATH_MAX], const char *outer, const char *name)
+{
+    if (snprintf(path, PATH_MAX, "%s/%s", outer, name) >= PATH_MAX)
+        return lt_fail(LT_EDATA, "the path %s/%s is too long", outer, name);
+    return LT_OK;
+}
+
+static lt_status image_path(const folder *f, const entry *image, char path[PATH_MAX])
+{
+    char class[PATH_MAX];
+    LT_TRY(join(class, f->path, f->names + f->classes.items[image->class].name));
+    return join(path, class, f->names + image->name);
+}
+
+/* ==== Listing ================================================================================= */
+
+static bool is_image(const struct dirent *e)
+{
+    const char *dot = strrchr(e->d_name, '.');
+    return e->d_type != DT_DIR && dot &&
+           (strcasecmp(dot, ".jpg") == 0 || strcasecmp(dot, ".jpeg") == 0 ||
+            strcasecmp(dot, ".png") == 0);
+}
+
+/* class < 0: the folders in path, as classes; else the images in it, of this class. */
+static lt_status list_folder(folder *f, const char *path, int64_t class)
+{
+    char inner[PATH_MAX];
+    struct stat s;
+    struct dirent *e;
+    lt_status status = LT_OK;
+    DIR *dir = opendir(path);
+    if (!dir)
+        return lt_fail(LT_EDATA, "cannot open %s: %s", path, strerror(errno));
+    while (status == LT_OK && (errno = 0, e = readdir(dir))) {
+        if (e->d_name[0] == '.')
+            continue;
+        if (class >= 0)
+            status = is_image(e) ? add(f, &f->images, e->d_name, class) : LT_OK;
+        else if ((status = join(inner, path, e->d_name)) == LT_OK) {
+            if (stat(inner, &s) != 0)
+                status = lt_fail(LT_EDATA, "cannot open %s: %s", inner, strerror(errno));
+            else if (S_ISDIR(s.st_mode))
+                status = add(f, &f->classes, e->d_name, 0);
+        }
+    }
+    if (status == LT_OK && errno)
+        status = lt_fail(LT_EDATA, "cannot read %s: %s", path, strerror(errno));
+    closedir(dir);
+    return status;
+}
+
+static lt_status list_class(folder *f, int64_t class)
+{
+    char path[PATH_MAX];
+    int64_t first = f->images.n;
+    LT_TRY(join(path, f->path, f->names + f->classes.items[class].name));
+    LT_TRY(list_folder(f, path, class));
+    if (f->images.n == first)
+        return lt_fail(LT_EDATA, "%s has no image: no file .jpg, .jpeg or .png", path);
+    sort(f, f->images.items + first, f->images.n - first);
+    return LT_OK;
+}
+
+static lt_status list_all(folder *f)
+{
+    LT_TRY(list_folder(f, f->path, -1));
+    if (f->classes.n == 0)
+        return lt_fail(LT_EDATA, "%s has no class: its images want to be in folders, as in "
+                       "%s/CLASS/NAME.jpg", f->path, f->path);
+    sort(f, f->classes.items, f->classes.n);
+    for (int64_t i = 0; i < f->classes.n; i++)
+        LT_TRY(list_class(f, i));
+    f->base.count = f->images.n;
+    f->base.classes = f->classes.n;
+    return LT_OK;
+}
+
+/* ==== The source ============================================================================== */
+
+static lt_status read_image(const lt_source *source, int64_t i, lt_workshop *shop, lt_image *image,
+                            int64_t *label)
+{
+    const folder *f = (const folder *)source;
+    const entry *file = &f->images.items[i];
+    char path[PATH_MAX];
+    size_t n;
+    LT_TRY(image_path(f, file, path));
+    LT_TRY(lt__read_whole(path, INT_MAX, &shop->file, &n));
+    LT_TRY(lt__image_decode(path, shop->file.data, n, (int)source->c, shop, image));
+    if (f->sized && (image->h != source->h || image->w != source->w))
+        return lt_fail(LT_EDATA, "%s has %lldx%lld pixels, the first image has %lldx%lld; name a "
+                       "size that all are brought to", path, (long long)image->h,
+                       (long long)image->w, (long long)source->h, (long long)source->w);
+    *label = file->class;
+    return LT_OK;
+}
+
+static lt_status take_size_of_first(folder *f)
+{
+    lt_workshop shop = {0};
+    lt_image image;
+    int64_t label;
+    lt_status status = read_image(&f->base, 0, &shop, &image, &label);
+    if (status == LT_OK) {
+        f->base.h = image.h;
+        f->base.w = image.w;
+        f->sized = true;
+    }
+    free(shop.file.data);
+    free(shop.decoded.data);
+    return status;
+}
+
+static const char *class_name(const lt_source *source, int64_t i)
+{
+    const folder *f = (const folder *)source;
+    return i >= 0 && i < f->classes.n ? f->names + f->classes.items[i].name : NULL;
+}
+
+static void free_folder(lt_source *source)
+{
+    folder *f = (folder *)source;
+    free(f->images.items);
+    free(f->classes.items);
+    free(f->names);
+    free(f->path);
+    lt__ctx_release(source->ctx);
+    free(f);
+}
+
+lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height, int64_t width,
+                            int channels)
+{
+    if (height < 0 || width < 0 || (height == 0) != (width == 0) ||
+        (channels != 1 && channels != 3)) {
+        lt_fail(LT_EINVAL, "images: height x width wants a size, or 0x0 for that of the files, and "
+                "channels 1 or 3; they are %lldx%lld and %d", (long long)height, (long long)width,
+                channels);
+        return NULL;
+    }
+    folder *f = calloc(1, sizeof *f);
+    if (!f || !(f->path = strdup(path))) {
+        free(f);
+        no_memory();
+        return NULL;
+    }
+    f->base = (lt_source){.ctx = lt__ctx_retain(ctx), .h = height, .w = width, .c = channels,
+                          .dtype = LT_U8, .in_files = true, .read = read_image, .class_name = class_name,
+                          .free = free_folder};
+    atomic_init(&f->base.refs, 1);
+    if (list_all(f) != LT_OK || (height == 0 && take_size_of_first(f) != LT_OK)) {
+        lt_source_release(&f->base);
+        return NULL;
+    }
+    return &f->base;
+}

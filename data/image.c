@@ -1,0 +1,328 @@
+/* image.c - reads JPEG and PNG files. The decoder is stb_image, whom only this file knows.
+ *
+ * stb_image decodes whatever it can make sense of: it looks at no checksum, fills in what is
+ * missing, and a few thousand Huffman codes where 256 have room lead it out of its tables. So the
+ * file is walked over first, marker by marker or chunk by chunk: it must be there to its end, all of
+ * its parts that the decoder will want must be too, and memory is taken in proportion to the file.
+ * All of a PNG lies under checksums, and no flipped bit gets through. A JPEG has none: one whose
+ * coefficients were changed is another image, and nobody can tell.
+ *
+ * The decoder's memory is zeroed, so that the pixels of a strange file are a function of its bytes.
+ * Of colours with 16 bits the upper 8 are taken, alpha is dropped, grey is luma. Orientation and
+ * colour profiles are not looked at.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include "data/source.h"
+
+enum { MOST_PIXELS = 64000000 };
+
+/* Says which: stb_image itself only gives NULL. */
+static void *allocate(size_t bytes)
+{
+    void *p = calloc(1, bytes);
+    if (!p)
+        lt_fail(LT_ENOMEM, "out of memory for its pixels");
+    return p;
+}
+
+static void *reallocate(void *old, size_t old_bytes, size_t bytes)
+{
+    char *p = realloc(old, bytes);
+    if (p)
+        memset(p + old_bytes, 0, bytes - old_bytes);
+    else
+        lt_fail(LT_ENOMEM, "out of memory for its pixels");
+    return p;
+}
+
+#define STB_IMAGE_IMPLEMENTATION
+#define STB_IMAGE_STATIC
+#define STBI_ONLY_JPEG
+#define STBI_ONLY_PNG
+#define STBI_NO_STDIO
+#define STBI_NO_HDR
+#define STBI_NO_LINEAR
+#define STBI_NO_FAILURE_STRINGS /* one is in a buffer that all threads share */
+#define STBI_ASSERT(x) ((void)0)
+#define STBI_MALLOC(bytes) allocate(bytes)
+#define STBI_REALLOC_SIZED(p, old_bytes, bytes) reallocate(p, old_bytes, bytes)
+#define STBI_FREE(p) free(p)
+#define STBI_MAX_DIMENSIONS MOST_PIXELS
+#include <stb/stb_image.h> /* a system header: its warnings are not ours */
+
+/* ==== What both have in common ================================================================ */
+
+/* most: the pixels that a byte of the file can stand for. */
+static lt_status check_size(uint64_t w, uint64_t h, uint64_t most, size_t n)
+{
+    unsigned long long x = w, y = h;
+    if (w == 0 || h == 0)
+        return lt_fail(LT_EDATA, "its header says %llux%llu pixels", x, y);
+    if (h > MOST_PIXELS / w)
+        return lt_fail(LT_EDATA, "it has %llux%llu pixels, luatrain takes at most 64 million", x, y);
+    if (w * h / most > n)
+        return lt_fail(LT_EDATA, "its header promises %llux%llu pixels, more than %zu bytes can hold",
+                       x, y, n);
+    return LT_OK;
+}
+
+static lt_status cut_short(const char *kind, const char *end)
+{
+    return lt_fail(LT_EDATA, "the %s is cut short: it has no %s; fetch it again", kind, end);
+}
+
+static unsigned read16(const uint8_t *p) { return (unsigned)p[0] << 8 | p[1]; }
+static uint32_t read32(const uint8_t *p) { return (uint32_t)read16(p) << 16 | read16(p + 2); }
+
+/* ==== PNG ===================================================================================== */
+
+static const uint8_t png_signature[8] = {137, 'P', 'N', 'G', 13, 10, 26, 10};
+
+/* Chunks: a length, a name, so many bytes, and a checksum over name and bytes. deflate makes at
+ * most 1032 bytes of one, a byte holds at most 8 pixels. */
+static lt_status check_png(const uint8_t *p, size_t n)
+{
+    size_t at = sizeof png_signature, length;
+    for (;; at += length + 12) {
+        if (n - at < 12 || (length = read32(p + at)) > n - at - 12)
+            return cut_short("PNG", "chunk IEND at its end");
+        const uint8_t *chunk = p + at + 4;
+        if (crc32(0, chunk, (uInt)length + 4) != read32(chunk + 4 + length))
+            return lt_fail(LT_EDATA, "the checksum of the PNG chunk at byte %zu is wrong; "
+                           "fetch it again", at);
+        bool is_header = memcmp(chunk, "IHDR", 4) == 0;
+        if (is_header != (at == sizeof png_signature) || (is_header && length != 13))
+            return lt_fail(LT_EDATA, "a PNG has one header, at its beginning; this one has not");
+        if (is_header)
+            LT_TRY(check_size(read32(chunk + 4), read32(chunk + 8), 1032 * 8, n));
+        else if (memcmp(chunk, "IEND", 4) == 0)
+            return LT_OK;
+        else if (!(chunk[0] & 32) && memcmp(chunk, "PLTE", 4) != 0 && memcmp(chunk, "IDAT", 4) != 0)
+            return lt_fail(LT_EDATA, "luatrain does not know the PNG chunk at byte %zu, without "
+                           "which it cannot be decoded", at);
+    }
+}
+
+/* ==== JPEG ==================================================================================== */
+
+/* The standard: ITU-T T.81. */
+enum { SOF0 = 0xc0, SOF2 = 0xc2, DHT = 0xc4, SOF15 = 0xcf, RST0 = 0xd0, RST7 = 0xd7, SOI = 0xd8,
+       EOI = 0xd9, SOS = 0xda, DQT = 0xdb, APP14 = 0xee };
+
+enum { DC, AC, QUANTIZATION };          /* kinds of tables */
+
+typedef struct jpeg {
+    unsigned tables;                    /* defined so far: bit 4 * kind + number */
+    int components;                     /* 0: no frame header so far */
+    uint8_t id[4], quantization[4];     /* by component */
+    bool progressive;
+    unsigned scanned;                   /* bit i: component i was in a scan */
+    bool adobe;                         /* says how four components are meant */
+} jpeg;
+
+static lt_status damaged(const char *what)
+{
+    return lt_fail(LT_EDATA, "the %s of the JPEG is damaged; fetch it again", what);
+}
+
+static lt_status see_frame(jpeg *j, int marker, const uint8_t *p, size_t bytes, size_t n)
+{
+    if (marker > SOF2)
+        return lt_fail(LT_EDATA, "it is a lossless, hierarchical or arithmetic JPEG; luatrain "
+                       "reads baseline and progressive ones");
+    if (j->components || bytes < 6 || bytes != 6 + 3 * (size_t)p[5])
+        return damaged("frame header");
+    if (p[0] != 8)
+        return lt_fail(LT_EDATA, "it is a JPEG with %d bits a colour, luatrain reads those with 8",
+                       p[0]);
+    if (p[5] != 1 && p[5] != 3 && p[5] != 4)
+        return lt_fail(LT_EDATA, "it is a JPEG of %d colours, luatrain reads those of 1, 3 and 4",
+                       p[5]);
+    j->components = p[5];
+    j->progressive = marker == SOF2;
+    for (int i = 0; i < j->components; i++) {
+        j->id[i] = p[6 + 3 * i];
+        j->quantization[i] = p[8 + 3 * i] & 3;
+    }
+    /* A block of 8x8 takes a bit at least, and some component has a quarter of all blocks. */
+    return check_size(read16(p + 3), read16(p + 1), 4 * 64 * 8, n);
+}
+
+/* Tables come several in a segment. */
+static lt_status see_huffman(jpeg *j, const uint8_t *p, size_t bytes)
+{
+    while (bytes > 0) {
+        size_t codes = 0;
+        for (int i = 1; i <= 16 && bytes >= 17; i++)
+            codes += p[i];
+        if (codes > 256 || bytes < 17 + codes)
+            return damaged("Huffman table");
+        j->tables |= 1u << (4 * (p[0] >> 4 & 1) + (p[0] & 3));
+        p += 17 + codes;
+        bytes -= 17 + codes;
+    }
+    return LT_OK;
+}
+
+static lt_status see_quantization(jpeg *j, const uint8_t *p, size_t bytes)
+{
+    while (bytes > 0) {
+        size_t length = p[0] >> 4 ? 129 : 65;
+        if (bytes < length)
+            return damaged("quantization table");
+        j->tables |= 1u << (4 * QUANTIZATION + (p[0] & 3));
+        p += length;
+        bytes -= length;
+    }
+    return LT_OK;
+}
+
+static lt_status see_scan(jpeg *j, const uint8_t *p, size_t bytes)
+{
+    if (bytes < 1 || p[0] < 1 || p[0] > j->components || bytes != 4 + 2 * (size_t)p[0])
+        return damaged("scan header");
+    int first = p[bytes - 3], refined = p[bytes - 1] >> 4;
+    bool dc = !j->progressive || (first == 0 && refined == 0), ac = !j->progressive || first > 0;
+    for (const uint8_t *s = p + 1; s < p + 1 + 2 * p[0]; s += 2) {
+        int i = 0;
+        while (i < j->components && j->id[i] != s[0])
+            i++;
+        if (i == j->components)
+            return damaged("scan header");
+        unsigned wanted = 1u << (4 * QUANTIZATION + j->quantization[i]);
+        wanted |= dc ? 1u << (4 * DC + (s[1] >> 4 & 3)) : 0;
+        wanted |= ac ? 1u << (4 * AC + (s[1] & 3)) : 0;
+        if (wanted & ~j->tables)
+            return lt_fail(LT_EDATA, "the JPEG uses a table that it does not bring along");
+        j->scanned |= 1u << i;
+    }
+    return LT_OK;
+}
+
+/* Segments: 0xff, a marker, a length and so many bytes; behind that of a scan its data, in which
+ * 0xff is followed by 0 or by a restart marker. */
+static lt_status check_jpeg(const uint8_t *p, size_t n)
+{
+    jpeg j = {0};
+    for (size_t at = 2;;) {
+        while (n - at >= 2 && (p[at] != 0xff || p[at + 1] == 0xff || p[at + 1] == 0 ||
+                               (p[at + 1] >= RST0 && p[at + 1] <= RST7)))
+            at++;
+        int marker = n - at >= 2 ? p[at + 1] : -1;
+        if (marker == EOI)
+            break;
+        if (n - at < 4 || n - at - 2 < read16(p + at + 2))
+            return cut_short("JPEG", "end-of-image marker");
+        if (read16(p + at + 2) < 2)
+            return damaged("length of a segment");
+        const uint8_t *segment = p + at + 4;
+        size_t bytes = read16(p + at + 2) - 2;
+        if (marker == DHT)
+            LT_TRY(see_huffman(&j, segment, bytes));
+        else if (marker >= SOF0 && marker <= SOF15)
+            LT_TRY(see_frame(&j, marker, segment, bytes, n));
+        else if (marker == DQT)
+            LT_TRY(see_quantization(&j, segment, bytes));
+        else if (marker == SOS)
+            LT_TRY(see_scan(&j, segment, bytes));
+        else if (marker == APP14 && bytes >= 12 && memcmp(segment, "Adobe", 6) == 0)
+            j.adobe = segment[11] == 0 || segment[11] == 2;
+        at += 4 + bytes;
+    }
+    if (j.components == 0 || j.scanned != (1u << j.components) - 1)
+        return lt_fail(LT_EDATA, "the JPEG ends before all of its colours have come");
+    if (j.components == 4 && !j.adobe)
+        return lt_fail(LT_EDATA, "the JPEG has four colours and does not say which (Adobe's "
+                       "segment is missing)");
+    return LT_OK;
+}
+
+/* ==== Any image =============================================================================== */
+
+static lt_status check(const uint8_t *bytes, size_t n)
+{
+    if (n == 0)
+        return lt_fail(LT_EDATA, "the file is empty");
+    if (n > INT_MAX) /* stb_image counts in int */
+        return lt_fail(LT_EDATA, "the file has %zu bytes, luatrain takes at most %d", n, INT_MAX);
+    if (n >= 2 && bytes[0] == 0xff && bytes[1] == SOI)
+        return check_jpeg(bytes, n);
+    if (n >= sizeof png_signature && memcmp(bytes, png_signature, sizeof png_signature) == 0)
+        return check_png(bytes, n);
+    return lt_fail(LT_EDATA, "the file is neither a JPEG nor a PNG");
+}
+
+lt_status lt__image_decode(const char *path, const uint8_t *bytes, size_t n, int channels,
+                           lt_workshop *shop, lt_image *image)
+{
+    int h, w, c;
+    if (check(bytes, n) != LT_OK)
+        return lt_fail_prefix("%s: no image", path);
+    lt_fail(LT_EDATA, "its compressed data are damaged; fetch it again"); /* or allocate() says */
+    uint8_t *pixels = stbi_load_from_memory(bytes, (int)n, &w, &h, &c, channels);
+    if (!pixels)
+        return lt_fail_prefix("%s: no image", path);
+    free(shop->decoded.data);
+    shop->decoded = (lt_buffer){pixels, (size_t)h * (size_t)w * (size_t)channels};
+    *image = (lt_image){pixels, LT_U8, h, w, channels};
+    return LT_OK;
+}
+
+/* The file's bytes, or as many as there are now. */
+static lt_status read_all(int fd, const char *path, uint8_t *data, size_t bytes, size_t *n)
+{
+    for (*n = 0; *n < bytes;) {
+        ssize_t got = read(fd, data + *n, bytes - *n);
+        if (got < 0 && errno != EINTR)
+            return lt_fail(LT_EDATA, "cannot read %s: %s", path, strerror(errno));
+        if (got == 0)
+            break;
+        *n += got > 0 ? (size_t)got : 0;
+    }
+    return LT_OK;
+}
+
+lt_status lt__read_whole(const char *path, size_t most, lt_buffer *buffer, size_t *n)
+{
+    struct stat s;
+    lt_status status = LT_OK;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* does not wait where a FIFO would */
+    if (fd < 0 || fstat(fd, &s) != 0)
+        status = lt_fail(LT_EDATA, "cannot open %s: %s", path, strerror(errno));
+    else if (!S_ISREG(s.st_mode))
+        status = lt_fail(LT_EDATA, "%s is no plain file", path);
+    else if ((uintmax_t)s.st_size > most)
+        status = lt_fail(LT_EDATA, "%s has %jd bytes, luatrain takes at most %zu", path,
+                         (intmax_t)s.st_size, most);
+    else if (!lt__buffer_need(buffer, (size_t)s.st_size))
+        status = lt_errcode();
+    else
+        status = read_all(fd, path, buffer->data, (size_t)s.st_size, n);
+    if (fd >= 0)
+        close(fd);
+    return status;
+}
+
+lt_tensor *lt_image_read(lt_ctx *ctx, const char *path, int channels)
+{
+    lt_workshop shop = {0};
+    lt_image image;
+    lt_tensor *x = NULL;
+    size_t n;
+    if (channels != 1 && channels != 3)
+        lt_fail(LT_EINVAL, "image: channels wants 1 or 3, it is %d", channels);
+    else if (lt__read_whole(path, INT_MAX, &shop.file, &n) == LT_OK &&
+             lt__image_decode(path, shop.file.data, n, channels, &shop, &image) == LT_OK)
+        x = lt_tensor_from(ctx, LT_U8, 3, (int64_t[]){image.h, image.w, image.c}, image.pixels);
+    free(shop.file.data);
+    free(shop.decoded.data);
+    return x;
+}

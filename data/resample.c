@@ -1,0 +1,104 @@
+/* resample.c - brings a part of an image to another size, by a triangle filter (linear
+ * interpolation) that widens when it shrinks.
+ *
+ * It gives what resize(size, BILINEAR, box = window) of Pillow gives, and torchvision's resize with
+ * antialias, but for a last bit here and there, as those round between the two axes too: at the
+ * image's edges the weights of the pixels that are there are brought to a sum of 1; the window's
+ * edges are no edges, pixels around it count as any others.
+ *
+ * A row of the result is a sum of rows of the image, weighted, in floats; the sum across it follows.
+ * So there is no image in between, and the long loop runs over contiguous memory.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "data/source.h"
+
+typedef struct axis { /* what the n places of the result are sums of */
+    int64_t n, most;
+    struct taps { int64_t first, count; } *taps; /* pixels of the image, at most `most` of them */
+    float *weights;                              /* (n, most) */
+} axis;
+
+static double shrink(double length, int64_t n) { return fmax(length / (double)n, 1); }
+
+/* size: of the image along the axis; begin and length: the window's. */
+static void weigh(axis *a, int64_t size, double begin, double length)
+{
+    double scale = length / (double)a->n, reach = shrink(length, a->n);
+    for (int64_t i = 0; i < a->n; i++) {
+        float *weights = a->weights + i * a->most;
+        double centre = fmin(fmax(begin + ((double)i + 0.5) * scale, 0.5), (double)size - 0.5);
+        double sum = 0;
+        int64_t first = (int64_t)fmax(centre - reach + 0.5, 0);
+        int64_t end = (int64_t)fmin(centre + reach + 0.5, (double)size);
+        for (int64_t k = first; k < end; k++)
+            sum += fmax(1 - fabs((double)k + 0.5 - centre) / reach, 0);
+        for (int64_t k = first; k < end; k++)
+            weights[k - first] =
+                (float)(fmax(1 - fabs((double)k + 0.5 - centre) / reach, 0) / sum);
+        a->taps[i] = (struct taps){first, end - first};
+    }
+}
+
+static void add_row(float *sum, const uint8_t *row, float weight, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        sum[i] += weight * row[i];
+}
+
+/* One row of the result. sum begins with pixel x->taps[0].first. */
+static void put_row(const axis *x, const float *sum, int64_t c, uint8_t *out)
+{
+    for (int64_t i = 0; i < x->n; i++) {
+        const float *weights = x->weights + i * x->most;
+        const float *from = sum + (x->taps[i].first - x->taps[0].first) * c;
+        for (int64_t channel = 0; channel < c; channel++) {
+            float value = 0.5f; /* to the nearest; the weights' sum keeps it below 256 */
+            for (int64_t k = 0; k < x->taps[i].count; k++)
+                value += weights[k] * from[k * c + channel];
+            *out++ = (uint8_t)value;
+        }
+    }
+}
+
+/* Cuts bytes off the block at *at. */
+static void *cut(uint8_t **at, size_t bytes)
+{
+    void *p = *at;
+    *at += (bytes + 15) / 16 * 16;
+    return p;
+}
+
+lt_status lt__resample(const lt_image *image, lt_window window, int64_t h, int64_t w,
+                       lt_workshop *shop, lt_image *result)
+{
+    axis y = {.n = h, .most = 2 * (int64_t)ceil(shrink(window.h, h)) + 1};
+    axis x = {.n = w, .most = 2 * (int64_t)ceil(shrink(window.w, w)) + 1};
+    size_t row = (size_t)(image->w * image->c) * sizeof(float), out = (size_t)(h * w * image->c);
+    size_t taps = (size_t)(h + w) * sizeof(struct taps);
+    size_t weights = (size_t)(h * y.most + w * x.most) * sizeof(float);
+    uint8_t *block = lt__buffer_need(&shop->resized, taps + weights + row + out + 6 * 16);
+    if (!block)
+        return LT_ENOMEM;
+    y.taps = cut(&block, (size_t)h * sizeof(struct taps));
+    x.taps = cut(&block, (size_t)w * sizeof(struct taps));
+    y.weights = cut(&block, (size_t)(h * y.most) * sizeof(float));
+    x.weights = cut(&block, (size_t)(w * x.most) * sizeof(float));
+    float *sum = cut(&block, row);
+    *result = (lt_image){block, LT_U8, h, w, image->c};
+    weigh(&y, image->h, window.y, window.h);
+    weigh(&x, image->w, window.x, window.w);
+    int64_t begin = x.taps[0].first * image->c;
+    int64_t length = (x.taps[w - 1].first + x.taps[w - 1].count) * image->c - begin;
+    for (int64_t i = 0; i < h; i++) {
+        memset(sum, 0, (size_t)length * sizeof *sum);
+        for (int64_t k = 0; k < y.taps[i].count; k++)
+            add_row(sum,
+                    (const uint8_t *)image->pixels +
+                        (y.taps[i].first + k) * image->w * image->c + begin,
+                    y.weights[i * y.most + k], length);
+        put_row(&x, sum, image->c, block + i * w * image->c);
+    }
+    return LT_OK;
+}

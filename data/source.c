@@ -1,0 +1,127 @@
+/* source.c - what all sources share, and the source of images in memory.
+ *
+ * Images in memory are held as views outside of every scope: they live as long as the source,
+ * whatever becomes of the caller's tensors, and a worker never finds them dead.
+ */
+#include <stdlib.h>
+
+#include "data/source.h"
+
+uint8_t *lt__buffer_need(lt_buffer *buffer, size_t bytes)
+{
+    if (bytes > buffer->room || !buffer->data) {
+        free(buffer->data);
+        buffer->room = bytes > 0 ? bytes : 1;
+        buffer->data = malloc(buffer->room);
+    }
+    if (!buffer->data) {
+        buffer->room = 0;
+        lt_fail(LT_ENOMEM, "out of memory for an image of %zu bytes", bytes);
+    }
+    return buffer->data;
+}
+
+lt_source *lt_source_retain(lt_source *source)
+{
+    atomic_fetch_add_explicit(&source->refs, 1, memory_order_relaxed);
+    return source;
+}
+
+void lt_source_release(lt_source *source)
+{
+    if (source && atomic_fetch_sub_explicit(&source->refs, 1, memory_order_acq_rel) == 1)
+        source->free(source);
+}
+
+int64_t lt_source_count(const lt_source *source) { return source->count; }
+int64_t lt_source_classes(const lt_source *source) { return source->classes; }
+
+void lt_source_shape(const lt_source *source, int64_t shape[3])
+{
+    shape[0] = source->h;
+    shape[1] = source->w;
+    shape[2] = source->c;
+}
+
+const char *lt_source_class(const lt_source *source, int64_t i)
+{
+    return source->class_name ? source->class_name(source, i) : NULL;
+}
+
+/* ==== Images in memory ======================================================================== */
+
+typedef struct tensors {
+    lt_source base;
+    lt_tensor *images, *labels; /* views, outside of every scope */
+} tensors;
+
+static lt_status read_tensors(const lt_source *source, int64_t i, lt_workshop *shop,
+                              lt_image *image, int64_t *label)
+{
+    const tensors *t = (const tensors *)source;
+    lt_dtype dtype = lt_tensor_dtype(t->images), label_dtype = lt_tensor_dtype(t->labels);
+    int64_t bytes = source->h * source->w * source->c * (int64_t)lt_dtype_bytes(dtype);
+    (void)shop;
+    *image = (lt_image){(const char *)t->images->data + i * bytes, dtype, source->h, source->w,
+                        source->c};
+    lt_convert(label, LT_I64,
+               (const char *)t->labels->data + i * (int64_t)lt_dtype_bytes(label_dtype),
+               label_dtype, 1);
+    return LT_OK;
+}
+
+static void free_tensors(lt_source *source)
+{
+    tensors *t = (tensors *)source;
+    lt_release(t->labels);
+    lt_release(t->images);
+    lt__ctx_release(source->ctx);
+    free(t);
+}
+
+static lt_status check(const lt_tensor *images, const lt_tensor *labels)
+{
+    char text[96];
+    lt_dtype x = lt_tensor_dtype(images), y = lt_tensor_dtype(labels);
+    LT_TRY(lt__check_alive(images));
+    LT_TRY(lt__check_alive(labels));
+    if (lt_ndim(images) != 3 && lt_ndim(images) != 4)
+        return lt_fail(LT_EINVAL, "data: images want axes (n, h, w) or (n, h, w, c), they are %s",
+                       lt_describe(images, text, sizeof text));
+    if (x != LT_U8 && !lt__is_float(x))
+        return lt_fail(LT_EINVAL, "data: images want u8 or a float dtype, they are %s",
+                       lt_dtype_name(x));
+    if (lt_ndim(labels) != 1 || lt_dim(labels, 0) != lt_dim(images, 0))
+        return lt_fail(LT_EINVAL,
+                       "data: labels want one axis of %lld, as many as there are images; "
+                       "they are %s",
+                       (long long)lt_dim(images, 0), lt_describe(labels, text, sizeof text));
+    if (y != LT_U8 && y != LT_I32 && y != LT_I64)
+        return lt_fail(LT_EINVAL, "data: labels want u8, i32 or i64, they are %s",
+                       lt_dtype_name(y));
+    return LT_OK;
+}
+
+lt_source *lt_source_tensors(lt_ctx *ctx, lt_tensor *images, lt_tensor *labels)
+{
+    if (check(images, labels) != LT_OK)
+        return NULL;
+    tensors *t = calloc(1, sizeof *t);
+    if (!t) {
+        lt_fail(LT_ENOMEM, "out of memory for a source of images");
+        return NULL;
+    }
+    const int64_t *dims = lt_dims(images);
+    t->base = (lt_source){.ctx = lt__ctx_retain(ctx), .count = dims[0], .h = dims[1], .w = dims[2],
+                          .c = lt_ndim(images) == 4 ? dims[3] : 1,
+                          .dtype = lt_tensor_dtype(images), .read = read_tensors,
+                          .free = free_tensors};
+    atomic_init(&t->base.refs, 1);
+    t->images = lt__tensor_view(images, lt_ndim(images), dims, 0, true);
+    t->labels = lt__tensor_view(labels, 1, lt_dims(labels), 0, true);
+    if (!t->images || !t->labels) {
+        lt_source_release(&t->base);
+        return NULL;
+    }
+    return &t->base;
+}

@@ -1,0 +1,64 @@
+/* source.h - the inside of sources, and what reading an image needs. Private to this room.
+ *
+ * A worker owns one lt_workshop and uses it for one sample after the other; nothing else is written
+ * by more than one thread.
+ */
+#ifndef LT_DATA_SOURCE_H
+#define LT_DATA_SOURCE_H
+
+#include <stdatomic.h>
+
+#include "core/tensor.h"
+#include "data/data.h"
+
+typedef struct lt_buffer { /* grows, and goes with its owner */
+    uint8_t *data;
+    size_t room;
+} lt_buffer;
+
+/* At least bytes of room, contents lost; NULL with LT_ENOMEM. free(buffer->data) in the end. */
+uint8_t *lt__buffer_need(lt_buffer *buffer, size_t bytes);
+
+typedef struct lt_image { /* (h, w, c), dense; the pixels belong to someone else */
+    const void *pixels;
+    lt_dtype dtype;
+    int64_t h, w, c;
+} lt_image;
+
+typedef struct lt_workshop {
+    lt_buffer file;    /* the bytes of a file */
+    lt_buffer decoded; /* its pixels */
+    lt_buffer resized;
+    lt_buffer arranged; /* moved, mirrored */
+} lt_workshop;
+
+struct lt_source {
+    atomic_int refs;
+    lt_ctx *ctx;       /* kept */
+    int64_t count, h, w, c, classes;
+    lt_dtype dtype;    /* of the images */
+    bool in_files;     /* reading takes long: more workers pay */
+    /* Image i and its label. The pixels stay until the workshop's next sample. In any thread. */
+    lt_status (*read)(const lt_source *source, int64_t i, lt_workshop *shop, lt_image *image,
+                      int64_t *label);
+    const char *(*class_name)(const lt_source *source, int64_t i); /* or NULL */
+    void (*free)(lt_source *source); /* all of it */
+};
+
+/* Decodes n bytes of JPEG or PNG into shop->decoded. path is for messages. LT_EDATA, LT_ENOMEM. */
+lt_status lt__image_decode(const char *path, const uint8_t *bytes, size_t n, int channels,
+                           lt_workshop *shop, lt_image *image);
+/* The bytes of a plain file, at most `most` of them, in buffer. LT_EDATA, LT_ENOMEM. */
+lt_status lt__read_whole(const char *path, size_t most, lt_buffer *buffer, size_t *n);
+
+typedef struct lt_window { /* a part of an image, in pixels; (0, 0) is its upper left corner */
+    double y, x, h, w;
+} lt_window;
+
+/* out (h, w, c) = the window of a u8 image, brought to h x w by a triangle filter that widens when
+ * it shrinks, so that nothing is skipped; edges are repeated. Rounded to the nearest byte.
+ * *result is in shop->resized. LT_ENOMEM. */
+lt_status lt__resample(const lt_image *image, lt_window window, int64_t h, int64_t w,
+                       lt_workshop *shop, lt_image *result);
+
+#endif

@@ -1,0 +1,101 @@
+/* synthetic.c - images made of numbers: noise, with a colour that tells the class.
+ *
+ * A byte is the mean of a byte of noise and of the colour of its class in that channel. The colours
+ * are as far apart as they can be: the digits of the class, one a channel, to the smallest base
+ * that has a number for each class.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include "data/source.h"
+
+typedef struct synthetic {
+    lt_source base;
+    uint64_t seed, part;
+    int64_t radix; /* of the digits */
+} synthetic;
+
+static void make_colour(const synthetic *s, int64_t class, unsigned colour[LT_MAX_CHANNELS])
+{
+    for (int64_t c = 0; c < s->base.c; c++, class /= s->radix)
+        colour[c] = s->radix > 1 ? (unsigned)(255 * (class % s->radix) / (s->radix - 1)) : 0;
+}
+
+/* The noise of image i: stream i, from index part * 2^40 on. */
+static lt_status read_synthetic(const lt_source *source, int64_t i, lt_workshop *shop,
+                                lt_image *image, int64_t *label)
+{
+    const synthetic *s = (const synthetic *)source;
+    int64_t h = source->h, w = source->w, channels = source->c;
+    uint8_t *to = lt__buffer_need(&shop->decoded, (size_t)(h * w * channels));
+    uint64_t block = s->part << 40;
+    unsigned colour[LT_MAX_CHANNELS], k = 0;
+    uint32_t word[4];
+    if (!to)
+        return LT_ENOMEM;
+    *label = i % source->classes;
+    *image = (lt_image){to, LT_U8, h, w, channels};
+    make_colour(s, *label, colour);
+    for (int64_t pixel = 0; pixel < h * w; pixel++)
+        for (int64_t c = 0; c < channels; c++, k++) {
+            if (k % 16 == 0)
+                lt_random(s->seed, LT_RNG_SYNTHETIC, (uint64_t)i, block++, word);
+            unsigned noise = (word[k / 4 % 4] >> k % 4 * 8) & 255;
+            *to++ = (uint8_t)((noise + colour[c]) / 2);
+        }
+    return LT_OK;
+}
+
+static void free_synthetic(lt_source *source)
+{
+    lt__ctx_release(source->ctx);
+    free(source);
+}
+
+static lt_status check(uint64_t part, int64_t count, int64_t height, int64_t width,
+                       int64_t channels, int64_t classes)
+{
+    enum { MOST_SIDE = 1 << 14, MOST_CLASSES = 1 << 20 };
+    if (part >> 24)
+        return lt_fail(LT_EINVAL, "synthetic data: part wants a number below 2^24, it is %llu",
+                       (unsigned long long)part);
+    if (height < 1 || width < 1 || height > MOST_SIDE || width > MOST_SIDE)
+        return lt_fail(LT_EINVAL, "synthetic data: images want 1 to %d pixels each way, "
+                       "they are %lldx%lld", MOST_SIDE, (long long)height, (long long)width);
+    if (channels < 1 || channels > LT_MAX_CHANNELS)
+        return lt_fail(LT_EINVAL, "synthetic data: images want 1 to %d channels, they have %lld",
+                       LT_MAX_CHANNELS, (long long)channels);
+    if (count < 1 || classes < 1 || classes > MOST_CLASSES)
+        return lt_fail(LT_EINVAL,
+                       "synthetic data want at least one image and 1 to %d classes; "
+                       "there are %lld images and %lld classes",
+                       MOST_CLASSES, (long long)count, (long long)classes);
+    return LT_OK;
+}
+
+/* The smallest one with which so many digits give each class a number of its own. */
+static int64_t find_radix(int64_t classes, int64_t digits)
+{
+    for (int64_t radix = 1;; radix++)
+        if (pow((double)radix, (double)digits) >= (double)classes)
+            return radix;
+}
+
+lt_source *lt_source_synthetic(lt_ctx *ctx, uint64_t part, int64_t count, int64_t height,
+                               int64_t width, int64_t channels, int64_t classes)
+{
+    if (check(part, count, height, width, channels, classes) != LT_OK)
+        return NULL;
+    synthetic *s = malloc(sizeof *s);
+    if (!s) {
+        lt_fail(LT_ENOMEM, "out of memory for a source of images");
+        return NULL;
+    }
+    *s = (synthetic){.seed = lt_seed(ctx), .part = part, .radix = find_radix(classes, channels)};
+    s->base = (lt_source){.ctx = lt__ctx_retain(ctx), .count = count, .h = height, .w = width,
+                          .c = channels, .classes = classes, .dtype = LT_U8,
+                          .in_files = true, /* it takes as long */
+                          .read = read_synthetic, .free = free_synthetic};
+    atomic_init(&s->base.refs, 1);
+    return &s->base;
+}

@@ -1,0 +1,243 @@
+/* test_folder.c - images in folders: what is listed, in which order, and what is said of the rest.
+ *
+ * Where only the names matter the files are empty: reading one fails with a sentence that begins
+ * with its path.
+ */
+#define _GNU_SOURCE /* nftw */
+#include <ftw.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "data/source.h"
+#include "tests/lt_test.h"
+
+static char root[] = "/tmp/luatrain-folder-XXXXXX";
+static lt_ctx *ctx;
+
+static int remove_one(const char *path, const struct stat *s, int type, struct FTW *place)
+{
+    (void)s, (void)type, (void)place;
+    return remove(path);
+}
+
+static void remove_all(void) { nftw(root, remove_one, 8, FTW_DEPTH | FTW_PHYS); }
+
+__attribute__((constructor)) static void make_root(void)
+{
+    ctx = mkdtemp(root) ? lt_ctx_new(NULL) : NULL;
+}
+
+__attribute__((destructor)) static void remove_root(void)
+{
+    remove_all();
+    lt_ctx_free(ctx);
+}
+
+static const char *in_root(const char *name)
+{
+    static char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", root, name);
+    return path;
+}
+
+static void make_folder(const char *name) { CHECK_EQ(mkdir(in_root(name), 0700), 0); }
+
+static void empty_root(void)
+{
+    remove_all();
+    make_folder("");
+}
+
+/* from: a file in tests/data, or NULL for an empty file. */
+static void make_file(const char *name, const char *from)
+{
+    char source[64], bytes[4096];
+    size_t n = 0;
+    if (from) {
+        snprintf(source, sizeof source, "tests/data/%s", from);
+        FILE *in = fopen(source, "rb");
+        CHECK(in != NULL);
+        n = fread(bytes, 1, sizeof bytes, in);
+        fclose(in);
+        CHECK(n > 0 && n < sizeof bytes);
+    }
+    FILE *out = fopen(in_root(name), "wb");
+    CHECK(out && fwrite(bytes, 1, n, out) == n && fclose(out) == 0);
+}
+
+static lt_source *open_root(void)
+{
+    lt_source *s = lt_source_folder(ctx, root, 8, 8, 3);
+    if (!s)
+        FAIL("%s", lt_errmsg());
+    return s;
+}
+
+static void check_refused(int64_t size, const char *text)
+{
+    CHECK(lt_source_folder(ctx, root, size, size, 3) == NULL);
+    CHECK_EQ(lt_errcode(), LT_EDATA);
+    CHECK_MSG(text);
+    CHECK_MSG(root);
+}
+
+TEST(names_are_sorted_byte_by_byte)
+{
+    static const char *const files[] = {"B/b.jpg",  "B/Z.PNG",   "B/a10.jpeg", "B/a9.JPG",
+                                        "B/\xc3\xa9.jpg", "a b/1.png", "A/x.y.Jpeg"};
+    static const char *const order[] = {"A/x.y.Jpeg", "B/Z.PNG", "B/a10.jpeg", "B/a9.JPG",
+                                        "B/b.jpg", "B/\xc3\xa9.jpg", "a b/1.png"};
+    static const char *const classes[] = {"A", "B", "a b"};
+    lt_workshop shop = {0};
+    int64_t shape[3], label;
+    lt_image image;
+    empty_root();
+    for (int i = 0; i < 3; i++)
+        make_folder(classes[2 - i]);
+    for (int i = 0; i < 7; i++)
+        make_file(files[i], NULL);
+    lt_source *s = open_root();
+    CHECK_EQ(lt_source_count(s), 7);
+    CHECK_EQ(lt_source_classes(s), 3);
+    for (int i = 0; i < 3; i++)
+        CHECK_STR(lt_source_class(s, i), classes[i]);
+    CHECK(lt_source_class(s, 3) == NULL && lt_source_class(s, -1) == NULL);
+    lt_source_shape(s, shape);
+    CHECK(shape[0] == 8 && shape[1] == 8 && shape[2] == 3);
+    for (int i = 0; i < 7; i++) {
+        char text[PATH_MAX + 64];
+        snprintf(text, sizeof text, "%s: no image: the file is empty", in_root(order[i]));
+        CHECK_FAILS(s->read(s, i, &shop, &image, &label), LT_EDATA, "");
+        CHECK_STR(lt_errmsg(), text);
+    }
+    lt_source_release(s);
+    free(shop.file.data);
+}
+
+TEST(the_rest_is_left_alone)
+{
+    empty_root();
+    make_folder("cat");
+    make_folder("cat/deeper");
+    make_folder("cat/folder.jpg");
+    make_folder(".git");
+    make_file("README.txt", NULL);
+    make_file("top.jpg", NULL);
+    make_file(".git/a.jpg", NULL);
+    make_file("cat/.hidden.jpg", NULL);
+    make_file("cat/notes.txt", NULL);
+    make_file("cat/jpg", NULL);
+    make_file("cat/a.jpg.gz", NULL);
+    make_file("cat/deeper/b.jpg", NULL);
+    make_file("cat/c.jpg", NULL);
+    lt_source *s = open_root();
+    CHECK_EQ(lt_source_count(s), 1);
+    CHECK_EQ(lt_source_classes(s), 1);
+    lt_source_release(s);
+}
+
+TEST(links_are_followed)
+{
+    char text[PATH_MAX + 64];
+    empty_root();
+    make_folder("cat");
+    make_file("cat/a.jpg", NULL);
+    CHECK_EQ(symlink("cat", in_root("dog")), 0);
+    CHECK_EQ(symlink("a.jpg", in_root("cat/b.jpg")), 0);
+    lt_source *s = open_root();
+    CHECK_EQ(lt_source_count(s), 4);
+    CHECK_STR(lt_source_class(s, 1), "dog");
+    lt_source_release(s);
+    CHECK_EQ(symlink("gone", in_root("fox")), 0); /* its class would change the others' numbers */
+    snprintf(text, sizeof text, "cannot open %s: No such file", in_root("fox"));
+    check_refused(8, text);
+}
+
+TEST(images_are_read_with_their_labels)
+{
+    lt_workshop shop = {0};
+    int64_t label;
+    lt_image image;
+    empty_root();
+    make_folder("x");
+    make_folder("y");
+    make_file("x/1.png", "rgb.png");
+    make_file("y/1.jpg", "rgb.png"); /* the bytes say what it is, not the name */
+    lt_tensor *want = lt_image_read(ctx, "tests/data/rgb.png", 3);
+    CHECK(want != NULL);
+    for (int size = 0; size <= 8; size += 8) {
+        lt_source *s = lt_source_folder(ctx, root, size, size, 3);
+        CHECK(s != NULL);
+        int64_t shape[3];
+        lt_source_shape(s, shape);
+        CHECK_EQ(shape[0], size ? size : 13);
+        CHECK_EQ(shape[1], size ? size : 17);
+        CHECK_EQ(s->dtype, LT_U8);
+        for (int i = 0; i < 2; i++) {
+            CHECK_OK(s->read(s, i, &shop, &image, &label));
+            CHECK_EQ(label, i);
+            CHECK(image.h == 13 && image.w == 17 && image.c == 3);
+            CHECK_EQ(memcmp(image.pixels, lt_data(want), 13 * 17 * 3), 0);
+        }
+        lt_source_release(s);
+    }
+    lt_release(want);
+    free(shop.file.data);
+    free(shop.decoded.data);
+}
+
+TEST(without_a_size_all_have_that_of_the_first)
+{
+    static const uint8_t one_pixel[] = { /* a PNG of 1x1 */
+        137, 80, 78, 71, 13, 10, 26, 10, 0, 0, 0, 13, 73, 72, 68, 82, 0, 0, 0, 1, 0, 0, 0, 1, 8, 0,
+        0, 0, 0, 58, 126, 155, 85, 0, 0, 0, 10, 73, 68, 65, 84, 120, 156, 99, 96, 0, 0, 0, 2, 0, 1,
+        72, 175, 164, 113, 0, 0, 0, 0, 73, 69, 78, 68, 174, 66, 96, 130};
+    char text[PATH_MAX + 128];
+    lt_workshop shop = {0};
+    lt_image image;
+    int64_t label;
+    empty_root();
+    make_folder("x");
+    make_file("x/1.png", "rgb.png");
+    FILE *out = fopen(in_root("x/2.png"), "wb");
+    CHECK(out && fwrite(one_pixel, 1, sizeof one_pixel, out) == sizeof one_pixel);
+    CHECK_EQ(fclose(out), 0);
+    lt_source *s = lt_source_folder(ctx, root, 0, 0, 1);
+    CHECK(s != NULL);
+    CHECK_OK(s->read(s, 0, &shop, &image, &label));
+    CHECK_FAILS(s->read(s, 1, &shop, &image, &label), LT_EDATA, "");
+    snprintf(text, sizeof text, "%s has 1x1 pixels, the first image has 13x17; name a size that "
+             "all are brought to", in_root("x/2.png"));
+    CHECK_STR(lt_errmsg(), text);
+    lt_source_release(s);
+    make_file("x/0.png", NULL);
+    check_refused(0, "0.png: no image: the file is empty");
+    free(shop.file.data);
+    free(shop.decoded.data);
+}
+
+TEST(no_class_and_no_image_are_errors)
+{
+    empty_root();
+    check_refused(8, "has no class: its images want to be in folders, as in ");
+    make_folder("a");
+    make_folder("b");
+    make_file("b/1.jpg", NULL);
+    check_refused(8, "/a has no image: no file .jpg, .jpeg or .png");
+    remove_all();
+    check_refused(8, "cannot open ");
+    CHECK(lt_source_folder(ctx, "tests/lt_test.h", 8, 8, 3) == NULL);
+    CHECK_STR(lt_errmsg(), "cannot open tests/lt_test.h: Not a directory");
+}
+
+TEST(arguments_are_checked)
+{
+    static const int cases[][3] = {{0, 8, 3}, {8, 0, 3}, {-1, -1, 3}, {8, 8, 2}, {8, 8, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK(!lt_source_folder(ctx, root, cases[i][0], cases[i][1], cases[i][2]));
+        CHECK_EQ(lt_errcode(), LT_EINVAL);
+        CHECK_MSG("images: height x width wants a size, or 0x0 for that of the files");
+    }
+}

@@ -1,0 +1,389 @@
+/* test_image.c - JPEG and PNG files: what is decoded, and every way that a file can be damaged.
+ *
+ * The files beside this one were made with Pillow, of the gradient below: 13 rows of 17 pixels.
+ * rgb.png has it as it is, alpha.png half transparent, the JPEGs at quality 90, baseline.jpg with
+ * restart markers. grey16.png has 16 bits, palette.png five colours.
+ */
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include "data/source.h"
+#include "tests/lt_test.h"
+
+enum { H = 13, W = 17, ROOM = 4096 };
+
+static const char *const files[] = {"baseline.jpg", "progressive.jpg", "grey.jpg",  "cmyk.jpg",
+                                    "rgb.png",      "alpha.png",       "grey16.png", "palette.png"};
+enum { FILES = sizeof files / sizeof *files, JPEGS = 4 };
+
+static int gradient(int y, int x, int c)
+{
+    return c == 0 ? x * 255 / (W - 1) : c == 1 ? y * 255 / (H - 1) : 255 - (x + y) * 255 / (W + H - 2);
+}
+
+static int luma(int y, int x)
+{
+    return (77 * gradient(y, x, 0) + 150 * gradient(y, x, 1) + 29 * gradient(y, x, 2)) / 256;
+}
+
+typedef struct file {
+    uint8_t bytes[ROOM];
+    size_t n;
+} file;
+
+static file load(const char *name)
+{
+    file f;
+    char path[64];
+    snprintf(path, sizeof path, "tests/data/%s", name);
+    FILE *in = fopen(path, "rb");
+    if (!in)
+        FAIL("cannot open %s", path);
+    f.n = fread(f.bytes, 1, ROOM, in);
+    fclose(in);
+    CHECK(f.n > 0 && f.n < ROOM / 2);
+    return f;
+}
+
+/* A copy of exactly n bytes, so that ASan sees a step too far. */
+static lt_status decode(const uint8_t *bytes, size_t n, int channels, lt_workshop *shop,
+                        lt_image *image)
+{
+    uint8_t *copy = malloc(n > 0 ? n : 1);
+    memcpy(copy, bytes, n);
+    lt_status status = lt__image_decode("cat/1.jpg", copy, n, channels, shop, image);
+    free(copy);
+    return status;
+}
+
+static void check_refused(const file *f, const char *text)
+{
+    lt_workshop shop = {0};
+    lt_image image;
+    CHECK_FAILS(decode(f->bytes, f->n, 3, &shop, &image), LT_EDATA, text);
+    CHECK(strncmp(lt_errmsg(), "cat/1.jpg: no image: ", 21) == 0);
+    CHECK(shop.decoded.data == NULL);
+}
+
+/* Place of the first such bytes. */
+static size_t find(const file *f, const void *what, size_t n)
+{
+    size_t at = 0;
+    while (at + n <= f->n && memcmp(f->bytes + at, what, n) != 0)
+        at++;
+    CHECK(at + n <= f->n);
+    return at;
+}
+
+static void put32(uint8_t *p, uint32_t value)
+{
+    for (int i = 0; i < 4; i++)
+        p[i] = (uint8_t)(value >> (24 - 8 * i));
+}
+
+static size_t find_chunk(const file *f, const char *name) { return find(f, name, 4) - 4; }
+
+/* Makes the checksum of the chunk at this place right. */
+static void mend(file *f, size_t at)
+{
+    const uint8_t *p = f->bytes + at;
+    uint32_t length = (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
+    put32(f->bytes + at + 8 + length, (uint32_t)crc32(0, p + 4, length + 4));
+}
+
+/* ==== What is decoded ========================================================================= */
+
+/* All pixels of a file: at most this far from the gradient, or its luma, and by so much on average. */
+static void check_near(const char *name, int channels, bool grey, int most, double average)
+{
+    lt_workshop shop = {0};
+    lt_image image;
+    file f = load(name);
+    double sum = 0;
+    CHECK_OK(decode(f.bytes, f.n, channels, &shop, &image));
+    CHECK_EQ(image.h, H);
+    CHECK_EQ(image.w, W);
+    CHECK_EQ(image.c, channels);
+    CHECK_EQ(image.dtype, LT_U8);
+    const uint8_t *p = image.pixels;
+    for (int i = 0; i < H * W * channels; i++) {
+        int y = i / channels / W, x = i / channels % W;
+        int want = grey ? luma(y, x) : gradient(y, x, i % channels);
+        CHECK_NEAR(p[i], want, most);
+        sum += abs(p[i] - want);
+    }
+    CHECK(sum <= average * H * W * channels);
+    free(shop.decoded.data);
+}
+
+TEST(png_is_exact)
+{
+    check_near("rgb.png", 3, false, 0, 0);
+    check_near("alpha.png", 3, false, 0, 0);
+    check_near("rgb.png", 1, true, 0, 0);
+    check_near("alpha.png", 1, true, 0, 0);
+}
+
+TEST(jpeg_is_near) /* most of what is lost are colours, kept at half the resolution */
+{
+    check_near("baseline.jpg", 3, false, 20, 2.5);
+    check_near("progressive.jpg", 3, false, 20, 2.5);
+    check_near("baseline.jpg", 1, true, 3, 1);
+    check_near("grey.jpg", 3, true, 3, 1);
+    check_near("grey.jpg", 1, true, 3, 1);
+    check_near("cmyk.jpg", 3, false, 3, 1);
+    check_near("cmyk.jpg", 1, true, 3, 1);
+}
+
+TEST(palette_and_16_bits)
+{
+    static const uint8_t colours[5][3] = {
+        {255, 0, 0}, {0, 255, 0}, {0, 0, 255}, {10, 20, 30}, {200, 100, 50}};
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    lt_tensor *palette = lt_image_read(ctx, "tests/data/palette.png", 3);
+    lt_tensor *grey = lt_image_read(ctx, "tests/data/grey16.png", 1);
+    CHECK(palette && grey);
+    CHECK_EQ(lt_ndim(palette), 3);
+    CHECK_EQ(lt_dim(palette, 0), H);
+    CHECK_EQ(lt_dim(palette, 1), W);
+    CHECK_EQ(lt_dim(palette, 2), 3);
+    CHECK_EQ(lt_dim(grey, 2), 1);
+    const uint8_t *p = lt_data(palette), *g = lt_data(grey);
+    for (int y = 0; y < H; y++)
+        for (int x = 0; x < W; x++) {
+            CHECK_EQ(memcmp(p + 3 * (y * W + x), colours[(x + y) % 5], 3), 0);
+            CHECK_EQ(g[y * W + x], ((x * 4096 + y * 17) & 0xffff) >> 8);
+        }
+    lt_release(palette);
+    lt_release(grey);
+    CHECK_EQ(lt_memory_stats(ctx).live, 0);
+    lt_ctx_free(ctx);
+}
+
+/* ==== Damage ================================================================================== */
+
+TEST(every_truncation_is_an_error)
+{
+    lt_workshop shop = {0};
+    lt_image image;
+    for (int i = 0; i < FILES; i++) {
+        file f = load(files[i]);
+        size_t whole = f.n;
+        for (f.n = 0; f.n < whole; f.n++)
+            check_refused(&f, f.n == 0                   ? "the file is empty"
+                              : f.n < (i < JPEGS ? 2 : 8) ? "neither a JPEG nor a PNG"
+                                                         : "is cut short: it has no ");
+        memset(f.bytes + whole, 0x5a, 7); /* behind the end is nobody's business */
+        CHECK_OK(decode(f.bytes, whole + 7, 3, &shop, &image));
+    }
+    free(shop.decoded.data);
+}
+
+TEST(every_flipped_bit_of_a_png_is_an_error)
+{
+    for (int i = JPEGS; i < FILES; i++) {
+        file f = load(files[i]);
+        for (size_t bit = 0; bit < 8 * f.n; bit++) {
+            f.bytes[bit / 8] ^= 1 << bit % 8;
+            check_refused(&f, "");
+            f.bytes[bit / 8] ^= 1 << bit % 8;
+        }
+    }
+}
+
+/* A JPEG has no checksum: a flipped bit may make another image, but nothing worse. */
+TEST(a_flipped_bit_of_a_jpeg_is_an_error_or_other_pixels)
+{
+    for (int i = 0; i < JPEGS; i++) {
+        file f = load(files[i]);
+        for (size_t bit = 0; bit < 8 * f.n; bit++) {
+            lt_workshop shop = {0};
+            lt_image image;
+            f.bytes[bit / 8] ^= 1 << bit % 8;
+            if (decode(f.bytes, f.n, 3, &shop, &image) == LT_OK)
+                CHECK(image.h > 0 && image.w > 0 && image.c == 3);
+            else
+                CHECK_EQ(lt_errcode(), LT_EDATA);
+            f.bytes[bit / 8] ^= 1 << bit % 8;
+            free(shop.decoded.data);
+        }
+    }
+}
+
+TEST(a_header_cannot_make_a_small_file_cost_much)
+{
+    static const struct {
+        unsigned h, w;
+        const char *text;
+    } cases[] = {{8001, 8000, "it has 8000x8001 pixels, luatrain takes at most 64 million"},
+                 {8000, 8000, "its header promises 8000x8000 pixels, more than "},
+                 {65535, 65535, "it has 65535x65535 pixels, luatrain takes at most 64 million"},
+                 {13, 0, "its header says 0x13 pixels"},
+                 {0, 17, "its header says 17x0 pixels"}};
+    file jpeg = load("baseline.jpg"), png = load("rgb.png");
+    uint8_t *frame = jpeg.bytes + find(&jpeg, "\xff\xc0", 2), *header = png.bytes + 16;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        put32(frame + 5, (uint32_t)cases[i].h << 16 | cases[i].w);
+        check_refused(&jpeg, cases[i].text);
+        put32(header, cases[i].w);
+        put32(header + 4, cases[i].h);
+        mend(&png, 8);
+        check_refused(&png, cases[i].text);
+    }
+    memset(header, 255, 8);
+    mend(&png, 8);
+    check_refused(&png, "it has 4294967295x4294967295 pixels");
+}
+
+TEST(jpegs_of_other_kinds_are_refused)
+{
+    file f = load("baseline.jpg");
+    size_t frame = find(&f, "\xff\xc0", 2);
+    f.bytes[frame + 1] = 0xc9;
+    check_refused(&f, "it is a lossless, hierarchical or arithmetic JPEG; luatrain reads baseline");
+    f.bytes[frame + 1] = 0xc0;
+    f.bytes[frame + 4] = 12;
+    check_refused(&f, "it is a JPEG with 12 bits a colour, luatrain reads those with 8");
+    f = load("baseline.jpg");
+    f.bytes[frame + 3] = 14; /* two components, the third is skipped as padding */
+    f.bytes[frame + 9] = 2;
+    check_refused(&f, "it is a JPEG of 2 colours, luatrain reads those of 1, 3 and 4");
+    f = load("cmyk.jpg");
+    f.bytes[find(&f, "Adobe", 5)] = 'a';
+    check_refused(&f, "the JPEG has four colours and does not say which");
+}
+
+/* Bytes of a JPEG, at the first place of a marker, become others. */
+static void check_jpeg_with(const char *marker, size_t offset, const char *bytes, size_t n,
+                            const char *text)
+{
+    file f = load("baseline.jpg");
+    memcpy(f.bytes + find(&f, marker, 2) + offset, bytes, n);
+    check_refused(&f, text);
+}
+
+static void insert(file *f, size_t at, const uint8_t *bytes, size_t n)
+{
+    CHECK(f->n + n <= ROOM);
+    memmove(f->bytes + at + n, f->bytes + at, f->n - at);
+    memcpy(f->bytes + at, bytes, n);
+    f->n += n;
+}
+
+TEST(a_jpeg_has_one_frame_and_tables_that_fit)
+{
+    enum { CODES = 2 * 255 };
+    uint8_t table[4 + 17 + CODES] = {0xff, 0xc4, (19 + CODES) >> 8, (19 + CODES) & 255, 3};
+    file f = load("baseline.jpg"), huge = f;
+    size_t frame = find(&f, "\xff\xc0", 2), scan = find(&f, "\xff\xda", 2);
+    insert(&f, scan, f.bytes + frame, 19);
+    check_refused(&f, "the frame header of the JPEG is damaged");
+    table[4 + 15] = table[4 + 16] = 255; /* codes of 15 and of 16 bits */
+    insert(&huge, scan, table, sizeof table);
+    check_refused(&huge, "the Huffman table of the JPEG is damaged");
+}
+
+TEST(a_jpeg_brings_all_that_it_uses)
+{
+    check_jpeg_with("\xff\xc4", 0, "\xff\xfe", 2, "uses a table that it does not bring along");
+    check_jpeg_with("\xff\xdb", 0, "\xff\xfe", 2, "uses a table that it does not bring along");
+    check_jpeg_with("\xff\xda", 0, "\xff\xfe", 2, "ends before all of its colours have come");
+    check_jpeg_with("\xff\xc0", 0, "\xff\xfe", 2, "the scan header of the JPEG is damaged");
+    check_jpeg_with("\xff\xda", 4, "\x02", 1, "the scan header of the JPEG is damaged");
+    check_jpeg_with("\xff\xda", 5, "\x09", 1, "the scan header of the JPEG is damaged");
+    check_jpeg_with("\xff\xc4", 0, "\xff\xc0", 2, "the frame header of the JPEG is damaged");
+    check_jpeg_with("\xff\xc4", 2, "\0\1", 2, "the length of a segment of the JPEG is damaged");
+    check_jpeg_with("\xff\xdb", 4, "\x10", 1, "the quantization table of the JPEG is damaged");
+    check_jpeg_with("\xff\xc4", 5, "\xff\xff", 2, "the Huffman table of the JPEG is damaged");
+    check_jpeg_with("\xff\xc4", 5, "\x80", 1, "the Huffman table of the JPEG is damaged");
+}
+
+TEST(a_png_has_known_chunks_in_order)
+{
+    file f = load("rgb.png");
+    size_t data = find_chunk(&f, "IDAT"), end = find_chunk(&f, "IEND");
+    f.bytes[data + 30] ^= 1;
+    check_refused(&f, "the checksum of the PNG chunk at byte 33 is wrong; fetch it again");
+    memset(f.bytes + data + 10, 0xff, 20);
+    mend(&f, data);
+    check_refused(&f, "its compressed data are damaged; fetch it again");
+    memcpy(f.bytes + data + 4, "ODAT", 4);
+    mend(&f, data);
+    check_refused(&f, "luatrain does not know the PNG chunk at byte 33, without which");
+    memcpy(f.bytes + data + 4, "IHDR", 4);
+    mend(&f, data);
+    check_refused(&f, "a PNG has one header, at its beginning; this one has not");
+    memcpy(f.bytes + 12, "CgBI", 4);
+    mend(&f, 8);
+    check_refused(&f, "a PNG has one header, at its beginning; this one has not");
+    f = load("rgb.png");
+    put32(f.bytes + 8, 0);
+    mend(&f, 8);
+    f.n = 8 + 12;
+    check_refused(&f, "a PNG has one header, at its beginning; this one has not");
+    f = load("rgb.png");
+    memmove(f.bytes + data, f.bytes + end, f.n - end); /* no data at all */
+    f.n -= end - data;
+    check_refused(&f, "its compressed data are damaged; fetch it again");
+}
+
+/* ==== Files =================================================================================== */
+
+TEST(what_is_no_plain_file_is_a_sentence)
+{
+    char pipe[] = "/tmp/luatrain-image-XXXXXX";
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    CHECK(lt_image_read(ctx, "/nowhere/cat.jpg", 3) == NULL);
+    CHECK_EQ(lt_errcode(), LT_EDATA);
+    CHECK_STR(lt_errmsg(), "cannot open /nowhere/cat.jpg: No such file or directory");
+    CHECK(lt_image_read(ctx, "/", 3) == NULL);
+    CHECK_STR(lt_errmsg(), "/ is no plain file");
+    CHECK(lt_image_read(ctx, "/dev/zero", 3) == NULL);
+    CHECK_STR(lt_errmsg(), "/dev/zero is no plain file");
+    close(mkstemp(pipe));
+    unlink(pipe);
+    CHECK_EQ(mkfifo(pipe, 0600), 0);
+    CHECK(lt_image_read(ctx, pipe, 3) == NULL);
+    unlink(pipe);
+    CHECK_MSG("is no plain file");
+    CHECK_EQ(lt_errcode(), LT_EDATA);
+    CHECK(lt_image_read(ctx, "tests/data/test_image.c", 3) == NULL);
+    CHECK_STR(lt_errmsg(), "tests/data/test_image.c: no image: the file is neither a JPEG nor a PNG");
+    CHECK(lt_image_read(ctx, "tests/data/rgb.png", 2) == NULL);
+    CHECK_EQ(lt_errcode(), LT_EINVAL);
+    CHECK_STR(lt_errmsg(), "image: channels wants 1 or 3, it is 2");
+    lt_ctx_free(ctx);
+}
+
+TEST(a_file_has_a_limit)
+{
+    lt_buffer buffer = {0};
+    size_t n, size = load("rgb.png").n;
+    char text[128];
+    CHECK_OK(lt__read_whole("tests/data/rgb.png", size, &buffer, &n));
+    CHECK_EQ(n, size);
+    CHECK_EQ(memcmp(buffer.data, load("rgb.png").bytes, n), 0);
+    snprintf(text, sizeof text, "tests/data/rgb.png has %zu bytes, luatrain takes at most %zu", size,
+             size - 1);
+    CHECK_FAILS(lt__read_whole("tests/data/rgb.png", size - 1, &buffer, &n), LT_EDATA, text);
+    free(buffer.data);
+}
+
+TEST(memory_can_run_out)
+{
+    lt_tensor *x = NULL;
+    for (int n = 1; !x; n++) {
+        char fault[32];
+        snprintf(fault, sizeof fault, "alloc:n=%d", n);
+        lt_ctx *ctx = lt_ctx_new(&(lt_config){.fault = fault});
+        x = lt_image_read(ctx, "tests/data/rgb.png", 3);
+        if (!x)
+            CHECK_EQ(lt_errcode(), LT_ENOMEM);
+        CHECK(n < 10);
+        lt_release(x);
+        CHECK_EQ(lt_memory_stats(ctx).live, 0);
+        lt_ctx_free(ctx);
+    }
+}

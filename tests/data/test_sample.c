@@ -1,0 +1,253 @@
+/* test_sample.c - what happens to an image on its way into a batch, compared with a plain
+ * computation pixel by pixel, and that it is a function of (seed, epoch, image) alone.
+ */
+#include <stdlib.h>
+
+#include "data/source.h"
+#include "tests/lt_test.h"
+
+enum { N = 40, H = 5, W = 7, C = 3, SIZE = H * W * C, SEED = 11, EPOCH = 4 };
+
+/* No byte is 0, so that black shows. */
+static uint8_t byte_of(int64_t i, int64_t y, int64_t x, int64_t c)
+{
+    return (uint8_t)(1 + (37 * i + 41 * y + 11 * x + 83 * c) % 255);
+}
+
+/* (N, H, W, C); floats are the byte / 256. The label of an image is its number. */
+static lt_source *open_images(lt_ctx *ctx, lt_dtype dtype)
+{
+    lt_tensor *images = lt_tensor_new(ctx, dtype, 4, (int64_t[]){N, H, W, C});
+    lt_tensor *labels = lt_tensor_new(ctx, LT_I64, 1, (int64_t[]){N});
+    for (int64_t i = 0; i < N; i++)
+        ((int64_t *)lt_data(labels))[i] = i;
+    for (int64_t k = 0; k < N * SIZE; k++) {
+        double value = byte_of(k / SIZE, k / (W * C) % H, k / C % W, k % C);
+        if (dtype != LT_U8)
+            value /= 256;
+        lt_convert((char *)lt_data(images) + k * (int64_t)lt_dtype_bytes(dtype), dtype, &value,
+                   LT_F64, 1);
+    }
+    lt_source *source = lt_source_tensors(ctx, images, labels);
+    lt_release(images);
+    lt_release(labels);
+    CHECK(source != NULL);
+    return source;
+}
+
+/* Puts each image of a pass at its number: out (count, image_bytes). Returns how many came. */
+static int collect(lt_ctx *ctx, lt_source *source, const lt_batch_options *options, void *out,
+                   size_t image_bytes)
+{
+    int count = 0;
+    lt_batches *batches = lt_batches_new(ctx, source, options);
+    CHECK(batches != NULL);
+    for (;;) {
+        lt_tensor *x, *y;
+        CHECK_OK(lt_batches_next(batches, &x, &y));
+        if (!x)
+            break;
+        for (int64_t i = 0; i < lt_dim(x, 0); i++, count++)
+            memcpy((char *)out + (size_t)((int64_t *)lt_data(y))[i] * image_bytes,
+                   (char *)lt_data(x) + (size_t)i * image_bytes, image_bytes);
+        lt_release(x);
+        lt_release(y);
+    }
+    lt_batches_free(batches);
+    return count;
+}
+
+static int64_t below(uint32_t word, int64_t n) { return (int64_t)floor(word / 4294967296.0 * n); }
+
+/* ==== Moved and mirrored ====================================================================== */
+
+typedef struct move { int64_t dy, dx; bool mirrored; } move;
+
+static move move_of(int64_t i, int64_t crop, bool flip)
+{
+    uint32_t word[4];
+    lt_random(SEED, LT_RNG_AUGMENT, EPOCH, 2 * (uint64_t)i, word);
+    return (move){below(word[0], 2 * crop + 1) - crop, below(word[1], 2 * crop + 1) - crop,
+                  flip && word[2] >= 0x80000000u};
+}
+
+/* The byte that an augmented image has there. */
+static uint8_t wanted(move m, int64_t i, int64_t y, int64_t x, int64_t c)
+{
+    int64_t from_y = y + m.dy, from_x = (m.mirrored ? W - 1 - x : x) + m.dx;
+    bool inside = from_y >= 0 && from_y < H && from_x >= 0 && from_x < W;
+    return inside ? byte_of(i, from_y, from_x, c) : 0;
+}
+
+TEST(moved_and_mirrored_bytes)
+{
+    static uint8_t out[N * SIZE];
+    lt_ctx *ctx = lt_ctx_new(&(lt_config){.seed = SEED});
+    lt_source *source = open_images(ctx, LT_U8);
+    for (int64_t crop = 0; crop < 5; crop++)
+        for (int flip = 0; flip < 2; flip++) {
+            lt_batch_options options = {.batch = 16, .epoch = EPOCH, .dtype = LT_U8, .crop = crop,
+                                        .flip = flip};
+            int mirrored = 0;
+            CHECK_EQ(collect(ctx, source, &options, out, SIZE), N);
+            for (int64_t i = 0, k = 0; i < N; i++) {
+                move m = move_of(i, crop, flip);
+                mirrored += m.mirrored;
+                for (int64_t y = 0; y < H; y++)
+                    for (int64_t x = 0; x < W; x++)
+                        for (int64_t c = 0; c < C; c++)
+                            CHECK_EQ(out[k++], wanted(m, i, y, x, c));
+            }
+            CHECK(flip ? mirrored > N / 4 && mirrored < 3 * N / 4 : mirrored == 0);
+        }
+    lt_source_release(source);
+    lt_ctx_free(ctx);
+}
+
+TEST(black_comes_in_before_normalising)
+{
+    static const lt_dtype dtypes[] = {LT_U8, LT_F32, LT_F64};
+    static float out[N * SIZE];
+    static const double mean[] = {0.5, 0.25, 0.125}, std[] = {0.5, 2, 0.25};
+    lt_ctx *ctx = lt_ctx_new(&(lt_config){.seed = SEED});
+    for (int d = 0; d < 3; d++) {
+        lt_source *source = open_images(ctx, dtypes[d]);
+        lt_batch_options options = {.batch = 16, .epoch = EPOCH, .crop = 3, .flip = true};
+        memcpy(options.mean, mean, sizeof mean);
+        memcpy(options.std, std, sizeof std);
+        CHECK_EQ(collect(ctx, source, &options, out, sizeof(float) * SIZE), N);
+        for (int64_t k = 0; k < N * SIZE; k++) {
+            int64_t i = k / SIZE, c = k % C;
+            double value = wanted(move_of(i, 3, true), i, k / (W * C) % H, k / C % W, c);
+            value /= dtypes[d] == LT_U8 ? 255 : 256;
+            CHECK_EQ(out[k] == (float)((value - mean[c]) / std[c]), 1);
+        }
+        lt_source_release(source);
+    }
+    lt_ctx_free(ctx);
+}
+
+TEST(all_shifts_come)
+{
+    bool seen[9][9] = {{false}};
+    int n = 0;
+    for (int64_t i = 0; i < 2000; i++) {
+        move m = move_of(i, 4, true);
+        seen[m.dy + 4][m.dx + 4] = true;
+    }
+    for (int k = 0; k < 81; k++)
+        n += seen[k / 9][k % 9];
+    CHECK_EQ(n, 81);
+}
+
+TEST(augmentation_is_a_function_of_seed_epoch_and_image)
+{
+    static float want[N * SIZE], got[N * SIZE];
+    const size_t bytes = sizeof(float) * SIZE;
+    const lt_batch_options kinds[] = {{.crop = 2, .flip = true}, {.area = 0.1, .flip = true}};
+    lt_ctx *ctx = lt_ctx_new(&(lt_config){.seed = SEED});
+    lt_source *source = open_images(ctx, LT_U8);
+    for (int kind = 0; kind < 2; kind++) {
+        lt_batch_options options = kinds[kind];
+        options.epoch = EPOCH;
+        options.batch = N;
+        options.workers = -1;
+        CHECK_EQ(collect(ctx, source, &options, want, bytes), N);
+        for (int k = 0; k < 24; k++) {
+            options.batch = 1 + k % 6 * 7;
+            options.shuffle = k % 2;
+            options.workers = k % 4 - (k % 4 == 0);
+            memset(got, 0, sizeof got);
+            CHECK_EQ(collect(ctx, source, &options, got, bytes), N);
+            CHECK_EQ(memcmp(got, want, sizeof got), 0);
+        }
+        options.epoch = EPOCH + 1;
+        collect(ctx, source, &options, got, bytes);
+        CHECK(memcmp(got, want, sizeof got) != 0);
+        options.epoch = EPOCH;
+        lt_set_seed(ctx, SEED + 1);
+        collect(ctx, source, &options, got, bytes);
+        CHECK(memcmp(got, want, sizeof got) != 0);
+        lt_set_seed(ctx, SEED);
+    }
+    lt_source_release(source);
+    CHECK_EQ(lt_memory_stats(ctx).live, 0);
+    lt_ctx_free(ctx);
+}
+
+/* ==== Brought to size ========================================================================= */
+
+/* Fails unless out is that window of the image. */
+static void check_window(const uint8_t *out, lt_image image, lt_window window, int64_t h, int64_t w)
+{
+    lt_workshop shop = {0};
+    lt_image want;
+    CHECK_OK(lt__resample(&image, window, h, w, &shop, &want));
+    CHECK_EQ(memcmp(out, want.pixels, (size_t)(h * w * image.c)), 0);
+    free(shop.resized.data);
+}
+
+TEST(a_random_part_comes_to_the_full_size)
+{
+    static uint8_t out[N * SIZE], pixels[SIZE];
+    double least = 1, most = 0;
+    lt_ctx *ctx = lt_ctx_new(&(lt_config){.seed = SEED});
+    lt_source *source = open_images(ctx, LT_U8);
+    lt_batch_options options = {.batch = 16, .epoch = EPOCH, .dtype = LT_U8, .area = 0.2};
+    CHECK_EQ(collect(ctx, source, &options, out, SIZE), N);
+    for (int64_t i = 0; i < N; i++) {
+        uint32_t word[4];
+        lt_random(SEED, LT_RNG_AUGMENT, EPOCH, 2 * (uint64_t)i + 1, word);
+        double area = 0.2 + 0.8 * (word[0] / 4294967296.0);
+        double aspect = 0.75 * pow(16.0 / 9, word[1] / 4294967296.0);
+        double h = fmin(sqrt(area * H * W / aspect), H), w = fmin(sqrt(area * H * W * aspect), W);
+        lt_window window = {(H - h) * (word[2] / 4294967296.0), (W - w) * (word[3] / 4294967296.0),
+                            h, w};
+        for (int64_t k = 0; k < SIZE; k++)
+            pixels[k] = byte_of(i, k / (W * C), k / C % W, k % C);
+        check_window(out + i * SIZE, (lt_image){pixels, LT_U8, H, W, C}, window, H, W);
+        least = fmin(least, area);
+        most = fmax(most, area);
+    }
+    CHECK(least < 0.3 && most > 0.9);
+    lt_source_release(source);
+    lt_ctx_free(ctx);
+}
+
+/* One image of 40x20, in a source that wants another size. */
+typedef struct photo {
+    lt_source base;
+    uint8_t pixels[40 * 20 * 3];
+} photo;
+
+static lt_status read_photo(const lt_source *source, int64_t i, lt_workshop *shop, lt_image *image,
+                            int64_t *label)
+{
+    (void)shop;
+    *image = (lt_image){((const photo *)source)->pixels, LT_U8, 40, 20, 3};
+    *label = i;
+    return LT_OK;
+}
+
+TEST(the_middle_of_a_large_image_is_taken)
+{
+    static const struct { int64_t h, w; lt_window window; } cases[] = {
+        {40, 20, {0, 0, 40, 20}},             /* as it is */
+        {10, 10, {11.25, 1.25, 17.5, 17.5}},  /* 7/8 of the narrow side */
+        {20, 10, {2.5, 1.25, 35, 17.5}},
+        {50, 100, {15.625, 1.25, 8.75, 17.5}}, /* larger */
+    };
+    static uint8_t out[50 * 100 * 3];
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        photo p = {{.refs = 1, .count = 1, .h = cases[k].h, .w = cases[k].w, .c = 3,
+                    .dtype = LT_U8, .read = read_photo}, {0}};
+        for (int i = 0; i < 40 * 20 * 3; i++)
+            p.pixels[i] = (uint8_t)(i * i / 7);
+        lt_batch_options options = {.batch = 1, .dtype = LT_U8};
+        CHECK_EQ(collect(ctx, &p.base, &options, out, (size_t)(cases[k].h * cases[k].w * 3)), 1);
+        check_window(out, (lt_image){p.pixels, LT_U8, 40, 20, 3}, cases[k].window, cases[k].h,
+                     cases[k].w);
+    }
+    lt_ctx_free(ctx);
+}

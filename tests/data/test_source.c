@@ -1,0 +1,114 @@
+/* test_source.c - sources: what they say of themselves, and the synthetic one. */
+#include "data/source.h"
+#include "tests/lt_test.h"
+
+TEST(images_in_memory)
+{
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    lt_tensor *images = lt_tensor_full(ctx, LT_U8, 4, (int64_t[]){6, 2, 3, 4}, 7);
+    lt_tensor *labels = lt_tensor_full(ctx, LT_I32, 1, (int64_t[]){6}, -5);
+    lt_source *source = lt_source_tensors(ctx, images, labels);
+    int64_t shape[3];
+    lt_release(images);
+    lt_release(labels);
+    CHECK_EQ(lt_source_count(source), 6);
+    lt_source_shape(source, shape);
+    CHECK(shape[0] == 2 && shape[1] == 3 && shape[2] == 4);
+    CHECK_EQ(lt_source_classes(source), 0);
+    CHECK(lt_source_class(source, 0) == NULL);
+    CHECK(lt_source_retain(source) == source);
+    lt_source_release(source);
+    CHECK(lt_memory_stats(ctx).live > 0);
+    lt_ctx_free(ctx); /* the source keeps what it needs */
+    lt_workshop shop = {0};
+    lt_image image;
+    int64_t label;
+    CHECK_OK(source->read(source, 5, &shop, &image, &label));
+    CHECK_EQ(((const uint8_t *)image.pixels)[23], 7);
+    CHECK_EQ(label, -5);
+    lt_source_release(source);
+    lt_source_release(NULL);
+}
+
+/* ==== Synthetic =============================================================================== */
+
+enum { H = 12, W = 9, MOST = 3, CLASSES = 10 };
+
+/* Image i of a seed and a part, and its class. */
+static int64_t synthetic(uint64_t seed, uint64_t part, int64_t i, int64_t channels,
+                         uint8_t out[H * W * MOST])
+{
+    lt_ctx *ctx = lt_ctx_new(&(lt_config){.seed = seed});
+    lt_source *source = lt_source_synthetic(ctx, part, 100, H, W, channels, CLASSES);
+    lt_batch_options options = {.batch = 1, .first = i, .dtype = LT_U8};
+    lt_batches *batches = source ? lt_batches_new(ctx, source, &options) : NULL;
+    lt_tensor *x, *y;
+    CHECK(batches != NULL);
+    CHECK_EQ(lt_source_classes(source), CLASSES);
+    CHECK_OK(lt_batches_next(batches, &x, &y));
+    CHECK_EQ(lt_count(x), H * W * channels);
+    memcpy(out, lt_data(x), (size_t)lt_count(x));
+    int64_t label = ((int64_t *)lt_data(y))[0];
+    lt_release(x);
+    lt_release(y);
+    lt_batches_free(batches);
+    lt_source_release(source);
+    CHECK_EQ(lt_memory_stats(ctx).live, 0);
+    lt_ctx_free(ctx);
+    return label;
+}
+
+TEST(synthetic_images_are_a_function_of_seed_part_and_number)
+{
+    uint8_t a[H * W * MOST] = {0}, b[H * W * MOST] = {0};
+    CHECK_EQ(synthetic(1, 0, 13, 3, a), 3);
+    CHECK_EQ(synthetic(1, 0, 13, 3, b), 3);
+    CHECK_EQ(memcmp(a, b, sizeof a), 0);
+    CHECK_EQ(synthetic(2, 0, 13, 3, b), 3);
+    CHECK(memcmp(a, b, sizeof a) != 0);
+    CHECK_EQ(synthetic(1, 1, 13, 3, b), 3);
+    CHECK(memcmp(a, b, sizeof a) != 0);
+    CHECK_EQ(synthetic(1, 0, 23, 3, b), 3);
+    CHECK(memcmp(a, b, sizeof a) != 0);
+}
+
+/* The mean of an image's channel minus that of noise is half the colour of its class: */
+TEST(synthetic_colours_tell_the_classes)
+{
+    static const int base[] = {0, 10, 4, 3}; /* the smallest with at least 10 numbers */
+    for (int64_t channels = 1; channels <= MOST; channels++)
+        for (int64_t class = 0; class < CLASSES; class++) {
+            uint8_t image[H * W * MOST];
+            CHECK_EQ(synthetic(1, 0, 50 + class, channels, image), class);
+            int64_t rest = class;
+            for (int64_t c = 0; c < channels; c++, rest /= base[channels]) {
+                double sum = 0, digit = (double)(rest % base[channels]);
+                for (int64_t i = 0; i < H * W; i++)
+                    sum += image[i * channels + c];
+                double colour = 255 * digit / (base[channels] - 1);
+                CHECK_NEAR(sum / (H * W), 127.5 / 2 + colour / 2, 12); /* 3.4 deviations */
+            }
+        }
+}
+
+TEST(synthetic_refused)
+{
+    static const struct { int64_t count, h, w, c, classes; const char *text; } cases[] = {
+        {1, 0, 1, 1, 1, "images want 1 to 16384 pixels each way, they are 0x1"},
+        {1, 1, 16385, 1, 1, "they are 1x16385"},
+        {1, 1, 1, 5, 1, "images want 1 to 4 channels, they have 5"},
+        {0, 1, 1, 1, 1, "at least one image and 1 to 1048576 classes; there are 0 images"},
+        {1, 1, 1, 1, 0, "there are 1 images and 0 classes"},
+        {1, 1, 1, 1, INT64_MAX, "there are 1 images and 9223372036854775807 classes"},
+    };
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK(!lt_source_synthetic(ctx, 0, cases[i].count, cases[i].h, cases[i].w, cases[i].c,
+                                   cases[i].classes));
+        CHECK_EQ(lt_errcode(), LT_EINVAL);
+        CHECK_MSG(cases[i].text);
+    }
+    CHECK(!lt_source_synthetic(ctx, 1 << 24, 1, 1, 1, 1, 1));
+    CHECK_MSG("part wants a number below 2^24");
+    lt_ctx_free(ctx);
+}
