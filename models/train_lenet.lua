@@ -1,43 +1,38 @@
--- train_lenet.lua - trains LeNet on Fashion-MNIST with an explicit loop.
+-- train_lenet.lua - trains LeNet, or a perceptron, with an explicit loop: what lt.fit does, in the
+-- open.
 --
---   luatrain train_lenet.lua
---   luatrain train_lenet.lua --data fashion-mnist:DIR --epochs 5 --save lenet.safetensors
+--   luatrain train_lenet.lua                      LeNet on Fashion-MNIST
+--   luatrain train_lenet.lua --arch mlp --lr 0.02
 local lt = require "luatrain"
 
-local opt = lt.args{data = "fashion-mnist", epochs = 3, batch = 64, lr = 0.05, save = ""}
+local opt = lt.args{
+  data = "fashion-mnist", arch = {"lenet", "mlp"}, epochs = 3, batch = 64, lr = 0.05,
+  help = {
+    data = "fashion-mnist[:DIR], cifar10:DIR, images:DIR or synthetic:HxWxC/CLASSES",
+    arch = "what to train",
+    epochs = "passes over the training images",
+    batch = "images a step",
+    lr = "learning rate at first; it falls to 0",
+  }}
+
 local train, test = lt.data.open(opt.data)
-local net = require "lenet"{classes = train.classes}
+local make = require(opt.arch)[opt.arch]
+local net = make{classes = train.classes, channels = train.channels, size = train.height}
 local sgd = lt.optim.sgd(net, {lr = opt.lr, momentum = 0.9, decay = 1e-4})
 print(net)
 
-local steps = opt.epochs * math.ceil(#train / opt.batch)
+local run <close> = lt.run{
+  net = net, optim = sgd, train = train, epochs = opt.epochs, batch = opt.batch,
+  schedule = lt.schedule.linear{}}
 
-local function learn(x, y)
-  sgd.lr = opt.lr * (1 - lt.steps() / steps)       -- down to 0, linearly
-  local loss = lt.cross_entropy(net(x), y)
-  loss:backward()
-  sgd:step()
-  return loss
-end
-
-local function hits(x, y) return net(x):argmax(2):eq(y):sum():item() end
-
-local function top1()
-  local right = 0
-  net:eval()
-  for x, y in test:batches{batch = 500} do
-    right = right + lt.step(lt.no_grad, hits, x, y)
+for _ in run:epochs() do
+  for x, y in run:batches() do                   -- x (n, h, w, c), y (n): shuffled
+    run:step(function()                          -- temporaries die with each step
+      local loss = lt.cross_entropy(net(x), y)
+      loss:backward()
+      sgd:step()
+      return loss
+    end)
   end
-  net:train()
-  return right / #test
+  run:report(run:evaluate(test))
 end
-
-for epoch = 1, opt.epochs do
-  for x, y in train:batches{batch = opt.batch, shuffle = true, epoch = epoch} do
-    local loss = lt.step(learn, x, y)              -- temporaries die with each step
-    if lt.steps() % 200 == 0 then print(("step %d  loss %.3f"):format(lt.steps(), loss:item())) end
-  end
-  print(("epoch %d  top1 %.2f %%"):format(epoch, 100 * top1()))
-end
-if opt.save ~= "" then lt.save(opt.save, net) end
-print("weights_sha256 " .. net:sha256())

@@ -1,89 +1,198 @@
 -- args.lua - the flags of a script, declared by their defaults.
 --
---   local opt = lt.args{data = "fashion-mnist", epochs = 3, lr = 0.05, verbose = false}
+--   local opt = lt.args{
+--     data = "fashion-mnist", arch = {"lenet", "mlp"}, epochs = 3, lr = 0.05, verbose = false,
+--     help = {epochs = "passes over the training images"}}
 --
--- A default's type is the flag's: string, whole number, number, switch. --name value and
--- --name=value set one; --switch alone means true; a - in a flag stands for the _ of its name.
--- --help shows all. What is wrong is a usage error.
+-- A default's type is the flag's: a string, a whole number, a number, a switch; a list of strings
+-- is a choice, and its first is the default. A number does not go below 0 unless its default does,
+-- and a whole number whose default is not 0 begins at 1: there are no -1 epochs, and no 0.
+--
+-- --name value and --name=value set a flag; --switch alone means true; a - in a flag stands for the
+-- _ of its name. --help shows all, with the sentences of `help`. What is wrong is a usage error.
 
 local core = ...
 local check = require "luatrain.check"
 
+local FIRST = {"data", "arch", "epochs", "batch", "lr"}     -- in the help, before the alphabet
+local WIDTH = 80                                            -- of its lines
+
 local function script() return arg and arg[0] and arg[0]:match "[^/]*$" or "script" end
 local function fail(...) core.fail("EUSAGE", script() .. ": " .. string.format(...)) end
+local function refuse(...) core.fail("EINVAL", "lt.args" .. string.format(...)) end
 
 local function flag_of(name) return "--" .. name:gsub("_", "-") end
 
-local function sorted(defaults)
-  local names = {}
-  for name, value in pairs(defaults) do
-    local kind = type(value)
-    if type(name) ~= "string" or kind ~= "string" and kind ~= "number" and kind ~= "boolean" then
-      core.fail("EINVAL", ("lt.args: the default of %s wants a string, a number or a boolean")
-                :format(tostring(name)))
+-- ==== Flags: {name, flag, kind, default, choices, least, help} ===================================
+
+local function is_choice(value)
+  for _, item in ipairs(value) do
+    if type(item) ~= "string" then return false end
+  end
+  return #value > 0
+end
+
+local function read_flag(name, value)
+  local f = {name = name, default = value, kind = math.type(value) or type(value)}
+  if f.kind == "table" and is_choice(value) then
+    f.kind, f.choices, f.default = "choice", value, value[1]
+  elseif f.kind == "integer" and value >= 0 then
+    f.least = value > 0 and 1 or 0
+  elseif f.kind == "float" and value >= 0 then
+    f.least = 0
+  end
+  local known = {choice = true, integer = true, float = true, string = true, boolean = true}
+  if type(name) ~= "string" or not known[f.kind] then
+    refuse(": the default of %s wants a string, a number, a boolean or a list of strings", name)
+  end
+  f.flag = flag_of(name)
+  return f
+end
+
+local function read_help(help, by_name, names)
+  if type(help) ~= "table" then
+    refuse(": help wants sentences by the names of flags: help = {epochs = \"how often\"}")
+  end
+  for name, sentence in pairs(help) do
+    if not by_name[name] then
+      local hint = check.hint(tostring(name), names, "")
+      refuse(": help has '%s', which is no flag%s", name, hint)
     end
-    names[#names + 1] = name
+    if type(sentence) ~= "string" then refuse(": the help of %s wants a string", name) end
+    by_name[name].help = sentence
   end
-  table.sort(names)
-  return names
 end
 
--- text as a value of default's type.
-local function convert(flag, text, default)
-  if type(default) == "string" then return text end
-  if type(default) == "boolean" then
-    if text == "true" or text == "false" then return text == "true" end
-    fail("%s wants true or false, it is '%s'", flag, text)
+-- The flags by name, and their names in the order of the help.
+local function read_flags(defaults)
+  if type(defaults) ~= "table" then refuse " wants a table of defaults: lt.args{epochs = 3}" end
+  local by_name, names, rank = {}, {}, {}
+  for i, name in ipairs(FIRST) do rank[name] = i end
+  for name, value in pairs(defaults) do
+    if name ~= "help" then
+      by_name[name] = read_flag(name, value)
+      names[#names + 1] = name
+    end
   end
+  table.sort(names, function(a, b)
+    local i, k = rank[a] or #FIRST + 1, rank[b] or #FIRST + 1
+    return i < k or i == k and a < b
+  end)
+  if defaults.help ~= nil then read_help(defaults.help, by_name, names) end
+  return by_name, names
+end
+
+-- ==== Values =====================================================================================
+
+local function to_choice(f, text)
+  for _, choice in ipairs(f.choices) do
+    if text == choice then return text end
+  end
+  local others = (": it is one of %s"):format(table.concat(f.choices, ", "))
+  fail("%s: there is no '%s'%s", f.flag, text, check.hint(text, f.choices, others))
+end
+
+local function to_number(f, text)
+  local whole = f.kind == "integer"
   local number = tonumber(text)
-  if math.type(default) == "float" then
-    return number and number + 0.0 or fail("%s wants a number, it is '%s'", flag, text)
+  if number and whole then number = math.tointeger(number) end
+  if number and number >= (f.least or -math.huge) and math.abs(number) < math.huge then
+    return whole and number or number + 0.0
   end
-  return math.tointeger(number) or fail("%s wants a whole number, it is '%s'", flag, text)
+  local wanted = whole and "a whole number" or "a number"
+  if f.least then wanted = ("%s from %d up"):format(wanted, f.least) end
+  fail("%s wants %s, it is '%s'", f.flag, wanted, text)
 end
 
-local function print_help(names, defaults)
-  print(("usage: luatrain %s [options]"):format(script()))
-  for _, name in ipairs(names) do
-    local value = defaults[name]
-    local kind = type(value) == "boolean" and "" or type(value) == "string" and "TEXT" or "N"
-    print(("  %-24s (%s)"):format(flag_of(name) .. " " .. kind, tostring(value)))
-  end
+local function convert(f, text)
+  if f.kind == "string" then return text end
+  if f.kind == "choice" then return to_choice(f, text) end
+  if f.kind ~= "boolean" then return to_number(f, text) end
+  if text == "true" or text == "false" then return text == "true" end
+  fail("%s wants true or false, it is '%s'", f.flag, text)
 end
+
+-- ==== Help =======================================================================================
+
+-- Text as lines of at most `width` characters.
+local function wrap(text, width)
+  local lines = {""}
+  for word in text:gmatch "%S+" do
+    local line = lines[#lines]
+    if line == "" then
+      lines[#lines] = word
+    elseif #line + 1 + #word <= width then
+      lines[#lines] = line .. " " .. word
+    else
+      lines[#lines + 1] = word
+    end
+  end
+  return lines
+end
+
+local VALUES = {choice = " NAME", integer = " N", float = " X", string = " TEXT", boolean = ""}
+
+-- What stands left and right in the help of a flag.
+local function help_of(f)
+  local left, right = f.flag .. VALUES[f.kind], f.help or ""
+  if f.default == true then left = left .. "=false" end
+  if f.kind ~= "boolean" and f.default ~= "" then
+    right = ("%s (%s)"):format(right, tostring(f.default))
+  end
+  if f.choices then right = right .. ": " .. table.concat(f.choices, ", ") end
+  return left, right
+end
+
+local function print_help(by_name, names)
+  local rows, width = {}, #"--help"
+  for i, name in ipairs(names) do
+    local left, right = help_of(by_name[name])
+    rows[i] = {left, right}
+    width = math.max(width, #left)
+  end
+  rows[#rows + 1] = {"--help", "this text"}
+  print(("usage: luatrain [options of luatrain] %s [options]\n"):format(script()))
+  for _, row in ipairs(rows) do
+    for i, line in ipairs(wrap(row[2], WIDTH - width - 4)) do
+      local left = ("  %-" .. width .. "s  "):format(i == 1 and row[1] or "")
+      print(((left .. line):gsub("%s+$", "")))
+    end
+  end
+  print "\nluatrain's own options stand before the script: luatrain --help lists them."
+end
+
+-- ==== The command line ===========================================================================
 
 local function unknown(text, names)
   local flags = {}
   for i, name in ipairs(names) do flags[i] = flag_of(name) end
-  fail("unknown option '%s'%s", text, check.hint(text, flags, " (--help lists them)"))
+  local otherwise = " (--help lists them; luatrain's own stand before the script)"
+  fail("unknown option '%s'%s", text, check.hint(text, flags, otherwise))
 end
 
 -- The values of the flags declared by defaults, from the command line.
 return function(defaults)
-  if type(defaults) ~= "table" then
-    core.fail("EINVAL", "lt.args wants a table of defaults: lt.args{epochs = 3}")
-  end
-  local names, values = sorted(defaults), {}
-  for name, value in pairs(defaults) do values[name] = value end
-  local given = arg or {}
-  local i = 1
+  local by_name, names = read_flags(defaults)
+  local given, values, i = arg or {}, {}, 1
+  for name, f in pairs(by_name) do values[name] = f.default end
   while given[i] do
     local flag, text = given[i]:match "^(%-%-[^=]*)=(.*)$"
     flag = flag or given[i]
     if flag == "--help" then
-      print_help(names, defaults)
+      print_help(by_name, names)
       os.exit(0, true)
     end
     local name = flag:match "^%-%-(.+)$"
-    name = name and name:gsub("-", "_")
-    local default = defaults[name or ""]
-    if default == nil then unknown(flag, names) end
-    if not text and type(default) == "boolean" then
+    local f = by_name[name and name:gsub("-", "_") or ""]
+    if not f then unknown(flag, names) end
+    if not text and f.kind == "boolean" then
       text = "true"
     elseif not text then
       i = i + 1
-      text = given[i] or fail("%s wants a value", flag)
+      text = given[i]
+      if not text or text:match "^%-%-" then fail("%s wants a value", flag) end
     end
-    values[name] = convert(flag, text, default)
+    values[f.name] = convert(f, text)
     i = i + 1
   end
   return values

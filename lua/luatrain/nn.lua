@@ -40,16 +40,27 @@ function nn.parameter(shape, init) return make_tensor(shape, init, false) end
 -- A field that is saved but not learnt.
 function nn.buffer(shape, init) return make_tensor(shape, init, true) end
 
--- PyTorch's default for weights and biases: uniform within 1 / sqrt(fan_in).
-local function weights(shape, fan_in)
-  local bound = 1 / math.sqrt(fan_in)
-  return nn.parameter(shape, {low = -bound, high = bound})
+-- Weights of a shape, and a bias for each output if there is to be one. init says how they start:
+--   "uniform"  PyTorch's default, both within 1 / sqrt(fan_in)
+--   "he"       normal, of deviation sqrt(2 / fan_out), which keeps gradients of one size through
+--              layers with relu (He et al. 2015, arXiv:1502.01852, section 2.2); bias 0
+--   a number   normal, of this deviation; bias 0
+local function weights(shape, f, fan_in, fan_out)
+  local start, bias
+  if f.init == "uniform" then
+    local bound = 1 / math.sqrt(fan_in)
+    start = {low = -bound, high = bound}
+    bias = start
+  else
+    start = {mean = 0, deviation = f.init == "he" and math.sqrt(2 / fan_out) or f.init}
+  end
+  return nn.parameter(shape, start), f.bias and nn.parameter({f.out}, bias) or nil
 end
 
 -- ==== Modules with parameters ====================================================================
 
 local conv2d = check("nn.conv2d{in, out, kernel:pair; stride:pair=1, pad:pair=0, dilation:pair=1, "
-                     .. "groups:count=1, bias=true}")
+                     .. "groups:count=1, bias=true, init:init=uniform}")
 
 function nn.conv2d(given)
   local f, text = conv2d(given)
@@ -59,28 +70,29 @@ function nn.conv2d(given)
     fail("nn.conv2d: 'groups' must divide 'in' and 'out', they are %d, %d and %d", f.groups,
          f["in"], f.out)
   end
-  local fan_in = math.max(kernel[1] * kernel[2] * each_group, 1)
-  f.w = weights({f.out, kernel[1], kernel[2], each_group}, fan_in)
-  f.b = f.bias and weights({f.out}, fan_in) or nil
+  local area = math.max(kernel[1] * kernel[2], 1)
+  f.w, f.b = weights({f.out, kernel[1], kernel[2], each_group}, f, area * each_group,
+                     area * f.out // f.groups)
   return new(text, f, function(self, x)
     return ops.conv2d(x, self.w, self.b, self.stride, self.pad, self.dilation, self.groups)
   end)
 end
 
-local linear = check "nn.linear{in, out; bias=true}"
+local linear = check "nn.linear{in, out; bias=true, init:init=uniform}"
 
 function nn.linear(given)
   local f, text = linear(given)
-  f.w = weights({f.out, f["in"]}, f["in"])
-  f.b = f.bias and weights({f.out}, f["in"]) or nil
+  f.w, f.b = weights({f.out, f["in"]}, f, f["in"], f.out)
   return new(text, f, function(self, x) return ops.linear(x, self.w, self.b) end)
 end
 
-local batch_norm = check "nn.batch_norm{channels; momentum=0.1, eps=1e-5}"
+-- scale is what the parameter starts with: 0 in the last norm of a residual branch makes the block
+-- the identity at first (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
+local batch_norm = check "nn.batch_norm{channels; momentum=0.1, eps=1e-5, scale=1.0}"
 
 function nn.batch_norm(given)
   local f, text = batch_norm(given)
-  f.scale, f.shift = nn.parameter({f.channels}, {value = 1}), nn.parameter({f.channels})
+  f.scale, f.shift = nn.parameter({f.channels}, {value = f.scale}), nn.parameter({f.channels})
   f.mean, f.var = nn.buffer({f.channels}), nn.buffer({f.channels}, {value = 1})
   return new(text, f, function(self, x)
     return ops.batch_norm(x, self.scale, self.shift, self.mean, self.var, self.training,

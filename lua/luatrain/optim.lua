@@ -3,10 +3,17 @@
 --
 --   local sgd = optim.sgd(net, {lr = 0.1, momentum = 0.9, decay = 5e-4})
 --   sgd.lr = 0.05                                -- for all groups that have no lr of their own
+--   sgd.lr_factor = 0.5                          -- times every lr: what a schedule sets
 --   optim.adam({{params = net.body}, {params = net.head, lr = 1e-3}}, {lr = 1e-4})
 --
 -- What is optimized is a module, a list of parameters, or a list of groups: tables with params
 -- and settings that differ.
+--
+-- decay_bias = false spares the parameters of at most one axis: biases, and the scales and shifts
+-- of norms. So each group is two for the core: 2 g - 1 has the others, 2 g has these.
+--
+-- clip > 0 is the most that the norm of all gradients together may be: longer ones are shortened,
+-- their direction stays (Pascanu et al. 2013). After such a step sgd.grad_norm is what it was.
 
 local core = ...
 local check = require "luatrain.check"
@@ -45,6 +52,14 @@ local function add_parameters(list, what, group, prefix, who)
   end
 end
 
+local common = "decay_bias=true, clip:amount=0.0, lr_factor:amount=1.0})"
+local of_all = {clip = true, lr_factor = true}      -- no group has its own
+
+local function group_value(spec, key, value)
+  if of_all[key] then fail("%s: %s is one for all groups", spec.name, key) end
+  return spec:value(key, value)
+end
+
 -- The groups, and the parameters of all of them.
 local function read_groups(what, spec)
   local first = type(what) == "table" and not is_module(what) and what[1]
@@ -56,12 +71,12 @@ local function read_groups(what, spec)
   for g, given in ipairs(what) do
     local group = {}
     for key, value in pairs(given) do
-      if key ~= "params" then group[key] = spec:value(key, value) end
+      if key ~= "params" then group[key] = group_value(spec, key, value) end
     end
     if not given.params then fail("%s: group %d has no params", spec.name, g) end
     add_parameters(list, given.params, g, g .. ".", spec.name)
     groups[g] = setmetatable(group, {__newindex = function(self, key, value)
-      rawset(self, key, spec:value(key, value))
+      rawset(self, key, group_value(spec, key, value))
     end})
   end
   return groups, list
@@ -76,14 +91,17 @@ local function new(spec, what, options, update)
   local inner = update(self, groups)
   inner.spec, inner.parameters, inner.steps = spec, list, 0
   inner.handle = core.new_optim(inner.update, tensors)
-  for _, item in ipairs(list) do inner.handle:set_group(item.tensor, item.group) end
+  for _, item in ipairs(list) do
+    inner.handle:set_group(item.tensor, 2 * item.group - (#item.tensor.shape > 1 and 1 or 0))
+  end
   self.groups, self[INNER] = groups, inner
   return setmetatable(self, meta)
 end
 
 -- ==== The kinds ==================================================================================
 
-local sgd = check "optim.sgd(net, {; lr:number, momentum=0.0, nesterov=false, decay=0.0})"
+local sgd = check("optim.sgd(net, {; lr:amount, momentum=0.0, nesterov=false, decay=0.0, "
+                  .. common)
 
 -- v = momentum v + g + decay w;  w = w - lr v, or with nesterov w - lr (g + decay w + momentum v)
 function optim.sgd(what, options)
@@ -99,8 +117,8 @@ function optim.sgd(what, options)
 end
 
 local function adam_like(name, decay, decoupled)
-  local spec = check(("optim.%s(net, {; lr:number, beta1=0.9, beta2=0.999, eps=1e-8, decay=%s})")
-                     :format(name, decay))
+  local spec = check(("optim.%s(net, {; lr:amount, beta1=0.9, beta2=0.999, eps=1e-8, decay=%s, ")
+                     :format(name, decay) .. common)
   optim[name] = function(what, options)
     return new(spec, what, options, function()
       return {update = "adam_step", keys = {"lr", "beta1", "beta2", "eps", "decay"},
@@ -114,6 +132,32 @@ adam_like("adamw", "0.01", true)   -- Loshchilov and Hutter 2019; decay shrinks 
 
 -- ==== Methods ====================================================================================
 
+-- A setting of a group, or else the optimizer's.
+local function setting(self, group, key)
+  local value = group[key]
+  if value == nil then value = self[key] end
+  return self[INNER].spec:value(key, value)
+end
+
+-- The options of the update op for a group, or for those of it that do not decay.
+local function options_of(self, group, scale, decays)
+  local inner = self[INNER]
+  local options = {decoupled = inner.decoupled, step = inner.counts and inner.steps + 1 or nil}
+  for _, key in ipairs(inner.keys) do options[key] = setting(self, group, key) end
+  options.lr = options.lr * setting(self, {}, "lr_factor")
+  options.scale = scale
+  if not decays then options.decay = 0 end
+  return options
+end
+
+-- What the gradients are to be multiplied with so that their norm is at most clip.
+local function clip_gradients(self)
+  local clip, norm = setting(self, {}, "clip"), nil
+  if clip > 0 then norm = self[INNER].handle:grad_norm() end
+  rawset(self, "grad_norm", norm)
+  return norm and norm > clip and clip / norm or 1
+end
+
 -- One step for all parameters that have a gradient, which is forgotten then. Returns whether it
 -- was applied.
 function Optim:step()
@@ -121,13 +165,10 @@ function Optim:step()
   if inner.plain and self.momentum ~= 0 then
     fail("optim.sgd: this one was made without momentum; make a new one to have it")
   end
+  local scale = clip_gradients(self)
   for g, group in ipairs(self.groups) do
-    local options = {decoupled = inner.decoupled, step = inner.counts and inner.steps + 1 or nil}
-    for _, key in ipairs(inner.keys) do
-      options[key] = group[key]
-      if options[key] == nil then options[key] = self[key] end
-    end
-    list[g] = options
+    list[2 * g - 1] = options_of(self, group, scale, true)
+    list[2 * g] = options_of(self, group, scale, setting(self, group, "decay_bias"))
   end
   local applied = inner.handle:step(list)
   if applied then inner.steps = inner.steps + 1 end

@@ -3,6 +3,7 @@ local lt = require "luatrain"
 local T = require "lt_test"
 
 local defaults = {data = "x", epochs = 3, lr = 0.5, fast = false, max_steps = 10}
+local NO_HINT = " (--help lists them; luatrain's own stand before the script)"
 
 local function read(...)
   arg = {[0] = "dir/script.lua", ...}
@@ -26,20 +27,75 @@ end)
 
 T.test("refused", function()
   refuses("script.lua: unknown option '--epoch' (did you mean '--epochs'?)", "--epoch", "3")
-  refuses("script.lua: unknown option 'stray' (--help lists them)", "stray")
-  refuses("script.lua: --epochs wants a whole number, it is '3.5'", "--epochs", "3.5")
-  refuses("script.lua: --lr wants a number, it is 'big'", "--lr=big")
+  refuses("script.lua: unknown option 'stray'" .. NO_HINT, "stray")
+  refuses("script.lua: unknown option '--threads'" .. NO_HINT, "--threads", "2")
+  refuses("script.lua: unknown option '--'" .. NO_HINT, "--")
+  refuses("script.lua: --epochs wants a whole number from 1 up, it is '3.5'", "--epochs", "3.5")
+  refuses("script.lua: --lr wants a number from 0 up, it is 'big'", "--lr=big")
   refuses("script.lua: --fast wants true or false, it is '1'", "--fast=1")
   refuses("script.lua: --data wants a value", "--data")
-  T.fails(function() lt.args{f = print} end,
-          "lt.args: the default of f wants a string, a number or a boolean")
+  refuses("script.lua: --data wants a value", "--data", "--epochs", "3")
+end)
+
+T.test("the least number follows from the default", function()
+  refuses("script.lua: --epochs wants a whole number from 1 up, it is '0'", "--epochs", "0")
+  refuses("script.lua: --epochs wants a whole number from 1 up, it is '-1'", "--epochs", "-1")
+  refuses("script.lua: --lr wants a number from 0 up, it is '-0.1'", "--lr=-0.1")
+  refuses("script.lua: --lr wants a number from 0 up, it is '1e999'", "--lr=1e999")
+  T.equal(read("--lr", "0").lr, 0.0)
+  local function free(...)
+    arg = {[0] = "script.lua", ...}
+    return lt.args{skip = 0, below = -1, gain = -0.5}
+  end
+  T.equal(free("--skip", "0", "--below", "-7", "--gain", "-2"), {skip = 0, below = -7, gain = -2.0})
+  local ok, why = pcall(free, "--skip", "-1")
+  assert(not ok)
+  T.equal(why, "script.lua: --skip wants a whole number from 0 up, it is '-1'")
+  ok, why = pcall(free, "--gain", "x")
+  assert(not ok)
+  T.equal(why, "script.lua: --gain wants a number, it is 'x'")
+end)
+
+T.test("choices", function()
+  local function choose(...)
+    arg = {[0] = "script.lua", ...}
+    return lt.args{arch = {"resnet20", "resnet32", "vgg"}}.arch
+  end
+  T.equal(choose(), "resnet20")
+  T.equal(choose("--arch", "vgg"), "vgg")
+  local _, why = pcall(choose, "--arch", "resnet23")
+  T.equal(why, "script.lua: --arch: there is no 'resnet23' (did you mean 'resnet20'?)")
+  _, why = pcall(choose, "--arch=")
+  T.equal(why, "script.lua: --arch: there is no '': it is one of resnet20, resnet32, vgg")
+end)
+
+T.test("declarations", function()
+  local wants = "lt.args: the default of %s wants a string, a number, a boolean or a list of "
+                .. "strings"
+  T.fails(function() lt.args{f = print} end, wants:format "f")
+  T.fails(function() lt.args{f = {}} end, wants:format "f")
+  T.fails(function() lt.args{f = {"a", 2}} end, wants:format "f")
+  T.fails(function() lt.args{"a"} end, wants:format "1")
+  T.fails(function() lt.args(3) end, "lt.args wants a table of defaults: lt.args{epochs = 3}")
+  T.fails(function() lt.args{help = "x"} end, "lt.args: help wants sentences by the names of "
+          .. "flags: help = {epochs = \"how often\"}")
+  T.fails(function() lt.args{epochs = 3, help = {epoch = "x"}} end,
+          "lt.args: help has 'epoch', which is no flag (did you mean 'epochs'?)")
+  T.fails(function() lt.args{epochs = 3, help = {epochs = 3}} end,
+          "lt.args: the help of epochs wants a string")
+  arg = {[0] = "script.lua"}
+  T.equal(lt.args{epochs = 3, help = {epochs = "x"}}, {epochs = 3})
 end)
 
 local function run(flags)
   local path = os.tmpname()
   local script = assert(io.open(path, "w"))
   script:write [[
-    local o = require "luatrain".args{epochs = 3, lr = 0.5, fast = false}
+    local o = require "luatrain".args{
+      arch = {"resnet20", "resnet32", "resnet44", "resnet56", "resnet18", "resnet34", "resnet50"},
+      epochs = 3, lr = 0.5, fast = false, all = true, out = "", data = "fashion-mnist",
+      help = {data = "fashion-mnist[:DIR], cifar10:DIR, images:DIR or synthetic:HxWxC/CLASSES",
+              epochs = "passes over the images", arch = "what to train", out = "where"}}
     print(o.epochs)]]
   script:close()
   local pipe = assert(io.popen(("%s %s %s 2>&1"):format(T.program(), path, flags)))
@@ -54,9 +110,26 @@ T.test("exit codes", function()
   T.equal(code .. text, "04\n")
   code, text = run "--epoch 4"
   T.equal(code .. text, "2luatrain: SCRIPT: unknown option '--epoch' (did you mean '--epochs'?)\n")
+  code, text = run "--epochs -1"
+  T.equal(code .. text,
+          "2luatrain: SCRIPT: --epochs wants a whole number from 1 up, it is '-1'\n")
   code, text = run "--help"
-  T.equal(code .. text, "0usage: luatrain SCRIPT [options]\n  --epochs N               (3)\n"
-          .. "  --fast                   (false)\n  --lr N                   (0.5)\n")
+  T.equal(code .. text, [[
+0usage: luatrain [options of luatrain] SCRIPT [options]
+
+  --data TEXT  fashion-mnist[:DIR], cifar10:DIR, images:DIR or
+               synthetic:HxWxC/CLASSES (fashion-mnist)
+  --arch NAME  what to train (resnet20): resnet20, resnet32, resnet44, resnet56,
+               resnet18, resnet34, resnet50
+  --epochs N   passes over the images (3)
+  --lr X       (0.5)
+  --all=false
+  --fast
+  --out TEXT   where
+  --help       this text
+
+luatrain's own options stand before the script: luatrain --help lists them.
+]])
 end)
 
 T.finish()

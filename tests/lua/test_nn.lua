@@ -3,6 +3,9 @@ local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
 
+local CONV2D = "nn.conv2d{in, out, kernel; stride=1, pad=0, dilation=1, groups=1, bias=true, "
+               .. "init=uniform}"
+
 local function names(net)
   local list = {}
   for name in net:named_parameters() do list[#list + 1] = name end
@@ -82,6 +85,34 @@ T.test("initial values", function()
   T.equal(net[2].shift:totable(), {0.0, 0.0, 0.0})
   T.equal(net[2].var:totable(), {1.0, 1.0, 1.0})
   assert(net[1].w.on_tape and not net[2].mean.on_tape)
+  T.equal(nn.sequential{nn.batch_norm{2, scale = 0}}[1].scale.shape, {2})
+  T.equal(lt.relu(nn.batch_norm{2, scale = 0}(lt.randn({4, 2}))):totable(),
+          lt.zeros({4, 2}):totable())
+end)
+
+T.test("initialisers", function()
+  local function deviation(layer)                -- of weights around 0
+    local w = nn.sequential{layer}:parameters()[1]
+    local square = (w * w):mean():item()
+    T.near(w:mean():item(), 0, 0.1 * square ^ 0.5)
+    if layer.b then T.equal(layer.b:totable(), lt.zeros({layer.out}):totable()) end
+    return square ^ 0.5
+  end
+  local function near(got, wanted) T.near(got, wanted, 0.05 * wanted) end
+  near(deviation(nn.conv2d{32, 64, 3, init = "he"}), math.sqrt(2 / (9 * 64)))
+  near(deviation(nn.conv2d{64, 32, {3, 5}, init = "he"}), math.sqrt(2 / (15 * 32)))
+  near(deviation(nn.conv2d{512, 1024, 3, groups = 512, init = "he"}), math.sqrt(2 / (9 * 2)))
+  near(deviation(nn.linear{100, 400, init = "he"}), math.sqrt(2 / 400))
+  near(deviation(nn.linear{100, 400, init = 0.01, bias = false}), 0.01)
+  near(deviation(nn.conv2d{32, 64, 3, init = 0.5}), 0.5)
+  local uniform = nn.linear{100, 50, init = "uniform"}
+  uniform:parameters()
+  T.near(lt.abs(uniform.b):max():item(), 0.1, 0.01)
+  T.equal(tostring(nn.linear{1, 2, init = "he"}), "net: linear{1, 2}  4")
+  T.fails(function() nn.linear{1, 2, init = "xavier"} end, "nn.linear: 'init' wants 'uniform', "
+          .. "'he' or a standard deviation, it is 'xavier'")
+  T.fails(function() nn.linear{1, 2, init = -1} end, "nn.linear: 'init' wants 'uniform', "
+          .. "'he' or a standard deviation, it is -1")
 end)
 
 T.test("tostring", function()
@@ -111,9 +142,9 @@ T.test("makers are strict", function()
   T.fails(function() nn.conv2d{3, 64, 3, strides = 2} end,
           "nn.conv2d: unknown key 'strides' (did you mean 'stride'?)")
   T.fails(function() nn.conv2d{3, 64} end, "nn.conv2d: 'kernel' must be given: "
-          .. "nn.conv2d{in, out, kernel; stride=1, pad=0, dilation=1, groups=1, bias=true}")
+          .. CONV2D)
   T.fails(function() nn.conv2d{3, 64, 3, 2} end, "nn.conv2d takes 3 values by position: "
-          .. "nn.conv2d{in, out, kernel; stride=1, pad=0, dilation=1, groups=1, bias=true}")
+          .. CONV2D)
   T.fails(function() nn.conv2d{3, 64, "3"} end,
           "nn.conv2d: 'kernel' wants a whole number, or two (height, width), it is '3'")
   T.fails(function() nn.conv2d{3, 64, 3, groups = 2} end,
@@ -121,7 +152,7 @@ T.test("makers are strict", function()
   T.fails(function() nn.linear{0, 3} end, "nn.linear: 'in' wants a whole number from 1 up, it is 0")
   T.fails(function() nn.linear{2, 3, out = 3} end, "nn.linear: 'out' is given twice")
   T.fails(function() nn.linear(2, 3) end,
-          "nn.linear wants one table: nn.linear{in, out; bias=true}, it is 2")
+          "nn.linear wants one table: nn.linear{in, out; bias=true, init=uniform}, it is 2")
   T.fails(function() nn.linear{2, 3, bias = 1} end,
           "nn.linear: 'bias' wants true or false, it is 1")
   T.fails(function() return nn.conv3d end, "nn has no 'conv3d' (did you mean 'conv2d'?)")
@@ -141,6 +172,25 @@ T.test("makers are strict", function()
           "nn.residual: 'body' wants a module or a function, it is 5")
   T.fails(function() nn.module(5) end, "nn.module wants a table of fields and a function: "
           .. "nn.module({conv = nn.conv2d{...}}, function(self, x) ... end)")
+end)
+
+T.test("lt.check makes strict options of one's own", function()
+  local spec = lt.check("net{depth; classes:count=10, width:amount=1.0, at?:epochs, "
+                        .. "like:count=depth}")
+  T.equal((spec{3, width = 0}), {depth = 3, classes = 10, width = 0, like = 3})
+  local given, text = spec{depth = 3, at = {1, 2.5}}
+  T.equal(given.at, {1, 2.5})
+  T.equal(text, "net{3, at = {1, 2.5}}")
+  T.fails(function() spec{3, width = -1} end, "net: 'width' wants a number from 0 up, it is -1")
+  T.fails(function() spec{3, with = 1} end, "net: unknown key 'with' (did you mean 'width'?)")
+  T.fails(function() lt.check "net" end,
+          "lt.check wants a text like 'net{in, out; bias=true}', it is 'net'")
+  T.fails(function() lt.check() end,
+          "lt.check wants a text like 'net{in, out; bias=true}', it is nil")
+  for _, piece in ipairs{"width:float=1.0", "a b", "=3"} do
+    T.fails(function() lt.check("net{depth; " .. piece .. "}") end, "lt.check: net: '" .. piece
+            .. "' is not understood: 'name:kind=default' is, with a known kind")
+  end
 end)
 
 T.test("messages name the module and the line of the user", function()

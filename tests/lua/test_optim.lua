@@ -3,6 +3,9 @@ local lt = require "luatrain"
 local nn, optim = lt.nn, lt.optim
 local T = require "lt_test"
 
+local USAGE = "optim.sgd(net, {lr, momentum=0.0, nesterov=false, decay=0.0, decay_bias=true, "
+              .. "clip=0.0, lr_factor=1.0})"
+
 -- A net of one number, w = 1, with gradient 2.
 local function one()
   return nn.module({w = nn.parameter({1}, {value = 1})}, function(self)
@@ -44,7 +47,7 @@ T.test("settings may change between steps", function()
   T.fails(function() o.Lr = 0.1 end, "optim.sgd: unknown key 'Lr' (did you mean 'lr'?)")
   o.lr = "fast"
   net():backward()
-  T.fails(function() o:step() end, "sgd_step: option 'lr' wants a number, it is 'fast'")
+  T.fails(function() o:step() end, "optim.sgd: 'lr' wants a number from 0 up, it is 'fast'")
   o.lr, o.momentum = 0.1, 0.9
   T.fails(function() o:step() end,
           "optim.sgd: this one was made without momentum; make a new one to have it")
@@ -61,12 +64,97 @@ T.test("groups", function()
   step()
   T.near(a.w:item(), 1 - 0.2)
   T.near(b.w:item(), 1 - 0.02)
-  T.fails(function() o.groups[1].rl = 1 end, "optim.sgd: unknown key 'rl': "
-          .. "optim.sgd(net, {lr, momentum=0.0, nesterov=false, decay=0.0})")
+  T.fails(function() o.groups[1].ram = 1 end, "optim.sgd: unknown key 'ram': " .. USAGE)
+  T.fails(function() o.groups[1].clip = 1 end, "optim.sgd: clip is one for all groups")
   o.lr, o.groups[2].lr = 0.2, 0
   step()
   T.near(a.w:item(), 1 - 0.2 - 0.4)
   T.near(b.w:item(), 1 - 0.02)
+end)
+
+-- A net of a matrix, a vector and a number, all 1, with gradients 2, 2 and 2.
+local function three()
+  return nn.module({
+    w = nn.parameter({1, 1}, {value = 1}), b = nn.parameter({1}, {value = 1}),
+    c = nn.parameter({}, {value = 1}),
+  }, function(self)
+    return (self.w * 2):sum() + (self.b * 2):sum() + self.c * 2
+  end)
+end
+
+T.test("decay_bias spares what has at most one axis", function()
+  for _, make in ipairs{optim.sgd, optim.adamw} do
+    local function updated(options)
+      local net = three()
+      options.lr = 0.1
+      local o = make(net, options)
+      net():backward()
+      o:step()
+      return {net.w:item(), net.b:item(), net.c:item()}
+    end
+    local with, without = updated{decay = 0.5}, updated{decay = 0.0}
+    assert(with[1] < without[1] - 0.01)
+    T.equal(with, {with[1], with[1], with[1]})
+    T.equal(updated{decay = 0.5, decay_bias = false}, {with[1], without[2], without[3]})
+  end
+  T.near(after(1, optim.sgd, {lr = 0.1, decay = 0.5, decay_bias = false}), 1 - 0.1 * 2)
+end)
+
+T.test("decay_bias by group, and at any time", function()
+  local a, b = three(), three()
+  local o = optim.sgd({{params = a}, {params = b, decay_bias = true}},
+                      {lr = 0.1, decay = 0.5, decay_bias = false})
+  local function step()
+    (a() + b()):backward()
+    o:step()
+  end
+  step()
+  T.near(a.w:item(), 1 - 0.1 * 2.5)
+  T.near(a.b:item(), 1 - 0.1 * 2)
+  T.near(b.w:item(), 1 - 0.1 * 2.5)
+  T.near(b.b:item(), 1 - 0.1 * 2.5)
+  o.decay_bias, o.groups[2].decay_bias = true, false
+  step()
+  T.near(a.b:item(), 0.8 - 0.1 * (2 + 0.5 * 0.8))
+  T.near(b.b:item(), 0.75 - 0.1 * 2)
+end)
+
+T.test("lr_factor multiplies every lr", function()
+  local a, b = one(), one()
+  local o = optim.sgd({{params = a}, {params = b, lr = 0.01}}, {lr = 0.1})
+  o.lr_factor = 0.5
+  a():backward()
+  b():backward()
+  o:step()
+  T.near(a.w:item(), 1 - 0.1)
+  T.near(b.w:item(), 1 - 0.01)
+  o.lr_factor = -1
+  T.fails(function() o:step() end, "optim.sgd: 'lr_factor' wants a number from 0 up, it is -1")
+end)
+
+T.test("clip bounds the norm of all gradients together", function()
+  local function run(clip)
+    local net = three()               -- gradients (2, 2, 2), of norm sqrt(12)
+    net:parameters()
+    local o = optim.sgd({{params = {net.w}}, {params = {net.b, net.c}, lr = 0.1}},
+                        {lr = 0.2, momentum = 0.9, clip = clip})
+    net():backward()
+    o:step()
+    return net, o
+  end
+  local net, o = run(3)
+  local g = 2 * 3 / math.sqrt(12)
+  T.near(o.grad_norm, math.sqrt(12))
+  T.near(net.w:item(), 1 - 0.2 * g)
+  T.near(net.b:item(), 1 - 0.1 * g)
+  T.near(net.c:item(), 1 - 0.1 * g)
+  net, o = run(4)                     -- short enough
+  T.near(o.grad_norm, math.sqrt(12))
+  T.equal(net.w:item(), (run(0.0)).w:item())
+  o.clip = 0
+  net():backward()
+  o:step()
+  T.equal(o.grad_norm, nil)
 end)
 
 T.test("a parameter without a gradient stays; frozen ones do", function()
@@ -124,8 +212,7 @@ end)
 
 T.test("makers are strict", function()
   local net = one()
-  T.fails(function() optim.sgd(net) end, "optim.sgd: 'lr' must be given: "
-          .. "optim.sgd(net, {lr, momentum=0.0, nesterov=false, decay=0.0})")
+  T.fails(function() optim.sgd(net) end, "optim.sgd: 'lr' must be given: " .. USAGE)
   T.fails(function() optim.sgd(net, {lr = 1, momentun = 1}) end,
           "optim.sgd: unknown key 'momentun' (did you mean 'momentum'?)")
   T.fails(function() optim.sgd(5, {lr = 1}) end,
@@ -135,6 +222,10 @@ T.test("makers are strict", function()
           "optim.sgd: item 1 of the list is no parameter")
   T.fails(function() optim.sgd({{params = net, lrr = 1}}, {lr = 1}) end,
           "optim.sgd: unknown key 'lrr' (did you mean 'lr'?)")
+  T.fails(function() optim.sgd({{params = net, lr_factor = 1}}, {lr = 1}) end,
+          "optim.sgd: lr_factor is one for all groups")
+  T.fails(function() optim.sgd(net, {lr = 1, clip = -1}) end,
+          "optim.sgd: 'clip' wants a number from 0 up, it is -1")
   T.fails(function() optim.sgd({{lr = 1}}, {lr = 1}) end, "optim.sgd: group 1 has no params")
   T.fails(function() return optim.rmsprop end, "optim has no 'rmsprop'")
 end)

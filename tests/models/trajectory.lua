@@ -1,10 +1,10 @@
 -- trajectory.lua - trains a net from PyTorch's initial weights on PyTorch's batches and compares
 -- the losses.
 --
--- A fixture of tests/oracle/make.py holds the weights under this net's names, 32 images with
--- labels, and in loss.f64 and loss.f32 PyTorch's losses: each of a batch of 8 before its step of
--- SGD, and last that of all images in evaluation, which shows the running statistics of batch norm
--- too.
+-- A fixture of tests/oracle/make.py holds the weights, under this net's names or what
+-- name_there(name) makes of them; 32 images with labels; and in loss.f64 and loss.f32 PyTorch's
+-- losses: each of a batch of 8 before its step of SGD, and last that of all images in evaluation,
+-- which shows the running statistics of batch norm too.
 
 package.path = "tests/lua/?.lua;" .. package.path
 local lt = require "luatrain"
@@ -12,10 +12,11 @@ local T = require "lt_test"
 
 local BATCH = 8
 
-local function take_weights(net, fixture)
+local function take_weights(net, fixture, name_there)
   for name, p in net:named_parameters() do
-    if not fixture[name] then error("the fixture has no " .. name) end
-    p:copy(fixture[name])
+    local there = name_there(name)
+    if not fixture[there] then error("the fixture has no " .. there) end
+    p:copy(fixture[there])
   end
 end
 
@@ -40,14 +41,15 @@ local function train(net, fixture, dtype, lr, steps)
 end
 
 -- One test for each precision: within 1e-8 over 50 steps in f64, within 1e-4 over 10 in f32.
-return function(name, make_net, lr)
+return function(name, make_net, lr, name_there)
+  name_there = name_there or function(here) return here end
   local fixture = lt.load("tests/oracle/" .. name .. ".safetensors")
   for _, case in ipairs{{"f64", 1e-8}, {"f32", 1e-4}} do
     local dtype, tolerance = table.unpack(case)
     T.test(("%s in %s follows PyTorch"):format(name, dtype), function()
       local wanted = fixture["loss." .. dtype]:totable()
       local net = make_net():to(dtype)
-      take_weights(net, fixture)
+      take_weights(net, fixture, name_there)
       local losses = train(net, fixture, dtype, lr, #wanted - 1)
       local most = 0
       for i, loss in ipairs(losses) do most = math.max(most, math.abs(loss - wanted[i])) end

@@ -1,0 +1,24 @@
+-- models.lua - lt.models: the makers of all nets in models/, by name: lt.models.resnet50{classes =
+-- 1000}. Those files are ordinary user code that happens to be embedded in the library. They want
+-- luatrain, so they are read when the first of them is asked for.
+
+local check = require "luatrain.check"
+local PREFIX = "luatrain.models."
+
+local models = {}
+
+local function read_all()
+  local makers = {}
+  for name in pairs(package.preload) do
+    if name:sub(1, #PREFIX) == PREFIX then
+      for arch, maker in pairs(require(name)) do makers[arch] = maker end
+    end
+  end
+  for arch, maker in pairs(makers) do rawset(models, arch, maker) end
+  return check.strict(models, "models")      -- which is not lazy any more
+end
+
+return setmetatable(models, {
+  __index = function(_, arch) return read_all()[arch] end,
+  __pairs = function() return pairs(read_all()) end,
+})

@@ -1,0 +1,121 @@
+-- resnet.lua - residual networks: He et al. 2015, Deep Residual Learning for Image Recognition,
+-- arXiv:1512.03385.
+--
+--   resnet50{}                             for images of 224 x 224, 25,557,032 parameters
+--   resnet20{classes = 10, channels = 1}   for small images, such as 32 x 32
+--
+-- Shortcuts are the identity, or a 1x1 convolution where the shape changes (the paper's B). The
+-- bottleneck has its stride in the 3x3 convolution, as is usual since. Every net takes images of
+-- other sizes too.
+local lt = require "luatrain"
+local nn = lt.nn
+
+-- ==== Blocks =====================================================================================
+
+local function conv(c_in, c, kernel, stride)
+  return nn.conv2d{c_in, c, kernel, stride = stride, pad = kernel // 2, bias = false, init = "he"}
+end
+
+local function shortcut(c_in, c, stride)
+  if c_in == c and stride == 1 then return nil end
+  return nn.sequential{conv(c_in, c, 1, stride), nn.batch_norm{c}}
+end
+
+-- Blocks go from c_in channels to block.widen * c. last: the first scale of the last norm.
+local basic = {widen = 1}
+local bottleneck = {widen = 4}
+
+function basic.new(c_in, c, stride, last)
+  return nn.module({
+    conv1 = conv(c_in, c, 3, stride), bn1 = nn.batch_norm{c},
+    conv2 = conv(c, c, 3, 1), bn2 = nn.batch_norm{c, scale = last},
+    shortcut = shortcut(c_in, c, stride),
+  }, function(self, x)
+    local y = lt.relu(self.bn1(self.conv1(x)))
+    y = self.bn2(self.conv2(y))
+    return lt.relu(y + (self.shortcut and self.shortcut(x) or x))
+  end, "basic block")
+end
+
+function bottleneck.new(c_in, c, stride, last)
+  return nn.module({
+    conv1 = conv(c_in, c, 1, 1), bn1 = nn.batch_norm{c},
+    conv2 = conv(c, c, 3, stride), bn2 = nn.batch_norm{c},
+    conv3 = conv(c, 4 * c, 1, 1), bn3 = nn.batch_norm{4 * c, scale = last},
+    shortcut = shortcut(c_in, 4 * c, stride),
+  }, function(self, x)
+    local y = lt.relu(self.bn1(self.conv1(x)))
+    y = lt.relu(self.bn2(self.conv2(y)))
+    y = self.bn3(self.conv3(y))
+    return lt.relu(y + (self.shortcut and self.shortcut(x) or x))
+  end, "bottleneck")
+end
+
+-- Appends stages of so many blocks and the head. All stages but the first halve the sides and
+-- double the channels.
+local function finish(net, block, counts, c, o)
+  local c_in = c
+  for i, count in ipairs(counts) do
+    local blocks = {}
+    for k = 1, count do
+      local stride = i > 1 and k == 1 and 2 or 1
+      blocks[k] = block.new(c_in, c, stride, o.zero_init and 0 or 1)
+      c_in = block.widen * c
+    end
+    net["stage" .. i] = nn.sequential(blocks)
+    c = 2 * c
+  end
+  net.mean = nn.global_avg_pool2d()
+  net.fc = nn.linear{c_in, o.classes}
+  return nn.sequential(net)
+end
+
+-- ==== For 224 x 224 (table 1) ====================================================================
+
+local large = {
+  resnet18  = {basic,      {2, 2,  2, 2}},
+  resnet34  = {basic,      {3, 4,  6, 3}},
+  resnet50  = {bottleneck, {3, 4,  6, 3}},
+  resnet101 = {bottleneck, {3, 4, 23, 3}},
+  resnet152 = {bottleneck, {3, 8, 36, 3}},
+}
+
+local function make_large(block, counts, o)
+  return finish({
+    conv1 = conv(o.channels, 64, 7, 2), bn1 = nn.batch_norm{64}, relu = nn.relu(),
+    pool = nn.max_pool2d{3, stride = 2, pad = 1},
+  }, block, counts, 64, o)
+end
+
+-- ==== For small images (section 4.2) =============================================================
+
+local small = {                        -- 6 n + 2 layers
+  resnet20 = 3,
+  resnet32 = 5,
+  resnet44 = 7,
+  resnet56 = 9,
+}
+
+local function make_small(n, o)
+  return finish({
+    conv1 = conv(o.channels, 16, 3, 1), bn1 = nn.batch_norm{16}, relu = nn.relu(),
+  }, basic, {n, n, n}, 16, o)
+end
+
+-- ==== By name ====================================================================================
+
+-- zero_init: the last norm of each block starts with a scale of 0, so that the block is the
+-- identity at first; it helps with large batches.
+local makers = {}
+
+for name, row in pairs(large) do
+  local spec = lt.check(name .. "{; classes:count=1000, channels:count=3, zero_init=false}")
+  makers[name] = function(options) return make_large(row[1], row[2], spec(options)) end
+end
+
+for name, n in pairs(small) do
+  local spec = lt.check(name .. "{; classes:count=10, channels:count=3, zero_init=false}")
+  makers[name] = function(options) return make_small(n, spec(options)) end
+end
+
+return makers

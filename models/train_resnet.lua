@@ -1,0 +1,35 @@
+-- train_resnet.lua - trains a residual network.
+--
+--   luatrain train_resnet.lua                                    ResNet-20 on Fashion-MNIST
+--   luatrain train_resnet.lua --data cifar10:DIR --epochs 10
+--   luatrain train_resnet.lua --data images:DIR --arch resnet50 --epochs 90 --batch 256 \
+--                             --decay 1e-4 --warmup 5 --smoothing 0.1
+local lt = require "luatrain"
+local resnet = require "resnet"
+
+local opt = lt.args{
+  data = "fashion-mnist", epochs = 5, batch = 128, lr = 0.1, decay = 5e-4, smoothing = 0.0,
+  warmup = 1.0,
+  arch = {"resnet20", "resnet32", "resnet44", "resnet56",
+          "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"},
+  help = {
+    data = "fashion-mnist[:DIR], cifar10:DIR, images:DIR or synthetic:HxWxC/CLASSES",
+    arch = "20 to 56 are for small images, the others for 224 x 224",
+    epochs = "passes over the training images",
+    batch = "images a step",
+    lr = "learning rate after the warm-up; it falls to 0 along a cosine",
+    decay = "weight decay; biases and norms have none",
+    smoothing = "of the labels: this share is spread over all classes",
+    warmup = "epochs in which the learning rate rises from 0",
+  }}
+
+local train, test = lt.data.open(opt.data)
+local net = resnet[opt.arch]{classes = train.classes, channels = train.channels}
+
+lt.fit{
+  net = net, train = train, test = test, epochs = opt.epochs, batch = opt.batch,
+  optim = lt.optim.sgd(net, {lr = opt.lr, momentum = 0.9, nesterov = true, decay = opt.decay,
+                             decay_bias = false}),
+  schedule = lt.schedule.cosine{warmup = opt.warmup},
+  smoothing = opt.smoothing,
+}
