@@ -1,11 +1,5 @@
-/* bind.c - Lua states: how one is opened, how an error crosses, when the collector runs.
- *
- * Errors. An error is a string: "train.lua:9: net.4 conv2d: w wants ...". The line is that of the
- * nearest frame of the user's code: frames of C and of the embedded luatrain/NAME.lua are passed
- * over. The module is the nearest one that is being called: the frame of its __call has it as
- * first local. Both are read off Lua's own stack when they are needed, so a call of a module costs
- * nothing, and there is nothing to put right after an error. The status of the last error raised
- * here is kept beside its message; at the top, an error that contains that message has that status.
+/* bind.c - Lua states: how one is opened, what is shared by all that is bound, when the collector
+ * runs.
  *
  * The collector. Lua counts 40 bytes for a tensor of a gigabyte, so its own pace says nothing about
  * tensors. Bytes of tensors drive it instead: when as many new bytes have been given to Lua as were
@@ -23,204 +17,10 @@
 #include "lua/bind.h"
 #include "lua/embedded.h"
 
-#define EMBEDDED "=luatrain/" /* begins the chunk names of the embedded files */
+enum { LEAST_FRESH = 128 << 20 };
 
-enum { LEAST_FRESH = 128 << 20, DEEPEST = 100 };
-
-/* Their addresses are keys in the registry, and one in modules. */
-static const char key_context, key_state, key_message, key_module;
-
-/* ==== Where an error comes from =============================================================== */
-
-/* Pushes the module that the Lua frame ar calls, if it does. The key &key_module of a module holds
- * its record {path, __call}: see module.lua. Allocates nothing, so it cannot raise. */
-static bool push_module_of(lua_State *L, lua_Debug *ar)
-{
-    int top = lua_gettop(L);
-    if (!lua_checkstack(L, 4) || !lua_getlocal(L, ar, 1))
-        return false;
-    bool found = false;
-    if (lua_istable(L, -1) && lua_rawgetp(L, -1, &key_module) == LUA_TTABLE) {
-        lua_rawgeti(L, -1, 2);
-        lua_getinfo(L, "f", ar);
-        found = lua_rawequal(L, -1, -2);
-    }
-    lua_settop(L, found ? top + 1 : top);
-    return found;
-}
-
-typedef struct place {
-    char line[LUA_IDSIZE + 16]; /* "train.lua:9: " */
-    char module[64];            /* "net.4 " */
-} place;
-
-/* p->line, without snprintf: each op on the tape pays for this. */
-static void set_line(place *p, const char *source, int line)
-{
-    char digits[12], *first = digits + sizeof digits;
-    size_t length = strlen(source);
-    memcpy(p->line, source, length);
-    do
-        *--first = (char)('0' + line % 10);
-    while (line /= 10);
-    size_t n = (size_t)(digits + sizeof digits - first);
-    p->line[length] = ':';
-    memcpy(p->line + length + 1, first, n);
-    memcpy(p->line + length + 1 + n, ": ", 3);
-}
-
-/* Looks from a level of the stack outwards: for the line in the user's code, and for the module,
- * there or further out when `far`. */
-static void find_place(lua_State *L, int level, bool far, place *p)
-{
-    lua_Debug ar;
-    p->line[0] = p->module[0] = '\0';
-    for (; level < DEEPEST && lua_getstack(L, level, &ar); level++) {
-        lua_getinfo(L, "Sl", &ar);
-        if (ar.currentline < 0)
-            continue;
-        if (!p->module[0] && push_module_of(L, &ar)) {
-            lua_rawgetp(L, -1, &key_module);
-            lua_rawgeti(L, -1, 1);
-            const char *path = lua_tostring(L, -1);
-            if (path && *path) /* else it is not placed: what is around it says more */
-                snprintf(p->module, sizeof p->module, "%s ", path);
-            lua_pop(L, 3);
-        }
-        if (!p->line[0] && strncmp(ar.source, EMBEDDED, sizeof EMBEDDED - 1) != 0)
-            set_line(p, ar.short_src, ar.currentline);
-        if (p->line[0] && (p->module[0] || !far))
-            break;
-    }
-}
-
-/* lt_where_fn: what a node of the tape remembers. */
-static void where(void *ud, char *text, size_t bytes)
-{
-    place p;
-    find_place(((lt_lua *)ud)->running, 1, false, &p);
-    const char *line = p.line;
-    size_t length = strlen(line), rest = strlen(p.module) + 1;
-    if (length + rest > bytes) { /* too long: do without the folder */
-        const char *slash = strrchr(line, '/');
-        line = slash ? slash + 1 : line;
-        length = strlen(line);
-    }
-    if (length + rest > bytes)
-        length = 0;
-    if (rest <= bytes) {
-        memcpy(text, line, length);
-        memcpy(text + length, p.module, rest);
-    }
-}
-
-/* active_module(self): the nearest module that is being called and is not self, or nil. */
-static int active_module(lua_State *L)
-{
-    lua_Debug ar;
-    for (int level = 0; level < DEEPEST && lua_getstack(L, level, &ar); level++) {
-        lua_getinfo(L, "l", &ar);
-        if (ar.currentline >= 0 && push_module_of(L, &ar) && !lua_rawequal(L, 1, -1))
-            return 1;
-        lua_settop(L, 1);
-    }
-    return 0;
-}
-
-/* ==== Errors ================================================================================== */
-
-/* "train.lua:9: ...": an error of a node or of a hook that has its line already. */
-static bool has_line(const char *text)
-{
-    const char *colon = strchr(text, ':');
-    if (!colon)
-        return false;
-    size_t digits = strspn(colon + 1, "0123456789");
-    return digits > 0 && colon[1 + digits] == ':';
-}
-
-noreturn void lt__raise(lua_State *L, lt_lua *s)
-{
-    const char *text = lt_errmsg();
-    place p = {"", ""};
-    s->status = lt_errcode();
-    if (s->status != LT_EUSAGE && !has_line(text)) /* a wrong flag is not the script's fault */
-        find_place(L, 0, true, &p);
-    lua_pushfstring(L, "%s%s%s", p.line, p.module, text);
-    lua_pushvalue(L, -1);
-    lua_rawsetp(L, LUA_REGISTRYINDEX, &key_message);
-    lua_error(L);
-    __builtin_unreachable();
-}
-
-noreturn void lt__unknown(lua_State *L, lt_lua *s, const char *who, const char *what,
-                          const char *word)
-{
-    enum { MOST = 256 };
-    const char *names[MOST];
-    int n = 0;
-    lua_pushnil(L);
-    while (lua_next(L, -2)) {
-        lua_pop(L, 1);
-        if (lua_type(L, -1) == LUA_TSTRING && n < MOST)
-            names[n++] = lua_tostring(L, -1);
-    }
-    int near = lt_nearest(word, names, n);
-    if (near >= 0)
-        lt__refuse(L, s, "%s: unknown %s '%s' (did you mean '%s'?)", who, what, word, names[near]);
-    lt__refuse(L, s, "%s: unknown %s '%s'", who, what, word);
-}
-
-static lt_lua *state_of(lua_State *L)
-{
-    lt__push_lua(L);
-    lt_lua *s = lua_touserdata(L, -1);
-    lua_pop(L, 1);
-    return s;
-}
-
-/* Message handler: the error as a string; its traceback to the log. */
-static int trace(lua_State *L)
-{
-    lt_lua *s = state_of(L);
-    luaL_tolstring(L, 1, NULL);
-    if (!s || !s->ctx)
-        return 1;
-    luaL_traceback(L, L, NULL, 1);
-    for (const char *line = lua_tostring(L, -1); *line;) {
-        size_t length = strcspn(line, "\n");
-        lt_log(s->ctx, LT_LOG_DEBUG, "%.*s", (int)length, line);
-        line += length + (line[length] == '\n');
-    }
-    lua_pop(L, 1);
-    return 1;
-}
-
-/* Pops the error of a protected call into this thread's message. */
-static lt_status caught(lua_State *L, int rc)
-{
-    lt_lua *s = state_of(L);
-    const char *text = lua_tostring(L, -1);
-    lt_status status = rc == LUA_ERRMEM ? LT_ENOMEM : LT_ESCRIPT;
-    if (s && lua_rawgetp(L, LUA_REGISTRYINDEX, &key_message) == LUA_TSTRING &&
-        strstr(text ? text : "", lua_tostring(L, -1)))
-        status = s->status;
-    lt_fail(status, "%s", text ? text : "an error without a message");
-    lua_pop(L, s ? 2 : 1);
-    return status;
-}
-
-lt_status lt_lua_call(lua_State *L, int n_args, int n_results)
-{
-    if (!lua_checkstack(L, 4))
-        return lt_fail(LT_ENOMEM, "out of memory for the Lua stack");
-    int function = lua_absindex(L, -n_args - 1);
-    lua_pushcfunction(L, trace);
-    lua_insert(L, function);
-    int rc = lua_pcall(L, n_args, n_results, function);
-    lua_remove(L, function);
-    return rc == LUA_OK ? LT_OK : caught(L, rc);
-}
+/* Their addresses are keys in the registry. */
+static const char key_context, key_state;
 
 /* ==== Tensors as values ======================================================================= */
 
@@ -295,7 +95,7 @@ const char *lt__text(lua_State *L, int index)
     case LUA_TTABLE: return lua_pushstring(L, "a table");
     case LUA_TFUNCTION: return lua_pushstring(L, "a function");
     case LUA_TUSERDATA:
-        return lua_pushstring(L, lt__to_tensor(L, state_of(L), index) ? "a tensor" : "userdata");
+        return lua_pushstring(L, lt__to_tensor(L, lt__lua_of(L), index) ? "a tensor" : "userdata");
     case LUA_TNONE: return lua_pushstring(L, "nil");
     default: return luaL_tolstring(L, index, NULL);
     }
@@ -353,6 +153,14 @@ void *lt__check_handle(lua_State *L, const char *class)
 
 void lt__push_lua(lua_State *L) { lua_rawgetp(L, LUA_REGISTRYINDEX, &key_state); }
 
+lt_lua *lt__lua_of(lua_State *L)
+{
+    lt__push_lua(L);
+    lt_lua *s = lua_touserdata(L, -1);
+    lua_pop(L, 1);
+    return s;
+}
+
 void lt__register(lua_State *L, const luaL_Reg *functions)
 {
     for (; functions->name; functions++) {
@@ -378,7 +186,7 @@ void lt__new_class(lua_State *L, const char *name, const luaL_Reg *methods, lua_
 static int load_embedded(lua_State *L)
 {
     const lt_embedded *file = lua_touserdata(L, lua_upvalueindex(1));
-    const char *chunk = lua_pushfstring(L, EMBEDDED "%s.lua", file->name);
+    const char *chunk = lua_pushfstring(L, LT_EMBEDDED "%s.lua", file->name);
     if (luaL_loadbufferx(L, file->text, file->length, chunk, "t") != LUA_OK)
         return lua_error(L);
     lua_pushvalue(L, lua_upvalueindex(2));
@@ -426,7 +234,7 @@ static void find_context(lua_State *L, lt_lua *s)
             lt__raise(L, s);
     }
     lua_pop(L, 1);
-    lt_set_where(s->ctx, where, s);
+    lt_set_where(s->ctx, lt__where, s);
 }
 
 static lt_lua *new_state(lua_State *L)
@@ -450,14 +258,13 @@ static lt_lua *new_state(lua_State *L)
 static void push_core(lua_State *L, lt_lua *s)
 {
     lua_newtable(L);
+    lt__open_error(L);
     lt__open_tensor(L, s);
     lt__open_ops(L, s);
     lt__open_run(L);
+    lt__open_file(L);
     lt__open_data(L);
-    lua_pushcfunction(L, active_module);
-    lua_setfield(L, -2, "active_module");
-    lua_pushlightuserdata(L, (void *)&key_module);
-    lua_setfield(L, -2, "module_key");
+    lt__open_system(L);
     lua_pushliteral(L, LT_VERSION);
     lua_setfield(L, -2, "version");
 }
@@ -546,7 +353,7 @@ lt_status lt_lua_dofile(lua_State *L, const char *path, int argc, char **argv)
 
 static int push_given(lua_State *L)
 {
-    lt__push_kept(L, state_of(L), lua_touserdata(L, 1));
+    lt__push_kept(L, lt__lua_of(L), lua_touserdata(L, 1));
     return 1;
 }
 
@@ -561,7 +368,7 @@ lt_status lt_lua_push(lua_State *L, lt_tensor *x)
 
 lt_tensor *lt_lua_tensor(lua_State *L, int index)
 {
-    lt_lua *s = state_of(L);
+    lt_lua *s = lt__lua_of(L);
     lt_tensor *x = NULL;
     if (s && luaL_testudata(L, index, "luatrain.Tensor"))
         x = *(lt_tensor **)lua_touserdata(L, index);

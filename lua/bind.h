@@ -30,6 +30,7 @@ typedef struct lt_lua {
     uint64_t serial;           /* of the last */
     size_t fresh;              /* bytes of tensors given to Lua since its last collection */
     size_t limit;              /* how many of them start the next */
+    double backward_s, optimizer_s; /* seconds spent in lt_backward() and lt_optim_step() */
 } lt_lua;
 
 static inline lt_lua *lt__lua(lua_State *L)
@@ -42,6 +43,8 @@ static inline lt_lua *lt__lua(lua_State *L)
 
 /* Pushes the lt_lua: for a closure with more upvalues than that. */
 void lt__push_lua(lua_State *L);
+/* The same where there is no upvalue; NULL before it is made. */
+lt_lua *lt__lua_of(lua_State *L);
 /* Puts functions, with the lt_lua as upvalue 1, into the table on top. */
 void lt__register(lua_State *L, const luaL_Reg *functions);
 /* Pushes the metatable of one kind of userdata: methods with the lt_lua as upvalue 1, and gc as
@@ -65,6 +68,8 @@ static inline void lt__check(lua_State *L, lt_lua *s, lt_status status)
  * the table on top. */
 noreturn void lt__unknown(lua_State *L, lt_lua *s, const char *who, const char *what,
                           const char *word);
+/* lt_where_fn: what a node of the tape remembers; ud is the lt_lua. */
+void lt__where(void *ud, char *where, size_t bytes);
 
 /* ==== Tensors ================================================================================= */
 
@@ -102,6 +107,9 @@ const char *lt__check_path(lua_State *L, lt_lua *s, int index, const char *who);
 /* Arguments 1 and 2 are lists of names and of tensors of one length. Returns it. */
 int lt__check_named(lua_State *L, lt_lua *s, const char *who);
 
+/* Seconds of a clock that never jumps. */
+double lt__clock(void);
+
 /* ==== Handles: userdata that hold one pointer ================================================= */
 
 /* Pushes an empty one; then it owns object, or raises if that is NULL. */
@@ -112,10 +120,13 @@ void *lt__check_handle(lua_State *L, const char *class);
 
 /* ==== Parts: each adds to the table of the core, which is on top ============================== */
 
+void lt__open_error(lua_State *L);
 void lt__open_tensor(lua_State *L, lt_lua *s);
 void lt__open_ops(lua_State *L, lt_lua *s); /* after lt__open_tensor: ops are methods too */
 void lt__open_run(lua_State *L);
+void lt__open_file(lua_State *L);
 void lt__open_data(lua_State *L);
+void lt__open_system(lua_State *L);
 /* The state closes: hooks that leaves still hold must not call it. */
 void lt__drop_hooks(lt_lua *s);
 

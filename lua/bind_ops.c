@@ -9,6 +9,7 @@
  */
 #include <string.h>
 
+#include "core/tensor.h"
 #include "lua/bind.h"
 
 /* ==== Options ================================================================================= */
@@ -201,12 +202,33 @@ static void release_numbers(inputs *in)
 
 /* ==== The call ================================================================================ */
 
+static const char key_observer; /* its address is the key of the observer in the registry */
+
+/* Tells the observer, if there is one, of an op that was done. Arguments lie from 1 on, outputs
+ * follow. */
+static void tell(lua_State *L, const char *name, int n_args, int n_out)
+{
+    if (lua_rawgetp(L, LUA_REGISTRYINDEX, &key_observer) != LUA_TFUNCTION) {
+        lua_pop(L, 1);
+        return;
+    }
+    luaL_checkstack(L, n_args + 2, NULL);
+    lua_pushstring(L, name);
+    if (n_out > 0)
+        lua_pushvalue(L, n_args + 1);
+    else
+        lua_pushnil(L);
+    for (int i = 1; i <= n_args; i++)
+        lua_pushvalue(L, i);
+    lua_call(L, n_args + 2, 0);
+}
+
 /* Upvalue 2 is the lt_def. */
 static int call(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     const lt_def *def = lua_touserdata(L, lua_upvalueindex(2));
-    int n_out = def->op->n_out ? def->op->n_out : !def->op->in_place;
+    int n_out = def->op->n_out ? def->op->n_out : !def->op->in_place, n_args = lua_gettop(L);
     inputs in;
     lt_opt opts[LT_MAX_OPT];
     lt_tensor **box[LT_MAX_OUT], *out[LT_MAX_OUT];
@@ -226,6 +248,7 @@ static int call(lua_State *L)
     lt__check(L, s, status);
     for (int i = 0; i < n_out; i++)
         lt__fill_box(L, s, box[i], out[i]);
+    tell(L, def->schema.name, n_args, n_out);
     return n_out;
 }
 
@@ -257,6 +280,36 @@ static int help(lua_State *L)
     return 1;
 }
 
+/* ==== Watching ================================================================================ */
+
+/* observe(f): f(name, output, arguments...) is called after each op; nil: no longer. */
+static int observe(lua_State *L)
+{
+    lua_settop(L, 1);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &key_observer);
+    return 0;
+}
+
+/* saved(x, i): tensor i, from 1, of those that are kept for the backward of the op that made x. */
+static int saved(lua_State *L)
+{
+    lt__push_kept(L, lt__lua(L), lt_saved(lt__self(L, "saved"), (int)luaL_checkinteger(L, 2) - 1));
+    return 1;
+}
+
+/* memory_of(x): the memory that x lies in, as a value that tells it from others, and its bytes. */
+static int memory_of(lua_State *L)
+{
+    const lt_tensor *x = lt__self(L, "memory_of");
+    lua_pushlightuserdata(L, x->storage);
+    lua_pushinteger(L, x->storage ? (lua_Integer)x->storage->bytes : 0);
+    return 2;
+}
+
+static const luaL_Reg functions[] = {
+    {"help", help}, {"observe", observe}, {"saved", saved}, {"memory_of", memory_of},
+    {NULL, NULL}};
+
 /* Adds the table ops to the core, the ops to the methods of tensors, and the operators. */
 void lt__open_ops(lua_State *L, lt_lua *s)
 {
@@ -265,6 +318,7 @@ void lt__open_ops(lua_State *L, lt_lua *s)
         {"__div", "div"}, {"__pow", "pow"}, {"__unm", "neg"}};
     const lt_def *def;
     int core = lua_gettop(L);
+    lt__register(L, functions);
     lua_getfield(L, core, "tensor_methods");
     lua_newtable(L);
     for (int i = 0; (def = lt_op_at(s->ctx, i)) != NULL; i++) {
@@ -274,9 +328,6 @@ void lt__open_ops(lua_State *L, lt_lua *s)
         lua_setfield(L, -3, def->schema.name);
     }
     lua_setfield(L, core, "ops");
-    lt__push_lua(L);
-    lua_pushcclosure(L, help, 1);
-    lua_setfield(L, core, "help");
     lua_getfield(L, core, "tensor_meta");
     for (size_t i = 0; i < sizeof operators / sizeof *operators; i++) {
         def = lt_op_find(s->ctx, operators[i][1]);

@@ -1,10 +1,11 @@
-/* bind_run.c - what a training step needs: backward, hooks, scopes, parameters, optimizers.
+/* bind_run.c - what a training step needs: backward, hooks, scopes, parameters, optimizers; and
+ * where a run stands.
  *
  * The embedded Lua files are the only callers of the functions that are no methods of tensors,
  * which is why those take plain lists.
  */
 #include <stdlib.h>
-#include <string.h>
+#include <time.h>
 
 #include "lua/bind.h"
 
@@ -46,9 +47,11 @@ static int backward(lua_State *L)
     if (!lua_isnoneornil(L, 2))
         grad = lt__check_tensor(L, s, 2, "backward", "the gradient");
     lua_State *outer = s->running;
+    double start = lt__clock();
     s->running = L;
     lt_status status = lt_backward(x, grad);
     s->running = outer;
+    s->backward_s += lt__clock() - start;
     lt__check(L, s, status);
     return 0;
 }
@@ -371,8 +374,21 @@ static int optim_step(lua_State *L)
         lua_pop(L, 1);
     }
     bool applied = false;
-    lt__check(L, s, lt_optim_step(o, options, n, &applied));
+    double start = lt__clock();
+    lt_status status = lt_optim_step(o, options, n, &applied);
+    s->optimizer_s += lt__clock() - start;
+    lt__check(L, s, status);
     lua_pushboolean(L, applied);
+    return 1;
+}
+
+/* optim:grad_norm(): of the gradients that the next step would use. */
+static int optim_grad_norm(lua_State *L)
+{
+    double norm;
+    lt_optim *o = lt__check_handle(L, optim_class);
+    lt__check(L, lt__lua(L), lt_optim_grad_norm(o, &norm));
+    lua_pushnumber(L, norm);
     return 1;
 }
 
@@ -393,40 +409,20 @@ static int optim_slot(lua_State *L)
 }
 
 static const luaL_Reg optim_methods[] = {
-    {"set_group", optim_set_group}, {"step", optim_step}, {"slot", optim_slot}, {NULL, NULL}};
+    {"set_group", optim_set_group}, {"step", optim_step}, {"grad_norm", optim_grad_norm},
+    {"slot", optim_slot}, {NULL, NULL}};
 
-/* ==== Odds and ends =========================================================================== */
+/* ==== Where a run stands ====================================================================== */
 
-/* fail(status, message): raises as the library does; status is "EINVAL", "EUSAGE", ... */
-static int fail(lua_State *L)
+/* Argument 1: a count from 0. */
+static int64_t check_count(lua_State *L, const char *who)
 {
-    static const char *const names[] = {
-#define X(name, exit, text) #name,
-        LT_STATUS_LIST(X)
-#undef X
-    };
-    const char *name = luaL_checkstring(L, 1);
-    int status = LT_EINVAL;
-    for (int i = 0; i < LT_STATUS_COUNT; i++)
-        if (strcmp(names[i] + 3, name) == 0)
-            status = i;
-    lt__error(L, lt__lua(L), (lt_status)status, "%s", luaL_checkstring(L, 2));
-}
-
-/* nearest(word, names): the name that word may have been meant for, or nil. */
-static int nearest(lua_State *L)
-{
-    const char *word = luaL_checkstring(L, 1);
-    int n = (int)luaL_len(L, 2);
-    const char **names = lua_newuserdatauv(L, (size_t)n * sizeof *names, 0);
-    for (int i = 0; i < n; i++) {
-        lua_rawgeti(L, 2, i + 1);
-        names[i] = luaL_checkstring(L, -1);
-        lua_pop(L, 1);
-    }
-    int near = lt_nearest(word, names, n);
-    lua_pushstring(L, near < 0 ? NULL : names[near]);
-    return 1;
+    int whole;
+    lua_Integer n = lua_tointegerx(L, 1, &whole);
+    if (!whole || n < 0)
+        lt__refuse(L, lt__lua(L), "%s wants a whole number from 0 up, it is %s", who,
+                   lt__text(L, 1));
+    return n;
 }
 
 /* seed(): the seed. seed(n): a new one, unless the user set LUATRAIN_SEED. */
@@ -435,10 +431,7 @@ static int seed(lua_State *L)
     lt_lua *s = lt__lua(L);
     const char *fixed = getenv("LUATRAIN_SEED");
     if (!lua_isnoneornil(L, 1)) {
-        int whole;
-        lua_Integer value = lua_tointegerx(L, 1, &whole);
-        if (!whole || value < 0)
-            lt__refuse(L, s, "lt.seed wants a whole number from 0 up, it is %s", lt__text(L, 1));
+        int64_t value = check_count(L, "lt.seed");
         if (!fixed || !*fixed)
             lt_set_seed(s->ctx, (uint64_t)value);
     }
@@ -450,6 +443,54 @@ static int seed(lua_State *L)
 static int steps(lua_State *L)
 {
     lua_pushinteger(L, lt_step(lt__lua(L)->ctx));
+    return 1;
+}
+
+static int set_step(lua_State *L)
+{
+    lt_set_step(lt__lua(L)->ctx, check_count(L, "set_step"));
+    return 0;
+}
+
+/* draws(): how often lt.randn and the like have drawn since the seed was set. */
+static int draws(lua_State *L)
+{
+    lt_ctx *ctx = lt__lua(L)->ctx;
+    uint64_t next = lt_next_draw(ctx);
+    lt_set_next_draw(ctx, next);
+    lua_pushinteger(L, (lua_Integer)next);
+    return 1;
+}
+
+static int set_draws(lua_State *L)
+{
+    lt_set_next_draw(lt__lua(L)->ctx, (uint64_t)check_count(L, "set_draws"));
+    return 0;
+}
+
+/* set_first_row(n): what follows is a pass over rows of the batch from row n on, counted from 0. */
+static int set_first_row(lua_State *L)
+{
+    lt_tape_set_first_row(lt_tape_current(lt__lua(L)->ctx), check_count(L, "set_first_row"));
+    return 0;
+}
+
+double lt__clock(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* times(): seconds spent so far in backward and in the steps of optimizers. */
+static int times(lua_State *L)
+{
+    const lt_lua *s = lt__lua(L);
+    lua_createtable(L, 0, 2);
+    lua_pushnumber(L, s->backward_s);
+    lua_setfield(L, -2, "backward");
+    lua_pushnumber(L, s->optimizer_s);
+    lua_setfield(L, -2, "optimizer");
     return 1;
 }
 
@@ -474,8 +515,9 @@ static const luaL_Reg tensor_methods[] = {
 static const luaL_Reg functions[] = {
     {"step", step}, {"no_grad", no_grad}, {"new_parameter", new_parameter}, {"role", role},
     {"set_dtype", set_dtype}, {"place", place}, {"sha256", sha256}, {"freeze", freeze},
-    {"stats_settle", stats_settle}, {"new_optim", new_optim}, {"fail", fail},
-    {"nearest", nearest}, {"seed", seed}, {"steps", steps}, {"memory", memory}, {NULL, NULL}};
+    {"stats_settle", stats_settle}, {"new_optim", new_optim}, {"seed", seed}, {"steps", steps},
+    {"set_step", set_step}, {"draws", draws}, {"set_draws", set_draws},
+    {"set_first_row", set_first_row}, {"times", times}, {"memory", memory}, {NULL, NULL}};
 
 void lt__open_run(lua_State *L)
 {

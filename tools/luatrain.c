@@ -1,22 +1,27 @@
 /* luatrain.c - the command line: reads options, opens a context and a Lua state, runs a script and
  * turns the status into the exit code. The library never prints or exits; this program does both.
  *
- * A value comes from the flag, else from the variable LUATRAIN_NAME, else it is the library's.
+ * A value comes from the flag, else from the variable LUATRAIN_NAME, else it is the library's. A
+ * flag is checked here and becomes the variable: there the embedded Lua finds it.
  */
 #include <ctype.h>
 #include <errno.h>
 #include <libgen.h>
 #include <limits.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <lauxlib.h>
 
 #include "lua/luatrain.h"
+
+extern char **environ;
 
 /* ==== Options ================================================================================= */
 
@@ -57,9 +62,28 @@ static lt_status set_threads(settings *s, const char *who, const char *value)
 
 static lt_status set_seed(settings *s, const char *who, const char *value)
 {
-    LT_TRY(
-        parse_number(who, value, 0, INT64_MAX, &s->config.seed)); /* integers of Lua are signed */
-    return setenv("LUATRAIN_SEED", value, 1) == 0 ? LT_OK : LT_ENOMEM; /* lt.seed() yields to it */
+    return parse_number(who, value, 0, INT64_MAX, &s->config.seed); /* Lua's integers are signed */
+}
+
+static lt_status set_path(settings *s, const char *who, const char *value)
+{
+    (void)s;
+    return *value ? LT_OK : lt_fail(LT_EUSAGE, "%s wants a path, it is ''", who);
+}
+
+static lt_status set_count(settings *s, const char *who, const char *value)
+{
+    uint64_t n;
+    (void)s;
+    return parse_number(who, value, 1, INT64_MAX, &n);
+}
+
+static lt_status set_log(settings *s, const char *who, const char *value)
+{
+    (void)s;
+    if (strcmp(value, "text") == 0 || strcmp(value, "json") == 0)
+        return LT_OK;
+    return lt_fail(LT_EUSAGE, "%s wants text or json, it is '%s'", who, value);
 }
 
 /* Switches have no value on the command line; as variables they are 1 or 0. */
@@ -90,6 +114,13 @@ static const struct option {
     {"device", "auto|cpu", "what computes (auto: the best there is)", set_device},
     {"threads", "N", "threads of the kernels (the CPUs this process may use)", set_threads},
     {"seed", "S", "of all random numbers (0)", set_seed},
+    {"out", "DIR", "the folder of the run (a new one, runs/SCRIPT-N)", set_path},
+    {"resume", "auto|PATH|never", "auto: goes on where the run in DIR was (if --out is given)",
+     set_path},
+    {"save-every", "N", "a checkpoint each N steps too, not only each epoch and 10 minutes",
+     set_count},
+    {"max-steps", "N", "stops after step N of the run and saves", set_count},
+    {"log", "text|json", "json: the lines of metrics.jsonl (text)", set_log},
     {"quiet", NULL, "warnings and errors only", set_quiet},
     {"verbose", NULL, "more notes, and tracebacks of script errors", set_verbose},
     {"help", NULL, "this text; after a script: the script's own options", NULL},
@@ -100,11 +131,12 @@ enum { N_OPTIONS = sizeof options / sizeof *options };
 static void print_help(FILE *to)
 {
     fprintf(to, "usage: luatrain [options] script.lua [options of the script]\n"
+                "       luatrain [options] summary script.lua [options of the script]\n"
                 "       luatrain [options] bench dispatch\n\n");
     for (int i = 0; i < N_OPTIONS; i++) {
         const struct option *o = &options[i];
         int n = fprintf(to, "  --%s %s", o->name, o->value ? o->value : "");
-        fprintf(to, "%*s%s\n", 24 - n, "", o->help);
+        fprintf(to, "%*s%s\n", 28 - n, "", o->help);
     }
     fprintf(to,
             "\nAll but help and version are variables too: LUATRAIN_SEED=7 is --seed 7.\n"
@@ -119,18 +151,25 @@ static void print_version(const settings *s)
            s->config.threads ? s->config.threads : lt_cpu_count());
 }
 
-static lt_status unknown_option(const char *arg)
+/* The option whose name is nearest to word, or NULL. */
+static const struct option *nearest_option(const char *word)
 {
     const char *names[N_OPTIONS];
-    char word[32];
     for (int i = 0; i < N_OPTIONS; i++)
         names[i] = options[i].name;
+    int nearest = lt_nearest(word, names, N_OPTIONS);
+    return nearest < 0 ? NULL : &options[nearest];
+}
+
+static lt_status unknown_option(const char *arg)
+{
+    char word[32];
     const char *start = arg + strspn(arg, "-");
     snprintf(word, sizeof word, "%.*s", (int)strcspn(start, "="), start);
-    int nearest = lt_nearest(word, names, N_OPTIONS);
-    if (nearest < 0)
+    const struct option *near = nearest_option(word);
+    if (!near)
         return lt_fail(LT_EUSAGE, "unknown option '%s' (luatrain --help lists them)", arg);
-    return lt_fail(LT_EUSAGE, "unknown option '%s' (did you mean '--%s'?)", arg, names[nearest]);
+    return lt_fail(LT_EUSAGE, "unknown option '%s' (did you mean '--%s'?)", arg, near->name);
 }
 
 /* The option that arg names, "--seed" or "--seed=7"; NULL if there is none. */
@@ -145,17 +184,54 @@ static const struct option *find_option(const char *arg)
     return NULL;
 }
 
+/* "save-every" as "LUATRAIN_SAVE_EVERY". */
+static const char *variable_of(const struct option *o, char name[32])
+{
+    snprintf(name, 32, "LUATRAIN_%s", o->name);
+    for (char *p = name; *p; p++)
+        *p = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
+    return name;
+}
+
 static lt_status read_variables(settings *s)
 {
     for (int i = 0; i < N_OPTIONS; i++) {
         char name[32];
-        snprintf(name, sizeof name, "LUATRAIN_%s", options[i].name);
-        for (char *p = name; *p; p++)
-            *p = (char)toupper((unsigned char)*p);
-        const char *value = getenv(name);
+        const char *value = getenv(variable_of(&options[i], name));
         if (options[i].set && value && *value)
             LT_TRY(options[i].set(s, name, value));
     }
+    return LT_OK;
+}
+
+/* A variable that looks like one of ours is most likely a slip. */
+static void warn_of_variables(void)
+{
+    static const char prefix[] = "LUATRAIN_";
+    for (char **entry = environ; *entry; entry++) {
+        char word[32] = "", name[32];
+        if (strncmp(*entry, prefix, sizeof prefix - 1) != 0)
+            continue;
+        const char *rest = *entry + sizeof prefix - 1;
+        for (size_t i = 0; i < sizeof word - 1 && rest[i] && rest[i] != '='; i++)
+            word[i] = rest[i] == '_' ? '-' : (char)tolower((unsigned char)rest[i]);
+        const struct option *near = nearest_option(word);
+        if (!near || !near->set || strcmp(near->name, word) == 0)
+            continue;
+        fprintf(stderr, "luatrain: warning: unknown variable %.*s (did you mean %s?)\n",
+                (int)strcspn(*entry, "="), *entry, variable_of(near, name));
+    }
+}
+
+static lt_status set_option(settings *s, const struct option *o, const char *value)
+{
+    char name[32];
+    snprintf(name, sizeof name, "--%s", o->name);
+    if (!value)
+        return lt_fail(LT_EUSAGE, "%s wants a value: %s %s", name, name, o->value);
+    LT_TRY(o->set(s, name, value));
+    if (setenv(variable_of(o, name), value, 1) != 0)
+        return lt_fail(LT_ENOMEM, "out of memory for the environment");
     return LT_OK;
 }
 
@@ -165,23 +241,17 @@ static lt_status read_flags(settings *s, int argc, char **argv, int *used,
                             const struct option **text)
 {
     *text = NULL;
-    for (*used = 1; *used < argc && argv[*used][0] == '-' && !*text; ++*used) {
+    for (*used = 1; *used < argc && argv[*used][0] == '-'; ++*used) {
         const char *arg = argv[*used], *equals = strchr(arg, '=');
         const struct option *o = find_option(arg);
         if (!o)
             return unknown_option(arg);
         if (!o->value && equals)
             return lt_fail(LT_EUSAGE, "--%s takes no value", o->name);
-        if (!o->set) {
-            *text = o;
-            continue;
-        }
-        const char *value = !o->value ? "1" : equals ? equals + 1 : argv[++*used];
-        char who[32];
-        snprintf(who, sizeof who, "--%s", o->name);
-        if (!value)
-            return lt_fail(LT_EUSAGE, "%s wants a value: %s %s", who, who, o->value);
-        LT_TRY(o->set(s, who, value));
+        if (!o->set)
+            *text = *text ? *text : o;
+        else
+            LT_TRY(set_option(s, o, !o->value ? "1" : equals ? equals + 1 : argv[++*used]));
     }
     return LT_OK;
 }
@@ -195,13 +265,19 @@ static void show_log(void *ud, lt_log_level level, const char *line)
         fprintf(stderr, "luatrain: %s\n", line);
 }
 
+static bool is_file(const char *path)
+{
+    struct stat now;
+    return stat(path, &now) == 0 && !S_ISDIR(now.st_mode);
+}
+
 /* The script is where the user says, or among the models beside this program: installed in share/,
  * or in the repository whose build folder this is. */
 static lt_status find_script(const char *name, char path[PATH_MAX])
 {
     static const char *const models[] = {"../share/luatrain/models", "../models"};
     char program[PATH_MAX] = "", found[PATH_MAX];
-    if (access(name, F_OK) == 0 && strlen(name) < PATH_MAX) {
+    if (is_file(name) && strlen(name) < PATH_MAX) {
         strcpy(path, name);
         return LT_OK;
     }
@@ -209,7 +285,7 @@ static lt_status find_script(const char *name, char path[PATH_MAX])
     const char *folder = dirname(program);
     for (int i = 0; known && i < 2 && name[0] != '/'; i++) {
         int n = snprintf(found, PATH_MAX, "%s/%s/%s", folder, models[i], name);
-        if (n < PATH_MAX && realpath(found, path))
+        if (n < PATH_MAX && is_file(found) && realpath(found, path))
             return LT_OK;
     }
     return lt_fail(LT_EUSAGE,
@@ -229,17 +305,30 @@ static void add_to_package_path(lua_State *L, const char *script)
     lua_pop(L, 2);
 }
 
-static lt_status run_script(lt_ctx *ctx, int argc, char **argv)
+static lt_status run_script(lua_State *L, int argc, char **argv)
 {
     char path[PATH_MAX];
     LT_TRY(find_script(argv[0], path));
-    lua_State *L = lt_lua_new(ctx);
-    if (!L)
-        return lt_errcode();
     add_to_package_path(L, path);
-    lt_status status = lt_lua_dofile(L, path, argc - 1, argv + 1);
-    lua_close(L);
-    return status;
+    return lt_lua_dofile(L, path, argc - 1, argv + 1);
+}
+
+static const char watch_script[] = "require 'luatrain.summary'.watch()";
+
+/* The script runs until it begins to train; then its net is shown instead, as LT_EDONE. */
+static lt_status summary(lua_State *L, int argc, char **argv)
+{
+    if (argc == 0)
+        return lt_fail(LT_EUSAGE, "summary wants a script: luatrain summary train_lenet.lua");
+    if (luaL_loadbuffer(L, watch_script, sizeof watch_script - 1, "=summary") != LUA_OK)
+        return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* the text itself is right */
+    LT_TRY(lt_lua_call(L, 0, 0));
+    lt_status status = run_script(L, argc, argv);
+    if (status != LT_OK)
+        return status == LT_EDONE ? LT_OK : status;
+    return lt_fail(LT_ESCRIPT,
+                   "summary: %s calls neither lt.run nor lt.fit, so there is no net to show",
+                   argv[0]);
 }
 
 /* ==== bench dispatch ========================================================================== */
@@ -298,30 +387,69 @@ static const char lua_bench[] =
     "local taped = run_adds()\n"
     "print(string.format('Lua  %7.0f ns an op on the tape, %7.0f without', taped, plain))\n";
 
-static lt_status bench_lua(lt_ctx *ctx)
+static lt_status bench_lua(lua_State *L)
 {
-    lua_State *L = lt_lua_new(ctx);
-    if (!L)
-        return lt_errcode();
-    lt_status status = LT_ENOMEM; /* the text itself is right */
-    if (luaL_loadbuffer(L, lua_bench, sizeof lua_bench - 1, "=bench") == LUA_OK) {
-        lua_pushinteger(L, ROUNDS);
-        lua_pushinteger(L, OPS);
-        status = lt_lua_call(L, 2, 0);
-    }
-    lua_close(L);
-    return status;
+    if (luaL_loadbuffer(L, lua_bench, sizeof lua_bench - 1, "=bench") != LUA_OK)
+        return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* the text itself is right */
+    lua_pushinteger(L, ROUNDS);
+    lua_pushinteger(L, OPS);
+    return lt_lua_call(L, 2, 0);
 }
 
-static lt_status bench(lt_ctx *ctx, int argc, char **argv)
+static lt_status bench(lt_ctx *ctx, lua_State *L, int argc, char **argv)
 {
     if (argc != 1 || strcmp(argv[0], "dispatch") != 0)
         return lt_fail(LT_EUSAGE, "bench wants one name: luatrain bench dispatch");
     LT_TRY(bench_c(ctx));
-    return bench_lua(ctx);
+    return bench_lua(L);
+}
+
+/* ==== Signals ================================================================================= */
+
+/* The one that a signal is for: a handler has no other way to know. */
+static lt_ctx *volatile signalled;
+
+static void handle_signals(void (*handler)(int))
+{
+    static const int signals[] = {SIGINT, SIGTERM};
+    for (int i = 0; i < 2; i++) {
+        struct sigaction now, next = {.sa_handler = handler};
+        sigaddset(&next.sa_mask, SIGINT);
+        sigaddset(&next.sa_mask, SIGTERM);
+        if (sigaction(signals[i], NULL, &now) == 0 && now.sa_handler != SIG_IGN)
+            sigaction(signals[i], &next, NULL);
+    }
+}
+
+/* A run saves and stops at its next step. The second signal kills, and so does the first one when
+ * there is no run. */
+static void stop(int signal)
+{
+    handle_signals(SIG_DFL);
+    if (!lt_stop(signalled, signal))
+        raise(signal);
 }
 
 /* ==== main ==================================================================================== */
+
+static lt_status run_in(lt_ctx *ctx, int argc, char **argv)
+{
+    lua_State *L = lt_lua_new(ctx);
+    if (!L)
+        return lt_errcode();
+    signalled = ctx;
+    handle_signals(stop);
+    lt_status status;
+    if (strcmp(argv[0], "bench") == 0)
+        status = bench(ctx, L, argc - 1, argv + 1);
+    else if (strcmp(argv[0], "summary") == 0)
+        status = summary(L, argc - 1, argv + 1);
+    else
+        status = run_script(L, argc, argv);
+    lua_close(L);
+    handle_signals(SIG_DFL);
+    return status;
+}
 
 static lt_status run(settings *s, int argc, char **argv)
 {
@@ -329,11 +457,7 @@ static lt_status run(settings *s, int argc, char **argv)
     if (!ctx)
         return lt_errcode();
     lt_log_to(ctx, show_log, s);
-    lt_status status;
-    if (strcmp(argv[0], "bench") == 0)
-        status = bench(ctx, argc - 1, argv + 1);
-    else
-        status = run_script(ctx, argc, argv);
+    lt_status status = run_in(ctx, argc, argv);
     lt_ctx_free(ctx);
     return status;
 }
@@ -356,6 +480,7 @@ int main(int argc, char **argv)
     const struct option *text;
     int used;
     lt_status status = read_variables(&s);
+    warn_of_variables();
     if (status == LT_OK)
         status = read_flags(&s, argc, argv, &used, &text);
     if (status == LT_OK && text) {

@@ -27,6 +27,31 @@ local function whole(value, least)
   return integer and integer >= least and integer or nil
 end
 
+local function amount(value)
+  return type(value) == "number" and value >= 0 and value < math.huge and value or nil
+end
+
+local function is_module(value)
+  return type(value) == "table" and rawget(value, core.module_key) ~= nil
+end
+
+local function class_of(value)
+  local meta = type(value) == "table" and getmetatable(value)
+  return type(meta) == "table" and meta.__name
+end
+
+local function list_of(value, kind)
+  if type(value) ~= "table" then return nil end
+  for _, item in ipairs(value) do
+    if type(item) ~= kind then return nil end
+  end
+  return table.move(value, 1, #value, 1, {})
+end
+
+local function numbers(value)
+  return type(value) == "number" and value or list_of(value, "number")
+end
+
 -- Each kind: what it wants, and a function that gives the value back, or nil for a wrong one.
 local kinds = {
   count = {"a whole number from 1 up", function(value) return whole(value, 1) end},
@@ -37,18 +62,44 @@ local kinds = {
     return height and width and #value == 2 and {height, width} or nil
   end},
   number = {"a number", function(value) return type(value) == "number" and value or nil end},
+  amount = {"a number from 0 up", amount},
+  epochs = {"a list of numbers that rise, like {30, 60}", function(value)
+    if type(value) ~= "table" or #value == 0 then return nil end
+    for i, item in ipairs(value) do
+      if not amount(item) or item <= (value[i - 1] or 0) then return nil end
+    end
+    return table.move(value, 1, #value, 1, {})
+  end},
+  init = {"'uniform', 'he' or a standard deviation", function(value)
+    return (value == "uniform" or value == "he" or amount(value)) and value or nil
+  end},
   boolean = {"true or false", function(value)
     if type(value) == "boolean" then return value end
   end},
   string = {"a string", function(value) return type(value) == "string" and value or nil end},
   layer = {"a module or a function", function(value)
-    local module = type(value) == "table" and rawget(value, core.module_key)
-    return (module or type(value) == "function") and value or nil
+    return (is_module(value) or type(value) == "function") and value or nil
+  end},
+  net = {"a net", function(value) return is_module(value) and value or nil end},
+  optim = {"an optimizer of lt.optim", function(value)
+    return class_of(value) == "luatrain.Optim" and value or nil
+  end},
+  set = {"a set of lt.data", function(value)
+    return class_of(value) == "luatrain.Set" and value or nil
+  end},
+  tensor = {"a tensor", function(value) return core.is_tensor(value) and value or nil end},
+  numbers = {"a number, or a list of them", numbers},
+  names = {"a list of strings", function(value) return list_of(value, "string") end},
+  call = {"a function", function(value) return type(value) == "function" and value or nil end},
+  options = {"a table of options, or false", function(value)
+    if value == false or type(value) == "table" and not getmetatable(value) then return value end
   end},
 }
+local unsaid = {layer = true, init = true, net = true, optim = true, set = true, call = true,
+                options = true, tensor = true}    -- kinds that are not part of the text
 
--- "stride:pair=1" as a table.
-local function read_item(text)
+-- "stride:pair=1" as a table. A default may be the name of one of the items before it.
+local function read_item(text, items)
   local name, optional, kind, default = text:match "^%s*([%w_]+)(%??):?(%a*)=?(%S*)%s*$"
   local item = {name = name, optional = optional == "?", kind = kind}
   if default == "true" or default == "false" then
@@ -56,10 +107,10 @@ local function read_item(text)
   elseif tonumber(default) then
     item.default = tonumber(default)
     if kind == "" then item.kind = math.type(item.default) == "float" and "number" or "integer" end
-  elseif default ~= "" and kind == "" then
-    item.default, item.kind = default, "string"
-  elseif default ~= "" then
+  elseif items[default] then
     item.same_as = default
+  elseif default ~= "" then
+    item.default, item.kind = default, kind ~= "" and kind or "string"
   elseif kind == "" then
     item.kind = "count"
   end
@@ -91,9 +142,9 @@ local function describe(self, values)
     local value = values[item.name]
     local default = item.default
     if item.same_as then default = values[item.same_as] end
-    if value ~= nil and value ~= default and item.kind ~= "layer" then
-      local pair = type(value) == "table"
-      local text = pair and ("{%d, %d}"):format(value[1], value[2]) or tostring(value)
+    if value ~= nil and value ~= default and not unsaid[item.kind] then
+      local several = type(value) == "table"
+      local text = several and "{" .. table.concat(value, ", ") .. "}" or tostring(value)
       local by_position = i <= self.n_positions and #list == i - 1
       list[#list + 1] = by_position and text or item.name .. " = " .. text
     end
@@ -128,13 +179,20 @@ end
 
 -- Makes the check of a text like the one above.
 local function new(_, text)
+  if type(text) ~= "string" or not text:match "^[%w_.]+.*{.*}" then
+    fail("lt.check wants a text like 'net{in, out; bias=true}', it is %s", shown(text))
+  end
   local self = {name = text:match "^[%w_.]+", items = {}, names = {}}
   self.usage = text:gsub(":%a+", ""):gsub("{; ", "{")
   local positions, rest = text:match "{(.-);(.*)}"
   if not positions then positions, rest = text:match "{(.*)}", "" end
   for _, part in ipairs{positions, rest} do
     for piece in part:gmatch "[^,%s][^,]*" do
-      local item = read_item(piece)
+      local item = read_item(piece, self.items)
+      if not item.name or not kinds[item.kind] then
+        fail("lt.check: %s: '%s' is not understood: 'name:kind=default' is, with a known kind",
+             self.name, piece)
+      end
       self.items[#self.items + 1] = item
       self.items[item.name] = item
       self.names[#self.names + 1] = item.name
@@ -155,6 +213,7 @@ function check.strict(functions, name)
   return setmetatable(functions, {__index = function(_, key)
     local names = {}
     for known in pairs(functions) do names[#names + 1] = tostring(known) end
+    table.sort(names)
     fail("%s has no '%s'%s", name, tostring(key), check.hint(tostring(key), names, ""))
   end})
 end

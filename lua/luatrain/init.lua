@@ -8,8 +8,15 @@ local is_module = require "luatrain.module".is_module
 local lt = {
   nn = require "luatrain.nn",
   optim = require "luatrain.optim",
+  schedule = require "luatrain.schedule",
+  models = require "luatrain.models",
+  check = require "luatrain.check",   -- lt.check "net{; classes=10}": strict options of a maker
   data = require "luatrain.data",
   args = require "luatrain.args",
+  run = require "luatrain.run",
+  fit = require "luatrain.fit".fit,
+  pieces = require "luatrain.fit".pieces,
+  summary = require "luatrain.summary",   -- lt.summary(net, {n, h, w, c}): a table of its layers
   grad_check = require "luatrain.grad_check",
   version = core.version,
   help = core.help,              -- lt.help "conv2d": its signature and what it computes
@@ -57,9 +64,11 @@ function lt.save(path, what, meta)
   core.save(names, tensors, path, list)
 end
 
--- The tensors of a safetensors file by name, and its texts.
+-- The tensors of a safetensors file by name, and its texts. One that lt.save wrote is read only if
+-- it still has its digest.
 function lt.load(path)
   local file <close> = core.open_file(path)
+  file:verify()
   local tensors = {}
   for _, name in ipairs(file:names()) do tensors[name] = file:read(name) end
   return tensors, file:meta()

@@ -10,8 +10,8 @@
 -- module knows the one that it is a part of.
 --
 -- Behind a module is a record, under a key that is no string: [1] its path "net.4" and [2] the
--- function that calls it, by which the binding finds it on the stack (bind.c); forward; text, for
--- tostring; parent; placed; order, of parts that may not become more.
+-- function that calls it, by which the binding finds it on the stack (bind_error.c); forward; text,
+-- for tostring; parent; placed; order, of parts that may not become more.
 
 local core = ...
 local ops = core.ops
@@ -316,43 +316,57 @@ local function set_of(list)
   return set
 end
 
--- What keeps a file from fitting, as a list of sentences. A tensor may stand in the file under
--- any of its names.
-local function differences(file, in_file, names, tensors)
-  local found, in_net, list = {}, set_of(names), {}
-  for i, name in ipairs(names) do found[tensors[i]] = found[tensors[i]] or in_file[name] end
+-- What keeps the tensors of a file whose names begin with prefix from fitting, as a list of
+-- sentences; owner: what the others are in. A tensor may stand in the file under any of its names.
+local function differences(file, in_file, prefix, names, tensors, owner)
+  local found, wanted, list = {}, {}, {}
   for i, name in ipairs(names) do
+    name = prefix .. name
+    wanted[name] = true
+    found[tensors[i]] = found[tensors[i]] or in_file[name]
+  end
+  for i, name in ipairs(names) do
+    name = prefix .. name
     if not found[tensors[i]] then
       list[#list + 1] = name .. " is missing"
       found[tensors[i]] = true
     elseif in_file[name] then
       local has, wants = file:shape(name), table.concat(tensors[i].shape, "x")
       if has ~= wants then
-        list[#list + 1] = ("%s is %s, the net has %s"):format(name, has, wants)
+        list[#list + 1] = ("%s is %s, the %s has %s"):format(name, has, owner, wants)
       end
     end
   end
   for _, name in ipairs(file:names()) do
-    if not in_net[name] then list[#list + 1] = name .. " is not in the net" end
+    if name:sub(1, #prefix) == prefix and not wanted[name] then
+      list[#list + 1] = ("%s is not in the %s"):format(name, owner)
+    end
   end
   return list
 end
 
--- Reads what lt.save(path, net) wrote. All names and shapes must agree.
-function Module:load(path)
-  core.stats_settle()
-  local names, tensors = placed_tensors(self)
-  local file <close> = core.open_file(path)
+-- Reads from an open file, over the tensors, what stands there under prefix .. name for each of the
+-- names. All names that begin with prefix and all shapes must agree, or nothing is read. owner, for
+-- the error: what the tensors are in, the "net" if it is not given.
+function exports.read_file(file, path, prefix, names, tensors, owner)
   local in_file = set_of(file:names())
-  local wrong = differences(file, in_file, names, tensors)
+  local wrong = differences(file, in_file, prefix, names, tensors, owner or "net")
   if #wrong > 0 then
     local text = table.concat(wrong, "; ", 1, math.min(#wrong, 10))
     if #wrong > 10 then text = ("%s; and %d more"):format(text, #wrong - 10) end
     core.fail("EFILE", ("%s does not fit: %s"):format(path, text))
   end
   for i, name in ipairs(names) do
-    if in_file[name] then file:read_into(name, tensors[i]) end
+    if in_file[prefix .. name] then file:read_into(prefix .. name, tensors[i]) end
   end
+end
+
+-- Reads what lt.save(path, net) wrote. All names and shapes must agree.
+function Module:load(path)
+  core.stats_settle()
+  local file <close> = core.open_file(path)
+  file:verify()
+  exports.read_file(file, path, "", placed_tensors(self))
   return self
 end
 

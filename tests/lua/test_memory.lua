@@ -1,7 +1,6 @@
 -- test_memory.lua - resident size stays flat over many steps of LeNet, with and without lt.step.
 local lt = require "luatrain"
 local T = require "lt_test"
-package.path = "models/?.lua;" .. package.path
 
 local slow = os.getenv "LUATRAIN_TEST_SLOW" == "1"
 local STEPS, BATCH = slow and 10000 or 600, slow and 8 or 4
@@ -15,7 +14,7 @@ local function resident()
 end
 
 local function flat(run)
-  local net = require "lenet"{}
+  local net = lt.models.lenet{}
   local sgd = lt.optim.sgd(net, {lr = 0.01, momentum = 0.9})
   local y = lt.tensor({0, 1, 2, 3, 4, 5, 6, 7}, {dtype = "i64"}):slice(1, 1, BATCH)
   local early

@@ -208,4 +208,77 @@ T.test("integers are exact", function()
   T.equal((lt.tensor({1 << 53}, {dtype = "i64"}) + 1):item(), (1 << 53) + 1)
 end)
 
+-- ==== What lt.run stands on: functions that only the embedded files see ==========================
+
+local function upvalue(fn, wanted)
+  for i = 1, math.huge do
+    local name, value = debug.getupvalue(fn, i)
+    if name == wanted or not name then return value end
+  end
+end
+
+local core = assert(upvalue(lt.load, "core"))
+
+T.test("draws are counted and go on from any number", function()
+  local first = core.draws()
+  local a = lt.randn({3}):totable()
+  local b = lt.randn({3}):totable()
+  T.equal(core.draws(), first + 2)
+  core.set_draws(first)
+  T.equal(lt.randn({3}):totable(), a)
+  T.equal(lt.randn({3}):totable(), b)
+  T.fails(function() core.set_draws(-1) end,
+          "set_draws wants a whole number from 0 up, it is -1")
+end)
+
+T.test("steps go on from any number", function()
+  local before = lt.steps()
+  core.set_step(1234)
+  T.equal(lt.steps(), 1234)
+  core.set_step(before)
+end)
+
+T.test("pieces of a batch draw what the whole does", function()
+  local x = lt.ones({6, 4}):requires_grad()
+  core.set_first_row(0)
+  local whole = lt.dropout(lt.dropout(x)):totable()
+  core.set_first_row(4)
+  local piece = lt.dropout(lt.dropout(lt.ones({2, 4}):requires_grad())):totable()
+  T.equal(piece, {whole[5], whole[6]})
+  core.set_first_row(0)
+end)
+
+T.test("time in backward and in optimizers is measured", function()
+  local net = nn.sequential{nn.linear{200, 200}}
+  local sgd = lt.optim.sgd(net, {lr = 0.1})
+  local before = core.times()
+  net(lt.ones({50, 200})):sum():backward()
+  local between = core.times()
+  assert(between.backward > before.backward)
+  T.equal(between.optimizer, before.optimizer)
+  sgd:step()
+  local after = core.times()
+  assert(after.optimizer > between.optimizer)
+  T.equal(after.backward, between.backward)
+end)
+
+T.test("errors have exit codes", function()
+  local function code(fn)
+    local _, err = pcall(fn)
+    return core.exit_code(err)
+  end
+  T.equal(code(function() core.fail("EDATA", "x") end), 4)
+  T.equal(code(function() core.fail("ESTOPPED", "x") end), 75)
+  T.equal(code(function() core.fail("EDONE", "x") end), 0)
+  T.equal(code(function() lt.load "/nowhere" end), 5)
+  T.equal(code(function() lt.ones({2}):reshape(3) end), 1)
+  T.equal(code(function() error "own words" end), 1)
+  T.equal(code(function() error {} end), 1)
+  T.equal(code(function()
+    local ok, why = pcall(core.fail, "EDATA", "inner")
+    assert(not ok)
+    error("outer: " .. why)
+  end), 4)
+end)
+
 T.finish()

@@ -1,0 +1,303 @@
+/* bind_system.c - what a run needs of the system: clock, folders, a lock, the terminal, the wish to
+ * stop. Its callers are the embedded files of a run.
+ *
+ * A path that cannot be made or locked is LT_EENV, one that cannot be written LT_EFILE.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "lua/bind.h"
+
+/* ==== Folders ================================================================================= */
+
+/* make_folder(path): it, and those around it. */
+static int make_folder(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    const char *given = lt__check_path(L, s, 1, "run");
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s", given) >= PATH_MAX)
+        lt__error(L, s, LT_EENV, "%s: cannot make this folder: %s", given, strerror(ENAMETOOLONG));
+    for (char *end = path + 1; *path && *end; end++) {
+        if (*end != '/')
+            continue;
+        *end = '\0';
+        (void)mkdir(path, 0777); /* what is wrong shows in the last one */
+        *end = '/';
+    }
+    struct stat now;
+    if (mkdir(path, 0777) != 0) {
+        int error = errno;
+        if (error != EEXIST || stat(path, &now) != 0 || !S_ISDIR(now.st_mode))
+            lt__error(L, s, LT_EENV, "%s: cannot make this folder: %s", given,
+                      error == EEXIST ? "a file is in its place" : strerror(error));
+    }
+    return 0;
+}
+
+/* new_folder(path): true, or false when something has this name already. */
+static int new_folder(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    const char *path = lt__check_path(L, s, 1, "run");
+    bool made = mkdir(path, 0777) == 0;
+    if (!made && errno != EEXIST)
+        lt__error(L, s, LT_EENV, "%s: cannot make this folder: %s", path, strerror(errno));
+    lua_pushboolean(L, made);
+    return 1;
+}
+
+static const char names_class[] = "luatrain.Names";
+
+typedef struct names { /* what scandir() gave */
+    struct dirent **list;
+    int n;
+} names;
+
+static int names_gone(lua_State *L)
+{
+    names *found = lua_touserdata(L, 1);
+    while (found->n > 0)
+        free(found->list[--found->n]);
+    free(found->list);
+    found->list = NULL;
+    return 0;
+}
+
+static int by_name(const struct dirent **a, const struct dirent **b)
+{
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+/* list_folder(path): the names in it, sorted by their bytes; nil when it is no folder that can be
+ * read. */
+static int list_folder(lua_State *L)
+{
+    const char *path = lt__check_path(L, lt__lua(L), 1, "run");
+    names *found = lua_newuserdatauv(L, sizeof *found, 0);
+    *found = (names){NULL, 0};
+    luaL_setmetatable(L, names_class);
+    int n = scandir(path, &found->list, NULL, by_name);
+    if (n < 0)
+        return 0;
+    found->n = n;
+    lua_createtable(L, n, 0);
+    for (int i = 0, k = 0; i < n; i++) {
+        const char *name = found->list[i]->d_name;
+        if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+            continue;
+        lua_pushstring(L, name);
+        lua_rawseti(L, -2, ++k);
+    }
+    return 1;
+}
+
+/* ==== Files =================================================================================== */
+
+static int write_all(int fd, const char *text, size_t bytes)
+{
+    while (bytes > 0) {
+        ssize_t n = write(fd, text, bytes);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return errno;
+        text += n;
+        bytes -= (size_t)n;
+    }
+    return 0;
+}
+
+/* The entries of the folder that path is in, down to the disk. Where that cannot be, it is not
+ * needed for what is written here. */
+static void sync_folder(const char *path)
+{
+    char folder[PATH_MAX] = ".";
+    const char *slash = strrchr(path, '/');
+    if (slash)
+        snprintf(folder, sizeof folder, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    (void)fsync(fd);
+    close(fd);
+}
+
+/* Returns errno. */
+static int replace_file(const char *path, const char *text, size_t bytes)
+{
+    char temporary[PATH_MAX];
+    if (snprintf(temporary, sizeof temporary, "%s.tmp0", path) >= PATH_MAX)
+        return ENAMETOOLONG;
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return errno;
+    int error = write_all(fd, text, bytes);
+    if (!error && fsync(fd) != 0)
+        error = errno;
+    close(fd);
+    if (!error && rename(temporary, path) != 0)
+        error = errno;
+    if (error)
+        (void)unlink(temporary);
+    else
+        sync_folder(path);
+    return error;
+}
+
+/* write_file(path, text): path then has the old text or the whole new one. */
+static int write_file(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    const char *path = lt__check_path(L, s, 1, "run");
+    size_t bytes;
+    const char *text = luaL_checklstring(L, 2, &bytes);
+    int error = replace_file(path, text, bytes);
+    if (error)
+        lt__error(L, s, LT_EFILE, "%s: cannot write: %s", path, strerror(error));
+    return 0;
+}
+
+/* cut_file(path, bytes): what is after so many bytes goes. */
+static int cut_file(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    const char *path = lt__check_path(L, s, 1, "run");
+    if (truncate(path, (off_t)luaL_checkinteger(L, 2)) != 0)
+        lt__error(L, s, LT_EFILE, "%s: cannot shorten: %s", path, strerror(errno));
+    return 0;
+}
+
+static const char lock_class[] = "luatrain.Lock";
+
+static int lock_gone(lua_State *L)
+{
+    int *fd = lua_touserdata(L, 1);
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+    return 0;
+}
+
+/* Says in the file who has locked it. */
+static void sign(int fd)
+{
+    char text[32];
+    int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
+    if (ftruncate(fd, 0) != 0 || write_all(fd, text, (size_t)n) != 0)
+        return; /* a full disk: the lock holds without */
+}
+
+static const luaL_Reg lock_methods[] = {{"close", lock_gone}, {NULL, NULL}};
+
+/* lock(path): a handle; until it is closed, others in whatever process get nil and the id of this
+ * process, if that can be known. The file stays: who removed it could remove the next one's. */
+static int lock(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    const char *path = lt__check_path(L, s, 1, "run");
+    int *fd = lua_newuserdatauv(L, sizeof *fd, 0);
+    *fd = -1;
+    luaL_setmetatable(L, lock_class);
+    *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (*fd < 0)
+        lt__error(L, s, LT_EENV, "%s: cannot write there: %s", path, strerror(errno));
+    if (flock(*fd, LOCK_EX | LOCK_NB) == 0) {
+        sign(*fd);
+        return 1;
+    }
+    if (errno != EWOULDBLOCK) /* a file system that knows no locks, as on some clusters */
+        return 1;
+    char text[32] = "";
+    ssize_t n = pread(*fd, text, sizeof text - 1, 0);
+    lua_pushnil(L);
+    if (n > 0 && text[0] >= '1' && text[0] <= '9')
+        lua_pushinteger(L, strtol(text, NULL, 10));
+    else
+        lua_pushnil(L);
+    return 2;
+}
+
+/* ==== The machine and the process ============================================================= */
+
+/* clock(): seconds, from any point on. */
+static int read_clock(lua_State *L)
+{
+    lua_pushnumber(L, lt__clock());
+    return 1;
+}
+
+/* terminal(): how many columns it has, nil when stdout is none. */
+static int terminal(lua_State *L)
+{
+    struct winsize size;
+    if (!isatty(STDOUT_FILENO))
+        return 0;
+    bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+    lua_pushinteger(L, known ? size.ws_col : 80);
+    return 1;
+}
+
+/* peak_rss(): the most bytes of memory that this process ever had. */
+static int peak_rss(lua_State *L)
+{
+    struct rusage used;
+    getrusage(RUSAGE_SELF, &used);
+    lua_pushinteger(L, (lua_Integer)used.ru_maxrss * 1024);
+    return 1;
+}
+
+static int backend(lua_State *L)
+{
+    char text[64];
+    lua_pushstring(L, lt_backend(text, sizeof text));
+    return 1;
+}
+
+static int threads(lua_State *L)
+{
+    lua_pushinteger(L, lt_threads(lt__lua(L)->ctx));
+    return 1;
+}
+
+/* listen(on): from now on a signal is a wish to stop; or no longer. */
+static int listen_to_signals(lua_State *L)
+{
+    lt_listen(lt__lua(L)->ctx, lua_toboolean(L, 1));
+    return 0;
+}
+
+/* stop_reason(): "SIGINT", "SIGTERM", or nil. */
+static int stop_reason(lua_State *L)
+{
+    int signal = lt_stop_reason(lt__lua(L)->ctx);
+    lua_pushstring(L, signal == 0 ? NULL : signal == SIGINT ? "SIGINT" : "SIGTERM");
+    return 1;
+}
+
+static const luaL_Reg functions[] = {
+    {"make_folder", make_folder}, {"new_folder", new_folder}, {"list_folder", list_folder},
+    {"write_file", write_file}, {"cut_file", cut_file}, {"lock", lock}, {"clock", read_clock},
+    {"terminal", terminal}, {"peak_rss", peak_rss}, {"backend", backend}, {"threads", threads},
+    {"listen", listen_to_signals}, {"stop_reason", stop_reason}, {NULL, NULL}};
+
+void lt__open_system(lua_State *L)
+{
+    static const luaL_Reg none[] = {{NULL, NULL}};
+    int core = lua_gettop(L);
+    lt__register(L, functions);
+    lt__new_class(L, names_class, none, names_gone);
+    lt__new_class(L, lock_class, lock_methods, lock_gone);
+    lua_settop(L, core);
+}

@@ -1,0 +1,66 @@
+-- fit.lua - lt.fit: the whole loop of a training in one call, and lt.pieces: batches in pieces.
+--
+--   lt.fit{net = net, train = train, test = test, optim = sgd, epochs = 10, batch = 128}
+
+local core = ...
+local check = require "luatrain.check"
+local new_run = require "luatrain.run"
+local ops = core.ops
+
+local exports = {}
+
+-- for x_i, y_i, share in lt.pieces(k, x, y) do ... end: a batch in k pieces, none of them empty,
+-- the last one maybe smaller. share is the piece's part of the samples: the sum of loss * share
+-- over the pieces is the loss of the whole batch, and likewise its gradients. What is random in the
+-- net is what it would be in one piece.
+function exports.pieces(k, x, y)
+  local rows = x:dim(1)
+  local size = (rows + k - 1) // k
+  local first = 1 - size
+  return function()
+    first = first + size
+    if first > rows then return nil end
+    local last = math.min(first + size - 1, rows)
+    core.set_first_row(first - 1)
+    return ops.slice(x, 1, first, last), ops.slice(y, 1, first, last), (last - first + 1) / rows
+  end
+end
+
+local spec = check("lt.fit{net:net, train:set, test:set, optim:optim, epochs, batch; loss?:call, "
+                   .. "smoothing=0.0, schedule?:call, augment?:options, accumulate=1, "
+                   .. "eval_batch=256, workers?:integer, out?:string, resume?:string, "
+                   .. "save_every?, max_steps?}")
+
+-- Trains net and returns the last report: {top1 = , loss = , train_loss = }. accumulate = k: each
+-- batch goes through the net in k pieces, which takes less memory and gives the same step.
+function exports.fit(given)
+  local o = spec(given)
+  local function loss_of(logits, y)
+    if o.loss then return o.loss(logits, y) end
+    return ops.cross_entropy(logits, y, o.smoothing)
+  end
+  local function learn(x, y)
+    local sum = 0.0
+    for x_i, y_i, share in exports.pieces(o.accumulate, x, y) do
+      sum = sum + core.step(function()
+        local loss = loss_of(o.net(x_i), y_i) * share
+        loss:backward()
+        return loss:item()
+      end)
+    end
+    o.optim:step()
+    return sum
+  end
+
+  local run <close> = new_run{
+    net = o.net, optim = o.optim, train = o.train, epochs = o.epochs, batch = o.batch,
+    schedule = o.schedule, augment = o.augment, workers = o.workers, out = o.out,
+    resume = o.resume, save_every = o.save_every, max_steps = o.max_steps}
+  for _ in run:epochs() do
+    for x, y in run:batches() do run:step(learn, x, y) end
+    run:report(run:evaluate(o.test, {batch = o.eval_batch, loss = o.loss}))
+  end
+  return run.result
+end
+
+return exports

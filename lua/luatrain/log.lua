@@ -1,0 +1,344 @@
+-- log.lua - what a run says: for programs one object a line in metrics.jsonl, for people a live
+-- line on a terminal or plain lines into a pipe.
+--
+--   local log = require "luatrain.log".new{folder = "runs/x"}
+--   log:step{step = 7, epoch = 1, epochs = 5, steps = 2345, samples = 896, loss = 0.3, ...}
+--   log:epoch{epoch = 1, epochs = 5, loss = 0.3, top1 = 0.9, ...}
+--   log:close()
+--
+-- A line of the file is written with one call of the system, so a run that is killed leaves at most
+-- the last one torn. While a log is open, print clears the live line first.
+
+local core = ...
+local check = require "luatrain.check"
+
+local log = {}
+local Log = {}
+local meta = {__index = Log, __name = "luatrain.Log"}
+
+local PLAIN, LIVE = 10, 0.1    -- seconds from one line, or one look of the live line, to the next
+local FADE = 30                -- seconds after which a step counts 1/e in the rate
+
+-- ==== JSON =======================================================================================
+
+-- The fields in the order of a line; others come after them by name. What is measured, not
+-- computed, has a format: no more digits than mean something.
+local FIELDS = {
+  {"step"}, {"epoch"}, {"samples"}, {"loss"}, {"lr"}, {"top1"}, {"test_loss"},
+  {"samples_per_s", "%.1f"}, {"data", "%.4f"}, {"forward", "%.4f"}, {"backward", "%.4f"},
+  {"exposed_comm", "%.4f"}, {"optimizer", "%.4f"}, {"other", "%.4f"}, {"scale"}, {"skipped"},
+  {"version"}, {"script"}, {"folder"}, {"device"}, {"backend"}, {"threads"}, {"seed"},
+  {"parameters"}, {"images"}, {"height"}, {"width"}, {"channels"}, {"classes"}, {"batch"},
+  {"epochs"}, {"steps"}, {"path"}, {"text"}, {"wall_s", "%.3f"}, {"peak_rss_bytes"},
+  {"weights_sha256"}, {"failed_saves"}, {"exit"},
+}
+local ESCAPES = {['"'] = '\\"', ["\\"] = "\\\\", ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t"}
+
+local known = {}
+for _, field in ipairs(FIELDS) do
+  field.key = (',"%s":'):format(field[1])
+  known[field[1]] = true
+end
+
+local function escape(c) return ESCAPES[c] or ("\\u%04x"):format(c:byte()) end
+
+local function string_text(value)
+  value = value:gsub('[%c"\\]', escape)
+  if not utf8.len(value) then value = value:gsub("[\x80-\xff]", escape) end   -- it is no UTF-8
+  return '"' .. value .. '"'
+end
+
+local function value_text(value, format)
+  local kind = math.type(value) or type(value)
+  if kind == "float" then
+    if value - value ~= 0 then return "null" end         -- nan and inf, which JSON has not
+    if format then return format:format(value) end
+    local text = ("%.15g"):format(value)
+    if tonumber(text) ~= value then text = ("%.17g"):format(value) end
+    return text:find "[.e]" and text or text .. ".0"
+  elseif kind == "string" then
+    return string_text(value)
+  elseif kind ~= "table" then
+    return tostring(value)
+  end
+  local items = {}
+  for i, item in ipairs(value) do items[i] = value_text(item) end
+  return "[" .. table.concat(items, ",") .. "]"
+end
+
+-- An event, without the fields in `unsaid`, as a line.
+local function line_of(name, t, fields, unsaid)
+  local items, n = {('{"event":%s,"t":%.3f'):format(string_text(name), t)}, 1
+  for i = 1, #FIELDS do
+    local field = FIELDS[i]
+    local value = fields[field[1]]
+    if value ~= nil and not unsaid[field[1]] then
+      items[n + 1], items[n + 2] = field.key, value_text(value, field[2])
+      n = n + 2
+    end
+  end
+  local others = {}
+  for key in pairs(fields) do
+    if not known[key] then others[#others + 1] = key end
+  end
+  table.sort(others)
+  for _, key in ipairs(others) do
+    items[#items + 1] = "," .. string_text(key) .. ":" .. value_text(fields[key])
+  end
+  items[#items + 1] = "}\n"
+  return table.concat(items)
+end
+
+-- ==== Reading ====================================================================================
+
+-- Lines are read with patterns, as line_of() wrote them: a quote within a string has a backslash
+-- before it, so `"step":` is never a part of one. A torn line has no end.
+local function is_whole(line) return line:sub(-2) == "}\n" end
+local function step_in(line) return tonumber(line:match '"step":(%d+)') or 0 end
+
+-- Iterates over the events up to a step, or all: the name and the numbers of each.
+function log.read(path, up_to_step)
+  local lines = io.lines(path, "L")
+  return function()
+    local line = lines()
+    while line and not is_whole(line) do line = lines() end
+    if not line or step_in(line) > (up_to_step or math.huge) then return nil end
+    local event = {event = line:match '^{"event":"([^"]*)"'}
+    for key, number in line:gmatch '"([%w_]+)":(-?%d[%d.e+-]*)' do event[key] = tonumber(number) end
+    return event
+  end
+end
+
+-- Cuts off what came after a position: the steps after it will be written again, and so will the
+-- report of an epoch that was not saved as reported; and what is torn.
+function log.cut(path, step, epoch)
+  local file = io.open(path, "rb")
+  if not file then return end
+  local bytes = 0
+  for line in file:lines "L" do
+    local reported = tonumber(line:match '^{"event":"epoch".-"epoch":(%d+)') or 0
+    if not is_whole(line) or step_in(line) > step or reported >= epoch then break end
+    bytes = bytes + #line
+  end
+  local all = file:seek "end"
+  file:close()
+  if bytes < all then core.cut_file(path, bytes) end
+end
+
+-- ==== Words for people ===========================================================================
+
+-- 1180.4 as "1,180".
+function log.thousands(n)
+  local text = ("%.0f"):format(n):reverse():gsub("(%d%d%d)", "%1,"):reverse()
+  return (text:gsub("^(-?),", "%1"))
+end
+local thousands = log.thousands
+
+-- "51 s", "3:12", "2:05:10"
+function log.duration(seconds)
+  local s = math.floor(seconds + 0.5)
+  if s < 60 then return ("%d s"):format(s) end
+  if s < 3600 then return ("%d:%02d"):format(s // 60, s % 60) end
+  return ("%d:%02d:%02d"):format(s // 3600, s // 60 % 60, s % 60)
+end
+
+local function short(value)
+  local size = math.abs(value)
+  if size >= 1e4 then return ("%.3g"):format(value) end
+  if size > 0 and size < 0.01 then return ("%.2g"):format(value) end
+  return value ~= value and "nan" or ("%.3f"):format(value)
+end
+
+local function rate_text(rate)
+  return (rate < 10 and ("%.1f"):format(rate) or thousands(rate)) .. " img/s"
+end
+
+local function counted(n, one, many) return thousands(n) .. " " .. (n == 1 and one or many) end
+
+-- The parts of a line; false and nil are left out.
+local function joined(...)
+  local list, parts = {}, table.pack(...)
+  for i = 1, parts.n do
+    if parts[i] then list[#list + 1] = parts[i] end
+  end
+  return table.concat(list, "  ")
+end
+
+-- What a run says first; fields.step and fields.epoch are there when it goes on.
+function log.start_text(f)
+  return joined("luatrain " .. f.version, f.device, f.backend,
+                counted(f.threads, "thread", "threads"), "seed " .. f.seed, "run " .. f.folder)
+    .. "\n"
+    .. joined(counted(f.parameters, "parameter", "parameters"),
+              ("%s %dx%dx%d, %s"):format(counted(f.images, "image", "images"), f.height, f.width,
+                                         f.channels, counted(f.classes, "class", "classes")),
+              "batch " .. f.batch,
+              counted(f.epochs, "epoch", "epochs") .. " = " .. counted(f.steps, "step", "steps"),
+              f.step and ("resumed: step %d, epoch %d"):format(f.step, f.epoch))
+end
+
+local function step_text(f, rate, eta, without)
+  local each = f.steps // f.epochs
+  local percent = 100 * (f.step - (f.epoch - 1) * each) // each
+  return joined(
+    ("epoch %d/%d"):format(f.epoch, f.epochs), ("%d %%"):format(percent),
+    not without.step and ("step %d/%d"):format(f.step, f.steps), "loss " .. short(f.loss),
+    not without.lr and "lr " .. short(f.lr), not without.rate and rate_text(rate),
+    eta and "eta " .. log.duration(eta))
+end
+
+local IN_EPOCH_LINE = {epoch = true, epochs = true, step = true, samples = true, loss = true,
+                       top1 = true, test_loss = true, samples_per_s = true, wall_s = true}
+
+local function epoch_text(f)
+  local others = {}
+  for name, value in pairs(f) do
+    if not IN_EPOCH_LINE[name] and type(value) == "number" then
+      others[#others + 1] = name .. " " .. short(value)
+    end
+  end
+  table.sort(others)
+  return joined(
+    ("epoch %d/%d"):format(f.epoch, f.epochs), "loss " .. short(f.loss),
+    f.top1 and ("top1 %.2f %%"):format(100 * f.top1),
+    f.test_loss and "test loss " .. short(f.test_loss), others[1] and table.concat(others, "  "),
+    rate_text(f.samples_per_s), log.duration(f.wall_s))
+end
+
+-- ==== The log of a run ===========================================================================
+
+local spec = check "log.new{folder:string; mode=text, quiet=false}"
+
+-- Appends to folder/metrics.jsonl. Mode "json": the lines of the file go to stdout, and no text.
+function log.new(given)
+  local self = spec(given)
+  local path = self.folder .. "/metrics.jsonl"
+  local file, why = io.open(path, "ab")
+  if not file then core.fail("EENV", "cannot write " .. why) end
+  file:setvbuf "no"
+  self.file, self.path, self.began, self.shown = file, path, core.clock(), -math.huge
+  self.text = self.mode == "text" and not self.quiet
+  self.json = self.mode == "json" and not self.quiet
+  self.live = self.text and core.terminal() ~= nil
+  self.width = 0                                         -- of the live line that is on the terminal
+  self.steps, self.seconds = 0, 0                        -- of the last steps, faded
+  self.print = print
+  self.own_print = function(...)
+    self:clear()
+    self.print(...)
+  end
+  print = self.own_print
+  return setmetatable(self, meta)
+end
+
+-- Takes the live line off the terminal.
+function Log:clear()
+  if self.width > 0 then io.stdout:write("\r", (" "):rep(self.width), "\r"):flush() end
+  self.width = 0
+end
+
+local function say(self, text)
+  self:clear()
+  io.stdout:write(text, "\n"):flush()
+end
+
+local function complain(self, text)
+  self:clear()
+  io.stderr:write("luatrain: warning: ", text, "\n")
+end
+
+local NOTHING, IN_START = {}, {epochs = true, steps = true}   -- what lines leave out
+
+-- Writes an event to the file. Returns its line.
+local function record(self, name, fields, unsaid)
+  local line = line_of(name, core.clock() - self.began, fields, unsaid)
+  local done, why = self.file:write(self.torn and "\n" or "", line)
+  self.torn = not done
+  if not done and not self.warned then
+    self.warned = true
+    complain(self, ("cannot write %s: %s; the training goes on"):format(self.path, why))
+  end
+  return line
+end
+
+-- Strings, numbers, booleans and lists of these, by name.
+function Log:event(name, fields)
+  local line = record(self, name, fields, NOTHING)
+  if self.json then io.stdout:write(line):flush() end
+end
+
+function Log:note(text)
+  if self.text then say(self, text) end
+end
+
+function Log:warn(text)
+  self:event("warn", {text = text})
+  complain(self, text)
+end
+
+-- The event "start", and what people read of it.
+function Log:start(fields)
+  self:event("start", fields)
+  self:note(log.start_text(fields))
+end
+
+-- The rate is that of the last steps alone: what lies between them, as an evaluation, is no part.
+local function count(self, f)
+  local n = f.samples - (self.samples or f.samples)      -- the first step is slow, and not counted
+  self.samples = f.samples
+  if n <= 0 then return f.samples_per_s end
+  local seconds = n / f.samples_per_s
+  local fade = math.exp(-seconds / FADE)
+  self.steps, self.seconds = self.steps * fade + 1, self.seconds * fade + seconds
+  self.images = (self.images or 0) * fade + n
+  return self.images / self.seconds, (f.steps - f.step) * self.seconds / self.steps
+end
+
+local function draw(self, f, rate, eta)
+  local width, without = (core.terminal() or 80) - 1, {}   -- the last column would wrap
+  local text = step_text(f, rate, eta, without)
+  for _, name in ipairs{"lr", "rate", "step"} do           -- what is missed least goes first
+    if #text <= width then break end
+    without[name] = true
+    text = step_text(f, rate, eta, without)
+  end
+  text = text:sub(1, math.max(width, 0))
+  io.stdout:write("\r", text, (" "):rep(math.min(self.width, width) - #text)):flush()
+  self.width = #text
+end
+
+-- epochs and steps are those of the whole run. samples_per_s is what this step had, the wait for
+-- its data included.
+function Log:step(fields)
+  local line = record(self, "step", fields, IN_START)
+  local rate, eta = count(self, fields)
+  local now = core.clock()
+  local last = self.live and fields.step % (fields.steps // fields.epochs) == 0   -- of its epoch
+  if not last and now < self.shown + (self.live and LIVE or PLAIN) then return end
+  self.shown = now
+  if self.live then
+    draw(self, fields, rate, eta)
+  elseif self.text then
+    say(self, step_text(fields, rate, eta, NOTHING))
+  elseif self.json then
+    io.stdout:write(line):flush()
+  end
+end
+
+-- The end of an epoch: loss, samples_per_s and wall_s of its training; top1, test_loss and other
+-- numbers of the evaluation, if there was one.
+function Log:epoch(fields)
+  local line = record(self, "epoch", fields, IN_START)
+  if self.json then io.stdout:write(line):flush() end
+  self:note(epoch_text(fields))
+end
+
+-- Gives print back. Further calls do nothing.
+function Log:close()
+  self:clear()
+  if print == self.own_print then print = self.print end
+  self.file:close()
+  self.close = function() end
+end
+
+return log

@@ -1,0 +1,43 @@
+-- outside.lua - the settings of a run that come from outside of the script: `luatrain --out X` is
+-- the variable LUATRAIN_OUT=X here. They beat what the script says.
+
+local core = ...
+
+local function fail(...) core.fail("EUSAGE", string.format(...)) end
+
+-- A variable's text; one that is empty is not there.
+local function text_of(name)
+  local text = os.getenv(name)
+  return text ~= "" and text or nil
+end
+
+local function count_of(name)
+  local text = text_of(name)
+  local number = text and text:find "^%d+$" and math.tointeger(text)
+  if text and (not number or number < 1) then
+    fail("%s wants a whole number from 1 up, it is '%s'", name, text)
+  end
+  return number
+end
+
+local function choice_of(name, first, second)
+  local text = text_of(name) or first
+  if text ~= first and text ~= second then
+    fail("%s wants %s or %s, it is '%s'", name, first, second, text)
+  end
+  return text
+end
+
+-- Puts out, resume, save_every, max_steps, log and quiet into the settings o of a run. resume is
+-- false when there is nothing to go on with, as in a new folder.
+return function(o)
+  local out = text_of "LUATRAIN_OUT"
+  o.out_is_the_scripts = not out and o.out ~= nil
+  o.out = out or o.out
+  o.resume = text_of "LUATRAIN_RESUME" or o.resume or o.out and "auto" or false
+  o.save_every = count_of "LUATRAIN_SAVE_EVERY" or o.save_every
+  o.max_steps = count_of "LUATRAIN_MAX_STEPS" or o.max_steps
+  o.log = choice_of("LUATRAIN_LOG", "text", "json")
+  o.quiet = choice_of("LUATRAIN_QUIET", "0", "1") == "1"
+  return o
+end

@@ -1,0 +1,240 @@
+-- summary.lua - what a net does with a batch, as a table: layers, output shapes, parameters,
+-- floating-point operations, and the bytes that backward keeps.
+--
+--   print(lt.summary(net, {32, 28, 28, 1}))
+--
+-- It is found by looking: the net is called, with zeros, while every call of a module and every op
+-- is written down. Two and three images are enough: all counts are linear in the size of the batch,
+-- so two points give the rest, and a batch for a large machine can be looked at on a small one.
+
+local core = ...
+local module = require "luatrain.module"
+local thousands = require "luatrain.log".thousands
+
+local summary = {}
+local KEY = core.module_key
+local WIDTH = 100              -- of the table, at most
+
+local function fail(...) core.fail("EINVAL", string.format(...)) end
+
+-- ==== Looking ====================================================================================
+
+-- Two for each multiply-add, in ops that consist of them; no others are counted.
+local function flops_of(name, out, x, w)
+  if name == "conv2d" or name == "linear" then return 2 * out:count() * (w:count() // w:dim(1)) end
+  if name == "matmul" then return 2 * out:count() * x:dim(-1) end
+  return 0
+end
+
+-- Bytes of what is kept for the op that made out and is not in seen, where it is put.
+local function kept_by(out, seen)
+  local bytes, i = 0, 1
+  local tensor = core.saved(out, i)
+  while tensor do
+    local memory, size = core.memory_of(tensor)
+    if not seen[memory] then bytes = bytes + size end
+    seen[memory] = true
+    i = i + 1
+    tensor = core.saved(out, i)
+  end
+  return bytes
+end
+
+local function new_node(fields)
+  fields.flops, fields.kept, fields.shape = 0, 0, {}
+  return fields
+end
+
+-- Calls f when the variable that holds the result ends, by an error too.
+local function finally(f) return setmetatable({}, {__close = f}) end
+
+-- The calls of net(x) as a tree of nodes, each with those within it: module, or op for a function;
+-- shape of the output, flops and kept, those of the nodes within included.
+local function trace(net, shape)
+  local class, root = getmetatable(net), new_node{}
+  local call, current, seen, alive = class.__call, root, {}, {}
+  local _, weights = net:state()
+  for _, tensor in ipairs(weights) do seen[core.memory_of(tensor)] = true end
+
+  local function called(self, ...)
+    local node, outer = new_node{module = self}, current
+    outer[#outer + 1], current = node, node
+    local results = table.pack(call(self, ...))
+    current = outer
+    outer.flops, outer.kept = outer.flops + node.flops, outer.kept + node.kept
+    if core.is_tensor(results[1]) then node.shape = results[1].shape end
+    return table.unpack(results, 1, results.n)
+  end
+
+  local function done(name, out, ...)
+    if not out then return end
+    alive[#alive + 1] = out                    -- or its memory could be that of a later one
+    local node = new_node{op = name}
+    current[#current + 1] = node
+    node.shape, node.flops, node.kept = out.shape, flops_of(name, out, ...), kept_by(out, seen)
+    current.flops, current.kept = current.flops + node.flops, current.kept + node.kept
+  end
+
+  local _ <close> = finally(function()
+    class.__call = call
+    core.observe(nil)
+  end)
+  class.__call = called
+  core.observe(done)
+  core.step(function() net(core.makers.zeros(shape)) end)
+  return root[1]
+end
+
+-- The node for a batch of n from those for 2 and for 3.
+local function extend(a, b, n)
+  if #a ~= #b or a.op ~= b.op then
+    fail("lt.summary: the net does not do the same with 2 images and with 3")
+  end
+  local function at(first, second) return first + (second - first) * (n - 2) end
+  local node = {module = a.module, op = a.op, shape = {}}
+  node.flops, node.kept = at(a.flops, b.flops), at(a.kept, b.kept)
+  for i, dim in ipairs(a.shape) do node.shape[i] = at(dim, b.shape[i]) end
+  for i, child in ipairs(a) do node[i] = extend(child, b[i], n) end
+  return node
+end
+
+-- Looking changes nothing: running statistics and random numbers go on as if it had not been.
+local function look(net, shape)
+  local buffers = {}
+  for _, buffer in net:named_buffers() do
+    buffers[buffer] = core.makers.zeros(buffer.shape, {dtype = buffer.dtype}):copy(buffer)
+  end
+  local _ <close> = finally(function()
+    core.stats_settle()
+    for buffer, before in pairs(buffers) do buffer:copy(before) end
+    core.set_first_row(0)
+  end)
+  local two, three = table.move(shape, 2, #shape, 2, {2}), table.move(shape, 2, #shape, 2, {3})
+  return extend(trace(net, two), trace(net, three), shape[1])
+end
+
+-- ==== The table ==================================================================================
+
+-- Gives each node its count of parameters, 0 where its module was seen before, and a text that is
+-- the same for nodes that do the same.
+local function label(node, seen)
+  local self = node.module
+  node.shared = self and seen[self]
+  node.count = self and not node.shared and self:count() or 0
+  node.text = self and self[KEY].text or node.op
+  if self then seen[self] = true end
+  local parts = {node.text, table.concat(node.shape, "x"), node.flops, node.kept, node.count}
+  for _, child in ipairs(node) do
+    label(child, seen)
+    node.nested = node.nested or child.module ~= nil
+    parts[#parts + 1] = "(" .. child.same .. ")"
+  end
+  node.same = table.concat(parts, " ")
+end
+
+-- The name of a node's module within the module around it; nil for an op.
+local function name_of(node, outer)
+  local path = node.module and node.module[KEY][1]
+  local above = outer and outer.module[KEY][1] .. "."
+  if path and above and path:sub(1, #above) == above then return path:sub(#above + 1) end
+  return path
+end
+
+-- "2", or "2-4" for the first and the last of several.
+local function names_of(first, last, outer)
+  local name, other = name_of(first, outer), name_of(last, outer)
+  if not name or name == other then return name end
+  local head, tail = name:match "^(.-)(%d+)$", other:match "%d+$"
+  if head and other == head .. (tail or "") then return name .. "-" .. tail end
+  return name .. " to " .. other
+end
+
+-- Appends a row for `n` nodes that do the same, of which these are the first and the last, and for
+-- what is within the first.
+local function add_rows(rows, first, last, n, outer, depth)
+  local name = names_of(first, last, outer)
+  local text = (name and name .. ": " or "") .. first.text .. (n > 1 and ", each of " .. n or "")
+  rows[#rows + 1] = {("  "):rep(depth) .. text, first}
+  if not first.nested then return end            -- ops are shown beside modules alone
+  local i = 1
+  while i <= #first do
+    local j = i
+    while first[j + 1] and first[j + 1].same == first[i].same do j = j + 1 end
+    add_rows(rows, first[i], first[j], j - i + 1, first, depth + 1)
+    i = j + 1
+  end
+end
+
+-- The largest unit in which an amount is at least `least`, else the smallest: prefix and size.
+local function unit_of(amount, least)
+  for _, unit in ipairs{{"T", 1e12}, {"G", 1e9}, {"M", 1e6}} do
+    if amount >= least * unit[2] then return table.unpack(unit) end
+  end
+  return "K", 1e3
+end
+
+local function amount_text(amount, what)
+  local prefix, unit = unit_of(amount, 1)
+  return ("%.2f %s%s"):format(amount / unit, prefix, what)
+end
+
+local function write(net, root, n)
+  local flop_prefix, flop_unit = unit_of(root.flops, 100)
+  local byte_prefix, byte_unit = unit_of(root.kept, 100)
+  local rows, widths, list = {}, {0, 0, 0, 0, 0}, {}
+  add_rows(rows, root, root, 1, nil, 0)
+  for i, row in ipairs(rows) do
+    local node = row[2]
+    rows[i] = {
+      row[1], table.concat(node.shape, "x"),
+      node.shared and "shared" or node.count > 0 and thousands(node.count) or "",
+      node.flops > 0 and ("%.1f"):format(node.flops / flop_unit) or "",
+      node.kept > 0 and ("%.1f"):format(node.kept / byte_unit) or ""}
+  end
+  table.insert(rows, 1, {"layer", "output", "parameters", flop_prefix .. "FLOP",
+                         byte_prefix .. "B"})
+  for _, row in ipairs(rows) do
+    for i, text in ipairs(row) do widths[i] = math.max(widths[i], #text) end
+  end
+  widths[1] = math.min(widths[1], WIDTH - widths[2] - widths[3] - widths[4] - widths[5] - 8)
+  local format = ("%%-%ds  %%%ds  %%%ds  %%%ds  %%%ds"):format(table.unpack(widths))
+  for i, row in ipairs(rows) do
+    if #row[1] > widths[1] then row[1] = row[1]:sub(1, widths[1] - 3) .. "..." end
+    list[i] = format:format(table.unpack(row)):gsub(" +$", "")
+  end
+  list[#list + 1] = ("\n%s parameters; a batch of %d: %s forward, %s kept for backward, itself "
+                     .. "included"):format(thousands(net:count()), n,
+                                           amount_text(root.flops, "FLOP"),
+                                           amount_text(root.kept, "B"))
+  list[#list + 1] = "FLOP: 2 a multiply-add, of convolutions, linear layers and matmuls alone"
+  return table.concat(list, "\n")
+end
+
+local function is_shape(shape)
+  if type(shape) ~= "table" or #shape == 0 then return false end
+  for _, dim in ipairs(shape) do
+    if not math.tointeger(dim) or dim < 1 then return false end
+  end
+  return true
+end
+
+-- lt.summary(net, {n, h, w, c}): the table as text, for a batch of n.
+local function summarize(_, net, shape)
+  if not module.is_module(net) or not is_shape(shape) then
+    fail("lt.summary wants a net and the shape of its input: lt.summary(net, {n, h, w, c})")
+  end
+  local root = look(net, shape)
+  label(root, {})
+  return write(net, root, shape[1])
+end
+
+-- From now on a run shows its net instead, and ends the script.
+function summary.watch()
+  core.on_run = function(settings)
+    local train = settings.train
+    print(summarize(nil, settings.net, {settings.batch, train.height, train.width, train.channels}))
+    core.fail("EDONE", "the summary is shown")
+  end
+end
+
+return setmetatable(summary, {__call = summarize})

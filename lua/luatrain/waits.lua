@@ -1,0 +1,52 @@
+-- waits.lua - notices when a run waits for its data, and says why.
+
+local core = ...
+local log = require "luatrain.log"
+
+local waits = {}
+local Waits = {}
+local LAST = 50                -- steps that are looked at
+local SECONDS = 5              -- the first ones do not count
+local SHARE = 0.2              -- of the time of these steps
+
+function waits.new()
+  return setmetatable({n = 0, seconds = 0.0, waited = {}, total = {}}, {__index = Waits})
+end
+
+local function sum(list)
+  local s = 0.0
+  for _, value in ipairs(list) do s = s + value end
+  return s
+end
+
+local function cause(share, images_per_s, stats)
+  if stats.workers == 0 then
+    return ("%.0f %% of the last %d steps was waiting for data. No worker makes it ahead: "
+            .. "lt.run{workers = %d}"):format(100 * share, LAST, core.threads())
+  end
+  local each = stats.work_s / math.max(stats.images, 1)
+  local text = ("%.0f %% of the last %d steps was waiting for data. Making an image takes %.2f ms, "
+                .. "%d %s %s images a second, the net could take %s. ")
+               :format(100 * share, LAST, 1000 * each, stats.workers,
+                       stats.workers == 1 and "worker makes" or "workers make",
+                       log.thousands(stats.workers / each), log.thousands(images_per_s))
+  if stats.workers < core.threads() then
+    return text .. ("lt.run{workers = %d} makes more at once"):format(core.threads())
+  end
+  return text .. "Smaller images, less augmentation or more CPUs help"
+end
+
+-- After each step: how long it waited for its batch of images, and how long it took. Returns a
+-- warning, once.
+function Waits:step(waited, total, images, loader)
+  local i = self.n % LAST + 1
+  self.waited[i], self.total[i] = waited, total
+  self.n, self.seconds = self.n + 1, self.seconds + total
+  if self.said or self.n < LAST or self.seconds < SECONDS then return nil end
+  local waiting, all = sum(self.waited), sum(self.total)
+  if waiting <= SHARE * all then return nil end
+  self.said = true
+  return cause(waiting / all, images * LAST / (all - waiting), loader:stats())
+end
+
+return waits

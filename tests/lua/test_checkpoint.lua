@@ -1,0 +1,274 @@
+-- test_checkpoint.lua - runs that stop and go on: which checkpoint is used, what it holds, what is
+-- refused. tests/tools/test_resume kills whole processes.
+local lt = require "luatrain"
+local nn = lt.nn
+local T = require "lt_test"
+
+local top = os.tmpname()
+os.remove(top)
+local n_folders = 0
+
+local function folder()
+  n_folders = n_folders + 1
+  return top .. "/" .. n_folders
+end
+
+local function noise(n)
+  local labels = {}
+  for i = 1, n do labels[i] = i % 3 end
+  return lt.data.set{images = lt.randn({n, 4, 4, 1}), labels = lt.tensor(labels, {dtype = "i64"}),
+                     classes = 3}
+end
+
+local train, test = noise(30), noise(10)
+
+-- The same net each time it is called.
+local function make_net(width)
+  width = width or 2
+  local net = nn.sequential{nn.conv2d{1, width, 3, pad = 1}, nn.batch_norm{width}, nn.relu(),
+                            nn.flatten(), nn.linear{16 * width, 3}}
+  for _, p in ipairs(net:parameters()) do
+    local values = {}
+    for i = 1, p:count() do values[i] = math.sin(i) end
+    p:copy(lt.tensor(values))
+  end
+  return net
+end
+
+-- Trains until the end, or until the run is stopped. Returns the net, the report, the error.
+local function train_net(out, more)
+  local o = {net = make_net(), train = train, epochs = 3, batch = 8, out = out,
+             schedule = lt.schedule.linear{}}
+  for key, value in pairs(more or {}) do o[key] = value end
+  o.optim = o.optim or lt.optim.sgd(o.net, {lr = 0.05, momentum = 0.9})
+  o.test = test
+  local ok, result = pcall(lt.fit, o)
+  return o.net, ok and result, not ok and result
+end
+
+local function names(path)
+  local list = {}
+  local pipe = io.popen("ls " .. path)
+  for name in pipe:lines() do list[#list + 1] = name end
+  pipe:close()
+  return table.concat(list, " ")
+end
+
+local function read(path)
+  local file <close> = assert(io.open(path, "rb"))
+  return file:read "a"
+end
+
+local function write(path, text)
+  local file <close> = assert(io.open(path, "wb"))
+  file:write(text)
+end
+
+-- The steps, epochs and ends in metrics.jsonl without what is measured.
+local function metrics(path)
+  local list = {}
+  for line in io.lines(path .. "/metrics.jsonl") do
+    local event = line:match '^{"event":"(%a+)"'
+    if event == "step" then
+      list[#list + 1] = line:match '"step":.*"lr":[%d.e-]+'
+    elseif event == "epoch" then
+      list[#list + 1] = line:match '"step":.*"test_loss":[%d.e-]+'
+    end
+  end
+  return table.concat(list, "\n")
+end
+
+local whole = folder()
+local whole_net, whole_result = train_net(whole)
+assert(whole_result)
+
+-- The message of an error, without the line where it was raised.
+local function message(err) return (err:gsub("^[^:]*:%d+: ", "")) end
+
+T.test("a run in parts is the run in one piece", function()
+  for _, cuts in ipairs{{1, 2, 3}, {4}, {5, 9}, {8}, {11}, {12}} do
+    local out = folder()
+    for _, step in ipairs(cuts) do
+      local _, _, err = train_net(out, {max_steps = step})
+      local wanted = ("stopped by --max-steps at step %d, saved in %s"):format(step, out)
+      assert(err:find(wanted, 1, true), err)
+      assert(err:find "this goes on:\n  .*luatrain ", err)
+    end
+    local net, result = train_net(out)
+    T.equal(net:sha256(), whole_net:sha256())
+    T.equal(result, whole_result)
+    T.equal(metrics(out), metrics(whole))
+  end
+end)
+
+T.test("an optimizer that counts its steps goes on", function()
+  local function train_adam(out, more)
+    local net = make_net()
+    local o = {net = net, optim = lt.optim.adam(net, {lr = 0.01})}
+    for key, value in pairs(more or {}) do o[key] = value end
+    return train_net(out, o):sha256()
+  end
+  local out = folder()
+  train_adam(out, {max_steps = 5})
+  T.equal(train_adam(out), train_adam(folder()))
+end)
+
+T.test("a run that is complete stays so", function()
+  local before = metrics(whole)
+  local net, result = train_net(whole)
+  T.equal(net:sha256(), whole_net:sha256())
+  T.equal(result, whole_result)
+  T.equal(metrics(whole), before)
+end)
+
+T.test("more epochs go on", function()
+  local out, long = folder(), folder()
+  train_net(out, {schedule = lt.schedule.constant{}})
+  local net = train_net(out, {schedule = lt.schedule.constant{}, epochs = 4})
+  T.equal(net:sha256(), train_net(long, {schedule = lt.schedule.constant{}, epochs = 4}):sha256())
+  T.equal(metrics(out), metrics(long))
+end)
+
+T.test("two checkpoints are kept, and nothing half written", function()
+  local out = folder()
+  train_net(out, {save_every = 3, max_steps = 7})
+  T.equal(names(out), "metrics.jsonl step-00000006.safetensors step-00000007.safetensors")
+  write(out .. "/step-00000009.safetensors.tmp0", "x")
+  write(out .. "/curves.svg.tmp0", "x")
+  train_net(out, {save_every = 3})
+  T.equal(names(out), "curves.svg metrics.jsonl step-00000009.safetensors "
+                      .. "step-00000012.safetensors weights.safetensors")
+end)
+
+-- A run that was stopped at step 7, with checkpoints of steps 6 and 7.
+local function stopped_run()
+  local out = folder()
+  train_net(out, {save_every = 3, max_steps = 7})
+  return out, out .. "/step-00000006.safetensors", out .. "/step-00000007.safetensors"
+end
+
+local function warnings(out)
+  local list = {}
+  for line in io.lines(out .. "/metrics.jsonl") do
+    list[#list + 1] = line:match '^{"event":"warn".*"text":"(.*)"}'
+  end
+  return list
+end
+
+T.test("a damaged checkpoint is said, and the one before used", function()
+  local good
+  do
+    local _, _, newest = stopped_run()
+    good = read(newest)
+  end
+  local damages = {good:sub(1, -2), good:sub(1, 7), "", good:sub(1, #good // 2)}
+  for _, place in ipairs{1, 20, 150, #good // 2, #good} do
+    damages[#damages + 1] = good:sub(1, place - 1) .. string.char(good:byte(place) ~ 4)
+                            .. good:sub(place + 1)
+  end
+  for _, text in ipairs(damages) do
+    local out, before, newest = stopped_run()
+    write(newest, text)
+    local net = train_net(out)
+    T.equal(net:sha256(), whole_net:sha256())
+    T.equal(metrics(out), metrics(whole))
+    local said = warnings(out)
+    T.equal(#said, 1)
+    assert(said[1]:find(newest, 1, true), said[1])
+    assert(said[1]:find("; going on from " .. before, 1, true), said[1])
+  end
+end)
+
+T.test("when all are damaged nothing starts over", function()
+  local out, before, newest = stopped_run()
+  write(before, "short")
+  write(newest, "")
+  local said, sums = metrics(out), names(out)
+  local _, _, err = train_net(out)
+  local text = message(err)
+  assert(text:find(out .. ": no checkpoint can be read, and --resume never starts over:\n  "
+                   .. newest, 1, true), text)
+  assert(text:find("\n  " .. before, 1, true), text)
+  T.equal(metrics(out), said)
+  T.equal(names(out), sums)
+  local net = train_net(out, {resume = "never"})
+  T.equal(net:sha256(), whole_net:sha256())
+  T.equal(metrics(out), metrics(whole))
+end)
+
+T.test("a checkpoint of something else is refused", function()
+  local out, _, newest = stopped_run()
+  local function refused(more, wanted)
+    local _, _, err = train_net(out, more)
+    T.equal(message(err), wanted)
+  end
+  refused({net = make_net(3)},
+          newest .. " does not fit: net.1.w is 2x3x3x1, the net has 3x3x3x1; net.1.b is 2, the net "
+          .. "has 3; net.2.scale is 2, the net has 3; net.2.shift is 2, the net has 3; net.2.mean "
+          .. "is 2, the net has 3; net.2.var is 2, the net has 3; net.5.w is 3x32, the net has "
+          .. "3x48")
+  local net = make_net()
+  refused({net = net, optim = lt.optim.sgd(net, {lr = 0.05})},
+          newest .. " does not fit: optim.v.1.b is not in the optimizer; optim.v.1.w is not in the "
+          .. "optimizer; optim.v.2.scale is not in the optimizer; optim.v.2.shift is not in the "
+          .. "optimizer; optim.v.5.b is not in the optimizer; optim.v.5.w is not in the optimizer")
+  refused({train = noise(31)},
+          newest .. " was made with a training set of 30 images, here it has 31; another --out "
+          .. "begins a new run")
+  local seed = lt.seed()
+  lt.seed(seed + 1)
+  refused({}, ("%s was made with seed %d, here it is %d; --seed %d goes on, another --out begins a "
+               .. "new run"):format(newest, seed, seed + 1, seed))
+  lt.seed(seed)
+  refused({resume = whole .. "/weights.safetensors"},
+          whole .. "/weights.safetensors: this is no checkpoint of a run")
+  refused({resume = top}, ("--resume %s: there is no checkpoint in it"):format(top))
+  refused({resume = out .. "/step-00000006.safetensors"},
+          ("--resume %s/step-00000006.safetensors: %s has a newer checkpoint, of step 7; remove it "
+           .. "or name another --out"):format(out, out))
+  T.equal(train_net(out):sha256(), whole_net:sha256())
+end)
+
+T.test("another run may go on from a checkpoint", function()
+  local out, before, newest = stopped_run()
+  for _, from in ipairs{out, before, newest} do
+    local branch = folder()
+    T.equal(train_net(branch, {resume = from}):sha256(), whole_net:sha256())
+    assert(read(branch .. "/metrics.jsonl"):find '"step":8,')
+  end
+end)
+
+T.test("other batches go on with a warning", function()
+  local out, _, newest = stopped_run()
+  local _, result = train_net(out, {batch = 10})
+  assert(result)
+  T.equal(warnings(out), {newest .. " was made with batches of 8 images, now they have 10"})
+end)
+
+T.test("one run at a time in a folder", function()
+  local net, out = make_net(), folder()
+  local run <close> = lt.run{net = net, optim = lt.optim.sgd(net, {lr = 0.1}), train = train,
+                             epochs = 1, batch = 8, out = out}
+  local _, _, err = train_net(out)
+  local text = message(err)
+  local before, after = text:match "^(.*)process %d+(.*)$"
+  T.equal(before, out .. ": ")
+  T.equal(after, " has a run in this folder; wait for it or stop it, or name another folder with "
+                 .. "--out")
+end)
+
+T.test("a failed save is said and the old one kept", function()
+  local out = stopped_run()
+  os.execute(("mkdir -p %s/step-00000008.safetensors/x"):format(out))  -- in the way
+  local net, result = train_net(out, {save_every = 8})
+  assert(result)
+  T.equal(net:sha256(), whole_net:sha256())
+  local said = table.concat(warnings(out), "\n")
+  local failed = ("step 8 was not saved: %s/step-00000008.safetensors: "):format(out)
+  assert(said:find(failed, 1, true), said)
+  assert(said:find "; the training goes on\n", said)
+  assert(said:find "\n2 checkpoints could not be saved$", said)
+end)
+
+os.execute("rm -rf " .. top)
+T.finish()

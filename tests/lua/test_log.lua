@@ -1,0 +1,280 @@
+-- test_log.lua - the log of a run: the lines of metrics.jsonl, reading and cutting them, what a
+-- pipe gets. Terminals are the business of tests/tools/test_terminal.
+local lt = require "luatrain"
+local T = require "lt_test"
+local log = require "luatrain.log"
+
+local folder = os.tmpname()
+os.remove(folder)
+assert(os.execute("mkdir " .. folder))
+local metrics = folder .. "/metrics.jsonl"
+
+local function read_all(path)
+  local file = assert(io.open(path, "rb"))
+  local text = file:read "a"
+  file:close()
+  return text
+end
+
+local function write_all(path, text)
+  local file = assert(io.open(path, "wb"))
+  file:write(text)
+  file:close()
+end
+
+-- What calls of a new log write, with 0 for the times.
+local function lines(calls)
+  os.remove(metrics)
+  local l = log.new{folder = folder, quiet = true}
+  calls(l)
+  l:close()
+  return (read_all(metrics):gsub('"t":%d+%.%d%d%d', '"t":0'))
+end
+
+local STEP = {
+  step = 689, epoch = 2, epochs = 5, steps = 2345, samples = 88192, loss = 0.1, lr = 0.08,
+  samples_per_s = 1180.26, data = 0.01, forward = 1 / 3, backward = 0.5, exposed_comm = 0.0,
+  optimizer = 0.1, other = 0.056667}
+
+-- Runs a script on a log `l` of its own; returns what it prints, stderr behind stdout.
+local function printed(settings, text)
+  local script = folder .. "/script.lua"
+  os.remove(metrics)
+  write_all(script, ([[
+    local log = require "luatrain.log"
+    local l = log.new{folder = %q, %s}
+    local function step(i, rate)
+      l:step{step = i, epoch = (i - 1) // 10 + 1, epochs = 3, steps = 30, samples = 100 * i,
+             loss = 0.5, lr = 0.1, samples_per_s = rate or 1000, data = 1.0}
+    end
+    %s
+    l:close()]]):format(folder, settings, text))
+  local pipe = assert(io.popen(("%s %s 2>%s/stderr"):format(T.program(), script, folder)))
+  local out = pipe:read "a"
+  pipe:close()
+  return out .. read_all(folder .. "/stderr")
+end
+
+-- ==== The file ===================================================================================
+
+T.test("a step is one line, its fields in their order", function()
+  T.equal(lines(function(l) l:step(STEP) end),
+          '{"event":"step","t":0,"step":689,"epoch":2,"samples":88192,"loss":0.1,"lr":0.08,'
+          .. '"samples_per_s":1180.3,"data":0.0100,"forward":0.3333,"backward":0.5000,'
+          .. '"exposed_comm":0.0000,"optimizer":0.1000,"other":0.0567}\n')
+end)
+
+T.test("an epoch is one line", function()
+  T.equal(lines(function(l)
+            l:epoch{step = 469, epoch = 1, epochs = 5, samples = 60000, loss = 0.25, top1 = 0.875,
+                    test_loss = 0.5, samples_per_s = 1000.0, wall_s = 60.0, top5 = 0.99}
+          end),
+          '{"event":"epoch","t":0,"step":469,"epoch":1,"samples":60000,"loss":0.25,"top1":0.875,'
+          .. '"test_loss":0.5,"samples_per_s":1000.0,"wall_s":60.000,"top5":0.99}\n')
+end)
+
+T.test("texts are escaped, what is no UTF-8 too", function()
+  T.equal(lines(function(l)
+            l:event("x", {text = 'a "b" \\ c\n\t\r\1', path = "gr\u{fc}n", script = "gr\xfcn"})
+          end),
+          '{"event":"x","t":0,"script":"gr\\u00fcn","path":"gr\u{fc}n",'
+          .. '"text":"a \\"b\\" \\\\ c\\n\\t\\r\\u0001"}\n')
+end)
+
+T.test("nan and inf are null, true is true, lists are lists", function()
+  T.equal(lines(function(l)
+            l:event("x", {loss = 0 / 0, lr = math.huge, data = -math.huge, z = true, a = {1, 2.5}})
+          end),
+          '{"event":"x","t":0,"loss":null,"lr":null,"data":null,"a":[1,2.5],"z":true}\n')
+end)
+
+T.test("numbers are read back to the last bit, whole ones as whole", function()
+  local values = {0, -1, math.maxinteger, 0.1, 1.0, -0.0, 1e300, 5e-324, 1 / 3, 2^53, 123456.789}
+  for i = 1, 500 do values[#values + 1] = (math.random() - 0.5) * 10.0 ^ math.random(-30, 30) end
+  lines(function(l)
+    for _, value in ipairs(values) do l:event("x", {value = value}) end
+  end)
+  local i = 0
+  for event in log.read(metrics) do
+    i = i + 1
+    T.equal(math.type(event.value), math.type(values[i]))
+    T.equal(event.value == values[i], true)
+  end
+  T.equal(i, #values)
+end)
+
+T.test("a log goes on in the file that is there", function()
+  lines(function(l) l:event("one", {}) end)
+  local l = log.new{folder = folder, quiet = true}
+  l:event("two", {})
+  l:close()
+  T.equal(select(2, read_all(metrics):gsub("\n", "")), 2)
+end)
+
+T.test("a folder that is not there", function()
+  T.fails(function() log.new{folder = folder .. "/no"} end,
+          ("cannot write %s/no/metrics.jsonl: No such file or directory"):format(folder))
+  T.fails(function() log.new{folder = folder, mod = "json"} end,
+          "log.new: unknown key 'mod' (did you mean 'mode'?)")
+end)
+
+-- ==== Reading and cutting ========================================================================
+
+-- Epoch 1 ends with step 2, epoch 2 with step 4; the line of step 5 is torn.
+local function write_run()
+  write_all(metrics, table.concat({
+    '{"event":"start","t":0.1,"script":"a \\"step\\":9 b","epochs":3}',
+    '{"event":"step","t":0.2,"step":1,"epoch":1,"loss":2.5}',
+    '{"event":"step","t":0.3,"step":2,"epoch":1,"loss":null}',
+    '{"event":"epoch","t":0.4,"step":2,"epoch":1,"top1":0.5}',
+    '{"event":"save","t":0.5,"step":2,"epoch":2}',
+    '{"event":"step","t":0.6,"step":3,"epoch":2,"loss":1e-05}',
+    '{"event":"step","t":0.7,"step":4,"epoch":2,"loss":1.5}',
+    '{"event":"epoch","t":0.8,"step":4,"epoch":2,"top1":0.75}',
+    '{"event":"step","t":0.9,"st'}, "\n"))
+end
+
+local function names(up_to_step)
+  local list = {}
+  for event in log.read(metrics, up_to_step) do
+    list[#list + 1] = event.event .. (event.step or "")
+  end
+  return table.concat(list, " ")
+end
+
+T.test("reads events up to a torn line", function()
+  write_run()
+  T.equal(names(), "start step1 step2 epoch2 save2 step3 step4 epoch4")
+  local next_event = log.read(metrics)
+  T.equal(next_event(), {event = "start", t = 0.1, epochs = 3})
+  T.equal(next_event(), {event = "step", t = 0.2, step = 1, epoch = 1, loss = 2.5})
+  T.equal(next_event().loss, nil)
+end)
+
+T.test("reads events up to a step", function()
+  write_run()
+  T.equal(names(3), "start step1 step2 epoch2 save2 step3")
+  T.equal(names(0), "start")
+end)
+
+T.test("cuts back to a position", function()
+  local function cut(step, epoch)
+    write_run()
+    log.cut(metrics, step, epoch)
+    T.equal(read_all(metrics):sub(-2), "}\n")
+    return names()
+  end
+  T.equal(cut(9, 9), "start step1 step2 epoch2 save2 step3 step4 epoch4")
+  T.equal(cut(3, 2), "start step1 step2 epoch2 save2 step3")
+  T.equal(cut(2, 2), "start step1 step2 epoch2 save2")
+  T.equal(cut(2, 1), "start step1 step2")              -- saved before the report
+  T.equal(cut(4, 2), "start step1 step2 epoch2 save2 step3 step4")
+  T.equal(cut(0, 1), "start")
+  os.remove(metrics)
+  log.cut(metrics, 0, 1)                               -- nothing there: nothing to do
+  T.equal(io.open(metrics), nil)
+end)
+
+-- ==== For people =================================================================================
+
+T.test("durations and thousands", function()
+  T.equal(log.duration(51.4), "51 s")
+  T.equal(log.duration(59.6), "1:00")
+  T.equal(log.duration(192), "3:12")
+  T.equal(log.duration(7510.2), "2:05:10")
+  T.equal(log.thousands(999), "999")
+  T.equal(log.thousands(1180.4), "1,180")
+  T.equal(log.thousands(-123456), "-123,456")
+  T.equal(log.thousands(25557032), "25,557,032")
+end)
+
+T.test("the note at the start", function()
+  local fields = {
+    version = "0.1.0", device = "cpu", backend = "reference kernels", threads = 1, seed = 0,
+    folder = "runs/train_resnet-1", parameters = 272186, images = 60000, height = 28, width = 28,
+    channels = 1, classes = 10, batch = 128, epochs = 5, steps = 2345}
+  local text = "luatrain 0.1.0  cpu  reference kernels  1 thread  seed 0  run runs/train_resnet-1\n"
+    .. "272,186 parameters  60,000 images 28x28x1, 10 classes  batch 128  5 epochs = 2,345 steps"
+  T.equal(log.start_text(fields), text)
+  fields.step, fields.epoch = 1200, 3
+  T.equal(log.start_text(fields), text .. "  resumed: step 1200, epoch 3")
+end)
+
+T.test("a pipe gets the first step, epochs, notes and what is printed", function()
+  T.equal(printed("", [[
+    l:note "a note"
+    for i = 1, 10 do step(i) end
+    print("printed 1")
+    l:epoch{step = 10, epoch = 1, epochs = 3, loss = 0.334, top1 = 0.9091, test_loss = 0.253,
+            samples_per_s = 1173.4, wall_s = 51.2, top5 = 0.99}
+    step(11)]]), [[
+a note
+epoch 1/3  10 %  step 1/30  loss 0.500  lr 0.100  1,000 img/s
+printed 1
+epoch 1/3  loss 0.334  top1 90.91 %  test loss 0.253  top5 0.990  1,173 img/s  51 s
+]])
+end)
+
+T.test("small, large and missing numbers stay readable", function()
+  T.equal(printed("", [[
+    l:step{step = 1, epoch = 1, epochs = 1, steps = 1000, samples = 4, loss = 0/0, lr = 1.2e-5,
+           samples_per_s = 3.14}
+    l:epoch{step = 1, epoch = 1, epochs = 1, loss = 123456.0, samples_per_s = 3.14, wall_s = 3.0}
+    ]]), [[
+epoch 1/1  0 %  step 1/1000  loss nan  lr 1.2e-05  3.1 img/s
+epoch 1/1  loss 1.23e+05  3.1 img/s  3 s
+]])
+end)
+
+T.test("quiet is quiet, but for warnings", function()
+  T.equal(printed("quiet = true", [[
+    l:note "a note"
+    step(1)
+    l:epoch{step = 1, epoch = 1, epochs = 3, loss = 0.3, samples_per_s = 1.0, wall_s = 1.0}
+    l:warn "it is late"]]), "luatrain: warning: it is late\n")
+end)
+
+T.test("mode json: events on stdout, steps seldom, no notes", function()
+  local out = printed('mode = "json"', [[
+    l:note "a note"
+    l:event("start", {seed = 1})
+    for i = 1, 10 do step(i) end
+    l:warn "it is late"]])
+  T.equal(out:gsub('"t":[%d.]+', '"t":0'), [[
+{"event":"start","t":0,"seed":1}
+{"event":"step","t":0,"step":1,"epoch":1,"samples":100,"loss":0.5,"lr":0.1,"samples_per_s":1000,]]
+    .. [["data":1.0000}
+{"event":"warn","t":0,"text":"it is late"}
+luatrain: warning: it is late
+]])
+  T.equal(select(2, read_all(metrics):gsub("\n", "")), 12)
+end)
+
+T.test("print is back when the log is closed; closing twice is fine", function()
+  local before = print
+  local l = log.new{folder = folder, quiet = true}
+  T.equal(print ~= before, true)
+  l:close()
+  l:close()
+  T.equal(print == before, true)
+end)
+
+T.test("a full disk: one warning, and the lines after it are whole", function()
+  local output = printed("", [[
+    os.remove(l.path)
+    os.execute("ln -s /dev/full " .. l.path)
+    l:close()
+    l = log.new{folder = l.folder, quiet = true}
+    step(1)
+    step(2)
+    l.file:close()
+    os.remove(l.path)
+    l.file = io.open(l.path, "ab")
+    step(3)]])
+  T.equal(output, ("luatrain: warning: cannot write %s: No space left on device; the training goes "
+                   .. "on\n"):format(metrics))
+  T.equal(names(), "step3")
+end)
+
+os.execute("rm -r " .. folder)
+T.finish()
