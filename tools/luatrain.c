@@ -271,19 +271,28 @@ static bool is_file(const char *path)
     return stat(path, &now) == 0 && !S_ISDIR(now.st_mode);
 }
 
-/* The script is where the user says, or among the models beside this program: installed in share/,
- * or in the repository whose build folder this is. */
+/* Where the models are, seen from this program: installed in share/, or in the repository whose build
+ * folder this is. */
+static const char *const models[] = {"../share/luatrain/models", "../models"};
+enum { N_MODELS = sizeof models / sizeof *models };
+
+static bool find_program(char path[PATH_MAX])
+{
+    ssize_t n = readlink("/proc/self/exe", path, PATH_MAX - 1);
+    path[n > 0 ? n : 0] = '\0';
+    return n > 0;
+}
+
+/* The script is where the user says, or among the models. */
 static lt_status find_script(const char *name, char path[PATH_MAX])
 {
-    static const char *const models[] = {"../share/luatrain/models", "../models"};
-    char program[PATH_MAX] = "", found[PATH_MAX];
+    char program[PATH_MAX], found[PATH_MAX];
     if (is_file(name) && strlen(name) < PATH_MAX) {
         strcpy(path, name);
         return LT_OK;
     }
-    bool known = readlink("/proc/self/exe", program, sizeof program - 1) > 0;
-    const char *folder = dirname(program);
-    for (int i = 0; known && i < 2 && name[0] != '/'; i++) {
+    const char *folder = find_program(program) ? dirname(program) : NULL;
+    for (int i = 0; folder && i < N_MODELS && name[0] != '/'; i++) {
         int n = snprintf(found, PATH_MAX, "%s/%s/%s", folder, models[i], name);
         if (n < PATH_MAX && is_file(found) && realpath(found, path))
             return LT_OK;
@@ -292,15 +301,20 @@ static lt_status find_script(const char *name, char path[PATH_MAX])
                    "there is no script '%s', neither here nor among the models of luatrain", name);
 }
 
-/* require() looks into the script's folder first. */
+/* require() looks into the script's folder first, and last among the models. */
 static void add_to_package_path(lua_State *L, const char *script)
 {
-    char folder[PATH_MAX];
+    char folder[PATH_MAX], program[PATH_MAX];
     snprintf(folder, sizeof folder, "%s", script);
     lua_getglobal(L, "package");
     lua_getfield(L, -1, "path");
     const char *path = lua_tostring(L, -1);
     lua_pushfstring(L, "%s/?.lua;%s", dirname(folder), path ? path : "");
+    const char *beside = find_program(program) ? dirname(program) : NULL;
+    for (int i = 0; beside && i < N_MODELS; i++) {
+        lua_pushfstring(L, ";%s/%s/?.lua", beside, models[i]);
+        lua_concat(L, 2);
+    }
     lua_setfield(L, -3, "path");
     lua_pop(L, 2);
 }
@@ -469,8 +483,9 @@ static void spin_little(char **argv)
 {
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT"))
         return;
-    if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0)
-        execv("/proc/self/exe", argv); /* if it returns, training is only slower */
+    char program[PATH_MAX];
+    if (find_program(program) && setenv("GOMP_SPINCOUNT", "1000", 1) == 0)
+        execv(program, argv); /* if it returns, training is only slower */
 }
 
 int main(int argc, char **argv)
