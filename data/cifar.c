@@ -61,7 +61,10 @@ static lt_status fill(int n, const char *const *paths, lt_buffer *file, int64_t 
             pixels += 3 * PIXELS;
         }
     }
-    return room == 0 ? LT_OK : lt_fail(LT_EDATA, "%s became shorter while it was read", paths[n - 1]);
+    if (room > 0)
+        return lt_fail(LT_EDATA, "%s, or one before it, became shorter while it was read",
+                       paths[n - 1]);
+    return LT_OK;
 }
 
 lt_status lt_cifar10_read(lt_ctx *ctx, int n, const char *const *paths, lt_tensor **images,

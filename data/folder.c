@@ -166,8 +166,8 @@ static lt_status read_image(const lt_source *source, int64_t i, lt_workshop *sho
     LT_TRY(lt__read_whole(path, INT_MAX, &shop->file, &n));
     LT_TRY(lt__image_decode(path, shop->file.data, n, (int)source->c, shop, image));
     if (f->sized && (image->h != source->h || image->w != source->w))
-        return lt_fail(LT_EDATA, "%s has %lldx%lld pixels, the first image has %lldx%lld; name a "
-                       "size that all are brought to", path, (long long)image->h,
+        return lt_fail(LT_EDATA, "%s has %lldx%lld pixels (height x width), the first image has "
+                       "%lldx%lld; name a size that all are brought to", path, (long long)image->h,
                        (long long)image->w, (long long)source->h, (long long)source->w);
     *label = file->class;
     return LT_OK;
@@ -223,8 +223,8 @@ lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height, int64
         return NULL;
     }
     f->base = (lt_source){.ctx = lt__ctx_retain(ctx), .h = height, .w = width, .c = channels,
-                          .dtype = LT_U8, .in_files = true, .read = read_image, .class_name = class_name,
-                          .free = free_folder};
+                          .dtype = LT_U8, .in_files = true, .read = read_image,
+                          .class_name = class_name, .free = free_folder};
     atomic_init(&f->base.refs, 1);
     if (list_all(f) != LT_OK || (height == 0 && take_size_of_first(f) != LT_OK)) {
         lt_source_release(&f->base);

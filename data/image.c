@@ -2,9 +2,9 @@
  *
  * stb_image decodes whatever it can make sense of: it looks at no checksum, fills in what is
  * missing, and a few thousand Huffman codes where 256 have room lead it out of its tables. So the
- * file is walked over first, marker by marker or chunk by chunk: it must be there to its end, all of
- * its parts that the decoder will want must be too, and memory is taken in proportion to the file.
- * All of a PNG lies under checksums, and no flipped bit gets through. A JPEG has none: one whose
+ * file is walked over first, marker by marker or chunk by chunk: it must be there to its end, and
+ * so must all that the decoder will want; no header makes a small file cost much memory. All of a
+ * PNG lies under checksums, and no flipped bit gets through. A JPEG has none: one whose
  * coefficients were changed is another image, and nobody can tell.
  *
  * The decoder's memory is zeroed, so that the pixels of a strange file are a function of its bytes.
@@ -61,16 +61,17 @@ static void *reallocate(void *old, size_t old_bytes, size_t bytes)
 /* ==== What both have in common ================================================================ */
 
 /* most: the pixels that a byte of the file can stand for. */
-static lt_status check_size(uint64_t w, uint64_t h, uint64_t most, size_t n)
+static lt_status check_size(uint64_t height, uint64_t width, uint64_t most, size_t n)
 {
-    unsigned long long x = w, y = h;
-    if (w == 0 || h == 0)
-        return lt_fail(LT_EDATA, "its header says %llux%llu pixels", x, y);
+    unsigned long long h = height, w = width;
+    if (h == 0 || w == 0)
+        return lt_fail(LT_EDATA, "its header says %llux%llu pixels (height x width)", h, w);
     if (h > MOST_PIXELS / w)
-        return lt_fail(LT_EDATA, "it has %llux%llu pixels, luatrain takes at most 64 million", x, y);
-    if (w * h / most > n)
-        return lt_fail(LT_EDATA, "its header promises %llux%llu pixels, more than %zu bytes can hold",
-                       x, y, n);
+        return lt_fail(LT_EDATA, "it has %llux%llu pixels (height x width), luatrain takes at "
+                       "most 64 million", h, w);
+    if (h * w / most > n)
+        return lt_fail(LT_EDATA, "its header promises %llux%llu pixels (height x width), more "
+                       "than %zu bytes can hold", h, w, n);
     return LT_OK;
 }
 
@@ -102,7 +103,7 @@ static lt_status check_png(const uint8_t *p, size_t n)
         if (is_header != (at == sizeof png_signature) || (is_header && length != 13))
             return lt_fail(LT_EDATA, "a PNG has one header, at its beginning; this one has not");
         if (is_header)
-            LT_TRY(check_size(read32(chunk + 4), read32(chunk + 8), 1032 * 8, n));
+            LT_TRY(check_size(read32(chunk + 8), read32(chunk + 4), 1032 * 8, n));
         else if (memcmp(chunk, "IEND", 4) == 0)
             return LT_OK;
         else if (!(chunk[0] & 32) && memcmp(chunk, "PLTE", 4) != 0 && memcmp(chunk, "IDAT", 4) != 0)
@@ -153,7 +154,7 @@ static lt_status see_frame(jpeg *j, int marker, const uint8_t *p, size_t bytes, 
         j->quantization[i] = p[8 + 3 * i] & 3;
     }
     /* A block of 8x8 takes a bit at least, and some component has a quarter of all blocks. */
-    return check_size(read16(p + 3), read16(p + 1), 4 * 64 * 8, n);
+    return check_size(read16(p + 1), read16(p + 3), 4 * 64 * 8, n);
 }
 
 /* Tables come several in a segment. */

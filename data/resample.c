@@ -1,13 +1,13 @@
 /* resample.c - brings a part of an image to another size, by a triangle filter (linear
  * interpolation) that widens when it shrinks.
  *
- * It gives what resize(size, BILINEAR, box = window) of Pillow gives, and torchvision's resize with
- * antialias, but for a last bit here and there, as those round between the two axes too: at the
- * image's edges the weights of the pixels that are there are brought to a sum of 1; the window's
- * edges are no edges, pixels around it count as any others.
+ * It gives what Pillow's resize(size, BILINEAR, box = window) gives, but for a last bit, as Pillow
+ * rounds between the two axes too; torchvision resizes so, with antialias. At the image's edges the
+ * weights of the pixels that are there are brought to a sum of 1. The window's edges are no edges:
+ * pixels around it count as any others.
  *
- * A row of the result is a sum of rows of the image, weighted, in floats; the sum across it follows.
- * So there is no image in between, and the long loop runs over contiguous memory.
+ * A row of the result is a weighted sum of rows of the image, in floats, and then one across it. So
+ * there is no image in between, and the long loop runs over contiguous memory.
  */
 #include <math.h>
 #include <string.h>

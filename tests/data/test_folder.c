@@ -208,8 +208,8 @@ TEST(without_a_size_all_have_that_of_the_first)
     CHECK(s != NULL);
     CHECK_OK(s->read(s, 0, &shop, &image, &label));
     CHECK_FAILS(s->read(s, 1, &shop, &image, &label), LT_EDATA, "");
-    snprintf(text, sizeof text, "%s has 1x1 pixels, the first image has 13x17; name a size that "
-             "all are brought to", in_root("x/2.png"));
+    snprintf(text, sizeof text, "%s has 1x1 pixels (height x width), the first image has 13x17; "
+             "name a size that all are brought to", in_root("x/2.png"));
     CHECK_STR(lt_errmsg(), text);
     lt_source_release(s);
     make_file("x/0.png", NULL);

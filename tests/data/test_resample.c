@@ -74,9 +74,9 @@ TEST(the_same_size_is_a_copy)
     CHECK_OK(lt__resample(&image, (lt_window){0, 0, 33, 21}, 33, 21, &shop, &result));
     CHECK_EQ(memcmp(result.pixels, pixels, 33 * 21 * 3), 0);
     CHECK_OK(lt__resample(&image, (lt_window){4, 6, 20, 10}, 20, 10, &shop, &result));
+    const uint8_t *p = result.pixels;
     for (int y = 0; y < 20; y++)
-        CHECK_EQ(memcmp((const uint8_t *)result.pixels + y * 30, pixels + ((y + 4) * 21 + 6) * 3, 30),
-                 0);
+        CHECK_EQ(memcmp(p + y * 30, pixels + ((y + 4) * 21 + 6) * 3, 30), 0);
     free(shop.resized.data);
 }
 
