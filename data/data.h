@@ -23,9 +23,10 @@ LT_API lt_tensor *lt_idx_read(lt_ctx *ctx, const char *path);
 LT_MUST lt_status lt_cifar10_read(lt_ctx *ctx, int n, const char *const *paths, lt_tensor **images,
                                   lt_tensor **labels);
 
-/* Decodes a JPEG or PNG file to (h, w, channels) u8; channels is 1 or 3. A file that ends early, or
- * that would take more than 64 million pixels, is refused. New. NULL with LT_EDATA (path and
- * reason) or LT_ENOMEM. */
+/* Decodes a JPEG or PNG file to (h, w, channels) u8; channels is 1 or 3. Of 16 bits the upper 8 are
+ * taken; transparency, colour profiles and EXIF are not looked at. A file that ends early, or that
+ * would take more than 64 million pixels, is refused. New. NULL with LT_EINVAL (channels), LT_EDATA
+ * (path and reason) or LT_ENOMEM. */
 LT_API lt_tensor *lt_image_read(lt_ctx *ctx, const char *path, int channels);
 
 /* ==== Sources ================================================================================= */
@@ -38,8 +39,8 @@ typedef struct lt_source lt_source;
 LT_API lt_source *lt_source_tensors(lt_ctx *ctx, lt_tensor *images, lt_tensor *labels);
 /* Files path/CLASS/NAME.jpg, .jpeg or .png, in the order of their names, byte by byte; so are the
  * classes, which count from 0. A file is decoded when a batch wants it, and brought to height x
- * width; 0 x 0: all have one size already, that of the first. New. NULL with LT_EDATA (no folder,
- * no class, no image) or LT_ENOMEM. */
+ * width; 0 x 0: all have one size already, that of the first. New. NULL with LT_EINVAL (channels,
+ * sizes), LT_EDATA (no folder, no class, no image) or LT_ENOMEM. */
 LT_API lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height, int64_t width,
                                    int channels);
 /* Noise with a colour that tells the class, to try things without data: image i is of class

@@ -55,9 +55,11 @@ typedef struct lt_window { /* a part of an image, in pixels; (0, 0) is its upper
     double y, x, h, w;
 } lt_window;
 
-/* out (h, w, c) = the window of a u8 image, brought to h x w by a triangle filter that widens when
- * it shrinks, so that nothing is skipped; edges are repeated. Rounded to the nearest byte.
- * *result is in shop->resized. LT_ENOMEM. */
+/* *result (h, w, c) = the window of a u8 image, which lies in the image, brought to h x w by a
+ * triangle filter that widens when it shrinks, so that nothing is skipped: as Pillow's
+ * resize(BILINEAR, box = window). At the image's edges the weights are brought to a sum of 1; pixels
+ * around the window count as any others. Rounded to the nearest byte. *result is in shop->resized,
+ * where *image must not be. LT_ENOMEM. */
 lt_status lt__resample(const lt_image *image, lt_window window, int64_t h, int64_t w,
                        lt_workshop *shop, lt_image *result);
 

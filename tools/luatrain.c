@@ -271,8 +271,8 @@ static bool is_file(const char *path)
     return stat(path, &now) == 0 && !S_ISDIR(now.st_mode);
 }
 
-/* Where the models are, seen from this program: installed in share/, or in the repository whose build
- * folder this is. */
+/* Where the models are, seen from this program: installed in share/, or in the repository whose
+ * build folder this is. */
 static const char *const models[] = {"../share/luatrain/models", "../models"};
 enum { N_MODELS = sizeof models / sizeof *models };
 

@@ -28,7 +28,7 @@ end
 
 local spec = check("lt.fit{net:net, train:set, test:set, optim:optim, epochs, batch; loss?:call, "
                    .. "smoothing=0.0, schedule?:call, augment?:options, accumulate=1, "
-                   .. "eval_batch=256, workers?:integer, out?:string, resume?:string, "
+                   .. "eval_batch?, workers?:integer, out?:string, resume?:string, "
                    .. "save_every?, max_steps?}")
 
 -- Trains net and returns the last report: {top1 = , loss = , train_loss = }. accumulate = k: each
@@ -52,13 +52,14 @@ function exports.fit(given)
     return sum
   end
 
+  local eval_batch = o.eval_batch or (o.batch + o.accumulate - 1) // o.accumulate
   local run <close> = new_run{
     net = o.net, optim = o.optim, train = o.train, epochs = o.epochs, batch = o.batch,
     schedule = o.schedule, augment = o.augment, workers = o.workers, out = o.out,
     resume = o.resume, save_every = o.save_every, max_steps = o.max_steps}
   for _ in run:epochs() do
     for x, y in run:batches() do run:step(learn, x, y) end
-    run:report(run:evaluate(o.test, {batch = o.eval_batch, loss = o.loss}))
+    run:report(run:evaluate(o.test, {batch = eval_batch, loss = o.loss}))
   end
   return run.result
 end

@@ -422,7 +422,7 @@ end
 
 -- ==== Evaluation and report ======================================================================
 
-local evaluation = check "run.evaluate{set:set; batch=256, loss?:call}"
+local evaluation = check "run.evaluate{set:set; batch?, loss?:call}"
 
 -- Hits and summed loss of one batch.
 local function judge(net, loss, x, y)
@@ -430,7 +430,8 @@ local function judge(net, loss, x, y)
   return ops.eq(ops.argmax(logits, 2), y):sum():item(), loss(logits, y):item() * x:dim(1)
 end
 
--- {top1 = , loss = } of the net in eval mode: each sample counts once.
+-- {top1 = , loss = } of the net in eval mode: each sample counts once. Batches of the size that
+-- training has, the default, take no memory that training has not had.
 function Run:evaluate(set, given)
   local all = {set}
   for key, value in pairs(given or {}) do all[key] = value end
@@ -439,7 +440,7 @@ function Run:evaluate(set, given)
   local loss = o.loss or ops.cross_entropy
   local hits, sum = 0, 0.0
   net:eval()
-  for x, y in set:batches{batch = o.batch} do
+  for x, y in set:batches{batch = o.batch or self.settings.batch} do
     local right, lost = core.step(core.no_grad, judge, net, loss, x, y)
     hits, sum = hits + right, sum + lost
     stop_if_wanted(self)
