@@ -51,10 +51,11 @@ function Set:open_batches(given)
                           per_channel("std", self.std, self.channels))
 end
 
--- The same pass for a loop over x, y.
+-- The same pass for a loop over x, y. It has no closing value: in Lua 5.4.4 a `break` can leave one
+-- unclosed. A pass that is not finished goes with the next collection.
 function Set:batches(given)
   local pass = self:open_batches(given)
-  return pass.next, pass, nil, pass
+  return pass.next, pass
 end
 
 function set_meta.__len(self) return self.count end

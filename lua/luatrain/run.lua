@@ -211,12 +211,16 @@ end
 
 -- ==== Ending =====================================================================================
 
+local function close_loader(self)
+  if self.loader then self.loader:close() end
+  self.loader, self.rows = false, false
+end
+
 -- Writes the end line and gives everything back. exit: the process's exit code, if the script does
 -- nothing else.
 local function finish(self, exit)
   self.phase = "over"
-  if self.loader then self.loader:close() end
-  self.loader = false
+  close_loader(self)
   core.listen(false)
   local known, sha256 = pcall(self.settings.net.sha256, self.settings.net)
   self.log:event("end", {
@@ -319,31 +323,30 @@ function Run:epochs()
 end
 
 -- for x, y in run:batches() do: the rest of this epoch, shuffled and augmented. Each batch wants
--- one run:step.
+-- one run:step. The loop has no closing value, which `break` can leave unclosed in Lua 5.4.4; one
+-- that was left is closed by what comes next.
 function Run:batches()
   local o = self.settings
   expect(self, "epoch", "run:batches", "it belongs into: for epoch in run:epochs() do ... end, "
                                        .. "before the report")
-  if self.loader then fail("run:batches: another loop over the batches is open") end
+  close_loader(self)
   if self.done >= #o.train then return function() end end
   o.net:train()
   self.mark = core.clock()
-  self.loader = o.train:open_batches{
+  local loader = o.train:open_batches{
     batch = o.batch, shuffle = true, epoch = self.epoch, first = self.done, workers = o.workers,
     crop = o.augment.crop, flip = o.augment.flip, area = o.augment.area}
-  local function next_batch()
-    if self.rows then fail("run:batches: the batch before had no run:step") end
+  self.loader = loader
+  return function()
+    if self.phase == "over" then fail "run:batches: this run is over" end
+    if self.loader ~= loader then fail "run:batches: another loop over the batches was begun" end
+    if self.rows then fail "run:batches: the batch before had no run:step" end
     local before = core.clock()
-    local x, y = self.loader:next()
+    local x, y = loader:next()
     self.waited = core.clock() - before
-    self.rows = x and x:dim(1) or false
+    if x then self.rows = x:dim(1) else close_loader(self) end
     return x, y
   end
-  local ending = setmetatable({}, {__close = function()
-    if self.loader then self.loader:close() end
-    self.loader, self.rows = false, false
-  end})
-  return next_batch, nil, nil, ending
 end
 
 local function number_of(loss)
@@ -457,6 +460,7 @@ function Run:report(numbers)
   if self.done == 0 then
     fail("run:report: the epoch had no steps: for x, y in run:batches() do run:step(...) end")
   end
+  close_loader(self)
   local fields, result = {}, {train_loss = self.loss_sum / self.done}
   for name, value in pairs(numbers or {}) do
     if type(name) ~= "string" or type(value) ~= "number" then

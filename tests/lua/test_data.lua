@@ -169,7 +169,12 @@ end)
 
 T.test("a loop may be left, and a pass has numbers", function()
   local set = numbered(100)
-  for _ in set:batches{batch = 10, workers = 2} do break end
+  for x in set:batches{batch = 10, workers = 2} do
+    local function captures() return x end       -- a closing value would be lost in Lua 5.4.4
+    assert(captures() == x)
+    break
+  end
+  for _ in ipairs{1} do end
   local pass <close> = set:open_batches{batch = 10, workers = 2}
   local x, y = pass:next()
   T.equal(x.shape, {10, 5, 5, 3})
@@ -409,7 +414,7 @@ T.test("CIFAR-10 as folders", function()
           .. "there is images:DIR"):format(folder))
   write("jpg/train/c/2.png", png(31, {0, 0, 0}))
   T.fails(function() lt.data.open(what) end,
-          ("%s/jpg/train/c/2.png has 31x31 pixels, the first image has 32x32; name a size that "
+          ("%s/jpg/train/c/2.png has 31x31 pixels (height x width), the first image has 32x32; name a size that "
           .. "all are brought to"):format(folder))
 end)
 

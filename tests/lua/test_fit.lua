@@ -210,9 +210,14 @@ T.test("calls in the wrong order are sentences", function()
   T.fails(function() run:step(learn) end, "run:step: each batch of run:batches has one step")
   T.fails(function() run:report() end, "run:report: the epoch had no steps: "
                                        .. "for x, y in run:batches() do run:step(...) end")
+  local left = run:batches()
+  run:step(learn, left())
+  for x, y in run:batches() do                   -- the rest of the epoch
+    T.fails(function() left() end, "run:batches: another loop over the batches was begun")
+    run:step(function() return learn(x, y) end)
+    break
+  end
   for x, y in run:batches() do
-    T.fails(function() run:batches() end,
-            "run:batches: another loop over the batches is open")
     run:step(learn, x, y)
     T.fails(function() run:step(learn, x, y) end,
             "run:step: each batch of run:batches has one step")
