@@ -414,8 +414,8 @@ T.test("CIFAR-10 as folders", function()
           .. "there is images:DIR"):format(folder))
   write("jpg/train/c/2.png", png(31, {0, 0, 0}))
   T.fails(function() lt.data.open(what) end,
-          ("%s/jpg/train/c/2.png has 31x31 pixels (height x width), the first image has 32x32; name a size that "
-          .. "all are brought to"):format(folder))
+          ("%s/jpg/train/c/2.png has 31x31 pixels (height x width), the first image has 32x32; "
+          .. "name a size that all are brought to"):format(folder))
 end)
 
 os.execute("rm -r " .. folder)
