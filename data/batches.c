@@ -9,6 +9,8 @@
  * Both queues have room for all pieces, so that only taking waits. Tensors of batches ahead are
  * outside of every scope; what the caller gets is a view in the scope that is innermost then.
  */
+#include <limits.h>
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -55,7 +57,6 @@ struct lt_batches {
     lt_tensor *order; /* (n) i64, or NULL: as they come */
     int64_t n, batch; /* images; at most so many a batch */
     int64_t planned;  /* place in the order of the first image that is in no slot yet */
-    bool over;        /* something failed */
 
     slot slots[AHEAD]; /* a ring of n_slots */
     int n_slots, head, busy;
@@ -106,23 +107,27 @@ static void *work(void *ud)
     return NULL;
 }
 
-/* Signals are for the threads of the program. */
-static lt_status start_workers(lt_batches *b)
+/* Signals are for the threads of the program. Where there is a limit for threads, those that could
+ * be started do, or none. */
+static void start_workers(lt_batches *b)
 {
     sigset_t all, old;
     int error = 0;
     if (b->n_started == b->n_workers)
-        return LT_OK;
+        return;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     for (; b->n_started < b->n_workers && !error; b->n_started += !error)
         error = pthread_create(&b->workers[b->n_started].thread, NULL, work,
                                &b->workers[b->n_started]);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (error)
-        return lt_fail(LT_ENOMEM, "batches: cannot start worker %d of %d: %s", b->n_started + 1,
-                       b->n_workers, strerror(error));
-    return LT_OK;
+    if (!error)
+        return;
+    lt_log(b->ctx, LT_LOG_WARN, "batches: cannot start worker %d of %d (%s); goes on with %d",
+           b->n_started + 1, b->n_workers, strerror(error), b->n_started);
+    b->n_workers = b->stats.workers = b->n_started;
+    if (b->n_workers == 0)
+        b->n_slots = 1;
 }
 
 static void stop_workers(lt_batches *b)
@@ -163,7 +168,7 @@ static lt_status plan(lt_batches *b)
     slot *s = &b->slots[(b->head + b->busy) % b->n_slots];
     const lt_source *source = b->recipe.source;
     int64_t left = b->n - b->planned, count = left < b->batch ? left : b->batch;
-    LT_TRY(start_workers(b));
+    start_workers(b);
     s->x = lt__tensor_new_kept(b->ctx, b->recipe.options.dtype, 4,
                                (int64_t[]){count, source->h, source->w, source->c});
     s->y = lt__tensor_new_kept(b->ctx, LT_I64, 1, &count);
@@ -207,19 +212,13 @@ static lt_status outcome(const slot *s)
 lt_status lt_batches_next(lt_batches *b, lt_tensor **x, lt_tensor **y)
 {
     *x = *y = NULL;
-    if (b->over)
-        return LT_OK;
     while (b->planned < b->n && b->busy < b->n_slots)
         LT_TRY(plan(b));
     if (b->busy == 0)
         return LT_OK;
     slot *s = &b->slots[b->head];
     complete(b, s);
-    lt_status status = outcome(s);
-    if (status != LT_OK) {
-        b->over = true;
-        return status;
-    }
+    LT_TRY(outcome(s)); /* the batch stays the next one: so does its failure */
     *x = lt__tensor_view(s->x, 4, lt_dims(s->x), 0, false);
     *y = lt__tensor_view(s->y, 1, lt_dims(s->y), 0, false);
     if (!*x || !*y) {
@@ -240,7 +239,7 @@ int64_t lt_batches_count(const lt_batches *b)
     return left / b->batch + (left % b->batch != 0);
 }
 
-lt_batch_stats lt_batches_stats(lt_batches *b) { return b->stats; }
+lt_batch_stats lt_batches_stats(const lt_batches *b) { return b->stats; }
 
 /* ==== Opening and closing ===================================================================== */
 
@@ -259,7 +258,10 @@ static lt_status check(const lt_source *source, const lt_batch_options *o)
         return lt_fail(LT_EINVAL, "batches: dtype wants a float one%s, it is %s",
                        source->dtype == LT_U8 ? " or u8" : "", lt_dtype_name(o->dtype));
     for (int i = 0; i < LT_MAX_CHANNELS; i++)
-        if (!(o->std[i] >= 0))
+        if (!isfinite(o->mean[i]))
+            return lt_fail(LT_EINVAL, "batches: mean wants finite numbers, channel %d has %g",
+                           i + 1, o->mean[i]);
+        else if (!isfinite(o->std[i]) || o->std[i] < 0)
             return lt_fail(LT_EINVAL, "batches: std wants positive numbers, channel %d has %g",
                            i + 1, o->std[i]);
     if (o->crop < 0 || (o->crop > 0 && o->crop >= side))
@@ -330,7 +332,12 @@ static lt_status make_order(lt_batches *b)
 
 static lt_status make_shop(lt_batches *b)
 {
-    size_t each = (size_t)((b->batch + PIECE - 1) / PIECE), all = each * (size_t)b->n_slots + 1;
+    enum { MOST = (INT_MAX - 1) / AHEAD }; /* queues count in int */
+    int64_t wanted = b->batch / PIECE + (b->batch % PIECE != 0);
+    size_t each = (size_t)wanted, all = each * (size_t)b->n_slots + 1;
+    if (wanted > MOST)
+        return lt_fail(LT_EINVAL, "batches: batch wants at most %lld, it is %lld",
+                       (long long)MOST * PIECE, (long long)b->batch);
     b->pieces = calloc(all, sizeof *b->pieces);
     b->workers = calloc((size_t)n_shops(b), sizeof *b->workers);
     if (!b->pieces || !b->workers)

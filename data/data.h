@@ -34,13 +34,15 @@ LT_API lt_tensor *lt_image_read(lt_ctx *ctx, const char *path, int channels);
 /* Images with labels, read by number in any order and by any thread. Counted references. */
 typedef struct lt_source lt_source;
 
-/* Images in memory: images (n, h, w, c), or (n, h, w) for one channel, u8 or a float dtype; labels
- * (n) u8, i32 or i64; both kept. New. NULL with LT_EINVAL or LT_ENOMEM. */
+/* Images in memory: images (n, h, w, c), or (n, h, w) for one channel, u8 or a float dtype, with
+ * a pixel and a channel at least; labels (n) u8, i32 or i64; both kept. Threads read them: they
+ * must not be written while batches of them are open. New. NULL with LT_EINVAL or LT_ENOMEM. */
 LT_API lt_source *lt_source_tensors(lt_ctx *ctx, lt_tensor *images, lt_tensor *labels);
 /* Files path/CLASS/NAME.jpg, .jpeg or .png, in the order of their names, byte by byte; so are the
  * classes, which count from 0. A file is decoded when a batch wants it, and brought to height x
- * width; 0 x 0: all have one size already, that of the first. New. NULL with LT_EINVAL (channels,
- * sizes), LT_EDATA (no folder, no class, no image) or LT_ENOMEM. */
+ * width, at most 16384 each; 0 x 0: all have one size already, that of the first. Links are
+ * followed; those that lead nowhere are left out. New. NULL with LT_EINVAL (channels, sizes),
+ * LT_EDATA (no folder, no class, no image) or LT_ENOMEM. */
 LT_API lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height, int64_t width,
                                    int channels);
 /* Noise with a colour that tells the class, to try things without data: image i is of class
@@ -78,7 +80,8 @@ typedef struct lt_batch_options { /* zero means default, where there is one */
                   * 2014: 0.08); 0 means 1: all of it. Not together with crop. u8 images only */
 
     int workers; /* threads that make batches ahead; default: 1 for images in memory, as many as
-                  * there are CPUs for files; negative: none, the caller waits for each */
+                  * there are CPUs for files; negative: none, the caller waits for each. Where
+                  * fewer can be started, that is logged, and those that could be do the work */
 } lt_batch_options;
 
 /* One pass over a source. */
@@ -94,7 +97,8 @@ LT_API int64_t lt_batches_count(const lt_batches *batches);
 /* The next batch: *x (b, h, w, c) = (value - mean) / std, where the value of a u8 image is its
  * byte / 255, and *y (b) i64. Both new; both NULL after the last batch. Each image comes once.
  * The same bytes for any number of workers. LT_EDATA names the file of an image that cannot be
- * read; the pass is over then. */
+ * read; from then on every call fails with it: a pass that lacks images never ends as if it were
+ * whole. */
 LT_MUST lt_status lt_batches_next(lt_batches *batches, lt_tensor **x, lt_tensor **y);
 
 typedef struct lt_batch_stats {
@@ -103,8 +107,8 @@ typedef struct lt_batch_stats {
     int64_t images; /* made by them */
     int workers;
 } lt_batch_stats;
-/* May be called at any time. */
-LT_API lt_batch_stats lt_batches_stats(lt_batches *batches);
+/* At any time, in the thread that takes the batches. */
+LT_API lt_batch_stats lt_batches_stats(const lt_batches *batches);
 
 #ifdef __cplusplus
 }

@@ -78,7 +78,7 @@ static void sort(const folder *f, entry *first, int64_t n)
 static lt_status join(char path[PATH_MAX], const char *outer, const char *name)
 {
     if (snprintf(path, PATH_MAX, "%s/%s", outer, name) >= PATH_MAX)
-        return lt_fail(LT_EDATA, "the path %s/%s is too long", outer, name);
+        return lt_fail(LT_EDATA, "the path %s/%s is too long", LT_SHOW(outer), LT_SHOW(name));
     return LT_OK;
 }
 
@@ -91,38 +91,46 @@ static lt_status image_path(const folder *f, const entry *image, char path[PATH_
 
 /* ==== Listing ================================================================================= */
 
-static bool is_image(const struct dirent *e)
+static bool is_image(const char *name)
 {
-    const char *dot = strrchr(e->d_name, '.');
-    return e->d_type != DT_DIR && dot &&
-           (strcasecmp(dot, ".jpg") == 0 || strcasecmp(dot, ".jpeg") == 0 ||
-            strcasecmp(dot, ".png") == 0);
+    const char *dot = strrchr(name, '.');
+    return dot && (strcasecmp(dot, ".jpg") == 0 || strcasecmp(dot, ".jpeg") == 0 ||
+                   strcasecmp(dot, ".png") == 0);
+}
+
+/* What e is, or what it is a link to: S_IFREG, S_IFDIR...; 0 for a link that leads nowhere. */
+static lt_status find_kind(DIR *dir, const char *path, const struct dirent *e, mode_t *kind)
+{
+    struct stat s;
+    *kind = DTTOIF(e->d_type);
+    if (e->d_type != DT_LNK && e->d_type != DT_UNKNOWN)
+        return LT_OK;
+    bool there = fstatat(dirfd(dir), e->d_name, &s, 0) == 0;
+    if (!there && errno != ENOENT && errno != ELOOP)
+        return lt_fail(LT_EDATA, "cannot open %s/%s: %s", LT_SHOW(path), LT_SHOW(e->d_name),
+                       strerror(errno));
+    *kind = there ? s.st_mode & S_IFMT : 0;
+    return LT_OK;
 }
 
 /* class < 0: the folders in path, as classes; else the images in it, of this class. */
 static lt_status list_folder(folder *f, const char *path, int64_t class)
 {
-    char inner[PATH_MAX];
-    struct stat s;
+    mode_t kind, wanted = class < 0 ? S_IFDIR : S_IFREG;
     struct dirent *e;
     lt_status status = LT_OK;
     DIR *dir = opendir(path);
     if (!dir)
-        return lt_fail(LT_EDATA, "cannot open %s: %s", path, strerror(errno));
+        return lt_fail(LT_EDATA, "cannot open %s: %s", LT_SHOW(path), strerror(errno));
     while (status == LT_OK && (errno = 0, e = readdir(dir))) {
-        if (e->d_name[0] == '.')
+        if (e->d_name[0] == '.' || (class >= 0 && !is_image(e->d_name)))
             continue;
-        if (class >= 0)
-            status = is_image(e) ? add(f, &f->images, e->d_name, class) : LT_OK;
-        else if ((status = join(inner, path, e->d_name)) == LT_OK) {
-            if (stat(inner, &s) != 0)
-                status = lt_fail(LT_EDATA, "cannot open %s: %s", inner, strerror(errno));
-            else if (S_ISDIR(s.st_mode))
-                status = add(f, &f->classes, e->d_name, 0);
-        }
+        status = find_kind(dir, path, e, &kind);
+        if (status == LT_OK && kind == wanted)
+            status = add(f, class < 0 ? &f->classes : &f->images, e->d_name, class);
     }
     if (status == LT_OK && errno)
-        status = lt_fail(LT_EDATA, "cannot read %s: %s", path, strerror(errno));
+        status = lt_fail(LT_EDATA, "cannot read %s: %s", LT_SHOW(path), strerror(errno));
     closedir(dir);
     return status;
 }
@@ -134,7 +142,7 @@ static lt_status list_class(folder *f, int64_t class)
     LT_TRY(join(path, f->path, f->names + f->classes.items[class].name));
     LT_TRY(list_folder(f, path, class));
     if (f->images.n == first)
-        return lt_fail(LT_EDATA, "%s has no image: no file .jpg, .jpeg or .png", path);
+        return lt_fail(LT_EDATA, "%s has no image: no file .jpg, .jpeg or .png", LT_SHOW(path));
     sort(f, f->images.items + first, f->images.n - first);
     return LT_OK;
 }
@@ -144,7 +152,7 @@ static lt_status list_all(folder *f)
     LT_TRY(list_folder(f, f->path, -1));
     if (f->classes.n == 0)
         return lt_fail(LT_EDATA, "%s has no class: its images want to be in folders, as in "
-                       "%s/CLASS/NAME.jpg", f->path, f->path);
+                       "%s/CLASS/NAME.jpg", LT_SHOW(f->path), LT_SHOW(f->path));
     sort(f, f->classes.items, f->classes.n);
     for (int64_t i = 0; i < f->classes.n; i++)
         LT_TRY(list_class(f, i));
@@ -167,8 +175,9 @@ static lt_status read_image(const lt_source *source, int64_t i, lt_workshop *sho
     LT_TRY(lt__image_decode(path, shop->file.data, n, (int)source->c, shop, image));
     if (f->sized && (image->h != source->h || image->w != source->w))
         return lt_fail(LT_EDATA, "%s has %lldx%lld pixels (height x width), the first image has "
-                       "%lldx%lld; name a size that all are brought to", path, (long long)image->h,
-                       (long long)image->w, (long long)source->h, (long long)source->w);
+                       "%lldx%lld; name a size that all are brought to", LT_SHOW(path),
+                       (long long)image->h, (long long)image->w, (long long)source->h,
+                       (long long)source->w);
     *label = file->class;
     return LT_OK;
 }
@@ -209,11 +218,11 @@ static void free_folder(lt_source *source)
 lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height, int64_t width,
                             int channels)
 {
-    if (height < 0 || width < 0 || (height == 0) != (width == 0) ||
-        (channels != 1 && channels != 3)) {
-        lt_fail(LT_EINVAL, "images: height x width wants a size, or 0x0 for that of the files, and "
-                "channels 1 or 3; they are %lldx%lld and %d", (long long)height, (long long)width,
-                channels);
+    if (height < 0 || width < 0 || height > LT_MAX_SIDE || width > LT_MAX_SIDE ||
+        (height == 0) != (width == 0) || (channels != 1 && channels != 3)) {
+        lt_fail(LT_EINVAL, "images: height x width wants a size of at most %dx%d, or 0x0 for that "
+                "of the files, and channels 1 or 3; they are %lldx%lld and %d", LT_MAX_SIDE,
+                LT_MAX_SIDE, (long long)height, (long long)width, channels);
         return NULL;
     }
     folder *f = calloc(1, sizeof *f);

@@ -6,12 +6,11 @@
  * images of 28x28) buys that no header, whatever its bits, makes a small file ask for much
  * memory.
  */
-#include <errno.h>
 #include <string.h>
+#include <unistd.h>
 #include <zlib.h>
 
-#include "core/core.h"
-#include "data/data.h"
+#include "data/source.h"
 
 typedef struct header {
     lt_dtype dtype;
@@ -21,18 +20,20 @@ typedef struct header {
     size_t data_bytes;             /* that it promises */
 } header;
 
-/* zlib's reason, which names the file. */
-static lt_status read_failed(gzFile file)
+/* zlib's reason begins with the name that it has for a descriptor. */
+static lt_status read_failed(gzFile file, const char *path)
 {
     int code;
-    const char *reason = gzerror(file, &code);
+    const char *reason = gzerror(file, &code), *colon = strstr(reason, ": ");
     if (code == Z_MEM_ERROR)
         return lt_fail(LT_ENOMEM, "out of memory while reading a gzip file");
-    return lt_fail(LT_EDATA, "cannot read %s; fetch it again", reason);
+    return lt_fail(LT_EDATA, "cannot read %s: %s; fetch it again", LT_SHOW(path),
+                   colon ? colon + 2 : reason);
 }
 
 /* Reads bytes, or up to the end of the file: *got tells. */
-static lt_status read_up_to(gzFile file, void *buffer, size_t bytes, size_t *got)
+static lt_status read_up_to(gzFile file, const char *path, void *buffer, size_t bytes,
+                            size_t *got)
 {
     enum { MOST = 1 << 30 }; /* gzread counts in int */
     *got = 0;
@@ -42,7 +43,7 @@ static lt_status read_up_to(gzFile file, void *buffer, size_t bytes, size_t *got
         int code;
         gzerror(file, &code);
         if (n < 0 || code != Z_OK) /* a stream that ends early is 0 bytes and a code */
-            return read_failed(file);
+            return read_failed(file, path);
         if (n == 0)
             break;
         *got += (size_t)n;
@@ -54,12 +55,12 @@ static lt_status read_header(gzFile file, const char *path, header *h)
 {
     unsigned char magic[4], sizes[4 * LT_MAX_DIMS];
     size_t got;
-    LT_TRY(read_up_to(file, magic, 4, &got));
+    LT_TRY(read_up_to(file, path, magic, 4, &got));
     if (got < 4 || magic[0] || magic[1])
         return lt_fail(LT_EDATA,
                        "%s is not an IDX file: it does not start with two zero bytes, a type "
                        "and the number of dims",
-                       path);
+                       LT_SHOW(path));
     switch (magic[2]) {
     case 0x08: h->dtype = LT_U8; break;
     case 0x0c: h->dtype = LT_I32; break;
@@ -67,24 +68,26 @@ static lt_status read_header(gzFile file, const char *path, header *h)
     case 0x0e: h->dtype = LT_F64; break;
     default:
         return lt_fail(LT_EDATA, "%s holds elements of IDX type 0x%02x; luatrain reads 0x08 (u8), "
-                       "0x0c (i32), 0x0d (f32) and 0x0e (f64)", path, magic[2]);
+                       "0x0c (i32), 0x0d (f32) and 0x0e (f64)", LT_SHOW(path), magic[2]);
     }
     h->ndim = magic[3];
     if (h->ndim < 1 || h->ndim > LT_MAX_DIMS)
-        return lt_fail(LT_EDATA, "%s has %d dims, luatrain reads 1 to %d", path, h->ndim,
-                       LT_MAX_DIMS);
-    LT_TRY(read_up_to(file, sizes, 4 * (size_t)h->ndim, &got));
+        return lt_fail(LT_EDATA, "%s has %d dims, luatrain reads 1 to %d", LT_SHOW(path),
+                       h->ndim, LT_MAX_DIMS);
+    LT_TRY(read_up_to(file, path, sizes, 4 * (size_t)h->ndim, &got));
     if (got < 4 * (size_t)h->ndim)
-        return lt_fail(LT_EDATA, "%s ends inside its header; fetch it again", path);
+        return lt_fail(LT_EDATA, "%s ends inside its header; fetch it again", LT_SHOW(path));
     h->bytes = 4 + 4 * (size_t)h->ndim;
     h->data_bytes = lt_dtype_bytes(h->dtype);
     for (int i = 0; i < h->ndim; i++) {
         const unsigned char *s = sizes + 4 * i;
         h->dims[i] = (int64_t)s[0] << 24 | s[1] << 16 | s[2] << 8 | s[3];
         if (h->dims[i] == 0)
-            return lt_fail(LT_EDATA, "%s is empty: axis %d has 0 elements", path, i + 1);
+            return lt_fail(LT_EDATA, "%s is empty: axis %d has 0 elements", LT_SHOW(path),
+                           i + 1);
         if (__builtin_mul_overflow(h->data_bytes, (size_t)h->dims[i], &h->data_bytes))
-            return lt_fail(LT_EDATA, "%s promises more elements than any file can hold", path);
+            return lt_fail(LT_EDATA, "%s promises more elements than any file can hold",
+                           LT_SHOW(path));
     }
     return LT_OK;
 }
@@ -95,17 +98,17 @@ static lt_status check_size(gzFile file, const char *path, const header *h)
     char buffer[1 << 14];
     size_t count = 0, got;
     do {
-        LT_TRY(read_up_to(file, buffer, sizeof buffer, &got));
+        LT_TRY(read_up_to(file, path, buffer, sizeof buffer, &got));
         count += got;
     } while (got == sizeof buffer && count <= h->data_bytes);
     if (count < h->data_bytes)
         return lt_fail(LT_EDATA,
                        "%s is cut short: its header promises %zu bytes of data, it has %zu; "
                        "fetch it again",
-                       path, h->data_bytes, count);
+                       LT_SHOW(path), h->data_bytes, count);
     if (count > h->data_bytes)
         return lt_fail(LT_EDATA, "%s has more data than the %zu bytes that its header promises",
-                       path, h->data_bytes);
+                       LT_SHOW(path), h->data_bytes);
     return LT_OK;
 }
 
@@ -124,10 +127,10 @@ static lt_status read_data(gzFile file, const char *path, const header *h, lt_te
 {
     size_t got;
     if (gzseek(file, (z_off_t)h->bytes, SEEK_SET) < 0)
-        return read_failed(file);
-    LT_TRY(read_up_to(file, lt_data(x), h->data_bytes, &got));
+        return read_failed(file, path);
+    LT_TRY(read_up_to(file, path, lt_data(x), h->data_bytes, &got));
     if (got < h->data_bytes)
-        return lt_fail(LT_EDATA, "%s became shorter while it was read", path);
+        return lt_fail(LT_EDATA, "%s became shorter while it was read", LT_SHOW(path));
     swap_bytes(lt_data(x), h->data_bytes, lt_dtype_bytes(h->dtype));
     return LT_OK;
 }
@@ -136,9 +139,14 @@ lt_tensor *lt_idx_read(lt_ctx *ctx, const char *path)
 {
     header h;
     lt_tensor *x = NULL;
-    gzFile file = gzopen(path, "rbe");
+    int64_t bytes;
+    int fd = lt__open_plain(path, &bytes);
+    if (fd < 0)
+        return NULL;
+    gzFile file = gzdopen(fd, "rb"); /* it closes fd */
     if (!file) {
-        lt_fail(LT_EDATA, "cannot open %s: %s", path, strerror(errno));
+        close(fd);
+        lt_fail(LT_ENOMEM, "out of memory for reading a file");
         return NULL;
     }
     gzbuffer(file, 1 << 17);

@@ -3,26 +3,25 @@
  * stb_image decodes whatever it can make sense of: it looks at no checksum, fills in what is
  * missing, and a few thousand Huffman codes where 256 have room lead it out of its tables. So the
  * file is walked over first, marker by marker or chunk by chunk: it must be there to its end, and
- * so must all that the decoder will want; no header makes a small file cost much memory. All of a
- * PNG lies under checksums, and no flipped bit gets through. A JPEG has none: one whose
- * coefficients were changed is another image, and nobody can tell.
+ * so must all that the decoder will want; no header makes a file cost more memory than its bytes
+ * can stand for, and none more than 1 GB. All of a PNG lies under checksums, and no flipped bit
+ * gets through. A JPEG has none: one whose coefficients were changed is another image, and nobody
+ * can tell.
  *
  * The decoder's memory is zeroed, so that the pixels of a strange file are a function of its bytes.
  * Of colours with 16 bits the upper 8 are taken, alpha is dropped, grey is luma. Orientation and
- * colour profiles are not looked at.
+ * colour profiles are not looked at. Where a JPEG has half as many colours across as it has pixels
+ * (4:2:2), stb_image swaps two weights: in the last column but one a colour is 3/4 of its left
+ * neighbour's and 1/4 of its own, not the other way round.
  */
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <zlib.h>
 
 #include "data/source.h"
 
-enum { MOST_PIXELS = 64000000 };
+enum { MOST_PIXELS = 64000000, MOST_BYTES = 256 << 20 }; /* of a PNG's rows */
 
 /* Says which: stb_image itself only gives NULL. */
 static void *allocate(size_t bytes)
@@ -33,12 +32,14 @@ static void *allocate(size_t bytes)
     return p;
 }
 
+/* What grows, by doubling, are a PNG's data: the compressed ones, and the rows where they are more
+ * than the header says. */
 static void *reallocate(void *old, size_t old_bytes, size_t bytes)
 {
-    char *p = realloc(old, bytes);
+    char *p = bytes <= 2 * (size_t)MOST_BYTES ? realloc(old, bytes) : NULL;
     if (p)
         memset(p + old_bytes, 0, bytes - old_bytes);
-    else
+    else if (bytes <= 2 * (size_t)MOST_BYTES)
         lt_fail(LT_ENOMEM, "out of memory for its pixels");
     return p;
 }
@@ -60,8 +61,7 @@ static void *reallocate(void *old, size_t old_bytes, size_t bytes)
 
 /* ==== What both have in common ================================================================ */
 
-/* most: the pixels that a byte of the file can stand for. */
-static lt_status check_size(uint64_t height, uint64_t width, uint64_t most, size_t n)
+static lt_status check_size(uint64_t height, uint64_t width)
 {
     unsigned long long h = height, w = width;
     if (h == 0 || w == 0)
@@ -69,9 +69,16 @@ static lt_status check_size(uint64_t height, uint64_t width, uint64_t most, size
     if (h > MOST_PIXELS / w)
         return lt_fail(LT_EDATA, "it has %llux%llu pixels (height x width), luatrain takes at "
                        "most 64 million", h, w);
-    if (h * w / most > n)
+    return LT_OK;
+}
+
+/* least: the bytes without which so many pixels cannot be. */
+static lt_status check_bytes(uint64_t height, uint64_t width, uint64_t least, size_t n)
+{
+    if (least > n)
         return lt_fail(LT_EDATA, "its header promises %llux%llu pixels (height x width), more "
-                       "than %zu bytes can hold", h, w, n);
+                       "than %zu bytes can hold", (unsigned long long)height,
+                       (unsigned long long)width, n);
     return LT_OK;
 }
 
@@ -87,8 +94,24 @@ static uint32_t read32(const uint8_t *p) { return (uint32_t)read16(p) << 16 | re
 
 static const uint8_t png_signature[8] = {137, 'P', 'N', 'G', 13, 10, 26, 10};
 
-/* Chunks: a length, a name, so many bytes, and a checksum over name and bytes. deflate makes at
- * most 1032 bytes of one, a byte holds at most 8 pixels. */
+/* The rows, each with a byte for its filter, are what the decoder takes memory for, and again for
+ * the pixels. deflate makes at most 1032 bytes of one. */
+static lt_status see_header(const uint8_t *p, size_t n)
+{
+    static const uint8_t colours[] = {1, 0, 3, 1, 2, 0, 4}; /* by type */
+    uint64_t w = read32(p), h = read32(p + 4), bits = p[8], type = p[9];
+    if (type >= sizeof colours || !colours[type])
+        return lt_fail(LT_EDATA, "the header of the PNG is damaged; fetch it again");
+    LT_TRY(check_size(h, w));
+    uint64_t rows = h * ((w * bits * colours[type] + 7) / 8 + 1);
+    if (rows > MOST_BYTES)
+        return lt_fail(LT_EDATA, "its %llux%llu pixels (height x width) are %llu bytes, luatrain "
+                       "takes a PNG of at most %d", (unsigned long long)h, (unsigned long long)w,
+                       (unsigned long long)rows, MOST_BYTES);
+    return check_bytes(h, w, rows / 1032, n);
+}
+
+/* Chunks: a length, a name, so many bytes, and a checksum over name and bytes. */
 static lt_status check_png(const uint8_t *p, size_t n)
 {
     size_t at = sizeof png_signature, length;
@@ -103,7 +126,7 @@ static lt_status check_png(const uint8_t *p, size_t n)
         if (is_header != (at == sizeof png_signature) || (is_header && length != 13))
             return lt_fail(LT_EDATA, "a PNG has one header, at its beginning; this one has not");
         if (is_header)
-            LT_TRY(check_size(read32(chunk + 8), read32(chunk + 4), 1032 * 8, n));
+            LT_TRY(see_header(chunk + 4, n));
         else if (memcmp(chunk, "IEND", 4) == 0)
             return LT_OK;
         else if (!(chunk[0] & 32) && memcmp(chunk, "PLTE", 4) != 0 && memcmp(chunk, "IDAT", 4) != 0)
@@ -153,8 +176,10 @@ static lt_status see_frame(jpeg *j, int marker, const uint8_t *p, size_t bytes, 
         j->id[i] = p[6 + 3 * i];
         j->quantization[i] = p[8 + 3 * i] & 3;
     }
+    uint64_t h = read16(p + 1), w = read16(p + 3);
+    LT_TRY(check_size(h, w));
     /* A block of 8x8 takes a bit at least, and some component has a quarter of all blocks. */
-    return check_size(read16(p + 1), read16(p + 3), 4 * 64 * 8, n);
+    return check_bytes(h, w, h * w / (4 * 64 * 8), n);
 }
 
 /* Tables come several in a segment. */
@@ -266,50 +291,15 @@ lt_status lt__image_decode(const char *path, const uint8_t *bytes, size_t n, int
 {
     int h, w, c;
     if (check(bytes, n) != LT_OK)
-        return lt_fail_prefix("%s: no image", path);
+        return lt_fail_prefix("%s: no image", LT_SHOW(path));
     lt_fail(LT_EDATA, "its compressed data are damaged; fetch it again"); /* or allocate() says */
     uint8_t *pixels = stbi_load_from_memory(bytes, (int)n, &w, &h, &c, channels);
     if (!pixels)
-        return lt_fail_prefix("%s: no image", path);
+        return lt_fail_prefix("%s: no image", LT_SHOW(path));
     free(shop->decoded.data);
     shop->decoded = (lt_buffer){pixels, (size_t)h * (size_t)w * (size_t)channels};
     *image = (lt_image){pixels, LT_U8, h, w, channels};
     return LT_OK;
-}
-
-/* The file's bytes, or as many as there are now. */
-static lt_status read_all(int fd, const char *path, uint8_t *data, size_t bytes, size_t *n)
-{
-    for (*n = 0; *n < bytes;) {
-        ssize_t got = read(fd, data + *n, bytes - *n);
-        if (got < 0 && errno != EINTR)
-            return lt_fail(LT_EDATA, "cannot read %s: %s", path, strerror(errno));
-        if (got == 0)
-            break;
-        *n += got > 0 ? (size_t)got : 0;
-    }
-    return LT_OK;
-}
-
-lt_status lt__read_whole(const char *path, size_t most, lt_buffer *buffer, size_t *n)
-{
-    struct stat s;
-    lt_status status = LT_OK;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* does not wait where a FIFO would */
-    if (fd < 0 || fstat(fd, &s) != 0)
-        status = lt_fail(LT_EDATA, "cannot open %s: %s", path, strerror(errno));
-    else if (!S_ISREG(s.st_mode))
-        status = lt_fail(LT_EDATA, "%s is no plain file", path);
-    else if ((uintmax_t)s.st_size > most)
-        status = lt_fail(LT_EDATA, "%s has %jd bytes, luatrain takes at most %zu", path,
-                         (intmax_t)s.st_size, most);
-    else if (!lt__buffer_need(buffer, (size_t)s.st_size))
-        status = lt_errcode();
-    else
-        status = read_all(fd, path, buffer->data, (size_t)s.st_size, n);
-    if (fd >= 0)
-        close(fd);
-    return status;
 }
 
 lt_tensor *lt_image_read(lt_ctx *ctx, const char *path, int channels)

@@ -29,12 +29,14 @@ static double draw_between(uint32_t word, double low, double high)
     return low + (high - low) * ((double)word * 0x1p-32);
 }
 
-/* At least `least` of the area, at an aspect ratio from 3/4 to 4/3 as far as the image allows. */
+/* A share of the area from `least` to 1, at an aspect ratio (width / height) from 3/4 to 4/3, or as
+ * near as that share of this image can come. */
 static lt_window random_window(const lt_image *image, double least, const uint32_t word[4])
 {
     double height = (double)image->h, width = (double)image->w;
     double area = draw_between(word[0], least, 1) * height * width;
     double aspect = exp(draw_between(word[1], log(3.0 / 4), log(4.0 / 3)));
+    aspect = fmin(fmax(aspect, area / (height * height)), width * width / area);
     double h = fmin(sqrt(area / aspect), height), w = fmin(sqrt(area * aspect), width);
     return (lt_window){draw_between(word[2], 0, height - h), draw_between(word[3], 0, width - w), h,
                        w};

@@ -88,6 +88,11 @@ static lt_status check(const lt_tensor *images, const lt_tensor *labels)
     if (lt_ndim(images) != 3 && lt_ndim(images) != 4)
         return lt_fail(LT_EINVAL, "data: images want axes (n, h, w) or (n, h, w, c), they are %s",
                        lt_describe(images, text, sizeof text));
+    for (int i = 1; i < lt_ndim(images); i++)
+        if (lt_dim(images, i) == 0)
+            return lt_fail(LT_EINVAL,
+                           "data: images want at least one pixel and one channel, they are %s",
+                           lt_describe(images, text, sizeof text));
     if (x != LT_U8 && !lt__is_float(x))
         return lt_fail(LT_EINVAL, "data: images want u8 or a float dtype, they are %s",
                        lt_dtype_name(x));

@@ -11,6 +11,8 @@
 #include "core/tensor.h"
 #include "data/data.h"
 
+#define LT_MAX_SIDE (1 << 14) /* of images that a source makes, or brings to a size */
+
 typedef struct lt_buffer { /* grows, and goes with its owner */
     uint8_t *data;
     size_t room;
@@ -48,6 +50,14 @@ struct lt_source {
 /* Decodes n bytes of JPEG or PNG into shop->decoded. path is for messages. LT_EDATA, LT_ENOMEM. */
 lt_status lt__image_decode(const char *path, const uint8_t *bytes, size_t n, int channels,
                            lt_workshop *shop, lt_image *image);
+
+/* A path as messages show it: without control codes for a terminal, and of a long one the end. */
+#define LT_SHOWN_PATH 204 /* bytes: dots, 200 of the path, a zero */
+const char *lt__show_path(const char *path, char room[LT_SHOWN_PATH]);
+#define LT_SHOW(path) lt__show_path((path), (char[LT_SHOWN_PATH]){0})
+
+/* A descriptor of a plain file, whose length goes to *bytes; -1 with LT_EDATA. */
+int lt__open_plain(const char *path, int64_t *bytes);
 /* The bytes of a plain file, at most `most` of them, in buffer. LT_EDATA, LT_ENOMEM. */
 lt_status lt__read_whole(const char *path, size_t most, lt_buffer *buffer, size_t *n);
 
@@ -57,9 +67,9 @@ typedef struct lt_window { /* a part of an image, in pixels; (0, 0) is its upper
 
 /* *result (h, w, c) = the window of a u8 image, which lies in the image, brought to h x w by a
  * triangle filter that widens when it shrinks, so that nothing is skipped: as Pillow's
- * resize(BILINEAR, box = window). At the image's edges the weights are brought to a sum of 1; pixels
- * around the window count as any others. Rounded to the nearest byte. *result is in shop->resized,
- * where *image must not be. LT_ENOMEM. */
+ * resize(BILINEAR, box = window). At the image's edges the weights are brought to a sum of 1;
+ * pixels around the window count as any others. Rounded to the nearest byte. *result is in
+ * shop->resized, where *image must not be. LT_ENOMEM. */
 lt_status lt__resample(const lt_image *image, lt_window window, int64_t h, int64_t w,
                        lt_workshop *shop, lt_image *result);
 

@@ -55,13 +55,13 @@ static void free_synthetic(lt_source *source)
 static lt_status check(uint64_t part, int64_t count, int64_t height, int64_t width,
                        int64_t channels, int64_t classes)
 {
-    enum { MOST_SIDE = 1 << 14, MOST_CLASSES = 1 << 20 };
+    enum { MOST_CLASSES = 1 << 20 };
     if (part >> 24)
         return lt_fail(LT_EINVAL, "synthetic data: part wants a number below 2^24, it is %llu",
                        (unsigned long long)part);
-    if (height < 1 || width < 1 || height > MOST_SIDE || width > MOST_SIDE)
+    if (height < 1 || width < 1 || height > LT_MAX_SIDE || width > LT_MAX_SIDE)
         return lt_fail(LT_EINVAL, "synthetic data: images want 1 to %d pixels each way, "
-                       "they are %lldx%lld", MOST_SIDE, (long long)height, (long long)width);
+                       "they are %lldx%lld", LT_MAX_SIDE, (long long)height, (long long)width);
     if (channels < 1 || channels > LT_MAX_CHANNELS)
         return lt_fail(LT_EINVAL, "synthetic data: images want 1 to %d channels, they have %lld",
                        LT_MAX_CHANNELS, (long long)channels);

@@ -1,7 +1,13 @@
 /* bind_data.c - sources of images in Lua, and batches of them. Its caller is the embedded data.lua,
  * which has checked what scripts give.
+ *
+ * Making a userdata may run the collector, and a finalizer may close anything. So each function
+ * first makes what will own its result, then fetches the pointers that it calls the library with.
  */
+#include <errno.h>
 #include <limits.h>
+#include <string.h>
+#include <sys/stat.h>
 
 #include "lua/bind.h"
 
@@ -9,12 +15,27 @@ static const char source_class[] = "luatrain.Source", batches_class[] = "luatrai
 
 /* ==== Files =================================================================================== */
 
+/* exists(path): whether something is there, readable or not; nil and the reason when that cannot be
+ * known. */
+static int exists(lua_State *L)
+{
+    struct stat now;
+    int error = stat(lt__check_path(L, lt__lua(L), 1, "data"), &now) == 0 ? 0 : errno;
+    if (error == 0 || error == ENOENT || error == ENOTDIR) {
+        lua_pushboolean(L, error == 0);
+        return 1;
+    }
+    lua_pushnil(L);
+    lua_pushstring(L, strerror(error));
+    return 2;
+}
+
+/* read_idx(path) */
 static int read_idx(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    const char *path = lt__check_path(L, s, 1, "data");
     lt_tensor **box = lt__push_box(L, s);
-    lt__fill_box(L, s, box, lt_idx_read(s->ctx, path));
+    lt__fill_box(L, s, box, lt_idx_read(s->ctx, lt__check_path(L, s, 1, "data")));
     return 1;
 }
 
@@ -22,9 +43,9 @@ static int read_idx(lua_State *L)
 static int read_image(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    const char *path = lt__check_path(L, s, 1, "data.image");
     int channels = (int)luaL_checkinteger(L, 2);
     lt_tensor **box = lt__push_box(L, s);
+    const char *path = lt__check_path(L, s, 1, "data.image");
     lt__fill_box(L, s, box, lt_image_read(s->ctx, path, channels));
     return 1;
 }
@@ -35,12 +56,12 @@ static int read_cifar10(lua_State *L)
     lt_lua *s = lt__lua(L);
     int n = (int)luaL_len(L, 1);
     const char **paths = lua_newuserdatauv(L, (size_t)n * sizeof *paths, 0);
+    lt_tensor **x = lt__push_box(L, s), **y = lt__push_box(L, s);
     for (int i = 0; i < n; i++) {
         lua_rawgeti(L, 1, i + 1);
         paths[i] = lt__check_path(L, s, lua_gettop(L), "data");
         lua_pop(L, 1); /* the list holds it */
     }
-    lt_tensor **x = lt__push_box(L, s), **y = lt__push_box(L, s);
     lt__check(L, s, lt_cifar10_read(s->ctx, n, paths, x, y));
     lt__fill_box(L, s, x, *x);
     lt__fill_box(L, s, y, *y);
@@ -61,9 +82,9 @@ static int source_gone(lua_State *L)
 static int source_tensors(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
+    void **h = lt__push_handle(L, source_class);
     lt_tensor *images = lt__check_tensor(L, s, 1, "data", "images");
     lt_tensor *labels = lt__check_tensor(L, s, 2, "data", "labels");
-    void **h = lt__push_handle(L, source_class);
     lt__fill_handle(L, h, lt_source_tensors(s->ctx, images, labels));
     return 1;
 }
@@ -72,10 +93,10 @@ static int source_tensors(lua_State *L)
 static int source_folder(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    const char *path = lt__check_path(L, s, 1, "data");
     int64_t height = luaL_checkinteger(L, 2), width = luaL_checkinteger(L, 3);
     int channels = (int)luaL_checkinteger(L, 4);
     void **h = lt__push_handle(L, source_class);
+    const char *path = lt__check_path(L, s, 1, "data");
     lt__fill_handle(L, h, lt_source_folder(s->ctx, path, height, width, channels));
     return 1;
 }
@@ -108,13 +129,12 @@ static int source_shape(lua_State *L)
     return 3;
 }
 
-/* source:names(): of its classes. */
+/* source:names(): of its classes. A source that is closed meanwhile raises. */
 static int source_names(lua_State *L)
 {
-    lt_source *source = lt__check_handle(L, source_class);
     const char *name;
     lua_newtable(L);
-    for (int64_t i = 0; (name = lt_source_class(source, i)); i++) {
+    for (int64_t i = 0; (name = lt_source_class(lt__check_handle(L, source_class), i)); i++) {
         lua_pushstring(L, name);
         lua_rawseti(L, -2, i + 1);
     }
@@ -155,9 +175,28 @@ static int batches_gone(lua_State *L)
     return 0;
 }
 
+/* Raises unless argument 1 of a method is a pass, open or closed. */
+static lt_batches *check_pass(lua_State *L, const char *method)
+{
+    lt_batches **h = luaL_testudata(L, 1, batches_class);
+    if (!h)
+        lt__refuse(L, lt__lua(L), "batches: this is called as pass:%s(), on what set:open_batches "
+                   "gave; it was called on %s", method, lt__text(L, 1));
+    return *h;
+}
+
+static lt_batches *check_open(lua_State *L, const char *method)
+{
+    lt_batches *b = check_pass(L, method);
+    if (!b)
+        lt__refuse(L, lt__lua(L), "batches: this pass over the data was closed; open another with "
+                   "set:batches");
+    return b;
+}
+
 static int batches_close(lua_State *L)
 {
-    luaL_checkudata(L, 1, batches_class);
+    check_pass(L, "close");
     return batches_gone(L);
 }
 
@@ -191,7 +230,7 @@ static void get_channels(lua_State *L, int index, double values[LT_MAX_CHANNELS]
 static int new_batches(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt_source *source = lt__check_handle(L, source_class);
+    void **h = lt__push_handle(L, batches_class);
     int64_t workers = integer_field(L, 2, "workers");
     lt_batch_options options = {.batch = integer_field(L, 2, "batch"),
                                 .shuffle = boolean_field(L, 2, "shuffle"),
@@ -206,7 +245,8 @@ static int new_batches(lua_State *L)
     options.area = lua_tonumber(L, -1);
     get_channels(L, 3, options.mean);
     get_channels(L, 4, options.std);
-    void **h = lt__push_handle(L, batches_class);
+    lua_settop(L, 5); /* the handle is on top */
+    lt_source *source = lt__check_handle(L, source_class);
     lt__fill_handle(L, h, lt_batches_new(s->ctx, source, &options));
     return 1;
 }
@@ -215,8 +255,9 @@ static int new_batches(lua_State *L)
 static int batches_next(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt_batches *b = lt__check_handle(L, batches_class);
+    lua_settop(L, 1);
     lt_tensor **x = lt__push_box(L, s), **y = lt__push_box(L, s);
+    lt_batches *b = check_open(L, "next");
     lt__check(L, s, lt_batches_next(b, x, y));
     if (!*x)
         return 0;
@@ -227,7 +268,7 @@ static int batches_next(lua_State *L)
 
 static int batches_stats(lua_State *L)
 {
-    lt_batch_stats stats = lt_batches_stats(lt__check_handle(L, batches_class));
+    lt_batch_stats stats = lt_batches_stats(check_open(L, "stats"));
     lua_createtable(L, 0, 4);
     lua_pushnumber(L, stats.wait_s);
     lua_setfield(L, -2, "wait_s");
@@ -244,6 +285,7 @@ static const luaL_Reg batches_methods[] = {
     {"next", batches_next}, {"stats", batches_stats}, {"close", batches_close}, {NULL, NULL}};
 
 static const luaL_Reg functions[] = {
+    {"exists", exists},
     {"read_idx", read_idx},
     {"read_image", read_image},
     {"read_cifar10", read_cifar10},

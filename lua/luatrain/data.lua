@@ -12,8 +12,24 @@ local check = require "luatrain.check"
 
 local data = {}
 
-local function fail(...) core.fail("EDATA", string.format(...)) end
-local function refuse(...) core.fail("EINVAL", string.format(...)) end
+-- A path or a name as messages show it: without control codes for a terminal, and of a long one the
+-- end, as in "...DIR/NAME.jpg".
+local function shown(value)
+  if type(value) ~= "string" then return value end
+  local text = value:gsub("\xc2[\x80-\x9f]", "?"):gsub("%c", "?")
+  if #text <= 200 then return text end
+  text = text:sub(-200)
+  return "..." .. (text:match "/.*" or text:gsub("^[\x80-\xbf]+", ""))
+end
+
+local function format(text, ...)
+  local values = table.pack(...)
+  for i = 1, values.n do values[i] = shown(values[i]) end
+  return text:format(table.unpack(values, 1, values.n))
+end
+
+local function fail(...) core.fail("EDATA", format(...)) end
+local function refuse(...) core.fail("EINVAL", format(...)) end
 
 -- ==== Sets =======================================================================================
 --
@@ -32,6 +48,11 @@ local function per_channel(name, value, channels)
   end
   if #list ~= channels then
     refuse("data: %s has %d numbers, the images have %d channels", name, #list, channels)
+  end
+  for c, number in ipairs(list) do
+    if not math.type(number) or number - number ~= 0 then          -- inf and nan are not
+      refuse("data: %s wants finite numbers, channel %d has %s", name, c, number)
+    end
   end
   return list
 end
@@ -125,9 +146,9 @@ end
 -- ==== Reading ====================================================================================
 
 local function exists(path)
-  local file = io.open(path, "rb")                 -- a folder can be opened too
-  if file then file:close() end
-  return file ~= nil
+  local there, why = core.exists(path)
+  if why then fail("cannot look for %s: %s", path, why) end
+  return there
 end
 
 -- Two sets of one task have the same classes.
@@ -270,7 +291,8 @@ local function open_synthetic(text)
          .. "it is '%s'", text)
   end
   local function open(part, n)
-    local source = core.source_synthetic(part, n, height, width, channels, classes)
+    local ok, source = pcall(core.source_synthetic, part, n, height, width, channels, classes)
+    if not ok then core.fail("EDATA", (source:gsub("^[^:\n]*:%d+: ", ""))) end
     return new_set(source, {classes = classes, mean = 0.5, std = 0.2})
   end
   count = count or 10000

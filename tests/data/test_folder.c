@@ -140,7 +140,6 @@ TEST(the_rest_is_left_alone)
 
 TEST(links_are_followed)
 {
-    char text[PATH_MAX + 64];
     empty_root();
     make_folder("cat");
     make_file("cat/a.jpg", NULL);
@@ -150,9 +149,65 @@ TEST(links_are_followed)
     CHECK_EQ(lt_source_count(s), 4);
     CHECK_STR(lt_source_class(s, 1), "dog");
     lt_source_release(s);
-    CHECK_EQ(symlink("gone", in_root("fox")), 0); /* its class would change the others' numbers */
-    snprintf(text, sizeof text, "cannot open %s: No such file", in_root("fox"));
-    check_refused(8, text);
+}
+
+TEST(what_is_no_file_is_no_image)
+{
+    empty_root();
+    make_folder("cat");
+    make_file("cat/a.jpg", NULL);
+    CHECK_EQ(symlink("gone", in_root("fox")), 0);
+    CHECK_EQ(symlink("loop", in_root("loop")), 0);
+    CHECK_EQ(symlink("cat/a.jpg", in_root("a")), 0);
+    CHECK_EQ(symlink("gone.jpg", in_root("cat/b.jpg")), 0);
+    CHECK_EQ(symlink("../cat", in_root("cat/c.jpg")), 0);
+    CHECK_EQ(symlink("/dev/null", in_root("cat/d.jpg")), 0);
+    CHECK_EQ(mkfifo(in_root("cat/e.jpg"), 0600), 0);
+    lt_source *s = open_root();
+    CHECK_EQ(lt_source_count(s), 1);
+    CHECK_EQ(lt_source_classes(s), 1);
+    lt_source_release(s);
+}
+
+TEST(names_do_not_reach_the_terminal_as_they_are)
+{
+    static const struct { const char *name, *shown; } cases[] = {
+        {"x\033[31m\n\r\x7f.png", "x?[31m???.png"},
+        {"\xc3\xa9\xc2\x9b\xc2\xa0\xff.png", "\xc3\xa9?\xc2\xa0\xff.png"}};
+    for (int i = 0; i < 2; i++) {
+        char name[64], text[PATH_MAX + 64];
+        lt_workshop shop = {0};
+        lt_image image;
+        int64_t label;
+        empty_root();
+        make_folder("cat");
+        snprintf(name, sizeof name, "cat/%s", cases[i].name);
+        make_file(name, NULL);
+        lt_source *s = open_root();
+        CHECK_FAILS(s->read(s, 0, &shop, &image, &label), LT_EDATA, "");
+        snprintf(text, sizeof text, "%s/cat/%s: no image: the file is empty", root,
+                 cases[i].shown);
+        CHECK_STR(lt_errmsg(), text);
+        lt_source_release(s);
+        free(shop.file.data);
+    }
+}
+
+TEST(a_long_path_leaves_room_for_the_reason)
+{
+    char path[3600], text[256];
+    size_t n = 0;
+    while (n < 3500)
+        n += (size_t)sprintf(path + n, "/%04zu", n);
+    CHECK(lt_source_folder(ctx, path, 8, 8, 3) == NULL);
+    snprintf(text, sizeof text, "cannot open ...%s: No such file or directory", path + n - 200);
+    CHECK_STR(lt_errmsg(), text);
+    memset(path, 'a', 300); /* a name that is longer than that is cut between characters */
+    path[300] = '\0';
+    CHECK_EQ(strlen(LT_SHOW(path)), 203);
+    memcpy(path + 99, "\xc3\xa9", 2);
+    CHECK_EQ(strlen(LT_SHOW(path)), 202);
+    CHECK(strncmp(LT_SHOW(path), "...aaa", 6) == 0);
 }
 
 TEST(images_are_read_with_their_labels)
@@ -234,10 +289,11 @@ TEST(no_class_and_no_image_are_errors)
 
 TEST(arguments_are_checked)
 {
-    static const int cases[][3] = {{0, 8, 3}, {8, 0, 3}, {-1, -1, 3}, {8, 8, 2}, {8, 8, 0}};
+    static const int cases[][3] = {{0, 8, 3}, {8, 0, 3}, {-1, -1, 3}, {8, 8, 2}, {8, 8, 0},
+                                   {16385, 8, 3}, {8, 16385, 3}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         CHECK(!lt_source_folder(ctx, root, cases[i][0], cases[i][1], cases[i][2]));
         CHECK_EQ(lt_errcode(), LT_EINVAL);
-        CHECK_MSG("images: height x width wants a size, or 0x0 for that of the files");
+        CHECK_MSG("images: height x width wants a size of at most 16384x16384, or 0x0 for that");
     }
 }

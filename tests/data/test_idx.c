@@ -1,6 +1,7 @@
 /* test_idx.c - IDX files: each element type, gzip, and every way that a small file can be
  * damaged. */
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -124,7 +125,8 @@ TEST(every_truncation_is_an_error)
     size_t size = read_back(packed, sizeof packed);
     for (size_t n = 0; n < size; n++) {
         write_plain(packed, n);
-        check_refused(ctx, n < 2 ? "is not an IDX file" : "unexpected end of file; fetch it again");
+        check_refused(ctx, n < 2 ? "is not an IDX file"
+                                   : ": unexpected end of file; fetch it again");
     }
     lt_ctx_free(ctx);
 }
@@ -209,7 +211,7 @@ TEST(dims_have_bounds)
     lt_ctx_free(ctx);
 }
 
-TEST(a_missing_file_and_a_folder_are_named)
+TEST(what_is_no_plain_file_is_named)
 {
     lt_ctx *ctx = lt_ctx_new(NULL);
     CHECK(lt_idx_read(ctx, "/nowhere/train-images") == NULL);
@@ -217,7 +219,13 @@ TEST(a_missing_file_and_a_folder_are_named)
     CHECK_STR(lt_errmsg(), "cannot open /nowhere/train-images: No such file or directory");
     CHECK(lt_idx_read(ctx, "/") == NULL);
     CHECK_EQ(lt_errcode(), LT_EDATA);
-    CHECK_MSG("Is a directory");
+    CHECK_STR(lt_errmsg(), "/ is no plain file");
+    unlink(path);
+    CHECK_EQ(mkfifo(path, 0600), 0);
+    alarm(10); /* nobody writes into it: who waits for that is killed */
+    check_refused(ctx, "is no plain file");
+    alarm(0);
+    unlink(path);
     lt_ctx_free(ctx);
 }
 

@@ -239,6 +239,37 @@ TEST(a_header_cannot_make_a_small_file_cost_much)
     check_refused(&png, "it has 4294967295x4294967295 pixels");
 }
 
+/* 1032 bytes of rows for each of the file's are the most; pixels differ much in what they take. */
+TEST(a_png_is_bounded_by_the_bytes_of_its_rows)
+{
+    static const struct {
+        unsigned h, w;
+        uint8_t bits, type;
+        const char *text; /* NULL: the header promises what may be */
+    } cases[] = {
+        {8000, 8000, 16, 6, "its 8000x8000 pixels (height x width) are 512008000 bytes, luatrain "
+                            "takes a PNG of at most 268435456"},
+        {64000000, 1, 16, 6, "are 576000000 bytes, luatrain takes"},
+        {100, 1500, 16, 6, "its header promises 100x1500 pixels (height x width), more than "},
+        {100, 1500, 1, 0, NULL},
+        {1, 1200000, 16, 2, "its header promises 1x1200000 pixels"},
+        {1, 1200000, 1, 3, NULL},
+        {1200000, 1, 1, 0, "its header promises 1200000x1 pixels"}, /* a filter for each row */
+        {8, 8, 8, 1, "the header of the PNG is damaged; fetch it again"},
+        {8, 8, 8, 7, "the header of the PNG is damaged; fetch it again"},
+    };
+    file png = load("rgb.png");
+    CHECK(1200000 / 1032 > png.n && 1200000 / 8 / 1032 < png.n); /* else take other numbers */
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        put32(png.bytes + 16, cases[i].w);
+        put32(png.bytes + 20, cases[i].h);
+        png.bytes[24] = cases[i].bits;
+        png.bytes[25] = cases[i].type;
+        mend(&png, 8);
+        check_refused(&png, cases[i].text ? cases[i].text : "its compressed data are damaged");
+    }
+}
+
 TEST(jpegs_of_other_kinds_are_refused)
 {
     file f = load("baseline.jpg");

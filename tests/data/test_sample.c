@@ -187,6 +187,30 @@ static void check_window(const uint8_t *out, lt_image image, lt_window window, i
     free(shop.resized.data);
 }
 
+static double between(uint32_t word, double low, double high)
+{
+    return low + (high - low) * (word / 4294967296.0);
+}
+
+/* The part of an image of height x width: the share of its area that was drawn, all of it; at the
+ * aspect ratio that was drawn, where it fits, else as high or as wide as the image. */
+static lt_window part_of(const uint32_t word[4], double least, double height, double width)
+{
+    double share = between(word[0], least, 1), area = share * height * width;
+    double aspect = 0.75 * pow(16.0 / 9, word[1] / 4294967296.0);
+    double h = sqrt(area / aspect), w = sqrt(area * aspect);
+    if (h > height) {
+        h = height;
+        w = share * width;
+    } else if (w > width) {
+        w = width;
+        h = share * height;
+    }
+    CHECK(h <= height && w <= width);
+    CHECK_NEAR(h * w / (height * width), share, 1e-12);
+    return (lt_window){between(word[2], 0, height - h), between(word[3], 0, width - w), h, w};
+}
+
 TEST(a_random_part_comes_to_the_full_size)
 {
     static uint8_t out[N * SIZE], pixels[SIZE];
@@ -198,11 +222,8 @@ TEST(a_random_part_comes_to_the_full_size)
     for (int64_t i = 0; i < N; i++) {
         uint32_t word[4];
         lt_random(SEED, LT_RNG_AUGMENT, EPOCH, 2 * (uint64_t)i + 1, word);
-        double area = 0.2 + 0.8 * (word[0] / 4294967296.0);
-        double aspect = 0.75 * pow(16.0 / 9, word[1] / 4294967296.0);
-        double h = fmin(sqrt(area * H * W / aspect), H), w = fmin(sqrt(area * H * W * aspect), W);
-        lt_window window = {(H - h) * (word[2] / 4294967296.0), (W - w) * (word[3] / 4294967296.0),
-                            h, w};
+        lt_window window = part_of(word, 0.2, H, W);
+        double area = window.h * window.w / (H * W);
         for (int64_t k = 0; k < SIZE; k++)
             pixels[k] = byte_of(i, k / (W * C), k / C % W, k % C);
         check_window(out + i * SIZE, (lt_image){pixels, LT_U8, H, W, C}, window, H, W);
@@ -214,19 +235,55 @@ TEST(a_random_part_comes_to_the_full_size)
     lt_ctx_free(ctx);
 }
 
-/* One image of 40x20, in a source that wants another size. */
+/* Images of one size, 800 pixels, in a source that wants another. */
+enum { PIXELS = 800 };
+
 typedef struct photo {
     lt_source base;
-    uint8_t pixels[40 * 20 * 3];
+    int64_t h, w;
+    uint8_t pixels[PIXELS * 3];
 } photo;
 
 static lt_status read_photo(const lt_source *source, int64_t i, lt_workshop *shop, lt_image *image,
                             int64_t *label)
 {
+    const photo *p = (const photo *)source;
     (void)shop;
-    *image = (lt_image){((const photo *)source)->pixels, LT_U8, 40, 20, 3};
+    *image = (lt_image){p->pixels, LT_U8, p->h, p->w, 3};
     *label = i;
     return LT_OK;
+}
+
+static photo make_photo(int64_t count, int64_t h, int64_t w, int64_t to_h, int64_t to_w)
+{
+    photo p = {.base = {.refs = 1, .count = count, .h = to_h, .w = to_w, .c = 3, .dtype = LT_U8,
+                        .read = read_photo}, .h = h, .w = w};
+    CHECK_EQ(h * w, PIXELS);
+    for (int i = 0; i < PIXELS * 3; i++)
+        p.pixels[i] = (uint8_t)(i * i / 7);
+    return p;
+}
+
+TEST(a_random_part_of_an_odd_image_has_all_of_its_share)
+{
+    enum { TO = 6 };
+    static const struct { int64_t h, w; double least; } cases[] = {
+        {40, 20, 0.08}, {20, 40, 0.9}, {8, 100, 0.08}, {100, 8, 0.5}, {1, 800, 0.3}, {800, 1, 0.9}};
+    static uint8_t out[N * TO * TO * 3];
+    lt_ctx *ctx = lt_ctx_new(&(lt_config){.seed = SEED});
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        photo p = make_photo(N, cases[k].h, cases[k].w, TO, TO);
+        lt_batch_options options = {.batch = 16, .epoch = EPOCH, .dtype = LT_U8,
+                                    .area = cases[k].least};
+        CHECK_EQ(collect(ctx, &p.base, &options, out, TO * TO * 3), N);
+        for (int64_t i = 0; i < N; i++) {
+            uint32_t word[4];
+            lt_random(SEED, LT_RNG_AUGMENT, EPOCH, 2 * (uint64_t)i + 1, word);
+            check_window(out + i * TO * TO * 3, (lt_image){p.pixels, LT_U8, p.h, p.w, 3},
+                         part_of(word, cases[k].least, (double)p.h, (double)p.w), TO, TO);
+        }
+    }
+    lt_ctx_free(ctx);
 }
 
 TEST(the_middle_of_a_large_image_is_taken)
@@ -240,10 +297,7 @@ TEST(the_middle_of_a_large_image_is_taken)
     static uint8_t out[50 * 100 * 3];
     lt_ctx *ctx = lt_ctx_new(NULL);
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
-        photo p = {{.refs = 1, .count = 1, .h = cases[k].h, .w = cases[k].w, .c = 3,
-                    .dtype = LT_U8, .read = read_photo}, {0}};
-        for (int i = 0; i < 40 * 20 * 3; i++)
-            p.pixels[i] = (uint8_t)(i * i / 7);
+        photo p = make_photo(1, 40, 20, cases[k].h, cases[k].w);
         lt_batch_options options = {.batch = 1, .dtype = LT_U8};
         CHECK_EQ(collect(ctx, &p.base, &options, out, (size_t)(cases[k].h * cases[k].w * 3)), 1);
         check_window(out, (lt_image){p.pixels, LT_U8, 40, 20, 3}, cases[k].window, cases[k].h,

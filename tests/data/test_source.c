@@ -30,6 +30,25 @@ TEST(images_in_memory)
     lt_source_release(NULL);
 }
 
+TEST(images_in_memory_have_a_pixel)
+{
+    static const int64_t dims[][4] = {{4, 0, 5, 1}, {4, 5, 0, 1}, {4, 5, 5, 0}, {4, 0, 5, 0}};
+    static const char *const texts[] = {"4x0x5x1 u8", "4x5x0x1 u8", "4x5x5x0 u8", "4x0x5 u8"};
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    lt_tensor *labels = lt_tensor_full(ctx, LT_U8, 1, (int64_t[]){4}, 0);
+    for (int i = 0; i < 4; i++) {
+        lt_tensor *images = lt_tensor_full(ctx, LT_U8, i < 3 ? 4 : 3, dims[i], 0);
+        CHECK(images && lt_source_tensors(ctx, images, labels) == NULL);
+        CHECK_EQ(lt_errcode(), LT_EINVAL);
+        CHECK_MSG("data: images want at least one pixel and one channel, they are ");
+        CHECK_MSG(texts[i]);
+        lt_release(images);
+    }
+    lt_release(labels);
+    CHECK_EQ(lt_memory_stats(ctx).live, 0);
+    lt_ctx_free(ctx);
+}
+
 /* ==== Synthetic =============================================================================== */
 
 enum { H = 12, W = 9, MOST = 3, CLASSES = 10 };

@@ -45,6 +45,34 @@ write_labels("train-labels-idx1-ubyte", 25)
 write_images("t10k-images-idx3-ubyte", 7)
 write_labels("t10k-labels-idx1-ubyte", 7)
 
+T.test("names of files in messages", function()
+  T.fails(function() lt.data.open "images:x\27[31m\n\xc2\x9by\xc3\xa9" end,
+          "images: x?[31m??y\xc3\xa9 wants folders train, and val or test, with one for each class "
+          .. "in them; it has no train")
+  local path = ("/0123"):rep(700)
+  T.fails(function() lt.data.open("cifar10:" .. path) end,
+          ("cifar10: there is neither ...%s/data_batch_1.bin nor ...%s/train; the former comes in "
+          .. "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz")
+          :format(path:sub(-200), path:sub(-200)))
+  os.execute(("ln -s loop %s/loop"):format(folder))
+  T.fails(function() lt.data.open(("cifar10:%s/loop"):format(folder)) end,
+          ("cannot look for %s/loop/data_batch_1.bin: Too many levels of symbolic links")
+          :format(folder))
+end)
+
+-- Nobody writes into it: who waits for that is killed.
+T.test("a FIFO is no file of data", function()
+  write("fifo.lua", ([[
+    require "luatrain".data.open("fashion-mnist:%s/fifo")]]):format(folder))
+  local made = os.execute(("mkdir %s/fifo && mkfifo %s/fifo/train-images-idx3-ubyte.gz")
+                          :format(folder, folder))
+  assert(made)
+  local out = assert(io.popen(("timeout 20 %s %s/fifo.lua 2>&1"):format(T.program(), folder)))
+  local text = out:read "a"
+  out:close()
+  assert(text:find("fifo/train-images-idx3-ubyte.gz is no plain file", 1, true), text)
+end)
+
 T.test("sets and batches", function()
   local train, test = lt.data.open(name)
   T.equal(#train, 25)
@@ -183,8 +211,48 @@ T.test("a loop may be left, and a pass has numbers", function()
   T.equal(stats.workers, 2)
   assert(stats.images >= 10 and stats.wait_s > 0 and stats.work_s > 0)
   pass:close()
-  T.fails(function() return pass:next() end, "this luatrain.Batches was closed")
-  assert(not pcall(pass.close, 5))
+  local closed = "batches: this pass over the data was closed; open another with set:batches"
+  T.fails(function() return pass:next() end, closed)
+  T.fails(function() return pass:stats() end, closed)
+  pass:close()
+  for value, text in pairs{[5] = "5", [{}] = "a table", [set.source] = "userdata"} do
+    for _, method in ipairs{"next", "stats", "close"} do
+      T.fails(function() return pass[method](value) end,
+              ("batches: this is called as pass:%s(), on what set:open_batches gave; it was called "
+              .. "on %s"):format(method, text))
+    end
+  end
+  T.fails(function() return pass.next() end,
+          "batches: this is called as pass:next(), on what set:open_batches gave; it was called "
+          .. "on nil")
+end)
+
+-- The error of fn(...); the first collection inside of it runs the finalizer.
+local function collect_inside(finalizer, fn, ...)
+  collectgarbage("incremental", 200, 100, 60)      -- all of it in one step
+  collectgarbage()
+  setmetatable({}, {__gc = finalizer})
+  collectgarbage("restart")                        -- it is due with the next object
+  local ok, why = pcall(fn, ...)
+  collectgarbage("incremental", 200, 100, 13)
+  return not ok and why:gsub("^[^:]*:%d+: ", "")
+end
+
+-- Under the sanitizers what is used after it was freed stops the test.
+T.test("a finalizer may close what is in use", function()
+  local set = lt.data.open "synthetic:2x2x1/2/20"
+  local pass = set:open_batches{batch = 1, workers = 0}
+  T.equal(collect_inside(function() pass:close() end, pass.next, pass),
+          "batches: this pass over the data was closed; open another with set:batches")
+
+  local new_batches                                -- the call of open_batches in which C begins
+  for i = 1, math.huge do
+    local name, value = debug.getupvalue(set.open_batches, i)
+    if name == "core" then new_batches = value.new_batches; break end
+  end
+  T.equal(collect_inside(function() local _ <close> = set.source end, new_batches, set.source,
+                         {batch = 1, dtype = "f32"}, {}, {}),
+          "this luatrain.Source was closed")
 end)
 
 -- ==== One's own data =============================================================================
@@ -209,6 +277,9 @@ T.test("one's own images", function()
   set.mean = {1, 2}
   T.fails(function() set:batches{batch = 1} end,
           "data: mean has 2 numbers, the images have 3 channels")
+  set.mean = {1, "x", 3}
+  T.fails(function() set:batches{batch = 1} end,
+          "data: mean wants finite numbers, channel 2 has x")
 
   local kept = lt.step(function()                  -- a set outlives the step it was made in
     return lt.data.set{lt.ones({2, 1, 1}), lt.zeros({2}, {dtype = "u8"})}
@@ -230,6 +301,10 @@ T.test("one's own images, refused", function()
     {{x, y, names = {"a", 1}}, "data.set: 'names' wants a list of strings, it is a table"},
     {{x, y, names = {"a", "b"}, classes = 3}, "data.set: there are 2 names for 3 classes"},
     {{x, y, mean = {1, 2}}, "data: mean has 2 numbers, the images have 3 channels"},
+    {{x, y, mean = {1, 1 / 0, 1}}, "data: mean wants finite numbers, channel 2 has inf"},
+    {{x, y, std = -1 / 0}, "data: std wants finite numbers, channel 1 has -inf"},
+    {{lt.zeros({4, 0, 2, 3}), y},
+     "data: images want at least one pixel and one channel, they are 4x0x2x3 f32"},
     {{x, y, std = {1, 0, 1}}, "data.set: std wants positive numbers, channel 2 has 0"},
     {{x, y, std = "1"}, "data.set: 'std' wants a number, or a list of them, it is '1'"},
     {{lt.zeros({4, 1, 1, 5}), y, mean = 0.5},
@@ -354,6 +429,23 @@ T.test("an image that cannot be read is named", function()
   local train = lt.data.open("images:" .. folder .. "/photos", {size = 4})
   local ok, why = pcall(function() for _ in train:batches{batch = 2} do end end)
   assert(not ok and why:find(folder .. "/photos/train/cat/2.png", 1, true), why)
+end)
+
+T.test("a pass that fails goes on failing", function()
+  make "bad/train/a"
+  make "bad/test/a"
+  for i = 1, 8 do write(("bad/train/a/%d.png"):format(i), png(4, {i, 0, 0})) end
+  write("bad/train/a/4.png", "")
+  write("bad/test/a/1.png", png(4, {0, 0, 0}))
+  local train = lt.data.open("images:" .. folder .. "/bad", {size = 4})
+  for workers = 0, 2 do
+    local pass <close> = train:open_batches{batch = 2, workers = workers}
+    T.equal(#pass:next(), 2)
+    for _ = 1, 6 do
+      T.fails(function() pass:next() end,
+              folder .. "/bad/train/a/4.png: no image: the file is empty")
+    end
+  end
 end)
 
 -- ==== CIFAR-10 ===================================================================================

@@ -1,0 +1,82 @@
+/* file.c - files on their way in: opened without waiting, read whole, and their paths in messages.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "data/source.h"
+
+/* Whoever sees a name in a file system may have been given it by others: it must not steer the
+ * terminal, nor leave no room for the reason. */
+const char *lt__show_path(const char *path, char room[LT_SHOWN_PATH])
+{
+    enum { DOTS = 3, MOST = LT_SHOWN_PATH - DOTS - 1 };
+    const uint8_t *from = (const uint8_t *)path, *end = from + strlen(path);
+    char *to = room;
+    if (end - from > MOST) {
+        from = end - MOST;
+        const void *slash = memchr(from, '/', MOST);
+        for (from = slash ? slash : from; (*from & 0xc0) == 0x80; from++)
+            ; /* no part of a character */
+        memcpy(to, "...", DOTS);
+        to += DOTS;
+    }
+    for (; *from; from++) {
+        bool wide = from[0] == 0xc2 && (from[1] & 0xe0) == 0x80; /* U+0080 to U+009F, in UTF-8 */
+        *to++ = wide || *from < 0x20 || *from == 0x7f ? '?' : (char)*from;
+        from += wide;
+    }
+    *to = '\0';
+    return room;
+}
+
+int lt__open_plain(const char *path, int64_t *bytes)
+{
+    struct stat s;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* does not wait where a FIFO would */
+    if (fd < 0 || fstat(fd, &s) != 0) {
+        lt_fail(LT_EDATA, "cannot open %s: %s", LT_SHOW(path), strerror(errno));
+    } else if (!S_ISREG(s.st_mode)) {
+        lt_fail(LT_EDATA, "%s is no plain file", LT_SHOW(path));
+    } else {
+        *bytes = s.st_size;
+        return fd;
+    }
+    if (fd >= 0)
+        close(fd);
+    return -1;
+}
+
+/* The file's bytes, or as many as there are now. */
+static lt_status read_all(int fd, const char *path, uint8_t *data, size_t bytes, size_t *n)
+{
+    for (*n = 0; *n < bytes;) {
+        ssize_t got = read(fd, data + *n, bytes - *n);
+        if (got < 0 && errno != EINTR)
+            return lt_fail(LT_EDATA, "cannot read %s: %s", LT_SHOW(path), strerror(errno));
+        if (got == 0)
+            break;
+        *n += got > 0 ? (size_t)got : 0;
+    }
+    return LT_OK;
+}
+
+lt_status lt__read_whole(const char *path, size_t most, lt_buffer *buffer, size_t *n)
+{
+    int64_t bytes;
+    lt_status status;
+    int fd = lt__open_plain(path, &bytes);
+    if (fd < 0)
+        return lt_errcode();
+    if ((uint64_t)bytes > most)
+        status = lt_fail(LT_EDATA, "%s has %lld bytes, luatrain takes at most %zu", LT_SHOW(path),
+                         (long long)bytes, most);
+    else if (!lt__buffer_need(buffer, (size_t)bytes))
+        status = lt_errcode();
+    else
+        status = read_all(fd, path, buffer->data, (size_t)bytes, n);
+    close(fd);
+    return status;
+}
