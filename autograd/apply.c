@@ -190,13 +190,13 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
     int n_all = all_outputs(op), n_out = given_outputs(op);
     LT_TRY(make_outputs(&call, n_all));
 
-    bool record = false;
+    bool off = ag->off > 0, record = false;
     if ((op->bwd || op->fast_bwd || op->same_grad) && lt__is_float(spec[0].dtype))
-        for (int i = 0; i < n_in && ag->off == 0; i++)
+        for (int i = 0; i < n_in && !off; i++)
             record |= wants_grad(in[i]);
-    if (call.draws) /* what is not recorded must not shift the numbers of what is */
-        call.stream = record ? (uint64_t)ctx->step << 32 | ag->tape->draws
-                             : 1ull << 63 | ag->unrecorded_draws++;
+    uint64_t *draws = &ag->tape->draws[off]; /* measuring must not shift a training's numbers */
+    if (call.draws)
+        call.stream = (uint64_t)off << 63 | (uint64_t)ctx->step << 32 | *draws;
     lt_status status = n_all > 0 && spec[0].view ? LT_OK : lt__run_kernel(&call, op, false);
     if (status == LT_OK && record)
         status = lt__record(ag, def, &call, call.first_row);
@@ -209,8 +209,8 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
     for (int i = 0; i < n_in && op->in_place; i++)
         if (op->in_place >> i & 1)
             lt__wrote(in[i]);
-    if (call.draws && record)
-        ag->tape->draws++;
+    if (call.draws)
+        ++*draws;
     for (int i = 0; i < n_out; i++)
         out[i] = made[i];
     return LT_OK;

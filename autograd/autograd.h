@@ -102,8 +102,9 @@ struct lt_call {
     bool draws;                  /* set by a shape rule whose kernel will use stream */
     void *scratch;               /* op->scratch() bytes, 64-byte aligned */
     int threads;
-    uint64_t stream;             /* of random numbers: step and number of the recorded call that
-                                  * draws; calls that are not recorded have streams of their own */
+    uint64_t stream;             /* of random numbers: step << 32 | number of this drawing call in
+                                  * its pass, recorded or not. Calls with gradients off have numbers
+                                  * of their own and bit 63 set: they shift nothing */
     int64_t first_row;           /* global index of row 0 of the batch */
 };
 
@@ -203,9 +204,9 @@ LT_API void lt_tape_free(lt_tape *tape);   /* its nodes go with it */
 /* Records on tape from now on; NULL: the context's own. Returns the one before. Borrowed. */
 LT_API lt_tape *lt_tape_use(lt_ctx *ctx, lt_tape *tape);
 LT_API lt_tape *lt_tape_current(lt_ctx *ctx);
-/* What is recorded from now on is a pass over rows of the global batch from first_row on: random
- * calls are counted from the first again, so that a batch in pieces draws what a whole one does. An
- * optimizer step goes back to row 0. */
+/* What runs from now on is a pass over rows of the global batch from first_row on: random calls are
+ * counted from the first again, so that a batch in pieces draws what a whole one does. An optimizer
+ * step goes back to row 0. A step that begins by it draws the same, whatever ran before. */
 LT_API void lt_tape_set_first_row(lt_tape *tape, int64_t first_row);
 LT_API int lt_tape_nodes(const lt_tape *tape);
 /* Number i of the tensors that are kept for the backward of the op that made x; NULL past the last

@@ -368,7 +368,7 @@ lt_tape *lt_tape_current(lt_ctx *ctx) { return ctx->slots.autograd->tape; }
 void lt_tape_set_first_row(lt_tape *tape, int64_t first_row)
 {
     tape->first_row = first_row;
-    tape->draws = 0;
+    tape->draws[0] = tape->draws[1] = 0;
 }
 
 int lt_tape_nodes(const lt_tape *tape) { return tape->nodes; }

@@ -80,8 +80,8 @@ struct lt_tape {
     lt_ctx *ctx;
     lt_node *first, *last;
     int nodes;
-    int64_t first_row;        /* in the global batch, of the pass that is recorded */
-    uint64_t draws;           /* drawing calls so far in this pass */
+    int64_t first_row;        /* in the global batch, of the pass that runs */
+    uint64_t draws[2];        /* drawing calls so far in this pass; those with gradients off */
 };
 
 typedef struct lt_stat {      /* merged statistics of one pair of buffers */
@@ -105,7 +105,6 @@ struct lt_autograd {
     void *where_ud;
     lt_stat *stats;           /* in order of first appearance */
     uint64_t trees;           /* placed so far */
-    uint64_t unrecorded_draws;
     bool in_backward;
     uint64_t period;          /* from one use of gradients, or their end, to the next */
 };

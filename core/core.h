@@ -281,12 +281,16 @@ LT_MUST lt_status lt_file_read_into(lt_file *file, int i, lt_tensor *dst);
  * none. */
 LT_MUST lt_status lt_file_verify(lt_file *file);
 
-/* Writes n named tensors and n_meta metadata pairs (key, value, key, value, ...): into a
- * temporary file beside path, fsync, rename, fsync of the folder. path then holds the old file
- * or the whole new one. The digest of it all goes into its metadata as sha256. LT_EFILE with the
- * system's reason; LT_EINVAL for a name given twice, or one that is taken. */
+/* Writes n named tensors and n_meta metadata pairs (key, value, key, value, ...) as
+ * lt_file_replace() writes. The digest of it all goes into its metadata as sha256. LT_EFILE with
+ * the system's reason; LT_EINVAL for a name given twice, or one that is taken. */
 LT_MUST lt_status lt_file_save(const char *path, int n, const char *const *names,
                                lt_tensor *const *tensors, int n_meta, const char *const *meta);
+
+/* Writes a file of any format, these bytes: into a temporary file beside path, fsync, rename, fsync
+ * of the folder. path then holds the old file or the whole new one. A link stays, and its target is
+ * replaced; permissions stay too. LT_EFILE with the system's reason. */
+LT_MUST lt_status lt_file_replace(const char *path, const void *data, size_t bytes);
 
 /* ==== SHA-256 (FIPS 180-4) ==================================================================== */
 

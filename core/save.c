@@ -1,4 +1,5 @@
-/* save.c - writes files of named tensors; file.c reads them and says what the format is.
+/* save.c - replaces files, and writes those of named tensors; file.c reads them and says what the
+ * format is.
  *
  * Whatever happens, path holds the old file or the whole new one. Nothing is allocated: the writer
  * goes over the header twice, the first time to count its bytes.
@@ -15,6 +16,122 @@
 
 #include "core/file.h"
 
+/* ==== Replacing a file ======================================================================== */
+
+/* All of it; errno, or 0. */
+static int write_all(int fd, const char *data, size_t bytes)
+{
+    for (size_t done = 0; done < bytes;) {
+        ssize_t n = write(fd, data + done, bytes - done);
+        if (n > 0)
+            done += (size_t)n;
+        else if (n == 0 || errno != EINTR)
+            return n == 0 ? EIO : errno;
+    }
+    return 0;
+}
+
+static int sync_descriptor(int fd)
+{
+    int failed;
+    while ((failed = fsync(fd)) != 0 && errno == EINTR)
+        ;
+    return failed ? errno : 0;
+}
+
+/* The plain file that path leads to, behind symbolic links, and its permissions; path itself and 0
+ * when there is nothing yet. Devices and the like are not replaced. */
+static lt_status find_target(const char *path, char target[PATH_MAX], mode_t *mode)
+{
+    struct stat now;
+    *mode = 0;
+    if (stat(path, &now) != 0) {
+        snprintf(target, PATH_MAX, "%s", path);
+        return strlen(path) < PATH_MAX ? LT_OK : lt__bad(path, "%s", strerror(ENAMETOOLONG));
+    }
+    if (!S_ISREG(now.st_mode))
+        return lt__bad(path, "this is no plain file; it is not replaced");
+    *mode = now.st_mode & 0777;
+    return realpath(path, target) ? LT_OK : lt__bad(path, "cannot follow it: %s", strerror(errno));
+}
+
+/* A new file PATH.tmpN, which nobody else has; -1 with LT_EFILE when it cannot be made. */
+static int create_beside(const char *path, char temporary[PATH_MAX])
+{
+    int fd = -1;
+    errno = EEXIST;
+    for (int i = 0; i < 1000 && fd < 0 && errno == EEXIST; i++) {
+        if (snprintf(temporary, PATH_MAX, "%s.tmp%d", path, i) >= PATH_MAX)
+            errno = ENAMETOOLONG;
+        else
+            fd = lt__open(temporary, O_WRONLY | O_CREAT | O_EXCL);
+    }
+    if (fd < 0)
+        (void)lt__bad(path, "cannot make a file beside it: %s", strerror(errno));
+    return fd;
+}
+
+/* The folder's entries down to the disk: only then is a rename sure to outlive a crash. */
+static lt_status sync_folder(const char *path)
+{
+    char folder[PATH_MAX] = ".";
+    const char *slash = strrchr(path, '/');
+    if (slash)
+        snprintf(folder, sizeof folder, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+    int fd = lt__open(folder, O_RDONLY | O_DIRECTORY);
+    int error = fd < 0 ? errno : sync_descriptor(fd);
+    if (fd >= 0)
+        close(fd);
+    if (error && error != EINVAL) /* as file systems say that have nothing to sync in a folder */
+        return lt__bad(path, "cannot write its folder to the disk: %s", strerror(error));
+    return LT_OK;
+}
+
+/* A file that is about to be replaced: the new one is written to fd. */
+typedef struct replacement {
+    const char *path;
+    char target[PATH_MAX], temporary[PATH_MAX];
+    mode_t mode;
+    int fd;
+} replacement;
+
+static lt_status begin(replacement *r, const char *path)
+{
+    r->path = path;
+    LT_TRY(find_target(path, r->target, &r->mode));
+    r->fd = create_beside(r->target, r->temporary);
+    return r->fd < 0 ? LT_EFILE : LT_OK;
+}
+
+/* Puts the new file in the old one's place; or removes it again, if writing it had no success. */
+static lt_status finish(replacement *r, lt_status status)
+{
+    int error = status == LT_OK ? sync_descriptor(r->fd) : 0;
+    if (error)
+        status = lt__bad(r->path, "cannot write to the disk: %s", strerror(error));
+    if (r->mode && fchmod(r->fd, r->mode) != 0 && status == LT_OK)
+        status = lt__bad(r->path, "cannot keep its permissions: %s", strerror(errno));
+    if (close(r->fd) != 0 && errno != EINTR && status == LT_OK)
+        status = lt__bad(r->path, "cannot close: %s", strerror(errno));
+    if (status == LT_OK && rename(r->temporary, r->target) != 0)
+        status = lt__bad(r->path, "cannot replace it: %s", strerror(errno));
+    if (status == LT_OK)
+        return sync_folder(r->target);
+    if (unlink(r->temporary) != 0)
+        lt_fail(status, "%s; %s stays behind: %s", lt_errmsg(), r->temporary, strerror(errno));
+    return status;
+}
+
+lt_status lt_file_replace(const char *path, const void *data, size_t bytes)
+{
+    replacement r;
+    LT_TRY(begin(&r, path));
+    int error = write_all(r.fd, data, bytes);
+    return finish(&r, error ? lt__bad(path, "cannot write: %s", strerror(error)) : LT_OK);
+}
+
+/* ==== What is written ========================================================================= */
+
 typedef struct writer {
     int fd;              /* -1: it only counts */
     int error;           /* errno of the first failure; nothing is written after it */
@@ -26,13 +143,8 @@ typedef struct writer {
 
 static void flush(writer *w)
 {
-    for (size_t done = 0; done < w->used && !w->error;) {
-        ssize_t n = write(w->fd, w->buffer + done, w->used - done);
-        if (n > 0)
-            done += (size_t)n;
-        else if (n == 0 || errno != EINTR)
-            w->error = n == 0 ? EIO : errno;
-    }
+    if (!w->error)
+        w->error = write_all(w->fd, w->buffer, w->used);
     w->used = 0;
 }
 
@@ -168,14 +280,6 @@ static lt_status put_data(writer *w, const lt_tensor *x)
     return LT_OK;
 }
 
-static int sync_descriptor(int fd)
-{
-    int failed;
-    while ((failed = fsync(fd)) != 0 && errno == EINTR)
-        ;
-    return failed ? errno : 0;
-}
-
 /* Over the zeros, when all is written. */
 static void put_digest(writer *w)
 {
@@ -190,7 +294,7 @@ static void put_digest(writer *w)
     }
 }
 
-/* The whole file into fd, and down to the disk. */
+/* The whole file into fd. */
 static lt_status write_file(int fd, const content *c, uint64_t header)
 {
     writer w = {.fd = fd};
@@ -203,82 +307,16 @@ static lt_status write_file(int fd, const content *c, uint64_t header)
         LT_TRY(put_data(&w, c->tensors[i]));
     flush(&w);
     put_digest(&w);
-    if (w.error)
-        return lt__bad(c->path, "cannot write: %s", strerror(w.error));
-    int error = sync_descriptor(fd);
-    return error ? lt__bad(c->path, "cannot write to the disk: %s", strerror(error)) : LT_OK;
-}
-
-/* The plain file that path leads to, behind symbolic links, and its permissions; path itself and 0
- * when there is nothing yet. Devices and the like are not replaced. */
-static lt_status find_target(const char *path, char target[PATH_MAX], mode_t *mode)
-{
-    struct stat now;
-    *mode = 0;
-    if (stat(path, &now) != 0) {
-        snprintf(target, PATH_MAX, "%s", path);
-        return strlen(path) < PATH_MAX ? LT_OK : lt__bad(path, "%s", strerror(ENAMETOOLONG));
-    }
-    if (!S_ISREG(now.st_mode))
-        return lt__bad(path, "this is no plain file; it is not replaced");
-    *mode = now.st_mode & 0777;
-    return realpath(path, target) ? LT_OK : lt__bad(path, "cannot follow it: %s", strerror(errno));
-}
-
-/* A new file PATH.tmpN, which nobody else has; -1 with LT_EFILE when it cannot be made. */
-static int create_beside(const char *path, char temporary[PATH_MAX])
-{
-    int fd = -1;
-    errno = EEXIST;
-    for (int i = 0; i < 1000 && fd < 0 && errno == EEXIST; i++) {
-        if (snprintf(temporary, PATH_MAX, "%s.tmp%d", path, i) >= PATH_MAX)
-            errno = ENAMETOOLONG;
-        else
-            fd = lt__open(temporary, O_WRONLY | O_CREAT | O_EXCL);
-    }
-    if (fd < 0)
-        (void)lt__bad(path, "cannot make a file beside it: %s", strerror(errno));
-    return fd;
-}
-
-/* The folder's entries down to the disk: only then is a rename sure to outlive a crash. */
-static lt_status sync_folder(const char *path)
-{
-    char folder[PATH_MAX] = ".";
-    const char *slash = strrchr(path, '/');
-    if (slash)
-        snprintf(folder, sizeof folder, "%.*s", slash == path ? 1 : (int)(slash - path), path);
-    int fd = lt__open(folder, O_RDONLY | O_DIRECTORY);
-    int error = fd < 0 ? errno : sync_descriptor(fd);
-    if (fd >= 0)
-        close(fd);
-    if (error && error != EINVAL) /* as file systems say that have nothing to sync in a folder */
-        return lt__bad(path, "cannot write its folder to the disk: %s", strerror(error));
-    return LT_OK;
+    return w.error ? lt__bad(c->path, "cannot write: %s", strerror(w.error)) : LT_OK;
 }
 
 lt_status lt_file_save(const char *path, int n, const char *const *names,
                        lt_tensor *const *tensors, int n_meta, const char *const *meta)
 {
     const content c = {path, n, n_meta, names, meta, tensors};
-    char target[PATH_MAX], temporary[PATH_MAX];
+    replacement r;
     uint64_t header = 0;
-    mode_t mode;
     LT_TRY(check_content(&c, &header));
-    LT_TRY(find_target(path, target, &mode));
-    int fd = create_beside(target, temporary);
-    if (fd < 0)
-        return LT_EFILE;
-    lt_status status = write_file(fd, &c, header);
-    if (mode && fchmod(fd, mode) != 0 && status == LT_OK)
-        status = lt__bad(path, "cannot keep its permissions: %s", strerror(errno));
-    if (close(fd) != 0 && errno != EINTR && status == LT_OK)
-        status = lt__bad(path, "cannot close: %s", strerror(errno));
-    if (status == LT_OK && rename(temporary, target) != 0)
-        status = lt__bad(path, "cannot replace it: %s", strerror(errno));
-    if (status == LT_OK)
-        return sync_folder(target);
-    if (unlink(temporary) != 0)
-        lt_fail(status, "%s; %s stays behind: %s", lt_errmsg(), temporary, strerror(errno));
-    return status;
+    LT_TRY(begin(&r, path));
+    return finish(&r, write_file(r.fd, &c, header));
 }

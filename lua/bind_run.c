@@ -446,9 +446,12 @@ static int steps(lua_State *L)
     return 1;
 }
 
+/* set_step(n): what follows is the beginning of the step after n. */
 static int set_step(lua_State *L)
 {
-    lt_set_step(lt__lua(L)->ctx, check_count(L, "set_step"));
+    lt_ctx *ctx = lt__lua(L)->ctx;
+    lt_set_step(ctx, check_count(L, "set_step"));
+    lt_tape_set_first_row(lt_tape_current(ctx), 0);
     return 0;
 }
 

@@ -105,57 +105,6 @@ static int list_folder(lua_State *L)
 
 /* ==== Files =================================================================================== */
 
-static int write_all(int fd, const char *text, size_t bytes)
-{
-    while (bytes > 0) {
-        ssize_t n = write(fd, text, bytes);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return errno;
-        text += n;
-        bytes -= (size_t)n;
-    }
-    return 0;
-}
-
-/* The entries of the folder that path is in, down to the disk. Where that cannot be, it is not
- * needed for what is written here. */
-static void sync_folder(const char *path)
-{
-    char folder[PATH_MAX] = ".";
-    const char *slash = strrchr(path, '/');
-    if (slash)
-        snprintf(folder, sizeof folder, "%.*s", slash == path ? 1 : (int)(slash - path), path);
-    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return;
-    (void)fsync(fd);
-    close(fd);
-}
-
-/* Returns errno. */
-static int replace_file(const char *path, const char *text, size_t bytes)
-{
-    char temporary[PATH_MAX];
-    if (snprintf(temporary, sizeof temporary, "%s.tmp0", path) >= PATH_MAX)
-        return ENAMETOOLONG;
-    int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0)
-        return errno;
-    int error = write_all(fd, text, bytes);
-    if (!error && fsync(fd) != 0)
-        error = errno;
-    close(fd);
-    if (!error && rename(temporary, path) != 0)
-        error = errno;
-    if (error)
-        (void)unlink(temporary);
-    else
-        sync_folder(path);
-    return error;
-}
-
 /* write_file(path, text): path then has the old text or the whole new one. */
 static int write_file(lua_State *L)
 {
@@ -163,9 +112,7 @@ static int write_file(lua_State *L)
     const char *path = lt__check_path(L, s, 1, "run");
     size_t bytes;
     const char *text = luaL_checklstring(L, 2, &bytes);
-    int error = replace_file(path, text, bytes);
-    if (error)
-        lt__error(L, s, LT_EFILE, "%s: cannot write: %s", path, strerror(error));
+    lt__check(L, s, lt_file_replace(path, text, bytes));
     return 0;
 }
 
@@ -195,7 +142,7 @@ static void sign(int fd)
 {
     char text[32];
     int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
-    if (ftruncate(fd, 0) != 0 || write_all(fd, text, (size_t)n) != 0)
+    if (ftruncate(fd, 0) != 0 || write(fd, text, (size_t)n) != n)
         return; /* a full disk: the lock holds without */
 }
 
@@ -278,11 +225,20 @@ static int listen_to_signals(lua_State *L)
     return 0;
 }
 
-/* stop_reason(): "SIGINT", "SIGTERM", or nil. */
+/* stop_reason(): the signal's name, such as "SIGTERM", or nil. */
 static int stop_reason(lua_State *L)
 {
+    static const struct { int signal; const char *name; } known[] = {
+        {SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"}, {SIGPIPE, "SIGPIPE"}};
     int signal = lt_stop_reason(lt__lua(L)->ctx);
-    lua_pushstring(L, signal == 0 ? NULL : signal == SIGINT ? "SIGINT" : "SIGTERM");
+    if (signal == 0)
+        return 0;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (known[i].signal == signal) {
+            lua_pushstring(L, known[i].name);
+            return 1;
+        }
+    lua_pushfstring(L, "signal %d", signal);
     return 1;
 }
 

@@ -6,6 +6,7 @@
  */
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <libgen.h>
 #include <limits.h>
 #include <math.h>
@@ -120,7 +121,7 @@ static const struct option {
     {"save-every", "N", "a checkpoint each N steps too, not only each epoch and 10 minutes",
      set_count},
     {"max-steps", "N", "stops after step N of the run and saves", set_count},
-    {"log", "text|json", "json: the lines of metrics.jsonl (text)", set_log},
+    {"log", "text|json", "json: the lines of metrics.jsonl instead of text", set_log},
     {"quiet", NULL, "warnings and errors only", set_quiet},
     {"verbose", NULL, "more notes, and tracebacks of script errors", set_verbose},
     {"help", NULL, "this text; after a script: the script's own options", NULL},
@@ -146,9 +147,9 @@ static void print_help(FILE *to)
 static void print_version(const settings *s)
 {
     char backend[64];
-    printf("luatrain %s\n%s\n%s\n%d threads\n", LT_VERSION,
-           lt_backend(backend, sizeof backend), LUA_RELEASE,
-           s->config.threads ? s->config.threads : lt_cpu_count());
+    int threads = s->config.threads ? s->config.threads : lt_cpu_count();
+    printf("luatrain %s\n%s\n%s\n%d thread%s\n", LT_VERSION, lt_backend(backend, sizeof backend),
+           LUA_RELEASE, threads, threads == 1 ? "" : "s");
 }
 
 /* The option whose name is nearest to word, or NULL. */
@@ -167,9 +168,11 @@ static lt_status unknown_option(const char *arg)
     const char *start = arg + strspn(arg, "-");
     snprintf(word, sizeof word, "%.*s", (int)strcspn(start, "="), start);
     const struct option *near = nearest_option(word);
+    static const char other[] = "; the script's own options stand after it";
     if (!near)
-        return lt_fail(LT_EUSAGE, "unknown option '%s' (luatrain --help lists them)", arg);
-    return lt_fail(LT_EUSAGE, "unknown option '%s' (did you mean '--%s'?)", arg, near->name);
+        return lt_fail(LT_EUSAGE, "unknown option '%s' (luatrain --help lists them)%s", arg, other);
+    return lt_fail(LT_EUSAGE, "unknown option '%s' (did you mean '--%s'?)%s", arg, near->name,
+                   other);
 }
 
 /* The option that arg names, "--seed" or "--seed=7"; NULL if there is none. */
@@ -332,8 +335,9 @@ static const char watch_script[] = "require 'luatrain.summary'.watch()";
 /* The script runs until it begins to train; then its net is shown instead, as LT_EDONE. */
 static lt_status summary(lua_State *L, int argc, char **argv)
 {
-    if (argc == 0)
-        return lt_fail(LT_EUSAGE, "summary wants a script: luatrain summary train_lenet.lua");
+    if (argc == 0 || argv[0][0] == '-')
+        return lt_fail(LT_EUSAGE,
+                       "summary wants a script: luatrain [options] summary train_lenet.lua");
     if (luaL_loadbuffer(L, watch_script, sizeof watch_script - 1, "=summary") != LUA_OK)
         return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* the text itself is right */
     LT_TRY(lt_lua_call(L, 0, 0));
@@ -423,25 +427,39 @@ static lt_status bench(lt_ctx *ctx, lua_State *L, int argc, char **argv)
 /* The one that a signal is for: a handler has no other way to know. */
 static lt_ctx *volatile signalled;
 
-static void handle_signals(void (*handler)(int))
+static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
+enum { N_SIGNALS = sizeof signals / sizeof *signals };
+
+static void handle(int signal, void (*handler)(int))
 {
-    static const int signals[] = {SIGINT, SIGTERM};
-    for (int i = 0; i < 2; i++) {
-        struct sigaction now, next = {.sa_handler = handler};
-        sigaddset(&next.sa_mask, SIGINT);
-        sigaddset(&next.sa_mask, SIGTERM);
-        if (sigaction(signals[i], NULL, &now) == 0 && now.sa_handler != SIG_IGN)
-            sigaction(signals[i], &next, NULL);
-    }
+    struct sigaction next = {.sa_handler = handler, .sa_flags = SA_RESTART};
+    for (int i = 0; i < N_SIGNALS; i++)
+        sigaddset(&next.sa_mask, signals[i]);
+    sigaction(signal, &next, NULL);
 }
 
-/* A run saves and stops at its next step. The second signal kills, and so does the first one when
- * there is no run. */
+/* Those that are ignored stay so: nohup and shells mean it. */
+static void handle_signals(void (*handler)(int))
+{
+    struct sigaction now;
+    for (int i = 0; i < N_SIGNALS; i++)
+        if (sigaction(signals[i], NULL, &now) == 0 && now.sa_handler != SIG_IGN)
+            handle(signals[i], handler);
+}
+
+/* A run saves and stops at its next step. A second signal kills, and so does the first one when
+ * there is no run. But a terminal that has gone may say so twice, and a reader that has gone does
+ * with each line: they are not in a hurry. */
 static void stop(int signal)
 {
-    handle_signals(SIG_DFL);
-    if (!lt_stop(signalled, signal))
-        raise(signal);
+    bool again = lt_stop_reason(signalled) != 0;
+    if (again ? signal == SIGHUP || signal == SIGPIPE : lt_stop(signalled, signal)) {
+        if (signal == SIGPIPE)
+            handle(SIGPIPE, SIG_IGN); /* what is said after the run is lost too */
+        return;
+    }
+    handle(signal, SIG_DFL);
+    raise(signal);
 }
 
 /* ==== main ==================================================================================== */
@@ -476,6 +494,15 @@ static lt_status run(settings *s, int argc, char **argv)
     return status;
 }
 
+/* A closed stdin, stdout or stderr would be the next file that is opened, and what is printed would
+ * go into it. */
+static void fill_descriptors(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) == -1 && open("/dev/null", O_RDWR) == -1)
+            return; /* no /dev: there is nothing to be done */
+}
+
 /* OpenMP's threads spin while they wait, which on a machine with other work takes the time from
  * those that are waited for: a step becomes several times slower. How long they spin is read when
  * the library is loaded, so the program starts again with its own choice, unless there is one. */
@@ -488,8 +515,17 @@ static void spin_little(char **argv)
         execv(program, argv); /* if it returns, training is only slower */
 }
 
+/* "summary --help": only a script has a help of its own. */
+static bool asks_for_help(int argc, char **argv)
+{
+    return argc > 1 && (strcmp(argv[0], "summary") == 0 || strcmp(argv[0], "bench") == 0) &&
+           strcmp(argv[1], "--help") == 0;
+}
+
 int main(int argc, char **argv)
 {
+    fill_descriptors();
+    signal(SIGXFSZ, SIG_IGN); /* a file that grows too large is a disk that is full */
     spin_little(argv);
     settings s = {.level = LT_LOG_INFO};
     const struct option *text;
@@ -498,11 +534,11 @@ int main(int argc, char **argv)
     warn_of_variables();
     if (status == LT_OK)
         status = read_flags(&s, argc, argv, &used, &text);
-    if (status == LT_OK && text) {
-        if (strcmp(text->name, "help") == 0)
-            print_help(stdout);
-        else
+    if (status == LT_OK && (text || asks_for_help(argc - used, argv + used))) {
+        if (text && strcmp(text->name, "version") == 0)
             print_version(&s);
+        else
+            print_help(stdout);
         return 0;
     }
     if (status == LT_OK && used >= argc) {

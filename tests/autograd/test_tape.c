@@ -227,6 +227,78 @@ TEST(pieces_of_a_batch_draw_what_the_whole_does)
     finish(ctx);
 }
 
+/* dropout of so many ones, unrecorded, from the row that the tape is at. */
+static void drop_plain(lt_ctx *ctx, int64_t n, double *y)
+{
+    lt_tensor *x = lt_tensor_full(ctx, LT_F64, 2, (int64_t[]){n, WIDE}, 1);
+    lt_tensor *out = lt_run(ctx, "dropout", "p=0.3", x, NULL);
+    CHECK(out && !lt_requires_grad(out));
+    memcpy(y, lt_data(out), (size_t)(n * WIDE) * sizeof *y);
+    lt_release(out);
+    lt_release(x);
+}
+
+TEST(a_call_draws_the_same_recorded_or_not)
+{
+    double first[ROWS * WIDE], second[ROWS * WIDE], y[ROWS * WIDE];
+    lt_ctx *ctx = lt_open(&(lt_config){.seed = 7});
+    lt_tape *tape = lt_tape_current(ctx);
+    drop_plain(ctx, ROWS, first);
+    drop_plain(ctx, ROWS, second);
+    CHECK(memcmp(first, second, sizeof first) != 0);
+    lt_tape_set_first_row(tape, 0);
+    lt_tensor *x = lt_tensor_full(ctx, LT_F64, 2, (int64_t[]){ROWS, WIDE}, 1);
+    CHECK_OK(lt_set_requires_grad(x, true));
+    for (int k = 0; k < 2; k++) {
+        lt_tensor *out = lt_run(ctx, "dropout", "p=0.3", x, NULL);
+        CHECK(out && lt_requires_grad(out));
+        CHECK_EQ(memcmp(lt_data(out), k == 0 ? first : second, sizeof first), 0);
+        lt_release(out);
+    }
+    for (int64_t row = 0; row < ROWS; row += 8) {
+        lt_tape_set_first_row(tape, row);
+        drop_plain(ctx, 8, y + row * WIDE);
+    }
+    CHECK_EQ(memcmp(y, first, sizeof y), 0);
+    lt_release(x);
+    finish(ctx);
+}
+
+TEST(calls_with_gradients_off_have_numbers_of_their_own)
+{
+    double on[ROWS * WIDE], off[ROWS * WIDE], y[ROWS * WIDE];
+    lt_ctx *ctx = lt_open(&(lt_config){.seed = 7});
+    lt_tape *tape = lt_tape_current(ctx);
+    lt_optim *o = lt_optim_new(ctx, "sgd_step", NULL, 0);
+    drop_plain(ctx, ROWS, on);
+    CHECK_OK(lt_optim_step(o, NULL, 0, NULL)); /* which begins a pass */
+    lt_set_step(ctx, 0);
+    lt_grad_off(ctx);
+    drop_plain(ctx, ROWS, off);
+    drop_plain(ctx, ROWS, y);
+    CHECK(memcmp(on, off, sizeof on) != 0);
+    CHECK(memcmp(off, y, sizeof y) != 0);
+    lt_grad_on(ctx);
+    drop_plain(ctx, ROWS, y); /* nothing was shifted */
+    CHECK_EQ(memcmp(on, y, sizeof y), 0);
+    lt_grad_off(ctx);
+    for (int64_t row = 0; row < ROWS; row += 8) {
+        lt_tape_set_first_row(tape, row);
+        drop_plain(ctx, 8, y + row * WIDE);
+    }
+    CHECK_EQ(memcmp(off, y, sizeof y), 0);
+    CHECK_OK(lt_optim_step(o, NULL, 0, NULL));
+    drop_plain(ctx, ROWS, y); /* of another step */
+    CHECK(memcmp(off, y, sizeof y) != 0);
+    lt_set_step(ctx, 0);
+    CHECK_OK(lt_optim_step(o, NULL, 0, NULL));
+    lt_set_step(ctx, 0);
+    drop_plain(ctx, ROWS, y);
+    CHECK_EQ(memcmp(off, y, sizeof y), 0);
+    lt_optim_free(o);
+    finish(ctx);
+}
+
 TEST(a_nan_loss_stops_with_the_step)
 {
     lt_ctx *ctx = lt_open(NULL);

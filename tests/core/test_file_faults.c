@@ -188,6 +188,39 @@ TEST(a_save_that_fails_leaves_the_old_file)
     done(ctx);
 }
 
+TEST(any_file_is_replaced_whole_or_not_at_all)
+{
+    static const struct { call call; int error; const char *text; } known[] = {
+        {WRITE, ENOSPC, "any.svg: cannot write: No space left on device"},
+        {FSYNC, EIO, "any.svg: cannot write to the disk: Input/output error"},
+        {CLOSE, EIO, "any.svg: cannot close: Input/output error"},
+        {RENAME, EACCES, "any.svg: cannot replace it: Permission denied"},
+    };
+    char text[32];
+    lt_ctx *ctx = calm_context();
+    const char *path = in_folder("any.svg");
+    CHECK_OK(lt_file_replace(path, "the old one", 11));
+    int files = count_files();
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        memset(&fault, 0, sizeof fault);
+        fault.call = known[i].call;
+        fault.n = 1;
+        fault.error = known[i].error;
+        CHECK_FAILS(lt_file_replace(path, "new", 3), LT_EFILE, known[i].text);
+        CHECK_EQ(count_files(), files);
+        CHECK_EQ(slurp(path, text, sizeof text), 11);
+        CHECK_EQ(memcmp(text, "the old one", 11), 0);
+    }
+    memset(&fault, 0, sizeof fault);
+    fault.interrupt = true;
+    fault.most = 2;
+    CHECK_OK(lt_file_replace(path, "new", 3));
+    CHECK_EQ(slurp(path, text, sizeof text), 3);
+    CHECK_EQ(memcmp(text, "new", 3), 0);
+    CHECK_EQ(count_files(), files);
+    done(ctx);
+}
+
 TEST(interrupted_and_short_calls_go_on)
 {
     static char plain[40000], slow[40000];

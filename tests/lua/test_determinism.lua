@@ -1,4 +1,5 @@
--- test_determinism.lua - the same seed gives the same bits, and looking on changes nothing.
+-- test_determinism.lua - the same seed gives the same bits; looking on, stopping and going on
+-- change nothing, and pieces give what the whole gives.
 local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
@@ -21,6 +22,63 @@ local function train(seed, watch)
     if watch then watch(net, x) end
   end
   return net:sha256()
+end
+
+-- The looks that a script may take at a run.
+local looks = {
+  after_the_step = function(net, x) net(x) end,
+  without_gradients = function(net, x) lt.no_grad(function() net(x) end) end,
+  in_pieces = function(net, x, y) for part in lt.pieces(2, x, y) do net(part) end end,
+  broken_off = function(net, x, y)
+    for part, _, share in lt.pieces(4, x, y) do
+      net(part)
+      if share < 1 then break end
+    end
+  end,
+  nothing = function() end,
+}
+
+-- A run of six steps whose dropout comes where no gradient goes; it learns from itself, too. Prints
+-- the digest of the net and the weights that learn.
+local function train_frozen(inside, between, pieces)
+  local train = lt.data.open "synthetic:4x4x1/3/60"
+  local body = nn.sequential{nn.flatten(), nn.linear{16, 8}, nn.relu()}
+  local net = nn.sequential{nn.dropout{0.2}, body, nn.dropout{0.5}, nn.linear{8, 3}}
+  body:freeze()
+  local sgd = lt.optim.sgd(net, {lr = 0.1})
+  local function go(x, y, share)
+    local logits = net(x)
+    local teacher = lt.no_grad(function() return net(x):softmax() end)
+    local apart = logits:softmax() - teacher
+    local loss = (lt.cross_entropy(logits, y) + (apart * apart):mean()) * share
+    loss:backward()
+    return loss:item()
+  end
+  local function learn(x, y)
+    local sum = 0.0
+    if pieces == 1 then
+      sum = go(x, y, 1.0)
+    else
+      for part, labels, share in lt.pieces(pieces, x, y) do sum = sum + go(part, labels, share) end
+    end
+    sgd:step()
+    looks[inside](net, x, y)
+    return sum
+  end
+  local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 2, batch = 20}
+  for _ in run:epochs() do
+    for x, y in run:batches() do
+      run:step(learn, x, y)
+      lt.step(looks[between], net, x, y)
+    end
+  end
+  print(net:sha256())
+  for i = 1, 3 do print(table.concat(net[4].w:totable()[i], " ")) end
+end
+
+if arg[1] == "frozen" then
+  train_frozen(arg[2], arg[3], tonumber(arg[4]))
+  os.exit(0, true)
 end
 
 -- A net's initial values depend on its number in this process too, and dropout on the count of
@@ -58,6 +116,44 @@ end)
 T.test("an extra random call without gradients changes nothing", function()
   T.equal(run("forward", 1), run("nothing", 1))
 end)
+
+local folder = os.tmpname()
+os.remove(folder)
+
+local function command(inside, between, pieces, options)
+  return ("%s --quiet --threads 1 --out %s %s %s frozen %s %s %d"):format(
+    T.program(), folder, options or "--resume never", arg[0], inside, between, pieces)
+end
+
+-- What train_frozen prints: a digest, and a list of numbers.
+local function frozen(...)
+  local pipe = assert(io.popen(command(...)))
+  local sha, numbers = pipe:read "l", {}
+  for value in pipe:read "a":gmatch "%S+" do numbers[#numbers + 1] = tonumber(value) end
+  assert(pipe:close() and #sha == 64)
+  return sha, numbers
+end
+local sha, weights = frozen("nothing", "nothing", 1)
+
+T.test("a run that is stopped goes on with the same draws", function()
+  assert(os.execute(command("nothing", "nothing", 1, "--resume never --max-steps 4 2>/dev/null")))
+  T.equal(frozen("nothing", "nothing", 1, "--resume auto"), sha)
+end)
+
+T.test("pieces of a batch draw what the whole does, trained or not", function()
+  local _, of_pieces = frozen("nothing", "nothing", 3)
+  T.equal(#of_pieces, 24)
+  for i, value in ipairs(of_pieces) do T.near(value, weights[i], 1e-5) end
+end)
+
+for look in pairs(looks) do
+  T.test(("a look at a run, %s"):format(look), function()
+    T.equal(frozen(look, "nothing", 1), sha)
+    T.equal(frozen("nothing", look, 1), sha)
+  end)
+end
+
+os.execute("rm -r " .. folder)
 
 T.test("looking at a net in mid-step changes nothing", function()
   local function running(look)
