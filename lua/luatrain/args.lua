@@ -163,8 +163,17 @@ end
 
 -- ==== The command line ===========================================================================
 
+local LUATRAINS = {
+  ["--out"] = true, ["--resume"] = true, ["--save-every"] = true, ["--max-steps"] = true,
+  ["--log"] = true, ["--quiet"] = true, ["--verbose"] = true, ["--seed"] = true,
+  ["--threads"] = true, ["--device"] = true}
+
 local function unknown(text, names)
   local flags = {}
+  if LUATRAINS[text] then
+    fail("%s is an option of luatrain itself and stands before the script: luatrain %s ... %s",
+         text, text, script())
+  end
   for i, name in ipairs(names) do flags[i] = flag_of(name) end
   local otherwise = " (--help lists them; luatrain's own stand before the script)"
   fail("unknown option '%s'%s", text, check.hint(text, flags, otherwise))

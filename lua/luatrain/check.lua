@@ -22,6 +22,11 @@ local function shown(value)
   return tostring(value)
 end
 
+-- For what a function returned: "a tensor f32 {2, 3}", "a nil".
+function check.described(value)
+  return "a " .. (core.is_tensor(value) and "tensor " .. core.describe(value) or type(value))
+end
+
 local function whole(value, least)
   local integer = type(value) == "number" and math.tointeger(value)
   return integer and integer >= least and integer or nil
@@ -77,6 +82,9 @@ local kinds = {
     if type(value) == "boolean" then return value end
   end},
   string = {"a string", function(value) return type(value) == "string" and value or nil end},
+  path = {"a path", function(value)
+    return type(value) == "string" and value ~= "" and value or nil
+  end},
   layer = {"a module or a function", function(value)
     return (is_module(value) or type(value) == "function") and value or nil
   end},

@@ -8,10 +8,11 @@
 
 local core = ...
 local read_file = require "luatrain.module".read_file
+local sorted = require "luatrain.keys"
 
 local checkpoint = {}
 
-local FORMAT = 1
+local FORMAT = 2
 local KEPT = 2
 
 local function fail(...) core.fail("EFILE", string.format(...)) end
@@ -49,9 +50,12 @@ function checkpoint.newest_step(folder)
   return newest and newest.step or 0
 end
 
--- All checkpoints of the folder go.
+-- All that a run has written goes.
 function checkpoint.remove(folder)
   for _, entry in ipairs(list(folder)) do os.remove(entry.path) end
+  for _, name in ipairs{"metrics.jsonl", "weights.safetensors", "curves.svg"} do
+    os.remove(folder .. "/" .. name)
+  end
 end
 
 -- Those before the last KEPT ones up to a step go. Later ones are damaged, or they would have been
@@ -68,15 +72,8 @@ end
 
 -- ==== Writing ====================================================================================
 
-local function sorted(t)
-  local keys = {}
-  for key in pairs(t) do keys[#keys + 1] = key end
-  table.sort(keys)
-  return keys
-end
-
--- Writes net, optimizer and state, a flat table of numbers, and removes the checkpoints that are
--- no longer needed. Returns the path.
+-- Writes net, optimizer and state, a flat table of numbers and booleans, and removes the
+-- checkpoints that are no longer needed. Returns the path.
 function checkpoint.save(folder, net, optim, state)
   local names, tensors, meta = {}, {}, {"format", tostring(FORMAT)}
   local net_names, net_tensors = net:state()
@@ -100,13 +97,22 @@ end
 
 -- ==== Reading ====================================================================================
 
+local WORDS = {["true"] = true, ["false"] = false, inf = math.huge, ["-inf"] = -math.huge,
+               nan = 0 / 0, ["-nan"] = 0 / 0}
+
+-- What save() wrote of a number or boolean; nil for another text.
+local function value_of(text)
+  if WORDS[text] ~= nil then return WORDS[text] end
+  return tonumber(text)
+end
+
 -- Opens a checkpoint and makes sure that every bit of it is as it was written. Returns the file
 -- and its state.
 local function open(path)
   local file = core.open_file(path)
   file:verify()
   local state = {}
-  for key, text in pairs(file:meta()) do state[key] = tonumber(text) end
+  for key, text in pairs(file:meta()) do state[key] = value_of(text) end
   if not state.format then fail("%s: this is no checkpoint of a run", path) end
   if state.format ~= FORMAT then
     fail("%s: this checkpoint has format %d, this luatrain reads %d", path, state.format, FORMAT)
@@ -171,8 +177,19 @@ local function newest_run(name)
   return most
 end
 
+-- Whether a run in this folder was stopped before its end, and is not going on just now.
+local function is_unfinished(folder)
+  local weights = io.open(folder .. "/weights.safetensors", "rb")
+  if weights then weights:close() end
+  if weights or not list(folder)[1] then return false end
+  local known, lock = pcall(core.lock, folder .. "/.lock")
+  if known and lock then lock:close() end
+  return known and lock ~= nil
+end
+
 -- The folder that a run writes into, made if it is new: out if that is given; the folder that
--- `resume` names; with resume = "auto" the script's newest; else a new one of its own.
+-- `resume` names; with resume = "auto" the script's newest; else a new one of its own. For a new
+-- one: the folder before it too, if the run there is not finished.
 function checkpoint.folder(out, resume, name)
   if not out and resume and resume ~= "auto" and core.list_folder(resume) then out = resume end
   if out then
@@ -184,7 +201,8 @@ function checkpoint.folder(out, resume, name)
   core.make_folder "runs"
   n = 1
   while not core.new_folder(("runs/%s-%d"):format(name, n)) do n = n + 1 end
-  return ("runs/%s-%d"):format(name, n)
+  local before = ("runs/%s-%d"):format(name, n - 1)
+  return ("runs/%s-%d"):format(name, n), is_unfinished(before) and before or nil
 end
 
 return checkpoint

@@ -1,6 +1,11 @@
--- command.lua - the command line that goes on with a run, for the message of one that stops.
+-- command.lua - the command line of this process: what it calls itself, and how one goes on with a
+-- run that stops.
 
--- The arguments of this process, the program first.
+local command = {}
+
+local SWITCHES = {["--quiet"] = true, ["--verbose"] = true}    -- options without a value
+
+-- The arguments of this process, the program first. A script may have changed arg.
 local function arguments()
   local list = {}
   local file = io.open("/proc/self/cmdline", "rb")
@@ -11,22 +16,51 @@ local function arguments()
   return list
 end
 
+-- The place in list before that of the script; nil when the program is a Lua that required
+-- luatrain.
+local function last_option(list)
+  if (list[1] or ""):match "[^/]*$" ~= "luatrain" then return nil end
+  local i = 2
+  while list[i] and list[i]:sub(1, 1) == "-" do
+    i = i + ((SWITCHES[list[i]] or list[i]:find "=") and 1 or 2)
+  end
+  return i - 1
+end
+
+-- The name of the script without folder and ending.
+function command.script()
+  local list = arguments()
+  local last = last_option(list)
+  local path = last and list[last + 1] or not last and type(arg) == "table" and arg[0]
+  return (tostring(path or "run"):match "[^/]*$":gsub("%.lua$", ""))
+end
+
 -- As a shell reads it.
 local function quote(text)
   if text:find "^[%w_./:=,+@%%-]+$" then return text end
   return "'" .. text:gsub("'", "'\\''") .. "'"
 end
 
+local function names_option(text, name)
+  return text == name or text:sub(1, #name + 1) == name .. "="
+end
+
+-- Whether luatrain was called with this option.
+function command.has(name)
+  local list = arguments()
+  for i = 2, last_option(list) or 0 do
+    if names_option(list[i], name) then return true end
+  end
+  return false
+end
+
 -- Takes `--name VALUE` or `--name=VALUE` out of the options in list[2..last]. Returns the new last.
 local function drop(list, last, name)
   for i = last, 2, -1 do
-    if list[i] == name then
-      table.remove(list, i + 1)
-      table.remove(list, i)
-      last = last - 2
-    elseif list[i]:sub(1, #name + 1) == name .. "=" then
-      table.remove(list, i)
-      last = last - 1
+    if names_option(list[i], name) then
+      local n = list[i] == name and 2 or 1
+      for _ = 1, n do table.remove(list, i) end
+      last = last - n
     end
   end
   return last
@@ -39,13 +73,13 @@ end
 
 -- This process's command with --out out (if the script does not say it itself), so that it goes on
 -- instead of starting anew. The option `without` is left out.
-return function(out, resume, without)
+function command.line(out, resume, without)
   local list = arguments()
-  if (list[1] or ""):match "[^/]*$" ~= "luatrain" then     -- a Lua that required luatrain
+  local last = last_option(list)
+  if not last then
     if resume then table.insert(list, 1, "LUATRAIN_RESUME=auto") end
     if out then table.insert(list, 1, "LUATRAIN_OUT=" .. out) end
   else
-    local last = #list - #arg - 1                          -- the script is after it
     for _, name in ipairs{"--out", "--resume", without} do last = drop(list, last, name) end
     if resume and resume ~= "auto" then insert(list, "--resume", "auto") end
     if out then insert(list, "--out", out) end
@@ -53,3 +87,5 @@ return function(out, resume, without)
   for i, text in ipairs(list) do list[i] = quote(text) end
   return table.concat(list, " ")
 end
+
+return command

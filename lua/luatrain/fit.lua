@@ -9,12 +9,20 @@ local ops = core.ops
 
 local exports = {}
 
+local function fail(code, ...) core.fail(code, string.format(...)) end
+
+local pieces = check "lt.pieces{k, x:tensor, y:tensor}"
+
 -- for x_i, y_i, share in lt.pieces(k, x, y) do ... end: a batch in k pieces, none of them empty,
 -- the last one maybe smaller. share is the piece's part of the samples: the sum of loss * share
 -- over the pieces is the loss of the whole batch, and likewise its gradients. What is random in the
 -- net is what it would be in one piece.
 function exports.pieces(k, x, y)
+  k, x, y = pieces:value("k", k), pieces:value("x", x), pieces:value("y", y)
   local rows = x:dim(1)
+  if y:dim(1) ~= rows then
+    fail("EINVAL", "lt.pieces: x has %d samples, y has %d", rows, y:dim(1))
+  end
   local size = (rows + k - 1) // k
   local first = 1 - size
   return function()
@@ -28,16 +36,37 @@ end
 
 local spec = check("lt.fit{net:net, train:set, test:set, optim:optim, epochs, batch; loss?:call, "
                    .. "smoothing=0.0, schedule?:call, augment?:options, accumulate=1, "
-                   .. "eval_batch?, workers?:integer, out?:string, resume?:string, "
+                   .. "eval_batch?, workers?:integer, out?:path, resume?:path, "
                    .. "save_every?, max_steps?}")
+
+-- What the test set must have in common with the training set.
+local function check_sets(train, test)
+  local function images(set) return ("%dx%dx%d"):format(set.height, set.width, set.channels) end
+  if images(train) ~= images(test) then
+    fail("EDATA", "lt.fit: the images of the test set are %s, those of the training set %s",
+         images(test), images(train))
+  elseif test.classes > train.classes then
+    fail("EDATA", "lt.fit: the test set has %d classes, the training set %d", test.classes,
+         train.classes)
+  end
+end
 
 -- Trains net and returns the last report: {top1 = , loss = , train_loss = }. accumulate = k: each
 -- batch goes through the net in k pieces, which takes less memory and gives the same step.
 function exports.fit(given)
   local o = spec(given)
+  if o.loss and o.smoothing ~= 0 then
+    fail("EINVAL", "lt.fit: smoothing belongs to the loss of lt.fit; a function 'loss' has its own")
+  end
+  check_sets(o.train, o.test)
   local function loss_of(logits, y)
-    if o.loss then return o.loss(logits, y) end
-    return ops.cross_entropy(logits, y, o.smoothing)
+    if not o.loss then return ops.cross_entropy(logits, y, o.smoothing) end
+    local loss = o.loss(logits, y)
+    if not core.is_tensor(loss) or loss:count() ~= 1 then
+      fail("EINVAL", "lt.fit: 'loss' wants to return a tensor of one number, it returned %s",
+           check.described(loss))
+    end
+    return loss
   end
   local function learn(x, y)
     local sum = 0.0

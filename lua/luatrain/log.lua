@@ -110,14 +110,16 @@ function log.read(path, up_to_step)
 end
 
 -- Cuts off what came after a position: the steps after it will be written again, and so will the
--- report of an epoch that was not saved as reported; and what is torn.
+-- report of an epoch that was not saved as reported; and a last line that is torn. One in between,
+-- as a disk that was full for a while leaves it, stays: what comes after it is whole.
 function log.cut(path, step, epoch)
   local file = io.open(path, "rb")
   if not file then return end
   local bytes = 0
   for line in file:lines "L" do
     local reported = tonumber(line:match '^{"event":"epoch".-"epoch":(%d+)') or 0
-    if not is_whole(line) or step_in(line) > step or reported >= epoch then break end
+    local after = is_whole(line) and (step_in(line) > step or reported >= epoch)
+    if after or line:sub(-1) ~= "\n" then break end
     bytes = bytes + #line
   end
   local all = file:seek "end"
@@ -174,12 +176,12 @@ function log.start_text(f)
                                          f.channels, counted(f.classes, "class", "classes")),
               "batch " .. f.batch,
               counted(f.epochs, "epoch", "epochs") .. " = " .. counted(f.steps, "step", "steps"),
-              f.step and ("resumed: step %d, epoch %d"):format(f.step, f.epoch))
+              f.step and ("resumed: step %d"):format(f.step)
+              .. (f.epoch and (", epoch %d"):format(f.epoch) or ""))
 end
 
 local function step_text(f, rate, eta, without)
-  local each = f.steps // f.epochs
-  local percent = 100 * (f.step - (f.epoch - 1) * each) // each
+  local percent = 100 * (f.samples - (f.epoch - 1) * f.images) // f.images
   return joined(
     ("epoch %d/%d"):format(f.epoch, f.epochs), ("%d %%"):format(percent),
     not without.step and ("step %d/%d"):format(f.step, f.steps), "loss " .. short(f.loss),
@@ -207,25 +209,33 @@ end
 
 -- ==== The log of a run ===========================================================================
 
-local spec = check "log.new{folder:string; mode=text, quiet=false}"
+-- In mode json programs read stdout.
+local function print_to_stderr(...)
+  local list = table.pack(...)
+  for i = 1, list.n do list[i] = tostring(list[i]) end
+  io.stderr:write(table.concat(list, "\t"), "\n")
+end
 
--- Appends to folder/metrics.jsonl. Mode "json": the lines of the file go to stdout, and no text.
+local spec = check "log.new{folder:string; mode=text, quiet=false, seconds=0.0}"
+
+-- Appends to folder/metrics.jsonl. Mode "json": the lines of the file go to stdout, each of them;
+-- no text does, and print writes to stderr. seconds: how long the run took before it went on here.
 function log.new(given)
   local self = spec(given)
   local path = self.folder .. "/metrics.jsonl"
   local file, why = io.open(path, "ab")
   if not file then core.fail("EENV", "cannot write " .. why) end
   file:setvbuf "no"
-  self.file, self.path, self.began, self.shown = file, path, core.clock(), -math.huge
+  self.file, self.path, self.began, self.shown = file, path, core.clock() - self.seconds, -math.huge
   self.text = self.mode == "text" and not self.quiet
   self.json = self.mode == "json" and not self.quiet
   self.live = self.text and core.terminal() ~= nil
   self.width = 0                                         -- of the live line that is on the terminal
-  self.steps, self.seconds = 0, 0                        -- of the last steps, faded
+  self.images, self.seconds = 0, 0                       -- of the last steps, faded
   self.print = print
   self.own_print = function(...)
     self:clear()
-    self.print(...)
+    if self.mode == "json" then print_to_stderr(...) else self.print(...) end
   end
   print = self.own_print
   return setmetatable(self, meta)
@@ -247,7 +257,8 @@ local function complain(self, text)
   io.stderr:write("luatrain: warning: ", text, "\n")
 end
 
-local NOTHING, IN_START = {}, {epochs = true, steps = true}   -- what lines leave out
+local NOTHING, NOT_IN_EPOCH = {}, {epochs = true}        -- what lines leave out
+local NOT_IN_STEP = {epochs = true, steps = true, images = true, batch = true}
 
 -- Writes an event to the file. Returns its line.
 local function record(self, name, fields, unsaid)
@@ -284,14 +295,14 @@ end
 
 -- The rate is that of the last steps alone: what lies between them, as an evaluation, is no part.
 local function count(self, f)
-  local n = f.samples - (self.samples or f.samples)      -- the first step is slow, and not counted
-  self.samples = f.samples
-  if n <= 0 then return f.samples_per_s end
-  local seconds = n / f.samples_per_s
+  local first = not self.counting                        -- it is slow, and not counted
+  self.counting = true
+  if first then return f.samples_per_s end
+  local seconds = f.batch / f.samples_per_s
   local fade = math.exp(-seconds / FADE)
-  self.steps, self.seconds = self.steps * fade + 1, self.seconds * fade + seconds
-  self.images = (self.images or 0) * fade + n
-  return self.images / self.seconds, (f.steps - f.step) * self.seconds / self.steps
+  self.images, self.seconds = self.images * fade + f.batch, self.seconds * fade + seconds
+  local rate = self.images / self.seconds
+  return rate, (f.epochs * f.images - f.samples) / rate
 end
 
 local function draw(self, f, rate, eta)
@@ -307,28 +318,28 @@ local function draw(self, f, rate, eta)
   self.width = #text
 end
 
--- epochs and steps are those of the whole run. samples_per_s is what this step had, the wait for
--- its data included.
+-- epochs and steps are those of the whole run, samples too: those of epochs before count in full.
+-- images: in an epoch. batch: in this step. samples_per_s is what this step had, the wait for its
+-- data included.
 function Log:step(fields)
-  local line = record(self, "step", fields, IN_START)
+  local line = record(self, "step", fields, NOT_IN_STEP)
   local rate, eta = count(self, fields)
   local now = core.clock()
-  local last = self.live and fields.step % (fields.steps // fields.epochs) == 0   -- of its epoch
+  if self.json then io.stdout:write(line):flush() end
+  local last = self.live and fields.samples % fields.images == 0                 -- of its epoch
   if not last and now < self.shown + (self.live and LIVE or PLAIN) then return end
   self.shown = now
   if self.live then
     draw(self, fields, rate, eta)
   elseif self.text then
     say(self, step_text(fields, rate, eta, NOTHING))
-  elseif self.json then
-    io.stdout:write(line):flush()
   end
 end
 
 -- The end of an epoch: loss, samples_per_s and wall_s of its training; top1, test_loss and other
 -- numbers of the evaluation, if there was one.
 function Log:epoch(fields)
-  local line = record(self, "epoch", fields, IN_START)
+  local line = record(self, "epoch", fields, NOT_IN_EPOCH)
   if self.json then io.stdout:write(line):flush() end
   self:note(epoch_text(fields))
 end
@@ -340,5 +351,8 @@ function Log:close()
   self.file:close()
   self.close = function() end
 end
+
+-- What a script prints before its first run and after the last one is for people too.
+if os.getenv "LUATRAIN_LOG" == "json" then print = print_to_stderr end
 
 return log

@@ -14,6 +14,7 @@
 -- for tostring; parent; placed; order, of parts that may not become more.
 
 local core = ...
+local thousands = require "luatrain.log".thousands
 local ops = core.ops
 local KEY = core.module_key
 
@@ -280,6 +281,17 @@ function Module:eval()
   return set_training(self, false)
 end
 
+-- Returns a function that gives all modules of the tree the mode back that they have now.
+function exports.keep_modes(self)
+  local before = {[self] = self.training}
+  for _, entry in ipairs(tree(self)) do
+    if is_module(entry.value) then before[entry.value] = entry.value.training end
+  end
+  return function()
+    for module, training in pairs(before) do module.training = training end
+  end
+end
+
 -- The dtype of all parameters and buffers; before they have memory.
 function Module:to(dtype)
   local _, tensors = tensors_of(tree(self))
@@ -380,11 +392,6 @@ local function function_name(f)
   return ("function %s:%d"):format(info.short_src, info.linedefined)
 end
 
-local function with_commas(n)
-  local text = tostring(n):reverse():gsub("(%d%d%d)", "%1,"):reverse()
-  return (text:gsub("^,", ""))
-end
-
 -- Appends one row {left, count} for each module and function below self.
 local function add_rows(self, name, depth, rows, seen)
   local left = ("  "):rep(depth) .. name .. ": "
@@ -392,7 +399,7 @@ local function add_rows(self, name, depth, rows, seen)
     rows[#rows + 1] = {left .. function_name(self), ""}
     return
   end
-  local count = seen[self] and "shared" or self:count() > 0 and with_commas(self:count()) or ""
+  local count = seen[self] and "shared" or self:count() > 0 and thousands(self:count()) or ""
   rows[#rows + 1] = {left .. self[KEY].text, count}
   local function add_parts(node, prefix)
     for _, part in ipairs(parts(node, true)) do

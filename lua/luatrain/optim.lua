@@ -18,6 +18,7 @@
 local core = ...
 local check = require "luatrain.check"
 local is_module = require "luatrain.module".is_module
+local sorted = require "luatrain.keys"
 
 local optim = {}
 local Optim = {}
@@ -175,6 +176,32 @@ function Optim:step()
   return applied
 end
 
+-- Whether a tensor is one of those that it changes.
+function Optim:has(tensor)
+  for _, item in ipairs(self[INNER].parameters) do
+    if item.tensor == tensor then return true end
+  end
+  return false
+end
+
+-- All settings by name as they are now: "lr", and "2.lr" for what group 2 has of its own.
+function Optim:settings()
+  local list = {}
+  for _, name in ipairs(self[INNER].spec.names) do list[name] = self[name] end
+  for g, group in ipairs(self.groups) do
+    for key, value in pairs(group) do list[g .. "." .. key] = value end
+  end
+  return list
+end
+
+-- Sets one by such a name, if its group is there; nil takes from a group what it has of its own.
+function Optim:set(name, value)
+  local g, key = name:match "^(%d+)%.(.*)$"
+  local group = g and self.groups[tonumber(g)]
+  if group then group[key] = value end
+  if not g then self[name] = value end
+end
+
 function Optim:zero_grad()
   for _, item in ipairs(self[INNER].parameters) do item.tensor:zero_grad() end
 end
@@ -192,13 +219,6 @@ function Optim:state()
     end
   end
   return state
-end
-
-local function sorted(t)
-  local keys = {}
-  for key in pairs(t) do keys[#keys + 1] = key end
-  table.sort(keys)
-  return keys
 end
 
 -- Takes over what state() gave, as lt.load reads it.

@@ -2,6 +2,7 @@
 -- the variable LUATRAIN_OUT=X here. They beat what the script says.
 
 local core = ...
+local command = require "luatrain.command"
 
 local function fail(...) core.fail("EUSAGE", string.format(...)) end
 
@@ -28,15 +29,24 @@ local function choice_of(name, first, second)
   return text
 end
 
+-- "runs/x/" as "runs/x".
+local function folder(path) return path and (path:gsub("(.)/+$", "%1")) end
+
+-- Where max_steps comes from: a flag is a variable too.
+local function source_of_max_steps(outside)
+  if not outside then return "max_steps" end
+  return command.has "--max-steps" and "--max-steps" or "LUATRAIN_MAX_STEPS"
+end
+
 -- Puts out, resume, save_every, max_steps, log and quiet into the settings o of a run. resume is
 -- false when there is nothing to go on with, as in a new folder.
 return function(o)
-  local out = text_of "LUATRAIN_OUT"
+  local out, max_steps = text_of "LUATRAIN_OUT", count_of "LUATRAIN_MAX_STEPS"
   o.out_is_the_scripts = not out and o.out ~= nil
-  o.out = out or o.out
-  o.resume = text_of "LUATRAIN_RESUME" or o.resume or o.out and "auto" or false
+  o.out = folder(out or o.out)
+  o.resume = folder(text_of "LUATRAIN_RESUME" or o.resume) or o.out and "auto" or false
   o.save_every = count_of "LUATRAIN_SAVE_EVERY" or o.save_every
-  o.max_steps = count_of "LUATRAIN_MAX_STEPS" or o.max_steps
+  o.max_steps, o.max_steps_from = max_steps or o.max_steps, source_of_max_steps(max_steps)
   o.log = choice_of("LUATRAIN_LOG", "text", "json")
   o.quiet = choice_of("LUATRAIN_QUIET", "0", "1") == "1"
   return o

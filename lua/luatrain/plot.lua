@@ -92,6 +92,7 @@ end
 -- ==== What is drawn ==============================================================================
 
 local function escaped(text)
+  if not utf8.len(text) then text = text:gsub("[\x80-\xff]", "?") end
   text = text:gsub("[&<>]", {["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;"})
   return (text:gsub("%c", " "))
 end

@@ -19,8 +19,10 @@
 -- net is the script's own; it is not saved. run.folder, run.epoch, run.steps and run.result, what
 -- was reported last, may be read.
 --
--- It ends in one of four ways: after the last epoch (or when its variable is closed early), at
--- --max-steps, by a signal, by an error. Each writes an end line with the exit code.
+-- It ends in one of five ways: after the last epoch; at --max-steps; by a signal; by an error; and
+-- early, when its variable is closed before that, which leaves a checkpoint to go on from.
+-- Each writes an end line with the exit code. A run whose variable is not <close> is found when
+-- it is collected: that is said, and its end line does not know the exit code.
 
 local core = ...
 local check = require "luatrain.check"
@@ -28,13 +30,16 @@ local checkpoint = require "luatrain.checkpoint"
 local command = require "luatrain.command"
 local log = require "luatrain.log"
 local plot = require "luatrain.plot"
+local module = require "luatrain.module"
 local outside = require "luatrain.outside"
+local state = require "luatrain.state"
 local waits = require "luatrain.waits"
 local ops = core.ops
 
 local Run = {}
 local SAVE_SECONDS = 600       -- the longest that a checkpoint lies back
 local runs, first_folder = 0, nil   -- made by this script
+local n_open = 0                    -- of them
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
@@ -52,14 +57,15 @@ local meta = {
 -- ==== Beginning ==================================================================================
 
 local spec = check("lt.run{net:net, optim:optim, train:set, epochs, batch; schedule?:call, "
-                   .. "augment?:options, workers?:integer, out?:string, resume?:string, "
+                   .. "augment?:options, workers?:integer, out?:path, resume?:path, "
                    .. "save_every?, max_steps?}")
 local augment = check "augment{; crop=0, flip=false, area:number=1.0}"
 
--- The name of the script without folder and ending.
-local function script_name()
-  local path = arg and arg[0] or "run"
-  return path:match "[^/]*$":gsub("%.lua$", "")
+local function has_one_of(optim, parameters)
+  for _, tensor in ipairs(parameters) do
+    if optim:has(tensor) then return true end
+  end
+  return false
 end
 
 -- The settings of a run, checked; those from outside beat the script's.
@@ -69,9 +75,17 @@ local function read_settings(given)
     core.fail("EDATA", ("lt.run: batch wants at most the %d images of the training set, it is %d")
               :format(#o.train, o.batch))
   end
+  if not has_one_of(o.optim, o.net:parameters()) then
+    fail "lt.run: the optimizer has no parameter of the net; it was made for another one"
+  end
   if o.augment == nil then o.augment = o.train.augment or {} end
   o.augment = augment(o.augment or {})
   return o
+end
+
+local function process_id()
+  local file <close> = io.open("/proc/self/stat", "rb")
+  return file and file:read "n"
 end
 
 -- The folder, locked. A script that makes several runs and does not say where they go has one --out
@@ -83,12 +97,16 @@ local function take_folder(self)
     self.folder = checkpoint.folder(out, o.resume)
   else
     if first_folder then out = ("%s-%d"):format(first_folder, runs) end
-    self.folder = checkpoint.folder(out, o.resume, script_name())
+    local folder, before = checkpoint.folder(out, o.resume, command.script())
+    self.folder, self.unfinished = folder, before or false
     first_folder = first_folder or self.folder
     self.out = first_folder
   end
   local lock, process = core.lock(self.folder .. "/.lock")
-  if not lock then
+  if not lock and process == process_id() then
+    fail("lt.run: this script has a run in %s that is not closed: write local run <close> = "
+         .. "lt.run{...}", self.folder)
+  elseif not lock then
     core.fail("EENV", ("%s: process %s has a run in this folder; wait for it or stop it, or name "
                        .. "another folder with --out"):format(self.folder, process or "unknown"))
   end
@@ -96,91 +114,43 @@ local function take_folder(self)
   checkpoint.clean(self.folder)
 end
 
--- Refuses a checkpoint of a run that this one cannot continue.
-local function check_state(o, state, path)
-  if state.seed ~= core.seed() then
-    core.fail("EFILE", ("%s was made with seed %d, here it is %d; --seed %d goes on, another --out "
-                        .. "begins a new run"):format(path, state.seed, core.seed(), state.seed))
-  end
-  if state.images ~= #o.train then
-    core.fail("EFILE", ("%s was made with a training set of %d images, here it has %d; another "
-                        .. "--out begins a new run"):format(path, state.images, #o.train))
-  end
+-- The number of the last step, if all epochs go on as they are.
+local function last_step(self)
+  local o = self.settings
+  local function steps(images) return (images + o.batch - 1) // o.batch end
+  if self.epoch > o.epochs then return self.steps end
+  return self.steps + steps(#o.train - self.done) + (o.epochs - self.epoch) * steps(#o.train)
 end
-
-local function take_over(self, state)
-  self.epoch, self.done, self.steps = state.epoch, state.done, state.step
-  self.loss_sum = state.loss_sum
-  core.set_step(state.counter)
-  core.set_draws(state.draws)
-  for key, value in pairs(state) do
-    local name = key:match "^report%.(.*)$"
-    if name then
-      self.result = self.result or {}
-      self.result[name] = value
-    end
-  end
-end
-
--- Goes on from a checkpoint, if there is one that is to be used. Returns warnings.
-local function resume(self)
-  local o, folder = self.settings, self.folder
-  local metrics = folder .. "/metrics.jsonl"
-  if not o.resume then return {} end
-  if o.resume == "never" then
-    checkpoint.remove(folder)
-    os.remove(metrics)
-    return {}
-  end
-  local from = o.resume == "auto" and folder or o.resume
-  local state, path, warnings = checkpoint.load(from, o.net, o.optim, function(...)
-    check_state(o, ...)
-  end)
-  for i, text in ipairs(warnings) do
-    warnings[i] = ("%s; going on from %s"):format(text, path)
-  end
-  if state then
-    local newest = checkpoint.newest_step(folder)
-    if from ~= folder and newest > state.step then
-      core.fail("EUSAGE", ("--resume %s: %s has a newer checkpoint, of step %d; remove it or name "
-                           .. "another --out"):format(from, folder, newest))
-    end
-    take_over(self, state)
-    if state.batch ~= o.batch then
-      warnings[#warnings + 1] = ("%s was made with batches of %d images, now they have %d")
-                                :format(path, state.batch, o.batch)
-    end
-  elseif o.resume ~= "auto" then
-    core.fail("EFILE", ("--resume %s: there is no checkpoint in it"):format(from))
-  end
-  log.cut(metrics, self.steps, self.epoch)
-  return warnings
-end
-
-local function steps_per_epoch(o) return (#o.train + o.batch - 1) // o.batch end
 
 local function say_start(self)
   local o, resumed = self.settings, self.steps > 0
   self.log:start{
-    version = core.version, script = script_name(), folder = self.folder, device = "cpu",
+    version = core.version, script = command.script(), folder = self.folder, device = "cpu",
     backend = core.backend(), threads = core.threads(), seed = core.seed(),
     parameters = o.net:count(), images = #o.train, height = o.train.height, width = o.train.width,
     channels = o.train.channels, classes = o.train.classes, batch = o.batch, epochs = o.epochs,
-    steps = steps_per_epoch(o) * o.epochs, step = resumed and self.steps or nil,
-    epoch = resumed and math.min(self.epoch, o.epochs) or nil}
+    steps = last_step(self), step = resumed and self.steps or nil,
+    epoch = resumed and self.epoch <= o.epochs and self.epoch or nil}
 end
 
 -- Everything that may fail once the folder is locked.
 local function start(self)
   local o = self.settings
-  local warnings = resume(self)
-  self.log = log.new{folder = self.folder, mode = o.log, quiet = o.quiet}
-  setmetatable(self, meta)
+  self.made = state.settings(o)
+  local warnings = state.resume(self)
+  self.log = log.new{folder = self.folder, mode = o.log, quiet = o.quiet,
+                     seconds = core.clock() - self.began}
+  setmetatable(self, meta)     -- after all that __gc needs: what is made last is collected first
   say_start(self)
+  if self.unfinished then
+    self.log:note(("%s is not finished; --out %s goes on with it"):format(self.unfinished,
+                                                                        self.unfinished))
+  end
   for _, text in ipairs(warnings) do self.log:warn(text) end
   if self.epoch > o.epochs then
     self.log:note "all epochs are done already; another --out begins a new run"
   end
+  n_open = n_open + 1
   core.listen(true)
 end
 
@@ -190,19 +160,24 @@ local function new(given)
   if core.on_run then core.on_run(o) end
   local now = core.clock()
   local self = {
-    settings = o, started = now, saved_at = now, failed_saves = 0,
+    settings = o, began = now, saved_at = now, failed_saves = 0,
+    made = false,                      -- the settings of the optimizer at this moment
     epoch = 1, done = 0, steps = 0,    -- position: samples of the epoch that are done; all steps
     loss_sum = 0.0,                    -- over these samples
     result = false,                    -- what was reported last
     phase = "new",                     -- then "epoch" and "reported" in turn; in the end "over"
     loader = false, rows = false,      -- what gives batches; the size of the one without a step
+    counter = 0, inside = false,       -- lt.steps() when that one came; whether it is in its step
+    saved = false,                     -- whether a checkpoint has all that was done
     mark = now, waited = 0.0,          -- the end of the last step; how long its batch took to come
     epoch_s = 0.0, epoch_images = 0,   -- the time and the samples of steps in this epoch
     waits = waits.new(), folder = false, out = false, lock = false, log = false,
+    unfinished = false,                -- the folder of the run before, if that can go on
   }
   take_folder(self)
   local ok, err = pcall(start, self)
   if not ok then
+    self.phase = "over"
     self.lock:close()
     error(err, 0)
   end
@@ -217,15 +192,16 @@ local function close_loader(self)
 end
 
 -- Writes the end line and gives everything back. exit: the process's exit code, if the script does
--- nothing else.
+-- nothing else; nil when the run is collected, which can be at any moment of another one.
 local function finish(self, exit)
-  self.phase = "over"
+  self.phase, n_open = "over", n_open - 1
   close_loader(self)
-  core.listen(false)
-  local known, sha256 = pcall(self.settings.net.sha256, self.settings.net)
+  core.listen(n_open > 0)
+  local known, sha256 = false, nil
+  if exit then known, sha256 = pcall(self.settings.net.sha256, self.settings.net) end
   self.log:event("end", {
     step = self.steps, top1 = self.result and self.result.top1 or nil,
-    wall_s = core.clock() - self.started, peak_rss_bytes = core.peak_rss(),
+    wall_s = core.clock() - self.began, peak_rss_bytes = core.peak_rss(),
     weights_sha256 = known and sha256 or nil, failed_saves = self.failed_saves, exit = exit})
   if self.failed_saves > 0 then
     self.log:warn(("%d checkpoint%s could not be saved"):format(
@@ -235,23 +211,30 @@ local function finish(self, exit)
   self.lock:close()
 end
 
+-- Since then the run did something that is no part of a step.
+local function pass_over(self, since) self.mark = self.mark + (core.clock() - since) end
+
 -- Writes a checkpoint. Returns whether that was possible, or the reason why it was not.
 local function save(self)
   local o, before = self.settings, core.clock()
-  local state = {
-    step = self.steps, counter = core.steps(), draws = core.draws(), seed = core.seed(),
-    epoch = self.epoch, done = self.done, images = #o.train, batch = o.batch,
-    loss_sum = self.loss_sum}
-  for name, value in pairs(self.result or {}) do state["report." .. name] = value end
-  local ok, path = pcall(checkpoint.save, self.folder, o.net, o.optim, state)
+  local ok, path = pcall(checkpoint.save, self.folder, o.net, o.optim, state.of(self))
   self.saved_at = core.clock()
-  self.mark = self.saved_at
+  pass_over(self, before)
   if not ok then
     self.failed_saves = self.failed_saves + 1
     return false, checkpoint.reason(path)
   end
+  self.saved = true
   self.log:event("save", {step = self.steps, path = path, wall_s = self.saved_at - before})
   return true
+end
+
+-- A full disk does not end a training.
+local function save_or_warn(self)
+  local ok, err = save(self)
+  if not ok then
+    self.log:warn(("step %d was not saved: %s; the training goes on"):format(self.steps, err))
+  end
 end
 
 -- Ends the run because what had to be saved was not.
@@ -278,13 +261,45 @@ local function complete(self)
   if not ok then give_up(self, "the weights were not saved", err) end
   draw_curves(self)
   self.log:note(("done after %s: %s has weights.safetensors, curves.svg and metrics.jsonl")
-                :format(log.duration(core.clock() - self.started), self.folder))
+                :format(log.duration(core.clock() - self.began), self.folder))
+  finish(self, 0)
+end
+
+-- The script has left its loop before the last epoch. A step that os.exit() has cut in two is not
+-- saved: the net may be ahead of the position.
+local function leave(self)
+  local ahead = self.rows and core.steps() ~= self.counter
+  if not ahead and not self.saved and self.steps > 0 then
+    state.check_weights(self)
+    save_or_warn(self)
+  end
+  if self.steps > 0 then
+    self.log:note(("left at step %d, with %d of %d epochs done; this goes on:\n  %s")
+                  :format(self.steps, self.epoch - 1, self.settings.epochs,
+                          command.line(self.out, self.settings.resume)))
+  end
   finish(self, 0)
 end
 
 function meta.__close(self, err)
   if self.phase == "over" then return end
-  if err == nil then complete(self) else finish(self, core.exit_code(err)) end
+  if err ~= nil then
+    finish(self, core.exit_code(err))
+  elseif self.epoch > self.settings.epochs then
+    complete(self)
+  else
+    local ok, why = pcall(leave, self)
+    if ok then return end
+    finish(self, core.exit_code(why))
+    error(why, 0)
+  end
+end
+
+function meta.__gc(self)
+  if self.phase == "over" then return end
+  self.log:warn(("the run in %s was not closed: write local run <close> = lt.run{...}")
+                :format(self.folder))
+  finish(self, nil)
 end
 
 -- Ends the run, and the script with it, if that is wanted: with everything saved.
@@ -292,19 +307,29 @@ local function stop_if_wanted(self)
   local o, reason = self.settings, core.stop_reason()
   local early = not reason and self.steps >= (o.max_steps or math.huge)
   if not reason and not early then return end
-  local what = ("stopped by %s at step %d"):format(reason or "--max-steps", self.steps)
+  local what = ("stopped by %s at step %d"):format(reason or o.max_steps_from, self.steps)
+  state.check_weights(self)
   local saved, err = save(self)
   if not saved then give_up(self, what .. " and not saved", err) end
   finish(self, early and 0 or 75)
+  local flag = early and o.max_steps_from == "--max-steps" and "--max-steps" or nil
+  local change = early and not flag and "without it, or with a larger one, " or ""
   core.fail(early and "EDONE" or "ESTOPPED",
-            ("%s, saved in %s; this goes on:\n  %s"):format(
-              what, self.folder, command(self.out, o.resume, early and "--max-steps" or nil)))
+            ("%s, saved in %s; %sthis goes on:\n  %s"):format(
+              what, self.folder, change, command.line(self.out, o.resume, flag)))
 end
 
 -- ==== The loop ===================================================================================
 
-local function expect(self, phase, who, otherwise)
+-- What all calls of a run want.
+local function check_call(self, who)
+  if getmetatable(self) ~= meta then fail("%s is written with a colon, as it is here", who) end
   if self.phase == "over" then fail("%s: this run is over", who) end
+  if self.inside then fail("%s: it does not belong into the function of run:step", who) end
+end
+
+local function expect(self, phase, who, otherwise)
+  check_call(self, who)
   if self.phase ~= phase then fail("%s: %s", who, otherwise) end
 end
 
@@ -317,7 +342,6 @@ function Run:epochs()
     if self.epoch > self.settings.epochs then return complete(self) end
     stop_if_wanted(self)
     self.phase = "epoch"
-    self.epoch_s, self.epoch_images = 0.0, 0
     return self.epoch
   end
 end
@@ -344,17 +368,16 @@ function Run:batches()
     local before = core.clock()
     local x, y = loader:next()
     self.waited = core.clock() - before
-    if x then self.rows = x:dim(1) else close_loader(self) end
+    if not x then return close_loader(self) end
+    self.rows, self.counter = x:dim(1), core.steps()
     return x, y
   end
 end
 
-local function number_of(loss)
-  local is_tensor = core.is_tensor(loss)
-  if is_tensor and loss:count() == 1 then return loss:item() end
+local function number_of(loss, who)
+  if core.is_tensor(loss) and loss:count() == 1 then return loss:item() end
   if type(loss) == "number" then return loss end
-  fail("run:step: the function wants to return the loss, one number; it returned a %s",
-       is_tensor and "tensor " .. core.describe(loss) or type(loss))
+  fail("%s wants to return the loss, one number; it returned %s", who, check.described(loss))
 end
 
 -- Time as fractions of the step: what is not one of the named parts is `other`.
@@ -372,7 +395,13 @@ local function samples(self) return (self.epoch - 1) * #self.settings.train + se
 local function set_rate(self, rows)
   local o = self.settings
   if o.schedule then
-    o.optim.lr_factor = o.schedule((samples(self) + rows / 2) / #o.train, o.epochs)
+    local epoch = (samples(self) + rows / 2) / #o.train
+    local factor = o.schedule(epoch, o.epochs)
+    if type(factor) ~= "number" or not (factor >= 0 and factor < math.huge) then
+      fail("run:step: the schedule wants to return a number from 0 up, at epoch %.6g it returned "
+           .. "%s", epoch, type(factor) == "number" and factor or check.described(factor))
+    end
+    o.optim.lr_factor = factor
   end
   return o.optim.lr * o.optim.lr_factor
 end
@@ -380,25 +409,36 @@ end
 local function record(self, loss, lr, rows, times)
   local o, total = self.settings, times.total
   local f = fractions(total, self.waited, times.inside, times.backward, times.optimizer)
-  f.step, f.steps = self.steps, steps_per_epoch(o) * o.epochs
+  f.step, f.steps = self.steps, last_step(self)
   f.epoch, f.epochs = self.epoch, o.epochs
-  f.samples = samples(self)
+  f.samples, f.batch, f.images = samples(self), rows, #o.train
   f.loss, f.lr, f.samples_per_s = loss, lr, rows / total
   self.log:step(f)
   local text = self.waits:step(self.waited, total, rows, self.loader)
   if text then self.log:warn(text) end
 end
 
+local inside_meta = {__close = function(self) self.run.inside = false end}
+
+-- What lt.step(fn, ...) returns; meanwhile the run knows that it is inside.
+local function call_inside(self, fn, ...)
+  local _ <close> = setmetatable({run = self}, inside_meta)
+  self.inside = true
+  core.set_first_row(0)          -- whatever was looked at before draws nothing from this step
+  return (core.step(fn, ...))
+end
+
 -- run:step(fn, ...): calls fn(...) as lt.step does; it goes forward and backward, takes the step
 -- of the optimizer and returns the loss, a mean over the batch. Then comes all that belongs to a
 -- step: metrics, saving when it is due, stopping when that is wanted. Returns the loss, a number.
 function Run:step(fn, ...)
-  local rows, counter = self.rows, core.steps()
   expect(self, "epoch", "run:step", "it belongs into: for x, y in run:batches() do ... end")
+  local rows, counter = self.rows, core.steps()
+  if type(fn) ~= "function" then fail("run:step wants a function, it is %s", tostring(fn)) end
   if not rows then fail("run:step: each batch of run:batches has one step") end
   local lr = set_rate(self, rows)
   local started, before = core.clock(), core.times()
-  local loss = number_of((core.step(fn, ...)))
+  local loss = number_of(call_inside(self, fn, ...), "run:step: the function")
   local inside, after = core.clock() - started, core.times()
   if core.steps() == counter then
     fail("run:step: the function took no step of the optimizer; lt.pieces adds up parts of a batch")
@@ -407,7 +447,7 @@ function Run:step(fn, ...)
     core.fail("ENUMERIC", ("the loss is %s at step %d; look at the learning rate and at the data")
               :format(loss ~= loss and "nan" or "inf", self.steps + 1))
   end
-  self.rows, self.done, self.steps = false, self.done + rows, self.steps + 1
+  self.rows, self.done, self.steps, self.saved = false, self.done + rows, self.steps + 1, false
   self.loss_sum = self.loss_sum + loss * rows
   local total = core.clock() - self.mark
   self.mark = self.mark + total
@@ -430,27 +470,51 @@ local evaluation = check "run.evaluate{set:set; batch?, loss?:call}"
 -- Hits and summed loss of one batch.
 local function judge(net, loss, x, y)
   local logits = net(x)
-  return ops.eq(ops.argmax(logits, 2), y):sum():item(), loss(logits, y):item() * x:dim(1)
+  local lost = number_of(loss(logits, y), "run:evaluate: 'loss'")
+  return ops.eq(ops.argmax(logits, 2), y):sum():item(), lost * x:dim(1)
+end
+
+-- The arguments of run:evaluate, checked.
+local function read_evaluation(set, given)
+  local all = {set = set}
+  if given ~= nil and type(given) ~= "table" then
+    fail("run:evaluate wants options as a table: run:evaluate(set, {batch = 256}), they are %s",
+         check.described(given))
+  end
+  for key, value in pairs(given or {}) do all[key] = value end
+  return evaluation(all)
 end
 
 -- {top1 = , loss = } of the net in eval mode: each sample counts once. Batches of the size that
--- training has, the default, take no memory that training has not had.
+-- training has, the default, take no memory that training has not had. Afterwards, by an error too,
+-- the net is in the mode that it was in.
 function Run:evaluate(set, given)
-  local all = {set}
-  for key, value in pairs(given or {}) do all[key] = value end
-  local o, net = evaluation(all), self.settings.net
-  if self.phase == "over" then fail "run:evaluate: this run is over" end
-  local loss = o.loss or ops.cross_entropy
-  local hits, sum = 0, 0.0
+  check_call(self, "run:evaluate")
+  local o, net, before = read_evaluation(set, given), self.settings.net, core.clock()
+  local loss, hits, sum = o.loss or ops.cross_entropy, 0, 0.0
+  local _ <close> = setmetatable({}, {__close = module.keep_modes(net)})
   net:eval()
   for x, y in set:batches{batch = o.batch or self.settings.batch} do
     local right, lost = core.step(core.no_grad, judge, net, loss, x, y)
     hits, sum = hits + right, sum + lost
     stop_if_wanted(self)
   end
-  net:train()
-  self.mark = core.clock()     -- within an epoch: it is no part of the next step
+  pass_over(self, before)
   return {top1 = hits / #set, loss = sum / #set}
+end
+
+local function check_numbers(numbers)
+  if numbers ~= nil and type(numbers) ~= "table" then
+    fail("run:report wants numbers by name, as run:evaluate gives them; it is %s",
+         check.described(numbers))
+  end
+  for name, value in pairs(numbers or {}) do
+    if type(name) ~= "string" or type(value) ~= "number" then
+      fail("run:report wants numbers by name, %s is a %s", tostring(name), type(value))
+    elseif not utf8.len(name) or name == "" or name:find "%c" then
+      fail("run:report wants names of printable UTF-8, it is %q", name)
+    end
+  end
 end
 
 -- Ends the epoch: its line, with numbers by name as run:evaluate gives them, and a checkpoint.
@@ -460,31 +524,30 @@ function Run:report(numbers)
   if self.done == 0 then
     fail("run:report: the epoch had no steps: for x, y in run:batches() do run:step(...) end")
   end
+  check_numbers(numbers)
+  state.check_weights(self)
   close_loader(self)
   local fields, result = {}, {train_loss = self.loss_sum / self.done}
   for name, value in pairs(numbers or {}) do
-    if type(name) ~= "string" or type(value) ~= "number" then
-      fail("run:report wants numbers by name, %s is a %s", tostring(name), type(value))
-    end
     fields[name == "loss" and "test_loss" or name], result[name] = value, value
   end
   fields.epoch, fields.epochs, fields.step = self.epoch, self.settings.epochs, self.steps
   fields.samples = samples(self)
   fields.loss, fields.wall_s = result.train_loss, self.epoch_s
-  fields.samples_per_s = self.epoch_s > 0 and self.epoch_images / self.epoch_s or 0.0
+  fields.samples_per_s = self.epoch_images / self.epoch_s
   self.log:epoch(fields)
   self.result, self.phase = result, "reported"
   self.epoch, self.done, self.loss_sum = self.epoch + 1, 0, 0.0
-  self:save()
+  self.epoch_s, self.epoch_images, self.saved = 0.0, 0, false
+  save_or_warn(self)
   return result
 end
 
--- Saves a checkpoint now. A full disk does not end a training.
+-- Saves a checkpoint now.
 function Run:save()
-  local ok, err = save(self)
-  if not ok then
-    self.log:warn(("step %d was not saved: %s; the training goes on"):format(self.steps, err))
-  end
+  check_call(self, "run:save")
+  state.check_weights(self)
+  save_or_warn(self)
 end
 
 return new

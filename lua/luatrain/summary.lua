@@ -232,7 +232,8 @@ end
 function summary.watch()
   core.on_run = function(settings)
     local train = settings.train
-    print(summarize(nil, settings.net, {settings.batch, train.height, train.width, train.channels}))
+    local shape = {settings.batch, train.height, train.width, train.channels}
+    io.stdout:write(summarize(nil, settings.net, shape), "\n")
     core.fail("EDONE", "the summary is shown")
   end
 end

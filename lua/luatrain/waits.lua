@@ -22,7 +22,7 @@ end
 local function cause(share, images_per_s, stats)
   if stats.workers == 0 then
     return ("%.0f %% of the last %d steps was waiting for data. No worker makes it ahead: "
-            .. "lt.run{workers = %d}"):format(100 * share, LAST, core.threads())
+            .. "workers = %d in lt.run or lt.fit"):format(100 * share, LAST, core.threads())
   end
   local each = stats.work_s / math.max(stats.images, 1)
   local text = ("%.0f %% of the last %d steps was waiting for data. Making an image takes %.2f ms, "
@@ -31,7 +31,7 @@ local function cause(share, images_per_s, stats)
                        stats.workers == 1 and "worker makes" or "workers make",
                        log.thousands(stats.workers / each), log.thousands(images_per_s))
   if stats.workers < core.threads() then
-    return text .. ("lt.run{workers = %d} makes more at once"):format(core.threads())
+    return text .. ("workers = %d in lt.run or lt.fit makes more at once"):format(core.threads())
   end
   return text .. "Smaller images, less augmentation or more CPUs help"
 end

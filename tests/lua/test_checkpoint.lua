@@ -41,7 +41,7 @@ local function train_net(out, more)
              schedule = lt.schedule.linear{}}
   for key, value in pairs(more or {}) do o[key] = value end
   o.optim = o.optim or lt.optim.sgd(o.net, {lr = 0.05, momentum = 0.9})
-  o.test = test
+  o.test = o.test or test
   local ok, result = pcall(lt.fit, o)
   return o.net, ok and result, not ok and result
 end
@@ -90,9 +90,9 @@ T.test("a run in parts is the run in one piece", function()
     local out = folder()
     for _, step in ipairs(cuts) do
       local _, _, err = train_net(out, {max_steps = step})
-      local wanted = ("stopped by --max-steps at step %d, saved in %s"):format(step, out)
+      local wanted = ("stopped by max_steps at step %d, saved in %s; without it, or with a larger "
+                      .. "one, this goes on:\n  "):format(step, out)
       assert(err:find(wanted, 1, true), err)
-      assert(err:find "this goes on:\n  .*luatrain ", err)
     end
     local net, result = train_net(out)
     T.equal(net:sha256(), whole_net:sha256())
@@ -191,6 +191,10 @@ T.test("when all are damaged nothing starts over", function()
   assert(text:find("\n  " .. before, 1, true), text)
   T.equal(metrics(out), said)
   T.equal(names(out), sums)
+  write(out .. "/weights.safetensors", "old")
+  write(out .. "/curves.svg", "old")
+  train_net(out, {resume = "never", max_steps = 1})
+  T.equal(names(out), "metrics.jsonl step-00000001.safetensors")
   local net = train_net(out, {resume = "never"})
   T.equal(net:sha256(), whole_net:sha256())
   T.equal(metrics(out), metrics(whole))
@@ -215,6 +219,13 @@ T.test("a checkpoint of something else is refused", function()
   refused({train = noise(31)},
           newest .. " was made with a training set of 30 images, here it has 31; another --out "
           .. "begins a new run")
+  local images, labels = lt.randn({30, 4, 5, 1}), train.labels
+  local wide = lt.data.set{images = images, labels = labels, classes = 3}
+  refused({train = wide, test = wide},
+          newest .. " was made with images of 4x4x1, here they have 4x5x1; another --out begins a "
+          .. "new run")
+  refused({train = lt.data.set{images = train.images, labels = labels, classes = 4}},
+          newest .. " was made with 3 classes, here there are 4; another --out begins a new run")
   local seed = lt.seed()
   lt.seed(seed + 1)
   refused({}, ("%s was made with seed %d, here it is %d; --seed %d goes on, another --out begins a "
@@ -245,16 +256,116 @@ T.test("other batches go on with a warning", function()
   T.equal(warnings(out), {newest .. " was made with batches of 8 images, now they have 10"})
 end)
 
-T.test("one run at a time in a folder", function()
-  local net, out = make_net(), folder()
-  local run <close> = lt.run{net = net, optim = lt.optim.sgd(net, {lr = 0.1}), train = train,
-                             epochs = 1, batch = 8, out = out}
-  local _, _, err = train_net(out)
-  local text = message(err)
-  local before, after = text:match "^(.*)process %d+(.*)$"
-  T.equal(before, out .. ": ")
-  T.equal(after, " has a run in this folder; wait for it or stop it, or name another folder with "
-                 .. "--out")
+-- A run that the script itself steers: at the start of epoch 2 it calls change(optim). Stops after
+-- max_steps, if they are given. Returns the net.
+local function train_by_hand(out, options, change, max_steps)
+  local net = make_net()
+  local groups = {{params = {table.unpack(net:parameters(), 1, 4)}},
+                  {params = {table.unpack(net:parameters(), 5)}, lr = options.lr2}}
+  local sgd = lt.optim.sgd(groups, {lr = options.lr or 0.05, momentum = 0.9})
+  pcall(function()
+    local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 3, batch = 8,
+                               schedule = options.schedule, out = out, max_steps = max_steps}
+    for epoch in run:epochs() do
+      if epoch == 2 and run.done == 0 then change(sgd) end
+      for x, y in run:batches() do
+        run:step(function()
+          local loss = lt.cross_entropy(net(x), y)
+          loss:backward()
+          sgd:step()
+          return loss
+        end)
+      end
+    end
+  end)
+  return net, sgd
+end
+
+T.test("what a script sets on its optimizer goes on to hold", function()
+  local changes = {
+    function(sgd) sgd.lr = 0.01 end, function(sgd) sgd.momentum = 0.5 end,
+    function(sgd) sgd.clip, sgd.decay, sgd.nesterov = 0.25, 0.1, true end,
+    function(sgd) sgd.lr_factor, sgd.decay_bias = 0.5, false end,
+    function(sgd) sgd.groups[1].lr, sgd.groups[2].lr = 0.01, nil end,
+  }
+  for _, change in ipairs(changes) do
+    local out, options = folder(), {lr2 = 0.2}
+    local wanted = train_by_hand(folder(), options, change):sha256()
+    train_by_hand(out, options, change, 5)
+    train_by_hand(out, options, change, 7)               -- what was restored is saved again
+    T.equal(train_by_hand(out, options, change):sha256(), wanted)
+    T.equal(warnings(out), {})
+  end
+  local function nothing() end
+  local out, options = folder(), {schedule = lt.schedule.cosine{}}
+  local wanted = train_by_hand(folder(), options, nothing):sha256()
+  train_by_hand(out, options, nothing, 5)
+  T.equal(train_by_hand(out, options, nothing):sha256(), wanted)
+end)
+
+T.test("what somebody has changed since holds, and is said", function()
+  local out = folder()
+  local function change(sgd) sgd.lr = 0.01 end
+  train_by_hand(out, {lr2 = 0.2}, change, 5)
+  local _, sgd = train_by_hand(out, {lr = 0.02, lr2 = 0.1}, change)
+  local made = out .. "/step-00000005.safetensors was made with "
+  T.equal(warnings(out), {made .. "2.lr = 0.2, the script now says 0.1, which holds",
+                          made .. "lr = 0.01, the script now says 0.02, which holds"})
+  T.equal({sgd.lr, sgd.groups[2].lr}, {0.02, 0.1})
+end)
+
+T.test("other epochs go on with a warning", function()
+  local out, _, newest = stopped_run()
+  train_net(out, {epochs = 4})
+  T.equal(warnings(out), {newest .. " was made for 3 epochs, now there are 4"})
+end)
+
+T.test("numbers of a report are those that they were", function()
+  local out, net = folder(), make_net()
+  local reported = {top1 = 0.1, loss = 0 / 0, high = math.huge, low = -math.huge, n = 3,
+                    ['a "name"'] = 1 / 3}
+  local function new_run()
+    return lt.run{net = net, optim = lt.optim.sgd(net, {lr = 0.01}), train = train, epochs = 3,
+                  batch = 30, out = out}
+  end
+  do
+    local run <close> = new_run()
+    for _ in run:epochs() do
+      for x, y in run:batches() do
+        run:step(function()
+          local loss = lt.cross_entropy(net(x), y)
+          loss:backward()
+          run.settings.optim:step()
+          return loss
+        end)
+      end
+      run:report(reported)
+      break
+    end
+  end
+  local run <close> = new_run()
+  for name, value in pairs(reported) do
+    if value == value then T.equal(run.result[name], value) end
+  end
+  assert(run.result.loss ~= run.result.loss)
+end)
+
+T.test("time goes on", function()
+  local out = folder()
+  local function last(event, name)
+    local value
+    for line in io.lines(out .. "/metrics.jsonl") do
+      if line:find('^{"event":"' .. event) then value = line:match('"' .. name .. '":([%d.]+)') end
+    end
+    return tonumber(value)
+  end
+  train_net(out, {max_steps = 4})                        -- after epoch 1, before its evaluation
+  local before = last("end", "wall_s")
+  train_net(out, {max_steps = 5})
+  assert(last("start", "t") > 0 and last("end", "wall_s") > before)
+  local per_s, wall_s = last("epoch", "samples_per_s"), last("epoch", "wall_s")
+  assert(wall_s > 0 and wall_s <= before)
+  T.near(30 / per_s, wall_s, 6e-4)                       -- written with three digits
 end)
 
 T.test("a failed save is said and the old one kept", function()

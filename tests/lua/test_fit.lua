@@ -142,11 +142,55 @@ T.test("evaluation counts every sample once", function()
   T.near(got.loss, lt.cross_entropy(logits, y):item(), 1e-6)
   T.near(run:evaluate(test, {loss = function(z) return z:mean() end}).loss, logits:mean():item(),
          1e-6)
-  assert(net.training)
   T.fails(function() run:evaluate(5) end,
           "run.evaluate: 'set' wants a set of lt.data, it is 5")
+  T.fails(function() run:evaluate(test, 5) end,
+          "run:evaluate wants options as a table: run:evaluate(set, {batch = 256}), they are a "
+          .. "number")
+  T.fails(function() run:evaluate(test, {loss = function() return "x" end}) end,
+          "run:evaluate: 'loss' wants to return the loss, one number; it returned a string")
+  T.fails(function() run:evaluate(test, {loss = function(z) return z end}) end,
+          "run:evaluate: 'loss' wants to return the loss, one number; it returned a tensor 8x3 "
+          .. "f32")
   T.fails(function() run:evaluate(test, {batches = 5}) end,
           "run.evaluate: unknown key 'batches' (did you mean 'batch'?)")
+end)
+
+T.test("evaluation leaves each module in its mode, after an error too", function()
+  local o = settings(16)
+  local run <close> = lt.run(o)
+  local function modes() return {o.net.training, o.net[2].training, o.net[4].training} end
+  local function broken() error "mine" end
+  for _, train in ipairs{true, false} do
+    o.net[train and "train" or "eval"](o.net)
+    o.net[4].training = not train                  -- a part that goes its own way
+    local before = modes()
+    run:evaluate(o.train)
+    T.equal(modes(), before)
+    assert(not pcall(run.evaluate, run, o.train, {loss = broken}))
+    T.equal(modes(), before)
+  end
+end)
+
+T.test("what a script does between steps is no part of them", function()
+  local o, learn = settings(16)
+  local large = make_set(20000)
+  local run <close> = lt.run(o)
+  for _ in run:epochs() do
+    for x, y in run:batches() do
+      run:evaluate(large, {batch = 100})
+      run:step(learn, x, y)
+      run:evaluate(large, {batch = 100})
+      run:save()
+    end
+  end
+  for _, line in ipairs(lines(o.out, "step")) do
+    for _, name in ipairs{"data", "forward", "backward", "optimizer", "other"} do
+      local part = field(line, name)
+      assert(part >= 0 and part <= 1, line)
+    end
+    assert(16 / field(line, "samples_per_s") < 0.5 * field(lines(o.out, "end")[1], "wall_s"), line)
+  end
 end)
 
 T.test("what is not reported is reported when the next epoch is asked for", function()
@@ -159,7 +203,7 @@ T.test("what is not reported is reported when the next epoch is asked for", func
   assert(run.result.train_loss and not run.result.top1)
 end)
 
-T.test("a run that is left early is complete", function()
+T.test("a run that is left early is saved, not complete", function()
   local o, learn = settings(8, {epochs = 9})
   do
     local run <close> = lt.run(o)
@@ -169,8 +213,74 @@ T.test("a run that is left early is complete", function()
       if epoch == 3 then break end
     end
   end
-  T.equal(field(lines(o.out, "end")[1], "exit"), 0)
-  assert(io.open(o.out .. "/weights.safetensors"))
+  local ends = lines(o.out, "end")
+  T.equal({field(ends[1], "exit"), field(ends[1], "step"), #lines(o.out, "save")}, {0, 3, 3})
+  assert(not io.open(o.out .. "/weights.safetensors"))
+  local run <close> = lt.run(o)
+  T.equal({run.epoch, run.steps}, {4, 3})
+end)
+
+T.test("a run that is left within an epoch goes on there", function()
+  local o, learn = settings(40)
+  do
+    local run <close> = lt.run(o)
+    for _ in run:epochs() do
+      for x, y in run:batches() do
+        if run.steps == 3 then break end           -- a batch that was given and not learnt
+        run:step(learn, x, y)
+      end
+      break
+    end
+  end
+  local run <close> = lt.run(o)
+  T.equal({run.epoch, run.steps, run.done}, {1, 3, 24})
+end)
+
+T.test("a run that nobody closes says so", function()
+  local o, learn = settings(8)
+  do
+    local run = lt.run(o)
+    for _ in run:epochs() do
+      for x, y in run:batches() do run:step(learn, x, y) end
+      break
+    end
+  end
+  collectgarbage()
+  T.equal(lines(o.out, "warn")[1]:match '"text":(.*)}',
+          ('"the run in %s was not closed: write local run <close> = lt.run{...}"'):format(o.out))
+  T.equal(#lines(o.out, "end"), 1)
+  T.equal(field(lines(o.out, "end")[1], "exit"), nil)
+  local run <close> = lt.run(o)                    -- the folder is free
+end)
+
+T.test("weights that are not finite are never saved", function()
+  local function train(o, learn, spoil)
+    local run <close> = lt.run(o)
+    for epoch in run:epochs() do
+      for x, y in run:batches() do run:step(learn, x, y) end
+      if epoch == 2 then spoil(run) end
+      run:report()
+    end
+  end
+  for _, value in ipairs{0 / 0, math.huge} do
+    for _, call in ipairs{"report", "save"} do
+      local o, learn = settings(16, {epochs = 3})
+      T.fails(function()
+        train(o, learn, function(run)
+          o.net[2].w:set(1, 1, value)
+          run[call](run)
+        end)
+      end, "the weights are not finite after step 4 (2.w); look at the learning rate and at the "
+           .. "data; the checkpoint of step 2 is the last good one")
+      T.equal(field(lines(o.out, "end")[1], "exit"), 6)
+      T.equal({#lines(o.out, "epoch"), #lines(o.out, "save")}, {1, 1})
+    end
+  end
+  local o, learn = settings(16)
+  train(o, learn, function()
+    for i = 1, 8 do o.net[2].w:set(i, 1, 3e38) end -- their sum is infinite, they are not
+  end)
+  T.equal(#lines(o.out, "save"), 2)
 end)
 
 T.test("an error ends the run with its exit code", function()
@@ -234,11 +344,21 @@ T.test("calls in the wrong order are sentences", function()
             .. "lt.pieces adds up parts of a batch")
     T.fails(function() run:step(function() end) end,
             "run:step: the function wants to return the loss, one number; it returned a nil")
-    T.fails(function() run:step(5) end, "lt.step wants a function, it is 5")
+    T.fails(function() run:step(5) end, "run:step wants a function, it is 5")
+    T.fails(function() run:step() end, "run:step wants a function, it is nil")
+    T.fails(function() run.step(learn, x, y) end, "run:step is written with a colon, as it is here")
+    T.fails(function() run:step(function() run:evaluate(o.train) end) end,
+            "run:evaluate: it does not belong into the function of run:step")
+    T.fails(function() run:step(function() run:save() end) end,
+            "run:save: it does not belong into the function of run:step")
     run:step(learn, x, y)
   end
   T.fails(function() run:report{top1 = "good"} end,
           "run:report wants numbers by name, top1 is a string")
+  T.fails(function() run:report(5) end,
+          "run:report wants numbers by name, as run:evaluate gives them; it is a number")
+  T.fails(function() run:report{["gr\xfcn"] = 5} end,
+          'run:report wants names of printable UTF-8, it is "gr\xfcn"')
   T.equal(next_epoch(), nil)
   T.fails(function() run:evaluate(o.train) end, "run:evaluate: this run is over")
   T.fails(function() run:report() end, "run:report: this run is over")
@@ -262,9 +382,60 @@ T.test("settings are checked before anything is made", function()
   refused({augment = true}, "lt.run: 'augment' wants a table of options, or false, it is true")
   refused({augment = {flips = true}}, "augment: unknown key 'flips' (did you mean 'flip'?)")
   refused({batch = 11}, "lt.run: batch wants at most the 10 images of the training set, it is 11")
+  refused({optim = lt.optim.sgd(make_net(), {lr = 0.1})},
+          "lt.run: the optimizer has no parameter of the net; it was made for another one")
+  T.fails(function() lt.run(settings(10, {out = ""})) end, "lt.run: 'out' wants a path, it is ''")
   T.fails(function() lt.run{} end, "lt.run: 'net' must be given: " .. usage)
   T.fails(function() lt.fit{lr = 5} end, "lt.fit: unknown key 'lr'" .. select(2, pcall(lt.fit, {}))
                                          :match "given(: .*)$")
+end)
+
+T.test("lt.fit checks its sets and its loss", function()
+  local o = settings(10, {test = make_set(6)})
+  local function refused(change, message)
+    local all = {}
+    for key, value in pairs(o) do all[key] = value end
+    for key, value in pairs(change) do all[key] = value end
+    T.fails(function() lt.fit(all) end, message)
+  end
+  local function set(height, width, classes)
+    return lt.data.set{images = lt.zeros({6, height, width, 1}), classes = classes,
+                       labels = lt.zeros({6}, {dtype = "i64"})}
+  end
+  refused({loss = lt.cross_entropy, smoothing = 0.1},
+          "lt.fit: smoothing belongs to the loss of lt.fit; a function 'loss' has its own")
+  refused({test = set(4, 5, 3)},
+          "lt.fit: the images of the test set are 4x5x1, those of the training set 4x4x1")
+  refused({test = set(4, 4, 4)}, "lt.fit: the test set has 4 classes, the training set 3")
+  assert(not io.open(o.out), "there is a folder")
+  refused({loss = function() return 5 end},
+          "lt.fit: 'loss' wants to return a tensor of one number, it returned a number")
+  refused({loss = function(logits) return logits end},
+          "lt.fit: 'loss' wants to return a tensor of one number, it returned a tensor 8x3 f32")
+end)
+
+T.test("a schedule that gives no factor", function()
+  for _, item in ipairs{{nil, "a nil"}, {"x", "a string"}, {-0.5, "-0.5"}, {math.huge, "inf"}} do
+    local returned, shown = item[1], item[2]
+    local o, learn = settings(8, {schedule = function() return returned end})
+    local run <close> = lt.run(o)
+    run:epochs()()
+    local x, y = run:batches()()
+    T.fails(function() run:step(learn, x, y) end,
+            "run:step: the schedule wants to return a number from 0 up, at epoch 0.5 it returned "
+            .. shown)
+  end
+end)
+
+T.test("one run at a time in a folder", function()
+  local o = settings(8)
+  local run <close> = lt.run(o)
+  for _, out in ipairs{o.out, o.out .. "/", o.out .. "/."} do
+    T.fails(function() lt.run(settings(8, {out = out})) end,
+            ("lt.run: this script has a run in %s that is not closed: write local run <close> = "
+             .. "lt.run{...}"):format((out:gsub("/$", ""))))
+  end
+  T.equal(run.folder, o.out)
 end)
 
 T.test("a run that waits for its data says why", function()
@@ -283,8 +454,8 @@ T.test("a run that waits for its data says why", function()
   end
   local stats = {wait_s = 5.0, work_s = 8.0, images = 4000, workers = 1}
   T.equal(warning_of(0.01, stats), nil)
-  T.equal(warning_of(0.0625, {work_s = 0.0, images = 0, workers = 0}):match "(.*){",
-          "50 % of the last 50 steps was waiting for data. No worker makes it ahead: lt.run")
+  T.equal(warning_of(0.0625, {work_s = 0.0, images = 0, workers = 0}):match "(.*) =",
+          "50 % of the last 50 steps was waiting for data. No worker makes it ahead: workers")
   local text = warning_of(0.0625, stats)
   assert(text:find("Making an image takes 2.00 ms, 1 worker makes 500 images a second, "
                    .. "the net could take 512. ", 1, true), text)
@@ -329,6 +500,15 @@ T.test("pieces of a batch are the batch", function()
   T.equal(sizes, {3, 3, 3, 1})
   T.near(shares, 1, 1e-12)
   net:zero_grad()
+end)
+
+T.test("pieces of something else", function()
+  local x, y = lt.zeros({5, 2}), lt.zeros({5}, {dtype = "i64"})
+  T.fails(function() lt.pieces(0, x, y) end,
+          "lt.pieces: 'k' wants a whole number from 1 up, it is 0")
+  T.fails(function() lt.pieces(2, x) end, "lt.pieces: 'y' wants a tensor, it is nil")
+  T.fails(function() lt.pieces(2, {}, y) end, "lt.pieces: 'x' wants a tensor, it is a table")
+  T.fails(function() lt.pieces(2, x, lt.zeros({4})) end, "lt.pieces: x has 5 samples, y has 4")
 end)
 
 -- lt.fit with a batch of 32 in pieces: its weights as one list.

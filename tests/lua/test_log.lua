@@ -32,7 +32,8 @@ local function lines(calls)
 end
 
 local STEP = {
-  step = 689, epoch = 2, epochs = 5, steps = 2345, samples = 88192, loss = 0.1, lr = 0.08,
+  step = 689, epoch = 2, epochs = 5, steps = 2345, samples = 88192, images = 60000, batch = 128,
+  loss = 0.1, lr = 0.08,
   samples_per_s = 1180.26, data = 0.01, forward = 1 / 3, backward = 0.5, exposed_comm = 0.0,
   optimizer = 0.1, other = 0.056667}
 
@@ -45,7 +46,8 @@ local function printed(settings, text)
     local l = log.new{folder = %q, %s}
     local function step(i, rate)
       l:step{step = i, epoch = (i - 1) // 10 + 1, epochs = 3, steps = 30, samples = 100 * i,
-             loss = 0.5, lr = 0.1, samples_per_s = rate or 1000, data = 1.0}
+             images = 1000, batch = 100, loss = 0.5, lr = 0.1, samples_per_s = rate or 1000,
+             data = 1.0}
     end
     %s
     l:close()]]):format(folder, settings, text))
@@ -109,6 +111,14 @@ T.test("a log goes on in the file that is there", function()
   l:event("two", {})
   l:close()
   T.equal(select(2, read_all(metrics):gsub("\n", "")), 2)
+end)
+
+T.test("time goes on from where it was", function()
+  local l = log.new{folder = folder, quiet = true, seconds = 1000.0}
+  l:event("later", {})
+  l:close()
+  local t = tonumber(read_all(metrics):match '"later","t":([%d.]+)')
+  assert(t >= 1000 and t < 1010, t)
 end)
 
 T.test("a folder that is not there", function()
@@ -177,6 +187,23 @@ end)
 
 -- ==== For people =================================================================================
 
+T.test("a damaged line between good ones stays, and costs none of them", function()
+  local function cut(damaged, step)
+    write_all(metrics, table.concat({
+      '{"event":"step","t":0.2,"step":1,"epoch":1,"loss":2.5}', damaged,
+      '{"event":"step","t":0.3,"step":2,"epoch":1,"loss":1.5}',
+      '{"event":"step","t":0.4,"step":3,"epoch":1,"loss":0.5}', ''}, "\n"))
+    log.cut(metrics, step, 1)
+    return names()
+  end
+  for _, damaged in ipairs{'{"event":"step","t":0.9,"st', '', '\0\0',
+                           '{"event":"epoch","epoch":7,'} do
+    T.equal(cut(damaged, 3), "step1 step2 step3")
+    T.equal(cut(damaged, 2), "step1 step2")
+    T.equal(cut(damaged, 1), "step1")
+  end
+end)
+
 T.test("durations and thousands", function()
   T.equal(log.duration(51.4), "51 s")
   T.equal(log.duration(59.6), "1:00")
@@ -198,6 +225,8 @@ T.test("the note at the start", function()
   T.equal(log.start_text(fields), text)
   fields.step, fields.epoch = 1200, 3
   T.equal(log.start_text(fields), text .. "  resumed: step 1200, epoch 3")
+  fields.epoch = nil                                   -- all are done
+  T.equal(log.start_text(fields), text .. "  resumed: step 1200")
 end)
 
 T.test("a pipe gets the first step, epochs, notes and what is printed", function()
@@ -217,8 +246,8 @@ end)
 
 T.test("small, large and missing numbers stay readable", function()
   T.equal(printed("", [[
-    l:step{step = 1, epoch = 1, epochs = 1, steps = 1000, samples = 4, loss = 0/0, lr = 1.2e-5,
-           samples_per_s = 3.14}
+    l:step{step = 1, epoch = 1, epochs = 1, steps = 1000, samples = 4, images = 4000, batch = 4,
+           loss = 0/0, lr = 1.2e-5, samples_per_s = 3.14}
     l:epoch{step = 1, epoch = 1, epochs = 1, loss = 123456.0, samples_per_s = 3.14, wall_s = 3.0}
     ]]), [[
 epoch 1/1  0 %  step 1/1000  loss nan  lr 1.2e-05  3.1 img/s
@@ -234,20 +263,42 @@ T.test("quiet is quiet, but for warnings", function()
     l:warn "it is late"]]), "luatrain: warning: it is late\n")
 end)
 
-T.test("mode json: events on stdout, steps seldom, no notes", function()
+T.test("mode json: all events on stdout, nothing else", function()
   local out = printed('mode = "json"', [[
     l:note "a note"
     l:event("start", {seed = 1})
-    for i = 1, 10 do step(i) end
+    step(1)
+    print("printed", 1, nil)
+    step(2)
     l:warn "it is late"]])
-  T.equal(out:gsub('"t":[%d.]+', '"t":0'), [[
+  local lines = read_all(metrics)
+  T.equal(out, lines .. "printed\t1\tnil\nluatrain: warning: it is late\n")
+  T.equal(lines:gsub('"t":[%d.]+', '"t":0'), [[
 {"event":"start","t":0,"seed":1}
 {"event":"step","t":0,"step":1,"epoch":1,"samples":100,"loss":0.5,"lr":0.1,"samples_per_s":1000,]]
     .. [["data":1.0000}
+{"event":"step","t":0,"step":2,"epoch":1,"samples":200,"loss":0.5,"lr":0.1,"samples_per_s":1000,]]
+    .. [["data":1.0000}
 {"event":"warn","t":0,"text":"it is late"}
-luatrain: warning: it is late
 ]])
-  T.equal(select(2, read_all(metrics):gsub("\n", "")), 12)
+end)
+
+T.test("percent and the time that is left come from the samples", function()
+  local out = printed("", [[
+    local function step(step, epoch, samples, steps)
+      l.shown = -math.huge                         -- as if the line before were long ago
+      l:step{step = step, epoch = epoch, epochs = 3, steps = steps, samples = samples,
+             images = 1000, batch = 100, loss = 0.5, lr = 0.1, samples_per_s = 10}
+    end
+    step(1, 1, 100, 30)
+    step(3, 1, 300, 30)
+    step(4, 2, 1100, 24)                           -- epoch 1 was left after three steps
+    step(5, 2, 1550, 7)]])                         -- and went on with larger batches
+  local texts = {}
+  for line in out:gmatch "[^\n]+" do
+    texts[#texts + 1] = line:match "  (%d+ %%)" .. (line:match "  eta.*" or "")
+  end
+  T.equal(texts, {"10 %", "30 %  eta 4:30", "10 %  eta 3:10", "55 %  eta 2:25"})
 end)
 
 T.test("print is back when the log is closed; closing twice is fine", function()

@@ -177,6 +177,22 @@ T.test("steps are counted", function()
   T.equal(lt.steps(), n + 3)
 end)
 
+T.test("settings by name", function()
+  local net, other = nn.linear{2, 3}, nn.linear{2, 3}
+  net:parameters()                                 -- gives them memory
+  local sgd = optim.sgd({{params = {net.w}}, {params = {net.b}, lr = 0.2}}, {lr = 0.1, clip = 5.0})
+  local wanted = {lr = 0.1, momentum = 0.0, nesterov = false, decay = 0.0, decay_bias = true,
+                  clip = 5.0, lr_factor = 1.0, ["2.lr"] = 0.2}
+  T.equal(sgd:settings(), wanted)
+  sgd:set("decay_bias", false)
+  sgd:set("1.lr", 0.3)
+  sgd:set("2.lr", nil)
+  sgd:set("3.lr", 0.4)                             -- there is no group 3
+  wanted.decay_bias, wanted["1.lr"], wanted["2.lr"] = false, 0.3, nil
+  T.equal(sgd:settings(), wanted)
+  T.equal({sgd:has(net.w), sgd:has(net.b), sgd:has(other.w)}, {true, true, false})
+end)
+
 T.test("state goes on where it was", function()
   local path = os.tmpname()
   local function run(steps, from)

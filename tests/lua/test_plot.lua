@@ -61,6 +61,12 @@ T.test("well-formed, whatever the run", function()
   check_xml(curves{})
   check_xml(curves({step(1, 2.3)}, 'a <b> & "c"\n'))
   check_xml(curves{step(1, nil)})
+  for _, title in ipairs{"gr\xfcn", "\xed\xa0\x80", "\xff\0\x7f"} do
+    local svg = curves({step(1, 2.3)}, title)
+    check_xml(svg)
+    assert(utf8.len(svg), "it is no UTF-8")
+  end
+  has(curves({step(1, 2.3)}, "gr\u{fc}n"), "gr\u{fc}n")
   check_xml(curves{step(1, 0.0), step(2, 0.0)})
   check_xml(curves{step(1, -3.0), step(2, 1e30)})
   check_xml(curves(run_of(1, function() return 0.0 end)))

@@ -1,0 +1,8 @@
+-- keys.lua - the keys of a table in their order, for all that must not depend on how pairs() walks.
+
+return function(t)
+  local keys = {}
+  for key in pairs(t) do keys[#keys + 1] = key end
+  table.sort(keys)
+  return keys
+end

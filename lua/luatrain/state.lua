@@ -1,0 +1,168 @@
+-- state.lua - what of a run stands in its checkpoints beside the tensors, and how a run that goes
+-- on takes it over.
+--
+-- The settings of the optimizer stand there twice: as they were when lt.run was called ("made.lr")
+-- and as they were last ("now.lr"). A script that is run again with the same first values gets the
+-- last ones back, so what it had set in between goes on to hold; where the first values differ,
+-- somebody has changed the script or its flags, and the new ones hold.
+
+local core = ...
+local checkpoint = require "luatrain.checkpoint"
+local log = require "luatrain.log"
+local sorted = require "luatrain.keys"
+
+local state = {}
+
+-- ==== Saving =====================================================================================
+
+local function shape_of(set) return ("%dx%dx%d"):format(set.height, set.width, set.channels) end
+
+-- The settings of a run's optimizer as they are now. lr_factor is the schedule's, if there is one.
+function state.settings(o)
+  local settings = o.optim:settings()
+  if o.schedule then settings.lr_factor = 1.0 end
+  return settings
+end
+
+-- The sum of large numbers may be infinite; that of each times 0 is not.
+local function is_finite(tensor)
+  local sum = tensor:sum():item()
+  if sum - sum ~= 0 then sum = (tensor * 0):sum():item() end
+  return sum == sum
+end
+
+-- Raises an error when a number of the net is nan or infinite: only the last two checkpoints are
+-- kept, so one with it would cost a good one.
+function state.check_weights(run)
+  local names, tensors = run.settings.net:state()
+  for i, name in ipairs(names) do
+    if not core.step(core.no_grad, is_finite, tensors[i]) then
+      local good = checkpoint.newest_step(run.folder)
+      good = good > 0 and ("the checkpoint of step %d is the last good one"):format(good)
+             or "there is no checkpoint before it"
+      core.fail("ENUMERIC", ("the weights are not finite after step %d (%s); look at the learning "
+                             .. "rate and at the data; %s"):format(run.steps, name, good))
+    end
+  end
+end
+
+-- The flat table of numbers and booleans that checkpoint.save wants.
+function state.of(run)
+  local o, train = run.settings, run.settings.train
+  local s = {
+    step = run.steps, counter = core.steps(), draws = core.draws(), seed = core.seed(),
+    epoch = run.epoch, done = run.done, loss_sum = run.loss_sum, epochs = o.epochs, batch = o.batch,
+    seconds = core.clock() - run.began, epoch_s = run.epoch_s, epoch_images = run.epoch_images,
+    images = #train, height = train.height, width = train.width, channels = train.channels,
+    classes = train.classes}
+  for name, value in pairs(run.result or {}) do s["report." .. name] = value end
+  for name, value in pairs(run.made) do s["made." .. name] = value end
+  for name, value in pairs(state.settings(o)) do s["now." .. name] = value end
+  return s
+end
+
+-- ==== Going on ===================================================================================
+
+-- Refuses a checkpoint of a run that this one cannot continue.
+local function check(o, s, path)
+  if s.seed ~= core.seed() then
+    core.fail("EFILE", ("%s was made with seed %d, here it is %d; --seed %d goes on, another --out "
+                        .. "begins a new run"):format(path, s.seed, core.seed(), s.seed))
+  end
+  for _, item in ipairs{
+    {"a training set of %d images, here it has %d", s.images, #o.train},
+    {"images of %s, here they have %s", shape_of(s), shape_of(o.train)},
+    {"%d classes, here there are %d", s.classes, o.train.classes},
+  } do
+    local text, was, is = table.unpack(item)
+    if was ~= is then
+      core.fail("EFILE", ("%s was made with %s; another --out begins a new run")
+                         :format(path, text:format(was, is)))
+    end
+  end
+end
+
+-- The entries of s whose names begin with a prefix, without it.
+local function part(s, prefix)
+  local list = {}
+  for key, value in pairs(s) do
+    if key:sub(1, #prefix) == prefix then list[key:sub(#prefix + 1)] = value end
+  end
+  return list
+end
+
+local function shown(value)
+  return math.type(value) == "float" and ("%.14g"):format(value) or tostring(value)
+end
+
+-- Gives the optimizer the settings that it had last. Appends a warning for each that was changed
+-- from outside since.
+local function restore_settings(run, s, path, warnings)
+  local made, now, all = part(s, "made."), part(s, "now."), {}
+  for _, list in ipairs{made, now, run.made} do
+    for name in pairs(list) do all[name] = true end
+  end
+  for _, name in ipairs(sorted(all)) do
+    local is = run.made[name]
+    if is == made[name] then
+      if now[name] ~= is then run.settings.optim:set(name, now[name]) end
+    elseif is ~= now[name] then
+      warnings[#warnings + 1] = ("%s was made with %s = %s, the script now says %s, which holds")
+                                :format(path, name, shown(now[name]), shown(is))
+    end
+  end
+end
+
+local function take_over(run, s)
+  run.epoch, run.done, run.steps, run.loss_sum = s.epoch, s.done, s.step, s.loss_sum
+  run.epoch_s, run.epoch_images = s.epoch_s, s.epoch_images
+  run.began = core.clock() - s.seconds
+  core.set_step(s.counter)
+  core.set_draws(s.draws)
+  local result = part(s, "report.")
+  if next(result) then run.result = result end
+end
+
+-- What is different, but no reason to stop.
+local function differences(o, s, path, warnings)
+  for _, item in ipairs{
+    {"with batches of %d images, now they have %d", s.batch, o.batch},
+    {"for %d epochs, now there are %d", s.epochs, o.epochs},
+  } do
+    local text, was, is = table.unpack(item)
+    if was ~= is then
+      warnings[#warnings + 1] = ("%s was made %s"):format(path, text:format(was, is))
+    end
+  end
+end
+
+-- Goes on from a checkpoint, if there is one that is to be used. Returns warnings.
+function state.resume(run)
+  local o, folder = run.settings, run.folder
+  if not o.resume then return {} end
+  if o.resume == "never" then
+    checkpoint.remove(folder)
+    return {}
+  end
+  local from = o.resume == "auto" and folder or o.resume
+  local s, path, warnings = checkpoint.load(from, o.net, o.optim, function(...) check(o, ...) end)
+  for i, text in ipairs(warnings) do
+    warnings[i] = ("%s; going on from %s"):format(text, path)
+  end
+  if s then
+    local newest = checkpoint.newest_step(folder)
+    if from ~= folder and newest > s.step then
+      core.fail("EUSAGE", ("--resume %s: %s has a newer checkpoint, of step %d; remove it or name "
+                           .. "another --out"):format(from, folder, newest))
+    end
+    take_over(run, s)
+    differences(o, s, path, warnings)
+    restore_settings(run, s, path, warnings)
+  elseif o.resume ~= "auto" then
+    core.fail("EFILE", ("--resume %s: there is no checkpoint in it"):format(from))
+  end
+  log.cut(folder .. "/metrics.jsonl", run.steps, run.epoch)
+  return warnings
+end
+
+return state
