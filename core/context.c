@@ -112,17 +112,13 @@ _Static_assert(ATOMIC_INT_LOCK_FREE == 2, "lt_stop() is called by signal handler
 
 bool lt_stop(lt_ctx *ctx, int reason)
 {
-    if (atomic_load(&ctx->listeners) == 0)
+    if (reason != 0 && atomic_load(&ctx->listeners) == 0)
         return false;
     atomic_store(&ctx->stop_reason, reason);
-    return true;
+    return reason != 0;
 }
 
-void lt_listen(lt_ctx *ctx, bool on)
-{
-    if (atomic_fetch_add(&ctx->listeners, on ? 1 : -1) == 1 && !on)
-        atomic_store(&ctx->stop_reason, 0);
-}
+void lt_listen(lt_ctx *ctx, bool on) { atomic_fetch_add(&ctx->listeners, on ? 1 : -1); }
 
 int lt_stop_reason(const lt_ctx *ctx) { return atomic_load(&ctx->stop_reason); }
 

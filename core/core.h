@@ -138,10 +138,12 @@ LT_API int lt_cpu_count(void);
 LT_API int64_t lt_step(const lt_ctx *ctx);
 LT_API void lt_set_step(lt_ctx *ctx, int64_t step);
 
-/* A wish to stop, for whoever trains in ctx: it saves and leaves with LT_ESTOPPED. Safe in a signal
- * handler. reason is a signal's number. False, and nothing happens, while nobody listens. */
+/* A wish to stop, for whoever trains in ctx: it saves, takes the wish back by lt_stop(ctx, 0), and
+ * leaves with LT_ESTOPPED. Safe in a signal handler and in other threads. reason is a signal's
+ * number. False, and nothing happens, while nobody listens; false for 0. */
 LT_API bool lt_stop(lt_ctx *ctx, int reason);
-/* One listener more, or one less; the last to leave takes the wish along. */
+/* One listener more, or one less. A wish that comes too late for the last one waits for the next,
+ * so it is not lost between two trainings, nor when it comes just as that one leaves. */
 LT_API void lt_listen(lt_ctx *ctx, bool on);
 /* The reason of the wish, 0 when there is none. */
 LT_API int lt_stop_reason(const lt_ctx *ctx);
@@ -280,6 +282,10 @@ LT_MUST lt_status lt_file_read_into(lt_file *file, int i, lt_tensor *dst);
  * LT_EFILE when they differ: one bit anywhere is enough. LT_OK for a file of others, which has
  * none. */
 LT_MUST lt_status lt_file_verify(lt_file *file);
+
+/* Whether the file has such a digest: false for a file of others, and for one of ours in which two
+ * or more of the characters around it are damaged. */
+LT_API bool lt_file_has_digest(const lt_file *file);
 
 /* Writes n named tensors and n_meta metadata pairs (key, value, key, value, ...) as
  * lt_file_replace() writes. The digest of it all goes into its metadata as sha256. LT_EFILE with

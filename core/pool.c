@@ -13,6 +13,16 @@
 
 #include "core/pool.h"
 
+/* For AddressSanitizer a block that lies in a list is as good as given back to the system. */
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#define FORBID(p, bytes) ASAN_POISON_MEMORY_REGION((p), (bytes))
+#define ALLOW(p, bytes) ASAN_UNPOISON_MEMORY_REGION((p), (bytes))
+#else
+#define FORBID(p, bytes) ((void)(p), (void)(bytes))
+#define ALLOW(p, bytes) ((void)(p), (void)(bytes))
+#endif
+
 /* Class 4k + q - 1 for q = 1..4 holds 64 * 2^k * (4 + q) / 4 bytes; class 0 (k = 0, q = 0) holds
  * 64. */
 static size_t class_bytes(int i)
@@ -40,7 +50,10 @@ static size_t trim(lt_ctx *ctx, lt_device *device)
     for (int i = 0; i < LT_POOL_CLASSES; i++) {
         struct lt_free_list *list = &device->pool.list[i];
         for (; list->n > 0; list->total--) {
-            device->free(device, list->blocks[--list->n], class_bytes(i));
+            void *p = list->blocks[--list->n];
+            if (device->is_host)
+                ALLOW(p, class_bytes(i));
+            device->free(device, p, class_bytes(i));
             freed += class_bytes(i);
         }
     }
@@ -87,6 +100,8 @@ void *lt__device_alloc(lt_ctx *ctx, lt_device *device, size_t bytes)
     if (!fault && list->n > 0) {
         p = list->blocks[--list->n];
         ctx->memory.cached -= size;
+        if (device->is_host)
+            ALLOW(p, size);
     } else if (!fault) {
         p = fresh(device, i);
         if (!p && trim(ctx, device) > 0)
@@ -116,6 +131,8 @@ void lt__device_free(lt_ctx *ctx, lt_device *device, void *p, size_t bytes)
     struct lt_free_list *list = &device->pool.list[i];
     pthread_mutex_lock(&ctx->lock);
     list->blocks[list->n++] = p;
+    if (device->is_host)
+        FORBID(p, class_bytes(i));
     ctx->memory.live -= class_bytes(i);
     ctx->memory.cached += class_bytes(i);
     pthread_mutex_unlock(&ctx->lock);

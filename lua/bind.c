@@ -34,19 +34,14 @@ static void collect_when_due(lua_State *L, lt_lua *s)
     s->limit = live > LEAST_FRESH ? live : LEAST_FRESH;
 }
 
-static lt_tensor **push_box(lua_State *L, lt_lua *s)
+lt_tensor **lt__push_box(lua_State *L, lt_lua *s)
 {
+    collect_when_due(L, s);
     lt_tensor **box = lua_newuserdatauv(L, sizeof *box, 0);
     *box = NULL;
     lua_rawgetp(L, LUA_REGISTRYINDEX, s->tensor_meta);
     lua_setmetatable(L, -2);
     return box;
-}
-
-lt_tensor **lt__push_box(lua_State *L, lt_lua *s)
-{
-    collect_when_due(L, s);
-    return push_box(L, s);
 }
 
 void lt__fill_box(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x)
@@ -58,12 +53,14 @@ void lt__fill_box(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x)
         s->fresh += (size_t)lt_count(x) * lt_dtype_bytes(lt_tensor_dtype(x));
 }
 
-void lt__push_kept(lua_State *L, lt_lua *s, lt_tensor *x)
+void lt__share_box(lua_State *L, lt_tensor **box, lt_tensor *x)
 {
-    if (x)
-        *push_box(L, s) = lt_retain(x);
-    else
+    if (x) {
+        *box = lt_retain(x);
+    } else {
+        lua_pop(L, 1);
         lua_pushnil(L);
+    }
 }
 
 lt_tensor *lt__to_tensor(lua_State *L, lt_lua *s, int index)
@@ -353,7 +350,8 @@ lt_status lt_lua_dofile(lua_State *L, const char *path, int argc, char **argv)
 
 static int push_given(lua_State *L)
 {
-    lt__push_kept(L, lt__lua_of(L), lua_touserdata(L, 1));
+    lt_tensor **box = lt__push_box(L, lt__lua_of(L));
+    lt__share_box(L, box, lua_touserdata(L, 1));
     return 1;
 }
 

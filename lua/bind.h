@@ -1,9 +1,11 @@
 /* bind.h - what the files of the binding share. Private to this room.
  *
- * An error of Lua is a longjmp. It must never cross C that owns something, so every function here
- * works in this order: check all arguments; make the userdata that will own the result, empty; call
- * the library; put the result into the userdata; only then raise, if the call failed. Buffers of
- * unknown size are userdata too.
+ * An error of Lua is a longjmp. It must never cross C that owns something. And whatever Lua makes,
+ * a string too, may run the collector, and a finalizer may close any tensor or handle: a pointer
+ * that was fetched before may be stale. So every function here works in this order: make the
+ * userdata that will own the result, empty, and buffers of unknown size, which are userdata too;
+ * check the arguments and fetch their pointers; call the library; put the result into the userdata;
+ * only then raise, if the call failed, or push what else is given back.
  */
 #ifndef LT_LUA_BIND_H
 #define LT_LUA_BIND_H
@@ -77,8 +79,8 @@ void lt__where(void *ud, char *where, size_t bytes);
 lt_tensor **lt__push_box(lua_State *L, lt_lua *s);
 /* box owns x, a new tensor; raises if x is NULL. */
 void lt__fill_box(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x);
-/* Pushes a tensor that others hold too, or nil for NULL. */
-void lt__push_kept(lua_State *L, lt_lua *s, lt_tensor *x);
+/* The empty box on top holds x, which others hold too; it becomes nil for NULL. */
+void lt__share_box(lua_State *L, lt_tensor **box, lt_tensor *x);
 /* The tensor at index, or NULL when the value there is none. One that was closed is an error. */
 lt_tensor *lt__to_tensor(lua_State *L, lt_lua *s, int index);
 /* The same, and no tensor is an error: "who: what wants a tensor, it is a number". */

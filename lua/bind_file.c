@@ -13,19 +13,19 @@ static int file_gone(lua_State *L)
 
 static int open_file(lua_State *L)
 {
-    const char *path = lt__check_path(L, lt__lua(L), 1, "load");
     void **h = lt__push_handle(L, file_class);
+    const char *path = lt__check_path(L, lt__lua(L), 1, "load");
     lt__fill_handle(L, h, lt_file_open(lt__lua(L)->ctx, path));
     return 1;
 }
 
-/* file:names(): in file order. */
+/* file:names(): in file order. A file that is closed meanwhile raises, here and below. */
 static int file_names(lua_State *L)
 {
-    lt_file *f = lt__check_handle(L, file_class);
-    lua_createtable(L, lt_file_count(f), 0);
-    for (int i = 0; i < lt_file_count(f); i++) {
-        lua_pushstring(L, lt_file_name(f, i));
+    int n = lt_file_count(lt__check_handle(L, file_class));
+    lua_createtable(L, n, 0);
+    for (int i = 0; i < n; i++) {
+        lua_pushstring(L, lt_file_name(lt__check_handle(L, file_class), i));
         lua_rawseti(L, -2, i + 1);
     }
     return 1;
@@ -62,10 +62,9 @@ static int file_shape(lua_State *L)
 
 static int file_read(lua_State *L)
 {
-    lt_file *f = lt__check_handle(L, file_class);
-    int i = find_in_file(L, f);
     lt_tensor **box = lt__push_box(L, lt__lua(L));
-    lt__fill_box(L, lt__lua(L), box, lt_file_read(f, i));
+    lt_file *f = lt__check_handle(L, file_class);
+    lt__fill_box(L, lt__lua(L), box, lt_file_read(f, find_in_file(L, f)));
     return 1;
 }
 
@@ -86,31 +85,41 @@ static int file_verify(lua_State *L)
     return 0;
 }
 
+/* file:has_digest(): whether verify can tell that it is what lt.save wrote. */
+static int file_has_digest(lua_State *L)
+{
+    lua_pushboolean(L, lt_file_has_digest(lt__check_handle(L, file_class)));
+    return 1;
+}
+
 static int file_meta(lua_State *L)
 {
-    lt_file *f = lt__check_handle(L, file_class);
     const char *key, *value;
     lua_newtable(L);
-    for (int i = 0; lt_file_meta_at(f, i, &key, &value); i++) {
+    for (int i = 0; lt_file_meta_at(lt__check_handle(L, file_class), i, &key, &value); i++) {
+        lua_pushstring(L, key);
+        lt_file_meta_at(lt__check_handle(L, file_class), i, &key, &value);
         lua_pushstring(L, value);
-        lua_setfield(L, -2, key);
+        lua_rawset(L, -3);
     }
     return 1;
 }
 
 static const luaL_Reg file_methods[] = {
     {"names", file_names}, {"shape", file_shape}, {"read", file_read},
-    {"read_into", file_read_into}, {"verify", file_verify}, {"meta", file_meta}, {NULL, NULL}};
+    {"read_into", file_read_into}, {"verify", file_verify}, {"has_digest", file_has_digest},
+    {"meta", file_meta}, {NULL, NULL}};
 
 /* save(names, tensors, path, meta): meta is a list key, value, key, value, ... */
 static int save(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    int n = lt__check_named(L, s, "lt.save"), n_meta = (int)luaL_len(L, 4);
-    const char *path = lt__check_path(L, s, 3, "lt.save");
+    int n = (int)luaL_len(L, 1), n_meta = (int)luaL_len(L, 4);
     const char **names = lua_newuserdatauv(L, (size_t)n * sizeof *names, 0);
     lt_tensor **tensors = lua_newuserdatauv(L, (size_t)n * sizeof *tensors, 0);
     const char **meta = lua_newuserdatauv(L, (size_t)n_meta * sizeof *meta, 0);
+    const char *path = lt__check_path(L, s, 3, "lt.save");
+    lt__check_named(L, s, "lt.save");
     for (int i = 0; i < n; i++) {
         lua_rawgeti(L, 1, i + 1);
         lua_rawgeti(L, 2, i + 1);

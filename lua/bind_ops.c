@@ -178,6 +178,14 @@ static void read_inputs(lua_State *L, lt_lua *s, const lt_schema *schema, inputs
                        lt_dtype_name(in->dtype));
 }
 
+/* Pushing the outputs may have run a finalizer that closed an input. */
+static void refetch_inputs(lua_State *L, lt_lua *s, inputs *in)
+{
+    for (int i = 0; i < in->n; i++)
+        if (in->x[i])
+            in->x[i] = lt__to_tensor(L, s, i + 1);
+}
+
 /* Numbers become tensors. On failure none is left. */
 static lt_status make_numbers(lua_State *L, lt_lua *s, inputs *in)
 {
@@ -237,6 +245,7 @@ static int call(lua_State *L)
     luaL_checkstack(L, LT_MAX_OUT + 4, NULL);
     for (int i = 0; i < n_out; i++)
         box[i] = lt__push_box(L, s);
+    refetch_inputs(L, s, &in);
 
     lua_State *outer = s->running;
     s->running = L;
@@ -293,7 +302,9 @@ static int observe(lua_State *L)
 /* saved(x, i): tensor i, from 1, of those that are kept for the backward of the op that made x. */
 static int saved(lua_State *L)
 {
-    lt__push_kept(L, lt__lua(L), lt_saved(lt__self(L, "saved"), (int)luaL_checkinteger(L, 2) - 1));
+    int i = (int)luaL_checkinteger(L, 2) - 1;
+    lt_tensor **box = lt__push_box(L, lt__lua(L));
+    lt__share_box(L, box, lt_saved(lt__self(L, "saved"), i));
     return 1;
 }
 

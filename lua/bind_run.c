@@ -27,8 +27,8 @@ static int zero_grad(lua_State *L)
 
 static int detach(lua_State *L)
 {
-    lt_tensor *x = lt__self(L, "detach"), **box = lt__push_box(L, lt__lua(L));
-    lt__fill_box(L, lt__lua(L), box, lt_detach(x));
+    lt_tensor **box = lt__push_box(L, lt__lua(L));
+    lt__fill_box(L, lt__lua(L), box, lt_detach(lt__self(L, "detach")));
     return 1;
 }
 
@@ -39,6 +39,7 @@ static int keep(lua_State *L)
     return 1;
 }
 
+/* Hooks run Lua, which may close what backward works on: it is held meanwhile. */
 static int backward(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -49,7 +50,11 @@ static int backward(lua_State *L)
     lua_State *outer = s->running;
     double start = lt__clock();
     s->running = L;
+    lt_retain(x);
+    lt_retain(grad);
     lt_status status = lt_backward(x, grad);
+    lt_release(grad);
+    lt_release(x);
     s->running = outer;
     s->backward_s += lt__clock() - start;
     lt__check(L, s, status);
@@ -70,15 +75,16 @@ static int call_function(lua_State *L)
 {
     const lt_lua_hook *h = lua_touserdata(L, 1);
     lua_rawgeti(L, LUA_REGISTRYINDEX, h->function);
-    lt__push_kept(L, h->owner, lua_touserdata(L, 2));
+    lt_tensor **box = lt__push_box(L, h->owner);
+    lt__share_box(L, box, lua_touserdata(L, 2));
     lua_call(L, 1, 0);
     return 0;
 }
 
+/* x holds the leaf, and this the hook: both stay when the function drops them. */
 static lt_status run_hook(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_lua_hook *h = ud;
-    (void)x;
     if (!h->owner)
         return LT_OK;
     lua_State *L = h->owner->running;
@@ -87,8 +93,12 @@ static lt_status run_hook(void *ud, lt_tensor *x, lt_tensor *grad)
     lua_pushcfunction(L, call_function);
     lua_pushlightuserdata(L, h);
     lua_pushlightuserdata(L, grad);
+    lt_retain(x);
+    lt_retain(grad);
     lt_status status = lt_lua_call(L, 2, 0);
     h->owner->running = L;
+    lt_release(grad);
+    lt_release(x);
     return status;
 }
 
@@ -338,12 +348,12 @@ static int new_optim(lua_State *L)
     const char *update = luaL_checkstring(L, 1);
     int n = (int)luaL_len(L, 2);
     lt_tensor **params = lua_newuserdatauv(L, (size_t)n * sizeof *params, 0);
+    void **h = lt__push_handle(L, optim_class);
     for (int i = 0; i < n; i++) {
         lua_rawgeti(L, 2, i + 1);
         params[i] = lt__check_tensor(L, s, lua_gettop(L), "optim", "a parameter");
         lua_pop(L, 1);
     }
-    void **h = lt__push_handle(L, optim_class);
     lt__fill_handle(L, h, lt_optim_new(s->ctx, update, params, n));
     return 1;
 }
@@ -362,11 +372,11 @@ static int optim_set_group(lua_State *L)
 static int optim_step(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt_optim *o = lt__check_handle(L, optim_class);
-    const lt_schema *schema = &lt_optim_def(o)->schema;
     int n = (int)luaL_len(L, 2);
     lt_opt *values = lua_newuserdatauv(L, (size_t)n * LT_MAX_OPT * sizeof *values, 0);
     const lt_opt **options = lua_newuserdatauv(L, (size_t)n * sizeof *options, 0);
+    lt_optim *o = lt__check_handle(L, optim_class);
+    const lt_schema *schema = &lt_optim_def(o)->schema;
     for (int g = 0; g < n; g++) {
         lua_rawgeti(L, 2, g + 1);
         options[g] = values + (size_t)g * LT_MAX_OPT;
@@ -396,13 +406,13 @@ static int optim_grad_norm(lua_State *L)
 static int optim_slot(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt_optim *o = lt__check_handle(L, optim_class);
     int k = (int)luaL_checkinteger(L, 2) - 1;
+    lt_tensor **box = lt__push_box(L, s);
+    lt_optim *o = lt__check_handle(L, optim_class);
     const char *name = lt_optim_slot_name(o, k);
     lt_tensor *x = lt__check_tensor(L, s, 3, "optim", "a parameter");
     if (!name)
         return 0;
-    lt_tensor **box = lt__push_box(L, s);
     lt__fill_box(L, s, box, lt_optim_slot(o, k, x));
     lua_pushstring(L, name);
     return 2;

@@ -218,14 +218,38 @@ static int threads(lua_State *L)
     return 1;
 }
 
-/* listen(on): from now on a signal is a wish to stop; or no longer. */
-static int listen_to_signals(lua_State *L)
+static const char listener_class[] = "luatrain.Listener";
+
+static int listener_gone(lua_State *L)
 {
-    lt_listen(lt__lua(L)->ctx, lua_toboolean(L, 1));
+    lt_ctx **listening = lua_touserdata(L, 1);
+    if (*listening)
+        lt_listen(*listening, false);
+    *listening = NULL;
     return 0;
 }
 
-/* stop_reason(): the signal's name, such as "SIGTERM", or nil. */
+static const luaL_Reg listener_methods[] = {{"close", listener_gone}, {NULL, NULL}};
+
+/* listen(): a handle; until it is closed a signal is a wish to stop. */
+static int listen_to_signals(lua_State *L)
+{
+    lt_ctx *ctx = lt__lua(L)->ctx;
+    void **listening = lt__push_handle(L, listener_class);
+    lt_listen(ctx, true);
+    *listening = ctx;
+    return 1;
+}
+
+/* clear_stop(): the wish is fulfilled. */
+static int clear_stop(lua_State *L)
+{
+    lt_stop(lt__lua(L)->ctx, 0);
+    return 0;
+}
+
+/* stop_reason(): the signal's name, such as "SIGTERM", or "signal 10" for one that programs are not
+ * stopped by as a rule; nil when there is no wish to stop. */
 static int stop_reason(lua_State *L)
 {
     static const struct { int signal; const char *name; } known[] = {
@@ -246,7 +270,8 @@ static const luaL_Reg functions[] = {
     {"make_folder", make_folder}, {"new_folder", new_folder}, {"list_folder", list_folder},
     {"write_file", write_file}, {"cut_file", cut_file}, {"lock", lock}, {"clock", read_clock},
     {"terminal", terminal}, {"peak_rss", peak_rss}, {"backend", backend}, {"threads", threads},
-    {"listen", listen_to_signals}, {"stop_reason", stop_reason}, {NULL, NULL}};
+    {"listen", listen_to_signals}, {"stop_reason", stop_reason}, {"clear_stop", clear_stop},
+    {NULL, NULL}};
 
 void lt__open_system(lua_State *L)
 {
@@ -255,5 +280,6 @@ void lt__open_system(lua_State *L)
     lt__register(L, functions);
     lt__new_class(L, names_class, none, names_gone);
     lt__new_class(L, lock_class, lock_methods, lock_gone);
+    lt__new_class(L, listener_class, listener_methods, listener_gone);
     lua_settop(L, core);
 }

@@ -62,9 +62,13 @@ int lt__check_dims(lua_State *L, lt_lua *s, int index, const char *who, int64_t 
 
 void lt__push_dims(lua_State *L, const lt_tensor *x)
 {
-    lua_createtable(L, lt_ndim(x), 0);
-    for (int i = 0; i < lt_ndim(x); i++) {
-        lua_pushinteger(L, lt_dims(x)[i]);
+    int64_t dims[LT_MAX_DIMS];
+    int n = lt_ndim(x);
+    for (int i = 0; i < n; i++)
+        dims[i] = lt_dims(x)[i];
+    lua_createtable(L, n, 0);
+    for (int i = 0; i < n; i++) {
+        lua_pushinteger(L, dims[i]);
         lua_rawseti(L, -2, i + 1);
     }
 }
@@ -289,9 +293,11 @@ static int64_t check_indices(lua_State *L, lt_lua *s, const lt_tensor *x, int n,
     for (int i = 0; i < n; i++) {
         int whole;
         int64_t dim = lt_dims(x)[i], index = lua_tointegerx(L, 2 + i, &whole);
-        if (!whole || index < 1 || index > dim)
+        if (!whole || index < 1 || index > dim) {
+            lt_describe(x, text, sizeof text);
             lt__refuse(L, s, "%s: index %d wants 1 to %lld, it is %s (%s)", who, i + 1,
-                       (long long)dim, lt__text(L, 2 + i), lt_describe(x, text, sizeof text));
+                       (long long)dim, lt__text(L, 2 + i), text);
+        }
         place = place * dim + index - 1;
     }
     return place;
@@ -347,8 +353,11 @@ static void push_nested(lua_State *L, lt_lua *s, lt_tensor *x, int depth, int64_
 
 static int totable(lua_State *L)
 {
+    lt_lua *s = lt__lua(L);
     int64_t next = 0;
-    push_nested(L, lt__lua(L), lt__self(L, "totable"), 0, &next);
+    lt_tensor **box = lt__push_box(L, s); /* holds it too: making the tables may close the other */
+    lt__share_box(L, box, lt__self(L, "totable"));
+    push_nested(L, s, *box, 0, &next);
     return 1;
 }
 
@@ -378,10 +387,12 @@ static int dim(lua_State *L)
     int whole, n = lt_ndim(x);
     char text[96];
     lua_Integer axis = lua_tointegerx(L, 2, &whole);
-    if (!whole || axis == 0 || axis > n || axis < -n)
+    if (!whole || axis == 0 || axis > n || axis < -n) {
+        lt_describe(x, text, sizeof text);
         lt__refuse(L, lt__lua(L),
                    "dim wants an axis from 1 to %d, or from the end with negatives; it is %s (%s)",
-                   n, lt__text(L, 2), lt_describe(x, text, sizeof text));
+                   n, lt__text(L, 2), text);
+    }
     lua_pushinteger(L, lt_dim(x, (int)(axis > 0 ? axis - 1 : axis)));
     return 1;
 }
@@ -397,13 +408,9 @@ static int describe(lua_State *L)
 {
     lt_tensor *x = lt__self(L, "tostring");
     char text[96];
+    const char *why = lt_is_dead(x) ? "dead" : lt_data(x) ? NULL : "pending";
     lua_pushstring(L, lt_describe(x, text, sizeof text));
-    if (lt_is_dead(x))
-        lua_pushliteral(L, "dead");
-    else if (!lt_data(x))
-        lua_pushliteral(L, "pending");
-    else
-        lua_pushnil(L);
+    lua_pushstring(L, why);
     return 2;
 }
 
@@ -439,6 +446,16 @@ static int same(lua_State *L)
     return 1;
 }
 
+/* x.grad: mostly nil, and then nothing is made. */
+static int push_grad(lua_State *L, lt_lua *s)
+{
+    if (!lt_grad(lt__self(L, "grad")))
+        return 0;
+    lt_tensor **box = lt__push_box(L, s);
+    lt__share_box(L, box, lt_grad(lt__self(L, "grad")));
+    return 1;
+}
+
 enum property { SHAPE, DTYPE, DEVICE, GRAD, ON_TAPE };
 static const char *const properties[] = {"shape", "dtype", "device", "grad", "on_tape", NULL};
 
@@ -463,7 +480,7 @@ static int index_tensor(lua_State *L)
     case SHAPE: lt__push_dims(L, x); break;
     case DTYPE: lua_pushstring(L, lt_dtype_name(lt_tensor_dtype(x))); break;
     case DEVICE: lua_pushliteral(L, "cpu"); break;
-    case GRAD: lt__push_kept(L, s, lt_grad(x)); break;
+    case GRAD: return push_grad(L, s);
     case ON_TAPE: lua_pushboolean(L, lt_requires_grad(x)); break;
     }
     return 1;

@@ -110,6 +110,9 @@ end
 -- and its state.
 local function open(path)
   local file = core.open_file(path)
+  if not file:has_digest() then
+    fail("%s: it has no digest: it is no checkpoint of luatrain, or damaged", path)
+  end
   file:verify()
   local state = {}
   for key, text in pairs(file:meta()) do state[key] = value_of(text) end

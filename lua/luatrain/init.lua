@@ -49,13 +49,22 @@ local function contents(what)
   return names, tensors
 end
 
--- Writes a table of tensors, or a net, as safetensors. meta: texts and numbers by name, to be
--- read back as texts.
+local META = {string = true, number = true, boolean = true}
+
+-- Writes a table of tensors, or a net, as safetensors. meta: texts, numbers and booleans by name,
+-- to be read back as texts.
 function lt.save(path, what, meta)
   local names, tensors = contents(what)
   local keys, list = {}, {}
   if meta ~= nil and type(meta) ~= "table" then fail("lt.save: meta wants a table of texts") end
-  for key in pairs(meta or {}) do keys[#keys + 1] = tostring(key) end
+  for key, value in pairs(meta or {}) do
+    if type(key) ~= "string" then
+      fail("lt.save: meta wants names, one of them is a %s: %s", type(key), key)
+    elseif not META[type(value)] then
+      fail("lt.save: meta.%s wants a string, a number or a boolean, it is a %s", key, type(value))
+    end
+    keys[#keys + 1] = key
+  end
   table.sort(keys)
   for _, key in ipairs(keys) do
     list[#list + 1] = key

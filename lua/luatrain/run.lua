@@ -39,7 +39,6 @@ local ops = core.ops
 local Run = {}
 local SAVE_SECONDS = 600       -- the longest that a checkpoint lies back
 local runs, first_folder = 0, nil   -- made by this script
-local n_open = 0                    -- of them
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
@@ -150,8 +149,7 @@ local function start(self)
   if self.epoch > o.epochs then
     self.log:note "all epochs are done already; another --out begins a new run"
   end
-  n_open = n_open + 1
-  core.listen(true)
+  self.listener = core.listen()
 end
 
 -- lt.run: see the top.
@@ -172,6 +170,7 @@ local function new(given)
     mark = now, waited = 0.0,          -- the end of the last step; how long its batch took to come
     epoch_s = 0.0, epoch_images = 0,   -- the time and the samples of steps in this epoch
     waits = waits.new(), folder = false, out = false, lock = false, log = false,
+    listener = false,                  -- while it is open, a signal is a wish to stop
     unfinished = false,                -- the folder of the run before, if that can go on
   }
   take_folder(self)
@@ -194,9 +193,9 @@ end
 -- Writes the end line and gives everything back. exit: the process's exit code, if the script does
 -- nothing else; nil when the run is collected, which can be at any moment of another one.
 local function finish(self, exit)
-  self.phase, n_open = "over", n_open - 1
+  self.phase = "over"
   close_loader(self)
-  core.listen(n_open > 0)
+  self.listener:close()
   local known, sha256 = false, nil
   if exit then known, sha256 = pcall(self.settings.net.sha256, self.settings.net) end
   self.log:event("end", {
@@ -310,6 +309,7 @@ local function stop_if_wanted(self)
   local what = ("stopped by %s at step %d"):format(reason or o.max_steps_from, self.steps)
   state.check_weights(self)
   local saved, err = save(self)
+  if reason then core.clear_stop() end
   if not saved then give_up(self, what .. " and not saved", err) end
   finish(self, early and 0 or 75)
   local flag = early and o.max_steps_from == "--max-steps" and "--max-steps" or nil

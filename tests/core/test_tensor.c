@@ -245,10 +245,15 @@ TEST(a_wish_to_stop_reaches_who_listens)
     lt_listen(listening, false);
     CHECK_EQ(lt_stop_reason(listening), SIGUSR1);
     lt_listen(listening, false);
-    CHECK_EQ(lt_stop_reason(listening), 0);
+    CHECK_EQ(lt_stop_reason(listening), SIGUSR1); /* for the next one */
     CHECK(!lt_stop(listening, SIGTERM));
+    CHECK_EQ(lt_stop_reason(listening), SIGUSR1);
     lt_listen(listening, true);
+    CHECK(lt_stop(listening, SIGTERM));
+    CHECK_EQ(lt_stop_reason(listening), SIGTERM);
+    CHECK(!lt_stop(listening, 0));
     CHECK_EQ(lt_stop_reason(listening), 0);
+    lt_listen(listening, false);
     signal(SIGUSR1, SIG_DFL);
     lt_ctx_free(listening);
 }

@@ -39,6 +39,17 @@ T.test("a digest is written, and is no text of the user's", function()
           path .. ": no metadata can be called sha256")
 end)
 
+T.test("texts are names with strings, numbers or booleans", function()
+  lt.save(path, {x = lt.tensor(1)}, {epoch = 3, best = 0.5, done = false, note = "y"})
+  T.equal(select(2, lt.load(path)), {epoch = "3", best = "0.5", done = "false", note = "y"})
+  T.fails(function() lt.save(path, {x = lt.tensor(1)}, {"y"}) end,
+          "lt.save: meta wants names, one of them is a number: 1")
+  T.fails(function() lt.save(path, {x = lt.tensor(1)}, {note = {}}) end,
+          "lt.save: meta.note wants a string, a number or a boolean, it is a table")
+  T.fails(function() lt.save(path, {x = lt.tensor(1)}, 5) end,
+          "lt.save: meta wants a table of texts")
+end)
+
 T.test("a flipped bit is found by whoever loads", function()
   local net = nn.sequential{nn.linear{2, 3}}
   local function load_net() return net:load(path) end
@@ -70,6 +81,74 @@ T.test("a file of another program has no digest", function()
   local tensors, texts = lt.load(path)
   T.equal(tensors.x:totable(), {3, 4})
   T.equal(texts, {format = "pt"})
+end)
+
+-- The core, which only the embedded files see.
+local function find_core()
+  for i = 1, math.huge do
+    local name, value = debug.getupvalue(lt.load, i)
+    if name == "core" then return value end
+    assert(name, "lt.load does not have it")
+  end
+end
+
+T.test("whether a file has a digest", function()
+  local core = find_core()
+  local function has_digest()
+    local file <close> = core.open_file(path)
+    return file:has_digest()
+  end
+  lt.save(path, {x = lt.ones({2})})
+  assert(has_digest())
+  flip(8 + #'{"__metadata__":{"s')
+  assert(has_digest())
+  flip(8 + #'{"__metadata__":{"sh')
+  assert(not has_digest())
+  lt.load(path)
+end)
+
+T.test("a finalizer may close the file that is read, or a tensor that is written", function()
+  local core = find_core()
+  local names, tensors, meta = {}, {}, {}
+  for i = 1, 50 do
+    names[i], tensors[i] = ("a name too long to be kept for long, %d"):format(i), lt.ones({64})
+    meta["a text too long to be kept for long, " .. i] = ("%d"):format(i):rep(50)
+  end
+  local what = {}
+  for i, name in ipairs(names) do what[name] = tensors[i] end
+  lt.save(path, what, meta)
+  local function close_in(x, k, fn)
+    local closed = false
+    local function arm(left)
+      setmetatable({}, {__gc = function()
+        if left > 1 then return arm(left - 1) end
+        closed = true
+        local _ <close> = x
+      end})
+    end
+    collectgarbage()
+    collectgarbage "stop"
+    collectgarbage("incremental", 1, 1000, 63)   -- each thing that is made is a whole collection
+    coroutine.wrap(arm)(k)   -- nothing of it is left on this stack
+    collectgarbage "restart"
+    local ok, why = pcall(fn)
+    local came = closed
+    collectgarbage("incremental", 200, 100, 13)
+    assert(ok or why:find " was closed", why)
+    return came
+  end
+  for _, method in ipairs{"names", "meta", "read", "shape"} do
+    local came = false
+    for k = 1, 9 do
+      local file = core.open_file(path)
+      came = close_in(file, k, function() return file[method](file, names[7]) end) or came
+    end
+    assert(came, method)
+  end
+  for k = 1, 4 do
+    local list = {lt.ones({64}), lt.ones({64})}
+    close_in(list[2], k, function() core.save({"a", "b"}, list, path, {}) end)
+  end
 end)
 
 os.remove(path)

@@ -281,4 +281,99 @@ T.test("errors have exit codes", function()
   end), 4)
 end)
 
+-- Calls fn(x) with x closed by a finalizer: in the k-th collection from the call on, of which there
+-- is one whenever Lua makes anything. Returns whether that came in the call, and pcall's results.
+local function closed_within(k, x, fn)
+  local closed, usurper = false, nil   -- the one who gets the memory of x
+  local function arm(left)
+    setmetatable({}, {__gc = function()
+      if left > 1 then return arm(left - 1) end
+      closed = true
+      do local _ <close> = x end
+      usurper = lt.full({3, 7}, 7)
+    end})
+  end
+  collectgarbage()
+  collectgarbage "stop"
+  collectgarbage("incremental", 1, 1000, 63)   -- no pause, and each step is a whole collection
+  coroutine.wrap(arm)(k)                       -- nothing of it is left on this stack
+  collectgarbage "restart"
+  local ok, value = pcall(fn, x)
+  local came = closed
+  collectgarbage("incremental", 200, 100, 13)
+  return came, ok, value
+end
+
+-- Whenever what make() gives is closed in fn(it), that is an error, or what fn gives is right.
+local function survives(what, make, fn, read)
+  local wanted, times = read(fn(make())), 0
+  for k = 1, 8 do
+    local came, ok, value = closed_within(k, make(), fn)
+    if came then times = times + 1 end
+    if ok then
+      T.equal(read(value), wanted)
+    else
+      assert(value:find("this tensor was closed", 1, true), value)
+    end
+  end
+  assert(times > 0, what .. " makes nothing")
+end
+
+T.test("a finalizer may close what a call works on", function()
+  local relu, add, y = lt.relu, lt.add, lt.ones({64, 64})
+  local function ones() return lt.ones({64, 64}) end
+  local function leaf()
+    local x = lt.ones({2}):requires_grad()
+    x:sum():backward()
+    return x
+  end
+  local function parameter()
+    local net = nn.linear{2, 2}
+    net(lt.ones({1, 2}))
+    return net.w
+  end
+  local function sum(x) return x:sum():item() end
+  local function itself(value) return value end
+  survives("relu", ones, relu, sum)
+  survives("add", ones, function(x) return add(x, y) end, sum)
+  survives("add", ones, function(x) return add(y, x) end, sum)
+  survives("totable", ones, function(x) return x:totable() end, itself)
+  survives("shape", ones, function(x) return x.shape end, itself)
+  survives("detach", ones, function(x) return x:detach() end, sum)
+  survives("grad", leaf, function(x) return x.grad end, sum)
+  survives("get", ones, function(x) return select(2, pcall(x.get, x, 1, 99)) end, itself)
+  survives("an optimizer", parameter, function(x) return core.new_optim("sgd_step", {x}) end, type)
+end)
+
+T.test("a hook may close what backward works on", function()
+  local x <const> = lt.ones({3}):requires_grad()
+  local loss, grad = x * 2, lt.ones({3})
+  x:on_grad(function()
+    do
+      local _ <close> = loss
+      local _ <close> = grad
+    end
+    collectgarbage()
+  end)
+  loss:backward(grad)
+  T.equal(x.grad:totable(), {2.0, 2.0, 2.0})
+  local last = lt.ones({1}):requires_grad()
+  last:on_grad(function(g)
+    do local _ <close> = last end
+    T.equal(g:totable(), {1.0})
+  end)
+  last:backward()
+end)
+
+T.test("a wish to stop stays until it is taken", function()
+  local listener = core.listen()
+  os.execute "kill -TERM $PPID; sleep 0.1"
+  T.equal(core.stop_reason(), "SIGTERM")
+  listener:close()
+  listener:close()
+  T.equal(core.stop_reason(), "SIGTERM")
+  core.clear_stop()
+  T.equal(core.stop_reason(), nil)
+end)
+
 T.finish()
