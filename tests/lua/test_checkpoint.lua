@@ -200,6 +200,17 @@ T.test("when all are damaged nothing starts over", function()
   T.equal(metrics(out), metrics(whole))
 end)
 
+T.test("a file without a digest is no checkpoint", function()
+  local out, before, newest = stopped_run()
+  local text = read(newest):gsub('"sha256"', '"sha_!_"', 1)    -- two damaged bytes, and it is not ours
+  write(newest, text)
+  local _, result, err = train_net(out)
+  assert(result, err)
+  local file <close> = assert(io.open(out .. "/metrics.jsonl"))
+  assert(file:read "a":find(newest .. ": it has no digest: it is no checkpoint of luatrain, or "
+                            .. "damaged; going on from " .. before, 1, true))
+end)
+
 T.test("a checkpoint of something else is refused", function()
   local out, _, newest = stopped_run()
   local function refused(more, wanted)
