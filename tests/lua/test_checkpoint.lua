@@ -202,7 +202,7 @@ end)
 
 T.test("a file without a digest is no checkpoint", function()
   local out, before, newest = stopped_run()
-  local text = read(newest):gsub('"sha256"', '"sha_!_"', 1)    -- two damaged bytes, and it is not ours
+  local text = read(newest):gsub('"sha256"', '"sha_!_"', 1)    -- damaged twice: not ours
   write(newest, text)
   local _, result, err = train_net(out)
   assert(result, err)
