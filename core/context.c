@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "core/pool.h"
 
@@ -121,6 +122,13 @@ bool lt_stop(lt_ctx *ctx, int reason)
 void lt_listen(lt_ctx *ctx, bool on) { atomic_fetch_add(&ctx->listeners, on ? 1 : -1); }
 
 int lt_stop_reason(const lt_ctx *ctx) { return atomic_load(&ctx->stop_reason); }
+
+double lt__seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
 
 void lt_log_to(lt_ctx *ctx, lt_log_fn fn, void *ud)
 {

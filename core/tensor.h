@@ -135,6 +135,9 @@ lt_status lt__count_dims(int ndim, const int64_t *dims, int64_t *count);
 /* LT_OK, or LT_EINVAL with the sentence about dead or pending tensors. */
 lt_status lt__check_alive(const lt_tensor *x);
 
+/* The monotonic clock, in seconds. */
+double lt__seconds(void);
+
 static inline void lt__wrote(lt_tensor *x)
 {
     atomic_fetch_add_explicit(&x->storage->version, 1, memory_order_relaxed);

@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "core/queue.h"
 #include "data/sample.h"
@@ -69,13 +68,6 @@ struct lt_batches {
 
 static int n_shops(const lt_batches *b) { return b->n_workers > 0 ? b->n_workers : 1; }
 
-static double seconds_now(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
 /* ==== Workers ================================================================================= */
 
 /* Up to the first image that fails. */
@@ -85,7 +77,7 @@ static void make_piece(const lt_batches *b, piece *p, lt_workshop *shop)
     const int64_t *order = b->order ? b->order->data : NULL;
     size_t image_bytes = (size_t)(source->h * source->w * source->c) *
                          lt_dtype_bytes(b->recipe.options.dtype);
-    double start = seconds_now();
+    double start = lt__seconds();
     p->status = LT_OK;
     for (int64_t i = 0; i < p->count && p->status == LT_OK; i++) {
         int64_t sample = order ? order[p->first + i] : p->first + i;
@@ -94,7 +86,7 @@ static void make_piece(const lt_batches *b, piece *p, lt_workshop *shop)
     }
     if (p->status != LT_OK)
         snprintf(p->message, sizeof p->message, "%s", lt_errmsg());
-    p->seconds = seconds_now() - start;
+    p->seconds = lt__seconds() - start;
 }
 
 static void *work(void *ud)
@@ -186,7 +178,7 @@ static lt_status plan(lt_batches *b)
 
 static void complete(lt_batches *b, slot *s)
 {
-    double start = seconds_now();
+    double start = lt__seconds();
     while (s->n_open > 0) {
         piece *p;
         if (b->n_workers > 0)
@@ -197,7 +189,7 @@ static void complete(lt_batches *b, slot *s)
         b->stats.work_s += p->seconds;
         b->stats.images += p->count;
     }
-    b->stats.wait_s += seconds_now() - start;
+    b->stats.wait_s += lt__seconds() - start;
 }
 
 /* The failure of the first image that has one, whoever met it. */

@@ -109,9 +109,6 @@ const char *lt__check_path(lua_State *L, lt_lua *s, int index, const char *who);
 /* Arguments 1 and 2 are lists of names and of tensors of one length. Returns it. */
 int lt__check_named(lua_State *L, lt_lua *s, const char *who);
 
-/* Seconds of a clock that never jumps. */
-double lt__clock(void);
-
 /* ==== Handles: userdata that hold one pointer ================================================= */
 
 /* Pushes an empty one; then it owns object, or raises if that is NULL. */

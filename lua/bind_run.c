@@ -5,8 +5,8 @@
  * which is why those take plain lists.
  */
 #include <stdlib.h>
-#include <time.h>
 
+#include "core/tensor.h"
 #include "lua/bind.h"
 
 /* ==== Autograd ================================================================================ */
@@ -48,7 +48,7 @@ static int backward(lua_State *L)
     if (!lua_isnoneornil(L, 2))
         grad = lt__check_tensor(L, s, 2, "backward", "the gradient");
     lua_State *outer = s->running;
-    double start = lt__clock();
+    double start = lt__seconds();
     s->running = L;
     lt_retain(x);
     lt_retain(grad);
@@ -56,7 +56,7 @@ static int backward(lua_State *L)
     lt_release(grad);
     lt_release(x);
     s->running = outer;
-    s->backward_s += lt__clock() - start;
+    s->backward_s += lt__seconds() - start;
     lt__check(L, s, status);
     return 0;
 }
@@ -384,9 +384,9 @@ static int optim_step(lua_State *L)
         lua_pop(L, 1);
     }
     bool applied = false;
-    double start = lt__clock();
+    double start = lt__seconds();
     lt_status status = lt_optim_step(o, options, n, &applied);
-    s->optimizer_s += lt__clock() - start;
+    s->optimizer_s += lt__seconds() - start;
     lt__check(L, s, status);
     lua_pushboolean(L, applied);
     return 1;
@@ -486,13 +486,6 @@ static int set_first_row(lua_State *L)
 {
     lt_tape_set_first_row(lt_tape_current(lt__lua(L)->ctx), check_count(L, "set_first_row"));
     return 0;
-}
-
-double lt__clock(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 /* times(): seconds spent so far in backward and in the steps of optimizers. */

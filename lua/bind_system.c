@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/tensor.h"
 #include "lua/bind.h"
 
 /* ==== Folders ================================================================================= */
@@ -181,7 +182,7 @@ static int lock(lua_State *L)
 /* clock(): seconds, from any point on. */
 static int read_clock(lua_State *L)
 {
-    lua_pushnumber(L, lt__clock());
+    lua_pushnumber(L, lt__seconds());
     return 1;
 }
 

@@ -13,6 +13,7 @@
 
 local core = ...
 local check = require "luatrain.check"
+local command = require "luatrain.command"
 
 local FIRST = {"data", "arch", "epochs", "batch", "lr"}     -- in the help, before the alphabet
 local WIDTH = 80                                            -- of its lines
@@ -163,14 +164,9 @@ end
 
 -- ==== The command line ===========================================================================
 
-local LUATRAINS = {
-  ["--out"] = true, ["--resume"] = true, ["--save-every"] = true, ["--max-steps"] = true,
-  ["--log"] = true, ["--quiet"] = true, ["--verbose"] = true, ["--seed"] = true,
-  ["--threads"] = true, ["--device"] = true}
-
 local function unknown(text, names)
   local flags = {}
-  if LUATRAINS[text] then
+  if command.options[text] ~= nil then
     fail("%s is an option of luatrain itself and stands before the script: luatrain %s ... %s",
          text, text, script())
   end

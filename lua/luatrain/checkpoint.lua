@@ -182,9 +182,7 @@ end
 
 -- Whether a run in this folder was stopped before its end, and is not going on just now.
 local function is_unfinished(folder)
-  local weights = io.open(folder .. "/weights.safetensors", "rb")
-  if weights then weights:close() end
-  if weights or not list(folder)[1] then return false end
+  if core.exists(folder .. "/weights.safetensors") or not list(folder)[1] then return false end
   local known, lock = pcall(core.lock, folder .. "/.lock")
   if known and lock then lock:close() end
   return known and lock ~= nil

@@ -3,7 +3,11 @@
 
 local command = {}
 
-local SWITCHES = {["--quiet"] = true, ["--verbose"] = true}    -- options without a value
+-- luatrain's own options for a run, and whether they have a value.
+command.options = {
+  ["--out"] = true, ["--resume"] = true, ["--save-every"] = true, ["--max-steps"] = true,
+  ["--log"] = true, ["--seed"] = true, ["--threads"] = true, ["--device"] = true,
+  ["--quiet"] = false, ["--verbose"] = false}
 
 -- The arguments of this process, the program first. A script may have changed arg.
 local function arguments()
@@ -22,7 +26,7 @@ local function last_option(list)
   if (list[1] or ""):match "[^/]*$" ~= "luatrain" then return nil end
   local i = 2
   while list[i] and list[i]:sub(1, 1) == "-" do
-    i = i + ((SWITCHES[list[i]] or list[i]:find "=") and 1 or 2)
+    i = i + ((command.options[list[i]] == false or list[i]:find "=") and 1 or 2)
   end
   return i - 1
 end

@@ -5,6 +5,7 @@
 local core = ...
 local check = require "luatrain.check"
 local new_run = require "luatrain.run"
+local shape_of = require "luatrain.state".shape_of
 local ops = core.ops
 
 local exports = {}
@@ -41,10 +42,9 @@ local spec = check("lt.fit{net:net, train:set, test:set, optim:optim, epochs, ba
 
 -- What the test set must have in common with the training set.
 local function check_sets(train, test)
-  local function images(set) return ("%dx%dx%d"):format(set.height, set.width, set.channels) end
-  if images(train) ~= images(test) then
+  if shape_of(train) ~= shape_of(test) then
     fail("EDATA", "lt.fit: the images of the test set are %s, those of the training set %s",
-         images(test), images(train))
+         shape_of(test), shape_of(train))
   elseif test.classes > train.classes then
     fail("EDATA", "lt.fit: the test set has %d classes, the training set %d", test.classes,
          train.classes)

@@ -3,6 +3,7 @@
 
 local core = ...
 local check = require "luatrain.check"
+local sorted = require "luatrain.keys"
 local is_module = require "luatrain.module".is_module
 
 local lt = {
@@ -36,15 +37,13 @@ local function fail(...) core.fail("EINVAL", string.format(...)) end
 -- Names and tensors of what is to be saved, in a fixed order.
 local function contents(what)
   if is_module(what) then return what:state() end
-  local names, tensors = {}, {}
   if type(what) ~= "table" then fail("lt.save wants a table of tensors or a net") end
   for name, tensor in pairs(what) do
     if type(name) ~= "string" or not core.is_tensor(tensor) then
       fail("lt.save: a table wants names and tensors, %s is a %s", name, type(tensor))
     end
-    names[#names + 1] = name
   end
-  table.sort(names)
+  local names, tensors = sorted(what), {}
   for i, name in ipairs(names) do tensors[i] = what[name] end
   return names, tensors
 end
@@ -55,7 +54,7 @@ local META = {string = true, number = true, boolean = true}
 -- to be read back as texts.
 function lt.save(path, what, meta)
   local names, tensors = contents(what)
-  local keys, list = {}, {}
+  local list = {}
   if meta ~= nil and type(meta) ~= "table" then fail("lt.save: meta wants a table of texts") end
   for key, value in pairs(meta or {}) do
     if type(key) ~= "string" then
@@ -63,10 +62,8 @@ function lt.save(path, what, meta)
     elseif not META[type(value)] then
       fail("lt.save: meta.%s wants a string, a number or a boolean, it is a %s", key, type(value))
     end
-    keys[#keys + 1] = key
   end
-  table.sort(keys)
-  for _, key in ipairs(keys) do
+  for _, key in ipairs(sorted(meta or {})) do
     list[#list + 1] = key
     list[#list + 1] = tostring(meta[key])
   end

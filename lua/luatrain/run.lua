@@ -44,12 +44,7 @@ local function fail(...) core.fail("EINVAL", string.format(...)) end
 
 local meta = {
   __name = "luatrain.Run",
-  __index = function(_, key)
-    local names = {}
-    for name in pairs(Run) do names[#names + 1] = name end
-    return Run[key] or fail("a run has no '%s'%s", tostring(key),
-                            check.hint(tostring(key), names, ""))
-  end,
+  __index = check.strict(Run, "a run"),
   __newindex = function(_, key) fail("a run has no '%s' to be set", tostring(key)) end,
 }
 

@@ -15,7 +15,11 @@ local state = {}
 
 -- ==== Saving =====================================================================================
 
-local function shape_of(set) return ("%dx%dx%d"):format(set.height, set.width, set.channels) end
+-- "32x32x3": what the images of a set are, or were.
+function state.shape_of(set)
+  return ("%dx%dx%d"):format(set.height, set.width, set.channels)
+end
+local shape_of = state.shape_of
 
 -- The settings of a run's optimizer as they are now. lr_factor is the schedule's, if there is one.
 function state.settings(o)
