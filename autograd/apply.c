@@ -23,15 +23,13 @@ static lt_status pick_kernel(lt_call *c, const lt_op *op, bool backward)
     return plain ? plain(c) : lt_fail(LT_EUNSUPPORTED, "there is no kernel for this");
 }
 
-static lt_status run_with_scratch(lt_call *c, const lt_op *op, bool backward)
+/* kernel, or the one that is picked if it is NULL. */
+static lt_status run_with_scratch(lt_call *c, const lt_op *op, bool backward, lt_kernel kernel)
 {
     size_t bytes = op->scratch ? op->scratch(c, backward) : 0;
-    if (bytes == 0)
-        return pick_kernel(c, op, backward);
-    c->scratch = lt__alloc(c->ctx, bytes);
-    if (!c->scratch)
+    if (bytes > 0 && !(c->scratch = lt__alloc(c->ctx, bytes)))
         return LT_ENOMEM;
-    lt_status status = pick_kernel(c, op, backward);
+    lt_status status = kernel ? kernel(c) : pick_kernel(c, op, backward);
     lt__free(c->ctx, c->scratch, bytes);
     c->scratch = NULL;
     return status;
@@ -78,10 +76,10 @@ static lt_status narrow(lt_wide *w, lt_status status)
     return status;
 }
 
-static bool has_half(lt_tensor **x, int n)
+static bool has(lt_tensor **x, int n, lt_dtype dtype)
 {
     for (int i = 0; i < n; i++)
-        if (x[i] && lt__is_half((lt_dtype)x[i]->dtype))
+        if (x[i] && x[i]->dtype == dtype)
             return true;
     return false;
 }
@@ -107,19 +105,43 @@ static lt_status run_widened(lt_call *c, const lt_op *op, bool backward)
             status = widen(&set[i]);
     }
     if (status == LT_OK)
-        status = run_with_scratch(c, op, backward);
+        status = run_with_scratch(c, op, backward, NULL);
     for (int i = 0; i < 4; i++)
         status = narrow(&set[i], status);
     return status;
 }
 
+/* The call's tensors of a dtype. */
+static bool call_has(const lt_call *c, const lt_op *op, bool backward, lt_dtype dtype)
+{
+    return has(c->in, c->n_in, dtype) || has(c->out, all_outputs(op), dtype) ||
+           (backward && (has(c->d_out, given_outputs(op), dtype) || has(c->d_in, c->n_in, dtype)));
+}
+
+static lt_status run(lt_call *c, const lt_op *op, bool backward)
+{
+    bool f16 = !op->any_dtype && call_has(c, op, backward, LT_F16);
+    bool bf16 = !op->any_dtype && call_has(c, op, backward, LT_BF16);
+    lt_kernel fast = backward ? op->fast_bwd : op->fast_fwd;
+    if (bf16 && !f16 && op->fast_bf16 && fast && !c->ctx->config.reference) {
+        lt_status status = run_with_scratch(c, op, backward, fast);
+        if (status != LT_EUNSUPPORTED)
+            return status;
+    }
+    return f16 || bf16 ? run_widened(c, op, backward) : run_with_scratch(c, op, backward, NULL);
+}
+
 lt_status lt__run_kernel(lt_call *c, const lt_op *op, bool backward)
 {
+    const struct lt_autograd *ag = c->ctx->slots.autograd;
     c->threads = c->ctx->threads;
-    bool half = !op->any_dtype && (has_half(c->in, c->n_in) || has_half(c->out, all_outputs(op)) ||
-                                   (backward && (has_half(c->d_out, given_outputs(op)) ||
-                                                 has_half(c->d_in, c->n_in))));
-    return half ? run_widened(c, op, backward) : run_with_scratch(c, op, backward);
+    if (!ag->timer)
+        return run(c, op, backward);
+    double before = lt__seconds();
+    lt_status status = run(c, op, backward);
+    if (status == LT_OK)
+        ag->timer(ag->timer_ud, c, backward, lt__seconds() - before);
+    return status;
 }
 
 /* ==== Arguments =============================================================================== */

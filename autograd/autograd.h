@@ -130,6 +130,9 @@ struct lt_op {
     uint8_t in_place;            /* bit i: writes input i. Such an op gives nothing back and is
                                   * never recorded */
     bool any_dtype; /* kernels take f16 and bf16 as they are; else they get f32 copies */
+    bool fast_bf16; /* the fast kernels take bf16 as it is, and f32 beside it: parameters, and the
+                     * gradients of half copies (lt_half). Where they hand over, the reference gets
+                     * f32 copies */
     uint32_t save;               /* LT_SAVE_* */
     uint32_t
         same_grad; /* bit i: the gradient of input i is d_out[0] itself where the counts agree */
@@ -236,6 +239,11 @@ LT_API void lt_set_grad_slots(lt_ctx *ctx,
 /* The cast policy's slot: may replace in[i] (new references then, recorded like any op). */
 typedef lt_status (*lt_cast_fn)(void *ud, const lt_def *def, lt_tensor **in, int n_in);
 LT_API void lt_set_cast(lt_ctx *ctx, lt_cast_fn fn, void *ud);
+
+/* What a kernel took: called after each with its call, as the kernel saw it, and seconds. For tables
+ * of where the time goes; NULL: no longer. */
+typedef void (*lt_timer_fn)(void *ud, const lt_call *call, bool backward, double seconds);
+LT_API void lt_set_timer(lt_ctx *ctx, lt_timer_fn fn, void *ud);
 
 /* Who calls: fills where with "train.lua:9: net.4 " or "". Kept in nodes, put before messages of
  * backward. */

@@ -14,7 +14,8 @@ static void forget(lt_tensor *x, bool gone)
         x->node = NULL;
     }
     if (gone && x->leaf) {
-        x->leaf->x = NULL;
+        if (x->leaf->x == x) /* and not a half copy of it */
+            x->leaf->x = NULL;
         lt__leaf_release(x->leaf);
         x->leaf = NULL;
     }
@@ -80,6 +81,12 @@ void lt_set_where(lt_ctx *ctx, lt_where_fn fn, void *ud)
 {
     ctx->slots.autograd->where = fn;
     ctx->slots.autograd->where_ud = ud;
+}
+
+void lt_set_timer(lt_ctx *ctx, lt_timer_fn fn, void *ud)
+{
+    ctx->slots.autograd->timer = fn;
+    ctx->slots.autograd->timer_ud = ud;
 }
 
 /* ==== Leaves ================================================================================== */

@@ -103,6 +103,8 @@ struct lt_autograd {
     void *cast_ud;
     lt_where_fn where;
     void *where_ud;
+    lt_timer_fn timer;
+    void *timer_ud;
     lt_stat *stats;           /* in order of first appearance */
     uint64_t trees;           /* placed so far */
     bool in_backward;

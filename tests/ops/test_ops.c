@@ -407,7 +407,8 @@ static bool has_gradients(const lt_op *op, const op_case *c, const values *v)
  * show in large cases. */
 static void check_all(lt_ctx **ctx, const op_case *c, const values *v, const result *want)
 {
-    bool large = is_large(c), as_they_are = lt_op_find(ctx[0], c->op)->op->any_dtype;
+    const lt_op *op = lt_op_find(ctx[0], c->op)->op;
+    bool large = is_large(c);
     for (int k = 0; k < CONFIGS; k++)
         check_f64(ctx[k], config_of[k].name, c, v, want);
     if (!large && v->part[DY].at && !has_note(c, "kinked"))
@@ -415,10 +416,12 @@ static void check_all(lt_ctx **ctx, const op_case *c, const values *v, const res
     if (!large)
         check_twins(ctx[0], c, v);
     check_dtype(ctx, c, v, LT_F32);
-    if ((!large || as_they_are) && !has_note(c, "f32+f64")) {
+    if (has_note(c, "f32+f64"))
+        return;
+    if (!large || op->any_dtype)
         check_dtype(ctx, c, v, LT_F16);
+    if (!large || op->any_dtype || op->fast_bf16)
         check_dtype(ctx, c, v, LT_BF16);
-    }
 }
 
 static void check_case(lt_ctx **ctx, lt_file *file, const op_case *c)
