@@ -151,7 +151,7 @@ LT_API int lt_stop_reason(const lt_ctx *ctx);
 typedef struct lt_memory { /* bytes of one context */
     size_t live;           /* in use now */
     size_t peak;           /* highest live so far */
-    size_t cached;         /* freed, ready for reuse */
+    size_t cached;         /* taken from the system and free */
     uint64_t allocations;  /* requests so far */
 } lt_memory;
 LT_API lt_memory lt_memory_stats(const lt_ctx *ctx);

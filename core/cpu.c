@@ -79,23 +79,33 @@ static lt_status cpu_fill(lt_device *device, void *dst, lt_dtype dtype, size_t n
     return LT_OK;
 }
 
-/* A loop per type; halves are added in f32 and rounded once. */
+/* In f32, rounded once. */
+static void add_halves(uint16_t *h, const uint16_t *k, lt_dtype dtype, size_t n)
+{
+    enum { BLOCK = 1024 };
+    float a[BLOCK], b[BLOCK];
+    for (size_t i = 0; i < n; i += BLOCK) {
+        size_t count = n - i < BLOCK ? n - i : BLOCK;
+        lt_convert(a, LT_F32, h + i, dtype, count);
+        lt_convert(b, LT_F32, k + i, dtype, count);
+        for (size_t j = 0; j < count; j++)
+            a[j] += b[j];
+        lt_convert(h + i, dtype, a, LT_F32, count);
+    }
+}
+
 static void add_piece(void *dst, const void *src, lt_dtype dtype, size_t n)
 {
     float *f = dst;
     const float *g = src;
     double *d = dst;
     const double *e = src;
-    uint16_t *h = dst;
-    const uint16_t *k = src;
+    if (lt__is_half(dtype))
+        add_halves(dst, src, dtype, n);
     for (size_t i = 0; dtype == LT_F32 && i < n; i++)
         f[i] += g[i];
     for (size_t i = 0; dtype == LT_F64 && i < n; i++)
         d[i] += e[i];
-    for (size_t i = 0; dtype == LT_F16 && i < n; i++)
-        h[i] = lt__f32_to_f16(lt__f16_to_f32(h[i]) + lt__f16_to_f32(k[i]));
-    for (size_t i = 0; dtype == LT_BF16 && i < n; i++)
-        h[i] = lt__f32_to_bf16(lt__bf16_to_f32(h[i]) + lt__bf16_to_f32(k[i]));
 }
 
 static lt_status cpu_add(lt_device *device, void *dst, const void *src, lt_dtype dtype, size_t n)

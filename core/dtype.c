@@ -213,11 +213,13 @@ FAST static void F16_F32_fast(void *dst, const void *src, size_t n)
 }
 
 FAST LOOP(F32_BF16_fast, F32, BF16, f32_to_bf16(v))
+FAST LOOP(BF16_F32_fast, BF16, F32, lt__bf16_to_f32(v))
 
 static const loop fast_loops[LT_DTYPE_COUNT][LT_DTYPE_COUNT] = {
     [LT_F32][LT_F16] = F32_F16_fast,
     [LT_F16][LT_F32] = F16_F32_fast,
     [LT_F32][LT_BF16] = F32_BF16_fast,
+    [LT_BF16][LT_F32] = BF16_F32_fast,
 };
 
 #endif

@@ -1,30 +1,28 @@
 /* pool.c - the one seam for memory: a caching allocator with accounting, the same for every
  * device.
  *
- * A request is rounded up to a size class; a freed block goes to its class's list and serves the
- * next request of that class, so that a training loop allocates nothing from the system after
- * its first steps. Classes are four to a power of two: at most a fifth is wasted. When the
- * system has no more, the cache is given back and the request tried again. Callers remember the
- * size, so blocks carry no header, keep their alignment and may lie where the CPU cannot write.
- * A list has room for every block of its class that exists, so that giving one back cannot fail.
+ * A small request is rounded up to a size class; a freed block goes to its class's list and serves
+ * the next request of that class. Classes are four to a power of two: at most a fifth is wasted. A
+ * large one is rounded up to pages and cut out of a region (region.c). Either way a training loop
+ * allocates nothing from the system after its first steps. When the system has no more, what is
+ * free is given back and the request tried again. Callers remember the size, so blocks carry no
+ * header, keep their alignment and may lie where the CPU cannot write. A list has room for every
+ * block of its class that exists, so that giving one back cannot fail.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/pool.h"
 
-/* For AddressSanitizer a block that lies in a list is as good as given back to the system. */
+/* AddressSanitizer is to see the end of a large block too, though another may begin there. */
 #ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/asan_interface.h>
-#define FORBID(p, bytes) ASAN_POISON_MEMORY_REGION((p), (bytes))
-#define ALLOW(p, bytes) ASAN_UNPOISON_MEMORY_REGION((p), (bytes))
+enum { PAGE = 4096, GUARD = 64 };
 #else
-#define FORBID(p, bytes) ((void)(p), (void)(bytes))
-#define ALLOW(p, bytes) ((void)(p), (void)(bytes))
+enum { PAGE = 4096, GUARD = 0 };
 #endif
 
 /* Class 4k + q - 1 for q = 1..4 holds 64 * 2^k * (4 + q) / 4 bytes; class 0 (k = 0, q = 0) holds
- * 64. */
+ * 64. What is beyond the last class is large. */
 static size_t class_bytes(int i)
 {
     if (i == 0)
@@ -44,16 +42,21 @@ static int class_of(size_t bytes)
     return 4 * k + (int)q;
 }
 
+/* What a request takes: a function of it alone, as giving back asks again. */
+static size_t block_bytes(size_t bytes)
+{
+    int i = class_of(bytes);
+    return i < LT_POOL_CLASSES ? class_bytes(i)
+                               : (bytes + GUARD + PAGE - 1) & ~(size_t)(PAGE - 1);
+}
+
 static size_t trim(lt_ctx *ctx, lt_device *device)
 {
-    size_t freed = 0;
+    size_t freed = lt__region_trim(device);
     for (int i = 0; i < LT_POOL_CLASSES; i++) {
         struct lt_free_list *list = &device->pool.list[i];
         for (; list->n > 0; list->total--) {
-            void *p = list->blocks[--list->n];
-            if (device->is_host)
-                ALLOW(p, class_bytes(i));
-            device->free(device, p, class_bytes(i));
+            device->free(device, list->blocks[--list->n], class_bytes(i));
             freed += class_bytes(i);
         }
     }
@@ -66,9 +69,11 @@ void lt__pool_close(lt_ctx *ctx, lt_device *device)
     trim(ctx, device);
     for (int i = 0; i < LT_POOL_CLASSES; i++)
         free(device->pool.list[i].blocks);
+    free(device->pool.regions.all.at);
+    free(device->pool.regions.free.at);
 }
 
-/* A block from the system, and room for it in its list. */
+/* A block of class i from the system, and room for it in its list. */
 static void *fresh(lt_device *device, int i)
 {
     struct lt_free_list *list = &device->pool.list[i];
@@ -85,31 +90,44 @@ static void *fresh(lt_device *device, int i)
     return p;
 }
 
+/* A block for the request, or NULL when the system has no more. */
+static void *take(lt_ctx *ctx, lt_device *device, size_t bytes)
+{
+    int i = class_of(bytes);
+    size_t size = block_bytes(bytes);
+    if (i >= LT_POOL_CLASSES) {
+        size_t before = device->pool.regions.bytes;
+        void *p = lt__region_take(device, size);
+        size_t more = device->pool.regions.bytes - before;
+        ctx->memory.cached += more - (p ? size : 0);
+        return p;
+    }
+    struct lt_free_list *list = &device->pool.list[i];
+    if (list->n == 0)
+        return fresh(device, i);
+    ctx->memory.cached -= size;
+    return list->blocks[--list->n];
+}
+
 void *lt__device_alloc(lt_ctx *ctx, lt_device *device, size_t bytes)
 {
     if (bytes > (size_t)1 << 46) {
         lt_fail(LT_ENOMEM, "a request for %zu bytes is more than any machine has", bytes);
         return NULL;
     }
-    int i = class_of(bytes);
-    size_t size = class_bytes(i);
-    struct lt_free_list *list = &device->pool.list[i];
     void *p = NULL;
     pthread_mutex_lock(&ctx->lock);
     bool fault = ++ctx->memory.allocations == ctx->fail_at;
-    if (!fault && list->n > 0) {
-        p = list->blocks[--list->n];
-        ctx->memory.cached -= size;
-        if (device->is_host)
-            ALLOW(p, size);
-    } else if (!fault) {
-        p = fresh(device, i);
+    if (!fault) {
+        p = take(ctx, device, bytes);
         if (!p && trim(ctx, device) > 0)
-            p = fresh(device, i);
+            p = take(ctx, device, bytes);
     }
     lt_memory m = ctx->memory;
     if (p) {
-        ctx->memory.live = m.live += size;
+        if (device->is_host)
+            LT_ALLOW(p, bytes);
+        ctx->memory.live = m.live += block_bytes(bytes);
         if (m.live > m.peak)
             ctx->memory.peak = m.live;
     }
@@ -119,7 +137,7 @@ void *lt__device_alloc(lt_ctx *ctx, lt_device *device, size_t bytes)
                 (double)bytes / 1048576, (double)m.live / 1048576,
                 fault ? " (fault alloc)" : "; try a smaller batch");
     else if (ctx->config.poison && device->is_host)
-        memset(p, 0xff, size);
+        memset(p, 0xff, bytes);
     return p;
 }
 
@@ -128,13 +146,18 @@ void lt__device_free(lt_ctx *ctx, lt_device *device, void *p, size_t bytes)
     if (!p)
         return;
     int i = class_of(bytes);
-    struct lt_free_list *list = &device->pool.list[i];
+    size_t size = block_bytes(bytes);
     pthread_mutex_lock(&ctx->lock);
-    list->blocks[list->n++] = p;
     if (device->is_host)
-        FORBID(p, class_bytes(i));
-    ctx->memory.live -= class_bytes(i);
-    ctx->memory.cached += class_bytes(i);
+        LT_FORBID(p, size);
+    if (i < LT_POOL_CLASSES) {
+        struct lt_free_list *list = &device->pool.list[i];
+        list->blocks[list->n++] = p;
+    } else {
+        lt__region_give(device, p, size);
+    }
+    ctx->memory.live -= size;
+    ctx->memory.cached += size;
     pthread_mutex_unlock(&ctx->lock);
 }
 

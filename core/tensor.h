@@ -16,10 +16,19 @@
 
 #include "core/core.h"
 
-#define LT_POOL_CLASSES 208
+typedef struct lt_range { char *start; size_t bytes; } lt_range;
+typedef struct lt_ranges { lt_range *at; size_t n, room; } lt_ranges; /* by address */
 
-typedef struct lt_pool {              /* freed blocks by size class, ready for reuse */
+typedef struct lt_regions {           /* large blocks: region.c */
+    lt_ranges all, free;
+    size_t bytes, taken;              /* of all; blocks that are in use */
+} lt_regions;
+
+#define LT_POOL_CLASSES 49
+
+typedef struct lt_pool {
     struct lt_free_list { void **blocks; size_t n, room, total; } list[LT_POOL_CLASSES];
+    lt_regions regions;
 } lt_pool;
 
 /* What a device must supply. Addresses are the device's own; calls may be asynchronous in its

@@ -153,7 +153,7 @@ TEST(memory_is_reused)
 TEST(every_size_is_held_and_aligned)
 {
     lt_ctx *ctx = lt_ctx_new(&(lt_config){.poison = true});
-    for (size_t bytes = 0; bytes < 70000; bytes += bytes < 600 ? 1 : 997) {
+    for (size_t bytes = 0; bytes < 300000; bytes += bytes < 600 ? 1 : 997) {
         unsigned char *p = lt__alloc(ctx, bytes);
         CHECK(p && (uintptr_t)p % 64 == 0);
         for (size_t i = 0; i < bytes; i++) /* under ASan a class that is too small shows here */

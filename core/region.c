@@ -1,0 +1,156 @@
+/* region.c - large blocks, cut out of a few regions of a device's memory.
+ *
+ * A training step takes blocks of many sizes and gives them back in about the reverse order: what
+ * forward keeps, backward lets go. Free neighbours become one again, so that the memory of late
+ * layers serves the gradients of early ones, a smaller last batch lies where the whole ones lay,
+ * and hardly more is touched than is ever in use at once. A block is cut from the low end of the
+ * smallest free range that can hold it, so that what was never touched stays whole, and is used
+ * last; on a CPU it is not resident.
+ *
+ * Nothing is written into the blocks: a CPU may be unable to. There are at most as many free ranges
+ * as there are regions and blocks in use. Room for so many, and for the one that is about to be
+ * joined, is made when a block is taken: giving one back cannot fail.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/pool.h"
+
+enum { LEAST_REGION = 32 << 20 };
+
+/* ==== Ranges in the order of their addresses ================================================== */
+
+static bool need_room(lt_ranges *r, size_t n)
+{
+    if (n <= r->room)
+        return true;
+    size_t room = 2 * n + 16;
+    lt_range *at = realloc(r->at, room * sizeof *at);
+    if (!at)
+        return false;
+    r->at = at;
+    r->room = room;
+    return true;
+}
+
+/* The index of the first range that starts at p or behind it. */
+static size_t place_of(const lt_ranges *r, const char *p)
+{
+    size_t low = 0, high = r->n;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (r->at[middle].start < p)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static bool has_start(const lt_ranges *r, const char *p)
+{
+    size_t i = place_of(r, p);
+    return i < r->n && r->at[i].start == p;
+}
+
+static void insert(lt_ranges *r, lt_range range)
+{
+    size_t i = place_of(r, range.start);
+    memmove(&r->at[i + 1], &r->at[i], (r->n++ - i) * sizeof range);
+    r->at[i] = range;
+}
+
+static void drop(lt_ranges *r, size_t i)
+{
+    memmove(&r->at[i], &r->at[i + 1], (--r->n - i) * sizeof *r->at);
+}
+
+/* The smallest range of at least so many bytes, the first of those; NULL if there is none. */
+static lt_range *best_fit(const lt_ranges *r, size_t bytes)
+{
+    lt_range *best = NULL;
+    for (lt_range *at = r->at; at < r->at + r->n; at++)
+        if (at->bytes >= bytes && (!best || at->bytes < best->bytes))
+            best = at;
+    return best;
+}
+
+/* ==== Taking and giving back ================================================================== */
+
+/* One region more, of at least so many bytes; half of what there is already, so that they stay few.
+ * False when the system has no more. */
+static bool grow(lt_device *device, size_t bytes)
+{
+    lt_regions *r = &device->pool.regions;
+    size_t size = r->bytes / 2 > LEAST_REGION ? r->bytes / 2 : LEAST_REGION;
+    size = size < bytes ? bytes : size;
+    char *p = device->alloc(device, size);
+    if (!p && size > bytes)
+        p = device->alloc(device, size = bytes);
+    if (!p)
+        return false;
+    if (device->is_host)
+        LT_FORBID(p, size);
+    insert(&r->all, (lt_range){p, size});
+    insert(&r->free, (lt_range){p, size});
+    r->bytes += size;
+    return true;
+}
+
+void *lt__region_take(lt_device *device, size_t bytes)
+{
+    lt_regions *r = &device->pool.regions;
+    if (!need_room(&r->all, r->all.n + 1) ||
+        !need_room(&r->free, r->all.n + r->taken + 3))
+        return NULL;
+    lt_range *from = best_fit(&r->free, bytes);
+    if (!from && grow(device, bytes))
+        from = best_fit(&r->free, bytes);
+    if (!from)
+        return NULL;
+    char *p = from->start;
+    from->start += bytes;
+    from->bytes -= bytes;
+    if (from->bytes == 0)
+        drop(&r->free, (size_t)(from - r->free.at));
+    r->taken++;
+    return p;
+}
+
+/* Regions may touch, but are not joined: each goes back to the system as it came. */
+void lt__region_give(lt_device *device, void *p, size_t bytes)
+{
+    lt_regions *r = &device->pool.regions;
+    lt_ranges *free = &r->free;
+    char *start = p, *end = start + bytes;
+    r->taken--;
+    insert(free, (lt_range){start, bytes});
+    size_t i = place_of(free, start);
+    lt_range *at = &free->at[i];
+    if (i + 1 < free->n && at[1].start == end && !has_start(&r->all, end)) {
+        at->bytes += at[1].bytes;
+        drop(free, i + 1);
+    }
+    if (i > 0 && at[-1].start + at[-1].bytes == start && !has_start(&r->all, start)) {
+        at[-1].bytes += at->bytes;
+        drop(free, i);
+    }
+}
+
+size_t lt__region_trim(lt_device *device)
+{
+    lt_regions *r = &device->pool.regions;
+    size_t before = r->bytes;
+    for (size_t i = r->all.n; i-- > 0;) {
+        lt_range region = r->all.at[i];
+        size_t k = place_of(&r->free, region.start);
+        if (k == r->free.n || r->free.at[k].start != region.start ||
+            r->free.at[k].bytes != region.bytes)
+            continue;
+        device->free(device, region.start, region.bytes);
+        drop(&r->free, k);
+        drop(&r->all, i);
+        r->bytes -= region.bytes;
+    }
+    return before - r->bytes;
+}

@@ -1,0 +1,225 @@
+/* Large blocks: cut out of regions, joined again, given back to the system. */
+#include <stdlib.h>
+
+#include "core/tensor.h"
+#include "tests/lt_test.h"
+
+enum { MB = 1 << 20, MOST = 64 };
+
+/* Takes whole pages, so many MB, with the guard that AddressSanitizer wants and without. */
+#define ABOUT(n) ((size_t)(n) * MB - 100)
+
+/* A context whose device counts what it asks the system for, and may be refused. */
+static struct {
+    void *(*alloc)(lt_device *device, size_t bytes);
+    size_t asked, most; /* times; bytes at a time */
+} of_system;
+
+static void *counted(lt_device *device, size_t bytes)
+{
+    of_system.asked++;
+    return bytes > of_system.most ? NULL : of_system.alloc(device, bytes);
+}
+
+static lt_ctx *counting_ctx(void)
+{
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    of_system.alloc = ctx->device->alloc;
+    of_system.asked = 0;
+    of_system.most = SIZE_MAX;
+    ctx->device->alloc = counted;
+    return ctx;
+}
+
+static size_t held(lt_ctx *ctx)
+{
+    lt_memory m = lt_memory_stats(ctx);
+    return m.live + m.cached;
+}
+
+/* n blocks of so many bytes, then all given back, the first first or the last first. */
+static void use(lt_ctx *ctx, int n, size_t bytes, bool last_first)
+{
+    void *p[MOST];
+    for (int i = 0; i < n; i++)
+        CHECK((p[i] = lt__alloc(ctx, bytes)) != NULL);
+    for (int i = 0; i < n; i++)
+        lt__free(ctx, p[last_first ? n - 1 - i : i], bytes);
+}
+
+TEST(neighbours_are_joined)
+{
+    lt_ctx *ctx = counting_ctx();
+    use(ctx, 30, ABOUT(1), true);
+    CHECK_EQ(of_system.asked, 1);
+    use(ctx, 1, ABOUT(30), true);
+    use(ctx, 30, ABOUT(1), false);
+    use(ctx, 1, ABOUT(30), true);
+    CHECK_EQ(of_system.asked, 1);
+    CHECK_EQ(lt_memory_stats(ctx).live, 0);
+    CHECK_EQ(lt_memory_stats(ctx).peak, (size_t)30 * MB);
+    lt_ctx_free(ctx);
+}
+
+/* The last batch of an epoch is smaller; its tensors lie where the others lay. */
+TEST(a_smaller_batch_takes_no_memory_of_its_own)
+{
+    lt_ctx *ctx = counting_ctx();
+    use(ctx, 40, ABOUT(5), true);
+    size_t before = held(ctx), asked = of_system.asked;
+    use(ctx, 40, ABOUT(3), true);
+    use(ctx, 40, ABOUT(5), false);
+    CHECK_EQ(held(ctx), before);
+    CHECK_EQ(of_system.asked, asked);
+    CHECK(before < (size_t)300 * MB);
+    lt_ctx_free(ctx);
+}
+
+TEST(the_best_fit_is_cut)
+{
+    lt_ctx *ctx = counting_ctx();
+    char *a = lt__alloc(ctx, ABOUT(4)), *b = lt__alloc(ctx, ABOUT(1));
+    char *c = lt__alloc(ctx, ABOUT(2)), *d = lt__alloc(ctx, ABOUT(1));
+    lt__free(ctx, a, ABOUT(4));
+    lt__free(ctx, c, ABOUT(2));
+    CHECK(lt__alloc(ctx, ABOUT(2)) == c);
+    CHECK(lt__alloc(ctx, ABOUT(2)) == a);
+    lt__free(ctx, a, ABOUT(2));
+    lt__free(ctx, b, ABOUT(1));
+    lt__free(ctx, c, ABOUT(2));
+    lt__free(ctx, d, ABOUT(1));
+    CHECK_EQ(lt_memory_stats(ctx).live, 0);
+    lt_ctx_free(ctx);
+}
+
+TEST(whole_regions_go_back)
+{
+    lt_ctx *ctx = counting_ctx();
+    void *small = lt__alloc(ctx, ABOUT(1)), *large = lt__alloc(ctx, ABOUT(50));
+    CHECK_EQ(of_system.asked, 2);
+    lt__free(ctx, large, ABOUT(50));
+    lt_memory_trim(ctx);
+    CHECK_EQ(held(ctx), (size_t)32 * MB);
+    use(ctx, 1, ABOUT(50), true);
+    CHECK_EQ(of_system.asked, 3);
+    lt__free(ctx, small, ABOUT(1));
+    lt_memory_trim(ctx);
+    CHECK_EQ(held(ctx), 0);
+    lt_ctx_free(ctx);
+}
+
+/* Regions that touch, as a device may give them out. */
+static char *next_region;
+static void *next_to_it(lt_device *device, size_t bytes)
+{
+    (void)device;
+    next_region += bytes;
+    return next_region - bytes;
+}
+static void note(lt_device *device, void *p, size_t bytes)
+{
+    (void)device;
+    CHECK((char *)p + bytes == next_region);
+    next_region = p;
+}
+
+TEST(regions_go_back_as_they_came)
+{
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    lt_device own = *ctx->device;
+    char *all = next_region = own.alloc(&own, 128 * MB);
+    ctx->device->alloc = next_to_it;
+    ctx->device->free = note;
+    void *a = lt__alloc(ctx, ABOUT(32)), *b = lt__alloc(ctx, ABOUT(32));
+    lt__free(ctx, b, ABOUT(32));
+    lt__free(ctx, a, ABOUT(32));
+    CHECK_EQ(next_region - all, 64 * MB);
+    lt_memory_trim(ctx);
+    CHECK(next_region == all);
+    a = lt__alloc(ctx, ABOUT(32));
+    b = lt__alloc(ctx, ABOUT(32));
+    lt__free(ctx, a, ABOUT(32));
+    lt__free(ctx, b, ABOUT(32));
+    lt_memory_trim(ctx);
+    CHECK_EQ(held(ctx), 0);
+    CHECK(next_region == all);
+    ctx->device->alloc = own.alloc;
+    ctx->device->free = own.free;
+    own.free(&own, all, 128 * MB);
+    lt_ctx_free(ctx);
+}
+
+/* Where a generous region is refused, an exact one is asked for; then what is free goes back. */
+TEST(a_system_with_little_memory)
+{
+    lt_ctx *ctx = counting_ctx();
+    of_system.most = 5 * MB;
+    void *p = lt__alloc(ctx, ABOUT(3));
+    CHECK(p != NULL);
+    CHECK_EQ(of_system.asked, 2);
+    CHECK_EQ(held(ctx), (size_t)3 * MB);
+    CHECK(!lt__alloc(ctx, ABOUT(6)));
+    CHECK_EQ(lt_errcode(), LT_ENOMEM);
+    CHECK_MSG("out of memory on cpu: 6.0 MiB wanted, 3.0 MiB in use; try a smaller batch");
+    lt__free(ctx, p, ABOUT(3));
+    CHECK(!lt__alloc(ctx, ABOUT(6)));
+    CHECK_EQ(held(ctx), 0);
+    lt_ctx_free(ctx);
+}
+
+/* Any order of any sizes: blocks hold what was put into them, so no two overlap; and when all are
+ * back, all is one again. */
+TEST(blocks_do_not_overlap)
+{
+    lt_ctx *ctx = counting_ctx();
+    struct { unsigned char *p; size_t bytes; } held_by[MOST] = {{0}};
+    size_t asked = 0;
+    for (uint32_t i = 0; i < 4000; i++) {
+        uint32_t word[4];
+        lt_random(1, LT_RNG_USER, 0, i, word);
+        int k = (int)(word[0] % MOST);
+        unsigned char mark = (unsigned char)(k + 1);
+        if (held_by[k].p) {
+            size_t bytes = held_by[k].bytes;
+            CHECK(held_by[k].p[0] == mark && held_by[k].p[bytes / 2] == mark &&
+                  held_by[k].p[bytes - 1] == mark);
+            lt__free(ctx, held_by[k].p, bytes);
+            held_by[k].p = NULL;
+        } else {
+            size_t bytes = 200000 + word[1] % (i % 16 ? 800000 : 8000000);
+            unsigned char *p = lt__alloc(ctx, bytes);
+            CHECK(p && (uintptr_t)p % 64 == 0);
+            p[0] = p[bytes / 2] = p[bytes - 1] = mark;
+            held_by[k].p = p;
+            held_by[k].bytes = bytes;
+        }
+        if (i == 2000)
+            asked = of_system.asked;
+    }
+    CHECK(of_system.asked <= asked + 4);
+    for (int k = 0; k < MOST; k++)
+        lt__free(ctx, held_by[k].p, held_by[k].bytes);
+    CHECK_EQ(lt_memory_stats(ctx).live, 0);
+    lt_memory_trim(ctx);
+    CHECK_EQ(held(ctx), 0);
+    lt_ctx_free(ctx);
+}
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+
+TEST(free_memory_and_ends_are_poisoned)
+{
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    char *a = lt__alloc(ctx, MB), *b = lt__alloc(ctx, MB - 100);
+    CHECK(!__asan_region_is_poisoned(a, MB));
+    CHECK(!__asan_region_is_poisoned(b, MB - 100));
+    CHECK(__asan_address_is_poisoned(a + MB));
+    CHECK(__asan_address_is_poisoned(b - 1));
+    CHECK(__asan_address_is_poisoned(b + MB - 96));
+    lt__free(ctx, a, MB);
+    CHECK(__asan_address_is_poisoned(a) && __asan_address_is_poisoned(a + MB - 1));
+    lt__free(ctx, b, MB - 100);
+    lt_ctx_free(ctx);
+}
+#endif
