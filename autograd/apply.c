@@ -1,8 +1,8 @@
 /* apply.c - the only way an op is run: check the arguments, shape rule, outputs, kernel, record.
  *
  * Kernels know f32 and f64. An f16 or bf16 tensor reaches a kernel as an f32 copy and its
- * results are rounded once on the way back: what Tensor Cores do. Ops that only move bytes take
- * halves as they are (any_dtype).
+ * results are rounded once on the way back: what Tensor Cores do. Ops that only move bytes, or
+ * convert block by block, take halves as they are (any_dtype).
  */
 #include <stdarg.h>
 #include <string.h>
@@ -206,6 +206,8 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
                     .n_in = n_in,
                     .in = in,
                     .out = made,
+                    .save = op->save,
+                    .same_grad = op->same_grad,
                     .spec = spec,
                     .first_row = ag->tape->first_row};
     LT_TRY(op->shape(&call));

@@ -25,6 +25,7 @@ extern "C" {
  *   eps=1e-5        a number (its default has a point, an exponent, or is inf or -inf)
  *   lr#             a number, must be given
  *   train=false     true or false
+ *   act=none|relu   one of these words; the first is the default
  *   dtype=f32       a dtype
  *   stride=kernel   integers that default to the option before it of that name
  *   kernel          integers, must be given;  axis? integers, may be left out
@@ -33,13 +34,14 @@ extern "C" {
  * negatives count from the end in both. */
 enum { LT_MAX_IN = 6, LT_MAX_OUT = 4, LT_MAX_OPT = 8, LT_MAX_LIST = 64 };
 
-typedef enum lt_kind { LT_INTS, LT_NUMBER, LT_BOOL, LT_DTYPE } lt_kind;
+typedef enum lt_kind { LT_INTS, LT_NUMBER, LT_BOOL, LT_DTYPE, LT_WORD } lt_kind;
 
 typedef struct lt_opt {          /* one option of one call */
     uint8_t kind;                /* lt_kind */
     uint8_t n;                   /* values held; 0: not given and without a default */
     union {
-        int64_t i[LT_MAX_DIMS];  /* LT_INTS; LT_BOOL and LT_DTYPE use i[0] */
+        int64_t i[LT_MAX_DIMS];  /* LT_INTS; others use i[0]: a truth, an lt_dtype, the index of
+                                  * a word */
         double f;                /* LT_NUMBER */
     };
 } lt_opt;
@@ -55,13 +57,17 @@ typedef struct lt_schema {
         bool optional, position; /* may be left out without a default; is a position */
         int8_t same_as;          /* index of the option that gives the default, or -1 */
         lt_opt value;            /* kind, and the default */
+        const char *words;       /* LT_WORD: where the signature lists them. Borrowed */
     } opt[LT_MAX_OPT];
 } lt_schema;
 
-/* LT_EINVAL with the place when the signature is malformed. */
+/* LT_EINVAL with the place when the signature is malformed. The schema borrows from it. */
 LT_MUST lt_status lt_schema_parse(const char *signature, lt_schema *schema);
 /* Index of the option, or -1 with "unknown option 'strides' (did you mean 'stride'?)". */
 LT_API int lt_schema_find(const lt_schema *schema, const char *option);
+/* Index of a word that option k, an LT_WORD, may be; or -1 with "option 'act' wants none, relu or
+ * relu6, not 'rellu' (did you mean 'relu'?)". */
+LT_API int lt_schema_word(const lt_schema *schema, int k, const char *word);
 /* opts[0..n_opt) = "stride=2 pad=1,1 train=true" over the defaults; text may be NULL. LT_EINVAL
  * for an unknown option, a malformed value or a missing one. */
 LT_MUST lt_status lt_opts_parse(const lt_schema *schema, const char *text, lt_opt *opts);
@@ -98,6 +104,7 @@ struct lt_call {
     lt_tensor **d_out;           /* op->n_out; NULL: no gradient came, take it as zero */
     lt_tensor **d_in;            /* n_in; NULL: not wanted */
     uint64_t add;                /* bit i: add to d_in[i] */
+    uint32_t save, same_grad;    /* the op's; its shape rule may clear bits for this call */
     lt_spec *spec;               /* shape rule only: one for each of out */
     bool draws;                  /* set by a shape rule whose kernel will use stream */
     void *scratch;               /* op->scratch() bytes, 64-byte aligned */
@@ -136,6 +143,9 @@ struct lt_op {
     uint32_t save;               /* LT_SAVE_* */
     uint32_t
         same_grad; /* bit i: the gradient of input i is d_out[0] itself where the counts agree */
+    uint8_t grad_in_place;       /* bit i, of one input: backward may be given d_in[i] in the memory
+                                  * of d_out[0], when nobody else will read that. The kernel writes
+                                  * an element once it has read that place, after all other d_in */
     lt_status (*shape)(lt_call *call);                   /* checks in and opt, fills spec */
     size_t (*scratch)(const lt_call *call, bool backward); /* may be NULL */
     lt_kernel fwd, bwd; /* the plain reference; bwd NULL: not differentiable; views need no fwd */
@@ -239,8 +249,10 @@ LT_API void lt_set_grad_slots(lt_ctx *ctx,
 /* The cast policy's slot: may replace in[i] (new references then, recorded like any op). */
 typedef lt_status (*lt_cast_fn)(void *ud, const lt_def *def, lt_tensor **in, int n_in);
 LT_API void lt_set_cast(lt_ctx *ctx, lt_cast_fn fn, void *ud);
+/* What is in it, NULL when nothing is. */
+LT_API lt_cast_fn lt_get_cast(const lt_ctx *ctx, void **ud);
 
-/* What a kernel took: called after each with its call, as the kernel saw it, and seconds. For tables
+/* What a kernel took: called after each with its call and seconds, for tables
  * of where the time goes; NULL: no longer. */
 typedef void (*lt_timer_fn)(void *ud, const lt_call *call, bool backward, double seconds);
 LT_API void lt_set_timer(lt_ctx *ctx, lt_timer_fn fn, void *ud);
@@ -284,6 +296,12 @@ LT_API lt_tensor *lt_buffer_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int
 LT_MUST lt_status lt_param_set_dtype(lt_tensor *x, lt_dtype dtype);
 LT_API bool lt_is_param(const lt_tensor *x);
 LT_API bool lt_is_buffer(const lt_tensor *x);
+/* A placed f32 parameter's values in dtype (f16 or bf16), for ops to read. What is computed from it
+ * has its gradient added to the parameter's own, in f32. The values are brought up to date by this
+ * call, those of the whole arena at once, when an optimizer, an op or lt_copy() has written the
+ * parameters since; what was written through lt_data() is not seen. Borrowed: until the parameter
+ * ends, or its half copy in the other dtype is asked for. NULL with LT_EINVAL or LT_ENOMEM. */
+LT_API lt_tensor *lt_half(lt_tensor *param, lt_dtype dtype);
 
 /* A tree of parameters. Memory comes once, at lt_params_place(): a segment with one flat arena
  * of values and one of gradients per dtype; a buffer's segment has values only. Parameters added

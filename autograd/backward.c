@@ -6,7 +6,8 @@
  * The second runs the kernels. A gradient is written by its first contribution and added to by
  * the others, so nothing is ever cleared beforehand. Where an op's gradient is the incoming one
  * itself (add, reshape), the tensor is handed on, and copied only if somebody must add to it
- * while it is shared.
+ * while it is shared. Where an op's backward works element by element (relu), the new gradient is
+ * written over the incoming one, if nobody shares that.
  */
 #include <math.h>
 #include <string.h>
@@ -72,11 +73,19 @@ static void unmark(lt_node *from)
 
 /* ==== Where a gradient goes =================================================================== */
 
+/* What came by a half copy is half, the parameter's gradient is not. */
 static lt_status add_to(lt_tensor *dst, lt_tensor *src)
 {
+    lt_tensor *same = src->dtype == dst->dtype ? lt_retain(src)
+                                               : lt__tensor_copy(src, (lt_dtype)dst->dtype);
+    if (!same)
+        return lt_errcode();
     lt__wrote(dst);
     lt_device *device = dst->storage->device;
-    return device->add(device, dst->data, src->data, (lt_dtype)dst->dtype, (size_t)dst->count);
+    lt_status status =
+        device->add(device, dst->data, same->data, (lt_dtype)dst->dtype, (size_t)dst->count);
+    lt_release(same);
+    return status;
 }
 
 static bool shared(const lt_tensor *x)
@@ -150,10 +159,27 @@ static lt_status check_saved(const lt_node *node)
     return LT_OK;
 }
 
+/* e's gradient goes to a parameter, in another dtype than the half copy that was read. */
+static bool is_half_copy(const lt_edge *e)
+{
+    return e->leaf && (lt_dtype)e->leaf->x->dtype != e->spec.dtype;
+}
+
 /* A leaf may have been frozen, or have gone, since it was used. */
 static bool wanted(const lt_edge *e)
 {
     return e->node || (e->leaf && e->leaf->wanted && e->leaf->x);
+}
+
+/* The gradient of input i may lie where that of the output does. */
+static bool takes_over(const lt_node *node, int i)
+{
+    const lt_edge *e = &node->edge[i];
+    const lt_tensor *grad = node->d_out[0];
+    int64_t count;
+    return i < 8 && (node->def->op->grad_in_place >> i & 1) && grad && !shared(grad) && e->node &&
+           !e->node->d_out[e->out_index] && (lt_dtype)grad->dtype == e->spec.dtype &&
+           lt__count_dims(e->spec.ndim, e->spec.dims, &count) == LT_OK && count == grad->count;
 }
 
 /* Runs the kernel for the inputs in `left`. Two inputs that are the same tensor have one
@@ -184,14 +210,19 @@ static lt_status run_backward(lt_node *node, uint64_t left)
         bool add;
         if (!(left >> i & 1))
             continue;
-        bool twice = false;
+        bool apart = op->any_dtype && is_half_copy(e); /* such kernels do not convert */
         for (int j = 0; j < i; j++)
-            twice |= d_in[j] && node->edge[j].leaf == e->leaf && node->edge[j].node == e->node &&
+            apart |= d_in[j] && node->edge[j].leaf == e->leaf && node->edge[j].node == e->node &&
                      node->edge[j].out_index == e->out_index;
-        if (twice) {
+        if (apart) {
             extra[i] = d_in[i] = lt__tensor_new_kept(node->ctx, e->spec.dtype, e->spec.ndim,
                                                      e->spec.dims);
             status = extra[i] ? LT_OK : LT_ENOMEM;
+            continue;
+        }
+        if (takes_over(node, i)) {
+            status = hand_on(e, node->d_out[0]);
+            d_in[i] = e->node->d_out[e->out_index];
             continue;
         }
         status = target_of(e, &d_in[i], &add);
@@ -227,7 +258,7 @@ static lt_status step_back(lt_node *node)
         lt_tensor *grad = node->d_out[0];
         int64_t count;
         LT_TRY(lt__count_dims(e->spec.ndim, e->spec.dims, &count));
-        bool same = i < 32 && (node->def->op->same_grad >> i & 1) && grad && grad->count == count &&
+        bool same = i < 32 && (node->same_grad >> i & 1) && grad && grad->count == count &&
                     (lt_dtype)grad->dtype == e->spec.dtype;
         if (same)
             LT_TRY(hand_on(e, grad));

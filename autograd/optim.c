@@ -261,6 +261,7 @@ static lt_status update_all(lt_optim *o, const lt_opt *const *options, int n_gro
             return lt_fail(LT_EINVAL, "a parameter is in group %d, options came for %d groups",
                            group, n_groups);
         LT_TRY(update_range(o, &r, options[group]));
+        r.in->segment->updates++;
         for (int i = r.first; i < r.end; i++)
             o->items[i].x->leaf->version++;
     }

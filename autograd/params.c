@@ -3,9 +3,9 @@
  * A parameter starts as a shape and an initialiser. When its tree is placed, all of the tree's
  * parameters get memory in one go: one arena of values per dtype, each parameter from a 64-byte
  * boundary on, the padding zero; buffers likewise in an arena of their own. The arena of
- * gradients has the same layout and comes with the first gradient. Optimizers, and later the
- * reducer and the scaler, see long flat ranges instead of lists of tensors. Nothing moves
- * afterwards.
+ * gradients has the same layout and comes with the first gradient, and so does one of half copies,
+ * which comes with the first lt_half(). Optimizers, and later the reducer and the scaler, see long
+ * flat ranges instead of lists of tensors. Nothing moves afterwards.
  */
 #include <string.h>
 
@@ -52,6 +52,7 @@ void lt__segment_release(lt_segment *s)
     lt_ctx *ctx = s->ctx;
     lt__storage_release(s->values);
     lt__storage_release(s->grads);
+    lt__storage_release(s->half);
     lt__free(ctx, s, sizeof *s);
     lt__ctx_release(ctx);
 }
@@ -115,6 +116,58 @@ lt_status lt_param_set_dtype(lt_tensor *x, lt_dtype dtype)
 
 bool lt_is_param(const lt_tensor *x) { return x->leaf && x->leaf->role == LT_PARAM; }
 bool lt_is_buffer(const lt_tensor *x) { return x->leaf && x->leaf->role == LT_BUFFER; }
+
+/* ==== Half copies ============================================================================= */
+
+/* Brings s->half up to date. Its version becomes that of the values: a graph that has saved a half
+ * copy is spoiled by what would spoil it if it had saved the parameter, and by nothing else.
+ * Optimizers count their updates in the leaf, which both share. */
+static lt_status refresh_half(lt_segment *s, lt_dtype dtype)
+{
+    uint32_t written = atomic_load_explicit(&s->values->version, memory_order_relaxed);
+    uint32_t stamp = written + s->updates;
+    if (s->half && s->half_dtype == dtype && s->half_stamp == stamp)
+        return LT_OK;
+    if (!s->half || s->half_dtype != dtype) {
+        lt_storage *half = lt__storage_new(s->ctx, (size_t)s->count * lt_dtype_bytes(dtype));
+        if (!half)
+            return LT_ENOMEM;
+        lt__storage_release(s->half);
+        s->half = half;
+        s->half_dtype = dtype;
+    }
+    lt_device *device = s->values->device;
+    LT_TRY(device->convert(device, s->half->data, dtype, s->values->data, s->dtype,
+                           (size_t)s->count));
+    s->half_stamp = stamp;
+    atomic_store_explicit(&s->half->version, written, memory_order_relaxed);
+    return LT_OK;
+}
+
+lt_tensor *lt_half(lt_tensor *x, lt_dtype dtype)
+{
+    char text[96];
+    lt_leaf *leaf = x->leaf;
+    if (!lt_is_param(x) || x->dtype != LT_F32 || !lt__is_half(dtype)) {
+        lt_fail(LT_EINVAL, "a half copy is one in f16 or bf16 of a parameter in f32, not one in %s "
+                "of %s %s", lt_dtype_name(dtype), lt_is_param(x) ? "a parameter" : "a tensor",
+                lt_describe(x, text, sizeof text));
+        return NULL;
+    }
+    if (lt__check_alive(x) != LT_OK || refresh_half(leaf->segment, dtype) != LT_OK)
+        return NULL;
+    if (leaf->half && leaf->half->storage == leaf->segment->half)
+        return leaf->half;
+    lt_tensor *half =
+        lt__tensor_over(leaf->segment->half, dtype, x->ndim, x->dims, leaf->offset, true);
+    if (!half)
+        return NULL;
+    half->leaf = leaf;
+    atomic_fetch_add_explicit(&leaf->refs, 1, memory_order_relaxed);
+    lt_release(leaf->half);
+    leaf->half = half;
+    return half;
+}
 
 /* ==== Trees =================================================================================== */
 

@@ -74,6 +74,19 @@ static bool read_integer(const char *p, size_t n, int64_t *value)
 
 static size_t token_length(const char *p) { return strcspn(p, " ,)"); }
 
+enum { MAX_WORDS = 8, WORD_BYTES = 16 };
+
+/* "none|relu|relu6". Returns how many there are, 0 when they cannot be read. */
+static int take_words(const char **p, char words[MAX_WORDS][WORD_BYTES])
+{
+    int n = 0;
+    do
+        if (n == MAX_WORDS || !take_name(p, words[n++], WORD_BYTES))
+            return 0;
+    while (take(p, "|"));
+    return n;
+}
+
 /* Option k's text after its name: "=1", "=kernel", "#", "?" or nothing. */
 static bool read_default(const char **p, lt_schema *s, int k)
 {
@@ -93,6 +106,13 @@ static bool read_default(const char **p, lt_schema *s, int k)
         return true;
     skip_blanks(p);
     size_t n = token_length(*p);
+    if (memchr(*p, '|', n)) {
+        char words[MAX_WORDS][WORD_BYTES];
+        v->kind = LT_WORD;
+        v->n = 1;
+        s->opt[k].words = *p;
+        return take_words(p, words) > 0;
+    }
     if (n < sizeof word) {
         memcpy(word, *p, n);
         word[n] = 0;
@@ -193,6 +213,25 @@ int lt_schema_find(const lt_schema *s, const char *option)
     return -1;
 }
 
+int lt_schema_word(const lt_schema *s, int k, const char *word)
+{
+    char words[MAX_WORDS][WORD_BYTES], list[MAX_WORDS * (WORD_BYTES + 4)] = "";
+    const char *names[MAX_WORDS], *p = s->opt[k].words;
+    int n = take_words(&p, words);
+    for (int i = 0; i < n; i++) {
+        if (strcmp(words[i], word) == 0)
+            return i;
+        names[i] = words[i];
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s",
+                 i == 0 ? "" : i == n - 1 ? " or " : ", ", words[i]);
+    }
+    int near = lt_nearest(word, names, n);
+    lt_fail(LT_EINVAL, near >= 0 ? "%s: option '%s' wants %s, not '%s' (did you mean '%s'?)"
+                                 : "%s: option '%s' wants %s, not '%s'",
+            s->name, s->opt[k].name, list, word, near >= 0 ? names[near] : NULL);
+    return -1;
+}
+
 void lt_opts_clear(const lt_schema *s, lt_opt *opts)
 {
     for (int i = 0; i < s->n_opt; i++) {
@@ -249,6 +288,15 @@ static bool read_value(const char *p, size_t n, lt_opt *opt)
     }
 }
 
+static lt_status read_word(const lt_schema *s, int k, const char *p, size_t n, lt_opt *opt)
+{
+    char word[40];
+    snprintf(word, sizeof word, "%.*s", (int)n, p);
+    opt->n = 1;
+    opt->i[0] = lt_schema_word(s, k, word);
+    return opt->i[0] < 0 ? LT_EINVAL : LT_OK;
+}
+
 lt_status lt_opts_parse(const lt_schema *s, const char *text, lt_opt *opts)
 {
     static const char *const wanted[] = {"integers such as 2 or 2,1", "a number", "true or false",
@@ -266,7 +314,9 @@ lt_status lt_opts_parse(const lt_schema *s, const char *text, lt_opt *opts)
         if (opts[k].n > 0)
             return lt_fail(LT_EINVAL, "%s: option '%s' is given twice", s->name, name);
         size_t n = strcspn(++p, " ");
-        if (!read_value(p, n, &opts[k]))
+        if (opts[k].kind == LT_WORD)
+            LT_TRY(read_word(s, k, p, n, &opts[k]));
+        else if (!read_value(p, n, &opts[k]))
             return lt_fail(LT_EINVAL, "%s: option '%s' wants %s, not '%.*s'", s->name, name,
                            wanted[opts[k].kind], (int)n, p);
         p += n;

@@ -14,8 +14,11 @@ static void forget(lt_tensor *x, bool gone)
         x->node = NULL;
     }
     if (gone && x->leaf) {
-        if (x->leaf->x == x) /* and not a half copy of it */
-            x->leaf->x = NULL;
+        if (x->leaf->x == x) { /* and not its half copy, which would keep the leaf for ever */
+            lt_tensor *half = x->leaf->half;
+            x->leaf->x = x->leaf->half = NULL;
+            lt_release(half);
+        }
         lt__leaf_release(x->leaf);
         x->leaf = NULL;
     }
@@ -75,6 +78,12 @@ void lt_set_cast(lt_ctx *ctx, lt_cast_fn fn, void *ud)
 {
     ctx->slots.autograd->cast = fn;
     ctx->slots.autograd->cast_ud = ud;
+}
+
+lt_cast_fn lt_get_cast(const lt_ctx *ctx, void **ud)
+{
+    *ud = ctx->slots.autograd->cast_ud;
+    return ctx->slots.autograd->cast;
 }
 
 void lt_set_where(lt_ctx *ctx, lt_where_fn fn, void *ud)
@@ -261,15 +270,14 @@ void lt__node_release(lt_node *node)
 
 static lt_status save(lt_node *node, const lt_call *c)
 {
-    uint32_t bits = node->def->op->save;
     for (int i = 0; i < c->n_in; i++) {
-        if (!c->in[i] || !(bits & LT_SAVE_IN(i < 7 ? i : 7)))
+        if (!c->in[i] || !(c->save & LT_SAVE_IN(i < 7 ? i : 7)))
             continue;
         node->edge[i].saved = lt_retain(c->in[i]);
         node->edge[i].version = lt__version_of(c->in[i]);
     }
     for (int i = 0; i < node->n_all; i++) {
-        if (!(bits & LT_SAVE_OUT(i)))
+        if (!(c->save & LT_SAVE_OUT(i)))
             continue;
         node->saved_out[i] = lt_view(c->out[i], c->out[i]->ndim, c->out[i]->dims);
         if (!node->saved_out[i])
@@ -299,6 +307,7 @@ lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *c
     node->n_all = (uint8_t)(node->n_out + op->n_aux);
     node->stream = c->stream;
     node->first_row = first_row;
+    node->same_grad = c->same_grad;
     for (int i = 0; i < c->n_in; i++) {
         lt_edge *e = &node->edge[i];
         lt_tensor *x = c->in[i];

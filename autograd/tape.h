@@ -36,6 +36,7 @@ typedef struct lt_leaf {
     int uses;                 /* nodes that may still contribute in the running backward */
     lt_role role;
     lt_init init;
+    lt_tensor *half;          /* what lt_half() gave last. It holds this leaf; it ends with x */
     struct lt_segment *segment; /* of a placed parameter or buffer: its arena, and where in it */
     int64_t offset;
     uint32_t version; /* counts updates by an optimizer, which writes many parameters at once */
@@ -68,6 +69,7 @@ typedef struct lt_node {
     struct lt_node *next, *prev;
     uint64_t stream;
     int64_t first_row;
+    uint32_t same_grad;       /* as the op has it, for this call */
     lt_tensor *d_out[LT_MAX_OUT];     /* gradients that have come */
     lt_tensor *saved_out[LT_MAX_OUT];
     uint32_t out_version[LT_MAX_OUT]; /* of their storages when they were saved */
@@ -138,6 +140,10 @@ typedef struct lt_segment {
     lt_dtype dtype;
     int64_t count;            /* elements, padding included */
     lt_storage *values, *grads; /* grads: made, as zeros, when the first gradient comes */
+    uint32_t updates;         /* by optimizers, which do not count in the version of values */
+    lt_storage *half;         /* values in half_dtype, or NULL; made of them as of half_stamp */
+    lt_dtype half_dtype;
+    uint32_t half_stamp;      /* the version of values + updates */
 } lt_segment;
 
 void lt__segment_release(lt_segment *segment);

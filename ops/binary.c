@@ -21,7 +21,8 @@ static lt_status forward(lt_call *c, lt_block_fn fn, int cost)
     return LT_OK;
 }
 
-/* fn[i] gives the gradient of input i; its inputs are dz and, if the op saves them, x and y. */
+/* fn[i] gives the gradient of input i; its inputs are dz and, if the op saves them, x and y. That
+ * of x comes last: it may lie where dz is. */
 static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
 {
     lt_array dz = lt__array(c->d_out[0]);
@@ -31,7 +32,7 @@ static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
         map.in[1] = lt__array(c->in[0]);
         map.in[2] = lt__array(c->in[1]);
     }
-    for (int i = 0; i < 2; i++) {
+    for (int i = 1; i >= 0; i--) {
         map.fn = fn[i];
         if (c->d_in[i])
             lt__put_grad(c, i, &map);
@@ -57,10 +58,11 @@ static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
     LT_SIMD static void name(const lt_block *b)                                                    \
     {                                                                                              \
         LT_FLOATS(b->dtype, T,                                                                     \
-            const T *restrict dzs = b->in[0];                                                      \
-            const T *restrict xs = b->in[(saved) ? 1 : 0], *restrict ys = b->in[(saved) ? 2 : 0];  \
-            T *restrict out = b->z;                                                                \
+            const T *dzs = b->in[0];                                                               \
+            const T *xs = b->in[(saved) ? 1 : 0], *ys = b->in[(saved) ? 2 : 0];                    \
+            T *out = b->z; /* may be dzs */                                                        \
             const bool add = b->add;                                                               \
+            LT_APART                                                                               \
             for (int64_t i = 0; i < b->n; i++) {                                                   \
                 const T dz = dzs[i], x = xs[i], y = ys[i];                                         \
                 (void)x, (void)y;                                                                  \
@@ -82,8 +84,9 @@ static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
         return backward(c, (const lt_block_fn[]){name##_dx_block, name##_dy_block}, cost);         \
     }                                                                                              \
     const lt_op lt__op_##name = {                                                                  \
-        .sig = #name "(x, y)", .doc = text, .cast = policy, .save = saves, .same_grad = same,      \
-        .shape = binary_shape, .scratch = lt__grad_scratch, .fwd = name##_fwd, .bwd = name##_bwd,  \
+        .sig = #name "(x, y)", .doc = text, .cast = policy, .any_dtype = true, .save = saves,      \
+        .same_grad = same, .grad_in_place = 1, .shape = binary_shape,                              \
+        .scratch = lt__grad_scratch, .fwd = name##_fwd, .bwd = name##_bwd,                         \
     };
 #define NONE 0
 #define BOTH (LT_SAVE_IN(0) | LT_SAVE_IN(1))

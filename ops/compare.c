@@ -33,7 +33,7 @@ static lt_status compare(lt_call *c, lt_block_fn fn)
     }                                                                                              \
     static lt_status name##_fwd(lt_call *c) { return compare(c, name##_each); }                    \
     const lt_op lt__op_##name = {                                                                  \
-        .sig = #name "(x, y)", .doc = text, .cast = LT_CAST_WIDEST,                                \
+        .sig = #name "(x, y)", .doc = text, .cast = LT_CAST_WIDEST, .any_dtype = true,             \
         .shape = compare_shape, .fwd = name##_fwd,                                                 \
     };
 
@@ -133,6 +133,6 @@ static lt_status where_bwd(lt_call *c)
 
 const lt_op lt__op_where = {
     .sig = "where(cond, x, y)", .doc = "x where cond is not 0, else y.", .cast = LT_CAST_WIDEST,
-    .save = LT_SAVE_IN(COND), .shape = where_shape, .scratch = lt__grad_scratch,
-    .fwd = where_fwd, .bwd = where_bwd,
+    .any_dtype = true, .save = LT_SAVE_IN(COND), .shape = where_shape,
+    .scratch = lt__grad_scratch, .fwd = where_fwd, .bwd = where_bwd,
 };

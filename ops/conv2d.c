@@ -6,9 +6,13 @@
  * rows of images: one tap of the kernel over one row is a small matrix product of (pixels,
  * channels) by (channels, channels), or, when each channel is a group of its own, a product channel
  * by channel. Each part of a result belongs to one thread. A pointwise convolution is linear().
+ *
+ * The fast kernels hand each result, as a job, to whoever has code for it: depthwise.c, winograd.c,
+ * or oneDNN.
  */
-#include "ops/dnnl.h"
+#include "ops/depthwise.h"
 #include "ops/loops.h"
+#include "ops/winograd.h"
 
 enum { X, W, B };
 enum { STRIDE, PAD, DILATION, GROUPS };
@@ -291,55 +295,105 @@ static lt_status fwd(lt_call *c)
     return LT_OK;
 }
 
+static lt_operand bias_of(const lt_call *c, lt_tensor *const *of)
+{
+    return lt__operand(c->n_in > B ? of[B] : NULL, 0);
+}
+
+static size_t scratch(const lt_call *c, bool backward)
+{
+    lt_conv v;
+    bool f32 = (backward ? c->d_out : c->out)[0]->dtype == LT_F32;
+    if (describe(c, &v) != LT_OK)
+        return 0;
+    return lt__depthwise_scratch(&v, backward) +
+           (f32 ? lt__winograd_scratch(c, &v, backward) : 0);
+}
+
+static bool ours(const lt_job *job)
+{
+    return lt__depthwise_takes(job) || lt__winograd_takes(job);
+}
+
+static lt_status job_ready(const lt_call *c, const lt_job *job)
+{
+    return ours(job) ? LT_OK : lt__dnnl_ready(c, job);
+}
+
+static lt_status job_run(const lt_call *c, const lt_job *job)
+{
+    if (lt__depthwise_takes(job))
+        lt__depthwise_run(c, job);
+    else if (lt__winograd_takes(job))
+        lt__winograd_run(c, job);
+    else
+        return lt__dnnl_run(c, job);
+    return LT_OK;
+}
+
 static lt_status fast_fwd(lt_call *c)
 {
     lt_conv v;
     LT_TRY(describe(c, &v));
     if (pointwise(&v))
         return lt__op_linear.fast_fwd(c);
-    if (c->out[0]->dtype != LT_F32)
-        return LT_EUNSUPPORTED;
-    return lt__dnnl_conv(c, &v, c->in[X]->data, c->in[W]->data,
-                         c->n_in > B && c->in[B] ? c->in[B]->data : NULL, c->out[0]->data);
+    lt_job job = {.kind = LT_CONV, .conv = &v, .x = lt__operand(c->in[X], 0),
+                  .w = lt__operand(c->in[W], 0), .bias = bias_of(c, c->in),
+                  .y = lt__operand(c->out[0], 0)};
+    return job_run(c, &job);
 }
 
-/* Each gradient is handed over on its own: one that oneDNN has added must not be added again. */
-static lt_status backward(lt_call *c, bool fast)
+static void bias_gradient(const lt_call *c, const lt_conv *v)
+{
+    lt_operand db = bias_of(c, c->d_in);
+    if (db.data)
+        lt__sum_rows(c, v->n * v->window.out[0] * v->window.out[1], v->out,
+                     lt__operand(c->d_out[0], 0), db, lt__adds(c, B));
+}
+
+static lt_status bwd(lt_call *c)
 {
     lt_conv v;
-    const lt_tensor *dy = c->d_out[0];
     LT_TRY(describe(c, &v));
     if (pointwise(&v))
-        return fast ? lt__op_linear.fast_bwd(c) : lt__op_linear.bwd(c);
-    fast = fast && dy->dtype == LT_F32;
-    lt_status status = LT_EUNSUPPORTED;
-    if (c->d_in[X]) {
-        if (fast)
-            status = lt__dnnl_conv_data(c, &v, dy->data, c->in[W]->data, c->d_in[X]->data,
-                                        lt__adds(c, X));
-        if (status == LT_EUNSUPPORTED)
-            portable_data_gradient(c, &v);
-        else
-            LT_TRY(status);
-    }
-    status = LT_EUNSUPPORTED;
-    if (c->d_in[W]) {
-        if (fast)
-            status = lt__dnnl_conv_weights(c, &v, c->in[X]->data, dy->data, c->d_in[W]->data,
-                                           lt__adds(c, W));
-        if (status == LT_EUNSUPPORTED)
-            portable_weight_gradient(c, &v);
-        else
-            LT_TRY(status);
-    }
-    if (c->n_in > B && c->d_in[B])
-        lt__sum_rows(c, (lt_dtype)dy->dtype, 1, v.n * v.window.out[0] * v.window.out[1], v.out, 1,
-                     dy->data, c->d_in[B]->data, lt__adds(c, B));
+        return lt__op_linear.bwd(c);
+    if (c->d_in[X])
+        portable_data_gradient(c, &v);
+    if (c->d_in[W])
+        portable_weight_gradient(c, &v);
+    bias_gradient(c, &v);
     return LT_OK;
 }
 
-static lt_status bwd(lt_call *c) { return backward(c, false); }
-static lt_status fast_bwd(lt_call *c) { return backward(c, true); }
+/* A gradient that no fast code gives comes from the portable one, on its own: another that has been
+ * added must not be added again. The portable code does not know bf16: there both are given up, and
+ * before the first is written. */
+static lt_status fast_bwd(lt_call *c)
+{
+    lt_conv v;
+    LT_TRY(describe(c, &v));
+    if (pointwise(&v))
+        return lt__op_linear.fast_bwd(c);
+    lt_operand dy = lt__operand(c->d_out[0], 0);
+    const lt_job job[2] = {
+        [X] = {.kind = LT_CONV_DATA, .conv = &v, .x = lt__operand(c->d_in[X], 0),
+               .w = lt__operand(c->in[W], 0), .y = dy, .add = lt__adds(c, X)},
+        [W] = {.kind = LT_CONV_WEIGHTS, .conv = &v, .x = lt__operand(c->in[X], 0),
+               .w = lt__operand(c->d_in[W], 0), .y = dy, .add = lt__adds(c, W)}};
+    lt_status ready[2];
+    for (int i = X; i <= W; i++) {
+        ready[i] = c->d_in[i] ? job_ready(c, &job[i]) : LT_OK;
+        if (ready[i] != LT_OK && (ready[i] != LT_EUNSUPPORTED || dy.dtype == LT_BF16))
+            return ready[i];
+    }
+    for (int i = X; i <= W; i++)
+        if (c->d_in[i] && ready[i] == LT_OK)
+            LT_TRY(job_run(c, &job[i]));
+        else if (c->d_in[i])
+            (i == X ? portable_data_gradient : portable_weight_gradient)(c, &v);
+    bias_gradient(c, &v);
+    return LT_OK;
+}
 
 const lt_op lt__op_conv2d = {
     .sig = "conv2d(x, w, b?; stride=1, pad=0, dilation=1, groups=1)",
@@ -347,7 +401,8 @@ const lt_op lt__op_conv2d = {
            "b (out); padding is zero.",
     .cast = LT_CAST_HALF,
     .save = LT_SAVE_IN(X) | LT_SAVE_IN(W),
-    .shape = shape,
+    .shape = shape, .scratch = scratch,
     .fwd = fwd, .bwd = bwd,
+    .fast_bf16 = true,
     .fast_fwd = fast_fwd, .fast_bwd = fast_bwd,
 };

@@ -1,8 +1,8 @@
 /* dnnl.c - the one file that knows oneDNN (its C API, version 3.2 or later).
  *
  * A plan is what oneDNN made for one kind of call: its primitive, and memory objects that each run
- * points at the tensors of the moment. Plans are cached in the context by kind, sizes and threads;
- * that oneDNN has no optimised code for a call is cached too. A context belongs to one thread, so
+ * points at the tensors of the moment. Plans are cached in the context by kind, types, sizes and
+ * threads; that oneDNN has no optimised code for a call is cached too. A context belongs to one thread, so
  * nothing here is locked, and contexts share nothing but oneDNN's own cache of compiled code, which
  * is safe in threads.
  *
@@ -26,24 +26,23 @@
 
 #include "ops/dnnl.h"
 
-enum { PRODUCT, CONV, CONV_DATA, CONV_WEIGHTS, KINDS };
-
-/* Operands of a call, or their gradients; for a product the factors, the bias and the result. */
+/* Operands of a job. */
 enum { X, W, BIAS, Y, OPERANDS };
 
-/* What oneDNN calls them in each kind, and which of them the call computes. */
+/* What oneDNN calls them in each kind, and which of them is the result. */
 static const struct {
     int arg[OPERANDS], result;
-} role[KINDS] = {
-    [PRODUCT] = {{DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST}, Y},
-    [CONV] = {{DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST}, Y},
-    [CONV_DATA] = {{DNNL_ARG_DIFF_SRC, DNNL_ARG_WEIGHTS, 0, DNNL_ARG_DIFF_DST}, X},
-    [CONV_WEIGHTS] = {{DNNL_ARG_SRC, DNNL_ARG_DIFF_WEIGHTS, 0, DNNL_ARG_DIFF_DST}, W},
+} role[] = {
+    [LT_PRODUCT] = {{DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST}, Y},
+    [LT_CONV] = {{DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST}, Y},
+    [LT_CONV_DATA] = {{DNNL_ARG_DIFF_SRC, DNNL_ARG_WEIGHTS, 0, DNNL_ARG_DIFF_DST}, X},
+    [LT_CONV_WEIGHTS] = {{DNNL_ARG_SRC, DNNL_ARG_DIFF_WEIGHTS, 0, DNNL_ARG_DIFF_DST}, W},
 };
 
 /* All members are 64-bit words: equal keys have equal bytes. */
 typedef struct {
-    int64_t kind, bias, threads;
+    int64_t kind, threads;
+    int64_t type[OPERANDS]; /* dnnl_data_type_t; dnnl_data_type_undef: there is none */
     union {
         lt_product product;
         lt_conv conv;
@@ -114,6 +113,7 @@ static lt_status failed(dnnl_status_t status)
 typedef struct {
     dnnl_memory_desc_t operand[OPERANDS];
     dnnl_memory_desc_t free_w; /* of W, with the layout left to oneDNN; NULL for products */
+    dnnl_memory_desc_t hint_w; /* the same in the type that forward had */
     dnnl_primitive_desc_t hint, primitive, packer;
 } drafts;
 
@@ -122,9 +122,15 @@ static void drafts_free(drafts *m)
     for (int i = 0; i < OPERANDS; i++)
         dnnl_memory_desc_destroy(m->operand[i]);
     dnnl_memory_desc_destroy(m->free_w);
+    dnnl_memory_desc_destroy(m->hint_w);
     dnnl_primitive_desc_destroy(m->hint);
     dnnl_primitive_desc_destroy(m->primitive);
     dnnl_primitive_desc_destroy(m->packer);
+}
+
+static dnnl_data_type_t type_of(const key *k, int operand)
+{
+    return (dnnl_data_type_t)k->type[operand];
 }
 
 /* A batch of one is a plain matrix. */
@@ -137,23 +143,25 @@ static dnnl_status_t matrix(dnnl_memory_desc_t *desc, dnnl_data_type_t type, int
                       : dnnl_memory_desc_create_with_strides(desc, 3, deep, type, deep_strides);
 }
 
-static dnnl_status_t draft_product(struct lt_dnnl *d, const key *k, dnnl_data_type_t type,
-                                   drafts *m)
+static dnnl_status_t draft_product(struct lt_dnnl *d, const key *k, drafts *m)
 {
     const lt_product *p = &k->product;
-    DNNL_TRY(matrix(&m->operand[X], type, p->batch, p->m, p->k, p->a_batch, p->a_row, p->a_col));
-    DNNL_TRY(matrix(&m->operand[W], type, p->batch, p->k, p->n, p->b_batch, p->b_row, p->b_col));
-    DNNL_TRY(matrix(&m->operand[Y], type, p->batch, p->m, p->n, p->out_batch, p->out_row,
-                    p->out_col));
     dnnl_dims_t one_row = {1, p->n}; /* only batches of one have a bias */
-    if (k->bias)
-        DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[BIAS], 2, one_row, type, dnnl_ab));
+    DNNL_TRY(matrix(&m->operand[X], type_of(k, X), p->batch, p->m, p->k, p->a_batch, p->a_row,
+                    p->a_col));
+    DNNL_TRY(matrix(&m->operand[W], type_of(k, W), p->batch, p->k, p->n, p->b_batch, p->b_row,
+                    p->b_col));
+    DNNL_TRY(matrix(&m->operand[Y], type_of(k, Y), p->batch, p->m, p->n, p->out_batch, p->out_row,
+                    p->out_col));
+    if (k->type[BIAS])
+        DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[BIAS], 2, one_row, type_of(k, BIAS),
+                                                  dnnl_ab));
     return dnnl_matmul_primitive_desc_create(&m->primitive, d->engine, m->operand[X],
                                              m->operand[W], m->operand[BIAS], m->operand[Y],
                                              d->attr);
 }
 
-static dnnl_status_t draft_conv(struct lt_dnnl *d, const key *k, dnnl_data_type_t type, drafts *m)
+static dnnl_status_t draft_conv(struct lt_dnnl *d, const key *k, drafts *m)
 {
     const lt_conv *v = &k->conv;
     const lt_window *w = &v->window;
@@ -166,24 +174,32 @@ static dnnl_status_t draft_conv(struct lt_dnnl *d, const key *k, dnnl_data_type_
     dnnl_dims_t skip = {w->dilation[0] - 1, w->dilation[1] - 1};
     int64_t *w_dims = groups == 1 ? dense : grouped;
     int n_w = groups == 1 ? 4 : 5;
+    bool weights = k->kind == LT_CONV_WEIGHTS;
 
-    DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[X], 4, x_dims, type, dnnl_nhwc));
-    DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[Y], 4, y_dims, type, dnnl_nhwc));
-    DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[W], n_w, w_dims, type,
+    DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[X], 4, x_dims, type_of(k, X),
+                                              dnnl_nhwc));
+    DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[Y], 4, y_dims, type_of(k, Y),
+                                              dnnl_nhwc));
+    DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[W], n_w, w_dims, type_of(k, W),
                                               groups == 1 ? dnnl_ohwi : dnnl_gohwi));
-    DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->free_w, n_w, w_dims, type,
+    /* a gradient is always found in f32: depthwise ones in bf16 come out wrong from version 3.2 */
+    DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->free_w, n_w, w_dims,
+                                              weights ? dnnl_f32 : type_of(k, W),
                                               dnnl_format_tag_any));
-    if (k->bias)
-        DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[BIAS], 1, bias_dims, type, dnnl_a));
-    dnnl_primitive_desc_t *forward = k->kind == CONV ? &m->primitive : &m->hint;
+    DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->hint_w, n_w, w_dims, type_of(k, X),
+                                              dnnl_format_tag_any));
+    if (k->type[BIAS])
+        DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[BIAS], 1, bias_dims,
+                                                  type_of(k, BIAS), dnnl_a));
     DNNL_TRY(dnnl_convolution_forward_primitive_desc_create(
-        forward, d->engine, dnnl_forward_training, dnnl_convolution_direct, m->operand[X],
-        m->free_w, m->operand[BIAS], m->operand[Y], stride, skip, pad, pad, d->attr));
-    if (k->kind == CONV_DATA)
+        k->kind == LT_CONV ? &m->primitive : &m->hint, d->engine, dnnl_forward_training,
+        dnnl_convolution_direct, m->operand[X], weights ? m->hint_w : m->free_w,
+        m->operand[BIAS], m->operand[Y], stride, skip, pad, pad, d->attr));
+    if (k->kind == LT_CONV_DATA)
         return dnnl_convolution_backward_data_primitive_desc_create(
             &m->primitive, d->engine, dnnl_convolution_direct, m->operand[X], m->free_w,
             m->operand[Y], stride, skip, pad, pad, m->hint, d->attr);
-    if (k->kind == CONV_WEIGHTS)
+    if (weights)
         return dnnl_convolution_backward_weights_primitive_desc_create(
             &m->primitive, d->engine, dnnl_convolution_direct, m->operand[X], m->free_w, NULL,
             m->operand[Y], stride, skip, pad, pad, m->hint, d->attr);
@@ -234,8 +250,7 @@ static dnnl_status_t add_packer(struct lt_dnnl *d, plan *p, drafts *m)
 static dnnl_status_t complete(struct lt_dnnl *d, plan *p, drafts *m)
 {
     const key *k = &p->key;
-    dnnl_status_t status = k->kind == PRODUCT ? draft_product(d, k, dnnl_f32, m)
-                                              : draft_conv(d, k, dnnl_f32, m);
+    dnnl_status_t status = k->kind == LT_PRODUCT ? draft_product(d, k, m) : draft_conv(d, k, m);
     if (status == dnnl_unimplemented || status == dnnl_invalid_arguments)
         return dnnl_success;
     DNNL_TRY(status);
@@ -378,14 +393,16 @@ static lt_status lay_out(struct lt_dnnl *d, plan *p, bool add, void **added)
     return LT_OK;
 }
 
-static lt_status run(struct lt_dnnl *d, plan *p, void *const data[OPERANDS], bool add)
+static lt_status run(struct lt_dnnl *d, plan *p, const lt_operand *operand, bool add)
 {
     int result = role[p->key.kind].result;
+    const lt_operand *to = &operand[result];
     void *added;
     LT_TRY(lay_out(d, p, add, &added));
     for (int i = 0; i < OPERANDS; i++)
         if (p->operand[i])
-            dnnl_memory_set_data_handle(p->operand[i], add && i == result ? added : data[i]);
+            dnnl_memory_set_data_handle(p->operand[i],
+                                        add && i == result ? added : operand[i].data);
     dnnl_status_t status = dnnl_success;
     if (p->packer && result != W)
         status = dnnl_primitive_execute(p->packer, d->stream, p->n_packer_args, p->packer_arg);
@@ -398,25 +415,66 @@ static lt_status run(struct lt_dnnl *d, plan *p, void *const data[OPERANDS], boo
     if (status != dnnl_success)
         return failed(status);
     lt_device *cpu = d->ctx->devices[0];
-    return add ? cpu->add(cpu, data[result], added, LT_F32, p->bytes[ADDED] / sizeof(float))
-               : LT_OK;
+    size_t count = p->bytes[ADDED] / lt_dtype_bytes(to->dtype);
+    return add ? cpu->add(cpu, to->data, added, to->dtype, count) : LT_OK;
 }
 
-/* Finds the plan and runs it. oneDNN takes as many threads as OpenMP would give this one: the
- * context's number, and afterwards what the host program had set. */
-static lt_status call_dnnl(const lt_call *c, key *k, void *const data[OPERANDS], bool add)
+/* oneDNN is not asked about empty tensors and sizes beyond int: the portable kernels know both. */
+static bool in_reach(const int64_t *sizes, size_t bytes)
 {
-    struct lt_dnnl *d = state_of(c->ctx);
-    if (!d)
-        return lt_errcode();
+    for (size_t i = 0; i < bytes / sizeof *sizes; i++)
+        if (sizes[i] < 1 || sizes[i] > INT32_MAX)
+            return false;
+    return true;
+}
+
+/* False for what oneDNN is not asked about. */
+static bool key_of(const lt_call *c, const lt_job *job, const lt_operand *operand, key *k)
+{
+    memset(k, 0, sizeof *k);
+    k->kind = job->kind;
     k->threads = c->threads;
+    for (int i = 0; i < OPERANDS; i++)
+        if (operand[i].data) {
+            lt_dtype dtype = operand[i].dtype;
+            if (dtype != LT_F32 && dtype != LT_BF16)
+                return false;
+            k->type[i] = dtype == LT_F32 ? dnnl_f32 : dnnl_bf16;
+        }
+    if (job->kind == LT_PRODUCT) {
+        const lt_product *p = job->product;
+        int64_t sizes[] = {p->batch, p->m, p->n, p->k};
+        k->product = *p;
+        return in_reach(sizes, sizeof sizes) && !(p->batch > 1 && job->bias.data);
+    }
+    const lt_conv *v = job->conv;
+    const lt_window *w = &v->window;
+    int64_t sizes[] = {v->n, v->in, v->out, w->in[0], w->in[1], w->out[0], w->out[1],
+                       w->stride[0], w->stride[1]};
+    k->conv = *v;
+    return in_reach(sizes, sizeof sizes);
+}
+
+/* Finds the plan and runs it, unless only it is asked for. oneDNN takes as many threads as OpenMP
+ * would give this one: the context's number, and afterwards what the host program had set. */
+static lt_status find(const lt_call *c, const lt_job *job, bool and_run)
+{
+    const lt_operand operand[OPERANDS] = {job->x, job->w, job->bias, job->y};
+    struct lt_dnnl *d;
+    key k;
+    if (!key_of(c, job, operand, &k))
+        return LT_EUNSUPPORTED;
+    if (!(d = state_of(c->ctx)))
+        return lt_errcode();
 #ifdef _OPENMP
     int threads = omp_get_max_threads();
     if (threads != c->threads)
         omp_set_num_threads(c->threads);
 #endif
-    plan *p = plan_for(d, k);
-    lt_status status = !p ? lt_errcode() : p->primitive ? run(d, p, data, add) : LT_EUNSUPPORTED;
+    plan *p = plan_for(d, &k);
+    lt_status status = !p ? lt_errcode() : p->primitive ? LT_OK : LT_EUNSUPPORTED;
+    if (status == LT_OK && and_run)
+        status = run(d, p, operand, job->add);
 #ifdef _OPENMP
     if (threads != c->threads)
         omp_set_num_threads(threads);
@@ -424,59 +482,5 @@ static lt_status call_dnnl(const lt_call *c, key *k, void *const data[OPERANDS],
     return status;
 }
 
-/* oneDNN is not asked about empty tensors and sizes beyond int: the portable kernels know both. */
-static bool in_reach(const int64_t *sizes, int n)
-{
-    for (int i = 0; i < n; i++)
-        if (sizes[i] < 1 || sizes[i] > INT32_MAX)
-            return false;
-    return true;
-}
-
-lt_status lt__dnnl_product(const lt_call *c, const lt_product *p, const void *a, const void *b,
-                           const void *bias, void *out, bool add)
-{
-    int64_t sizes[] = {p->batch, p->m, p->n, p->k};
-    if (!in_reach(sizes, 4) || (bias && p->batch > 1))
-        return LT_EUNSUPPORTED;
-    key k;
-    memset(&k, 0, sizeof k);
-    k.kind = PRODUCT;
-    k.bias = bias != NULL;
-    k.product = *p;
-    return call_dnnl(c, &k, (void *[]){(void *)a, (void *)b, (void *)bias, out}, add);
-}
-
-static lt_status conv(const lt_call *c, int kind, const lt_conv *v, const void *x, const void *w,
-                      const void *bias, const void *y, bool add)
-{
-    const lt_window *of = &v->window;
-    int64_t sizes[] = {v->n, v->in, v->out, of->in[0], of->in[1], of->out[0], of->out[1],
-                       of->stride[0], of->stride[1]};
-    if (!in_reach(sizes, 9))
-        return LT_EUNSUPPORTED;
-    key k;
-    memset(&k, 0, sizeof k);
-    k.kind = kind;
-    k.bias = bias != NULL;
-    k.conv = *v;
-    return call_dnnl(c, &k, (void *[]){(void *)x, (void *)w, (void *)bias, (void *)y}, add);
-}
-
-lt_status lt__dnnl_conv(const lt_call *c, const lt_conv *v, const void *x, const void *w,
-                        const void *bias, void *y)
-{
-    return conv(c, CONV, v, x, w, bias, y, false);
-}
-
-lt_status lt__dnnl_conv_data(const lt_call *c, const lt_conv *v, const void *dy, const void *w,
-                             void *dx, bool add)
-{
-    return conv(c, CONV_DATA, v, dx, w, NULL, dy, add);
-}
-
-lt_status lt__dnnl_conv_weights(const lt_call *c, const lt_conv *v, const void *x, const void *dy,
-                                void *dw, bool add)
-{
-    return conv(c, CONV_WEIGHTS, v, x, dw, NULL, dy, add);
-}
+lt_status lt__dnnl_ready(const lt_call *c, const lt_job *job) { return find(c, job, false); }
+lt_status lt__dnnl_run(const lt_call *c, const lt_job *job) { return find(c, job, true); }

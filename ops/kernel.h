@@ -23,6 +23,8 @@ static inline double lt__number(const lt_call *c, int k)
     return c->opt[k].kind == LT_INTS ? (double)c->opt[k].i[0] : c->opt[k].f;
 }
 static inline bool lt__flag(const lt_call *c, int k) { return c->opt[k].i[0] != 0; }
+/* Which of its words the option is, from 0. */
+static inline int lt__word(const lt_call *c, int k) { return (int)c->opt[k].i[0]; }
 /* One integer, at least low. */
 lt_status lt__int(const lt_call *c, int k, int64_t low, int64_t *value);
 /* One integer for both, or two (height, width), each at least low. */
@@ -105,6 +107,14 @@ typedef long long lt_ll; /* for %lld */
 #define LT_SIMD __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define LT_SIMD
+#endif
+
+/* Before a for whose iterations are independent though pointers in it may be equal: gcc vectorises
+ * it without a look at them. */
+#ifdef __clang__
+#define LT_APART
+#else
+#define LT_APART _Pragma("GCC ivdep")
 #endif
 
 /* dst (+)= value: the two ways to give a gradient. */

@@ -73,31 +73,58 @@ static void gather(const walk *w, size_t bytes, const char *src, int64_t first, 
 
 /* ==== Maps ==================================================================================== */
 
+/* What a map computes in: halves are widened block by block, and rounded once. */
+static lt_dtype widened(lt_dtype dtype) { return lt__is_half(dtype) ? LT_F32 : dtype; }
+
+/* n dense elements of input x from element i: as they are, or in the buffer. fresh: the buffer does
+ * not hold them yet. */
+static const void *take(const lt_array *x, const walk *w, int64_t i, int64_t n, bool fresh,
+                        char *buffer)
+{
+    const void *from = lt__at(x->data, x->dtype, i);
+    bool half = lt__is_half(x->dtype);
+    if (w->ndim == 0 && !half)
+        return from;
+    if (fresh) {
+        uint16_t stretched[LT_BLOCK];
+        void *to = half ? (void *)stretched : buffer;
+        if (w->ndim > 0) {
+            gather(w, lt_dtype_bytes(x->dtype), x->data, i, to, n);
+            from = to;
+        }
+        if (half)
+            lt_convert(buffer, LT_F32, from, x->dtype, (size_t)n);
+    }
+    return buffer;
+}
+
 /* Elements [first, last). A block is whole periods where that is possible, so that a repeated
  * scalar or row is copied once for all blocks. */
 static void map_range(const lt_call *c, const lt_map *m, const walk *walks, int64_t first,
                       int64_t last)
 {
     _Alignas(64) char buffer[3][LT_BLOCK * 8];
-    lt_block b = {.dtype = m->dtype, .add = m->add, .c = c};
+    _Alignas(64) float wide[LT_BLOCK];
+    lt_block b = {.dtype = widened(m->dtype), .add = m->add, .c = c};
+    bool half = lt__is_half(m->z.dtype);
     int64_t block = LT_BLOCK;
     for (int k = 0; k < m->n_in; k++)
         if (walks[k].ndim > 0 && walks[k].period > 0)
             block -= block % walks[k].period;
-    for (int64_t i = first; i < last; i += block) {
-        b.n = lt__least(block, last - i);
-        b.z = lt__at(m->z.data, m->z.dtype, i);
+    for (b.first = first; b.first < last; b.first += block) {
+        b.n = lt__least(block, last - b.first);
         for (int k = 0; k < m->n_in; k++) {
-            const lt_array *x = &m->in[k];
             const walk *w = &walks[k];
-            if (w->ndim == 0) {
-                b.in[k] = lt__at(x->data, x->dtype, i);
-            } else if (i == first || w->period == 0 || block % w->period != 0) {
-                gather(w, lt_dtype_bytes(x->dtype), x->data, i, buffer[k], b.n);
-                b.in[k] = buffer[k];
-            }
+            bool repeats = w->ndim > 0 && w->period > 0 && block % w->period == 0;
+            b.in[k] = take(&m->in[k], w, b.first, b.n, b.first == first || !repeats, buffer[k]);
         }
+        void *z = lt__at(m->z.data, m->z.dtype, b.first);
+        b.z = half ? wide : z;
+        if (half && m->add)
+            lt_convert(wide, LT_F32, z, m->z.dtype, (size_t)b.n);
         m->fn(&b);
+        if (half)
+            lt_convert(z, m->z.dtype, wide, LT_F32, (size_t)b.n);
     }
 }
 
@@ -121,9 +148,26 @@ void lt__map(const lt_call *c, const lt_map *m)
 
 /* ==== Gradients =============================================================================== */
 
-static size_t bytes_of(const lt_tensor *x)
+/* Of x's elements in the dtype that they are computed in; what follows is aligned. */
+static size_t wide_bytes(const lt_tensor *x)
 {
-    return (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype);
+    return lt__aligned((size_t)x->count * lt_dtype_bytes(widened((lt_dtype)x->dtype)));
+}
+
+/* d (+)= the sum of what lies under z, by way of f32 where d is half. */
+static void put_sum(const lt_call *c, lt_tensor *d, lt_array z, bool add, char *scratch)
+{
+    lt_array sum = lt__array(d);
+    if (lt__is_half(sum.dtype)) {
+        sum.dtype = LT_F32;
+        sum.data = scratch;
+        scratch += wide_bytes(d);
+        if (add)
+            lt_convert(sum.data, LT_F32, d->data, (lt_dtype)d->dtype, (size_t)d->count);
+    }
+    lt__sum_to(c, sum, z, add, scratch);
+    if (sum.data != d->data)
+        lt_convert(d->data, (lt_dtype)d->dtype, sum.data, LT_F32, (size_t)d->count);
 }
 
 void lt__put_grad(const lt_call *c, int i, lt_map *m)
@@ -132,10 +176,10 @@ void lt__put_grad(const lt_call *c, int i, lt_map *m)
     bool stretched = d->count != m->z.count, add = lt__adds(c, i);
     m->add = !stretched && add;
     m->z.data = stretched ? c->scratch : d->data;
+    m->z.dtype = stretched ? widened(m->dtype) : (lt_dtype)d->dtype;
     lt__map(c, m);
     if (stretched)
-        lt__sum_to(c, lt__array(d), m->z, add,
-                   (char *)c->scratch + lt__aligned(bytes_of(c->d_out[0])));
+        put_sum(c, d, m->z, add, (char *)c->scratch + wide_bytes(c->d_out[0]));
 }
 
 size_t lt__grad_scratch(const lt_call *c, bool backward)
@@ -145,7 +189,7 @@ size_t lt__grad_scratch(const lt_call *c, bool backward)
         const lt_tensor *d = c->d_in[i], *dz = c->d_out[0];
         if (!d || d->count == dz->count)
             continue;
-        size_t need = lt__aligned(bytes_of(dz)) + lt__sum_to_scratch(d, dz);
+        size_t need = wide_bytes(dz) + wide_bytes(d) + lt__sum_to_scratch(d, dz);
         most = need > most ? need : most;
     }
     return most;

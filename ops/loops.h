@@ -1,8 +1,9 @@
 /* loops.h - elementwise loops over arrays of different shapes, for the stems that broadcast.
  *
  * A stem writes one plain loop over dense blocks (an lt_block_fn). lt__map() cuts the work into
- * blocks, shares them out to the threads, and copies what is stretched into a small buffer first;
- * so no loop knows about broadcasting, and every one vectorises.
+ * blocks, shares them out to the threads, and copies what is stretched, or half, into small buffers
+ * first; so no loop knows about broadcasting or halves, and every one vectorises. Results of halves
+ * are rounded once, from what f32 copies of the tensors would give.
  */
 #ifndef LT_OPS_LOOPS_H
 #define LT_OPS_LOOPS_H
@@ -77,9 +78,10 @@ enum { LT_BLOCK = 1024 };     /* elements; a block of each operand stays in the 
 
 typedef struct lt_block {     /* one run of elements, all dense */
     int64_t n;
+    int64_t first;            /* element of z, of the n */
     void *z;                  /* n results */
     const void *in[3];        /* n elements of each input */
-    lt_dtype dtype;           /* to compute in */
+    lt_dtype dtype;           /* to compute in, never half */
     bool add;                 /* to what is in z */
     const lt_call *c;         /* for options */
 } lt_block;
@@ -90,7 +92,7 @@ enum { LT_CHEAP = 1, LT_COSTLY = 16 /* calls the mathematical library */ };
 
 typedef struct lt_map {       /* z (+)= fn(in...), where each input broadcasts to z's dims */
     lt_block_fn fn;
-    lt_dtype dtype;
+    lt_dtype dtype;           /* to compute in; a half one stands for f32 */
     int cost;
     bool add;
     int n_in;

@@ -4,6 +4,8 @@
 
 enum { X, Y, W = 1, B };
 
+static const lt_operand nothing = {.data = NULL};
+
 /* ==== matmul ================================================================================== */
 
 /* How the leading axes of x and y pair up matrices: `times` products of p each. There is one unless
@@ -94,44 +96,61 @@ static lt_status matmul_shape(lt_call *c)
 static lt_status matmul(lt_call *c, bool fast)
 {
     pairs s;
-    lt_dtype dtype = (lt_dtype)c->in[X]->dtype;
     LT_TRY(pair_up(c, &s));
     for (int64_t i = 0; i < s.times; i++)
-        LT_TRY(lt__product(c, fast, dtype, &s.p,
-                           lt__at(c->in[X]->data, dtype, pair_offset(&s, s.x_step, i)),
-                           lt__at(c->in[Y]->data, dtype, pair_offset(&s, s.y_step, i)), NULL,
-                           lt__at(c->out[0]->data, dtype, i * s.p.m * s.p.n), false));
+        LT_TRY(lt__product(c, fast, &s.p, lt__operand(c->in[X], pair_offset(&s, s.x_step, i)),
+                           lt__operand(c->in[Y], pair_offset(&s, s.y_step, i)), nothing,
+                           lt__operand(c->out[0], i * s.p.m * s.p.n), false));
     return LT_OK;
 }
 
-/* d_in[side] (+)= a b over all pairs: dx = dy y^T, dy = x^T dy. With several pairs a matrix may
- * collect from more than one of them: all add, after zeros. */
+/* The gradient of a side is a product too: dx = dy y^T, dy = x^T dy. */
+static lt_product gradient_product(const lt_product *p, int side)
+{
+    return side == X ? lt__product_of(p->batch, p->m, p->k, p->n, false, true)
+                     : lt__product_of(p->batch, p->k, p->n, p->m, true, false);
+}
+
+/* d_in[side] (+)= that, over all pairs. With several pairs a matrix may collect from more than one
+ * of them: all add, after zeros. */
 static lt_status matmul_gradient(lt_call *c, bool fast, const pairs *s, int side)
 {
-    lt_tensor *grad = c->d_in[side], *other = c->in[1 - side];
-    lt_dtype dtype = (lt_dtype)grad->dtype;
-    int64_t m = s->p.m, n = s->p.n, k = s->p.k;
-    lt_product p = side == X ? lt__product_of(s->p.batch, m, k, n, false, true)
-                             : lt__product_of(s->p.batch, k, n, m, true, false);
+    lt_tensor *grad = c->d_in[side];
+    lt_product p = gradient_product(&s->p, side);
     bool add = lt__adds(c, side);
     if (s->times != 1 && !add) {
-        memset(grad->data, 0, (size_t)grad->count * lt_dtype_bytes(dtype));
+        memset(grad->data, 0, (size_t)grad->count * lt_dtype_bytes((lt_dtype)grad->dtype));
         add = true;
     }
     for (int64_t i = 0; i < s->times; i++) {
         int64_t at[2] = {pair_offset(s, s->x_step, i), pair_offset(s, s->y_step, i)};
-        const void *dy = lt__at(c->d_out[0]->data, dtype, i * m * n);
-        const void *factor = lt__at(other->data, dtype, at[1 - side]);
-        LT_TRY(lt__product(c, fast, dtype, &p, side == X ? dy : factor, side == X ? factor : dy,
-                           NULL, lt__at(grad->data, dtype, at[side]), add));
+        lt_operand dy = lt__operand(c->d_out[0], i * s->p.m * s->p.n);
+        lt_operand factor = lt__operand(c->in[1 - side], at[1 - side]);
+        LT_TRY(lt__product(c, fast, &p, side == X ? dy : factor, side == X ? factor : dy, nothing,
+                           lt__operand(grad, at[side]), add));
     }
     return LT_OK;
+}
+
+/* Nothing is written before it is known that all can be. In bf16 several pairs would be added with
+ * a rounding each. */
+static lt_status matmul_ready(const lt_call *c, const pairs *s, int side)
+{
+    lt_product p = gradient_product(&s->p, side);
+    lt_operand dy = lt__operand(c->d_out[0], 0), factor = lt__operand(c->in[1 - side], 0);
+    if (s->times != 1 && c->d_in[side]->dtype == LT_BF16)
+        return LT_EUNSUPPORTED;
+    return lt__product_ready(c, &p, side == X ? dy : factor, side == X ? factor : dy, nothing,
+                             lt__operand(c->d_in[side], 0));
 }
 
 static lt_status matmul_back(lt_call *c, bool fast)
 {
     pairs s;
     LT_TRY(pair_up(c, &s));
+    for (int side = X; side <= Y && fast; side++)
+        if (c->d_in[side])
+            LT_TRY(matmul_ready(c, &s, side));
     for (int side = X; side <= Y; side++)
         if (c->d_in[side])
             LT_TRY(matmul_gradient(c, fast, &s, side));
@@ -151,6 +170,7 @@ const lt_op lt__op_matmul = {
     .save = LT_SAVE_IN(X) | LT_SAVE_IN(Y),
     .shape = matmul_shape,
     .fwd = matmul_fwd, .bwd = matmul_bwd,
+    .fast_bf16 = true,
     .fast_fwd = matmul_fast_fwd, .fast_bwd = matmul_fast_bwd,
 };
 
@@ -186,31 +206,38 @@ static sizes linear_sizes(const lt_tensor *w, const lt_tensor *y)
     return s;
 }
 
+static lt_operand bias_of(const lt_call *c, lt_tensor *const *of)
+{
+    return lt__operand(c->n_in > B ? of[B] : NULL, 0);
+}
+
 static lt_status linear(lt_call *c, bool fast)
 {
     sizes s = linear_sizes(c->in[W], c->out[0]);
     lt_product p = lt__product_of(1, s.m, s.n, s.k, false, true);
-    const void *bias = c->n_in > B && c->in[B] ? c->in[B]->data : NULL;
-    return lt__product(c, fast, (lt_dtype)c->out[0]->dtype, &p, c->in[X]->data, c->in[W]->data,
-                       bias, c->out[0]->data, false);
+    return lt__product(c, fast, &p, lt__operand(c->in[X], 0), lt__operand(c->in[W], 0),
+                       bias_of(c, c->in), lt__operand(c->out[0], 0), false);
 }
 
 /* dx = dy w;  dw = dy^T x;  db = the sum of dy's rows */
 static lt_status linear_back(lt_call *c, bool fast)
 {
-    const lt_tensor *dy = c->d_out[0];
-    sizes s = linear_sizes(c->in[W], dy);
-    lt_dtype dtype = (lt_dtype)dy->dtype;
+    sizes s = linear_sizes(c->in[W], c->d_out[0]);
     lt_product px = lt__product_of(1, s.m, s.k, s.n, false, false);
     lt_product pw = lt__product_of(1, s.n, s.k, s.m, true, false);
-    if (c->d_in[X])
-        LT_TRY(lt__product(c, fast, dtype, &px, dy->data, c->in[W]->data, NULL, c->d_in[X]->data,
-                           lt__adds(c, X)));
-    if (c->d_in[W])
-        LT_TRY(lt__product(c, fast, dtype, &pw, dy->data, c->in[X]->data, NULL, c->d_in[W]->data,
-                           lt__adds(c, W)));
-    if (c->n_in > B && c->d_in[B])
-        lt__sum_rows(c, dtype, 1, s.m, s.n, 1, dy->data, c->d_in[B]->data, lt__adds(c, B));
+    lt_operand dy = lt__operand(c->d_out[0], 0), dx = lt__operand(c->d_in[X], 0);
+    lt_operand x = lt__operand(c->in[X], 0), w = lt__operand(c->in[W], 0);
+    lt_operand dw = lt__operand(c->d_in[W], 0), db = bias_of(c, c->d_in);
+    if (fast && dx.data)
+        LT_TRY(lt__product_ready(c, &px, dy, w, nothing, dx));
+    if (fast && dw.data)
+        LT_TRY(lt__product_ready(c, &pw, dy, x, nothing, dw));
+    if (dx.data)
+        LT_TRY(lt__product(c, fast, &px, dy, w, nothing, dx, lt__adds(c, X)));
+    if (dw.data)
+        LT_TRY(lt__product(c, fast, &pw, dy, x, nothing, dw, lt__adds(c, W)));
+    if (db.data)
+        lt__sum_rows(c, s.m, s.n, dy, db, lt__adds(c, B));
     return LT_OK;
 }
 
@@ -226,5 +253,6 @@ const lt_op lt__op_linear = {
     .save = LT_SAVE_IN(X) | LT_SAVE_IN(W),
     .shape = linear_shape,
     .fwd = linear_fwd, .bwd = linear_bwd,
+    .fast_bf16 = true,
     .fast_fwd = linear_fast_fwd, .fast_bwd = linear_fast_bwd,
 };

@@ -1,17 +1,19 @@
-/* pool2d.c - max_pool2d, avg_pool2d and global_avg_pool2d.
+/* pool2d.c - max_pool2d, avg_pool2d and global_avg_pool2d, which is avg_pool2d with one window.
  *
- * There is one path for all builds, of plain loops along the channels. oneDNN's pooling is faster,
- * up to four times inside the caches and less beyond them; but its maximum drops NaN, so that
- * training would go on blindly. Here NaN comes through, as in PyTorch.
+ * oneDNN's pooling is no faster, and its maximum drops NaN, so that training would go on blindly.
+ * Here NaN comes through, as in PyTorch.
  *
  * max_pool2d keeps as an extra output which tap of its window each maximum came from. Backward asks
- * for each row of x which windows chose it, so that each row is written by one thread.
+ * for each pixel of x which windows hold it and chose it: x is not read, and each gradient is
+ * written once, by one thread.
  */
 #include "ops/loops.h"
-#include "ops/product.h"
+#include "ops/simd.h"
 #include "ops/window.h"
 
 enum { KERNEL, STRIDE, PAD };
+enum { FROM = 1 }; /* the extra output of max_pool2d */
+enum { BYTES = 256 }; /* taps that bytes can number */
 
 /* ==== Shape =================================================================================== */
 
@@ -50,204 +52,13 @@ static lt_status pool_shape(lt_call *c)
     lt__spec(c, 0, (lt_dtype)x->dtype, 4, dims);
     if (c->op->n_aux == 0)
         return LT_OK;
-    lt__spec(c, 1, LT_I32, 4, dims);
-    if (w.kernel[0] * w.kernel[1] > INT32_MAX)
+    double taps = (double)w.kernel[0] * (double)w.kernel[1];
+    lt__spec(c, FROM, taps <= BYTES ? LT_U8 : LT_I32, 4, dims);
+    if (taps > INT32_MAX)
         return lt_fail(LT_EINVAL, "kernel wants at most %d pixels, it is %lldx%lld", INT32_MAX,
                        (lt_ll)w.kernel[0], (lt_ll)w.kernel[1]);
     return LT_OK;
 }
-
-/* ==== One tap over one row ==================================================================== */
-
-/* Where tap (kh, kw) meets row oh of image n. Offsets are in elements, to the first pixel. */
-typedef struct {
-    int64_t pixels, channels;
-    int64_t x, y;                 /* into x and y */
-    int64_t x_pixel;              /* from one pixel of x to the next; of y: channels */
-    int32_t id;                   /* the tap's number in its window */
-} tap;
-
-static tap tap_at(const lt_window *w, int64_t channels, int64_t n, int64_t ih, int64_t oh,
-                  int64_t kh, int64_t kw)
-{
-    int64_t first, end;
-    lt__window_range(w, 1, kw, &first, &end);
-    return (tap){
-        .pixels = end - first,
-        .channels = channels,
-        .x = ((n * w->in[0] + ih) * w->in[1] + lt__window_in(w, 1, first, kw)) * channels,
-        .y = ((n * w->out[0] + oh) * w->out[1] + first) * channels,
-        .x_pixel = w->stride[1] * channels,
-        .id = (int32_t)(kh * w->kernel[1] + kw),
-    };
-}
-
-/* y = max(y, x), and from = the tap that it came from: the first of equal ones, the first NaN. */
-LT_SIMD static void max_tap(lt_dtype dtype, tap t, const void *restrict in,
-                            void *restrict out, int32_t *restrict from)
-{
-    LT_FLOATS(dtype, T,
-        for (int64_t i = 0; i < t.pixels; i++) {
-            const T *x = (const T *)in + t.x + i * t.x_pixel;
-            T *y = (T *)out + t.y + i * t.channels;
-            int32_t *id = from + t.y + i * t.channels;
-            for (int64_t j = 0; j < t.channels; j++) {
-                int take = (id[j] < 0) | (!(x[j] <= y[j]) & (y[j] == y[j]));
-                y[j] = take ? x[j] : y[j];
-                id[j] = take ? t.id : id[j];
-            }
-        }
-    );
-}
-
-/* dx += dy where y came from this tap */
-LT_SIMD static void max_tap_back(lt_dtype dtype, tap t, const void *restrict in,
-                                 const int32_t *restrict from, void *restrict out)
-{
-    LT_FLOATS(dtype, T,
-        for (int64_t i = 0; i < t.pixels; i++) {
-            const T *dy = (const T *)in + t.y + i * t.channels;
-            const int32_t *id = from + t.y + i * t.channels;
-            T *dx = (T *)out + t.x + i * t.x_pixel;
-            for (int64_t j = 0; j < t.channels; j++)
-                dx[j] += id[j] == t.id ? dy[j] : 0;
-        }
-    );
-}
-
-/* out += scale * in, over pixels that are out_pixel and in_pixel elements apart */
-LT_SIMD static void add_pixels(lt_dtype dtype, int64_t pixels, int64_t channels, double scale,
-                               const void *restrict in, int64_t in_pixel, void *restrict out,
-                               int64_t out_pixel)
-{
-    LT_FLOATS(dtype, T,
-        T factor = (T)scale;
-        for (int64_t i = 0; i < pixels; i++) {
-            const T *a = (const T *)in + i * in_pixel;
-            T *b = (T *)out + i * out_pixel;
-            for (int64_t j = 0; j < channels; j++)
-                b[j] += factor * a[j];
-        }
-    );
-}
-
-LT_SIMD static void divide(lt_dtype dtype, int64_t n, double by, void *out)
-{
-    LT_FLOATS(dtype, T,
-        T *y = out;
-        for (int64_t i = 0; i < n; i++)
-            y[i] /= (T)by;
-    );
-}
-
-/* ==== max_pool2d and avg_pool2d =============================================================== */
-
-/* Row oh of image n of y. from is NULL for the mean. */
-static void output_row(lt_dtype dtype, const lt_window *w, int64_t channels, int64_t n, int64_t oh,
-                       const void *x, void *y, int32_t *from)
-{
-    int64_t count = w->out[1] * channels, begin = (n * w->out[0] + oh) * count;
-    if (from)
-        LT_FLOATS(dtype, T,
-            for (int64_t i = begin; i < begin + count; i++) {
-                ((T *)y)[i] = -(T)INFINITY;
-                from[i] = -1;
-            }
-        );
-    else
-        memset(lt__at(y, dtype, begin), 0, (size_t)count * lt_dtype_bytes(dtype));
-    for (int64_t kh = 0; kh < w->kernel[0]; kh++) {
-        int64_t ih = lt__window_in(w, 0, oh, kh);
-        if (ih < 0 || ih >= w->in[0])
-            continue;
-        for (int64_t kw = 0; kw < w->kernel[1]; kw++) {
-            tap t = tap_at(w, channels, n, ih, oh, kh, kw);
-            if (from)
-                max_tap(dtype, t, x, y, from);
-            else
-                add_pixels(dtype, t.pixels, channels, 1, lt__at(x, dtype, t.x), t.x_pixel,
-                           lt__at(y, dtype, t.y), channels);
-        }
-    }
-    if (!from)
-        divide(dtype, count, (double)(w->kernel[0] * w->kernel[1]), lt__at(y, dtype, begin));
-}
-
-/* Row ih of image n of dx, which holds zero or what is added to. */
-static void input_row(lt_dtype dtype, const lt_window *w, int64_t channels, int64_t n, int64_t ih,
-                      const void *dy, const int32_t *from, void *dx)
-{
-    double share = 1.0 / (double)(w->kernel[0] * w->kernel[1]);
-    for (int64_t kh = 0; kh < w->kernel[0]; kh++) {
-        int64_t oh = lt__window_out(w, 0, ih, kh);
-        if (oh < 0)
-            continue;
-        for (int64_t kw = 0; kw < w->kernel[1]; kw++) {
-            tap t = tap_at(w, channels, n, ih, oh, kh, kw);
-            if (from)
-                max_tap_back(dtype, t, dy, from, dx);
-            else
-                add_pixels(dtype, t.pixels, channels, share, lt__at(dy, dtype, t.y), channels,
-                           lt__at(dx, dtype, t.x), t.x_pixel);
-        }
-    }
-}
-
-static lt_status fwd(lt_call *c)
-{
-    lt_window w;
-    const lt_tensor *x = c->in[0];
-    lt_tensor *y = c->out[0];
-    LT_TRY(describe(c, x, &w));
-    int32_t *from = c->op->n_aux > 0 ? c->out[1]->data : NULL;
-    LT_PARALLEL_FOR(c, (double)y->count * (double)(w.kernel[0] * w.kernel[1]))
-    for (int64_t row = 0; row < x->dims[0] * w.out[0]; row++)
-        output_row((lt_dtype)x->dtype, &w, x->dims[3], row / w.out[0], row % w.out[0], x->data,
-                   y->data, from);
-    return LT_OK;
-}
-
-static lt_status bwd(lt_call *c)
-{
-    lt_window w;
-    lt_tensor *dx = c->d_in[0];
-    const lt_tensor *dy = c->d_out[0];
-    lt_dtype dtype = (lt_dtype)dx->dtype;
-    LT_TRY(describe(c, dx, &w));
-    const int32_t *from = c->op->n_aux > 0 ? c->out[1]->data : NULL;
-    int64_t length = dx->dims[2] * dx->dims[3];
-    LT_PARALLEL_FOR(c, (double)dy->count * (double)(w.kernel[0] * w.kernel[1]))
-    for (int64_t row = 0; row < dx->dims[0] * w.in[0]; row++) {
-        if (!lt__adds(c, 0))
-            memset(lt__at(dx->data, dtype, row * length), 0,
-                   (size_t)length * lt_dtype_bytes(dtype));
-        input_row(dtype, &w, dx->dims[3], row / w.in[0], row % w.in[0], dy->data, from, dx->data);
-    }
-    return LT_OK;
-}
-
-const lt_op lt__op_max_pool2d = {
-    .sig = "max_pool2d(x; kernel, stride=kernel, pad=0)",
-    .doc = "Maximum over windows of x (n, h, w, c); padding counts as -inf, the gradient goes to "
-           "the first maximum of a window.",
-    .cast = LT_CAST_ANY,
-    .n_out = 1,
-    .n_aux = 1,
-    .save = LT_SAVE_OUT(1),
-    .shape = pool_shape,
-    .fwd = fwd, .bwd = bwd,
-};
-
-const lt_op lt__op_avg_pool2d = {
-    .sig = "avg_pool2d(x; kernel, stride=kernel, pad=0)",
-    .doc = "Mean over windows of x (n, h, w, c); padding counts as zeros in the mean, as in "
-           "PyTorch's default.",
-    .cast = LT_CAST_ANY,
-    .shape = pool_shape,
-    .fwd = fwd, .bwd = bwd,
-};
-
-/* ==== global_avg_pool2d ======================================================================= */
 
 static lt_status global_shape(lt_call *c)
 {
@@ -258,36 +69,431 @@ static lt_status global_shape(lt_call *c)
     return LT_OK;
 }
 
-static lt_status global_fwd(lt_call *c)
+/* ==== One call ================================================================================ */
+
+typedef struct {
+    lt_window w;
+    int64_t images, channels;
+    double taps, share; /* of a window; 1 / taps */
+    lt_dtype dtype;
+    void *big, *small; /* x and y, or their gradients */
+    lt_tensor *from;   /* the tap of each y; NULL: a mean */
+    bool add;          /* to what is in big */
+    bool fast;         /* the kernels over vectors take it */
+} pool;
+
+static pool pool_of(const lt_call *c, const lt_tensor *big, const lt_tensor *small)
 {
-    const lt_tensor *x = c->in[0];
-    int64_t pixels = x->dims[1] * x->dims[2];
-    lt__sum_rows(c, (lt_dtype)x->dtype, x->dims[0], pixels, x->dims[3], 1.0 / (double)pixels,
-                 x->data, c->out[0]->data, false);
+    pool p = {.images = big->dims[0], .channels = big->dims[3], .dtype = (lt_dtype)big->dtype,
+              .big = big->data, .small = small->data,
+              .from = c->op->n_aux > 0 ? c->out[FROM] : NULL};
+    if (c->schema->n_opt > 0) {
+        (void)describe(c, big, &p.w); /* passes, as it did in the shape rule */
+    } else {
+        p.w = (lt_window){.stride = {1, 1}, .out = {1, 1}};
+        for (int i = 0; i < 2; i++)
+            p.w.in[i] = p.w.kernel[i] = big->dims[1 + i];
+    }
+    p.taps = (double)p.w.kernel[0] * (double)p.w.kernel[1];
+    p.share = 1 / p.taps;
+    p.fast = (p.dtype == LT_F32 || p.dtype == LT_BF16) && small->dtype == big->dtype &&
+             (p.taps <= BYTES || c->schema->n_opt == 0);
+    return p;
+}
+
+/* Runs fn over all rows of one side, which it writes; image is its number in the batch. */
+typedef void (*row_fn)(const pool *p, int64_t image, int64_t row);
+
+static lt_status run(const lt_call *c, const pool *p, int64_t rows, row_fn fn)
+{
+    double outputs = (double)(p->images * p->w.out[0] * p->w.out[1] * p->channels);
+    LT_PARALLEL_FOR(c, outputs * p->taps)
+    for (int64_t i = 0; i < p->images * rows; i++)
+        fn(p, i / rows, i % rows);
     return LT_OK;
 }
 
-static lt_status global_bwd(lt_call *c)
+typedef struct {
+    int64_t first, end;
+} range;
+
+/* The taps of output o that meet x: at least one. */
+static inline range taps_of(const lt_window *w, int axis, int64_t o)
 {
-    lt_tensor *dx = c->d_in[0];
-    lt_dtype dtype = (lt_dtype)dx->dtype;
-    int64_t channels = dx->dims[3], pixels = dx->dims[1] * dx->dims[2];
-    const void *dy = c->d_out[0]->data;
-    LT_PARALLEL_FOR(c, dx->count)
-    for (int64_t n = 0; n < dx->dims[0]; n++) {
-        void *image = lt__at(dx->data, dtype, n * pixels * channels);
-        if (!lt__adds(c, 0))
-            memset(image, 0, (size_t)(pixels * channels) * lt_dtype_bytes(dtype));
-        add_pixels(dtype, pixels, channels, 1.0 / (double)pixels, lt__at(dy, dtype, n * channels),
-                   0, image, channels);
+    int64_t at = o * w->stride[axis] - w->pad[axis];
+    return (range){at < 0 ? -at : 0, lt__least(w->kernel[axis], w->in[axis] - at)};
+}
+
+/* The outputs whose windows hold input i. */
+static inline range outputs_of(const lt_window *w, int axis, int64_t i)
+{
+    int64_t at = i + w->pad[axis], before = at - w->kernel[axis], stride = w->stride[axis];
+    return (range){before < 0 ? 0 : before / stride + 1, lt__least(w->out[axis], at / stride + 1)};
+}
+
+/* The number of the tap of output (oh, ow) that meets input (ih, iw). */
+static inline int64_t tap_at(const lt_window *w, int64_t ih, int64_t iw, int64_t oh, int64_t ow)
+{
+    return (ih + w->pad[0] - oh * w->stride[0]) * w->kernel[1] + iw + w->pad[1] -
+           ow * w->stride[1];
+}
+
+/* Where the channels of a pixel begin. */
+static inline int64_t big_at(const pool *p, int64_t image, int64_t ih, int64_t iw)
+{
+    return ((image * p->w.in[0] + ih) * p->w.in[1] + iw) * p->channels;
+}
+
+static inline int64_t small_at(const pool *p, int64_t image, int64_t oh, int64_t ow)
+{
+    return ((image * p->w.out[0] + oh) * p->w.out[1] + ow) * p->channels;
+}
+
+/* Where those of tap (0, 0) of an output would begin. */
+static inline int64_t window_at(const pool *p, int64_t image, int64_t oh, int64_t ow)
+{
+    const lt_window *w = &p->w;
+    return big_at(p, image, oh * w->stride[0] - w->pad[0], ow * w->stride[1] - w->pad[1]);
+}
+
+/* ==== Plain kernels =========================================================================== */
+
+static void put_from(lt_tensor *from, int64_t i, int64_t tap)
+{
+    if (from->dtype == LT_U8)
+        ((uint8_t *)from->data)[i] = (uint8_t)tap;
+    else
+        ((int32_t *)from->data)[i] = (int32_t)tap;
+}
+
+static void plain_output_row(const pool *p, int64_t image, int64_t oh)
+{
+    range down = taps_of(&p->w, 0, oh);
+    LT_FLOATS(p->dtype, T,
+        for (int64_t i = 0; i < p->w.out[1] * p->channels; i++) {
+            int64_t ow = i / p->channels, j = i % p->channels, tap = -1;
+            range right = taps_of(&p->w, 1, ow);
+            int64_t at = window_at(p, image, oh, ow) + j, to = small_at(p, image, oh, ow) + j;
+            T most = 0;
+            double sum = 0;
+            for (int64_t kh = down.first; kh < down.end; kh++)
+                for (int64_t kw = right.first; kw < right.end; kw++) {
+                    T v = ((const T *)p->big)[at + (kh * p->w.in[1] + kw) * p->channels];
+                    sum += (double)v;
+                    if (tap < 0 || (!(v <= most) && most == most)) {
+                        most = v;
+                        tap = kh * p->w.kernel[1] + kw;
+                    }
+                }
+            ((T *)p->small)[to] = p->from ? most : (T)(sum / p->taps);
+            if (p->from)
+                put_from(p->from, to, tap);
+        }
+    );
+}
+
+static void plain_input_row(const pool *p, int64_t image, int64_t ih)
+{
+    range down = outputs_of(&p->w, 0, ih);
+    LT_FLOATS(p->dtype, T,
+        for (int64_t i = 0; i < p->w.in[1] * p->channels; i++) {
+            int64_t iw = i / p->channels, j = i % p->channels;
+            range right = outputs_of(&p->w, 1, iw);
+            T *dx = (T *)p->big + big_at(p, image, ih, iw) + j;
+            double sum = 0;
+            for (int64_t oh = down.first; oh < down.end; oh++)
+                for (int64_t ow = right.first; ow < right.end; ow++) {
+                    int64_t at = small_at(p, image, oh, ow) + j;
+                    if (!p->from || lt__integer(p->from, at) == tap_at(&p->w, ih, iw, oh, ow))
+                        sum += (double)((const T *)p->small)[at];
+                }
+            LT_PUT(p->add, *dx, p->from ? (T)sum : (T)sum * (T)p->share);
+        }
+    );
+}
+
+static lt_status fwd(lt_call *c)
+{
+    pool p = pool_of(c, c->in[0], c->out[0]);
+    return run(c, &p, p.w.out[0], plain_output_row);
+}
+
+static lt_status bwd(lt_call *c)
+{
+    pool p = pool_of(c, c->d_in[0], c->d_out[0]);
+    p.add = lt__adds(c, 0);
+    return run(c, &p, p.w.in[0], plain_input_row);
+}
+
+/* ==== Fast kernels: vectors of channels ======================================================= */
+
+/* Elements i, i + 1, ...: n of them. The lanes beyond hold 0. */
+LT_INLINE lt_vec load(const void *from, int64_t i, int n, bool half)
+{
+    if (half) {
+        const uint16_t *at = (const uint16_t *)from + i;
+        uint16_t part[LT_LANES];
+        if (n == LT_LANES)
+            return lt__load_bf16(at);
+        LT_EACH_LANE(k)
+            part[k] = k < n ? at[k] : 0;
+        return lt__load_bf16(part);
     }
-    return LT_OK;
+    const float *at = (const float *)from + i;
+    lt_vec v;
+    LT_EACH_LANE(k)
+        v[k] = k < n ? at[k] : 0;
+    return v;
+}
+
+LT_INLINE void store(void *to, int64_t i, int n, bool half, lt_vec v)
+{
+    if (half) {
+        uint16_t *at = (uint16_t *)to + i, part[LT_LANES];
+        lt__store_bf16(n == LT_LANES ? at : part, v);
+        LT_EACH_LANE(k)
+            if (k < n && n < LT_LANES)
+                at[k] = part[k];
+    } else {
+        float *at = (float *)to + i;
+        LT_EACH_LANE(k)
+            if (k < n)
+                at[k] = v[k];
+    }
+}
+
+LT_INLINE lt_vec_i32 load_bytes(const uint8_t *from, int64_t i, int n)
+{
+    const uint8_t *at = from + i;
+    uint8_t part[LT_LANES];
+    lt_vec_i32 v;
+    if (n < LT_LANES) {
+        LT_EACH_LANE(k)
+            part[k] = k < n ? at[k] : 0;
+        at = part;
+    }
+    for (int k = 0; k < LT_LANES; k++) /* one instruction, as in lt__load_bf16() */
+        v[k] = at[k];
+    return v;
+}
+
+LT_INLINE void store_bytes(uint8_t *to, int64_t i, int n, lt_vec_i32 v)
+{
+    for (int k = 0; k < LT_LANES; k++)
+        if (k < n)
+            to[i + k] = (uint8_t)v[k];
+}
+
+/* A pixel to read: where its channels begin, and which tap of a window it is or meets. */
+typedef struct {
+    int64_t at;
+    int32_t tap;
+} place;
+
+/* The pixels of x in the window of an output, and how many. down: taps_of() its row. */
+static int places_in(const pool *p, int64_t image, int64_t oh, range down, int64_t ow, place *list)
+{
+    range right = taps_of(&p->w, 1, ow);
+    int64_t at = window_at(p, image, oh, ow);
+    int n = 0;
+    for (int64_t kh = down.first; kh < down.end; kh++)
+        for (int64_t kw = right.first; kw < right.end; kw++)
+            list[n++] = (place){at + (kh * p->w.in[1] + kw) * p->channels,
+                                (int32_t)(kh * p->w.kernel[1] + kw)};
+    return n;
+}
+
+/* The outputs whose windows hold a pixel of x, and how many. down: outputs_of() its row. */
+static int places_over(const pool *p, int64_t image, int64_t ih, range down, int64_t iw,
+                       place *list)
+{
+    range right = outputs_of(&p->w, 1, iw);
+    int n = 0;
+    for (int64_t oh = down.first; oh < down.end; oh++)
+        for (int64_t ow = right.first; ow < right.end; ow++)
+            list[n++] = (place){small_at(p, image, oh, ow),
+                                (int32_t)tap_at(&p->w, ih, iw, oh, ow)};
+    return n;
+}
+
+/* n channels of one output, from channel j on. */
+LT_INLINE void output_of(const pool *p, const place *list, int places, int64_t j, int64_t to, int n,
+                         bool max, bool half)
+{
+    lt_vec most = load(p->big, list[0].at + j, n, half), sum = most;
+    lt_vec_i32 tap;
+    LT_EACH_LANE(k)
+        tap[k] = list[0].tap;
+    for (int i = 1; i < places; i++) {
+        lt_vec x = load(p->big, list[i].at + j, n, half);
+        int32_t id = list[i].tap;
+        if (!max) {
+            sum += x;
+            continue;
+        }
+        LT_EACH_LANE(k) {
+            int take = !(x[k] <= most[k]) & (most[k] == most[k]);
+            most[k] = take ? x[k] : most[k];
+            tap[k] = take ? id : tap[k];
+        }
+    }
+    store(p->small, to + j, n, half, max ? most : sum / (float)p->taps);
+    if (max)
+        store_bytes(p->from->data, to + j, n, tap);
+}
+
+/* n channels of the gradient of one pixel of x. */
+LT_INLINE void gradient_of(const pool *p, const place *list, int places, int64_t j, int64_t to,
+                           int n, bool max, bool half)
+{
+    lt_vec sum = {0};
+    for (int i = 0; i < places; i++) {
+        lt_vec dy = load(p->small, list[i].at + j, n, half);
+        if (max) {
+            lt_vec_i32 from = load_bytes(p->from->data, list[i].at + j, n);
+            int32_t id = list[i].tap;
+            LT_EACH_LANE(k)
+                dy[k] = from[k] == id ? dy[k] : 0;
+        }
+        sum += dy;
+    }
+    if (!max)
+        sum *= (float)p->share;
+    if (p->add)
+        sum += load(p->big, to + j, n, half);
+    store(p->big, to + j, n, half, sum);
+}
+
+LT_INLINE void outputs(const pool *p, int64_t image, int64_t oh, bool max, bool half)
+{
+    place list[BYTES];
+    range down = taps_of(&p->w, 0, oh);
+    for (int64_t ow = 0; ow < p->w.out[1]; ow++) {
+        int64_t to = small_at(p, image, oh, ow), j = 0;
+        int places = places_in(p, image, oh, down, ow, list);
+        for (; j + LT_LANES <= p->channels; j += LT_LANES)
+            output_of(p, list, places, j, to, LT_LANES, max, half);
+        if (j < p->channels)
+            output_of(p, list, places, j, to, (int)(p->channels - j), max, half);
+    }
+}
+
+LT_INLINE void gradients(const pool *p, int64_t image, int64_t ih, bool max, bool half)
+{
+    place list[BYTES];
+    range down = outputs_of(&p->w, 0, ih);
+    for (int64_t iw = 0; iw < p->w.in[1]; iw++) {
+        int64_t to = big_at(p, image, ih, iw), j = 0;
+        int places = places_over(p, image, ih, down, iw, list);
+        for (; j + LT_LANES <= p->channels; j += LT_LANES)
+            gradient_of(p, list, places, j, to, LT_LANES, max, half);
+        if (j < p->channels)
+            gradient_of(p, list, places, j, to, (int)(p->channels - j), max, half);
+    }
+}
+
+/* Each choice is made here once: inside, it is a constant. */
+#define ROW_OF(name, pixels)                                                                       \
+    LT_SIMD static void name(const pool *p, int64_t image, int64_t row)                            \
+    {                                                                                              \
+        if (p->from && p->dtype == LT_BF16)                                                        \
+            pixels(p, image, row, true, true);                                                     \
+        else if (p->from)                                                                          \
+            pixels(p, image, row, true, false);                                                    \
+        else if (p->dtype == LT_BF16)                                                              \
+            pixels(p, image, row, false, true);                                                    \
+        else                                                                                       \
+            pixels(p, image, row, false, false);                                                   \
+    }
+ROW_OF(output_row, outputs)
+ROW_OF(input_row, gradients)
+
+static lt_status fast_fwd(lt_call *c)
+{
+    pool p = pool_of(c, c->in[0], c->out[0]);
+    return p.fast ? run(c, &p, p.w.out[0], output_row) : LT_EUNSUPPORTED;
+}
+
+static lt_status fast_bwd(lt_call *c)
+{
+    pool p = pool_of(c, c->d_in[0], c->d_out[0]);
+    p.add = lt__adds(c, 0);
+    return p.fast ? run(c, &p, p.w.in[0], input_row) : LT_EUNSUPPORTED;
+}
+
+const lt_op lt__op_max_pool2d = {
+    .sig = "max_pool2d(x; kernel, stride=kernel, pad=0)",
+    .doc = "Maximum over windows of x (n, h, w, c); padding counts as -inf, the gradient goes to "
+           "the first maximum of a window.",
+    .cast = LT_CAST_ANY,
+    .n_out = 1,
+    .n_aux = 1,
+    .fast_bf16 = true,
+    .save = LT_SAVE_OUT(FROM),
+    .shape = pool_shape,
+    .fwd = fwd, .bwd = bwd, .fast_fwd = fast_fwd, .fast_bwd = fast_bwd,
+};
+
+const lt_op lt__op_avg_pool2d = {
+    .sig = "avg_pool2d(x; kernel, stride=kernel, pad=0)",
+    .doc = "Mean over windows of x (n, h, w, c); padding counts as zeros in the mean, as in "
+           "PyTorch's default.",
+    .cast = LT_CAST_ANY,
+    .fast_bf16 = true,
+    .shape = pool_shape,
+    .fwd = fwd, .bwd = bwd, .fast_fwd = fast_fwd, .fast_bwd = fast_bwd,
+};
+
+/* ==== global_avg_pool2d ======================================================================= */
+
+enum { RUN = 64 * LT_LANES }; /* channels of a pixel that are read together */
+
+/* y of some channels of an image, which is its only window: pixel after pixel, as they lie in
+ * memory. Each row is summed alone: of many pixels a sum of sums is nearer to the truth. */
+LT_INLINE void mean_of_run(const pool *p, int64_t image, int64_t first, bool half)
+{
+    int64_t n = lt__least(RUN, p->channels - first), whole = n / LT_LANES;
+    int left = (int)(n % LT_LANES);
+    lt_vec total[RUN / LT_LANES] = {{0}};
+    for (int64_t ih = 0; ih < p->w.in[0]; ih++) {
+        lt_vec sum[RUN / LT_LANES] = {{0}};
+        for (int64_t iw = 0; iw < p->w.in[1]; iw++) {
+            int64_t at = big_at(p, image, ih, iw) + first;
+            for (int64_t k = 0; k < whole; k++)
+                sum[k] += load(p->big, at + k * LT_LANES, LT_LANES, half);
+            if (left > 0)
+                sum[whole] += load(p->big, at + whole * LT_LANES, left, half);
+        }
+        for (int k = 0; k < RUN / LT_LANES; k++)
+            total[k] += sum[k];
+    }
+    for (int64_t k = 0; k < whole; k++)
+        store(p->small, image * p->channels + first + k * LT_LANES, LT_LANES, half,
+              total[k] / (float)p->taps);
+    if (left > 0)
+        store(p->small, image * p->channels + first + whole * LT_LANES, left, half,
+              total[whole] / (float)p->taps);
+}
+
+LT_SIMD static void mean_run(const pool *p, int64_t image, int64_t run)
+{
+    if (p->dtype == LT_BF16)
+        mean_of_run(p, image, run * RUN, true);
+    else
+        mean_of_run(p, image, run * RUN, false);
+}
+
+static lt_status global_fast_fwd(lt_call *c)
+{
+    pool p = pool_of(c, c->in[0], c->out[0]);
+    return p.fast ? run(c, &p, (p.channels + RUN - 1) / RUN, mean_run) : LT_EUNSUPPORTED;
 }
 
 const lt_op lt__op_global_avg_pool2d = {
     .sig = "global_avg_pool2d(x)",
     .doc = "Mean over the pixels of each image: x (n, h, w, c) to (n, c).",
     .cast = LT_CAST_ANY,
+    .fast_bf16 = true,
     .shape = global_shape,
-    .fwd = global_fwd, .bwd = global_bwd,
+    .fwd = fwd, .bwd = bwd, .fast_fwd = global_fast_fwd, .fast_bwd = fast_bwd,
 };

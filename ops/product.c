@@ -9,10 +9,12 @@
 #include "ops/dnnl.h"
 #include "ops/loops.h"
 #include "ops/product.h"
+#include "ops/simd.h"
 
 enum { ROWS = 4, DEPTH = 256, VECTOR_BYTES = 64 };
 enum { TILE = 64 };  /* rows and columns of a task of lt__product() */
-enum { STRIP = 512, LINE = 16 }; /* most and least columns of a task of lt__sum_rows() */
+enum { STRIP = 256, PARTS = 16 };  /* columns at a time and parts of the rows in lt__sum_rows() */
+enum { RUN = 64 };                /* rows of f32 and bf16 that are summed in f32 */
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -69,14 +71,30 @@ static void begin_rows(lt_dtype dtype, const lt_product *p, const void *bias, vo
     }
 }
 
-lt_status lt__product(const lt_call *c, bool fast, lt_dtype dtype, const lt_product *p,
-                      const void *a, const void *b, const void *bias, void *out, bool add)
+static lt_job job_of(const lt_product *p, lt_operand a, lt_operand b, lt_operand bias,
+                     lt_operand out, bool add)
 {
-    if (fast && dtype == LT_F32) {
-        lt_status status = lt__dnnl_product(c, p, a, b, bias, out, add);
-        if (status != LT_EUNSUPPORTED)
-            return status;
-    }
+    return (lt_job){.kind = LT_PRODUCT, .product = p, .x = a, .w = b, .bias = bias, .y = out,
+                    .add = add};
+}
+
+static bool any_half(lt_operand a, lt_operand b, lt_operand out)
+{
+    return lt__is_half(a.dtype) || lt__is_half(b.dtype) || lt__is_half(out.dtype);
+}
+
+lt_status lt__product_ready(const lt_call *c, const lt_product *p, lt_operand a, lt_operand b,
+                            lt_operand bias, lt_operand out)
+{
+    lt_job job = job_of(p, a, b, bias, out, false);
+    return any_half(a, b, out) ? lt__dnnl_ready(c, &job) : LT_OK;
+}
+
+/* The portable engine; all operands are of one type. */
+static void multiply(const lt_call *c, const lt_product *p, const void *a, const void *b,
+                     const void *bias, void *out, lt_dtype dtype, bool add)
+{
+    (void)c; /* without OpenMP */
     int64_t down = (p->m + TILE - 1) / TILE, across = (p->n + TILE - 1) / TILE;
     LT_PARALLEL_FOR(c, (double)(p->batch * p->m * p->n) * (double)p->k)
     for (int64_t task = 0; task < p->batch * down * across; task++) {
@@ -91,35 +109,79 @@ lt_status lt__product(const lt_call *c, bool fast, lt_dtype dtype, const lt_prod
         lt__product_add(dtype, &tile, lt__at(a, dtype, i * p->a_batch + row * p->a_row),
                         lt__at(b, dtype, i * p->b_batch + col * p->b_col), to);
     }
+}
+
+lt_status lt__product(const lt_call *c, bool fast, const lt_product *p, lt_operand a, lt_operand b,
+                      lt_operand bias, lt_operand out, bool add)
+{
+    lt_job job = job_of(p, a, b, bias, out, add);
+    lt_status status = fast ? lt__dnnl_run(c, &job) : LT_EUNSUPPORTED;
+    if (status != LT_EUNSUPPORTED || any_half(a, b, out))
+        return status;
+    multiply(c, p, a.data, b.data, bias.data, out.data, out.dtype, add);
     return LT_OK;
 }
 
-/* n <= STRIP columns of rows that are stride apart. */
-LT_SIMD static void sum_strip(lt_dtype dtype, int64_t rows, int64_t stride, int64_t n, double scale,
-                              const void *in, void *out, bool add)
+/* Rows of floats or of bf16, one vector of columns after the other. */
+LT_INLINE void sum_vectors(bool half, int64_t rows, int64_t stride, int64_t vectors, const void *in,
+                           double sum[STRIP])
 {
-    LT_FLOATS(dtype, T,
-        const T *x = in;
-        T *y = out;
-        double sum[STRIP] = {0};
-        for (int64_t i = 0; i < rows; i++, x += stride)
-            for (int64_t j = 0; j < n; j++)
-                sum[j] += x[j];
-        for (int64_t j = 0; j < n; j++)
-            LT_PUT(add, y[j], (T)(sum[j] * scale));
-    );
+    for (int64_t first = 0; first < rows; first += RUN)
+        for (int64_t k = 0; k < vectors; k++) {
+            lt_vec run = {0};
+            int64_t at = first * stride + k * LT_LANES;
+            for (int64_t i = first; i < least(first + RUN, rows); i++, at += stride)
+                run += half ? lt__load_bf16((const uint16_t *)in + at)
+                            : lt__load_f32((const float *)in + at);
+            for (int j = 0; j < LT_LANES; j++)
+                sum[k * LT_LANES + j] += run[j];
+        }
 }
 
-void lt__sum_rows(const lt_call *c, lt_dtype dtype, int64_t batch, int64_t rows, int64_t cols,
-                  double scale, const void *x, void *out, bool add)
+/* n <= STRIP columns of rows that are stride apart. */
+LT_SIMD static void sum_strip(int64_t rows, int64_t stride, int64_t n, const void *in,
+                              lt_dtype dtype, double sum[STRIP])
 {
-    /* wide strips stream through memory; a column's sum does not depend on the width */
-    int64_t share = (cols / c->threads + LINE - 1) / LINE * LINE;
-    int64_t width = least(share > LINE ? share : LINE, STRIP), strips = (cols + width - 1) / width;
-    LT_PARALLEL_FOR(c, (double)(batch * rows * cols))
-    for (int64_t task = 0; task < batch * strips; task++) {
-        int64_t i = task / strips, col = task % strips * width;
-        sum_strip(dtype, rows, cols, least(width, cols - col), scale,
-                  lt__at(x, dtype, i * rows * cols + col), lt__at(out, dtype, i * cols + col), add);
+    int64_t done = dtype == LT_F64 ? 0 : n / LT_LANES * LT_LANES;
+    memset(sum, 0, STRIP * sizeof *sum);
+    if (dtype == LT_BF16)
+        sum_vectors(true, rows, stride, done / LT_LANES, in, sum);
+    else
+        sum_vectors(false, rows, stride, done / LT_LANES, in, sum);
+    for (int64_t i = 0; i < rows && done < n; i++)
+        for (int64_t j = done, at = i * stride + j; j < n; j++, at++)
+            sum[j] += dtype == LT_F64   ? ((const double *)in)[at]
+                      : dtype == LT_F32 ? ((const float *)in)[at]
+                                        : lt__bf16_to_f32(((const uint16_t *)in)[at]);
+}
+
+static void put_sums(int64_t n, const double *sum, void *out, lt_dtype dtype, bool add)
+{
+    for (int64_t j = 0; j < n && dtype == LT_BF16; j++) {
+        uint16_t *y = (uint16_t *)out + j;
+        *y = lt__f64_to_bf16(sum[j] + (add ? lt__bf16_to_f32(*y) : 0));
+    }
+    if (dtype != LT_BF16)
+        LT_FLOATS(dtype, T, for (int64_t j = 0; j < n; j++)
+                                LT_PUT(add, ((T *)out)[j], (T)sum[j]););
+}
+
+void lt__sum_rows(const lt_call *c, int64_t rows, int64_t cols, lt_operand x, lt_operand out,
+                  bool add)
+{
+    (void)c; /* without OpenMP */
+    for (int64_t col = 0; col < cols; col += STRIP) {
+        double sum[PARTS][STRIP];
+        int64_t n = least(STRIP, cols - col);
+        LT_PARALLEL_FOR(c, (double)(rows * n))
+        for (int part = 0; part < PARTS; part++) {
+            int64_t first = rows * part / PARTS, end = rows * (part + 1) / PARTS;
+            sum_strip(end - first, cols, n, lt__at(x.data, x.dtype, first * cols + col), x.dtype,
+                      sum[part]);
+        }
+        for (int part = 1; part < PARTS; part++)
+            for (int64_t j = 0; j < n; j++)
+                sum[0][j] += sum[part][j];
+        put_sums(n, sum[0], lt__at(out.data, out.dtype, col), out.dtype, add);
     }
 }

@@ -1,8 +1,8 @@
 /* product.h - matrix products and column sums: what matmul, linear and conv2d are made of.
  *
  * A product is described by strides, so that transposed factors, rows of an image and taps of a
- * kernel need no copies. Two engines answer: oneDNN for whole dense products in f32, portable C for
- * the rest. The portable one sums in the element type, runs of 256 terms in registers and then the
+ * kernel need no copies. Two engines answer: oneDNN for whole dense products in f32 and bf16,
+ * portable C in f32 and f64 for the rest. The portable one sums in the element type, runs of 256 terms in registers and then the
  * runs: it carries training where oneDNN is missing, products in double run at half the speed, and
  * the exact twin of the f32 code is the same code run in f64. Each element is summed by one
  * thread in an order that the sizes alone decide: the bits depend neither on the number of threads
@@ -32,18 +32,37 @@ static inline lt_product lt__product_of(int64_t batch, int64_t m, int64_t n, int
                         .out_batch = m * n, .out_row = n, .out_col = 1};
 }
 
+/* Elements of a type, for kernels that take several types. */
+typedef struct lt_operand {
+    void *data;
+    lt_dtype dtype;
+} lt_operand;
+
+/* x from element `offset` on; without data when x is NULL. */
+static inline lt_operand lt__operand(const lt_tensor *x, int64_t offset)
+{
+    if (!x)
+        return (lt_operand){.data = NULL};
+    lt_dtype dtype = (lt_dtype)x->dtype;
+    return (lt_operand){(char *)x->data + offset * (int64_t)lt_dtype_bytes(dtype), dtype};
+}
+
 /* The products of lt__product_of() on the threads of the call, written over out or added to it.
- * bias (n), which may be NULL, is added to each row when out is written. fast: try oneDNN. */
-lt_status lt__product(const lt_call *c, bool fast, lt_dtype dtype, const lt_product *p,
-                      const void *a, const void *b, const void *bias, void *out, bool add);
+ * bias (n), whose data may be NULL, is added to each row when out is written. fast: try oneDNN.
+ * LT_EUNSUPPORTED, and nothing is written, for bf16 that oneDNN does not take;
+ * lt__product_ready() says so beforehand. */
+lt_status lt__product(const lt_call *c, bool fast, const lt_product *p, lt_operand a, lt_operand b,
+                      lt_operand bias, lt_operand out, bool add);
+lt_status lt__product_ready(const lt_call *c, const lt_product *p, lt_operand a, lt_operand b,
+                            lt_operand bias, lt_operand out);
 
 /* out += a b by portable code in this thread, for kernels that divide the work themselves. Any
  * strides; batch is ignored. */
 void lt__product_add(lt_dtype dtype, const lt_product *p, const void *a, const void *b, void *out);
 
-/* out (batch, cols) = scale * sum of the rows of x (batch, rows, cols), written or added. Sums are
- * in double. */
-void lt__sum_rows(const lt_call *c, lt_dtype dtype, int64_t batch, int64_t rows, int64_t cols,
-                  double scale, const void *x, void *out, bool add);
+/* out (cols) = the sum of the rows of x (rows, cols), written or added. Sums are in
+ * double, of f32 and bf16 by way of runs of 64 rows in f32. */
+void lt__sum_rows(const lt_call *c, int64_t rows, int64_t cols, lt_operand x, lt_operand out,
+                  bool add);
 
 #endif

@@ -19,6 +19,14 @@ typedef uint16_t lt_vec_u16 __attribute__((vector_size(32)));
 
 #define LT_INLINE static inline __attribute__((always_inline))
 
+/* A loop over the lanes of vectors: for what depends on comparisons, of which gcc 12 makes scalar
+ * code when whole vectors are compared; unrolled, it would not see vectors in it either. */
+#ifdef __clang__
+#define LT_EACH_LANE(k) for (int k = 0; k < LT_LANES; k++)
+#else
+#define LT_EACH_LANE(k) _Pragma("GCC unroll 1") for (int k = 0; k < LT_LANES; k++)
+#endif
+
 LT_INLINE lt_vec lt__load_f32(const float *from)
 {
     lt_vec v;
@@ -31,16 +39,16 @@ LT_INLINE void lt__store_f32(float *to, lt_vec v) { memcpy(to, &v, sizeof v); }
 LT_INLINE lt_vec lt__load_bf16(const uint16_t *from)
 {
     lt_vec_u32 bits;
-    for (int i = 0; i < LT_LANES; i++) /* one instruction; of the vector conversion gcc makes five */
+    for (int i = 0; i < LT_LANES; i++) /* one instruction; gcc makes five of a vector cast */
         bits[i] = (uint32_t)from[i] << 16;
     return (lt_vec)bits;
 }
 
 LT_INLINE void lt__store_bf16(uint16_t *to, lt_vec v)
 {
-    lt_vec_u32 bits = (lt_vec_u32)v, nan = (lt_vec_u32)(v != v);
-    bits += 0x7fff + (bits >> 16 & 1);
-    bits = (bits & ~nan) | (nan & 0x7fc00000);
+    lt_vec_u32 bits = (lt_vec_u32)v;
+    LT_EACH_LANE(k)
+        bits[k] = v[k] != v[k] ? 0x7fc00000 : bits[k] + 0x7fff + (bits[k] >> 16 & 1);
     lt_vec_u16 half = __builtin_convertvector(bits >> 16, lt_vec_u16);
     memcpy(to, &half, sizeof half);
 }

@@ -36,9 +36,10 @@ static lt_status backward(lt_call *c, lt_block_fn fn, int cost)
     }
 
 #define BACKWARD_LOOP(T, dx_of)                                                                    \
-    const T *restrict in = b->in[0], *restrict saved = b->in[1];                                   \
-    T *restrict out = b->z;                                                                        \
+    const T *in = b->in[0], *saved = b->in[1];                                                     \
+    T *out = b->z; /* may be in */                                                                 \
     const bool add = b->add;                                                                       \
+    LT_APART                                                                                       \
     for (int64_t i = 0; i < b->n; i++) {                                                           \
         const T dy = in[i], x = saved[i], y = x;                                                   \
         (void)x, (void)y;                                                                          \
@@ -73,8 +74,8 @@ static lt_status same_float(lt_call *c)
 #define UNARY(name, cost, policy, saves, text, y_of, dx_of)                                        \
     KERNELS(name, LT_FLOATS, cost, y_of, dx_of)                                                    \
     const lt_op lt__op_##name = {                                                                  \
-        .sig = #name "(x)", .doc = text, .cast = policy, .save = saves,                            \
-        .shape = same_float, .fwd = name##_fwd, .bwd = name##_bwd,                                 \
+        .sig = #name "(x)", .doc = text, .cast = policy, .any_dtype = true, .save = saves,         \
+        .grad_in_place = 1, .shape = same_float, .fwd = name##_fwd, .bwd = name##_bwd,             \
     };
 #define IN LT_SAVE_IN(0)
 #define OUT LT_SAVE_OUT(0)
@@ -122,7 +123,7 @@ static lt_status same_signed(lt_call *c)
 KERNELS(neg, LT_WRAPPING, LT_CHEAP, -x, -dy)
 const lt_op lt__op_neg = {
     .sig = "neg(x)", .doc = "-x; the least integer stays what it is.",
-    .shape = same_signed, .fwd = neg_fwd, .bwd = neg_bwd,
+    .any_dtype = true, .grad_in_place = 1, .shape = same_signed, .fwd = neg_fwd, .bwd = neg_bwd,
 };
 
 static inline int64_t magnitude(int64_t x) { return x < 0 ? (int64_t)-(uint64_t)x : x; }
@@ -131,7 +132,8 @@ KERNELS(abs, LT_NUMERICS, LT_CHEAP,
         _Generic(x, float: fabs(x), double: fabs(x), default: magnitude((int64_t)x)),
         x > 0 ? dy : x < 0 ? -dy : 0)
 const lt_op lt__op_abs = {
-    .sig = "abs(x)", .doc = "The absolute value of x; its gradient at 0 is 0.", .save = IN,
+    .sig = "abs(x)", .doc = "The absolute value of x; its gradient at 0 is 0.",
+    .any_dtype = true, .save = IN, .grad_in_place = 1,
     .shape = same_any, .fwd = abs_fwd, .bwd = abs_bwd,
 };
 
@@ -180,5 +182,6 @@ static lt_status clamp_bwd(lt_call *c) { return backward(c, clamp_backward_block
 const lt_op lt__op_clamp = {
     .sig = "clamp(x; min=-inf, max=inf)",
     .doc = "x brought into min..max (max if min is above it); the gradient passes between them.",
-    .save = IN, .shape = clamp_shape, .fwd = clamp_fwd, .bwd = clamp_bwd,
+    .any_dtype = true, .save = IN, .grad_in_place = 1,
+    .shape = clamp_shape, .fwd = clamp_fwd, .bwd = clamp_bwd,
 };

@@ -307,3 +307,202 @@ TEST(running_statistics_of_shards_are_those_of_the_batch)
     CHECK_NEAR(running[1][0], running[0][0], 1e-14);
     CHECK_NEAR(running[1][1], running[0][1], 1e-12);
 }
+
+/* ==== Half copies ============================================================================= */
+
+/* Two f32 parameters in one arena, 5 and 16 elements, all x; an optimizer for the first alone. */
+typedef struct pair {
+    lt_ctx *ctx;
+    lt_params *p;
+    lt_tensor *a, *b;
+    lt_optim *o;
+} pair;
+
+static pair pair_new(double x)
+{
+    pair q = {.ctx = lt_open(&(lt_config){.poison = true})};
+    q.p = lt_params_new(q.ctx);
+    q.a = param(q.ctx, LT_F32, 5, x);
+    q.b = param(q.ctx, LT_F32, 16, x);
+    CHECK_OK(lt_params_add(q.p, "a", q.a));
+    CHECK_OK(lt_params_add(q.p, "b", q.b));
+    CHECK_OK(lt_params_add(q.p, "tied", q.a));
+    CHECK_OK(lt_params_place(q.p));
+    q.o = lt_optim_new(q.ctx, "sgd_step", &q.a, 1);
+    CHECK(q.o != NULL);
+    return q;
+}
+
+static void pair_end(pair *q)
+{
+    lt_optim_free(q->o);
+    lt_release(q->a);
+    lt_release(q->b);
+    lt_params_free(q->p);
+    lt_ctx_free(q->ctx);
+}
+
+/* The sum of x^2, as a scalar. */
+static lt_tensor *sum_of_squares(lt_tensor *x)
+{
+    lt_tensor *y = lt_run(lt_tensor_ctx(x), "mul", NULL, x, x, NULL);
+    lt_tensor *sum = lt_run(lt_tensor_ctx(x), "sum", NULL, y, NULL);
+    lt_release(y);
+    return sum;
+}
+
+static lt_status go_back(lt_tensor *loss)
+{
+    lt_status status = lt_backward(loss, NULL);
+    lt_release(loss);
+    return status;
+}
+
+TEST(half_copies_follow_their_parameters)
+{
+    static const struct { lt_dtype dtype; double tenth, fifth; } halves[] = {
+        {LT_BF16, 0.10009765625, 0.2001953125}, {LT_F16, 0.0999755859375, 0.199951171875}};
+    for (int i = 0; i < 2; i++) {
+        pair q = pair_new(0.1);
+        lt_dtype dtype = halves[i].dtype;
+        lt_tensor *a = lt_half(q.a, dtype), *b = lt_half(q.b, dtype);
+        CHECK(a && b);
+        CHECK_EQ(lt_tensor_dtype(a), dtype);
+        CHECK_EQ(lt_count(a), 5);
+        CHECK((uint16_t *)lt_data(b) - (uint16_t *)lt_data(a) == 16); /* one arena, one layout */
+        for (int k = 5; k < 16; k++)
+            CHECK_EQ(((uint16_t *)lt_data(a))[k], 0); /* padding */
+        CHECK_NEAR(at(a, 4), halves[i].tenth, 0);
+        CHECK_NEAR(at(b, 15), halves[i].tenth, 0);
+        CHECK_OK(lt_fill(q.b, 0.2));
+        CHECK_NEAR(at(b, 15), halves[i].tenth, 0); /* until somebody asks */
+        CHECK(lt_half(q.a, dtype) == a && lt_half(q.b, dtype) == b);
+        CHECK_NEAR(at(b, 15), halves[i].fifth, 0);
+        give_grad(q.a, -1);
+        CHECK_OK(step(q.o, 0.1));
+        CHECK(lt_half(lt_params_find(q.p, "tied")->value, dtype) == a);
+        CHECK_NEAR(at(a, 0), halves[i].fifth, 0);
+        lt_tensor *other = lt_half(q.a, halves[!i].dtype);
+        CHECK_NEAR(at(other, 0), halves[!i].fifth, 0);
+        CHECK_NEAR(at(lt_half(q.a, dtype), 0), halves[i].fifth, 0);
+        pair_end(&q);
+    }
+}
+
+TEST(half_copies_are_of_placed_parameters_in_f32)
+{
+    pair q = pair_new(1);
+    int64_t n = 3;
+    lt_tensor *pending = param(q.ctx, LT_F32, 3, 1), *wide = param(q.ctx, LT_F64, 3, 1);
+    lt_tensor *plain = lt_tensor_full(q.ctx, LT_F32, 1, &n, 1);
+    CHECK_OK(lt_params_add(q.p, "wide", wide));
+    CHECK_OK(lt_params_place(q.p));
+    CHECK(!lt_half(pending, LT_BF16));
+    CHECK_MSG("this parameter has no memory yet");
+    CHECK(!lt_half(wide, LT_BF16));
+    CHECK_MSG("a half copy is one in f16 or bf16 of a parameter in f32, not one in bf16 of a "
+              "parameter 3 f64");
+    CHECK(!lt_half(plain, LT_F16));
+    CHECK_MSG("not one in f16 of a tensor 3 f32");
+    CHECK(!lt_half(q.a, LT_F64));
+    CHECK_MSG("not one in f64 of a parameter 5 f32");
+    lt_release(pending);
+    lt_release(wide);
+    lt_release(plain);
+    pair_end(&q);
+}
+
+static lt_status note_dtypes(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    lt_dtype *seen = ud;
+    seen[0] = lt_tensor_dtype(x);
+    seen[1] = lt_tensor_dtype(grad);
+    return LT_OK;
+}
+
+TEST(gradients_of_half_copies_are_the_parameters_own)
+{
+    pair q = pair_new(0.1);
+    lt_dtype seen[2];
+    double tenth = 0.10009765625;
+    CHECK_OK(lt_on_grad(q.a, note_dtypes, seen, NULL));
+    CHECK_OK(go_back(sum_of_squares(lt_half(q.a, LT_BF16))));
+    CHECK(seen[0] == LT_F32 && seen[1] == LT_F32);
+    CHECK_EQ(lt_tensor_dtype(lt_grad(q.a)), LT_F32);
+    CHECK_NEAR(at(lt_grad(q.a), 4), 2 * tenth, 0);
+    CHECK_OK(go_back(sum_of_squares(q.a))); /* the parameter itself adds to it */
+    CHECK_NEAR(at(lt_grad(q.a), 4), 2 * tenth + 0.2, 1e-7);
+    CHECK_OK(go_back(sum_of_squares(lt_half(q.a, LT_BF16)))); /* an addition in f32 */
+    CHECK_NEAR(at(lt_grad(q.a), 4), 4 * tenth + 0.2, 1e-7);
+    lt_zero_grad(q.a);
+
+    /* Ops that hand gradients on, or only move bytes. */
+    lt_tensor *a = lt_half(q.a, LT_BF16), *b = lt_half(q.b, LT_BF16);
+    for (int pass = 1; pass <= 2; pass++) {
+        lt_tensor *sum = lt_run(q.ctx, "add", NULL, a, a, NULL);
+        CHECK_OK(go_back(lt_run(q.ctx, "sum", NULL, sum, NULL)));
+        lt_tensor *joined = lt_run(q.ctx, "cat", "axis=0", a, b, a, NULL);
+        CHECK_OK(go_back(lt_run(q.ctx, "sum", NULL, joined, NULL)));
+        lt_tensor *flat = lt_run(q.ctx, "reshape", "shape=5,1", a, NULL);
+        CHECK_OK(go_back(lt_run(q.ctx, "sum", NULL, flat, NULL)));
+        CHECK_NEAR(at(lt_grad(q.a), 0), 5 * pass, 0);
+        CHECK_NEAR(at(lt_grad(q.a), 4), 5 * pass, 0);
+        CHECK_NEAR(at(lt_grad(q.b), 15), pass, 0);
+        lt_release(sum);
+        lt_release(joined);
+        lt_release(flat);
+    }
+    CHECK_OK(lt_params_freeze(q.p, 0, true));
+    CHECK(!lt_requires_grad(lt_half(q.a, LT_BF16)));
+    pair_end(&q);
+}
+
+TEST(half_copies_spoil_the_graphs_that_their_parameters_would)
+{
+    pair q = pair_new(1);
+    lt_tensor *a = lt_half(q.a, LT_BF16), *b = lt_half(q.b, LT_BF16);
+    lt_tensor *la = sum_of_squares(a), *lb = sum_of_squares(b);
+    give_grad(q.a, 1);
+    CHECK_OK(step(q.o, 0.5));
+    CHECK_FAILS(go_back(la), LT_EINVAL, "changed in place");
+    la = sum_of_squares(lt_half(q.a, LT_BF16)); /* of the whole arena: b's half is written too */
+    CHECK_OK(go_back(lb));
+    CHECK_NEAR(at(lt_grad(q.b), 15), 2, 0);
+    CHECK_OK(go_back(la));
+    CHECK_NEAR(at(lt_grad(q.a), 0), 1, 0);
+
+    lb = sum_of_squares(lt_half(q.b, LT_BF16));
+    CHECK_OK(lt_fill(q.b, 3));
+    CHECK_OK(go_back(lb)); /* it has read what is still there */
+    CHECK_NEAR(at(lt_grad(q.b), 15), 4, 0);
+    lb = sum_of_squares(lt_half(q.b, LT_BF16));
+    CHECK_OK(lt_fill(q.b, 4));
+    CHECK(lt_half(q.b, LT_BF16) != NULL);
+    CHECK_FAILS(go_back(lb), LT_EINVAL, "changed in place");
+    pair_end(&q);
+}
+
+TEST(half_copies_end_with_their_parameters)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    size_t live = 0;
+    for (int i = 0; i < 3; i++) {
+        lt_params *p = lt_params_new(ctx);
+        lt_tensor *x = param(ctx, LT_F32, 1000, 1);
+        CHECK_OK(lt_params_add(p, "x", x));
+        CHECK_OK(lt_params_place(p));
+        lt_params_free(p);
+        CHECK_OK(lt_scope_push(ctx));
+        lt_tensor *half = lt_retain(lt_half(x, LT_BF16)), *loss = sum_of_squares(half);
+        lt_scope_pop(ctx);
+        CHECK_NEAR(at(half, 999), 1, 0); /* it is no temporary */
+        lt_release(loss);
+        lt_release(x);
+        CHECK(!lt_grad(half)); /* nobody is left who could have one */
+        lt_release(half);
+        if (i == 0) /* the context keeps some memory of its own */
+            live = lt_memory_stats(ctx).live;
+        CHECK_EQ(lt_memory_stats(ctx).live, live);
+    }
+    lt_ctx_free(ctx);
+}

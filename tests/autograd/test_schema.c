@@ -26,6 +26,11 @@ TEST(signature)
     CHECK(s.variadic);
     CHECK_EQ(s.opt[1].value.kind, LT_DTYPE);
     CHECK_NEAR(s.opt[2].value.f, -INFINITY, 0);
+    CHECK_OK(lt_schema_parse("norm(x; train=false, act=none|relu|relu6, axis?)", &s));
+    CHECK_EQ(s.opt[1].value.kind, LT_WORD);
+    CHECK_EQ(s.opt[1].value.n, 1);
+    CHECK_EQ(s.opt[1].value.i[0], 0);
+    CHECK_STR(s.opt[2].name, "axis");
 }
 
 TEST(malformed_signatures)
@@ -38,6 +43,11 @@ TEST(malformed_signatures)
                                       "f(x;)",
                                       "f(x; a=)",
                                       "f(x; a=b)",
+                                      "f(x; a=b|)",
+                                      "f(x; a=|b)",
+                                      "f(x; a=b|c-d)",
+                                      "f(x; a=b|averyveryverylongword)",
+                                      "f(x; a=a|b|c|d|e|f|g|h|i)",
                                       "f(x,)",
                                       "f(x) y",
                                       "f(x..., y)",
@@ -76,4 +86,24 @@ TEST(options)
     CHECK_FAILS(lt_opts_parse(&s, "kernel=2 eps=x", o), LT_EINVAL, "wants a number");
     CHECK_FAILS(lt_opts_parse(&s, "kernel=2 dtype=f99", o), LT_EINVAL, "wants a dtype such as f32");
     CHECK_FAILS(lt_opts_parse(&s, "kernel", o), LT_EINVAL, "options read like");
+}
+
+TEST(words)
+{
+    lt_opt o[LT_MAX_OPT];
+    CHECK_OK(lt_schema_parse("norm(x; act=none|relu|relu6, mode=up|down)", &s));
+    CHECK_OK(lt_opts_parse(&s, "mode=down", o));
+    CHECK_EQ(o[0].i[0], 0);
+    CHECK_EQ(o[1].i[0], 1);
+    CHECK_OK(lt_opts_parse(&s, "act=relu6 mode=up", o));
+    CHECK_EQ(o[0].i[0], 2);
+    CHECK_EQ(o[0].n, 1);
+    CHECK_EQ(o[1].i[0], 0);
+    CHECK_EQ(lt_schema_word(&s, 0, "relu"), 1);
+    CHECK_FAILS(lt_opts_parse(&s, "act=rellu", o), LT_EINVAL,
+                "norm: option 'act' wants none, relu or relu6, not 'rellu' (did you mean 'relu'?)");
+    CHECK_FAILS(lt_opts_parse(&s, "mode=sideways", o), LT_EINVAL,
+                "norm: option 'mode' wants up or down, not 'sideways'");
+    CHECK_FAILS(lt_opts_parse(&s, "act=", o), LT_EINVAL, "wants none, relu or relu6, not ''");
+    CHECK_FAILS(lt_opts_parse(&s, "act=none|relu", o), LT_EINVAL, "not 'none|relu'");
 }

@@ -11,6 +11,8 @@ enum { OUT, GRAD = OUT + LT_MAX_OUT, AFTER = GRAD + LT_MAX_IN, FOUND = AFTER + L
 typedef struct values {
     block part[GIVEN];
     bool twins;               /* inputs 0 and 1 are one tensor */
+    bool made;                /* float inputs were made by ops, so that a kernel may write their
+                               * gradients over those of the output */
 } values;
 
 typedef struct result {
@@ -80,12 +82,27 @@ static lt_status go_back(const values *v, lt_tensor **out, double factor)
     return status;
 }
 
+/* x, or -(-x). New. */
+static lt_tensor *made_of(lt_tensor *x, bool made)
+{
+    if (!made || !lt__is_float(lt_tensor_dtype(x)))
+        return lt_retain(x);
+    lt_tensor *minus = lt_run(lt_tensor_ctx(x), "neg", NULL, x, NULL);
+    lt_tensor *same = lt_run(lt_tensor_ctx(x), "neg", NULL, minus, NULL);
+    lt_release(minus);
+    return same;
+}
+
 /* Forward, backward, statistics; into r what came out if r is not NULL. */
-static lt_status run_pass(lt_ctx *ctx, const op_case *c, const values *v, lt_tensor **in,
+static lt_status run_pass(lt_ctx *ctx, const op_case *c, const values *v, lt_tensor **leaf,
                           const lt_opt *opts, double factor, result *r)
 {
-    lt_tensor *out[LT_MAX_OUT] = {NULL};
+    lt_tensor *in[LT_MAX_IN] = {NULL}, *out[LT_MAX_OUT] = {NULL};
+    for (int i = 0; i < c->n_in; i++)
+        in[i] = made_of(leaf[i], v->made);
     lt_status status = lt_apply(ctx, lt_op_find(ctx, c->op), in, c->n_in, opts, out);
+    for (int i = 0; i < c->n_in; i++)
+        lt_release(in[i]);
     for (int k = 0; r && k < LT_MAX_OUT; k++)
         if (out[k])
             r->part[OUT + k] = block_of(out[k]);
@@ -100,7 +117,8 @@ static lt_status run_pass(lt_ctx *ctx, const op_case *c, const values *v, lt_ten
 
 /* Runs the case in dtype. Where it has upstream gradients it runs a second time with these doubled:
  * the first gradients are written, the second are added to them, and together they come to three
- * times their value. False, and a fault, when something fails. Free r in either case. */
+ * times their value; but once if the inputs are made. False, and a fault, when something fails.
+ * Free r in either case. */
 static bool run_case(lt_ctx *ctx, const op_case *c, const values *v, lt_dtype dtype, result *r)
 {
     const lt_def *def = lt_op_find(ctx, c->op);
@@ -125,7 +143,7 @@ static bool run_case(lt_ctx *ctx, const op_case *c, const values *v, lt_dtype dt
         status = run_pass(ctx, c, v, in, opts, 1, r);
     for (int i = 0; i < c->n_in; i++)
         r->part[AFTER + i] = block_of(in[i]);
-    if (status == LT_OK && back)
+    if (status == LT_OK && back && !v->made)
         status = run_pass(ctx, c, v, in, opts, 2, NULL);
     for (int i = 0; i < c->n_in; i++) {
         if (lt_grad(in[i]))

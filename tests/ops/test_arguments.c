@@ -35,6 +35,15 @@ typedef struct wild_call {
     char options[256];
 } wild_call;
 
+/* One of option k's words, or another. */
+static void make_word(rolls *r, const lt_schema *s, int k, char *word, size_t room)
+{
+    const char *at = s->opt[k].words;
+    for (int64_t n = roll(r, 4); n > 0 && at[strcspn(at, "|,)")] == '|'; n--)
+        at += strcspn(at, "|") + 1;
+    snprintf(word, room, "%.*s%s", (int)strcspn(at, "|, )"), at, roll(r, 8) ? "" : "x");
+}
+
 /* Option k of the signature with a made-up value. */
 static void make_option(rolls *r, const lt_schema *s, int k, char *text, size_t room)
 {
@@ -49,6 +58,9 @@ static void make_option(rolls *r, const lt_schema *s, int k, char *text, size_t 
         break;
     case LT_DTYPE:
         snprintf(value, sizeof value, "%s", lt_dtype_name((lt_dtype)roll(r, LT_DTYPE_COUNT)));
+        break;
+    case LT_WORD:
+        make_word(r, s, k, value, sizeof value);
         break;
     default:
         for (int64_t n = roll(r, 4); n >= 0; n--)
@@ -378,6 +390,12 @@ TEST(messages_to_the_letter)
         {"batch_norm", "train=true", "1x3 f32; 3 f32; 3 f32; 3 f32; 3 f32",
          "batch_norm: train=true wants more than one value per channel, x has one (1x3 f32); use "
          "a larger batch or train=false"},
+        {"batch_norm", "act=rellu", "2x3 f32; 3 f32; 3 f32; 3 f32; 3 f32",
+         "batch_norm: option 'act' wants none, relu or relu6, not 'rellu' (did you mean 'relu'?)"},
+        {"batch_norm", "", "2x3 f32; 3 f32; 3 f32; 3 f32; 3 f32; 2x1 f32",
+         "batch_norm: residual wants the dims of x: 2x3, it is 2x1 f32"},
+        {"batch_norm", "", "2x3 f32; 3 f32; 3 f32; 3 f32; 3 f32; 2x3 f64",
+         "batch_norm: x is f32, residual is f64; cast one of them, e.g. residual:cast('f32')"},
         {"relu", "", "2 i64",
          "relu: x wants a float dtype, it is i64; cast it, e.g. x:cast('f32')"},
         {"dropout", "p=2", "2 f32", "dropout: p wants a number from 0 to 1, it is 2"},

@@ -5,8 +5,9 @@
  * a random direction checks the same gradients without PyTorch. In f32, f16 and bf16 the inputs
  * are rounded to the dtype first, and our own f64 result for those rounded inputs is the truth,
  * so that only errors of arithmetic are left. Every run is made with reference and fast kernels,
- * on one thread and on two, in memory filled with NaNs, with gradients that are written and then
- * added to. Inputs must come out as they went in, save those that the case says are written.
+ * on one thread and on two, in memory filled with NaNs, with gradients that are written, added to
+ * and, where the op allows it, written over those that came. Inputs must come out as they went in,
+ * save those that the case says are written.
  */
 #include "tests/ops/run.h"
 
@@ -47,7 +48,8 @@ typedef struct margin {
 /* f64: tens of roundoffs of sums in another order, times 100 where x is 100 + noise. f32: eight
  * roundoffs for a kernel's own chain of roundings; 32 wobbles, since a sum of n terms one after
  * the other errs by some sqrt(n) / 4 of them, and by four deviations more somewhere in thousands
- * of elements. Halves: computed in f32 and rounded once, a gradient twice as it is added to.
+ * of elements; and eight roundoffs of a typical element, for Winograd's convolutions err wherever a
+ * tile has large ones. Halves: computed in f32 and rounded once, a gradient twice as it is added to.
  * Where backward reads an output, that came rounded: 1 - y y, say, errs by a roundoff of 1
  * however small. */
 static margin margin_for(const lt_op *op, const values *v, lt_dtype dtype, int part,
@@ -55,7 +57,7 @@ static margin margin_for(const lt_op *op, const values *v, lt_dtype dtype, int p
 {
     margin m = {.relative = 1e-12, .typical = 1e-12};
     if (dtype != LT_F64)
-        m = (margin){.relative = 8 * roundoff(LT_F32), .typical = 2 * roundoff(LT_F32),
+        m = (margin){.relative = 8 * roundoff(LT_F32), .typical = 8 * roundoff(LT_F32),
                      .wobbles = 32, .wobble = wobble};
     if (lt__is_half(dtype))
         m.relative += 2 * roundoff(dtype);
@@ -336,6 +338,24 @@ static bool find_wobble(lt_ctx *ctx, const op_case *c, const values *v, const re
     return ok;
 }
 
+/* Gradients that may be written over that of the output. */
+static void check_in_place(lt_ctx *ctx, const char *where, const op_case *c, const values *v,
+                           lt_dtype dtype, const result *truth, const result *wobble)
+{
+    const lt_op *op = lt_op_find(ctx, c->op)->op;
+    values made = *v;
+    char name[32], here[80];
+    result got;
+    made.made = true;
+    snprintf(here, sizeof here, "%s, in place", where);
+    bool ok = run_case(ctx, c, &made, dtype, &got);
+    for (int part = GRAD; part < AFTER && ok; part++)
+        if (truth->part[part].at)
+            compare(c, here, part_name(c, part, name), &got.part[part], &truth->part[part],
+                    margin_for(op, v, got.part[part].dtype, part, &wobble->part[part]));
+    free_result(&got);
+}
+
 /* One config in one dtype against the truth; and again, for the same bits and no byte more in
  * use. */
 static void check_low(lt_ctx *ctx, const char *config, const op_case *c, const values *v,
@@ -366,6 +386,8 @@ static void check_low(lt_ctx *ctx, const char *config, const op_case *c, const v
                     margin_for(op, v, g->dtype == LT_F64 ? LT_F32 : g->dtype, part,
                                &wobble->part[part]));
     }
+    if (op->grad_in_place && v->part[DY].at)
+        check_in_place(ctx, where, c, v, dtype, truth, wobble);
     free_result(&got);
     free_result(&again);
 }

@@ -1,0 +1,291 @@
+/* test_batch_norm.c - the fast batch norm against the reference over random shapes: few channels,
+ * odd ones, more than fit a vector, short last rows; with and without residual and activation, in
+ * training and in evaluation, in f32, and in bf16 with parameters in f32.
+ *
+ * Truth is the reference kernel in f64 on the same, already rounded inputs. Memory is poisoned, and
+ * backward runs over leaves, whose gradients are written once and then added to, or over results of
+ * other ops, whose gradients may take the place of dy.
+ */
+#include "tests/ops/cases.h"
+
+enum { X, SCALE, SHIFT, MEAN, VAR, RESIDUAL, INPUTS }; /* and what is found: */
+enum { Y = INPUTS, DY = INPUTS, MOVED_MEAN, MOVED_VAR, DX, DSCALE, DSHIFT, DRESIDUAL, FOUND };
+
+static const char *const found_name[] = {
+    [Y] = "y", [MOVED_MEAN] = "mean", [MOVED_VAR] = "var", [DX] = "dx", [DSCALE] = "dscale",
+    [DSHIFT] = "dshift", [DRESIDUAL] = "dresidual"};
+
+typedef struct trial {
+    int64_t dims[2];          /* (rows, channels) */
+    bool residual, made;      /* made: x and the residual are results of ops */
+    char options[48];
+    block given[INPUTS + 1];  /* and dy */
+} trial;
+
+/* ==== Trials ================================================================================== */
+
+static int64_t draw(uint64_t *seed, int64_t n)
+{
+    return (int64_t)(uniform((*seed)++, 0) * (double)n);
+}
+
+static block random_block(uint64_t *seed, int ndim, const int64_t *dims, lt_dtype dtype)
+{
+    block b = block_new(LT_F64, ndim, dims);
+    ++*seed;
+    for (int64_t i = 0; i < b.count; i++)
+        b.at[i] = normal(*seed << 32, (uint64_t)i);
+    block_round(&b, dtype);
+    return b;
+}
+
+/* x, residual and dy in dtype, parameters in f32. */
+static trial make_trial(uint64_t *seed, int64_t rows, int64_t channels, lt_dtype dtype)
+{
+    static const char *const acts[] = {"none", "relu", "relu6"};
+    trial t = {.dims = {rows, channels}};
+    t.residual = draw(seed, 2);
+    t.made = draw(seed, 2);
+    /* A y that is rounded to 6 stops a gradient that truth lets pass. */
+    int64_t kinds = t.residual && dtype != LT_F32 ? 2 : 3;
+    snprintf(t.options, sizeof t.options, "train=%s act=%s", draw(seed, 3) ? "true" : "false",
+             acts[draw(seed, kinds)]);
+    for (int i = 0; i <= DY; i++) {
+        bool large = i == X || i == RESIDUAL || i == DY;
+        t.given[i] = large ? random_block(seed, 2, t.dims, dtype)
+                           : random_block(seed, 1, &channels, LT_F32);
+    }
+    for (int64_t k = 0; k < channels; k++) {
+        t.given[VAR].at[k] = 0.5 + fabs(t.given[VAR].at[k]);
+        t.given[SCALE].at[k] *= 4; /* for values beyond 6 */
+    }
+    block_round(&t.given[VAR], LT_F32);
+    block_round(&t.given[SCALE], LT_F32);
+    return t;
+}
+
+static void free_trial(trial *t)
+{
+    for (int i = 0; i <= DY; i++)
+        block_free(&t->given[i]);
+}
+
+/* -(-x). New. */
+static lt_tensor *made_of(lt_tensor *x)
+{
+    lt_tensor *minus = lt_run(lt_tensor_ctx(x), "neg", NULL, x, NULL);
+    lt_tensor *same = lt_run(lt_tensor_ctx(x), "neg", NULL, minus, NULL);
+    CHECK(same != NULL);
+    lt_release(minus);
+    return same;
+}
+
+static void pass(const trial *t, lt_tensor **leaf, lt_tensor *dy, block *y)
+{
+    lt_tensor *in[INPUTS];
+    for (int i = 0; i < INPUTS; i++)
+        in[i] = t->made && (i == X || i == RESIDUAL) ? made_of(leaf[i]) : lt_retain(leaf[i]);
+    lt_tensor *out = lt_runv(lt_tensor_ctx(dy), "batch_norm", t->options, in,
+                             t->residual ? INPUTS : RESIDUAL);
+    if (!out)
+        FAIL("%s", lt_errmsg());
+    for (int i = 0; i < INPUTS; i++)
+        lt_release(in[i]);
+    block_free(y);
+    *y = block_of(out);
+    CHECK_OK(lt_backward(out, dy));
+    lt_release(out);
+}
+
+/* All that comes of the trial when x, residual and dy have a dtype and parameters another. */
+static void run(lt_ctx *ctx, const trial *t, lt_dtype dtype, lt_dtype param_dtype,
+                block found[FOUND])
+{
+    lt_tensor *in[INPUTS + 1];
+    memset(found, 0, FOUND * sizeof *found);
+    for (int i = 0; i <= DY; i++)
+        in[i] = block_tensor(ctx, &t->given[i], t->given[i].ndim == 2 ? dtype : param_dtype);
+    for (int i = 0; i < INPUTS; i++)
+        if (i != MEAN && i != VAR)
+            CHECK_OK(lt_set_requires_grad(in[i], true));
+    pass(t, in, in[DY], &found[Y]);
+    pass(t, in, in[DY], &found[Y]); /* gradients are added to */
+    CHECK_OK(lt_stats_commit(ctx));
+    found[MOVED_MEAN] = block_of(in[MEAN]);
+    found[MOVED_VAR] = block_of(in[VAR]);
+    found[DX] = block_of(lt_grad(in[X]));
+    found[DSCALE] = block_of(lt_grad(in[SCALE]));
+    found[DSHIFT] = block_of(lt_grad(in[SHIFT]));
+    if (t->residual)
+        found[DRESIDUAL] = block_of(lt_grad(in[RESIDUAL]));
+    for (int i = 0; i <= DY; i++)
+        lt_release(in[i]);
+}
+
+static void free_found(block found[FOUND])
+{
+    for (int i = Y; i < FOUND; i++)
+        block_free(&found[i]);
+}
+
+/* ==== Judging them ============================================================================ */
+
+/* Elements in bf16 come rounded; a gradient twice, as it was added to. Sums of n terms in f32 are
+ * off by parts of sqrt(n) roundoffs of their typical size. */
+static void judge(const trial *t, lt_dtype dtype, const block *truth, const block *found)
+{
+    for (int i = Y; i < FOUND; i++) {
+        double squares = 0, share = found[i].dtype == LT_BF16 ? 0x1p-7 : 0x1p-20;
+        for (int64_t k = 0; k < truth[i].count; k++)
+            squares += truth[i].at[k] * truth[i].at[k];
+        double typical = truth[i].count ? sqrt(squares / (double)truth[i].count) : 0;
+        for (int64_t k = 0; k < truth[i].count; k++) {
+            double want = truth[i].at[k], got = found[i].at[k];
+            if (!(fabs(got - want) <= share * fabs(want) + 0x1p-17 * typical))
+                FAIL("%lldx%lld %s, %s%s%s: %s[%lld] is %.9g, not %.9g", (long long)t->dims[0],
+                     (long long)t->dims[1], lt_dtype_name(dtype), t->options,
+                     t->residual ? ", residual" : "", t->made ? ", made" : "", found_name[i],
+                     (long long)k, got, want);
+        }
+    }
+}
+
+static void check_same(const block *a, const block *b)
+{
+    for (int i = Y; i < FOUND; i++)
+        CHECK(!a[i].at || memcmp(a[i].at, b[i].at, (size_t)a[i].count * sizeof *a[i].at) == 0);
+}
+
+typedef struct contexts { lt_ctx *truth, *one, *two; } contexts;
+
+static contexts open_all(void)
+{
+    contexts c = {lt_open(&(lt_config){.reference = true, .threads = 2, .poison = true}),
+                  lt_open(&(lt_config){.threads = 1, .poison = true}),
+                  lt_open(&(lt_config){.threads = 2, .poison = true})};
+    CHECK(c.truth && c.one && c.two);
+    return c;
+}
+
+static void close_all(contexts c)
+{
+    lt_ctx_free(c.truth);
+    lt_ctx_free(c.one);
+    lt_ctx_free(c.two);
+}
+
+static void try_shape(contexts c, uint64_t *seed, int64_t rows, int64_t channels, lt_dtype dtype)
+{
+    block truth[FOUND], one[FOUND], two[FOUND];
+    trial t = make_trial(seed, rows, channels, dtype);
+    run(c.truth, &t, LT_F64, LT_F64, truth);
+    run(c.one, &t, dtype, LT_F32, one);
+    run(c.two, &t, dtype, LT_F32, two);
+    judge(&t, dtype, truth, one);
+    check_same(one, two);
+    free_found(truth);
+    free_found(one);
+    free_found(two);
+    free_trial(&t);
+}
+
+TEST(random_shapes)
+{
+    static const int64_t channels[] = {1, 2, 3, 7, 16, 17, 24, 31, 64, 65, 127, 128, 129, 160, 300};
+    enum { N = sizeof channels / sizeof *channels };
+    uint64_t seed = 1;
+    contexts c = open_all();
+    for (int i = 0; i < 16 * N; i++) {
+        int64_t of_row = channels[i % N], most = draw(&seed, 4) ? 3000 : 60000;
+        try_shape(c, &seed, 6 + draw(&seed, most / of_row), of_row, i / N % 2 ? LT_BF16 : LT_F32);
+    }
+    close_all(c);
+}
+
+/* Groups of many blocks. */
+TEST(a_long_batch)
+{
+    uint64_t seed = 77;
+    contexts c = open_all();
+    try_shape(c, &seed, 70003, 17, LT_F32);
+    try_shape(c, &seed, 70003, 17, LT_BF16);
+    close_all(c);
+}
+
+/* ==== Moments ================================================================================= */
+
+/* Values on a far mean, the first of them on another one still. */
+TEST(a_mean_far_from_zero_costs_no_digits)
+{
+    enum { ROWS = 600000, FIRST = 20000 };
+    static const double mean_of[] = {0, 1000, -30};
+    lt_ctx *ctx = lt_open(&(lt_config){.threads = 2});
+    block x = block_new(LT_F64, 2, (int64_t[]){ROWS, 3});
+    for (int64_t i = 0; i < x.count; i++)
+        x.at[i] = normal(5, (uint64_t)i) + mean_of[i % 3] + (i < 3 * FIRST ? 50 : 0);
+    block_round(&x, LT_F32);
+    lt_tensor *in[5] = {block_tensor(ctx, &x, LT_F32)};
+    for (int i = SCALE; i <= VAR; i++)
+        in[i] = lt_tensor_full(ctx, LT_F32, 1, (int64_t[]){3}, 1);
+    lt_tensor *y = lt_runv(ctx, "batch_norm", "train=true momentum=1", in, 5);
+    CHECK(y != NULL);
+    CHECK_OK(lt_stats_commit(ctx));
+    for (int k = 0; k < 3; k++) {
+        double sum = 0, squares = 0, mean, var;
+        for (int64_t i = k; i < x.count; i += 3)
+            sum += x.at[i];
+        for (int64_t i = k; i < x.count; i += 3)
+            squares += (x.at[i] - sum / ROWS) * (x.at[i] - sum / ROWS);
+        CHECK_OK(lt_item(in[MEAN], k, &mean));
+        CHECK_OK(lt_item(in[VAR], k, &var));
+        CHECK_NEAR(mean, sum / ROWS, 1e-6 * (fabs(sum / ROWS) + 1));
+        CHECK_NEAR(var, squares / (ROWS - 1), 1e-6 * squares / ROWS);
+    }
+    for (int i = 0; i < 5; i++)
+        lt_release(in[i]);
+    lt_release(y);
+    block_free(&x);
+    lt_ctx_free(ctx);
+}
+
+/* ==== What is kept ============================================================================ */
+
+/* The elements that y keeps for its backward, beside x. */
+static int64_t kept(lt_tensor *y, const lt_tensor *x, bool *itself)
+{
+    int64_t count = 0;
+    *itself = false;
+    for (int i = 0; lt_saved(y, i); i++) {
+        lt_tensor *saved = lt_saved(y, i);
+        *itself |= lt_data(saved) == lt_data(y);
+        count += saved == x ? 0 : lt_count(saved);
+    }
+    return count;
+}
+
+TEST(y_is_kept_only_where_x_does_not_tell)
+{
+    static const struct { const char *options; bool residual; int64_t kept; } wants[] = {
+        {"", false, 3 * 8}, {"", true, 3 * 8}, {"act=relu", false, 4 * 8},
+        {"act=relu", true, 3 * 8 + 5 * 8}};
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *in[INPUTS];
+    for (int i = 0; i < INPUTS; i++) {
+        bool large = i == X || i == RESIDUAL;
+        in[i] = lt_tensor_full(ctx, LT_F32, large ? 2 : 1, large ? (int64_t[]){5, 8}
+                                                                : (int64_t[]){8}, 1);
+    }
+    CHECK_OK(lt_set_requires_grad(in[X], true));
+    for (int i = 0; i < 4; i++) {
+        bool itself;
+        lt_tensor *y = lt_runv(ctx, "batch_norm", wants[i].options, in,
+                               wants[i].residual ? INPUTS : RESIDUAL);
+        CHECK(y != NULL);
+        CHECK_EQ(kept(y, in[X], &itself), wants[i].kept);
+        CHECK_EQ(itself, wants[i].kept > 4 * 8);
+        lt_release(y);
+    }
+    for (int i = 0; i < INPUTS; i++)
+        lt_release(in[i]);
+    lt_ctx_free(ctx);
+}

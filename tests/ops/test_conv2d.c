@@ -1,0 +1,302 @@
+/* test_conv2d.c - the fast convolutions against the reference, over random shapes: odd sizes, one
+ * pixel, one channel, groups, strides; in f32 and in bf16, with gradients of the weights in f32
+ * beside bf16 or in bf16 too, written or added, on one thread and on several.
+ *
+ * Truth is the reference kernel in f64 on the same, already rounded inputs. What an element may be
+ * off by is a share of the sum of its terms' sizes, which the same kernel finds when all signs are
+ * taken away. Results are poisoned before they are written: a kernel that gives a case up must have
+ * left the poison as it was.
+ */
+#include "autograd/autograd.h"
+#include "core/tensor.h"
+#include "ops/ops.h"
+#include "tests/lt_test.h"
+
+enum { X, W, B, Y, ROLES };   /* the tensors of a convolution */
+enum { VALUES, GRADS, SETS }; /* and their gradients; Y's is given, all others are found */
+
+enum { CASES = 60 };         /* a walk, with each count of threads */
+
+/* The share: sums of up to some thousand terms in f32, in any order. */
+#define SHARE 0x1p-20
+
+typedef struct shape {
+    int64_t dims[ROLES][4];
+    int ndim[ROLES];
+    char options[64];
+} shape;
+
+typedef struct run {
+    lt_tensor *at[SETS][ROLES];
+    bool add[B + 1];
+} run;
+
+/* ==== Making a case =========================================================================== */
+
+/* xorshift64* (Vigna, 2016): from 0 to n - 1. */
+static int64_t draw(uint64_t *seed, int64_t n)
+{
+    *seed ^= *seed >> 12;
+    *seed ^= *seed << 25;
+    *seed ^= *seed >> 27;
+    return (int64_t)((*seed * 0x2545f4914f6cdd1d) >> 33) % n;
+}
+
+/* Channels: few and odd, or a multiple of what vectors hold. */
+static int64_t draw_channels(uint64_t *seed, bool whole)
+{
+    return whole ? 16 * (1 + draw(seed, 5)) : 1 + draw(seed, 37);
+}
+
+static shape draw_shape(uint64_t *seed)
+{
+    int64_t kernel[2], pad[2], stride[2], in[2], out[2];
+    bool common = draw(seed, 2); /* 3x3 and 1x1 with stride 1 are what networks are made of */
+    int64_t side = draw(seed, 3) ? 3 : 1, dilation = common ? 1 : 1 + draw(seed, 5) / 4;
+    for (int i = 0; i < 2; i++) {
+        kernel[i] = common ? side : 1 + draw(seed, 5);
+        pad[i] = draw(seed, 1 + kernel[i]);
+        stride[i] = 1 + draw(seed, common ? 5 : 4) / (common ? 4 : 2);
+        int64_t reach = (kernel[i] - 1) * dilation + 1 - 2 * pad[i];
+        in[i] = (reach > 1 ? reach : 1) + draw(seed, 11);
+        out[i] = (in[i] - reach) / stride[i] + 1;
+    }
+    bool whole = draw(seed, 2); /* vectors */
+    int64_t n = 1 + draw(seed, 3), groups = 1;
+    int64_t c = draw_channels(seed, whole), k = draw_channels(seed, whole);
+    switch (draw(seed, 6)) {
+    case 0: groups = k = c; break;
+    case 1: groups = 2, c *= 2, k *= 2; break;
+    }
+    shape s = {.dims = {{n, in[0], in[1], c}, {k, kernel[0], kernel[1], c / groups}, {k},
+                        {n, out[0], out[1], k}},
+               .ndim = {4, 4, 1, 4}};
+    snprintf(s.options, sizeof s.options, "stride=%d,%d pad=%d,%d dilation=%d groups=%d",
+             (int)stride[0], (int)stride[1], (int)pad[0], (int)pad[1], (int)dilation, (int)groups);
+    return s;
+}
+
+/* Values between -1 and 1. New. */
+static lt_tensor *random_tensor(lt_ctx *ctx, lt_dtype dtype, const shape *s, int role,
+                                uint64_t *seed)
+{
+    lt_tensor *x = lt_tensor_new(ctx, dtype, s->ndim[role], s->dims[role]);
+    if (!x)
+        FAIL("%s", lt_errmsg());
+    for (int64_t i = 0; i < x->count; i++) {
+        double value = (double)draw(seed, 2001) / 1000 - 1;
+        lt_convert((char *)x->data + i * (int64_t)lt_dtype_bytes(dtype), dtype, &value, LT_F64, 1);
+    }
+    return x;
+}
+
+/* What happens to be in a result. New. */
+static lt_tensor *poisoned(lt_ctx *ctx, lt_dtype dtype, const shape *s, int role)
+{
+    lt_tensor *x = lt_tensor_full(ctx, dtype, s->ndim[role], s->dims[role], NAN);
+    if (!x)
+        FAIL("%s", lt_errmsg());
+    return x;
+}
+
+/* A case with inputs in dtype and the gradients of w and b in grad_dtype. */
+static run make_run(lt_ctx *ctx, const shape *s, lt_dtype dtype, lt_dtype grad_dtype,
+                    uint64_t *seed)
+{
+    run r = {.add = {false}};
+    bool bias = draw(seed, 2);
+    r.at[VALUES][Y] = poisoned(ctx, dtype, s, Y);
+    r.at[GRADS][Y] = random_tensor(ctx, dtype, s, Y, seed);
+    for (int i = X; i <= B; i++) {
+        lt_dtype of_grad = i == X ? dtype : grad_dtype;
+        if (i == B && !bias)
+            continue;
+        r.at[VALUES][i] = random_tensor(ctx, dtype, s, i, seed);
+        r.add[i] = draw(seed, 3) == 0;
+        r.at[GRADS][i] = r.add[i] ? random_tensor(ctx, of_grad, s, i, seed)
+                                  : poisoned(ctx, of_grad, s, i);
+    }
+    return r;
+}
+
+/* The same in f64, with all signs taken away if `sizes`. Results that are not added to are
+ * poison. */
+static run copy_run(lt_ctx *ctx, const run *from, bool sizes)
+{
+    run r = {.add = {from->add[X], from->add[W], from->add[B]}};
+    for (int k = 0; k < SETS * ROLES; k++) {
+        lt_tensor *x = from->at[k / ROLES][k % ROLES];
+        if (!x)
+            continue;
+        lt_tensor *y = r.at[k / ROLES][k % ROLES] = lt_tensor_new(ctx, LT_F64, x->ndim, x->dims);
+        if (!y)
+            FAIL("%s", lt_errmsg());
+        lt_convert(y->data, LT_F64, x->data, (lt_dtype)x->dtype, (size_t)x->count);
+        for (int64_t i = 0; i < x->count && sizes; i++)
+            ((double *)y->data)[i] = fabs(((double *)y->data)[i]);
+    }
+    return r;
+}
+
+static void free_run(run *r)
+{
+    for (int k = 0; k < SETS * ROLES; k++)
+        lt_release(r->at[k / ROLES][k % ROLES]);
+}
+
+/* ==== Running and comparing =================================================================== */
+
+/* Forward or backward by a kernel of conv2d. */
+static lt_status run_kernel(lt_ctx *ctx, const shape *s, run *r, bool backward, bool fast)
+{
+    const lt_def *def = lt_op_find(ctx, "conv2d");
+    const lt_op *op = def->op;
+    lt_opt opts[LT_MAX_OPT];
+    CHECK_OK(lt_opts_parse(&def->schema, s->options, opts));
+    lt_call c = {.ctx = ctx, .op = op, .schema = &def->schema, .opt = opts, .n_in = 3,
+                 .in = r->at[VALUES], .out = &r->at[VALUES][Y], .d_out = &r->at[GRADS][Y],
+                 .d_in = r->at[GRADS], .threads = ctx->threads, .save = op->save};
+    for (int i = X; i <= B; i++)
+        c.add |= (uint64_t)r->add[i] << i;
+    size_t bytes = op->scratch ? op->scratch(&c, backward) : 0;
+    c.scratch = bytes ? lt__alloc(ctx, bytes) : NULL;
+    if (bytes > 0)
+        memset(c.scratch, 0xff, bytes);
+    lt_status status = fast ? (backward ? op->fast_bwd : op->fast_fwd)(&c)
+                            : (backward ? op->bwd : op->fwd)(&c);
+    lt__free(ctx, c.scratch, bytes);
+    return status;
+}
+
+/* tensor against truth, which may be off by its rounding and a share of sizes. */
+static void compare(const char *what, const shape *s, lt_tensor *got, lt_tensor *truth,
+                    lt_tensor *sizes, double share)
+{
+    double rounding = got->dtype == LT_BF16 ? 0x1p-8 : 0x1p-23;
+    for (int64_t i = 0; i < got->count; i++) {
+        double value, want = ((double *)truth->data)[i], size = ((double *)sizes->data)[i];
+        CHECK_OK(lt_item(got, i, &value));
+        if (!(fabs(value - want) <= rounding * fabs(want) + share * size))
+            FAIL("%s, x %s, w %s, %s: element %lld is %.9g, not %.9g (terms %.3g)", what,
+                 lt_describe(truth, (char[96]){0}, 96), s->options, lt_dtype_name(got->dtype),
+                 (long long)i, value, want, size);
+    }
+}
+
+static bool same_bytes(const lt_tensor *a, const lt_tensor *b)
+{
+    return memcmp(a->data, b->data, (size_t)a->count * lt_dtype_bytes((lt_dtype)a->dtype)) == 0;
+}
+
+/* What a kernel must not have touched: r's results are those of `before`, bit by bit. */
+static void check_untouched(const shape *s, const run *r, const run *before, bool backward)
+{
+    for (int i = X; i <= Y; i++) {
+        lt_tensor *now = r->at[backward ? GRADS : VALUES][i];
+        if (now && !same_bytes(now, before->at[backward ? GRADS : VALUES][i]))
+            FAIL("%s: tensor %d was written, then the case was given up", s->options, i);
+    }
+}
+
+/* The same tensors once more. */
+static run twin_of(lt_ctx *ctx, const run *from)
+{
+    run r = *from;
+    for (int k = 0; k < SETS * ROLES; k++) {
+        lt_tensor *x = from->at[k / ROLES][k % ROLES];
+        if (x)
+            r.at[k / ROLES][k % ROLES] =
+                lt_tensor_from(ctx, (lt_dtype)x->dtype, x->ndim, x->dims, x->data);
+    }
+    return r;
+}
+
+/* One direction by the fast kernel, in r. Returns 1, or 0 when it was given up. */
+static int check_direction(lt_ctx *ctx, const shape *s, run *r, const run *truth, const run *sizes,
+                           bool backward)
+{
+    static const char *const names[] = {"dx", "dw", "db"};
+    run before = twin_of(ctx, r);
+    lt_status status = run_kernel(ctx, s, r, backward, true);
+    if (status == LT_EUNSUPPORTED)
+        check_untouched(s, r, &before, backward);
+    else
+        CHECK_OK(status);
+    free_run(&before);
+    if (status == LT_EUNSUPPORTED)
+        return 0;
+    if (!backward)
+        compare("y", s, r->at[VALUES][Y], truth->at[VALUES][Y], sizes->at[VALUES][Y], SHARE);
+    for (int i = X; i <= B && backward; i++)
+        if (r->at[GRADS][i])
+            compare(names[i], s, r->at[GRADS][i], truth->at[GRADS][i], sizes->at[GRADS][i],
+                    r->at[GRADS][i]->dtype == LT_BF16 && r->add[i] ? 0x1p-8 : SHARE);
+    return 1;
+}
+
+/* One shape, with random values. Adds to taken[] what the fast kernels took forward and backward. */
+static void check_shape(lt_ctx *ctx, lt_ctx *plain, const shape *s, lt_dtype dtype,
+                        lt_dtype grad_dtype, uint64_t *seed, int taken[2])
+{
+    run r = make_run(ctx, s, dtype, grad_dtype, seed);
+    run truth = copy_run(plain, &r, false), sizes = copy_run(plain, &r, true);
+    for (int backward = 0; backward < 2; backward++) {
+        CHECK_OK(run_kernel(plain, s, &truth, backward, false));
+        CHECK_OK(run_kernel(plain, s, &sizes, backward, false));
+        taken[backward] += check_direction(ctx, s, &r, &truth, &sizes, backward);
+    }
+    free_run(&r);
+    free_run(&truth);
+    free_run(&sizes);
+}
+
+/* CASES random shapes, or `only` as often, with one, two and three threads. */
+static void walk(lt_dtype dtype, lt_dtype grad_dtype, uint64_t seed, const shape *only)
+{
+    int taken[2] = {0};
+    for (int threads = 1; threads <= 3; threads++) {
+        lt_ctx *ctx = lt_open(&(lt_config){.threads = threads, .poison = true});
+        lt_ctx *plain = lt_open(&(lt_config){.threads = 2, .reference = true, .poison = true});
+        if (!ctx || !plain)
+            FAIL("%s", lt_errmsg());
+        for (int i = 0; i < CASES; i++) {
+            shape s = only ? *only : draw_shape(&seed);
+            check_shape(ctx, plain, &s, dtype, grad_dtype, &seed, taken);
+        }
+        lt_ctx_free(ctx);
+        lt_ctx_free(plain);
+    }
+    if (taken[0] == 0 && taken[1] == 0)
+        SKIP("no fast kernel takes %s here", lt_dtype_name(dtype));
+    CHECK(taken[0] > CASES && taken[1] > CASES); /* of 3 CASES: most of them */
+}
+
+TEST(fast_f32) { walk(LT_F32, LT_F32, 11, NULL); }
+TEST(fast_bf16_with_gradients_of_weights_in_f32) { walk(LT_BF16, LT_F32, 12, NULL); }
+TEST(fast_bf16) { walk(LT_BF16, LT_BF16, 13, NULL); }
+
+/* oneDNN 3.2 leaves what memory held in such a gradient when it is asked for in bf16. */
+TEST(gradients_of_depthwise_weights_in_bf16)
+{
+    shape s = {.dims = {{2, 9, 7, 18}, {18, 2, 4, 1}, {18}, {2, 4, 4, 18}}, .ndim = {4, 4, 1, 4},
+               .options = "stride=2 pad=0,2 groups=18"};
+    walk(LT_BF16, LT_BF16, 14, &s);
+}
+
+/* The reference gets f32 copies then. */
+TEST(bf16_that_nobody_takes_is_given_up)
+{
+    uint64_t seed = 15;
+    shape s = {.dims = {{0, 5, 5, 3}, {4, 3, 3, 3}, {4}, {0, 3, 3, 4}}, .ndim = {4, 4, 1, 4}};
+    lt_ctx *ctx = lt_open(NULL);
+    if (!ctx)
+        FAIL("%s", lt_errmsg());
+    run r = make_run(ctx, &s, LT_BF16, LT_F32, &seed), before = twin_of(ctx, &r);
+    for (int backward = 0; backward < 2; backward++) {
+        CHECK_EQ(run_kernel(ctx, &s, &r, backward, true), LT_EUNSUPPORTED);
+        check_untouched(&s, &r, &before, backward);
+    }
+    free_run(&r);
+    free_run(&before);
+    lt_ctx_free(ctx);
+}
