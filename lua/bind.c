@@ -2,10 +2,11 @@
  * runs.
  *
  * The collector. Lua counts 40 bytes for a tensor of a gigabyte, so its own pace says nothing about
- * tensors. Bytes of tensors drive it instead: when as many new bytes have been given to Lua as were
- * alive after the last collection, but at least LEAST_FRESH, the next maker of a tensor first runs
- * a full collection. So garbage never takes more than the live tensors do, or LEAST_FRESH. Within
- * lt.step() bytes are not counted: the end of the scope frees them.
+ * tensors. Bytes of tensors drive it instead: when a quarter as many new bytes have been given to
+ * Lua as were alive after the last collection, but at least LEAST_FRESH, the next maker of a tensor
+ * first runs a full collection. So garbage never takes more than that. Backward lets go of what it
+ * has been through, which frees nothing as long as garbage holds it too: so it runs a collection
+ * first, when there are bytes enough. Within lt.step() the end of the scope frees what is left.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -17,26 +18,36 @@
 #include "lua/bind.h"
 #include "lua/embedded.h"
 
-enum { LEAST_FRESH = 128 << 20 };
+enum {
+    LEAST_FRESH = 128 << 20,
+    MANY = 64 /* times Lua's own memory: making so many bytes takes far longer than reading that */
+};
 
 /* Their addresses are keys in the registry. */
 static const char key_context, key_state;
 
 /* ==== Tensors as values ======================================================================= */
 
-static void collect_when_due(lua_State *L, lt_lua *s)
+static void collect(lua_State *L, lt_lua *s)
 {
-    if (s->fresh <= s->limit || !lua_gc(L, LUA_GCISRUNNING))
+    if (!lua_gc(L, LUA_GCISRUNNING))
         return;
     lua_gc(L, LUA_GCCOLLECT);
-    size_t live = lt_memory_stats(s->ctx).live;
+    size_t part = lt_memory_stats(s->ctx).live / 4;
     s->fresh = 0;
-    s->limit = live > LEAST_FRESH ? live : LEAST_FRESH;
+    s->limit = part > LEAST_FRESH ? part : LEAST_FRESH;
+}
+
+void lt__collect_for_backward(lua_State *L, lt_lua *s)
+{
+    if (s->fresh / MANY > (size_t)lua_gc(L, LUA_GCCOUNT) * 1024)
+        collect(L, s);
 }
 
 lt_tensor **lt__push_box(lua_State *L, lt_lua *s)
 {
-    collect_when_due(L, s);
+    if (s->fresh > s->limit)
+        collect(L, s);
     lt_tensor **box = lua_newuserdatauv(L, sizeof *box, 0);
     *box = NULL;
     lua_rawgetp(L, LUA_REGISTRYINDEX, s->tensor_meta);
@@ -49,8 +60,7 @@ void lt__fill_box(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x)
     if (!x)
         lt__raise(L, s);
     *box = x;
-    if (s->scopes == 0)
-        s->fresh += (size_t)lt_count(x) * lt_dtype_bytes(lt_tensor_dtype(x));
+    s->fresh += (size_t)lt_count(x) * lt_dtype_bytes(lt_tensor_dtype(x));
 }
 
 void lt__share_box(lua_State *L, lt_tensor **box, lt_tensor *x)
@@ -195,6 +205,7 @@ static int close_state(lua_State *L)
 {
     lt_lua *s = lua_touserdata(L, 1);
     lt__drop_hooks(s);
+    lt__drop_times(s);
     if (s->ctx)
         lt_set_where(s->ctx, NULL, NULL);
     if (s->owned)
@@ -262,6 +273,7 @@ static void push_core(lua_State *L, lt_lua *s)
     lt__open_file(L);
     lt__open_data(L);
     lt__open_system(L);
+    lt__open_times(L);
     lua_pushliteral(L, LT_VERSION);
     lua_setfield(L, -2, "version");
 }

@@ -16,6 +16,7 @@
 #include "lua/luatrain.h"
 
 enum { LT_MOST_OPEN = 64 };
+typedef enum lt_opened { LT_OPEN_SCOPE, LT_OPEN_NO_GRAD, LT_OPEN_AUTOCAST } lt_opened;
 
 /* What a Lua state knows of luatrain: a userdata that lives as long as the state, and upvalue 1 of
  * every function. */
@@ -26,13 +27,18 @@ typedef struct lt_lua {
     const void *tensor_meta;   /* the metatable of tensors, and its key in the registry */
     struct lt_lua_hook *hooks; /* all that leaves of ctx hold */
     lt_status status;          /* of the last error raised here; the registry has its message */
-    int scopes;                /* of those that are open */
-    struct { uint64_t serial; bool scope, abandoned; } open[LT_MOST_OPEN];
-    int n_open;                /* what lt.step and lt.no_grad have opened */
+    struct {
+        uint64_t serial;
+        lt_opened what;
+        lt_dtype before;       /* of autocast, to be put back */
+        bool abandoned;
+    } open[LT_MOST_OPEN];
+    int n_open;                /* what lt.step, lt.no_grad and lt.autocast have opened */
     uint64_t serial;           /* of the last */
     size_t fresh;              /* bytes of tensors given to Lua since its last collection */
     size_t limit;              /* how many of them start the next */
     double backward_s, optimizer_s; /* seconds spent in lt_backward() and lt_optim_step() */
+    struct lt_lua_times *times; /* of ops, while they are taken and not asked for; or NULL */
 } lt_lua;
 
 static inline lt_lua *lt__lua(lua_State *L)
@@ -79,6 +85,8 @@ void lt__where(void *ud, char *where, size_t bytes);
 lt_tensor **lt__push_box(lua_State *L, lt_lua *s);
 /* box owns x, a new tensor; raises if x is NULL. */
 void lt__fill_box(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x);
+/* Collects garbage that holds tensors, when there may be enough of it. */
+void lt__collect_for_backward(lua_State *L, lt_lua *s);
 /* The empty box on top holds x, which others hold too; it becomes nil for NULL. */
 void lt__share_box(lua_State *L, lt_tensor **box, lt_tensor *x);
 /* The tensor at index, or NULL when the value there is none. One that was closed is an error. */
@@ -126,7 +134,10 @@ void lt__open_run(lua_State *L);
 void lt__open_file(lua_State *L);
 void lt__open_data(lua_State *L);
 void lt__open_system(lua_State *L);
+void lt__open_times(lua_State *L);
 /* The state closes: hooks that leaves still hold must not call it. */
 void lt__drop_hooks(lt_lua *s);
+/* Ends the timing of ops and forgets what was timed. */
+void lt__drop_times(lt_lua *s);
 
 #endif

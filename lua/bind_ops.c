@@ -72,6 +72,12 @@ static void read_option(lua_State *L, lt_lua *s, const lt_schema *schema, int k,
         opt->i[0] = lua_toboolean(L, index);
         break;
     case LT_DTYPE: opt->i[0] = lt__check_dtype(L, s, index, schema->name); break;
+    case LT_WORD:
+        opt->i[0] = lt_schema_word(schema, k, lua_type(L, index) == LUA_TSTRING
+                                                  ? lua_tostring(L, index) : lt__text(L, index));
+        if (opt->i[0] < 0)
+            lt__raise(L, s);
+        break;
     }
     opt->n = 1;
 }

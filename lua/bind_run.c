@@ -5,6 +5,7 @@
  * which is why those take plain lists.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/tensor.h"
 #include "lua/bind.h"
@@ -43,6 +44,7 @@ static int keep(lua_State *L)
 static int backward(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
+    lt__collect_for_backward(L, s);
     lt_tensor *x = lt__self(L, "backward");
     lt_tensor *grad = NULL;
     if (!lua_isnoneornil(L, 2))
@@ -148,9 +150,9 @@ static int on_grad(lua_State *L)
 
 /* ==== Scopes ================================================================================== */
 
-/* What lt.step or lt.no_grad opened is closed when its function ends, by an error too: a guard
- * is a to-be-closed value. In a coroutine that failed or was dropped Lua does not close it, only
- * collects it, whenever that is; so it knows its place among what is open, and closes what was
+/* What lt.step, lt.no_grad or lt.autocast opened is closed when its function ends, by an error too:
+ * a guard is a to-be-closed value. In a coroutine that failed or was dropped Lua does not close it,
+ * only collects it, whenever that is; so it knows its place among what is open, and closes what was
  * opened above it and left. */
 typedef struct guard {
     uint64_t serial; /* 0: closed */
@@ -159,11 +161,10 @@ typedef struct guard {
 
 static void close_last(lt_lua *s)
 {
-    if (s->open[--s->n_open].scope) {
-        lt_scope_pop(s->ctx);
-        s->scopes--;
-    } else {
-        lt_grad_on(s->ctx);
+    switch (s->open[--s->n_open].what) {
+    case LT_OPEN_SCOPE: lt_scope_pop(s->ctx); break;
+    case LT_OPEN_NO_GRAD: lt_grad_on(s->ctx); break;
+    case LT_OPEN_AUTOCAST: lt_set_autocast(s->ctx, s->open[s->n_open].before); break;
     }
 }
 
@@ -204,26 +205,31 @@ static void keep_results(lua_State *L, lt_lua *s, int first)
     }
 }
 
-/* Calls the function in argument 1 with the arguments behind it, with something open. */
-static int call_within(lua_State *L, const char *who, bool scope)
+/* Calls the function in argument 1 with the arguments behind it, with something open; autocast in
+ * dtype. */
+static int call_within(lua_State *L, const char *who, lt_opened what, lt_dtype dtype)
 {
     lt_lua *s = lt__lua(L);
+    bool scope = what == LT_OPEN_SCOPE;
     if (!lua_isfunction(L, 1))
         lt__refuse(L, s, "%s wants a function, it is %s", who, lt__text(L, 1));
     if (s->n_open == LT_MOST_OPEN)
-        lt__refuse(L, s, "%s: more than %d of lt.step and lt.no_grad are open", who, LT_MOST_OPEN);
+        lt__refuse(L, s, "%s: more than %d of lt.step, lt.no_grad and lt.autocast are open", who,
+                   LT_MOST_OPEN);
     guard *g = lua_newuserdatauv(L, sizeof *g, 0);
     g->serial = 0;
     luaL_setmetatable(L, "luatrain.Guard");
     lua_insert(L, 1);
     lua_toclose(L, 1);
+    s->open[s->n_open].before = lt_autocast(s->ctx);
     if (scope)
         lt__check(L, s, lt_scope_push(s->ctx));
-    else
+    else if (what == LT_OPEN_NO_GRAD)
         lt_grad_off(s->ctx);
-    s->scopes += scope;
+    else
+        lt_set_autocast(s->ctx, dtype);
     g->serial = s->open[s->n_open].serial = ++s->serial;
-    s->open[s->n_open].scope = scope;
+    s->open[s->n_open].what = what;
     s->open[s->n_open].abandoned = false;
     g->place = s->n_open++;
     lua_call(L, lua_gettop(L) - 2, LUA_MULTRET);
@@ -232,8 +238,26 @@ static int call_within(lua_State *L, const char *who, bool scope)
     return lua_gettop(L) - 1;
 }
 
-static int step(lua_State *L) { return call_within(L, "lt.step", true); }
-static int no_grad(lua_State *L) { return call_within(L, "lt.no_grad", false); }
+static int step(lua_State *L) { return call_within(L, "lt.step", LT_OPEN_SCOPE, LT_F32); }
+static int no_grad(lua_State *L) { return call_within(L, "lt.no_grad", LT_OPEN_NO_GRAD, LT_F32); }
+
+/* autocast("off" or "bf16", function, ...) */
+static int autocast(lua_State *L)
+{
+    const char *word = lua_type(L, 1) == LUA_TSTRING ? lua_tostring(L, 1) : "";
+    bool on = strcmp(word, "bf16") == 0;
+    if (!on && strcmp(word, "off") != 0)
+        lt__refuse(L, lt__lua(L), "lt.autocast wants 'off' or 'bf16', it is %s", lt__text(L, 1));
+    lua_remove(L, 1);
+    return call_within(L, "lt.autocast", LT_OPEN_AUTOCAST, on ? LT_BF16 : LT_F32);
+}
+
+/* amp(): the word for what lt.autocast has set. */
+static int amp(lua_State *L)
+{
+    lua_pushstring(L, lt_autocast(lt__lua(L)->ctx) == LT_BF16 ? "bf16" : "off");
+    return 1;
+}
 
 /* ==== Parameters ============================================================================== */
 
@@ -519,11 +543,12 @@ static const luaL_Reg tensor_methods[] = {
     {"keep", keep}, {"backward", backward}, {"on_grad", on_grad}, {NULL, NULL}};
 
 static const luaL_Reg functions[] = {
-    {"step", step}, {"no_grad", no_grad}, {"new_parameter", new_parameter}, {"role", role},
-    {"set_dtype", set_dtype}, {"place", place}, {"sha256", sha256}, {"freeze", freeze},
-    {"stats_settle", stats_settle}, {"new_optim", new_optim}, {"seed", seed}, {"steps", steps},
-    {"set_step", set_step}, {"draws", draws}, {"set_draws", set_draws},
-    {"set_first_row", set_first_row}, {"times", times}, {"memory", memory}, {NULL, NULL}};
+    {"step", step}, {"no_grad", no_grad}, {"autocast", autocast}, {"amp", amp},
+    {"new_parameter", new_parameter}, {"role", role}, {"set_dtype", set_dtype}, {"place", place},
+    {"sha256", sha256}, {"freeze", freeze}, {"stats_settle", stats_settle},
+    {"new_optim", new_optim}, {"seed", seed}, {"steps", steps}, {"set_step", set_step},
+    {"draws", draws}, {"set_draws", set_draws}, {"set_first_row", set_first_row}, {"times", times},
+    {"memory", memory}, {NULL, NULL}};
 
 void lt__open_run(lua_State *L)
 {

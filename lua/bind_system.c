@@ -89,6 +89,7 @@ static int list_folder(lua_State *L)
     names *found = lua_newuserdatauv(L, sizeof *found, 0);
     *found = (names){NULL, 0};
     luaL_setmetatable(L, names_class);
+    lua_toclose(L, -1); /* what a finalizer makes when the state closes is not collected */
     int n = scandir(path, &found->list, NULL, by_name);
     if (n < 0)
         return 0;

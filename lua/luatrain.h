@@ -11,6 +11,7 @@
 #ifndef LUATRAIN_H
 #define LUATRAIN_H
 
+#include "amp/amp.h"
 #include "autograd/autograd.h"
 #include "core/core.h"
 #include "data/data.h"

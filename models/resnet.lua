@@ -27,27 +27,24 @@ local bottleneck = {widen = 4}
 
 function basic.new(c_in, c, stride, last)
   return nn.module({
-    conv1 = conv(c_in, c, 3, stride), bn1 = nn.batch_norm{c},
-    conv2 = conv(c, c, 3, 1), bn2 = nn.batch_norm{c, scale = last},
+    conv1 = conv(c_in, c, 3, stride), bn1 = nn.batch_norm{c, act = "relu"},
+    conv2 = conv(c, c, 3, 1), bn2 = nn.batch_norm{c, scale = last, act = "relu"},
     shortcut = shortcut(c_in, c, stride),
   }, function(self, x)
-    local y = lt.relu(self.bn1(self.conv1(x)))
-    y = self.bn2(self.conv2(y))
-    return lt.relu(y + (self.shortcut and self.shortcut(x) or x))
+    local y = self.bn1(self.conv1(x))
+    return self.bn2(self.conv2(y), self.shortcut and self.shortcut(x) or x)
   end, "basic block")
 end
 
 function bottleneck.new(c_in, c, stride, last)
   return nn.module({
-    conv1 = conv(c_in, c, 1, 1), bn1 = nn.batch_norm{c},
-    conv2 = conv(c, c, 3, stride), bn2 = nn.batch_norm{c},
-    conv3 = conv(c, 4 * c, 1, 1), bn3 = nn.batch_norm{4 * c, scale = last},
+    conv1 = conv(c_in, c, 1, 1), bn1 = nn.batch_norm{c, act = "relu"},
+    conv2 = conv(c, c, 3, stride), bn2 = nn.batch_norm{c, act = "relu"},
+    conv3 = conv(c, 4 * c, 1, 1), bn3 = nn.batch_norm{4 * c, scale = last, act = "relu"},
     shortcut = shortcut(c_in, 4 * c, stride),
   }, function(self, x)
-    local y = lt.relu(self.bn1(self.conv1(x)))
-    y = lt.relu(self.bn2(self.conv2(y)))
-    y = self.bn3(self.conv3(y))
-    return lt.relu(y + (self.shortcut and self.shortcut(x) or x))
+    local y = self.bn2(self.conv2(self.bn1(self.conv1(x))))
+    return self.bn3(self.conv3(y), self.shortcut and self.shortcut(x) or x)
   end, "bottleneck")
 end
 

@@ -79,6 +79,16 @@ static lt_status set_count(settings *s, const char *who, const char *value)
     return parse_number(who, value, 1, INT64_MAX, &n);
 }
 
+static lt_status set_amp(settings *s, const char *who, const char *value)
+{
+    (void)s;
+    if (strcmp(value, "off") == 0 || strcmp(value, "bf16") == 0)
+        return LT_OK;
+    bool later = strcmp(value, "fp16") == 0 || strcmp(value, "auto") == 0;
+    return lt_fail(LT_EUSAGE, "%s wants off or bf16, it is '%s'%s", who, value,
+                   later ? ", which is still to come" : "");
+}
+
 static lt_status set_log(settings *s, const char *who, const char *value)
 {
     (void)s;
@@ -115,6 +125,8 @@ static const struct option {
     {"device", "auto|cpu", "what computes (auto: the best there is)", set_device},
     {"threads", "N", "threads of the kernels (the CPUs this process may use)", set_threads},
     {"seed", "S", "of all random numbers (0)", set_seed},
+    {"amp", "off|bf16", "bf16: runs compute in mixed precision (what the script says, or off)",
+     set_amp},
     {"out", "DIR", "the folder of the run (a new one, runs/SCRIPT-N)", set_path},
     {"resume", "auto|PATH|never", "auto: goes on where the run in DIR was (if --out is given)",
      set_path},
@@ -133,7 +145,9 @@ static void print_help(FILE *to)
 {
     fprintf(to, "usage: luatrain [options] script.lua [options of the script]\n"
                 "       luatrain [options] summary script.lua [options of the script]\n"
-                "       luatrain [options] bench dispatch\n\n");
+                "       luatrain [options] bench [options of bench] script.lua [options of the "
+                "script]\n"
+                "       luatrain bench dispatch\n\n");
     for (int i = 0; i < N_OPTIONS; i++) {
         const struct option *o = &options[i];
         int n = fprintf(to, "  --%s %s", o->name, o->value ? o->value : "");
@@ -330,23 +344,28 @@ static lt_status run_script(lua_State *L, int argc, char **argv)
     return lt_lua_dofile(L, path, argc - 1, argv + 1);
 }
 
-static const char watch_script[] = "require 'luatrain.summary'.watch()";
+/* The subcommands that look at how a script trains: watch() of luatrain/NAME.lua takes what follows
+ * the name and returns which of it is the script, and a function. The script runs until it is told
+ * that all was seen, as LT_EDONE; then the function is called. */
+static const char watch_script[] = "return require('luatrain.' .. ...).watch(select(2, ...))";
 
-/* The script runs until it begins to train; then its net is shown instead, as LT_EDONE. */
-static lt_status summary(lua_State *L, int argc, char **argv)
+static lt_status watch(lua_State *L, const char *name, int argc, char **argv)
 {
-    if (argc == 0 || argv[0][0] == '-')
-        return lt_fail(LT_EUSAGE,
-                       "summary wants a script: luatrain [options] summary train_lenet.lua");
-    if (luaL_loadbuffer(L, watch_script, sizeof watch_script - 1, "=summary") != LUA_OK)
+    if (!lua_checkstack(L, argc + 3) ||
+        luaL_loadbuffer(L, watch_script, sizeof watch_script - 1, "=watch") != LUA_OK)
         return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* the text itself is right */
-    LT_TRY(lt_lua_call(L, 0, 0));
-    lt_status status = run_script(L, argc, argv);
+    lua_pushstring(L, name);
+    for (int i = 0; i < argc; i++)
+        lua_pushstring(L, argv[i]);
+    lt_status status = lt_lua_call(L, 1 + argc, 2);
     if (status != LT_OK)
         return status == LT_EDONE ? LT_OK : status;
-    return lt_fail(LT_ESCRIPT,
-                   "summary: %s calls neither lt.run nor lt.fit, so there is no net to show",
-                   argv[0]);
+    int script = (int)lua_tointeger(L, 1) - 1;
+    status = run_script(L, argc - script, argv + script);
+    if (status != LT_OK && status != LT_EDONE)
+        return status;
+    lua_settop(L, 2);
+    return lt_lua_call(L, 0, 0);
 }
 
 /* ==== bench dispatch ========================================================================== */
@@ -387,23 +406,7 @@ static lt_status bench_c(lt_ctx *ctx)
     return status;
 }
 
-static const char lua_bench[] =
-    "local rounds, ops = ...\n"
-    "local lt = require 'luatrain'\n"
-    "local a, b = lt.ones({1}), lt.ones({1})\n"
-    "local function run_adds()\n"
-    "  local least = math.huge\n"
-    "  for _ = 1, rounds do\n"
-    "    local start = os.clock()\n"
-    "    for _ = 1, ops do local _ = a + b end\n"
-    "    least = math.min(least, 1e9 * (os.clock() - start) / ops)\n"
-    "  end\n"
-    "  return least\n"
-    "end\n"
-    "local plain = run_adds()\n"
-    "a:requires_grad()\n"
-    "local taped = run_adds()\n"
-    "print(string.format('Lua  %7.0f ns an op on the tape, %7.0f without', taped, plain))\n";
+static const char lua_bench[] = "require 'luatrain.bench'.dispatch(...)";
 
 static lt_status bench_lua(lua_State *L)
 {
@@ -417,7 +420,7 @@ static lt_status bench_lua(lua_State *L)
 static lt_status bench(lt_ctx *ctx, lua_State *L, int argc, char **argv)
 {
     if (argc != 1 || strcmp(argv[0], "dispatch") != 0)
-        return lt_fail(LT_EUSAGE, "bench wants one name: luatrain bench dispatch");
+        return watch(L, "bench", argc, argv);
     LT_TRY(bench_c(ctx));
     return bench_lua(L);
 }
@@ -475,7 +478,7 @@ static lt_status run_in(lt_ctx *ctx, int argc, char **argv)
     if (strcmp(argv[0], "bench") == 0)
         status = bench(ctx, L, argc - 1, argv + 1);
     else if (strcmp(argv[0], "summary") == 0)
-        status = summary(L, argc - 1, argv + 1);
+        status = watch(L, "summary", argc - 1, argv + 1);
     else
         status = run_script(L, argc, argv);
     lua_close(L);
@@ -515,11 +518,10 @@ static void spin_little(char **argv)
         execv(program, argv); /* if it returns, training is only slower */
 }
 
-/* "summary --help": only a script has a help of its own. */
+/* "summary --help": it has no help of its own. */
 static bool asks_for_help(int argc, char **argv)
 {
-    return argc > 1 && (strcmp(argv[0], "summary") == 0 || strcmp(argv[0], "bench") == 0) &&
-           strcmp(argv[1], "--help") == 0;
+    return argc > 1 && strcmp(argv[0], "summary") == 0 && strcmp(argv[1], "--help") == 0;
 }
 
 int main(int argc, char **argv)

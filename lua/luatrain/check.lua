@@ -78,6 +78,12 @@ local kinds = {
   init = {"'uniform', 'he' or a standard deviation", function(value)
     return (value == "uniform" or value == "he" or amount(value)) and value or nil
   end},
+  amp = {"'off' or 'bf16'", function(value)
+    return (value == "off" or value == "bf16") and value or nil
+  end},
+  act = {"'none', 'relu' or 'relu6'", function(value)
+    return (value == "none" or value == "relu" or value == "relu6") and value or nil
+  end},
   boolean = {"true or false", function(value)
     if type(value) == "boolean" then return value end
   end},

@@ -7,7 +7,7 @@ local command = {}
 command.options = {
   ["--out"] = true, ["--resume"] = true, ["--save-every"] = true, ["--max-steps"] = true,
   ["--log"] = true, ["--seed"] = true, ["--threads"] = true, ["--device"] = true,
-  ["--quiet"] = false, ["--verbose"] = false}
+  ["--amp"] = true, ["--quiet"] = false, ["--verbose"] = false}
 
 -- The arguments of this process, the program first. A script may have changed arg.
 local function arguments()

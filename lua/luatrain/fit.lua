@@ -38,7 +38,7 @@ end
 local spec = check("lt.fit{net:net, train:set, test:set, optim:optim, epochs, batch; loss?:call, "
                    .. "smoothing=0.0, schedule?:call, augment?:options, accumulate=1, "
                    .. "eval_batch?, workers?:integer, out?:path, resume?:path, "
-                   .. "save_every?, max_steps?}")
+                   .. "save_every?, max_steps?, amp?:amp}")
 
 -- What the test set must have in common with the training set.
 local function check_sets(train, test)
@@ -85,7 +85,7 @@ function exports.fit(given)
   local run <close> = new_run{
     net = o.net, optim = o.optim, train = o.train, epochs = o.epochs, batch = o.batch,
     schedule = o.schedule, augment = o.augment, workers = o.workers, out = o.out,
-    resume = o.resume, save_every = o.save_every, max_steps = o.max_steps}
+    resume = o.resume, save_every = o.save_every, max_steps = o.max_steps, amp = o.amp}
   for _ in run:epochs() do
     for x, y in run:batches() do run:step(learn, x, y) end
     run:report(run:evaluate(o.test, {batch = eval_batch, loss = o.loss}))

@@ -23,6 +23,7 @@ local lt = {
   help = core.help,              -- lt.help "conv2d": its signature and what it computes
   step = core.step,              -- lt.step(fn, ...): temporaries die with fn, results survive
   no_grad = core.no_grad,        -- lt.no_grad(fn, ...): nothing is recorded
+  autocast = core.autocast,      -- lt.autocast("bf16", fn, ...): in mixed precision; "off": not
   seed = core.seed,
   steps = core.steps,
   memory = core.memory,

@@ -11,6 +11,7 @@
 
 local core = ...
 local check = require "luatrain.check"
+local json_text = require "luatrain.json".text
 
 local log = {}
 local Log = {}
@@ -27,12 +28,11 @@ local FIELDS = {
   {"step"}, {"epoch"}, {"samples"}, {"loss"}, {"lr"}, {"top1"}, {"test_loss"},
   {"samples_per_s", "%.1f"}, {"data", "%.4f"}, {"forward", "%.4f"}, {"backward", "%.4f"},
   {"exposed_comm", "%.4f"}, {"optimizer", "%.4f"}, {"other", "%.4f"}, {"scale"}, {"skipped"},
-  {"version"}, {"script"}, {"folder"}, {"device"}, {"backend"}, {"threads"}, {"seed"},
+  {"version"}, {"script"}, {"folder"}, {"device"}, {"backend"}, {"threads"}, {"amp"}, {"seed"},
   {"parameters"}, {"images"}, {"height"}, {"width"}, {"channels"}, {"classes"}, {"batch"},
   {"epochs"}, {"steps"}, {"path"}, {"text"}, {"wall_s", "%.3f"}, {"peak_rss_bytes"},
   {"weights_sha256"}, {"failed_saves"}, {"exit"},
 }
-local ESCAPES = {['"'] = '\\"', ["\\"] = "\\\\", ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t"}
 
 local known = {}
 for _, field in ipairs(FIELDS) do
@@ -40,35 +40,14 @@ for _, field in ipairs(FIELDS) do
   known[field[1]] = true
 end
 
-local function escape(c) return ESCAPES[c] or ("\\u%04x"):format(c:byte()) end
-
-local function string_text(value)
-  value = value:gsub('[%c"\\]', escape)
-  if not utf8.len(value) then value = value:gsub("[\x80-\xff]", escape) end   -- it is no UTF-8
-  return '"' .. value .. '"'
-end
-
 local function value_text(value, format)
-  local kind = math.type(value) or type(value)
-  if kind == "float" then
-    if value - value ~= 0 then return "null" end         -- nan and inf, which JSON has not
-    if format then return format:format(value) end
-    local text = ("%.15g"):format(value)
-    if tonumber(text) ~= value then text = ("%.17g"):format(value) end
-    return text:find "[.e]" and text or text .. ".0"
-  elseif kind == "string" then
-    return string_text(value)
-  elseif kind ~= "table" then
-    return tostring(value)
-  end
-  local items = {}
-  for i, item in ipairs(value) do items[i] = value_text(item) end
-  return "[" .. table.concat(items, ",") .. "]"
+  local measured = format and math.type(value) == "float" and value - value == 0
+  return measured and format:format(value) or json_text(value)
 end
 
 -- An event, without the fields in `unsaid`, as a line.
 local function line_of(name, t, fields, unsaid)
-  local items, n = {('{"event":%s,"t":%.3f'):format(string_text(name), t)}, 1
+  local items, n = {('{"event":%s,"t":%.3f'):format(json_text(name), t)}, 1
   for i = 1, #FIELDS do
     local field = FIELDS[i]
     local value = fields[field[1]]
@@ -83,7 +62,7 @@ local function line_of(name, t, fields, unsaid)
   end
   table.sort(others)
   for _, key in ipairs(others) do
-    items[#items + 1] = "," .. string_text(key) .. ":" .. value_text(fields[key])
+    items[#items + 1] = "," .. json_text(key) .. ":" .. json_text(fields[key])
   end
   items[#items + 1] = "}\n"
   return table.concat(items)
@@ -169,7 +148,8 @@ end
 -- What a run says first; fields.step and fields.epoch are there when it goes on.
 function log.start_text(f)
   return joined("luatrain " .. f.version, f.device, f.backend,
-                counted(f.threads, "thread", "threads"), "seed " .. f.seed, "run " .. f.folder)
+                counted(f.threads, "thread", "threads"), f.amp ~= "off" and f.amp,
+                "seed " .. f.seed, "run " .. f.folder)
     .. "\n"
     .. joined(counted(f.parameters, "parameter", "parameters"),
               ("%s %dx%dx%d, %s"):format(counted(f.images, "image", "images"), f.height, f.width,

@@ -11,7 +11,8 @@
 --
 -- Behind a module is a record, under a key that is no string: [1] its path "net.4" and [2] the
 -- function that calls it, by which the binding finds it on the stack (bind_error.c); forward; text,
--- for tostring; parent; placed; order, of parts that may not become more.
+-- for tostring; kind and takes, for nn.lua; parent; placed; order, of parts that may not become
+-- more.
 
 local core = ...
 local thousands = require "luatrain.log".thousands
@@ -210,8 +211,9 @@ local function adopt(parent, value)
   end
 end
 
--- Turns a table of fields into a module. forward(self, ...) computes; text is for tostring.
-function exports.new(text, fields, forward)
+-- Turns a table of fields into a module. forward(self, ...) computes; text is for tostring; by kind
+-- and takes nn.lua knows what it can fuse with its neighbours.
+function exports.new(text, fields, forward, kind, takes)
   for key, value in pairs(fields) do
     if Module[key] then
       fail("nn: '%s' is a method of modules; give the field another name", key)
@@ -219,7 +221,7 @@ function exports.new(text, fields, forward)
     adopt(fields, value)
   end
   fields.training = true
-  fields[KEY] = {"", meta.__call, forward = forward, text = text}
+  fields[KEY] = {"", meta.__call, forward = forward, text = text, kind = kind, takes = takes}
   return born(setmetatable(fields, meta))
 end
 

@@ -7,6 +7,7 @@ local check = require "luatrain.check"
 local module = require "luatrain.module"
 local ops = core.ops
 local new, is_module, is_list = module.new, module.is_module, module.is_list
+local KEY = core.module_key
 
 local nn = {}
 
@@ -86,18 +87,25 @@ function nn.linear(given)
   return new(text, f, function(self, x) return ops.linear(x, self.w, self.b) end)
 end
 
+-- norm(x) is act(the normalised x), norm(x, residual) is act(the normalised x + residual); act is
+-- "none", "relu" or "relu6".
 -- scale is what the parameter starts with: 0 in the last norm of a residual branch makes the block
 -- the identity at first (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
-local batch_norm = check "nn.batch_norm{channels; momentum=0.1, eps=1e-5, scale=1.0}"
+local batch_norm = check "nn.batch_norm{channels; momentum=0.1, eps=1e-5, scale=1.0, act:act=none}"
+
+local function norm_takes(self) return self.act == "none", self.act == "none" end
 
 function nn.batch_norm(given)
   local f, text = batch_norm(given)
   f.scale, f.shift = nn.parameter({f.channels}, {value = f.scale}), nn.parameter({f.channels})
   f.mean, f.var = nn.buffer({f.channels}), nn.buffer({f.channels}, {value = 1})
-  return new(text, f, function(self, x)
-    return ops.batch_norm(x, self.scale, self.shift, self.mean, self.var, self.training,
-                          self.momentum, self.eps)
-  end)
+  return new(text, f, function(self, x, residual, act)
+    if residual and core.amp() ~= "off" and residual.dtype ~= x.dtype then
+      residual = residual:cast(x.dtype)
+    end
+    return ops.batch_norm(x, self.scale, self.shift, self.mean, self.var, residual, self.training,
+                          self.momentum, self.eps, act or self.act)
+  end, "batch_norm", norm_takes)
 end
 
 local layer_norm = check "nn.layer_norm{n; eps=1e-5}"
@@ -119,6 +127,47 @@ function nn.embedding(given)
 end
 
 -- ==== Modules of modules =========================================================================
+--
+-- Batch norm can add a residual and apply an activation in the pass over memory that it makes
+-- anyway. A module that ends with one therefore takes both when it is called: module(x, residual,
+-- act). Those that stand around it see to it that this is used.
+
+local function kind_of(layer) return is_module(layer) and layer[KEY].kind end
+
+-- "relu" or "relu6" if a layer is that, as a module or a function.
+local function act_of(layer)
+  for _, name in ipairs{"relu", "relu6"} do
+    if layer == ops[name] or kind_of(layer) == name then return name end
+  end
+end
+
+-- Whether a layer takes an activation, and whether it takes a residual.
+local function takes(layer)
+  local asks = is_module(layer) and layer[KEY].takes
+  if asks then return asks(layer) end
+  return false, false
+end
+
+-- The layers of self in order: of a list of their keys, or of numbers if it is nil. The last takes
+-- residual and act.
+local function run(self, order, x, residual, act)
+  local i, n = 1, #(order or self)
+  local function layer_at(k) return self[order and order[k] or k] end
+  while i <= n do
+    local layer, behind = layer_at(i), i < n and layer_at(i + 1)
+    local act_behind = act_of(behind)
+    if act_behind and takes(layer) then
+      x, i = layer(x, nil, act_behind), i + 2
+    elseif act_of(layer) and kind_of(behind) == "max_pool2d" then
+      x, i = layer(behind(x)), i + 2             -- the same, of fewer elements
+    elseif i == n and (residual or act) then
+      x, i = layer(x, residual, act), i + 1
+    else
+      x, i = layer(x), i + 1
+    end
+  end
+  return x
+end
 
 local function check_layer(key, value)
   for name, maker in pairs(nn) do
@@ -136,18 +185,14 @@ local function check_layer(key, value)
 end
 
 local function by_number(layers)
-  return new("sequential", layers, function(self, x)
-    for i = 1, #self do x = self[i](x) end
-    return x
-  end)
+  return new("sequential", layers, function(self, ...) return run(self, nil, ...) end,
+             "sequential", function(self) return takes(self[#self]) end)
 end
 
 local function by_name(layers)
   local order
-  local self = new("sequential", layers, function(self, x)
-    for _, key in ipairs(order) do x = self[key](x) end
-    return x
-  end)
+  local self = new("sequential", layers, function(self, ...) return run(self, order, ...) end,
+                   "sequential", function(self) return takes(self[order[#order]]) end)
   order = module.fix_parts(self)
   return self
 end
@@ -177,13 +222,20 @@ end
 
 local residual = check "nn.residual{body:layer; skip?:layer}"
 
+local function residual_takes(self)
+  local act, sum = takes(self.body)
+  return act and sum, false
+end
+
 -- body(x) + x, or body(x) + skip(x).
 function nn.residual(given)
-  return new("residual", residual(given), function(self, x)
+  return new("residual", residual(given), function(self, x, _, act)
     local short = x
     if self.skip then short = self.skip(x) end
+    local _, sum = takes(self.body)
+    if sum then return self.body(x, short, act) end
     return self.body(x) + short
-  end)
+  end, "residual", residual_takes)
 end
 
 -- ==== Modules without parameters =================================================================
@@ -193,7 +245,7 @@ for _, name in ipairs{"relu", "relu6", "gelu", "sigmoid", "tanh", "global_avg_po
   local spec = check("nn." .. name .. "{}")
   nn[name] = function(given)
     local f, text = spec(given)
-    return new(text, f, function(_, x) return ops[name](x) end)
+    return new(text, f, function(_, x) return ops[name](x) end, name)
   end
 end
 
@@ -203,7 +255,7 @@ for _, name in ipairs{"max_pool2d", "avg_pool2d"} do
     local f, text = spec(given)
     return new(text, f, function(self, x)
       return ops[name](x, self.kernel, self.stride, self.pad)
-    end)
+    end, name)
   end
 end
 

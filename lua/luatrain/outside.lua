@@ -22,8 +22,8 @@ local function count_of(name)
 end
 
 local function choice_of(name, first, second)
-  local text = text_of(name) or first
-  if text ~= first and text ~= second then
+  local text = text_of(name)
+  if text and text ~= first and text ~= second then
     fail("%s wants %s or %s, it is '%s'", name, first, second, text)
   end
   return text
@@ -38,8 +38,9 @@ local function source_of_max_steps(outside)
   return command.has "--max-steps" and "--max-steps" or "LUATRAIN_MAX_STEPS"
 end
 
--- Puts out, resume, save_every, max_steps, log and quiet into the settings o of a run. resume is
--- false when there is nothing to go on with, as in a new folder.
+-- Puts out, resume, save_every, max_steps, amp, log and quiet into the settings o of a run. resume
+-- is false when there is nothing to go on with, as in a new folder; amp is that of an lt.autocast
+-- around the run when nobody says it.
 return function(o)
   local out, max_steps = text_of "LUATRAIN_OUT", count_of "LUATRAIN_MAX_STEPS"
   o.out_is_the_scripts = not out and o.out ~= nil
@@ -47,7 +48,8 @@ return function(o)
   o.resume = folder(text_of "LUATRAIN_RESUME" or o.resume) or o.out and "auto" or false
   o.save_every = count_of "LUATRAIN_SAVE_EVERY" or o.save_every
   o.max_steps, o.max_steps_from = max_steps or o.max_steps, source_of_max_steps(max_steps)
-  o.log = choice_of("LUATRAIN_LOG", "text", "json")
+  o.amp = choice_of("LUATRAIN_AMP", "off", "bf16") or o.amp or core.amp()
+  o.log = choice_of("LUATRAIN_LOG", "text", "json") or "text"
   o.quiet = choice_of("LUATRAIN_QUIET", "0", "1") == "1"
   return o
 end

@@ -52,7 +52,7 @@ local meta = {
 
 local spec = check("lt.run{net:net, optim:optim, train:set, epochs, batch; schedule?:call, "
                    .. "augment?:options, workers?:integer, out?:path, resume?:path, "
-                   .. "save_every?, max_steps?}")
+                   .. "save_every?, max_steps?, amp?:amp}")
 local augment = check "augment{; crop=0, flip=false, area:number=1.0}"
 
 local function has_one_of(optim, parameters)
@@ -120,7 +120,7 @@ local function say_start(self)
   local o, resumed = self.settings, self.steps > 0
   self.log:start{
     version = core.version, script = command.script(), folder = self.folder, device = "cpu",
-    backend = core.backend(), threads = core.threads(), seed = core.seed(),
+    backend = core.backend(), threads = core.threads(), amp = o.amp, seed = core.seed(),
     parameters = o.net:count(), images = #o.train, height = o.train.height, width = o.train.width,
     channels = o.train.channels, classes = o.train.classes, batch = o.batch, epochs = o.epochs,
     steps = last_step(self), step = resumed and self.steps or nil,
@@ -150,7 +150,7 @@ end
 -- lt.run: see the top.
 local function new(given)
   local o = read_settings(given)
-  if core.on_run then core.on_run(o) end
+  local watcher = core.on_run and core.on_run(o) or false
   local now = core.clock()
   local self = {
     settings = o, began = now, saved_at = now, failed_saves = 0,
@@ -167,6 +167,7 @@ local function new(given)
     waits = waits.new(), folder = false, out = false, lock = false, log = false,
     listener = false,                  -- while it is open, a signal is a wish to stop
     unfinished = false,                -- the folder of the run before, if that can go on
+    watcher = watcher,                 -- told of each step: see bench.lua
   }
   take_folder(self)
   local ok, err = pcall(start, self)
@@ -420,7 +421,7 @@ local function call_inside(self, fn, ...)
   local _ <close> = setmetatable({run = self}, inside_meta)
   self.inside = true
   core.set_first_row(0)          -- whatever was looked at before draws nothing from this step
-  return (core.step(fn, ...))
+  return (core.step(core.autocast, self.settings.amp, fn, ...))
 end
 
 -- run:step(fn, ...): calls fn(...) as lt.step does; it goes forward and backward, takes the step
@@ -432,6 +433,7 @@ function Run:step(fn, ...)
   if type(fn) ~= "function" then fail("run:step wants a function, it is %s", tostring(fn)) end
   if not rows then fail("run:step: each batch of run:batches has one step") end
   local lr = set_rate(self, rows)
+  if self.watcher then self.watcher:begin_step() end
   local started, before = core.clock(), core.times()
   local loss = number_of(call_inside(self, fn, ...), "run:step: the function")
   local inside, after = core.clock() - started, core.times()
@@ -450,6 +452,7 @@ function Run:step(fn, ...)
   record(self, loss, lr, rows, {
     total = total, inside = inside, backward = after.backward - before.backward,
     optimizer = after.optimizer - before.optimizer})
+  if self.watcher then self.watcher:end_step(rows, total, self.waited) end
   stop_if_wanted(self)
   local every = self.settings.save_every
   if every and self.steps % every == 0 or core.clock() - self.saved_at >= SAVE_SECONDS then
@@ -486,11 +489,11 @@ end
 function Run:evaluate(set, given)
   check_call(self, "run:evaluate")
   local o, net, before = read_evaluation(set, given), self.settings.net, core.clock()
-  local loss, hits, sum = o.loss or ops.cross_entropy, 0, 0.0
+  local loss, amp, hits, sum = o.loss or ops.cross_entropy, self.settings.amp, 0, 0.0
   local _ <close> = setmetatable({}, {__close = module.keep_modes(net)})
   net:eval()
   for x, y in set:batches{batch = o.batch or self.settings.batch} do
-    local right, lost = core.step(core.no_grad, judge, net, loss, x, y)
+    local right, lost = core.step(core.autocast, amp, core.no_grad, judge, net, loss, x, y)
     hits, sum = hits + right, sum + lost
     stop_if_wanted(self)
   end

@@ -8,6 +8,7 @@
 -- so two points give the rest, and a batch for a large machine can be looked at on a small one.
 
 local core = ...
+local flops_of = require "luatrain.flops"
 local module = require "luatrain.module"
 local thousands = require "luatrain.log".thousands
 
@@ -19,20 +20,16 @@ local function fail(...) core.fail("EINVAL", string.format(...)) end
 
 -- ==== Looking ====================================================================================
 
--- Two for each multiply-add, in ops that consist of them; no others are counted.
-local function flops_of(name, out, x, w)
-  if name == "conv2d" or name == "linear" then return 2 * out:count() * (w:count() // w:dim(1)) end
-  if name == "matmul" then return 2 * out:count() * x:dim(-1) end
-  return 0
-end
+local function shape_of(x) return core.is_tensor(x) and x.shape end
 
--- Bytes of what is kept for the op that made out and is not in seen, where it is put.
+-- Bytes of what is kept for the op that made out and is not in seen, where it is put. A half copy
+-- of a parameter, which goes by its role, is there once for all steps.
 local function kept_by(out, seen)
   local bytes, i = 0, 1
   local tensor = core.saved(out, i)
   while tensor do
     local memory, size = core.memory_of(tensor)
-    if not seen[memory] then bytes = bytes + size end
+    if not seen[memory] and not core.role(tensor) then bytes = bytes + size end
     seen[memory] = true
     i = i + 1
     tensor = core.saved(out, i)
@@ -54,6 +51,7 @@ local function trace(net, shape)
   local class, root = getmetatable(net), new_node{}
   local call, current, seen, alive = class.__call, root, {}, {}
   local _, weights = net:state()
+  local dtype = weights[1] and weights[1].dtype
   for _, tensor in ipairs(weights) do seen[core.memory_of(tensor)] = true end
 
   local function called(self, ...)
@@ -66,12 +64,13 @@ local function trace(net, shape)
     return table.unpack(results, 1, results.n)
   end
 
-  local function done(name, out, ...)
+  local function done(name, out, x, w)
     if not out then return end
     alive[#alive + 1] = out                    -- or its memory could be that of a later one
     local node = new_node{op = name}
     current[#current + 1] = node
-    node.shape, node.flops, node.kept = out.shape, flops_of(name, out, ...), kept_by(out, seen)
+    node.shape, node.kept = out.shape, kept_by(out, seen)
+    node.flops = flops_of(name, shape_of(x), shape_of(w), node.shape)
     current.flops, current.kept = current.flops + node.flops, current.kept + node.kept
   end
 
@@ -81,7 +80,7 @@ local function trace(net, shape)
   end)
   class.__call = called
   core.observe(done)
-  core.step(function() net(core.makers.zeros(shape)) end)
+  core.step(function() net(core.makers.zeros(shape, {dtype = dtype})) end)
   return root[1]
 end
 
@@ -228,13 +227,24 @@ local function summarize(_, net, shape)
   return write(net, root, shape[1])
 end
 
--- From now on a run shows its net instead, and ends the script.
-function summary.watch()
+-- `luatrain summary script.lua`: from now on a run shows its net instead, and ends the script.
+-- Returns which argument is the script, and what is to be called when it has ended.
+function summary.watch(script)
+  local shown = false
+  if not script or script:sub(1, 1) == "-" then
+    core.fail("EUSAGE", "summary wants a script: luatrain [options] summary train_lenet.lua")
+  end
   core.on_run = function(settings)
     local train = settings.train
     local shape = {settings.batch, train.height, train.width, train.channels}
-    io.stdout:write(summarize(nil, settings.net, shape), "\n")
+    io.stdout:write(core.autocast(settings.amp, summarize, nil, settings.net, shape), "\n")
+    shown = true
     core.fail("EDONE", "the summary is shown")
+  end
+  return 1, function()
+    if shown then return end
+    core.fail("ESCRIPT", ("summary: %s calls neither lt.run nor lt.fit, so there is no net to show")
+              :format(script))
   end
 end
 

@@ -1,6 +1,6 @@
 /* lenet.c - a program built against the installed library alone: trains LeNet from ops, saves it.
  *
- *     lenet OUT.safetensors [IMAGES LABELS]      IDX files; without them, synthetic images
+ *     lenet [bf16] OUT.safetensors [IMAGES LABELS]   IDX files; without them, synthetic images
  *
  * It succeeds when the loss falls to half and the file reads back as the same weights.
  */
@@ -75,11 +75,16 @@ int main(int argc, char **argv)
     lt_tensor *images = NULL, *labels = NULL;
     lt_batches *batches = NULL;
     double first, last;
+    bool half = argc > 1 && strcmp(argv[1], "bf16") == 0; /* in mixed precision */
+    argc -= half;
+    argv += half;
     if (argc != 2 && argc != 4) {
-        fprintf(stderr, "usage: lenet OUT.safetensors [IMAGES LABELS]\n");
+        fprintf(stderr, "usage: lenet [bf16] OUT.safetensors [IMAGES LABELS]\n");
         return 2;
     }
     lt_ctx *ctx = lt_open(&(lt_config){.seed = 1});
+    if (ctx && half)
+        lt_set_autocast(ctx, LT_BF16);
     lt_status status = ctx ? read_images(ctx, argc, argv, &images, &labels) : lt_errcode();
     if (status != LT_OK)
         goto done;

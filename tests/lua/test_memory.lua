@@ -34,11 +34,58 @@ end
 
 T.test(STEPS .. " steps with lt.step", function() flat(lt.step) end)
 T.test(STEPS .. " steps without", function() flat(function(step) return step() end) end)
-T.test("garbage outside a step is bounded", function()
+
+T.test("a smaller batch takes no memory of its own", function()
+  local net = lt.models.lenet{}
+  local function step(batch)
+    local x, y = lt.randn({batch, 28, 28, 1}), lt.zeros({batch}, {dtype = "i64"})
+    lt.step(function() lt.cross_entropy(net(x), y):backward() end)
+    local memory = lt.memory()
+    return memory.live + memory.cached
+  end
+  step(128)
+  local held = step(128)
+  for _, batch in ipairs{80, 128, 33, 100, 128} do
+    local more = step(batch) - held
+    assert(more < 1 << 20, more)
+  end
+end)
+
+-- 2000 tensors of 1 MiB, none of which is held; how many bytes are alive then.
+local function make_garbage()
   collectgarbage()
   local before = lt.memory().live
-  for _ = 1, 2000 do lt.zeros({256, 1024}) end        -- 1 MiB each
-  assert(lt.memory().live - before < 300 << 20, lt.memory().live - before)
+  for _ = 1, 2000 do lt.zeros({256, 1024}) end
+  return lt.memory().live - before
+end
+
+T.test("garbage outside a step is bounded", function()
+  local bytes = make_garbage()
+  assert(bytes < 150 << 20, bytes)
+end)
+T.test("garbage within a step is bounded", function()
+  local bytes = lt.step(make_garbage)
+  assert(bytes < 150 << 20, bytes)
+end)
+
+-- Though nothing collects garbage but us: what forward made has handles until then.
+T.test("backward lets go of what it has been through", function()
+  local w = lt.ones({1024, 1024}):requires_grad()       -- 4 MiB
+  local before = lt.memory().live
+  local made, left
+  w:on_grad(function() left = lt.memory().live - before end)
+  lt.step(function()
+    local function forward()
+      local y = w
+      for _ = 1, 24 do y = lt.sigmoid(y) end
+      return y:sum()
+    end
+    local loss = forward()
+    made = lt.memory().live - before
+    loss:backward()
+  end)
+  assert(made >= 96 << 20, made)
+  assert(left < 20 << 20, left)
 end)
 
 T.finish()

@@ -303,6 +303,77 @@ T.test("freezing", function()
   assert(net[1].w.grad ~= nil)
 end)
 
+-- What net and the function `plain` give for the same input, and the gradients that go back, must
+-- agree: both run in f64.
+local function compare(net, plain, shape)
+  local x, results = lt.randn(shape, {dtype = "f64"}):requires_grad(), {}
+  for i, f in ipairs{net, plain} do
+    net:zero_grad()
+    x:zero_grad()
+    local y = f(x)
+    lt.sum(y * lt.arange(y:count(), {dtype = "f64"}):reshape(y.shape)):backward()
+    results[i] = {y, x.grad * 1}
+    for _, p in ipairs(net:parameters()) do table.insert(results[i], p.grad * 1) end
+  end
+  for i, got in ipairs(results[1]) do
+    T.near(lt.max(lt.abs(got - results[2][i])):item(), 0, 1e-9)
+  end
+end
+
+-- The ops and modules in the rows of a net's summary.
+local function rows(net, shape)
+  local list = {}
+  for line in lt.summary(net, shape):gmatch "[^\n]+" do
+    list[#list + 1] = line:match "^  (.-)  "
+  end
+  return table.concat(list, "; ")
+end
+
+T.test("a sequential fuses a norm with the activation behind it", function()
+  for _, act in ipairs{"relu", "relu6"} do
+    for _, layer in ipairs{lt[act], nn[act]()} do
+      local net = nn.sequential{nn.batch_norm{3}, layer, nn.linear{3, 2}}:to "f64"
+      compare(net, function(x) return net[3](lt[act](net[1](x))) end, {4, 3})
+      T.equal(rows(net, {4, 3}), "1: batch_norm{3}; 3: linear{3, 2}")
+    end
+  end
+  local named = nn.sequential{norm = nn.batch_norm{3}, act = nn.relu()}:to "f64"
+  compare(named, function(x) return lt.relu(named.norm(x)) end, {4, 3})
+  T.equal(rows(named, {4, 3}), "norm: batch_norm{3}")
+  local inner = nn.sequential{nn.sequential{nn.linear{3, 3}, nn.batch_norm{3}}, lt.relu}:to "f64"
+  compare(inner, function(x) return lt.relu(inner[1][2](inner[1][1](x))) end, {4, 3})
+  assert(not rows(inner, {4, 3}):find "relu")
+  local twice = nn.sequential{nn.batch_norm{3, act = "relu6"}, lt.relu}:to "f64"
+  compare(twice, function(x) return lt.relu(lt.relu6(twice[1](x) * 1)) end, {4, 3})
+  T.equal(rows(twice, {4, 3}), "1: batch_norm{3, act = relu6}; relu")
+end)
+
+T.test("a residual is added by the norm at the end of its body", function()
+  local net = nn.sequential{
+    nn.residual{body = nn.sequential{nn.linear{3, 3}, nn.batch_norm{3}}}, lt.relu}:to "f64"
+  local body = net[1].body
+  compare(net, function(x) return lt.relu(body[2](body[1](x)) + x) end, {5, 3})
+  assert(not rows(net, {5, 3}):find "add" and not rows(net, {5, 3}):find "relu")
+  local skip = nn.residual{body = nn.batch_norm{3}, skip = nn.linear{3, 3}}:to "f64"
+  compare(skip, function(x) return skip.body(x) + skip.skip(x) end, {5, 3})
+  local other = nn.sequential{nn.residual{body = nn.linear{3, 3}}, lt.relu}:to "f64"
+  compare(other, function(x) return lt.relu(other[1].body(x) + x) end, {5, 3})
+  local nested = nn.residual{body = nn.residual{body = nn.batch_norm{3}}}:to "f64"
+  compare(nested, function(x) return nested.body.body(x) + x + x end, {5, 3})
+  local own = nn.module({norm = nn.batch_norm{3}}, function(self, x)
+    return self.norm(x, 2 * x)
+  end):to "f64"
+  compare(own, function(x) return own.norm(x) + 2 * x end, {5, 3})
+end)
+
+T.test("a sequential pools before it clips", function()
+  for _, layer in ipairs{lt.relu, nn.relu6()} do
+    local net = nn.sequential{layer, nn.max_pool2d{3, stride = 2, pad = 1}}
+    compare(net, function(x) return net[2](layer(x)) end, {2, 7, 6, 3})
+    assert(rows(net, {2, 7, 6, 3}):find "max_pool2d.*relu")
+  end
+end)
+
 T.test("dtype", function()
   local net = nn.sequential{nn.linear{2, 2}, nn.batch_norm{2}}:to("f64")
   T.equal(net(lt.ones({2, 2}, {dtype = "f64"})).dtype, "f64")

@@ -56,6 +56,13 @@ T.test("options are strict", function()
   T.fails(function() x:dropout({p = "half"}) end,
           "dropout: option 'p' wants a number, it is 'half'")
   T.fails(function() x:sum({keep = 1}) end, "sum: option 'keep' wants true or false, it is 1")
+  local o = lt.ones({3})
+  T.equal(lt.batch_norm(x, o, o, o, o, {act = "relu6"}):totable(),
+          lt.relu6(lt.batch_norm(x, o, o, o, o, {act = "none"})):totable())
+  T.fails(function() lt.batch_norm(x, o, o, o, o, {act = "relu5"}) end,
+          "batch_norm: option 'act' wants none, relu or relu6, not 'relu5' (did you mean 'relu'?)")
+  T.fails(function() lt.batch_norm(x, o, o, o, o, {act = 1}) end,
+          "batch_norm: option 'act' wants none, relu or relu6, not '1'")
   T.fails(function() x:cast("f3") end, "cast: unknown dtype 'f3' (did you mean 'f32'?)")
   T.fails(function() x:cast(32) end, "cast: dtype wants a name such as 'f32', it is 32")
   T.fails(function() x:reshape() end, "reshape: option 'shape' must be given")

@@ -42,20 +42,21 @@ end
 T.test("a table, counted by hand", function()
   -- For 4 images of 8 x 8 x 2.
   -- conv2d: outputs 4*8*8*3, 3*3*2 multiply-adds each: 4*8*8*3*18*2 = 27,648; keeps the batch, 2048
-  --   bytes. relu keeps its output, 4*8*8*3*4 = 3072 bytes; max_pool2d an index for each output,
-  --   4*4*4*3*4 = 768 bytes. linear: 4*5 outputs, 48 multiply-adds each: 1,920; keeps x, 768 bytes.
+  --   bytes. relu goes behind max_pool2d, which keeps an index of a byte for each output, 4*4*4*3
+  --   = 192; relu keeps its output, 768 bytes, which is linear's x too. linear: 4*5 outputs, 48
+  --   multiply-adds each: 1,920.
   local net = nn.sequential{nn.conv2d{2, 3, 3, pad = 1}, lt.relu, nn.max_pool2d{2}, nn.flatten(),
                             nn.linear{48, 5}}
   T.equal(lt.summary(net, {4, 8, 8, 2}), [[
 layer                           output  parameters  KFLOP   KB
-net: sequential                    4x5         302   29.6  6.7
+net: sequential                    4x5         302   29.6  3.0
   1: conv2d{2, 3, 3, pad = 1}  4x8x8x3          57   27.6  2.0
-  relu                         4x8x8x3                     3.1
-  3: max_pool2d{2}             4x4x4x3                     0.8
+  3: max_pool2d{2}             4x4x4x3                     0.2
+  relu                         4x4x4x3                     0.8
   4: flatten                      4x48
-  5: linear{48, 5}                 4x5         245    1.9  0.8
+  5: linear{48, 5}                 4x5         245    1.9
 
-302 parameters; a batch of 4: 29.57 KFLOP forward, 6.66 KB kept for backward, itself included
+302 parameters; a batch of 4: 29.57 KFLOP forward, 3.01 KB kept for backward, itself included
 FLOP: 2 a multiply-add, of convolutions, linear layers and matmuls alone]])
 end)
 
@@ -179,7 +180,7 @@ end)
 
 T.test("after watch() a run shows its net, makes nothing and is done", function()
   local out, code, files = run_script [[
-    require "luatrain.summary".watch()
+    require "luatrain.summary".watch "script.lua"
     local lt = require "luatrain"
     local train = lt.data.open "synthetic:4x4x3/5/100"
     local net = lt.nn.sequential{lt.nn.flatten(), lt.nn.linear{48, 5}}

@@ -1,0 +1,245 @@
+/* bind_times.c - where the time goes: what each op took, forwards and backwards, summed over the
+ * calls that do the same. Its callers are the embedded files of a measurement.
+ *
+ * The timer is called within the library, where nothing may be raised. So the sums are kept on this
+ * side, in a hash table, until they are asked for; when there was no memory for a row, that is said
+ * then.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/tensor.h"
+#include "lua/bind.h"
+
+enum { FIRST_ROOM = 256, SHAPES = 3 };
+
+/* What tells calls apart: the op, its direction, the gradients that were wanted; dtype and dims of
+ * its first two inputs and of its first output. All bytes count, so it is cleared first. */
+typedef struct key {
+    const lt_schema *schema;
+    uint64_t wanted;           /* bit i: the gradient of input i */
+    int64_t dims[SHAPES][LT_MAX_DIMS];
+    int8_t ndim[SHAPES];       /* -1: there is no such tensor */
+    uint8_t dtype[SHAPES];
+    bool backward;
+} key;
+
+typedef struct row {
+    key key;
+    int64_t calls, bytes;      /* calls: 0 where there is no row */
+    double seconds;
+} row;
+
+typedef struct lt_lua_times {
+    row *rows;                 /* open addressing; room is a power of 2 */
+    size_t n, room;
+    bool lost;                 /* there was no memory for a row */
+} lt_lua_times;
+
+/* ==== The table =============================================================================== */
+
+/* FNV-1a. */
+static size_t hash(const key *k)
+{
+    const unsigned char *p = (const unsigned char *)k;
+    uint64_t h = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < sizeof *k; i++)
+        h = (h ^ p[i]) * 0x100000001b3u;
+    return (size_t)(h ^ h >> 32);
+}
+
+/* The row of k, or the free one where it belongs. */
+static row *find(row *rows, size_t room, const key *k)
+{
+    size_t i = hash(k) & (room - 1);
+    while (rows[i].calls > 0 && memcmp(&rows[i].key, k, sizeof *k) != 0)
+        i = (i + 1) & (room - 1);
+    return &rows[i];
+}
+
+/* Keeps a quarter of the rows free. */
+static bool grow(lt_lua_times *t)
+{
+    if (4 * (t->n + 1) <= 3 * t->room)
+        return true;
+    size_t room = t->room > 0 ? 2 * t->room : FIRST_ROOM;
+    row *rows = calloc(room, sizeof *rows);
+    if (!rows)
+        return false;
+    for (size_t i = 0; i < t->room; i++)
+        if (t->rows[i].calls > 0)
+            *find(rows, room, &t->rows[i].key) = t->rows[i];
+    free(t->rows);
+    t->rows = rows;
+    t->room = room;
+    return true;
+}
+
+void lt__drop_times(lt_lua *s)
+{
+    if (!s->times)
+        return;
+    lt_set_timer(s->ctx, NULL, NULL);
+    free(s->times->rows);
+    free(s->times);
+    s->times = NULL;
+}
+
+/* ==== The timer =============================================================================== */
+
+static void set_shape(key *k, int i, const lt_tensor *x)
+{
+    k->ndim[i] = -1;
+    if (!x)
+        return;
+    k->ndim[i] = (int8_t)x->ndim;
+    k->dtype[i] = x->dtype;
+    memcpy(k->dims[i], x->dims, (size_t)x->ndim * sizeof *x->dims);
+}
+
+/* Tensor i of a list of a call, which may not be there. */
+static const lt_tensor *at(lt_tensor *const *list, int n, int i)
+{
+    return list && i < n ? list[i] : NULL;
+}
+
+/* What is not saved for backward has the shape of its gradient. */
+static const lt_tensor *either(const lt_tensor *x, const lt_tensor *grad) { return x ? x : grad; }
+
+static void set_key(key *k, const lt_call *c, bool backward)
+{
+    int n = c->n_in;
+    lt_tensor **d_in = backward ? c->d_in : NULL, **d_out = backward ? c->d_out : NULL;
+    memset(k, 0, sizeof *k);
+    k->schema = c->schema;
+    k->backward = backward;
+    set_shape(k, 0, either(at(c->in, n, 0), at(d_in, n, 0)));
+    set_shape(k, 1, either(at(c->in, n, 1), at(d_in, n, 1)));
+    set_shape(k, 2, either(at(c->out, LT_MAX_OUT, 0), at(d_out, LT_MAX_OUT, 0)));
+    for (int i = 0; i < n && backward; i++)
+        k->wanted |= (uint64_t)(d_in[i] != NULL) << i;
+}
+
+static int64_t bytes_of(lt_tensor *const *list, int n, uint64_t mask)
+{
+    int64_t bytes = 0;
+    for (int i = 0; list && i < n; i++)
+        if (list[i] && mask >> i & 1)
+            bytes += list[i]->count * (int64_t)lt_dtype_bytes((lt_dtype)list[i]->dtype);
+    return bytes;
+}
+
+/* Each tensor that the call reads counts once, and so does each that it writes: one that is written
+ * in place or added to counts twice. */
+static int64_t traffic(const lt_call *c, bool backward)
+{
+    int n_out = c->op->n_out ? c->op->n_out : !c->op->in_place, n = c->n_in;
+    int64_t bytes = bytes_of(c->in, n, ~0ull) + bytes_of(c->out, n_out + c->op->n_aux, ~0ull);
+    if (!backward)
+        return bytes + bytes_of(c->in, n, c->op->in_place);
+    return bytes + bytes_of(c->d_out, n_out, ~0ull) + bytes_of(c->d_in, n, ~0ull) +
+           bytes_of(c->d_in, n, c->add);
+}
+
+static void add_call(void *ud, const lt_call *call, bool backward, double seconds)
+{
+    lt_lua_times *t = ud;
+    key k;
+    if (!grow(t)) {
+        t->lost = true;
+        return;
+    }
+    set_key(&k, call, backward);
+    row *r = find(t->rows, t->room, &k);
+    if (r->calls == 0) {
+        r->key = k;
+        t->n++;
+    }
+    r->calls++;
+    r->seconds += seconds;
+    r->bytes += traffic(call, backward);
+}
+
+/* ==== For Lua ================================================================================= */
+
+/* time_ops(on): whether from now on the calls of ops are added up. */
+static int time_ops(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    if (!s->times && !(s->times = calloc(1, sizeof *s->times)))
+        lt__error(L, s, LT_ENOMEM, "out of memory for the times of ops");
+    lt_set_timer(s->ctx, lua_toboolean(L, 1) ? add_call : NULL, s->times);
+    return 0;
+}
+
+static void push_shape(lua_State *L, const key *k, int i)
+{
+    if (k->ndim[i] < 0) {
+        lua_pushboolean(L, 0);
+        return;
+    }
+    lua_createtable(L, k->ndim[i], 0);
+    for (int d = 0; d < k->ndim[i]; d++) {
+        lua_pushinteger(L, k->dims[i][d]);
+        lua_rawseti(L, -2, d + 1);
+    }
+}
+
+static void push_row(lua_State *L, const row *r)
+{
+    const key *k = &r->key;
+    const lt_schema *schema = k->schema;
+    lua_createtable(L, 0, 8);
+    lua_pushstring(L, schema->name);
+    lua_setfield(L, -2, "op");
+    lua_pushboolean(L, k->backward);
+    lua_setfield(L, -2, "backward");
+    lua_pushstring(L, lt_dtype_name((lt_dtype)k->dtype[k->ndim[0] < 0 ? 2 : 0]));
+    lua_setfield(L, -2, "dtype");
+    lua_createtable(L, SHAPES, 0);
+    for (int i = 0; i < SHAPES; i++) {
+        push_shape(L, k, i);
+        lua_rawseti(L, -2, i + 1);
+    }
+    lua_setfield(L, -2, "shapes");
+    lua_newtable(L);
+    for (int i = 0, n = 0; i < LT_MAX_LIST; i++)
+        if (k->wanted >> i & 1) {
+            lua_pushstring(L, schema->in[i < schema->n_in ? i : schema->n_in - 1].name);
+            lua_rawseti(L, -2, ++n);
+        }
+    lua_setfield(L, -2, "wanted");
+    lua_pushinteger(L, r->calls);
+    lua_setfield(L, -2, "calls");
+    lua_pushnumber(L, r->seconds);
+    lua_setfield(L, -2, "seconds");
+    lua_pushinteger(L, r->bytes);
+    lua_setfield(L, -2, "bytes");
+}
+
+/* op_times(): a list of all sums, in no order: {op, backward, dtype of the first input, shapes of
+ * the first two inputs and of the output (false where there is none), wanted: the inputs whose
+ * gradients were, calls, seconds, bytes that they read and wrote}. Ends the timing, and forgets. */
+static int op_times(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_lua_times *t = s->times;
+    lua_newtable(L);
+    if (!t)
+        return 1;
+    lt_set_timer(s->ctx, NULL, NULL);
+    for (size_t i = 0, n = 0; i < t->room; i++)
+        if (t->rows[i].calls > 0) {
+            push_row(L, &t->rows[i]);
+            lua_rawseti(L, -2, (lua_Integer)++n);
+        }
+    bool lost = t->lost;
+    lt__drop_times(s);
+    if (lost)
+        lt__error(L, s, LT_ENOMEM, "out of memory for the times of ops");
+    return 1;
+}
+
+static const luaL_Reg functions[] = {{"time_ops", time_ops}, {"op_times", op_times}, {NULL, NULL}};
+
+void lt__open_times(lua_State *L) { lt__register(L, functions); }

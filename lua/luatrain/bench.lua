@@ -1,0 +1,450 @@
+-- bench.lua - how fast a training is on this machine, op by op, and how near to what the machine
+-- can do: `luatrain bench script.lua`.
+--
+-- The script's first run is watched for some steps. Steps are timed as the run does it, from the
+-- end of one to the end of the next, the wait for data included; and every op within, by the timer
+-- of the library. What the machine can do is measured afterwards in the same process: the rate of a
+-- product of large matrices, and the bandwidth of copying a large tensor, bytes that are read and
+-- bytes that are written both counted, as they are for the ops.
+--
+-- An op cannot be done before its multiply-adds are, at the rate of the product, nor before its
+-- bytes have moved, at the bandwidth of the copy. The longer of the two binds it, and `of_limit` is
+-- that time as a share of what it took. Tensors that stay in a cache move faster than a copy does:
+-- small ones may be beyond 1.
+
+local core = ...
+local check = require "luatrain.check"
+local checkpoint = require "luatrain.checkpoint"
+local flops_of = require "luatrain.flops"
+local json = require "luatrain.json"
+local ops, makers = core.ops, core.makers
+
+local bench = {clock = core.clock}
+
+local WARM_UP = 5                 -- steps before those that are timed
+local SLOWER, LEAST = 1.1, 0.01   -- an op that takes so much more time than before is named, if it
+                                  -- has so much of the step
+local SHOWN = 0.99                -- rows of the table are shown until they have this of the time
+
+local function refuse(...) core.fail("EUSAGE", "bench: " .. string.format(...)) end
+
+-- ==== The machine ================================================================================
+
+local function cpu_model()
+  local file <close> = io.open("/proc/cpuinfo", "r")
+  return file and file:read "a":match "model name%s*:%s*([^\n]*)" or "unknown CPU"
+end
+
+-- What it is, for results of all kinds.
+function bench.machine()
+  return {version = core.version, cpu = cpu_model(), backend = core.backend(),
+          threads = core.threads()}
+end
+
+-- The least seconds of some calls of f.
+local function least(calls, f)
+  local best = math.huge
+  for _ = 1, calls do
+    local before = core.clock()
+    core.step(core.no_grad, f)
+    best = math.min(best, core.clock() - before)
+  end
+  return best
+end
+
+-- FLOP a second of a product of square matrices, so large that it takes a moment.
+local function gemm_rate(dtype)
+  local n, seconds = 128, nil
+  repeat
+    n = 2 * n
+    local x, y = makers.randn{n, n}:cast(dtype), makers.randn{n, n}:cast(dtype)
+    seconds = least(5, function() ops.matmul(x, y) end)
+  until seconds > 0.05 or n == 8192
+  return 2 * n ^ 3 / seconds
+end
+
+-- Bytes read and written a second: one thread copies, or all of them go over a tensor, which is
+-- what moves more on a machine of many.
+local function copy_rate()
+  local x, y = makers.zeros{1 << 26}, makers.zeros{1 << 26}
+  local seconds = math.min(least(4, function() y:copy(x) end), least(4, function() ops.neg(x) end))
+  return 2 * 4 * x:count() / seconds
+end
+
+-- What the ops of this machine are held against.
+function bench.limits()
+  collectgarbage()
+  return {gemm = {f32 = gemm_rate "f32", bf16 = gemm_rate "bf16"}, copy = copy_rate()}
+end
+
+-- ==== Measuring ==================================================================================
+
+local Meter = {}
+Meter.__index = Meter
+
+-- What steps take: begin_step() and end_step() go around each. The first warm_up do not count.
+function bench.meter(warm_up)
+  return setmetatable({left = warm_up, rates = {}, images = 0, seconds = 0.0, waited = 0.0,
+                       peak_rss = 0, peak_tensors = 0}, Meter)
+end
+
+function Meter:begin_step() core.time_ops(self.left == 0) end
+
+-- images: in the step. seconds: what it took, of which it waited for data.
+function Meter:end_step(images, seconds, waited)
+  core.time_ops(false)
+  if self.left > 0 then
+    self.left = self.left - 1
+    return
+  end
+  self.rates[#self.rates + 1] = images / seconds
+  self.images, self.seconds = self.images + images, self.seconds + seconds
+  self.waited = self.waited + waited
+  self.peak_rss, self.peak_tensors = core.peak_rss(), core.memory().peak
+end
+
+-- Takes the step f(...) on so many images. Returns the seconds so far.
+function Meter:step(images, f, ...)
+  self:begin_step()
+  local before = core.clock()
+  core.step(f, ...)
+  self:end_step(images, core.clock() - before, 0.0)
+  return self.seconds
+end
+
+-- Adds flops, which limit binds it, and its share of that one; all per step.
+local function rate_op(row, steps, limits)
+  local gradients = row.backward and 0 or 1
+  for _, name in ipairs(row.wanted) do
+    if name ~= "b" then gradients = gradients + 1 end      -- a bias takes no products
+  end
+  local x, w, out = table.unpack(row.shapes)
+  row.flops = flops_of(row.op, x, w, out) * row.calls * gradients / steps
+  row.calls, row.seconds, row.bytes = row.calls / steps, row.seconds / steps, row.bytes / steps
+  local products = row.flops / (limits.gemm[row.dtype] or math.huge)
+  local moves = row.bytes / limits.copy
+  row.limit = products > moves and "gemm" or "copy"
+  row.of_limit = math.max(products, moves) / row.seconds
+end
+
+-- The middle and the largest of a list of numbers.
+function bench.spread(list)
+  local sorted = table.move(list, 1, #list, 1, {})
+  table.sort(sorted)
+  local half = #sorted // 2
+  local middle = #sorted % 2 == 1 and sorted[half + 1] or (sorted[half] + sorted[half + 1]) / 2
+  return middle, sorted[#sorted]
+end
+
+-- Everything that is known of the steps: what --json writes. Ops in the order of their time;
+-- fractions of the step's time: outside of ops, waiting for data, and what the ops would take if
+-- each took no longer than its limit.
+function bench.result(meter, limits)
+  local steps, rows = #meter.rates, core.op_times()
+  local inside, at_limits = 0.0, 0.0
+  for _, row in ipairs(rows) do
+    rate_op(row, steps, limits)
+    inside = inside + row.seconds
+    at_limits = at_limits + row.seconds * math.min(1, row.of_limit)
+  end
+  table.sort(rows, function(a, b) return a.seconds > b.seconds end)
+  local step_s = meter.seconds / steps
+  local middle, best = bench.spread(meter.rates)
+  return {
+    machine = bench.machine(), limits = limits, ops = rows,
+    steps = steps, batch = meter.images / steps, step_s = step_s,
+    images_per_s = middle, best_images_per_s = best,
+    waiting = meter.waited / meter.seconds, outside = 1 - inside / step_s,
+    of_limit = at_limits / step_s,
+    peak_rss_bytes = meter.peak_rss, peak_tensor_bytes = meter.peak_tensors,
+  }
+end
+
+-- ==== The table ==================================================================================
+
+local function dims_text(dims)
+  return dims and (#dims > 0 and table.concat(dims, "x") or "1")
+end
+
+-- "conv2d back x,w": with the gradients, where their number decides how much there is to do.
+local function op_text(row)
+  local text = row.op .. (row.dtype == "f32" and "" or " " .. row.dtype)
+  if not row.backward then return text end
+  return text .. " back" .. (row.flops > 0 and " " .. table.concat(row.wanted, ",") or "")
+end
+
+-- "8x8x3 16x3x3x3 > 8x8x16"; one that is like the first is left out.
+local function shapes_text(row)
+  local x, w, out = table.unpack(row.shapes)
+  local first, second, last = dims_text(x) or "", dims_text(w), dims_text(out)
+  if row.flops > 0 then first = first .. " " .. second end
+  return last and last ~= first and first .. " > " .. last or first
+end
+
+local function number_text(value)
+  return value < 9.95 and ("%.1f"):format(value) or ("%.0f"):format(value)
+end
+
+local HEAD = {"op", "shapes", "calls", "ms", "%", "GFLOP/s", "GB/s", "of limit"}
+
+local function cells_of(row, step_s)
+  return {op_text(row), shapes_text(row), number_text(row.calls):gsub("%.0$", ""),
+          ("%.3f"):format(1e3 * row.seconds), ("%.1f"):format(100 * row.seconds / step_s),
+          row.flops > 0 and number_text(row.flops / row.seconds / 1e9) or "",
+          number_text(row.bytes / row.seconds / 1e9),
+          ("%.0f %% %s"):format(100 * row.of_limit, row.limit)}
+end
+
+-- Lists of texts as lines of columns, two to the left, the rest to the right.
+local function columns(lines)
+  local widths = {}
+  for _, cells in ipairs(lines) do
+    for i, text in ipairs(cells) do widths[i] = math.max(widths[i] or 0, utf8.len(text)) end
+  end
+  for k, cells in ipairs(lines) do
+    for i, text in ipairs(cells) do
+      local fill = (" "):rep(widths[i] - utf8.len(text))
+      cells[i] = i <= 2 and text .. fill or fill .. text
+    end
+    lines[k] = table.concat(cells, "  "):gsub(" +$", "")
+  end
+  return table.concat(lines, "\n")
+end
+
+function bench.machine_text(m)
+  return ("luatrain %s  %s  %s  %d thread%s"):format(m.version, m.cpu, m.backend, m.threads,
+                                                     m.threads == 1 and "" or "s")
+end
+
+function bench.limits_text(limits)
+  return ("limits: product %.0f GFLOP/s f32, %.0f bf16; copy %.1f GB/s"):format(
+    limits.gemm.f32 / 1e9, limits.gemm.bf16 / 1e9, limits.copy / 1e9)
+end
+
+-- The ops of a result as a table, per step.
+function bench.table_text(r)
+  local lines, seconds, total = {HEAD}, 0.0, r.step_s * (1 - r.outside)
+  for i, row in ipairs(r.ops) do
+    lines[#lines + 1] = cells_of(row, r.step_s)
+    seconds = seconds + row.seconds
+    if seconds >= SHOWN * total and i < #r.ops then
+      lines[#lines + 1] = {("%d more"):format(#r.ops - i), "", "",
+                           ("%.3f"):format(1e3 * (total - seconds)),
+                           ("%.1f"):format(100 * (total - seconds) / r.step_s)}
+      break
+    end
+  end
+  return columns(lines)
+end
+
+local function text_of(r)
+  return ("%s\n%s\n\n%s\n\n%s\n%s\n%s"):format(
+    bench.machine_text(r.machine), bench.limits_text(r.limits), bench.table_text(r),
+    ("%d steps of %s images: %s img/s median, %s best; %.1f ms a step"):format(
+      r.steps, number_text(r.batch):gsub("%.0$", ""), number_text(r.images_per_s),
+      number_text(r.best_images_per_s), 1e3 * r.step_s),
+    ("%.1f %% of it outside of ops, with %.1f %% waiting for data; with each op at its limit it "
+     .. "would take %.0f %%"):format(100 * r.outside, 100 * r.waiting,
+                                     100 * (r.of_limit + r.outside)),
+    ("memory at most %.2f GB, tensors %.2f GB of it"):format(r.peak_rss_bytes / 1e9,
+                                                            r.peak_tensor_bytes / 1e9))
+end
+
+-- ==== An earlier result ==========================================================================
+
+local function percent(now, before) return ("%+.1f %%"):format(100 * (now / before - 1)) end
+
+-- The value in a file that --json wrote; `what` says whose it must be.
+function bench.read(path, what)
+  local file, why = io.open(path, "rb")
+  if not file then refuse("cannot read %s", why) end
+  local ok, value = pcall(json.read, file:read "a" or "")
+  file:close()
+  if not ok then refuse("%s: %s", path, checkpoint.reason(value)) end
+  if type(value) ~= "table" or not value[what] then
+    refuse("%s is no result of this benchmark: it has no '%s'", path, what)
+  end
+  return value
+end
+
+-- How the machine differs from what it was.
+local function compare_machines(r, before)
+  local now, was, text = r.limits, before.limits, ""
+  for _, key in ipairs{"cpu", "threads", "backend"} do
+    if r.machine[key] ~= before.machine[key] then
+      text = ("%s; %s was %s"):format(text, key, before.machine[key])
+    end
+  end
+  return ("limits: product %s f32, %s bf16, copy %s%s"):format(
+    percent(now.gemm.f32, was.gemm.f32), percent(now.gemm.bf16, was.gemm.bf16),
+    percent(now.copy, was.copy), text)
+end
+
+local function key_of(row)
+  return json.text{row.op, row.backward, row.dtype, row.shapes, row.wanted}
+end
+
+-- Lines that say how a result differs from an earlier one of the same net: its speed, the machine,
+-- and the ops that have become slower and matter. Fails when they cannot be compared.
+function bench.compare(r, before, who)
+  if r.parameters ~= before.parameters or r.batch ~= before.batch then
+    refuse("%s: it was another net or batch before: %d parameters, %g images", who,
+           before.parameters, before.batch)
+  end
+  local then_of = {}
+  local lines = {("%s: %s img/s, %s before (%s); %s"):format(
+    who, number_text(r.images_per_s), number_text(before.images_per_s),
+    percent(r.images_per_s, before.images_per_s), compare_machines(r, before))}
+  for _, row in ipairs(before.ops) do then_of[key_of(row)] = row.seconds end
+  for _, row in ipairs(r.ops) do
+    local was = then_of[key_of(row)]
+    if was and row.seconds > SLOWER * was and row.seconds > LEAST * r.step_s then
+      lines[#lines + 1] = ("  slower: %s %s: %.3f ms, %.3f before (%s)"):format(
+        op_text(row), shapes_text(row), 1e3 * row.seconds, 1e3 * was, percent(row.seconds, was))
+    end
+  end
+  return lines
+end
+
+-- ==== luatrain bench =============================================================================
+
+local HELP = [[
+usage: luatrain [options] bench [options of bench] script.lua [options of the script]
+
+Times some steps of the script's training, op by op, and what the machine can do.
+
+  --steps N          how many, after %d to warm up (20)
+  --amp off|bf16     the precision of the run (what the script says)
+  --json FILE        writes everything there
+  --baseline FILE    compares with what --json wrote before; when slower, the exit code is 1
+  --margin PERCENT   by how much it must be slower for that (5)
+  --help             this text
+
+`luatrain bench dispatch` measures what an op costs beside its arithmetic.]]
+
+local function path_of(text) return text ~= "" and text end
+
+local OPTIONS = {
+  steps = {"a whole number from 1 up", function(text)
+    local n = text:find "^%d+$" and math.tointeger(tonumber(text))
+    return n and n > 0 and n
+  end},
+  amp = {"off or bf16", function(text) return (text == "off" or text == "bf16") and text end},
+  json = {"a path", path_of},
+  baseline = {"a path", path_of},
+  margin = {"a number from 0 up", function(text)
+    return text:find "^%d+%.?%d*$" and tonumber(text)
+  end},
+}
+
+-- Reads the options before the script. Returns them, and which argument is the script.
+local function read_options(list)
+  local o, i = {steps = 20, margin = 5}, 1
+  while (list[i] or ""):sub(1, 1) == "-" do
+    local name, text = list[i]:match "^%-%-([%w-]*)=?(.*)$"
+    local option = OPTIONS[name]
+    if name == "help" then
+      print(HELP:format(WARM_UP))
+      core.fail("EDONE", "the help is shown")
+    elseif not option then
+      local names = {"--steps", "--amp", "--json", "--baseline", "--margin"}
+      refuse("unknown option '%s'%s", list[i], check.hint(list[i], names, " (--help lists them)"))
+    elseif not list[i]:find("=", 1, true) then
+      i = i + 1
+      text = list[i] or refuse("--%s wants a value", name)
+    end
+    local value = option[2](text)
+    if not value then refuse("--%s wants %s, it is '%s'", name, option[1], text) end
+    o[name], i = value, i + 1
+  end
+  if not list[i] then
+    refuse "a script must be given: luatrain bench train_lenet.lua; luatrain bench --help says more"
+  end
+  return o, i
+end
+
+-- A folder for what a run writes, which goes when the object does.
+local function passing_folder()
+  local path = os.tmpname()
+  os.remove(path)
+  return setmetatable({path = path}, {__gc = function()
+    checkpoint.remove(path)
+    os.remove(path .. "/.lock")
+    os.remove(path)
+  end})
+end
+
+-- The settings of the run that is watched: it leaves nothing, and is long enough.
+local function change(settings, o, folder)
+  local per_epoch = (#settings.train + settings.batch - 1) // settings.batch
+  settings.epochs = math.max(settings.epochs, (WARM_UP + o.steps) // per_epoch + 1)
+  settings.out, settings.out_is_the_scripts, settings.resume = folder.path, true, false
+  settings.max_steps, settings.save_every = nil, nil
+  settings.log, settings.quiet = "text", true
+  settings.amp = o.amp or settings.amp
+end
+
+-- Prints how r differs from an earlier result; fails when it is slower by more than the margin.
+local function compare(r, before, o)
+  print("\n" .. table.concat(bench.compare(r, before, o.baseline), "\n"))
+  if r.images_per_s < (1 - o.margin / 100) * before.images_per_s then
+    core.fail("ESCRIPT", ("bench: slower than %s by more than %g %% (--margin)")
+              :format(o.baseline, o.margin))
+  end
+end
+
+-- From now on the first run is measured, and ends the script. Takes the arguments after `bench`;
+-- returns which of them is the script, and what is to be called when it has ended.
+function bench.watch(...)
+  local o, script = read_options{...}
+  local name = select(script, ...)
+  local before = o.baseline and bench.read(o.baseline, "images_per_s")
+  local meter, folder, parameters = bench.meter(WARM_UP), passing_folder(), nil
+  local watcher = {begin_step = function() meter:begin_step() end}
+
+  function watcher.end_step(_, ...)
+    meter:end_step(...)
+    local reason = core.stop_reason()
+    if reason then core.fail("ESTOPPED", "bench: stopped by " .. reason) end
+    if #meter.rates >= o.steps then core.fail("EDONE", "all steps are measured") end
+  end
+
+  function core.on_run(settings)
+    change(settings, o, folder)
+    o.amp, parameters = settings.amp, settings.net:count()
+    return watcher
+  end
+
+  local function finish()
+    if #meter.rates < o.steps then
+      core.fail("ESCRIPT", ("bench: %s %s"):format(
+        name, parameters and "ended before all steps were measured; look at --steps"
+              or "calls neither lt.run nor lt.fit, so there is no step to measure"))
+    end
+    local r = bench.result(meter, bench.limits())
+    r.script, r.amp, r.parameters = name:match "[^/]*$", o.amp, parameters
+    print(text_of(r))
+    if o.json then core.write_file(o.json, json.text(r, 2) .. "\n") end
+    if before then compare(r, before, o) end
+  end
+  return script, finish
+end
+
+-- `luatrain bench dispatch`: the least nanoseconds of an op, of some rounds.
+function bench.dispatch(rounds, n)
+  local a, b = makers.ones{1}, makers.ones{1}
+  local function run_adds()
+    local best = math.huge
+    for _ = 1, rounds do
+      local start = os.clock()
+      for _ = 1, n do local _ = a + b end
+      best = math.min(best, 1e9 * (os.clock() - start) / n)
+    end
+    return best
+  end
+  local plain = run_adds()
+  a:requires_grad()
+  print(("Lua  %7.0f ns an op on the tape, %7.0f without"):format(run_adds(), plain))
+end
+
+return bench

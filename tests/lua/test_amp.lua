@@ -1,0 +1,327 @@
+-- test_amp.lua - mixed precision: which op runs in which dtype, what gradients are, and runs in
+-- bf16.
+local lt = require "luatrain"
+local nn = lt.nn
+local T = require "lt_test"
+
+local top = os.tmpname()
+os.remove(top)
+local n_folders = 0
+
+local function folder()
+  n_folders = n_folders + 1
+  return top .. "/" .. n_folders
+end
+
+local function half(x) return x:cast "bf16" end
+
+-- ==== The policy =================================================================================
+
+-- Of results on f32, on bf16, and on bf16 with f32 behind it.
+local HALF, F32, WIDEST = "bf16 bf16 bf16", "f32 f32 f32", "f32 bf16 f32"
+local ANY, FLAGS = "f32 bf16 bf16", "u8 u8 u8"
+
+T.test("each op runs in the dtype of its policy", function()
+  local x, w, m, v = lt.ones({2, 4, 4, 3}), lt.ones({5, 3, 3, 3}), lt.ones({3, 3}), lt.ones({3})
+  local ids = lt.tensor({0, 1, 2}, {dtype = "i64"})
+  local function same(tensor) return tensor end
+  -- a and b cast the first input and the others.
+  for op, row in pairs{
+    conv2d = {HALF, function(a, b) return lt.conv2d(a(x), b(w), b(lt.ones({5}))) end},
+    linear = {HALF, function(a, b) return lt.linear(a(m), b(m), b(v)) end},
+    matmul = {HALF, function(a, b) return lt.matmul(a(m), b(m)) end},
+    add = {WIDEST, function(a, b) return a(m) + b(m) end},
+    div = {WIDEST, function(a, b) return a(m) / b(v) end},
+    cat = {WIDEST, function(a, b) return lt.cat(a(m), b(m), b(m), {axis = 1}) end},
+    where = {WIDEST, function(a, b) return lt.where(m:gt(0), a(m), b(m)) end},
+    gt = {FLAGS, function(a, b) return a(m):gt(b(m)) end},
+    pow = {F32, function(a, b) return a(m) ^ b(m) end},
+    mse_loss = {F32, function(a, b) return lt.mse_loss(a(m), b(m)) end},
+    layer_norm = {F32, function(a, b) return lt.layer_norm(a(m), b(v), b(v)) end},
+    cross_entropy = {F32, function(a) return lt.cross_entropy(a(m), ids) end},
+    softmax = {F32, function(a) return lt.softmax(a(m), -1) end},
+    log_softmax = {F32, function(a) return lt.log_softmax(a(m), -1) end},
+    sum = {F32, function(a) return a(m):sum() end},
+    mean = {F32, function(a) return a(m):mean() end},
+    norm = {F32, function(a) return a(m):norm() end},
+    exp = {F32, function(a) return a(m):exp() end},
+    log = {F32, function(a) return a(m):log() end},
+    relu = {ANY, function(a) return a(m):relu() end},
+    max = {ANY, function(a) return a(m):max() end},
+    reshape = {ANY, function(a) return a(m):reshape({9}) end},
+    dropout = {ANY, function(a) return a(m):dropout() end},
+    embedding = {ANY, function(a) return lt.embedding(a(m), ids) end},
+    max_pool2d = {ANY, function(a) return lt.max_pool2d(a(x), 2) end},
+    global_avg_pool2d = {ANY, function(a) return a(x):global_avg_pool2d() end},
+    batch_norm = {ANY, function(a) return lt.batch_norm(a(x), v, v, v, v) end},
+  } do
+    local wanted, f = table.unpack(row)
+    local got = {}
+    for i, casts in ipairs{{same, same}, {half, half}, {half, same}} do
+      got[i] = lt.autocast("bf16", f, table.unpack(casts)).dtype
+    end
+    T.equal(op .. ": " .. table.concat(got, " "), op .. ": " .. wanted)
+  end
+end)
+
+T.test("other dtypes", function()
+  local m = lt.ones({2, 2})
+  local m16, m64 = m:cast "f16", m:cast "f64"
+  lt.autocast("bf16", function()
+    T.equal(lt.matmul(m16, m).dtype, "bf16")
+    T.equal((m16 + half(m)).dtype, "f32")                -- neither half holds the other
+    T.equal((half(m) * 3).dtype, "bf16")                 -- a number is of the tensor's dtype
+    T.equal(lt.linear(m64, m64).dtype, "f64")
+    T.equal(m64:sum().dtype, "f64")
+    T.equal(nn.linear{2, 2}:to "f64"(m64).dtype, "f64")
+    T.fails(function() return m64 + m end,
+            "add: x is f64, y is f32; cast one of them, e.g. y:cast('f64')")
+  end)
+end)
+
+T.test("lt.autocast is a scope", function()
+  local m = lt.ones({2, 2})
+  local function now() return lt.matmul(m, m).dtype end
+  T.equal(now(), "f32")
+  local a, b = lt.autocast("bf16", function(x, y)
+    T.equal(now(), "bf16")
+    T.equal(lt.autocast("off", now), "f32")
+    T.equal(now(), "bf16")
+    pcall(lt.autocast, "off", error)
+    T.equal(lt.step(now), "bf16")
+    return x, y
+  end, 7, m)
+  assert(a == 7 and b == m)
+  T.equal(now(), "f32")
+  T.fails(function() lt.autocast("bf16", function() error "why" end) end, "why")
+  T.equal(now(), "f32")
+  lt.step(function() pcall(coroutine.wrap(function() lt.autocast("bf16", error) end)) end)
+  T.equal(now(), "f32")
+  for _, word in ipairs{"fp16", 16} do
+    T.fails(function() lt.autocast(word, now) end,
+            ("lt.autocast wants 'off' or 'bf16', it is %s"):format(word == 16 and 16 or "'fp16'"))
+  end
+  T.fails(function() lt.autocast("bf16") end, "lt.autocast wants a function, it is nil")
+end)
+
+-- ==== Gradients ==================================================================================
+
+-- Largest distance of two tensors, relative to the largest number of the second.
+local function distance(a, b)
+  return (a - b):abs():max():item() / b:abs():max():item()
+end
+
+-- The forward pass by hand: each parameter and each activation is cast where the policy says so.
+local function by_hand(net, x)
+  local conv, bn, fc = net[1], net[2], net[5]
+  local y = lt.conv2d(half(x), half(conv.w), half(conv.b), {pad = 1})
+  y = lt.batch_norm(y, bn.scale, bn.shift, bn.mean, bn.var, {train = true})
+  y = y:relu():reshape({x:dim(1), -1})
+  return lt.linear(y, half(fc.w), half(fc.b)):cast "f32"
+end
+
+T.test("gradients are those of casts by hand, in f32", function()
+  local net = nn.sequential{nn.conv2d{3, 8, 3, pad = 1}, nn.batch_norm{8}, nn.relu(), nn.flatten(),
+                            nn.linear{128, 10}}
+  local x, y = lt.randn({6, 4, 4, 3}), lt.tensor({0, 9, 3, 5, 5, 1}, {dtype = "i64"})
+  local wanted = {}
+  net(x)
+  local logits = by_hand(net, x)
+  local loss = lt.cross_entropy(logits, y)
+  loss:backward()
+  for name, p in net:named_parameters() do
+    wanted[name] = p.grad:cast("f64"):cast "f32"
+    p:zero_grad()
+  end
+  lt.autocast("bf16", function()
+    local own = net(x)
+    T.equal(own.dtype, "bf16")
+    T.near(distance(own:cast "f32", logits), 0, 1e-2)
+    local own_loss = lt.cross_entropy(own, y)
+    T.equal(own_loss.dtype, "f32")
+    T.near(own_loss:item(), loss:item(), 1e-2)
+    own_loss:backward()
+  end)
+  for name, p in net:named_parameters() do
+    T.equal(p.grad.dtype, "f32")
+    if name ~= "1.b" then                      -- nothing but rounding: a batch norm is behind it
+      assert(distance(p.grad, wanted[name]) < 1e-2, name)
+    end
+    local rounded = lt.eq(half(p.grad):cast "f32", p.grad):cast("f32"):mean():item()
+    assert(#p.shape == 1 or rounded < 0.1, name .. " has a gradient in halves")
+  end
+end)
+
+T.test("gradients add up in f32, and a parameter may be both inputs", function()
+  local fc = nn.linear{4, 4, bias = false}
+  fc(lt.ones({1, 4}))
+  local w, ones = fc.w, lt.ones({1, 4})
+  -- 256 + 1 is no bf16.
+  lt.autocast("bf16", function()
+    fc(ones * 256):sum():backward()
+    fc(ones):sum():backward()
+  end)
+  T.equal(w.grad:totable()[1], {257.0, 257.0, 257.0, 257.0})
+  w:zero_grad()
+  w:copy(lt.tensor({{1, 2, 0, 0}, {3, 4, 0, 0}, {0, 0, 1, 0}, {0, 0, 0, 1}}))
+  lt.autocast("bf16", lt.matmul, w, w):sum():backward()
+  local got = w.grad:totable()
+  w:zero_grad()
+  lt.matmul(w, w):sum():backward()
+  T.equal(got, w.grad:totable())
+end)
+
+T.test("weights that move between forward and backward are an error", function()
+  local fc = nn.linear{2, 2}
+  local sgd = lt.optim.sgd(fc, {lr = 0.1})
+  local x = lt.ones({1, 2}):requires_grad()
+  local function forward() return lt.autocast("bf16", lt.linear, x, fc.w, fc.b):sum() end
+  local early = forward()
+  forward():backward()
+  sgd:step()
+  local ok, why = pcall(early.backward, early)
+  assert(not ok and why:find("backward of linear: its input 2 was changed in place", 1, true), why)
+  forward():backward()
+end)
+
+T.test("a step of the optimizer is the same within", function()
+  local sums = {}
+  for i, word in ipairs{"off", "bf16"} do
+    local net = nn.sequential{nn.linear{3, 3}, nn.batch_norm{3}}
+    for _, p in ipairs(net:parameters()) do p:fill(0.1) end
+    local adam = lt.optim.adam(net, {lr = 0.01, clip = 1})
+    for _ = 1, 2 do
+      local x, slope = lt.tensor({{1, 2, 3}, {4, 5, 7}}), lt.tensor({{1, 2, 3}, {-1, 1, 2}})
+      local loss = (net(x) * slope):sum()
+      loss:backward()
+      lt.autocast(word, adam.step, adam)
+    end
+    sums[i] = net:sha256()
+  end
+  T.equal(sums[2], sums[1])
+end)
+
+-- ==== Training ===================================================================================
+
+local function block(c)
+  return nn.module({conv = nn.conv2d{c, c, 3, pad = 1, bias = false}, bn = nn.batch_norm{c}},
+                   function(self, x) return lt.relu(self.bn(self.conv(x)) + x) end, "block")
+end
+
+-- The same net each time.
+local function make_net()
+  local net = nn.sequential{nn.conv2d{1, 8, 3, pad = 1, bias = false}, nn.batch_norm{8}, nn.relu(),
+                            block(8), nn.max_pool2d{2}, block(8), nn.global_avg_pool2d(),
+                            nn.linear{8, 4}}
+  for _, p in ipairs(net:parameters()) do
+    local values = {}
+    for i = 1, p:count() do values[i] = 0.5 * math.sin(1.7 * i) end
+    if #p.shape == 1 then p:fill(1) else p:copy(lt.tensor(values)) end
+  end
+  return net
+end
+
+-- Images with a bright column that tells the class.
+local function make_set(n)
+  local x, labels = lt.randn({n, 8, 8, 1}), {}
+  for i = 1, n do
+    labels[i] = i % 4
+    for row = 1, 8 do x:set(i, row, 2 * labels[i] + 1, 1, 2) end
+  end
+  return lt.data.set{images = x, labels = lt.tensor(labels, {dtype = "i64"}), classes = 4}
+end
+
+local train, test = make_set(96), make_set(32)
+
+-- Settings over those of a run of a few epochs. Returns the net, the report, the error.
+local function fit(out, more)
+  local net = make_net()
+  local o = {net = net, train = train, test = test, epochs = 8, batch = 16, out = out,
+             optim = lt.optim.sgd(net, {lr = 0.05, momentum = 0.9, nesterov = true})}
+  for key, value in pairs(more or {}) do o[key] = value end
+  local ok, result = pcall(lt.fit, o)
+  return net, ok and result, not ok and result
+end
+
+local function read(path)
+  local file <close> = assert(io.open(path, "rb"))
+  return file:read "a"
+end
+
+local whole = folder()
+local whole_net, whole_result = fit(whole, {amp = "bf16"})
+
+T.test("a net trains in bf16 as in f32", function()
+  local out, dtypes = folder(), {}
+  local function loss(logits, y)
+    dtypes[#dtypes + 1] = logits.dtype
+    return lt.cross_entropy(logits, y)
+  end
+  local _, f32 = fit(out)
+  assert(f32.train_loss < 0.5 and f32.top1 > 0.8, f32.train_loss)
+  assert(math.abs(whole_result.train_loss / f32.train_loss - 1) < 0.03, whole_result.train_loss)
+  assert(math.abs(whole_result.loss / f32.loss - 1) < 0.1, whole_result.loss)
+  assert(whole_result.train_loss ~= f32.train_loss)
+  assert(read(whole .. "/metrics.jsonl"):find '^{"event":"start",.*"amp":"bf16"')
+  assert(read(out .. "/metrics.jsonl"):find '^{"event":"start",.*"amp":"off"')
+  fit(folder(), {amp = "bf16", loss = loss, epochs = 1, accumulate = 2})
+  T.equal(#dtypes, 2 * 6 + 4)
+  for _, dtype in ipairs(dtypes) do T.equal(dtype, "bf16") end
+end)
+
+T.test("a run goes on in bf16, bit for bit", function()
+  local out = folder()
+  for _, step in ipairs{5, 18} do fit(out, {amp = "bf16", max_steps = step}) end
+  local net, result, err = fit(out, {amp = "bf16"})
+  assert(result, err)
+  T.equal(net:sha256(), whole_net:sha256())
+  T.equal(result, whole_result)
+  assert(not read(out .. "/metrics.jsonl"):find '"event":"warn"')
+end)
+
+T.test("a run that goes on otherwise says so", function()
+  local out = folder()
+  fit(out, {max_steps = 3})
+  fit(out, {max_steps = 5, amp = "bf16"})
+  local text = '00003.safetensors was made with amp off, now it is bf16"'
+  assert(read(out .. "/metrics.jsonl"):find(text, 1, true))
+end)
+
+T.test("who says what amp is", function()
+  local function amp_of(more)
+    local out = folder()
+    fit(out, more)
+    return read(out .. "/metrics.jsonl"):match '"amp":"(%w+)"'
+  end
+  T.equal(lt.autocast("bf16", amp_of, {max_steps = 1}), "bf16")
+  T.equal(lt.autocast("bf16", amp_of, {max_steps = 1, amp = "off"}), "off")
+  T.fails(function() lt.fit{amp = "fp16"} end, "lt.fit: 'amp' wants 'off' or 'bf16', it is 'fp16'")
+end)
+
+T.test("a loop by hand", function()
+  local net, losses = make_net(), {}
+  local sgd = lt.optim.sgd(net, {lr = 0.05, momentum = 0.9})
+  for epoch = 1, 4 do
+    for x, y in train:batches{batch = 32, epoch = epoch} do
+      losses[#losses + 1] = lt.step(lt.autocast, "bf16", function()
+        local loss = lt.cross_entropy(net(x), y)
+        loss:backward()
+        sgd:step()
+        return loss:item()
+      end)
+    end
+  end
+  assert(losses[#losses] < losses[1] / 2, losses[#losses])
+end)
+
+T.test("the summary counts what is kept in halves", function()
+  local net = nn.sequential{nn.conv2d{2, 4, 3, pad = 1}, nn.relu(), nn.flatten(), nn.linear{64, 5}}
+  local function kept(text) return text:match "forward, ([%d.]+ %a+) kept" end
+  -- For 10 images: the input, 10*4*4*2, and the output of relu, 10*4*4*4, which linear keeps too.
+  T.equal(kept(lt.summary(net, {10, 4, 4, 2})), "3.84 KB")
+  T.equal(kept(lt.autocast("bf16", lt.step, function() return lt.summary(net, {10, 4, 4, 2}) end)),
+          "1.92 KB")
+end)
+
+os.execute("rm -rf " .. top)
+T.finish()

@@ -1,0 +1,348 @@
+-- test_bench.lua - where the time goes: counts that can be done by hand, JSON, `luatrain bench`.
+-- What is measured is held to be possible, not to be fast.
+local lt = require "luatrain"
+local bench = require "luatrain.bench"
+local json = require "luatrain.json"
+local T = require "lt_test"
+local nn = lt.nn
+
+local LIMITS = {gemm = {f32 = 1e11, bf16 = 2e11}, copy = 1e10}
+
+-- The result of so many steps of f, each of 4 images, after one that does not count.
+local function measure(steps, f)
+  local meter = bench.meter(1)
+  for _ = 0, steps do meter:step(4, f) end
+  return bench.result(meter, LIMITS)
+end
+
+-- The rows of an op in one direction.
+local function rows(result, op, backward)
+  local list = {}
+  for _, row in ipairs(result.ops) do
+    if row.op == op and row.backward == backward then list[#list + 1] = row end
+  end
+  return list
+end
+
+-- The one row of it.
+local function row(result, op, backward)
+  local list = rows(result, op, backward)
+  T.equal(#list, 1)
+  return list[1]
+end
+
+T.test("the ops of a small net, counted by hand", function()
+  local net = nn.sequential{nn.conv2d{2, 3, 3, pad = 1}, lt.relu, nn.flatten(), nn.linear{192, 5}}
+  local sgd = lt.optim.sgd(net, {lr = 0.1})
+  local x, y = lt.zeros{4, 8, 8, 2}, lt.tensor({0, 1, 2, 3}, {dtype = "i64"})
+  local r = measure(3, function()
+    lt.cross_entropy(net(x), y):backward()
+    sgd:step()
+  end)
+  T.equal(r.steps, 3)
+  T.equal(r.batch, 4.0)
+  -- Outputs 4*8*8*3, each 3*3*2 multiply-adds. Bytes of x, w, b, y.
+  local conv = row(r, "conv2d", false)
+  T.equal(conv.calls, 1.0)
+  T.equal(conv.dtype, "f32")
+  T.equal(conv.shapes, {{4, 8, 8, 2}, {3, 3, 3, 2}, {4, 8, 8, 3}})
+  T.equal(conv.wanted, {})
+  T.equal(conv.flops, 2.0 * 4 * 8 * 8 * 3 * 18)
+  T.equal(conv.bytes, 4.0 * (512 + 54 + 3 + 768))
+  -- The batch has no gradient. Bytes of x, w, dy, dw, db.
+  local back = row(r, "conv2d", true)
+  T.equal(back.shapes, conv.shapes)
+  T.equal(back.wanted, {"w", "b"})
+  T.equal(back.flops, conv.flops)
+  T.equal(row(r, "linear", false).flops, 2.0 * 4 * 5 * 192)
+  T.equal(row(r, "linear", true).wanted, {"x", "w", "b"})
+  T.equal(row(r, "linear", true).flops, 2 * 2.0 * 4 * 5 * 192)
+  T.equal(row(r, "relu", false).bytes, 2.0 * 4 * 768)
+  T.equal(row(r, "relu", false).flops, 0.0)
+  T.equal(row(r, "relu", false).shapes, {{4, 8, 8, 3}, false, {4, 8, 8, 3}})
+  T.equal(row(r, "cross_entropy", false).shapes, {{4, 5}, {4}, {}})
+  -- Reads w and its gradient, writes w; a stretch of parameters may have some padding in it.
+  local n, bytes = 0, 0.0
+  for _, update in ipairs(rows(r, "sgd_step", false)) do
+    n, bytes = n + update.shapes[1][1] * update.calls, bytes + update.bytes
+  end
+  assert(n >= net:count() and n < net:count() + 64)
+  T.equal(bytes, 3.0 * 4 * n)
+  T.equal(#rows(r, "reshape", false), 0)       -- a view costs nothing
+end)
+
+T.test("times and shares are possible, and in order", function()
+  local x = lt.randn{64, 64}
+  local r = measure(5, function() (x:matmul(x) + x):relu() end)
+  local sum, at_limits, last = 0, 0, math.huge
+  for _, op in ipairs(r.ops) do
+    T.near(op.of_limit, math.max(op.flops / 1e11, op.bytes / 1e10) / op.seconds, 1e-9)
+    assert(op.seconds > 0 and op.seconds <= last)
+    sum, last = sum + op.seconds, op.seconds
+    at_limits = at_limits + math.min(op.seconds, op.of_limit * op.seconds)
+  end
+  T.equal(#r.ops, 3)
+  T.equal(row(r, "matmul", false).flops, 2.0 * 64 ^ 3)
+  T.equal(row(r, "matmul", false).limit, "gemm")            -- 5.2 us of products, 4.9 of bytes
+  T.equal(row(r, "add", false).limit, "copy")
+  assert(sum < r.step_s)
+  T.near(r.outside, 1 - sum / r.step_s, 1e-9)
+  T.near(r.of_limit, at_limits / r.step_s, 1e-9)
+  assert(r.images_per_s <= r.best_images_per_s)
+  assert(r.peak_rss_bytes > r.peak_tensor_bytes and r.peak_tensor_bytes >= 4 * 64 * 64)
+end)
+
+T.test("calls that do the same are one row, others are not", function()
+  local x, y = lt.zeros{8}, lt.zeros{2, 4}
+  local r = measure(2, function()
+    for _ = 1, 10 do x:relu() end
+    y:relu()
+    y:cast("bf16"):relu()
+    lt.cat(x, x, x, {axis = 1})
+  end)
+  local list = rows(r, "relu", false)
+  table.sort(list, function(a, b)
+    return a.calls > b.calls or a.calls == b.calls and a.dtype > b.dtype
+  end)
+  T.equal(#list, 3)
+  T.equal(list[1].calls, 10.0)
+  T.equal(list[1].bytes, 10 * 64.0)
+  T.equal(list[2].shapes[1], {2, 4})
+  T.equal(list[3].dtype, "bf16")
+  T.equal(list[3].bytes, 32.0)
+  T.equal(row(r, "cat", false).bytes, 2 * 96.0 + 3 * 8)     -- keeps three lengths for backward
+end)
+
+T.test("a gradient that is added is read too", function()
+  local w = lt.ones{8}:requires_grad()
+  local both = measure(1, function()
+    w:zero_grad();
+    (w:exp() + w:tanh()):sum():backward()
+  end)
+  -- exp: y, dy, dw; tanh likewise; the later of them adds to dw.
+  T.equal(row(both, "exp", true).bytes + row(both, "tanh", true).bytes, 7 * 32.0)
+end)
+
+T.test("more kinds of calls than the table begins with", function()
+  local x = {}
+  for i = 1, 700 do x[i] = lt.zeros{i} end
+  local r = measure(1, function()
+    for i = 1, 700 do x[i]:relu() end
+    for i = 1, 700 do x[i]:relu() end
+  end)
+  local list, seen = rows(r, "relu", false), {}
+  T.equal(#list, 700)
+  for _, item in ipairs(list) do
+    T.equal(item.calls, 2.0)
+    seen[item.shapes[1][1]] = true
+  end
+  T.equal(#seen, 700)
+end)
+
+T.test("what is not within a step is not timed", function()
+  local x, meter = lt.zeros{3}, bench.meter(0)
+  x:relu()
+  meter:step(4, function() x:exp() end)
+  x:tanh()
+  meter:step(4, function() x:exp() end)
+  local r = bench.result(meter, LIMITS)
+  T.equal(#r.ops, 1)
+  T.equal(r.ops[1].calls, 1.0)
+end)
+
+T.test("the limits of the machine", function()
+  local limits = bench.limits()
+  for _, rate in ipairs{limits.gemm.f32, limits.gemm.bf16, limits.copy} do
+    assert(rate > 1e7 and rate < 1e15, rate)
+  end
+end)
+
+T.test("the middle and the largest", function()
+  local function spread(...) return {bench.spread{...}} end
+  T.equal(spread(3, 1, 2), {2, 3})
+  T.equal(spread(4, 1, 2, 3), {2.5, 4})
+  T.equal(spread(7), {7, 7})
+end)
+
+-- ==== JSON =======================================================================================
+
+T.test("JSON is read back as it was written", function()
+  local value = {list = {1, 2.5, "x", true, {}}, name = 'a "b" \\ \n\t\1 \u{e9}', no = false,
+                 inner = {deep = {{1}, {-3e-20}}}}
+  for lines = 0, 4 do T.equal(json.read(json.text(value, lines)), value) end
+  T.equal(json.text{b = {1, 2}, a = 0.5}, '{"a":0.5,"b":[1,2]}')
+  T.equal(json.text({b = {1, 2}, a = 0.5}, 1), '{\n  "a": 0.5,\n  "b": [1,2]\n}')
+  T.equal(json.text{1 / 0, 0 / 0}, "[null,null]")
+  T.equal(json.read ' {"a" : [ ] , "b":null,"c":"\\u00e9\\/\\\\u0041"} ',
+          {a = {}, c = "\u{e9}/\\u0041"})
+  T.equal(math.type(json.read "3"), "integer")
+end)
+
+T.test("what is no JSON is an error with its place", function()
+  local function refused(text, wanted, at)
+    T.fails(function() json.read(text) end,
+            ("JSON: there is no %s at byte %d"):format(wanted, at))
+  end
+  refused("", "value", 1)
+  refused("[1 2]", "comma", 4)
+  refused('{"a" 1}', "colon", 5)
+  refused("{a:1}", "key", 2)
+  refused('{"a":1,}', "key", 8)
+  refused('"a\\"', "string that ends", 1)
+  refused("[1]]", "end", 4)
+  refused("[0x10]", "value", 2)
+  refused("nan", "value", 1)
+  refused("[1", "comma", 3)
+end)
+
+-- ==== luatrain bench =============================================================================
+
+local folder = os.tmpname()
+os.remove(folder)
+assert(os.execute("mkdir " .. folder))
+
+local function path(name) return folder .. "/" .. name end
+
+local function write(name, text)
+  local file <close> = assert(io.open(path(name), "w"))
+  file:write(text)
+end
+
+local function read(name)
+  local file <close> = assert(io.open(path(name)))
+  return json.read(file:read "a")
+end
+
+-- What `luatrain bench ARGUMENTS` prints, and its exit code.
+local function run(arguments)
+  local pipe = assert(io.popen(("here=$PWD; cd %s; case %s in /*) here= ;; *) here=$here/ ;; esac; "
+                                .. "${here}%s bench %s 2>&1; echo '=' $?")
+                               :format(folder, T.program(), T.program(), arguments)))
+  local out, code = pipe:read "a":match "^(.*)= (%d+)\n$"
+  pipe:close()
+  return out, tonumber(code)
+end
+
+-- Epochs of 3 steps, so that evaluations and reports come in between.
+write("train.lua", [[
+  local lt = require "luatrain"
+  local train, test = lt.data.open "synthetic:8x8x2/5/12"
+  local net = lt.nn.sequential{lt.nn.conv2d{2, 3, 3}, lt.nn.flatten(), lt.nn.linear{108, 5}}
+  local sgd = lt.optim.sgd(net, {lr = 0.01})
+  local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 1, batch = 4}
+  print("in " .. run.folder)
+  for epoch in run:epochs() do
+    for x, y in run:batches() do
+      run:step(function()
+        local loss = lt.cross_entropy(net(x), y)
+        loss:backward()
+        sgd:step()
+        return loss
+      end)
+    end
+    run:report(run:evaluate(test))
+  end
+  print "not reached"]])
+
+T.test("a script's training is measured, and leaves nothing", function()
+  local out, code = run "--steps 7 --json=out.json train.lua"
+  T.equal(code, 0)
+  assert(out:find "7 steps of 4 images: ")
+  assert(out:find "conv2d back w,b +4x8x8x2 3x3x3x2 > 4x6x6x3 +1 ")
+  assert(not out:find "not reached")
+  local r = read "out.json"
+  T.equal(r.steps, 7)
+  T.equal(r.script, "train.lua")
+  T.equal(r.amp, "off")
+  T.equal(r.parameters, 57 + 545)
+  T.equal(r.batch, 4.0)
+  T.equal(row(r, "conv2d", false).calls, 1.0)          -- those of evaluations are not among them
+  T.equal(row(r, "linear", true).calls, 1.0)
+  T.equal(r.machine.version, lt.version)
+  assert(r.waiting >= 0 and r.outside > 0 and r.outside < 1)
+  local made = out:match "in ([^\n]*)"
+  T.equal(io.open(made .. "/metrics.jsonl"), nil)
+  T.equal(io.open(made), nil)
+  T.equal(io.open(path "runs"), nil)
+end)
+
+T.test("--amp is that of the run", function()
+  local _, code = run "--steps 1 --amp bf16 --json bf16.json train.lua"
+  T.equal(code, 0)
+  local r = read "bf16.json"
+  T.equal(r.amp, "bf16")
+  T.equal(row(r, "conv2d", false).dtype, "bf16")
+end)
+
+T.test("an earlier result is compared with", function()
+  local function baseline(factor, parameters)
+    local r = read "out.json"
+    r.images_per_s, r.parameters = factor * r.images_per_s, parameters or r.parameters
+    for _, op in ipairs(r.ops) do op.seconds = op.seconds / factor end
+    write("then.json", json.text(r))
+    return run "--steps 7 --baseline then.json train.lua"
+  end
+  local out, code = baseline(0.001)
+  T.equal(code, 0)
+  assert(out:find("then.json: ", 1, true) and not out:find "slower")
+  out, code = baseline(1000)
+  T.equal(code, 1)
+  assert(out:find("bench: slower than then.json by more than 5 % (--margin)", 1, true))
+  assert(out:find "  slower: conv2d back w,b 4x8x8x2 ")
+  out, code = baseline(1, 7)
+  T.equal(code, 2)
+  assert(out:find("bench: then.json: it was another net or batch before: 7 parameters, 4 images",
+                  1, true))
+end)
+
+T.test("scripts that do not train, or fail", function()
+  write("none.lua", "")
+  write("fails.lua", "error 'it broke'")
+  write("left.lua", [[
+    local lt = require "luatrain"
+    local train = lt.data.open "synthetic:2x2x1/2/40"
+    local net = lt.nn.sequential{lt.nn.flatten(), lt.nn.linear{4, 2}}
+    local run <close> = lt.run{net = net, optim = lt.optim.sgd(net, {lr = 0.1}), train = train,
+                               epochs = 1, batch = 10}]])
+  local out, code = run "none.lua"
+  T.equal(code, 1)
+  T.equal(out, "luatrain: bench: none.lua calls neither lt.run nor lt.fit, so there is no step to "
+               .. "measure\n")
+  out, code = run "left.lua"
+  T.equal(code, 1)
+  T.equal(out, "luatrain: bench: left.lua ended before all steps were measured; look at --steps\n")
+  out, code = run "fails.lua"
+  T.equal(code, 1)
+  T.equal(out, "luatrain: fails.lua:1: it broke\n")
+end)
+
+T.test("a signal ends the measurement", function()
+  write("killed.lua", [[
+    local lt = require "luatrain"
+    local train = lt.data.open "synthetic:2x2x1/2/400"
+    local net = lt.nn.sequential{lt.nn.flatten(), lt.nn.linear{4, 2}}
+    lt.fit{net = net, train = train, test = train, optim = lt.optim.sgd(net, {lr = 0.1}),
+           epochs = 1, batch = 10, loss = function(...)
+      if lt.steps() == 2 then io.popen("kill -TERM $PPID"):close() end
+      return lt.cross_entropy(...)
+    end}]])
+  local out, code = run "killed.lua"
+  T.equal(code, 75)
+  T.equal(out:match "luatrain: (.*)\n", "bench: stopped by SIGTERM")
+end)
+
+T.test("files that are no results", function()
+  write("text.json", "hello")
+  write("other.json", "{}")
+  local function refused(name, message)
+    local out, code = run("--baseline " .. name .. " train.lua")
+    T.equal(code, 2)
+    T.equal(out, "luatrain: bench: " .. message .. "\n")
+  end
+  refused("nowhere.json", "cannot read nowhere.json: No such file or directory")
+  refused("text.json", "text.json: JSON: there is no value at byte 1")
+  refused("other.json", "other.json is no result of this benchmark: it has no 'images_per_s'")
+end)
+
+os.execute("rm -r " .. folder)
+T.finish()

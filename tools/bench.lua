@@ -1,0 +1,339 @@
+-- bench.lua - luatrain beside PyTorch, the peer: whole training steps of some nets, and the time
+-- until a training reaches an accuracy. tools/bench runs it.
+--
+-- Every measurement is a process of its own, and the two take turns: ours, peer, ours, peer. What
+-- the machine does on the side then hits both, and the median of the ratios of such pairs says more
+-- than the ratio of two sums. The peer has as many threads as we do. The first round tries it with
+-- channels_last and without; the better stays.
+--
+-- of limit: what the ops of a step would take if none took longer than the product or the copy that
+-- binds it (see lua/luatrain/bench.lua), as a share of the step. It is that of our fastest round,
+-- and so is the table of ops.
+local lt = require "luatrain"
+local bench = require "luatrain.bench"
+local json = require "luatrain.json"
+
+local BATCHES = {lenet = 64, resnet20 = 128, mobilenet_v1 = 16, resnet50 = 16, vgg16 = 8}
+local AMP = {f32 = "off", bf16 = "bf16"}
+
+local opt = lt.args{
+  models = "lenet,resnet20,mobilenet_v1,resnet50,vgg16", dtypes = "f32,bf16", batch = 0,
+  rounds = 3, seconds = 3.0, peer = os.getenv "PEER" or "", compile = false, ops = false,
+  json = "", baseline = "", margin = 5.0, to = 0.0, epochs = 5, data = "fashion-mnist",
+  help = {
+    models = "nets; the small ones take 28x28x1, the others 224x224x3",
+    dtypes = "precisions",
+    batch = "images a step; 0: 64, 128, 16, 16 and 8",
+    rounds = "how often each is measured, in turn",
+    seconds = "of steps that one measurement takes, at least; it has three steps at least",
+    peer = "a Python that has PyTorch, or the variable PEER; without it only we are measured",
+    compile = "torch.compile beside it; it wants a C++ compiler, and minutes for a large net",
+    ops = "our time by ops, for each net",
+    json = "a file that gets everything",
+    baseline = "what --json wrote before: compares with it; when slower, the exit code is 1",
+    margin = "by how many percent it must be slower for that",
+    to = "instead: time until ResNet-20 has this top-1 on Fashion-MNIST, such as 0.92",
+    epochs = "of that training", data = "of that training: fashion-mnist or fashion-mnist:DIR",
+  }}
+
+local folder = arg[0]:match "^(.*)/" or "."
+
+local function refuse(...)
+  io.stderr:write("tools/bench: ", string.format(...), "\n")
+  os.exit(2, true)
+end
+
+-- ==== Processes ==================================================================================
+
+-- This very program.
+local function program()
+  local file <close> = assert(io.open("/proc/self/cmdline", "rb"))
+  return file:read "a":match "^[^\0]*"
+end
+
+local function quote(word) return "'" .. tostring(word):gsub("'", "'\\''") .. "'" end
+
+-- The words of a command as a shell reads them; then --name=value for each option, or --name for
+-- true.
+local function command(words, options)
+  local list = {}
+  for i, word in ipairs(words) do list[i] = quote(word) end
+  for name, value in pairs(options) do
+    if value == true then
+      list[#list + 1] = "--" .. name
+    elseif value then
+      list[#list + 1] = quote(("--%s=%s"):format(name, value))
+    end
+  end
+  return table.concat(list, " ")
+end
+
+-- What a command says last, one line of JSON; nil when it fails, of which it has said why.
+local function call(words, options)
+  local pipe = assert(io.popen(command(words, options), "r"))
+  local last
+  for line in pipe:lines() do last = line end
+  return pipe:close() and last and json.read(last) or nil
+end
+
+-- luatrain tells OpenMP how long to spin, by a variable that the peer must not have.
+local function call_peer(what, options)
+  return call({"env", "-u", "GOMP_SPINCOUNT", opt.peer, folder .. "/bench_torch.py", what}, options)
+end
+
+-- ==== Steps ======================================================================================
+
+local function measure(cell)
+  return call({program(), folder .. "/bench_net.lua"},
+              {arch = cell.model, amp = AMP[cell.dtype], batch = cell.batch,
+               seconds = opt.seconds})
+end
+
+local function measure_peer(cell, layout, compiled)
+  return call_peer("step", {
+    model = cell.model, dtype = cell.dtype, batch = cell.batch, seconds = opt.seconds,
+    threads = bench.machine().threads, ["channels-last"] = layout == "channels_last",
+    ["warm-up"] = 2, compile = compiled})
+end
+
+-- The better layout for the peer, and its result there; nil when it fails.
+local function try_layouts(cell)
+  local last = measure_peer(cell, "channels_last")
+  local plain = last and measure_peer(cell, "contiguous")
+  if not plain then return nil end
+  if last.images_per_s > plain.images_per_s then return "channels_last", last end
+  return "contiguous", plain
+end
+
+-- Rounds of one kind of measurement: their rates, and the result of the fastest.
+local function add(series, result)
+  if not result then return false end
+  series.rates[#series.rates + 1] = result.images_per_s
+  series.images_per_s = bench.spread(series.rates)
+  local best = series.best
+  if not best or result.images_per_s > best.images_per_s then series.best = result end
+  return true
+end
+
+-- One more of each kind. False when ours or the peer's fails; it need not be able to compile.
+local function round(cell)
+  if not add(cell.ours, measure(cell)) then return false end
+  if opt.peer == "" then return true end
+  local result
+  if cell.layout then
+    result = measure_peer(cell, cell.layout)
+  else
+    cell.layout, result = try_layouts(cell)
+  end
+  if not add(cell.peer, result) then return false end
+  if opt.compile and not cell.uncompiled then
+    cell.uncompiled = not add(cell.compiled, measure_peer(cell, cell.layout, true))
+  end
+  return true
+end
+
+-- The median of how many times as fast as a peer we are, of the pairs of each round.
+local function ratio(cell, peer)
+  local list = {}
+  for i, rate in ipairs(peer.rates) do list[i] = cell.ours.rates[i] / rate end
+  return #list > 0 and bench.spread(list) or nil
+end
+
+-- One line of the table: a net in one precision.
+local function new_cell(model, dtype)
+  return {model = model, dtype = dtype, batch = opt.batch > 0 and opt.batch or BATCHES[model],
+          ours = {rates = {}}, peer = {rates = {}}, compiled = {rates = {}}}
+end
+
+local function fill(cell)
+  for _ = 1, opt.rounds do
+    cell.failed = not round(cell)
+    if cell.failed then return end
+  end
+  cell.ratio, cell.compiled_ratio = ratio(cell, cell.peer), ratio(cell, cell.compiled)
+end
+
+-- ==== The table ==================================================================================
+
+local FORMAT = "%-13s%-5s%6s %9s %9s %9s   %9s %9s %7s   %9s %7s"
+
+local function row(...) return (FORMAT:format(...):gsub(" +$", "")) end
+
+local function rate_text(rate) return (rate < 100 and "%.1f" or "%.0f"):format(rate) end
+local function memory_text(result) return ("%.2f GB"):format(result.peak_rss_bytes / 1e9) end
+local function ratio_text(times) return ("%.2fx"):format(times) end
+
+local HEAD = row("model", "dtype", "batch", "img/s", "of limit", "memory",
+                 "peer", "memory", "ratio", "compiled", "ratio")
+
+local function cell_text(cell)
+  local ours, peer, compiled = cell.ours, cell.peer, cell.compiled
+  local texts = {rate_text(ours.images_per_s), ("%.0f %%"):format(100 * ours.best.of_limit),
+                 memory_text(ours.best), "", "", "", "", ""}
+  if cell.ratio then
+    texts[4], texts[5] = rate_text(peer.images_per_s), memory_text(peer.best)
+    texts[6] = ratio_text(cell.ratio)
+  end
+  if cell.compiled_ratio then
+    texts[7], texts[8] = rate_text(compiled.images_per_s), ratio_text(cell.compiled_ratio)
+  end
+  if cell.uncompiled then texts[7], texts[8] = "failed", "" end
+  return row(cell.model, cell.dtype, cell.batch, table.unpack(texts))
+end
+
+-- The best that any of the processes saw.
+local function best_limits(cells)
+  local limits = {gemm = {f32 = 0, bf16 = 0}, copy = 0}
+  for _, cell in ipairs(cells) do
+    local seen, gemm = cell.ours.best.limits, limits.gemm
+    for dtype, rate in pairs(seen.gemm) do gemm[dtype] = math.max(gemm[dtype], rate) end
+    limits.copy = math.max(limits.copy, seen.copy)
+  end
+  return limits
+end
+
+-- Measures all cells, and prints each when it is there. Returns those that did not fail, and
+-- whether nothing did.
+local function measure_all(models, dtypes)
+  local cells, all = {}, true
+  print(HEAD)
+  for _, model in ipairs(models) do
+    for _, dtype in ipairs(dtypes) do
+      local cell = new_cell(model, dtype)
+      fill(cell)
+      all = all and not cell.failed and not cell.uncompiled
+      if cell.failed then
+        print(row(model, dtype, cell.batch, "failed", "", "", "", "", "", "", ""))
+      else
+        cells[#cells + 1] = cell
+        print(cell_text(cell))
+        if opt.ops then print("\n" .. bench.table_text(cell.ours.best) .. "\n") end
+      end
+      io.stdout:flush()
+    end
+  end
+  return cells, all
+end
+
+-- Prints how cells differ from those of an earlier table. Returns whether none is slower than the
+-- margin allows.
+local function compare(cells, before)
+  local was, good = {}, true
+  for _, cell in ipairs(before) do was[cell.model .. " " .. cell.dtype] = cell end
+  print(("\nbeside %s:"):format(opt.baseline))
+  for _, cell in ipairs(cells) do
+    local name = cell.model .. " " .. cell.dtype
+    local old = was[name]
+    if old then
+      for _, text in ipairs(bench.compare(cell.ours.best, old.ours.best, name)) do print(text) end
+      good = good and cell.ours.images_per_s >= (1 - opt.margin / 100) * old.ours.images_per_s
+    end
+  end
+  if not good then print(("slower by more than %g %% (--margin)"):format(opt.margin)) end
+  return good
+end
+
+-- ==== Time to an accuracy ========================================================================
+
+-- Seconds from the start of the process to the end of the evaluation that first saw it.
+local function train(dtype)
+  local out = os.tmpname()
+  os.remove(out)
+  local before = bench.clock()
+  local done = os.execute(command(
+    {program(), "--quiet", "--out", out, "--amp", AMP[dtype], "train_resnet.lua"},
+    {data = opt.data, epochs = opt.epochs}))
+  local wall, result = bench.clock() - before, {reached = false, epoch = 0, top1 = 0.0}
+  if not done then return nil end
+  for text in io.lines(out .. "/metrics.jsonl") do
+    local event = json.read(text)
+    if event.event == "epoch" and not result.reached then
+      result.reached, result.epoch, result.top1 = event.top1 >= opt.to, event.epoch, event.top1
+      result.t = event.t
+    elseif event.event == "end" then
+      result.seconds = wall - (event.t - result.t)
+    end
+  end
+  os.execute("rm -r " .. quote(out))
+  return result
+end
+
+-- The peer's seconds begin when it has been loaded.
+local function train_peer(dtype, layout)
+  return call_peer("train", {
+    dtype = dtype, to = opt.to, epochs = opt.epochs, threads = bench.machine().threads,
+    data = opt.data:match "^fashion%-mnist:(.+)$", ["channels-last"] = layout == "channels_last"})
+end
+
+local function training_text(who, r)
+  return ("%s %s after %.0f s (%.2f %% after epoch %d)"):format(
+    who, r.reached and "there" or "not there", r.seconds, 100 * r.top1, r.epoch)
+end
+
+-- Prints both times. Returns them, and whether all went well and ours is there.
+local function race(dtype)
+  local ours, peer, layout = train(dtype), nil, nil
+  if not ours then
+    print(("%-5s failed"):format(dtype))
+    return {dtype = dtype}, false
+  end
+  print(("%-5s %s"):format(dtype, training_text("ours", ours)))
+  if opt.peer ~= "" then
+    layout = try_layouts(new_cell("resnet20", dtype))
+    peer = layout and train_peer(dtype, layout)
+    print(("%-5s %s"):format("", peer and training_text("peer", peer) .. ": "
+                                 .. ratio_text(peer.seconds / ours.seconds) or "peer failed"))
+  end
+  local good = ours.reached and (peer ~= nil or opt.peer == "")
+  return {dtype = dtype, ours = ours, peer = peer, layout = layout}, good
+end
+
+-- ==== All of it ==================================================================================
+
+-- The words of a text with commas between them, each a key of known.
+local function words_of(flag, text, known)
+  local list, names = {}, {}
+  for name in pairs(known) do names[#names + 1] = name end
+  table.sort(names)
+  for word in text:gmatch "[^,]+" do
+    if not known[word] then
+      refuse("--%s: there is no '%s'%s", flag, word,
+             lt.check.hint(word, names, ": it is some of " .. table.concat(names, ",")))
+    end
+    list[#list + 1] = word
+  end
+  return list
+end
+
+local function peer_version()
+  if opt.peer == "" then return nil end
+  local known = call_peer("version", {})
+  if not known then refuse("--peer: '%s' is no Python that has PyTorch", opt.peer) end
+  return "PyTorch " .. known.version
+end
+
+local models = words_of("models", opt.models, BATCHES)
+local dtypes = words_of("dtypes", opt.dtypes, AMP)
+local before = opt.baseline ~= "" and bench.read(opt.baseline, "cells")
+local all, good = {machine = bench.machine(), peer = peer_version()}, true
+print(("%s\npeer: %s\n"):format(bench.machine_text(all.machine),
+                                all.peer or "none; --peer names a Python that has PyTorch"))
+if opt.to > 0 then
+  all.trainings = {}
+  print(("ResNet-20 until %g %% on Fashion-MNIST, all that it takes counted:"):format(100 * opt.to))
+  for i, dtype in ipairs(dtypes) do
+    local there
+    all.trainings[i], there = race(dtype)
+    good = good and there
+  end
+else
+  all.cells, good = measure_all(models, dtypes)
+  if #all.cells > 0 then print("\n" .. bench.limits_text(best_limits(all.cells))) end
+end
+if opt.json ~= "" then
+  local file = assert(io.open(opt.json, "w"))
+  file:write(json.text(all, 2), "\n")
+  file:close()
+end
+if before and all.cells then good = compare(all.cells, before.cells) and good end
+os.exit(good, true)

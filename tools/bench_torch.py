@@ -1,0 +1,280 @@
+#!/usr/bin/env python3
+"""bench_torch.py - the peer of tools/bench: the same nets and training in PyTorch on a CPU.
+
+    bench_torch.py version
+    bench_torch.py step --model resnet50 --dtype bf16 --batch 16 --threads 2 --channels-last
+    bench_torch.py train --to 0.92 --data DIR --threads 2 --channels-last
+
+Written as a user who wants speed would: gradients set to none, operations in place, the fused
+optimizer, autocast for bf16, data in memory. Prints one line of JSON.
+"""
+import argparse
+import gzip
+import json
+import math
+import os
+import resource
+import time
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+# ==== Nets: the ones in models/ ===================================================================
+
+
+def conv(c_in, c, kernel, stride=1, groups=1):
+    return nn.Conv2d(c_in, c, kernel, stride, kernel // 2, groups=groups, bias=False)
+
+
+def norm_relu(c):
+    return [nn.BatchNorm2d(c), nn.ReLU(inplace=True)]
+
+
+def shortcut(c_in, c, stride):
+    if c_in == c and stride == 1:
+        return nn.Identity()
+    return nn.Sequential(conv(c_in, c, 1, stride), nn.BatchNorm2d(c))
+
+
+class Basic(nn.Module):
+    widen = 1
+
+    def __init__(self, c_in, c, stride):
+        super().__init__()
+        self.conv1, self.bn1 = conv(c_in, c, 3, stride), nn.BatchNorm2d(c)
+        self.conv2, self.bn2 = conv(c, c, 3), nn.BatchNorm2d(c)
+        self.shortcut = shortcut(c_in, c, stride)
+
+    def forward(self, x):
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = self.bn2(self.conv2(y))
+        y += self.shortcut(x)
+        return F.relu(y, inplace=True)
+
+
+class Bottleneck(nn.Module):
+    widen = 4
+
+    def __init__(self, c_in, c, stride):
+        super().__init__()
+        self.conv1, self.bn1 = conv(c_in, c, 1), nn.BatchNorm2d(c)
+        self.conv2, self.bn2 = conv(c, c, 3, stride), nn.BatchNorm2d(c)
+        self.conv3, self.bn3 = conv(c, 4 * c, 1), nn.BatchNorm2d(4 * c)
+        self.shortcut = shortcut(c_in, 4 * c, stride)
+
+    def forward(self, x):
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = F.relu(self.bn2(self.conv2(y)), inplace=True)
+        y = self.bn3(self.conv3(y))
+        y += self.shortcut(x)
+        return F.relu(y, inplace=True)
+
+
+def residual(layers, block, counts, c, classes):
+    c_in = c
+    for i, count in enumerate(counts):
+        for k in range(count):
+            layers.append(block(c_in, c, 2 if i > 0 and k == 0 else 1))
+            c_in = block.widen * c
+        c *= 2
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(c_in, classes))
+
+
+def resnet20():
+    return residual([conv(1, 16, 3), *norm_relu(16)], Basic, (3, 3, 3), 16, 10)
+
+
+def resnet50():
+    stem = [conv(3, 64, 7, 2), *norm_relu(64), nn.MaxPool2d(3, 2, 1)]
+    return residual(stem, Bottleneck, (3, 4, 6, 3), 64, 1000)
+
+
+def mobilenet_v1():
+    layers, c_in = [conv(3, 32, 3, 2), *norm_relu(32)], 32
+    for c, stride in [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1), (512, 1),
+                      (512, 1), (512, 1), (512, 1), (1024, 2), (1024, 1)]:
+        layers += [conv(c_in, c_in, 3, stride, groups=c_in), *norm_relu(c_in)]
+        layers += [conv(c_in, c, 1), *norm_relu(c)]
+        c_in = c
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(c_in, 1000))
+
+
+def vgg16():
+    layers, c_in = [], 3
+    for c, count in [(64, 2), (128, 2), (256, 3), (512, 3), (512, 3)]:
+        for _ in range(count):
+            layers += [nn.Conv2d(c_in, c, 3, padding=1), nn.ReLU(inplace=True)]
+            c_in = c
+        layers.append(nn.MaxPool2d(2))
+    layers.append(nn.Flatten())
+    for n_in in (7 * 7 * 512, 4096):
+        layers += [nn.Linear(n_in, 4096), nn.ReLU(inplace=True), nn.Dropout()]
+    return nn.Sequential(*layers, nn.Linear(4096, 1000))
+
+
+def lenet():
+    layers, c_in = [], 1
+    for c in (32, 64):
+        layers += [nn.Conv2d(c_in, c, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+        c_in = c
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(7 * 7 * 64, 128), nn.ReLU(inplace=True),
+                         nn.Linear(128, 10))
+
+
+SMALL, LARGE = (1, 28, 28, 10), (3, 224, 224, 1000)            # channels, height, width, classes
+MODELS = {'lenet': (lenet, SMALL), 'resnet20': (resnet20, SMALL),
+          'mobilenet_v1': (mobilenet_v1, LARGE), 'resnet50': (resnet50, LARGE),
+          'vgg16': (vgg16, LARGE)}
+
+
+# ==== What both kinds of measurement have =========================================================
+
+
+def layout(o):
+    return torch.channels_last if o.channels_last else torch.contiguous_format
+
+
+def half(o):
+    return torch.autocast('cpu', torch.bfloat16, enabled=o.dtype == 'bf16')
+
+
+def learn(o, net, optimizer, x, y):
+    optimizer.zero_grad(set_to_none=True)
+    with half(o):
+        loss = F.cross_entropy(net(x), y)
+    loss.backward()
+    optimizer.step()
+
+
+def peak_rss():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+LOADED = peak_rss()                                            # by PyTorch itself
+
+
+def say(**fields):
+    print(json.dumps({'peak_rss_bytes': peak_rss(), 'loaded_rss_bytes': LOADED, **fields}),
+          flush=True)
+
+
+# ==== Steps of a net on random images =============================================================
+
+
+def step(o):
+    make, (channels, height, width, classes) = MODELS[o.model]
+    net = make().to(memory_format=layout(o))
+    x = torch.randn(o.batch, channels, height, width).to(memory_format=layout(o))
+    y = torch.randint(classes, (o.batch,))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4,
+                                fused=True)
+    called = torch.compile(net) if o.compile else net
+    times = []
+    for i in range(1 << 30):
+        before = time.perf_counter()
+        learn(o, called, optimizer, x, y)
+        if i >= o.warm_up:
+            times.append(time.perf_counter() - before)
+        if len(times) >= o.steps and sum(times) >= o.seconds:
+            break
+    times.sort()
+    middle = (times[len(times) // 2] + times[(len(times) - 1) // 2]) / 2
+    say(images_per_s=o.batch / middle, best_images_per_s=o.batch / times[0], steps=len(times))
+
+
+# ==== A training, as models/train_resnet.lua does it ==============================================
+
+
+def read_idx(folder, name):
+    path = os.path.join(folder, name)
+    whole = (gzip.open(path + '.gz') if os.path.exists(path + '.gz') else open(path, 'rb')).read()
+    dims = [int.from_bytes(whole[4 + 4 * i:8 + 4 * i], 'big') for i in range(whole[3])]
+    return torch.frombuffer(bytearray(whole[4 + 4 * len(dims):]), dtype=torch.uint8).view(dims)
+
+
+def read_part(o, part):
+    images = read_idx(o.data, part + '-images-idx3-ubyte').unsqueeze(1)
+    labels = read_idx(o.data, part + '-labels-idx1-ubyte').long()
+    images = ((images.float() / 255 - 0.2860) / 0.3530).contiguous(memory_format=layout(o))
+    return images, labels
+
+
+def factor(epoch, o):
+    if epoch < o.warm_up:
+        return epoch / o.warm_up
+    return 0.5 * (1 + math.cos(math.pi * (epoch - o.warm_up) / (o.epochs - o.warm_up)))
+
+
+def evaluate(o, net, images, labels):
+    hits = 0
+    net.eval()
+    with torch.inference_mode(), half(o):
+        for x, y in zip(images.split(500), labels.split(500)):
+            hits += (net(x).argmax(1) == y).sum().item()
+    net.train()
+    return hits / len(labels)
+
+
+def train_epoch(o, net, optimizer, images, labels, epoch):
+    order, n = torch.randperm(len(labels)), len(labels)
+    for first in range(0, n, o.batch):
+        some = order[first:first + o.batch]
+        x = images[some]
+        x = torch.where((torch.rand(len(some)) < 0.5)[:, None, None, None], x.flip(3), x)
+        for group in optimizer.param_groups:
+            group['lr'] = 0.1 * factor(epoch + (first + len(some) / 2) / n, o)
+        learn(o, net, optimizer, x.contiguous(memory_format=layout(o)), labels[some])
+
+
+def train(o):
+    began = time.perf_counter()
+    images, labels = read_part(o, 'train')
+    test_images, test_labels = read_part(o, 't10k')
+    net = resnet20()
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode='fan_out', nonlinearity='relu')
+    net = net.to(memory_format=layout(o))
+    decayed = [p for p in net.parameters() if p.dim() > 1]
+    others = [p for p in net.parameters() if p.dim() == 1]
+    optimizer = torch.optim.SGD([{'params': decayed, 'weight_decay': 5e-4}, {'params': others}],
+                                lr=0.1, momentum=0.9, nesterov=True, fused=True)
+    top1, epoch = 0.0, 0
+    while top1 < o.to and epoch < o.epochs:
+        train_epoch(o, net, optimizer, images, labels, epoch)
+        epoch += 1
+        top1 = evaluate(o, net, test_images, test_labels)
+    say(reached=top1 >= o.to, seconds=time.perf_counter() - began, epoch=epoch, top1=top1)
+
+
+# ==================================================================================================
+
+
+def main():
+    p = argparse.ArgumentParser(description='the peer of tools/bench')
+    p.add_argument('what', choices=['version', 'step', 'train'])
+    p.add_argument('--dtype', choices=['f32', 'bf16'], default='f32')
+    p.add_argument('--threads', type=int, default=1)
+    p.add_argument('--channels-last', action='store_true')
+    p.add_argument('--batch', type=int, default=128)
+    p.add_argument('--model', choices=MODELS, default='resnet20')
+    p.add_argument('--compile', action='store_true')
+    p.add_argument('--warm-up', type=int, default=1, help='step: steps; train: epochs')
+    p.add_argument('--steps', type=int, default=3, help='step: at least')
+    p.add_argument('--seconds', type=float, default=3.0, help='step: at least')
+    p.add_argument('--data', default='/usr/share/datasets/fashion-mnist')
+    p.add_argument('--epochs', type=int, default=5)
+    p.add_argument('--to', type=float, default=0.92, help='train: until top-1 is there')
+    p.add_argument('--seed', type=int, default=0)
+    o = p.parse_args()
+    torch.set_num_threads(o.threads)
+    torch.manual_seed(o.seed)
+    if o.what == 'version':
+        say(version=torch.__version__)
+    else:
+        (step if o.what == 'step' else train)(o)
+
+
+if __name__ == '__main__':
+    main()
