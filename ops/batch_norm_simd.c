@@ -10,17 +10,16 @@
  * order by their formula for two samples. All this depends on the dims alone, so the bits do not
  * depend on the number of threads.
  *
- * Wide rows. A row of few channels does not fill vectors. All loops run over rows of `width` lanes:
- * as many rows, laid end to end, as make 128 lanes and whole vectors. Sums have a lane each and are
- * folded at the end of a block; coefficients are repeated for each row. Rows are taken one after the
- * other: several side by side would share a lane's coefficients, but prefetchers lose track of them.
+ * Wide rows. A row of few channels is a short loop. All loops therefore run over rows of `width`
+ * lanes: as many rows, laid end to end, as make 128 lanes. Sums have a lane each and are folded at
+ * the end of a block; coefficients are repeated for each row. Several wide rows side by side would
+ * share a lane's coefficients, but prefetchers lose track of them: one after the other is faster.
  *
- * Results are made from the last block to the first: what the sums read last is still in the cache.
+ * Results are made from the last group to the first: what the sums read last is still in a cache.
  */
 #include "ops/batch_norm.h"
-#include "ops/simd.h"
 
-enum { LANES = 128, BLOCK = 8192, BLOCK_ROWS = 32, MAX_GROUPS = 64 };
+enum { LANES = 128, LINE = 16, BLOCK = 8192, BLOCK_ROWS = 32, MAX_GROUPS = 64 };
 
 typedef struct {
     int64_t rows, channels, n;    /* n: elements of x */
@@ -38,11 +37,9 @@ static plan plan_for(const lt_tensor *x)
     plan p = {.rows = lt__rows_of(x), .channels = x->dims[x->ndim - 1], .n = x->count,
               .half = lt__is_half((lt_dtype)x->dtype)};
     p.width = p.channels > 0 ? p.channels : 1;
-    if (p.width < LANES) {
-        p.width *= LT_LANES / least(p.width & -p.width, LT_LANES);
+    if (p.width < LANES)
         p.width = ceil_to(LANES, p.width);
-    }
-    p.room = ceil_to(p.width, LT_LANES) + LT_LANES; /* or all would meet in the same cache sets */
+    p.room = ceil_to(p.width, LINE) + LINE; /* or all would meet in the same sets of a cache */
     int64_t rows = BLOCK / p.width;
     p.block = p.width * (rows > BLOCK_ROWS ? rows : BLOCK_ROWS);
     int64_t blocks = p.n > 0 ? (p.n + p.block - 1) / p.block : 1;
@@ -87,164 +84,206 @@ static void repeat(const plan *p, float *row)
 {
     for (int64_t k = p->channels; k < p->width; k++)
         row[k] = row[k - p->channels];
-    for (int64_t k = p->width; k < p->room; k++)
-        row[k] = 0;
 }
 
-/* ==== Steps =================================================================================== */
+/* ==== Passes ================================================================================== */
 
-/* A pass over some wide rows. Arrays that the pass does not need are NULL. */
+/* Where a gradient comes through act: everywhere, or where y lies between the bounds, which is read
+ * or made from x again. */
+enum { OPEN, BY_Y, BY_X };
+
+/* A pass over some wide rows. Arrays that it does not need are NULL. */
 typedef struct {
     int64_t n, width, room;
     const float *coefs;
     float *lanes;
     const void *x, *dy, *y, *residual;
-    void *out, *d_residual;
-    bool add, add_residual, act;
-    lt_bounds bounds;
+    void *out;
+    bool half, add;               /* arrays hold bf16; add to what is in out */
+    int gate;                     /* OPEN, ... */
+    lt_bounds act;
 } pass;
 
-/* Room for fewer elements than a vector has. */
-typedef union {
-    float full[LT_LANES];
-    uint16_t half[LT_LANES];
-} few;
-
-/* n elements from i on, and zeros up to 16. */
-LT_INLINE lt_vec load(const void *from, int64_t i, int n, bool half)
+LT_INLINE float get(const void *from, int64_t i, bool half)
 {
-    size_t bytes = half ? sizeof(uint16_t) : sizeof(float);
-    const void *at = (const char *)from + (size_t)i * bytes;
-    few part = {{0}};
-    if (n < LT_LANES)
-        at = memcpy(&part, at, (size_t)n * bytes);
-    return half ? lt__load_bf16(at) : lt__load_f32(at);
+    return half ? lt__bf16_to_f32(((const uint16_t *)from)[i]) : ((const float *)from)[i];
 }
 
-/* to[i..] = v, or += v, for n elements. */
-LT_INLINE void store(void *to, int64_t i, int n, bool half, bool add, lt_vec v)
+/* As lt__f32_to_bf16(), and vectorised. */
+LT_INLINE uint16_t round_bf16(float f)
 {
-    size_t bytes = half ? sizeof(uint16_t) : sizeof(float);
-    void *at = (char *)to + (size_t)i * bytes;
-    few part;
+    union { float f; uint32_t u; } v = {f};
+    return (uint16_t)((f != f ? 0x7fc00000 : v.u + 0x7fff + (v.u >> 16 & 1)) >> 16);
+}
+
+/* to[i] = v, or += v. */
+LT_INLINE void put(void *to, int64_t i, bool half, bool add, float v)
+{
     if (add)
-        v += load(to, i, n, half);
-    void *full = n < LT_LANES ? &part : at;
-    half ? lt__store_bf16(full, v) : lt__store_f32(full, v);
-    if (n < LT_LANES)
-        memcpy(at, &part, (size_t)n * bytes);
+        v += get(to, i, half);
+    if (half)
+        ((uint16_t *)to)[i] = round_bf16(v);
+    else
+        ((float *)to)[i] = v;
 }
 
-LT_INLINE lt_vec clamp(lt_bounds act, lt_vec v)
+LT_INLINE float clamp(lt_bounds act, float v)
 {
-    LT_EACH_LANE(l) v[l] = v[l] < act.low ? act.low : v[l];
-    LT_EACH_LANE(l) v[l] = v[l] > act.high ? act.high : v[l];
-    return v;
+    v = v < act.low ? act.low : v;
+    return v > act.high ? act.high : v;
 }
 
-/* dy where act let y pass, else 0. */
-LT_INLINE lt_vec mask(lt_bounds act, lt_vec y, lt_vec dy)
+/* dy where act lets y pass, else 0. */
+LT_INLINE float passed(lt_bounds act, float y, float dy)
 {
-    LT_EACH_LANE(l) dy[l] = y[l] <= act.low ? 0 : dy[l];
-    LT_EACH_LANE(l) dy[l] = y[l] >= act.high ? 0 : dy[l];
-    return dy;
+    dy = y <= act.low ? 0 : dy;
+    return y >= act.high ? 0 : dy;
 }
 
-LT_INLINE lt_vec coefficient(const pass *p, int which, int64_t k)
+LT_INLINE void sum_rows(const pass *p, bool half)
 {
-    return lt__load_f32(p->coefs + which * p->room + k);
-}
-
-/* What x - mean becomes before a residual and act. */
-LT_INLINE lt_vec normalised(const pass *p, int64_t k, lt_vec d)
-{
-    return d * coefficient(p, AT_FACTOR, k) + coefficient(p, AT_SHIFT, k);
-}
-
-LT_INLINE void add_to(float *sum, lt_vec v) { lt__store_f32(sum, lt__load_f32(sum) + v); }
-
-/* A step takes n elements from i on, which are lanes k.. of a wide row. half: they are bf16. */
-typedef void (*step)(const pass *p, int64_t i, int64_t k, int n, bool half);
-
-LT_INLINE void sum_step(const pass *p, int64_t i, int64_t k, int n, bool half)
-{
-    add_to(p->lanes + AT_CENTER * p->room + k, load(p->x, i, n, half));
-}
-
-LT_INLINE void moment_step(const pass *p, int64_t i, int64_t k, int n, bool half)
-{
-    float *sums = p->lanes + k;
-    lt_vec d = load(p->x, i, n, half) - lt__load_f32(sums + AT_CENTER * p->room);
-    for (int l = n; l < LT_LANES; l++)
-        d[l] = 0;
-    add_to(sums + AT_SUM * p->room, d);
-    add_to(sums + AT_PRODUCT * p->room, d * d);
-}
-
-/* y = act((x - mean) factor + shift + residual) */
-LT_INLINE void forward_step(const pass *p, int64_t i, int64_t k, int n, bool half)
-{
-    lt_vec v = normalised(p, k, load(p->x, i, n, half) - coefficient(p, AT_MEAN, k));
-    if (p->residual)
-        v += load(p->residual, i, n, half);
-    store(p->out, i, n, half, false, p->act ? clamp(p->bounds, v) : v);
-}
-
-/* dy where act let y pass, else 0; d is x - mean. */
-LT_INLINE lt_vec passed(const pass *p, int64_t i, int64_t k, int n, bool half, lt_vec d)
-{
-    lt_vec dy = load(p->dy, i, n, half);
-    if (!p->act)
-        return dy;
-    return mask(p->bounds, p->y ? load(p->y, i, n, half) : normalised(p, k, d), dy);
-}
-
-/* The sums of g, the dy that passed, and of g (x - mean); g is the gradient of the residual. */
-LT_INLINE void product_step(const pass *p, int64_t i, int64_t k, int n, bool half)
-{
-    float *sums = p->lanes + k;
-    lt_vec d = load(p->x, i, n, half) - coefficient(p, AT_MEAN, k);
-    lt_vec g = passed(p, i, k, n, half, d);
-    add_to(sums + AT_SUM * p->room, g);
-    add_to(sums + AT_PRODUCT * p->room, g * d);
-    if (p->d_residual)
-        store(p->d_residual, i, n, half, p->add_residual, g);
-}
-
-/* dx (+)= factor g + slope (x - mean) + offset */
-LT_INLINE void backward_step(const pass *p, int64_t i, int64_t k, int n, bool half)
-{
-    lt_vec d = load(p->x, i, n, half) - coefficient(p, AT_MEAN, k);
-    lt_vec g = passed(p, i, k, n, half, d);
-    store(p->out, i, n, half, p->add,
-          coefficient(p, AT_FACTOR, k) * g +
-              (coefficient(p, AT_SLOPE, k) * d + coefficient(p, AT_OFFSET, k)));
-}
-
-LT_INLINE void walk(const pass *from, step fn, bool half)
-{
-    const pass p = *from;
-    for (int64_t i = 0; i < p.n; i += p.width) {
-        int64_t m = least(p.width, p.n - i), k = 0;
-        for (; k + LT_LANES <= m; k += LT_LANES)
-            fn(&p, i + k, k, LT_LANES, half);
-        if (k < m)
-            fn(&p, i + k, k, (int)(m - k), half);
+    float *restrict sum = p->lanes + AT_CENTER * p->room;
+    for (int64_t i = 0; i < p->n; i += p->width) {
+        int64_t m = least(p->width, p->n - i);
+        LT_APART
+        for (int64_t k = 0; k < m; k++)
+            sum[k] += get(p->x, i + k, half);
     }
 }
 
-/* Each step for both dtypes. */
-#define PASS(name)                                                                                 \
-    LT_SIMD static void name##_f32(const pass *p) { walk(p, name##_step, false); }                 \
-    LT_SIMD static void name##_bf16(const pass *p) { walk(p, name##_step, true); }                 \
-    static void name##_pass(const pass *p, bool half) { (half ? name##_bf16 : name##_f32)(p); }
+LT_INLINE void moment_rows(const pass *p, bool half)
+{
+    const float *restrict center = p->lanes + AT_CENTER * p->room;
+    float *restrict sum = p->lanes + AT_SUM * p->room;
+    float *restrict product = p->lanes + AT_PRODUCT * p->room;
+    for (int64_t i = 0; i < p->n; i += p->width) {
+        int64_t m = least(p->width, p->n - i);
+        LT_APART
+        for (int64_t k = 0; k < m; k++) {
+            float d = get(p->x, i + k, half) - center[k];
+            sum[k] += d;
+            product[k] += d * d;
+        }
+    }
+}
 
-PASS(sum)
-PASS(moment)
-PASS(forward)
-PASS(product)
-PASS(backward)
+/* y = act((x - mean) factor + shift + residual) */
+LT_INLINE void forward_rows(const pass *p, bool half, bool residual)
+{
+    const float *restrict mean = p->coefs + AT_MEAN * p->room;
+    const float *restrict factor = p->coefs + AT_FACTOR * p->room;
+    const float *restrict shift = p->coefs + AT_SHIFT * p->room;
+    lt_bounds act = p->act;
+    for (int64_t i = 0; i < p->n; i += p->width) {
+        int64_t m = least(p->width, p->n - i);
+        LT_APART
+        for (int64_t k = 0; k < m; k++) {
+            float v = (get(p->x, i + k, half) - mean[k]) * factor[k] + shift[k];
+            if (residual)
+                v += get(p->residual, i + k, half);
+            put(p->out, i + k, half, false, clamp(act, v));
+        }
+    }
+}
 
+/* The gradient of the residual: g, the dy that passed. */
+LT_INLINE void residual_rows(const pass *p, bool half, bool add)
+{
+    lt_bounds act = p->act;
+    LT_APART
+    for (int64_t i = 0; i < p->n; i++)
+        put(p->out, i, half, add, passed(act, get(p->y, i, half), get(p->dy, i, half)));
+}
+
+/* The sums of g and of g (x - mean). */
+LT_INLINE void product_rows(const pass *p, bool half, int gate)
+{
+    const float *restrict mean = p->coefs + AT_MEAN * p->room;
+    const float *restrict factor = p->coefs + AT_FACTOR * p->room;
+    const float *restrict shift = p->coefs + AT_SHIFT * p->room;
+    float *restrict sum = p->lanes + AT_SUM * p->room;
+    float *restrict product = p->lanes + AT_PRODUCT * p->room;
+    lt_bounds act = p->act;
+    for (int64_t i = 0; i < p->n; i += p->width) {
+        int64_t m = least(p->width, p->n - i);
+        LT_APART
+        for (int64_t k = 0; k < m; k++) {
+            float d = get(p->x, i + k, half) - mean[k], g = get(p->dy, i + k, half);
+            if (gate == BY_Y)
+                g = passed(act, get(p->y, i + k, half), g);
+            if (gate == BY_X)
+                g = passed(act, d * factor[k] + shift[k], g);
+            sum[k] += g;
+            product[k] += g * d;
+        }
+    }
+}
+
+/* dx (+)= factor g + slope (x - mean) + offset */
+LT_INLINE void backward_rows(const pass *p, bool half, int gate, bool add)
+{
+    const float *restrict mean = p->coefs + AT_MEAN * p->room;
+    const float *restrict factor = p->coefs + AT_FACTOR * p->room;
+    const float *restrict shift = p->coefs + AT_SHIFT * p->room;
+    const float *restrict slope = p->coefs + AT_SLOPE * p->room;
+    const float *restrict offset = p->coefs + AT_OFFSET * p->room;
+    lt_bounds act = p->act;
+    for (int64_t i = 0; i < p->n; i += p->width) {
+        int64_t m = least(p->width, p->n - i);
+        LT_APART
+        for (int64_t k = 0; k < m; k++) {
+            float d = get(p->x, i + k, half) - mean[k], g = get(p->dy, i + k, half);
+            if (gate == BY_Y)
+                g = passed(act, get(p->y, i + k, half), g);
+            if (gate == BY_X)
+                g = passed(act, d * factor[k] + shift[k], g);
+            put(p->out, i + k, half, add, factor[k] * g + (slope[k] * d + offset[k]));
+        }
+    }
+}
+
+/* Runs body with name as a constant that has the flag's value, so that loops in it are made without
+ * the other case. */
+#define FIXED(name, flag, ...)                                                                     \
+    do {                                                                                           \
+        if (flag) { const bool name = true; __VA_ARGS__ }                                          \
+        else { const bool name = false; __VA_ARGS__ }                                              \
+    } while (0)
+
+/* The same for a gate. */
+#define FIXED_GATE(name, value, ...)                                                               \
+    do {                                                                                           \
+        switch (value) {                                                                           \
+        case OPEN: { const int name = OPEN; __VA_ARGS__ } break;                                   \
+        case BY_Y: { const int name = BY_Y; __VA_ARGS__ } break;                                   \
+        case BY_X: { const int name = BY_X; __VA_ARGS__ } break;                                   \
+        }                                                                                          \
+    } while (0)
+
+LT_SIMD static void sum_pass(const pass *p) { FIXED(half, p->half, sum_rows(p, half);); }
+
+LT_SIMD static void moment_pass(const pass *p) { FIXED(half, p->half, moment_rows(p, half);); }
+
+LT_SIMD static void forward_pass(const pass *p)
+{
+    FIXED(half, p->half, FIXED(residual, p->residual, forward_rows(p, half, residual);););
+}
+
+LT_SIMD static void residual_pass(const pass *p)
+{
+    FIXED(half, p->half, FIXED(add, p->add, residual_rows(p, half, add);););
+}
+
+LT_SIMD static void product_pass(const pass *p)
+{
+    FIXED(half, p->half, FIXED_GATE(gate, p->gate, product_rows(p, half, gate);););
+}
+
+LT_SIMD static void backward_pass(const pass *p)
+{
+    FIXED(half, p->half, FIXED_GATE(gate, p->gate,
+        FIXED(add, p->add, backward_rows(p, half, gate, add););););
+}
 /* ==== Sums ==================================================================================== */
 
 /* Elements [first, first + n) of an array like x. */
@@ -258,8 +297,19 @@ static pass pass_over(const lt_call *c, const plan *p, int thread, int64_t first
 {
     return (pass){.n = least(n, p->n - first), .width = p->width, .room = p->room,
                   .coefs = coefficients(c, p, 0), .lanes = lanes(c, p, thread),
-                  .x = part(c->in[X], first), .act = lt__word(c, ACT) != 0,
-                  .bounds = lt__bounds(c)};
+                  .x = part(c->in[X], first), .half = p->half, .act = lt__bounds(c)};
+}
+
+/* What backward reads in such a pass. g is the residual's gradient, once that has been written. */
+static pass gradient_over(const lt_call *c, const plan *p, int thread, int64_t first, int64_t n)
+{
+    pass q = pass_over(c, p, thread, first, n);
+    const lt_tensor *d_residual = lt__optional(c, c->d_in, RESIDUAL);
+    bool found = d_residual && !lt__adds(c, RESIDUAL);
+    q.dy = part(found ? d_residual : c->d_out[Y], first);
+    q.y = part(c->out[Y], first);
+    q.gate = found || lt__word(c, ACT) == 0 ? OPEN : q.y ? BY_Y : BY_X;
+    return q;
 }
 
 /* Adds a row of lanes, which it spoils, to the sums of the channels. */
@@ -302,7 +352,7 @@ static void find_center(lt_call *c, const plan *p, int thread, int64_t g)
     for (int64_t i = first; i < end; i += p->block) {
         pass q = pass_over(c, p, thread, i, least(p->block, end - i));
         clear(p, row, 1);
-        sum_pass(&q, p->half);
+        sum_pass(&q);
         fold(p, row, sums);
     }
     for (int64_t k = 0; k < p->channels; k++)
@@ -321,7 +371,7 @@ static void group_moments(lt_call *c, const plan *p, int thread, int64_t g)
     for (int64_t i = first; i < end; i += p->block) {
         pass q = pass_over(c, p, thread, i, p->block);
         clear(p, rows + AT_SUM * p->room, 2);
-        moment_pass(&q, p->half);
+        moment_pass(&q);
         fold(p, rows + AT_SUM * p->room, sums);
         fold(p, rows + AT_PRODUCT * p->room, squares);
     }
@@ -360,6 +410,20 @@ static void batch_moments(lt_call *c, const plan *p, float *mean, float *var)
     }
 }
 
+/* The residual's gradient in a block: dy, if there is no act and autograd does not hand it on. */
+static void write_residual(const lt_call *c, const plan *p, int64_t first, int64_t n)
+{
+    lt_tensor *d_residual = lt__optional(c, c->d_in, RESIDUAL);
+    if (!d_residual)
+        return;
+    pass q = pass_over(c, p, 0, first, n);
+    q.dy = part(c->d_out[Y], first);
+    q.y = c->out[Y] ? part(c->out[Y], first) : q.dy;
+    q.out = part(d_residual, first);
+    q.add = lt__adds(c, RESIDUAL);
+    residual_pass(&q);
+}
+
 /* Group g's sums (2, channels) of g and of g (x - mean). Writes the gradient of the residual. */
 static void group_products(lt_call *c, const plan *p, int thread, int64_t g)
 {
@@ -367,13 +431,10 @@ static void group_products(lt_call *c, const plan *p, int thread, int64_t g)
     float *rows = lanes(c, p, thread);
     memset(sums, 0, (size_t)(2 * p->channels) * sizeof *sums);
     for (int64_t i = g * p->group; i < end_of_group(p, g); i += p->block) {
-        pass q = pass_over(c, p, thread, i, p->block);
-        q.dy = part(c->d_out[Y], i);
-        q.y = part(c->out[Y], i);
-        q.d_residual = part(lt__optional(c, c->d_in, RESIDUAL), i);
-        q.add_residual = lt__adds(c, RESIDUAL);
+        write_residual(c, p, i, p->block);
+        pass q = gradient_over(c, p, thread, i, p->block);
         clear(p, rows + AT_SUM * p->room, 2);
-        product_pass(&q, p->half);
+        product_pass(&q);
         fold(p, rows + AT_SUM * p->room, sums);
         fold(p, rows + AT_PRODUCT * p->room, sums + p->channels);
     }
@@ -431,7 +492,7 @@ static void group_forward(lt_call *c, const plan *p, int thread, int64_t g)
     pass q = pass_over(c, p, thread, first, p->group);
     q.residual = part(lt__optional(c, c->in, RESIDUAL), first);
     q.out = part(c->out[Y], first);
-    forward_pass(&q, p->half);
+    forward_pass(&q);
 }
 
 lt_status lt__batch_norm_fwd(lt_call *c)
@@ -454,32 +515,18 @@ lt_status lt__batch_norm_fwd(lt_call *c)
 
 static void group_backward(lt_call *c, const plan *p, int thread, int64_t g)
 {
-    int64_t first = g * p->group;
-    lt_tensor *d_residual = lt__optional(c, c->d_in, RESIDUAL);
-    pass q = pass_over(c, p, thread, first, p->group);
-    q.dy = part(c->d_out[Y], first);
-    q.y = part(c->out[Y], first);
-    if (d_residual && !lt__adds(c, RESIDUAL)) { /* it is what passed of dy */
-        q.dy = part(d_residual, first);
-        q.act = false;
-    }
-    q.out = part(c->d_in[X], first);
+    pass q = gradient_over(c, p, thread, g * p->group, p->group);
+    q.out = part(c->d_in[X], g * p->group);
     q.add = lt__adds(c, X);
-    backward_pass(&q, p->half);
+    backward_pass(&q);
 }
 
-/* grad[k] (+)= value, for a parameter. */
-static void put(const lt_call *c, int i, int64_t k, double value)
+/* Element k of the gradient of parameter i (+)= value. */
+static void give(const lt_call *c, int i, int64_t k, double value)
 {
-    lt_tensor *grad = c->d_in[i];
-    if (!grad)
-        return;
-    if (grad->dtype == LT_F32) {
-        LT_PUT(lt__adds(c, i), ((float *)grad->data)[k], (float)value);
-        return;
-    }
-    uint16_t *half = (uint16_t *)grad->data + k;
-    *half = lt__f32_to_bf16((lt__adds(c, i) ? lt__bf16_to_f32(*half) : 0) + (float)value);
+    const lt_tensor *grad = c->d_in[i];
+    if (grad)
+        put(grad->data, k, lt__is_half((lt_dtype)grad->dtype), lt__adds(c, i), (float)value);
 }
 
 /* The formulas are those of batch_norm.c. */
@@ -498,11 +545,10 @@ lt_status lt__batch_norm_bwd(lt_call *c)
         double r = 1 / sqrt(var[k] + lt__number(c, EPS));
         slope[k] = (float)(-factor[k] * r * r * products[k] * share);
         offset[k] = (float)(-factor[k] * sums[k] * share);
-        put(c, SCALE, k, r * products[k]);
-        put(c, SHIFT, k, sums[k]);
-        for (int i = MEAN; i <= VAR; i++)
-            if (!lt__adds(c, i))
-                put(c, i, k, 0);
+        give(c, SCALE, k, r * products[k]);
+        give(c, SHIFT, k, sums[k]);
+        give(c, MEAN, k, 0);
+        give(c, VAR, k, 0);
     }
     repeat(&p, slope);
     repeat(&p, offset);

@@ -24,7 +24,6 @@ enum { SIDE = 3, TAPS = SIDE * SIDE };
 enum { START = TAPS, PACKED };    /* vectors of a packed block: the taps, and what sums begin with */
 enum { ROWS = 4 };                /* of a tile */
 enum { MOST = 9 * SIDE };         /* pixels that a tile meets */
-enum { WIDE = 2048 };             /* bytes of a pixel from which on tiles have two columns */
 enum { MOST_PARTS = 64, PART_PIXELS = 64 };
 enum { LINE = 64 };               /* bytes of a block */
 
@@ -56,9 +55,9 @@ LT_INLINE int64_t channel_of(int64_t b, int64_t channels, bool half)
     return channel <= last ? channel : last > 0 ? last : 0;
 }
 
-/* The rows x columns pixels of image n from (row, column) on; `outside` for those that are. */
-static void find_pixels(const images *x, int64_t n, int64_t row, int64_t column, int rows,
-                        int columns, const void *outside, const void **pixel)
+static __attribute__((noinline)) void look_up(const images *x, int64_t n, int64_t row,
+                                              int64_t column, int rows, int columns,
+                                              const void *outside, const void **pixel)
 {
     int64_t bytes = x->c * (x->half ? 2 : 4);
     for (int r = 0; r < rows; r++) {
@@ -70,6 +69,34 @@ static void find_pixels(const images *x, int64_t n, int64_t row, int64_t column,
                 : first + t < x->safe ? (const char *)x->data + (first + t) * bytes
                                       : x->rest + (first + t - x->safe) * bytes;
     }
+}
+
+/* The rows x columns pixels of image n from (row, column) on; `outside` for those that are. further:
+ * pixel holds those `by` columns before. */
+LT_INLINE void find_pixels(const images *x, int64_t n, int64_t row, int64_t column, int rows,
+                           int columns, int by, bool further, const void *outside,
+                           const void **pixel)
+{
+    int64_t bytes = x->c * (x->half ? 2 : 4);
+    if (further && column >= by && column + columns <= x->w && bytes >= LINE)
+        for (int i = 0; i < rows * columns; i++)
+            pixel[i] = pixel[i] == outside ? outside : (const char *)pixel[i] + by * bytes;
+    else
+        look_up(x, n, row, column, rows, columns, outside, pixel);
+}
+
+static inline uintptr_t address_of(const images *x, int64_t n, int64_t row)
+{
+    return (uintptr_t)x->data + (uintptr_t)((n * x->h + row) * x->w * x->c * (x->half ? 2 : 4));
+}
+
+/* Brings memory into the second cache, as many lines as blocks, and moves on behind them. */
+LT_INLINE void prefetch(uintptr_t *at, int lines)
+{
+    UNROLL
+    for (int i = 0; i < lines; i++)
+        __builtin_prefetch((const void *)(*at + (uintptr_t)(i * LINE)), 0, 2);
+    *at += (uintptr_t)(lines * LINE);
 }
 
 /* Vector i of a block. */
@@ -122,6 +149,17 @@ LT_INLINE int reach(int way, int size)
     return way == BY_ONE ? size + SIDE - 1 : way == BY_TWO ? 2 * size + SIDE - 2 : size / 2 + 1;
 }
 
+/* Pixels of the source for every `size` of the results. */
+LT_INLINE int fresh(int way, int size)
+{
+    return way == BY_ONE ? size : way == BY_TWO ? 4 * size : size / 4;
+}
+
+/* Where the rows lie that follow those at work. */
+typedef struct {
+    uintptr_t from, to;
+} upcoming;
+
 typedef struct {
     images from, to;
     int64_t pad;
@@ -130,33 +168,32 @@ typedef struct {
     bool add;
 } pass;
 
-/* Writes or adds block b of a pixel, or what is new in it. */
-LT_INLINE void put(const pass *p, bool half, int64_t b, void *pixel, lt_vec even, lt_vec odd)
+/* Adds to a pixel, or writes, what is new in block b of it: lanes, vector after vector. */
+static __attribute__((noinline)) void put_part(const pass *p, int64_t b, void *pixel,
+                                               const float *lanes)
 {
-    int64_t begin = b * block_of(half), channel = channel_of(b, p->to.c, half);
-    size_t size = half ? 2 : 4, bytes = (size_t)(p->to.c - begin) * size;
-    char line[LINE] = {0}, *new = line + (size_t)(begin - channel) * size;
-    void *to = pixel;
-    if (bytes < LINE) {
-        to = line;
-        channel = 0;
-        memcpy(new, (char *)pixel + (size_t)begin * size, bytes);
+    bool half = p->to.half;
+    int64_t vectors = vectors_of(half), channel = channel_of(b, p->to.c, half);
+    int64_t end = lt__least(channel + block_of(half), p->to.c);
+    for (int64_t i = b * block_of(half); i < end; i++) {
+        float value = lanes[(i - channel) % vectors * LT_LANES + (i - channel) / vectors];
+        if (half)
+            ((uint16_t *)pixel)[i] = lt__f32_to_bf16(
+                p->add ? lt__bf16_to_f32(((uint16_t *)pixel)[i]) + value : value);
+        else
+            LT_PUT(p->add, ((float *)pixel)[i], value);
     }
-    if (p->add) {
-        even += load(half, to, channel, 0);
-        odd += load(half, to, channel, 1);
-    }
-    store(half, to, channel, even, odd);
-    if (bytes < LINE)
-        memcpy((char *)pixel + (size_t)begin * size, new, bytes);
 }
 
 /* Block b of to (rows, columns) = the sums of what `from` and the taps make. */
 LT_INLINE void compute_tile(const pass *p, int way, bool half, int rows, int columns,
-                            const void *const *from, const void *const *to, int64_t b)
+                            const void *const *from, const void *const *to, int64_t b,
+                            upcoming *next)
 {
     lt_vec w[PACKED], sum[2][2 * ROWS];
     int64_t channel = channel_of(b, p->to.c, half);
+    prefetch(&next->from, fresh(way, rows * columns));
+    prefetch(&next->to, rows * columns);
     const float *packed = p->w + b * block_of(half) * PACKED;
     UNROLL
     for (int h = 0; h < vectors_of(half); h++) {
@@ -180,10 +217,26 @@ LT_INLINE void compute_tile(const pass *p, int way, bool half, int rows, int col
             }
         }
     }
-    UNROLL
-    for (int i = 0; i < rows * columns; i++)
+    if ((b + 1) * block_of(half) <= p->to.c) {
+        UNROLL
+        for (int i = 0; i < rows * columns; i++)
+            if (to[i] && p->add) {
+                sum[0][i] += load(half, to[i], channel, 0);
+                sum[vectors_of(half) - 1][i] += half ? load(half, to[i], channel, 1) : (lt_vec){0};
+            }
+        UNROLL
+        for (int i = 0; i < rows * columns; i++)
+            if (to[i])
+                store(half, (void *)to[i], channel, sum[0][i], sum[vectors_of(half) - 1][i]);
+        return;
+    }
+    for (int i = 0; i < rows * columns; i++) {
+        float lanes[2 * LT_LANES];
+        lt__store_f32(lanes, sum[0][i]);
+        lt__store_f32(lanes + LT_LANES, sum[vectors_of(half) - 1][i]);
         if (to[i])
-            put(p, half, b, (void *)to[i], sum[0][i], sum[vectors_of(half) - 1][i]);
+            put_part(p, b, (void *)to[i], lanes);
+    }
 }
 
 /* ROWS rows of the results from row i on; on the way back, of the results with their pad. */
@@ -193,14 +246,16 @@ LT_INLINE void compute_rows(const pass *p, int way, bool half, int columns, int6
     const void *from[MOST], *to[2 * ROWS];
     int step = way == BY_TWO ? 2 : 1;
     int64_t shift = way == BACK ? p->pad : 0, blocks = blocks_of(p->to.c, half);
+    int64_t row = way == BACK ? i / 2 - 1 : i * step - p->pad;
+    upcoming next = {address_of(&p->from, image, row + reach(way, ROWS)),
+                     address_of(&p->to, image, i - shift + ROWS)};
     for (int64_t j = 0; j < p->to.w + shift; j += columns) {
-        int64_t row = way == BACK ? i / 2 - 1 : i * step - p->pad;
         int64_t column = way == BACK ? j / 2 - 1 : j * step - p->pad;
-        find_pixels(&p->from, image, row, column, reach(way, ROWS), reach(way, columns), p->zeros,
-                    from);
-        find_pixels(&p->to, image, i - shift, j - shift, ROWS, columns, NULL, to);
+        find_pixels(&p->from, image, row, column, reach(way, ROWS), reach(way, columns),
+                    way == BACK ? columns / 2 : columns * step, j > 0, p->zeros, from);
+        find_pixels(&p->to, image, i - shift, j - shift, ROWS, columns, columns, j > 0, NULL, to);
         for (int64_t b = 0; b < blocks; b++)
-            compute_tile(p, way, half, ROWS, columns, from, to, b);
+            compute_tile(p, way, half, ROWS, columns, from, to, b, &next);
     }
 }
 
@@ -214,7 +269,7 @@ LT_SIMD static void compute_group(const pass *p, int way, int64_t image, int64_t
         ROWS_OF(BACK, 2);
     else if (way == BY_TWO)
         ROWS_OF(BY_TWO, 1);
-    else if (p->to.c * (half ? 2 : 4) >= WIDE)
+    else if (p->to.c * (half ? 2 : 4)  >= 0)
         ROWS_OF(BY_ONE, 2);
     else
         ROWS_OF(BY_ONE, 1);
@@ -242,9 +297,12 @@ typedef struct {
 
 /* sums (vectors, TAPS, LT_LANES) of block b += what x and a tile of dy make. */
 LT_INLINE void correlate_tile(int way, bool half, int columns, const void *const *x,
-                              const void *const *dy, int64_t channel, float *sums)
+                              const void *const *dy, int64_t channel, float *sums,
+                              upcoming *next)
 {
     lt_vec sum[TAPS], d[2 * ROWS];
+    prefetch(&next->from, fresh(way, ROWS * columns));
+    prefetch(&next->to, ROWS * columns);
     UNROLL
     for (int h = 0; h < vectors_of(half); h++, sums += TAPS * LT_LANES) {
         UNROLL
@@ -278,14 +336,16 @@ LT_INLINE void correlate_rows(const pair *p, int way, bool half, int columns, in
 {
     const void *x[MOST], *dy[2 * ROWS];
     int step = way == BY_TWO ? 2 : 1;
-    int64_t blocks = blocks_of(p->x.c, half);
+    int64_t blocks = blocks_of(p->x.c, half), row = i * step - p->pad;
+    upcoming next = {address_of(&p->x, image, row + reach(way, ROWS)),
+                     address_of(&p->dy, image, i + ROWS)};
     for (int64_t j = 0; j < p->dy.w; j += columns) {
-        find_pixels(&p->x, image, i * step - p->pad, j * step - p->pad, reach(way, ROWS),
-                    reach(way, columns), p->zeros, x);
-        find_pixels(&p->dy, image, i, j, ROWS, columns, p->zeros, dy);
+        find_pixels(&p->x, image, row, j * step - p->pad, reach(way, ROWS),
+                    reach(way, columns), columns * step, j > 0, p->zeros, x);
+        find_pixels(&p->dy, image, i, j, ROWS, columns, columns, j > 0, p->zeros, dy);
         for (int64_t b = 0; b < blocks; b++)
             correlate_tile(way, half, columns, x, dy, channel_of(b, p->x.c, half),
-                           sums + b * block_of(half) * TAPS);
+                           sums + b * block_of(half) * TAPS, &next);
     }
 }
 
@@ -371,17 +431,19 @@ static int64_t room_of(int64_t channels) { return blocks_of(channels, true) * bl
  * turn. */
 static void pack(const lt_job *job, bool half, bool turned, float *packed)
 {
-    int64_t channels = job->conv->in, vectors = vectors_of(half);
-    for (int64_t i = 0; i < blocks_of(channels, half) * vectors * PACKED * LT_LANES; i++) {
-        int64_t lane = i % LT_LANES, k = i / LT_LANES % PACKED, v = i / LT_LANES / PACKED;
-        int64_t channel = channel_of(v / vectors, channels, half) + lane * vectors + v % vectors;
-        if (channel >= channels)
-            packed[i] = 0;
-        else if (k == START)
-            packed[i] = job->bias.data ? element_of(job->bias, channel) : 0;
-        else
-            packed[i] = element_of(job->w, channel * TAPS + (turned ? TAPS - 1 - k : k));
-    }
+    int64_t channels = job->conv->in;
+    for (int64_t b = 0; b < blocks_of(channels, half); b++)
+        for (int h = 0; h < vectors_of(half); h++)
+            for (int lane = 0; lane < LT_LANES; lane++) {
+                float *to = packed + ((b * vectors_of(half) + h) * PACKED) * LT_LANES + lane;
+                int64_t channel = channel_of(b, channels, half) + lane * vectors_of(half) + h;
+                bool there = channel < channels;
+                for (int k = 0; k < TAPS; k++)
+                    to[k * LT_LANES] =
+                        there ? element_of(job->w, channel * TAPS + (turned ? TAPS - 1 - k : k)) : 0;
+                to[START * LT_LANES] =
+                    there && job->bias.data ? element_of(job->bias, channel) : 0;
+            }
 }
 
 /* Images of that height and width. Those of their last pixels that a block would overrun are copied

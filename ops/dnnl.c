@@ -182,7 +182,7 @@ static dnnl_status_t draft_conv(struct lt_dnnl *d, const key *k, drafts *m)
                                               dnnl_nhwc));
     DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[W], n_w, w_dims, type_of(k, W),
                                               groups == 1 ? dnnl_ohwi : dnnl_gohwi));
-    /* a gradient is always found in f32: depthwise ones in bf16 come out wrong from version 3.2 */
+    /* a gradient is found in f32, also for bf16: version 3.2 leaves elements of depthwise ones out */
     DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->free_w, n_w, w_dims,
                                               weights ? dnnl_f32 : type_of(k, W),
                                               dnnl_format_tag_any));

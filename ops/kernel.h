@@ -109,6 +109,9 @@ typedef long long lt_ll; /* for %lld */
 #define LT_SIMD
 #endif
 
+/* On a function that becomes part of each that is marked LT_SIMD and calls it. */
+#define LT_INLINE static inline __attribute__((always_inline))
+
 /* Before a for whose iterations are independent though pointers in it may be equal: gcc vectorises
  * it without a look at them. */
 #ifdef __clang__

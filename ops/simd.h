@@ -17,8 +17,6 @@ typedef int32_t lt_vec_i32 __attribute__((vector_size(64)));
 typedef uint32_t lt_vec_u32 __attribute__((vector_size(64)));
 typedef uint16_t lt_vec_u16 __attribute__((vector_size(32)));
 
-#define LT_INLINE static inline __attribute__((always_inline))
-
 /* A loop over the lanes of vectors: for what depends on comparisons, of which gcc 12 makes scalar
  * code when whole vectors are compared; unrolled, it would not see vectors in it either. */
 #ifdef __clang__

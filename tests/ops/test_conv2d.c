@@ -275,11 +275,12 @@ TEST(fast_f32) { walk(LT_F32, LT_F32, 11, NULL); }
 TEST(fast_bf16_with_gradients_of_weights_in_f32) { walk(LT_BF16, LT_F32, 12, NULL); }
 TEST(fast_bf16) { walk(LT_BF16, LT_BF16, 13, NULL); }
 
-/* oneDNN 3.2 leaves what memory held in such a gradient when it is asked for in bf16. */
+/* Where a tap meets no pixel, oneDNN 3.2 leaves such a gradient as it was when it is asked for in
+ * bf16. */
 TEST(gradients_of_depthwise_weights_in_bf16)
 {
-    shape s = {.dims = {{2, 9, 7, 18}, {18, 2, 4, 1}, {18}, {2, 4, 4, 18}}, .ndim = {4, 4, 1, 4},
-               .options = "stride=2 pad=0,2 groups=18"};
+    shape s = {.dims = {{1, 12, 1, 16}, {16, 2, 4, 1}, {16}, {1, 11, 1, 16}},
+               .ndim = {4, 4, 1, 4}, .options = "stride=1,2 pad=0,2 groups=16"};
     walk(LT_BF16, LT_BF16, 14, &s);
 }
 
