@@ -29,6 +29,7 @@ extern char **environ;
 typedef struct settings {
     lt_config config;
     lt_log_level level;       /* the least that is shown */
+    lt_dtype amp;             /* for loops that are no run; a run looks up the variable */
 } settings;
 
 /* Takes the value given by who: "--seed" or "LUATRAIN_SEED". */
@@ -81,8 +82,8 @@ static lt_status set_count(settings *s, const char *who, const char *value)
 
 static lt_status set_amp(settings *s, const char *who, const char *value)
 {
-    (void)s;
-    if (strcmp(value, "off") == 0 || strcmp(value, "bf16") == 0)
+    s->amp = strcmp(value, "bf16") == 0 ? LT_BF16 : LT_F32;
+    if (s->amp == LT_BF16 || strcmp(value, "off") == 0)
         return LT_OK;
     bool later = strcmp(value, "fp16") == 0 || strcmp(value, "auto") == 0;
     return lt_fail(LT_EUSAGE, "%s wants off or bf16, it is '%s'%s", who, value,
@@ -125,7 +126,7 @@ static const struct option {
     {"device", "auto|cpu", "what computes (auto: the best there is)", set_device},
     {"threads", "N", "threads of the kernels (the CPUs this process may use)", set_threads},
     {"seed", "S", "of all random numbers (0)", set_seed},
-    {"amp", "off|bf16", "bf16: runs compute in mixed precision (what the script says, or off)",
+    {"amp", "off|bf16", "bf16: compute in mixed precision (what the script says, or off)",
      set_amp},
     {"out", "DIR", "the folder of the run (a new one, runs/SCRIPT-N)", set_path},
     {"resume", "auto|PATH|never", "auto: goes on where the run in DIR was (if --out is given)",
@@ -492,6 +493,7 @@ static lt_status run(settings *s, int argc, char **argv)
     if (!ctx)
         return lt_errcode();
     lt_log_to(ctx, show_log, s);
+    lt_set_autocast(ctx, s->amp);
     lt_status status = run_in(ctx, argc, argv);
     lt_ctx_free(ctx);
     return status;
