@@ -100,7 +100,7 @@ typedef struct {
     const void *x, *dy, *y, *residual;
     void *out;
     bool half, add;               /* arrays hold bf16; add to what is in out */
-    int gate;                     /* OPEN, ... */
+    int gate;
     lt_bounds act;
 } pass;
 
@@ -109,7 +109,7 @@ LT_INLINE float get(const void *from, int64_t i, bool half)
     return half ? lt__bf16_to_f32(((const uint16_t *)from)[i]) : ((const float *)from)[i];
 }
 
-/* As lt__f32_to_bf16(), and vectorised. */
+/* To the nearest, ties to even; a NaN stays one. A form of lt__f32_to_bf16() that vectorises. */
 LT_INLINE uint16_t round_bf16(float f)
 {
     union { float f; uint32_t u; } v = {f};
@@ -284,6 +284,7 @@ LT_SIMD static void backward_pass(const pass *p)
     FIXED(half, p->half, FIXED_GATE(gate, p->gate,
         FIXED(add, p->add, backward_rows(p, half, gate, add););););
 }
+
 /* ==== Sums ==================================================================================== */
 
 /* Elements [first, first + n) of an array like x. */
@@ -300,7 +301,8 @@ static pass pass_over(const lt_call *c, const plan *p, int thread, int64_t first
                   .x = part(c->in[X], first), .half = p->half, .act = lt__bounds(c)};
 }
 
-/* What backward reads in such a pass. g is the residual's gradient, once that has been written. */
+/* What backward reads in such a pass. What passes of dy is the residual's gradient: once that has
+ * been written, it is read instead. */
 static pass gradient_over(const lt_call *c, const plan *p, int thread, int64_t first, int64_t n)
 {
     pass q = pass_over(c, p, thread, first, n);

@@ -1,105 +1,93 @@
 /* depthwise.c - depthwise 3x3 convolution of images (n, h, w, c) in f32 and bf16.
  *
- * There are nine multiplications for each element that is read and written: what counts is how
- * often an element is loaded, and that memory is walked in order. So the kernels compute a tile of
- * pixels at a time, for one vector of channels after the other: each pixel that the tile meets is
- * loaded once, and streams of memory are read from front to end. In the place of pixels beyond the
- * edges stands a pixel of zeros.
+ * Nine multiplications for each element that is written are little: what counts is how often an
+ * element is loaded, and that memory is walked in order and asked for in time. So the kernels work
+ * on a tile of a few pixels at a time, for one block of channels after the other, while they
+ * prefetch the rows that follow. Each pixel that the tile meets is loaded once. In the place of
+ * pixels beyond the edges stands a pixel of zeros.
  *
- * Channels come in blocks: 16 in f32, 32 in bf16, of which those with even and those with odd
- * numbers make a vector each, for one instruction turns a word of two halves into either. The last
- * block is moved back over its neighbour where channels are not a multiple of it, and only what is
- * new is kept. Where there are fewer than a block has, vectors run into the next pixel, and over the
- * end of the tensor: its last pixels are copied to where that does no harm.
+ * A block is a line of memory: 16 channels in f32, 32 in bf16, of which those with even numbers and
+ * those with odd ones make a vector each, for one instruction makes either of the words that hold
+ * both. Where channels are not a multiple, the last block reaches back over its neighbour, and only
+ * what is new in it is kept. A pixel of less than a block is loaded with what lies behind it; the
+ * last ones of a tensor, which would be loaded beyond its end, are copied first.
  *
- * The gradient of x is, with stride 1, the convolution of dy with the turned kernel; with stride 2 a
- * pixel of dy meets nine pixels of dx, and neighbours share some of them. Gradients of w are summed over parts of
- * the batch, and the parts in order; they depend on the sizes alone, and so do the bits.
+ * The gradient of x is, with stride 1, the convolution of dy with the kernel turned round; with
+ * stride 2 it goes the way back. Gradients of w are summed over parts of the batch, and the parts
+ * in order: both depend on the sizes alone, so the bits do not depend on the number of threads.
  */
 #include "ops/depthwise.h"
 #include "ops/loops.h"
 #include "ops/simd.h"
 
 enum { SIDE = 3, TAPS = SIDE * SIDE };
-enum { START = TAPS, PACKED };    /* vectors of a packed block: the taps, and what sums begin with */
-enum { ROWS = 4 };                /* of a tile */
-enum { MOST = 9 * SIDE };         /* pixels that a tile meets */
-enum { MOST_PARTS = 64, PART_PIXELS = 64 };
+enum { START = TAPS, PACKED };    /* packed weights: the taps, and what sums begin with */
+enum { ROWS = 4, MOST_COLUMNS = 2, TILE = ROWS * MOST_COLUMNS };
+enum { MOST_MET = 9 * SIDE };     /* pixels that a tile meets */
 enum { LINE = 64 };               /* bytes of a block */
+enum { MOST_PARTS = 64, PART_PIXELS = 64 };
 
 #define UNROLL _Pragma("GCC unroll 32")
 
-/* ==== Pixels ================================================================================== */
+/* ==== Pixels and blocks ======================================================================= */
 
 typedef struct {
     void *data;
     int64_t n, h, w, c;
     bool half;
-    int64_t safe;             /* pixels from which a block can be loaded; the others lie in */
-    const char *rest;
+    int64_t safe;             /* pixels of which a block can be loaded; the others ... */
+    const char *rest;         /* ... are here */
 } images;
+
+static inline int64_t pixel_bytes(const images *x) { return x->c * (x->half ? 2 : 4); }
 
 /* Channels of a block, and the vectors that they make. */
 LT_INLINE int block_of(bool half) { return half ? 2 * LT_LANES : LT_LANES; }
 LT_INLINE int vectors_of(bool half) { return half ? 2 : 1; }
 
-static int64_t blocks_of(int64_t channels, bool half)
+static inline int64_t blocks_of(int64_t channels, bool half)
 {
     return (channels + block_of(half) - 1) / block_of(half);
 }
 
 /* The first channel of block b. */
-LT_INLINE int64_t channel_of(int64_t b, int64_t channels, bool half)
+static inline int64_t channel_of(int64_t b, int64_t channels, bool half)
 {
-    int64_t channel = b * block_of(half), last = channels - block_of(half);
-    return channel <= last ? channel : last > 0 ? last : 0;
+    int64_t last = channels > block_of(half) ? channels - block_of(half) : 0;
+    return lt__least(b * block_of(half), last);
 }
 
 static __attribute__((noinline)) void look_up(const images *x, int64_t n, int64_t row,
                                               int64_t column, int rows, int columns,
                                               const void *outside, const void **pixel)
 {
-    int64_t bytes = x->c * (x->half ? 2 : 4);
     for (int r = 0; r < rows; r++) {
-        int64_t first = (n * x->h + row + r) * x->w + column;
         bool inside = row + r >= 0 && row + r < x->h;
-        for (int t = 0; t < columns; t++)
+        for (int t = 0; t < columns; t++) {
+            int64_t i = (n * x->h + row + r) * x->w + column + t;
             pixel[r * columns + t] =
                 !inside || column + t < 0 || column + t >= x->w ? outside
-                : first + t < x->safe ? (const char *)x->data + (first + t) * bytes
-                                      : x->rest + (first + t - x->safe) * bytes;
+                : i < x->safe ? (const char *)x->data + i * pixel_bytes(x)
+                              : x->rest + (i - x->safe) * pixel_bytes(x);
+        }
     }
 }
 
-/* The rows x columns pixels of image n from (row, column) on; `outside` for those that are. further:
- * pixel holds those `by` columns before. */
+/* The rows x columns pixels of image n from (row, column) on; `outside` for those that are. There
+ * may be in `pixel` those of `by` columns before (0: not), which are quickly moved. */
 LT_INLINE void find_pixels(const images *x, int64_t n, int64_t row, int64_t column, int rows,
-                           int columns, int by, bool further, const void *outside,
-                           const void **pixel)
+                           int columns, int by, const void *outside, const void **pixel)
 {
-    int64_t bytes = x->c * (x->half ? 2 : 4);
-    if (further && column >= by && column + columns <= x->w && bytes >= LINE)
+    int64_t end = (n * x->h + row + rows - 1) * x->w + column + columns;
+    if (by > 0 && column >= by && column + columns <= x->w && end <= x->safe)
         for (int i = 0; i < rows * columns; i++)
-            pixel[i] = pixel[i] == outside ? outside : (const char *)pixel[i] + by * bytes;
+            pixel[i] = pixel[i] == outside ? outside
+                                           : (const char *)pixel[i] + by * pixel_bytes(x);
     else
         look_up(x, n, row, column, rows, columns, outside, pixel);
 }
 
-static inline uintptr_t address_of(const images *x, int64_t n, int64_t row)
-{
-    return (uintptr_t)x->data + (uintptr_t)((n * x->h + row) * x->w * x->c * (x->half ? 2 : 4));
-}
-
-/* Brings memory into the second cache, as many lines as blocks, and moves on behind them. */
-LT_INLINE void prefetch(uintptr_t *at, int lines)
-{
-    UNROLL
-    for (int i = 0; i < lines; i++)
-        __builtin_prefetch((const void *)(*at + (uintptr_t)(i * LINE)), 0, 2);
-    *at += (uintptr_t)(lines * LINE);
-}
-
-/* Vector i of a block. */
+/* Vector i of the block at a channel. */
 LT_INLINE lt_vec load(bool half, const void *pixel, int64_t channel, int i)
 {
     if (!half)
@@ -109,28 +97,47 @@ LT_INLINE lt_vec load(bool half, const void *pixel, int64_t channel, int i)
     return (lt_vec)(i == 0 ? pairs << 16 : pairs & 0xffff0000);
 }
 
-/* A NaN made of bf16 has zeros behind those 16 bits, or ones in front: rounding keeps it one. */
-LT_INLINE lt_vec_u32 round_bf16(lt_vec v)
+/* A NaN that comes of bf16 ends in 16 zeros: rounding, it stays one. */
+LT_INLINE lt_vec_u32 rounded(lt_vec v)
 {
     lt_vec_u32 bits = (lt_vec_u32)v;
     return bits + 0x7fff + (bits >> 16 & 1);
 }
 
-LT_INLINE void store(bool half, void *pixel, int64_t channel, lt_vec even, lt_vec odd)
+/* The vectors of a block; f32 has the first alone. */
+LT_INLINE void store(bool half, void *pixel, int64_t channel, const lt_vec v[2])
 {
     if (!half) {
-        lt__store_f32((float *)pixel + channel, even);
+        lt__store_f32((float *)pixel + channel, v[0]);
         return;
     }
-    lt_vec_u32 pairs = round_bf16(even) >> 16 | (round_bf16(odd) & 0xffff0000);
+    lt_vec_u32 pairs = rounded(v[0]) >> 16 | (rounded(v[1]) & 0xffff0000);
     memcpy((uint16_t *)pixel + channel, &pairs, sizeof pairs);
 }
+
+static float element_of(lt_operand x, int64_t i)
+{
+    return x.dtype == LT_BF16 ? lt__bf16_to_f32(((const uint16_t *)x.data)[i])
+                              : ((const float *)x.data)[i];
+}
+
+static void put_element(lt_operand x, int64_t i, bool add, float value)
+{
+    if (add)
+        value += element_of(x, i);
+    if (x.dtype == LT_BF16)
+        ((uint16_t *)x.data)[i] = lt__f32_to_bf16(value);
+    else
+        ((float *)x.data)[i] = value;
+}
+
+/* ==== Ways ==================================================================================== */
 
 /* How pixel r of a source and tap k meet a pixel of the results, along one axis: */
 enum {
     BY_ONE,                   /* r - k: stride 1 */
     BY_TWO,                   /* (r - k) / 2: stride 2 */
-    BACK                      /* 2 (r - 1) + k: from the results of stride 2 back to its source */
+    BACK                      /* 2 (r - 1) + k: from the results of stride 2 to its source */
 };
 
 /* That pixel, or -1 when there is none among `size`. */
@@ -149,160 +156,207 @@ LT_INLINE int reach(int way, int size)
     return way == BY_ONE ? size + SIDE - 1 : way == BY_TWO ? 2 * size + SIDE - 2 : size / 2 + 1;
 }
 
-/* Pixels of the source for every `size` of the results. */
-LT_INLINE int fresh(int way, int size)
-{
-    return way == BY_ONE ? size : way == BY_TWO ? 4 * size : size / 4;
-}
+/* The tile of a way has ROWS rows and so many columns. */
+LT_INLINE int columns_of(int way) { return way == BY_TWO ? 1 : 2; }
 
-/* Where the rows lie that follow those at work. */
-typedef struct {
-    uintptr_t from, to;
-} upcoming;
+/* What n pixels of the results are in the source. */
+LT_INLINE int64_t in_source(int way, int64_t n)
+{
+    return way == BY_ONE ? n : way == BY_TWO ? 2 * n : n / 2;
+}
 
 typedef struct {
     images from, to;
     int64_t pad;
-    const float *w;           /* packed */
     const void *zeros;        /* a pixel */
+    const float *w;           /* packed */
     bool add;
 } pass;
 
-/* Adds to a pixel, or writes, what is new in block b of it: lanes, vector after vector. */
-static __attribute__((noinline)) void put_part(const pass *p, int64_t b, void *pixel,
-                                               const float *lanes)
+/* The tiles of a group of rows from left to right. */
+typedef struct {
+    int64_t n, row, column;   /* of the results; on the way back they have the padding too */
+    const void *from[MOST_MET], *to[TILE];
+    uintptr_t next_from, next_to; /* what is to be prefetched */
+} walk;
+
+static inline uintptr_t address_of(const images *x, int64_t n, int64_t row)
 {
-    bool half = p->to.half;
-    int64_t vectors = vectors_of(half), channel = channel_of(b, p->to.c, half);
-    int64_t end = lt__least(channel + block_of(half), p->to.c);
-    for (int64_t i = b * block_of(half); i < end; i++) {
-        float value = lanes[(i - channel) % vectors * LT_LANES + (i - channel) / vectors];
-        if (half)
-            ((uint16_t *)pixel)[i] = lt__f32_to_bf16(
-                p->add ? lt__bf16_to_f32(((uint16_t *)pixel)[i]) + value : value);
-        else
-            LT_PUT(p->add, ((float *)pixel)[i], value);
-    }
+    return (uintptr_t)x->data + (uintptr_t)((n * x->h + row) * x->w * pixel_bytes(x));
 }
 
-/* Block b of to (rows, columns) = the sums of what `from` and the taps make. */
-LT_INLINE void compute_tile(const pass *p, int way, bool half, int rows, int columns,
-                            const void *const *from, const void *const *to, int64_t b,
-                            upcoming *next)
+LT_INLINE int64_t first_met(const pass *p, int way, int64_t i)
 {
-    lt_vec w[PACKED], sum[2][2 * ROWS];
+    return in_source(way, i) - (way == BACK ? 1 : p->pad);
+}
+
+LT_INLINE walk walk_from(const pass *p, int way, int64_t n, int64_t row)
+{
+    walk at = {.n = n, .row = row, .column = -columns_of(way)};
+    at.next_from = address_of(&p->from, n, first_met(p, way, row) + reach(way, ROWS));
+    at.next_to = address_of(&p->to, n, row + ROWS);
+    return at;
+}
+
+/* Goes to the next tile; false behind the last. outside: what `to` has there. */
+LT_INLINE bool walk_on(const pass *p, int way, const void *outside, walk *at)
+{
+    int columns = columns_of(way), by = at->column < 0 ? 0 : columns;
+    int64_t shift = way == BACK ? p->pad : 0;
+    at->column += columns;
+    if (at->column >= p->to.w + shift)
+        return false;
+    find_pixels(&p->from, at->n, first_met(p, way, at->row), first_met(p, way, at->column),
+                reach(way, ROWS), reach(way, columns), (int)in_source(way, by), p->zeros, at->from);
+    find_pixels(&p->to, at->n, at->row - shift, at->column - shift, ROWS, columns, by, outside,
+                at->to);
+    return true;
+}
+
+/* As many lines as a tile has in a block; into the second cache, for they are many. */
+LT_INLINE void prefetch(int way, walk *at)
+{
+    int lines = ROWS * columns_of(way);
+    int of_from = way == BY_ONE ? lines : way == BY_TWO ? 4 * lines : lines / 4;
+    UNROLL
+    for (int i = 0; i < of_from; i++, at->next_from += LINE)
+        __builtin_prefetch((const void *)at->next_from, 0, 2);
+    UNROLL
+    for (int i = 0; i < lines; i++, at->next_to += LINE)
+        __builtin_prefetch((const void *)at->next_to, 0, 2);
+}
+
+/* ==== Results ================================================================================= */
+
+LT_INLINE void copy_part(void *to, const void *from, int64_t bytes)
+{
+    if (bytes == LINE / 2) /* 16 channels in bf16: no call */
+        memcpy(to, from, LINE / 2);
+    else
+        memcpy(to, from, (size_t)bytes);
+}
+
+/* What is new in the last block of a pixel, b, which is not a whole one. */
+LT_INLINE void put_part(const pass *p, bool half, int64_t b, void *pixel, lt_vec sum[2])
+{
+    char line[LINE] = {0}, *there = (char *)pixel + b * LINE;
+    int64_t bytes = pixel_bytes(&p->to) - b * LINE, before = b > 0 ? LINE - bytes : 0;
+    if (p->add) {
+        copy_part(line + before, there, bytes);
+        UNROLL
+        for (int h = 0; h < vectors_of(half); h++)
+            sum[h] += load(half, line, 0, h);
+    }
+    store(half, line, 0, sum);
+    copy_part(there, line + before, bytes);
+}
+
+LT_INLINE void put_tile(const pass *p, int way, bool half, int64_t b, const void *const *to,
+                        lt_vec sum[TILE][2])
+{
+    int64_t channel = b * block_of(half);
+    if (channel + block_of(half) > p->to.c) {
+        UNROLL
+        for (int i = 0; i < ROWS * columns_of(way); i++)
+            if (to[i])
+                put_part(p, half, b, (void *)to[i], sum[i]);
+        return;
+    }
+    UNROLL
+    for (int i = 0; i < ROWS * columns_of(way); i++) {
+        UNROLL
+        for (int h = 0; h < vectors_of(half); h++)
+            if (p->add && to[i])
+                sum[i][h] += load(half, to[i], channel, h);
+    }
+    UNROLL
+    for (int i = 0; i < ROWS * columns_of(way); i++)
+        if (to[i])
+            store(half, (void *)to[i], channel, sum[i]);
+}
+
+/* Block b of the tile. */
+LT_INLINE void compute_tile(const pass *p, int way, bool half, const walk *at, int64_t b)
+{
+    int columns = columns_of(way);
     int64_t channel = channel_of(b, p->to.c, half);
-    prefetch(&next->from, fresh(way, rows * columns));
-    prefetch(&next->to, rows * columns);
     const float *packed = p->w + b * block_of(half) * PACKED;
+    lt_vec w[PACKED], sum[TILE][2];
     UNROLL
     for (int h = 0; h < vectors_of(half); h++) {
         UNROLL
         for (int k = 0; k < PACKED; k++)
             w[k] = lt__load_f32(packed + (h * PACKED + k) * LT_LANES);
         UNROLL
-        for (int i = 0; i < rows * columns; i++)
-            sum[h][i] = w[START];
+        for (int i = 0; i < ROWS * columns; i++)
+            sum[i][h] = w[START];
         UNROLL
-        for (int r = 0; r < reach(way, rows); r++) {
+        for (int r = 0; r < reach(way, ROWS); r++) {
             UNROLL
             for (int t = 0; t < reach(way, columns); t++) {
-                lt_vec x = load(half, from[r * reach(way, columns) + t], channel, h);
+                lt_vec x = load(half, at->from[r * reach(way, columns) + t], channel, h);
                 UNROLL
                 for (int k = 0; k < TAPS; k++) {
-                    int i = meet(way, r, k / SIDE, rows), j = meet(way, t, k % SIDE, columns);
+                    int i = meet(way, r, k / SIDE, ROWS), j = meet(way, t, k % SIDE, columns);
                     if (i >= 0 && j >= 0)
-                        sum[h][i * columns + j] += x * w[k];
+                        sum[i * columns + j][h] += x * w[k];
                 }
             }
         }
     }
-    if ((b + 1) * block_of(half) <= p->to.c) {
-        UNROLL
-        for (int i = 0; i < rows * columns; i++)
-            if (to[i] && p->add) {
-                sum[0][i] += load(half, to[i], channel, 0);
-                sum[vectors_of(half) - 1][i] += half ? load(half, to[i], channel, 1) : (lt_vec){0};
-            }
-        UNROLL
-        for (int i = 0; i < rows * columns; i++)
-            if (to[i])
-                store(half, (void *)to[i], channel, sum[0][i], sum[vectors_of(half) - 1][i]);
-        return;
-    }
-    for (int i = 0; i < rows * columns; i++) {
-        float lanes[2 * LT_LANES];
-        lt__store_f32(lanes, sum[0][i]);
-        lt__store_f32(lanes + LT_LANES, sum[vectors_of(half) - 1][i]);
-        if (to[i])
-            put_part(p, b, (void *)to[i], lanes);
-    }
+    put_tile(p, way, half, b, at->to, sum);
 }
 
-/* ROWS rows of the results from row i on; on the way back, of the results with their pad. */
-LT_INLINE void compute_rows(const pass *p, int way, bool half, int columns, int64_t image,
-                            int64_t i)
+LT_INLINE void compute_rows(const pass *p, int way, bool half, int64_t n, int64_t row)
 {
-    const void *from[MOST], *to[2 * ROWS];
-    int step = way == BY_TWO ? 2 : 1;
-    int64_t shift = way == BACK ? p->pad : 0, blocks = blocks_of(p->to.c, half);
-    int64_t row = way == BACK ? i / 2 - 1 : i * step - p->pad;
-    upcoming next = {address_of(&p->from, image, row + reach(way, ROWS)),
-                     address_of(&p->to, image, i - shift + ROWS)};
-    for (int64_t j = 0; j < p->to.w + shift; j += columns) {
-        int64_t column = way == BACK ? j / 2 - 1 : j * step - p->pad;
-        find_pixels(&p->from, image, row, column, reach(way, ROWS), reach(way, columns),
-                    way == BACK ? columns / 2 : columns * step, j > 0, p->zeros, from);
-        find_pixels(&p->to, image, i - shift, j - shift, ROWS, columns, columns, j > 0, NULL, to);
-        for (int64_t b = 0; b < blocks; b++)
-            compute_tile(p, way, half, ROWS, columns, from, to, b, &next);
+    walk at = walk_from(p, way, n, row);
+    int64_t blocks = blocks_of(p->to.c, half);
+    while (walk_on(p, way, NULL, &at))
+        for (int64_t b = 0; b < blocks; b++) {
+            prefetch(way, &at);
+            compute_tile(p, way, half, &at, b);
+        }
+}
+
+LT_SIMD static void compute_group(const pass *p, int way, int64_t n, int64_t row)
+{
+    switch (2 * way + p->to.half) {
+    case 2 * BY_ONE: compute_rows(p, BY_ONE, false, n, row); break;
+    case 2 * BY_ONE + 1: compute_rows(p, BY_ONE, true, n, row); break;
+    case 2 * BY_TWO: compute_rows(p, BY_TWO, false, n, row); break;
+    case 2 * BY_TWO + 1: compute_rows(p, BY_TWO, true, n, row); break;
+    case 2 * BACK: compute_rows(p, BACK, false, n, row); break;
+    default: compute_rows(p, BACK, true, n, row);
     }
 }
 
-LT_SIMD static void compute_group(const pass *p, int way, int64_t image, int64_t i)
+/* In double: a count of work, which must not overflow. */
+static inline double work_of(const pass *p)
 {
-    bool half = p->to.half;
-#define ROWS_OF(way, columns)                                                                      \
-    (half ? compute_rows(p, way, true, columns, image, i)                                          \
-          : compute_rows(p, way, false, columns, image, i))
-    if (way == BACK)
-        ROWS_OF(BACK, 2);
-    else if (way == BY_TWO)
-        ROWS_OF(BY_TWO, 1);
-    else if (p->to.c * (half ? 2 : 4)  >= 0)
-        ROWS_OF(BY_ONE, 2);
-    else
-        ROWS_OF(BY_ONE, 1);
-#undef ROWS_OF
+    return (double)(p->to.n * p->to.h * p->to.w) * (double)p->to.c * TAPS;
 }
 
-static double work_of(const images *y) { return (double)(y->n * y->h * y->w * y->c) * TAPS; }
+/* Groups of ROWS rows in an image of the results. */
+static int64_t groups_of(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
 
 static void compute(const lt_call *c, const pass *p, int way)
 {
-    int64_t height = p->to.h + (way == BACK ? p->pad : 0);
-    int64_t groups = (height + ROWS - 1) / ROWS;
-    LT_PARALLEL_FOR(c, work_of(&p->to))
+    int64_t groups = groups_of(p->to.h + (way == BACK ? p->pad : 0));
+    (void)c; /* without OpenMP */
+    LT_PARALLEL_FOR(c, work_of(p))
     for (int64_t g = 0; g < p->to.n * groups; g++)
         compute_group(p, way, g / groups, g % groups * ROWS);
 }
 
 /* ==== The gradient of the weights ============================================================= */
 
-typedef struct {
-    images x, dy;
-    int64_t groups, pad;      /* groups of ROWS rows in an image */
-    const void *zeros;
-} pair;
-
-/* sums (vectors, TAPS, LT_LANES) of block b += what x and a tile of dy make. */
-LT_INLINE void correlate_tile(int way, bool half, int columns, const void *const *x,
-                              const void *const *dy, int64_t channel, float *sums,
-                              upcoming *next)
+/* sums (vectors, TAPS, LT_LANES) += those of block b of the tile, x being `from` and dy `to`. */
+LT_INLINE void correlate_tile(const pass *p, int way, bool half, const walk *at, int64_t b,
+                              float *sums)
 {
-    lt_vec sum[TAPS], d[2 * ROWS];
-    prefetch(&next->from, fresh(way, ROWS * columns));
-    prefetch(&next->to, ROWS * columns);
+    int columns = columns_of(way);
+    int64_t channel = channel_of(b, p->to.c, half);
+    lt_vec sum[TAPS], d[TILE];
     UNROLL
     for (int h = 0; h < vectors_of(half); h++, sums += TAPS * LT_LANES) {
         UNROLL
@@ -310,17 +364,17 @@ LT_INLINE void correlate_tile(int way, bool half, int columns, const void *const
             sum[k] = lt__load_f32(sums + k * LT_LANES);
         UNROLL
         for (int i = 0; i < ROWS * columns; i++)
-            d[i] = load(half, dy[i], channel, h);
+            d[i] = load(half, at->to[i], channel, h);
         UNROLL
         for (int r = 0; r < reach(way, ROWS); r++) {
             UNROLL
             for (int t = 0; t < reach(way, columns); t++) {
-                lt_vec v = load(half, x[r * reach(way, columns) + t], channel, h);
+                lt_vec x = load(half, at->from[r * reach(way, columns) + t], channel, h);
                 UNROLL
                 for (int k = 0; k < TAPS; k++) {
                     int i = meet(way, r, k / SIDE, ROWS), j = meet(way, t, k % SIDE, columns);
                     if (i >= 0 && j >= 0)
-                        sum[k] += v * d[i * columns + j];
+                        sum[k] += x * d[i * columns + j];
                 }
             }
         }
@@ -330,94 +384,72 @@ LT_INLINE void correlate_tile(int way, bool half, int columns, const void *const
     }
 }
 
-/* The ROWS rows of dy from row i on. */
-LT_INLINE void correlate_rows(const pair *p, int way, bool half, int columns, int64_t image,
-                              int64_t i, float *sums)
+LT_INLINE void correlate_rows(const pass *p, int way, bool half, int64_t n, int64_t row,
+                              float *sums)
 {
-    const void *x[MOST], *dy[2 * ROWS];
-    int step = way == BY_TWO ? 2 : 1;
-    int64_t blocks = blocks_of(p->x.c, half), row = i * step - p->pad;
-    upcoming next = {address_of(&p->x, image, row + reach(way, ROWS)),
-                     address_of(&p->dy, image, i + ROWS)};
-    for (int64_t j = 0; j < p->dy.w; j += columns) {
-        find_pixels(&p->x, image, row, j * step - p->pad, reach(way, ROWS),
-                    reach(way, columns), columns * step, j > 0, p->zeros, x);
-        find_pixels(&p->dy, image, i, j, ROWS, columns, columns, j > 0, p->zeros, dy);
-        for (int64_t b = 0; b < blocks; b++)
-            correlate_tile(way, half, columns, x, dy, channel_of(b, p->x.c, half),
-                           sums + b * block_of(half) * TAPS, &next);
+    walk at = walk_from(p, way, n, row);
+    int64_t blocks = blocks_of(p->to.c, half);
+    while (walk_on(p, way, p->zeros, &at))
+        for (int64_t b = 0; b < blocks; b++) {
+            prefetch(way, &at);
+            correlate_tile(p, way, half, &at, b, sums + b * block_of(half) * TAPS);
+        }
+}
+
+/* Adds those of the group to sums (blocks, vectors, TAPS, LT_LANES). */
+LT_SIMD static void correlate_group(const pass *p, int way, int64_t n, int64_t row, float *sums)
+{
+    switch (2 * way + p->to.half) {
+    case 2 * BY_ONE: correlate_rows(p, BY_ONE, false, n, row, sums); break;
+    case 2 * BY_ONE + 1: correlate_rows(p, BY_ONE, true, n, row, sums); break;
+    case 2 * BY_TWO: correlate_rows(p, BY_TWO, false, n, row, sums); break;
+    default: correlate_rows(p, BY_TWO, true, n, row, sums);
     }
 }
 
-/* Adds those of the groups [first, end) to sums (blocks, vectors, TAPS, LT_LANES). */
-LT_SIMD static void correlate_part(const pair *p, int way, int64_t first, int64_t end, float *sums)
-{
-    for (int64_t g = first; g < end; g++) {
-        int64_t image = g / p->groups, i = g % p->groups * ROWS;
-        if (way == BY_ONE && p->x.half)
-            correlate_rows(p, BY_ONE, true, 2, image, i, sums);
-        else if (way == BY_ONE)
-            correlate_rows(p, BY_ONE, false, 2, image, i, sums);
-        else if (p->x.half)
-            correlate_rows(p, BY_TWO, true, 1, image, i, sums);
-        else
-            correlate_rows(p, BY_TWO, false, 1, image, i, sums);
-    }
-}
-
-/* Parts of the batch whose sums are kept apart, each of some groups of ROWS rows. */
+/* Parts of the batch whose sums are kept apart, each of some groups. */
 static int64_t parts_of(const lt_conv *v)
 {
-    int64_t groups = v->n * ((v->window.out[0] + ROWS - 1) / ROWS);
-    int64_t parts = v->n * v->window.out[0] * v->window.out[1] / PART_PIXELS;
-    parts = lt__least(lt__least(parts, groups), MOST_PARTS);
-    return parts > 1 ? parts : 1;
+    const int64_t *out = v->window.out;
+    int64_t parts = lt__least(v->n * groups_of(out[0]), v->n * out[0] * out[1] / PART_PIXELS);
+    return parts < 1 ? 1 : lt__least(parts, MOST_PARTS);
 }
 
-static float element_of(lt_operand x, int64_t i)
-{
-    return x.dtype == LT_BF16 ? lt__bf16_to_f32(((const uint16_t *)x.data)[i])
-                              : ((const float *)x.data)[i];
-}
-
-/* dw (+)= the sums of the parts, `room` apart, for vector h of block b. */
+/* dw (+)= the sums of the parts, which are `room` apart, for vector h of block b. */
 static void put_weights(const lt_job *job, bool half, int64_t b, int h, int64_t parts,
-                        const float *sums, int64_t room)
+                        int64_t room, const float *sums)
 {
     int64_t channels = job->conv->in, first = channel_of(b, channels, half) + h;
+    sums += (b * vectors_of(half) + h) * TAPS * LT_LANES;
     for (int k = 0; k < TAPS; k++) {
         lt_vec sum = {0};
         for (int64_t part = 0; part < parts; part++)
-            sum += lt__load_f32(sums + part * room +
-                                (b * block_of(half) * TAPS + (h * TAPS + k) * LT_LANES));
+            sum += lt__load_f32(sums + part * room + k * LT_LANES);
         for (int lane = 0; lane < LT_LANES; lane++) {
-            int64_t channel = first + lane * vectors_of(half), at = channel * TAPS + k;
-            if (channel < b * block_of(half) || channel >= channels)
-                continue;
-            float value = job->add ? element_of(job->w, at) + sum[lane] : sum[lane];
-            if (job->w.dtype == LT_BF16)
-                ((uint16_t *)job->w.data)[at] = lt__f32_to_bf16(value);
-            else
-                ((float *)job->w.data)[at] = value;
+            int64_t channel = first + lane * vectors_of(half);
+            if (channel >= b * block_of(half) && channel < channels)
+                put_element(job->w, channel * TAPS + k, job->add, sum[lane]);
         }
     }
 }
 
-static void sum_weights(const lt_call *c, const lt_job *job, const pair *p, int way, float *sums)
+static void sum_weights(const lt_call *c, const lt_job *job, const pass *p, int way, float *sums)
 {
-    int64_t groups = p->x.n * p->groups, parts = parts_of(job->conv);
-    bool half = p->x.half;
-    int64_t blocks = blocks_of(p->x.c, half), room = blocks * block_of(half) * TAPS;
-    LT_PARALLEL_FOR(c, work_of(&p->dy))
+    bool half = p->to.half;
+    int64_t groups = groups_of(p->to.h), all = p->to.n * groups, parts = parts_of(job->conv);
+    int64_t vectors = blocks_of(p->to.c, half) * vectors_of(half);
+    int64_t room = vectors * TAPS * LT_LANES;
+    (void)c; /* without OpenMP */
+    LT_PARALLEL_FOR(c, work_of(p))
     for (int64_t part = 0; part < parts; part++) {
         memset(sums + part * room, 0, (size_t)room * sizeof *sums);
-        correlate_part(p, way, groups * part / parts, groups * (part + 1) / parts,
-                       sums + part * room);
+        for (int64_t g = all * part / parts; g < all * (part + 1) / parts; g++)
+            correlate_group(p, way, g / groups, g % groups * ROWS, sums + part * room);
     }
     LT_PARALLEL_FOR(c, parts * room)
-    for (int64_t i = 0; i < blocks * vectors_of(half); i++)
-        put_weights(job, half, i / vectors_of(half), (int)(i % vectors_of(half)), parts, sums,
-                    room);
+    for (int64_t i = 0; i < vectors; i++)
+        put_weights(job, half, i / vectors_of(half), (int)(i % vectors_of(half)), parts, room,
+                    sums);
 }
 
 /* ==== Jobs ==================================================================================== */
@@ -427,40 +459,41 @@ enum { REST = 2 * LINE };         /* bytes */
 
 static int64_t room_of(int64_t channels) { return blocks_of(channels, true) * block_of(true); }
 
-/* (out, 3, 3, 1) as (blocks, vectors, PACKED, LT_LANES): zero beside the channels. turned: by half a
- * turn. */
+/* (out, 3, 3, 1) as (blocks, vectors, PACKED, LT_LANES), zero beside the channels. */
 static void pack(const lt_job *job, bool half, bool turned, float *packed)
 {
     int64_t channels = job->conv->in;
-    for (int64_t b = 0; b < blocks_of(channels, half); b++)
-        for (int h = 0; h < vectors_of(half); h++)
-            for (int lane = 0; lane < LT_LANES; lane++) {
-                float *to = packed + ((b * vectors_of(half) + h) * PACKED) * LT_LANES + lane;
-                int64_t channel = channel_of(b, channels, half) + lane * vectors_of(half) + h;
-                bool there = channel < channels;
-                for (int k = 0; k < TAPS; k++)
-                    to[k * LT_LANES] =
-                        there ? element_of(job->w, channel * TAPS + (turned ? TAPS - 1 - k : k)) : 0;
-                to[START * LT_LANES] =
-                    there && job->bias.data ? element_of(job->bias, channel) : 0;
-            }
+    for (int64_t i = 0; i < blocks_of(channels, half) * block_of(half); i++) {
+        int64_t v = i / LT_LANES, lane = i % LT_LANES, vectors = vectors_of(half);
+        int64_t channel = channel_of(v / vectors, channels, half) + lane * vectors + v % vectors;
+        float *to = packed + v * PACKED * LT_LANES + lane;
+        for (int k = 0; k < PACKED; k++)
+            to[k * LT_LANES] = 0;
+        if (channel >= channels)
+            continue;
+        for (int k = 0; k < TAPS; k++)
+            to[k * LT_LANES] = element_of(job->w, channel * TAPS + (turned ? TAPS - 1 - k : k));
+        if (job->bias.data)
+            to[START * LT_LANES] = element_of(job->bias, channel);
+    }
 }
 
-/* Images of that height and width. Those of their last pixels that a block would overrun are copied
- * to rest; without one they are only written. */
+/* Images of that height and width. rest: room for a copy of those last pixels of which a block
+ * would be loaded beyond the end; NULL: nothing is loaded. */
 static images images_of(const lt_conv *v, const int64_t size[2], lt_operand of, char *rest)
 {
     images x = {.data = of.data, .n = v->n, .h = size[0], .w = size[1], .c = v->in,
                 .half = of.dtype == LT_BF16, .rest = rest};
-    int64_t pixels = x.n * x.h * x.w, bytes = x.c * (x.half ? 2 : 4);
+    int64_t pixels = x.n * x.h * x.w, bytes = pixel_bytes(&x), spare = pixels * bytes - LINE;
     x.safe = pixels;
     if (rest && bytes < LINE) {
-        x.safe = pixels * bytes < LINE ? 0 : (pixels * bytes - LINE) / bytes + 1;
+        x.safe = spare < 0 ? 0 : spare / bytes + 1;
         memset(rest, 0, REST);
         memcpy(rest, (char *)x.data + x.safe * bytes, (size_t)((pixels - x.safe) * bytes));
     }
     return x;
 }
+
 static bool fits(const lt_conv *v)
 {
     const lt_window *w = &v->window;
@@ -473,35 +506,34 @@ static bool fits(const lt_conv *v)
 
 bool lt__depthwise_takes(const lt_job *job)
 {
-    bool gradient = job->kind == LT_CONV_WEIGHTS;
-    lt_dtype dtype = job->y.dtype;
-    return fits(job->conv) && (dtype == LT_F32 || dtype == LT_BF16) &&
-           job->x.dtype == dtype && (job->w.dtype == dtype || (gradient && job->w.dtype == LT_F32)) &&
-           (!job->bias.data || (!gradient && job->bias.dtype == dtype));
+    bool weights = job->kind == LT_CONV_WEIGHTS;
+    lt_dtype dtype = job->y.dtype, of_w = job->w.dtype;
+    return fits(job->conv) && (dtype == LT_F32 || dtype == LT_BF16) && job->x.dtype == dtype &&
+           (of_w == dtype || (weights && of_w == LT_F32)) &&
+           (!job->bias.data || (!weights && job->bias.dtype == dtype));
 }
 
 void lt__depthwise_run(const lt_call *c, const lt_job *job)
 {
     const lt_conv *v = job->conv;
     const lt_window *w = &v->window;
-    float *zeros = c->scratch, *room = zeros + room_of(v->in) + 2 * REST / sizeof *zeros;
+    bool back = job->kind == LT_CONV_DATA;
+    int way = w->stride[0] == 1 ? BY_ONE : back ? BACK : BY_TWO;
+    bool turned = back && way == BY_ONE;
+    float *zeros = c->scratch;
     char *rest = (char *)(zeros + room_of(v->in));
-    bool back = job->kind == LT_CONV_DATA, forward = job->kind == LT_CONV;
+    float *room = (float *)(rest + 2 * REST);
     images x = images_of(v, w->in, job->x, back ? NULL : rest);
-    images y = images_of(v, w->out, job->y, forward ? NULL : rest + REST);
-    int way = w->stride[0] == 2 ? BY_TWO : BY_ONE;
+    images y = images_of(v, w->out, job->y, job->kind == LT_CONV ? NULL : rest + REST);
+    pass p = {.from = back ? y : x, .to = back ? x : y, .zeros = zeros, .w = room,
+              .pad = turned ? SIDE - 1 - w->pad[0] : w->pad[0], .add = job->add};
     memset(zeros, 0, (size_t)room_of(v->in) * sizeof *zeros);
     if (job->kind == LT_CONV_WEIGHTS) {
-        pair p = {.x = x, .dy = y, .groups = (y.h + ROWS - 1) / ROWS, .pad = w->pad[0],
-                  .zeros = zeros};
         sum_weights(c, job, &p, way, room);
         return;
     }
-    bool turned = back && way == BY_ONE;
     pack(job, x.half, turned, room);
-    pass p = {.from = back ? y : x, .to = back ? x : y, .w = room, .zeros = zeros,
-              .pad = turned ? SIDE - 1 - w->pad[0] : w->pad[0], .add = job->add};
-    compute(c, &p, back && way == BY_TWO ? BACK : way);
+    compute(c, &p, way);
 }
 
 size_t lt__depthwise_scratch(const lt_conv *v, bool backward)
@@ -509,6 +541,6 @@ size_t lt__depthwise_scratch(const lt_conv *v, bool backward)
     if (!fits(v))
         return 0;
     int64_t sums = backward ? parts_of(v) * TAPS : 0;
-    int64_t floats = room_of(v->in) * (1 + (sums > PACKED ? sums : PACKED));
-    return (size_t)floats * sizeof(float) + 2 * REST;
+    int64_t vectors = 1 + (sums > PACKED ? sums : PACKED); /* for each of room_of() channels */
+    return (size_t)(room_of(v->in) * vectors) * sizeof(float) + 2 * REST;
 }

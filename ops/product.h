@@ -2,11 +2,11 @@
  *
  * A product is described by strides, so that transposed factors, rows of an image and taps of a
  * kernel need no copies. Two engines answer: oneDNN for whole dense products in f32 and bf16,
- * portable C in f32 and f64 for the rest. The portable one sums in the element type, runs of 256 terms in registers and then the
- * runs: it carries training where oneDNN is missing, products in double run at half the speed, and
- * the exact twin of the f32 code is the same code run in f64. Each element is summed by one
- * thread in an order that the sizes alone decide: the bits depend neither on the number of threads
- * nor on the instruction set.
+ * portable C in f32 and f64 for the rest. The portable one sums in the element type, runs of 256
+ * terms in registers and then the runs: it carries training where oneDNN is missing, products in
+ * double run at half the speed, and the exact twin of the f32 code is the same code run in f64.
+ * Each element is summed by one thread in an order that the sizes alone decide: the bits depend
+ * neither on the number of threads nor on the instruction set.
  */
 #ifndef LT_OPS_PRODUCT_H
 #define LT_OPS_PRODUCT_H

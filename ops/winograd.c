@@ -9,22 +9,21 @@
  * so each of the 16 points of a tile is a matrix product of its own, (tiles, channels) by
  * (channels, channels): 16 multiplications where the direct way takes 36. The gradient of x is a
  * convolution of dy with the turned kernel. For that of the kernel, dg = G' (the sum over tiles of
- * V . W) G with W = A dy A'. Errors in f32, over 16 to 512 channels: y and dx 2e-7 to 7e-7 of a typical
- * element, where the longer sums of oneDNN's direct code err by 2e-7 to 11e-7; dw 2e-7 to 9e-7,
- * where that errs by 1e-7 to 3e-7.
+ * V . W) G with W = A dy A'.
+ *
+ * Errors in f32, over 16 to 512 channels: y and dx 2e-7 to 7e-7 of a typical element, where the
+ * longer sums of oneDNN's direct code err by 2e-7 to 11e-7; dw 2e-7 to 9e-7, where that errs by
+ * 1e-7 to 3e-7.
  *
  * Memory decides whether that pays: a thread takes so many tiles at a time that what it makes of
  * them stays in its cache until it is used.
  */
 #include "ops/winograd.h"
 #include "ops/loops.h"
-#include "ops/simd.h"
+#include "ops/winograd_tile.h"
 
-enum { SIDE = 3, TILE = 4, POINTS = TILE * TILE };
 enum { ROWS = 8, MOST = 2, COLUMNS = MOST * LT_LANES }; /* of sums that registers hold */
 enum { APART = 16 };    /* floats between points: equal ones would fall on the same cache lines */
-
-#define UNROLL _Pragma("GCC unroll 16")
 
 /* An image, and the tiles that it is cut into. */
 typedef struct {
@@ -44,92 +43,6 @@ typedef struct {
     float *data;
     int64_t point, tile, vector;
 } store;
-
-/* ==== The transforms ========================================================================== */
-
-/* v = B' d B */
-LT_INLINE void transform_input(lt_vec d[TILE][TILE], lt_vec v[TILE][TILE])
-{
-    lt_vec t[TILE][TILE];
-    UNROLL for (int j = 0; j < TILE; j++) {
-        t[0][j] = d[0][j] - d[2][j];
-        t[1][j] = d[1][j] + d[2][j];
-        t[2][j] = d[2][j] - d[1][j];
-        t[3][j] = d[1][j] - d[3][j];
-    }
-    UNROLL for (int i = 0; i < TILE; i++) {
-        v[i][0] = t[i][0] - t[i][2];
-        v[i][1] = t[i][1] + t[i][2];
-        v[i][2] = t[i][2] - t[i][1];
-        v[i][3] = t[i][1] - t[i][3];
-    }
-}
-
-/* y = A' m A */
-LT_INLINE void transform_output(lt_vec m[TILE][TILE], lt_vec y[2][2])
-{
-    lt_vec s[2][TILE];
-    UNROLL for (int j = 0; j < TILE; j++) {
-        s[0][j] = m[0][j] + m[1][j] + m[2][j];
-        s[1][j] = m[1][j] - m[2][j] - m[3][j];
-    }
-    UNROLL for (int i = 0; i < 2; i++) {
-        y[i][0] = s[i][0] + s[i][1] + s[i][2];
-        y[i][1] = s[i][1] - s[i][2] - s[i][3];
-    }
-}
-
-/* w = A y A' */
-LT_INLINE void transform_output_gradient(lt_vec y[2][2], lt_vec w[TILE][TILE])
-{
-    lt_vec s[TILE][2];
-    UNROLL for (int j = 0; j < 2; j++) {
-        s[0][j] = y[0][j];
-        s[1][j] = y[0][j] + y[1][j];
-        s[2][j] = y[0][j] - y[1][j];
-        s[3][j] = -y[1][j];
-    }
-    UNROLL for (int i = 0; i < TILE; i++) {
-        w[i][0] = s[i][0];
-        w[i][1] = s[i][0] + s[i][1];
-        w[i][2] = s[i][0] - s[i][1];
-        w[i][3] = -s[i][1];
-    }
-}
-
-/* u = G g G' */
-LT_INLINE void transform_kernel(lt_vec g[SIDE][SIDE], lt_vec u[TILE][TILE])
-{
-    lt_vec s[TILE][SIDE];
-    UNROLL for (int j = 0; j < SIDE; j++) {
-        s[0][j] = g[0][j];
-        s[1][j] = 0.5f * (g[0][j] + g[1][j] + g[2][j]);
-        s[2][j] = 0.5f * (g[0][j] - g[1][j] + g[2][j]);
-        s[3][j] = g[2][j];
-    }
-    UNROLL for (int i = 0; i < TILE; i++) {
-        u[i][0] = s[i][0];
-        u[i][1] = 0.5f * (s[i][0] + s[i][1] + s[i][2]);
-        u[i][2] = 0.5f * (s[i][0] - s[i][1] + s[i][2]);
-        u[i][3] = s[i][2];
-    }
-}
-
-/* g = G' u G */
-LT_INLINE void transform_kernel_gradient(lt_vec u[TILE][TILE], lt_vec g[SIDE][SIDE])
-{
-    lt_vec s[SIDE][TILE];
-    UNROLL for (int j = 0; j < TILE; j++) {
-        s[0][j] = u[0][j] + 0.5f * (u[1][j] + u[2][j]);
-        s[1][j] = 0.5f * (u[1][j] - u[2][j]);
-        s[2][j] = 0.5f * (u[1][j] + u[2][j]) + u[3][j];
-    }
-    UNROLL for (int i = 0; i < SIDE; i++) {
-        g[i][0] = s[i][0] + 0.5f * (s[i][1] + s[i][2]);
-        g[i][1] = 0.5f * (s[i][1] - s[i][2]);
-        g[i][2] = 0.5f * (s[i][1] + s[i][2]) + s[i][3];
-    }
-}
 
 /* ==== Tiles in images and in stores =========================================================== */
 
@@ -567,10 +480,12 @@ static void run_kernel_gradient(const lt_call *c, const grid *g, const lt_job *j
 
 /* ==== For conv2d.c ============================================================================ */
 
+/* From one vector of channels to one the transforms cost what they save. */
 static bool fits(const lt_conv *v)
 {
     const lt_window *w = &v->window;
-    bool yes = v->groups == 1 && v->in % LT_LANES == 0 && v->out % LT_LANES == 0 && v->n > 0;
+    bool yes = v->groups == 1 && v->in % LT_LANES == 0 && v->out % LT_LANES == 0 && v->n > 0 &&
+               v->in + v->out > 2 * LT_LANES;
     for (int i = 0; i < 2; i++)
         yes = yes && w->kernel[i] == SIDE && w->stride[i] == 1 && w->dilation[i] == 1 &&
               w->pad[i] < SIDE;

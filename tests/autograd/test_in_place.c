@@ -1,4 +1,4 @@
-/* Gradients that take over the memory of the one that came: when they may, and when they must not. */
+/* Gradients that take over the memory of the one that came: when they may, when they must not. */
 #include "tests/autograd/graph.h"
 
 /* A leaf as the loss takes the given gradients themselves. */

