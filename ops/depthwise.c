@@ -506,11 +506,16 @@ static bool fits(const lt_conv *v)
 
 bool lt__depthwise_takes(const lt_job *job)
 {
+    const lt_conv *v = job->conv;
     bool weights = job->kind == LT_CONV_WEIGHTS;
     lt_dtype dtype = job->y.dtype, of_w = job->w.dtype;
-    return fits(job->conv) && (dtype == LT_F32 || dtype == LT_BF16) && job->x.dtype == dtype &&
-           (of_w == dtype || (weights && of_w == LT_F32)) &&
-           (!job->bias.data || (!weights && job->bias.dtype == dtype));
+    if (!fits(v) || (dtype != LT_F32 && dtype != LT_BF16) || job->x.dtype != dtype ||
+        (of_w != dtype && !(weights && of_w == LT_F32)))
+        return false;
+    if (job->bias.data && (weights || job->bias.dtype != dtype))
+        return false;
+    /* where half of a block is empty oneDNN is faster, but for what it has no code of its own */
+    return dtype == LT_F32 || v->in >= block_of(true) || v->window.stride[0] == 2 || weights;
 }
 
 void lt__depthwise_run(const lt_call *c, const lt_job *job)

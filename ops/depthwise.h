@@ -7,7 +7,8 @@
 
 /* Whether lt__depthwise_run() takes the convolution: each channel a group of its own, kernel 3x3,
  * stride 1 or 2 and pad 0 or 1 along both axes; x, w and y all f32 or all bf16, but a gradient of
- * w may be f32 beside bf16. A gradient of the bias is not made. */
+ * w may be f32 beside bf16. A gradient of the bias is not made. Nor are results of fewer than 32
+ * channels in bf16 with stride 1. */
 bool lt__depthwise_takes(const lt_job *job);
 /* Runs it in the call's scratch, lt__depthwise_scratch() bytes. */
 void lt__depthwise_run(const lt_call *c, const lt_job *job);

@@ -130,15 +130,17 @@ static void free_found(block found[FOUND])
 
 /* ==== Judging them ============================================================================ */
 
-/* Elements in bf16 come rounded; a gradient twice, as it was added to. Sums of n terms in f32 are
- * off by parts of sqrt(n) roundoffs of their typical size. */
+/* Elements in bf16 come rounded; a gradient twice, as it was added to. What sums of n terms in f32
+ * are off by goes with sqrt(n), though they may cancel. */
 static void judge(const trial *t, lt_dtype dtype, const block *truth, const block *found)
 {
     for (int i = Y; i < FOUND; i++) {
         double squares = 0, share = found[i].dtype == LT_BF16 ? 0x1p-7 : 0x1p-20;
         for (int64_t k = 0; k < truth[i].count; k++)
             squares += truth[i].at[k] * truth[i].at[k];
-        double typical = truth[i].count ? sqrt(squares / (double)truth[i].count) : 0;
+        double typical = sqrt(squares / (double)truth[i].count);
+        if (i == DSCALE || i == DSHIFT)
+            typical = fmax(typical, sqrt((double)t->dims[0]));
         for (int64_t k = 0; k < truth[i].count; k++) {
             double want = truth[i].at[k], got = found[i].at[k];
             if (!(fabs(got - want) <= share * fabs(want) + 0x1p-17 * typical))
