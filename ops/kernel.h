@@ -12,6 +12,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/simd.h"
 #include "core/tensor.h"
 #include "ops/ops.h"
 
@@ -100,17 +101,6 @@ typedef long long lt_ll; /* for %lld */
 #else
 #define LT_PARALLEL_FOR(c, work)
 #endif
-
-/* On a function with plain loops: compiled for each instruction set, chosen when the program is
- * loaded. */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(LT_NO_CLONES)
-#define LT_SIMD __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define LT_SIMD
-#endif
-
-/* On a function that becomes part of each that is marked LT_SIMD and calls it. */
-#define LT_INLINE static inline __attribute__((always_inline))
 
 /* Before a for whose iterations are independent though pointers in it may be equal: gcc vectorises
  * it without a look at them. */

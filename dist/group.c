@@ -1,0 +1,211 @@
+/* group.c - what every group has, whatever carries its bytes: the checks of collectives, the thread
+ * in the background, and turns between it and the rank's own thread.
+ */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/queue.h"
+#include "dist/group.h"
+#include "dist/sum.h"
+
+enum { MOST_WAITING = 64 };
+
+typedef struct task {
+    lt_status (*fn)(void *ud);
+    void *ud;
+} task;
+
+struct lt_group {
+    const lt_transport *transport;
+    void *self;
+    int rank, size;
+    lt_queue *tasks;             /* NULL: nothing was ever started */
+    pthread_t thread;
+    pthread_mutex_t lock;        /* guards what follows */
+    pthread_cond_t idle;
+    int open;                    /* tasks that were started and are not done */
+    lt_status status;            /* of the first that failed, */
+    char message[1024];          /* and what it said */
+};
+
+lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int size)
+{
+    lt_group *g = calloc(1, sizeof *g);
+    if (!g) {
+        transport->close(self);
+        lt_fail(LT_ENOMEM, "out of memory for a group");
+        return NULL;
+    }
+    *g = (lt_group){.transport = transport, .self = self, .rank = rank, .size = size};
+    pthread_mutex_init(&g->lock, NULL);
+    pthread_cond_init(&g->idle, NULL);
+    return g;
+}
+
+void lt_group_close(lt_group *g)
+{
+    if (!g)
+        return;
+    if (g->tasks) {
+        lt__queue_close(g->tasks);
+        pthread_join(g->thread, NULL);
+        lt__queue_free(g->tasks);
+    }
+    g->transport->close(g->self);
+    pthread_cond_destroy(&g->idle);
+    pthread_mutex_destroy(&g->lock);
+    free(g);
+}
+
+int lt_group_rank(const lt_group *g) { return g->rank; }
+int lt_group_size(const lt_group *g) { return g->size; }
+uint64_t lt_group_bytes(const lt_group *g) { return g->transport->bytes(g->self); }
+
+/* ==== In the background ======================================================================= */
+
+static void *work(void *ud)
+{
+    lt_group *g = ud;
+    pthread_mutex_lock(&g->lock); /* until begin_work() has written g->thread */
+    pthread_mutex_unlock(&g->lock);
+    for (task *t; (t = lt__queue_take(g->tasks));) {
+        lt_status status = t->fn(t->ud);
+        free(t);
+        pthread_mutex_lock(&g->lock);
+        if (status != LT_OK && g->status == LT_OK) {
+            g->status = status;
+            strncpy(g->message, lt_errmsg(), sizeof g->message - 1);
+        }
+        if (--g->open == 0)
+            pthread_cond_broadcast(&g->idle);
+        pthread_mutex_unlock(&g->lock);
+    }
+    return NULL;
+}
+
+static lt_status begin_work(lt_group *g)
+{
+    if (g->tasks)
+        return LT_OK;
+    if (!(g->tasks = lt__queue_new(MOST_WAITING)))
+        return lt_errcode();
+    pthread_mutex_lock(&g->lock);
+    bool made = pthread_create(&g->thread, NULL, work, g) == 0;
+    pthread_mutex_unlock(&g->lock);
+    if (made)
+        return LT_OK;
+    lt__queue_free(g->tasks);
+    g->tasks = NULL;
+    return lt_fail(LT_ENOMEM, "the system has no thread left for communication");
+}
+
+lt_status lt_group_start(lt_group *g, lt_status (*fn)(void *ud), void *ud)
+{
+    LT_TRY(begin_work(g));
+    task *t = malloc(sizeof *t);
+    if (!t)
+        return lt_fail(LT_ENOMEM, "out of memory for a group");
+    *t = (task){fn, ud};
+    pthread_mutex_lock(&g->lock);
+    g->open++;
+    pthread_mutex_unlock(&g->lock);
+    lt__queue_put(g->tasks, t);
+    return LT_OK;
+}
+
+lt_status lt_group_wait(lt_group *g)
+{
+    pthread_mutex_lock(&g->lock);
+    while (g->open > 0)
+        pthread_cond_wait(&g->idle, &g->lock);
+    lt_status status = g->status;
+    pthread_mutex_unlock(&g->lock);
+    return status == LT_OK ? LT_OK : lt_fail(status, "%s", g->message);
+}
+
+/* ==== Collectives ============================================================================= */
+
+/* The rank's thread goes behind what was started; the one in the background is there already. */
+static lt_status take_turn(lt_group *g)
+{
+    if (!g->tasks || pthread_equal(pthread_self(), g->thread))
+        return LT_OK;
+    return lt_group_wait(g);
+}
+
+static lt_status check_rank(const lt_group *g, const char *who, int rank)
+{
+    if (rank < 0 || rank >= g->size)
+        return lt_fail(LT_EINVAL, "%s: there is no rank %d, they are 0 to %d", who, rank,
+                       g->size - 1);
+    return LT_OK;
+}
+
+static lt_status check_other(const lt_group *g, const char *who, int rank)
+{
+    LT_TRY(check_rank(g, who, rank));
+    return rank == g->rank ? lt_fail(LT_EINVAL, "%s: rank %d is this one", who, rank) : LT_OK;
+}
+
+static lt_status check_sum(const lt_sum *s)
+{
+    if (!lt__sum_knows(s->dtype) || s->count < 0)
+        return lt_fail(LT_EINVAL, "allreduce: there is no sum of %lld %s", (long long)s->count,
+                       lt_dtype_name(s->dtype));
+    bool half = s->wire == LT_F16 || s->wire == LT_BF16;
+    if (s->wire != s->dtype && !(s->dtype == LT_F32 && half))
+        return lt_fail(LT_EINVAL, "allreduce: %s does not travel as %s", lt_dtype_name(s->dtype),
+                       lt_dtype_name(s->wire));
+    if (s->dtype == LT_I64 && s->scale != 1)
+        return lt_fail(LT_EINVAL, "allreduce: integers are not scaled");
+    return LT_OK;
+}
+
+lt_status lt_group_allreduce(lt_group *g, const lt_sum *sum)
+{
+    LT_TRY(check_sum(sum));
+    LT_TRY(take_turn(g));
+    return g->transport->allreduce(g->self, sum);
+}
+
+lt_status lt_group_broadcast(lt_group *g, const char *what, void *data, size_t bytes, int root)
+{
+    LT_TRY(check_rank(g, "broadcast", root));
+    LT_TRY(take_turn(g));
+    return g->transport->broadcast(g->self, what, data, bytes, root);
+}
+
+lt_status lt_group_barrier(lt_group *g, const char *what)
+{
+    LT_TRY(take_turn(g));
+    return g->transport->barrier(g->self, what);
+}
+
+lt_status lt_group_send(lt_group *g, int to, const void *data, size_t bytes)
+{
+    LT_TRY(check_other(g, "send", to));
+    LT_TRY(take_turn(g));
+    return g->transport->send(g->self, to, data, bytes);
+}
+
+lt_status lt_group_receive(lt_group *g, int from, void *data, size_t bytes)
+{
+    LT_TRY(check_other(g, "receive", from));
+    LT_TRY(take_turn(g));
+    return g->transport->receive(g->self, from, data, bytes);
+}
+
+/* ==== Failure ================================================================================= */
+
+void lt_group_fail(lt_group *g) { g->transport->fail(g->self, lt_errcode(), lt_errmsg()); }
+
+bool lt_group_failure(const lt_group *g, int *rank, lt_status *code, char *text, size_t bytes)
+{
+    return g->transport->failure(g->self, rank, code, text, bytes);
+}
+
+void lt_group_at(lt_group *g, const char *where, int64_t step)
+{
+    g->transport->at(g->self, where, step);
+}

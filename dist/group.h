@@ -1,0 +1,26 @@
+/* group.h - the inside of groups, for transports. Private to this room. */
+#ifndef LT_DIST_GROUP_H
+#define LT_DIST_GROUP_H
+
+#include "dist/dist.h"
+
+/* What a transport must supply. All calls come from one thread at a time, but fail, failure and at,
+ * which may come from any. self is the transport's state for one rank. */
+typedef struct lt_transport {
+    const char *name;
+    lt_status (*allreduce)(void *self, const lt_sum *sum);
+    lt_status (*broadcast)(void *self, const char *what, void *data, size_t bytes, int root);
+    lt_status (*barrier)(void *self, const char *what);
+    lt_status (*send)(void *self, int to, const void *data, size_t bytes);
+    lt_status (*receive)(void *self, int from, void *data, size_t bytes);
+    uint64_t (*bytes)(const void *self);
+    void (*fail)(void *self, lt_status code, const char *text);
+    bool (*failure)(const void *self, int *rank, lt_status *code, char *text, size_t bytes);
+    void (*at)(void *self, const char *where, int64_t step);
+    void (*close)(void *self);  /* leaves, and frees self */
+} lt_transport;
+
+/* A group of this rank; self is taken, also on failure. New. NULL with LT_ENOMEM. */
+lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int size);
+
+#endif

@@ -1,0 +1,113 @@
+/* sum.c - sums over ranks, a block at a time that stays in the cache: each element is read once
+ * from every rank and written once to every rank.
+ */
+#include <string.h>
+
+#include "core/simd.h"
+#include "dist/sum.h"
+
+enum { BLOCK = 512, LEVELS = 10 }; /* of a tree over LT_MOST_SHARES ranks, and one to spare */
+
+/* Elements of a block as they are added up. */
+typedef union block {
+    float f32[BLOCK];
+    double f64[BLOCK];
+    int64_t i64[BLOCK];
+} block;
+
+typedef struct job {
+    const lt_share *share;
+    lt_dtype dtype, wire;
+    int64_t at;   /* the block's first element */
+    int n;        /* its elements */
+} job;
+
+bool lt__sum_knows(lt_dtype dtype) { return dtype <= LT_BF16 || dtype == LT_I64; }
+
+LT_SIMD static void scale_f32(float *x, int n, float scale)
+{
+    for (int i = 0; i < n; i++)
+        x[i] *= scale;
+}
+
+LT_SIMD static void add_f32(float *restrict to, const float *restrict x, int n)
+{
+    for (int i = 0; i < n; i++)
+        to[i] += x[i];
+}
+
+static void add(const job *j, block *to, const block *x)
+{
+    if (j->dtype == LT_F64)
+        for (int i = 0; i < j->n; i++)
+            to->f64[i] += x->f64[i];
+    else if (j->dtype == LT_I64) /* unsigned: an overflow wraps around */
+        for (int i = 0; i < j->n; i++)
+            to->i64[i] = (int64_t)((uint64_t)to->i64[i] + (uint64_t)x->i64[i]);
+    else
+        add_f32(to->f32, x->f32, j->n);
+}
+
+/* What the wire leaves of f32. */
+static void round_to_wire(const job *j, block *x)
+{
+    uint16_t half[BLOCK];
+    if (j->dtype != LT_F32 || j->wire == LT_F32)
+        return;
+    lt_convert(half, j->wire, x->f32, LT_F32, (size_t)j->n);
+    lt_convert(x->f32, LT_F32, half, j->wire, (size_t)j->n);
+}
+
+static void *place(const job *j, int rank)
+{
+    return (char *)j->share[rank].data + (size_t)j->at * lt_dtype_bytes(j->dtype);
+}
+
+/* A rank's part of the sum. */
+static void take(const job *j, int rank, block *to)
+{
+    double scale = j->share[rank].scale;
+    if (j->dtype == LT_F64 || j->dtype == LT_I64)
+        memcpy(to, place(j, rank), (size_t)j->n * sizeof(double));
+    else
+        lt_convert(to->f32, LT_F32, place(j, rank), j->dtype, (size_t)j->n);
+    if (j->dtype == LT_F64)
+        for (int i = 0; i < j->n; i++)
+            to->f64[i] *= scale;
+    else if (j->dtype != LT_I64 && scale != 1)
+        scale_f32(to->f32, j->n, (float)scale);
+    round_to_wire(j, to);
+}
+
+/* to[0] = the sum over n ranks from `first` on; what follows it is used. */
+static void add_up(const job *j, int first, int n, block *to)
+{
+    int left = 1;
+    if (n == 1) {
+        take(j, first, to);
+        return;
+    }
+    while (2 * left < n)
+        left *= 2;
+    add_up(j, first, left, to);
+    add_up(j, first + left, n - left, to + 1);
+    add(j, to, to + 1);
+}
+
+void lt__sum_shares(const lt_share *share, int n, lt_dtype dtype, lt_dtype wire, int64_t first,
+                    int64_t count)
+{
+    block level[LEVELS];
+    bool wide = dtype == LT_F64 || dtype == LT_I64;
+    for (int64_t at = first; at < first + count; at += BLOCK) {
+        int64_t left = first + count - at;
+        job j = {share, dtype, wire, at, left < BLOCK ? (int)left : BLOCK};
+        add_up(&j, 0, n, level);
+        round_to_wire(&j, level);
+        for (int rank = 0; rank < n; rank++)
+            if (wide)
+                memcpy(place(&j, rank), level, (size_t)j.n * sizeof(double));
+            else
+                lt_convert(place(&j, rank), dtype, level->f32, LT_F32, (size_t)j.n);
+    }
+}

@@ -1,0 +1,396 @@
+/* test_group.c - collectives of ranks that are threads: sums against a sum in f64, the same bits on
+ * all ranks, ranks that disagree, fail, leave or do not come, work in the background. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "dist/dist.h"
+#include "tests/lt_test.h"
+
+enum { MOST = 8 };
+
+/* ==== Ranks =================================================================================== */
+
+typedef struct rank {
+    lt_group *group;
+    int rank, size;
+    void *ud;
+    pthread_t thread;
+    void (*body)(struct rank *r);
+} rank;
+
+static void *run_rank(void *ud)
+{
+    rank *r = ud;
+    r->body(r);
+    lt_group_close(r->group);
+    return NULL;
+}
+
+/* Runs body on n ranks, each with its part of ud[]. */
+static void on_ranks(int n, const lt_group_config *config, void (*body)(rank *r), void *ud,
+                     size_t ud_bytes)
+{
+    lt_group *group[MOST];
+    rank ranks[MOST];
+    CHECK_OK(lt_local_open(n, config, group));
+    for (int i = 0; i < n; i++) {
+        ranks[i] = (rank){.group = group[i], .rank = i, .size = n, .body = body,
+                          .ud = (char *)ud + (size_t)i * ud_bytes};
+        pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]);
+    }
+    for (int i = 0; i < n; i++)
+        pthread_join(ranks[i].thread, NULL);
+}
+
+static void pause_ms(long ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+/* ==== Sums ==================================================================================== */
+
+typedef struct operand { /* of one rank */
+    lt_sum sum;
+    float *before;
+    bool done;
+} operand;
+
+static void add_up(rank *r)
+{
+    operand *o = r->ud;
+    o->done = lt_group_allreduce(r->group, &o->sum) == LT_OK;
+}
+
+static float value_of(uint64_t seed, int who, int64_t i)
+{
+    uint32_t word[4];
+    lt_random(seed, LT_RNG_USER, (uint64_t)who, (uint64_t)i, word);
+    return (float)word[0] * 0x1p-31f - 1;
+}
+
+/* What a rank's element is once it was scaled and has travelled. */
+static double travelled(const lt_sum *s, float x)
+{
+    uint16_t half;
+    float scaled = x * (float)s->scale;
+    if (s->wire == s->dtype)
+        return s->dtype == LT_F64 ? (double)x * s->scale : scaled;
+    lt_convert(&half, s->wire, &scaled, LT_F32, 1);
+    lt_convert(&scaled, LT_F32, &half, s->wire, 1);
+    return scaled;
+}
+
+/* The roundoff of the result, and of the additions. */
+static double roundoff(lt_dtype dtype)
+{
+    return dtype == LT_F16 ? 0x1p-11 : dtype == LT_BF16 ? 0x1p-8 : dtype == LT_F64 ? 0 : 0x1p-24;
+}
+
+static void check_sum(int n, int64_t count, lt_dtype dtype, lt_dtype wire)
+{
+    static const uint64_t seed = 5;
+    operand o[MOST] = {0};
+    size_t bytes = (size_t)count * lt_dtype_bytes(dtype);
+    for (int r = 0; r < n; r++) {
+        float *x = o[r].before = malloc((size_t)count * sizeof(float) + 1);
+        void *data = malloc(bytes + 1);
+        uint16_t half;
+        for (int64_t i = 0; i < count; i++) {
+            x[i] = value_of(seed, r, i);
+            if (dtype == LT_F16 || dtype == LT_BF16) { /* what the dtype can hold */
+                lt_convert(&half, dtype, &x[i], LT_F32, 1);
+                lt_convert(&x[i], LT_F32, &half, dtype, 1);
+            }
+            if (dtype == LT_I64)
+                x[i] = floorf(1000 * x[i]);
+        }
+        lt_convert(data, dtype, x, LT_F32, (size_t)count);
+        ((char *)data)[bytes] = 42;
+        o[r].sum = (lt_sum){.what = "numbers", .data = data, .count = count, .dtype = dtype,
+                            .wire = wire, .scale = dtype == LT_I64 ? 1 : 1.0 / (r + 2)};
+    }
+    on_ranks(n, NULL, add_up, o, sizeof *o);
+
+    double *found = malloc((size_t)count * sizeof *found + 1);
+    lt_convert(found, LT_F64, o[0].sum.data, dtype, (size_t)count);
+    for (int64_t i = 0; i < count; i++) {
+        double want = 0, size = 0;
+        for (int r = 0; r < n; r++) {
+            want += travelled(&o[r].sum, o[r].before[i]);
+            size += fabs(travelled(&o[r].sum, o[r].before[i]));
+        }
+        double most = dtype == LT_I64 ? 0 : size * (n * (dtype == LT_F64 ? 0x1p-52 : 0x1p-24)) +
+                      fabs(want) * (roundoff(dtype) + (wire != dtype ? roundoff(wire) : 0));
+        if (dtype == LT_F16 || wire == LT_F16) /* there are subnormal numbers */
+            most += 0x1p-25;
+        if (!(fabs(found[i] - want) <= most))
+            FAIL("%d ranks, %lld %s as %s: element %lld is %g, not %g", n, (long long)count,
+                 lt_dtype_name(dtype), lt_dtype_name(wire), (long long)i, found[i], want);
+    }
+    for (int r = 0; r < n; r++) {
+        CHECK(o[r].done);
+        CHECK_EQ(((char *)o[r].sum.data)[bytes], 42);
+        if (memcmp(o[r].sum.data, o[0].sum.data, bytes) != 0)
+            FAIL("%d ranks, %lld %s as %s: ranks 0 and %d have other bits", n, (long long)count,
+                 lt_dtype_name(dtype), lt_dtype_name(wire), r);
+    }
+    for (int r = 0; r < n; r++) {
+        free(o[r].sum.data);
+        free(o[r].before);
+    }
+    free(found);
+}
+
+TEST(sums_equal_those_in_f64_and_each_other)
+{
+    static const struct { lt_dtype dtype, wire; } types[] = {
+        {LT_F32, LT_F32}, {LT_F32, LT_F16}, {LT_F32, LT_BF16}, {LT_F64, LT_F64},
+        {LT_F16, LT_F16}, {LT_BF16, LT_BF16}, {LT_I64, LT_I64}};
+    for (int n = 1; n <= MOST; n++)
+        for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+            const int64_t counts[] = {0, 1, n - 1, n, n + 1, 511, 513, 1009, 16 * n, 100003};
+            for (size_t k = 0; k < sizeof counts / sizeof *counts; k++)
+                check_sum(n, counts[k], types[t].dtype, types[t].wire);
+        }
+}
+
+static void overflow(rank *r)
+{
+    operand *o = r->ud;
+    float *x = o->sum.data;
+    o->done = lt_group_allreduce(r->group, &o->sum) == LT_OK && isinf(x[0]) && x[1] == 2;
+}
+
+TEST(what_is_beyond_f16_on_the_wire_is_inf_on_all)
+{
+    operand o[3] = {0};
+    float x[3][2] = {{1, 1}, {1e6f, 1}, {1, 0}};
+    for (int r = 0; r < 3; r++)
+        o[r].sum = (lt_sum){"x", x[r], 2, LT_F32, LT_F16, 1};
+    on_ranks(3, NULL, overflow, o, sizeof *o);
+    for (int r = 0; r < 3; r++)
+        CHECK(o[r].done);
+}
+
+/* ((0 + 1) + (2 + 3)) in f32, which 0 + 1 + 2 + 3 is not. */
+TEST(sums_are_balanced_trees)
+{
+    operand o[4] = {0};
+    float x[4] = {1, 0x1p-24f, 0x1p-24f, 0x1p-24f};
+    for (int r = 0; r < 4; r++)
+        o[r].sum = (lt_sum){"x", &x[r], 1, LT_F32, LT_F32, 1};
+    on_ranks(4, NULL, add_up, o, sizeof *o);
+    CHECK(x[0] == 1 + 0x1p-23f);
+}
+
+/* ==== The others ============================================================================== */
+
+static void pass_around(rank *r)
+{
+    int *ok = r->ud, word = r->rank == 2 ? 77 : 0, letter[5] = {r->rank};
+    *ok = 0;
+    if (lt_group_broadcast(r->group, "a word", &word, sizeof word, 2) != LT_OK || word != 77)
+        return;
+    if (lt_group_barrier(r->group, "here") != LT_OK)
+        return;
+    for (int round = 0; round < 100; round++) { /* around a ring, the even ones first */
+        int next = (r->rank + 1) % r->size, last = (r->rank + r->size - 1) % r->size, got[5];
+        for (int turn = 0; turn < 2; turn++)
+            if ((turn == r->rank % 2 ? lt_group_send(r->group, next, letter, sizeof letter)
+                                     : lt_group_receive(r->group, last, got, sizeof got)) != LT_OK)
+                return;
+        memcpy(letter, got, sizeof got);
+    }
+    *ok = letter[0] == (r->rank + 100 * r->size - 100) % r->size;
+}
+
+TEST(words_and_letters_arrive)
+{
+    int ok[4];
+    on_ranks(4, NULL, pass_around, ok, sizeof *ok);
+    for (int r = 0; r < 4; r++)
+        CHECK(ok[r]);
+}
+
+typedef struct result {
+    lt_status status, later;
+    char text[512];
+    double x[100];
+} result;
+
+static void note(result *to, lt_status status)
+{
+    to->status = status;
+    snprintf(to->text, sizeof to->text, "%s", status == LT_OK ? "" : lt_errmsg());
+}
+
+static lt_status sum_of(rank *r, const char *what, int64_t count)
+{
+    result *own = r->ud;
+    lt_sum sum = {what, own->x, count, LT_F64, LT_F64, 1};
+    return lt_group_allreduce(r->group, &sum);
+}
+
+static void disagree(rank *r)
+{
+    note(r->ud, sum_of(r, "bucket 3", r->rank == 2 ? 10 : 9));
+    ((result *)r->ud)->later = sum_of(r, "bucket 4", 9);
+}
+
+TEST(ranks_that_disagree_all_say_which)
+{
+    result results[3] = {0};
+    on_ranks(3, NULL, disagree, results, sizeof *results);
+    for (int r = 0; r < 3; r++) {
+        CHECK_EQ(results[r].status, LT_EDESYNC);
+        CHECK_EQ(results[r].later, LT_EDESYNC);
+        CHECK_STR(results[r].text, "the ranks disagree: rank 0 wants the sum of bucket 3 (9 f64), "
+                                   "rank 2 the sum of bucket 3 (10 f64)");
+    }
+}
+
+static void one_fails(rank *r)
+{
+    if (r->rank == 1) {
+        pause_ms(20);
+        lt_fail(LT_ENUMERIC, "train.lua:9: the loss is nan");
+        lt_group_fail(r->group);
+        return;
+    }
+    note(r->ud, sum_of(r, "bucket 3", 9));
+    int who;
+    char text[64];
+    lt_status code;
+    ((result *)r->ud)->later = lt_group_failure(r->group, &who, &code, text, sizeof text) &&
+                               who == 1 && strstr(text, "nan") ? code : LT_OK;
+}
+
+TEST(the_others_hear_of_a_failure)
+{
+    result results[3] = {0};
+    on_ranks(3, NULL, one_fails, results, sizeof *results);
+    for (int r = 0; r < 3; r += 2) {
+        CHECK_EQ(results[r].status, LT_EPEER);
+        CHECK_EQ(results[r].later, LT_ENUMERIC);
+        CHECK_STR(results[r].text, "rank 1 failed: train.lua:9: the loss is nan");
+    }
+}
+
+static void one_leaves(rank *r)
+{
+    if (r->rank < 2)
+        note(r->ud, sum_of(r, "bucket 3", 9));
+}
+
+TEST(the_others_hear_of_one_that_leaves)
+{
+    result results[3] = {0};
+    on_ranks(3, NULL, one_leaves, results, sizeof *results);
+    for (int r = 0; r < 2; r++) {
+        CHECK_EQ(results[r].status, LT_EPEER);
+        CHECK(strstr(results[r].text, "rank 2 has left, but rank "));
+        CHECK(strstr(results[r].text, " waits for it in bucket 3"));
+    }
+}
+
+static void one_is_late(rank *r)
+{
+    lt_group_at(r->group, "train.lua:31", 7);
+    if (lt_group_barrier(r->group, "all are there") != LT_OK)
+        return;
+    if (r->rank == 1)
+        pause_ms(1500);
+    note(r->ud, sum_of(r, "bucket 3", 9));
+}
+
+TEST(one_that_does_not_come_is_named_with_its_place)
+{
+    result results[2] = {0};
+    on_ranks(2, &(lt_group_config){.timeout = 0.3}, one_is_late, results, sizeof *results);
+    CHECK_EQ(results[0].status, LT_EPEER);
+    CHECK_STR(results[0].text, "rank 1 did not come to bucket 3 within 0.3 s; it was last seen at "
+                               "train.lua:31, step 7");
+    CHECK_EQ(results[1].status, LT_EPEER);
+}
+
+/* ==== In the background ======================================================================= */
+
+typedef struct background {
+    rank *rank;
+    double x[1000];
+    int ran;
+    result result;
+} background;
+
+static lt_status sum_in_background(void *ud)
+{
+    background *b = ud;
+    lt_sum sum = {"numbers", b->x, 1000, LT_F64, LT_F64, 1};
+    b->ran++;
+    return lt_group_allreduce(b->rank->group, &sum);
+}
+
+static void sum_behind_it(rank *r)
+{
+    background *b = r->ud;
+    b->rank = r;
+    b->x[0] = 1;
+    for (int i = 0; i < 5; i++)
+        if (lt_group_start(r->group, sum_in_background, b) != LT_OK)
+            return;
+    lt_sum last = {"the last", &b->result.x[0], 1, LT_F64, LT_F64, 1};
+    b->result.x[0] = r->rank;
+    if (lt_group_allreduce(r->group, &last) == LT_OK) /* only after the five */
+        note(&b->result, lt_group_wait(r->group));
+}
+
+TEST(started_tasks_run_in_order_before_collectives_of_the_rank)
+{
+    static background b[4];
+    on_ranks(4, NULL, sum_behind_it, b, sizeof *b);
+    for (int r = 0; r < 4; r++) {
+        CHECK_EQ(b[r].ran, 5);
+        CHECK_EQ(b[r].result.status, LT_OK);
+        CHECK(b[r].x[0] == 1024 && b[r].result.x[0] == 6);
+    }
+}
+
+static void fail_behind_it(rank *r)
+{
+    background *b = r->ud;
+    b->rank = r;
+    if (r->rank == 0 && lt_group_start(r->group, sum_in_background, b) == LT_OK)
+        note(&b->result, lt_group_wait(r->group));
+}
+
+TEST(a_failure_in_the_background_comes_out_of_the_wait)
+{
+    static background b[2];
+    on_ranks(2, NULL, fail_behind_it, b, sizeof *b);
+    CHECK_EQ(b[0].result.status, LT_EPEER);
+    CHECK_STR(b[0].result.text, "rank 1 has left, but rank 0 waits for it in numbers");
+}
+
+/* ==== Bad arguments =========================================================================== */
+
+TEST(bad_arguments_are_refused)
+{
+    lt_group *group[2];
+    float x[4] = {0};
+    int64_t whole[4] = {0};
+    CHECK_EQ(lt_local_open(0, NULL, group), LT_EUSAGE);
+    CHECK_EQ(lt_local_open(257, NULL, group), LT_EUSAGE);
+    CHECK_STR(lt_errmsg(), "there can be 1 to 256 ranks in a process, not 257");
+    CHECK_OK(lt_local_open(2, NULL, group));
+    CHECK_EQ(lt_group_allreduce(group[0], &(lt_sum){"x", x, 4, LT_U8, LT_U8, 1}), LT_EINVAL);
+    CHECK_EQ(lt_group_allreduce(group[0], &(lt_sum){"x", x, 2, LT_F64, LT_F16, 1}), LT_EINVAL);
+    CHECK_STR(lt_errmsg(), "allreduce: f64 does not travel as f16");
+    CHECK_EQ(lt_group_allreduce(group[0], &(lt_sum){"x", whole, 4, LT_I64, LT_I64, 2}), LT_EINVAL);
+    CHECK_EQ(lt_group_broadcast(group[0], "x", x, 4, 2), LT_EINVAL);
+    CHECK_EQ(lt_group_send(group[0], 0, x, 4), LT_EINVAL);
+    CHECK_STR(lt_errmsg(), "send: rank 0 is this one");
+    lt_group_close(group[0]);
+    lt_group_close(group[1]);
+    lt_group_close(NULL);
+}
