@@ -237,14 +237,29 @@ LT_MUST lt_status lt_on_grad(lt_tensor *x, lt_grad_hook hook, void *ud, void (*f
 /* What amp and dist fill: one occupant per slot, called with its ud; NULL functions are skipped. */
 typedef struct lt_grad_slots {
     void *ud;
-    lt_status (*begin)(void *ud, lt_ctx *ctx); /* uses are counted; no gradient has come */
-    lt_grad_hook ready;                                        /* after the leaf's own hooks */
-    lt_status (*end)(void *ud, lt_ctx *ctx);                   /* backward is done */
-    lt_status (*update)(void *ud, lt_ctx *ctx,
-                        bool *skip); /* before an optimizer step reads gradients */
+    /* Uses are counted, no gradient has come. */
+    lt_status (*begin)(void *ud, lt_ctx *ctx, lt_tensor *loss);
+    lt_grad_hook ready;          /* after the leaf's own hooks */
+    /* Backward is done, or has failed: status, which may be replaced. Follows each begin. */
+    lt_status (*end)(void *ud, lt_ctx *ctx, lt_status status);
+    /* Before an optimizer step reads gradients. */
+    lt_status (*update)(void *ud, lt_ctx *ctx, bool *skip);
 } lt_grad_slots;
 LT_API void lt_set_grad_slots(lt_ctx *ctx,
                               const lt_grad_slots *slots); /* copied; NULL empties them */
+
+/* For those who fill them. Where a placed parameter's gradient lies: elements from `offset` on of
+ * an arena, which is made if need be, and whose padding is zero. */
+typedef struct lt_grad_place {
+    void *arena;
+    lt_dtype dtype;
+    int64_t offset;
+} lt_grad_place;
+LT_MUST lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place);
+/* How many nodes may still add to x's gradient in the running backward. */
+LT_API int lt_grad_uses(const lt_tensor *x);
+/* A gradient is in x's place, whoever has written it. */
+LT_API void lt_grad_set(lt_tensor *x);
 
 /* The cast policy's slot: may replace in[i] (new references then, recorded like any op). */
 typedef lt_status (*lt_cast_fn)(void *ud, const lt_def *def, lt_tensor **in, int n_in);
@@ -277,6 +292,15 @@ LT_MUST lt_status lt_stats_commit(lt_ctx *ctx);
  * nothing. */
 LT_MUST lt_status lt_stats_settle(lt_ctx *ctx);
 LT_API int lt_stats_pending(const lt_ctx *ctx);
+/* Number i of the statistics that wait, merged; false past the last. Borrowed until they change. */
+typedef struct lt_stats {
+    lt_tensor *running_mean, *running_var, *mean, *var;
+    int64_t count;
+    double momentum;
+} lt_stats;
+LT_API bool lt_stats_at(const lt_ctx *ctx, int i, lt_stats *stats);
+/* Forgets those that wait: before others are added in their place. */
+LT_API void lt_stats_clear(lt_ctx *ctx);
 
 /* ==== Parameters ============================================================================== */
 

@@ -365,6 +365,26 @@ static lt_status check_loss(lt_tensor *loss)
     return LT_OK;
 }
 
+/* Backward of a loss that is a leaf itself. */
+static lt_status lead_to_leaf(struct lt_autograd *ag, lt_tensor *loss, lt_tensor *seed)
+{
+    lt_edge e = {.leaf = loss->leaf};
+    lt_status status = LT_OK;
+    ag->in_backward = true;
+    loss->leaf->uses = 1;
+    if (ag->slots.begin)
+        status = ag->slots.begin(ag->slots.ud, loss->ctx, loss);
+    loss->leaf->uses = 0;
+    if (status == LT_OK)
+        status = hand_on(&e, seed);
+    if (status == LT_OK)
+        status = call_hooks(ag, loss->leaf);
+    if (ag->slots.end)
+        status = ag->slots.end(ag->slots.ud, loss->ctx, status);
+    ag->in_backward = false;
+    return status;
+}
+
 lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
 {
     lt_ctx *ctx = loss->ctx;
@@ -373,22 +393,18 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
         return LT_ENOMEM;
     if (ag->in_backward)
         return lt_fail(LT_EINVAL, "backward: called from a hook of a running backward");
+    ag->complete = false;
     if (check_loss(loss) != LT_OK) {
         if (lt_errcode() == LT_ENUMERIC) /* such a batch must not reach the running statistics */
-            lt__stats_free(ctx);
+            lt_stats_clear(ctx);
         return lt_errcode();
     }
     lt_tensor *seed = seed_grad(loss, grad);
     if (!seed)
         return lt_errcode();
     if (!loss->node) { /* the loss is a leaf */
-        lt_edge e = {.leaf = loss->leaf};
-        lt_status status = hand_on(&e, seed);
+        lt_status status = lead_to_leaf(ag, loss, seed);
         lt_release(seed);
-        ag->in_backward = true;
-        if (status == LT_OK)
-            status = call_hooks(ag, loss->leaf);
-        ag->in_backward = false;
         return status;
     }
     lt_node *from = loss->node;
@@ -398,12 +414,13 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
     ag->in_backward = true;
     ag->off++;
     lt_status status = mark(from);
-    if (status == LT_OK && ag->slots.begin)
-        status = ag->slots.begin(ag->slots.ud, ctx);
+    bool begun = status == LT_OK;
+    if (begun && ag->slots.begin)
+        status = ag->slots.begin(ag->slots.ud, ctx, loss);
     if (status == LT_OK)
         status = walk(ag, from);
-    if (status == LT_OK && ag->slots.end)
-        status = ag->slots.end(ag->slots.ud, ctx);
+    if (begun && ag->slots.end)
+        status = ag->slots.end(ag->slots.ud, ctx, status);
     ag->off--;
     ag->in_backward = false;
     if (status != LT_OK)

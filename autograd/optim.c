@@ -196,6 +196,21 @@ static lt_tensor *tensor_over(const range *r, lt_storage *storage)
     return lt__tensor_over(storage, r->in->segment->dtype, 1, &r->count, r->offset, true);
 }
 
+/* Before gradients are read: those of a backward that more belongs to are made complete. */
+static lt_status complete_grads(lt_ctx *ctx, const char *who)
+{
+    struct lt_autograd *ag = ctx->slots.autograd;
+    if (ag->in_backward)
+        return lt_fail(LT_EINVAL, "%s within backward: some gradients are still to come", who);
+    if (ag->complete)
+        return LT_OK;
+    ag->skip = false;
+    if (ag->slots.update)
+        LT_TRY(ag->slots.update(ag->slots.ud, ctx, &ag->skip));
+    ag->complete = true;
+    return LT_OK;
+}
+
 /* ==== The norm ================================================================================ */
 
 lt_status lt_optim_grad_norm(lt_optim *o, double *norm)
@@ -204,8 +219,7 @@ lt_status lt_optim_grad_norm(lt_optim *o, double *norm)
     range r = {0};
     if (!squares)
         return LT_EINVAL;
-    if (o->ctx->slots.autograd->in_backward)
-        return lt_fail(LT_EINVAL, "a norm of gradients within backward: some are still to come");
+    LT_TRY(complete_grads(o->ctx, "a norm of gradients"));
     lt_tensor *total = lt__tensor_new_kept(o->ctx, LT_F64, 0, NULL);
     lt_status status = total ? lt_fill(total, 0) : LT_ENOMEM;
     while (status == LT_OK && next_range(o, &r)) {
@@ -271,14 +285,10 @@ static lt_status update_all(lt_optim *o, const lt_opt *const *options, int n_gro
 lt_status lt_optim_step(lt_optim *o, const lt_opt *const *options, int n_groups, bool *applied)
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
-    bool skip = false;
-    if (ag->in_backward)
-        return lt_fail(LT_EINVAL, "an optimizer step within backward: some gradients are still to "
-                                  "come");
-    if (ag->slots.update)
-        LT_TRY(ag->slots.update(ag->slots.ud, o->ctx, &skip));
-    if (!skip)
+    LT_TRY(complete_grads(o->ctx, "an optimizer step"));
+    if (!ag->skip)
         LT_TRY(update_all(o, options, n_groups));
+    ag->complete = false;
     ag->period++;
     LT_TRY(lt_stats_commit(o->ctx));
     for (int i = 0; i < o->n_items; i++)
@@ -286,6 +296,6 @@ lt_status lt_optim_step(lt_optim *o, const lt_opt *const *options, int n_groups,
     o->ctx->step++;
     lt_tape_set_first_row(ag->tape, 0);
     if (applied)
-        *applied = !skip;
+        *applied = !ag->skip;
     return LT_OK;
 }

@@ -67,6 +67,17 @@ lt_status lt__segment_need_grads(lt_segment *s)
     return s->grads->device->fill(s->grads->device, s->grads->data, s->dtype, (size_t)s->count, 0);
 }
 
+lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place)
+{
+    if (!lt_is_param(param))
+        return lt_fail(LT_EINVAL, "a tensor that is no parameter has no place in an arena");
+    LT_TRY(lt__check_alive(param));
+    LT_TRY(lt__leaf_need_grad(param->leaf));
+    const lt_segment *s = param->leaf->segment;
+    *place = (lt_grad_place){s->grads->data, s->dtype, param->leaf->offset};
+    return LT_OK;
+}
+
 /* ==== Single parameters ======================================================================= */
 
 static lt_tensor *pending_new(lt_ctx *ctx, lt_role role, lt_dtype dtype, int ndim,

@@ -21,7 +21,7 @@ static void free_stat(lt_ctx *ctx, lt_stat *s)
     lt__free(ctx, s, sizeof *s);
 }
 
-void lt__stats_free(lt_ctx *ctx)
+void lt_stats_clear(lt_ctx *ctx)
 {
     lt_stat *s;
     while ((s = ctx->slots.autograd->stats)) {
@@ -91,4 +91,15 @@ int lt_stats_pending(const lt_ctx *ctx)
     for (const lt_stat *s = ctx->slots.autograd->stats; s; s = s->next)
         n++;
     return n;
+}
+
+bool lt_stats_at(const lt_ctx *ctx, int i, lt_stats *stats)
+{
+    const lt_stat *s = ctx->slots.autograd->stats;
+    while (s && i-- > 0)
+        s = s->next;
+    if (s)
+        *stats = (lt_stats){s->running_mean, s->running_var, s->mean, s->var, s->count,
+                            s->momentum};
+    return s != NULL;
 }

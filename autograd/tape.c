@@ -38,7 +38,7 @@ static void ctx_gone(lt_ctx *ctx)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
     clear_tape(&ag->own);
-    lt__stats_free(ctx);
+    lt_stats_clear(ctx);
     for (int i = 0; i < ag->n_defs; i++)
         lt__free(ctx, ag->defs[i], sizeof **ag->defs);
     lt__free(ctx, ag->defs, (size_t)ag->room * sizeof *ag->defs);
@@ -177,6 +177,10 @@ void lt_zero_grad(lt_tensor *x)
     x->leaf->has_grad = false;
     x->ctx->slots.autograd->period++;
 }
+
+int lt_grad_uses(const lt_tensor *x) { return x->leaf ? x->leaf->uses : 0; }
+
+void lt_grad_set(lt_tensor *x) { x->leaf->has_grad = true; }
 
 lt_tensor *lt_detach(lt_tensor *x) { return lt_view(x, x->ndim, x->dims); }
 

@@ -110,6 +110,7 @@ struct lt_autograd {
     lt_stat *stats;           /* in order of first appearance */
     uint64_t trees;           /* placed so far */
     bool in_backward;
+    bool complete, skip;      /* slots.update was called since the last backward, and said so */
     uint64_t period;          /* from one use of gradients, or their end, to the next */
 };
 
@@ -130,8 +131,6 @@ void lt__node_spend(lt_node *node);
 
 /* Runs forward or backward of call: fast kernel or reference, halves widened, scratch found. */
 lt_status lt__run_kernel(lt_call *call, const lt_op *op, bool backward);
-
-void lt__stats_free(lt_ctx *ctx);
 
 /* One dtype's flat arena. */
 typedef struct lt_segment {

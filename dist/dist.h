@@ -81,6 +81,49 @@ LT_API bool lt_group_failure(const lt_group *group, int *rank, lt_status *code, 
 /* Where the rank is, for messages of others that miss it: "train.lua:31", and the step. Cheap. */
 LT_API void lt_group_at(lt_group *group, const char *where, int64_t step);
 
+/* LT_EDESYNC with the first line that a rank has otherwise than rank 0, unless all have the same
+ * text. */
+LT_MUST lt_status lt_group_compare(lt_group *group, const char *what, const char *text);
+
+/* ==== The reducer ============================================================================= */
+
+/* Makes the gradients of all ranks one, on the hooks of a context's backward: the mean over the
+ * global batch, of which each rank has gone through its share. Parameters are sent in buckets,
+ * spans of the gradient arena; the last ones, whose gradients come first, go first, and while
+ * backward goes on. In front of them goes the record of the step, a few numbers of each rank: which
+ * parameters it uses, its loss, the sums of its batch norm statistics, its wish to stop.
+ *
+ * A step may have several backwards, which add up. The last one sends; which one that is, the ranks
+ * know from the steps before, and if there was none, the gradients are sent when an optimizer wants
+ * them. A parameter that only some ranks have used counts as zero on the others; one that none has
+ * used is not sent, and not updated. */
+typedef struct lt_reducer lt_reducer;
+
+typedef struct lt_reducer_config { /* zero means default */
+    size_t first_bucket, bucket;   /* bytes; 1 MiB for the first, 8 for the others */
+    lt_dtype wire;                 /* of f32 gradients */
+    bool blocking;                 /* nothing is sent before the optimizer wants it */
+} lt_reducer_config;
+
+/* Takes the slots of ctx's backward. The group is used from now on, and outlives the reducer.
+ * config may be NULL. New. NULL with LT_ENOMEM. */
+LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config);
+LT_API void lt_reducer_free(lt_reducer *reducer);
+/* The gradients of these parameters, which are placed, are to be made one. A collective: they get
+ * the values of rank 0. Those that it has already are passed over. */
+LT_MUST lt_status lt_reducer_add(lt_reducer *reducer, lt_tensor *const *params, int n);
+/* What this rank has of the batch from now on: rows of so many. Before the first call each rank has
+ * an equal share. A rank with 0 rows must still go through some, for nothing. */
+LT_API void lt_reducer_set_share(lt_reducer *reducer, int64_t rows, int64_t total);
+
+typedef struct lt_reduced { /* the last step that was made one */
+    double loss;            /* of the global batch, all backwards of the step added */
+    int stop_reason;        /* of a rank that is to stop, or 0; see lt_stop() */
+    int buckets;            /* sent */
+    double waited;          /* seconds that the optimizer had to wait for */
+} lt_reduced;
+LT_API lt_reduced lt_reducer_last(const lt_reducer *reducer);
+
 #ifdef __cplusplus
 }
 #endif

@@ -196,6 +196,42 @@ lt_status lt_group_receive(lt_group *g, int from, void *data, size_t bytes)
     return g->transport->receive(g->self, from, data, bytes);
 }
 
+/* The line at `at`, without its end. */
+static int line_bytes(const char *at) { return (int)strcspn(at, "\n"); }
+
+/* The first line in which this rank's text differs from that of rank 0. */
+static lt_status name_difference(const lt_group *g, const char *what, const char *first,
+                                 const char *own)
+{
+    while (*first && line_bytes(first) == line_bytes(own) &&
+           memcmp(first, own, (size_t)line_bytes(own)) == 0) {
+        first += line_bytes(first);
+        own += line_bytes(own);
+        first += *first == '\n';
+        own += *own == '\n';
+    }
+    return lt_fail(LT_EDESYNC, "the ranks disagree: %s: rank 0 has '%.*s', rank %d has '%.*s'", what,
+                   line_bytes(first), first, g->rank, line_bytes(own), own);
+}
+
+lt_status lt_group_compare(lt_group *g, const char *what, const char *text)
+{
+    size_t own = strlen(text) + 1, bytes = own;
+    LT_TRY(lt_group_broadcast(g, what, &bytes, sizeof bytes, 0));
+    char *first = malloc(bytes);
+    if (!first)
+        return lt_fail(LT_ENOMEM, "out of memory for a comparison");
+    if (g->rank == 0)
+        memcpy(first, text, bytes);
+    lt_status status = lt_group_broadcast(g, what, first, bytes, 0);
+    if (status == LT_OK && strcmp(first, text) != 0) {
+        status = name_difference(g, what, first, text);
+        lt_group_fail(g);
+    }
+    free(first);
+    return status == LT_OK ? lt_group_barrier(g, what) : status;
+}
+
 /* ==== Failure ================================================================================= */
 
 void lt_group_fail(lt_group *g) { g->transport->fail(g->self, lt_errcode(), lt_errmsg()); }

@@ -228,7 +228,7 @@ TEST(no_norm_while_gradients_come)
     CHECK_OK(lt_on_grad(a, norm_in_hook, o, NULL));
     lt_tensor *loss = lt_run(ctx, "sum", NULL, a, NULL);
     CHECK_FAILS(lt_backward(loss, NULL), LT_EINVAL,
-                "a norm of gradients within backward: some are still to come");
+                "a norm of gradients within backward: some gradients are still to come");
     lt_release(loss);
     lt_release(a);
     lt_optim_free(o);

@@ -327,18 +327,18 @@ static lt_status note(void *ud, lt_tensor *x, lt_tensor *grad)
     return n->log->fail ? lt_fail(n->log->fail, "hook says no") : LT_OK;
 }
 
-static lt_status note_begin(void *ud, lt_ctx *ctx)
+static lt_status note_begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
 {
-    (void)ctx;
+    (void)ctx, (void)loss;
     strcat(((named *)ud)->log->text, "begin ");
     return LT_OK;
 }
 
-static lt_status note_end(void *ud, lt_ctx *ctx)
+static lt_status note_end(void *ud, lt_ctx *ctx, lt_status status)
 {
     (void)ctx;
-    strcat(((named *)ud)->log->text, "end ");
-    return LT_OK;
+    strcat(((named *)ud)->log->text, status == LT_OK ? "end " : "broken end ");
+    return status;
 }
 
 TEST(hooks_fire_once_when_complete_and_in_order)
@@ -369,7 +369,7 @@ TEST(hooks_fire_once_when_complete_and_in_order)
     log.fail = LT_EPEER;
     loss = lt_run(ctx, "mul", NULL, a, b, NULL);
     CHECK_FAILS(lt_backward(loss, NULL), LT_EPEER, "hook says no");
-    CHECK_STR(log.text, "begin a=20 "); /* 17 + 3, then no more */
+    CHECK_STR(log.text, "begin a=20 broken end "); /* 17 + 3, then no more */
     lt_release(loss);
     lt_set_grad_slots(ctx, NULL);
     lt_release(a);

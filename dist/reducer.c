@@ -1,0 +1,545 @@
+/* reducer.c - one gradient of many; see dist.h.
+ *
+ * A sweep is what the ranks exchange for one step: the record, then each bucket that has a
+ * parameter which some rank uses, in one order on all of them. It runs on the group's own thread;
+ * the rank's thread goes on with its backward, and tells for each parameter when its gradient is
+ * complete. Which parameters will come is known when backward begins, from its tape.
+ *
+ * A rank's gradient is multiplied by its share of the batch as it is added to those of others, so
+ * the result is the gradient of the global batch. When another backward adds to a gradient that is
+ * a result already, it is taken apart again: rank 0 keeps all of it, divided by its share, and the
+ * others have none; the next sweep then makes it whole.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/tensor.h"
+#include "dist/dist.h"
+
+typedef enum came { NOTHING, COMING, THERE } came; /* what a rank has of a parameter's gradient */
+
+typedef struct item {
+    lt_tensor *x;
+    lt_grad_place place;
+    int arena;          /* arenas are numbered as they come: addresses differ between ranks */
+    int bucket;
+    came came;          /* written by the rank's thread before a sweep, or under the lock */
+    bool wanted;        /* some rank has it, in the last sweep */
+} item;
+
+typedef struct bucket {
+    int first, end;     /* items */
+    int coming;         /* of them, in the running backward; under the lock */
+    bool whole;         /* the gradients in it are those of the global batch */
+} bucket;
+
+typedef struct norm { /* a batch norm whose statistics were seen; all are sent in every record */
+    lt_tensor *running_mean, *running_var;
+    int64_t channels;
+} norm;
+
+/* The record: these, then two for each rank, one for each item, and for each norm its count, its
+ * momentum and the sums over its channels. All are summed over the ranks. */
+enum { SHARE, LOSS, HEAD };
+enum { BACKWARDS, STOP, OF_RANK };
+
+struct lt_reducer {
+    lt_ctx *ctx;
+    lt_group *group;
+    lt_reducer_config config;
+    int rank, size;
+    item *items;        /* by arena, then offset */
+    bucket *buckets;    /* in the order of sending: the last items first */
+    norm *norms;
+    int n_items, n_buckets, n_norms;
+    double *record;
+    size_t n_record;
+    double share;       /* rows of this rank / rows of all */
+    double loss;        /* sum over the backwards of this step */
+    int backwards;      /* in this step */
+    int usual;          /* the most that a step had so far; 0: there was none */
+    bool swept;         /* a sweep was started since the last update, */
+    bool more;          /* and a backward after it */
+    bool broken;        /* a backward failed in the middle of one */
+    lt_reduced last;
+    pthread_mutex_t lock;
+    pthread_cond_t ready;
+};
+
+/* ==== Beginning and end ======================================================================= */
+
+static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss);
+static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad);
+static lt_status end(void *ud, lt_ctx *ctx, lt_status status);
+static lt_status update(void *ud, lt_ctx *ctx, bool *skip);
+
+lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config)
+{
+    static const lt_reducer_config defaults;
+    lt_reducer *r = calloc(1, sizeof *r);
+    if (!r) {
+        lt_fail(LT_ENOMEM, "out of memory for a reducer");
+        return NULL;
+    }
+    r->ctx = lt__ctx_retain(ctx);
+    r->group = group;
+    r->config = config ? *config : defaults;
+    if (r->config.first_bucket == 0)
+        r->config.first_bucket = 1 << 20;
+    if (r->config.bucket == 0)
+        r->config.bucket = 8 << 20;
+    r->rank = lt_group_rank(group);
+    r->size = lt_group_size(group);
+    r->share = 1.0 / r->size;
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->ready, NULL);
+    lt_set_grad_slots(ctx, &(lt_grad_slots){
+        .ud = r, .begin = begin, .ready = ready, .end = end, .update = update});
+    return r;
+}
+
+void lt_reducer_free(lt_reducer *r)
+{
+    if (!r)
+        return;
+    lt_ctx *ctx = r->ctx;
+    lt_set_grad_slots(ctx, NULL);
+    for (int i = 0; i < r->n_items; i++)
+        lt_release(r->items[i].x);
+    for (int i = 0; i < r->n_norms; i++) {
+        lt_release(r->norms[i].running_mean);
+        lt_release(r->norms[i].running_var);
+    }
+    pthread_cond_destroy(&r->ready);
+    pthread_mutex_destroy(&r->lock);
+    free(r->items);
+    free(r->buckets);
+    free(r->norms);
+    free(r->record);
+    free(r);
+    lt__ctx_release(ctx);
+}
+
+void lt_reducer_set_share(lt_reducer *r, int64_t rows, int64_t total)
+{
+    r->share = (double)rows / (double)total;
+}
+
+lt_reduced lt_reducer_last(const lt_reducer *r) { return r->last; }
+
+/* array = room for n elements of `bytes`, what is in it kept. */
+static lt_status grow(void **array, int n, size_t bytes)
+{
+    void *more = realloc(*array, (size_t)n * bytes);
+    if (!more)
+        return lt_fail(LT_ENOMEM, "out of memory for a reducer");
+    *array = more;
+    return LT_OK;
+}
+
+/* ==== Buckets ================================================================================= */
+
+static int by_place(const void *a, const void *b)
+{
+    const item *p = a, *q = b;
+    if (p->arena != q->arena)
+        return p->arena < q->arena ? -1 : 1;
+    return p->place.offset < q->place.offset ? -1 : p->place.offset > q->place.offset;
+}
+
+static item *find(lt_reducer *r, const lt_tensor *x)
+{
+    for (int i = 0; i < r->n_items; i++)
+        if (r->items[i].x == x)
+            return &r->items[i];
+    return NULL;
+}
+
+/* The elements of the arena that items [first, end) span. */
+static int64_t span_of(const item *items, int first, int end)
+{
+    const item *last = &items[end - 1];
+    return last->place.offset + last->x->count - items[first].place.offset;
+}
+
+/* Cuts the items into buckets. */
+static lt_status plan(lt_reducer *r)
+{
+    LT_TRY(grow((void **)&r->buckets, r->n_items, sizeof *r->buckets));
+    qsort(r->items, (size_t)r->n_items, sizeof *r->items, by_place);
+    r->n_buckets = 0;
+    for (int end = r->n_items, first; end > 0; end = first) {
+        const item *last = &r->items[end - 1];
+        size_t most = r->n_buckets == 0 ? r->config.first_bucket : r->config.bucket;
+        int64_t room = (int64_t)(most / lt_dtype_bytes(last->place.dtype));
+        for (first = end - 1; first > 0 && r->items[first - 1].arena == last->arena; first--)
+            if (span_of(r->items, first - 1, end) > room)
+                break;
+        for (int i = first; i < end; i++)
+            r->items[i].bucket = r->n_buckets;
+        r->buckets[r->n_buckets++] = (bucket){.first = first, .end = end};
+    }
+    return LT_OK;
+}
+
+static int arena_of(const lt_reducer *r, const void *arena)
+{
+    int next = 0;
+    for (int i = 0; i < r->n_items; i++) {
+        if (r->items[i].place.arena == arena)
+            return r->items[i].arena;
+        if (r->items[i].arena >= next)
+            next = r->items[i].arena + 1;
+    }
+    return next;
+}
+
+static lt_status add_item(lt_reducer *r, lt_tensor *x)
+{
+    item fresh = {.x = x};
+    LT_TRY(lt_grad_find(x, &fresh.place));
+    fresh.arena = arena_of(r, fresh.place.arena);
+    LT_TRY(lt_group_broadcast(r->group, "a parameter", x->data,
+                              (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype), 0));
+    lt__wrote(x);
+    LT_TRY(grow((void **)&r->items, r->n_items + 1, sizeof *r->items));
+    lt_retain(x);
+    r->items[r->n_items++] = fresh;
+    return LT_OK;
+}
+
+lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (!find(r, params[i]))
+            LT_TRY(add_item(r, params[i]));
+    return plan(r);
+}
+
+/* ==== The record ============================================================================== */
+
+static double *of_rank(lt_reducer *r, int rank) { return r->record + HEAD + OF_RANK * rank; }
+static double *of_items(lt_reducer *r) { return of_rank(r, r->size); }
+static double *of_norms(lt_reducer *r) { return of_items(r) + r->n_items; }
+
+static double *next_norm(const norm *n, double *at) { return at + 2 + 2 * n->channels; }
+
+/* The norms of this step that were not seen before. */
+static lt_status learn_norms(lt_reducer *r)
+{
+    lt_stats s;
+    for (int i = 0; lt_stats_at(r->ctx, i, &s); i++) {
+        int k = 0;
+        while (k < r->n_norms && r->norms[k].running_mean != s.running_mean)
+            k++;
+        if (k < r->n_norms)
+            continue;
+        LT_TRY(grow((void **)&r->norms, r->n_norms + 1, sizeof *r->norms));
+        r->norms[r->n_norms++] = (norm){lt_retain(s.running_mean), lt_retain(s.running_var),
+                                        s.mean->count};
+    }
+    return LT_OK;
+}
+
+/* Sums over a shard from its mean and variance. */
+static void write_norm(const norm *n, const lt_stats *s, double *at)
+{
+    double count = (double)s->count, *sum = at + 2, *squares = sum + n->channels;
+    at[0] = count;
+    at[1] = count * s->momentum;
+    lt_convert(sum, LT_F64, s->mean->data, (lt_dtype)s->mean->dtype, (size_t)n->channels);
+    lt_convert(squares, LT_F64, s->var->data, (lt_dtype)s->var->dtype, (size_t)n->channels);
+    for (int64_t c = 0; c < n->channels; c++) {
+        squares[c] = count * (squares[c] + sum[c] * sum[c]);
+        sum[c] *= count;
+    }
+}
+
+static lt_status write_record(lt_reducer *r)
+{
+    LT_TRY(learn_norms(r));
+    size_t n = HEAD + OF_RANK * (size_t)r->size + (size_t)r->n_items;
+    for (int k = 0; k < r->n_norms; k++)
+        n += 2 + 2 * (size_t)r->norms[k].channels;
+    LT_TRY(grow((void **)&r->record, (int)n, sizeof *r->record));
+    r->n_record = n;
+    memset(r->record, 0, n * sizeof *r->record);
+    r->record[SHARE] = r->share;
+    r->record[LOSS] = r->loss * r->share;
+    of_rank(r, r->rank)[BACKWARDS] = r->backwards;
+    of_rank(r, r->rank)[STOP] = lt_stop_reason(r->ctx);
+    for (int i = 0; i < r->n_items; i++)
+        of_items(r)[i] = r->items[i].came != NOTHING;
+    double *at = of_norms(r);
+    for (int k = 0; k < r->n_norms; at = next_norm(&r->norms[k++], at)) {
+        lt_stats s;
+        for (int i = 0; r->share > 0 && lt_stats_at(r->ctx, i, &s); i++)
+            if (s.running_mean == r->norms[k].running_mean)
+                write_norm(&r->norms[k], &s, at);
+    }
+    return LT_OK;
+}
+
+/* The statistics of one norm over the global batch, in place of those of this rank. */
+static lt_status read_norm(lt_reducer *r, const norm *n, const double *at)
+{
+    double count = at[0];
+    const double *sum = at + 2, *squares = sum + n->channels;
+    lt_tensor *like[2] = {n->running_mean, n->running_var}, *stat[2];
+    lt_status status = LT_OK;
+    for (int i = 0; i < 2; i++) {
+        stat[i] = lt__tensor_new_kept(r->ctx, (lt_dtype)like[i]->dtype, like[i]->ndim,
+                                      like[i]->dims);
+        status = stat[i] ? status : LT_ENOMEM;
+    }
+    for (int64_t c = 0; c < n->channels && status == LT_OK; c++) {
+        double mean = sum[c] / count, var = squares[c] / count - mean * mean;
+        var = var > 0 ? var : 0;
+        for (int i = 0; i < 2; i++)
+            lt_convert((char *)stat[i]->data + (size_t)c * lt_dtype_bytes((lt_dtype)like[i]->dtype),
+                       (lt_dtype)like[i]->dtype, i == 0 ? &mean : &var, LT_F64, 1);
+    }
+    if (status == LT_OK)
+        status = lt_stats_add(r->ctx, n->running_mean, n->running_var, stat[0], stat[1],
+                              (int64_t)count, at[1] / count);
+    lt_release(stat[0]);
+    lt_release(stat[1]);
+    return status;
+}
+
+static lt_status read_record(lt_reducer *r)
+{
+    r->last.loss = r->record[LOSS];
+    r->last.stop_reason = 0;
+    for (int rank = r->size - 1; rank >= 0; rank--) {
+        const double *from = of_rank(r, rank);
+        if (from[BACKWARDS] > r->usual)
+            r->usual = (int)from[BACKWARDS];
+        if (from[STOP] != 0)
+            r->last.stop_reason = (int)from[STOP];
+    }
+    lt_stats_clear(r->ctx);
+    const double *at = of_norms(r);
+    for (int k = 0; k < r->n_norms; k++) {
+        if (at[0] > 0)
+            LT_TRY(read_norm(r, &r->norms[k], at));
+        at += 2 + 2 * r->norms[k].channels;
+    }
+    return LT_OK;
+}
+
+/* ==== The sweep: on the group's thread ======================================================== */
+
+static void *data_of(const item *it)
+{
+    return (char *)it->place.arena + (size_t)it->place.offset * lt_dtype_bytes(it->place.dtype);
+}
+
+/* Multiplies by a factor; by 0 it becomes 0, whatever it was. */
+static void scale(const item *it, double factor)
+{
+    int64_t n = it->x->count;
+    float *x = data_of(it);
+    double *y = data_of(it);
+    if (factor == 0)
+        memset(x, 0, (size_t)n * lt_dtype_bytes(it->place.dtype));
+    else if (it->place.dtype == LT_F64)
+        for (int64_t i = 0; i < n; i++)
+            y[i] *= factor;
+    else
+        for (int64_t i = 0; i < n; i++)
+            x[i] *= (float)factor;
+}
+
+/* What this rank adds to a gradient that is whole: see the top. */
+static void take_apart(lt_reducer *r, bucket *b)
+{
+    for (int i = b->first; i < b->end && b->whole; i++)
+        if (r->items[i].came != NOTHING)
+            scale(&r->items[i], r->rank == 0 ? 1 / r->share : 0);
+    b->whole = false;
+}
+
+static lt_status wait_until_there(lt_reducer *r, const bucket *b)
+{
+    lt_status code = LT_OK;
+    char text[512];
+    int rank;
+    pthread_mutex_lock(&r->lock);
+    while (b->coming > 0 && code == LT_OK) {
+        struct timespec soon;
+        clock_gettime(CLOCK_REALTIME, &soon);
+        soon.tv_sec++;
+        if (pthread_cond_timedwait(&r->ready, &r->lock, &soon) != 0 &&
+            lt_group_failure(r->group, &rank, &code, text, sizeof text))
+            lt_fail(LT_EPEER, "rank %d failed: %s", rank, text);
+    }
+    bool broken = r->broken;
+    pthread_mutex_unlock(&r->lock);
+    if (broken)
+        return lt_fail(LT_EPEER, "backward failed on rank %d", r->rank);
+    return code == LT_OK ? LT_OK : LT_EPEER;
+}
+
+/* Sums what of a bucket some rank has. */
+static lt_status reduce(lt_reducer *r, int index)
+{
+    char what[32];
+    bucket *b = &r->buckets[index];
+    int first = b->first, end = b->end;
+    while (first < end && !r->items[first].wanted)
+        first++;
+    while (end > first && !r->items[end - 1].wanted)
+        end--;
+    if (first == end)
+        return LT_OK;
+    LT_TRY(wait_until_there(r, b));
+    take_apart(r, b);
+    for (int i = first; i < end; i++)
+        if (r->items[i].came == NOTHING)
+            scale(&r->items[i], 0);
+    const item *it = &r->items[first];
+    lt_dtype dtype = it->place.dtype;
+    snprintf(what, sizeof what, "bucket %d", index);
+    lt_sum sum = {.what = what, .data = data_of(it), .count = span_of(r->items, first, end),
+                  .dtype = dtype, .wire = dtype == LT_F32 ? r->config.wire : dtype,
+                  .scale = r->share};
+    LT_TRY(lt_group_allreduce(r->group, &sum));
+    b->whole = true;
+    r->last.buckets++;
+    return LT_OK;
+}
+
+static lt_status sweep(void *ud)
+{
+    lt_reducer *r = ud;
+    lt_sum sum = {.what = "the record of the step", .data = r->record, .dtype = LT_F64,
+                  .count = (int64_t)r->n_record, .wire = LT_F64, .scale = 1};
+    LT_TRY(lt_group_allreduce(r->group, &sum));
+    for (int i = 0; i < r->n_items; i++)
+        r->items[i].wanted = of_items(r)[i] > 0;
+    for (int i = 0; i < r->n_buckets; i++)
+        LT_TRY(reduce(r, i));
+    return LT_OK;
+}
+
+/* ==== The slots: on the rank's thread ========================================================= */
+
+/* What there is of each gradient, and what will come. */
+static void survey(lt_reducer *r)
+{
+    pthread_mutex_lock(&r->lock);
+    for (int k = 0; k < r->n_buckets; k++) {
+        bucket *b = &r->buckets[k];
+        bool more = false;
+        b->coming = 0;
+        for (int i = b->first; i < b->end; i++) {
+            item *it = &r->items[i];
+            bool comes = lt_grad_uses(it->x) > 0;
+            it->came = lt_grad(it->x) ? THERE : NOTHING;
+            more |= comes;
+            b->coming += comes;
+        }
+        if (more)
+            take_apart(r, b);
+        for (int i = b->first; i < b->end; i++)
+            if (lt_grad_uses(r->items[i].x) > 0)
+                r->items[i].came = COMING;
+    }
+    pthread_mutex_unlock(&r->lock);
+}
+
+static lt_status start_sweep(lt_reducer *r)
+{
+    LT_TRY(write_record(r));
+    r->last.buckets = 0;
+    r->swept = true;
+    r->more = false;
+    return lt_group_start(r->group, sweep, r);
+}
+
+/* Gradients are there on this rank, too, that only others had. */
+static lt_status finish_sweep(lt_reducer *r)
+{
+    LT_TRY(lt_group_wait(r->group));
+    for (int i = 0; i < r->n_items; i++)
+        if (r->items[i].wanted)
+            lt_grad_set(r->items[i].x);
+    return LT_OK;
+}
+
+static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
+{
+    lt_reducer *r = ud;
+    double value = 0;
+    (void)ctx;
+    if (r->broken)
+        return lt_fail(LT_EPEER, "an earlier backward failed, and the other ranks with it");
+    if (r->swept) /* too early, and over before more is added */
+        LT_TRY(finish_sweep(r));
+    if (loss->count == 1)
+        LT_TRY(lt_item(loss, 0, &value));
+    r->loss += value;
+    r->backwards++;
+    r->more = true;
+    survey(r);
+    bool last = r->backwards == r->usual && !r->config.blocking;
+    return last ? start_sweep(r) : LT_OK;
+}
+
+static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    lt_reducer *r = ud;
+    item *it = find(r, x);
+    (void)grad;
+    if (!it)
+        return LT_OK;
+    pthread_mutex_lock(&r->lock);
+    if (it->came == COMING && --r->buckets[it->bucket].coming == 0)
+        pthread_cond_signal(&r->ready);
+    it->came = THERE;
+    pthread_mutex_unlock(&r->lock);
+    return LT_OK;
+}
+
+static lt_status end(void *ud, lt_ctx *ctx, lt_status status)
+{
+    lt_reducer *r = ud;
+    (void)ctx;
+    bool failed = status != LT_OK && r->swept;
+    if (failed)
+        lt_group_fail(r->group);
+    pthread_mutex_lock(&r->lock);
+    r->broken = failed;
+    for (int i = 0; i < r->n_items; i++) /* uses that brought no gradient after all */
+        if (r->items[i].came == COMING)
+            r->items[i].came = lt_grad(r->items[i].x) ? THERE : NOTHING;
+    for (int k = 0; k < r->n_buckets; k++)
+        r->buckets[k].coming = 0;
+    pthread_cond_signal(&r->ready);
+    pthread_mutex_unlock(&r->lock);
+    return status;
+}
+
+static lt_status update(void *ud, lt_ctx *ctx, bool *skip)
+{
+    lt_reducer *r = ud;
+    double before = lt__seconds();
+    (void)ctx, (void)skip;
+    if (r->swept)
+        LT_TRY(finish_sweep(r));
+    if (!r->swept || r->more) {
+        survey(r);
+        LT_TRY(start_sweep(r));
+        LT_TRY(finish_sweep(r));
+    }
+    LT_TRY(read_record(r));
+    r->last.waited = lt__seconds() - before;
+    r->loss = 0;
+    r->backwards = 0;
+    r->swept = r->more = false;
+    return LT_OK;
+}

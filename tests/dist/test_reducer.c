@@ -1,0 +1,369 @@
+/* test_reducer.c - a small net trained by several ranks, threads of this process, against the same
+ * net trained by one: uneven shares, batches in pieces, parameters that few or no ranks use, hooks
+ * in any order, batch norm's running statistics, half precision on the wire, failures. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "dist/dist.h"
+#include "ops/ops.h"
+#include "tests/lt_test.h"
+
+enum { MOST = 5, WIDTH = 3, HIDDEN = 40, CLASSES = 4, STEPS = 5, MOST_ROWS = 13 };
+enum { W1, B1, W2, B2, RARE, NEVER, PARAMS };
+
+typedef struct plan { /* of a training */
+    int ranks;
+    lt_dtype dtype;
+    int rows[STEPS];              /* of the global batch */
+    int pieces;                   /* that a share goes through the net in */
+    bool rare;                    /* the rank with row 0 uses RARE */
+    bool late;                    /* ranks pause now and then */
+    bool norm;                    /* batch norm stands first */
+    lt_reducer_config config;
+} plan;
+
+typedef struct result {
+    double w[PARAMS][CLASSES * HIDDEN];
+    double mean[WIDTH], var[WIDTH], loss[STEPS];
+    int buckets[STEPS];
+    lt_status status;
+    char text[256];
+} result;
+
+typedef struct rank { /* and its trainer */
+    const plan *plan;
+    int rank;
+    lt_group *group;
+    lt_ctx *ctx;
+    lt_reducer *reducer;
+    lt_params *params;
+    lt_tensor *w[PARAMS], *mean, *var, *scale, *shift;
+    lt_optim *optim;
+    result *result;
+    pthread_t thread;
+} rank;
+
+static const int64_t dims_of[PARAMS][2] = {
+    [W1] = {HIDDEN, WIDTH}, [B1] = {HIDDEN}, [W2] = {CLASSES, HIDDEN}, [B2] = {CLASSES},
+    [RARE] = {CLASSES, WIDTH}, [NEVER] = {7}};
+
+static void pause_us(long us) { nanosleep(&(struct timespec){.tv_nsec = us * 1000}, NULL); }
+
+/* ==== The net ================================================================================= */
+
+static lt_status pause_in_hook(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    uint32_t word[4];
+    rank *r = ud;
+    (void)x, (void)grad;
+    lt_random((uint64_t)r->rank, LT_RNG_USER, (uint64_t)lt_step(r->ctx), (uintptr_t)x, word);
+    if (word[0] % 2)
+        pause_us(word[1] % 2000);
+    return LT_OK;
+}
+
+static lt_status make_params(rank *r)
+{
+    static const char *const names[PARAMS] = {"w1", "b1", "w2", "b2", "rare", "never"};
+    int64_t width = WIDTH;
+    r->params = lt_params_new(r->ctx);
+    for (int i = 0; i < PARAMS; i++) {
+        /* other values on each rank: those of rank 0 are to win */
+        lt_init init = {LT_INIT_UNIFORM, -0.5 - r->rank, 0.5};
+        r->w[i] = lt_param_new(r->ctx, r->plan->dtype, dims_of[i][1] ? 2 : 1, dims_of[i], init);
+        LT_TRY(lt_params_add(r->params, names[i], r->w[i]));
+        if (r->plan->late)
+            LT_TRY(lt_on_grad(r->w[i], pause_in_hook, r, NULL));
+    }
+    r->mean = lt_buffer_new(r->ctx, r->plan->dtype, 1, &width, (lt_init){LT_INIT_CONSTANT, 0, 0});
+    r->var = lt_buffer_new(r->ctx, r->plan->dtype, 1, &width, (lt_init){LT_INIT_CONSTANT, 1, 0});
+    LT_TRY(lt_params_add(r->params, "mean", r->mean));
+    LT_TRY(lt_params_add(r->params, "var", r->var));
+    r->scale = lt_tensor_full(r->ctx, r->plan->dtype, 1, &width, 1);
+    r->shift = lt_tensor_full(r->ctx, r->plan->dtype, 1, &width, 0);
+    LT_TRY(lt_params_place(r->params));
+    r->optim = lt_optim_new(r->ctx, "momentum_step", r->w, PARAMS);
+    return r->optim ? LT_OK : lt_errcode();
+}
+
+static float number(int step, int64_t row, int column)
+{
+    uint32_t word[4];
+    lt_random(7, LT_RNG_USER, (uint64_t)step, (uint64_t)(row * WIDTH + column), word);
+    return (float)word[0] * 0x1p-31f - 1;
+}
+
+/* Rows [first, first + n) of a step's batch; if `only` all but row 0 are zero. New. */
+static lt_tensor *rows_of(rank *r, int step, int64_t first, int64_t n, bool only)
+{
+    float values[MOST_ROWS * WIDTH];
+    int64_t dims[2] = {n, WIDTH};
+    for (int64_t i = 0; i < n * WIDTH; i++)
+        values[i] = only && first + i / WIDTH > 0
+                        ? 0 : number(step, first + i / WIDTH, (int)(i % WIDTH));
+    lt_tensor *x = lt_tensor_new(r->ctx, r->plan->dtype, 2, dims);
+    lt_convert(lt_data(x), r->plan->dtype, values, LT_F32, (size_t)(n * WIDTH));
+    return x;
+}
+
+static lt_tensor *labels_of(rank *r, int64_t first, int64_t n)
+{
+    int64_t y[MOST_ROWS];
+    for (int64_t i = 0; i < n; i++)
+        y[i] = (first + i) * 5 % CLASSES;
+    return lt_tensor_from(r->ctx, LT_I64, 1, &n, y);
+}
+
+/* y = op(y, ...), of which y is taken. */
+#define APPLY(y, op, options, ...)                                                                 \
+    do {                                                                                           \
+        lt_tensor *before_ = (y);                                                                  \
+        (y) = lt_run(r->ctx, op, options, before_, ##__VA_ARGS__, NULL);                           \
+        lt_release(before_);                                                                       \
+        if (!(y))                                                                                  \
+            return lt_errcode();                                                                   \
+    } while (0)
+
+/* Forward and backward of some rows; weight is their part of this rank's share. */
+static lt_status learn(rank *r, int step, int64_t first, int64_t n, double weight)
+{
+    lt_tensor *y = rows_of(r, step, first, n, false), *labels = labels_of(r, first, n);
+    lt_tensor *factor = lt_tensor_full(r->ctx, r->plan->dtype, 0, NULL, weight);
+    if (r->plan->norm)
+        APPLY(y, "batch_norm", "train=true", r->scale, r->shift, r->mean, r->var);
+    APPLY(y, "linear", NULL, r->w[W1], r->w[B1]);
+    APPLY(y, "tanh", NULL);
+    APPLY(y, "linear", NULL, r->w[W2], r->w[B2]);
+    if (r->plan->rare && first == 0) {
+        lt_tensor *z = rows_of(r, step, first, n, true);
+        APPLY(z, "linear", NULL, r->w[RARE]);
+        APPLY(y, "add", NULL, z);
+        lt_release(z);
+    }
+    APPLY(y, "cross_entropy", NULL, labels);
+    APPLY(y, "mul", NULL, factor);
+    lt_status status = lt_backward(y, NULL);
+    lt_release(y);
+    lt_release(labels);
+    lt_release(factor);
+    return status;
+}
+
+static lt_status update(rank *r)
+{
+    lt_opt opts[LT_MAX_OPT];
+    const lt_schema *schema = &lt_optim_def(r->optim)->schema;
+    LT_TRY(lt_opts_parse(schema, "lr=0.1 momentum=0.9 decay=0.01", opts));
+    return lt_optim_step(r->optim, (const lt_opt *const[]){opts}, 1, NULL);
+}
+
+/* ==== Training ================================================================================ */
+
+static lt_status take_step(rank *r, int step)
+{
+    const plan *p = r->plan;
+    int64_t rows = p->rows[step], n = p->ranks;
+    int64_t first = (rows * r->rank + n - 1) / n, end = (rows * (r->rank + 1) + n - 1) / n;
+    int64_t own = end - first;
+    if (r->reducer)
+        lt_reducer_set_share(r->reducer, own, rows);
+    if (own == 0) { /* one row, for nothing */
+        first = 1;
+        own = 1;
+    }
+    int64_t size = (own + p->pieces - 1) / p->pieces;
+    for (int64_t at = 0; at < own; at += size) {
+        int64_t piece = own - at < size ? own - at : size;
+        LT_TRY(learn(r, step, first + at, piece, (double)piece / (double)own));
+    }
+    return update(r);
+}
+
+static lt_status train(rank *r)
+{
+    result *to = r->result;
+    LT_TRY(make_params(r));
+    if (r->group) {
+        r->reducer = lt_reducer_new(r->ctx, r->group, &r->plan->config);
+        LT_TRY(lt_reducer_add(r->reducer, r->w, PARAMS));
+        LT_TRY(lt_reducer_add(r->reducer, r->w, 2)); /* known already */
+    }
+    for (int step = 0; step < STEPS; step++) {
+        LT_TRY(take_step(r, step));
+        if (r->reducer) {
+            to->loss[step] = lt_reducer_last(r->reducer).loss;
+            to->buckets[step] = lt_reducer_last(r->reducer).buckets;
+        }
+    }
+    for (int i = 0; i < PARAMS; i++)
+        lt_convert(to->w[i], LT_F64, lt_data(r->w[i]), r->plan->dtype,
+                   (size_t)lt_count(r->w[i]));
+    lt_convert(to->mean, LT_F64, lt_data(r->mean), r->plan->dtype, WIDTH);
+    lt_convert(to->var, LT_F64, lt_data(r->var), r->plan->dtype, WIDTH);
+    return LT_OK;
+}
+
+static void *run_rank(void *ud)
+{
+    rank *r = ud;
+    r->ctx = lt_open(&(lt_config){.threads = 1, .seed = 3});
+    r->result->status = train(r);
+    if (r->result->status != LT_OK) {
+        snprintf(r->result->text, sizeof r->result->text, "%s", lt_errmsg());
+        if (r->group)
+            lt_group_fail(r->group);
+    }
+    lt_group_close(r->group); /* ends what runs in the background */
+    lt_reducer_free(r->reducer);
+    lt_optim_free(r->optim);
+    for (int i = 0; i < PARAMS; i++)
+        lt_release(r->w[i]);
+    lt_tensor *others[] = {r->mean, r->var, r->scale, r->shift};
+    for (int i = 0; i < 4; i++)
+        lt_release(others[i]);
+    lt_params_free(r->params);
+    lt_ctx_free(r->ctx);
+    return NULL;
+}
+
+/* One rank trains without a reducer. */
+static void train_all(const plan *p, result results[MOST])
+{
+    lt_group *group[MOST] = {NULL};
+    rank ranks[MOST];
+    if (p->ranks > 1)
+        CHECK_OK(lt_local_open(p->ranks, &(lt_group_config){.timeout = 20}, group));
+    for (int i = 0; i < p->ranks; i++) {
+        results[i] = (result){.status = LT_OK};
+        ranks[i] = (rank){.plan = p, .rank = i, .group = group[i], .result = &results[i]};
+        pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]);
+    }
+    for (int i = 0; i < p->ranks; i++)
+        pthread_join(ranks[i].thread, NULL);
+}
+
+/* All ranks end with the same bits, and near to what one rank computes. */
+static void check_against_one(const plan *p, double tolerance)
+{
+    static result one[MOST], many[MOST];
+    plan alone = *p;
+    alone.ranks = 1;
+    train_all(&alone, one);
+    train_all(p, many);
+    for (int i = 0; i < p->ranks; i++) {
+        if (many[i].status != LT_OK)
+            FAIL("rank %d: %s", i, many[i].text);
+        CHECK(memcmp(many[i].w, many[0].w, sizeof many[0].w) == 0);
+        CHECK(memcmp(many[i].loss, many[0].loss, sizeof many[0].loss) == 0);
+    }
+    for (int k = 0; k < PARAMS; k++)
+        for (int i = 0; i < CLASSES * HIDDEN; i++)
+            if (!(fabs(many[0].w[k][i] - one[0].w[k][i]) <= tolerance))
+                FAIL("%d ranks, parameter %d, element %d: %.17g, of one rank %.17g", p->ranks, k,
+                     i, many[0].w[k][i], one[0].w[k][i]);
+}
+
+static const plan usual = {.ranks = 3, .dtype = LT_F64, .rows = {13, 9, 6, 12, 11}, .pieces = 1,
+                           .config = {.first_bucket = 400, .bucket = 700}};
+
+TEST(ranks_train_as_one_does)
+{
+    for (int n = 2; n <= MOST; n++) {
+        plan p = usual;
+        p.ranks = n;
+        check_against_one(&p, 1e-13);
+        p.dtype = LT_F32;
+        check_against_one(&p, 2e-6);
+        p.config = (lt_reducer_config){0}; /* one bucket */
+        check_against_one(&p, 2e-6);
+    }
+}
+
+TEST(fewer_rows_than_ranks)
+{
+    plan p = usual;
+    p.ranks = 5;
+    memcpy(p.rows, (int[STEPS]){13, 3, 1, 5, 2}, sizeof p.rows);
+    check_against_one(&p, 1e-13);
+}
+
+TEST(batches_in_pieces)
+{
+    for (int pieces = 2; pieces <= 4; pieces++) {
+        plan p = usual;
+        p.ranks = 2;
+        p.pieces = pieces;
+        check_against_one(&p, 1e-13);
+    }
+}
+
+TEST(a_parameter_that_one_rank_uses_and_one_that_none_does)
+{
+    static result results[MOST];
+    plan p = usual;
+    p.rare = true;
+    p.config.first_bucket = p.config.bucket = 64; /* each has its own */
+    check_against_one(&p, 1e-13);
+    train_all(&p, results);
+    plan never = p;
+    never.rare = false;
+    static result without[MOST];
+    train_all(&never, without);
+    CHECK(memcmp(results[0].w[NEVER], without[0].w[NEVER], sizeof without[0].w[NEVER]) == 0);
+    CHECK(memcmp(results[0].w[RARE], without[0].w[RARE], sizeof without[0].w[RARE]) != 0);
+    CHECK(results[0].buckets[4] > without[0].buckets[4]);
+}
+
+TEST(hooks_that_take_their_time)
+{
+    for (int n = 2; n <= MOST; n++) {
+        plan p = usual;
+        p.ranks = n;
+        p.late = p.rare = true;
+        check_against_one(&p, 1e-13);
+    }
+}
+
+/* T6: when it is sent changes nothing, not a bit. */
+TEST(blocking_gives_the_same_bits)
+{
+    static result early[MOST], blocking[MOST];
+    plan p = usual;
+    train_all(&p, early);
+    p.config.blocking = true;
+    train_all(&p, blocking);
+    CHECK_EQ(early[0].status, LT_OK);
+    CHECK(memcmp(early[0].w, blocking[0].w, sizeof early[0].w) == 0);
+}
+
+TEST(running_statistics_are_those_of_the_global_batch)
+{
+    static result one[MOST], many[MOST];
+    for (int pieces = 1; pieces <= 2; pieces++) {
+        plan p = usual;
+        p.norm = true;
+        p.pieces = pieces;
+        memcpy(p.rows, (int[STEPS]){13, 12, 12, 13, 12}, sizeof p.rows);
+        train_all(&p, many);
+        p.ranks = 1;
+        train_all(&p, one);
+        for (int i = 0; i < 3; i++)
+            for (int c = 0; c < WIDTH; c++) {
+                CHECK_STR(many[i].text, "");
+                CHECK_NEAR(many[i].mean[c], one[0].mean[c], 1e-14);
+                CHECK_NEAR(many[i].var[c], one[0].var[c], 1e-14);
+                CHECK(many[i].mean[c] == many[0].mean[c] && many[i].var[c] == many[0].var[c]);
+            }
+    }
+}
+
+TEST(halves_on_the_wire)
+{
+    plan p = usual;
+    p.dtype = LT_F32;
+    p.config.wire = LT_BF16;
+    check_against_one(&p, 3e-3);
+    p.config.wire = LT_F16;
+    check_against_one(&p, 4e-4);
+}
