@@ -144,6 +144,13 @@ lt_status lt__count_dims(int ndim, const int64_t *dims, int64_t *count);
 /* LT_OK, or LT_EINVAL with the sentence about dead or pending tensors. */
 lt_status lt__check_alive(const lt_tensor *x);
 
+/* A result of so many bytes is not to be found in a cache by who reads it next: it is streamed. */
+static inline bool lt__streams(size_t bytes) { return bytes >= (size_t)4 << 20; }
+/* to = from, which is near, without a way through the caches. A thread's last one is followed by
+ * lt__stream_end(), before others read. From pieces of 2 KB memory is the busiest. */
+void lt__stream(void *to, const void *from, size_t bytes);
+void lt__stream_end(void);
+
 /* The monotonic clock, in seconds. */
 double lt__seconds(void);
 

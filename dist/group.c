@@ -210,8 +210,8 @@ static lt_status name_difference(const lt_group *g, const char *what, const char
         first += *first == '\n';
         own += *own == '\n';
     }
-    return lt_fail(LT_EDESYNC, "the ranks disagree: %s: rank 0 has '%.*s', rank %d has '%.*s'", what,
-                   line_bytes(first), first, g->rank, line_bytes(own), own);
+    return lt_fail(LT_EDESYNC, "the ranks disagree: %s: rank 0 has '%.*s', rank %d has '%.*s'",
+                   what, line_bytes(first), first, g->rank, line_bytes(own), own);
 }
 
 lt_status lt_group_compare(lt_group *g, const char *what, const char *text)

@@ -1,5 +1,5 @@
-/* batch_norm.h - what the two halves of batch norm share: batch_norm.c has the op and its plain
- * kernels, batch_norm_simd.c the fast ones. */
+/* batch_norm.h - what the files of batch norm share: batch_norm.c has the op and its plain kernels,
+ * batch_norm_simd.c the fast ones, batch_norm_pass.c the loops of these over memory. */
 #ifndef LT_OPS_BATCH_NORM_H
 #define LT_OPS_BATCH_NORM_H
 
@@ -35,6 +35,42 @@ static inline int64_t lt__rows_of(const lt_tensor *x)
         rows *= x->dims[i];
     return rows;
 }
+
+/* ==== Passes ================================================================================== */
+
+/* What a unit of an array is: a float, a half, or two halves. */
+enum { FLOATS, HALVES, PAIRS };
+
+/* Rows of coefficients, and of sums. */
+enum { AT_MEAN, AT_FACTOR, AT_SHIFT, AT_SLOPE, AT_OFFSET, COEFFICIENTS };
+enum { AT_CENTER, AT_SUM, AT_PRODUCT, SUMS };
+
+/* Where a gradient comes through act: everywhere, or where y lies between the bounds, which is read
+ * or made from x again. Moments: in place of a gradient stands x - center itself. */
+enum { MOMENTS, OPEN, BY_Y, BY_X };
+
+/* A pass over some wide rows. Arrays that it does not need are NULL. */
+typedef struct lt_pass {
+    int64_t n, units, room;       /* units in all, and in a row */
+    const float *coefs, *center;
+    float *lanes;
+    const void *x, *dy, *y, *residual;
+    void *out;
+    int form, gate;
+    bool add, stream;             /* to what is in out; out is written past the caches */
+    lt_bounds act;
+} lt_pass;
+
+/* out = act((x - mean) factor + shift + residual) */
+void lt__forward_pass(const lt_pass *p);
+/* out (+)= the dy that passed, by y */
+void lt__residual_pass(const lt_pass *p);
+/* lanes += the sums of g, that dy, and of g (x - center) */
+void lt__sum_pass(const lt_pass *p);
+/* out (+)= factor g + slope (x - mean) + offset */
+void lt__backward_pass(const lt_pass *p);
+
+/* ==== The fast kernels ======================================================================== */
 
 lt_status lt__batch_norm_fwd(lt_call *c);
 lt_status lt__batch_norm_bwd(lt_call *c);

@@ -17,7 +17,7 @@ static lt_status binary_shape(lt_call *c)
 static lt_status forward(lt_call *c, lt_block_fn fn, int cost)
 {
     lt_array x = lt__array(c->in[0]), y = lt__array(c->in[1]), z = lt__array(c->out[0]);
-    lt__map(c, &(lt_map){fn, x.dtype, cost, .n_in = 2, .z = z, .in = {x, y}});
+    lt__map(c, &(lt_map){fn, x.dtype, cost, .bf16 = true, .n_in = 2, .z = z, .in = {x, y}});
     return LT_OK;
 }
 
@@ -26,7 +26,7 @@ static lt_status forward(lt_call *c, lt_block_fn fn, int cost)
 static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
 {
     lt_array dz = lt__array(c->d_out[0]);
-    lt_map map = {.dtype = dz.dtype, .cost = cost, .n_in = 1, .z = dz, .in = {dz}};
+    lt_map map = {.dtype = dz.dtype, .cost = cost, .bf16 = true, .n_in = 1, .z = dz, .in = {dz}};
     if (c->op->save) {
         map.n_in = 3;
         map.in[1] = lt__array(c->in[0]);
@@ -43,12 +43,12 @@ static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
 #define FORWARD_BLOCK(name, types, z_of)                                                           \
     LT_SIMD static void name(const lt_block *b)                                                    \
     {                                                                                              \
-        types(b->dtype, T,                                                                         \
-            const T *restrict xs = b->in[0], *restrict ys = b->in[1];                              \
-            T *restrict out = b->z;                                                                \
+        LT_AND_BF16(types, b->dtype, T, E,                                                         \
+            const E *restrict xs = b->in[0], *restrict ys = b->in[1];                              \
+            E *restrict out = b->z;                                                                \
             for (int64_t i = 0; i < b->n; i++) {                                                   \
-                const T x = xs[i], y = ys[i];                                                      \
-                out[i] = (T)(z_of);                                                                \
+                const T x = LT_VALUE(xs[i]), y = LT_VALUE(ys[i]);                                  \
+                out[i] = LT_ELEMENT(E, (T)(z_of));                                                 \
             }                                                                                      \
         );                                                                                         \
     }
@@ -57,16 +57,20 @@ static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
 #define BACKWARD_BLOCK(name, saved, d_of)                                                          \
     LT_SIMD static void name(const lt_block *b)                                                    \
     {                                                                                              \
-        LT_FLOATS(b->dtype, T,                                                                     \
-            const T *dzs = b->in[0];                                                               \
-            const T *xs = b->in[(saved) ? 1 : 0], *ys = b->in[(saved) ? 2 : 0];                    \
-            T *out = b->z; /* may be dzs */                                                        \
+        LT_AND_BF16(LT_FLOATS, b->dtype, T, E,                                                     \
+            const E *dzs = b->in[0];                                                               \
+            const E *xs = b->in[(saved) ? 1 : 0], *ys = b->in[(saved) ? 2 : 0];                    \
+            E *out = b->z; /* may be dzs */                                                        \
             const bool add = b->add;                                                               \
+            const int64_t n = b->n;                                                                \
             LT_APART                                                                               \
-            for (int64_t i = 0; i < b->n; i++) {                                                   \
-                const T dz = dzs[i], x = xs[i], y = ys[i];                                         \
+            for (int64_t i = 0; i < n; i++) {                                                      \
+                const T dz = LT_VALUE(dzs[i]), x = LT_VALUE(xs[i]), y = LT_VALUE(ys[i]);           \
+                T d = (T)(d_of);                                                                   \
                 (void)x, (void)y;                                                                  \
-                LT_PUT(add, out[i], (T)(d_of));                                                    \
+                if (add)                                                                           \
+                    d += LT_VALUE(out[i]);                                                         \
+                out[i] = LT_ELEMENT(E, d);                                                         \
             }                                                                                      \
         );                                                                                         \
     }

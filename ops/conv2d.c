@@ -8,8 +8,9 @@
  * by channel. Each part of a result belongs to one thread. A pointwise convolution is linear().
  *
  * The fast kernels hand each result, as a job, to whoever has code for it: depthwise.c, winograd.c,
- * or oneDNN.
+ * conv_weights.c, or oneDNN.
  */
+#include "ops/conv_weights.h"
 #include "ops/depthwise.h"
 #include "ops/loops.h"
 #include "ops/winograd.h"
@@ -300,24 +301,27 @@ static lt_operand bias_of(const lt_call *c, lt_tensor *const *of)
     return lt__operand(c->n_in > B ? of[B] : NULL, 0);
 }
 
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
 static size_t scratch(const lt_call *c, bool backward)
 {
     lt_conv v;
-    bool f32 = (backward ? c->d_out : c->out)[0]->dtype == LT_F32;
+    bool half = (backward ? c->d_out : c->out)[0]->dtype == LT_BF16;
     if (describe(c, &v) != LT_OK)
         return 0;
-    return lt__depthwise_scratch(&v, backward) +
-           (f32 ? lt__winograd_scratch(c, &v, backward) : 0);
+    size_t bytes = larger(lt__depthwise_scratch(&v, backward),
+                          lt__winograd_scratch(c, &v, half, backward));
+    return backward ? larger(bytes, lt__conv_weights_scratch(c, &v)) : bytes;
 }
 
-static bool ours(const lt_job *job)
+static bool ours(const lt_call *c, const lt_job *job)
 {
-    return lt__depthwise_takes(job) || lt__winograd_takes(job);
+    return lt__depthwise_takes(job) || lt__winograd_takes(job) || lt__conv_weights_takes(c, job);
 }
 
 static lt_status job_ready(const lt_call *c, const lt_job *job)
 {
-    return ours(job) ? LT_OK : lt__dnnl_ready(c, job);
+    return ours(c, job) ? LT_OK : lt__dnnl_ready(c, job);
 }
 
 static lt_status job_run(const lt_call *c, const lt_job *job)
@@ -326,6 +330,8 @@ static lt_status job_run(const lt_call *c, const lt_job *job)
         lt__depthwise_run(c, job);
     else if (lt__winograd_takes(job))
         lt__winograd_run(c, job);
+    else if (lt__conv_weights_takes(c, job))
+        lt__conv_weights_run(c, job);
     else
         return lt__dnnl_run(c, job);
     return LT_OK;
@@ -365,6 +371,19 @@ static lt_status bwd(lt_call *c)
     return LT_OK;
 }
 
+/* linear() gives all but the gradient of w, if there is code here for that. */
+static lt_status pointwise_bwd(lt_call *c, const lt_job *weights)
+{
+    if (!c->d_in[W] || !lt__conv_weights_takes(c, weights))
+        return lt__op_linear.fast_bwd(c);
+    lt_tensor *d_in[] = {c->d_in[X], NULL, c->n_in > B ? c->d_in[B] : NULL};
+    lt_call others = *c;
+    others.d_in = d_in;
+    LT_TRY(lt__op_linear.fast_bwd(&others));
+    lt__conv_weights_run(c, weights);
+    return LT_OK;
+}
+
 /* A gradient that no fast code gives comes from the portable one, on its own: another that has been
  * added must not be added again. The portable code does not know bf16: there both are given up, and
  * before the first is written. */
@@ -372,8 +391,6 @@ static lt_status fast_bwd(lt_call *c)
 {
     lt_conv v;
     LT_TRY(describe(c, &v));
-    if (pointwise(&v))
-        return lt__op_linear.fast_bwd(c);
     lt_operand dy = lt__operand(c->d_out[0], 0);
     const lt_job job[2] = {
         [X] = {.kind = LT_CONV_DATA, .conv = &v, .x = lt__operand(c->d_in[X], 0),
@@ -381,6 +398,8 @@ static lt_status fast_bwd(lt_call *c)
         [W] = {.kind = LT_CONV_WEIGHTS, .conv = &v, .x = lt__operand(c->in[X], 0),
                .w = lt__operand(c->d_in[W], 0), .y = dy, .add = lt__adds(c, W)}};
     lt_status ready[2];
+    if (pointwise(&v))
+        return pointwise_bwd(c, &job[W]);
     for (int i = X; i <= W; i++) {
         ready[i] = c->d_in[i] ? job_ready(c, &job[i]) : LT_OK;
         if (ready[i] != LT_OK && (ready[i] != LT_EUNSUPPORTED || dy.dtype == LT_BF16))

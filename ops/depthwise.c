@@ -97,13 +97,6 @@ LT_INLINE lt_vec load(bool half, const void *pixel, int64_t channel, int i)
     return (lt_vec)(i == 0 ? pairs << 16 : pairs & 0xffff0000);
 }
 
-/* A NaN that comes of bf16 ends in 16 zeros: rounding, it stays one. */
-LT_INLINE lt_vec_u32 rounded(lt_vec v)
-{
-    lt_vec_u32 bits = (lt_vec_u32)v;
-    return bits + 0x7fff + (bits >> 16 & 1);
-}
-
 /* The vectors of a block; f32 has the first alone. */
 LT_INLINE void store(bool half, void *pixel, int64_t channel, const lt_vec v[2])
 {
@@ -111,8 +104,7 @@ LT_INLINE void store(bool half, void *pixel, int64_t channel, const lt_vec v[2])
         lt__store_f32((float *)pixel + channel, v[0]);
         return;
     }
-    lt_vec_u32 pairs = rounded(v[0]) >> 16 | (rounded(v[1]) & 0xffff0000);
-    memcpy((uint16_t *)pixel + channel, &pairs, sizeof pairs);
+    lt__store_pairs((uint16_t *)pixel + channel, v);
 }
 
 static float element_of(lt_operand x, int64_t i)

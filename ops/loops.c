@@ -73,16 +73,17 @@ static void gather(const walk *w, size_t bytes, const char *src, int64_t first, 
 
 /* ==== Maps ==================================================================================== */
 
-/* What a map computes in: halves are widened block by block, and rounded once. */
+/* What a map computes in: halves are widened block by block, and rounded once; unless fn does so
+ * itself for bf16, number by number. */
 static lt_dtype widened(lt_dtype dtype) { return lt__is_half(dtype) ? LT_F32 : dtype; }
 
-/* n dense elements of input x from element i: as they are, or in the buffer. fresh: the buffer does
- * not hold them yet. */
-static const void *take(const lt_array *x, const walk *w, int64_t i, int64_t n, bool fresh,
-                        char *buffer)
+/* n dense elements of input x from element i: as they are, or in the buffer. widen: halves become
+ * f32. fresh: the buffer does not hold them yet. */
+static const void *take(const lt_array *x, const walk *w, int64_t i, int64_t n, bool widen,
+                        bool fresh, char *buffer)
 {
     const void *from = lt__at(x->data, x->dtype, i);
-    bool half = lt__is_half(x->dtype);
+    bool half = widen && lt__is_half(x->dtype);
     if (w->ndim == 0 && !half)
         return from;
     if (fresh) {
@@ -98,15 +99,24 @@ static const void *take(const lt_array *x, const walk *w, int64_t i, int64_t n, 
     return buffer;
 }
 
+/* Whether fn is to read and write bf16 as it is. */
+static bool is_direct(const lt_map *m)
+{
+    bool direct = m->bf16 && m->z.dtype == LT_BF16;
+    for (int k = 0; k < m->n_in; k++)
+        direct &= m->in[k].dtype == LT_BF16;
+    return direct;
+}
+
 /* Elements [first, last). A block is whole periods where that is possible, so that a repeated
  * scalar or row is copied once for all blocks. */
 static void map_range(const lt_call *c, const lt_map *m, const walk *walks, int64_t first,
                       int64_t last)
 {
+    bool widen = !is_direct(m), half = widen && lt__is_half(m->z.dtype);
     _Alignas(64) char buffer[3][LT_BLOCK * 8];
     _Alignas(64) float wide[LT_BLOCK];
-    lt_block b = {.dtype = widened(m->dtype), .add = m->add, .c = c};
-    bool half = lt__is_half(m->z.dtype);
+    lt_block b = {.dtype = widen ? widened(m->dtype) : LT_BF16, .add = m->add, .c = c};
     int64_t block = LT_BLOCK;
     for (int k = 0; k < m->n_in; k++)
         if (walks[k].ndim > 0 && walks[k].period > 0)
@@ -116,7 +126,8 @@ static void map_range(const lt_call *c, const lt_map *m, const walk *walks, int6
         for (int k = 0; k < m->n_in; k++) {
             const walk *w = &walks[k];
             bool repeats = w->ndim > 0 && w->period > 0 && block % w->period == 0;
-            b.in[k] = take(&m->in[k], w, b.first, b.n, b.first == first || !repeats, buffer[k]);
+            b.in[k] = take(&m->in[k], w, b.first, b.n, widen, b.first == first || !repeats,
+                           buffer[k]);
         }
         void *z = lt__at(m->z.data, m->z.dtype, b.first);
         b.z = half ? wide : z;

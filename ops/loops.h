@@ -72,6 +72,26 @@ static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; 
         }                                                                                          \
     } while (0)
 
+/* Runs body once with T standing for the type to compute in and E for that of the elements: float
+ * and uint16_t for bf16, else the one that `types` gives for both. */
+#define LT_AND_BF16(types, dtype, T, E, ...)                                                       \
+    do {                                                                                           \
+        if ((dtype) == LT_BF16) { typedef float T; typedef uint16_t E; __VA_ARGS__ }               \
+        else types(dtype, T, typedef T E; __VA_ARGS__);                                            \
+    } while (0)
+
+/* To the nearest, ties to even. A NaN that comes of bf16 or of arithmetic ends in 16 zeros, and so
+ * stays one. */
+static inline uint16_t lt__round_bf16(float f)
+{
+    union { float f; uint32_t u; } v = {f};
+    return (uint16_t)((v.u + 0x7fff + (v.u >> 16 & 1)) >> 16);
+}
+
+/* The value of an element; the element, of type E, for a value. */
+#define LT_VALUE(e) _Generic((e), uint16_t: lt__bf16_to_f32((uint16_t)(e)), default: (e))
+#define LT_ELEMENT(E, v) _Generic((E)0, uint16_t: lt__round_bf16((float)(v)), default: (E)(v))
+
 /* ==== Maps ==================================================================================== */
 
 enum { LT_BLOCK = 1024 };     /* elements; a block of each operand stays in the first cache */
@@ -81,7 +101,7 @@ typedef struct lt_block {     /* one run of elements, all dense */
     int64_t first;            /* element of z, of the n */
     void *z;                  /* n results */
     const void *in[3];        /* n elements of each input */
-    lt_dtype dtype;           /* to compute in, never half */
+    lt_dtype dtype;           /* to compute in; never half, but bf16 where the map says so */
     bool add;                 /* to what is in z */
     const lt_call *c;         /* for options */
 } lt_block;
@@ -95,6 +115,7 @@ typedef struct lt_map {       /* z (+)= fn(in...), where each input broadcasts t
     lt_dtype dtype;           /* to compute in; a half one stands for f32 */
     int cost;
     bool add;
+    bool bf16;                /* fn reads and writes bf16 itself, where all is bf16 */
     int n_in;
     lt_array z, in[3];
 } lt_map;

@@ -131,6 +131,14 @@ static inline range outputs_of(const lt_window *w, int axis, int64_t i)
     return (range){before < 0 ? 0 : before / stride + 1, lt__least(w->out[axis], at / stride + 1)};
 }
 
+/* Those of input i, when r was that of input i - 1: no division. */
+static inline void move_outputs(const lt_window *w, int axis, int64_t i, range *r)
+{
+    int64_t at = i + w->pad[axis], stride = w->stride[axis];
+    r->first += r->first * stride + w->kernel[axis] <= at;
+    r->end += r->end < w->out[axis] && r->end * stride <= at;
+}
+
 /* The number of the tap of output (oh, ow) that meets input (ih, iw). */
 static inline int64_t tap_at(const lt_window *w, int64_t ih, int64_t iw, int64_t oh, int64_t ow)
 {
@@ -225,63 +233,82 @@ static lt_status bwd(lt_call *c)
     return run(c, &p, p.w.in[0], plain_input_row);
 }
 
-/* ==== Fast kernels: vectors of channels ======================================================= */
+/* ==== Fast kernels: blocks of channels ======================================================== */
+
+/* A block is a vector of f32, or 32 halves, the even ones and the odd ones as a vector each. */
+enum { MOST = 2 };                /* vectors of a block */
+typedef struct { lt_vec v[MOST]; } block;
+
+LT_INLINE int vectors_of(bool half) { return half ? 2 : 1; }
+LT_INLINE int block_of(bool half) { return half ? 2 * LT_LANES : LT_LANES; }
 
 /* Elements i, i + 1, ...: n of them. The lanes beyond hold 0. */
-LT_INLINE lt_vec load(const void *from, int64_t i, int n, bool half)
+LT_INLINE block load(const void *from, int64_t i, int n, bool half)
 {
+    block b = {{{0}}};
     if (half) {
         const uint16_t *at = (const uint16_t *)from + i;
-        uint16_t part[LT_LANES];
-        if (n == LT_LANES)
-            return lt__load_bf16(at);
-        LT_EACH_LANE(k)
-            part[k] = k < n ? at[k] : 0;
-        return lt__load_bf16(part);
+        uint16_t part[2 * LT_LANES] = {0};
+        if (n < 2 * LT_LANES)
+            memcpy(part, at, (size_t)n * sizeof *at);
+        lt__load_pairs(n < 2 * LT_LANES ? part : at, b.v);
+        return b;
     }
     const float *at = (const float *)from + i;
-    lt_vec v;
     LT_EACH_LANE(k)
-        v[k] = k < n ? at[k] : 0;
-    return v;
+        b.v[0][k] = k < n ? at[k] : 0;
+    return b;
 }
 
-LT_INLINE void store(void *to, int64_t i, int n, bool half, lt_vec v)
+LT_INLINE void store(void *to, int64_t i, int n, bool half, block b)
 {
     if (half) {
-        uint16_t *at = (uint16_t *)to + i, part[LT_LANES];
-        lt__store_bf16(n == LT_LANES ? at : part, v);
-        LT_EACH_LANE(k)
-            if (k < n && n < LT_LANES)
-                at[k] = part[k];
+        uint16_t *at = (uint16_t *)to + i, part[2 * LT_LANES];
+        lt__store_pairs(n < 2 * LT_LANES ? part : at, b.v);
+        if (n < 2 * LT_LANES)
+            memcpy(at, part, (size_t)n * sizeof *at);
     } else {
         float *at = (float *)to + i;
         LT_EACH_LANE(k)
             if (k < n)
-                at[k] = v[k];
+                at[k] = b.v[0][k];
     }
 }
 
-LT_INLINE lt_vec_i32 load_bytes(const uint8_t *from, int64_t i, int n)
+/* n bytes as the lanes of a block. */
+LT_INLINE void load_bytes(const uint8_t *from, int n, bool half, lt_vec_i32 v[MOST])
 {
-    const uint8_t *at = from + i;
-    uint8_t part[LT_LANES];
-    lt_vec_i32 v;
-    if (n < LT_LANES) {
-        LT_EACH_LANE(k)
-            part[k] = k < n ? at[k] : 0;
-        at = part;
+    uint8_t part[2 * LT_LANES] = {0};
+    if (n < block_of(half)) {
+        memcpy(part, from, (size_t)n);
+        from = part;
     }
-    for (int k = 0; k < LT_LANES; k++) /* one instruction, as in lt__load_bf16() */
-        v[k] = at[k];
-    return v;
+    if (half) {
+        uint16_t pairs[LT_LANES];
+        lt_vec_i32 both;
+        memcpy(pairs, from, sizeof pairs);
+        for (int k = 0; k < LT_LANES; k++) /* one instruction, as in lt__load_bf16() */
+            both[k] = pairs[k];
+        v[0] = both & 255;
+        v[1] = both >> 8;
+    } else {
+        for (int k = 0; k < LT_LANES; k++)
+            v[0][k] = from[k];
+    }
 }
 
-LT_INLINE void store_bytes(uint8_t *to, int64_t i, int n, lt_vec_i32 v)
+LT_INLINE void store_bytes(uint8_t *to, int n, bool half, const lt_vec_i32 v[MOST])
 {
-    for (int k = 0; k < LT_LANES; k++)
-        if (k < n)
-            to[i + k] = (uint8_t)v[k];
+    uint8_t part[2 * LT_LANES], *at = n < block_of(half) ? part : to;
+    if (half) {
+        lt_vec_u16 pairs = __builtin_convertvector(v[0] | v[1] << 8, lt_vec_u16);
+        memcpy(at, &pairs, sizeof pairs);
+    } else {
+        for (int k = 0; k < LT_LANES; k++)
+            at[k] = (uint8_t)v[0][k];
+    }
+    if (n < block_of(half))
+        memcpy(to, part, (size_t)n);
 }
 
 /* A pixel to read: where its channels begin, and which tap of a window it is or meets. */
@@ -290,6 +317,9 @@ typedef struct {
     int32_t tap;
 } place;
 
+/* In loops of two or three turns: vectors would cost more than they save. */
+#define FEW __asm__ volatile("")
+
 /* The pixels of x in the window of an output, and how many. down: taps_of() its row. */
 static int places_in(const pool *p, int64_t image, int64_t oh, range down, int64_t ow, place *list)
 {
@@ -297,70 +327,93 @@ static int places_in(const pool *p, int64_t image, int64_t oh, range down, int64
     int64_t at = window_at(p, image, oh, ow);
     int n = 0;
     for (int64_t kh = down.first; kh < down.end; kh++)
-        for (int64_t kw = right.first; kw < right.end; kw++)
+        for (int64_t kw = right.first; kw < right.end; kw++) {
+            FEW;
             list[n++] = (place){at + (kh * p->w.in[1] + kw) * p->channels,
                                 (int32_t)(kh * p->w.kernel[1] + kw)};
+        }
     return n;
 }
 
-/* The outputs whose windows hold a pixel of x, and how many. down: outputs_of() its row. */
+/* The outputs whose windows hold a pixel of x, and how many. down, right: outputs_of() it. */
 static int places_over(const pool *p, int64_t image, int64_t ih, range down, int64_t iw,
-                       place *list)
+                       range right, place *list)
 {
-    range right = outputs_of(&p->w, 1, iw);
     int n = 0;
     for (int64_t oh = down.first; oh < down.end; oh++)
-        for (int64_t ow = right.first; ow < right.end; ow++)
+        for (int64_t ow = right.first; ow < right.end; ow++) {
+            FEW;
             list[n++] = (place){small_at(p, image, oh, ow),
                                 (int32_t)tap_at(&p->w, ih, iw, oh, ow)};
+        }
     return n;
+}
+
+/* Where x is the larger, most and tap become x and id. The first NaN stays. */
+LT_INLINE void take_larger(lt_vec x, int32_t id, lt_vec *most, lt_vec_i32 *tap)
+{
+    lt_vec old = *most, new = old;
+    lt_vec_i32 from = *tap;
+    LT_EACH_LANE(k) {
+        int take = !(x[k] <= old[k]) & (old[k] == old[k]);
+        new[k] = take ? x[k] : old[k];
+        from[k] = take ? id : from[k];
+    }
+    *most = new;
+    *tap = from;
 }
 
 /* n channels of one output, from channel j on. */
 LT_INLINE void output_of(const pool *p, const place *list, int places, int64_t j, int64_t to, int n,
                          bool max, bool half)
 {
-    lt_vec most = load(p->big, list[0].at + j, n, half), sum = most;
-    lt_vec_i32 tap;
-    LT_EACH_LANE(k)
-        tap[k] = list[0].tap;
+    block y = load(p->big, list[0].at + j, n, half);
+    lt_vec_i32 tap[MOST];
+    for (int h = 0; h < vectors_of(half); h++)
+        LT_EACH_LANE(k)
+            tap[h][k] = list[0].tap;
     for (int i = 1; i < places; i++) {
-        lt_vec x = load(p->big, list[i].at + j, n, half);
+        block x = load(p->big, list[i].at + j, n, half);
         int32_t id = list[i].tap;
-        if (!max) {
-            sum += x;
-            continue;
-        }
-        LT_EACH_LANE(k) {
-            int take = !(x[k] <= most[k]) & (most[k] == most[k]);
-            most[k] = take ? x[k] : most[k];
-            tap[k] = take ? id : tap[k];
+        for (int h = 0; h < vectors_of(half); h++) {
+            if (max)
+                take_larger(x.v[h], id, &y.v[h], &tap[h]);
+            else
+                y.v[h] += x.v[h];
         }
     }
-    store(p->small, to + j, n, half, max ? most : sum / (float)p->taps);
+    for (int h = 0; h < vectors_of(half) && !max; h++)
+        y.v[h] /= (float)p->taps;
+    store(p->small, to + j, n, half, y);
     if (max)
-        store_bytes(p->from->data, to + j, n, tap);
+        store_bytes((uint8_t *)p->from->data + to + j, n, half, tap);
 }
 
 /* n channels of the gradient of one pixel of x. */
 LT_INLINE void gradient_of(const pool *p, const place *list, int places, int64_t j, int64_t to,
                            int n, bool max, bool half)
 {
-    lt_vec sum = {0};
+    block sum = {{{0}}};
     for (int i = 0; i < places; i++) {
-        lt_vec dy = load(p->small, list[i].at + j, n, half);
-        if (max) {
-            lt_vec_i32 from = load_bytes(p->from->data, list[i].at + j, n);
-            int32_t id = list[i].tap;
-            LT_EACH_LANE(k)
-                dy[k] = from[k] == id ? dy[k] : 0;
+        block dy = load(p->small, list[i].at + j, n, half);
+        int32_t id = list[i].tap;
+        lt_vec_i32 from[MOST];
+        if (max)
+            load_bytes((const uint8_t *)p->from->data + list[i].at + j, n, half, from);
+        for (int h = 0; h < vectors_of(half); h++) {
+            if (max)
+                LT_EACH_LANE(k)
+                    dy.v[h][k] = from[h][k] == id ? dy.v[h][k] : 0;
+            sum.v[h] += dy.v[h];
         }
-        sum += dy;
     }
-    if (!max)
-        sum *= (float)p->share;
-    if (p->add)
-        sum += load(p->big, to + j, n, half);
+    block before = p->add ? load(p->big, to + j, n, half) : (block){{{0}}};
+    for (int h = 0; h < vectors_of(half); h++) {
+        if (!max)
+            sum.v[h] *= (float)p->share;
+        if (p->add)
+            sum.v[h] += before.v[h];
+    }
     store(p->big, to + j, n, half, sum);
 }
 
@@ -370,9 +423,9 @@ LT_INLINE void outputs(const pool *p, int64_t image, int64_t oh, bool max, bool 
     range down = taps_of(&p->w, 0, oh);
     for (int64_t ow = 0; ow < p->w.out[1]; ow++) {
         int64_t to = small_at(p, image, oh, ow), j = 0;
-        int places = places_in(p, image, oh, down, ow, list);
-        for (; j + LT_LANES <= p->channels; j += LT_LANES)
-            output_of(p, list, places, j, to, LT_LANES, max, half);
+        int places = places_in(p, image, oh, down, ow, list), n = block_of(half);
+        for (; j + n <= p->channels; j += n)
+            output_of(p, list, places, j, to, n, max, half);
         if (j < p->channels)
             output_of(p, list, places, j, to, (int)(p->channels - j), max, half);
     }
@@ -381,12 +434,12 @@ LT_INLINE void outputs(const pool *p, int64_t image, int64_t oh, bool max, bool 
 LT_INLINE void gradients(const pool *p, int64_t image, int64_t ih, bool max, bool half)
 {
     place list[BYTES];
-    range down = outputs_of(&p->w, 0, ih);
-    for (int64_t iw = 0; iw < p->w.in[1]; iw++) {
+    range down = outputs_of(&p->w, 0, ih), right = outputs_of(&p->w, 1, 0);
+    for (int64_t iw = 0; iw < p->w.in[1]; move_outputs(&p->w, 1, ++iw, &right)) {
         int64_t to = big_at(p, image, ih, iw), j = 0;
-        int places = places_over(p, image, ih, down, iw, list);
-        for (; j + LT_LANES <= p->channels; j += LT_LANES)
-            gradient_of(p, list, places, j, to, LT_LANES, max, half);
+        int places = places_over(p, image, ih, down, iw, right, list), n = block_of(half);
+        for (; j + n <= p->channels; j += n)
+            gradient_of(p, list, places, j, to, n, max, half);
         if (j < p->channels)
             gradient_of(p, list, places, j, to, (int)(p->channels - j), max, half);
     }
@@ -448,31 +501,40 @@ const lt_op lt__op_avg_pool2d = {
 
 enum { RUN = 64 * LT_LANES }; /* channels of a pixel that are read together */
 
+LT_INLINE void add_block(block *sum, block x, bool half)
+{
+    for (int h = 0; h < vectors_of(half); h++)
+        sum->v[h] += x.v[h];
+}
+
 /* y of some channels of an image, which is its only window: pixel after pixel, as they lie in
  * memory. Each row is summed alone: of many pixels a sum of sums is nearer to the truth. */
 LT_INLINE void mean_of_run(const pool *p, int64_t image, int64_t first, bool half)
 {
-    int64_t n = lt__least(RUN, p->channels - first), whole = n / LT_LANES;
-    int left = (int)(n % LT_LANES);
-    lt_vec total[RUN / LT_LANES] = {{0}};
+    int64_t n = lt__least(RUN, p->channels - first), size = block_of(half), whole = n / size;
+    int left = (int)(n % size), blocks = (int)(whole + (left > 0)), vectors = vectors_of(half);
+    block total[RUN / LT_LANES] = {0};
     for (int64_t ih = 0; ih < p->w.in[0]; ih++) {
-        lt_vec sum[RUN / LT_LANES] = {{0}};
+        block sum[RUN / LT_LANES] = {0};
         for (int64_t iw = 0; iw < p->w.in[1]; iw++) {
             int64_t at = big_at(p, image, ih, iw) + first;
             for (int64_t k = 0; k < whole; k++)
-                sum[k] += load(p->big, at + k * LT_LANES, LT_LANES, half);
+                add_block(&sum[k], load(p->big, at + k * size, (int)size, half), half);
             if (left > 0)
-                sum[whole] += load(p->big, at + whole * LT_LANES, left, half);
+                add_block(&sum[whole], load(p->big, at + whole * size, left, half), half);
         }
-        for (int k = 0; k < RUN / LT_LANES; k++)
-            total[k] += sum[k];
+        for (int k = 0; k < blocks; k++)
+            add_block(&total[k], sum[k], half);
     }
-    for (int64_t k = 0; k < whole; k++)
-        store(p->small, image * p->channels + first + k * LT_LANES, LT_LANES, half,
-              total[k] / (float)p->taps);
-    if (left > 0)
-        store(p->small, image * p->channels + first + whole * LT_LANES, left, half,
-              total[whole] / (float)p->taps);
+    for (int k = 0; k < blocks; k++) {
+        int64_t to = image * p->channels + first + k * size;
+        for (int h = 0; h < vectors; h++)
+            total[k].v[h] /= (float)p->taps;
+        if (k < whole)
+            store(p->small, to, (int)size, half, total[k]);
+        else
+            store(p->small, to, left, half, total[k]);
+    }
 }
 
 LT_SIMD static void mean_run(const pool *p, int64_t image, int64_t run)

@@ -9,41 +9,46 @@
 
 #include "ops/loops.h"
 
-static lt_status forward(lt_call *c, lt_block_fn fn, int cost)
+/* bf16: fn is for that too. */
+static lt_status forward(lt_call *c, lt_block_fn fn, int cost, bool bf16)
 {
     lt_array x = lt__array(c->in[0]), y = lt__array(c->out[0]);
-    lt__map(c, &(lt_map){fn, x.dtype, cost, .n_in = 1, .z = y, .in = {x}});
+    lt__map(c, &(lt_map){fn, x.dtype, cost, false, bf16, .n_in = 1, .z = y, .in = {x}});
     return LT_OK;
 }
 
 /* fn's inputs are dy and what was saved (dy again if nothing was). */
-static lt_status backward(lt_call *c, lt_block_fn fn, int cost)
+static lt_status backward(lt_call *c, lt_block_fn fn, int cost, bool bf16)
 {
     bool add = lt__adds(c, 0);
     lt_array dy = lt__array(c->d_out[0]), dx = lt__array(c->d_in[0]);
     lt_array saved = c->in[0] ? lt__array(c->in[0]) : c->out[0] ? lt__array(c->out[0]) : dy;
-    lt__map(c, &(lt_map){fn, dx.dtype, cost, add, .n_in = 2, .z = dx, .in = {dy, saved}});
+    lt__map(c, &(lt_map){fn, dx.dtype, cost, add, bf16, .n_in = 2, .z = dx, .in = {dy, saved}});
     return LT_OK;
 }
 
-/* The two loops of an op for one element type. */
-#define FORWARD_LOOP(T, y_of)                                                                      \
-    const T *restrict in = b->in[0];                                                               \
-    T *restrict out = b->z;                                                                        \
+/* The two loops of an op for elements of type E, computed in T. */
+#define FORWARD_LOOP(T, E, y_of)                                                                   \
+    const E *restrict in = b->in[0];                                                               \
+    E *restrict out = b->z;                                                                        \
     for (int64_t i = 0; i < b->n; i++) {                                                           \
-        const T x = in[i];                                                                         \
-        out[i] = (T)(y_of);                                                                        \
+        const T x = LT_VALUE(in[i]);                                                               \
+        out[i] = LT_ELEMENT(E, (T)(y_of));                                                         \
     }
 
-#define BACKWARD_LOOP(T, dx_of)                                                                    \
-    const T *in = b->in[0], *saved = b->in[1];                                                     \
-    T *out = b->z; /* may be in */                                                                 \
+#define BACKWARD_LOOP(T, E, dx_of)                                                                 \
+    const E *in = b->in[0], *saved = b->in[1];                                                     \
+    E *out = b->z; /* may be in */                                                                 \
     const bool add = b->add;                                                                       \
+    const int64_t n = b->n;                                                                        \
     LT_APART                                                                                       \
-    for (int64_t i = 0; i < b->n; i++) {                                                           \
-        const T dy = in[i], x = saved[i], y = x;                                                   \
+    for (int64_t i = 0; i < n; i++) {                                                              \
+        const T dy = LT_VALUE(in[i]), x = LT_VALUE(saved[i]), y = x;                               \
+        T dx = (T)(dx_of);                                                                         \
         (void)x, (void)y;                                                                          \
-        LT_PUT(add, out[i], (T)(dx_of));                                                           \
+        if (add)                                                                                   \
+            dx += LT_VALUE(out[i]);                                                                \
+        out[i] = LT_ELEMENT(E, dx);                                                                \
     }
 
 /* Both for all types, and the kernels NAME_fwd and NAME_bwd. types is the macro that supplies T in
@@ -51,14 +56,18 @@ static lt_status backward(lt_call *c, lt_block_fn fn, int cost)
 #define KERNELS(name, types, cost, y_of, dx_of)                                                    \
     LT_SIMD static void name##_forward_block(const lt_block *b)                                    \
     {                                                                                              \
-        types(b->dtype, T, FORWARD_LOOP(T, y_of));                                                 \
+        LT_AND_BF16(types, b->dtype, T, E, FORWARD_LOOP(T, E, y_of));                              \
     }                                                                                              \
     LT_SIMD static void name##_backward_block(const lt_block *b)                                   \
     {                                                                                              \
-        LT_FLOATS(b->dtype, T, BACKWARD_LOOP(T, dx_of));                                           \
+        LT_AND_BF16(LT_FLOATS, b->dtype, T, E, BACKWARD_LOOP(T, E, dx_of));                        \
     }                                                                                              \
-    static lt_status name##_fwd(lt_call *c) { return forward(c, name##_forward_block, cost); }     \
-    static lt_status name##_bwd(lt_call *c) { return backward(c, name##_backward_block, cost); }
+    static lt_status name##_fwd(lt_call *c) {                                                      \
+        return forward(c, name##_forward_block, cost, true);                                       \
+    }                                                                                              \
+    static lt_status name##_bwd(lt_call *c) {                                                      \
+        return backward(c, name##_backward_block, cost, true);                                     \
+    }
 
 /* ==== The table =============================================================================== */
 
@@ -164,7 +173,7 @@ LT_SIMD static void clamp_forward_block(const lt_block *b)
     LT_NUMERICS(b->dtype, T,
         BOUNDS(T)
         min = min > max ? max : min;
-        FORWARD_LOOP(T, x > max ? max : x < min ? min : x)
+        FORWARD_LOOP(T, T, x > max ? max : x < min ? min : x)
     );
 }
 
@@ -172,12 +181,19 @@ LT_SIMD static void clamp_backward_block(const lt_block *b)
 {
     LT_FLOATS(b->dtype, T,
         BOUNDS(T)
-        BACKWARD_LOOP(T, x > min && x < max ? dy : 0)
+        BACKWARD_LOOP(T, T, x > min && x < max ? dy : 0)
     );
 }
 
-static lt_status clamp_fwd(lt_call *c) { return forward(c, clamp_forward_block, LT_CHEAP); }
-static lt_status clamp_bwd(lt_call *c) { return backward(c, clamp_backward_block, LT_CHEAP); }
+static lt_status clamp_fwd(lt_call *c)
+{
+    return forward(c, clamp_forward_block, LT_CHEAP, false);
+}
+
+static lt_status clamp_bwd(lt_call *c)
+{
+    return backward(c, clamp_backward_block, LT_CHEAP, false);
+}
 
 const lt_op lt__op_clamp = {
     .sig = "clamp(x; min=-inf, max=inf)",

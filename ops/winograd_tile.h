@@ -1,36 +1,30 @@
-/* winograd_tile.h - the transforms of F(2x2, 3x3) for one tile, a vector of channels at a time: for
- * winograd.c, which says what they are for. The matrices are
+/* winograd_tile.h - tiles of F(2x2, 3x3), a vector of channels at a time: reading them from images,
+ * their transforms, writing them. For winograd.c, which says what they are for. The matrices are
  *
  *     B' = 1  0 -1  0      G = 1    0    0      A' = 1  1  1  0
  *          0  1  1  0          1/2  1/2  1/2         0  1 -1 -1
  *          0 -1  1  0          1/2 -1/2  1/2
  *          0  1  0 -1          0    0    1
+ *
+ * Images are f32 or bf16 (half), transforms are in f32. What becomes a factor of products is kept
+ * in words of 32 bits: one term of f32, or two of bf16.
  */
 #ifndef LT_OPS_WINOGRAD_TILE_H
 #define LT_OPS_WINOGRAD_TILE_H
 
-#include "ops/simd.h"
+#include "ops/panel.h"
 
 enum { SIDE = 3, TILE = 4, POINTS = TILE * TILE }; /* of the kernel; of the tile of x */
 
-#define UNROLL _Pragma("GCC unroll 16")
+/* ==== Transforms ============================================================================== */
 
-/* v = B' d B */
-LT_INLINE void transform_input(lt_vec d[TILE][TILE], lt_vec v[TILE][TILE])
+/* v = B' d, of one column of a tile of x; or, of a row of what that gave, v' = d' B. */
+LT_INLINE void transform_input(const lt_vec d[TILE], lt_vec v[TILE])
 {
-    lt_vec t[TILE][TILE];
-    UNROLL for (int j = 0; j < TILE; j++) {
-        t[0][j] = d[0][j] - d[2][j];
-        t[1][j] = d[1][j] + d[2][j];
-        t[2][j] = d[2][j] - d[1][j];
-        t[3][j] = d[1][j] - d[3][j];
-    }
-    UNROLL for (int i = 0; i < TILE; i++) {
-        v[i][0] = t[i][0] - t[i][2];
-        v[i][1] = t[i][1] + t[i][2];
-        v[i][2] = t[i][2] - t[i][1];
-        v[i][3] = t[i][1] - t[i][3];
-    }
+    v[0] = d[0] - d[2];
+    v[1] = d[1] + d[2];
+    v[2] = d[2] - d[1];
+    v[3] = d[1] - d[3];
 }
 
 /* y = A' m A */
@@ -97,6 +91,132 @@ LT_INLINE void transform_kernel_gradient(lt_vec u[TILE][TILE], lt_vec g[SIDE][SI
         g[i][1] = 0.5f * (s[i][1] - s[i][2]);
         g[i][2] = 0.5f * (s[i][1] + s[i][2]) + s[i][3];
     }
+}
+
+/* ==== Images ================================================================================== */
+
+/* An image, and the tiles that it is cut into. */
+typedef struct {
+    void *data;
+    int64_t h, w, c;
+} image;
+
+typedef struct {
+    image x, y;             /* what tiles of 4x4 are read from; what those of 2x2 belong to */
+    bool half;              /* both are bf16 */
+    int64_t pad[2];
+    int64_t down, across;   /* tiles of an image */
+    int64_t count;          /* of all images */
+} grid;
+
+/* A square of pixels of an image: some may be outside. */
+typedef struct {
+    char *data;
+    int64_t row, pixel;               /* bytes from one to the next */
+    int64_t top, bottom, left, right; /* rows [top, bottom), columns [left, right) are inside */
+} square;
+
+LT_INLINE square square_of(bool half, const image *x, int64_t n, int64_t row, int64_t column)
+{
+    int64_t pixel = x->c * bytes_of(half);
+    return (square){(char *)x->data + ((n * x->h + row) * x->w + column) * pixel, x->w * pixel,
+                    pixel, -row, x->h - row, -column, x->w - column};
+}
+
+LT_INLINE void *pixel_of(const square *s, int64_t i, int64_t j)
+{
+    return s->data + i * s->row + j * s->pixel;
+}
+
+/* Tiles one after the other, without a division for each. */
+typedef struct {
+    int64_t n, row, column;
+} cursor;
+
+static inline cursor tile_at(const grid *g, int64_t t)
+{
+    return (cursor){t / (g->down * g->across), t / g->across % g->down * 2, t % g->across * 2};
+}
+
+/* By n tiles, which end with the row at most. */
+LT_INLINE void go_on(const grid *g, cursor *at, int64_t n)
+{
+    if ((at->column += 2 * n) < g->y.w)
+        return;
+    at->column = 0;
+    if ((at->row += 2) < g->y.h)
+        return;
+    at->row = 0;
+    at->n++;
+}
+
+/* The tile in x, and in y. */
+LT_INLINE square input_of(bool half, const grid *g, const cursor *at)
+{
+    return square_of(half, &g->x, at->n, at->row - g->pad[0], at->column - g->pad[1]);
+}
+
+LT_INLINE square output_of(bool half, const grid *g, const cursor *at)
+{
+    return square_of(half, &g->y, at->n, at->row, at->column);
+}
+
+LT_INLINE lt_vec load(bool half, const void *data, int64_t i)
+{
+    return half ? lt__load_bf16((const uint16_t *)data + i)
+                : lt__load_f32((const float *)data + i);
+}
+
+LT_INLINE void put(bool half, void *data, int64_t i, lt_vec v)
+{
+    if (half)
+        lt__store_bf16_at_once((uint16_t *)data + i, v);
+    else
+        lt__store_f32((float *)data + i, v);
+}
+
+/* Pixel (i, j), or zero where it is outside. rows: all of them are inside. */
+LT_INLINE lt_vec load_pixel(bool half, const square *s, bool rows, int i, int64_t j,
+                            int64_t channel)
+{
+    bool inside = (rows || (i >= s->top && i < s->bottom)) && j >= s->left && j < s->right;
+    return inside ? load(half, pixel_of(s, i, j), channel) : (lt_vec){0};
+}
+
+/* B' d of columns j and j + 1 of x. */
+LT_INLINE void read_columns(bool half, const square *s, bool rows, int64_t j, int64_t channel,
+                            lt_vec columns[2][TILE])
+{
+    UNROLL for (int k = 0; k < 2; k++) {
+        lt_vec d[TILE];
+        UNROLL for (int i = 0; i < TILE; i++)
+            d[i] = load_pixel(half, s, rows, i, j + k, channel);
+        transform_input(d, columns[k]);
+    }
+}
+
+/* v = B' d B of the tile of x whose last columns are j and j + 1; the others are the last ones of
+ * the tile on its left, of which `columns` holds B' d. */
+LT_INLINE void read_input(bool half, const square *s, bool rows, int64_t j, int64_t channel,
+                          lt_vec columns[TILE][TILE], lt_vec v[TILE][TILE])
+{
+    UNROLL for (int k = 0; k < 2 * TILE; k++)
+        columns[k / TILE][k % TILE] = columns[k / TILE + 2][k % TILE];
+    read_columns(half, s, rows, j, channel, columns + 2);
+    UNROLL for (int i = 0; i < TILE; i++) {
+        lt_vec row[TILE] = {columns[0][i], columns[1][i], columns[2][i], columns[3][i]};
+        transform_input(row, v[i]);
+    }
+}
+
+/* w = A y A' of the tile of dy whose columns are j and j + 1. */
+LT_INLINE void read_output_gradient(bool half, const square *s, bool rows, int64_t j,
+                                    int64_t channel, lt_vec w[TILE][TILE])
+{
+    lt_vec y[2][2];
+    UNROLL for (int k = 0; k < 4; k++)
+        y[k / 2][k % 2] = load_pixel(half, s, rows, k / 2, j + k % 2, channel);
+    transform_output_gradient(y, w);
 }
 
 #endif

@@ -4,13 +4,14 @@
 -- The script's first run is watched for some steps. Steps are timed as the run does it, from the
 -- end of one to the end of the next, the wait for data included; and every op within, by the timer
 -- of the library. What the machine can do is measured afterwards in the same process: the rate of a
--- product of large matrices, and the bandwidth of copying a large tensor, bytes that are read and
--- bytes that are written both counted, as they are for the ops.
+-- product of large matrices, and the bandwidth of the fastest copy of a large tensor.
 --
--- An op cannot be done before its multiply-adds are, at the rate of the product, nor before its
--- bytes have moved, at the bandwidth of the copy. The longer of the two binds it, and `of_limit` is
--- that time as a share of what it took. Tensors that stay in a cache move faster than a copy does:
--- small ones may be beyond 1.
+-- The bytes of an op are those of each tensor that it reads and of each that it writes; one that is
+-- written in place is both. Batch norm reads twice what the last cache cannot hold, for its sums
+-- and for its results. An op cannot be done before its multiply-adds are, at the rate of the
+-- product, nor before its bytes have moved, at the bandwidth of the copy. The longer of the two
+-- binds it, and `of_limit` is that time as a share of what it took. Tensors that stay in a cache
+-- move faster than a copy does: small ones may be beyond 1.
 
 local core = ...
 local check = require "luatrain.check"
@@ -63,18 +64,31 @@ local function gemm_rate(dtype)
   return 2 * n ^ 3 / seconds
 end
 
--- Bytes read and written a second: one thread copies, or all of them go over a tensor, which is
--- what moves more on a machine of many.
+-- Bytes read and written a second: by a copy, which is streamed past the caches, or by an op that
+-- goes over a tensor, whichever moves more.
 local function copy_rate()
   local x, y = makers.zeros{1 << 26}, makers.zeros{1 << 26}
   local seconds = math.min(least(4, function() y:copy(x) end), least(4, function() ops.neg(x) end))
   return 2 * 4 * x:count() / seconds
 end
 
+-- Bytes of the largest cache of a processor; 0 where the system does not say.
+local function cache_bytes()
+  local most = 0
+  for i = 0, 9 do
+    local path = ("/sys/devices/system/cpu/cpu0/cache/index%d/size"):format(i)
+    local file <close> = io.open(path, "rb")
+    local kilobytes = file and file:read "a":match "^(%d+)K"
+    most = math.max(most, 1024 * math.tointeger(tonumber(kilobytes or 0)))
+  end
+  return most
+end
+
 -- What the ops of this machine are held against.
 function bench.limits()
   collectgarbage()
-  return {gemm = {f32 = gemm_rate "f32", bf16 = gemm_rate "bf16"}, copy = copy_rate()}
+  return {gemm = {f32 = gemm_rate "f32", bf16 = gemm_rate "bf16"}, copy = copy_rate(),
+          cache = cache_bytes()}
 end
 
 -- ==== Measuring ==================================================================================
@@ -112,6 +126,14 @@ function Meter:step(images, f, ...)
   return self.seconds
 end
 
+-- Bytes that batch norm reads a second time: x, and backwards dy as well.
+local function read_again(row, limits)
+  if row.op ~= "batch_norm" or row.bytes / row.calls <= limits.cache then return 0 end
+  local bytes = row.calls * (row.dtype == "f32" and 4 or 2) * (row.backward and 2 or 1)
+  for _, dim in ipairs(row.shapes[1]) do bytes = bytes * dim end
+  return bytes
+end
+
 -- Adds flops, which limit binds it, and its share of that one; all per step.
 local function rate_op(row, steps, limits)
   local gradients = row.backward and 0 or 1
@@ -120,6 +142,7 @@ local function rate_op(row, steps, limits)
   end
   local x, w, out = table.unpack(row.shapes)
   row.flops = flops_of(row.op, x, w, out) * row.calls * gradients / steps
+  row.bytes = row.bytes + read_again(row, limits)
   row.calls, row.seconds, row.bytes = row.calls / steps, row.seconds / steps, row.bytes / steps
   local products = row.flops / (limits.gemm[row.dtype] or math.huge)
   local moves = row.bytes / limits.copy

@@ -82,6 +82,33 @@ TEST(copies_convert)
     lt_ctx_free(ctx);
 }
 
+/* Those that are streamed, from and to addresses of any kind; within a tensor they may overlap. */
+TEST(large_copies)
+{
+    enum { N = (9 << 20) + 77, PART = (4 << 20) + 1 };
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    lt_tensor *x = lt_tensor_new(ctx, LT_U8, 1, (int64_t[]){N});
+    uint8_t *at = lt_data(x);
+    for (int from = 0; from < 20; from += 3) {
+        int to = from % 2 ? N - PART - from / 2 : 11;
+        lt_tensor *part = lt__tensor_view(x, 1, (int64_t[]){PART}, from, true);
+        lt_tensor *copy = lt__tensor_view(x, 1, (int64_t[]){PART}, to, true);
+        for (int i = 0; i < N; i++)
+            at[i] = (uint8_t)((unsigned)i * 2654435761u >> 24);
+        CHECK_OK(lt_copy(copy, part));
+        int wrong = 0;
+        for (int i = 0; i < N; i++) {
+            int was = i >= to && i < to + PART ? i - to + from : i;
+            wrong += at[i] != (uint8_t)((unsigned)was * 2654435761u >> 24);
+        }
+        CHECK_EQ(wrong, 0);
+        lt_release(part);
+        lt_release(copy);
+    }
+    lt_release(x);
+    lt_ctx_free(ctx);
+}
+
 TEST(scopes_end_tensors)
 {
     lt_ctx *ctx = lt_ctx_new(NULL);

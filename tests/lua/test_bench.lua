@@ -6,7 +6,7 @@ local json = require "luatrain.json"
 local T = require "lt_test"
 local nn = lt.nn
 
-local LIMITS = {gemm = {f32 = 1e11, bf16 = 2e11}, copy = 1e10}
+local LIMITS = {gemm = {f32 = 1e11, bf16 = 2e11}, copy = 1e10, cache = 5000}
 
 -- The result of so many steps of f, each of 4 images, after one that does not count.
 local function measure(steps, f)
@@ -150,8 +150,27 @@ T.test("what is not within a step is not timed", function()
   T.equal(r.ops[1].calls, 1.0)
 end)
 
+T.test("batch norm reads twice what the cache cannot hold", function()
+  local function bytes_of(rows, dtype, backward)
+    local x = lt.ones{rows, 32}:cast(dtype):requires_grad()
+    local scale, shift, mean, var = lt.ones{32}, lt.zeros{32}, lt.zeros{32}, lt.ones{32}
+    local r = measure(2, function()
+      lt.batch_norm(x, scale, shift, mean, var, {train = true}):sum():backward()
+      x:zero_grad()
+    end)
+    return row(r, "batch_norm", backward).bytes
+  end
+  -- x, four parameters and buffers, y and two statistics; and x again.
+  T.equal(bytes_of(16, "f32", false), 4.0 * (2 * 16 * 32 + 6 * 32))
+  T.equal(bytes_of(32, "f32", false), 4.0 * (3 * 32 * 32 + 6 * 32))
+  T.equal(bytes_of(64, "bf16", false), 2.0 * 3 * 64 * 32 + 4 * 6 * 32)
+  -- x, dy, scale, two statistics, dx; and x and dy again.
+  T.equal(bytes_of(64, "f32", true), 4.0 * (5 * 64 * 32 + 3 * 32))
+end)
+
 T.test("the limits of the machine", function()
   local limits = bench.limits()
+  T.equal(limits.cache % 1024, 0)
   for _, rate in ipairs{limits.gemm.f32, limits.gemm.bf16, limits.copy} do
     assert(rate > 1e7 and rate < 1e15, rate)
   end

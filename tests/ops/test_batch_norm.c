@@ -204,13 +204,14 @@ TEST(random_shapes)
     close_all(c);
 }
 
-/* Groups of many blocks. */
+/* Groups of many blocks; results that are streamed, in parts of rows too. */
 TEST(a_long_batch)
 {
     uint64_t seed = 77;
     contexts c = open_all();
     try_shape(c, &seed, 70003, 17, LT_F32);
     try_shape(c, &seed, 70003, 17, LT_BF16);
+    try_shape(c, &seed, 1999, 601, LT_F32);
     close_all(c);
 }
 
