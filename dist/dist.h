@@ -93,10 +93,10 @@ LT_MUST lt_status lt_group_compare(lt_group *group, const char *what, const char
  * backward goes on. In front of them goes the record of the step, a few numbers of each rank: which
  * parameters it uses, its loss, the sums of its batch norm statistics, its wish to stop.
  *
- * A step may have several backwards, which add up. The last one sends; which one that is, the ranks
- * know from the steps before, and if there was none, the gradients are sent when an optimizer wants
- * them. A parameter that only some ranks have used counts as zero on the others; one that none has
- * used is not sent, and not updated. */
+ * A step may have several backwards, which add up. The last one sends. If nobody says which one
+ * that is (lt_reducer_expect()), it is taken to be as in the steps before; the first step sends when
+ * an optimizer wants the gradients. A parameter that only some ranks have used counts as zero on
+ * the others; one that none has used is not sent, and not updated. */
 typedef struct lt_reducer lt_reducer;
 
 typedef struct lt_reducer_config { /* zero means default */
@@ -115,6 +115,10 @@ LT_MUST lt_status lt_reducer_add(lt_reducer *reducer, lt_tensor *const *params, 
 /* What this rank has of the batch from now on: rows of so many. Before the first call each rank has
  * an equal share. A rank with 0 rows must still go through some, for nothing. */
 LT_API void lt_reducer_set_share(lt_reducer *reducer, int64_t rows, int64_t total);
+
+/* Each step has so many backwards from now on. 0, as in the beginning: to be found out; then a step
+ * with more of them than any before must have them on all ranks. */
+LT_API void lt_reducer_expect(lt_reducer *reducer, int backwards);
 
 typedef struct lt_reduced { /* the last step that was made one */
     double loss;            /* of the global batch, all backwards of the step added */

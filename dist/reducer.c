@@ -6,9 +6,9 @@
  * complete. Which parameters will come is known when backward begins, from its tape.
  *
  * A rank's gradient is multiplied by its share of the batch as it is added to those of others, so
- * the result is the gradient of the global batch. When another backward adds to a gradient that is
- * a result already, it is taken apart again: rank 0 keeps all of it, divided by its share, and the
- * others have none; the next sweep then makes it whole.
+ * the result is the gradient of the global batch. When a further backward adds to a gradient that
+ * was sent already, it is sent once more: what all ranks have alike stays what it is, for their
+ * shares add up to 1.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -33,7 +33,6 @@ typedef struct item {
 typedef struct bucket {
     int first, end;     /* items */
     int coming;         /* of them, in the running backward; under the lock */
-    bool whole;         /* the gradients in it are those of the global batch */
 } bucket;
 
 typedef struct norm { /* a batch norm whose statistics were seen; all are sent in every record */
@@ -61,6 +60,7 @@ struct lt_reducer {
     double loss;        /* sum over the backwards of this step */
     int backwards;      /* in this step */
     int usual;          /* the most that a step had so far; 0: there was none */
+    int expected;       /* in each step, if that is known; or 0 */
     bool swept;         /* a sweep was started since the last update, */
     bool more;          /* and a backward after it */
     bool broken;        /* a backward failed in the middle of one */
@@ -127,6 +127,8 @@ void lt_reducer_set_share(lt_reducer *r, int64_t rows, int64_t total)
 {
     r->share = (double)rows / (double)total;
 }
+
+void lt_reducer_expect(lt_reducer *r, int backwards) { r->expected = backwards; }
 
 lt_reduced lt_reducer_last(const lt_reducer *r) { return r->last; }
 
@@ -338,31 +340,6 @@ static void *data_of(const item *it)
     return (char *)it->place.arena + (size_t)it->place.offset * lt_dtype_bytes(it->place.dtype);
 }
 
-/* Multiplies by a factor; by 0 it becomes 0, whatever it was. */
-static void scale(const item *it, double factor)
-{
-    int64_t n = it->x->count;
-    float *x = data_of(it);
-    double *y = data_of(it);
-    if (factor == 0)
-        memset(x, 0, (size_t)n * lt_dtype_bytes(it->place.dtype));
-    else if (it->place.dtype == LT_F64)
-        for (int64_t i = 0; i < n; i++)
-            y[i] *= factor;
-    else
-        for (int64_t i = 0; i < n; i++)
-            x[i] *= (float)factor;
-}
-
-/* What this rank adds to a gradient that is whole: see the top. */
-static void take_apart(lt_reducer *r, bucket *b)
-{
-    for (int i = b->first; i < b->end && b->whole; i++)
-        if (r->items[i].came != NOTHING)
-            scale(&r->items[i], r->rank == 0 ? 1 / r->share : 0);
-    b->whole = false;
-}
-
 static lt_status wait_until_there(lt_reducer *r, const bucket *b)
 {
     lt_status code = LT_OK;
@@ -388,7 +365,7 @@ static lt_status wait_until_there(lt_reducer *r, const bucket *b)
 static lt_status reduce(lt_reducer *r, int index)
 {
     char what[32];
-    bucket *b = &r->buckets[index];
+    const bucket *b = &r->buckets[index];
     int first = b->first, end = b->end;
     while (first < end && !r->items[first].wanted)
         first++;
@@ -397,18 +374,17 @@ static lt_status reduce(lt_reducer *r, int index)
     if (first == end)
         return LT_OK;
     LT_TRY(wait_until_there(r, b));
-    take_apart(r, b);
-    for (int i = first; i < end; i++)
-        if (r->items[i].came == NOTHING)
-            scale(&r->items[i], 0);
     const item *it = &r->items[first];
     lt_dtype dtype = it->place.dtype;
+    for (int i = first; i < end; i++)
+        if (r->items[i].came == NOTHING)
+            memset(data_of(&r->items[i]), 0,
+                   (size_t)r->items[i].x->count * lt_dtype_bytes(dtype));
     snprintf(what, sizeof what, "bucket %d", index);
     lt_sum sum = {.what = what, .data = data_of(it), .count = span_of(r->items, first, end),
                   .dtype = dtype, .wire = dtype == LT_F32 ? r->config.wire : dtype,
                   .scale = r->share};
     LT_TRY(lt_group_allreduce(r->group, &sum));
-    b->whole = true;
     r->last.buckets++;
     return LT_OK;
 }
@@ -432,22 +408,12 @@ static lt_status sweep(void *ud)
 static void survey(lt_reducer *r)
 {
     pthread_mutex_lock(&r->lock);
-    for (int k = 0; k < r->n_buckets; k++) {
-        bucket *b = &r->buckets[k];
-        bool more = false;
-        b->coming = 0;
-        for (int i = b->first; i < b->end; i++) {
-            item *it = &r->items[i];
-            bool comes = lt_grad_uses(it->x) > 0;
-            it->came = lt_grad(it->x) ? THERE : NOTHING;
-            more |= comes;
-            b->coming += comes;
-        }
-        if (more)
-            take_apart(r, b);
-        for (int i = b->first; i < b->end; i++)
-            if (lt_grad_uses(r->items[i].x) > 0)
-                r->items[i].came = COMING;
+    for (int k = 0; k < r->n_buckets; k++)
+        r->buckets[k].coming = 0;
+    for (int i = 0; i < r->n_items; i++) {
+        item *it = &r->items[i];
+        it->came = lt_grad_uses(it->x) > 0 ? COMING : lt_grad(it->x) ? THERE : NOTHING;
+        r->buckets[it->bucket].coming += it->came == COMING;
     }
     pthread_mutex_unlock(&r->lock);
 }
@@ -486,8 +452,8 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
     r->backwards++;
     r->more = true;
     survey(r);
-    bool last = r->backwards == r->usual && !r->config.blocking;
-    return last ? start_sweep(r) : LT_OK;
+    int last = r->expected > 0 ? r->expected : r->usual;
+    return r->backwards == last && !r->config.blocking ? start_sweep(r) : LT_OK;
 }
 
 static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad)

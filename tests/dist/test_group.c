@@ -250,6 +250,31 @@ TEST(ranks_that_disagree_all_say_which)
     }
 }
 
+static void compare(rank *r)
+{
+    note(r->ud, lt_group_compare(r->group, "the parameters", r->rank == 1
+                                 ? "w1 3x3 f32\nw2 3x4 f32" : "w1 3x3 f32\nw2 3x5 f32\nw3 1 f32"));
+}
+
+static void compare_equal(rank *r)
+{
+    note(r->ud, lt_group_compare(r->group, "the parameters", "w1 3x3 f32\n"));
+}
+
+TEST(the_first_difference_is_named)
+{
+    result results[3] = {0};
+    on_ranks(3, NULL, compare, results, sizeof *results);
+    for (int r = 0; r < 3; r++) {
+        CHECK_EQ(results[r].status, LT_EDESYNC);
+        CHECK_STR(results[r].text, "the ranks disagree: the parameters: rank 0 has 'w2 3x5 f32', "
+                                   "rank 1 has 'w2 3x4 f32'");
+    }
+    on_ranks(3, NULL, compare_equal, results, sizeof *results);
+    for (int r = 0; r < 3; r++)
+        CHECK_EQ(results[r].status, LT_OK);
+}
+
 static void one_fails(rank *r)
 {
     if (r->rank == 1) {

@@ -17,16 +17,19 @@ typedef struct plan { /* of a training */
     lt_dtype dtype;
     int rows[STEPS];              /* of the global batch */
     int pieces;                   /* that a share goes through the net in */
+    bool grows, tells;            /* and one more in each step; which the reducer is told */
     bool rare;                    /* the rank with row 0 uses RARE */
     bool late;                    /* ranks pause now and then */
     bool norm;                    /* batch norm stands first */
+    bool breaks;                  /* backward fails on rank 1 in step 3 */
+    bool stops;                   /* rank 1 is to stop from step 3 on */
     lt_reducer_config config;
 } plan;
 
 typedef struct result {
     double w[PARAMS][CLASSES * HIDDEN];
     double mean[WIDTH], var[WIDTH], loss[STEPS];
-    int buckets[STEPS];
+    int buckets[STEPS], stop[STEPS];
     lt_status status;
     char text[256];
 } result;
@@ -63,6 +66,13 @@ static lt_status pause_in_hook(void *ud, lt_tensor *x, lt_tensor *grad)
     return LT_OK;
 }
 
+static lt_status fail_in_hook(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    rank *r = ud;
+    (void)x, (void)grad;
+    return r->rank == 1 && lt_step(r->ctx) == 2 ? lt_fail(LT_ENUMERIC, "the hook says no") : LT_OK;
+}
+
 static lt_status make_params(rank *r)
 {
     static const char *const names[PARAMS] = {"w1", "b1", "w2", "b2", "rare", "never"};
@@ -76,6 +86,8 @@ static lt_status make_params(rank *r)
         if (r->plan->late)
             LT_TRY(lt_on_grad(r->w[i], pause_in_hook, r, NULL));
     }
+    if (r->plan->breaks)
+        LT_TRY(lt_on_grad(r->w[B1], fail_in_hook, r, NULL));
     r->mean = lt_buffer_new(r->ctx, r->plan->dtype, 1, &width, (lt_init){LT_INIT_CONSTANT, 0, 0});
     r->var = lt_buffer_new(r->ctx, r->plan->dtype, 1, &width, (lt_init){LT_INIT_CONSTANT, 1, 0});
     LT_TRY(lt_params_add(r->params, "mean", r->mean));
@@ -172,7 +184,9 @@ static lt_status take_step(rank *r, int step)
         first = 1;
         own = 1;
     }
-    int64_t size = (own + p->pieces - 1) / p->pieces;
+    int64_t pieces = p->pieces + (p->grows ? step : 0), size = (own + pieces - 1) / pieces;
+    if (r->reducer && p->tells)
+        lt_reducer_expect(r->reducer, (int)((own + size - 1) / size));
     for (int64_t at = 0; at < own; at += size) {
         int64_t piece = own - at < size ? own - at : size;
         LT_TRY(learn(r, step, first + at, piece, (double)piece / (double)own));
@@ -189,9 +203,13 @@ static lt_status train(rank *r)
         LT_TRY(lt_reducer_add(r->reducer, r->w, PARAMS));
         LT_TRY(lt_reducer_add(r->reducer, r->w, 2)); /* known already */
     }
+    lt_listen(r->ctx, true);
     for (int step = 0; step < STEPS; step++) {
+        if (r->plan->stops && r->rank == 1 && step == 2)
+            lt_stop(r->ctx, 15);
         LT_TRY(take_step(r, step));
         if (r->reducer) {
+            to->stop[step] = lt_reducer_last(r->reducer).stop_reason;
             to->loss[step] = lt_reducer_last(r->reducer).loss;
             to->buckets[step] = lt_reducer_last(r->reducer).buckets;
         }
@@ -211,7 +229,7 @@ static void *run_rank(void *ud)
     r->result->status = train(r);
     if (r->result->status != LT_OK) {
         snprintf(r->result->text, sizeof r->result->text, "%s", lt_errmsg());
-        if (r->group)
+        if (r->group && !r->plan->breaks) /* the reducer says that itself */
             lt_group_fail(r->group);
     }
     lt_group_close(r->group); /* ends what runs in the background */
@@ -298,6 +316,19 @@ TEST(batches_in_pieces)
     }
 }
 
+/* What was sent too early is sent again. */
+TEST(more_backwards_than_in_the_steps_before)
+{
+    plan p = usual;
+    p.ranks = 2;
+    p.grows = true;
+    memcpy(p.rows, (int[STEPS]){12, 12, 12, 12, 12}, sizeof p.rows);
+    check_against_one(&p, 1e-13);
+    p.tells = true; /* then the ranks may differ */
+    memcpy(p.rows, (int[STEPS]){13, 12, 13, 13, 11}, sizeof p.rows);
+    check_against_one(&p, 1e-13);
+}
+
 TEST(a_parameter_that_one_rank_uses_and_one_that_none_does)
 {
     static result results[MOST];
@@ -366,4 +397,33 @@ TEST(halves_on_the_wire)
     check_against_one(&p, 3e-3);
     p.config.wire = LT_F16;
     check_against_one(&p, 4e-4);
+}
+
+/* ==== What goes wrong ========================================================================= */
+
+TEST(a_backward_that_fails_ends_all_ranks)
+{
+    static result results[MOST];
+    plan p = usual;
+    p.breaks = true;
+    train_all(&p, results);
+    CHECK_EQ(results[1].status, LT_ENUMERIC);
+    for (int i = 0; i < 3; i += 2) {
+        CHECK_EQ(results[i].status, LT_EPEER);
+        CHECK(strstr(results[i].text, "rank 1 failed: "));
+        CHECK(strstr(results[i].text, "the hook says no"));
+    }
+}
+
+TEST(a_wish_to_stop_is_that_of_all_at_one_step)
+{
+    static result results[MOST];
+    plan p = usual;
+    p.stops = true;
+    train_all(&p, results);
+    for (int i = 0; i < 3; i++) {
+        CHECK_STR(results[i].text, "");
+        CHECK_EQ(results[i].stop[1], 0);
+        CHECK_EQ(results[i].stop[2], 15);
+    }
 }
