@@ -133,6 +133,13 @@ static void stop_workers(lt_batches *b)
 
 /* ==== Batches ================================================================================= */
 
+void lt_shard(int64_t rows, int rank, int ranks, int64_t *first, int64_t *count)
+{
+    int64_t each = rows / ranks, rest = rows % ranks; /* rows r / ranks, rounded up, for every r */
+    *first = each * rank + (rest * rank + ranks - 1) / ranks;
+    *count = each * (rank + 1) + (rest * (rank + 1) + ranks - 1) / ranks - *first;
+}
+
 static void give_back(slot *s)
 {
     lt_release(s->x);
@@ -140,13 +147,14 @@ static void give_back(slot *s)
     s->x = s->y = NULL;
 }
 
-static void cut(lt_batches *b, slot *s, int64_t count)
+/* The images from this place in the order on. */
+static void cut(const lt_batches *b, slot *s, int64_t first, int64_t count)
 {
     size_t image_bytes = (size_t)(lt_count(s->x) / count) *
                          lt_dtype_bytes(b->recipe.options.dtype);
     s->n_pieces = 0;
     for (int64_t done = 0; done < count; done += PIECE)
-        s->pieces[s->n_pieces++] = (piece){.first = b->planned + done,
+        s->pieces[s->n_pieces++] = (piece){.first = first + done,
                                            .count = count - done < PIECE ? count - done : PIECE,
                                            .x = (char *)s->x->data + (size_t)done * image_bytes,
                                            .y = (int64_t *)s->y->data + done,
@@ -159,7 +167,12 @@ static lt_status plan(lt_batches *b)
 {
     slot *s = &b->slots[(b->head + b->busy) % b->n_slots];
     const lt_source *source = b->recipe.source;
-    int64_t left = b->n - b->planned, count = left < b->batch ? left : b->batch;
+    int64_t left = b->n - b->planned, all = left < b->batch ? left : b->batch, first, count;
+    lt_shard(all, b->recipe.options.rank, b->recipe.options.ranks, &first, &count);
+    if (count == 0) {
+        first = 0;
+        count = 1;
+    }
     start_workers(b);
     s->x = lt__tensor_new_kept(b->ctx, b->recipe.options.dtype, 4,
                                (int64_t[]){count, source->h, source->w, source->c});
@@ -168,10 +181,10 @@ static lt_status plan(lt_batches *b)
         give_back(s);
         return lt_errcode();
     }
-    cut(b, s, count);
+    cut(b, s, b->planned + first, count);
     for (int i = 0; i < s->n_pieces && b->n_workers > 0; i++)
         lt__queue_put(b->to_do, &s->pieces[i]);
-    b->planned += count;
+    b->planned += all;
     b->busy++;
     return LT_OK;
 }
@@ -270,6 +283,8 @@ static lt_status check(const lt_source *source, const lt_batch_options *o)
     if (part && source->dtype != LT_U8)
         return lt_fail(LT_EINVAL, "batches: area wants images of u8, these are %s",
                        lt_dtype_name(source->dtype));
+    if (o->ranks < 0 || o->rank < 0 || (o->rank > 0 && o->rank >= o->ranks))
+        return lt_fail(LT_EINVAL, "batches: there is no rank %d of %d", o->rank, o->ranks);
     if (o->workers > MOST_WORKERS)
         return lt_fail(LT_EINVAL, "batches: workers wants at most %d, it is %d", MOST_WORKERS,
                        o->workers);
@@ -291,6 +306,7 @@ static void set_options(lt_batches *b, const lt_batch_options *options)
     for (int i = 0; i < LT_MAX_CHANNELS; i++)
         o->std[i] = o->std[i] == 0 ? 1 : o->std[i];
     o->area = o->area == 0 ? 1 : o->area;
+    o->ranks = o->ranks == 0 ? 1 : o->ranks;
     b->n = source->count;
     b->batch = o->batch < b->n ? o->batch : b->n > 0 ? b->n : 1;
     b->planned = o->first;

@@ -107,6 +107,8 @@ void lt_reducer_free(lt_reducer *r)
         return;
     lt_ctx *ctx = r->ctx;
     lt_set_grad_slots(ctx, NULL);
+    lt_status status = lt_group_wait(r->group);
+    (void)status; /* whoever wanted what failed knows */
     for (int i = 0; i < r->n_items; i++)
         lt_release(r->items[i].x);
     for (int i = 0; i < r->n_norms; i++) {

@@ -206,6 +206,8 @@ static int close_state(lua_State *L)
     lt_lua *s = lua_touserdata(L, 1);
     lt__drop_hooks(s);
     lt__drop_times(s);
+    lt_reducer_free(s->reducer);
+    s->reducer = NULL;
     if (s->ctx)
         lt_set_where(s->ctx, NULL, NULL);
     if (s->owned)
@@ -274,6 +276,7 @@ static void push_core(lua_State *L, lt_lua *s)
     lt__open_data(L);
     lt__open_system(L);
     lt__open_times(L);
+    lt__open_dist(L);
     lua_pushliteral(L, LT_VERSION);
     lua_setfield(L, -2, "version");
 }

@@ -39,6 +39,11 @@ typedef struct lt_lua {
     size_t limit;              /* how many of them start the next */
     double backward_s, optimizer_s; /* seconds spent in lt_backward() and lt_optim_step() */
     struct lt_lua_times *times; /* of ops, while they are taken and not asked for; or NULL */
+    lt_group *group;           /* of this rank; NULL: there are no others */
+    lt_reducer_config reducing;
+    lt_reducer *reducer;       /* or NULL, as long as nothing is optimized */
+    bool on_root;              /* the others are not here: see bind_dist.c */
+    int64_t first_row;         /* of this rank in the batch */
 } lt_lua;
 
 static inline lt_lua *lt__lua(lua_State *L)
@@ -135,9 +140,13 @@ void lt__open_file(lua_State *L);
 void lt__open_data(lua_State *L);
 void lt__open_system(lua_State *L);
 void lt__open_times(lua_State *L);
+void lt__open_dist(lua_State *L);
 /* The state closes: hooks that leaves still hold must not call it. */
 void lt__drop_hooks(lt_lua *s);
 /* Ends the timing of ops and forgets what was timed. */
 void lt__drop_times(lt_lua *s);
+/* Where this rank is in its script, for others that may miss it: at what they do together. Raises
+ * in lt.on_root. */
+void lt__group_at(lua_State *L);
 
 #endif

@@ -52,6 +52,7 @@ static int backward(lua_State *L)
     lua_State *outer = s->running;
     double start = lt__seconds();
     s->running = L;
+    lt__group_at(L);
     lt_retain(x);
     lt_retain(grad);
     lt_status status = lt_backward(x, grad);
@@ -409,6 +410,7 @@ static int optim_step(lua_State *L)
     }
     bool applied = false;
     double start = lt__seconds();
+    lt__group_at(L);
     lt_status status = lt_optim_step(o, options, n, &applied);
     s->optimizer_s += lt__seconds() - start;
     lt__check(L, s, status);
@@ -421,6 +423,7 @@ static int optim_grad_norm(lua_State *L)
 {
     double norm;
     lt_optim *o = lt__check_handle(L, optim_class);
+    lt__group_at(L);
     lt__check(L, lt__lua(L), lt_optim_grad_norm(o, &norm));
     lua_pushnumber(L, norm);
     return 1;
@@ -505,10 +508,13 @@ static int set_draws(lua_State *L)
     return 0;
 }
 
-/* set_first_row(n): what follows is a pass over rows of the batch from row n on, counted from 0. */
+/* set_first_row(n): what follows is a pass over rows of this rank's part of the batch, from row n
+ * on, counted from 0. */
 static int set_first_row(lua_State *L)
 {
-    lt_tape_set_first_row(lt_tape_current(lt__lua(L)->ctx), check_count(L, "set_first_row"));
+    const lt_lua *s = lt__lua(L);
+    int64_t row = check_count(L, "set_first_row");
+    lt_tape_set_first_row(lt_tape_current(s->ctx), s->first_row + row);
     return 0;
 }
 

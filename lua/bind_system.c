@@ -251,21 +251,24 @@ static int clear_stop(lua_State *L)
 }
 
 /* stop_reason(): the signal's name, such as "SIGTERM", or "signal 10" for one that programs are not
- * stopped by as a rule; nil when there is no wish to stop. */
+ * stopped by as a rule, and its number; nil when there is no wish to stop. stop_reason(n): the same
+ * for signal n. */
 static int stop_reason(lua_State *L)
 {
     static const struct { int signal; const char *name; } known[] = {
         {SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"}, {SIGPIPE, "SIGPIPE"}};
-    int signal = lt_stop_reason(lt__lua(L)->ctx);
+    int signal = (int)luaL_optinteger(L, 1, lt_stop_reason(lt__lua(L)->ctx));
     if (signal == 0)
         return 0;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (known[i].signal == signal) {
             lua_pushstring(L, known[i].name);
-            return 1;
+            lua_pushinteger(L, signal);
+            return 2;
         }
     lua_pushfstring(L, "signal %d", signal);
-    return 1;
+    lua_pushinteger(L, signal);
+    return 2;
 }
 
 static const luaL_Reg functions[] = {

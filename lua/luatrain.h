@@ -15,6 +15,7 @@
 #include "autograd/autograd.h"
 #include "core/core.h"
 #include "data/data.h"
+#include "dist/dist.h"
 #include "ops/ops.h"
 
 #ifdef __cplusplus
@@ -27,6 +28,12 @@ typedef struct lua_State lua_State; /* as in lua.h, which is only needed to do m
  * outlive the state, and has one state at a time. New. NULL with LT_ENOMEM. */
 LT_API lua_State *lt_lua_new(lt_ctx *ctx);
 LT_API void lt_lua_close(lua_State *L); /* NULL is fine */
+
+/* What the state trains from now on is trained by all ranks of group together, each with its part
+ * of every batch: each rank has a state of its own, in a thread or process of its own, and runs the
+ * same script. What all but rank 0 print goes to the file rank-N.log in the run's folder. group is
+ * borrowed and outlives the state; config may be NULL. Before the first script. LT_ENOMEM. */
+LT_MUST lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config);
 
 /* Runs a script with the global table arg = {[0] = path, argv[0], argv[1], ...}. What the file
  * returns is left on the stack. The error of a call of the library keeps its status if the script

@@ -7,7 +7,8 @@ local command = {}
 command.options = {
   ["--out"] = true, ["--resume"] = true, ["--save-every"] = true, ["--max-steps"] = true,
   ["--log"] = true, ["--seed"] = true, ["--threads"] = true, ["--device"] = true,
-  ["--amp"] = true, ["--quiet"] = false, ["--verbose"] = false}
+  ["--amp"] = true, ["--ranks"] = true, ["--wire"] = true, ["--timeout"] = true,
+  ["--check-sync"] = true, ["--quiet"] = false, ["--verbose"] = false}
 
 -- The arguments of this process, the program first. A script may have changed arg.
 local function arguments()

@@ -58,25 +58,36 @@ local function per_channel(name, value, channels)
 end
 
 local batches = check("batches{batch; shuffle=false, epoch=1, first=0, dtype=f32, crop=0, "
-                      .. "flip=false, area=1.0, workers?:integer}")
+                      .. "flip=false, area=1.0, workers?:integer, shard=false}")
 
--- A pass: pass:next() gives x and y, each image once, or nil at the end; the last batch may be
--- smaller. pass:stats() and pass:close().
-function Set:open_batches(given)
-  local o = batches(given)
+local function open_batches(set, o)
   if o.area <= 0 then                              -- 0 is all of it in the core
     refuse("batches: 'area' wants a share above 0 and up to 1, it is %g", o.area)
   end
   if o.workers == 0 then o.workers = -1 end        -- none; 0 is the default there
-  return core.new_batches(self.source, o, per_channel("mean", self.mean, self.channels),
-                          per_channel("std", self.std, self.channels))
+  return core.new_batches(set.source, o, per_channel("mean", set.mean, set.channels),
+                          per_channel("std", set.std, set.channels))
 end
 
+-- A pass: pass:next() gives x and y, each image once, or nil at the end; the last batch may be
+-- smaller. pass:stats() and pass:close(). shard: of each batch only what this rank has of it, and
+-- where that is nothing its first image.
+function Set:open_batches(given) return open_batches(self, batches(given)) end
+
 -- The same pass for a loop over x, y. It has no closing value: in Lua 5.4.4 a `break` can leave one
--- unclosed. A pass that is not finished goes with the next collection.
+-- unclosed. A pass that is not finished goes with the next collection. One that is shuffled is
+-- there to train with: each rank gets its shard.
 function Set:batches(given)
-  local pass = self:open_batches(given)
-  return pass.next, pass
+  local o = batches(given)
+  o.shard = o.shard or o.shuffle
+  local pass, left = open_batches(self, o), self.count - o.first
+  if not o.shard then return pass.next, pass end
+  return function()
+    local x, y = pass:next()
+    if x then core.take_shard(math.min(o.batch, left)) end
+    left = left - o.batch
+    return x, y
+  end
 end
 
 function set_meta.__len(self) return self.count end

@@ -26,6 +26,7 @@ function exports.pieces(k, x, y)
   end
   local size = (rows + k - 1) // k
   local first = 1 - size
+  core.expect((rows + size - 1) // size)
   return function()
     first = first + size
     if first > rows then return nil end

@@ -28,8 +28,8 @@ local FIELDS = {
   {"step"}, {"epoch"}, {"samples"}, {"loss"}, {"lr"}, {"top1"}, {"test_loss"},
   {"samples_per_s", "%.1f"}, {"data", "%.4f"}, {"forward", "%.4f"}, {"backward", "%.4f"},
   {"exposed_comm", "%.4f"}, {"optimizer", "%.4f"}, {"other", "%.4f"}, {"scale"}, {"skipped"},
-  {"version"}, {"script"}, {"folder"}, {"device"}, {"backend"}, {"threads"}, {"amp"}, {"seed"},
-  {"parameters"}, {"images"}, {"height"}, {"width"}, {"channels"}, {"classes"}, {"batch"},
+  {"version"}, {"script"}, {"folder"}, {"device"}, {"backend"}, {"ranks"}, {"threads"}, {"amp"},
+  {"seed"}, {"parameters"}, {"images"}, {"height"}, {"width"}, {"channels"}, {"classes"}, {"batch"},
   {"epochs"}, {"steps"}, {"path"}, {"text"}, {"wall_s", "%.3f"}, {"peak_rss_bytes"},
   {"weights_sha256"}, {"failed_saves"}, {"exit"},
 }
@@ -148,8 +148,9 @@ end
 -- What a run says first; fields.step and fields.epoch are there when it goes on.
 function log.start_text(f)
   return joined("luatrain " .. f.version, f.device, f.backend,
-                counted(f.threads, "thread", "threads"), f.amp ~= "off" and f.amp,
-                "seed " .. f.seed, "run " .. f.folder)
+                f.ranks > 1 and counted(f.ranks, "rank", "ranks"),
+                counted(f.threads, "thread", "threads") .. (f.ranks > 1 and " each" or ""),
+                f.amp ~= "off" and f.amp, "seed " .. f.seed, "run " .. f.folder)
     .. "\n"
     .. joined(counted(f.parameters, "parameter", "parameters"),
               ("%s %dx%dx%d, %s"):format(counted(f.images, "image", "images"), f.height, f.width,
@@ -331,6 +332,15 @@ function Log:close()
   self.file:close()
   self.close = function() end
 end
+
+-- The log of a rank for which rank 0 speaks: warnings only, to where its print goes.
+local Other = {}
+for _, name in ipairs{"start", "step", "epoch", "event", "note", "close"} do
+  Other[name] = function() end
+end
+function Other:warn(text) print("warning: " .. text) end
+
+function log.other() return setmetatable({}, {__index = Other}) end
 
 -- What a script prints before its first run and after the last one is for people too.
 if os.getenv "LUATRAIN_LOG" == "json" then print = print_to_stderr end

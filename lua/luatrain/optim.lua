@@ -18,6 +18,7 @@
 local core = ...
 local check = require "luatrain.check"
 local is_module = require "luatrain.module".is_module
+local ranks = require "luatrain.ranks"
 local sorted = require "luatrain.keys"
 
 local optim = {}
@@ -92,6 +93,7 @@ local function new(spec, what, options, update)
   local inner = update(self, groups)
   inner.spec, inner.parameters, inner.steps = spec, list, 0
   inner.handle = core.new_optim(inner.update, tensors)
+  ranks.reduce(list)
   for _, item in ipairs(list) do
     inner.handle:set_group(item.tensor, 2 * item.group - (#item.tensor.shape > 1 and 1 or 0))
   end

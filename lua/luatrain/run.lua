@@ -32,6 +32,7 @@ local log = require "luatrain.log"
 local plot = require "luatrain.plot"
 local module = require "luatrain.module"
 local outside = require "luatrain.outside"
+local ranks = require "luatrain.ranks"
 local state = require "luatrain.state"
 local waits = require "luatrain.waits"
 local ops = core.ops
@@ -84,7 +85,7 @@ end
 
 -- The folder, locked. A script that makes several runs and does not say where they go has one --out
 -- for all: that of the first, and beside it OUT-2, OUT-3, ...
-local function take_folder(self)
+local function lock_folder(self)
   local o, out = self.settings, self.settings.out
   runs = runs + 1
   if o.out_is_the_scripts then
@@ -108,6 +109,13 @@ local function take_folder(self)
   checkpoint.clean(self.folder)
 end
 
+-- The folder, which is rank 0's to write into.
+local function take_folder(self)
+  if self.root then lock_folder(self) end
+  self.folder = core.tell("the run's folder", self.folder)
+  ranks.print_into(self.folder)
+end
+
 -- The number of the last step, if all epochs go on as they are.
 local function last_step(self)
   local o = self.settings
@@ -120,7 +128,8 @@ local function say_start(self)
   local o, resumed = self.settings, self.steps > 0
   self.log:start{
     version = core.version, script = command.script(), folder = self.folder, device = "cpu",
-    backend = core.backend(), threads = core.threads(), amp = o.amp, seed = core.seed(),
+    backend = core.backend(), ranks = self.ranks, threads = core.threads(), amp = o.amp,
+    seed = core.seed(),
     parameters = o.net:count(), images = #o.train, height = o.train.height, width = o.train.width,
     channels = o.train.channels, classes = o.train.classes, batch = o.batch, epochs = o.epochs,
     steps = last_step(self), step = resumed and self.steps or nil,
@@ -132,8 +141,9 @@ local function start(self)
   local o = self.settings
   self.made = state.settings(o)
   local warnings = state.resume(self)
-  self.log = log.new{folder = self.folder, mode = o.log, quiet = o.quiet,
-                     seconds = core.clock() - self.began}
+  ranks.compare_runs(self)
+  self.log = self.root and log.new{folder = self.folder, mode = o.log, quiet = o.quiet,
+                                   seconds = core.clock() - self.began} or log.other()
   setmetatable(self, meta)     -- after all that __gc needs: what is made last is collected first
   say_start(self)
   if self.unfinished then
@@ -151,9 +161,12 @@ end
 local function new(given)
   local o = read_settings(given)
   local watcher = core.on_run and core.on_run(o) or false
-  local now = core.clock()
+  local now, rank, size = core.clock(), core.rank()
   local self = {
     settings = o, began = now, saved_at = now, failed_saves = 0,
+    root = rank == 0,                  -- it speaks and saves for all ranks
+    ranks = size, alone = size == 1,
+    stop = false,                      -- the signal that a rank is to stop by
     made = false,                      -- the settings of the optimizer at this moment
     epoch = 1, done = 0, steps = 0,    -- position: samples of the epoch that are done; all steps
     loss_sum = 0.0,                    -- over these samples
@@ -173,7 +186,7 @@ local function new(given)
   local ok, err = pcall(start, self)
   if not ok then
     self.phase = "over"
-    self.lock:close()
+    if self.lock then self.lock:close() end
     error(err, 0)
   end
   return self
@@ -193,7 +206,7 @@ local function finish(self, exit)
   close_loader(self)
   self.listener:close()
   local known, sha256 = false, nil
-  if exit then known, sha256 = pcall(self.settings.net.sha256, self.settings.net) end
+  if exit and self.root then known, sha256 = pcall(self.settings.net.sha256, self.settings.net) end
   self.log:event("end", {
     step = self.steps, top1 = self.result and self.result.top1 or nil,
     wall_s = core.clock() - self.began, peak_rss_bytes = core.peak_rss(),
@@ -203,7 +216,7 @@ local function finish(self, exit)
       self.failed_saves, self.failed_saves == 1 and "" or "s"))
   end
   self.log:close()
-  self.lock:close()
+  if self.lock then self.lock:close() end
 end
 
 -- Since then the run did something that is no part of a step.
@@ -212,6 +225,7 @@ local function pass_over(self, since) self.mark = self.mark + (core.clock() - si
 -- Writes a checkpoint. Returns whether that was possible, or the reason why it was not.
 local function save(self)
   local o, before = self.settings, core.clock()
+  if not self.root then return true end
   local ok, path = pcall(checkpoint.save, self.folder, o.net, o.optim, state.of(self))
   self.saved_at = core.clock()
   pass_over(self, before)
@@ -250,6 +264,7 @@ end
 
 -- The run has done what it was to do.
 local function complete(self)
+  if not self.root then return finish(self, 0) end
   local names, tensors = self.settings.net:state()
   local path = self.folder .. "/weights.safetensors"
   local ok, err = pcall(core.save, names, tensors, path, {})
@@ -299,7 +314,7 @@ end
 
 -- Ends the run, and the script with it, if that is wanted: with everything saved.
 local function stop_if_wanted(self)
-  local o, reason = self.settings, core.stop_reason()
+  local o, reason = self.settings, self.stop or self.alone and core.stop_reason()
   local early = not reason and self.steps >= (o.max_steps or math.huge)
   if not reason and not early then return end
   local what = ("stopped by %s at step %d"):format(reason or o.max_steps_from, self.steps)
@@ -355,7 +370,7 @@ function Run:batches()
   self.mark = core.clock()
   local loader = o.train:open_batches{
     batch = o.batch, shuffle = true, epoch = self.epoch, first = self.done, workers = o.workers,
-    crop = o.augment.crop, flip = o.augment.flip, area = o.augment.area}
+    crop = o.augment.crop, flip = o.augment.flip, area = o.augment.area, shard = true}
   self.loader = loader
   return function()
     if self.phase == "over" then fail "run:batches: this run is over" end
@@ -365,7 +380,7 @@ function Run:batches()
     local x, y = loader:next()
     self.waited = core.clock() - before
     if not x then return close_loader(self) end
-    self.rows, self.counter = x:dim(1), core.steps()
+    self.rows, self.counter = math.min(o.batch, #o.train - self.done), core.steps()
     return x, y
   end
 end
@@ -378,9 +393,11 @@ end
 
 -- Time as fractions of the step: what is not one of the named parts is `other`.
 local function fractions(total, waited, inside, backward, optimizer)
+  local exposed = core.reduced()
   local f = {data = waited / total, forward = (inside - backward - optimizer) / total,
-             backward = backward / total, exposed_comm = 0.0, optimizer = optimizer / total}
-  f.other = 1 - f.data - f.forward - f.backward - f.optimizer
+             backward = backward / total, exposed_comm = exposed / total,
+             optimizer = (optimizer - exposed) / total}
+  f.other = 1 - f.data - f.forward - f.backward - f.exposed_comm - f.optimizer
   return f
 end
 
@@ -414,13 +431,24 @@ local function record(self, loss, lr, rows, times)
   if text then self.log:warn(text) end
 end
 
+-- The mean over the batch, of which each rank has the mean over its shard. What the ranks have told
+-- each other in this step says whether one of them is to stop.
+local function loss_of_all(self, loss, rows)
+  if self.alone then return loss end
+  local _, count = core.shard(rows)
+  local _, _, _, signal = core.reduced()
+  self.stop = core.stop_reason(signal) or false
+  return core.sum("the loss", count > 0 and loss * count / rows or 0.0)
+end
+
 local inside_meta = {__close = function(self) self.run.inside = false end}
 
 -- What lt.step(fn, ...) returns; meanwhile the run knows that it is inside.
 local function call_inside(self, fn, ...)
   local _ <close> = setmetatable({run = self}, inside_meta)
   self.inside = true
-  core.set_first_row(0)          -- whatever was looked at before draws nothing from this step
+  core.take_shard(self.rows)     -- whatever was looked at before draws nothing from this step
+  core.expect(0)                 -- lt.pieces says more
   return (core.step(core.autocast, self.settings.amp, fn, ...))
 end
 
@@ -440,6 +468,7 @@ function Run:step(fn, ...)
   if core.steps() == counter then
     fail("run:step: the function took no step of the optimizer; lt.pieces adds up parts of a batch")
   end
+  loss = loss_of_all(self, loss, rows)
   if loss - loss ~= 0 then
     core.fail("ENUMERIC", ("the loss is %s at step %d; look at the learning rate and at the data")
               :format(loss ~= loss and "nan" or "inf", self.steps + 1))
@@ -458,6 +487,7 @@ function Run:step(fn, ...)
   if every and self.steps % every == 0 or core.clock() - self.saved_at >= SAVE_SECONDS then
     self:save()
   end
+  ranks.check_sync(self.settings, self.steps)
   return loss
 end
 
@@ -470,6 +500,18 @@ local function judge(net, loss, x, y)
   local logits = net(x)
   local lost = number_of(loss(logits, y), "run:evaluate: 'loss'")
   return ops.eq(ops.argmax(logits, 2), y):sum():item(), lost * x:dim(1)
+end
+
+-- The same over all ranks, of which each has judged its shard of so many rows. They also tell each
+-- other that one of them is to stop.
+local function judged_by_all(self, rows, right, lost)
+  if self.alone then return right, lost end
+  local _, count = core.shard(rows)
+  local _, signal = core.stop_reason()
+  if count == 0 then right, lost = 0, 0.0 end
+  local all = table.pack(core.sum("an evaluation", right, lost, signal or 0, signal and 1 or 0))
+  self.stop = all[4] > 0 and core.stop_reason(math.tointeger(all[3] // all[4]))
+  return all[1], all[2]
 end
 
 -- The arguments of run:evaluate, checked.
@@ -492,9 +534,11 @@ function Run:evaluate(set, given)
   local loss, amp, hits, sum = o.loss or ops.cross_entropy, self.settings.amp, 0, 0.0
   local _ <close> = setmetatable({}, {__close = module.keep_modes(net)})
   net:eval()
-  for x, y in set:batches{batch = o.batch or self.settings.batch} do
+  local batch, done = o.batch or self.settings.batch, 0
+  for x, y in set:batches{batch = batch, shard = true} do
     local right, lost = core.step(core.autocast, amp, core.no_grad, judge, net, loss, x, y)
-    hits, sum = hits + right, sum + lost
+    right, lost = judged_by_all(self, math.min(batch, #set - done), right, lost)
+    hits, sum, done = hits + right, sum + lost, done + batch
     stop_if_wanted(self)
   end
   pass_over(self, before)

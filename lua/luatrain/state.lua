@@ -147,7 +147,7 @@ function state.resume(run)
   local o, folder = run.settings, run.folder
   if not o.resume then return {} end
   if o.resume == "never" then
-    checkpoint.remove(folder)
+    if run.root then checkpoint.remove(folder) end
     return {}
   end
   local from = o.resume == "auto" and folder or o.resume
@@ -167,7 +167,7 @@ function state.resume(run)
   elseif o.resume ~= "auto" then
     core.fail("EFILE", ("--resume %s: there is no checkpoint in it"):format(from))
   end
-  log.cut(folder .. "/metrics.jsonl", run.steps, run.epoch)
+  if run.root then log.cut(folder .. "/metrics.jsonl", run.steps, run.epoch) end
   return warnings
 end
 

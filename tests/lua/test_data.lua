@@ -115,7 +115,7 @@ T.test("refused", function()
   local train = lt.data.open(name)
   T.fails(function() train:batches{} end,
           "batches: 'batch' must be given: batches{batch; shuffle=false, epoch=1, first=0, "
-          .. "dtype=f32, crop=0, flip=false, area=1.0, workers?}")
+          .. "dtype=f32, crop=0, flip=false, area=1.0, workers?, shard=false}")
   T.fails(function() train:batches{batch = 4, shufle = true} end,
           "batches: unknown key 'shufle' (did you mean 'shuffle'?)")
   T.fails(function() train:batches{batch = 0} end,
@@ -245,9 +245,9 @@ T.test("a finalizer may close what is in use", function()
   T.equal(collect_inside(function() pass:close() end, pass.next, pass),
           "batches: this pass over the data was closed; open another with set:batches")
 
-  local new_batches                                -- the call of open_batches in which C begins
+  local new_batches                                -- the call in which C begins
   for i = 1, math.huge do
-    local name, value = debug.getupvalue(set.open_batches, i)
+    local name, value = debug.getupvalue(set.batches, i)
     if name == "core" then new_batches = value.new_batches; break end
   end
   T.equal(collect_inside(function() local _ <close> = set.source end, new_batches, set.source,

@@ -217,9 +217,9 @@ end)
 
 T.test("the note at the start", function()
   local fields = {
-    version = "0.1.0", device = "cpu", backend = "reference kernels", threads = 1, seed = 0,
-    folder = "runs/train_resnet-1", parameters = 272186, images = 60000, height = 28, width = 28,
-    channels = 1, classes = 10, batch = 128, epochs = 5, steps = 2345}
+    version = "0.1.0", device = "cpu", backend = "reference kernels", ranks = 1, threads = 1,
+    seed = 0, folder = "runs/train_resnet-1", parameters = 272186, images = 60000, height = 28,
+    width = 28, channels = 1, classes = 10, batch = 128, epochs = 5, steps = 2345}
   local text = "luatrain 0.1.0  cpu  reference kernels  1 thread  seed 0  run runs/train_resnet-1\n"
     .. "272,186 parameters  60,000 images 28x28x1, 10 classes  batch 128  5 epochs = 2,345 steps"
   T.equal(log.start_text(fields), text)
@@ -227,6 +227,8 @@ T.test("the note at the start", function()
   T.equal(log.start_text(fields), text .. "  resumed: step 1200, epoch 3")
   fields.epoch = nil                                   -- all are done
   T.equal(log.start_text(fields), text .. "  resumed: step 1200")
+  fields.ranks, fields.threads = 4, 2
+  T.equal(log.start_text(fields):match "kernels.-seed", "kernels  4 ranks  2 threads each  seed")
 end)
 
 T.test("a pipe gets the first step, epochs, notes and what is printed", function()

@@ -1,0 +1,192 @@
+/* bind_dist.c - the other ranks, as the embedded Lua files see them. A state that has not joined a
+ * group is rank 0 of 1: what it would do with others then does nothing.
+ *
+ * A collective that only one rank calls would wait for ever, so those in lt.on_root() are errors.
+ */
+#include <string.h>
+
+#include "core/tensor.h"
+#include "lua/bind.h"
+
+/* The group, for a collective. NULL when there are no others. */
+static lt_group *others(lua_State *L, const char *who)
+{
+    lt_lua *s = lt__lua(L);
+    if (s->on_root)
+        lt__refuse(L, s, "%s is for all ranks, and in lt.on_root there is only rank 0", who);
+    return s->group;
+}
+
+void lt__group_at(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    char where[64] = "";
+    if (!s->group)
+        return;
+    others(L, "a step of the training");
+    lt__where(s, where, sizeof where);
+    size_t end = strlen(where);
+    while (end > 0 && (where[end - 1] == ' ' || where[end - 1] == ':'))
+        where[--end] = '\0';
+    lt_group_at(s->group, where, lt_step(s->ctx));
+}
+
+/* rank(): this one, from 0, and how many there are. */
+static int rank(lua_State *L)
+{
+    const lt_lua *s = lt__lua(L);
+    lua_pushinteger(L, s->group ? lt_group_rank(s->group) : 0);
+    lua_pushinteger(L, s->group ? lt_group_size(s->group) : 1);
+    return 2;
+}
+
+/* on_root(is_on): whether collectives are errors from now on. Returns whether they were. */
+static int on_root(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lua_pushboolean(L, s->on_root);
+    s->on_root = lua_toboolean(L, 1);
+    return 1;
+}
+
+/* compare(what, text): an error that names the first line which a rank has otherwise. */
+static int compare(lua_State *L)
+{
+    const char *what = luaL_checkstring(L, 1), *text = luaL_checkstring(L, 2);
+    lt_group *group = others(L, what);
+    if (group)
+        lt__check(L, lt__lua(L), lt_group_compare(group, what, text));
+    return 0;
+}
+
+/* tell(what, text): the text of rank 0. */
+static int tell(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    const char *what = luaL_checkstring(L, 1);
+    lt_group *group = others(L, what);
+    size_t bytes = 0;
+    const char *mine = lua_tolstring(L, 2, &bytes);
+    if (!group) {
+        lua_settop(L, 2);
+        return 1;
+    }
+    lt__check(L, s, lt_group_broadcast(group, what, &bytes, sizeof bytes, 0));
+    char *text = lua_newuserdatauv(L, bytes + 1, 0);
+    if (lt_group_rank(group) == 0)
+        memcpy(text, mine, bytes);
+    lt__check(L, s, lt_group_broadcast(group, what, text, bytes, 0));
+    lua_pushlstring(L, text, bytes);
+    return 1;
+}
+
+/* sum(what, a, b, ...): the sums of each number over all ranks. */
+static int sum(lua_State *L)
+{
+    enum { MOST = 16 };
+    double numbers[MOST];
+    const char *what = luaL_checkstring(L, 1);
+    lt_group *group = others(L, what);
+    int n = lua_gettop(L) - 1;
+    luaL_argcheck(L, n <= MOST, MOST + 2, "too many numbers");
+    for (int i = 0; i < n; i++)
+        numbers[i] = luaL_checknumber(L, i + 2);
+    lt_sum all = {.what = what, .data = numbers, .count = n, .dtype = LT_F64, .wire = LT_F64,
+                  .scale = 1};
+    if (!group)
+        return n;
+    lt__check(L, lt__lua(L), lt_group_allreduce(group, &all));
+    for (int i = 0; i < n; i++)
+        lua_pushnumber(L, numbers[i]);
+    return n;
+}
+
+/* reduce(parameters): their gradients are made one with those of the other ranks from now on, and
+ * their values are those of rank 0. */
+static int reduce(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_group *group = others(L, "making an optimizer");
+    int n = (int)luaL_len(L, 1);
+    if (!group)
+        return 0;
+    lt_tensor **params = lua_newuserdatauv(L, (size_t)n * sizeof *params, 0);
+    for (int i = 0; i < n; i++) {
+        lua_rawgeti(L, 1, i + 1);
+        params[i] = lt__check_tensor(L, s, lua_gettop(L), "optim", "a parameter");
+        lua_pop(L, 1);
+    }
+    if (!s->reducer && !(s->reducer = lt_reducer_new(s->ctx, group, &s->reducing)))
+        lt__raise(L, s);
+    lt__check(L, s, lt_reducer_add(s->reducer, params, n));
+    return 0;
+}
+
+/* shard(rows): this rank's part of so many rows: how many are before it, and how many it has. */
+static int shard(lua_State *L)
+{
+    const lt_lua *s = lt__lua(L);
+    int64_t first, count;
+    lt_shard(luaL_checkinteger(L, 1), s->group ? lt_group_rank(s->group) : 0,
+             s->group ? lt_group_size(s->group) : 1, &first, &count);
+    lua_pushinteger(L, first);
+    lua_pushinteger(L, count);
+    return 2;
+}
+
+/* take_shard(rows): this rank goes through its shard of so many rows now. */
+static int take_shard(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    shard(L);
+    s->first_row = lua_tointeger(L, -2);
+    lt_tape_set_first_row(lt_tape_current(s->ctx), s->first_row);
+    if (s->reducer)
+        lt_reducer_set_share(s->reducer, lua_tointeger(L, -1), lua_tointeger(L, 1));
+    return 2;
+}
+
+/* expect(n): each step has so many backwards from now on; 0: who knows. */
+static int expect(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    if (s->reducer)
+        lt_reducer_expect(s->reducer, (int)luaL_checkinteger(L, 1));
+    return 0;
+}
+
+/* reduced(): of the last step: seconds that the optimizer waited for the others, collectives,
+ * bytes so far, and the signal that a rank is to stop by, or 0. */
+static int reduced(lua_State *L)
+{
+    const lt_lua *s = lt__lua(L);
+    lt_reduced last = {0};
+    if (s->reducer)
+        last = lt_reducer_last(s->reducer);
+    lua_pushnumber(L, last.waited);
+    lua_pushinteger(L, last.buckets);
+    lua_pushinteger(L, s->group ? (lua_Integer)lt_group_bytes(s->group) : 0);
+    lua_pushinteger(L, last.stop_reason);
+    return 4;
+}
+
+static const luaL_Reg functions[] = {
+    {"rank", rank}, {"on_root", on_root}, {"compare", compare}, {"tell", tell}, {"sum", sum},
+    {"reduce", reduce}, {"shard", shard}, {"take_shard", take_shard}, {"expect", expect},
+    {"reduced", reduced}, {NULL, NULL}};
+
+void lt__open_dist(lua_State *L) { lt__register(L, functions); }
+
+lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config)
+{
+    static const char begin[] = "require('luatrain.ranks').begin()";
+    lt_lua *s = lt__lua_of(L);
+    if (lt_group_size(group) == 1)
+        return LT_OK;
+    s->group = group;
+    if (config)
+        s->reducing = *config;
+    if (luaL_loadbuffer(L, begin, sizeof begin - 1, "=ranks") != LUA_OK)
+        return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* the text itself is right */
+    return lt_lua_call(L, 0, 0);
+}

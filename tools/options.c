@@ -1,0 +1,294 @@
+/* options.c - reads the command line; see options.h. */
+#include <ctype.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <lua.h>
+
+#include "tools/options.h"
+
+extern char **environ;
+
+/* Takes the value given by who: "--seed" or "LUATRAIN_SEED". */
+typedef lt_status (*setter)(settings *s, const char *who, const char *value);
+
+static lt_status set_device(settings *s, const char *who, const char *value)
+{
+    (void)who; /* the context checks it */
+    s->config.device = value;
+    return LT_OK;
+}
+
+static lt_status parse_number(const char *who, const char *value, uint64_t low, uint64_t high,
+                              uint64_t *number)
+{
+    char *end;
+    errno = 0;
+    *number = strtoull(value, &end, 10);
+    if (value[0] < '0' || value[0] > '9' || *end || errno || *number < low || *number > high)
+        return lt_fail(LT_EUSAGE, "%s wants a whole number from %llu to %llu, it is '%s'", who,
+                       (unsigned long long)low, (unsigned long long)high, value);
+    return LT_OK;
+}
+
+static lt_status set_threads(settings *s, const char *who, const char *value)
+{
+    uint64_t n;
+    LT_TRY(parse_number(who, value, 1, 1024, &n));
+    s->config.threads = (int)n;
+    return LT_OK;
+}
+
+static lt_status set_ranks(settings *s, const char *who, const char *value)
+{
+    uint64_t n;
+    LT_TRY(parse_number(who, value, 1, 256, &n));
+    s->ranks = (int)n;
+    return LT_OK;
+}
+
+static lt_status set_timeout(settings *s, const char *who, const char *value)
+{
+    uint64_t seconds;
+    LT_TRY(parse_number(who, value, 1, 1000000, &seconds));
+    s->group.timeout = (double)seconds;
+    return LT_OK;
+}
+
+static lt_status set_wire(settings *s, const char *who, const char *value)
+{
+    static const struct { const char *name; lt_dtype dtype; } wires[] = {
+        {"fp32", LT_F32}, {"fp16", LT_F16}, {"bf16", LT_BF16}};
+    for (size_t i = 0; i < sizeof wires / sizeof *wires; i++)
+        if (strcmp(value, wires[i].name) == 0) {
+            s->reducer.wire = wires[i].dtype;
+            return LT_OK;
+        }
+    return lt_fail(LT_EUSAGE, "%s wants fp32, fp16 or bf16, it is '%s'", who, value);
+}
+
+static lt_status set_seed(settings *s, const char *who, const char *value)
+{
+    return parse_number(who, value, 0, INT64_MAX, &s->config.seed); /* Lua's integers are signed */
+}
+
+static lt_status set_path(settings *s, const char *who, const char *value)
+{
+    (void)s;
+    return *value ? LT_OK : lt_fail(LT_EUSAGE, "%s wants a path, it is ''", who);
+}
+
+static lt_status set_count(settings *s, const char *who, const char *value)
+{
+    uint64_t n;
+    (void)s;
+    return parse_number(who, value, 1, INT64_MAX, &n);
+}
+
+static lt_status set_amp(settings *s, const char *who, const char *value)
+{
+    s->amp = strcmp(value, "bf16") == 0 ? LT_BF16 : LT_F32;
+    if (s->amp == LT_BF16 || strcmp(value, "off") == 0)
+        return LT_OK;
+    bool later = strcmp(value, "fp16") == 0 || strcmp(value, "auto") == 0;
+    return lt_fail(LT_EUSAGE, "%s wants off or bf16, it is '%s'%s", who, value,
+                   later ? ", which is still to come" : "");
+}
+
+static lt_status set_log(settings *s, const char *who, const char *value)
+{
+    (void)s;
+    if (strcmp(value, "text") == 0 || strcmp(value, "json") == 0)
+        return LT_OK;
+    return lt_fail(LT_EUSAGE, "%s wants text or json, it is '%s'", who, value);
+}
+
+/* Switches have no value on the command line; as variables they are 1 or 0. */
+static lt_status set_level(settings *s, const char *who, const char *value, lt_log_level level)
+{
+    if (strcmp(value, "1") == 0)
+        s->level = level;
+    else if (strcmp(value, "0") != 0)
+        return lt_fail(LT_EUSAGE, "%s wants 1 or 0, it is '%s'", who, value);
+    return LT_OK;
+}
+
+static lt_status set_quiet(settings *s, const char *who, const char *value)
+{
+    return set_level(s, who, value, LT_LOG_WARN);
+}
+
+static lt_status set_verbose(settings *s, const char *who, const char *value)
+{
+    return set_level(s, who, value, LT_LOG_DEBUG);
+}
+
+static const struct option {
+    const char *name, *value; /* value: what it is called in the help; NULL for a switch */
+    const char *help;
+    setter set;               /* NULL: asks for a text instead of a run */
+} options[] = {
+    {"device", "auto|cpu", "what computes (auto: the best there is)", set_device},
+    {"threads", "N", "threads of the kernels, of each rank (the CPUs there are, shared)",
+     set_threads},
+    {"ranks", "N", "so many train together, each its part of every batch (1)", set_ranks},
+    {"seed", "S", "of all random numbers (0)", set_seed},
+    {"amp", "off|bf16", "bf16: compute in mixed precision (what the script says, or off)",
+     set_amp},
+    {"out", "DIR", "the folder of the run (a new one, runs/SCRIPT-N)", set_path},
+    {"resume", "auto|PATH|never", "auto: goes on where the run in DIR was (if --out is given)",
+     set_path},
+    {"save-every", "N", "a checkpoint each N steps too, not only each epoch and 10 minutes",
+     set_count},
+    {"max-steps", "N", "stops after step N of the run and saves", set_count},
+    {"wire", "fp32|fp16|bf16", "what gradients travel as between ranks (fp32)", set_wire},
+    {"timeout", "S", "seconds that ranks wait for one that does not come (120)", set_timeout},
+    {"check-sync", "N", "each N steps the ranks compare their weights", set_count},
+    {"log", "text|json", "json: the lines of metrics.jsonl instead of text", set_log},
+    {"quiet", NULL, "warnings and errors only", set_quiet},
+    {"verbose", NULL, "more notes, and tracebacks of script errors", set_verbose},
+    {"help", NULL, "this text; after a script: the script's own options", NULL},
+    {"version", NULL, "versions, and what computes here", NULL},
+};
+enum { N_OPTIONS = sizeof options / sizeof *options };
+
+void print_help(FILE *to)
+{
+    fprintf(to, "usage: luatrain [options] script.lua [options of the script]\n"
+                "       luatrain [options] summary script.lua [options of the script]\n"
+                "       luatrain [options] bench [options of bench] script.lua [options of the "
+                "script]\n"
+                "       luatrain bench dispatch\n\n");
+    for (int i = 0; i < N_OPTIONS; i++) {
+        const struct option *o = &options[i];
+        int n = fprintf(to, "  --%s %s", o->name, o->value ? o->value : "");
+        fprintf(to, "%*s%s\n", 28 - n, "", o->help);
+    }
+    fprintf(to,
+            "\nAll but help and version are variables too: LUATRAIN_SEED=7 is --seed 7.\n"
+            "A script that is not here is looked for among the models that came with luatrain.\n");
+}
+
+void print_version(const settings *s)
+{
+    char backend[64];
+    int threads = s->config.threads ? s->config.threads : lt_cpu_count();
+    printf("luatrain %s\n%s\n%s\n%d thread%s\n", LT_VERSION, lt_backend(backend, sizeof backend),
+           LUA_RELEASE, threads, threads == 1 ? "" : "s");
+}
+
+/* The option whose name is nearest to word, or NULL. */
+static const struct option *nearest_option(const char *word)
+{
+    const char *names[N_OPTIONS];
+    for (int i = 0; i < N_OPTIONS; i++)
+        names[i] = options[i].name;
+    int nearest = lt_nearest(word, names, N_OPTIONS);
+    return nearest < 0 ? NULL : &options[nearest];
+}
+
+static lt_status unknown_option(const char *arg)
+{
+    char word[32];
+    const char *start = arg + strspn(arg, "-");
+    snprintf(word, sizeof word, "%.*s", (int)strcspn(start, "="), start);
+    const struct option *near = nearest_option(word);
+    static const char other[] = "; the script's own options stand after it";
+    if (!near)
+        return lt_fail(LT_EUSAGE, "unknown option '%s' (luatrain --help lists them)%s", arg, other);
+    return lt_fail(LT_EUSAGE, "unknown option '%s' (did you mean '--%s'?)%s", arg, near->name,
+                   other);
+}
+
+/* The option that arg names, "--seed" or "--seed=7"; NULL if there is none. */
+static const struct option *find_option(const char *arg)
+{
+    if (strncmp(arg, "--", 2) != 0)
+        return NULL;
+    size_t length = strcspn(arg + 2, "=");
+    for (int i = 0; i < N_OPTIONS; i++)
+        if (strlen(options[i].name) == length && memcmp(options[i].name, arg + 2, length) == 0)
+            return &options[i];
+    return NULL;
+}
+
+/* "save-every" as "LUATRAIN_SAVE_EVERY". */
+static const char *variable_of(const struct option *o, char name[32])
+{
+    snprintf(name, 32, "LUATRAIN_%s", o->name);
+    for (char *p = name; *p; p++)
+        *p = *p == '-' ? '_' : (char)toupper((unsigned char)*p);
+    return name;
+}
+
+static lt_status read_variables(settings *s)
+{
+    for (int i = 0; i < N_OPTIONS; i++) {
+        char name[32];
+        const char *value = getenv(variable_of(&options[i], name));
+        if (options[i].set && value && *value)
+            LT_TRY(options[i].set(s, name, value));
+    }
+    return LT_OK;
+}
+
+/* A variable that looks like one of ours is most likely a slip. */
+static void warn_of_variables(void)
+{
+    static const char prefix[] = "LUATRAIN_";
+    for (char **entry = environ; *entry; entry++) {
+        char word[32] = "", name[32];
+        if (strncmp(*entry, prefix, sizeof prefix - 1) != 0)
+            continue;
+        const char *rest = *entry + sizeof prefix - 1;
+        for (size_t i = 0; i < sizeof word - 1 && rest[i] && rest[i] != '='; i++)
+            word[i] = rest[i] == '_' ? '-' : (char)tolower((unsigned char)rest[i]);
+        const struct option *near = nearest_option(word);
+        if (!near || !near->set || strcmp(near->name, word) == 0)
+            continue;
+        fprintf(stderr, "luatrain: warning: unknown variable %.*s (did you mean %s?)\n",
+                (int)strcspn(*entry, "="), *entry, variable_of(near, name));
+    }
+}
+
+static lt_status set_option(settings *s, const struct option *o, const char *value)
+{
+    char name[32];
+    snprintf(name, sizeof name, "--%s", o->name);
+    if (!value)
+        return lt_fail(LT_EUSAGE, "%s wants a value: %s %s", name, name, o->value);
+    LT_TRY(o->set(s, name, value));
+    if (setenv(variable_of(o, name), value, 1) != 0)
+        return lt_fail(LT_ENOMEM, "out of memory for the environment");
+    return LT_OK;
+}
+
+/* Reads the flags before the script. */
+static lt_status read_flags(settings *s, int argc, char **argv)
+{
+    int used = 1;
+    for (; used < argc && argv[used][0] == '-'; used++) {
+        const char *arg = argv[used], *equals = strchr(arg, '=');
+        const struct option *o = find_option(arg);
+        if (!o)
+            return unknown_option(arg);
+        if (!o->value && equals)
+            return lt_fail(LT_EUSAGE, "--%s takes no value", o->name);
+        if (!o->set)
+            s->text = s->text ? s->text : o->name;
+        else
+            LT_TRY(set_option(s, o, !o->value ? "1" : equals ? equals + 1 : argv[++used]));
+    }
+    s->argc = argc - used;
+    s->argv = argv + used;
+    return LT_OK;
+}
+
+lt_status read_options(settings *s, int argc, char **argv)
+{
+    lt_status status = read_variables(s);
+    warn_of_variables();
+    return status == LT_OK ? read_flags(s, argc, argv) : status;
+}

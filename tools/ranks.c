@@ -1,0 +1,156 @@
+/* ranks.c - one thread for each rank; see ranks.h. The process's own thread waits for them, and
+ * takes the signals.
+ */
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tools/ranks.h"
+
+enum { GRACE = 4 }; /* seconds that the others have to end after a failure */
+
+typedef struct job {
+    const ranks *ranks;
+    pthread_mutex_t lock;      /* guards what follows */
+    pthread_cond_t ended;
+    int running;
+    lt_status first, failed;   /* how rank 0 ended, and the first that failed */
+    char first_text[1024], failed_text[1024];
+} job;
+
+typedef struct member {
+    job *job;
+    lt_group *group;
+    pthread_t thread;
+} member;
+
+bool is_failure(lt_status status)
+{
+    return status != LT_OK && status != LT_EDONE && status != LT_ESTOPPED;
+}
+
+/* The first failure of the group, in words. */
+static void describe_failure(job *j, lt_group *group)
+{
+    char text[sizeof j->failed_text - 16];
+    int rank;
+    if (!lt_group_failure(group, &rank, &j->failed, text, sizeof text))
+        return;
+    bool names_rank = rank == 0 || j->failed == LT_EPEER || j->failed == LT_EDESYNC;
+    if (names_rank)
+        snprintf(j->failed_text, sizeof j->failed_text, "%s", text);
+    else
+        snprintf(j->failed_text, sizeof j->failed_text, "rank %d: %s", rank, text);
+}
+
+static void *run(void *ud)
+{
+    member *m = ud;
+    job *j = m->job;
+    lt_status status = j->ranks->run(j->ranks->ud, m->group);
+    if (is_failure(status))
+        lt_group_fail(m->group);
+    pthread_mutex_lock(&j->lock);
+    if (j->failed == LT_OK)
+        describe_failure(j, m->group);
+    if (lt_group_rank(m->group) == 0) {
+        j->first = status;
+        snprintf(j->first_text, sizeof j->first_text, "%s", status == LT_OK ? "" : lt_errmsg());
+    }
+    j->running--;
+    pthread_cond_signal(&j->ended);
+    pthread_mutex_unlock(&j->lock);
+    lt_group_close(m->group);
+    return NULL;
+}
+
+/* Signals that ask for an end are for the process's own thread. Threads that are made meanwhile
+ * inherit that; SIGPIPE comes to who writes. */
+static void block_signals(sigset_t *before)
+{
+    sigset_t asking;
+    sigemptyset(&asking);
+    sigaddset(&asking, SIGINT);
+    sigaddset(&asking, SIGTERM);
+    sigaddset(&asking, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &asking, before);
+}
+
+/* Until all ranks have ended, or have had their time after a failure. */
+static void wait_for_all(job *j)
+{
+    double deadline = 0;
+    pthread_mutex_lock(&j->lock);
+    while (j->running > 0) {
+        struct timespec now;
+        clock_gettime(CLOCK_REALTIME, &now);
+        if (j->failed != LT_OK && deadline == 0)
+            deadline = (double)now.tv_sec + GRACE;
+        if (deadline != 0 && (double)now.tv_sec > deadline) {
+            fprintf(stderr, "luatrain: %s\n", j->failed_text);
+            _exit(lt_exit_code(j->failed));
+        }
+        now.tv_sec++;
+        pthread_cond_timedwait(&j->ended, &j->lock, &now);
+    }
+    pthread_mutex_unlock(&j->lock);
+}
+
+/* Starts a thread for each; returns how many could be. */
+static int start(member *members, int n)
+{
+    sigset_t before;
+    int made = 0;
+    block_signals(&before);
+    while (made < n && pthread_create(&members[made].thread, NULL, run, &members[made]) == 0)
+        made++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return made;
+}
+
+static lt_status run_members(job *j, member *members, lt_group **groups)
+{
+    int n = j->ranks->n;
+    for (int i = 0; i < n; i++)
+        members[i] = (member){.job = j, .group = groups[i]};
+    j->running = n;
+    int made = start(members, n);
+    if (made < n)
+        lt_fail(LT_ENOMEM, "the system has no thread left for rank %d", made);
+    for (int i = made; i < n; i++) {
+        lt_group_fail(groups[i]);
+        lt_group_close(groups[i]);
+        pthread_mutex_lock(&j->lock);
+        j->running--;
+        pthread_mutex_unlock(&j->lock);
+    }
+    wait_for_all(j);
+    for (int i = 0; i < made; i++)
+        pthread_join(members[i].thread, NULL);
+    if (made == 0)
+        return LT_ENOMEM;
+    if (j->failed != LT_OK)
+        return lt_fail(j->failed, "%s", j->failed_text);
+    return j->first == LT_OK ? LT_OK : lt_fail(j->first, "%s", j->first_text);
+}
+
+lt_status run_ranks(const ranks *r)
+{
+    job j = {.ranks = r, .lock = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER};
+    lt_group **groups = calloc((size_t)r->n, sizeof *groups);
+    member *members = calloc((size_t)r->n, sizeof *members);
+    lt_status status = LT_ENOMEM;
+    if (!groups || !members)
+        lt_fail(LT_ENOMEM, "out of memory for %d ranks", r->n);
+    else
+        status = lt_local_open(r->n, &r->group, groups);
+    if (status == LT_OK)
+        status = run_members(&j, members, groups);
+    free(members);
+    free(groups);
+    return status;
+}

@@ -1,0 +1,22 @@
+/* ranks.h - luatrain --ranks N: ranks as threads of this process. */
+#ifndef LT_TOOLS_RANKS_H
+#define LT_TOOLS_RANKS_H
+
+#include "lua/luatrain.h"
+
+typedef struct ranks {
+    int n;
+    lt_group_config group;
+    /* What a rank does, in a thread of its own. */
+    lt_status (*run)(void *ud, lt_group *group);
+    void *ud;
+} ranks;
+
+/* Runs all ranks. Returns how rank 0 ended or, if one failed, how the first one did, with its
+ * message. Does not return but ends the process when another one goes on for seconds after that. */
+LT_MUST lt_status run_ranks(const ranks *r);
+
+/* Whether this is the end of a run that did not do what it was to do. */
+bool is_failure(lt_status status);
+
+#endif
