@@ -8,7 +8,7 @@ local lt = require "luatrain"
 local resnet = require "resnet"
 
 local opt = lt.args{
-  data = "fashion-mnist", epochs = 5, batch = 128, lr = 0.1, decay = 5e-4, smoothing = 0.0,
+  data = "fashion-mnist", epochs = 4, batch = 128, lr = 0.1, decay = 5e-4, smoothing = 0.0,
   warmup = 1.0,
   arch = {"resnet20", "resnet32", "resnet44", "resnet56",
           "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"},

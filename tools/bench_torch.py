@@ -264,7 +264,7 @@ def main():
     p.add_argument('--steps', type=int, default=3, help='step: at least')
     p.add_argument('--seconds', type=float, default=3.0, help='step: at least')
     p.add_argument('--data', default='/usr/share/datasets/fashion-mnist')
-    p.add_argument('--epochs', type=int, default=5)
+    p.add_argument('--epochs', type=int, default=4)
     p.add_argument('--to', type=float, default=0.92, help='train: until top-1 is there')
     p.add_argument('--seed', type=int, default=0)
     o = p.parse_args()
