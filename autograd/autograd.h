@@ -234,6 +234,13 @@ typedef lt_status (*lt_grad_hook)(void *ud, lt_tensor *x, lt_tensor *grad);
 /* ud is taken: free (may be NULL) is called with it when the leaf goes, or at once on failure. */
 LT_MUST lt_status lt_on_grad(lt_tensor *x, lt_grad_hook hook, void *ud, void (*free)(void *ud));
 
+/* What becomes of the gradients that an optimizer finds. */
+typedef enum lt_outcome {
+    LT_APPLY,
+    LT_SKIP,   /* a step that changes nothing */
+    LT_PART    /* no step yet: more of the batch is to come */
+} lt_outcome;
+
 /* What amp and dist fill: one occupant per slot, called with its ud; NULL functions are skipped. */
 typedef struct lt_grad_slots {
     void *ud;
@@ -243,7 +250,7 @@ typedef struct lt_grad_slots {
     /* Backward is done, or has failed: status, which may be replaced. Follows each begin. */
     lt_status (*end)(void *ud, lt_ctx *ctx, lt_status status);
     /* Before an optimizer step reads gradients. */
-    lt_status (*update)(void *ud, lt_ctx *ctx, bool *skip);
+    lt_status (*update)(void *ud, lt_ctx *ctx, lt_outcome *outcome);
 } lt_grad_slots;
 LT_API void lt_set_grad_slots(lt_ctx *ctx,
                               const lt_grad_slots *slots); /* copied; NULL empties them */
@@ -375,11 +382,11 @@ LT_API void lt_optim_free(lt_optim *optim);
 LT_MUST lt_status lt_optim_set_group(lt_optim *optim, lt_tensor *param, int group);
 /* One step: options[g] for group g, with as many as there are groups. Parameters without a
  * gradient are not touched. Commits pending statistics, forgets the gradients, counts the step
- * in the context. */
+ * in the context, but not while more of the batch is to come. */
 LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, int n_groups,
                                 bool *applied);
 /* The 2-norm of the gradients that the next step would use, all in one, added up in double in a
- * fixed order. LT_ENUMERIC when it is not finite. */
+ * fixed order; 0 while more of the batch is to come. LT_ENUMERIC when it is not finite. */
 LT_MUST lt_status lt_optim_grad_norm(lt_optim *optim, double *norm);
 /* Slot k of a parameter, with the parameter's dims. A view. New. NULL past the end or for a
  * parameter it does not hold. */

@@ -204,9 +204,9 @@ static lt_status complete_grads(lt_ctx *ctx, const char *who)
         return lt_fail(LT_EINVAL, "%s within backward: some gradients are still to come", who);
     if (ag->complete)
         return LT_OK;
-    ag->skip = false;
+    ag->outcome = LT_APPLY;
     if (ag->slots.update)
-        LT_TRY(ag->slots.update(ag->slots.ud, ctx, &ag->skip));
+        LT_TRY(ag->slots.update(ag->slots.ud, ctx, &ag->outcome));
     ag->complete = true;
     return LT_OK;
 }
@@ -220,6 +220,9 @@ lt_status lt_optim_grad_norm(lt_optim *o, double *norm)
     if (!squares)
         return LT_EINVAL;
     LT_TRY(complete_grads(o->ctx, "a norm of gradients"));
+    *norm = 0;
+    if (((struct lt_autograd *)o->ctx->slots.autograd)->outcome == LT_PART)
+        return LT_OK;
     lt_tensor *total = lt__tensor_new_kept(o->ctx, LT_F64, 0, NULL);
     lt_status status = total ? lt_fill(total, 0) : LT_ENOMEM;
     while (status == LT_OK && next_range(o, &r)) {
@@ -286,16 +289,16 @@ lt_status lt_optim_step(lt_optim *o, const lt_opt *const *options, int n_groups,
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
     LT_TRY(complete_grads(o->ctx, "an optimizer step"));
-    if (!ag->skip)
+    if (ag->outcome == LT_APPLY)
         LT_TRY(update_all(o, options, n_groups));
     ag->complete = false;
     ag->period++;
     LT_TRY(lt_stats_commit(o->ctx));
     for (int i = 0; i < o->n_items; i++)
         lt_zero_grad(o->items[i].x);
-    o->ctx->step++;
+    o->ctx->step += ag->outcome != LT_PART;
     lt_tape_set_first_row(ag->tape, 0);
     if (applied)
-        *applied = !ag->skip;
+        *applied = ag->outcome == LT_APPLY;
     return LT_OK;
 }

@@ -110,7 +110,8 @@ struct lt_autograd {
     lt_stat *stats;           /* in order of first appearance */
     uint64_t trees;           /* placed so far */
     bool in_backward;
-    bool complete, skip;      /* slots.update was called since the last backward, and said so */
+    bool complete;            /* slots.update was called since the last backward, */
+    lt_outcome outcome;       /* and said so */
     uint64_t period;          /* from one use of gradients, or their end, to the next */
 };
 

@@ -55,7 +55,8 @@ struct lt_batches {
     lt_tensor *table; /* of the recipe */
     lt_tensor *order; /* (n) i64, or NULL: as they come */
     int64_t n, batch; /* images; at most so many a batch */
-    int64_t planned;  /* place in the order of the first image that is in no slot yet */
+    int64_t planned;  /* place in the order of the first image that is in no slot yet, */
+    int shard;        /* and how many shards of its batch are */
 
     slot slots[AHEAD]; /* a ring of n_slots */
     int n_slots, head, busy;
@@ -168,7 +169,7 @@ static lt_status plan(lt_batches *b)
     slot *s = &b->slots[(b->head + b->busy) % b->n_slots];
     const lt_source *source = b->recipe.source;
     int64_t left = b->n - b->planned, all = left < b->batch ? left : b->batch, first, count;
-    lt_shard(all, b->recipe.options.rank, b->recipe.options.ranks, &first, &count);
+    lt_shard(all, b->recipe.options.rank + b->shard, b->recipe.options.ranks, &first, &count);
     if (count == 0) {
         first = 0;
         count = 1;
@@ -184,7 +185,8 @@ static lt_status plan(lt_batches *b)
     cut(b, s, b->planned + first, count);
     for (int i = 0; i < s->n_pieces && b->n_workers > 0; i++)
         lt__queue_put(b->to_do, &s->pieces[i]);
-    b->planned += all;
+    b->shard = (b->shard + 1) % b->recipe.options.shards;
+    b->planned += b->shard == 0 ? all : 0;
     b->busy++;
     return LT_OK;
 }
@@ -241,7 +243,7 @@ lt_status lt_batches_next(lt_batches *b, lt_tensor **x, lt_tensor **y)
 int64_t lt_batches_count(const lt_batches *b)
 {
     int64_t left = b->n - b->recipe.options.first;
-    return left / b->batch + (left % b->batch != 0);
+    return (left / b->batch + (left % b->batch != 0)) * b->recipe.options.shards;
 }
 
 lt_batch_stats lt_batches_stats(const lt_batches *b) { return b->stats; }
@@ -283,8 +285,9 @@ static lt_status check(const lt_source *source, const lt_batch_options *o)
     if (part && source->dtype != LT_U8)
         return lt_fail(LT_EINVAL, "batches: area wants images of u8, these are %s",
                        lt_dtype_name(source->dtype));
-    if (o->ranks < 0 || o->rank < 0 || (o->rank > 0 && o->rank >= o->ranks))
-        return lt_fail(LT_EINVAL, "batches: there is no rank %d of %d", o->rank, o->ranks);
+    int last = o->rank + (o->shards > 0 ? o->shards - 1 : 0);
+    if (o->ranks < 0 || o->rank < 0 || o->shards < 0 || (last > 0 && last >= o->ranks))
+        return lt_fail(LT_EINVAL, "batches: there is no rank %d of %d", last, o->ranks);
     if (o->workers > MOST_WORKERS)
         return lt_fail(LT_EINVAL, "batches: workers wants at most %d, it is %d", MOST_WORKERS,
                        o->workers);
@@ -307,6 +310,7 @@ static void set_options(lt_batches *b, const lt_batch_options *options)
         o->std[i] = o->std[i] == 0 ? 1 : o->std[i];
     o->area = o->area == 0 ? 1 : o->area;
     o->ranks = o->ranks == 0 ? 1 : o->ranks;
+    o->shards = o->shards == 0 ? 1 : o->shards;
     b->n = source->count;
     b->batch = o->batch < b->n ? o->batch : b->n > 0 ? b->n : 1;
     b->planned = o->first;

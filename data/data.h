@@ -74,6 +74,7 @@ typedef struct lt_batch_options { /* zero means default, where there is one */
     int64_t first;                /* so many images of the epoch were seen; they are left out */
     int rank, ranks;              /* of each batch, only the shard of this rank; where that has no
                                    * rows the first one of the batch. 0 ranks: all of it */
+    int shards;                   /* so many ranks' from this one on, one after the other; 0: 1 */
     lt_dtype dtype;               /* of the images handed out: a float one, or u8: as they are */
     double mean[LT_MAX_CHANNELS]; /* by channel */
     double std[LT_MAX_CHANNELS];  /* by channel; 0 means 1 */

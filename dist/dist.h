@@ -103,17 +103,23 @@ typedef struct lt_reducer_config { /* zero means default */
     size_t first_bucket, bucket;   /* bytes; 1 MiB for the first, 8 for the others */
     lt_dtype wire;                 /* of f32 gradients */
     bool blocking;                 /* nothing is sent before the optimizer wants it */
+    int vranks;                    /* a step has so many shards, a power of two: each rank goes
+                                    * through its part of them one after the other, with backward
+                                    * and the optimizer's step for each, of which only the last is
+                                    * one. Weights are then the same bits for any number of ranks.
+                                    * 0: each rank has one, overlapping with backward */
 } lt_reducer_config;
 
 /* Takes the slots of ctx's backward. The group is used from now on, and outlives the reducer.
- * config may be NULL. New. NULL with LT_ENOMEM. */
+ * config may be NULL. New. NULL with LT_ENOMEM, or LT_EUSAGE for vranks that the ranks cannot share
+ * or that are to travel in halves. */
 LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config);
 LT_API void lt_reducer_free(lt_reducer *reducer);
 /* The gradients of these parameters, which are placed, are to be made one. A collective: they get
  * the values of rank 0. Those that it has already are passed over. */
 LT_MUST lt_status lt_reducer_add(lt_reducer *reducer, lt_tensor *const *params, int n);
-/* What this rank has of the batch from now on: rows of so many. Before the first call each rank has
- * an equal share. A rank with 0 rows must still go through some, for nothing. */
+/* What this rank, or its shard, has of the batch from now on: rows of so many. Before the first
+ * call each rank has an equal share. A rank with 0 rows must still go through some, for nothing. */
 LT_API void lt_reducer_set_share(lt_reducer *reducer, int64_t rows, int64_t total);
 
 /* Each step has so many backwards from now on. 0, as in the beginning: to be found out; then a step

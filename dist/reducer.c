@@ -18,6 +18,7 @@
 
 #include "core/tensor.h"
 #include "dist/dist.h"
+#include "dist/fold.h"
 
 typedef enum came { NOTHING, COMING, THERE } came; /* what a rank has of a parameter's gradient */
 
@@ -27,6 +28,7 @@ typedef struct item {
     int arena;          /* arenas are numbered as they come: addresses differ between ranks */
     int bucket;
     came came;          /* written by the rank's thread before a sweep, or under the lock */
+    bool folded;        /* a shard of this step had it */
     bool wanted;        /* some rank has it, in the last sweep */
 } item;
 
@@ -53,7 +55,7 @@ struct lt_reducer {
     item *items;        /* by arena, then offset */
     bucket *buckets;    /* in the order of sending: the last items first */
     norm *norms;
-    int n_items, n_buckets, n_norms;
+    int n_items, n_buckets, n_norms, n_arenas;
     double *record;
     size_t n_record;
     double share;       /* rows of this rank / rows of all */
@@ -64,6 +66,10 @@ struct lt_reducer {
     bool swept;         /* a sweep was started since the last update, */
     bool more;          /* and a backward after it */
     bool broken;        /* a backward failed in the middle of one */
+    int shards, shard;  /* of this rank in a step, and the present one; 0: see vranks */
+    bool folded;        /* it is in the folds, */
+    lt_fold *folds;     /* one for each arena, */
+    lt_fold record_fold;
     lt_reduced last;
     pthread_mutex_t lock;
     pthread_cond_t ready;
@@ -74,11 +80,26 @@ struct lt_reducer {
 static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss);
 static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad);
 static lt_status end(void *ud, lt_ctx *ctx, lt_status status);
-static lt_status update(void *ud, lt_ctx *ctx, bool *skip);
+static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome);
+
+static lt_status check_vranks(const lt_reducer_config *config, int size)
+{
+    int n = config->vranks;
+    bool fits = n > 0 && n <= 1 << LT_FOLD_LEVELS && (n & (n - 1)) == 0 && n % size == 0;
+    if (n != 0 && !fits)
+        return lt_fail(LT_EUSAGE, "vranks wants a power of two up to %d that %d rank%s can share, "
+                       "it is %d", 1 << LT_FOLD_LEVELS, size, size == 1 ? "" : "s", n);
+    if (n != 0 && config->wire != LT_F32)
+        return lt_fail(LT_EUSAGE, "with vranks gradients travel in f32, not in %s: their bits "
+                       "would be those of the number of ranks", lt_dtype_name(config->wire));
+    return LT_OK;
+}
 
 lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config)
 {
     static const lt_reducer_config defaults;
+    if (config && check_vranks(config, lt_group_size(group)) != LT_OK)
+        return NULL;
     lt_reducer *r = calloc(1, sizeof *r);
     if (!r) {
         lt_fail(LT_ENOMEM, "out of memory for a reducer");
@@ -87,6 +108,7 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
     r->ctx = lt__ctx_retain(ctx);
     r->group = group;
     r->config = config ? *config : defaults;
+    r->shards = r->config.vranks / lt_group_size(group);
     if (r->config.first_bucket == 0)
         r->config.first_bucket = 1 << 20;
     if (r->config.bucket == 0)
@@ -117,6 +139,10 @@ void lt_reducer_free(lt_reducer *r)
     }
     pthread_cond_destroy(&r->ready);
     pthread_mutex_destroy(&r->lock);
+    for (int i = 0; i < r->n_arenas; i++)
+        lt__fold_free(&r->folds[i]);
+    lt__fold_free(&r->record_fold);
+    free(r->folds);
     free(r->items);
     free(r->buckets);
     free(r->norms);
@@ -189,23 +215,24 @@ static lt_status plan(lt_reducer *r)
     return LT_OK;
 }
 
-static int arena_of(const lt_reducer *r, const void *arena)
+static lt_status number_arena(lt_reducer *r, item *fresh)
 {
-    int next = 0;
-    for (int i = 0; i < r->n_items; i++) {
-        if (r->items[i].place.arena == arena)
-            return r->items[i].arena;
-        if (r->items[i].arena >= next)
-            next = r->items[i].arena + 1;
-    }
-    return next;
+    for (int i = 0; i < r->n_items; i++)
+        if (r->items[i].place.arena == fresh->place.arena) {
+            fresh->arena = r->items[i].arena;
+            return LT_OK;
+        }
+    LT_TRY(grow((void **)&r->folds, r->n_arenas + 1, sizeof *r->folds));
+    r->folds[r->n_arenas] = (lt_fold){0};
+    fresh->arena = r->n_arenas++;
+    return LT_OK;
 }
 
 static lt_status add_item(lt_reducer *r, lt_tensor *x)
 {
     item fresh = {.x = x};
     LT_TRY(lt_grad_find(x, &fresh.place));
-    fresh.arena = arena_of(r, fresh.place.arena);
+    LT_TRY(number_arena(r, &fresh));
     LT_TRY(lt_group_broadcast(r->group, "a parameter", x->data,
                               (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype), 0));
     lt__wrote(x);
@@ -274,7 +301,8 @@ static lt_status write_record(lt_reducer *r)
     r->record[SHARE] = r->share;
     r->record[LOSS] = r->loss * r->share;
     of_rank(r, r->rank)[BACKWARDS] = r->backwards;
-    of_rank(r, r->rank)[STOP] = lt_stop_reason(r->ctx);
+    if (r->shard + 1 >= r->shards)
+        of_rank(r, r->rank)[STOP] = lt_stop_reason(r->ctx);
     for (int i = 0; i < r->n_items; i++)
         of_items(r)[i] = r->items[i].came != NOTHING;
     double *at = of_norms(r);
@@ -385,7 +413,7 @@ static lt_status reduce(lt_reducer *r, int index)
     snprintf(what, sizeof what, "bucket %d", index);
     lt_sum sum = {.what = what, .data = data_of(it), .count = span_of(r->items, first, end),
                   .dtype = dtype, .wire = dtype == LT_F32 ? r->config.wire : dtype,
-                  .scale = r->share};
+                  .scale = r->shards > 0 ? 1 : r->share};
     LT_TRY(lt_group_allreduce(r->group, &sum));
     r->last.buckets++;
     return LT_OK;
@@ -420,13 +448,53 @@ static void survey(lt_reducer *r)
     pthread_mutex_unlock(&r->lock);
 }
 
+/* Of the record that was written. */
 static lt_status start_sweep(lt_reducer *r)
 {
-    LT_TRY(write_record(r));
     r->last.buckets = 0;
     r->swept = true;
     r->more = false;
     return lt_group_start(r->group, sweep, r);
+}
+
+/* Where an arena ends, in elements of it; items are in order. */
+static int64_t arena_end(const lt_reducer *r, int arena)
+{
+    int64_t end = 0;
+    for (int i = 0; i < r->n_items; i++)
+        if (r->items[i].arena == arena)
+            end = r->items[i].place.offset + r->items[i].x->count;
+    return end;
+}
+
+/* What this shard has goes into the folds: its record, and all gradients times its share. After
+ * the last one the arenas and the record are what this rank has of the step. */
+static lt_status fold(lt_reducer *r)
+{
+    bool last = r->shard == r->shards - 1;
+    LT_TRY(lt__fold_add(&r->record_fold, r->shard, r->shards, r->record, (int64_t)r->n_record,
+                        LT_F64, 1));
+    for (int i = 0; i < r->n_items; i++) {
+        item *it = &r->items[i];
+        if (it->came == NOTHING)
+            memset(data_of(it), 0, (size_t)it->x->count * lt_dtype_bytes(it->place.dtype));
+        it->folded = it->came != NOTHING || (it->folded && r->shard > 0);
+        it->came = it->folded ? THERE : NOTHING;
+    }
+    for (int arena = 0, i = 0; i < r->n_items; i++)
+        if (r->items[i].arena == arena) {
+            LT_TRY(lt__fold_add(&r->folds[arena], r->shard, r->shards, r->items[i].place.arena,
+                                arena_end(r, arena), r->items[i].place.dtype, r->share));
+            arena++;
+        }
+    for (int i = 0; i < r->n_items && !last; i++)
+        lt_zero_grad(r->items[i].x);
+    if (!last)
+        lt_stats_clear(r->ctx);
+    r->folded = true;
+    r->loss = 0;
+    r->backwards = 0;
+    return LT_OK;
 }
 
 /* Gradients are there on this rank, too, that only others had. */
@@ -454,8 +522,15 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
     r->backwards++;
     r->more = true;
     survey(r);
+    if (r->folded) {
+        r->folded = false;
+        r->shard = (r->shard + 1) % r->shards;
+    }
     int last = r->expected > 0 ? r->expected : r->usual;
-    return r->backwards == last && !r->config.blocking ? start_sweep(r) : LT_OK;
+    if (r->backwards != last || r->config.blocking || r->shards > 0)
+        return LT_OK;
+    LT_TRY(write_record(r));
+    return start_sweep(r);
 }
 
 static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad)
@@ -492,15 +567,26 @@ static lt_status end(void *ud, lt_ctx *ctx, lt_status status)
     return status;
 }
 
-static lt_status update(void *ud, lt_ctx *ctx, bool *skip)
+static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome)
 {
     lt_reducer *r = ud;
     double before = lt__seconds();
-    (void)ctx, (void)skip;
+    (void)ctx;
+    if (r->folded) { /* another optimizer of the same step */
+        *outcome = r->shard < r->shards - 1 ? LT_PART : LT_APPLY;
+        return LT_OK;
+    }
     if (r->swept)
         LT_TRY(finish_sweep(r));
     if (!r->swept || r->more) {
         survey(r);
+        LT_TRY(write_record(r));
+        if (r->shards > 0)
+            LT_TRY(fold(r));
+        if (r->shard < r->shards - 1) {
+            *outcome = LT_PART;
+            return LT_OK;
+        }
         LT_TRY(start_sweep(r));
         LT_TRY(finish_sweep(r));
     }

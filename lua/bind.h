@@ -41,7 +41,7 @@ typedef struct lt_lua {
     struct lt_lua_times *times; /* of ops, while they are taken and not asked for; or NULL */
     lt_group *group;           /* of this rank; NULL: there are no others */
     lt_reducer_config reducing;
-    lt_reducer *reducer;       /* or NULL, as long as nothing is optimized */
+    lt_reducer *reducer;       /* or NULL, without a group */
     bool on_root;              /* the others are not here: see bind_dist.c */
     int64_t first_row;         /* of this rank in the batch */
 } lt_lua;
@@ -145,6 +145,8 @@ void lt__open_dist(lua_State *L);
 void lt__drop_hooks(lt_lua *s);
 /* Ends the timing of ops and forgets what was timed. */
 void lt__drop_times(lt_lua *s);
+/* How many parts of each batch this rank goes through, one after the other. */
+int lt__shards(const lt_lua *s);
 /* Where this rank is in its script, for others that may miss it: at what they do together. Raises
  * in lt.on_root. */
 void lt__group_at(lua_State *L);

@@ -240,8 +240,9 @@ static int new_batches(lua_State *L)
                                 .flip = boolean_field(L, 2, "flip"),
                                 .workers = workers < INT_MAX ? (int)workers : INT_MAX};
     if (boolean_field(L, 2, "shard") && s->group) {
-        options.rank = lt_group_rank(s->group);
-        options.ranks = lt_group_size(s->group);
+        options.shards = lt__shards(s);
+        options.rank = lt_group_rank(s->group) * options.shards;
+        options.ranks = lt_group_size(s->group) * options.shards;
     }
     lua_getfield(L, 2, "dtype");
     options.dtype = lt__check_dtype(L, s, lua_gettop(L), "batches");

@@ -83,7 +83,7 @@ static int tell(lua_State *L)
 /* sum(what, a, b, ...): the sums of each number over all ranks. */
 static int sum(lua_State *L)
 {
-    enum { MOST = 16 };
+    enum { MOST = 256 };
     double numbers[MOST];
     const char *what = luaL_checkstring(L, 1);
     lt_group *group = others(L, what);
@@ -116,25 +116,38 @@ static int reduce(lua_State *L)
         params[i] = lt__check_tensor(L, s, lua_gettop(L), "optim", "a parameter");
         lua_pop(L, 1);
     }
-    if (!s->reducer && !(s->reducer = lt_reducer_new(s->ctx, group, &s->reducing)))
-        lt__raise(L, s);
     lt__check(L, s, lt_reducer_add(s->reducer, params, n));
     return 0;
 }
 
-/* shard(rows): this rank's part of so many rows: how many are before it, and how many it has. */
+int lt__shards(const lt_lua *s)
+{
+    bool split = s->group && s->reducing.vranks > 0;
+    return split ? s->reducing.vranks / lt_group_size(s->group) : 1;
+}
+
+/* shards(): how many parts of each batch this rank goes through, one after the other. */
+static int shards(lua_State *L)
+{
+    lua_pushinteger(L, lt__shards(lt__lua(L)));
+    return 1;
+}
+
+/* shard(rows, part): of so many rows those of this rank's part, from 1 on: how many are before it,
+ * and how many it has. */
 static int shard(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
+    int n = lt__shards(s), part = (int)luaL_checkinteger(L, 2) - 1;
     int64_t first, count;
-    lt_shard(luaL_checkinteger(L, 1), s->group ? lt_group_rank(s->group) : 0,
-             s->group ? lt_group_size(s->group) : 1, &first, &count);
+    lt_shard(luaL_checkinteger(L, 1), (s->group ? lt_group_rank(s->group) : 0) * n + part,
+             (s->group ? lt_group_size(s->group) : 1) * n, &first, &count);
     lua_pushinteger(L, first);
     lua_pushinteger(L, count);
     return 2;
 }
 
-/* take_shard(rows): this rank goes through its shard of so many rows now. */
+/* take_shard(rows, part): this rank goes through that part of so many rows now. */
 static int take_shard(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -143,7 +156,7 @@ static int take_shard(lua_State *L)
     lt_tape_set_first_row(lt_tape_current(s->ctx), s->first_row);
     if (s->reducer)
         lt_reducer_set_share(s->reducer, lua_tointeger(L, -1), lua_tointeger(L, 1));
-    return 2;
+    return 0;
 }
 
 /* expect(n): each step has so many backwards from now on; 0: who knows. */
@@ -172,8 +185,8 @@ static int reduced(lua_State *L)
 
 static const luaL_Reg functions[] = {
     {"rank", rank}, {"on_root", on_root}, {"compare", compare}, {"tell", tell}, {"sum", sum},
-    {"reduce", reduce}, {"shard", shard}, {"take_shard", take_shard}, {"expect", expect},
-    {"reduced", reduced}, {NULL, NULL}};
+    {"reduce", reduce}, {"shards", shards}, {"shard", shard}, {"take_shard", take_shard},
+    {"expect", expect}, {"reduced", reduced}, {NULL, NULL}};
 
 void lt__open_dist(lua_State *L) { lt__register(L, functions); }
 
@@ -181,11 +194,13 @@ lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *co
 {
     static const char begin[] = "require('luatrain.ranks').begin()";
     lt_lua *s = lt__lua_of(L);
-    if (lt_group_size(group) == 1)
-        return LT_OK;
-    s->group = group;
     if (config)
         s->reducing = *config;
+    if (lt_group_size(group) == 1 && s->reducing.vranks == 0)
+        return LT_OK;
+    if (!(s->reducer = lt_reducer_new(s->ctx, group, &s->reducing)))
+        return lt_errcode();
+    s->group = group;
     if (luaL_loadbuffer(L, begin, sizeof begin - 1, "=ranks") != LUA_OK)
         return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* the text itself is right */
     return lt_lua_call(L, 0, 0);

@@ -32,7 +32,8 @@ LT_API void lt_lua_close(lua_State *L); /* NULL is fine */
 /* What the state trains from now on is trained by all ranks of group together, each with its part
  * of every batch: each rank has a state of its own, in a thread or process of its own, and runs the
  * same script. What all but rank 0 print goes to the file rank-N.log in the run's folder. group is
- * borrowed and outlives the state; config may be NULL. Before the first script. LT_ENOMEM. */
+ * borrowed and outlives the state; config may be NULL. Before the first script. LT_ENOMEM, or
+ * LT_EUSAGE for a config that does not fit the group. */
 LT_MUST lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config);
 
 /* Runs a script with the global table arg = {[0] = path, argv[0], argv[1], ...}. What the file

@@ -265,16 +265,23 @@ static lt_status run(void *ud, lt_group *group)
     return status;
 }
 
-/* Each rank has its part of the CPUs. */
+/* Each rank has its part of the CPUs. The bits of a deterministic run are those of the threads of a
+ * rank, which are to be as many for any number of ranks. */
 static lt_status run_all(settings *s)
 {
-    if (s->ranks <= 1)
+    if (s->ranks == 0)
+        s->ranks = 1;
+    if (s->deterministic && s->reducer.vranks == 0)
+        s->reducer.vranks = s->ranks;
+    if (!s->deterministic && s->reducer.vranks > 0)
+        return lt_fail(LT_EUSAGE, "--vranks is for a run with --deterministic");
+    if (s->ranks == 1 && !s->deterministic)
         return run(s, NULL);
     if (strcmp(s->argv[0], "summary") == 0)
         return lt_fail(LT_EUSAGE, "--ranks is for a training, summary looks at one rank");
     int cpus = lt_cpu_count();
     if (s->config.threads == 0)
-        s->config.threads = cpus > s->ranks ? cpus / s->ranks : 1;
+        s->config.threads = cpus > s->ranks && !s->deterministic ? cpus / s->ranks : 1;
     s->group.spin = s->ranks * s->config.threads < cpus;
     return run_ranks(&(ranks){.n = s->ranks, .group = s->group, .run = run, .ud = s});
 }

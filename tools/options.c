@@ -49,6 +49,14 @@ static lt_status set_ranks(settings *s, const char *who, const char *value)
     return LT_OK;
 }
 
+static lt_status set_vranks(settings *s, const char *who, const char *value)
+{
+    uint64_t n;
+    LT_TRY(parse_number(who, value, 1, 256, &n));
+    s->reducer.vranks = (int)n;
+    return LT_OK;
+}
+
 static lt_status set_timeout(settings *s, const char *who, const char *value)
 {
     uint64_t seconds;
@@ -106,12 +114,24 @@ static lt_status set_log(settings *s, const char *who, const char *value)
 }
 
 /* Switches have no value on the command line; as variables they are 1 or 0. */
+static lt_status parse_switch(const char *who, const char *value, bool *on)
+{
+    *on = strcmp(value, "1") == 0;
+    if (!*on && strcmp(value, "0") != 0)
+        return lt_fail(LT_EUSAGE, "%s wants 1 or 0, it is '%s'", who, value);
+    return LT_OK;
+}
+
+static lt_status set_deterministic(settings *s, const char *who, const char *value)
+{
+    return parse_switch(who, value, &s->deterministic);
+}
+
 static lt_status set_level(settings *s, const char *who, const char *value, lt_log_level level)
 {
-    if (strcmp(value, "1") == 0)
-        s->level = level;
-    else if (strcmp(value, "0") != 0)
-        return lt_fail(LT_EUSAGE, "%s wants 1 or 0, it is '%s'", who, value);
+    bool on;
+    LT_TRY(parse_switch(who, value, &on));
+    s->level = on ? level : s->level;
     return LT_OK;
 }
 
@@ -144,6 +164,9 @@ static const struct option {
      set_count},
     {"max-steps", "N", "stops after step N of the run and saves", set_count},
     {"wire", "fp32|fp16|bf16", "what gradients travel as between ranks (fp32)", set_wire},
+    {"deterministic", NULL, "the same bits, whatever --ranks is: see --vranks", set_deterministic},
+    {"vranks", "V", "of a deterministic run: parts of each batch, shared by the ranks (--ranks)",
+     set_vranks},
     {"timeout", "S", "seconds that ranks wait for one that does not come (120)", set_timeout},
     {"check-sync", "N", "each N steps the ranks compare their weights", set_count},
     {"log", "text|json", "json: the lines of metrics.jsonl instead of text", set_log},

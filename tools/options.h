@@ -14,6 +14,7 @@ typedef struct settings {
     lt_log_level level;       /* the least that is shown */
     lt_dtype amp;             /* for loops that are no run; a run looks up the variable */
     int ranks;                /* 0: nobody has said */
+    bool deterministic;
     lt_group_config group;
     lt_reducer_config reducer;
     const char *text;         /* "help" or "version": wanted instead of a run; or NULL */

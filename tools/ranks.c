@@ -40,8 +40,8 @@ static void describe_failure(job *j, lt_group *group)
     int rank;
     if (!lt_group_failure(group, &rank, &j->failed, text, sizeof text))
         return;
-    bool names_rank = rank == 0 || j->failed == LT_EPEER || j->failed == LT_EDESYNC;
-    if (names_rank)
+    bool of_all = j->failed == LT_EPEER || j->failed == LT_EDESYNC || j->failed == LT_EUSAGE;
+    if (rank == 0 || of_all)
         snprintf(j->failed_text, sizeof j->failed_text, "%s", text);
     else
         snprintf(j->failed_text, sizeof j->failed_text, "rank %d: %s", rank, text);

@@ -27,6 +27,13 @@ function check.described(value)
   return "a " .. (core.is_tensor(value) and "tensor " .. core.describe(value) or type(value))
 end
 
+-- A loss as a number: of a tensor of one element, or one already.
+function check.number(loss, who)
+  if core.is_tensor(loss) and loss:count() == 1 then return loss:item() end
+  if type(loss) == "number" then return loss end
+  fail("%s wants to return the loss, one number; it returned %s", who, check.described(loss))
+end
+
 local function whole(value, least)
   local integer = type(value) == "number" and math.tointeger(value)
   return integer and integer >= least and integer or nil

@@ -76,16 +76,18 @@ function Set:open_batches(given) return open_batches(self, batches(given)) end
 
 -- The same pass for a loop over x, y. It has no closing value: in Lua 5.4.4 a `break` can leave one
 -- unclosed. A pass that is not finished goes with the next collection. One that is shuffled is
--- there to train with: each rank gets its shard.
+-- there to train with: each rank gets its shard, or with --vranks its shards one after the other.
 function Set:batches(given)
   local o = batches(given)
   o.shard = o.shard or o.shuffle
   local pass, left = open_batches(self, o), self.count - o.first
   if not o.shard then return pass.next, pass end
+  local parts, part = core.shards(), 0
   return function()
     local x, y = pass:next()
-    if x then core.take_shard(math.min(o.batch, left)) end
-    left = left - o.batch
+    part = part % parts + 1
+    if x then core.take_shard(math.min(o.batch, left), part) end
+    if part == parts then left = left - o.batch end
     return x, y
   end
 end

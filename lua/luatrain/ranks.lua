@@ -62,6 +62,17 @@ end
 -- lt.rank(): the number of this rank, from 0, and how many there are.
 ranks.rank = core.rank
 
+-- The sum over all shards of a batch, in their order, of a number that each has; list has those of
+-- this rank's.
+function ranks.sum_shards(what, list)
+  local rank, size = core.rank()
+  local all, sum = {}, 0.0
+  for i = 1, size * #list do all[i] = 0.0 end
+  table.move(list, 1, #list, rank * #list + 1, all)
+  for _, number in ipairs{core.sum(what, table.unpack(all))} do sum = sum + number end
+  return sum
+end
+
 local function read_script()
   local file = type(arg) == "table" and type(arg[0]) == "string" and io.open(arg[0], "rb")
   if not file then return "" end
@@ -97,10 +108,10 @@ function ranks.check_sync(o, step)
   end
 end
 
--- Makes the gradients of parameters, {name = , tensor = } each, one with those of other ranks.
+-- Makes the gradients of parameters, {name = , tensor = } each, one with those of other shards.
 function ranks.reduce(parameters)
   local _, size = core.rank()
-  if size == 1 then return end
+  if size * core.shards() == 1 then return end
   local lines, tensors = {}, {}
   for i, item in ipairs(parameters) do
     lines[i] = item.name .. " " .. core.describe(item.tensor)

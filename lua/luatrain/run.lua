@@ -28,14 +28,13 @@ local core = ...
 local check = require "luatrain.check"
 local checkpoint = require "luatrain.checkpoint"
 local command = require "luatrain.command"
+local evaluate = require "luatrain.evaluate"
 local log = require "luatrain.log"
 local plot = require "luatrain.plot"
-local module = require "luatrain.module"
 local outside = require "luatrain.outside"
 local ranks = require "luatrain.ranks"
 local state = require "luatrain.state"
 local waits = require "luatrain.waits"
-local ops = core.ops
 
 local Run = {}
 local SAVE_SECONDS = 600       -- the longest that a checkpoint lies back
@@ -165,8 +164,10 @@ local function new(given)
   local self = {
     settings = o, began = now, saved_at = now, failed_saves = 0,
     root = rank == 0,                  -- it speaks and saves for all ranks
-    ranks = size, alone = size == 1,
+    ranks = size, alone = size == 1 and core.shards() == 1,
     stop = false,                      -- the signal that a rank is to stop by
+    parts = core.shards(), part = 0,   -- of a batch, which this rank goes through in turn; this one
+    losses = {}, spent = false,        -- of these parts: shares of the batch's loss; seconds
     made = false,                      -- the settings of the optimizer at this moment
     epoch = 1, done = 0, steps = 0,    -- position: samples of the epoch that are done; all steps
     loss_sum = 0.0,                    -- over these samples
@@ -371,24 +372,19 @@ function Run:batches()
   local loader = o.train:open_batches{
     batch = o.batch, shuffle = true, epoch = self.epoch, first = self.done, workers = o.workers,
     crop = o.augment.crop, flip = o.augment.flip, area = o.augment.area, shard = true}
-  self.loader = loader
+  self.loader, self.part = loader, self.parts
   return function()
     if self.phase == "over" then fail "run:batches: this run is over" end
     if self.loader ~= loader then fail "run:batches: another loop over the batches was begun" end
     if self.rows then fail "run:batches: the batch before had no run:step" end
     local before = core.clock()
     local x, y = loader:next()
-    self.waited = core.clock() - before
+    if self.part == self.parts then self.part, self.waited = 0, 0.0 end
+    self.part, self.waited = self.part + 1, self.waited + (core.clock() - before)
     if not x then return close_loader(self) end
     self.rows, self.counter = math.min(o.batch, #o.train - self.done), core.steps()
     return x, y
   end
-end
-
-local function number_of(loss, who)
-  if core.is_tensor(loss) and loss:count() == 1 then return loss:item() end
-  if type(loss) == "number" then return loss end
-  fail("%s wants to return the loss, one number; it returned %s", who, check.described(loss))
 end
 
 -- Time as fractions of the step: what is not one of the named parts is `other`.
@@ -431,44 +427,45 @@ local function record(self, loss, lr, rows, times)
   if text then self.log:warn(text) end
 end
 
--- The mean over the batch, of which each rank has the mean over its shard. What the ranks have told
--- each other in this step says whether one of them is to stop.
-local function loss_of_all(self, loss, rows)
-  if self.alone then return loss end
-  local _, count = core.shard(rows)
-  local _, _, _, signal = core.reduced()
-  self.stop = core.stop_reason(signal) or false
-  return core.sum("the loss", count > 0 and loss * count / rows or 0.0)
-end
-
 local inside_meta = {__close = function(self) self.run.inside = false end}
 
 -- What lt.step(fn, ...) returns; meanwhile the run knows that it is inside.
 local function call_inside(self, fn, ...)
   local _ <close> = setmetatable({run = self}, inside_meta)
   self.inside = true
-  core.take_shard(self.rows)     -- whatever was looked at before draws nothing from this step
-  core.expect(0)                 -- lt.pieces says more
+  core.take_shard(self.rows, self.part)   -- what was looked at before draws nothing from this step
+  core.expect(0)                          -- lt.pieces says more
   return (core.step(core.autocast, self.settings.amp, fn, ...))
 end
 
--- run:step(fn, ...): calls fn(...) as lt.step does; it goes forward and backward, takes the step
--- of the optimizer and returns the loss, a mean over the batch. Then comes all that belongs to a
--- step: metrics, saving when it is due, stopping when that is wanted. Returns the loss, a number.
-function Run:step(fn, ...)
-  expect(self, "epoch", "run:step", "it belongs into: for x, y in run:batches() do ... end")
-  local rows, counter = self.rows, core.steps()
-  if type(fn) ~= "function" then fail("run:step wants a function, it is %s", tostring(fn)) end
-  if not rows then fail("run:step: each batch of run:batches has one step") end
-  local lr = set_rate(self, rows)
-  if self.watcher then self.watcher:begin_step() end
-  local started, before = core.clock(), core.times()
-  local loss = number_of(call_inside(self, fn, ...), "run:step: the function")
-  local inside, after = core.clock() - started, core.times()
-  if core.steps() == counter then
+-- Goes through one part of the batch. Returns its loss.
+local function step_part(self, fn, ...)
+  local started, before, spent = core.clock(), core.times(), self.spent
+  local loss = check.number(call_inside(self, fn, ...), "run:step: the function")
+  local after, _, count = core.times(), core.shard(self.rows, self.part)
+  spent.inside = spent.inside + (core.clock() - started)
+  spent.backward = spent.backward + (after.backward - before.backward)
+  spent.optimizer = spent.optimizer + (after.optimizer - before.optimizer)
+  self.losses[self.part] = count > 0 and loss * (count / self.rows) or 0.0
+  return loss
+end
+
+-- The loss of the batch. What the ranks have told each other in this step says whether one of them
+-- is to stop.
+local function loss_of_all(self, loss)
+  if self.alone then return loss end
+  local _, _, _, signal = core.reduced()
+  self.stop = core.stop_reason(signal) or false
+  return ranks.sum_shards("the loss", self.losses)
+end
+
+-- The optimizer has taken its step, after the last part of the batch. Returns the loss of it all.
+local function end_step(self, lr, loss)
+  local rows = self.rows
+  if core.steps() == self.counter then
     fail("run:step: the function took no step of the optimizer; lt.pieces adds up parts of a batch")
   end
-  loss = loss_of_all(self, loss, rows)
+  loss = loss_of_all(self, loss)
   if loss - loss ~= 0 then
     core.fail("ENUMERIC", ("the loss is %s at step %d; look at the learning rate and at the data")
               :format(loss ~= loss and "nan" or "inf", self.steps + 1))
@@ -478,9 +475,8 @@ function Run:step(fn, ...)
   local total = core.clock() - self.mark
   self.mark = self.mark + total
   self.epoch_s, self.epoch_images = self.epoch_s + total, self.epoch_images + rows
-  record(self, loss, lr, rows, {
-    total = total, inside = inside, backward = after.backward - before.backward,
-    optimizer = after.optimizer - before.optimizer})
+  self.spent.total = total
+  record(self, loss, lr, rows, self.spent)
   if self.watcher then self.watcher:end_step(rows, total, self.waited) end
   stop_if_wanted(self)
   local every = self.settings.save_every
@@ -491,58 +487,38 @@ function Run:step(fn, ...)
   return loss
 end
 
+-- run:step(fn, ...): calls fn(...) as lt.step does; it goes forward and backward, takes the step
+-- of the optimizer and returns the loss, a mean over the batch. Then comes all that belongs to a
+-- step: metrics, saving when it is due, stopping when that is wanted. Returns the loss, a number;
+-- with --vranks that of this part of the batch, until the last one has come.
+function Run:step(fn, ...)
+  expect(self, "epoch", "run:step", "it belongs into: for x, y in run:batches() do ... end")
+  if type(fn) ~= "function" then fail("run:step wants a function, it is %s", tostring(fn)) end
+  if not self.rows then fail("run:step: each batch of run:batches has one step") end
+  local lr = set_rate(self, self.rows)
+  if self.part == 1 then
+    self.spent = {inside = 0.0, backward = 0.0, optimizer = 0.0}
+    if self.watcher then self.watcher:begin_step() end
+  end
+  local loss = step_part(self, fn, ...)
+  if self.part == self.parts then return end_step(self, lr, loss) end
+  self.rows = false
+  return loss
+end
+
 -- ==== Evaluation and report ======================================================================
 
-local evaluation = check "run.evaluate{set:set; batch?, loss?:call}"
-
--- Hits and summed loss of one batch.
-local function judge(net, loss, x, y)
-  local logits = net(x)
-  local lost = number_of(loss(logits, y), "run:evaluate: 'loss'")
-  return ops.eq(ops.argmax(logits, 2), y):sum():item(), lost * x:dim(1)
-end
-
--- The same over all ranks, of which each has judged its shard of so many rows. They also tell each
--- other that one of them is to stop.
-local function judged_by_all(self, rows, right, lost)
-  if self.alone then return right, lost end
-  local _, count = core.shard(rows)
-  local _, signal = core.stop_reason()
-  if count == 0 then right, lost = 0, 0.0 end
-  local all = table.pack(core.sum("an evaluation", right, lost, signal or 0, signal and 1 or 0))
-  self.stop = all[4] > 0 and core.stop_reason(math.tointeger(all[3] // all[4]))
-  return all[1], all[2]
-end
-
--- The arguments of run:evaluate, checked.
-local function read_evaluation(set, given)
-  local all = {set = set}
-  if given ~= nil and type(given) ~= "table" then
-    fail("run:evaluate wants options as a table: run:evaluate(set, {batch = 256}), they are %s",
-         check.described(given))
-  end
-  for key, value in pairs(given or {}) do all[key] = value end
-  return evaluation(all)
-end
-
 -- {top1 = , loss = } of the net in eval mode: each sample counts once. Batches of the size that
--- training has, the default, take no memory that training has not had. Afterwards, by an error too,
--- the net is in the mode that it was in.
+-- training has, the default, take no memory that training has not had.
 function Run:evaluate(set, given)
   check_call(self, "run:evaluate")
-  local o, net, before = read_evaluation(set, given), self.settings.net, core.clock()
-  local loss, amp, hits, sum = o.loss or ops.cross_entropy, self.settings.amp, 0, 0.0
-  local _ <close> = setmetatable({}, {__close = module.keep_modes(net)})
-  net:eval()
-  local batch, done = o.batch or self.settings.batch, 0
-  for x, y in set:batches{batch = batch, shard = true} do
-    local right, lost = core.step(core.autocast, amp, core.no_grad, judge, net, loss, x, y)
-    right, lost = judged_by_all(self, math.min(batch, #set - done), right, lost)
-    hits, sum, done = hits + right, sum + lost, done + batch
+  local before, o = core.clock(), self.settings
+  local result = evaluate(o.net, set, given, o.batch, o.amp, function(reason)
+    self.stop = reason
     stop_if_wanted(self)
-  end
+  end)
   pass_over(self, before)
-  return {top1 = hits / #set, loss = sum / #set}
+  return result
 end
 
 local function check_numbers(numbers)

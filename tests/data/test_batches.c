@@ -92,48 +92,6 @@ TEST(comes_in_order_and_the_last_is_smaller)
     lt_ctx_free(ctx);
 }
 
-/* Rank `rank` of `ranks` takes the next batch, of `rows` rows of which the first is `done`. */
-static void take_shard(lt_batches *batches, int64_t done, int64_t rows, int rank, int ranks)
-{
-    int64_t first, count;
-    lt_tensor *x, *y;
-    lt_shard(rows, rank, ranks, &first, &count);
-    CHECK_EQ(first, (rows * rank + ranks - 1) / ranks);
-    CHECK_EQ(first + count, (rows * (rank + 1) + ranks - 1) / ranks);
-    CHECK_OK(lt_batches_next(batches, &x, &y));
-    CHECK_EQ(lt_dim(x, 0), count > 0 ? count : 1);
-    for (int64_t i = 0; i < lt_dim(x, 0); i++)
-        CHECK_EQ(((int64_t *)lt_data(y))[i], count > 0 ? done + first + i : done);
-    lt_release(x);
-    lt_release(y);
-}
-
-TEST(each_rank_has_its_shard_of_every_batch)
-{
-    lt_ctx *ctx = lt_ctx_new(NULL);
-    lt_tensor *images = some_images(ctx), *labels = some_labels(ctx, LT_U8);
-    for (int64_t batch = 1; batch <= N; batch++)
-        for (int ranks = 1; ranks <= 7; ranks++)
-            for (int rank = 0; rank < ranks; rank++) {
-                lt_tensor *x, *y;
-                lt_batch_options options = {.batch = batch, .rank = rank, .ranks = ranks,
-                                            .workers = rank % 2 ? 2 : -1};
-                lt_batches *batches = open_batches(ctx, images, labels, &options);
-                for (int64_t done = 0; done < N; done += batch)
-                    take_shard(batches, done, N - done < batch ? N - done : batch, rank, ranks);
-                CHECK_OK(lt_batches_next(batches, &x, &y));
-                CHECK(!x && !y);
-                lt_batches_free(batches);
-            }
-    int64_t first, count;
-    lt_shard(INT64_MAX - 1, 254, 255, &first, &count); /* no product of rows and ranks */
-    CHECK_EQ(first + count, INT64_MAX - 1);
-    CHECK_EQ(count, (INT64_MAX - 1) / 255);
-    lt_release(labels);
-    lt_release(images);
-    lt_ctx_free(ctx);
-}
-
 TEST(shuffled_order_is_that_of_seed_and_epoch)
 {
     int64_t orders[4][N];
@@ -295,9 +253,6 @@ TEST(bad_input_gets_a_sentence)
         {images, labels, {.batch = 1, .crop = 2}, "crop wants 0 to 1 pixels"},
         {images, labels, {.batch = 1, .first = -1}, "first wants 0 to 10, the number of images"},
         {images, labels, {.batch = 1, .first = N + 1}, "first wants 0 to 10"},
-        {images, labels, {.batch = 1, .rank = 2, .ranks = 2}, "there is no rank 2 of 2"},
-        {images, labels, {.batch = 1, .rank = 1}, "there is no rank 1 of 0"},
-        {images, labels, {.batch = 1, .rank = -1, .ranks = 2}, "there is no rank -1 of 2"},
         {images, labels, {.batch = 1, .workers = 1025}, "workers wants at most 1024, it is 1025"},
         {images,
          labels,

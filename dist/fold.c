@@ -1,0 +1,53 @@
+/* fold.c - sums of shards that come one after the other; see fold.h. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "dist/fold.h"
+#include "dist/sum.h"
+
+/* Every level has room for so many bytes; what is new is zero. */
+static lt_status make_room(lt_fold *f, int levels, size_t bytes)
+{
+    for (int i = 0; i < levels; i++) {
+        if (f->level[i] && f->bytes >= bytes)
+            continue;
+        size_t had = f->level[i] ? f->bytes : 0;
+        void *more = realloc(f->level[i], bytes > 0 ? bytes : 1);
+        if (!more)
+            return lt_fail(LT_ENOMEM, "out of memory for the sum of %d shards", 1 << levels);
+        memset((char *)more + had, 0, bytes - had);
+        f->level[i] = more;
+    }
+    f->bytes = bytes > f->bytes ? bytes : f->bytes;
+    return LT_OK;
+}
+
+static int levels_of(int shards)
+{
+    int levels = 0;
+    while (1 << levels < shards)
+        levels++;
+    return levels;
+}
+
+lt_status lt__fold_add(lt_fold *f, int shard, int shards, void *data, int64_t count,
+                       lt_dtype dtype, double scale)
+{
+    size_t bytes = (size_t)count * lt_dtype_bytes(dtype);
+    int level = 0;
+    LT_TRY(make_room(f, levels_of(shards), bytes));
+    lt__sum_shares(&(lt_share){data, scale}, 1, dtype, dtype, 0, count);
+    for (; shard >> level & 1; level++) {
+        lt_share both[2] = {{f->level[level], 1}, {data, 1}};
+        lt__sum_shares(both, 2, dtype, dtype, 0, count);
+    }
+    if (shard < shards - 1)
+        memcpy(f->level[level], data, bytes);
+    return LT_OK;
+}
+
+void lt__fold_free(lt_fold *f)
+{
+    for (int i = 0; i < LT_FOLD_LEVELS; i++)
+        free(f->level[i]);
+}

@@ -1,0 +1,25 @@
+/* fold.h - the sum of shards that come one after the other. Private to this room.
+ *
+ * Its order is a balanced tree, as in sum.h: what has a sibling is added to it, and what has none
+ * waits on its level. So where 2^k ranks fold 2^m shards each and then sum over the ranks, the
+ * bits are the same for every k of one k + m.
+ */
+#ifndef LT_DIST_FOLD_H
+#define LT_DIST_FOLD_H
+
+#include "core/core.h"
+
+enum { LT_FOLD_LEVELS = 8 }; /* for up to 256 shards */
+
+typedef struct lt_fold { /* zero: nothing has come */
+    void *level[LT_FOLD_LEVELS];
+    size_t bytes;        /* of each */
+} lt_fold;
+
+/* Number `shard` of `shards`, a power of two: scale * data[0..count) goes into the fold. After the
+ * last one data is the sum. Data may become longer, by what counts as zeros before. LT_ENOMEM. */
+LT_MUST lt_status lt__fold_add(lt_fold *fold, int shard, int shards, void *data, int64_t count,
+                               lt_dtype dtype, double scale);
+void lt__fold_free(lt_fold *fold);
+
+#endif

@@ -1,0 +1,65 @@
+-- evaluate.lua - how good a net is: run:evaluate without the run.
+--
+-- Each sample of the set counts once, on however many ranks: each rank goes through its shards of
+-- every batch, and after it they add up what they saw, in the order of the shards.
+
+local core = ...
+local check = require "luatrain.check"
+local module = require "luatrain.module"
+local ranks = require "luatrain.ranks"
+local ops = core.ops
+
+local spec = check "run.evaluate{set:set; batch?, loss?:call}"
+
+-- The arguments of run:evaluate, checked.
+local function read(set, given)
+  local all = {set = set}
+  if given ~= nil and type(given) ~= "table" then
+    core.fail("EINVAL", ("run:evaluate wants options as a table: run:evaluate(set, {batch = 256}), "
+                         .. "they are %s"):format(check.described(given)))
+  end
+  for key, value in pairs(given or {}) do all[key] = value end
+  return spec(all)
+end
+
+-- Hits and summed loss of some samples.
+local function judge(net, loss, x, y)
+  local logits = net(x)
+  local lost = check.number(loss(logits, y), "run:evaluate: 'loss'")
+  return ops.eq(ops.argmax(logits, 2), y):sum():item(), lost * x:dim(1)
+end
+
+-- Those of this rank's shards of a batch of so many rows: hits of all, the loss of each.
+local function judge_shards(pass, rows, amp, net, loss)
+  local hits, losses = 0, {}
+  for part = 1, core.shards() do
+    local _, count = core.shard(rows, part)
+    local x, y = pass:next()
+    local right, lost = core.step(core.autocast, amp, core.no_grad, judge, net, loss, x, y)
+    if count == 0 then right, lost = 0, 0.0 end
+    hits, losses[part] = hits + right, lost
+  end
+  return hits, losses
+end
+
+-- {top1 = , loss = } of net in eval mode; given: what run:evaluate was given beside set. batch and
+-- amp are those of the run. After each batch stop(reason) is called, with the signal by which one
+-- of the ranks is to stop, or false. Afterwards, by an error too, net is in the mode it was in.
+return function(net, set, given, batch, amp, stop)
+  local o = read(set, given)
+  local _ <close> = setmetatable({}, {__close = module.keep_modes(net)})
+  net:eval()
+  batch = o.batch or batch
+  local pass <close> = set:open_batches{batch = batch, shard = true}
+  local hits, lost = 0, 0.0
+  for done = 0, #set - 1, batch do
+    local right, losses = judge_shards(pass, math.min(batch, #set - done), amp, net,
+                                       o.loss or ops.cross_entropy)
+    local _, signal = core.stop_reason()
+    local all, signals, ranks_stop = core.sum("an evaluation", right, signal or 0,
+                                              signal and 1 or 0)
+    hits, lost = hits + all, lost + ranks.sum_shards("an evaluation", losses)
+    stop(ranks_stop > 0 and core.stop_reason(math.tointeger(signals // ranks_stop)))
+  end
+  return {top1 = hits / #set, loss = lost / #set}
+end

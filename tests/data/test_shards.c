@@ -1,0 +1,96 @@
+/* test_shards.c - what each of several ranks gets of every batch. */
+#include "data/data.h"
+#include "tests/lt_test.h"
+
+enum { N = 10, MOST = 7 };
+
+static lt_source *some_images(lt_ctx *ctx)
+{
+    uint8_t values[N];
+    for (int i = 0; i < N; i++)
+        values[i] = (uint8_t)i;
+    lt_tensor *images = lt_tensor_from(ctx, LT_U8, 3, (int64_t[]){N, 1, 1}, values);
+    lt_tensor *labels = lt_tensor_from(ctx, LT_U8, 1, (int64_t[]){N}, values);
+    lt_source *source = lt_source_tensors(ctx, images, labels);
+    lt_release(images);
+    lt_release(labels);
+    return source;
+}
+
+/* The next of a pass is the shard of rank `rank` of `ranks`, of a batch of `rows` rows of which the
+ * first is `done`. */
+static void check_shard(lt_batches *batches, int64_t done, int64_t rows, int rank, int ranks)
+{
+    int64_t first, count;
+    lt_tensor *x, *y;
+    lt_shard(rows, rank, ranks, &first, &count);
+    CHECK_EQ(first, (rows * rank + ranks - 1) / ranks);
+    CHECK_EQ(first + count, (rows * (rank + 1) + ranks - 1) / ranks);
+    CHECK_OK(lt_batches_next(batches, &x, &y));
+    CHECK_EQ(lt_dim(x, 0), count > 0 ? count : 1);
+    for (int64_t i = 0; i < lt_dim(x, 0); i++)
+        CHECK_EQ(((int64_t *)lt_data(y))[i], count > 0 ? done + first + i : done);
+    lt_release(x);
+    lt_release(y);
+}
+
+/* All batches of rank `rank`, which stands for `shards` of `ranks * shards`. */
+static void check_pass(lt_ctx *ctx, lt_source *source, int64_t batch, int rank, int ranks,
+                       int shards)
+{
+    lt_tensor *x, *y;
+    lt_batch_options options = {.batch = batch, .rank = rank * shards, .ranks = ranks * shards,
+                                .shards = shards, .workers = rank % 2 ? 2 : -1};
+    lt_batches *batches = lt_batches_new(ctx, source, &options);
+    CHECK_EQ(lt_batches_count(batches), (N + batch - 1) / batch * shards);
+    for (int64_t done = 0; done < N; done += batch)
+        for (int i = 0; i < shards; i++)
+            check_shard(batches, done, N - done < batch ? N - done : batch, rank * shards + i,
+                        ranks * shards);
+    CHECK_OK(lt_batches_next(batches, &x, &y));
+    CHECK(!x && !y);
+    lt_batches_free(batches);
+}
+
+TEST(each_rank_has_its_shards_of_every_batch)
+{
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    lt_source *source = some_images(ctx);
+    for (int64_t batch = 1; batch <= N; batch++)
+        for (int ranks = 1; ranks <= MOST; ranks++)
+            for (int rank = 0; rank < ranks; rank++)
+                for (int shards = 1; shards <= 4; shards += shards)
+                    check_pass(ctx, source, batch, rank, ranks, shards);
+    lt_source_release(source);
+    CHECK_EQ(lt_memory_stats(ctx).live, 0);
+    lt_ctx_free(ctx);
+}
+
+TEST(shards_of_very_many_rows)
+{
+    int64_t first, count;
+    lt_shard(INT64_MAX - 1, 254, 255, &first, &count); /* rows times ranks would be too large */
+    CHECK_EQ(first + count, INT64_MAX - 1);
+    CHECK_EQ(count, (INT64_MAX - 1) / 255);
+}
+
+TEST(ranks_that_are_not_there)
+{
+    static const struct { int rank, ranks, shards; const char *text; } cases[] = {
+        {2, 2, 0, "there is no rank 2 of 2"},
+        {1, 0, 0, "there is no rank 1 of 0"},
+        {-1, 2, 0, "there is no rank -1 of 2"},
+        {2, 4, 3, "there is no rank 4 of 4"},
+        {0, 0, 2, "there is no rank 1 of 0"}};
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    lt_source *source = some_images(ctx);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        lt_batch_options options = {.batch = 1, .rank = cases[i].rank, .ranks = cases[i].ranks,
+                                    .shards = cases[i].shards};
+        CHECK(lt_batches_new(ctx, source, &options) == NULL);
+        CHECK_EQ(lt_errcode(), LT_EINVAL);
+        CHECK_MSG(cases[i].text);
+    }
+    lt_source_release(source);
+    lt_ctx_free(ctx);
+}
