@@ -250,11 +250,17 @@ static int nearest(lua_State *L)
     return 1;
 }
 
-/* exit_code(error): what a program that ends with this error exits with. */
+/* exit_code(error): what a program that ends with this error exits with: of several ranks, with the
+ * first failure. */
 static int exit_code(lua_State *L)
 {
-    bool here = raised_here(L, lua_tostring(L, 1));
-    lua_pushinteger(L, lt_exit_code(here ? lt__lua(L)->status : LT_ESCRIPT));
+    const lt_lua *s = lt__lua(L);
+    lt_status status = raised_here(L, lua_tostring(L, 1)) ? s->status : LT_ESCRIPT, first;
+    char text[1];
+    int rank;
+    if (s->group && lt_group_failure(s->group, &rank, &first, text, sizeof text))
+        status = first;
+    lua_pushinteger(L, lt_exit_code(status));
     return 1;
 }
 
