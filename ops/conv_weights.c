@@ -241,7 +241,8 @@ LT_SIMD static void put_channel(const lt_job *job, const float *sums, int parts,
 static bool fits(const lt_conv *v)
 {
     const lt_window *w = &v->window;
-    bool yes = v->groups == 1 && v->in % LT_LANES == 0 && v->out % LT_LANES == 0 && v->in > 0;
+    bool yes = v->groups == 1 && v->in % LT_LANES == 0 && v->out % LT_LANES == 0 && v->in > 0 &&
+               v->out > 0;
     for (int i = 0; i < 2; i++)
         yes = yes && w->dilation[i] == 1 && w->in[i] > 0;
     return yes;

@@ -482,7 +482,8 @@ static grid grid_of(lt_job_kind kind, const lt_conv *v, bool half)
 static bool fits(const lt_conv *v)
 {
     const lt_window *w = &v->window;
-    bool yes = v->groups == 1 && v->in % LT_LANES == 0 && v->out % LT_LANES == 0 && v->n > 0;
+    bool yes = v->groups == 1 && v->in % LT_LANES == 0 && v->out % LT_LANES == 0 && v->n > 0 &&
+               v->in > 0 && v->out > 0;
     for (int i = 0; i < 2; i++)
         yes = yes && w->kernel[i] == SIDE && w->stride[i] == 1 && w->dilation[i] == 1 &&
               w->pad[i] < SIDE;

@@ -344,6 +344,30 @@ TEST(fast_f32_of_many_tiles) { walk(draw_many_tiles, LARGE_CASES, LT_F32, LT_F32
 TEST(fast_bf16_of_many_tiles) { walk(draw_many_tiles, LARGE_CASES, LT_BF16, LT_F32, 18); }
 TEST(fast_bf16_of_many_pixels) { walk(draw_many_pixels, LARGE_CASES, LT_BF16, LT_F32, 16); }
 
+/* Sums of no terms, and no sums: by kernels for whole vectors, of which none are some too. */
+TEST(fast_without_channels)
+{
+    static const int64_t of[3][2] = {{0, 64}, {64, 0}, {0, 0}};
+    uint64_t seed = 19;
+    int taken[2] = {0};
+    lt_ctx *ctx = lt_open(NULL), *plain = lt_open(&(lt_config){.reference = true});
+    if (!ctx || !plain)
+        FAIL("%s", lt_errmsg());
+    for (int i = 0; i < 12; i++) {
+        int64_t in = of[i / 4][0], out = of[i / 4][1], kernel = i & 1 ? 3 : 1;
+        int64_t stride = i & 2 ? 2 : 1, n = lt_threads(ctx) * 1024 * stride * stride / 256 + 1;
+        shape s = {.dims = {{n, 16, 16, in}, {out, kernel, kernel, in}, {out},
+                            {n, 16 / stride, 16 / stride, out}},
+                   .ndim = {4, 4, 1, 4}};
+        snprintf(s.options, sizeof s.options, "stride=%d,%d pad=%d", (int)stride, (int)stride,
+                 (int)(kernel / 2));
+        check_shape(ctx, plain, &s, LT_F32, LT_F32, &seed, taken);
+        check_shape(ctx, plain, &s, LT_BF16, LT_F32, &seed, taken);
+    }
+    lt_ctx_free(ctx);
+    lt_ctx_free(plain);
+}
+
 /* The reference gets f32 copies then. */
 static void check_given_up(const shape *s, bool forward)
 {
