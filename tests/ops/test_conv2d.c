@@ -52,8 +52,9 @@ static int64_t draw_channels(uint64_t *seed, bool whole)
     return whole ? 16 * (1 + draw(seed, 5)) : 1 + draw(seed, 37);
 }
 
-static shape draw_shape(uint64_t *seed)
+static shape draw_shape(uint64_t *seed, int threads)
 {
+    (void)threads;
     int64_t kernel[2], pad[2], stride[2], in[2], out[2];
     bool common = draw(seed, 2); /* 3x3 and 1x1 with stride 1 are what networks are made of */
     int64_t side = draw(seed, 3) ? 3 : 1, dilation = common ? 1 : 1 + draw(seed, 5) / 4;
@@ -80,9 +81,9 @@ static shape draw_shape(uint64_t *seed)
     return s;
 }
 
-/* Whole vectors of channels, and so many pixels that sums of parts of them pay; most with strides,
- * which may be larger than the kernel. */
-static shape draw_many_pixels(uint64_t *seed)
+/* Whole vectors of channels, and so many pixels that it pays to sum a part of them in each thread;
+ * most with strides, which may be larger than the kernel. */
+static shape draw_many_pixels(uint64_t *seed, int threads)
 {
     int64_t kernel[2], pad[2], stride[2], in[2], out[2], side = 1 + draw(seed, 4);
     bool pointwise = draw(seed, 4) == 0, even = draw(seed, 3);
@@ -94,7 +95,7 @@ static shape draw_many_pixels(uint64_t *seed)
         in[i] = least + (draw(seed, 4) ? draw(seed, 23) : 0);
         out[i] = (in[i] + 2 * pad[i] - kernel[i]) / stride[i] + 1;
     }
-    int64_t n = MOST_THREADS * 1024 / (out[0] * out[1]) + 1 + draw(seed, 2);
+    int64_t n = threads * 1024 / (out[0] * out[1]) + 1 + draw(seed, 2);
     int64_t c = 16 * (1 + draw(seed, 3)), k = 16 * (1 + draw(seed, 3));
     shape s = {.dims = {{n, in[0], in[1], c}, {k, kernel[0], kernel[1], c}, {k},
                         {n, out[0], out[1], k}},
@@ -105,8 +106,9 @@ static shape draw_many_pixels(uint64_t *seed)
 }
 
 /* Whole vectors of channels, and so many tiles of 2x2 pixels of y that Winograd's way pays. */
-static shape draw_many_tiles(uint64_t *seed)
+static shape draw_many_tiles(uint64_t *seed, int threads)
 {
+    (void)threads;
     int64_t pad = draw(seed, 3), height = 9 + draw(seed, 9), width = 9 + draw(seed, 9);
     int64_t out[2] = {height + 2 * pad - 2, width + 2 * pad - 2};
     int64_t n = 1 + 128 * 4 / (out[0] * out[1]) + draw(seed, 3);
@@ -312,7 +314,7 @@ static void check_shape(lt_ctx *ctx, lt_ctx *plain, const shape *s, lt_dtype dty
 }
 
 /* So many random shapes with each count of threads. */
-static void walk(shape (*draw_one)(uint64_t *), int cases, lt_dtype dtype, lt_dtype grad_dtype,
+static void walk(shape (*draw_one)(uint64_t *, int), int cases, lt_dtype dtype, lt_dtype grad_dtype,
                  uint64_t seed)
 {
     int taken[2] = {0};
@@ -322,7 +324,7 @@ static void walk(shape (*draw_one)(uint64_t *), int cases, lt_dtype dtype, lt_dt
         if (!ctx || !plain)
             FAIL("%s", lt_errmsg());
         for (int i = 0; i < cases; i++) {
-            shape s = draw_one(&seed);
+            shape s = draw_one(&seed, threads);
             check_shape(ctx, plain, &s, dtype, grad_dtype, &seed, taken);
         }
         lt_ctx_free(ctx);
