@@ -426,13 +426,11 @@ static bool in_reach(const int64_t *sizes, size_t bytes)
     return true;
 }
 
-/* In bf16 version 3.2 gives depthwise gradients of w wrong where images are narrower than a
- * stride. */
+/* In bf16 version 3.2 gives gradients of w wrong where images are narrower than a stride. */
 static bool is_wrong(const key *k)
 {
     const lt_window *w = &k->conv.window;
-    return k->kind == LT_CONV_WEIGHTS && k->type[X] == dnnl_bf16 && k->conv.groups > 1 &&
-           w->in[1] < w->stride[1];
+    return k->kind == LT_CONV_WEIGHTS && k->type[X] == dnnl_bf16 && w->in[1] < w->stride[1];
 }
 
 /* False for what oneDNN is not asked about. */
