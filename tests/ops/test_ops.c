@@ -48,15 +48,16 @@ typedef struct margin {
 /* f64: tens of roundoffs of sums in another order, times 100 where x is 100 + noise. f32: eight
  * roundoffs for a kernel's own chain of roundings; 32 wobbles, since a sum of n terms one after
  * the other errs by some sqrt(n) / 4 of them, and by four deviations more somewhere in thousands
- * of elements. Winograd's convolutions also err by roundoffs of a typical element, wherever a tile
- * has large ones. Halves: computed in f32 and rounded once, a gradient twice as it is added to.
+ * of elements. Convolutions also err by roundoffs of a typical element: Winograd's wherever a tile
+ * has large ones, oneDNN's sums of hundreds of terms where three tries found too small a wobble.
+ * Halves: computed in f32 and rounded once, a gradient twice as it is added to.
  * Where backward reads an output, that came rounded: 1 - y y, say, errs by a roundoff of 1
  * however small. */
 static margin margin_for(const lt_op *op, const values *v, lt_dtype dtype, int part,
                          const block *wobble)
 {
     margin m = {.relative = 1e-12, .typical = 1e-12};
-    int typical = strncmp(op->sig, "conv2d(", 7) == 0 ? 8 : 2;
+    int typical = strncmp(op->sig, "conv2d(", 7) == 0 ? 64 : 2;
     if (dtype != LT_F64)
         m = (margin){.relative = 8 * roundoff(LT_F32), .typical = typical * roundoff(LT_F32),
                      .wobbles = 32, .wobble = wobble};
