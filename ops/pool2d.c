@@ -5,7 +5,8 @@
  *
  * max_pool2d keeps as an extra output which tap of its window each maximum came from. Backward asks
  * for each pixel of x which windows hold it and chose it: x is not read, and each gradient is
- * written once, by one thread.
+ * written once, by one thread. Where each pixel is in one window, the fast kernel goes from window
+ * to window instead.
  */
 #include "ops/loops.h"
 #include "ops/simd.h"
@@ -320,16 +321,15 @@ typedef struct {
 /* In loops of two or three turns: vectors would cost more than they save. */
 #define FEW __asm__ volatile("")
 
-/* The pixels of x in the window of an output, and how many. down: taps_of() its row. */
-static int places_in(const pool *p, int64_t image, int64_t oh, range down, int64_t ow, place *list)
+/* The pixels of x in the window of an output, from its tap (0, 0) on, and how many. down, right:
+ * taps_of() it. */
+static int places_in(const pool *p, range down, range right, place *list)
 {
-    range right = taps_of(&p->w, 1, ow);
-    int64_t at = window_at(p, image, oh, ow);
     int n = 0;
     for (int64_t kh = down.first; kh < down.end; kh++)
         for (int64_t kw = right.first; kw < right.end; kw++) {
             FEW;
-            list[n++] = (place){at + (kh * p->w.in[1] + kw) * p->channels,
+            list[n++] = (place){(kh * p->w.in[1] + kw) * p->channels,
                                 (int32_t)(kh * p->w.kernel[1] + kw)};
         }
     return n;
@@ -363,30 +363,38 @@ LT_INLINE void take_larger(lt_vec x, int32_t id, lt_vec *most, lt_vec_i32 *tap)
     *tap = from;
 }
 
-/* n channels of one output, from channel j on. */
-LT_INLINE void output_of(const pool *p, const place *list, int places, int64_t j, int64_t to, int n,
-                         bool max, bool half)
+/* Has memory bring what the next row of windows has there, for caches see two rows at a time and do
+ * not guess it. A block is a line. */
+LT_INLINE void fetch_next(const pool *p, int64_t at, bool half, bool write)
 {
-    block y = load(p->big, list[0].at + j, n, half);
+    int64_t next = at + p->w.stride[0] * p->w.in[1] * p->channels;
+    __builtin_prefetch((char *)p->big + next * (half ? 2 : 4), write, 2);
+}
+
+/* n channels of one output, which begin at `to`, as those of the window do at `at`. */
+LT_INLINE void output_of(const pool *p, const place *list, int places, int64_t at, int64_t to,
+                         int n, bool max, bool half)
+{
+    block y = load(p->big, at + list[0].at, n, half);
+    fetch_next(p, at + list[0].at, half, false);
     lt_vec_i32 tap[MOST];
     for (int h = 0; h < vectors_of(half); h++)
         LT_EACH_LANE(k)
             tap[h][k] = list[0].tap;
     for (int i = 1; i < places; i++) {
-        block x = load(p->big, list[i].at + j, n, half);
-        int32_t id = list[i].tap;
-        for (int h = 0; h < vectors_of(half); h++) {
+        block x = load(p->big, at + list[i].at, n, half);
+        fetch_next(p, at + list[i].at, half, false);
+        for (int h = 0; h < vectors_of(half); h++)
             if (max)
-                take_larger(x.v[h], id, &y.v[h], &tap[h]);
+                take_larger(x.v[h], list[i].tap, &y.v[h], &tap[h]);
             else
                 y.v[h] += x.v[h];
-        }
     }
     for (int h = 0; h < vectors_of(half) && !max; h++)
         y.v[h] /= (float)p->taps;
-    store(p->small, to + j, n, half, y);
+    store(p->small, to, n, half, y);
     if (max)
-        store_bytes((uint8_t *)p->from->data + to + j, n, half, tap);
+        store_bytes((uint8_t *)p->from->data + to, n, half, tap);
 }
 
 /* n channels of the gradient of one pixel of x. */
@@ -417,17 +425,37 @@ LT_INLINE void gradient_of(const pool *p, const place *list, int places, int64_t
     store(p->big, to + j, n, half, sum);
 }
 
-LT_INLINE void outputs(const pool *p, int64_t image, int64_t oh, bool max, bool half)
+/* The same of all that output_of() reads, when no other output does. */
+LT_INLINE void gradients_of(const pool *p, const place *list, int places, int64_t at, int64_t to,
+                            int n, bool max, bool half)
+{
+    for (int i = 0; i < places; i++) {
+        place only = {to, list[i].tap};
+        gradient_of(p, &only, 1, 0, at + list[i].at, n, max, half);
+        fetch_next(p, at + list[i].at, half, true);
+    }
+}
+
+/* A row of outputs, or of gradients of their windows: inside, only their place differs. */
+LT_INLINE void windows(const pool *p, int64_t image, int64_t oh, bool back, bool max, bool half)
 {
     place list[BYTES];
-    range down = taps_of(&p->w, 0, oh);
+    range down = taps_of(&p->w, 0, oh), right = {0, 0};
+    int places = 0, n = block_of(half);
     for (int64_t ow = 0; ow < p->w.out[1]; ow++) {
-        int64_t to = small_at(p, image, oh, ow), j = 0;
-        int places = places_in(p, image, oh, down, ow, list), n = block_of(half);
-        for (; j + n <= p->channels; j += n)
-            output_of(p, list, places, j, to, n, max, half);
-        if (j < p->channels)
-            output_of(p, list, places, j, to, (int)(p->channels - j), max, half);
+        range taps = taps_of(&p->w, 1, ow);
+        if (taps.first != right.first || taps.end != right.end)
+            places = places_in(p, down, right = taps, list);
+        int64_t at = window_at(p, image, oh, ow), to = small_at(p, image, oh, ow), left;
+        for (left = p->channels; left >= n; left -= n, at += n, to += n)
+            if (back)
+                gradients_of(p, list, places, at, to, n, max, half);
+            else
+                output_of(p, list, places, at, to, n, max, half);
+        if (left > 0 && back)
+            gradients_of(p, list, places, at, to, (int)left, max, half);
+        else if (left > 0)
+            output_of(p, list, places, at, to, (int)left, max, half);
     }
 }
 
@@ -446,20 +474,28 @@ LT_INLINE void gradients(const pool *p, int64_t image, int64_t ih, bool max, boo
 }
 
 /* Each choice is made here once: inside, it is a constant. */
-#define ROW_OF(name, pixels)                                                                       \
+#define ROW_OF(name, pixels, ...)                                                                  \
     LT_SIMD static void name(const pool *p, int64_t image, int64_t row)                            \
     {                                                                                              \
         if (p->from && p->dtype == LT_BF16)                                                        \
-            pixels(p, image, row, true, true);                                                     \
+            pixels(__VA_ARGS__, true, true);                                                       \
         else if (p->from)                                                                          \
-            pixels(p, image, row, true, false);                                                    \
+            pixels(__VA_ARGS__, true, false);                                                      \
         else if (p->dtype == LT_BF16)                                                              \
-            pixels(p, image, row, false, true);                                                    \
+            pixels(__VA_ARGS__, false, true);                                                      \
         else                                                                                       \
-            pixels(p, image, row, false, false);                                                   \
+            pixels(__VA_ARGS__, false, false);                                                     \
     }
-ROW_OF(output_row, outputs)
-ROW_OF(input_row, gradients)
+ROW_OF(output_row, windows, p, image, row, false)
+ROW_OF(window_row, windows, p, image, row, true)
+ROW_OF(input_row, gradients, p, image, row)
+
+/* Whether each pixel of x is in one window, along the axis. */
+static bool tiles(const lt_window *w, int axis)
+{
+    return w->pad[axis] == 0 && w->stride[axis] == w->kernel[axis] &&
+           w->in[axis] == w->out[axis] * w->kernel[axis];
+}
 
 static lt_status fast_fwd(lt_call *c)
 {
@@ -471,7 +507,10 @@ static lt_status fast_bwd(lt_call *c)
 {
     pool p = pool_of(c, c->d_in[0], c->d_out[0]);
     p.add = lt__adds(c, 0);
-    return p.fast ? run(c, &p, p.w.in[0], input_row) : LT_EUNSUPPORTED;
+    if (!p.fast)
+        return LT_EUNSUPPORTED;
+    bool apart = tiles(&p.w, 0) && tiles(&p.w, 1);
+    return run(c, &p, apart ? p.w.out[0] : p.w.in[0], apart ? window_row : input_row);
 }
 
 const lt_op lt__op_max_pool2d = {

@@ -25,10 +25,11 @@ static setup random_setup(uint64_t try)
 {
     setup s = {.dtype = try % 2 ? LT_BF16 : LT_F32};
     int64_t kernel[2], stride[2], pad[2];
+    bool apart = pick(try, 52, 0, 1); /* windows that do not overlap */
     for (int i = 0; i < 2; i++) {
         kernel[i] = pick(try, 10 + (uint64_t)i, 1, 4);
-        stride[i] = pick(try, 20 + (uint64_t)i, 1, 5);
-        pad[i] = pick(try, 30 + (uint64_t)i, 0, kernel[i] / 2);
+        stride[i] = apart ? kernel[i] : pick(try, 20 + (uint64_t)i, 1, 5);
+        pad[i] = pick(try, 30 + (uint64_t)i, 0, apart ? kernel[i] / 3 : kernel[i] / 2);
         s.dims[1 + i] = pick(try, 40 + (uint64_t)i, kernel[i], 13);
     }
     s.dims[0] = pick(try, 50, 1, 3);
@@ -115,6 +116,14 @@ TEST(avg_pool2d_of_any_window)
         setup s = random_setup(TRIES + try);
         compare("avg_pool2d", &s);
     }
+}
+
+/* As many as would cover x without that. */
+TEST(windows_that_overlap)
+{
+    setup s = {.dims = {2, 6, 6, 17}, .options = "kernel=3 stride=2"};
+    compare("max_pool2d", &s);
+    compare("avg_pool2d", &s);
 }
 
 TEST(global_avg_pool2d_of_any_image)
