@@ -8,8 +8,9 @@
  * by channel. Each part of a result belongs to one thread. A pointwise convolution is linear().
  *
  * The fast kernels hand each result, as a job, to whoever has code for it: depthwise.c, winograd.c,
- * conv_weights.c, or oneDNN.
+ * conv_thin.c, conv_weights.c, or oneDNN.
  */
+#include "ops/conv_thin.h"
 #include "ops/conv_weights.h"
 #include "ops/depthwise.h"
 #include "ops/loops.h"
@@ -311,12 +312,14 @@ static size_t scratch(const lt_call *c, bool backward)
         return 0;
     size_t bytes = larger(lt__depthwise_scratch(&v, backward),
                           lt__winograd_scratch(c, &v, half, backward));
+    bytes = larger(bytes, lt__conv_thin_scratch(c, &v, backward));
     return backward ? larger(bytes, lt__conv_weights_scratch(c, &v)) : bytes;
 }
 
 static bool ours(const lt_call *c, const lt_job *job)
 {
-    return lt__depthwise_takes(job) || lt__winograd_takes(job) || lt__conv_weights_takes(c, job);
+    return lt__depthwise_takes(job) || lt__winograd_takes(job) || lt__conv_thin_takes(job) ||
+           lt__conv_weights_takes(c, job);
 }
 
 static lt_status job_ready(const lt_call *c, const lt_job *job)
@@ -330,6 +333,8 @@ static lt_status job_run(const lt_call *c, const lt_job *job)
         lt__depthwise_run(c, job);
     else if (lt__winograd_takes(job))
         lt__winograd_run(c, job);
+    else if (lt__conv_thin_takes(job))
+        lt__conv_thin_run(c, job);
     else if (lt__conv_weights_takes(c, job))
         lt__conv_weights_run(c, job);
     else

@@ -1,5 +1,5 @@
 /* panel.h - products of vectors of channels, for the convolutions that this room has code of its
- * own for (winograd.c, conv_weights.c).
+ * own for (winograd.c, conv_thin.c, conv_weights.c).
  *
  * Factors are read in words of 32 bits, the terms that are multiplied and summed: one of f32, or
  * two of bf16, which one instruction takes at once. A panel is made of vectors of words, one after

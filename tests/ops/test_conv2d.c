@@ -119,6 +119,27 @@ static shape draw_many_tiles(uint64_t *seed, int threads)
     return s;
 }
 
+/* Few channels of x and whole vectors of those of y, as a network begins; images of any size. */
+static shape draw_thin(uint64_t *seed)
+{
+    int64_t kernel[2], pad[2], stride[2], in[2], out[2], side = 1 + draw(seed, 7);
+    for (int i = 0; i < 2; i++) {
+        kernel[i] = draw(seed, 2) ? side : 1 + draw(seed, 7);
+        pad[i] = draw(seed, kernel[i]);
+        stride[i] = 1 + draw(seed, 2) * draw(seed, kernel[i]);
+        int64_t least = kernel[i] > 2 * pad[i] ? kernel[i] - 2 * pad[i] : 1;
+        in[i] = least + draw(seed, (int64_t)1 << draw(seed, 8));
+        out[i] = (in[i] + 2 * pad[i] - kernel[i]) / stride[i] + 1;
+    }
+    int64_t n = 1 + draw(seed, 3), c = 1 + draw(seed, 4), k = 32 * (1 + draw(seed, 3));
+    shape s = {.dims = {{n, in[0], in[1], c}, {k, kernel[0], kernel[1], c}, {k},
+                        {n, out[0], out[1], k}},
+               .ndim = {4, 4, 1, 4}};
+    snprintf(s.options, sizeof s.options, "stride=%d,%d pad=%d,%d", (int)stride[0],
+             (int)stride[1], (int)pad[0], (int)pad[1]);
+    return s;
+}
+
 static bool may_be_winograd(const shape *s)
 {
     const int64_t *w = s->dims[W];
@@ -342,6 +363,7 @@ TEST(fast_bf16_with_gradients_of_weights_in_f32) { walk(draw_shape, CASES, LT_BF
 TEST(fast_bf16) { walk(draw_shape, CASES, LT_BF16, LT_BF16, 13); }
 
 TEST(fast_f32_of_many_pixels) { walk(draw_many_pixels, LARGE_CASES, LT_F32, LT_F32, 15); }
+TEST(fast_f32_of_few_channels) { walk(draw_thin, CASES, LT_F32, LT_F32, 19); }
 TEST(fast_f32_of_many_tiles) { walk(draw_many_tiles, LARGE_CASES, LT_F32, LT_F32, 17); }
 TEST(fast_bf16_of_many_tiles) { walk(draw_many_tiles, LARGE_CASES, LT_BF16, LT_F32, 18); }
 TEST(fast_bf16_of_many_pixels) { walk(draw_many_pixels, LARGE_CASES, LT_BF16, LT_F32, 16); }

@@ -1,0 +1,132 @@
+/* test_conv_thin.c - which convolutions conv_thin.c takes, and what its results must not depend on.
+ * Their values are compared with the reference in test_conv2d.c. */
+#include <stdlib.h>
+
+#include "ops/conv_thin.h"
+#include "ops/panel.h"
+#include "tests/ops/cases.h"
+
+static lt_conv conv_of(int64_t n, int64_t side, int64_t in, int64_t out, int64_t kernel,
+                       int64_t stride)
+{
+    lt_conv v = {.n = n, .in = in, .out = out, .groups = 1,
+                 .window = {.in = {side, side}, .kernel = {kernel, kernel},
+                            .stride = {stride, stride}, .pad = {kernel / 2, kernel / 2},
+                            .dilation = {1, 1}}};
+    for (int i = 0; i < 2; i++)
+        v.window.out[i] = (side + 2 * v.window.pad[i] - kernel) / stride + 1;
+    return v;
+}
+
+static bool takes(const lt_conv *v, lt_job_kind kind, lt_dtype dtype)
+{
+    lt_operand of = {NULL, dtype};
+    return lt__conv_thin_takes(&(lt_job){.kind = kind, .conv = v, .x = of, .w = of, .y = of});
+}
+
+static void want_fast_products(void)
+{
+    if (!has_fast_products(false))
+        SKIP("vectors are too short here");
+}
+
+TEST(gradients_of_weights_are_taken)
+{
+    want_fast_products();
+    lt_conv all[] = {conv_of(64, 28, 1, 32, 3, 1), conv_of(16, 224, 3, 32, 3, 2),
+                     conv_of(16, 224, 3, 64, 7, 2), conv_of(2, 9, 4, 96, 5, 3)};
+    for (int i = 0; i < 4; i++) {
+        CHECK(takes(&all[i], LT_CONV_WEIGHTS, LT_F32));
+        CHECK(!takes(&all[i], LT_CONV_WEIGHTS, LT_BF16) && !takes(&all[i], LT_CONV_DATA, LT_F32));
+    }
+}
+
+TEST(of_two_channels_y_is_taken)
+{
+    want_fast_products();
+    lt_conv one = conv_of(64, 28, 1, 32, 3, 1), two = conv_of(64, 28, 2, 32, 5, 1);
+    lt_conv three = conv_of(64, 28, 3, 32, 3, 1), strided = conv_of(64, 28, 1, 32, 3, 2);
+    CHECK(takes(&one, LT_CONV, LT_F32) && takes(&two, LT_CONV, LT_F32));
+    CHECK(!takes(&three, LT_CONV, LT_F32) && !takes(&strided, LT_CONV, LT_F32));
+}
+
+TEST(others_are_not_taken)
+{
+    want_fast_products();
+    lt_conv v = conv_of(16, 28, 4, 32, 7, 7), odd;
+    int64_t *changed[] = {&odd.in, &odd.out, &odd.groups, &odd.window.kernel[0],
+                          &odd.window.stride[1], &odd.window.dilation[0]};
+    CHECK(takes(&v, LT_CONV_WEIGHTS, LT_F32));
+    for (int i = 0; i < 6; i++) {
+        odd = v;
+        *changed[i] += 1;
+        CHECK(!takes(&odd, LT_CONV_WEIGHTS, LT_F32));
+        CHECK_EQ(lt__conv_thin_scratch(&(lt_call){.threads = 1}, &odd, true), 0);
+    }
+    odd = v;
+    odd.window.pad[0] = 7;
+    CHECK(!takes(&odd, LT_CONV_WEIGHTS, LT_F32));
+}
+
+/* Random numbers. New. */
+static lt_operand random_operand(int64_t count, uint64_t seed)
+{
+    lt_operand x = {malloc((size_t)count * sizeof(float)), LT_F32};
+    if (!x.data)
+        FAIL("out of memory");
+    for (int64_t i = 0; i < count; i++)
+        ((float *)x.data)[i] = (float)normal(seed, (uint64_t)i);
+    return x;
+}
+
+/* Runs the job with scratch full of `poison`. */
+static void run(const lt_job *job, int threads, int poison)
+{
+    lt_call call = {.threads = threads};
+    size_t bytes = lt__conv_thin_scratch(&call, job->conv, job->kind == LT_CONV_WEIGHTS);
+    if (!(call.scratch = aligned_alloc(64, (bytes + 63) / 64 * 64)))
+        FAIL("out of memory");
+    memset(call.scratch, poison, bytes);
+    lt__conv_thin_run(&call, job);
+    free(call.scratch);
+}
+
+TEST(bits_are_the_same_each_time)
+{
+    want_fast_products();
+    lt_conv v = conv_of(5, 67, 3, 64, 5, 2);
+    int64_t of_x = 5 * 67 * 67 * 3, of_w = 64 * 25 * 3, of_y = 5 * 34 * 34 * 64;
+    for (int i = 0; i < 2; i++) {
+        lt_job job = {.kind = i == 0 ? LT_CONV : LT_CONV_WEIGHTS, .conv = &v,
+                      .x = random_operand(of_x, 4), .w = random_operand(of_w, 5),
+                      .y = random_operand(of_y, 3)};
+        lt_job again = job;
+        lt_operand *twice = i == 0 ? &again.y : &again.w, *once = i == 0 ? &job.y : &job.w;
+        int64_t count = i == 0 ? of_y : of_w;
+        *twice = random_operand(count, 7);
+        run(&job, 3, 0xff);
+        run(&again, 3, 0);
+        CHECK(memcmp(once->data, twice->data, (size_t)count * sizeof(float)) == 0);
+        void *all[] = {job.x.data, job.w.data, job.y.data, twice->data};
+        for (int k = 0; k < 4; k++)
+            free(all[k]);
+    }
+}
+
+/* That of y depends on nothing at all: each pixel is summed alone. */
+TEST(y_is_the_same_on_any_threads)
+{
+    want_fast_products();
+    lt_conv v = conv_of(3, 21, 2, 32, 3, 1);
+    lt_operand x = random_operand(3 * 21 * 21 * 2, 1), w = random_operand(32 * 9 * 2, 2);
+    int64_t count = 3 * 21 * 21 * 32;
+    lt_operand y[2] = {random_operand(count, 3), random_operand(count, 4)};
+    for (int i = 0; i < 2; i++) {
+        lt_job job = {.kind = LT_CONV, .conv = &v, .x = x, .w = w, .y = y[i]};
+        run(&job, 1 + 3 * i, 0xff);
+    }
+    CHECK(memcmp(y[0].data, y[1].data, (size_t)count * sizeof(float)) == 0);
+    void *all[] = {x.data, w.data, y[0].data, y[1].data};
+    for (int k = 0; k < 4; k++)
+        free(all[k]);
+}
