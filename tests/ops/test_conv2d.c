@@ -120,8 +120,9 @@ static shape draw_many_tiles(uint64_t *seed, int threads)
 }
 
 /* Few channels of x and whole vectors of those of y, as a network begins; images of any size. */
-static shape draw_thin(uint64_t *seed)
+static shape draw_thin(uint64_t *seed, int threads)
 {
+    (void)threads;
     int64_t kernel[2], pad[2], stride[2], in[2], out[2], side = 1 + draw(seed, 7);
     for (int i = 0; i < 2; i++) {
         kernel[i] = draw(seed, 2) ? side : 1 + draw(seed, 7);
