@@ -113,6 +113,17 @@ TEST(bits_are_the_same_each_time)
     }
 }
 
+TEST(no_images_have_no_gradient)
+{
+    want_fast_products();
+    lt_conv v = conv_of(0, 9, 1, 32, 3, 1);
+    lt_operand w = random_operand(32 * 9, 1);
+    run(&(lt_job){.kind = LT_CONV_WEIGHTS, .conv = &v, .w = w}, 2, 0xff);
+    for (int i = 0; i < 32 * 9; i++)
+        CHECK(((float *)w.data)[i] == 0);
+    free(w.data);
+}
+
 /* That of y depends on nothing at all: each pixel is summed alone. */
 TEST(y_is_the_same_on_any_threads)
 {
