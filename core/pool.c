@@ -21,7 +21,7 @@ enum { PAGE = 4096, GUARD = 64 };
 enum { PAGE = 4096, GUARD = 0 };
 #endif
 
-/* Class 4k + q - 1 for q = 1..4 holds 64 * 2^k * (4 + q) / 4 bytes; class 0 (k = 0, q = 0) holds
+/* Class 4k + q for q = 1..4 holds 64 * 2^k * (4 + q) / 4 bytes; class 0 (k = 0, q = 0) holds
  * 64. What is beyond the last class is large. */
 static size_t class_bytes(int i)
 {
@@ -87,6 +87,8 @@ static void *fresh(lt_device *device, int i)
     }
     void *p = device->alloc(device, class_bytes(i));
     list->total += p != NULL;
+    if (p && device->is_host)
+        LT_FORBID(p, class_bytes(i));
     return p;
 }
 

@@ -211,7 +211,9 @@ TEST(blocks_do_not_overlap)
 TEST(free_memory_and_ends_are_poisoned)
 {
     lt_ctx *ctx = lt_ctx_new(NULL);
-    char *a = lt__alloc(ctx, MB), *b = lt__alloc(ctx, MB - 100);
+    char *a = lt__alloc(ctx, MB), *b = lt__alloc(ctx, MB - 100), *small = lt__alloc(ctx, 1000);
+    CHECK(!__asan_region_is_poisoned(small, 1000) && __asan_address_is_poisoned(small + 1000));
+    lt__free(ctx, small, 1000);
     CHECK(!__asan_region_is_poisoned(a, MB));
     CHECK(!__asan_region_is_poisoned(b, MB - 100));
     CHECK(__asan_address_is_poisoned(a + MB));
