@@ -371,6 +371,7 @@ static lt_status lead_to_leaf(struct lt_autograd *ag, lt_tensor *loss, lt_tensor
     lt_edge e = {.leaf = loss->leaf};
     lt_status status = LT_OK;
     ag->in_backward = true;
+    ag->off++;
     loss->leaf->uses = 1;
     if (ag->slots.begin)
         status = ag->slots.begin(ag->slots.ud, loss->ctx, loss);
@@ -381,6 +382,7 @@ static lt_status lead_to_leaf(struct lt_autograd *ag, lt_tensor *loss, lt_tensor
         status = call_hooks(ag, loss->leaf);
     if (ag->slots.end)
         status = ag->slots.end(ag->slots.ud, loss->ctx, status);
+    ag->off--;
     ag->in_backward = false;
     return status;
 }

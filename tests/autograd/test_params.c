@@ -385,6 +385,8 @@ TEST(half_copies_follow_their_parameters)
         lt_tensor *other = lt_half(q.a, halves[!i].dtype);
         CHECK_NEAR(at(other, 0), halves[!i].fifth, 0);
         CHECK_NEAR(at(lt_half(q.a, dtype), 0), halves[i].fifth, 0);
+        CHECK_OK(go_back(sum_of_squares(lt_half(q.a, dtype)))); /* of a third copy */
+        CHECK_NEAR(at(lt_grad(q.a), 4), 2 * halves[i].fifth, 0);
         pair_end(&q);
     }
 }

@@ -320,7 +320,7 @@ static lt_status note(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     named *n = ud;
     double v = 0;
-    (void)x;
+    CHECK(!lt_grad_enabled(lt_tensor_ctx(x)));
     CHECK_OK(lt_item(grad, 0, &v));
     snprintf(n->log->text + strlen(n->log->text), sizeof n->log->text - strlen(n->log->text),
              "%s=%g ", n->name, v);
@@ -329,7 +329,8 @@ static lt_status note(void *ud, lt_tensor *x, lt_tensor *grad)
 
 static lt_status note_begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
 {
-    (void)ctx, (void)loss;
+    CHECK(!lt_grad_enabled(ctx));
+    CHECK(lt_requires_grad(loss));
     strcat(((named *)ud)->log->text, "begin ");
     return LT_OK;
 }
@@ -364,6 +365,11 @@ TEST(hooks_fire_once_when_complete_and_in_order)
     CHECK_STR(log.text, "begin c=2 a=2 slot=2 a=17 slot=17 b=4 slot=4 end ");
     CHECK(!lt_grad(unused));
     lt_release(loss);
+
+    log.text[0] = 0;
+    CHECK_OK(lt_backward(c, NULL)); /* the loss is a leaf */
+    CHECK_STR(log.text, "begin c=3 a=3 slot=3 end ");
+    CHECK(lt_grad_enabled(ctx));
 
     log.text[0] = 0;
     log.fail = LT_EPEER;
