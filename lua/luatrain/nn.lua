@@ -93,6 +93,7 @@ end
 -- the identity at first (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
 local batch_norm = check "nn.batch_norm{channels; momentum=0.1, eps=1e-5, scale=1.0, act:act=none}"
 
+local function dims_of(x) return core.is_tensor(x) and table.concat(x.shape, "x") end
 local function norm_takes(self) return self.act == "none", self.act == "none" end
 
 function nn.batch_norm(given)
@@ -100,11 +101,17 @@ function nn.batch_norm(given)
   f.scale, f.shift = nn.parameter({f.channels}, {value = f.scale}), nn.parameter({f.channels})
   f.mean, f.var = nn.buffer({f.channels}), nn.buffer({f.channels}, {value = 1})
   return new(text, f, function(self, x, residual, act)
-    if residual and core.amp() ~= "off" and residual.dtype ~= x.dtype then
+    act = act or self.act
+    local behind = residual and dims_of(residual) ~= dims_of(x)    -- a sum that repeats one of them
+    if residual and not behind and core.amp() ~= "off" and residual.dtype ~= x.dtype then
       residual = residual:cast(x.dtype)
     end
-    return ops.batch_norm(x, self.scale, self.shift, self.mean, self.var, residual, self.training,
-                          self.momentum, self.eps, act or self.act)
+    local y = ops.batch_norm(x, self.scale, self.shift, self.mean, self.var,
+                             not behind and residual or nil, self.training, self.momentum,
+                             self.eps, behind and "none" or act)
+    if not behind then return y end
+    y = y + residual
+    return act == "none" and y or ops[act](y)
   end, "batch_norm", norm_takes)
 end
 

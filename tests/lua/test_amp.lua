@@ -314,6 +314,16 @@ T.test("a loop by hand", function()
   assert(losses[#losses] < losses[1] / 2, losses[#losses])
 end)
 
+T.test("a norm adds a residual of another dtype", function()
+  local net = nn.residual{body = nn.sequential{nn.linear{3, 3}, nn.batch_norm{3}}}
+  local x = lt.randn{4, 3}
+  lt.autocast("bf16", function()
+    local y = net(x)
+    T.equal(y.dtype, "bf16")
+    T.near(distance(y:cast "f32", net.body(x):cast "f32" + x), 0, 1e-2)
+  end)
+end)
+
 T.test("the summary counts what is kept in halves", function()
   local net = nn.sequential{nn.conv2d{2, 4, 3, pad = 1}, nn.relu(), nn.flatten(), nn.linear{64, 5}}
   local function kept(text) return text:match "forward, ([%d.]+ %a+) kept" end

@@ -360,6 +360,11 @@ T.test("a residual is added by the norm at the end of its body", function()
   compare(other, function(x) return lt.relu(other[1].body(x) + x) end, {5, 3})
   local nested = nn.residual{body = nn.residual{body = nn.batch_norm{3}}}:to "f64"
   compare(nested, function(x) return nested.body.body(x) + x + x end, {5, 3})
+  local spread = nn.sequential{nn.residual{body = nn.batch_norm{3}, skip = nn.linear{3, 1}},
+                               lt.relu}:to "f64"
+  local part = spread[1]
+  compare(spread, function(x) return lt.relu(part.body(x) + part.skip(x)) end, {5, 3})
+  compare(part, function(x) return part.body(x) + part.skip(x) end, {5, 3})
   local own = nn.module({norm = nn.batch_norm{3}}, function(self, x)
     return self.norm(x, 2 * x)
   end):to "f64"
