@@ -38,9 +38,18 @@ local opt = lt.args{
 
 local folder = arg[0]:match "^(.*)/" or "."
 
-local function refuse(...)
+local function fail(code, ...)
   io.stderr:write("tools/bench: ", string.format(...), "\n")
-  os.exit(2, true)
+  os.exit(code, true)
+end
+
+local function refuse(...) fail(2, ...) end
+
+-- At once, for those who watch; a table on a full disk is none.
+local function print(text)
+  local ok, why = io.stdout:write(text, "\n")
+  if ok then ok, why = io.stdout:flush() end
+  if not ok then fail(5, "stdout: %s", why) end
 end
 
 -- ==== Processes ==================================================================================
@@ -68,12 +77,14 @@ local function command(words, options)
   return table.concat(list, " ")
 end
 
--- What a command says last, one line of JSON; nil when it fails, of which it has said why.
+-- What a command says last, one line of JSON; nil when it fails, of which it has said why, or says
+-- something else.
 local function call(words, options)
   local pipe = assert(io.popen(command(words, options), "r"))
-  local last
+  local last = ""
   for line in pipe:lines() do last = line end
-  return pipe:close() and last and json.read(last) or nil
+  local ok, result = pcall(json.read, last)
+  return pipe:close() and ok and type(result) == "table" and result or nil
 end
 
 -- luatrain tells OpenMP how long to spin, by a variable that the peer must not have.
@@ -209,7 +220,6 @@ local function measure_all(models, dtypes)
         print(cell_text(cell))
         if opt.ops then print("\n" .. bench.table_text(cell.ours.best) .. "\n") end
       end
-      io.stdout:flush()
     end
   end
   return cells, all
@@ -227,6 +237,8 @@ local function compare(cells, before)
     if old then
       for _, text in ipairs(bench.compare(cell.ours.best, old.ours.best, name)) do print(text) end
       good = good and cell.ours.images_per_s >= (1 - opt.margin / 100) * old.ours.images_per_s
+    else
+      print(name .. ": not there")
     end
   end
   if not good then print(("slower by more than %g %% (--margin)"):format(opt.margin)) end
@@ -302,19 +314,24 @@ local function words_of(flag, text, known)
     end
     list[#list + 1] = word
   end
+  if #list == 0 then refuse("--%s wants some of %s", flag, table.concat(names, ",")) end
   return list
 end
 
 local function peer_version()
   if opt.peer == "" then return nil end
   local known = call_peer("version", {})
-  if not known then refuse("--peer: '%s' is no Python that has PyTorch", opt.peer) end
+  if not known or not known.version then
+    refuse("--peer: '%s' is no Python that has PyTorch", opt.peer)
+  end
   return "PyTorch " .. known.version
 end
 
 local models = words_of("models", opt.models, BATCHES)
 local dtypes = words_of("dtypes", opt.dtypes, AMP)
-local before = opt.baseline ~= "" and bench.read(opt.baseline, "cells")
+local before = opt.baseline ~= "" and bench.read(opt.baseline, {cells = {
+  {model = "", dtype = "", ours = {images_per_s = 0, best = bench.COMPARED}}}})
+if opt.json ~= "" then bench.want_file(opt.json) end
 local all, good = {machine = bench.machine(), peer = peer_version()}, true
 print(("%s\npeer: %s\n"):format(bench.machine_text(all.machine),
                                 all.peer or "none; --peer names a Python that has PyTorch"))
@@ -330,10 +347,6 @@ else
   all.cells, good = measure_all(models, dtypes)
   if #all.cells > 0 then print("\n" .. bench.limits_text(best_limits(all.cells))) end
 end
-if opt.json ~= "" then
-  local file = assert(io.open(opt.json, "w"))
-  file:write(json.text(all, 2), "\n")
-  file:close()
-end
+if opt.json ~= "" then bench.write(opt.json, all) end
 if before and all.cells then good = compare(all.cells, before.cells) and good end
 os.exit(good, true)

@@ -177,6 +177,14 @@ static lt_status bench(lt_ctx *ctx, lua_State *L, int argc, char **argv)
     return bench_lua(L);
 }
 
+/* A table on a full disk is none. */
+static lt_status shown(const char *name, lt_status status)
+{
+    if (status == LT_OK && (fflush(stdout) != 0 || ferror(stdout)))
+        return lt_fail(LT_EFILE, "%s: not all of it could be written to stdout", name);
+    return status;
+}
+
 /* ==== Signals ================================================================================= */
 
 /* The one that a signal is for: a handler has no other way to know. */
@@ -224,9 +232,9 @@ static lt_status run_command(const settings *s, lt_ctx *ctx, lua_State *L)
     int argc = s->argc;
     char **argv = s->argv;
     if (strcmp(argv[0], "bench") == 0)
-        return bench(ctx, L, argc - 1, argv + 1);
+        return shown("bench", bench(ctx, L, argc - 1, argv + 1));
     if (strcmp(argv[0], "summary") == 0)
-        return watch(L, "summary", argc - 1, argv + 1);
+        return shown("summary", watch(L, "summary", argc - 1, argv + 1));
     return run_script(L, argc, argv);
 }
 

@@ -18,6 +18,7 @@ local check = require "luatrain.check"
 local checkpoint = require "luatrain.checkpoint"
 local flops_of = require "luatrain.flops"
 local json = require "luatrain.json"
+local sorted = require "luatrain.keys"
 local ops, makers = core.ops, core.makers
 
 local bench = {clock = core.clock}
@@ -277,20 +278,43 @@ end
 
 local function percent(now, before) return ("%+.1f %%"):format(100 * (now / before - 1)) end
 
--- The value in a file that --json wrote; `what` says whose it must be.
-function bench.read(path, what)
+-- What compare() reads of an earlier result, by example: {item} is a list.
+bench.COMPARED = {
+  images_per_s = 0, parameters = 0, batch = 0, machine = {}, ops = {{op = "", seconds = 0}},
+  limits = {gemm = {f32 = 0, bf16 = 0}, copy = 0}}
+
+-- The name of what a value has not, or has of another type than `wanted`; nil when it has all.
+local function lack(value, wanted, name)
+  if type(value) ~= type(wanted) then return name end
+  if type(wanted) ~= "table" then return nil end
+  for _, key in ipairs(sorted(wanted[1] and value or wanted)) do
+    local missing = lack(value[key], wanted[1] or wanted[key], (name and name .. "." or "") .. key)
+    if missing then return missing end
+  end
+end
+
+-- The value in a file that --json wrote; `wanted` is an example of it.
+function bench.read(path, wanted)
   local file, why = io.open(path, "rb")
   if not file then refuse("cannot read %s", why) end
   local ok, value = pcall(json.read, file:read "a" or "")
   file:close()
   if not ok then refuse("%s: %s", path, checkpoint.reason(value)) end
-  if type(value) ~= "table" or not value[what] then
-    refuse("%s is no result of this benchmark: it has no '%s'", path, what)
-  end
+  local missing = lack(type(value) == "table" and value or {}, wanted)
+  if missing then refuse("%s is no result of this benchmark: it has no '%s'", path, missing) end
   return value
 end
 
--- How the machine differs from what it was.
+-- Refuses a path that write() could not write, before time is spent on what is to be there.
+function bench.want_file(path)
+  local file, why = io.open(path, "ab")
+  if not file then refuse("cannot write %s", why) end
+  file:close()
+end
+
+function bench.write(path, value) core.write_file(path, json.text(value, 2) .. "\n") end
+
+-- How the machine, and the precision, differ from what they were.
 local function compare_machines(r, before)
   local now, was, text = r.limits, before.limits, ""
   for _, key in ipairs{"cpu", "threads", "backend"} do
@@ -298,6 +322,7 @@ local function compare_machines(r, before)
       text = ("%s; %s was %s"):format(text, key, before.machine[key])
     end
   end
+  if r.amp ~= before.amp then text = ("%s; amp was %s"):format(text, before.amp) end
   return ("limits: product %s f32, %s bf16, copy %s%s"):format(
     percent(now.gemm.f32, was.gemm.f32), percent(now.gemm.bf16, was.gemm.bf16),
     percent(now.copy, was.copy), text)
@@ -386,15 +411,17 @@ local function read_options(list)
   return o, i
 end
 
--- A folder for what a run writes, which goes when the object does.
+-- A folder for what a run writes. It is removed by its owner, or goes when the object does.
+local function remove_folder(folder)
+  checkpoint.remove(folder.path)
+  os.remove(folder.path .. "/.lock")
+  os.remove(folder.path)
+end
+
 local function passing_folder()
   local path = os.tmpname()
   os.remove(path)
-  return setmetatable({path = path}, {__gc = function()
-    checkpoint.remove(path)
-    os.remove(path .. "/.lock")
-    os.remove(path)
-  end})
+  return setmetatable({path = path}, {__gc = remove_folder})
 end
 
 -- The settings of the run that is watched: it leaves nothing, and is long enough.
@@ -421,16 +448,17 @@ end
 function bench.watch(...)
   local o, script = read_options{...}
   local name = select(script, ...)
-  local before = o.baseline and bench.read(o.baseline, "images_per_s")
+  local before = o.baseline and bench.read(o.baseline, bench.COMPARED)
+  if o.json then bench.want_file(o.json) end
   local meter, folder, parameters = bench.meter(WARM_UP), passing_folder(), nil
   local watcher = {begin_step = function() meter:begin_step() end}
 
   function watcher.end_step(_, ...)
     meter:end_step(...)
-    local reason = core.stop_reason()
-    if reason then core.fail("ESTOPPED", "bench: stopped by " .. reason) end
     if #meter.rates >= o.steps then core.fail("EDONE", "all steps are measured") end
   end
+
+  function watcher.stop(_, reason) core.fail("ESTOPPED", "bench: stopped by " .. reason) end
 
   function core.on_run(settings)
     change(settings, o, folder)
@@ -439,6 +467,7 @@ function bench.watch(...)
   end
 
   local function finish()
+    remove_folder(folder)        -- from now on a signal ends the process
     if #meter.rates < o.steps then
       core.fail("ESCRIPT", ("bench: %s %s"):format(
         name, parameters and "ended before all steps were measured; look at --steps"
@@ -447,7 +476,7 @@ function bench.watch(...)
     local r = bench.result(meter, bench.limits())
     r.script, r.amp, r.parameters = name:match "[^/]*$", o.amp, parameters
     print(text_of(r))
-    if o.json then core.write_file(o.json, json.text(r, 2) .. "\n") end
+    if o.json then bench.write(o.json, r) end
     if before then compare(r, before, o) end
   end
   return script, finish

@@ -78,6 +78,9 @@ local function read_string(text, at)
       local inside = text:sub(at + 1, mark - 1):gsub("\\(.)(%x?%x?%x?%x?)", unescape)
       return inside, mark + 1
     end
+    if text:find("^\\u", mark) and not text:find("^%x%x%x%x", mark + 2) then
+      refuse(mark, "character")
+    end
     last = mark + 2
   end
 end

@@ -318,6 +318,7 @@ local function stop_if_wanted(self)
   local o, reason = self.settings, self.stop or self.alone and core.stop_reason()
   local early = not reason and self.steps >= (o.max_steps or math.huge)
   if not reason and not early then return end
+  if reason and self.watcher then self.watcher:stop(reason) end
   local what = ("stopped by %s at step %d"):format(reason or o.max_steps_from, self.steps)
   state.check_weights(self)
   local saved, err = save(self)

@@ -89,7 +89,19 @@ T.test("times and shares are possible, and in order", function()
   T.near(r.outside, 1 - sum / r.step_s, 1e-9)
   T.near(r.of_limit, at_limits / r.step_s, 1e-9)
   assert(r.images_per_s <= r.best_images_per_s)
+  T.equal(r.peak_tensor_bytes, lt.memory().peak)
   assert(r.peak_rss_bytes > r.peak_tensor_bytes and r.peak_tensor_bytes >= 4 * 64 * 64)
+end)
+
+T.test("rates and waits of steps", function()
+  local meter = bench.meter(1)
+  for _, step in ipairs{{4, 9.0, 9.0}, {4, 1.0, 0.25}, {2, 2.0, 0.5}, {6, 1.0, 0.0}} do
+    meter:begin_step()
+    meter:end_step(table.unpack(step))
+  end
+  local r = bench.result(meter, LIMITS)
+  T.equal({r.steps, r.batch, r.step_s, r.waiting}, {3, 4.0, 4 / 3, 0.1875})
+  T.equal({r.images_per_s, r.best_images_per_s, r.outside}, {4.0, 6.0, 1.0})
 end)
 
 T.test("calls that do the same are one row, others are not", function()
@@ -170,7 +182,9 @@ end)
 
 T.test("the limits of the machine", function()
   local limits = bench.limits()
-  T.equal(limits.cache % 1024, 0)
+  local pipe = io.popen "cat /sys/devices/system/cpu/cpu0/cache/index?/size 2>/dev/null | sort -n"
+  T.equal(limits.cache, 1024 * math.tointeger(pipe:read "a":match "(%d+)K\n$" or 0))
+  pipe:close()
   for _, rate in ipairs{limits.gemm.f32, limits.gemm.bf16, limits.copy} do
     assert(rate > 1e7 and rate < 1e15, rate)
   end
@@ -181,6 +195,68 @@ T.test("the middle and the largest", function()
   T.equal(spread(3, 1, 2), {2, 3})
   T.equal(spread(4, 1, 2, 3), {2.5, 4})
   T.equal(spread(7), {7, 7})
+end)
+
+-- ==== An earlier result ==========================================================================
+
+-- A result as far as a comparison reads it: of an op for each of its seconds, in a step of one.
+local function made_up(seconds, amp)
+  local ops = {}
+  for name, s in pairs(seconds) do
+    ops[#ops + 1] = {op = name, backward = false, dtype = "f32", shapes = {{3, 4}, false, {3, 4}},
+                     wanted = {}, seconds = s, flops = 0}
+  end
+  table.sort(ops, function(a, b) return a.seconds > b.seconds end)
+  return {images_per_s = 100.0, parameters = 7, batch = 4.0, step_s = 1.0, ops = ops, amp = amp,
+          machine = {cpu = "A", threads = 2, backend = "B"}, limits = LIMITS}
+end
+
+T.test("what an earlier result is told apart by", function()
+  local now, before = made_up({}, "off"), made_up({}, "bf16")
+  before.images_per_s, before.machine = 80.0, {cpu = "C", threads = 4, backend = "D"}
+  before.limits = {gemm = {f32 = 2e11, bf16 = 1e11}, copy = 1e10}
+  T.equal(bench.compare(now, now, "x"), {"x: 100 img/s, 100 before (+0.0 %); limits: product "
+          .. "+0.0 % f32, +0.0 % bf16, copy +0.0 %"})
+  T.equal(bench.compare(now, before, "x"), {"x: 100 img/s, 80 before (+25.0 %); limits: product "
+          .. "-50.0 % f32, +100.0 % bf16, copy +0.0 %; cpu was C; threads was 4; backend was D; "
+          .. "amp was bf16"})
+  local function refused(key, value, message)
+    local other = made_up({}, "off")
+    other[key] = value
+    local _, why = pcall(bench.compare, now, other, "x")
+    T.equal(why, "bench: x: it was another net or batch before: " .. message)
+  end
+  refused("parameters", 8, "8 parameters, 4 images")
+  refused("batch", 16.0, "7 parameters, 16 images")
+end)
+
+T.test("ops that are slower by a tenth and have a hundredth of the step are named", function()
+  local lines = bench.compare(made_up{exp = 0.56, relu = 0.218, tanh = 0.011, log = 0.0099,
+                                      neg = 0.1},
+                              made_up{exp = 0.50, relu = 0.200, tanh = 0.009, log = 0.0010,
+                                      abs = 0.1}, "x")
+  T.equal(table.concat(lines, "\n", 2), [[
+  slower: exp 3x4: 560.000 ms, 500.000 before (+12.0 %)
+  slower: tanh 3x4: 11.000 ms, 9.000 before (+22.2 %)]])
+end)
+
+T.test("the table of ops", function()
+  local function op(name, seconds, flops, more)
+    local row = {op = name, seconds = seconds, flops = flops, bytes = 2e6, calls = 3.0,
+                 dtype = "f32", backward = false, wanted = {}, shapes = {{3, 4}, false, {3, 4}},
+                 limit = "copy", of_limit = 0.125}
+    for key, value in pairs(more or {}) do row[key] = value end
+    return row
+  end
+  T.equal(bench.table_text{step_s = 0.1, outside = 0.2, ops = {
+    op("conv2d", 0.06, 3e9, {backward = true, wanted = {"x", "w"}, dtype = "bf16", calls = 2.5,
+                             shapes = {{1, 2}, {5, 6}, {7, 8}}, limit = "gemm", of_limit = 1.5}),
+    op("sum", 0.0195, 0, {shapes = {{3, 4}, false, {}}}),
+    op("relu", 0.0003, 0), op("neg", 0.0002, 0)}}, [[
+op                    shapes         calls      ms     %  GFLOP/s  GB/s    of limit
+conv2d bf16 back x,w  1x2 5x6 > 7x8    2.5  60.000  60.0       50   0.0  150 % gemm
+sum                   3x4 > 1            3  19.500  19.5            0.1   12 % copy
+2 more                                       0.500   0.5]])
 end)
 
 -- ==== JSON =======================================================================================
@@ -209,6 +285,7 @@ T.test("what is no JSON is an error with its place", function()
   refused('{"a":1,}', "key", 8)
   refused('"a\\"', "string that ends", 1)
   refused("[1]]", "end", 4)
+  refused('["\\u00e9\\u12 "]', "character", 9)
   refused("[0x10]", "value", 2)
   refused("nan", "value", 1)
   refused("[1", "comma", 3)
@@ -248,7 +325,8 @@ write("train.lua", [[
   local train, test = lt.data.open "synthetic:8x8x2/5/12"
   local net = lt.nn.sequential{lt.nn.conv2d{2, 3, 3}, lt.nn.flatten(), lt.nn.linear{108, 5}}
   local sgd = lt.optim.sgd(net, {lr = 0.01})
-  local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 1, batch = 4}
+  local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 1, batch = 4,
+                             max_steps = 2, save_every = 1}
   print("in " .. run.folder)
   for epoch in run:epochs() do
     for x, y in run:batches() do
@@ -335,6 +413,48 @@ T.test("scripts that do not train, or fail", function()
   T.equal(out, "luatrain: fails.lua:1: it broke\n")
 end)
 
+-- Of a run in a folder whose name it prints; evaluate(net, x) is part of its evaluations, after
+-- every fourth step.
+local SIGNALLED = [[
+  local lt = require "luatrain"
+  local train = lt.data.open "synthetic:2x2x1/2/40"
+  local net = lt.nn.sequential{lt.nn.flatten(), lt.nn.linear{4, 2}}
+  local sgd = lt.optim.sgd(net, {lr = 0.1})
+  local function kill() io.popen("kill -INT $PPID"):close() end
+  local function evaluate() end
+  %s
+  local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 1, batch = 10}
+  print("in " .. run.folder)
+  for epoch in run:epochs() do
+    for x, y in run:batches() do
+      run:step(function()
+        local loss = lt.cross_entropy(net(x), y)
+        loss:backward()
+        sgd:step()
+        return loss
+      end)
+    end
+    run:evaluate(train, {loss = function(...) evaluate() return lt.cross_entropy(...) end})
+  end]]
+
+-- code and the rest of the output; what the run wrote is gone.
+local function run_signalled(lines)
+  write("signalled.lua", SIGNALLED:format(lines))
+  local out, code = run "--steps 3 signalled.lua"
+  local made, rest = out:match "^in ([^\n]*)\n(.*)$"
+  T.equal(io.open(made), nil)
+  return code, rest
+end
+
+T.test("a signal may come within an evaluation, or when the run is over", function()
+  local code, rest = run_signalled "evaluate = kill"
+  T.equal(code, 75)
+  T.equal(rest, "luatrain: bench: stopped by SIGINT\n")
+  code, rest = run_signalled "require 'luatrain.bench'.limits = kill"
+  T.equal(code, 128 + 2)
+  T.equal(rest, "")
+end)
+
 T.test("a signal ends the measurement", function()
   write("killed.lua", [[
     local lt = require "luatrain"
@@ -360,7 +480,28 @@ T.test("files that are no results", function()
   end
   refused("nowhere.json", "cannot read nowhere.json: No such file or directory")
   refused("text.json", "text.json: JSON: there is no value at byte 1")
-  refused("other.json", "other.json is no result of this benchmark: it has no 'images_per_s'")
+  refused("other.json", "other.json is no result of this benchmark: it has no 'batch'")
+  local function damaged(change, missing)
+    local r = read "out.json"
+    change(r)
+    write("damaged.json", json.text(r))
+    refused("damaged.json",
+            ("damaged.json is no result of this benchmark: it has no '%s'"):format(missing))
+  end
+  damaged(function(r) r.images_per_s = "12" end, "images_per_s")
+  damaged(function(r) r.limits.gemm.bf16 = nil end, "limits.gemm.bf16")
+  damaged(function(r) r.ops[2].seconds = false end, "ops.2.seconds")
+  damaged(function(r) r.ops[1] = 3 end, "ops.1")
+  write("list.json", "[[]]")
+  refused("list.json", "list.json is no result of this benchmark: it has no 'batch'")
+end)
+
+T.test("what cannot be written", function()
+  local out, code = run "--json nowhere/x.json train.lua"
+  T.equal(code, 2)
+  T.equal(out, "luatrain: bench: cannot write nowhere/x.json: No such file or directory\n")
+  local _, full = run "--help >/dev/full"
+  T.equal(full, 5)
 end)
 
 os.execute("rm -r " .. folder)
