@@ -5,6 +5,7 @@
  * convert block by block, take halves as they are (any_dtype).
  */
 #include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "autograd/tape.h"
@@ -135,12 +136,18 @@ lt_status lt__run_kernel(lt_call *c, const lt_op *op, bool backward)
 {
     const struct lt_autograd *ag = c->ctx->slots.autograd;
     c->threads = c->ctx->threads;
-    if (!ag->timer)
+    if (!ag->timer && !c->ctx->trace)
         return run(c, op, backward);
     double before = lt__seconds();
     lt_status status = run(c, op, backward);
-    if (status == LT_OK)
-        ag->timer(ag->timer_ud, c, backward, lt__seconds() - before);
+    double seconds = lt__seconds() - before;
+    if (status == LT_OK && ag->timer)
+        ag->timer(ag->timer_ud, c, backward, seconds);
+    if (c->ctx->trace) {
+        char name[64];
+        snprintf(name, sizeof name, "%s%s", c->schema->name, backward ? " back" : "");
+        lt_trace(c->ctx, LT_TRACK_COMPUTE, name, before, seconds);
+    }
     return status;
 }
 

@@ -107,6 +107,7 @@ struct lt_ctx {
     lt_device *device;                /* where new tensors go */
     lt_log_fn log;
     void *log_ud;
+    struct lt_trace *trace;           /* or NULL */
 
     pthread_mutex_t lock;             /* guards all below, and the links of scopes */
     lt_memory memory;
@@ -136,6 +137,7 @@ lt_tensor *lt__tensor_pending(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64
 void lt__tensor_place(lt_tensor *x, lt_storage *storage, int64_t offset);
 lt_storage *lt__storage_new(lt_ctx *ctx, size_t bytes); /* new; uninitialised */
 void lt__storage_release(lt_storage *storage);
+void lt__trace_close(lt_ctx *ctx);
 lt_ctx *lt__ctx_retain(lt_ctx *ctx);
 void lt__ctx_release(lt_ctx *ctx);
 /* dims valid and their product in *count, or LT_EINVAL. */

@@ -19,6 +19,7 @@
 #include "core/tensor.h"
 #include "dist/dist.h"
 #include "dist/fold.h"
+#include "dist/norms.h"
 
 typedef enum came { NOTHING, COMING, THERE } came; /* what a rank has of a parameter's gradient */
 
@@ -37,13 +38,8 @@ typedef struct bucket {
     int coming;         /* of them, in the running backward; under the lock */
 } bucket;
 
-typedef struct norm { /* a batch norm whose statistics were seen; all are sent in every record */
-    lt_tensor *running_mean, *running_var;
-    int64_t channels;
-} norm;
-
-/* The record: these, then two for each rank, one for each item, and for each norm its count, its
- * momentum and the sums over its channels. All are summed over the ranks. */
+/* The record: these, then two for each rank, one for each item, and the norms. All are summed over
+ * the ranks. */
 enum { SHARE, LOSS, HEAD };
 enum { BACKWARDS, STOP, OF_RANK };
 
@@ -54,8 +50,8 @@ struct lt_reducer {
     int rank, size;
     item *items;        /* by arena, then offset */
     bucket *buckets;    /* in the order of sending: the last items first */
-    norm *norms;
-    int n_items, n_buckets, n_norms, n_arenas;
+    lt_norms norms;
+    int n_items, n_buckets, n_arenas;
     double *record;
     size_t n_record;
     double share;       /* rows of this rank / rows of all */
@@ -133,10 +129,7 @@ void lt_reducer_free(lt_reducer *r)
     (void)status; /* whoever wanted what failed knows */
     for (int i = 0; i < r->n_items; i++)
         lt_release(r->items[i].x);
-    for (int i = 0; i < r->n_norms; i++) {
-        lt_release(r->norms[i].running_mean);
-        lt_release(r->norms[i].running_var);
-    }
+    lt__norms_free(&r->norms);
     pthread_cond_destroy(&r->ready);
     pthread_mutex_destroy(&r->lock);
     for (int i = 0; i < r->n_arenas; i++)
@@ -145,7 +138,6 @@ void lt_reducer_free(lt_reducer *r)
     free(r->folds);
     free(r->items);
     free(r->buckets);
-    free(r->norms);
     free(r->record);
     free(r);
     lt__ctx_release(ctx);
@@ -256,45 +248,10 @@ static double *of_rank(lt_reducer *r, int rank) { return r->record + HEAD + OF_R
 static double *of_items(lt_reducer *r) { return of_rank(r, r->size); }
 static double *of_norms(lt_reducer *r) { return of_items(r) + r->n_items; }
 
-static double *next_norm(const norm *n, double *at) { return at + 2 + 2 * n->channels; }
-
-/* The norms of this step that were not seen before. */
-static lt_status learn_norms(lt_reducer *r)
-{
-    lt_stats s;
-    for (int i = 0; lt_stats_at(r->ctx, i, &s); i++) {
-        int k = 0;
-        while (k < r->n_norms && r->norms[k].running_mean != s.running_mean)
-            k++;
-        if (k < r->n_norms)
-            continue;
-        LT_TRY(grow((void **)&r->norms, r->n_norms + 1, sizeof *r->norms));
-        r->norms[r->n_norms++] = (norm){lt_retain(s.running_mean), lt_retain(s.running_var),
-                                        s.mean->count};
-    }
-    return LT_OK;
-}
-
-/* Sums over a shard from its mean and variance. */
-static void write_norm(const norm *n, const lt_stats *s, double *at)
-{
-    double count = (double)s->count, *sum = at + 2, *squares = sum + n->channels;
-    at[0] = count;
-    at[1] = count * s->momentum;
-    lt_convert(sum, LT_F64, s->mean->data, (lt_dtype)s->mean->dtype, (size_t)n->channels);
-    lt_convert(squares, LT_F64, s->var->data, (lt_dtype)s->var->dtype, (size_t)n->channels);
-    for (int64_t c = 0; c < n->channels; c++) {
-        squares[c] = count * (squares[c] + sum[c] * sum[c]);
-        sum[c] *= count;
-    }
-}
-
 static lt_status write_record(lt_reducer *r)
 {
-    LT_TRY(learn_norms(r));
-    size_t n = HEAD + OF_RANK * (size_t)r->size + (size_t)r->n_items;
-    for (int k = 0; k < r->n_norms; k++)
-        n += 2 + 2 * (size_t)r->norms[k].channels;
+    LT_TRY(lt__norms_learn(&r->norms, r->ctx));
+    size_t n = HEAD + OF_RANK * (size_t)r->size + (size_t)r->n_items + lt__norms_count(&r->norms);
     LT_TRY(grow((void **)&r->record, (int)n, sizeof *r->record));
     r->n_record = n;
     memset(r->record, 0, n * sizeof *r->record);
@@ -305,41 +262,9 @@ static lt_status write_record(lt_reducer *r)
         of_rank(r, r->rank)[STOP] = lt_stop_reason(r->ctx);
     for (int i = 0; i < r->n_items; i++)
         of_items(r)[i] = r->items[i].came != NOTHING;
-    double *at = of_norms(r);
-    for (int k = 0; k < r->n_norms; at = next_norm(&r->norms[k++], at)) {
-        lt_stats s;
-        for (int i = 0; r->share > 0 && lt_stats_at(r->ctx, i, &s); i++)
-            if (s.running_mean == r->norms[k].running_mean)
-                write_norm(&r->norms[k], &s, at);
-    }
+    if (r->share > 0)
+        lt__norms_write(&r->norms, r->ctx, of_norms(r));
     return LT_OK;
-}
-
-/* The statistics of one norm over the global batch, in place of those of this rank. */
-static lt_status read_norm(lt_reducer *r, const norm *n, const double *at)
-{
-    double count = at[0];
-    const double *sum = at + 2, *squares = sum + n->channels;
-    lt_tensor *like[2] = {n->running_mean, n->running_var}, *stat[2];
-    lt_status status = LT_OK;
-    for (int i = 0; i < 2; i++) {
-        stat[i] = lt__tensor_new_kept(r->ctx, (lt_dtype)like[i]->dtype, like[i]->ndim,
-                                      like[i]->dims);
-        status = stat[i] ? status : LT_ENOMEM;
-    }
-    for (int64_t c = 0; c < n->channels && status == LT_OK; c++) {
-        double mean = sum[c] / count, var = squares[c] / count - mean * mean;
-        var = var > 0 ? var : 0;
-        for (int i = 0; i < 2; i++)
-            lt_convert((char *)stat[i]->data + (size_t)c * lt_dtype_bytes((lt_dtype)like[i]->dtype),
-                       (lt_dtype)like[i]->dtype, i == 0 ? &mean : &var, LT_F64, 1);
-    }
-    if (status == LT_OK)
-        status = lt_stats_add(r->ctx, n->running_mean, n->running_var, stat[0], stat[1],
-                              (int64_t)count, at[1] / count);
-    lt_release(stat[0]);
-    lt_release(stat[1]);
-    return status;
 }
 
 static lt_status read_record(lt_reducer *r)
@@ -353,14 +278,7 @@ static lt_status read_record(lt_reducer *r)
         if (from[STOP] != 0)
             r->last.stop_reason = (int)from[STOP];
     }
-    lt_stats_clear(r->ctx);
-    const double *at = of_norms(r);
-    for (int k = 0; k < r->n_norms; k++) {
-        if (at[0] > 0)
-            LT_TRY(read_norm(r, &r->norms[k], at));
-        at += 2 + 2 * r->norms[k].channels;
-    }
-    return LT_OK;
+    return lt__norms_read(&r->norms, r->ctx, of_norms(r));
 }
 
 /* ==== The sweep: on the group's thread ======================================================== */
@@ -403,7 +321,9 @@ static lt_status reduce(lt_reducer *r, int index)
         end--;
     if (first == end)
         return LT_OK;
+    double asked = lt__seconds();
     LT_TRY(wait_until_there(r, b));
+    double began = lt__seconds();
     const item *it = &r->items[first];
     lt_dtype dtype = it->place.dtype;
     for (int i = first; i < end; i++)
@@ -415,6 +335,8 @@ static lt_status reduce(lt_reducer *r, int index)
                   .dtype = dtype, .wire = dtype == LT_F32 ? r->config.wire : dtype,
                   .scale = r->shards > 0 ? 1 : r->share};
     LT_TRY(lt_group_allreduce(r->group, &sum));
+    lt_trace(r->ctx, LT_TRACK_COMM, "wait for backward", asked, began - asked);
+    lt_trace(r->ctx, LT_TRACK_COMM, what, began, lt__seconds() - began);
     r->last.buckets++;
     return LT_OK;
 }
@@ -571,7 +493,6 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome)
 {
     lt_reducer *r = ud;
     double before = lt__seconds();
-    (void)ctx;
     if (r->folded) { /* another optimizer of the same step */
         *outcome = r->shard < r->shards - 1 ? LT_PART : LT_APPLY;
         return LT_OK;
@@ -592,6 +513,7 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome)
     }
     LT_TRY(read_record(r));
     r->last.waited = lt__seconds() - before;
+    lt_trace(ctx, LT_TRACK_COMPUTE, "wait for the ranks", before, r->last.waited);
     r->loss = 0;
     r->backwards = 0;
     r->swept = r->more = false;

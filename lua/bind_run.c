@@ -60,6 +60,7 @@ static int backward(lua_State *L)
     lt_release(x);
     s->running = outer;
     s->backward_s += lt__seconds() - start;
+    lt_trace(s->ctx, LT_TRACK_STEP, "backward", start, lt__seconds() - start);
     lt__check(L, s, status);
     return 0;
 }
@@ -413,6 +414,7 @@ static int optim_step(lua_State *L)
     lt__group_at(L);
     lt_status status = lt_optim_step(o, options, n, &applied);
     s->optimizer_s += lt__seconds() - start;
+    lt_trace(s->ctx, LT_TRACK_STEP, "optimizer", start, lt__seconds() - start);
     lt__check(L, s, status);
     lua_pushboolean(L, applied);
     return 1;

@@ -187,6 +187,14 @@ static int read_clock(lua_State *L)
     return 1;
 }
 
+/* trace(name, start): a span from then until now, in a trace if there is one. */
+static int trace(lua_State *L)
+{
+    double start = luaL_checknumber(L, 2);
+    lt_trace(lt__lua(L)->ctx, LT_TRACK_STEP, luaL_checkstring(L, 1), start, lt__seconds() - start);
+    return 0;
+}
+
 /* terminal(): how many columns it has, nil when stdout is none. */
 static int terminal(lua_State *L)
 {
@@ -274,9 +282,9 @@ static int stop_reason(lua_State *L)
 static const luaL_Reg functions[] = {
     {"make_folder", make_folder}, {"new_folder", new_folder}, {"list_folder", list_folder},
     {"write_file", write_file}, {"cut_file", cut_file}, {"lock", lock}, {"clock", read_clock},
-    {"terminal", terminal}, {"peak_rss", peak_rss}, {"backend", backend}, {"threads", threads},
-    {"listen", listen_to_signals}, {"stop_reason", stop_reason}, {"clear_stop", clear_stop},
-    {NULL, NULL}};
+    {"trace", trace}, {"terminal", terminal}, {"peak_rss", peak_rss}, {"backend", backend},
+    {"threads", threads}, {"listen", listen_to_signals}, {"stop_reason", stop_reason},
+    {"clear_stop", clear_stop}, {NULL, NULL}};
 
 void lt__open_system(lua_State *L)
 {

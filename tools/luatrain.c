@@ -262,6 +262,10 @@ static lt_status run(void *ud, lt_group *group)
         return lt_errcode();
     lt_log_to(ctx, show_log, &who);
     lt_set_autocast(ctx, s->amp);
+    if (s->trace && lt_trace_to(ctx, s->trace, who.rank) != LT_OK) {
+        lt_ctx_free(ctx);
+        return lt_errcode();
+    }
     if (who.rank == 0) {
         signalled = ctx;
         handle_signals(stop);
@@ -283,6 +287,8 @@ static lt_status run_all(settings *s)
         s->reducer.vranks = s->ranks;
     if (!s->deterministic && s->reducer.vranks > 0)
         return lt_fail(LT_EUSAGE, "--vranks is for a run with --deterministic");
+    if (s->trace)
+        LT_TRY(lt_trace_create(s->trace));
     if (s->ranks == 1 && !s->deterministic)
         return run(s, NULL);
     if (strcmp(s->argv[0], "summary") == 0)

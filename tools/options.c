@@ -88,6 +88,12 @@ static lt_status set_path(settings *s, const char *who, const char *value)
     return *value ? LT_OK : lt_fail(LT_EUSAGE, "%s wants a path, it is ''", who);
 }
 
+static lt_status set_trace(settings *s, const char *who, const char *value)
+{
+    s->trace = value;
+    return set_path(s, who, value);
+}
+
 static lt_status set_count(settings *s, const char *who, const char *value)
 {
     uint64_t n;
@@ -169,6 +175,7 @@ static const struct option {
      set_vranks},
     {"timeout", "S", "seconds that ranks wait for one that does not come (120)", set_timeout},
     {"check-sync", "N", "each N steps the ranks compare their weights", set_count},
+    {"trace", "FILE", "what happens when, on all ranks, for ui.perfetto.dev", set_trace},
     {"log", "text|json", "json: the lines of metrics.jsonl instead of text", set_log},
     {"quiet", NULL, "warnings and errors only", set_quiet},
     {"verbose", NULL, "more notes, and tracebacks of script errors", set_verbose},

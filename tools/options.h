@@ -15,6 +15,7 @@ typedef struct settings {
     lt_dtype amp;             /* for loops that are no run; a run looks up the variable */
     int ranks;                /* 0: nobody has said */
     bool deterministic;
+    const char *trace;        /* a path; or NULL */
     lt_group_config group;
     lt_reducer_config reducer;
     const char *text;         /* "help" or "version": wanted instead of a run; or NULL */

@@ -380,6 +380,7 @@ function Run:batches()
     if self.rows then fail "run:batches: the batch before had no run:step" end
     local before = core.clock()
     local x, y = loader:next()
+    core.trace("wait for data", before)
     if self.part == self.parts then self.part, self.waited = 0, 0.0 end
     self.part, self.waited = self.part + 1, self.waited + (core.clock() - before)
     if not x then return close_loader(self) end
@@ -473,6 +474,7 @@ local function end_step(self, lr, loss)
   end
   self.rows, self.done, self.steps, self.saved = false, self.done + rows, self.steps + 1, false
   self.loss_sum = self.loss_sum + loss * rows
+  core.trace("step " .. self.steps, self.mark)
   local total = core.clock() - self.mark
   self.mark = self.mark + total
   self.epoch_s, self.epoch_images = self.epoch_s + total, self.epoch_images + rows

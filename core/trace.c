@@ -1,0 +1,120 @@
+/* trace.c - what happened when, in the format of chrome://tracing (Google, Trace Event Format): an
+ * array of events, one a line, whose end may be missing. So several contexts, in several processes
+ * too, add to one file, whole lines at a time.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/tensor.h"
+
+enum { ROOM = 1 << 16, LINE = 256 };
+
+struct lt_trace {
+    pthread_mutex_t lock;
+    int file, rank;
+    double base;        /* what makes lt__seconds() the time of day, which ranks have in common */
+    size_t used;
+    char text[ROOM];
+};
+
+static lt_status cannot(const char *path)
+{
+    return lt_fail(LT_EENV, "%s: cannot write there: %s", path, strerror(errno));
+}
+
+lt_status lt_trace_create(const char *path)
+{
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (file < 0)
+        return cannot(path);
+    bool written = write(file, "[\n", 2) == 2;
+    lt_status status = written ? LT_OK : cannot(path);
+    close(file);
+    return status;
+}
+
+/* Gives the lines to the file; a full disk costs them, and not the run. */
+static void flush(struct lt_trace *t)
+{
+    for (size_t done = 0; done < t->used;) {
+        ssize_t n = write(t->file, t->text + done, t->used - done);
+        if (n <= 0)
+            break;
+        done += (size_t)n;
+    }
+    t->used = 0;
+}
+
+static void add_line(struct lt_trace *t, const char *format, ...) LT_PRINTF(2, 3);
+
+static void add_line(struct lt_trace *t, const char *format, ...)
+{
+    va_list args;
+    pthread_mutex_lock(&t->lock);
+    if (t->used + LINE > ROOM)
+        flush(t);
+    va_start(args, format);
+    int n = vsnprintf(t->text + t->used, LINE, format, args);
+    va_end(args);
+    if (n > 0 && n < LINE)
+        t->used += (size_t)n;
+    pthread_mutex_unlock(&t->lock);
+}
+
+static void name_rank(struct lt_trace *t)
+{
+    static const char *const tracks[] = {"steps", "compute", "communication"};
+    add_line(t, "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank "
+             "%d\"}},\n", t->rank, t->rank);
+    for (int i = 0; i < (int)(sizeof tracks / sizeof *tracks); i++)
+        add_line(t, "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name"
+                 "\":\"%s\"}},\n", t->rank, i, tracks[i]);
+}
+
+lt_status lt_trace_to(lt_ctx *ctx, const char *path, int rank)
+{
+    struct timespec now;
+    struct lt_trace *t = malloc(sizeof *t);
+    if (!t)
+        return lt_fail(LT_ENOMEM, "out of memory for a trace");
+    t->file = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (t->file < 0) {
+        free(t);
+        return cannot(path);
+    }
+    pthread_mutex_init(&t->lock, NULL);
+    clock_gettime(CLOCK_REALTIME, &now);
+    t->base = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - lt__seconds();
+    t->rank = rank;
+    t->used = 0;
+    ctx->trace = t;
+    name_rank(t);
+    return LT_OK;
+}
+
+void lt_trace(lt_ctx *ctx, lt_track track, const char *name, double start, double seconds)
+{
+    struct lt_trace *t = ctx->trace;
+    if (t)
+        add_line(t, "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.1f,\"dur\":%.1f"
+                 "},\n", name, t->rank, (int)track, 1e6 * (t->base + start), 1e6 * seconds);
+}
+
+void lt__trace_close(lt_ctx *ctx)
+{
+    struct lt_trace *t = ctx->trace;
+    if (!t)
+        return;
+    flush(t);
+    close(t->file);
+    pthread_mutex_destroy(&t->lock);
+    free(t);
+    ctx->trace = NULL;
+}
