@@ -94,20 +94,46 @@ static void add_up(const job *j, int first, int n, block *to)
     add(j, to, to + 1);
 }
 
+/* The block becomes that of all n shares. */
+static void give(const job *j, int n, block *x)
+{
+    round_to_wire(j, x);
+    for (int rank = 0; rank < n; rank++)
+        if (j->dtype == LT_F64 || j->dtype == LT_I64)
+            memcpy(place(j, rank), x, (size_t)j->n * sizeof(double));
+        else
+            lt_convert(place(j, rank), j->dtype, x->f32, LT_F32, (size_t)j->n);
+}
+
+static job job_at(const lt_share *share, lt_dtype dtype, lt_dtype wire, int64_t at, int64_t end)
+{
+    return (job){share, dtype, wire, at, end - at < BLOCK ? (int)(end - at) : BLOCK};
+}
+
 void lt__sum_shares(const lt_share *share, int n, lt_dtype dtype, lt_dtype wire, int64_t first,
                     int64_t count)
 {
     block level[LEVELS];
-    bool wide = dtype == LT_F64 || dtype == LT_I64;
     for (int64_t at = first; at < first + count; at += BLOCK) {
-        int64_t left = first + count - at;
-        job j = {share, dtype, wire, at, left < BLOCK ? (int)left : BLOCK};
+        job j = job_at(share, dtype, wire, at, first + count);
         add_up(&j, 0, n, level);
-        round_to_wire(&j, level);
-        for (int rank = 0; rank < n; rank++)
-            if (wide)
-                memcpy(place(&j, rank), level, (size_t)j.n * sizeof(double));
-            else
-                lt_convert(place(&j, rank), dtype, level->f32, LT_F32, (size_t)j.n);
+        give(&j, n, level);
+    }
+}
+
+void lt__sum_add(void *to, lt_dtype dtype, const void *from, lt_dtype wire, int64_t count)
+{
+    block own, other;
+    lt_share share = {to, 1};
+    for (int64_t at = 0; at < count; at += BLOCK) {
+        job j = job_at(&share, dtype, wire, at, count);
+        const char *come = (const char *)from + (size_t)at * lt_dtype_bytes(wire);
+        take(&j, 0, &own);
+        if (dtype == LT_F64 || dtype == LT_I64)
+            memcpy(&other, come, (size_t)j.n * sizeof(double));
+        else
+            lt_convert(other.f32, LT_F32, come, wire, (size_t)j.n);
+        add(&j, &own, &other);
+        give(&j, 1, &own);
     }
 }

@@ -23,5 +23,7 @@ bool lt__sum_knows(lt_dtype dtype);
  * added in f32 (f64, i64). The sum is rounded like what it was made of. */
 void lt__sum_shares(const lt_share *share, int n, lt_dtype dtype, lt_dtype wire, int64_t first,
                     int64_t count);
+/* to += from, which has travelled as wire; to is what the wire can hold, and is so afterwards. */
+void lt__sum_add(void *to, lt_dtype dtype, const void *from, lt_dtype wire, int64_t count);
 
 #endif

@@ -1,0 +1,328 @@
+/* ring.c - what ring.h promises, over flows of chunks: some go to one rank, some come from one, and
+ * a chunk goes out once those have come that it is made of.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/tensor.h"
+#include "dist/ring.h"
+#include "dist/sum.h"
+
+enum { CHUNK = 256 << 10, DEPTH = 4 };   /* bytes on the wire; under way in each direction */
+enum { SMALL = 32 << 10 };               /* bytes up to which a sum is exchanged by pairs */
+enum { SPINS = 1000 };
+enum { SHORTEST_NS = 1000, LONGEST_NS = 200 * 1000 };
+
+lt_status lt__ring_open(lt_ring *r)
+{
+    r->slots = malloc((size_t)2 * DEPTH * CHUNK);
+    return r->slots ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for what is under way");
+}
+
+void lt__ring_close(lt_ring *r, bool idle)
+{
+    if (idle)
+        free(r->slots);
+    r->slots = NULL;
+}
+
+/* ==== Waiting ================================================================================= */
+
+typedef struct patience {
+    int spins;
+    long ns;          /* of the next sleep */
+    double deadline;
+} patience;
+
+static patience fresh_patience(const lt_ring *r)
+{
+    return (patience){r->spin ? SPINS : 0, SHORTEST_NS, lt__seconds() + r->timeout};
+}
+
+static lt_status wait_a_little(lt_ring *r, patience *p, int rank, const char *what)
+{
+    if (p->spins-- > 0)
+        return LT_OK;
+    LT_TRY(r->look(r->ud, rank, what));
+    if (lt__seconds() > p->deadline)
+        return lt_fail(LT_EPEER, "rank %d did not come to %s within %g s", rank, what, r->timeout);
+    nanosleep(&(struct timespec){.tv_nsec = p->ns}, NULL);
+    p->ns = 2 * p->ns < LONGEST_NS ? 2 * p->ns : LONGEST_NS;
+    return LT_OK;
+}
+
+/* Why it is lost may be known. */
+static lt_status lost(lt_ring *r, int rank, const char *what)
+{
+    LT_TRY(r->look(r->ud, rank, what));
+    return lt_fail(LT_EPEER, "rank %d is gone, while rank %d waits for it in %s", rank,
+                   r->wire->rank, what);
+}
+
+/* ==== Flows =================================================================================== */
+
+typedef struct flow {
+    const char *what;
+    int channel;
+    int to, from;        /* ranks of the wire */
+    char *data;
+    lt_dtype dtype, wire;
+    int64_t count;       /* elements */
+    int64_t parts, part; /* the parts of the data go out in descending order, from this one on, and
+                          * come in from the one before it on, */
+    int64_t per_part;    /* each in so many chunks */
+    int64_t out, in;     /* chunks to send and to receive */
+    int64_t lead;        /* chunk i goes out once i - lead + 1 have come in */
+    int64_t adds;        /* so many chunks that come in are added, the others replace what is there */
+} flow;
+
+typedef struct piece { int64_t first, count; } piece; /* elements of a chunk */
+
+static int64_t wire_bytes(const flow *f) { return (int64_t)lt_dtype_bytes(f->wire); }
+
+/* Where a part begins. */
+static int64_t part_begin(const flow *f, int64_t part)
+{
+    int64_t line = 64 / wire_bytes(f), lines = (f->count + line - 1) / line;
+    int64_t at = lines * part / f->parts * line;
+    return at < f->count ? at : f->count;
+}
+
+static piece piece_at(const flow *f, int64_t i, bool is_in)
+{
+    int64_t most = CHUNK / wire_bytes(f);
+    int64_t part = f->part - i / f->per_part - is_in;
+    part = (part % f->parts + f->parts) % f->parts;
+    int64_t first = part_begin(f, part) + i % f->per_part * most, end = part_begin(f, part + 1);
+    first = first < end ? first : end;
+    return (piece){first, end - first < most ? end - first : most};
+}
+
+static int64_t chunks_of(int64_t count, lt_dtype wire)
+{
+    int64_t most = CHUNK / (int64_t)lt_dtype_bytes(wire);
+    return (count + most - 1) / most;
+}
+
+static char *place(const flow *f, piece p)
+{
+    return f->data + (size_t)p.first * lt_dtype_bytes(f->dtype);
+}
+
+static void convert(void *to, lt_dtype to_dtype, const void *from, lt_dtype from_dtype, int64_t n)
+{
+    if (to_dtype == from_dtype)
+        memcpy(to, from, (size_t)n * lt_dtype_bytes(to_dtype));
+    else
+        lt_convert(to, to_dtype, from, from_dtype, (size_t)n);
+}
+
+static void use(const flow *f, int64_t i, const char *slot)
+{
+    piece p = piece_at(f, i, true);
+    if (i < f->adds)
+        lt__sum_add(place(f, p), f->dtype, slot, f->wire, p.count);
+    else
+        convert(place(f, p), f->dtype, slot, f->wire, p.count);
+}
+
+typedef struct window { /* of chunks in one direction: [done, begun) are under way */
+    int64_t begun, done;
+    char *slots;
+    lt_request request[DEPTH];
+} window;
+
+static char *slot_of(const window *w, int64_t i) { return w->slots + i % DEPTH * CHUNK; }
+
+static bool has_room(const window *w, int64_t all)
+{
+    return w->begun < all && w->begun < w->done + DEPTH;
+}
+
+static int begin_in(const lt_ring *r, const flow *f, window *w)
+{
+    int64_t i = w->begun++;
+    size_t bytes = (size_t)(piece_at(f, i, true).count * wire_bytes(f));
+    return r->wire->receive(r->wire->self, f->from, f->channel, slot_of(w, i), bytes,
+                            &w->request[i % DEPTH]);
+}
+
+static int begin_out(lt_ring *r, const flow *f, window *w)
+{
+    int64_t i = w->begun++;
+    piece p = piece_at(f, i, false);
+    size_t bytes = (size_t)(p.count * wire_bytes(f));
+    convert(slot_of(w, i), f->wire, place(f, p), f->dtype, p.count);
+    r->bytes += bytes;
+    return r->wire->send(r->wire->self, f->to, f->channel, slot_of(w, i), bytes,
+                         &w->request[i % DEPTH]);
+}
+
+/* 1: the first one under way is done. */
+static int look_at_first(const lt_ring *r, window *w)
+{
+    if (w->done == w->begun)
+        return 0;
+    return r->wire->test(r->wire->self, &w->request[w->done % DEPTH]);
+}
+
+static lt_status run(lt_ring *r, const flow *f)
+{
+    window out = {.slots = r->slots}, in = {.slots = r->slots + DEPTH * CHUNK};
+    patience p = fresh_patience(r);
+    while (in.done < f->in || out.done < f->out) {
+        bool moved = false;
+        int came = 0, went = 0;
+        if (has_room(&in, f->in)) {
+            came = begin_in(r, f, &in);
+            moved = true;
+        }
+        if (has_room(&out, f->out) && out.begun < in.done + f->lead) {
+            went = begin_out(r, f, &out);
+            moved = true;
+        }
+        if (came == 0 && (came = look_at_first(r, &in)) > 0) {
+            use(f, in.done, slot_of(&in, in.done));
+            in.done++;
+        }
+        if (went == 0 && (went = look_at_first(r, &out)) > 0)
+            out.done++;
+        if (came < 0 || went < 0)
+            return lost(r, came < 0 ? f->from : f->to, f->what);
+        if (moved || came || went)
+            p = fresh_patience(r);
+        else
+            LT_TRY(wait_a_little(r, &p, in.done < f->in ? f->from : f->to, f->what));
+    }
+    return LT_OK;
+}
+
+/* ==== Collectives ============================================================================= */
+
+static int member(const lt_ring *r, int index) { return r->rank[(index + r->size) % r->size]; }
+
+/* Bytes as they lie, in so many chunks. */
+static flow plain_flow(const char *what, void *data, size_t bytes)
+{
+    return (flow){.what = what, .channel = LT_WIRE_DATA, .data = data, .dtype = LT_U8,
+                  .wire = LT_U8, .count = (int64_t)bytes, .parts = 1, .part = 0,
+                  .per_part = chunks_of((int64_t)bytes, LT_U8), .lead = INT64_MAX / 2};
+}
+
+enum { HEADER = 128 }; /* a whole number of cache lines, as parts are */
+_Static_assert(sizeof(lt_wish) <= HEADER, "a wish fits in front");
+
+lt_status lt__ring_agree(lt_ring *r, const lt_wish *wish)
+{
+    int before = member(r, r->index - 1);
+    char pair[2][HEADER] = {0};
+    lt_wish other;
+    memcpy(pair[0], wish, sizeof *wish);
+    flow f = {.what = wish->what, .channel = LT_WIRE_DATA, .to = member(r, r->index + 1),
+              .from = before, .data = pair[0], .dtype = LT_U8, .wire = LT_U8,
+              .count = sizeof pair, .parts = 2, .per_part = 1, .out = 1, .in = 1, .lead = 1};
+    LT_TRY(run(r, &f));
+    memcpy(&other, pair[1], sizeof other);
+    return lt__wishes_agree(&other, wish)
+               ? LT_OK : lt__wishes_differ(&other, before, wish, r->wire->rank);
+}
+
+/* One chunk to a member and one from it, added. */
+static lt_status exchange(lt_ring *r, flow f, int with, bool to, bool from)
+{
+    f.to = f.from = member(r, with);
+    f.out = to;
+    f.in = from;
+    return run(r, &f);
+}
+
+/* The members beyond a power of two give theirs to others first, and get the result last. */
+static lt_status sum_by_pairs(lt_ring *r, flow f)
+{
+    int whole = 1, i = r->index;
+    while (2 * whole <= r->size)
+        whole *= 2;
+    int rest = r->size - whole;
+    f.lead = f.adds = 1;
+    if (i >= whole) {
+        LT_TRY(exchange(r, f, i - whole, true, false));
+        f.adds = 0;
+        return exchange(r, f, i - whole, false, true);
+    }
+    if (i < rest)
+        LT_TRY(exchange(r, f, i + whole, false, true));
+    for (int distance = 1; distance < whole; distance *= 2)
+        LT_TRY(exchange(r, f, i ^ distance, true, true));
+    return i < rest ? exchange(r, f, i + whole, true, false) : LT_OK;
+}
+
+static lt_status sum_around(lt_ring *r, flow f)
+{
+    f.parts = r->size;
+    f.part = r->index;
+    f.per_part = 1;
+    for (int64_t part = 0; part < f.parts; part++) {
+        int64_t n = chunks_of(part_begin(&f, part + 1) - part_begin(&f, part), f.wire);
+        f.per_part = n > f.per_part ? n : f.per_part;
+    }
+    f.to = member(r, r->index + 1);
+    f.from = member(r, r->index - 1);
+    f.adds = (f.parts - 1) * f.per_part;
+    f.out = f.in = 2 * f.adds;
+    f.lead = f.per_part;
+    return run(r, &f);
+}
+
+lt_status lt__ring_allreduce(lt_ring *r, const lt_sum *sum)
+{
+    flow f = {.what = sum->what, .channel = LT_WIRE_DATA, .data = sum->data, .dtype = sum->dtype,
+              .wire = sum->wire, .count = sum->count, .parts = 1, .per_part = 1};
+    if (r->size == 1 || sum->count == 0)
+        return LT_OK;
+    return sum->count * wire_bytes(&f) <= SMALL ? sum_by_pairs(r, f) : sum_around(r, f);
+}
+
+/* Along the ring, from the root on. */
+lt_status lt__ring_broadcast(lt_ring *r, const char *what, void *data, size_t bytes, int root)
+{
+    int behind = (r->index - root + r->size) % r->size;
+    flow f = plain_flow(what, data, bytes);
+    f.to = member(r, r->index + 1);
+    f.from = member(r, r->index - 1);
+    f.in = behind > 0 ? f.per_part : 0;
+    f.out = behind < r->size - 1 ? f.per_part : 0;
+    if (behind > 0)
+        f.lead = 0;
+    return run(r, &f);
+}
+
+/* ==== From one to another ===================================================================== */
+
+lt_status lt__ring_send(lt_ring *r, int to, const void *data, size_t bytes)
+{
+    uint64_t size = bytes;
+    flow head = plain_flow("a receive", &size, sizeof size);
+    flow body = plain_flow("a receive", (void *)data, bytes); /* which is only read */
+    head.channel = body.channel = LT_WIRE_LETTERS;
+    head.to = body.to = to;
+    head.out = head.per_part;
+    body.out = body.per_part;
+    LT_TRY(run(r, &head));
+    return run(r, &body);
+}
+
+lt_status lt__ring_receive(lt_ring *r, int from, void *data, size_t bytes)
+{
+    uint64_t size = 0;
+    flow head = plain_flow("a send", &size, sizeof size), body = plain_flow("a send", data, bytes);
+    head.channel = body.channel = LT_WIRE_LETTERS;
+    head.from = body.from = from;
+    head.in = head.per_part;
+    body.in = body.per_part;
+    LT_TRY(run(r, &head));
+    if (size != bytes)
+        return lt_fail(LT_EDESYNC, "the ranks disagree: rank %d sends %llu bytes, rank %d wants "
+                       "%zu", from, (unsigned long long)size, r->wire->rank, bytes);
+    return run(r, &body);
+}

@@ -1,0 +1,47 @@
+/* ring.h - collectives between processes that share no memory, over a wire: the first ranks of all
+ * nodes. Private to this room.
+ *
+ * Large data goes around a ring in chunks, several of them under way. A sum goes around twice: the
+ * first time each member adds its own to what comes, so that everyone ends up with the sum of one
+ * part of the data; the second time these parts are handed on. Halves are added in f32 and rounded
+ * for each hop; the last one to add takes the rounded value too, so that all have the same bits.
+ * Small sums are exchanged by pairs, in log2(n) steps.
+ *
+ * A wait looks at the request, then sleeps a little, longer each time. What travels is copied in
+ * and out: the wire never holds on to data of others.
+ */
+#ifndef LT_DIST_RING_H
+#define LT_DIST_RING_H
+
+#include "dist/wire.h"
+#include "dist/wish.h"
+
+typedef struct lt_ring { /* one member's view */
+    const lt_wire *wire;
+    const int *rank;     /* of each member, ascending. Borrowed */
+    int index, size;     /* this member, and how many there are */
+    double timeout;      /* seconds in which something must move */
+    bool spin;           /* there is a core for each thread */
+    /* Asked while it waits: LT_OK, or why there is no use in it. rank: whom it waits for. */
+    lt_status (*look)(void *ud, int rank, const char *what);
+    void *ud;
+    char *slots;         /* for chunks under way */
+    uint64_t bytes;      /* sent */
+} lt_ring;
+
+/* Room for the chunks of *ring, whose other fields are set. LT_ENOMEM. */
+lt_status lt__ring_open(lt_ring *ring);
+/* idle: nothing is under way. If not, the wire may still write, and the room stays. */
+void lt__ring_close(lt_ring *ring, bool idle);
+
+/* All members want the same: LT_EDESYNC if the one in front of this one does not. */
+lt_status lt__ring_agree(lt_ring *ring, const lt_wish *wish);
+/* data = the sum over the members; sum->scale is 1 here, data is what the wire can hold. */
+lt_status lt__ring_allreduce(lt_ring *ring, const lt_sum *sum);
+/* root: a member. */
+lt_status lt__ring_broadcast(lt_ring *ring, const char *what, void *data, size_t bytes, int root);
+/* From any rank of the wire to another. */
+lt_status lt__ring_send(lt_ring *ring, int to, const void *data, size_t bytes);
+lt_status lt__ring_receive(lt_ring *ring, int from, void *data, size_t bytes);
+
+#endif

@@ -1,0 +1,120 @@
+/* fake_wire.h - a wire of pipes in memory that threads or forked processes share. Include it in one
+ * file of a test. */
+#ifndef LT_TESTS_FAKE_WIRE_H
+#define LT_TESTS_FAKE_WIRE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "dist/wire.h"
+
+enum { FAKE_MOST = 8, FAKE_CHANNELS = 3, FAKE_PIPE = 1 << 19 };
+
+typedef struct fake_pipe {
+    _Alignas(64) _Atomic size_t in, out; /* bytes so far */
+    char data[FAKE_PIPE];
+} fake_pipe;
+
+typedef struct fake_hub { /* shared */
+    atomic_bool gone[FAKE_MOST];         /* set by who finds that a process has ended */
+    fake_pipe pipe[FAKE_MOST][FAKE_MOST][FAKE_CHANNELS];
+} fake_hub;
+
+static inline fake_hub *fake_hub_new(void)
+{
+    return mmap(NULL, sizeof(fake_hub), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+}
+
+static inline void fake_hub_free(fake_hub *hub) { munmap(hub, sizeof *hub); }
+
+typedef struct fake_op {
+    struct fake_op *next;
+    char *data;
+    size_t left;
+    bool is_send;
+    int other, channel;
+} fake_op;
+
+typedef struct fake { /* of one rank */
+    fake_hub *hub;
+    int rank, node[FAKE_MOST];
+    fake_op *queue[2][FAKE_MOST][FAKE_CHANNELS]; /* in order: sends, receives */
+} fake;
+
+static inline int fake_start(fake *f, bool is_send, int other, int channel, const void *data,
+                             size_t bytes, lt_request *r)
+{
+    fake_op *op = malloc(sizeof *op), **end = &f->queue[is_send][other][channel];
+    *op = (fake_op){NULL, (char *)data, bytes, is_send, other, channel};
+    while (*end)
+        end = &(*end)->next;
+    *end = op;
+    r->word[0] = (uintptr_t)op;
+    return 0;
+}
+
+static inline int fake_send(void *self, int to, int channel, const void *data, size_t bytes,
+                            lt_request *r)
+{
+    return fake_start(self, true, to, channel, data, bytes, r);
+}
+
+static inline int fake_receive(void *self, int from, int channel, void *data, size_t bytes,
+                               lt_request *r)
+{
+    return fake_start(self, false, from, channel, data, bytes, r);
+}
+
+/* What of the op can be moved now. */
+static inline void fake_move(fake *f, fake_op *op)
+{
+    int from = op->is_send ? f->rank : op->other, to = op->is_send ? op->other : f->rank;
+    fake_pipe *p = &f->hub->pipe[from][to][op->channel];
+    _Atomic size_t *mine = op->is_send ? &p->in : &p->out;
+    size_t full = atomic_load(&p->in) - atomic_load(&p->out), at = atomic_load(mine) % FAKE_PIPE;
+    size_t n = op->is_send ? FAKE_PIPE - full : full;
+    n = n < op->left ? n : op->left;
+    n = n < FAKE_PIPE - at ? n : FAKE_PIPE - at;
+    memcpy(op->is_send ? p->data + at : op->data, op->is_send ? op->data : p->data + at, n);
+    op->data += n;
+    op->left -= n;
+    atomic_fetch_add(mine, n);
+}
+
+static inline int fake_test(void *self, lt_request *r)
+{
+    fake *f = self;
+    fake_op *op = (fake_op *)(uintptr_t)r->word[0];
+    fake_op **first = &f->queue[op->is_send][op->other][op->channel];
+    bool gone = atomic_load(&f->hub->gone[op->other]); /* before the last look into the pipe */
+    if (*first != op)
+        return 0;
+    fake_move(f, op);
+    if (op->left > 0)
+        return gone ? -1 : 0;
+    *first = op->next;
+    free(op);
+    return 1;
+}
+
+static inline void fake_close(void *self) { free(self); }
+
+/* node_of[r]: the node of rank r. */
+static inline lt_wire fake_wire_new(fake_hub *hub, int rank, int size, const int *node_of)
+{
+    fake *f = calloc(1, sizeof *f);
+    f->hub = hub;
+    f->rank = rank;
+    lt_wire w = {.name = "a fake wire", .rank = rank, .size = size, .node = f->node, .self = f,
+                 .send = fake_send, .receive = fake_receive, .test = fake_test,
+                 .close = fake_close};
+    for (int r = 0; r < size; r++)
+        if (node_of[r] == node_of[rank])
+            f->node[w.n_node++] = r;
+    return w;
+}
+
+#endif
