@@ -27,11 +27,22 @@ typedef struct lt_group_config { /* zero means default */
 /* Groups for n ranks that are threads of this process: group[r] is for the thread of rank r, and
  * for no other. config may be NULL. New, n of them. */
 LT_MUST lt_status lt_local_open(int n, const lt_group_config *config, lt_group **group);
+/* Whether mpirun or srun has started this process as one of several. */
+LT_API bool lt_cluster_is_here(void);
+/* The group of the processes that mpirun or srun has started, each a rank: all of them open it.
+ * Those of a node work in shared memory; between nodes MPI carries the bytes, through the plugin
+ * libluatrain-mpi.so. config may be NULL. New. LT_EENV without the plugin, or when it is of another
+ * version. */
+LT_MUST lt_status lt_cluster_open(const lt_group_config *config, lt_group **group);
 /* Leaves. Others that still want something of this rank fail with LT_EPEER. NULL is fine. */
 LT_API void lt_group_close(lt_group *group);
 
 LT_API int lt_group_rank(const lt_group *group);
 LT_API int lt_group_size(const lt_group *group);
+/* The CPUs that are this rank's part of those it shares with other ranks; 1 or more. */
+LT_API int lt_group_cpus(const lt_group *group);
+/* As in the config, once it is known how many threads there are. Before the first collective. */
+LT_API void lt_group_set_spin(lt_group *group, bool spin);
 
 /* ==== Collectives ============================================================================= */
 
@@ -78,6 +89,10 @@ LT_API void lt_group_fail(lt_group *group);
  * has the same answer. text holds `bytes`. */
 LT_API bool lt_group_failure(const lt_group *group, int *rank, lt_status *code, char *text,
                              size_t bytes);
+/* After a failure, of ranks that are processes: whether this one is to tell the user. It returns
+ * when the others have no more to say, and they when that one has closed its group; or after so
+ * many seconds. */
+LT_API bool lt_group_speaks(lt_group *group, double seconds);
 /* Where the rank is, for messages of others that miss it: "train.lua:31", and the step. Cheap. */
 LT_API void lt_group_at(lt_group *group, const char *where, int64_t step);
 

@@ -60,6 +60,8 @@ void lt_group_close(lt_group *g)
 
 int lt_group_rank(const lt_group *g) { return g->rank; }
 int lt_group_size(const lt_group *g) { return g->size; }
+int lt_group_cpus(const lt_group *g) { return g->transport->cpus(g->self); }
+void lt_group_set_spin(lt_group *g, bool spin) { g->transport->set_spin(g->self, spin); }
 uint64_t lt_group_bytes(const lt_group *g) { return g->transport->bytes(g->self); }
 
 /* ==== In the background ======================================================================= */
@@ -244,4 +246,9 @@ bool lt_group_failure(const lt_group *g, int *rank, lt_status *code, char *text,
 void lt_group_at(lt_group *g, const char *where, int64_t step)
 {
     g->transport->at(g->self, where, step);
+}
+
+bool lt_group_speaks(lt_group *g, double seconds)
+{
+    return g->transport->speaks(g->self, seconds);
 }

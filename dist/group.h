@@ -3,9 +3,10 @@
 #define LT_DIST_GROUP_H
 
 #include "dist/dist.h"
+#include "dist/wire.h"
 
-/* What a transport must supply. All calls come from one thread at a time, but fail, failure and at,
- * which may come from any. self is the transport's state for one rank. */
+/* What a transport must supply. All calls come from one thread at a time, but fail, failure, at
+ * and speaks, which may come from any. self is the transport's state for one rank. */
 typedef struct lt_transport {
     const char *name;
     lt_status (*allreduce)(void *self, const lt_sum *sum);
@@ -17,10 +18,18 @@ typedef struct lt_transport {
     void (*fail)(void *self, lt_status code, const char *text);
     bool (*failure)(const void *self, int *rank, lt_status *code, char *text, size_t bytes);
     void (*at)(void *self, const char *where, int64_t step);
+    bool (*speaks)(void *self, double seconds);
+    void (*set_spin)(void *self, bool spin);
+    int (*cpus)(const void *self);
     void (*close)(void *self);  /* leaves, and frees self */
 } lt_transport;
 
 /* A group of this rank; self is taken, also on failure. New. NULL with LT_ENOMEM. */
 lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int size);
+
+/* The group of the processes at a wire, which is taken, also on failure. New. */
+lt_status lt__cluster_over(const lt_wire *wire, const lt_group_config *config, lt_group **group);
+/* The wire of the MPI plugin. LT_EENV when it is not there or not ours. */
+lt_status lt__plugin_open(lt_wire *wire);
 
 #endif

@@ -33,7 +33,8 @@ static lt_status broadcast(void *self, const char *what, void *data, size_t byte
 
 static lt_status barrier(void *self, const char *what)
 {
-    return lt__team_barrier(team_of(self), what);
+    lt_wish wish = lt__wish(LT_BARRIER, what, 0);
+    return lt__team_agree(team_of(self), &wish);
 }
 
 static lt_status send(void *self, int to, const void *data, size_t bytes)
@@ -63,6 +64,15 @@ static void at(void *self, const char *where, int64_t step)
     lt__team_at(team_of(self), where, step);
 }
 
+static bool speaks(void *self, double seconds) { return lt__team_speaks(team_of(self), seconds); }
+static void set_spin(void *self, bool spin) { team_of(self)->spin = spin; }
+
+static int cpus(const void *self)
+{
+    int each = lt_cpu_count() / ((const local *)self)->team.size;
+    return each > 1 ? each : 1;
+}
+
 static void release(shared *s)
 {
     if (atomic_fetch_sub(&s->refs, 1) == 1)
@@ -80,7 +90,7 @@ static void leave(void *self)
 static const lt_transport transport = {
     .name = "local", .allreduce = allreduce, .broadcast = broadcast, .barrier = barrier,
     .send = send, .receive = receive, .bytes = bytes_so_far, .fail = fail, .failure = failure,
-    .at = at, .close = leave,
+    .at = at, .speaks = speaks, .set_spin = set_spin, .cpus = cpus, .close = leave,
 };
 
 static shared *shared_new(int size)

@@ -20,12 +20,7 @@ lt_status lt__ring_open(lt_ring *r)
     return r->slots ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for what is under way");
 }
 
-void lt__ring_close(lt_ring *r, bool idle)
-{
-    if (idle)
-        free(r->slots);
-    r->slots = NULL;
-}
+void lt__ring_close(lt_ring *r) { free(r->slots); }
 
 /* ==== Waiting ================================================================================= */
 
@@ -37,13 +32,14 @@ typedef struct patience {
 
 static patience fresh_patience(const lt_ring *r)
 {
-    return (patience){r->spin ? SPINS : 0, SHORTEST_NS, lt__seconds() + r->timeout};
+    return (patience){r->spin ? SPINS : 0, SHORTEST_NS, lt__seconds() + r->timeout + r->grace};
 }
 
 static lt_status wait_a_little(lt_ring *r, patience *p, int rank, const char *what)
 {
     if (p->spins-- > 0)
         return LT_OK;
+    r->missing = rank;
     LT_TRY(r->look(r->ud, rank, what));
     if (lt__seconds() > p->deadline)
         return lt_fail(LT_EPEER, "rank %d did not come to %s within %g s", rank, what, r->timeout);
@@ -55,6 +51,7 @@ static lt_status wait_a_little(lt_ring *r, patience *p, int rank, const char *wh
 /* Why it is lost may be known. */
 static lt_status lost(lt_ring *r, int rank, const char *what)
 {
+    r->missing = rank;
     LT_TRY(r->look(r->ud, rank, what));
     return lt_fail(LT_EPEER, "rank %d is gone, while rank %d waits for it in %s", rank,
                    r->wire->rank, what);
@@ -74,7 +71,7 @@ typedef struct flow {
     int64_t per_part;    /* each in so many chunks */
     int64_t out, in;     /* chunks to send and to receive */
     int64_t lead;        /* chunk i goes out once i - lead + 1 have come in */
-    int64_t adds;        /* so many chunks that come in are added, the others replace what is there */
+    int64_t adds;        /* so many chunks that come in are added, the others written */
 } flow;
 
 typedef struct piece { int64_t first, count; } piece; /* elements of a chunk */
@@ -195,6 +192,7 @@ static lt_status run(lt_ring *r, const flow *f)
         else
             LT_TRY(wait_a_little(r, &p, in.done < f->in ? f->from : f->to, f->what));
     }
+    r->missing = r->wire->rank;
     return LT_OK;
 }
 

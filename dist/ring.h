@@ -20,19 +20,21 @@ typedef struct lt_ring { /* one member's view */
     const lt_wire *wire;
     const int *rank;     /* of each member, ascending. Borrowed */
     int index, size;     /* this member, and how many there are */
-    double timeout;      /* seconds in which something must move */
+    double timeout;      /* seconds in which something must move, */
+    double grace;        /* and a few more, for who waits for one that waits for others */
     bool spin;           /* there is a core for each thread */
     /* Asked while it waits: LT_OK, or why there is no use in it. rank: whom it waits for. */
     lt_status (*look)(void *ud, int rank, const char *what);
     void *ud;
     char *slots;         /* for chunks under way */
     uint64_t bytes;      /* sent */
+    int missing;         /* after a failure: whose it is, as far as one can tell */
 } lt_ring;
 
 /* Room for the chunks of *ring, whose other fields are set. LT_ENOMEM. */
 lt_status lt__ring_open(lt_ring *ring);
-/* idle: nothing is under way. If not, the wire may still write, and the room stays. */
-void lt__ring_close(lt_ring *ring, bool idle);
+/* Only when nothing is under way: the wire would still write. */
+void lt__ring_close(lt_ring *ring);
 
 /* All members want the same: LT_EDESYNC if the one in front of this one does not. */
 lt_status lt__ring_agree(lt_ring *ring, const lt_wish *wish);

@@ -4,6 +4,7 @@
  * then the data of all may be read and written. In the second each says that it is through, and
  * waits for that of all; then its own data is its own again. In between the ranks share the work:
  * each sums one part of the elements for all, which reads and writes every element once per rank.
+ * What cannot be seen by others is done in pieces that fit on the stage, each in its two phases.
  */
 #include <errno.h>
 #include <linux/futex.h>
@@ -18,34 +19,29 @@
 #include "dist/sum.h"
 #include "dist/team.h"
 
-enum { WHAT_BYTES = 48, WHERE_WORDS = 8, TEXT_BYTES = 1024 };
+enum { WHERE_WORDS = 8, TEXT_BYTES = 1024 };
 enum { SPINS = 4000 };                  /* looks before a wait sleeps, some tens of microseconds */
 enum { SLICE_NS = 100 * 1000 * 1000 };  /* of sleep, between looks for those who cannot ring */
 
-typedef enum kind { NOTHING, SUM, BROADCAST, BARRIER } kind;
-
-typedef struct wish { /* what a rank wants of the others */
-    kind kind;
-    int root;
-    lt_dtype dtype, wire;
-    int64_t count;
-    double scale;
-    uint64_t place;   /* of its data */
-    char what[WHAT_BYTES];
-} wish;
+typedef struct sight { /* what others can see of a rank's data */
+    uint64_t place;
+    bool staged;         /* a copy, of as much as the stage holds */
+} sight;
 
 typedef struct box { /* for what one rank sends to one other */
     _Alignas(64) atomic_uint sent, taken;
     size_t bytes;
-    uint64_t place;
+    sight sight;
 } box;
 
-typedef enum state { HERE, LEFT } state;
+typedef enum state { HERE, QUIET, LEFT } state;
 
 typedef struct seat {
     _Alignas(128) atomic_uint posted, through; /* wishes, since the beginning */
     atomic_int state;
-    wish wish;
+    lt_wish wish;
+    double scale;
+    sight sight;
     _Atomic int64_t step;
     _Atomic uint64_t where[WHERE_WORDS]; /* text: others may read it at any moment */
 } seat;
@@ -55,6 +51,7 @@ typedef enum failing { FINE, WRITING, FAILED } failing;
 struct lt_board {
     _Alignas(128) atomic_uint bell; /* counts changes */
     atomic_uint sleepers;
+    atomic_int speaker;   /* 1 + its seat */
     _Alignas(128) atomic_int failing;
     int size, failed_rank;
     lt_status failed_code;
@@ -90,6 +87,8 @@ static void sleep_until_bell(lt_board *b, unsigned heard)
 
 /* ==== Failure ================================================================================= */
 
+static int name_of(const lt_team *t, int who) { return t->name ? t->name[who] : who; }
+
 void lt__team_fail(lt_team *t, int rank, lt_status code, const char *text)
 {
     lt_board *b = t->board;
@@ -114,8 +113,7 @@ bool lt__team_failure(const lt_team *t, int *rank, lt_status *code, char *text, 
     return true;
 }
 
-/* LT_OK while nobody has failed. */
-static lt_status check(const lt_team *t)
+lt_status lt__team_check(const lt_team *t)
 {
     char text[TEXT_BYTES];
     lt_status code;
@@ -128,9 +126,9 @@ static lt_status check(const lt_team *t)
 }
 
 /* This rank has found out what is wrong: everybody is to know. */
-static lt_status blame(lt_team *t, int rank, lt_status code)
+static lt_status blame(lt_team *t, int who, lt_status code)
 {
-    lt__team_fail(t, rank, code, lt_errmsg());
+    lt__team_fail(t, name_of(t, who), code, lt_errmsg());
     return code;
 }
 
@@ -146,9 +144,9 @@ void lt__team_at(lt_team *t, const char *where, int64_t step)
 }
 
 /* "it was last seen at train.lua:31, step 7", or "". */
-static const char *last_seen(const lt_team *t, int rank, char *text, size_t bytes)
+static const char *last_seen(const lt_team *t, int who, char *text, size_t bytes)
 {
-    seat *s = &t->board->seat[rank];
+    seat *s = &t->board->seat[who];
     uint64_t words[WHERE_WORDS + 1] = {0};
     for (int i = 0; i < WHERE_WORDS; i++)
         words[i] = atomic_load_explicit(&s->where[i], memory_order_relaxed);
@@ -159,10 +157,58 @@ static const char *last_seen(const lt_team *t, int rank, char *text, size_t byte
     return text;
 }
 
-void lt__team_leave(lt_team *t)
+static bool has_left(const lt_team *t, int who)
 {
-    atomic_store(&t->board->seat[t->rank].state, LEFT);
+    return atomic_load(&t->board->seat[who].state) == LEFT;
+}
+
+static bool is_lost(const lt_team *t, int who) { return t->lives && !t->lives(t->ud, who); }
+
+void lt__team_watch(lt_team *t)
+{
+    char seen[160];
+    for (int who = 0; who < t->size; who++)
+        if (is_lost(t, who) && !has_left(t, who)) {
+            lt_fail(LT_EPEER, "rank %d is gone%s", name_of(t, who),
+                    last_seen(t, who, seen, sizeof seen));
+            blame(t, who, LT_EPEER);
+        }
+}
+
+static void enter(lt_team *t, state next)
+{
+    atomic_store(&t->board->seat[t->rank].state, next);
     ring(t->board);
+}
+
+void lt__team_leave(lt_team *t) { enter(t, LEFT); }
+
+static bool is_quiet(const lt_team *t, int who, state least)
+{
+    return atomic_load(&t->board->seat[who].state) >= (int)least || is_lost(t, who);
+}
+
+static bool all_are_quiet(const lt_team *t)
+{
+    for (int who = 0; who < t->size; who++)
+        if (!is_quiet(t, who, QUIET))
+            return false;
+    return true;
+}
+
+bool lt__team_speaks(lt_team *t, double seconds)
+{
+    double deadline = lt__seconds() + seconds;
+    int speaker = 0;
+    bool speaks = atomic_compare_exchange_strong(&t->board->speaker, &speaker, t->rank + 1);
+    enter(t, QUIET);
+    while (lt__seconds() < deadline) {
+        unsigned heard = atomic_load(&t->board->bell);
+        if (speaks ? all_are_quiet(t) : is_quiet(t, speaker - 1, LEFT))
+            break;
+        sleep_until_bell(t->board, heard);
+    }
+    return speaks;
 }
 
 /* ==== Waiting ================================================================================= */
@@ -196,31 +242,31 @@ static int missing(const lt_team *t, const wait *w)
 
 /* Why there is no use in waiting for a rank any longer; LT_OK while there is. Between threads
  * nothing ends the second phase but its end: a rank that reads our data is still at it. */
-static lt_status look_around(lt_team *t, const wait *w, int rank, double deadline)
+static lt_status look_around(lt_team *t, const wait *w, int who, double deadline)
 {
     char seen[160];
     if (w->through && !t->lives)
         return LT_OK;
-    LT_TRY(check(t));
-    bool left = atomic_load(&t->board->seat[rank].state) == LEFT && !has_come(t, w, rank);
-    bool lost = t->lives && !t->lives(t->ud, rank) && !has_come(t, w, rank);
+    LT_TRY(lt__team_check(t));
+    bool left = has_left(t, who) && !has_come(t, w, who);
+    bool lost = is_lost(t, who) && !has_come(t, w, who);
+    int rank = name_of(t, who), own = name_of(t, t->rank);
     if (!left && !lost && lt__seconds() < deadline)
         return LT_OK;
     if (left)
-        lt_fail(LT_EPEER, "rank %d has left, but rank %d waits for it in %s", rank, t->rank,
-                w->what);
+        lt_fail(LT_EPEER, "rank %d has left, but rank %d waits for it in %s", rank, own, w->what);
     else if (lost)
-        lt_fail(LT_EPEER, "rank %d is gone, while rank %d waits for it in %s%s", rank, t->rank,
-                w->what, last_seen(t, rank, seen, sizeof seen));
+        lt_fail(LT_EPEER, "rank %d is gone, while rank %d waits for it in %s%s", rank, own,
+                w->what, last_seen(t, who, seen, sizeof seen));
     else
         lt_fail(LT_EPEER, "rank %d did not come to %s within %g s%s", rank, w->what, t->timeout,
-                last_seen(t, rank, seen, sizeof seen));
-    return blame(t, rank, LT_EPEER);
+                last_seen(t, who, seen, sizeof seen));
+    return blame(t, who, LT_EPEER);
 }
 
 static lt_status wait_for(lt_team *t, const wait *w)
 {
-    double deadline = lt__seconds() + t->timeout;
+    double deadline = lt__seconds() + t->timeout + t->grace;
     int spins = t->spin ? SPINS : 0, rank;
     for (;;) {
         unsigned heard = atomic_load(&t->board->bell);
@@ -235,40 +281,14 @@ static lt_status wait_for(lt_team *t, const wait *w)
 
 /* ==== Wishes ================================================================================== */
 
-static const char *describe(const wish *w, char *text, size_t bytes)
-{
-    char wire[32] = "";
-    if (w->kind == SUM && w->wire != w->dtype)
-        snprintf(wire, sizeof wire, " as %s", lt_dtype_name(w->wire));
-    if (w->kind == SUM)
-        snprintf(text, bytes, "the sum of %s (%lld %s%s)", w->what, (long long)w->count,
-                 lt_dtype_name(w->dtype), wire);
-    else if (w->kind == BROADCAST)
-        snprintf(text, bytes, "a broadcast of %s (%lld bytes from rank %d)", w->what,
-                 (long long)w->count, w->root);
-    else
-        snprintf(text, bytes, "a barrier, %s", w->what);
-    return text;
-}
-
-static bool agree(const wish *a, const wish *b)
-{
-    return a->kind == b->kind && a->root == b->root && a->dtype == b->dtype &&
-           a->wire == b->wire && a->count == b->count && strcmp(a->what, b->what) == 0;
-}
-
 /* All ranks find the same two that differ. */
 static lt_status compare(lt_team *t)
 {
-    char first[160], other[160];
-    const wish *w = &t->board->seat[0].wish;
+    const lt_wish *w = &t->board->seat[0].wish;
     for (int rank = 1; rank < t->size; rank++) {
-        const wish *v = &t->board->seat[rank].wish;
-        if (agree(w, v))
-            continue;
-        lt_fail(LT_EDESYNC, "the ranks disagree: rank 0 wants %s, rank %d %s",
-                describe(w, first, sizeof first), rank, describe(v, other, sizeof other));
-        return blame(t, rank, LT_EDESYNC);
+        const lt_wish *v = &t->board->seat[rank].wish;
+        if (!lt__wishes_agree(w, v))
+            return blame(t, rank, lt__wishes_differ(w, name_of(t, 0), v, name_of(t, rank)));
     }
     return LT_OK;
 }
@@ -281,12 +301,13 @@ static void pass(lt_team *t)
 }
 
 /* Posts a wish; then waits for those of all, which must be equal. */
-static lt_status meet(lt_team *t, const wish *mine, const char *what)
+static lt_status meet(lt_team *t, const lt_wish *mine, double scale, sight shown)
 {
     seat *s = &t->board->seat[t->rank];
-    LT_TRY(check(t));
+    LT_TRY(lt__team_check(t));
     s->wish = *mine;
-    snprintf(s->wish.what, sizeof s->wish.what, "%s", what);
+    s->scale = scale;
+    s->sight = shown;
     atomic_store(&s->posted, ++t->wishes);
     ring(t->board);
     wait w = {.what = s->wish.what, .number = t->wishes};
@@ -305,12 +326,37 @@ static lt_status part(lt_team *t)
     pass(t);
     wait w = {.what = t->board->seat[t->rank].wish.what, .number = t->wishes, .through = true};
     LT_TRY(wait_for(t, &w));
-    return check(t);
+    return lt__team_check(t);
 }
 
-static void *data_of(const lt_team *t, int rank, uint64_t place)
+/* ==== What others can see ===================================================================== */
+
+static sight show(lt_team *t, const void *data, size_t bytes)
 {
-    return t->find ? t->find(t->ud, rank, place) : (void *)(uintptr_t)place;
+    uint64_t place = t->place ? t->place(t->ud, data) : (uintptr_t)data;
+    if (place != 0 || bytes == 0)
+        return (sight){place, false};
+    memcpy(t->stage, data, bytes < t->stage_bytes ? bytes : t->stage_bytes);
+    return (sight){t->place(t->ud, t->stage), true};
+}
+
+static void *look_at(const lt_team *t, int who, const sight *s)
+{
+    return t->find ? t->find(t->ud, who, s->place) : (void *)(uintptr_t)s->place;
+}
+
+/* How much of so many bytes is to be seen at once. */
+static size_t in_sight(const lt_team *t, const sight *s, size_t bytes)
+{
+    return s->staged && bytes > t->stage_bytes ? t->stage_bytes : bytes;
+}
+
+/* This rank cannot do its part. */
+static lt_status give_up(lt_team *t)
+{
+    lt_status status = blame(t, t->rank, lt_errcode());
+    pass(t);
+    return status;
 }
 
 /* ==== Collectives ============================================================================= */
@@ -323,40 +369,89 @@ static int64_t part_begin(const lt_team *t, int rank, int64_t count, lt_dtype dt
     return at < count ? at : count;
 }
 
-lt_status lt__team_allreduce(lt_team *t, const lt_sum *sum)
+/* The shares of all in what is to be seen of the next *bytes, which may become fewer. */
+static lt_status find_shares(const lt_team *t, void *own, lt_share *share, size_t *bytes)
+{
+    for (int who = 0; who < t->size; who++) {
+        const seat *s = &t->board->seat[who];
+        void *data = who == t->rank ? own : look_at(t, who, &s->sight);
+        if (!data && *bytes > 0)
+            return lt_errcode();
+        share[who] = (lt_share){data, s->scale};
+        *bytes = in_sight(t, &s->sight, *bytes);
+    }
+    return LT_OK;
+}
+
+/* The sum of what is to be seen of the next *bytes, which become so many. */
+static lt_status sum_some(lt_team *t, const lt_sum *sum, const lt_wish *wish, char *data,
+                          size_t *bytes)
 {
     lt_share share[LT_MOST_SHARES];
-    wish mine = {.kind = SUM, .dtype = sum->dtype, .wire = sum->wire, .count = sum->count,
-                 .scale = sum->scale, .place = (uintptr_t)sum->data};
-    LT_TRY(meet(t, &mine, sum->what));
-    for (int rank = 0; rank < t->size; rank++) {
-        const wish *w = &t->board->seat[rank].wish;
-        share[rank] = (lt_share){data_of(t, rank, w->place), w->scale};
-    }
-    int64_t first = part_begin(t, t->rank, sum->count, sum->dtype);
-    int64_t end = part_begin(t, t->rank + 1, sum->count, sum->dtype);
+    sight shown = show(t, data, *bytes);
+    LT_TRY(meet(t, wish, sum->scale, shown));
+    if (find_shares(t, shown.staged ? t->stage : data, share, bytes) != LT_OK)
+        return give_up(t);
+    int64_t count = (int64_t)(*bytes / lt_dtype_bytes(sum->dtype));
+    int64_t first = part_begin(t, t->rank, count, sum->dtype);
+    int64_t end = part_begin(t, t->rank + 1, count, sum->dtype);
     lt__sum_shares(share, t->size, sum->dtype, sum->wire, first, end - first);
-    t->bytes += 2 * (uint64_t)sum->count * lt_dtype_bytes(sum->wire) * (uint64_t)(t->size - 1) /
+    t->bytes += 2 * (uint64_t)count * lt_dtype_bytes(sum->wire) * (uint64_t)(t->size - 1) /
                 (uint64_t)t->size;
+    LT_TRY(part(t));
+    if (shown.staged)
+        memcpy(data, t->stage, *bytes);
+    return LT_OK;
+}
+
+lt_status lt__team_allreduce(lt_team *t, const lt_sum *sum)
+{
+    lt_wish wish = lt__wish_of_sum(sum);
+    size_t all = (size_t)sum->count * lt_dtype_bytes(sum->dtype), done = 0, bytes;
+    do {
+        bytes = all - done;
+        LT_TRY(sum_some(t, sum, &wish, (char *)sum->data + done, &bytes));
+        done += bytes;
+    } while (done < all);
+    return LT_OK;
+}
+
+/* Of the next *bytes as many as are to be seen. */
+static lt_status broadcast_some(lt_team *t, const lt_wish *wish, char *data, size_t *bytes,
+                                int root)
+{
+    const sight *from = &t->board->seat[root].sight;
+    sight shown = {0};
+    if (t->rank == root)
+        shown = show(t, data, *bytes);
+    LT_TRY(meet(t, wish, 1, shown));
+    *bytes = in_sight(t, from, *bytes);
+    if (t->rank != root && *bytes > 0) {
+        const void *seen = look_at(t, root, from);
+        if (!seen)
+            return give_up(t);
+        memcpy(data, seen, *bytes);
+        t->bytes += *bytes;
+    }
     return part(t);
 }
 
 lt_status lt__team_broadcast(lt_team *t, const char *what, void *data, size_t bytes, int root)
 {
-    wish mine = {.kind = BROADCAST, .root = root, .count = (int64_t)bytes,
-                 .place = (uintptr_t)data};
-    LT_TRY(meet(t, &mine, what));
-    if (t->rank != root && bytes > 0) {
-        memcpy(data, data_of(t, root, t->board->seat[root].wish.place), bytes);
-        t->bytes += bytes;
-    }
-    return part(t);
+    lt_wish wish = lt__wish(LT_BROADCAST, what, (int64_t)bytes);
+    wish.root = name_of(t, root);
+    size_t done = 0, some;
+    do {
+        some = bytes - done;
+        LT_TRY(broadcast_some(t, &wish, (char *)data + done, &some, root));
+        done += some;
+    } while (done < bytes);
+    return LT_OK;
 }
 
-lt_status lt__team_barrier(lt_team *t, const char *what)
+lt_status lt__team_agree(lt_team *t, const lt_wish *wish)
 {
-    wish mine = {.kind = BARRIER};
-    LT_TRY(meet(t, &mine, what));
+    LT_TRY(meet(t, wish, 1, (sight){0}));
     return part(t);
 }
 
@@ -367,37 +462,66 @@ static box *box_of(const lt_team *t, int from, int to)
     return (box *)&t->board->seat[t->size] + from * t->size + to;
 }
 
-/* The other takes the bytes from where they lie. */
-lt_status lt__team_send(lt_team *t, int to, const void *data, size_t bytes)
+/* The other takes the bytes from where they lie, as many of them as it sees. */
+static lt_status send_some(lt_team *t, int to, const char *data, size_t all, size_t *bytes)
 {
-    char what[WHAT_BYTES];
+    char what[LT_WHAT_BYTES];
     box *b = box_of(t, t->rank, to);
     unsigned number = atomic_load(&b->sent) + 1;
-    b->bytes = bytes;
-    b->place = (uintptr_t)data;
+    b->bytes = all;
+    b->sight = show(t, data, *bytes);
+    *bytes = in_sight(t, &b->sight, *bytes);
     atomic_store(&b->sent, number);
     ring(t->board);
-    t->bytes += bytes;
-    snprintf(what, sizeof what, "a receive from rank %d", t->rank);
+    t->bytes += *bytes;
+    snprintf(what, sizeof what, "a receive from rank %d", name_of(t, t->rank));
     wait w = {.what = what, .number = number, .counter = &b->taken, .rank = to};
     return wait_for(t, &w);
 }
 
-lt_status lt__team_receive(lt_team *t, int from, void *data, size_t bytes)
+lt_status lt__team_send(lt_team *t, int to, const void *data, size_t bytes)
 {
-    char what[WHAT_BYTES];
+    size_t done = 0, some;
+    do {
+        some = bytes - done;
+        LT_TRY(send_some(t, to, (const char *)data + done, bytes, &some));
+        done += some;
+    } while (done < bytes);
+    return LT_OK;
+}
+
+static lt_status receive_some(lt_team *t, int from, char *data, size_t all, size_t *bytes)
+{
+    char what[LT_WHAT_BYTES];
     box *b = box_of(t, from, t->rank);
     unsigned number = atomic_load(&b->taken) + 1;
-    snprintf(what, sizeof what, "a send to rank %d", t->rank);
+    snprintf(what, sizeof what, "a send to rank %d", name_of(t, t->rank));
     wait w = {.what = what, .number = number, .counter = &b->sent, .rank = from};
     LT_TRY(wait_for(t, &w));
-    if (b->bytes != bytes) {
-        lt_fail(LT_EDESYNC, "the ranks disagree: rank %d sends %zu bytes, rank %d wants %zu", from,
-                b->bytes, t->rank, bytes);
+    if (b->bytes != all) {
+        lt_fail(LT_EDESYNC, "the ranks disagree: rank %d sends %zu bytes, rank %d wants %zu",
+                name_of(t, from), b->bytes, name_of(t, t->rank), all);
         return blame(t, t->rank, LT_EDESYNC);
     }
-    memcpy(data, data_of(t, from, b->place), bytes);
+    *bytes = in_sight(t, &b->sight, *bytes);
+    if (*bytes > 0) {
+        const void *seen = look_at(t, from, &b->sight);
+        if (!seen)
+            return blame(t, t->rank, lt_errcode());
+        memcpy(data, seen, *bytes);
+    }
     atomic_store(&b->taken, number);
     ring(t->board);
+    return LT_OK;
+}
+
+lt_status lt__team_receive(lt_team *t, int from, void *data, size_t bytes)
+{
+    size_t done = 0, some;
+    do {
+        some = bytes - done;
+        LT_TRY(receive_some(t, from, (char *)data + done, bytes, &some));
+        done += some;
+    } while (done < bytes);
     return LT_OK;
 }

@@ -10,7 +10,7 @@
 #ifndef LT_DIST_TEAM_H
 #define LT_DIST_TEAM_H
 
-#include "dist/dist.h"
+#include "dist/wish.h"
 
 typedef struct lt_board lt_board;
 
@@ -21,28 +21,43 @@ void lt__board_init(lt_board *board, int size);
 
 typedef struct lt_team {  /* one rank's view */
     lt_board *board;
-    int rank, size;
+    int rank, size;       /* its seat, and how many there are */
+    const int *name;      /* of the rank in each seat, for messages; NULL: the seat's own */
     double timeout;       /* seconds */
+    double grace;         /* and a few more, for those who wait for one that waits for others */
     bool spin;            /* there is a core for each thread */
     uint32_t wishes;      /* collectives so far */
     uint64_t bytes;       /* that others have had of this rank, and it of them */
-    /* Where rank's data is that it has called `place`; NULL: place is the address itself, for
-     * threads. */
-    void *(*find)(void *ud, int rank, uint64_t place);
-    bool (*lives)(void *ud, int rank); /* NULL for threads, which live as long as we do */
+    /* For processes, which see of each other what lies in shared memory: what lies elsewhere goes
+     * over the stage, a piece of it, a part at a time. Threads see everything by its address and
+     * live as long as we do: for them this is NULL. */
+    uint64_t (*place)(void *ud, const void *data);     /* what others find it by; 0: not at all */
+    void *(*find)(void *ud, int seat, uint64_t place); /* NULL with LT_ENOMEM */
+    bool (*lives)(void *ud, int seat);
     void *ud;
+    char *stage;
+    size_t stage_bytes;   /* a multiple of 64 */
 } lt_team;
 
 lt_status lt__team_allreduce(lt_team *team, const lt_sum *sum);
+/* From the rank in seat `root`. */
 lt_status lt__team_broadcast(lt_team *team, const char *what, void *data, size_t bytes, int root);
-lt_status lt__team_barrier(lt_team *team, const char *what);
+/* All are there, and want the same. */
+lt_status lt__team_agree(lt_team *team, const lt_wish *wish);
 lt_status lt__team_send(lt_team *team, int to, const void *data, size_t bytes);
 lt_status lt__team_receive(lt_team *team, int from, void *data, size_t bytes);
 
-/* The first failure of the job: set unless there is one already. */
+/* The first failure of the job: set unless there is one already. rank: its name. */
 void lt__team_fail(lt_team *team, int rank, lt_status code, const char *text);
 bool lt__team_failure(const lt_team *team, int *rank, lt_status *code, char *text, size_t bytes);
+/* LT_OK while nobody has failed; else what those who have not are to say of it. */
+lt_status lt__team_check(const lt_team *team);
+/* One that has died is a failure, though nobody waits for it. */
+void lt__team_watch(lt_team *team);
 void lt__team_at(lt_team *team, const char *where, int64_t step);
+/* After a failure: whether this rank is the one to tell the user. It is not before the others have
+ * no more to say, they are not before it has left; or so many seconds are over. */
+bool lt__team_speaks(lt_team *team, double seconds);
 /* Nobody is to wait for this rank any more. */
 void lt__team_leave(lt_team *team);
 

@@ -52,7 +52,7 @@ static void on_members(int n, one *members, lt_status (*body)(one *m), void *ud,
     for (int i = 0; i < n; i++)
         pthread_join(members[i].thread, NULL);
     for (int i = 0; i < n; i++) {
-        lt__ring_close(&members[i].ring, true);
+        lt__ring_close(&members[i].ring);
         members[i].wire.close(members[i].wire.self);
     }
     fake_hub_free(hub);

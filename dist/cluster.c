@@ -1,0 +1,562 @@
+/* cluster.c - the transport of ranks that are processes. Those of a node are a team around a board
+ * in shared memory; the first ranks of all nodes are a ring. A collective is done within each node,
+ * then between the nodes, then handed on within each node.
+ *
+ * Processes that cannot map each other's memory, though they are on one machine, are nodes of their
+ * own. A failure is on the board of each node: its first rank tells the others of it, in its last
+ * word, which each of them sends to each other once: that it has left, or what failed.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/tensor.h"
+#include "dist/group.h"
+#include "dist/ring.h"
+#include "dist/sum.h"
+#include "dist/team.h"
+#include "dist/window.h"
+
+enum { STAGE_BYTES = 1 << 20 };
+enum { LATER = 3 };             /* seconds more for those who wait for one that waits for others */
+enum { LAST_SECONDS = 1 };      /* for the last words after a failure */
+static const double LATE_SECONDS = 0.3; /* what was sent before a last word may come after it */
+
+typedef struct word { /* travels as it is; status LT_OK: the node has left */
+    lt_status status;
+    int rank;
+    char text[1024];
+} word;
+
+typedef struct peer { /* of the first rank of a node: that of another one */
+    lt_request said, heard;
+    word word;                  /* of the peer */
+    bool has_said, has_heard;   /* this one's word has gone, the peer's has come, */
+    double when;                /* at this time */
+} peer;
+
+typedef struct cluster {
+    lt_wire wire;
+    lt_windows *windows;
+    lt_team team;
+    lt_ring ring;
+    char *front, *own_front;    /* a mark, and the board behind it; if this rank has made it */
+    int *name;                  /* of the rank in each seat */
+    int *first;                 /* of each rank: the first rank of its node */
+    int *nodes, n_nodes;        /* the first rank of each node; */
+    int node;                   /* this one's place among them */
+    int *pid, *pidfd;           /* of each seat; -1: there are no pidfds here */
+    int cpus;
+    peer *peers;                /* by node; NULL for a rank that is not the first */
+    word word;                  /* the last one of this node, */
+    bool said;                  /* which is on its way */
+} cluster;
+
+/* ==== News ==================================================================================== */
+
+static bool is_first(const cluster *c) { return c->team.rank == 0; }
+
+/* Sends the last word: that of a failure, or that this node has left. */
+static void say(cluster *c)
+{
+    if (!c->peers || c->said)
+        return;
+    c->said = true;
+    lt__team_failure(&c->team, &c->word.rank, &c->word.status, c->word.text, sizeof c->word.text);
+    for (int n = 0; n < c->n_nodes; n++)
+        if (n != c->node && c->wire.send(c->wire.self, c->nodes[n], LT_WIRE_NEWS, &c->word,
+                                         sizeof c->word, &c->peers[n].said) != 0)
+            c->peers[n].has_said = true; /* there is nobody to hear it */
+}
+
+/* What has come of the others' last words. A failure becomes that of this node, too. */
+static void hear(cluster *c)
+{
+    for (int n = 0; c->peers && n < c->n_nodes; n++) {
+        peer *p = &c->peers[n];
+        if (n == c->node)
+            continue;
+        if (c->said && !p->has_said)
+            p->has_said = c->wire.test(c->wire.self, &p->said) != 0;
+        if (p->has_heard || c->wire.test(c->wire.self, &p->heard) != 1)
+            continue;
+        p->has_heard = true;
+        p->when = lt__seconds();
+        if (p->word.status != LT_OK)
+            lt__team_fail(&c->team, p->word.rank, p->word.status, p->word.text);
+    }
+}
+
+static int node_of(const cluster *c, int rank)
+{
+    int n = 0;
+    while (c->nodes[n] != c->first[rank])
+        n++;
+    return n;
+}
+
+/* The ring asks while it waits for a rank of another node. */
+static lt_status look(void *ud, int rank, const char *what)
+{
+    cluster *c = ud;
+    if (c->team.board) { /* not at the very beginning */
+        hear(c);
+        lt__team_watch(&c->team);
+        LT_TRY(lt__team_check(&c->team));
+    }
+    if (!c->peers)
+        return LT_OK;
+    const peer *p = &c->peers[node_of(c, rank)];
+    if (p->has_heard && lt__seconds() > p->when + LATE_SECONDS)
+        return lt_fail(LT_EPEER, "rank %d has left, but rank %d waits for it in %s", rank,
+                       c->wire.rank, what);
+    return LT_OK;
+}
+
+/* How something between nodes has ended: a failure is everybody's. */
+static lt_status share(cluster *c, lt_status status)
+{
+    if (status != LT_OK) {
+        lt__team_fail(&c->team, c->ring.missing, status, lt_errmsg());
+        say(c);
+    }
+    return status;
+}
+
+/* How something within the node has ended. */
+static lt_status told(cluster *c, lt_status status)
+{
+    if (status != LT_OK)
+        say(c);
+    return status;
+}
+
+/* ==== Collectives ============================================================================= */
+
+/* Between the first ranks: all want the same. */
+static lt_status agree(cluster *c, const lt_wish *wish)
+{
+    c->ring.grace = LATER;
+    return lt__ring_agree(&c->ring, wish);
+}
+
+static lt_status sum_between(cluster *c, const lt_sum *sum)
+{
+    lt_wish wish = lt__wish_of_sum(sum);
+    LT_TRY(agree(c, &wish));
+    return lt__ring_allreduce(&c->ring, sum);
+}
+
+static lt_status allreduce(void *self, const lt_sum *sum)
+{
+    cluster *c = self;
+    c->team.grace = 0;
+    LT_TRY(told(c, lt__team_allreduce(&c->team, sum)));
+    if (c->n_nodes == 1)
+        return LT_OK;
+    if (is_first(c))
+        LT_TRY(share(c, sum_between(c, sum)));
+    c->team.grace = 2 * LATER;
+    return told(c, lt__team_broadcast(&c->team, sum->what, sum->data,
+                                      (size_t)sum->count * lt_dtype_bytes(sum->dtype), 0));
+}
+
+static lt_status broadcast_between(cluster *c, const lt_wish *wish, void *data)
+{
+    LT_TRY(agree(c, wish));
+    return lt__ring_broadcast(&c->ring, wish->what, data, (size_t)wish->count,
+                              node_of(c, wish->root));
+}
+
+static int seat_of(const cluster *c, int rank)
+{
+    int seat = 0;
+    while (seat < c->team.size && c->name[seat] != rank)
+        seat++;
+    return seat;
+}
+
+/* Within the node of the root first; in the others last. */
+static lt_status broadcast(void *self, const char *what, void *data, size_t bytes, int root)
+{
+    cluster *c = self;
+    bool is_here = c->first[root] == c->first[c->wire.rank];
+    lt_wish wish = lt__wish(LT_BROADCAST, what, (int64_t)bytes);
+    wish.root = root;
+    c->team.grace = 0;
+    LT_TRY(told(c, is_here ? lt__team_broadcast(&c->team, what, data, bytes, seat_of(c, root))
+                           : lt__team_agree(&c->team, &wish)));
+    if (is_first(c) && c->n_nodes > 1)
+        LT_TRY(share(c, broadcast_between(c, &wish, data)));
+    c->team.grace = 2 * LATER;
+    return is_here ? LT_OK : told(c, lt__team_broadcast(&c->team, what, data, bytes, 0));
+}
+
+static lt_status barrier_between(cluster *c, const lt_wish *wish)
+{
+    int64_t nothing = 0;
+    lt_sum sum = {wish->what, &nothing, 1, LT_I64, LT_I64, 1};
+    LT_TRY(agree(c, wish));
+    return lt__ring_allreduce(&c->ring, &sum);
+}
+
+static lt_status barrier(void *self, const char *what)
+{
+    cluster *c = self;
+    lt_wish wish = lt__wish(LT_BARRIER, what, 0);
+    c->team.grace = 0;
+    LT_TRY(told(c, lt__team_agree(&c->team, &wish)));
+    if (c->n_nodes == 1)
+        return LT_OK;
+    if (is_first(c))
+        LT_TRY(share(c, barrier_between(c, &wish)));
+    c->team.grace = 2 * LATER;
+    return told(c, lt__team_agree(&c->team, &wish));
+}
+
+static lt_status send(void *self, int to, const void *data, size_t bytes)
+{
+    cluster *c = self;
+    int seat = seat_of(c, to);
+    if (seat < c->team.size)
+        return told(c, lt__team_send(&c->team, seat, data, bytes));
+    return share(c, lt__ring_send(&c->ring, to, data, bytes));
+}
+
+static lt_status receive(void *self, int from, void *data, size_t bytes)
+{
+    cluster *c = self;
+    int seat = seat_of(c, from);
+    if (seat < c->team.size)
+        return told(c, lt__team_receive(&c->team, seat, data, bytes));
+    return share(c, lt__ring_receive(&c->ring, from, data, bytes));
+}
+
+/* ==== The rest of a transport ================================================================= */
+
+static uint64_t bytes_so_far(const void *self)
+{
+    const cluster *c = self;
+    return c->team.bytes + c->ring.bytes;
+}
+
+static void fail(void *self, lt_status code, const char *text)
+{
+    cluster *c = self;
+    lt__team_fail(&c->team, c->wire.rank, code, text);
+}
+
+static bool failure(const void *self, int *rank, lt_status *code, char *text, size_t bytes)
+{
+    cluster *c = (cluster *)self; /* to look whether the others live changes nothing of it */
+    lt__team_watch(&c->team);
+    return lt__team_failure(&c->team, rank, code, text, bytes);
+}
+
+static void at(void *self, const char *where, int64_t step)
+{
+    lt__team_at(&((cluster *)self)->team, where, step);
+}
+
+static bool speaks(void *self, double seconds)
+{
+    return lt__team_speaks(&((cluster *)self)->team, seconds);
+}
+
+static void set_spin(void *self, bool spin)
+{
+    cluster *c = self;
+    c->team.spin = c->ring.spin = spin;
+}
+
+static int cpus(const void *self) { return ((const cluster *)self)->cpus; }
+
+/* ==== The end ================================================================================= */
+
+static bool is_failing(const cluster *c)
+{
+    word w;
+    return lt__team_failure(&c->team, &w.rank, &w.status, w.text, sizeof w.text);
+}
+
+/* Until this node's last word has gone and, unless something has failed, those of others have come.
+ * Whether that is so. */
+static bool part_from_peers(cluster *c)
+{
+    double begin = lt__seconds();
+    bool open = c->peers != NULL;
+    say(c);
+    while (open) {
+        hear(c);
+        bool failing = is_failing(c);
+        open = false;
+        for (int n = 0; n < c->n_nodes; n++)
+            open |= n != c->node && (!c->peers[n].has_said || (!failing && !c->peers[n].has_heard));
+        if (lt__seconds() - begin > (failing ? LAST_SECONDS : c->team.timeout))
+            return false;
+        if (open)
+            nanosleep(&(struct timespec){.tv_nsec = 200 * 1000}, NULL);
+    }
+    return true;
+}
+
+static void free_cluster(cluster *c)
+{
+    for (int seat = 0; c->pidfd && seat < c->team.size; seat++)
+        if (c->pidfd[seat] >= 0)
+            close(c->pidfd[seat]);
+    lt__ring_close(&c->ring);
+    if (c->team.stage)
+        lt__window_free(c->windows, c->team.stage);
+    if (c->own_front)
+        lt__window_free(c->windows, c->own_front);
+    lt__windows_free(c->windows);
+    free(c->name);
+    free(c->first);
+    free(c->nodes);
+    free(c->pid);
+    free(c->pidfd);
+    free(c->peers);
+    free(c);
+}
+
+/* After a failure requests may be open that point into all this, so it stays; and so does the wire,
+ * for whose end all would have to come. */
+static void leave(void *self)
+{
+    cluster *c = self;
+    bool failed = is_failing(c);
+    lt__team_leave(&c->team);
+    if (!part_from_peers(c) || failed || is_failing(c))
+        return;
+    c->wire.close(c->wire.self);
+    free_cluster(c);
+}
+
+static const lt_transport transport = {
+    .name = "cluster", .allreduce = allreduce, .broadcast = broadcast, .barrier = barrier,
+    .send = send, .receive = receive, .bytes = bytes_so_far, .fail = fail, .failure = failure,
+    .at = at, .speaks = speaks, .set_spin = set_spin, .cpus = cpus, .close = leave,
+};
+
+/* ==== The beginning =========================================================================== */
+
+enum { MARK_BYTES = 128 }; /* keeps the board aligned */
+
+/* A board for so many ranks, in a window of this process. */
+static lt_status make_front(cluster *c, int n)
+{
+    uint64_t mark = (uint64_t)getpid() << 32 ^ (uint64_t)(1e6 * lt__seconds());
+    c->own_front = lt__window_new(c->windows, MARK_BYTES + lt__board_bytes(n));
+    if (!c->own_front)
+        return LT_ENOMEM;
+    c->front = c->own_front;
+    memcpy(c->front, &mark, sizeof mark);
+    lt__board_init((lt_board *)(c->front + MARK_BYTES), n);
+    return LT_OK;
+}
+
+typedef struct offer { /* of the first rank on a machine to the others there */
+    uint64_t place, mark;
+    int pid;
+} offer;
+
+/* The process ids of all on this machine, if all can map the first one's board; else zeros. */
+static lt_status offer_board(cluster *c)
+{
+    const lt_wire *w = &c->wire;
+    size_t bytes = (size_t)w->n_node * sizeof *c->pid;
+    offer mine = {.pid = getpid()};
+    LT_TRY(make_front(c, w->n_node));
+    mine.place = lt__window_place(c->windows, c->front);
+    memcpy(&mine.mark, c->front, sizeof mine.mark);
+    bool together = true;
+    for (int i = 1; i < w->n_node; i++)
+        LT_TRY(lt__ring_send(&c->ring, w->node[i], &mine, sizeof mine));
+    for (int i = 1; i < w->n_node; i++) {
+        LT_TRY(lt__ring_receive(&c->ring, w->node[i], &c->pid[i], sizeof *c->pid));
+        together &= c->pid[i] != 0;
+    }
+    c->pid[0] = mine.pid;
+    if (!together)
+        memset(c->pid, 0, bytes);
+    for (int i = 1; i < w->n_node; i++)
+        LT_TRY(lt__ring_send(&c->ring, w->node[i], c->pid, bytes));
+    return LT_OK;
+}
+
+static lt_status accept_board(cluster *c)
+{
+    const lt_wire *w = &c->wire;
+    offer o;
+    LT_TRY(lt__ring_receive(&c->ring, w->node[0], &o, sizeof o));
+    c->front = lt__window_find(c->windows, o.pid, o.place);
+    bool good = c->front && memcmp(c->front, &o.mark, sizeof o.mark) == 0;
+    int pid = good ? getpid() : 0;
+    LT_TRY(lt__ring_send(&c->ring, w->node[0], &pid, sizeof pid));
+    return lt__ring_receive(&c->ring, w->node[0], c->pid, (size_t)w->n_node * sizeof *c->pid);
+}
+
+static uint64_t place(void *ud, const void *data)
+{
+    return lt__window_place(((cluster *)ud)->windows, data);
+}
+
+static void *find(void *ud, int seat, uint64_t name)
+{
+    cluster *c = ud;
+    return lt__window_find(c->windows, c->pid[seat], name);
+}
+
+static bool lives(void *ud, int seat)
+{
+    const cluster *c = ud;
+    struct pollfd fd = {.fd = c->pidfd[seat], .events = POLLIN};
+    if (fd.fd >= 0)
+        return poll(&fd, 1, 0) == 0;
+    return kill(c->pid[seat], 0) == 0 || errno != ESRCH;
+}
+
+static lt_status enter_team(cluster *c, int size, const lt_group_config *config)
+{
+    c->team = (lt_team){.board = (lt_board *)(c->front + MARK_BYTES), .size = size,
+                        .name = c->name, .timeout = c->ring.timeout, .spin = config->spin};
+    while (c->name[c->team.rank] != c->wire.rank)
+        c->team.rank++;
+    if (size == 1) /* nobody else looks at its data */
+        return LT_OK;
+    c->team.place = place;
+    c->team.find = find;
+    c->team.lives = lives;
+    c->team.ud = c;
+    c->team.stage_bytes = STAGE_BYTES;
+    c->team.stage = lt__window_new(c->windows, STAGE_BYTES);
+    for (int seat = 0; seat < size; seat++)
+        c->pidfd[seat] = (int)syscall(SYS_pidfd_open, c->pid[seat], 0);
+    return c->team.stage ? LT_OK : LT_ENOMEM;
+}
+
+/* Those on this machine become a node, if they can map each other's memory. */
+static lt_status find_node(cluster *c, const lt_group_config *config)
+{
+    const lt_wire *w = &c->wire;
+    LT_TRY(w->node[0] == w->rank ? offer_board(c) : accept_board(c));
+    if (c->pid[0] != 0) {
+        memcpy(c->name, w->node, (size_t)w->n_node * sizeof *c->name);
+        return enter_team(c, w->n_node, config);
+    }
+    if (!c->own_front)
+        LT_TRY(make_front(c, 1));
+    c->name[0] = w->rank;
+    return enter_team(c, 1, config);
+}
+
+/* Who is first on which node: rank 0 asks all and tells all. */
+static lt_status find_nodes(cluster *c)
+{
+    int rank = c->wire.rank, size = c->wire.size;
+    size_t bytes = (size_t)size * sizeof *c->first;
+    c->first[rank] = c->name[0];
+    for (int r = 1; r < size && rank == 0; r++)
+        LT_TRY(lt__ring_receive(&c->ring, r, &c->first[r], sizeof *c->first));
+    for (int r = 1; r < size && rank == 0; r++)
+        LT_TRY(lt__ring_send(&c->ring, r, c->first, bytes));
+    if (rank > 0) {
+        LT_TRY(lt__ring_send(&c->ring, 0, &c->first[rank], sizeof *c->first));
+        LT_TRY(lt__ring_receive(&c->ring, 0, c->first, bytes));
+    }
+    for (int r = 0; r < size; r++)
+        if (c->first[r] == r)
+            c->nodes[c->n_nodes++] = r;
+    c->node = node_of(c, rank);
+    c->ring.rank = c->nodes;
+    c->ring.size = c->n_nodes;
+    c->ring.index = c->node;
+    return LT_OK;
+}
+
+static lt_status meet_peers(cluster *c)
+{
+    if (!is_first(c) || c->n_nodes == 1)
+        return LT_OK;
+    c->peers = calloc((size_t)c->n_nodes, sizeof *c->peers);
+    if (!c->peers)
+        return lt_fail(LT_ENOMEM, "out of memory for %d nodes", c->n_nodes);
+    for (int n = 0; n < c->n_nodes; n++)
+        if (n != c->node && c->wire.receive(c->wire.self, c->nodes[n], LT_WIRE_NEWS,
+                                            &c->peers[n].word, sizeof(word),
+                                            &c->peers[n].heard) != 0)
+            return lt_fail(LT_EPEER, "rank %d is gone", c->nodes[n]);
+    return LT_OK;
+}
+
+/* A CPU that n ranks may use is the n-th part of one to each of them. */
+static lt_status count_cpus(cluster *c)
+{
+    int64_t users[CPU_SETSIZE] = {0};
+    lt_sum sum = {"the CPUs", users, CPU_SETSIZE, LT_I64, LT_I64, 1};
+    cpu_set_t mine;
+    double all = 0;
+    if (sched_getaffinity(0, sizeof mine, &mine) != 0)
+        CPU_ZERO(&mine);
+    for (int i = 0; i < CPU_SETSIZE; i++)
+        users[i] = CPU_ISSET(i, &mine) != 0;
+    LT_TRY(lt__team_allreduce(&c->team, &sum));
+    for (int i = 0; i < CPU_SETSIZE; i++)
+        all += CPU_ISSET(i, &mine) ? 1.0 / (double)users[i] : 0;
+    c->cpus = all > 1 ? (int)(all + 1e-6) : 1;
+    return LT_OK;
+}
+
+static lt_status begin(cluster *c, const lt_group_config *config)
+{
+    size_t size = (size_t)c->wire.size;
+    if (c->wire.n_node > LT_MOST_SHARES)
+        return lt_fail(LT_EUSAGE, "there can be 1 to %d ranks on a node, not %d", LT_MOST_SHARES,
+                       c->wire.n_node);
+    c->ring = (lt_ring){.wire = &c->wire, .timeout = config->timeout > 0 ? config->timeout : 120,
+                        .spin = config->spin, .look = look, .ud = c};
+    LT_TRY(lt__ring_open(&c->ring));
+    c->name = calloc(size, sizeof *c->name);
+    c->first = calloc(size, sizeof *c->first);
+    c->nodes = calloc(size, sizeof *c->nodes);
+    c->pid = calloc(size, sizeof *c->pid);
+    c->pidfd = malloc(size * sizeof *c->pidfd);
+    if (!c->name || !c->first || !c->nodes || !c->pid || !c->pidfd)
+        return lt_fail(LT_ENOMEM, "out of memory for %d ranks", c->wire.size);
+    memset(c->pidfd, -1, size * sizeof *c->pidfd);
+    if (!(c->windows = lt__windows_new()))
+        return LT_ENOMEM;
+    LT_TRY(find_node(c, config));
+    LT_TRY(find_nodes(c));
+    LT_TRY(meet_peers(c));
+    return count_cpus(c);
+}
+
+/* When the beginning fails nothing is given back, as at any other failure: see leave(). */
+lt_status lt__cluster_over(const lt_wire *wire, const lt_group_config *config, lt_group **group)
+{
+    static const lt_group_config defaults;
+    cluster *c = calloc(1, sizeof *c);
+    if (!c)
+        return lt_fail(LT_ENOMEM, "out of memory for a group");
+    c->wire = *wire;
+    LT_TRY(begin(c, config ? config : &defaults));
+    *group = lt__group_new(&transport, c, wire->rank, wire->size);
+    return *group ? LT_OK : LT_ENOMEM;
+}
+
+lt_status lt_cluster_open(const lt_group_config *config, lt_group **group)
+{
+    lt_wire wire;
+    LT_TRY(lt__plugin_open(&wire));
+    return lt__cluster_over(&wire, config, group);
+}

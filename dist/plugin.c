@@ -1,0 +1,71 @@
+/* plugin.c - finds the MPI plugin when the process was started as one of several. MPI is not made
+ * to be unloaded: the plugin stays.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <libgen.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "dist/group.h"
+
+#define PLUGIN "libluatrain-mpi.so"
+
+bool lt_cluster_is_here(void)
+{
+    static const char *const marks[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE"};
+    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++)
+        if (getenv(marks[i]))
+            return true;
+    const char *tasks = getenv("SLURM_NTASKS");
+    return getenv("SLURM_PROCID") && tasks && atoi(tasks) > 1;
+}
+
+/* The folder of the file that this code is in: the library, or a program that contains it. */
+static const char *own_folder(char path[PATH_MAX])
+{
+    Dl_info info;
+    if (!dladdr((const void *)(uintptr_t)&own_folder, &info) || !realpath(info.dli_fname, path))
+        return NULL;
+    return dirname(path);
+}
+
+/* Where it was built, and where it is installed: beside the library, or beside the program. */
+static void *load(void)
+{
+    static const char *const places[] = {"%s/" PLUGIN, "%s/luatrain/" PLUGIN,
+                                         "%s/../lib/luatrain/" PLUGIN};
+    char path[PATH_MAX], file[PATH_MAX + 64];
+    const char *folder = own_folder(path);
+    for (size_t i = 0; folder && i < sizeof places / sizeof *places; i++) {
+        snprintf(file, sizeof file, places[i], folder);
+        if (access(file, F_OK) != 0)
+            continue;
+        void *plugin = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+        if (!plugin)
+            lt_fail(LT_EENV, "the MPI plugin cannot be loaded: %s", dlerror());
+        return plugin;
+    }
+    lt_fail(LT_EENV, "mpirun or srun has started this, but there is no " PLUGIN " beside "
+            "luatrain: build it where mpicc is, or use --ranks");
+    return NULL;
+}
+
+lt_status lt__plugin_open(lt_wire *wire)
+{
+    char text[256];
+    void *plugin = load();
+    if (!plugin)
+        return LT_EENV;
+    void *symbol = dlsym(plugin, "lt_wire_open");
+    lt_wire_open_fn open_wire;
+    memcpy(&open_wire, &symbol, sizeof open_wire); /* the C way from an object to a function */
+    if (!symbol)
+        return lt_fail(LT_EENV, "the MPI plugin is not one of luatrain");
+    if (open_wire(LT_VERSION, wire, text, sizeof text) != 0)
+        return lt_fail(LT_EENV, "%s", text);
+    return LT_OK;
+}

@@ -1,0 +1,212 @@
+/* window.c - see window.h. Windows are few: they are looked for one by one. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "dist/window.h"
+
+#define NAME "luatrain"
+
+/* A place, from its high bits on: the number of the window, which no other one of the process ever
+ * has, its descriptor, an offset. */
+enum { NUMBER_BITS = 12, FD_BITS = 14, OFFSET_BITS = 64 - NUMBER_BITS - FD_BITS };
+
+typedef struct window {
+    struct window *next;
+    int pid;                /* of the owner; 0: this process */
+    unsigned number;
+    int fd;                 /* of a window of this process */
+    char *data;
+    size_t bytes;
+} window;
+
+struct lt_windows {
+    atomic_int refs;        /* the owner's, and one for each window of this process */
+    pthread_mutex_t lock;   /* guards what follows */
+    unsigned made;
+    window *first;
+};
+
+lt_windows *lt__windows_new(void)
+{
+    lt_windows *w = calloc(1, sizeof *w);
+    if (!w) {
+        lt_fail(LT_ENOMEM, "out of memory for shared memory");
+        return NULL;
+    }
+    atomic_init(&w->refs, 1);
+    pthread_mutex_init(&w->lock, NULL);
+    return w;
+}
+
+static void release(lt_windows *w)
+{
+    if (atomic_fetch_sub(&w->refs, 1) != 1)
+        return;
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+}
+
+/* Its memory goes even while others have it mapped: they do not look there any more. */
+static void close_window(window *x)
+{
+    munmap(x->data, x->bytes);
+    if (x->pid == 0) {
+        (void)!ftruncate(x->fd, 0);
+        close(x->fd);
+    }
+    free(x);
+}
+
+void lt__windows_free(lt_windows *w)
+{
+    if (!w)
+        return;
+    pthread_mutex_lock(&w->lock);
+    for (window **at = &w->first, *x; (x = *at);) {
+        if (x->pid == 0) {
+            at = &x->next;
+            continue;
+        }
+        *at = x->next;
+        close_window(x);
+    }
+    pthread_mutex_unlock(&w->lock);
+    release(w);
+}
+
+static void add(lt_windows *w, window *x)
+{
+    pthread_mutex_lock(&w->lock);
+    if (x->pid == 0)
+        x->number = ++w->made;
+    x->next = w->first;
+    w->first = x;
+    pthread_mutex_unlock(&w->lock);
+}
+
+static window *window_over(int fd, size_t bytes)
+{
+    window *x = calloc(1, sizeof *x);
+    void *data = x ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    if (data == MAP_FAILED) {
+        free(x);
+        return NULL;
+    }
+    x->fd = fd;
+    x->data = data;
+    x->bytes = bytes;
+    return x;
+}
+
+/* ==== Own windows ============================================================================= */
+
+/* The pages are taken at once: a machine that has not so many says so here, not by a signal. */
+void *lt__window_new(lt_windows *w, size_t bytes)
+{
+    int fd = memfd_create(NAME, MFD_CLOEXEC);
+    window *x = NULL;
+    if (fd >= 0 && fd < 1 << FD_BITS && bytes > 0 && bytes >> OFFSET_BITS == 0 &&
+        w->made + 1 < 1 << NUMBER_BITS && posix_fallocate(fd, 0, (off_t)bytes) == 0)
+        x = window_over(fd, bytes);
+    if (!x) {
+        if (fd >= 0)
+            close(fd);
+        lt_fail(LT_ENOMEM, "there is no shared memory of %zu bytes", bytes);
+        return NULL;
+    }
+    atomic_fetch_add(&w->refs, 1);
+    add(w, x);
+    return x->data;
+}
+
+/* The own window that has the byte, as the link to it; the caller has the lock. */
+static window **own(lt_windows *w, const char *data)
+{
+    window **at = &w->first;
+    while (*at && ((*at)->pid != 0 || data < (*at)->data || data >= (*at)->data + (*at)->bytes))
+        at = &(*at)->next;
+    return at;
+}
+
+void lt__window_free(lt_windows *w, void *data)
+{
+    pthread_mutex_lock(&w->lock);
+    window **at = own(w, data), *x = *at;
+    *at = x->next;
+    pthread_mutex_unlock(&w->lock);
+    close_window(x);
+    release(w);
+}
+
+uint64_t lt__window_place(lt_windows *w, const void *data)
+{
+    uint64_t place = 0;
+    pthread_mutex_lock(&w->lock);
+    const window *x = *own(w, data);
+    if (x)
+        place = (uint64_t)x->number << (FD_BITS + OFFSET_BITS) | (uint64_t)x->fd << OFFSET_BITS |
+                (uint64_t)((const char *)data - x->data);
+    pthread_mutex_unlock(&w->lock);
+    return place;
+}
+
+/* ==== Those of others ========================================================================= */
+
+/* A process id may mean another process here than there. */
+static int open_window(int pid, int fd)
+{
+    char path[64], target[64] = "";
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd);
+    if (readlink(path, target, sizeof target - 1) < 0)
+        return -1;
+    if (strncmp(target, "/memfd:" NAME, sizeof "/memfd:" NAME - 1) != 0) {
+        errno = ENOENT;
+        return -1;
+    }
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
+static window *map_view(int pid, unsigned number, int fd)
+{
+    struct stat now;
+    int here = open_window(pid, fd);
+    window *x = NULL;
+    if (here >= 0 && fstat(here, &now) == 0 && now.st_size > 0)
+        x = window_over(here, (size_t)now.st_size);
+    if (!x)
+        lt_fail(LT_EENV, "shared memory of process %d cannot be mapped: %s", pid, strerror(errno));
+    if (here >= 0)
+        close(here);
+    if (x) {
+        x->pid = pid;
+        x->number = number;
+    }
+    return x;
+}
+
+void *lt__window_find(lt_windows *w, int pid, uint64_t place)
+{
+    unsigned number = (unsigned)(place >> (FD_BITS + OFFSET_BITS));
+    int fd = (int)(place >> OFFSET_BITS & ((1 << FD_BITS) - 1));
+    uint64_t offset = place & (((uint64_t)1 << OFFSET_BITS) - 1);
+    pthread_mutex_lock(&w->lock);
+    window *x = w->first;
+    while (x && (x->pid != pid || x->number != number))
+        x = x->next;
+    pthread_mutex_unlock(&w->lock);
+    if (!x && (x = map_view(pid, number, fd)))
+        add(w, x);
+    if (x && offset >= x->bytes)
+        lt_fail(LT_EENV, "shared memory of process %d has no byte %llu", pid,
+                (unsigned long long)offset);
+    return x && offset < x->bytes ? x->data + offset : NULL;
+}

@@ -1,0 +1,458 @@
+/* test_cluster.c - ranks that are processes, on one node and on several that a fake wire joins:
+ * sums against a sum in f64, the same bits on all ranks, ranks that disagree, fail, leave, do not
+ * come or are killed. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "dist/group.h"
+#include "tests/dist/fake_wire.h"
+#include "tests/lt_test.h"
+
+enum { MOST = 4 };
+
+/* ==== Ranks =================================================================================== */
+
+typedef struct result { /* of one rank; shared with the process that checks it */
+    lt_status status, later;
+    char text[512];
+    double seconds;
+    uint64_t bits;      /* of what it has computed */
+    bool spoke;
+} result;
+
+typedef struct rank {
+    lt_group *group;
+    int rank, size;
+    result *result;
+} rank;
+
+typedef struct job {
+    const char *nodes;      /* "0011": the node of each rank */
+    double timeout;         /* 0: the usual one */
+    lt_status (*body)(rank *r);
+    void (*before)(int rank); /* the group is opened; or NULL */
+} job;
+
+static void pause_ms(long ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+static void run_rank(const job *j, fake_hub *hub, int which, result *to)
+{
+    int node[MOST], size = (int)strlen(j->nodes);
+    rank r = {.rank = which, .size = size, .result = to};
+    for (int i = 0; i < size; i++)
+        node[i] = j->nodes[i] - '0';
+    if (j->before)
+        j->before(which);
+    lt_wire wire = fake_wire_new(hub, which, size, node);
+    to->status = lt__cluster_over(&wire, &(lt_group_config){.timeout = j->timeout}, &r.group);
+    if (to->status == LT_OK)
+        to->status = j->body(&r);
+    snprintf(to->text, sizeof to->text, "%s", to->status == LT_OK ? "" : lt_errmsg());
+    if (r.group)
+        lt_group_close(r.group);
+    _exit(0);
+}
+
+/* Runs a process for each rank. */
+static void on_ranks(const job *j, result results[MOST])
+{
+    int size = (int)strlen(j->nodes), open = size;
+    size_t bytes = MOST * sizeof *results;
+    pid_t pid[MOST], ended;
+    fake_hub *hub = fake_hub_new();
+    result *shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    fflush(stdout);
+    for (int r = 0; r < size; r++)
+        if ((pid[r] = fork()) == 0)
+            run_rank(j, hub, r, &shared[r]);
+    while (open > 0 && (ended = wait(NULL)) > 0) {
+        open--;
+        for (int r = 0; r < size; r++)
+            if (pid[r] == ended)
+                atomic_store(&hub->gone[r], true);
+    }
+    memcpy(results, shared, bytes);
+    munmap(shared, bytes);
+    fake_hub_free(hub);
+}
+
+static const char *const layouts[] = {"0", "00", "000", "0000", "01", "0011", "0101", "012", "0123",
+                                      "0001", "0122"};
+enum { N_LAYOUTS = sizeof layouts / sizeof *layouts };
+
+/* ==== Sums ==================================================================================== */
+
+static double value_of(int who, int64_t i)
+{
+    uint32_t word[4];
+    lt_random(9, LT_RNG_USER, (uint64_t)who, (uint64_t)i, word);
+    return (double)word[0] * 0x1p-31 - 1;
+}
+
+static double roundoff(lt_dtype dtype)
+{
+    return dtype == LT_F16 ? 0x1p-11 : dtype == LT_BF16 ? 0x1p-8 : dtype == LT_F64 ? 0x1p-53
+                                                                                   : 0x1p-24;
+}
+
+/* A rank's elements as they are added. */
+static void elements_of(int who, int64_t count, lt_dtype dtype, void *data, double *x)
+{
+    for (int64_t i = 0; i < count; i++)
+        x[i] = dtype == LT_I64 ? floor(1000 * value_of(who, i)) : value_of(who, i);
+    lt_convert(data, dtype, x, LT_F64, (size_t)count);
+    lt_convert(x, LT_F64, data, dtype, (size_t)count);
+}
+
+static lt_status check_sum(rank *r, int64_t count, lt_dtype dtype, lt_dtype wire)
+{
+    size_t bytes = (size_t)count * lt_dtype_bytes(dtype);
+    unsigned char *data = malloc(bytes + 1);
+    double *x = malloc((size_t)count * sizeof *x + 1);
+    double *want = calloc((size_t)count + 1, sizeof *want);
+    double *size = calloc((size_t)count + 1, sizeof *size);
+    double scale = dtype == LT_I64 ? 1 : 1.0 / 3;
+    for (int who = 0; who < r->size; who++) {
+        elements_of(who, count, dtype, data, x);
+        for (int64_t i = 0; i < count; i++) {
+            want[i] += scale * x[i];
+            size[i] += fabs(scale * x[i]);
+        }
+    }
+    elements_of(r->rank, count, dtype, data, x);
+    data[bytes] = 42;
+    lt_sum sum = {"numbers", data, count, dtype, wire, scale};
+    lt_status status = lt_group_allreduce(r->group, &sum);
+    lt_convert(x, LT_F64, data, dtype, (size_t)count);
+    for (int64_t i = 0; i < count && status == LT_OK; i++) {
+        double most = dtype == LT_I64 ? 0 : (r->size + 2) * size[i] *
+                      (roundoff(wire) + roundoff(dtype)) + (wire == LT_F16 ? 0x1p-24 : 0);
+        if (!(fabs(x[i] - want[i]) <= most))
+            status = lt_fail(LT_EINVAL, "rank %d, %lld %s as %s: element %lld is %g, not %g",
+                             r->rank, (long long)count, lt_dtype_name(dtype), lt_dtype_name(wire),
+                             (long long)i, x[i], want[i]);
+    }
+    if (status == LT_OK && data[bytes] != 42)
+        status = lt_fail(LT_EINVAL, "something was written behind the data");
+    for (size_t i = 0; i < bytes; i++)
+        r->result->bits = (r->result->bits ^ data[i]) * 1099511628211u;
+    free(data);
+    free(x);
+    free(want);
+    free(size);
+    return status;
+}
+
+static lt_status check_sums(rank *r)
+{
+    static const struct { lt_dtype dtype, wire; } types[] = {
+        {LT_F32, LT_F32}, {LT_F32, LT_F16}, {LT_F32, LT_BF16}, {LT_F64, LT_F64},
+        {LT_F16, LT_F16}, {LT_BF16, LT_BF16}, {LT_I64, LT_I64}};
+    int n = r->size;
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        const int64_t counts[] = {0, 1, n - 1, n, n + 1, 1009, 30011};
+        for (size_t k = 0; k < sizeof counts / sizeof *counts; k++)
+            LT_TRY(check_sum(r, counts[k], types[t].dtype, types[t].wire));
+    }
+    LT_TRY(check_sum(r, 300007, LT_F32, LT_F32)); /* more than the stage holds */
+    LT_TRY(check_sum(r, 1000003, LT_F32, LT_BF16));
+    return check_sum(r, 262144, LT_F64, LT_F64);
+}
+
+TEST(sums_equal_those_in_f64_and_each_other)
+{
+    result results[MOST];
+    for (int i = 0; i < N_LAYOUTS; i++) {
+        on_ranks(&(job){.nodes = layouts[i], .body = check_sums}, results);
+        for (size_t r = 0; r < strlen(layouts[i]); r++) {
+            CHECK_STR(results[r].text, "");
+            if (results[r].bits != results[0].bits)
+                FAIL("nodes %s: ranks 0 and %zu have other bits", layouts[i], r);
+        }
+    }
+}
+
+/* ==== The others ============================================================================== */
+
+enum { WORDS = 700001 };
+
+static lt_status pass_around(rank *r)
+{
+    int *data = calloc(WORDS, sizeof *data), wrong = 0;
+    lt_status status = LT_OK;
+    for (int root = 0; root < r->size && status == LT_OK; root++) {
+        data[0] = data[WORDS - 1] = r->rank == root ? 77 + root : 0;
+        status = lt_group_broadcast(r->group, "words", data, WORDS * sizeof *data, root);
+        wrong += data[0] != 77 + root || data[WORDS - 1] != 77 + root;
+    }
+    if (status == LT_OK)
+        status = lt_group_barrier(r->group, "here");
+    data[0] = data[WORDS - 1] = r->rank == 0 ? 5 : 0; /* from each to the next one */
+    size_t bytes = WORDS * sizeof *data;
+    if (status == LT_OK && r->rank > 0)
+        status = lt_group_receive(r->group, r->rank - 1, data, bytes);
+    if (status == LT_OK && r->rank < r->size - 1)
+        status = lt_group_send(r->group, r->rank + 1, data, bytes);
+    wrong += data[0] != 5 || data[WORDS - 1] != 5;
+    free(data);
+    return status != LT_OK || wrong == 0 ? status : lt_fail(LT_EINVAL, "%d are wrong", wrong);
+}
+
+TEST(words_and_letters_arrive)
+{
+    result results[MOST];
+    for (int i = 0; i < N_LAYOUTS; i++) {
+        on_ranks(&(job){.nodes = layouts[i], .body = pass_around}, results);
+        for (size_t r = 0; r < strlen(layouts[i]); r++)
+            CHECK_STR(results[r].text, "");
+    }
+}
+
+static lt_status sum_of(rank *r, const char *what, int64_t count)
+{
+    double x[100] = {0};
+    lt_sum sum = {what, x, count, LT_F64, LT_F64, 1};
+    return lt_group_allreduce(r->group, &sum);
+}
+
+static lt_status disagree(rank *r)
+{
+    return sum_of(r, "bucket 3", r->rank == r->size - 1 ? 10 : 9);
+}
+
+TEST(ranks_that_disagree_all_say_which)
+{
+    static const char *const nodes[] = {"000", "012", "011"};
+    static const char *const texts[] = {
+        "the ranks disagree: rank 0 wants the sum of bucket 3 (9 f64), "
+        "rank 2 the sum of bucket 3 (10 f64)", NULL,
+        "the ranks disagree: rank 1 wants the sum of bucket 3 (9 f64), "
+        "rank 2 the sum of bucket 3 (10 f64)"};
+    result results[MOST];
+    for (int i = 0; i < 3; i++) {
+        on_ranks(&(job){.nodes = nodes[i], .body = disagree}, results);
+        for (int r = 0; r < 3; r++) {
+            CHECK_EQ(results[r].status, LT_EDESYNC);
+            if (texts[i])
+                CHECK_STR(results[r].text, texts[i]);
+            else /* each two neighbours compare: rank 2 differs from both of its own */
+                CHECK(strstr(results[r].text, "rank 2 the sum of bucket 3 (10 f64)"));
+        }
+    }
+}
+
+static lt_status one_fails(rank *r)
+{
+    int who;
+    char text[64];
+    lt_status code;
+    LT_TRY(lt_group_barrier(r->group, "all are there"));
+    if (r->rank == 1) {
+        pause_ms(20);
+        lt_fail(LT_ENUMERIC, "train.lua:9: the loss is nan");
+        lt_group_fail(r->group);
+        return LT_OK;
+    }
+    lt_status status = sum_of(r, "bucket 3", 9);
+    if (lt_group_failure(r->group, &who, &code, text, sizeof text) && who == 1)
+        r->result->later = code;
+    return status;
+}
+
+TEST(the_others_hear_of_a_failure)
+{
+    static const char *const nodes[] = {"0000", "0123", "0011", "0122"};
+    result results[MOST];
+    for (int i = 0; i < 4; i++) {
+        on_ranks(&(job){.nodes = nodes[i], .body = one_fails}, results);
+        for (int r = 0; r < 4; r++) {
+            if (r == 1)
+                continue;
+            CHECK_STR(results[r].text, "rank 1 failed: train.lua:9: the loss is nan");
+            CHECK_EQ(results[r].status, LT_EPEER);
+            CHECK_EQ(results[r].later, LT_ENUMERIC);
+        }
+    }
+}
+
+static lt_status last_one_leaves(rank *r)
+{
+    return r->rank < r->size - 1 ? sum_of(r, "bucket 3", 9) : LT_OK;
+}
+
+TEST(the_others_hear_of_one_that_leaves)
+{
+    static const char *const nodes[] = {"000", "012", "011", "001"};
+    result results[MOST];
+    for (int i = 0; i < 4; i++) {
+        on_ranks(&(job){.nodes = nodes[i], .body = last_one_leaves}, results);
+        for (int r = 0; r < 2; r++) {
+            CHECK_EQ(results[r].status, LT_EPEER);
+            CHECK(strstr(results[r].text, "rank 2 has left, but rank "));
+            CHECK(strstr(results[r].text, " waits for it in bucket 3"));
+        }
+    }
+}
+
+static lt_status last_one_is_late(rank *r)
+{
+    lt_group_at(r->group, "train.lua:31", 7);
+    LT_TRY(lt_group_barrier(r->group, "all are there"));
+    if (r->rank == r->size - 1)
+        pause_ms(6000);
+    return sum_of(r, "bucket 3", 9);
+}
+
+TEST(one_that_does_not_come_is_named)
+{
+    result results[MOST];
+    on_ranks(&(job){.nodes = "00", .body = last_one_is_late, .timeout = 0.5}, results);
+    CHECK_STR(results[0].text, "rank 1 did not come to bucket 3 within 0.5 s; it was last seen at "
+                               "train.lua:31, step 7");
+    on_ranks(&(job){.nodes = "011", .body = last_one_is_late, .timeout = 0.5}, results);
+    for (int r = 0; r < 3; r++) {
+        CHECK_EQ(results[r].status, LT_EPEER);
+        CHECK(strstr(results[r].text, "rank 2 did not come to bucket 3 within 0.5 s; it was last "
+                                      "seen at train.lua:31, step 7"));
+    }
+    on_ranks(&(job){.nodes = "01", .body = last_one_is_late, .timeout = 0.5}, results);
+    CHECK_STR(results[0].text, "rank 1 did not come to bucket 3 within 0.5 s");
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static lt_status last_one_is_killed(rank *r)
+{
+    lt_group_at(r->group, "train.lua:31", 7);
+    LT_TRY(lt_group_barrier(r->group, "all are there"));
+    if (r->rank == r->size - 1)
+        kill(getpid(), SIGKILL);
+    double begin = now();
+    lt_status status = sum_of(r, "bucket 3", 9);
+    r->result->seconds = now() - begin;
+    return status;
+}
+
+TEST(one_that_is_killed_is_noticed_soon)
+{
+    static const char *const nodes[] = {"00", "000", "011", "01"};
+    static const char *const texts[] = {
+        "rank 1 is gone, while rank 0 waits for it in bucket 3; it was last seen at train.lua:31, "
+        "step 7", "rank 2 is gone", "rank 2 is gone",
+        "rank 1 is gone, while rank 0 waits for it in bucket 3"};
+    result results[MOST];
+    for (int i = 0; i < 4; i++) {
+        on_ranks(&(job){.nodes = nodes[i], .body = last_one_is_killed}, results);
+        for (size_t r = 0; r + 1 < strlen(nodes[i]); r++) {
+            CHECK_EQ(results[r].status, LT_EPEER);
+            CHECK(strstr(results[r].text, texts[i]));
+            CHECK(results[r].seconds < 1);
+        }
+    }
+}
+
+static lt_status one_watches(rank *r)
+{
+    int who;
+    char text[256];
+    lt_status code;
+    LT_TRY(lt_group_barrier(r->group, "all are there"));
+    if (r->rank == 1)
+        kill(getpid(), SIGKILL);
+    for (int i = 0; i < 200; i++) {
+        pause_ms(10);
+        if (lt_group_failure(r->group, &who, &code, text, sizeof text))
+            return lt_fail(code, "%s", text);
+    }
+    return LT_OK;
+}
+
+TEST(one_that_is_killed_is_noticed_by_those_who_do_not_wait)
+{
+    result results[MOST];
+    on_ranks(&(job){.nodes = "00", .body = one_watches}, results);
+    CHECK_EQ(results[0].status, LT_EPEER);
+    CHECK_STR(results[0].text, "rank 1 is gone");
+}
+
+static lt_status one_speaks(rank *r)
+{
+    LT_TRY(lt_group_barrier(r->group, "all are there"));
+    if (r->rank == 1) {
+        lt_fail(LT_ENUMERIC, "no");
+        lt_group_fail(r->group);
+        pause_ms(300);
+    } else if (sum_of(r, "bucket 3", 9) == LT_OK) {
+        return LT_OK;
+    }
+    r->result->spoke = lt_group_speaks(r->group, 20);
+    r->result->seconds = now();
+    if (r->result->spoke)
+        pause_ms(100);
+    return LT_OK;
+}
+
+TEST(one_speaks_when_the_others_are_quiet)
+{
+    result results[MOST];
+    on_ranks(&(job){.nodes = "0000", .body = one_speaks}, results);
+    int speakers = 0, speaker = 0;
+    for (int r = 0; r < 4; r++) {
+        speakers += results[r].spoke;
+        speaker = results[r].spoke ? r : speaker;
+    }
+    CHECK_EQ(speakers, 1);
+    for (int r = 0; r < 4; r++)
+        CHECK(r == speaker || results[r].seconds >= results[speaker].seconds + 0.1);
+}
+
+/* ==== Where memory is not shared ============================================================== */
+
+/* Rank 0 has process ids of its own: what it calls itself is another process to the others. */
+static void hide(int which)
+{
+    int status = 0;
+    pid_t child;
+    if (which != 0)
+        return;
+    if (unshare(CLONE_NEWPID) != 0 || (child = fork()) < 0)
+        _exit(1);
+    if (child > 0) {
+        waitpid(child, &status, 0);
+        _exit(WEXITSTATUS(status));
+    }
+}
+
+static bool can_hide(void)
+{
+    int status = 1;
+    pid_t child = fork();
+    if (child == 0)
+        _exit(unshare(CLONE_NEWPID) != 0);
+    return waitpid(child, &status, 0) == child && status == 0;
+}
+
+TEST(processes_that_share_no_memory_are_nodes_of_their_own)
+{
+    result results[MOST];
+    if (!can_hide())
+        SKIP("process ids of its own are not given to this user");
+    on_ranks(&(job){.nodes = "000", .body = check_sums, .before = hide}, results);
+    for (int r = 0; r < 3; r++) {
+        CHECK_STR(results[r].text, "");
+        CHECK(results[r].bits != 0 && results[r].bits == results[0].bits);
+    }
+}
