@@ -241,6 +241,12 @@ typedef enum lt_outcome {
     LT_PART    /* no step yet: more of the batch is to come */
 } lt_outcome;
 
+typedef struct lt_loan { /* memory that someone lends; give(ud, data) gives it back */
+    void *data;
+    void (*give)(void *ud, void *data);
+    void *ud;
+} lt_loan;
+
 /* What amp and dist fill: one occupant per slot, called with its ud; NULL functions are skipped. */
 typedef struct lt_grad_slots {
     void *ud;
@@ -251,6 +257,9 @@ typedef struct lt_grad_slots {
     lt_status (*end)(void *ud, lt_ctx *ctx, lt_status status);
     /* Before an optimizer step reads gradients. */
     lt_status (*update)(void *ud, lt_ctx *ctx, lt_outcome *outcome);
+    /* Zeros for an arena of gradients, which may outlive what is in the slots. False, or NULL: the
+     * context's own memory is taken. */
+    bool (*lend)(void *ud, size_t bytes, lt_loan *loan);
 } lt_grad_slots;
 LT_API void lt_set_grad_slots(lt_ctx *ctx,
                               const lt_grad_slots *slots); /* copied; NULL empties them */

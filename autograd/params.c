@@ -57,11 +57,25 @@ void lt__segment_release(lt_segment *s)
     lt__ctx_release(ctx);
 }
 
+/* Memory that the slots lend, or NULL. */
+static lt_storage *borrow(lt_ctx *ctx, size_t bytes)
+{
+    const lt_grad_slots *slots = &ctx->slots.autograd->slots;
+    lt_loan loan;
+    if (!slots->lend || !slots->lend(slots->ud, bytes, &loan))
+        return NULL;
+    lt_storage *storage = lt__storage_over(ctx, loan.data, bytes, loan.give, loan.ud);
+    if (!storage)
+        loan.give(loan.ud, loan.data);
+    return storage;
+}
+
 lt_status lt__segment_need_grads(lt_segment *s)
 {
-    if (s->grads)
+    size_t bytes = (size_t)s->count * lt_dtype_bytes(s->dtype);
+    if (s->grads || (s->grads = borrow(s->ctx, bytes)))
         return LT_OK;
-    s->grads = lt__storage_new(s->ctx, (size_t)s->count * lt_dtype_bytes(s->dtype));
+    s->grads = lt__storage_new(s->ctx, bytes);
     if (!s->grads)
         return LT_ENOMEM;
     return s->grads->device->fill(s->grads->device, s->grads->data, s->dtype, (size_t)s->count, 0);

@@ -12,21 +12,38 @@
 
 /* ==== Storages ================================================================================ */
 
-static lt_storage *storage_on(lt_ctx *ctx, lt_device *device, size_t bytes)
+static lt_storage *storage_of(lt_ctx *ctx, lt_device *device, void *data, size_t bytes)
 {
-    lt_storage *s = lt__alloc(ctx, sizeof *s);
+    lt_storage *s = lt__alloc_zero(ctx, sizeof *s);
     if (!s)
         return NULL;
-    s->data = lt__device_alloc(ctx, device, bytes);
-    if (!s->data) {
-        lt__free(ctx, s, sizeof *s);
-        return NULL;
-    }
     atomic_init(&s->refs, 1);
     atomic_init(&s->version, 0);
     s->ctx = ctx;
     s->device = device;
+    s->data = data;
     s->bytes = bytes;
+    return s;
+}
+
+static lt_storage *storage_on(lt_ctx *ctx, lt_device *device, size_t bytes)
+{
+    lt_storage *s = storage_of(ctx, device, NULL, bytes);
+    if (s && !(s->data = lt__device_alloc(ctx, device, bytes))) {
+        lt__free(ctx, s, sizeof *s);
+        return NULL;
+    }
+    return s;
+}
+
+lt_storage *lt__storage_over(lt_ctx *ctx, void *data, size_t bytes,
+                             void (*give)(void *ud, void *data), void *ud)
+{
+    lt_storage *s = storage_of(ctx, ctx->devices[0], data, bytes);
+    if (s) {
+        s->give = give;
+        s->ud = ud;
+    }
     return s;
 }
 
@@ -39,7 +56,10 @@ void lt__storage_release(lt_storage *s)
 {
     if (!s || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1)
         return;
-    lt__device_free(s->ctx, s->device, s->data, s->bytes);
+    if (s->give)
+        s->give(s->ud, s->data);
+    else
+        lt__device_free(s->ctx, s->device, s->data, s->bytes);
     lt__free(s->ctx, s, sizeof *s);
 }
 

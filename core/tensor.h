@@ -61,6 +61,8 @@ typedef struct lt_storage {
     lt_device *device;
     void *data;
     size_t bytes;
+    void (*give)(void *ud, void *data); /* of memory that is not the pool's: gives it back */
+    void *ud;
 } lt_storage;
 
 struct lt_tensor {
@@ -136,6 +138,10 @@ lt_tensor *lt__tensor_pending(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64
 /* Gives a pending tensor its memory: elements from offset of storage, which is kept. */
 void lt__tensor_place(lt_tensor *x, lt_storage *storage, int64_t offset);
 lt_storage *lt__storage_new(lt_ctx *ctx, size_t bytes); /* new; uninitialised */
+/* A storage on the CPU over memory that someone else has made: give(ud, data) is called at its end.
+ * New. NULL with LT_ENOMEM, then data is the caller's still. */
+lt_storage *lt__storage_over(lt_ctx *ctx, void *data, size_t bytes,
+                             void (*give)(void *ud, void *data), void *ud);
 void lt__storage_release(lt_storage *storage);
 void lt__trace_close(lt_ctx *ctx);
 lt_ctx *lt__ctx_retain(lt_ctx *ctx);

@@ -266,6 +266,16 @@ static void at(void *self, const char *where, int64_t step)
     lt__team_at(&((cluster *)self)->team, where, step);
 }
 
+static void give_window(void *ud, void *data) { lt__window_free(ud, data); }
+
+static bool lend(void *self, size_t bytes, lt_loan *loan)
+{
+    cluster *c = self;
+    void *data = c->team.size > 1 ? lt__window_new(c->windows, bytes) : NULL;
+    *loan = (lt_loan){data, give_window, c->windows};
+    return data != NULL;
+}
+
 static bool speaks(void *self, double seconds)
 {
     return lt__team_speaks(&((cluster *)self)->team, seconds);
@@ -344,7 +354,7 @@ static void leave(void *self)
 static const lt_transport transport = {
     .name = "cluster", .allreduce = allreduce, .broadcast = broadcast, .barrier = barrier,
     .send = send, .receive = receive, .bytes = bytes_so_far, .fail = fail, .failure = failure,
-    .at = at, .speaks = speaks, .set_spin = set_spin, .cpus = cpus, .close = leave,
+    .at = at, .lend = lend, .speaks = speaks, .set_spin = set_spin, .cpus = cpus, .close = leave,
 };
 
 /* ==== The beginning =========================================================================== */
@@ -549,7 +559,10 @@ lt_status lt__cluster_over(const lt_wire *wire, const lt_group_config *config, l
     if (!c)
         return lt_fail(LT_ENOMEM, "out of memory for a group");
     c->wire = *wire;
-    LT_TRY(begin(c, config ? config : &defaults));
+    lt_status status = begin(c, config ? config : &defaults);
+    if (status != LT_OK && c->team.board)
+        lt__team_fail(&c->team, wire->rank, status, lt_errmsg());
+    LT_TRY(status);
     *group = lt__group_new(&transport, c, wire->rank, wire->size);
     return *group ? LT_OK : LT_ENOMEM;
 }

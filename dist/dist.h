@@ -27,7 +27,7 @@ typedef struct lt_group_config { /* zero means default */
 /* Groups for n ranks that are threads of this process: group[r] is for the thread of rank r, and
  * for no other. config may be NULL. New, n of them. */
 LT_MUST lt_status lt_local_open(int n, const lt_group_config *config, lt_group **group);
-/* Whether mpirun or srun has started this process as one of several. */
+/* Whether mpirun or srun has started this process as one of several, by its variables. */
 LT_API bool lt_cluster_is_here(void);
 /* The group of the processes that mpirun or srun has started, each a rank: all of them open it.
  * Those of a node work in shared memory; between nodes MPI carries the bytes, through the plugin

@@ -64,6 +64,11 @@ int lt_group_cpus(const lt_group *g) { return g->transport->cpus(g->self); }
 void lt_group_set_spin(lt_group *g, bool spin) { g->transport->set_spin(g->self, spin); }
 uint64_t lt_group_bytes(const lt_group *g) { return g->transport->bytes(g->self); }
 
+bool lt__group_lend(lt_group *g, size_t bytes, lt_loan *loan)
+{
+    return g->transport->lend && g->transport->lend(g->self, bytes, loan);
+}
+
 /* ==== In the background ======================================================================= */
 
 static void *work(void *ud)

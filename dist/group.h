@@ -18,6 +18,7 @@ typedef struct lt_transport {
     void (*fail)(void *self, lt_status code, const char *text);
     bool (*failure)(const void *self, int *rank, lt_status *code, char *text, size_t bytes);
     void (*at)(void *self, const char *where, int64_t step);
+    bool (*lend)(void *self, size_t bytes, lt_loan *loan); /* or NULL */
     bool (*speaks)(void *self, double seconds);
     void (*set_spin)(void *self, bool spin);
     int (*cpus)(const void *self);
@@ -26,6 +27,10 @@ typedef struct lt_transport {
 
 /* A group of this rank; self is taken, also on failure. New. NULL with LT_ENOMEM. */
 lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int size);
+
+/* Zeros that the others of the node can see, so that sums in them are done in place. False: there
+ * is no need, or no such memory. The loan may outlive the group. */
+bool lt__group_lend(lt_group *group, size_t bytes, lt_loan *loan);
 
 /* The group of the processes at a wire, which is taken, also on failure. New. */
 lt_status lt__cluster_over(const lt_wire *wire, const lt_group_config *config, lt_group **group);

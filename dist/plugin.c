@@ -14,15 +14,20 @@
 
 #define PLUGIN "libluatrain-mpi.so"
 
-bool lt_cluster_is_here(void)
+/* How many processes were started together, as mpirun or srun says: 1 if nobody does. */
+static int started(void)
 {
-    static const char *const marks[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE"};
-    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++)
-        if (getenv(marks[i]))
-            return true;
-    const char *tasks = getenv("SLURM_NTASKS");
-    return getenv("SLURM_PROCID") && tasks && atoi(tasks) > 1;
+    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};
+    int most = 1;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *value = getenv(names[i]);
+        int n = value ? atoi(value) : 1;
+        most = n > most ? n : most;
+    }
+    return most;
 }
+
+bool lt_cluster_is_here(void) { return started() > 1; }
 
 /* The folder of the file that this code is in: the library, or a program that contains it. */
 static const char *own_folder(char path[PATH_MAX])
@@ -49,8 +54,8 @@ static void *load(void)
             lt_fail(LT_EENV, "the MPI plugin cannot be loaded: %s", dlerror());
         return plugin;
     }
-    lt_fail(LT_EENV, "mpirun or srun has started this, but there is no " PLUGIN " beside "
-            "luatrain: build it where mpicc is, or use --ranks");
+    lt_fail(LT_EENV, "mpirun or srun has started %d processes, but luatrain has no " PLUGIN
+            ": build it where there is mpicc", started());
     return NULL;
 }
 
@@ -67,5 +72,8 @@ lt_status lt__plugin_open(lt_wire *wire)
         return lt_fail(LT_EENV, "the MPI plugin is not one of luatrain");
     if (open_wire(LT_VERSION, wire, text, sizeof text) != 0)
         return lt_fail(LT_EENV, "%s", text);
+    if (wire->size != started())
+        return lt_fail(LT_EENV, "%d processes were started, but %s sees %d; srun wants --mpi=pmix",
+                       started(), wire->name, wire->size);
     return LT_OK;
 }

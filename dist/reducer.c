@@ -17,8 +17,8 @@
 #include <time.h>
 
 #include "core/tensor.h"
-#include "dist/dist.h"
 #include "dist/fold.h"
+#include "dist/group.h"
 #include "dist/norms.h"
 
 typedef enum came { NOTHING, COMING, THERE } came; /* what a rank has of a parameter's gradient */
@@ -77,6 +77,7 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss);
 static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad);
 static lt_status end(void *ud, lt_ctx *ctx, lt_status status);
 static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome);
+static bool lend(void *ud, size_t bytes, lt_loan *loan);
 
 static lt_status check_vranks(const lt_reducer_config *config, int size)
 {
@@ -115,7 +116,8 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->ready, NULL);
     lt_set_grad_slots(ctx, &(lt_grad_slots){
-        .ud = r, .begin = begin, .ready = ready, .end = end, .update = update});
+        .ud = r, .begin = begin, .ready = ready, .end = end, .update = update,
+        .lend = lend});
     return r;
 }
 
@@ -518,4 +520,10 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome)
     r->backwards = 0;
     r->swept = r->more = false;
     return LT_OK;
+}
+
+static bool lend(void *ud, size_t bytes, lt_loan *loan)
+{
+    const lt_reducer *r = ud;
+    return lt__group_lend(r->group, bytes, loan);
 }

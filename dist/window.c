@@ -23,15 +23,15 @@ typedef struct window {
     struct window *next;
     int pid;                /* of the owner; 0: this process */
     unsigned number;
-    int fd;                 /* of a window of this process */
+    int fd;                 /* at the owner */
     char *data;
     size_t bytes;
 } window;
 
 struct lt_windows {
     atomic_int refs;        /* the owner's, and one for each window of this process */
+    atomic_uint made;       /* windows of this process, ever */
     pthread_mutex_t lock;   /* guards what follows */
-    unsigned made;
     window *first;
 };
 
@@ -55,24 +55,20 @@ static void release(lt_windows *w)
     free(w);
 }
 
-/* Its memory goes even while others have it mapped: they do not look there any more. */
 static void close_window(window *x)
 {
     munmap(x->data, x->bytes);
-    if (x->pid == 0) {
-        (void)!ftruncate(x->fd, 0);
+    if (x->pid == 0)
         close(x->fd);
-    }
     free(x);
 }
 
-void lt__windows_free(lt_windows *w)
+/* Unmaps the views of others' windows: all, or of a process's window that had this descriptor. */
+static void drop_views(lt_windows *w, int pid, int fd)
 {
-    if (!w)
-        return;
     pthread_mutex_lock(&w->lock);
     for (window **at = &w->first, *x; (x = *at);) {
-        if (x->pid == 0) {
+        if (x->pid == 0 || (pid != 0 && (x->pid != pid || x->fd != fd))) {
             at = &x->next;
             continue;
         }
@@ -80,14 +76,19 @@ void lt__windows_free(lt_windows *w)
         close_window(x);
     }
     pthread_mutex_unlock(&w->lock);
+}
+
+void lt__windows_free(lt_windows *w)
+{
+    if (!w)
+        return;
+    drop_views(w, 0, 0);
     release(w);
 }
 
 static void add(lt_windows *w, window *x)
 {
     pthread_mutex_lock(&w->lock);
-    if (x->pid == 0)
-        x->number = ++w->made;
     x->next = w->first;
     w->first = x;
     pthread_mutex_unlock(&w->lock);
@@ -113,9 +114,10 @@ static window *window_over(int fd, size_t bytes)
 void *lt__window_new(lt_windows *w, size_t bytes)
 {
     int fd = memfd_create(NAME, MFD_CLOEXEC);
+    unsigned number = atomic_fetch_add(&w->made, 1) + 1;
     window *x = NULL;
     if (fd >= 0 && fd < 1 << FD_BITS && bytes > 0 && bytes >> OFFSET_BITS == 0 &&
-        w->made + 1 < 1 << NUMBER_BITS && posix_fallocate(fd, 0, (off_t)bytes) == 0)
+        number < 1 << NUMBER_BITS && posix_fallocate(fd, 0, (off_t)bytes) == 0)
         x = window_over(fd, bytes);
     if (!x) {
         if (fd >= 0)
@@ -123,6 +125,7 @@ void *lt__window_new(lt_windows *w, size_t bytes)
         lt_fail(LT_ENOMEM, "there is no shared memory of %zu bytes", bytes);
         return NULL;
     }
+    x->number = number;
     atomic_fetch_add(&w->refs, 1);
     add(w, x);
     return x->data;
@@ -189,6 +192,7 @@ static window *map_view(int pid, unsigned number, int fd)
     if (x) {
         x->pid = pid;
         x->number = number;
+        x->fd = fd;
     }
     return x;
 }
@@ -203,8 +207,11 @@ void *lt__window_find(lt_windows *w, int pid, uint64_t place)
     while (x && (x->pid != pid || x->number != number))
         x = x->next;
     pthread_mutex_unlock(&w->lock);
-    if (!x && (x = map_view(pid, number, fd)))
-        add(w, x);
+    if (!x) {
+        drop_views(w, pid, fd); /* a descriptor that names another window now */
+        if ((x = map_view(pid, number, fd)))
+            add(w, x);
+    }
     if (x && offset >= x->bytes)
         lt_fail(LT_EENV, "shared memory of process %d has no byte %llu", pid,
                 (unsigned long long)offset);

@@ -2,7 +2,8 @@
  *
  * A window is a memfd, which others open as /proc/PID/fd/N: no file anywhere, nothing to be cleaned
  * up, no limit but the memory itself. A place, one word, names a byte of a window to other
- * processes; they map the window when they first meet its name, and keep it mapped.
+ * processes; they map the window when they first meet its name, and keep it mapped. It is
+ * memory as long as anyone has it mapped.
  */
 #ifndef LT_DIST_WINDOW_H
 #define LT_DIST_WINDOW_H

@@ -266,38 +266,85 @@ static lt_status run(void *ud, lt_group *group)
         lt_ctx_free(ctx);
         return lt_errcode();
     }
-    if (who.rank == 0) {
+    bool is_first_here = who.rank == 0 || s->in_cluster;
+    if (is_first_here) {
         signalled = ctx;
         handle_signals(stop);
     }
     lt_status status = run_in(s, ctx, group);
-    if (who.rank == 0)
+    if (is_first_here)
         handle_signals(SIG_DFL);
     lt_ctx_free(ctx);
     return status;
 }
 
-/* Each rank has its part of the CPUs. The bits of a deterministic run are those of the threads of a
- * rank, which are to be as many for any number of ranks. */
-static lt_status run_all(settings *s)
+/* What depends on the number n of ranks, and on the CPUs of each. The bits of a deterministic run are
+ * those of the threads of a rank, which are to be as many for any number of ranks. */
+static lt_status settle(settings *s, int n, int cpus)
 {
-    if (s->ranks == 0)
-        s->ranks = 1;
-    if (s->deterministic && s->reducer.vranks == 0)
-        s->reducer.vranks = s->ranks;
     if (!s->deterministic && s->reducer.vranks > 0)
         return lt_fail(LT_EUSAGE, "--vranks is for a run with --deterministic");
+    if (s->deterministic && s->reducer.vranks == 0)
+        s->reducer.vranks = n;
+    if (s->config.threads == 0 && (n > 1 || s->deterministic))
+        s->config.threads = s->deterministic ? 1 : cpus;
+    return LT_OK;
+}
+
+/* mpirun binds a process to one core, if nobody says otherwise. */
+static void warn_of_binding(const settings *s, const lt_group *group, int cpus)
+{
+    int machine = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    if (s->config.threads > cpus)
+        fprintf(stderr, "luatrain: warning: rank %d has %d CPU%s for its %d threads (mpirun "
+                "--bind-to none lets it use all)\n", lt_group_rank(group), cpus,
+                cpus == 1 ? "" : "s", s->config.threads);
+    else if (lt_group_rank(group) == 0 && getenv("OMPI_MCA_orte_bound_at_launch") &&
+             lt_group_size(group) * cpus < machine)
+        fprintf(stderr, "luatrain: warning: mpirun binds each rank to %d of %d CPUs (mpirun "
+                "--bind-to none does not)\n", cpus, machine);
+}
+
+/* This process is one rank; it has its part of the CPUs of those on its node. */
+static lt_status run_in_cluster(settings *s)
+{
+    lt_group *group;
+    if (s->ranks > 0)
+        return lt_fail(LT_EUSAGE, "--ranks is for ranks in one process, but mpirun or srun has "
+                       "started several; let it start as many as there are to be");
+    LT_TRY(lt_cluster_open(&s->group, &group));
+    int cpus = lt_group_cpus(group);
+    warn_of_binding(s, group, cpus);
+    lt_status status = settle(s, lt_group_size(group), cpus);
+    if (status == LT_OK && s->trace && lt_group_rank(group) == 0)
+        status = lt_trace_create(s->trace);
+    if (status == LT_OK && s->trace)
+        status = lt_group_barrier(group, "the trace");
+    if (status != LT_OK) {
+        lt_group_fail(group);
+        lt_group_close(group);
+        return status;
+    }
+    lt_group_set_spin(group, s->config.threads < cpus);
+    s->in_cluster = true;
+    return run_ranks(&(ranks){.n = 1, .cluster = group, .run = run, .ud = s});
+}
+
+static lt_status run_all(settings *s)
+{
+    bool several = s->ranks > 1 || lt_cluster_is_here();
+    if (several && strcmp(s->argv[0], "summary") == 0)
+        return lt_fail(LT_EUSAGE, "summary looks at one rank, not at several");
+    if (lt_cluster_is_here())
+        return run_in_cluster(s);
+    int n = s->ranks > 0 ? s->ranks : 1, cpus = lt_cpu_count();
+    LT_TRY(settle(s, n, cpus > n ? cpus / n : 1));
     if (s->trace)
         LT_TRY(lt_trace_create(s->trace));
-    if (s->ranks == 1 && !s->deterministic)
+    if (n == 1 && !s->deterministic)
         return run(s, NULL);
-    if (strcmp(s->argv[0], "summary") == 0)
-        return lt_fail(LT_EUSAGE, "--ranks is for a training, summary looks at one rank");
-    int cpus = lt_cpu_count();
-    if (s->config.threads == 0)
-        s->config.threads = cpus > s->ranks && !s->deterministic ? cpus / s->ranks : 1;
-    s->group.spin = s->ranks * s->config.threads < cpus;
-    return run_ranks(&(ranks){.n = s->ranks, .group = s->group, .run = run, .ud = s});
+    s->group.spin = n * s->config.threads < cpus;
+    return run_ranks(&(ranks){.n = n, .group = s->group, .run = run, .ud = s});
 }
 
 /* A closed stdin, stdout or stderr would be the next file that is opened, and what is printed would

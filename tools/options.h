@@ -16,6 +16,7 @@ typedef struct settings {
     int ranks;                /* 0: nobody has said */
     bool deterministic;
     const char *trace;        /* a path; or NULL */
+    bool in_cluster;          /* this process is one rank of several */
     lt_group_config group;
     lt_reducer_config reducer;
     const char *text;         /* "help" or "version": wanted instead of a run; or NULL */

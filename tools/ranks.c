@@ -1,5 +1,5 @@
-/* ranks.c - one thread for each rank; see ranks.h. The process's own thread waits for them, and
- * takes the signals.
+/* ranks.c - one thread for each rank; see ranks.h. The process's own thread waits for them, looks
+ * whether other processes have failed, and takes the signals.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -11,14 +11,16 @@
 
 #include "tools/ranks.h"
 
-enum { GRACE = 4 }; /* seconds that the others have to end after a failure */
+/* Seconds that the others have to end after a failure; and if mpirun is about to kill them all. */
+static const double GRACE = 4, SHORT_GRACE = 0.4;
+enum { LOOK_NS = 100 * 1000 * 1000 };
 
 typedef struct job {
     const ranks *ranks;
     pthread_mutex_t lock;      /* guards what follows */
     pthread_cond_t ended;
     int running;
-    lt_status first, failed;   /* how rank 0 ended, and the first that failed */
+    lt_status first, failed;   /* how the first rank here ended, and the first that failed */
     char first_text[1024], failed_text[1024];
 } job;
 
@@ -57,14 +59,15 @@ static void *run(void *ud)
     pthread_mutex_lock(&j->lock);
     if (j->failed == LT_OK)
         describe_failure(j, m->group);
-    if (lt_group_rank(m->group) == 0) {
+    if (j->ranks->cluster || lt_group_rank(m->group) == 0) {
         j->first = status;
         snprintf(j->first_text, sizeof j->first_text, "%s", status == LT_OK ? "" : lt_errmsg());
     }
     j->running--;
     pthread_cond_signal(&j->ended);
     pthread_mutex_unlock(&j->lock);
-    lt_group_close(m->group);
+    if (!j->ranks->cluster)
+        lt_group_close(m->group);
     return NULL;
 }
 
@@ -80,22 +83,45 @@ static void block_signals(sigset_t *before)
     pthread_sigmask(SIG_BLOCK, &asking, before);
 }
 
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* The end after a failure of a process that may not end by itself: a rank is still at work, or
+ * others of the cluster are. */
+static void leave(const job *j)
+{
+    lt_group *cluster = j->ranks->cluster;
+    if (!cluster || lt_group_speaks(cluster, GRACE))
+        fprintf(stderr, "luatrain: %s\n", j->failed_text);
+    if (j->running == 0)
+        lt_group_close(cluster);
+    fflush(NULL);
+    _exit(lt_exit_code(j->failed));
+}
+
 /* Until all ranks have ended, or have had their time after a failure. */
 static void wait_for_all(job *j)
 {
     double deadline = 0;
     pthread_mutex_lock(&j->lock);
     while (j->running > 0) {
-        struct timespec now;
-        clock_gettime(CLOCK_REALTIME, &now);
+        struct timespec soon;
+        if (j->ranks->cluster && j->failed == LT_OK)
+            describe_failure(j, j->ranks->cluster);
         if (j->failed != LT_OK && deadline == 0)
-            deadline = (double)now.tv_sec + GRACE;
-        if (deadline != 0 && (double)now.tv_sec > deadline) {
-            fprintf(stderr, "luatrain: %s\n", j->failed_text);
-            _exit(lt_exit_code(j->failed));
-        }
-        now.tv_sec++;
-        pthread_cond_timedwait(&j->ended, &j->lock, &now);
+            deadline = seconds() +
+                       (j->ranks->cluster && j->failed == LT_EPEER ? SHORT_GRACE : GRACE);
+        if (deadline != 0 && seconds() > deadline)
+            leave(j);
+        clock_gettime(CLOCK_REALTIME, &soon);
+        soon.tv_nsec += LOOK_NS;
+        soon.tv_sec += soon.tv_nsec / 1000000000;
+        soon.tv_nsec %= 1000000000;
+        pthread_cond_timedwait(&j->ended, &j->lock, &soon);
     }
     pthread_mutex_unlock(&j->lock);
 }
@@ -123,7 +149,8 @@ static lt_status run_members(job *j, member *members, lt_group **groups)
         lt_fail(LT_ENOMEM, "the system has no thread left for rank %d", made);
     for (int i = made; i < n; i++) {
         lt_group_fail(groups[i]);
-        lt_group_close(groups[i]);
+        if (!j->ranks->cluster)
+            lt_group_close(groups[i]);
         pthread_mutex_lock(&j->lock);
         j->running--;
         pthread_mutex_unlock(&j->lock);
@@ -131,6 +158,9 @@ static lt_status run_members(job *j, member *members, lt_group **groups)
     wait_for_all(j);
     for (int i = 0; i < made; i++)
         pthread_join(members[i].thread, NULL);
+    if (j->ranks->cluster && j->failed != LT_OK)
+        leave(j);
+    lt_group_close(j->ranks->cluster);
     if (made == 0)
         return LT_ENOMEM;
     if (j->failed != LT_OK)
@@ -143,9 +173,11 @@ lt_status run_ranks(const ranks *r)
     job j = {.ranks = r, .lock = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER};
     lt_group **groups = calloc((size_t)r->n, sizeof *groups);
     member *members = calloc((size_t)r->n, sizeof *members);
-    lt_status status = LT_ENOMEM;
+    lt_status status = LT_OK;
     if (!groups || !members)
-        lt_fail(LT_ENOMEM, "out of memory for %d ranks", r->n);
+        status = lt_fail(LT_ENOMEM, "out of memory for %d ranks", r->n);
+    else if (r->cluster)
+        groups[0] = r->cluster;
     else
         status = lt_local_open(r->n, &r->group, groups);
     if (status == LT_OK)

@@ -93,6 +93,49 @@ TEST(one_arena_in_order_of_addition)
     lt_ctx_free(ctx);
 }
 
+typedef struct lender {
+    double memory[8];
+    int lent, came_back;
+} lender;
+
+static void take_back(void *ud, void *data)
+{
+    lender *l = ud;
+    l->came_back += data == l->memory;
+}
+
+static bool lend_once(void *ud, size_t bytes, lt_loan *loan)
+{
+    lender *l = ud;
+    *loan = (lt_loan){l->memory, take_back, l};
+    return bytes <= sizeof l->memory && l->lent++ == 0;
+}
+
+TEST(gradients_may_lie_in_memory_that_is_lent)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lender l = {{0}, 0, 0};
+    lt_set_grad_slots(ctx, &(lt_grad_slots){.ud = &l, .lend = lend_once});
+    lt_tensor *x[2];
+    for (int i = 0; i < 2; i++) { /* the second one's arena is not lent */
+        lt_params *p = lt_params_new(ctx);
+        x[i] = param(ctx, LT_F64, 3, 1);
+        CHECK_OK(lt_params_add(p, "x", x[i]));
+        CHECK_OK(lt_params_place(p));
+        give_grad(x[i], 2 + i);
+        CHECK_EQ(at(lt_grad(x[i]), 2), 2 + i);
+        lt_params_free(p);
+    }
+    CHECK(l.memory[0] == 2 && l.memory[2] == 2 && l.memory[3] == 0);
+    lt_set_grad_slots(ctx, NULL);
+    CHECK_EQ(l.came_back, 0);
+    lt_release(x[0]);
+    CHECK_EQ(l.came_back, 1);
+    lt_release(x[1]);
+    lt_ctx_free(ctx);
+    CHECK(l.lent == 2 && l.came_back == 1);
+}
+
 TEST(initial_values_are_a_function_of_seed_tree_and_name)
 {
     char sha[4][65];

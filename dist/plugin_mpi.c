@@ -1,0 +1,141 @@
+/* plugin_mpi.c - libluatrain-mpi.so: a wire of MPI. It calls nothing of luatrain: what it knows of
+ * it is wire.h.
+ *
+ * The calls come from one thread at a time, so MPI_THREAD_SERIALIZED will do. A program that has
+ * initialised MPI itself also ends it.
+ */
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "dist/wire.h"
+
+_Static_assert(sizeof(MPI_Request) <= sizeof(lt_request), "a request of MPI fits");
+
+typedef struct mpi {
+    MPI_Comm world;      /* our own: messages of others do not meet ours */
+    int *node;
+    int is_ours;         /* MPI was initialised here */
+} mpi;
+
+static int started(int status, MPI_Request request, lt_request *r)
+{
+    memcpy(r, &request, sizeof request);
+    return status == MPI_SUCCESS ? 0 : -1;
+}
+
+static int start_send(void *self, int to, int channel, const void *data, size_t bytes,
+                      lt_request *r)
+{
+    const mpi *m = self;
+    MPI_Request request = MPI_REQUEST_NULL;
+    int status = MPI_Isend(data, (int)bytes, MPI_BYTE, to, channel, m->world, &request);
+    return started(status, request, r);
+}
+
+static int start_receive(void *self, int from, int channel, void *data, size_t bytes,
+                         lt_request *r)
+{
+    const mpi *m = self;
+    MPI_Request request = MPI_REQUEST_NULL;
+    int status = MPI_Irecv(data, (int)bytes, MPI_BYTE, from, channel, m->world, &request);
+    return started(status, request, r);
+}
+
+static int test(void *self, lt_request *r)
+{
+    MPI_Request request;
+    int done = 0;
+    (void)self;
+    memcpy(&request, r, sizeof request);
+    int status = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    memcpy(r, &request, sizeof request);
+    return status != MPI_SUCCESS ? -1 : done != 0;
+}
+
+static void end(void *self)
+{
+    mpi *m = self;
+    MPI_Comm_free(&m->world);
+    if (m->is_ours)
+        MPI_Finalize();
+    free(m->node);
+    free(m);
+}
+
+/* "Open MPI v4.1.4" of a text that goes on for long. */
+static void name_library(char *name, size_t bytes)
+{
+    char text[MPI_MAX_LIBRARY_VERSION_STRING];
+    int n = 0;
+    if (MPI_Get_library_version(text, &n) != MPI_SUCCESS)
+        n = 0;
+    text[n] = '\0';
+    snprintf(name, bytes, "%.*s", (int)strcspn(text, ",\n"), text);
+}
+
+/* The ranks that are on this one's machine. */
+static int find_node(mpi *m, lt_wire *w)
+{
+    MPI_Comm here;
+    MPI_Group group_here, group_world;
+    int ok = MPI_Comm_split_type(m->world, MPI_COMM_TYPE_SHARED, w->rank, MPI_INFO_NULL, &here)
+             == MPI_SUCCESS;
+    if (!ok)
+        return 0;
+    MPI_Comm_size(here, &w->n_node);
+    m->node = malloc((size_t)w->n_node * sizeof *m->node);
+    int *place = malloc((size_t)w->n_node * sizeof *place);
+    ok = m->node && place;
+    for (int i = 0; ok && i < w->n_node; i++)
+        place[i] = i;
+    MPI_Comm_group(here, &group_here);
+    MPI_Comm_group(m->world, &group_world);
+    ok = ok && MPI_Group_translate_ranks(group_here, w->n_node, place, group_world, m->node)
+               == MPI_SUCCESS;
+    MPI_Group_free(&group_here);
+    MPI_Group_free(&group_world);
+    MPI_Comm_free(&here);
+    free(place);
+    w->node = m->node;
+    return ok;
+}
+
+static int fail(char *text, size_t bytes, const char *why)
+{
+    snprintf(text, bytes, "%s", why);
+    return -1;
+}
+
+LT_API int lt_wire_open(const char *version, lt_wire *wire, char *text, size_t bytes)
+{
+    int is_up = 0, granted = MPI_THREAD_SINGLE;
+    if (strcmp(version, LT_VERSION) != 0) {
+        snprintf(text, bytes, "the MPI plugin is of luatrain %s, this is luatrain %s; install both "
+                 "from one build", LT_VERSION, version);
+        return -1;
+    }
+    mpi *m = calloc(1, sizeof *m);
+    if (!m)
+        return fail(text, bytes, "out of memory for MPI");
+    MPI_Initialized(&is_up);
+    m->is_ours = !is_up;
+    if (is_up)
+        MPI_Query_thread(&granted);
+    else if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &granted) != MPI_SUCCESS)
+        return fail(text, bytes, "MPI does not start");
+    if (granted < MPI_THREAD_SERIALIZED)
+        return fail(text, bytes, "MPI grants calls from one thread only; luatrain wants "
+                    "MPI_THREAD_SERIALIZED");
+    if (MPI_Comm_dup(MPI_COMM_WORLD, &m->world) != MPI_SUCCESS)
+        return fail(text, bytes, "MPI gives no communicator");
+    MPI_Comm_set_errhandler(m->world, MPI_ERRORS_RETURN);
+    *wire = (lt_wire){.self = m, .send = start_send, .receive = start_receive, .test = test,
+                      .close = end};
+    MPI_Comm_rank(m->world, &wire->rank);
+    MPI_Comm_size(m->world, &wire->size);
+    name_library(wire->name, sizeof wire->name);
+    return find_node(m, wire) ? 0 : fail(text, bytes, "MPI does not tell who shares this machine");
+}
