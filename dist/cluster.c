@@ -339,13 +339,14 @@ static void free_cluster(cluster *c)
 }
 
 /* After a failure requests may be open that point into all this, so it stays; and so does the wire,
- * for whose end all would have to come. */
+ * for whose end all would have to come. One that fails now, because this rank has left it alone, is
+ * waited for at the wire's end: mpirun ends both. */
 static void leave(void *self)
 {
     cluster *c = self;
     bool failed = is_failing(c);
     lt__team_leave(&c->team);
-    if (!part_from_peers(c) || failed || is_failing(c))
+    if (!part_from_peers(c) || failed)
         return;
     c->wire.close(c->wire.self);
     free_cluster(c);

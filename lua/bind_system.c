@@ -195,11 +195,12 @@ static int trace(lua_State *L)
     return 0;
 }
 
-/* terminal(): how many columns it has, nil when stdout is none. */
+/* terminal(): how many columns it has, nil when stdout is none. That of mpirun's processes leads to
+ * mpirun, which may write into a file. */
 static int terminal(lua_State *L)
 {
     struct winsize size;
-    if (!isatty(STDOUT_FILENO))
+    if (!isatty(STDOUT_FILENO) || lt_cluster_is_here())
         return 0;
     bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
     lua_pushinteger(L, known ? size.ws_col : 80);
