@@ -251,6 +251,31 @@ TEST(a_mean_far_from_zero_costs_no_digits)
     lt_ctx_free(ctx);
 }
 
+/* Of a NaN in f32 whose lowest bits are set rounding to bf16 would make a zero. */
+TEST(a_NaN_among_parameters_stays_one)
+{
+    const uint32_t bits = 0x7fffffff;
+    for (int channels = 3; channels <= 4; channels++) {
+        lt_ctx *ctx = lt_open(NULL);
+        lt_tensor *in[5] = {lt_tensor_full(ctx, LT_BF16, 2, (int64_t[]){5, channels}, 1)};
+        for (int i = SCALE; i <= VAR; i++)
+            in[i] = lt_tensor_full(ctx, LT_F32, 1, (int64_t[]){channels}, 2);
+        for (int k = 0; k < channels; k++)
+            memcpy((float *)lt_data(in[SCALE]) + k, &bits, sizeof bits);
+        lt_tensor *y = lt_runv(ctx, "batch_norm", "", in, 5);
+        CHECK(y != NULL);
+        for (int i = 0; i < 5 * channels; i++) {
+            double value;
+            CHECK_OK(lt_item(y, i, &value));
+            CHECK(isnan(value));
+        }
+        for (int i = 0; i < 5; i++)
+            lt_release(in[i]);
+        lt_release(y);
+        lt_ctx_free(ctx);
+    }
+}
+
 /* ==== What is kept ============================================================================ */
 
 /* The elements that y keeps for its backward, beside x. */
