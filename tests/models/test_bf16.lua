@@ -67,7 +67,7 @@ end)
 if slow then
   T.test("ResNet-20", function()
     local function resnet20() return lt.models.resnet20{channels = 1} end
-    compare("ResNet-20", 0.78, 0.03, both(resnet20, part(train, 9600), test, 2, 0.1))
+    compare("ResNet-20", 0.75, 0.03, both(resnet20, part(train, 8000), test, 2, 0.1))
   end)
 end
 
