@@ -278,8 +278,8 @@ static lt_status run(void *ud, lt_group *group)
     return status;
 }
 
-/* What depends on the number n of ranks, and on the CPUs of each. The bits of a deterministic run are
- * those of the threads of a rank, which are to be as many for any number of ranks. */
+/* What depends on the number n of ranks, and on the CPUs of each. The bits of a deterministic run
+ * are those of the threads of a rank, which are to be as many for any number of ranks. */
 static lt_status settle(settings *s, int n, int cpus)
 {
     if (!s->deterministic && s->reducer.vranks > 0)
