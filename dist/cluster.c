@@ -25,7 +25,7 @@
 #include "dist/team.h"
 #include "dist/window.h"
 
-enum { STAGE_BYTES = 1 << 20 };
+enum { STAGE_BYTES = 256 << 10 }; /* stays in the cache */
 enum { LATER = 3 };             /* seconds more for those who wait for one that waits for others */
 enum { LAST_SECONDS = 1 };      /* for the last words after a failure */
 static const double LATE_SECONDS = 0.3; /* what was sent before a last word may come after it */
