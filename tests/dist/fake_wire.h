@@ -68,8 +68,8 @@ static inline int fake_receive(void *self, int from, int channel, void *data, si
     return fake_start(self, false, from, channel, data, bytes, r);
 }
 
-/* What of the op can be moved now. */
-static inline void fake_move(fake *f, fake_op *op)
+/* What of the op can be moved at once. Whether that is anything. */
+static inline bool fake_move(fake *f, fake_op *op)
 {
     int from = op->is_send ? f->rank : op->other, to = op->is_send ? op->other : f->rank;
     fake_pipe *p = &f->hub->pipe[from][to][op->channel];
@@ -82,6 +82,7 @@ static inline void fake_move(fake *f, fake_op *op)
     op->data += n;
     op->left -= n;
     atomic_fetch_add(mine, n);
+    return n > 0;
 }
 
 static inline int fake_test(void *self, lt_request *r)
@@ -92,7 +93,8 @@ static inline int fake_test(void *self, lt_request *r)
     bool gone = atomic_load(&f->hub->gone[op->other]); /* before the last look into the pipe */
     if (*first != op)
         return 0;
-    fake_move(f, op);
+    while (fake_move(f, op))
+        ;
     if (op->left > 0)
         return gone ? -1 : 0;
     *first = op->next;
@@ -100,7 +102,15 @@ static inline int fake_test(void *self, lt_request *r)
     return 1;
 }
 
-static inline void fake_close(void *self) { free(self); }
+static inline void fake_close(void *self)
+{
+    fake *f = self;
+    fake_op **queue = &f->queue[0][0][0];
+    for (size_t i = 0; i < sizeof f->queue / sizeof *queue; i++)
+        for (fake_op *op; (op = queue[i]); free(op))
+            queue[i] = op->next;
+    free(f);
+}
 
 /* node_of[r]: the node of rank r. */
 static inline lt_wire fake_wire_new(fake_hub *hub, int rank, int size, const int *node_of)
