@@ -232,8 +232,8 @@ static void *run_rank(void *ud)
         if (r->group && !r->plan->breaks) /* the reducer says that itself */
             lt_group_fail(r->group);
     }
-    lt_group_close(r->group); /* ends what runs in the background */
     lt_reducer_free(r->reducer);
+    lt_group_close(r->group);
     lt_optim_free(r->optim);
     for (int i = 0; i < PARAMS; i++)
         lt_release(r->w[i]);
