@@ -215,13 +215,14 @@ static lt_status complete_grads(lt_ctx *ctx, const char *who)
 
 lt_status lt_optim_grad_norm(lt_optim *o, double *norm)
 {
+    const struct lt_autograd *ag = o->ctx->slots.autograd;
     const lt_def *squares = lt_op_find(o->ctx, "add_squares");
     range r = {0};
     if (!squares)
         return LT_EINVAL;
     LT_TRY(complete_grads(o->ctx, "a norm of gradients"));
     *norm = 0;
-    if (((struct lt_autograd *)o->ctx->slots.autograd)->outcome == LT_PART)
+    if (ag->outcome == LT_PART)
         return LT_OK;
     lt_tensor *total = lt__tensor_new_kept(o->ctx, LT_F64, 0, NULL);
     lt_status status = total ? lt_fill(total, 0) : LT_ENOMEM;

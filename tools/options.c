@@ -33,28 +33,28 @@ static lt_status parse_number(const char *who, const char *value, uint64_t low, 
     return LT_OK;
 }
 
-static lt_status set_threads(settings *s, const char *who, const char *value)
+/* A whole number from 1 to most. */
+static lt_status parse_int(const char *who, const char *value, int most, int *number)
 {
     uint64_t n;
-    LT_TRY(parse_number(who, value, 1, 1024, &n));
-    s->config.threads = (int)n;
+    LT_TRY(parse_number(who, value, 1, (uint64_t)most, &n));
+    *number = (int)n;
     return LT_OK;
+}
+
+static lt_status set_threads(settings *s, const char *who, const char *value)
+{
+    return parse_int(who, value, 1024, &s->config.threads);
 }
 
 static lt_status set_ranks(settings *s, const char *who, const char *value)
 {
-    uint64_t n;
-    LT_TRY(parse_number(who, value, 1, 256, &n));
-    s->ranks = (int)n;
-    return LT_OK;
+    return parse_int(who, value, 256, &s->ranks);
 }
 
 static lt_status set_vranks(settings *s, const char *who, const char *value)
 {
-    uint64_t n;
-    LT_TRY(parse_number(who, value, 1, 256, &n));
-    s->reducer.vranks = (int)n;
-    return LT_OK;
+    return parse_int(who, value, 256, &s->reducer.vranks);
 }
 
 static lt_status set_timeout(settings *s, const char *who, const char *value)

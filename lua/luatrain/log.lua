@@ -190,12 +190,15 @@ end
 
 -- ==== The log of a run ===========================================================================
 
--- In mode json programs read stdout.
-local function print_to_stderr(...)
+-- The line that print would write.
+function log.line(...)
   local list = table.pack(...)
   for i = 1, list.n do list[i] = tostring(list[i]) end
-  io.stderr:write(table.concat(list, "\t"), "\n")
+  return table.concat(list, "\t") .. "\n"
 end
+
+-- In mode json programs read stdout.
+local function print_to_stderr(...) io.stderr:write(log.line(...)) end
 
 local spec = check "log.new{folder:string; mode=text, quiet=false, seconds=0.0}"
 

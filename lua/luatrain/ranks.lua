@@ -3,18 +3,15 @@
 
 local core = ...
 local command = require "luatrain.command"
+local log = require "luatrain.log"
 
 local ranks = {}
 
 -- ==== What the others print ======================================================================
 
-local kept                     -- what was printed before there is a folder; false: nowhere
+local kept                     -- what was printed before there is a folder
 
-local function print_to_file(...)
-  local list = table.pack(...)
-  for i = 1, list.n do list[i] = tostring(list[i]) end
-  io.write(table.concat(list, "\t"), "\n")
-end
+local function print_to_file(...) io.write(log.line(...)) end
 
 local exit = os.exit
 
@@ -59,9 +56,6 @@ function ranks.on_root(fn, ...)
   return fn(...)
 end
 
--- lt.rank(): the number of this rank, from 0, and how many there are.
-ranks.rank = core.rank
-
 -- The sum over all shards of a batch, in their order, of a number that each has; list has those of
 -- this rank's.
 function ranks.sum_shards(what, list)
@@ -84,7 +78,7 @@ end
 local compared = false
 
 -- Before the first parameters are trained: the ranks run the same.
-function ranks.compare_programs()
+local function compare_programs()
   if compared then return end
   compared = true
   core.compare("their luatrain", core.version)
@@ -117,7 +111,7 @@ function ranks.reduce(parameters)
     lines[i] = item.name .. " " .. core.describe(item.tensor)
     tensors[i] = item.tensor
   end
-  ranks.compare_programs()
+  compare_programs()
   core.compare("the parameters to be trained", table.concat(lines, "\n"))
   core.reduce(tensors)
 end
