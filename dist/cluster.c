@@ -240,6 +240,16 @@ static lt_status receive(void *self, int from, void *data, size_t bytes)
     return share(c, lt__ring_receive(&c->ring, from, data, bytes));
 }
 
+static lt_status mpi_allreduce(void *self, const float *from, float *to, size_t count)
+{
+    cluster *c = self;
+    if (!c->wire.sum)
+        return lt_fail(LT_EENV, "%s has no allreduce of its own", c->wire.name);
+    if (c->wire.sum(c->wire.self, from, to, count) != 0)
+        return share(c, lt_fail(LT_EPEER, "%s: its allreduce failed", c->wire.name));
+    return LT_OK;
+}
+
 /* ==== The rest of a transport ================================================================= */
 
 static uint64_t bytes_so_far(const void *self)
@@ -355,7 +365,8 @@ static void leave(void *self)
 static const lt_transport transport = {
     .name = "cluster", .allreduce = allreduce, .broadcast = broadcast, .barrier = barrier,
     .send = send, .receive = receive, .bytes = bytes_so_far, .fail = fail, .failure = failure,
-    .at = at, .lend = lend, .speaks = speaks, .set_spin = set_spin, .cpus = cpus, .close = leave,
+    .at = at, .lend = lend, .mpi_allreduce = mpi_allreduce, .speaks = speaks, .set_spin = set_spin,
+    .cpus = cpus, .close = leave,
 };
 
 /* ==== The beginning =========================================================================== */
@@ -436,10 +447,10 @@ static bool lives(void *ud, int seat)
     return kill(c->pid[seat], 0) == 0 || errno != ESRCH;
 }
 
-static lt_status enter_team(cluster *c, int size, const lt_group_config *config)
+static lt_status enter_team(cluster *c, int size)
 {
     c->team = (lt_team){.board = (lt_board *)(c->front + MARK_BYTES), .size = size,
-                        .name = c->name, .timeout = c->ring.timeout, .spin = config->spin};
+                        .name = c->name, .timeout = c->ring.timeout};
     while (c->name[c->team.rank] != c->wire.rank)
         c->team.rank++;
     if (size == 1) /* nobody else looks at its data */
@@ -456,18 +467,18 @@ static lt_status enter_team(cluster *c, int size, const lt_group_config *config)
 }
 
 /* Those on this machine become a node, if they can map each other's memory. */
-static lt_status find_node(cluster *c, const lt_group_config *config)
+static lt_status find_node(cluster *c)
 {
     const lt_wire *w = &c->wire;
     LT_TRY(w->node[0] == w->rank ? offer_board(c) : accept_board(c));
     if (c->pid[0] != 0) {
         memcpy(c->name, w->node, (size_t)w->n_node * sizeof *c->name);
-        return enter_team(c, w->n_node, config);
+        return enter_team(c, w->n_node);
     }
     if (!c->own_front)
         LT_TRY(make_front(c, 1));
     c->name[0] = w->rank;
-    return enter_team(c, 1, config);
+    return enter_team(c, 1);
 }
 
 /* Who is first on which node: rank 0 asks all and tells all. */
@@ -523,7 +534,7 @@ static lt_status count_cpus(cluster *c)
     LT_TRY(lt__team_allreduce(&c->team, &sum));
     for (int i = 0; i < CPU_SETSIZE; i++)
         all += CPU_ISSET(i, &mine) ? 1.0 / (double)users[i] : 0;
-    c->cpus = all > 1 ? (int)(all + 1e-6) : 1;
+    c->cpus = (int)(all + 1e-6);
     return LT_OK;
 }
 
@@ -534,7 +545,7 @@ static lt_status begin(cluster *c, const lt_group_config *config)
         return lt_fail(LT_EUSAGE, "there can be 1 to %d ranks on a node, not %d", LT_MOST_SHARES,
                        c->wire.n_node);
     c->ring = (lt_ring){.wire = &c->wire, .timeout = config->timeout > 0 ? config->timeout : 120,
-                        .spin = config->spin, .look = look, .ud = c};
+                        .look = look, .ud = c};
     LT_TRY(lt__ring_open(&c->ring));
     c->name = calloc(size, sizeof *c->name);
     c->first = calloc(size, sizeof *c->first);
@@ -546,7 +557,7 @@ static lt_status begin(cluster *c, const lt_group_config *config)
     memset(c->pidfd, -1, size * sizeof *c->pidfd);
     if (!(c->windows = lt__windows_new()))
         return LT_ENOMEM;
-    LT_TRY(find_node(c, config));
+    LT_TRY(find_node(c));
     LT_TRY(find_nodes(c));
     LT_TRY(meet_peers(c));
     return count_cpus(c);

@@ -21,7 +21,6 @@ typedef struct lt_group lt_group;
 
 typedef struct lt_group_config { /* zero means default */
     double timeout; /* seconds that the others are waited for; 120 */
-    bool spin;      /* there is a core for each thread: waits may burn it for some microseconds */
 } lt_group_config;
 
 /* Groups for n ranks that are threads of this process: group[r] is for the thread of rank r, and
@@ -41,8 +40,9 @@ LT_API int lt_group_rank(const lt_group *group);
 LT_API int lt_group_size(const lt_group *group);
 /* The CPUs that are this rank's part of those it shares with other ranks; 1 or more. */
 LT_API int lt_group_cpus(const lt_group *group);
-/* As in the config, once it is known how many threads there are. Before the first collective. */
-LT_API void lt_group_set_spin(lt_group *group, bool spin);
+/* The rank computes with so many threads. A wait may then burn a CPU that none of them needs, for
+ * some microseconds, before it sleeps; until this is said it does not. */
+LT_API void lt_group_set_threads(lt_group *group, int threads);
 
 /* ==== Collectives ============================================================================= */
 
@@ -69,6 +69,12 @@ LT_MUST lt_status lt_group_barrier(lt_group *group, const char *what);
  * once data may be changed. */
 LT_MUST lt_status lt_group_send(lt_group *group, int to, const void *data, size_t bytes);
 LT_MUST lt_status lt_group_receive(lt_group *group, int from, void *data, size_t bytes);
+
+/* For benchmarks: the seconds that each of n allreduces of `count` f32 elements takes this rank, in
+ * memory like that of gradients. by_mpi: MPI_Allreduce does them; LT_EENV when the ranks are
+ * threads of one process. A collective. */
+LT_MUST lt_status lt_group_time(lt_group *group, int64_t count, lt_dtype wire, bool by_mpi,
+                                double *seconds, int n);
 
 /* Bytes that this rank has sent to others, or that they have read from it, so far. */
 LT_API uint64_t lt_group_bytes(const lt_group *group);
@@ -118,6 +124,8 @@ typedef struct lt_reducer_config { /* zero means default */
     size_t first_bucket, bucket;   /* bytes; 1 MiB for the first, 8 for the others */
     lt_dtype wire;                 /* of f32 gradients */
     bool blocking;                 /* nothing is sent before the optimizer wants it */
+    bool apart;                    /* nothing is sent at all, and weights go apart: to measure what
+                                    * it costs to be together */
     int vranks;                    /* a step has so many shards, a power of two: each rank goes
                                     * through its part of them one after the other, with backward
                                     * and the optimizer's step for each, of which only the last is
@@ -130,6 +138,9 @@ typedef struct lt_reducer_config { /* zero means default */
  * or that are to travel in halves. */
 LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config);
 LT_API void lt_reducer_free(lt_reducer *reducer);
+/* From the next step on, with other buckets and at other times, on all ranks alike. wire and vranks
+ * stay as they are. */
+LT_MUST lt_status lt_reducer_configure(lt_reducer *reducer, const lt_reducer_config *config);
 /* The gradients of these parameters, which are placed, are to be made one. A collective: they get
  * the values of rank 0. Those that it has already are passed over. */
 LT_MUST lt_status lt_reducer_add(lt_reducer *reducer, lt_tensor *const *params, int n);
@@ -148,6 +159,14 @@ typedef struct lt_reduced { /* the last step that was made one */
     double waited;          /* seconds that the optimizer had to wait for */
 } lt_reduced;
 LT_API lt_reduced lt_reducer_last(const lt_reducer *reducer);
+
+typedef struct lt_bucket { /* in the last step; seconds since its last backward began */
+    size_t bytes;          /* of gradients that were summed; 0: none were, and no time counts */
+    double ready;          /* this rank had the last of them */
+    double began, ended;   /* the allreduce */
+} lt_bucket;
+/* One of them, from 0 on in the order of sending. False: there are not so many. */
+LT_API bool lt_reducer_bucket(const lt_reducer *reducer, int i, lt_bucket *bucket);
 
 #ifdef __cplusplus
 }

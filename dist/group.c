@@ -2,10 +2,12 @@
  * in the background, and turns between it and the rank's own thread.
  */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/queue.h"
+#include "core/tensor.h"
 #include "dist/group.h"
 #include "dist/sum.h"
 
@@ -20,10 +22,12 @@ struct lt_group {
     const lt_transport *transport;
     void *self;
     int rank, size;
+    int threads;                 /* that the rank computes with; 0: who knows */
     lt_queue *tasks;             /* NULL: nothing was ever started */
     pthread_t thread;
     pthread_mutex_t lock;        /* guards what follows */
     pthread_cond_t idle;
+    atomic_bool awaited;         /* the rank's thread waits, and computes nothing */
     int open;                    /* tasks that were started and are not done */
     lt_status status;            /* of the first that failed, */
     char message[1024];          /* and what it said */
@@ -60,8 +64,14 @@ void lt_group_close(lt_group *g)
 
 int lt_group_rank(const lt_group *g) { return g->rank; }
 int lt_group_size(const lt_group *g) { return g->size; }
-int lt_group_cpus(const lt_group *g) { return g->transport->cpus(g->self); }
-void lt_group_set_spin(lt_group *g, bool spin) { g->transport->set_spin(g->self, spin); }
+void lt_group_set_threads(lt_group *g, int threads) { g->threads = threads; }
+
+int lt_group_cpus(const lt_group *g)
+{
+    int cpus = g->transport->cpus(g->self);
+    return cpus > 1 ? cpus : 1;
+}
+
 uint64_t lt_group_bytes(const lt_group *g) { return g->transport->bytes(g->self); }
 
 bool lt__group_lend(lt_group *g, size_t bytes, lt_loan *loan)
@@ -124,8 +134,10 @@ lt_status lt_group_start(lt_group *g, lt_status (*fn)(void *ud), void *ud)
 lt_status lt_group_wait(lt_group *g)
 {
     pthread_mutex_lock(&g->lock);
+    atomic_store(&g->awaited, true);
     while (g->open > 0)
         pthread_cond_wait(&g->idle, &g->lock);
+    atomic_store(&g->awaited, false);
     lt_status status = g->status;
     pthread_mutex_unlock(&g->lock);
     return status == LT_OK ? LT_OK : lt_fail(status, "%s", g->message);
@@ -136,9 +148,12 @@ lt_status lt_group_wait(lt_group *g)
 /* The rank's thread goes behind what was started; the one in the background is there already. */
 static lt_status take_turn(lt_group *g)
 {
-    if (!g->tasks || pthread_equal(pthread_self(), g->thread))
-        return LT_OK;
-    return lt_group_wait(g);
+    bool behind = g->tasks && pthread_equal(pthread_self(), g->thread);
+    if (g->tasks && !behind)
+        LT_TRY(lt_group_wait(g));
+    int needed = behind && !atomic_load(&g->awaited) ? g->threads + 1 : g->threads;
+    g->transport->set_spin(g->self, g->threads > 0 && needed <= g->transport->cpus(g->self));
+    return LT_OK;
 }
 
 static lt_status check_rank(const lt_group *g, const char *who, int rank)
@@ -237,6 +252,51 @@ lt_status lt_group_compare(lt_group *g, const char *what, const char *text)
     }
     free(first);
     return status == LT_OK ? lt_group_barrier(g, what) : status;
+}
+
+/* ==== For benchmarks ========================================================================== */
+
+static lt_status time_sums(lt_group *g, const lt_sum *sum, float *mpi, double *seconds, int n)
+{
+    for (int i = 0; i < n; i++) {
+        LT_TRY(lt_group_barrier(g, sum->what));
+        double before = lt__seconds();
+        if (mpi)
+            LT_TRY(g->transport->mpi_allreduce(g->self, sum->data, mpi, (size_t)sum->count));
+        else
+            LT_TRY(lt_group_allreduce(g, sum));
+        seconds[i] = lt__seconds() - before;
+    }
+    return LT_OK;
+}
+
+/* MPI gets a second array, in which it is faster than in place. */
+lt_status lt_group_time(lt_group *g, int64_t count, lt_dtype wire, bool by_mpi, double *seconds,
+                        int n)
+{
+    if (by_mpi && !g->transport->mpi_allreduce)
+        return lt_fail(LT_EENV, "ranks that are threads do not have MPI between them");
+    LT_TRY(take_turn(g));
+    size_t bytes = ((size_t)count + 1) * sizeof(float);
+    lt_loan loan = {0};
+    bool lent = lt__group_lend(g, bytes, &loan);
+    float *own = lent ? NULL : calloc(1, bytes), *mpi = by_mpi ? calloc(1, bytes) : NULL;
+    lt_sum sum = {"an allreduce to be timed", lent ? loan.data : own, count, LT_F32, wire,
+                  1.0 / g->size};
+    lt_status status = sum.data && (mpi || !by_mpi) ? LT_OK
+        : lt_fail(LT_ENOMEM, "out of memory for an allreduce of %lld elements", (long long)count);
+    for (int64_t i = 0; status == LT_OK && i < count; i++) {
+        ((float *)sum.data)[i] = 1; /* pages that were never written are all the same one */
+        if (mpi)
+            mpi[i] = 1;
+    }
+    if (status == LT_OK)
+        status = time_sums(g, &sum, mpi, seconds, n);
+    if (lent)
+        loan.give(loan.ud, loan.data);
+    free(own);
+    free(mpi);
+    return status;
 }
 
 /* ==== Failure ================================================================================= */

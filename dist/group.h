@@ -19,9 +19,11 @@ typedef struct lt_transport {
     bool (*failure)(const void *self, int *rank, lt_status *code, char *text, size_t bytes);
     void (*at)(void *self, const char *where, int64_t step);
     bool (*lend)(void *self, size_t bytes, lt_loan *loan); /* or NULL */
+    /* MPI's own, to compare with; or NULL. */
+    lt_status (*mpi_allreduce)(void *self, const float *from, float *to, size_t count);
     bool (*speaks)(void *self, double seconds);
-    void (*set_spin)(void *self, bool spin);
-    int (*cpus)(const void *self);
+    void (*set_spin)(void *self, bool spin); /* whether the next waits may burn a CPU */
+    int (*cpus)(const void *self); /* 0: there are fewer than ranks */
     void (*close)(void *self);  /* leaves, and frees self */
 } lt_transport;
 

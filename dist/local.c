@@ -69,8 +69,7 @@ static void set_spin(void *self, bool spin) { team_of(self)->spin = spin; }
 
 static int cpus(const void *self)
 {
-    int each = lt_cpu_count() / ((const local *)self)->team.size;
-    return each > 1 ? each : 1;
+    return lt_cpu_count() / ((const local *)self)->team.size;
 }
 
 static void release(shared *s)
@@ -113,8 +112,7 @@ static lt_group *member(shared *s, int rank, int size, const lt_group_config *co
     atomic_fetch_add(&s->refs, 1);
     l->shared = s;
     l->team = (lt_team){.board = (lt_board *)s->board, .rank = rank, .size = size,
-                        .timeout = config->timeout > 0 ? config->timeout : 120,
-                        .spin = config->spin};
+                        .timeout = config->timeout > 0 ? config->timeout : 120};
     return lt__group_new(&transport, l, rank, size);
 }
 

@@ -55,6 +55,13 @@ static int test(void *self, lt_request *r)
     return status != MPI_SUCCESS ? -1 : done != 0;
 }
 
+static int sum(void *self, const float *from, float *to, size_t count)
+{
+    const mpi *m = self;
+    return MPI_Allreduce(from, to, (int)count, MPI_FLOAT, MPI_SUM, m->world) == MPI_SUCCESS ? 0
+                                                                                          : -1;
+}
+
 static void end(void *self)
 {
     mpi *m = self;
@@ -133,7 +140,7 @@ LT_API int lt_wire_open(const char *version, lt_wire *wire, char *text, size_t b
         return fail(text, bytes, "MPI gives no communicator");
     MPI_Comm_set_errhandler(m->world, MPI_ERRORS_RETURN);
     *wire = (lt_wire){.self = m, .send = start_send, .receive = start_receive, .test = test,
-                      .close = end};
+                      .sum = sum, .close = end};
     MPI_Comm_rank(m->world, &wire->rank);
     MPI_Comm_size(m->world, &wire->size);
     name_library(wire->name, sizeof wire->name);

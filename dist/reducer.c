@@ -36,6 +36,7 @@ typedef struct item {
 typedef struct bucket {
     int first, end;     /* items */
     int coming;         /* of them, in the running backward; under the lock */
+    lt_bucket times;    /* but from no beginning */
 } bucket;
 
 /* The record: these, then two for each rank, one for each item, and the norms. All are summed over
@@ -55,6 +56,7 @@ struct lt_reducer {
     double *record;
     size_t n_record;
     double share;       /* rows of this rank / rows of all */
+    double began;       /* when the last backward did */
     double loss;        /* sum over the backwards of this step */
     int backwards;      /* in this step */
     int usual;          /* the most that a step had so far; 0: there was none */
@@ -78,6 +80,26 @@ static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad);
 static lt_status end(void *ud, lt_ctx *ctx, lt_status status);
 static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome);
 static bool lend(void *ud, size_t bytes, lt_loan *loan);
+
+static void take_slots(lt_reducer *r)
+{
+    lt_grad_slots slots = {.ud = r, .lend = lend};
+    if (!r->config.apart) {
+        slots.begin = begin;
+        slots.ready = ready;
+        slots.end = end;
+        slots.update = update;
+    }
+    lt_set_grad_slots(r->ctx, &slots);
+}
+
+static void fill_sizes(lt_reducer_config *config)
+{
+    if (config->first_bucket == 0)
+        config->first_bucket = 1 << 20;
+    if (config->bucket == 0)
+        config->bucket = 8 << 20;
+}
 
 static lt_status check_vranks(const lt_reducer_config *config, int size)
 {
@@ -106,18 +128,13 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
     r->group = group;
     r->config = config ? *config : defaults;
     r->shards = r->config.vranks / lt_group_size(group);
-    if (r->config.first_bucket == 0)
-        r->config.first_bucket = 1 << 20;
-    if (r->config.bucket == 0)
-        r->config.bucket = 8 << 20;
+    fill_sizes(&r->config);
     r->rank = lt_group_rank(group);
     r->size = lt_group_size(group);
     r->share = 1.0 / r->size;
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->ready, NULL);
-    lt_set_grad_slots(ctx, &(lt_grad_slots){
-        .ud = r, .begin = begin, .ready = ready, .end = end, .update = update,
-        .lend = lend});
+    take_slots(r);
     return r;
 }
 
@@ -153,6 +170,17 @@ void lt_reducer_set_share(lt_reducer *r, int64_t rows, int64_t total)
 void lt_reducer_expect(lt_reducer *r, int backwards) { r->expected = backwards; }
 
 lt_reduced lt_reducer_last(const lt_reducer *r) { return r->last; }
+
+bool lt_reducer_bucket(const lt_reducer *r, int i, lt_bucket *out)
+{
+    if (i >= r->n_buckets)
+        return false;
+    *out = r->buckets[i].times;
+    out->ready -= r->began;
+    out->began -= r->began;
+    out->ended -= r->began;
+    return true;
+}
 
 /* array = room for n elements of `bytes`, what is in it kept. */
 static lt_status grow(void **array, int n, size_t bytes)
@@ -244,6 +272,19 @@ lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
     return plan(r);
 }
 
+lt_status lt_reducer_configure(lt_reducer *r, const lt_reducer_config *config)
+{
+    lt_dtype wire = r->config.wire;
+    int vranks = r->config.vranks;
+    LT_TRY(lt_group_wait(r->group));
+    r->config = *config;
+    r->config.wire = wire;
+    r->config.vranks = vranks;
+    fill_sizes(&r->config);
+    take_slots(r);
+    return r->n_items > 0 ? plan(r) : LT_OK;
+}
+
 /* ==== The record ============================================================================== */
 
 static double *of_rank(lt_reducer *r, int rank) { return r->record + HEAD + OF_RANK * rank; }
@@ -315,8 +356,9 @@ static lt_status wait_until_there(lt_reducer *r, const bucket *b)
 static lt_status reduce(lt_reducer *r, int index)
 {
     char what[32];
-    const bucket *b = &r->buckets[index];
+    bucket *b = &r->buckets[index];
     int first = b->first, end = b->end;
+    b->times.bytes = 0;
     while (first < end && !r->items[first].wanted)
         first++;
     while (end > first && !r->items[end - 1].wanted)
@@ -337,8 +379,11 @@ static lt_status reduce(lt_reducer *r, int index)
                   .dtype = dtype, .wire = dtype == LT_F32 ? r->config.wire : dtype,
                   .scale = r->shards > 0 ? 1 : r->share};
     LT_TRY(lt_group_allreduce(r->group, &sum));
+    b->times.bytes = (size_t)sum.count * lt_dtype_bytes(dtype);
+    b->times.began = began;
+    b->times.ended = lt__seconds();
     lt_trace(r->ctx, LT_TRACK_COMM, "wait for backward", asked, began - asked);
-    lt_trace(r->ctx, LT_TRACK_COMM, what, began, lt__seconds() - began);
+    lt_trace(r->ctx, LT_TRACK_COMM, what, began, b->times.ended - began);
     r->last.buckets++;
     return LT_OK;
 }
@@ -445,7 +490,10 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
     r->loss += value;
     r->backwards++;
     r->more = true;
+    r->began = lt__seconds();
     survey(r);
+    for (int k = 0; k < r->n_buckets; k++)
+        r->buckets[k].times.ready = r->began;
     if (r->folded) {
         r->folded = false;
         r->shard = (r->shard + 1) % r->shards;
@@ -464,9 +512,12 @@ static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad)
     (void)grad;
     if (!it)
         return LT_OK;
+    bucket *b = &r->buckets[it->bucket];
     pthread_mutex_lock(&r->lock);
-    if (it->came == COMING && --r->buckets[it->bucket].coming == 0)
+    if (it->came == COMING && --b->coming == 0) {
+        b->times.ready = lt__seconds();
         pthread_cond_signal(&r->ready);
+    }
     it->came = THERE;
     pthread_mutex_unlock(&r->lock);
     return LT_OK;

@@ -22,7 +22,7 @@ typedef struct lt_ring { /* one member's view */
     int index, size;     /* this member, and how many there are */
     double timeout;      /* seconds in which something must move, */
     double grace;        /* and a few more, for who waits for one that waits for others */
-    bool spin;           /* there is a core for each thread */
+    bool spin;           /* there is a CPU to burn */
     /* Asked while it waits: LT_OK, or why there is no use in it. rank: whom it waits for. */
     lt_status (*look)(void *ud, int rank, const char *what);
     void *ud;

@@ -1,5 +1,5 @@
 /* sum.c - sums over ranks, a block at a time that stays in the cache: each element is read once
- * from every rank and written once to every rank.
+ * from every rank and written once to every rank. Two ranks, the most usual, need no block.
  */
 #include <string.h>
 
@@ -34,6 +34,24 @@ LT_SIMD static void add_f32(float *restrict to, const float *restrict x, int n)
 {
     for (int i = 0; i < n; i++)
         to[i] += x[i];
+}
+
+LT_SIMD static void add_two_f32(float *restrict to, const float *x, float x_scale, const float *y,
+                                float y_scale, int n)
+{
+    for (int i = 0; i < n; i++)
+        to[i] = x[i] * x_scale + y[i] * y_scale;
+}
+
+/* The same for both, in their places. */
+LT_SIMD static void sum_two_f32(float *restrict x, float x_scale, float *restrict y, float y_scale,
+                                int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float sum = x[i] * x_scale + y[i] * y_scale;
+        x[i] = sum;
+        y[i] = sum;
+    }
 }
 
 static void add(const job *j, block *to, const block *x)
@@ -87,6 +105,12 @@ static void add_up(const job *j, int first, int n, block *to)
         take(j, first, to);
         return;
     }
+    if (n == 2 && j->dtype == LT_F32 && j->wire == LT_F32) {
+        const lt_share *s = &j->share[first];
+        add_two_f32(to->f32, place(j, first), (float)s[0].scale, place(j, first + 1),
+                    (float)s[1].scale, j->n);
+        return;
+    }
     while (2 * left < n)
         left *= 2;
     add_up(j, first, left, to);
@@ -114,6 +138,11 @@ void lt__sum_shares(const lt_share *share, int n, lt_dtype dtype, lt_dtype wire,
                     int64_t count)
 {
     block level[LEVELS];
+    if (n == 2 && dtype == LT_F32 && wire == LT_F32) {
+        sum_two_f32((float *)share[0].data + first, (float)share[0].scale,
+                    (float *)share[1].data + first, (float)share[1].scale, count);
+        return;
+    }
     for (int64_t at = first; at < first + count; at += BLOCK) {
         job j = job_at(share, dtype, wire, at, first + count);
         add_up(&j, 0, n, level);

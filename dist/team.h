@@ -25,7 +25,7 @@ typedef struct lt_team {  /* one rank's view */
     const int *name;      /* of the rank in each seat, for messages; NULL: the seat's own */
     double timeout;       /* seconds */
     double grace;         /* and a few more, for those who wait for one that waits for others */
-    bool spin;            /* there is a core for each thread */
+    bool spin;            /* there is a CPU to burn */
     uint32_t wishes;      /* collectives so far */
     uint64_t bytes;       /* that others have had of this rank, and it of them */
     /* For processes, which see of each other what lies in shared memory: what lies elsewhere goes

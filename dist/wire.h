@@ -2,8 +2,8 @@
  * door, so it stands alone.
  *
  * Messages from one rank to another on one channel come in the order of sending, and each has the
- * bytes that the receiver expects. Nothing here blocks. All calls come from one thread at a time,
- * though not always the same one.
+ * bytes that the receiver expects. Nothing but sum() blocks. All calls come from one thread at a
+ * time, though not always the same one.
  */
 #ifndef LT_DIST_WIRE_H
 #define LT_DIST_WIRE_H
@@ -27,6 +27,8 @@ typedef struct lt_wire {
     int (*send)(void *self, int to, int channel, const void *data, size_t bytes, lt_request *r);
     int (*receive)(void *self, int from, int channel, void *data, size_t bytes, lt_request *r);
     int (*test)(void *self, lt_request *r); /* 1: it is done; 0: not yet; -1: the other is lost */
+    int (*sum)(void *self, const float *from, float *to, size_t count); /* over all ranks, and
+                            * blocking: what the wire offers itself. 0, or -1; or NULL */
     /* The end, for which all come together; wire->node goes with it. Not after a failure. */
     void (*close)(void *self);
 } lt_wire;

@@ -42,6 +42,7 @@ typedef struct lt_lua {
     lt_group *group;           /* of this rank; NULL: there are no others */
     lt_reducer_config reducing;
     lt_reducer *reducer;       /* or NULL, without a group */
+    bool apart;                /* bench dist: this rank goes its own way for some steps */
     bool on_root;              /* the others are not here: see bind_dist.c */
     int64_t first_row;         /* of this rank in the batch */
 } lt_lua;

@@ -8,22 +8,21 @@
 #include "core/tensor.h"
 #include "lua/bind.h"
 
-/* The group, for a collective. NULL when there are no others. */
+/* The group, for a collective. NULL when there are no others to take part. */
 static lt_group *others(lua_State *L, const char *who)
 {
     lt_lua *s = lt__lua(L);
     if (s->on_root)
         lt__refuse(L, s, "%s is for all ranks, and in lt.on_root there is only rank 0", who);
-    return s->group;
+    return s->apart ? NULL : s->group;
 }
 
 void lt__group_at(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     char where[64] = "";
-    if (!s->group)
+    if (!others(L, "a step of the training"))
         return;
-    others(L, "a step of the training");
     lt__where(s, where, sizeof where);
     size_t end = strlen(where);
     while (end > 0 && (where[end - 1] == ' ' || where[end - 1] == ':'))
@@ -183,10 +182,77 @@ static int reduced(lua_State *L)
     return 4;
 }
 
+/* configure(apart, blocking, bucket): how gradients are made one from the next step on: not at all;
+ * not before the optimizer wants them; in buckets of so many bytes, 0 for the usual ones. */
+static int configure(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_reducer_config config = s->reducing;
+    config.apart = s->apart = lua_toboolean(L, 1);
+    config.blocking = lua_toboolean(L, 2);
+    config.bucket = config.first_bucket = (size_t)luaL_checkinteger(L, 3);
+    lt__check(L, s, lt_reducer_configure(s->reducer, &config));
+    return 0;
+}
+
+static void set_number(lua_State *L, const char *key, double value)
+{
+    lua_pushnumber(L, value);
+    lua_setfield(L, -2, key);
+}
+
+/* buckets(): of the last step: {{bytes = , ready = , began = , ended = }, ...}; see lt_bucket. */
+static int buckets(lua_State *L)
+{
+    const lt_lua *s = lt__lua(L);
+    lt_bucket b;
+    lua_newtable(L);
+    for (int i = 0; lt_reducer_bucket(s->reducer, i, &b); i++) {
+        lua_createtable(L, 0, 4);
+        lua_pushinteger(L, (lua_Integer)b.bytes);
+        lua_setfield(L, -2, "bytes");
+        set_number(L, "ready", b.ready);
+        set_number(L, "began", b.began);
+        set_number(L, "ended", b.ended);
+        lua_rawseti(L, -2, i + 1);
+    }
+    return 1;
+}
+
+/* time_sums(count, n, by_mpi): a list of the seconds that n allreduces of so many f32 elements
+ * took; nil where there is no MPI to do them. */
+static int time_sums(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lua_Integer count = luaL_checkinteger(L, 1), n = luaL_checkinteger(L, 2);
+    double *seconds = lua_newuserdatauv(L, (size_t)n * sizeof *seconds, 0);
+    lt_status status = lt_group_time(s->group, count, s->reducing.wire, lua_toboolean(L, 3),
+                                     seconds, (int)n);
+    if (status == LT_EENV)
+        return 0;
+    lt__check(L, s, status);
+    lua_createtable(L, (int)n, 0);
+    for (int i = 0; i < n; i++) {
+        lua_pushnumber(L, seconds[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+    return 1;
+}
+
+/* wire(): the name of what gradients travel as, and its bytes. */
+static int wire(lua_State *L)
+{
+    lt_dtype dtype = lt__lua(L)->reducing.wire;
+    lua_pushstring(L, lt_dtype_name(dtype));
+    lua_pushinteger(L, (lua_Integer)lt_dtype_bytes(dtype));
+    return 2;
+}
+
 static const luaL_Reg functions[] = {
     {"rank", rank}, {"on_root", on_root}, {"compare", compare}, {"tell", tell}, {"sum", sum},
     {"reduce", reduce}, {"shards", shards}, {"shard", shard}, {"take_shard", take_shard},
-    {"expect", expect}, {"reduced", reduced}, {NULL, NULL}};
+    {"expect", expect}, {"reduced", reduced}, {"configure", configure}, {"buckets", buckets},
+    {"time_sums", time_sums}, {"wire", wire}, {NULL, NULL}};
 
 void lt__open_dist(lua_State *L) { lt__register(L, functions); }
 

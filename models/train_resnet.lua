@@ -3,12 +3,12 @@
 --   luatrain train_resnet.lua                                    ResNet-20 on Fashion-MNIST
 --   luatrain train_resnet.lua --data cifar10:DIR --epochs 10
 --   luatrain train_resnet.lua --data images:DIR --arch resnet50 --epochs 90 --batch 256 \
---                             --decay 1e-4 --warmup 5 --smoothing 0.1
+--                             --lr 0.1 --decay 1e-4 --warmup 5 --smoothing 0.1
 local lt = require "luatrain"
 local resnet = require "resnet"
 
 local opt = lt.args{
-  data = "fashion-mnist", epochs = 4, batch = 128, lr = 0.1, decay = 5e-4, smoothing = 0.0,
+  data = "fashion-mnist", epochs = 3, batch = 128, lr = 0.2, decay = 5e-4, smoothing = 0.0,
   warmup = 1.0,
   arch = {"resnet20", "resnet32", "resnet44", "resnet56",
           "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"},

@@ -223,7 +223,7 @@ def train_epoch(o, net, optimizer, images, labels, epoch):
         x = images[some]
         x = torch.where((torch.rand(len(some)) < 0.5)[:, None, None, None], x.flip(3), x)
         for group in optimizer.param_groups:
-            group['lr'] = 0.1 * factor(epoch + (first + len(some) / 2) / n, o)
+            group['lr'] = o.lr * factor(epoch + (first + len(some) / 2) / n, o)
         learn(o, net, optimizer, x.contiguous(memory_format=layout(o)), labels[some])
 
 
@@ -239,7 +239,7 @@ def train(o):
     decayed = [p for p in net.parameters() if p.dim() > 1]
     others = [p for p in net.parameters() if p.dim() == 1]
     optimizer = torch.optim.SGD([{'params': decayed, 'weight_decay': 5e-4}, {'params': others}],
-                                lr=0.1, momentum=0.9, nesterov=True, fused=True)
+                                lr=o.lr, momentum=0.9, nesterov=True, fused=True)
     top1, epoch = 0.0, 0
     while top1 < o.to and epoch < o.epochs:
         train_epoch(o, net, optimizer, images, labels, epoch)
@@ -264,7 +264,8 @@ def main():
     p.add_argument('--steps', type=int, default=3, help='step: at least')
     p.add_argument('--seconds', type=float, default=3.0, help='step: at least')
     p.add_argument('--data', default='/usr/share/datasets/fashion-mnist')
-    p.add_argument('--epochs', type=int, default=4)
+    p.add_argument('--epochs', type=int, default=3)
+    p.add_argument('--lr', type=float, default=0.2)
     p.add_argument('--to', type=float, default=0.92, help='train: until top-1 is there')
     p.add_argument('--seed', type=int, default=0)
     o = p.parse_args()

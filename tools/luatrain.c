@@ -98,7 +98,7 @@ static lt_status run_script(lua_State *L, int argc, char **argv)
 
 /* The subcommands that look at how a script trains: watch() of luatrain/NAME.lua takes what follows
  * the name and returns which of it is the script, and a function. The script runs until it is told
- * that all was seen, as LT_EDONE; then the function is called. */
+ * that all was seen, as LT_EDONE; then the function is called. There may be no script. */
 static const char watch_script[] = "return require('luatrain.' .. ...).watch(select(2, ...))";
 
 static lt_status watch(lua_State *L, const char *name, int argc, char **argv)
@@ -113,7 +113,8 @@ static lt_status watch(lua_State *L, const char *name, int argc, char **argv)
     if (status != LT_OK)
         return status == LT_EDONE ? LT_OK : status;
     int script = (int)lua_tointeger(L, 1) - 1;
-    status = run_script(L, argc - script, argv + script);
+    if (script >= 0)
+        status = run_script(L, argc - script, argv + script);
     if (status != LT_OK && status != LT_EDONE)
         return status;
     lua_settop(L, 2);
@@ -171,6 +172,8 @@ static lt_status bench_lua(lua_State *L)
 
 static lt_status bench(lt_ctx *ctx, lua_State *L, int argc, char **argv)
 {
+    if (argc > 0 && strcmp(argv[0], "dist") == 0)
+        return watch(L, "bench_dist", argc - 1, argv + 1);
     if (argc != 1 || strcmp(argv[0], "dispatch") != 0)
         return watch(L, "bench", argc, argv);
     LT_TRY(bench_c(ctx));
@@ -244,7 +247,11 @@ static lt_status run_in(const settings *s, lt_ctx *ctx, lt_group *group)
     lua_State *L = lt_lua_new(ctx);
     if (!L)
         return lt_errcode();
-    lt_status status = group ? lt_lua_join(L, group, &s->reducer) : LT_OK;
+    lt_status status = LT_OK;
+    if (group) {
+        lt_group_set_threads(group, lt_threads(ctx));
+        status = lt_lua_join(L, group, &s->reducer);
+    }
     if (status == LT_OK)
         status = run_command(s, ctx, L);
     if (group && is_failure(status))
@@ -325,7 +332,6 @@ static lt_status run_in_cluster(settings *s)
         lt_group_close(group);
         return status;
     }
-    lt_group_set_spin(group, s->config.threads < cpus);
     s->in_cluster = true;
     return run_ranks(&(ranks){.n = 1, .cluster = group, .run = run, .ud = s});
 }
@@ -343,7 +349,6 @@ static lt_status run_all(settings *s)
         LT_TRY(lt_trace_create(s->trace));
     if (n == 1 && !s->deterministic)
         return run(s, NULL);
-    s->group.spin = n * s->config.threads < cpus;
     return run_ranks(&(ranks){.n = n, .group = s->group, .run = run, .ud = s});
 }
 

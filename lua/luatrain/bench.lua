@@ -29,6 +29,7 @@ local SLOWER, LEAST = 1.1, 0.01   -- an op that takes so much more time than bef
 local SHOWN = 0.99                -- rows of the table are shown until they have this of the time
 
 local function refuse(...) core.fail("EUSAGE", "bench: " .. string.format(...)) end
+bench.refuse = refuse
 
 -- ==== The machine ================================================================================
 
@@ -67,7 +68,7 @@ end
 
 -- Bytes read and written a second: by a copy, which is streamed past the caches, or by an op that
 -- goes over a tensor, whichever moves more.
-local function copy_rate()
+function bench.copy_rate()
   local x, y = makers.zeros{1 << 26}, makers.zeros{1 << 26}
   local seconds = math.min(least(4, function() y:copy(x) end), least(4, function() ops.neg(x) end))
   return 2 * 4 * x:count() / seconds
@@ -88,7 +89,7 @@ end
 -- What the ops of this machine are held against.
 function bench.limits()
   collectgarbage()
-  return {gemm = {f32 = gemm_rate "f32", bf16 = gemm_rate "bf16"}, copy = copy_rate(),
+  return {gemm = {f32 = gemm_rate "f32", bf16 = gemm_rate "bf16"}, copy = bench.copy_rate(),
           cache = cache_bytes()}
 end
 
@@ -219,8 +220,8 @@ local function cells_of(row, step_s)
           ("%.0f %% %s"):format(100 * row.of_limit, row.limit)}
 end
 
--- Lists of texts as lines of columns, two to the left, the rest to the right.
-local function columns(lines)
+-- Lists of texts as lines of columns: so many to the left, the rest to the right.
+function bench.columns(lines, left)
   local widths = {}
   for _, cells in ipairs(lines) do
     for i, text in ipairs(cells) do widths[i] = math.max(widths[i] or 0, utf8.len(text)) end
@@ -228,7 +229,7 @@ local function columns(lines)
   for k, cells in ipairs(lines) do
     for i, text in ipairs(cells) do
       local fill = (" "):rep(widths[i] - utf8.len(text))
-      cells[i] = i <= 2 and text .. fill or fill .. text
+      cells[i] = i <= left and text .. fill or fill .. text
     end
     lines[k] = table.concat(cells, "  "):gsub(" +$", "")
   end
@@ -258,7 +259,7 @@ function bench.table_text(r)
       break
     end
   end
-  return columns(lines)
+  return bench.columns(lines, 2)
 end
 
 local function text_of(r)
@@ -368,71 +369,73 @@ Times some steps of the script's training, op by op, and what the machine can do
   --margin PERCENT   by how much it must be slower for that (5)
   --help             this text
 
-`luatrain bench dispatch` measures what an op costs beside its arithmetic.]]
+`luatrain bench dispatch` measures what an op costs beside its arithmetic; `luatrain bench dist`
+what it costs to train on several ranks.]]
 
-local function path_of(text) return text ~= "" and text end
-
-local OPTIONS = {
-  steps = {"a whole number from 1 up", function(text)
+-- What values of options are to be: in words, and how to read them.
+local values = {
+  path = {"a path", function(text) return text ~= "" and text end},
+  count = {"a whole number from 1 up", function(text)
     local n = text:find "^%d+$" and math.tointeger(tonumber(text))
     return n and n > 0 and n
   end},
-  amp = {"off or bf16", function(text) return (text == "off" or text == "bf16") and text end},
-  json = {"a path", path_of},
-  baseline = {"a path", path_of},
-  margin = {"a number from 0 up", function(text)
+  number = {"a number from 0 up", function(text)
     return text:find "^%d+%.?%d*$" and tonumber(text)
   end},
+  amp = {"off or bf16", function(text) return (text == "off" or text == "bf16") and text end},
 }
 
--- Reads the options before the script. Returns them, and which argument is the script.
-local function read_options(list)
-  local o, i = {steps = 20, margin = 5}, 1
+-- Reads options, {name = kind of value} or true for one without, before the script. What is not
+-- given is as in `o`. Returns which argument is the script, if there is one.
+function bench.read_options(list, kinds, o, help)
+  local i = 1
   while (list[i] or ""):sub(1, 1) == "-" do
     local name, text = list[i]:match "^%-%-([%w-]*)=?(.*)$"
-    local option = OPTIONS[name]
+    local kind = kinds[name]
     if name == "help" then
-      print(HELP:format(WARM_UP))
+      print(help)
       core.fail("EDONE", "the help is shown")
-    elseif not option then
-      local names = {"--steps", "--amp", "--json", "--baseline", "--margin"}
+    elseif not kind then
+      local names = sorted(kinds)
+      for k = 1, #names do names[k] = "--" .. names[k] end
       refuse("unknown option '%s'%s", list[i], check.hint(list[i], names, " (--help lists them)"))
-    elseif not list[i]:find("=", 1, true) then
+    elseif kind == true and list[i]:find("=", 1, true) then
+      refuse("--%s takes no value", name)
+    elseif kind ~= true and not list[i]:find("=", 1, true) then
       i = i + 1
       text = list[i] or refuse("--%s wants a value", name)
     end
-    local value = option[2](text)
-    if not value then refuse("--%s wants %s, it is '%s'", name, option[1], text) end
+    local value = kind == true or values[kind][2](text)
+    if not value then refuse("--%s wants %s, it is '%s'", name, values[kind][1], text) end
     o[name], i = value, i + 1
   end
-  if not list[i] then
-    refuse "a script must be given: luatrain bench train_lenet.lua; luatrain bench --help says more"
-  end
-  return o, i
+  return list[i] and i
 end
 
 -- A folder for what a run writes. It is removed by its owner, or goes when the object does.
-local function remove_folder(folder)
+function bench.remove_folder(folder)
   checkpoint.remove(folder.path)
   os.remove(folder.path .. "/.lock")
   os.remove(folder.path)
 end
 
-local function passing_folder()
+function bench.passing_folder()
   local path = os.tmpname()
   os.remove(path)
-  return setmetatable({path = path}, {__gc = remove_folder})
+  return setmetatable({path = path}, {__gc = bench.remove_folder})
 end
 
 -- The settings of the run that is watched: it leaves nothing, and is long enough.
-local function change(settings, o, folder)
+function bench.change(settings, steps, folder, amp)
   local per_epoch = (#settings.train + settings.batch - 1) // settings.batch
-  settings.epochs = math.max(settings.epochs, (WARM_UP + o.steps) // per_epoch + 1)
+  settings.epochs = math.max(settings.epochs, steps // per_epoch + 1)
   settings.out, settings.out_is_the_scripts, settings.resume = folder.path, true, false
   settings.max_steps, settings.save_every = nil, nil
   settings.log, settings.quiet = "text", true
-  settings.amp = o.amp or settings.amp
+  settings.amp = amp or settings.amp
 end
+
+local OPTIONS = {steps = "count", amp = "amp", json = "path", baseline = "path", margin = "number"}
 
 -- Prints how r differs from an earlier result; fails when it is slower by more than the margin.
 local function compare(r, before, o)
@@ -446,11 +449,13 @@ end
 -- From now on the first run is measured, and ends the script. Takes the arguments after `bench`;
 -- returns which of them is the script, and what is to be called when it has ended.
 function bench.watch(...)
-  local o, script = read_options{...}
+  local o = {steps = 20, margin = 5}
+  local script = bench.read_options({...}, OPTIONS, o, HELP:format(WARM_UP)) or refuse(
+    "a script must be given: luatrain bench train_lenet.lua; luatrain bench --help says more")
   local name = select(script, ...)
   local before = o.baseline and bench.read(o.baseline, bench.COMPARED)
   if o.json then bench.want_file(o.json) end
-  local meter, folder, parameters = bench.meter(WARM_UP), passing_folder(), nil
+  local meter, folder, parameters = bench.meter(WARM_UP), bench.passing_folder(), nil
   local watcher = {begin_step = function() meter:begin_step() end}
 
   function watcher.end_step(_, ...)
@@ -461,13 +466,13 @@ function bench.watch(...)
   function watcher.stop(_, reason) core.fail("ESTOPPED", "bench: stopped by " .. reason) end
 
   function core.on_run(settings)
-    change(settings, o, folder)
+    bench.change(settings, WARM_UP + o.steps, folder, o.amp)
     o.amp, parameters = settings.amp, settings.net:count()
     return watcher
   end
 
   local function finish()
-    remove_folder(folder)        -- from now on a signal ends the process
+    bench.remove_folder(folder)  -- from now on a signal ends the process
     if #meter.rates < o.steps then
       core.fail("ESCRIPT", ("bench: %s %s"):format(
         name, parameters and "ended before all steps were measured; look at --steps"

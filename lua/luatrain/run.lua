@@ -480,7 +480,7 @@ local function end_step(self, lr, loss)
   self.epoch_s, self.epoch_images = self.epoch_s + total, self.epoch_images + rows
   self.spent.total = total
   record(self, loss, lr, rows, self.spent)
-  if self.watcher then self.watcher:end_step(rows, total, self.waited) end
+  if self.watcher then self.watcher:end_step(rows, total, self.waited, self.spent) end
   stop_if_wanted(self)
   local every = self.settings.save_every
   if every and self.steps % every == 0 or core.clock() - self.saved_at >= SAVE_SECONDS then

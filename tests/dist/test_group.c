@@ -397,6 +397,29 @@ TEST(a_failure_in_the_background_comes_out_of_the_wait)
     CHECK_STR(b[0].result.text, "rank 1 has left, but rank 0 waits for it in numbers");
 }
 
+/* ==== For benchmarks ========================================================================== */
+
+static void time_it(rank *r)
+{
+    result *to = r->ud;
+    double *seconds = to->x;
+    note(to, lt_group_time(r->group, 1000, LT_F16, false, seconds, 3));
+    if (to->status == LT_OK && lt_group_time(r->group, 10, LT_F32, true, seconds, 3) == LT_EENV)
+        snprintf(to->text, sizeof to->text, "%s", lt_errmsg());
+}
+
+TEST(allreduces_take_time)
+{
+    static result results[3];
+    on_ranks(3, NULL, time_it, results, sizeof *results);
+    for (int r = 0; r < 3; r++) {
+        CHECK_EQ(results[r].status, LT_OK);
+        for (int i = 0; i < 3; i++)
+            CHECK(results[r].x[i] > 0 && results[r].x[i] < 20);
+        CHECK_STR(results[r].text, "ranks that are threads do not have MPI between them");
+    }
+}
+
 /* ==== Bad arguments =========================================================================== */
 
 TEST(bad_arguments_are_refused)

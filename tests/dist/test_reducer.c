@@ -23,6 +23,7 @@ typedef struct plan { /* of a training */
     bool norm;                    /* batch norm stands first */
     bool breaks;                  /* backward fails on rank 1 in step 3 */
     bool stops;                   /* rank 1 is to stop from step 3 on */
+    bool changes;                 /* buckets, and when they are sent, differ from step to step */
     lt_reducer_config config;
 } plan;
 
@@ -194,6 +195,24 @@ static lt_status take_step(rank *r, int step)
     return update(r);
 }
 
+/* A bucket is sent after it is there, and after the one before. */
+static lt_status check_times(rank *r, int sent)
+{
+    lt_bucket b;
+    double free = 0;
+    int n = 0;
+    for (int i = 0; lt_reducer_bucket(r->reducer, i, &b); i++) {
+        if (b.bytes == 0)
+            continue;
+        if (b.ready < 0 || b.began < b.ready || b.began < free || b.ended < b.began)
+            return lt_fail(LT_EINVAL, "bucket %d has times %g %g %g", i, b.ready, b.began, b.ended);
+        free = b.ended;
+        n++;
+    }
+    bool none = r->plan->config.apart;
+    return n == (none ? 0 : sent) ? LT_OK : lt_fail(LT_EINVAL, "%d buckets, %d were sent", n, sent);
+}
+
 static lt_status train(rank *r)
 {
     result *to = r->result;
@@ -205,6 +224,9 @@ static lt_status train(rank *r)
     }
     lt_listen(r->ctx, true);
     for (int step = 0; step < STEPS; step++) {
+        if (r->reducer && r->plan->changes)
+            LT_TRY(lt_reducer_configure(r->reducer, &(lt_reducer_config){
+                .blocking = step % 2, .bucket = 1 + 300 * (size_t)step}));
         if (r->plan->stops && r->rank == 1 && step == 2)
             lt_stop(r->ctx, 15);
         LT_TRY(take_step(r, step));
@@ -212,6 +234,7 @@ static lt_status train(rank *r)
             to->stop[step] = lt_reducer_last(r->reducer).stop_reason;
             to->loss[step] = lt_reducer_last(r->reducer).loss;
             to->buckets[step] = lt_reducer_last(r->reducer).buckets;
+            LT_TRY(check_times(r, to->buckets[step]));
         }
     }
     for (int i = 0; i < PARAMS; i++)
@@ -314,6 +337,31 @@ TEST(batches_in_pieces)
         p.pieces = pieces;
         check_against_one(&p, 1e-13);
     }
+}
+
+TEST(buckets_may_change_between_steps)
+{
+    plan p = usual;
+    p.changes = true;
+    check_against_one(&p, 1e-13);
+}
+
+/* A rank that shares nothing trains as one that is alone with its rows. */
+TEST(ranks_may_go_apart)
+{
+    static result one[MOST], two[MOST];
+    plan p = usual, alone = usual;
+    p.ranks = 2;
+    alone.ranks = 1;
+    memcpy(p.rows, (int[STEPS]){12, 12, 12, 12, 12}, sizeof p.rows);
+    memcpy(alone.rows, (int[STEPS]){6, 6, 6, 6, 6}, sizeof alone.rows);
+    p.config.apart = true;
+    train_all(&p, two);
+    train_all(&alone, one);
+    CHECK_EQ(two[0].status, LT_OK);
+    CHECK_EQ(two[1].status, LT_OK);
+    CHECK(memcmp(two[0].w, one[0].w, sizeof one[0].w) == 0);
+    CHECK(memcmp(two[0].w, two[1].w, sizeof one[0].w) != 0);
 }
 
 /* What was sent too early is sent again. */

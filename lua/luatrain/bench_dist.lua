@@ -1,0 +1,373 @@
+-- bench_dist.lua - what it costs the ranks of a training to work together: `luatrain bench dist`.
+--
+-- First the allreduce by size, beside MPI_Allreduce where there is MPI. Then, with a script, the
+-- steps of its training: a few apart, as if each rank were alone, a few together, and so on in
+-- turn, so that what the machine does on the side hits both; the first of a few is not timed.
+--
+-- Last a prediction, for networks and numbers of ranks that are not here. It is simulated: forward,
+-- backward and optimizer take what they take apart, and each bucket is sent when its gradients are
+-- there and the bucket before is done. In a ring of n an allreduce of S bytes takes
+-- 2 (n - 1) alpha + 2 (n - 1) / n S beta (Thakur et al. 2005), where alpha is the time until a
+-- message comes and beta that of a byte. Left out is that ranks wait for the slowest, and the time
+-- of processors that communication takes.
+
+local core = ...
+local bench = require "luatrain.bench"
+
+local bench_dist = {}
+
+local WARM_UP, FEW = 3, 3         -- steps in the beginning, and those that are timed at a time
+local SMALLEST = 1 << 10          -- bytes of an allreduce
+local SECONDS = 0.3               -- for those of one size, at least LEAST of them, at most MOST
+local LEAST, MOST = 5, 200
+local FIT = {1 << 16, 1 << 24}    -- bytes, from and to: where alpha and beta are taken from
+local LATENCY = 30                -- microseconds, of a network for which nobody says it
+local RANKS = {24, 32}            -- that are predicted, beside those that there are
+
+local rank, size = core.rank()
+local wire, wire_bytes = core.wire()
+
+-- ==== Numbers of all ranks =======================================================================
+
+-- The mean over the ranks of each number of a list.
+local function means(list)
+  if #list == 0 then return list end
+  local all = {core.sum("the times of all ranks", table.unpack(list))}
+  for i, sum in ipairs(all) do all[i] = sum / size end
+  return all
+end
+
+local function sum(list)
+  local s = 0.0
+  for _, value in ipairs(list) do s = s + value end
+  return s
+end
+
+local function mean(list) return sum(list) / #list end
+
+-- ==== Allreduce ==================================================================================
+
+-- The middle of the seconds of allreduces of so many bytes; nil when MPI is wanted and not there.
+local function time_sums(bytes, n, by_mpi)
+  local seconds = core.time_sums(bytes // 4, n, by_mpi)
+  return seconds and means{(bench.spread(seconds))}[1]
+end
+
+-- Ours and MPI's take turns.
+local function measure_sums(bytes)
+  local once = time_sums(bytes, 3)
+  local n = math.max(LEAST, math.min(MOST, math.floor(SECONDS / 4 / once)))
+  local ours, mpi = {}, {}
+  for i = 1, 2 do
+    ours[i] = time_sums(bytes, n)
+    mpi[i] = time_sums(bytes, n, true)
+  end
+  return {bytes = bytes, seconds = math.min(ours[1], ours[2]),
+          mpi_seconds = mpi[1] and math.min(mpi[1], mpi[2])}
+end
+
+local function all_sums(most)
+  local list, bytes = {}, SMALLEST
+  while bytes <= most do
+    list[#list + 1] = measure_sums(bytes)
+    bytes = 4 * bytes
+  end
+  return list
+end
+
+local function bytes_text(bytes)
+  return bytes < 1 << 20 and ("%d KiB"):format(bytes >> 10) or ("%d MiB"):format(bytes >> 20)
+end
+
+-- The share of the copy: each rank reads its part of what all have, and what others have summed.
+local function sums_text(list, copy)
+  local lines = {{"allreduce", "us", "GB/s", "of copy", "MPI us", "GB/s", "times as fast"}}
+  for _, s in ipairs(list) do
+    local line = {bytes_text(s.bytes), ("%.1f"):format(1e6 * s.seconds),
+                  ("%.2f"):format(s.bytes / s.seconds / 1e9),
+                  ("%.0f %%"):format(100 * 2 * size * s.bytes / s.seconds / copy)}
+    if s.mpi_seconds then
+      table.move({("%.1f"):format(1e6 * s.mpi_seconds),
+                  ("%.2f"):format(s.bytes / s.mpi_seconds / 1e9),
+                  ("%.1f"):format(s.mpi_seconds / s.seconds)}, 1, 3, 5, line)
+    else
+      table.move({"", "", ""}, 1, 3, 5, line)
+    end
+    lines[#lines + 1] = line
+  end
+  return bench.columns(lines, 1)
+end
+
+-- ==== Steps ======================================================================================
+
+-- The ways in which steps are taken; those after the first two are for --ablation. A bucket of one
+-- byte holds one parameter.
+local WAYS = {
+  {name = "apart", apart = true, blocking = false, bucket = 0},
+  {name = "together", apart = false, blocking = false, bucket = 0},
+  {name = "not before backward ends", apart = false, blocking = true, bucket = 0},
+  {name = "each parameter by itself", apart = false, blocking = false, bucket = 1},
+  {name = "each, not before backward ends", apart = false, blocking = true, bucket = 1},
+}
+
+local PARTS = {"total", "forward", "backward", "optimizer", "waited"}
+
+local function new_way(kind)
+  local way = {kind = kind, collectives = 0, ready = {}, rounds = {}}
+  for _, name in ipairs(PARTS) do way[name] = {} end
+  return way
+end
+
+local function parts_of(spent, apart)
+  local waited = apart and 0.0 or core.reduced()
+  return {total = spent.total, forward = spent.inside - spent.backward - spent.optimizer,
+          backward = spent.backward, optimizer = spent.optimizer - waited, waited = waited}
+end
+
+-- When each bucket that was sent was there, and its bytes.
+local function record_buckets(way)
+  local n = 0
+  for _, b in ipairs(core.buckets()) do
+    if b.bytes > 0 then
+      n = n + 1
+      way.ready[n] = way.ready[n] or {bytes = b.bytes, times = {}}
+      table.insert(way.ready[n].times, b.ready)
+    end
+  end
+  way.collectives = n
+end
+
+-- Takes the steps of a run in turn in all ways; done when each has had so many.
+local Turns = {}
+Turns.__index = Turns
+
+local function new_turns(o)
+  local self = setmetatable({ways = {}, steps = o.steps, rows = 0, at = 0, left = WARM_UP}, Turns)
+  for i = 1, o.ablation and #WAYS or 2 do self.ways[i] = new_way(WAYS[i]) end
+  return self
+end
+
+-- The next way, for a step that does not count and a few that do. The ranks begin together.
+function Turns:change()
+  core.configure(false, false, 0)
+  core.sum("a change of the way", 0)
+  self.at = self.at % #self.ways + 1
+  local kind = self.ways[self.at].kind
+  core.configure(kind.apart, kind.blocking, kind.bucket)
+  self.left = 1 + FEW
+end
+
+function Turns:end_step(rows, spent)
+  local way = self.ways[self.at]
+  if way and self.left <= FEW then
+    local parts = parts_of(spent, way.kind.apart)
+    for _, name in ipairs(PARTS) do table.insert(way[name], parts[name]) end
+    if not way.kind.apart then record_buckets(way) end
+    self.rows = rows
+  end
+  self.left = self.left - 1
+  if self.left > 0 then return end
+  if way then
+    local total = way.total
+    table.insert(way.rounds, mean(table.move(total, #total - FEW + 1, #total, 1, {})))
+  end
+  self:change()
+end
+
+function Turns:is_done()
+  return self.at == 1 and #self.ways[#self.ways].total >= self.steps
+end
+
+-- What the steps of a way took, over all ranks; `apart` is the way to compare with.
+local function way_result(way, apart)
+  local r, medians, ratios = {name = way.kind.name, collectives = way.collectives}, {}, {}
+  for i, name in ipairs(PARTS) do medians[i] = bench.spread(way[name]) end
+  for i, seconds in ipairs(means(medians)) do r[PARTS[i]] = seconds end
+  local rounds, before = means(way.rounds), means(apart.rounds)
+  for i, seconds in ipairs(rounds) do ratios[i] = before[i] / seconds end
+  r.ratio = bench.spread(ratios)
+  return r
+end
+
+-- The bytes of each bucket in the order of sending, and the seconds of backward until it is there.
+local function buckets_of(way)
+  local list, ready = {}, {}
+  for i, b in ipairs(way.ready) do
+    ready[i] = bench.spread(b.times)
+    list[i] = {bytes = b.bytes}
+  end
+  for i, seconds in ipairs(means(ready)) do list[i].ready = seconds end
+  return list
+end
+
+local function ways_text(ways, rows)
+  local lines = {{"steps", "ms", "apart / it", "img/s", "forward", "backward", "optimizer",
+                  "waits", "collectives"}}
+  for _, way in ipairs(ways) do
+    local line = {way.name, ("%.1f"):format(1e3 * way.total), ("%.3f"):format(way.ratio),
+                  ("%.1f"):format(rows / way.total)}
+    for _, name in ipairs{"forward", "backward", "optimizer", "waited"} do
+      line[#line + 1] = ("%.1f"):format(1e3 * way[name])
+    end
+    line[#line + 1] = tostring(way.collectives)
+    lines[#lines + 1] = line
+  end
+  return bench.columns(lines, 1)
+end
+
+-- ==== Prediction =================================================================================
+
+-- alpha and beta, from what allreduces among n ranks have taken: the line through these times that
+-- has the least relative squares.
+function bench_dist.fit(list, n_ranks)
+  local n, sx, sy, sxx, sxy = 0.0, 0.0, 0.0, 0.0, 0.0
+  for _, s in ipairs(list) do
+    if s.bytes >= FIT[1] and s.bytes <= FIT[2] then
+      local weight = 1 / s.seconds ^ 2
+      n, sx, sy = n + weight, sx + weight * s.bytes, sy + weight * s.seconds
+      sxx, sxy = sxx + weight * s.bytes ^ 2, sxy + weight * s.bytes * s.seconds
+    end
+  end
+  local slope = (n * sxy - sx * sy) / (n * sxx - sx * sx)
+  local start = math.max((sy - slope * sx) / n, 0.0)
+  return {alpha = start / (2 * (n_ranks - 1)), beta = slope * n_ranks / (2 * (n_ranks - 1))}
+end
+
+-- The same of a network of so many Gbit/s, whose messages take so many microseconds. Bytes are
+-- those of f32, whatever travels.
+local function network(gbit, latency)
+  return {alpha = 1e-6 * latency, beta = wire_bytes / 4 * 8 / (1e9 * gbit)}
+end
+
+local function sum_seconds(n, link, bytes)
+  return 2 * (n - 1) * link.alpha + 2 * (n - 1) / n * bytes * link.beta
+end
+
+-- The seconds of a step of n ranks.
+function bench_dist.predict(n, link, apart, buckets)
+  local free = sum_seconds(n, link, 0)              -- after the record of the step
+  for _, b in ipairs(buckets) do
+    free = math.max(free, b.ready) + sum_seconds(n, link, b.bytes)
+  end
+  return apart.total + math.max(0, free - apart.backward)
+end
+
+local function predictions(o, sums, apart, together, buckets)
+  local here, predict = bench_dist.fit(sums, size), bench_dist.predict
+  local link = o.link and network(o.link, o.latency) or here
+  local list = {{ranks = size, seconds = predict(size, here, apart, buckets),
+                 measured = together.total, alpha = here.alpha, beta = here.beta}}
+  for _, n in ipairs(RANKS) do
+    list[#list + 1] = {ranks = n, seconds = predict(n, link, apart, buckets),
+                       alpha = link.alpha, beta = link.beta}
+  end
+  return list
+end
+
+local function predictions_text(list, apart)
+  local lines = {{"simulated", "ms", "of ideal", "alpha us", "GB/s", ""}}
+  for _, p in ipairs(list) do
+    local note = p.measured and ("measured %.1f ms, %+.1f %%"):format(
+      1e3 * p.measured, 100 * (p.seconds / p.measured - 1)) or ""
+    lines[#lines + 1] = {("%d ranks"):format(p.ranks), ("%.1f"):format(1e3 * p.seconds),
+                         ("%.1f %%"):format(100 * apart.total / p.seconds),
+                         ("%.1f"):format(1e6 * p.alpha), ("%.2f"):format(1e-9 / p.beta), note}
+  end
+  return bench.columns(lines, 1)
+end
+
+-- What a step would take if nothing but the bytes on the network mattered.
+local function bound(o, apart, buckets)
+  local bytes = 0.0
+  for _, b in ipairs(buckets) do bytes = bytes + b.bytes end
+  local on_wire = sum_seconds(size, network(o.link, 0), bytes)
+  return {wire = on_wire, seconds = apart.forward + math.max(apart.backward, on_wire)}
+end
+
+-- ==== luatrain bench dist ========================================================================
+
+local HELP = [[
+usage: mpirun -np N luatrain [options] bench dist [options of bench dist] [script.lua ...]
+       luatrain --ranks N [options] bench dist ...
+
+Times the allreduce by size and, with a script, steps of its training: the ranks apart, each as if
+it were alone, and together, in turn. Predicts a step of 24 and 32 ranks.
+
+  --steps N          how many in each way (12)
+  --amp off|bf16     the precision of the run (what the script says)
+  --most MIB         the largest allreduce (64)
+  --ablation         also steps whose buckets wait for the end of backward, or are one parameter
+  --link GBIT        predicts for a network of so many Gbit/s (as fast as the ranks here are)
+  --latency US       whose messages take so many microseconds (%d)
+  --json FILE        writes everything there
+  --help             this text]]
+
+local OPTIONS = {steps = "count", amp = "amp", most = "count", ablation = true, link = "number",
+                 latency = "number", json = "path"}
+
+local function show_steps(o, r, turns)
+  local apart = turns.ways[1]
+  r.steps, r.batch, r.ways = #apart.total, turns.rows, {}
+  for i, way in ipairs(turns.ways) do r.ways[i] = way_result(way, apart) end
+  r.buckets = buckets_of(turns.ways[2])
+  r.predictions = predictions(o, r.sums, r.ways[1], r.ways[2], r.buckets)
+  print(("\n%d steps of %d images in each way, %s wire\n%s\n\n%s"):format(
+    r.steps, r.batch, wire, ways_text(r.ways, r.batch),
+    predictions_text(r.predictions, r.ways[1])))
+  if o.link then
+    r.bound = bound(o, r.ways[1], r.buckets)
+    print(("\nAt %g Gbit/s %d ranks need %.1f ms for the gradients of a step; forward and the "
+           .. "longer of\nthat and backward take %.1f ms, the step takes %.3f times that"):format(
+      o.link, size, 1e3 * r.bound.wire, 1e3 * r.bound.seconds,
+      r.ways[2].total / r.bound.seconds))
+  end
+end
+
+local function finish(o, turns)
+  core.configure(false, false, 0)
+  local r = {machine = bench.machine(), ranks = size, wire = wire,
+             copy = core.sum("the copies of all ranks", bench.copy_rate())}
+  r.sums = all_sums(o.most << 20)
+  print(("%s a rank, %d ranks; copy %.1f GB/s\n\n%s"):format(
+    bench.machine_text(r.machine), size, r.copy / 1e9, sums_text(r.sums, r.copy)))
+  if turns then show_steps(o, r, turns) end
+  if o.json and rank == 0 then bench.write(o.json, r) end
+end
+
+-- As bench.watch: the script's first run is measured, and ends it. Without a script there is no
+-- run.
+function bench_dist.watch(...)
+  local o = {steps = 12, most = 64, latency = LATENCY}
+  local script = bench.read_options({...}, OPTIONS, o, HELP:format(LATENCY))
+  local name = script and select(script, ...)
+  if size == 1 then bench.refuse "dist wants several ranks: mpirun -np 2 luatrain, or --ranks 2" end
+  if core.shards() > 1 then bench.refuse "dist is about one shard a rank, without --vranks" end
+  if o.link == 0 then bench.refuse "--link wants more than 0 Gbit/s" end
+  if o.json and rank == 0 then bench.want_file(o.json) end
+  if not script then return nil, function() finish(o) end end
+  local turns, folder = new_turns(o), bench.passing_folder()
+  local watcher = {begin_step = function() end}
+
+  function watcher.end_step(_, rows, _, _, spent)
+    turns:end_step(rows, spent)
+    if turns:is_done() then core.fail("EDONE", "all steps are measured") end
+  end
+
+  function watcher.stop(_, reason) core.fail("ESTOPPED", "bench: stopped by " .. reason) end
+
+  function core.on_run(settings)
+    local all = (o.steps + FEW) * (1 + FEW) // FEW * #turns.ways + WARM_UP
+    bench.change(settings, all, folder, o.amp)
+    return watcher
+  end
+
+  return script, function()
+    if rank == 0 then bench.remove_folder(folder) end
+    if not turns:is_done() then
+      core.fail("ESCRIPT", ("bench: %s ended before all steps were measured"):format(name))
+    end
+    finish(o, turns)
+  end
+end
+
+return bench_dist

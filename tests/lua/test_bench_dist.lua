@@ -1,0 +1,130 @@
+-- test_bench_dist.lua - what ranks cost each other: the model behind the prediction against cases
+-- that can be done by hand, and `luatrain bench dist`.
+local T = require "lt_test"
+local dist = require "luatrain.bench_dist"
+local json = require "luatrain.json"
+
+local function near(a, b) return math.abs(a - b) <= 1e-9 * math.abs(b) end
+
+-- ==== The model ==================================================================================
+
+T.test("alpha and beta are found again", function()
+  for _, n in ipairs{2, 4} do
+    local sums = {{bytes = 1 << 10, seconds = 1.0}}            -- too small to count
+    for i = 16, 24, 2 do
+      local bytes = 1 << i
+      sums[#sums + 1] = {bytes = bytes,
+                         seconds = 2 * (n - 1) * 3e-6 + 2 * (n - 1) / n * bytes * 5e-10}
+    end
+    local link = dist.fit(sums, n)
+    assert(near(link.alpha, 3e-6) and near(link.beta, 5e-10))
+  end
+end)
+
+T.test("a bucket goes when it is there and the one before is done", function()
+  local apart = {total = 1.0, backward = 0.6}
+  local buckets = {{bytes = 1e6, ready = 0.1}, {bytes = 2e6, ready = 0.2},
+                   {bytes = 1e6, ready = 0.6}}
+  local function at(n, alpha, beta)
+    return dist.predict(n, {alpha = alpha, beta = beta}, apart, buckets)
+  end
+  T.equal(at(2, 0, 0), 1.0)
+  assert(near(at(2, 0, 1e-7), 1.1))           -- only the last is seen
+  assert(near(at(2, 0, 2.5e-7), 1.5))         -- 0.1 + 0.25 + 0.5 + 0.25: one behind the other
+  assert(near(at(2, 0.01, 1e-7), 1.12))       -- and twice the latency
+  assert(near(at(4, 0, 1e-7), 1.15))          -- 2 (n - 1) / n is 1.5
+  assert(at(24, 1e-5, 1e-7) < at(32, 1e-5, 1e-7))
+end)
+
+-- ==== luatrain bench dist ========================================================================
+
+local folder = os.tmpname()
+os.remove(folder)
+assert(os.execute("mkdir " .. folder))
+
+-- What `luatrain ARGUMENTS` prints, and its exit code.
+local function run(arguments)
+  local pipe = assert(io.popen(("here=$PWD; cd %s; case %s in /*) here= ;; *) here=$here/ ;; esac; "
+                                .. "${here}%s %s 2>&1; echo '=' $?")
+                               :format(folder, T.program(), T.program(), arguments)))
+  local out, code = pipe:read "a":match "^(.*)= (%d+)\n$"
+  pipe:close()
+  return out, tonumber(code)
+end
+
+local function write(name, text)
+  local file <close> = assert(io.open(folder .. "/" .. name, "w"))
+  file:write(text)
+end
+
+write("train.lua", [[
+  local lt = require "luatrain"
+  local train, test = lt.data.open "synthetic:8x8x2/5/12"
+  local net = lt.nn.sequential{lt.nn.conv2d{2, 3, 3}, lt.nn.flatten(), lt.nn.linear{108, 5}}
+  local sgd = lt.optim.sgd(net, {lr = 0.01})
+  lt.fit{net = net, optim = sgd, train = train, test = test, epochs = 1, batch = 4,
+         max_steps = 2}
+]])
+write("nothing.lua", "local lt = require 'luatrain'")
+
+T.test("allreduces by size", function()
+  local out, code = run "--ranks 3 bench dist --most 1 --json sums.json"
+  T.equal(code, 0)
+  assert(out:find "allreduce +us +GB/s +of copy")
+  assert(out:find "\n256 KiB +[%d.]+ +[%d.]+ +%d+ %%\n1 MiB +[%d.]+")
+  local file <close> = assert(io.open(folder .. "/sums.json"))
+  local r = json.read(file:read "a")
+  T.equal(r.ranks, 3)
+  T.equal(#r.sums, 6)
+  T.equal(r.sums[6].bytes, 1 << 20)
+  assert(r.sums[6].seconds > 0 and not r.sums[6].mpi_seconds)
+end)
+
+T.test("steps in all ways", function()
+  local out, code = run("--ranks 2 --wire fp16 bench dist --most 1 --steps 6 --ablation --link 10 "
+                        .. "--latency 5 --json all.json train.lua")
+  T.equal(code, 0)
+  assert(out:find("6 steps of 4 images in each way, f16 wire", 1, true))
+  assert(out:find "\n2 ranks +[%d.]+ +[%d.]+ %% +[%d.]+ +[%d.]+ +measured [%d.]+ ms")
+  assert(out:find "At 10 Gbit/s 2 ranks need [%d.]+ ms")
+  local file <close> = assert(io.open(folder .. "/all.json"))
+  local r = json.read(file:read "a")
+  local collectives = {}
+  for i, way in ipairs(r.ways) do
+    collectives[i] = way.collectives
+    assert(way.total > way.backward and way.backward > 0 and way.ratio > 0)
+  end
+  T.equal(collectives, {0, 1, 1, 4, 4})
+  T.equal(#r.buckets, 1)
+  T.equal(r.buckets[1].bytes, 4 * (64 + 16 + 544 + 5))     -- parameters begin at 64 bytes
+  T.equal(r.predictions[3].ranks, 32)
+  assert(near(r.predictions[3].alpha, 5e-6) and near(r.predictions[3].beta, 4e-10))
+end)
+
+T.test("it leaves nothing, and no process", function()
+  local list = assert(io.popen("ls -a " .. folder))
+  T.equal(list:read "a", ".\n..\nall.json\nnothing.lua\nsums.json\ntrain.lua\n")
+  list:close()
+end)
+
+T.test("what is wrong is said", function()
+  for arguments, text in pairs{
+    ["bench dist"] = "bench: dist wants several ranks: mpirun -np 2 luatrain, or --ranks 2",
+    ["--ranks 2 bench dist --step 3"] = "bench: unknown option '--step' (did you mean '--steps'?)",
+    ["--ranks 2 bench dist --most x"] = "bench: --most wants a whole number from 1 up, it is 'x'",
+    ["--ranks 2 bench dist --ablation=1"] = "bench: --ablation takes no value",
+    ["--ranks 2 bench dist --link 0"] = "bench: --link wants more than 0 Gbit/s",
+    ["--ranks 2 --deterministic --vranks 4 bench dist"] =
+      "bench: dist is about one shard a rank, without --vranks",
+  } do
+    local out, code = run(arguments)
+    assert(out:find(text, 1, true), arguments .. ": " .. out)
+    T.equal(code, 2)
+  end
+  local out, code = run "--ranks 2 bench dist --most 1 nothing.lua"
+  T.equal(code, 1)
+  assert(out:find("bench: nothing.lua ended before all steps were measured", 1, true), out)
+end)
+
+os.execute("rm -r " .. folder)
+T.finish()
