@@ -29,12 +29,17 @@ local wire, wire_bytes = core.wire()
 
 -- ==== Numbers of all ranks =======================================================================
 
--- The mean over the ranks of each number of a list.
-local function means(list)
-  if #list == 0 then return list end
-  local all = {core.sum("the times of all ranks", table.unpack(list))}
-  for i, sum in ipairs(all) do all[i] = sum / size end
-  return all
+-- Of each number of a list, which every rank has: the mean over the ranks, and the largest.
+local function over_ranks(list)
+  local means, most = {}, {}
+  for i, number in ipairs(list) do
+    local all = {}
+    for r = 1, size do all[r] = r == rank + 1 and number or 0.0 end
+    all = {core.sum("the times of all ranks", table.unpack(all))}
+    means[i], most[i] = 0.0, math.max(table.unpack(all))
+    for _, of_one in ipairs(all) do means[i] = means[i] + of_one / size end
+  end
+  return means, most
 end
 
 local function sum(list)
@@ -50,7 +55,7 @@ local function mean(list) return sum(list) / #list end
 -- The middle of the seconds of allreduces of so many bytes; nil when MPI is wanted and not there.
 local function time_sums(bytes, n, by_mpi)
   local seconds = core.time_sums(bytes // 4, n, by_mpi)
-  return seconds and means{(bench.spread(seconds))}[1]
+  return seconds and over_ranks{(bench.spread(seconds))}[1]
 end
 
 -- Ours and MPI's take turns.
@@ -110,17 +115,17 @@ local WAYS = {
   {name = "each, not before backward ends", apart = false, blocking = true, bucket = 1},
 }
 
-local PARTS = {"total", "forward", "backward", "optimizer", "waited"}
+local PARTS = {"forward", "backward", "optimizer", "waited"}
 
 local function new_way(kind)
-  local way = {kind = kind, collectives = 0, ready = {}, rounds = {}}
+  local way = {kind = kind, collectives = 0, ready = {}, total = {}, rounds = {}}
   for _, name in ipairs(PARTS) do way[name] = {} end
   return way
 end
 
 local function parts_of(spent, apart)
   local waited = apart and 0.0 or core.reduced()
-  return {total = spent.total, forward = spent.inside - spent.backward - spent.optimizer,
+  return {forward = spent.inside - spent.backward - spent.optimizer,
           backward = spent.backward, optimizer = spent.optimizer - waited, waited = waited}
 end
 
@@ -162,6 +167,7 @@ function Turns:end_step(rows, spent)
   if way and self.left <= FEW then
     local parts = parts_of(spent, way.kind.apart)
     for _, name in ipairs(PARTS) do table.insert(way[name], parts[name]) end
+    table.insert(way.total, spent.total)
     if not way.kind.apart then record_buckets(way) end
     self.rows = rows
   end
@@ -178,14 +184,17 @@ function Turns:is_done()
   return self.at == 1 and #self.ways[#self.ways].total >= self.steps
 end
 
--- What the steps of a way took, over all ranks; `apart` is the way to compare with.
+-- What the steps of a way took: each part as a mean over the ranks, and all of it of the rank that
+-- was the slowest over a few steps, which is when the others are done too. `apart` is the result to
+-- compare with, round by round.
 local function way_result(way, apart)
-  local r, medians, ratios = {name = way.kind.name, collectives = way.collectives}, {}, {}
-  for i, name in ipairs(PARTS) do medians[i] = bench.spread(way[name]) end
-  for i, seconds in ipairs(means(medians)) do r[PARTS[i]] = seconds end
-  local rounds, before = means(way.rounds), means(apart.rounds)
+  local r, parts, ratios = {name = way.kind.name, collectives = way.collectives}, {}, {}
+  for i, name in ipairs(PARTS) do parts[i] = mean(way[name]) end
+  for i, seconds in ipairs((over_ranks(parts))) do r[PARTS[i]] = seconds end
+  local _, rounds = over_ranks(way.rounds)
+  local before = apart and apart.rounds or rounds
   for i, seconds in ipairs(rounds) do ratios[i] = before[i] / seconds end
-  r.ratio = bench.spread(ratios)
+  r.rounds, r.total, r.ratio = rounds, bench.spread(rounds), bench.spread(ratios)
   return r
 end
 
@@ -196,7 +205,7 @@ local function buckets_of(way)
     ready[i] = bench.spread(b.times)
     list[i] = {bytes = b.bytes}
   end
-  for i, seconds in ipairs(means(ready)) do list[i].ready = seconds end
+  for i, seconds in ipairs((over_ranks(ready))) do list[i].ready = seconds end
   return list
 end
 
@@ -308,7 +317,7 @@ local OPTIONS = {steps = "count", amp = "amp", most = "count", ablation = true, 
 local function show_steps(o, r, turns)
   local apart = turns.ways[1]
   r.steps, r.batch, r.ways = #apart.total, turns.rows, {}
-  for i, way in ipairs(turns.ways) do r.ways[i] = way_result(way, apart) end
+  for i, way in ipairs(turns.ways) do r.ways[i] = way_result(way, r.ways[1]) end
   r.buckets = buckets_of(turns.ways[2])
   r.predictions = predictions(o, r.sums, r.ways[1], r.ways[2], r.buckets)
   print(("\n%d steps of %d images in each way, %s wire\n%s\n\n%s"):format(
