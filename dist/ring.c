@@ -9,10 +9,13 @@
 #include "dist/ring.h"
 #include "dist/sum.h"
 
-enum { CHUNK = 256 << 10, DEPTH = 4 };   /* bytes on the wire; under way in each direction */
+/* Bytes of a chunk on the wire, so few that MPI does not ask the receiver first (over TCP it does
+ * from 64 KiB on), which halves the rate when both directions are busy; and how many are under way
+ * in each direction. */
+enum { CHUNK = 48 << 10, DEPTH = 64 };
 enum { SMALL = 32 << 10 };               /* bytes up to which a sum is exchanged by pairs */
-enum { SPINS = 1000 };
-enum { SHORTEST_NS = 1000, LONGEST_NS = 200 * 1000 };
+static const double SPIN_SECONDS = 30e-6; /* a look is microseconds of MPI's */
+enum { SHORTEST_NS = 1000, LONGEST_NS = 1000 * 1000 };
 
 lt_status lt__ring_open(lt_ring *r)
 {
@@ -25,23 +28,34 @@ void lt__ring_close(lt_ring *r) { free(r->slots); }
 /* ==== Waiting ================================================================================= */
 
 typedef struct patience {
-    int spins;
     long ns;          /* of the next sleep */
-    double deadline;
+    double spins_until, deadline;
 } patience;
 
 static patience fresh_patience(const lt_ring *r)
 {
-    return (patience){r->spin ? SPINS : 0, SHORTEST_NS, lt__seconds() + r->timeout + r->grace};
+    double now = lt__seconds();
+    return (patience){SHORTEST_NS, r->spin ? now + SPIN_SECONDS : now,
+                      now + r->timeout + r->grace};
+}
+
+/* Something has moved. What flows is looked after less often than what has just begun: each look
+ * takes time from those who compute. */
+static void refresh(const lt_ring *r, patience *p)
+{
+    long ns = p->ns / 2;
+    *p = fresh_patience(r);
+    p->ns = ns > p->ns ? ns : p->ns;
 }
 
 static lt_status wait_a_little(lt_ring *r, patience *p, int rank, const char *what)
 {
-    if (p->spins-- > 0)
+    double now = lt__seconds();
+    if (now < p->spins_until)
         return LT_OK;
     r->missing = rank;
     LT_TRY(r->look(r->ud, rank, what));
-    if (lt__seconds() > p->deadline)
+    if (now > p->deadline)
         return lt_fail(LT_EPEER, "rank %d did not come to %s within %g s", rank, what, r->timeout);
     nanosleep(&(struct timespec){.tv_nsec = p->ns}, NULL);
     p->ns = 2 * p->ns < LONGEST_NS ? 2 * p->ns : LONGEST_NS;
@@ -188,7 +202,7 @@ static lt_status run(lt_ring *r, const flow *f)
         if (came < 0 || went < 0)
             return lost(r, came < 0 ? f->from : f->to, f->what);
         if (moved || came || went)
-            p = fresh_patience(r);
+            refresh(r, &p);
         else
             LT_TRY(wait_a_little(r, &p, in.done < f->in ? f->from : f->to, f->what));
     }

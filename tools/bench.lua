@@ -18,7 +18,7 @@ local AMP = {f32 = "off", bf16 = "bf16"}
 
 local opt = lt.args{
   models = "lenet,resnet20,mobilenet_v1,resnet50,vgg16", dtypes = "f32,bf16", batch = 0,
-  rounds = 3, seconds = 3.0, peer = os.getenv "PEER" or "", compile = false, ops = false,
+  rounds = 3, seconds = 3.0, ranks = 1, steps = 12, peer = os.getenv "PEER" or "", compile = false, ops = false,
   json = "", baseline = "", margin = 5.0, to = 0.0, epochs = 3, data = "fashion-mnist",
   help = {
     models = "nets; the small ones take 28x28x1, the others 224x224x3",
@@ -26,6 +26,8 @@ local opt = lt.args{
     batch = "images a step; 0: 64, 128, 16, 16 and 8",
     rounds = "how often each is measured, in turn",
     seconds = "of steps that one measurement takes, at least; it has three steps at least",
+    ranks = "processes, by mpirun, that share the batch and the CPUs; the peer's over gloo",
+    steps = "of one measurement with several ranks",
     peer = "a Python that has PyTorch, or the variable PEER; without it only we are measured",
     compile = "torch.compile beside it; it wants a C++ compiler, and minutes for a large net",
     ops = "our time by ops, for each net",
@@ -95,15 +97,23 @@ end
 -- ==== Steps ======================================================================================
 
 local function measure(cell)
-  return call({program(), folder .. "/bench_net.lua"},
-              {arch = cell.model, amp = AMP[cell.dtype], batch = cell.batch,
-               seconds = opt.seconds})
+  local net = folder .. "/bench_net.lua"
+  if opt.ranks == 1 then
+    return call({program(), net}, {arch = cell.model, amp = AMP[cell.dtype], batch = cell.batch,
+                                   seconds = opt.seconds})
+  end
+  local result = call({program(), "launch", "-n", opt.ranks, net}, {
+    arch = cell.model, amp = AMP[cell.dtype], batch = cell.batch // opt.ranks, steps = opt.steps,
+    seconds = 0})
+  if result then result.images_per_s = opt.ranks * result.images_per_s end
+  return result
 end
 
 local function measure_peer(cell, layout, compiled)
   return call_peer("step", {
-    model = cell.model, dtype = cell.dtype, batch = cell.batch, seconds = opt.seconds,
-    threads = bench.machine().threads, ["channels-last"] = layout == "channels_last",
+    model = cell.model, dtype = cell.dtype, batch = cell.batch // opt.ranks,
+    seconds = opt.ranks > 1 and 0 or opt.seconds, steps = opt.ranks > 1 and opt.steps or nil,
+    ranks = opt.ranks, threads = math.max(bench.machine().threads // opt.ranks, 1), ["channels-last"] = layout == "channels_last",
     ["warm-up"] = 2, compile = compiled})
 end
 

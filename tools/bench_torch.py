@@ -14,11 +14,13 @@ import json
 import math
 import os
 import resource
+import tempfile
 import time
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch import distributed, multiprocessing
 
 # ==== Nets: the ones in models/ ===================================================================
 
@@ -162,7 +164,7 @@ def say(**fields):
 # ==== Steps of a net on random images =============================================================
 
 
-def step(o):
+def step(o, rank=0):
     make, (channels, height, width, classes) = MODELS[o.model]
     net = make().to(memory_format=layout(o))
     x = torch.randn(o.batch, channels, height, width).to(memory_format=layout(o))
@@ -170,17 +172,45 @@ def step(o):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4,
                                 fused=True)
     called = torch.compile(net) if o.compile else net
+    if o.ranks > 1:
+        called = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
     times = []
     for i in range(1 << 30):
         before = time.perf_counter()
         learn(o, called, optimizer, x, y)
         if i >= o.warm_up:
             times.append(time.perf_counter() - before)
-        if len(times) >= o.steps and sum(times) >= o.seconds:
+        if is_enough(o, times):
             break
     times.sort()
     middle = (times[len(times) // 2] + times[(len(times) - 1) // 2]) / 2
-    say(images_per_s=o.batch / middle, best_images_per_s=o.batch / times[0], steps=len(times))
+    if rank == 0:
+        say(images_per_s=o.ranks * o.batch / middle, best_images_per_s=o.ranks * o.batch / times[0],
+            steps=len(times))
+
+
+def is_enough(o, times):
+    enough = len(times) >= o.steps and sum(times) >= o.seconds
+    if o.ranks > 1:                                            # all end with the same step
+        first = torch.tensor([enough])
+        distributed.broadcast(first, 0)
+        enough = bool(first)
+    return enough
+
+
+def step_in_rank(rank, o, store):
+    torch.set_num_threads(o.threads)
+    torch.manual_seed(o.seed + rank)
+    distributed.init_process_group('gloo', init_method='file://' + store, rank=rank,
+                                   world_size=o.ranks)
+    step(o, rank)
+    distributed.destroy_process_group()
+
+
+# As DistributedDataParallel wants it: a process for each rank, over gloo.
+def step_in_ranks(o):
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(step_in_rank, (o, folder + '/store'), o.ranks)
 
 
 # ==== A training, as models/train_resnet.lua does it ==============================================
@@ -260,6 +290,7 @@ def main():
     p.add_argument('--batch', type=int, default=128)
     p.add_argument('--model', choices=MODELS, default='resnet20')
     p.add_argument('--compile', action='store_true')
+    p.add_argument('--ranks', type=int, default=1)
     p.add_argument('--warm-up', type=int, default=1, help='step: steps; train: epochs')
     p.add_argument('--steps', type=int, default=3, help='step: at least')
     p.add_argument('--seconds', type=float, default=3.0, help='step: at least')
@@ -274,7 +305,7 @@ def main():
     if o.what == 'version':
         say(version=torch.__version__)
     else:
-        (step if o.what == 'step' else train)(o)
+        (train if o.what == 'train' else step_in_ranks if o.ranks > 1 else step)(o)
 
 
 if __name__ == '__main__':
