@@ -7,19 +7,29 @@
 
 #include "core/pool.h"
 
-/* "alloc:n=5" */
-static lt_status parse_fault(const char *text, uint64_t *fail_at)
+/* What is to go wrong, for tests: see lt_config. */
+static lt_status parse_fault(lt_ctx *ctx, const char *text)
 {
-    *fail_at = 0;
+    static const char *const of_rank[] = {
+        [LT_FAULT_KILL] = "kill:rank=%9[0-9]:step=%18[0-9]%n",
+        [LT_FAULT_LEAVE] = "leave:rank=%9[0-9]:step=%18[0-9]%n",
+        [LT_FAULT_HANG] = "hang:rank=%9[0-9]:step=%18[0-9]%n",
+        [LT_FAULT_DELAY] = "delay:rank=%9[0-9]:ms=%18[0-9]%n"};
+    char rank[10] = "0", number[19] = "0";
+    int used = 0; /* nothing, unless a form fits */
     if (!text || !*text)
         return LT_OK;
-    unsigned long long n;
-    int used = 0;
-    if (sscanf(text, "alloc:n=%llu%n", &n, &used) != 1 || text[used] || n == 0 || strchr(text, '-'))
+    lt_fault_kind kind = LT_FAULT_NONE;
+    sscanf(text, "alloc:n=%18[0-9]%n", number, &used);
+    while (used == 0 && kind < LT_FAULT_DELAY)
+        sscanf(text, of_rank[++kind], rank, number, &used);
+    int64_t n = strtoll(number, NULL, 10);
+    if (used == 0 || text[used] || n == 0)
         return lt_fail(LT_EUSAGE,
-                       "fault '%s' is not known; write alloc:n=5 to let the 5th allocation fail",
-                       text);
-    *fail_at = n;
+                       "fault '%s' is not known; there are alloc:n=5, kill:rank=1:step=3, "
+                       "leave:rank=1:step=3, hang:rank=1:step=3 and delay:rank=1:ms=100", text);
+    ctx->fault = (lt_fault){kind, atoi(rank), n};
+    ctx->fail_at = kind == LT_FAULT_NONE ? (uint64_t)n : 0;
     return LT_OK;
 }
 
@@ -37,7 +47,7 @@ lt_ctx *lt_ctx_new(const lt_config *config)
     const char *fault = ctx->config.fault ? ctx->config.fault : getenv("LUATRAIN_FAULT");
     const char *device = ctx->config.device;
     ctx->config.fault = ctx->config.device = NULL; /* the caller's text may go now */
-    if (parse_fault(fault, &ctx->fail_at) != LT_OK)
+    if (parse_fault(ctx, fault) != LT_OK)
         goto fail;
     if (device && strcmp(device, "cpu") != 0 && strcmp(device, "auto") != 0) {
         if (strncmp(device, "cuda", 4) == 0)

@@ -117,7 +117,11 @@ typedef struct lt_config { /* zero means default */
     bool reference;        /* only the plain reference kernels */
     bool poison; /* fill fresh memory with NaN patterns: finds kernels that forget to write */
     const char *device;    /* where tensors go: "cpu" */
-    const char *fault;     /* "alloc:n=5": the 5th allocation fails; NULL: $LUATRAIN_FAULT */
+    /* What goes wrong, for tests: "alloc:n=5": the 5th allocation fails; "kill:rank=1:step=3": of
+     * ranks that train together, rank 1 kills its process as step 3 goes backward; leave: it ends
+     * its part then, as LT_EDONE; hang: it sleeps from then on; "delay:rank=1:ms=100": it sleeps so
+     * long in each step. NULL: $LUATRAIN_FAULT */
+    const char *fault;
 } lt_config;
 
 /* A bare context: memory and a CPU device, no ops (lt_open() of ops.h adds those). config may be

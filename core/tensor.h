@@ -96,6 +96,16 @@ typedef struct lt_slots {
     struct lt_ops *ops;
 } lt_slots;
 
+typedef enum lt_fault_kind {
+    LT_FAULT_NONE, LT_FAULT_KILL, LT_FAULT_LEAVE, LT_FAULT_HANG, LT_FAULT_DELAY
+} lt_fault_kind;
+
+typedef struct lt_fault { /* of a rank, for tests: dist acts on it */
+    lt_fault_kind kind;
+    int rank;
+    int64_t number;       /* of the step, from 1; of a delay: milliseconds */
+} lt_fault;
+
 struct lt_ctx {
     atomic_int refs; /* one for the owner, one for each tensor, tree and optimizer */
     lt_config config;
@@ -110,6 +120,7 @@ struct lt_ctx {
     lt_log_fn log;
     void *log_ud;
     struct lt_trace *trace;           /* or NULL */
+    lt_fault fault;
 
     pthread_mutex_t lock;             /* guards all below, and the links of scopes */
     lt_memory memory;

@@ -17,6 +17,7 @@
 #include <time.h>
 
 #include "core/tensor.h"
+#include "dist/fault.h"
 #include "dist/fold.h"
 #include "dist/group.h"
 #include "dist/norms.h"
@@ -64,6 +65,7 @@ struct lt_reducer {
     bool swept;         /* a sweep was started since the last update, */
     bool more;          /* and a backward after it */
     bool broken;        /* a backward failed in the middle of one */
+    int64_t begun;      /* the last step whose first backward has begun */
     int shards, shard;  /* of this rank in a step, and the present one; 0: see vranks */
     bool folded;        /* it is in the folds, */
     lt_fold *folds;     /* one for each arena, */
@@ -118,6 +120,8 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
 {
     static const lt_reducer_config defaults;
     if (config && check_vranks(config, lt_group_size(group)) != LT_OK)
+        return NULL;
+    if (lt__fault_check(ctx, lt_group_size(group)) != LT_OK)
         return NULL;
     lt_reducer *r = calloc(1, sizeof *r);
     if (!r) {
@@ -480,7 +484,10 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
 {
     lt_reducer *r = ud;
     double value = 0;
-    (void)ctx;
+    if (r->begun != ctx->step + 1) {
+        r->begun = ctx->step + 1;
+        LT_TRY(lt__fault_strike(ctx, r->rank));
+    }
     if (r->broken)
         return lt_fail(LT_EPEER, "an earlier backward failed, and the other ranks with it");
     if (r->swept) /* too early, and over before more is added */

@@ -27,7 +27,7 @@ void lt__group_at(lua_State *L)
     size_t end = strlen(where);
     while (end > 0 && (where[end - 1] == ' ' || where[end - 1] == ':'))
         where[--end] = '\0';
-    lt_group_at(s->group, where, lt_step(s->ctx));
+    lt_group_at(s->group, where, lt_step(s->ctx) + 1);
 }
 
 /* rank(): this one, from 0, and how many there are. */

@@ -24,6 +24,7 @@ typedef struct plan { /* of a training */
     bool breaks;                  /* backward fails on rank 1 in step 3 */
     bool stops;                   /* rank 1 is to stop from step 3 on */
     bool changes;                 /* buckets, and when they are sent, differ from step to step */
+    const char *fault;
     lt_reducer_config config;
 } plan;
 
@@ -218,7 +219,8 @@ static lt_status train(rank *r)
     result *to = r->result;
     LT_TRY(make_params(r));
     if (r->group) {
-        r->reducer = lt_reducer_new(r->ctx, r->group, &r->plan->config);
+        if (!(r->reducer = lt_reducer_new(r->ctx, r->group, &r->plan->config)))
+            return lt_errcode();
         LT_TRY(lt_reducer_add(r->reducer, r->w, PARAMS));
         LT_TRY(lt_reducer_add(r->reducer, r->w, 2)); /* known already */
     }
@@ -248,11 +250,12 @@ static lt_status train(rank *r)
 static void *run_rank(void *ud)
 {
     rank *r = ud;
-    r->ctx = lt_open(&(lt_config){.threads = 1, .seed = 3});
+    r->ctx = lt_open(&(lt_config){.threads = 1, .seed = 3, .fault = r->plan->fault});
     r->result->status = train(r);
     if (r->result->status != LT_OK) {
         snprintf(r->result->text, sizeof r->result->text, "%s", lt_errmsg());
-        if (r->group && !r->plan->breaks) /* the reducer says that itself */
+        bool says = r->plan->breaks || r->result->status == LT_EDONE; /* itself, or nothing */
+        if (r->group && !says)
             lt_group_fail(r->group);
     }
     lt_reducer_free(r->reducer);
@@ -474,4 +477,24 @@ TEST(a_wish_to_stop_is_that_of_all_at_one_step)
         CHECK_EQ(results[i].stop[1], 0);
         CHECK_EQ(results[i].stop[2], 15);
     }
+}
+
+TEST(a_fault_strikes_its_rank_at_its_step)
+{
+    static result results[MOST];
+    plan p = usual;
+    p.fault = "leave:rank=1:step=3";
+    train_all(&p, results);
+    CHECK_EQ(results[1].status, LT_EDONE);
+    CHECK_STR(results[1].text, "rank 1 leaves in step 3 (fault leave)");
+    CHECK(results[1].loss[1] > 0 && results[1].loss[2] == 0);
+    for (int i = 0; i < 3; i += 2)
+        CHECK_EQ(results[i].status, LT_EPEER);
+    CHECK(strstr(results[0].text, "rank 1 has left") || strstr(results[2].text, "rank 1 has left"));
+    p.fault = "delay:rank=2:ms=1";
+    check_against_one(&p, 1e-13);
+    p.fault = "hang:rank=3:step=3";
+    train_all(&p, results);
+    CHECK_EQ(results[0].status, LT_EUSAGE);
+    CHECK_STR(results[0].text, "the fault is one of rank 3, there are ranks 0 to 2");
 }
