@@ -188,10 +188,13 @@ static bool is_quiet(const lt_team *t, int who, state least)
     return atomic_load(&t->board->seat[who].state) >= (int)least || is_lost(t, who);
 }
 
+/* But for the one that is missed: it may never be. */
 static bool all_are_quiet(const lt_team *t)
 {
+    const lt_board *b = t->board;
+    bool misses = atomic_load(&b->failing) == FAILED && b->failed_code == LT_EPEER;
     for (int who = 0; who < t->size; who++)
-        if (!is_quiet(t, who, QUIET))
+        if (!is_quiet(t, who, QUIET) && !(misses && name_of(t, who) == b->failed_rank))
             return false;
     return true;
 }
@@ -253,14 +256,16 @@ static lt_status look_around(lt_team *t, const wait *w, int who, double deadline
     int rank = name_of(t, who), own = name_of(t, t->rank);
     if (!left && !lost && lt__seconds() < deadline)
         return LT_OK;
+    last_seen(t, who, seen, sizeof seen);
     if (left)
-        lt_fail(LT_EPEER, "rank %d has left, but rank %d waits for it in %s", rank, own, w->what);
+        lt_fail(LT_EPEER, "rank %d has left, but rank %d waits for it in %s%s", rank, own, w->what,
+                seen);
     else if (lost)
         lt_fail(LT_EPEER, "rank %d is gone, while rank %d waits for it in %s%s", rank, own,
-                w->what, last_seen(t, who, seen, sizeof seen));
+                w->what, seen);
     else
         lt_fail(LT_EPEER, "rank %d did not come to %s within %g s%s", rank, w->what, t->timeout,
-                last_seen(t, who, seen, sizeof seen));
+                seen);
     return blame(t, who, LT_EPEER);
 }
 
