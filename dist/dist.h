@@ -28,6 +28,8 @@ typedef struct lt_group_config { /* zero means default */
 LT_MUST lt_status lt_local_open(int n, const lt_group_config *config, lt_group **group);
 /* Whether mpirun or srun has started this process as one of several, by its variables. */
 LT_API bool lt_cluster_is_here(void);
+/* LT_EENV unless the plugin is installed that such processes need. */
+LT_MUST lt_status lt_cluster_check(void);
 /* The group of the processes that mpirun or srun has started, each a rank: all of them open it.
  * Those of a node work in shared memory; between nodes MPI carries the bytes, through the plugin
  * libluatrain-mpi.so. config may be NULL. New. LT_EENV without the plugin, or when it is of another

@@ -39,32 +39,34 @@ static const char *own_folder(char path[PATH_MAX])
 }
 
 /* Where it was built, and where it is installed: beside the library, or beside the program. */
-static void *load(void)
+static lt_status find(char file[PATH_MAX + 64])
 {
     static const char *const places[] = {"%s/" PLUGIN, "%s/luatrain/" PLUGIN,
                                          "%s/../lib/luatrain/" PLUGIN};
-    char path[PATH_MAX], file[PATH_MAX + 64];
+    char path[PATH_MAX];
     const char *folder = own_folder(path);
     for (size_t i = 0; folder && i < sizeof places / sizeof *places; i++) {
-        snprintf(file, sizeof file, places[i], folder);
-        if (access(file, F_OK) != 0)
-            continue;
-        void *plugin = dlopen(file, RTLD_NOW | RTLD_LOCAL);
-        if (!plugin)
-            lt_fail(LT_EENV, "the MPI plugin cannot be loaded: %s", dlerror());
-        return plugin;
+        snprintf(file, PATH_MAX + 64, places[i], folder);
+        if (access(file, F_OK) == 0)
+            return LT_OK;
     }
-    lt_fail(LT_EENV, "mpirun or srun has started %d processes, but luatrain has no " PLUGIN
-            ": build it where there is mpicc", started());
-    return NULL;
+    return lt_fail(LT_EENV, "luatrain has no " PLUGIN ", without which ranks cannot be processes; "
+                   "build it where there is mpicc");
+}
+
+lt_status lt_cluster_check(void)
+{
+    char file[PATH_MAX + 64];
+    return find(file);
 }
 
 lt_status lt__plugin_open(lt_wire *wire)
 {
-    char text[256];
-    void *plugin = load();
+    char file[PATH_MAX + 64], text[256];
+    LT_TRY(find(file));
+    void *plugin = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (!plugin)
-        return LT_EENV;
+        return lt_fail(LT_EENV, "the MPI plugin cannot be loaded: %s", dlerror());
     void *symbol = dlsym(plugin, "lt_wire_open");
     lt_wire_open_fn open_wire;
     memcpy(&open_wire, &symbol, sizeof open_wire); /* the C way from an object to a function */

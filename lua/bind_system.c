@@ -259,13 +259,14 @@ static int clear_stop(lua_State *L)
     return 0;
 }
 
-/* stop_reason(): the signal's name, such as "SIGTERM", or "signal 10" for one that programs are not
+/* stop_reason(): the signal's name, such as "SIGTERM", or "signal 12" for one that programs are not
  * stopped by as a rule, and its number; nil when there is no wish to stop. stop_reason(n): the same
  * for signal n. */
 static int stop_reason(lua_State *L)
 {
     static const struct { int signal; const char *name; } known[] = {
-        {SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"}, {SIGPIPE, "SIGPIPE"}};
+        {SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"},
+        {SIGUSR1, "SIGUSR1"}, {SIGPIPE, "SIGPIPE"}};
     int signal = (int)luaL_optinteger(L, 1, lt_stop_reason(lt__lua(L)->ctx));
     if (signal == 0)
         return 0;

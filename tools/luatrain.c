@@ -15,6 +15,7 @@
 
 #include <lauxlib.h>
 
+#include "tools/launch.h"
 #include "tools/options.h"
 #include "tools/ranks.h"
 
@@ -193,7 +194,7 @@ static lt_status shown(const char *name, lt_status status)
 /* The one that a signal is for: a handler has no other way to know. */
 static lt_ctx *volatile signalled;
 
-static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
+static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGPIPE};
 enum { N_SIGNALS = sizeof signals / sizeof *signals };
 
 static void handle(int signal, void (*handler)(int))
@@ -387,7 +388,7 @@ int main(int argc, char **argv)
     signal(SIGXFSZ, SIG_IGN); /* a file that grows too large is a disk that is full */
     spin_little(argv);
     settings s = {.level = LT_LOG_INFO};
-    lt_status status = read_options(&s, argc, argv);
+    lt_status status = argc > 0 ? read_options(&s, argv) : LT_OK;
     if (status == LT_OK && asks_for_help(&s)) {
         print_help(stdout);
         return 0;
@@ -400,9 +401,13 @@ int main(int argc, char **argv)
         print_help(stderr);
         return lt_exit_code(LT_EUSAGE);
     }
-    if (status == LT_OK)
+    char program[PATH_MAX];
+    int code = 0;
+    if (status == LT_OK && s.launches)
+        status = launch(&s, find_program(program) ? program : argv[0], argv + 1, &code);
+    else if (status == LT_OK)
         status = run_all(&s);
-    if (status != LT_OK)
+    if (status != LT_OK && *lt_errmsg())
         fprintf(stderr, "luatrain: %s\n", lt_errmsg());
-    return lt_exit_code(status);
+    return status == LT_OK ? code : lt_exit_code(status);
 }

@@ -190,7 +190,9 @@ void print_help(FILE *to)
                 "       luatrain [options] summary script.lua [options of the script]\n"
                 "       luatrain [options] bench [options of bench] script.lua [options of the "
                 "script]\n"
-                "       luatrain bench dispatch\n\n");
+                "       luatrain bench dispatch\n"
+                "       luatrain [options] launch -n N [-H HOST,HOST:SLOTS,...] [options] "
+                "script.lua ...\n\n");
     for (int i = 0; i < N_OPTIONS; i++) {
         const struct option *o = &options[i];
         int n = fprintf(to, "  --%s %s", o->name, o->value ? o->value : "");
@@ -198,7 +200,8 @@ void print_help(FILE *to)
     }
     fprintf(to,
             "\nAll but help and version are variables too: LUATRAIN_SEED=7 is --seed 7.\n"
-            "A script that is not here is looked for among the models that came with luatrain.\n");
+            "A script that is not here is looked for among the models that came with luatrain.\n"
+            "launch has mpirun start N processes, each a rank, here or on other hosts.\n");
 }
 
 void print_version(const settings *s)
@@ -295,30 +298,70 @@ static lt_status set_option(settings *s, const struct option *o, const char *val
     return LT_OK;
 }
 
-/* Reads the flags before the script. */
-static lt_status read_flags(settings *s, int argc, char **argv)
+/* The option at *at, and its value, are read: *at is what comes after them. */
+static lt_status read_flag(settings *s, char ***at)
 {
-    int used = 1;
-    for (; used < argc && argv[used][0] == '-'; used++) {
-        const char *arg = argv[used], *equals = strchr(arg, '=');
-        const struct option *o = find_option(arg);
-        if (!o)
-            return unknown_option(arg);
-        if (!o->value && equals)
-            return lt_fail(LT_EUSAGE, "--%s takes no value", o->name);
-        if (!o->set)
-            s->text = s->text ? s->text : o->name;
-        else
-            LT_TRY(set_option(s, o, !o->value ? "1" : equals ? equals + 1 : argv[++used]));
-    }
-    s->argc = argc - used;
-    s->argv = argv + used;
+    const char *arg = *(*at)++, *equals = strchr(arg, '=');
+    const struct option *o = find_option(arg);
+    if (!o)
+        return unknown_option(arg);
+    if (!o->value && equals)
+        return lt_fail(LT_EUSAGE, "--%s takes no value", o->name);
+    if (o->set)
+        return set_option(s, o, !o->value ? "1" : equals ? equals + 1 : *(*at)++);
+    s->text = s->text ? s->text : o->name;
     return LT_OK;
 }
 
-lt_status read_options(settings *s, int argc, char **argv)
+/* Takes n words out of a command. */
+static void take_out(char **words, int n)
 {
-    lt_status status = read_variables(s);
+    do
+        words[0] = words[n];
+    while (*words++);
+}
+
+/* -n N or -H HOSTS. */
+static lt_status read_launch_flag(settings *s, char **words)
+{
+    bool is_n = strcmp(words[0], "-n") == 0;
+    if (!words[1] || !*words[1])
+        return lt_fail(LT_EUSAGE, "%s wants a value: %s", words[0], is_n ? "-n N" : "-H a,b:2");
+    if (is_n)
+        LT_TRY(parse_int("-n", words[1], 65536, &s->processes));
+    else
+        s->hosts = words[1];
+    take_out(words, 2);
+    return LT_OK;
+}
+
+/* Reads options, up to the first word that is none. */
+static lt_status read_flags(settings *s, char ***at)
+{
+    while (**at && ***at == '-') {
+        const char *arg = **at;
+        bool is_own = strcmp(arg, "-n") == 0 || strcmp(arg, "-H") == 0;
+        if (s->launches && strcmp(arg, "--") == 0) {
+            take_out(*at, 1);
+            return LT_OK;
+        }
+        LT_TRY(s->launches && is_own ? read_launch_flag(s, *at) : read_flag(s, at));
+    }
+    return LT_OK;
+}
+
+lt_status read_options(settings *s, char **argv)
+{
+    char **at = argv + 1;
+    LT_TRY(read_variables(s));
     warn_of_variables();
-    return status == LT_OK ? read_flags(s, argc, argv) : status;
+    LT_TRY(read_flags(s, &at));
+    if (*at && strcmp(*at, "launch") == 0) {
+        s->launches = true;
+        take_out(at, 1);
+        LT_TRY(read_flags(s, &at));
+    }
+    for (s->argv = at; *at; at++)
+        s->argc++;
+    return LT_OK;
 }

@@ -19,13 +19,17 @@ typedef struct settings {
     bool in_cluster;          /* this process is one rank of several */
     lt_group_config group;
     lt_reducer_config reducer;
+    bool launches;            /* ranks as processes, */
+    int processes;            /* so many, */
+    const char *hosts;        /* there; NULL: here */
     const char *text;         /* "help" or "version": wanted instead of a run; or NULL */
     int argc;                 /* what to run: the subcommand or script, and what follows it */
     char **argv;
 } settings;
 
-/* Reads variables and flags into s, and warns of variables that look like a slip. */
-LT_MUST lt_status read_options(settings *s, int argc, char **argv);
+/* Reads variables and flags into s, and warns of variables that look like a slip. The words of
+ * launch go out of argv: what is left is the command of one rank. */
+LT_MUST lt_status read_options(settings *s, char **argv);
 void print_help(FILE *to);
 void print_version(const settings *s);
 

@@ -61,7 +61,8 @@ static void *run(void *ud)
         describe_failure(j, m->group);
     if (j->ranks->cluster || lt_group_rank(m->group) == 0) {
         j->first = status;
-        snprintf(j->first_text, sizeof j->first_text, "%s", status == LT_OK ? "" : lt_errmsg());
+        bool speaks = status != LT_OK && lt_group_rank(m->group) == 0;
+        snprintf(j->first_text, sizeof j->first_text, "%s", speaks ? lt_errmsg() : "");
     }
     j->running--;
     pthread_cond_signal(&j->ended);
@@ -80,6 +81,7 @@ static void block_signals(sigset_t *before)
     sigaddset(&asking, SIGINT);
     sigaddset(&asking, SIGTERM);
     sigaddset(&asking, SIGHUP);
+    sigaddset(&asking, SIGUSR1);
     pthread_sigmask(SIG_BLOCK, &asking, before);
 }
 

@@ -91,6 +91,8 @@ function command.line(out, resume, without)
     if out then insert(list, "--out", out) end
   end
   for i, text in ipairs(list) do list[i] = quote(text) end
+  local launch = os.getenv "LUATRAIN_LAUNCH"       -- as in "-n 4": see tools/launch.c
+  if last and launch then table.insert(list, 2, "launch " .. launch) end
   return table.concat(list, " ")
 end
 

@@ -1,0 +1,204 @@
+/* launch.c - luatrain launch; see launch.h. mpirun starts the ranks, and this process waits for it.
+ *
+ * mpirun alone is not enough. At SIGTERM it gives the ranks one second, whatever they have to save;
+ * but SIGUSR1 it hands on to them: so a signal that asks for an end becomes that one. It runs in a
+ * process group of its own, where a terminal's Ctrl-C does not reach it. And it ends with 137 when
+ * a rank was killed, where a job of luatrain ends with the code of a lost peer.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tools/launch.h"
+
+enum { EARLY_SECONDS = 3 };
+
+extern char **environ;
+
+/* ==== The command ============================================================================= */
+
+/* The environment goes to processes on this machine by itself, to others not. */
+static bool is_for_ranks(const char *entry)
+{
+    return strncmp(entry, "LUATRAIN_", 9) == 0 || strncmp(entry, "OMP_", 4) == 0;
+}
+
+static int count(char *const *words)
+{
+    int n = 0;
+    while (words[n])
+        n++;
+    return n;
+}
+
+/* mpirun counts cores as slots, of which a rank may need less than one, and binds ranks to cores
+ * without knowing of their threads: luatrain shares out the CPUs itself. New; NULL with LT_ENOMEM.
+ */
+static const char **make_command(const settings *s, const char *program, char *const *words,
+                                 char number[16])
+{
+    enum { MOST_OF_OURS = 16 };
+    size_t most = MOST_OF_OURS + 2 * (size_t)count(environ) + (size_t)count(words);
+    const char **command = calloc(most, sizeof *command), **end = command;
+    if (!command) {
+        lt_fail(LT_ENOMEM, "out of memory for a command");
+        return NULL;
+    }
+    *end++ = "mpirun";
+    if (geteuid() == 0)
+        *end++ = "--allow-run-as-root";
+    *end++ = "--oversubscribe";
+    *end++ = "--bind-to";
+    *end++ = "none";
+    *end++ = "--stdin"; /* out of the foreground it would be stopped for reading a terminal */
+    *end++ = "none";
+    *end++ = "-n";
+    *end++ = number;
+    snprintf(number, 16, "%d", s->processes);
+    if (s->hosts) {
+        *end++ = "-H";
+        *end++ = s->hosts;
+    }
+    for (char **entry = environ; *entry; entry++)
+        if (is_for_ranks(*entry)) {
+            *end++ = "-x";
+            *end++ = *entry;
+        }
+    *end++ = program;
+    while (*words)
+        *end++ = *words++;
+    return command;
+}
+
+/* For the command that goes on, which a run prints when it is stopped. */
+static lt_status leave_word(const settings *s)
+{
+    char text[4096];
+    int n = snprintf(text, sizeof text, "-n %d%s%s", s->processes, s->hosts ? " -H " : "",
+                     s->hosts ? s->hosts : "");
+    if (n >= (int)sizeof text)
+        return lt_fail(LT_EUSAGE, "launch: -H has too many hosts");
+    return setenv("LUATRAIN_LAUNCH", text, 1) == 0
+               ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for the environment");
+}
+
+/* ==== Its process ============================================================================= */
+
+/* Those that ask for an end, unless they are ignored, as nohup wants it; and the end of a child. */
+static void find_signals(sigset_t *set)
+{
+    static const int asking[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+    struct sigaction now;
+    signal(SIGCHLD, SIG_DFL);
+    sigemptyset(set);
+    sigaddset(set, SIGCHLD);
+    for (size_t i = 0; i < sizeof asking / sizeof *asking; i++)
+        if (sigaction(asking[i], NULL, &now) == 0 && now.sa_handler != SIG_IGN)
+            sigaddset(set, asking[i]);
+}
+
+/* In the child: becomes mpirun, or writes to the pipe why not. mpirun ends when this process's
+ * parent does. */
+static void become(const char **command, const sigset_t *mask, int pipe)
+{
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    setpgid(0, 0);
+    sigprocmask(SIG_SETMASK, mask, NULL);
+    execvp(command[0], (char *const *)command);
+    int why = errno;
+    ssize_t written = write(pipe, &why, sizeof why);
+    _exit(written == sizeof why ? 0 : 1);
+}
+
+static lt_status start(const char **command, const sigset_t *mask, pid_t *pid)
+{
+    int ends[2], why = 0;
+    if (pipe2(ends, O_CLOEXEC) != 0 || (*pid = fork()) < 0)
+        return lt_fail(LT_ENOMEM, "mpirun cannot be started: %s", strerror(errno));
+    if (*pid == 0)
+        become(command, mask, ends[1]);
+    close(ends[1]);
+    bool failed = read(ends[0], &why, sizeof why) == sizeof why;
+    close(ends[0]);
+    if (failed && why == ENOENT)
+        return lt_fail(LT_EENV, "launch wants mpirun, and there is none: install Open MPI (Debian: "
+                       "openmpi-bin), or stay in one process with --ranks");
+    return failed ? lt_fail(LT_EENV, "mpirun cannot be started: %s", strerror(why)) : LT_OK;
+}
+
+typedef struct wish { /* for an end */
+    int signal;       /* 0: there is none */
+    bool kills;
+} wish;
+
+/* How mpirun has ended. The first signal is a wish, a second one kills; and so does one that comes
+ * at once: then there is nothing to save, and mpirun may hang when it has SIGUSR1 to hand on but no
+ * ranks yet. */
+static int wait_for(pid_t mpirun, const sigset_t *set, wish *w)
+{
+    time_t begin = time(NULL);
+    int status, got;
+    while (waitpid(mpirun, &status, WNOHANG) != mpirun) {
+        if (sigwait(set, &got) != 0 || got == SIGCHLD)
+            continue;
+        w->kills = w->signal != 0 || time(NULL) - begin < EARLY_SECONDS;
+        w->signal = got;
+        kill(mpirun, w->kills ? SIGTERM : SIGUSR1);
+    }
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static void end_by(int number)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, number);
+    signal(number, SIG_DFL);
+    raise(number);
+    sigprocmask(SIG_UNBLOCK, &set, NULL);
+}
+
+static lt_status run(const char **command, int *code)
+{
+    sigset_t set, before;
+    pid_t pid = 0;
+    wish w = {0};
+    find_signals(&set);
+    sigprocmask(SIG_BLOCK, &set, &before);
+    LT_TRY(start(command, &before, &pid));
+    *code = wait_for(pid, &set, &w);
+    if (w.kills || (w.signal != 0 && *code > 128))
+        end_by(w.signal);
+    if (*code > 128)
+        *code = lt_exit_code(LT_EPEER);
+    return LT_OK;
+}
+
+lt_status launch(const settings *s, const char *program, char *const *words, int *code)
+{
+    char number[16];
+    if (s->processes == 0)
+        return lt_fail(LT_EUSAGE, "launch wants -n N, so many ranks: luatrain launch -n 4 "
+                       "script.lua");
+    if (s->ranks > 0)
+        return lt_fail(LT_EUSAGE, "--ranks is for ranks in one process, launch -n for ranks that "
+                       "are processes");
+    if (lt_cluster_is_here())
+        return lt_fail(LT_EUSAGE, "launch starts processes, but mpirun or srun has already");
+    LT_TRY(lt_cluster_check());
+    LT_TRY(leave_word(s));
+    const char **command = make_command(s, program, words, number);
+    if (!command)
+        return LT_ENOMEM;
+    lt_status status = run(command, code);
+    free(command);
+    return status;
+}
