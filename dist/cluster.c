@@ -116,8 +116,8 @@ static lt_status look(void *ud, int rank, const char *what)
         return LT_OK;
     const peer *p = &c->peers[node_of(c, rank)];
     if (p->has_heard && lt__seconds() > p->when + LATE_SECONDS)
-        return lt_fail(LT_EPEER, "rank %d has left, but rank %d waits for it in %s", rank,
-                       c->wire.rank, what);
+        return lt_fail(LT_EPEER, "rank %d has left, but rank %d waits for it in %s%s", rank,
+                       c->wire.rank, what, lt__ring_last_seen(&c->ring, rank));
     return LT_OK;
 }
 
@@ -145,6 +145,7 @@ static lt_status told(cluster *c, lt_status status)
 static lt_status agree(cluster *c, const lt_wish *wish)
 {
     c->ring.grace = LATER;
+    lt__team_last_seen(&c->team, c->team.rank, c->ring.seen);
     return lt__ring_agree(&c->ring, wish);
 }
 

@@ -25,6 +25,13 @@ lt_status lt__ring_open(lt_ring *r)
 
 void lt__ring_close(lt_ring *r) { free(r->slots); }
 
+static int member(const lt_ring *r, int index) { return r->rank[(index + r->size) % r->size]; }
+
+const char *lt__ring_last_seen(const lt_ring *r, int rank)
+{
+    return r->size > 1 && member(r, r->index - 1) == rank ? r->before : "";
+}
+
 /* ==== Waiting ================================================================================= */
 
 typedef struct patience {
@@ -56,7 +63,8 @@ static lt_status wait_a_little(lt_ring *r, patience *p, int rank, const char *wh
     r->missing = rank;
     LT_TRY(r->look(r->ud, rank, what));
     if (now > p->deadline)
-        return lt_fail(LT_EPEER, "rank %d did not come to %s within %g s", rank, what, r->timeout);
+        return lt_fail(LT_EPEER, "rank %d did not come to %s within %g s%s", rank, what, r->timeout,
+                       lt__ring_last_seen(r, rank));
     nanosleep(&(struct timespec){.tv_nsec = p->ns}, NULL);
     p->ns = 2 * p->ns < LONGEST_NS ? 2 * p->ns : LONGEST_NS;
     return LT_OK;
@@ -67,8 +75,8 @@ static lt_status lost(lt_ring *r, int rank, const char *what)
 {
     r->missing = rank;
     LT_TRY(r->look(r->ud, rank, what));
-    return lt_fail(LT_EPEER, "rank %d is gone, while rank %d waits for it in %s", rank,
-                   r->wire->rank, what);
+    return lt_fail(LT_EPEER, "rank %d is gone, while rank %d waits for it in %s%s", rank,
+                   r->wire->rank, what, lt__ring_last_seen(r, rank));
 }
 
 /* ==== Flows =================================================================================== */
@@ -212,8 +220,6 @@ static lt_status run(lt_ring *r, const flow *f)
 
 /* ==== Collectives ============================================================================= */
 
-static int member(const lt_ring *r, int index) { return r->rank[(index + r->size) % r->size]; }
-
 /* Bytes as they lie, in so many chunks. */
 static flow plain_flow(const char *what, void *data, size_t bytes)
 {
@@ -222,22 +228,23 @@ static flow plain_flow(const char *what, void *data, size_t bytes)
                   .per_part = chunks_of((int64_t)bytes, LT_U8), .lead = INT64_MAX / 2};
 }
 
-enum { HEADER = 128 }; /* a whole number of cache lines, as parts are */
-_Static_assert(sizeof(lt_wish) <= HEADER, "a wish fits in front");
+typedef struct header { /* a whole number of cache lines, as parts are */
+    _Alignas(64) lt_wish wish;
+    char seen[LT_SEEN_BYTES];
+} header;
 
 lt_status lt__ring_agree(lt_ring *r, const lt_wish *wish)
 {
     int before = member(r, r->index - 1);
-    char pair[2][HEADER] = {0};
-    lt_wish other;
-    memcpy(pair[0], wish, sizeof *wish);
+    header pair[2] = {{.wish = *wish}};
+    memcpy(pair[0].seen, r->seen, sizeof r->seen);
     flow f = {.what = wish->what, .channel = LT_WIRE_DATA, .to = member(r, r->index + 1),
-              .from = before, .data = pair[0], .dtype = LT_U8, .wire = LT_U8,
+              .from = before, .data = (char *)pair, .dtype = LT_U8, .wire = LT_U8,
               .count = sizeof pair, .parts = 2, .per_part = 1, .out = 1, .in = 1, .lead = 1};
     LT_TRY(run(r, &f));
-    memcpy(&other, pair[1], sizeof other);
-    return lt__wishes_agree(&other, wish)
-               ? LT_OK : lt__wishes_differ(&other, before, wish, r->wire->rank);
+    memcpy(r->before, pair[1].seen, sizeof r->before);
+    return lt__wishes_agree(&pair[1].wish, wish)
+               ? LT_OK : lt__wishes_differ(&pair[1].wish, before, wish, r->wire->rank);
 }
 
 /* One chunk to a member and one from it, added. */

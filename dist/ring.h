@@ -28,6 +28,8 @@ typedef struct lt_ring { /* one member's view */
     void *ud;
     char *slots;         /* for chunks under way */
     uint64_t bytes;      /* sent */
+    char seen[LT_SEEN_BYTES];   /* where this member is, for others: see lt__team_last_seen(); */
+    char before[LT_SEEN_BYTES]; /* and where the one before was when they agreed last */
     int missing;         /* after a failure: whose it is, as far as one can tell */
 } lt_ring;
 
@@ -35,6 +37,9 @@ typedef struct lt_ring { /* one member's view */
 lt_status lt__ring_open(lt_ring *ring);
 /* Only when nothing is under way: the wire would still write. */
 void lt__ring_close(lt_ring *ring);
+
+/* The same of a rank, as far as this member knows. */
+const char *lt__ring_last_seen(const lt_ring *ring, int rank);
 
 /* All members want the same: LT_EDESYNC if the one in front of this one does not. */
 lt_status lt__ring_agree(lt_ring *ring, const lt_wish *wish);

@@ -143,8 +143,7 @@ void lt__team_at(lt_team *t, const char *where, int64_t step)
     atomic_store_explicit(&s->step, step, memory_order_relaxed);
 }
 
-/* "it was last seen at train.lua:31, step 7", or "". */
-static const char *last_seen(const lt_team *t, int who, char *text, size_t bytes)
+const char *lt__team_last_seen(const lt_team *t, int who, char text[LT_SEEN_BYTES])
 {
     seat *s = &t->board->seat[who];
     uint64_t words[WHERE_WORDS + 1] = {0};
@@ -152,7 +151,7 @@ static const char *last_seen(const lt_team *t, int who, char *text, size_t bytes
         words[i] = atomic_load_explicit(&s->where[i], memory_order_relaxed);
     text[0] = 0;
     if (words[0])
-        snprintf(text, bytes, "; it was last seen at %s, step %lld", (const char *)words,
+        snprintf(text, LT_SEEN_BYTES, "; it was last seen at %s, step %lld", (const char *)words,
                  (long long)atomic_load_explicit(&s->step, memory_order_relaxed));
     return text;
 }
@@ -166,11 +165,11 @@ static bool is_lost(const lt_team *t, int who) { return t->lives && !t->lives(t-
 
 void lt__team_watch(lt_team *t)
 {
-    char seen[160];
+    char seen[LT_SEEN_BYTES];
     for (int who = 0; who < t->size; who++)
         if (is_lost(t, who) && !has_left(t, who)) {
             lt_fail(LT_EPEER, "rank %d is gone%s", name_of(t, who),
-                    last_seen(t, who, seen, sizeof seen));
+                    lt__team_last_seen(t, who, seen));
             blame(t, who, LT_EPEER);
         }
 }
@@ -247,7 +246,7 @@ static int missing(const lt_team *t, const wait *w)
  * nothing ends the second phase but its end: a rank that reads our data is still at it. */
 static lt_status look_around(lt_team *t, const wait *w, int who, double deadline)
 {
-    char seen[160];
+    char seen[LT_SEEN_BYTES];
     if (w->through && !t->lives)
         return LT_OK;
     LT_TRY(lt__team_check(t));
@@ -256,7 +255,7 @@ static lt_status look_around(lt_team *t, const wait *w, int who, double deadline
     int rank = name_of(t, who), own = name_of(t, t->rank);
     if (!left && !lost && lt__seconds() < deadline)
         return LT_OK;
-    last_seen(t, who, seen, sizeof seen);
+    lt__team_last_seen(t, who, seen);
     if (left)
         lt_fail(LT_EPEER, "rank %d has left, but rank %d waits for it in %s%s", rank, own, w->what,
                 seen);

@@ -55,6 +55,8 @@ lt_status lt__team_check(const lt_team *team);
 /* One that has died is a failure, though nobody waits for it. */
 void lt__team_watch(lt_team *team);
 void lt__team_at(lt_team *team, const char *where, int64_t step);
+/* Where the rank in a seat said it was: "; it was last seen at train.lua:31, step 7", or "". */
+const char *lt__team_last_seen(const lt_team *team, int seat, char text[LT_SEEN_BYTES]);
 /* After a failure: whether this rank is the one to tell the user. It is not before the others have
  * no more to say, they are not before it has left; or so many seconds are over. */
 bool lt__team_speaks(lt_team *team, double seconds);

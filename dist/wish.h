@@ -7,6 +7,7 @@
 #include "dist/dist.h"
 
 enum { LT_WHAT_BYTES = 48 };
+enum { LT_SEEN_BYTES = 128 }; /* for "; it was last seen at train.lua:31, step 7" */
 
 typedef enum lt_wish_kind { LT_NOTHING, LT_SUM, LT_BROADCAST, LT_BARRIER } lt_wish_kind;
 
