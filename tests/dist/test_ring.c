@@ -197,6 +197,13 @@ TEST(words_and_letters_arrive)
     }
 }
 
+/* Member 0 finds nothing wrong, and waits for the others. */
+static lt_status one_wants_more(one *m)
+{
+    m->ring.timeout = 0.3;
+    return add_up(m);
+}
+
 TEST(who_wants_something_else_is_found)
 {
     one members[3];
@@ -204,7 +211,7 @@ TEST(who_wants_something_else_is_found)
     double x[3][2] = {{0}};
     for (int k = 0; k < 3; k++)
         sums[k] = (lt_sum){"x", x[k], 1 + (k == 1), LT_F64, LT_F64, 1};
-    on_members(3, members, add_up, sums, sizeof *sums);
+    on_members(3, members, one_wants_more, sums, sizeof *sums);
     CHECK_EQ(members[1].status, LT_EDESYNC);
     CHECK_STR(members[1].text, "the ranks disagree: rank 0 wants the sum of x (1 f64), "
                                "rank 1 the sum of x (2 f64)");
