@@ -3,8 +3,9 @@
  * then between the nodes, then handed on within each node.
  *
  * Processes that cannot map each other's memory, though they are on one machine, are nodes of their
- * own. A failure is on the board of each node: its first rank tells the others of it, in its last
- * word, which each of them sends to each other once: that it has left, or what failed.
+ * own. A failure is on the board of each node, whose first rank tells those of the others of it.
+ *
+ * Two threads may be in collectives at once, each in its lane: a team, a ring, a channel of the wire.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -15,11 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "core/tensor.h"
 #include "dist/group.h"
+#include "dist/news.h"
 #include "dist/ring.h"
 #include "dist/sum.h"
 #include "dist/team.h"
@@ -27,27 +28,12 @@
 
 enum { STAGE_BYTES = 256 << 10 }; /* stays in the cache */
 enum { LATER = 3 };             /* seconds more for those who wait for one that waits for others */
-enum { LAST_SECONDS = 1 };      /* for the last words after a failure */
-static const double LATE_SECONDS = 0.3; /* what was sent before a last word may come after it */
-
-typedef struct word { /* travels as it is; status LT_OK: the node has left */
-    lt_status status;
-    int rank;
-    char text[1024];
-} word;
-
-typedef struct peer { /* of the first rank of a node: that of another one */
-    lt_request said, heard;
-    word word;                  /* of the peer */
-    bool has_said, has_heard;   /* this one's word has gone, the peer's has come, */
-    double when;                /* at this time */
-} peer;
 
 typedef struct cluster {
     lt_wire wire;
     lt_windows *windows;
-    lt_team team;
-    lt_ring ring;
+    lt_team team, team_aside;   /* in either lane */
+    lt_ring ring, ring_aside;
     char *front, *own_front;    /* a mark, and the board behind it; if this rank has made it */
     int *name;                  /* of the rank in each seat */
     int *first;                 /* of each rank: the first rank of its node */
@@ -55,45 +41,12 @@ typedef struct cluster {
     int node;                   /* this one's place among them */
     int *pid, *pidfd;           /* of each seat; -1: there are no pidfds here */
     int cpus;
-    peer *peers;                /* by node; NULL for a rank that is not the first */
-    word word;                  /* the last one of this node, */
-    bool said;                  /* which is on its way */
+    lt_news *news;
 } cluster;
 
-/* ==== News ==================================================================================== */
+/* ==== Failure ================================================================================= */
 
 static bool is_first(const cluster *c) { return c->team.rank == 0; }
-
-/* Sends the last word: that of a failure, or that this node has left. */
-static void say(cluster *c)
-{
-    if (!c->peers || c->said)
-        return;
-    c->said = true;
-    lt__team_failure(&c->team, &c->word.rank, &c->word.status, c->word.text, sizeof c->word.text);
-    for (int n = 0; n < c->n_nodes; n++)
-        if (n != c->node && c->wire.send(c->wire.self, c->nodes[n], LT_WIRE_NEWS, &c->word,
-                                         sizeof c->word, &c->peers[n].said) != 0)
-            c->peers[n].has_said = true; /* there is nobody to hear it */
-}
-
-/* What has come of the others' last words. A failure becomes that of this node, too. */
-static void hear(cluster *c)
-{
-    for (int n = 0; c->peers && n < c->n_nodes; n++) {
-        peer *p = &c->peers[n];
-        if (n == c->node)
-            continue;
-        if (c->said && !p->has_said)
-            p->has_said = c->wire.test(c->wire.self, &p->said) != 0;
-        if (p->has_heard || c->wire.test(c->wire.self, &p->heard) != 1)
-            continue;
-        p->has_heard = true;
-        p->when = lt__seconds();
-        if (p->word.status != LT_OK)
-            lt__team_fail(&c->team, p->word.rank, p->word.status, p->word.text);
-    }
-}
 
 static int node_of(const cluster *c, int rank)
 {
@@ -104,29 +57,26 @@ static int node_of(const cluster *c, int rank)
 }
 
 /* The ring asks while it waits for a rank of another node. */
-static lt_status look(void *ud, int rank, const char *what)
+static lt_status look(void *ud, const lt_ring *ring, int rank, const char *what)
 {
     cluster *c = ud;
     if (c->team.board) { /* not at the very beginning */
-        hear(c);
+        lt__news_hear(c->news);
         lt__team_watch(&c->team);
         LT_TRY(lt__team_check(&c->team));
     }
-    if (!c->peers)
-        return LT_OK;
-    const peer *p = &c->peers[node_of(c, rank)];
-    if (p->has_heard && lt__seconds() > p->when + LATE_SECONDS)
+    if (c->news && lt__news_has_left(c->news, node_of(c, rank)))
         return lt_fail(LT_EPEER, "rank %d has left, but rank %d waits for it in %s%s", rank,
-                       c->wire.rank, what, lt__ring_last_seen(&c->ring, rank));
+                       c->wire.rank, what, lt__ring_last_seen(ring, rank));
     return LT_OK;
 }
 
 /* How something between nodes has ended: a failure is everybody's. */
-static lt_status share(cluster *c, lt_status status)
+static lt_status share(cluster *c, const lt_ring *ring, lt_status status)
 {
     if (status != LT_OK) {
-        lt__team_fail(&c->team, c->ring.missing, status, lt_errmsg());
-        say(c);
+        lt__team_fail(&c->team, ring->missing, status, lt_errmsg());
+        lt__news_say(c->news);
     }
     return status;
 }
@@ -135,44 +85,56 @@ static lt_status share(cluster *c, lt_status status)
 static lt_status told(cluster *c, lt_status status)
 {
     if (status != LT_OK)
-        say(c);
+        lt__news_say(c->news);
     return status;
 }
 
 /* ==== Collectives ============================================================================= */
 
 /* Between the first ranks: all want the same. */
-static lt_status agree(cluster *c, const lt_wish *wish)
+static lt_status agree(cluster *c, lt_ring *ring, const lt_wish *wish)
 {
-    c->ring.grace = LATER;
-    lt__team_last_seen(&c->team, c->team.rank, c->ring.seen);
-    return lt__ring_agree(&c->ring, wish);
+    ring->grace = LATER;
+    lt__team_last_seen(&c->team, c->team.rank, ring->seen);
+    return lt__ring_agree(ring, wish);
 }
 
-static lt_status sum_between(cluster *c, const lt_sum *sum)
+static lt_status sum_between(cluster *c, lt_ring *ring, const lt_sum *sum)
 {
     lt_wish wish = lt__wish_of_sum(sum);
-    LT_TRY(agree(c, &wish));
-    return lt__ring_allreduce(&c->ring, sum);
+    LT_TRY(agree(c, ring, &wish));
+    return lt__ring_allreduce(ring, sum);
+}
+
+static lt_status sum_in(cluster *c, lt_team *team, lt_ring *ring, const lt_sum *sum)
+{
+    team->grace = 0;
+    LT_TRY(told(c, lt__team_allreduce(team, sum)));
+    if (c->n_nodes == 1)
+        return LT_OK;
+    if (is_first(c))
+        LT_TRY(share(c, ring, sum_between(c, ring, sum)));
+    team->grace = 2 * LATER;
+    return told(c, lt__team_broadcast(team, sum->what, sum->data,
+                                      (size_t)sum->count * lt_dtype_bytes(sum->dtype), 0));
 }
 
 static lt_status allreduce(void *self, const lt_sum *sum)
 {
     cluster *c = self;
-    c->team.grace = 0;
-    LT_TRY(told(c, lt__team_allreduce(&c->team, sum)));
-    if (c->n_nodes == 1)
-        return LT_OK;
-    if (is_first(c))
-        LT_TRY(share(c, sum_between(c, sum)));
-    c->team.grace = 2 * LATER;
-    return told(c, lt__team_broadcast(&c->team, sum->what, sum->data,
-                                      (size_t)sum->count * lt_dtype_bytes(sum->dtype), 0));
+    return sum_in(c, &c->team, &c->ring, sum);
+}
+
+static lt_status allreduce_aside(void *self, const lt_sum *sum, bool spin)
+{
+    cluster *c = self;
+    c->team_aside.spin = c->ring_aside.spin = spin;
+    return sum_in(c, &c->team_aside, &c->ring_aside, sum);
 }
 
 static lt_status broadcast_between(cluster *c, const lt_wish *wish, void *data)
 {
-    LT_TRY(agree(c, wish));
+    LT_TRY(agree(c, &c->ring, wish));
     return lt__ring_broadcast(&c->ring, wish->what, data, (size_t)wish->count,
                               node_of(c, wish->root));
 }
@@ -196,7 +158,7 @@ static lt_status broadcast(void *self, const char *what, void *data, size_t byte
     LT_TRY(told(c, is_here ? lt__team_broadcast(&c->team, what, data, bytes, seat_of(c, root))
                            : lt__team_agree(&c->team, &wish)));
     if (is_first(c) && c->n_nodes > 1)
-        LT_TRY(share(c, broadcast_between(c, &wish, data)));
+        LT_TRY(share(c, &c->ring, broadcast_between(c, &wish, data)));
     c->team.grace = 2 * LATER;
     return is_here ? LT_OK : told(c, lt__team_broadcast(&c->team, what, data, bytes, 0));
 }
@@ -205,7 +167,7 @@ static lt_status barrier_between(cluster *c, const lt_wish *wish)
 {
     int64_t nothing = 0;
     lt_sum sum = {wish->what, &nothing, 1, LT_I64, LT_I64, 1};
-    LT_TRY(agree(c, wish));
+    LT_TRY(agree(c, &c->ring, wish));
     return lt__ring_allreduce(&c->ring, &sum);
 }
 
@@ -218,7 +180,7 @@ static lt_status barrier(void *self, const char *what)
     if (c->n_nodes == 1)
         return LT_OK;
     if (is_first(c))
-        LT_TRY(share(c, barrier_between(c, &wish)));
+        LT_TRY(share(c, &c->ring, barrier_between(c, &wish)));
     c->team.grace = 2 * LATER;
     return told(c, lt__team_agree(&c->team, &wish));
 }
@@ -229,7 +191,7 @@ static lt_status send(void *self, int to, const void *data, size_t bytes)
     int seat = seat_of(c, to);
     if (seat < c->team.size)
         return told(c, lt__team_send(&c->team, seat, data, bytes));
-    return share(c, lt__ring_send(&c->ring, to, data, bytes));
+    return share(c, &c->ring, lt__ring_send(&c->ring, to, data, bytes));
 }
 
 static lt_status receive(void *self, int from, void *data, size_t bytes)
@@ -238,7 +200,7 @@ static lt_status receive(void *self, int from, void *data, size_t bytes)
     int seat = seat_of(c, from);
     if (seat < c->team.size)
         return told(c, lt__team_receive(&c->team, seat, data, bytes));
-    return share(c, lt__ring_receive(&c->ring, from, data, bytes));
+    return share(c, &c->ring, lt__ring_receive(&c->ring, from, data, bytes));
 }
 
 static lt_status mpi_allreduce(void *self, const float *from, float *to, size_t count)
@@ -247,7 +209,7 @@ static lt_status mpi_allreduce(void *self, const float *from, float *to, size_t 
     if (!c->wire.sum)
         return lt_fail(LT_EENV, "%s has no allreduce of its own", c->wire.name);
     if (c->wire.sum(c->wire.self, from, to, count) != 0)
-        return share(c, lt_fail(LT_EPEER, "%s: its allreduce failed", c->wire.name));
+        return share(c, &c->ring, lt_fail(LT_EPEER, "%s: its allreduce failed", c->wire.name));
     return LT_OK;
 }
 
@@ -256,7 +218,7 @@ static lt_status mpi_allreduce(void *self, const float *from, float *to, size_t 
 static uint64_t bytes_so_far(const void *self)
 {
     const cluster *c = self;
-    return c->team.bytes + c->ring.bytes;
+    return c->team.bytes + c->ring.bytes + c->team_aside.bytes + c->ring_aside.bytes;
 }
 
 static void fail(void *self, lt_status code, const char *text)
@@ -302,41 +264,17 @@ static int cpus(const void *self) { return ((const cluster *)self)->cpus; }
 
 /* ==== The end ================================================================================= */
 
-static bool is_failing(const cluster *c)
-{
-    word w;
-    return lt__team_failure(&c->team, &w.rank, &w.status, w.text, sizeof w.text);
-}
-
-/* Until this node's last word has gone and, unless something has failed, those of others have come.
- * Whether that is so. */
-static bool part_from_peers(cluster *c)
-{
-    double begin = lt__seconds();
-    bool open = c->peers != NULL;
-    say(c);
-    while (open) {
-        hear(c);
-        bool failing = is_failing(c);
-        open = false;
-        for (int n = 0; n < c->n_nodes; n++)
-            open |= n != c->node && (!c->peers[n].has_said || (!failing && !c->peers[n].has_heard));
-        if (lt__seconds() - begin > (failing ? LAST_SECONDS : c->team.timeout))
-            return false;
-        if (open)
-            nanosleep(&(struct timespec){.tv_nsec = 200 * 1000}, NULL);
-    }
-    return true;
-}
-
 static void free_cluster(cluster *c)
 {
     for (int seat = 0; c->pidfd && seat < c->team.size; seat++)
         if (c->pidfd[seat] >= 0)
             close(c->pidfd[seat]);
     lt__ring_close(&c->ring);
+    lt__ring_close(&c->ring_aside);
     if (c->team.stage)
         lt__window_free(c->windows, c->team.stage);
+    if (c->team_aside.stage)
+        lt__window_free(c->windows, c->team_aside.stage);
     if (c->own_front)
         lt__window_free(c->windows, c->own_front);
     lt__windows_free(c->windows);
@@ -345,7 +283,7 @@ static void free_cluster(cluster *c)
     free(c->nodes);
     free(c->pid);
     free(c->pidfd);
-    free(c->peers);
+    lt__news_free(c->news);
     free(c);
 }
 
@@ -355,19 +293,20 @@ static void free_cluster(cluster *c)
 static void leave(void *self)
 {
     cluster *c = self;
-    bool failed = is_failing(c);
+    bool failed = lt__team_is_failing(&c->team);
     lt__team_leave(&c->team);
-    if (!part_from_peers(c) || failed)
+    if (!lt__news_part(c->news, c->team.timeout) || failed)
         return;
     c->wire.close(c->wire.self);
     free_cluster(c);
 }
 
 static const lt_transport transport = {
-    .name = "cluster", .allreduce = allreduce, .broadcast = broadcast, .barrier = barrier,
-    .send = send, .receive = receive, .bytes = bytes_so_far, .fail = fail, .failure = failure,
-    .at = at, .lend = lend, .mpi_allreduce = mpi_allreduce, .speaks = speaks, .set_spin = set_spin,
-    .cpus = cpus, .close = leave,
+    .name = "cluster", .allreduce = allreduce, .allreduce_aside = allreduce_aside,
+    .broadcast = broadcast, .barrier = barrier, .send = send, .receive = receive,
+    .bytes = bytes_so_far, .fail = fail, .failure = failure, .at = at, .lend = lend,
+    .mpi_allreduce = mpi_allreduce, .speaks = speaks, .set_spin = set_spin, .cpus = cpus,
+    .close = leave,
 };
 
 /* ==== The beginning =========================================================================== */
@@ -506,21 +445,6 @@ static lt_status find_nodes(cluster *c)
     return LT_OK;
 }
 
-static lt_status meet_peers(cluster *c)
-{
-    if (!is_first(c) || c->n_nodes == 1)
-        return LT_OK;
-    c->peers = calloc((size_t)c->n_nodes, sizeof *c->peers);
-    if (!c->peers)
-        return lt_fail(LT_ENOMEM, "out of memory for %d nodes", c->n_nodes);
-    for (int n = 0; n < c->n_nodes; n++)
-        if (n != c->node && c->wire.receive(c->wire.self, c->nodes[n], LT_WIRE_NEWS,
-                                            &c->peers[n].word, sizeof(word),
-                                            &c->peers[n].heard) != 0)
-            return lt_fail(LT_EPEER, "rank %d is gone", c->nodes[n]);
-    return LT_OK;
-}
-
 /* A CPU that n ranks may use is the n-th part of one to each of them. */
 static lt_status count_cpus(cluster *c)
 {
@@ -539,13 +463,28 @@ static lt_status count_cpus(cluster *c)
     return LT_OK;
 }
 
+/* The first lane is complete. */
+static lt_status open_aside(cluster *c)
+{
+    c->team_aside = c->team;
+    c->team_aside.lane = 1;
+    c->team_aside.wishes = 0;
+    if (c->team.stage && !(c->team_aside.stage = lt__window_new(c->windows, STAGE_BYTES)))
+        return LT_ENOMEM;
+    c->ring_aside = c->ring;
+    c->ring_aside.channel = LT_WIRE_ASIDE;
+    c->ring_aside.slots = NULL;
+    return c->news ? lt__ring_open(&c->ring_aside) : LT_OK;
+}
+
 static lt_status begin(cluster *c, const lt_group_config *config)
 {
     size_t size = (size_t)c->wire.size;
     if (c->wire.n_node > LT_MOST_SHARES)
         return lt_fail(LT_EUSAGE, "there can be 1 to %d ranks on a node, not %d", LT_MOST_SHARES,
                        c->wire.n_node);
-    c->ring = (lt_ring){.wire = &c->wire, .timeout = config->timeout > 0 ? config->timeout : 120,
+    c->ring = (lt_ring){.wire = &c->wire, .channel = LT_WIRE_DATA,
+                        .timeout = config->timeout > 0 ? config->timeout : 120,
                         .look = look, .ud = c};
     LT_TRY(lt__ring_open(&c->ring));
     c->name = calloc(size, sizeof *c->name);
@@ -560,7 +499,10 @@ static lt_status begin(cluster *c, const lt_group_config *config)
         return LT_ENOMEM;
     LT_TRY(find_node(c));
     LT_TRY(find_nodes(c));
-    LT_TRY(meet_peers(c));
+    if (is_first(c) && c->n_nodes > 1 &&
+        !(c->news = lt__news_open(&c->wire, &c->team, c->nodes, c->n_nodes, c->node)))
+        return lt_errcode();
+    LT_TRY(open_aside(c));
     return count_cpus(c);
 }
 

@@ -88,6 +88,9 @@ LT_API uint64_t lt_group_bytes(const lt_group *group);
 LT_MUST lt_status lt_group_start(lt_group *group, lt_status (*fn)(void *ud), void *ud);
 /* Until all is done. The first failure, with its message. */
 LT_MUST lt_status lt_group_wait(lt_group *group);
+/* A sum that does not wait for what was started, nor that for it: those of the rank's thread are in
+ * step with those of the other ranks' threads alone. */
+LT_MUST lt_status lt_group_allreduce_aside(lt_group *group, const lt_sum *sum);
 
 /* ==== Failure ================================================================================= */
 

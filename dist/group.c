@@ -191,6 +191,16 @@ lt_status lt_group_allreduce(lt_group *g, const lt_sum *sum)
     return g->transport->allreduce(g->self, sum);
 }
 
+lt_status lt_group_allreduce_aside(lt_group *g, const lt_sum *sum)
+{
+    LT_TRY(check_sum(sum));
+    pthread_mutex_lock(&g->lock);
+    int needed = g->threads + (g->open > 0); /* by what was started, while this thread waits */
+    pthread_mutex_unlock(&g->lock);
+    bool spin = g->threads > 0 && needed <= g->transport->cpus(g->self);
+    return g->transport->allreduce_aside(g->self, sum, spin);
+}
+
 lt_status lt_group_broadcast(lt_group *g, const char *what, void *data, size_t bytes, int root)
 {
     LT_TRY(check_rank(g, "broadcast", root));

@@ -6,10 +6,12 @@
 #include "dist/wire.h"
 
 /* What a transport must supply. All calls come from one thread at a time, but fail, failure, at
- * and speaks, which may come from any. self is the transport's state for one rank. */
+ * and speaks, which may come from any, and allreduce_aside, which comes from one at a time while
+ * another is in any of the others. self is the transport's state for one rank. */
 typedef struct lt_transport {
     const char *name;
     lt_status (*allreduce)(void *self, const lt_sum *sum);
+    lt_status (*allreduce_aside)(void *self, const lt_sum *sum, bool spin);
     lt_status (*broadcast)(void *self, const char *what, void *data, size_t bytes, int root);
     lt_status (*barrier)(void *self, const char *what);
     lt_status (*send)(void *self, int to, const void *data, size_t bytes);
@@ -22,7 +24,8 @@ typedef struct lt_transport {
     /* MPI's own, to compare with; or NULL. */
     lt_status (*mpi_allreduce)(void *self, const float *from, float *to, size_t count);
     bool (*speaks)(void *self, double seconds);
-    void (*set_spin)(void *self, bool spin); /* whether the next waits may burn a CPU */
+    void (*set_spin)(void *self, bool spin); /* whether the next waits may burn a CPU,
+                                              * but those aside, which say so themselves */
     int (*cpus)(const void *self); /* 0: there are fewer than ranks */
     void (*close)(void *self);  /* leaves, and frees self */
 } lt_transport;

@@ -15,7 +15,7 @@ typedef struct shared { /* by all ranks of a job */
 } shared;
 
 typedef struct local { /* of one rank */
-    lt_team team;
+    lt_team team, aside; /* in either lane */
     shared *shared;
 } local;
 
@@ -24,6 +24,13 @@ static lt_team *team_of(void *self) { return &((local *)self)->team; }
 static lt_status allreduce(void *self, const lt_sum *sum)
 {
     return lt__team_allreduce(team_of(self), sum);
+}
+
+static lt_status allreduce_aside(void *self, const lt_sum *sum, bool spin)
+{
+    local *l = self;
+    l->aside.spin = spin;
+    return lt__team_allreduce(&l->aside, sum);
 }
 
 static lt_status broadcast(void *self, const char *what, void *data, size_t bytes, int root)
@@ -47,7 +54,11 @@ static lt_status receive(void *self, int from, void *data, size_t bytes)
     return lt__team_receive(team_of(self), from, data, bytes);
 }
 
-static uint64_t bytes_so_far(const void *self) { return ((const local *)self)->team.bytes; }
+static uint64_t bytes_so_far(const void *self)
+{
+    const local *l = self;
+    return l->team.bytes + l->aside.bytes;
+}
 
 static void fail(void *self, lt_status code, const char *text)
 {
@@ -87,9 +98,10 @@ static void leave(void *self)
 }
 
 static const lt_transport transport = {
-    .name = "local", .allreduce = allreduce, .broadcast = broadcast, .barrier = barrier,
-    .send = send, .receive = receive, .bytes = bytes_so_far, .fail = fail, .failure = failure,
-    .at = at, .speaks = speaks, .set_spin = set_spin, .cpus = cpus, .close = leave,
+    .name = "local", .allreduce = allreduce, .allreduce_aside = allreduce_aside,
+    .broadcast = broadcast, .barrier = barrier, .send = send, .receive = receive,
+    .bytes = bytes_so_far, .fail = fail, .failure = failure, .at = at, .speaks = speaks,
+    .set_spin = set_spin, .cpus = cpus, .close = leave,
 };
 
 static shared *shared_new(int size)
@@ -113,6 +125,8 @@ static lt_group *member(shared *s, int rank, int size, const lt_group_config *co
     l->shared = s;
     l->team = (lt_team){.board = (lt_board *)s->board, .rank = rank, .size = size,
                         .timeout = config->timeout > 0 ? config->timeout : 120};
+    l->aside = l->team;
+    l->aside.lane = 1;
     return lt__group_new(&transport, l, rank, size);
 }
 

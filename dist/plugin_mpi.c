@@ -1,10 +1,11 @@
 /* plugin_mpi.c - libluatrain-mpi.so: a wire of MPI. It calls nothing of luatrain: what it knows of
  * it is wire.h.
  *
- * The calls come from one thread at a time, so MPI_THREAD_SERIALIZED will do. A program that has
+ * A lock lets one thread at a time into MPI, so MPI_THREAD_SERIALIZED will do. A program that has
  * initialised MPI itself also ends it.
  */
 #include <mpi.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,7 @@ _Static_assert(sizeof(MPI_Request) <= sizeof(lt_request), "a request of MPI fits
 
 typedef struct mpi {
     MPI_Comm world;      /* our own: messages of others do not meet ours */
+    pthread_mutex_t lock;
     int *node;
     int is_ours;         /* MPI was initialised here */
 } mpi;
@@ -29,28 +31,34 @@ static int started(int status, MPI_Request request, lt_request *r)
 static int start_send(void *self, int to, int channel, const void *data, size_t bytes,
                       lt_request *r)
 {
-    const mpi *m = self;
+    mpi *m = self;
     MPI_Request request = MPI_REQUEST_NULL;
+    pthread_mutex_lock(&m->lock);
     int status = MPI_Isend(data, (int)bytes, MPI_BYTE, to, channel, m->world, &request);
+    pthread_mutex_unlock(&m->lock);
     return started(status, request, r);
 }
 
 static int start_receive(void *self, int from, int channel, void *data, size_t bytes,
                          lt_request *r)
 {
-    const mpi *m = self;
+    mpi *m = self;
     MPI_Request request = MPI_REQUEST_NULL;
+    pthread_mutex_lock(&m->lock);
     int status = MPI_Irecv(data, (int)bytes, MPI_BYTE, from, channel, m->world, &request);
+    pthread_mutex_unlock(&m->lock);
     return started(status, request, r);
 }
 
 static int test(void *self, lt_request *r)
 {
+    mpi *m = self;
     MPI_Request request;
     int done = 0;
-    (void)self;
     memcpy(&request, r, sizeof request);
+    pthread_mutex_lock(&m->lock);
     int status = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    pthread_mutex_unlock(&m->lock);
     memcpy(r, &request, sizeof request);
     return status != MPI_SUCCESS ? -1 : done != 0;
 }
@@ -68,6 +76,7 @@ static void end(void *self)
     MPI_Comm_free(&m->world);
     if (m->is_ours)
         MPI_Finalize();
+    pthread_mutex_destroy(&m->lock);
     free(m->node);
     free(m);
 }
@@ -127,6 +136,7 @@ LT_API int lt_wire_open(const char *version, lt_wire *wire, char *text, size_t b
     mpi *m = calloc(1, sizeof *m);
     if (!m)
         return fail(text, bytes, "out of memory for MPI");
+    pthread_mutex_init(&m->lock, NULL);
     MPI_Initialized(&is_up);
     m->is_ours = !is_up;
     if (is_up)

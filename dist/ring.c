@@ -61,7 +61,7 @@ static lt_status wait_a_little(lt_ring *r, patience *p, int rank, const char *wh
     if (now < p->spins_until)
         return LT_OK;
     r->missing = rank;
-    LT_TRY(r->look(r->ud, rank, what));
+    LT_TRY(r->look(r->ud, r, rank, what));
     if (now > p->deadline)
         return lt_fail(LT_EPEER, "rank %d did not come to %s within %g s%s", rank, what, r->timeout,
                        lt__ring_last_seen(r, rank));
@@ -74,7 +74,7 @@ static lt_status wait_a_little(lt_ring *r, patience *p, int rank, const char *wh
 static lt_status lost(lt_ring *r, int rank, const char *what)
 {
     r->missing = rank;
-    LT_TRY(r->look(r->ud, rank, what));
+    LT_TRY(r->look(r->ud, r, rank, what));
     return lt_fail(LT_EPEER, "rank %d is gone, while rank %d waits for it in %s%s", rank,
                    r->wire->rank, what, lt__ring_last_seen(r, rank));
 }
@@ -221,9 +221,9 @@ static lt_status run(lt_ring *r, const flow *f)
 /* ==== Collectives ============================================================================= */
 
 /* Bytes as they lie, in so many chunks. */
-static flow plain_flow(const char *what, void *data, size_t bytes)
+static flow plain_flow(const char *what, int channel, void *data, size_t bytes)
 {
-    return (flow){.what = what, .channel = LT_WIRE_DATA, .data = data, .dtype = LT_U8,
+    return (flow){.what = what, .channel = channel, .data = data, .dtype = LT_U8,
                   .wire = LT_U8, .count = (int64_t)bytes, .parts = 1, .part = 0,
                   .per_part = chunks_of((int64_t)bytes, LT_U8), .lead = INT64_MAX / 2};
 }
@@ -238,7 +238,7 @@ lt_status lt__ring_agree(lt_ring *r, const lt_wish *wish)
     int before = member(r, r->index - 1);
     header pair[2] = {{.wish = *wish}};
     memcpy(pair[0].seen, r->seen, sizeof r->seen);
-    flow f = {.what = wish->what, .channel = LT_WIRE_DATA, .to = member(r, r->index + 1),
+    flow f = {.what = wish->what, .channel = r->channel, .to = member(r, r->index + 1),
               .from = before, .data = (char *)pair, .dtype = LT_U8, .wire = LT_U8,
               .count = sizeof pair, .parts = 2, .per_part = 1, .out = 1, .in = 1, .lead = 1};
     LT_TRY(run(r, &f));
@@ -295,7 +295,7 @@ static lt_status sum_around(lt_ring *r, flow f)
 
 lt_status lt__ring_allreduce(lt_ring *r, const lt_sum *sum)
 {
-    flow f = {.what = sum->what, .channel = LT_WIRE_DATA, .data = sum->data, .dtype = sum->dtype,
+    flow f = {.what = sum->what, .channel = r->channel, .data = sum->data, .dtype = sum->dtype,
               .wire = sum->wire, .count = sum->count, .parts = 1, .per_part = 1};
     if (r->size == 1 || sum->count == 0)
         return LT_OK;
@@ -306,7 +306,7 @@ lt_status lt__ring_allreduce(lt_ring *r, const lt_sum *sum)
 lt_status lt__ring_broadcast(lt_ring *r, const char *what, void *data, size_t bytes, int root)
 {
     int behind = (r->index - root + r->size) % r->size;
-    flow f = plain_flow(what, data, bytes);
+    flow f = plain_flow(what, r->channel, data, bytes);
     f.to = member(r, r->index + 1);
     f.from = member(r, r->index - 1);
     f.in = behind > 0 ? f.per_part : 0;
@@ -321,9 +321,8 @@ lt_status lt__ring_broadcast(lt_ring *r, const char *what, void *data, size_t by
 lt_status lt__ring_send(lt_ring *r, int to, const void *data, size_t bytes)
 {
     uint64_t size = bytes;
-    flow head = plain_flow("a receive", &size, sizeof size);
-    flow body = plain_flow("a receive", (void *)data, bytes); /* which is only read */
-    head.channel = body.channel = LT_WIRE_LETTERS;
+    flow head = plain_flow("a receive", LT_WIRE_LETTERS, &size, sizeof size);
+    flow body = plain_flow("a receive", LT_WIRE_LETTERS, (void *)data, bytes); /* only read */
     head.to = body.to = to;
     head.out = head.per_part;
     body.out = body.per_part;
@@ -334,8 +333,8 @@ lt_status lt__ring_send(lt_ring *r, int to, const void *data, size_t bytes)
 lt_status lt__ring_receive(lt_ring *r, int from, void *data, size_t bytes)
 {
     uint64_t size = 0;
-    flow head = plain_flow("a send", &size, sizeof size), body = plain_flow("a send", data, bytes);
-    head.channel = body.channel = LT_WIRE_LETTERS;
+    flow head = plain_flow("a send", LT_WIRE_LETTERS, &size, sizeof size);
+    flow body = plain_flow("a send", LT_WIRE_LETTERS, data, bytes);
     head.from = body.from = from;
     head.in = head.per_part;
     body.in = body.per_part;

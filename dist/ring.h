@@ -20,11 +20,12 @@ typedef struct lt_ring { /* one member's view */
     const lt_wire *wire;
     const int *rank;     /* of each member, ascending. Borrowed */
     int index, size;     /* this member, and how many there are */
+    int channel;         /* of the wire, for collectives */
     double timeout;      /* seconds in which something must move, */
     double grace;        /* and a few more, for who waits for one that waits for others */
     bool spin;           /* there is a CPU to burn */
     /* Asked while it waits: LT_OK, or why there is no use in it. rank: whom it waits for. */
-    lt_status (*look)(void *ud, int rank, const char *what);
+    lt_status (*look)(void *ud, const struct lt_ring *ring, int rank, const char *what);
     void *ud;
     char *slots;         /* for chunks under way */
     uint64_t bytes;      /* sent */

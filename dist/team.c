@@ -36,12 +36,16 @@ typedef struct box { /* for what one rank sends to one other */
 
 typedef enum state { HERE, QUIET, LEFT } state;
 
-typedef struct seat {
+typedef struct post { /* of a rank in one lane */
     _Alignas(128) atomic_uint posted, through; /* wishes, since the beginning */
-    atomic_int state;
     lt_wish wish;
     double scale;
     sight sight;
+} post;
+
+typedef struct seat {
+    post lane[LT_LANES];
+    _Alignas(128) atomic_int state;
     _Atomic int64_t step;
     _Atomic uint64_t where[WHERE_WORDS]; /* text: others may read it at any moment */
 } seat;
@@ -85,6 +89,8 @@ static void sleep_until_bell(lt_board *b, unsigned heard)
     atomic_fetch_sub(&b->sleepers, 1);
 }
 
+static post *post_of(const lt_team *t, int who) { return &t->board->seat[who].lane[t->lane]; }
+
 /* ==== Failure ================================================================================= */
 
 static int name_of(const lt_team *t, int who) { return t->name ? t->name[who] : who; }
@@ -102,10 +108,12 @@ void lt__team_fail(lt_team *t, int rank, lt_status code, const char *text)
     ring(b);
 }
 
+bool lt__team_is_failing(const lt_team *t) { return atomic_load(&t->board->failing) == FAILED; }
+
 bool lt__team_failure(const lt_team *t, int *rank, lt_status *code, char *text, size_t bytes)
 {
     const lt_board *b = t->board;
-    if (atomic_load(&b->failing) != FAILED)
+    if (!lt__team_is_failing(t))
         return false;
     *rank = b->failed_rank;
     *code = b->failed_code;
@@ -226,8 +234,8 @@ typedef struct wait {
 
 static bool has_come(const lt_team *t, const wait *w, int rank)
 {
-    const seat *s = &t->board->seat[rank];
-    const atomic_uint *counter = w->counter ? w->counter : w->through ? &s->through : &s->posted;
+    const post *p = post_of(t, rank);
+    const atomic_uint *counter = w->counter ? w->counter : w->through ? &p->through : &p->posted;
     return (int)(atomic_load(counter) - w->number) >= 0;
 }
 
@@ -288,9 +296,9 @@ static lt_status wait_for(lt_team *t, const wait *w)
 /* All ranks find the same two that differ. */
 static lt_status compare(lt_team *t)
 {
-    const lt_wish *w = &t->board->seat[0].wish;
+    const lt_wish *w = &post_of(t, 0)->wish;
     for (int rank = 1; rank < t->size; rank++) {
-        const lt_wish *v = &t->board->seat[rank].wish;
+        const lt_wish *v = &post_of(t, rank)->wish;
         if (!lt__wishes_agree(w, v))
             return blame(t, rank, lt__wishes_differ(w, name_of(t, 0), v, name_of(t, rank)));
     }
@@ -300,21 +308,21 @@ static lt_status compare(lt_team *t)
 /* This rank is through with the data of others, and says so. */
 static void pass(lt_team *t)
 {
-    atomic_store(&t->board->seat[t->rank].through, t->wishes);
+    atomic_store(&post_of(t, t->rank)->through, t->wishes);
     ring(t->board);
 }
 
 /* Posts a wish; then waits for those of all, which must be equal. */
 static lt_status meet(lt_team *t, const lt_wish *mine, double scale, sight shown)
 {
-    seat *s = &t->board->seat[t->rank];
+    post *p = post_of(t, t->rank);
     LT_TRY(lt__team_check(t));
-    s->wish = *mine;
-    s->scale = scale;
-    s->sight = shown;
-    atomic_store(&s->posted, ++t->wishes);
+    p->wish = *mine;
+    p->scale = scale;
+    p->sight = shown;
+    atomic_store(&p->posted, ++t->wishes);
     ring(t->board);
-    wait w = {.what = s->wish.what, .number = t->wishes};
+    wait w = {.what = p->wish.what, .number = t->wishes};
     lt_status status = wait_for(t, &w);
     if (status == LT_OK)
         status = compare(t);
@@ -328,7 +336,7 @@ static lt_status meet(lt_team *t, const lt_wish *mine, double scale, sight shown
 static lt_status part(lt_team *t)
 {
     pass(t);
-    wait w = {.what = t->board->seat[t->rank].wish.what, .number = t->wishes, .through = true};
+    wait w = {.what = post_of(t, t->rank)->wish.what, .number = t->wishes, .through = true};
     LT_TRY(wait_for(t, &w));
     return lt__team_check(t);
 }
@@ -377,12 +385,12 @@ static int64_t part_begin(const lt_team *t, int rank, int64_t count, lt_dtype dt
 static lt_status find_shares(const lt_team *t, void *own, lt_share *share, size_t *bytes)
 {
     for (int who = 0; who < t->size; who++) {
-        const seat *s = &t->board->seat[who];
-        void *data = who == t->rank ? own : look_at(t, who, &s->sight);
+        const post *p = post_of(t, who);
+        void *data = who == t->rank ? own : look_at(t, who, &p->sight);
         if (!data && *bytes > 0)
             return lt_errcode();
-        share[who] = (lt_share){data, s->scale};
-        *bytes = in_sight(t, &s->sight, *bytes);
+        share[who] = (lt_share){data, p->scale};
+        *bytes = in_sight(t, &p->sight, *bytes);
     }
     return LT_OK;
 }
@@ -424,7 +432,7 @@ lt_status lt__team_allreduce(lt_team *t, const lt_sum *sum)
 static lt_status broadcast_some(lt_team *t, const lt_wish *wish, char *data, size_t *bytes,
                                 int root)
 {
-    const sight *from = &t->board->seat[root].sight;
+    const sight *from = &post_of(t, root)->sight;
     sight shown = {0};
     if (t->rank == root)
         shown = show(t, data, *bytes);

@@ -19,9 +19,14 @@ size_t lt__board_bytes(int size);
 /* Makes one of zeroed memory that is aligned to 128 bytes. Its first failure is not set. */
 void lt__board_init(lt_board *board, int size);
 
+/* A seat has two lanes, whose collectives take no notice of each other: two threads of a rank, with
+ * a view each, may be in one of either. Failures, and who is there, are the same in both. */
+enum { LT_LANES = 2 };
+
 typedef struct lt_team {  /* one rank's view */
     lt_board *board;
     int rank, size;       /* its seat, and how many there are */
+    int lane;
     const int *name;      /* of the rank in each seat, for messages; NULL: the seat's own */
     double timeout;       /* seconds */
     double grace;         /* and a few more, for those who wait for one that waits for others */
@@ -50,6 +55,7 @@ lt_status lt__team_receive(lt_team *team, int from, void *data, size_t bytes);
 /* The first failure of the job: set unless there is one already. rank: its name. */
 void lt__team_fail(lt_team *team, int rank, lt_status code, const char *text);
 bool lt__team_failure(const lt_team *team, int *rank, lt_status *code, char *text, size_t bytes);
+bool lt__team_is_failing(const lt_team *team);
 /* LT_OK while nobody has failed; else what those who have not are to say of it. */
 lt_status lt__team_check(const lt_team *team);
 /* One that has died is a failure, though nobody waits for it. */

@@ -63,10 +63,10 @@ static void close_window(window *x)
     free(x);
 }
 
-/* Unmaps the views of others' windows: all, or of a process's window that had this descriptor. */
+/* Unmaps the views of others' windows: all, or of a process's window that had this descriptor. The
+ * caller has the lock. */
 static void drop_views(lt_windows *w, int pid, int fd)
 {
-    pthread_mutex_lock(&w->lock);
     for (window **at = &w->first, *x; (x = *at);) {
         if (x->pid == 0 || (pid != 0 && (x->pid != pid || x->fd != fd))) {
             at = &x->next;
@@ -75,23 +75,16 @@ static void drop_views(lt_windows *w, int pid, int fd)
         *at = x->next;
         close_window(x);
     }
-    pthread_mutex_unlock(&w->lock);
 }
 
 void lt__windows_free(lt_windows *w)
 {
     if (!w)
         return;
-    drop_views(w, 0, 0);
-    release(w);
-}
-
-static void add(lt_windows *w, window *x)
-{
     pthread_mutex_lock(&w->lock);
-    x->next = w->first;
-    w->first = x;
+    drop_views(w, 0, 0);
     pthread_mutex_unlock(&w->lock);
+    release(w);
 }
 
 static window *window_over(int fd, size_t bytes)
@@ -127,7 +120,10 @@ void *lt__window_new(lt_windows *w, size_t bytes)
     }
     x->number = number;
     atomic_fetch_add(&w->refs, 1);
-    add(w, x);
+    pthread_mutex_lock(&w->lock);
+    x->next = w->first;
+    w->first = x;
+    pthread_mutex_unlock(&w->lock);
     return x->data;
 }
 
@@ -197,21 +193,30 @@ static window *map_view(int pid, unsigned number, int fd)
     return x;
 }
 
+/* The caller has the lock. */
+static window *find_view(lt_windows *w, int pid, unsigned number, int fd)
+{
+    window *x = w->first;
+    while (x && (x->pid != pid || x->number != number))
+        x = x->next;
+    if (x)
+        return x;
+    drop_views(w, pid, fd); /* a descriptor that names another window now */
+    if ((x = map_view(pid, number, fd))) {
+        x->next = w->first;
+        w->first = x;
+    }
+    return x;
+}
+
 void *lt__window_find(lt_windows *w, int pid, uint64_t place)
 {
     unsigned number = (unsigned)(place >> (FD_BITS + OFFSET_BITS));
     int fd = (int)(place >> OFFSET_BITS & ((1 << FD_BITS) - 1));
     uint64_t offset = place & (((uint64_t)1 << OFFSET_BITS) - 1);
     pthread_mutex_lock(&w->lock);
-    window *x = w->first;
-    while (x && (x->pid != pid || x->number != number))
-        x = x->next;
+    const window *x = find_view(w, pid, number, fd);
     pthread_mutex_unlock(&w->lock);
-    if (!x) {
-        drop_views(w, pid, fd); /* a descriptor that names another window now */
-        if ((x = map_view(pid, number, fd)))
-            add(w, x);
-    }
     if (x && offset >= x->bytes)
         lt_fail(LT_EENV, "shared memory of process %d has no byte %llu", pid,
                 (unsigned long long)offset);

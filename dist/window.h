@@ -23,7 +23,8 @@ void lt__window_free(lt_windows *windows, void *data);
 
 /* The name of a byte for other processes; 0 if it lies in no window. Safe in any thread. */
 uint64_t lt__window_place(lt_windows *windows, const void *data);
-/* Where this process has what process pid calls so. NULL with LT_EENV when it cannot be mapped. */
+/* Where this process has what process pid calls so. NULL with LT_EENV when it cannot be mapped.
+ * Safe in any thread. */
 void *lt__window_find(lt_windows *windows, int pid, uint64_t place);
 
 #endif

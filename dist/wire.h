@@ -2,8 +2,8 @@
  * door, so it stands alone.
  *
  * Messages from one rank to another on one channel come in the order of sending, and each has the
- * bytes that the receiver expects. Nothing but sum() blocks. All calls come from one thread at a
- * time, though not always the same one.
+ * bytes that the receiver expects. Nothing but sum() blocks, and several threads may call at once,
+ * but not sum() or close().
  */
 #ifndef LT_DIST_WIRE_H
 #define LT_DIST_WIRE_H
@@ -15,7 +15,7 @@ typedef struct lt_request { /* one that is under way; the wire's own */
     uint64_t word[2];
 } lt_request;
 
-enum { LT_WIRE_DATA, LT_WIRE_LETTERS, LT_WIRE_NEWS }; /* channels */
+enum { LT_WIRE_DATA, LT_WIRE_ASIDE, LT_WIRE_LETTERS, LT_WIRE_NEWS }; /* channels */
 
 typedef struct lt_wire {
     char name[64];        /* "Open MPI 4.1.4" */

@@ -3,6 +3,7 @@
 #ifndef LT_TESTS_FAKE_WIRE_H
 #define LT_TESTS_FAKE_WIRE_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -11,7 +12,7 @@
 
 #include "dist/wire.h"
 
-enum { FAKE_MOST = 8, FAKE_CHANNELS = 3, FAKE_PIPE = 1 << 19 };
+enum { FAKE_MOST = 8, FAKE_CHANNELS = 4, FAKE_PIPE = 1 << 19 };
 
 typedef struct fake_pipe {
     _Alignas(64) _Atomic size_t in, out; /* bytes so far */
@@ -41,6 +42,7 @@ typedef struct fake_op {
 typedef struct fake { /* of one rank */
     fake_hub *hub;
     int rank, node[FAKE_MOST];
+    pthread_mutex_t lock;                /* guards the queues */
     fake_op *queue[2][FAKE_MOST][FAKE_CHANNELS]; /* in order: sends, receives */
 } fake;
 
@@ -49,9 +51,11 @@ static inline int fake_start(fake *f, bool is_send, int other, int channel, cons
 {
     fake_op *op = malloc(sizeof *op), **end = &f->queue[is_send][other][channel];
     *op = (fake_op){NULL, (char *)data, bytes, is_send, other, channel};
+    pthread_mutex_lock(&f->lock);
     while (*end)
         end = &(*end)->next;
     *end = op;
+    pthread_mutex_unlock(&f->lock);
     r->word[0] = (uintptr_t)op;
     return 0;
 }
@@ -85,9 +89,8 @@ static inline bool fake_move(fake *f, fake_op *op)
     return n > 0;
 }
 
-static inline int fake_test(void *self, lt_request *r)
+static inline int fake_look(fake *f, const lt_request *r)
 {
-    fake *f = self;
     fake_op *op = (fake_op *)(uintptr_t)r->word[0];
     fake_op **first = &f->queue[op->is_send][op->other][op->channel];
     bool gone = atomic_load(&f->hub->gone[op->other]); /* before the last look into the pipe */
@@ -102,6 +105,15 @@ static inline int fake_test(void *self, lt_request *r)
     return 1;
 }
 
+static inline int fake_test(void *self, lt_request *r)
+{
+    fake *f = self;
+    pthread_mutex_lock(&f->lock);
+    int status = fake_look(f, r);
+    pthread_mutex_unlock(&f->lock);
+    return status;
+}
+
 static inline void fake_close(void *self)
 {
     fake *f = self;
@@ -109,6 +121,7 @@ static inline void fake_close(void *self)
     for (size_t i = 0; i < sizeof f->queue / sizeof *queue; i++)
         for (fake_op *op; (op = queue[i]); free(op))
             queue[i] = op->next;
+    pthread_mutex_destroy(&f->lock);
     free(f);
 }
 
@@ -118,6 +131,7 @@ static inline lt_wire fake_wire_new(fake_hub *hub, int rank, int size, const int
     fake *f = calloc(1, sizeof *f);
     f->hub = hub;
     f->rank = rank;
+    pthread_mutex_init(&f->lock, NULL);
     lt_wire w = {.name = "a fake wire", .rank = rank, .size = size, .node = f->node, .self = f,
                  .send = fake_send, .receive = fake_receive, .test = fake_test,
                  .close = fake_close};

@@ -213,6 +213,61 @@ TEST(what_lies_in_lent_memory_is_summed_there)
         CHECK_STR(results[r].text, "");
 }
 
+enum { ASIDE = 30, LARGE = 300007 };
+
+typedef struct aside {
+    rank *rank;
+    atomic_int done;    /* sums aside */
+    float x[LARGE];
+} aside;
+
+static lt_status sum_by_turns(void *ud)
+{
+    aside *a = ud;
+    for (int k = 0; k < ASIDE; k++) {
+        while (atomic_load(&a->done) < k)
+            pause_ms(1);
+        lt_sum sum = {"a bucket", a->x, LARGE, LT_F32, LT_F32, 1.0 / a->rank->size};
+        LT_TRY(lt_group_allreduce(a->rank->group, &sum));
+    }
+    return LT_OK;
+}
+
+static lt_status sum_aside(rank *r)
+{
+    static aside a;
+    lt_status status = LT_OK;
+    double x[1000];
+    a.rank = r;
+    a.x[0] = a.x[LARGE - 1] = 1;
+    LT_TRY(lt_group_start(r->group, sum_by_turns, &a));
+    for (int k = 0; k < ASIDE && status == LT_OK; k++) {
+        for (int i = 0; i < 1000; i++)
+            x[i] = r->rank + i + k;
+        status = lt_group_allreduce_aside(r->group,
+                                          &(lt_sum){"a norm", x, 1000, LT_F64, LT_F64, 1});
+        for (int i = 0; i < 1000 && status == LT_OK; i++)
+            if (x[i] != r->size * (r->size - 1) / 2 + r->size * (i + k))
+                status = lt_fail(LT_EINVAL, "sum %d: element %d is %g", k, i, x[i]);
+        atomic_fetch_add(&a.done, 1);
+    }
+    atomic_store(&a.done, ASIDE);
+    LT_TRY(status);
+    LT_TRY(lt_group_wait(r->group));
+    bool good = fabs(a.x[0] - 1) < 1e-4 && fabs(a.x[LARGE - 1] - 1) < 1e-4;
+    return good ? LT_OK : lt_fail(LT_EINVAL, "they are %g, %g", a.x[0], a.x[LARGE - 1]);
+}
+
+TEST(sums_aside_go_beside_what_was_started)
+{
+    result results[MOST];
+    for (int i = 0; i < N_LAYOUTS; i++) {
+        on_ranks(&(job){.nodes = layouts[i], .body = sum_aside, .timeout = 20}, results);
+        for (size_t r = 0; r < strlen(layouts[i]); r++)
+            CHECK_STR(results[r].text, "");
+    }
+}
+
 /* ==== The others ============================================================================== */
 
 enum { WORDS = 700001 };

@@ -1,6 +1,7 @@
 /* test_group.c - collectives of ranks that are threads: sums against a sum in f64, the same bits on
  * all ranks, ranks that disagree, fail, leave or do not come, work in the background. */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -418,6 +419,91 @@ TEST(allreduces_take_time)
             CHECK(results[r].x[i] > 0 && results[r].x[i] < 20);
         CHECK_STR(results[r].text, "ranks that are threads do not have MPI between them");
     }
+}
+
+/* ==== Aside =================================================================================== */
+
+typedef struct aside {
+    rank *rank;
+    float *x;
+    atomic_int done;     /* sums aside */
+    result result;
+} aside;
+
+enum { ASIDE = 40, LARGE = 100000 };
+
+/* Its k-th sum waits, as a bucket does, for what the rank's thread does meanwhile. */
+static lt_status sum_by_turns(void *ud)
+{
+    aside *a = ud;
+    lt_sum sum = {"a bucket", a->x, LARGE, LT_F32, LT_F32, 1};
+    for (int k = 0; k < ASIDE; k++) {
+        while (atomic_load(&a->done) < k)
+            pause_ms(1);
+        LT_TRY(lt_group_allreduce(a->rank->group, &sum));
+    }
+    return LT_OK;
+}
+
+static void sum_aside(rank *r)
+{
+    aside *a = r->ud;
+    lt_status status = LT_OK;
+    double x[3];
+    a->rank = r;
+    a->x = malloc(LARGE * sizeof *a->x);
+    for (int i = 0; i < LARGE; i++)
+        a->x[i] = 1;
+    if (lt_group_start(r->group, sum_by_turns, a) != LT_OK)
+        return;
+    for (int k = 0; k < ASIDE && status == LT_OK; k++) {
+        for (int i = 0; i < 3; i++)
+            x[i] = r->rank + i + k;
+        status = lt_group_allreduce_aside(r->group, &(lt_sum){"a norm", x, 3, LT_F64, LT_F64, 1});
+        for (int i = 0; i < 3 && status == LT_OK; i++)
+            if (x[i] != r->size * (r->size - 1) / 2 + r->size * (i + k))
+                status = lt_fail(LT_EINVAL, "sum %d: element %d is %g", k, i, x[i]);
+        atomic_fetch_add(&a->done, 1);
+    }
+    atomic_store(&a->done, ASIDE);
+    note(&a->result, status);
+    status = lt_group_wait(r->group);
+    if (a->result.status == LT_OK)
+        note(&a->result, status);
+    free(a->x);
+}
+
+TEST(sums_aside_do_not_wait_for_what_was_started)
+{
+    for (int n = 1; n <= 4; n++) {
+        static aside a[4];
+        memset(a, 0, sizeof a);
+        on_ranks(n, &(lt_group_config){.timeout = 20}, sum_aside, a, sizeof *a);
+        for (int r = 0; r < n; r++)
+            CHECK_STR(a[r].result.text, "");
+    }
+}
+
+/* One waits aside, the other fails. */
+static void fail_beside(rank *r)
+{
+    double x = 1;
+    if (r->rank == 0) {
+        note(r->ud, lt_group_allreduce_aside(r->group,
+                                             &(lt_sum){"a norm", &x, 1, LT_F64, LT_F64, 1}));
+        return;
+    }
+    pause_ms(20);
+    lt_fail(LT_ENUMERIC, "train.lua:9: the loss is nan");
+    lt_group_fail(r->group);
+}
+
+TEST(a_failure_ends_the_wait_aside)
+{
+    result results[2] = {0};
+    on_ranks(2, NULL, fail_beside, results, sizeof *results);
+    CHECK_EQ(results[0].status, LT_EPEER);
+    CHECK_STR(results[0].text, "rank 1 failed: train.lua:9: the loss is nan");
 }
 
 /* ==== Bad arguments =========================================================================== */

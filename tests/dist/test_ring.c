@@ -20,9 +20,9 @@ typedef struct one { /* of the ring's members, which is also the wire's rank */
     pthread_t thread;
 } one;
 
-static lt_status nothing_known(void *ud, int rank, const char *what)
+static lt_status nothing_known(void *ud, const lt_ring *ring, int rank, const char *what)
 {
-    (void)ud, (void)rank, (void)what;
+    (void)ud, (void)ring, (void)rank, (void)what;
     return LT_OK;
 }
 
