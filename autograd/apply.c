@@ -12,16 +12,29 @@
 
 /* ==== Kernels ================================================================================= */
 
+/* Runs it; twice, where ranks add up in between. */
+static lt_status call_kernel(lt_call *c, lt_kernel kernel, bool backward)
+{
+    const struct lt_autograd *ag = c->ctx->slots.autograd;
+    LT_TRY(kernel(c));
+    if (!c->sums)
+        return LT_OK;
+    LT_TRY(ag->all_sum(ag->all_sum_ud, c->sums, c->n_sums, backward));
+    c->summed = true;
+    return kernel(c);
+}
+
 static lt_status pick_kernel(lt_call *c, const lt_op *op, bool backward)
 {
     lt_kernel fast = backward ? op->fast_bwd : op->fast_fwd;
     lt_kernel plain = backward ? op->bwd : op->fwd;
     if (fast && (!plain || !c->ctx->config.reference)) {
-        lt_status status = fast(c);
+        lt_status status = call_kernel(c, fast, backward);
         if (status != LT_EUNSUPPORTED || !plain)
             return status;
     }
-    return plain ? plain(c) : lt_fail(LT_EUNSUPPORTED, "there is no kernel for this");
+    return plain ? call_kernel(c, plain, backward)
+                 : lt_fail(LT_EUNSUPPORTED, "there is no kernel for this");
 }
 
 /* kernel, or the one that is picked if it is NULL. */
@@ -30,7 +43,7 @@ static lt_status run_with_scratch(lt_call *c, const lt_op *op, bool backward, lt
     size_t bytes = op->scratch ? op->scratch(c, backward) : 0;
     if (bytes > 0 && !(c->scratch = lt__alloc(c->ctx, bytes)))
         return LT_ENOMEM;
-    lt_status status = kernel ? kernel(c) : pick_kernel(c, op, backward);
+    lt_status status = kernel ? call_kernel(c, kernel, backward) : pick_kernel(c, op, backward);
     lt__free(c->ctx, c->scratch, bytes);
     c->scratch = NULL;
     return status;
@@ -119,7 +132,7 @@ static bool call_has(const lt_call *c, const lt_op *op, bool backward, lt_dtype 
            (backward && (has(c->d_out, given_outputs(op), dtype) || has(c->d_in, c->n_in, dtype)));
 }
 
-static lt_status run(lt_call *c, const lt_op *op, bool backward)
+static lt_status run_with_sums(lt_call *c, const lt_op *op, bool backward)
 {
     bool f16 = !op->any_dtype && call_has(c, op, backward, LT_F16);
     bool bf16 = !op->any_dtype && call_has(c, op, backward, LT_BF16);
@@ -130,6 +143,19 @@ static lt_status run(lt_call *c, const lt_op *op, bool backward)
             return status;
     }
     return f16 || bf16 ? run_widened(c, op, backward) : run_with_scratch(c, op, backward, NULL);
+}
+
+static lt_status run(lt_call *c, const lt_op *op, bool backward)
+{
+    if (c->ctx->slots.autograd->all_sum && op->sums)
+        c->n_sums = op->sums(c, backward);
+    size_t bytes = (size_t)c->n_sums * sizeof *c->sums;
+    if (bytes > 0 && !(c->sums = lt__alloc(c->ctx, bytes)))
+        return LT_ENOMEM;
+    lt_status status = run_with_sums(c, op, backward);
+    lt__free(c->ctx, c->sums, bytes);
+    c->sums = NULL;
+    return status;
 }
 
 lt_status lt__run_kernel(lt_call *c, const lt_op *op, bool backward)

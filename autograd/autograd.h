@@ -108,6 +108,9 @@ struct lt_call {
     lt_spec *spec;               /* shape rule only: one for each of out */
     bool draws;                  /* set by a shape rule whose kernel will use stream */
     void *scratch;               /* op->scratch() bytes, 64-byte aligned */
+    double *sums;                /* op->sums() of them, or NULL: see there */
+    bool summed;
+    int64_t n_sums;
     int threads;
     uint64_t stream;             /* of random numbers: step << 32 | number of this drawing call in
                                   * its pass, recorded or not. Calls with gradients off have numbers
@@ -148,6 +151,11 @@ struct lt_op {
                                   * an element once it has read that place, after all other d_in */
     lt_status (*shape)(lt_call *call);                   /* checks in and opt, fills spec */
     size_t (*scratch)(const lt_call *call, bool backward); /* may be NULL */
+    /* How many numbers of its kernel a call wants summed over all ranks, the first of them a count;
+     * NULL: none ever. Where there are other ranks, see lt_set_all_sum(), the kernel runs twice:
+     * first it fills call->sums, then it goes on with the sums, and call->summed set. Elsewhere
+     * call->sums is NULL, and what it has itself is all. */
+    int64_t (*sums)(const lt_call *call, bool backward);
     lt_kernel fwd, bwd; /* the plain reference; bwd NULL: not differentiable; views need no fwd */
     lt_kernel fast_fwd,
         fast_bwd; /* fast CPU path or NULL; LT_EUNSUPPORTED hands over to the reference */
@@ -282,6 +290,12 @@ typedef lt_status (*lt_cast_fn)(void *ud, const lt_def *def, lt_tensor **in, int
 LT_API void lt_set_cast(lt_ctx *ctx, lt_cast_fn fn, void *ud);
 /* What is in it, NULL when nothing is. */
 LT_API lt_cast_fn lt_get_cast(const lt_ctx *ctx, void **ud);
+
+/* numbers[0..n) = their sums over all ranks, for ops in training whose result depends on the whole
+ * batch; dist has one. numbers[0] counts rows. In backward the others are sums of the gradient of a
+ * rank's own loss, so each rank's are weighted as its loss is. NULL: there are no other ranks. */
+typedef lt_status (*lt_all_sum_fn)(void *ud, double *numbers, int64_t n, bool backward);
+LT_API void lt_set_all_sum(lt_ctx *ctx, lt_all_sum_fn fn, void *ud);
 
 /* What a kernel took: called after each with its call and seconds, for tables
  * of where the time goes; NULL: no longer. */

@@ -86,6 +86,12 @@ lt_cast_fn lt_get_cast(const lt_ctx *ctx, void **ud)
     return ctx->slots.autograd->cast;
 }
 
+void lt_set_all_sum(lt_ctx *ctx, lt_all_sum_fn fn, void *ud)
+{
+    ctx->slots.autograd->all_sum = fn;
+    ctx->slots.autograd->all_sum_ud = ud;
+}
+
 void lt_set_where(lt_ctx *ctx, lt_where_fn fn, void *ud)
 {
     ctx->slots.autograd->where = fn;

@@ -103,6 +103,8 @@ struct lt_autograd {
     lt_grad_slots slots;
     lt_cast_fn cast;
     void *cast_ud;
+    lt_all_sum_fn all_sum;
+    void *all_sum_ud;
     lt_where_fn where;
     void *where_ud;
     lt_timer_fn timer;

@@ -5,7 +5,7 @@
  * Processes that cannot map each other's memory, though they are on one machine, are nodes of their
  * own. A failure is on the board of each node, whose first rank tells those of the others of it.
  *
- * Two threads may be in collectives at once, each in its lane: a team, a ring, a channel of the wire.
+ * Two threads may be in collectives at once, each in its lane: a team, a ring, a channel of a wire.
  */
 #define _GNU_SOURCE
 #include <errno.h>

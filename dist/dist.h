@@ -153,6 +153,10 @@ LT_MUST lt_status lt_reducer_add(lt_reducer *reducer, lt_tensor *const *params, 
  * call each rank has an equal share. A rank with 0 rows must still go through some, for nothing. */
 LT_API void lt_reducer_set_share(lt_reducer *reducer, int64_t rows, int64_t total);
 
+/* For lt_set_all_sum(), with the reducer as ud. All ranks must go through as many such sums in each
+ * step. LT_EUSAGE with vranks, unless each rank has one: the others have not come yet. */
+LT_MUST lt_status lt_reducer_sum(void *reducer, double *numbers, int64_t n, bool backward);
+
 /* Each step has so many backwards from now on. 0, as in the beginning: to be found out; then a step
  * with more of them than any before must have them on all ranks. */
 LT_API void lt_reducer_expect(lt_reducer *reducer, int backwards);

@@ -7,10 +7,10 @@
 #include "dist/team.h"
 #include "dist/wire.h"
 
-typedef struct lt_news lt_news; /* NULL, of a rank that is not the first: nothing is said or heard */
+typedef struct lt_news lt_news; /* NULL: this rank is not the first, and says and hears nothing */
 
-/* Of the node that is `node` of those whose first ranks are rank[0..n). Their failures become
- * team's. wire, team and rank are borrowed. New. NULL with LT_ENOMEM or LT_EPEER. */
+/* Of node `node` among those whose first ranks are rank[0..n). Their failures become those of
+ * team. wire, team and rank are borrowed. New. NULL with LT_ENOMEM or LT_EPEER. */
 lt_news *lt__news_open(const lt_wire *wire, lt_team *team, const int *rank, int n, int node);
 /* Only once they have parted. */
 void lt__news_free(lt_news *news);

@@ -81,17 +81,19 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss);
 static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad);
 static lt_status end(void *ud, lt_ctx *ctx, lt_status status);
 static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome);
-static bool lend(void *ud, size_t bytes, lt_loan *loan);
+
+static bool lend(void *ud, size_t bytes, lt_loan *loan)
+{
+    const lt_reducer *r = ud;
+    return lt__group_lend(r->group, bytes, loan);
+}
 
 static void take_slots(lt_reducer *r)
 {
     lt_grad_slots slots = {.ud = r, .lend = lend};
-    if (!r->config.apart) {
-        slots.begin = begin;
-        slots.ready = ready;
-        slots.end = end;
-        slots.update = update;
-    }
+    if (!r->config.apart)
+        slots = (lt_grad_slots){.ud = r, .begin = begin, .ready = ready, .end = end,
+                                .update = update, .lend = lend};
     lt_set_grad_slots(r->ctx, &slots);
 }
 
@@ -580,8 +582,26 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome)
     return LT_OK;
 }
 
-static bool lend(void *ud, size_t bytes, lt_loan *loan)
+/* Gradients are those of a rank's own loss, of which the global one has its share; what comes back
+ * will be multiplied by that, too. A rank without rows goes through some that do not count. */
+lt_status lt_reducer_sum(void *ud, double *numbers, int64_t n, bool backward)
 {
-    const lt_reducer *r = ud;
-    return lt__group_lend(r->group, bytes, loan);
+    lt_reducer *r = ud;
+    lt_sum sum = {.what = backward ? "the gradients of batch norm" : "the statistics of batch norm",
+                  .data = numbers, .count = n, .dtype = LT_F64, .wire = LT_F64, .scale = 1};
+    double before = lt__seconds(), weight = backward && r->share > 0 ? r->share : 1;
+    if (r->shards > 1)
+        return lt_fail(LT_EUSAGE, "sync wants the whole batch at once, but with vranks a rank "
+                       "goes through %d parts of it one after the other", r->shards);
+    if (r->config.apart)
+        return LT_OK;
+    if (r->share == 0)
+        memset(numbers, 0, (size_t)n * sizeof *numbers);
+    for (int64_t i = 1; i < n; i++)
+        numbers[i] *= weight;
+    LT_TRY(lt_group_allreduce_aside(r->group, &sum));
+    for (int64_t i = 1; i < n; i++)
+        numbers[i] /= weight;
+    lt_trace(r->ctx, LT_TRACK_COMPUTE, sum.what, before, lt__seconds() - before);
+    return LT_OK;
 }

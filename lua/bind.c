@@ -208,8 +208,10 @@ static int close_state(lua_State *L)
     lt__drop_times(s);
     lt_reducer_free(s->reducer);
     s->reducer = NULL;
-    if (s->ctx)
+    if (s->ctx) {
+        lt_set_all_sum(s->ctx, NULL, NULL);
         lt_set_where(s->ctx, NULL, NULL);
+    }
     if (s->owned)
         lt_ctx_free(s->ctx);
     s->ctx = NULL;

@@ -256,6 +256,15 @@ static const luaL_Reg functions[] = {
 
 void lt__open_dist(lua_State *L) { lt__register(L, functions); }
 
+/* lt_all_sum_fn; ud is the lt_lua. */
+static lt_status sum_in_pass(void *ud, double *numbers, int64_t n, bool backward)
+{
+    lt_lua *s = ud;
+    if (s->on_root)
+        return lt_fail(LT_EINVAL, "sync is for all ranks, and in lt.on_root there is only rank 0");
+    return lt_reducer_sum(s->reducer, numbers, n, backward);
+}
+
 lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config)
 {
     static const char begin[] = "require('luatrain.ranks').begin()";
@@ -267,6 +276,7 @@ lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *co
     if (!(s->reducer = lt_reducer_new(s->ctx, group, &s->reducing)))
         return lt_errcode();
     s->group = group;
+    lt_set_all_sum(s->ctx, sum_in_pass, s);
     if (luaL_loadbuffer(L, begin, sizeof begin - 1, "=ranks") != LUA_OK)
         return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* the text itself is right */
     return lt_lua_call(L, 0, 0);

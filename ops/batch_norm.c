@@ -35,6 +35,14 @@ static lt_status check_floats(const lt_call *c, int n)
     return LT_OK;
 }
 
+lt_status lt__check_rows(const lt_call *c)
+{
+    if (!lt__flag(c, TRAIN) || lt__all_rows(c) != 1)
+        return LT_OK;
+    return lt_fail(LT_EINVAL, "train=true wants more than one value per channel, x has one (%s); "
+                   "use a larger batch or train=false", LT_TEXT(c->in[X]));
+}
+
 static lt_status shape(lt_call *c)
 {
     const lt_tensor *x = c->in[X];
@@ -50,9 +58,8 @@ static lt_status shape(lt_call *c)
         LT_TRY(lt__want_dims(c, RESIDUAL, x->ndim, x->dims, "the dims of x"));
     LT_TRY(lt__number_in(c, MOMENTUM, 0, 1));
     LT_TRY(lt__number_in(c, EPS, 0, INFINITY));
-    if (lt__flag(c, TRAIN) && lt__rows_of(x) == 1)
-        return lt_fail(LT_EINVAL, "train=true wants more than one value per channel, x has one "
-                       "(%s); use a larger batch or train=false", LT_TEXT(x));
+    if (!lt__flag(c, SYNC))
+        LT_TRY(lt__check_rows(c));
     lt__spec_like(c, Y, x);
     lt__spec(c, BATCH_MEAN, x->dtype == LT_F64 ? LT_F64 : LT_F32, 1, &channels);
     c->spec[BATCH_VAR] = c->spec[BATCH_MEAN];
@@ -79,26 +86,45 @@ static void each_channel(lt_call *c, void (*fn)(lt_call *c, int64_t k))
 
 static void *data_of(const lt_tensor *x) { return x ? x->data : NULL; }
 
-static void channel_forward(lt_call *c, int64_t k)
+/* The mean and variance that rows are normalised by. */
+static void channel_statistics(lt_call *c, int64_t k)
 {
     int64_t n = c->in[X]->count, channels = c->in[SCALE]->count, rows = lt__rows_of(c->in[X]);
+    lt_moments m = {0, 0};
+    LT_FLOATS(c->in[X]->dtype, T,
+        const T *x = c->in[X]->data, running = ((const T *)c->in[MEAN]->data)[k];
+        T *mean = c->out[BATCH_MEAN]->data, *var = c->out[BATCH_VAR]->data;
+        if (!lt__flag(c, TRAIN)) {
+            mean[k] = running;
+            var[k] = ((const T *)c->in[VAR]->data)[k];
+            return;
+        }
+        if (c->summed) {
+            m = lt__take_moments(c, k, running);
+        } else {
+            for (int64_t i = k; i < n; i += channels)
+                m.mean += x[i];
+            m.mean = rows > 0 ? m.mean / (double)rows : 0;
+            for (int64_t i = k; i < n; i += channels)
+                m.squares += (x[i] - m.mean) * (x[i] - m.mean);
+        }
+        if (lt__is_first_run(c))
+            lt__give_moments(c, k, running, m);
+        double all = lt__all_rows(c), variance = all > 0 ? m.squares / all : 0;
+        mean[k] = (T)m.mean;
+        var[k] = (T)(variance < 0 ? 0 : variance);
+    );
+}
+
+static void channel_forward(lt_call *c, int64_t k)
+{
+    int64_t n = c->in[X]->count, channels = c->in[SCALE]->count;
     lt_bounds act = lt__bounds(c);
     LT_FLOATS(c->in[X]->dtype, T,
         const T *x = c->in[X]->data, *scale = c->in[SCALE]->data, *shift = c->in[SHIFT]->data;
         const T *residual = data_of(lt__optional(c, c->in, RESIDUAL));
-        T *y = c->out[Y]->data, *mean = c->out[BATCH_MEAN]->data, *var = c->out[BATCH_VAR]->data;
-        mean[k] = ((const T *)c->in[MEAN]->data)[k];
-        var[k] = ((const T *)c->in[VAR]->data)[k];
-        if (lt__flag(c, TRAIN)) {
-            double sum = 0, squares = 0;
-            for (int64_t i = k; i < n; i += channels)
-                sum += x[i];
-            double center = rows > 0 ? sum / (double)rows : 0;
-            for (int64_t i = k; i < n; i += channels)
-                squares += (x[i] - center) * (x[i] - center);
-            mean[k] = (T)center;
-            var[k] = (T)(rows > 0 ? squares / (double)rows : 0);
-        }
+        const T *mean = c->out[BATCH_MEAN]->data, *var = c->out[BATCH_VAR]->data;
+        T *y = c->out[Y]->data;
         double factor = scale[k] / sqrt(var[k] + lt__number(c, EPS));
         for (int64_t i = k; i < n; i += channels) {
             double v = ((double)x[i] - mean[k]) * factor + shift[k] + (residual ? residual[i] : 0);
@@ -109,6 +135,12 @@ static void channel_forward(lt_call *c, int64_t k)
 
 static lt_status forward(lt_call *c)
 {
+    if (lt__is_first_run(c))
+        c->sums[0] = (double)lt__rows_of(c->in[X]);
+    each_channel(c, channel_statistics);
+    if (lt__is_first_run(c))
+        return LT_OK;
+    LT_TRY(lt__check_rows(c));
     each_channel(c, channel_forward);
     return LT_OK;
 }
@@ -117,10 +149,12 @@ static lt_status forward(lt_call *c)
  *     dresidual = g,  dshift = sum g,  dscale = sum g h
  *     train:  dx = scale r (g - sum g / rows - h sum(g h) / rows)
  *     eval:   dx = scale r g
- * The running buffers are constants: their gradient is zero. dx may lie where dy does. */
+ * The running buffers are constants: their gradient is zero. dx may lie where dy does. With sync
+ * the sums and rows in dx are those of all ranks. dscale and dshift are this rank's, as gradients
+ * of parameters are before someone sums them. */
 static void channel_backward(lt_call *c, int64_t k)
 {
-    int64_t n = c->in[X]->count, channels = c->in[SCALE]->count, rows = lt__rows_of(c->in[X]);
+    int64_t n = c->in[X]->count, channels = c->in[SCALE]->count;
     lt_bounds act = lt__bounds(c);
     bool masked = lt__word(c, ACT) != 0;
     LT_FLOATS(c->in[X]->dtype, T,
@@ -131,9 +165,10 @@ static void channel_backward(lt_call *c, int64_t k)
         T *dvar = data_of(c->d_in[VAR]), *dresidual = data_of(lt__optional(c, c->d_in, RESIDUAL));
         double mean = ((const T *)c->out[BATCH_MEAN]->data)[k];
         double r = 1 / sqrt(((const T *)c->out[BATCH_VAR]->data)[k] + lt__number(c, EPS));
-        double share = lt__flag(c, TRAIN) && rows > 0 ? 1 / (double)rows : 0;
-        double sum = 0, products = 0;
-        for (int pass = 0; pass < 2; pass++)
+        double rows = lt__all_rows(c), share = lt__flag(c, TRAIN) && rows > 0 ? 1 / rows : 0;
+        double sum = c->summed ? lt__sums_of(c, k)[0] : 0;
+        double products = c->summed ? lt__sums_of(c, k)[1] : 0;
+        for (int pass = c->summed; pass < (lt__is_first_run(c) ? 1 : 2); pass++)
             for (int64_t i = k; i < n; i += channels) {
                 double h = (x[i] - mean) * r, g = dy[i];
                 double v = !masked ? 0 : y ? y[i] : h * scale[k] + shift[k];
@@ -150,6 +185,12 @@ static void channel_backward(lt_call *c, int64_t k)
                     LT_PUT(lt__adds(c, X), dx[i],
                            (T)(scale[k] * r * (g - (sum + h * products) * share)));
             }
+        if (c->summed)
+            return;
+        if (lt__is_first_run(c)) {
+            lt__sums_of(c, k)[0] = sum;
+            lt__sums_of(c, k)[1] = products;
+        }
         if (dscale)
             LT_PUT(lt__adds(c, SCALE), dscale[k], (T)products);
         if (dshift)
@@ -163,8 +204,18 @@ static void channel_backward(lt_call *c, int64_t k)
 
 static lt_status backward(lt_call *c)
 {
+    if (lt__is_first_run(c))
+        c->sums[0] = (double)lt__rows_of(c->in[X]);
     each_channel(c, channel_backward);
     return LT_OK;
+}
+
+/* dx alone depends on what others have. */
+static int64_t sums(const lt_call *c, bool backward)
+{
+    const lt_tensor *x = c->in[X];
+    bool wants = lt__flag(c, SYNC) && lt__flag(c, TRAIN) && (!backward || c->d_in[X]);
+    return wants ? 1 + 2 * x->dims[x->ndim - 1] : 0;
 }
 
 /* ==== batch_norm ============================================================================== */
@@ -180,10 +231,10 @@ static lt_status after(lt_call *c)
 
 const lt_op lt__op_batch_norm = {
     .sig = "batch_norm(x, scale, shift, mean, var, residual?; train=false, momentum=0.1, eps=1e-5, "
-           "act=none|relu|relu6)",
+           "act=none|relu|relu6, sync=false)",
     .doc = "y = act((x - mean) / sqrt(var + eps) * scale + shift + residual) for each channel, the "
-           "last axis. With train=true the mean and biased var of x are used, and the buffers mean "
-           "and var move by momentum when the step ends.",
+           "last axis. With train=true the mean and biased var of x are used, with sync=true those "
+           "of x on all ranks, and the buffers mean and var move by momentum when the step ends.",
     .cast = LT_CAST_ANY,
     .n_aux = 2,
     .fast_bf16 = true,
@@ -193,6 +244,7 @@ const lt_op lt__op_batch_norm = {
     .grad_in_place = 1u << X,
     .shape = shape,
     .scratch = lt__batch_norm_scratch,
+    .sums = sums,
     .fwd = forward,
     .bwd = backward,
     .fast_fwd = lt__batch_norm_fwd,

@@ -6,7 +6,7 @@
 #include "ops/kernel.h"
 
 enum { X, SCALE, SHIFT, MEAN, VAR, RESIDUAL }; /* inputs */
-enum { TRAIN, MOMENTUM, EPS, ACT };            /* options */
+enum { TRAIN, MOMENTUM, EPS, ACT, SYNC };      /* options */
 enum { Y, BATCH_MEAN, BATCH_VAR };             /* outputs */
 
 /* act brings a value into low..high, and stops the gradient at both and beyond. No number is below
@@ -35,6 +35,48 @@ static inline int64_t lt__rows_of(const lt_tensor *x)
         rows *= x->dims[i];
     return rows;
 }
+
+/* ==== The rows of all ranks =================================================================== */
+
+/* With sync=true the ranks add up, between the two runs of a kernel: their count of rows, and for
+ * each channel two sums. */
+
+/* This is the first of two runs, which ends with the sums. */
+static inline bool lt__is_first_run(const lt_call *c) { return c->sums && !c->summed; }
+static inline double *lt__sums_of(const lt_call *c, int64_t channel)
+{
+    return c->sums + 1 + 2 * channel;
+}
+
+static inline double lt__all_rows(const lt_call *c)
+{
+    return c->summed ? c->sums[0] : (double)lt__rows_of(c->in[X]);
+}
+
+/* The mean and the sum of squared deviations from it, over some rows. They travel as sums about a
+ * center that all ranks have alike, the running mean: one that is k deviations off costs about k^2
+ * of the 1e16 that a double can tell apart. */
+typedef struct lt_moments {
+    double mean, squares;
+} lt_moments;
+
+/* The moments of this rank's rows, in the first run, or of all, in the second. */
+static inline void lt__give_moments(const lt_call *c, int64_t channel, double center, lt_moments m)
+{
+    double *sums = lt__sums_of(c, channel), d = m.mean - center;
+    sums[0] = c->sums[0] * d;
+    sums[1] = m.squares + c->sums[0] * d * d;
+}
+
+static inline lt_moments lt__take_moments(const lt_call *c, int64_t channel, double center)
+{
+    const double *sums = lt__sums_of(c, channel);
+    double d = c->sums[0] > 0 ? sums[0] / c->sums[0] : 0;
+    return (lt_moments){center + d, sums[1] - sums[0] * d};
+}
+
+/* LT_EINVAL when they are one. */
+lt_status lt__check_rows(const lt_call *c);
 
 /* ==== Passes ================================================================================== */
 

@@ -143,6 +143,12 @@ LT_SIMD static void fold(const plan *p, float *restrict row, double *restrict su
 
 typedef void (*group_fn)(lt_call *c, const plan *p, int thread, int64_t g);
 
+static float parameter(const lt_tensor *x, int64_t k)
+{
+    return lt__is_half((lt_dtype)x->dtype) ? lt__bf16_to_f32(((const uint16_t *)x->data)[k])
+                                           : ((const float *)x->data)[k];
+}
+
 /* Runs fn for all groups: each thread has a run of them, and may take it from its end. */
 static void each_group(lt_call *c, const plan *p, group_fn fn, bool from_end)
 {
@@ -212,17 +218,32 @@ LT_SIMD static void merge(int64_t channels, double *restrict all, int64_t rows,
     }
 }
 
-/* Mean and biased variance of all rows. */
-static void batch_moments(lt_call *c, const plan *p, float *mean, float *var)
+/* Into the first group's. */
+static void batch_moments(lt_call *c, const plan *p)
 {
-    double *all = group_sums(c, p, 0), *squares = all + p->channels;
     each_group(c, p, group_moments, false);
     for (int64_t g = 1; g < p->groups; g++)
-        merge(p->channels, all, g * p->group / p->channels, group_sums(c, p, g),
+        merge(p->channels, group_sums(c, p, 0), g * p->group / p->channels, group_sums(c, p, g),
               (end_of_group(p, g) - g * p->group) / p->channels);
+}
+
+/* Mean and biased variance of all rows. */
+static void batch_statistics(lt_call *c, const plan *p, float *mean, float *var)
+{
+    const double *means = group_sums(c, p, 0), *squares = means + p->channels;
+    if (!c->summed)
+        batch_moments(c, p);
+    if (lt__is_first_run(c))
+        c->sums[0] = (double)p->rows;
     for (int64_t k = 0; k < p->channels; k++) {
-        double variance = squares[place_of(p, k)] / (double)p->rows;
-        mean[k] = (float)all[place_of(p, k)];
+        lt_moments m = {means[place_of(p, k)], squares[place_of(p, k)]};
+        double center = parameter(c->in[MEAN], k);
+        if (lt__is_first_run(c))
+            lt__give_moments(c, k, center, m);
+        if (c->summed)
+            m = lt__take_moments(c, k, center);
+        double variance = m.squares / lt__all_rows(c);
+        mean[k] = (float)m.mean;
         var[k] = variance < 0 ? 0 : (float)variance; /* it may round below zero; a NaN stays one */
     }
 }
@@ -253,7 +274,8 @@ static void group_products(lt_call *c, const plan *p, int thread, int64_t g)
     }
 }
 
-static double *batch_products(lt_call *c, const plan *p)
+/* Into the first group's. */
+static void batch_products(lt_call *c, const plan *p)
 {
     double *all = group_sums(c, p, 0);
     each_group(c, p, group_products, false);
@@ -262,7 +284,6 @@ static double *batch_products(lt_call *c, const plan *p)
         for (int64_t k = 0; k < 2 * p->channels; k++)
             all[k] += more[k];
     }
-    return all;
 }
 
 /* ==== The kernels ============================================================================= */
@@ -275,12 +296,6 @@ static bool ours(const lt_call *c, lt_tensor *const *like_x, int n)
     for (int i = 0; i < n; i++)
         same &= !like_x[i] || like_x[i]->dtype == dtype;
     return same;
-}
-
-static float parameter(const lt_tensor *x, int64_t k)
-{
-    return lt__is_half((lt_dtype)x->dtype) ? lt__bf16_to_f32(((const uint16_t *)x->data)[k])
-                                           : ((const float *)x->data)[k];
 }
 
 /* The coefficients of (x - mean) factor + shift. shift may be NULL. */
@@ -320,7 +335,10 @@ lt_status lt__batch_norm_fwd(lt_call *c)
     plan p = plan_for(c->in[X]);
     float *mean = c->out[BATCH_MEAN]->data, *var = c->out[BATCH_VAR]->data;
     if (lt__flag(c, TRAIN)) {
-        batch_moments(c, &p, mean, var);
+        batch_statistics(c, &p, mean, var);
+        if (lt__is_first_run(c))
+            return LT_OK;
+        LT_TRY(lt__check_rows(c));
     } else {
         for (int64_t k = 0; k < p.channels; k++) {
             mean[k] = parameter(c->in[MEAN], k);
@@ -353,6 +371,47 @@ static void give(const lt_call *c, int i, int64_t k, double value)
         ((float *)grad->data)[k] = v;
 }
 
+/* The gradients of parameters are of this rank's rows. */
+static void give_parameters(lt_call *c, const plan *p)
+{
+    const double *sums = group_sums(c, p, 0), *products = sums + p->channels;
+    const float *var = c->out[BATCH_VAR]->data;
+    for (int64_t k = 0; k < p->channels; k++) {
+        double sum = sums[place_of(p, k)];
+        double r = 1 / sqrt(var[k] + lt__number(c, EPS)), product = r * products[place_of(p, k)];
+        give(c, SCALE, k, product);
+        give(c, SHIFT, k, sum);
+        give(c, MEAN, k, 0);
+        give(c, VAR, k, 0);
+        if (lt__is_first_run(c)) {
+            lt__sums_of(c, k)[0] = sum;
+            lt__sums_of(c, k)[1] = product;
+        }
+    }
+}
+
+/* That of x depends on all rows. */
+static void set_slopes(const lt_call *c, const plan *p)
+{
+    const double *sums = group_sums(c, p, 0), *products = sums + p->channels;
+    const float *var = c->out[BATCH_VAR]->data, *factor = coefficients(c, p, AT_FACTOR);
+    float *slope = coefficients(c, p, AT_SLOPE), *offset = coefficients(c, p, AT_OFFSET);
+    double share = lt__flag(c, TRAIN) ? 1 / lt__all_rows(c) : 0;
+    for (int64_t k = 0; k < p->channels; k++) {
+        double sum = sums[place_of(p, k)], product = products[place_of(p, k)];
+        double r = 1 / sqrt(var[k] + lt__number(c, EPS));
+        int64_t lane = lane_of(p, k);
+        if (c->summed) {
+            sum = lt__sums_of(c, k)[0];
+            product = lt__sums_of(c, k)[1] / r;
+        }
+        slope[lane] = (float)(-factor[lane] * r * r * product * share);
+        offset[lane] = (float)(-factor[lane] * sum * share);
+    }
+    repeat(p, slope);
+    repeat(p, offset);
+}
+
 /* The formulas are those of batch_norm.c. */
 lt_status lt__batch_norm_bwd(lt_call *c)
 {
@@ -361,23 +420,15 @@ lt_status lt__batch_norm_bwd(lt_call *c)
         return LT_EUNSUPPORTED;
     plan p = plan_for(c->in[X]);
     set_coefficients(c, &p, c->in[SHIFT]);
-    const double *sums = batch_products(c, &p), *products = sums + p.channels;
-    double share = lt__flag(c, TRAIN) ? 1 / (double)p.rows : 0;
-    const float *var = c->out[BATCH_VAR]->data, *factor = coefficients(c, &p, AT_FACTOR);
-    float *slope = coefficients(c, &p, AT_SLOPE), *offset = coefficients(c, &p, AT_OFFSET);
-    for (int64_t k = 0; k < p.channels; k++) {
-        double sum = sums[place_of(&p, k)], product = products[place_of(&p, k)];
-        double r = 1 / sqrt(var[k] + lt__number(c, EPS));
-        int64_t lane = lane_of(&p, k);
-        slope[lane] = (float)(-factor[lane] * r * r * product * share);
-        offset[lane] = (float)(-factor[lane] * sum * share);
-        give(c, SCALE, k, r * product);
-        give(c, SHIFT, k, sum);
-        give(c, MEAN, k, 0);
-        give(c, VAR, k, 0);
+    if (!c->summed) {
+        batch_products(c, &p);
+        give_parameters(c, &p);
     }
-    repeat(&p, slope);
-    repeat(&p, offset);
+    if (lt__is_first_run(c)) {
+        c->sums[0] = (double)p.rows;
+        return LT_OK;
+    }
+    set_slopes(c, &p);
     if (c->d_in[X])
         each_group(c, &p, group_backward, true);
     return LT_OK;

@@ -91,28 +91,31 @@ end
 -- "none", "relu" or "relu6".
 -- scale is what the parameter starts with: 0 in the last norm of a residual branch makes the block
 -- the identity at first (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
-local batch_norm = check "nn.batch_norm{channels; momentum=0.1, eps=1e-5, scale=1.0, act:act=none}"
-
 local function dims_of(x) return core.is_tensor(x) and table.concat(x.shape, "x") end
 local function norm_takes(self) return self.act == "none", self.act == "none" end
 
-function nn.batch_norm(given)
-  local f, text = batch_norm(given)
-  f.scale, f.shift = nn.parameter({f.channels}, {value = f.scale}), nn.parameter({f.channels})
-  f.mean, f.var = nn.buffer({f.channels}), nn.buffer({f.channels}, {value = 1})
-  return new(text, f, function(self, x, residual, act)
-    act = act or self.act
-    local behind = residual and dims_of(residual) ~= dims_of(x)    -- a sum that repeats one of them
-    if residual and not behind and core.amp() ~= "off" and residual.dtype ~= x.dtype then
-      residual = residual:cast(x.dtype)
-    end
-    local y = ops.batch_norm(x, self.scale, self.shift, self.mean, self.var,
-                             not behind and residual or nil, self.training, self.momentum,
-                             self.eps, behind and "none" or act)
-    if not behind then return y end
-    y = y + residual
-    return act == "none" and y or ops[act](y)
-  end, "batch_norm", norm_takes)
+-- nn.sync_batch_norm normalises by the mean and variance of the whole batch, however many ranks
+-- share it; each has to call it as often as the others.
+for name, sync in pairs{batch_norm = false, sync_batch_norm = true} do
+  local spec = check("nn." .. name .. "{channels; momentum=0.1, eps=1e-5, scale=1.0, act:act=none}")
+  nn[name] = function(given)
+    local f, text = spec(given)
+    f.scale, f.shift = nn.parameter({f.channels}, {value = f.scale}), nn.parameter({f.channels})
+    f.mean, f.var = nn.buffer({f.channels}), nn.buffer({f.channels}, {value = 1})
+    return new(text, f, function(self, x, residual, act)
+      act = act or self.act
+      local behind = residual and dims_of(residual) ~= dims_of(x)  -- a sum that repeats one of them
+      if residual and not behind and core.amp() ~= "off" and residual.dtype ~= x.dtype then
+        residual = residual:cast(x.dtype)
+      end
+      local y = ops.batch_norm(x, self.scale, self.shift, self.mean, self.var,
+                               not behind and residual or nil, self.training, self.momentum,
+                               self.eps, behind and "none" or act, sync)
+      if not behind then return y end
+      y = y + residual
+      return act == "none" and y or ops[act](y)
+    end, name, norm_takes)
+  end
 end
 
 local layer_norm = check "nn.layer_norm{n; eps=1e-5}"

@@ -20,7 +20,8 @@ typedef struct plan { /* of a training */
     bool grows, tells;            /* and one more in each step; which the reducer is told */
     bool rare;                    /* the rank with row 0 uses RARE */
     bool late;                    /* ranks pause now and then */
-    bool norm;                    /* batch norm stands first */
+    bool norm;                    /* batch norm stands first, */
+    bool sync;                    /* or that of all ranks behind the first layer */
     bool breaks;                  /* backward fails on rank 1 in step 3 */
     bool stops;                   /* rank 1 is to stop from step 3 on */
     bool changes;                 /* buckets, and when they are sent, differ from step to step */
@@ -30,7 +31,7 @@ typedef struct plan { /* of a training */
 
 typedef struct result {
     double w[PARAMS][CLASSES * HIDDEN];
-    double mean[WIDTH], var[WIDTH], loss[STEPS];
+    double mean[HIDDEN], var[HIDDEN], loss[STEPS];
     int buckets[STEPS], stop[STEPS];
     lt_status status;
     char text[256];
@@ -78,7 +79,7 @@ static lt_status fail_in_hook(void *ud, lt_tensor *x, lt_tensor *grad)
 static lt_status make_params(rank *r)
 {
     static const char *const names[PARAMS] = {"w1", "b1", "w2", "b2", "rare", "never"};
-    int64_t width = WIDTH;
+    int64_t width = r->plan->sync ? HIDDEN : WIDTH;
     r->params = lt_params_new(r->ctx);
     for (int i = 0; i < PARAMS; i++) {
         /* other values on each rank: those of rank 0 are to win */
@@ -147,6 +148,8 @@ static lt_status learn(rank *r, int step, int64_t first, int64_t n, double weigh
     if (r->plan->norm)
         APPLY(y, "batch_norm", "train=true", r->scale, r->shift, r->mean, r->var);
     APPLY(y, "linear", NULL, r->w[W1], r->w[B1]);
+    if (r->plan->sync)
+        APPLY(y, "batch_norm", "train=true sync=true", r->scale, r->shift, r->mean, r->var);
     APPLY(y, "tanh", NULL);
     APPLY(y, "linear", NULL, r->w[W2], r->w[B2]);
     if (r->plan->rare && first == 0) {
@@ -223,6 +226,7 @@ static lt_status train(rank *r)
             return lt_errcode();
         LT_TRY(lt_reducer_add(r->reducer, r->w, PARAMS));
         LT_TRY(lt_reducer_add(r->reducer, r->w, 2)); /* known already */
+        lt_set_all_sum(r->ctx, lt_reducer_sum, r->reducer);
     }
     lt_listen(r->ctx, true);
     for (int step = 0; step < STEPS; step++) {
@@ -242,8 +246,9 @@ static lt_status train(rank *r)
     for (int i = 0; i < PARAMS; i++)
         lt_convert(to->w[i], LT_F64, lt_data(r->w[i]), r->plan->dtype,
                    (size_t)lt_count(r->w[i]));
-    lt_convert(to->mean, LT_F64, lt_data(r->mean), r->plan->dtype, WIDTH);
-    lt_convert(to->var, LT_F64, lt_data(r->var), r->plan->dtype, WIDTH);
+    size_t width = (size_t)lt_count(r->mean);
+    lt_convert(to->mean, LT_F64, lt_data(r->mean), r->plan->dtype, width);
+    lt_convert(to->var, LT_F64, lt_data(r->var), r->plan->dtype, width);
     return LT_OK;
 }
 
@@ -440,6 +445,33 @@ TEST(running_statistics_are_those_of_the_global_batch)
     }
 }
 
+/* With shares that differ, and with ranks that have none. */
+TEST(batch_norm_of_all_ranks_is_that_of_one)
+{
+    static result one[MOST], many[MOST];
+    for (int n = 2; n <= MOST; n++) {
+        plan p = usual;
+        p.ranks = n;
+        p.sync = true;
+        check_against_one(&p, 1e-12);
+        p.dtype = LT_F32;
+        check_against_one(&p, 1e-5);
+        p.dtype = LT_F64;
+        p.late = true; /* and batches so small that what is divided by their deviation grows */
+        memcpy(p.rows, (int[STEPS]){13, 3, 2, 5, 2}, sizeof p.rows);
+        check_against_one(&p, 1e-11);
+        train_all(&p, many);
+        p.ranks = 1;
+        train_all(&p, one);
+        for (int i = 0; i < n; i++)
+            for (int c = 0; c < HIDDEN; c++) {
+                CHECK_NEAR(many[i].mean[c], one[0].mean[c], 1e-11);
+                CHECK_NEAR(many[i].var[c], one[0].var[c], 1e-11);
+                CHECK(many[i].mean[c] == many[0].mean[c] && many[i].var[c] == many[0].var[c]);
+            }
+    }
+}
+
 TEST(halves_on_the_wire)
 {
     plan p = usual;
@@ -464,6 +496,34 @@ TEST(a_backward_that_fails_ends_all_ranks)
         CHECK(strstr(results[i].text, "rank 1 failed: "));
         CHECK(strstr(results[i].text, "the hook says no"));
     }
+}
+
+/* A rank that fails in the middle of its backward leaves nobody in a sum aside. */
+TEST(a_backward_that_fails_ends_sums_of_all_ranks)
+{
+    static result results[MOST];
+    plan p = usual;
+    p.breaks = p.sync = true;
+    train_all(&p, results);
+    CHECK_EQ(results[1].status, LT_ENUMERIC);
+    for (int i = 0; i < 3; i += 2) {
+        CHECK_EQ(results[i].status, LT_EPEER);
+        CHECK(strstr(results[i].text, "the hook says no"));
+    }
+}
+
+TEST(vranks_have_no_batch_norm_of_all_ranks)
+{
+    static result results[MOST];
+    plan p = usual;
+    p.ranks = 2;
+    p.sync = true;
+    p.config.vranks = 4;
+    train_all(&p, results);
+    CHECK(results[0].status == LT_EUSAGE || results[1].status == LT_EUSAGE);
+    for (int i = 0; i < 2; i++) /* one may have heard of the other's first */
+        CHECK(strstr(results[i].text, "batch_norm: sync wants the whole batch at once, but with "
+                     "vranks a rank goes through 2 parts of it one after the other"));
 }
 
 TEST(a_wish_to_stop_is_that_of_all_at_one_step)

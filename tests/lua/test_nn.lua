@@ -340,6 +340,9 @@ T.test("a sequential fuses a norm with the activation behind it", function()
   local named = nn.sequential{norm = nn.batch_norm{3}, act = nn.relu()}:to "f64"
   compare(named, function(x) return lt.relu(named.norm(x)) end, {4, 3})
   T.equal(rows(named, {4, 3}), "norm: batch_norm{3}")
+  local sync = nn.sequential{nn.sync_batch_norm{3}, lt.relu}:to "f64"
+  compare(sync, function(x) return lt.relu(sync[1](x)) end, {4, 3})
+  T.equal(rows(sync, {4, 3}), "1: sync_batch_norm{3}")
   local inner = nn.sequential{nn.sequential{nn.linear{3, 3}, nn.batch_norm{3}}, lt.relu}:to "f64"
   compare(inner, function(x) return lt.relu(inner[1][2](inner[1][1](x))) end, {4, 3})
   assert(not rows(inner, {4, 3}):find "relu")
