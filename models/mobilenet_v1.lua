@@ -5,6 +5,7 @@
 --   mobilenet_v1{width = 0.5}                            half of the channels: 1,331,592
 --   mobilenet_v1{classes = 10, channels = 1, stride = 1} small images: the first convolution keeps
 --                                                        their size
+--   mobilenet_v1{sync_bn = true}                         batch norm of all ranks
 local lt = require "luatrain"
 local nn = lt.nn
 
@@ -19,30 +20,31 @@ local layers = {
 }
 
 -- A filter of 3x3 for each channel alone, then a mix of all channels.
-local function separable(c_in, c, stride)
+local function separable(c_in, c, stride, norm)
   return nn.sequential{
     depthwise = nn.conv2d{c_in, c_in, 3, stride = stride, pad = 1, groups = c_in, bias = false,
                           init = "he"},
-    bn1 = nn.batch_norm{c_in}, relu1 = nn.relu(),
+    bn1 = norm{c_in}, relu1 = nn.relu(),
     pointwise = nn.conv2d{c_in, c, 1, bias = false, init = "he"},
-    bn2 = nn.batch_norm{c}, relu2 = nn.relu(),
+    bn2 = norm{c}, relu2 = nn.relu(),
   }
 end
 
 local spec = lt.check("mobilenet_v1{; classes:count=1000, channels:count=3, width:amount=1.0, "
-                      .. "stride:count=2}")
+                      .. "stride:count=2, sync_bn=false}")
 
 local function mobilenet_v1(options)
   local o = spec(options)
   local function scaled(c) return math.max(8, math.floor(o.width * c)) end
+  local norm = o.sync_bn and nn.sync_batch_norm or nn.batch_norm
   local c_in, blocks = scaled(32), {}
   local net = {
     conv = nn.conv2d{o.channels, c_in, 3, stride = o.stride, pad = 1, bias = false, init = "he"},
-    bn = nn.batch_norm{c_in}, relu = nn.relu(),
+    bn = norm{c_in}, relu = nn.relu(),
   }
   for i, layer in ipairs(layers) do
     local c, stride = scaled(layer[1]), layer[2]
-    blocks[i] = separable(c_in, c, stride)
+    blocks[i] = separable(c_in, c, stride, norm)
     c_in = c
   end
   net.blocks = nn.sequential(blocks)

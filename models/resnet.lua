@@ -6,7 +6,7 @@
 --
 -- Shortcuts are the identity, or a 1x1 convolution where the shape changes (the paper's B). The
 -- bottleneck has its stride in the 3x3 convolution, as is usual since. Every net takes images of
--- other sizes too.
+-- other sizes too. sync_bn: batch norm is that of all ranks.
 local lt = require "luatrain"
 local nn = lt.nn
 
@@ -16,32 +16,35 @@ local function conv(c_in, c, kernel, stride)
   return nn.conv2d{c_in, c, kernel, stride = stride, pad = kernel // 2, bias = false, init = "he"}
 end
 
-local function shortcut(c_in, c, stride)
+local function norm_of(o) return o.sync_bn and nn.sync_batch_norm or nn.batch_norm end
+
+local function shortcut(c_in, c, stride, norm)
   if c_in == c and stride == 1 then return nil end
-  return nn.sequential{conv(c_in, c, 1, stride), nn.batch_norm{c}}
+  return nn.sequential{conv(c_in, c, 1, stride), norm{c}}
 end
 
--- Blocks go from c_in channels to block.widen * c. last: the first scale of the last norm.
+-- Blocks go from c_in channels to block.widen * c. norm makes their normalisations, of which the
+-- last starts with the scale `last`.
 local basic = {widen = 1}
 local bottleneck = {widen = 4}
 
-function basic.new(c_in, c, stride, last)
+function basic.new(c_in, c, stride, norm, last)
   return nn.module({
-    conv1 = conv(c_in, c, 3, stride), bn1 = nn.batch_norm{c, act = "relu"},
-    conv2 = conv(c, c, 3, 1), bn2 = nn.batch_norm{c, scale = last, act = "relu"},
-    shortcut = shortcut(c_in, c, stride),
+    conv1 = conv(c_in, c, 3, stride), bn1 = norm{c, act = "relu"},
+    conv2 = conv(c, c, 3, 1), bn2 = norm{c, scale = last, act = "relu"},
+    shortcut = shortcut(c_in, c, stride, norm),
   }, function(self, x)
     local y = self.bn1(self.conv1(x))
     return self.bn2(self.conv2(y), self.shortcut and self.shortcut(x) or x)
   end, "basic block")
 end
 
-function bottleneck.new(c_in, c, stride, last)
+function bottleneck.new(c_in, c, stride, norm, last)
   return nn.module({
-    conv1 = conv(c_in, c, 1, 1), bn1 = nn.batch_norm{c, act = "relu"},
-    conv2 = conv(c, c, 3, stride), bn2 = nn.batch_norm{c, act = "relu"},
-    conv3 = conv(c, 4 * c, 1, 1), bn3 = nn.batch_norm{4 * c, scale = last, act = "relu"},
-    shortcut = shortcut(c_in, 4 * c, stride),
+    conv1 = conv(c_in, c, 1, 1), bn1 = norm{c, act = "relu"},
+    conv2 = conv(c, c, 3, stride), bn2 = norm{c, act = "relu"},
+    conv3 = conv(c, 4 * c, 1, 1), bn3 = norm{4 * c, scale = last, act = "relu"},
+    shortcut = shortcut(c_in, 4 * c, stride, norm),
   }, function(self, x)
     local y = self.bn2(self.conv2(self.bn1(self.conv1(x))))
     return self.bn3(self.conv3(y), self.shortcut and self.shortcut(x) or x)
@@ -51,12 +54,12 @@ end
 -- Appends stages of so many blocks and the head. All stages but the first halve the sides and
 -- double the channels.
 local function finish(net, block, counts, c, o)
-  local c_in = c
+  local c_in, norm = c, norm_of(o)
   for i, count in ipairs(counts) do
     local blocks = {}
     for k = 1, count do
       local stride = i > 1 and k == 1 and 2 or 1
-      blocks[k] = block.new(c_in, c, stride, o.zero_init and 0 or 1)
+      blocks[k] = block.new(c_in, c, stride, norm, o.zero_init and 0 or 1)
       c_in = block.widen * c
     end
     net["stage" .. i] = nn.sequential(blocks)
@@ -79,7 +82,7 @@ local large = {
 
 local function make_large(block, counts, o)
   return finish({
-    conv1 = conv(o.channels, 64, 7, 2), bn1 = nn.batch_norm{64}, relu = nn.relu(),
+    conv1 = conv(o.channels, 64, 7, 2), bn1 = norm_of(o){64}, relu = nn.relu(),
     pool = nn.max_pool2d{3, stride = 2, pad = 1},
   }, block, counts, 64, o)
 end
@@ -95,7 +98,7 @@ local small = {                        -- 6 n + 2 layers
 
 local function make_small(n, o)
   return finish({
-    conv1 = conv(o.channels, 16, 3, 1), bn1 = nn.batch_norm{16}, relu = nn.relu(),
+    conv1 = conv(o.channels, 16, 3, 1), bn1 = norm_of(o){16}, relu = nn.relu(),
   }, basic, {n, n, n}, 16, o)
 end
 
@@ -106,12 +109,14 @@ end
 local makers = {}
 
 for name, row in pairs(large) do
-  local spec = lt.check(name .. "{; classes:count=1000, channels:count=3, zero_init=false}")
+  local spec = lt.check(name .. "{; classes:count=1000, channels:count=3, zero_init=false, "
+                        .. "sync_bn=false}")
   makers[name] = function(options) return make_large(row[1], row[2], spec(options)) end
 end
 
 for name, n in pairs(small) do
-  local spec = lt.check(name .. "{; classes:count=10, channels:count=3, zero_init=false}")
+  local spec = lt.check(name .. "{; classes:count=10, channels:count=3, zero_init=false, "
+                        .. "sync_bn=false}")
   makers[name] = function(options) return make_small(n, spec(options)) end
 end
 

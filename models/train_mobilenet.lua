@@ -8,7 +8,7 @@ local mobilenet = require "mobilenet_v1"
 
 local opt = lt.args{
   data = "fashion-mnist", arch = {"mobilenet_v1"}, epochs = 5, batch = 128, lr = 0.1, width = 0.5,
-  decay = 1e-4, smoothing = 0.0, warmup = 1.0,
+  decay = 1e-4, smoothing = 0.0, warmup = 1.0, sync_bn = false,
   help = {
     data = "fashion-mnist[:DIR], cifar10:DIR, images:DIR or synthetic:HxWxC/CLASSES",
     arch = "what to train",
@@ -19,11 +19,12 @@ local opt = lt.args{
     decay = "weight decay; biases and norms have none",
     smoothing = "of the labels: this share is spread over all classes",
     warmup = "epochs in which the learning rate rises from 0",
+    sync_bn = "batch norm is that of all ranks",
   }}
 
 local train, test = lt.data.open(opt.data)
 local net = mobilenet[opt.arch]{
-  classes = train.classes, channels = train.channels, width = opt.width,
+  classes = train.classes, channels = train.channels, width = opt.width, sync_bn = opt.sync_bn,
   stride = train.height < 128 and 1 or 2}        -- small images keep their size at first
 
 lt.fit{

@@ -9,7 +9,7 @@ local resnet = require "resnet"
 
 local opt = lt.args{
   data = "fashion-mnist", epochs = 3, batch = 128, lr = 0.2, decay = 5e-4, smoothing = 0.0,
-  warmup = 1.0,
+  warmup = 1.0, sync_bn = false,
   arch = {"resnet20", "resnet32", "resnet44", "resnet56",
           "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"},
   help = {
@@ -21,10 +21,12 @@ local opt = lt.args{
     decay = "weight decay; biases and norms have none",
     smoothing = "of the labels: this share is spread over all classes",
     warmup = "epochs in which the learning rate rises from 0",
+    sync_bn = "batch norm is that of all ranks",
   }}
 
 local train, test = lt.data.open(opt.data)
-local net = resnet[opt.arch]{classes = train.classes, channels = train.channels}
+local net = resnet[opt.arch]{
+  classes = train.classes, channels = train.channels, sync_bn = opt.sync_bn}
 
 lt.fit{
   net = net, train = train, test = test, epochs = opt.epochs, batch = opt.batch,

@@ -8,6 +8,7 @@ local vgg = require "vgg"
 
 local opt = lt.args{
   data = "fashion-mnist", epochs = 3, batch = 128, lr = 0.05, decay = 5e-4, warmup = 1.0,
+  sync_bn = false,
   arch = {"vgg11_bn", "vgg13_bn", "vgg16_bn", "vgg19_bn", "vgg11", "vgg13", "vgg16", "vgg19"},
   help = {
     data = "fashion-mnist[:DIR], cifar10:DIR, images:DIR or synthetic:HxWxC/CLASSES",
@@ -17,12 +18,13 @@ local opt = lt.args{
     lr = "learning rate after the warm-up; it falls to 0 along a cosine",
     decay = "weight decay; biases and norms have none",
     warmup = "epochs in which the learning rate rises from 0",
+    sync_bn = "batch norm is that of all ranks",
   }}
 
 local train, test = lt.data.open(opt.data)
 local net = vgg[opt.arch]{
   classes = train.classes, channels = train.channels, size = train.height,
-  hidden = train.height < 128 and 512 or 4096}
+  hidden = train.height < 128 and 512 or 4096, sync_bn = opt.sync_bn or nil}
 
 lt.fit{
   net = net, train = train, test = test, epochs = opt.epochs, batch = opt.batch,

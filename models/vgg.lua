@@ -5,7 +5,7 @@
 --   vgg11_bn{classes = 10, size = 32, hidden = 512}       small images, 9,756,426 parameters
 --
 -- `size` is the images' side, which the first linear layer depends on; `hidden` the width of the
--- two hidden ones, which have most of the parameters.
+-- two hidden ones, which have most of the parameters. With sync_bn batch norm is that of all ranks.
 local lt = require "luatrain"
 local nn = lt.nn
 
@@ -22,7 +22,7 @@ local function stage(c_in, c, count, norm)
   local layers = {}
   for i = 1, count do
     layers["conv" .. i] = nn.conv2d{c_in, c, 3, pad = 1, init = "he"}
-    layers["bn" .. i] = norm and nn.batch_norm{c} or nil
+    layers["bn" .. i] = norm and norm{c} or nil
     layers["relu" .. i] = nn.relu()
     c_in = c
   end
@@ -54,10 +54,14 @@ end
 local makers = {}
 
 for name, counts in pairs(nets) do
-  for suffix, norm in pairs{[""] = false, _bn = true} do
+  for suffix, has_norm in pairs{[""] = false, _bn = true} do
     local spec = lt.check(name .. suffix .. "{; classes:count=1000, channels:count=3, "
-                          .. "size:count=224, hidden:count=4096, dropout=0.5}")
-    makers[name .. suffix] = function(options) return make(counts, norm, spec(options)) end
+                          .. "size:count=224, hidden:count=4096, dropout=0.5"
+                          .. (has_norm and ", sync_bn=false}" or "}"))
+    makers[name .. suffix] = function(options)
+      local o = spec(options)
+      return make(counts, has_norm and (o.sync_bn and nn.sync_batch_norm or nn.batch_norm), o)
+    end
   end
 end
 

@@ -108,6 +108,14 @@ T.test("initial values", function()
   T.equal(net.stage1[1].bn2.scale:sum():item(), 16.0)
 end)
 
+T.test("batch norm of all ranks, in the places of the other", function()
+  for _, name in ipairs{"resnet20", "resnet50", "mobilenet_v1", "vgg16_bn"} do
+    local sync, plain = tostring(models[name]{sync_bn = true}), tostring(models[name]{})
+    assert(not sync:find " batch_norm" and not plain:find "sync")
+    T.equal((sync:gsub("sync_", ""):gsub(" +", " ")), (plain:gsub(" +", " ")))
+  end
+end)
+
 T.test("names", function()
   local names = {}
   for name in models.resnet18{}:named_parameters() do names[#names + 1] = name end
@@ -127,7 +135,10 @@ T.test("strict", function()
   T.fails(function() models.lenet(10) end,
           "lenet wants one table: lenet{classes=10, channels=1, size=28}, it is 10")
   T.fails(function() models.vgg16_bn{width = 3} end, "vgg16_bn: unknown key 'width': "
-          .. "vgg16_bn{classes=1000, channels=3, size=224, hidden=4096, dropout=0.5}")
+          .. "vgg16_bn{classes=1000, channels=3, size=224, hidden=4096, dropout=0.5, "
+          .. "sync_bn=false}")
+  T.fails(function() models.vgg16{sync_bn = true} end, "vgg16: unknown key 'sync_bn': "
+          .. "vgg16{classes=1000, channels=3, size=224, hidden=4096, dropout=0.5}")
   T.fails(function() return models.resnet51 end,
           "models has no 'resnet51' (did you mean 'resnet50'?)")
 end)
