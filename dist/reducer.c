@@ -97,14 +97,6 @@ static void take_slots(lt_reducer *r)
     lt_set_grad_slots(r->ctx, &slots);
 }
 
-static void fill_sizes(lt_reducer_config *config)
-{
-    if (config->first_bucket == 0)
-        config->first_bucket = 1 << 20;
-    if (config->bucket == 0)
-        config->bucket = 8 << 20;
-}
-
 static lt_status check_vranks(const lt_reducer_config *config, int size)
 {
     int n = config->vranks;
@@ -134,7 +126,6 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
     r->group = group;
     r->config = config ? *config : defaults;
     r->shards = r->config.vranks / lt_group_size(group);
-    fill_sizes(&r->config);
     r->rank = lt_group_rank(group);
     r->size = lt_group_size(group);
     r->share = 1.0 / r->size;
@@ -181,10 +172,8 @@ bool lt_reducer_bucket(const lt_reducer *r, int i, lt_bucket *out)
 {
     if (i >= r->n_buckets)
         return false;
-    *out = r->buckets[i].times;
-    out->ready -= r->began;
-    out->began -= r->began;
-    out->ended -= r->began;
+    const lt_bucket *b = &r->buckets[i].times;
+    *out = (lt_bucket){b->bytes, b->ready - r->began, b->began - r->began, b->ended - r->began};
     return true;
 }
 
@@ -223,6 +212,15 @@ static int64_t span_of(const item *items, int first, int end)
     return last->place.offset + last->x->count - items[first].place.offset;
 }
 
+/* The most that the next bucket may have. */
+static size_t room_of_next(const lt_reducer *r)
+{
+    const lt_reducer_config *c = &r->config;
+    if (r->n_buckets == 0)
+        return c->first_bucket > 0 ? c->first_bucket : 1 << 20;
+    return c->bucket > 0 ? c->bucket : 8 << 20;
+}
+
 /* Cuts the items into buckets. */
 static lt_status plan(lt_reducer *r)
 {
@@ -231,8 +229,7 @@ static lt_status plan(lt_reducer *r)
     r->n_buckets = 0;
     for (int end = r->n_items, first; end > 0; end = first) {
         const item *last = &r->items[end - 1];
-        size_t most = r->n_buckets == 0 ? r->config.first_bucket : r->config.bucket;
-        int64_t room = (int64_t)(most / lt_dtype_bytes(last->place.dtype));
+        int64_t room = (int64_t)(room_of_next(r) / lt_dtype_bytes(last->place.dtype));
         for (first = end - 1; first > 0 && r->items[first - 1].arena == last->arena; first--)
             if (span_of(r->items, first - 1, end) > room)
                 break;
@@ -280,13 +277,11 @@ lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
 
 lt_status lt_reducer_configure(lt_reducer *r, const lt_reducer_config *config)
 {
-    lt_dtype wire = r->config.wire;
-    int vranks = r->config.vranks;
+    lt_reducer_config next = *config;
     LT_TRY(lt_group_wait(r->group));
-    r->config = *config;
-    r->config.wire = wire;
-    r->config.vranks = vranks;
-    fill_sizes(&r->config);
+    next.wire = r->config.wire;
+    next.vranks = r->config.vranks;
+    r->config = next;
     take_slots(r);
     return r->n_items > 0 ? plan(r) : LT_OK;
 }

@@ -18,7 +18,8 @@ local AMP = {f32 = "off", bf16 = "bf16"}
 
 local opt = lt.args{
   models = "lenet,resnet20,mobilenet_v1,resnet50,vgg16", dtypes = "f32,bf16", batch = 0,
-  rounds = 3, seconds = 3.0, ranks = 1, steps = 12, peer = os.getenv "PEER" or "", compile = false, ops = false,
+  rounds = 3, seconds = 3.0, ranks = 1, steps = 12,
+  peer = os.getenv "PEER" or "", compile = false, ops = false,
   json = "", baseline = "", margin = 5.0, to = 0.0, epochs = 3, data = "fashion-mnist",
   help = {
     models = "nets; the small ones take 28x28x1, the others 224x224x3",
