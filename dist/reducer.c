@@ -113,9 +113,8 @@ static lt_status check_vranks(const lt_reducer_config *config, int size)
 lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config)
 {
     static const lt_reducer_config defaults;
-    if (config && check_vranks(config, lt_group_size(group)) != LT_OK)
-        return NULL;
-    if (lt__fault_check(ctx, lt_group_size(group)) != LT_OK)
+    int size = lt_group_size(group);
+    if ((config && check_vranks(config, size) != LT_OK) || lt__fault_check(ctx, size) != LT_OK)
         return NULL;
     lt_reducer *r = calloc(1, sizeof *r);
     if (!r) {
@@ -125,10 +124,9 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
     r->ctx = lt__ctx_retain(ctx);
     r->group = group;
     r->config = config ? *config : defaults;
-    r->shards = r->config.vranks / lt_group_size(group);
+    r->shards = r->config.vranks / size;
     r->rank = lt_group_rank(group);
-    r->size = lt_group_size(group);
-    r->share = 1.0 / r->size;
+    r->share = 1.0 / (r->size = size);
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->ready, NULL);
     take_slots(r);

@@ -114,8 +114,8 @@ local function measure_peer(cell, layout, compiled)
   return call_peer("step", {
     model = cell.model, dtype = cell.dtype, batch = cell.batch // opt.ranks,
     seconds = opt.ranks > 1 and 0 or opt.seconds, steps = opt.ranks > 1 and opt.steps or nil,
-    ranks = opt.ranks, threads = math.max(bench.machine().threads // opt.ranks, 1), ["channels-last"] = layout == "channels_last",
-    ["warm-up"] = 2, compile = compiled})
+    ranks = opt.ranks, threads = math.max(bench.machine().threads // opt.ranks, 1),
+    ["channels-last"] = layout == "channels_last", ["warm-up"] = 2, compile = compiled})
 end
 
 -- The better layout for the peer, and its result there; nil when it fails.
