@@ -140,11 +140,11 @@ static lt_tensor *labels_of(rank *r, int64_t first, int64_t n)
             return lt_errcode();                                                                   \
     } while (0)
 
-/* Forward and backward of some rows; weight is their part of this rank's share. */
-static lt_status learn(rank *r, int step, int64_t first, int64_t n, double weight)
+/* The loss of some rows times a factor. New. */
+static lt_status find_loss(rank *r, int step, int64_t first, int64_t n, lt_tensor *labels,
+                           lt_tensor *factor, lt_tensor **loss)
 {
-    lt_tensor *y = rows_of(r, step, first, n, false), *labels = labels_of(r, first, n);
-    lt_tensor *factor = lt_tensor_full(r->ctx, r->plan->dtype, 0, NULL, weight);
+    lt_tensor *y = rows_of(r, step, first, n, false);
     if (r->plan->norm)
         APPLY(y, "batch_norm", "train=true", r->scale, r->shift, r->mean, r->var);
     APPLY(y, "linear", NULL, r->w[W1], r->w[B1]);
@@ -160,8 +160,19 @@ static lt_status learn(rank *r, int step, int64_t first, int64_t n, double weigh
     }
     APPLY(y, "cross_entropy", NULL, labels);
     APPLY(y, "mul", NULL, factor);
-    lt_status status = lt_backward(y, NULL);
-    lt_release(y);
+    *loss = y;
+    return LT_OK;
+}
+
+/* Forward and backward of some rows; weight is their part of this rank's share. */
+static lt_status learn(rank *r, int step, int64_t first, int64_t n, double weight)
+{
+    lt_tensor *labels = labels_of(r, first, n), *loss = NULL;
+    lt_tensor *factor = lt_tensor_full(r->ctx, r->plan->dtype, 0, NULL, weight);
+    lt_status status = find_loss(r, step, first, n, labels, factor, &loss);
+    if (status == LT_OK)
+        status = lt_backward(loss, NULL);
+    lt_release(loss);
     lt_release(labels);
     lt_release(factor);
     return status;
