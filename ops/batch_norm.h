@@ -83,6 +83,9 @@ lt_status lt__check_rows(const lt_call *c);
 /* What a unit of an array is: a float, a half, or two halves. */
 enum { FLOATS, HALVES, PAIRS };
 
+/* Of few channels as many rows are laid end to end as make so many lanes. */
+enum { LANES = 128 };
+
 /* Rows of coefficients, and of sums. */
 enum { AT_MEAN, AT_FACTOR, AT_SHIFT, AT_SLOPE, AT_OFFSET, COEFFICIENTS };
 enum { AT_CENTER, AT_SUM, AT_PRODUCT, SUMS };

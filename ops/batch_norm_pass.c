@@ -1,8 +1,9 @@
 /* batch_norm_pass.c - the loops of batch norm over memory, in f32 and bf16.
  *
- * They run over wide rows (batch_norm_simd.c): each lane has coefficients and sums. Sums take four
- * wide rows at a time, so that a lane is loaded and stored once for them. Prefetchers lose track of
- * that; what follows is asked for in the order of the memory.
+ * They run over wide rows (batch_norm_simd.c): each lane has coefficients and sums. Sums of rows of
+ * LANES lanes stay in registers, and memory is walked in order. Of other rows four are taken at a
+ * time, so that a lane is loaded and stored once for them. Prefetchers lose track of that; what
+ * follows is asked for in the order of the memory, and early.
  *
  * Halves are walked by two where channels are even: one instruction makes either of the floats of
  * the word that holds both, and they go back into it without a shuffle. The lanes of the even
@@ -12,12 +13,16 @@
  * the end. In bf16 the arithmetic takes longer than the memory, and nothing is won.
  */
 #include "ops/batch_norm.h"
+#include "ops/simd.h"
 
 enum { BAND = 4, STRIP = 64 };    /* wide rows whose sums are made together; units of them */
+enum { AHEAD = 4096 };            /* units from what is read to what is prefetched, at least */
+enum { VECTORS = LANES / LT_LANES };
 enum { PIECE = 2048 };            /* bytes that are streamed at a time */
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
+#define UNROLL _Pragma("GCC unroll 8")
 #define SIDES(side, form) for (int side = 0; side < ((form) == PAIRS ? 2 : 1); side++)
 
 LT_INLINE float float_of(uint32_t u)
@@ -123,6 +128,8 @@ LT_INLINE void residual_rows(const lt_pass *p, int form, bool add)
     }
 }
 
+/* ==== Sums ==================================================================================== */
+
 /* Sums of g and of g (x - center) over units [first, end) of some rows, the first of which begins
  * at unit i. */
 LT_INLINE void sum_strip(const lt_pass *p, int form, int gate, int rows, int64_t i, int64_t first,
@@ -166,21 +173,78 @@ LT_INLINE void prefetch(const void *array, int64_t i, int64_t n, int form)
         __builtin_prefetch((const void *)(at + (uintptr_t)b), 0, 2);
 }
 
+/* Rows of any width. */
 LT_INLINE void sum_rows(const lt_pass *p, int form, int gate)
 {
     int64_t i = 0, units = p->units;
+    int64_t ahead = BAND * units > AHEAD ? BAND * units : AHEAD;
     for (; i + BAND * units <= p->n; i += BAND * units)
         for (int64_t k = 0; k < units; k += STRIP) {
-            int64_t next = i + BAND * (units + k);
-            prefetch(p->x, next, BAND * STRIP, form);
+            int64_t end = least(k + STRIP, units), next = i + BAND * k + ahead;
+            prefetch(p->x, next, BAND * (end - k), form);
             if (gate != MOMENTS)
-                prefetch(p->dy, next, BAND * STRIP, form);
+                prefetch(p->dy, next, BAND * (end - k), form);
             if (gate == BY_Y)
-                prefetch(p->y, next, BAND * STRIP, form);
-            sum_strip(p, form, gate, BAND, i, k, least(k + STRIP, units));
+                prefetch(p->y, next, BAND * (end - k), form);
+            sum_strip(p, form, gate, BAND, i, k, end);
         }
     for (; i < p->n; i += units)
         sum_strip(p, form, gate, 1, i, 0, least(units, p->n - i));
+}
+
+/* A vector of 16 units. */
+LT_INLINE lt_vec get_vec(const void *from, int64_t i, int form, int side)
+{
+    lt_vec_u32 v;
+    memcpy(&v, (const char *)from + 4 * i, sizeof v);
+    if (form == PAIRS)
+        v = side == 0 ? v << 16 : v & 0xffff0000;
+    return (lt_vec)v;
+}
+
+LT_INLINE lt_vec passed_vec(lt_bounds act, lt_vec y, lt_vec dy)
+{
+    LT_EACH_LANE(k)
+        dy[k] = passed(act, y[k], dy[k]);
+    return dy;
+}
+
+/* The same of rows of LANES lanes. Their sums stay in registers, so that memory is walked in order:
+ * prefetchers like that best. */
+LT_INLINE void sum_lanes(const lt_pass *p, int form, int gate)
+{
+    const float *factor = p->coefs + AT_FACTOR * p->room, *shift = p->coefs + AT_SHIFT * p->room;
+    float *sum = p->lanes + AT_SUM * p->room, *product = p->lanes + AT_PRODUCT * p->room;
+    lt_bounds act = p->act;
+    lt_vec s[VECTORS], q[VECTORS], center[VECTORS];
+    UNROLL
+    for (int v = 0; v < VECTORS; v++) {
+        s[v] = lt__load_f32(sum + v * LT_LANES);
+        q[v] = lt__load_f32(product + v * LT_LANES);
+        center[v] = lt__load_f32(p->center + v * LT_LANES);
+    }
+    int of_side = form == PAIRS ? VECTORS / 2 : VECTORS;
+    for (int64_t i = 0; i < p->n; i += of_side * LT_LANES) {
+        UNROLL
+        for (int v = 0; v < VECTORS; v++) {
+            int side = v / of_side, lane = v * LT_LANES;
+            int64_t at = i + v % of_side * LT_LANES;
+            lt_vec d = get_vec(p->x, at, form, side) - center[v];
+            lt_vec g = gate == MOMENTS ? d : get_vec(p->dy, at, form, side);
+            if (gate == BY_Y)
+                g = passed_vec(act, get_vec(p->y, at, form, side), g);
+            if (gate == BY_X)
+                g = passed_vec(act, d * lt__load_f32(factor + lane) + lt__load_f32(shift + lane),
+                               g);
+            s[v] += g;
+            q[v] += g * d;
+        }
+    }
+    UNROLL
+    for (int v = 0; v < VECTORS; v++) {
+        lt__store_f32(sum + v * LT_LANES, s[v]);
+        lt__store_f32(product + v * LT_LANES, q[v]);
+    }
 }
 
 /* dx (+)= factor g + slope (x - mean) + offset */
@@ -244,11 +308,20 @@ LT_SIMD static void residual_pass(const lt_pass *p)
     FIXED_FORM(FIXED(add, p->add, residual_rows(p, form, add);););
 }
 
-LT_SIMD static void moment_pass(const lt_pass *p) { FIXED_FORM(sum_rows(p, form, MOMENTS);); }
+LT_INLINE void sum_by(const lt_pass *p, int form, int gate)
+{
+    bool fits = form != HALVES && p->units == (form == PAIRS ? LANES / 2 : LANES);
+    if (fits && p->n % p->units == 0)
+        sum_lanes(p, form, gate);
+    else
+        sum_rows(p, form, gate);
+}
+
+LT_SIMD static void moment_pass(const lt_pass *p) { FIXED_FORM(sum_by(p, form, MOMENTS);); }
 
 LT_SIMD static void product_pass(const lt_pass *p)
 {
-    FIXED_FORM(FIXED_GATE(sum_rows(p, form, gate);););
+    FIXED_FORM(FIXED_GATE(sum_by(p, form, gate);););
 }
 
 LT_SIMD static void backward_pass(const lt_pass *p)

@@ -11,7 +11,7 @@
  * depend on the number of threads.
  *
  * Wide rows. A row of few channels is a short loop. All loops therefore run over rows of `width`
- * lanes: as many rows, laid end to end, as make 128 lanes. Sums have a lane each and are folded at
+ * lanes: as many rows, laid end to end, as make LANES. Sums have a lane each and are folded at
  * the end of a block; coefficients are repeated for each row. Where halves are walked by two, a row
  * has two sides: the lanes of the even channels, then those of the odd ones.
  *
@@ -19,7 +19,7 @@
  */
 #include "ops/batch_norm.h"
 
-enum { LANES = 128, LINE = 16, BLOCK = 8192, BLOCK_ROWS = 32, MAX_GROUPS = 64 };
+enum { LINE = 16, BLOCK = 8192, BLOCK_ROWS = 32, MAX_GROUPS = 64 };
 
 typedef struct {
     int64_t rows, channels, n;    /* n: elements of x */
