@@ -80,36 +80,65 @@ LT_INLINE float passed(lt_bounds act, float y, float dy)
     return y >= act.high ? 0 : dy;
 }
 
-/* y = act((x - mean) factor + shift + residual) */
+/* n units of an array, from the one at i on. */
+LT_INLINE void prefetch(const void *array, int64_t i, int64_t n, int form)
+{
+    int64_t bytes = form == HALVES ? 2 : 4;
+    uintptr_t at = (uintptr_t)array + (uintptr_t)(i * bytes);
+    for (int64_t b = 0; b < n * bytes; b += 64)
+        __builtin_prefetch((const void *)(at + (uintptr_t)b), 0, 2);
+}
+
+/* to = act((x - mean) factor + shift + residual) for n units from i on, of which the first has the
+ * coefficients of unit k of a row. */
+LT_INLINE void forward_units(const lt_pass *p, int form, bool residual, int64_t i, int64_t k,
+                             int64_t n, void *to)
+{
+    const float *restrict mean = p->coefs + AT_MEAN * p->room + k;
+    const float *restrict factor = p->coefs + AT_FACTOR * p->room + k;
+    const float *restrict shift = p->coefs + AT_SHIFT * p->room + k;
+    const void *x = p->x, *more = p->residual;
+    lt_bounds act = p->act;
+    int64_t units = p->units;
+    LT_APART
+    for (int64_t j = 0; j < n; j++) {
+        float v[2];
+        SIDES(side, form) {
+            int64_t lane = j + side * units;
+            v[side] = (get(x, i + j, form, side) - mean[lane]) * factor[lane] + shift[lane];
+            if (residual)
+                v[side] += get(more, i + j, form, side);
+            v[side] = clamp(act, v[side]);
+        }
+        put(to, j, form, false, v);
+    }
+}
+
 LT_INLINE void forward_rows(const lt_pass *p, int form, bool residual)
 {
-    const float *restrict mean = p->coefs + AT_MEAN * p->room;
-    const float *restrict factor = p->coefs + AT_FACTOR * p->room;
-    const float *restrict shift = p->coefs + AT_SHIFT * p->room;
-    const void *x = p->x, *more = p->residual;
-    _Alignas(64) char piece[PIECE];
-    lt_bounds act = p->act;
     int64_t units = p->units, bytes = form == HALVES ? 2 : 4;
-    int64_t step = p->stream ? PIECE / bytes : units;
     for (int64_t i = 0; i < p->n; i += units)
-        for (int64_t first = 0; first < least(units, p->n - i); first += step) {
-            int64_t m = least(step, least(units, p->n - i) - first);
-            char *out = (char *)p->out + (i + first) * bytes, *to = p->stream ? piece : out;
-            LT_APART
-            for (int64_t k = 0; k < m; k++) {
-                float v[2];
-                SIDES(side, form) {
-                    int64_t lane = first + k + side * units, at = i + first + k;
-                    v[side] = (get(x, at, form, side) - mean[lane]) * factor[lane] + shift[lane];
-                    if (residual)
-                        v[side] += get(more, at, form, side);
-                    v[side] = clamp(act, v[side]);
-                }
-                put(to, k, form, false, v);
-            }
-            if (p->stream)
-                lt__stream(out, piece, (size_t)(m * bytes));
+        forward_units(p, form, residual, i, 0, least(units, p->n - i),
+                      (char *)p->out + i * bytes);
+}
+
+/* The same past the caches, in pieces that rows need not fit. */
+LT_INLINE void stream_rows(const lt_pass *p, int form, bool residual)
+{
+    _Alignas(64) char piece[PIECE];
+    int64_t units = p->units, bytes = form == HALVES ? 2 : 4, size = PIECE / bytes, k = 0;
+    for (int64_t i = 0; i < p->n; i += size) {
+        int64_t end = least(size, p->n - i), m;
+        prefetch(p->x, i + AHEAD, end, form);
+        if (residual)
+            prefetch(p->residual, i + AHEAD, end, form);
+        for (int64_t j = 0; j < end; j += m) {
+            m = least(end - j, units - k);
+            forward_units(p, form, residual, i + j, k, m, piece + j * bytes);
+            k = k + m < units ? k + m : 0;
         }
+        lt__stream((char *)p->out + i * bytes, piece, (size_t)(end * bytes));
+    }
 }
 
 /* The gradient of the residual: g, the dy that passed. */
@@ -162,15 +191,6 @@ LT_INLINE void sum_strip(const lt_pass *p, int form, int gate, int rows, int64_t
             sum[lane] = s;
             product[lane] = q;
         }
-}
-
-/* n units of an array, from the one at i on. */
-LT_INLINE void prefetch(const void *array, int64_t i, int64_t n, int form)
-{
-    int64_t bytes = form == HALVES ? 2 : 4;
-    uintptr_t at = (uintptr_t)array + (uintptr_t)(i * bytes);
-    for (int64_t b = 0; b < n * bytes; b += 64)
-        __builtin_prefetch((const void *)(at + (uintptr_t)b), 0, 2);
 }
 
 /* Rows of any width. */
@@ -300,7 +320,10 @@ LT_INLINE void backward_rows(const lt_pass *p, int form, int gate, bool add)
 
 LT_SIMD static void forward_pass(const lt_pass *p)
 {
-    FIXED_FORM(FIXED(residual, p->residual, forward_rows(p, form, residual);););
+    if (p->stream)
+        FIXED_FORM(FIXED(residual, p->residual, stream_rows(p, form, residual);););
+    else
+        FIXED_FORM(FIXED(residual, p->residual, forward_rows(p, form, residual);););
 }
 
 LT_SIMD static void residual_pass(const lt_pass *p)
