@@ -80,6 +80,23 @@ LT_INLINE float passed(lt_bounds act, float y, float dy)
     return y >= act.high ? 0 : dy;
 }
 
+/* A vector of 16 units. */
+LT_INLINE lt_vec get_vec(const void *from, int64_t i, int form, int side)
+{
+    lt_vec_u32 v;
+    memcpy(&v, (const char *)from + 4 * i, sizeof v);
+    if (form == PAIRS)
+        v = side == 0 ? v << 16 : v & 0xffff0000;
+    return (lt_vec)v;
+}
+
+LT_INLINE lt_vec passed_vec(lt_bounds act, lt_vec y, lt_vec dy)
+{
+    LT_EACH_LANE(k)
+        dy[k] = passed(act, y[k], dy[k]);
+    return dy;
+}
+
 /* n units of an array, from the one at i on. */
 LT_INLINE void prefetch(const void *array, int64_t i, int64_t n, int form)
 {
@@ -87,6 +104,13 @@ LT_INLINE void prefetch(const void *array, int64_t i, int64_t n, int form)
     uintptr_t at = (uintptr_t)array + (uintptr_t)(i * bytes);
     for (int64_t b = 0; b < n * bytes; b += 64)
         __builtin_prefetch((const void *)(at + (uintptr_t)b), 0, 2);
+}
+
+/* Whether all rows are whole, and of LANES lanes: a few registers hold one. */
+LT_INLINE bool has_lanes(const lt_pass *p, int form)
+{
+    return form != HALVES && p->units == (form == PAIRS ? LANES / 2 : LANES) &&
+           p->n % p->units == 0;
 }
 
 /* to = act((x - mean) factor + shift + residual) for n units from i on, of which the first has the
@@ -114,12 +138,56 @@ LT_INLINE void forward_units(const lt_pass *p, int form, bool residual, int64_t 
     }
 }
 
+LT_INLINE lt_vec clamp_vec(lt_bounds act, lt_vec v)
+{
+    LT_EACH_LANE(k)
+        v[k] = clamp(act, v[k]);
+    return v;
+}
+
+/* The same of whole rows of LANES lanes, whose coefficients stay in registers. */
+LT_INLINE void forward_lanes(const lt_pass *p, int form, bool residual, int64_t i, int64_t n,
+                             void *to)
+{
+    int sides = form == PAIRS ? 2 : 1, of_side = VECTORS / sides;
+    lt_vec mean[VECTORS], factor[VECTORS], shift[VECTORS];
+    UNROLL
+    for (int v = 0; v < VECTORS; v++) {
+        mean[v] = lt__load_f32(p->coefs + AT_MEAN * p->room + v * LT_LANES);
+        factor[v] = lt__load_f32(p->coefs + AT_FACTOR * p->room + v * LT_LANES);
+        shift[v] = lt__load_f32(p->coefs + AT_SHIFT * p->room + v * LT_LANES);
+    }
+    for (int64_t j = 0; j < n; j += of_side * LT_LANES) {
+        UNROLL
+        for (int u = 0; u < of_side; u++) {
+            int64_t at = j + u * LT_LANES;
+            lt_vec v[2];
+            UNROLL
+            for (int side = 0; side < sides; side++) {
+                int lane = side * of_side + u;
+                v[side] = (get_vec(p->x, i + at, form, side) - mean[lane]) * factor[lane] +
+                          shift[lane];
+                if (residual)
+                    v[side] += get_vec(p->residual, i + at, form, side);
+                v[side] = clamp_vec(p->act, v[side]);
+            }
+            if (form == PAIRS)
+                lt__store_pairs((uint16_t *)to + 2 * at, v);
+            else
+                lt__store_f32((float *)to + at, v[0]);
+        }
+    }
+}
+
 LT_INLINE void forward_rows(const lt_pass *p, int form, bool residual)
 {
     int64_t units = p->units, bytes = form == HALVES ? 2 : 4;
-    for (int64_t i = 0; i < p->n; i += units)
-        forward_units(p, form, residual, i, 0, least(units, p->n - i),
-                      (char *)p->out + i * bytes);
+    if (has_lanes(p, form))
+        forward_lanes(p, form, residual, 0, p->n, p->out);
+    else
+        for (int64_t i = 0; i < p->n; i += units)
+            forward_units(p, form, residual, i, 0, least(units, p->n - i),
+                          (char *)p->out + i * bytes);
 }
 
 /* The same past the caches, in pieces that rows need not fit. */
@@ -127,12 +195,15 @@ LT_INLINE void stream_rows(const lt_pass *p, int form, bool residual)
 {
     _Alignas(64) char piece[PIECE];
     int64_t units = p->units, bytes = form == HALVES ? 2 : 4, size = PIECE / bytes, k = 0;
+    bool lanes = has_lanes(p, form);
     for (int64_t i = 0; i < p->n; i += size) {
         int64_t end = least(size, p->n - i), m;
         prefetch(p->x, i + AHEAD, end, form);
         if (residual)
             prefetch(p->residual, i + AHEAD, end, form);
-        for (int64_t j = 0; j < end; j += m) {
+        if (lanes)
+            forward_lanes(p, form, residual, i, end, piece);
+        for (int64_t j = 0; j < end && !lanes; j += m) {
             m = least(end - j, units - k);
             forward_units(p, form, residual, i + j, k, m, piece + j * bytes);
             k = k + m < units ? k + m : 0;
@@ -210,23 +281,6 @@ LT_INLINE void sum_rows(const lt_pass *p, int form, int gate)
         }
     for (; i < p->n; i += units)
         sum_strip(p, form, gate, 1, i, 0, least(units, p->n - i));
-}
-
-/* A vector of 16 units. */
-LT_INLINE lt_vec get_vec(const void *from, int64_t i, int form, int side)
-{
-    lt_vec_u32 v;
-    memcpy(&v, (const char *)from + 4 * i, sizeof v);
-    if (form == PAIRS)
-        v = side == 0 ? v << 16 : v & 0xffff0000;
-    return (lt_vec)v;
-}
-
-LT_INLINE lt_vec passed_vec(lt_bounds act, lt_vec y, lt_vec dy)
-{
-    LT_EACH_LANE(k)
-        dy[k] = passed(act, y[k], dy[k]);
-    return dy;
 }
 
 /* The same of rows of LANES lanes. Their sums stay in registers, so that memory is walked in order:
@@ -333,8 +387,7 @@ LT_SIMD static void residual_pass(const lt_pass *p)
 
 LT_INLINE void sum_by(const lt_pass *p, int form, int gate)
 {
-    bool fits = form != HALVES && p->units == (form == PAIRS ? LANES / 2 : LANES);
-    if (fits && p->n % p->units == 0)
+    if (has_lanes(p, form))
         sum_lanes(p, form, gate);
     else
         sum_rows(p, form, gate);
