@@ -13,8 +13,7 @@
 #include "ops/window.h"
 
 enum { KERNEL, STRIDE, PAD };
-enum { FROM = 1 }; /* the extra output of max_pool2d */
-enum { BYTES = 256 }; /* taps that bytes can number */
+enum { FROM = 1, BYTES = 256 }; /* the extra output of max_pool2d; taps that bytes can number */
 
 /* ==== Shape =================================================================================== */
 
@@ -367,8 +366,9 @@ LT_INLINE void take_larger(lt_vec x, int32_t id, lt_vec *most, lt_vec_i32 *tap)
  * not guess it. A block is a line. */
 LT_INLINE void fetch_next(const pool *p, int64_t at, bool half, bool write)
 {
-    int64_t next = at + p->w.stride[0] * p->w.in[1] * p->channels;
-    __builtin_prefetch((char *)p->big + next * (half ? 2 : 4), write, 2);
+    int64_t next = (at + p->w.stride[0] * p->w.in[1] * p->channels) * (half ? 2 : 4);
+    write ? __builtin_prefetch((char *)p->big + next, 1, 2)
+          : __builtin_prefetch((char *)p->big + next, 0, 2);
 }
 
 /* n channels of one output, which begin at `to`, as those of the window do at `at`. */
