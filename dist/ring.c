@@ -94,6 +94,7 @@ typedef struct flow {
     int64_t out, in;     /* chunks to send and to receive */
     int64_t lead;        /* chunk i goes out once i - lead + 1 have come in */
     int64_t adds;        /* so many chunks that come in are added, the others written */
+    bool in_place;       /* chunks go out from where they lie */
 } flow;
 
 typedef struct piece { int64_t first, count; } piece; /* elements of a chunk */
@@ -172,10 +173,11 @@ static int begin_out(lt_ring *r, const flow *f, window *w)
     int64_t i = w->begun++;
     piece p = piece_at(f, i, false);
     size_t bytes = (size_t)(p.count * wire_bytes(f));
-    convert(slot_of(w, i), f->wire, place(f, p), f->dtype, p.count);
+    char *from = f->in_place ? place(f, p) : slot_of(w, i);
+    if (!f->in_place)
+        convert(from, f->wire, place(f, p), f->dtype, p.count);
     r->bytes += bytes;
-    return r->wire->send(r->wire->self, f->to, f->channel, slot_of(w, i), bytes,
-                         &w->request[i % DEPTH]);
+    return r->wire->send(r->wire->self, f->to, f->channel, from, bytes, &w->request[i % DEPTH]);
 }
 
 /* 1: the first one under way is done. */
@@ -184,6 +186,12 @@ static int look_at_first(const lt_ring *r, window *w)
     if (w->done == w->begun)
         return 0;
     return r->wire->test(r->wire->self, &w->request[w->done % DEPTH]);
+}
+
+/* Whether what comes as chunk i may be written: what lies there, and was to go out, has gone. */
+static bool is_free(const flow *f, const window *out, int64_t i)
+{
+    return !f->in_place || f->adds == 0 || i - f->adds < out->done;
 }
 
 static lt_status run(lt_ring *r, const flow *f)
@@ -201,7 +209,7 @@ static lt_status run(lt_ring *r, const flow *f)
             went = begin_out(r, f, &out);
             moved = true;
         }
-        if (came == 0 && (came = look_at_first(r, &in)) > 0) {
+        if (came == 0 && is_free(f, &out, in.done) && (came = look_at_first(r, &in)) > 0) {
             use(f, in.done, slot_of(&in, in.done));
             in.done++;
         }
@@ -224,7 +232,7 @@ static lt_status run(lt_ring *r, const flow *f)
 static flow plain_flow(const char *what, int channel, void *data, size_t bytes)
 {
     return (flow){.what = what, .channel = channel, .data = data, .dtype = LT_U8,
-                  .wire = LT_U8, .count = (int64_t)bytes, .parts = 1, .part = 0,
+                  .wire = LT_U8, .in_place = true, .count = (int64_t)bytes, .parts = 1, .part = 0,
                   .per_part = chunks_of((int64_t)bytes, LT_U8), .lead = INT64_MAX / 2};
 }
 
@@ -290,6 +298,7 @@ static lt_status sum_around(lt_ring *r, flow f)
     f.adds = (f.parts - 1) * f.per_part;
     f.out = f.in = 2 * f.adds;
     f.lead = f.per_part;
+    f.in_place = f.wire == f.dtype;
     return run(r, &f);
 }
 
