@@ -16,7 +16,7 @@
 #include "ops/simd.h"
 
 enum { BAND = 4, STRIP = 64 };    /* wide rows whose sums are made together; units of them */
-enum { AHEAD = 4096 };            /* units from what is read to what is prefetched, at least */
+enum { AHEAD = 3072 };            /* units from what is read next to what is prefetched */
 enum { VECTORS = LANES / LT_LANES };
 enum { PIECE = 2048 };            /* bytes that are streamed at a time */
 
@@ -268,16 +268,15 @@ LT_INLINE void sum_strip(const lt_pass *p, int form, int gate, int rows, int64_t
 LT_INLINE void sum_rows(const lt_pass *p, int form, int gate)
 {
     int64_t i = 0, units = p->units;
-    int64_t ahead = BAND * units > AHEAD ? BAND * units : AHEAD;
     for (; i + BAND * units <= p->n; i += BAND * units)
         for (int64_t k = 0; k < units; k += STRIP) {
-            int64_t end = least(k + STRIP, units), next = i + BAND * k + ahead;
-            prefetch(p->x, next, BAND * (end - k), form);
+            int64_t next = i + BAND * (units + k) + AHEAD;
+            prefetch(p->x, next, BAND * STRIP, form);
             if (gate != MOMENTS)
-                prefetch(p->dy, next, BAND * (end - k), form);
+                prefetch(p->dy, next, BAND * STRIP, form);
             if (gate == BY_Y)
-                prefetch(p->y, next, BAND * (end - k), form);
-            sum_strip(p, form, gate, BAND, i, k, end);
+                prefetch(p->y, next, BAND * STRIP, form);
+            sum_strip(p, form, gate, BAND, i, k, least(k + STRIP, units));
         }
     for (; i < p->n; i += units)
         sum_strip(p, form, gate, 1, i, 0, least(units, p->n - i));
