@@ -228,8 +228,6 @@ LT_INLINE void residual_rows(const lt_pass *p, int form, bool add)
     }
 }
 
-/* ==== Sums ==================================================================================== */
-
 /* Sums of g and of g (x - center) over units [first, end) of some rows, the first of which begins
  * at unit i. */
 LT_INLINE void sum_strip(const lt_pass *p, int form, int gate, int rows, int64_t i, int64_t first,
@@ -384,6 +382,7 @@ LT_SIMD static void residual_pass(const lt_pass *p)
     FIXED_FORM(FIXED(add, p->add, residual_rows(p, form, add);););
 }
 
+/* By the fastest way. */
 LT_INLINE void sum_by(const lt_pass *p, int form, int gate)
 {
     if (has_lanes(p, form))
