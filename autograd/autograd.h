@@ -265,6 +265,8 @@ typedef struct lt_grad_slots {
     lt_status (*end)(void *ud, lt_ctx *ctx, lt_status status);
     /* Before an optimizer step reads gradients. */
     lt_status (*update)(void *ud, lt_ctx *ctx, lt_outcome *outcome);
+    /* Before anybody else reads or forgets one, but in backward: waits for who writes to them. */
+    void (*settle)(void *ud);
     /* Zeros for an arena of gradients, which may outlive what is in the slots. False, or NULL: the
      * context's own memory is taken. */
     bool (*lend)(void *ud, size_t bytes, lt_loan *loan);

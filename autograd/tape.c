@@ -174,12 +174,28 @@ lt_status lt_set_requires_grad(lt_tensor *x, bool on)
 }
 
 bool lt_requires_grad(const lt_tensor *x) { return x->node || (x->leaf && x->leaf->wanted); }
-lt_tensor *lt_grad(lt_tensor *x) { return x->leaf && x->leaf->has_grad ? x->leaf->grad : NULL; }
+
+/* Nobody else is at the gradients when this is over. In backward that cannot be waited for. */
+static void settle(lt_ctx *ctx)
+{
+    const struct lt_autograd *ag = ctx->slots.autograd;
+    if (ag->slots.settle && !ag->in_backward)
+        ag->slots.settle(ag->slots.ud);
+}
+
+lt_tensor *lt_grad(lt_tensor *x)
+{
+    if (!x->leaf)
+        return NULL;
+    settle(x->ctx);
+    return x->leaf->has_grad ? x->leaf->grad : NULL;
+}
 
 void lt_zero_grad(lt_tensor *x)
 {
     if (!x->leaf)
         return;
+    settle(x->ctx);
     x->leaf->has_grad = false;
     x->ctx->slots.autograd->period++;
 }

@@ -122,7 +122,10 @@ LT_MUST lt_status lt_group_compare(lt_group *group, const char *what, const char
  * A step may have several backwards, which add up. The last one sends. If nobody says which one
  * that is (lt_reducer_expect()), it is taken to be as in the steps before; the first step sends
  * when an optimizer wants the gradients. A parameter that only some ranks have used counts as zero
- * on the others; one that none has used is not sent, and not updated. */
+ * on the others; one that none has used is not sent, and not updated.
+ *
+ * Between backward and the optimizer a gradient is this rank's own, or that of all if it was sent:
+ * lt_grad() and lt_zero_grad() wait for that. */
 typedef struct lt_reducer lt_reducer;
 
 typedef struct lt_reducer_config { /* zero means default */

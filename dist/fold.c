@@ -5,6 +5,19 @@
 #include "dist/fold.h"
 #include "dist/sum.h"
 
+lt_status lt__fold_check(int shards, int n, lt_dtype wire)
+{
+    bool fits = shards > 0 && shards <= 1 << LT_FOLD_LEVELS && (shards & (shards - 1)) == 0 &&
+                shards % n == 0;
+    if (shards != 0 && !fits)
+        return lt_fail(LT_EUSAGE, "vranks wants a power of two up to %d that %d rank%s can share, "
+                       "it is %d", 1 << LT_FOLD_LEVELS, n, n == 1 ? "" : "s", shards);
+    if (shards != 0 && wire != LT_F32)
+        return lt_fail(LT_EUSAGE, "with vranks gradients travel in f32, not in %s: their bits "
+                       "would be those of the number of ranks", lt_dtype_name(wire));
+    return LT_OK;
+}
+
 /* Every level has room for so many bytes; what is new is zero. */
 static lt_status make_room(lt_fold *f, int levels, size_t bytes)
 {

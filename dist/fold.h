@@ -16,6 +16,8 @@ typedef struct lt_fold { /* zero: nothing has come */
     size_t bytes;        /* of each */
 } lt_fold;
 
+/* Whether n ranks can share `shards` shards, whose gradients travel as wire: LT_EUSAGE. */
+LT_MUST lt_status lt__fold_check(int shards, int n, lt_dtype wire);
 /* Number `shard` of `shards`, a power of two: scale * data[0..count) goes into the fold. After the
  * last one data is the sum. Data may become longer, by what counts as zeros before. LT_ENOMEM. */
 LT_MUST lt_status lt__fold_add(lt_fold *fold, int shard, int shards, void *data, int64_t count,

@@ -63,7 +63,8 @@ struct lt_reducer {
     int usual;          /* the most that a step had so far; 0: there was none */
     int expected;       /* in each step, if that is known; or 0 */
     bool swept;         /* a sweep was started since the last update, */
-    bool more;          /* and a backward after it */
+    bool settled;       /* is over, and its gradients are known to be there, */
+    bool more;          /* and there is more than it had */
     bool broken;        /* a backward failed in the middle of one */
     int64_t begun;      /* the last step whose first backward has begun */
     int shards, shard;  /* of this rank in a step, and the present one; 0: see vranks */
@@ -81,6 +82,7 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss);
 static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad);
 static lt_status end(void *ud, lt_ctx *ctx, lt_status status);
 static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome);
+static void settle(void *ud);
 
 static bool lend(void *ud, size_t bytes, lt_loan *loan)
 {
@@ -93,28 +95,16 @@ static void take_slots(lt_reducer *r)
     lt_grad_slots slots = {.ud = r, .lend = lend};
     if (!r->config.apart)
         slots = (lt_grad_slots){.ud = r, .begin = begin, .ready = ready, .end = end,
-                                .update = update, .lend = lend};
+                                .update = update, .settle = settle, .lend = lend};
     lt_set_grad_slots(r->ctx, &slots);
-}
-
-static lt_status check_vranks(const lt_reducer_config *config, int size)
-{
-    int n = config->vranks;
-    bool fits = n > 0 && n <= 1 << LT_FOLD_LEVELS && (n & (n - 1)) == 0 && n % size == 0;
-    if (n != 0 && !fits)
-        return lt_fail(LT_EUSAGE, "vranks wants a power of two up to %d that %d rank%s can share, "
-                       "it is %d", 1 << LT_FOLD_LEVELS, size, size == 1 ? "" : "s", n);
-    if (n != 0 && config->wire != LT_F32)
-        return lt_fail(LT_EUSAGE, "with vranks gradients travel in f32, not in %s: their bits "
-                       "would be those of the number of ranks", lt_dtype_name(config->wire));
-    return LT_OK;
 }
 
 lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config)
 {
     static const lt_reducer_config defaults;
     int size = lt_group_size(group);
-    if ((config && check_vranks(config, size) != LT_OK) || lt__fault_check(ctx, size) != LT_OK)
+    if ((config && lt__fold_check(config->vranks, size, config->wire) != LT_OK) ||
+        lt__fault_check(ctx, size) != LT_OK)
         return NULL;
     lt_reducer *r = calloc(1, sizeof *r);
     if (!r) {
@@ -197,10 +187,10 @@ static int by_place(const void *a, const void *b)
 
 static item *find(lt_reducer *r, const lt_tensor *x)
 {
-    for (int i = 0; i < r->n_items; i++)
-        if (r->items[i].x == x)
-            return &r->items[i];
-    return NULL;
+    int i = 0;
+    while (i < r->n_items && r->items[i].x != x)
+        i++;
+    return i < r->n_items ? &r->items[i] : NULL;
 }
 
 /* The elements of the arena that items [first, end) span. */
@@ -262,15 +252,17 @@ static lt_status add_item(lt_reducer *r, lt_tensor *x)
     LT_TRY(grow((void **)&r->items, r->n_items + 1, sizeof *r->items));
     lt_retain(x);
     r->items[r->n_items++] = fresh;
+    r->more = true; /* than the record had, if this is in the middle of a step */
     return LT_OK;
 }
 
 lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
 {
+    int before = r->n_items;
     for (int i = 0; i < n; i++)
         if (!find(r, params[i]))
             LT_TRY(add_item(r, params[i]));
-    return plan(r);
+    return r->n_items > before ? plan(r) : LT_OK;
 }
 
 lt_status lt_reducer_configure(lt_reducer *r, const lt_reducer_config *config)
@@ -421,7 +413,7 @@ static lt_status start_sweep(lt_reducer *r)
 {
     r->last.buckets = 0;
     r->swept = true;
-    r->more = false;
+    r->settled = r->more = false;
     return lt_group_start(r->group, sweep, r);
 }
 
@@ -465,14 +457,22 @@ static lt_status fold(lt_reducer *r)
     return LT_OK;
 }
 
-/* Gradients are there on this rank, too, that only others had. */
+/* Gradients are there on this rank, too, that only others had; once, for all may be forgotten. */
 static lt_status finish_sweep(lt_reducer *r)
 {
     LT_TRY(lt_group_wait(r->group));
-    for (int i = 0; i < r->n_items; i++)
+    for (int i = 0; i < r->n_items && !r->settled; i++)
         if (r->items[i].wanted)
             lt_grad_set(r->items[i].x);
+    r->settled = true;
     return LT_OK;
+}
+
+static void settle(void *ud)
+{
+    lt_reducer *r = ud;
+    lt_status status = r->swept ? finish_sweep(r) : LT_OK;
+    (void)status; /* the step fails, too */
 }
 
 static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
