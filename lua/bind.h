@@ -44,7 +44,9 @@ typedef struct lt_lua {
     lt_reducer *reducer;       /* or NULL, without a group */
     bool apart;                /* bench dist: this rank goes its own way for some steps */
     bool on_root;              /* the others are not here: see bind_dist.c */
-    int64_t first_row;         /* of this rank in the batch */
+    int64_t first_row;         /* of this rank in the batch, */
+    int64_t shard_rows;        /* which has so many of it, */
+    int64_t least_rows;        /* and every rank as many as that */
 } lt_lua;
 
 static inline lt_lua *lt__lua(lua_State *L)

@@ -150,12 +150,26 @@ static int shard(lua_State *L)
 static int take_shard(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
+    int shards = lt__shards(s) * (s->group ? lt_group_size(s->group) : 1);
     shard(L);
+    int64_t all = lua_tointeger(L, 1), own = lua_tointeger(L, -1);
     s->first_row = lua_tointeger(L, -2);
+    s->shard_rows = own > 0 ? own : 1; /* one, for nothing */
+    s->least_rows = all >= shards ? all / shards : 1;
     lt_tape_set_first_row(lt_tape_current(s->ctx), s->first_row);
     if (s->reducer)
-        lt_reducer_set_share(s->reducer, lua_tointeger(L, -1), lua_tointeger(L, 1));
+        lt_reducer_set_share(s->reducer, own, all);
     return 0;
+}
+
+/* least_rows(rows): of any shard of a batch, of which this rank's has so many; and as many when
+ * this is not the shard that was taken last. */
+static int least_rows(lua_State *L)
+{
+    const lt_lua *s = lt__lua(L);
+    lua_Integer rows = luaL_checkinteger(L, 1);
+    lua_pushinteger(L, rows == s->shard_rows ? s->least_rows : rows);
+    return 1;
 }
 
 /* expect(n): each step has so many backwards from now on; 0: who knows. */
@@ -251,8 +265,8 @@ static int wire(lua_State *L)
 static const luaL_Reg functions[] = {
     {"rank", rank}, {"on_root", on_root}, {"compare", compare}, {"tell", tell}, {"sum", sum},
     {"reduce", reduce}, {"shards", shards}, {"shard", shard}, {"take_shard", take_shard},
-    {"expect", expect}, {"reduced", reduced}, {"configure", configure}, {"buckets", buckets},
-    {"time_sums", time_sums}, {"wire", wire}, {NULL, NULL}};
+    {"least_rows", least_rows}, {"expect", expect}, {"reduced", reduced}, {"configure", configure},
+    {"buckets", buckets}, {"time_sums", time_sums}, {"wire", wire}, {NULL, NULL}};
 
 void lt__open_dist(lua_State *L) { lt__register(L, functions); }
 

@@ -14,23 +14,23 @@ local function fail(code, ...) core.fail(code, string.format(...)) end
 
 local pieces = check "lt.pieces{k, x:tensor, y:tensor}"
 
--- for x_i, y_i, share in lt.pieces(k, x, y) do ... end: a batch in k pieces, none of them empty,
--- the last one maybe smaller. share is the piece's part of the samples: the sum of loss * share
--- over the pieces is the loss of the whole batch, and likewise its gradients. What is random in the
--- net is what it would be in one piece.
+-- for x_i, y_i, share in lt.pieces(k, x, y) do ... end: a batch in k pieces, or fewer, so that none
+-- is empty. share is the piece's part of the samples: the sum of loss * share over the pieces is
+-- the loss of the whole batch, and likewise its gradients. What is random in the net is what it
+-- would be in one piece. All shards of a batch are cut into as many pieces, for nets in which the
+-- ranks wait for each other.
 function exports.pieces(k, x, y)
   k, x, y = pieces:value("k", k), pieces:value("x", x), pieces:value("y", y)
   local rows = x:dim(1)
   if y:dim(1) ~= rows then
     fail("EINVAL", "lt.pieces: x has %d samples, y has %d", rows, y:dim(1))
   end
-  local size = (rows + k - 1) // k
-  local first = 1 - size
-  core.expect((rows + size - 1) // size)
+  local n, i, last = math.min(k, core.least_rows(rows)), 0, 0
+  core.expect(n)
   return function()
-    first = first + size
-    if first > rows then return nil end
-    local last = math.min(first + size - 1, rows)
+    if i == n then return nil end
+    local first = last + 1
+    i, last = i + 1, rows * (i + 1) // n
     core.set_first_row(first - 1)
     return ops.slice(x, 1, first, last), ops.slice(y, 1, first, last), (last - first + 1) / rows
   end
