@@ -168,6 +168,7 @@ local function new(given)
     stop = false,                      -- the signal that a rank is to stop by
     parts = core.shards(), part = 0,   -- of a batch, which this rank goes through in turn; this one
     losses = {}, spent = false,        -- of these parts: shares of the batch's loss; seconds
+    lr = false,                        -- of this batch
     made = false,                      -- the settings of the optimizer at this moment
     epoch = 1, done = 0, steps = 0,    -- position: samples of the epoch that are done; all steps
     loss_sum = 0.0,                    -- over these samples
@@ -417,13 +418,13 @@ local function set_rate(self, rows)
   return o.optim.lr * o.optim.lr_factor
 end
 
-local function record(self, loss, lr, rows, times)
+local function record(self, loss, rows, times)
   local o, total = self.settings, times.total
   local f = fractions(total, self.waited, times.inside, times.backward, times.optimizer)
   f.step, f.steps = self.steps, last_step(self)
   f.epoch, f.epochs = self.epoch, o.epochs
   f.samples, f.batch, f.images = samples(self), rows, #o.train
-  f.loss, f.lr, f.samples_per_s = loss, lr, rows / total
+  f.loss, f.lr, f.samples_per_s = loss, self.lr, rows / total
   self.log:step(f)
   local text = self.waits:step(self.waited, total, rows, self.loader)
   if text then self.log:warn(text) end
@@ -462,7 +463,7 @@ local function loss_of_all(self, loss)
 end
 
 -- The optimizer has taken its step, after the last part of the batch. Returns the loss of it all.
-local function end_step(self, lr, loss)
+local function end_step(self, loss)
   local rows = self.rows
   if core.steps() == self.counter then
     fail("run:step: the function took no step of the optimizer; lt.pieces adds up parts of a batch")
@@ -479,7 +480,7 @@ local function end_step(self, lr, loss)
   self.mark = self.mark + total
   self.epoch_s, self.epoch_images = self.epoch_s + total, self.epoch_images + rows
   self.spent.total = total
-  record(self, loss, lr, rows, self.spent)
+  record(self, loss, rows, self.spent)
   if self.watcher then self.watcher:end_step(rows, total, self.waited, self.spent) end
   stop_if_wanted(self)
   local every = self.settings.save_every
@@ -498,13 +499,13 @@ function Run:step(fn, ...)
   expect(self, "epoch", "run:step", "it belongs into: for x, y in run:batches() do ... end")
   if type(fn) ~= "function" then fail("run:step wants a function, it is %s", tostring(fn)) end
   if not self.rows then fail("run:step: each batch of run:batches has one step") end
-  local lr = set_rate(self, self.rows)
   if self.part == 1 then
+    self.lr = set_rate(self, self.rows)
     self.spent = {inside = 0.0, backward = 0.0, optimizer = 0.0}
     if self.watcher then self.watcher:begin_step() end
   end
   local loss = step_part(self, fn, ...)
-  if self.part == self.parts then return end_step(self, lr, loss) end
+  if self.part == self.parts then return end_step(self, loss) end
   self.rows = false
   return loss
 end
