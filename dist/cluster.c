@@ -203,6 +203,18 @@ static lt_status receive(void *self, int from, void *data, size_t bytes)
     return share(c, &c->ring, lt__ring_receive(&c->ring, from, data, bytes));
 }
 
+static lt_status add_as_tree(void *self)
+{
+    cluster *c = self;
+    int each = c->wire.size / c->n_nodes;
+    for (int rank = 0; rank < c->wire.size; rank++)
+        if (c->first[rank] != rank - rank % each)
+            return lt_fail(LT_EUSAGE, "vranks wants as many ranks on each machine, in a row, as "
+                           "with -H one:2,other:2");
+    c->ring.tree = c->ring_aside.tree = true;
+    return LT_OK;
+}
+
 static lt_status mpi_allreduce(void *self, const float *from, float *to, size_t count)
 {
     cluster *c = self;
@@ -304,9 +316,9 @@ static void leave(void *self)
 static const lt_transport transport = {
     .name = "cluster", .allreduce = allreduce, .allreduce_aside = allreduce_aside,
     .broadcast = broadcast, .barrier = barrier, .send = send, .receive = receive,
-    .bytes = bytes_so_far, .fail = fail, .failure = failure, .at = at, .lend = lend,
-    .mpi_allreduce = mpi_allreduce, .speaks = speaks, .set_spin = set_spin, .cpus = cpus,
-    .close = leave,
+    .add_as_tree = add_as_tree, .bytes = bytes_so_far, .fail = fail, .failure = failure, .at = at,
+    .lend = lend, .mpi_allreduce = mpi_allreduce, .speaks = speaks, .set_spin = set_spin,
+    .cpus = cpus, .close = leave,
 };
 
 /* ==== The beginning =========================================================================== */
@@ -383,7 +395,7 @@ static bool lives(void *ud, int seat)
     const cluster *c = ud;
     struct pollfd fd = {.fd = c->pidfd[seat], .events = POLLIN};
     if (fd.fd >= 0)
-        return poll(&fd, 1, 0) == 0;
+        return poll(&fd, 1, 0) <= 0; /* -1: a signal came */
     return kill(c->pid[seat], 0) == 0 || errno != ESRCH;
 }
 

@@ -122,7 +122,8 @@ LT_MUST lt_status lt_group_compare(lt_group *group, const char *what, const char
  * A step may have several backwards, which add up. The last one sends. If nobody says which one
  * that is (lt_reducer_expect()), it is taken to be as in the steps before; the first step sends
  * when an optimizer wants the gradients. A parameter that only some ranks have used counts as zero
- * on the others; one that none has used is not sent, and not updated.
+ * on the others; one that none has used is not sent, and not updated. Ranks come to a batch
+ * norm for the first time in the same step and the same order, or it is LT_EDESYNC.
  *
  * Between backward and the optimizer a gradient is this rank's own, or that of all if it was sent:
  * lt_grad() and lt_zero_grad() wait for that. */
@@ -142,8 +143,9 @@ typedef struct lt_reducer_config { /* zero means default */
 } lt_reducer_config;
 
 /* Takes the slots of ctx's backward. The group is used from now on, and outlives the reducer.
- * config may be NULL. New. NULL with LT_ENOMEM, or LT_EUSAGE for vranks that the ranks cannot share
- * or that are to travel in halves, and for a fault of a rank that is not among them. */
+ * config may be NULL. New. NULL with LT_ENOMEM, or LT_EUSAGE for vranks that the ranks cannot
+ * share, that are to travel in halves, or where not each node has as many ranks, in a row; and for
+ * a fault of a rank that is not among them. */
 LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config);
 LT_API void lt_reducer_free(lt_reducer *reducer);
 /* From the next step on, with other buckets and at other times, on all ranks alike. wire and vranks

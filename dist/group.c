@@ -79,6 +79,11 @@ bool lt__group_lend(lt_group *g, size_t bytes, lt_loan *loan)
     return g->transport->lend && g->transport->lend(g->self, bytes, loan);
 }
 
+lt_status lt__group_add_as_tree(lt_group *g)
+{
+    return g->transport->add_as_tree ? g->transport->add_as_tree(g->self) : LT_OK;
+}
+
 /* ==== In the background ======================================================================= */
 
 static void *work(void *ud)

@@ -16,6 +16,7 @@ typedef struct lt_transport {
     lt_status (*barrier)(void *self, const char *what);
     lt_status (*send)(void *self, int to, const void *data, size_t bytes);
     lt_status (*receive)(void *self, int from, void *data, size_t bytes);
+    lt_status (*add_as_tree)(void *self); /* or NULL: it always does */
     uint64_t (*bytes)(const void *self);
     void (*fail)(void *self, lt_status code, const char *text);
     bool (*failure)(const void *self, int *rank, lt_status *code, char *text, size_t bytes);
@@ -32,6 +33,10 @@ typedef struct lt_transport {
 
 /* A group of this rank; self is taken, also on failure. New. NULL with LT_ENOMEM. */
 lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int size);
+
+/* From now on sums are those of a balanced tree over the ranks, on however many nodes. All ranks
+ * ask for it. LT_EUSAGE when the nodes do not have as many ranks, in a row. */
+LT_MUST lt_status lt__group_add_as_tree(lt_group *group);
 
 /* Zeros that the others of the node can see, so that sums in them are done in place. False: there
  * is no need, or no such memory. The loan may outlive the group. */

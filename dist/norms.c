@@ -4,7 +4,7 @@
 #include "core/tensor.h"
 #include "dist/norms.h"
 
-enum { COUNT, MOMENTUM, SUMS }; /* then the sums, and as many squares */
+enum { COUNT, MOMENTUM, SHARDS, PLACES, SUMS }; /* then the sums, and as many squares */
 
 static size_t count_of(const lt_norm *n) { return SUMS + 2 * (size_t)n->channels; }
 
@@ -49,11 +49,21 @@ static void write_norm(const lt_norm *n, const lt_stats *s, double *at)
     }
 }
 
-void lt__norms_write(const lt_norms *norms, lt_ctx *ctx, double *at)
+/* Where the norm's buffer lies in its arena: the same number on all ranks, another for each norm of
+ * a net. */
+static double place_of(const lt_norm *n)
+{
+    const lt_tensor *x = n->running_mean;
+    return (double)((const char *)x->data - (const char *)x->storage->data);
+}
+
+void lt__norms_write(const lt_norms *norms, lt_ctx *ctx, bool counts, double *at)
 {
     for (int k = 0; k < norms->n; at += count_of(&norms->list[k++])) {
         lt_stats s;
-        for (int i = 0; lt_stats_at(ctx, i, &s); i++)
+        at[SHARDS] = 1;
+        at[PLACES] = place_of(&norms->list[k]);
+        for (int i = 0; counts && lt_stats_at(ctx, i, &s); i++)
             if (s.running_mean == norms->list[k].running_mean)
                 write_norm(&norms->list[k], &s, at);
     }
@@ -87,9 +97,13 @@ static lt_status read_norm(lt_ctx *ctx, const lt_norm *n, const double *at)
 lt_status lt__norms_read(const lt_norms *norms, lt_ctx *ctx, const double *at)
 {
     lt_stats_clear(ctx);
-    for (int k = 0; k < norms->n; at += count_of(&norms->list[k++]))
+    for (int k = 0; k < norms->n; at += count_of(&norms->list[k++])) {
+        if (at[PLACES] != at[SHARDS] * place_of(&norms->list[k]))
+            return lt_fail(LT_EDESYNC, "the ranks disagree: they went through batch norms for the "
+                           "first time in different orders");
         if (at[COUNT] > 0)
             LT_TRY(read_norm(ctx, &norms->list[k], at));
+    }
     return LT_OK;
 }
 

@@ -1,8 +1,9 @@
 /* norms.h - the statistics of batch norms over all ranks, as numbers that can be summed. Private to
  * this room.
  *
- * A norm gives, in double: its count of values, that times its momentum, and over each channel the
- * sums of its values and of their squares, from the mean and variance of its shard.
+ * A norm gives, in double: its count of values, that times its momentum, where its buffer lies, for
+ * a check, and over each channel the sums of its values and of their squares, from the mean and
+ * variance of its shard.
  */
 #ifndef LT_DIST_NORMS_H
 #define LT_DIST_NORMS_H
@@ -23,9 +24,10 @@ typedef struct lt_norms { /* those that were seen, on all ranks in one order; ze
 LT_MUST lt_status lt__norms_learn(lt_norms *norms, lt_ctx *ctx);
 /* How many numbers they are. */
 size_t lt__norms_count(const lt_norms *norms);
-/* Adds those of the statistics that wait in ctx to `at`. */
-void lt__norms_write(const lt_norms *norms, lt_ctx *ctx, double *at);
-/* The statistics that wait in ctx become those of the sums. LT_ENOMEM. */
+/* Adds those of the statistics that wait in ctx to `at`, unless this rank's do not count. */
+void lt__norms_write(const lt_norms *norms, lt_ctx *ctx, bool counts, double *at);
+/* The statistics that wait in ctx become those of the sums. LT_ENOMEM, or LT_EDESYNC when the ranks
+ * have them in different orders. */
 LT_MUST lt_status lt__norms_read(const lt_norms *norms, lt_ctx *ctx, const double *at);
 void lt__norms_free(lt_norms *norms);
 

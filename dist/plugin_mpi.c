@@ -4,6 +4,7 @@
  * A lock lets one thread at a time into MPI, so MPI_THREAD_SERIALIZED will do. A program that has
  * initialised MPI itself also ends it.
  */
+#include <limits.h>
 #include <mpi.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -66,8 +67,12 @@ static int test(void *self, lt_request *r)
 static int sum(void *self, const float *from, float *to, size_t count)
 {
     const mpi *m = self;
-    return MPI_Allreduce(from, to, (int)count, MPI_FLOAT, MPI_SUM, m->world) == MPI_SUCCESS ? 0
-                                                                                          : -1;
+    int status = MPI_SUCCESS;
+    for (size_t n; count > 0 && status == MPI_SUCCESS; from += n, to += n, count -= n) {
+        n = count < INT_MAX ? count : INT_MAX; /* what MPI can count */
+        status = MPI_Allreduce(from, to, (int)n, MPI_FLOAT, MPI_SUM, m->world);
+    }
+    return status == MPI_SUCCESS ? 0 : -1;
 }
 
 static void end(void *self)

@@ -104,6 +104,7 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
     static const lt_reducer_config defaults;
     int size = lt_group_size(group);
     if ((config && lt__fold_check(config->vranks, size, config->wire) != LT_OK) ||
+        (config && config->vranks > 0 && lt__group_add_as_tree(group) != LT_OK) ||
         lt__fault_check(ctx, size) != LT_OK)
         return NULL;
     lt_reducer *r = calloc(1, sizeof *r);
@@ -203,10 +204,9 @@ static int64_t span_of(const item *items, int first, int end)
 /* The most that the next bucket may have. */
 static size_t room_of_next(const lt_reducer *r)
 {
-    const lt_reducer_config *c = &r->config;
-    if (r->n_buckets == 0)
-        return c->first_bucket > 0 ? c->first_bucket : 1 << 20;
-    return c->bucket > 0 ? c->bucket : 8 << 20;
+    bool is_first = r->n_buckets == 0;
+    size_t wanted = is_first ? r->config.first_bucket : r->config.bucket;
+    return wanted > 0 ? wanted : is_first ? 1 << 20 : 8 << 20;
 }
 
 /* Cuts the items into buckets. */
@@ -296,8 +296,7 @@ static lt_status write_record(lt_reducer *r)
         of_rank(r, r->rank)[STOP] = lt_stop_reason(r->ctx);
     for (int i = 0; i < r->n_items; i++)
         of_items(r)[i] = r->items[i].came != NOTHING;
-    if (r->share > 0)
-        lt__norms_write(&r->norms, r->ctx, of_norms(r));
+    lt__norms_write(&r->norms, r->ctx, r->share > 0, of_norms(r));
     return LT_OK;
 }
 

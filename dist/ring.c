@@ -308,7 +308,15 @@ lt_status lt__ring_allreduce(lt_ring *r, const lt_sum *sum)
               .wire = sum->wire, .count = sum->count, .parts = 1, .per_part = 1};
     if (r->size == 1 || sum->count == 0)
         return LT_OK;
-    return sum->count * wire_bytes(&f) <= SMALL ? sum_by_pairs(r, f) : sum_around(r, f);
+    if (!r->tree && sum->count * wire_bytes(&f) > SMALL)
+        return sum_around(r, f);
+    int64_t most = CHUNK / wire_bytes(&f);
+    for (int64_t left = sum->count; left > 0; left -= f.count) {
+        f.count = left < most ? left : most;
+        LT_TRY(sum_by_pairs(r, f));
+        f.data += (size_t)f.count * lt_dtype_bytes(f.dtype);
+    }
+    return LT_OK;
 }
 
 /* Along the ring, from the root on. */

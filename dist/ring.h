@@ -24,6 +24,7 @@ typedef struct lt_ring { /* one member's view */
     double timeout;      /* seconds in which something must move, */
     double grace;        /* and a few more, for who waits for one that waits for others */
     bool spin;           /* there is a CPU to burn */
+    bool tree;           /* all sums are exchanged by pairs, as a balanced tree adds */
     /* Asked while it waits: LT_OK, or why there is no use in it. rank: whom it waits for. */
     lt_status (*look)(void *ud, const struct lt_ring *ring, int rank, const char *what);
     void *ud;

@@ -98,9 +98,13 @@ static int name_of(const lt_team *t, int who) { return t->name ? t->name[who] : 
 void lt__team_fail(lt_team *t, int rank, lt_status code, const char *text)
 {
     lt_board *b = t->board;
-    int fine = FINE;
-    if (!atomic_compare_exchange_strong(&b->failing, &fine, WRITING))
+    int was = FINE;
+    unsigned heard = atomic_load(&b->bell);
+    if (!atomic_compare_exchange_strong(&b->failing, &was, WRITING)) {
+        if (was == WRITING) /* by another, whose failure can be read when this returns */
+            sleep_until_bell(b, heard);
         return;
+    }
     b->failed_rank = rank;
     b->failed_code = code;
     snprintf(b->failed_text, sizeof b->failed_text, "%s", text);

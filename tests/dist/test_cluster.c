@@ -5,15 +5,17 @@
 #include <errno.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "core/tensor.h"
 #include "dist/group.h"
 #include "tests/dist/fake_wire.h"
 #include "tests/lt_test.h"
 
-enum { MOST = 4 };
+enum { MOST = 4, ASIDE = 30, LARGE = 300007, WORDS = 700001 };
 
 /* ==== Ranks =================================================================================== */
 
@@ -180,6 +182,34 @@ TEST(sums_equal_those_in_f64_and_each_other)
     }
 }
 
+/* The same bits for any number of nodes that have as many ranks. */
+static lt_status sum_as_a_tree(rank *r)
+{
+    static float x[LARGE];
+    for (int i = 0; i < LARGE; i++)
+        x[i] = (float)value_of(r->rank, i);
+    lt_sum sum = {"numbers", x, LARGE, LT_F32, LT_F32, 1};
+    LT_TRY(lt__group_add_as_tree(r->group));
+    LT_TRY(lt_group_allreduce(r->group, &sum));
+    for (int i = 0; i < LARGE; i++)
+        if (x[i] != ((float)value_of(0, i) + (float)value_of(1, i)) +
+                        ((float)value_of(2, i) + (float)value_of(3, i)))
+            return lt_fail(LT_EINVAL, "element %d is %.9g", i, x[i]);
+    return LT_OK;
+}
+
+TEST(sums_may_be_those_of_a_balanced_tree)
+{
+    static const char *const even[] = {"0000", "0011", "0123"}, *const uneven[] = {"0101", "0001"};
+    result results[MOST];
+    for (int i = 0; i < 5; i++) {
+        on_ranks(&(job){.nodes = i < 3 ? even[i] : uneven[i - 3], .body = sum_as_a_tree}, results);
+        for (int r = 0; r < 4; r++)
+            CHECK_STR(results[r].text, i < 3 ? "" : "vranks wants as many ranks on each machine, "
+                                                    "in a row, as with -H one:2,other:2");
+    }
+}
+
 /* In memory that is lent; in each round another rank has none. */
 static lt_status sum_in_loans(rank *r)
 {
@@ -212,8 +242,6 @@ TEST(what_lies_in_lent_memory_is_summed_there)
     for (int r = 0; r < 3; r++)
         CHECK_STR(results[r].text, "");
 }
-
-enum { ASIDE = 30, LARGE = 300007 };
 
 typedef struct aside {
     rank *rank;
@@ -269,8 +297,6 @@ TEST(sums_aside_go_beside_what_was_started)
 }
 
 /* ==== The others ============================================================================== */
-
-enum { WORDS = 700001 };
 
 static lt_status pass_around(rank *r)
 {
@@ -426,22 +452,15 @@ TEST(one_that_does_not_come_is_named)
                                "train.lua:31, step 7");
 }
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static lt_status last_one_is_killed(rank *r)
 {
     lt_group_at(r->group, "train.lua:31", 7);
     LT_TRY(lt_group_barrier(r->group, "all are there"));
     if (r->rank == r->size - 1)
         kill(getpid(), SIGKILL);
-    double begin = now();
+    double begin = lt__seconds();
     lt_status status = sum_of(r, "bucket 3", 9);
-    r->result->seconds = now() - begin;
+    r->result->seconds = lt__seconds() - begin;
     return status;
 }
 
@@ -462,6 +481,27 @@ TEST(one_that_is_killed_is_noticed_soon)
             CHECK(results[r].seconds < 1);
         }
     }
+}
+
+static void hear(int number) { (void)number; }
+
+static lt_status hear_signals(rank *r)
+{
+    struct itimerval often = {{0, 20}, {0, 20}}, never = {{0, 0}, {0, 0}};
+    signal(SIGALRM, hear);
+    setitimer(ITIMER_REAL, &often, NULL);
+    for (int i = 0; i < 200000; i++)
+        has_failed(r);
+    setitimer(ITIMER_REAL, &never, NULL);
+    return lt_group_barrier(r->group, "all have heard");
+}
+
+TEST(signals_are_not_taken_for_an_end)
+{
+    result results[MOST];
+    on_ranks(&(job){.nodes = "00", .body = hear_signals}, results);
+    CHECK_STR(results[0].text, "");
+    CHECK_STR(results[1].text, "");
 }
 
 static lt_status one_watches(rank *r)
@@ -499,7 +539,7 @@ static lt_status one_speaks(rank *r)
         return LT_OK;
     }
     r->result->spoke = lt_group_speaks(r->group, 20);
-    r->result->seconds = now();
+    r->result->seconds = lt__seconds();
     if (r->result->spoke)
         pause_ms(100);
     return LT_OK;
