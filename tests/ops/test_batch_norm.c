@@ -212,6 +212,7 @@ TEST(a_long_batch)
     try_shape(c, &seed, 70003, 17, LT_F32);
     try_shape(c, &seed, 70003, 17, LT_BF16);
     try_shape(c, &seed, 1999, 601, LT_F32);
+    try_shape(c, &seed, 17000, 64, LT_F32);
     close_all(c);
 }
 
