@@ -168,7 +168,7 @@ local function new(given)
     stop = false,                      -- the signal that a rank is to stop by
     parts = core.shards(), part = 0,   -- of a batch, which this rank goes through in turn; this one
     losses = {}, spent = false,        -- of these parts: shares of the batch's loss; seconds
-    lr = false,                        -- of this batch
+    rate = false,                      -- of learning, in this batch
     made = false,                      -- the settings of the optimizer at this moment
     epoch = 1, done = 0, steps = 0,    -- position: samples of the epoch that are done; all steps
     loss_sum = 0.0,                    -- over these samples
@@ -424,7 +424,7 @@ local function record(self, loss, rows, times)
   f.step, f.steps = self.steps, last_step(self)
   f.epoch, f.epochs = self.epoch, o.epochs
   f.samples, f.batch, f.images = samples(self), rows, #o.train
-  f.loss, f.lr, f.samples_per_s = loss, self.lr, rows / total
+  f.loss, f.lr, f.samples_per_s = loss, self.rate, rows / total
   self.log:step(f)
   local text = self.waits:step(self.waited, total, rows, self.loader)
   if text then self.log:warn(text) end
@@ -500,7 +500,7 @@ function Run:step(fn, ...)
   if type(fn) ~= "function" then fail("run:step wants a function, it is %s", tostring(fn)) end
   if not self.rows then fail("run:step: each batch of run:batches has one step") end
   if self.part == 1 then
-    self.lr = set_rate(self, self.rows)
+    self.rate = set_rate(self, self.rows)
     self.spent = {inside = 0.0, backward = 0.0, optimizer = 0.0}
     if self.watcher then self.watcher:begin_step() end
   end
