@@ -1,0 +1,47 @@
+# checks.bash - what tests of ranks have in common; they source it. Goes to a folder of its own, which
+# goes when the test ends.
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder" || exit
+passed=0 failed=0 skipped=0
+
+good() { passed=$((passed + 1)); }
+
+# bad TEXT [FILE]: what is wrong, and a file that shows it.
+bad() {
+    failed=$((failed + 1))
+    echo "FAIL: $1"
+    [ $# -lt 2 ] || cat "$2"
+}
+
+# expect STATUS TEXT COMMAND...: the exit code, and a text in what the command prints, which is then
+# in the file output.
+expect() {
+    local want=$1 text=$2 status=0
+    shift 2
+    "$@" >output 2>&1 || status=$?
+    if [ $status = "$want" ] && [[ $(<output) == *"$text"* ]]; then
+        good
+    else
+        bad "$*: exit $status, not $want, or it does not print: $text" output
+    fi
+}
+
+# sha FOLDER: of the weights that a run has ended with.
+sha() { sed -n 's/.*"weights_sha256":"\([0-9a-f]*\)".*/\1/p' "$1/metrics.jsonl" | tail -n 1; }
+
+# same FOLDER FOLDER: they ended with the same weights.
+same() {
+    if [ -n "$(sha "$1")" ] && [ "$(sha "$1")" = "$(sha "$2")" ]; then
+        good
+    else
+        bad "$1 and $2 have other weights"
+    fi
+}
+
+# The last command of a test.
+finish() {
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ $failed = 0 ]
+}
