@@ -150,14 +150,19 @@ lt_status lt_group_wait(lt_group *g)
 
 /* ==== Collectives ============================================================================= */
 
+/* Whether a thread that waits may keep its processor, beside others or in their stead. */
+static bool may_spin(const lt_group *g, bool beside)
+{
+    return g->threads > 0 && g->threads + beside <= g->transport->cpus(g->self);
+}
+
 /* The rank's thread goes behind what was started; the one in the background is there already. */
 static lt_status take_turn(lt_group *g)
 {
     bool behind = g->tasks && pthread_equal(pthread_self(), g->thread);
     if (g->tasks && !behind)
         LT_TRY(lt_group_wait(g));
-    int needed = behind && !atomic_load(&g->awaited) ? g->threads + 1 : g->threads;
-    g->transport->set_spin(g->self, g->threads > 0 && needed <= g->transport->cpus(g->self));
+    g->transport->set_spin(g->self, may_spin(g, behind && !atomic_load(&g->awaited)));
     return LT_OK;
 }
 
@@ -200,10 +205,9 @@ lt_status lt_group_allreduce_aside(lt_group *g, const lt_sum *sum)
 {
     LT_TRY(check_sum(sum));
     pthread_mutex_lock(&g->lock);
-    int needed = g->threads + (g->open > 0); /* by what was started, while this thread waits */
+    bool beside = g->open > 0; /* the thread of what was started */
     pthread_mutex_unlock(&g->lock);
-    bool spin = g->threads > 0 && needed <= g->transport->cpus(g->self);
-    return g->transport->allreduce_aside(g->self, sum, spin);
+    return g->transport->allreduce_aside(g->self, sum, may_spin(g, beside));
 }
 
 lt_status lt_group_broadcast(lt_group *g, const char *what, void *data, size_t bytes, int root)
@@ -291,11 +295,10 @@ lt_status lt_group_time(lt_group *g, int64_t count, lt_dtype wire, bool by_mpi, 
 {
     if (by_mpi && !g->transport->mpi_allreduce)
         return lt_fail(LT_EENV, "ranks that are threads do not have MPI between them");
-    LT_TRY(take_turn(g));
     size_t bytes = ((size_t)count + 1) * sizeof(float);
     lt_loan loan = {0};
     bool lent = lt__group_lend(g, bytes, &loan);
-    float *own = lent ? NULL : calloc(1, bytes), *mpi = by_mpi ? calloc(1, bytes) : NULL;
+    float *own = lent ? NULL : malloc(bytes), *mpi = by_mpi ? malloc(bytes) : NULL;
     lt_sum sum = {"an allreduce to be timed", lent ? loan.data : own, count, LT_F32, wire,
                   1.0 / g->size};
     lt_status status = sum.data && (mpi || !by_mpi) ? LT_OK

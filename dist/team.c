@@ -203,7 +203,7 @@ static bool is_quiet(const lt_team *t, int who, state least)
 static bool all_are_quiet(const lt_team *t)
 {
     const lt_board *b = t->board;
-    bool misses = atomic_load(&b->failing) == FAILED && b->failed_code == LT_EPEER;
+    bool misses = lt__team_is_failing(t) && b->failed_code == LT_EPEER;
     for (int who = 0; who < t->size; who++)
         if (!is_quiet(t, who, QUIET) && !(misses && name_of(t, who) == b->failed_rank))
             return false;
