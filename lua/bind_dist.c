@@ -30,12 +30,16 @@ void lt__group_at(lua_State *L)
     lt_group_at(s->group, where, lt_step(s->ctx) + 1);
 }
 
+static int rank_of(const lt_lua *s) { return s->group ? lt_group_rank(s->group) : 0; }
+
+static int size_of(const lt_lua *s) { return s->group ? lt_group_size(s->group) : 1; }
+
 /* rank(): this one, from 0, and how many there are. */
 static int rank(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
-    lua_pushinteger(L, s->group ? lt_group_rank(s->group) : 0);
-    lua_pushinteger(L, s->group ? lt_group_size(s->group) : 1);
+    lua_pushinteger(L, rank_of(s));
+    lua_pushinteger(L, size_of(s));
     return 2;
 }
 
@@ -139,8 +143,8 @@ static int shard(lua_State *L)
     const lt_lua *s = lt__lua(L);
     int n = lt__shards(s), part = (int)luaL_checkinteger(L, 2) - 1;
     int64_t first, count;
-    lt_shard(luaL_checkinteger(L, 1), (s->group ? lt_group_rank(s->group) : 0) * n + part,
-             (s->group ? lt_group_size(s->group) : 1) * n, &first, &count);
+    lt_shard(luaL_checkinteger(L, 1), rank_of(s) * n + part, size_of(s) * n, &first,
+             &count);
     lua_pushinteger(L, first);
     lua_pushinteger(L, count);
     return 2;
@@ -150,7 +154,7 @@ static int shard(lua_State *L)
 static int take_shard(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    int shards = lt__shards(s) * (s->group ? lt_group_size(s->group) : 1);
+    int shards = lt__shards(s) * size_of(s);
     shard(L);
     int64_t all = lua_tointeger(L, 1), own = lua_tointeger(L, -1);
     s->first_row = lua_tointeger(L, -2);

@@ -13,6 +13,8 @@
 
 local core = ...
 local bench = require "luatrain.bench"
+local ranks = require "luatrain.ranks"
+local sum = require "luatrain.sum"
 
 local bench_dist = {}
 
@@ -33,19 +35,10 @@ local wire, wire_bytes = core.wire()
 local function over_ranks(list)
   local means, most = {}, {}
   for i, number in ipairs(list) do
-    local all = {}
-    for r = 1, size do all[r] = r == rank + 1 and number or 0.0 end
-    all = {core.sum("the times of all ranks", table.unpack(all))}
-    means[i], most[i] = 0.0, math.max(table.unpack(all))
-    for _, of_one in ipairs(all) do means[i] = means[i] + of_one / size end
+    local all = ranks.gather("the times of all ranks", {number})
+    means[i], most[i] = sum(all) / size, math.max(table.unpack(all))
   end
   return means, most
-end
-
-local function sum(list)
-  local s = 0.0
-  for _, value in ipairs(list) do s = s + value end
-  return s
 end
 
 local function mean(list) return sum(list) / #list end
@@ -88,17 +81,14 @@ end
 local function sums_text(list, copy)
   local lines = {{"allreduce", "us", "GB/s", "of copy", "MPI us", "GB/s", "times as fast"}}
   for _, s in ipairs(list) do
-    local line = {bytes_text(s.bytes), ("%.1f"):format(1e6 * s.seconds),
-                  ("%.2f"):format(s.bytes / s.seconds / 1e9),
-                  ("%.0f %%"):format(100 * 2 * size * s.bytes / s.seconds / copy)}
-    if s.mpi_seconds then
-      table.move({("%.1f"):format(1e6 * s.mpi_seconds),
-                  ("%.2f"):format(s.bytes / s.mpi_seconds / 1e9),
-                  ("%.1f"):format(s.mpi_seconds / s.seconds)}, 1, 3, 5, line)
-    else
-      table.move({"", "", ""}, 1, 3, 5, line)
-    end
-    lines[#lines + 1] = line
+    local mpi = s.mpi_seconds
+    lines[#lines + 1] = {
+      bytes_text(s.bytes), ("%.1f"):format(1e6 * s.seconds),
+      ("%.2f"):format(s.bytes / s.seconds / 1e9),
+      ("%.0f %%"):format(100 * 2 * size * s.bytes / s.seconds / copy),
+      mpi and ("%.1f"):format(1e6 * mpi) or "",
+      mpi and ("%.2f"):format(s.bytes / mpi / 1e9) or "",
+      mpi and ("%.1f"):format(mpi / s.seconds) or ""}
   end
   return bench.columns(lines, 1)
 end
@@ -215,7 +205,7 @@ local function ways_text(ways, rows)
   for _, way in ipairs(ways) do
     local line = {way.name, ("%.1f"):format(1e3 * way.total), ("%.3f"):format(way.ratio),
                   ("%.1f"):format(rows / way.total)}
-    for _, name in ipairs{"forward", "backward", "optimizer", "waited"} do
+    for _, name in ipairs(PARTS) do
       line[#line + 1] = ("%.1f"):format(1e3 * way[name])
     end
     line[#line + 1] = tostring(way.collectives)

@@ -4,6 +4,7 @@
 local core = ...
 local command = require "luatrain.command"
 local log = require "luatrain.log"
+local sum = require "luatrain.sum"
 
 local ranks = {}
 
@@ -56,16 +57,18 @@ function ranks.on_root(fn, ...)
   return fn(...)
 end
 
--- The sum over all shards of a batch, in their order, of a number that each has; list has those of
--- this rank's.
-function ranks.sum_shards(what, list)
+-- The numbers of all ranks, each of which has as many, one rank behind the other.
+function ranks.gather(what, list)
   local rank, size = core.rank()
-  local all, sum = {}, 0.0
+  local all = {}
   for i = 1, size * #list do all[i] = 0.0 end
   table.move(list, 1, #list, rank * #list + 1, all)
-  for _, number in ipairs{core.sum(what, table.unpack(all))} do sum = sum + number end
-  return sum
+  return {core.sum(what, table.unpack(all))}
 end
+
+-- The sum over all shards of a batch, in their order, of a number that each has; list has those of
+-- this rank's.
+function ranks.sum_shards(what, list) return sum(ranks.gather(what, list)) end
 
 local function read_script()
   local file = type(arg) == "table" and type(arg[0]) == "string" and io.open(arg[0], "rb")

@@ -2,6 +2,7 @@
 
 local core = ...
 local log = require "luatrain.log"
+local sum = require "luatrain.sum"
 
 local waits = {}
 local Waits = {}
@@ -11,12 +12,6 @@ local SHARE = 0.2              -- of the time of these steps
 
 function waits.new()
   return setmetatable({n = 0, seconds = 0.0, waited = {}, total = {}}, {__index = Waits})
-end
-
-local function sum(list)
-  local s = 0.0
-  for _, value in ipairs(list) do s = s + value end
-  return s
 end
 
 local function cause(share, images_per_s, stats)

@@ -1,0 +1,7 @@
+-- sum.lua - the sum of a list of numbers.
+
+return function(list)
+  local sum = 0.0
+  for _, number in ipairs(list) do sum = sum + number end
+  return sum
+end
