@@ -13,6 +13,7 @@
 #include "core/tensor.h"
 #include "dist/group.h"
 #include "tests/dist/fake_wire.h"
+#include "tests/dist/sums.h"
 #include "tests/lt_test.h"
 
 enum { MOST = 4, ASIDE = 30, LARGE = 300007, WORDS = 700001 };
@@ -92,28 +93,6 @@ enum { N_LAYOUTS = sizeof layouts / sizeof *layouts };
 
 /* ==== Sums ==================================================================================== */
 
-static double value_of(int who, int64_t i)
-{
-    uint32_t word[4];
-    lt_random(9, LT_RNG_USER, (uint64_t)who, (uint64_t)i, word);
-    return (double)word[0] * 0x1p-31 - 1;
-}
-
-static double roundoff(lt_dtype dtype)
-{
-    return dtype == LT_F16 ? 0x1p-11 : dtype == LT_BF16 ? 0x1p-8 : dtype == LT_F64 ? 0x1p-53
-                                                                                   : 0x1p-24;
-}
-
-/* A rank's elements as they are added. */
-static void elements_of(int who, int64_t count, lt_dtype dtype, void *data, double *x)
-{
-    for (int64_t i = 0; i < count; i++)
-        x[i] = dtype == LT_I64 ? floor(1000 * value_of(who, i)) : value_of(who, i);
-    lt_convert(data, dtype, x, LT_F64, (size_t)count);
-    lt_convert(x, LT_F64, data, dtype, (size_t)count);
-}
-
 static lt_status check_sum(rank *r, int64_t count, lt_dtype dtype, lt_dtype wire)
 {
     size_t bytes = (size_t)count * lt_dtype_bytes(dtype);
@@ -155,14 +134,11 @@ static lt_status check_sum(rank *r, int64_t count, lt_dtype dtype, lt_dtype wire
 
 static lt_status check_sums(rank *r)
 {
-    static const struct { lt_dtype dtype, wire; } types[] = {
-        {LT_F32, LT_F32}, {LT_F32, LT_F16}, {LT_F32, LT_BF16}, {LT_F64, LT_F64},
-        {LT_F16, LT_F16}, {LT_BF16, LT_BF16}, {LT_I64, LT_I64}};
     int n = r->size;
-    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+    for (size_t t = 0; t < N_SUM_TYPES; t++) {
         const int64_t counts[] = {0, 1, n - 1, n, n + 1, 1009, 30011};
         for (size_t k = 0; k < sizeof counts / sizeof *counts; k++)
-            LT_TRY(check_sum(r, counts[k], types[t].dtype, types[t].wire));
+            LT_TRY(check_sum(r, counts[k], sum_types[t].dtype, sum_types[t].wire));
     }
     LT_TRY(check_sum(r, 150007, LT_F32, LT_F32)); /* more than the stage holds, of 256 KiB */
     LT_TRY(check_sum(r, 300007, LT_F32, LT_BF16));

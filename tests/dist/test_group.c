@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "dist/dist.h"
+#include "tests/dist/sums.h"
 #include "tests/lt_test.h"
 
 enum { MOST = 8 };
@@ -53,7 +54,7 @@ static void pause_ms(long ms)
 
 typedef struct operand { /* of one rank */
     lt_sum sum;
-    float *before;
+    double *before;
     bool done;
 } operand;
 
@@ -63,50 +64,26 @@ static void add_up(rank *r)
     o->done = lt_group_allreduce(r->group, &o->sum) == LT_OK;
 }
 
-static float value_of(uint64_t seed, int who, int64_t i)
-{
-    uint32_t word[4];
-    lt_random(seed, LT_RNG_USER, (uint64_t)who, (uint64_t)i, word);
-    return (float)word[0] * 0x1p-31f - 1;
-}
-
 /* What a rank's element is once it was scaled and has travelled. */
-static double travelled(const lt_sum *s, float x)
+static double travelled(const lt_sum *s, double x)
 {
     uint16_t half;
-    float scaled = x * (float)s->scale;
+    float scaled = (float)x * (float)s->scale;
     if (s->wire == s->dtype)
-        return s->dtype == LT_F64 ? (double)x * s->scale : scaled;
+        return s->dtype == LT_F64 ? x * s->scale : scaled;
     lt_convert(&half, s->wire, &scaled, LT_F32, 1);
     lt_convert(&scaled, LT_F32, &half, s->wire, 1);
     return scaled;
 }
 
-/* The roundoff of the result, and of the additions. */
-static double roundoff(lt_dtype dtype)
-{
-    return dtype == LT_F16 ? 0x1p-11 : dtype == LT_BF16 ? 0x1p-8 : dtype == LT_F64 ? 0 : 0x1p-24;
-}
-
 static void check_sum(int n, int64_t count, lt_dtype dtype, lt_dtype wire)
 {
-    static const uint64_t seed = 5;
     operand o[MOST] = {0};
     size_t bytes = (size_t)count * lt_dtype_bytes(dtype);
     for (int r = 0; r < n; r++) {
-        float *x = o[r].before = malloc((size_t)count * sizeof(float) + 1);
         void *data = malloc(bytes + 1);
-        uint16_t half;
-        for (int64_t i = 0; i < count; i++) {
-            x[i] = value_of(seed, r, i);
-            if (dtype == LT_F16 || dtype == LT_BF16) { /* what the dtype can hold */
-                lt_convert(&half, dtype, &x[i], LT_F32, 1);
-                lt_convert(&x[i], LT_F32, &half, dtype, 1);
-            }
-            if (dtype == LT_I64)
-                x[i] = floorf(1000 * x[i]);
-        }
-        lt_convert(data, dtype, x, LT_F32, (size_t)count);
+        o[r].before = malloc((size_t)count * sizeof(double) + 1);
+        elements_of(r, count, dtype, data, o[r].before);
         ((char *)data)[bytes] = 42;
         o[r].sum = (lt_sum){.what = "numbers", .data = data, .count = count, .dtype = dtype,
                             .wire = wire, .scale = dtype == LT_I64 ? 1 : 1.0 / (r + 2)};
@@ -145,14 +122,11 @@ static void check_sum(int n, int64_t count, lt_dtype dtype, lt_dtype wire)
 
 TEST(sums_equal_those_in_f64_and_each_other)
 {
-    static const struct { lt_dtype dtype, wire; } types[] = {
-        {LT_F32, LT_F32}, {LT_F32, LT_F16}, {LT_F32, LT_BF16}, {LT_F64, LT_F64},
-        {LT_F16, LT_F16}, {LT_BF16, LT_BF16}, {LT_I64, LT_I64}};
     for (int n = 1; n <= MOST; n++)
-        for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        for (size_t t = 0; t < N_SUM_TYPES; t++) {
             const int64_t counts[] = {0, 1, n - 1, n, n + 1, 511, 513, 1009, 16 * n, 100003};
             for (size_t k = 0; k < sizeof counts / sizeof *counts; k++)
-                check_sum(n, counts[k], types[t].dtype, types[t].wire);
+                check_sum(n, counts[k], sum_types[t].dtype, sum_types[t].wire);
         }
 }
 

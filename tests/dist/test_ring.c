@@ -4,6 +4,7 @@
 
 #include "dist/ring.h"
 #include "tests/dist/fake_wire.h"
+#include "tests/dist/sums.h"
 #include "tests/lt_test.h"
 
 enum { MOST = 7 };
@@ -68,19 +69,6 @@ static lt_status add_up(one *m)
     return lt__ring_allreduce(&m->ring, sum);
 }
 
-static double value_of(int who, int64_t i)
-{
-    uint32_t word[4];
-    lt_random(7, LT_RNG_USER, (uint64_t)who, (uint64_t)i, word);
-    return (double)word[0] * 0x1p-31 - 1;
-}
-
-static double roundoff(lt_dtype dtype)
-{
-    return dtype == LT_F16 ? 0x1p-11 : dtype == LT_BF16 ? 0x1p-8 : dtype == LT_F64 ? 0x1p-53
-                                                                                   : 0x1p-24;
-}
-
 static void check_sum(int n, int64_t count, lt_dtype dtype, lt_dtype wire)
 {
     one members[MOST];
@@ -91,9 +79,7 @@ static void check_sum(int n, int64_t count, lt_dtype dtype, lt_dtype wire)
     double *x = malloc((size_t)count * sizeof *x + 1);
     for (int k = 0; k < n; k++) {
         char *data = malloc(bytes + 1), *half = malloc(bytes + 1);
-        for (int64_t i = 0; i < count; i++)
-            x[i] = dtype == LT_I64 ? floor(1000 * value_of(k, i)) : value_of(k, i);
-        lt_convert(data, dtype, x, LT_F64, (size_t)count);
+        elements_of(k, count, dtype, data, x);
         if (wire != dtype) { /* it holds what the wire can */
             lt_convert(half, wire, data, dtype, (size_t)count);
             lt_convert(data, dtype, half, wire, (size_t)count);
@@ -131,14 +117,11 @@ static void check_sum(int n, int64_t count, lt_dtype dtype, lt_dtype wire)
 
 TEST(sums_equal_those_in_f64_and_each_other)
 {
-    static const struct { lt_dtype dtype, wire; } types[] = {
-        {LT_F32, LT_F32}, {LT_F32, LT_F16}, {LT_F32, LT_BF16}, {LT_F64, LT_F64},
-        {LT_F16, LT_F16}, {LT_BF16, LT_BF16}, {LT_I64, LT_I64}};
     for (int n = 1; n <= MOST; n++)
-        for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        for (size_t t = 0; t < N_SUM_TYPES; t++) {
             const int64_t counts[] = {0, 1, n - 1, n, n + 1, 1009, 8192, 30011};
             for (size_t k = 0; k < sizeof counts / sizeof *counts; k++)
-                check_sum(n, counts[k], types[t].dtype, types[t].wire);
+                check_sum(n, counts[k], sum_types[t].dtype, sum_types[t].wire);
         }
 }
 
@@ -225,16 +208,6 @@ static lt_status one_does_not_come(one *m)
     return m->ring.index == 1 ? LT_OK : add_up(m);
 }
 
-TEST(one_that_does_not_come_is_named)
-{
-    one members[2];
-    double x[2] = {0};
-    lt_sum sums[2] = {{"x", &x[0], 1, LT_F64, LT_F64, 1}, {"x", &x[1], 1, LT_F64, LT_F64, 1}};
-    on_members(2, members, one_does_not_come, sums, sizeof *sums);
-    CHECK_EQ(members[0].status, LT_EPEER);
-    CHECK_STR(members[0].text, "rank 1 did not come to x within 0.3 s");
-}
-
 static lt_status one_is_gone(one *m)
 {
     fake *f = m->wire.self;
@@ -243,12 +216,19 @@ static lt_status one_is_gone(one *m)
     return m->ring.index == 1 ? LT_OK : add_up(m);
 }
 
-TEST(one_that_is_gone_is_named)
+/* Of two members, the first misses the other in a sum, and says so. */
+static void check_missed(lt_status (*body)(one *m), const char *text)
 {
     one members[2];
     double x[2] = {0};
     lt_sum sums[2] = {{"x", &x[0], 1, LT_F64, LT_F64, 1}, {"x", &x[1], 1, LT_F64, LT_F64, 1}};
-    on_members(2, members, one_is_gone, sums, sizeof *sums);
+    on_members(2, members, body, sums, sizeof *sums);
     CHECK_EQ(members[0].status, LT_EPEER);
-    CHECK_STR(members[0].text, "rank 1 is gone, while rank 0 waits for it in x");
+    CHECK_STR(members[0].text, text);
+}
+
+TEST(one_that_does_not_come_or_is_gone_is_named)
+{
+    check_missed(one_does_not_come, "rank 1 did not come to x within 0.3 s");
+    check_missed(one_is_gone, "rank 1 is gone, while rank 0 waits for it in x");
 }

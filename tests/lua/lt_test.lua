@@ -66,6 +66,33 @@ function T.program()
   return name
 end
 
+-- A new folder.
+function T.folder()
+  local name = os.tmpname()
+  os.remove(name)
+  assert(os.execute("mkdir " .. name))
+  return name
+end
+
+function T.write(path, text)
+  local file <close> = assert(io.open(path, "w"))
+  file:write(text)
+end
+
+function T.read(path)
+  local file <close> = assert(io.open(path))
+  return file:read "a"
+end
+
+-- What `luatrain ARGUMENTS` prints in a folder, and its exit code.
+function T.run(folder, arguments)
+  local pipe = assert(io.popen(("program=$(realpath %s); cd %s; $program %s 2>&1; echo '=' $?")
+                               :format(T.program(), folder, arguments)))
+  local out, code = pipe:read "a":match "^(.*)= (%d+)\n$"
+  pipe:close()
+  return out, tonumber(code)
+end
+
 -- Prints the sums; the exit status tells whether all is well.
 function T.finish()
   print(("%d passed, %d failed, %d skipped"):format(T.passed, T.failed, T.skipped))

@@ -293,31 +293,16 @@ end)
 
 -- ==== luatrain bench =============================================================================
 
-local folder = os.tmpname()
-os.remove(folder)
-assert(os.execute("mkdir " .. folder))
+local folder = T.folder()
 
 local function path(name) return folder .. "/" .. name end
 
-local function write(name, text)
-  local file <close> = assert(io.open(path(name), "w"))
-  file:write(text)
-end
+local function write(name, text) T.write(path(name), text) end
 
-local function read(name)
-  local file <close> = assert(io.open(path(name)))
-  return json.read(file:read "a")
-end
+local function read(name) return json.read(T.read(path(name))) end
 
 -- What `luatrain bench ARGUMENTS` prints, and its exit code.
-local function run(arguments)
-  local pipe = assert(io.popen(("here=$PWD; cd %s; case %s in /*) here= ;; *) here=$here/ ;; esac; "
-                                .. "${here}%s bench %s 2>&1; echo '=' $?")
-                               :format(folder, T.program(), T.program(), arguments)))
-  local out, code = pipe:read "a":match "^(.*)= (%d+)\n$"
-  pipe:close()
-  return out, tonumber(code)
-end
+local function run(arguments) return T.run(folder, "bench " .. arguments) end
 
 -- Epochs of 3 steps, so that evaluations and reports come in between.
 write("train.lua", [[

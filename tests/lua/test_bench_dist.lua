@@ -38,24 +38,13 @@ end)
 
 -- ==== luatrain bench dist ========================================================================
 
-local folder = os.tmpname()
-os.remove(folder)
-assert(os.execute("mkdir " .. folder))
+local folder = T.folder()
 
--- What `luatrain ARGUMENTS` prints, and its exit code.
-local function run(arguments)
-  local pipe = assert(io.popen(("here=$PWD; cd %s; case %s in /*) here= ;; *) here=$here/ ;; esac; "
-                                .. "${here}%s %s 2>&1; echo '=' $?")
-                               :format(folder, T.program(), T.program(), arguments)))
-  local out, code = pipe:read "a":match "^(.*)= (%d+)\n$"
-  pipe:close()
-  return out, tonumber(code)
-end
+local function run(arguments) return T.run(folder, arguments) end
 
-local function write(name, text)
-  local file <close> = assert(io.open(folder .. "/" .. name, "w"))
-  file:write(text)
-end
+local function write(name, text) T.write(folder .. "/" .. name, text) end
+
+local function read(name) return json.read(T.read(folder .. "/" .. name)) end
 
 write("train.lua", [[
   local lt = require "luatrain"
@@ -72,8 +61,7 @@ T.test("allreduces by size", function()
   T.equal(code, 0)
   assert(out:find "allreduce +us +GB/s +of copy")
   assert(out:find "\n256 KiB +[%d.]+ +[%d.]+ +%d+ %%\n1 MiB +[%d.]+")
-  local file <close> = assert(io.open(folder .. "/sums.json"))
-  local r = json.read(file:read "a")
+  local r = read "sums.json"
   T.equal(r.ranks, 3)
   T.equal(#r.sums, 6)
   T.equal(r.sums[6].bytes, 1 << 20)
@@ -87,8 +75,7 @@ T.test("steps in all ways", function()
   assert(out:find("6 steps of 4 images in each way, f16 wire", 1, true))
   assert(out:find "\n2 ranks +[%d.]+ +[%d.]+ %% +[%d.]+ +[%d.]+ +measured [%d.]+ ms")
   assert(out:find "At 10 Gbit/s 2 ranks need [%d.]+ ms")
-  local file <close> = assert(io.open(folder .. "/all.json"))
-  local r = json.read(file:read "a")
+  local r = read "all.json"
   local collectives = {}
   for i, way in ipairs(r.ways) do
     collectives[i] = way.collectives
