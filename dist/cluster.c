@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "core/tensor.h"
@@ -27,6 +28,7 @@
 #include "dist/window.h"
 
 enum { STAGE_BYTES = 256 << 10 }; /* stays in the cache */
+enum { LOOK_NS = 2000 * 1000 }; /* between looks for who has left */
 enum { LATER = 3 };             /* seconds more for those who wait for one that waits for others */
 
 typedef struct cluster {
@@ -299,14 +301,24 @@ static void free_cluster(cluster *c)
     free(c);
 }
 
-/* After a failure requests may be open that point into all this, so it stays; and so does the wire,
- * for whose end all would have to come. One that fails now, because this rank has left it alone, is
- * waited for at the wire's end: mpirun ends both. */
-static void leave(void *self)
+static lt_status leave(void *self)
 {
     cluster *c = self;
-    bool failed = lt__team_is_failing(&c->team);
     lt__team_leave(&c->team);
+    while (!lt__team_is_failing(&c->team) && !lt__team_has_left(&c->team)) {
+        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+        lt__team_watch(&c->team);
+        lt__news_hear(c->news);
+    }
+    return lt__team_check(&c->team);
+}
+
+/* After a failure requests may be open that point into all this, so it stays; and so does the wire:
+ * all would have to come to its end, and mpirun may crash when it ends ranks that wait there. */
+static void end(void *self)
+{
+    cluster *c = self;
+    bool failed = leave(c) != LT_OK;
     if (!lt__news_part(c->news, c->team.timeout) || failed)
         return;
     c->wire.close(c->wire.self);
@@ -318,7 +330,7 @@ static const lt_transport transport = {
     .broadcast = broadcast, .barrier = barrier, .send = send, .receive = receive,
     .add_as_tree = add_as_tree, .bytes = bytes_so_far, .fail = fail, .failure = failure, .at = at,
     .lend = lend, .mpi_allreduce = mpi_allreduce, .speaks = speaks, .set_spin = set_spin,
-    .cpus = cpus, .close = leave,
+    .cpus = cpus, .leave = leave, .close = end,
 };
 
 /* ==== The beginning =========================================================================== */

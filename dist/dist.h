@@ -35,7 +35,10 @@ LT_MUST lt_status lt_cluster_check(void);
  * libluatrain-mpi.so. config may be NULL. New. LT_EENV without the plugin, or when it is of another
  * version. */
 LT_MUST lt_status lt_cluster_open(const lt_group_config *config, lt_group **group);
-/* Leaves. Others that still want something of this rank fail with LT_EPEER. NULL is fine. */
+/* This rank wants nothing more: LT_OK when the others have left too, those that are processes of
+ * this node. Who still wants something of this rank fails, which then is the status here. */
+LT_MUST lt_status lt_group_leave(lt_group *group);
+/* Leaves and frees. NULL is fine. */
 LT_API void lt_group_close(lt_group *group);
 
 LT_API int lt_group_rank(const lt_group *group);

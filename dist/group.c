@@ -47,6 +47,13 @@ lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int
     return g;
 }
 
+lt_status lt_group_leave(lt_group *g)
+{
+    if (g->tasks)
+        LT_TRY(lt_group_wait(g));
+    return g->transport->leave ? g->transport->leave(g->self) : LT_OK;
+}
+
 void lt_group_close(lt_group *g)
 {
     if (!g)

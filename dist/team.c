@@ -194,6 +194,14 @@ static void enter(lt_team *t, state next)
 
 void lt__team_leave(lt_team *t) { enter(t, LEFT); }
 
+bool lt__team_has_left(const lt_team *t)
+{
+    for (int who = 0; who < t->size; who++)
+        if (!has_left(t, who))
+            return false;
+    return true;
+}
+
 static bool is_quiet(const lt_team *t, int who, state least)
 {
     return atomic_load(&t->board->seat[who].state) >= (int)least || is_lost(t, who);

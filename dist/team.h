@@ -68,5 +68,7 @@ const char *lt__team_last_seen(const lt_team *team, int seat, char text[LT_SEEN_
 bool lt__team_speaks(lt_team *team, double seconds);
 /* Nobody is to wait for this rank any more. */
 void lt__team_leave(lt_team *team);
+/* Whether all ranks have. */
+bool lt__team_has_left(const lt_team *team);
 
 #endif

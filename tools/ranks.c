@@ -160,6 +160,8 @@ static lt_status run_members(job *j, member *members, lt_group **groups)
     wait_for_all(j);
     for (int i = 0; i < made; i++)
         pthread_join(members[i].thread, NULL);
+    if (j->ranks->cluster && j->failed == LT_OK && lt_group_leave(j->ranks->cluster) != LT_OK)
+        describe_failure(j, j->ranks->cluster);
     if (j->ranks->cluster && j->failed != LT_OK)
         leave(j);
     lt_group_close(j->ranks->cluster);

@@ -376,7 +376,7 @@ TEST(the_others_hear_of_a_failure)
 
 static lt_status last_one_leaves(rank *r)
 {
-    return r->rank < r->size - 1 ? sum_of(r, "bucket 3", 9) : LT_OK;
+    return r->rank < r->size - 1 ? sum_of(r, "bucket 3", 9) : lt_group_leave(r->group);
 }
 
 TEST(the_others_hear_of_one_that_leaves)
@@ -390,6 +390,8 @@ TEST(the_others_hear_of_one_that_leaves)
             CHECK(strstr(results[r].text, "rank 2 has left, but rank "));
             CHECK(strstr(results[r].text, " waits for it in bucket 3"));
         }
+        bool alone = nodes[i][1] != nodes[i][2];
+        CHECK_EQ(results[2].status, alone ? LT_OK : LT_EPEER);
     }
 }
 
