@@ -66,11 +66,14 @@ function T.program()
   return name
 end
 
--- A new folder.
+local folders = {}
+
+-- A new folder, which T.finish() removes.
 function T.folder()
   local name = os.tmpname()
   os.remove(name)
   assert(os.execute("mkdir " .. name))
+  folders[#folders + 1] = name
   return name
 end
 
@@ -93,8 +96,9 @@ function T.run(folder, arguments)
   return out, tonumber(code)
 end
 
--- Prints the sums; the exit status tells whether all is well.
+-- The end of a test. Prints the sums; the exit status tells whether all is well.
 function T.finish()
+  if #folders > 0 then os.execute("rm -rf " .. table.concat(folders, " ")) end
   print(("%d passed, %d failed, %d skipped"):format(T.passed, T.failed, T.skipped))
   os.exit(T.failed == 0, true)
 end

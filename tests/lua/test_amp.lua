@@ -4,14 +4,7 @@ local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
 
-local top = os.tmpname()
-os.remove(top)
-local n_folders = 0
-
-local function folder()
-  n_folders = n_folders + 1
-  return top .. "/" .. n_folders
-end
+local folder = T.folder
 
 local function half(x) return x:cast "bf16" end
 
@@ -333,5 +326,4 @@ T.test("the summary counts what is kept in halves", function()
           "1.92 KB")
 end)
 
-os.execute("rm -rf " .. top)
 T.finish()

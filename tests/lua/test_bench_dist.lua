@@ -113,5 +113,4 @@ T.test("what is wrong is said", function()
   assert(out:find("bench: nothing.lua ended before all steps were measured", 1, true), out)
 end)
 
-os.execute("rm -r " .. folder)
 T.finish()

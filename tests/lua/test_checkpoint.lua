@@ -4,14 +4,7 @@ local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
 
-local top = os.tmpname()
-os.remove(top)
-local n_folders = 0
-
-local function folder()
-  n_folders = n_folders + 1
-  return top .. "/" .. n_folders
-end
+local folder = T.folder
 
 local function noise(n)
   local labels = {}
@@ -244,7 +237,8 @@ T.test("a checkpoint of something else is refused", function()
   lt.seed(seed)
   refused({resume = whole .. "/weights.safetensors"},
           whole .. "/weights.safetensors: this is no checkpoint of a run")
-  refused({resume = top}, ("--resume %s: there is no checkpoint in it"):format(top))
+  local empty = folder()
+  refused({resume = empty}, ("--resume %s: there is no checkpoint in it"):format(empty))
   refused({resume = out .. "/step-00000006.safetensors"},
           ("--resume %s/step-00000006.safetensors: %s has a newer checkpoint, of step 7; remove it "
            .. "or name another --out"):format(out, out))
@@ -392,5 +386,4 @@ T.test("a failed save is said and the old one kept", function()
   assert(said:find "\n2 checkpoints could not be saved$", said)
 end)
 
-os.execute("rm -rf " .. top)
 T.finish()

@@ -2,9 +2,7 @@
 local lt = require "luatrain"
 local T = require "lt_test"
 
-local folder = os.tmpname()
-os.remove(folder)
-assert(os.execute("mkdir " .. folder))
+local folder = T.folder()
 
 local function write(name, ...)
   local file = assert(io.open(folder .. "/" .. name, "wb"))
@@ -510,5 +508,4 @@ T.test("CIFAR-10 as folders", function()
           .. "name a size that all are brought to"):format(folder))
 end)
 
-os.execute("rm -r " .. folder)
 T.finish()

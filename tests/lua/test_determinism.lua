@@ -117,8 +117,7 @@ T.test("an extra random call without gradients changes nothing", function()
   T.equal(run("forward", 1), run("nothing", 1))
 end)
 
-local folder = os.tmpname()
-os.remove(folder)
+local folder = T.folder()
 
 local function command(inside, between, pieces, options)
   return ("%s --quiet --threads 1 --out %s %s %s frozen %s %s %d"):format(
@@ -153,7 +152,6 @@ for look in pairs(looks) do
   end)
 end
 
-os.execute("rm -r " .. folder)
 
 T.test("looking at a net in mid-step changes nothing", function()
   local function running(look)

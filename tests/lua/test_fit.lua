@@ -3,14 +3,7 @@ local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
 
-local top = os.tmpname()
-os.remove(top)
-local n_folders = 0
-
-local function folder()
-  n_folders = n_folders + 1
-  return top .. "/" .. n_folders
-end
+local folder = T.folder
 
 -- n images of 4 x 4 whose class is where they are bright, out of 3.
 local function make_set(n)
@@ -40,7 +33,8 @@ end
 local function settings(n, more)
   local net = make_net()
   local sgd = lt.optim.sgd(net, {lr = 0.1, momentum = 0.9})
-  local all = {net = net, optim = sgd, train = make_set(n), epochs = 2, batch = 8, out = folder()}
+  local all = {net = net, optim = sgd, train = make_set(n), epochs = 2, batch = 8,
+               out = folder() .. "/out"}
   for key, value in pairs(more or {}) do all[key] = value end
   return all, learn_with(net, sgd)
 end
@@ -531,5 +525,4 @@ T.test("lt.fit in pieces takes the same steps", function()
   for i, value in ipairs(whole) do T.near(parts[i], value, 1e-6) end
 end)
 
-os.execute("rm -rf " .. top)
 T.finish()

@@ -4,9 +4,7 @@ local lt = require "luatrain"
 local T = require "lt_test"
 local log = require "luatrain.log"
 
-local folder = os.tmpname()
-os.remove(folder)
-assert(os.execute("mkdir " .. folder))
+local folder = T.folder()
 local metrics = folder .. "/metrics.jsonl"
 
 local function read_all(path)
@@ -329,5 +327,4 @@ T.test("a full disk: one warning, and the lines after it are whole", function()
   T.equal(names(), "step3")
 end)
 
-os.execute("rm -r " .. folder)
 T.finish()

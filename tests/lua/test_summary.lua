@@ -24,7 +24,6 @@ local function run_script(text)
   local out, code = T.run(folder, "script.lua")
   os.remove(folder .. "/script.lua")
   local is_clean = os.remove(folder) ~= nil
-  os.execute("rm -rf " .. folder)
   return out, code, is_clean
 end
 
