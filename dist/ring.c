@@ -47,12 +47,12 @@ static patience fresh_patience(const lt_ring *r)
 }
 
 /* Something has moved. What flows is looked after less often than what has just begun: each look
- * takes time from those who compute. */
+ * takes time from those who compute, and chunks enough are under way. */
 static void refresh(const lt_ring *r, patience *p)
 {
-    long ns = p->ns / 2;
+    long ns = p->ns;
     *p = fresh_patience(r);
-    p->ns = ns > p->ns ? ns : p->ns;
+    p->ns = ns;
 }
 
 static lt_status wait_a_little(lt_ring *r, patience *p, int rank, const char *what)
