@@ -86,18 +86,17 @@ static int tell(lua_State *L)
 /* sum(what, a, b, ...): the sums of each number over all ranks. */
 static int sum(lua_State *L)
 {
-    enum { MOST = 256 };
-    double numbers[MOST];
     const char *what = luaL_checkstring(L, 1);
     lt_group *group = others(L, what);
     int n = lua_gettop(L) - 1;
-    luaL_argcheck(L, n <= MOST, MOST + 2, "too many numbers");
+    if (!group)
+        return n;
+    double *numbers = lua_newuserdatauv(L, (size_t)n * sizeof *numbers, 0);
     for (int i = 0; i < n; i++)
         numbers[i] = luaL_checknumber(L, i + 2);
     lt_sum all = {.what = what, .data = numbers, .count = n, .dtype = LT_F64, .wire = LT_F64,
                   .scale = 1};
-    if (!group)
-        return n;
+    luaL_checkstack(L, n, what);
     lt__check(L, lt__lua(L), lt_group_allreduce(group, &all));
     for (int i = 0; i < n; i++)
         lua_pushnumber(L, numbers[i]);
