@@ -50,7 +50,7 @@ typedef struct seat {
     _Atomic uint64_t where[WHERE_WORDS]; /* text: others may read it at any moment */
 } seat;
 
-typedef enum failing { FINE, WRITING, FAILED } failing;
+typedef enum failing { FINE, FAILED, WRITING /* and the seat that does */ } failing;
 
 struct lt_board {
     _Alignas(128) atomic_uint bell; /* counts changes */
@@ -95,16 +95,32 @@ static post *post_of(const lt_team *t, int who) { return &t->board->seat[who].la
 
 static int name_of(const lt_team *t, int who) { return t->name ? t->name[who] : who; }
 
-void lt__team_fail(lt_team *t, int rank, lt_status code, const char *text)
+static bool is_lost(const lt_team *t, int who) { return t->lives && !t->lives(t->ud, who); }
+
+/* The board is this rank's to write a failure on; false: there is one. What another writes is
+ * waited for, but who has died over it is taken over from. */
+static bool may_write(lt_team *t)
 {
     lt_board *b = t->board;
     int was = FINE;
-    unsigned heard = atomic_load(&b->bell);
-    if (!atomic_compare_exchange_strong(&b->failing, &was, WRITING)) {
-        if (was == WRITING) /* by another, whose failure can be read when this returns */
-            sleep_until_bell(b, heard);
-        return;
+    for (;;) {
+        unsigned heard = atomic_load(&b->bell);
+        if (atomic_compare_exchange_strong(&b->failing, &was, WRITING + t->rank))
+            return true;
+        if (was == FAILED)
+            return false;
+        if (is_lost(t, was - WRITING))
+            continue;
+        sleep_until_bell(b, heard);
+        was = FINE;
     }
+}
+
+void lt__team_fail(lt_team *t, int rank, lt_status code, const char *text)
+{
+    lt_board *b = t->board;
+    if (!may_write(t))
+        return;
     b->failed_rank = rank;
     b->failed_code = code;
     snprintf(b->failed_text, sizeof b->failed_text, "%s", text);
@@ -172,8 +188,6 @@ static bool has_left(const lt_team *t, int who)
 {
     return atomic_load(&t->board->seat[who].state) == LEFT;
 }
-
-static bool is_lost(const lt_team *t, int who) { return t->lives && !t->lives(t->ud, who); }
 
 void lt__team_watch(lt_team *t)
 {
