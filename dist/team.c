@@ -338,6 +338,22 @@ static void pass(lt_team *t)
     ring(t->board);
 }
 
+/* This rank has failed. Another thread that had all posts before it knew of that is at the data of
+ * all, and waited for. One that posts only now looks for a failure after that, and turns back. */
+static lt_status withdraw(lt_team *t, lt_status status)
+{
+    pass(t);
+    for (int who = 0; who < t->size && !t->lives; who++)
+        for (;;) {
+            const post *p = post_of(t, who);
+            unsigned heard = atomic_load(&t->board->bell);
+            if (atomic_load(&p->posted) == atomic_load(&p->through))
+                break;
+            sleep_until_bell(t->board, heard);
+        }
+    return status;
+}
+
 /* Posts a wish; then waits for those of all, which must be equal. */
 static lt_status meet(lt_team *t, const lt_wish *mine, double scale, sight shown)
 {
@@ -349,12 +365,12 @@ static lt_status meet(lt_team *t, const lt_wish *mine, double scale, sight shown
     atomic_store(&p->posted, ++t->wishes);
     ring(t->board);
     wait w = {.what = p->wish.what, .number = t->wishes};
-    lt_status status = wait_for(t, &w);
+    lt_status status = lt__team_check(t);
+    if (status == LT_OK)
+        status = wait_for(t, &w);
     if (status == LT_OK)
         status = compare(t);
-    if (status != LT_OK)
-        pass(t);
-    return status;
+    return status == LT_OK ? LT_OK : withdraw(t, status);
 }
 
 /* Waits until all are through. One of them may have failed after all had met: then it has not done

@@ -314,6 +314,45 @@ TEST(one_that_does_not_come_is_named_with_its_place)
     CHECK_EQ(results[1].status, LT_EPEER);
 }
 
+typedef struct hasty { /* one of two ranks that hardly wait for each other */
+    float *x;
+    atomic_int *begun, *ended;
+    bool was_touched;
+} hasty;
+
+enum { HASTY = 1 << 16 };
+
+/* Who fails writes to the end of each part of its data, and looks whether another still does. */
+static void sum_in_haste(rank *r)
+{
+    hasty *h = r->ud;
+    lt_sum sum = {"x", h->x, HASTY, LT_F32, LT_F32, 1};
+    atomic_fetch_add(h->begun, 1);
+    for (int i = 0; i < 1000000 && atomic_load(h->begun) < r->size; i++)
+        ;
+    bool failed = lt_group_allreduce(r->group, &sum) != LT_OK;
+    if (failed)
+        h->x[HASTY / 2 - 1] = h->x[HASTY - 1] = 42;
+    atomic_fetch_add(h->ended, 1);
+    while (atomic_load(h->ended) < r->size)
+        pause_ms(1);
+    h->was_touched = failed && (h->x[HASTY / 2 - 1] != 42 || h->x[HASTY - 1] != 42);
+}
+
+/* Each comes when the other is about to give up, often enough that they miss each other by less
+ * than a microsecond. */
+TEST(who_fails_has_its_data_for_itself)
+{
+    static float x[2][HASTY];
+    for (int round = 0; round < 500; round++) {
+        atomic_int begun = 0, ended = 0;
+        hasty h[2] = {{x[0], &begun, &ended, false}, {x[1], &begun, &ended, false}};
+        on_ranks(2, &(lt_group_config){.timeout = 1e-9}, sum_in_haste, h, sizeof *h);
+        if (h[0].was_touched || h[1].was_touched)
+            FAIL("round %d: data of a rank that has failed was written", round);
+    }
+}
+
 /* ==== In the background ======================================================================= */
 
 typedef struct background {
