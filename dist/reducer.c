@@ -20,7 +20,7 @@
 #include "dist/fault.h"
 #include "dist/fold.h"
 #include "dist/group.h"
-#include "dist/norms.h"
+#include "dist/record.h"
 
 typedef enum came { NOTHING, COMING, THERE } came; /* what a rank has of a parameter's gradient */
 
@@ -40,11 +40,6 @@ typedef struct bucket {
     lt_bucket times;    /* but from no beginning */
 } bucket;
 
-/* The record: these, then two for each rank, one for each item, and the norms. All are summed over
- * the ranks. */
-enum { SHARE, LOSS, HEAD };
-enum { BACKWARDS, STOP, OF_RANK };
-
 struct lt_reducer {
     lt_ctx *ctx;
     lt_group *group;
@@ -52,10 +47,8 @@ struct lt_reducer {
     int rank, size;
     item *items;        /* by arena, then offset */
     bucket *buckets;    /* in the order of sending: the last items first */
-    lt_norms norms;
     int n_items, n_buckets, n_arenas;
-    double *record;
-    size_t n_record;
+    lt_record record;   /* of parameters in the order of items */
     double share;       /* rows of this rank / rows of all */
     double began;       /* when the last backward did */
     double loss;        /* sum over the backwards of this step */
@@ -134,7 +127,7 @@ void lt_reducer_free(lt_reducer *r)
     (void)status; /* whoever wanted what failed knows */
     for (int i = 0; i < r->n_items; i++)
         lt_release(r->items[i].x);
-    lt__norms_free(&r->norms);
+    lt__record_free(&r->record);
     pthread_cond_destroy(&r->ready);
     pthread_mutex_destroy(&r->lock);
     for (int i = 0; i < r->n_arenas; i++)
@@ -143,7 +136,6 @@ void lt_reducer_free(lt_reducer *r)
     free(r->folds);
     free(r->items);
     free(r->buckets);
-    free(r->record);
     free(r);
     lt__ctx_release(ctx);
 }
@@ -278,40 +270,25 @@ lt_status lt_reducer_configure(lt_reducer *r, const lt_reducer_config *config)
 
 /* ==== The record ============================================================================== */
 
-static double *of_rank(lt_reducer *r, int rank) { return r->record + HEAD + OF_RANK * rank; }
-static double *of_items(lt_reducer *r) { return of_rank(r, r->size); }
-static double *of_norms(lt_reducer *r) { return of_items(r) + r->n_items; }
-
 static lt_status write_record(lt_reducer *r)
 {
-    LT_TRY(lt__norms_learn(&r->norms, r->ctx));
-    size_t n = HEAD + OF_RANK * (size_t)r->size + (size_t)r->n_items + lt__norms_count(&r->norms);
-    LT_TRY(grow((void **)&r->record, (int)n, sizeof *r->record));
-    r->n_record = n;
-    memset(r->record, 0, n * sizeof *r->record);
-    r->record[SHARE] = r->share;
-    r->record[LOSS] = r->loss * r->share;
-    of_rank(r, r->rank)[BACKWARDS] = r->backwards;
-    if (r->shard + 1 >= r->shards)
-        of_rank(r, r->rank)[STOP] = lt_stop_reason(r->ctx);
+    bool is_last = r->shard + 1 >= r->shards; /* what it has by itself, a rank tells once */
+    lt_own own = {.rank = r->rank, .loss = r->loss * r->share, .backwards = r->backwards,
+                  .stop_reason = is_last ? lt_stop_reason(r->ctx) : 0, .counts = r->share > 0};
+    LT_TRY(lt__record_write(&r->record, r->ctx, r->size, r->n_items, &own));
     for (int i = 0; i < r->n_items; i++)
-        of_items(r)[i] = r->items[i].came != NOTHING;
-    lt__norms_write(&r->norms, r->ctx, r->share > 0, of_norms(r));
+        if (r->items[i].came != NOTHING)
+            lt__record_use(&r->record, i);
     return LT_OK;
 }
 
 static lt_status read_record(lt_reducer *r)
 {
-    r->last.loss = r->record[LOSS];
-    r->last.stop_reason = 0;
-    for (int rank = r->size - 1; rank >= 0; rank--) {
-        const double *from = of_rank(r, rank);
-        if (from[BACKWARDS] > r->usual)
-            r->usual = (int)from[BACKWARDS];
-        if (from[STOP] != 0)
-            r->last.stop_reason = (int)from[STOP];
-    }
-    return lt__norms_read(&r->norms, r->ctx, of_norms(r));
+    int backwards = lt__record_backwards(&r->record);
+    r->usual = backwards > r->usual ? backwards : r->usual;
+    r->last.loss = lt__record_loss(&r->record);
+    r->last.stop_reason = lt__record_stop_reason(&r->record);
+    return lt__record_read_norms(&r->record, r->ctx);
 }
 
 /* ==== The sweep: on the group's thread ======================================================== */
@@ -381,11 +358,11 @@ static lt_status reduce(lt_reducer *r, int index)
 static lt_status sweep(void *ud)
 {
     lt_reducer *r = ud;
-    lt_sum sum = {.what = "the record of the step", .data = r->record, .dtype = LT_F64,
-                  .count = (int64_t)r->n_record, .wire = LT_F64, .scale = 1};
+    lt_sum sum = {.what = "the record of the step", .data = r->record.data, .dtype = LT_F64,
+                  .count = (int64_t)r->record.count, .wire = LT_F64, .scale = 1};
     LT_TRY(lt_group_allreduce(r->group, &sum));
     for (int i = 0; i < r->n_items; i++)
-        r->items[i].wanted = of_items(r)[i] > 0;
+        r->items[i].wanted = lt__record_uses(&r->record, i);
     for (int i = 0; i < r->n_buckets; i++)
         LT_TRY(reduce(r, i));
     return LT_OK;
@@ -431,8 +408,8 @@ static int64_t arena_end(const lt_reducer *r, int arena)
 static lt_status fold(lt_reducer *r)
 {
     bool last = r->shard == r->shards - 1;
-    LT_TRY(lt__fold_add(&r->record_fold, r->shard, r->shards, r->record, (int64_t)r->n_record,
-                        LT_F64, 1));
+    LT_TRY(lt__fold_add(&r->record_fold, r->shard, r->shards, r->record.data,
+                        (int64_t)r->record.count, LT_F64, 1));
     for (int i = 0; i < r->n_items; i++) {
         item *it = &r->items[i];
         if (it->came == NOTHING)

@@ -1,0 +1,43 @@
+/* record.h - the record of a step: what each rank tells the others in front of its gradients, as
+ * numbers that are summed over the ranks. Private to this room.
+ *
+ * It has the loss; some numbers of each rank by itself; for each parameter how many ranks use it;
+ * and the statistics of batch norms.
+ */
+#ifndef LT_DIST_RECORD_H
+#define LT_DIST_RECORD_H
+
+#include "dist/norms.h"
+
+typedef struct lt_record { /* zero: nothing was written */
+    double *data;
+    size_t count;
+    int ranks, parameters;
+    lt_norms norms;
+} lt_record;
+
+typedef struct lt_own {   /* what a rank tells of itself */
+    int rank;
+    double loss;          /* its part of the global one */
+    int backwards, stop_reason;
+    bool counts;          /* it has rows of the batch */
+} lt_own;
+
+/* That of a rank which uses no parameter so far. LT_ENOMEM. */
+LT_MUST lt_status lt__record_write(lt_record *record, lt_ctx *ctx, int ranks, int parameters,
+                                   const lt_own *own);
+void lt__record_use(lt_record *record, int parameter);
+
+/* Once it is the sum over the ranks: */
+bool lt__record_uses(const lt_record *record, int parameter);
+double lt__record_loss(const lt_record *record);
+/* Of the rank that has most. */
+int lt__record_backwards(const lt_record *record);
+/* Of the first rank that has one; or 0. */
+int lt__record_stop_reason(const lt_record *record);
+/* The statistics that wait in ctx become those of all ranks. LT_ENOMEM or LT_EDESYNC. */
+LT_MUST lt_status lt__record_read_norms(const lt_record *record, lt_ctx *ctx);
+
+void lt__record_free(lt_record *record);
+
+#endif
