@@ -139,9 +139,10 @@ typedef struct lt_reducer_config { /* zero means default */
     bool apart;                    /* nothing is sent at all, and weights go apart: to measure what
                                     * it costs to be together */
     int vranks;                    /* a step has so many shards, a power of two: each rank goes
-                                    * through its part of them one after the other, with backward
-                                    * and the optimizer's step for each, of which only the last is
-                                    * one. Weights are then the same bits for any number of ranks.
+                                    * through its part of them one after the other, with its share
+                                    * set, backward and the optimizer's step for each, of which only
+                                    * the last is one. Weights are then the same bits for any number
+                                    * of ranks. LT_EUSAGE when a backward follows that step.
                                     * 0: each rank has one, overlapping with backward */
 } lt_reducer_config;
 
@@ -155,7 +156,8 @@ LT_API void lt_reducer_free(lt_reducer *reducer);
  * stay as they are. */
 LT_MUST lt_status lt_reducer_configure(lt_reducer *reducer, const lt_reducer_config *config);
 /* The gradients of these parameters, which are placed, are to be made one. A collective: they get
- * the values of rank 0. Those that it has already are passed over. */
+ * the values of rank 0. Those that it has already are passed over. LT_EUSAGE for others between
+ * the shards of a step. */
 LT_MUST lt_status lt_reducer_add(lt_reducer *reducer, lt_tensor *const *params, int n);
 /* What this rank, or its shard, has of the batch from now on: rows of so many. Before the first
  * call each rank has an equal share. A rank with 0 rows must still go through some, for nothing. */

@@ -61,6 +61,7 @@ struct lt_reducer {
     bool broken;        /* a backward failed in the middle of one */
     int64_t begun;      /* the last step whose first backward has begun */
     int shards, shard;  /* of this rank in a step, and the present one; 0: see vranks */
+    bool told;          /* what the present one has of the batch */
     bool folded;        /* it is in the folds, */
     lt_fold *folds;     /* one for each arena, */
     lt_fold record_fold;
@@ -143,6 +144,7 @@ void lt_reducer_free(lt_reducer *r)
 void lt_reducer_set_share(lt_reducer *r, int64_t rows, int64_t total)
 {
     r->share = (double)rows / (double)total;
+    r->told = true;
 }
 
 void lt_reducer_expect(lt_reducer *r, int backwards) { r->expected = backwards; }
@@ -250,10 +252,15 @@ static lt_status add_item(lt_reducer *r, lt_tensor *x)
 
 lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
 {
-    int before = r->n_items;
-    for (int i = 0; i < n; i++)
-        if (!find(r, params[i]))
-            LT_TRY(add_item(r, params[i]));
+    int before = r->n_items, gone_through = r->shard + r->folded;
+    for (int i = 0; i < n; i++) {
+        if (find(r, params[i]))
+            continue;
+        if (gone_through > 0 && gone_through < r->shards) /* their records have no place for it */
+            return lt_fail(LT_EUSAGE, "with vranks a parameter comes before the first part of a "
+                           "batch, not between its parts");
+        LT_TRY(add_item(r, params[i]));
+    }
     return r->n_items > before ? plan(r) : LT_OK;
 }
 
@@ -428,6 +435,7 @@ static lt_status fold(lt_reducer *r)
     if (!last)
         lt_stats_clear(r->ctx);
     r->folded = true;
+    r->told = false;
     r->loss = 0;
     r->backwards = 0;
     return LT_OK;
@@ -461,6 +469,9 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
     }
     if (r->broken)
         return lt_fail(LT_EPEER, "an earlier backward failed, and the other ranks with it");
+    if (r->folded && r->shards > 1 && !r->told)
+        return lt_fail(LT_EUSAGE, "with vranks all backwards of a part of a batch come before its "
+                       "optimizer steps; here is one between those and the next part");
     if (r->swept) /* too early, and over before more is added */
         LT_TRY(finish_sweep(r));
     if (loss->count == 1)
