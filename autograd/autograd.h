@@ -413,6 +413,8 @@ LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, i
 /* The 2-norm of the gradients that the next step would use, all in one, added up in double in a
  * fixed order; 0 while more of the batch is to come. LT_ENUMERIC when it is not finite. */
 LT_MUST lt_status lt_optim_grad_norm(lt_optim *optim, double *norm);
+/* A number made of all steps and norms in ctx so far, each by its optimizer, in their order. */
+LT_API uint32_t lt_steps_digest(const lt_ctx *ctx);
 /* Slot k of a parameter, with the parameter's dims. A view. New. NULL past the end or for a
  * parameter it does not hold. */
 LT_API lt_tensor *lt_optim_slot(lt_optim *optim, int k, lt_tensor *param);

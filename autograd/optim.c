@@ -19,6 +19,7 @@ typedef struct arena { lt_segment *segment; lt_storage *slot[MAX_SLOTS]; } arena
 struct lt_optim {
     lt_ctx *ctx;
     const lt_def *def;
+    uint32_t number; /* in its context */
     int n_slots, n_items, n_arenas, room; /* room: of both arrays */
     item *items;     /* by arena, then offset */
     arena *arenas;
@@ -75,6 +76,7 @@ lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *par
         return NULL;
     o->ctx = lt__ctx_retain(ctx);
     o->def = def;
+    o->number = ++ctx->slots.autograd->optims;
     o->n_slots = def->schema.n_in - 2;
     o->room = n;
     o->items = lt__alloc(ctx, (size_t)n * sizeof *o->items);
@@ -211,16 +213,29 @@ static lt_status complete_grads(lt_ctx *ctx, const char *who)
     return LT_OK;
 }
 
+/* What comes into the digest: a step of an optimizer, or a norm. FNV-1. */
+static void note(struct lt_autograd *ag, const lt_optim *o, bool is_step)
+{
+    ag->digest = (ag->digest * 16777619) ^ (2 * o->number + is_step);
+}
+
+uint32_t lt_steps_digest(const lt_ctx *ctx)
+{
+    const struct lt_autograd *ag = ctx->slots.autograd;
+    return ag ? ag->digest : 0;
+}
+
 /* ==== The norm ================================================================================ */
 
 lt_status lt_optim_grad_norm(lt_optim *o, double *norm)
 {
-    const struct lt_autograd *ag = o->ctx->slots.autograd;
+    struct lt_autograd *ag = o->ctx->slots.autograd;
     const lt_def *squares = lt_op_find(o->ctx, "add_squares");
     range r = {0};
     if (!squares)
         return LT_EINVAL;
     LT_TRY(complete_grads(o->ctx, "a norm of gradients"));
+    note(ag, o, false);
     *norm = 0;
     if (ag->outcome == LT_PART)
         return LT_OK;
@@ -292,6 +307,7 @@ lt_status lt_optim_step(lt_optim *o, const lt_opt *const *options, int n_groups,
     LT_TRY(complete_grads(o->ctx, "an optimizer step"));
     if (ag->outcome == LT_APPLY)
         LT_TRY(update_all(o, options, n_groups));
+    note(ag, o, true);
     ag->complete = false;
     ag->period++;
     LT_TRY(lt_stats_commit(o->ctx));

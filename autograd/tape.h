@@ -115,6 +115,8 @@ struct lt_autograd {
     bool complete;            /* slots.update was called since the last backward, */
     lt_outcome outcome;       /* and said so */
     uint64_t period;          /* from one use of gradients, or their end, to the next */
+    uint32_t optims;          /* made so far */
+    uint32_t digest;          /* see lt_steps_digest() */
 };
 
 /* The state of autograd in ctx, made on first use. NULL with LT_ENOMEM. */

@@ -126,7 +126,8 @@ LT_MUST lt_status lt_group_compare(lt_group *group, const char *what, const char
  * that is (lt_reducer_expect()), it is taken to be as in the steps before; the first step sends
  * when an optimizer wants the gradients. A parameter that only some ranks have used counts as zero
  * on the others; one that none has used is not sent, and not updated. Ranks come to a batch
- * norm for the first time in the same step and the same order, or it is LT_EDESYNC.
+ * norm for the first time in the same step and the same order, make the same optimizers in one
+ * order, and take the same steps of them; or it is LT_EDESYNC.
  *
  * Between backward and the optimizer a gradient is this rank's own, or that of all if it was sent:
  * lt_grad() and lt_zero_grad() wait for that. */

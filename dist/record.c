@@ -6,7 +6,7 @@
 
 /* The numbers: these, then some for each rank, one for each parameter, and the norms. */
 enum { LOSS, HEAD };
-enum { BACKWARDS, STOP, OF_RANK };
+enum { BACKWARDS, STOP, STEPS, OF_RANK };
 
 static double *of_rank(const lt_record *r, int rank) { return r->data + HEAD + OF_RANK * rank; }
 static double *of_parameters(const lt_record *r) { return of_rank(r, r->ranks); }
@@ -28,11 +28,22 @@ lt_status lt__record_write(lt_record *r, lt_ctx *ctx, int ranks, int parameters,
     data[LOSS] = own->loss;
     of_rank(r, own->rank)[BACKWARDS] = own->backwards;
     of_rank(r, own->rank)[STOP] = own->stop_reason;
+    of_rank(r, own->rank)[STEPS] = own->steps;
     lt__norms_write(&r->norms, ctx, own->counts, of_norms(r));
     return LT_OK;
 }
 
 void lt__record_use(lt_record *r, int parameter) { of_parameters(r)[parameter] = 1; }
+
+lt_status lt__record_check(const lt_record *r)
+{
+    for (int rank = 1; rank < r->ranks; rank++)
+        if (of_rank(r, rank)[STEPS] != of_rank(r, 0)[STEPS])
+            return lt_fail(LT_EDESYNC, "the ranks disagree: rank %d has not taken the same steps "
+                           "of optimizers, with or without clip, as rank 0; what decides about a "
+                           "step must be the same on all ranks", rank);
+    return LT_OK;
+}
 
 bool lt__record_uses(const lt_record *r, int parameter) { return of_parameters(r)[parameter] > 0; }
 

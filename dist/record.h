@@ -20,6 +20,7 @@ typedef struct lt_own {   /* what a rank tells of itself */
     int rank;
     double loss;          /* its part of the global one */
     int backwards, stop_reason;
+    uint32_t steps;       /* lt_steps_digest() */
     bool counts;          /* it has rows of the batch */
 } lt_own;
 
@@ -35,6 +36,8 @@ double lt__record_loss(const lt_record *record);
 int lt__record_backwards(const lt_record *record);
 /* Of the first rank that has one; or 0. */
 int lt__record_stop_reason(const lt_record *record);
+/* LT_EDESYNC unless all ranks have taken the same steps. */
+LT_MUST lt_status lt__record_check(const lt_record *record);
 /* The statistics that wait in ctx become those of all ranks. LT_ENOMEM or LT_EDESYNC. */
 LT_MUST lt_status lt__record_read_norms(const lt_record *record, lt_ctx *ctx);
 

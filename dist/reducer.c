@@ -281,7 +281,11 @@ static lt_status write_record(lt_reducer *r)
 {
     bool is_last = r->shard + 1 >= r->shards; /* what it has by itself, a rank tells once */
     lt_own own = {.rank = r->rank, .loss = r->loss * r->share, .backwards = r->backwards,
-                  .stop_reason = is_last ? lt_stop_reason(r->ctx) : 0, .counts = r->share > 0};
+                  .counts = r->share > 0};
+    if (is_last) {
+        own.stop_reason = lt_stop_reason(r->ctx);
+        own.steps = lt_steps_digest(r->ctx);
+    }
     LT_TRY(lt__record_write(&r->record, r->ctx, r->size, r->n_items, &own));
     for (int i = 0; i < r->n_items; i++)
         if (r->items[i].came != NOTHING)
@@ -368,6 +372,7 @@ static lt_status sweep(void *ud)
     lt_sum sum = {.what = "the record of the step", .data = r->record.data, .dtype = LT_F64,
                   .count = (int64_t)r->record.count, .wire = LT_F64, .scale = 1};
     LT_TRY(lt_group_allreduce(r->group, &sum));
+    LT_TRY(lt__record_check(&r->record));
     for (int i = 0; i < r->n_items; i++)
         r->items[i].wanted = lt__record_uses(&r->record, i);
     for (int i = 0; i < r->n_buckets; i++)
