@@ -29,7 +29,7 @@
 
 enum { STAGE_BYTES = 256 << 10 }; /* stays in the cache */
 enum { LOOK_NS = 2000 * 1000 }; /* between looks for who has left */
-enum { LATER = 3 };             /* seconds more for those who wait for one that waits for others */
+enum { LATER = 1 };             /* seconds more for those who wait for one that waits for others */
 
 typedef struct cluster {
     lt_wire wire;
