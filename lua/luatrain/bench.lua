@@ -16,6 +16,7 @@
 local core = ...
 local check = require "luatrain.check"
 local checkpoint = require "luatrain.checkpoint"
+local command = require "luatrain.command"
 local flops_of = require "luatrain.flops"
 local json = require "luatrain.json"
 local sorted = require "luatrain.keys"
@@ -385,9 +386,17 @@ local values = {
   amp = {"off or bf16", function(text) return (text == "off" or text == "bf16") and text end},
 }
 
+-- What luatrain is told about a run means nothing to one that ends when all is measured.
+local FOR_RUNS = {"--out", "--resume", "--save-every", "--max-steps", "--log"}
+
 -- Reads options, {name = kind of value} or true for one without, before the script. What is not
 -- given is as in `o`. Returns which argument is the script, if there is one.
 function bench.read_options(list, kinds, o, help)
+  for _, name in ipairs(FOR_RUNS) do
+    if command.has(name) then
+      refuse("%s is for a run that stays; of this one only what --json FILE writes does", name)
+    end
+  end
   local i = 1
   while (list[i] or ""):sub(1, 1) == "-" do
     local name, text = list[i]:match "^%-%-([%w-]*)=?(.*)$"

@@ -348,6 +348,17 @@ T.test("a script's training is measured, and leaves nothing", function()
   T.equal(io.open(path "runs"), nil)
 end)
 
+T.test("what a run is told is refused", function()
+  for _, flag in ipairs{"--out bench", "--resume=never", "--save-every 1", "--max-steps 5",
+                        "--log json"} do
+    local out, code = T.run(folder, flag .. " bench train.lua")
+    T.equal(code, 2)
+    T.equal(out, ("luatrain: bench: %s is for a run that stays; of this one only what --json FILE "
+                  .. "writes does\n"):format(flag:match "^[%a-]+"))
+  end
+  T.equal(io.open(path "bench"), nil)
+end)
+
 T.test("--amp is that of the run", function()
   local _, code = run "--steps 1 --amp bf16 --json bf16.json train.lua"
   T.equal(code, 0)

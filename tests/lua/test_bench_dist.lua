@@ -100,6 +100,7 @@ T.test("what is wrong is said", function()
     ["--ranks 2 bench dist --step 3"] = "bench: unknown option '--step' (did you mean '--steps'?)",
     ["--ranks 2 bench dist --most x"] = "bench: --most wants a whole number from 1 up, it is 'x'",
     ["--ranks 2 bench dist --ablation=1"] = "bench: --ablation takes no value",
+    ["--ranks 2 --out x bench dist"] = "bench: --out is for a run that stays",
     ["--ranks 2 bench dist --link 0"] = "bench: --link wants more than 0 Gbit/s",
     ["--ranks 2 --deterministic --vranks 4 bench dist"] =
       "bench: dist is about one shard a rank, without --vranks",
