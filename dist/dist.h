@@ -134,7 +134,7 @@ LT_MUST lt_status lt_group_compare(lt_group *group, const char *what, const char
 typedef struct lt_reducer lt_reducer;
 
 typedef struct lt_reducer_config { /* zero means default */
-    size_t first_bucket, bucket;   /* bytes; 1 MiB for the first, 8 for the others */
+    size_t first_bucket, bucket;   /* bytes; 1 MiB for the first, at most 8 for others */
     lt_dtype wire;                 /* of f32 gradients */
     bool blocking;                 /* nothing is sent before the optimizer wants it */
     bool apart;                    /* nothing is sent at all, and weights go apart: to measure what

@@ -195,12 +195,14 @@ static int64_t span_of(const item *items, int first, int end)
     return last->place.offset + last->x->count - items[first].place.offset;
 }
 
-/* The most that the next bucket may have. */
-static size_t room_of_next(const lt_reducer *r)
+/* The most bytes that the next bucket may have, of so many that are left: not more than half of
+ * them, as the last buckets, which no backward hides, had better be small. */
+static size_t room_of_next(const lt_reducer *r, size_t left)
 {
-    bool is_first = r->n_buckets == 0;
-    size_t wanted = is_first ? r->config.first_bucket : r->config.bucket;
-    return wanted > 0 ? wanted : is_first ? 1 << 20 : 8 << 20;
+    size_t first = r->config.first_bucket > 0 ? r->config.first_bucket : 1 << 20;
+    size_t most = r->config.bucket > 0 ? r->config.bucket : 8 << 20;
+    size_t half = left / 2 > first ? left / 2 : first;
+    return r->n_buckets == 0 ? first : half < most ? half : most;
 }
 
 /* Cuts the items into buckets. */
@@ -211,7 +213,9 @@ static lt_status plan(lt_reducer *r)
     r->n_buckets = 0;
     for (int end = r->n_items, first; end > 0; end = first) {
         const item *last = &r->items[end - 1];
-        int64_t room = (int64_t)(room_of_next(r) / lt_dtype_bytes(last->place.dtype));
+        size_t each = lt_dtype_bytes(last->place.dtype);
+        size_t left = (size_t)(last->place.offset + last->x->count) * each;
+        int64_t room = (int64_t)(room_of_next(r, left) / each);
         for (first = end - 1; first > 0 && r->items[first - 1].arena == last->arena; first--)
             if (span_of(r->items, first - 1, end) > room)
                 break;
