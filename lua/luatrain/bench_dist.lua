@@ -108,7 +108,7 @@ local WAYS = {
 local PARTS = {"forward", "backward", "optimizer", "waited"}
 
 local function new_way(kind)
-  local way = {kind = kind, collectives = 0, ready = {}, total = {}, rounds = {}}
+  local way = {kind = kind, collectives = 0, ready = {}, total = {}, sent = {}, rounds = {}}
   for _, name in ipairs(PARTS) do way[name] = {} end
   return way
 end
@@ -158,6 +158,7 @@ function Turns:end_step(rows, spent)
     local parts = parts_of(spent, way.kind.apart)
     for _, name in ipairs(PARTS) do table.insert(way[name], parts[name]) end
     table.insert(way.total, spent.total)
+    table.insert(way.sent, spent.sent)
     if not way.kind.apart then record_buckets(way) end
     self.rows = rows
   end
@@ -179,6 +180,7 @@ end
 -- compare with, round by round.
 local function way_result(way, apart)
   local r, parts, ratios = {name = way.kind.name, collectives = way.collectives}, {}, {}
+  r.sent = mean(way.sent)
   for i, name in ipairs(PARTS) do parts[i] = mean(way[name]) end
   for i, seconds in ipairs((over_ranks(parts))) do r[PARTS[i]] = seconds end
   local _, rounds = over_ranks(way.rounds)
@@ -201,7 +203,7 @@ end
 
 local function ways_text(ways, rows)
   local lines = {{"steps", "ms", "apart / it", "img/s", "forward", "backward", "optimizer",
-                  "waits", "collectives"}}
+                  "waits", "collectives", "MB sent"}}
   for _, way in ipairs(ways) do
     local line = {way.name, ("%.1f"):format(1e3 * way.total), ("%.3f"):format(way.ratio),
                   ("%.1f"):format(rows / way.total)}
@@ -209,6 +211,7 @@ local function ways_text(ways, rows)
       line[#line + 1] = ("%.1f"):format(1e3 * way[name])
     end
     line[#line + 1] = tostring(way.collectives)
+    line[#line + 1] = ("%.2f"):format(way.sent / 1e6)
     lines[#lines + 1] = line
   end
   return bench.columns(lines, 1)

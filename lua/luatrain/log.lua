@@ -27,11 +27,11 @@ local FADE = 30                -- seconds after which a step counts 1/e in the r
 local FIELDS = {
   {"step"}, {"epoch"}, {"samples"}, {"loss"}, {"lr"}, {"top1"}, {"test_loss"},
   {"samples_per_s", "%.1f"}, {"data", "%.4f"}, {"forward", "%.4f"}, {"backward", "%.4f"},
-  {"exposed_comm", "%.4f"}, {"optimizer", "%.4f"}, {"other", "%.4f"}, {"scale"}, {"skipped"},
-  {"version"}, {"script"}, {"folder"}, {"device"}, {"backend"}, {"ranks"}, {"threads"}, {"amp"},
-  {"seed"}, {"parameters"}, {"images"}, {"height"}, {"width"}, {"channels"}, {"classes"}, {"batch"},
-  {"epochs"}, {"steps"}, {"path"}, {"text"}, {"wall_s", "%.3f"}, {"peak_rss_bytes"},
-  {"weights_sha256"}, {"failed_saves"}, {"exit"},
+  {"exposed_comm", "%.4f"}, {"optimizer", "%.4f"}, {"other", "%.4f"}, {"wire_bytes"}, {"scale"},
+  {"skipped"}, {"version"}, {"script"}, {"folder"}, {"device"}, {"backend"}, {"ranks"},
+  {"threads"}, {"amp"}, {"seed"}, {"parameters"}, {"images"}, {"height"}, {"width"}, {"channels"},
+  {"classes"}, {"batch"}, {"epochs"}, {"steps"}, {"path"}, {"text"}, {"wall_s", "%.3f"},
+  {"peak_rss_bytes"}, {"weights_sha256"}, {"failed_saves"}, {"exit"},
 }
 
 local known = {}

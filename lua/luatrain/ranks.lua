@@ -66,6 +66,12 @@ function ranks.gather(what, list)
   return {core.sum(what, table.unpack(all))}
 end
 
+-- Bytes that this rank has sent to others, or that they have read from it, so far.
+function ranks.sent()
+  local _, _, bytes = core.reduced()
+  return bytes
+end
+
 -- The sum over all shards of a batch, in their order, of a number that each has; list has those of
 -- this rank's.
 function ranks.sum_shards(what, list) return sum(ranks.gather(what, list)) end

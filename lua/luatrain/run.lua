@@ -167,7 +167,7 @@ local function new(given)
     ranks = size, alone = size == 1 and core.shards() == 1,
     stop = false,                      -- the signal that a rank is to stop by
     parts = core.shards(), part = 0,   -- of a batch, which this rank goes through in turn; this one
-    losses = {}, spent = false,        -- of these parts: shares of the batch's loss; seconds
+    losses = {}, spent = false,        -- of these parts: shares of the batch's loss; seconds, bytes
     rate = false,                      -- of learning, in this batch
     made = false,                      -- the settings of the optimizer at this moment
     epoch = 1, done = 0, steps = 0,    -- position: samples of the epoch that are done; all steps
@@ -425,6 +425,7 @@ local function record(self, loss, rows, times)
   f.epoch, f.epochs = self.epoch, o.epochs
   f.samples, f.batch, f.images = samples(self), rows, #o.train
   f.loss, f.lr, f.samples_per_s = loss, self.rate, rows / total
+  if self.ranks > 1 then f.wire_bytes = times.sent end
   self.log:step(f)
   local text = self.waits:step(self.waited, total, rows, self.loader)
   if text then self.log:warn(text) end
@@ -479,7 +480,7 @@ local function end_step(self, loss)
   local total = core.clock() - self.mark
   self.mark = self.mark + total
   self.epoch_s, self.epoch_images = self.epoch_s + total, self.epoch_images + rows
-  self.spent.total = total
+  self.spent.total, self.spent.sent = total, ranks.sent() - self.spent.sent
   record(self, loss, rows, self.spent)
   if self.watcher then self.watcher:end_step(rows, total, self.waited, self.spent) end
   stop_if_wanted(self)
@@ -501,7 +502,7 @@ function Run:step(fn, ...)
   if not self.rows then fail("run:step: each batch of run:batches has one step") end
   if self.part == 1 then
     self.rate = set_rate(self, self.rows)
-    self.spent = {inside = 0.0, backward = 0.0, optimizer = 0.0}
+    self.spent = {inside = 0.0, backward = 0.0, optimizer = 0.0, sent = ranks.sent()}
     if self.watcher then self.watcher:begin_step() end
   end
   local loss = step_part(self, fn, ...)

@@ -82,6 +82,8 @@ T.test("steps in all ways", function()
     assert(way.total > way.backward and way.backward > 0 and way.ratio > 0)
   end
   T.equal(collectives, {0, 1, 1, 4, 4})
+  local own, sent = 2 * (64 + 16 + 544 + 5), r.ways[2].sent - r.ways[1].sent
+  assert(sent >= own and sent < own + 300, sent)           -- and the record of the step
   T.equal(#r.buckets, 1)
   T.equal(r.buckets[1].bytes, 4 * (64 + 16 + 544 + 5))     -- parameters begin at 64 bytes
   T.equal(r.predictions[3].ranks, 32)

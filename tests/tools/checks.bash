@@ -31,6 +31,21 @@ expect() {
 # sha FOLDER: of the weights that a run has ended with.
 sha() { sed -n 's/.*"weights_sha256":"\([0-9a-f]*\)".*/\1/p' "$1/metrics.jsonl" | tail -n 1; }
 
+# sent FOLDER: the bytes that rank 0 says it has sent in all steps of a run.
+sent() {
+    awk -F '"wire_bytes":' '/"event":"step"/ {n += $2} END {printf "%d\n", n}' "$1/metrics.jsonl"
+}
+
+# half FOLDER FOLDER: the first has sent half of the bytes that the second has, or nearly.
+half() {
+    local part; part=$((100 * $(sent "$1") / ($(sent "$2") + 1)))
+    if [ $part -ge 48 ] && [ $part -le 55 ]; then
+        good
+    else
+        bad "$1 has sent $part % of the bytes of $2"
+    fi
+}
+
 # same FOLDER FOLDER: they ended with the same weights.
 same() {
     if [ -n "$(sha "$1")" ] && [ "$(sha "$1")" = "$(sha "$2")" ]; then
