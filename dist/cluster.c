@@ -3,13 +3,15 @@
  * then between the nodes, then handed on within each node.
  *
  * Processes that cannot map each other's memory, though they are on one machine, are nodes of their
- * own. A failure is on the board of each node, whose first rank tells those of the others of it.
+ * own. A failure is on the board of each node, whose first rank tells those of the others of it,
+ * and misses those that end without a word.
  *
  * Two threads may be in collectives at once, each in its lane: a team, a ring, a channel of a wire.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -21,6 +23,7 @@
 
 #include "core/tensor.h"
 #include "dist/group.h"
+#include "dist/lifeline.h"
 #include "dist/news.h"
 #include "dist/ring.h"
 #include "dist/sum.h"
@@ -30,6 +33,9 @@
 enum { STAGE_BYTES = 256 << 10 }; /* stays in the cache */
 enum { LOOK_NS = 2000 * 1000 }; /* between looks for who has left */
 enum { LATER = 1 };             /* seconds more for those who wait for one that waits for others */
+/* Until one that has ended without a word is missed; one that waits for it is first, and says for
+ * what. */
+static const double LOST_SECONDS = 0.1, WATCH_SECONDS = 0.4;
 
 typedef struct cluster {
     lt_wire wire;
@@ -43,7 +49,10 @@ typedef struct cluster {
     int node;                   /* this one's place among them */
     int *pid, *pidfd;           /* of each seat; -1: there are no pidfds here */
     int cpus;
-    lt_news *news;
+    lt_news *news;              /* of the other nodes, for the first rank; else NULL */
+    lt_lifelines *lines;        /* to these */
+    pthread_mutex_t lock;       /* guards what follows */
+    char before[LT_SEEN_BYTES]; /* of the node before this one: see lt__ring_last_seen() */
 } cluster;
 
 /* ==== Failure ================================================================================= */
@@ -70,7 +79,36 @@ static lt_status look(void *ud, const lt_ring *ring, int rank, const char *what)
     if (c->news && lt__news_has_left(c->news, node_of(c, rank)))
         return lt_fail(LT_EPEER, "rank %d has left, but rank %d waits for it in %s%s", rank,
                        c->wire.rank, what, lt__ring_last_seen(ring, rank));
+    if (c->lines && lt__lifeline_is_cut(c->lines, node_of(c, rank), LOST_SECONDS))
+        return lt__ring_lose(ring, rank, what);
     return LT_OK;
+}
+
+static void say_is_gone(cluster *c, int node)
+{
+    char text[32 + LT_SEEN_BYTES];
+    bool is_before = node == (c->node + c->n_nodes - 1) % c->n_nodes;
+    pthread_mutex_lock(&c->lock);
+    snprintf(text, sizeof text, "rank %d is gone%s", c->nodes[node], is_before ? c->before : "");
+    pthread_mutex_unlock(&c->lock);
+    lt__team_fail(&c->team, c->nodes[node], LT_EPEER, text);
+}
+
+/* What nodes tell each other though nobody waits. But when one is lost, MPI over TCP may wait for
+ * mpirun, which is about to kill us and does not answer. */
+static void watch_nodes(cluster *c)
+{
+    bool cut = false;
+    for (int node = 0; c->lines && node < c->n_nodes; node++) {
+        cut |= lt__lifeline_is_cut(c->lines, node, 0);
+        if (lt__lifeline_is_cut(c->lines, node, WATCH_SECONDS))
+            say_is_gone(c, node);
+    }
+    if (cut)
+        return;
+    lt__news_hear(c->news);
+    if (lt__team_is_failing(&c->team))
+        lt__news_say(c->news);
 }
 
 /* How something between nodes has ended: a failure is everybody's. */
@@ -98,7 +136,11 @@ static lt_status agree(cluster *c, lt_ring *ring, const lt_wish *wish)
 {
     ring->grace = LATER;
     lt__team_last_seen(&c->team, c->team.rank, ring->seen);
-    return lt__ring_agree(ring, wish);
+    LT_TRY(lt__ring_agree(ring, wish));
+    pthread_mutex_lock(&c->lock);
+    memcpy(c->before, ring->before, sizeof c->before);
+    pthread_mutex_unlock(&c->lock);
+    return LT_OK;
 }
 
 static lt_status sum_between(cluster *c, lt_ring *ring, const lt_sum *sum)
@@ -245,6 +287,7 @@ static bool failure(const void *self, int *rank, lt_status *code, char *text, si
 {
     cluster *c = (cluster *)self; /* to look whether the others live changes nothing of it */
     lt__team_watch(&c->team);
+    watch_nodes(c);
     return lt__team_failure(&c->team, rank, code, text, bytes);
 }
 
@@ -297,6 +340,8 @@ static void free_cluster(cluster *c)
     free(c->nodes);
     free(c->pid);
     free(c->pidfd);
+    pthread_mutex_destroy(&c->lock);
+    lt__lifelines_close(c->lines);
     lt__news_free(c->news);
     free(c);
 }
@@ -523,9 +568,12 @@ static lt_status begin(cluster *c, const lt_group_config *config)
         return LT_ENOMEM;
     LT_TRY(find_node(c));
     LT_TRY(find_nodes(c));
-    if (is_first(c) && c->n_nodes > 1 &&
-        !(c->news = lt__news_open(&c->wire, &c->team, c->nodes, c->n_nodes, c->node)))
-        return lt_errcode();
+    if (is_first(c) && c->n_nodes > 1) {
+        LT_TRY(lt__lifelines_open(&c->ring, &c->lines));
+        c->news = lt__news_open(&c->wire, &c->team, c->nodes, c->n_nodes, c->node, c->lines);
+        if (!c->news)
+            return lt_errcode();
+    }
     LT_TRY(open_aside(c));
     return count_cpus(c);
 }
@@ -538,6 +586,7 @@ lt_status lt__cluster_over(const lt_wire *wire, const lt_group_config *config, l
     if (!c)
         return lt_fail(LT_ENOMEM, "out of memory for a group");
     c->wire = *wire;
+    pthread_mutex_init(&c->lock, NULL);
     lt_status status = begin(c, config ? config : &defaults);
     if (status != LT_OK && c->team.board)
         lt__team_fail(&c->team, wire->rank, status, lt_errmsg());

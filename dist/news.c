@@ -27,13 +27,15 @@ struct lt_news {
     lt_team *team;
     const int *rank;
     int n, node;
+    lt_lifelines *lines;
     pthread_mutex_t lock;     /* guards what follows */
     bool said;
     word word;                /* the own one, when it is said */
     peer peer[];
 };
 
-lt_news *lt__news_open(const lt_wire *wire, lt_team *team, const int *rank, int n, int node)
+lt_news *lt__news_open(const lt_wire *wire, lt_team *team, const int *rank, int n, int node,
+                       lt_lifelines *lines)
 {
     lt_news *news = calloc(1, sizeof *news + (size_t)n * sizeof *news->peer);
     if (!news) {
@@ -45,6 +47,7 @@ lt_news *lt__news_open(const lt_wire *wire, lt_team *team, const int *rank, int 
     news->rank = rank;
     news->n = n;
     news->node = node;
+    news->lines = lines;
     pthread_mutex_init(&news->lock, NULL);
     for (int i = 0; i < n; i++)
         if (i != node && wire->receive(wire->self, rank[i], LT_WIRE_NEWS, &news->peer[i].word,
@@ -68,6 +71,7 @@ static void say(lt_news *news)
     const lt_wire *w = news->wire;
     word *own = &news->word;
     news->said = true;
+    lt__lifelines_part(news->lines);
     lt__team_failure(news->team, &own->rank, &own->status, own->text, sizeof own->text);
     for (int i = 0; i < news->n; i++)
         if (i != news->node && w->send(w->self, news->rank[i], LT_WIRE_NEWS, own, sizeof *own,

@@ -70,13 +70,18 @@ static lt_status wait_a_little(lt_ring *r, patience *p, int rank, const char *wh
     return LT_OK;
 }
 
+lt_status lt__ring_lose(const lt_ring *r, int rank, const char *what)
+{
+    return lt_fail(LT_EPEER, "rank %d is gone, while rank %d waits for it in %s%s", rank,
+                   r->wire->rank, what, lt__ring_last_seen(r, rank));
+}
+
 /* Why it is lost may be known. */
 static lt_status lost(lt_ring *r, int rank, const char *what)
 {
     r->missing = rank;
     LT_TRY(r->look(r->ud, r, rank, what));
-    return lt_fail(LT_EPEER, "rank %d is gone, while rank %d waits for it in %s%s", rank,
-                   r->wire->rank, what, lt__ring_last_seen(r, rank));
+    return lt__ring_lose(r, rank, what);
 }
 
 /* ==== Flows =================================================================================== */

@@ -45,6 +45,8 @@ const char *lt__ring_last_seen(const lt_ring *ring, int rank);
 
 /* All members want the same: LT_EDESYNC if the one in front of this one does not. */
 lt_status lt__ring_agree(lt_ring *ring, const lt_wish *wish);
+/* Whom this member waits for is gone: LT_EPEER. */
+lt_status lt__ring_lose(const lt_ring *ring, int rank, const char *what);
 /* data = the sum over the members; sum->scale is 1 here, data is what the wire can hold. */
 lt_status lt__ring_allreduce(lt_ring *ring, const lt_sum *sum);
 /* root: a member. */

@@ -1,0 +1,268 @@
+/* lifeline.c - see lifeline.h. Every member listens, connects to those before it and accepts those
+ * after it. A machine may have several addresses, of which not all lead to it from everywhere, and
+ * one may lead somewhere else: so all are tried at once, and who answers must know the mark.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "core/tensor.h"
+#include "dist/lifeline.h"
+
+enum { MOST_ADDRESSES = 16 };
+enum { OPEN_SECONDS = 2 };
+
+typedef struct offer { /* of a member to the others */
+    uint64_t mark;      /* random */
+    int n;              /* addresses; 0: it does not listen */
+    struct sockaddr_in address[MOST_ADDRESSES];
+} offer;
+
+typedef struct hello { /* to the one that listens, which sends it back */
+    uint64_t mark;      /* of its offer */
+    uint64_t member;    /* that connects */
+} hello;
+
+typedef struct line {
+    int fd;             /* -1: there is none */
+    _Atomic double cut; /* since when; 0: it is not */
+} line;
+
+struct lt_lifelines {
+    int n;
+    line line[];
+};
+
+static void drop(line *l)
+{
+    if (l->fd >= 0)
+        close(l->fd);
+    l->fd = -1;
+}
+
+/* ==== Listening =============================================================================== */
+
+/* Those of this machine, for a port. Returns how many. */
+static int find_addresses(struct sockaddr_in *to, in_port_t port)
+{
+    struct ifaddrs *all;
+    int n = 0;
+    if (getifaddrs(&all) != 0)
+        return 0;
+    for (const struct ifaddrs *i = all; i && n < MOST_ADDRESSES; i = i->ifa_next)
+        if (i->ifa_addr && i->ifa_addr->sa_family == AF_INET) {
+            to[n] = *(const struct sockaddr_in *)(const void *)i->ifa_addr;
+            to[n++].sin_port = port;
+        }
+    freeifaddrs(all);
+    return n;
+}
+
+/* Fills the offer. Returns the socket, or -1. */
+static int begin_to_listen(offer *o, int n)
+{
+    struct sockaddr_in any = {.sin_family = AF_INET};
+    socklen_t bytes = sizeof any;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    bool good = fd >= 0 && bind(fd, (struct sockaddr *)&any, sizeof any) == 0 &&
+                listen(fd, n) == 0 && getsockname(fd, (struct sockaddr *)&any, &bytes) == 0 &&
+                getrandom(&o->mark, sizeof o->mark, 0) == sizeof o->mark;
+    o->n = good ? find_addresses(o->address, any.sin_port) : 0;
+    return fd;
+}
+
+static int milliseconds_until(double deadline)
+{
+    double left = deadline - lt__seconds();
+    return left > 0 ? (int)(1e3 * left) + 1 : 0;
+}
+
+static bool comes(int fd, double deadline)
+{
+    struct pollfd one = {.fd = fd, .events = POLLIN};
+    return poll(&one, 1, milliseconds_until(deadline)) > 0;
+}
+
+static bool takes(int fd, hello *h)
+{
+    return recv(fd, h, sizeof *h, MSG_DONTWAIT) == sizeof *h;
+}
+
+static bool gives(int fd, const hello *h)
+{
+    return send(fd, h, sizeof *h, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof *h;
+}
+
+/* Until all members after this one have come. */
+static void admit(lt_lifelines *lines, int own, int listener, uint64_t mark, double deadline)
+{
+    int missing = lines->n - 1 - own;
+    while (missing > 0 && comes(listener, deadline)) {
+        hello h;
+        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        if (fd < 0)
+            continue;
+        bool good = comes(fd, deadline) && takes(fd, &h) && h.mark == mark &&
+                    h.member > (uint64_t)own && h.member < (uint64_t)lines->n &&
+                    lines->line[h.member].fd < 0 && gives(fd, &h);
+        if (!good) { /* a stranger */
+            close(fd);
+            continue;
+        }
+        lines->line[h.member].fd = fd;
+        missing--;
+    }
+}
+
+/* ==== Connecting ============================================================================== */
+
+static int begin_to_connect(const struct sockaddr_in *to)
+{
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd >= 0 && connect(fd, (const struct sockaddr *)to, sizeof *to) != 0 &&
+        errno != EINPROGRESS) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+/* Something has happened to an attempt: it is connected, has an answer, or has failed. Whether it
+ * is the right one. */
+static bool go_on(struct pollfd *attempt, const hello *h)
+{
+    hello back;
+    bool answers = attempt->events == POLLIN && takes(attempt->fd, &back);
+    if (answers && back.mark == h->mark)
+        return true;
+    if (attempt->events == POLLIN || !gives(attempt->fd, h)) {
+        close(attempt->fd);
+        attempt->fd = -1;
+    }
+    attempt->events = POLLIN;
+    return false;
+}
+
+static int open_attempts(const struct pollfd *attempts, int n)
+{
+    int open = 0;
+    for (int i = 0; i < n; i++)
+        open += attempts[i].fd >= 0;
+    return open;
+}
+
+/* A connection to the one with this offer, or -1. */
+static int reach(const offer *o, int own, double deadline)
+{
+    struct pollfd attempts[MOST_ADDRESSES];
+    hello h = {.mark = o->mark, .member = (uint64_t)own};
+    int found = -1;
+    for (int i = 0; i < o->n; i++)
+        attempts[i] = (struct pollfd){.fd = begin_to_connect(&o->address[i]), .events = POLLOUT};
+    while (found < 0 && open_attempts(attempts, o->n) > 0 &&
+           poll(attempts, (nfds_t)o->n, milliseconds_until(deadline)) > 0)
+        for (int i = 0; i < o->n && found < 0; i++)
+            if (attempts[i].fd >= 0 && attempts[i].revents && go_on(&attempts[i], &h))
+                found = i;
+    for (int i = 0; i < o->n; i++)
+        if (i != found && attempts[i].fd >= 0)
+            close(attempts[i].fd);
+    return found < 0 ? -1 : attempts[found].fd;
+}
+
+/* ==== All ===================================================================================== */
+
+/* Time may be over for one end of a line only: then it is none. */
+static lt_status drop_half_lines(lt_ring *ring, lt_lifelines *lines)
+{
+    int64_t n = lines->n, own = ring->index;
+    int64_t *ends = calloc((size_t)(n * n), sizeof *ends); /* of the line from one to a later one */
+    lt_sum sum = {"the lines between nodes", ends, n * n, LT_I64, LT_I64, 1};
+    if (!ends)
+        return lt_fail(LT_ENOMEM, "out of memory for %d nodes", lines->n);
+    for (int64_t i = 0; i < n; i++)
+        ends[i < own ? i * n + own : own * n + i] = lines->line[i].fd >= 0;
+    lt_status status = lt__ring_allreduce(ring, &sum);
+    for (int64_t i = 0; i < n; i++)
+        if (ends[i < own ? i * n + own : own * n + i] < 2)
+            drop(&lines->line[i]);
+    free(ends);
+    return status;
+}
+
+static lt_status open_all(lt_ring *ring, lt_lifelines *lines, offer *offers, int *listener)
+{
+    int own = ring->index;
+    *listener = begin_to_listen(&offers[own], lines->n);
+    for (int i = 0; i < lines->n; i++)
+        LT_TRY(lt__ring_broadcast(ring, "where the nodes are", &offers[i], sizeof *offers, i));
+    double deadline = lt__seconds() + OPEN_SECONDS;
+    for (int i = 0; i < own; i++)
+        lines->line[i].fd = reach(&offers[i], own, deadline);
+    if (offers[own].n > 0)
+        admit(lines, own, *listener, offers[own].mark, deadline);
+    return drop_half_lines(ring, lines);
+}
+
+lt_status lt__lifelines_open(lt_ring *ring, lt_lifelines **to)
+{
+    size_t n = (size_t)ring->size;
+    int listener = -1;
+    lt_lifelines *lines = calloc(1, sizeof *lines + n * sizeof *lines->line);
+    offer *offers = calloc(n, sizeof *offers);
+    lt_status status = LT_OK;
+    if (!lines || !offers) {
+        free(lines);
+        free(offers);
+        return lt_fail(LT_ENOMEM, "out of memory for %d nodes", ring->size);
+    }
+    lines->n = ring->size;
+    for (size_t i = 0; i < n; i++)
+        lines->line[i].fd = -1;
+    status = open_all(ring, lines, offers, &listener);
+    if (listener >= 0)
+        close(listener);
+    free(offers);
+    *to = lines;
+    return status;
+}
+
+void lt__lifelines_close(lt_lifelines *lines)
+{
+    for (int i = 0; lines && i < lines->n; i++)
+        drop(&lines->line[i]);
+    free(lines);
+}
+
+void lt__lifelines_part(lt_lifelines *lines)
+{
+    for (int i = 0; i < lines->n; i++)
+        if (lines->line[i].fd >= 0) {
+            ssize_t sent = send(lines->line[i].fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+            (void)sent; /* the other is not there to miss us */
+        }
+}
+
+/* What has come stays there, for the other thread. */
+static bool has_ended(int fd)
+{
+    char byte;
+    ssize_t n = recv(fd, &byte, sizeof byte, MSG_DONTWAIT | MSG_PEEK);
+    return n == 0 || (n < 0 && errno == ECONNRESET);
+}
+
+bool lt__lifeline_is_cut(lt_lifelines *lines, int member, double seconds)
+{
+    line *l = &lines->line[member];
+    if (l->fd >= 0 && atomic_load(&l->cut) == 0 && has_ended(l->fd))
+        atomic_store(&l->cut, lt__seconds());
+    double when = atomic_load(&l->cut);
+    return when != 0 && lt__seconds() >= when + seconds;
+}

@@ -1,0 +1,27 @@
+/* lifeline.h - a connection between the first ranks of each two nodes, over which nothing is sent
+ * before they part: the system closes it when a process ends, however that comes. Private to this
+ * room.
+ *
+ * MPI over TCP does not miss a process that was killed on another machine: what was to come from it
+ * is only late. A connection that cannot be made is none, as behind a firewall; then --timeout
+ * remains.
+ */
+#ifndef LT_DIST_LIFELINE_H
+#define LT_DIST_LIFELINE_H
+
+#include "dist/ring.h"
+
+typedef struct lt_lifelines lt_lifelines; /* NULL: there are none */
+
+/* From this member of a ring to all others: a collective, which takes a few seconds at most. New.
+ * LT_ENOMEM, or why the members did not come together. */
+lt_status lt__lifelines_open(lt_ring *ring, lt_lifelines **lines);
+void lt__lifelines_close(lt_lifelines *lines);
+
+/* Both safe in any thread. When this process ends, others are not to miss it. */
+void lt__lifelines_part(lt_lifelines *lines);
+/* Whether the process of a member has ended and did not part, and this was known so many seconds
+ * ago. */
+bool lt__lifeline_is_cut(lt_lifelines *lines, int member, double seconds);
+
+#endif
