@@ -2,17 +2,20 @@
  *
  * mpirun alone is not enough. At SIGTERM it gives the ranks one second, whatever they have to save;
  * but SIGUSR1 it hands on to them: so a signal that asks for an end becomes that one. It runs in a
- * process group of its own, where a terminal's Ctrl-C does not reach it. And it ends with 137 when
- * a rank was killed, where a job of luatrain ends with the code of a lost peer.
+ * process group of its own, where a terminal's Ctrl-C does not reach it. It ends with 137 when a
+ * rank was killed, where a job of luatrain ends with the code of a lost peer. And while it cannot
+ * reach another machine it does not end at all, though all ranks have.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -20,6 +23,7 @@
 #include "tools/launch.h"
 
 enum { EARLY_SECONDS = 3 };
+enum { LONELY_SECONDS = 10 }; /* that mpirun may go on when no rank is left on this machine */
 
 extern char **environ;
 
@@ -134,6 +138,43 @@ static lt_status start(const char **command, const sigset_t *mask, pid_t *pid)
     return failed ? lt_fail(LT_EENV, "mpirun cannot be started: %s", strerror(why)) : LT_OK;
 }
 
+/* It runs this program, which may have been replaced meanwhile; ssh is none. */
+static bool is_rank(int pid)
+{
+    char link[32];
+    struct stat its, own;
+    snprintf(link, sizeof link, "/proc/%d/exe", pid);
+    return stat(link, &its) == 0 && stat("/proc/self/exe", &own) == 0 &&
+           its.st_dev == own.st_dev && its.st_ino == own.st_ino;
+}
+
+static bool lists_rank(const char *path)
+{
+    FILE *list = fopen(path, "r");
+    bool found = false;
+    int pid;
+    while (list && !found && fscanf(list, "%d", &pid) == 1)
+        found = is_rank(pid);
+    if (list)
+        fclose(list);
+    return found;
+}
+
+/* Whether mpirun has a rank on this machine. Each of its threads may have started some. */
+static bool has_rank(pid_t mpirun)
+{
+    char pattern[64];
+    glob_t lists;
+    bool found = false;
+    snprintf(pattern, sizeof pattern, "/proc/%d/task/*/children", (int)mpirun);
+    if (glob(pattern, GLOB_NOSORT, NULL, &lists) != 0)
+        return false;
+    for (size_t i = 0; i < lists.gl_pathc && !found; i++)
+        found = lists_rank(lists.gl_pathv[i]);
+    globfree(&lists);
+    return found;
+}
+
 typedef struct wish { /* for an end */
     int signal;       /* 0: there is none */
     bool kills;
@@ -144,10 +185,15 @@ typedef struct wish { /* for an end */
  * ranks yet. */
 static int wait_for(pid_t mpirun, const sigset_t *set, wish *w)
 {
-    time_t begin = time(NULL);
-    int status, got;
+    time_t begin = time(NULL), seen = 0; /* the last rank on this machine; 0: there was none */
+    int status;
     while (waitpid(mpirun, &status, WNOHANG) != mpirun) {
-        if (sigwait(set, &got) != 0 || got == SIGCHLD)
+        int got = sigtimedwait(set, NULL, &(struct timespec){.tv_sec = 1});
+        if (has_rank(mpirun))
+            seen = time(NULL);
+        else if (seen != 0 && time(NULL) - seen > LONELY_SECONDS)
+            kill(mpirun, SIGKILL); /* asked to end it would crash */
+        if (got < 0 || got == SIGCHLD)
             continue;
         w->kills = w->signal != 0 || time(NULL) - begin < EARLY_SECONDS;
         w->signal = got;

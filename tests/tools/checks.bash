@@ -1,5 +1,5 @@
-# checks.bash - what tests of ranks have in common; they source it. Goes to a folder of its own, which
-# goes when the test ends.
+# checks.bash - what tests of ranks have in common; they source it. Goes to a folder of its own,
+# which goes when the test ends.
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
