@@ -179,19 +179,22 @@ static int reach(const offer *o, int own, double deadline)
 
 /* ==== All ===================================================================================== */
 
+/* Of the line between two of n members. */
+static int64_t place(int64_t n, int64_t a, int64_t b) { return a < b ? a * n + b : b * n + a; }
+
 /* Time may be over for one end of a line only: then it is none. */
 static lt_status drop_half_lines(lt_ring *ring, lt_lifelines *lines)
 {
     int64_t n = lines->n, own = ring->index;
-    int64_t *ends = calloc((size_t)(n * n), sizeof *ends); /* of the line from one to a later one */
+    int64_t *ends = calloc((size_t)(n * n), sizeof *ends);
     lt_sum sum = {"the lines between nodes", ends, n * n, LT_I64, LT_I64, 1};
     if (!ends)
         return lt_fail(LT_ENOMEM, "out of memory for %d nodes", lines->n);
     for (int64_t i = 0; i < n; i++)
-        ends[i < own ? i * n + own : own * n + i] = lines->line[i].fd >= 0;
+        ends[place(n, i, own)] = lines->line[i].fd >= 0;
     lt_status status = lt__ring_allreduce(ring, &sum);
     for (int64_t i = 0; i < n; i++)
-        if (ends[i < own ? i * n + own : own * n + i] < 2)
+        if (ends[place(n, i, own)] < 2)
             drop(&lines->line[i]);
     free(ends);
     return status;

@@ -3,8 +3,8 @@
  * room.
  *
  * MPI over TCP does not miss a process that was killed on another machine: what was to come from it
- * is only late. A connection that cannot be made is none, as behind a firewall; then --timeout
- * remains.
+ * is only late. A connection that cannot be made is none, as behind a firewall or without IPv4; then
+ * --timeout remains.
  */
 #ifndef LT_DIST_LIFELINE_H
 #define LT_DIST_LIFELINE_H

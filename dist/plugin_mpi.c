@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <mpi.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,7 @@ _Static_assert(sizeof(MPI_Request) <= sizeof(lt_request), "a request of MPI fits
 typedef struct mpi {
     MPI_Comm world;      /* our own: messages of others do not meet ours */
     pthread_mutex_t lock;
+    atomic_bool sums;    /* somebody has the lock for long */
     int *node;
     int is_ours;         /* MPI was initialised here */
 } mpi;
@@ -56,6 +58,8 @@ static int test(void *self, lt_request *r)
     mpi *m = self;
     MPI_Request request;
     int done = 0;
+    if (atomic_load(&m->sums))
+        return 0;
     memcpy(&request, r, sizeof request);
     pthread_mutex_lock(&m->lock);
     int status = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
@@ -66,12 +70,16 @@ static int test(void *self, lt_request *r)
 
 static int sum(void *self, const float *from, float *to, size_t count)
 {
-    const mpi *m = self;
+    mpi *m = self;
     int status = MPI_SUCCESS;
+    atomic_store(&m->sums, true);
+    pthread_mutex_lock(&m->lock);
     for (size_t n; count > 0 && status == MPI_SUCCESS; from += n, to += n, count -= n) {
         n = count < INT_MAX ? count : INT_MAX; /* what MPI can count */
         status = MPI_Allreduce(from, to, (int)n, MPI_FLOAT, MPI_SUM, m->world);
     }
+    pthread_mutex_unlock(&m->lock);
+    atomic_store(&m->sums, false);
     return status == MPI_SUCCESS ? 0 : -1;
 }
 

@@ -3,7 +3,7 @@
  *
  * Messages from one rank to another on one channel come in the order of sending, and each has the
  * bytes that the receiver expects. Nothing but sum() blocks, and several threads may call at once,
- * but not sum() or close().
+ * but not close(). While one is in sum() no request is found done.
  */
 #ifndef LT_DIST_WIRE_H
 #define LT_DIST_WIRE_H
