@@ -3,7 +3,7 @@
  * room.
  *
  * MPI over TCP does not miss a process that was killed on another machine: what was to come from it
- * is only late. A connection that cannot be made is none, as behind a firewall or without IPv4; then
+ * is only late. A connection that cannot be made is none, as behind a firewall or without IPv4, and
  * --timeout remains.
  */
 #ifndef LT_DIST_LIFELINE_H
