@@ -353,7 +353,7 @@ static lt_status leave(void *self)
     while (!lt__team_is_failing(&c->team) && !lt__team_has_left(&c->team)) {
         nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
         lt__team_watch(&c->team);
-        lt__news_hear(c->news);
+        watch_nodes(c);
     }
     return lt__team_check(&c->team);
 }
