@@ -546,48 +546,44 @@ static lt_status open_aside(cluster *c)
     return c->news ? lt__ring_open(&c->ring_aside) : LT_OK;
 }
 
-static lt_status begin(cluster *c, const lt_group_config *config)
+static lt_status begin(cluster *c, double timeout)
 {
     size_t size = (size_t)c->wire.size;
     if (c->wire.n_node > LT_MOST_SHARES)
         return lt_fail(LT_EUSAGE, "there can be 1 to %d ranks on a node, not %d", LT_MOST_SHARES,
                        c->wire.n_node);
     c->ring = (lt_ring){.wire = &c->wire, .channel = LT_WIRE_DATA,
-                        .timeout = config->timeout > 0 ? config->timeout : 120,
-                        .look = look, .ud = c};
+                        .timeout = timeout > 0 ? timeout : 120, .look = look, .ud = c};
     LT_TRY(lt__ring_open(&c->ring));
     c->name = calloc(size, sizeof *c->name);
     c->first = calloc(size, sizeof *c->first);
     c->nodes = calloc(size, sizeof *c->nodes);
     c->pid = calloc(size, sizeof *c->pid);
     c->pidfd = malloc(size * sizeof *c->pidfd);
-    if (!c->name || !c->first || !c->nodes || !c->pid || !c->pidfd)
+    c->windows = lt__windows_new();
+    if (!c->name || !c->first || !c->nodes || !c->pid || !c->pidfd || !c->windows)
         return lt_fail(LT_ENOMEM, "out of memory for %d ranks", c->wire.size);
     memset(c->pidfd, -1, size * sizeof *c->pidfd);
-    if (!(c->windows = lt__windows_new()))
-        return LT_ENOMEM;
     LT_TRY(find_node(c));
     LT_TRY(find_nodes(c));
     if (is_first(c) && c->n_nodes > 1) {
         LT_TRY(lt__lifelines_open(&c->ring, &c->lines));
-        c->news = lt__news_open(&c->wire, &c->team, c->nodes, c->n_nodes, c->node, c->lines);
-        if (!c->news)
+        if (!(c->news = lt__news_open(&c->wire, &c->team, c->nodes, c->n_nodes, c->node, c->lines)))
             return lt_errcode();
     }
     LT_TRY(open_aside(c));
     return count_cpus(c);
 }
 
-/* When the beginning fails nothing is given back, as at any other failure: see leave(). */
+/* When the beginning fails nothing is given back, as at any other failure: see end(). */
 lt_status lt__cluster_over(const lt_wire *wire, const lt_group_config *config, lt_group **group)
 {
-    static const lt_group_config defaults;
     cluster *c = calloc(1, sizeof *c);
     if (!c)
         return lt_fail(LT_ENOMEM, "out of memory for a group");
     c->wire = *wire;
     pthread_mutex_init(&c->lock, NULL);
-    lt_status status = begin(c, config ? config : &defaults);
+    lt_status status = begin(c, config ? config->timeout : 0);
     if (status != LT_OK && c->team.board)
         lt__team_fail(&c->team, wire->rank, status, lt_errmsg());
     LT_TRY(status);
