@@ -4,7 +4,8 @@
  * but SIGUSR1 it hands on to them: so a signal that asks for an end becomes that one. It runs in a
  * process group of its own, where a terminal's Ctrl-C does not reach it. It ends with 137 when a
  * rank was killed, where a job of luatrain ends with the code of a lost peer. And while it cannot
- * reach another machine it does not end at all, though all ranks have.
+ * reach another machine, or when it hangs itself after a failure, it does not end at all, though
+ * all ranks have.
  */
 #define _GNU_SOURCE
 #include <errno.h>
