@@ -28,6 +28,13 @@ expect() {
     fi
 }
 
+# The last line that is ours of what a command has printed into the file output: mpirun has more to
+# say, between lines of dashes or after a blank line.
+own_last() { grep '^luatrain: ' output | tail -n 1; }
+
+# steps FOLDER: how many a run has taken so far.
+steps() { cat "$1/metrics.jsonl" 2>/dev/null | grep -c '"event":"step"'; }
+
 # sha FOLDER: of the weights that a run has ended with.
 sha() { sed -n 's/.*"weights_sha256":"\([0-9a-f]*\)".*/\1/p' "$1/metrics.jsonl" | tail -n 1; }
 
