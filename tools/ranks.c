@@ -105,6 +105,16 @@ static void leave(const job *j)
     _exit(lt_exit_code(j->failed));
 }
 
+/* What rank 0 has to say of an end that is no failure: before others end, since mpirun kills those
+ * that are left as soon as one ends with another code than 0. */
+static void say(job *j)
+{
+    if (j->first_text[0] != '\0')
+        fprintf(stderr, "luatrain: %s\n", j->first_text);
+    fflush(NULL);
+    j->first_text[0] = '\0';
+}
+
 /* Until all ranks have ended, or have had their time after a failure. */
 static void wait_for_all(job *j)
 {
@@ -160,6 +170,8 @@ static lt_status run_members(job *j, member *members, lt_group **groups)
     wait_for_all(j);
     for (int i = 0; i < made; i++)
         pthread_join(members[i].thread, NULL);
+    if (j->ranks->cluster && j->failed == LT_OK)
+        say(j);
     if (j->ranks->cluster && j->failed == LT_OK && lt_group_leave(j->ranks->cluster) != LT_OK)
         describe_failure(j, j->ranks->cluster);
     if (j->ranks->cluster && j->failed != LT_OK)
