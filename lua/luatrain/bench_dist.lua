@@ -2,7 +2,9 @@
 --
 -- First the allreduce by size, beside MPI_Allreduce where there is MPI. Then, with a script, the
 -- steps of its training: a few apart, as if each rank were alone, a few together, and so on in
--- turn, so that what the machine does on the side hits both; the first of a few is not timed.
+-- turn, so that what the machine does on the side hits both; the first of a few is not timed. Some
+-- are apart but end together, with nothing sent: what these lose, ranks lose by not being equally
+-- fast in each step, and no way of communicating would win it back.
 --
 -- Last a prediction, for networks and numbers of ranks that are not here. It is simulated: forward,
 -- backward and optimizer take what they take apart, and each bucket is sent when its gradients are
@@ -95,11 +97,12 @@ end
 
 -- ==== Steps ======================================================================================
 
--- The ways in which steps are taken; those after the first two are for --ablation. A bucket of one
--- byte holds one parameter.
+-- The ways in which steps are taken; those after the first three are for --ablation. A bucket of
+-- one byte holds one parameter.
 local WAYS = {
   {name = "apart", apart = true, blocking = false, bucket = 0},
   {name = "together", apart = false, blocking = false, bucket = 0},
+  {name = "apart, but in step", apart = true, blocking = false, bucket = 0, in_step = true},
   {name = "not before backward ends", apart = false, blocking = true, bucket = 0},
   {name = "each parameter by itself", apart = false, blocking = false, bucket = 1},
   {name = "each, not before backward ends", apart = false, blocking = true, bucket = 1},
@@ -138,7 +141,7 @@ Turns.__index = Turns
 
 local function new_turns(o)
   local self = setmetatable({ways = {}, steps = o.steps, rows = 0, at = 0, left = WARM_UP}, Turns)
-  for i = 1, o.ablation and #WAYS or 2 do self.ways[i] = new_way(WAYS[i]) end
+  for i = 1, o.ablation and #WAYS or 3 do self.ways[i] = new_way(WAYS[i]) end
   return self
 end
 
@@ -152,12 +155,23 @@ function Turns:change()
   self.left = 1 + FEW
 end
 
+-- The seconds until all ranks are here, of which each goes on alone.
+local function wait_for_all()
+  local before = core.clock()
+  core.configure(false, false, 0)
+  core.sum("the end of a step", 0)
+  core.configure(true, false, 0)
+  return core.clock() - before
+end
+
 function Turns:end_step(rows, spent)
   local way = self.ways[self.at]
+  local wait = way and way.kind.in_step and wait_for_all() or 0.0
   if way and self.left <= FEW then
     local parts = parts_of(spent, way.kind.apart)
+    parts.waited = parts.waited + wait
     for _, name in ipairs(PARTS) do table.insert(way[name], parts[name]) end
-    table.insert(way.total, spent.total)
+    table.insert(way.total, spent.total + wait)
     table.insert(way.sent, spent.sent)
     if not way.kind.apart then record_buckets(way) end
     self.rows = rows
@@ -293,7 +307,8 @@ usage: mpirun -np N luatrain [options] bench dist [options of bench dist] [scrip
        luatrain --ranks N [options] bench dist ...
 
 Times the allreduce by size and, with a script, steps of its training: the ranks apart, each as if
-it were alone, and together, in turn. Predicts a step of 24 and 32 ranks.
+it were alone, and together, in turn; and apart, but ending each step together, which shows what
+they lose by not being equally fast. Predicts a step of 24 and 32 ranks.
 
   --steps N          how many in each way (12)
   --amp off|bf16     the precision of the run (what the script says)

@@ -81,7 +81,8 @@ T.test("steps in all ways", function()
     collectives[i] = way.collectives
     assert(way.total > way.backward and way.backward > 0 and way.ratio > 0)
   end
-  T.equal(collectives, {0, 1, 1, 4, 4})
+  T.equal(collectives, {0, 1, 0, 1, 4, 4})
+  assert(r.ways[1].waited == 0 and r.ways[3].waited > 0 and r.ways[3].sent == 0)
   local own, sent = 2 * (64 + 16 + 544 + 5), r.ways[2].sent - r.ways[1].sent
   assert(sent >= own and sent < own + 300, sent)           -- and the record of the step
   T.equal(#r.buckets, 1)
