@@ -1,0 +1,86 @@
+/* processes.h - runs a body in a process for each rank, on nodes that a fake wire joins. Include it
+ * in one file of a test. */
+#ifndef LT_TESTS_PROCESSES_H
+#define LT_TESTS_PROCESSES_H
+
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/tensor.h"
+#include "dist/group.h"
+#include "tests/dist/fake_wire.h"
+#include "tests/lt_test.h"
+
+enum { MOST = 4 };
+
+typedef struct result { /* of one rank; shared with the process that checks it */
+    lt_status status, later;
+    char text[512];
+    double seconds;
+    uint64_t bits;      /* of what it has computed */
+    bool spoke;
+} result;
+
+typedef struct rank {
+    lt_group *group;
+    int rank, size;
+    result *result;
+} rank;
+
+typedef struct job {
+    const char *nodes;      /* "0011": the node of each rank */
+    double timeout;         /* 0: the usual one */
+    lt_status (*body)(rank *r);
+    void (*before)(int rank); /* the group is opened; or NULL */
+    bool silent;            /* the wire does not tell who is gone, as MPI's over TCP does not */
+} job;
+
+static inline void pause_ms(long ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+static inline void run_rank(const job *j, fake_hub *hub, int which, result *to)
+{
+    int node[MOST], size = (int)strlen(j->nodes);
+    rank r = {.rank = which, .size = size, .result = to};
+    for (int i = 0; i < size; i++)
+        node[i] = j->nodes[i] - '0';
+    if (j->before)
+        j->before(which);
+    lt_wire wire = fake_wire_new(hub, which, size, node);
+    to->status = lt__cluster_over(&wire, &(lt_group_config){.timeout = j->timeout}, &r.group);
+    if (to->status == LT_OK)
+        to->status = j->body(&r);
+    snprintf(to->text, sizeof to->text, "%s", to->status == LT_OK ? "" : lt_errmsg());
+    if (r.group)
+        lt_group_close(r.group);
+    _exit(0);
+}
+
+/* Runs a process for each rank. */
+static inline void on_ranks(const job *j, result results[MOST])
+{
+    int size = (int)strlen(j->nodes), open = size;
+    size_t bytes = MOST * sizeof *results;
+    pid_t pid[MOST], ended;
+    fake_hub *hub = fake_hub_new();
+    result *shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    fflush(stdout);
+    for (int r = 0; r < size; r++)
+        if ((pid[r] = fork()) == 0)
+            run_rank(j, hub, r, &shared[r]);
+    while (open > 0 && (ended = wait(NULL)) > 0) {
+        open--;
+        for (int r = 0; r < size; r++)
+            if (pid[r] == ended && !j->silent)
+                atomic_store(&hub->gone[r], true);
+    }
+    memcpy(results, shared, bytes);
+    munmap(shared, bytes);
+    fake_hub_free(hub);
+}
+
+#endif
