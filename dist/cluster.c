@@ -2,9 +2,8 @@
  * in shared memory; the first ranks of all nodes are a ring. A collective is done within each node,
  * then between the nodes, then handed on within each node.
  *
- * Processes that cannot map each other's memory, though they are on one machine, are nodes of their
- * own. A failure is on the board of each node, whose first rank tells those of the others of it,
- * and misses those that end without a word.
+ * A failure is on the board of each node, whose first rank tells those of the others of it, and
+ * misses those that end without a word.
  *
  * Two threads may be in collectives at once, each in its lane: a team, a ring, a channel of a wire.
  */
@@ -25,10 +24,9 @@
 #include "dist/group.h"
 #include "dist/lifeline.h"
 #include "dist/news.h"
+#include "dist/nodes.h"
 #include "dist/ring.h"
 #include "dist/sum.h"
-#include "dist/team.h"
-#include "dist/window.h"
 
 enum { STAGE_BYTES = 256 << 10 }; /* stays in the cache */
 enum { LOOK_NS = 2000 * 1000 }; /* between looks for who has left */
@@ -42,12 +40,8 @@ typedef struct cluster {
     lt_windows *windows;
     lt_team team, team_aside;   /* in either lane */
     lt_ring ring, ring_aside;
-    char *front, *own_front;    /* a mark, and the board behind it; if this rank has made it */
-    int *name;                  /* of the rank in each seat */
-    int *first;                 /* of each rank: the first rank of its node */
-    int *nodes, n_nodes;        /* the first rank of each node; */
-    int node;                   /* this one's place among them */
-    int *pid, *pidfd;           /* of each seat; -1: there are no pidfds here */
+    lt_nodes nodes;
+    int *pidfd;                 /* of each seat; -1: there are no pidfds here */
     int cpus;
     lt_news *news;              /* of the other nodes, for the first rank; else NULL */
     lt_lifelines *lines;        /* to these */
@@ -59,14 +53,6 @@ typedef struct cluster {
 
 static bool is_first(const cluster *c) { return c->team.rank == 0; }
 
-static int node_of(const cluster *c, int rank)
-{
-    int n = 0;
-    while (c->nodes[n] != c->first[rank])
-        n++;
-    return n;
-}
-
 /* The ring asks while it waits for a rank of another node. */
 static lt_status look(void *ud, const lt_ring *ring, int rank, const char *what)
 {
@@ -76,10 +62,10 @@ static lt_status look(void *ud, const lt_ring *ring, int rank, const char *what)
         lt__team_watch(&c->team);
         LT_TRY(lt__team_check(&c->team));
     }
-    if (c->news && lt__news_has_left(c->news, node_of(c, rank)))
+    if (c->news && lt__news_has_left(c->news, lt__node_of(&c->nodes, rank)))
         return lt_fail(LT_EPEER, "rank %d has left, but rank %d waits for it in %s%s", rank,
                        c->wire.rank, what, lt__ring_last_seen(ring, rank));
-    if (c->lines && lt__lifeline_is_cut(c->lines, node_of(c, rank), LOST_SECONDS))
+    if (c->lines && lt__lifeline_is_cut(c->lines, lt__node_of(&c->nodes, rank), LOST_SECONDS))
         return lt__ring_lose(ring, rank, what);
     return LT_OK;
 }
@@ -87,11 +73,12 @@ static lt_status look(void *ud, const lt_ring *ring, int rank, const char *what)
 static void say_is_gone(cluster *c, int node)
 {
     char text[32 + LT_SEEN_BYTES];
-    bool is_before = node == (c->node + c->n_nodes - 1) % c->n_nodes;
+    int rank = c->nodes.first[node];
+    bool is_before = node == (c->nodes.own + c->nodes.n - 1) % c->nodes.n;
     pthread_mutex_lock(&c->lock);
-    snprintf(text, sizeof text, "rank %d is gone%s", c->nodes[node], is_before ? c->before : "");
+    snprintf(text, sizeof text, "rank %d is gone%s", rank, is_before ? c->before : "");
     pthread_mutex_unlock(&c->lock);
-    lt__team_fail(&c->team, c->nodes[node], LT_EPEER, text);
+    lt__team_fail(&c->team, rank, LT_EPEER, text);
 }
 
 /* What nodes tell each other though nobody waits. But when one is lost, MPI over TCP may wait for
@@ -99,7 +86,7 @@ static void say_is_gone(cluster *c, int node)
 static void watch_nodes(cluster *c)
 {
     bool cut = false;
-    for (int node = 0; c->lines && node < c->n_nodes; node++) {
+    for (int node = 0; c->lines && node < c->nodes.n; node++) {
         cut |= lt__lifeline_is_cut(c->lines, node, 0);
         if (lt__lifeline_is_cut(c->lines, node, WATCH_SECONDS))
             say_is_gone(c, node);
@@ -154,7 +141,7 @@ static lt_status sum_in(cluster *c, lt_team *team, lt_ring *ring, const lt_sum *
 {
     team->grace = 0;
     LT_TRY(told(c, lt__team_allreduce(team, sum)));
-    if (c->n_nodes == 1)
+    if (c->nodes.n == 1)
         return LT_OK;
     if (is_first(c))
         LT_TRY(share(c, ring, sum_between(c, ring, sum)));
@@ -180,13 +167,13 @@ static lt_status broadcast_between(cluster *c, const lt_wish *wish, void *data)
 {
     LT_TRY(agree(c, &c->ring, wish));
     return lt__ring_broadcast(&c->ring, wish->what, data, (size_t)wish->count,
-                              node_of(c, wish->root));
+                              lt__node_of(&c->nodes, wish->root));
 }
 
 static int seat_of(const cluster *c, int rank)
 {
     int seat = 0;
-    while (seat < c->team.size && c->name[seat] != rank)
+    while (seat < c->team.size && c->nodes.name[seat] != rank)
         seat++;
     return seat;
 }
@@ -195,13 +182,13 @@ static int seat_of(const cluster *c, int rank)
 static lt_status broadcast(void *self, const char *what, void *data, size_t bytes, int root)
 {
     cluster *c = self;
-    bool is_here = c->first[root] == c->first[c->wire.rank];
+    bool is_here = c->nodes.first_of[root] == c->nodes.first_of[c->wire.rank];
     lt_wish wish = lt__wish(LT_BROADCAST, what, (int64_t)bytes);
     wish.root = root;
     c->team.grace = 0;
     LT_TRY(told(c, is_here ? lt__team_broadcast(&c->team, what, data, bytes, seat_of(c, root))
                            : lt__team_agree(&c->team, &wish)));
-    if (is_first(c) && c->n_nodes > 1)
+    if (is_first(c) && c->nodes.n > 1)
         LT_TRY(share(c, &c->ring, broadcast_between(c, &wish, data)));
     c->team.grace = 2 * LATER;
     return is_here ? LT_OK : told(c, lt__team_broadcast(&c->team, what, data, bytes, 0));
@@ -221,7 +208,7 @@ static lt_status barrier(void *self, const char *what)
     lt_wish wish = lt__wish(LT_BARRIER, what, 0);
     c->team.grace = 0;
     LT_TRY(told(c, lt__team_agree(&c->team, &wish)));
-    if (c->n_nodes == 1)
+    if (c->nodes.n == 1)
         return LT_OK;
     if (is_first(c))
         LT_TRY(share(c, &c->ring, barrier_between(c, &wish)));
@@ -250,9 +237,9 @@ static lt_status receive(void *self, int from, void *data, size_t bytes)
 static lt_status add_as_tree(void *self)
 {
     cluster *c = self;
-    int each = c->wire.size / c->n_nodes;
+    int each = c->wire.size / c->nodes.n;
     for (int rank = 0; rank < c->wire.size; rank++)
-        if (c->first[rank] != rank - rank % each)
+        if (c->nodes.first_of[rank] != rank - rank % each)
             return lt_fail(LT_EUSAGE, "vranks wants as many ranks on each machine, in a row, as "
                            "with -H one:2,other:2");
     c->ring.tree = c->ring_aside.tree = true;
@@ -332,13 +319,8 @@ static void free_cluster(cluster *c)
         lt__window_free(c->windows, c->team.stage);
     if (c->team_aside.stage)
         lt__window_free(c->windows, c->team_aside.stage);
-    if (c->own_front)
-        lt__window_free(c->windows, c->own_front);
+    lt__nodes_free(&c->nodes, c->windows);
     lt__windows_free(c->windows);
-    free(c->name);
-    free(c->first);
-    free(c->nodes);
-    free(c->pid);
     free(c->pidfd);
     pthread_mutex_destroy(&c->lock);
     lt__lifelines_close(c->lines);
@@ -380,62 +362,6 @@ static const lt_transport transport = {
 
 /* ==== The beginning =========================================================================== */
 
-enum { MARK_BYTES = 128 }; /* keeps the board aligned */
-
-/* A board for so many ranks, in a window of this process. */
-static lt_status make_front(cluster *c, int n)
-{
-    uint64_t mark = (uint64_t)getpid() << 32 ^ (uint64_t)(1e6 * lt__seconds());
-    c->own_front = lt__window_new(c->windows, MARK_BYTES + lt__board_bytes(n));
-    if (!c->own_front)
-        return LT_ENOMEM;
-    c->front = c->own_front;
-    memcpy(c->front, &mark, sizeof mark);
-    lt__board_init((lt_board *)(c->front + MARK_BYTES), n);
-    return LT_OK;
-}
-
-typedef struct offer { /* of the first rank on a machine to the others there */
-    uint64_t place, mark;
-    int pid;
-} offer;
-
-/* The process ids of all on this machine, if all can map the first one's board; else zeros. */
-static lt_status offer_board(cluster *c)
-{
-    const lt_wire *w = &c->wire;
-    size_t bytes = (size_t)w->n_node * sizeof *c->pid;
-    offer mine = {.pid = getpid()};
-    LT_TRY(make_front(c, w->n_node));
-    mine.place = lt__window_place(c->windows, c->front);
-    memcpy(&mine.mark, c->front, sizeof mine.mark);
-    bool together = true;
-    for (int i = 1; i < w->n_node; i++)
-        LT_TRY(lt__ring_send(&c->ring, w->node[i], &mine, sizeof mine));
-    for (int i = 1; i < w->n_node; i++) {
-        LT_TRY(lt__ring_receive(&c->ring, w->node[i], &c->pid[i], sizeof *c->pid));
-        together &= c->pid[i] != 0;
-    }
-    c->pid[0] = mine.pid;
-    if (!together)
-        memset(c->pid, 0, bytes);
-    for (int i = 1; i < w->n_node; i++)
-        LT_TRY(lt__ring_send(&c->ring, w->node[i], c->pid, bytes));
-    return LT_OK;
-}
-
-static lt_status accept_board(cluster *c)
-{
-    const lt_wire *w = &c->wire;
-    offer o;
-    LT_TRY(lt__ring_receive(&c->ring, w->node[0], &o, sizeof o));
-    c->front = lt__window_find(c->windows, o.pid, o.place);
-    bool good = c->front && memcmp(c->front, &o.mark, sizeof o.mark) == 0;
-    int pid = good ? getpid() : 0;
-    LT_TRY(lt__ring_send(&c->ring, w->node[0], &pid, sizeof pid));
-    return lt__ring_receive(&c->ring, w->node[0], c->pid, (size_t)w->n_node * sizeof *c->pid);
-}
-
 static uint64_t place(void *ud, const void *data)
 {
     return lt__window_place(((cluster *)ud)->windows, data);
@@ -444,7 +370,7 @@ static uint64_t place(void *ud, const void *data)
 static void *find(void *ud, int seat, uint64_t name)
 {
     cluster *c = ud;
-    return lt__window_find(c->windows, c->pid[seat], name);
+    return lt__window_find(c->windows, c->nodes.pid[seat], name);
 }
 
 static bool lives(void *ud, int seat)
@@ -453,16 +379,16 @@ static bool lives(void *ud, int seat)
     struct pollfd fd = {.fd = c->pidfd[seat], .events = POLLIN};
     if (fd.fd >= 0)
         return poll(&fd, 1, 0) <= 0; /* -1: a signal came */
-    return kill(c->pid[seat], 0) == 0 || errno != ESRCH;
+    return kill(c->nodes.pid[seat], 0) == 0 || errno != ESRCH;
 }
 
-static lt_status enter_team(cluster *c, int size)
+static lt_status enter_team(cluster *c)
 {
-    c->team = (lt_team){.board = (lt_board *)(c->front + MARK_BYTES), .size = size,
-                        .name = c->name, .timeout = c->ring.timeout};
-    while (c->name[c->team.rank] != c->wire.rank)
+    c->team = (lt_team){.board = c->nodes.board, .size = c->nodes.n_here, .name = c->nodes.name,
+                        .timeout = c->ring.timeout};
+    while (c->nodes.name[c->team.rank] != c->wire.rank)
         c->team.rank++;
-    if (size == 1) /* nobody else looks at its data */
+    if (c->team.size == 1) /* nobody else looks at its data */
         return LT_OK;
     c->team.place = place;
     c->team.find = find;
@@ -470,48 +396,23 @@ static lt_status enter_team(cluster *c, int size)
     c->team.ud = c;
     c->team.stage_bytes = STAGE_BYTES;
     c->team.stage = lt__window_new(c->windows, STAGE_BYTES);
-    for (int seat = 0; seat < size; seat++)
-        c->pidfd[seat] = (int)syscall(SYS_pidfd_open, c->pid[seat], 0);
+    for (int seat = 0; seat < c->team.size; seat++)
+        c->pidfd[seat] = (int)syscall(SYS_pidfd_open, c->nodes.pid[seat], 0);
     return c->team.stage ? LT_OK : LT_ENOMEM;
 }
 
-/* Those on this machine become a node, if they can map each other's memory. */
-static lt_status find_node(cluster *c)
+/* The first ranks of all nodes are a ring, and hear of each other. */
+static lt_status enter_ring(cluster *c)
 {
-    const lt_wire *w = &c->wire;
-    LT_TRY(w->node[0] == w->rank ? offer_board(c) : accept_board(c));
-    if (c->pid[0] != 0) {
-        memcpy(c->name, w->node, (size_t)w->n_node * sizeof *c->name);
-        return enter_team(c, w->n_node);
-    }
-    if (!c->own_front)
-        LT_TRY(make_front(c, 1));
-    c->name[0] = w->rank;
-    return enter_team(c, 1);
-}
-
-/* Who is first on which node: rank 0 asks all and tells all. */
-static lt_status find_nodes(cluster *c)
-{
-    int rank = c->wire.rank, size = c->wire.size;
-    size_t bytes = (size_t)size * sizeof *c->first;
-    c->first[rank] = c->name[0];
-    for (int r = 1; r < size && rank == 0; r++)
-        LT_TRY(lt__ring_receive(&c->ring, r, &c->first[r], sizeof *c->first));
-    for (int r = 1; r < size && rank == 0; r++)
-        LT_TRY(lt__ring_send(&c->ring, r, c->first, bytes));
-    if (rank > 0) {
-        LT_TRY(lt__ring_send(&c->ring, 0, &c->first[rank], sizeof *c->first));
-        LT_TRY(lt__ring_receive(&c->ring, 0, c->first, bytes));
-    }
-    for (int r = 0; r < size; r++)
-        if (c->first[r] == r)
-            c->nodes[c->n_nodes++] = r;
-    c->node = node_of(c, rank);
-    c->ring.rank = c->nodes;
-    c->ring.size = c->n_nodes;
-    c->ring.index = c->node;
-    return LT_OK;
+    c->ring.rank = c->nodes.first;
+    c->ring.size = c->nodes.n;
+    c->ring.index = c->nodes.own;
+    if (!is_first(c) || c->nodes.n == 1)
+        return LT_OK;
+    LT_TRY(lt__lifelines_open(&c->ring, &c->lines));
+    c->news = lt__news_open(&c->wire, &c->team, c->nodes.first, c->nodes.n, c->nodes.own,
+                            c->lines);
+    return c->news ? LT_OK : lt_errcode();
 }
 
 /* A CPU that n ranks may use is the n-th part of one to each of them. */
@@ -555,22 +456,15 @@ static lt_status begin(cluster *c, double timeout)
     c->ring = (lt_ring){.wire = &c->wire, .channel = LT_WIRE_DATA,
                         .timeout = timeout > 0 ? timeout : 120, .look = look, .ud = c};
     LT_TRY(lt__ring_open(&c->ring));
-    c->name = calloc(size, sizeof *c->name);
-    c->first = calloc(size, sizeof *c->first);
-    c->nodes = calloc(size, sizeof *c->nodes);
-    c->pid = calloc(size, sizeof *c->pid);
     c->pidfd = malloc(size * sizeof *c->pidfd);
     c->windows = lt__windows_new();
-    if (!c->name || !c->first || !c->nodes || !c->pid || !c->pidfd || !c->windows)
+    if (!c->pidfd || !c->windows)
         return lt_fail(LT_ENOMEM, "out of memory for %d ranks", c->wire.size);
     memset(c->pidfd, -1, size * sizeof *c->pidfd);
-    LT_TRY(find_node(c));
-    LT_TRY(find_nodes(c));
-    if (is_first(c) && c->n_nodes > 1) {
-        LT_TRY(lt__lifelines_open(&c->ring, &c->lines));
-        if (!(c->news = lt__news_open(&c->wire, &c->team, c->nodes, c->n_nodes, c->node, c->lines)))
-            return lt_errcode();
-    }
+    LT_TRY(lt__nodes_meet(&c->nodes, &c->ring, c->windows));
+    LT_TRY(enter_team(c));
+    LT_TRY(lt__nodes_find(&c->nodes, &c->ring));
+    LT_TRY(enter_ring(c));
     LT_TRY(open_aside(c));
     return count_cpus(c);
 }
