@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "core/tensor.h"
+#include "dist/deadline.h"
 #include "dist/ring.h"
 #include "dist/sum.h"
 
@@ -36,14 +36,15 @@ const char *lt__ring_last_seen(const lt_ring *r, int rank)
 
 typedef struct patience {
     long ns;          /* of the next sleep */
-    double spins_until, deadline;
+    double spins_until;
+    lt_deadline deadline;
 } patience;
 
 static patience fresh_patience(const lt_ring *r)
 {
     double now = lt__seconds();
     return (patience){SHORTEST_NS, r->spin ? now + SPIN_SECONDS : now,
-                      now + r->timeout + r->grace};
+                      {now + r->timeout + r->grace, now}};
 }
 
 /* Something has moved. What flows is looked after less often than what has just begun: each look
@@ -62,7 +63,7 @@ static lt_status wait_a_little(lt_ring *r, patience *p, int rank, const char *wh
         return LT_OK;
     r->missing = rank;
     LT_TRY(r->look(r->ud, r, rank, what));
-    if (now > p->deadline)
+    if (lt__deadline_is_over(&p->deadline))
         return lt_fail(LT_EPEER, "rank %d did not come to %s within %g s%s", rank, what, r->timeout,
                        lt__ring_last_seen(r, rank));
     nanosleep(&(struct timespec){.tv_nsec = p->ns}, NULL);

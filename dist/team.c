@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "core/tensor.h"
+#include "dist/deadline.h"
 #include "dist/sum.h"
 #include "dist/team.h"
 
@@ -278,7 +278,7 @@ static int missing(const lt_team *t, const wait *w)
 
 /* Why there is no use in waiting for a rank any longer; LT_OK while there is. Between threads
  * nothing ends the second phase but its end: a rank that reads our data is still at it. */
-static lt_status look_around(lt_team *t, const wait *w, int who, double deadline)
+static lt_status look_around(lt_team *t, const wait *w, int who, lt_deadline *deadline)
 {
     char seen[LT_SEEN_BYTES];
     if (w->through && !t->lives)
@@ -287,7 +287,7 @@ static lt_status look_around(lt_team *t, const wait *w, int who, double deadline
     bool left = has_left(t, who) && !has_come(t, w, who);
     bool lost = is_lost(t, who) && !has_come(t, w, who);
     int rank = name_of(t, who), own = name_of(t, t->rank);
-    if (!left && !lost && lt__seconds() < deadline)
+    if (!left && !lost && !lt__deadline_is_over(deadline))
         return LT_OK;
     lt__team_last_seen(t, who, seen);
     if (left)
@@ -304,7 +304,8 @@ static lt_status look_around(lt_team *t, const wait *w, int who, double deadline
 
 static lt_status wait_for(lt_team *t, const wait *w)
 {
-    double deadline = lt__seconds() + t->timeout + t->grace;
+    double now = lt__seconds();
+    lt_deadline deadline = {now + t->timeout + t->grace, now};
     int spins = t->spin ? SPINS : 0, rank;
     for (;;) {
         unsigned heard = atomic_load(&t->board->bell);
@@ -312,7 +313,7 @@ static lt_status wait_for(lt_team *t, const wait *w)
             return LT_OK;
         if (spins-- > 0)
             continue;
-        LT_TRY(look_around(t, w, rank, deadline));
+        LT_TRY(look_around(t, w, rank, &deadline));
         sleep_until_bell(t->board, heard);
     }
 }

@@ -362,6 +362,31 @@ TEST(one_that_does_not_come_is_named)
     CHECK(results[0].seconds < 2.5); /* a second later than within a node */
 }
 
+/* The job is stopped and goes on: rank 0 by a signal while it waits, the other one sleeps. */
+static lt_status is_stopped(rank *r)
+{
+    pid_t pid = getpid();
+    LT_TRY(lt_group_broadcast(r->group, "who is to be stopped", &pid, sizeof pid, 0));
+    if (r->rank == 1) {
+        pause_ms(50);
+        kill(pid, SIGSTOP);
+        pause_ms(2000);
+        kill(pid, SIGCONT);
+        pause_ms(50);
+    }
+    return sum_of(r, "bucket 3", 9);
+}
+
+TEST(time_in_which_a_job_is_stopped_does_not_count)
+{
+    result results[MOST];
+    for (int i = 0; i < 2; i++) {
+        on_ranks(&(job){.nodes = i == 0 ? "00" : "01", .body = is_stopped, .timeout = 1}, results);
+        CHECK_STR(results[0].text, "");
+        CHECK_STR(results[1].text, "");
+    }
+}
+
 static lt_status last_one_is_killed(rank *r)
 {
     lt_group_at(r->group, "train.lua:31", 7);
