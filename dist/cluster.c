@@ -469,6 +469,18 @@ static lt_status begin(cluster *c, double timeout)
     return count_cpus(c);
 }
 
+/* The beginning has failed. The first cause may be another rank that is further on. */
+static lt_status say_why(cluster *c, lt_status status)
+{
+    char text[1024];
+    int rank;
+    if (!c->team.board)
+        return status;
+    lt__team_fail(&c->team, c->wire.rank, status, lt_errmsg());
+    lt__team_failure(&c->team, &rank, &status, text, sizeof text);
+    return lt_fail(status, "%s", text);
+}
+
 /* When the beginning fails nothing is given back, as at any other failure: see end(). */
 lt_status lt__cluster_over(const lt_wire *wire, const lt_group_config *config, lt_group **group)
 {
@@ -478,9 +490,8 @@ lt_status lt__cluster_over(const lt_wire *wire, const lt_group_config *config, l
     c->wire = *wire;
     pthread_mutex_init(&c->lock, NULL);
     lt_status status = begin(c, config ? config->timeout : 0);
-    if (status != LT_OK && c->team.board)
-        lt__team_fail(&c->team, wire->rank, status, lt_errmsg());
-    LT_TRY(status);
+    if (status != LT_OK)
+        return say_why(c, status);
     *group = lt__group_new(&transport, c, wire->rank, wire->size);
     return *group ? LT_OK : LT_ENOMEM;
 }

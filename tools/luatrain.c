@@ -314,6 +314,19 @@ static void warn_of_binding(const settings *s, const lt_group *group, int cpus)
 }
 
 /* This process is one rank; it has its part of the CPUs of those on its node. */
+static lt_status run_process(void *ud, lt_group *group)
+{
+    settings *s = ud;
+    int cpus = lt_group_cpus(group);
+    warn_of_binding(s, group, cpus);
+    LT_TRY(settle(s, lt_group_size(group), cpus));
+    if (s->trace && lt_group_rank(group) == 0)
+        LT_TRY(lt_trace_create(s->trace));
+    if (s->trace)
+        LT_TRY(lt_group_barrier(group, "the trace"));
+    return run(s, group);
+}
+
 static lt_status run_in_cluster(settings *s)
 {
     lt_group *group;
@@ -321,20 +334,8 @@ static lt_status run_in_cluster(settings *s)
         return lt_fail(LT_EUSAGE, "--ranks is for ranks in one process, but mpirun or srun has "
                        "started several; let it start as many as there are to be");
     LT_TRY(lt_cluster_open(&s->group, &group));
-    int cpus = lt_group_cpus(group);
-    warn_of_binding(s, group, cpus);
-    lt_status status = settle(s, lt_group_size(group), cpus);
-    if (status == LT_OK && s->trace && lt_group_rank(group) == 0)
-        status = lt_trace_create(s->trace);
-    if (status == LT_OK && s->trace)
-        status = lt_group_barrier(group, "the trace");
-    if (status != LT_OK) {
-        lt_group_fail(group);
-        lt_group_close(group);
-        return status;
-    }
     s->in_cluster = true;
-    return run_ranks(&(ranks){.n = 1, .cluster = group, .run = run, .ud = s});
+    return run_ranks(&(ranks){.n = 1, .cluster = group, .run = run_process, .ud = s});
 }
 
 static lt_status run_all(settings *s)
