@@ -6,6 +6,8 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
+#include <math.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -17,7 +19,7 @@
 #include "dist/lifeline.h"
 
 enum { MOST_ADDRESSES = 16 };
-enum { OPEN_SECONDS = 2 };
+static const double OPEN_SECONDS = 2;
 
 typedef struct offer { /* of a member to the others */
     uint64_t mark;      /* random */
@@ -65,14 +67,17 @@ static int find_addresses(struct sockaddr_in *to, in_port_t port)
     return n;
 }
 
-/* Fills the offer. Returns the socket, or -1. */
-static int begin_to_listen(offer *o, int n)
+/* Fills the offer. Returns the socket, or -1. Who connects but says nothing is not let in, so that
+ * nobody waits behind a stranger. */
+static int begin_to_listen(offer *o)
 {
     struct sockaddr_in any = {.sin_family = AF_INET};
     socklen_t bytes = sizeof any;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), seconds = 60;
     bool good = fd >= 0 && bind(fd, (struct sockaddr *)&any, sizeof any) == 0 &&
-                listen(fd, n) == 0 && getsockname(fd, (struct sockaddr *)&any, &bytes) == 0 &&
+                setsockopt(fd, IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds) == 0 &&
+                listen(fd, SOMAXCONN) == 0 &&
+                getsockname(fd, (struct sockaddr *)&any, &bytes) == 0 &&
                 getrandom(&o->mark, sizeof o->mark, 0) == sizeof o->mark;
     o->n = good ? find_addresses(o->address, any.sin_port) : 0;
     return fd;
@@ -203,10 +208,10 @@ static lt_status drop_half_lines(lt_ring *ring, lt_lifelines *lines)
 static lt_status open_all(lt_ring *ring, lt_lifelines *lines, offer *offers, int *listener)
 {
     int own = ring->index;
-    *listener = begin_to_listen(&offers[own], lines->n);
+    *listener = begin_to_listen(&offers[own]);
     for (int i = 0; i < lines->n; i++)
         LT_TRY(lt__ring_broadcast(ring, "where the nodes are", &offers[i], sizeof *offers, i));
-    double deadline = lt__seconds() + OPEN_SECONDS;
+    double deadline = lt__seconds() + fmin(OPEN_SECONDS, ring->timeout / 2);
     for (int i = 0; i < own; i++)
         lines->line[i].fd = reach(&offers[i], own, deadline);
     if (offers[own].n > 0)
@@ -268,4 +273,9 @@ bool lt__lifeline_is_cut(lt_lifelines *lines, int member, double seconds)
         atomic_store(&l->cut, lt__seconds());
     double when = atomic_load(&l->cut);
     return when != 0 && lt__seconds() >= when + seconds;
+}
+
+bool lt__lifeline_holds(lt_lifelines *lines, int member)
+{
+    return lines->line[member].fd >= 0 && !lt__lifeline_is_cut(lines, member, 0);
 }

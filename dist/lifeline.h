@@ -13,7 +13,8 @@
 
 typedef struct lt_lifelines lt_lifelines; /* NULL: there are none */
 
-/* From this member of a ring to all others: a collective, which takes a few seconds at most. New.
+/* From this member of a ring to all others: a collective, which takes 2 seconds at most, or half of
+ * the ring's timeout, as others may wait for those who are at it. New.
  * LT_ENOMEM, or why the members did not come together. */
 lt_status lt__lifelines_open(lt_ring *ring, lt_lifelines **lines);
 void lt__lifelines_close(lt_lifelines *lines);
@@ -23,5 +24,7 @@ void lt__lifelines_part(lt_lifelines *lines);
 /* Whether the process of a member has ended and did not part, and this was known so many seconds
  * ago. */
 bool lt__lifeline_is_cut(lt_lifelines *lines, int member, double seconds);
+/* Whether there is one, and it is not cut. */
+bool lt__lifeline_holds(lt_lifelines *lines, int member);
 
 #endif

@@ -19,6 +19,7 @@ typedef struct result { /* of one rank; shared with the process that checks it *
     lt_status status, later;
     char text[512];
     double seconds;
+    double closed;      /* when its group was */
     uint64_t bits;      /* of what it has computed */
     bool spoke;
 } result;
@@ -57,6 +58,7 @@ static inline void run_rank(const job *j, fake_hub *hub, int which, result *to)
     snprintf(to->text, sizeof to->text, "%s", to->status == LT_OK ? "" : lt_errmsg());
     if (r.group)
         lt_group_close(r.group);
+    to->closed = lt__seconds();
     _exit(0);
 }
 

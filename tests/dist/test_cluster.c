@@ -504,6 +504,27 @@ TEST(one_speaks_when_the_others_are_quiet)
         CHECK(r == speaker || results[r].seconds >= results[speaker].seconds + 0.1);
 }
 
+/* Longer than the timeout, in which nobody wants anything of it. */
+static lt_status first_one_goes_on(rank *r)
+{
+    LT_TRY(lt_group_barrier(r->group, "all are there"));
+    if (r->rank == 0)
+        pause_ms(1500);
+    return LT_OK;
+}
+
+TEST(the_others_wait_for_one_that_goes_on_by_itself)
+{
+    result results[MOST];
+    for (int i = 0; i < 2; i++) {
+        on_ranks(&(job){.nodes = i == 0 ? "00" : "01", .body = first_one_goes_on, .timeout = 0.3},
+                 results);
+        for (int r = 0; r < 2; r++)
+            CHECK_STR(results[r].text, "");
+        CHECK(results[1].closed > results[0].closed - 0.7);
+    }
+}
+
 /* ==== Where memory is not shared ============================================================== */
 
 /* Rank 0 has process ids of its own: what it calls itself is another process to the others. */
@@ -521,19 +542,37 @@ static void hide(int which)
     }
 }
 
-static bool can_hide(void)
+/* It has no network, over which a lifeline could be. */
+static void cut_off(int which)
+{
+    if (which == 2 && unshare(CLONE_NEWNET) != 0)
+        _exit(1);
+}
+
+static bool can_unshare(int what)
 {
     int status = 1;
     pid_t child = fork();
     if (child == 0)
-        _exit(unshare(CLONE_NEWPID) != 0);
+        _exit(unshare(what) != 0);
     return waitpid(child, &status, 0) == child && status == 0;
+}
+
+/* Whom it keeps waiting is not kept for longer than the timeout. */
+TEST(nodes_without_a_lifeline_work_together)
+{
+    result results[MOST];
+    if (!can_unshare(CLONE_NEWNET))
+        SKIP("a network of its own is not given to this user");
+    on_ranks(&(job){.nodes = "001", .body = check_sums, .before = cut_off, .timeout = 1}, results);
+    for (int r = 0; r < 3; r++)
+        CHECK_STR(results[r].text, "");
 }
 
 TEST(processes_that_share_no_memory_are_nodes_of_their_own)
 {
     result results[MOST];
-    if (!can_hide())
+    if (!can_unshare(CLONE_NEWPID))
         SKIP("process ids of its own are not given to this user");
     on_ranks(&(job){.nodes = "000", .body = check_sums, .before = hide}, results);
     for (int r = 0; r < 3; r++) {

@@ -1,0 +1,133 @@
+/* test_lifeline.c - lifelines among strangers: who comes first and says nothing or something else,
+ * and which end of a member is one without a word. */
+#include <arpa/inet.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "dist/lifeline.h"
+#include "tests/dist/fake_wire.h"
+#include "tests/lt_test.h"
+
+enum { MEMBERS = 3, MOST_FDS = 256, KINDS = 4 };
+
+typedef struct one { /* of the members, which is also the wire's rank */
+    lt_ring ring;
+    lt_wire wire;
+    lt_lifelines *lines;
+    lt_status status;
+    pthread_t thread;
+} one;
+
+static one members[MEMBERS];
+static atomic_bool strangers_are_there;
+
+static void pause_ms(long ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+static lt_status nothing_known(void *ud, const lt_ring *ring, int rank, const char *what)
+{
+    (void)ud, (void)ring, (void)rank, (void)what;
+    return LT_OK;
+}
+
+/* Nothing comes before the strangers are at all doors. */
+static int test_late(void *self, lt_request *r)
+{
+    return atomic_load(&strangers_are_there) ? fake_test(self, r) : 0;
+}
+
+static void *open_lines(void *ud)
+{
+    one *m = ud;
+    m->status = lt__lifelines_open(&m->ring, &m->lines);
+    return NULL;
+}
+
+/* Where this process listens. Returns how many sockets do. */
+static int find_doors(struct sockaddr_in door[MOST_FDS])
+{
+    int n = 0;
+    for (int fd = 0; fd < MOST_FDS; fd++) {
+        int listens = 0;
+        socklen_t bytes = sizeof listens, room = sizeof *door;
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) == 0 && listens &&
+            getsockname(fd, (struct sockaddr *)&door[n], &room) == 0)
+            n++;
+    }
+    return n;
+}
+
+/* A stranger that says nothing, one that says little, and two that say they are members. */
+static int come_to(const struct sockaddr_in *door, int kind)
+{
+    static const uint64_t hello[] = {1, 1, 1, 2};
+    struct sockaddr_in to = *door;
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect(fd, (struct sockaddr *)&to, sizeof to) == 0);
+    if (kind > 0)
+        CHECK(send(fd, kind == 3 ? hello + 2 : hello, kind == 1 ? 1 : 16, 0) > 0);
+    return fd;
+}
+
+static void open_among_strangers(int stranger[MEMBERS * KINDS])
+{
+    static const int ranks[MEMBERS] = {0, 1, 2};
+    struct sockaddr_in door[MOST_FDS];
+    fake_hub *hub = fake_hub_new();
+    for (int i = 0; i < MEMBERS; i++) {
+        one *m = &members[i];
+        m->wire = fake_wire_new(hub, i, MEMBERS, ranks);
+        m->wire.test = test_late;
+        m->ring = (lt_ring){.wire = &m->wire, .rank = ranks, .index = i, .size = MEMBERS,
+                            .timeout = 30, .look = nothing_known};
+        CHECK_OK(lt__ring_open(&m->ring));
+        pthread_create(&m->thread, NULL, open_lines, m);
+    }
+    while (find_doors(door) < MEMBERS)
+        pause_ms(1);
+    for (int i = 0; i < MEMBERS * KINDS; i++)
+        stranger[i] = come_to(&door[i % MEMBERS], i / MEMBERS);
+    atomic_store(&strangers_are_there, true);
+    for (int i = 0; i < MEMBERS; i++) {
+        pthread_join(members[i].thread, NULL);
+        lt__ring_close(&members[i].ring);
+        members[i].wire.close(members[i].wire.self);
+    }
+    fake_hub_free(hub);
+}
+
+/* Whether a line is cut before long. */
+static bool is_cut(int from, int to)
+{
+    for (int i = 0; i < 200; i++) {
+        if (lt__lifeline_is_cut(members[from].lines, to, 0))
+            return true;
+        pause_ms(1);
+    }
+    return false;
+}
+
+TEST(strangers_keep_nobody_from_a_line)
+{
+    int stranger[MEMBERS * KINDS];
+    open_among_strangers(stranger);
+    for (int i = 0; i < MEMBERS; i++) {
+        CHECK_OK(members[i].status);
+        for (int k = 0; k < MEMBERS; k++)
+            CHECK_EQ(lt__lifeline_holds(members[i].lines, k), k != i);
+    }
+    lt__lifelines_part(members[1].lines);
+    lt__lifelines_close(members[1].lines);
+    CHECK(!is_cut(0, 1) && lt__lifeline_holds(members[0].lines, 1));
+    lt__lifelines_close(members[2].lines);
+    CHECK(is_cut(0, 2) && !lt__lifeline_holds(members[0].lines, 2));
+    CHECK(!lt__lifeline_is_cut(members[0].lines, 2, 10));
+    lt__lifelines_close(members[0].lines);
+    for (int i = 0; i < MEMBERS * KINDS; i++)
+        close(stranger[i]);
+}
