@@ -131,13 +131,16 @@ bool lt__news_part(lt_news *news, double seconds)
     lt__news_say(news);
     while (open) {
         lt__news_hear(news);
-        bool failing = lt__team_is_failing(news->team);
+        bool failing = lt__team_is_failing(news->team), all_live = !failing;
         open = false;
         for (int i = 0; i < news->n; i++) {
             const peer *p = &news->peer[i];
-            open |= i != news->node && (!p->has_said || (!failing && !p->has_heard));
+            if (i == news->node || (p->has_said && (failing || p->has_heard)))
+                continue;
+            open = true;
+            all_live &= lt__lifeline_holds(news->lines, i);
         }
-        if (lt__seconds() - begin > (failing ? LAST_SECONDS : seconds))
+        if (open && !all_live && lt__seconds() - begin > (failing ? LAST_SECONDS : seconds))
             return false;
         if (open)
             nanosleep(&(struct timespec){.tv_nsec = 200 * 1000}, NULL);

@@ -24,7 +24,8 @@ void lt__news_hear(lt_news *news);
 /* Whether a node has said its last word, so long ago that nothing else of it is on its way. */
 bool lt__news_has_left(lt_news *news, int node);
 /* Until the last word has gone and, unless something has failed, those of the others have come, but
- * no longer than so many seconds. Whether that is so. */
+ * no longer than so many seconds for one to which there is no lifeline: who lives may go on by
+ * itself for as long as it likes. Whether that is so. */
 bool lt__news_part(lt_news *news, double seconds);
 
 #endif
