@@ -176,6 +176,14 @@ static bool has_rank(pid_t mpirun)
     return found;
 }
 
+/* By a clock that nobody sets. */
+static time_t seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec;
+}
+
 typedef struct wish { /* for an end */
     int signal;       /* 0: there is none */
     bool kills;
@@ -186,17 +194,17 @@ typedef struct wish { /* for an end */
  * ranks yet. */
 static int wait_for(pid_t mpirun, const sigset_t *set, wish *w)
 {
-    time_t begin = time(NULL), seen = 0; /* the last rank on this machine; 0: there was none */
+    time_t begin = seconds(), seen = 0; /* the last rank on this machine; 0: there was none */
     int status;
     while (waitpid(mpirun, &status, WNOHANG) != mpirun) {
         int got = sigtimedwait(set, NULL, &(struct timespec){.tv_sec = 1});
         if (has_rank(mpirun))
-            seen = time(NULL);
-        else if (seen != 0 && time(NULL) - seen > LONELY_SECONDS)
+            seen = seconds();
+        else if (seen != 0 && seconds() - seen > LONELY_SECONDS)
             kill(mpirun, SIGKILL); /* asked to end it would crash */
         if (got < 0 || got == SIGCHLD)
             continue;
-        w->kills = w->signal != 0 || time(NULL) - begin < EARLY_SECONDS;
+        w->kills = w->signal != 0 || seconds() - begin < EARLY_SECONDS;
         w->signal = got;
         kill(mpirun, w->kills ? SIGTERM : SIGUSR1);
     }
