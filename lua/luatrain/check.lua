@@ -64,6 +64,8 @@ local function numbers(value)
   return type(value) == "number" and value or list_of(value, "number")
 end
 
+local RAMPS = {linear = true, cosine = true, exponential = true, constant = true}
+
 -- Each kind: what it wants, and a function that gives the value back, or nil for a wrong one.
 local kinds = {
   count = {"a whole number from 1 up", function(value) return whole(value, 1) end},
@@ -75,6 +77,9 @@ local kinds = {
   end},
   number = {"a number", function(value) return type(value) == "number" and value or nil end},
   amount = {"a number from 0 up", amount},
+  share = {"a number from 0 to 1", function(value)
+    return amount(value) and value <= 1 and value or nil
+  end},
   epochs = {"a list of numbers that rise, like {30, 60}", function(value)
     if type(value) ~= "table" or #value == 0 then return nil end
     for i, item in ipairs(value) do
@@ -84,6 +89,9 @@ local kinds = {
   end},
   init = {"'uniform', 'he' or a standard deviation", function(value)
     return (value == "uniform" or value == "he" or amount(value)) and value or nil
+  end},
+  ramp = {"'linear', 'cosine', 'exponential' or 'constant'", function(value)
+    return RAMPS[value] and value or nil
   end},
   amp = {"'off' or 'bf16'", function(value)
     return (value == "off" or value == "bf16") and value or nil
