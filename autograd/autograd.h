@@ -139,6 +139,7 @@ struct lt_op {
     uint8_t n_aux;               /* further outputs, seen by backward and `after` only */
     uint8_t in_place;            /* bit i: writes input i. Such an op gives nothing back and is
                                   * never recorded */
+    bool whole_params;           /* an update op that wants a parameter at a time, and all of it */
     bool any_dtype; /* kernels take f16 and bf16 as they are; else they get f32 copies */
     bool fast_bf16; /* the fast kernels take bf16 as it is, and f32 beside it: parameters, and the
                      * gradients of half copies (lt_half). Where they hand over, the reference gets

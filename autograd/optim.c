@@ -2,8 +2,8 @@
  * norm of these gradients.
  *
  * Parameters that lie side by side in an arena, belong to one group and all have a gradient are
- * one range and one kernel call. The zero padding between them takes part: every update op maps
- * zeros to zeros.
+ * one range and one kernel call, unless the update op wants each of them alone. The zero padding
+ * between them takes part: every update op maps zeros to zeros.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -160,6 +160,8 @@ static int end_of_range(const lt_optim *o, int i)
     const item *last = &o->items[i];
     int64_t step = 64 / (int64_t)lt_dtype_bytes((lt_dtype)last->x->dtype);
     int j = i + 1;
+    if (o->def->op->whole_params)
+        return j;
     for (; j < o->n_items; j++) {
         const item *it = &o->items[j];
         int64_t next = last->x->leaf->offset + (last->x->count + step - 1) / step * step;

@@ -20,6 +20,6 @@
     X(embedding)                                                              /* embedding.c */    \
     X(softmax) X(log_softmax) X(cross_entropy)                                /* softmax.c */      \
     X(mse_loss)                                                               /* loss.c */         \
-    X(add_squares) X(sgd_step) X(momentum_step) X(adam_step)                  /* update.c */
+    X(add_squares) X(sgd_step) X(momentum_step) X(lars_step) X(adam_step)     /* update.c */
 
 #endif

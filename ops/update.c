@@ -1,9 +1,10 @@
-/* update.c - what optimizers do to weights: SGD, SGD with momentum, Adam and AdamW; and how large
- * the gradients are.
+/* update.c - what optimizers do to weights: SGD, SGD with momentum, LARS, Adam and AdamW; and how
+ * large the gradients are.
  *
- * Each op is one pass over flat arenas, in place. The arithmetic is that of torch.optim, term by
- * term in the element type, with slots that are zero before the first step. `scale` multiplies the
- * gradient first: a loss scale or a count of shards is undone here, without a pass of its own.
+ * Each op is one pass over flat arenas, in place; LARS looks for norms before. The arithmetic is
+ * that of torch.optim, term by term in the element type, with slots that are zero before the first
+ * step. `scale` multiplies the gradient first: a loss scale or a count of shards is undone here,
+ * without a pass of its own.
  */
 #include "ops/kernel.h"
 
@@ -31,28 +32,9 @@ static lt_status for_blocks(lt_call *c, void (*block)(const lt_call *c, int64_t 
     return LT_OK;
 }
 
-/* ==== add_squares ============================================================================= */
-
-enum { TOTAL, X };
-
-static lt_status squares_shape(lt_call *c)
-{
-    for (int i = TOTAL; i <= X; i++)
-        if (!lt__is_float((lt_dtype)c->in[i]->dtype))
-            return lt_fail(LT_EINVAL, "%s wants a float dtype, it is %s", lt__in_name(c, i),
-                           LT_TEXT(c->in[i]));
-    if (c->in[TOTAL]->count != 1)
-        return lt_fail(LT_EINVAL, "total wants one element, it is %s", LT_TEXT(c->in[TOTAL]));
-    return LT_OK;
-}
+/* ==== Sums of squares ========================================================================= */
 
 static int64_t blocks_of(const lt_tensor *x) { return (x->count + BLOCK - 1) / BLOCK; }
-
-static size_t squares_scratch(const lt_call *c, bool backward)
-{
-    (void)backward;
-    return (size_t)blocks_of(c->in[X]) * sizeof(double);
-}
 
 /* The sum of the squares of n elements from the first. */
 LT_SIMD static double squares_of(const lt_tensor *x, int64_t first, int64_t n)
@@ -73,16 +55,42 @@ LT_SIMD static double squares_of(const lt_tensor *x, int64_t first, int64_t n)
     return sum;
 }
 
-/* Each block has a sum of its own, so the threads do not show in the result. */
-static lt_status add_squares(lt_call *c)
+/* Of all of x. Each block has a sum of its own, so the threads do not show in the result. */
+static double sum_squares(const lt_call *c, const lt_tensor *x, double *block)
 {
-    const lt_tensor *x = c->in[X];
-    double *block = c->scratch, sum = 0;
+    double sum = 0;
     LT_PARALLEL_FOR(c, x->count)
     for (int64_t i = 0; i < x->count; i += BLOCK)
         block[i / BLOCK] = squares_of(x, i, x->count - i < BLOCK ? x->count - i : BLOCK);
     for (int64_t i = 0; i < blocks_of(x); i++)
         sum += block[i];
+    return sum;
+}
+
+/* ==== add_squares ============================================================================= */
+
+enum { TOTAL, X };
+
+static lt_status squares_shape(lt_call *c)
+{
+    for (int i = TOTAL; i <= X; i++)
+        if (!lt__is_float((lt_dtype)c->in[i]->dtype))
+            return lt_fail(LT_EINVAL, "%s wants a float dtype, it is %s", lt__in_name(c, i),
+                           LT_TEXT(c->in[i]));
+    if (c->in[TOTAL]->count != 1)
+        return lt_fail(LT_EINVAL, "total wants one element, it is %s", LT_TEXT(c->in[TOTAL]));
+    return LT_OK;
+}
+
+static size_t squares_scratch(const lt_call *c, bool backward)
+{
+    (void)backward;
+    return (size_t)blocks_of(c->in[X]) * sizeof(double);
+}
+
+static lt_status add_squares(lt_call *c)
+{
+    double sum = sum_squares(c, c->in[X], c->scratch);
     LT_FLOATS(c->in[TOTAL]->dtype, T,
         T *total = c->in[TOTAL]->data;
         *total = (T)((double)*total + sum);
@@ -174,6 +182,73 @@ const lt_op lt__op_momentum_step = {
     .in_place = 1 << W | 1 << SLOT,
     .shape = momentum_shape,
     .fwd = momentum,
+};
+
+/* ==== lars_step =============================================================================== */
+
+enum { LARS_MOMENTUM = 1, LARS_DECAY, TRUST, LARS_EPS, ADAPT, LARS_SCALE };
+
+static lt_status lars_shape(lt_call *c)
+{
+    for (int k = LR; k <= LARS_EPS; k++)
+        LT_TRY(lt__number_in(c, k, 0, INFINITY));
+    return check_arenas(c);
+}
+
+/* The ratio, and before it is known a sum for each block. */
+static size_t lars_scratch(const lt_call *c, bool backward)
+{
+    (void)backward;
+    return (size_t)(blocks_of(c->in[W]) + 1) * sizeof(double);
+}
+
+static double lars_ratio(const lt_call *c)
+{
+    double decay = lt__number(c, LARS_DECAY), scale = lt__number(c, LARS_SCALE);
+    if (!lt__flag(c, ADAPT))
+        return 1;
+    double w = sqrt(sum_squares(c, c->in[W], c->scratch));
+    double g = sqrt(sum_squares(c, c->in[G], c->scratch)) * fabs(scale);
+    if (w == 0 || g == 0)
+        return 1; /* weights that begin at 0 would stay there */
+    return lt__number(c, TRUST) * w / (g + decay * w + lt__number(c, LARS_EPS));
+}
+
+LT_SIMD static void lars_block(const lt_call *c, int64_t first, int64_t n)
+{
+    LT_FLOATS(c->in[W]->dtype, T,
+        T *restrict w = (T *)c->in[W]->data + first;
+        const T *restrict g = (const T *)c->in[G]->data + first;
+        T *restrict v = (T *)c->in[SLOT]->data + first;
+        T ratio = (T)*(const double *)c->scratch;
+        T lr = (T)lt__number(c, LR);
+        T momentum = (T)lt__number(c, LARS_MOMENTUM);
+        T decay = (T)lt__number(c, LARS_DECAY);
+        T scale = (T)lt__number(c, LARS_SCALE);
+        for (int64_t i = 0; i < n; i++) {
+            v[i] = momentum * v[i] + ratio * (g[i] * scale + decay * w[i]);
+            w[i] -= lr * v[i];
+        }
+    );
+}
+
+static lt_status lars(lt_call *c)
+{
+    *(double *)c->scratch = lars_ratio(c);
+    return for_blocks(c, lars_block);
+}
+
+const lt_op lt__op_lars_step = {
+    .sig = "lars_step(w, g, v; lr#, momentum=0.9, decay=0.0, trust=0.001, eps=1e-8, adapt=true, "
+           "scale=1.0)",
+    .doc = "LARS (You, Gitman and Ginsburg, 2017), of one parameter: d = scale g + decay w; q = "
+           "trust |w| / (|scale g| + decay |w| + eps), or 1 where a norm is 0 and with "
+           "adapt=false; v = momentum v + q d; w -= lr v.",
+    .in_place = 1 << W | 1 << SLOT,
+    .whole_params = true,
+    .shape = lars_shape,
+    .scratch = lars_scratch,
+    .fwd = lars,
 };
 
 /* ==== adam_step =============================================================================== */

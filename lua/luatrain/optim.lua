@@ -54,7 +54,7 @@ local function add_parameters(list, what, group, prefix, who)
   end
 end
 
-local common = "decay_bias=true, clip:amount=0.0, lr_factor:amount=1.0})"
+local common = "clip:amount=0.0, lr_factor:amount=1.0})"
 local of_all = {clip = true, lr_factor = true}      -- no group has its own
 
 local function group_value(spec, key, value)
@@ -104,7 +104,7 @@ end
 -- ==== The kinds ==================================================================================
 
 local sgd = check("optim.sgd(net, {; lr:amount, momentum=0.0, nesterov=false, decay=0.0, "
-                  .. common)
+                  .. "decay_bias=true, " .. common)
 
 -- v = momentum v + g + decay w;  w = w - lr v, or with nesterov w - lr (g + decay w + momentum v)
 function optim.sgd(what, options)
@@ -119,9 +119,22 @@ function optim.sgd(what, options)
   end)
 end
 
+local lars = check("optim.lars(net, {; lr:amount, momentum=0.9, decay=0.0, trust=0.001, eps=1e-8, "
+                   .. "decay_bias=false, " .. common)
+
+-- For large batches (You, Gitman and Ginsburg 2017, arXiv:1708.03888): each parameter's step is in
+-- proportion to its norm, v = momentum v + q (g + decay w) with q = trust |w| / (|g| + decay |w| +
+-- eps) and w = w - lr v; those of at most one axis have q = 1. In the paper lr is within v; here a
+-- change of lr holds at once, as with sgd, and while lr is constant both are the same.
+function optim.lars(what, options)
+  return new(lars, what, options, function()
+    return {update = "lars_step", keys = {"lr", "momentum", "decay", "trust", "eps"}, adapts = true}
+  end)
+end
+
 local function adam_like(name, decay, decoupled)
-  local spec = check(("optim.%s(net, {; lr:amount, beta1=0.9, beta2=0.999, eps=1e-8, decay=%s, ")
-                     :format(name, decay) .. common)
+  local spec = check(("optim.%s(net, {; lr:amount, beta1=0.9, beta2=0.999, eps=1e-8, decay=%s, "
+                      .. "decay_bias=true, "):format(name, decay) .. common)
   optim[name] = function(what, options)
     return new(spec, what, options, function()
       return {update = "adam_step", keys = {"lr", "beta1", "beta2", "eps", "decay"},
@@ -142,14 +155,15 @@ local function setting(self, group, key)
   return self[INNER].spec:value(key, value)
 end
 
--- The options of the update op for a group, or for those of it that do not decay.
-local function options_of(self, group, scale, decays)
+-- The options of the update op for a group, or for those of it that have at most one axis.
+local function options_of(self, group, scale, is_bias)
   local inner = self[INNER]
   local options = {decoupled = inner.decoupled, step = inner.counts and inner.steps + 1 or nil}
   for _, key in ipairs(inner.keys) do options[key] = setting(self, group, key) end
   options.lr = options.lr * setting(self, {}, "lr_factor")
   options.scale = scale
-  if not decays then options.decay = 0 end
+  if inner.adapts then options.adapt = not is_bias end
+  if is_bias and not setting(self, group, "decay_bias") then options.decay = 0 end
   return options
 end
 
@@ -170,8 +184,8 @@ function Optim:step()
   end
   local scale = clip_gradients(self)
   for g, group in ipairs(self.groups) do
-    list[2 * g - 1] = options_of(self, group, scale, true)
-    list[2 * g] = options_of(self, group, scale, setting(self, group, "decay_bias"))
+    list[2 * g - 1] = options_of(self, group, scale, false)
+    list[2 * g] = options_of(self, group, scale, true)
   end
   local applied = inner.handle:step(list)
   if applied then inner.steps = inner.steps + 1 end

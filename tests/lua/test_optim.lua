@@ -37,6 +37,59 @@ T.test("adam", function()
   T.near(after(1, optim.adamw, {lr = 0.1, decay = 0.5}), 1 - 0.1 * 0.5 - 0.1)
 end)
 
+-- A net of two matrices of 2 x 2, all 3 and all 1, side by side in their arena, and a bias of 1,
+-- with gradients 4, 1 and 2.
+local function two()
+  return nn.module({
+    a = nn.parameter({2, 2}, {value = 3}), b = nn.parameter({2, 2}, {value = 1}),
+    c = nn.parameter({1}, {value = 1}),
+  }, function(self)
+    return (self.a * 4):sum() + self.b:sum() + (self.c * 2):sum()
+  end)
+end
+
+T.test("lars: each parameter has a ratio of its own, and a bias none", function()
+  local net = two()
+  local o = optim.lars(net, {lr = 0.5, momentum = 0.5, decay = 0.25, trust = 0.1})
+  local qa, qb = 0.1 * 6 / (8 + 0.25 * 6), 0.1 * 2 / (2 + 0.25 * 2)    -- norms are 6, 8; 2, 2
+  local va, vb = qa * (4 + 0.25 * 3), qb * (1 + 0.25)
+  net():backward()
+  o:step()
+  T.near(net.a:totable()[1][1], 3 - 0.5 * va, 1e-6)
+  T.near(net.b:totable()[2][2], 1 - 0.5 * vb, 1e-6)
+  T.near(net.c:item(), 1 - 0.5 * 2, 1e-6)
+  local a = 3 - 0.5 * va
+  o.lr = 0.1                                           -- which is not within v
+  va = 0.5 * va + 0.1 * 2 * a / (8 + 0.25 * 2 * a) * (4 + 0.25 * a)
+  net():backward()
+  o:step()
+  T.near(net.a:totable()[2][1], a - 0.1 * va, 1e-6)
+  T.near(net.c:item(), 0 - 0.1 * (0.5 * 2 + 2), 1e-6)
+  o.decay_bias = true
+  net():backward()
+  o:step()
+  T.near(net.c:item(), -0.3 - 0.1 * (0.5 * 3 + 2 + 0.25 * -0.3), 1e-6)
+end)
+
+T.test("lars without a ratio is sgd, bit for bit", function()
+  local start = lt.randn{257}
+  local function run(make, options)
+    local net = nn.module({w = nn.parameter({257})}, function(self)
+      return (self.w * self.w):sum()
+    end)
+    net:parameters()
+    net.w:copy(start)
+    local o = make(net, options)
+    for _ = 1, 3 do
+      net():backward()
+      o:step()
+    end
+    return net:sha256()
+  end
+  T.equal(run(optim.lars, {lr = 0.1, decay = 0.01, decay_bias = true, clip = 1}),
+          run(optim.sgd, {lr = 0.1, momentum = 0.9, decay = 0.01, clip = 1}))
+end)
+
 T.test("settings may change between steps", function()
   local net = one()
   local o = optim.sgd(net, {lr = 0.1})
@@ -195,11 +248,11 @@ end)
 
 T.test("state goes on where it was", function()
   local path = os.tmpname()
-  local function run(steps, from)
+  local function run(steps, from, make)
     local net = nn.module({w = nn.parameter({2, 2}, {value = 1})}, function(self)
       return (self.w * self.w):sum()
     end)
-    local o = optim.adam(net, {lr = 0.1})
+    local o = (make or optim.adam)(net, {lr = 0.1})
     if from then
       o:load((lt.load(path)))
       net.w:copy(from)
@@ -217,6 +270,10 @@ T.test("state goes on where it was", function()
   table.sort(names)
   T.equal(names, {"m.w", "steps", "v.w"})
   T.equal(run(2, half.w).w:totable(), run(4).w:totable())
+  half, o = run(2, nil, optim.lars)
+  lt.save(path, o:state())
+  T.equal(run(2, half.w, optim.lars).w:totable(), run(4, nil, optim.lars).w:totable())
+  lt.save(path, (select(2, run(2))):state())
   T.fails(function() optim.adam(one(), {lr = 1}):load(lt.load(path)) end,
           "optim: m.w is 2x2 f32, this optimizer has 1 f32")
   local sgd = optim.sgd(one(), {lr = 1, momentum = 0.5})
