@@ -34,11 +34,11 @@ local plot = require "luatrain.plot"
 local outside = require "luatrain.outside"
 local ranks = require "luatrain.ranks"
 local state = require "luatrain.state"
+local take_folder = require "luatrain.folder"
 local waits = require "luatrain.waits"
 
 local Run = {}
 local SAVE_SECONDS = 600       -- the longest that a checkpoint lies back
-local runs, first_folder = 0, nil   -- made by this script
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
@@ -75,44 +75,6 @@ local function read_settings(given)
   if o.augment == nil then o.augment = o.train.augment or {} end
   o.augment = augment(o.augment or {})
   return o
-end
-
-local function process_id()
-  local file <close> = io.open("/proc/self/stat", "rb")
-  return file and file:read "n"
-end
-
--- The folder, locked. A script that makes several runs and does not say where they go has one --out
--- for all: that of the first, and beside it OUT-2, OUT-3, ...
-local function lock_folder(self)
-  local o, out = self.settings, self.settings.out
-  runs = runs + 1
-  if o.out_is_the_scripts then
-    self.folder = checkpoint.folder(out, o.resume)
-  else
-    if first_folder then out = ("%s-%d"):format(first_folder, runs) end
-    local folder, before = checkpoint.folder(out, o.resume, command.script())
-    self.folder, self.unfinished = folder, before or false
-    first_folder = first_folder or self.folder
-    self.out = first_folder
-  end
-  local lock, process = core.lock(self.folder .. "/.lock")
-  if not lock and process == process_id() then
-    fail("lt.run: this script has a run in %s that is not closed: write local run <close> = "
-         .. "lt.run{...}", self.folder)
-  elseif not lock then
-    core.fail("EENV", ("%s: process %s has a run in this folder; wait for it or stop it, or name "
-                       .. "another folder with --out"):format(self.folder, process or "unknown"))
-  end
-  self.lock = lock
-  checkpoint.clean(self.folder)
-end
-
--- The folder, which is rank 0's to write into.
-local function take_folder(self)
-  if self.root then lock_folder(self) end
-  self.folder = core.tell("the run's folder", self.folder)
-  ranks.print_into(self.folder)
 end
 
 -- The number of the last step, if all epochs go on as they are.
