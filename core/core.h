@@ -247,7 +247,7 @@ LT_API bool lt_is_dead(const lt_tensor *x);
  * 0x9e3779b97f4a7c15); counter = (index, stream). */
 typedef enum lt_purpose {
     LT_RNG_USER = 1, LT_RNG_INIT, LT_RNG_DROPOUT, LT_RNG_SHUFFLE, LT_RNG_AUGMENT,
-    LT_RNG_SYNTHETIC
+    LT_RNG_SYNTHETIC, LT_RNG_MIXUP
 } lt_purpose;
 
 LT_API void lt_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);

@@ -134,11 +134,18 @@ static void stop_workers(lt_batches *b)
 
 /* ==== Batches ================================================================================= */
 
-void lt_shard(int64_t rows, int rank, int ranks, int64_t *first, int64_t *count)
+/* The rows before those of a rank: grains rank / ranks, rounded up. */
+static int64_t rows_before(int64_t rows, int64_t grain, int rank, int ranks)
 {
-    int64_t each = rows / ranks, rest = rows % ranks; /* rows r / ranks, rounded up, for every r */
-    *first = each * rank + (rest * rank + ranks - 1) / ranks;
-    *count = each * (rank + 1) + (rest * (rank + 1) + ranks - 1) / ranks - *first;
+    int64_t grains = rows / grain + (rows % grain != 0), rest = grains % ranks;
+    int64_t before = grains / ranks * rank + (rest * rank + ranks - 1) / ranks;
+    return before <= rows / grain ? before * grain : rows;
+}
+
+void lt_shard(int64_t rows, int64_t grain, int rank, int ranks, int64_t *first, int64_t *count)
+{
+    *first = rows_before(rows, grain, rank, ranks);
+    *count = rows_before(rows, grain, rank + 1, ranks) - *first;
 }
 
 static void give_back(slot *s)
@@ -169,7 +176,8 @@ static lt_status plan(lt_batches *b)
     slot *s = &b->slots[(b->head + b->busy) % b->n_slots];
     const lt_source *source = b->recipe.source;
     int64_t left = b->n - b->planned, all = left < b->batch ? left : b->batch, first, count;
-    lt_shard(all, b->recipe.options.rank + b->shard, b->recipe.options.ranks, &first, &count);
+    lt_shard(all, b->recipe.options.grain, b->recipe.options.rank + b->shard,
+             b->recipe.options.ranks, &first, &count);
     if (count == 0) {
         first = 0;
         count = 1;
@@ -288,6 +296,9 @@ static lt_status check(const lt_source *source, const lt_batch_options *o)
     int last = o->rank + (o->shards > 0 ? o->shards - 1 : 0);
     if (o->ranks < 0 || o->rank < 0 || o->shards < 0 || (last > 0 && last >= o->ranks))
         return lt_fail(LT_EINVAL, "batches: there is no rank %d of %d", last, o->ranks);
+    if (o->grain < 0)
+        return lt_fail(LT_EINVAL, "batches: grain wants at least 1, it is %lld",
+                       (long long)o->grain);
     if (o->workers > MOST_WORKERS)
         return lt_fail(LT_EINVAL, "batches: workers wants at most %d, it is %d", MOST_WORKERS,
                        o->workers);
@@ -311,6 +322,7 @@ static void set_options(lt_batches *b, const lt_batch_options *options)
     o->area = o->area == 0 ? 1 : o->area;
     o->ranks = o->ranks == 0 ? 1 : o->ranks;
     o->shards = o->shards == 0 ? 1 : o->shards;
+    o->grain = o->grain == 0 ? 1 : o->grain;
     b->n = source->count;
     b->batch = o->batch < b->n ? o->batch : b->n > 0 ? b->n : 1;
     b->planned = o->first;

@@ -61,9 +61,11 @@ LT_API const char *lt_source_class(const lt_source *source, int64_t i);
 
 /* ==== Batches ================================================================================= */
 
-/* Of so many rows of a batch rank has rows [*first, *first + *count), of `ranks` equal parts or
- * nearly so. *count may be 0, but not for rank 0 of a batch that has rows. */
-LT_API void lt_shard(int64_t rows, int rank, int ranks, int64_t *first, int64_t *count);
+/* Of so many rows of a batch rank has rows [*first, *first + *count), of `ranks` parts with as many
+ * grains each, or nearly so; a grain is so many rows that stay together. *count may be 0, but not
+ * for rank 0 of a batch that has rows. */
+LT_API void lt_shard(int64_t rows, int64_t grain, int rank, int ranks, int64_t *first,
+                     int64_t *count);
 
 #define LT_MAX_CHANNELS 4 /* that mean and std can be given for */
 
@@ -75,6 +77,7 @@ typedef struct lt_batch_options { /* zero means default, where there is one */
     int rank, ranks;              /* of each batch, only the shard of this rank; where that has no
                                    * rows the first one of the batch. 0 ranks: all of it */
     int shards;                   /* so many ranks' from this one on, one after the other; 0: 1 */
+    int64_t grain;                /* of the shards; 0: 1 */
     lt_dtype dtype;               /* of the images handed out: a float one, or u8: as they are */
     double mean[LT_MAX_CHANNELS]; /* by channel */
     double std[LT_MAX_CHANNELS];  /* by channel; 0 means 1 */

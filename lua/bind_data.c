@@ -165,6 +165,16 @@ static int scan_labels(lua_State *L)
     return 1;
 }
 
+/* mixup_draws(step): two numbers in (0, 1), functions of the seed and the step. */
+static int mixup_draws(lua_State *L)
+{
+    uint32_t word[4];
+    lt_random(lt_seed(lt__lua(L)->ctx), LT_RNG_MIXUP, (uint64_t)luaL_checkinteger(L, 1), 0, word);
+    lua_pushnumber(L, ((double)word[0] + 0.5) * 0x1p-32);
+    lua_pushnumber(L, ((double)word[1] + 0.5) * 0x1p-32);
+    return 2;
+}
+
 /* ==== Batches ================================================================================= */
 
 static int batches_gone(lua_State *L)
@@ -236,6 +246,7 @@ static int new_batches(lua_State *L)
                                 .shuffle = boolean_field(L, 2, "shuffle"),
                                 .epoch = (uint64_t)integer_field(L, 2, "epoch"),
                                 .first = integer_field(L, 2, "first"),
+                                .grain = integer_field(L, 2, "grain"),
                                 .crop = integer_field(L, 2, "crop"),
                                 .flip = boolean_field(L, 2, "flip"),
                                 .workers = workers < INT_MAX ? (int)workers : INT_MAX};
@@ -298,6 +309,7 @@ static const luaL_Reg functions[] = {
     {"source_folder", source_folder},
     {"source_synthetic", source_synthetic},
     {"scan_labels", scan_labels},
+    {"mixup_draws", mixup_draws},
     {"new_batches", new_batches},
     {NULL, NULL}};
 

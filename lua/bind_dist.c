@@ -135,30 +135,34 @@ static int shards(lua_State *L)
     return 1;
 }
 
-/* shard(rows, part): of so many rows those of this rank's part, from 1 on: how many are before it,
- * and how many it has. */
+/* The third argument of what cuts batches: so many rows stay together; 1 when it is not there. */
+static int64_t grain_at(lua_State *L) { return luaL_optinteger(L, 3, 1); }
+
+/* shard(rows, part, grain): of so many rows those of this rank's part, from 1 on: how many are
+ * before it, and how many it has. */
 static int shard(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
     int n = lt__shards(s), part = (int)luaL_checkinteger(L, 2) - 1;
     int64_t first, count;
-    lt_shard(luaL_checkinteger(L, 1), rank_of(s) * n + part, size_of(s) * n, &first,
+    lt_shard(luaL_checkinteger(L, 1), grain_at(L), rank_of(s) * n + part, size_of(s) * n, &first,
              &count);
     lua_pushinteger(L, first);
     lua_pushinteger(L, count);
     return 2;
 }
 
-/* take_shard(rows, part): this rank goes through that part of so many rows now. */
+/* take_shard(rows, part, grain): this rank goes through that part of so many rows now. */
 static int take_shard(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     int shards = lt__shards(s) * size_of(s);
+    int64_t all = luaL_checkinteger(L, 1), least = all / grain_at(L) / shards * grain_at(L);
     shard(L);
-    int64_t all = lua_tointeger(L, 1), own = lua_tointeger(L, -1);
+    int64_t own = lua_tointeger(L, -1);
     s->first_row = lua_tointeger(L, -2);
     s->shard_rows = own > 0 ? own : 1; /* one, for nothing */
-    s->least_rows = all >= shards ? all / shards : 1;
+    s->least_rows = least > 0 ? least : 1;
     lt_tape_set_first_row(lt_tape_current(s->ctx), s->first_row);
     if (s->reducer)
         lt_reducer_set_share(s->reducer, own, all);

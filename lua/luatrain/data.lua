@@ -58,7 +58,7 @@ local function per_channel(name, value, channels)
 end
 
 local batches = check("batches{batch; shuffle=false, epoch=1, first=0, dtype=f32, crop=0, "
-                      .. "flip=false, area=1.0, workers?:integer, shard=false}")
+                      .. "flip=false, area=1.0, workers?:integer, shard=false, grain:count=1}")
 
 local function open_batches(set, o)
   if o.area <= 0 then                              -- 0 is all of it in the core
@@ -71,7 +71,7 @@ end
 
 -- A pass: pass:next() gives x and y, each image once, or nil at the end; the last batch may be
 -- smaller. pass:stats() and pass:close(). shard: of each batch only what this rank has of it, and
--- where that is nothing its first image.
+-- where that is nothing its first image; grain images of a batch stay on one rank.
 function Set:open_batches(given) return open_batches(self, batches(given)) end
 
 -- The same pass for a loop over x, y. It has no closing value: in Lua 5.4.4 a `break` can leave one
@@ -86,7 +86,7 @@ function Set:batches(given)
   return function()
     local x, y = pass:next()
     part = part % parts + 1
-    if x then core.take_shard(math.min(o.batch, left), part) end
+    if x then core.take_shard(math.min(o.batch, left), part, o.grain) end
     if part == parts then left = left - o.batch end
     return x, y
   end

@@ -37,9 +37,9 @@ function exports.pieces(k, x, y)
 end
 
 local spec = check("lt.fit{net:net, train:set, test:set, optim:optim, epochs, batch; loss?:call, "
-                   .. "smoothing=0.0, schedule?:call, augment?:options, accumulate=1, "
-                   .. "eval_batch?, workers?:integer, out?:path, resume?:path, "
-                   .. "save_every?, max_steps?, amp?:amp}")
+                   .. "smoothing=0.0, schedule?:call, augment?:options, mixup:amount=0.0, "
+                   .. "accumulate=1, eval_batch?, workers?:integer, out?:path, "
+                   .. "resume?:path, save_every?, max_steps?, amp?:amp}")
 
 -- What the test set must have in common with the training set.
 local function check_sets(train, test)
@@ -69,11 +69,20 @@ function exports.fit(given)
     end
     return loss
   end
-  local function learn(x, y)
-    local sum = 0.0
-    for x_i, y_i, share in exports.pieces(o.accumulate, x, y) do
+  -- The loss of logits where the samples' labels are y, or are mixed of those and others.
+  local function mixed_loss(logits, y, others, kept)
+    local loss = loss_of(logits, y)
+    return kept == 1 and loss or loss * kept + loss_of(logits, others) * (1 - kept)
+  end
+  local function learn(run, x, y)
+    local sum, first = 0.0, 1
+    local mixed, others, kept = run:mixup(x, y)
+    for x_i, y_i, share in exports.pieces(o.accumulate, mixed, y) do
+      local last = first + y_i:dim(1) - 1
+      local others_i = ops.slice(others, 1, first, last)
+      first = last + 1
       sum = sum + core.step(function()
-        local loss = loss_of(o.net(x_i), y_i) * share
+        local loss = mixed_loss(o.net(x_i), y_i, others_i, kept) * share
         loss:backward()
         return loss:item()
       end)
@@ -82,13 +91,14 @@ function exports.fit(given)
     return sum
   end
 
-  local eval_batch = o.eval_batch or (o.batch + o.accumulate - 1) // o.accumulate
   local run <close> = new_run{
     net = o.net, optim = o.optim, train = o.train, epochs = o.epochs, batch = o.batch,
-    schedule = o.schedule, augment = o.augment, workers = o.workers, out = o.out,
-    resume = o.resume, save_every = o.save_every, max_steps = o.max_steps, amp = o.amp}
+    schedule = o.schedule, augment = o.augment, mixup = o.mixup,
+    workers = o.workers, out = o.out, resume = o.resume, save_every = o.save_every,
+    max_steps = o.max_steps, amp = o.amp}
   for _ in run:epochs() do
-    for x, y in run:batches() do run:step(learn, x, y) end
+    for x, y in run:batches() do run:step(learn, run, x, y) end
+    local eval_batch = o.eval_batch or (o.batch + o.accumulate - 1) // o.accumulate
     run:report(run:evaluate(o.test, {batch = eval_batch, loss = o.loss}))
   end
   return run.result

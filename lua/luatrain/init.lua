@@ -17,6 +17,7 @@ local lt = {
   run = require "luatrain.run",
   fit = require "luatrain.fit".fit,
   pieces = require "luatrain.fit".pieces,
+  mixup = require "luatrain.mixup",   -- lt.mixup(x, y, alpha): images mixed two by two
   summary = require "luatrain.summary",   -- lt.summary(net, {n, h, w, c}): a table of its layers
   rank = core.rank,              -- lt.rank(): this one, from 0, and how many there are
   on_root = require "luatrain.ranks".on_root,

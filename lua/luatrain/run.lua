@@ -30,6 +30,7 @@ local checkpoint = require "luatrain.checkpoint"
 local command = require "luatrain.command"
 local evaluate = require "luatrain.evaluate"
 local log = require "luatrain.log"
+local mixup = require "luatrain.mixup"
 local plot = require "luatrain.plot"
 local outside = require "luatrain.outside"
 local ranks = require "luatrain.ranks"
@@ -51,8 +52,8 @@ local meta = {
 -- ==== Beginning ==================================================================================
 
 local spec = check("lt.run{net:net, optim:optim, train:set, epochs, batch; schedule?:call, "
-                   .. "augment?:options, workers?:integer, out?:path, resume?:path, "
-                   .. "save_every?, max_steps?, amp?:amp}")
+                   .. "augment?:options, mixup:amount=0.0, workers?:integer, "
+                   .. "out?:path, resume?:path, save_every?, max_steps?, amp?:amp}")
 local augment = check "augment{; crop=0, flip=false, area:number=1.0}"
 
 local function has_one_of(optim, parameters)
@@ -132,6 +133,7 @@ local function new(given)
     losses = {}, spent = false,        -- of these parts: shares of the batch's loss; seconds, bytes
     rate = false,                      -- of learning, in this batch
     made = false,                      -- the settings of the optimizer at this moment
+    grain = o.mixup > 0 and 2 or 1,    -- so many images of a batch stay on one rank
     epoch = 1, done = 0, steps = 0,    -- position: samples of the epoch that are done; all steps
     loss_sum = 0.0,                    -- over these samples
     result = false,                    -- what was reported last
@@ -335,7 +337,8 @@ function Run:batches()
   self.mark = core.clock()
   local loader = o.train:open_batches{
     batch = o.batch, shuffle = true, epoch = self.epoch, first = self.done, workers = o.workers,
-    crop = o.augment.crop, flip = o.augment.flip, area = o.augment.area, shard = true}
+    crop = o.augment.crop, flip = o.augment.flip, area = o.augment.area, shard = true,
+    grain = self.grain}
   self.loader, self.part = loader, self.parts
   return function()
     if self.phase == "over" then fail "run:batches: this run is over" end
@@ -399,8 +402,9 @@ local inside_meta = {__close = function(self) self.run.inside = false end}
 local function call_inside(self, fn, ...)
   local _ <close> = setmetatable({run = self}, inside_meta)
   self.inside = true
-  core.take_shard(self.rows, self.part)   -- what was looked at before draws nothing from this step
-  core.expect(0)                          -- lt.pieces says more
+  -- What was looked at before draws nothing from this step; how many pieces, lt.pieces says.
+  core.take_shard(self.rows, self.part, self.grain)
+  core.expect(0)
   return (core.step(core.autocast, self.settings.amp, fn, ...))
 end
 
@@ -408,7 +412,7 @@ end
 local function step_part(self, fn, ...)
   local started, before, spent = core.clock(), core.times(), self.spent
   local loss = check.number(call_inside(self, fn, ...), "run:step: the function")
-  local after, _, count = core.times(), core.shard(self.rows, self.part)
+  local after, _, count = core.times(), core.shard(self.rows, self.part, self.grain)
   spent.inside = spent.inside + (core.clock() - started)
   spent.backward = spent.backward + (after.backward - before.backward)
   spent.optimizer = spent.optimizer + (after.optimizer - before.optimizer)
@@ -471,6 +475,13 @@ function Run:step(fn, ...)
   if self.part == self.parts then return end_step(self, loss) end
   self.rows = false
   return loss
+end
+
+-- run:mixup(x, y): lt.mixup with the alpha of the run's setting `mixup`, by which it is known that
+-- pairs of images stay together. For the function of run:step.
+function Run:mixup(x, y)
+  if getmetatable(self) ~= meta then fail "run:mixup is written with a colon, as it is here" end
+  return mixup(x, y, self.settings.mixup)
 end
 
 -- ==== Evaluation and report ======================================================================

@@ -17,15 +17,20 @@ static lt_source *some_images(lt_ctx *ctx)
     return source;
 }
 
+static int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+
 /* The next of a pass is the shard of rank `rank` of `ranks`, of a batch of `rows` rows of which the
  * first is `done`. */
-static void check_shard(lt_batches *batches, int64_t done, int64_t rows, int rank, int ranks)
+static void check_shard(lt_batches *batches, int64_t done, int64_t rows, int64_t grain, int rank,
+                        int ranks)
 {
     int64_t first, count;
     lt_tensor *x, *y;
-    lt_shard(rows, rank, ranks, &first, &count);
-    CHECK_EQ(first, (rows * rank + ranks - 1) / ranks);
-    CHECK_EQ(first + count, (rows * (rank + 1) + ranks - 1) / ranks);
+    int64_t grains = (rows + grain - 1) / grain, end;
+    lt_shard(rows, grain, rank, ranks, &first, &count);
+    end = (grains * (rank + 1) + ranks - 1) / ranks * grain;
+    CHECK_EQ(first, lesser((grains * rank + ranks - 1) / ranks * grain, rows));
+    CHECK_EQ(first + count, lesser(end, rows));
     CHECK_OK(lt_batches_next(batches, &x, &y));
     CHECK_EQ(lt_dim(x, 0), count > 0 ? count : 1);
     for (int64_t i = 0; i < lt_dim(x, 0); i++)
@@ -35,17 +40,17 @@ static void check_shard(lt_batches *batches, int64_t done, int64_t rows, int ran
 }
 
 /* All batches of rank `rank`, which stands for `shards` of `ranks * shards`. */
-static void check_pass(lt_ctx *ctx, lt_source *source, int64_t batch, int rank, int ranks,
-                       int shards)
+static void check_pass(lt_ctx *ctx, lt_source *source, int64_t batch, int64_t grain, int rank,
+                       int ranks, int shards)
 {
     lt_tensor *x, *y;
     lt_batch_options options = {.batch = batch, .rank = rank * shards, .ranks = ranks * shards,
-                                .shards = shards, .workers = rank % 2 ? 2 : -1};
+                                .shards = shards, .grain = grain, .workers = rank % 2 ? 2 : -1};
     lt_batches *batches = lt_batches_new(ctx, source, &options);
     CHECK_EQ(lt_batches_count(batches), (N + batch - 1) / batch * shards);
     for (int64_t done = 0; done < N; done += batch)
         for (int i = 0; i < shards; i++)
-            check_shard(batches, done, N - done < batch ? N - done : batch, rank * shards + i,
+            check_shard(batches, done, lesser(N - done, batch), grain, rank * shards + i,
                         ranks * shards);
     CHECK_OK(lt_batches_next(batches, &x, &y));
     CHECK(!x && !y);
@@ -57,10 +62,11 @@ TEST(each_rank_has_its_shards_of_every_batch)
     lt_ctx *ctx = lt_ctx_new(NULL);
     lt_source *source = some_images(ctx);
     for (int64_t batch = 1; batch <= N; batch++)
-        for (int ranks = 1; ranks <= MOST; ranks++)
-            for (int rank = 0; rank < ranks; rank++)
-                for (int shards = 1; shards <= 4; shards += shards)
-                    check_pass(ctx, source, batch, rank, ranks, shards);
+        for (int64_t grain = 1; grain <= 3; grain++)
+            for (int ranks = 1; ranks <= MOST; ranks++)
+                for (int rank = 0; rank < ranks; rank++)
+                    for (int shards = 1; shards <= 4; shards += shards)
+                        check_pass(ctx, source, batch, grain, rank, ranks, shards);
     lt_source_release(source);
     CHECK_EQ(lt_memory_stats(ctx).live, 0);
     lt_ctx_free(ctx);
@@ -69,9 +75,11 @@ TEST(each_rank_has_its_shards_of_every_batch)
 TEST(shards_of_very_many_rows)
 {
     int64_t first, count;
-    lt_shard(INT64_MAX - 1, 254, 255, &first, &count); /* rows times ranks would be too large */
+    lt_shard(INT64_MAX - 1, 1, 254, 255, &first, &count); /* rows times ranks would be too large */
     CHECK_EQ(first + count, INT64_MAX - 1);
     CHECK_EQ(count, (INT64_MAX - 1) / 255);
+    lt_shard(INT64_MAX, 2, 2, 3, &first, &count); /* and so would whole grains */
+    CHECK_EQ(first + count, INT64_MAX);
 }
 
 TEST(ranks_that_are_not_there)
@@ -84,6 +92,8 @@ TEST(ranks_that_are_not_there)
         {0, 0, 2, "there is no rank 1 of 0"}};
     lt_ctx *ctx = lt_ctx_new(NULL);
     lt_source *source = some_images(ctx);
+    CHECK(lt_batches_new(ctx, source, &(lt_batch_options){.batch = 1, .grain = -1}) == NULL);
+    CHECK_MSG("grain wants at least 1, it is -1");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         lt_batch_options options = {.batch = 1, .rank = cases[i].rank, .ranks = cases[i].ranks,
                                     .shards = cases[i].shards};

@@ -113,7 +113,7 @@ T.test("refused", function()
   local train = lt.data.open(name)
   T.fails(function() train:batches{} end,
           "batches: 'batch' must be given: batches{batch; shuffle=false, epoch=1, first=0, "
-          .. "dtype=f32, crop=0, flip=false, area=1.0, workers?, shard=false}")
+          .. "dtype=f32, crop=0, flip=false, area=1.0, workers?, shard=false, grain=1}")
   T.fails(function() train:batches{batch = 4, shufle = true} end,
           "batches: unknown key 'shufle' (did you mean 'shuffle'?)")
   T.fails(function() train:batches{batch = 0} end,

@@ -1,0 +1,51 @@
+-- mixup.lua - images mixed two by two (Zhang et al. 2018, mixup: Beyond Empirical Risk
+-- Minimization, arXiv:1710.09412).
+--
+--   local mixed, other, share = lt.mixup(x, y, 0.2)
+--   local z = net(mixed)
+--   local loss = share * lt.cross_entropy(z, y) + (1 - share) * lt.cross_entropy(z, other)
+--
+-- The first image of a batch and the second are mixed with each other, the third and the fourth,
+-- and so on; the last of an odd number stays as it is. Shuffling has made these pairs random. So a
+-- batch that is cut between pairs, for ranks, has the same pairs: lt.run{mixup = 0.2} and lt.fit
+-- cut it there.
+--
+-- One share is drawn for each step, from Beta(alpha, alpha); it is a function of seed and step.
+
+local core = ...
+local check = require "luatrain.check"
+local ops = core.ops
+
+-- A number from Beta(alpha, alpha) by two that are uniform in (0, 1): half of 1 + t / sqrt(2 alpha
+-- + t^2), where t has Student's distribution with 2 alpha degrees of freedom, which is drawn by
+-- Bailey's polar method (Devroye 1996, Random variate generation in one line of code).
+local function draw_beta(alpha, u, v)
+  local cosine = math.cos(2 * math.pi * v)
+  local squared = (u ^ (-1 / alpha) - 1) * cosine ^ 2        -- t^2 / (2 alpha)
+  local half = 0.5 / math.sqrt(1 + 1 / squared)
+  return cosine < 0 and 0.5 - half or 0.5 + half
+end
+
+-- x with its rows 1 and 2, 3 and 4, ... exchanged.
+local function exchange(x)
+  local shape, pairs = x.shape, x:dim(1) // 2
+  if pairs == 0 then return x end
+  local even = {2 * pairs, table.unpack(shape, 2)}
+  local rows = ops.reshape(ops.slice(x, 1, 1, 2 * pairs), {pairs, 2, x:count() // shape[1]})
+  rows = ops.reshape(ops.cat(ops.slice(rows, 2, 2, 2), ops.slice(rows, 2, 1, 1), 2), even)
+  if shape[1] == 2 * pairs then return rows end
+  return ops.cat(rows, ops.slice(x, 1, shape[1], shape[1]), 1)
+end
+
+local spec = check "lt.mixup{x:tensor, y:tensor, alpha:amount}"
+
+-- The mixed images, the labels of what is mixed into each, and the share that each keeps.
+return function(x, y, alpha)
+  x, y, alpha = spec:value("x", x), spec:value("y", y), spec:value("alpha", alpha)
+  if x:dim(1) ~= y:dim(1) then
+    core.fail("EINVAL", ("lt.mixup: x has %d samples, y has %d"):format(x:dim(1), y:dim(1)))
+  end
+  if alpha == 0 then return x, y, 1.0 end
+  local share = draw_beta(alpha, core.mixup_draws(core.steps()))
+  return x * share + exchange(x) * (1 - share), exchange(y), share
+end
