@@ -50,6 +50,10 @@ LT_API lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height
 LT_API lt_source *lt_source_synthetic(lt_ctx *ctx, uint64_t part, int64_t count, int64_t height,
                                       int64_t width, int64_t channels, int64_t classes);
 
+/* The images of a source, kept, which are u8, brought to height x width when a batch wants them.
+ * New. NULL with LT_EINVAL or LT_ENOMEM. */
+LT_API lt_source *lt_source_sized(lt_source *source, int64_t height, int64_t width);
+
 LT_API lt_source *lt_source_retain(lt_source *source);
 LT_API void lt_source_release(lt_source *source); /* NULL is fine */
 LT_API int64_t lt_source_count(const lt_source *source);

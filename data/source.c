@@ -48,6 +48,57 @@ const char *lt_source_class(const lt_source *source, int64_t i)
     return source->class_name ? source->class_name(source, i) : NULL;
 }
 
+/* ==== Another size ============================================================================ */
+
+typedef struct sized {
+    lt_source base;
+    lt_source *of;
+} sized;
+
+/* As it is: a batch brings it to the size that the source has. */
+static lt_status read_sized(const lt_source *source, int64_t i, lt_workshop *shop, lt_image *image,
+                            int64_t *label)
+{
+    const lt_source *of = ((const sized *)source)->of;
+    return of->read(of, i, shop, image, label);
+}
+
+static const char *sized_class(const lt_source *source, int64_t i)
+{
+    return lt_source_class(((const sized *)source)->of, i);
+}
+
+static void free_sized(lt_source *source)
+{
+    sized *s = (sized *)source;
+    lt_source_release(s->of);
+    lt__ctx_release(source->ctx);
+    free(s);
+}
+
+lt_source *lt_source_sized(lt_source *source, int64_t height, int64_t width)
+{
+    if (source->dtype != LT_U8 || height < 1 || width < 1 || height > LT_MAX_SIDE ||
+        width > LT_MAX_SIDE) {
+        lt_fail(LT_EINVAL, "data: images can be brought to a size of 1x1 to %dx%d if they are u8; "
+                "these are %s, and the size is %lldx%lld", LT_MAX_SIDE, LT_MAX_SIDE,
+                lt_dtype_name(source->dtype), (long long)height, (long long)width);
+        return NULL;
+    }
+    sized *s = malloc(sizeof *s);
+    if (!s) {
+        lt_fail(LT_ENOMEM, "out of memory for a source of images");
+        return NULL;
+    }
+    s->of = lt_source_retain(source);
+    s->base = (lt_source){.ctx = lt__ctx_retain(source->ctx), .count = source->count, .h = height,
+                          .w = width, .c = source->c, .classes = source->classes, .dtype = LT_U8,
+                          .in_files = true, /* resizing takes as long */
+                          .read = read_sized, .class_name = sized_class, .free = free_sized};
+    atomic_init(&s->base.refs, 1);
+    return &s->base;
+}
+
 /* ==== Images in memory ======================================================================== */
 
 typedef struct tensors {

@@ -113,6 +113,16 @@ static int source_synthetic(lua_State *L)
     return 1;
 }
 
+/* source_sized(source, size): the same images brought to size x size. */
+static int source_sized(lua_State *L)
+{
+    int64_t size = luaL_checkinteger(L, 2);
+    void **h = lt__push_handle(L, source_class);
+    lt_source *source = lt__check_handle(L, source_class);
+    lt__fill_handle(L, h, lt_source_sized(source, size, size));
+    return 1;
+}
+
 static int source_count(lua_State *L)
 {
     lua_pushinteger(L, lt_source_count(lt__check_handle(L, source_class)));
@@ -308,6 +318,7 @@ static const luaL_Reg functions[] = {
     {"source_tensors", source_tensors},
     {"source_folder", source_folder},
     {"source_synthetic", source_synthetic},
+    {"source_sized", source_sized},
     {"scan_labels", scan_labels},
     {"mixup_draws", mixup_draws},
     {"new_batches", new_batches},

@@ -118,6 +118,7 @@ local kinds = {
   end},
   tensor = {"a tensor", function(value) return core.is_tensor(value) and value or nil end},
   numbers = {"a number, or a list of them", numbers},
+  list = {"a list of tables", function(value) return list_of(value, "table") end},
   names = {"a list of strings", function(value) return list_of(value, "string") end},
   call = {"a function", function(value) return type(value) == "function" and value or nil end},
   options = {"a table of options, or false", function(value)
@@ -125,7 +126,8 @@ local kinds = {
   end},
 }
 local unsaid = {layer = true, init = true, net = true, optim = true, set = true, call = true,
-                options = true, tensor = true}    -- kinds that are not part of the text
+                list = true, options = true,
+                tensor = true}                    -- kinds that are not part of the text
 
 -- "stride:pair=1" as a table. A default may be the name of one of the items before it.
 local function read_item(text, items)

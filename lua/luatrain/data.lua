@@ -103,6 +103,15 @@ local function new_set(source, set)
   return setmetatable(set, set_meta)
 end
 
+-- The same set with images that are brought to size x size, which those of u8 can be; with nil or
+-- the size that they have, the set itself.
+function Set:sized(size)
+  if not size or self.height == size and self.width == size then return self end
+  return new_set(core.source_sized(self.source, size), {
+    names = self.names, classes = self.classes, labels = self.labels, mean = self.mean,
+    std = self.std, augment = self.augment})
+end
+
 -- Labels without a class are an error; where tells whose they are. Returns the number of classes,
 -- which is one more than the highest label if nobody has said.
 local function check_labels(where, labels, classes)

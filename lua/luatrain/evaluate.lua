@@ -42,18 +42,20 @@ local function judge_shards(pass, rows, amp, net, loss)
   return hits, losses
 end
 
--- {top1 = , loss = } of net in eval mode; given: what run:evaluate was given beside set. batch and
--- amp are those of the run. After each batch stop(reason) is called, with the signal by which one
--- of the ranks is to stop, or false. Afterwards, by an error too, net is in the mode it was in.
-return function(net, set, given, batch, amp, stop)
+-- {top1 = , loss = } of net in eval mode; given: what run:evaluate was given beside set; like: the
+-- run's batch, amp and size of images. After each batch stop(reason) is called, with the signal by
+-- which one of the ranks is to stop, or false. Afterwards, by an error too, net is in the mode it
+-- was in.
+return function(net, set, given, like, stop)
   local o = read(set, given)
+  set = set:sized(like.size)
   local _ <close> = setmetatable({}, {__close = module.keep_modes(net)})
   net:eval()
-  batch = o.batch or batch
+  local batch = o.batch or like.batch
   local pass <close> = set:open_batches{batch = batch, shard = true}
   local hits, lost = 0, 0.0
   for done = 0, #set - 1, batch do
-    local right, losses = judge_shards(pass, math.min(batch, #set - done), amp, net,
+    local right, losses = judge_shards(pass, math.min(batch, #set - done), like.amp, net,
                                        o.loss or ops.cross_entropy)
     local _, signal = core.stop_reason()
     local all, signals, ranks_stop = core.sum("an evaluation", right, signal or 0,

@@ -171,7 +171,8 @@ local function step_text(f, rate, eta, without)
 end
 
 local IN_EPOCH_LINE = {epoch = true, epochs = true, step = true, samples = true, loss = true,
-                       top1 = true, test_loss = true, samples_per_s = true, wall_s = true}
+                       top1 = true, test_loss = true, size = true, samples_per_s = true,
+                       wall_s = true}
 
 local function epoch_text(f)
   local others = {}
@@ -182,8 +183,8 @@ local function epoch_text(f)
   end
   table.sort(others)
   return joined(
-    ("epoch %d/%d"):format(f.epoch, f.epochs), "loss " .. short(f.loss),
-    f.top1 and ("top1 %.2f %%"):format(100 * f.top1),
+    ("epoch %d/%d"):format(f.epoch, f.epochs), f.size and ("size %d"):format(f.size),
+    "loss " .. short(f.loss), f.top1 and ("top1 %.2f %%"):format(100 * f.top1),
     f.test_loss and "test loss " .. short(f.test_loss), others[1] and table.concat(others, "  "),
     rate_text(f.samples_per_s), log.duration(f.wall_s))
 end

@@ -16,8 +16,8 @@
 -- A run knows its position: an epoch, and how many of its samples are done. Order and augmentation
 -- of the samples are functions of seed and epoch, so this, the tensors and a few counters are all
 -- that a run needs to go on as if it had never been stopped. What happens between two steps of the
--- net is the script's own; it is not saved. run.folder, run.epoch, run.steps and run.result, what
--- was reported last, may be read.
+-- net is the script's own; it is not saved. run.folder, run.epoch, run.steps, run.stage and
+-- run.result, what was reported last, may be read.
 --
 -- It ends in one of five ways: after the last epoch; at --max-steps; by a signal; by an error; and
 -- early, when its variable is closed before that, which leaves a checkpoint to go on from.
@@ -34,6 +34,7 @@ local mixup = require "luatrain.mixup"
 local plot = require "luatrain.plot"
 local outside = require "luatrain.outside"
 local ranks = require "luatrain.ranks"
+local stages = require "luatrain.stages"
 local state = require "luatrain.state"
 local take_folder = require "luatrain.folder"
 local waits = require "luatrain.waits"
@@ -52,7 +53,7 @@ local meta = {
 -- ==== Beginning ==================================================================================
 
 local spec = check("lt.run{net:net, optim:optim, train:set, epochs, batch; schedule?:call, "
-                   .. "augment?:options, mixup:amount=0.0, workers?:integer, "
+                   .. "augment?:options, mixup:amount=0.0, sizes?:list, workers?:integer, "
                    .. "out?:path, resume?:path, save_every?, max_steps?, amp?:amp}")
 local augment = check "augment{; crop=0, flip=false, area:number=1.0}"
 
@@ -66,24 +67,19 @@ end
 -- The settings of a run, checked; those from outside beat the script's.
 local function read_settings(given)
   local o = outside(spec(given))
-  if o.batch > #o.train then
-    core.fail("EDATA", ("lt.run: batch wants at most the %d images of the training set, it is %d")
-              :format(#o.train, o.batch))
-  end
   if not has_one_of(o.optim, o.net:parameters()) then
     fail "lt.run: the optimizer has no parameter of the net; it was made for another one"
   end
   if o.augment == nil then o.augment = o.train.augment or {} end
   o.augment = augment(o.augment or {})
+  o.stages = stages.read(o)
   return o
 end
 
 -- The number of the last step, if all epochs go on as they are.
 local function last_step(self)
   local o = self.settings
-  local function steps(images) return (images + o.batch - 1) // o.batch end
-  if self.epoch > o.epochs then return self.steps end
-  return self.steps + steps(#o.train - self.done) + (o.epochs - self.epoch) * steps(#o.train)
+  return self.steps + stages.steps(o.stages, self.epoch, self.done, o.epochs, #o.train)
 end
 
 local function say_start(self)
@@ -135,6 +131,7 @@ local function new(given)
     made = false,                      -- the settings of the optimizer at this moment
     grain = o.mixup > 0 and 2 or 1,    -- so many images of a batch stay on one rank
     epoch = 1, done = 0, steps = 0,    -- position: samples of the epoch that are done; all steps
+    stage = o.stages[1],               -- that of the epoch
     loss_sum = 0.0,                    -- over these samples
     result = false,                    -- what was reported last
     phase = "new",                     -- then "epoch" and "reported" in turn; in the end "over"
@@ -319,6 +316,7 @@ function Run:epochs()
     if self.phase == "epoch" then self:report() end
     if self.epoch > self.settings.epochs then return complete(self) end
     stop_if_wanted(self)
+    self.stage = stages.at(self.settings.stages, self.epoch)
     self.phase = "epoch"
     return self.epoch
   end
@@ -328,16 +326,16 @@ end
 -- one run:step. The loop has no closing value, which `break` can leave unclosed in Lua 5.4.4; one
 -- that was left is closed by what comes next.
 function Run:batches()
-  local o = self.settings
+  local o, stage = self.settings, self.stage
   expect(self, "epoch", "run:batches", "it belongs into: for epoch in run:epochs() do ... end, "
                                        .. "before the report")
   close_loader(self)
   if self.done >= #o.train then return function() end end
   o.net:train()
   self.mark = core.clock()
-  local loader = o.train:open_batches{
-    batch = o.batch, shuffle = true, epoch = self.epoch, first = self.done, workers = o.workers,
-    crop = o.augment.crop, flip = o.augment.flip, area = o.augment.area, shard = true,
+  local loader = o.train:sized(stage.size):open_batches{
+    batch = stage.batch, shuffle = true, epoch = self.epoch, first = self.done, workers = o.workers,
+    crop = o.augment.crop, flip = o.augment.flip, area = stage.area, shard = true,
     grain = self.grain}
   self.loader, self.part = loader, self.parts
   return function()
@@ -350,7 +348,7 @@ function Run:batches()
     if self.part == self.parts then self.part, self.waited = 0, 0.0 end
     self.part, self.waited = self.part + 1, self.waited + (core.clock() - before)
     if not x then return close_loader(self) end
-    self.rows, self.counter = math.min(o.batch, #o.train - self.done), core.steps()
+    self.rows, self.counter = math.min(stage.batch, #o.train - self.done), core.steps()
     return x, y
   end
 end
@@ -487,11 +485,13 @@ end
 -- ==== Evaluation and report ======================================================================
 
 -- {top1 = , loss = } of the net in eval mode: each sample counts once. Batches of the size that
--- training has, the default, take no memory that training has not had.
+-- training has, the default, take no memory that training has not had. Images have the size that
+-- they have in training.
 function Run:evaluate(set, given)
   check_call(self, "run:evaluate")
   local before, o = core.clock(), self.settings
-  local result = evaluate(o.net, set, given, o.batch, o.amp, function(reason)
+  local like = {batch = self.stage.batch, size = self.stage.size, amp = o.amp}
+  local result = evaluate(o.net, set, given, like, function(reason)
     self.stop = reason
     stop_if_wanted(self)
   end)
@@ -528,7 +528,7 @@ function Run:report(numbers)
     fields[name == "loss" and "test_loss" or name], result[name] = value, value
   end
   fields.epoch, fields.epochs, fields.step = self.epoch, self.settings.epochs, self.steps
-  fields.samples = samples(self)
+  fields.samples, fields.size = samples(self), self.stage.size
   fields.loss, fields.wall_s = result.train_loss, self.epoch_s
   fields.samples_per_s = self.epoch_images / self.epoch_s
   self.log:epoch(fields)

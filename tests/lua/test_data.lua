@@ -286,6 +286,24 @@ T.test("one's own images", function()
   T.equal(kept:open_batches{batch = 2}:next():totable(), {{{{1.0}}}, {{{1.0}}}})
 end)
 
+T.test("one's own images brought to another size", function()
+  local x = lt.zeros({2, 8, 8, 1}, {dtype = "u8"})
+  for row = 1, 8 do
+    for column = 1, 8 do x:set(1, row, column, 1, 30 * row) end
+  end
+  local set = lt.data.set{images = x, labels = lt.tensor({1, 0}, {dtype = "u8"})}:sized(4)
+  local y, labels = set:open_batches{batch = 2, dtype = "u8"}:next()
+  T.equal({y.shape, labels:totable(), set.height, set.classes}, {{2, 4, 4, 1}, {1, 0}, 4, 2})
+  local rows = y:totable()[1]
+  for row = 1, 4 do                         -- of the middle 7 rows two become one, but for edges
+    T.near(rows[row][2][1], 30 * (1.5 + 1.75 * (row - 0.5)) - 15, 4)
+  end
+  T.fails(function() lt.data.set{images = lt.zeros{1, 2, 2, 1}, labels = lt.zeros({1},
+                                 {dtype = "u8"})}:sized(4) end,
+          "data: images can be brought to a size of 1x1 to 16384x16384 if they are u8; these are "
+          .. "f32, and the size is 4x4")
+end)
+
 T.test("one's own images, refused", function()
   local x, y = lt.zeros({4, 3, 2, 3}), lt.tensor({2, 0, 0, 1}, {dtype = "i32"})
   local cases = {
@@ -411,6 +429,17 @@ T.test("images in folders", function()
   x = train:open_batches{batch = 6, dtype = "u8", area = 0.1, flip = true}:next()
   T.equal(x:totable()[5][5][5], {10, 2, 0})
   T.equal(lt.data.open(what).height, 224)
+
+  local small = train:sized(4)
+  T.equal({small.height, small.width, small.classes, small.names, #small, small.augment},
+          {4, 4, 2, train.names, 6, train.augment})
+  T.equal(train:sized(5), train)
+  T.equal(train:sized(nil), train)
+  for _, o in ipairs{{batch = 6}, {batch = 6, area = 0.3, flip = true}} do
+    local there = lt.data.open(what, {size = 4}):open_batches(o):next()
+    T.equal(small:open_batches(o):next():totable(), there:totable())
+    T.equal(small:sized(5):sized(4):open_batches(o):next():totable(), there:totable())
+  end
 
   make "photos/test/bird"
   write("photos/test/bird/1.png", png(4, {0, 0, 0}))

@@ -1,0 +1,63 @@
+-- stages.lua - the parts of a run in which images have one size.
+--
+--   lt.fit{..., epochs = 28, batch = 512, sizes = {
+--     {epochs = 13, size = 128}, {epochs = 12, size = 224, batch = 224, area = 0.087},
+--     {size = 288, batch = 128, area = 0.5}}}
+--
+-- A stage has size, of each side, or none: images stay as they are; batch; area, the least part of
+-- an image to train with; and `last`, its last epoch. What the list does not say of a stage is as
+-- in the rest of the run.
+
+local core = ...
+local check = require "luatrain.check"
+
+local stages = {}
+
+local function fail(code, ...) core.fail(code, string.format(...)) end
+
+local spec = check "sizes{; size, epochs?, batch?, area?:share}"
+
+-- The stages of a run with these settings.
+function stages.read(o)
+  local list, last = {}, 0
+  if o.sizes and #o.sizes == 0 then fail("EINVAL", "lt.run: sizes has no item") end
+  for i, given in ipairs(o.sizes or {}) do
+    local stage, is_last = spec(given), i == #o.sizes
+    if not is_last and not stage.epochs then
+      fail("EINVAL", "lt.run: item %d of sizes has no epochs; only the last one needs none", i)
+    end
+    last = is_last and math.huge or last + stage.epochs
+    stage.last, stage.batch = last, stage.batch or o.batch
+    stage.area = stage.area or o.augment.area
+    list[i] = stage
+  end
+  if not o.sizes then list[1] = {batch = o.batch, area = o.augment.area, last = math.huge} end
+  for _, stage in ipairs(list) do
+    o.train:sized(stage.size)          -- or it fails
+    if stage.batch > #o.train then
+      fail("EDATA", "lt.run: batch wants at most the %d images of the training set, it is %d",
+           #o.train, stage.batch)
+    end
+  end
+  return list
+end
+
+-- The one of an epoch.
+function stages.at(list, epoch)
+  local i = 1
+  while epoch > list[i].last do i = i + 1 end
+  return list[i]
+end
+
+-- How many steps it is from `done` images of an epoch to the end of epochs.
+function stages.steps(list, epoch, done, epochs, images)
+  local steps = 0
+  for e = epoch, epochs do
+    local batch = stages.at(list, e).batch
+    steps = steps + (images - done + batch - 1) // batch
+    done = 0
+  end
+  return steps
+end
+
+return stages

@@ -1,0 +1,113 @@
+-- test_stages.lua - runs whose images change their size between epochs.
+local lt = require "luatrain"
+local nn = lt.nn
+local T = require "lt_test"
+
+local START = lt.randn{2, 3, 3, 3}
+
+-- Settings of a run on 20 images of 8 x 8 and 10 to test with; the net notes what comes.
+local function settings(sizes, more)
+  local train, test = lt.data.open "synthetic:8x8x3/2/20"
+  local seen = {}
+  local net = nn.module({conv = nn.conv2d{3, 2, 3, pad = 1}}, function(self, x)
+    seen[#seen + 1] = ("%s%dx%dx%d"):format(self.training and "" or "test ", x:dim(1), x:dim(2),
+                                            x:dim(3))
+    return lt.global_avg_pool2d(self.conv(x))
+  end)
+  net:parameters()                            -- it has memory now
+  net.conv.w:copy(START)
+  net.conv.b:fill(0)
+  local o = {net = net, optim = lt.optim.sgd(net, {lr = 0.1}), train = train, epochs = 4,
+             batch = 10, out = T.folder() .. "/out", sizes = sizes}
+  for key, value in pairs(more or {}) do o[key] = value end
+  return o, seen, test
+end
+
+local SIZES = {{epochs = 1, size = 4}, {epochs = 2, size = 8, batch = 20}, {size = 12, batch = 7}}
+
+T.test("sizes and batches change between epochs", function()
+  local o, seen, test = settings(SIZES, {eval_batch = 20})
+  o.test = test
+  lt.fit(o)
+  T.equal(seen, {"10x4x4", "10x4x4", "test 2x4x4", "20x8x8", "test 2x8x8", "20x8x8", "test 2x8x8",
+                 "7x12x12", "7x12x12", "6x12x12", "test 2x12x12"})
+  local steps, sizes = {}, {}
+  for line in io.lines(o.out .. "/metrics.jsonl") do
+    if line:find '"event":"start"' then T.equal(line:match '"steps":(%d+)', "7") end
+    if line:find '"event":"step"' then steps[#steps + 1] = line:match '"samples":(%d+)' end
+    if line:find '"event":"epoch"' then sizes[#sizes + 1] = line:match '"size":(%d+)' end
+  end
+  T.equal(steps, {"10", "20", "40", "60", "67", "74", "80"})
+  T.equal(sizes, {"4", "8", "8", "12"})
+end)
+
+T.test("a run that is stopped in a stage goes on in it", function()
+  local function train(out, max_steps)
+    local o, _, test = settings(SIZES, {out = out, max_steps = max_steps})
+    o.test = test
+    local ok, why = pcall(lt.fit, o)
+    assert(ok == not max_steps and (ok or why:find "stopped by max_steps"), why)
+    return o.net:sha256()
+  end
+  local whole, out = train(T.folder() .. "/out"), T.folder() .. "/out"
+  for step = 1, 7 do train(out, step) end
+  T.equal(train(out), whole)
+end)
+
+T.test("the least area of a stage", function()
+  local function first(area)
+    local o = settings({{size = 8, area = area}}, {augment = {area = 0.05}})
+    local run <close> = lt.run(o)
+    for _ in run:epochs() do
+      for x in run:batches() do return x:totable() end
+    end
+  end
+  T.equal(first(nil), first(0.05))
+  local x = (select(1, lt.data.open "synthetic:8x8x3/2/20")):open_batches{
+    batch = 10, shuffle = true, epoch = 1}:next()
+  T.equal(first(1.0), x:totable())
+  assert(first(nil)[1][1][1][1] ~= first(1.0)[1][1][1][1])
+end)
+
+T.test("evaluation has the size of the epoch, also after its report", function()
+  local o, seen, test = settings(SIZES)
+  local run <close> = lt.run(o)
+  for epoch in run:epochs() do
+    for x, y in run:batches() do
+      run:step(function()
+        local loss = lt.cross_entropy(o.net(x), y)
+        loss:backward()
+        o.optim:step()
+        return loss
+      end)
+    end
+    run:report(run:evaluate(test))
+    T.equal(seen[#seen], ("test 2x%dx%d"):format(run.stage.size, run.stage.size))
+    run:evaluate(test)
+    T.equal(seen[#seen], seen[#seen - 1])
+    if epoch == 2 then break end
+  end
+end)
+
+T.test("refused", function()
+  local function refused(sizes, message)
+    local o = settings(sizes)
+    T.fails(function() lt.run(o) end, message)
+    assert(not io.open(o.out), "there is a folder")
+  end
+  refused({{size = 4}, {size = 8}},
+          "lt.run: item 1 of sizes has no epochs; only the last one needs none")
+  refused({{epochs = 1}}, "sizes: 'size' must be given: sizes{size, epochs?, batch?, area?}")
+  refused({{size = 4, batch = 21}},
+          "lt.run: batch wants at most the 20 images of the training set, it is 21")
+  refused({4, 8}, "lt.run: 'sizes' wants a list of tables, it is a table")
+  refused({{size = 4, area = 2}}, "sizes: 'area' wants a number from 0 to 1, it is 2")
+  refused({}, "lt.run: sizes has no item")
+  local o = settings({{size = 4}})
+  o.train = lt.data.set{images = lt.zeros{20, 8, 8, 3}, labels = lt.zeros({20}, {dtype = "u8"})}
+  T.fails(function() lt.run(o) end, "data: images can be brought to a size of 1x1 to 16384x16384 "
+          .. "if they are u8; these are f32, and the size is 4x4")
+  assert(not io.open(o.out), "there is a folder")
+end)
+
+T.finish()
