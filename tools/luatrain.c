@@ -231,14 +231,20 @@ static void stop(int signal)
 
 /* ==== main ==================================================================================== */
 
+/* A subcommand that only looks at something. */
+static bool looks(const char *name)
+{
+    return strcmp(name, "summary") == 0 || strcmp(name, "report") == 0;
+}
+
 static lt_status run_command(const settings *s, lt_ctx *ctx, lua_State *L)
 {
     int argc = s->argc;
     char **argv = s->argv;
     if (strcmp(argv[0], "bench") == 0)
         return shown("bench", bench(ctx, L, argc - 1, argv + 1));
-    if (strcmp(argv[0], "summary") == 0)
-        return shown("summary", watch(L, "summary", argc - 1, argv + 1));
+    if (looks(argv[0]))
+        return shown(argv[0], watch(L, argv[0], argc - 1, argv + 1));
     return run_script(L, argc, argv);
 }
 
@@ -341,8 +347,8 @@ static lt_status run_in_cluster(settings *s)
 static lt_status run_all(settings *s)
 {
     bool several = s->ranks > 1 || lt_cluster_is_here();
-    if (several && strcmp(s->argv[0], "summary") == 0)
-        return lt_fail(LT_EUSAGE, "summary looks at one rank, not at several");
+    if (several && looks(s->argv[0]))
+        return lt_fail(LT_EUSAGE, "%s looks at one rank, not at several", s->argv[0]);
     if (lt_cluster_is_here())
         return run_in_cluster(s);
     int n = s->ranks > 0 ? s->ranks : 1, cpus = lt_cpu_count();

@@ -191,6 +191,7 @@ void print_help(FILE *to)
                 "       luatrain [options] bench [options of bench] script.lua [options of the "
                 "script]\n"
                 "       luatrain bench dispatch\n"
+                "       luatrain report [options of report] FOLDER...\n"
                 "       luatrain [options] launch -n N [-H HOST,HOST:SLOTS,...] [options] "
                 "script.lua ...\n\n");
     for (int i = 0; i < N_OPTIONS; i++) {

@@ -38,8 +38,8 @@ end
 
 local spec = check("lt.fit{net:net, train:set, test:set, optim:optim, epochs, batch; loss?:call, "
                    .. "smoothing=0.0, schedule?:call, augment?:options, mixup:amount=0.0, "
-                   .. "sizes?:list, accumulate=1, eval_batch?, workers?:integer, out?:path, "
-                   .. "resume?:path, save_every?, max_steps?, amp?:amp}")
+                   .. "sizes?:list, target?:share, accumulate=1, eval_batch?, workers?:integer, "
+                   .. "out?:path, resume?:path, save_every?, max_steps?, amp?:amp}")
 
 -- What the test set must have in common with the training set.
 local function check_sets(train, test)
@@ -94,8 +94,8 @@ function exports.fit(given)
   local run <close> = new_run{
     net = o.net, optim = o.optim, train = o.train, epochs = o.epochs, batch = o.batch,
     schedule = o.schedule, augment = o.augment, mixup = o.mixup, sizes = o.sizes,
-    workers = o.workers, out = o.out, resume = o.resume, save_every = o.save_every,
-    max_steps = o.max_steps, amp = o.amp}
+    target = o.target, workers = o.workers, out = o.out, resume = o.resume,
+    save_every = o.save_every, max_steps = o.max_steps, amp = o.amp}
   for _ in run:epochs() do
     for x, y in run:batches() do run:step(learn, run, x, y) end
     local eval_batch = o.eval_batch or (run.stage.batch + o.accumulate - 1) // o.accumulate

@@ -30,8 +30,10 @@ local FIELDS = {
   {"exposed_comm", "%.4f"}, {"optimizer", "%.4f"}, {"other", "%.4f"}, {"wire_bytes"}, {"scale"},
   {"skipped"}, {"version"}, {"script"}, {"folder"}, {"device"}, {"backend"}, {"ranks"},
   {"threads"}, {"amp"}, {"seed"}, {"parameters"}, {"images"}, {"height"}, {"width"}, {"channels"},
-  {"classes"}, {"batch"}, {"epochs"}, {"steps"}, {"path"}, {"text"}, {"wall_s", "%.3f"},
-  {"peak_rss_bytes"}, {"weights_sha256"}, {"failed_saves"}, {"exit"},
+  {"classes"}, {"target"}, {"batch"}, {"epochs"}, {"steps"}, {"path"}, {"text"}, {"wall_s", "%.3f"},
+  {"device_hours", "%.6g"}, {"target_epoch"},
+  {"target_device_hours", "%.6g"}, {"peak_rss_bytes"}, {"weights_sha256"}, {"failed_saves"},
+  {"exit"},
 }
 
 local known = {}

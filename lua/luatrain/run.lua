@@ -28,6 +28,7 @@ local core = ...
 local check = require "luatrain.check"
 local checkpoint = require "luatrain.checkpoint"
 local command = require "luatrain.command"
+local cost = require "luatrain.cost"
 local evaluate = require "luatrain.evaluate"
 local log = require "luatrain.log"
 local mixup = require "luatrain.mixup"
@@ -53,8 +54,9 @@ local meta = {
 -- ==== Beginning ==================================================================================
 
 local spec = check("lt.run{net:net, optim:optim, train:set, epochs, batch; schedule?:call, "
-                   .. "augment?:options, mixup:amount=0.0, sizes?:list, workers?:integer, "
-                   .. "out?:path, resume?:path, save_every?, max_steps?, amp?:amp}")
+                   .. "augment?:options, mixup:amount=0.0, sizes?:list, target?:share, "
+                   .. "workers?:integer, out?:path, resume?:path, save_every?, max_steps?, "
+                   .. "amp?:amp}")
 local augment = check "augment{; crop=0, flip=false, area:number=1.0}"
 
 local function has_one_of(optim, parameters)
@@ -90,6 +92,7 @@ local function say_start(self)
     seed = core.seed(),
     parameters = o.net:count(), images = #o.train, height = o.train.height, width = o.train.width,
     channels = o.train.channels, classes = o.train.classes, batch = o.batch, epochs = o.epochs,
+    target = o.target,
     steps = last_step(self), step = resumed and self.steps or nil,
     epoch = resumed and self.epoch <= o.epochs and self.epoch or nil}
 end
@@ -170,10 +173,14 @@ local function finish(self, exit)
   self.listener:close()
   local known, sha256 = false, nil
   if exit and self.root then known, sha256 = pcall(self.settings.net.sha256, self.settings.net) end
-  self.log:event("end", {
+  local fields = {
     step = self.steps, top1 = self.result and self.result.top1 or nil,
     wall_s = core.clock() - self.began, peak_rss_bytes = core.peak_rss(),
-    weights_sha256 = known and sha256 or nil, failed_saves = self.failed_saves, exit = exit})
+    weights_sha256 = known and sha256 or nil, failed_saves = self.failed_saves, exit = exit}
+  if self.root then
+    cost.add(fields, self.folder .. "/metrics.jsonl", self.settings.target, fields.wall_s)
+  end
+  self.log:event("end", fields)
   if self.failed_saves > 0 then
     self.log:warn(("%d checkpoint%s could not be saved"):format(
       self.failed_saves, self.failed_saves == 1 and "" or "s"))

@@ -1,0 +1,126 @@
+-- report.lua - what runs have cost, beside what others have published: `luatrain report FOLDER`.
+--
+-- See cost.lua for what is counted. Device-hours compare like with like; for unlike devices they
+-- are brought to V100s, in proportion to the peak rates of dense products in 16 bits, or in 32
+-- where a device is not faster in 16.
+
+local core = ...
+local check = require "luatrain.check"
+local columns = require "luatrain.bench".columns
+local cost_of = require "luatrain.cost".of
+local duration = require "luatrain.log".duration
+
+local report = {}
+
+local function refuse(...) core.fail("EUSAGE", "report: " .. string.format(...)) end
+
+local V100 = 125                  -- Tflop/s
+
+-- ResNet-50 on ImageNet, by their authors: who, devices, of which kind, the kind's Tflop/s by its
+-- data sheet, seconds, top1 in percent; fast.ai gave top5 (93 %) alone.
+local PUBLISHED = {
+  {"Goyal et al. 2017", 256, "P100", 21.2, 3600, 76.3},
+  {"Akiba et al. 2017", 1024, "P100", 21.2, 900, 74.9},
+  {"You et al. 2018", 2048, "KNL 7250", 6.1, 1200, 75.4},
+  {"Jia et al. 2018", 2048, "P40", 12, 396, 75.8},
+  {"Mikami et al. 2018", 2176, "V100", 125, 224, 75.03},
+  {"Mikami et al. 2018, v2", 3456, "V100", 125, 122, 75.29},
+  {"Ying et al. 2018", 1024, "TPU v3", 123, 132, 76.3},
+  {"Yamazaki et al. 2019", 2048, "V100", 125, 74.7, 75.08},
+  {"fast.ai and DIUx 2018", 128, "V100", 125, 1080, nil},
+  {"NVIDIA, 50 epochs", 8, "V100", 125, 7920, 75.81},
+  {"Lambda 2018, 27 epochs", 8, "Titan RTX", 130.5, 8532, 75.92},
+  {"hybrid gradient computing", 24, "V100", 125, 1200, 75.6},
+}
+
+local HELP = [[
+usage: luatrain report [options of report] FOLDER...
+
+What the runs in these folders have cost until the test accuracy was reached: the time, and
+device-hours, which is the time times the ranks. Beside them what is known of others.
+
+  --target X     the accuracy, as 0.75 (that of the run: lt.fit{target = 0.75})
+  --peak TFLOPS  of a device in 16 bits, to bring device-hours to those of a V100
+  --help         this text]]
+
+-- ==== The table ==================================================================================
+
+local function hours_text(device_s) return device_s and ("%.3g"):format(device_s / 3600) or "" end
+
+local function percent_text(share) return share and ("%.2f %%"):format(share) or "" end
+
+-- system, devices, time, top1, device-hours, those of a V100
+local function cells(system, devices, seconds, top1, device_s, peak)
+  return {system, devices, seconds and duration(seconds) or "not reached", percent_text(top1),
+          hours_text(device_s), peak and hours_text(device_s and device_s * peak / V100) or ""}
+end
+
+local function run_cells(folder, o)
+  local path = folder .. "/metrics.jsonl"
+  local file, why = io.open(path, "rb")
+  if not file then refuse("cannot read %s", why) end
+  file:close()
+  local cost = cost_of(path, o.target)
+  local s = cost.start
+  if not s then refuse("%s is no run: it has no line \"start\"", path) end
+  if not cost.target then
+    refuse("%s has no target; --target 0.75 says what is to be reached", folder)
+  end
+  local devices = ("%d x %s, %d thread%s"):format(s.ranks, s.device, s.threads,
+                                                 s.threads == 1 and "" or "s")
+  local reached, best = cost.reached or {}, cost.best and 100 * cost.best
+  return cells(("%s, to %.4g %%"):format(folder, 100 * cost.target), devices, reached.seconds,
+               reached.top1 and 100 * reached.top1 or best, reached.device_s, o.peak)
+end
+
+local function table_text(folders, o)
+  local lines = {{"run", "devices", "time", "top1", "device-h", "V100-h"}}
+  for _, folder in ipairs(folders) do lines[#lines + 1] = run_cells(folder, o) end
+  lines[#lines + 1] = {"", "", "", "", "", ""}
+  lines[#lines + 1] = {"ResNet-50, ImageNet", "", "", "", "", ""}
+  for _, row in ipairs(PUBLISHED) do
+    local who, n, kind, peak, seconds, top1 = table.unpack(row, 1, 6)
+    lines[#lines + 1] = cells(who, ("%d x %s, %g Tflop/s"):format(n, kind, peak), seconds, top1,
+                              n * seconds, peak)
+  end
+  return columns(lines, 2)
+end
+
+-- ==== luatrain report ============================================================================
+
+local OPTIONS = {
+  target = {"a number from 0 to 1", 1}, peak = {"a number of Tflop/s", math.huge}}
+
+-- The options {target = , peak = } and the folders after them.
+local function read(list)
+  local o, i = {}, 1
+  while (list[i] or ""):sub(1, 1) == "-" do
+    local name, text = list[i]:match "^%-%-(%w*)=?(.*)$"
+    local option = OPTIONS[name]
+    if name == "help" then
+      print(HELP)
+      core.fail("EDONE", "the help is shown")
+    elseif not option then
+      refuse("unknown option '%s'%s", list[i], check.hint(list[i], {"--target", "--peak", "--help"},
+                                                          " (--help lists them)"))
+    elseif not list[i]:find("=", 1, true) then
+      i = i + 1
+      text = list[i] or refuse("--%s wants a value", name)
+    end
+    local value = tonumber(text)
+    if not (value and value > 0 and value <= option[2]) then
+      refuse("--%s wants %s, it is '%s'", name, option[1], text)
+    end
+    o[name], i = value, i + 1
+  end
+  return o, table.move(list, i, #list, 1, {})
+end
+
+-- There is no script: only what is to be called.
+function report.watch(...)
+  local o, folders = read{...}
+  if #folders == 0 then refuse "a folder of a run must be given: luatrain report runs/train-1" end
+  return nil, function() print(table_text(folders, o)) end
+end
+
+return report

@@ -1,0 +1,113 @@
+-- test_report.lua - what runs have cost: the end line, and `luatrain report`.
+local lt = require "luatrain"
+local json = require "luatrain.json"
+local cost = require "luatrain.cost"
+local T = require "lt_test"
+
+local START = '"device":"cpu","threads":1'
+
+-- A run of two ranks that was killed in its second epoch, and went on with four.
+local LINES = {
+  '{"event":"start","t":1.000,"ranks":2,' .. START .. ',"target":0.75}',
+  '{"event":"step","t":5.000,"step":1,"loss":3}',
+  '{"event":"epoch","t":3600.000,"epoch":1,"top1":0.7}',
+  '{"event":"save","t":3600.500,"step":1,"path":"a"}',
+  '{"event":"warn","t":4000.000,"text":"slow"}',
+  '{"event":"start","t":3601.000,"ranks":4,' .. START .. ',"target":0.75}',
+  '{"event":"step","t":5000.000,"step":2,"loss":2}',
+  '{"event":"epoch","t":7201.000,"epoch":2,"top1":0.76}',
+  '{"event":"epoch","t":8000.000,"epoch":3,"top1":0.755}',
+  '{"event":"epoch","t":8000.0',
+}
+
+local function write(lines)
+  local folder = T.folder()
+  T.write(folder .. "/metrics.jsonl", table.concat(lines, "\n"))
+  return folder
+end
+
+T.test("device-hours of a run that went on with more ranks", function()
+  local c = cost.of(write(LINES) .. "/metrics.jsonl")
+  T.equal(c.reached, {epoch = 2, top1 = 0.76, seconds = 7201.0, device_s = 2 * 3601.0 + 4 * 3600})
+  T.equal({c.best, c.seconds, c.device_s, c.start.ranks},
+          {0.76, 8000.0, 2 * 3601.0 + 4 * 4399, 4})
+  c = cost.of(write(LINES) .. "/metrics.jsonl", 0.7, 8100)
+  T.equal({c.reached.epoch, c.reached.device_s, c.seconds}, {1, 7200.0, 8100})
+  c = cost.of(write(LINES) .. "/metrics.jsonl", 0.77)
+  T.equal({c.reached, c.best}, {nil, 0.76})
+end)
+
+T.test("the end line of a run", function()
+  local train, test = lt.data.open "synthetic:8x8x3/2/40"
+  local function run(target)
+    local net, out = lt.nn.sequential{lt.nn.flatten(), lt.nn.linear{192, 2}}, T.folder() .. "/out"
+    lt.fit{net = net, train = train, test = test, optim = lt.optim.adam(net, {lr = 0.01}),
+           epochs = 3, batch = 20, out = out, target = target}
+    local starts, ends, epochs = {}, {}, {}
+    for line in io.lines(out .. "/metrics.jsonl") do
+      local event = json.read(line)
+      local list = ({start = starts, epoch = epochs, ["end"] = ends})[event.event]
+      if list then list[#list + 1] = event end
+    end
+    T.equal(#ends, 1)
+    T.equal(starts[1].target, target)
+    T.near(ends[1].device_hours * 3600, ends[1].wall_s, 0.002)
+    return ends[1], epochs
+  end
+  local last, epochs = run(0.9)
+  T.equal({last.target, last.target_epoch}, {0.9, 1})
+  T.near(last.target_device_hours * 3600, epochs[1].t, 0.002)
+  last = run(nil)
+  T.equal({last.target, last.target_epoch, last.target_device_hours}, {})
+  local ok, why = pcall(run, 2)
+  assert(not ok and why:find "lt.fit: 'target' wants a number from 0 to 1, it is 2", why)
+end)
+
+local here = io.popen("pwd"):read "l"
+
+local function report(arguments) return T.run(here, "report " .. arguments) end
+
+T.test("luatrain report", function()
+  local folder = write(LINES)
+  local text, code = report("--peak 250 " .. folder)
+  T.equal(code, 0)
+  local lines = {}
+  for line in text:gmatch "[^\n]+" do lines[#lines + 1] = line:gsub(" +", " ") end
+  T.equal(lines[1], "run devices time top1 device-h V100-h")
+  T.equal(lines[2], folder .. ", to 75 % 4 x cpu, 1 thread 2:00:01 76.00 % 6 12")
+  local all = table.concat(lines, "\n")
+  for _, line in ipairs{"Goyal et al. 2017 256 x P100, 21.2 Tflop/s 1:00:00 76.30 % 256 43.4",
+                        "Yamazaki et al. 2019 2048 x V100, 125 Tflop/s 1:15 75.08 % 42.5 42.5",
+                        "fast.ai and DIUx 2018 128 x V100, 125 Tflop/s 18:00 38.4 38.4",
+                        "hybrid gradient computing 24 x V100, 125 Tflop/s 20:00 75.60 % 8 8"} do
+    assert(all:find(line, 1, true), text)
+  end
+  text = report(("--target=0.9 %s %s"):format(folder, folder))
+  local _, n = text:gsub(", to 90 %%%s+4 x cpu, 1 thread%s+not reached%s+76.00 %%\n", "")
+  T.equal(n, 2)
+end)
+
+T.test("refused", function()
+  local function refused(arguments, wanted)
+    local text, code = report(arguments)
+    T.equal(text, "luatrain: report: " .. wanted .. "\n")
+    T.equal(code, 2)
+  end
+  local folder = write{'{"event":"start","t":1.000,"ranks":2,' .. START .. '}', ""}
+  refused("", "a folder of a run must be given: luatrain report runs/train-1")
+  refused(folder, folder .. " has no target; --target 0.75 says what is to be reached")
+  refused("/nowhere", "cannot read /nowhere/metrics.jsonl: No such file or directory")
+  folder = write{""}
+  refused(folder, folder .. "/metrics.jsonl is no run: it has no line \"start\"")
+  refused("--target 76 x", "--target wants a number from 0 to 1, it is '76'")
+  refused("--target", "--target wants a value")
+  refused("--peak=fast x", "--peak wants a number of Tflop/s, it is 'fast'")
+  refused("--taget 1 x", "unknown option '--taget' (did you mean '--target'?)")
+  local text, code = report "--help"
+  T.equal(code, 0)
+  assert(text:find("usage: luatrain report", 1, true), text)
+  text, code = T.run(here, "--ranks 2 report x")
+  T.equal({text, code}, {"luatrain: report looks at one rank, not at several\n", 2})
+end)
+
+T.finish()
