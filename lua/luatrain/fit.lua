@@ -53,7 +53,8 @@ local function check_sets(train, test)
 end
 
 -- Trains net and returns the last report: {top1 = , loss = , train_loss = }. accumulate = k: each
--- batch goes through the net in k pieces, which takes less memory and gives the same step.
+-- batch goes through the net in k pieces, which takes less memory and gives the same step. mixup,
+-- sizes and target are those of lt.run.
 function exports.fit(given)
   local o = spec(given)
   if o.loss and o.smoothing ~= 0 then

@@ -53,6 +53,7 @@ local meta = {
 
 -- ==== Beginning ==================================================================================
 
+-- mixup: its alpha, see mixup.lua; sizes: stages.lua; target: cost.lua
 local spec = check("lt.run{net:net, optim:optim, train:set, epochs, batch; schedule?:call, "
                    .. "augment?:options, mixup:amount=0.0, sizes?:list, target?:share, "
                    .. "workers?:integer, out?:path, resume?:path, save_every?, max_steps?, "

@@ -1,0 +1,97 @@
+-- test_recipes.lua - the recipes: 20 steps of each, their numbers, and how they stretch. ResNet-50
+-- takes them with LUATRAIN_TEST_SLOW=1; else it takes 2, and a ResNet-20 in its place 20.
+package.path = "tests/lua/?.lua;models/?.lua;" .. package.path
+local lt = require "luatrain"
+local recipes = require "recipes"
+local T = require "lt_test"
+
+local slow = os.getenv "LUATRAIN_TEST_SLOW" == "1"
+local here = io.popen("pwd"):read "l"
+
+-- The numbers of a field, in all lines of an event.
+local function numbers(folder, event, field)
+  local list = {}
+  for line in io.lines(folder .. "/metrics.jsonl") do
+    if line:find('^{"event":"' .. event .. '"') then
+      list[#list + 1] = tonumber(line:match('"' .. field .. '":(-?[%d.e+-]+)'))
+    end
+  end
+  return list
+end
+
+-- So many steps of train_recipe.lua: its batches, and its learning rate where the factor is 1.
+local function check_script(name, steps, batch, rate)
+  local folder, recipe = T.folder(), recipes[name]
+  local text, code = T.run(folder, ("--quiet --max-steps %d --out . %s/models/train_recipe.lua "
+    .. "--recipe %s --data synthetic:16x16x3/5/400 --batch 8 --epochs 1"):format(steps, here, name))
+  if code ~= 0 then error(text) end
+  local losses, rates = numbers(folder, "step", "loss"), numbers(folder, "step", "lr")
+  T.equal({#losses, #rates}, {steps, steps})
+  for i, loss in ipairs(losses) do
+    assert(loss > 0 and loss < 100, loss)
+    local epoch = (i - 0.5) * batch / 400 * recipe.epochs
+    T.near(rates[i], rate * recipe.schedule(epoch, recipe.epochs), 1e-12)
+  end
+end
+
+T.test("steps of train_recipe.lua", function()
+  check_script("mobilenet_73", 20, 8, 8 * 0.4 / 1024)
+  check_script("resnet50_78", slow and 20 or 2, 8, 8 * 2.048 / 2048)
+  check_script("resnet50_fast", slow and 20 or 2, 4, 8 / 4096)    -- epochs = 1: of 224 x 224
+end)
+
+T.test("the rates of resnet50_fast, for the batch that it has then", function()
+  local f, ulp = recipes.resnet50_fast.schedule, 2.0 ^ -52
+  for _, point in ipairs{{0, 1}, {3.5, 1.5}, {7, 2}, {10, 1.125}, {13, 0.4375}, {22, 0.04375},
+                         {23.5, 0.0240625}, {25, 0.0025}, {28, 0.00025}, {29, 0.00025}} do
+    T.near(f(point[1], 28), point[2], ulp)
+  end
+end)
+
+-- Trains a recipe with a ResNet-20 on 16 images. Returns the settings of lt.fit.
+local function fit(name, side, given)
+  local recipe, lt_fit, settings = recipes[name], lt.fit, nil
+  local arch = recipe.arch
+  given.train, given.test = lt.data.open(("synthetic:%dx%dx3/2/16"):format(side, side))
+  recipe.arch = "resnet20"
+  lt.fit = function(o)
+    settings, o.out = o, T.folder() .. "/out"
+    return lt_fit(o)
+  end
+  recipes.fit(name, given)
+  lt.fit, recipe.arch = lt_fit, arch
+  return settings
+end
+
+T.test("fewer epochs, small images and batches: everything in proportion", function()
+  local o = fit("resnet50_fast", 28, {epochs = 5, batch = 8, target = 0.25})
+  T.equal(o.sizes, {{area = 0.08, batch = 8, epochs = 2, size = 16},
+                    {area = 0.087, batch = 4, epochs = 2, size = 28},
+                    {area = 0.5, batch = 2, epochs = 1, size = 36}})
+  T.equal(numbers(o.out, "epoch", "size"), {16, 16, 28, 28, 36})
+  local rates, middles = numbers(o.out, "step", "lr"), {}
+  for epoch, steps in ipairs{2, 2, 4, 4, 8} do
+    for i = 1, steps do middles[#middles + 1] = epoch - 1 + (i - 0.5) / steps end
+  end
+  T.equal({#rates, #middles}, {20, 20})
+  for i, middle in ipairs(middles) do
+    T.near(rates[i], 8 / 4096 * recipes.resnet50_fast.schedule(middle * 28 / 5), 1e-12)
+  end
+  T.equal(o.target, 0.25)
+  o = fit("resnet50_78", 8, {epochs = 10, batch = 8, accumulate = 2})
+  T.equal(#numbers(o.out, "step", "loss"), 20)
+  T.equal({o.mixup, o.smoothing, o.sizes, o.optim.decay, o.optim.decay_bias},
+          {0.2, 0.1, nil, 1 / 32768, false})
+  T.equal(fit("mobilenet_73", 8, {epochs = 1, batch = 8, mixup = 0}).mixup, 0)
+end)
+
+T.test("refused", function()
+  local function refused(message, ...)
+    local ok, why = pcall(recipes.fit, ...)
+    assert(not ok and why:find(message, 1, true), why)
+  end
+  refused("recipes has no 'resnet50_79' (did you mean 'resnet50_78'?)", "resnet50_79", {})
+  refused("recipes.fit: unknown key 'epoch' (did you mean 'epochs'?)", "resnet50_78", {epoch = 1})
+end)
+
+T.finish()
