@@ -64,7 +64,14 @@ local function numbers(value)
   return type(value) == "number" and value or list_of(value, "number")
 end
 
-local RAMPS = {linear = true, cosine = true, exponential = true, constant = true}
+local function one_of(...)
+  local words, known = {...}, {}
+  for i, word in ipairs(words) do words[i], known[word] = "'" .. word .. "'", true end
+  local last = table.remove(words)
+  return {table.concat(words, ", ") .. " or " .. last, function(value)
+    return known[value] and value or nil
+  end}
+end
 
 -- Each kind: what it wants, and a function that gives the value back, or nil for a wrong one.
 local kinds = {
@@ -90,15 +97,9 @@ local kinds = {
   init = {"'uniform', 'he' or a standard deviation", function(value)
     return (value == "uniform" or value == "he" or amount(value)) and value or nil
   end},
-  ramp = {"'linear', 'cosine', 'exponential' or 'constant'", function(value)
-    return RAMPS[value] and value or nil
-  end},
-  amp = {"'off' or 'bf16'", function(value)
-    return (value == "off" or value == "bf16") and value or nil
-  end},
-  act = {"'none', 'relu' or 'relu6'", function(value)
-    return (value == "none" or value == "relu" or value == "relu6") and value or nil
-  end},
+  ramp = one_of("linear", "cosine", "exponential", "constant"),
+  amp = one_of("off", "bf16"),
+  act = one_of("none", "relu", "relu6"),
   boolean = {"true or false", function(value)
     if type(value) == "boolean" then return value end
   end},
