@@ -14,11 +14,11 @@
 -- move faster than a copy does: small ones may be beyond 1.
 
 local core = ...
-local check = require "luatrain.check"
 local checkpoint = require "luatrain.checkpoint"
 local command = require "luatrain.command"
 local flops_of = require "luatrain.flops"
 local json = require "luatrain.json"
+local read_flags = require "luatrain.flags"
 local sorted = require "luatrain.keys"
 local ops, makers = core.ops, core.makers
 
@@ -389,7 +389,7 @@ local values = {
 -- What luatrain is told about a run means nothing to one that ends when all is measured.
 local FOR_RUNS = {"--out", "--resume", "--save-every", "--max-steps", "--log"}
 
--- Reads options, {name = kind of value} or true for one without, before the script. What is not
+-- Reads options before the script, {name = kind of value} or true for one without. What is not
 -- given is as in `o`. Returns which argument is the script, if there is one.
 function bench.read_options(list, kinds, o, help)
   for _, name in ipairs(FOR_RUNS) do
@@ -397,27 +397,9 @@ function bench.read_options(list, kinds, o, help)
       refuse("%s is for a run that stays; of this one only what --json FILE writes does", name)
     end
   end
-  local i = 1
-  while (list[i] or ""):sub(1, 1) == "-" do
-    local name, text = list[i]:match "^%-%-([%w-]*)=?(.*)$"
-    local kind = kinds[name]
-    if name == "help" then
-      print(help)
-      core.fail("EDONE", "the help is shown")
-    elseif not kind then
-      local names = sorted(kinds)
-      for k = 1, #names do names[k] = "--" .. names[k] end
-      refuse("unknown option '%s'%s", list[i], check.hint(list[i], names, " (--help lists them)"))
-    elseif kind == true and list[i]:find("=", 1, true) then
-      refuse("--%s takes no value", name)
-    elseif kind ~= true and not list[i]:find("=", 1, true) then
-      i = i + 1
-      text = list[i] or refuse("--%s wants a value", name)
-    end
-    local value = kind == true or values[kind][2](text)
-    if not value then refuse("--%s wants %s, it is '%s'", name, values[kind][1], text) end
-    o[name], i = value, i + 1
-  end
+  local wants = {}
+  for name, kind in pairs(kinds) do wants[name] = values[kind] or kind end
+  local i = read_flags(list, wants, o, help, refuse)
   return list[i] and i
 end
 

@@ -5,10 +5,10 @@
 -- where a device is not faster in 16.
 
 local core = ...
-local check = require "luatrain.check"
 local columns = require "luatrain.bench".columns
 local cost_of = require "luatrain.cost".of
 local duration = require "luatrain.log".duration
+local read_flags = require "luatrain.flags"
 
 local report = {}
 
@@ -88,37 +88,20 @@ end
 
 -- ==== luatrain report ============================================================================
 
-local OPTIONS = {
-  target = {"a number from 0 to 1", 1}, peak = {"a number of Tflop/s", math.huge}}
-
--- The options {target = , peak = } and the folders after them.
-local function read(list)
-  local o, i = {}, 1
-  while (list[i] or ""):sub(1, 1) == "-" do
-    local name, text = list[i]:match "^%-%-(%w*)=?(.*)$"
-    local option = OPTIONS[name]
-    if name == "help" then
-      print(HELP)
-      core.fail("EDONE", "the help is shown")
-    elseif not option then
-      refuse("unknown option '%s'%s", list[i], check.hint(list[i], {"--target", "--peak", "--help"},
-                                                          " (--help lists them)"))
-    elseif not list[i]:find("=", 1, true) then
-      i = i + 1
-      text = list[i] or refuse("--%s wants a value", name)
-    end
-    local value = tonumber(text)
-    if not (value and value > 0 and value <= option[2]) then
-      refuse("--%s wants %s, it is '%s'", name, option[1], text)
-    end
-    o[name], i = value, i + 1
+local function up_to(most)
+  return function(text)
+    local number = tonumber(text)
+    return number and number > 0 and number <= most and number
   end
-  return o, table.move(list, i, #list, 1, {})
 end
+
+local OPTIONS = {target = {"a number from 0 to 1", up_to(1)},
+                 peak = {"a number of Tflop/s", up_to(math.huge)}, help = true}
 
 -- There is no script: only what is to be called.
 function report.watch(...)
-  local o, folders = read{...}
+  local list, o = {...}, {}
+  local folders = table.move(list, read_flags(list, OPTIONS, o, HELP, refuse), #list, 1, {})
   if #folders == 0 then refuse "a folder of a run must be given: luatrain report runs/train-1" end
   return nil, function() print(table_text(folders, o)) end
 end
