@@ -276,7 +276,9 @@ LT_API void lt_set_grad_slots(lt_ctx *ctx,
                               const lt_grad_slots *slots); /* copied; NULL empties them */
 
 /* For those who fill them. Where a placed parameter's gradient lies: elements from `offset` on of
- * an arena, which is made if need be, and whose padding is zero. */
+ * an arena, which is made if need be, and whose padding is zero. Behind its end are LT_GRAD_ROOM
+ * bytes more, for whoever sends the gradients to send something with them. */
+enum { LT_GRAD_ROOM = 1024 };
 typedef struct lt_grad_place {
     void *arena;
     lt_dtype dtype;

@@ -72,7 +72,7 @@ static lt_storage *borrow(lt_ctx *ctx, size_t bytes)
 
 lt_status lt__segment_need_grads(lt_segment *s)
 {
-    size_t bytes = (size_t)s->count * lt_dtype_bytes(s->dtype);
+    size_t bytes = (size_t)s->count * lt_dtype_bytes(s->dtype) + LT_GRAD_ROOM;
     if (s->grads || (s->grads = borrow(s->ctx, bytes)))
         return LT_OK;
     s->grads = lt__storage_new(s->ctx, bytes);

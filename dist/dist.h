@@ -188,6 +188,47 @@ typedef struct lt_bucket { /* in the last step; seconds since its last backward 
 /* One of them, from 0 on in the order of sending. False: there are not so many. */
 LT_API bool lt_reducer_bucket(const lt_reducer *reducer, int i, lt_bucket *bucket);
 
+/* ==== The bucket filter ======================================================================= */
+
+/* What amp lays over the buckets. With each of them some numbers go to all ranks and come back as
+ * their sums, in the same allreduce: a decision that all ranks take alike costs no collective of
+ * its own. Where gradients travel in halves, a bucket may be multiplied by a power of two for its
+ * way, so that its values are such as halves hold well; and if the sum shows that this was too
+ * much, it is sent again. */
+enum {
+    LT_MOST_TAIL = 128,  /* numbers */
+    LT_MOST_RESENDS = 4  /* of a bucket in a step */
+};
+
+typedef struct lt_packet {      /* a bucket on its way */
+    int bucket;
+    lt_tensor *const *x;        /* n parameters whose gradients this rank has in it. Borrowed */
+    int n;
+    const void *data;           /* (count) elements: its gradients; for unpack() those of all */
+    int64_t count;
+    lt_dtype dtype;
+    bool halves;                /* it travels in such */
+    int sent;                   /* times, before this one */
+    int exponent;               /* of two: pack() may set it if halves; the same on all ranks */
+    float tail[LT_MOST_TAIL];   /* pack() writes, unpack() finds the sums: whole numbers, of which
+                                 * bf16 holds the sums up to 256 and f16 up to 2048 */
+} lt_packet;
+
+typedef struct lt_bucket_filter {
+    void *ud;
+    int tail;                   /* numbers that are used of it */
+    /* On the group's thread, in the order of sending. A rank without rows has n = 0, and zeros. */
+    void (*pack)(void *ud, lt_packet *packet);
+    /* True: once more, from pack() on. The same on all ranks. */
+    bool (*unpack)(void *ud, const lt_packet *packet);
+    /* On the rank's thread, when an optimizer wants gradients and all buckets have come. The same
+     * on all ranks. Not between shards of a step, of which vranks has several. */
+    lt_outcome (*done)(void *ud, lt_ctx *ctx);
+} lt_bucket_filter;
+
+/* From the next step on, on all ranks alike; copied. NULL: none. LT_EINVAL: tail is too much. */
+LT_MUST lt_status lt_reducer_set_filter(lt_reducer *reducer, const lt_bucket_filter *filter);
+
 #ifdef __cplusplus
 }
 #endif

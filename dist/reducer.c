@@ -18,37 +18,21 @@
 
 #include "core/tensor.h"
 #include "dist/fault.h"
+#include "dist/filter.h"
 #include "dist/fold.h"
 #include "dist/group.h"
+#include "dist/plan.h"
 #include "dist/record.h"
-
-typedef enum came { NOTHING, COMING, THERE } came; /* what a rank has of a parameter's gradient */
-
-typedef struct item {
-    lt_tensor *x;
-    lt_grad_place place;
-    int arena;          /* arenas are numbered as they come: addresses differ between ranks */
-    int bucket;
-    came came;          /* written by the rank's thread before a sweep, or under the lock */
-    bool folded;        /* a shard of this step had it */
-    bool wanted;        /* some rank has it, in the last sweep */
-} item;
-
-typedef struct bucket {
-    int first, end;     /* items */
-    int coming;         /* of them, in the running backward; under the lock */
-    lt_bucket times;    /* but from no beginning */
-} bucket;
 
 struct lt_reducer {
     lt_ctx *ctx;
     lt_group *group;
     lt_reducer_config config;
     int rank, size;
-    item *items;        /* by arena, then offset */
-    bucket *buckets;    /* in the order of sending: the last items first */
-    int n_items, n_buckets, n_arenas;
+    lt_plan plan;
     lt_record record;   /* of parameters in the order of items */
+    lt_filter filter;
+    lt_tensor **sent;   /* room for as many as items */
     double share;       /* rows of this rank / rows of all */
     double began;       /* when the last backward did */
     double loss;        /* sum over the backwards of this step */
@@ -65,6 +49,7 @@ struct lt_reducer {
     bool folded;        /* it is in the folds, */
     lt_fold *folds;     /* one for each arena, */
     lt_fold record_fold;
+    lt_outcome outcome; /* of the last update */
     lt_reduced last;
     pthread_mutex_t lock;
     pthread_cond_t ready;
@@ -126,17 +111,16 @@ void lt_reducer_free(lt_reducer *r)
     lt_set_grad_slots(ctx, NULL);
     lt_status status = lt_group_wait(r->group);
     (void)status; /* whoever wanted what failed knows */
-    for (int i = 0; i < r->n_items; i++)
-        lt_release(r->items[i].x);
     lt__record_free(&r->record);
     pthread_cond_destroy(&r->ready);
     pthread_mutex_destroy(&r->lock);
-    for (int i = 0; i < r->n_arenas; i++)
+    for (int i = 0; i < r->plan.n_arenas; i++)
         lt__fold_free(&r->folds[i]);
     lt__fold_free(&r->record_fold);
+    lt__filter_free(&r->filter);
+    lt__plan_free(&r->plan);
     free(r->folds);
-    free(r->items);
-    free(r->buckets);
+    free(r->sent);
     free(r);
     lt__ctx_release(ctx);
 }
@@ -147,125 +131,74 @@ void lt_reducer_set_share(lt_reducer *r, int64_t rows, int64_t total)
     r->told = true;
 }
 
+lt_status lt_reducer_set_filter(lt_reducer *r, const lt_bucket_filter *filter)
+{
+    static const lt_bucket_filter none;
+    if (filter && (filter->tail < 0 || filter->tail > LT_MOST_TAIL))
+        return lt_fail(LT_EINVAL, "a filter has up to %d numbers behind a bucket, not %d",
+                       LT_MOST_TAIL, filter->tail);
+    LT_TRY(lt_group_wait(r->group));
+    r->filter.is = filter ? *filter : none;
+    return LT_OK;
+}
+
 void lt_reducer_expect(lt_reducer *r, int backwards) { r->expected = backwards; }
 
 lt_reduced lt_reducer_last(const lt_reducer *r) { return r->last; }
 
 bool lt_reducer_bucket(const lt_reducer *r, int i, lt_bucket *out)
 {
-    if (i >= r->n_buckets)
+    if (i >= r->plan.n_buckets)
         return false;
-    const lt_bucket *b = &r->buckets[i].times;
+    const lt_bucket *b = &r->plan.buckets[i].times;
     *out = (lt_bucket){b->bytes, b->ready - r->began, b->began - r->began, b->ended - r->began};
     return true;
 }
 
-/* array = room for n elements of `bytes`, what is in it kept. */
-static lt_status grow(void **array, int n, size_t bytes)
-{
-    void *more = realloc(*array, (size_t)n * bytes);
-    if (!more)
-        return lt_fail(LT_ENOMEM, "out of memory for a reducer");
-    *array = more;
-    return LT_OK;
-}
-
 /* ==== Buckets ================================================================================= */
 
-static int by_place(const void *a, const void *b)
-{
-    const item *p = a, *q = b;
-    if (p->arena != q->arena)
-        return p->arena < q->arena ? -1 : 1;
-    return p->place.offset < q->place.offset ? -1 : p->place.offset > q->place.offset;
-}
-
-static item *find(lt_reducer *r, const lt_tensor *x)
-{
-    int i = 0;
-    while (i < r->n_items && r->items[i].x != x)
-        i++;
-    return i < r->n_items ? &r->items[i] : NULL;
-}
-
-/* The elements of the arena that items [first, end) span. */
-static int64_t span_of(const item *items, int first, int end)
-{
-    const item *last = &items[end - 1];
-    return last->place.offset + last->x->count - items[first].place.offset;
-}
-
-/* The most bytes that the next bucket may have, of so many that are left: not more than half of
- * them, as the last buckets, which no backward hides, had better be small. */
-static size_t room_of_next(const lt_reducer *r, size_t left)
+static lt_status cut(lt_reducer *r)
 {
     size_t first = r->config.first_bucket > 0 ? r->config.first_bucket : 1 << 20;
-    size_t most = r->config.bucket > 0 ? r->config.bucket : 8 << 20;
-    size_t half = left / 2 > first ? left / 2 : first;
-    return r->n_buckets == 0 ? first : half < most ? half : most;
+    return lt__plan_cut(&r->plan, first, r->config.bucket > 0 ? r->config.bucket : 8 << 20);
 }
 
-/* Cuts the items into buckets. */
-static lt_status plan(lt_reducer *r)
+/* The arrays that follow the plan have room for one more item. */
+static lt_status make_room(lt_reducer *r)
 {
-    LT_TRY(grow((void **)&r->buckets, r->n_items, sizeof *r->buckets));
-    qsort(r->items, (size_t)r->n_items, sizeof *r->items, by_place);
-    r->n_buckets = 0;
-    for (int end = r->n_items, first; end > 0; end = first) {
-        const item *last = &r->items[end - 1];
-        size_t each = lt_dtype_bytes(last->place.dtype);
-        size_t left = (size_t)(last->place.offset + last->x->count) * each;
-        int64_t room = (int64_t)(room_of_next(r, left) / each);
-        for (first = end - 1; first > 0 && r->items[first - 1].arena == last->arena; first--)
-            if (span_of(r->items, first - 1, end) > room)
-                break;
-        for (int i = first; i < end; i++)
-            r->items[i].bucket = r->n_buckets;
-        r->buckets[r->n_buckets++] = (bucket){.first = first, .end = end};
-    }
-    return LT_OK;
-}
-
-static lt_status number_arena(lt_reducer *r, item *fresh)
-{
-    for (int i = 0; i < r->n_items; i++)
-        if (r->items[i].place.arena == fresh->place.arena) {
-            fresh->arena = r->items[i].arena;
-            return LT_OK;
-        }
-    LT_TRY(grow((void **)&r->folds, r->n_arenas + 1, sizeof *r->folds));
-    r->folds[r->n_arenas] = (lt_fold){0};
-    fresh->arena = r->n_arenas++;
+    lt_tensor **sent = realloc(r->sent, (size_t)(r->plan.n_items + 1) * sizeof *sent);
+    r->sent = sent ? sent : r->sent;
+    lt_fold *folds = realloc(r->folds, (size_t)(r->plan.n_arenas + 1) * sizeof *folds);
+    r->folds = folds ? folds : r->folds;
+    if (!sent || !folds)
+        return lt_fail(LT_ENOMEM, "out of memory for a reducer");
+    folds[r->plan.n_arenas] = (lt_fold){0};
     return LT_OK;
 }
 
 static lt_status add_item(lt_reducer *r, lt_tensor *x)
 {
-    item fresh = {.x = x};
-    LT_TRY(lt_grad_find(x, &fresh.place));
-    LT_TRY(number_arena(r, &fresh));
+    LT_TRY(make_room(r));
+    LT_TRY(lt__plan_add(&r->plan, x));
     LT_TRY(lt_group_broadcast(r->group, "a parameter", x->data,
                               (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype), 0));
     lt__wrote(x);
-    LT_TRY(grow((void **)&r->items, r->n_items + 1, sizeof *r->items));
-    lt_retain(x);
-    r->items[r->n_items++] = fresh;
     r->more = true; /* than the record had, if this is in the middle of a step */
     return LT_OK;
 }
 
 lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
 {
-    int before = r->n_items, gone_through = r->shard + r->folded;
+    int before = r->plan.n_items, gone_through = r->shard + r->folded;
     for (int i = 0; i < n; i++) {
-        if (find(r, params[i]))
+        if (lt__plan_find(&r->plan, params[i]))
             continue;
         if (gone_through > 0 && gone_through < r->shards) /* their records have no place for it */
             return lt_fail(LT_EUSAGE, "with vranks a parameter comes before the first part of a "
                            "batch, not between its parts");
         LT_TRY(add_item(r, params[i]));
     }
-    return r->n_items > before ? plan(r) : LT_OK;
+    return r->plan.n_items > before ? cut(r) : LT_OK;
 }
 
 lt_status lt_reducer_configure(lt_reducer *r, const lt_reducer_config *config)
@@ -276,7 +209,7 @@ lt_status lt_reducer_configure(lt_reducer *r, const lt_reducer_config *config)
     next.vranks = r->config.vranks;
     r->config = next;
     take_slots(r);
-    return r->n_items > 0 ? plan(r) : LT_OK;
+    return cut(r);
 }
 
 /* ==== The record ============================================================================== */
@@ -284,15 +217,16 @@ lt_status lt_reducer_configure(lt_reducer *r, const lt_reducer_config *config)
 static lt_status write_record(lt_reducer *r)
 {
     bool is_last = r->shard + 1 >= r->shards; /* what it has by itself, a rank tells once */
-    lt_own own = {.rank = r->rank, .loss = r->loss * r->share, .backwards = r->backwards,
-                  .counts = r->share > 0};
+    bool counts = r->share > 0;
+    lt_own own = {.rank = r->rank, .loss = counts ? r->loss * r->share : 0,
+                  .backwards = r->backwards, .counts = counts};
     if (is_last) {
         own.stop_reason = lt_stop_reason(r->ctx);
         own.steps = lt_steps_digest(r->ctx);
     }
-    LT_TRY(lt__record_write(&r->record, r->ctx, r->size, r->n_items, &own));
-    for (int i = 0; i < r->n_items; i++)
-        if (r->items[i].came != NOTHING)
+    LT_TRY(lt__record_write(&r->record, r->ctx, r->size, r->plan.n_items, &own));
+    for (int i = 0; i < r->plan.n_items; i++)
+        if (r->plan.items[i].came != LT_NOTHING)
             lt__record_use(&r->record, i);
     return LT_OK;
 }
@@ -308,12 +242,7 @@ static lt_status read_record(lt_reducer *r)
 
 /* ==== The sweep: on the group's thread ======================================================== */
 
-static void *data_of(const item *it)
-{
-    return (char *)it->place.arena + (size_t)it->place.offset * lt_dtype_bytes(it->place.dtype);
-}
-
-static lt_status wait_until_there(lt_reducer *r, const bucket *b)
+static lt_status wait_until_there(lt_reducer *r, const lt_bucket_plan *b)
 {
     lt_status code = LT_OK;
     char text[512];
@@ -334,34 +263,48 @@ static lt_status wait_until_there(lt_reducer *r, const bucket *b)
     return code == LT_OK ? LT_OK : LT_EPEER;
 }
 
+/* Whether the gradients of this rank count; if not, even what is not finite in them does not. */
+static bool counts(const lt_reducer *r) { return r->shards > 0 || r->share > 0; }
+
+/* What the items [first, end) of a bucket have on this rank; zeros where it has nothing. */
+static lt_packet packet_of(lt_reducer *r, int index, int first, int end)
+{
+    const lt_member *items = r->plan.items;
+    lt_packet packet = {.bucket = index, .x = r->sent, .data = lt__member_data(&items[first]),
+                        .count = lt__plan_span(&r->plan, first, end),
+                        .dtype = items[first].place.dtype};
+    for (int i = first; i < end; i++)
+        if (items[i].came != LT_NOTHING && counts(r))
+            r->sent[packet.n++] = items[i].x;
+        else
+            memset(lt__member_data(&items[i]), 0, lt__member_bytes(&items[i]));
+    return packet;
+}
+
 /* Sums what of a bucket some rank has. */
 static lt_status reduce(lt_reducer *r, int index)
 {
     char what[32];
-    bucket *b = &r->buckets[index];
+    lt_bucket_plan *b = &r->plan.buckets[index];
     int first = b->first, end = b->end;
     b->times.bytes = 0;
-    while (first < end && !r->items[first].wanted)
+    while (first < end && !r->plan.items[first].wanted)
         first++;
-    while (end > first && !r->items[end - 1].wanted)
+    while (end > first && !r->plan.items[end - 1].wanted)
         end--;
     if (first == end)
         return LT_OK;
     double asked = lt__seconds();
     LT_TRY(wait_until_there(r, b));
     double began = lt__seconds();
-    const item *it = &r->items[first];
-    lt_dtype dtype = it->place.dtype;
-    for (int i = first; i < end; i++)
-        if (r->items[i].came == NOTHING)
-            memset(data_of(&r->items[i]), 0,
-                   (size_t)r->items[i].x->count * lt_dtype_bytes(dtype));
+    lt_packet packet = packet_of(r, index, first, end);
     snprintf(what, sizeof what, "bucket %d", index);
-    lt_sum sum = {.what = what, .data = data_of(it), .count = span_of(r->items, first, end),
-                  .dtype = dtype, .wire = dtype == LT_F32 ? r->config.wire : dtype,
-                  .scale = r->shards > 0 ? 1 : r->share};
-    LT_TRY(lt_group_allreduce(r->group, &sum));
-    b->times.bytes = (size_t)sum.count * lt_dtype_bytes(dtype);
+    lt_sum sum = {.what = what, .data = lt__member_data(&r->plan.items[first]),
+                  .count = packet.count, .dtype = packet.dtype,
+                  .wire = packet.dtype == LT_F32 ? r->config.wire : packet.dtype,
+                  .scale = r->shards > 0 || !counts(r) ? 1 : r->share};
+    LT_TRY(lt__filter_allreduce(&r->filter, r->group, &sum, &packet));
+    b->times.bytes = (size_t)sum.count * lt_dtype_bytes(sum.dtype);
     b->times.began = began;
     b->times.ended = lt__seconds();
     lt_trace(r->ctx, LT_TRACK_COMM, "wait for backward", asked, began - asked);
@@ -377,9 +320,9 @@ static lt_status sweep(void *ud)
                   .count = (int64_t)r->record.count, .wire = LT_F64, .scale = 1};
     LT_TRY(lt_group_allreduce(r->group, &sum));
     LT_TRY(lt__record_check(&r->record));
-    for (int i = 0; i < r->n_items; i++)
-        r->items[i].wanted = lt__record_uses(&r->record, i);
-    for (int i = 0; i < r->n_buckets; i++)
+    for (int i = 0; i < r->plan.n_items; i++)
+        r->plan.items[i].wanted = lt__record_uses(&r->record, i);
+    for (int i = 0; i < r->plan.n_buckets; i++)
         LT_TRY(reduce(r, i));
     return LT_OK;
 }
@@ -390,12 +333,12 @@ static lt_status sweep(void *ud)
 static void survey(lt_reducer *r)
 {
     pthread_mutex_lock(&r->lock);
-    for (int k = 0; k < r->n_buckets; k++)
-        r->buckets[k].coming = 0;
-    for (int i = 0; i < r->n_items; i++) {
-        item *it = &r->items[i];
-        it->came = lt_grad_uses(it->x) > 0 ? COMING : lt_grad(it->x) ? THERE : NOTHING;
-        r->buckets[it->bucket].coming += it->came == COMING;
+    for (int k = 0; k < r->plan.n_buckets; k++)
+        r->plan.buckets[k].coming = 0;
+    for (int i = 0; i < r->plan.n_items; i++) {
+        lt_member *it = &r->plan.items[i];
+        it->came = lt_grad_uses(it->x) > 0 ? LT_COMING : lt_grad(it->x) ? LT_THERE : LT_NOTHING;
+        r->plan.buckets[it->bucket].coming += it->came == LT_COMING;
     }
     pthread_mutex_unlock(&r->lock);
 }
@@ -409,16 +352,6 @@ static lt_status start_sweep(lt_reducer *r)
     return lt_group_start(r->group, sweep, r);
 }
 
-/* Where an arena ends, in elements of it; items are in order. */
-static int64_t arena_end(const lt_reducer *r, int arena)
-{
-    int64_t end = 0;
-    for (int i = 0; i < r->n_items; i++)
-        if (r->items[i].arena == arena)
-            end = r->items[i].place.offset + r->items[i].x->count;
-    return end;
-}
-
 /* What this shard has goes into the folds: its record, and all gradients times its share. After
  * the last one the arenas and the record are what this rank has of the step. */
 static lt_status fold(lt_reducer *r)
@@ -426,21 +359,23 @@ static lt_status fold(lt_reducer *r)
     bool last = r->shard == r->shards - 1;
     LT_TRY(lt__fold_add(&r->record_fold, r->shard, r->shards, r->record.data,
                         (int64_t)r->record.count, LT_F64, 1));
-    for (int i = 0; i < r->n_items; i++) {
-        item *it = &r->items[i];
-        if (it->came == NOTHING)
-            memset(data_of(it), 0, (size_t)it->x->count * lt_dtype_bytes(it->place.dtype));
-        it->folded = it->came != NOTHING || (it->folded && r->shard > 0);
-        it->came = it->folded ? THERE : NOTHING;
+    for (int i = 0; i < r->plan.n_items; i++) {
+        lt_member *it = &r->plan.items[i];
+        if (it->came == LT_NOTHING || r->share == 0)
+            memset(lt__member_data(it), 0, lt__member_bytes(it));
+        it->folded = it->came != LT_NOTHING || (it->folded && r->shard > 0);
+        it->came = it->folded ? LT_THERE : LT_NOTHING;
     }
-    for (int arena = 0, i = 0; i < r->n_items; i++)
-        if (r->items[i].arena == arena) {
-            LT_TRY(lt__fold_add(&r->folds[arena], r->shard, r->shards, r->items[i].place.arena,
-                                arena_end(r, arena), r->items[i].place.dtype, r->share));
-            arena++;
-        }
-    for (int i = 0; i < r->n_items && !last; i++)
-        lt_zero_grad(r->items[i].x);
+    for (int arena = 0, i = 0; i < r->plan.n_items; i++) {
+        const lt_grad_place *place = &r->plan.items[i].place;
+        if (r->plan.items[i].arena != arena)
+            continue;
+        LT_TRY(lt__fold_add(&r->folds[arena], r->shard, r->shards, place->arena,
+                            lt__plan_arena_end(&r->plan, arena), place->dtype, r->share));
+        arena++;
+    }
+    for (int i = 0; i < r->plan.n_items && !last; i++)
+        lt_zero_grad(r->plan.items[i].x);
     if (!last)
         lt_stats_clear(r->ctx);
     r->folded = true;
@@ -454,9 +389,9 @@ static lt_status fold(lt_reducer *r)
 static lt_status finish_sweep(lt_reducer *r)
 {
     LT_TRY(lt_group_wait(r->group));
-    for (int i = 0; i < r->n_items && !r->settled; i++)
-        if (r->items[i].wanted)
-            lt_grad_set(r->items[i].x);
+    for (int i = 0; i < r->plan.n_items && !r->settled; i++)
+        if (r->plan.items[i].wanted)
+            lt_grad_set(r->plan.items[i].x);
     r->settled = true;
     return LT_OK;
 }
@@ -490,8 +425,8 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
     r->more = true;
     r->began = lt__seconds();
     survey(r);
-    for (int k = 0; k < r->n_buckets; k++)
-        r->buckets[k].times.ready = r->began;
+    for (int k = 0; k < r->plan.n_buckets; k++)
+        r->plan.buckets[k].times.ready = r->began;
     if (r->folded) {
         r->folded = false;
         r->shard = (r->shard + 1) % r->shards;
@@ -506,17 +441,17 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
 static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_reducer *r = ud;
-    item *it = find(r, x);
+    lt_member *it = lt__plan_find(&r->plan, x);
     (void)grad;
     if (!it)
         return LT_OK;
-    bucket *b = &r->buckets[it->bucket];
+    lt_bucket_plan *b = &r->plan.buckets[it->bucket];
     pthread_mutex_lock(&r->lock);
-    if (it->came == COMING && --b->coming == 0) {
+    if (it->came == LT_COMING && --b->coming == 0) {
         b->times.ready = lt__seconds();
         pthread_cond_signal(&r->ready);
     }
-    it->came = THERE;
+    it->came = LT_THERE;
     pthread_mutex_unlock(&r->lock);
     return LT_OK;
 }
@@ -530,11 +465,11 @@ static lt_status end(void *ud, lt_ctx *ctx, lt_status status)
         lt_group_fail(r->group);
     pthread_mutex_lock(&r->lock);
     r->broken = failed;
-    for (int i = 0; i < r->n_items; i++) /* uses that brought no gradient after all */
-        if (r->items[i].came == COMING)
-            r->items[i].came = lt_grad(r->items[i].x) ? THERE : NOTHING;
-    for (int k = 0; k < r->n_buckets; k++)
-        r->buckets[k].coming = 0;
+    for (int i = 0; i < r->plan.n_items; i++) /* uses that brought no gradient after all */
+        if (r->plan.items[i].came == LT_COMING)
+            r->plan.items[i].came = lt_grad(r->plan.items[i].x) ? LT_THERE : LT_NOTHING;
+    for (int k = 0; k < r->plan.n_buckets; k++)
+        r->plan.buckets[k].coming = 0;
     pthread_cond_signal(&r->ready);
     pthread_mutex_unlock(&r->lock);
     return status;
@@ -545,7 +480,7 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome)
     lt_reducer *r = ud;
     double before = lt__seconds();
     if (r->folded) { /* another optimizer of the same step */
-        *outcome = r->shard < r->shards - 1 ? LT_PART : LT_APPLY;
+        *outcome = r->outcome;
         return LT_OK;
     }
     if (r->swept)
@@ -556,7 +491,7 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome)
         if (r->shards > 0)
             LT_TRY(fold(r));
         if (r->shard < r->shards - 1) {
-            *outcome = LT_PART;
+            *outcome = r->outcome = LT_PART;
             return LT_OK;
         }
         LT_TRY(start_sweep(r));
@@ -568,6 +503,8 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome)
     r->loss = 0;
     r->backwards = 0;
     r->swept = r->more = false;
+    r->outcome = r->filter.is.done ? r->filter.is.done(r->filter.is.ud, ctx) : LT_APPLY;
+    *outcome = r->outcome;
     return LT_OK;
 }
 

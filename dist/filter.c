@@ -1,0 +1,71 @@
+/* filter.c - see filter.h. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/tensor.h"
+#include "dist/filter.h"
+#include "dist/sum.h"
+
+_Static_assert(LT_MOST_TAIL * sizeof(double) <= LT_GRAD_ROOM, "a tail has room behind an arena");
+
+static lt_status keep(lt_filter *f, const void *data, size_t bytes)
+{
+    if (bytes > f->room) {
+        void *more = realloc(f->copy, bytes);
+        if (!more)
+            return lt_fail(LT_ENOMEM, "out of memory for the copy of a bucket");
+        f->copy = more;
+        f->room = bytes;
+    }
+    memcpy(f->copy, data, bytes);
+    return LT_OK;
+}
+
+/* The sum of bucket and tail at once. A tail is divided by what the sum multiplies it with; its
+ * numbers are whole, so rounding gives them back. */
+static lt_status sum_with_tail(lt_group *group, const lt_sum *bucket, int exponent, int tail,
+                               float *numbers)
+{
+    double behind[LT_MOST_TAIL];
+    float scaled[LT_MOST_TAIL];
+    size_t each = lt_dtype_bytes(bucket->dtype);
+    char *end = (char *)bucket->data + (size_t)bucket->count * each;
+    lt_sum whole = *bucket;
+    whole.count += tail;
+    whole.scale = ldexp(bucket->scale, exponent);
+    for (int i = 0; i < tail; i++)
+        scaled[i] = (float)(numbers[i] / whole.scale);
+    memcpy(behind, end, (size_t)tail * each);
+    lt_convert(end, bucket->dtype, scaled, LT_F32, (size_t)tail);
+    lt_status status = lt_group_allreduce(group, &whole);
+    lt_convert(numbers, LT_F32, end, bucket->dtype, (size_t)tail);
+    memcpy(end, behind, (size_t)tail * each);
+    for (int i = 0; i < tail; i++)
+        numbers[i] = rintf(numbers[i]);
+    if (status == LT_OK && exponent != 0)
+        lt__sum_shares(&(lt_share){bucket->data, ldexp(1, -exponent)}, 1, bucket->dtype,
+                       bucket->dtype, 0, bucket->count);
+    return status;
+}
+
+lt_status lt__filter_allreduce(lt_filter *f, lt_group *group, const lt_sum *bucket, lt_packet *p)
+{
+    if (!f->is.pack)
+        return lt_group_allreduce(group, bucket);
+    size_t bytes = (size_t)bucket->count * lt_dtype_bytes(bucket->dtype);
+    p->halves = bucket->wire != bucket->dtype;
+    if (p->halves)
+        LT_TRY(keep(f, bucket->data, bytes));
+    for (p->sent = 0;; p->sent++) {
+        p->exponent = 0;
+        memset(p->tail, 0, sizeof p->tail);
+        f->is.pack(f->is.ud, p);
+        LT_TRY(sum_with_tail(group, bucket, p->halves ? p->exponent : 0, f->is.tail, p->tail));
+        if (!f->is.unpack(f->is.ud, p) || !p->halves || p->sent >= LT_MOST_RESENDS)
+            return LT_OK;
+        memcpy(bucket->data, f->copy, bytes);
+    }
+}
+
+void lt__filter_free(lt_filter *f) { free(f->copy); }

@@ -1,0 +1,107 @@
+/* plan.c - see plan.h. */
+#include <stdlib.h>
+
+#include "core/tensor.h"
+#include "dist/plan.h"
+
+void *lt__member_data(const lt_member *it)
+{
+    return (char *)it->place.arena + (size_t)it->place.offset * lt_dtype_bytes(it->place.dtype);
+}
+
+size_t lt__member_bytes(const lt_member *it)
+{
+    return (size_t)it->x->count * lt_dtype_bytes(it->place.dtype);
+}
+
+lt_member *lt__plan_find(const lt_plan *p, const lt_tensor *x)
+{
+    int i = 0;
+    while (i < p->n_items && p->items[i].x != x)
+        i++;
+    return i < p->n_items ? &p->items[i] : NULL;
+}
+
+int64_t lt__plan_span(const lt_plan *p, int first, int end)
+{
+    const lt_member *last = &p->items[end - 1];
+    return last->place.offset + last->x->count - p->items[first].place.offset;
+}
+
+int64_t lt__plan_arena_end(const lt_plan *p, int arena)
+{
+    int64_t end = 0;
+    for (int i = 0; i < p->n_items; i++)
+        if (p->items[i].arena == arena)
+            end = p->items[i].place.offset + p->items[i].x->count;
+    return end;
+}
+
+/* array = room for n elements of `bytes`, what is in it kept. */
+static lt_status grow(void **array, int n, size_t bytes)
+{
+    void *more = realloc(*array, (size_t)n * bytes);
+    if (!more)
+        return lt_fail(LT_ENOMEM, "out of memory for a reducer");
+    *array = more;
+    return LT_OK;
+}
+
+static int arena_of(lt_plan *p, const void *arena)
+{
+    for (int i = 0; i < p->n_items; i++)
+        if (p->items[i].place.arena == arena)
+            return p->items[i].arena;
+    return p->n_arenas++;
+}
+
+lt_status lt__plan_add(lt_plan *p, lt_tensor *x)
+{
+    lt_member fresh = {.x = x};
+    LT_TRY(lt_grad_find(x, &fresh.place));
+    LT_TRY(grow((void **)&p->items, p->n_items + 1, sizeof *p->items));
+    fresh.arena = arena_of(p, fresh.place.arena);
+    lt_retain(x);
+    p->items[p->n_items++] = fresh;
+    return LT_OK;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const lt_member *p = a, *q = b;
+    if (p->arena != q->arena)
+        return p->arena < q->arena ? -1 : 1;
+    return p->place.offset < q->place.offset ? -1 : p->place.offset > q->place.offset;
+}
+
+lt_status lt__plan_cut(lt_plan *p, size_t first_bucket, size_t most)
+{
+    if (p->n_items == 0)
+        return LT_OK;
+    LT_TRY(grow((void **)&p->buckets, p->n_items, sizeof *p->buckets));
+    qsort(p->items, (size_t)p->n_items, sizeof *p->items, by_place);
+    p->n_buckets = 0;
+    for (int end = p->n_items, first; end > 0; end = first) {
+        const lt_member *last = &p->items[end - 1];
+        size_t each = lt_dtype_bytes(last->place.dtype);
+        size_t half = (size_t)(last->place.offset + last->x->count) * each / 2;
+        size_t room = half < first_bucket ? first_bucket : half < most ? half : most;
+        if (p->n_buckets == 0)
+            room = first_bucket;
+        for (first = end - 1; first > 0 && p->items[first - 1].arena == last->arena; first--)
+            if ((size_t)lt__plan_span(p, first - 1, end) * each > room)
+                break;
+        for (int i = first; i < end; i++)
+            p->items[i].bucket = p->n_buckets;
+        p->buckets[p->n_buckets++] = (lt_bucket_plan){.first = first, .end = end};
+    }
+    return LT_OK;
+}
+
+void lt__plan_free(lt_plan *p)
+{
+    for (int i = 0; i < p->n_items; i++)
+        lt_release(p->items[i].x);
+    free(p->items);
+    free(p->buckets);
+}

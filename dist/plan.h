@@ -1,0 +1,50 @@
+/* plan.h - which parameters a reducer has, and the buckets in which their gradients travel. Private
+ * to this room.
+ */
+#ifndef LT_DIST_PLAN_H
+#define LT_DIST_PLAN_H
+
+#include "dist/dist.h"
+
+typedef enum lt_came { LT_NOTHING, LT_COMING, LT_THERE } lt_came; /* of a gradient, on a rank */
+
+typedef struct lt_member {  /* a parameter */
+    lt_tensor *x;
+    lt_grad_place place;
+    int arena;          /* arenas are numbered as they come: addresses differ between ranks */
+    int bucket;
+    lt_came came;       /* written by the rank's thread before a sweep, or under the lock */
+    bool folded;        /* a shard of this step had it */
+    bool wanted;        /* some rank has it, in the last sweep */
+} lt_member;
+
+typedef struct lt_bucket_plan {
+    int first, end;     /* items, all of one arena */
+    int coming;         /* of them, in the running backward; under the lock */
+    lt_bucket times;    /* but from no beginning */
+} lt_bucket_plan;
+
+typedef struct lt_plan {  /* zero: nothing to send */
+    lt_member *items;     /* by arena, then offset */
+    lt_bucket_plan *buckets; /* in the order of sending: the last items first */
+    int n_items, n_buckets, n_arenas;
+} lt_plan;
+
+/* One more, which is kept. LT_ENOMEM, or what lt_grad_find() says. lt__plan_cut() is to follow. */
+LT_MUST lt_status lt__plan_add(lt_plan *plan, lt_tensor *x);
+/* Cuts the items into buckets, of which the first has at most so many bytes, and others `most`; but
+ * none is more than half of what is left, as the last ones, which no backward hides, had better be
+ * small. LT_ENOMEM. */
+LT_MUST lt_status lt__plan_cut(lt_plan *plan, size_t first, size_t most);
+void lt__plan_free(lt_plan *plan);
+
+/* NULL: it is none of them. */
+lt_member *lt__plan_find(const lt_plan *plan, const lt_tensor *x);
+/* The elements of the arena that items [first, end) span. */
+int64_t lt__plan_span(const lt_plan *plan, int first, int end);
+/* Where an arena's items end, in elements of it. */
+int64_t lt__plan_arena_end(const lt_plan *plan, int arena);
+void *lt__member_data(const lt_member *item);
+size_t lt__member_bytes(const lt_member *item);
+
+#endif

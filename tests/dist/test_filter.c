@@ -1,0 +1,184 @@
+/* test_filter.c - what goes with the buckets of a reducer, and what it decides: numbers that come
+ * back as sums, buckets that are sent again, steps that are skipped. */
+#include "tests/dist/trainer.h"
+
+/* Number i of a rank in a bucket of a step; so small that bf16 holds the sums of five ranks. */
+static float number_of(const rank *r, int bucket, int i)
+{
+    return (float)((r->rank * 7 + bucket * 3 + i + (int)lt_step(r->ctx)) % 50);
+}
+
+static int tail_of(const rank *r) { return r->plan->filter->tail; }
+
+static void pack_numbers(void *ud, lt_packet *packet)
+{
+    const rank *r = ud;
+    for (int i = 0; i < tail_of(r); i++)
+        packet->tail[i] = number_of(r, packet->bucket, i);
+}
+
+static bool check_numbers(void *ud, const lt_packet *packet)
+{
+    const rank *r = ud;
+    for (int i = 0; i < tail_of(r); i++) {
+        float sum = 0;
+        for (int k = 0; k < r->plan->ranks; k++)
+            sum += number_of(&(rank){.rank = k, .ctx = r->ctx}, packet->bucket, i);
+        if (packet->tail[i] != sum)
+            FAIL("rank %d, bucket %d, number %d: %g, wanted %g", r->rank, packet->bucket, i,
+                 (double)packet->tail[i], (double)sum);
+    }
+    return false;
+}
+
+static lt_outcome apply(void *ud, lt_ctx *ctx)
+{
+    (void)ud, (void)ctx;
+    return LT_APPLY;
+}
+
+/* The ranks end with the bits that they have without a filter. */
+static void check_unchanged(plan p, const lt_bucket_filter *filter)
+{
+    static result with[MOST], without[MOST];
+    p.filter = NULL;
+    train_all(&p, without);
+    p.filter = filter;
+    train_all(&p, with);
+    for (int i = 0; i < p.ranks; i++) {
+        CHECK_STR(with[i].text, "");
+        CHECK(memcmp(with[i].w, without[0].w, sizeof with[i].w) == 0);
+        CHECK(memcmp(with[i].buckets, without[0].buckets, sizeof with[i].buckets) == 0);
+    }
+}
+
+TEST(numbers_of_all_ranks_go_with_the_buckets)
+{
+    static const lt_dtype wires[] = {LT_F32, LT_F16, LT_BF16};
+    lt_bucket_filter filter = {.pack = pack_numbers, .unpack = check_numbers, .done = apply};
+    for (int tail = 0; tail <= LT_MOST_TAIL; tail = tail * 11 + 1)
+        for (int n = 2; n <= MOST; n++) {
+            plan p = usual;
+            p.ranks = n;
+            p.rare = true;
+            filter.tail = tail < 100 ? tail : LT_MOST_TAIL;
+            check_unchanged(p, &filter);
+            p.dtype = LT_F32;
+            for (int w = 0; w < 3; w++) {
+                p.config.wire = wires[w];
+                check_unchanged(p, &filter);
+            }
+        }
+}
+
+/* Shares are multiplied with gradients, not with numbers; also if a rank has none. */
+TEST(numbers_are_not_those_of_a_share)
+{
+    lt_bucket_filter filter = {.pack = pack_numbers, .unpack = check_numbers, .tail = 5};
+    plan p = usual;
+    p.ranks = 5;
+    p.poisons = true;
+    memcpy(p.rows, (int[STEPS]){13, 3, 1, 5, 2}, sizeof p.rows);
+    check_unchanged(p, &filter);
+    p.dtype = LT_F32;
+    p.config.wire = LT_F16;
+    check_unchanged(p, &filter);
+}
+
+/* ==== On the way in halves ==================================================================== */
+
+/* Too much for f16 at first. */
+static void pack_too_much(void *ud, lt_packet *packet)
+{
+    (void)ud;
+    packet->exponent = packet->sent == 0 ? 40 : packet->sent == 1 ? 30 : 0;
+    packet->tail[0] = 1;
+}
+
+static bool want_finite(void *ud, const lt_packet *packet)
+{
+    const float *x = packet->data;
+    const rank *r = ud;
+    CHECK_EQ(packet->tail[0], r->plan->ranks);
+    for (int64_t i = 0; i < packet->count; i++)
+        if (!isfinite(x[i]))
+            return true;
+    CHECK_EQ(packet->sent, 2);
+    return false;
+}
+
+TEST(a_bucket_that_was_too_large_is_sent_again)
+{
+    lt_bucket_filter filter = {.pack = pack_too_much, .unpack = want_finite, .tail = 1};
+    plan p = usual;
+    p.dtype = LT_F32;
+    p.config.wire = LT_F16;
+    check_unchanged(p, &filter);
+}
+
+static void pack_larger(void *ud, lt_packet *packet) { (void)ud, packet->exponent = 8; }
+static void pack_smaller(void *ud, lt_packet *packet) { (void)ud, packet->exponent = -20; }
+
+static bool once(void *ud, const lt_packet *packet)
+{
+    (void)ud, (void)packet;
+    return false;
+}
+
+/* A factor of 2^8 keeps what f16 would round among its subnormals; one of 2^-20 loses it. */
+TEST(buckets_may_be_multiplied_for_their_way)
+{
+    static result good[MOST], bad[MOST], none[MOST];
+    lt_bucket_filter filter = {.pack = pack_larger, .unpack = once};
+    plan p = usual;
+    p.dtype = LT_F32;
+    p.config.wire = LT_F16;
+    p.filter = &filter;
+    check_against_one(&p, 4e-4);
+    train_all(&p, good);
+    filter.pack = pack_smaller;
+    train_all(&p, bad);
+    p.filter = NULL;
+    train_all(&p, none);
+    CHECK(memcmp(good[0].w, bad[0].w, sizeof good[0].w) != 0);
+    CHECK(memcmp(none[0].w, bad[0].w, sizeof none[0].w) != 0);
+}
+
+/* ==== What is decided ========================================================================= */
+
+static lt_outcome skip(void *ud, lt_ctx *ctx)
+{
+    (void)ud, (void)ctx;
+    return LT_SKIP;
+}
+
+TEST(a_step_may_be_skipped)
+{
+    static result results[MOST];
+    lt_bucket_filter filter = {.pack = pack_numbers, .unpack = check_numbers, .done = skip,
+                               .tail = 3};
+    plan p = usual;
+    train_all(&p, results);
+    CHECK(memcmp(results[1].w, results[1].first, sizeof results[1].w) != 0);
+    p.filter = &filter;
+    train_all(&p, results);
+    for (int i = 0; i < p.ranks; i++) {
+        CHECK_STR(results[i].text, "");
+        CHECK(results[i].loss[STEPS - 1] > 0);
+        CHECK(memcmp(results[i].w, results[i].first, sizeof results[i].w) == 0);
+        CHECK(memcmp(results[i].w, results[0].w, sizeof results[i].w) == 0);
+    }
+}
+
+TEST(no_more_numbers_than_there_is_room_for)
+{
+    lt_group *group[1];
+    lt_ctx *ctx = lt_open(NULL);
+    CHECK_OK(lt_local_open(1, NULL, group));
+    lt_reducer *r = lt_reducer_new(ctx, group[0], NULL);
+    CHECK_EQ(lt_reducer_set_filter(r, &(lt_bucket_filter){.tail = 129}), LT_EINVAL);
+    CHECK_STR(lt_errmsg(), "a filter has up to 128 numbers behind a bucket, not 129");
+    lt_reducer_free(r);
+    lt_group_close(group[0]);
+    lt_ctx_free(ctx);
+}

@@ -1,0 +1,355 @@
+/* trainer.h - a small net trained by several ranks, threads of this process, against the same net
+ * trained by one. */
+#ifndef LT_TESTS_TRAINER_H
+#define LT_TESTS_TRAINER_H
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "dist/dist.h"
+#include "ops/ops.h"
+#include "tests/lt_test.h"
+
+enum { MOST = 5, WIDTH = 3, HIDDEN = 40, CLASSES = 4, STEPS = 5, MOST_ROWS = 13 };
+enum { W1, B1, W2, B2, RARE, NEVER, PARAMS };
+
+typedef struct plan { /* of a training */
+    int ranks;
+    lt_dtype dtype;
+    int rows[STEPS];              /* of the global batch */
+    int pieces;                   /* that a share goes through the net in */
+    bool grows, tells;            /* and one more in each step; which the reducer is told */
+    bool rare;                    /* the rank with row 0 uses RARE */
+    bool late;                    /* ranks pause now and then */
+    bool norm;                    /* batch norm stands first, */
+    bool sync;                    /* or that of all ranks behind the first layer */
+    bool breaks;                  /* backward fails on rank 1 in step 3 */
+    bool stops;                   /* rank 1 is to stop from step 3 on */
+    bool changes;                 /* buckets, and when they are sent, differ from step to step */
+    bool poisons;                 /* a rank without rows has infinite gradients */
+    const struct lt_bucket_filter *filter; /* whose ud will be the rank */
+    const char *fault;
+    lt_reducer_config config;
+} plan;
+
+typedef struct result {
+    double first[PARAMS][CLASSES * HIDDEN], w[PARAMS][CLASSES * HIDDEN]; /* begin, end */
+    double mean[HIDDEN], var[HIDDEN], loss[STEPS];
+    int buckets[STEPS], stop[STEPS];
+    lt_status status;
+    char text[256];
+} result;
+
+typedef struct rank { /* and its trainer */
+    const plan *plan;
+    int rank;
+    lt_group *group;
+    lt_ctx *ctx;
+    lt_reducer *reducer;
+    lt_params *params;
+    lt_tensor *w[PARAMS], *mean, *var, *scale, *shift;
+    lt_optim *optim;
+    result *result;
+    pthread_t thread;
+    bool poisons;                 /* now */
+} rank;
+
+static const int64_t dims_of[PARAMS][2] = {
+    [W1] = {HIDDEN, WIDTH}, [B1] = {HIDDEN}, [W2] = {CLASSES, HIDDEN}, [B2] = {CLASSES},
+    [RARE] = {CLASSES, WIDTH}, [NEVER] = {7}};
+
+static void pause_us(long us) { nanosleep(&(struct timespec){.tv_nsec = us * 1000}, NULL); }
+
+/* ==== The net ================================================================================= */
+
+static lt_status pause_in_hook(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    uint32_t word[4];
+    rank *r = ud;
+    (void)x, (void)grad;
+    lt_random((uint64_t)r->rank, LT_RNG_USER, (uint64_t)lt_step(r->ctx), (uintptr_t)x, word);
+    if (word[0] % 2)
+        pause_us(word[1] % 2000);
+    return LT_OK;
+}
+
+static lt_status fail_in_hook(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    rank *r = ud;
+    (void)x, (void)grad;
+    return r->rank == 1 && lt_step(r->ctx) == 2 ? lt_fail(LT_ENUMERIC, "the hook says no") : LT_OK;
+}
+
+static lt_status poison_in_hook(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    rank *r = ud;
+    (void)x;
+    return r->poisons ? lt_fill(grad, INFINITY) : LT_OK;
+}
+
+static lt_status make_params(rank *r)
+{
+    static const char *const names[PARAMS] = {"w1", "b1", "w2", "b2", "rare", "never"};
+    int64_t width = r->plan->sync ? HIDDEN : WIDTH;
+    r->params = lt_params_new(r->ctx);
+    for (int i = 0; i < PARAMS; i++) {
+        /* other values on each rank: those of rank 0 are to win */
+        lt_init init = {LT_INIT_UNIFORM, -0.5 - r->rank, 0.5};
+        r->w[i] = lt_param_new(r->ctx, r->plan->dtype, dims_of[i][1] ? 2 : 1, dims_of[i], init);
+        LT_TRY(lt_params_add(r->params, names[i], r->w[i]));
+        if (r->plan->late)
+            LT_TRY(lt_on_grad(r->w[i], pause_in_hook, r, NULL));
+        if (r->plan->poisons)
+            LT_TRY(lt_on_grad(r->w[i], poison_in_hook, r, NULL));
+    }
+    if (r->plan->breaks)
+        LT_TRY(lt_on_grad(r->w[B1], fail_in_hook, r, NULL));
+    r->mean = lt_buffer_new(r->ctx, r->plan->dtype, 1, &width, (lt_init){LT_INIT_CONSTANT, 0, 0});
+    r->var = lt_buffer_new(r->ctx, r->plan->dtype, 1, &width, (lt_init){LT_INIT_CONSTANT, 1, 0});
+    LT_TRY(lt_params_add(r->params, "mean", r->mean));
+    LT_TRY(lt_params_add(r->params, "var", r->var));
+    r->scale = lt_tensor_full(r->ctx, r->plan->dtype, 1, &width, 1);
+    r->shift = lt_tensor_full(r->ctx, r->plan->dtype, 1, &width, 0);
+    LT_TRY(lt_params_place(r->params));
+    r->optim = lt_optim_new(r->ctx, "momentum_step", r->w, PARAMS);
+    return r->optim ? LT_OK : lt_errcode();
+}
+
+static float number(int step, int64_t row, int column)
+{
+    uint32_t word[4];
+    lt_random(7, LT_RNG_USER, (uint64_t)step, (uint64_t)(row * WIDTH + column), word);
+    return (float)word[0] * 0x1p-31f - 1;
+}
+
+/* Rows [first, first + n) of a step's batch; if `only` all but row 0 are zero. New. */
+static lt_tensor *rows_of(rank *r, int step, int64_t first, int64_t n, bool only)
+{
+    float values[MOST_ROWS * WIDTH];
+    int64_t dims[2] = {n, WIDTH};
+    for (int64_t i = 0; i < n * WIDTH; i++)
+        values[i] = only && first + i / WIDTH > 0
+                        ? 0 : number(step, first + i / WIDTH, (int)(i % WIDTH));
+    lt_tensor *x = lt_tensor_new(r->ctx, r->plan->dtype, 2, dims);
+    lt_convert(lt_data(x), r->plan->dtype, values, LT_F32, (size_t)(n * WIDTH));
+    return x;
+}
+
+static lt_tensor *labels_of(rank *r, int64_t first, int64_t n)
+{
+    int64_t y[MOST_ROWS];
+    for (int64_t i = 0; i < n; i++)
+        y[i] = (first + i) * 5 % CLASSES;
+    return lt_tensor_from(r->ctx, LT_I64, 1, &n, y);
+}
+
+/* y = op(y, ...), of which y is taken. */
+#define APPLY(y, op, options, ...)                                                                 \
+    do {                                                                                           \
+        lt_tensor *before_ = (y);                                                                  \
+        (y) = lt_run(r->ctx, op, options, before_, ##__VA_ARGS__, NULL);                           \
+        lt_release(before_);                                                                       \
+        if (!(y))                                                                                  \
+            return lt_errcode();                                                                   \
+    } while (0)
+
+/* The loss of some rows times a factor. New. */
+static lt_status find_loss(rank *r, int step, int64_t first, int64_t n, lt_tensor *labels,
+                           lt_tensor *factor, lt_tensor **loss)
+{
+    lt_tensor *y = rows_of(r, step, first, n, false);
+    if (r->plan->norm)
+        APPLY(y, "batch_norm", "train=true", r->scale, r->shift, r->mean, r->var);
+    APPLY(y, "linear", NULL, r->w[W1], r->w[B1]);
+    if (r->plan->sync)
+        APPLY(y, "batch_norm", "train=true sync=true", r->scale, r->shift, r->mean, r->var);
+    APPLY(y, "tanh", NULL);
+    APPLY(y, "linear", NULL, r->w[W2], r->w[B2]);
+    if (r->plan->rare && first == 0) {
+        lt_tensor *z = rows_of(r, step, first, n, true);
+        APPLY(z, "linear", NULL, r->w[RARE]);
+        APPLY(y, "add", NULL, z);
+        lt_release(z);
+    }
+    APPLY(y, "cross_entropy", NULL, labels);
+    APPLY(y, "mul", NULL, factor);
+    *loss = y;
+    return LT_OK;
+}
+
+/* Forward and backward of some rows; weight is their part of this rank's share. */
+static lt_status learn(rank *r, int step, int64_t first, int64_t n, double weight)
+{
+    lt_tensor *labels = labels_of(r, first, n), *loss = NULL;
+    lt_tensor *factor = lt_tensor_full(r->ctx, r->plan->dtype, 0, NULL, weight);
+    lt_status status = find_loss(r, step, first, n, labels, factor, &loss);
+    if (status == LT_OK)
+        status = lt_backward(loss, NULL);
+    lt_release(loss);
+    lt_release(labels);
+    lt_release(factor);
+    return status;
+}
+
+static lt_status update(rank *r)
+{
+    lt_opt opts[LT_MAX_OPT];
+    const lt_schema *schema = &lt_optim_def(r->optim)->schema;
+    LT_TRY(lt_opts_parse(schema, "lr=0.1 momentum=0.9 decay=0.01", opts));
+    return lt_optim_step(r->optim, (const lt_opt *const[]){opts}, 1, NULL);
+}
+
+/* ==== Training ================================================================================ */
+
+static lt_status take_step(rank *r, int step)
+{
+    const plan *p = r->plan;
+    int64_t rows = p->rows[step], n = p->ranks;
+    int64_t first = (rows * r->rank + n - 1) / n, end = (rows * (r->rank + 1) + n - 1) / n;
+    int64_t own = end - first;
+    if (r->reducer)
+        lt_reducer_set_share(r->reducer, own, rows);
+    r->poisons = p->poisons && own == 0;
+    if (own == 0) { /* one row, for nothing */
+        first = 1;
+        own = 1;
+    }
+    int64_t pieces = p->pieces + (p->grows ? step : 0), size = (own + pieces - 1) / pieces;
+    if (r->reducer && p->tells)
+        lt_reducer_expect(r->reducer, (int)((own + size - 1) / size));
+    for (int64_t at = 0; at < own; at += size) {
+        int64_t piece = own - at < size ? own - at : size;
+        LT_TRY(learn(r, step, first + at, piece, (double)piece / (double)own));
+    }
+    return update(r);
+}
+
+/* A bucket is sent after it is there, and after the one before. */
+static lt_status check_times(rank *r, int sent)
+{
+    lt_bucket b;
+    double free = 0;
+    int n = 0;
+    for (int i = 0; lt_reducer_bucket(r->reducer, i, &b); i++) {
+        if (b.bytes == 0)
+            continue;
+        if (b.ready < 0 || b.began < b.ready || b.began < free || b.ended < b.began)
+            return lt_fail(LT_EINVAL, "bucket %d has times %g %g %g", i, b.ready, b.began, b.ended);
+        free = b.ended;
+        n++;
+    }
+    bool none = r->plan->config.apart;
+    return n == (none ? 0 : sent) ? LT_OK : lt_fail(LT_EINVAL, "%d buckets, %d were sent", n, sent);
+}
+
+static void copy_params(const rank *r, double to[PARAMS][CLASSES * HIDDEN])
+{
+    for (int i = 0; i < PARAMS; i++)
+        lt_convert(to[i], LT_F64, lt_data(r->w[i]), r->plan->dtype, (size_t)lt_count(r->w[i]));
+}
+
+static lt_status train(rank *r)
+{
+    result *to = r->result;
+    LT_TRY(make_params(r));
+    if (r->group) {
+        if (!(r->reducer = lt_reducer_new(r->ctx, r->group, &r->plan->config)))
+            return lt_errcode();
+        LT_TRY(lt_reducer_add(r->reducer, r->w, PARAMS));
+        LT_TRY(lt_reducer_add(r->reducer, r->w, 2)); /* known already */
+        lt_set_all_sum(r->ctx, lt_reducer_sum, r->reducer);
+        if (r->plan->filter) {
+            lt_bucket_filter filter = *r->plan->filter;
+            filter.ud = r;
+            LT_TRY(lt_reducer_set_filter(r->reducer, &filter));
+        }
+    }
+    copy_params(r, to->first);
+    lt_listen(r->ctx, true);
+    for (int step = 0; step < STEPS; step++) {
+        if (r->reducer && r->plan->changes)
+            LT_TRY(lt_reducer_configure(r->reducer, &(lt_reducer_config){
+                .blocking = step % 2, .bucket = 1 + 300 * (size_t)step}));
+        if (r->plan->stops && r->rank == 1 && step == 2)
+            lt_stop(r->ctx, 15);
+        LT_TRY(take_step(r, step));
+        if (r->reducer) {
+            to->stop[step] = lt_reducer_last(r->reducer).stop_reason;
+            to->loss[step] = lt_reducer_last(r->reducer).loss;
+            to->buckets[step] = lt_reducer_last(r->reducer).buckets;
+            LT_TRY(check_times(r, to->buckets[step]));
+        }
+    }
+    copy_params(r, to->w);
+    size_t width = (size_t)lt_count(r->mean);
+    lt_convert(to->mean, LT_F64, lt_data(r->mean), r->plan->dtype, width);
+    lt_convert(to->var, LT_F64, lt_data(r->var), r->plan->dtype, width);
+    return LT_OK;
+}
+
+static void *run_rank(void *ud)
+{
+    rank *r = ud;
+    r->ctx = lt_open(&(lt_config){.threads = 1, .seed = 3, .fault = r->plan->fault});
+    r->result->status = train(r);
+    if (r->result->status != LT_OK) {
+        snprintf(r->result->text, sizeof r->result->text, "%s", lt_errmsg());
+        bool says = r->plan->breaks || r->result->status == LT_EDONE; /* itself, or nothing */
+        if (r->group && !says)
+            lt_group_fail(r->group);
+    }
+    lt_reducer_free(r->reducer);
+    lt_group_close(r->group);
+    lt_optim_free(r->optim);
+    for (int i = 0; i < PARAMS; i++)
+        lt_release(r->w[i]);
+    lt_tensor *others[] = {r->mean, r->var, r->scale, r->shift};
+    for (int i = 0; i < 4; i++)
+        lt_release(others[i]);
+    lt_params_free(r->params);
+    lt_ctx_free(r->ctx);
+    return NULL;
+}
+
+/* One rank trains without a reducer. */
+static void train_all(const plan *p, result results[MOST])
+{
+    lt_group *group[MOST] = {NULL};
+    rank ranks[MOST];
+    if (p->ranks > 1)
+        CHECK_OK(lt_local_open(p->ranks, &(lt_group_config){.timeout = 20}, group));
+    for (int i = 0; i < p->ranks; i++) {
+        results[i] = (result){.status = LT_OK};
+        ranks[i] = (rank){.plan = p, .rank = i, .group = group[i], .result = &results[i]};
+        pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]);
+    }
+    for (int i = 0; i < p->ranks; i++)
+        pthread_join(ranks[i].thread, NULL);
+}
+
+/* All ranks end with the same bits, and near to what one rank computes. */
+static void check_against_one(const plan *p, double tolerance)
+{
+    static result one[MOST], many[MOST];
+    plan alone = *p;
+    alone.ranks = 1;
+    train_all(&alone, one);
+    train_all(p, many);
+    for (int i = 0; i < p->ranks; i++) {
+        if (many[i].status != LT_OK)
+            FAIL("rank %d: %s", i, many[i].text);
+        CHECK(memcmp(many[i].w, many[0].w, sizeof many[0].w) == 0);
+        CHECK(memcmp(many[i].loss, many[0].loss, sizeof many[0].loss) == 0);
+    }
+    for (int k = 0; k < PARAMS; k++)
+        for (int i = 0; i < CLASSES * HIDDEN; i++)
+            if (!(fabs(many[0].w[k][i] - one[0].w[k][i]) <= tolerance))
+                FAIL("%d ranks, parameter %d, element %d: %.17g, of one rank %.17g", p->ranks, k,
+                     i, many[0].w[k][i], one[0].w[k][i]);
+}
+
+static const plan usual = {.ranks = 3, .dtype = LT_F64, .rows = {13, 9, 6, 12, 11}, .pieces = 1,
+                           .config = {.first_bucket = 400, .bucket = 700}};
+
+#endif
