@@ -200,10 +200,16 @@ enum {
     LT_MOST_RESENDS = 4  /* of a bucket in a step */
 };
 
+typedef struct lt_measure {     /* of gradients, and of several together: */
+    double largest;             /* the largest of theirs; not below 0 */
+    int64_t odd;                /* the sum of theirs */
+} lt_measure;
+
 typedef struct lt_packet {      /* a bucket on its way */
     int bucket;
     lt_tensor *const *x;        /* n parameters whose gradients this rank has in it. Borrowed */
     int n;
+    lt_measure measure;         /* of theirs in this step */
     const void *data;           /* (count) elements: its gradients; for unpack() those of all */
     int64_t count;
     lt_dtype dtype;
@@ -217,6 +223,9 @@ typedef struct lt_packet {      /* a bucket on its way */
 typedef struct lt_bucket_filter {
     void *ud;
     int tail;                   /* numbers that are used of it */
+    /* On the rank's thread, when x's gradient of a backward is complete; not on a rank, nor in a
+     * shard, without rows. May be NULL. */
+    lt_measure (*measure)(void *ud, lt_tensor *x);
     /* On the group's thread, in the order of sending. A rank without rows has n = 0, and zeros. */
     void (*pack)(void *ud, lt_packet *packet);
     /* True: once more, from pack() on. The same on all ranks. */

@@ -16,6 +16,7 @@ typedef struct lt_filter { /* zero: there is none */
  * put back. */
 LT_MUST lt_status lt__filter_allreduce(lt_filter *filter, lt_group *group, const lt_sum *bucket,
                                        lt_packet *packet);
+void lt__measure_add(lt_measure *to, lt_measure from);
 void lt__filter_free(lt_filter *filter);
 
 #endif

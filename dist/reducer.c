@@ -274,9 +274,10 @@ static lt_packet packet_of(lt_reducer *r, int index, int first, int end)
                         .count = lt__plan_span(&r->plan, first, end),
                         .dtype = items[first].place.dtype};
     for (int i = first; i < end; i++)
-        if (items[i].came != LT_NOTHING && counts(r))
+        if (items[i].came != LT_NOTHING && counts(r)) {
             r->sent[packet.n++] = items[i].x;
-        else
+            lt__measure_add(&packet.measure, items[i].measure);
+        } else
             memset(lt__member_data(&items[i]), 0, lt__member_bytes(&items[i]));
     return packet;
 }
@@ -446,6 +447,8 @@ static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad)
     if (!it)
         return LT_OK;
     lt_bucket_plan *b = &r->plan.buckets[it->bucket];
+    if (r->filter.is.measure && r->share > 0)
+        lt__measure_add(&it->measure, r->filter.is.measure(r->filter.is.ud, x));
     pthread_mutex_lock(&r->lock);
     if (it->came == LT_COMING && --b->coming == 0) {
         b->times.ready = lt__seconds();
@@ -503,6 +506,8 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome)
     r->loss = 0;
     r->backwards = 0;
     r->swept = r->more = false;
+    for (int i = 0; i < r->plan.n_items; i++)
+        r->plan.items[i].measure = (lt_measure){0};
     r->outcome = r->filter.is.done ? r->filter.is.done(r->filter.is.ud, ctx) : LT_APPLY;
     *outcome = r->outcome;
     return LT_OK;

@@ -85,6 +85,59 @@ TEST(numbers_are_not_those_of_a_share)
     check_unchanged(p, &filter);
 }
 
+/* ==== Measures ================================================================================ */
+
+/* Each step has two backwards, of which the first gives more, and more than any later step. */
+static double expected(const rank *r, const lt_tensor *x)
+{
+    return (double)(10 * (STEPS - lt_step(r->ctx)) + 2 * r->rank + (x == r->w[W1]));
+}
+
+static lt_measure measure(void *ud, lt_tensor *x)
+{
+    rank *r = ud;
+    int i = 0;
+    while (r->w[i] != x)
+        i++;
+    return (lt_measure){expected(r, x) - r->measured[i]++ % r->plan->pieces, 1};
+}
+
+static void pack_measure(void *ud, lt_packet *packet)
+{
+    const rank *r = ud;
+    double largest = 0;
+    for (int i = 0; i < packet->n; i++)
+        largest = fmax(largest, expected(r, packet->x[i]));
+    CHECK_EQ(packet->measure.largest, largest);
+    CHECK_EQ(packet->measure.odd, packet->n * r->plan->pieces);
+    packet->tail[0] = packet->measure.largest > 0;
+}
+
+static bool check_measures(void *ud, const lt_packet *packet)
+{
+    const rank *r = ud;
+    int64_t rows = r->plan->rows[lt_step(r->ctx)];
+    CHECK_EQ(packet->tail[0], rows < r->plan->ranks ? rows : r->plan->ranks);
+    return false;
+}
+
+TEST(gradients_are_measured_when_they_are_complete)
+{
+    static result results[MOST];
+    lt_bucket_filter filter = {.pack = pack_measure, .unpack = check_measures, .measure = measure,
+                               .tail = 1};
+    for (int few = 0; few < 2; few++) {
+        plan p = usual;
+        p.pieces = few ? 1 : 2;
+        p.filter = &filter;
+        if (few)
+            memcpy(p.rows, (int[STEPS]){2, 3, 1, 2, 3}, sizeof p.rows);
+        train_all(&p, results);
+        for (int i = 0; i < p.ranks; i++)
+            CHECK_STR(results[i].text, "");
+    }
+}
+
 /* ==== On the way in halves ==================================================================== */
 
 /* Too much for f16 at first. */

@@ -53,6 +53,7 @@ typedef struct rank { /* and its trainer */
     result *result;
     pthread_t thread;
     bool poisons;                 /* now */
+    int measured[PARAMS];         /* times, by a filter */
 } rank;
 
 static const int64_t dims_of[PARAMS][2] = {
