@@ -243,21 +243,31 @@ static int call_within(lua_State *L, const char *who, lt_opened what, lt_dtype d
 static int step(lua_State *L) { return call_within(L, "lt.step", LT_OPEN_SCOPE, LT_F32); }
 static int no_grad(lua_State *L) { return call_within(L, "lt.no_grad", LT_OPEN_NO_GRAD, LT_F32); }
 
-/* autocast("off" or "bf16", function, ...) */
+static const struct { const char *word; lt_dtype dtype; } precisions[] = {
+    {"off", LT_F32}, {"bf16", LT_BF16}, {"fp16", LT_F16}, {NULL, LT_F32}};
+
+/* autocast("off", "bf16" or "fp16", function, ...) */
 static int autocast(lua_State *L)
 {
     const char *word = lua_type(L, 1) == LUA_TSTRING ? lua_tostring(L, 1) : "";
-    bool on = strcmp(word, "bf16") == 0;
-    if (!on && strcmp(word, "off") != 0)
-        lt__refuse(L, lt__lua(L), "lt.autocast wants 'off' or 'bf16', it is %s", lt__text(L, 1));
+    int i = 0;
+    while (precisions[i].word && strcmp(word, precisions[i].word) != 0)
+        i++;
+    if (!precisions[i].word)
+        lt__refuse(L, lt__lua(L), "lt.autocast wants 'off', 'bf16' or 'fp16', it is %s",
+                   lt__text(L, 1));
     lua_remove(L, 1);
-    return call_within(L, "lt.autocast", LT_OPEN_AUTOCAST, on ? LT_BF16 : LT_F32);
+    return call_within(L, "lt.autocast", LT_OPEN_AUTOCAST, precisions[i].dtype);
 }
 
 /* amp(): the word for what lt.autocast has set. */
 static int amp(lua_State *L)
 {
-    lua_pushstring(L, lt_autocast(lt__lua(L)->ctx) == LT_BF16 ? "bf16" : "off");
+    lt_dtype dtype = lt_autocast(lt__lua(L)->ctx);
+    int i = 0;
+    while (precisions[i].dtype != dtype)
+        i++;
+    lua_pushstring(L, precisions[i].word);
     return 1;
 }
 

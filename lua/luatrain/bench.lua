@@ -364,7 +364,7 @@ usage: luatrain [options] bench [options of bench] script.lua [options of the sc
 Times some steps of the script's training, op by op, and what the machine can do.
 
   --steps N          how many, after %d to warm up (20)
-  --amp off|bf16     the precision of the run (what the script says)
+  --amp PRECISION    off, bf16 or fp16 (what the script says)
   --json FILE        writes everything there
   --baseline FILE    compares with what --json wrote before; when slower, the exit code is 1
   --margin PERCENT   by how much it must be slower for that (5)
@@ -383,7 +383,9 @@ local values = {
   number = {"a number from 0 up", function(text)
     return text:find "^%d+%.?%d*$" and tonumber(text)
   end},
-  amp = {"off or bf16", function(text) return (text == "off" or text == "bf16") and text end},
+  amp = {"off, bf16 or fp16", function(text)
+    return (text == "off" or text == "bf16" or text == "fp16") and text
+  end},
 }
 
 -- What luatrain is told about a run means nothing to one that ends when all is measured.

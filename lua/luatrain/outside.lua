@@ -21,12 +21,15 @@ local function count_of(name)
   return number
 end
 
-local function choice_of(name, first, second)
-  local text = text_of(name)
-  if text and text ~= first and text ~= second then
-    fail("%s wants %s or %s, it is '%s'", name, first, second, text)
+local function choice_of(name, ...)
+  local text, words = text_of(name), {...}
+  for _, word in ipairs(words) do
+    if text == word then return text end
   end
-  return text
+  if text then
+    local last = table.remove(words)
+    fail("%s wants %s or %s, it is '%s'", name, table.concat(words, ", "), last, text)
+  end
 end
 
 -- "runs/x/" as "runs/x".
@@ -49,7 +52,7 @@ return function(o)
   o.save_every = count_of "LUATRAIN_SAVE_EVERY" or o.save_every
   o.max_steps, o.max_steps_from = max_steps or o.max_steps, source_of_max_steps(max_steps)
   o.check_sync = count_of "LUATRAIN_CHECK_SYNC"
-  o.amp = choice_of("LUATRAIN_AMP", "off", "bf16") or o.amp or core.amp()
+  o.amp = choice_of("LUATRAIN_AMP", "off", "bf16", "fp16") or o.amp or core.amp()
   o.log = choice_of("LUATRAIN_LOG", "text", "json") or "text"
   o.quiet = choice_of("LUATRAIN_QUIET", "0", "1") == "1"
   return o

@@ -56,7 +56,7 @@ function state.of(run)
   local s = {
     step = run.steps, counter = core.steps(), draws = core.draws(), seed = core.seed(),
     epoch = run.epoch, done = run.done, loss_sum = run.loss_sum, epochs = o.epochs, batch = o.batch,
-    bf16 = o.amp == "bf16",
+    bf16 = o.amp == "bf16", fp16 = o.amp == "fp16",
     seconds = core.clock() - run.began, epoch_s = run.epoch_s, epoch_images = run.epoch_images,
     images = #train, height = train.height, width = train.width, channels = train.channels,
     classes = train.classes}
@@ -133,7 +133,7 @@ local function differences(o, s, path, warnings)
   for _, item in ipairs{
     {"with batches of %d images, now they have %d", s.batch, o.batch},
     {"for %d epochs, now there are %d", s.epochs, o.epochs},
-    {"with amp %s, now it is %s", s.bf16 and "bf16" or "off", o.amp},
+    {"with amp %s, now it is %s", s.bf16 and "bf16" or s.fp16 and "fp16" or "off", o.amp},
   } do
     local text, was, is = table.unpack(item)
     if was ~= is then

@@ -1,5 +1,5 @@
 -- test_amp.lua - mixed precision: which op runs in which dtype, what gradients are, and runs in
--- bf16.
+-- bf16. test_scaler.lua has those in fp16.
 local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
@@ -10,14 +10,15 @@ local function half(x) return x:cast "bf16" end
 
 -- ==== The policy =================================================================================
 
--- Of results on f32, on bf16, and on bf16 with f32 behind it.
-local HALF, F32, WIDEST = "bf16 bf16 bf16", "f32 f32 f32", "f32 bf16 f32"
-local ANY, FLAGS = "f32 bf16 bf16", "u8 u8 u8"
+-- Of results on f32, on the half, and on the half with f32 behind it.
+local HALF, F32, WIDEST = "half half half", "f32 f32 f32", "f32 half f32"
+local ANY, FLAGS = "f32 half half", "u8 u8 u8"
 
-T.test("each op runs in the dtype of its policy", function()
+local function check_policies(precision, dtype)
   local x, w, m, v = lt.ones({2, 4, 4, 3}), lt.ones({5, 3, 3, 3}), lt.ones({3, 3}), lt.ones({3})
   local ids = lt.tensor({0, 1, 2}, {dtype = "i64"})
   local function same(tensor) return tensor end
+  local function halved(tensor) return tensor:cast(dtype) end
   -- a and b cast the first input and the others.
   for op, row in pairs{
     conv2d = {HALF, function(a, b) return lt.conv2d(a(x), b(w), b(lt.ones({5}))) end},
@@ -50,11 +51,27 @@ T.test("each op runs in the dtype of its policy", function()
   } do
     local wanted, f = table.unpack(row)
     local got = {}
-    for i, casts in ipairs{{same, same}, {half, half}, {half, same}} do
-      got[i] = lt.autocast("bf16", f, table.unpack(casts)).dtype
+    for i, casts in ipairs{{same, same}, {halved, halved}, {halved, same}} do
+      got[i] = lt.autocast(precision, f, table.unpack(casts)).dtype
     end
-    T.equal(op .. ": " .. table.concat(got, " "), op .. ": " .. wanted)
+    T.equal(op .. ": " .. table.concat(got, " "), op .. ": " .. wanted:gsub("half", dtype))
   end
+end
+
+T.test("each op runs in the dtype of its policy", function()
+  check_policies("bf16", "bf16")
+  check_policies("fp16", "f16")
+end)
+
+T.test("fp16 rounds what was added up in f32", function()
+  local function product(a, b) return lt.autocast("fp16", lt.matmul, a, b):item() end
+  local function of(value) return lt.tensor{{value}} end
+  T.equal(product(lt.ones{1, 4099}, lt.ones{4099, 1}), 4100.0)     -- in f16, 2048 + 1 is 2048
+  T.equal(product(of(2.0 ^ -13), of(2.0 ^ -11)), 2.0 ^ -24)        -- the smallest
+  T.equal(product(of(2.0 ^ -13), of(2.0 ^ -12)), 0.0)
+  T.equal(product(of(255.0), of(256.0)), 65280.0)
+  T.equal(product(of(256.0), of(256.0)), math.huge)
+  T.equal(product(lt.tensor{{256.0, 256.0}}, lt.tensor{{256.0}, {-255.0}}), 256.0)
 end)
 
 T.test("other dtypes", function()
@@ -90,9 +107,10 @@ T.test("lt.autocast is a scope", function()
   T.equal(now(), "f32")
   lt.step(function() pcall(coroutine.wrap(function() lt.autocast("bf16", error) end)) end)
   T.equal(now(), "f32")
-  for _, word in ipairs{"fp16", 16} do
+  for _, word in ipairs{"f16", 16} do
     T.fails(function() lt.autocast(word, now) end,
-            ("lt.autocast wants 'off' or 'bf16', it is %s"):format(word == 16 and 16 or "'fp16'"))
+            ("lt.autocast wants 'off', 'bf16' or 'fp16', it is %s")
+            :format(word == 16 and 16 or "'f16'"))
   end
   T.fails(function() lt.autocast("bf16") end, "lt.autocast wants a function, it is nil")
 end)
@@ -288,7 +306,9 @@ T.test("who says what amp is", function()
   end
   T.equal(lt.autocast("bf16", amp_of, {max_steps = 1}), "bf16")
   T.equal(lt.autocast("bf16", amp_of, {max_steps = 1, amp = "off"}), "off")
-  T.fails(function() lt.fit{amp = "fp16"} end, "lt.fit: 'amp' wants 'off' or 'bf16', it is 'fp16'")
+  T.equal(lt.autocast("fp16", amp_of, {max_steps = 1}), "fp16")
+  T.fails(function() lt.fit{amp = "half"} end,
+          "lt.fit: 'amp' wants 'off', 'bf16' or 'fp16', it is 'half'")
 end)
 
 T.test("a loop by hand", function()
