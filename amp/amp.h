@@ -19,6 +19,57 @@ LT_API void lt_set_autocast(lt_ctx *ctx, lt_dtype dtype);
 /* The half that ops run in now; LT_F32 when it is off. */
 LT_API lt_dtype lt_autocast(const lt_ctx *ctx);
 
+/* ==== The scaler: by what to multiply the loss ================================================ */
+
+/* f16 ends at 65504, below 2^16, and at 2^-24. So that gradients fit between these ends, the loss,
+ * and with it all of them, is multiplied by a scale. It is always 2^k: then nothing is rounded by
+ * it. After each step the scaler is told how large gradients were, and moves k:
+ *
+ * static    never.
+ * dynamic   as PyTorch's GradScaler: k - 1 when a gradient is not finite, which costs the step, and
+ *           k + 1 after `interval` finite steps in a row.
+ * adaptive  An overflow lowers k by the excess, as far as it shows in what is finite, and by 1, 2,
+ *           4, 8... when overflows follow each other. k + 1 after `interval` steps in a row that
+ *           had 2 bits to spare. The interval is 20 at first, and doubles with each growth, up to
+ *           2000. An overflow makes it 20 again: it may have been a moment's. But not one that comes
+ *           within an interval of a growth, which was a mistake then, not to be tried again so
+ *           soon. And k is lowered before there is an overflow: to what fits 99.9 % of a normal
+ *           distribution of the gradients' exponents, with mean and deviation averaged over
+ *           the last steps (LogMax, of automatic_loss_scaler.py in NVIDIA's OpenSeq2Seq). There the
+ *           variance is the difference of two averages over times of different lengths, which is
+ *           none while gradients grow or shrink; here it is twice the mean square of the distances
+ *           above the mean, so that gradients that shrink do not lower the scale.
+ *
+ * A scaler knows no tensors. Of n equal histories come n equal scalers, bit for bit. */
+typedef enum lt_scale_policy { LT_SCALE_ADAPTIVE, LT_SCALE_DYNAMIC, LT_SCALE_STATIC } lt_scale_policy;
+
+enum {
+    LT_SCALE_LOW = -14, /* of k: the gradient that backward begins with, 1, is then still a normal
+                         * number of f16 (they end at 2^-14), as precise as any */
+    LT_SCALE_HIGH = 24, /* brings the smallest number of f16, 2^-24, up to 1. More would cost range
+                         * for what is smaller still beside gradients of 1 and above */
+    LT_NO_EXPONENT = -10000 /* that of a step whose gradients are all zero */
+};
+
+typedef struct lt_scaler { /* all of it is to be saved with a training */
+    lt_scale_policy policy;
+    int k;
+    int interval;          /* see above; */
+    int good;              /* so many of such steps there were in a row */
+    int since;             /* steps since the last growth, counted up to 2000 */
+    int64_t steps, skipped; /* so far; of these, */
+    int64_t in_a_row;      /* skipped by now without a break */
+    double mean, variance; /* adaptive: of exponents of true gradients, in the last steps */
+    double old_mean, old_variance; /* weights of steps before the first in these: 1 at first */
+} lt_scaler;
+
+/* Begins with a scale of 2^k. interval: that of dynamic; 0: 2000. */
+LT_API lt_scaler lt_scaler_begin(lt_scale_policy policy, int k, int interval);
+/* What came of a step whose loss was multiplied by 2^k: the largest magnitude of its gradients, of
+ * those that are finite, was in [2^exponent, 2^(exponent + 1)), with the scale still in it; finite:
+ * all were. Moves k. Returns whether the step is to be applied; else it is to be skipped. */
+LT_API bool lt_scaler_see(lt_scaler *scaler, int exponent, bool finite);
+
 #ifdef __cplusplus
 }
 #endif

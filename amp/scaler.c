@@ -1,0 +1,116 @@
+/* scaler.c - how the loss scale moves. */
+#include <math.h>
+
+#include "amp/amp.h"
+
+enum {
+    TOP = 15,             /* exponent of the largest number of f16 */
+    SPARE = 2,            /* bits without which an adaptive scale does not grow */
+    FIRST = 20, LAST = 2000 /* intervals */
+};
+static const double MEAN_DECAY = 0.99, VARIANCE_DECAY = 0.999, QUANTILE = 3.09; /* of LogMax */
+
+static int least(int a, int b) { return a < b ? a : b; }
+
+static int within(int k)
+{
+    return k < LT_SCALE_LOW ? LT_SCALE_LOW : least(k, LT_SCALE_HIGH);
+}
+
+lt_scaler lt_scaler_begin(lt_scale_policy policy, int k, int interval)
+{
+    return (lt_scaler){.policy = policy, .k = within(k),
+                       .interval = policy == LT_SCALE_ADAPTIVE ? FIRST
+                                   : interval > 0              ? interval
+                                                               : LAST,
+                       .since = LAST, .old_mean = 1, .old_variance = 1};
+}
+
+/* ==== Anticipation ============================================================================ */
+
+/* The weight of a new value in an average whose old values fade by decay. With 1 for the first,
+ * nothing is biased towards 0; and where all values are equal, the average is that value exactly. */
+static double weight(double *old, double decay)
+{
+    *old *= decay;
+    return (1 - decay) / (1 - *old);
+}
+
+/* The true gradients of a step were below 2^x. */
+static void take_note(lt_scaler *s, double x)
+{
+    double above = s->old_mean < 1 && x > s->mean ? x - s->mean : 0;
+    s->variance += weight(&s->old_variance, VARIANCE_DECAY) * (2 * above * above - s->variance);
+    s->mean += weight(&s->old_mean, MEAN_DECAY) * (x - s->mean);
+}
+
+/* The largest k with which the next gradients probably stay below 2^16. */
+static int highest(const lt_scaler *s)
+{
+    if (s->old_mean == 1)
+        return LT_SCALE_HIGH;
+    double x = s->mean + QUANTILE * sqrt(s->variance);
+    return x > TOP + 1 - LT_SCALE_LOW ? LT_SCALE_LOW : x < -LT_SCALE_HIGH ? LT_SCALE_HIGH
+                                      : within((int)floor(TOP + 1 - x));
+}
+
+/* ==== Steps =================================================================================== */
+
+/* By how much an overflow lowers k. */
+static int excess(const lt_scaler *s, int exponent)
+{
+    int64_t doubled = s->in_a_row > 6 ? 64 : 1 << (s->in_a_row - 1);
+    return s->policy == LT_SCALE_DYNAMIC ? 1 : exponent - TOP > doubled ? exponent - TOP
+                                                                         : (int)doubled;
+}
+
+static void shrink(lt_scaler *s, int exponent)
+{
+    if (s->policy == LT_SCALE_ADAPTIVE) {
+        /* Something was 2^16 or more; LogMax would take 2^16 for the exponent. Those that follow at
+         * once tell of the same gradients, and not that they grow. */
+        if (s->in_a_row == 1)
+            take_note(s, (exponent > TOP ? exponent + 1 : TOP + 2) - s->k);
+        if (s->since >= s->interval)
+            s->interval = FIRST;
+    }
+    s->k = within(s->k - excess(s, exponent));
+    s->good = 0;
+}
+
+static void grow(lt_scaler *s)
+{
+    s->good = 0;
+    s->k = within(s->k + 1);
+    if (s->policy == LT_SCALE_ADAPTIVE) {
+        s->since = 0;
+        s->interval = least(2 * s->interval, LAST);
+    }
+}
+
+static void go_on(lt_scaler *s, int exponent)
+{
+    bool adaptive = s->policy == LT_SCALE_ADAPTIVE;
+    if (adaptive && exponent != LT_NO_EXPONENT)
+        take_note(s, exponent + 1 - s->k);
+    s->good = adaptive && exponent > TOP - SPARE ? 0 : least(s->good + 1, s->interval);
+    if (s->good == s->interval && (!adaptive || s->k < highest(s)))
+        grow(s);
+}
+
+bool lt_scaler_see(lt_scaler *s, int exponent, bool finite)
+{
+    s->steps++;
+    s->skipped += !finite;
+    s->in_a_row = finite ? 0 : s->in_a_row + 1;
+    if (s->policy == LT_SCALE_STATIC)
+        return finite;
+    s->since = least(s->since + 1, LAST);
+    if (finite)
+        go_on(s, exponent);
+    else
+        shrink(s, exponent);
+    if (s->policy == LT_SCALE_ADAPTIVE)
+        s->k = least(s->k, highest(s));
+    return finite;
+}

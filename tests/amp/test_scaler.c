@@ -1,0 +1,185 @@
+/* The loss scale: at which step each policy moves it, and by how much. */
+#include "amp/amp.h"
+#include "tests/lt_test.h"
+
+enum { END = 1000, OVERFLOW = 500 };
+
+/* n steps whose true gradients have this exponent. OVERFLOW + e: of those that are finite, and
+ * there are others too. NONE: all are zero. */
+enum { NONE = -400 };
+typedef struct part { int n, exponent; } part;
+typedef struct move { int step, k; } move; /* after this step k is that */
+
+static int scaled(const lt_scaler *s, int exponent)
+{
+    return exponent == NONE ? LT_NO_EXPONENT : exponent + s->k;
+}
+
+/* Goes through the parts, up to one with n = 0, and sees just these moves, up to one of step 0. */
+static void expect(lt_scaler *s, const part *parts, const move *moves)
+{
+    for (; parts->n > 0; parts++)
+        for (int i = 0; i < parts->n; i++) {
+            int before = s->k;
+            bool finite = parts->exponent < OVERFLOW / 2;
+            int exponent = finite ? parts->exponent : parts->exponent - OVERFLOW;
+            bool applied = lt_scaler_see(s, scaled(s, exponent), finite);
+            CHECK_EQ(applied, finite);
+            if (s->k == before)
+                continue;
+            if (s->steps != moves->step || s->k != moves->k)
+                FAIL("step %lld moves k to %d, it should be step %d, to %d", (long long)s->steps,
+                     s->k, moves->step, moves->k);
+            moves++;
+        }
+    CHECK_EQ(moves->step, 0);
+}
+
+TEST(a_static_scale_stays)
+{
+    lt_scaler s = lt_scaler_begin(LT_SCALE_STATIC, 8, 0);
+    expect(&s, (part[]){{3000, -20}, {5, OVERFLOW + 3}, {1, -20}, {2, OVERFLOW + 30}, {0}},
+           (move[]){{0}});
+    CHECK_EQ(s.k, 8);
+    CHECK_EQ(s.steps, 3008);
+    CHECK_EQ(s.skipped, 7);
+    CHECK_EQ(s.in_a_row, 2);
+}
+
+TEST(a_dynamic_scale_moves_as_that_of_pytorch)
+{
+    lt_scaler s = lt_scaler_begin(LT_SCALE_DYNAMIC, 16, 0);
+    expect(&s, (part[]){{1999, -30}, {1, OVERFLOW + 9}, {1999, 10}, {2, -30}, {2, OVERFLOW - 9},
+                        {4000, NONE}, {0}},
+           (move[]){{2000, 15}, {4000, 16}, {4002, 15}, {4003, 14}, {6003, 15}, {8003, 16}, {0}});
+    CHECK_EQ(s.skipped, 3);
+    CHECK_EQ(s.in_a_row, 0);
+    s = lt_scaler_begin(LT_SCALE_DYNAMIC, 0, 3);
+    expect(&s, (part[]){{9, 0}, {1, OVERFLOW}, {5, 0}, {0}},
+           (move[]){{3, 1}, {6, 2}, {9, 3}, {10, 2}, {13, 3}, {0}});
+}
+
+TEST(a_scale_stays_within_its_ends)
+{
+    lt_scaler s = lt_scaler_begin(LT_SCALE_DYNAMIC, 100, 1);
+    CHECK_EQ(s.k, LT_SCALE_HIGH);
+    expect(&s, (part[]){{5, -60}, {0}}, (move[]){{0}});
+    s = lt_scaler_begin(LT_SCALE_STATIC, -100, 0);
+    CHECK_EQ(s.k, LT_SCALE_LOW);
+    for (lt_scale_policy policy = LT_SCALE_ADAPTIVE; policy <= LT_SCALE_DYNAMIC; policy++) {
+        s = lt_scaler_begin(policy, 0, 0);
+        for (int i = 0; i < 100; i++)
+            CHECK(!lt_scaler_see(&s, LT_NO_EXPONENT, false));
+        CHECK_EQ(s.k, LT_SCALE_LOW);
+        CHECK_EQ(s.in_a_row, 100);
+        CHECK(lt_scaler_see(&s, -20, true));
+        CHECK_EQ(s.in_a_row, 0);
+        CHECK_EQ(s.skipped, 100);
+    }
+    s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 23, 0);
+    expect(&s, (part[]){{5000, -60}, {5000, NONE}, {0}}, (move[]){{20, 24}, {0}});
+}
+
+/* 2^-8 times 2^16: 7 bits to spare. They are used up in 20, 40, 80... steps, but for 2. */
+TEST(an_adaptive_scale_grows_into_its_headroom)
+{
+    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 16, 0);
+    expect(&s, (part[]){{9000, -8}, {0}},
+           (move[]){{20, 17}, {60, 18}, {140, 19}, {300, 20}, {620, 21}, {1260, 22}, {0}});
+    CHECK_EQ(s.interval, 1280);
+    CHECK_EQ(s.skipped, 0);
+}
+
+TEST(a_step_without_headroom_begins_the_interval_again)
+{
+    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 10, 0);
+    expect(&s, (part[]){{19, 0}, {1, 4}, {20, 0}, {10, 0}, {1, NONE}, {29, 0}, {0}},
+           (move[]){{40, 11}, {80, 12}, {0}});
+}
+
+TEST(an_adaptive_scale_shrinks_by_the_excess)
+{
+    /* What is finite reaches 2^4 2^16: five too many. */
+    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 16, 0);
+    expect(&s, (part[]){{1, OVERFLOW + 4}, {0}}, (move[]){{1, 11}, {0}});
+    /* Nothing is known but that it does not fit: 1, 2, 4, 8 and 16 less. After a finite step it is
+     * 1 again, and then less, as the gradients vary. */
+    s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 24, 0);
+    expect(&s, (part[]){{5, OVERFLOW - 60}, {1, -8}, {1, OVERFLOW - 60}, {0}},
+           (move[]){{1, 23}, {2, 21}, {3, 17}, {4, 9}, {5, -7}, {7, -14}, {0}});
+}
+
+/* Every overflow comes just after a growth: they become rare. One after a long while is another
+ * matter. */
+TEST(the_interval_is_short_again_after_an_overflow_that_no_growth_has_made)
+{
+    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 18, 0);
+    expect(&s, (part[]){{20, -7}, {0}}, (move[]){{20, 19}, {0}});
+    CHECK_EQ(s.interval, 40);
+    CHECK(!lt_scaler_see(&s, 12, false));
+    CHECK_EQ(s.interval, 40);
+    CHECK_EQ(s.k, 17); /* 1 less, and 1 because gradients seem to vary */
+    expect(&s, (part[]){{40, -7}, {0}}, (move[]){{61, 18}, {0}});
+    CHECK_EQ(s.interval, 80);
+    for (int i = 0; i < 79; i++)
+        CHECK(lt_scaler_see(&s, 12, true));
+    CHECK(!lt_scaler_see(&s, 12, false));
+    CHECK_EQ(s.interval, 20);
+}
+
+/* Gradients that grow by a bit in two steps, from 2^-8 to 2^8: no step is lost, as the scale goes
+ * down ahead of them. With those that fall again it goes up. */
+TEST(an_adaptive_scale_is_ahead_of_gradients_that_grow)
+{
+    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 16, 0);
+    int lost = 0;
+    for (int step = 0; step < 32; step++) {
+        int exponent = scaled(&s, -8 + step / 2);
+        lost += !lt_scaler_see(&s, exponent, exponent <= 15);
+    }
+    CHECK_EQ(lost, 0);
+    CHECK(s.k <= 15 - 8);
+    int low = s.k;
+    for (int step = 0; step < 3000; step++)
+        CHECK(lt_scaler_see(&s, scaled(&s, -8), true));
+    CHECK(s.k > low + 5);
+    /* The same under a dynamic scale. */
+    s = lt_scaler_begin(LT_SCALE_DYNAMIC, 23, 0);
+    for (int step = 0; step < 32; step++) {
+        int exponent = scaled(&s, -8 + step / 2);
+        lost += !lt_scaler_see(&s, exponent, exponent <= 15);
+    }
+    CHECK_EQ(lost, 15);
+}
+
+/* Exponents that vary by +-2 about -3: mean -2 (they are below 2^(e + 1)), deviation 2, so that
+ * 16 + 2 - 3.09 * 2 = 11.8 is the most. */
+TEST(the_most_is_that_of_a_normal_distribution)
+{
+    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 5, 0);
+    for (int step = 0; step < 100000; step++)
+        CHECK(lt_scaler_see(&s, scaled(&s, step % 2 ? -5 : -1), true));
+    CHECK_NEAR(s.mean, -2, 0.02);
+    CHECK_NEAR(s.variance, 4, 0.1);
+    CHECK_EQ(s.k, 11);
+    CHECK(lt_scaler_see(&s, 500, true)); /* f32 gradients may be that large */
+    CHECK_EQ(s.k, LT_SCALE_LOW);
+}
+
+/* A copy goes on as the original does, bit for bit. */
+TEST(a_scaler_is_what_its_struct_holds)
+{
+    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 16, 0), copy = s;
+    for (int step = 0; step < 5000; step++) {
+        int exponent = scaled(&s, step * 7919 % 13 - 9);
+        bool finite = exponent <= 15 && step % 611 != 0;
+        if (step % 1000 == 0)
+            copy = s;
+        lt_scaler_see(&s, exponent, finite);
+        lt_scaler_see(&copy, exponent, finite);
+        CHECK(memcmp(&s.mean, &copy.mean, sizeof s.mean) == 0);
+        CHECK(memcmp(&s.variance, &copy.variance, sizeof s.variance) == 0);
+        CHECK(s.k == copy.k && s.interval == copy.interval && s.good == copy.good);
+    }
+    CHECK(s.skipped > 5);
+}
