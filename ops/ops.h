@@ -17,6 +17,17 @@ LT_API lt_ctx *lt_open(const lt_config *config);
  * kernels"; returns buffer. */
 LT_API char *lt_backend(char *buffer, size_t bytes);
 
+/* What lt_rescale() has seen in the elements it went through, all calls together. */
+typedef struct lt_found {
+    double largest;      /* magnitude of those that are finite, as they were; 0: there are none */
+    int64_t not_finite;
+    int64_t lost;        /* that were not 0 and are now */
+} lt_found;
+
+/* x *= by, for a float x, in one pass in which it looks at the elements. Not recorded. by is a
+ * power of two: then f32 and f64 are not rounded, but where they leave their range. */
+LT_MUST lt_status lt_rescale(lt_tensor *x, double by, lt_found *found);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,99 @@
+/* rescale.c - multiplies gradients by a power of two, and looks at them on the way.
+ *
+ * It is no op of the list: nobody differentiates it, and what it finds is for the host. The pass
+ * over f32, which almost all gradients are, works on their bits: those of magnitudes are in the
+ * order of the magnitudes, and end at those of infinity.
+ */
+#include "ops/kernel.h"
+
+enum { BLOCK = 16384, INFINITE = 0x7f800000, MAGNITUDE = 0x7fffffff };
+
+static double element(const lt_tensor *x, int64_t i)
+{
+    switch (x->dtype) {
+    case LT_F64: return ((const double *)x->data)[i];
+    case LT_F32: return ((const float *)x->data)[i];
+    case LT_F16: return lt__f16_to_f32(((const uint16_t *)x->data)[i]);
+    default: return lt__bf16_to_f32(((const uint16_t *)x->data)[i]);
+    }
+}
+
+static void put(lt_tensor *x, int64_t i, double value)
+{
+    switch (x->dtype) {
+    case LT_F64: ((double *)x->data)[i] = value; break;
+    case LT_F32: ((float *)x->data)[i] = (float)value; break;
+    case LT_F16: ((uint16_t *)x->data)[i] = lt__f64_to_f16(value); break;
+    default: ((uint16_t *)x->data)[i] = lt__f64_to_bf16(value);
+    }
+}
+
+static void rescale(lt_tensor *x, double by, lt_found *found)
+{
+    for (int64_t i = 0; i < x->count; i++) {
+        double was = element(x, i);
+        put(x, i, was * by);
+        if (!isfinite(was))
+            found->not_finite++;
+        else if (fabs(was) > found->largest)
+            found->largest = fabs(was);
+        found->lost += was != 0 && element(x, i) == 0;
+    }
+}
+
+typedef struct seen { int32_t largest, not_finite, lost; } seen; /* largest: bits of a magnitude */
+
+LT_SIMD static seen rescale_block(float *x, int64_t n, float by)
+{
+    int32_t largest = 0, not_finite = 0, lost = 0;
+    for (int64_t i = 0; i < n; i++) {
+        union { float f; int32_t i; } was = {x[i]}, is = {x[i] * by};
+        int32_t size = was.i & MAGNITUDE, finite = size < INFINITE ? size : 0;
+        largest = finite > largest ? finite : largest;
+        not_finite += size >= INFINITE;
+        lost += (size != 0) & ((is.i & MAGNITUDE) == 0);
+        x[i] = is.f;
+    }
+    return (seen){largest, not_finite, lost};
+}
+
+static void rescale_f32(lt_tensor *x, float by, lt_found *found)
+{
+    float *data = x->data;
+    int64_t count = x->count, not_finite = 0, lost = 0;
+    int32_t largest = 0;
+    int threads = x->ctx->threads;
+    (void)threads;
+#ifdef _OPENMP
+#pragma omp parallel for schedule(static) num_threads(threads) if (count > 32768 && threads > 1)   \
+    reduction(+ : not_finite, lost) reduction(max : largest)
+#endif
+    for (int64_t i = 0; i < count; i += BLOCK) {
+        seen s = rescale_block(data + i, count - i < BLOCK ? count - i : BLOCK, by);
+        largest = s.largest > largest ? s.largest : largest;
+        not_finite += s.not_finite;
+        lost += s.lost;
+    }
+    union { int32_t i; float f; } most = {largest};
+    found->not_finite += not_finite;
+    found->lost += lost;
+    if (most.f > found->largest)
+        found->largest = most.f;
+}
+
+lt_status lt_rescale(lt_tensor *x, double by, lt_found *found)
+{
+    int exponent;
+    LT_TRY(lt__check_alive(x));
+    if (!lt__is_float((lt_dtype)x->dtype))
+        return lt_fail(LT_EINVAL, "only floats are rescaled, this is %s", LT_TEXT(x));
+    if (!(by > 0 && isfinite(by) && frexp(by, &exponent) == 0.5))
+        return lt_fail(LT_EINVAL, "rescale wants a power of two, it is %g", by);
+    bool plain = x->ctx->config.reference || x->dtype != LT_F32 || (double)(float)by != by;
+    if (plain)
+        rescale(x, by, found);
+    else
+        rescale_f32(x, (float)by, found);
+    lt__wrote(x);
+    return LT_OK;
+}
