@@ -5,7 +5,7 @@
 #ifndef LUATRAIN_AMP_H
 #define LUATRAIN_AMP_H
 
-#include "autograd/autograd.h"
+#include "ops/ops.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -31,9 +31,9 @@ LT_API lt_dtype lt_autocast(const lt_ctx *ctx);
  * adaptive  An overflow lowers k by the excess, as far as it shows in what is finite, and by 1, 2,
  *           4, 8... when overflows follow each other. k + 1 after `interval` steps in a row that
  *           had 2 bits to spare. The interval is 20 at first, and doubles with each growth, up to
- *           2000. An overflow makes it 20 again: it may have been a moment's. But not one that comes
- *           within an interval of a growth, which was a mistake then, not to be tried again so
- *           soon. And k is lowered before there is an overflow: to what fits 99.9 % of a normal
+ *           2000. An overflow makes it 20 again: it may have been a moment's. But not one that
+ *           comes within an interval of a growth, which was a mistake then, not to be tried again
+ *           so soon. And k is lowered before there is an overflow: to what fits 99.9 % of a normal
  *           distribution of the gradients' exponents, with mean and deviation averaged over
  *           the last steps (LogMax, of automatic_loss_scaler.py in NVIDIA's OpenSeq2Seq). There the
  *           variance is the difference of two averages over times of different lengths, which is
@@ -41,7 +41,9 @@ LT_API lt_dtype lt_autocast(const lt_ctx *ctx);
  *           above the mean, so that gradients that shrink do not lower the scale.
  *
  * A scaler knows no tensors. Of n equal histories come n equal scalers, bit for bit. */
-typedef enum lt_scale_policy { LT_SCALE_ADAPTIVE, LT_SCALE_DYNAMIC, LT_SCALE_STATIC } lt_scale_policy;
+typedef enum lt_scale_policy {
+    LT_SCALE_ADAPTIVE, LT_SCALE_DYNAMIC, LT_SCALE_STATIC
+} lt_scale_policy;
 
 enum {
     LT_SCALE_LOW = -14, /* of k: the gradient that backward begins with, 1, is then still a normal
@@ -69,6 +71,40 @@ LT_API lt_scaler lt_scaler_begin(lt_scale_policy policy, int k, int interval);
  * those that are finite, was in [2^exponent, 2^(exponent + 1)), with the scale still in it; finite:
  * all were. Moves k. Returns whether the step is to be applied; else it is to be skipped. */
 LT_API bool lt_scaler_see(lt_scaler *scaler, int exponent, bool finite);
+
+/* ==== The scale in use ======================================================================== */
+
+/* Backward's first gradient is multiplied by the scale, and the gradient of each leaf divided by it
+ * as soon as it is complete, before its hooks are called: all others see true gradients. The scale
+ * is the same in all backwards of a step. An optimizer's step asks the scaler: when a gradient is
+ * not finite, whichever, the steps of all optimizers until the next backward are skipped. They
+ * leave weights, slots and running statistics as they were. */
+typedef struct lt_loss_scale lt_loss_scale;
+
+/* Not in use yet; scaler is copied. New. */
+LT_API lt_loss_scale *lt_loss_scale_new(lt_ctx *ctx, const lt_scaler *scaler);
+/* Once it is no longer in use. NULL is fine. */
+LT_API void lt_loss_scale_free(lt_loss_scale *scale);
+/* From the next backward in ctx on; NULL: none. LT_EINVAL within a backward. */
+LT_MUST lt_status lt_use_loss_scale(lt_ctx *ctx, lt_loss_scale *scale);
+/* For reading, saving and putting back between steps. Borrowed. */
+LT_API lt_scaler *lt_loss_scale_scaler(lt_loss_scale *scale);
+
+typedef struct lt_scaled_step { /* the last one that was decided on */
+    int k;               /* its scale was 2^k */
+    int exponent;        /* of its largest finite gradient, scaled, or LT_NO_EXPONENT: 15 less this
+                          * are the bits it had to spare */
+    bool finite;         /* and applied */
+    int64_t lost;        /* numbers that became 0 with the scale taken out */
+} lt_scaled_step;
+LT_API lt_scaled_step lt_loss_scale_step(const lt_loss_scale *scale);
+
+/* For several ranks, which have to decide alike. What was found in the gradient that was completed
+ * last: for lt_grad_slots.ready and hooks. Magnitudes have the scale in them. */
+LT_API lt_found lt_loss_scale_last(const lt_loss_scale *scale);
+/* What was found elsewhere counts as if it were found here, if it comes before an optimizer asks,
+ * as in lt_grad_slots.update. On the rank's thread. */
+LT_API void lt_loss_scale_add(lt_loss_scale *scale, const lt_found *found);
 
 #ifdef __cplusplus
 }

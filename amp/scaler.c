@@ -29,7 +29,7 @@ lt_scaler lt_scaler_begin(lt_scale_policy policy, int k, int interval)
 /* ==== Anticipation ============================================================================ */
 
 /* The weight of a new value in an average whose old values fade by decay. With 1 for the first,
- * nothing is biased towards 0; and where all values are equal, the average is that value exactly. */
+ * nothing is biased towards 0, and where all values are equal, the average is exactly that. */
 static double weight(double *old, double decay)
 {
     *old *= decay;

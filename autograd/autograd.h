@@ -243,10 +243,15 @@ typedef lt_status (*lt_grad_hook)(void *ud, lt_tensor *x, lt_tensor *grad);
 /* ud is taken: free (may be NULL) is called with it when the leaf goes, or at once on failure. */
 LT_MUST lt_status lt_on_grad(lt_tensor *x, lt_grad_hook hook, void *ud, void (*free)(void *ud));
 
+/* For tests: param is what LUATRAIN_FAULT=inf:rank=0:step=7:param=NAME names, and its gradient of
+ * that step gets an inf, if this is that rank. In a context with such a fault lt_optim_step() wants
+ * this to have been called. */
+LT_API void lt_grad_fault(lt_tensor *param, int rank);
+
 /* What becomes of the gradients that an optimizer finds. */
 typedef enum lt_outcome {
     LT_APPLY,
-    LT_SKIP,   /* a step that changes nothing */
+    LT_SKIP,   /* a step that changes nothing, running statistics neither */
     LT_PART    /* no step yet: more of the batch is to come */
 } lt_outcome;
 
@@ -289,6 +294,23 @@ LT_MUST lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place);
 LT_API int lt_grad_uses(const lt_tensor *x);
 /* A gradient is in x's place, whoever has written it. */
 LT_API void lt_grad_set(lt_tensor *x);
+
+/* Who scales gradients up while they go backward, so that they fit f16: amp. From the hooks of a
+ * leaf on they are true. Called with its ud; all four are there. */
+typedef struct lt_scaling {
+    void *ud;
+    /* Multiplies the gradient that a backward begins with. */
+    lt_status (*seed)(void *ud, lt_tensor *grad);
+    /* This backward is going to add to the gradient of leaf x that earlier ones have left. */
+    lt_grad_hook join;
+    /* x's last contribution of this backward is in grad. Before the leaf's own hooks. */
+    lt_grad_hook complete;
+    /* Before an optimizer step reads gradients, and after lt_grad_slots.update: LT_APPLY may become
+     * LT_SKIP. Not when more of the batch is to come. */
+    lt_status (*judge)(void *ud, lt_outcome *outcome);
+} lt_scaling;
+/* Copied; NULL: gradients are not scaled. LT_EINVAL within backward. */
+LT_MUST lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling);
 
 /* The cast policy's slot: may replace in[i] (new references then, recorded like any op). */
 typedef lt_status (*lt_cast_fn)(void *ud, const lt_def *def, lt_tensor **in, int n_in);
@@ -409,12 +431,13 @@ LT_API lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *con
 LT_API void lt_optim_free(lt_optim *optim);
 LT_MUST lt_status lt_optim_set_group(lt_optim *optim, lt_tensor *param, int group);
 /* One step: options[g] for group g, with as many as there are groups. Parameters without a
- * gradient are not touched. Commits pending statistics, forgets the gradients, counts the step
- * in the context, but not while more of the batch is to come. */
+ * gradient are not touched. Commits pending statistics, or drops them in a step that is skipped;
+ * forgets the gradients; counts the step in the context, but not while more of the batch is to
+ * come. outcome may be NULL. */
 LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, int n_groups,
-                                bool *applied);
+                                lt_outcome *outcome);
 /* The 2-norm of the gradients that the next step would use, all in one, added up in double in a
- * fixed order; 0 while more of the batch is to come. LT_ENUMERIC when it is not finite. */
+ * fixed order; 0 if it would use none. LT_ENUMERIC when it is not finite. */
 LT_MUST lt_status lt_optim_grad_norm(lt_optim *optim, double *norm);
 /* A number made of all steps and norms in ctx so far, each by its optimizer, in their order. */
 LT_API uint32_t lt_steps_digest(const lt_ctx *ctx);

@@ -64,8 +64,11 @@ static void unmark(lt_node *from)
         }
         for (int i = 0; i < node->n_in; i++)
             if (node->edge[i].leaf) {
-                node->edge[i].leaf->uses = 0;
-                node->edge[i].leaf->came = false;
+                lt_leaf *leaf = node->edge[i].leaf;
+                if (leaf->came && leaf->ctx->slots.autograd->scaling.complete)
+                    leaf->has_grad = false; /* it is scaled still */
+                leaf->uses = 0;
+                leaf->came = false;
             }
         lt__node_release(node); /* ends no other: what its edges hold is marked and held */
     }
@@ -94,16 +97,25 @@ static bool shared(const lt_tensor *x)
            atomic_load_explicit(&x->storage->refs, memory_order_relaxed) > 1;
 }
 
+static lt_status leaf_target(lt_leaf *leaf, lt_tensor **target, bool *add)
+{
+    const lt_scaling *scaling = &leaf->ctx->slots.autograd->scaling;
+    LT_TRY(lt__leaf_need_grad(leaf));
+    *target = leaf->grad;
+    *add = leaf->has_grad;
+    if (scaling->join && leaf->has_grad && !leaf->came) {
+        leaf->came = true;
+        return scaling->join(scaling->ud, leaf->x, leaf->grad);
+    }
+    return LT_OK;
+}
+
 /* The gradient of edge e to write into, or to add to when *add. Borrowed by the node or leaf it
  * belongs to. */
 static lt_status target_of(lt_edge *e, lt_tensor **target, bool *add)
 {
-    if (e->leaf) {
-        LT_TRY(lt__leaf_need_grad(e->leaf));
-        *target = e->leaf->grad;
-        *add = e->leaf->has_grad;
-        return LT_OK;
-    }
+    if (e->leaf)
+        return leaf_target(e->leaf, target, add);
     lt_tensor **slot = &e->node->d_out[e->out_index];
     *add = *slot != NULL;
     if (!*slot || shared(*slot)) {
@@ -273,9 +285,25 @@ static lt_status step_back(lt_node *node)
 
 /* ==== Hooks =================================================================================== */
 
+/* For tests: see lt_grad_fault(). */
+static lt_status put_inf(lt_leaf *leaf)
+{
+    lt_tensor *one = lt__tensor_view(leaf->grad, 0, NULL, 0, true);
+    lt_status status = one ? lt_fill(one, INFINITY) : LT_ENOMEM;
+    lt_release(one);
+    return status;
+}
+
 static lt_status call_hooks(struct lt_autograd *ag, lt_leaf *leaf)
 {
+    if (leaf->fails && leaf->ctx->inf.step == leaf->ctx->step + 1 && leaf->x->count > 0)
+        LT_TRY(put_inf(leaf));
     leaf->came = false;
+    if (ag->scaling.complete &&
+        ag->scaling.complete(ag->scaling.ud, leaf->x, leaf->grad) != LT_OK) {
+        leaf->has_grad = false;
+        return lt_errcode();
+    }
     for (lt_hook *h = leaf->hooks; h; h = h->next)
         LT_TRY(h->fn(h->ud, leaf->x, leaf->grad));
     return ag->slots.ready ? ag->slots.ready(ag->slots.ud, leaf->x, leaf->grad) : LT_OK;
@@ -404,6 +432,10 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
     lt_tensor *seed = seed_grad(loss, grad);
     if (!seed)
         return lt_errcode();
+    if (ag->scaling.seed && ag->scaling.seed(ag->scaling.ud, seed) != LT_OK) {
+        lt_release(seed);
+        return lt_errcode();
+    }
     if (!loss->node) { /* the loss is a leaf */
         lt_status status = lead_to_leaf(ag, loss, seed);
         lt_release(seed);

@@ -211,6 +211,8 @@ static lt_status complete_grads(lt_ctx *ctx, const char *who)
     ag->outcome = LT_APPLY;
     if (ag->slots.update)
         LT_TRY(ag->slots.update(ag->slots.ud, ctx, &ag->outcome));
+    if (ag->scaling.judge && ag->outcome != LT_PART)
+        LT_TRY(ag->scaling.judge(ag->scaling.ud, &ag->outcome));
     ag->complete = true;
     return LT_OK;
 }
@@ -239,7 +241,7 @@ lt_status lt_optim_grad_norm(lt_optim *o, double *norm)
     LT_TRY(complete_grads(o->ctx, "a norm of gradients"));
     note(ag, o, false);
     *norm = 0;
-    if (ag->outcome == LT_PART)
+    if (ag->outcome != LT_APPLY)
         return LT_OK;
     lt_tensor *total = lt__tensor_new_kept(o->ctx, LT_F64, 0, NULL);
     lt_status status = total ? lt_fill(total, 0) : LT_ENOMEM;
@@ -303,21 +305,27 @@ static lt_status update_all(lt_optim *o, const lt_opt *const *options, int n_gro
     return LT_OK;
 }
 
-lt_status lt_optim_step(lt_optim *o, const lt_opt *const *options, int n_groups, bool *applied)
+lt_status lt_optim_step(lt_optim *o, const lt_opt *const *options, int n_groups,
+                        lt_outcome *outcome)
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
+    if (o->ctx->inf.step > 0 && !o->ctx->inf.found)
+        return lt_fail(LT_EUSAGE, "the fault is one of %s, which is no parameter of an optimizer",
+                       o->ctx->inf.param);
     LT_TRY(complete_grads(o->ctx, "an optimizer step"));
     if (ag->outcome == LT_APPLY)
         LT_TRY(update_all(o, options, n_groups));
     note(ag, o, true);
     ag->complete = false;
     ag->period++;
+    if (ag->outcome == LT_SKIP)
+        lt_stats_clear(o->ctx);
     LT_TRY(lt_stats_commit(o->ctx));
     for (int i = 0; i < o->n_items; i++)
         lt_zero_grad(o->items[i].x);
     o->ctx->step += ag->outcome != LT_PART;
     lt_tape_set_first_row(ag->tape, 0);
-    if (applied)
-        *applied = ag->outcome == LT_APPLY;
+    if (outcome)
+        *outcome = ag->outcome;
     return LT_OK;
 }

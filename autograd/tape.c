@@ -74,6 +74,15 @@ void lt_set_grad_slots(lt_ctx *ctx, const lt_grad_slots *slots)
     ctx->slots.autograd->slots = slots ? *slots : (lt_grad_slots){0};
 }
 
+lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling)
+{
+    struct lt_autograd *ag = ctx->slots.autograd;
+    if (ag->in_backward)
+        return lt_fail(LT_EINVAL, "the scale of gradients does not change within backward");
+    ag->scaling = scaling ? *scaling : (lt_scaling){0};
+    return LT_OK;
+}
+
 void lt_set_cast(lt_ctx *ctx, lt_cast_fn fn, void *ud)
 {
     ctx->slots.autograd->cast = fn;
@@ -223,6 +232,13 @@ lt_status lt_on_grad(lt_tensor *x, lt_grad_hook fn, void *ud, void (*free)(void 
         end = &(*end)->next;
     *end = hook;
     return LT_OK;
+}
+
+void lt_grad_fault(lt_tensor *param, int rank)
+{
+    lt_ctx *ctx = param->ctx;
+    ctx->inf.found = true;
+    param->leaf->fails = ctx->inf.rank == rank;
 }
 
 /* ==== Nodes =================================================================================== */

@@ -32,7 +32,8 @@ typedef struct lt_leaf {
     lt_hook *hooks;
     bool wanted;              /* collects */
     bool has_grad;            /* grad holds a gradient; else the next one is written over it */
-    bool came;                /* something came in the running backward */
+    bool came;                /* something came in the running backward, or is about to */
+    bool fails;               /* its gradient is to have an inf: see lt_grad_fault() */
     int uses;                 /* nodes that may still contribute in the running backward */
     lt_role role;
     lt_init init;
@@ -101,6 +102,7 @@ struct lt_autograd {
     int off;                  /* depth of lt_grad_off */
     lt_tape own, *tape;       /* the context's own; the current one */
     lt_grad_slots slots;
+    lt_scaling scaling;       /* all NULL: there is none */
     lt_cast_fn cast;
     void *cast_ud;
     lt_all_sum_fn all_sum;

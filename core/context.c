@@ -15,19 +15,27 @@ static lt_status parse_fault(lt_ctx *ctx, const char *text)
         [LT_FAULT_LEAVE] = "leave:rank=%9[0-9]:step=%18[0-9]%n",
         [LT_FAULT_HANG] = "hang:rank=%9[0-9]:step=%18[0-9]%n",
         [LT_FAULT_DELAY] = "delay:rank=%9[0-9]:ms=%18[0-9]%n"};
-    char rank[10] = "0", number[19] = "0";
+    char rank[10] = "0", number[19] = "0", param[sizeof ctx->inf.param];
     int used = 0; /* nothing, unless a form fits */
     if (!text || !*text)
         return LT_OK;
     lt_fault_kind kind = LT_FAULT_NONE;
     sscanf(text, "alloc:n=%18[0-9]%n", number, &used);
+    sscanf(text, "inf:rank=%9[0-9]:step=%18[0-9]:param=%95s%n", rank, number, param, &used);
+    bool is_inf = used > 0 && text[0] == 'i';
     while (used == 0 && kind < LT_FAULT_DELAY)
         sscanf(text, of_rank[++kind], rank, number, &used);
     int64_t n = strtoll(number, NULL, 10);
     if (used == 0 || text[used] || n == 0)
         return lt_fail(LT_EUSAGE,
                        "fault '%s' is not known; there are alloc:n=5, kill:rank=1:step=3, "
-                       "leave:rank=1:step=3, hang:rank=1:step=3 and delay:rank=1:ms=100", text);
+                       "leave:rank=1:step=3, hang:rank=1:step=3, delay:rank=1:ms=100 and "
+                       "inf:rank=0:step=7:param=conv1.w", text);
+    if (is_inf) {
+        ctx->inf = (lt_inf_fault){.rank = atoi(rank), .step = n};
+        strcpy(ctx->inf.param, param);
+        return LT_OK;
+    }
     ctx->fault = (lt_fault){kind, atoi(rank), n};
     ctx->fail_at = kind == LT_FAULT_NONE ? (uint64_t)n : 0;
     return LT_OK;

@@ -120,7 +120,8 @@ typedef struct lt_config { /* zero means default */
     /* What goes wrong, for tests: "alloc:n=5": the 5th allocation fails; "kill:rank=1:step=3": of
      * ranks that train together, rank 1 kills its process as step 3 goes backward; leave: it ends
      * its part then, as LT_EDONE; hang: it sleeps from then on; "delay:rank=1:ms=100": it sleeps so
-     * long in each step. NULL: $LUATRAIN_FAULT */
+     * long in each step; "inf:rank=0:step=7:param=conv1.w": an inf gets into that parameter's
+     * gradient. NULL: $LUATRAIN_FAULT */
     const char *fault;
 } lt_config;
 

@@ -106,6 +106,13 @@ typedef struct lt_fault { /* of a rank, for tests: dist acts on it */
     int64_t number;       /* of the step, from 1; of a delay: milliseconds */
 } lt_fault;
 
+typedef struct lt_inf_fault { /* likewise, in a gradient: autograd acts on it */
+    int rank;
+    int64_t step;         /* from 1; 0: there is none */
+    char param[96];
+    bool found;           /* lt_grad_fault() was called */
+} lt_inf_fault;
+
 struct lt_ctx {
     atomic_int refs; /* one for the owner, one for each tensor, tree and optimizer */
     lt_config config;
@@ -121,6 +128,7 @@ struct lt_ctx {
     void *log_ud;
     struct lt_trace *trace;           /* or NULL */
     lt_fault fault;
+    lt_inf_fault inf;
 
     pthread_mutex_t lock;             /* guards all below, and the links of scopes */
     lt_memory memory;

@@ -39,6 +39,7 @@ typedef struct lt_lua {
     size_t limit;              /* how many of them start the next */
     double backward_s, optimizer_s; /* seconds spent in lt_backward() and lt_optim_step() */
     struct lt_lua_times *times; /* of ops, while they are taken and not asked for; or NULL */
+    lt_loss_scale *scale;      /* in use, held by the registry; or NULL */
     lt_group *group;           /* of this rank; NULL: there are no others */
     lt_reducer_config reducing;
     lt_reducer *reducer;       /* or NULL, without a group */
@@ -144,6 +145,7 @@ void lt__open_data(lua_State *L);
 void lt__open_system(lua_State *L);
 void lt__open_times(lua_State *L);
 void lt__open_dist(lua_State *L);
+void lt__open_amp(lua_State *L);
 /* The state closes: hooks that leaves still hold must not call it. */
 void lt__drop_hooks(lt_lua *s);
 /* Ends the timing of ops and forgets what was timed. */

@@ -404,7 +404,8 @@ static int optim_set_group(lua_State *L)
     return 0;
 }
 
-/* optim:step{options of group 1, options of group 2, ...}: whether the step was applied. */
+/* optim:step{options of group 1, options of group 2, ...}: what became of it: "applied", "skipped",
+ * or "part" when more of the batch is to come. */
 static int optim_step(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -419,14 +420,16 @@ static int optim_step(lua_State *L)
         lt__check_options(L, s, schema, lua_gettop(L), values + (size_t)g * LT_MAX_OPT);
         lua_pop(L, 1);
     }
-    bool applied = false;
+    static const char *const words[] = {
+        [LT_APPLY] = "applied", [LT_SKIP] = "skipped", [LT_PART] = "part"};
+    lt_outcome outcome = LT_APPLY;
     double start = lt__seconds();
     lt__group_at(L);
-    lt_status status = lt_optim_step(o, options, n, &applied);
+    lt_status status = lt_optim_step(o, options, n, &outcome);
     s->optimizer_s += lt__seconds() - start;
     lt_trace(s->ctx, LT_TRACK_STEP, "optimizer", start, lt__seconds() - start);
     lt__check(L, s, status);
-    lua_pushboolean(L, applied);
+    lua_pushstring(L, words[outcome]);
     return 1;
 }
 

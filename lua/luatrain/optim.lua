@@ -84,6 +84,19 @@ local function read_groups(what, spec)
   return groups, list
 end
 
+-- For tests: the gradient that is to get an inf, if it is one of these.
+local function find_fault(list)
+  local name, of = core.fault()
+  local rank, size = core.rank()
+  if name and of >= size then
+    core.fail("EUSAGE", ("the fault is one of rank %d, there are ranks 0 to %d")
+                        :format(of, size - 1))
+  end
+  for _, item in ipairs(list) do
+    if item.name == name then core.find_fault(item.tensor, rank) end
+  end
+end
+
 local function new(spec, what, options, update)
   local self = spec(options)
   local groups, list = read_groups(what, spec)
@@ -94,6 +107,7 @@ local function new(spec, what, options, update)
   inner.spec, inner.parameters, inner.steps = spec, list, 0
   inner.handle = core.new_optim(inner.update, tensors)
   ranks.reduce(list)
+  find_fault(list)
   for _, item in ipairs(list) do
     inner.handle:set_group(item.tensor, 2 * item.group - (#item.tensor.shape > 1 and 1 or 0))
   end
@@ -175,8 +189,8 @@ local function clip_gradients(self)
   return norm and norm > clip and clip / norm or 1
 end
 
--- One step for all parameters that have a gradient, which is forgotten then. Returns whether it
--- was applied.
+-- One step for all parameters that have a gradient, which is forgotten then. Returns what became of
+-- it: "applied", "skipped" by a loss scale (lt.amp), or "part" when more of the batch is to come.
 function Optim:step()
   local inner, list = self[INNER], {}
   if inner.plain and self.momentum ~= 0 then
@@ -187,9 +201,9 @@ function Optim:step()
     list[2 * g - 1] = options_of(self, group, scale, false)
     list[2 * g] = options_of(self, group, scale, true)
   end
-  local applied = inner.handle:step(list)
-  if applied then inner.steps = inner.steps + 1 end
-  return applied
+  local outcome = inner.handle:step(list)
+  if outcome == "applied" then inner.steps = inner.steps + 1 end
+  return outcome
 end
 
 -- Whether a tensor is one of those that it changes.

@@ -204,15 +204,18 @@ TEST(faults)
     static const char *const wrong[] = {
         "alloc:m=4", "alloc:n=0", "alloc:n=-4", "alloc:n=4x", "alloc:rank=1:n=4", "flood",
         "kill:rank=1", "kill:step=3:rank=1", "kill:rank=1:step=0", "kill:rank=1:step=3:ms=1",
-        "kill:rank=1:ms=3", "leave:rank=:step=3", "hang:rank=1:step= 3", "delay:rank=1:step=3"};
+        "kill:rank=1:ms=3", "leave:rank=:step=3", "hang:rank=1:step= 3", "delay:rank=1:step=3",
+        "inf:rank=0:step=1", "inf:rank=0:step=0:param=w", "inf:rank=0:step=2:param="};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         CHECK(!lt_ctx_new(&(lt_config){.fault = wrong[i]}));
         CHECK_EQ(lt_errcode(), LT_EUSAGE);
         CHECK_MSG("there are alloc:n=5, kill:rank=1:step=3, leave:rank=1:step=3, "
-                  "hang:rank=1:step=3 and delay:rank=1:ms=100");
+                  "hang:rank=1:step=3, delay:rank=1:ms=100 and "
+                  "inf:rank=0:step=7:param=conv1.w");
     }
     static const char *const right[] = {"kill:rank=1:step=3", "leave:rank=12:step=345",
-                                        "hang:rank=0:step=1", "delay:rank=1:ms=100"};
+                                        "hang:rank=0:step=1", "delay:rank=1:ms=100",
+                                        "inf:rank=3:step=1:param=1.body.w"};
     for (size_t i = 0; i < sizeof right / sizeof *right; i++) {
         ctx = lt_ctx_new(&(lt_config){.fault = right[i]});
         CHECK(ctx != NULL);

@@ -89,12 +89,11 @@ static lt_tensor *lenet_forward(lenet *net, lt_tensor *x)
 /* Forward, backward, update. */
 static lt_status lenet_learn(lenet *net, lt_tensor *x, lt_tensor *labels, double *loss)
 {
-    bool applied;
     const lt_opt *groups[] = {net->options};
     lt_tensor *y = lenet_layer(net, lenet_forward(net, x), "cross_entropy", NULL, labels, NULL);
     lt_status status = lt_errcode();
     if (y && (status = lt_backward(y, NULL)) == LT_OK &&
-        (status = lt_optim_step(net->optim, groups, 1, &applied)) == LT_OK)
+        (status = lt_optim_step(net->optim, groups, 1, NULL)) == LT_OK)
         status = lt_item(y, 0, loss);
     lt_release(y);
     return status;

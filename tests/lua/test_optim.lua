@@ -19,7 +19,7 @@ local function after(n, make, options)
   local o = make(net, options)
   for _ = 1, n do
     net():backward()
-    assert(o:step() == true)
+    assert(o:step() == "applied")
   end
   return net.w:item()
 end

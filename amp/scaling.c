@@ -1,0 +1,117 @@
+/* scaling.c - gradients under a loss scale: they go backward multiplied by it, and are true again
+ * as soon as they are complete.
+ *
+ * Everybody behind autograd's slot, hooks and the reducer and optimizers, sees true gradients only;
+ * so nothing has to be undone by whoever reads them, and nothing can be forgotten. A gradient to
+ * which a further backward is to add is brought up to the scale first. With a power of two none of
+ * this rounds.
+ */
+#include <math.h>
+
+#include "amp/amp.h"
+#include "core/tensor.h"
+#include "ops/ops.h"
+
+enum { MOST_SKIPPED = 50 }; /* in a row. From 2^24 down to 2^-14 by halves are 38 */
+
+struct lt_loss_scale {
+    lt_ctx *ctx;
+    lt_scaler scaler;
+    lt_found found, last;     /* in this step; in the gradient that was completed last */
+    bool fresh;               /* a backward has come since the last decision, */
+    lt_outcome outcome;       /* which was this one */
+    lt_scaled_step step;
+};
+
+lt_loss_scale *lt_loss_scale_new(lt_ctx *ctx, const lt_scaler *scaler)
+{
+    lt_loss_scale *s = lt__alloc_zero(ctx, sizeof *s);
+    if (!s)
+        return NULL;
+    s->ctx = lt__ctx_retain(ctx);
+    s->scaler = *scaler;
+    s->step = (lt_scaled_step){.k = scaler->k, .exponent = LT_NO_EXPONENT, .finite = true};
+    return s;
+}
+
+void lt_loss_scale_free(lt_loss_scale *s)
+{
+    if (!s)
+        return;
+    lt_ctx *ctx = s->ctx;
+    lt__free(ctx, s, sizeof *s);
+    lt__ctx_release(ctx);
+}
+
+lt_scaler *lt_loss_scale_scaler(lt_loss_scale *s) { return &s->scaler; }
+lt_scaled_step lt_loss_scale_step(const lt_loss_scale *s) { return s->step; }
+lt_found lt_loss_scale_last(const lt_loss_scale *s) { return s->last; }
+
+void lt_loss_scale_add(lt_loss_scale *s, const lt_found *found)
+{
+    if (found->largest > s->found.largest)
+        s->found.largest = found->largest;
+    s->found.not_finite += found->not_finite;
+    s->found.lost += found->lost;
+}
+
+/* ==== The slot ================================================================================ */
+
+static double scale_of(const lt_loss_scale *s) { return ldexp(1, s->scaler.k); }
+
+static lt_status seed(void *ud, lt_tensor *grad)
+{
+    lt_loss_scale *s = ud;
+    lt_found ignored = {0};
+    s->fresh = true;
+    return lt_rescale(grad, scale_of(s), &ignored);
+}
+
+/* What is not finite, when all gradients of this step are so far, was left by one that was skipped:
+ * of a leaf that no optimizer has, to forget it. It would make all further steps skipped. */
+static lt_status join(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    lt_loss_scale *s = ud;
+    lt_found left = {0};
+    (void)x;
+    LT_TRY(lt_rescale(grad, scale_of(s), &left));
+    return left.not_finite > 0 && s->found.not_finite == 0 ? lt_fill(grad, 0) : LT_OK;
+}
+
+static lt_status complete(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    lt_loss_scale *s = ud;
+    (void)x;
+    s->last = (lt_found){0};
+    LT_TRY(lt_rescale(grad, 1 / scale_of(s), &s->last));
+    lt_loss_scale_add(s, &s->last);
+    return LT_OK;
+}
+
+/* All optimizers that come without a backward in between belong to one step. */
+static lt_status judge(void *ud, lt_outcome *outcome)
+{
+    lt_loss_scale *s = ud;
+    if (s->fresh) {
+        const lt_found *f = &s->found;
+        s->step = (lt_scaled_step){
+            .k = s->scaler.k, .exponent = f->largest > 0 ? ilogb(f->largest) : LT_NO_EXPONENT,
+            .finite = f->not_finite == 0, .lost = f->lost};
+        bool applied = lt_scaler_see(&s->scaler, s->step.exponent, s->step.finite);
+        s->outcome = applied ? LT_APPLY : LT_SKIP;
+        s->found = (lt_found){0};
+        s->fresh = false;
+    }
+    if (s->scaler.in_a_row >= MOST_SKIPPED)
+        return lt_fail(LT_ENUMERIC, "the gradients were not finite in %lld steps in a row, in the "
+                       "last with a loss scale of 2^%d; look at the learning rate and at the data",
+                       (long long)s->scaler.in_a_row, s->step.k);
+    if (*outcome == LT_APPLY)
+        *outcome = s->outcome;
+    return LT_OK;
+}
+
+lt_status lt_use_loss_scale(lt_ctx *ctx, lt_loss_scale *s)
+{
+    return lt_set_scaling(ctx, s ? &(lt_scaling){s, seed, join, complete, judge} : NULL);
+}

@@ -1,0 +1,447 @@
+/* The scale in use: gradients are what they are without it, and a step with one that is not finite
+ * changes nothing. */
+#include "amp/amp.h"
+#include "core/tensor.h"
+#include "tests/lt_test.h"
+
+/* x w1^T -> batch norm -> relu -> w2^T, w2 also added to w1's product: 4 rows of 6 numbers. */
+typedef struct net {
+    lt_ctx *ctx;
+    lt_params *params;
+    lt_tensor *w1, *w2, *scale, *shift, *mean, *var, *x;
+    lt_optim *optim;
+    lt_loss_scale *loss_scale;
+} net;
+
+static lt_tensor *add(net *n, const char *name, bool buffer, int ndim, double a)
+{
+    static const int64_t dims[] = {6, 6};
+    lt_init init = {LT_INIT_CONSTANT, a, 0};
+    if (ndim == 2)
+        init = (lt_init){LT_INIT_UNIFORM, -a, a};
+    lt_tensor *x = buffer ? lt_buffer_new(n->ctx, LT_F32, ndim, dims, init)
+                          : lt_param_new(n->ctx, LT_F32, ndim, dims, init);
+    CHECK(x != NULL);
+    CHECK_OK(lt_params_add(n->params, name, x));
+    return x;
+}
+
+/* k: of a static scale; NO_SCALE: none. */
+enum { NO_SCALE = 99 };
+
+static net make(int k, const char *fault)
+{
+    net n = {.ctx = lt_open(&(lt_config){.seed = 3, .threads = 1, .fault = fault})};
+    n.params = lt_params_new(n.ctx);
+    n.w1 = add(&n, "w1", false, 2, 1);
+    n.w2 = add(&n, "w2", false, 2, 0.3);
+    n.scale = add(&n, "scale", false, 1, 1);
+    n.shift = add(&n, "shift", false, 1, 0.1);
+    n.mean = add(&n, "mean", true, 1, 0);
+    n.var = add(&n, "var", true, 1, 1);
+    CHECK_OK(lt_params_place(n.params));
+    n.x = lt_tensor_new(n.ctx, LT_F32, 2, (int64_t[]){4, 6});
+    CHECK_OK(lt_fill_uniform(n.x, LT_RNG_USER, 0, 0, -1, 1));
+    n.optim = lt_optim_new(n.ctx, "momentum_step",
+                           (lt_tensor *[]){n.w1, n.w2, n.scale, n.shift}, 4);
+    CHECK(n.optim != NULL);
+    if (k != NO_SCALE) {
+        lt_scaler scaler = lt_scaler_begin(LT_SCALE_STATIC, k, 0);
+        n.loss_scale = lt_loss_scale_new(n.ctx, &scaler);
+        CHECK_OK(lt_use_loss_scale(n.ctx, n.loss_scale));
+    }
+    return n;
+}
+
+static void end(net *n)
+{
+    CHECK_OK(lt_use_loss_scale(n->ctx, NULL));
+    lt_loss_scale_free(n->loss_scale);
+    lt_optim_free(n->optim);
+    lt_params_free(n->params);
+    lt_tensor *all[] = {n->w1, n->w2, n->scale, n->shift, n->mean, n->var, n->x};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        lt_release(all[i]);
+    lt_ctx_free(n->ctx);
+}
+
+static lt_tensor *run(net *n, const char *op, const char *options, lt_tensor *x, lt_tensor *y)
+{
+    lt_tensor *z = lt_run(n->ctx, op, options, x, y, NULL);
+    if (!z)
+        FAIL("%s: %s", op, lt_errmsg());
+    return z;
+}
+
+/* The sum of the net's outputs' squares, times `by`. New. */
+static lt_tensor *forward(net *n, lt_tensor *x, double by)
+{
+    lt_tensor *a = run(n, "linear", NULL, x, n->w1);
+    lt_tensor *b = run(n, "linear", NULL, x, n->w2);
+    lt_tensor *c = run(n, "add", NULL, a, b);
+    lt_tensor *d = lt_run(n->ctx, "batch_norm", "train=true", c, n->scale, n->shift, n->mean,
+                          n->var, NULL);
+    lt_tensor *e = run(n, "relu", NULL, d, NULL);
+    lt_tensor *f = run(n, "linear", NULL, e, n->w2);
+    lt_tensor *g = run(n, "mul", NULL, f, f);
+    lt_tensor *factor = lt_tensor_full(n->ctx, LT_F32, 0, NULL, by);
+    lt_tensor *h = run(n, "mul", NULL, g, factor);
+    lt_tensor *sum = run(n, "sum", NULL, h, NULL);
+    lt_tensor *all[] = {a, b, c, d, e, f, g, h, factor};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        lt_release(all[i]);
+    return sum;
+}
+
+static lt_status backward(net *n, double by)
+{
+    lt_tensor *loss = forward(n, n->x, by);
+    lt_status status = lt_backward(loss, NULL);
+    lt_release(loss);
+    return status;
+}
+
+static lt_outcome step(net *n, lt_optim *optim)
+{
+    lt_opt opts[LT_MAX_OPT];
+    lt_outcome outcome = LT_PART;
+    CHECK_OK(lt_opts_parse(&lt_optim_def(optim)->schema, "lr=0.05", opts));
+    CHECK_OK(lt_optim_step(optim, (const lt_opt *const[]){opts}, 1, &outcome));
+    (void)n;
+    return outcome;
+}
+
+static bool same(lt_tensor *x, lt_tensor *y)
+{
+    return memcmp(x->data, y->data, (size_t)x->count * sizeof(float)) == 0;
+}
+
+static void check_same_grads(net *a, net *b)
+{
+    CHECK(same(lt_grad(a->w1), lt_grad(b->w1)));
+    CHECK(same(lt_grad(a->w2), lt_grad(b->w2)));
+    CHECK(same(lt_grad(a->scale), lt_grad(b->scale)));
+    CHECK(same(lt_grad(a->shift), lt_grad(b->shift)));
+}
+
+/* Weights and buffers. */
+static void digest(net *n, char hex[65]) { CHECK_OK(lt_params_sha256(n->params, hex)); }
+
+static const int exponents[] = {0, 8, 16, LT_SCALE_LOW, LT_SCALE_HIGH};
+
+/* Also where several backwards add up, and after steps. */
+TEST(a_power_of_two_changes_no_bit)
+{
+    for (size_t i = 0; i < sizeof exponents / sizeof *exponents; i++) {
+        net a = make(NO_SCALE, NULL), b = make(exponents[i], NULL);
+        char of_a[65], of_b[65];
+        for (int round = 0; round < 3; round++) {
+            for (int part = 0; part < 3; part++) {
+                CHECK_OK(backward(&a, 1 + part));
+                CHECK_OK(backward(&b, 1 + part));
+                check_same_grads(&a, &b);
+            }
+            CHECK_EQ(step(&a, a.optim), LT_APPLY);
+            CHECK_EQ(step(&b, b.optim), LT_APPLY);
+        }
+        digest(&a, of_a);
+        digest(&b, of_b);
+        CHECK_STR(of_a, of_b);
+        lt_scaled_step last = lt_loss_scale_step(b.loss_scale);
+        CHECK_EQ(last.k, exponents[i]);
+        CHECK(last.finite && last.lost == 0);
+        CHECK_EQ(lt_loss_scale_scaler(b.loss_scale)->steps, 3);
+        end(&a);
+        end(&b);
+    }
+}
+
+TEST(the_exponent_is_that_of_the_largest_gradient)
+{
+    net n = make(10, NULL);
+    double largest = 0, value;
+    CHECK_OK(backward(&n, 1));
+    lt_tensor *params[] = {n.w1, n.w2, n.scale, n.shift};
+    for (int i = 0; i < 4; i++)
+        for (int64_t j = 0; j < params[i]->count; j++) {
+            CHECK_OK(lt_item(lt_grad(params[i]), j, &value));
+            largest = fmax(largest, fabs(value));
+        }
+    CHECK_EQ(step(&n, n.optim), LT_APPLY);
+    CHECK_EQ(lt_loss_scale_step(n.loss_scale).exponent, ilogb(largest) + 10);
+    end(&n);
+}
+
+typedef struct seen { int calls; double sum; lt_found found; lt_loss_scale *scale; } seen;
+
+static lt_status look(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    seen *s = ud;
+    double value;
+    (void)x;
+    s->calls++;
+    s->sum = 0;
+    for (int64_t i = 0; i < grad->count; i++) {
+        CHECK_OK(lt_item(grad, i, &value));
+        s->sum += value;
+    }
+    if (s->scale)
+        s->found = lt_loss_scale_last(s->scale);
+    return LT_OK;
+}
+
+TEST(hooks_and_slots_see_true_gradients)
+{
+    net a = make(NO_SCALE, NULL), b = make(16, NULL);
+    seen of_a = {0}, of_b = {.scale = b.loss_scale}, ready = {0};
+    lt_set_grad_slots(b.ctx, &(lt_grad_slots){.ud = &ready, .ready = look});
+    CHECK_OK(lt_on_grad(a.shift, look, &of_a, NULL));
+    CHECK_OK(lt_on_grad(b.shift, look, &of_b, NULL));
+    for (int i = 1; i <= 2; i++) {
+        CHECK_OK(backward(&a, 1));
+        CHECK_OK(backward(&b, 1));
+        CHECK_EQ(of_a.calls, i);
+        CHECK_EQ(of_b.calls, i);
+        CHECK_EQ(ready.calls, 4 * i);
+        CHECK(of_a.sum == of_b.sum && of_a.sum != 0);
+    }
+    CHECK(of_b.found.largest >= fabs(of_b.sum) / 6 * 65536);
+    CHECK_EQ(of_b.found.not_finite, 0);
+    lt_set_grad_slots(b.ctx, NULL);
+    end(&a);
+    end(&b);
+}
+
+TEST(other_leaves_and_frozen_parameters)
+{
+    for (int leaf_loss = 0; leaf_loss < 2; leaf_loss++) {
+        net n = make(12, NULL);
+        lt_tensor *x = lt_tensor_full(n.ctx, LT_F64, leaf_loss ? 0 : 1, (int64_t[]){3}, 2);
+        CHECK_OK(lt_set_requires_grad(x, true));
+        for (int i = 1; i <= 2; i++) {
+            lt_tensor *y = leaf_loss ? lt_retain(x) : run(&n, "sum", NULL, x, NULL);
+            double value;
+            CHECK_OK(lt_backward(y, NULL));
+            CHECK_OK(lt_item(lt_grad(x), 0, &value));
+            CHECK_NEAR(value, i, 0);
+            lt_release(y);
+        }
+        lt_release(x);
+        end(&n);
+    }
+    net n = make(12, NULL);
+    CHECK_OK(lt_params_freeze(n.params, 1, true));
+    CHECK_STR(lt_params_span(n.params, 1)->name, "w2");
+    CHECK_OK(backward(&n, 1));
+    CHECK(!lt_grad(n.w2));
+    CHECK_EQ(step(&n, n.optim), LT_APPLY);
+    end(&n);
+}
+
+/* ==== Skipped steps =========================================================================== */
+
+TEST(a_skipped_step_changes_nothing)
+{
+    net n = make(16, "inf:rank=0:step=2:param=w2"), b = make(16, NULL);
+    lt_optim *second = lt_optim_new(n.ctx, "sgd_step", (lt_tensor *[]){n.w1}, 1);
+    char before[65], after[65];
+    double norm = -1;
+    lt_grad_fault(n.w2, 0);
+    CHECK_OK(backward(&n, 1));
+    CHECK_EQ(step(&n, n.optim), LT_APPLY);
+    digest(&n, before);
+    lt_tensor *slot = lt_optim_slot(n.optim, 0, n.w1);
+    lt_tensor *was = lt__tensor_copy(slot, LT_F32);
+    CHECK_OK(backward(&n, 1));
+    CHECK_OK(backward(&n, 1)); /* finite or not: the second adds to the first */
+    CHECK_OK(lt_optim_grad_norm(n.optim, &norm));
+    CHECK_NEAR(norm, 0, 0);
+    CHECK_EQ(step(&n, n.optim), LT_SKIP);
+    CHECK_EQ(step(&n, second), LT_SKIP); /* of the same step */
+    CHECK_EQ(lt_step(n.ctx), 3);
+    CHECK_EQ(lt_stats_pending(n.ctx), 0);
+    CHECK(!lt_grad(n.w2) && !lt_grad(n.w1));
+    digest(&n, after);
+    CHECK_STR(after, before);
+    CHECK(same(slot, was));
+    CHECK_EQ(lt_loss_scale_scaler(n.loss_scale)->skipped, 1);
+    CHECK_EQ(lt_loss_scale_scaler(n.loss_scale)->steps, 2);
+    /* And on, as if it had not been. */
+    CHECK_OK(backward(&n, 1));
+    CHECK_EQ(step(&n, n.optim), LT_APPLY);
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(backward(&b, 1));
+        CHECK_EQ(step(&b, b.optim), LT_APPLY);
+    }
+    digest(&n, after);
+    digest(&b, before);
+    CHECK_STR(after, before);
+    lt_release(slot);
+    lt_release(was);
+    lt_optim_free(second);
+    end(&n);
+    end(&b);
+}
+
+/* Those of w2, which nobody updates, add up from step to step, but not from a skipped one. */
+TEST(a_gradient_that_no_optimizer_forgets)
+{
+    net n = make(16, NULL);
+    lt_optim *optim = lt_optim_new(n.ctx, "sgd_step", (lt_tensor *[]){n.shift}, 1);
+    CHECK_OK(backward(&n, 0x1p120));
+    CHECK_EQ(step(&n, optim), LT_SKIP);
+    CHECK(lt_grad(n.w2) && !lt_grad(n.shift));
+    CHECK_OK(backward(&n, 1));
+    CHECK_OK(backward(&n, 0x1p120)); /* of the same step */
+    CHECK_OK(backward(&n, 1));
+    CHECK_EQ(step(&n, optim), LT_SKIP);
+    net b = make(NO_SCALE, NULL);
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(backward(&n, 1));
+        CHECK_OK(backward(&b, 1));
+        CHECK(same(lt_grad(n.w2), lt_grad(b.w2)));
+    }
+    CHECK_EQ(step(&n, optim), LT_APPLY);
+    lt_optim_free(optim);
+    end(&n);
+    end(&b);
+}
+
+/* w1's gradient overflows f32; nobody has to see it, but the optimizer does. */
+TEST(an_overflow_in_backward_is_seen)
+{
+    net n = make(24, NULL);
+    CHECK_OK(backward(&n, 0x1p110));
+    CHECK_EQ(step(&n, n.optim), LT_SKIP);
+    CHECK_OK(backward(&n, 0x1p90));
+    CHECK_EQ(step(&n, n.optim), LT_APPLY);
+    end(&n);
+}
+
+/* In f16 a gradient of 2^8 becomes inf under 2^8, not under 2^7. */
+TEST(f16_overflows_where_it_ends)
+{
+    for (int k = 6; k < 9; k++) {
+        net n = make(k, NULL);
+        int64_t one = 1;
+        lt_params *p = lt_params_new(n.ctx);
+        lt_tensor *w = lt_param_new(n.ctx, LT_F32, 1, &one, (lt_init){LT_INIT_CONSTANT, 1, 0});
+        CHECK_OK(lt_params_add(p, "w", w));
+        CHECK_OK(lt_params_place(p));
+        lt_optim *optim = lt_optim_new(n.ctx, "sgd_step", &w, 1);
+        lt_tensor *half = run(&n, "cast", "dtype=f16", w, NULL);
+        lt_tensor *up = lt_tensor_full(n.ctx, LT_F16, 1, &one, 256);
+        lt_tensor *y = run(&n, "mul", NULL, half, up), *z = run(&n, "cast", "dtype=f32", y, NULL);
+        CHECK_OK(lt_backward(z, NULL));
+        CHECK_EQ(step(&n, optim), k < 8 ? LT_APPLY : LT_SKIP);
+        lt_tensor *all[] = {half, up, y, z, w};
+        for (int i = 0; i < 5; i++)
+            lt_release(all[i]);
+        lt_optim_free(optim);
+        lt_params_free(p);
+        end(&n);
+    }
+}
+
+TEST(what_others_found_counts)
+{
+    net n = make(4, NULL);
+    CHECK_OK(backward(&n, 1));
+    lt_loss_scale_add(n.loss_scale, &(lt_found){.largest = 0x1p40, .lost = 5});
+    CHECK_EQ(step(&n, n.optim), LT_APPLY);
+    CHECK_EQ(lt_loss_scale_step(n.loss_scale).exponent, 40);
+    CHECK_EQ(lt_loss_scale_step(n.loss_scale).lost, 5);
+    CHECK_OK(backward(&n, 1));
+    lt_loss_scale_add(n.loss_scale, &(lt_found){.not_finite = 1});
+    CHECK_EQ(step(&n, n.optim), LT_SKIP);
+    CHECK_OK(backward(&n, 1));
+    CHECK_EQ(step(&n, n.optim), LT_APPLY);
+    end(&n);
+}
+
+static lt_status more_to_come(void *ud, lt_ctx *ctx, lt_outcome *outcome)
+{
+    int *left = ud;
+    (void)ctx;
+    if ((*left)-- > 0)
+        *outcome = LT_PART;
+    return LT_OK;
+}
+
+TEST(a_part_of_a_batch_is_not_judged)
+{
+    net n = make(4, NULL);
+    int left = 2;
+    lt_set_grad_slots(n.ctx, &(lt_grad_slots){.ud = &left, .update = more_to_come});
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(backward(&n, 1));
+        CHECK_EQ(step(&n, n.optim), i < 2 ? LT_PART : LT_APPLY);
+        CHECK_EQ(lt_loss_scale_scaler(n.loss_scale)->steps, i / 2);
+    }
+    lt_set_grad_slots(n.ctx, NULL);
+    end(&n);
+}
+
+TEST(many_skipped_steps_end_the_training)
+{
+    net n = make(16, NULL);
+    lt_opt opts[LT_MAX_OPT];
+    lt_status status = LT_OK;
+    CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.05", opts));
+    int steps = 0;
+    while (status == LT_OK && steps < 100) {
+        CHECK_OK(backward(&n, 0x1p120));
+        status = lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, NULL);
+        steps++;
+    }
+    CHECK_EQ(steps, 50);
+    CHECK_EQ(status, LT_ENUMERIC);
+    CHECK_MSG("the gradients were not finite in 50 steps in a row, in the last with a loss scale "
+              "of 2^16; look at the learning rate and at the data");
+    end(&n);
+}
+
+/* ==== Failures ================================================================================ */
+
+static lt_status refuse(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    bool *on = ud;
+    (void)grad;
+    if (!*on)
+        return LT_OK;
+    CHECK_FAILS(lt_use_loss_scale(x->ctx, NULL), LT_EINVAL, "does not change within backward");
+    return lt_fail(LT_EINVAL, "enough");
+}
+
+/* When the hook of the norm's scale is called, one of w2's two contributions has come. */
+TEST(a_backward_that_fails_leaves_no_scaled_gradient)
+{
+    net n = make(16, NULL), b = make(NO_SCALE, NULL);
+    bool on = true;
+    CHECK_OK(lt_on_grad(n.scale, refuse, &on, NULL));
+    CHECK_FAILS(backward(&n, 1), LT_EINVAL, "enough");
+    CHECK(!lt_grad(n.w2) && !lt_grad(n.w1));
+    on = false;
+    CHECK_OK(backward(&n, 1));
+    CHECK_OK(backward(&b, 1));
+    CHECK(same(lt_grad(n.w1), lt_grad(b.w1)));
+    CHECK(same(lt_grad(n.w2), lt_grad(b.w2)));
+    end(&n);
+    end(&b);
+}
+
+TEST(a_fault_wants_its_parameter)
+{
+    net n = make(NO_SCALE, "inf:rank=0:step=1:param=w3");
+    lt_opt opts[LT_MAX_OPT];
+    CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.05", opts));
+    CHECK_FAILS(lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, NULL), LT_EUSAGE,
+                "the fault is one of w3, which is no parameter of an optimizer");
+    lt_grad_fault(n.w1, 1); /* of another rank */
+    CHECK_OK(backward(&n, 1));
+    CHECK_EQ(step(&n, n.optim), LT_APPLY);
+    double norm;
+    CHECK_OK(backward(&n, 1));
+    CHECK_OK(lt_optim_grad_norm(n.optim, &norm));
+    end(&n);
+}
