@@ -99,6 +99,7 @@ local kinds = {
   end},
   ramp = one_of("linear", "cosine", "exponential", "constant"),
   amp = one_of("off", "bf16", "fp16"),
+  policy = one_of("adaptive", "dynamic", "static"),
   act = one_of("none", "relu", "relu6"),
   boolean = {"true or false", function(value)
     if type(value) == "boolean" then return value end

@@ -39,7 +39,8 @@ end
 local spec = check("lt.fit{net:net, train:set, test:set, optim:optim, epochs, batch; loss?:call, "
                    .. "smoothing=0.0, schedule?:call, augment?:options, mixup:amount=0.0, "
                    .. "sizes?:list, target?:share, accumulate=1, eval_batch?, workers?:integer, "
-                   .. "out?:path, resume?:path, save_every?, max_steps?, amp?:amp}")
+                   .. "out?:path, resume?:path, save_every?, max_steps?, amp?:amp, "
+                   .. "scaler?:options}")
 
 -- What the test set must have in common with the training set.
 local function check_sets(train, test)
@@ -54,7 +55,7 @@ end
 
 -- Trains net and returns the last report: {top1 = , loss = , train_loss = }. accumulate = k: each
 -- batch goes through the net in k pieces, which takes less memory and gives the same step. mixup,
--- sizes and target are those of lt.run.
+-- sizes, target and scaler are those of lt.run.
 function exports.fit(given)
   local o = spec(given)
   if o.loss and o.smoothing ~= 0 then
@@ -96,7 +97,8 @@ function exports.fit(given)
     net = o.net, optim = o.optim, train = o.train, epochs = o.epochs, batch = o.batch,
     schedule = o.schedule, augment = o.augment, mixup = o.mixup, sizes = o.sizes,
     target = o.target, workers = o.workers, out = o.out, resume = o.resume,
-    save_every = o.save_every, max_steps = o.max_steps, amp = o.amp}
+    save_every = o.save_every, max_steps = o.max_steps, amp = o.amp,
+    scaler = o.scaler}
   for _ in run:epochs() do
     for x, y in run:batches() do run:step(learn, run, x, y) end
     local eval_batch = o.eval_batch or (run.stage.batch + o.accumulate - 1) // o.accumulate

@@ -27,6 +27,7 @@ local lt = {
   step = core.step,              -- lt.step(fn, ...): temporaries die with fn, results survive
   no_grad = core.no_grad,        -- lt.no_grad(fn, ...): nothing is recorded
   autocast = core.autocast,      -- lt.autocast("bf16", fn, ...): in mixed precision; "off": not
+  amp = require "luatrain.amp",
   seed = core.seed,
   steps = core.steps,
   memory = core.memory,

@@ -28,9 +28,10 @@ local FIELDS = {
   {"step"}, {"epoch"}, {"samples"}, {"loss"}, {"lr"}, {"top1"}, {"test_loss"},
   {"samples_per_s", "%.1f"}, {"data", "%.4f"}, {"forward", "%.4f"}, {"backward", "%.4f"},
   {"exposed_comm", "%.4f"}, {"optimizer", "%.4f"}, {"other", "%.4f"}, {"wire_bytes"}, {"scale"},
-  {"skipped"}, {"version"}, {"script"}, {"folder"}, {"device"}, {"backend"}, {"ranks"},
-  {"threads"}, {"amp"}, {"seed"}, {"parameters"}, {"images"}, {"height"}, {"width"}, {"channels"},
-  {"classes"}, {"target"}, {"batch"}, {"epochs"}, {"steps"}, {"path"}, {"text"}, {"wall_s", "%.3f"},
+  {"skipped"}, {"headroom"}, {"version"}, {"script"}, {"folder"}, {"device"}, {"backend"},
+  {"ranks"}, {"threads"}, {"amp"}, {"seed"}, {"parameters"}, {"images"}, {"height"}, {"width"},
+  {"channels"}, {"classes"}, {"target"}, {"batch"}, {"epochs"}, {"steps"}, {"path"}, {"text"},
+  {"wall_s", "%.3f"},
   {"device_hours", "%.6g"}, {"target_epoch"},
   {"target_device_hours", "%.6g"}, {"peak_rss_bytes"}, {"weights_sha256"}, {"failed_saves"},
   {"exit"},
@@ -168,7 +169,9 @@ local function step_text(f, rate, eta, without)
   return joined(
     ("epoch %d/%d"):format(f.epoch, f.epochs), ("%d %%"):format(percent),
     not without.step and ("step %d/%d"):format(f.step, f.steps), "loss " .. short(f.loss),
-    not without.lr and "lr " .. short(f.lr), not without.rate and rate_text(rate),
+    not without.lr and "lr " .. short(f.lr),
+    f.skipped and f.skipped > 0 and not without.scale
+    and ("scale %.14g skipped %d"):format(f.scale, f.skipped), not without.rate and rate_text(rate),
     eta and "eta " .. log.duration(eta))
 end
 
@@ -295,7 +298,7 @@ end
 local function draw(self, f, rate, eta)
   local width, without = (core.terminal() or 80) - 1, {}   -- the last column would wrap
   local text = step_text(f, rate, eta, without)
-  for _, name in ipairs{"lr", "rate", "step"} do           -- what is missed least goes first
+  for _, name in ipairs{"lr", "rate", "step", "scale"} do  -- what is missed least goes first
     if #text <= width then break end
     without[name] = true
     text = step_text(f, rate, eta, without)

@@ -35,6 +35,7 @@ local mixup = require "luatrain.mixup"
 local plot = require "luatrain.plot"
 local outside = require "luatrain.outside"
 local ranks = require "luatrain.ranks"
+local scaler = require "luatrain.scaler"
 local stages = require "luatrain.stages"
 local state = require "luatrain.state"
 local take_folder = require "luatrain.folder"
@@ -53,11 +54,12 @@ local meta = {
 
 -- ==== Beginning ==================================================================================
 
--- mixup: its alpha, see mixup.lua; sizes: stages.lua; target: cost.lua
+-- mixup: its alpha, see mixup.lua; sizes: stages.lua; target: cost.lua; scaler: options of
+-- lt.amp.scaler, for fp16; false: the loss is not scaled
 local spec = check("lt.run{net:net, optim:optim, train:set, epochs, batch; schedule?:call, "
                    .. "augment?:options, mixup:amount=0.0, sizes?:list, target?:share, "
                    .. "workers?:integer, out?:path, resume?:path, save_every?, max_steps?, "
-                   .. "amp?:amp}")
+                   .. "amp?:amp, scaler?:options}")
 local augment = check "augment{; crop=0, flip=false, area:number=1.0}"
 
 local function has_one_of(optim, parameters)
@@ -77,6 +79,13 @@ local function read_settings(given)
   o.augment = augment(o.augment or {})
   o.stages = stages.read(o)
   return o
+end
+
+-- The loss scale of a run, from its options; false: none.
+local function make_scaler(o)
+  if o.amp ~= "fp16" then return false end
+  scaler.check_alone "amp fp16"
+  return o.scaler ~= false and scaler.new(o.scaler or {})
 end
 
 -- The number of the last step, if all epochs go on as they are.
@@ -122,7 +131,8 @@ end
 -- lt.run: see the top.
 local function new(given)
   local o = read_settings(given)
-  local watcher = core.on_run and core.on_run(o) or false
+  local watcher = core.on_run and core.on_run(o) or false      -- which may change them
+  o.scaler = make_scaler(o)
   local now, rank, size = core.clock(), core.rank()
   local self = {
     settings = o, began = now, saved_at = now, failed_saves = 0,
@@ -177,6 +187,7 @@ local function finish(self, exit)
   local fields = {
     step = self.steps, top1 = self.result and self.result.top1 or nil,
     wall_s = core.clock() - self.began, peak_rss_bytes = core.peak_rss(),
+    skipped = self.settings.scaler and self.settings.scaler.skipped or nil,
     weights_sha256 = known and sha256 or nil, failed_saves = self.failed_saves, exit = exit}
   if self.root then
     cost.add(fields, self.folder .. "/metrics.jsonl", self.settings.target, fields.wall_s)
@@ -397,6 +408,9 @@ local function record(self, loss, rows, times)
   f.samples, f.batch, f.images = samples(self), rows, #o.train
   f.loss, f.lr, f.samples_per_s = loss, self.rate, rows / total
   if self.ranks > 1 then f.wire_bytes = times.sent end
+  if o.scaler then
+    f.scale, f.skipped, f.headroom = o.scaler.last_scale, o.scaler.skipped, o.scaler.headroom
+  end
   self.log:step(f)
   local text = self.waits:step(self.waited, total, rows, self.loader)
   if text then self.log:warn(text) end
@@ -411,7 +425,9 @@ local function call_inside(self, fn, ...)
   -- What was looked at before draws nothing from this step; how many pieces, lt.pieces says.
   core.take_shard(self.rows, self.part, self.grain)
   core.expect(0)
-  return (core.step(core.autocast, self.settings.amp, fn, ...))
+  local o = self.settings
+  if not o.scaler then return (core.step(core.autocast, o.amp, fn, ...)) end
+  return (o.scaler:inside(core.step, core.autocast, o.amp, fn, ...))
 end
 
 -- Goes through one part of the batch. Returns its loss.

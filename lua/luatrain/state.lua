@@ -9,6 +9,7 @@
 local core = ...
 local checkpoint = require "luatrain.checkpoint"
 local log = require "luatrain.log"
+local scaler = require "luatrain.scaler"
 local sorted = require "luatrain.keys"
 
 local state = {}
@@ -60,6 +61,7 @@ function state.of(run)
     seconds = core.clock() - run.began, epoch_s = run.epoch_s, epoch_images = run.epoch_images,
     images = #train, height = train.height, width = train.width, channels = train.channels,
     classes = train.classes}
+  for name, value in pairs(o.scaler and o.scaler:state() or {}) do s["scaler." .. name] = value end
   for name, value in pairs(run.result or {}) do s["report." .. name] = value end
   for name, value in pairs(run.made) do s["made." .. name] = value end
   for name, value in pairs(state.settings(o)) do s["now." .. name] = value end
@@ -118,6 +120,20 @@ local function restore_settings(run, s, path, warnings)
   end
 end
 
+-- The loss scale goes on, if there was one of this policy.
+local function restore_scaler(run, s, path, warnings)
+  local was = part(s, "scaler.")
+  local is = run.settings.scaler
+  if not is or not next(was) then return end
+  local policy = scaler.policy_of(is:state())
+  if scaler.policy_of(was) == policy then
+    is:load(was)
+  else
+    warnings[#warnings + 1] = ("%s was made with scaler %s, now it is %s, which begins anew")
+                              :format(path, scaler.policy_of(was), policy)
+  end
+end
+
 local function take_over(run, s)
   run.epoch, run.done, run.steps, run.loss_sum = s.epoch, s.done, s.step, s.loss_sum
   run.epoch_s, run.epoch_images = s.epoch_s, s.epoch_images
@@ -164,6 +180,7 @@ function state.resume(run)
     take_over(run, s)
     differences(o, s, path, warnings)
     restore_settings(run, s, path, warnings)
+    restore_scaler(run, s, path, warnings)
   elseif o.resume ~= "auto" then
     core.fail("EFILE", ("--resume %s: there is no checkpoint in it"):format(from))
   end

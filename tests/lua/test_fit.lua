@@ -362,7 +362,7 @@ end)
 
 T.test("settings are checked before anything is made", function()
   local usage = "lt.run{net, optim, train, epochs, batch; schedule?, augment?, mixup=0.0, sizes?, "
-                .. "target?, workers?, out?, resume?, save_every?, max_steps?, amp?}"
+                .. "target?, workers?, out?, resume?, save_every?, max_steps?, amp?, scaler?}"
   local function refused(change, message)
     local o = settings(10, change)
     T.fails(function() lt.run(o) end, message)

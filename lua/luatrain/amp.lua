@@ -1,0 +1,23 @@
+-- amp.lua - lt.amp: what a loop of one's own in fp16 needs beside lt.autocast. lt.fit and lt.run
+-- make a scaler themselves.
+--
+--   local scaler <close> = lt.amp.scaler{}
+--   lt.step(lt.autocast, "fp16", function()
+--     local loss = lt.cross_entropy(net(x), y)
+--     loss:backward()                    -- under the scale; gradients are true when this ends
+--     if sgd:step() == "skipped" then print(scaler.skipped, scaler.scale) end
+--   end)
+
+local check = require "luatrain.check"
+local scaler = require "luatrain.scaler"
+
+local amp = {}
+
+-- A loss scale that is in use until it is closed: {policy = "adaptive", "dynamic" or "static";
+-- scale = 65536, the first; growth_interval = 2000, of dynamic}. amp/amp.h says what they do.
+function amp.scaler(options)
+  scaler.check_alone "lt.amp.scaler"
+  return scaler.new(options):begin()
+end
+
+return check.strict(amp, "lt.amp")

@@ -1,0 +1,518 @@
+-- test_scaler.lua - training in fp16: the loss scale in loops and runs, skipped steps, checkpoints.
+local lt = require "luatrain"
+local nn = lt.nn
+local T = require "lt_test"
+
+local folder = T.folder
+
+-- ==== Nets and runs ==============================================================================
+
+-- The same values each time.
+local function fill(net)
+  local k = 0
+  for _, p in ipairs(net:parameters()) do
+    local values = {}
+    for i = 1, p:count() do
+      k = k + 1
+      values[i] = #p.shape == 1 and 0.5 or 0.3 * math.sin(1.7 * k)
+    end
+    p:copy(lt.tensor(values):reshape(p.shape))
+  end
+  return net
+end
+
+local function make_net()
+  return fill(nn.sequential{
+    nn.conv2d{1, 8, 3, pad = 1}, nn.batch_norm{8}, nn.relu(),
+    nn.conv2d{8, 8, 3, stride = 2, pad = 1}, nn.relu(), nn.flatten(), nn.linear{128, 4}})
+end
+
+-- Batch t of 16 images with a column that tells the class.
+local function make_batch(t)
+  local labels, values = {}, {}
+  for i = 1, 16 do
+    labels[i] = (i + t) % 4
+    for j = 0, 63 do
+      values[#values + 1] = math.sin(i * 12.9898 + j * 78.233 + t * 3.1)
+                            + (j % 8 == 2 * labels[i] and 1.5 or 0)
+    end
+  end
+  return lt.tensor(values):reshape{16, 8, 8, 1}, lt.tensor(labels, {dtype = "i64"})
+end
+
+local function make_set(n)
+  local x, y = make_batch(1)
+  for t = 2, n do
+    local x2, y2 = make_batch(t)
+    x, y = lt.cat(x, x2, {axis = 1}), lt.cat(y, y2, {axis = 1})
+  end
+  return lt.data.set{images = x, labels = y, classes = 4}
+end
+
+local train, test = make_set(6), make_set(2)
+
+-- Settings over those of a run of a few epochs. Returns the net, the report, the error.
+local function fit(out, more)
+  local net = make_net()
+  local o = {net = net, train = train, test = test, epochs = 6, batch = 16, out = out, amp = "fp16",
+             optim = lt.optim.sgd(net, {lr = 0.05, momentum = 0.9})}
+  for key, value in pairs(more or {}) do o[key] = value end
+  local ok, result = pcall(lt.fit, o)
+  return net, ok and result, not ok and result
+end
+
+-- The lines of a run's events of one kind.
+local function events(out, kind)
+  local list = {}
+  for line in io.lines(out .. "/metrics.jsonl") do
+    if line:find('^{"event":"' .. kind .. '"') then list[#list + 1] = line end
+  end
+  return list
+end
+
+local function field(line, name) return tonumber(line:match('"' .. name .. '":(-?[%d.e+-]+)')) end
+
+-- What `FAULT luatrain script.lua` prints, and its exit code.
+local function run_with(fault, out, arguments)
+  local pipe = assert(io.popen(("cd %s; LUATRAIN_FAULT='%s' %s %s 2>&1; echo '=' $?")
+                               :format(out, fault, io.popen("realpath " .. T.program()):read "l",
+                                       arguments)))
+  local text, code = pipe:read "a":match "^(.*)= (%d+)\n$"
+  pipe:close()
+  return text, tonumber(code)
+end
+
+-- ==== Powers of two change nothing ===============================================================
+
+local function f32_run(scale, options)
+  local scaler <close> = scale and lt.amp.scaler{policy = "static", scale = scale} or nil
+  local net = make_net()
+  local make = options.adam and lt.optim.adam or lt.optim.sgd
+  fit(folder(), {net = net, amp = "off", accumulate = options.accumulate, epochs = 2,
+                 optim = make(net, {lr = 0.01, momentum = not options.adam and 0.9 or nil,
+                                    clip = options.clip})})
+  return net:sha256()
+end
+
+T.test("in f32 weights are the same bits under each scale", function()
+  for _, options in ipairs{{}, {accumulate = 3}, {clip = 0.1}, {adam = true, accumulate = 2}} do
+    local wanted = f32_run(nil, options)
+    for _, k in ipairs{0, 8, 16, -14, 24} do T.equal(f32_run(2.0 ^ k, options), wanted) end
+  end
+end)
+
+T.test("hooks see true gradients", function()
+  local function grads(scale)
+    local scaler <close> = scale and lt.amp.scaler{policy = "static", scale = scale} or nil
+    local net, seen = make_net(), {}
+    for i, p in ipairs(net:parameters()) do
+      p:on_grad(function(g) seen[#seen + 1] = i .. ":" .. g:abs():max():item() end)
+    end
+    lt.cross_entropy(net(train.images), train.labels):backward()
+    return table.concat(seen, " ")
+  end
+  local wanted = grads(nil)
+  assert(#wanted > 50)
+  T.equal(grads(2.0 ^ 20), wanted)
+end)
+
+-- ==== The scaler in a loop =======================================================================
+
+T.test("a loop by hand", function()
+  local net, losses = make_net(), {}
+  local sgd = lt.optim.sgd(net, {lr = 0.05, momentum = 0.9})
+  local scaler <close> = lt.amp.scaler{}
+  T.equal(scaler.scale, 65536.0)
+  for t = 1, 24 do
+    local x, y = make_batch(t % 6)
+    losses[t] = lt.step(lt.autocast, "fp16", function()
+      local loss = lt.cross_entropy(net(x), y)
+      loss:backward()
+      T.equal(sgd:step(), "applied")
+      return loss:item()
+    end)
+  end
+  assert(losses[24] < losses[1] / 10, losses[24])
+  T.equal(scaler.steps, 24)
+  T.equal(scaler.skipped, 0)
+  assert(scaler.last_scale <= 65536 and scaler.last_scale >= 256)
+  assert(scaler.headroom > 0)
+end)
+
+T.test("without a scale small gradients are lost in fp16", function()
+  local function of(scaler_options)
+    local scaler <close> = scaler_options and lt.amp.scaler(scaler_options) or nil
+    local net = make_net()
+    lt.autocast("fp16", function()
+      local loss = lt.cross_entropy(net(train.images), train.labels) * 2.0 ^ -20
+      loss:backward()
+    end)
+    return net:parameters()[1].grad:abs():max():item()
+  end
+  T.equal(of(nil), 0.0)
+  assert(of{policy = "static"} > 0)
+end)
+
+T.test("a gradient that is not finite skips the steps of all optimizers", function()
+  local net = make_net()
+  local sgd = lt.optim.sgd({net[1].w, net[2].scale}, {lr = 0.05, momentum = 0.9, clip = 1})
+  local adam = lt.optim.adam({net[7].w, net[7].b}, {lr = 0.01})
+  local scaler <close> = lt.amp.scaler{}
+  local function step(factor)
+    local loss = lt.cross_entropy(net(train.images), train.labels) * factor
+    loss:backward()
+    return sgd:step() .. " " .. adam:step()
+  end
+  T.equal(step(1), "applied applied")
+  local before = net:sha256()
+  T.equal(step(1e35), "skipped skipped")
+  T.equal(net:sha256(), before)
+  T.equal(adam:state().steps:item(), 1)
+  T.equal(sgd.grad_norm, 0.0)
+  T.equal(scaler.skipped, 1)
+  T.equal(scaler.headroom, nil)
+  assert(scaler.scale < 65536)
+  T.equal(step(1), "applied applied")
+  assert(net:sha256() ~= before)
+  T.equal(adam:state().steps:item(), 2)
+end)
+
+T.test("a scaler goes on from its state", function()
+  local a <const> = lt.amp.scaler{policy = "dynamic", scale = 8, growth_interval = 2}
+  local function step(factor)
+    local fc = nn.linear{2, 2}
+    local sgd = lt.optim.sgd(fc, {lr = 0.1})
+    ;(fc(lt.ones{1, 2}):sum() * factor):backward()
+    return sgd:step()
+  end
+  T.equal(step(1), "applied")
+  local state = a:state()
+  a:close()
+  T.equal(state.steps, 1)
+  local b <close> = lt.amp.scaler{policy = "dynamic", scale = 2, growth_interval = 9}
+  b:load(state)
+  T.equal(b:state(), state)
+  T.equal(b.scale, 8.0)
+  T.equal(step(1), "applied")
+  T.equal(b.scale, 16.0)
+  T.equal(step(3e38), "skipped")
+  T.equal(b.scale, 8.0)
+  state.k = nil
+  T.fails(function() b:load(state) end, "scaler:load: the state has no 'k'")
+  T.fails(function() b:load(7) end, "scaler:load wants a table, it is a number")
+  local other = b:state()
+  other.policy = 0
+  T.fails(function() b:load(other) end,
+          "scaler:load: the state is that of policy adaptive, the scaler's is dynamic")
+end)
+
+T.test("mistakes", function()
+  T.fails(function() lt.amp.scaler{scale = 3} end,
+          "amp.scaler: 'scale' wants a power of two from 2^-14 to 2^24, it is 3")
+  for _, scale in ipairs{0, 2.0 ^ 25, 2.0 ^ -15} do
+    T.fails(function() lt.amp.scaler{scale = scale} end,
+            ("amp.scaler: 'scale' wants a power of two from 2^-14 to 2^24, it is %.14g")
+            :format(scale))
+  end
+  T.fails(function() lt.amp.scaler{policy = "none"} end,
+          "amp.scaler: 'policy' wants 'adaptive', 'dynamic' or 'static', it is 'none'")
+  T.fails(function() return lt.amp.scale end, "lt.amp has no 'scale' (did you mean 'scaler'?)")
+  local scaler <close> = lt.amp.scaler{}
+  T.fails(function() lt.amp.scaler{} end,
+          "amp.scaler: another one is in use; scaler:close() ends that")
+  T.fails(function() scaler.scale = 4 end, "a scaler has no 'scale' to be set")
+  T.fails(function() return scaler.scales end,
+          "a scaler has no 'scales'")
+  scaler:close()
+  scaler:close()
+  local again <close> = lt.amp.scaler{}
+end)
+
+-- ==== Runs =======================================================================================
+
+local whole = folder()
+fit(whole)
+
+T.test("a net trains in fp16 as in f32", function()
+  local results = {}
+  for i, precision in ipairs{"off", "fp16"} do
+    local net = make_net()
+    results[i] = select(2, fit(folder(), {net = net, amp = precision, epochs = 4,
+                                          optim = lt.optim.sgd(net, {lr = 0.02})}))
+  end
+  local f32, fp16 = table.unpack(results)
+  assert(f32.train_loss < 1, f32.train_loss)
+  T.near(fp16.train_loss / f32.train_loss, 1, 0.01)
+  T.near(fp16.loss / f32.loss, 1, 0.01)
+  assert(fp16.train_loss ~= f32.train_loss)
+end)
+
+T.test("the lines of a run show the scale", function()
+  local steps = events(whole, "step")
+  T.equal(#steps, 36)
+  T.equal(field(steps[1], "scale"), 65536.0)
+  T.equal(field(steps[36], "skipped"), 0)
+  assert(field(steps[1], "headroom") >= 0)
+  T.equal(field(events(whole, "end")[1], "skipped"), 0)
+  local out = folder()
+  fit(out, {amp = "bf16", scaler = {policy = "static"}, epochs = 1})      -- of fp16 only
+  assert(not T.read(out .. "/metrics.jsonl"):find '"scale"')
+  out = folder()
+  fit(out, {scaler = {policy = "dynamic", scale = 2.0 ^ 24, growth_interval = 3}})
+  steps = events(out, "step")
+  T.equal(field(steps[1], "scale"), 2.0 ^ 24)
+  T.equal(field(steps[1], "skipped"), 1)
+  T.equal(field(steps[1], "headroom"), nil)
+  T.equal(field(steps[2], "scale"), 2.0 ^ 23)
+  local skipped = field(steps[36], "skipped")
+  assert(skipped > 3)
+  T.equal(field(events(out, "end")[1], "skipped"), skipped)
+  out = folder()
+  fit(out, {scaler = false, epochs = 1})
+  assert(not T.read(out .. "/metrics.jsonl"):find '"scale"')
+end)
+
+T.test("a run leaves no scale behind", function()
+  local function grad()
+    local x = lt.ones{2}:requires_grad()
+    pcall(lt.autocast, "fp16", function() (x:sum() * 2.0 ^ 120):backward() end)
+    return x.grad:get(1)
+  end
+  T.equal(grad(), 2.0 ^ 120)
+  fit(folder(), {max_steps = 2})
+  T.equal(grad(), 2.0 ^ 120)
+  fit(folder(), {loss = function() error "stop" end})
+  T.equal(grad(), 2.0 ^ 120)
+end)
+
+-- Scale, skipped and headroom of each step of a run.
+local function scales(out)
+  local list = {}
+  for i, line in ipairs(events(out, "step")) do
+    list[i] = line:match '"scale":.*'
+  end
+  return table.concat(list)
+end
+
+T.test("a run goes on in fp16, bit for bit", function()
+  for _, scaler in ipairs{{}, {policy = "dynamic", scale = 2.0 ^ 24, growth_interval = 7}} do
+    local one, parts = folder(), folder()
+    local net = fit(one, {scaler = scaler})
+    for _, step in ipairs{2, 5, 18} do fit(parts, {scaler = scaler, max_steps = step}) end
+    local other, result, err = fit(parts, {scaler = scaler})
+    assert(result, err)
+    T.equal(other:sha256(), net:sha256())
+    T.equal(scales(parts), scales(one))
+    assert(not T.read(parts .. "/metrics.jsonl"):find '"event":"warn"')
+  end
+end)
+
+T.test("a run that goes on otherwise says so", function()
+  local out = folder()
+  fit(out, {max_steps = 3, amp = "off"})
+  fit(out, {max_steps = 5})
+  fit(out, {max_steps = 7, scaler = {policy = "static", scale = 4}})
+  local text = T.read(out .. "/metrics.jsonl")
+  assert(text:find('00003.safetensors was made with amp off, now it is fp16"', 1, true))
+  assert(text:find('00005.safetensors was made with scaler adaptive, now it is static, which '
+                   .. 'begins anew"', 1, true))
+  T.equal(field(events(out, "step")[6], "scale"), 4.0)
+end)
+
+-- ==== Faults =====================================================================================
+
+-- A loop over 6 batches that leaves out step arg[2]; prints what came of each step and the weights.
+local LOOP = [[
+local lt = require "luatrain"
+local nn = lt.nn
+local precision, omitted, kind = arg[1], tonumber(arg[2]), arg[3]
+local net = nn.sequential{nn.conv2d{1, 8, 3, pad = 1}, nn.batch_norm{8}, nn.relu(), nn.flatten(),
+                          nn.linear{288, 3}}
+local optim = lt.optim[kind](net, {lr = 0.01, momentum = kind == "sgd" and 0.9 or nil, clip = 1})
+local scaler <close> = lt.amp.scaler{policy = "static", scale = 256}
+local outcomes = {}
+for t = 1, 6 do
+  local x = lt.randn{12, 6, 6, 1}
+  local y = lt.tensor({0, 1, 2, 0, 1, 2, 2, 1, 0, 1, 1, 0}, {dtype = "i64"})
+  if t ~= omitted then
+    lt.step(lt.autocast, precision, function()
+      for i, j, share in lt.pieces(2, x, y) do
+        (lt.cross_entropy(net(i), j) * share):backward()
+      end
+      outcomes[#outcomes + 1] = optim:step():sub(1, 1)
+    end)
+  end
+end
+print(table.concat(outcomes), net:sha256())
+]]
+
+T.test("an inf in a gradient is that step left out", function()
+  local out = folder()
+  T.write(out .. "/loop.lua", LOOP)
+  for _, case in ipairs{{"off", "sgd"}, {"fp16", "adam"}} do
+    local precision, kind = table.unpack(case)
+    for step = 1, 6 do
+      local omit = ("--threads 1 loop.lua %s %d %s"):format(precision, step, kind)
+      local wanted = run_with("", out, omit):match "^aaaaa%s+(%x+)\n$"
+      assert(wanted)
+      for _, param in ipairs{"1.w", "2.shift", "5.b"} do
+        local text = run_with(("inf:rank=0:step=%d:param=%s"):format(step, param), out,
+                              ("--threads 1 loop.lua %s 0 %s"):format(precision, kind))
+        local outcomes, got = text:match "^(%a+)%s+(%x+)\n$"
+        T.equal(outcomes, ("a"):rep(step - 1) .. "s" .. ("a"):rep(6 - step))
+        T.equal(got, wanted)
+      end
+    end
+  end
+end)
+
+local FIT = [[
+local lt = require "luatrain"
+local train, test = lt.data.open "synthetic:6x6x1/3/96"
+local net = lt.nn.sequential{lt.nn.conv2d{1, 4, 3}, lt.nn.relu(), lt.nn.flatten(),
+                             lt.nn.linear{64, 3}}
+lt.fit{net = net, train = train, test = test, epochs = 1, batch = 16, out = "run",
+       resume = "never", schedule = lt.schedule.cosine(),
+       optim = lt.optim.sgd(net, {lr = 0.1, momentum = 0.9})}
+]]
+
+T.test("a run with a skipped step goes on and shows it", function()
+  local out = folder()
+  T.write(out .. "/fit.lua", FIT)
+  local text, code = run_with("", out, "--amp fp16 fit.lua")
+  T.equal(code, 0)
+  assert(not text:find "skipped", text)
+  local clean = events(out .. "/run", "step")
+  text, code = run_with("inf:rank=0:step=1:param=1.w", out, "--amp fp16 fit.lua")
+  T.equal(code, 0)
+  assert(text:find("  lr 0.098  scale 65536 skipped 1  ", 1, true), text)
+  local steps = events(out .. "/run", "step")
+  T.equal(#steps, #clean)
+  for i, line in ipairs(steps) do
+    T.equal(field(line, "lr"), field(clean[i], "lr"))
+    T.equal(field(line, "samples"), field(clean[i], "samples"))
+    T.equal(field(line, "skipped"), 1)
+    assert(field(line, "scale") < 65536 or i == 1)
+  end
+  T.equal(field(events(out .. "/run", "end")[1], "skipped"), 1)
+  -- In f32 nobody skips it.
+  text, code = run_with("inf:rank=0:step=1:param=1.w", out, "fit.lua")
+  T.equal(code, 6)
+end)
+
+T.test("a fault that names nothing is an error", function()
+  local out = folder()
+  T.write(out .. "/fit.lua", FIT)
+  for fault, message in pairs{
+    ["inf:rank=0:step=1:param=1.v"] = "the fault is one of 1.v, which is no parameter of an "
+                                      .. "optimizer",
+    ["inf:rank=1:step=1:param=1.w"] = "the fault is one of rank 1, there are ranks 0 to 0",
+    ["inf:rank=0:param=1.w"] = "fault 'inf:rank=0:param=1.w' is not known",
+  } do
+    local text, code = run_with(fault, out, "--amp fp16 fit.lua")
+    T.equal(code, 2)
+    assert(text:find(message, 1, true), text)
+  end
+end)
+
+T.test("several ranks are refused", function()
+  local out = folder()
+  T.write(out .. "/fit.lua", FIT)
+  T.write(out .. "/loop.lua", 'require "luatrain".amp.scaler{}')
+  for _, flags in ipairs{"--ranks 2 --threads 1", "--deterministic --vranks 2"} do
+    for script, who in pairs{["--amp fp16 fit.lua"] = "amp fp16", ["loop.lua"] = "lt.amp.scaler"} do
+      local text, code = run_with("", out, flags .. " " .. script)
+      T.equal(code, 2)
+      assert(text:find(who .. " is for one process that takes whole batches: several ranks, and "
+                       .. "--vranks, train in fp32 or bf16", 1, true), text)
+    end
+  end
+end)
+
+-- ==== Hard cases =================================================================================
+
+-- A net under a loss that is multiplied by 2^12, as one summed over many places is, and by
+-- 2^(14 sin(2 pi t / 200)), for half a wave. The steps have the size that they would have without.
+-- Returns the mean loss of the last steps, how many steps were skipped, an error.
+local function ride(options)
+  local scaler <close> = options and lt.amp.scaler(options) or nil
+  local net, sum, skipped = make_net(), 0, 0
+  local sgd = lt.optim.sgd(net, {lr = 0.1})
+  for t = 1, 100 do
+    local x, y = make_batch(t)
+    local factor = 2 ^ (12 + 14 * math.sin(2 * math.pi * t / 200))
+    sgd.lr_factor = 1 / factor
+    local ok, loss = pcall(lt.step, lt.autocast, options and "fp16" or "off", function()
+      local loss = lt.cross_entropy(net(x), y)
+      ;(loss * factor):backward()
+      if sgd:step() == "skipped" then skipped = skipped + 1 end
+      return loss:item()
+    end)
+    if not ok then return nil, skipped, loss end
+    if t > 50 then sum = sum + loss end
+  end
+  return sum / 50, skipped
+end
+
+T.test("gradients that grow and shrink by 2^14", function()
+  local plain = ride(nil)
+  assert(plain < 0.01, plain)
+  local _, _, why = ride{policy = "static"}
+  assert(tostring(why):find("the gradients were not finite in 50 steps in a row", 1, true), why)
+  local _, lost = ride{policy = "dynamic"}
+  assert(lost > 10, lost)
+  local loss, lost_by_adaptive = ride{}
+  assert(lost_by_adaptive <= 5, lost_by_adaptive)
+  assert(loss < 1.2 * plain, loss)
+end)
+
+-- Each on numbers from the ends of f16, under autocast and in f64.
+T.test("no NaN that f64 has not", function()
+  local numbers = {65504.0, -65504.0, 65504.0, 0.0, 2.0 ^ -24, -2.0 ^ -24, 60000.0, -3.0, 1.0}
+  local ids = lt.tensor({0, 1, 2}, {dtype = "i64"})
+  local function ones(x, dims) return lt.ones(dims, {dtype = x.dtype}) end
+  for name, f in pairs{
+    softmax = function(x) return lt.softmax(x, -1) end,
+    log_softmax = function(x) return lt.log_softmax(x, -1) end,
+    cross_entropy = function(x) return lt.cross_entropy(x, ids) end,
+    mse_loss = function(x) return lt.mse_loss(x, -x) end,
+    layer_norm = function(x) return lt.layer_norm(x, ones(x, {3}), ones(x, {3})) end,
+    batch_norm = function(x)
+      local one = ones(x, {3})
+      return lt.batch_norm(x, one, one, ones(x, {3}), ones(x, {3}), {train = true})
+    end,
+    norm = function(x) return x:norm() end,
+    mean = function(x) return x:mean() end,
+    sigmoid = function(x) return x:sigmoid() end,
+    tanh = function(x) return x:tanh() end,
+    gelu = function(x) return x:gelu() end,
+    relu = function(x) return x:relu() end,
+    matmul = function(x) return lt.matmul(x, ones(x, {3, 3})) end,
+    linear = function(x) return lt.linear(x, ones(x, {2, 3}) * 1e-3) end,
+    conv2d = function(x) return lt.conv2d(x:reshape{1, 3, 3, 1}, ones(x, {2, 2, 2, 1}) * 0.1) end,
+    avg_pool2d = function(x) return lt.avg_pool2d(x:reshape{1, 3, 3, 1}, 2) end,
+    max_pool2d = function(x) return lt.max_pool2d(x:reshape{1, 3, 3, 1}, 2) end,
+    add = function(x) return x + x end,
+    sub = function(x) return x - x:abs() end,
+  } do
+    -- Of the result, and of the gradient where the result did not overflow.
+    local function results(x, precision)
+      x = x:requires_grad()
+      local y = lt.autocast(precision, f, x)
+      local list = {y:cast("f64"):reshape{-1}:totable()}
+      if pcall(function() y:cast("f32"):mean():backward() end) then
+        list[2] = x.grad:cast("f64"):reshape{-1}:totable()
+      end
+      return list
+    end
+    local x = lt.tensor(numbers):reshape{3, 3}:detach()
+    local wanted, got = results(x:cast("f64"):detach(), "off"), results(x, "fp16")
+    for k, list in ipairs(got) do
+      for i, value in ipairs(list) do
+        assert(value == value or wanted[k][i] ~= wanted[k][i], name .. " has a NaN")
+      end
+    end
+  end
+end)
+
+T.finish()
