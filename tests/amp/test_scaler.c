@@ -88,6 +88,10 @@ TEST(an_adaptive_scale_grows_into_its_headroom)
            (move[]){{20, 17}, {60, 18}, {140, 19}, {300, 20}, {620, 21}, {1260, 22}, {0}});
     CHECK_EQ(s.interval, 1280);
     CHECK_EQ(s.skipped, 0);
+    s = lt_scaler_begin(LT_SCALE_ADAPTIVE, -10, 0); /* the longest interval is 2000 */
+    expect(&s, (part[]){{8600, -30}, {0}},
+           (move[]){{20, -9}, {60, -8}, {140, -7}, {300, -6}, {620, -5}, {1260, -4}, {2540, -3},
+                    {4540, -2}, {6540, -1}, {8540, 0}, {0}});
 }
 
 TEST(a_step_without_headroom_begins_the_interval_again)
@@ -102,6 +106,7 @@ TEST(an_adaptive_scale_shrinks_by_the_excess)
     /* What is finite reaches 2^4 2^16: five too many. */
     lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 16, 0);
     expect(&s, (part[]){{1, OVERFLOW + 4}, {0}}, (move[]){{1, 11}, {0}});
+    CHECK_NEAR(s.mean, 5, 0);
     /* Nothing is known but that it does not fit: 1, 2, 4, 8 and 16 less. After a finite step it is
      * 1 again, and then less, as the gradients vary. */
     s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 24, 0);
@@ -164,6 +169,23 @@ TEST(the_most_is_that_of_a_normal_distribution)
     CHECK_EQ(s.k, 11);
     CHECK(lt_scaler_see(&s, 500, true)); /* f32 gradients may be that large */
     CHECK_EQ(s.k, LT_SCALE_LOW);
+}
+
+/* 16 + 8 - 3.09 * 6 = 5.5: whatever the headroom, there is no growth, and no longer interval. */
+TEST(no_growth_beyond_the_most)
+{
+    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 5, 0);
+    s.old_mean = s.old_variance = 0.5;
+    s.mean = -8;
+    s.variance = 36;
+    for (int step = 0; step < 25; step++)
+        CHECK(lt_scaler_see(&s, scaled(&s, -9), true));
+    CHECK_EQ(s.k, 5);
+    CHECK_EQ(s.interval, 20);
+    CHECK_EQ(s.good, 20);
+    s.variance = 0;
+    CHECK(lt_scaler_see(&s, scaled(&s, -9), true));
+    CHECK_EQ(s.k, 6);
 }
 
 /* A copy goes on as the original does, bit for bit. */

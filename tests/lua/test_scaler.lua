@@ -294,6 +294,17 @@ local function scales(out)
   return table.concat(list)
 end
 
+-- All that the last checkpoint says of the scaler.
+local function saved_scaler(out)
+  local list = {}
+  for name, text in pairs(select(2, lt.load(out .. "/step-00000036.safetensors"))) do
+    if name:find "^scaler%." then list[#list + 1] = name .. "=" .. text end
+  end
+  table.sort(list)
+  T.equal(#list, 12)
+  return table.concat(list, " ")
+end
+
 T.test("a run goes on in fp16, bit for bit", function()
   for _, scaler in ipairs{{}, {policy = "dynamic", scale = 2.0 ^ 24, growth_interval = 7}} do
     local one, parts = folder(), folder()
@@ -303,6 +314,7 @@ T.test("a run goes on in fp16, bit for bit", function()
     assert(result, err)
     T.equal(other:sha256(), net:sha256())
     T.equal(scales(parts), scales(one))
+    T.equal(saved_scaler(parts), saved_scaler(one))
     assert(not T.read(parts .. "/metrics.jsonl"):find '"event":"warn"')
   end
 end)
