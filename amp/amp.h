@@ -99,12 +99,39 @@ typedef struct lt_scaled_step { /* the last one that was decided on */
 } lt_scaled_step;
 LT_API lt_scaled_step lt_loss_scale_step(const lt_loss_scale *scale);
 
-/* For several ranks, which have to decide alike. What was found in the gradient that was completed
- * last: for lt_grad_slots.ready and hooks. Magnitudes have the scale in them. */
+/* ==== Several ranks =========================================================================== */
+
+/* They have to decide alike, so each tells the others what it has found: some whole numbers go with
+ * each bucket of gradients and come back as sums over the ranks. What comes back replaces what a
+ * rank has found itself. In dist these functions are at home in a bucket filter: measure() has
+ * lt_loss_scale_last(), pack() tells, unpack() hears, done() agrees.
+ *
+ * Where a bucket travels in f16, it does so multiplied by 2^wire, which leaves 2 bits for gradients
+ * that grow from step to step. If they have grown more, that shows in what is heard, and the bucket
+ * is to be sent again: overflow on the wire costs no step and moves no scale. */
+enum {
+    LT_EXPONENT_LOW = -40, LT_EXPONENT_HIGH = 80, /* that can be told, of scaled gradients */
+    LT_SCALE_NUMBERS = 122,
+    LT_SCALE_WIRES = 256     /* buckets beyond share wire with others */
+};
+/* What was found in the gradient that was completed last, with the scale in it; on the rank's
+ * thread. */
 LT_API lt_found lt_loss_scale_last(const lt_loss_scale *scale);
-/* What was found elsewhere counts as if it were found here, if it comes before an optimizer asks,
- * as in lt_grad_slots.update. On the rank's thread. */
-LT_API void lt_loss_scale_add(lt_loss_scale *scale, const lt_found *found);
+/* Of what this rank has in a bucket, in the whole step: the largest magnitude, how many numbers are
+ * not finite. numbers (LT_SCALE_NUMBERS) are 0. */
+LT_API void lt_loss_scale_tell(const lt_loss_scale *scale, int bucket, double largest,
+                               int64_t not_finite, float *numbers, int *wire);
+/* The sums. True: the bucket is to be sent again, as it may have overflowed in f16. */
+LT_API bool lt_loss_scale_hear(lt_loss_scale *scale, int bucket, const float *numbers,
+                               bool in_f16);
+/* So far. */
+LT_API int64_t lt_loss_scale_sent_again(const lt_loss_scale *scale);
+/* For saving and putting back: wire of each bucket (LT_SCALE_WIRES), borrowed; returns of how many it
+ * has moved. */
+LT_API int lt_loss_scale_wires(lt_loss_scale *scale, int **wire);
+LT_API void lt_loss_scale_set_wires(lt_loss_scale *scale, int wires);
+/* All buckets were heard; before an optimizer asks, as in lt_grad_slots.update. */
+LT_API void lt_loss_scale_agree(lt_loss_scale *scale);
 
 #ifdef __cplusplus
 }

@@ -8,20 +8,20 @@
  */
 #include <math.h>
 
-#include "amp/amp.h"
+#include "amp/scale.h"
 #include "core/tensor.h"
 #include "ops/ops.h"
 
 enum { MOST_SKIPPED = 50 }; /* in a row. From 2^24 down to 2^-14 by halves are 38 */
 
-struct lt_loss_scale {
-    lt_ctx *ctx;
-    lt_scaler scaler;
-    lt_found found, last;     /* in this step; in the gradient that was completed last */
-    bool fresh;               /* a backward has come since the last decision, */
-    lt_outcome outcome;       /* which was this one */
-    lt_scaled_step step;
-};
+int lt__exponent_of(double magnitude)
+{
+    if (magnitude == 0)
+        return LT_NO_EXPONENT;
+    int exponent = ilogb(magnitude);
+    return exponent < LT_EXPONENT_LOW ? LT_EXPONENT_LOW
+           : exponent > LT_EXPONENT_HIGH ? LT_EXPONENT_HIGH : exponent;
+}
 
 lt_loss_scale *lt_loss_scale_new(lt_ctx *ctx, const lt_scaler *scaler)
 {
@@ -30,6 +30,8 @@ lt_loss_scale *lt_loss_scale_new(lt_ctx *ctx, const lt_scaler *scaler)
         return NULL;
     s->ctx = lt__ctx_retain(ctx);
     s->scaler = *scaler;
+    for (int i = 0; i < LT_SCALE_WIRES; i++)
+        s->wire[i] = scaler->k;
     s->step = (lt_scaled_step){.k = scaler->k, .exponent = LT_NO_EXPONENT, .finite = true};
     return s;
 }
@@ -47,12 +49,12 @@ lt_scaler *lt_loss_scale_scaler(lt_loss_scale *s) { return &s->scaler; }
 lt_scaled_step lt_loss_scale_step(const lt_loss_scale *s) { return s->step; }
 lt_found lt_loss_scale_last(const lt_loss_scale *s) { return s->last; }
 
-void lt_loss_scale_add(lt_loss_scale *s, const lt_found *found)
+/* What was found in several gradients. */
+static void add(lt_found *to, const lt_found *from)
 {
-    if (found->largest > s->found.largest)
-        s->found.largest = found->largest;
-    s->found.not_finite += found->not_finite;
-    s->found.lost += found->lost;
+    to->largest = fmax(to->largest, from->largest);
+    to->not_finite += from->not_finite;
+    to->lost += from->lost;
 }
 
 /* ==== The slot ================================================================================ */
@@ -84,7 +86,7 @@ static lt_status complete(void *ud, lt_tensor *x, lt_tensor *grad)
     (void)x;
     s->last = (lt_found){0};
     LT_TRY(lt_rescale(grad, 1 / scale_of(s), &s->last));
-    lt_loss_scale_add(s, &s->last);
+    add(&s->found, &s->last);
     return LT_OK;
 }
 
@@ -95,7 +97,7 @@ static lt_status judge(void *ud, lt_outcome *outcome)
     if (s->fresh) {
         const lt_found *f = &s->found;
         s->step = (lt_scaled_step){
-            .k = s->scaler.k, .exponent = f->largest > 0 ? ilogb(f->largest) : LT_NO_EXPONENT,
+            .k = s->scaler.k, .exponent = lt__exponent_of(f->largest),
             .finite = f->not_finite == 0, .lost = f->lost};
         bool applied = lt_scaler_see(&s->scaler, s->step.exponent, s->step.finite);
         s->outcome = applied ? LT_APPLY : LT_SKIP;

@@ -192,8 +192,8 @@ LT_API bool lt_reducer_bucket(const lt_reducer *reducer, int i, lt_bucket *bucke
 
 /* What amp lays over the buckets. With each of them some numbers go to all ranks and come back as
  * their sums, in the same allreduce: a decision that all ranks take alike costs no collective of
- * its own. Where gradients travel in halves, a bucket may be multiplied by a power of two for its
- * way, so that its values are such as halves hold well; and if the sum shows that this was too
+ * its own. Where gradients travel in f16, a bucket may be multiplied by a power of two for its
+ * way, so that its values are such as f16 holds well; and if the sum shows that this was too
  * much, it is sent again. */
 enum {
     LT_MOST_TAIL = 128,  /* numbers */
@@ -213,9 +213,9 @@ typedef struct lt_packet {      /* a bucket on its way */
     const void *data;           /* (count) elements: its gradients; for unpack() those of all */
     int64_t count;
     lt_dtype dtype;
-    bool halves;                /* it travels in such */
+    bool in_f16;                /* it travels in that, which overflows at 2^16 */
     int sent;                   /* times, before this one */
-    int exponent;               /* of two: pack() may set it if halves; the same on all ranks */
+    int exponent;               /* of two: pack() may set it, for f16; the same on all ranks */
     float tail[LT_MOST_TAIL];   /* pack() writes, unpack() finds the sums: whole numbers, of which
                                  * bf16 holds the sums up to 256 and f16 up to 2048 */
 } lt_packet;
@@ -235,7 +235,8 @@ typedef struct lt_bucket_filter {
     lt_outcome (*done)(void *ud, lt_ctx *ctx);
 } lt_bucket_filter;
 
-/* From the next step on, on all ranks alike; copied. NULL: none. LT_EINVAL: tail is too much. */
+/* From the next step on, on all ranks alike; copied. NULL: none. The old one is not called any
+ * more. LT_EINVAL: tail is too much. */
 LT_MUST lt_status lt_reducer_set_filter(lt_reducer *reducer, const lt_bucket_filter *filter);
 
 #ifdef __cplusplus

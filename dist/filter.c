@@ -54,15 +54,15 @@ lt_status lt__filter_allreduce(lt_filter *f, lt_group *group, const lt_sum *buck
     if (!f->is.pack)
         return lt_group_allreduce(group, bucket);
     size_t bytes = (size_t)bucket->count * lt_dtype_bytes(bucket->dtype);
-    p->halves = bucket->wire != bucket->dtype;
-    if (p->halves)
+    p->in_f16 = bucket->dtype == LT_F32 && bucket->wire == LT_F16;
+    if (p->in_f16)
         LT_TRY(keep(f, bucket->data, bytes));
     for (p->sent = 0;; p->sent++) {
         p->exponent = 0;
         memset(p->tail, 0, sizeof p->tail);
         f->is.pack(f->is.ud, p);
-        LT_TRY(sum_with_tail(group, bucket, p->halves ? p->exponent : 0, f->is.tail, p->tail));
-        if (!f->is.unpack(f->is.ud, p) || !p->halves || p->sent >= LT_MOST_RESENDS)
+        LT_TRY(sum_with_tail(group, bucket, p->in_f16 ? p->exponent : 0, f->is.tail, p->tail));
+        if (!f->is.unpack(f->is.ud, p) || !p->in_f16 || p->sent >= LT_MOST_RESENDS)
             return LT_OK;
         memcpy(bucket->data, f->copy, bytes);
     }

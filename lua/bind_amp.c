@@ -1,4 +1,5 @@
-/* bind_amp.c - the loss scale, for scaler.lua; and the fault that puts it to the test. */
+/* bind_amp.c - the loss scale, for scaler.lua, in the filter of the reducer if there are several
+ * ranks; and the fault that puts it to the test. */
 #include "core/tensor.h"
 #include "lua/bind.h"
 
@@ -10,21 +11,6 @@ static const char key_used; /* its address is the key in the registry of the one
     X(policy, integer) X(k, integer) X(interval, integer) X(good, integer) X(since, integer)       \
     X(steps, integer) X(skipped, integer) X(in_a_row, integer) X(mean, number) X(variance, number) \
     X(old_mean, number) X(old_variance, number)
-
-/* The one in use is in the registry: it goes when the state does. */
-static int gone(lua_State *L)
-{
-    void **handle = lua_touserdata(L, 1);
-    lt_lua *s = lt__lua(L);
-    if (*handle && *handle == s->scale) {
-        s->scale = NULL;
-        lt_status status = lt_use_loss_scale(s->ctx, NULL); /* no backward is running */
-        (void)status;
-    }
-    lt_loss_scale_free(*handle);
-    *handle = NULL;
-    return 0;
-}
 
 /* new_loss_scale(policy, k, interval): policy is "adaptive", "dynamic" or "static". */
 static int new_loss_scale(lua_State *L)
@@ -38,6 +24,65 @@ static int new_loss_scale(lua_State *L)
     return 1;
 }
 
+/* ==== The bucket filter; ud is the lt_lua ===================================================== */
+
+static lt_measure measure(void *ud, lt_tensor *x)
+{
+    lt_found found = lt_loss_scale_last(((lt_lua *)ud)->scale);
+    (void)x;
+    return (lt_measure){found.largest, found.not_finite};
+}
+
+static void pack(void *ud, lt_packet *p)
+{
+    const lt_lua *s = ud;
+    lt_loss_scale_tell(s->scale, p->bucket, p->measure.largest, p->measure.odd, p->tail,
+                       &p->exponent);
+}
+
+static bool unpack(void *ud, const lt_packet *p)
+{
+    const lt_lua *s = ud;
+    char text[64];
+    bool again = lt_loss_scale_hear(s->scale, p->bucket, p->tail, p->in_f16);
+    snprintf(text, sizeof text, "bucket %d is %s", p->bucket,
+             p->tail[0] > 0 ? "not finite" : again ? "sent again" : "finite");
+    lt_trace(s->ctx, LT_TRACK_COMM, text, lt__seconds(), 0);
+    return again;
+}
+
+static lt_outcome done(void *ud, lt_ctx *ctx)
+{
+    (void)ctx;
+    lt_loss_scale_agree(((lt_lua *)ud)->scale);
+    return LT_APPLY; /* the scaler is asked next */
+}
+
+/* The scale in use, or NULL. In this order no other thread finds one that has gone. */
+static lt_status use(lt_lua *s, lt_loss_scale *scale)
+{
+    lt_bucket_filter filter = {s, LT_SCALE_NUMBERS, measure, pack, unpack, done};
+    LT_TRY(lt_use_loss_scale(s->ctx, scale));
+    if (s->reducer)
+        LT_TRY(lt_reducer_set_filter(s->reducer, NULL));
+    s->scale = scale;
+    return s->reducer && scale ? lt_reducer_set_filter(s->reducer, &filter) : LT_OK;
+}
+
+/* The one in use is in the registry: it goes when the state does. */
+static int gone(lua_State *L)
+{
+    void **handle = lua_touserdata(L, 1);
+    lt_lua *s = lt__lua(L);
+    if (*handle && *handle == s->scale) {
+        lt_status status = use(s, NULL); /* no backward is running */
+        (void)status;
+    }
+    lt_loss_scale_free(*handle);
+    *handle = NULL;
+    return 0;
+}
+
 /* use_loss_scale(scale or nil): the one that was in use before, or nil. */
 static int use_loss_scale(lua_State *L)
 {
@@ -45,8 +90,7 @@ static int use_loss_scale(lua_State *L)
     lua_settop(L, 1);
     lt_loss_scale *scale = lua_isnil(L, 1) ? NULL : lt__check_handle(L, class);
     lua_rawgetp(L, LUA_REGISTRYINDEX, &key_used);
-    lt__check(L, s, lt_use_loss_scale(s->ctx, scale));
-    s->scale = scale;
+    lt__check(L, s, use(s, scale));
     lua_pushvalue(L, 1);
     lua_rawsetp(L, LUA_REGISTRYINDEX, &key_used);
     return 1;
@@ -55,20 +99,41 @@ static int use_loss_scale(lua_State *L)
 /* scale:state(): its scaler, by the names of the fields. */
 static int state(lua_State *L)
 {
-    const lt_scaler *scaler = lt_loss_scale_scaler(lt__check_handle(L, class));
+    lt_loss_scale *scale = lt__check_handle(L, class);
+    const lt_scaler *scaler = lt_loss_scale_scaler(scale);
     lua_newtable(L);
 #define X(field, kind)                                                                             \
     lua_push##kind(L, scaler->field);                                                              \
     lua_setfield(L, -2, #field);
     FIELDS(X)
 #undef X
+    int *wire, wires = lt_loss_scale_wires(scale, &wire);
+    for (int i = 0; i < wires; i++) {
+        lua_pushfstring(L, "wire%d", i + 1);
+        lua_pushinteger(L, wire[i]);
+        lua_rawset(L, -3);
+    }
     return 1;
+}
+
+static void load_wires(lua_State *L, lt_loss_scale *scale)
+{
+    int *wire, i = 0;
+    lt_loss_scale_wires(scale, &wire);
+    for (; i < LT_SCALE_WIRES; i++) {
+        lua_pushfstring(L, "wire%d", i + 1);
+        if (lua_rawget(L, 2) != LUA_TNUMBER)
+            break;
+        wire[i] = (int)lua_tointeger(L, -1);
+    }
+    lua_settop(L, 2);
+    lt_loss_scale_set_wires(scale, i);
 }
 
 /* scale:load(table): such a table, whole. */
 static int load(lua_State *L)
 {
-    lt_scaler *scaler = lt_loss_scale_scaler(lt__check_handle(L, class));
+    lt_loss_scale *scale = lt__check_handle(L, class);
     lt_scaler from = {0};
 #define X(field, kind)                                                                             \
     lua_getfield(L, 2, #field);                                                                    \
@@ -76,7 +141,8 @@ static int load(lua_State *L)
     lua_pop(L, 1);
     FIELDS(X)
 #undef X
-    *scaler = from;
+    *lt_loss_scale_scaler(scale) = from;
+    load_wires(L, scale);
     return 0;
 }
 

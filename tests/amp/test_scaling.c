@@ -343,22 +343,6 @@ TEST(f16_overflows_where_it_ends)
     }
 }
 
-TEST(what_others_found_counts)
-{
-    net n = make(4, NULL);
-    CHECK_OK(backward(&n, 1));
-    lt_loss_scale_add(n.loss_scale, &(lt_found){.largest = 0x1p40, .lost = 5});
-    CHECK_EQ(step(&n, n.optim), LT_APPLY);
-    CHECK_EQ(lt_loss_scale_step(n.loss_scale).exponent, 40);
-    CHECK_EQ(lt_loss_scale_step(n.loss_scale).lost, 5);
-    CHECK_OK(backward(&n, 1));
-    lt_loss_scale_add(n.loss_scale, &(lt_found){.not_finite = 1});
-    CHECK_EQ(step(&n, n.optim), LT_SKIP);
-    CHECK_OK(backward(&n, 1));
-    CHECK_EQ(step(&n, n.optim), LT_APPLY);
-    end(&n);
-}
-
 static lt_status more_to_come(void *ud, lt_ctx *ctx, lt_outcome *outcome)
 {
     int *left = ud;

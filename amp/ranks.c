@@ -1,0 +1,74 @@
+/* ranks.c - what several ranks tell each other, so that they decide alike about a step; see amp.h.
+ */
+#include <math.h>
+
+#include "amp/scale.h"
+
+/* The numbers of a bucket: how many ranks have something in it that is not finite; then for each
+ * exponent how many have it as their largest. */
+enum { NOT_FINITE, EXPONENTS };
+
+_Static_assert(LT_SCALE_NUMBERS == EXPONENTS + LT_EXPONENT_HIGH - LT_EXPONENT_LOW + 1,
+               "a number for each exponent");
+
+enum {
+    WIRE_TOP = 14,  /* the largest exponent of a sum below 2^15 */
+    WIRE_SPARE = 2  /* bits by which gradients may grow from one step to the next */
+};
+
+void lt_loss_scale_tell(const lt_loss_scale *s, int bucket, double largest, int64_t not_finite,
+                        float *numbers, int *wire)
+{
+    int exponent = lt__exponent_of(largest);
+    numbers[NOT_FINITE] = not_finite > 0;
+    if (exponent != LT_NO_EXPONENT)
+        numbers[EXPONENTS + exponent - LT_EXPONENT_LOW] = 1;
+    *wire = s->wire[bucket % LT_SCALE_WIRES];
+}
+
+/* The largest exponent that some rank has told; LT_NO_EXPONENT: none has. */
+static int largest_of(const float *numbers)
+{
+    int exponent = LT_EXPONENT_HIGH;
+    while (exponent >= LT_EXPONENT_LOW && numbers[EXPONENTS + exponent - LT_EXPONENT_LOW] == 0)
+        exponent--;
+    return exponent < LT_EXPONENT_LOW ? LT_NO_EXPONENT : exponent;
+}
+
+bool lt_loss_scale_hear(lt_loss_scale *s, int bucket, const float *numbers, bool in_f16)
+{
+    int exponent = largest_of(numbers);
+    s->heard.not_finite += (int64_t)numbers[NOT_FINITE];
+    if (exponent == LT_NO_EXPONENT)
+        return false;
+    s->heard.largest = fmax(s->heard.largest, ldexp(1, exponent));
+    if (!in_f16)
+        return false;
+    int *wire = &s->wire[bucket % LT_SCALE_WIRES], true_exponent = exponent - s->scaler.k;
+    bool again = true_exponent + *wire > WIRE_TOP;
+    *wire = WIRE_TOP - WIRE_SPARE - true_exponent;
+    if (bucket >= s->wires && bucket < LT_SCALE_WIRES)
+        s->wires = bucket + 1;
+    s->sent_again += again;
+    return again;
+}
+
+int64_t lt_loss_scale_sent_again(const lt_loss_scale *s) { return s->sent_again; }
+
+int lt_loss_scale_wires(lt_loss_scale *s, int **wire)
+{
+    *wire = s->wire;
+    return s->wires;
+}
+
+void lt_loss_scale_set_wires(lt_loss_scale *s, int wires)
+{
+    s->wires = wires < LT_SCALE_WIRES ? wires : LT_SCALE_WIRES;
+}
+
+void lt_loss_scale_agree(lt_loss_scale *s)
+{
+    s->heard.lost = s->found.lost;
+    s->found = s->heard;
+    s->heard = (lt_found){0};
+}
