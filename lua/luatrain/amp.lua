@@ -16,7 +16,6 @@ local amp = {}
 -- A loss scale that is in use until it is closed: {policy = "adaptive", "dynamic" or "static";
 -- scale = 65536, the first; growth_interval = 2000, of dynamic}. amp/amp.h says what they do.
 function amp.scaler(options)
-  scaler.check_alone "lt.amp.scaler"
   return scaler.new(options):begin()
 end
 

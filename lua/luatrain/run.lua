@@ -83,9 +83,7 @@ end
 
 -- The loss scale of a run, from its options; false: none.
 local function make_scaler(o)
-  if o.amp ~= "fp16" then return false end
-  scaler.check_alone "amp fp16"
-  return o.scaler ~= false and scaler.new(o.scaler or {})
+  return o.amp == "fp16" and o.scaler ~= false and scaler.new(o.scaler or {})
 end
 
 -- The number of the last step, if all epochs go on as they are.

@@ -37,15 +37,6 @@ local spec = check("amp.scaler{; policy:policy=adaptive, scale:amount=65536.0, "
 
 local scaler = {}
 
--- Refuses what one process alone can do so far.
-function scaler.check_alone(who)
-  local _, size = core.rank()
-  if size * core.shards() > 1 then
-    core.fail("EUSAGE", who .. " is for one process that takes whole batches: several ranks, and "
-              .. "--vranks, train in fp32 or bf16")
-  end
-end
-
 -- growth_interval is that of policy dynamic.
 function scaler.new(options)
   local o = spec(options)
