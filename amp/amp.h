@@ -126,8 +126,8 @@ LT_API bool lt_loss_scale_hear(lt_loss_scale *scale, int bucket, const float *nu
                                bool in_f16);
 /* So far. */
 LT_API int64_t lt_loss_scale_sent_again(const lt_loss_scale *scale);
-/* For saving and putting back: wire of each bucket (LT_SCALE_WIRES), borrowed; returns of how many it
- * has moved. */
+/* For saving and putting back: wire of each bucket (LT_SCALE_WIRES), borrowed. Returns of how many
+ * it has moved. */
 LT_API int lt_loss_scale_wires(lt_loss_scale *scale, int **wire);
 LT_API void lt_loss_scale_set_wires(lt_loss_scale *scale, int wires);
 /* All buckets were heard; before an optimizer asks, as in lt_grad_slots.update. */

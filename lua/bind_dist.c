@@ -128,6 +128,14 @@ int lt__shards(const lt_lua *s)
     return split ? s->reducing.vranks / lt_group_size(s->group) : 1;
 }
 
+/* deterministic(): whether the run's bits are to be those of any number of ranks. */
+static int deterministic(lua_State *L)
+{
+    const lt_lua *s = lt__lua(L);
+    lua_pushboolean(L, s->group && s->reducing.vranks > 0);
+    return 1;
+}
+
 /* shards(): how many parts of each batch this rank goes through, one after the other. */
 static int shards(lua_State *L)
 {
@@ -271,9 +279,10 @@ static int wire(lua_State *L)
 
 static const luaL_Reg functions[] = {
     {"rank", rank}, {"on_root", on_root}, {"compare", compare}, {"tell", tell}, {"sum", sum},
-    {"reduce", reduce}, {"shards", shards}, {"shard", shard}, {"take_shard", take_shard},
-    {"least_rows", least_rows}, {"expect", expect}, {"reduced", reduced}, {"configure", configure},
-    {"buckets", buckets}, {"time_sums", time_sums}, {"wire", wire}, {NULL, NULL}};
+    {"reduce", reduce}, {"deterministic", deterministic}, {"shards", shards}, {"shard", shard},
+    {"take_shard", take_shard}, {"least_rows", least_rows}, {"expect", expect},
+    {"reduced", reduced}, {"configure", configure}, {"buckets", buckets}, {"time_sums", time_sums},
+    {"wire", wire}, {NULL, NULL}};
 
 void lt__open_dist(lua_State *L) { lt__register(L, functions); }
 

@@ -104,10 +104,9 @@ static lt_status set_count(settings *s, const char *who, const char *value)
 static lt_status set_amp(settings *s, const char *who, const char *value)
 {
     s->amp = strcmp(value, "bf16") == 0 ? LT_BF16 : strcmp(value, "fp16") == 0 ? LT_F16 : LT_F32;
-    if (s->amp != LT_F32 || strcmp(value, "off") == 0)
+    if (s->amp != LT_F32 || strcmp(value, "off") == 0 || strcmp(value, "auto") == 0)
         return LT_OK;
-    return lt_fail(LT_EUSAGE, "%s wants off, bf16 or fp16, it is '%s'%s", who, value,
-                   strcmp(value, "auto") == 0 ? ", which is still to come" : "");
+    return lt_fail(LT_EUSAGE, "%s wants off, bf16, fp16 or auto, it is '%s'", who, value);
 }
 
 static lt_status set_log(settings *s, const char *who, const char *value)
@@ -160,8 +159,8 @@ static const struct option {
      set_threads},
     {"ranks", "N", "so many train together, each its part of every batch (1)", set_ranks},
     {"seed", "S", "of all random numbers (0)", set_seed},
-    {"amp", "off|bf16|fp16", "compute in mixed precision (what the script says, or off)",
-     set_amp},
+    {"amp", "off|bf16|fp16|auto",
+     "compute in mixed precision (what the script says, or off); auto: if that is faster", set_amp},
     {"out", "DIR", "the folder of the run (a new one, runs/SCRIPT-N)", set_path},
     {"resume", "auto|PATH|never", "auto: goes on where the run in DIR was (if --out is given)",
      set_path},

@@ -426,6 +426,9 @@ function bench.change(settings, steps, folder, amp)
   settings.max_steps, settings.save_every = nil, nil
   settings.log, settings.quiet = "text", true
   settings.amp = amp or settings.amp
+  if settings.amp == "auto" then
+    core.fail("EUSAGE", "bench: amp auto takes what is faster; off and bf16 show that here")
+  end
 end
 
 local OPTIONS = {steps = "count", amp = "amp", json = "path", baseline = "path", margin = "number"}

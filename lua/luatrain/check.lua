@@ -98,7 +98,7 @@ local kinds = {
     return (value == "uniform" or value == "he" or amount(value)) and value or nil
   end},
   ramp = one_of("linear", "cosine", "exponential", "constant"),
-  amp = one_of("off", "bf16", "fp16"),
+  amp = one_of("off", "bf16", "fp16", "auto"),
   policy = one_of("adaptive", "dynamic", "static"),
   act = one_of("none", "relu", "relu6"),
   boolean = {"true or false", function(value)

@@ -52,7 +52,7 @@ return function(o)
   o.save_every = count_of "LUATRAIN_SAVE_EVERY" or o.save_every
   o.max_steps, o.max_steps_from = max_steps or o.max_steps, source_of_max_steps(max_steps)
   o.check_sync = count_of "LUATRAIN_CHECK_SYNC"
-  o.amp = choice_of("LUATRAIN_AMP", "off", "bf16", "fp16") or o.amp or core.amp()
+  o.amp = choice_of("LUATRAIN_AMP", "off", "bf16", "fp16", "auto") or o.amp or core.amp()
   o.log = choice_of("LUATRAIN_LOG", "text", "json") or "text"
   o.quiet = choice_of("LUATRAIN_QUIET", "0", "1") == "1"
   return o

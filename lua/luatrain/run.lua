@@ -39,6 +39,7 @@ local scaler = require "luatrain.scaler"
 local stages = require "luatrain.stages"
 local state = require "luatrain.state"
 local take_folder = require "luatrain.folder"
+local trial = require "luatrain.trial"
 local waits = require "luatrain.waits"
 
 local Run = {}
@@ -81,6 +82,17 @@ local function read_settings(given)
   return o
 end
 
+-- The trial of precisions; false: none. Until it is over, o.amp is that of the step.
+local function make_trial(o)
+  if o.amp ~= "auto" then return false end
+  if core.deterministic() then
+    core.fail("EUSAGE", "amp auto takes what turns out to be faster, which need not be the same "
+              .. "each time; --deterministic wants off, bf16 or fp16")
+  end
+  o.amp = "off"
+  return trial.new()
+end
+
 -- The loss scale of a run, from its options; false: none.
 local function make_scaler(o)
   return o.amp == "fp16" and o.scaler ~= false and scaler.new(o.scaler or {})
@@ -96,7 +108,8 @@ local function say_start(self)
   local o, resumed = self.settings, self.steps > 0
   self.log:start{
     version = core.version, script = command.script(), folder = self.folder, device = "cpu",
-    backend = core.backend(), ranks = self.ranks, threads = core.threads(), amp = o.amp,
+    backend = core.backend(), ranks = self.ranks, threads = core.threads(),
+    amp = o.trial and "auto" or o.amp,
     seed = core.seed(),
     parameters = o.net:count(), images = #o.train, height = o.train.height, width = o.train.width,
     channels = o.train.channels, classes = o.train.classes, batch = o.batch, epochs = o.epochs,
@@ -130,6 +143,8 @@ end
 local function new(given)
   local o = read_settings(given)
   local watcher = core.on_run and core.on_run(o) or false      -- which may change them
+  o.auto = o.amp == "auto"
+  o.trial = make_trial(o)
   o.scaler = make_scaler(o)
   local now, rank, size = core.clock(), core.rank()
   local self = {
@@ -398,6 +413,14 @@ local function set_rate(self, rows)
   return o.optim.lr * o.optim.lr_factor
 end
 
+local function go_on_with_trial(self, seconds)
+  local result, text = self.settings.trial:end_step(seconds)
+  if not result then return end
+  self.settings.amp, self.settings.trial = result.amp, false
+  self.log:event("amp", result)
+  self.log:note(text)
+end
+
 local function record(self, loss, rows, times)
   local o, total = self.settings, times.total
   local f = fractions(total, self.waited, times.inside, times.backward, times.optimizer)
@@ -468,6 +491,7 @@ local function end_step(self, loss)
   self.epoch_s, self.epoch_images = self.epoch_s + total, self.epoch_images + rows
   self.spent.total, self.spent.sent = total, ranks.sent() - self.spent.sent
   record(self, loss, rows, self.spent)
+  if self.settings.trial then go_on_with_trial(self, self.spent.inside) end
   if self.watcher then self.watcher:end_step(rows, total, self.waited, self.spent) end
   stop_if_wanted(self)
   local every = self.settings.save_every
@@ -487,6 +511,8 @@ function Run:step(fn, ...)
   if type(fn) ~= "function" then fail("run:step wants a function, it is %s", tostring(fn)) end
   if not self.rows then fail("run:step: each batch of run:batches has one step") end
   if self.part == 1 then
+    local o = self.settings
+    if o.trial then o.amp = o.trial:precision() end
     self.rate = set_rate(self, self.rows)
     self.spent = {inside = 0.0, backward = 0.0, optimizer = 0.0, sent = ranks.sent()}
     if self.watcher then self.watcher:begin_step() end

@@ -57,7 +57,7 @@ function state.of(run)
   local s = {
     step = run.steps, counter = core.steps(), draws = core.draws(), seed = core.seed(),
     epoch = run.epoch, done = run.done, loss_sum = run.loss_sum, epochs = o.epochs, batch = o.batch,
-    bf16 = o.amp == "bf16", fp16 = o.amp == "fp16",
+    bf16 = o.amp == "bf16", fp16 = o.amp == "fp16", auto = o.auto and not o.trial,
     seconds = core.clock() - run.began, epoch_s = run.epoch_s, epoch_images = run.epoch_images,
     images = #train, height = train.height, width = train.width, channels = train.channels,
     classes = train.classes}
@@ -120,6 +120,11 @@ local function restore_settings(run, s, path, warnings)
   end
 end
 
+-- What amp auto has chosen holds.
+local function restore_amp(o, s)
+  if o.trial and s.auto then o.amp, o.trial = s.bf16 and "bf16" or "off", false end
+end
+
 -- The loss scale goes on, if there was one of this policy.
 local function restore_scaler(run, s, path, warnings)
   local was = part(s, "scaler.")
@@ -149,10 +154,11 @@ local function differences(o, s, path, warnings)
   for _, item in ipairs{
     {"with batches of %d images, now they have %d", s.batch, o.batch},
     {"for %d epochs, now there are %d", s.epochs, o.epochs},
-    {"with amp %s, now it is %s", s.bf16 and "bf16" or s.fp16 and "fp16" or "off", o.amp},
+    {"with amp %s, now it is %s", s.bf16 and "bf16" or s.fp16 and "fp16" or "off",
+     o.amp, o.auto},
   } do
-    local text, was, is = table.unpack(item)
-    if was ~= is then
+    local text, was, is, open = table.unpack(item)
+    if was ~= is and not open then
       warnings[#warnings + 1] = ("%s was made %s"):format(path, text:format(was, is))
     end
   end
@@ -178,6 +184,7 @@ function state.resume(run)
                            .. "another --out"):format(from, folder, newest))
     end
     take_over(run, s)
+    restore_amp(o, s)
     differences(o, s, path, warnings)
     restore_settings(run, s, path, warnings)
     restore_scaler(run, s, path, warnings)

@@ -237,7 +237,8 @@ function summary.watch(script)
   core.on_run = function(settings)
     local train = settings.train
     local shape = {settings.batch, train.height, train.width, train.channels}
-    io.stdout:write(core.autocast(settings.amp, summarize, nil, settings.net, shape), "\n")
+    local amp = settings.amp == "auto" and "off" or settings.amp
+    io.stdout:write(core.autocast(amp, summarize, nil, settings.net, shape), "\n")
     shown = true
     core.fail("EDONE", "the summary is shown")
   end

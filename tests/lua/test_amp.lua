@@ -308,7 +308,7 @@ T.test("who says what amp is", function()
   T.equal(lt.autocast("bf16", amp_of, {max_steps = 1, amp = "off"}), "off")
   T.equal(lt.autocast("fp16", amp_of, {max_steps = 1}), "fp16")
   T.fails(function() lt.fit{amp = "half"} end,
-          "lt.fit: 'amp' wants 'off', 'bf16' or 'fp16', it is 'half'")
+          "lt.fit: 'amp' wants 'off', 'bf16', 'fp16' or 'auto', it is 'half'")
 end)
 
 T.test("a loop by hand", function()
@@ -344,6 +344,48 @@ T.test("the summary counts what is kept in halves", function()
   T.equal(kept(lt.summary(net, {10, 4, 4, 2})), "3.84 KB")
   T.equal(kept(lt.autocast("bf16", lt.step, function() return lt.summary(net, {10, 4, 4, 2}) end)),
           "1.92 KB")
+end)
+
+-- ==== auto =======================================================================================
+
+-- Steps of so many seconds in f32 and in bf16, of which the first ones take longer. Returns what
+-- was chosen, after how many steps, and a line.
+local function try(off, bf16)
+  local t, steps = require "luatrain.trial".new(), 0
+  repeat
+    local seconds = t:precision() == "bf16" and bf16 or off
+    steps = steps + 1
+    local result, text = t:end_step(steps > 4 and seconds or steps % 2 * 100 + 1)
+    if result then return result, steps, text end
+  until steps == 100
+end
+
+T.test("a trial of precisions keeps the faster one", function()
+  local result, steps, text = try(2.0, 1.0)
+  T.equal(result, {amp = "bf16", off_ms = 2000.0, bf16_ms = 1000.0})
+  T.equal(steps, 14)
+  T.equal(text, "amp auto: bf16; a step takes 2000 ms in f32 and 1000 in bf16")
+  T.equal(try(1.0, 2.0).amp, "off")
+  T.equal(try(0.1, 0.096).amp, "off")                      -- not worth it
+  T.equal(try(0.1, 0.094).amp, "bf16")
+end)
+
+T.test("a run in amp auto", function()
+  local out = folder()
+  fit(out, {amp = "auto", max_steps = 5})
+  assert(not read(out .. "/metrics.jsonl"):find '"event":"amp"')
+  fit(out, {amp = "auto", max_steps = 20})               -- the trial begins anew
+  local text = read(out .. "/metrics.jsonl")
+  assert(text:find '^{"event":"start",.*"amp":"auto"')
+  local choice, off, bf16 = text:match('"event":"amp","t":[%d.e-]+,"amp":"(%w+)",'
+                                       .. '"bf16_ms":([%d.]+),"off_ms":([%d.]+)}')
+  assert(choice == "off" or choice == "bf16", text)
+  assert(tonumber(off) > 0 and tonumber(bf16) > 0)
+  fit(out, {amp = "auto", max_steps = 21})               -- and what it chose holds
+  text = read(out .. "/metrics.jsonl")
+  T.equal(select(2, text:gsub('"event":"amp"', "")), 1)
+  T.equal(text:match '.*"event":"start",[^\n]*"amp":"(%w+)"', choice)
+  assert(not text:find "was made with amp")
 end)
 
 T.finish()
