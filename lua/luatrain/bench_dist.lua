@@ -311,7 +311,7 @@ it were alone, and together, in turn; and apart, but ending each step together, 
 they lose by not being equally fast. Predicts a step of 24 and 32 ranks.
 
   --steps N          how many in each way (12)
-  --amp off|bf16     the precision of the run (what the script says)
+  --amp PRECISION    off, bf16 or fp16: the precision of the run (what the script says)
   --most MIB         the largest allreduce (64)
   --ablation         also steps whose buckets wait for the end of backward, or are one parameter
   --link GBIT        predicts for a network of so many Gbit/s (as fast as the ranks here are)
