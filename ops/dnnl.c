@@ -426,11 +426,20 @@ static bool in_reach(const int64_t *sizes, size_t bytes)
     return true;
 }
 
-/* In bf16 version 3.2 gives gradients of w wrong where images are narrower than a stride. */
+/* In bf16 version 3.2 gives gradients of w wrong where images are narrower than a stride. On CPUs
+ * with AMX so are results of even kernels with stride 2 over 16 channels more than a multiple of 32,
+ * and at times, when its threads are held up, of kernels of several rows with a larger stride. */
 static bool is_wrong(const key *k)
 {
-    const lt_window *w = &k->conv.window;
-    return k->kind == LT_CONV_WEIGHTS && k->type[X] == dnnl_bf16 && w->in[1] < w->stride[1];
+    const lt_conv *v = &k->conv;
+    const lt_window *w = &v->window;
+    if (k->type[X] != dnnl_bf16)
+        return false;
+    if (k->kind == LT_CONV_WEIGHTS)
+        return w->in[1] < w->stride[1];
+    return k->kind == LT_CONV &&
+           ((w->stride[1] == 2 && w->kernel[1] % 2 == 0 && v->in / v->groups % 32 == 16) ||
+            (w->kernel[0] > 1 && w->kernel[0] < w->stride[0]));
 }
 
 /* False for what oneDNN is not asked about. */
