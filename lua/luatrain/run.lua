@@ -93,9 +93,10 @@ local function make_trial(o)
   return trial.new()
 end
 
--- The loss scale of a run, from its options; false: none.
+-- The loss scale of a run, from its options, which are checked in each precision; false: none.
 local function make_scaler(o)
-  return o.amp == "fp16" and o.scaler ~= false and scaler.new(o.scaler or {})
+  local made = o.scaler ~= false and scaler.new(o.scaler or {})
+  return o.amp == "fp16" and made
 end
 
 -- The number of the last step, if all epochs go on as they are.

@@ -415,6 +415,13 @@ T.test("a run with a skipped step goes on and shows it", function()
   T.equal(code, 6)
 end)
 
+T.test("options of a scaler are checked in each precision", function()
+  for _, precision in ipairs{"off", "bf16", "fp16", "auto"} do
+    local _, _, err = fit(folder(), {amp = precision, scaler = {polcy = "static"}})
+    assert(tostring(err):find("unknown key 'polcy'", 1, true), precision)
+  end
+end)
+
 T.test("a fault that names nothing is an error", function()
   local out = folder()
   T.write(out .. "/fit.lua", FIT)
