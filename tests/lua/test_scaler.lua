@@ -422,6 +422,35 @@ T.test("options of a scaler are checked in each precision", function()
   end
 end)
 
+-- Two ranks whose buckets travel in f16; then what the scaler was before any of them had.
+local ROLL_BACK = [[
+local lt = require "luatrain"
+local net = lt.nn.sequential{lt.nn.linear{8, 16}, lt.nn.relu(), lt.nn.linear{16, 3}}
+local sgd = lt.optim.sgd(net, {lr = 0.0})
+local scaler <close> = lt.amp.scaler{}
+local at_first, states = scaler:state(), {}
+for i = 1, 2 do
+  scaler:load(at_first)
+  for t = 1, 3 do
+    local y = lt.tensor({0, 1, 2, 0, 1, 2}, {dtype = "i64"})
+    lt.cross_entropy(net(lt.ones{6, 8} * t), y):backward()
+    sgd:step()
+  end
+  local list = {}
+  for name, value in pairs(scaler:state()) do list[#list + 1] = name .. "=" .. value end
+  table.sort(list)
+  states[i] = table.concat(list, " ")
+end
+print(at_first.wire1, states[1]:match "wire1=%d+", states[1] == states[2])
+]]
+
+T.test("a scaler goes back to before it knew of buckets", function()
+  local out = folder()
+  T.write(out .. "/back.lua", ROLL_BACK)
+  local text = run_with("", out, "--ranks 2 --threads 1 --wire fp16 back.lua")
+  T.equal((text:gsub("=%d+", "=")), "nil\twire1=\ttrue\n")
+end)
+
 T.test("a fault that names nothing is an error", function()
   local out = folder()
   T.write(out .. "/fit.lua", FIT)
