@@ -177,6 +177,68 @@ lt_status lt__run_kernel(lt_call *c, const lt_op *op, bool backward)
     return status;
 }
 
+/* ==== Once more, in f32 ======================================================================= */
+
+/* to[0..n) = those of from that are there, their halves in f32. New. */
+static lt_status copy_wide(lt_tensor *const *from, int n, lt_tensor **to)
+{
+    for (int i = 0; i < n; i++) {
+        const lt_tensor *x = from[i];
+        to[i] = x && lt__is_half((lt_dtype)x->dtype) ? lt__tensor_copy(from[i], LT_F32)
+                                                     : lt_retain(from[i]);
+        if (x && !to[i])
+            return lt_errcode();
+    }
+    return LT_OK;
+}
+
+/* Memory in the place of those that a kernel writes. New. */
+static lt_status make_wide(lt_tensor *const *from, int n, lt_tensor **to)
+{
+    for (int i = 0; i < n; i++) {
+        const lt_tensor *x = from[i];
+        if (!x)
+            continue;
+        lt_dtype dtype = (lt_dtype)x->dtype;
+        to[i] = lt__tensor_new_kept(x->ctx, lt__is_half(dtype) ? LT_F32 : dtype, x->ndim, x->dims);
+        if (!to[i])
+            return lt_errcode();
+    }
+    return LT_OK;
+}
+
+lt_status lt_look_again(const lt_call *call, bool backward, int which, int64_t index,
+                        double *value)
+{
+    enum { IN, OUT, D_OUT, D_IN };
+    const lt_op *op = call->op;
+    int n_all = all_outputs(op), n_out = given_outputs(op);
+    lt_tensor *at[4][LT_MAX_LIST] = {{NULL}};
+    lt_call c = *call;
+    if (op->in_place || (op->sums && c.ctx->slots.autograd->all_sum))
+        return lt_fail(LT_EUNSUPPORTED, "%s is not to be run again", call->schema->name);
+    c.in = at[IN];
+    c.out = at[OUT];
+    c.d_out = backward ? at[D_OUT] : NULL;
+    c.d_in = backward ? at[D_IN] : NULL;
+    c.add = 0;
+    lt_status status = copy_wide(call->in, call->n_in, at[IN]);
+    if (status == LT_OK)
+        status = (backward ? copy_wide : make_wide)(call->out, n_all, at[OUT]);
+    if (status == LT_OK && backward)
+        status = copy_wide(call->d_out, n_out, at[D_OUT]);
+    if (status == LT_OK && backward)
+        status = make_wide(&call->d_in[which], 1, &at[D_IN][which]);
+    if (status == LT_OK)
+        status = run(&c, op, backward);
+    if (status == LT_OK)
+        status = lt_item(at[backward ? D_IN : OUT][which], index, value);
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < LT_MAX_LIST; j++)
+            lt_release(at[i][j]);
+    return status;
+}
+
 /* ==== Arguments =============================================================================== */
 
 static lt_status check_inputs(lt_ctx *ctx, const lt_def *def, lt_tensor *const *in, int n_in)
@@ -226,6 +288,15 @@ static bool wants_grad(const lt_tensor *x)
     return x && (x->node || (x->leaf && x->leaf->wanted));
 }
 
+/* A forward call to who watches. */
+static void show(const struct lt_autograd *ag, const lt_call *c)
+{
+    char where[LT_WHERE_BYTES] = "";
+    if (ag->where)
+        ag->where(ag->where_ud, where, sizeof where);
+    ag->watch(ag->watch_ud, c, false, where);
+}
+
 static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, lt_tensor **in,
                        int n_in, const lt_opt *opts, lt_tensor **out)
 {
@@ -254,7 +325,10 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
     uint64_t *draws = &ag->tape->draws[off]; /* measuring must not shift a training's numbers */
     if (call.draws)
         call.stream = (uint64_t)off << 63 | (uint64_t)ctx->step << 32 | *draws;
-    lt_status status = n_all > 0 && spec[0].view ? LT_OK : lt__run_kernel(&call, op, false);
+    bool view = n_all > 0 && spec[0].view;
+    lt_status status = view ? LT_OK : lt__run_kernel(&call, op, false);
+    if (status == LT_OK && ag->watch && !view)
+        show(ag, &call);
     if (status == LT_OK && record)
         status = lt__record(ag, def, &call, call.first_row);
     if (status == LT_OK && op->after)

@@ -296,7 +296,7 @@ LT_API int lt_grad_uses(const lt_tensor *x);
 LT_API void lt_grad_set(lt_tensor *x);
 
 /* Who scales gradients up while they go backward, so that they fit f16: amp. From the hooks of a
- * leaf on they are true. Called with its ud; all four are there. */
+ * leaf on they are true. Called with its ud; all five are there. */
 typedef struct lt_scaling {
     void *ud;
     /* Multiplies the gradient that a backward begins with. */
@@ -308,6 +308,9 @@ typedef struct lt_scaling {
     /* Before an optimizer step reads gradients, and after lt_grad_slots.update: LT_APPLY may become
      * LT_SKIP. Not when more of the batch is to come. */
     lt_status (*judge)(void *ud, lt_outcome *outcome);
+    /* Why the loss is not finite, so that backward fails: a sentence, or "". Borrowed until the
+     * next call. */
+    const char *(*explain)(void *ud, lt_tensor *loss);
 } lt_scaling;
 /* Copied; NULL: gradients are not scaled. LT_EINVAL within backward. */
 LT_MUST lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling);
@@ -328,6 +331,21 @@ LT_API void lt_set_all_sum(lt_ctx *ctx, lt_all_sum_fn fn, void *ud);
  * of where the time goes; NULL: no longer. */
 typedef void (*lt_timer_fn)(void *ud, const lt_call *call, bool backward, double seconds);
 LT_API void lt_set_timer(lt_ctx *ctx, lt_timer_fn fn, void *ud);
+
+/* Who looks at what ops make: called after each kernel of a recorded or unrecorded op, and of its
+ * backward, with its call and where it comes from, as below. It may change nothing. While there is
+ * one, no gradient is written over another. NULL: nobody. */
+typedef void (*lt_watch_fn)(void *ud, const lt_call *call, bool backward, const char *where);
+LT_API void lt_set_watch(lt_ctx *ctx, lt_watch_fn fn, void *ud);
+/* The same after the fact, for the ops that loss was computed from, in their order, before a
+ * backward has come by. The call has what is kept for backward, and outputs that can be made of it
+ * once more; what is neither is NULL. */
+LT_API void lt_look_back(lt_tensor *loss, lt_watch_fn fn, void *ud);
+/* For such a one: the kernel once more, with f32 in the place of halves. *value: element `index` of
+ * what it gives for out[i], or backward for d_in[i], without what that was added to.
+ * LT_EUNSUPPORTED where other ranks would have to take part, and for ops in place. */
+LT_MUST lt_status lt_look_again(const lt_call *call, bool backward, int i, int64_t index,
+                                double *value);
 
 /* Who calls: fills where with "train.lua:9: net.4 " or "". Kept in nodes, put before messages of
  * backward. */

@@ -30,8 +30,7 @@ static void mark_one(lt_node *node)
     atomic_fetch_add_explicit(&node->refs, 1, memory_order_relaxed);
 }
 
-/* LT_EINVAL when an earlier backward has been through a part of the graph. */
-static lt_status mark(lt_node *from)
+lt_status lt__mark(lt_node *from)
 {
     mark_one(from);
     for (lt_node *node = from; node; node = node->prev) {
@@ -50,8 +49,7 @@ static lt_status mark(lt_node *from)
     return LT_OK;
 }
 
-/* After a failure: nothing of the running backward is left behind. */
-static void unmark(lt_node *from)
+void lt__unmark(lt_node *from)
 {
     for (lt_node *node = from, *before; node; node = before) {
         before = node->prev;
@@ -190,7 +188,8 @@ static bool takes_over(const lt_node *node, int i)
     const lt_tensor *grad = node->d_out[0];
     int64_t count;
     return i < 8 && (node->def->op->grad_in_place >> i & 1) && grad && !shared(grad) && e->node &&
-           !e->node->d_out[e->out_index] && (lt_dtype)grad->dtype == e->spec.dtype &&
+           !e->node->d_out[e->out_index] && !node->ctx->slots.autograd->watch &&
+           (lt_dtype)grad->dtype == e->spec.dtype &&
            lt__count_dims(e->spec.ndim, e->spec.dims, &count) == LT_OK && count == grad->count;
 }
 
@@ -243,6 +242,9 @@ static lt_status run_backward(lt_node *node, uint64_t left)
     }
     if (status == LT_OK)
         status = lt__run_kernel(&call, op, true);
+    const struct lt_autograd *ag = node->ctx->slots.autograd;
+    if (status == LT_OK && ag->watch)
+        ag->watch(ag->watch_ud, &call, true, node->where);
     for (int i = 0; i < node->n_in; i++) {
         if (status == LT_OK && d_in[i] && !extra[i]) {
             lt__wrote(d_in[i]);
@@ -371,6 +373,18 @@ static lt_tensor *seed_grad(lt_tensor *loss, lt_tensor *grad)
     return one;
 }
 
+/* What a loss fails with that is not finite. */
+static lt_status refuse(lt_tensor *loss, double value)
+{
+    const lt_scaling *scaling = &loss->ctx->slots.autograd->scaling;
+    const char *why = scaling->explain ? scaling->explain(scaling->ud, loss) : "";
+    const char *word = isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+    long long step = loss->ctx->step + 1;
+    return *why ? lt_fail(LT_ENUMERIC, "%s (the loss is %s at step %lld)", why, word, step)
+                : lt_fail(LT_ENUMERIC, "the loss is %s at step %lld; look at the learning rate and "
+                          "at the data", word, step);
+}
+
 static lt_status check_loss(lt_tensor *loss)
 {
     double value;
@@ -383,14 +397,7 @@ static lt_status check_loss(lt_tensor *loss)
     if (loss->count != 1 || !loss->storage->device->is_host)
         return LT_OK;
     LT_TRY(lt_item(loss, 0, &value));
-    if (!isfinite(value))
-        return lt_fail(LT_ENUMERIC,
-                       "the loss is %s at step %lld; look at the learning rate and at the data",
-                       isnan(value) ? "nan"
-                       : value > 0  ? "inf"
-                                    : "-inf",
-                       (long long)loss->ctx->step + 1);
-    return LT_OK;
+    return isfinite(value) ? LT_OK : refuse(loss, value);
 }
 
 /* Backward of a loss that is a leaf itself. */
@@ -447,7 +454,7 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
     from->d_out[loss->out_index] = seed;
     ag->in_backward = true;
     ag->off++;
-    lt_status status = mark(from);
+    lt_status status = lt__mark(from);
     bool begun = status == LT_OK;
     if (begun && ag->slots.begin)
         status = ag->slots.begin(ag->slots.ud, ctx, loss);
@@ -458,7 +465,7 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
     ag->off--;
     ag->in_backward = false;
     if (status != LT_OK)
-        unmark(tape->last);
+        lt__unmark(tape->last);
     for (lt_stat *s = ag->stats; s; s = s->next)
         s->waits = ag->period + 1;
     lt__node_release(from);

@@ -113,6 +113,12 @@ void lt_set_timer(lt_ctx *ctx, lt_timer_fn fn, void *ud)
     ctx->slots.autograd->timer_ud = ud;
 }
 
+void lt_set_watch(lt_ctx *ctx, lt_watch_fn fn, void *ud)
+{
+    ctx->slots.autograd->watch = fn;
+    ctx->slots.autograd->watch_ud = ud;
+}
+
 /* ==== Leaves ================================================================================== */
 
 lt_leaf *lt__leaf_of(lt_tensor *x)

@@ -111,6 +111,8 @@ struct lt_autograd {
     void *where_ud;
     lt_timer_fn timer;
     void *timer_ud;
+    lt_watch_fn watch;
+    void *watch_ud;
     lt_stat *stats;           /* in order of first appearance */
     uint64_t trees;           /* placed so far */
     bool in_backward;
@@ -135,6 +137,13 @@ lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *c
 void lt__node_release(lt_node *node);
 /* Lets go of all that backward would need. */
 void lt__node_spend(lt_node *node);
+
+/* Marks the nodes that from's results were computed from, and counts the uses of their leaves.
+ * LT_EINVAL when an earlier backward has been through a part of them. */
+lt_status lt__mark(lt_node *from);
+/* From the last node of the tape: no mark is left behind, nor what came in a backward that has
+ * failed. */
+void lt__unmark(lt_node *last);
 
 /* Runs forward or backward of call: fast kernel or reference, halves widened, scratch found. */
 lt_status lt__run_kernel(lt_call *call, const lt_op *op, bool backward);

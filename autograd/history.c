@@ -1,0 +1,80 @@
+/* history.c - what the ops of a graph have made, as far as that is kept or can be made again. */
+#include "autograd/tape.h"
+
+/* The input as the op has read it. Borrowed; NULL if it is not kept. */
+static lt_tensor *input_of(const lt_edge *e)
+{
+    lt_tensor *x = e->saved ? e->saved : e->leaf ? e->leaf->x : NULL;
+    if (!x || (lt_dtype)x->dtype == e->spec.dtype)
+        return x;
+    return lt_is_param(x) && lt__is_half(e->spec.dtype) ? lt_half(x, e->spec.dtype) : NULL;
+}
+
+static bool is_view(const lt_op *op) { return !op->fwd && !op->fast_fwd; }
+
+/* What node has made, as those have kept it that read it: itself or a view. Borrowed. */
+static lt_tensor *kept_by_readers(const lt_node *node, int i)
+{
+    lt_tensor *x = NULL;
+    for (lt_node *reader = node->next; reader && !x; reader = reader->next)
+        for (int k = 0; k < reader->n_in && reader->marked && !x; k++) {
+            const lt_edge *e = &reader->edge[k];
+            if (e->node != node || e->out_index != i)
+                continue;
+            x = e->saved ? e->saved
+                : is_view(reader->def->op) ? kept_by_readers(reader, 0) : NULL;
+        }
+    return x;
+}
+
+/* Its outputs from its inputs, if all of these are kept. New. */
+static void make_again(const lt_node *node, lt_tensor **in, lt_tensor **out)
+{
+    lt_ctx *ctx = node->ctx;
+    void *ud;
+    for (int i = 0; i < node->n_in; i++)
+        if (!in[i] && (i >= node->def->schema.n_in || !node->def->schema.in[i].optional))
+            return;
+    lt_cast_fn cast = lt_get_cast(ctx, &ud);
+    lt_set_cast(ctx, NULL, NULL);
+    lt_grad_off(ctx);
+    if (lt_apply(ctx, node->def, in, node->n_in, node->opt, out) != LT_OK)
+        out[0] = NULL;
+    lt_grad_on(ctx);
+    lt_set_cast(ctx, cast, ud);
+}
+
+static void show(const lt_node *node, lt_watch_fn fn, void *ud)
+{
+    const lt_op *op = node->def->op;
+    lt_tensor *in[LT_MAX_LIST], *out[LT_MAX_OUT] = {NULL}, *made[LT_MAX_OUT] = {NULL};
+    for (int i = 0; i < node->n_in; i++)
+        in[i] = input_of(&node->edge[i]);
+    for (int i = 0; i < node->n_all; i++)
+        out[i] = node->saved_out[i]  ? node->saved_out[i]
+                 : i < node->n_out ? kept_by_readers(node, i) : NULL;
+    if (!out[0] && node->n_all == 1 && !op->sums && !op->after) {
+        make_again(node, in, made);
+        out[0] = made[0];
+    }
+    fn(ud, &(lt_call){.ctx = node->ctx, .op = op, .schema = &node->def->schema, .opt = node->opt,
+                      .n_in = node->n_in, .in = in, .out = out, .threads = node->ctx->threads,
+                      .stream = node->stream, .first_row = node->first_row}, false, node->where);
+    lt_release(made[0]);
+}
+
+void lt_look_back(lt_tensor *loss, lt_watch_fn fn, void *ud)
+{
+    struct lt_autograd *ag = loss->ctx->slots.autograd;
+    lt_watch_fn watch = ag->watch;
+    if (!loss->node || loss->node->spent)
+        return;
+    lt_tape *tape = loss->node->tape;
+    ag->watch = NULL;
+    if (lt__mark(loss->node) == LT_OK)
+        for (lt_node *node = tape->first; node; node = node->next)
+            if (node->marked && !is_view(node->def->op))
+                show(node, fn, ud);
+    lt__unmark(tape->last);
+    ag->watch = watch;
+}
