@@ -60,7 +60,8 @@ typedef struct lt_scaler { /* all of it is to be saved with a training */
     int good;              /* so many of such steps there were in a row */
     int since;             /* steps since the last growth, counted up to 2000 */
     int64_t steps, skipped; /* so far; of these, */
-    int64_t in_a_row;      /* skipped by now without a break */
+    int64_t in_a_row;      /* skipped by now without a break; */
+    int at_floor;          /* of those, the ones whose scale could not have been lower */
     double mean, variance; /* adaptive: of exponents of true gradients, in the last steps */
     double old_mean, old_variance; /* weights of steps before the first in these: 1 at first */
 } lt_scaler;
@@ -74,7 +75,14 @@ LT_API bool lt_scaler_see(lt_scaler *scaler, int exponent, bool finite);
 
 /* ==== The scale in use ======================================================================== */
 
-/* Backward's first gradient is multiplied by the scale, and the gradient of each leaf divided by it
+/* Ten skipped steps in a row whose scale could not have been lower, as it was static or 2^-14, end
+ * the training with LT_ENUMERIC: no scale helps. In the last of them what ops make is looked at,
+ * and the message says which was the first to make a number that is not finite, where, and whether
+ * because of f16. So does a backward whose loss is not finite, at once, as far as that can be told
+ * from what is kept for it. Of several ranks one that has such a number says it: others go on until
+ * the failure reaches them.
+ *
+ * Backward's first gradient is multiplied by the scale, and the gradient of each leaf divided by it
  * as soon as it is complete, before its hooks are called: all others see true gradients. The scale
  * is the same in all backwards of a step. An optimizer's step asks the scaler: when a gradient is
  * not finite, whichever, the steps of all optimizers until the next backward are skipped. They

@@ -4,6 +4,8 @@
 
 #include "amp/amp.h"
 
+enum { LT_FIRST_BYTES = 512 };
+
 struct lt_loss_scale {
     lt_ctx *ctx;
     lt_scaler scaler;
@@ -15,6 +17,9 @@ struct lt_loss_scale {
     bool fresh;               /* a backward has come since the last decision, */
     lt_outcome outcome;       /* which was this one */
     lt_scaled_step step;
+    bool elsewhere;           /* in this step gradients are finite here, but not on all ranks */
+    bool watched;             /* this step is: see watch.h */
+    char first[LT_FIRST_BYTES]; /* about what was not finite first, in the step; "": nothing was */
 };
 
 /* Of a magnitude; the nearest that ranks can tell each other. LT_NO_EXPONENT for 0. */

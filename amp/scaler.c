@@ -100,9 +100,11 @@ static void go_on(lt_scaler *s, int exponent)
 
 bool lt_scaler_see(lt_scaler *s, int exponent, bool finite)
 {
+    bool lowest = s->policy == LT_SCALE_STATIC || s->k == LT_SCALE_LOW;
     s->steps++;
     s->skipped += !finite;
     s->in_a_row = finite ? 0 : s->in_a_row + 1;
+    s->at_floor = finite ? 0 : s->at_floor + lowest;
     if (s->policy == LT_SCALE_STATIC)
         return finite;
     s->since = least(s->since + 1, LAST);

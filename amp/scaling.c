@@ -8,11 +8,11 @@
  */
 #include <math.h>
 
-#include "amp/scale.h"
+#include "amp/watch.h"
 #include "core/tensor.h"
 #include "ops/ops.h"
 
-enum { MOST_SKIPPED = 50 }; /* in a row. From 2^24 down to 2^-14 by halves are 38 */
+enum { MOST_AT_FLOOR = 10 }; /* skipped steps whose scale could not have been lower */
 
 int lt__exponent_of(double magnitude)
 {
@@ -90,6 +90,22 @@ static lt_status complete(void *ud, lt_tensor *x, lt_tensor *grad)
     return LT_OK;
 }
 
+/* Fails when no scale helps, and only after a step that was watched: a training that goes on from a
+ * checkpoint begins without. */
+static lt_status give_up(lt_loss_scale *s)
+{
+    long long skipped = s->scaler.in_a_row;
+    lt_status status = LT_OK;
+    if (s->watched && s->scaler.at_floor >= MOST_AT_FLOOR && !s->elsewhere)
+        status = s->first[0]
+            ? lt_fail(LT_ENUMERIC, "%s (%lld steps in a row were skipped)", s->first, skipped)
+            : lt_fail(LT_ENUMERIC, "the gradients were not finite in %lld steps in a row, in the "
+                      "last with a loss scale of 2^%d, although no op has made them so; look at "
+                      "the learning rate and at the data", skipped, s->step.k);
+    lt__watch(s, s->scaler.at_floor >= MOST_AT_FLOOR - 1);
+    return status;
+}
+
 /* All optimizers that come without a backward in between belong to one step. */
 static lt_status judge(void *ud, lt_outcome *outcome)
 {
@@ -101,19 +117,21 @@ static lt_status judge(void *ud, lt_outcome *outcome)
             .finite = f->not_finite == 0, .lost = f->lost};
         bool applied = lt_scaler_see(&s->scaler, s->step.exponent, s->step.finite);
         s->outcome = applied ? LT_APPLY : LT_SKIP;
+        lt_status status = give_up(s);
         s->found = (lt_found){0};
-        s->fresh = false;
+        s->fresh = s->elsewhere = false;
+        LT_TRY(status);
     }
-    if (s->scaler.in_a_row >= MOST_SKIPPED)
-        return lt_fail(LT_ENUMERIC, "the gradients were not finite in %lld steps in a row, in the "
-                       "last with a loss scale of 2^%d; look at the learning rate and at the data",
-                       (long long)s->scaler.in_a_row, s->step.k);
     if (*outcome == LT_APPLY)
         *outcome = s->outcome;
     return LT_OK;
 }
 
+static const char *explain(void *ud, lt_tensor *loss) { return lt__first_in(ud, loss); }
+
 lt_status lt_use_loss_scale(lt_ctx *ctx, lt_loss_scale *s)
 {
-    return lt_set_scaling(ctx, s ? &(lt_scaling){s, seed, join, complete, judge} : NULL);
+    LT_TRY(lt_set_scaling(ctx, s ? &(lt_scaling){s, seed, join, complete, judge, explain} : NULL));
+    lt__use_watch(ctx, s);
+    return LT_OK;
 }

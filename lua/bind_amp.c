@@ -9,8 +9,8 @@ static const char key_used; /* its address is the key in the registry of the one
 /* What is saved of a scaler: X(field, type to push it as). */
 #define FIELDS(X)                                                                                  \
     X(policy, integer) X(k, integer) X(interval, integer) X(good, integer) X(since, integer)       \
-    X(steps, integer) X(skipped, integer) X(in_a_row, integer) X(mean, number) X(variance, number) \
-    X(old_mean, number) X(old_variance, number)
+    X(steps, integer) X(skipped, integer) X(in_a_row, integer) X(at_floor, integer)                \
+    X(mean, number) X(variance, number) X(old_mean, number) X(old_variance, number)
 
 /* new_loss_scale(policy, k, interval): policy is "adaptive", "dynamic" or "static". */
 static int new_loss_scale(lua_State *L)

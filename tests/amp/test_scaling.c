@@ -378,10 +378,9 @@ TEST(many_skipped_steps_end_the_training)
         status = lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, NULL);
         steps++;
     }
-    CHECK_EQ(steps, 50);
+    CHECK_EQ(steps, 10);
     CHECK_EQ(status, LT_ENUMERIC);
-    CHECK_MSG("the gradients were not finite in 50 steps in a row, in the last with a loss scale "
-              "of 2^16; look at the learning rate and at the data");
+    CHECK_MSG("(10 steps in a row were skipped)");
     end(&n);
 }
 

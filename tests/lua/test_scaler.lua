@@ -197,6 +197,7 @@ T.test("a scaler goes on from its state", function()
   T.equal(b.scale, 16.0)
   T.equal(step(3e38), "skipped")
   T.equal(b.scale, 8.0)
+  T.equal(b:state().at_floor, 0)
   state.wire1, state.wire2 = 7, -3                            -- of several ranks: see amp.h
   b:load(state)
   T.equal(b:state(), state)
@@ -466,6 +467,57 @@ T.test("a fault that names nothing is an error", function()
   end
 end)
 
+-- ==== Who was the first that is not finite =======================================================
+
+-- WHAT makes h of x, the images.
+local FIRST = [[
+local lt = require "luatrain"
+local nn = lt.nn
+local net = nn.sequential{nn.conv2d{1, 4, 3}, nn.relu(), nn.flatten(), nn.linear{64, 3}}
+local sgd = lt.optim.sgd(net, {lr = 0.01})
+local scaler <close> = lt.amp.scaler{policy = "dynamic", scale = 2.0 ^ -13}
+local y = lt.tensor({0, 1}, {dtype = "i64"})
+for t = 1, 20 do
+  lt.step(lt.autocast, "fp16", function()
+    local x = lt.ones{2, 6, 6, 1}
+    WHAT
+    lt.cross_entropy(h, y):backward()
+    sgd:step()
+  end)
+end
+print "well"
+]]
+
+T.test("a run that fp16 ends says which op was the first", function()
+  local out = folder()
+  local function ends_with(code, message, what)
+    T.write(out .. "/first.lua", (FIRST:gsub("WHAT", what)))
+    local text, got = run_with("", out, "first.lua")
+    T.equal(text, message .. "\n")
+    T.equal(got, code)
+  end
+  local FIRST_OF = " is the first that is not finite: "
+  local F16 = " does not fit f16, whose largest number is 65504; "
+  local OFF = 'lt.autocast("off", ...) around it computes it in f32'
+  ends_with(0, "well", "local h = net(x)")
+  ends_with(6, "luatrain: first.lua:10: net.4 linear: its output" .. FIRST_OF .. "128000" .. F16
+               .. OFF .. " (the loss is nan at step 1)",
+            "net[4].w:copy(lt.ones{3, 64} * 100); local h = net[4](lt.ones{2, 64} * 20)")
+  ends_with(6, "luatrain: first.lua:10: net.1 conv2d: its w" .. FIRST_OF .. "a parameter, which is "
+               .. "nan before the step; look at the learning rate, and at what was loaded (the "
+               .. "loss is nan at step 1)",
+            "local w = net[1].w; w:copy(w * (0 / 0)); local h = net(x)")
+  ends_with(6, "luatrain: first.lua:10: backward of cast: the gradient of its x" .. FIRST_OF
+               .. "with the loss scale of 2^-14 in it, -1.04858e+06" .. F16 .. OFF
+               .. ", a smaller learning rate may keep it small (11 steps in a row were skipped)",
+            "local h = net[4](lt.zeros{2, 64}):cast 'f32' * 2.0 ^ 35")
+  ends_with(6, "luatrain: first.lua:10: backward of sqrt: the gradient of its x" .. FIRST_OF
+               .. "it is -inf, and would be in f32 as well, although all that it was computed from "
+               .. "is finite; look at the learning rate, at the data, and for a division by 0 (11 "
+               .. "steps in a row were skipped)",
+            "local h = net(x) * (net[1].b:sum() * 0):sqrt()")
+end)
+
 -- ==== Hard cases =================================================================================
 
 -- A net under a loss that is multiplied by 2^12, as one summed over many places is, and by
@@ -495,7 +547,8 @@ T.test("gradients that grow and shrink by 2^14", function()
   local plain = ride(nil)
   assert(plain < 0.01, plain)
   local _, _, why = ride{policy = "static"}
-  assert(tostring(why):find("the gradients were not finite in 50 steps in a row", 1, true), why)
+  assert(tostring(why):find("with the loss scale of 2^16 in it, ", 1, true), why)
+  assert(tostring(why):find("(10 steps in a row were skipped)", 1, true), why)
   local _, lost = ride{policy = "dynamic"}
   assert(lost > 10, lost)
   local loss, lost_by_adaptive = ride{}

@@ -1,0 +1,217 @@
+/* watch.c - who was the first that is not finite, and why.
+ *
+ * What an op makes is looked at as soon as it is there, forwards and backwards. The first op in it
+ * of which something is not finite has either been given such a number, by somebody who is no op,
+ * or has made it itself. Then its kernel runs once more with f32 in the place of f16: a number that
+ * is finite there has become too large for f16; any other one is the doing of the op and of what it
+ * was given, in any dtype.
+ */
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "amp/watch.h"
+#include "core/tensor.h"
+
+#define IN_F32 "lt.autocast(\"off\", ...) around it computes it in f32"
+
+/* ==== Tensors ================================================================================= */
+
+/* Index of the first element whose exponent is all ones, as that of inf and NaN is; -1: none. */
+#define FIND(bits, mask)                                                                           \
+    for (int64_t i = 0; i < x->count; i++)                                                         \
+        if ((((const bits *)x->data)[i] & (mask)) == (mask))                                       \
+            return i;                                                                              \
+    return -1
+
+static int64_t first_odd(const lt_tensor *x)
+{
+    if (!x || !x->data || !x->storage->device->is_host)
+        return -1;
+    switch (x->dtype) {
+    case LT_F16: FIND(uint16_t, 0x7c00);
+    case LT_BF16: FIND(uint16_t, 0x7f80);
+    case LT_F32: FIND(uint32_t, 0x7f800000);
+    case LT_F64: FIND(uint64_t, 0x7ff0000000000000);
+    default: return -1;
+    }
+}
+
+static double value_at(lt_tensor *x, int64_t index)
+{
+    double value = NAN;
+    return lt_item(x, index, &value) == LT_OK ? value : NAN;
+}
+
+static const char *word(double value) { return isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"; }
+
+/* ==== The sentence ============================================================================ */
+
+/* One call that is looked at. */
+typedef struct view {
+    lt_loss_scale *scale;
+    const lt_call *call;
+    bool backward;
+    const char *where;
+    bool whole;                /* all tensors of the call are there */
+} view;
+
+/* "net.4 conv2d: its x is the first that is not finite: ...". of: "" or "the gradient of ". */
+LT_PRINTF(4, 5)
+static void say(const view *v, const char *of, const char *what, const char *why, ...)
+{
+    char *text = v->scale->first;
+    va_list args;
+    int n = snprintf(text, LT_FIRST_BYTES, "%s%s%s: %sits %s is the first that is not finite: ",
+                     v->where, v->backward ? "backward of " : "", v->call->schema->name, of, what);
+    va_start(args, why);
+    if (n > 0 && n < LT_FIRST_BYTES)
+        vsnprintf(text + n, (size_t)(LT_FIRST_BYTES - n), why, args);
+    va_end(args);
+}
+
+static const char *input_name(const lt_call *c, int i)
+{
+    const lt_schema *s = c->schema;
+    return s->in[i < s->n_in ? i : s->n_in - 1].name;
+}
+
+static void say_given(const view *v, lt_tensor *x, int64_t index, const char *name)
+{
+    double value = value_at(x, index);
+    bool f16 = x->dtype == LT_F16 && isinf(value);
+    if (!lt_is_param(x))
+        say(v, "", name, "it is %s%s to begin with; look at the data", word(value),
+            f16 ? ", or beyond 65504, the largest number of f16," : "");
+    else if (f16)
+        say(v, "", name, "a parameter, which is inf or beyond 65504, the largest number of f16; "
+            "look at the learning rate, and at what was loaded");
+    else
+        say(v, "", name, "a parameter, which is %s before the step; look at the learning rate, and "
+            "at what was loaded", word(value));
+}
+
+/* number: its text, or "it". */
+static void say_too_large(const view *v, const char *what, const char *number)
+{
+    int k = v->scale->scaler.k;
+    if (!v->backward)
+        say(v, "", what, "%s does not fit f16, whose largest number is 65504; " IN_F32, number);
+    else
+        say(v, "the gradient of ", what, "with the loss scale of 2^%d in it, %s does not fit f16, "
+            "whose largest number is 65504; %s", k, number,
+            k > LT_SCALE_LOW ? "lower the scale, or let it be adaptive"
+                             : IN_F32 ", a smaller learning rate may keep it small");
+}
+
+/* What it has made of numbers that are finite: element `index` of x, which is out[i] or d_in[i]. */
+static void say_made(const view *v, const char *what, lt_tensor *x, int i, int64_t index)
+{
+    double value = value_at(x, index), wide = value;
+    bool seen = v->whole && lt_look_again(v->call, v->backward, i, index, &wide) == LT_OK;
+    bool f16 = x->dtype == LT_F16 && (seen ? isfinite(wide) : isinf(value));
+    char number[32] = "it";
+    if (seen && fabs(wide) > 65504) /* else it has become so with what it was added to */
+        snprintf(number, sizeof number, "%.6g", wide);
+    if (f16)
+        say_too_large(v, what, number);
+    else if (!v->whole)
+        say(v, "", what, "it is %s; look at the learning rate and at the data", word(value));
+    else
+        say(v, v->backward ? "the gradient of " : "", what, "it is %s, and would be in f32 as "
+            "well, although all that it was computed from is finite; look at the learning rate, at "
+            "the data, and for a division by 0", word(value));
+}
+
+/* ==== The watch =============================================================================== */
+
+/* Says of the first of list[0..n) that is not finite, if one is, that it was so before. */
+static bool was_given(const view *v, lt_tensor *const *list, int n)
+{
+    for (int i = 0; i < n; i++) {
+        int64_t index = first_odd(list[i]);
+        if (index < 0)
+            continue;
+        say_given(v, list[i], index, list == v->call->in ? input_name(v->call, i) : "output");
+        return true;
+    }
+    return false;
+}
+
+/* Likewise of the gradients that came: those that ops have made were finite, but the sum of several
+ * need not be, nor what backward began with. */
+static bool came(const view *v, lt_tensor *const *d_out, int n)
+{
+    for (int i = 0; i < n; i++) {
+        int64_t index = first_odd(d_out[i]);
+        if (index < 0)
+            continue;
+        double value = value_at(d_out[i], index);
+        if (d_out[i]->dtype == LT_F16 && isinf(value))
+            say_too_large(v, "output", "it");
+        else
+            say(v, "the gradient of ", "output", "it is %s, as what backward began with or as a "
+                "sum; look at the learning rate and at the data", word(value));
+        return true;
+    }
+    return false;
+}
+
+static void look(const view *v)
+{
+    const lt_call *c = v->call;
+    int n_out = c->op->n_out ? c->op->n_out : !c->op->in_place, n_all = n_out + c->op->n_aux;
+    int n = v->backward ? c->n_in : n_all, i = 0;
+    lt_tensor **made = v->backward ? c->d_in : c->out;
+    int64_t index = -1;
+    while (i < n && (index = first_odd(made[i])) < 0)
+        i++;
+    if (i == n)
+        return;
+    if (v->backward && (came(v, c->d_out, n_out) || was_given(v, c->out, n_all)))
+        return;
+    if (!was_given(v, c->in, c->n_in))
+        say_made(v, v->backward ? input_name(c, i) : "output", made[i], i, index);
+}
+
+/* While gradients are off nothing comes of it for them, as in an evaluation; in backward they
+ * always are. */
+static void look_now(void *ud, const lt_call *c, bool backward, const char *where)
+{
+    lt_loss_scale *s = ud;
+    if (!s->first[0] && (backward || lt_grad_enabled(c->ctx)))
+        look(&(view){s, c, backward, where, true});
+}
+
+static void look_back(void *ud, const lt_call *c, bool backward, const char *where)
+{
+    lt_loss_scale *s = ud;
+    bool whole = true;
+    for (int i = 0; i < c->n_in; i++)
+        whole &= c->in[i] || (i < c->schema->n_in && c->schema->in[i].optional);
+    if (!s->first[0])
+        look(&(view){s, c, backward, where, whole});
+}
+
+const char *lt__first_in(lt_loss_scale *s, lt_tensor *loss)
+{
+    if (!s->watched) {
+        s->first[0] = '\0';
+        lt_look_back(loss, look_back, s);
+    }
+    return s->first;
+}
+
+void lt__watch(lt_loss_scale *s, bool on)
+{
+    s->first[0] = '\0';
+    if (s->watched == on)
+        return;
+    s->watched = on;
+    lt__use_watch(s->ctx, s);
+}
+
+void lt__use_watch(lt_ctx *ctx, lt_loss_scale *s)
+{
+    lt_set_watch(ctx, s && s->watched ? look_now : NULL, s);
+}

@@ -1,0 +1,337 @@
+/* Who was the first that is not finite: after ten steps that no scale would have saved, the message
+ * names it. */
+#include "amp/amp.h"
+#include "core/tensor.h"
+#include "tests/lt_test.h"
+
+/* Two parameters of four elements each, x of two rows of four, all constant; a scale that stays. */
+typedef struct net {
+    lt_ctx *ctx;
+    lt_params *params;
+    lt_tensor *w, *v, *x;
+    lt_optim *optim;
+    lt_loss_scale *scale;
+} net;
+
+enum { DIMS = 4 };
+
+static net begin(int k, double w, double v, double x)
+{
+    static const int64_t one[] = {1, DIMS}, two[] = {2, DIMS};
+    net n = {.ctx = lt_open(&(lt_config){.poison = true})};
+    lt_scaler scaler = lt_scaler_begin(LT_SCALE_STATIC, k, 0);
+    n.params = lt_params_new(n.ctx);
+    n.w = lt_param_new(n.ctx, LT_F32, 2, one, (lt_init){LT_INIT_CONSTANT, w, 0});
+    n.v = lt_param_new(n.ctx, LT_F32, 2, one, (lt_init){LT_INIT_CONSTANT, v, 0});
+    CHECK_OK(lt_params_add(n.params, "w", n.w));
+    CHECK_OK(lt_params_add(n.params, "v", n.v));
+    CHECK_OK(lt_params_place(n.params));
+    n.x = lt_tensor_full(n.ctx, LT_F32, 2, two, x);
+    n.optim = lt_optim_new(n.ctx, "sgd_step", (lt_tensor *[]){n.w, n.v}, 2);
+    n.scale = lt_loss_scale_new(n.ctx, &scaler);
+    CHECK_OK(lt_use_loss_scale(n.ctx, n.scale));
+    lt_set_autocast(n.ctx, LT_F16);
+    return n;
+}
+
+static void end(net *n)
+{
+    CHECK_OK(lt_use_loss_scale(n->ctx, NULL));
+    lt_loss_scale_free(n->scale);
+    lt_optim_free(n->optim);
+    lt_params_free(n->params);
+    lt_release(n->w);
+    lt_release(n->v);
+    lt_release(n->x);
+    lt_ctx_free(n->ctx);
+}
+
+/* op(x, y), where x is let go. New. */
+static lt_tensor *then(net *n, const char *op, lt_tensor *x, lt_tensor *y)
+{
+    lt_tensor *z = lt_run(n->ctx, op, NULL, x, y, NULL);
+    if (!z)
+        FAIL("%s: %s", op, lt_errmsg());
+    lt_release(x);
+    return z;
+}
+
+typedef lt_tensor *(*forward)(net *n);
+
+/* One step: backward of the sum of what f makes, `seed` for its gradient or NULL; the update. */
+static lt_status step_from(net *n, forward f, lt_tensor *seed)
+{
+    lt_opt opts[LT_MAX_OPT];
+    CHECK_OK(lt_opts_parse(&lt_optim_def(n->optim)->schema, "lr=0.0", opts));
+    lt_tensor *loss = then(n, "sum", f(n), NULL);
+    lt_status status = lt_backward(loss, seed);
+    lt_release(loss);
+    return status != LT_OK ? status
+                           : lt_optim_step(n->optim, (const lt_opt *const[]){opts}, 1, NULL);
+}
+
+static lt_status step(net *n, forward f) { return step_from(n, f, NULL); }
+
+/* The tenth step fails with this message, and each one that follows. */
+static void tenth_fails(net n, forward f, const char *message)
+{
+    for (int i = 1; i < 10; i++)
+        CHECK_OK(step(&n, f));
+    CHECK_EQ(lt_loss_scale_scaler(n.scale)->at_floor, 9);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(step(&n, f), LT_ENUMERIC);
+        CHECK(strncmp(lt_errmsg(), message, strlen(message)) == 0 ||
+              (printf("%s\n", lt_errmsg()), false));
+        CHECK_MSG(i ? " (11 steps in a row were skipped)" : " (10 steps in a row were skipped)");
+    }
+    end(&n);
+}
+
+/* The first backward is refused. */
+static void refused(net n, forward f, const char *message)
+{
+    CHECK_EQ(step(&n, f), LT_ENUMERIC);
+    CHECK_STR(lt_errmsg(), message);
+    CHECK_EQ(lt_tape_nodes(lt_tape_current(n.ctx)), 0);
+    end(&n);
+}
+
+static lt_tensor *linear(net *n) { return lt_run(n->ctx, "linear", NULL, n->x, n->w, NULL); }
+
+static lt_tensor *relu_of_linear(net *n) { return then(n, "relu", linear(n), NULL); }
+
+/* linear(x)^v: 0 of inf for v = -1, but its gradient is not. */
+static lt_tensor *power(net *n)
+{
+    return then(n, "pow", then(n, "relu", linear(n), NULL), n->v);
+}
+
+/* linear(x), times a number in f16, twice. */
+static lt_tensor *times(net *n, double by)
+{
+    lt_tensor *factor = lt_tensor_full(n->ctx, LT_F16, 0, NULL, by);
+    lt_tensor *y = then(n, "mul", then(n, "mul", linear(n), factor), factor);
+    lt_release(factor);
+    return y;
+}
+static lt_tensor *times_1(net *n) { return times(n, 1); }
+static lt_tensor *times_512(net *n) { return times(n, 512); }
+static lt_tensor *times_32768(net *n) { return times(n, 32768); }
+
+/* The root of 0, in f16 and in f32. */
+static lt_tensor *root(net *n) { return then(n, "sqrt", linear(n), NULL); }
+static lt_tensor *wide_root(net *n)
+{
+    return then(n, "sqrt", lt_run(n->ctx, "mul", NULL, n->x, n->w, NULL), NULL);
+}
+
+/* Of x - x. */
+static lt_tensor *root_of_0(net *n)
+{
+    lt_tensor *y = linear(n), *z = lt_run(n->ctx, "sub", NULL, y, y, NULL);
+    lt_release(y);
+    return then(n, "sqrt", z, NULL);
+}
+
+/* The root of w - w. */
+static lt_tensor *root_of_w_less_w(net *n)
+{
+    return then(n, "sqrt", lt_run(n->ctx, "sub", NULL, n->w, n->w, NULL), NULL);
+}
+
+/* Each reader of linear(x) has a gradient that fits f16 under 2^15, their sum does not. */
+static lt_tensor *twice(net *n)
+{
+    lt_tensor *y = linear(n), *z = lt_run(n->ctx, "add", NULL, y, y, NULL);
+    lt_release(y);
+    return z;
+}
+
+/* ==== Forwards ================================================================================ */
+
+TEST(a_loss_that_is_not_finite_tells_of_the_op)
+{
+    refused(begin(16, 80, 1, 256), linear,
+            "linear: its output is the first that is not finite: 81920 does not fit f16, whose "
+            "largest number is 65504; lt.autocast(\"off\", ...) around it computes it in f32 (the "
+            "loss is inf at step 1)");
+    refused(begin(16, 80, 1, 256), relu_of_linear,
+            "linear: its output is the first that is not finite: 81920 does not fit f16, whose "
+            "largest number is 65504; lt.autocast(\"off\", ...) around it computes it in f32 (the "
+            "loss is inf at step 1)");
+}
+
+TEST(a_loss_that_is_not_finite_tells_of_what_was_given)
+{
+    refused(begin(16, NAN, 1, 1), relu_of_linear,
+            "linear: its w is the first that is not finite: a parameter, which is nan before the "
+            "step; look at the learning rate, and at what was loaded (the loss is nan at step 1)");
+    refused(begin(16, 1e5, 1, 1), relu_of_linear,
+            "linear: its w is the first that is not finite: a parameter, which is inf or beyond "
+            "65504, the largest number of f16; look at the learning rate, and at what was loaded "
+            "(the loss is inf at step 1)");
+    refused(begin(16, 1, 1, NAN), relu_of_linear,
+            "linear: its x is the first that is not finite: it is nan to begin with; look at the "
+            "data (the loss is nan at step 1)");
+    refused(begin(16, 1, 1, 1e5), relu_of_linear,
+            "linear: its x is the first that is not finite: it is inf, or beyond 65504, the "
+            "largest number of f16, to begin with; look at the data (the loss is inf at step 1)");
+}
+
+TEST(a_loss_that_f32_has_not_either)
+{
+    refused(begin(16, 0, -1, 1), power,
+            "pow: its output is the first that is not finite: it is inf, and would be in f32 as "
+            "well, although all that it was computed from is finite; look at the learning rate, at "
+            "the data, and for a division by 0 (the loss is inf at step 1)");
+}
+
+TEST(forwards_though_the_loss_is_finite)
+{
+    tenth_fails(begin(16, 80, -1, 256), power,
+                "linear: its output is the first that is not finite: 81920 does not fit f16, whose "
+                "largest number is 65504; lt.autocast(\"off\", ...) around it computes it in f32 "
+                "(");
+}
+
+/* ==== Backwards =============================================================================== */
+
+TEST(backwards_under_a_scale_that_is_too_large)
+{
+    tenth_fails(begin(16, 1, 1, 1), times_1,
+                "backward of cast: the gradient of its x is the first that is not finite: with the "
+                "loss scale of 2^16 in it, 65536 does not fit f16, whose largest number is 65504; "
+                "lower the scale, or let it be adaptive (");
+    tenth_fails(begin(8, 0.125, 1, 0.125), times_512,
+                "backward of mul: the gradient of its x is the first that is not finite: with the "
+                "loss scale of 2^8 in it, 131072 does not fit f16, whose largest number is 65504; "
+                "lower the scale, or let it be adaptive (");
+}
+
+TEST(backwards_under_the_lowest_scale)
+{
+    tenth_fails(begin(LT_SCALE_LOW, 0x1p-10, 1, 0x1p-10), times_32768,
+                "backward of mul: the gradient of its x is the first that is not finite: with the "
+                "loss scale of 2^-14 in it, 65536 does not fit f16, whose largest number is 65504; "
+                "lt.autocast(\"off\", ...) around it computes it in f32, a smaller learning rate "
+                "may keep it small (");
+}
+
+TEST(backwards_in_a_sum)
+{
+    tenth_fails(begin(15, 1, 1, 1), twice,
+                "backward of linear: the gradient of its output is the first that is not finite: "
+                "with the loss scale of 2^15 in it, it does not fit f16, whose largest number is "
+                "65504; lower the scale, or let it be adaptive (");
+}
+
+TEST(backwards_as_in_f32)
+{
+    static const char message[] =
+        "backward of sqrt: the gradient of its x is the first that is not finite: it is inf, and "
+        "would be in f32 as well, although all that it was computed from is finite; look at the "
+        "learning rate, at the data, and for a division by 0 (";
+    tenth_fails(begin(4, 0, 1, 1), root, message);
+    tenth_fails(begin(4, 0, 1, 1), wide_root, message);
+}
+
+TEST(what_backward_begins_with)
+{
+    net n = begin(4, 1, 1, 1);
+    lt_tensor *seed = lt_tensor_full(n.ctx, LT_F32, 0, NULL, INFINITY);
+    for (int i = 1; i < 10; i++)
+        CHECK_OK(step_from(&n, linear, seed));
+    CHECK_FAILS(step_from(&n, linear, seed), LT_ENUMERIC,
+                "backward of sum: the gradient of its output is the first that is not finite: it "
+                "is inf, as what backward began with or as a sum; look at the learning rate and at "
+                "the data (10 steps in a row were skipped)");
+    lt_release(seed);
+    end(&n);
+}
+
+/* ==== Steps =================================================================================== */
+
+/* w's gradient is what backward begins with: no kernel is run. */
+TEST(no_op_at_all)
+{
+    net n = begin(4, 1, 1, 1);
+    lt_tensor *seed = lt_tensor_full(n.ctx, LT_F32, 2, n.w->dims, INFINITY);
+    lt_opt opts[LT_MAX_OPT];
+    lt_status status = LT_OK;
+    CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.0", opts));
+    for (int i = 1; i <= 10; i++) {
+        CHECK_OK(status);
+        CHECK_OK(lt_backward(n.w, seed));
+        status = lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, NULL);
+    }
+    CHECK_EQ(status, LT_ENUMERIC);
+    CHECK_STR(lt_errmsg(), "the gradients were not finite in 10 steps in a row, in the last with a "
+              "loss scale of 2^4, although no op has made them so; look at the learning rate and "
+              "at the data");
+    lt_release(seed);
+    end(&n);
+}
+
+/* A step that is applied begins the count anew; what was found before it is not said after it. */
+TEST(nine_steps_do_no_harm)
+{
+    net n = begin(4, 1, 1, 1);
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < 9; i++)
+            CHECK_OK(step(&n, root_of_0));
+        CHECK_OK(step(&n, linear));
+        CHECK_EQ(lt_loss_scale_scaler(n.scale)->at_floor, 0);
+    }
+    end(&n);
+}
+
+/* A training that goes on in its tenth such step is not looked at in it, so it has one more. */
+TEST(a_training_that_goes_on_is_looked_at_first)
+{
+    net n = begin(4, 1, 1, 1);
+    lt_loss_scale_scaler(n.scale)->at_floor = 9;
+    CHECK_OK(step(&n, root_of_0));
+    CHECK_FAILS(step(&n, root_of_0), LT_ENUMERIC, "backward of sqrt: the gradient of its x is");
+    end(&n);
+}
+
+/* Of two ranks that have agreed, the one whose gradients are finite goes on. */
+TEST(a_rank_without_a_find_leaves_it_to_another)
+{
+    for (int mine = 0; mine < 2; mine++) {
+        net n = begin(4, 1, 1, 1);
+        lt_status status = LT_OK;
+        for (int i = 1; i <= 10; i++) {
+            float numbers[LT_SCALE_NUMBERS] = {1};
+            lt_opt opts[LT_MAX_OPT];
+            CHECK_OK(status);
+            CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.0", opts));
+            lt_tensor *loss = then(&n, "sum", mine ? root_of_0(&n) : linear(&n), NULL);
+            CHECK_OK(lt_backward(loss, NULL));
+            lt_release(loss);
+            lt_loss_scale_hear(n.scale, 0, numbers, false);
+            lt_loss_scale_agree(n.scale);
+            lt_outcome outcome = LT_APPLY;
+            status = lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, &outcome);
+            CHECK(status != LT_OK || outcome == LT_SKIP);
+        }
+        CHECK_EQ(status, mine ? LT_ENUMERIC : LT_OK);
+        end(&n);
+    }
+}
+
+/* As between the steps of a run, and in its evaluations. */
+TEST(what_is_not_a_step_of_the_scale_is_not_looked_at)
+{
+    net n = begin(4, 80, 1, 256);
+    for (int i = 1; i < 10; i++)
+        CHECK_OK(step(&n, root_of_w_less_w));
+    CHECK_OK(lt_use_loss_scale(n.ctx, NULL));
+    lt_release(linear(&n));
+    CHECK_OK(lt_use_loss_scale(n.ctx, n.scale));
+    lt_grad_off(n.ctx);
+    lt_release(linear(&n));
+    lt_grad_on(n.ctx);
+    CHECK_FAILS(step(&n, root_of_w_less_w), LT_ENUMERIC, "backward of sqrt: the gradient of its");
+    end(&n);
+}
