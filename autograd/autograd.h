@@ -287,7 +287,7 @@ enum { LT_GRAD_ROOM = 1024 };
 typedef struct lt_grad_place {
     void *arena;
     lt_dtype dtype;
-    int64_t offset;
+    int64_t offset, end;         /* end: of the arena */
 } lt_grad_place;
 LT_MUST lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place);
 /* How many nodes may still add to x's gradient in the running backward. */

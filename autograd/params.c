@@ -88,7 +88,7 @@ lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place)
     LT_TRY(lt__check_alive(param));
     LT_TRY(lt__leaf_need_grad(param->leaf));
     const lt_segment *s = param->leaf->segment;
-    *place = (lt_grad_place){s->grads->data, s->dtype, param->leaf->offset};
+    *place = (lt_grad_place){s->grads->data, s->dtype, param->leaf->offset, s->count};
     return LT_OK;
 }
 

@@ -223,9 +223,10 @@ typedef struct lt_packet {      /* a bucket on its way */
 typedef struct lt_bucket_filter {
     void *ud;
     int tail;                   /* numbers that are used of it */
-    /* On the rank's thread, when x's gradient of a backward is complete; not on a rank, nor in a
-     * shard, without rows. May be NULL. */
-    lt_measure (*measure)(void *ud, lt_tensor *x);
+    /* On the rank's thread, when x's gradient of a backward is complete, its hooks have been called
+     * and all that earlier backwards have left is in grad; not on a rank, nor in a shard, without
+     * rows. May be NULL. */
+    lt_measure (*measure)(void *ud, lt_tensor *x, lt_tensor *grad);
     /* On the group's thread, in the order of sending. A rank without rows has n = 0, and zeros. */
     void (*pack)(void *ud, lt_packet *packet);
     /* True: once more, from pack() on. The same on all ranks. */

@@ -9,16 +9,15 @@
 
 _Static_assert(LT_MOST_TAIL * sizeof(double) <= LT_GRAD_ROOM, "a tail has room behind an arena");
 
-static lt_status keep(lt_filter *f, const void *data, size_t bytes)
+static lt_status make_room(void **memory, size_t *room, size_t bytes)
 {
-    if (bytes > f->room) {
-        void *more = realloc(f->copy, bytes);
-        if (!more)
-            return lt_fail(LT_ENOMEM, "out of memory for the copy of a bucket");
-        f->copy = more;
-        f->room = bytes;
-    }
-    memcpy(f->copy, data, bytes);
+    if (bytes <= *room)
+        return LT_OK;
+    void *more = realloc(*memory, bytes);
+    if (!more)
+        return lt_fail(LT_ENOMEM, "out of memory for the copy of a bucket");
+    *memory = more;
+    *room = bytes;
     return LT_OK;
 }
 
@@ -49,19 +48,37 @@ static lt_status sum_with_tail(lt_group *group, const lt_sum *bucket, int expone
     return status;
 }
 
-lt_status lt__filter_allreduce(lt_filter *f, lt_group *group, const lt_sum *bucket, lt_packet *p)
+/* The same where others may use what is behind the bucket. */
+static lt_status sum_elsewhere(lt_filter *f, lt_group *group, const lt_sum *bucket, int exponent,
+                               float *numbers)
+{
+    size_t each = lt_dtype_bytes(bucket->dtype), bytes = (size_t)bucket->count * each;
+    lt_sum aside = *bucket;
+    LT_TRY(make_room(&f->aside, &f->aside_room, bytes + (size_t)f->is.tail * each));
+    memcpy(aside.data = f->aside, bucket->data, bytes);
+    LT_TRY(sum_with_tail(group, &aside, exponent, f->is.tail, numbers));
+    memcpy(bucket->data, f->aside, bytes);
+    return LT_OK;
+}
+
+lt_status lt__filter_allreduce(lt_filter *f, lt_group *group, const lt_sum *bucket, bool owns,
+                               lt_packet *p)
 {
     if (!f->is.pack)
         return lt_group_allreduce(group, bucket);
     size_t bytes = (size_t)bucket->count * lt_dtype_bytes(bucket->dtype);
     p->in_f16 = bucket->dtype == LT_F32 && bucket->wire == LT_F16;
-    if (p->in_f16)
-        LT_TRY(keep(f, bucket->data, bytes));
+    if (p->in_f16) {
+        LT_TRY(make_room(&f->copy, &f->room, bytes));
+        memcpy(f->copy, bucket->data, bytes);
+    }
     for (p->sent = 0;; p->sent++) {
         p->exponent = 0;
         memset(p->tail, 0, sizeof p->tail);
         f->is.pack(f->is.ud, p);
-        LT_TRY(sum_with_tail(group, bucket, p->in_f16 ? p->exponent : 0, f->is.tail, p->tail));
+        int exponent = p->in_f16 ? p->exponent : 0;
+        LT_TRY(owns ? sum_with_tail(group, bucket, exponent, f->is.tail, p->tail)
+                    : sum_elsewhere(f, group, bucket, exponent, p->tail));
         if (!f->is.unpack(f->is.ud, p) || !p->in_f16 || p->sent >= LT_MOST_RESENDS)
             return LT_OK;
         memcpy(bucket->data, f->copy, bytes);
@@ -74,4 +91,8 @@ void lt__measure_add(lt_measure *to, lt_measure from)
     to->odd += from.odd;
 }
 
-void lt__filter_free(lt_filter *f) { free(f->copy); }
+void lt__filter_free(lt_filter *f)
+{
+    free(f->copy);
+    free(f->aside);
+}

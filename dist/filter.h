@@ -7,15 +7,16 @@
 
 typedef struct lt_filter { /* zero: there is none */
     lt_bucket_filter is;
-    void *copy;            /* of a bucket that may have to be sent again */
-    size_t room;           /* bytes of it */
+    void *copy, *aside;    /* of a bucket that may have to be sent again; of one that is sent from
+                            * elsewhere */
+    size_t room, aside_room; /* bytes of them */
 } lt_filter;
 
-/* Sums a bucket, and behind it, in the same allreduce, the numbers of its packet: that memory is
- * the arena's, of which LT_GRAD_ROOM bytes are free behind the last bucket; what else lies there is
- * put back. */
+/* Sums a bucket, and behind it, in the same allreduce, the numbers of its packet. owns: nobody else
+ * uses the memory there, of which an arena has LT_GRAD_ROOM bytes behind its end; what is in it is
+ * put back. If not, the bucket is summed elsewhere. */
 LT_MUST lt_status lt__filter_allreduce(lt_filter *filter, lt_group *group, const lt_sum *bucket,
-                                       lt_packet *packet);
+                                       bool owns, lt_packet *packet);
 void lt__measure_add(lt_measure *to, lt_measure from);
 void lt__filter_free(lt_filter *filter);
 

@@ -28,6 +28,24 @@ int64_t lt__plan_span(const lt_plan *p, int first, int end)
     return last->place.offset + last->x->count - p->items[first].place.offset;
 }
 
+/* Parameters are aligned to 64 bytes. */
+static bool is_padding(const lt_member *it, int64_t elements)
+{
+    return (size_t)elements * lt_dtype_bytes(it->place.dtype) < 64;
+}
+
+bool lt__plan_owns_behind(const lt_plan *p, int end, int64_t count)
+{
+    const lt_member *it = &p->items[end - 1];
+    int64_t at = it->place.offset + it->x->count, limit = at + count;
+    for (int i = end; i < p->n_items && p->items[i].arena == it->arena && at < limit; i++) {
+        if (!is_padding(it, p->items[i].place.offset - at))
+            return false;
+        at = p->items[i].place.offset + p->items[i].x->count;
+    }
+    return at >= limit || is_padding(it, it->place.end - at);
+}
+
 int64_t lt__plan_arena_end(const lt_plan *p, int arena)
 {
     int64_t end = 0;

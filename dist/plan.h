@@ -43,6 +43,9 @@ void lt__plan_free(lt_plan *plan);
 lt_member *lt__plan_find(const lt_plan *plan, const lt_tensor *x);
 /* The elements of the arena that items [first, end) span. */
 int64_t lt__plan_span(const lt_plan *plan, int first, int end);
+/* Whether the `count` elements behind a bucket that ends before item `end` are nobody else's: those
+ * of items behind it, padding, or the room behind the arena. */
+bool lt__plan_owns_behind(const lt_plan *plan, int end, int64_t count);
 /* Where an arena's items end, in elements of it. */
 int64_t lt__plan_arena_end(const lt_plan *plan, int arena);
 void *lt__member_data(const lt_member *item);

@@ -305,7 +305,8 @@ static lt_status reduce(lt_reducer *r, int index)
                   .count = packet.count, .dtype = packet.dtype,
                   .wire = packet.dtype == LT_F32 ? r->config.wire : packet.dtype,
                   .scale = r->shards > 0 || !counts(r) ? 1 : r->share};
-    LT_TRY(lt__filter_allreduce(&r->filter, r->group, &sum, &packet));
+    bool owns = lt__plan_owns_behind(&r->plan, end, r->filter.is.tail);
+    LT_TRY(lt__filter_allreduce(&r->filter, r->group, &sum, owns, &packet));
     b->times.bytes = (size_t)sum.count * lt_dtype_bytes(sum.dtype);
     b->times.began = began;
     b->times.ended = lt__seconds();
@@ -444,12 +445,11 @@ static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_reducer *r = ud;
     lt_member *it = lt__plan_find(&r->plan, x);
-    (void)grad;
     if (!it)
         return LT_OK;
     lt_bucket_plan *b = &r->plan.buckets[it->bucket];
     if (r->filter.is.measure && r->share > 0)
-        lt__measure_add(&it->measure, r->filter.is.measure(r->filter.is.ud, x));
+        lt__measure_add(&it->measure, r->filter.is.measure(r->filter.is.ud, x, grad));
     pthread_mutex_lock(&r->lock);
     if (it->came == LT_COMING && --b->coming == 0) {
         b->times.ready = lt__seconds();

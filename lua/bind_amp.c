@@ -1,5 +1,7 @@
 /* bind_amp.c - the loss scale, for scaler.lua, in the filter of the reducer if there are several
  * ranks; and the fault that puts it to the test. */
+#include <math.h>
+
 #include "core/tensor.h"
 #include "lua/bind.h"
 
@@ -26,10 +28,15 @@ static int new_loss_scale(lua_State *L)
 
 /* ==== The bucket filter; ud is the lt_lua ===================================================== */
 
-static lt_measure measure(void *ud, lt_tensor *x)
+/* Hooks may have made a gradient larger, which only f16 minds. */
+static lt_measure measure(void *ud, lt_tensor *x, lt_tensor *grad)
 {
-    lt_found found = lt_loss_scale_last(((lt_lua *)ud)->scale);
+    lt_lua *s = ud;
+    lt_found found = lt_loss_scale_last(s->scale), after = {0};
     (void)x;
+    if (s->reducing.wire == LT_F16 && lt_rescale(grad, 1, &after) == LT_OK)
+        found = (lt_found){ldexp(after.largest, lt_loss_scale_scaler(s->scale)->k),
+                           after.not_finite, 0};
     return (lt_measure){found.largest, found.not_finite};
 }
 

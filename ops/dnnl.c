@@ -427,8 +427,8 @@ static bool in_reach(const int64_t *sizes, size_t bytes)
 }
 
 /* In bf16 version 3.2 gives gradients of w wrong where images are narrower than a stride. On CPUs
- * with AMX so are results of even kernels with stride 2 over 16 channels more than a multiple of 32,
- * and at times, when its threads are held up, of kernels of several rows with a larger stride. */
+ * with AMX it gives wrong results of even kernels with stride 2 over 48, 80, 112... channels; and
+ * at times, when one of its threads is held up, of kernels of several rows with a larger stride. */
 static bool is_wrong(const key *k)
 {
     const lt_conv *v = &k->conv;
