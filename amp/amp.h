@@ -68,6 +68,8 @@ typedef struct lt_scaler { /* all of it is to be saved with a training */
 
 /* Begins with a scale of 2^k. interval: that of dynamic; 0: 2000. */
 LT_API lt_scaler lt_scaler_begin(lt_scale_policy policy, int k, int interval);
+/* LT_EINVAL, with the name of what is out of its range: such a state comes of no history. */
+LT_MUST lt_status lt_scaler_check(const lt_scaler *scaler);
 /* What came of a step whose loss was multiplied by 2^k: the largest magnitude of its gradients, of
  * those that are finite, was in [2^exponent, 2^(exponent + 1)), with the scale still in it; finite:
  * all were. Moves k. Returns whether the step is to be applied; else it is to be skipped. */

@@ -26,6 +26,24 @@ lt_scaler lt_scaler_begin(lt_scale_policy policy, int k, int interval)
                        .since = LAST, .old_mean = 1, .old_variance = 1};
 }
 
+lt_status lt_scaler_check(const lt_scaler *s)
+{
+    const char *what =
+        s->policy > LT_SCALE_STATIC ? "policy"
+        : s->k != within(s->k) ? "k"
+        : s->interval < 1 ? "interval"
+        : s->good < 0 || s->good > s->interval ? "good"
+        : s->since < 0 || s->since > LAST ? "since"
+        : s->at_floor < 0 || s->at_floor > s->in_a_row ? "at_floor"
+        : s->in_a_row < 0 || s->in_a_row > s->skipped ? "in_a_row"
+        : s->skipped > s->steps ? "skipped"
+        : !isfinite(s->mean) ? "mean"
+        : !(s->variance >= 0 && isfinite(s->variance)) ? "variance"
+        : !(s->old_mean >= 0 && s->old_mean <= 1) ? "old_mean"
+        : !(s->old_variance >= 0 && s->old_variance <= 1) ? "old_variance" : NULL;
+    return what ? lt_fail(LT_EINVAL, "no scaler has such a '%s'", what) : LT_OK;
+}
+
 /* ==== Anticipation ============================================================================ */
 
 /* The weight of a new value in an average whose old values fade by decay. With 1 for the first,

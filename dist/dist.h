@@ -200,9 +200,9 @@ enum {
     LT_MOST_RESENDS = 4  /* of a bucket in a step */
 };
 
-typedef struct lt_measure {     /* of gradients, and of several together: */
-    double largest;             /* the largest of theirs; not below 0 */
-    int64_t odd;                /* the sum of theirs */
+typedef struct lt_measure {     /* of gradients */
+    double largest;             /* magnitude of what is finite; of several the largest */
+    int64_t not_finite;         /* numbers; of several their sum */
 } lt_measure;
 
 typedef struct lt_packet {      /* a bucket on its way */
@@ -227,17 +227,18 @@ typedef struct lt_bucket_filter {
      * and all that earlier backwards have left is in grad; not on a rank, nor in a shard, without
      * rows. May be NULL. */
     lt_measure (*measure)(void *ud, lt_tensor *x, lt_tensor *grad);
-    /* On the group's thread, in the order of sending. A rank without rows has n = 0, and zeros. */
+    /* On the group's thread, in the order of sending. A rank without rows has n = 0, and zeros.
+     * Without pack() the filter only measures, and does what done() does. */
     void (*pack)(void *ud, lt_packet *packet);
     /* True: once more, from pack() on. The same on all ranks. */
     bool (*unpack)(void *ud, const lt_packet *packet);
     /* On the rank's thread, when an optimizer wants gradients and all buckets have come. The same
-     * on all ranks. Not between shards of a step, of which vranks has several. */
+     * on all ranks. Not between shards of a step, of which vranks has several. NULL: LT_APPLY. */
     lt_outcome (*done)(void *ud, lt_ctx *ctx);
 } lt_bucket_filter;
 
-/* From the next step on, on all ranks alike; copied. NULL: none. The old one is not called any
- * more. LT_EINVAL: tail is too much. */
+/* From the next sum of buckets on, on all ranks alike; copied. NULL: none. The old one is not
+ * called any more. LT_EINVAL: tail is too much. */
 LT_MUST lt_status lt_reducer_set_filter(lt_reducer *reducer, const lt_bucket_filter *filter);
 
 #ifdef __cplusplus

@@ -88,7 +88,7 @@ lt_status lt__filter_allreduce(lt_filter *f, lt_group *group, const lt_sum *buck
 void lt__measure_add(lt_measure *to, lt_measure from)
 {
     to->largest = fmax(to->largest, from.largest);
-    to->odd += from.odd;
+    to->not_finite += from.not_finite;
 }
 
 void lt__filter_free(lt_filter *f)

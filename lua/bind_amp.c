@@ -5,6 +5,8 @@
 #include "core/tensor.h"
 #include "lua/bind.h"
 
+enum { MOST_WIRE = 200 }; /* exponents of f32 and of a scale are within */
+
 static const char class[] = "luatrain.LossScale";
 static const char key_used; /* its address is the key in the registry of the one in use */
 
@@ -43,7 +45,7 @@ static lt_measure measure(void *ud, lt_tensor *x, lt_tensor *grad)
 static void pack(void *ud, lt_packet *p)
 {
     const lt_lua *s = ud;
-    lt_loss_scale_tell(s->scale, p->bucket, p->measure.largest, p->measure.odd, p->tail,
+    lt_loss_scale_tell(s->scale, p->bucket, p->measure.largest, p->measure.not_finite, p->tail,
                        &p->exponent);
 }
 
@@ -123,31 +125,43 @@ static int state(lua_State *L)
     return 1;
 }
 
+/* The wires of the table in argument 2; of buckets that it does not know they begin anew. */
 static void load_wires(lua_State *L, lt_loss_scale *scale)
 {
-    int *wire, i = 0;
+    int *wire, known = 0;
     lt_loss_scale_wires(scale, &wire);
-    for (; i < LT_SCALE_WIRES; i++) {
+    for (int i = 0; i < LT_SCALE_WIRES; i++) {
         lua_pushfstring(L, "wire%d", i + 1);
-        if (lua_rawget(L, 2) != LUA_TNUMBER)
-            break;
-        wire[i] = (int)lua_tointeger(L, -1);
+        lua_rawget(L, 2);
+        int is_integer;
+        lua_Integer value = lua_tointegerx(L, -1, &is_integer);
+        is_integer &= value >= -MOST_WIRE && value <= MOST_WIRE;
+        wire[i] = is_integer ? (int)value : lt_loss_scale_scaler(scale)->k;
+        known = is_integer ? i + 1 : known;
+        lua_pop(L, 1);
     }
-    lua_settop(L, 2);
-    lt_loss_scale_set_wires(scale, i);
+    lt_loss_scale_set_wires(scale, known);
 }
+
+typedef lua_Integer value_integer;
+typedef lua_Number value_number;
 
 /* scale:load(table): such a table, whole. */
 static int load(lua_State *L)
 {
     lt_loss_scale *scale = lt__check_handle(L, class);
     lt_scaler from = {0};
+    int is;
 #define X(field, kind)                                                                             \
     lua_getfield(L, 2, #field);                                                                    \
-    from.field = luaL_check##kind(L, -1);                                                          \
+    value_##kind field = lua_to##kind##x(L, -1, &is);                                              \
+    from.field = field;                                                                            \
+    if (!is || (value_##kind)from.field != field)                                                  \
+        lt__refuse(L, lt__lua(L), "no scaler has such a '%s'", #field);                            \
     lua_pop(L, 1);
     FIELDS(X)
 #undef X
+    lt__check(L, lt__lua(L), lt_scaler_check(&from));
     *lt_loss_scale_scaler(scale) = from;
     load_wires(L, scale);
     return 0;
@@ -185,7 +199,15 @@ static int find_fault(lua_State *L)
     return 0;
 }
 
-static const luaL_Reg methods[] = {{"state", state}, {"load", load}, {"last", last}, {NULL, NULL}};
+/* scale:k(): it is 2^k now. */
+static int k(lua_State *L)
+{
+    lua_pushinteger(L, lt_loss_scale_scaler(lt__check_handle(L, class))->k);
+    return 1;
+}
+
+static const luaL_Reg methods[] = {
+    {"k", k}, {"state", state}, {"load", load}, {"last", last}, {NULL, NULL}};
 static const luaL_Reg functions[] = {
     {"new_loss_scale", new_loss_scale}, {"use_loss_scale", use_loss_scale},
     {"fault", fault}, {"find_fault", find_fault}, {NULL, NULL}};

@@ -375,6 +375,9 @@ function bench_dist.watch(...)
   function core.on_run(settings)
     local all = (o.steps + FEW) * (1 + FEW) // FEW * #turns.ways + WARM_UP
     bench.change(settings, all, folder, o.amp)
+    if settings.scaler ~= false then            -- those of ranks that are apart would part
+      settings.scaler = {policy = "static", scale = 1.0}
+    end
     return watcher
   end
 

@@ -14,7 +14,7 @@ local function fail(...) core.fail("EINVAL", string.format(...)) end
 
 -- What else can be read: of the scale's state, and of its last step.
 local fields = {
-  scale = function(handle) return 2.0 ^ handle:state().k end,
+  scale = function(handle) return 2.0 ^ handle:k() end,
   last_scale = function(handle) return 2.0 ^ handle:last() end,
   headroom = function(handle) return (select(2, handle:last())) end,
   steps = function(handle) return handle:state().steps end,

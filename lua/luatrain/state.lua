@@ -132,7 +132,8 @@ local function restore_scaler(run, s, path, warnings)
   if not is or not next(was) then return end
   local policy = scaler.policy_of(is:state())
   if scaler.policy_of(was) == policy then
-    is:load(was)
+    local ok, why = pcall(is.load, is, was)
+    if not ok then core.fail("EFILE", ("%s: %s"):format(path, why)) end
   else
     warnings[#warnings + 1] = ("%s was made with scaler %s, now it is %s, which begins anew")
                               :format(path, scaler.policy_of(was), policy)

@@ -110,7 +110,7 @@ static void pack_measure(void *ud, lt_packet *packet)
     for (int i = 0; i < packet->n; i++)
         largest = fmax(largest, expected(r, packet->x[i]));
     CHECK_EQ(packet->measure.largest, largest);
-    CHECK_EQ(packet->measure.odd, packet->n * r->plan->pieces);
+    CHECK_EQ(packet->measure.not_finite, packet->n * r->plan->pieces);
     packet->tail[0] = packet->measure.largest > 0;
 }
 

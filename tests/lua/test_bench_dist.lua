@@ -91,9 +91,18 @@ T.test("steps in all ways", function()
   assert(near(r.predictions[3].alpha, 5e-6) and near(r.predictions[3].beta, 4e-10))
 end)
 
+T.test("a loss scale costs no collective", function()
+  local _, code = run("--ranks 2 bench dist --amp fp16 --most 1 --steps 3 --json half.json "
+                      .. "train.lua")
+  T.equal(code, 0)
+  local collectives = {}
+  for i, way in ipairs(read "half.json".ways) do collectives[i] = way.collectives end
+  T.equal(collectives, {0, 1, 0})
+end)
+
 T.test("it leaves nothing, and no process", function()
   local list = assert(io.popen("ls -a " .. folder))
-  T.equal(list:read "a", ".\n..\nall.json\nnothing.lua\nsums.json\ntrain.lua\n")
+  T.equal(list:read "a", ".\n..\nall.json\nhalf.json\nnothing.lua\nsums.json\ntrain.lua\n")
   list:close()
 end)
 

@@ -201,6 +201,19 @@ T.test("a scaler goes on from its state", function()
   state.wire1, state.wire2 = 7, -3                            -- of several ranks: see amp.h
   b:load(state)
   T.equal(b:state(), state)
+  state.wire1, state.wire2 = nil, 1e99                        -- begin anew
+  b:load(state)
+  T.equal(b:state().wire1, nil)
+  for name, values in pairs{k = {3.5, 1e6, -15, 2 ^ 40}, interval = {0}, good = {-1},
+                            mean = {0 / 0}, variance = {-1.0, 1 / 0}, old_mean = {2.0}, in_a_row = {9},
+                            skipped = {9}, since = {3000}, at_floor = {5}} do
+    for _, value in ipairs(values) do
+      local wrong = b:state()
+      wrong[name] = value
+      T.fails(function() b:load(wrong) end, ("no scaler has such a '%s'"):format(name))
+    end
+  end
+  T.equal(b.scale, 8.0)
   state.k = nil
   T.fails(function() b:load(state) end, "scaler:load: the state has no 'k'")
   T.fails(function() b:load(7) end, "scaler:load wants a table, it is a number")
