@@ -199,15 +199,18 @@ static int find_fault(lua_State *L)
     return 0;
 }
 
-/* scale:k(): it is 2^k now. */
-static int k(lua_State *L)
+/* scale:now(): its exponent; the steps so far, and how many of them were skipped. */
+static int now(lua_State *L)
 {
-    lua_pushinteger(L, lt_loss_scale_scaler(lt__check_handle(L, class))->k);
-    return 1;
+    const lt_scaler *scaler = lt_loss_scale_scaler(lt__check_handle(L, class));
+    lua_pushinteger(L, scaler->k);
+    lua_pushinteger(L, scaler->steps);
+    lua_pushinteger(L, scaler->skipped);
+    return 3;
 }
 
 static const luaL_Reg methods[] = {
-    {"k", k}, {"state", state}, {"load", load}, {"last", last}, {NULL, NULL}};
+    {"now", now}, {"state", state}, {"load", load}, {"last", last}, {NULL, NULL}};
 static const luaL_Reg functions[] = {
     {"new_loss_scale", new_loss_scale}, {"use_loss_scale", use_loss_scale},
     {"fault", fault}, {"find_fault", find_fault}, {NULL, NULL}};

@@ -14,11 +14,11 @@ local function fail(...) core.fail("EINVAL", string.format(...)) end
 
 -- What else can be read: of the scale's state, and of its last step.
 local fields = {
-  scale = function(handle) return 2.0 ^ handle:k() end,
+  scale = function(handle) return 2.0 ^ handle:now() end,
   last_scale = function(handle) return 2.0 ^ handle:last() end,
   headroom = function(handle) return (select(2, handle:last())) end,
-  steps = function(handle) return handle:state().steps end,
-  skipped = function(handle) return handle:state().skipped end,
+  steps = function(handle) return (select(2, handle:now())) end,
+  skipped = function(handle) return (select(3, handle:now())) end,
 }
 
 local meta = {
