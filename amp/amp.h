@@ -105,7 +105,6 @@ typedef struct lt_scaled_step { /* the last one that was decided on */
     int exponent;        /* of its largest finite gradient, scaled, or LT_NO_EXPONENT: 15 less this
                           * are the bits it had to spare */
     bool finite;         /* and applied */
-    int64_t lost;        /* numbers that became 0 with the scale taken out */
 } lt_scaled_step;
 LT_API lt_scaled_step lt_loss_scale_step(const lt_loss_scale *scale);
 

@@ -69,7 +69,6 @@ void lt_loss_scale_set_wires(lt_loss_scale *s, int wires)
 void lt_loss_scale_agree(lt_loss_scale *s)
 {
     s->elsewhere = s->found.not_finite == 0 && s->heard.not_finite > 0;
-    s->heard.lost = s->found.lost;
     s->found = s->heard;
     s->heard = (lt_found){0};
 }

@@ -54,7 +54,6 @@ static void add(lt_found *to, const lt_found *from)
 {
     to->largest = fmax(to->largest, from->largest);
     to->not_finite += from->not_finite;
-    to->lost += from->lost;
 }
 
 /* ==== The slot ================================================================================ */
@@ -114,7 +113,7 @@ static lt_status judge(void *ud, lt_outcome *outcome)
         const lt_found *f = &s->found;
         s->step = (lt_scaled_step){
             .k = s->scaler.k, .exponent = lt__exponent_of(f->largest),
-            .finite = f->not_finite == 0, .lost = f->lost};
+            .finite = f->not_finite == 0};
         bool applied = lt_scaler_see(&s->scaler, s->step.exponent, s->step.finite);
         s->outcome = applied ? LT_APPLY : LT_SKIP;
         lt_status status = give_up(s);

@@ -38,7 +38,7 @@ static lt_measure measure(void *ud, lt_tensor *x, lt_tensor *grad)
     (void)x;
     if (s->reducing.wire == LT_F16 && lt_rescale(grad, 1, &after) == LT_OK)
         found = (lt_found){ldexp(after.largest, lt_loss_scale_scaler(s->scale)->k),
-                           after.not_finite, 0};
+                           after.not_finite};
     return (lt_measure){found.largest, found.not_finite};
 }
 
@@ -168,7 +168,7 @@ static int load(lua_State *L)
 }
 
 /* scale:last(): of the last step the exponent of its scale; the bits that gradients had to spare,
- * or nil if they were all zero or not finite; how many numbers were lost. */
+ * or nil if they were all zero or not finite. */
 static int last(lua_State *L)
 {
     lt_scaled_step step = lt_loss_scale_step(lt__check_handle(L, class));
@@ -177,8 +177,7 @@ static int last(lua_State *L)
         lua_pushinteger(L, 15 - step.exponent);
     else
         lua_pushnil(L);
-    lua_pushinteger(L, (lua_Integer)step.lost);
-    return 3;
+    return 2;
 }
 
 /* fault(): the name of the parameter whose gradient is to get an inf, and the rank; or nothing. */

@@ -21,7 +21,6 @@ LT_API char *lt_backend(char *buffer, size_t bytes);
 typedef struct lt_found {
     double largest;      /* magnitude of those that are finite, as they were; 0: there are none */
     int64_t not_finite;
-    int64_t lost;        /* that were not 0 and are now */
 } lt_found;
 
 /* x *= by, for a float x, in one pass in which it looks at the elements. Not recorded. by is a

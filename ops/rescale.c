@@ -37,46 +37,42 @@ static void rescale(lt_tensor *x, double by, lt_found *found)
             found->not_finite++;
         else if (fabs(was) > found->largest)
             found->largest = fabs(was);
-        found->lost += was != 0 && element(x, i) == 0;
     }
 }
 
-typedef struct seen { int32_t largest, not_finite, lost; } seen; /* largest: bits of a magnitude */
+typedef struct seen { int32_t largest, not_finite; } seen; /* largest: bits of a magnitude */
 
 LT_SIMD static seen rescale_block(float *x, int64_t n, float by)
 {
-    int32_t largest = 0, not_finite = 0, lost = 0;
+    int32_t largest = 0, not_finite = 0;
     for (int64_t i = 0; i < n; i++) {
-        union { float f; int32_t i; } was = {x[i]}, is = {x[i] * by};
+        union { float f; int32_t i; } was = {x[i]};
         int32_t size = was.i & MAGNITUDE, finite = size < INFINITE ? size : 0;
         largest = finite > largest ? finite : largest;
         not_finite += size >= INFINITE;
-        lost += (size != 0) & ((is.i & MAGNITUDE) == 0);
-        x[i] = is.f;
+        x[i] *= by;
     }
-    return (seen){largest, not_finite, lost};
+    return (seen){largest, not_finite};
 }
 
 static void rescale_f32(lt_tensor *x, float by, lt_found *found)
 {
     float *data = x->data;
-    int64_t count = x->count, not_finite = 0, lost = 0;
+    int64_t count = x->count, not_finite = 0;
     int32_t largest = 0;
     int threads = x->ctx->threads;
     (void)threads;
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static) num_threads(threads) if (count > 32768 && threads > 1)   \
-    reduction(+ : not_finite, lost) reduction(max : largest)
+    reduction(+ : not_finite) reduction(max : largest)
 #endif
     for (int64_t i = 0; i < count; i += BLOCK) {
         seen s = rescale_block(data + i, count - i < BLOCK ? count - i : BLOCK, by);
         largest = s.largest > largest ? s.largest : largest;
         not_finite += s.not_finite;
-        lost += s.lost;
     }
     union { int32_t i; float f; } most = {largest};
     found->not_finite += not_finite;
-    found->lost += lost;
     if (most.f > found->largest)
         found->largest = most.f;
 }
