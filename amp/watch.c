@@ -160,7 +160,7 @@ static bool came(const view *v, lt_tensor *const *d_out, int n)
 static void look(const view *v)
 {
     const lt_call *c = v->call;
-    int n_out = c->op->n_out ? c->op->n_out : !c->op->in_place, n_all = n_out + c->op->n_aux;
+    int n_out = lt_op_outputs(c->op), n_all = n_out + c->op->n_aux;
     int n = v->backward ? c->n_in : n_all, i = 0;
     lt_tensor **made = v->backward ? c->d_in : c->out;
     int64_t index = -1;

@@ -98,8 +98,8 @@ static bool has(lt_tensor **x, int n, lt_dtype dtype)
     return false;
 }
 
-static int given_outputs(const lt_op *op) { return op->n_out ? op->n_out : !op->in_place; }
-static int all_outputs(const lt_op *op) { return given_outputs(op) + op->n_aux; }
+int lt_op_outputs(const lt_op *op) { return op->n_out ? op->n_out : !op->in_place; }
+static int all_outputs(const lt_op *op) { return lt_op_outputs(op) + op->n_aux; }
 
 static lt_status run_widened(lt_call *c, const lt_op *op, bool backward)
 {
@@ -109,7 +109,7 @@ static lt_status run_widened(lt_call *c, const lt_op *op, bool backward)
          .n = all_outputs(op),
          .read = backward ? ~0ull : 0,
          .write = backward ? 0 : ~0ull},
-        {.at = c->d_out, .n = backward ? given_outputs(op) : 0, .read = ~0ull},
+        {.at = c->d_out, .n = backward ? lt_op_outputs(op) : 0, .read = ~0ull},
         {.at = c->d_in, .n = backward ? c->n_in : 0, .read = c->add, .write = ~0ull},
     };
     lt_status status = LT_OK;
@@ -129,7 +129,7 @@ static lt_status run_widened(lt_call *c, const lt_op *op, bool backward)
 static bool call_has(const lt_call *c, const lt_op *op, bool backward, lt_dtype dtype)
 {
     return has(c->in, c->n_in, dtype) || has(c->out, all_outputs(op), dtype) ||
-           (backward && (has(c->d_out, given_outputs(op), dtype) || has(c->d_in, c->n_in, dtype)));
+           (backward && (has(c->d_out, lt_op_outputs(op), dtype) || has(c->d_in, c->n_in, dtype)));
 }
 
 static lt_status run_with_sums(lt_call *c, const lt_op *op, bool backward)
@@ -147,7 +147,8 @@ static lt_status run_with_sums(lt_call *c, const lt_op *op, bool backward)
 
 static lt_status run(lt_call *c, const lt_op *op, bool backward)
 {
-    if (c->ctx->slots.autograd->all_sum && op->sums)
+    const struct lt_autograd *ag = c->ctx->slots.autograd;
+    if (ag->all_sum && op->sums && !ag->rehearsal.on)
         c->n_sums = op->sums(c, backward);
     size_t bytes = (size_t)c->n_sums * sizeof *c->sums;
     if (bytes > 0 && !(c->sums = lt__alloc(c->ctx, bytes)))
@@ -212,7 +213,7 @@ lt_status lt_look_again(const lt_call *call, bool backward, int which, int64_t i
 {
     enum { IN, OUT, D_OUT, D_IN };
     const lt_op *op = call->op;
-    int n_all = all_outputs(op), n_out = given_outputs(op);
+    int n_all = all_outputs(op), n_out = lt_op_outputs(op);
     lt_tensor *at[4][LT_MAX_LIST] = {{NULL}};
     lt_call c = *call;
     if (op->in_place || (op->sums && c.ctx->slots.autograd->all_sum))
@@ -315,7 +316,7 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
                     .spec = spec,
                     .first_row = ag->tape->first_row};
     LT_TRY(op->shape(&call));
-    int n_all = all_outputs(op), n_out = given_outputs(op);
+    int n_all = all_outputs(op), n_out = lt_op_outputs(op);
     LT_TRY(make_outputs(&call, n_all));
 
     bool off = ag->off > 0, record = false;
@@ -389,7 +390,7 @@ lt_tensor *lt_runv(lt_ctx *ctx, const char *op, const char *options, lt_tensor *
     const lt_def *def = lt_op_find(ctx, op);
     if (!def)
         return NULL;
-    if (given_outputs(def->op) != 1) {
+    if (lt_op_outputs(def->op) != 1) {
         lt_fail(LT_EINVAL, "%s does not give back one tensor; run it by lt_apply", op);
         return NULL;
     }

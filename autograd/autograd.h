@@ -104,6 +104,7 @@ struct lt_call {
     lt_tensor **d_out;           /* op->n_out; NULL: no gradient came, take it as zero */
     lt_tensor **d_in;            /* n_in; NULL: not wanted */
     uint64_t add;                /* bit i: add to d_in[i] */
+    uint64_t leaves;             /* backward, bit i: d_in[i] is a leaf's gradient */
     uint32_t save, same_grad;    /* the op's; its shape rule may clear bits for this call */
     lt_spec *spec;               /* shape rule only: one for each of out */
     bool draws;                  /* set by a shape rule whose kernel will use stream */
@@ -171,6 +172,8 @@ struct lt_def {                  /* an op as one context knows it */
     int id;                      /* order of registration */
 };
 
+/* How many tensors it gives back; those of n_aux follow them in lt_call.out. */
+LT_API int lt_op_outputs(const lt_op *op);
 /* op is kept by address. LT_EINVAL: malformed signature, or the name is taken. */
 LT_MUST lt_status lt_op_register(lt_ctx *ctx, const lt_op *op);
 /* By name. NULL with LT_EINVAL and a suggestion. Borrowed. */
@@ -312,8 +315,11 @@ typedef struct lt_scaling {
      * next call. */
     const char *(*explain)(void *ud, lt_tensor *loss);
 } lt_scaling;
-/* Copied; NULL: gradients are not scaled. LT_EINVAL within backward. */
+/* Copied; NULL: gradients are not scaled. LT_EINVAL within backward and in a rehearsal. An
+ * optimizer's step with gradients that another one has scaled, who has not been asked, is too. */
 LT_MUST lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling);
+/* Whether an optimizer has this parameter. */
+LT_API bool lt_has_optim(const lt_tensor *x);
 
 /* The cast policy's slot: may replace in[i] (new references then, recorded like any op). */
 typedef lt_status (*lt_cast_fn)(void *ud, const lt_def *def, lt_tensor **in, int n_in);
@@ -346,6 +352,19 @@ LT_API void lt_look_back(lt_tensor *loss, lt_watch_fn fn, void *ud);
  * LT_EUNSUPPORTED where other ranks would have to take part, and for ops in place. */
 LT_MUST lt_status lt_look_again(const lt_call *call, bool backward, int i, int64_t index,
                                 double *value);
+
+/* A rehearsal: a pass that is gone through once more, to be looked at, before what belongs to the
+ * training. It draws the random numbers that the next pass draws, and until it ends nothing comes
+ * of what is computed: backward calls nobody's hooks, what is in lt_grad_slots neither, it forgets
+ * the gradient of a leaf as soon as that is complete, and takes any loss; gradients that were there
+ * stay as they are; lt_stats_add() and lt_zero_grad() do nothing; this rank is the only one. An
+ * optimizer's step or norm, backward through what was recorded before, and another rehearsal are
+ * LT_EINVAL. Meanwhile scaling is in the place of the one there was, or none if it is NULL, and so
+ * is watch. Both are copied. */
+LT_MUST lt_status lt_rehearsal_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_watch_fn watch,
+                                     void *ud);
+/* What was recorded is freed. */
+LT_API void lt_rehearsal_end(lt_ctx *ctx);
 
 /* Who calls: fills where with "train.lua:9: net.4 " or "". Kept in nodes, put before messages of
  * backward. */

@@ -49,6 +49,12 @@ lt_status lt__mark(lt_node *from)
     return LT_OK;
 }
 
+static void forget_rehearsed(lt_leaf *leaf)
+{
+    lt_release(leaf->rehearsed);
+    leaf->rehearsed = NULL;
+}
+
 void lt__unmark(lt_node *from)
 {
     for (lt_node *node = from, *before; node; node = before) {
@@ -63,8 +69,10 @@ void lt__unmark(lt_node *from)
         for (int i = 0; i < node->n_in; i++)
             if (node->edge[i].leaf) {
                 lt_leaf *leaf = node->edge[i].leaf;
-                if (leaf->came && leaf->ctx->slots.autograd->scaling.complete)
-                    leaf->has_grad = false; /* it is scaled still */
+                const struct lt_autograd *ag = leaf->ctx->slots.autograd;
+                if (leaf->came && ag->scaling.complete && !ag->rehearsal.on)
+                    lt__leaf_forget_grad(leaf); /* it is scaled still */
+                forget_rehearsed(leaf);
                 leaf->uses = 0;
                 leaf->came = false;
             }
@@ -108,18 +116,22 @@ static lt_status leaf_target(lt_leaf *leaf, lt_tensor **target, bool *add)
     return LT_OK;
 }
 
+static bool rehearses(const lt_leaf *leaf) { return leaf->ctx->slots.autograd->rehearsal.on; }
+
 /* The gradient of edge e to write into, or to add to when *add. Borrowed by the node or leaf it
  * belongs to. */
 static lt_status target_of(lt_edge *e, lt_tensor **target, bool *add)
 {
-    if (e->leaf)
-        return leaf_target(e->leaf, target, add);
-    lt_tensor **slot = &e->node->d_out[e->out_index];
+    lt_leaf *leaf = e->leaf;
+    if (leaf && !rehearses(leaf))
+        return leaf_target(leaf, target, add);
+    lt_tensor **slot = leaf ? &leaf->rehearsed : &e->node->d_out[e->out_index];
+    lt_dtype dtype = leaf ? (lt_dtype)leaf->x->dtype : e->spec.dtype;
     *add = *slot != NULL;
     if (!*slot || shared(*slot)) {
-        lt_tensor *own = *slot ? lt__tensor_copy(*slot, e->spec.dtype)
-                               : lt__tensor_new_kept(e->node->ctx, e->spec.dtype, e->spec.ndim,
-                                                     e->spec.dims);
+        lt_tensor *own = *slot ? lt__tensor_copy(*slot, dtype)
+                               : lt__tensor_new_kept(leaf ? leaf->ctx : e->node->ctx, dtype,
+                                                     e->spec.ndim, e->spec.dims);
         if (!own)
             return lt_errcode();
         lt_release(*slot);
@@ -132,7 +144,9 @@ static lt_status target_of(lt_edge *e, lt_tensor **target, bool *add)
 static void arrived(lt_edge *e)
 {
     if (e->leaf)
-        e->leaf->has_grad = e->leaf->came = true;
+        e->leaf->came = true;
+    if (e->leaf && !rehearses(e->leaf))
+        e->leaf->has_grad = true;
 }
 
 /* Gives grad itself, under the edge's dims, to the edge. */
@@ -221,6 +235,7 @@ static lt_status run_backward(lt_node *node, uint64_t left)
         bool add;
         if (!(left >> i & 1))
             continue;
+        call.leaves |= (uint64_t)(e->leaf != NULL) << i;
         bool apart = op->any_dtype && is_half_copy(e); /* such kernels do not convert */
         for (int j = 0; j < i; j++)
             apart |= d_in[j] && node->edge[j].leaf == e->leaf && node->edge[j].node == e->node &&
@@ -293,18 +308,34 @@ static lt_status put_inf(lt_leaf *leaf)
     lt_tensor *one = lt__tensor_view(leaf->grad, 0, NULL, 0, true);
     lt_status status = one ? lt_fill(one, INFINITY) : LT_ENOMEM;
     lt_release(one);
+    leaf->ctx->inf.struck = true;
+    return status;
+}
+
+/* In a rehearsal, of which nothing is left. */
+static lt_status end_rehearsed(struct lt_autograd *ag, lt_leaf *leaf)
+{
+    lt_status status = LT_OK;
+    leaf->came = false;
+    if (ag->scaling.complete)
+        status = ag->scaling.complete(ag->scaling.ud, leaf->x, leaf->rehearsed);
+    forget_rehearsed(leaf);
     return status;
 }
 
 static lt_status call_hooks(struct lt_autograd *ag, lt_leaf *leaf)
 {
+    if (ag->rehearsal.on)
+        return end_rehearsed(ag, leaf);
     if (leaf->fails && leaf->ctx->inf.step == leaf->ctx->step + 1 && leaf->x->count > 0)
         LT_TRY(put_inf(leaf));
     leaf->came = false;
-    if (ag->scaling.complete &&
-        ag->scaling.complete(ag->scaling.ud, leaf->x, leaf->grad) != LT_OK) {
-        leaf->has_grad = false;
-        return lt_errcode();
+    if (ag->scaling.complete) {
+        if (ag->scaling.complete(ag->scaling.ud, leaf->x, leaf->grad) != LT_OK) {
+            lt__leaf_forget_grad(leaf);
+            return lt_errcode();
+        }
+        leaf->scaled_by = ag->scaling.ud;
     }
     for (lt_hook *h = leaf->hooks; h; h = h->next)
         LT_TRY(h->fn(h->ud, leaf->x, leaf->grad));
@@ -394,31 +425,46 @@ static lt_status check_loss(lt_tensor *loss)
                                   "a gradient");
     if (loss->node && loss->node->spent)
         return lt_fail(LT_EINVAL, "backward: " FREED);
-    if (loss->count != 1 || !loss->storage->device->is_host)
+    const lt_rehearsal *r = &loss->ctx->slots.autograd->rehearsal;
+    if (r->on && loss->node && loss->node->tape != &r->tape)
+        return lt_fail(LT_EINVAL, "backward: the loss was computed before the rehearsal");
+    if (r->on || loss->count != 1 || !loss->storage->device->is_host)
         return LT_OK;
     LT_TRY(lt_item(loss, 0, &value));
     return isfinite(value) ? LT_OK : refuse(loss, value);
 }
 
+/* The slots' own begin and end. */
+static lt_status begin(struct lt_autograd *ag, lt_tensor *loss)
+{
+    bool is_there = ag->slots.begin && !ag->rehearsal.on;
+    return is_there ? ag->slots.begin(ag->slots.ud, loss->ctx, loss) : LT_OK;
+}
+
+static lt_status end(struct lt_autograd *ag, lt_ctx *ctx, lt_status status)
+{
+    bool is_there = ag->slots.end && !ag->rehearsal.on;
+    return is_there ? ag->slots.end(ag->slots.ud, ctx, status) : status;
+}
+
 /* Backward of a loss that is a leaf itself. */
 static lt_status lead_to_leaf(struct lt_autograd *ag, lt_tensor *loss, lt_tensor *seed)
 {
-    lt_edge e = {.leaf = loss->leaf};
-    lt_status status = LT_OK;
+    lt_edge e = {.leaf = loss->leaf, .spec = {.ndim = loss->ndim}};
+    memcpy(e.spec.dims, loss->dims, sizeof e.spec.dims);
     ag->in_backward = true;
     ag->off++;
     loss->leaf->uses = 1;
-    if (ag->slots.begin)
-        status = ag->slots.begin(ag->slots.ud, loss->ctx, loss);
+    lt_status status = begin(ag, loss);
     loss->leaf->uses = 0;
     if (status == LT_OK)
         status = hand_on(&e, seed);
     if (status == LT_OK)
         status = call_hooks(ag, loss->leaf);
-    if (ag->slots.end)
-        status = ag->slots.end(ag->slots.ud, loss->ctx, status);
+    status = end(ag, loss->ctx, status);
     ag->off--;
     ag->in_backward = false;
+    forget_rehearsed(loss->leaf);
     return status;
 }
 
@@ -430,7 +476,7 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
         return LT_ENOMEM;
     if (ag->in_backward)
         return lt_fail(LT_EINVAL, "backward: called from a hook of a running backward");
-    ag->complete = false;
+    ag->complete &= ag->rehearsal.on;
     if (check_loss(loss) != LT_OK) {
         if (lt_errcode() == LT_ENUMERIC) /* such a batch must not reach the running statistics */
             lt_stats_clear(ctx);
@@ -456,17 +502,17 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
     ag->off++;
     lt_status status = lt__mark(from);
     bool begun = status == LT_OK;
-    if (begun && ag->slots.begin)
-        status = ag->slots.begin(ag->slots.ud, ctx, loss);
+    if (begun)
+        status = begin(ag, loss);
     if (status == LT_OK)
         status = walk(ag, from);
-    if (begun && ag->slots.end)
-        status = ag->slots.end(ag->slots.ud, ctx, status);
+    if (begun)
+        status = end(ag, ctx, status);
     ag->off--;
     ag->in_backward = false;
     if (status != LT_OK)
         lt__unmark(tape->last);
-    for (lt_stat *s = ag->stats; s; s = s->next)
+    for (lt_stat *s = ag->stats; s && !ag->rehearsal.on; s = s->next)
         s->waits = ag->period + 1;
     lt__node_release(from);
     return status;

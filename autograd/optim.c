@@ -59,6 +59,7 @@ static lt_status add_item(lt_optim *o, lt_tensor *x)
         }
     }
     o->items[o->n_items++] = (item){.x = lt_retain(x), .arena = a};
+    x->leaf->optims++;
     return LT_OK;
 }
 
@@ -101,8 +102,10 @@ void lt_optim_free(lt_optim *o)
     if (!o)
         return;
     lt_ctx *ctx = o->ctx;
-    for (int i = 0; i < o->n_items; i++)
+    for (int i = 0; i < o->n_items; i++) {
+        o->items[i].x->leaf->optims--;
         lt_release(o->items[i].x);
+    }
     for (int a = 0; a < o->n_arenas; a++) {
         lt__segment_release(o->arenas[a].segment);
         for (int k = 0; k < o->n_slots; k++)
@@ -200,12 +203,29 @@ static lt_tensor *tensor_over(const range *r, lt_storage *storage)
     return lt__tensor_over(storage, r->in->segment->dtype, 1, &r->count, r->offset, true);
 }
 
-/* Before gradients are read: those of a backward that more belongs to are made complete. */
-static lt_status complete_grads(lt_ctx *ctx, const char *who)
+/* Whoever has scaled a gradient knows whether it is to be used. */
+static lt_status check_scaling(const lt_optim *o, const char *who)
 {
+    const lt_scaling *scaling = &o->ctx->slots.autograd->scaling;
+    for (int i = 0; i < o->n_items; i++) {
+        const lt_leaf *leaf = o->items[i].x->leaf;
+        if (takes_part(&o->items[i]) && leaf->scaled_by && leaf->scaled_by != scaling->ud)
+            return lt_fail(LT_EINVAL, "%s with gradients of a loss scale that is no longer in use; "
+                           "close it after the step, or forget them by zero_grad", who);
+    }
+    return LT_OK;
+}
+
+/* Before gradients are read: those of a backward that more belongs to are made complete. */
+static lt_status complete_grads(lt_optim *o, const char *who)
+{
+    lt_ctx *ctx = o->ctx;
     struct lt_autograd *ag = ctx->slots.autograd;
     if (ag->in_backward)
         return lt_fail(LT_EINVAL, "%s within backward: some gradients are still to come", who);
+    if (ag->rehearsal.on)
+        return lt_fail(LT_EINVAL, "%s in a rehearsal, which leaves no gradients", who);
+    LT_TRY(check_scaling(o, who));
     if (ag->complete)
         return LT_OK;
     ag->outcome = LT_APPLY;
@@ -238,7 +258,7 @@ lt_status lt_optim_grad_norm(lt_optim *o, double *norm)
     range r = {0};
     if (!squares)
         return LT_EINVAL;
-    LT_TRY(complete_grads(o->ctx, "a norm of gradients"));
+    LT_TRY(complete_grads(o, "a norm of gradients"));
     note(ag, o, false);
     *norm = 0;
     if (ag->outcome != LT_APPLY)
@@ -312,7 +332,7 @@ lt_status lt_optim_step(lt_optim *o, const lt_opt *const *options, int n_groups,
     if (o->ctx->inf.step > 0 && !o->ctx->inf.found)
         return lt_fail(LT_EUSAGE, "the fault is one of %s, which is no parameter of an optimizer",
                        o->ctx->inf.param);
-    LT_TRY(complete_grads(o->ctx, "an optimizer step"));
+    LT_TRY(complete_grads(o, "an optimizer step"));
     if (ag->outcome == LT_APPLY)
         LT_TRY(update_all(o, options, n_groups));
     note(ag, o, true);

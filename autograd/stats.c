@@ -35,7 +35,7 @@ lt_status lt_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_
 {
     struct lt_autograd *ag = ctx->slots.autograd;
     lt_stat **end = &ag->stats, *s;
-    if (count == 0)
+    if (count == 0 || ag->rehearsal.on)
         return LT_OK;
     for (; (s = *end); end = &s->next) {
         if (s->running_mean != running_mean || s->running_var != running_var)

@@ -38,6 +38,7 @@ static void ctx_gone(lt_ctx *ctx)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
     clear_tape(&ag->own);
+    clear_tape(&ag->rehearsal.tape);
     lt_stats_clear(ctx);
     for (int i = 0; i < ag->n_defs; i++)
         lt__free(ctx, ag->defs[i], sizeof **ag->defs);
@@ -51,7 +52,7 @@ struct lt_autograd *lt__autograd(lt_ctx *ctx)
     struct lt_autograd *ag = ctx->slots.autograd;
     if (ag || !(ag = lt__alloc_zero(ctx, sizeof *ag)))
         return ag;
-    ag->own.ctx = ctx;
+    ag->own.ctx = ag->rehearsal.tape.ctx = ctx;
     ag->tape = &ag->own;
     ctx->slots.autograd = ag;
     ctx->slots.forget = forget;
@@ -77,8 +78,9 @@ void lt_set_grad_slots(lt_ctx *ctx, const lt_grad_slots *slots)
 lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
-    if (ag->in_backward)
-        return lt_fail(LT_EINVAL, "the scale of gradients does not change within backward");
+    if (ag->in_backward || ag->rehearsal.on)
+        return lt_fail(LT_EINVAL, "the scale of gradients does not change %s",
+                       ag->in_backward ? "within backward" : "in a rehearsal");
     ag->scaling = scaling ? *scaling : (lt_scaling){0};
     return LT_OK;
 }
@@ -148,8 +150,15 @@ void lt__leaf_release(lt_leaf *leaf)
         lt__free(leaf->ctx, h, sizeof *h);
     }
     lt_release(leaf->grad);
+    lt_release(leaf->rehearsed);
     lt__segment_release(leaf->segment);
     lt__free(leaf->ctx, leaf, sizeof *leaf);
+}
+
+void lt__leaf_forget_grad(lt_leaf *leaf)
+{
+    leaf->has_grad = false;
+    leaf->scaled_by = NULL;
 }
 
 lt_status lt__leaf_need_grad(lt_leaf *leaf)
@@ -210,10 +219,15 @@ void lt_zero_grad(lt_tensor *x)
 {
     if (!x->leaf)
         return;
+    struct lt_autograd *ag = x->ctx->slots.autograd;
+    if (ag->rehearsal.on)
+        return;
     settle(x->ctx);
-    x->leaf->has_grad = false;
-    x->ctx->slots.autograd->period++;
+    lt__leaf_forget_grad(x->leaf);
+    ag->period++;
 }
+
+bool lt_has_optim(const lt_tensor *x) { return x->leaf && x->leaf->optims > 0; }
 
 int lt_grad_uses(const lt_tensor *x) { return x->leaf ? x->leaf->uses : 0; }
 
@@ -433,6 +447,45 @@ void lt_tape_set_first_row(lt_tape *tape, int64_t first_row)
 {
     tape->first_row = first_row;
     tape->draws[0] = tape->draws[1] = 0;
+}
+
+lt_status lt_rehearsal_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_watch_fn watch, void *ud)
+{
+    struct lt_autograd *ag = lt__autograd(ctx);
+    if (!ag)
+        return LT_ENOMEM;
+    if (ag->in_backward || ag->rehearsal.on)
+        return lt_fail(LT_EINVAL, "a rehearsal does not begin %s",
+                       ag->in_backward ? "within backward" : "in another one");
+    lt_rehearsal *r = &ag->rehearsal;
+    r->before = ag->tape;
+    r->scaling = ag->scaling;
+    r->watch = ag->watch;
+    r->watch_ud = ag->watch_ud;
+    r->draws = ctx->draws;
+    r->tape.first_row = ag->tape->first_row;
+    memcpy(r->tape.draws, ag->tape->draws, sizeof r->tape.draws);
+    ag->tape = &r->tape;
+    ag->scaling = scaling ? *scaling : (lt_scaling){0};
+    ag->watch = watch;
+    ag->watch_ud = ud;
+    r->on = true;
+    return LT_OK;
+}
+
+void lt_rehearsal_end(lt_ctx *ctx)
+{
+    struct lt_autograd *ag = ctx->slots.autograd;
+    lt_rehearsal *r = &ag->rehearsal;
+    if (!r->on)
+        return;
+    clear_tape(&r->tape);
+    ag->tape = r->before;
+    ag->scaling = r->scaling;
+    ag->watch = r->watch;
+    ag->watch_ud = r->watch_ud;
+    ctx->draws = r->draws;
+    r->on = false;
 }
 
 int lt_tape_nodes(const lt_tape *tape) { return tape->nodes; }

@@ -34,6 +34,9 @@ typedef struct lt_leaf {
     bool has_grad;            /* grad holds a gradient; else the next one is written over it */
     bool came;                /* something came in the running backward, or is about to */
     bool fails;               /* its gradient is to have an inf: see lt_grad_fault() */
+    lt_tensor *rehearsed;     /* what has come so far in the backward of a rehearsal, or NULL */
+    const void *scaled_by;    /* ud of who has scaled the gradient, or NULL */
+    int optims;               /* that have it */
     int uses;                 /* nodes that may still contribute in the running backward */
     lt_role role;
     lt_init init;
@@ -95,6 +98,16 @@ typedef struct lt_stat {      /* merged statistics of one pair of buffers */
     uint64_t waits;           /* 1 + the period in which backward came by, or 0 */
 } lt_stat;
 
+typedef struct lt_rehearsal {
+    bool on;
+    lt_tape tape;             /* its own; and all that is to be put back: */
+    lt_tape *before;
+    lt_scaling scaling;
+    lt_watch_fn watch;
+    void *watch_ud;
+    uint64_t draws;           /* of the context */
+} lt_rehearsal;
+
 struct lt_autograd {
     lt_def **defs;            /* by id */
     int n_defs, room;
@@ -113,6 +126,7 @@ struct lt_autograd {
     void *timer_ud;
     lt_watch_fn watch;
     void *watch_ud;
+    lt_rehearsal rehearsal;
     lt_stat *stats;           /* in order of first appearance */
     uint64_t trees;           /* placed so far */
     bool in_backward;
@@ -128,6 +142,7 @@ struct lt_autograd *lt__autograd(lt_ctx *ctx);
 
 lt_leaf *lt__leaf_of(lt_tensor *x); /* made if x has none. Borrowed. NULL with LT_ENOMEM */
 void lt__leaf_release(lt_leaf *leaf);
+void lt__leaf_forget_grad(lt_leaf *leaf);
 /* leaf->grad exists: in its arena, or on its own. */
 lt_status lt__leaf_need_grad(lt_leaf *leaf);
 

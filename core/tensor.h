@@ -111,6 +111,7 @@ typedef struct lt_inf_fault { /* likewise, in a gradient: autograd acts on it */
     int64_t step;         /* from 1; 0: there is none */
     char param[96];
     bool found;           /* lt_grad_fault() was called */
+    bool struck;          /* the inf is in */
 } lt_inf_fault;
 
 struct lt_ctx {

@@ -242,7 +242,7 @@ static int call(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     const lt_def *def = lua_touserdata(L, lua_upvalueindex(2));
-    int n_out = def->op->n_out ? def->op->n_out : !def->op->in_place, n_args = lua_gettop(L);
+    int n_out = lt_op_outputs(def->op), n_args = lua_gettop(L);
     inputs in;
     lt_opt opts[LT_MAX_OPT];
     lt_tensor **box[LT_MAX_OUT], *out[LT_MAX_OUT];

@@ -1,0 +1,338 @@
+/* A rehearsal: a pass that leaves nothing behind, and sees what the next one does. */
+#include <math.h>
+
+#include "tests/autograd/graph.h"
+
+/* y = dropout(batch_norm(linear(x, w))) summed, with what is to be left alone. */
+typedef struct net {
+    lt_ctx *ctx;
+    lt_params *params;
+    lt_tensor *w, *scale, *shift, *mean, *var, *x;
+    lt_optim *optim;
+    int hooks, begins, sums;  /* calls of these */
+    double seen;              /* sum of the outputs that were watched, */
+    double grads[8];          /* and those of the gradients of leaves, one by one */
+    int watched, leaves;
+} net;
+
+static lt_tensor *add(net *n, const char *name, bool buffer, int ndim, double a)
+{
+    static const int64_t dims[] = {5, 5};
+    lt_init init = {ndim == 2 ? LT_INIT_UNIFORM : LT_INIT_CONSTANT, ndim == 2 ? -a : a, a};
+    lt_tensor *x = buffer ? lt_buffer_new(n->ctx, LT_F32, ndim, dims, init)
+                          : lt_param_new(n->ctx, LT_F32, ndim, dims, init);
+    CHECK_OK(lt_params_add(n->params, name, x));
+    return x;
+}
+
+static net make(const char *fault)
+{
+    net n = {.ctx = lt_open(&(lt_config){.seed = 5, .threads = 1, .poison = true,
+                                         .fault = fault})};
+    n.params = lt_params_new(n.ctx);
+    n.w = add(&n, "w", false, 2, 1);
+    n.scale = add(&n, "scale", false, 1, 1);
+    n.shift = add(&n, "shift", false, 1, 0.5);
+    n.mean = add(&n, "mean", true, 1, 0);
+    n.var = add(&n, "var", true, 1, 1);
+    CHECK_OK(lt_params_place(n.params));
+    n.x = lt_tensor_new(n.ctx, LT_F32, 2, (int64_t[]){6, 5});
+    CHECK_OK(lt_fill_uniform(n.x, LT_RNG_USER, 0, 0, -1, 1));
+    n.optim = lt_optim_new(n.ctx, "sgd_step", (lt_tensor *[]){n.w, n.scale, n.shift}, 3);
+    return n;
+}
+
+static void end(net *n)
+{
+    lt_set_grad_slots(n->ctx, NULL);
+    lt_optim_free(n->optim);
+    lt_params_free(n->params);
+    lt_tensor *all[] = {n->w, n->scale, n->shift, n->mean, n->var, n->x};
+    for (int i = 0; i < 6; i++)
+        lt_release(all[i]);
+    finish(n->ctx);
+}
+
+/* w is used twice. */
+static lt_tensor *forward(net *n)
+{
+    lt_tensor *y = lt_run(n->ctx, "linear", NULL, n->x, n->w, NULL);
+    lt_tensor *z = lt_run(n->ctx, "batch_norm", "train=true", y, n->scale, n->shift, n->mean,
+                          n->var, NULL);
+    lt_release(y);
+    y = lt_run(n->ctx, "dropout", "p=0.5 train=true", z, NULL);
+    lt_release(z);
+    z = lt_run(n->ctx, "linear", NULL, y, n->w, NULL);
+    lt_release(y);
+    if (!z)
+        FAIL("%s", lt_errmsg());
+    return take1("sum", take2("mul", z, lt_retain(z)));
+}
+
+static double go(net *n)
+{
+    double value;
+    lt_tensor *loss = forward(n);
+    CHECK_OK(lt_item(loss, 0, &value));
+    CHECK_OK(lt_backward(loss, NULL));
+    lt_release(loss);
+    return value;
+}
+
+static void step(net *n)
+{
+    lt_opt opts[LT_MAX_OPT];
+    CHECK_OK(lt_opts_parse(&lt_optim_def(n->optim)->schema, "lr=0.05", opts));
+    CHECK_OK(lt_optim_step(n->optim, (const lt_opt *const[]){opts}, 1, NULL));
+}
+
+static lt_status count_hook(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    (void)x, (void)grad;
+    ((net *)ud)->hooks++;
+    return LT_OK;
+}
+
+static lt_status count_begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
+{
+    (void)ctx, (void)loss;
+    ((net *)ud)->begins++;
+    return LT_OK;
+}
+
+static lt_status count_sum(void *ud, double *numbers, int64_t count, bool backward)
+{
+    (void)numbers, (void)count, (void)backward;
+    ((net *)ud)->sums++;
+    return LT_OK;
+}
+
+static double sum_of(lt_tensor *x)
+{
+    double sum = 0, value;
+    for (int64_t i = 0; i < x->count; i++) {
+        CHECK_OK(lt_item(x, i, &value));
+        sum += value;
+    }
+    return sum;
+}
+
+static void look(void *ud, const lt_call *c, bool backward, const char *where)
+{
+    net *n = ud;
+    (void)where;
+    n->watched++;
+    if (!backward && !c->op->in_place)
+        n->seen += sum_of(c->out[0]);
+    for (int i = 0; backward && i < c->n_in; i++)
+        if (c->leaves >> i & 1) {
+            CHECK(c->d_in[i] != NULL);
+            n->grads[n->leaves++ % 8] = sum_of(c->d_in[i]);
+        }
+}
+
+static double rehearse(net *n)
+{
+    CHECK_OK(lt_rehearsal_begin(n->ctx, NULL, look, n));
+    double loss = go(n);
+    lt_rehearsal_end(n->ctx);
+    return loss;
+}
+
+TEST(a_training_is_the_same_with_rehearsals)
+{
+    char with[65], without[65];
+    for (int twice = 0; twice < 2; twice++) {
+        net a = make(NULL), b = make(NULL);
+        for (int i = 0; i < 4; i++) {
+            uint64_t draw = lt_next_draw(a.ctx);
+            if (twice)
+                CHECK_NEAR(rehearse(&a), rehearse(&a), 0);
+            CHECK_OK(lt_rehearsal_begin(a.ctx, NULL, NULL, NULL));
+            lt_next_draw(a.ctx);
+            lt_tensor *never = forward(&a); /* no backward */
+            lt_release(never);
+            lt_rehearsal_end(a.ctx);
+            CHECK_EQ(lt_next_draw(a.ctx), draw + 1);
+            double loss = rehearse(&a);
+            CHECK_NEAR(go(&a), loss, 0);
+            CHECK_NEAR(go(&b), loss, 0);
+            CHECK_EQ(lt_stats_pending(a.ctx), 1);
+            step(&a);
+            step(&b);
+        }
+        CHECK_OK(lt_params_sha256(a.params, with));
+        CHECK_OK(lt_params_sha256(b.params, without));
+        CHECK_STR(with, without);
+        end(&a);
+        end(&b);
+    }
+}
+
+/* Hooks, slots, faults, running statistics, all other ranks. */
+TEST(nothing_comes_of_a_rehearsal)
+{
+    net n = make("inf:rank=0:step=1:param=w");
+    lt_grad_fault(n.w, 0);
+    CHECK_OK(lt_on_grad(n.w, count_hook, &n, NULL));
+    lt_set_grad_slots(n.ctx, &(lt_grad_slots){.ud = &n, .begin = count_begin,
+                                              .ready = count_hook});
+    lt_set_all_sum(n.ctx, count_sum, &n);
+    CHECK_OK(lt_rehearsal_begin(n.ctx, NULL, look, &n));
+    lt_tensor *y = lt_run(n.ctx, "batch_norm", "train=true sync=true", n.x, n.scale, n.shift,
+                          n.mean, n.var, NULL);
+    CHECK(y != NULL);
+    lt_tensor *sum = take1("sum", y);
+    CHECK_OK(lt_backward(sum, NULL));
+    lt_release(sum);
+    go(&n);
+    lt_rehearsal_end(n.ctx);
+    CHECK(isfinite(n.seen) && n.leaves > 0);
+    CHECK_EQ(n.hooks + n.begins + n.sums, 0);
+    CHECK_EQ(lt_stats_pending(n.ctx), 0);
+    CHECK(!lt_grad(n.w) && !lt_grad(n.scale) && !n.ctx->inf.struck);
+    CHECK(!n.w->leaf->rehearsed);
+    lt_set_all_sum(n.ctx, NULL, NULL);
+    go(&n);
+    CHECK_EQ(n.begins, 1);
+    CHECK_EQ(n.hooks, 4); /* of w twice: its own, and ready */
+    CHECK(isinf(grad_at(n.w, 0)) && n.ctx->inf.struck);
+    end(&n);
+}
+
+/* They are what a backward would have left, but for the sums of several uses, which are seen as they
+ * grow: of w first the one's, then both. */
+TEST(gradients_are_seen_and_those_of_before_stay)
+{
+    net n = make(NULL);
+    go(&n);
+    lt_tensor *was = lt__tensor_copy(lt_grad(n.w), LT_F32);
+    double scale = sum_of(lt_grad(n.scale)), shift = sum_of(lt_grad(n.shift));
+    lt_zero_grad(n.scale);
+    lt_stats_clear(n.ctx);
+    lt_tape_set_first_row(lt_tape_current(n.ctx), 0); /* to draw the same again */
+    rehearse(&n);
+    CHECK_EQ(n.leaves, 4);
+    CHECK_NEAR(n.grads[1], scale, 0);
+    CHECK_NEAR(n.grads[2], shift, 0);
+    CHECK_NEAR(n.grads[3], sum_of(was), 0);
+    CHECK(n.grads[0] != n.grads[3]);
+    CHECK(memcmp(lt_grad(n.w)->data, was->data, 25 * sizeof(float)) == 0);
+    CHECK(lt_grad(n.shift) && !lt_grad(n.scale));
+    CHECK_OK(lt_rehearsal_begin(n.ctx, NULL, NULL, NULL));
+    lt_zero_grad(n.w);
+    lt_rehearsal_end(n.ctx);
+    CHECK(lt_grad(n.w) != NULL);
+    lt_release(was);
+    end(&n);
+}
+
+typedef struct scaled { int seeds, completes; double largest; } scaled;
+
+static lt_status seed(void *ud, lt_tensor *grad)
+{
+    ((scaled *)ud)->seeds++;
+    return lt_fill(grad, 4);
+}
+
+static lt_status complete(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    scaled *s = ud;
+    CHECK(lt_count(x) == lt_count(grad));
+    s->completes++;
+    s->largest = fmax(s->largest, fabs(sum_of(grad)));
+    return LT_OK;
+}
+
+static lt_status never(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    (void)ud, (void)x, (void)grad;
+    return lt_fail(LT_EINVAL, "nobody adds to a gradient of before");
+}
+
+static lt_scaling scaling_of(scaled *s)
+{
+    return (lt_scaling){.ud = s, .seed = seed, .join = never, .complete = complete};
+}
+
+TEST(a_rehearsal_has_a_scaling_of_its_own)
+{
+    net n = make(NULL);
+    scaled training = {0}, rehearsal = {0};
+    lt_scaling of_training = scaling_of(&training), own = scaling_of(&rehearsal);
+    CHECK_OK(lt_set_scaling(n.ctx, &of_training));
+    go(&n);
+    CHECK_EQ(training.completes, 3);
+    lt_set_watch(n.ctx, look, &n);
+    CHECK_OK(lt_rehearsal_begin(n.ctx, &own, NULL, NULL));
+    CHECK_FAILS(lt_set_scaling(n.ctx, NULL), LT_EINVAL,
+                "the scale of gradients does not change in a rehearsal");
+    go(&n);
+    lt_rehearsal_end(n.ctx);
+    CHECK_EQ(n.watched, 0);
+    CHECK_EQ(training.completes, 3);
+    CHECK(rehearsal.seeds == 1 && rehearsal.completes == 3 && rehearsal.largest > 0);
+    for (int i = 0; i < 3; i++)
+        lt_zero_grad((lt_tensor *[]){n.w, n.scale, n.shift}[i]);
+    go(&n);
+    CHECK(training.seeds == 2 && n.watched > 0);
+    CHECK_EQ(rehearsal.seeds, 1);
+    CHECK_OK(lt_set_scaling(n.ctx, NULL));
+    end(&n);
+}
+
+TEST(what_a_rehearsal_refuses)
+{
+    net n = make(NULL);
+    lt_opt opts[LT_MAX_OPT];
+    double norm;
+    CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.05", opts));
+    lt_tensor *before = forward(&n);
+    CHECK_OK(lt_rehearsal_begin(n.ctx, NULL, NULL, NULL));
+    CHECK_FAILS(lt_rehearsal_begin(n.ctx, NULL, NULL, NULL), LT_EINVAL,
+                "a rehearsal does not begin in another one");
+    CHECK_FAILS(lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, NULL), LT_EINVAL,
+                "an optimizer step in a rehearsal, which leaves no gradients");
+    CHECK_FAILS(lt_optim_grad_norm(n.optim, &norm), LT_EINVAL, "a norm of gradients in a reh");
+    CHECK_FAILS(lt_backward(before, NULL), LT_EINVAL, "was computed before the rehearsal");
+    lt_tensor *late = forward(&n);
+    lt_rehearsal_end(n.ctx);
+    lt_rehearsal_end(n.ctx);
+    CHECK_FAILS(lt_backward(late, NULL), LT_EINVAL, "freed by an earlier backward or with its");
+    CHECK_OK(lt_backward(before, NULL));
+    lt_release(before);
+    lt_release(late);
+    end(&n);
+}
+
+/* A loss that is a leaf, one that is infinite, and a backward that fails. */
+TEST(the_ends_of_a_rehearsal)
+{
+    net n = make(NULL);
+    lt_tensor *x = leaf(n.ctx, 1, INFINITY);
+    scaled s = {0};
+    lt_scaling failing = scaling_of(&s), fine = failing;
+    failing.complete = never;
+    CHECK_OK(lt_rehearsal_begin(n.ctx, &fine, NULL, NULL));
+    CHECK_OK(lt_backward(x, NULL));
+    CHECK_EQ(s.completes, 1);
+    lt_tensor *y = take1("exp", lt_retain(x));
+    CHECK_OK(lt_backward(y, NULL));
+    CHECK_EQ(s.completes, 2);
+    lt_release(y);
+    lt_rehearsal_end(n.ctx);
+    CHECK_OK(lt_rehearsal_begin(n.ctx, &failing, NULL, NULL));
+    lt_tensor *loss = forward(&n);
+    CHECK_FAILS(lt_backward(loss, NULL), LT_EINVAL, "nobody adds");
+    CHECK(!n.shift->leaf->rehearsed && !n.w->leaf->rehearsed);
+    CHECK_FAILS(lt_backward(x, NULL), LT_EINVAL, "nobody adds");
+    CHECK(!x->leaf->rehearsed && !lt_grad(x));
+    lt_release(loss);
+    lt_rehearsal_end(n.ctx);
+    CHECK(!lt_grad(n.w));
+    CHECK_EQ(lt_stats_pending(n.ctx), 0);
+    lt_release(x);
+    go(&n);
+    step(&n);
+    end(&n);
+}
