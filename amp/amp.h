@@ -86,9 +86,10 @@ LT_API bool lt_scaler_see(lt_scaler *scaler, int exponent, bool finite);
  *
  * Backward's first gradient is multiplied by the scale, and the gradient of each leaf divided by it
  * as soon as it is complete, before its hooks are called: all others see true gradients. The scale
- * is the same in all backwards of a step. An optimizer's step asks the scaler: when a gradient is
- * not finite, whichever, the steps of all optimizers until the next backward are skipped. They
- * leave weights, slots and running statistics as they were. */
+ * is the same in all backwards of a step. An optimizer's step asks the scaler: when the gradient of
+ * a parameter is not finite that an optimizer had in backward, whichever, and it was not forgotten
+ * since, the steps of all optimizers until the next backward are skipped. They leave weights, slots
+ * and running statistics as they were. */
 typedef struct lt_loss_scale lt_loss_scale;
 
 /* Not in use yet; scaler is copied. New. */
@@ -130,6 +131,8 @@ LT_API lt_found lt_loss_scale_last(const lt_loss_scale *scale);
  * not finite. numbers (LT_SCALE_NUMBERS) are 0. */
 LT_API void lt_loss_scale_tell(const lt_loss_scale *scale, int bucket, double largest,
                                int64_t not_finite, float *numbers, int *wire);
+/* Buckets are going to be heard, from the first on: those of before count no more. */
+LT_API void lt_loss_scale_listen(lt_loss_scale *scale);
 /* The sums. True: the bucket is to be sent again, as it may have overflowed in f16. */
 LT_API bool lt_loss_scale_hear(lt_loss_scale *scale, int bucket, const float *numbers,
                                bool in_f16);

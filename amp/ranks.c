@@ -35,6 +35,8 @@ static int largest_of(const float *numbers)
     return exponent < LT_EXPONENT_LOW ? LT_NO_EXPONENT : exponent;
 }
 
+void lt_loss_scale_listen(lt_loss_scale *s) { s->heard = (lt_found){0}; }
+
 bool lt_loss_scale_hear(lt_loss_scale *s, int bucket, const float *numbers, bool in_f16)
 {
     int exponent = largest_of(numbers);
@@ -68,7 +70,6 @@ void lt_loss_scale_set_wires(lt_loss_scale *s, int wires)
 
 void lt_loss_scale_agree(lt_loss_scale *s)
 {
-    s->elsewhere = s->found.not_finite == 0 && s->heard.not_finite > 0;
-    s->found = s->heard;
-    s->heard = (lt_found){0};
+    s->elsewhere = !s->here && s->heard.not_finite > 0;
+    s->agreed = true;
 }

@@ -7,6 +7,7 @@
  * this rounds.
  */
 #include <math.h>
+#include <string.h>
 
 #include "amp/watch.h"
 #include "core/tensor.h"
@@ -36,11 +37,22 @@ lt_loss_scale *lt_loss_scale_new(lt_ctx *ctx, const lt_scaler *scaler)
     return s;
 }
 
+/* The step is over. */
+static void forget(lt_loss_scale *s)
+{
+    while (s->n_findings > 0)
+        lt_release(s->findings[--s->n_findings].x);
+    s->heard = (lt_found){0};
+    s->agreed = s->fresh = s->here = s->elsewhere = false;
+}
+
 void lt_loss_scale_free(lt_loss_scale *s)
 {
     if (!s)
         return;
     lt_ctx *ctx = s->ctx;
+    forget(s);
+    lt__free(ctx, s->findings, (size_t)s->room * sizeof *s->findings);
     lt__free(ctx, s, sizeof *s);
     lt__ctx_release(ctx);
 }
@@ -49,11 +61,53 @@ lt_scaler *lt_loss_scale_scaler(lt_loss_scale *s) { return &s->scaler; }
 lt_scaled_step lt_loss_scale_step(const lt_loss_scale *s) { return s->step; }
 lt_found lt_loss_scale_last(const lt_loss_scale *s) { return s->last; }
 
-/* What was found in several gradients. */
-static void add(lt_found *to, const lt_found *from)
+/* ==== Findings ================================================================================ */
+
+lt_found lt__found_in(const lt_loss_scale *s)
 {
-    to->largest = fmax(to->largest, from->largest);
-    to->not_finite += from->not_finite;
+    lt_found all = {0};
+    for (int i = 0; i < s->n_findings; i++) {
+        const lt_finding *f = &s->findings[i];
+        if (!lt_grad(f->x))
+            continue;
+        all.largest = fmax(all.largest, f->found.largest);
+        all.not_finite += f->found.not_finite;
+    }
+    return all;
+}
+
+/* There is room for one more. */
+static lt_status make_room(lt_loss_scale *s)
+{
+    if (s->n_findings < s->room)
+        return LT_OK;
+    int room = s->room ? 2 * s->room : 64;
+    lt_finding *more = lt__alloc(s->ctx, (size_t)room * sizeof *more);
+    if (!more)
+        return LT_ENOMEM;
+    if (s->n_findings > 0)
+        memcpy(more, s->findings, (size_t)s->n_findings * sizeof *more);
+    lt__free(s->ctx, s->findings, (size_t)s->room * sizeof *more);
+    s->findings = more;
+    s->room = room;
+    return LT_OK;
+}
+
+/* In place of what was found in x's gradient before, which is part of it. Backwards complete
+ * gradients in the same order, so a finding is most often the one after the last. */
+static lt_status note(lt_loss_scale *s, lt_tensor *x, lt_found found)
+{
+    int n = s->n_findings, i = 0;
+    while (i < n && s->findings[(s->at + i) % n].x != x)
+        i++;
+    if (i < n) {
+        s->at = (s->at + i) % n;
+    } else {
+        LT_TRY(make_room(s));
+        s->findings[s->at = s->n_findings++].x = lt_retain(x);
+    }
+    s->findings[s->at++].found = found;
+    return LT_OK;
 }
 
 /* ==== The slot ================================================================================ */
@@ -76,17 +130,16 @@ static lt_status join(void *ud, lt_tensor *x, lt_tensor *grad)
     lt_found left = {0};
     (void)x;
     LT_TRY(lt_rescale(grad, scale_of(s), &left));
-    return left.not_finite > 0 && s->found.not_finite == 0 ? lt_fill(grad, 0) : LT_OK;
+    return left.not_finite > 0 && lt__found_in(s).not_finite == 0 ? lt_fill(grad, 0) : LT_OK;
 }
 
 static lt_status complete(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
-    (void)x;
     s->last = (lt_found){0};
     LT_TRY(lt_rescale(grad, 1 / scale_of(s), &s->last));
-    add(&s->found, &s->last);
-    return LT_OK;
+    s->here |= s->last.not_finite > 0;
+    return lt_has_optim(x) ? note(s, x, s->last) : LT_OK;
 }
 
 /* Fails when no scale helps, and only after a step that was watched: a training that goes on from a
@@ -110,15 +163,13 @@ static lt_status judge(void *ud, lt_outcome *outcome)
 {
     lt_loss_scale *s = ud;
     if (s->fresh) {
-        const lt_found *f = &s->found;
-        s->step = (lt_scaled_step){
-            .k = s->scaler.k, .exponent = lt__exponent_of(f->largest),
-            .finite = f->not_finite == 0};
+        lt_found found = s->agreed ? s->heard : lt__found_in(s);
+        s->step = (lt_scaled_step){.k = s->scaler.k, .exponent = lt__exponent_of(found.largest),
+                                   .finite = found.not_finite == 0};
         bool applied = lt_scaler_see(&s->scaler, s->step.exponent, s->step.finite);
         s->outcome = applied ? LT_APPLY : LT_SKIP;
         lt_status status = give_up(s);
-        s->found = (lt_found){0};
-        s->fresh = s->elsewhere = false;
+        forget(s);
         LT_TRY(status);
     }
     if (*outcome == LT_APPLY)

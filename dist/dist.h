@@ -209,7 +209,7 @@ typedef struct lt_packet {      /* a bucket on its way */
     int bucket;
     lt_tensor *const *x;        /* n parameters whose gradients this rank has in it. Borrowed */
     int n;
-    lt_measure measure;         /* of theirs in this step */
+    lt_measure measure;         /* of theirs */
     const void *data;           /* (count) elements: its gradients; for unpack() those of all */
     int64_t count;
     lt_dtype dtype;
@@ -227,6 +227,9 @@ typedef struct lt_bucket_filter {
      * and all that earlier backwards have left is in grad; not on a rank, nor in a shard, without
      * rows. May be NULL. */
     lt_measure (*measure)(void *ud, lt_tensor *x, lt_tensor *grad);
+    /* On the group's thread, before the first bucket of a step; once more when all are sent again,
+     * as more was added to them. May be NULL. */
+    void (*start)(void *ud);
     /* On the group's thread, in the order of sending. A rank without rows has n = 0, and zeros.
      * Without pack() the filter only measures, and does what done() does. */
     void (*pack)(void *ud, lt_packet *packet);

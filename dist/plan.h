@@ -14,7 +14,8 @@ typedef struct lt_member {  /* a parameter */
     int arena;          /* arenas are numbered as they come: addresses differ between ranks */
     int bucket;
     lt_came came;       /* written by the rank's thread before a sweep, or under the lock */
-    lt_measure measure; /* in this step */
+    lt_measure measure; /* of its gradient as it is now */
+    lt_measure before;  /* of those in the folds of this step */
     bool folded;        /* a shard of this step had it */
     bool wanted;        /* some rank has it, in the last sweep */
 } lt_member;

@@ -277,6 +277,7 @@ static lt_packet packet_of(lt_reducer *r, int index, int first, int end)
     for (int i = first; i < end; i++)
         if (items[i].came != LT_NOTHING && counts(r)) {
             r->sent[packet.n++] = items[i].x;
+            lt__measure_add(&packet.measure, items[i].before);
             lt__measure_add(&packet.measure, items[i].measure);
         } else
             memset(lt__member_data(&items[i]), 0, lt__member_bytes(&items[i]));
@@ -325,6 +326,8 @@ static lt_status sweep(void *ud)
     LT_TRY(lt__record_check(&r->record));
     for (int i = 0; i < r->plan.n_items; i++)
         r->plan.items[i].wanted = lt__record_uses(&r->record, i);
+    if (r->filter.is.start)
+        r->filter.is.start(r->filter.is.ud);
     for (int i = 0; i < r->plan.n_buckets; i++)
         LT_TRY(reduce(r, i));
     return LT_OK;
@@ -366,6 +369,9 @@ static lt_status fold(lt_reducer *r)
         lt_member *it = &r->plan.items[i];
         if (it->came == LT_NOTHING || r->share == 0)
             memset(lt__member_data(it), 0, lt__member_bytes(it));
+        else
+            lt__measure_add(&it->before, it->measure);
+        it->measure = (lt_measure){0};
         it->folded = it->came != LT_NOTHING || (it->folded && r->shard > 0);
         it->came = it->folded ? LT_THERE : LT_NOTHING;
     }
@@ -449,7 +455,7 @@ static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad)
         return LT_OK;
     lt_bucket_plan *b = &r->plan.buckets[it->bucket];
     if (r->filter.is.measure && r->share > 0)
-        lt__measure_add(&it->measure, r->filter.is.measure(r->filter.is.ud, x, grad));
+        it->measure = r->filter.is.measure(r->filter.is.ud, x, grad);
     pthread_mutex_lock(&r->lock);
     if (it->came == LT_COMING && --b->coming == 0) {
         b->times.ready = lt__seconds();
@@ -508,7 +514,7 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome)
     r->backwards = 0;
     r->swept = r->more = false;
     for (int i = 0; i < r->plan.n_items; i++)
-        r->plan.items[i].measure = (lt_measure){0};
+        r->plan.items[i].measure = r->plan.items[i].before = (lt_measure){0};
     r->outcome = r->filter.is.done ? r->filter.is.done(r->filter.is.ud, ctx) : LT_APPLY;
     *outcome = r->outcome;
     return LT_OK;

@@ -42,6 +42,8 @@ static lt_measure measure(void *ud, lt_tensor *x, lt_tensor *grad)
     return (lt_measure){found.largest, found.not_finite};
 }
 
+static void start(void *ud) { lt_loss_scale_listen(((lt_lua *)ud)->scale); }
+
 static void pack(void *ud, lt_packet *p)
 {
     const lt_lua *s = ud;
@@ -70,7 +72,7 @@ static lt_outcome done(void *ud, lt_ctx *ctx)
 /* The scale in use, or NULL. In this order no other thread finds one that has gone. */
 static lt_status use(lt_lua *s, lt_loss_scale *scale)
 {
-    lt_bucket_filter filter = {s, LT_SCALE_NUMBERS, measure, pack, unpack, done};
+    lt_bucket_filter filter = {s, LT_SCALE_NUMBERS, measure, start, pack, unpack, done};
     LT_TRY(lt_use_loss_scale(s->ctx, scale));
     if (s->reducer)
         LT_TRY(lt_reducer_set_filter(s->reducer, NULL));

@@ -307,6 +307,90 @@ TEST(a_gradient_that_no_optimizer_forgets)
     end(&b);
 }
 
+static void zero_grads(net *n)
+{
+    lt_tensor *all[] = {n->w1, n->w2, n->scale, n->shift};
+    for (int i = 0; i < 4; i++)
+        lt_zero_grad(all[i]);
+}
+
+/* What was found in gradients that nobody has any more: forgotten by hand, or of a scale that was
+ * not in use for a while. */
+TEST(gradients_that_were_dropped_do_not_count)
+{
+    for (int closed = 0; closed < 2; closed++) {
+        net n = make(16, NULL);
+        CHECK_OK(backward(&n, 0x1p120));
+        if (closed)
+            CHECK_OK(lt_use_loss_scale(n.ctx, NULL));
+        zero_grads(&n);
+        CHECK_OK(lt_use_loss_scale(n.ctx, n.loss_scale));
+        CHECK_OK(backward(&n, 1));
+        CHECK_EQ(step(&n, n.optim), LT_APPLY);
+        CHECK(lt_loss_scale_step(n.loss_scale).exponent < 40);
+        CHECK_OK(backward(&n, 0x1p120));
+        lt_zero_grad(n.w2); /* and the others have one still */
+        CHECK_EQ(step(&n, n.optim), LT_SKIP);
+        CHECK_OK(backward(&n, 1));
+        CHECK_EQ(step(&n, n.optim), LT_APPLY);
+        end(&n);
+    }
+}
+
+/* As on several ranks, which tell each other of those alone that are sent. */
+TEST(a_leaf_without_an_optimizer_does_not_count)
+{
+    net n = make(16, NULL);
+    lt_tensor *x = lt__tensor_copy(n.x, LT_F32);
+    lt_tensor *large = lt_tensor_full(n.ctx, LT_F32, 0, NULL, 0x1p126);
+    CHECK_OK(lt_set_requires_grad(x, true));
+    lt_tensor *y = run(&n, "mul", NULL, x, large), *z = run(&n, "sum", NULL, y, NULL);
+    lt_tensor *a = forward(&n, n.x, 1), *loss = run(&n, "add", NULL, a, z);
+    CHECK_OK(lt_backward(loss, NULL));
+    double value;
+    CHECK_OK(lt_item(lt_grad(x), 0, &value));
+    CHECK(isinf(value));
+    CHECK(!lt_has_optim(x) && lt_has_optim(n.w1));
+    CHECK_EQ(step(&n, n.optim), LT_APPLY);
+    lt_tensor *all[] = {x, large, y, z, a, loss};
+    for (int i = 0; i < 6; i++)
+        lt_release(all[i]);
+    end(&n);
+}
+
+TEST(a_scale_judges_its_own_gradients)
+{
+    static const char message[] = "an optimizer step with gradients of a loss scale that is no "
+                                  "longer in use; close it after the step, or forget them";
+    net n = make(16, NULL);
+    lt_opt opts[LT_MAX_OPT];
+    lt_scaler scaler = lt_scaler_begin(LT_SCALE_STATIC, 0, 0);
+    lt_loss_scale *other = lt_loss_scale_new(n.ctx, &scaler);
+    lt_optim *second = lt_optim_new(n.ctx, "sgd_step", (lt_tensor *[]){n.w1}, 1);
+    lt_optim *third = lt_optim_new(n.ctx, "sgd_step", (lt_tensor *[]){n.shift}, 1);
+    CHECK_OK(lt_opts_parse(&lt_optim_def(second)->schema, "lr=0.05", opts));
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(lt_use_loss_scale(n.ctx, n.loss_scale));
+        CHECK_OK(backward(&n, 0x1p120));
+        CHECK_EQ(step(&n, second), LT_SKIP);
+        CHECK_OK(lt_use_loss_scale(n.ctx, i ? other : NULL));
+        CHECK_FAILS(lt_optim_step(third, (const lt_opt *const[]){opts}, 1, NULL), LT_EINVAL,
+                    message);
+        CHECK_OK(lt_use_loss_scale(n.ctx, n.loss_scale));
+        CHECK_EQ(step(&n, third), LT_SKIP);
+        zero_grads(&n);
+        CHECK_OK(backward(&n, 1));
+        CHECK_OK(lt_use_loss_scale(n.ctx, i ? other : NULL));
+        zero_grads(&n);
+        CHECK_OK(backward(&n, 1));
+        CHECK_EQ(step(&n, n.optim), LT_APPLY);
+    }
+    lt_optim_free(second);
+    lt_optim_free(third);
+    end(&n);
+    lt_loss_scale_free(other);
+}
+
 /* w1's gradient overflows f32; nobody has to see it, but the optimizer does. */
 TEST(an_overflow_in_backward_is_seen)
 {
