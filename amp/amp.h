@@ -145,6 +145,46 @@ LT_API void lt_loss_scale_set_wires(lt_loss_scale *scale, int wires);
 /* All buckets were heard; before an optimizer asks, as in lt_grad_slots.update. */
 LT_API void lt_loss_scale_agree(lt_loss_scale *scale);
 
+/* ==== What half precision does to a pass ====================================================== */
+
+/* A pass, forward and backward, is gone through twice, in half precision and in f32, and each
+ * tensor that an op makes is compared. Both are rehearsals, see lt_rehearsal_begin(): the training
+ * does not change by them, and both draw the same random numbers as the pass that follows. Until
+ * the second is over, what ops make in the first is kept: it takes twice the memory of a pass.
+ *
+ *     lt_precision_check_begin(check, k, false);  forward and backward;  lt_precision_check_end()
+ *     lt_precision_check_begin(check, k, true);   the same;              lt_precision_check_end() */
+typedef struct lt_precision_check lt_precision_check;
+
+/* New. */
+LT_API lt_precision_check *lt_precision_check_new(lt_ctx *ctx);
+LT_API void lt_precision_check_free(lt_precision_check *check); /* NULL is fine */
+/* Backward begins with 2^k times the gradient that it is given: the loss scale in use, or k = 0.
+ * The first pass is computed as lt_autocast() says; the second without autocast. The first forgets
+ * what was found before. LT_EINVAL as in lt_rehearsal_begin(). */
+LT_MUST lt_status lt_precision_check_begin(lt_precision_check *check, int k, bool second);
+/* Follows each begin that came well, whatever happens in between. LT_ENOMEM, or why something could
+ * not be compared. */
+LT_MUST lt_status lt_precision_check_end(lt_precision_check *check);
+/* That of the first pass; LT_F32: nothing was computed in a half. */
+LT_API lt_dtype lt_precision_check_half(const lt_precision_check *check);
+
+typedef struct lt_precision {    /* of one tensor, over its numbers that are not 0 in f32 */
+    const char *where, *op;      /* as lt_watch_fn has it, "train.lua:9: net.4 "; "conv2d".
+                                  * Borrowed, as `of` is, until the next begin */
+    const char *of;              /* the input whose gradient this is; NULL: it is an output */
+    bool leaf;                   /* that input is a leaf, as parameters are */
+    int64_t count;               /* such numbers */
+    int64_t underflows;          /* that are 0 in the half, and in f32 below its smallest normal
+                                  * number: others are 0 for what they were computed from */
+    int64_t overflows;           /* that are not finite in the half */
+    double error;                /* |half - f32| / |f32|, 2-norms, of the rest */
+} lt_precision;
+/* Number i of the tensors that were compared, in the order of the first pass; false past the
+ * last. Those that only one of the passes has are left out, and so are results of cast, views,
+ * and gradients that are handed on as they are. */
+LT_API bool lt_precision_check_row(const lt_precision_check *check, int i, lt_precision *row);
+
 #ifdef __cplusplus
 }
 #endif

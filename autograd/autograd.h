@@ -359,8 +359,8 @@ LT_MUST lt_status lt_look_again(const lt_call *call, bool backward, int i, int64
  * the gradient of a leaf as soon as that is complete, and takes any loss; gradients that were there
  * stay as they are; lt_stats_add() and lt_zero_grad() do nothing; this rank is the only one. An
  * optimizer's step or norm, backward through what was recorded before, and another rehearsal are
- * LT_EINVAL. Meanwhile scaling is in the place of the one there was, or none if it is NULL, and so
- * is watch. Both are copied. */
+ * LT_EINVAL. Meanwhile scaling is in the place of the one there was, or none if it is NULL: of its
+ * functions only seed and complete are called, if they are there. So is watch. */
 LT_MUST lt_status lt_rehearsal_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_watch_fn watch,
                                      void *ud);
 /* What was recorded is freed. */

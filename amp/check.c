@@ -1,0 +1,246 @@
+/* check.c - the same pass in half precision and in f32, and what the half has done to each tensor.
+ *
+ * In the first pass all that ops make is kept: their outputs, and the gradients of their inputs. In
+ * the second each tensor is compared, as soon as it is there, with the next one of the first that
+ * comes from the same op in the same place and has the same dims; that one is let go then. Casts
+ * are in one of the passes only: what they round shows in what is computed from it.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "amp/amp.h"
+#include "core/tensor.h"
+
+enum { WHERE_BYTES = 64 };
+
+typedef struct made {      /* a tensor of the first pass */
+    const lt_schema *schema; /* of its op */
+    char where[WHERE_BYTES];
+    bool backward, leaf, compared;
+    int index;             /* of the output, or of the input whose gradient it is */
+    lt_tensor *x;          /* until it is compared */
+    lt_precision row;      /* from then on */
+} made;
+
+struct lt_precision_check {
+    lt_ctx *ctx;
+    made *list;
+    int n, room, next;     /* next: of these, to be compared */
+    int k;
+    bool second;           /* pass */
+    lt_dtype half;         /* that ops of the first pass have taken or made; LT_F32: none has */
+    lt_cast_fn cast;       /* to be put back */
+    void *cast_ud;
+    lt_status status;      /* the first failure */
+};
+
+/* ==== Comparing =============================================================================== */
+
+/* The smallest number of a half that has all its bits. */
+static float smallest_normal(lt_dtype half) { return half == LT_F16 ? 0x1p-14f : 0x1p-126f; }
+
+static lt_precision compare_all(const float *half, const float *wide, int64_t n, float smallest)
+{
+    lt_precision row = {0};
+    double off = 0, all = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double x = half[i], y = wide[i];
+        if (y == 0 || !isfinite(y))
+            continue;
+        row.count++;
+        if (!isfinite(x)) {
+            row.overflows++;
+            continue;
+        }
+        row.underflows += x == 0 && fabs(y) < smallest;
+        off += (x - y) * (x - y);
+        all += y * y;
+    }
+    row.error = all > 0 ? sqrt(off / all) : 0;
+    return row;
+}
+
+static lt_status compare(const lt_precision_check *c, made *m, lt_tensor *x)
+{
+    lt_dtype half = lt__is_half((lt_dtype)m->x->dtype) ? (lt_dtype)m->x->dtype : c->half;
+    lt_tensor *a = lt__tensor_copy(m->x, LT_F32), *b = lt__tensor_copy(x, LT_F32);
+    lt_status status = a && b ? LT_OK : lt_errcode();
+    if (status == LT_OK) {
+        m->row = compare_all(a->data, b->data, a->count, smallest_normal(half));
+        m->compared = true;
+    }
+    lt_release(a);
+    lt_release(b);
+    lt_release(m->x);
+    m->x = NULL;
+    return status;
+}
+
+/* ==== The two passes ========================================================================== */
+
+static lt_status make_room(lt_precision_check *c)
+{
+    if (c->n < c->room)
+        return LT_OK;
+    int room = c->room ? 2 * c->room : 256;
+    made *more = lt__alloc(c->ctx, (size_t)room * sizeof *more);
+    if (!more)
+        return LT_ENOMEM;
+    if (c->n > 0)
+        memcpy(more, c->list, (size_t)c->n * sizeof *more);
+    lt__free(c->ctx, c->list, (size_t)c->room * sizeof *more);
+    c->list = more;
+    c->room = room;
+    return LT_OK;
+}
+
+static lt_status keep(lt_precision_check *c, const made *m, lt_tensor *x)
+{
+    LT_TRY(make_room(c));
+    c->list[c->n] = *m;
+    c->list[c->n].x = lt__tensor_view(x, x->ndim, x->dims, 0, true);
+    return c->list[c->n].x ? (c->n++, LT_OK) : lt_errcode();
+}
+
+static bool is_same(const made *a, const made *b, const lt_tensor *x)
+{
+    return a->schema == b->schema && a->backward == b->backward && a->index == b->index &&
+           lt__same_dims(a->x, x) && strcmp(a->where, b->where) == 0;
+}
+
+/* What stands between two that belong together has no like in the other pass. */
+static lt_status find_and_compare(lt_precision_check *c, const made *m, lt_tensor *x)
+{
+    for (int i = c->next; i < c->n; i++)
+        if (is_same(&c->list[i], m, x)) {
+            c->next = i + 1;
+            return compare(c, &c->list[i], x);
+        }
+    return LT_OK;
+}
+
+/* In f32 or in a half, and in memory that can be read here. */
+static bool is_of_interest(const lt_tensor *x)
+{
+    return x && x->data && x->count > 0 && x->storage->device->is_host &&
+           (x->dtype == LT_F32 || lt__is_half((lt_dtype)x->dtype));
+}
+
+static void note_half(lt_precision_check *c, lt_tensor *const *x, int n)
+{
+    for (int i = 0; i < n && c->half == LT_F32; i++)
+        if (x[i] && lt__is_half((lt_dtype)x[i]->dtype))
+            c->half = (lt_dtype)x[i]->dtype;
+}
+
+static void look(void *ud, const lt_call *call, bool backward, const char *where)
+{
+    lt_precision_check *c = ud;
+    if (call->op->in_place || (!backward && !lt_grad_enabled(call->ctx)) ||
+        strcmp(call->schema->name, "cast") == 0)
+        return;
+    int n = backward ? call->n_in : lt_op_outputs(call->op);
+    lt_tensor **x = backward ? call->d_in : call->out;
+    made m = {.schema = call->schema, .backward = backward};
+    strncpy(m.where, where, WHERE_BYTES - 1);
+    if (!c->second) {
+        note_half(c, call->in, call->n_in);
+        note_half(c, x, n);
+    }
+    for (int i = 0; i < n && c->status == LT_OK; i++) {
+        if (!is_of_interest(x[i]))
+            continue;
+        m.index = i;
+        m.leaf = backward && call->leaves >> i & 1;
+        c->status = c->second ? find_and_compare(c, &m, x[i]) : keep(c, &m, x[i]);
+    }
+}
+
+static lt_status seed(void *ud, lt_tensor *grad)
+{
+    lt_found ignored = {0};
+    return lt_rescale(grad, ldexp(1, ((const lt_precision_check *)ud)->k), &ignored);
+}
+
+/* ==== The check =============================================================================== */
+
+lt_precision_check *lt_precision_check_new(lt_ctx *ctx)
+{
+    lt_precision_check *c = lt__alloc_zero(ctx, sizeof *c);
+    if (c)
+        c->ctx = lt__ctx_retain(ctx);
+    return c;
+}
+
+static void clear(lt_precision_check *c)
+{
+    while (c->n > 0)
+        lt_release(c->list[--c->n].x);
+    c->next = 0;
+    c->half = LT_F32;
+}
+
+void lt_precision_check_free(lt_precision_check *c)
+{
+    if (!c)
+        return;
+    lt_ctx *ctx = c->ctx;
+    clear(c);
+    lt__free(ctx, c->list, (size_t)c->room * sizeof *c->list);
+    lt__free(ctx, c, sizeof *c);
+    lt__ctx_release(ctx);
+}
+
+lt_status lt_precision_check_begin(lt_precision_check *c, int k, bool second)
+{
+    lt_scaling scaling = {.ud = c, .seed = seed};
+    LT_TRY(lt_rehearsal_begin(c->ctx, &scaling, look, c));
+    if (!second)
+        clear(c);
+    c->k = k;
+    c->second = second;
+    c->status = LT_OK;
+    c->cast = lt_get_cast(c->ctx, &c->cast_ud);
+    if (second)
+        lt_set_autocast(c->ctx, LT_F32);
+    return LT_OK;
+}
+
+/* Lets go of what the second pass had not. */
+static void drop_the_rest(lt_precision_check *c)
+{
+    int n = 0;
+    for (int i = 0; i < c->n; i++)
+        if (c->list[i].compared)
+            c->list[n++] = c->list[i];
+        else
+            lt_release(c->list[i].x);
+    c->n = n;
+}
+
+lt_status lt_precision_check_end(lt_precision_check *c)
+{
+    lt_set_cast(c->ctx, c->cast, c->cast_ud);
+    lt_rehearsal_end(c->ctx);
+    if (c->second)
+        drop_the_rest(c);
+    return c->status == LT_ENOMEM ? lt_fail(LT_ENOMEM, "out of memory for a check of precision, "
+                                            "which keeps all that a pass makes")
+                                  : c->status;
+}
+
+lt_dtype lt_precision_check_half(const lt_precision_check *c) { return c->half; }
+
+bool lt_precision_check_row(const lt_precision_check *c, int i, lt_precision *row)
+{
+    if (i >= c->n || !c->second)
+        return false;
+    const made *m = &c->list[i];
+    const lt_schema *s = m->schema;
+    *row = m->row;
+    row->where = m->where;
+    row->op = s->name;
+    row->of = m->backward ? s->in[m->index < s->n_in ? m->index : s->n_in - 1].name : NULL;
+    row->leaf = m->leaf;
+    return true;
+}
