@@ -178,7 +178,7 @@ typedef struct lt_precision {    /* of one tensor, over its numbers that are not
     int64_t underflows;          /* that are 0 in the half, and in f32 below its smallest normal
                                   * number: others are 0 for what they were computed from */
     int64_t overflows;           /* that are not finite in the half */
-    double error;                /* |half - f32| / |f32|, 2-norms, of the rest */
+    double norm, error;          /* of the rest: |f32|, a 2-norm, and |half - f32| / |f32| */
 } lt_precision;
 /* Number i of the tensors that were compared, in the order of the first pass; false past the
  * last. Those that only one of the passes has are left out, and so are results of cast, views,

@@ -56,6 +56,7 @@ static lt_precision compare_all(const float *half, const float *wide, int64_t n,
         off += (x - y) * (x - y);
         all += y * y;
     }
+    row.norm = sqrt(all);
     row.error = all > 0 ? sqrt(off / all) : 0;
     return row;
 }

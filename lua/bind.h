@@ -40,6 +40,10 @@ typedef struct lt_lua {
     double backward_s, optimizer_s; /* seconds spent in lt_backward() and lt_optim_step() */
     struct lt_lua_times *times; /* of ops, while they are taken and not asked for; or NULL */
     lt_loss_scale *scale;      /* in use, held by the registry; or NULL */
+    struct {
+        bool on, in_f32, done; /* done: a backward has come, and cut the function off */
+        double loss;           /* its own, or nan */
+    } rehearsal;               /* see bind_check.c */
     lt_group *group;           /* of this rank; NULL: there are no others */
     lt_reducer_config reducing;
     lt_reducer *reducer;       /* or NULL, without a group */
@@ -146,6 +150,10 @@ void lt__open_system(lua_State *L);
 void lt__open_times(lua_State *L);
 void lt__open_dist(lua_State *L);
 void lt__open_amp(lua_State *L);
+void lt__open_check(lua_State *L);
+/* Before a backward of loss in a rehearsal; and after it: the function of the rehearsal ends. */
+void lt__rehearse_loss(lt_lua *s, lt_tensor *loss);
+noreturn void lt__end_rehearsal(lua_State *L, lt_lua *s);
 /* The state closes: hooks that leaves still hold must not call it. */
 void lt__drop_hooks(lt_lua *s);
 /* Ends the timing of ops and forgets what was timed. */

@@ -16,10 +16,13 @@ static const char key_used; /* its address is the key in the registry of the one
     X(steps, integer) X(skipped, integer) X(in_a_row, integer) X(at_floor, integer)                \
     X(mean, number) X(variance, number) X(old_mean, number) X(old_variance, number)
 
-/* new_loss_scale(policy, k, interval): policy is "adaptive", "dynamic" or "static". */
+static const char *const policies[] = {
+    [LT_SCALE_ADAPTIVE] = "adaptive", [LT_SCALE_DYNAMIC] = "dynamic",
+    [LT_SCALE_STATIC] = "static", NULL};
+
+/* new_loss_scale(policy, k, interval): policy is one of core.policies. */
 static int new_loss_scale(lua_State *L)
 {
-    static const char *const policies[] = {"adaptive", "dynamic", "static", NULL};
     lt_lua *s = lt__lua(L);
     lt_scaler scaler = lt_scaler_begin((lt_scale_policy)luaL_checkoption(L, 1, NULL, policies),
                                        (int)luaL_checkinteger(L, 2), (int)luaL_checkinteger(L, 3));
@@ -155,7 +158,8 @@ static int load(lua_State *L)
     lt_scaler from = {0};
     int is;
 #define X(field, kind)                                                                             \
-    lua_getfield(L, 2, #field);                                                                    \
+    if (lua_getfield(L, 2, #field) == LUA_TNIL)                                                    \
+        lt__refuse(L, lt__lua(L), "scaler:load: the state has no '%s'", #field);                   \
     value_##kind field = lua_to##kind##x(L, -1, &is);                                              \
     from.field = field;                                                                            \
     if (!is || (value_##kind)from.field != field)                                                  \
@@ -182,7 +186,16 @@ static int last(lua_State *L)
     return 2;
 }
 
-/* fault(): the name of the parameter whose gradient is to get an inf, and the rank; or nothing. */
+/* loss_scale(): the one in use; 1 if there is none. */
+static int loss_scale(lua_State *L)
+{
+    const lt_lua *s = lt__lua(L);
+    lua_pushnumber(L, s->scale ? ldexp(1, lt_loss_scale_scaler(s->scale)->k) : 1);
+    return 1;
+}
+
+/* fault(): the name of the parameter whose gradient is to get an inf, the rank, the step, and
+ * whether it has got it; or nothing. */
 static int fault(lua_State *L)
 {
     const lt_inf_fault *inf = &lt__lua(L)->ctx->inf;
@@ -190,7 +203,9 @@ static int fault(lua_State *L)
         return 0;
     lua_pushstring(L, inf->param);
     lua_pushinteger(L, inf->rank);
-    return 2;
+    lua_pushinteger(L, inf->step);
+    lua_pushboolean(L, inf->struck);
+    return 4;
 }
 
 /* find_fault(parameter, rank): it is that one, on this rank. */
@@ -200,26 +215,35 @@ static int find_fault(lua_State *L)
     return 0;
 }
 
-/* scale:now(): its exponent; the steps so far, and how many of them were skipped. */
+/* scale:now(): its exponent; so far the steps, how many of them were skipped, and the buckets that
+ * were sent again. */
 static int now(lua_State *L)
 {
-    const lt_scaler *scaler = lt_loss_scale_scaler(lt__check_handle(L, class));
+    lt_loss_scale *scale = lt__check_handle(L, class);
+    const lt_scaler *scaler = lt_loss_scale_scaler(scale);
     lua_pushinteger(L, scaler->k);
     lua_pushinteger(L, scaler->steps);
     lua_pushinteger(L, scaler->skipped);
-    return 3;
+    lua_pushinteger(L, lt_loss_scale_sent_again(scale));
+    return 4;
 }
 
 static const luaL_Reg methods[] = {
     {"now", now}, {"state", state}, {"load", load}, {"last", last}, {NULL, NULL}};
 static const luaL_Reg functions[] = {
     {"new_loss_scale", new_loss_scale}, {"use_loss_scale", use_loss_scale},
-    {"fault", fault}, {"find_fault", find_fault}, {NULL, NULL}};
+    {"loss_scale", loss_scale}, {"fault", fault}, {"find_fault", find_fault}, {NULL, NULL}};
 
 void lt__open_amp(lua_State *L)
 {
     int core = lua_gettop(L);
     lt__register(L, functions);
+    lua_newtable(L);
+    for (int i = 0; policies[i]; i++) {
+        lua_pushstring(L, policies[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+    lua_setfield(L, core, "policies");
     lt__new_class(L, class, methods, gone);
     lua_settop(L, core);
 }

@@ -55,6 +55,8 @@ static int backward(lua_State *L)
     lt__group_at(L);
     lt_retain(x);
     lt_retain(grad);
+    if (s->rehearsal.on)
+        lt__rehearse_loss(s, x);
     lt_status status = lt_backward(x, grad);
     lt_release(grad);
     lt_release(x);
@@ -62,6 +64,8 @@ static int backward(lua_State *L)
     s->backward_s += lt__seconds() - start;
     lt_trace(s->ctx, LT_TRACK_STEP, "backward", start, lt__seconds() - start);
     lt__check(L, s, status);
+    if (s->rehearsal.on)
+        lt__end_rehearsal(L, s);
     return 0;
 }
 
@@ -257,7 +261,8 @@ static int autocast(lua_State *L)
         lt__refuse(L, lt__lua(L), "lt.autocast wants 'off', 'bf16' or 'fp16', it is %s",
                    lt__text(L, 1));
     lua_remove(L, 1);
-    return call_within(L, "lt.autocast", LT_OPEN_AUTOCAST, precisions[i].dtype);
+    bool in_f32 = lt__lua(L)->rehearsal.in_f32;
+    return call_within(L, "lt.autocast", LT_OPEN_AUTOCAST, in_f32 ? LT_F32 : precisions[i].dtype);
 }
 
 /* amp(): the word for what lt.autocast has set. */

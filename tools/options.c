@@ -161,6 +161,7 @@ static const struct option {
     {"seed", "S", "of all random numbers (0)", set_seed},
     {"amp", "off|bf16|fp16|auto",
      "compute in mixed precision (what the script says, or off); auto: if that is faster", set_amp},
+    {"amp-check", "N", "each N steps: what half precision does to each layer, beside f32", set_count},
     {"out", "DIR", "the folder of the run (a new one, runs/SCRIPT-N)", set_path},
     {"resume", "auto|PATH|never", "auto: goes on where the run in DIR was (if --out is given)",
      set_path},

@@ -8,6 +8,7 @@
 --     if sgd:step() == "skipped" then print(scaler.skipped, scaler.scale) end
 --   end)
 
+local amp_check = require "luatrain.amp_check"
 local check = require "luatrain.check"
 local scaler = require "luatrain.scaler"
 
@@ -18,5 +19,14 @@ local amp = {}
 function amp.scaler(options)
   return scaler.new(options):begin()
 end
+
+-- What half precision does to one pass: fn goes forward and backward, as the function of a step does,
+-- under lt.autocast. Returns a table of errors and shares of underflow and overflow, layer by layer;
+-- amp_check.lua says which. The training does not change by it.
+--
+--   local found = lt.amp.check(lt.autocast, "fp16", function()
+--     lt.cross_entropy(net(x), y):backward()
+--   end)
+function amp.check(fn, ...) return (amp_check.check(fn, ...)) end
 
 return check.strict(amp, "lt.amp")

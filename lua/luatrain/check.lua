@@ -11,13 +11,19 @@
 
 local core = ...
 
-local check = {}
+local check = {precisions = {"off", "bf16", "fp16", "auto"}}
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
+
+local function class_of(value)
+  local meta = type(value) == "table" and getmetatable(value)
+  return type(meta) == "table" and meta.__name
+end
 
 local function shown(value)
   if type(value) == "string" then return "'" .. value .. "'" end
   if core.is_tensor(value) then return "a tensor" end
+  if class_of(value) then return "a " .. class_of(value) end
   if type(value) == "table" or type(value) == "function" then return "a " .. type(value) end
   return tostring(value)
 end
@@ -45,11 +51,6 @@ end
 
 local function is_module(value)
   return type(value) == "table" and rawget(value, core.module_key) ~= nil
-end
-
-local function class_of(value)
-  local meta = type(value) == "table" and getmetatable(value)
-  return type(meta) == "table" and meta.__name
 end
 
 local function list_of(value, kind)
@@ -98,8 +99,8 @@ local kinds = {
     return (value == "uniform" or value == "he" or amount(value)) and value or nil
   end},
   ramp = one_of("linear", "cosine", "exponential", "constant"),
-  amp = one_of("off", "bf16", "fp16", "auto"),
-  policy = one_of("adaptive", "dynamic", "static"),
+  amp = one_of(table.unpack(check.precisions)),
+  policy = one_of(table.unpack(core.policies)),
   act = one_of("none", "relu", "relu6"),
   boolean = {"true or false", function(value)
     if type(value) == "boolean" then return value end

@@ -9,7 +9,7 @@ command.options = {
   ["--log"] = true, ["--seed"] = true, ["--threads"] = true, ["--device"] = true,
   ["--amp"] = true, ["--ranks"] = true, ["--wire"] = true, ["--timeout"] = true,
   ["--trace"] = true, ["--vranks"] = true, ["--deterministic"] = false,
-  ["--check-sync"] = true, ["--quiet"] = false, ["--verbose"] = false}
+  ["--check-sync"] = true, ["--amp-check"] = true, ["--quiet"] = false, ["--verbose"] = false}
 
 -- The arguments of this process, the program first. A script may have changed arg.
 local function arguments()

@@ -2,6 +2,7 @@
 -- the variable LUATRAIN_OUT=X here. They beat what the script says.
 
 local core = ...
+local check = require "luatrain.check"
 local command = require "luatrain.command"
 
 local function fail(...) core.fail("EUSAGE", string.format(...)) end
@@ -21,14 +22,14 @@ local function count_of(name)
   return number
 end
 
-local function choice_of(name, ...)
-  local text, words = text_of(name), {...}
+local function choice_of(name, words)
+  local text = text_of(name)
   for _, word in ipairs(words) do
     if text == word then return text end
   end
   if text then
-    local last = table.remove(words)
-    fail("%s wants %s or %s, it is '%s'", name, table.concat(words, ", "), last, text)
+    local first = table.concat(words, ", ", 1, #words - 1)
+    fail("%s wants %s or %s, it is '%s'", name, first, words[#words], text)
   end
 end
 
@@ -52,8 +53,12 @@ return function(o)
   o.save_every = count_of "LUATRAIN_SAVE_EVERY" or o.save_every
   o.max_steps, o.max_steps_from = max_steps or o.max_steps, source_of_max_steps(max_steps)
   o.check_sync = count_of "LUATRAIN_CHECK_SYNC"
-  o.amp = choice_of("LUATRAIN_AMP", "off", "bf16", "fp16", "auto") or o.amp or core.amp()
-  o.log = choice_of("LUATRAIN_LOG", "text", "json") or "text"
-  o.quiet = choice_of("LUATRAIN_QUIET", "0", "1") == "1"
+  o.amp_check = count_of "LUATRAIN_AMP_CHECK"
+  o.amp = choice_of("LUATRAIN_AMP", check.precisions) or o.amp or core.amp()
+  if o.amp_check and o.amp == "off" then
+    fail "--amp-check N compares half precision with f32; it wants --amp bf16, fp16 or auto"
+  end
+  o.log = choice_of("LUATRAIN_LOG", {"text", "json"}) or "text"
+  o.quiet = choice_of("LUATRAIN_QUIET", {"0", "1"}) == "1"
   return o
 end

@@ -111,6 +111,14 @@ function ranks.check_sync(o, step)
   end
 end
 
+-- For tests: a sentence about a fault of this rank that was armed and did not come; or nil.
+function ranks.missed_fault()
+  local name, of, step, struck = core.fault()
+  if not name or struck or of ~= core.rank() then return nil end
+  return ("the fault of step %d did not come: no gradient of %s was computed in it")
+         :format(step, name)
+end
+
 -- Makes the gradients of parameters, {name = , tensor = } each, one with those of other shards.
 function ranks.reduce(parameters)
   local _, size = core.rank()

@@ -25,6 +25,7 @@
 -- it is collected: that is said, and its end line does not know the exit code.
 
 local core = ...
+local amp_check = require "luatrain.amp_check"
 local check = require "luatrain.check"
 local checkpoint = require "luatrain.checkpoint"
 local command = require "luatrain.command"
@@ -82,17 +83,6 @@ local function read_settings(given)
   return o
 end
 
--- The trial of precisions; false: none. Until it is over, o.amp is that of the step.
-local function make_trial(o)
-  if o.amp ~= "auto" then return false end
-  if core.deterministic() then
-    core.fail("EUSAGE", "amp auto takes what turns out to be faster, which need not be the same "
-              .. "each time; --deterministic wants off, bf16 or fp16")
-  end
-  o.amp = "off"
-  return trial.new()
-end
-
 -- The loss scale of a run, from its options, which are checked in each precision; false: none.
 local function make_scaler(o)
   local made = o.scaler ~= false and scaler.new(o.scaler or {})
@@ -145,7 +135,7 @@ local function new(given)
   local o = read_settings(given)
   local watcher = core.on_run and core.on_run(o) or false      -- which may change them
   o.auto = o.amp == "auto"
-  o.trial = make_trial(o)
+  o.trial = trial.begin(o)
   o.scaler = make_scaler(o)
   local now, rank, size = core.clock(), core.rank()
   local self = {
@@ -193,15 +183,18 @@ end
 -- Writes the end line and gives everything back. exit: the process's exit code, if the script does
 -- nothing else; nil when the run is collected, which can be at any moment of another one.
 local function finish(self, exit)
+  local scale, missed = self.settings.scaler, exit and ranks.missed_fault()
   self.phase = "over"
   close_loader(self)
   self.listener:close()
+  if missed then self.log:warn(missed) end
   local known, sha256 = false, nil
   if exit and self.root then known, sha256 = pcall(self.settings.net.sha256, self.settings.net) end
   local fields = {
     step = self.steps, top1 = self.result and self.result.top1 or nil,
     wall_s = core.clock() - self.began, peak_rss_bytes = core.peak_rss(),
-    skipped = self.settings.scaler and self.settings.scaler.skipped or nil,
+    skipped = scale and scale.skipped or nil,
+    sent_again = scale and self.ranks > 1 and core.wire() == "f16" and scale.sent_again or nil,
     weights_sha256 = known and sha256 or nil, failed_saves = self.failed_saves, exit = exit}
   if self.root then
     cost.add(fields, self.folder .. "/metrics.jsonl", self.settings.target, fields.wall_s)
@@ -515,6 +508,7 @@ function Run:step(fn, ...)
     local o = self.settings
     if o.trial then o.amp = o.trial:precision() end
     self.rate = set_rate(self, self.rows)
+    amp_check.begin_step(self, fn, ...)
     self.spent = {inside = 0.0, backward = 0.0, optimizer = 0.0, sent = ranks.sent()}
     if self.watcher then self.watcher:begin_step() end
   end

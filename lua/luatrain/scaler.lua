@@ -19,6 +19,7 @@ local fields = {
   headroom = function(handle) return (select(2, handle:last())) end,
   steps = function(handle) return (select(2, handle:now())) end,
   skipped = function(handle) return (select(3, handle:now())) end,
+  sent_again = function(handle) return (select(4, handle:now())) end,
 }
 
 local meta = {
@@ -29,8 +30,6 @@ local meta = {
   end,
   __newindex = function(_, key) fail("a scaler has no '%s' to be set", tostring(key)) end,
 }
-
-local POLICIES = {[0] = "adaptive", "dynamic", "static"}
 
 local spec = check("amp.scaler{; policy:policy=adaptive, scale:amount=65536.0, "
                    .. "growth_interval=2000}")
@@ -78,22 +77,18 @@ meta.__close = Scaler.close
 function Scaler:state() return rawget(self, HANDLE):state() end
 
 function Scaler:load(state)
-  local mine = self:state()
   if type(state) ~= "table" then fail("scaler:load wants a table, it is a %s", type(state)) end
-  for name in pairs(mine) do
-    -- Exponents of buckets that have moved by now need not have moved then.
-    if type(state[name]) ~= "number" and not name:find "^wire%d+$" then
-      fail("scaler:load: the state has no '%s'", name)
-    end
-  end
-  if state.policy ~= mine.policy then
-    fail("scaler:load: the state is that of policy %s, the scaler's is %s", POLICIES[state.policy],
-         POLICIES[mine.policy])
+  local was, is = scaler.policy_of(state), scaler.policy_of(self:state())
+  if was and was ~= is then
+    fail("scaler:load: the state is that of policy %s, the scaler's is %s", was, is)
   end
   rawget(self, HANDLE):load(state)
 end
 
--- The policy's name in a state.
-function scaler.policy_of(state) return POLICIES[state.policy] end
+-- The policy's name in a state; nil if there is none.
+function scaler.policy_of(state)
+  local index = math.tointeger(state.policy)
+  return index and core.policies[index + 1]
+end
 
 return scaler

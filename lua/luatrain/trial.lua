@@ -14,7 +14,17 @@ local PRECISIONS = {"off", "bf16"}
 local ORDER, WARM_UP = {1, 2, 1, 2, 1, 2, 2, 1, 1, 2, 2, 1, 1, 2}, 4
 local LEAST = 0.05      -- of the time is to be saved, or it is not worth the rounding
 
-function trial.new() return setmetatable({done = 0, seconds = {{}, {}}}, meta) end
+-- The trial of a run with settings o; false: there is none. Until it is over, o.amp is that of the
+-- step.
+function trial.begin(o)
+  if o.amp ~= "auto" then return false end
+  if core.deterministic() then
+    core.fail("EUSAGE", "amp auto takes what turns out to be faster, which need not be the same "
+              .. "each time; --deterministic wants off, bf16 or fp16")
+  end
+  o.amp = "off"
+  return setmetatable({done = 0, seconds = {{}, {}}}, meta)
+end
 
 -- That of the next step.
 function Trial:precision() return PRECISIONS[ORDER[self.done + 1]] end

@@ -96,6 +96,7 @@ static void check_row(net *n, const char *op, const char *of, int64_t count, int
     CHECK_EQ(row.underflows, underflows);
     CHECK_EQ(row.overflows, overflows);
     CHECK_NEAR(row.error, error, error * 1e-6);
+    CHECK((row.norm > 0) == (count > overflows));
     CHECK_EQ(row.leaf, of && strcmp(of, "w") == 0);
 }
 
@@ -130,6 +131,7 @@ TEST(a_rounding)
     net n = make(NULL, 1 + 0x1p-12, 1 + 0x1p-6);
     CHECK_OK(check(&n, LT_F16, 0, 1));
     check_row(&n, "linear", NULL, OUTPUTS, 0, 0, 0x1p-12 / (1 + 0x1p-12));
+    CHECK_NEAR(row_of(&n, "linear", NULL).norm, ROWS * (1 + 0x1p-12) * (1 + 0x1p-6), 1e-6);
     check_row(&n, "linear", "w", ROWS, 0, 0, 0);
     CHECK_OK(lt_fill(n.x, 1 + 0x1p-11)); /* a tie, of which the even one is 1 */
     CHECK_OK(check(&n, LT_F16, 0, 1));

@@ -240,9 +240,36 @@ T.test("mistakes", function()
   T.fails(function() scaler.scale = 4 end, "a scaler has no 'scale' to be set")
   T.fails(function() return scaler.scales end,
           "a scaler has no 'scales'")
+  T.fails(function() lt.fit{scaler = scaler} end,
+          "lt.fit: 'scaler' wants a table of options, or false, it is a luatrain.Scaler")
   scaler:close()
   scaler:close()
   local again <close> = lt.amp.scaler{}
+end)
+
+T.test("a gradient is judged by the scaler that has scaled it", function()
+  local net = make_net()
+  local sgd = lt.optim.sgd(net, {lr = 0.05})
+  local scaler = lt.amp.scaler{}
+  local function go(factor)
+    ;(lt.cross_entropy(net(train.images), train.labels) * factor):backward()
+  end
+  go(1e35)
+  sgd:zero_grad()                                             -- what was found goes with it
+  go(1)
+  T.equal(sgd:step(), "applied")
+  go(1e35)
+  scaler:close()
+  T.fails(function() sgd:step() end,
+          "an optimizer step with gradients of a loss scale that is no longer in use; close it "
+          .. "after the step, or forget them by zero_grad")
+  sgd:zero_grad()
+  go(1)
+  T.equal(sgd:step(), "applied")
+  local next_one <close> = lt.amp.scaler{}
+  go(1)
+  T.equal(sgd:step(), "applied")
+  T.equal(next_one.skipped, 0)
 end)
 
 -- ==== Runs =======================================================================================
@@ -463,6 +490,21 @@ T.test("a scaler goes back to before it knew of buckets", function()
   T.write(out .. "/back.lua", ROLL_BACK)
   local text = run_with("", out, "--ranks 2 --threads 1 --wire fp16 back.lua")
   T.equal((text:gsub("=%d+", "=")), "nil\twire1=\ttrue\n")
+end)
+
+T.test("a fault that does not come is a warning", function()
+  local out = folder()
+  T.write(out .. "/fit.lua", FIT)
+  for step, message in pairs{
+    [1] = false,
+    [99] = "luatrain: warning: the fault of step 99 did not come: no gradient of 1.w was computed in "
+           .. "it\n"} do
+    local text, code = run_with(("inf:rank=0:step=%d:param=1.w"):format(step), out,
+                                "--amp fp16 fit.lua")
+    T.equal(code, 0)
+    T.equal(text:match "luatrain: warning: [^\n]*\n" or false, message)
+    T.equal(#events(out .. "/run", "warn"), message and 1 or 0)
+  end
 end)
 
 T.test("a fault that names nothing is an error", function()

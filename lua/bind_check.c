@@ -1,0 +1,123 @@
+/* bind_check.c - what half precision does to a pass of a script, for amp_check.lua.
+ *
+ * A rehearsal calls the function of a step. Its first backward cuts it off by an error value that
+ * no script has: what comes after it, as the step of the optimizer, is for the real call.
+ */
+#include <math.h>
+
+#include "lua/bind.h"
+
+static const char class[] = "luatrain.PrecisionCheck";
+static const char key_cut; /* its address is that error value */
+
+void lt__rehearse_loss(lt_lua *s, lt_tensor *loss)
+{
+    double *value = &s->rehearsal.loss;
+    if (s->rehearsal.done || lt_count(loss) != 1 || lt_item(loss, 0, value) != LT_OK)
+        *value = s->rehearsal.done ? *value : NAN;
+}
+
+noreturn void lt__end_rehearsal(lua_State *L, lt_lua *s)
+{
+    s->rehearsal.done = true;
+    lua_pushlightuserdata(L, (void *)&key_cut);
+    lua_error(L);
+    __builtin_unreachable();
+}
+
+static int gone(lua_State *L)
+{
+    void **handle = lua_touserdata(L, 1);
+    lt_precision_check_free(*handle);
+    *handle = NULL;
+    return 0;
+}
+
+/* new_precision_check() */
+static int new_precision_check(lua_State *L)
+{
+    void **handle = lt__push_handle(L, class);
+    lt__fill_handle(L, handle, lt_precision_check_new(lt__lua(L)->ctx));
+    return 1;
+}
+
+/* check:pass(second, fn, ...): calls fn(...) up to the end of its first backward, under the scale
+ * in use. Its loss. second: in f32, whatever lt.autocast says. */
+static int pass(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_precision_check *check = lt__check_handle(L, class);
+    bool second = lua_toboolean(L, 2);
+    int k = s->scale ? lt_loss_scale_scaler(s->scale)->k : 0;
+    lt__check(L, s, lt_precision_check_begin(check, k, second));
+    s->rehearsal.on = true;
+    s->rehearsal.in_f32 = second;
+    s->rehearsal.done = false;
+    int rc = lua_pcall(L, lua_gettop(L) - 3, 0, 0);
+    bool done = s->rehearsal.done;
+    s->rehearsal.on = s->rehearsal.in_f32 = false;
+    lt_status status = lt_precision_check_end(check);
+    if (rc != LUA_OK && !done)
+        return lua_error(L);
+    lt__check(L, s, status);
+    if (!done)
+        lt__refuse(L, s, "amp check: the function went through without a backward");
+    lua_pushnumber(L, s->rehearsal.loss);
+    return 1;
+}
+
+static void set_number(lua_State *L, const char *key, double value)
+{
+    lua_pushnumber(L, value);
+    lua_setfield(L, -2, key);
+}
+
+static void set_text(lua_State *L, const char *key, const char *text)
+{
+    lua_pushstring(L, text);
+    lua_setfield(L, -2, key);
+}
+
+/* check:rows(): of each tensor that was compared {where = , op = , of = , leaf = , count = ,
+ * underflows = , overflows = , norm = , error = }; see lt_precision. */
+static int rows(lua_State *L)
+{
+    const lt_precision_check *check = lt__check_handle(L, class);
+    lt_precision row;
+    lua_newtable(L);
+    for (int i = 0; lt_precision_check_row(check, i, &row); i++) {
+        lua_createtable(L, 0, 9);
+        set_text(L, "where", row.where);
+        set_text(L, "op", row.op);
+        set_text(L, "of", row.of);
+        lua_pushboolean(L, row.leaf);
+        lua_setfield(L, -2, "leaf");
+        set_number(L, "count", (double)row.count);
+        set_number(L, "underflows", (double)row.underflows);
+        set_number(L, "overflows", (double)row.overflows);
+        set_number(L, "norm", row.norm);
+        set_number(L, "error", row.error);
+        lua_rawseti(L, -2, i + 1);
+    }
+    return 1;
+}
+
+/* check:half(): whether the first pass has computed anything in a half. */
+static int half(lua_State *L)
+{
+    lua_pushboolean(L, lt_precision_check_half(lt__check_handle(L, class)) != LT_F32);
+    return 1;
+}
+
+static const luaL_Reg methods[] = {
+    {"pass", pass}, {"rows", rows}, {"half", half}, {NULL, NULL}};
+static const luaL_Reg functions[] = {
+    {"new_precision_check", new_precision_check}, {NULL, NULL}};
+
+void lt__open_check(lua_State *L)
+{
+    int core = lua_gettop(L);
+    lt__register(L, functions);
+    lt__new_class(L, class, methods, gone);
+    lua_settop(L, core);
+}

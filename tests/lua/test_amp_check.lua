@@ -1,0 +1,273 @@
+-- test_amp_check.lua - lt.amp.check and --amp-check: what is found, and that a training does not
+-- change by it.
+local lt = require "luatrain"
+local nn = lt.nn
+local T = require "lt_test"
+
+local luatrain = io.popen("realpath " .. T.program()):read "l"
+
+-- What `luatrain ARGUMENTS` says in a folder, and its exit code.
+local function run(out, arguments)
+  local pipe = assert(io.popen(("cd %s; %s %s 2>&1; echo '=' $?"):format(out, luatrain, arguments)))
+  local text, code = pipe:read "a":match "^(.*)= (%d+)\n$"
+  pipe:close()
+  return text, tonumber(code)
+end
+
+-- ==== Runs =======================================================================================
+
+-- Dropout, batch norm, random numbers of the script's own, pieces; a loop, or lt.fit.
+local SCRIPT = [[
+local lt = require "luatrain"
+local nn = lt.nn
+local opt = lt.args{pieces = 2, fit = false, mixup = 0.0, zero = false, sync = false}
+local train, test = lt.data.open "synthetic:6x6x1/3/96"
+local norm = opt.sync and nn.sync_batch_norm or nn.batch_norm
+local net = nn.sequential{nn.conv2d{1, 8, 3, pad = 1}, norm{8}, nn.relu(), nn.dropout{0.3},
+                          nn.flatten(), nn.linear{288, 3}}
+local settings = {net = net, train = train, epochs = 2, batch = 22, mixup = opt.mixup,
+                  optim = lt.optim.sgd(net, {lr = 0.05, momentum = 0.9, clip = 5})}
+if opt.fit then
+  settings.test, settings.accumulate = test, opt.pieces
+  lt.fit(settings)
+  return
+end
+local run <close> = lt.run(settings)
+local calls, ends = 0, 0
+for epoch in run:epochs() do
+  for x, y in run:batches() do
+    run:step(function()
+      if opt.zero then settings.optim:zero_grad() end
+      local sum = 0
+      calls = calls + 1
+      for x_i, y_i, share in lt.pieces(opt.pieces, x, y) do
+        local noise = lt.randn(x_i.shape)
+        local loss = lt.cross_entropy(net(x_i + noise * 0.1), y_i) * share
+        loss:backward()
+        sum = sum + loss:item()
+      end
+      settings.optim:step()
+      ends = ends + 1
+      return sum
+    end)
+  end
+  run:report(run:evaluate(test))
+end
+print(("calls %d ends %d"):format(calls, ends))
+]]
+
+local function field(line, name) return line:match('"' .. name .. '":"?([%w.+-]+)') end
+
+-- The lines of kind in a run's folder.
+local function events(out, kind)
+  local list = {}
+  for line in io.lines(out .. "/metrics.jsonl") do
+    if line:find('^{"event":"' .. kind .. '"') then list[#list + 1] = line end
+  end
+  return list
+end
+
+local out = T.folder()
+T.write(out .. "/script.lua", SCRIPT)
+
+-- Of two runs with these arguments, one of which is checked: nothing is different. Returns the
+-- checks and what the checked one printed.
+local function same_run(name, before, after)
+  local text, code = run(out, ("%s --out %s.off script.lua %s"):format(before, name, after))
+  assert(code == 0, text)
+  text, code = run(out, ("%s --amp-check 4 --out %s.on script.lua %s"):format(before, name, after))
+  assert(code == 0, text)
+  local plain, checked = out .. "/" .. name .. ".off", out .. "/" .. name .. ".on"
+  T.equal(field(events(checked, "end")[1], "weights_sha256"),
+          field(events(plain, "end")[1], "weights_sha256"))
+  local a, b = events(plain, "step"), events(checked, "step")
+  T.equal(#a, 10)
+  for i = 1, #a do
+    for _, key in ipairs{"loss", "scale", "skipped", "headroom", "lr"} do
+      T.equal(field(b[i], key), field(a[i], key))
+    end
+  end
+  T.equal(#events(plain, "amp_check"), 0)
+  local checks = events(checked, "amp_check")
+  for i, line in ipairs(checks) do T.equal(tonumber(field(line, "step")), 4 * i - 3) end
+  return checks, text
+end
+
+T.test("a run is the same with checks", function()
+  local n = 0
+  for _, case in ipairs{
+    {"--threads 1 --amp fp16", ""},
+    {"--threads 1 --amp bf16", "--zero"},
+    {"--threads 1 --amp fp16", "--fit"},
+    {"--threads 1 --amp bf16", "--fit --pieces 1 --mixup 0.4"},
+    {"--ranks 2 --threads 1 --amp fp16", ""},
+    {"--ranks 2 --threads 1 --amp fp16 --wire fp16", "--fit"},
+    {"--ranks 2 --threads 1 --amp bf16", "--sync --pieces 1"},
+    {"--deterministic --vranks 4 --amp fp16", ""},
+    {"--ranks 2 --deterministic --vranks 4 --amp bf16", "--fit"},
+  } do
+    n = n + 1
+    local checks, text = same_run("case" .. n, table.unpack(case))
+    T.equal(#checks, 3)
+    if n == 1 then                                     -- twice more each time, and not to the end
+      assert(text:find("calls 16 ends 10", 1, true), text)
+    end
+  end
+end)
+
+T.test("an event and a line show what was found", function()
+  local line = events(out .. "/case1.on", "amp_check")[1]
+  T.equal(field(line, "scale"), "65536.0")
+  local loss, loss_f32 = tonumber(field(line, "loss")), tonumber(field(line, "loss_f32"))
+  assert(loss ~= loss_f32 and math.abs(loss - loss_f32) < 1e-2)
+  local layers = {}
+  for layer in line:gmatch '"layer":"([^"]*)"' do layers[#layers + 1] = layer end
+  T.equal(table.concat(layers, " "), "mul add net.1 net.2 net.4 net.6 cross_entropy")
+  local output = tonumber(field(line:match '"layer":"net.1",.-}', "output"))
+  assert(output > 1e-5 and output < 1e-2, line)
+  local text = run(out, "--threads 1 --amp fp16 --amp-check 100 script.lua")
+  assert(text:find("\namp check at step 1, scale 65536: loss %d%.%d+, in f32 %d%.%d+; at most error "
+                   .. "[%d.e-]+ %% in net%.%d %([%w ]+%), "), text)
+  T.equal(select(2, text:gsub("amp check", "")), 1)
+end)
+
+T.test("--amp-check wants half precision", function()
+  for _, amp in ipairs{"", "--amp off"} do
+    local text, code = run(out, amp .. " --amp-check 4 --out refused script.lua")
+    T.equal(text, "luatrain: --amp-check N compares half precision with f32; it wants --amp bf16, "
+                  .. "fp16 or auto\n")
+    T.equal(code, 2)
+  end
+  local text, code = run(out, "--threads 1 --amp auto --amp-check 1 --out auto --max-steps 10 "
+                              .. "script.lua")
+  T.equal(code, 0)                     -- the trial has 14 steps
+  assert(not text:find "amp check", text)
+end)
+
+T.test("what a function has to do", function()
+  local function one(name, body, message)
+    T.write(out .. "/wrong.lua", (SCRIPT:gsub("local sum = 0\n", body .. "\n%0")))
+    local text, code = run(out, ("--threads 1 --amp fp16 --amp-check 4 --out %s wrong.lua")
+                                :format(name))
+    assert(text:find(message, 1, true), text)
+    T.equal(code, 1)
+  end
+  one("none", "if true then return 0 end", "amp check: the function went through without a backward")
+  one("error", "error 'enough'", "wrong.lua:21: enough")
+  one("step", "settings.optim:step()", "in a rehearsal, which leaves no gradients")
+end)
+
+-- ==== lt.amp.check ===============================================================================
+
+local function layer_named(found, name)
+  for _, layer in ipairs(found.layers) do
+    if layer.layer == name then return layer end
+  end
+  error("there is no layer " .. name)
+end
+
+-- Two linear layers of weights that f16 holds, and of biases 0.
+local function make_net(a, b)
+  local net = nn.sequential{nn.linear{4, 4}, nn.linear{4, 2}}
+  net(lt.ones{1, 4})
+  for i, value in ipairs{a, b} do
+    net[i].w:copy(lt.ones(net[i].w.shape) * value)
+    net[i].b:copy(lt.zeros(net[i].b.shape))
+  end
+  return net
+end
+
+T.test("underflow, overflow and rounding of a layer", function()
+  local function find(a, b, x)
+    local net = make_net(a, b)
+    return lt.amp.check(lt.autocast, "fp16", function() net(lt.ones{3, 4} * x):sum():backward() end)
+  end
+  local found = find(2.0 ^ -14, 1.0, 2.0 ^ -13)         -- 4 times 2^-27
+  T.equal(layer_named(found, "net.1").underflow, 1.0)
+  T.equal(layer_named(found, "net.1").output, 1.0)
+  T.equal(layer_named(found, "net.2").input_grad, 0.0)
+  T.equal(found.loss, 0.0)
+  T.equal(found.loss_f32, 6 * 4 * 2.0 ^ -25)
+  T.equal(found.scale, 1.0)
+  found = find(1.0, 30000.0, 1.0)
+  T.equal(layer_named(found, "net.2").overflow, 1.0)    -- 480000
+  T.equal(layer_named(found, "net.1").overflow, 0.0)    -- the gradient that comes back is 60000
+  found = find(1.0, 4.0, 1 + 2.0 ^ -12)
+  T.near(layer_named(found, "net.1").output, 2.0 ^ -12, 1e-7)
+  T.near(layer_named(found, "net.1").param_grad, 2.0 ^ -12 * (1 / 2) ^ 0.5, 1e-4)
+  T.equal(layer_named(found, "net.1").underflow, 0.0)
+  T.equal(found.overflow, 0.0)
+end)
+
+T.test("the loss scale in use is in the gradients", function()
+  local net, scaler <close> = make_net(1.0, 1.0), lt.amp.scaler{scale = 2.0 ^ 24}
+  local function check()
+    return lt.amp.check(lt.autocast, "fp16", function() net(lt.ones{3, 4}):sum():backward() end)
+  end
+  local found = check()
+  T.equal(found.scale, 2.0 ^ 24)
+  T.equal(layer_named(found, "net.2").overflow, 1.0)
+  assert(found.overflow > 0.5)
+  scaler:close()
+  T.equal(check().overflow, 0.0)
+end)
+
+T.test("a check leaves nothing behind", function()
+  local net = make_net(0.3, 0.7)
+  local sgd = lt.optim.sgd(net, {lr = 0.1})
+  local hooks = 0
+  net[1].w:on_grad(function() hooks = hooks + 1 end)
+  local function go() net(lt.randn{3, 4}):sum():backward() end
+  go()
+  local grad, sha256 = net[1].w.grad:totable(), net:sha256()
+  lt.seed(3)
+  local drawn = lt.randn{1}:item()
+  lt.seed(3)
+  lt.amp.check(lt.autocast, "bf16", go)
+  T.equal(lt.randn{1}:item(), drawn)
+  T.equal(hooks, 1)
+  T.equal(net[1].w.grad:totable(), grad)
+  T.equal(net:sha256(), sha256)
+  lt.autocast("bf16", function()
+    T.equal(lt.matmul(lt.ones{1, 1}, lt.ones{1, 1}).dtype, "bf16")
+    lt.amp.check(go)
+    T.equal(lt.matmul(lt.ones{1, 1}, lt.ones{1, 1}).dtype, "bf16")
+  end)
+  T.equal(sgd:step(), "applied")
+  go()
+  T.equal(hooks, 2)
+end)
+
+T.test("autocast within the function is off in the second pass", function()
+  local net, dtypes = make_net(1.0, 1.0), {}
+  lt.amp.check(function()
+    lt.autocast("fp16", function()
+      local y = net(lt.ones{3, 4})
+      dtypes[#dtypes + 1] = y.dtype
+      y:sum():backward()
+      dtypes[#dtypes + 1] = "never"
+    end)
+  end)
+  T.equal(dtypes, {"f16", "f32"})
+end)
+
+T.test("mistakes", function()
+  local net = make_net(1.0, 1.0)
+  local function go() net(lt.ones{3, 4}):sum():backward() end
+  T.fails(function() lt.amp.check(7) end, "amp check wants a function, it is 7")
+  T.fails(function() lt.amp.check(go) end,
+          "amp check: nothing in the function is computed in half precision; lt.autocast does that")
+  T.fails(function() lt.amp.check(function() end) end,
+          "amp check: the function went through without a backward")
+  T.fails(function() lt.amp.check(function() error "why" end) end, "why")
+  T.fails(function() lt.autocast("fp16", lt.amp.check, function() lt.amp.check(go) end) end,
+          "a rehearsal does not begin in another one")
+  T.fails(function() lt.amp.check(function() lt.amp.scaler{} end) end,
+          "the scale of gradients does not change in a rehearsal")
+  -- What a script makes of the end of its backward does not matter.
+  local found = lt.autocast("fp16", lt.amp.check, function() pcall(go) error "never mind" end)
+  assert(#found.layers > 0)
+  T.fails(function() return lt.amp.chekc end, "lt.amp has no 'chekc' (did you mean 'check'?)")
+end)
+
+T.finish()
