@@ -150,10 +150,13 @@ LT_API void lt_loss_scale_agree(lt_loss_scale *scale);
 /* A pass, forward and backward, is gone through twice, in half precision and in f32, and each
  * tensor that an op makes is compared. Both are rehearsals, see lt_rehearsal_begin(): the training
  * does not change by them, and both draw the same random numbers as the pass that follows. Until
- * the second is over, what ops make in the first is kept: it takes twice the memory of a pass.
+ * the second is over, what ops make in the first is kept.
  *
- *     lt_precision_check_begin(check, k, false);  forward and backward;  lt_precision_check_end()
- *     lt_precision_check_begin(check, k, true);   the same;              lt_precision_check_end() */
+ *     lt_precision_check_begin(check, k, false);
+ *     forward and backward
+ *     lt_precision_check_end(check);
+ *     and the same with true
+ */
 typedef struct lt_precision_check lt_precision_check;
 
 /* New. */

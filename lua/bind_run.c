@@ -52,11 +52,12 @@ static int backward(lua_State *L)
     lua_State *outer = s->running;
     double start = lt__seconds();
     s->running = L;
-    lt__group_at(L);
+    if (s->rehearsal.on) /* which no other rank has to know of */
+        lt__rehearse_loss(s, x);
+    else
+        lt__group_at(L);
     lt_retain(x);
     lt_retain(grad);
-    if (s->rehearsal.on)
-        lt__rehearse_loss(s, x);
     lt_status status = lt_backward(x, grad);
     lt_release(grad);
     lt_release(x);

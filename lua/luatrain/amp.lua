@@ -20,9 +20,9 @@ function amp.scaler(options)
   return scaler.new(options):begin()
 end
 
--- What half precision does to one pass: fn goes forward and backward, as the function of a step does,
--- under lt.autocast. Returns a table of errors and shares of underflow and overflow, layer by layer;
--- amp_check.lua says which. The training does not change by it.
+-- What half precision does to one pass: fn goes forward and backward, as the function of a step
+-- does, under lt.autocast. Returns a table of errors and shares of underflow and overflow, layer by
+-- layer; amp_check.lua says which. The training does not change by it.
 --
 --   local found = lt.amp.check(lt.autocast, "fp16", function()
 --     lt.cross_entropy(net(x), y):backward()

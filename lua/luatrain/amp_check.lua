@@ -11,11 +11,11 @@
 -- layers      {layer = "net.conv1", output = , input_grad = , param_grad = , underflow = ,
 --             overflow = } each, in the order of forward; what is in no module has the op's name
 --
--- output, input_grad and param_grad are errors: |half - f32| / |f32|, of all such tensors of a layer
--- together. underflow is the share of numbers that have become 0 for being too small, overflow of
--- those that are no longer finite; of a layer those of the tensor that has most, of the whole those
--- of all gradients. Gradients have the loss scale in them. Of several ranks each looks at its own
--- part of the batch.
+-- output, input_grad and param_grad are errors: |half - f32| / |f32|, of all such tensors of a
+-- layer together. underflow is the share of numbers that have become 0 for being too small,
+-- overflow of those that are no longer finite; of a layer those of the tensor that has most, of the
+-- whole those of all gradients. Gradients have the loss scale in them. Of several ranks each looks
+-- at its own part of the batch.
 
 local core = ...
 

@@ -329,6 +329,12 @@ TEST(gradients_that_were_dropped_do_not_count)
         CHECK_EQ(step(&n, n.optim), LT_APPLY);
         CHECK(lt_loss_scale_step(n.loss_scale).exponent < 40);
         CHECK_OK(backward(&n, 0x1p120));
+        zero_grads(&n);
+        lt_tensor *loss = run(&n, "sum", NULL, n.w2, NULL); /* nothing comes to the others */
+        CHECK_OK(lt_backward(loss, NULL));
+        lt_release(loss);
+        CHECK_EQ(step(&n, n.optim), LT_APPLY);
+        CHECK_OK(backward(&n, 0x1p120));
         lt_zero_grad(n.w2); /* and the others have one still */
         CHECK_EQ(step(&n, n.optim), LT_SKIP);
         CHECK_OK(backward(&n, 1));

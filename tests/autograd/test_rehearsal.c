@@ -200,8 +200,8 @@ TEST(nothing_comes_of_a_rehearsal)
     end(&n);
 }
 
-/* They are what a backward would have left, but for the sums of several uses, which are seen as they
- * grow: of w first the one's, then both. */
+/* They are what a backward would have left, but for the sums of several uses, which are seen as
+ * they grow: of w first the one's, then both. */
 TEST(gradients_are_seen_and_those_of_before_stay)
 {
     net n = make(NULL);

@@ -397,6 +397,31 @@ T.test("no NaN that f64 has not", function()
   end
 end)
 
+-- ==== A scale that is closed =====================================================================
+
+T.test("a gradient is judged by the scaler that has scaled it", function()
+  local fc = nn.linear{4, 2}
+  local sgd = lt.optim.sgd(fc, {lr = 0.1})
+  local scaler = lt.amp.scaler{}
+  local function go(factor) (fc(lt.ones{1, 4}):sum() * factor):backward() end
+  go(1e35)
+  sgd:zero_grad()                                             -- what was found goes with it
+  go(1)
+  T.equal(sgd:step(), "applied")
+  go(1e35)
+  scaler:close()
+  T.fails(function() sgd:step() end,
+          "an optimizer step with gradients of a loss scale that is no longer in use; close it "
+          .. "after the step, or forget them by zero_grad")
+  sgd:zero_grad()
+  go(1)
+  T.equal(sgd:step(), "applied")
+  local another <close> = lt.amp.scaler{}
+  go(1)
+  T.equal(sgd:step(), "applied")
+  T.equal(another.skipped, 0)
+end)
+
 -- ==== auto =======================================================================================
 
 -- Steps of so many seconds in f32 and in bf16, of which the first ones take longer. Returns what

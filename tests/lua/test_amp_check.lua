@@ -20,7 +20,7 @@ end
 local SCRIPT = [[
 local lt = require "luatrain"
 local nn = lt.nn
-local opt = lt.args{pieces = 2, fit = false, mixup = 0.0, zero = false, sync = false}
+local opt = lt.args{pieces = 2, fit = false, mixup = 0.0, zero = false, sync = false, look = false}
 local train, test = lt.data.open "synthetic:6x6x1/3/96"
 local norm = opt.sync and nn.sync_batch_norm or nn.batch_norm
 local net = nn.sequential{nn.conv2d{1, 8, 3, pad = 1}, norm{8}, nn.relu(), nn.dropout{0.3},
@@ -33,16 +33,22 @@ if opt.fit then
   return
 end
 local run <close> = lt.run(settings)
-local calls, ends = 0, 0
+local calls, ends, losses = 0, 0, {}
+local function whole(_, x, y)
+  return function(_, last) if not last then return x, y, 1.0 end end
+end
+local parts = opt.pieces > 1 and lt.pieces or whole
 for epoch in run:epochs() do
   for x, y in run:batches() do
+    if opt.look then net(x) end
     run:step(function()
       if opt.zero then settings.optim:zero_grad() end
       local sum = 0
       calls = calls + 1
-      for x_i, y_i, share in lt.pieces(opt.pieces, x, y) do
+      for x_i, y_i, share in parts(opt.pieces, x, y) do
         local noise = lt.randn(x_i.shape)
         local loss = lt.cross_entropy(net(x_i + noise * 0.1), y_i) * share
+        losses[#losses + 1] = loss:item()
         loss:backward()
         sum = sum + loss:item()
       end
@@ -54,6 +60,8 @@ for epoch in run:epochs() do
   run:report(run:evaluate(test))
 end
 print(("calls %d ends %d"):format(calls, ends))
+-- Those of the first step: in a half, in f32, and for good.
+print(losses[1] == losses[3] and losses[1] ~= losses[2] and "the same random numbers" or "others")
 ]]
 
 local function field(line, name) return line:match('"' .. name .. '":"?([%w.+-]+)') end
@@ -97,7 +105,7 @@ T.test("a run is the same with checks", function()
   local n = 0
   for _, case in ipairs{
     {"--threads 1 --amp fp16", ""},
-    {"--threads 1 --amp bf16", "--zero"},
+    {"--threads 1 --amp bf16", "--zero --look --pieces 1"},
     {"--threads 1 --amp fp16", "--fit"},
     {"--threads 1 --amp bf16", "--fit --pieces 1 --mixup 0.4"},
     {"--ranks 2 --threads 1 --amp fp16", ""},
@@ -109,8 +117,8 @@ T.test("a run is the same with checks", function()
     n = n + 1
     local checks, text = same_run("case" .. n, table.unpack(case))
     T.equal(#checks, 3)
-    if n == 1 then                                     -- twice more each time, and not to the end
-      assert(text:find("calls 16 ends 10", 1, true), text)
+    if n <= 2 then                                     -- twice more each time, and not to the end
+      assert(text:find("calls 16 ends 10\nthe same random numbers", 1, true), text)
     end
   end
 end)
@@ -126,8 +134,8 @@ T.test("an event and a line show what was found", function()
   local output = tonumber(field(line:match '"layer":"net.1",.-}', "output"))
   assert(output > 1e-5 and output < 1e-2, line)
   local text = run(out, "--threads 1 --amp fp16 --amp-check 100 script.lua")
-  assert(text:find("\namp check at step 1, scale 65536: loss %d%.%d+, in f32 %d%.%d+; at most error "
-                   .. "[%d.e-]+ %% in net%.%d %([%w ]+%), "), text)
+  assert(text:find("\namp check at step 1, scale 65536: loss %d%.%d+, in f32 %d%.%d+; at most "
+                   .. "error [%d.e-]+ %% in net%.%d %([%w ]+%), "), text)
   T.equal(select(2, text:gsub("amp check", "")), 1)
 end)
 
@@ -152,8 +160,9 @@ T.test("what a function has to do", function()
     assert(text:find(message, 1, true), text)
     T.equal(code, 1)
   end
-  one("none", "if true then return 0 end", "amp check: the function went through without a backward")
-  one("error", "error 'enough'", "wrong.lua:21: enough")
+  one("none", "if true then return 0 end",
+      "amp check: the function went through without a backward")
+  one("error", "error 'enough'", "wrong.lua:26: enough")
   one("step", "settings.optim:step()", "in a rehearsal, which leaves no gradients")
 end)
 
@@ -249,6 +258,21 @@ T.test("autocast within the function is off in the second pass", function()
     end)
   end)
   T.equal(dtypes, {"f16", "f32"})
+end)
+
+T.test("one rank alone may look", function()
+  T.write(out .. "/root.lua", [[
+local lt = require "luatrain"
+local net = lt.nn.sequential{lt.nn.linear{4, 4}, lt.nn.sync_batch_norm{4}}
+local sgd = lt.optim.sgd(net, {lr = 0.1})
+local function go() net(lt.randn{8, 4}):sum():backward() end
+local found = lt.on_root(lt.amp.check, lt.autocast, "bf16", go)
+go()
+print(found and #found.layers, sgd:step())
+]])
+  local text, code = run(out, "--ranks 2 --threads 1 root.lua")
+  T.equal(text, "3\tapplied\n")
+  T.equal(code, 0)
 end)
 
 T.test("mistakes", function()
