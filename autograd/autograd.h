@@ -121,6 +121,12 @@ struct lt_call {
 
 typedef lt_status (*lt_kernel)(lt_call *call);
 
+/* What an accelerator has for an op. Its kernels take halves as they are. */
+typedef struct lt_kernels {
+    size_t (*scratch)(const lt_call *call, bool backward); /* of its memory; may be NULL */
+    lt_kernel fwd, bwd;
+} lt_kernels;
+
 /* What backward may read: inputs, outputs, extra outputs. */
 #define LT_SAVE_IN(i)  (1u << (i))
 #define LT_SAVE_OUT(i) (1u << (8 + (i)))  /* extra outputs follow the outputs in this count */

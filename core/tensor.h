@@ -12,9 +12,21 @@
 #define LT_CORE_TENSOR_H
 
 #include <pthread.h>
-#include <stdatomic.h>
 
 #include "core/core.h"
+
+/* CUDA sources are C++, which has no such words; they only read these structs. */
+#ifdef __cplusplus
+typedef int lt_atomic_int;
+typedef unsigned lt_atomic_uint;
+#define LT_ATOMIC
+extern "C" {
+#else
+#include <stdatomic.h>
+typedef atomic_int lt_atomic_int;
+typedef atomic_uint lt_atomic_uint;
+#define LT_ATOMIC _Atomic
+#endif
 
 typedef struct lt_range { char *start; size_t bytes; } lt_range;
 typedef struct lt_ranges { lt_range *at; size_t n, room; } lt_ranges; /* by address */
@@ -54,8 +66,8 @@ typedef struct lt_device {
 #define LT_MAX_DEVICES 2              /* of one context: the CPU, and one accelerator */
 
 typedef struct lt_storage {
-    atomic_int refs;
-    atomic_uint
+    lt_atomic_int refs;
+    lt_atomic_uint
         version; /* counts writes in place, so that backward can tell that a saved tensor changed */
     lt_ctx *ctx;
     lt_device *device;
@@ -66,7 +78,7 @@ typedef struct lt_storage {
 } lt_storage;
 
 struct lt_tensor {
-    atomic_int refs;
+    lt_atomic_int refs;
     uint8_t dtype, ndim, out_index;
     bool dead, kept;
     bool pending;                     /* a parameter that has no memory yet */
@@ -115,13 +127,13 @@ typedef struct lt_inf_fault { /* likewise, in a gradient: autograd acts on it */
 } lt_inf_fault;
 
 struct lt_ctx {
-    atomic_int refs; /* one for the owner, one for each tensor, tree and optimizer */
+    lt_atomic_int refs; /* one for the owner, one for each tensor, tree and optimizer */
     lt_config config;
     int threads;
     int64_t step;
     uint64_t draws;
-    atomic_int listeners, stop_reason; /* lock-free: a signal handler uses them */
-    lt_scope *_Atomic scope;          /* innermost, or NULL; written by the owner's thread */
+    lt_atomic_int listeners, stop_reason; /* lock-free: a signal handler uses them */
+    lt_scope *LT_ATOMIC scope;          /* innermost, or NULL; written by the owner's thread */
     lt_slots slots;
     lt_device *devices[LT_MAX_DEVICES]; /* [0] is the CPU */
     lt_device *device;                /* where new tensors go */
@@ -182,10 +194,12 @@ void lt__stream_end(void);
 /* The monotonic clock, in seconds. */
 double lt__seconds(void);
 
+#ifndef __cplusplus
 static inline void lt__wrote(lt_tensor *x)
 {
     atomic_fetch_add_explicit(&x->storage->version, 1, memory_order_relaxed);
 }
+#endif
 
 static inline bool lt__same_dims(const lt_tensor *a, const lt_tensor *b)
 {
@@ -215,4 +229,7 @@ static inline float lt__bf16_to_f32(uint16_t h)
     return v.f;
 }
 
+#ifdef __cplusplus
+}
+#endif
 #endif

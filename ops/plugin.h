@@ -1,0 +1,39 @@
+/* plugin.h - what the library and the plugin of an accelerator tell each other.
+ *
+ * libluatrain-cuda.so is opened at run time, so that neither program nor library needs CUDA. It
+ * exports lt_accelerator_open(), and calls nothing of the library but what the host table has.
+ * Both sides see the same structs: versions that differ are refused.
+ */
+#ifndef LT_OPS_PLUGIN_H
+#define LT_OPS_PLUGIN_H
+
+#include "core/tensor.h"
+#include "ops/list.h"
+#include "ops/ops.h"
+
+typedef enum lt_op_id {
+#define X(name) LT_OP_##name,
+    LT_OP_LIST(X)
+#undef X
+    LT_OPS
+} lt_op_id;
+
+typedef struct lt_host {       /* of the library: what a plugin may call */
+    lt_status (*fail)(lt_status code, const char *fmt, ...);
+    void (*log)(lt_ctx *ctx, lt_log_level level, const char *fmt, ...);
+} lt_host;
+
+typedef struct lt_accelerator {
+    lt_device *device;         /* new; its close() ends it */
+    lt_kernels op[LT_OPS];     /* fwd and bwd NULL: it has none for this op */
+    /* lt_rescale() of a tensor on the device. */
+    lt_status (*rescale)(lt_tensor *x, double by, lt_found *found);
+    char name[96];             /* what computes: "NVIDIA H200 (cuDNN 9.19.0, CUDA 13.0)" */
+} lt_accelerator;
+
+/* index: of the device, from 0. host lives as long as the process. 0, or -1 with a sentence in
+ * text: what is missing, or too old. */
+typedef int (*lt_accelerator_open_fn)(const char *version, const lt_host *host, int index,
+                                      lt_accelerator *accelerator, char *text, size_t bytes);
+
+#endif
