@@ -499,6 +499,6 @@ lt_status lt__cluster_over(const lt_wire *wire, const lt_group_config *config, l
 lt_status lt_cluster_open(const lt_group_config *config, lt_group **group)
 {
     lt_wire wire;
-    LT_TRY(lt__plugin_open(&wire));
+    LT_TRY(lt__wire_open(&wire));
     return lt__cluster_over(&wire, config, group);
 }

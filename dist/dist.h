@@ -32,7 +32,8 @@ LT_API bool lt_cluster_is_here(void);
 LT_MUST lt_status lt_cluster_check(void);
 /* The group of the processes that mpirun or srun has started, each a rank: all of them open it.
  * Those of a node work in shared memory; between nodes MPI carries the bytes, through the plugin
- * libluatrain-mpi.so. config may be NULL. New. LT_EENV without the plugin, or when it is of another
+ * libluatrain-mpi.so: in the folder that the variable LUATRAIN_PLUGINS names, or where it was built
+ * or installed. config may be NULL. New. LT_EENV without the plugin, or when it is of another
  * version. */
 LT_MUST lt_status lt_cluster_open(const lt_group_config *config, lt_group **group);
 /* This rank wants nothing more: LT_OK when the others have left too, those that are processes of

@@ -46,6 +46,6 @@ bool lt__group_lend(lt_group *group, size_t bytes, lt_loan *loan);
 /* The group of the processes at a wire, which is taken, also on failure. New. */
 lt_status lt__cluster_over(const lt_wire *wire, const lt_group_config *config, lt_group **group);
 /* The wire of the MPI plugin. LT_EENV when it is not there or not ours. */
-lt_status lt__plugin_open(lt_wire *wire);
+lt_status lt__wire_open(lt_wire *wire);
 
 #endif

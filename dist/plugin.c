@@ -1,18 +1,8 @@
-/* plugin.c - finds the MPI plugin when the process was started as one of several. MPI is not made
- * to be unloaded: the plugin stays.
- */
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <libgen.h>
-#include <limits.h>
-#include <stdio.h>
+/* plugin.c - the MPI plugin, when the process was started as one of several. */
 #include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
+#include "core/plugin.h"
 #include "dist/group.h"
-
-#define PLUGIN "libluatrain-mpi.so"
 
 /* How many processes were started together, as mpirun or srun says: 1 if nobody does. */
 static int started(void)
@@ -29,49 +19,26 @@ static int started(void)
 
 bool lt_cluster_is_here(void) { return started() > 1; }
 
-/* The folder of the file that this code is in: the library, or a program that contains it. */
-static const char *own_folder(char path[PATH_MAX])
+static lt_status find(char file[LT_PLUGIN_PATH])
 {
-    Dl_info info;
-    if (!dladdr((const void *)(uintptr_t)&own_folder, &info) || !realpath(info.dli_fname, path))
-        return NULL;
-    return dirname(path);
-}
-
-/* Where it was built, and where it is installed: beside the library, or beside the program. */
-static lt_status find(char file[PATH_MAX + 64])
-{
-    static const char *const places[] = {"%s/" PLUGIN, "%s/luatrain/" PLUGIN,
-                                         "%s/../lib/luatrain/" PLUGIN};
-    char path[PATH_MAX];
-    const char *folder = own_folder(path);
-    for (size_t i = 0; folder && i < sizeof places / sizeof *places; i++) {
-        snprintf(file, PATH_MAX + 64, places[i], folder);
-        if (access(file, F_OK) == 0)
-            return LT_OK;
-    }
-    return lt_fail(LT_EENV, "luatrain has no " PLUGIN ", without which ranks cannot be processes; "
-                   "build it where there is mpicc");
+    if (lt__plugin_find("mpi", file))
+        return LT_OK;
+    return lt_fail(LT_EENV, "luatrain has no libluatrain-mpi.so, without which ranks cannot be "
+                   "processes; build it where there is mpicc");
 }
 
 lt_status lt_cluster_check(void)
 {
-    char file[PATH_MAX + 64];
+    char file[LT_PLUGIN_PATH];
     return find(file);
 }
 
-lt_status lt__plugin_open(lt_wire *wire)
+lt_status lt__wire_open(lt_wire *wire)
 {
-    char file[PATH_MAX + 64], text[256];
-    LT_TRY(find(file));
-    void *plugin = dlopen(file, RTLD_NOW | RTLD_LOCAL);
-    if (!plugin)
-        return lt_fail(LT_EENV, "the MPI plugin cannot be loaded: %s", dlerror());
-    void *symbol = dlsym(plugin, "lt_wire_open");
+    char file[LT_PLUGIN_PATH], text[256];
     lt_wire_open_fn open_wire;
-    memcpy(&open_wire, &symbol, sizeof open_wire); /* the C way from an object to a function */
-    if (!symbol)
-        return lt_fail(LT_EENV, "the MPI plugin is not one of luatrain");
+    LT_TRY(find(file));
+    LT_TRY(lt__plugin_open(file, "lt_wire_open", &open_wire));
     if (open_wire(LT_VERSION, wire, text, sizeof text) != 0)
         return lt_fail(LT_EENV, "%s", text);
     if (wire->size != started())
