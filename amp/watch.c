@@ -17,17 +17,16 @@
 
 /* ==== Tensors ================================================================================= */
 
-/* Index of the first element whose exponent is all ones, as that of inf and NaN is; -1: none. */
+/* Index of the first element whose exponent is all ones, as that of inf and NaN is; -1: none. x is
+ * on the CPU. */
 #define FIND(bits, mask)                                                                           \
     for (int64_t i = 0; i < x->count; i++)                                                         \
         if ((((const bits *)x->data)[i] & (mask)) == (mask))                                       \
             return i;                                                                              \
     return -1
 
-static int64_t first_odd(const lt_tensor *x)
+static int64_t first_odd_here(const lt_tensor *x)
 {
-    if (!x || !x->data || !x->storage->device->is_host)
-        return -1;
     switch (x->dtype) {
     case LT_F16: FIND(uint16_t, 0x7c00);
     case LT_BF16: FIND(uint16_t, 0x7f80);
@@ -35,6 +34,16 @@ static int64_t first_odd(const lt_tensor *x)
     case LT_F64: FIND(uint64_t, 0x7ff0000000000000);
     default: return -1;
     }
+}
+
+static int64_t first_odd(lt_tensor *x)
+{
+    if (!x || !x->data)
+        return -1;
+    lt_tensor *here = lt__on_host(x);
+    int64_t index = here ? first_odd_here(here) : -1;
+    lt_release(here);
+    return index;
 }
 
 static double value_at(lt_tensor *x, int64_t index)

@@ -2,7 +2,8 @@
  *
  * Kernels know f32 and f64. An f16 or bf16 tensor reaches a kernel as an f32 copy and its
  * results are rounded once on the way back: what Tensor Cores do. Ops that only move bytes, or
- * convert block by block, take halves as they are (any_dtype).
+ * convert block by block, take halves as they are (any_dtype). So do all kernels of an accelerator:
+ * a call whose tensors are there gets those, and nothing that the CPU has.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -65,9 +66,9 @@ static lt_status widen(lt_wide *w)
         w->half[i] = NULL;
         if (!x || !lt__is_half((lt_dtype)x->dtype))
             continue;
-        lt_tensor *wide = w->read >> i & 1
-                              ? lt__tensor_copy(x, LT_F32)
-                              : lt__tensor_new_kept(x->ctx, LT_F32, x->ndim, x->dims);
+        lt_tensor *wide = w->read >> i & 1 ? lt__tensor_copy(x, LT_F32)
+                                           : lt__tensor_new(x->ctx, x->storage->device, LT_F32,
+                                                            x->ndim, x->dims, true);
         if (!wide)
             return lt_errcode();
         w->half[i] = x;
@@ -145,7 +146,37 @@ static lt_status run_with_sums(lt_call *c, const lt_op *op, bool backward)
     return f16 || bf16 ? run_widened(c, op, backward) : run_with_scratch(c, op, backward, NULL);
 }
 
-static lt_status run(lt_call *c, const lt_op *op, bool backward)
+/* ==== On an accelerator ======================================================================= */
+
+const lt_kernels *lt__kernels_of(const struct lt_autograd *ag, const lt_def *def)
+{
+    return def->id < ag->n_kernels ? &ag->kernels[def->id] : NULL;
+}
+
+static lt_status run_on_device(lt_call *c, const lt_def *def, bool backward)
+{
+    const struct lt_autograd *ag = c->ctx->slots.autograd;
+    const lt_kernels *own = lt__kernels_of(ag, def);
+    lt_kernel kernel = !own ? NULL : backward ? own->bwd : own->fwd;
+    lt_device *device = c->device;
+    if (!kernel)
+        return lt_fail(LT_EUNSUPPORTED, "there is no kernel for %s on %s; on the CPU there is, for "
+                       "copies by x:to('cpu')", backward ? "its backward" : "it", device->name);
+    if (ag->all_sum && def->op->sums && def->op->sums(c, backward) > 0)
+        return lt_fail(LT_EUNSUPPORTED, "sums over all ranks are not made on %s yet; use the CPU, "
+                       "or leave sync out", device->name);
+    size_t bytes = own->scratch ? own->scratch(c, backward) : 0;
+    if (bytes > 0 && !(c->scratch = lt__device_alloc(c->ctx, device, bytes)))
+        return LT_ENOMEM;
+    lt_status status = kernel(c);
+    lt__device_free(c->ctx, device, c->scratch, bytes);
+    c->scratch = NULL;
+    return status;
+}
+
+/* ==== Either way ============================================================================== */
+
+static lt_status run_on_cpu(lt_call *c, const lt_op *op, bool backward)
 {
     const struct lt_autograd *ag = c->ctx->slots.autograd;
     if (ag->all_sum && op->sums && !ag->rehearsal.on)
@@ -159,14 +190,23 @@ static lt_status run(lt_call *c, const lt_op *op, bool backward)
     return status;
 }
 
-lt_status lt__run_kernel(lt_call *c, const lt_op *op, bool backward)
+static lt_status run(lt_call *c, const lt_def *def, bool backward)
+{
+    return c->device->is_host ? run_on_cpu(c, def->op, backward)
+                              : run_on_device(c, def, backward);
+}
+
+lt_status lt__run_kernel(lt_call *c, const lt_def *def, bool backward)
 {
     const struct lt_autograd *ag = c->ctx->slots.autograd;
     c->threads = c->ctx->threads;
     if (!ag->timer && !c->ctx->trace)
-        return run(c, op, backward);
+        return run(c, def, backward);
+    LT_TRY(c->device->sync(c->device)); /* what was started before is not this one's time */
     double before = lt__seconds();
-    lt_status status = run(c, op, backward);
+    lt_status status = run(c, def, backward);
+    if (status == LT_OK)
+        status = c->device->sync(c->device);
     double seconds = lt__seconds() - before;
     if (status == LT_OK && ag->timer)
         ag->timer(ag->timer_ud, c, backward, seconds);
@@ -201,7 +241,8 @@ static lt_status make_wide(lt_tensor *const *from, int n, lt_tensor **to)
         if (!x)
             continue;
         lt_dtype dtype = (lt_dtype)x->dtype;
-        to[i] = lt__tensor_new_kept(x->ctx, lt__is_half(dtype) ? LT_F32 : dtype, x->ndim, x->dims);
+        to[i] = lt__tensor_new(x->ctx, x->storage->device, lt__is_half(dtype) ? LT_F32 : dtype,
+                               x->ndim, x->dims, true);
         if (!to[i])
             return lt_errcode();
     }
@@ -231,7 +272,7 @@ lt_status lt_look_again(const lt_call *call, bool backward, int which, int64_t i
     if (status == LT_OK && backward)
         status = make_wide(&call->d_in[which], 1, &at[D_IN][which]);
     if (status == LT_OK)
-        status = run(&c, op, backward);
+        status = run(&c, lt_op_find(c.ctx, c.schema->name), backward);
     if (status == LT_OK)
         status = lt_item(at[backward ? D_IN : OUT][which], index, value);
     for (int i = 0; i < 4; i++)
@@ -241,6 +282,25 @@ lt_status lt_look_again(const lt_call *call, bool backward, int which, int64_t i
 }
 
 /* ==== Arguments =============================================================================== */
+
+/* All inputs lie on one device. */
+static lt_status find_device(const lt_def *def, lt_tensor *const *in, int n_in, lt_device **device)
+{
+    const lt_schema *s = &def->schema;
+    int first = 0;
+    while (!in[first]) /* some input must be given */
+        first++;
+    *device = in[first]->storage->device;
+    for (int i = first + 1; i < n_in; i++) {
+        const char *name = s->in[i < s->n_in ? i : s->n_in - 1].name;
+        const char *there = in[i] ? in[i]->storage->device->name : NULL;
+        if (in[i] && in[i]->storage->device != *device)
+            return lt_fail(LT_EINVAL, "%s is on %s, %s is on %s; bring one to the other, e.g. "
+                           "%s:to('%s')", s->in[first].name, (*device)->name, name, there, name,
+                           (*device)->name);
+    }
+    return LT_OK;
+}
 
 static lt_status check_inputs(lt_ctx *ctx, const lt_def *def, lt_tensor *const *in, int n_in)
 {
@@ -274,7 +334,7 @@ static lt_status make_outputs(lt_call *c, int n)
         const lt_spec *s = &c->spec[i];
         lt_tensor *of = s->view ? c->in[s->view - 1] : NULL;
         c->out[i] = of ? lt__tensor_view(of, s->ndim, s->dims, s->offset, false)
-                       : lt_tensor_new(c->ctx, s->dtype, s->ndim, s->dims);
+                       : lt__tensor_new(c->ctx, c->device, s->dtype, s->ndim, s->dims, false);
         if (!c->out[i]) {
             while (i-- > 0)
                 lt_release(c->out[i]);
@@ -315,6 +375,7 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
                     .same_grad = op->same_grad,
                     .spec = spec,
                     .first_row = ag->tape->first_row};
+    LT_TRY(find_device(def, in, n_in, &call.device));
     LT_TRY(op->shape(&call));
     int n_all = all_outputs(op), n_out = lt_op_outputs(op);
     LT_TRY(make_outputs(&call, n_all));
@@ -327,7 +388,7 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
     if (call.draws)
         call.stream = (uint64_t)off << 63 | (uint64_t)ctx->step << 32 | *draws;
     bool view = n_all > 0 && spec[0].view;
-    lt_status status = view ? LT_OK : lt__run_kernel(&call, op, false);
+    lt_status status = view ? LT_OK : lt__run_kernel(&call, def, false);
     if (status == LT_OK && ag->watch && !view)
         show(ag, &call);
     if (status == LT_OK && record)

@@ -95,6 +95,7 @@ typedef struct lt_spec {         /* an output before it has memory */
  * is set. */
 struct lt_call {
     lt_ctx *ctx;
+    struct lt_device *device;    /* where all its tensors are; that of tensor.h */
     const lt_op *op;
     const lt_schema *schema;     /* names, for messages */
     const lt_opt *opt;           /* by position in the signature */
@@ -108,7 +109,7 @@ struct lt_call {
     uint32_t save, same_grad;    /* the op's; its shape rule may clear bits for this call */
     lt_spec *spec;               /* shape rule only: one for each of out */
     bool draws;                  /* set by a shape rule whose kernel will use stream */
-    void *scratch;               /* op->scratch() bytes, 64-byte aligned */
+    void *scratch;               /* scratch() bytes of the device, 64-byte aligned */
     double *sums;                /* op->sums() of them, or NULL: see there */
     bool summed;
     int64_t n_sums;
@@ -121,10 +122,15 @@ struct lt_call {
 
 typedef lt_status (*lt_kernel)(lt_call *call);
 
-/* What an accelerator has for an op. Its kernels take halves as they are. */
+/* What an accelerator has for an op. Its kernels take halves as they are. They return when the work
+ * is in the device's stream. All that lt_op says of backward holds for them too: grad_in_place, and
+ * what `add` asks for. */
 typedef struct lt_kernels {
     size_t (*scratch)(const lt_call *call, bool backward); /* of its memory; may be NULL */
-    lt_kernel fwd, bwd;
+    lt_kernel fwd, bwd; /* NULL: none. LT_EUNSUPPORTED: not for this dtype or these options */
+    bool f32_grads; /* bwd may be given an f32 d_in where the input is a half: the gradient of a
+                     * parameter that was read through its half copy. Else each d_in has the dtype
+                     * of its input, and is converted behind bwd */
 } lt_kernels;
 
 /* What backward may read: inputs, outputs, extra outputs. */
@@ -186,6 +192,9 @@ LT_MUST lt_status lt_op_register(lt_ctx *ctx, const lt_op *op);
 LT_API const lt_def *lt_op_find(lt_ctx *ctx, const char *name);
 /* By order of registration; NULL past the end. Borrowed. */
 LT_API const lt_def *lt_op_at(lt_ctx *ctx, int i);
+/* What the accelerator of ctx has for the first n ops that were registered. Borrowed while ops
+ * run. */
+LT_API void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n);
 
 /* ==== Running ops ============================================================================= */
 
@@ -339,8 +348,8 @@ LT_API lt_cast_fn lt_get_cast(const lt_ctx *ctx, void **ud);
 typedef lt_status (*lt_all_sum_fn)(void *ud, double *numbers, int64_t n, bool backward);
 LT_API void lt_set_all_sum(lt_ctx *ctx, lt_all_sum_fn fn, void *ud);
 
-/* What a kernel took: called after each with its call and seconds, for tables
- * of where the time goes; NULL: no longer. */
+/* What a kernel took: called after each with its call and seconds, for tables of where the time
+ * goes; NULL: no longer. Meanwhile each kernel of an accelerator is waited for. */
 typedef void (*lt_timer_fn)(void *ud, const lt_call *call, bool backward, double seconds);
 LT_API void lt_set_timer(lt_ctx *ctx, lt_timer_fn fn, void *ud);
 

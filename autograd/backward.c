@@ -118,6 +118,12 @@ static lt_status leaf_target(lt_leaf *leaf, lt_tensor **target, bool *add)
 
 static bool rehearses(const lt_leaf *leaf) { return leaf->ctx->slots.autograd->rehearsal.on; }
 
+/* In memory of device. New. */
+static lt_tensor *new_grad(lt_ctx *ctx, lt_device *device, lt_dtype dtype, const lt_spec *spec)
+{
+    return lt__tensor_new(ctx, device, dtype, spec->ndim, spec->dims, true);
+}
+
 /* The gradient of edge e to write into, or to add to when *add. Borrowed by the node or leaf it
  * belongs to. */
 static lt_status target_of(lt_edge *e, lt_tensor **target, bool *add)
@@ -130,8 +136,8 @@ static lt_status target_of(lt_edge *e, lt_tensor **target, bool *add)
     *add = *slot != NULL;
     if (!*slot || shared(*slot)) {
         lt_tensor *own = *slot ? lt__tensor_copy(*slot, dtype)
-                               : lt__tensor_new_kept(leaf ? leaf->ctx : e->node->ctx, dtype,
-                                                     e->spec.ndim, e->spec.dims);
+                         : leaf ? new_grad(leaf->ctx, leaf->x->storage->device, dtype, &e->spec)
+                                : new_grad(e->node->ctx, e->node->device, dtype, &e->spec);
         if (!own)
             return lt_errcode();
         lt_release(*slot);
@@ -212,9 +218,11 @@ static bool takes_over(const lt_node *node, int i)
  * same memory twice. */
 static lt_status run_backward(lt_node *node, uint64_t left)
 {
+    const struct lt_autograd *ag = node->ctx->slots.autograd;
     const lt_op *op = node->def->op;
     lt_tensor *in[LT_MAX_LIST], *d_in[LT_MAX_LIST], *extra[LT_MAX_LIST];
     lt_call call = {.ctx = node->ctx,
+                    .device = node->device,
                     .op = op,
                     .schema = &node->def->schema,
                     .opt = node->opt,
@@ -225,6 +233,8 @@ static lt_status run_backward(lt_node *node, uint64_t left)
                     .d_in = d_in,
                     .stream = node->stream,
                     .first_row = node->first_row};
+    const lt_kernels *own = node->device->is_host ? NULL : lt__kernels_of(ag, node->def);
+    bool converts = own ? own->f32_grads : !op->any_dtype;
     lt_status status = LT_OK;
     for (int i = 0; i < node->n_in; i++) {
         in[i] = node->edge[i].saved;
@@ -236,13 +246,12 @@ static lt_status run_backward(lt_node *node, uint64_t left)
         if (!(left >> i & 1))
             continue;
         call.leaves |= (uint64_t)(e->leaf != NULL) << i;
-        bool apart = op->any_dtype && is_half_copy(e); /* such kernels do not convert */
+        bool apart = is_half_copy(e) && !converts;
         for (int j = 0; j < i; j++)
             apart |= d_in[j] && node->edge[j].leaf == e->leaf && node->edge[j].node == e->node &&
                      node->edge[j].out_index == e->out_index;
         if (apart) {
-            extra[i] = d_in[i] = lt__tensor_new_kept(node->ctx, e->spec.dtype, e->spec.ndim,
-                                                     e->spec.dims);
+            extra[i] = d_in[i] = new_grad(node->ctx, node->device, e->spec.dtype, &e->spec);
             status = extra[i] ? LT_OK : LT_ENOMEM;
             continue;
         }
@@ -256,8 +265,7 @@ static lt_status run_backward(lt_node *node, uint64_t left)
             call.add |= 1ull << i;
     }
     if (status == LT_OK)
-        status = lt__run_kernel(&call, op, true);
-    const struct lt_autograd *ag = node->ctx->slots.autograd;
+        status = lt__run_kernel(&call, node->def, true);
     if (status == LT_OK && ag->watch)
         ag->watch(ag->watch_ud, &call, true, node->where);
     for (int i = 0; i < node->n_in; i++) {
@@ -394,9 +402,15 @@ static lt_tensor *seed_grad(lt_tensor *loss, lt_tensor *grad)
                 lt_describe(loss, a, sizeof a), lt_describe(grad, b, sizeof b));
         return NULL;
     }
+    if (grad && grad->storage->device != loss->storage->device) {
+        lt_fail(LT_EINVAL, "backward: the gradient is on %s, the loss on %s; copy it, e.g. "
+                "grad:to('%s')", lt_device_of(grad), lt_device_of(loss), lt_device_of(loss));
+        return NULL;
+    }
     if (grad)
         return lt__tensor_copy(grad, (lt_dtype)loss->dtype);
-    lt_tensor *one = lt__tensor_new_kept(loss->ctx, (lt_dtype)loss->dtype, loss->ndim, loss->dims);
+    lt_tensor *one = lt__tensor_new(loss->ctx, loss->storage->device, (lt_dtype)loss->dtype,
+                                    loss->ndim, loss->dims, true);
     if (one && lt_fill(one, 1) != LT_OK) {
         lt_release(one);
         return NULL;
@@ -428,7 +442,7 @@ static lt_status check_loss(lt_tensor *loss)
     const lt_rehearsal *r = &loss->ctx->slots.autograd->rehearsal;
     if (r->on && loss->node && loss->node->tape != &r->tape)
         return lt_fail(LT_EINVAL, "backward: the loss was computed before the rehearsal");
-    if (r->on || loss->count != 1 || !loss->storage->device->is_host)
+    if (r->on || loss->count != 1)
         return LT_OK;
     LT_TRY(lt_item(loss, 0, &value));
     return isfinite(value) ? LT_OK : refuse(loss, value);

@@ -57,9 +57,10 @@ static void show(const lt_node *node, lt_watch_fn fn, void *ud)
         make_again(node, in, made);
         out[0] = made[0];
     }
-    fn(ud, &(lt_call){.ctx = node->ctx, .op = op, .schema = &node->def->schema, .opt = node->opt,
-                      .n_in = node->n_in, .in = in, .out = out, .threads = node->ctx->threads,
-                      .stream = node->stream, .first_row = node->first_row}, false, node->where);
+    fn(ud, &(lt_call){.ctx = node->ctx, .device = node->device, .op = op,
+                      .schema = &node->def->schema, .opt = node->opt, .n_in = node->n_in, .in = in,
+                      .out = out, .threads = node->ctx->threads, .stream = node->stream,
+                      .first_row = node->first_row}, false, node->where);
     lt_release(made[0]);
 }
 

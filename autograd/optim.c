@@ -49,8 +49,9 @@ static lt_status add_item(lt_optim *o, lt_tensor *x)
         o->n_arenas++;
         LT_TRY(lt__segment_need_grads(segment));
         for (int k = 0; k < o->n_slots; k++) {
-            lt_storage *slot = lt__storage_new(o->ctx, (size_t)segment->count *
-                                                           lt_dtype_bytes(segment->dtype));
+            lt_storage *slot = lt__storage_new(o->ctx, segment->values->device,
+                                               (size_t)segment->count *
+                                                   lt_dtype_bytes(segment->dtype));
             if (!slot)
                 return LT_ENOMEM;
             o->arenas[a].slot[k] = slot;
@@ -263,7 +264,7 @@ lt_status lt_optim_grad_norm(lt_optim *o, double *norm)
     *norm = 0;
     if (ag->outcome != LT_APPLY)
         return LT_OK;
-    lt_tensor *total = lt__tensor_new_kept(o->ctx, LT_F64, 0, NULL);
+    lt_tensor *total = lt__tensor_new(o->ctx, o->ctx->device, LT_F64, 0, NULL, true);
     lt_status status = total ? lt_fill(total, 0) : LT_ENOMEM;
     while (status == LT_OK && next_range(o, &r)) {
         lt_tensor *grads = tensor_over(&r, r.in->segment->grads);
@@ -291,8 +292,8 @@ static lt_status update_range(lt_optim *o, const range *r, const lt_opt *opts)
     lt_tensor *in[LT_MAX_IN] = {NULL};
     const lt_op *op = o->def->op;
     int n = o->n_slots + 2;
-    lt_call call = {
-        .ctx = o->ctx, .op = op, .schema = &o->def->schema, .opt = opts, .n_in = n, .in = in};
+    lt_call call = {.ctx = o->ctx, .device = r->in->segment->values->device, .op = op,
+                    .schema = &o->def->schema, .opt = opts, .n_in = n, .in = in};
     lt_status status = LT_OK;
     for (int i = 0; i < n && status == LT_OK; i++) {
         in[i] = tensor_over(r, i == 0   ? r->in->segment->values
@@ -301,7 +302,7 @@ static lt_status update_range(lt_optim *o, const range *r, const lt_opt *opts)
         status = in[i] ? LT_OK : LT_ENOMEM;
     }
     if (status == LT_OK && (status = op->shape(&call)) == LT_OK)
-        status = lt__run_kernel(&call, op, false);
+        status = lt__run_kernel(&call, o->def, false);
     if (status != LT_OK)
         lt_fail_prefix("%s", o->def->schema.name);
     for (int i = 0; i < n; i++)

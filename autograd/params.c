@@ -30,7 +30,7 @@ static lt_segment *segment_new(lt_ctx *ctx, lt_dtype dtype, int64_t count)
     s->ctx = lt__ctx_retain(ctx);
     s->dtype = dtype;
     s->count = count;
-    s->values = lt__storage_new(ctx, (size_t)count * lt_dtype_bytes(dtype));
+    s->values = lt__storage_new(ctx, ctx->device, (size_t)count * lt_dtype_bytes(dtype));
     if (!s->values || s->values->device->fill(s->values->device, s->values->data, dtype,
                                               (size_t)count, 0) != LT_OK) {
         lt__segment_release(s);
@@ -75,7 +75,7 @@ lt_status lt__segment_need_grads(lt_segment *s)
     size_t bytes = (size_t)s->count * lt_dtype_bytes(s->dtype) + LT_GRAD_ROOM;
     if (s->grads || (s->grads = borrow(s->ctx, bytes)))
         return LT_OK;
-    s->grads = lt__storage_new(s->ctx, bytes);
+    s->grads = lt__storage_new(s->ctx, s->values->device, bytes);
     if (!s->grads)
         return LT_ENOMEM;
     return s->grads->device->fill(s->grads->device, s->grads->data, s->dtype, (size_t)s->count, 0);
@@ -154,7 +154,8 @@ static lt_status refresh_half(lt_segment *s, lt_dtype dtype)
     if (s->half && s->half_dtype == dtype && s->half_stamp == stamp)
         return LT_OK;
     if (!s->half || s->half_dtype != dtype) {
-        lt_storage *half = lt__storage_new(s->ctx, (size_t)s->count * lt_dtype_bytes(dtype));
+        lt_storage *half = lt__storage_new(s->ctx, s->values->device,
+                                           (size_t)s->count * lt_dtype_bytes(dtype));
         if (!half)
             return LT_ENOMEM;
         lt__storage_release(s->half);
@@ -418,8 +419,11 @@ lt_status lt_params_sha256(lt_params *p, char hex[65])
             lt_tensor *x = p->spans[i].value;
             if (p->spans[i].buffer != buffers)
                 continue;
-            LT_TRY(lt__check_alive(x));
-            lt_sha256_add(&s, x->data, (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype));
+            lt_tensor *here = lt__on_host(x);
+            if (!here)
+                return lt_errcode();
+            lt_sha256_add(&s, here->data, (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype));
+            lt_release(here);
         }
     lt_sha256_end(&s, hex);
     return LT_OK;

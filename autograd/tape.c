@@ -103,6 +103,12 @@ void lt_set_all_sum(lt_ctx *ctx, lt_all_sum_fn fn, void *ud)
     ctx->slots.autograd->all_sum_ud = ud;
 }
 
+void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n)
+{
+    ctx->slots.autograd->kernels = kernels;
+    ctx->slots.autograd->n_kernels = n;
+}
+
 void lt_set_where(lt_ctx *ctx, lt_where_fn fn, void *ud)
 {
     ctx->slots.autograd->where = fn;
@@ -171,7 +177,8 @@ lt_status lt__leaf_need_grad(lt_leaf *leaf)
         leaf->grad = lt__tensor_over(leaf->segment->grads, (lt_dtype)x->dtype, x->ndim, x->dims,
                                      leaf->offset, true);
     } else {
-        leaf->grad = lt__tensor_new_kept(x->ctx, (lt_dtype)x->dtype, x->ndim, x->dims);
+        leaf->grad = lt__tensor_new(x->ctx, x->storage->device, (lt_dtype)x->dtype, x->ndim,
+                                    x->dims, true);
     }
     return leaf->grad ? LT_OK : LT_ENOMEM;
 }
@@ -364,6 +371,7 @@ lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *c
     atomic_init(&node->refs, 1);
     node->def = def;
     node->ctx = c->ctx;
+    node->device = c->device;
     node->n_in = (uint8_t)c->n_in;
     node->n_out = op->n_out ? op->n_out : 1;
     node->n_all = (uint8_t)(node->n_out + op->n_aux);

@@ -69,6 +69,7 @@ typedef struct lt_node {
     uint8_t n_in, n_out, n_all; /* inputs; outputs; outputs with the extra ones */
     const lt_def *def;
     lt_ctx *ctx;
+    lt_device *device;        /* of all its tensors */
     lt_tape *tape;            /* NULL once unlisted */
     struct lt_node *next, *prev;
     uint64_t stream;
@@ -112,6 +113,8 @@ struct lt_autograd {
     lt_def **defs;            /* by id */
     int n_defs, room;
     uint16_t by_name[512];    /* open addressing: id + 1, or 0 */
+    const lt_kernels *kernels; /* of the accelerator, by id; NULL: there is none */
+    int n_kernels;
     int off;                  /* depth of lt_grad_off */
     lt_tape own, *tape;       /* the context's own; the current one */
     lt_grad_slots slots;
@@ -160,8 +163,11 @@ lt_status lt__mark(lt_node *from);
  * failed. */
 void lt__unmark(lt_node *last);
 
-/* Runs forward or backward of call: fast kernel or reference, halves widened, scratch found. */
-lt_status lt__run_kernel(lt_call *call, const lt_op *op, bool backward);
+/* Runs forward or backward of call on its device. On the CPU: fast kernel or reference, halves
+ * widened; either way scratch found. */
+lt_status lt__run_kernel(lt_call *call, const lt_def *def, bool backward);
+/* The accelerator's kernels for an op; NULL: it has none. */
+const lt_kernels *lt__kernels_of(const struct lt_autograd *ag, const lt_def *def);
 
 /* One dtype's flat arena. */
 typedef struct lt_segment {

@@ -116,7 +116,8 @@ typedef struct lt_config { /* zero means default */
     int threads;           /* for kernels; default: the CPUs this process may run on */
     bool reference;        /* only the plain reference kernels */
     bool poison; /* fill fresh memory with NaN patterns: finds kernels that forget to write */
-    const char *device;    /* where tensors go: "cpu" */
+    const char *device;    /* where tensors go: "cpu", the default; for lt_open() of ops.h also
+                            * "cuda", "cuda:1", and "auto": what there is of these */
     /* What goes wrong, for tests: "alloc:n=5": the 5th allocation fails; "kill:rank=1:step=3": of
      * ranks that train together, rank 1 kills its process as step 3 goes backward; leave: it ends
      * its part then, as LT_EDONE; hang: it sleeps from then on; "delay:rank=1:ms=100": it sleeps so
@@ -125,9 +126,9 @@ typedef struct lt_config { /* zero means default */
     const char *fault;
 } lt_config;
 
-/* A bare context: memory and a CPU device, no ops (lt_open() of ops.h adds those). config may be
- * NULL. New. NULL with LT_ENOMEM, LT_EENV (no such device here) or LT_EUSAGE (a fault or device
- * text it does not know). */
+/* A bare context: memory and a CPU device, no ops and no other device (lt_open() of ops.h adds
+ * those). config may be NULL. New. NULL with LT_ENOMEM, LT_EENV (a device that is not the CPU) or
+ * LT_EUSAGE (a fault or device text it does not know). */
 LT_API lt_ctx *lt_ctx_new(const lt_config *config);
 /* Gives the context back. Its memory goes when the last tensor made in it goes. NULL is fine. */
 LT_API void lt_ctx_free(lt_ctx *ctx);
@@ -136,6 +137,8 @@ LT_API uint64_t lt_seed(const lt_ctx *ctx);
 /* Another seed; the draws of LT_RNG_USER start over. */
 LT_API void lt_set_seed(lt_ctx *ctx, uint64_t seed);
 LT_API int lt_threads(const lt_ctx *ctx);
+/* Where new tensors go: "cpu", "cuda:0". Borrowed. */
+LT_API const char *lt_device_name(const lt_ctx *ctx);
 /* The number of CPUs in this process's affinity mask. */
 LT_API int lt_cpu_count(void);
 
@@ -159,7 +162,9 @@ typedef struct lt_memory { /* bytes of one context */
     size_t cached;         /* taken from the system and free */
     uint64_t allocations;  /* requests so far */
 } lt_memory;
-LT_API lt_memory lt_memory_stats(const lt_ctx *ctx);
+LT_API lt_memory lt_memory_stats(const lt_ctx *ctx); /* of all devices together */
+/* Of the device that new tensors go to, alone. */
+LT_API lt_memory lt_memory_of_device(const lt_ctx *ctx);
 /* Returns cached memory to the system. */
 LT_API void lt_memory_trim(lt_ctx *ctx);
 
@@ -185,7 +190,8 @@ LT_API void lt_trace(lt_ctx *ctx, lt_track track, const char *name, double start
 
 /* A tensor is dense, row major (the last axis is contiguous); images are (n, h, w, c). A tensor
  * with 0 dims holds one element. References are counted atomically; tensors may be released in
- * any thread. */
+ * any thread. A tensor lies on one device, at first the context's, and stays there: ops compute
+ * where their inputs are, which must be one place. */
 
 /* Uninitialised memory. New. NULL with LT_EINVAL (dims) or LT_ENOMEM. */
 LT_API lt_tensor *lt_tensor_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims);
@@ -206,9 +212,19 @@ LT_API int64_t lt_dim(const lt_tensor *x,
                       int axis); /* axis from 0, or from the end with negatives */
 LT_API const int64_t *lt_dims(const lt_tensor *x);   /* borrowed, lt_ndim() of them */
 LT_API int64_t lt_count(const lt_tensor *x);         /* elements */
-/* The elements. Borrowed. NULL with LT_EINVAL when the step that made x is over, or x is a
- * parameter without memory yet. */
+/* The elements. Borrowed. NULL with LT_EINVAL when the step that made x is over, x is a parameter
+ * without memory yet, or x is on another device than the CPU, which could not read them there. */
 LT_API void *lt_data(lt_tensor *x);
+/* The elements, wherever they are, to memory of the caller, or from there; in x's dtype. LT_EINVAL
+ * for a dead or pending tensor. */
+LT_MUST lt_status lt_read(lt_tensor *x, void *data);
+LT_MUST lt_status lt_write(lt_tensor *x, const void *data);
+/* Where x is: "cpu", "cuda:0"; of a parameter without memory where it is going to be; NULL when x
+ * is dead. Borrowed. */
+LT_API const char *lt_device_of(const lt_tensor *x);
+/* x's values without its history on the device of that name, "cpu", "cuda" or "cuda:0": a view if x
+ * is there, else a copy. New. NULL with LT_EENV (no such device), LT_EINVAL or LT_ENOMEM. */
+LT_API lt_tensor *lt_to(lt_tensor *x, const char *device);
 /* Element index (row major, from 0) as a double. LT_EINVAL outside the tensor. */
 LT_MUST lt_status lt_item(lt_tensor *x, int64_t index, double *value);
 /* The same as an integer, exact for i64. */
@@ -219,7 +235,8 @@ LT_MUST lt_status lt_item_integer(lt_tensor *x, int64_t index, int64_t *value);
 LT_API lt_tensor *lt_view(lt_tensor *x, int ndim, const int64_t *dims);
 /* Rows [first, first + count) of the leading axis. A view. New. LT_EINVAL outside. */
 LT_API lt_tensor *lt_rows(lt_tensor *x, int64_t first, int64_t count);
-/* Copies src over dst, converting the dtype. Same count of elements, or LT_EINVAL. Not recorded. */
+/* Copies src over dst, converting the dtype, from any device to any. Same count of elements, or
+ * LT_EINVAL. Not recorded. */
 LT_MUST lt_status lt_copy(lt_tensor *dst, lt_tensor *src);
 LT_MUST lt_status lt_fill(lt_tensor *dst, double value);
 
@@ -288,7 +305,7 @@ LT_API void lt_file_shape(const lt_file *file, int i, lt_dtype *dtype, int *ndim
 LT_API const char *lt_file_meta(const lt_file *file, const char *key);
 /* Entry i of __metadata__ in file order, without our digest; false past the end. Borrowed. */
 LT_API bool lt_file_meta_at(const lt_file *file, int i, const char **key, const char **value);
-/* Reads tensor i. New. */
+/* Reads tensor i, to where new tensors go. New. */
 LT_API lt_tensor *lt_file_read(lt_file *file, int i);
 /* Reads tensor i over dst: same dims, any dtype (converted). */
 LT_MUST lt_status lt_file_read_into(lt_file *file, int i, lt_tensor *dst);

@@ -493,6 +493,19 @@ lt_tensor *lt_file_read(lt_file *f, int i)
     return x;
 }
 
+/* Over memory of the CPU, in its dtype. */
+static lt_status read_elements(lt_file *f, const entry *e, char *to, lt_dtype dtype)
+{
+    size_t size = lt_dtype_bytes(dtype), file_size = lt_dtype_bytes(e->dtype);
+    for (size_t done = 0, n; done < e->count; done += n) {
+        uint64_t raw[CHUNK]; /* room for elements of 8 bytes */
+        n = e->count - done < CHUNK ? e->count - done : CHUNK;
+        LT_TRY(read_at(f, f->data + e->begin + done * file_size, raw, n * file_size));
+        lt_convert(to + done * size, dtype, raw, e->dtype, n);
+    }
+    return LT_OK;
+}
+
 lt_status lt_file_read_into(lt_file *f, int i, lt_tensor *dst)
 {
     const entry *e = &f->entries[i];
@@ -503,19 +516,19 @@ lt_status lt_file_read_into(lt_file *f, int i, lt_tensor *dst)
         return lt__bad(f->path, "tensor '%s' is %s, it was to fill one of %s",
                        LT_SHOWN(e->key.name), lt_describe(&like, (char[96]){0}, 96),
                        lt_describe(dst, (char[96]){0}, 96));
-    lt_device *device = dst->storage->device;
     lt_dtype dtype = (lt_dtype)dst->dtype;
-    size_t size = lt_dtype_bytes(dtype), file_size = lt_dtype_bytes(e->dtype);
     lt__wrote(dst);
-    for (size_t done = 0, n; done < e->count; done += n) {
-        uint64_t raw[CHUNK], converted[CHUNK]; /* room for elements of 8 bytes */
-        n = e->count - done < CHUNK ? e->count - done : CHUNK;
-        LT_TRY(read_at(f, f->data + e->begin + done * file_size, raw, n * file_size));
-        lt_convert(converted, dtype, raw, e->dtype, n);
-        LT_TRY(device->copy(device, (char *)dst->data + done * size, converted, n * size));
-        LT_TRY(device->sync(device)); /* `converted` is about to change */
-    }
-    return LT_OK;
+    if (dst->storage->device->is_host)
+        return read_elements(f, e, dst->data, dtype);
+    lt_ctx *ctx = dst->ctx;
+    lt_tensor *here = lt__tensor_new(ctx, ctx->devices[0], dtype, dst->ndim, dst->dims, true);
+    if (!here)
+        return lt_errcode();
+    lt_status status = read_elements(f, e, here->data, dtype);
+    if (status == LT_OK)
+        status = lt_copy(dst, here);
+    lt_release(here);
+    return status;
 }
 
 /* ==== Its digest ============================================================================== */

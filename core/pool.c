@@ -50,6 +50,19 @@ static size_t block_bytes(size_t bytes)
                                : (bytes + GUARD + PAGE - 1) & ~(size_t)(PAGE - 1);
 }
 
+/* Blocks go from free to in use, or to and from the system: the numbers of the device, and those of
+ * all that ctx has. */
+static void account(lt_ctx *ctx, lt_device *device, size_t live, size_t cached)
+{
+    lt_memory *of[] = {&device->pool.memory, &ctx->memory};
+    for (int i = 0; i < 2; i++) {
+        of[i]->live += live; /* differences, which wrap around below 0 */
+        of[i]->cached += cached;
+        if (of[i]->live > of[i]->peak)
+            of[i]->peak = of[i]->live;
+    }
+}
+
 static size_t trim(lt_ctx *ctx, lt_device *device)
 {
     size_t freed = lt__region_trim(device);
@@ -60,7 +73,7 @@ static size_t trim(lt_ctx *ctx, lt_device *device)
             freed += class_bytes(i);
         }
     }
-    ctx->memory.cached -= freed;
+    account(ctx, device, 0, -freed);
     return freed;
 }
 
@@ -101,13 +114,13 @@ static void *take(lt_ctx *ctx, lt_device *device, size_t bytes)
         size_t before = device->pool.regions.bytes;
         void *p = lt__region_take(device, size);
         size_t more = device->pool.regions.bytes - before;
-        ctx->memory.cached += more - (p ? size : 0);
+        account(ctx, device, 0, more - (p ? size : 0));
         return p;
     }
     struct lt_free_list *list = &device->pool.list[i];
     if (list->n == 0)
         return fresh(device, i);
-    ctx->memory.cached -= size;
+    account(ctx, device, 0, -size);
     return list->blocks[--list->n];
 }
 
@@ -125,21 +138,22 @@ void *lt__device_alloc(lt_ctx *ctx, lt_device *device, size_t bytes)
         if (!p && trim(ctx, device) > 0)
             p = take(ctx, device, bytes);
     }
-    lt_memory m = ctx->memory;
+    size_t live = device->pool.memory.live;
+    device->pool.memory.allocations++;
     if (p) {
         if (device->is_host)
             LT_ALLOW(p, bytes);
-        ctx->memory.live = m.live += block_bytes(bytes);
-        if (m.live > m.peak)
-            ctx->memory.peak = m.live;
+        account(ctx, device, block_bytes(bytes), 0);
     }
     pthread_mutex_unlock(&ctx->lock);
     if (!p)
         lt_fail(LT_ENOMEM, "out of memory on %s: %.1f MiB wanted, %.1f MiB in use%s", device->name,
-                (double)bytes / 1048576, (double)m.live / 1048576,
+                (double)bytes / 1048576, (double)live / 1048576,
                 fault ? " (fault alloc)" : "; try a smaller batch");
     else if (ctx->config.poison && device->is_host)
         memset(p, 0xff, bytes);
+    else if (ctx->config.poison)
+        (void)device->fill(device, p, LT_U8, bytes, 0xff); /* a failure comes again */
     return p;
 }
 
@@ -158,8 +172,7 @@ void lt__device_free(lt_ctx *ctx, lt_device *device, void *p, size_t bytes)
     } else {
         lt__region_give(device, p, size);
     }
-    ctx->memory.live -= size;
-    ctx->memory.cached += size;
+    account(ctx, device, -size, size);
     pthread_mutex_unlock(&ctx->lock);
 }
 
@@ -175,13 +188,20 @@ void *lt__alloc_zero(lt_ctx *ctx, size_t bytes)
     return p ? memset(p, 0, bytes) : NULL;
 }
 
-lt_memory lt_memory_stats(const lt_ctx *ctx)
+static lt_memory look(const lt_ctx *ctx, const lt_memory *at)
 {
     lt_ctx *c = (lt_ctx *)ctx; /* the lock is the only thing written */
     pthread_mutex_lock(&c->lock);
-    lt_memory m = c->memory;
+    lt_memory m = *at;
     pthread_mutex_unlock(&c->lock);
     return m;
+}
+
+lt_memory lt_memory_stats(const lt_ctx *ctx) { return look(ctx, &ctx->memory); }
+
+lt_memory lt_memory_of_device(const lt_ctx *ctx)
+{
+    return look(ctx, &ctx->device->pool.memory);
 }
 
 void lt_memory_trim(lt_ctx *ctx)

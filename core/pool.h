@@ -1,12 +1,9 @@
-/* pool.h - memory of a device through its pool; private to core. lt__alloc() of tensor.h is this
- * for the CPU. */
+/* pool.h - the inside of a device's pool; private to core. */
 #ifndef LT_CORE_POOL_H
 #define LT_CORE_POOL_H
 
 #include "core/tensor.h"
 
-void *lt__device_alloc(lt_ctx *ctx, lt_device *device, size_t bytes);
-void lt__device_free(lt_ctx *ctx, lt_device *device, void *p, size_t bytes);
 /* Returns every cached block and the pool's own lists to the system. */
 void lt__pool_close(lt_ctx *ctx, lt_device *device);
 

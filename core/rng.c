@@ -101,16 +101,34 @@ static void fill_piece(const fill *f, uint64_t start, size_t n)
     lt_convert((char *)f->x->data + start * lt_dtype_bytes(dtype), dtype, value + odd, LT_F64, n);
 }
 
-static lt_status run_fill(const fill *f)
+static void run_here(const fill *f)
 {
     uint64_t n = (uint64_t)f->x->count;
-    lt__wrote(f->x);
 #ifdef _OPENMP
 #pragma omp parallel for schedule(static) num_threads(f->x->ctx->threads) if (n > 8 * PIECE)
 #endif
     for (uint64_t i = 0; i < n; i += PIECE)
         fill_piece(f, i, n - i < PIECE ? n - i : PIECE);
-    return LT_OK;
+}
+
+/* Numbers for another device are made on the CPU: they are the same everywhere. */
+static lt_status run_fill(const fill *f)
+{
+    lt_tensor *x = f->x;
+    lt_ctx *ctx = x->ctx;
+    lt__wrote(x);
+    if (x->storage->device->is_host) {
+        run_here(f);
+        return LT_OK;
+    }
+    fill here = *f;
+    here.x = lt__tensor_new(ctx, ctx->devices[0], (lt_dtype)x->dtype, x->ndim, x->dims, true);
+    if (!here.x)
+        return lt_errcode();
+    run_here(&here);
+    lt_status status = lt_copy(x, here.x);
+    lt_release(here.x);
+    return status;
 }
 
 static lt_status check_fill(lt_tensor *x)

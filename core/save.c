@@ -266,17 +266,18 @@ static lt_status check_content(const content *c, uint64_t *header)
     return LT_OK;
 }
 
-static lt_status put_data(writer *w, const lt_tensor *x)
+static lt_status put_data(writer *w, lt_tensor *x)
 {
-    lt_device *device = x->storage->device;
+    enum { PIECE = 32768 }; /* bytes that are in the cache from the digest to the buffer */
+    lt_tensor *here = lt__on_host(x);
+    if (!here)
+        return lt_errcode();
     size_t bytes = (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype);
     for (size_t done = 0, n; done < bytes && !w->error; done += n) {
-        char chunk[32768];
-        n = bytes - done < sizeof chunk ? bytes - done : sizeof chunk;
-        LT_TRY(device->copy(device, chunk, (const char *)x->data + done, n));
-        LT_TRY(device->sync(device));
-        put(w, chunk, n);
+        n = bytes - done < PIECE ? bytes - done : PIECE;
+        put(w, (const char *)here->data + done, n);
     }
+    lt_release(here);
     return LT_OK;
 }
 

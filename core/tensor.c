@@ -26,7 +26,7 @@ static lt_storage *storage_of(lt_ctx *ctx, lt_device *device, void *data, size_t
     return s;
 }
 
-static lt_storage *storage_on(lt_ctx *ctx, lt_device *device, size_t bytes)
+lt_storage *lt__storage_new(lt_ctx *ctx, lt_device *device, size_t bytes)
 {
     lt_storage *s = storage_of(ctx, device, NULL, bytes);
     if (s && !(s->data = lt__device_alloc(ctx, device, bytes))) {
@@ -45,11 +45,6 @@ lt_storage *lt__storage_over(lt_ctx *ctx, void *data, size_t bytes,
         s->ud = ud;
     }
     return s;
-}
-
-lt_storage *lt__storage_new(lt_ctx *ctx, size_t bytes)
-{
-    return storage_on(ctx, ctx->device, bytes);
 }
 
 void lt__storage_release(lt_storage *s)
@@ -225,12 +220,13 @@ static lt_tensor *header(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *d
     return x;
 }
 
-static lt_tensor *tensor_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, bool kept)
+lt_tensor *lt__tensor_new(lt_ctx *ctx, lt_device *device, lt_dtype dtype, int ndim,
+                          const int64_t *dims, bool kept)
 {
     int64_t count;
     if (lt__count_dims(ndim, dims, &count) != LT_OK)
         return NULL;
-    lt_storage *storage = lt__storage_new(ctx, (size_t)count * lt_dtype_bytes(dtype));
+    lt_storage *storage = lt__storage_new(ctx, device, (size_t)count * lt_dtype_bytes(dtype));
     if (!storage)
         return NULL;
     lt_tensor *x = header(ctx, dtype, ndim, dims, count, kept);
@@ -245,12 +241,7 @@ static lt_tensor *tensor_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_
 
 lt_tensor *lt_tensor_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims)
 {
-    return tensor_new(ctx, dtype, ndim, dims, false);
-}
-
-lt_tensor *lt__tensor_new_kept(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims)
-{
-    return tensor_new(ctx, dtype, ndim, dims, true);
+    return lt__tensor_new(ctx, ctx->device, dtype, ndim, dims, false);
 }
 
 lt_tensor *lt__tensor_over(lt_storage *storage, lt_dtype dtype, int ndim, const int64_t *dims,
@@ -297,8 +288,7 @@ lt_tensor *lt_tensor_from(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *
                           const void *data)
 {
     lt_tensor *x = lt_tensor_new(ctx, dtype, ndim, dims);
-    if (x && ctx->device->copy(ctx->device, x->data, data,
-                               (size_t)x->count * lt_dtype_bytes(dtype)) != LT_OK) {
+    if (x && lt_write(x, data) != LT_OK) {
         lt_release(x);
         return NULL;
     }
@@ -337,7 +327,17 @@ int lt_ndim(const lt_tensor *x) { return x->ndim; }
 const int64_t *lt_dims(const lt_tensor *x) { return x->dims; }
 int64_t lt_count(const lt_tensor *x) { return x->count; }
 int64_t lt_dim(const lt_tensor *x, int axis) { return x->dims[axis < 0 ? axis + x->ndim : axis]; }
-void *lt_data(lt_tensor *x) { return lt__check_alive(x) == LT_OK ? x->data : NULL; }
+
+void *lt_data(lt_tensor *x)
+{
+    if (lt__check_alive(x) != LT_OK)
+        return NULL;
+    if (x->storage->device->is_host)
+        return x->data;
+    lt_fail(LT_EINVAL, "the CPU cannot read a tensor on %s; lt_to(x, \"cpu\") and lt_read() copy "
+            "it", x->storage->device->name);
+    return NULL;
+}
 
 /* Element index, converted. */
 static lt_status element(lt_tensor *x, int64_t index, void *value, lt_dtype dtype)
@@ -348,9 +348,8 @@ static lt_status element(lt_tensor *x, int64_t index, void *value, lt_dtype dtyp
         return lt_fail(LT_EINVAL, "element %lld is outside a tensor of %lld", (long long)index,
                        (long long)x->count);
     size_t size = lt_dtype_bytes((lt_dtype)x->dtype);
-    lt_device *device = x->storage->device;
-    LT_TRY(device->copy(device, one, (char *)x->data + (size_t)index * size, size));
-    LT_TRY(device->sync(device));
+    LT_TRY(lt__move(x->ctx->devices[0], one, x->storage->device,
+                    (char *)x->data + (size_t)index * size, size));
     lt_convert(value, dtype, one, (lt_dtype)x->dtype, 1);
     return LT_OK;
 }
@@ -426,6 +425,8 @@ lt_status lt_copy(lt_tensor *dst, lt_tensor *src)
                        lt_describe(src, a, sizeof a), lt_describe(dst, b, sizeof b));
     lt_device *device = dst->storage->device;
     lt__wrote(dst);
+    if (device != src->storage->device && !(device->is_host && src->storage->device->is_host))
+        return lt__copy_across(dst, src);
     if (dst->dtype == src->dtype)
         return device->copy(device, dst->data, src->data,
                             (size_t)dst->count * lt_dtype_bytes((lt_dtype)dst->dtype));
@@ -435,7 +436,7 @@ lt_status lt_copy(lt_tensor *dst, lt_tensor *src)
 
 lt_tensor *lt__tensor_copy(lt_tensor *x, lt_dtype dtype)
 {
-    lt_tensor *y = lt__tensor_new_kept(x->ctx, dtype, x->ndim, x->dims);
+    lt_tensor *y = lt__tensor_new(x->ctx, x->storage->device, dtype, x->ndim, x->dims, true);
     if (y && lt_copy(y, x) != LT_OK) {
         lt_release(y);
         return NULL;

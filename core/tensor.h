@@ -41,10 +41,13 @@ typedef struct lt_regions {           /* large blocks: region.c */
 typedef struct lt_pool {
     struct lt_free_list { void **blocks; size_t n, room, total; } list[LT_POOL_CLASSES];
     lt_regions regions;
+    lt_memory memory;                 /* of this device alone */
 } lt_pool;
 
 /* What a device must supply. Addresses are the device's own; calls may be asynchronous in its
- * stream until sync. The pool above alloc and free is the same for all devices (pool.c). */
+ * stream until sync. copy() of an accelerator takes addresses of the CPU too, on either side; they
+ * are left alone until sync() has returned. What free() gives back may be in use by what is in the
+ * stream still. The pool above alloc and free is the same for all devices (pool.c). */
 typedef struct lt_device {
     const char *name;                                             /* "cpu", "cuda:0" */
     void *(*alloc)(struct lt_device *device,
@@ -139,6 +142,7 @@ struct lt_ctx {
     lt_device *device;                /* where new tensors go */
     lt_log_fn log;
     void *log_ud;
+    char note[256];                   /* for the log, from before there was one */
     struct lt_trace *trace;           /* or NULL */
     lt_fault fault;
     lt_inf_fault inf;
@@ -148,17 +152,33 @@ struct lt_ctx {
     uint64_t fail_at;                 /* the allocation that fails; 0: none */
 };
 
-/* The one seam for memory: 64-byte aligned, from the pool of ctx, uninitialised. NULL with
- * LT_ENOMEM. Give it back with the same byte count. Safe in any thread. 0 bytes is a valid
+/* The one seam for memory: 64-byte aligned, from the pool of ctx for a device, uninitialised. NULL
+ * with LT_ENOMEM. Give it back with the same byte count. Safe in any thread. 0 bytes is a valid
  * request. */
+void *lt__device_alloc(lt_ctx *ctx, lt_device *device, size_t bytes);
+void lt__device_free(lt_ctx *ctx, lt_device *device, void *p, size_t bytes);
+/* The same for the CPU. */
 void *lt__alloc(lt_ctx *ctx, size_t bytes);
 void *lt__alloc_zero(lt_ctx *ctx, size_t bytes);
 void lt__free(lt_ctx *ctx, void *p, size_t bytes);
 
-/* A tensor outside every scope. New. */
-lt_tensor *lt__tensor_new_kept(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims);
-/* x's values in a dtype, outside every scope. New. */
+/* The number in "cuda:1", 0 of "cuda"; -1 when text is neither. */
+int lt__cuda_index(const char *text);
+/* The device of ctx that is called so: "cpu", "cuda:0", or "cuda". NULL with LT_EENV. */
+lt_device *lt__device_find(lt_ctx *ctx, const char *name);
+/* Bytes from memory of one device to that of another, or of the same; at least one of two is the
+ * CPU. Between two it waits: the CPU's side may be changed afterwards. */
+lt_status lt__move(lt_device *to, void *dst, lt_device *from, const void *src, size_t bytes);
+
+/* Uninitialised memory on a device of ctx; kept: outside every scope. New. */
+lt_tensor *lt__tensor_new(lt_ctx *ctx, lt_device *device, lt_dtype dtype, int ndim,
+                          const int64_t *dims, bool kept);
+/* x's values in a dtype, where x is, outside every scope. New. */
 lt_tensor *lt__tensor_copy(lt_tensor *x, lt_dtype dtype);
+/* x, or a copy outside every scope of one that is not on the CPU. New. */
+lt_tensor *lt__on_host(lt_tensor *x);
+/* lt_copy() between two devices, for tensors that it has checked. */
+lt_status lt__copy_across(lt_tensor *dst, lt_tensor *src);
 /* A tensor over elements [offset, offset + count(dims)) of storage, which is kept. In the
  * current scope. New. */
 lt_tensor *lt__tensor_over(lt_storage *storage, lt_dtype dtype, int ndim, const int64_t *dims,
@@ -169,7 +189,8 @@ lt_tensor *lt__tensor_view(lt_tensor *x, int ndim, const int64_t *dims, int64_t 
 lt_tensor *lt__tensor_pending(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims);
 /* Gives a pending tensor its memory: elements from offset of storage, which is kept. */
 void lt__tensor_place(lt_tensor *x, lt_storage *storage, int64_t offset);
-lt_storage *lt__storage_new(lt_ctx *ctx, size_t bytes); /* new; uninitialised */
+/* New; uninitialised. */
+lt_storage *lt__storage_new(lt_ctx *ctx, lt_device *device, size_t bytes);
 /* A storage on the CPU over memory that someone else has made: give(ud, data) is called at its end.
  * New. NULL with LT_ENOMEM, then data is the caller's still. */
 lt_storage *lt__storage_over(lt_ctx *ctx, void *data, size_t bytes,

@@ -7,7 +7,8 @@
  * same whoever makes them, and when. Without workers the owner makes the pieces itself.
  *
  * Both queues have room for all pieces, so that only taking waits. Tensors of batches ahead are
- * outside of every scope; what the caller gets is a view in the scope that is innermost then.
+ * outside of every scope; what the caller gets is a view in the scope that is innermost then, or a
+ * copy where the context's device is not the CPU.
  */
 #include <limits.h>
 #include <math.h>
@@ -148,6 +149,12 @@ void lt_shard(int64_t rows, int64_t grain, int rank, int ranks, int64_t *first, 
     *count = rows_before(rows, grain, rank + 1, ranks) - *first;
 }
 
+/* On the CPU, where batches are made. New. */
+static lt_tensor *new_here(const lt_batches *b, lt_dtype dtype, int ndim, const int64_t *dims)
+{
+    return lt__tensor_new(b->ctx, b->ctx->devices[0], dtype, ndim, dims, true);
+}
+
 static void give_back(slot *s)
 {
     lt_release(s->x);
@@ -183,9 +190,9 @@ static lt_status plan(lt_batches *b)
         count = 1;
     }
     start_workers(b);
-    s->x = lt__tensor_new_kept(b->ctx, b->recipe.options.dtype, 4,
-                               (int64_t[]){count, source->h, source->w, source->c});
-    s->y = lt__tensor_new_kept(b->ctx, LT_I64, 1, &count);
+    s->x = new_here(b, b->recipe.options.dtype, 4,
+                    (int64_t[]){count, source->h, source->w, source->c});
+    s->y = new_here(b, LT_I64, 1, &count);
     if (!s->x || !s->y) {
         give_back(s);
         return lt_errcode();
@@ -234,8 +241,8 @@ lt_status lt_batches_next(lt_batches *b, lt_tensor **x, lt_tensor **y)
     slot *s = &b->slots[b->head];
     complete(b, s);
     LT_TRY(outcome(s)); /* the batch stays the next one: so does its failure */
-    *x = lt__tensor_view(s->x, 4, lt_dims(s->x), 0, false);
-    *y = lt__tensor_view(s->y, 1, lt_dims(s->y), 0, false);
+    *x = lt_to(s->x, lt_device_name(b->ctx));
+    *y = lt_to(s->y, lt_device_name(b->ctx));
     if (!*x || !*y) {
         lt_release(*x);
         lt_release(*y);
@@ -336,7 +343,7 @@ static void set_options(lt_batches *b, const lt_batch_options *options)
 static lt_status make_table(lt_batches *b)
 {
     int64_t dims[] = {b->recipe.source->c, 256};
-    b->table = lt__tensor_new_kept(b->ctx, b->recipe.options.dtype, 2, dims);
+    b->table = new_here(b, b->recipe.options.dtype, 2, dims);
     if (!b->table)
         return lt_errcode();
     lt__sample_table(&b->recipe, b->table->data);
@@ -348,7 +355,7 @@ static lt_status make_order(lt_batches *b)
 {
     if (!b->recipe.options.shuffle)
         return LT_OK;
-    if (!(b->order = lt__tensor_new_kept(b->ctx, LT_I64, 1, &b->n)))
+    if (!(b->order = new_here(b, LT_I64, 1, &b->n)))
         return lt_errcode();
     lt_shuffle(b->recipe.seed, b->recipe.options.epoch, b->order->data, b->n);
     return LT_OK;

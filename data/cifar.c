@@ -76,8 +76,9 @@ lt_status lt_cifar10_read(lt_ctx *ctx, int n, const char *const *paths, lt_tenso
     lt_status status = count_records(n, paths, &file, &count);
     if (status != LT_OK)
         goto done;
-    *images = lt_tensor_new(ctx, LT_U8, 4, (int64_t[]){count, 32, 32, 3});
-    *labels = lt_tensor_new(ctx, LT_U8, 1, &count);
+    lt_device *cpu = ctx->devices[0];
+    *images = lt__tensor_new(ctx, cpu, LT_U8, 4, (int64_t[]){count, 32, 32, 3}, false);
+    *labels = lt__tensor_new(ctx, cpu, LT_U8, 1, &count, false);
     status = *images && *labels ? fill(n, paths, &file, count, lt_data(*images), lt_data(*labels))
                                 : lt_errcode();
     if (status != LT_OK) {

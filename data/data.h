@@ -10,23 +10,24 @@ extern "C" {
 
 /* ==== Files =================================================================================== */
 
-/* Reads a whole IDX file, the format of MNIST (http://yann.lecun.com/exdb/mnist), gzip or plain:
- * bytes become u8, 32-bit integers i32, floats f32 and f64. Signed bytes and 16-bit integers have
- * no dtype here and are refused. The data are counted before memory is taken for them: a header
- * cannot make a small file cost much. Bytes after the data are an error; those after a gzip
- * stream are ignored, as gzip does. New. NULL with LT_EDATA (path and reason) or LT_ENOMEM. */
+/* Reads a whole IDX file to the CPU, the format of MNIST (http://yann.lecun.com/exdb/mnist), gzip
+ * or plain: bytes become u8, 32-bit integers i32, floats f32 and f64. Signed bytes and 16-bit
+ * integers have no dtype here and are refused. The data are counted before memory is taken for
+ * them: a header cannot make a small file cost much. Bytes after the data are an error; those after
+ * a gzip stream are ignored, as gzip does. New. NULL with LT_EDATA (path and reason) or
+ * LT_ENOMEM. */
 LT_API lt_tensor *lt_idx_read(lt_ctx *ctx, const char *path);
 
-/* Reads CIFAR-10's binary files (https://www.cs.toronto.edu/~kriz/cifar.html), one after the other:
- * *images (n, 32, 32, 3) u8, *labels (n) u8; both new. LT_EDATA (path and reason: a length that is
- * no multiple of a record's 3073 bytes, a label above 9) or LT_ENOMEM. */
+/* Reads CIFAR-10's binary files (https://www.cs.toronto.edu/~kriz/cifar.html), one after the other,
+ * to the CPU: *images (n, 32, 32, 3) u8, *labels (n) u8; both new. LT_EDATA (path and reason: a
+ * length that is no multiple of a record's 3073 bytes, a label above 9) or LT_ENOMEM. */
 LT_MUST lt_status lt_cifar10_read(lt_ctx *ctx, int n, const char *const *paths, lt_tensor **images,
                                   lt_tensor **labels);
 
-/* Decodes a JPEG or PNG file to (h, w, channels) u8; channels is 1 or 3. Of 16 bits the upper 8 are
- * taken; transparency, colour profiles and EXIF are not looked at. A file that ends early, or that
- * would take more than 64 million pixels, is refused. New. NULL with LT_EINVAL (channels), LT_EDATA
- * (path and reason) or LT_ENOMEM. */
+/* Decodes a JPEG or PNG file to (h, w, channels) u8 on the context's device; channels is 1 or 3. Of
+ * 16 bits the upper 8 are taken; transparency, colour profiles and EXIF are not looked at. A file
+ * that ends early, or that would take more than 64 million pixels, is refused. New. NULL with
+ * LT_EINVAL (channels), LT_EDATA (path and reason) or LT_ENOMEM. */
 LT_API lt_tensor *lt_image_read(lt_ctx *ctx, const char *path, int channels);
 
 /* ==== Sources ================================================================================= */
@@ -34,9 +35,10 @@ LT_API lt_tensor *lt_image_read(lt_ctx *ctx, const char *path, int channels);
 /* Images with labels, read by number in any order and by any thread. Counted references. */
 typedef struct lt_source lt_source;
 
-/* Images in memory: images (n, h, w, c), or (n, h, w) for one channel, u8 or a float dtype, with
- * a pixel and a channel at least; labels (n) u8, i32 or i64; both kept. Threads read them: they
- * must not be written while batches of them are open. New. NULL with LT_EINVAL or LT_ENOMEM. */
+/* Images in memory: images (n, h, w, c), or (n, h, w) for one channel, u8 or a float dtype, with a
+ * pixel and a channel at least; labels (n) u8, i32 or i64; both kept, or copied if they are not on
+ * the CPU. Threads read them: they must not be written while batches of them are open. New. NULL
+ * with LT_EINVAL or LT_ENOMEM. */
 LT_API lt_source *lt_source_tensors(lt_ctx *ctx, lt_tensor *images, lt_tensor *labels);
 /* Files path/CLASS/NAME.jpg, .jpeg or .png, in the order of their names, byte by byte; so are the
  * classes, which count from 0. A file is decoded when a batch wants it, and brought to height x
@@ -108,11 +110,11 @@ LT_API lt_batches *lt_batches_new(lt_ctx *ctx, lt_source *source, const lt_batch
 LT_API void lt_batches_free(lt_batches *batches);
 /* The number of batches in the pass. */
 LT_API int64_t lt_batches_count(const lt_batches *batches);
-/* The next batch: *x (b, h, w, c) = (value - mean) / std, where the value of a u8 image is its
- * byte / 255, and *y (b) i64. Both new; both NULL after the last batch. Each image comes once.
- * The same bytes for any number of workers. LT_EDATA names the file of an image that cannot be
- * read; from then on every call fails with it: a pass that lacks images never ends as if it were
- * whole. */
+/* The next batch, on the context's device: *x (b, h, w, c) = (value - mean) / std, where the value
+ * of a u8 image is its byte / 255, and *y (b) i64. Both new; both NULL after the last batch. Each
+ * image comes once. The same bytes for any number of workers. LT_EDATA names the file of an image
+ * that cannot be read; from then on every call fails with it: a pass that lacks images never ends
+ * as if it were whole. */
 LT_MUST lt_status lt_batches_next(lt_batches *batches, lt_tensor **x, lt_tensor **y);
 
 typedef struct lt_batch_stats {

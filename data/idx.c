@@ -151,7 +151,7 @@ lt_tensor *lt_idx_read(lt_ctx *ctx, const char *path)
     }
     gzbuffer(file, 1 << 17);
     if (read_header(file, path, &h) == LT_OK && check_size(file, path, &h) == LT_OK)
-        x = lt_tensor_new(ctx, h.dtype, h.ndim, h.dims);
+        x = lt__tensor_new(ctx, ctx->devices[0], h.dtype, h.ndim, h.dims, false);
     if (x && read_data(file, path, &h, x) != LT_OK) {
         lt_release(x);
         x = NULL;

@@ -103,7 +103,7 @@ lt_source *lt_source_sized(lt_source *source, int64_t height, int64_t width)
 
 typedef struct tensors {
     lt_source base;
-    lt_tensor *images, *labels; /* views, outside of every scope */
+    lt_tensor *images, *labels; /* on the CPU: views or copies, outside of every scope */
 } tensors;
 
 static lt_status read_tensors(const lt_source *source, int64_t i, lt_workshop *shop,
@@ -158,6 +158,15 @@ static lt_status check(const lt_tensor *images, const lt_tensor *labels)
     return LT_OK;
 }
 
+/* x on the CPU, outside of every scope. New. */
+static lt_tensor *view_here(lt_tensor *x)
+{
+    lt_tensor *here = lt__on_host(x);
+    lt_tensor *view = here ? lt__tensor_view(here, lt_ndim(x), lt_dims(x), 0, true) : NULL;
+    lt_release(here);
+    return view;
+}
+
 lt_source *lt_source_tensors(lt_ctx *ctx, lt_tensor *images, lt_tensor *labels)
 {
     if (check(images, labels) != LT_OK)
@@ -173,8 +182,8 @@ lt_source *lt_source_tensors(lt_ctx *ctx, lt_tensor *images, lt_tensor *labels)
                           .dtype = lt_tensor_dtype(images), .read = read_tensors,
                           .free = free_tensors};
     atomic_init(&t->base.refs, 1);
-    t->images = lt__tensor_view(images, lt_ndim(images), dims, 0, true);
-    t->labels = lt__tensor_view(labels, 1, lt_dims(labels), 0, true);
+    t->images = view_here(images);
+    t->labels = view_here(labels);
     if (!t->images || !t->labels) {
         lt_source_release(&t->base);
         return NULL;

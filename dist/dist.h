@@ -151,7 +151,7 @@ typedef struct lt_reducer_config { /* zero means default */
 /* Takes the slots of ctx's backward. The group is used from now on, and outlives the reducer.
  * config may be NULL. New. NULL with LT_ENOMEM, or LT_EUSAGE for vranks that the ranks cannot
  * share, that are to travel in halves, or where not each node has as many ranks, in a row; and for
- * a fault of a rank that is not among them. */
+ * a fault of a rank that is not among them. LT_EUNSUPPORTED for a ctx that is not on the CPU. */
 LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config);
 LT_API void lt_reducer_free(lt_reducer *reducer);
 /* From the next step on, with other buckets and at other times, on all ranks alike. wire and vranks

@@ -76,7 +76,8 @@ static lt_status read_norm(lt_ctx *ctx, const lt_norm *n, const double *at)
     lt_tensor *like[2] = {n->running_mean, n->running_var}, *stat[2];
     lt_status status = LT_OK;
     for (int i = 0; i < 2; i++) {
-        stat[i] = lt__tensor_new_kept(ctx, (lt_dtype)like[i]->dtype, like[i]->ndim, like[i]->dims);
+        stat[i] = lt__tensor_new(ctx, like[i]->storage->device, (lt_dtype)like[i]->dtype,
+                                 like[i]->ndim, like[i]->dims, true);
         status = stat[i] ? status : LT_ENOMEM;
     }
     for (int64_t c = 0; c < n->channels && status == LT_OK; c++) {

@@ -86,6 +86,11 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
         (config && config->vranks > 0 && lt__group_add_as_tree(group) != LT_OK) ||
         lt__fault_check(ctx, size) != LT_OK)
         return NULL;
+    if (!ctx->device->is_host) {
+        lt_fail(LT_EUNSUPPORTED, "ranks train together on the CPU for now, and this one computes "
+                "on %s; use --device cpu", lt_device_name(ctx));
+        return NULL;
+    }
     lt_reducer *r = calloc(1, sizeof *r);
     if (!r) {
         lt_fail(LT_ENOMEM, "out of memory for a reducer");
