@@ -58,8 +58,9 @@ lt_ctx *lt_ctx_new(const lt_config *config)
     if (parse_fault(ctx, fault) != LT_OK)
         goto fail;
     if (device && strcmp(device, "cpu") != 0 && strcmp(device, "auto") != 0) {
-        if (strncmp(device, "cuda", 4) == 0)
-            lt_fail(LT_EENV, "device %s: this build has no CUDA backend; use --device cpu", device);
+        if (lt__cuda_index(device) >= 0)
+            lt_fail(LT_EENV, "device %s: lt_ctx_new() knows the CPU alone, lt_open() the others",
+                    device);
         else
             lt_fail(LT_EUSAGE, "device '%s' is not known; it is auto, cpu or cuda[:i]", device);
         goto fail;
@@ -153,6 +154,10 @@ void lt_log_to(lt_ctx *ctx, lt_log_fn fn, void *ud)
 {
     ctx->log = fn;
     ctx->log_ud = ud;
+    if (fn && *ctx->note)
+        fn(ud, LT_LOG_DEBUG, ctx->note);
+    if (fn)
+        *ctx->note = '\0';
 }
 
 void lt_log(lt_ctx *ctx, lt_log_level level, const char *fmt, ...)

@@ -237,7 +237,8 @@ static void find_context(lua_State *L, lt_lua *s)
     if (lua_rawgetp(L, LUA_REGISTRYINDEX, &key_context) == LUA_TLIGHTUSERDATA) {
         s->ctx = lua_touserdata(L, -1);
     } else {
-        lt_config config = {.device = getenv("LUATRAIN_DEVICE"),
+        const char *device = getenv("LUATRAIN_DEVICE");
+        lt_config config = {.device = device && *device ? device : "auto",
                             .seed = variable(L, "LUATRAIN_SEED", UINT64_MAX),
                             .threads = (int)variable(L, "LUATRAIN_THREADS", 1024)};
         s->ctx = lt_open(&config);

@@ -102,6 +102,8 @@ void lt__fill_box(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x);
 void lt__collect_for_backward(lua_State *L, lt_lua *s);
 /* The empty box on top holds x, which others hold too; it becomes nil for NULL. */
 void lt__share_box(lua_State *L, lt_tensor **box, lt_tensor *x);
+/* The same for x, or for a copy of one that is not on the CPU. */
+void lt__share_on_host(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x);
 /* The tensor at index, or NULL when the value there is none. One that was closed is an error. */
 lt_tensor *lt__to_tensor(lua_State *L, lt_lua *s, int index);
 /* The same, and no tensor is an error: "who: what wants a tensor, it is a number". */

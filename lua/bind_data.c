@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "core/tensor.h"
 #include "lua/bind.h"
 
 static const char source_class[] = "luatrain.Source", batches_class[] = "luatrain.Batches";
@@ -159,7 +160,9 @@ static const luaL_Reg source_methods[] = {
 static int scan_labels(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt_tensor *labels = lt__check_tensor(L, s, 1, "data", "labels");
+    lt_tensor **box = lt__push_box(L, s);
+    lt__share_on_host(L, s, box, lt__check_tensor(L, s, 1, "data", "labels"));
+    lt_tensor *labels = *box;
     int64_t classes = luaL_checkinteger(L, 2), highest = -1, label;
     for (int64_t i = 0; i < lt_count(labels); i++) {
         lt__check(L, s, lt_item_integer(labels, i, &label));

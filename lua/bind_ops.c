@@ -142,7 +142,8 @@ typedef struct inputs {
     int n;                     /* arguments that they take */
     lt_tensor *x[LT_MAX_LIST]; /* NULL: absent, or a number */
     uint64_t number;           /* bit i: input i is a number */
-    lt_dtype dtype;            /* for the numbers */
+    lt_dtype dtype;            /* for the numbers: that of a tensor beside them, */
+    lt_device *device;         /* and where it is */
 } inputs;
 
 noreturn static void bad_input(lua_State *L, lt_lua *s, const lt_schema *schema, int i)
@@ -161,6 +162,7 @@ static void read_inputs(lua_State *L, lt_lua *s, const lt_schema *schema, inputs
     in->n = 0;
     in->number = 0;
     in->dtype = LT_F32;
+    in->device = s->ctx->device;
     for (int i = 0; i < (schema->variadic ? LT_MAX_LIST : schema->n_in); i++) {
         lt_tensor *x = lt__to_tensor(L, s, i + 1);
         bool optional = i >= schema->n_in || schema->in[i].optional;
@@ -169,12 +171,14 @@ static void read_inputs(lua_State *L, lt_lua *s, const lt_schema *schema, inputs
         if (!x && optional && (i >= top || (i + 1 == top && lua_istable(L, top))))
             break;
         in->x[in->n] = x;
-        if (x)
+        if (x) {
             in->dtype = lt_tensor_dtype(x);
-        else if (!optional && lua_type(L, i + 1) == LUA_TNUMBER)
+            in->device = x->storage ? x->storage->device : in->device;
+        } else if (!optional && lua_type(L, i + 1) == LUA_TNUMBER) {
             in->number |= 1ull << i;
-        else if (!optional || !lua_isnil(L, i + 1))
+        } else if (!optional || !lua_isnil(L, i + 1)) {
             bad_input(L, s, schema, i);
+        }
         in->n++;
     }
     for (int i = 0; i < in->n; i++)
@@ -198,11 +202,13 @@ static lt_status make_numbers(lua_State *L, lt_lua *s, inputs *in)
     for (int i = 0; i < in->n; i++) {
         if (!(in->number >> i & 1))
             continue;
-        in->x[i] = lt_tensor_full(s->ctx, in->dtype, 0, NULL, lua_tonumber(L, i + 1));
-        if (!in->x[i]) {
+        lt_tensor *x = lt__tensor_new(s->ctx, in->device, in->dtype, 0, NULL, false);
+        if (!x || lt_fill(x, lua_tonumber(L, i + 1)) != LT_OK) {
+            lt_release(x);
             in->number &= (1ull << i) - 1;
             return lt_errcode();
         }
+        in->x[i] = x;
     }
     return LT_OK;
 }

@@ -551,17 +551,25 @@ static int times(lua_State *L)
     return 1;
 }
 
-/* memory(): bytes of tensors: live now, the most so far, free for reuse. */
-static int memory(lua_State *L)
+static void push_memory(lua_State *L, lt_memory m)
 {
-    lt_memory m = lt_memory_stats(lt__lua(L)->ctx);
-    lua_createtable(L, 0, 3);
+    lua_createtable(L, 0, 4);
     lua_pushinteger(L, (lua_Integer)m.live);
     lua_setfield(L, -2, "live");
     lua_pushinteger(L, (lua_Integer)m.peak);
     lua_setfield(L, -2, "peak");
     lua_pushinteger(L, (lua_Integer)m.cached);
     lua_setfield(L, -2, "cached");
+}
+
+/* memory(): bytes of tensors: live now, the most so far, free for reuse; of all devices together,
+ * and in the field device of the one that computes alone. */
+static int memory(lua_State *L)
+{
+    const lt_ctx *ctx = lt__lua(L)->ctx;
+    push_memory(L, lt_memory_stats(ctx));
+    push_memory(L, lt_memory_of_device(ctx));
+    lua_setfield(L, -2, "device");
     return 1;
 }
 

@@ -218,8 +218,14 @@ static int peak_rss(lua_State *L)
 
 static int backend(lua_State *L)
 {
-    char text[64];
-    lua_pushstring(L, lt_backend(text, sizeof text));
+    char text[96];
+    lua_pushstring(L, lt_backend(lt__lua(L)->ctx, text, sizeof text));
+    return 1;
+}
+
+static int device(lua_State *L)
+{
+    lua_pushstring(L, lt_device_name(lt__lua(L)->ctx));
     return 1;
 }
 
@@ -285,8 +291,8 @@ static const luaL_Reg functions[] = {
     {"make_folder", make_folder}, {"new_folder", new_folder}, {"list_folder", list_folder},
     {"write_file", write_file}, {"cut_file", cut_file}, {"lock", lock}, {"clock", read_clock},
     {"trace", trace}, {"terminal", terminal}, {"peak_rss", peak_rss}, {"backend", backend},
-    {"threads", threads}, {"listen", listen_to_signals}, {"stop_reason", stop_reason},
-    {"clear_stop", clear_stop}, {NULL, NULL}};
+    {"device", device}, {"threads", threads}, {"listen", listen_to_signals},
+    {"stop_reason", stop_reason}, {"clear_stop", clear_stop}, {NULL, NULL}};
 
 void lt__open_system(lua_State *L)
 {

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/tensor.h"
 #include "lua/bind.h"
 
 /* ==== Arguments =============================================================================== */
@@ -73,10 +74,26 @@ void lt__push_dims(lua_State *L, const lt_tensor *x)
     }
 }
 
+/* A device of this context, by its name. */
+static lt_device *check_device(lua_State *L, lt_lua *s, int index, const char *who)
+{
+    if (lua_type(L, index) != LUA_TSTRING)
+        lt__refuse(L, s, "%s: device wants a name such as 'cpu', it is %s", who,
+                   lt__text(L, index));
+    lt_device *device = lt__device_find(s->ctx, lua_tostring(L, index));
+    if (!device) {
+        lt_fail_prefix("%s", who);
+        lt__raise(L, s);
+    }
+    return device;
+}
+
 /* The last argument of a maker: {dtype = "f64", device = "cpu"} or nothing. */
-static lt_dtype check_maker_options(lua_State *L, lt_lua *s, int index, const char *who)
+static lt_dtype check_maker_options(lua_State *L, lt_lua *s, int index, const char *who,
+                                    lt_device **device)
 {
     lt_dtype dtype = LT_F32;
+    *device = s->ctx->device;
     if (lua_isnoneornil(L, index))
         return dtype;
     if (!lua_istable(L, index))
@@ -88,10 +105,7 @@ static lt_dtype check_maker_options(lua_State *L, lt_lua *s, int index, const ch
         if (strcmp(key, "dtype") == 0) {
             dtype = lt__check_dtype(L, s, lua_gettop(L), who);
         } else if (strcmp(key, "device") == 0) {
-            const char *device = lua_tostring(L, -1);
-            if (!device || strcmp(device, "cpu") != 0)
-                lt__error(L, s, LT_EENV, "%s: device %s is not here; there is 'cpu'", who,
-                          lt__text(L, -1));
+            *device = check_device(L, s, lua_gettop(L), who);
         } else {
             static const char *const names[] = {"dtype", "device"};
             int near = lt_nearest(key, names, 2);
@@ -128,12 +142,14 @@ static int make_full(lua_State *L, const char *who, double value, int options)
 {
     lt_lua *s = lt__lua(L);
     int64_t dims[LT_MAX_DIMS];
+    lt_device *device;
     int ndim = lt__check_dims(L, s, 1, who, dims);
-    lt_dtype dtype = check_maker_options(L, s, options, who);
+    lt_dtype dtype = check_maker_options(L, s, options, who, &device);
     if (!lt__dtype_holds(dtype, value))
         lt__refuse(L, s, "%s: %s does not fit into %s", who, lt__text(L, 2), lt_dtype_name(dtype));
     lt_tensor **box = lt__push_box(L, s);
-    lt__fill_box(L, s, box, lt_tensor_full(s->ctx, dtype, ndim, dims, value));
+    lt__fill_box(L, s, box, lt__tensor_new(s->ctx, device, dtype, ndim, dims, false));
+    lt__check(L, s, lt_fill(*box, value));
     return 1;
 }
 
@@ -151,12 +167,13 @@ static int make_random(lua_State *L, const char *who, lt_fill_fn fill)
 {
     lt_lua *s = lt__lua(L);
     int64_t dims[LT_MAX_DIMS];
+    lt_device *device;
     int ndim = lt__check_dims(L, s, 1, who, dims);
-    lt_dtype dtype = check_maker_options(L, s, 2, who);
+    lt_dtype dtype = check_maker_options(L, s, 2, who, &device);
     if (dtype > LT_BF16)
         lt__refuse(L, s, "%s: dtype wants a float one, it is %s", who, lt_dtype_name(dtype));
     lt_tensor **box = lt__push_box(L, s);
-    lt__fill_box(L, s, box, lt_tensor_new(s->ctx, dtype, ndim, dims));
+    lt__fill_box(L, s, box, lt__tensor_new(s->ctx, device, dtype, ndim, dims, false));
     lt__check(L, s, fill(*box, LT_RNG_USER, lt_next_draw(s->ctx), 0, 0, 1));
     return 1;
 }
@@ -175,7 +192,8 @@ static int arange(lua_State *L)
     double first = n_numbers > 1 ? lua_tonumber(L, 1) : 0;
     double step = n_numbers > 2 ? lua_tonumber(L, 3) : 1;
     double stop = check_number(L, s, n_numbers > 1 ? 2 : 1, "lt.arange", "stop");
-    lt_dtype dtype = check_maker_options(L, s, n_numbers + 1, "lt.arange");
+    lt_device *device;
+    lt_dtype dtype = check_maker_options(L, s, n_numbers + 1, "lt.arange", &device);
     double count = ceil((stop - first) / step);
     if (!(count < 0x1p40))
         lt__refuse(L, s, "lt.arange: %g steps of %g from %g to %g are too many", count, step, first,
@@ -190,7 +208,8 @@ static int arange(lua_State *L)
         lt_convert(data + (size_t)i * bytes, dtype, &value, LT_F64, 1);
     }
     lt_tensor **box = lt__push_box(L, s);
-    lt__fill_box(L, s, box, lt_tensor_from(s->ctx, dtype, 1, &n, data));
+    lt__fill_box(L, s, box, lt__tensor_new(s->ctx, device, dtype, 1, &n, false));
+    lt__check(L, s, lt_write(*box, data));
     return 1;
 }
 
@@ -249,7 +268,8 @@ static void read_nested(lua_State *L, nest *t, int depth)
 static int tensor(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    nest t = {.s = s, .dtype = check_maker_options(L, s, 2, "lt.tensor")};
+    lt_device *device;
+    nest t = {.s = s, .dtype = check_maker_options(L, s, 2, "lt.tensor", &device)};
     if (!lua_istable(L, 1))
         check_element(L, s, 1, "lt.tensor", t.dtype);
     measure(L, &t);
@@ -263,11 +283,20 @@ static int tensor(lua_State *L)
     lua_pushvalue(L, 1);
     read_nested(L, &t, 0);
     lt_tensor **box = lt__push_box(L, s);
-    lt__fill_box(L, s, box, lt_tensor_from(s->ctx, t.dtype, t.ndim, t.dims, data));
+    lt__fill_box(L, s, box, lt__tensor_new(s->ctx, device, t.dtype, t.ndim, t.dims, false));
+    lt__check(L, s, lt_write(*box, data));
     return 1;
 }
 
 /* ==== Elements ================================================================================ */
+
+void lt__share_on_host(lua_State *L, lt_lua *s, lt_tensor **box, lt_tensor *x)
+{
+    if (x->storage && !x->storage->device->is_host)
+        lt__fill_box(L, s, box, lt__on_host(x));
+    else
+        lt__share_box(L, box, x);
+}
 
 static void push_element(lua_State *L, lt_lua *s, lt_tensor *x, int64_t index)
 {
@@ -356,7 +385,7 @@ static int totable(lua_State *L)
     lt_lua *s = lt__lua(L);
     int64_t next = 0;
     lt_tensor **box = lt__push_box(L, s); /* holds it too: making the tables may close the other */
-    lt__share_box(L, box, lt__self(L, "totable"));
+    lt__share_on_host(L, s, box, lt__self(L, "totable"));
     push_nested(L, s, *box, 0, &next);
     return 1;
 }
@@ -408,10 +437,21 @@ static int describe(lua_State *L)
 {
     lt_tensor *x = lt__self(L, "tostring");
     char text[96];
-    const char *why = lt_is_dead(x) ? "dead" : lt_data(x) ? NULL : "pending";
+    const char *why = lt_is_dead(x) ? "dead" : x->pending ? "pending" : NULL;
     lua_pushstring(L, lt_describe(x, text, sizeof text));
     lua_pushstring(L, why);
     return 2;
+}
+
+/* to(device): a view of the values if they are there, else a copy. */
+static int to(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lua_settop(L, 2);
+    lt_tensor **box = lt__push_box(L, s);
+    lt_device *device = check_device(L, s, 2, "to");
+    lt__fill_box(L, s, box, lt_to(lt__self(L, "to"), device->name));
+    return 1;
 }
 
 static int is_tensor(lua_State *L)
@@ -479,7 +519,7 @@ static int index_tensor(lua_State *L)
     switch ((enum property)lua_tointeger(L, -1)) {
     case SHAPE: lt__push_dims(L, x); break;
     case DTYPE: lua_pushstring(L, lt_dtype_name(lt_tensor_dtype(x))); break;
-    case DEVICE: lua_pushliteral(L, "cpu"); break;
+    case DEVICE: lua_pushstring(L, lt_device_of(x)); break;
     case GRAD: return push_grad(L, s);
     case ON_TAPE: lua_pushboolean(L, lt_requires_grad(x)); break;
     }
@@ -492,7 +532,7 @@ static const luaL_Reg makers[] = {
 
 static const luaL_Reg methods[] = {
     {"get", get}, {"set", set}, {"item", item}, {"totable", totable}, {"fill", fill},
-    {"copy", copy}, {"dim", dim}, {"count", count_elements}, {NULL, NULL}};
+    {"copy", copy}, {"to", to}, {"dim", dim}, {"count", count_elements}, {NULL, NULL}};
 
 static const luaL_Reg metamethods[] = {{"__len", length}, {"__eq", same}, {NULL, NULL}};
 

@@ -78,7 +78,7 @@ struct lt_dnnl {
     plan *bucket[BUCKETS];
 };
 
-char *lt_backend(char *buffer, size_t bytes)
+char *lt__cpu_backend(char *buffer, size_t bytes)
 {
     const dnnl_version_t *version = dnnl_version();
     const char *isa = dnnl_cpu_isa2str(dnnl_get_effective_cpu_isa());
@@ -105,7 +105,7 @@ static lt_status failed(dnnl_status_t status)
     if (status == dnnl_out_of_memory)
         return lt_fail(LT_ENOMEM, "out of memory in oneDNN; try a smaller batch");
     char backend[64];
-    return lt_fail(LT_EENV, "%s failed: %s", lt_backend(backend, sizeof backend),
+    return lt_fail(LT_EENV, "%s failed: %s", lt__cpu_backend(backend, sizeof backend),
                    dnnl_status2str(status));
 }
 

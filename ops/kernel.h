@@ -135,8 +135,20 @@ static inline bool lt__adds(const lt_call *c, int i) { return c->add >> i & 1; }
  * context. */
 struct lt_ops {
     struct lt_dnnl *dnnl;
+    struct lt_accelerator *accelerator; /* of the plugin, or NULL */
 };
 void lt__dnnl_free(struct lt_dnnl *dnnl);
+/* What lt_backend() says of the CPU. */
+char *lt__cpu_backend(char *buffer, size_t bytes);
+
+/* Whether a device text is that of an accelerator, or "auto". */
+bool lt__is_accelerator(const char *device);
+/* Opens it for ctx, whose ops are registered, so that new tensors go there. LT_EENV; under "auto"
+ * only a note for the log. */
+lt_status lt__accelerator_open(lt_ctx *ctx, const char *device);
+void lt__accelerator_free(lt_ctx *ctx, struct lt_accelerator *accelerator); /* NULL is fine */
+/* lt_rescale() of what is there. */
+lt_status lt__rescale_on_device(lt_tensor *x, double by, lt_found *found);
 
 #define X(name) extern const lt_op lt__op_##name;
 #include "ops/list.h"

@@ -7,7 +7,7 @@
 #ifndef LT_WITH_DNNL
 void lt__dnnl_free(struct lt_dnnl *dnnl) { (void)dnnl; }
 
-char *lt_backend(char *buffer, size_t bytes)
+char *lt__cpu_backend(char *buffer, size_t bytes)
 {
     snprintf(buffer, bytes, "reference kernels");
     return buffer;
@@ -19,6 +19,7 @@ static void ops_gone(lt_ctx *ctx)
 {
     struct lt_ops *ops = ctx->slots.ops;
     lt__dnnl_free(ops->dnnl);
+    lt__accelerator_free(ctx, ops->accelerator);
     lt__free(ctx, ops, sizeof *ops);
 }
 
@@ -29,7 +30,11 @@ lt_ctx *lt_open(const lt_config *config)
         LT_OP_LIST(X)
 #undef X
     };
-    lt_ctx *ctx = lt_ctx_new(config);
+    lt_config own = config ? *config : (lt_config){0};
+    const char *device = own.device;
+    if (lt__is_accelerator(device))
+        own.device = "cpu"; /* there is more, later */
+    lt_ctx *ctx = lt_ctx_new(&own);
     if (!ctx)
         return NULL;
     if (!(ctx->slots.ops = lt__alloc_zero(ctx, sizeof *ctx->slots.ops)))
@@ -38,6 +43,8 @@ lt_ctx *lt_open(const lt_config *config)
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         if (lt_op_register(ctx, table[i]) != LT_OK)
             goto fail;
+    if (lt__is_accelerator(device) && lt__accelerator_open(ctx, device) != LT_OK)
+        goto fail;
     return ctx;
 fail:
     lt_ctx_free(ctx);

@@ -10,12 +10,17 @@
 extern "C" {
 #endif
 
-/* lt_ctx_new(config) with all ops registered: what a program starts with. New. */
+/* lt_ctx_new(config) with all ops registered: what a program starts with. config->device may be an
+ * accelerator, whose plugin libluatrain-cuda.so is in the folder that the variable LUATRAIN_PLUGINS
+ * names, or where it was built or installed; new tensors then go there, and ops compute where their
+ * inputs are. What loaders and files hold before they hand it out stays on the CPU. New. NULL
+ * with what lt_ctx_new() fails with; LT_EENV when the accelerator cannot be used, with the reason,
+ * which "auto" only gives the log, as a debug note. */
 LT_API lt_ctx *lt_open(const lt_config *config);
 
-/* What computes, into buffer (64 bytes do): "oneDNN 3.2.0 (AVX512_CORE_BF16)" or "reference
- * kernels"; returns buffer. */
-LT_API char *lt_backend(char *buffer, size_t bytes);
+/* What computes in ctx, into buffer (96 bytes do): "oneDNN 3.2.0 (AVX512_CORE_BF16)", "reference
+ * kernels", or the accelerator's name and versions; returns buffer. ctx NULL: of the CPU. */
+LT_API char *lt_backend(const lt_ctx *ctx, char *buffer, size_t bytes);
 
 /* What lt_rescale() has seen in the elements it went through, all calls together. */
 typedef struct lt_found {

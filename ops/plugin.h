@@ -7,6 +7,9 @@
 #ifndef LT_OPS_PLUGIN_H
 #define LT_OPS_PLUGIN_H
 
+#include <stdio.h>
+#include <string.h>
+
 #include "core/tensor.h"
 #include "ops/list.h"
 #include "ops/ops.h"
@@ -24,9 +27,10 @@ typedef struct lt_host {       /* of the library: what a plugin may call */
 } lt_host;
 
 typedef struct lt_accelerator {
-    lt_device *device;         /* new; its close() ends it */
-    lt_kernels op[LT_OPS];     /* fwd and bwd NULL: it has none for this op */
-    /* lt_rescale() of a tensor on the device. */
+    lt_device *device;         /* new; its close() ends it, after the last tensor */
+    lt_kernels op[LT_OPS];     /* fwd and bwd NULL: it has none for this op. Views have no kernel,
+                                * and the total of add_squares is f64 */
+    /* lt_rescale() of a tensor on the device: adds to *found, and waits for it. */
     lt_status (*rescale)(lt_tensor *x, double by, lt_found *found);
     char name[96];             /* what computes: "NVIDIA H200 (cuDNN 9.19.0, CUDA 13.0)" */
 } lt_accelerator;
@@ -35,5 +39,15 @@ typedef struct lt_accelerator {
  * text: what is missing, or too old. */
 typedef int (*lt_accelerator_open_fn)(const char *version, const lt_host *host, int index,
                                       lt_accelerator *accelerator, char *text, size_t bytes);
+
+/* For a plugin: false, with the sentence, when the library is of another version. */
+static inline bool lt__same_version(const char *version, char *text, size_t bytes)
+{
+    if (strcmp(version, LT_VERSION) == 0)
+        return true;
+    snprintf(text, bytes, "libluatrain-cuda.so is of luatrain %s, this is luatrain %s; take both "
+             "from one build", LT_VERSION, version);
+    return false;
+}
 
 #endif

@@ -85,6 +85,10 @@ lt_status lt_rescale(lt_tensor *x, double by, lt_found *found)
         return lt_fail(LT_EINVAL, "only floats are rescaled, this is %s", LT_TEXT(x));
     if (!(by > 0 && isfinite(by) && frexp(by, &exponent) == 0.5))
         return lt_fail(LT_EINVAL, "rescale wants a power of two, it is %g", by);
+    if (!x->storage->device->is_host) {
+        lt__wrote(x);
+        return lt__rescale_on_device(x, by, found);
+    }
     bool plain = x->ctx->config.reference || x->dtype != LT_F32 || (double)(float)by != by;
     if (plain)
         rescale(x, by, found);

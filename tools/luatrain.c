@@ -293,7 +293,8 @@ static lt_status run(void *ud, lt_group *group)
 }
 
 /* What depends on the number n of ranks, and on the CPUs of each. The bits of a deterministic run
- * are those of the threads of a rank, which are to be as many for any number of ranks. */
+ * are those of the threads of a rank, which are to be as many for any number of ranks. What ranks
+ * do together is done on the CPU. */
 static lt_status settle(settings *s, int n, int cpus)
 {
     if (!s->deterministic && s->reducer.vranks > 0)
@@ -302,6 +303,8 @@ static lt_status settle(settings *s, int n, int cpus)
         s->reducer.vranks = n;
     if (s->config.threads == 0 && (n > 1 || s->deterministic))
         s->config.threads = s->deterministic ? 1 : cpus;
+    if ((n > 1 || s->deterministic) && strcmp(s->config.device, "auto") == 0)
+        s->config.device = "cpu";
     return LT_OK;
 }
 
@@ -389,21 +392,27 @@ static bool asks_for_help(const settings *s)
            (summary && strcmp(s->argv[1], "--help") == 0);
 }
 
+/* The exit code: code, unless something has failed. */
+static int finish(lt_status status, int code)
+{
+    if (status != LT_OK && *lt_errmsg())
+        fprintf(stderr, "luatrain: %s\n", lt_errmsg());
+    return status == LT_OK ? code : lt_exit_code(status);
+}
+
 int main(int argc, char **argv)
 {
     fill_descriptors();
     signal(SIGXFSZ, SIG_IGN); /* a file that grows too large is a disk that is full */
     spin_little(argv);
-    settings s = {.level = LT_LOG_INFO};
+    settings s = {.level = LT_LOG_INFO, .config = {.device = "auto"}};
     lt_status status = argc > 0 ? read_options(&s, argv) : LT_OK;
     if (status == LT_OK && asks_for_help(&s)) {
         print_help(stdout);
         return 0;
     }
-    if (status == LT_OK && s.text) {
-        print_version(&s);
-        return 0;
-    }
+    if (status == LT_OK && s.text)
+        return finish(print_version(&s), 0);
     if (status == LT_OK && s.argc <= 0) {
         print_help(stderr);
         return lt_exit_code(LT_EUSAGE);
@@ -414,7 +423,5 @@ int main(int argc, char **argv)
         status = launch(&s, find_program(program) ? program : argv[0], argv + 1, &code);
     else if (status == LT_OK)
         status = run_all(&s);
-    if (status != LT_OK && *lt_errmsg())
-        fprintf(stderr, "luatrain: %s\n", lt_errmsg());
-    return status == LT_OK ? code : lt_exit_code(status);
+    return finish(status, code);
 }

@@ -154,7 +154,7 @@ static const struct option {
     const char *help;
     setter set;               /* NULL: asks for a text instead of a run */
 } options[] = {
-    {"device", "auto|cpu", "what computes (auto: the best there is)", set_device},
+    {"device", "auto|cpu|cuda[:I]", "what computes (auto: CUDA if it is there)", set_device},
     {"threads", "N", "threads of the kernels, of each rank (the CPUs there are, shared)",
      set_threads},
     {"ranks", "N", "so many train together, each its part of every batch (1)", set_ranks},
@@ -206,12 +206,20 @@ void print_help(FILE *to)
             "launch has mpirun start N processes, each a rank, here or on other hosts.\n");
 }
 
-void print_version(const settings *s)
+lt_status print_version(const settings *s)
 {
-    char backend[64];
+    char backend[96];
     int threads = s->config.threads ? s->config.threads : lt_cpu_count();
-    printf("luatrain %s\n%s\n%s\n%d thread%s\n", LT_VERSION, lt_backend(backend, sizeof backend),
-           LUA_RELEASE, threads, threads == 1 ? "" : "s");
+    printf("luatrain %s\n%s\n%s\n%d thread%s\n", LT_VERSION,
+           lt_backend(NULL, backend, sizeof backend), LUA_RELEASE, threads,
+           threads == 1 ? "" : "s");
+    lt_ctx *ctx = lt_open(&s->config);
+    if (!ctx)
+        return lt_errcode();
+    if (strcmp(lt_device_name(ctx), "cpu") != 0)
+        printf("%s: %s\n", lt_device_name(ctx), lt_backend(ctx, backend, sizeof backend));
+    lt_ctx_free(ctx);
+    return LT_OK;
 }
 
 /* The option whose name is nearest to word, or NULL. */

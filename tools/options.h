@@ -31,6 +31,6 @@ typedef struct settings {
  * launch go out of argv: what is left is the command of one rank. */
 LT_MUST lt_status read_options(settings *s, char **argv);
 void print_help(FILE *to);
-void print_version(const settings *s);
+LT_MUST lt_status print_version(const settings *s);
 
 #endif

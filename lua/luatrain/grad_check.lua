@@ -1,5 +1,5 @@
 -- grad_check.lua - are the gradients of a function right? Each one is compared with a central
--- difference, in float64.
+-- difference, in float64 on the CPU.
 
 local core = ...
 local check = require "luatrain.check"
@@ -17,14 +17,16 @@ local function project(y)
   end
   local weights = {}
   for i = 1, y:count() do weights[i] = math.cos(i) end
-  weights = makers.tensor(weights, {dtype = "f64"})
+  weights = makers.tensor(weights, {dtype = "f64", device = "cpu"})
   return ops.sum(ops.mul(ops.reshape(ops.cast(y, "f64"), {y:count()}), weights))
 end
 
 local function is_float(x) return x.dtype:match "^b?f" ~= nil end
 
 -- A float64 copy that collects a gradient.
-local function leaf(x) return makers.zeros(x.shape, {dtype = "f64"}):copy(x):requires_grad() end
+local function leaf(x)
+  return makers.zeros(x.shape, {dtype = "f64", device = "cpu"}):copy(x):requires_grad()
+end
 
 -- The indices of element k in row-major order: "(2, 3)".
 local function indices(k, shape)
@@ -51,7 +53,7 @@ local function numeric(x, value, eps)
 end
 
 -- True, or an error that names the first element whose gradient is wrong. The float tensors among
--- inputs are checked; f gets copies of them in float64.
+-- inputs are checked; f gets copies of them in float64 on the CPU.
 return function(f, inputs, options)
   local given, copies, differences = spec(options), {}, {}
   if type(f) ~= "function" or type(inputs) ~= "table" then
@@ -59,7 +61,7 @@ return function(f, inputs, options)
   end
   for i, x in ipairs(inputs) do
     if not core.is_tensor(x) then fail("input %d wants a tensor, it is a %s", i, type(x)) end
-    copies[i] = is_float(x) and leaf(x) or x
+    copies[i] = is_float(x) and leaf(x) or x.device == "cpu" and x or x:to "cpu"
   end
   local function value()
     return core.step(function() return project(f(table.unpack(copies))):item() end)

@@ -98,8 +98,8 @@ end
 local function say_start(self)
   local o, resumed = self.settings, self.steps > 0
   self.log:start{
-    version = core.version, script = command.script(), folder = self.folder, device = "cpu",
-    backend = core.backend(), ranks = self.ranks, threads = core.threads(),
+    version = core.version, script = command.script(), folder = self.folder,
+    device = core.device(), backend = core.backend(), ranks = self.ranks, threads = core.threads(),
     amp = o.trial and "auto" or o.amp,
     seed = core.seed(),
     parameters = o.net:count(), images = #o.train, height = o.train.height, width = o.train.width,

@@ -68,6 +68,9 @@ return function(x)
   if state == "dead" then return ("dead tensor %s (its step is over)"):format(text) end
   if state == "pending" then return ("parameter %s (no memory yet)"):format(text) end
   local flat, width = {}, 0
+  if x.device ~= "cpu" then
+    x, text = x:to "cpu", text .. " on " .. x.device
+  end
   local values = read(x, x.shape, {}, flat)
   local format = format_of(flat)
   for _, v in ipairs(flat) do width = math.max(width, #number(v, format)) end

@@ -355,7 +355,7 @@ static void walk(shape (*draw_one)(uint64_t *, int), int cases, lt_dtype dtype, 
     if (taken[0] == 0 && taken[1] == 0)
         SKIP("no fast kernel takes %s here", lt_dtype_name(dtype));
     char backend[64];
-    bool known = strncmp(lt_backend(backend, sizeof backend), "oneDNN", 6) == 0;
+    bool known = strncmp(lt_backend(NULL, backend, sizeof backend), "oneDNN", 6) == 0;
     if (known && (dtype == LT_F32 || strstr(backend, "AVX512"))) /* without, bf16 is given up */
         CHECK(taken[0] > cases && taken[1] > cases);             /* of 3 times as many */
 }

@@ -1,0 +1,67 @@
+/* device.c - where a context computes: opens the plugin of an accelerator, hangs its memory and its
+ * kernels into the context, and says what computes.
+ */
+#include <stdio.h>
+
+#include "core/plugin.h"
+#include "ops/kernel.h"
+#include "ops/plugin.h"
+
+bool lt__is_accelerator(const char *device)
+{
+    return device && (strcmp(device, "auto") == 0 || lt__cuda_index(device) >= 0);
+}
+
+/* Fills *a; LT_EENV with what is missing. */
+static lt_status open_plugin(int index, lt_accelerator *a)
+{
+    static const lt_host host = {lt_fail, lt_log};
+    char file[LT_PLUGIN_PATH], text[512] = "";
+    lt_accelerator_open_fn open_accelerator;
+    if (!lt__plugin_find("cuda", file))
+        return lt_fail(LT_EENV, "luatrain has no libluatrain-cuda.so, which is built where there "
+                       "is nvcc");
+    LT_TRY(lt__plugin_open(file, "lt_accelerator_open", &open_accelerator));
+    if (open_accelerator(LT_VERSION, &host, index, a, text, sizeof text) != 0)
+        return lt_fail(LT_EENV, "%s", text);
+    return LT_OK;
+}
+
+lt_status lt__accelerator_open(lt_ctx *ctx, const char *device)
+{
+    struct lt_ops *ops = ctx->slots.ops;
+    bool is_auto = strcmp(device, "auto") == 0;
+    lt_accelerator *a = lt__alloc_zero(ctx, sizeof *a);
+    if (!a)
+        return LT_ENOMEM;
+    if (open_plugin(is_auto ? 0 : lt__cuda_index(device), a) != LT_OK) {
+        lt__free(ctx, a, sizeof *a);
+        if (!is_auto)
+            return lt_fail(LT_EENV, "device %s: %s; use --device cpu", device, lt_errmsg());
+        snprintf(ctx->note, sizeof ctx->note, "computes on the CPU: %s", lt_errmsg());
+        return LT_OK;
+    }
+    ops->accelerator = a;
+    ctx->device = ctx->devices[1] = a->device;
+    lt_set_kernels(ctx, a->op, LT_OPS);
+    return LT_OK;
+}
+
+void lt__accelerator_free(lt_ctx *ctx, struct lt_accelerator *a)
+{
+    lt__free(ctx, a, sizeof *a); /* its device is closed with the context, behind the last tensor */
+}
+
+char *lt_backend(const lt_ctx *ctx, char *buffer, size_t bytes)
+{
+    const lt_accelerator *a = ctx ? ctx->slots.ops->accelerator : NULL;
+    if (!a)
+        return lt__cpu_backend(buffer, bytes);
+    snprintf(buffer, bytes, "%s", a->name);
+    return buffer;
+}
+
+lt_status lt__rescale_on_device(lt_tensor *x, double by, lt_found *found)
+{
+    return x->ctx->slots.ops->accelerator->rescale(x, by, found);
+}
