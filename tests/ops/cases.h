@@ -72,7 +72,11 @@ static inline bool same_dims(const block *a, const block *b)
 static inline block block_of(lt_tensor *x)
 {
     block b = block_new(lt_tensor_dtype(x), lt_ndim(x), lt_dims(x));
-    lt_convert(b.at, LT_F64, lt_data(x), b.dtype, (size_t)b.count);
+    block stored = block_new(b.dtype, b.ndim, b.dims);
+    if (lt_read(x, stored.at) != LT_OK)
+        FAIL("%s", lt_errmsg());
+    lt_convert(b.at, LT_F64, stored.at, b.dtype, (size_t)b.count);
+    block_free(&stored);
     return b;
 }
 
@@ -89,10 +93,12 @@ static inline void block_round(block *b, lt_dtype dtype)
 /* New. */
 static inline lt_tensor *block_tensor(lt_ctx *ctx, const block *b, lt_dtype dtype)
 {
-    lt_tensor *x = lt_tensor_new(ctx, dtype, b->ndim, b->dims);
+    block stored = block_new(dtype, b->ndim, b->dims);
+    lt_convert(stored.at, dtype, b->at, LT_F64, (size_t)b->count);
+    lt_tensor *x = lt_tensor_from(ctx, dtype, b->ndim, b->dims, stored.at);
     if (!x)
         FAIL("%s", lt_errmsg());
-    lt_convert(lt_data(x), dtype, b->at, LT_F64, (size_t)b->count);
+    block_free(&stored);
     return x;
 }
 

@@ -1,0 +1,286 @@
+/* emu.c - an accelerator that is none, for tests: its memory is a reserved range of addresses that
+ * nobody may touch but its own functions, and they only while they run; any other access ends the
+ * process with SIGSEGV. Its kernels are the reference kernels of the host's ops, with halves
+ * widened as the host does it, so that what comes out has the bits of a CPU with
+ * lt_config.reference. Like a GPU it has no f64, but for casts and the total of add_squares.
+ *
+ * The variable EMU says what is missing: no-driver, no-device, or no-pow, a kernel.
+ */
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "core/pool.h"
+#include "ops/plugin.h"
+
+#define ROOM ((size_t)1 << 36)
+enum { PAGE = 4096 };
+
+typedef struct emu {
+    lt_device base;
+    lt_device *cpu;           /* its functions do the work, on this memory */
+    const lt_host *host;
+    char *start;
+    size_t used;
+    char name[24];
+} emu;
+
+static emu *emu_of(lt_device *device) { return (emu *)device; }
+
+static void allow(const emu *e, int access)
+{
+    if (e->used > 0 && mprotect(e->start, e->used, access) != 0)
+        abort();
+}
+
+/* status is what comes of it while the memory is open. */
+#define WITH_MEMORY(e, status)                                                                     \
+    allow((e), PROT_READ | PROT_WRITE);                                                            \
+    lt_status result = (status);                                                                   \
+    allow((e), PROT_NONE);                                                                         \
+    return result
+
+/* ==== Memory ================================================================================== */
+
+/* Addresses are not used twice. Large blocks begin at a page. */
+static void *emu_alloc(lt_device *device, size_t bytes)
+{
+    emu *e = emu_of(device);
+    size_t step = bytes < PAGE ? 64 : PAGE, start = (e->used + step - 1) & ~(step - 1);
+    if (bytes > ROOM - start)
+        return NULL;
+    e->used = start + bytes;
+    return e->start + start;
+}
+
+static void emu_free(lt_device *device, void *p, size_t bytes)
+{
+    (void)device;
+    if (bytes >= PAGE)
+        (void)madvise(p, bytes & ~(size_t)(PAGE - 1), MADV_DONTNEED);
+}
+
+static lt_status emu_copy(lt_device *device, void *dst, const void *src, size_t bytes)
+{
+    emu *e = emu_of(device);
+    WITH_MEMORY(e, e->cpu->copy(e->cpu, dst, src, bytes));
+}
+
+static lt_status emu_convert(lt_device *device, void *dst, lt_dtype dst_dtype, const void *src,
+                             lt_dtype src_dtype, size_t n)
+{
+    emu *e = emu_of(device);
+    WITH_MEMORY(e, e->cpu->convert(e->cpu, dst, dst_dtype, src, src_dtype, n));
+}
+
+static lt_status emu_fill(lt_device *device, void *dst, lt_dtype dtype, size_t n, double value)
+{
+    emu *e = emu_of(device);
+    WITH_MEMORY(e, e->cpu->fill(e->cpu, dst, dtype, n, value));
+}
+
+static lt_status emu_add(lt_device *device, void *dst, const void *src, lt_dtype dtype, size_t n)
+{
+    emu *e = emu_of(device);
+    WITH_MEMORY(e, e->cpu->add(e->cpu, dst, src, dtype, n));
+}
+
+static lt_status emu_sync(lt_device *device)
+{
+    (void)device;
+    return LT_OK;
+}
+
+static void emu_close(lt_device *device)
+{
+    emu *e = emu_of(device);
+    munmap(e->start, ROOM);
+    e->cpu->close(e->cpu);
+    free(e);
+}
+
+/* ==== Kernels ================================================================================= */
+
+/* One of a call's arrays of tensors, its halves replaced by f32 copies in memory of the process. */
+typedef struct list {
+    lt_tensor **at;
+    int n;
+    uint64_t read, write;     /* bits of elements: the kernel reads, or writes them */
+    lt_tensor *half[LT_MAX_LIST], wide[LT_MAX_LIST];
+} list;
+
+static bool is_half(const lt_tensor *x) { return x && lt__is_half((lt_dtype)x->dtype); }
+
+static void widen(list *l)
+{
+    for (int i = 0; i < l->n; i++) {
+        lt_tensor *x = l->at[i], *w = &l->wide[i];
+        l->half[i] = is_half(x) ? x : NULL;
+        if (!l->half[i])
+            continue;
+        *w = *x;
+        w->dtype = LT_F32;
+        if (!(w->data = malloc((size_t)(x->count + 1) * sizeof(float))))
+            abort();
+        if (l->read >> i & 1)
+            lt_convert(w->data, LT_F32, x->data, (lt_dtype)x->dtype, (size_t)x->count);
+        l->at[i] = w;
+    }
+}
+
+static void narrow(list *l, bool done)
+{
+    for (int i = 0; i < l->n; i++) {
+        lt_tensor *x = l->half[i];
+        if (!x)
+            continue;
+        if (done && (l->write >> i & 1))
+            lt_convert(x->data, (lt_dtype)x->dtype, l->wide[i].data, LT_F32, (size_t)x->count);
+        free(l->wide[i].data);
+        l->at[i] = x;
+    }
+}
+
+static int given_outputs(const lt_op *op) { return op->n_out ? op->n_out : !op->in_place; }
+
+static lt_status run_wide(lt_call *c, bool backward)
+{
+    const lt_op *op = c->op;
+    int n_out = given_outputs(op), n_all = n_out + op->n_aux;
+    list *l = calloc(4, sizeof *l);
+    if (!l)
+        abort();
+    l[0] = (list){.at = c->in, .n = c->n_in, .read = ~0ull, .write = op->in_place};
+    l[1] = (list){.at = c->out, .n = n_all, .read = backward ? ~0ull : 0,
+                  .write = backward ? 0 : ~0ull};
+    l[2] = (list){.at = c->d_out, .n = backward ? n_out : 0, .read = ~0ull};
+    l[3] = (list){.at = c->d_in, .n = backward ? c->n_in : 0, .read = c->add, .write = ~0ull};
+    for (int i = 0; i < 4; i++)
+        widen(&l[i]);
+    void *given = c->scratch;
+    size_t bytes = op->scratch ? op->scratch(c, backward) : 0;
+    c->scratch = aligned_alloc(64, (bytes + 64) & ~(size_t)63);
+    lt_status status = backward ? op->bwd(c) : op->fwd(c);
+    free(c->scratch);
+    c->scratch = given;
+    for (int i = 0; i < 4; i++)
+        narrow(&l[i], status == LT_OK);
+    free(l);
+    return status;
+}
+
+static bool has(lt_tensor *const *x, int n, lt_dtype dtype)
+{
+    for (int i = 0; i < n; i++)
+        if (x[i] && x[i]->dtype == dtype)
+            return true;
+    return false;
+}
+
+static bool is_f64(const lt_call *c, bool backward)
+{
+    int n_out = given_outputs(c->op), n_all = n_out + c->op->n_aux;
+    return has(c->in, c->n_in, LT_F64) || has(c->out, n_all, LT_F64) ||
+           (backward && (has(c->d_out, n_out, LT_F64) || has(c->d_in, c->n_in, LT_F64)));
+}
+
+static lt_status run(lt_call *c, bool backward)
+{
+    const emu *e = emu_of(c->device);
+    const lt_op *op = c->op;
+    const char *name = c->schema->name;
+    bool takes_f64 = strcmp(name, "add_squares") == 0 || strcmp(name, "cast") == 0;
+    if (is_f64(c, backward) && !takes_f64)
+        return e->host->fail(LT_EUNSUPPORTED, "%s does not compute in f64; the CPU does, for "
+                             "copies by x:to('cpu')", e->name);
+    if (op->any_dtype) {
+        WITH_MEMORY(e, backward ? op->bwd(c) : op->fwd(c));
+    }
+    WITH_MEMORY(e, run_wide(c, backward));
+}
+
+static lt_status forward(lt_call *c) { return run(c, false); }
+static lt_status backward(lt_call *c) { return run(c, true); }
+
+static size_t scratch(const lt_call *c, bool is_backward)
+{
+    return c->op->scratch ? c->op->scratch(c, is_backward) : 0;
+}
+
+static double rescale_one(char *at, lt_dtype dtype, double by)
+{
+    double was, is;
+    lt_convert(&was, LT_F64, at, dtype, 1);
+    is = was * by;
+    lt_convert(at, dtype, &is, LT_F64, 1);
+    return was;
+}
+
+static lt_status rescale_all(lt_tensor *x, double by, lt_found *found)
+{
+    lt_dtype dtype = (lt_dtype)x->dtype;
+    for (int64_t i = 0; i < x->count; i++) {
+        char *at = (char *)x->data + (size_t)i * lt_dtype_bytes(dtype);
+        double was = rescale_one(at, dtype, by), size = was < 0 ? -was : was;
+        if (!(size <= 1.7e308))
+            found->not_finite++;
+        else if (size > found->largest)
+            found->largest = size;
+    }
+    return LT_OK;
+}
+
+static lt_status rescale(lt_tensor *x, double by, lt_found *found)
+{
+    const emu *e = emu_of(x->storage->device);
+    WITH_MEMORY(e, rescale_all(x, by, found));
+}
+
+/* ==== Opening ================================================================================= */
+
+static bool lacks(const char *what)
+{
+    const char *missing = getenv("EMU");
+    return missing && strcmp(missing, what) == 0;
+}
+
+static emu *emu_new(const lt_host *host, int index)
+{
+    emu *e = calloc(1, sizeof *e);
+    lt_device *cpu = lt__cpu_device_new(1);
+    void *start = mmap(NULL, ROOM, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (!e || !cpu || start == MAP_FAILED)
+        abort();
+    e->base = (lt_device){.name = e->name, .alloc = emu_alloc, .free = emu_free, .copy = emu_copy,
+                          .convert = emu_convert, .fill = emu_fill, .add = emu_add,
+                          .sync = emu_sync, .close = emu_close};
+    e->cpu = cpu;
+    e->host = host;
+    e->start = start;
+    snprintf(e->name, sizeof e->name, "cuda:%d", index);
+    return e;
+}
+
+LT_API int lt_accelerator_open(const char *version, const lt_host *host, int index,
+                               lt_accelerator *a, char *text, size_t bytes)
+{
+    enum { DEVICES = 2 };
+    if (!lt__same_version(version, text, bytes))
+        return -1;
+    if (lacks("no-driver") || lacks("no-device")) {
+        snprintf(text, bytes, "there is no NVIDIA %s", getenv("EMU") + 3);
+        return -1;
+    }
+    if (index >= DEVICES) {
+        snprintf(text, bytes, "there are only %d devices, cuda:0 to cuda:%d", DEVICES, DEVICES - 1);
+        return -1;
+    }
+    a->device = &emu_new(host, index)->base;
+    a->rescale = rescale;
+    for (int id = 0; id < LT_OPS; id++)
+        a->op[id] = (lt_kernels){scratch, forward, backward,
+                                 id == LT_OP_conv2d || id == LT_OP_matmul || id == LT_OP_linear};
+    if (lacks("no-pow"))
+        a->op[LT_OP_pow] = (lt_kernels){0};
+    snprintf(a->name, sizeof a->name, "emulator (reference kernels)");
+    return 0;
+}

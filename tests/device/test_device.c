@@ -1,0 +1,495 @@
+/* test_device.c - a context with an accelerator: how it is opened and what it says when it cannot
+ * be, tensors on two devices and the ways between them, and calls that cannot be. The accelerator
+ * is the emulator, whose memory nobody else can touch. */
+#include <signal.h>
+#include <sys/wait.h>
+
+#include "amp/amp.h"
+#include "core/tensor.h"
+#include "data/data.h"
+#include "dist/dist.h"
+#include "ops/plugin.h"
+#include "tests/device/emu.h"
+
+static const int64_t two_by_three[] = {2, 3};
+static const float six[] = {1, -2, 3.5f, 4, 0.1f, -70000};
+
+static lt_tensor *sixes(lt_ctx *ctx) { return lt_tensor_from(ctx, LT_F32, 2, two_by_three, six); }
+
+/* An f32 tensor has these values, wherever it is. */
+static void check_values(lt_tensor *x, const float *want)
+{
+    float got[64];
+    CHECK(lt_count(x) <= 64);
+    CHECK_OK(lt_read(x, got));
+    for (int64_t i = 0; i < lt_count(x); i++)
+        CHECK_NEAR(got[i], want[i], 0);
+}
+
+/* ==== Opening ================================================================================= */
+
+static lt_ctx *open_on(const char *device)
+{
+    return lt_open(&(lt_config){.device = device, .threads = 1});
+}
+
+static void check_refused(const char *device, lt_status code, const char *text)
+{
+    lt_ctx *ctx = open_on(device);
+    CHECK(!ctx);
+    CHECK_EQ(lt_errcode(), code);
+    CHECK_MSG(text);
+}
+
+/* auto takes the CPU and says why, once somebody listens. */
+static void keep_line(void *ud, lt_log_level level, const char *line)
+{
+    CHECK_EQ(level, LT_LOG_DEBUG);
+    snprintf(ud, 256, "%s", line);
+}
+
+static void check_falls_back(const char *why)
+{
+    char line[256] = "", backend[96], cpu[96];
+    lt_ctx *ctx = open_on("auto");
+    CHECK(ctx);
+    CHECK_STR(lt_device_name(ctx), "cpu");
+    CHECK_STR(lt_backend(ctx, backend, 96), lt_backend(NULL, cpu, 96));
+    lt_log_to(ctx, keep_line, line);
+    CHECK_STR(line, why);
+    lt_ctx_free(ctx);
+}
+
+TEST(without_the_plugin)
+{
+    unsetenv("LUATRAIN_PLUGINS");
+    check_refused("cuda", LT_EENV, "device cuda: luatrain has no libluatrain-cuda.so, which is "
+                  "built where there is nvcc; use --device cpu");
+    check_falls_back("computes on the CPU: luatrain has no libluatrain-cuda.so, which is built "
+                     "where there is nvcc");
+}
+
+TEST(a_machine_without)
+{
+    use_emu();
+    setenv("EMU", "no-driver", 1);
+    check_refused("cuda:0", LT_EENV, "device cuda:0: there is no NVIDIA driver; use --device cpu");
+    check_falls_back("computes on the CPU: there is no NVIDIA driver");
+    setenv("EMU", "no-device", 1);
+    check_refused("cuda", LT_EENV, "device cuda: there is no NVIDIA device; use --device cpu");
+    unsetenv("EMU");
+    check_refused("cuda:2", LT_EENV, "device cuda:2: there are only 2 devices, cuda:0 to cuda:1");
+    check_refused("cuda:", LT_EUSAGE, "device 'cuda:' is not known; it is auto, cpu or cuda[:i]");
+    check_refused("gpu", LT_EUSAGE, "device 'gpu' is not known; it is auto, cpu or cuda[:i]");
+    CHECK(!lt_ctx_new(&(lt_config){.device = "cuda"}));
+    CHECK_MSG("device cuda: lt_ctx_new() knows the CPU alone, lt_open() the others");
+}
+
+TEST(a_plugin_that_is_none)
+{
+    char folder[] = "/tmp/lt_device_XXXXXX", path[64];
+    CHECK(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/libluatrain-cuda.so", folder);
+    CHECK_OK(lt_file_replace(path, "no library", 10));
+    setenv("LUATRAIN_PLUGINS", folder, 1);
+    check_refused("cuda", LT_EENV, "device cuda: a plugin cannot be loaded: ");
+    CHECK_MSG("too short; use --device cpu");
+    unlink(path);
+    rmdir(folder);
+}
+
+TEST(a_plugin_of_another_version)
+{
+    char text[256];
+    CHECK(lt__same_version(LT_VERSION, text, sizeof text));
+    CHECK(!lt__same_version("0.0.1", text, sizeof text));
+    CHECK_STR(text, "libluatrain-cuda.so is of luatrain " LT_VERSION ", this is luatrain 0.0.1; "
+              "take both from one build");
+}
+
+TEST(opened)
+{
+    char backend[96];
+    use_emu();
+    lt_ctx *ctx = open_on("cuda:1"), *other = open_on("auto");
+    CHECK(ctx && other);
+    CHECK_STR(lt_device_name(ctx), "cuda:1");
+    CHECK_STR(lt_device_name(other), "cuda:0");
+    CHECK_STR(lt_backend(ctx, backend, sizeof backend), "emulator (reference kernels)");
+    lt_tensor *x = lt_tensor_full(ctx, LT_F32, 0, NULL, 1);
+    CHECK_STR(lt_device_of(x), "cuda:1");
+    lt_ctx_free(ctx);
+    lt_ctx_free(other);
+    lt_release(x); /* the device lives as long */
+}
+
+/* ==== Tensors ================================================================================= */
+
+TEST(only_the_device_reads_its_memory)
+{
+    lt_ctx *ctx = open_emu();
+    lt_tensor *x = sixes(ctx);
+    CHECK(!lt_data(x));
+    CHECK_MSG("the CPU cannot read a tensor on cuda:0; lt_to(x, \"cpu\") and lt_read() copy it");
+    check_values(x, six);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        signal(SIGSEGV, SIG_DFL); /* a sanitizer would explain it */
+        _exit(*(volatile const char *)x->data != 0);
+    }
+    int how;
+    CHECK(waitpid(child, &how, 0) == child);
+    CHECK(WIFSIGNALED(how) && WTERMSIG(how) == SIGSEGV);
+    lt_release(x);
+    lt_ctx_free(ctx);
+}
+
+TEST(elements)
+{
+    double value;
+    int64_t integer;
+    lt_ctx *ctx = open_emu();
+    lt_tensor *x = sixes(ctx), *row = lt_rows(x, 1, 1);
+    CHECK_OK(lt_item(row, 1, &value));
+    CHECK_NEAR(value, 0.1f, 0);
+    CHECK_OK(lt_item_integer(x, 5, &integer));
+    CHECK_EQ(integer, -70000);
+    CHECK_STR(lt_device_of(row), "cuda:0");
+    CHECK_OK(lt_fill(row, 7));
+    check_values(x, (float[]){1, -2, 3.5f, 7, 7, 7});
+    CHECK_OK(lt_write(row, six));
+    check_values(x, (float[]){1, -2, 3.5f, 1, -2, 3.5f});
+    lt_release(row);
+    lt_release(x);
+    lt_ctx_free(ctx);
+}
+
+TEST(there_and_back)
+{
+    lt_ctx *ctx = open_emu();
+    lt_tensor *x = sixes(ctx), *here = lt_to(x, "cpu"), *there = lt_to(here, "cuda");
+    CHECK_STR(lt_device_of(here), "cpu");
+    CHECK(memcmp(lt_data(here), six, sizeof six) == 0);
+    CHECK_STR(lt_device_of(there), "cuda:0");
+    CHECK_OK(lt_fill(x, 0));
+    check_values(there, six);
+    lt_tensor *same = lt_to(there, "cuda:0"); /* a view */
+    CHECK_OK(lt_fill(there, 3));
+    check_values(same, (float[]){3, 3, 3, 3, 3, 3});
+    CHECK(!lt_to(x, "cuda:1"));
+    CHECK_MSG("device 'cuda:1' is not here; there is 'cpu' and 'cuda:0'");
+    lt_release(same);
+    lt_release(there);
+    lt_release(here);
+    lt_release(x);
+    lt_ctx_free(ctx);
+}
+
+/* Any dtype to any, in every direction, gives what the CPU alone gives. */
+TEST(copies_convert)
+{
+    lt_ctx *ctx = open_emu();
+    lt_tensor *from = sixes(ctx);
+    for (int a = 0; a < LT_DTYPE_COUNT; a++)
+        for (int b = 0; b < LT_DTYPE_COUNT; b++)
+            for (int way = 0; way < 4; way++) {
+                char first[48], want[48], got[48];
+                lt_device *at = ctx->devices[way / 2], *to = ctx->devices[way % 2];
+                lt_tensor *x = lt__tensor_new(ctx, at, (lt_dtype)a, 2, two_by_three, true);
+                lt_tensor *y = lt__tensor_new(ctx, to, (lt_dtype)b, 2, two_by_three, true);
+                lt_convert(first, (lt_dtype)a, six, LT_F32, 6);
+                lt_convert(want, (lt_dtype)b, first, (lt_dtype)a, 6);
+                CHECK_OK(lt_copy(x, from));
+                CHECK_OK(lt_copy(y, x));
+                CHECK_OK(lt_read(y, got));
+                CHECK(memcmp(got, want, 6 * lt_dtype_bytes((lt_dtype)b)) == 0);
+                lt_release(x);
+                lt_release(y);
+            }
+    lt_release(from);
+    lt_ctx_free(ctx);
+}
+
+TEST(random_numbers_are_those_of_the_cpu)
+{
+    static const int64_t dims[] = {5000};
+    lt_ctx *ctx[2] = {open_emu(), open_twin()};
+    static float value[2][5000];
+    for (int normal = 0; normal < 2; normal++) {
+        for (int i = 0; i < 2; i++) {
+            lt_tensor *x = lt_tensor_new(ctx[i], LT_F32, 1, dims);
+            CHECK_OK((normal ? lt_fill_normal : lt_fill_uniform)(x, LT_RNG_USER, 3, 1, 0, 1));
+            CHECK_OK(lt_read(x, value[i]));
+            lt_release(x);
+        }
+        CHECK(memcmp(value[0], value[1], sizeof value[0]) == 0);
+    }
+    lt_ctx_free(ctx[0]);
+    lt_ctx_free(ctx[1]);
+}
+
+TEST(memory_is_counted)
+{
+    enum { BYTES = 4 << 20 };
+    lt_ctx *ctx = open_emu();
+    size_t before = lt_memory_stats(ctx).live;
+    CHECK_EQ(lt_memory_of_device(ctx).live, 0);
+    CHECK_OK(lt_scope_push(ctx));
+    lt_tensor *x = lt_tensor_new(ctx, LT_U8, 1, (int64_t[]){BYTES});
+    CHECK_EQ(lt_memory_of_device(ctx).live, BYTES);
+    CHECK(lt_memory_stats(ctx).live >= before + BYTES);
+    CHECK(lt_memory_stats(ctx).live < before + BYTES + 4096); /* its header is on the CPU */
+    lt_scope_pop(ctx);
+    CHECK(lt_is_dead(x) && !lt_device_of(x));
+    CHECK_EQ(lt_memory_of_device(ctx).live, 0);
+    CHECK_EQ(lt_memory_of_device(ctx).peak, BYTES);
+    CHECK(lt_memory_of_device(ctx).cached >= BYTES);
+    lt_memory_trim(ctx);
+    CHECK_EQ(lt_memory_of_device(ctx).cached, 0);
+    CHECK(!lt_tensor_new(ctx, LT_U8, 1, (int64_t[]){(int64_t)1 << 40}));
+    CHECK_MSG("out of memory on cuda:0: 1048576.0 MiB wanted, 0.0 MiB in use");
+    lt_release(x);
+    lt_ctx_free(ctx);
+}
+
+TEST(files)
+{
+    char path[] = "/tmp/lt_device_XXXXXX";
+    const char *names[] = {"x"};
+    CHECK(close(mkstemp(path)) == 0);
+    lt_ctx *ctx = open_emu();
+    lt_tensor *x = sixes(ctx), *half = lt_tensor_new(ctx, LT_F16, 2, two_by_three);
+    CHECK_OK(lt_file_save(path, 1, names, &x, 0, NULL));
+    lt_file *file = lt_file_open(ctx, path);
+    CHECK(file);
+    lt_tensor *y = lt_file_read(file, 0);
+    CHECK_STR(lt_device_of(y), "cuda:0");
+    check_values(y, six);
+    CHECK_OK(lt_file_read_into(file, 0, half));
+    CHECK_OK(lt_copy(y, half));
+    check_values(y, (float[]){1, -2, 3.5f, 4, 0.0999755859375f, -INFINITY});
+    lt_file_close(file);
+    unlink(path);
+    lt_release(x);
+    lt_release(y);
+    lt_release(half);
+    lt_ctx_free(ctx);
+}
+
+/* A set of images may lie anywhere; batches come to the device. */
+TEST(batches)
+{
+    lt_ctx *ctx = open_emu();
+    lt_tensor *images = lt_tensor_from(ctx, LT_F32, 3, (int64_t[]){6, 1, 1}, six), *x, *y;
+    lt_tensor *labels = lt_tensor_full(ctx, LT_I64, 1, (int64_t[]){6}, 2);
+    for (int here = 0; here < 2; here++) {
+        lt_tensor *given = here ? lt_to(images, "cpu") : lt_retain(images);
+        lt_source *source = lt_source_tensors(ctx, given, labels);
+        CHECK(source);
+        lt_batches *batches = lt_batches_new(ctx, source, &(lt_batch_options){.batch = 6});
+        CHECK_OK(lt_batches_next(batches, &x, &y));
+        CHECK_STR(lt_device_of(x), "cuda:0");
+        CHECK_STR(lt_device_of(y), "cuda:0");
+        check_values(x, six);
+        lt_release(x);
+        lt_release(y);
+        lt_batches_free(batches);
+        lt_source_release(source);
+        lt_release(given);
+    }
+    lt_release(images);
+    lt_release(labels);
+    lt_ctx_free(ctx);
+}
+
+/* ==== Calls =================================================================================== */
+
+TEST(tensors_of_two_devices)
+{
+    lt_ctx *ctx = open_emu();
+    lt_tensor *x = sixes(ctx), *here = lt_to(x, "cpu");
+    lt_tensor *one = lt_tensor_full(ctx, LT_F32, 0, NULL, 1);
+    CHECK(!lt_run(ctx, "mul", NULL, x, here, NULL));
+    CHECK_MSG("mul: x is on cuda:0, y is on cpu; bring one to the other, e.g. y:to('cuda:0')");
+    CHECK(!lt_run(ctx, "cat", "axis=0", x, x, here, NULL));
+    CHECK_MSG("cat: x is on cuda:0, x is on cpu; bring one to the other");
+    CHECK_OK(lt_set_requires_grad(here, true));
+    lt_tensor *y = lt_run(ctx, "sum", NULL, here, NULL);
+    CHECK_FAILS(lt_backward(y, one), LT_EINVAL, "backward: the gradient is on cuda:0, the loss on "
+                "cpu; copy it, e.g. grad:to('cpu')");
+    CHECK_OK(lt_backward(y, NULL)); /* a call on the CPU, and its gradient */
+    CHECK_STR(lt_device_of(lt_grad(here)), "cpu");
+    check_values(lt_grad(here), (float[]){1, 1, 1, 1, 1, 1});
+    lt_release(y);
+    lt_release(one);
+    lt_release(here);
+    lt_release(x);
+    lt_ctx_free(ctx);
+}
+
+TEST(without_a_kernel)
+{
+    setenv("EMU", "no-pow", 1);
+    lt_ctx *ctx = open_emu();
+    unsetenv("EMU");
+    lt_tensor *x = sixes(ctx), *here = lt_to(x, "cpu");
+    CHECK(!lt_run(ctx, "pow", NULL, x, x, NULL));
+    CHECK_EQ(lt_errcode(), LT_EUNSUPPORTED);
+    CHECK_MSG("pow: there is no kernel for it on cuda:0; on the CPU there is, for copies by "
+              "x:to('cpu')");
+    lt_tensor *y = lt_run(ctx, "pow", NULL, here, here, NULL);
+    CHECK_STR(lt_device_of(y), "cpu");
+    lt_tensor *wide = lt_run(ctx, "cast", "dtype=f64", x, NULL);
+    CHECK(wide && !lt_run(ctx, "relu", NULL, wide, NULL));
+    CHECK_MSG("relu: cuda:0 does not compute in f64");
+    lt_release(wide);
+    lt_release(y);
+    lt_release(here);
+    lt_release(x);
+    lt_ctx_free(ctx);
+}
+
+static lt_status no_sum(void *ud, double *numbers, int64_t n, bool backward)
+{
+    (void)ud, (void)numbers, (void)n, (void)backward;
+    return LT_OK;
+}
+
+TEST(ranks)
+{
+    lt_group *group[2];
+    lt_ctx *ctx = open_emu();
+    CHECK_OK(lt_local_open(2, NULL, group));
+    CHECK(!lt_reducer_new(ctx, group[0], NULL));
+    CHECK_EQ(lt_errcode(), LT_EUNSUPPORTED);
+    CHECK_MSG("ranks train together on the CPU for now, and this one computes on cuda:0; use "
+              "--device cpu");
+    lt_group_close(group[0]);
+    lt_group_close(group[1]);
+    lt_tensor *x = sixes(ctx), *c = lt_tensor_full(ctx, LT_F32, 1, (int64_t[]){3}, 1);
+    lt_set_all_sum(ctx, no_sum, NULL);
+    CHECK(!lt_run(ctx, "batch_norm", "train=true sync=true", x, c, c, c, c, NULL));
+    CHECK_MSG("batch_norm: sums over all ranks are not made on cuda:0 yet; use the CPU, or leave "
+              "sync out");
+    lt_release(c);
+    lt_release(x);
+    lt_ctx_free(ctx);
+}
+
+static void add_seconds(void *ud, const lt_call *call, bool backward, double seconds)
+{
+    double *sum = ud;
+    sum[backward] += seconds + (call->in != NULL);
+}
+
+TEST(a_timer)
+{
+    double sum[2] = {0};
+    lt_ctx *ctx = open_emu();
+    lt_tensor *x = sixes(ctx);
+    CHECK_OK(lt_set_requires_grad(x, true));
+    lt_set_timer(ctx, add_seconds, sum);
+    lt_tensor *y = lt_run(ctx, "sum", NULL, x, NULL);
+    CHECK_OK(lt_backward(y, NULL));
+    CHECK(sum[0] > 1 && sum[0] < 2 && sum[1] > 1 && sum[1] < 2);
+    lt_release(y);
+    lt_release(x);
+    lt_ctx_free(ctx);
+}
+
+/* ==== Parameters ============================================================================== */
+
+/* sha256 of the weights after steps in half precision of a net whose every op reads its parameters
+ * through half copies: linear, whose kernel gives f32 gradients, and mul, whose gives halves. Each
+ * step's loss is fed twice, so that gradients are added. */
+static void train_halves(lt_ctx *ctx, lt_dtype dtype, char hex[65])
+{
+    lt_params *params = lt_params_new(ctx);
+    lt_tensor *p[2] = {
+        lt_param_new(ctx, LT_F32, 2, (int64_t[]){3, 3}, (lt_init){LT_INIT_NORMAL, 0, 1}),
+        lt_param_new(ctx, LT_F32, 1, (int64_t[]){3}, (lt_init){LT_INIT_UNIFORM, 0.5, 1.5})};
+    CHECK_OK(lt_params_add(params, "w", p[0]));
+    CHECK_OK(lt_params_add(params, "s", p[1]));
+    CHECK_OK(lt_params_place(params));
+    CHECK_STR(lt_device_of(p[0]), lt_device_name(ctx));
+    lt_optim *optim = lt_optim_new(ctx, "momentum_step", p, 2);
+    lt_opt opts[LT_MAX_OPT];
+    CHECK_OK(lt_opts_parse(&lt_optim_def(optim)->schema, "lr=0.01", opts));
+    lt_set_autocast(ctx, dtype);
+    double norm[4];
+    for (int step = 0; step < 4; step++) {
+        lt_tensor *x = lt_tensor_new(ctx, LT_F32, 2, two_by_three);
+        CHECK_OK(lt_fill_normal(x, LT_RNG_USER, (uint64_t)step, 0, 0, 1));
+        for (int part = 0; part < 2; part++) {
+            lt_tensor *y = lt_run(ctx, "linear", NULL, x, p[0], NULL);
+            lt_tensor *z = lt_run(ctx, "mul", NULL, y, lt_half(p[1], dtype), NULL);
+            lt_tensor *zero = lt_run(ctx, "sub", NULL, z, z, NULL);
+            lt_tensor *loss = lt_run(ctx, "mse_loss", NULL, z, zero, NULL);
+            CHECK(loss);
+            CHECK_EQ(lt_tensor_dtype(z), dtype);
+            CHECK_OK(lt_backward(loss, NULL));
+            lt_release(loss);
+            lt_release(zero);
+            lt_release(z);
+            lt_release(y);
+        }
+        lt_release(x);
+        CHECK_OK(lt_optim_grad_norm(optim, &norm[step]));
+        CHECK(norm[step] > 0);
+        CHECK_OK(lt_optim_step(optim, (const lt_opt *[]){opts}, 1, NULL));
+    }
+    CHECK_OK(lt_params_sha256(params, hex));
+    lt_optim_free(optim);
+    lt_params_free(params);
+    lt_release(p[0]);
+    lt_release(p[1]);
+}
+
+TEST(half_copies)
+{
+    static const lt_dtype dtypes[] = {LT_BF16, LT_F16};
+    for (int k = 0; k < 2; k++) {
+        char hex[2][65];
+        lt_ctx *ctx[2] = {open_emu(), open_twin()};
+        for (int i = 0; i < 2; i++) {
+            train_halves(ctx[i], dtypes[k], hex[i]);
+            lt_ctx_free(ctx[i]);
+        }
+        CHECK_STR(hex[0], hex[1]);
+    }
+}
+
+/* The sentence about the first number that is not finite, which wants to look at all that was
+ * computed, and to compute some of it once more. */
+static void explain(lt_ctx *ctx, char text[512])
+{
+    lt_scaler scaler = lt_scaler_begin(LT_SCALE_STATIC, 0, 0);
+    lt_loss_scale *scale = lt_loss_scale_new(ctx, &scaler);
+    CHECK_OK(lt_use_loss_scale(ctx, scale));
+    lt_set_autocast(ctx, LT_F16);
+    lt_tensor *x = lt_tensor_full(ctx, LT_F32, 2, two_by_three, 300);
+    CHECK_OK(lt_set_requires_grad(x, true));
+    lt_tensor *y = lt_run(ctx, "linear", NULL, x, x, NULL);
+    lt_tensor *loss = lt_run(ctx, "mean", NULL, y, NULL);
+    CHECK_EQ(lt_backward(loss, NULL), LT_ENUMERIC);
+    snprintf(text, 512, "%s", lt_errmsg());
+    lt_release(loss);
+    lt_release(y);
+    lt_release(x);
+    CHECK_OK(lt_use_loss_scale(ctx, NULL));
+    lt_loss_scale_free(scale);
+}
+
+TEST(the_first_that_is_not_finite)
+{
+    char text[2][512];
+    lt_ctx *ctx[2] = {open_emu(), open_twin()};
+    for (int i = 0; i < 2; i++) {
+        explain(ctx[i], text[i]);
+        lt_ctx_free(ctx[i]);
+    }
+    CHECK_STR(text[0], text[1]);
+    CHECK(strstr(text[0], "linear: its output is the first that is not finite: 270000 does not fit "
+                 "f16"));
+}
