@@ -183,11 +183,40 @@ static bool is_f64(const lt_call *c, bool backward)
            (backward && (has(c->d_out, n_out, LT_F64) || has(c->d_in, c->n_in, LT_F64)));
 }
 
+/* A GPU could not reach what lies elsewhere. */
+static bool is_mine(const emu *e, const void *p)
+{
+    return (const char *)p >= e->start && (const char *)p <= e->start + e->used;
+}
+
+static bool are_mine(const emu *e, lt_tensor *const *x, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (x[i] && !(x[i]->storage->device == &e->base && is_mine(e, x[i]->data)))
+            return false;
+    return true;
+}
+
+/* What a kernel is promised, beyond what every kernel is. */
+static lt_status check(const emu *e, const lt_call *c, bool backward)
+{
+    int n_out = given_outputs(c->op);
+    bool halves = backward && is_half(c->d_out[0]);
+    if (!are_mine(e, c->in, c->n_in) || !are_mine(e, c->out, n_out + c->op->n_aux) ||
+        (backward && !(are_mine(e, c->d_out, n_out) && are_mine(e, c->d_in, c->n_in))) ||
+        (c->scratch && !is_mine(e, c->scratch)))
+        return e->host->fail(LT_EINVAL, "something of the call is not on %s", e->name);
+    if (halves && strcmp(c->schema->name, "matmul") == 0 && has(c->d_in, c->n_in, LT_F32))
+        return e->host->fail(LT_EINVAL, "matmul here does not give f32 gradients of halves");
+    return LT_OK;
+}
+
 static lt_status run(lt_call *c, bool backward)
 {
     const emu *e = emu_of(c->device);
     const lt_op *op = c->op;
     const char *name = c->schema->name;
+    LT_TRY(check(e, c, backward));
     bool takes_f64 = strcmp(name, "add_squares") == 0 || strcmp(name, "cast") == 0;
     if (is_f64(c, backward) && !takes_f64)
         return e->host->fail(LT_EUNSUPPORTED, "%s does not compute in f64; the CPU does, for "
@@ -278,7 +307,7 @@ LT_API int lt_accelerator_open(const char *version, const lt_host *host, int ind
     a->rescale = rescale;
     for (int id = 0; id < LT_OPS; id++)
         a->op[id] = (lt_kernels){scratch, forward, backward,
-                                 id == LT_OP_conv2d || id == LT_OP_matmul || id == LT_OP_linear};
+                                 id == LT_OP_conv2d || id == LT_OP_linear};
     if (lacks("no-pow"))
         a->op[LT_OP_pow] = (lt_kernels){0};
     snprintf(a->name, sizeof a->name, "emulator (reference kernels)");

@@ -460,6 +460,36 @@ TEST(half_copies)
     }
 }
 
+/* A kernel that gives its gradients in halves alone: they are converted behind it, once and when
+ * they are added. */
+TEST(gradients_of_half_copies)
+{
+    lt_ctx *ctx = open_emu();
+    lt_params *params = lt_params_new(ctx);
+    lt_tensor *p = lt_param_new(ctx, LT_F32, 2, (int64_t[]){3, 2},
+                                (lt_init){LT_INIT_CONSTANT, 1, 0});
+    lt_tensor *x = sixes(ctx), *one = lt_tensor_full(ctx, LT_BF16, 2, (int64_t[]){2, 2}, 1);
+    lt_tensor *half = lt_run(ctx, "cast", "dtype=bf16", x, NULL);
+    CHECK_OK(lt_params_add(params, "p", p));
+    CHECK_OK(lt_params_place(params));
+    for (int k = 1; k < 3; k++) {
+        lt_tensor *y = lt_run(ctx, "matmul", NULL, half, lt_half(p, LT_BF16), NULL);
+        CHECK(y && lt_tensor_dtype(y) == LT_BF16);
+        CHECK_OK(lt_backward(y, one));
+        lt_release(y);
+        CHECK_EQ(lt_tensor_dtype(lt_grad(p)), LT_F32);
+        float sum = -70144, first = (float)k * 5; /* of columns, in bf16 */
+        check_values(lt_grad(p), (float[]){first, first, (float)k * -1.8984375f,
+                                           (float)k * -1.8984375f, (float)k * sum, (float)k * sum});
+    }
+    lt_release(half);
+    lt_release(one);
+    lt_release(x);
+    lt_release(p);
+    lt_params_free(params);
+    lt_ctx_free(ctx);
+}
+
 /* The sentence about the first number that is not finite, which wants to look at all that was
  * computed, and to compute some of it once more. */
 static void explain(lt_ctx *ctx, char text[512])

@@ -150,7 +150,9 @@ TEST(resume)
 /* What of tensors in Lua depends on where they are. */
 static const char tensor_script[] =
     "local lt = require 'luatrain'\n"
-    "local function equal(got, want) if got ~= want then error(got .. ' is not ' .. want, 2) end end\n"
+    "local function equal(got, want)\n"
+    "  if got ~= want then error(got .. ' is not ' .. want, 2) end\n"
+    "end\n"
     "local function fails(f, want)\n"
     "  local ok, why = pcall(f)\n"
     "  equal(ok, false)\n"
@@ -185,7 +187,8 @@ static const char tensor_script[] =
     "assert(memory.device.live > 0 and memory.device.live < memory.live)\n"
     "assert(lt.grad_check(lt.mul, {x, lt.randn{2, 2}}))\n"
     "local images = lt.randn{6, 4, 4, 1}\n"
-    "local set = lt.data.set{images = images, labels = lt.tensor({0, 1, 2, 0, 1, 2}, {dtype = 'i64'})}\n"
+    "local labels = lt.tensor({0, 1, 2, 0, 1, 2}, {dtype = 'i64'})\n"
+    "local set = lt.data.set{images = images, labels = labels}\n"
     "equal(set.classes, 3)\n"
     "for a, b in set:batches{batch = 6} do\n"
     "  equal(a.device .. b.device, 'cuda:0cuda:0')\n"
