@@ -1,0 +1,42 @@
+/* cuda_lent.h - what the plugin's frame lends to those who call NVIDIA's libraries from C. */
+#ifndef LT_OPS_CUDA_LENT_H
+#define LT_OPS_CUDA_LENT_H
+
+#include "ops/plugin.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct lt_cuda_lent {  /* borrowed for as long as they live */
+    const lt_host *host;
+    lt_device *device;         /* its copy, convert, fill and add go into the stream */
+    void *stream;              /* cudaStream_t */
+    int index;                 /* of the device, from 0 */
+    const char *model;         /* "NVIDIA H200, sm_90, 132 SMs, driver 13000": plans on disk are for
+                                * no other one */
+    /* to (cols) = the sum of the rows of from (rows, cols), written or added. Into the stream. */
+    lt_status (*sum_rows)(lt_device *device, void *to, lt_dtype to_dtype, const void *from,
+                          lt_dtype from_dtype, int64_t rows, int64_t cols, bool add);
+} lt_cuda_lent;
+
+/* For scratch of several parts: each begins at a multiple of so many bytes. */
+enum { LT_CUDA_ALIGN = 256 };
+static inline size_t lt__cuda_padded(size_t bytes)
+{
+    return (bytes + LT_CUDA_ALIGN - 1) & ~(size_t)(LT_CUDA_ALIGN - 1);
+}
+
+/* Bytes of an element: the library's own function is not the plugin's to call. */
+static inline size_t lt__cuda_dtype_bytes(lt_dtype dtype)
+{
+    return dtype == LT_F64 || dtype == LT_I64 ? 8
+         : dtype == LT_F32 || dtype == LT_I32 ? 4
+         : dtype == LT_U8                     ? 1
+                                              : 2;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

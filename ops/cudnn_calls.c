@@ -1,0 +1,217 @@
+/* cudnn_calls.c - calls of conv2d and of the pools as jobs for cuDNN.
+ *
+ * A job's result goes to the gradient itself, or to scratch where that is of another type than the
+ * factors (f32 gradients of half copies) or the engine cannot add (pools). Scratch is: what the
+ * plan wants, the result, the result in the gradient's type.
+ */
+#include <string.h>
+
+#include "ops/cudnn.h"
+
+enum { X, W, B };                        /* inputs of conv2d */
+enum { STRIDE, PAD, DILATION, GROUPS };  /* its options */
+enum { KERNEL };                         /* options of a pool: then stride and pad, one later */
+enum { FROM = 1 };                       /* the extra output of max_pool2d */
+
+typedef struct part {         /* one result of a call */
+    lt_cudnn_job job;
+    void *operand[LT_CUDNN_OPERANDS];
+    int result;               /* which of them it is */
+    lt_tensor *to;            /* where it belongs */
+    bool apart, add;          /* it goes to scratch first; to is added to */
+    size_t workspace, bytes, cast_bytes; /* of scratch */
+} part;
+
+/* ==== Describing a part ======================================================================= */
+
+/* One integer for both, or two; that they are sound the shape rule has seen. */
+static void pair(const lt_call *c, int k, int64_t value[2])
+{
+    value[0] = c->opt[k].i[0];
+    value[1] = c->opt[k].n > 1 ? c->opt[k].i[1] : value[0];
+}
+
+static void images(const lt_tensor *x, const lt_tensor *y, lt_cudnn_job *job)
+{
+    job->n = x->dims[0];
+    job->in = x->dims[3];
+    job->out = y->dims[y->ndim - 1];
+    for (int i = 0; i < 2; i++) {
+        job->size[i] = x->dims[1 + i];
+        job->out_size[i] = y->ndim == 4 ? y->dims[1 + i] : 1;
+    }
+}
+
+/* Operand i of p; all but the result, and bytes, are of the job's type. */
+static bool put(part *p, int i, const lt_tensor *x)
+{
+    p->operand[i] = x->data;
+    if (((uintptr_t)x->data & 15) != 0)
+        p->job.aligned = 0;
+    return i == LT_CUDNN_I ? x->dtype == LT_U8 : i == p->result || x->dtype == p->job.dtype;
+}
+
+/* Where the result goes, and what that takes. */
+static lt_status place(lt_cudnn *d, const lt_call *c, part *p)
+{
+    bool cast = p->to->dtype != p->job.dtype;
+    p->apart = cast || (p->add && p->job.kind >= LT_CUDNN_MAX);
+    p->job.add = p->add && !p->apart;
+    if (p->apart)
+        p->bytes = (size_t)p->to->count * lt__cuda_dtype_bytes((lt_dtype)p->job.dtype);
+    if (cast && p->add)
+        p->cast_bytes = (size_t)p->to->count * lt__cuda_dtype_bytes((lt_dtype)p->to->dtype);
+    return lt__cudnn_plan(d, c->ctx, &p->job, &p->workspace);
+}
+
+static size_t scratch_of(const part *p)
+{
+    return lt__cuda_padded(p->workspace) + lt__cuda_padded(p->bytes) + p->cast_bytes;
+}
+
+/* Runs a part that place() has found a plan for. */
+static lt_status run(lt_cudnn *d, const lt_cuda_lent *lent, lt_call *c, part *p)
+{
+    lt_dtype have = (lt_dtype)p->job.dtype, want = (lt_dtype)p->to->dtype;
+    char *result = (char *)c->scratch + lt__cuda_padded(p->workspace);
+    char *cast = result + lt__cuda_padded(p->bytes);
+    size_t n = (size_t)p->to->count;
+    if (p->apart)
+        p->operand[p->result] = result;
+    LT_TRY(lt__cudnn_run(d, c->ctx, &p->job, p->operand, c->scratch));
+    if (p->apart && !p->add)
+        return lent->device->convert(lent->device, p->to->data, want, result, have, n);
+    if (p->apart && have != want)
+        LT_TRY(lent->device->convert(lent->device, cast, want, result, have, n));
+    if (p->apart)
+        return lent->device->add(lent->device, p->to->data, have != want ? cast : result, want, n);
+    return LT_OK;
+}
+
+/* ==== conv2d ================================================================================== */
+
+/* Forward without d_in; else the gradient of input i. */
+static lt_status conv_part(lt_cudnn *d, const lt_call *c, bool backward, int i, part *p)
+{
+    const lt_tensor *x = c->in[X] ? c->in[X] : c->d_in[X], *w = c->in[W] ? c->in[W] : c->d_in[W];
+    const lt_tensor *y = backward ? c->d_out[0] : c->out[0];
+    const lt_tensor *bias = !backward && c->n_in > B ? c->in[B] : NULL;
+    lt_cudnn_job *job = &p->job;
+    bool fits = true;
+    memset(p, 0, sizeof *p);
+    job->kind = !backward ? LT_CUDNN_CONV : i == X ? LT_CUDNN_CONV_DATA : LT_CUDNN_CONV_WEIGHTS;
+    job->dtype = y->dtype;
+    job->aligned = 1;
+    job->bias = bias != NULL;
+    job->groups = c->opt[GROUPS].i[0];
+    images(x, y, job);
+    pair(c, STRIDE, job->stride);
+    pair(c, PAD, job->pad);
+    pair(c, DILATION, job->dilation);
+    job->kernel[0] = w->dims[1];
+    job->kernel[1] = w->dims[2];
+    p->result = !backward ? LT_CUDNN_Y : i == X ? LT_CUDNN_X : LT_CUDNN_W;
+    p->to = backward ? c->d_in[i] : c->out[0];
+    p->add = backward && (c->add >> i & 1);
+    fits = put(p, LT_CUDNN_X, p->result == LT_CUDNN_X ? p->to : x) && fits;
+    fits = put(p, LT_CUDNN_W, p->result == LT_CUDNN_W ? p->to : w) && fits;
+    fits = put(p, LT_CUDNN_Y, y) && fits;
+    if (bias)
+        fits = put(p, LT_CUDNN_B, bias) && fits;
+    return fits ? place(d, c, p) : LT_EUNSUPPORTED;
+}
+
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+size_t lt__cudnn_conv2d_scratch(lt_cudnn *d, const lt_call *c, bool backward)
+{
+    size_t bytes = 0;
+    part p;
+    if (!backward)
+        return conv_part(d, c, false, 0, &p) == LT_OK ? scratch_of(&p) : 0;
+    for (int i = X; i <= W; i++)
+        if (c->d_in[i] && conv_part(d, c, true, i, &p) == LT_OK)
+            bytes = larger(bytes, scratch_of(&p));
+    return bytes;
+}
+
+lt_status lt__cudnn_conv2d_fwd(lt_cudnn *d, lt_call *c)
+{
+    part p;
+    LT_TRY(conv_part(d, c, false, 0, &p));
+    return run(d, lt__cudnn_lent(d), c, &p);
+}
+
+lt_status lt__cudnn_conv2d_grad(lt_cudnn *d, lt_call *c, int i)
+{
+    part p;
+    LT_TRY(conv_part(d, c, true, i, &p));
+    return run(d, lt__cudnn_lent(d), c, &p);
+}
+
+/* ==== Pools =================================================================================== */
+
+static void window(const lt_call *c, lt_cudnn_job *job)
+{
+    for (int i = 0; i < 2; i++) {
+        job->stride[i] = job->dilation[i] = 1;
+        job->kernel[i] = job->size[i]; /* global_avg_pool2d has no options */
+    }
+    if (c->schema->n_opt > 0) {
+        pair(c, KERNEL, job->kernel);
+        pair(c, KERNEL + 1 + STRIDE, job->stride);
+        pair(c, KERNEL + 1 + PAD, job->pad);
+    }
+}
+
+static lt_status pool_part(lt_cudnn *d, const lt_call *c, bool backward, part *p)
+{
+    const lt_tensor *x = backward ? c->d_in[0] : c->in[0], *y = backward ? c->d_out[0] : c->out[0];
+    const bool max = c->op->n_aux > 0;
+    lt_cudnn_job *job = &p->job;
+    memset(p, 0, sizeof *p);
+    job->kind = max ? (backward ? LT_CUDNN_MAX_BACK : LT_CUDNN_MAX)
+                    : (backward ? LT_CUDNN_AVG_BACK : LT_CUDNN_AVG);
+    job->dtype = y->dtype;
+    job->aligned = job->groups = 1;
+    images(x, y, job);
+    window(c, job);
+    p->result = backward ? LT_CUDNN_X : LT_CUDNN_Y;
+    p->to = backward ? c->d_in[0] : c->out[0];
+    p->add = backward && (c->add & 1);
+    bool fits = put(p, LT_CUDNN_X, x);
+    fits = put(p, LT_CUDNN_Y, y) && fits;
+    if (max)
+        fits = put(p, LT_CUDNN_I, c->out[FROM]) && fits;
+    return fits ? place(d, c, p) : LT_EUNSUPPORTED;
+}
+
+/* Whether the maxima of forward's part p will find a way back. */
+static lt_status has_way_back(lt_cudnn *d, const lt_call *c, const part *p)
+{
+    lt_cudnn_job back = p->job;
+    size_t bytes;
+    back.kind = LT_CUDNN_MAX_BACK;
+    return p->job.kind == LT_CUDNN_MAX ? lt__cudnn_plan(d, c->ctx, &back, &bytes) : LT_OK;
+}
+
+size_t lt__cudnn_pool_scratch(lt_cudnn *d, const lt_call *c, bool backward)
+{
+    part p;
+    return pool_part(d, c, backward, &p) == LT_OK ? scratch_of(&p) : 0;
+}
+
+lt_status lt__cudnn_pool_fwd(lt_cudnn *d, lt_call *c)
+{
+    part p;
+    LT_TRY(pool_part(d, c, false, &p));
+    LT_TRY(has_way_back(d, c, &p));
+    return run(d, lt__cudnn_lent(d), c, &p);
+}
+
+lt_status lt__cudnn_pool_bwd(lt_cudnn *d, lt_call *c)
+{
+    part p;
+    LT_TRY(pool_part(d, c, true, &p));
+    return run(d, lt__cudnn_lent(d), c, &p);
+}

@@ -1,0 +1,458 @@
+/* stand_in_cudnn.c - a libcudnn.so.9 that computes on the CPU, in plain loops over host memory: the
+ * part of the graph API that ops/cudnn*.c call. It is as strict as cuDNN is, or more: attributes
+ * that are unknown, of another type, missing or that contradict each other are refused, and plans
+ * read what they were made of when they run (AddressSanitizer sees what was ended too soon).
+ */
+#include "tests/cuda/stand_in_cudnn.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+stand_in stand_in_state = {.engines = {{{.number = 1, .note = -1}}}};
+
+enum { KNOBS = 2 }; /* of each engine: a tile of 3, and the engine's number, so that they tell */
+
+/* ==== Attributes ============================================================================== */
+
+/* descriptor, attribute, type, least and most values; least 0: it may be missing. */
+static const struct rule {
+    int of, name, type, least, most;
+} rules[] = {
+#define TENSOR CUDNN_BACKEND_TENSOR_DESCRIPTOR
+    {TENSOR, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, 1},
+    {TENSOR, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, 4},
+    {TENSOR, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, 4},
+    {TENSOR, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, 1},
+    {TENSOR, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, 1},
+    {TENSOR, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 0, 1},
+#define CONVOLUTION CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR
+    {CONVOLUTION, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, 1},
+    {CONVOLUTION, CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, 1},
+    {CONVOLUTION, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, 1},
+    {CONVOLUTION, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, 2, 2},
+    {CONVOLUTION, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, 2, 2},
+    {CONVOLUTION, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, 2, 2},
+    {CONVOLUTION, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, 2, 2},
+#define FORWARD CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR
+#define DESC CUDNN_TYPE_BACKEND_DESCRIPTOR
+    {FORWARD, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, DESC, 1, 1},
+    {FORWARD, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, DESC, 1, 1},
+    {FORWARD, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, DESC, 1, 1},
+    {FORWARD, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, DESC, 1, 1},
+    {FORWARD, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, CUDNN_TYPE_FLOAT, 1, 1},
+    {FORWARD, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, CUDNN_TYPE_FLOAT, 1, 1},
+#define DATA CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR
+    {DATA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC, DESC, 1, 1},
+    {DATA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX, DESC, 1, 1},
+    {DATA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W, DESC, 1, 1},
+    {DATA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY, DESC, 1, 1},
+    {DATA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA, CUDNN_TYPE_FLOAT, 1, 1},
+    {DATA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA, CUDNN_TYPE_FLOAT, 1, 1},
+#define FILTER CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR
+    {FILTER, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC, DESC, 1, 1},
+    {FILTER, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X, DESC, 1, 1},
+    {FILTER, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW, DESC, 1, 1},
+    {FILTER, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY, DESC, 1, 1},
+    {FILTER, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA, CUDNN_TYPE_FLOAT, 1, 1},
+    {FILTER, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA, CUDNN_TYPE_FLOAT, 1, 1},
+#define POINTWISE CUDNN_BACKEND_POINTWISE_DESCRIPTOR
+    {POINTWISE, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, 1},
+    {POINTWISE, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, 1},
+#define POINT_OP CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR
+    {POINT_OP, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, DESC, 1, 1},
+    {POINT_OP, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, DESC, 1, 1},
+    {POINT_OP, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, DESC, 1, 1},
+    {POINT_OP, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, DESC, 1, 1},
+#define RESAMPLE CUDNN_BACKEND_RESAMPLE_DESCRIPTOR
+    {RESAMPLE, CUDNN_ATTR_RESAMPLE_MODE, CUDNN_TYPE_RESAMPLE_MODE, 1, 1},
+    {RESAMPLE, CUDNN_ATTR_RESAMPLE_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, 1},
+    {RESAMPLE, CUDNN_ATTR_RESAMPLE_NAN_PROPAGATION, CUDNN_TYPE_NAN_PROPOGATION, 0, 1},
+    {RESAMPLE, CUDNN_ATTR_RESAMPLE_PADDING_MODE, CUDNN_TYPE_PADDING_MODE, 1, 1},
+    {RESAMPLE, CUDNN_ATTR_RESAMPLE_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, 1},
+    {RESAMPLE, CUDNN_ATTR_RESAMPLE_WINDOW_DIMS, CUDNN_TYPE_FRACTION, 2, 2},
+    {RESAMPLE, CUDNN_ATTR_RESAMPLE_PRE_PADDINGS, CUDNN_TYPE_FRACTION, 2, 2},
+    {RESAMPLE, CUDNN_ATTR_RESAMPLE_POST_PADDINGS, CUDNN_TYPE_FRACTION, 2, 2},
+    {RESAMPLE, CUDNN_ATTR_RESAMPLE_STRIDES, CUDNN_TYPE_FRACTION, 2, 2},
+#define POOL CUDNN_BACKEND_OPERATION_RESAMPLE_FWD_DESCRIPTOR
+    {POOL, CUDNN_ATTR_OPERATION_RESAMPLE_FWD_DESC, DESC, 1, 1},
+    {POOL, CUDNN_ATTR_OPERATION_RESAMPLE_FWD_XDESC, DESC, 1, 1},
+    {POOL, CUDNN_ATTR_OPERATION_RESAMPLE_FWD_YDESC, DESC, 1, 1},
+    {POOL, CUDNN_ATTR_OPERATION_RESAMPLE_FWD_IDXDESC, DESC, 0, 1},
+#define POOL_BACK CUDNN_BACKEND_OPERATION_RESAMPLE_BWD_DESCRIPTOR
+    {POOL_BACK, CUDNN_ATTR_OPERATION_RESAMPLE_BWD_DESC, DESC, 1, 1},
+    {POOL_BACK, CUDNN_ATTR_OPERATION_RESAMPLE_BWD_DXDESC, DESC, 1, 1},
+    {POOL_BACK, CUDNN_ATTR_OPERATION_RESAMPLE_BWD_DYDESC, DESC, 1, 1},
+    {POOL_BACK, CUDNN_ATTR_OPERATION_RESAMPLE_BWD_IDXDESC, DESC, 0, 1},
+#define GRAPH CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR
+    {GRAPH, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 0, 1},
+    {GRAPH, CUDNN_ATTR_OPERATIONGRAPH_OPS, DESC, 1, 2},
+#define HEURISTICS CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR
+    {HEURISTICS, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, DESC, 1, 1},
+    {HEURISTICS, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, 1},
+    {HEURISTICS, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, DESC, 0, 1},
+#define ENGINE CUDNN_BACKEND_ENGINE_DESCRIPTOR
+    {ENGINE, CUDNN_ATTR_ENGINE_OPERATION_GRAPH, DESC, 1, 1},
+    {ENGINE, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, 1},
+    {ENGINE, CUDNN_ATTR_ENGINE_DEVICEPROP, DESC, 0, 1},
+#define KNOB CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR
+    {KNOB, CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, 1},
+    {KNOB, CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, 1, 1},
+#define CONFIG CUDNN_BACKEND_ENGINECFG_DESCRIPTOR
+    {CONFIG, CUDNN_ATTR_ENGINECFG_ENGINE, DESC, 1, 1},
+    {CONFIG, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, DESC, 0, 8},
+#define PLAN CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR
+    {PLAN, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 0, 1},
+    {PLAN, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, DESC, 0, 1},
+    {PLAN, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, DESC, 1, 1},
+#define PACK CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR
+    {PACK, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 1, 8},
+    {PACK, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 1, 8},
+    {PACK, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, 1},
+#define DEVICE CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR
+    {DEVICE, CUDNN_ATTR_DEVICEPROP_DEVICE_ID, CUDNN_TYPE_INT32, 0, 1},
+    {DEVICE, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, 0, 1 << 16},
+};
+enum { RULES = sizeof rules / sizeof *rules };
+
+static size_t type_bytes(int type)
+{
+    switch (type) {
+    case CUDNN_TYPE_CHAR: return 1;
+    case CUDNN_TYPE_BOOLEAN: return sizeof(bool);
+    case CUDNN_TYPE_INT64: return sizeof(int64_t);
+    case CUDNN_TYPE_FRACTION: return sizeof(cudnnFraction_t);
+    case CUDNN_TYPE_HANDLE:
+    case CUDNN_TYPE_VOID_PTR:
+    case CUDNN_TYPE_BACKEND_DESCRIPTOR: return sizeof(void *);
+    default: return sizeof(int32_t); /* floats and enums */
+    }
+}
+
+cudnnStatus_t refuse(cudnnStatus_t status, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(stand_in_state.error, sizeof stand_in_state.error, fmt, args);
+    va_end(args);
+    return status;
+}
+
+const attribute *find(const descriptor *d, int name)
+{
+    for (const attribute *a = d->attributes; a; a = a->next)
+        if (a->name == name)
+            return a;
+    return NULL;
+}
+
+const void *values(const descriptor *d, int name)
+{
+    const attribute *a = find(d, name);
+    return a ? a->values : NULL;
+}
+
+int64_t integer(const descriptor *d, int name) { return *(const int64_t *)values(d, name); }
+
+int word(const descriptor *d, int name)
+{
+    const int32_t *value = values(d, name);
+    return value ? *value : -1;
+}
+
+const descriptor *linked(const descriptor *d, int name)
+{
+    const descriptor *const *value = values(d, name);
+    return value ? *value : NULL;
+}
+
+/* ==== Descriptors ============================================================================= */
+
+cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type,
+                                           cudnnBackendDescriptor_t *made)
+{
+    descriptor *d = calloc(1, sizeof *d);
+    if (!d)
+        return CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED;
+    d->type = (int)type;
+    *made = d;
+    stand_in_state.live++;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t desc)
+{
+    descriptor *d = desc;
+    if (!d)
+        return refuse(CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "nothing to destroy");
+    for (attribute *a; (a = d->attributes);) {
+        d->attributes = a->next;
+        free(a->values);
+        free(a);
+    }
+    free(d);
+    stand_in_state.live--;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+/* What set_attribute() does when all is well. */
+static cudnnStatus_t put(descriptor *d, int name, int type, int64_t n, const void *from)
+{
+    attribute *a = calloc(1, sizeof *a);
+    if (!a || !(a->values = malloc((size_t)n * type_bytes(type) + 1)))
+        abort();
+    memcpy(a->values, from, (size_t)n * type_bytes(type));
+    ((char *)a->values)[(size_t)n * type_bytes(type)] = 0;
+    *a = (attribute){.name = name, .n = n, .values = a->values, .next = d->attributes};
+    d->attributes = a;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t desc,
+                                       cudnnBackendAttributeName_t name,
+                                       cudnnBackendAttributeType_t type, int64_t n,
+                                       const void *from)
+{
+    descriptor *d = desc;
+    const struct rule *r = rules;
+    while (r < rules + RULES && !(r->of == d->type && r->name == (int)name))
+        r++;
+    if (r == rules + RULES)
+        return refuse(CUDNN_STATUS_NOT_SUPPORTED, "a descriptor %d has no attribute %d", d->type,
+                      name);
+    if (d->final || find(d, name))
+        return refuse(CUDNN_STATUS_BAD_PARAM, "attribute %d is set already", name);
+    if (r->type != (int)type)
+        return refuse(CUDNN_STATUS_BAD_PARAM_ATTRIBUTE_TYPE, "attribute %d is no %d", name, type);
+    if (n < r->least || n > r->most || n < 1 || !from)
+        return refuse(CUDNN_STATUS_BAD_PARAM_SIZE_INSUFFICIENT, "attribute %d of %lld", name,
+                      (long long)n);
+    for (int64_t i = 0; i < n && type == CUDNN_TYPE_BACKEND_DESCRIPTOR; i++)
+        if (!((descriptor *const *)from)[i] || !((descriptor *const *)from)[i]->final)
+            return refuse(CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED, "attribute %d", name);
+    return put(d, name, type, n, from);
+}
+
+/* ==== Engines ================================================================================= */
+
+/* Among those of all modes. */
+static const stand_in_engine *engine_of(int64_t number)
+{
+    for (int i = 0; i < STAND_IN_MODES * STAND_IN_ENGINES; i++) {
+        const stand_in_engine *e =
+            &stand_in_state.engines[i / STAND_IN_ENGINES][i % STAND_IN_ENGINES];
+        if (e->number == number && number > 0)
+            return e;
+    }
+    return NULL;
+}
+
+static cudnnStatus_t end_engine(descriptor *d)
+{
+    d->number = integer(d, CUDNN_ATTR_ENGINE_GLOBAL_INDEX);
+    d->graph = linked(d, CUDNN_ATTR_ENGINE_OPERATION_GRAPH);
+    return engine_of(d->number) ? CUDNN_STATUS_SUCCESS
+                                : refuse(CUDNN_STATUS_BAD_PARAM_OUT_OF_BOUND, "no engine %lld",
+                                         (long long)d->number);
+}
+
+static cudnnStatus_t end_config(descriptor *d)
+{
+    const attribute *knobs = find(d, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES);
+    const descriptor *engine = linked(d, CUDNN_ATTR_ENGINECFG_ENGINE);
+    const int64_t wanted[KNOBS][2] = {{CUDNN_KNOB_TYPE_TILE_SIZE, 3},
+                                      {CUDNN_KNOB_TYPE_SPLIT_K_SLC, engine->number}};
+    for (int64_t i = 0; i < KNOBS; i++) {
+        const descriptor *knob = knobs && i < knobs->n ? ((descriptor **)knobs->values)[i] : NULL;
+        if (!knob || knob->number != wanted[i][0] || knob->value != wanted[i][1])
+            return refuse(CUDNN_STATUS_BAD_PARAM, "knob %lld is not that of the engine",
+                          (long long)i);
+    }
+    d->number = engine->number;
+    d->graph = engine->graph;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+static cudnnStatus_t end_plan(descriptor *d)
+{
+    const descriptor *config = linked(d, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+    const bool here = find(d, CUDNN_ATTR_EXECUTION_PLAN_HANDLE) != NULL;
+    if (here == (find(d, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP) != NULL))
+        return refuse(CUDNN_STATUS_BAD_PARAM, "a plan wants a handle or a device");
+    if (engine_of(config->number)->fails)
+        return refuse(CUDNN_STATUS_INTERNAL_ERROR_COMPILATION_FAILED, "that engine fails");
+    d->number = config->number;
+    stand_in_state.built++;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+static cudnnStatus_t end(descriptor *d)
+{
+    switch (d->type) {
+    case ENGINE: return end_engine(d);
+    case CONFIG: return end_config(d);
+    case PLAN: return end_plan(d);
+    case KNOB:
+        d->number = word(d, CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE);
+        d->value = integer(d, CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE);
+        return CUDNN_STATUS_SUCCESS;
+    case HEURISTICS:
+        d->graph = linked(d, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
+        return CUDNN_STATUS_SUCCESS;
+    case DEVICE:
+        return d->attributes ? CUDNN_STATUS_SUCCESS : refuse(CUDNN_STATUS_BAD_PARAM, "no device");
+    default: return check(d);
+    }
+}
+
+cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t desc)
+{
+    descriptor *d = desc;
+    if (d->final)
+        return refuse(CUDNN_STATUS_BAD_PARAM, "a descriptor %d is finalized twice", d->type);
+    for (const struct rule *r = rules; r < rules + RULES; r++)
+        if (r->of == d->type && r->least > 0 && !find(d, r->name))
+            return refuse(CUDNN_STATUS_BAD_PARAM, "a descriptor %d without attribute %d", d->type,
+                          r->name);
+    cudnnStatus_t status = end(d);
+    d->final = status == CUDNN_STATUS_SUCCESS;
+    return status;
+}
+
+/* ==== What can be asked ======================================================================= */
+
+/* Fills a descriptor that the caller has made for it. */
+static void fill(descriptor *d, int64_t number, int64_t value, const descriptor *graph)
+{
+    d->number = number;
+    d->value = value;
+    d->graph = graph;
+    d->final = true;
+}
+
+static int64_t get_configs(const descriptor *d, int64_t room, descriptor **configs)
+{
+    static const cudnnBackendHeurMode_t modes[STAND_IN_MODES] = {
+        CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_B, CUDNN_HEUR_MODE_FALLBACK};
+    int64_t n = 0;
+    for (int mode = 0; mode < STAND_IN_MODES; mode++) {
+        if (word(d, CUDNN_ATTR_ENGINEHEUR_MODE) != (int)modes[mode])
+            continue;
+        stand_in_state.asked[mode]++;
+        for (int i = 0; i < STAND_IN_ENGINES && n < room; i++)
+            if (stand_in_state.engines[mode][i].number > 0)
+                fill(configs[n++], stand_in_state.engines[mode][i].number, 0, d->graph);
+    }
+    return n;
+}
+
+static int64_t get_text(const descriptor *d, int64_t room, char *text)
+{
+    const char *json = values(d, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION);
+    if (!json)
+        json = "{\"deviceName\": \"stand-in\"}";
+    if (room > 0)
+        memcpy(text, json, (size_t)room);
+    return (int64_t)strlen(json);
+}
+
+cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const desc,
+                                       cudnnBackendAttributeName_t name,
+                                       cudnnBackendAttributeType_t type, int64_t room, int64_t *n,
+                                       void *to)
+{
+    const descriptor *d = desc;
+    descriptor **made = to;
+    const stand_in_engine *engine = engine_of(d->number);
+    (void)type;
+    if (!d->final)
+        return refuse(CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED, "a descriptor %d is asked", d->type);
+    *n = 1;
+    if (d->type == HEURISTICS && name == CUDNN_ATTR_ENGINEHEUR_RESULTS)
+        *n = get_configs(d, room, made);
+    else if (d->type == CONFIG && name == CUDNN_ATTR_ENGINECFG_ENGINE)
+        fill(made[0], d->number, 0, d->graph);
+    else if (d->type == CONFIG && name == CUDNN_ATTR_ENGINECFG_KNOB_CHOICES && room >= KNOBS) {
+        fill(made[0], CUDNN_KNOB_TYPE_TILE_SIZE, 3, NULL);
+        fill(made[1], CUDNN_KNOB_TYPE_SPLIT_K_SLC, d->number, NULL);
+        *n = KNOBS;
+    } else if (d->type == KNOB && name == CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE)
+        *(cudnnBackendKnobType_t *)to = (cudnnBackendKnobType_t)d->number;
+    else if (d->type == KNOB && name == CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE)
+        *(int64_t *)to = d->value;
+    else if (d->type == ENGINE && name == CUDNN_ATTR_ENGINE_GLOBAL_INDEX)
+        *(int64_t *)to = d->number;
+    else if (d->type == ENGINE && name == CUDNN_ATTR_ENGINE_NUMERICAL_NOTE) {
+        *n = engine->note >= 0;
+        if (*n > 0)
+            *(cudnnBackendNumericalNote_t *)to = (cudnnBackendNumericalNote_t)engine->note;
+    } else if (d->type == PLAN && name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)
+        *(int64_t *)to = engine->workspace;
+    else if (d->type == DEVICE && name == CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION)
+        *n = get_text(d, room, to);
+    else
+        return refuse(CUDNN_STATUS_NOT_SUPPORTED, "a descriptor %d says no %d", d->type, name);
+    return CUDNN_STATUS_SUCCESS;
+}
+
+/* ==== The rest ================================================================================ */
+
+size_t cudnnGetVersion(void)
+{
+    return stand_in_state.version ? (size_t)stand_in_state.version : CUDNN_VERSION;
+}
+
+size_t cudnnGetCudartVersion(void) { return 13000; }
+
+const char *cudnnGetErrorString(cudnnStatus_t status)
+{
+    return status == CUDNN_STATUS_SUCCESS ? "CUDNN_STATUS_SUCCESS" : "CUDNN_STATUS_REFUSED";
+}
+
+void cudnnGetLastErrorString(char *message, size_t bytes)
+{
+    snprintf(message, bytes, "%s", stand_in_state.error);
+}
+
+cudnnStatus_t cudnnCreate(cudnnHandle_t *handle)
+{
+    *handle = malloc(1);
+    stand_in_state.live++;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnDestroy(cudnnHandle_t handle)
+{
+    free(handle);
+    stand_in_state.live--;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream)
+{
+    (void)handle, (void)stream;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
+                                  cudnnBackendDescriptor_t pack)
+{
+    const descriptor *p = plan, *with = pack;
+    const descriptor *config = linked(p, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+    const cudnnHandle_t *of = values(p, CUDNN_ATTR_EXECUTION_PLAN_HANDLE);
+    if (!p->final || !with->final || !of || *of != handle)
+        return refuse(CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED, "plan, pack or handle");
+    void *workspace = *(void *const *)values(with, CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
+    size_t bytes = (size_t)engine_of(p->number)->workspace;
+    if (bytes > 0 && !workspace)
+        return refuse(CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "no workspace");
+    if (bytes > 0)
+        memset(workspace, 0xff, bytes);
+    if (stand_in_state.fail_run) {
+        cudnnStatus_t status = (cudnnStatus_t)stand_in_state.fail_run;
+        stand_in_state.fail_run = 0;
+        return refuse(status, "as was asked for");
+    }
+    stand_in_state.run++;
+    return run_graph(config->graph, with);
+}
