@@ -1,0 +1,383 @@
+/* test_plans.c - cuDNN has a plan for every convolution and pooling of the training scripts,
+ * forward and backward, on devices that are not here: their properties are in *.json, and nothing
+ * is run.
+ *
+ * graphs.txt has what the nets ask for, each once: it was recorded while an image went through
+ * them. Plans are made for batches of 64 and 256. Those that cuDNN compiles take a second each: all
+ * but some of them are left to the slow tests.
+ */
+#include "tests/lt_test.h"
+
+#ifdef LT_WITH_CUDNN
+#include <pthread.h>
+
+#include "lua/luatrain.h"
+#include "ops/cuda_plans.h"
+#include "tests/cuda/cuda_test.h"
+
+#define GRAPHS "tests/cuda/graphs.txt"
+
+enum { MOST = 4096, THREADS = 2, LINE = 160 };
+
+typedef struct list {
+    lt_cudnn_job at[MOST];
+    int n;
+} list;
+
+static void append(list *l, const lt_cudnn_job *job)
+{
+    for (int i = 0; i < l->n; i++)
+        if (memcmp(&l->at[i], job, sizeof *job) == 0)
+            return;
+    if (l->n == MOST)
+        FAIL("there are more than %d jobs", MOST);
+    l->at[l->n++] = *job;
+}
+
+/* ==== A forward job as a line ================================================================= */
+
+static const char *const names[LT_CUDNN_KINDS] = {"conv2d", "conv2d-dx", "conv2d-dw", "max_pool2d",
+                                                  "max_pool2d-dx", "avg_pool2d", "avg_pool2d-dx"};
+
+#define FORMAT "x %lldx%lldx%lld y %lldx%lldx%lld kernel %lldx%lld stride %lldx%lld "              \
+               "pad %lldx%lld dilation %lldx%lld groups %lld bias %lld"
+
+static const char *line_of(const lt_cudnn_job *j, char line[LINE])
+{
+#define PAIR(member) (long long)j->member[0], (long long)j->member[1]
+    snprintf(line, LINE, "%s " FORMAT, names[j->kind], PAIR(size), (long long)j->in, PAIR(out_size),
+             (long long)j->out, PAIR(kernel), PAIR(stride), PAIR(pad), PAIR(dilation),
+             (long long)j->groups, (long long)j->bias);
+    return line;
+}
+
+static lt_cudnn_job job_of(const char *line)
+{
+    long long v[16];
+    char name[32];
+    if (sscanf(line, "%31s " FORMAT, name, &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7],
+               &v[8], &v[9], &v[10], &v[11], &v[12], &v[13], &v[14], &v[15]) != 17)
+        FAIL(GRAPHS " has a line that says nothing: %s", line);
+    lt_cudnn_job job = {.aligned = 1, .n = 1, .size = {v[0], v[1]}, .in = v[2],
+                        .out_size = {v[3], v[4]}, .out = v[5], .kernel = {v[6], v[7]},
+                        .stride = {v[8], v[9]}, .pad = {v[10], v[11]},
+                        .dilation = {v[12], v[13]}, .groups = v[14], .bias = v[15]};
+    for (int i = 0; i < LT_CUDNN_KINDS; i++)
+        if (strcmp(name, names[i]) == 0)
+            job.kind = i;
+    return job;
+}
+
+static void read_graphs(list *l)
+{
+    static char text[16384];
+    l->n = 0;
+    read_text(GRAPHS, text, sizeof text);
+    for (char *line = text; *line; line += strcspn(line, "\n"), line += *line == '\n')
+        if (*line != '#' && *line != '\n') {
+            lt_cudnn_job job = job_of(line);
+            append(l, &job);
+        }
+}
+
+/* ==== What the nets do ======================================================================== */
+
+static void pair(const lt_call *c, int k, int64_t value[2])
+{
+    value[0] = c->opt[k].i[0];
+    value[1] = c->opt[k].i[c->opt[k].n - 1];
+}
+
+/* Notes forward's jobs in the list ud. */
+static void record(void *ud, const lt_call *c, bool backward, const char *where)
+{
+    const char *name = c->schema->name;
+    const bool conv = strcmp(name, "conv2d") == 0, global = strcmp(name, "global_avg_pool2d") == 0;
+    (void)where;
+    if (backward || (!conv && !strstr(name, "pool2d")))
+        return;
+    const int64_t *x = lt_dims(c->in[0]), *y = lt_dims(c->out[0]);
+    lt_cudnn_job job = {.kind = conv                   ? LT_CUDNN_CONV
+                                : strstr(name, "max_") ? LT_CUDNN_MAX
+                                                       : LT_CUDNN_AVG,
+                        .bias = conv && c->n_in > 2 && c->in[2], .aligned = 1, .n = 1,
+                        .groups = conv ? c->opt[3].i[0] : 1, .in = x[3],
+                        .out = global ? y[1] : y[3], .size = {x[1], x[2]},
+                        .out_size = {global ? 1 : y[1], global ? 1 : y[2]},
+                        .kernel = {x[1], x[2]}, .stride = {1, 1}, .dilation = {1, 1}};
+    if (conv) {
+        pair(c, 0, job.stride);
+        pair(c, 1, job.pad);
+        pair(c, 2, job.dilation);
+        job.kernel[0] = lt_dim(c->in[1], 1);
+        job.kernel[1] = lt_dim(c->in[1], 2);
+    } else if (!global) {
+        pair(c, 0, job.kernel);
+        pair(c, 1, job.stride);
+        pair(c, 2, job.pad);
+    }
+    append(ud, &job);
+}
+
+TEST(the_list_is_what_the_nets_do)
+{
+    static char *const nets[] = {"resnet50", "mobilenet_v1", "vgg16"};
+    static list now, listed;
+    char line[LINE], backend[64];
+    bool same = true;
+    if (!getenv("LUATRAIN_TEST_SLOW"))
+        SKIP("nets of 224 x 224 are recorded in the slow tests");
+    if (strncmp(lt_backend(backend, sizeof backend), "oneDNN", 6) != 0)
+        SKIP("nets of 224 x 224 are recorded in the build with oneDNN");
+    for (size_t i = 0; i < sizeof nets / sizeof *nets; i++) {
+        lt_ctx *ctx = lt_open(NULL);
+        lua_State *L = ctx ? lt_lua_new(ctx) : NULL;
+        if (!L)
+            FAIL("%s", lt_errmsg());
+        lt_set_watch(ctx, record, &now);
+        CHECK_OK(lt_lua_dofile(L, "tests/cuda/nets.lua", 1, (char *[]){nets[i]}));
+        lt_lua_close(L);
+        lt_ctx_free(ctx);
+    }
+    read_graphs(&listed);
+    for (int i = 0; i < now.n; i++)
+        same = same && i < listed.n && memcmp(&now.at[i], &listed.at[i], sizeof now.at[i]) == 0;
+    for (int i = 0; i < now.n && !(same && now.n == listed.n); i++)
+        printf("%s\n", line_of(&now.at[i], line));
+    if (!same || now.n != listed.n)
+        FAIL(GRAPHS " should have these %d lines, it has %d", now.n, listed.n);
+}
+
+/* ==== Plans =================================================================================== */
+
+typedef struct crew { /* threads that make plans, each with a cuDNN of its own */
+    const list *jobs;
+    lt_cudnn_table table;
+    lt_cuda_lent lent;
+    lt_cudnn_config config;
+    atomic_int next;
+    bool has[MOST];
+} crew;
+
+static void silent(lt_ctx *ctx, lt_log_level level, const char *fmt, ...)
+{
+    (void)ctx, (void)level, (void)fmt;
+}
+
+static const lt_host host = {lt_fail, silent};
+
+static void *work(void *ud)
+{
+    crew *w = ud;
+    char text[512];
+    lt_cudnn *d = lt__cudnn_new(&w->table, &w->lent, &w->config, text, sizeof text);
+    if (!d)
+        FAIL("%s", text);
+    for (int i; d && (i = atomic_fetch_add(&w->next, 1)) < w->jobs->n;) {
+        size_t bytes;
+        lt_status status = lt__cudnn_plan(d, NULL, &w->jobs->at[i], &bytes);
+        w->has[i] = status == LT_OK;
+        if (status != LT_OK && status != LT_EUNSUPPORTED)
+            FAIL("%s", lt_errmsg());
+    }
+    lt__cudnn_free(d);
+    return NULL;
+}
+
+/* Opens cuDNN, with something for a driver. */
+static void open_cudnn(lt_cudnn_table *table)
+{
+    char text[512], path[PATH_MAX];
+    lt_cublaslt_table blas;
+    if (!dlopen(beside("driver/libcuda.so.1", path), RTLD_NOW | RTLD_GLOBAL))
+        FAIL("%s", dlerror());
+    if (lt__cublaslt_open(&blas, text, sizeof text) != 0 ||
+        lt__cudnn_open_library(table, text, sizeof text) != 0)
+        SKIP("%s", text);
+}
+
+/* Makes plans for all jobs. Returns for how many there is none but those that are known. */
+static int plan_all(const char *device, const list *jobs, bool strict,
+                    bool (*known)(const char *device, const lt_cudnn_job *job))
+{
+    static crew w;
+    static char json[4096];
+    char path[64], line[LINE];
+    pthread_t thread[THREADS];
+    int wrong = 0;
+    w = (crew){.jobs = jobs, .lent = {.host = &host, .model = device},
+               .config = {.deterministic = strict, .tf32 = !strict, .json = json}};
+    snprintf(path, sizeof path, "tests/cuda/%s.json", device);
+    read_text(path, json, sizeof json);
+    open_cudnn(&w.table);
+    for (int i = 0; i < THREADS; i++)
+        if (pthread_create(&thread[i], NULL, work, &w) != 0)
+            FAIL("there are no threads");
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(thread[i], NULL);
+    for (int i = 0; i < jobs->n; i++) {
+        const lt_cudnn_job *j = &jobs->at[i];
+        if (w.has[i] == !known(device, j))
+            continue;
+        printf("%s%s: %s plan for %lld images, %s, %s%s\n", device, strict ? ", strict" : "",
+               w.has[i] ? "a" : "no", (long long)j->n, lt_dtype_name((lt_dtype)j->dtype),
+               line_of(j, line), j->add ? ", added" : "");
+        wrong++;
+    }
+    return wrong;
+}
+
+/* ==== Which jobs ============================================================================== */
+
+static const lt_dtype dtypes[] = {LT_F16, LT_BF16, LT_F32};
+enum { DTYPES = 3 };
+
+static bool is_dense(const lt_cudnn_job *job)
+{
+    return job->kind <= LT_CUDNN_CONV_WEIGHTS && job->groups == 1;
+}
+
+/* The forward job and those of its gradients. Images want none. */
+static void append_all(list *l, lt_cudnn_job job, bool added)
+{
+    append(l, &job);
+    job.bias = 0;
+    for (int add = 0; add <= added; add++) {
+        job.add = add;
+        if (job.kind == LT_CUDNN_CONV && job.in > 3) {
+            job.kind = LT_CUDNN_CONV_DATA;
+            append(l, &job);
+            job.kind = LT_CUDNN_CONV;
+        }
+        if (job.kind == LT_CUDNN_CONV) {
+            job.kind = LT_CUDNN_CONV_WEIGHTS;
+            append(l, &job);
+            job.kind = LT_CUDNN_CONV;
+        } else if (add == 0) {
+            job.kind++;
+            append(l, &job);
+            job.kind--;
+        }
+    }
+}
+
+/* All of a dtype; of those that are compiled only some, in one size of batch. */
+static void collect(list *l, lt_dtype dtype, bool all)
+{
+    static list graphs;
+    int64_t seen = 0;
+    read_graphs(&graphs);
+    for (int i = 0; i < graphs.n; i++) {
+        lt_cudnn_job job = graphs.at[i];
+        const int64_t kind = job.kind * 4 + job.stride[0];
+        const bool sample = dtype == LT_F16 && !(seen >> kind & 1);
+        job.dtype = dtype;
+        job.n = 256;
+        if (is_dense(&job) || all || sample)
+            append_all(l, job, is_dense(&job));
+        if (!is_dense(&job))
+            seen |= (int64_t)1 << kind;
+        job.n = 64;
+        if (is_dense(&job) || all)
+            append_all(l, job, is_dense(&job));
+    }
+}
+
+/* Where own kernels have to do it. */
+static bool known(const char *device, const lt_cudnn_job *job)
+{
+    (void)device, (void)job;
+    return false;
+}
+
+TEST(an_h200_has_a_plan_for_each)
+{
+    static list jobs;
+    for (int t = 0; t < DTYPES; t++)
+        collect(&jobs, dtypes[t], false);
+    CHECK_EQ(plan_all("h200", &jobs, false, known), 0);
+}
+
+TEST(an_h200_has_a_plan_for_each_that_rounds_nowhere_else)
+{
+    static list jobs;
+    collect(&jobs, LT_F16, false);
+    collect(&jobs, LT_F32, false);
+    CHECK_EQ(plan_all("h200", &jobs, true, known), 0);
+}
+
+/* Puts value into the file in the place of its only one. */
+static void replace_value(const char *path, const char *value)
+{
+    char text[4096], note[512], *stamp, *key;
+    read_text(path, text, sizeof text);
+    stamp = strchr(text, '\n') + 1;
+    key = strchr(stamp, '\n') + 1;
+    *strchr(key, '\t') = key[-1] = 0;
+    lt_plans *plans = lt__plans_read(path, stamp, note, sizeof note);
+    CHECK(plans && lt__plans_find(plans, key) && lt__plans_put(plans, key, value));
+    CHECK(lt__plans_write(plans, note, sizeof note));
+    lt__plans_free(plans);
+}
+
+/* The first convolution of a ResNet in f16, by the engine that is taken, or that the file says. */
+static void choose_stem(const char *path, bool strict, char choice[1024])
+{
+    static char json[4096];
+    static list graphs;
+    const lt_cuda_lent lent = {.host = &host, .model = "none"};
+    const lt_cudnn_config config = {.deterministic = strict, .json = json, .plans = path};
+    lt_cudnn_table table;
+    char text[512];
+    size_t bytes;
+    open_cudnn(&table);
+    read_text("tests/cuda/h200.json", json, sizeof json);
+    read_graphs(&graphs);
+    lt_cudnn_job job = graphs.at[0];
+    job.dtype = LT_F16;
+    job.n = 256;
+    lt_cudnn *d = lt__cudnn_new(&table, &lent, &config, text, sizeof text);
+    if (!d)
+        FAIL("%s", text);
+    CHECK_OK(lt__cudnn_plan(d, NULL, &job, &bytes));
+    snprintf(choice, 1024, "%s", lt__cudnn_choice(d, &job));
+    lt__cudnn_free(d);
+}
+
+/* Its likely fastest engine sums in f16, and is not for who wants it strict. */
+TEST(the_file_has_the_last_word)
+{
+    char path[] = "/tmp/lt-plans-XXXXXX", fast[1024], strict[1024], again[1024];
+    int made = mkstemp(path);
+    CHECK(made >= 0);
+    close(made);
+    unlink(path);
+    choose_stem(NULL, true, strict);
+    choose_stem(path, false, fast);
+    CHECK(strcmp(fast, strict) != 0);
+    choose_stem(path, false, again);
+    CHECK_STR(again, fast);
+    replace_value(path, strict);
+    choose_stem(path, false, again);
+    CHECK_STR(again, strict);
+    unlink(path);
+}
+
+TEST(every_device_has_a_plan_for_each)
+{
+    static const char *const devices[] = {"h200", "b200", "a100", "l40s", "t4"};
+    static list jobs;
+    int wrong = 0;
+    if (!getenv("LUATRAIN_TEST_SLOW"))
+        SKIP("plans for five devices are made in the slow tests");
+    for (size_t i = 0; i < sizeof devices / sizeof *devices; i++)
+        for (int t = 0; t < DTYPES; t++) {
+            jobs.n = 0;
+            collect(&jobs, dtypes[t], true);
+            wrong += plan_all(devices[i], &jobs, false, known);
+        }
+    CHECK_EQ(wrong, 0);
+}
+#else
+TEST(plans) { SKIP("cuDNN's headers were not there"); }
+#endif
