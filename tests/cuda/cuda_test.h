@@ -91,16 +91,16 @@ static inline double rounding(lt_dtype dtype)
 }
 
 /* What a gradient or output may be off by: it, and what was added to the old value, are each
- * rounded to `dtype`, and what is below f16's numbers to 2^-24. */
+ * rounded to `dtype`, so many times; and what is below f16's numbers to 2^-24. */
 static inline void compare(const char *what, lt_tensor *got, lt_tensor *want, lt_tensor *old,
-                           lt_dtype dtype)
+                           lt_dtype dtype, int times)
 {
     for (int64_t i = 0; i < got->count; i++) {
         double value, before = 0, right = ((double *)want->data)[i];
         CHECK_OK(lt_item(got, i, &value));
         if (old)
             CHECK_OK(lt_item(old, i, &before));
-        double by = rounding(dtype) * (fabs(right) + fabs(right - before)) + 0x1p-23;
+        double by = times * rounding(dtype) * (fabs(right) + fabs(right - before)) + 0x1p-23;
         if (!(fabs(value - right) <= by))
             FAIL("%s: element %lld is %.9g, not %.9g", what, (long long)i, value, right);
     }

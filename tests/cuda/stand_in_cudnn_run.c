@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/cuda/stand_in_float.h"
+
 /* ==== Tensors ================================================================================= */
 
 enum { N, C, H, W, AXES };
@@ -49,24 +51,10 @@ static cudnnStatus_t check_tensor(const descriptor *t)
     return CUDNN_STATUS_SUCCESS;
 }
 
-static double of_bf16(uint16_t bits)
-{
-    union { uint32_t u; float f; } v = {(uint32_t)bits << 16};
-    return v.f;
-}
-
-static uint16_t to_bf16(float f)
-{
-    union { float f; uint32_t u; } v = {f};
-    if (f != f)
-        return 0x7fff;
-    return (uint16_t)((v.u + 0x7fff + (v.u >> 16 & 1)) >> 16);
-}
-
 static double element(const void *at, int type, int64_t i)
 {
     return type == CUDNN_DATA_FLOAT  ? ((const float *)at)[i]
-           : type == CUDNN_DATA_HALF ? (double)((const _Float16 *)at)[i]
+           : type == CUDNN_DATA_HALF ? of_f16(((const uint16_t *)at)[i])
            : type == CUDNN_DATA_INT8 ? ((const int8_t *)at)[i]
                                      : of_bf16(((const uint16_t *)at)[i]);
 }
@@ -75,12 +63,10 @@ static void set_element(void *at, int type, int64_t i, double value)
 {
     if (type == CUDNN_DATA_FLOAT)
         ((float *)at)[i] = (float)value;
-    else if (type == CUDNN_DATA_HALF)
-        ((_Float16 *)at)[i] = (_Float16)(float)value;
     else if (type == CUDNN_DATA_INT8)
         ((int8_t *)at)[i] = (int8_t)value;
     else
-        ((uint16_t *)at)[i] = to_bf16((float)value);
+        ((uint16_t *)at)[i] = (type == CUDNN_DATA_HALF ? to_f16 : to_bf16)((float)value);
 }
 
 /* ==== Operations ============================================================================== */

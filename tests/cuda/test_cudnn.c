@@ -173,9 +173,9 @@ static void check_conv(setting *s, problem *p)
     CHECK_OK(p->def->op->fwd(&c));
     CHECK_OK(p->def->op->bwd(&c));
     run_conv(s, p);
-    compare("y", p->out[0], exact.out[0], NULL, dtype);
+    compare("y", p->out[0], exact.out[0], NULL, dtype, 1);
     for (int i = X; i <= W; i++)
-        compare(names[i], p->d_in[i], exact.d_in[i], p->add >> i & 1 ? old[i] : NULL, dtype);
+        compare(names[i], p->d_in[i], exact.d_in[i], p->add >> i & 1 ? old[i] : NULL, dtype, 1);
     lt_release(old[X]);
     lt_release(old[W]);
     free_problem(&exact);
@@ -296,8 +296,8 @@ static void check_pool(setting *s, problem *p)
     give_scratch(s, &ours, lt__cudnn_pool_scratch, true);
     CHECK_OK(lt__cudnn_pool_bwd(s->cudnn, &ours));
     take_scratch(&ours);
-    compare("y", p->out[0], exact.out[0], NULL, dtype);
-    compare("dx", p->d_in[X], exact.d_in[X], p->add ? old : NULL, dtype);
+    compare("y", p->out[0], exact.out[0], NULL, dtype, 1);
+    compare("dx", p->d_in[X], exact.d_in[X], p->add ? old : NULL, dtype, 1);
     lt_release(old);
     free_problem(&exact);
 }

@@ -1,0 +1,353 @@
+/* test_cublas.c - linear and matmul by cuBLASLt, over random shapes of all kinds, against the
+ * reference kernels in f64. The library is a stand-in that computes on the CPU: what is tested is
+ * what it is told.
+ */
+#include "tests/lt_test.h"
+
+#ifdef LT_WITH_CUDNN
+#include "ops/cublas.h"
+#include "tests/cuda/cuda_test.h"
+
+enum { X, Y, W = 1, B, INPUTS };
+enum { CASES = 120 };
+
+/* ==== A context with cuBLASLt ================================================================= */
+
+static stand_in *library;
+static lt_cuda_lent lent;
+static lt_ctx *ctx;
+static lt_cublas *blas;
+static int summed;            /* calls of sum_rows() */
+
+static lt_status sum_rows(lt_device *device, void *to, lt_dtype to_dtype, const void *from,
+                          lt_dtype from_dtype, int64_t rows, int64_t cols, bool add)
+{
+    (void)device;
+    summed++;
+    for (int64_t j = 0; j < cols; j++) {
+        double sum = 0, value;
+        char *at = (char *)to + j * (int64_t)lt_dtype_bytes(to_dtype);
+        if (add)
+            lt_convert(&sum, LT_F64, at, to_dtype, 1);
+        for (int64_t i = 0; i < rows; i++) {
+            int64_t offset = (i * cols + j) * (int64_t)lt_dtype_bytes(from_dtype);
+            lt_convert(&value, LT_F64, (const char *)from + offset, from_dtype, 1);
+            sum += value;
+        }
+        lt_convert(at, to_dtype, &sum, LT_F64, 1);
+    }
+    return LT_OK;
+}
+
+static void begin(const lt_cublas_config *config)
+{
+    char text[512];
+    lt_cublaslt_table table;
+    library = open_stand_in("libcublasLt.so.13");
+    library->engines[0][0].workspace = 100;
+    ctx = lt_open(&(lt_config){.reference = true, .poison = true, .threads = 1});
+    lent = (lt_cuda_lent){.host = &test_host, .device = ctx->devices[0], .sum_rows = sum_rows};
+    summed = 0;
+    if (lt__cublaslt_open(&table, text, sizeof text) != 0 ||
+        !(blas = lt__cublas_new(&table, &lent, config, text, sizeof text)))
+        FAIL("%s", text);
+}
+
+static void end(void)
+{
+    lt__cublas_free(blas);
+    lt_ctx_free(ctx);
+    CHECK_EQ(library->live, 0);
+}
+
+/* ==== A case ================================================================================== */
+
+typedef struct problem {
+    const lt_def *def;
+    int n_in;
+    lt_tensor *in[INPUTS], *out[1], *d_out[1], *d_in[INPUTS];
+    uint64_t add;
+} problem;
+
+static lt_call call_of(problem *p)
+{
+    return (lt_call){.ctx = ctx, .op = p->def->op, .schema = &p->def->schema, .n_in = p->n_in,
+                     .in = p->in, .out = p->out, .d_out = p->d_out, .d_in = p->d_in,
+                     .add = p->add, .threads = 1};
+}
+
+/* Output and gradients for the inputs that are there; those of w and b in grad_dtype. */
+static void complete(problem *p, lt_dtype dtype, lt_dtype grad_dtype, uint64_t *seed)
+{
+    lt_spec spec[1];
+    lt_call c = call_of(p);
+    c.spec = spec;
+    CHECK_OK(p->def->op->shape(&c));
+    p->out[0] = lt_tensor_new(ctx, dtype, spec->ndim, spec->dims);
+    p->d_out[0] = random_tensor(ctx, dtype, spec->ndim, spec->dims, seed);
+    for (int i = 0; i < p->n_in; i++)
+        if (p->in[i] && draw(seed, 8))
+            p->d_in[i] = random_tensor(ctx, i == X ? dtype : grad_dtype, p->in[i]->ndim,
+                                       p->in[i]->dims, seed);
+    p->add = (uint64_t)draw(seed, 8);
+}
+
+static void free_problem(problem *p)
+{
+    for (int i = 0; i < INPUTS; i++) {
+        lt_release(p->in[i]);
+        lt_release(p->d_in[i]);
+    }
+    lt_release(p->out[0]);
+    lt_release(p->d_out[0]);
+}
+
+static problem exact_problem(const problem *from)
+{
+    problem p = *from;
+    for (int i = 0; i < INPUTS; i++) {
+        p.in[i] = from->in[i] ? exact_copy(from->in[i]) : NULL;
+        p.d_in[i] = from->d_in[i] ? exact_copy(from->d_in[i]) : NULL;
+    }
+    p.out[0] = exact_copy(from->out[0]);
+    p.d_out[0] = exact_copy(from->d_out[0]);
+    return p;
+}
+
+typedef lt_status (*way_fn)(lt_cublas *d, lt_call *c);
+typedef size_t (*scratch_fn)(lt_cublas *d, const lt_call *c, bool backward);
+
+/* With scratch of the size that it wants, and not a byte more. */
+static lt_status go(problem *p, way_fn way, scratch_fn scratch, bool backward)
+{
+    lt_call c = call_of(p);
+    size_t bytes = scratch(blas, &c, backward);
+    if (bytes > 0 && posix_memalign(&c.scratch, 64, bytes) != 0)
+        FAIL("out of memory");
+    if (bytes > 0)
+        memset(c.scratch, 0xff, bytes);
+    lt_status status = way(blas, &c);
+    free(c.scratch);
+    return status;
+}
+
+static void check(problem *p, bool linear)
+{
+    static const char *const names[] = {"dx", "dw or dy", "db"};
+    problem exact = exact_problem(p);
+    lt_tensor *old[INPUTS] = {NULL};
+    lt_call c = call_of(&exact);
+    for (int i = 0; i < INPUTS; i++)
+        old[i] = p->d_in[i] && (p->add >> i & 1) ? exact_copy(p->d_in[i]) : NULL;
+    CHECK_OK(p->def->op->fwd(&c));
+    CHECK_OK(p->def->op->bwd(&c));
+    CHECK_OK(go(p, linear ? lt__cublas_linear_fwd : lt__cublas_matmul_fwd,
+                linear ? lt__cublas_linear_scratch : lt__cublas_matmul_scratch, false));
+    CHECK_OK(go(p, linear ? lt__cublas_linear_bwd : lt__cublas_matmul_bwd,
+                linear ? lt__cublas_linear_scratch : lt__cublas_matmul_scratch, true));
+    compare("y", p->out[0], exact.out[0], NULL, (lt_dtype)p->out[0]->dtype, 1);
+    for (int i = 0; i < INPUTS; i++) {
+        if (p->d_in[i]) /* in f32 up to 16 pairs are added one by one */
+            compare(names[i], p->d_in[i], exact.d_in[i], old[i], (lt_dtype)p->d_in[i]->dtype,
+                    p->d_in[i]->dtype == LT_F32 && !linear ? 17 : 1);
+        lt_release(old[i]);
+    }
+    free_problem(&exact);
+}
+
+/* ==== linear ================================================================================== */
+
+static problem draw_linear(lt_dtype dtype, lt_dtype grad_dtype, uint64_t *seed)
+{
+    problem p = {.def = lt_op_find(ctx, "linear"), .n_in = INPUTS};
+    int64_t x[4] = {1 + draw(seed, 5), 1 + draw(seed, 3), 1 + draw(seed, 3), 1 + draw(seed, 20)};
+    int64_t w[2] = {1 + draw(seed, 20), x[3]};
+    int first = (int)draw(seed, 4); /* leading axes that are left out */
+    p.in[X] = random_tensor(ctx, dtype, 4 - first, x + first, seed);
+    p.in[W] = random_tensor(ctx, dtype, 2, w, seed);
+    if (draw(seed, 3))
+        p.in[B] = random_tensor(ctx, dtype, 1, w, seed);
+    complete(&p, dtype, grad_dtype, seed);
+    return p;
+}
+
+static void walk_linear(lt_dtype dtype, lt_dtype grad_dtype)
+{
+    uint64_t seed = 41 + dtype;
+    begin(&(lt_cublas_config){.tf32 = true});
+    for (int i = 0; i < CASES; i++) {
+        problem p = draw_linear(dtype, grad_dtype, &seed);
+        check(&p, true);
+        free_problem(&p);
+    }
+    CHECK(summed > 0 && summed < CASES / 2); /* most sums are found beside dw */
+    end();
+}
+
+TEST(linear_f32) { walk_linear(LT_F32, LT_F32); }
+TEST(linear_f16) { walk_linear(LT_F16, LT_F16); }
+TEST(linear_bf16) { walk_linear(LT_BF16, LT_BF16); }
+TEST(linear_f16_with_gradients_in_f32) { walk_linear(LT_F16, LT_F32); }
+TEST(linear_bf16_with_gradients_in_f32) { walk_linear(LT_BF16, LT_F32); }
+
+/* Where the library has no way to find sums beside dw, another one is taken. */
+TEST(linear_without_sums_beside_a_product)
+{
+    uint64_t seed = 51;
+    begin(&(lt_cublas_config){.tf32 = true});
+    library->refused = CUBLASLT_EPILOGUE_BGRADB;
+    for (int i = 0; i < CASES / 4; i++) {
+        problem p = draw_linear(LT_F16, LT_F16, &seed);
+        check(&p, true);
+        free_problem(&p);
+    }
+    CHECK(summed > CASES / 16);
+    end();
+}
+
+/* ==== matmul ================================================================================== */
+
+/* Leading axes that are equal, of one side alone, or stretched on either. */
+static problem draw_matmul(lt_dtype dtype, uint64_t *seed)
+{
+    problem p = {.def = lt_op_find(ctx, "matmul"), .n_in = 2};
+    int64_t dims[2][4], k = 1 + draw(seed, 9), kind = draw(seed, 5);
+    for (int i = 0; i < 2; i++) {
+        int64_t lead = 1 + draw(seed, 4);
+        dims[X][i] = kind == 1 || (kind == 4 && draw(seed, 2)) ? 1 : lead;
+        dims[Y][i] = kind == 2 || (kind == 4 && draw(seed, 2)) ? 1 : lead;
+    }
+    dims[X][2] = 1 + draw(seed, 9);
+    dims[X][3] = dims[Y][2] = k;
+    dims[Y][3] = 1 + draw(seed, 9);
+    for (int i = X; i <= Y; i++) {
+        int first = kind == 0 ? 2 : (int)draw(seed, 3);
+        if (kind == 3) /* the same on both sides */
+            first = 0;
+        p.in[i] = random_tensor(ctx, dtype, 4 - first, dims[i] + first, seed);
+    }
+    complete(&p, dtype, dtype, seed);
+    return p;
+}
+
+static void walk_matmul(lt_dtype dtype)
+{
+    uint64_t seed = 61 + dtype;
+    begin(&(lt_cublas_config){.deterministic = true});
+    for (int i = 0; i < CASES; i++) {
+        problem p = draw_matmul(dtype, &seed);
+        check(&p, false);
+        free_problem(&p);
+    }
+    end();
+}
+
+TEST(matmul_f32) { walk_matmul(LT_F32); }
+TEST(matmul_f16) { walk_matmul(LT_F16); }
+TEST(matmul_bf16) { walk_matmul(LT_BF16); }
+
+/* One product does it: batches, one matrix for all, and rows of several matrices. */
+TEST(batches_are_one_product)
+{
+    static const int64_t dims[][2][3] = {{{3, 4, 5}, {3, 5, 2}}, {{1, 4, 5}, {3, 5, 2}},
+                                         {{3, 4, 5}, {1, 5, 2}}};
+    uint64_t seed = 71;
+    begin(&(lt_cublas_config){.tf32 = true});
+    for (int i = 0; i < 3; i++) {
+        problem p = {.def = lt_op_find(ctx, "matmul"), .n_in = 2};
+        p.in[X] = random_tensor(ctx, LT_F16, 3, dims[i][X], &seed);
+        p.in[Y] = random_tensor(ctx, LT_F16, 3, dims[i][Y], &seed);
+        complete(&p, LT_F16, LT_F16, &seed);
+        library->run = 0;
+        CHECK_OK(go(&p, lt__cublas_matmul_fwd, lt__cublas_matmul_scratch, false));
+        CHECK_EQ(library->run, 1);
+        free_problem(&p);
+    }
+    end();
+}
+
+/* ==== Nothing to multiply, and what is left to others ========================================= */
+
+TEST(without_elements_or_terms)
+{
+    static const int64_t dims[][2][3] = {{{0, 4, 5}, {0, 5, 2}}, {{3, 0, 5}, {3, 5, 2}},
+                                         {{3, 4, 0}, {3, 0, 2}}, {{3, 4, 5}, {3, 5, 0}},
+                                         {{1, 4, 5}, {0, 5, 2}}, {{0, 4, 5}, {1, 5, 2}}};
+    static const lt_dtype dtypes[] = {LT_F32, LT_BF16};
+    uint64_t seed = 81;
+    begin(&(lt_cublas_config){.tf32 = true});
+    for (size_t i = 0; i < 2 * sizeof dims / sizeof *dims; i++) {
+        const lt_dtype dtype = dtypes[i % 2];
+        problem p = {.def = lt_op_find(ctx, "matmul"), .n_in = 2};
+        p.in[X] = random_tensor(ctx, dtype, 3, dims[i / 2][X], &seed);
+        p.in[Y] = random_tensor(ctx, dtype, 3, dims[i / 2][Y], &seed);
+        complete(&p, dtype, dtype, &seed);
+        check(&p, false);
+        free_problem(&p);
+    }
+    end();
+}
+
+TEST(own_kernels_are_for)
+{
+    uint64_t seed = 91;
+    const int64_t x[2] = {3, 0}, w[2] = {2, 0};
+    begin(&(lt_cublas_config){.tf32 = true});
+    problem p = draw_linear(LT_F32, LT_F32, &seed), exact = exact_problem(&p);
+    CHECK_EQ(go(&exact, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false),
+             LT_EUNSUPPORTED);
+    CHECK_EQ(go(&exact, lt__cublas_linear_bwd, lt__cublas_linear_scratch, true), LT_EUNSUPPORTED);
+    CHECK_EQ(library->asked[0], 0);
+    library->engines[0][0].fails = true;
+    CHECK_EQ(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EUNSUPPORTED);
+    CHECK_EQ(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EUNSUPPORTED);
+    CHECK_EQ(library->asked[0], 1); /* that is remembered */
+    CHECK_EQ(library->run, 0);
+    free_problem(&p);
+    free_problem(&exact);
+    p = (problem){.def = lt_op_find(ctx, "linear"), .n_in = INPUTS};
+    p.in[X] = random_tensor(ctx, LT_F32, 2, x, &seed);
+    p.in[W] = random_tensor(ctx, LT_F32, 2, w, &seed);
+    p.in[B] = random_tensor(ctx, LT_F32, 1, w, &seed);
+    complete(&p, LT_F32, LT_F32, &seed);
+    CHECK_EQ(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EUNSUPPORTED);
+    free_problem(&p);
+    end();
+}
+
+TEST(a_product_that_fails_says_why)
+{
+    uint64_t seed = 92;
+    begin(&(lt_cublas_config){.tf32 = true});
+    problem p = draw_linear(LT_F32, LT_F32, &seed);
+    library->fail_run = CUBLAS_STATUS_EXECUTION_FAILED;
+    CHECK_FAILS(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EENV,
+                "cuBLASLt 13.1.0 failed: the execution failed");
+    library->fail_run = CUBLAS_STATUS_ALLOC_FAILED;
+    CHECK_FAILS(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_ENOMEM,
+                "out of memory in cuBLASLt; try a smaller batch");
+    free_problem(&p);
+    end();
+}
+
+TEST(workspace_has_a_limit)
+{
+    uint64_t seed = 93;
+    begin(&(lt_cublas_config){.tf32 = true, .workspace = 99});
+    problem p = draw_linear(LT_F32, LT_F32, &seed);
+    CHECK_EQ(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EUNSUPPORTED);
+    free_problem(&p);
+    end();
+}
+
+TEST(a_cublaslt_that_is_too_old)
+{
+    char text[512];
+    lt_cublaslt_table table;
+    open_stand_in("libcublasLt.so.13")->version = 120900;
+    CHECK_EQ(lt__cublaslt_open(&table, text, sizeof text), -1);
+    CHECK_STR(text, "cuBLASLt is version 12.9.0, luatrain wants 13.0.0 or later");
+}
+#else
+TEST(cublas) { SKIP("cuBLASLt's headers were not there"); }
+#endif
