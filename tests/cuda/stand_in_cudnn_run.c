@@ -216,8 +216,10 @@ static cudnnStatus_t check_pool(const descriptor *d)
     int64_t kernel[2];
     const window w = pool_window(p.how, kernel);
     const int padding = word(p.how, CUDNN_ATTR_RESAMPLE_PADDING_MODE);
-    if (word(p.how, CUDNN_ATTR_RESAMPLE_COMP_TYPE) != CUDNN_DATA_FLOAT)
-        return refuse(CUDNN_STATUS_NOT_SUPPORTED, "a pool that computes in another type");
+    if (word(p.how, CUDNN_ATTR_RESAMPLE_COMP_TYPE) != CUDNN_DATA_FLOAT ||
+        (!p.max &&
+         word(p.how, CUDNN_ATTR_RESAMPLE_MODE) != CUDNN_RESAMPLE_AVGPOOL_INCLUDE_PADDING))
+        return refuse(CUDNN_STATUS_NOT_SUPPORTED, "a pool of another kind");
     if (p.max ? padding != CUDNN_NEG_INF_PAD || !p.index
               : padding != CUDNN_ZERO_PAD || p.index != NULL)
         return refuse(CUDNN_STATUS_NOT_SUPPORTED_PADDING, "padding or index of a pool");

@@ -389,6 +389,7 @@ TEST(no_plan_is_not_for_the_file)
     begin_file();
     library->engines[A][1].fails = true;
     CHECK_EQ(engine_for(&config, sample()), 0);
+    CHECK(access(file, F_OK) != 0);
     library->engines[A][1].fails = false;
     CHECK_EQ(engine_for(&config, sample()), 2);
     end_file();
