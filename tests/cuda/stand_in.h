@@ -23,7 +23,8 @@ typedef struct stand_in {
     int built, run;           /* plans made, jobs run */
     int version;              /* of the library; 0: its headers' */
     int fail_run;             /* the status of the next run, once; 0: it is run */
-    int refused;              /* an epilogue of cuBLASLt that it has nothing for */
+    int refused;              /* the first operation of graphs, by its descriptor's type, or an
+                               * epilogue, that there is no engine for; 0: none */
     char error[160];          /* what was wrong with the last call that failed */
 } stand_in;
 

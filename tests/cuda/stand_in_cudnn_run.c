@@ -246,6 +246,8 @@ static cudnnStatus_t check_graph(const descriptor *d)
     const descriptor *const *op = ops->values;
     const int conv = conv_op(op[0]);
     const descriptor *y = conv >= 0 ? linked(op[0], conv_ops[conv].part[Y_OF]) : NULL;
+    if (op[0]->type == stand_in_state.refused)
+        return refuse(CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "as was asked for");
     if (ops->n == 1)
         return y && is_virtual(y) ? refuse(CUDNN_STATUS_BAD_PARAM, "a graph without result")
                                   : CUDNN_STATUS_SUCCESS;

@@ -76,7 +76,8 @@ static lt_call call_of(problem *p)
                      .add = p->add, .threads = 1};
 }
 
-/* Output and gradients for the inputs that are there; those of w and b in grad_dtype. */
+/* Output and gradients for the inputs that are there; that of w in grad_dtype, as a rule that of b
+ * too. */
 static void complete(problem *p, lt_dtype dtype, lt_dtype grad_dtype, uint64_t *seed)
 {
     lt_spec spec[1];
@@ -87,8 +88,10 @@ static void complete(problem *p, lt_dtype dtype, lt_dtype grad_dtype, uint64_t *
     p->d_out[0] = random_tensor(ctx, dtype, spec->ndim, spec->dims, seed);
     for (int i = 0; i < p->n_in; i++)
         if (p->in[i] && draw(seed, 8))
-            p->d_in[i] = random_tensor(ctx, i == X ? dtype : grad_dtype, p->in[i]->ndim,
-                                       p->in[i]->dims, seed);
+            p->d_in[i] = random_tensor(ctx, i == X                      ? dtype
+                                            : i == B && draw(seed, 8) == 0 ? LT_F32
+                                                                           : grad_dtype,
+                                       p->in[i]->ndim, p->in[i]->dims, seed);
     p->add = (uint64_t)draw(seed, 8);
 }
 
@@ -261,6 +264,10 @@ TEST(batches_are_one_product)
         library->run = 0;
         CHECK_OK(go(&p, lt__cublas_matmul_fwd, lt__cublas_matmul_scratch, false));
         CHECK_EQ(library->run, 1);
+        if (i != 1 && p.d_in[X] && p.d_in[Y]) { /* where x is stretched it gets sums of products */
+            CHECK_OK(go(&p, lt__cublas_matmul_bwd, lt__cublas_matmul_scratch, true));
+            CHECK_EQ(library->run, 3);
+        }
         free_problem(&p);
     }
     end();

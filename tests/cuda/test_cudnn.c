@@ -342,6 +342,28 @@ TEST(max_pool2d_shows_nan)
     free_problem(&p);
     close_setting(&s);
 }
+/* What cuDNN has written for its own way back, no other kernel can read. */
+TEST(max_pool2d_without_a_way_back_is_given_up)
+{
+    setting s;
+    uint64_t seed = 8;
+    open_setting(&s);
+    s.library->refused = CUDNN_BACKEND_OPERATION_RESAMPLE_BWD_DESCRIPTOR;
+    problem max = draw_pool(&s, "max_pool2d", LT_F32, &seed);
+    problem avg = draw_pool(&s, "avg_pool2d", LT_F32, &seed);
+    lt_call c = call_of(&s, &max);
+    give_scratch(&s, &c, lt__cudnn_pool_scratch, false);
+    CHECK_EQ(lt__cudnn_pool_fwd(s.cudnn, &c), LT_EUNSUPPORTED);
+    CHECK_EQ(s.library->run, 0);
+    take_scratch(&c);
+    c = call_of(&s, &avg);
+    give_scratch(&s, &c, lt__cudnn_pool_scratch, false);
+    CHECK_OK(lt__cudnn_pool_fwd(s.cudnn, &c));
+    take_scratch(&c);
+    free_problem(&max);
+    free_problem(&avg);
+    close_setting(&s);
+}
 #else
 TEST(cudnn) { SKIP("cuDNN's headers were not there"); }
 #endif
