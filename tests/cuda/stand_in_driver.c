@@ -29,19 +29,31 @@ int cuKernelSetAttribute(void) { return DONE; }
 int cuLibraryUnload(void);
 int cuLibraryUnload(void) { return DONE; }
 
+/* cuDNN shows the text without a look at the status. */
+int cuGetErrorString(int status, const char **text);
+int cuGetErrorString(int status, const char **text)
+{
+    (void)status;
+    *text = "there is no driver";
+    return DONE;
+}
+
+int cuGetErrorName(int status, const char **text);
+int cuGetErrorName(int status, const char **text) { return cuGetErrorString(status, text); }
+
 #define OTHERS(X)                                                                                  \
-    X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuCtxGetLimit) X(cuCtxPopCurrent)                       \
-    X(cuCtxPopCurrent_v2) X(cuCtxPushCurrent) X(cuCtxPushCurrent_v2) X(cuDeviceGet)                \
-    X(cuDeviceGetAttribute) X(cuDeviceGetCount) X(cuDevicePrimaryCtxRelease)                       \
-    X(cuDevicePrimaryCtxReset) X(cuDevicePrimaryCtxRetain) X(cuDriverGetVersion)                   \
-    X(cuFuncGetAttribute) X(cuFuncSetAttribute) X(cuGetErrorName) X(cuGetErrorString)              \
-    X(cuGetProcAddress_v2) X(cuInit) X(cuKernelGetAttribute) X(cuLaunchCooperativeKernel)          \
-    X(cuLaunchKernel) X(cuLaunchKernelEx) X(cuLibraryLoadFromFile) X(cuLinkAddData)                \
-    X(cuLinkAddData_v2) X(cuLinkAddFile_v2) X(cuLinkComplete) X(cuLinkCreate) X(cuLinkCreate_v2)   \
-    X(cuLinkDestroy) X(cuMemcpyDtoH_v2) X(cuModuleGetFunction) X(cuModuleGetGlobal_v2)             \
-    X(cuModuleLoadData) X(cuModuleLoadDataEx) X(cuModuleLoadFatBinary) X(cuModuleUnload)           \
-    X(cuOccupancyMaxActiveBlocksPerMultiprocessor) X(cuOccupancyMaxPotentialClusterSize)           \
-    X(cuStreamGetCtx) X(cuStreamSynchronize) X(cuTensorMapEncodeTiled)
+    X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuCtxGetLimit) X(cuCtxPopCurrent) X(cuCtxPopCurrent_v2) \
+    X(cuCtxPushCurrent) X(cuCtxPushCurrent_v2) X(cuDeviceGet) X(cuDeviceGetAttribute)              \
+    X(cuDeviceGetCount) X(cuDevicePrimaryCtxRelease) X(cuDevicePrimaryCtxReset)                    \
+    X(cuDevicePrimaryCtxRetain) X(cuDriverGetVersion) X(cuFuncGetAttribute) X(cuFuncSetAttribute)  \
+    X(cuGetProcAddress_v2) X(cuInit) X(cuKernelGetAttribute) X(cuKernelGetFunction)                \
+    X(cuLaunchCooperativeKernel) X(cuLaunchKernel) X(cuLaunchKernelEx) X(cuLibraryLoadFromFile)    \
+    X(cuLinkAddData) X(cuLinkAddData_v2) X(cuLinkAddFile_v2) X(cuLinkComplete) X(cuLinkCreate)     \
+    X(cuLinkCreate_v2) X(cuLinkDestroy) X(cuMemcpyDtoH_v2) X(cuModuleGetFunction)                  \
+    X(cuModuleGetGlobal_v2) X(cuModuleLoadData) X(cuModuleLoadDataEx) X(cuModuleLoadFatBinary)     \
+    X(cuModuleUnload) X(cuOccupancyMaxActiveBlocksPerMultiprocessor)                               \
+    X(cuOccupancyMaxPotentialClusterSize) X(cuStreamGetCtx) X(cuStreamSynchronize)                 \
+    X(cuTensorMapEncodeTiled)
 #define X(name)                                                                                    \
     int name(void);                                                                                \
     int name(void) { return STUB_LIBRARY; }
