@@ -17,8 +17,8 @@
 
 #define GRAPHS "tests/cuda/graphs.txt"
 
-/* For AddressSanitizer: NVIDIA's libraries leave memory behind. What ours would leave test_engines.c
- * finds. */
+/* For AddressSanitizer: NVIDIA's libraries leave memory behind. What ours would leave,
+ * test_engines.c finds. */
 LT_API const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "detect_leaks=0"; }
 
