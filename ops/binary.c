@@ -2,6 +2,7 @@
  * one backwards, and one that is missing, or 1, is repeated. */
 #include <tgmath.h>
 
+#include "ops/binary.h"
 #include "ops/loops.h"
 
 static lt_status binary_shape(lt_call *c)
@@ -75,11 +76,8 @@ static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
         );                                                                                         \
     }
 
-/* An op: its name; the macro that supplies T in forward; its cost and its policy under autocast;
- * what backward needs, BOTH inputs or NONE; the inputs whose gradient is dz itself, as bits; what
- * it is; z, a formula of x and y; dx and dy, formulas of dz and, if there, x and y. */
 #define BINARY(name, types, cost, policy, saves, same, text, z_of, dx_of, dy_of)                   \
-    FORWARD_BLOCK(name##_block, types, z_of)                                                       \
+    FORWARD_BLOCK(name##_block, LT_##types, z_of)                                                  \
     BACKWARD_BLOCK(name##_dx_block, saves, dx_of)                                                  \
     BACKWARD_BLOCK(name##_dy_block, saves, dy_of)                                                  \
     static lt_status name##_fwd(lt_call *c) { return forward(c, name##_block, cost); }             \
@@ -95,44 +93,9 @@ static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
 #define NONE 0
 #define BOTH (LT_SAVE_IN(0) | LT_SAVE_IN(1))
 
-/* Truncates toward zero. What has no answer gets one: x / 0 is 0, the least integer / -1 itself. */
-static inline int64_t integer_quotient(int64_t x, int64_t y)
-{
-    return y == 0 ? 0 : y == -1 ? (int64_t)-(uint64_t)x : x / y;
-}
-
-/* By squaring, modulo 2^64. A negative power is 1 / x^-y, truncated. */
-static inline int64_t integer_power(int64_t x, int64_t y)
-{
-    if (y < 0)
-        return x == 1 ? 1 : x == -1 ? (y & 1 ? -1 : 1) : 0;
-    uint64_t power = 1;
-    for (uint64_t square = (uint64_t)x; y > 0; y >>= 1, square *= square)
-        if (y & 1)
-            power *= square;
-    return (int64_t)power;
-}
-
-#define QUOTIENT(x, y)                                                                             \
-    _Generic(x, float: x / y, double: x / y, default: integer_quotient((int64_t)x, (int64_t)y))
-#define POWER(x, y)                                                                                \
+#define LT_QUOTIENT(x, y)                                                                          \
+    _Generic(x, float: x / y, double: x / y, default: lt__integer_quotient((int64_t)x, (int64_t)y))
+#define LT_POWER(x, y)                                                                             \
     _Generic(x, float: pow(x, y), double: pow(x, y),                                               \
-             default: integer_power((int64_t)x, (int64_t)y))
-
-BINARY(add, LT_WRAPPING, LT_CHEAP, LT_CAST_WIDEST, NONE, 3, "x + y.",
-       x + y, dz, dz)
-BINARY(sub, LT_WRAPPING, LT_CHEAP, LT_CAST_WIDEST, NONE, 1, "x - y.",
-       x - y, dz, -dz)
-BINARY(mul, LT_WRAPPING, LT_CHEAP, LT_CAST_WIDEST, BOTH, 0, "x * y.",
-       x * y, dz * y, dz * x)
-BINARY(div, LT_NUMERICS, LT_CHEAP, LT_CAST_WIDEST, BOTH, 0,
-       "x / y; integers are truncated toward zero, and an integer / 0 is 0.",
-       QUOTIENT(x, y), dz / y, -dz * ((x / y) / y))
-
-/* The limits are PyTorch's: d/dx is 0 for y = 0, d/dy is 0 for x = 0 and y >= 0. For negative x,
- * d/dy is no real number: nan. */
-BINARY(pow, LT_NUMERICS, LT_COSTLY, LT_CAST_F32, BOTH, 0,
-       "x to the power of y; an integer to a negative power is truncated toward zero.",
-       POWER(x, y),
-       y == 0 ? 0 : dz * (y * pow(x, y - 1)),
-       x == 0 && y >= 0 ? 0 : dz * (pow(x, y) * log(x)))
+             default: lt__integer_power((int64_t)x, (int64_t)y))
+LT_BINARY_LIST(BINARY)

@@ -1,13 +1,9 @@
-/* unary.c - ops of one tensor, element by element. A new one is a row of the table below and a
- * name in list.h.
- *
- * Formulas are type generic: <tgmath.h> takes expf for a float and exp for a double. T is the type
- * of the element; a constant with a point is written (T)0.5, so that it does not turn a float
- * formula into a double one.
- */
+/* unary.c - ops of one tensor, element by element. A new one is a row of the table in unary.h and a
+ * name in list.h. */
 #include <tgmath.h>
 
 #include "ops/loops.h"
+#include "ops/unary.h"
 
 /* bf16: fn is for that too. */
 static lt_status forward(lt_call *c, lt_block_fn fn, int cost, bool bf16)
@@ -78,8 +74,6 @@ static lt_status same_float(lt_call *c)
     return LT_OK;
 }
 
-/* An op on floats: its name; its cost and its policy under autocast; what backward needs; what it
- * is; y, a formula of x; dx, a formula of dy and of x if backward needs IN, of y if OUT. */
 #define UNARY(name, cost, policy, saves, text, y_of, dx_of)                                        \
     KERNELS(name, LT_FLOATS, cost, y_of, dx_of)                                                    \
     const lt_op lt__op_##name = {                                                                  \
@@ -88,30 +82,7 @@ static lt_status same_float(lt_call *c)
     };
 #define IN LT_SAVE_IN(0)
 #define OUT LT_SAVE_OUT(0)
-
-UNARY(exp, LT_COSTLY, LT_CAST_F32, OUT, "e to the power of x.",
-      exp(x), dy * y)
-UNARY(log, LT_COSTLY, LT_CAST_F32, IN, "The natural logarithm of x.",
-      log(x), dy / x)
-UNARY(sqrt, LT_CHEAP, LT_CAST_ANY, OUT, "The square root of x.",
-      sqrt(x), dy / (2 * y))
-UNARY(sigmoid, LT_COSTLY, LT_CAST_ANY, OUT, "1 / (1 + exp(-x)).",
-      1 / (1 + exp(-x)), dy * y * (1 - y))
-UNARY(tanh, LT_COSTLY, LT_CAST_ANY, OUT, "The hyperbolic tangent of x.",
-      tanh(x), dy * (1 - y * y))
-
-/* These compare so that a nan passes through. */
-UNARY(relu, LT_CHEAP, LT_CAST_ANY, OUT, "x where it is positive, else 0.",
-      x < 0 ? 0 : x, y <= 0 ? 0 : dy)
-UNARY(relu6, LT_CHEAP, LT_CAST_ANY, OUT, "x brought into 0..6.",
-      x < 0 ? 0 : x > 6 ? 6 : x, y <= 0 || y >= 6 ? 0 : dy)
-
-/* Hendrycks and Gimpel, Gaussian Error Linear Units, 2016. P is the normal distribution, p its
- * density. */
-#define P(x) ((T)0.5 * (1 + erf((x) * (T)0.70710678118654752440)))
-#define p(x) ((T)0.39894228040143267794 * exp((T)-0.5 * (x) * (x)))
-UNARY(gelu, LT_COSTLY, LT_CAST_ANY, IN, "x P(X <= x), X normal: x (1 + erf(x / sqrt(2))) / 2.",
-      x * P(x), dy * (P(x) + x * p(x)))
+LT_UNARY_LIST(UNARY)
 
 /* ==== Ops that take integers too ============================================================== */
 
@@ -129,17 +100,15 @@ static lt_status same_signed(lt_call *c)
     return same_any(c);
 }
 
-KERNELS(neg, LT_WRAPPING, LT_CHEAP, -x, -dy)
+KERNELS(neg, LT_WRAPPING, LT_CHEAP, LT_NEG, LT_NEG_BACK)
 const lt_op lt__op_neg = {
     .sig = "neg(x)", .doc = "-x; the least integer stays what it is.",
     .any_dtype = true, .grad_in_place = 1, .shape = same_signed, .fwd = neg_fwd, .bwd = neg_bwd,
 };
 
-static inline int64_t magnitude(int64_t x) { return x < 0 ? (int64_t)-(uint64_t)x : x; }
-
 KERNELS(abs, LT_NUMERICS, LT_CHEAP,
-        _Generic(x, float: fabs(x), double: fabs(x), default: magnitude((int64_t)x)),
-        x > 0 ? dy : x < 0 ? -dy : 0)
+        _Generic(x, float: fabs(x), double: fabs(x), default: lt__magnitude((int64_t)x)),
+        LT_ABS_BACK)
 const lt_op lt__op_abs = {
     .sig = "abs(x)", .doc = "The absolute value of x; its gradient at 0 is 0.",
     .any_dtype = true, .save = IN, .grad_in_place = 1,
@@ -173,7 +142,7 @@ LT_SIMD static void clamp_forward_block(const lt_block *b)
     LT_NUMERICS(b->dtype, T,
         BOUNDS(T)
         min = min > max ? max : min;
-        FORWARD_LOOP(T, T, x > max ? max : x < min ? min : x)
+        FORWARD_LOOP(T, T, LT_CLAMP)
     );
 }
 
@@ -181,7 +150,7 @@ LT_SIMD static void clamp_backward_block(const lt_block *b)
 {
     LT_FLOATS(b->dtype, T,
         BOUNDS(T)
-        BACKWARD_LOOP(T, T, x > min && x < max ? dy : 0)
+        BACKWARD_LOOP(T, T, LT_CLAMP_BACK)
     );
 }
 

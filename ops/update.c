@@ -6,10 +6,10 @@
  * step. `scale` multiplies the gradient first: a loss scale or a count of shards is undone here,
  * without a pass of its own.
  */
-#include "ops/kernel.h"
+#include "ops/update.h"
 
 enum { BLOCK = 16384 }; /* elements */
-enum { W, G, SLOT, SLOT2 };
+enum { W = LT_UPDATE_W, G = LT_UPDATE_G, SLOT = LT_UPDATE_SLOT, SLOT2 = LT_UPDATE_SLOT2 };
 
 /* Inputs of one float dtype and as many elements as w. */
 static lt_status check_arenas(const lt_call *c)
@@ -109,9 +109,6 @@ const lt_op lt__op_add_squares = {
 
 /* ==== sgd_step ================================================================================ */
 
-enum { LR }; /* the first option of each */
-enum { SGD_DECAY = 1, SGD_SCALE };
-
 static lt_status sgd_shape(lt_call *c)
 {
     LT_TRY(lt__number_in(c, LR, 0, INFINITY));
@@ -124,11 +121,9 @@ LT_SIMD static void sgd_block(const lt_call *c, int64_t first, int64_t n)
     LT_FLOATS(c->in[W]->dtype, T,
         T *restrict w = (T *)c->in[W]->data + first;
         const T *restrict g = (const T *)c->in[G]->data + first;
-        T lr = (T)lt__number(c, LR);
-        T decay = (T)lt__number(c, SGD_DECAY);
-        T scale = (T)lt__number(c, SGD_SCALE);
+        LT_SGD_NUMBERS(c)
         for (int64_t i = 0; i < n; i++)
-            w[i] -= lr * (g[i] * scale + decay * w[i]);
+            LT_SGD_STEP(w[i], g[i])
     );
 }
 
@@ -144,8 +139,6 @@ const lt_op lt__op_sgd_step = {
 
 /* ==== momentum_step =========================================================================== */
 
-enum { MOMENTUM = 1, NESTEROV, MOMENTUM_DECAY, MOMENTUM_SCALE };
-
 static lt_status momentum_shape(lt_call *c)
 {
     LT_TRY(lt__number_in(c, LR, 0, INFINITY));
@@ -156,19 +149,13 @@ static lt_status momentum_shape(lt_call *c)
 
 LT_SIMD static void momentum_block(const lt_call *c, int64_t first, int64_t n)
 {
-    bool nesterov = lt__flag(c, NESTEROV);
     LT_FLOATS(c->in[W]->dtype, T,
         T *restrict w = (T *)c->in[W]->data + first;
         const T *restrict g = (const T *)c->in[G]->data + first;
         T *restrict v = (T *)c->in[SLOT]->data + first;
-        T lr = (T)lt__number(c, LR);
-        T momentum = (T)lt__number(c, MOMENTUM);
-        T decay = (T)lt__number(c, MOMENTUM_DECAY);
-        T scale = (T)lt__number(c, MOMENTUM_SCALE);
+        LT_MOMENTUM_NUMBERS(c)
         for (int64_t i = 0; i < n; i++) {
-            T d = g[i] * scale + decay * w[i];
-            v[i] = momentum * v[i] + d;
-            w[i] -= lr * (nesterov ? d + momentum * v[i] : v[i]);
+            LT_MOMENTUM_STEP(w[i], g[i], v[i])
         }
     );
 }
@@ -186,8 +173,6 @@ const lt_op lt__op_momentum_step = {
 
 /* ==== lars_step =============================================================================== */
 
-enum { LARS_MOMENTUM = 1, LARS_DECAY, TRUST, LARS_EPS, ADAPT, LARS_SCALE };
-
 static lt_status lars_shape(lt_call *c)
 {
     for (int k = LR; k <= LARS_EPS; k++)
@@ -204,14 +189,12 @@ static size_t lars_scratch(const lt_call *c, bool backward)
 
 static double lars_ratio(const lt_call *c)
 {
-    double decay = lt__number(c, LARS_DECAY), scale = lt__number(c, LARS_SCALE);
     if (!lt__flag(c, ADAPT))
         return 1;
     double w = sqrt(sum_squares(c, c->in[W], c->scratch));
-    double g = sqrt(sum_squares(c, c->in[G], c->scratch)) * fabs(scale);
-    if (w == 0 || g == 0)
-        return 1; /* weights that begin at 0 would stay there */
-    return lt__number(c, TRUST) * w / (g + decay * w + lt__number(c, LARS_EPS));
+    double g = sqrt(sum_squares(c, c->in[G], c->scratch)) * fabs(lt__number(c, LARS_SCALE));
+    return lt__lars_ratio(w, g, lt__number(c, TRUST), lt__number(c, LARS_DECAY),
+                          lt__number(c, LARS_EPS));
 }
 
 LT_SIMD static void lars_block(const lt_call *c, int64_t first, int64_t n)
@@ -221,13 +204,9 @@ LT_SIMD static void lars_block(const lt_call *c, int64_t first, int64_t n)
         const T *restrict g = (const T *)c->in[G]->data + first;
         T *restrict v = (T *)c->in[SLOT]->data + first;
         T ratio = (T)*(const double *)c->scratch;
-        T lr = (T)lt__number(c, LR);
-        T momentum = (T)lt__number(c, LARS_MOMENTUM);
-        T decay = (T)lt__number(c, LARS_DECAY);
-        T scale = (T)lt__number(c, LARS_SCALE);
+        LT_LARS_NUMBERS(c)
         for (int64_t i = 0; i < n; i++) {
-            v[i] = momentum * v[i] + ratio * (g[i] * scale + decay * w[i]);
-            w[i] -= lr * v[i];
+            LT_LARS_STEP(w[i], g[i], v[i], ratio)
         }
     );
 }
@@ -253,8 +232,6 @@ const lt_op lt__op_lars_step = {
 
 /* ==== adam_step =============================================================================== */
 
-enum { STEP = 1, BETA1, BETA2, ADAM_EPS, ADAM_DECAY, DECOUPLED, ADAM_SCALE };
-
 static lt_status adam_shape(lt_call *c)
 {
     LT_TRY(lt__number_in(c, LR, 0, INFINITY));
@@ -272,29 +249,14 @@ static lt_status adam_shape(lt_call *c)
 
 LT_SIMD static void adam_block(const lt_call *c, int64_t first, int64_t n)
 {
-    double lr = lt__number(c, LR), step = lt__number(c, STEP), decay = lt__number(c, ADAM_DECAY);
-    double b1 = lt__number(c, BETA1), b2 = lt__number(c, BETA2);
-    bool decoupled = lt__flag(c, DECOUPLED);
     LT_FLOATS(c->in[W]->dtype, T,
         T *restrict w = (T *)c->in[W]->data + first;
         const T *restrict g = (const T *)c->in[G]->data + first;
         T *restrict m = (T *)c->in[SLOT]->data + first;
         T *restrict v = (T *)c->in[SLOT2]->data + first;
-        T scale = (T)lt__number(c, ADAM_SCALE);
-        T keep = (T)(decoupled ? 1 - lr * decay : 1);
-        T coupled = (T)(decoupled ? 0 : decay);
-        T new1 = (T)(1 - b1);
-        T old2 = (T)b2;
-        T new2 = (T)(1 - b2);
-        T step_size = (T)(lr / (1 - pow(b1, step)));
-        T unbias = (T)sqrt(1 - pow(b2, step));
-        T eps = (T)lt__number(c, ADAM_EPS);
+        LT_ADAM_NUMBERS(c)
         for (int64_t i = 0; i < n; i++) {
-            T kept = w[i] * keep;
-            T d = g[i] * scale + coupled * kept;
-            m[i] += new1 * (d - m[i]);
-            v[i] = v[i] * old2 + new2 * d * d;
-            w[i] = kept - step_size * m[i] / (SQRT(v[i]) / unbias + eps);
+            LT_ADAM_STEP(w[i], g[i], m[i], v[i], SQRT)
         }
     );
 }
