@@ -1,0 +1,156 @@
+/* cuda.h - what the CUDA sides of the stems share: the device behind a call, launching, types of
+ * elements.
+ *
+ * A .cu holds kernels for calls whose tensors lie on the accelerator. They are put into its one
+ * stream and nobody waits for them. Halves come as they are: arithmetic is in float, and rounded
+ * once. There is no arithmetic in f64, but for sums: these are in double, in an order that depends
+ * on shapes alone, without atomics.
+ *
+ * The library has no symbol in here: a plugin calls it through lt_host. The tests compile the same
+ * sources for the CPU (tests/cuda/), so they use no <<<>>> and no library of NVIDIA's but cudart.
+ */
+#ifndef LT_OPS_CUDA_H
+#define LT_OPS_CUDA_H
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "ops/kernel.h"
+#include "ops/plugin.h"
+
+enum { LT_THREADS = 256 };    /* of a block, everywhere */
+
+typedef struct lt_cuda {
+    lt_device device;         /* first, so that the one is the other */
+    const lt_host *host;
+    int index;
+    cudaStream_t stream;
+    void *partial, *result;   /* of lt_rescale(): on the device, and pinned on the host */
+    char name[16];            /* "cuda:0" */
+} lt_cuda;
+
+/* The accelerator of a context, which becomes the current device of this thread. */
+static inline lt_cuda *lt__cuda(const lt_ctx *ctx)
+{
+    lt_cuda *cuda = (lt_cuda *)ctx->devices[1];
+    (void)cudaSetDevice(cuda->index); /* what is wrong with it, the next call says too */
+    return cuda;
+}
+
+/* LT_OK, or LT_ENOMEM or LT_EENV with what CUDA has to say: perhaps of work that was put into the
+ * stream long ago. */
+lt_status lt__cuda_status(const lt_cuda *cuda, cudaError_t error);
+/* LT_EUNSUPPORTED: "cuda:0 does not compute in f64; ..." */
+lt_status lt__no_kernel(const lt_cuda *cuda, int dtype);
+
+/* Runs kernel(args...) in so many blocks; none is nothing to do. */
+template <class... P, class... A>
+lt_status lt__launch(const lt_cuda *cuda, int64_t blocks, void (*kernel)(P...), A... args)
+{
+    if (blocks == 0)
+        return LT_OK;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(LT_THREADS);
+    config.stream = cuda->stream;
+    return lt__cuda_status(cuda, cudaLaunchKernelEx(&config, kernel, args...));
+}
+
+static inline int64_t lt__cuts(int64_t n, int64_t piece) { return (n + piece - 1) / piece; }
+/* bytes, rounded up so that what follows them in scratch is aligned like scratch itself. */
+static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/* ==== Elements ================================================================================ */
+
+/* What elements of type E are computed in, and rounded from. */
+template <class E> struct lt_element {
+    typedef E wide;
+    static __device__ E of(E v) { return v; }
+};
+template <> struct lt_element<__half> {
+    typedef float wide;
+    static __device__ __half of(float v) { return __float2half_rn(v); }
+};
+template <> struct lt_element<__nv_bfloat16> {
+    typedef float wide;
+    static __device__ __nv_bfloat16 of(float v) { return __float2bfloat16_rn(v); }
+};
+template <class E> using lt_wide = typename lt_element<E>::wide;
+
+template <class E> __device__ inline E lt__value(E e) { return e; }
+__device__ inline float lt__value(__half e) { return __half2float(e); }
+__device__ inline float lt__value(__nv_bfloat16 e) { return __bfloat162float(e); }
+
+/* Moved by one load or store; of 16 bytes, where the elements lie so. */
+template <class E, int N> struct alignas(sizeof(E) * N) lt_pack { E at[N]; };
+
+/* Element i of so many bytes each. */
+static inline char *lt__cuda_at(const void *data, int dtype, int64_t i)
+{
+    static const uint8_t bytes[] = {
+#define X(name, bytes, text) bytes,
+        LT_DTYPE_LIST(X)
+#undef X
+    };
+    return (char *)data + i * bytes[dtype];
+}
+
+/* d brought into the integers of type T; NaN gives 0. */
+template <class T> __host__ __device__ inline T lt__saturated(double d)
+{
+    const T least = (T)-1 < 0 ? (T)((uint64_t)1 << (8 * sizeof(T) - 1)) : 0, most = (T)~least;
+    return d != d ? 0 : d >= (double)most ? most : d <= (double)least ? least : (T)d;
+}
+
+/* ==== From dtypes to types ==================================================================== */
+
+#define LT_CASE(dtype, type, E, ...) case dtype: { typedef type E; __VA_ARGS__ } break;
+
+/* Runs body once with E standing for the type of the elements; without one for this dtype it
+ * returns lt__no_kernel(). */
+#define LT_CUDA_FLOATS(cuda, dtype, E, ...)                                                        \
+    switch (dtype) {                                                                               \
+    LT_CASE(LT_F32, float, E, __VA_ARGS__)                                                         \
+    LT_CASE(LT_F16, __half, E, __VA_ARGS__)                                                        \
+    LT_CASE(LT_BF16, __nv_bfloat16, E, __VA_ARGS__)                                                \
+    default: return lt__no_kernel(cuda, dtype);                                                    \
+    }
+
+#define LT_CUDA_NUMERICS(cuda, dtype, E, ...)                                                      \
+    switch (dtype) {                                                                               \
+    LT_CASE(LT_I64, int64_t, E, __VA_ARGS__)                                                       \
+    LT_CASE(LT_I32, int32_t, E, __VA_ARGS__)                                                       \
+    LT_CASE(LT_U8, uint8_t, E, __VA_ARGS__)                                                        \
+    default: LT_CUDA_FLOATS(cuda, dtype, E, __VA_ARGS__)                                           \
+    }
+
+/* With unsigned integers: overflow wraps. */
+#define LT_CUDA_WRAPPING(cuda, dtype, E, ...)                                                      \
+    switch (dtype) {                                                                               \
+    LT_CASE(LT_I64, uint64_t, E, __VA_ARGS__)                                                      \
+    LT_CASE(LT_I32, uint32_t, E, __VA_ARGS__)                                                      \
+    LT_CASE(LT_U8, uint8_t, E, __VA_ARGS__)                                                        \
+    default: LT_CUDA_FLOATS(cuda, dtype, E, __VA_ARGS__)                                           \
+    }
+
+/* With an unsigned integer of the same size, for moving elements of any dtype. */
+#define LT_CUDA_SIZES(dtype, E, ...)                                                               \
+    switch (lt__cuda_at(NULL, dtype, 1) - (char *)NULL) {                                          \
+    LT_CASE(1, uint8_t, E, __VA_ARGS__)                                                            \
+    LT_CASE(2, uint16_t, E, __VA_ARGS__)                                                           \
+    LT_CASE(4, uint32_t, E, __VA_ARGS__)                                                           \
+    default: { typedef uint64_t E; __VA_ARGS__ }                                                   \
+    }
+
+/* ==== The stems =============================================================================== */
+
+/* Each puts its kernels into op[LT_OP_name]. */
+#define LT_CUDA_STEMS(X) X(unary) X(binary) X(compare) X(reduce) X(shape) X(update)
+#define X(stem) void lt__cuda_##stem(lt_kernels *op);
+LT_CUDA_STEMS(X)
+#undef X
+lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_found *found);
+size_t lt__cuda_rescale_bytes(void); /* of cuda->partial and cuda->result */
+
+#endif

@@ -1,0 +1,128 @@
+/* unary.cu - the CUDA side of unary.c. */
+#include "ops/cuda_map.h"
+#include "ops/unary.h"
+
+/* y = f(x); f, made for the type of the elements. */
+template <class F> static lt_status forward(lt_call *c, const F &f)
+{
+    const lt_tensor *x = c->in[0], *y = c->out[0];
+    lt_walk w;
+    lt__walk_inputs(&w, y, 1, &x);
+    return lt__map(lt__cuda(c->ctx), w, f, false, y->data, x->data);
+}
+
+/* dx (+)= f(dy, what was saved: dy again if nothing was). */
+template <class F> static lt_status backward(lt_call *c, const F &f)
+{
+    const lt_tensor *dy = c->d_out[0], *dx = c->d_in[0];
+    const lt_tensor *saved = c->in[0] ? c->in[0] : c->out[0] ? c->out[0] : dy;
+    const lt_tensor *in[] = {dy, saved};
+    lt_walk w;
+    lt__walk_inputs(&w, dx, 2, in);
+    return lt__map(lt__cuda(c->ctx), w, f, c->add & 1, dx->data, dy->data, saved->data);
+}
+
+#define FORWARD(name, y_of)                                                                        \
+    template <class E> struct name##_y : lt_types<1, E> {                                          \
+        typedef lt_wide<E> T;                                                                      \
+        __device__ T operator()(T x, T, T) const { return (T)(y_of); }                             \
+    };
+
+#define BACKWARD(name, dx_of)                                                                      \
+    template <class E> struct name##_dx : lt_types<2, E> {                                         \
+        typedef lt_wide<E> T;                                                                      \
+        __device__ T operator()(T dy, T x, T) const                                                \
+        {                                                                                          \
+            const T y = x;                                                                         \
+            (void)y;                                                                               \
+            return (T)(dx_of);                                                                     \
+        }                                                                                          \
+    };
+
+/* types: FLOATS, NUMERICS or WRAPPING, for forward. */
+#define KERNELS(name, types, y_of, dx_of)                                                          \
+    FORWARD(name, y_of)                                                                            \
+    BACKWARD(name, dx_of)                                                                          \
+    static lt_status name##_fwd(lt_call *c)                                                        \
+    {                                                                                              \
+        LT_CUDA_##types(lt__cuda(c->ctx), c->in[0]->dtype, E, return forward(c, name##_y<E>());)   \
+    }                                                                                              \
+    static lt_status name##_bwd(lt_call *c)                                                        \
+    {                                                                                              \
+        LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_in[0]->dtype, E,                                     \
+                       return backward(c, name##_dx<E>());)                                        \
+    }
+
+#define UNARY(name, cost, policy, saves, text, y_of, dx_of) KERNELS(name, FLOATS, y_of, dx_of)
+LT_UNARY_LIST(UNARY)
+
+__device__ static float magnitude(float x) { return fabsf(x); }
+__device__ static int64_t magnitude(int64_t x) { return lt__magnitude(x); }
+__device__ static int32_t magnitude(int32_t x) { return (int32_t)lt__magnitude(x); }
+__device__ static uint8_t magnitude(uint8_t x) { return x; }
+
+KERNELS(neg, WRAPPING, LT_NEG, LT_NEG_BACK)
+KERNELS(abs, NUMERICS, magnitude(x), LT_ABS_BACK)
+
+/* ==== clamp =================================================================================== */
+
+enum { MIN, MAX }; /* options */
+
+template <class E> struct clamp_y : lt_types<1, E> {
+    typedef lt_wide<E> T;
+    T min, max;
+    __device__ T operator()(T x, T, T) const { return LT_CLAMP; }
+};
+
+template <class E> struct clamp_dx : lt_types<2, E> {
+    typedef lt_wide<E> T;
+    T min, max;
+    __device__ T operator()(T dy, T x, T) const { return LT_CLAMP_BACK; }
+};
+
+/* Those of integers are the integers within; infinities become the least and the largest. */
+template <class T> static void set_bounds(const lt_call *c, T *min, T *max)
+{
+    *min = lt__saturated<T>(ceil(lt__number(c, MIN)));
+    *max = lt__saturated<T>(floor(lt__number(c, MAX)));
+}
+
+static void set_bounds(const lt_call *c, float *min, float *max)
+{
+    *min = (float)lt__number(c, MIN);
+    *max = (float)lt__number(c, MAX);
+}
+
+template <class E> static lt_status clamp_forward(lt_call *c)
+{
+    clamp_y<E> f;
+    set_bounds(c, &f.min, &f.max);
+    f.min = f.min > f.max ? f.max : f.min;
+    return forward(c, f);
+}
+
+template <class E> static lt_status clamp_backward(lt_call *c)
+{
+    clamp_dx<E> f;
+    set_bounds(c, &f.min, &f.max);
+    return backward(c, f);
+}
+
+static lt_status clamp_fwd(lt_call *c)
+{
+    LT_CUDA_NUMERICS(lt__cuda(c->ctx), c->in[0]->dtype, E, return clamp_forward<E>(c);)
+}
+
+static lt_status clamp_bwd(lt_call *c)
+{
+    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_in[0]->dtype, E, return clamp_backward<E>(c);)
+}
+
+void lt__cuda_unary(lt_kernels *op)
+{
+#define FILL(name, ...) op[LT_OP_##name] = lt_kernels{NULL, name##_fwd, name##_bwd};
+    LT_UNARY_LIST(FILL)
+    FILL(neg)
+    FILL(abs)
+    FILL(clamp)
+}

@@ -1,0 +1,211 @@
+/* update.cu - the CUDA side of update.c: one pass over flat arenas, in place, 16 bytes of each at a
+ * time. */
+#include "ops/cuda_fold.h"
+#include "ops/update.h"
+
+enum { W = LT_UPDATE_W, G = LT_UPDATE_G, SLOT = LT_UPDATE_SLOT, SLOT2 = LT_UPDATE_SLOT2 };
+
+/* ==== Steps =================================================================================== */
+
+/* The arenas of a call: w, g and slots, of which a step has so many. */
+template <class E> struct arenas {
+    E *at[4];
+    int64_t count;
+    bool wide;
+};
+
+/* F: an update; it has N, how many slots there are, a host's F(c) and a device's
+ * step(w, g, first slot, second slot). */
+template <class F, class E>
+__global__ void __launch_bounds__(LT_THREADS)
+    update_kernel(F f, const __grid_constant__ arenas<E> a)
+{
+    enum { V = 16 / sizeof(E), N = F::SLOTS + 2 };
+    int64_t first = (int64_t)blockIdx.x * (LT_THREADS * V);
+    int64_t i = first + (int64_t)threadIdx.x * (a.wide ? V : 1);
+    if (a.wide && i + V <= a.count) {
+        lt_pack<E, V> p[4] = {};
+        for (int k = 0; k < N; k++)
+            p[k] = *(const lt_pack<E, V> *)(a.at[k] + i);
+        for (int j = 0; j < V; j++) {
+            float v[4];
+            for (int k = 0; k < 4; k++)
+                v[k] = lt__value(p[k].at[j]);
+            f.step(v[W], v[G], v[SLOT], v[SLOT2]);
+            for (int k = 0; k < N; k++)
+                p[k].at[j] = lt_element<E>::of(v[k]);
+        }
+        for (int k = 0; k < N; k++)
+            if (k != G)
+                *(lt_pack<E, V> *)(a.at[k] + i) = p[k];
+        return;
+    }
+#pragma unroll 1
+    for (int j = 0; j < V && i < a.count; j++, i += a.wide ? 1 : LT_THREADS) {
+        float v[4] = {};
+        for (int k = 0; k < N; k++)
+            v[k] = lt__value(a.at[k][i]);
+        f.step(v[W], v[G], v[SLOT], v[SLOT2]);
+        for (int k = 0; k < N; k++)
+            if (k != G)
+                a.at[k][i] = lt_element<E>::of(v[k]);
+    }
+}
+
+template <class F, class E> static lt_status run(lt_call *c, const F &f)
+{
+    arenas<E> a = {};
+    a.count = c->in[W]->count;
+    a.wide = true;
+    for (int k = 0; k < F::SLOTS + 2; k++) {
+        a.at[k] = (E *)c->in[k]->data;
+        a.wide &= (uintptr_t)a.at[k] % 16 == 0;
+    }
+    return lt__launch(lt__cuda(c->ctx), lt__cuts(a.count, LT_THREADS * (16 / sizeof(E))),
+                      update_kernel<F, E>, f, a);
+}
+
+template <class F> static lt_status update(lt_call *c, const F &f)
+{
+    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[W]->dtype, E, return (run<F, E>(c, f));)
+}
+
+typedef float T;              /* of the numbers, and of each step */
+
+struct sgd_update {
+    enum { SLOTS = 0 };
+    T lr, decay, scale;
+    __device__ void step(T &w, T g, T &, T &) const { LT_SGD_STEP(w, g) }
+};
+
+static lt_status sgd(lt_call *c)
+{
+    LT_SGD_NUMBERS(c)
+    return update(c, sgd_update{lr, decay, scale});
+}
+
+struct momentum_update {
+    enum { SLOTS = 1 };
+    bool nesterov;
+    T lr, momentum, decay, scale;
+    __device__ void step(T &w, T g, T &v, T &) const { LT_MOMENTUM_STEP(w, g, v) }
+};
+
+static lt_status momentum_step(lt_call *c)
+{
+    LT_MOMENTUM_NUMBERS(c)
+    return update(c, momentum_update{nesterov, lr, momentum, decay, scale});
+}
+
+struct adam_update {
+    enum { SLOTS = 2 };
+    T scale, keep, coupled, new1, old2, new2, step_size, unbias, eps;
+    __device__ void step(T &w, T g, T &m, T &v) const { LT_ADAM_STEP(w, g, m, v, sqrtf) }
+};
+
+static lt_status adam(lt_call *c)
+{
+    LT_ADAM_NUMBERS(c)
+    return update(c, adam_update{scale, keep, coupled, new1, old2, new2, step_size, unbias, eps});
+}
+
+/* ==== Sums of squares ========================================================================= */
+
+static void plan_squares(lt_fold_plan *plan, const lt_tensor *x)
+{
+    size_t bytes = (size_t)(lt__cuda_at(NULL, x->dtype, 1) - (char *)NULL);
+    lt__plan_fold(plan, 1, &x->count, 1, bytes);
+}
+
+static size_t squares_bytes(const lt_tensor *x)
+{
+    lt_fold_plan plan;
+    plan_squares(&plan, x);
+    return lt__fold_scratch(&plan, sizeof(double));
+}
+
+/* *sum, on the device, = that of x^2. */
+static lt_status sum_squares(const lt_cuda *cuda, const lt_tensor *x, double *sum, void *scratch)
+{
+    lt_fold_plan plan;
+    lt_fold_end end = {sum, LT_F64, false, false, 1};
+    plan_squares(&plan, x);
+    LT_CUDA_FLOATS(cuda, x->dtype, E,
+                   return lt__fold<lt_squares<E>>(cuda, &plan, x->data, end, scratch);)
+}
+
+enum { TOTAL, X_IN };         /* of add_squares */
+enum { NUMBERS = 64 };        /* bytes at the beginning of scratch, for what sums come to */
+
+template <class E> __global__ void add_to_total(E *total, const double *sum)
+{
+    if (threadIdx.x == 0)
+        *total = lt_element<E>::of((lt_wide<E>)((double)lt__value(*total) + *sum));
+}
+
+static lt_status add_squares(lt_call *c)
+{
+    lt_cuda *cuda = lt__cuda(c->ctx);
+    double *sum = (double *)c->scratch;
+    void *total = c->in[TOTAL]->data;
+    LT_TRY(sum_squares(cuda, c->in[X_IN], sum, (char *)c->scratch + NUMBERS));
+    if (c->in[TOTAL]->dtype == LT_F64)
+        return lt__launch(cuda, 1, add_to_total<double>, (double *)total, (const double *)sum);
+    LT_CUDA_FLOATS(cuda, c->in[TOTAL]->dtype, E,
+                   return lt__launch(cuda, 1, add_to_total<E>, (E *)total, (const double *)sum);)
+}
+
+static size_t squares_scratch(const lt_call *c, bool backward)
+{
+    (void)backward;
+    return NUMBERS + squares_bytes(c->in[X_IN]);
+}
+
+/* ==== lars_step =============================================================================== */
+
+enum { RATIO, NORM_W, NORM_G }; /* doubles in scratch; the norms are squared still */
+
+static __global__ void find_ratio(double *number, bool adapt, double trust, double decay,
+                                  double eps, double scale)
+{
+    if (threadIdx.x > 0)
+        return;
+    double w = sqrt(number[NORM_W]), g = sqrt(number[NORM_G]) * fabs(scale);
+    number[RATIO] = adapt ? lt__lars_ratio(w, g, trust, decay, eps) : 1;
+}
+
+struct lars_update {
+    enum { SLOTS = 1 };
+    T lr, momentum, decay, scale;
+    const double *ratio;
+    __device__ void step(T &w, T g, T &v, T &) const { LT_LARS_STEP(w, g, v, (T)*ratio) }
+};
+
+static lt_status lars(lt_call *c)
+{
+    LT_LARS_NUMBERS(c)
+    lt_cuda *cuda = lt__cuda(c->ctx);
+    double *number = (double *)c->scratch;
+    void *rest = (char *)c->scratch + NUMBERS;
+    LT_TRY(sum_squares(cuda, c->in[W], number + NORM_W, rest));
+    LT_TRY(sum_squares(cuda, c->in[G], number + NORM_G, rest));
+    LT_TRY(lt__launch(cuda, 1, find_ratio, number, lt__flag(c, ADAPT), lt__number(c, TRUST),
+                      lt__number(c, LARS_DECAY), lt__number(c, LARS_EPS),
+                      lt__number(c, LARS_SCALE)));
+    return update(c, lars_update{lr, momentum, decay, scale, number + RATIO});
+}
+
+static size_t lars_scratch(const lt_call *c, bool backward)
+{
+    (void)backward;
+    return NUMBERS + squares_bytes(c->in[W]);
+}
+
+void lt__cuda_update(lt_kernels *op)
+{
+    op[LT_OP_add_squares] = lt_kernels{squares_scratch, add_squares, NULL};
+    op[LT_OP_sgd_step] = lt_kernels{NULL, sgd, NULL};
+    op[LT_OP_momentum_step] = lt_kernels{NULL, momentum_step, NULL};
+    op[LT_OP_lars_step] = lt_kernels{lars_scratch, lars, NULL};
+    op[LT_OP_adam_step] = lt_kernels{NULL, adam, NULL};
+}
