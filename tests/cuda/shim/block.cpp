@@ -1,0 +1,282 @@
+/* block.cpp - runs the threads of blocks on the CPU, as fibers.
+ *
+ * A fiber runs thread after thread as long as these come to their end; when one has to wait, it
+ * waits in this fiber and the next thread gets another. So a kernel without barriers costs no
+ * switches.
+ */
+#include <link.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <vector>
+
+#include "shim.h"
+#include "tests/cuda/shim.h"
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+namespace {
+
+enum { STACK = 256 << 10, MOST = 1024 /* threads */, WARP = 32 };
+enum state { NEW, READY, AT_BARRIER, AT_EXCHANGE, DONE };
+
+struct fiber {
+    ucontext_t context;
+    bool idle;
+};
+
+struct thread {
+    state is;
+    fiber *in;
+    const char *file;         /* where it waits */
+    int line;
+    unsigned mask;            /* of its exchange */
+    uint64_t value, all[WARP];
+};
+
+int order;
+std::vector<fiber *> fibers;
+ucontext_t scheduler;
+thread threads[MOST];
+int sequence[MOST];           /* the order in which threads get their turns */
+int n_threads, started, current;
+const std::function<void()> *body;
+thread_local char some_shared[8] = {0}; /* so that the module has a range of them */
+
+/* ==== Shared memory =========================================================================== */
+
+struct range { char *start; size_t bytes; };
+
+int find_range(dl_phdr_info *info, size_t, void *to)
+{
+    range *r = (range *)to;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        char *start = (char *)info->dlpi_tls_data;
+        size_t bytes = info->dlpi_phdr[i].p_memsz;
+        if (info->dlpi_phdr[i].p_type == PT_TLS && start && some_shared >= start &&
+            some_shared < start + bytes)
+            *r = range{start, bytes};
+    }
+    return r->start != NULL;
+}
+
+/* Thread-local variables are what __shared__ ones are made of, and nothing else here is. */
+void spoil_shared()
+{
+    static thread_local int unused; /* keeps the block alive */
+    range r = {NULL, 0};
+    some_shared[0] = (char)unused;
+    dl_iterate_phdr(find_range, &r);
+    memset(r.start, 0xff, r.bytes);
+}
+
+/* ==== Fibers ================================================================================== */
+
+void run_threads()
+{
+    for (;;) {
+        fiber *self = threads[current].in;
+        (*body)();
+        threads[current].is = DONE;
+        if (started < n_threads) {
+            current = sequence[started++];
+            threads[current].in = self;
+            threadIdx.x = (unsigned)current;
+        } else {
+            self->idle = true;
+            swapcontext(&self->context, &scheduler);
+        }
+    }
+}
+
+void make_fiber(fiber *f)
+{
+    char *stack = (char *)f->context.uc_stack.ss_sp;
+    getcontext(&f->context);
+    f->context.uc_stack.ss_sp = stack;
+    f->context.uc_stack.ss_size = STACK;
+    f->context.uc_link = NULL;
+    makecontext(&f->context, run_threads, 0);
+    f->idle = true;
+}
+
+fiber *idle_fiber()
+{
+    for (fiber *f : fibers)
+        if (f->idle)
+            return f;
+    fiber *f = new fiber();
+    f->context.uc_stack.ss_sp = mmap(NULL, STACK, PROT_READ | PROT_WRITE,
+                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    make_fiber(f);
+    fibers.push_back(f);
+    return f;
+}
+
+void resume(int t, fiber *f)
+{
+    current = t;
+    threadIdx.x = (unsigned)t;
+    threads[t].in = f;
+    f->idle = false;
+    swapcontext(&scheduler, &f->context);
+}
+
+/* The current thread waits, until the scheduler has found it ready. */
+void wait(state is, const char *file, int line)
+{
+    thread *t = &threads[current];
+    t->is = is;
+    t->file = file;
+    t->line = line;
+    swapcontext(&t->in->context, &scheduler);
+}
+
+/* ==== Barriers and exchanges ================================================================== */
+
+bool release_barrier()
+{
+    const thread *first = &threads[0];
+    for (int t = 0; t < n_threads; t++) {
+        if (threads[t].is != AT_BARRIER)
+            return false;
+        if (threads[t].line != first->line || strcmp(threads[t].file, first->file) != 0)
+            shim_fault("thread 0 is at the barrier of %s:%d, thread %d at that of %s:%d",
+                       first->file, first->line, t, threads[t].file, threads[t].line);
+    }
+    for (int t = 0; t < n_threads; t++)
+        threads[t].is = READY;
+    return true;
+}
+
+/* Whether all lanes that thread t waits for are there, in the same exchange. */
+bool is_complete(int t)
+{
+    int warp = t / WARP * WARP;
+    for (int k = 0; k < WARP; k++) {
+        if (!(threads[t].mask >> k & 1))
+            continue;
+        const thread *other = &threads[warp + k];
+        if (warp + k >= n_threads || other->is != AT_EXCHANGE || other->mask != threads[t].mask ||
+            other->line != threads[t].line || strcmp(other->file, threads[t].file) != 0)
+            return false;
+    }
+    return true;
+}
+
+void exchange(int t)
+{
+    int warp = t / WARP * WARP;
+    unsigned mask = threads[t].mask;
+    for (int k = 0; k < WARP; k++) {
+        if (!(mask >> k & 1))
+            continue;
+        threads[warp + k].is = READY;
+        for (int j = 0; j < WARP; j++)
+            threads[warp + k].all[j] = mask >> j & 1 ? threads[warp + j].value : ~0ull;
+    }
+}
+
+/* Lets go on who waits for no more. False when there is nobody. */
+bool release()
+{
+    bool any = false;
+    for (int t = 0; t < n_threads; t++)
+        if (threads[t].is == AT_EXCHANGE && is_complete(t)) {
+            exchange(t);
+            any = true;
+        }
+    return any || release_barrier();
+}
+
+void tell_stuck()
+{
+    int stuck = 0, done = 0;
+    for (int t = 0; t < n_threads; t++) {
+        done += threads[t].is == DONE;
+        if (threads[t].is != DONE)
+            stuck = t;
+    }
+    shim_fault("block %u: thread %d waits for ever at %s:%d; %d of %d threads have left",
+               blockIdx.x, stuck, threads[stuck].file, threads[stuck].line, done, n_threads);
+}
+
+/* ==== Blocks ================================================================================== */
+
+uint32_t mixed(uint32_t x)
+{
+    x = (x ^ x >> 16) * 0x7feb352d;
+    return (x ^ x >> 15) * 0x846ca68b >> 1;
+}
+
+void make_sequence()
+{
+    for (int i = 0; i < n_threads; i++)
+        sequence[i] = order == 1 ? n_threads - 1 - i : i;
+    for (int i = n_threads - 1; i > 0 && order > 1; i--)
+        std::swap(sequence[i], sequence[mixed((uint32_t)(order * 4096 + i)) % (i + 1)]);
+}
+
+bool run_ready()
+{
+    bool any = false;
+    for (int i = 0; i < n_threads; i++)
+        if (threads[sequence[i]].is == READY) {
+            resume(sequence[i], threads[sequence[i]].in);
+            any = true;
+        }
+    return any;
+}
+
+void run_block()
+{
+    spoil_shared();
+    for (int t = 0; t < n_threads; t++)
+        threads[t].is = NEW;
+    for (started = 0;;) {
+        if (started < n_threads) {
+            int t = sequence[started++];
+            resume(t, idle_fiber());
+        } else if (!run_ready() && !release()) {
+            break;
+        }
+    }
+    for (int t = 0; t < n_threads; t++)
+        if (threads[t].is != DONE) {
+            tell_stuck();
+            break;
+        }
+    for (int t = 0; t < n_threads; t++)
+        if (threads[t].is != DONE)
+            make_fiber(threads[t].in); /* its thread is given up */
+}
+
+} // namespace
+
+void shim_barrier(const char *file, int line) { wait(AT_BARRIER, file, line); }
+
+const uint64_t *shim_exchange(unsigned mask, uint64_t value, const char *file, int line)
+{
+    thread *t = &threads[current];
+    if (!(mask >> current % WARP & 1))
+        shim_fault("%s:%d: thread %d is not in its own mask %#x", file, line, current, mask);
+    t->mask = mask;
+    t->value = value;
+    wait(AT_EXCHANGE, file, line);
+    return t->all;
+}
+
+extern "C" void shim_order(int to) { order = to; }
+
+void shim_run_grid(dim3 grid, dim3 block, const std::function<void()> &thread_body)
+{
+    body = &thread_body;
+    n_threads = (int)block.x;
+    gridDim = grid;
+    blockDim = block;
+    threadIdx = blockIdx = uint3{0, 0, 0};
+    make_sequence();
+    for (blockIdx.x = 0; blockIdx.x < grid.x; blockIdx.x++)
+        run_block();
+}

@@ -1,0 +1,139 @@
+/* probes.cpp - small kernels, right ones and wrong ones, that test_shim.c runs to see what the shim
+ * makes of them. */
+#include <stdio.h>
+
+#include "shim.h"
+#include "tests/cuda/shim.h"
+
+enum { N = 64 };              /* threads */
+
+/* Each takes what its neighbour left. */
+static __global__ void neighbours(int *out, bool barrier)
+{
+    __shared__ int s[N];
+    s[threadIdx.x] = (int)threadIdx.x;
+    if (barrier)
+        __syncthreads();
+    out[threadIdx.x] = s[(threadIdx.x + 1) % N];
+}
+
+static __global__ void some_stay_away(int *out)
+{
+    if (threadIdx.x < 16)
+        __syncthreads();
+    out[threadIdx.x] = 1;
+}
+
+static __global__ void two_barriers(int *out)
+{
+    if (threadIdx.x < 16)
+        __syncthreads();
+    else
+        __syncthreads();
+    out[threadIdx.x] = 1;
+}
+
+/* The sum over each warp, one lane's number, votes. */
+static __global__ void exchanges(int *out)
+{
+    int lane = threadIdx.x % 32, sum = (int)threadIdx.x;
+    for (int half = 16; half > 0; half /= 2)
+        sum += __shfl_xor_sync(~0u, sum, half);
+    int down = __shfl_down_sync(~0u, (int)threadIdx.x, 3);
+    int fifth = __shfl_sync(~0u, (int)threadIdx.x, 5);
+    unsigned odd = __ballot_sync(~0u, lane % 2);
+    bool all = __all_sync(~0u, lane >= 0) && !__all_sync(~0u, lane > 0);
+    bool right = fifth == (int)threadIdx.x / 32 * 32 + 5 && odd == 0xaaaaaaaa && all &&
+                 __any_sync(~0u, lane == 7) && down == (int)threadIdx.x + (lane < 29 ? 3 : 0);
+    out[threadIdx.x] = right ? sum : -1;
+}
+
+static __global__ void a_lane_leaves(int *out)
+{
+    if (threadIdx.x == 3)
+        return;
+    out[threadIdx.x] = __shfl_xor_sync(~0u, 1, 1);
+}
+
+static __global__ void writes_behind(int *out) { out[threadIdx.x + 1] = 0; }
+
+static __global__ void fresh(int *out)
+{
+    __shared__ float s[N];
+    out[threadIdx.x] = s[threadIdx.x] != s[threadIdx.x];
+    s[threadIdx.x] = 1;
+}
+
+static __global__ void add_one(const int *in, int *out)
+{
+    out[threadIdx.x] = in[threadIdx.x] + 1;
+}
+
+static cudaError_t launch(cudaStream_t stream, void (*kernel)(int *), int *out)
+{
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(1);
+    config.blockDim = dim3(N);
+    config.stream = stream;
+    return cudaLaunchKernelEx(&config, kernel, out);
+}
+
+/* One stream makes what another takes; waits: for its event. */
+static void chain(int *host, bool waits)
+{
+    cudaStream_t first, second;
+    cudaEvent_t event;
+    int *a, *b;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(1);
+    config.blockDim = dim3(N);
+    cudaStreamCreateWithFlags(&first, cudaStreamNonBlocking);
+    cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking);
+    cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    cudaMalloc(&a, N * sizeof *a);
+    cudaMalloc(&b, N * sizeof *b);
+    cudaMemsetAsync(a, 0, N * sizeof *a, first);
+    cudaEventRecord(event, first);
+    if (waits)
+        cudaStreamWaitEvent(second, event, 0);
+    config.stream = second;
+    cudaLaunchKernelEx(&config, add_one, (const int *)a, b);
+    cudaMemcpyAsync(host, b, N * sizeof *b, cudaMemcpyDefault, second);
+    cudaEventDestroy(event);
+    cudaStreamDestroy(first);
+    cudaStreamDestroy(second);
+    cudaFree(a);
+    cudaFree(b);
+}
+
+static __global__ void neighbours_together(int *out) { neighbours(out, true); }
+static __global__ void neighbours_alone(int *out) { neighbours(out, false); }
+
+/* Runs the probe of that name; out: what it has written. "", or what went wrong. */
+extern "C" SHIM_API const char *shim_probe(const char *name, int *out)
+{
+    static const struct { const char *name; void (*kernel)(int *); } probes[] = {
+        {"neighbours", neighbours_together}, {"no barrier", neighbours_alone},
+        {"some stay away", some_stay_away}, {"two barriers", two_barriers},
+        {"exchanges", exchanges}, {"a lane leaves", a_lane_leaves},
+        {"writes behind", writes_behind}, {"fresh", fresh}};
+    static int on_host[N + 1] = {0};
+    int *device;
+    cudaError_t error = cudaSuccess;
+    if (strncmp(name, "chain", 5) == 0) {
+        chain(out, name[5] == 0);
+        return "";
+    }
+    cudaMalloc(&device, N * sizeof *device);
+    for (auto &p : probes)
+        if (strcmp(name, p.name) == 0)
+            error = launch(NULL, p.kernel, device);
+    if (strcmp(name, "host") == 0)
+        error = launch(NULL, fresh, on_host + 1);
+    if (error == cudaSuccess)
+        error = cudaDeviceSynchronize();
+    const char *text = error == cudaSuccess ? "" : cudaGetErrorString(error);
+    cudaMemcpyAsync(out, device, N * sizeof *device, cudaMemcpyDefault, NULL);
+    cudaFree(device);
+    return text;
+}

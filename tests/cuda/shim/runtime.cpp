@@ -1,0 +1,433 @@
+/* runtime.cpp - memory, streams and events of a CUDA device that is none. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include <deque>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "shim.h"
+#include "tests/cuda/shim.h"
+
+struct shim_stream {
+    std::deque<std::function<void()>> queue;
+    uint64_t queued, done;
+};
+
+struct shim_event {
+    shim_stream *stream;      /* NULL: never recorded */
+    uint64_t position;
+};
+
+namespace {
+
+const size_t ARENA = (size_t)8 << 30, ALIGN = 256, GUARD = 512, PAGE = 4096;
+const unsigned char UNUSED = 0xff; /* NaNs, of all types */
+
+std::recursive_mutex lock;
+char *arena;
+size_t used;                  /* of the arena, in pages: what is opened */
+int open_count;
+bool has_run;                 /* something, since the guards were looked at */
+std::map<char *, size_t> blocks;   /* what is allocated; each with GUARD before and behind it */
+std::map<char *, size_t> pinned;
+std::vector<shim_stream *> streams;
+shim_stream null_stream;
+int64_t counts[SHIM_COUNTS];
+int driver = CUDART_VERSION, n_devices = 1, capability = 9;
+char fault_text[400];
+
+typedef std::lock_guard<std::recursive_mutex> guard;
+
+/* ==== Device memory =========================================================================== */
+
+void open_memory()
+{
+    if (open_count++ == 0 && used)
+        mprotect(arena, used, PROT_READ | PROT_WRITE);
+}
+
+void close_memory()
+{
+    if (--open_count == 0 && used)
+        mprotect(arena, used, PROT_NONE);
+}
+
+struct opened {
+    opened() { open_memory(); }
+    ~opened() { close_memory(); }
+};
+
+bool is_device(const void *p) { return (char *)p >= arena && (char *)p < arena + ARENA; }
+
+bool is_within(const std::map<char *, size_t> &all, const void *p, size_t bytes)
+{
+    auto after = all.upper_bound((char *)p);
+    if (after == all.begin())
+        return false;
+    --after;
+    return (char *)p >= after->first && (char *)p + bytes <= after->first + after->second;
+}
+
+size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
+bool is_unused(const char *from, const char *to)
+{
+    for (; from < to; from++)
+        if ((unsigned char)*from != UNUSED)
+            return false;
+    return true;
+}
+
+void check_guards()
+{
+    if (!has_run)
+        return;
+    opened memory;
+    has_run = false;
+    for (auto &b : blocks) {
+        char *end = b.first + b.second;
+        if (is_unused(b.first - GUARD, b.first) &&
+            is_unused(end, b.first + rounded(b.second, ALIGN) + GUARD))
+            continue;
+        shim_fault("something has written around the %zu bytes at %p", b.second, (void *)b.first);
+        memset(b.first - GUARD, UNUSED, GUARD);
+        memset(end, UNUSED, rounded(b.second, ALIGN) + GUARD - b.second);
+    }
+}
+
+/* The first gap that is large enough. NULL when there is none. */
+char *find_gap(size_t bytes)
+{
+    char *at = arena + GUARD;
+    for (auto &b : blocks) {
+        if (at + bytes + GUARD <= b.first - GUARD)
+            break;
+        at = b.first + rounded(b.second, ALIGN) + 2 * GUARD;
+    }
+    return at + bytes + GUARD <= arena + ARENA ? at : NULL;
+}
+
+/* Where the last page of a block ends. */
+size_t end_of(const char *at, size_t bytes)
+{
+    return rounded((size_t)(at - arena) + rounded(bytes, ALIGN) + GUARD, PAGE);
+}
+
+/* ==== Streams ================================================================================= */
+
+shim_stream *of(cudaStream_t stream) { return stream ? stream : &null_stream; }
+
+void drain(shim_stream *s, uint64_t to)
+{
+    if (s->done >= to)
+        return;
+    opened memory;
+    has_run = true;
+    while (s->done < to && !s->queue.empty()) {
+        std::function<void()> run = std::move(s->queue.front());
+        s->queue.pop_front();
+        s->done++; /* before it runs: it may drain others, but never itself so far */
+        run();
+    }
+}
+
+void add(cudaStream_t stream, std::function<void()> run)
+{
+    of(stream)->queue.push_back(std::move(run));
+    of(stream)->queued++;
+}
+
+void drain_all()
+{
+    for (shim_stream *s : streams)
+        drain(s, s->queued);
+    drain(&null_stream, null_stream.queued);
+}
+
+char told[sizeof fault_text]; /* what the last error was */
+
+/* What a call that has waited gives back. */
+cudaError_t late_error()
+{
+    check_guards();
+    if (!fault_text[0])
+        return cudaSuccess;
+    strcpy(told, fault_text);
+    fault_text[0] = 0;
+    return cudaErrorLaunchFailure;
+}
+
+cudaError_t waited(shim_stream *s, uint64_t to)
+{
+    counts[SHIM_WAITS]++;
+    drain(s, to);
+    return late_error();
+}
+
+} // namespace
+
+void shim_fault(const char *fmt, ...)
+{
+    va_list args;
+    if (fault_text[0])
+        return;
+    va_start(args, fmt);
+    vsnprintf(fault_text, sizeof fault_text, fmt, args);
+    va_end(args);
+}
+
+extern "C" int64_t shim_count(int what) { return counts[what]; }
+
+extern "C" void shim_machine(int a_driver, int devices, int a_capability)
+{
+    driver = a_driver;
+    n_devices = devices;
+    capability = a_capability;
+}
+
+/* ==== Devices ================================================================================= */
+
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    *version = driver;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version)
+{
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int *n)
+{
+    *n = n_devices;
+    return driver < CUDART_VERSION ? cudaErrorInsufficientDriver
+           : n_devices == 0        ? cudaErrorNoDevice
+                                   : cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device)
+{
+    return device < n_devices ? cudaSuccess : cudaErrorInvalidDevice;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int)
+{
+    *value = attr == cudaDevAttrComputeCapabilityMajor ? capability : 4;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int)
+{
+    strcpy(prop->name, "shim");
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError(void) { return cudaSuccess; }
+
+const char *cudaGetErrorString(cudaError_t error)
+{
+    switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorNotReady: return "device not ready";
+    case cudaErrorLaunchFailure: return told;
+    default: return "some error";
+    }
+}
+
+/* ==== Memory ================================================================================== */
+
+cudaError_t cudaMalloc(void **p, size_t bytes)
+{
+    guard g(lock);
+    if (!arena)
+        arena = (char *)mmap(NULL, ARENA, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                             -1, 0);
+    size_t room = rounded(bytes, ALIGN);
+    char *at = find_gap(room);
+    *p = NULL;
+    if (!at)
+        return cudaErrorMemoryAllocation;
+    size_t end = end_of(at, bytes);
+    used = end > used ? end : used;
+    {
+        opened memory;
+        memset(at - GUARD, UNUSED, room + 2 * GUARD);
+    }
+    blocks[at] = bytes;
+    *p = at;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *p)
+{
+    guard g(lock);
+    drain_all();
+    cudaError_t error = late_error();
+    if (p && !blocks.erase((char *)p))
+        return cudaErrorInvalidValue;
+    used = blocks.empty() ? 0 : end_of(blocks.rbegin()->first, blocks.rbegin()->second);
+    return error;
+}
+
+cudaError_t cudaMallocHost(void **p, size_t bytes)
+{
+    guard g(lock);
+    *p = calloc(1, bytes);
+    pinned[(char *)*p] = bytes;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void *p)
+{
+    guard g(lock);
+    drain_all();
+    pinned.erase((char *)p);
+    free(p);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t stream)
+{
+    guard g(lock);
+    bool to_device = is_device(dst), from_device = is_device(src);
+    if ((to_device && !is_within(blocks, dst, bytes)) ||
+        (from_device && !is_within(blocks, src, bytes)))
+        return cudaErrorInvalidValue;
+    bool to_pageable = !to_device && !is_within(pinned, dst, bytes);
+    bool from_pageable = !from_device && !is_within(pinned, src, bytes);
+    counts[SHIM_COPIES]++;
+    if (to_device && from_pageable) {
+        std::vector<char> staged((const char *)src, (const char *)src + bytes);
+        add(stream, [=] { memcpy(dst, staged.data(), bytes); });
+        return cudaSuccess;
+    }
+    add(stream, [=] { memmove(dst, src, bytes); });
+    return to_pageable || from_pageable ? waited(of(stream), of(stream)->queued) : cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream)
+{
+    guard g(lock);
+    if (!is_within(blocks, dst, bytes))
+        return cudaErrorInvalidValue;
+    add(stream, [=] { memset(dst, value, bytes); });
+    return cudaSuccess;
+}
+
+/* ==== Streams and events ====================================================================== */
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
+{
+    guard g(lock);
+    *stream = new shim_stream();
+    streams.push_back(*stream);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    guard g(lock);
+    drain(stream, stream->queued);
+    for (size_t i = 0; i < streams.size(); i++)
+        if (streams[i] == stream)
+            streams.erase(streams.begin() + (long)i);
+    delete stream;
+    return late_error();
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    guard g(lock);
+    return waited(of(stream), of(stream)->queued);
+}
+
+cudaError_t cudaDeviceSynchronize(void)
+{
+    guard g(lock);
+    drain_all();
+    return waited(&null_stream, 0);
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned)
+{
+    *event = new shim_event();
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    delete event;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    guard g(lock);
+    event->stream = of(stream);
+    event->position = of(stream)->queued;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
+{
+    guard g(lock);
+    shim_event e = *event; /* as it is now */
+    if (e.stream)
+        add(stream, [=] { drain(e.stream, e.position); });
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event)
+{
+    guard g(lock);
+    bool done = !event->stream || event->stream->done >= event->position;
+    return done ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event)
+{
+    guard g(lock);
+    return event->stream ? waited(event->stream, event->position) : cudaSuccess;
+}
+
+/* ==== Launches ================================================================================ */
+
+/* On 64-bit machines addresses of programs have such a form, and hardly any number has it and is
+ * an address in use too. But a bool before the rest of an old address has, in the padding of a
+ * struct. */
+void shim_look_at_argument(const void *argument, size_t bytes)
+{
+    for (size_t i = 0; i + 8 <= bytes; i += 8) {
+        uint64_t word;
+        unsigned char there;
+        memcpy(&word, (const char *)argument + i, 8);
+        void *page = (void *)(word / PAGE * PAGE);
+        bool may_be_bool = (word & 0xff) <= 1;
+        if (may_be_bool || word >> 48 || word >> 32 < 0x1000 || is_device((void *)word) ||
+            is_within(pinned, (void *)word, 1) || mincore(page, PAGE, &there) != 0)
+            continue;
+        shim_fault("an argument of a kernel has the address %p of the host", (void *)word);
+    }
+}
+
+cudaError_t shim_launch(const cudaLaunchConfig_t *config, std::function<void()> thread)
+{
+    guard g(lock);
+    dim3 grid = config->gridDim, block = config->blockDim;
+    if (grid.x == 0 || grid.x > INT32_MAX || block.x == 0 || block.x > 1024)
+        return cudaErrorInvalidValue;
+    add(config->stream, [=] {
+        counts[SHIM_LAUNCHES]++;
+        shim_run_grid(grid, block, thread);
+    });
+    return cudaSuccess;
+}

@@ -1,0 +1,381 @@
+/* twin.h - runs one call of an op twice, by the reference kernels of the CPU and by those of the
+ * CUDA backend on the device that the CPU plays, and compares what comes out.
+ *
+ * The backend is libluatrain-cuda.so from beside the test.
+ */
+#ifndef TESTS_CUDA_TWIN_H
+#define TESTS_CUDA_TWIN_H
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "autograd/tape.h"
+#include "ops/plugin.h"
+#include "tests/cuda/shim.h"
+#include "tests/lt_test.h"
+
+typedef struct machine {
+    lt_ctx *ctx;
+    lt_accelerator cuda;
+    int64_t (*count)(int what);
+    void (*order)(int order);
+    void (*pretend)(int driver, int devices, int capability);
+} machine;
+
+static const lt_host host_table = {lt_fail, lt_log};
+
+static inline void *from_plugin(const char *name)
+{
+    char path[4096];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 64);
+    CHECK(n > 0);
+    path[n] = 0;
+    strcpy(strrchr(path, '/'), "/libluatrain-cuda.so");
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library)
+        FAIL("%s", dlerror());
+    void *at = dlsym(library, name);
+    if (!at)
+        FAIL("%s is not in the plugin", name);
+    return at;
+}
+
+/* An open device in a context with reference kernels. lt_ctx_free(m.ctx) ends it. */
+static inline machine machine_open(void)
+{
+    char text[256] = "";
+    machine m = {.ctx = lt_open(&(lt_config){.reference = true, .threads = 1})};
+    lt_accelerator_open_fn open;
+    *(void **)&open = from_plugin("lt_accelerator_open");
+    *(void **)&m.count = from_plugin("shim_count");
+    *(void **)&m.order = from_plugin("shim_order");
+    *(void **)&m.pretend = from_plugin("shim_machine");
+    if (open(LT_VERSION, &host_table, 0, &m.cuda, text, sizeof text) != 0)
+        FAIL("%s", text);
+    m.ctx->devices[1] = m.cuda.device;
+    return m;
+}
+
+/* ==== Twins =================================================================================== */
+
+/* A tensor on the CPU, and one with the same values on the device. */
+typedef struct twin {
+    lt_tensor *host;          /* NULL: there is none */
+    lt_tensor tensor;         /* on the device */
+    lt_storage storage;
+    void *block;              /* of its memory */
+    size_t bytes;             /* of the block; its first elements are not the tensor's */
+} twin;
+
+static inline void must(lt_status status)
+{
+    if (status != LT_OK)
+        FAIL("%s", lt_errmsg());
+}
+
+/* shift: elements by which it is out of line. */
+static inline twin twin_of(machine *m, lt_tensor *host, int shift)
+{
+    size_t size = lt_dtype_bytes(host->dtype);
+    lt_device *device = m->cuda.device;
+    twin t = {.host = host, .tensor = *host};
+    t.bytes = ((size_t)host->count + (size_t)shift) * size;
+    t.block = device->alloc(device, t.bytes);
+    CHECK(t.block != NULL);
+    t.storage = (lt_storage){.ctx = m->ctx, .device = device, .data = t.block, .bytes = t.bytes};
+    t.tensor.data = (char *)t.block + (size_t)shift * size;
+    if (host->count > 0)
+        must(device->copy(device, t.tensor.data, host->data, (size_t)host->count * size));
+    return t;
+}
+
+/* Its address, once storage has the place where it stays. */
+static inline lt_tensor *on_device(twin *t)
+{
+    t->tensor.storage = &t->storage;
+    return t->host ? &t->tensor : NULL;
+}
+
+static inline void twin_free(machine *m, twin *t)
+{
+    if (t->host)
+        m->cuda.device->free(m->cuda.device, t->block, t->bytes);
+    lt_release(t->host);
+    t->host = NULL;
+}
+
+/* A value that looks random. Every so many are alike, 0 or, for special, not finite. */
+static inline double value_at(uint32_t seed, int64_t i, bool special)
+{
+    uint32_t x = (uint32_t)i * 0x9e3779b1u + seed * 0x85ebca6bu;
+    x = (x ^ x >> 16) * 0x7feb352d;
+    x = (x ^ x >> 15) * 0x846ca68b;
+    x ^= x >> 16;
+    if (x % 23 == 0)
+        return x % 2 ? 0 : 1.5;
+    if (special && x % 19 == 0)
+        return x % 3 == 0 ? NAN : x % 3 == 1 ? INFINITY : -INFINITY;
+    return ((double)(x >> 8) / (1 << 24) - 0.5) * 6;
+}
+
+static inline lt_tensor *values(machine *m, lt_dtype dtype, int ndim, const int64_t *dims,
+                                uint32_t seed, bool special)
+{
+    lt_tensor *x = lt_tensor_new(m->ctx, dtype, ndim, dims);
+    CHECK(x != NULL);
+    bool is_float = lt__is_float(dtype);
+    for (int64_t i = 0; i < x->count; i++) {
+        double v = value_at(seed, i, special && is_float);
+        if (!is_float && dtype != LT_U8)
+            v = isfinite(v) ? v * 5 : 0;
+        lt_convert((char *)x->data + (size_t)i * lt_dtype_bytes(dtype), dtype, &v, LT_F64, 1);
+    }
+    return x;
+}
+
+/* ==== Comparing =============================================================================== */
+
+/* How far the neighbours of y are, in dtype. */
+static inline double spacing(lt_dtype dtype, double y)
+{
+    int digits = dtype == LT_F32 ? 24 : dtype == LT_F16 ? 11 : dtype == LT_BF16 ? 8 : 53;
+    int least = dtype == LT_F16 ? -24 : dtype == LT_F64 ? -1074 : -149, exponent;
+    frexp(y, &exponent);
+    return ldexp(1, exponent - digits > least ? exponent - digits : least);
+}
+
+/* Each element of the device's tensor is that of the host's, but for so many spacings; 0 of them:
+ * bit by bit, save that a nan is a nan. */
+static inline void compare(machine *m, const char *what, twin *t, int spacings)
+{
+    lt_dtype dtype = (lt_dtype)t->host->dtype;
+    size_t size = lt_dtype_bytes(dtype), bytes = (size_t)t->host->count * size;
+    char *got = malloc(bytes + 1);
+    must(m->cuda.device->copy(m->cuda.device, got, t->tensor.data, bytes));
+    must(m->cuda.device->sync(m->cuda.device));
+    for (int64_t i = 0; i < t->host->count; i++) {
+        const char *a = got + (size_t)i * size, *b = (char *)t->host->data + (size_t)i * size;
+        double x, y;
+        if (memcmp(a, b, size) == 0)
+            continue;
+        lt_convert(&x, LT_F64, a, dtype, 1);
+        lt_convert(&y, LT_F64, b, dtype, 1);
+        if ((isnan(x) && isnan(y)) || fabs(x - y) <= spacings * spacing(dtype, y))
+            continue;
+        free(got);
+        FAIL("%s[%lld] is %.17g, not %.17g", what, (long long)i, x, y);
+    }
+    free(got);
+}
+
+/* ==== Calls =================================================================================== */
+
+typedef struct spec {         /* of a test */
+    const char *op, *options;
+    lt_dtype dtype;           /* of inputs that do not say theirs */
+    const char *shapes;       /* "33x7, u8:7, -": of the inputs; - has no axes */
+    int spacings;
+    bool special;
+    int shift;
+} spec;
+
+/* Reads one shape; *text moves behind it. */
+static inline void read_shape(const char **text, lt_dtype *dtype, int *ndim, int64_t *dims)
+{
+    const char *at = *text + strspn(*text, " ");
+    char name[8];
+    int used = 0;
+    if (sscanf(at, "%7[a-z0-9]:%n", name, &used) == 1 && used > 0) {
+        *dtype = (lt_dtype)lt_dtype_find(name);
+        at += used;
+    }
+    *ndim = 0;
+    for (at += *at == '-'; *at >= '0' && *at <= '9'; at += *at == 'x')
+        dims[(*ndim)++] = strtoll(at, (char **)&at, 10);
+    *text = *at == ',' ? at + 1 : at;
+}
+
+typedef struct call_twins {
+    twin in[LT_MAX_LIST], out[LT_MAX_OUT], d_out, d_in[LT_MAX_LIST];
+    int n_in, n_out;
+} call_twins;
+
+/* The arrays of a call on one side. */
+typedef struct side {
+    lt_tensor *in[LT_MAX_LIST], *out[LT_MAX_OUT], *d_out[LT_MAX_OUT], *d_in[LT_MAX_LIST];
+} side;
+
+static inline void take_side(call_twins *t, bool device, side *s)
+{
+    memset(s, 0, sizeof *s);
+    for (int i = 0; i < t->n_in; i++) {
+        s->in[i] = device ? on_device(&t->in[i]) : t->in[i].host;
+        s->d_in[i] = device ? on_device(&t->d_in[i]) : t->d_in[i].host;
+    }
+    for (int k = 0; k < t->n_out; k++)
+        s->out[k] = device ? on_device(&t->out[k]) : t->out[k].host;
+    s->d_out[0] = device ? on_device(&t->d_out) : t->d_out.host;
+}
+
+/* Runs the device's kernel with scratch of its own. */
+static inline void run_on_device(machine *m, const lt_def *def, lt_call *call, bool backward)
+{
+    lt_device *device = m->cuda.device;
+    const lt_kernels *k = &m->cuda.op[def->id];
+    size_t bytes = k->scratch ? k->scratch(call, backward) : 0;
+    call->scratch = bytes ? device->alloc(device, bytes) : NULL;
+    must((backward ? k->bwd : k->fwd)(call));
+    must(device->sync(device));
+    if (bytes)
+        device->free(device, call->scratch, bytes);
+    call->scratch = NULL;
+}
+
+static inline void run_both(machine *m, const lt_def *def, call_twins *t, lt_call call,
+                            bool backward)
+{
+    const lt_op *op = def->op;
+    side host, device;
+    for (int on_cuda = 0; on_cuda < 2; on_cuda++) {
+        side *s = on_cuda ? &device : &host;
+        take_side(t, on_cuda, s);
+        for (int i = 0; backward && i < t->n_in; i++)
+            if (!(call.save & LT_SAVE_IN(i)))
+                s->in[i] = NULL;
+        for (int k = 0; backward && k < t->n_out; k++)
+            if (!(call.save & LT_SAVE_OUT(k)))
+                s->out[k] = NULL;
+        call.in = s->in;
+        call.out = s->out;
+        call.d_out = backward ? s->d_out : NULL;
+        call.d_in = backward ? s->d_in : NULL;
+        if (on_cuda)
+            run_on_device(m, def, &call, backward);
+        else
+            must(lt__run_kernel(&call, op, backward));
+    }
+}
+
+static inline void make_inputs(machine *m, const spec *s, call_twins *t)
+{
+    const char *text = s->shapes;
+    while (*text) {
+        lt_dtype dtype = s->dtype;
+        int ndim, i = t->n_in++;
+        int64_t dims[LT_MAX_DIMS];
+        read_shape(&text, &dtype, &ndim, dims);
+        lt_tensor *x = values(m, dtype, ndim, dims, 1 + (uint32_t)i, s->special);
+        t->in[i] = twin_of(m, x, s->shift * (1 + i));
+    }
+}
+
+/* Fresh gradients of the inputs, with something in them, and of the output. */
+static inline void make_gradients(machine *m, const spec *s, call_twins *t)
+{
+    lt_tensor *y = t->out[0].host;
+    lt_tensor *dy = values(m, (lt_dtype)y->dtype, y->ndim, y->dims, 91, false);
+    t->d_out = twin_of(m, dy, s->shift);
+    for (int i = 0; i < t->n_in; i++) {
+        lt_tensor *x = t->in[i].host;
+        if (!lt__is_float((lt_dtype)x->dtype))
+            continue;
+        lt_tensor *dx = values(m, (lt_dtype)x->dtype, x->ndim, x->dims, 95 + (uint32_t)i, false);
+        t->d_in[i] = twin_of(m, dx, s->shift * 2);
+    }
+}
+
+static inline void free_gradients(machine *m, call_twins *t)
+{
+    twin_free(m, &t->d_out);
+    for (int i = 0; i < t->n_in; i++)
+        twin_free(m, &t->d_in[i]);
+}
+
+static inline void check_backward(machine *m, const spec *s, const lt_def *def, call_twins *t,
+                                  lt_call call, const char *where)
+{
+    for (int add = 0; add < 2; add++) {
+        char what[300];
+        make_gradients(m, s, t);
+        call.add = add ? ~0ull : 0;
+        run_both(m, def, t, call, true);
+        for (int i = 0; i < t->n_in; i++) {
+            snprintf(what, sizeof what, "%s: gradient %d%s", where, i, add ? ", added" : "");
+            if (t->d_in[i].host)
+                compare(m, what, &t->d_in[i], s->spacings);
+        }
+        bool fits = t->d_in[0].host && t->d_in[0].host->count == t->d_out.host->count;
+        if (!add && fits && (def->op->grad_in_place & 1)) {
+            twin over = t->d_in[0]; /* once more, where the output's gradient lies */
+            t->d_in[0].tensor.data = t->d_out.tensor.data;
+            run_both(m, def, t, call, true);
+            snprintf(what, sizeof what, "%s: gradient in place", where);
+            compare(m, what, &t->d_in[0], s->spacings);
+            t->d_in[0] = over;
+        }
+        free_gradients(m, t);
+    }
+}
+
+/* One call of a test in the order of threads that is set. */
+static inline void check_call(machine *m, const spec *s, const char *where)
+{
+    const lt_def *def = lt_op_find(m->ctx, s->op);
+    const lt_kernels *kernels = &m->cuda.op[def->id];
+    call_twins t = {.n_in = 0};
+    side host;
+    lt_opt opts[LT_MAX_OPT];
+    lt_spec specs[LT_MAX_OUT];
+    char what[300];
+    must(lt_opts_parse(&def->schema, s->options, opts));
+    make_inputs(m, s, &t);
+    take_side(&t, false, &host);
+    lt_call call = {.ctx = m->ctx, .op = def->op, .schema = &def->schema, .opt = opts,
+                    .n_in = t.n_in, .in = host.in, .out = host.out, .save = def->op->save,
+                    .same_grad = def->op->same_grad, .spec = specs};
+    must(def->op->shape(&call));
+    t.n_out = (def->op->n_out ? def->op->n_out : !def->op->in_place) + def->op->n_aux;
+    for (int k = 0; k < t.n_out; k++) {
+        lt_tensor *y = values(m, specs[k].dtype, specs[k].ndim, specs[k].dims, 7, false);
+        t.out[k] = twin_of(m, y, s->shift);
+    }
+    if (!kernels->fwd)
+        FAIL("%s: there is no kernel", where);
+    run_both(m, def, &t, call, false);
+    for (int k = 0; k < t.n_out; k++) {
+        snprintf(what, sizeof what, "%s: output %d", where, k);
+        compare(m, what, &t.out[k], s->spacings);
+    }
+    for (int i = 0; i < t.n_in; i++) { /* those that are not written too */
+        snprintf(what, sizeof what, "%s: input %d", where, i);
+        compare(m, what, &t.in[i], def->op->in_place >> i & 1 ? s->spacings : 0);
+    }
+    if (def->op->bwd && lt__is_float((lt_dtype)specs[0].dtype) &&
+        lt__is_float((lt_dtype)t.in[def->schema.n_in > 2 ? 1 : 0].host->dtype)) {
+        CHECK(kernels->bwd != NULL);
+        check_backward(m, s, def, &t, call, where);
+    }
+    for (int i = 0; i < t.n_in; i++)
+        twin_free(m, &t.in[i]);
+    for (int k = 0; k < t.n_out; k++)
+        twin_free(m, &t.out[k]);
+}
+
+/* In three orders of threads, in aligned memory and out of line. */
+static inline void check(machine *m, spec s)
+{
+    static const int orders[] = {0, 1, 5}, shifts[] = {0, 1, 0};
+    for (int i = 0; i < 3; i++) {
+        char where[200];
+        s.shift = shifts[i];
+        snprintf(where, sizeof where, "%s [%s] %s %s order %d shift %d", s.op,
+                 s.options ? s.options : "", s.shapes, lt_dtype_name(s.dtype), orders[i],
+                 shifts[i]);
+        m->order(orders[i]);
+        check_call(m, &s, where);
+    }
+    m->order(0);
+}
+
+#endif
