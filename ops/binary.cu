@@ -70,6 +70,6 @@ LT_BINARY_LIST(BINARY)
 void lt__cuda_binary(lt_kernels *op)
 {
 #define FILL(name, ...)                                                                            \
-    op[LT_OP_##name] = lt_kernels{lt__cuda_grad_scratch, name##_fwd, name##_bwd};
+    lt__set_kernels(&op[LT_OP_##name], lt__cuda_grad_scratch, name##_fwd, name##_bwd);
     LT_BINARY_LIST(FILL)
 }

@@ -81,11 +81,11 @@ static lt_status where_bwd(lt_call *c)
 
 void lt__cuda_compare(lt_kernels *op)
 {
-    op[LT_OP_eq] = lt_kernels{NULL, eq, NULL};
-    op[LT_OP_ne] = lt_kernels{NULL, ne, NULL};
-    op[LT_OP_lt] = lt_kernels{NULL, lt, NULL};
-    op[LT_OP_le] = lt_kernels{NULL, le, NULL};
-    op[LT_OP_gt] = lt_kernels{NULL, gt, NULL};
-    op[LT_OP_ge] = lt_kernels{NULL, ge, NULL};
-    op[LT_OP_where] = lt_kernels{lt__cuda_grad_scratch, where_fwd, where_bwd};
+    lt__set_kernels(&op[LT_OP_eq], NULL, eq, NULL);
+    lt__set_kernels(&op[LT_OP_ne], NULL, ne, NULL);
+    lt__set_kernels(&op[LT_OP_lt], NULL, lt, NULL);
+    lt__set_kernels(&op[LT_OP_le], NULL, le, NULL);
+    lt__set_kernels(&op[LT_OP_gt], NULL, gt, NULL);
+    lt__set_kernels(&op[LT_OP_ge], NULL, ge, NULL);
+    lt__set_kernels(&op[LT_OP_where], lt__cuda_grad_scratch, where_fwd, where_bwd);
 }

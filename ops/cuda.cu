@@ -298,12 +298,7 @@ static void describe(lt_accelerator *accelerator, int index)
 extern "C" LT_API int lt_accelerator_open(const char *version, const lt_host *host, int index,
                                           lt_accelerator *accelerator, char *text, size_t bytes)
 {
-    if (strcmp(version, LT_VERSION) != 0) {
-        snprintf(text, bytes, "libluatrain-cuda.so is of luatrain %s, the library is %s; install "
-                 "both from one build", LT_VERSION, version);
-        return -1;
-    }
-    if (check_machine(index, text, bytes) != 0)
+    if (!lt__same_version(version, text, bytes) || check_machine(index, text, bytes) != 0)
         return -1;
     lt_cuda *cuda = device_new(host, index);
     cudaError_t error = cuda ? begin(cuda) : cudaErrorMemoryAllocation;

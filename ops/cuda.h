@@ -145,7 +145,15 @@ template <class T> __host__ __device__ inline T lt__saturated(double d)
 
 /* ==== The stems =============================================================================== */
 
-/* Each puts its kernels into op[LT_OP_name]. */
+static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_call *, bool),
+                                   lt_kernel fwd, lt_kernel bwd)
+{
+    k->scratch = scratch;
+    k->fwd = fwd;
+    k->bwd = bwd;
+}
+
+/* Each sets its kernels in op[LT_OP_name]. */
 #define LT_CUDA_STEMS(X) X(unary) X(binary) X(compare) X(reduce) X(shape) X(update)
 #define X(stem) void lt__cuda_##stem(lt_kernels *op);
 LT_CUDA_STEMS(X)

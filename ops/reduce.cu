@@ -406,10 +406,10 @@ static lt_status extreme_bwd(lt_call *c)
 
 void lt__cuda_reduce(lt_kernels *op)
 {
-    op[LT_OP_sum] = lt_kernels{forward_scratch, sum_fwd, sum_bwd};
-    op[LT_OP_mean] = lt_kernels{forward_scratch, mean_fwd, mean_bwd};
-    op[LT_OP_norm] = lt_kernels{forward_scratch, norm_fwd, norm_bwd};
-    op[LT_OP_max] = lt_kernels{extreme_scratch, max_fwd, extreme_bwd};
-    op[LT_OP_min] = lt_kernels{extreme_scratch, min_fwd, extreme_bwd};
-    op[LT_OP_argmax] = lt_kernels{forward_scratch, argmax_fwd, NULL};
+    lt__set_kernels(&op[LT_OP_sum], forward_scratch, sum_fwd, sum_bwd);
+    lt__set_kernels(&op[LT_OP_mean], forward_scratch, mean_fwd, mean_bwd);
+    lt__set_kernels(&op[LT_OP_norm], forward_scratch, norm_fwd, norm_bwd);
+    lt__set_kernels(&op[LT_OP_max], extreme_scratch, max_fwd, extreme_bwd);
+    lt__set_kernels(&op[LT_OP_min], extreme_scratch, min_fwd, extreme_bwd);
+    lt__set_kernels(&op[LT_OP_argmax], forward_scratch, argmax_fwd, NULL);
 }

@@ -5,11 +5,11 @@ enum { BLOCKS = 1024 };       /* at most, and so many findings lie in cuda->part
 
 struct finds {
     typedef lt_found Acc;
-    static __device__ lt_found start() { return lt_found{0, 0, 0}; }
+    static __device__ lt_found start() { return lt_found{0, 0}; }
     static __device__ lt_found join(lt_found a, lt_found b)
     {
         return lt_found{a.largest > b.largest ? a.largest : b.largest,
-                        a.not_finite + b.not_finite, a.lost + b.lost};
+                        a.not_finite + b.not_finite};
     }
 };
 
@@ -21,11 +21,9 @@ __global__ void __launch_bounds__(LT_THREADS)
     int64_t stride = (int64_t)gridDim.x * LT_THREADS;
     for (int64_t i = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x; i < count; i += stride) {
         double was = (double)lt__value(x[i]);
-        E is = lt_element<E>::of((lt_wide<E>)(was * by));
         bool finite = was - was == 0;
-        x[i] = is;
-        seen = finds::join(seen, lt_found{finite ? fabs(was) : 0, !finite,
-                                          was != 0 && lt__value(is) == 0});
+        x[i] = lt_element<E>::of((lt_wide<E>)(was * by));
+        seen = finds::join(seen, lt_found{finite ? fabs(was) : 0, !finite});
     }
     seen = lt__join_lanes<finds>(seen, 1, LT_THREADS);
     if (threadIdx.x == 0)
@@ -71,7 +69,6 @@ lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_found *found)
     LT_TRY(cuda->device.sync(&cuda->device));
     found->largest = seen->largest > found->largest ? seen->largest : found->largest;
     found->not_finite += seen->not_finite;
-    found->lost += seen->lost;
     return LT_OK;
 }
 

@@ -350,9 +350,9 @@ static lt_status cast_fwd(lt_call *c)
 
 /* Rounded before it is added, as on the CPU. */
 template <class Z, class A> struct rounded : lt_types<1, Z, A> {
-    __device__ float operator()(float x, float, float) const
+    __device__ float operator()(lt_wide<A> x, float, float) const
     {
-        return lt__value(lt_element<Z>::of(x));
+        return lt__value(lt_element<Z>::of((float)x));
     }
 };
 
@@ -361,9 +361,12 @@ template <class Z> static lt_status cast_back(lt_call *c)
     lt_tensor *dx = c->d_in[0];
     const lt_tensor *dy = c->d_out[0];
     lt_walk w;
+    lt_cuda *cuda = lt__cuda(c->ctx);
     lt__walk_inputs(&w, dx, 1, &dy);
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), dy->dtype, A,
-                   return lt__map(lt__cuda(c->ctx), w, rounded<Z, A>(), true, dx->data, dy->data);)
+    if (dy->dtype == LT_F64)
+        return lt__map(cuda, w, rounded<Z, double>(), true, dx->data, dy->data);
+    LT_CUDA_FLOATS(cuda, dy->dtype, A,
+                   return lt__map(cuda, w, rounded<Z, A>(), true, dx->data, dy->data);)
 }
 
 static lt_status cast_bwd(lt_call *c)
@@ -378,10 +381,10 @@ static lt_status cast_bwd(lt_call *c)
 
 void lt__cuda_shape(lt_kernels *op)
 {
-    op[LT_OP_transpose] = lt_kernels{NULL, transpose_fwd, transpose_bwd};
-    op[LT_OP_permute] = lt_kernels{NULL, permute_fwd, permute_bwd};
-    op[LT_OP_slice] = lt_kernels{NULL, slice_fwd, slice_bwd};
-    op[LT_OP_pad] = lt_kernels{NULL, pad_fwd, pad_bwd};
-    op[LT_OP_cat] = lt_kernels{NULL, cat_fwd, cat_bwd};
-    op[LT_OP_cast] = lt_kernels{NULL, cast_fwd, cast_bwd};
+    lt__set_kernels(&op[LT_OP_transpose], NULL, transpose_fwd, transpose_bwd);
+    lt__set_kernels(&op[LT_OP_permute], NULL, permute_fwd, permute_bwd);
+    lt__set_kernels(&op[LT_OP_slice], NULL, slice_fwd, slice_bwd);
+    lt__set_kernels(&op[LT_OP_pad], NULL, pad_fwd, pad_bwd);
+    lt__set_kernels(&op[LT_OP_cat], NULL, cat_fwd, cat_bwd);
+    lt__set_kernels(&op[LT_OP_cast], NULL, cast_fwd, cast_bwd);
 }

@@ -120,7 +120,7 @@ static lt_status clamp_bwd(lt_call *c)
 
 void lt__cuda_unary(lt_kernels *op)
 {
-#define FILL(name, ...) op[LT_OP_##name] = lt_kernels{NULL, name##_fwd, name##_bwd};
+#define FILL(name, ...) lt__set_kernels(&op[LT_OP_##name], NULL, name##_fwd, name##_bwd);
     LT_UNARY_LIST(FILL)
     FILL(neg)
     FILL(abs)

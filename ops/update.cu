@@ -203,9 +203,9 @@ static size_t lars_scratch(const lt_call *c, bool backward)
 
 void lt__cuda_update(lt_kernels *op)
 {
-    op[LT_OP_add_squares] = lt_kernels{squares_scratch, add_squares, NULL};
-    op[LT_OP_sgd_step] = lt_kernels{NULL, sgd, NULL};
-    op[LT_OP_momentum_step] = lt_kernels{NULL, momentum_step, NULL};
-    op[LT_OP_lars_step] = lt_kernels{lars_scratch, lars, NULL};
-    op[LT_OP_adam_step] = lt_kernels{NULL, adam, NULL};
+    lt__set_kernels(&op[LT_OP_add_squares], squares_scratch, add_squares, NULL);
+    lt__set_kernels(&op[LT_OP_sgd_step], NULL, sgd, NULL);
+    lt__set_kernels(&op[LT_OP_momentum_step], NULL, momentum_step, NULL);
+    lt__set_kernels(&op[LT_OP_lars_step], lars_scratch, lars, NULL);
+    lt__set_kernels(&op[LT_OP_adam_step], NULL, adam, NULL);
 }

@@ -1,5 +1,4 @@
 /* test_shim.c - the device that the CPU plays finds the mistakes that it is there for. */
-#include <signal.h>
 #include <sys/wait.h>
 
 #include "tests/cuda/twin.h"
@@ -91,7 +90,7 @@ TEST(streams_wait_for_events_alone)
     CHECK_EQ(out[N - 1], 0); /* fresh memory is -1 */
 }
 
-/* Not under AddressSanitizer, which makes an exit of the signal. */
+/* A child that tries ends by a signal, of which AddressSanitizer makes an exit. */
 TEST(the_host_cannot_read_device_memory)
 {
     machine m = machine_open();
@@ -100,11 +99,12 @@ TEST(the_host_cannot_read_device_memory)
     int status = 0;
     pid_t child = fork();
     if (child == 0) {
-        signal(SIGSEGV, SIG_DFL);
-        _exit(*(volatile float *)p == 1);
+        (void)!freopen("/dev/null", "w", stderr);
+        (void)*(volatile float *)p;
+        _exit(0);
     }
     CHECK(waitpid(child, &status, 0) == child);
-    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    CHECK(status != 0);
     device->free(device, p, 64);
     lt_ctx_free(m.ctx);
 }

@@ -235,7 +235,6 @@ static inline void run_on_device(machine *m, const lt_def *def, lt_call *call, b
 static inline void run_both(machine *m, const lt_def *def, call_twins *t, lt_call call,
                             bool backward)
 {
-    const lt_op *op = def->op;
     side host, device;
     for (int on_cuda = 0; on_cuda < 2; on_cuda++) {
         side *s = on_cuda ? &device : &host;
@@ -250,10 +249,11 @@ static inline void run_both(machine *m, const lt_def *def, call_twins *t, lt_cal
         call.out = s->out;
         call.d_out = backward ? s->d_out : NULL;
         call.d_in = backward ? s->d_in : NULL;
+        call.device = m->ctx->devices[on_cuda];
         if (on_cuda)
             run_on_device(m, def, &call, backward);
         else
-            must(lt__run_kernel(&call, op, backward));
+            must(lt__run_kernel(&call, def, backward));
     }
 }
 

@@ -5,6 +5,7 @@
  * switches.
  */
 #include <link.h>
+#include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
@@ -21,8 +22,14 @@ namespace {
 enum { STACK = 256 << 10, MOST = 1024 /* threads */, WARP = 32 };
 enum state { NEW, READY, AT_BARRIER, AT_EXCHANGE, DONE };
 
+struct place {                /* where a fiber goes on */
+    ucontext_t context;       /* at first */
+    jmp_buf at;               /* once it has run */
+    bool has_run;
+};
+
 struct fiber {
-    ucontext_t context;
+    place here;
     bool idle;
 };
 
@@ -37,7 +44,7 @@ struct thread {
 
 int order;
 std::vector<fiber *> fibers;
-ucontext_t scheduler;
+place scheduler;
 thread threads[MOST];
 int sequence[MOST];           /* the order in which threads get their turns */
 int n_threads, started, current;
@@ -73,6 +80,21 @@ void spoil_shared()
 
 /* ==== Fibers ================================================================================== */
 
+/* swapcontext() asks the system about signals, each time; AddressSanitizer knows nothing else. */
+__attribute__((noinline)) void go(place *from, place *to)
+{
+#ifdef __SANITIZE_ADDRESS__
+    swapcontext(&from->context, &to->context);
+#else
+    from->has_run = true;
+    if (_setjmp(from->at) != 0)
+        return;
+    if (to->has_run)
+        _longjmp(to->at, 1);
+    setcontext(&to->context);
+#endif
+}
+
 void run_threads()
 {
     for (;;) {
@@ -85,19 +107,21 @@ void run_threads()
             threadIdx.x = (unsigned)current;
         } else {
             self->idle = true;
-            swapcontext(&self->context, &scheduler);
+            go(&self->here, &scheduler);
         }
     }
 }
 
 void make_fiber(fiber *f)
 {
-    char *stack = (char *)f->context.uc_stack.ss_sp;
-    getcontext(&f->context);
-    f->context.uc_stack.ss_sp = stack;
-    f->context.uc_stack.ss_size = STACK;
-    f->context.uc_link = NULL;
-    makecontext(&f->context, run_threads, 0);
+    ucontext_t *c = &f->here.context;
+    void *stack = c->uc_stack.ss_sp;
+    getcontext(c);
+    c->uc_stack.ss_sp = stack;
+    c->uc_stack.ss_size = STACK;
+    c->uc_link = NULL;
+    makecontext(c, run_threads, 0);
+    f->here.has_run = false;
     f->idle = true;
 }
 
@@ -107,8 +131,8 @@ fiber *idle_fiber()
         if (f->idle)
             return f;
     fiber *f = new fiber();
-    f->context.uc_stack.ss_sp = mmap(NULL, STACK, PROT_READ | PROT_WRITE,
-                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    f->here.context.uc_stack.ss_sp = mmap(NULL, STACK, PROT_READ | PROT_WRITE,
+                                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     make_fiber(f);
     fibers.push_back(f);
     return f;
@@ -120,7 +144,7 @@ void resume(int t, fiber *f)
     threadIdx.x = (unsigned)t;
     threads[t].in = f;
     f->idle = false;
-    swapcontext(&scheduler, &f->context);
+    go(&scheduler, &f->here);
 }
 
 /* The current thread waits, until the scheduler has found it ready. */
@@ -130,7 +154,7 @@ void wait(state is, const char *file, int line)
     t->is = is;
     t->file = file;
     t->line = line;
-    swapcontext(&t->in->context, &scheduler);
+    go(&t->in->here, &scheduler);
 }
 
 /* ==== Barriers and exchanges ================================================================== */

@@ -1,0 +1,250 @@
+/* test_device.c - the CUDA backend as a device: how it opens, memory, copies, conversions, what it
+ * waits for. */
+#include "tests/cuda/twin.h"
+
+static const lt_dtype all[] = {LT_F32, LT_F64, LT_F16, LT_BF16, LT_I64, LT_I32, LT_U8};
+#define COUNT(array) (int)(sizeof(array) / sizeof *(array))
+
+/* ==== Opening ================================================================================= */
+
+static char said[256];
+
+static int open_plugin(const char *version, int index)
+{
+    lt_accelerator cuda;
+    lt_accelerator_open_fn open;
+    *(void **)&open = from_plugin("lt_accelerator_open");
+    int status = open(version, &host_table, index, &cuda, said, sizeof said);
+    if (status == 0)
+        cuda.device->close(cuda.device);
+    return status;
+}
+
+static void want_refusal(const char *sentence, const char *version, int index)
+{
+    CHECK_EQ(open_plugin(version, index), -1);
+    if (strcmp(said, sentence) != 0)
+        FAIL("it says: %s", said);
+}
+
+TEST(what_a_machine_lacks)
+{
+    machine m = machine_open();
+    want_refusal("libluatrain-cuda.so is of luatrain " LT_VERSION ", this is luatrain 0.0.9; take "
+                 "both from one build", "0.0.9", 0);
+    m.pretend(0, 0, 0);
+    want_refusal("there is no NVIDIA driver (libcuda.so.1) on this machine", LT_VERSION, 0);
+    m.pretend(12020, 1, 9);
+    want_refusal("the NVIDIA driver is for CUDA 12.2, this build wants 13.0; install a newer "
+                 "driver", LT_VERSION, 0);
+    m.pretend(13000, 0, 9);
+    want_refusal("there is no CUDA device that this process may use (CUDA_VISIBLE_DEVICES hides "
+                 "them too)", LT_VERSION, 0);
+    m.pretend(13000, 2, 9);
+    want_refusal("there is no device cuda:2; this machine has 2, from cuda:0 on", LT_VERSION, 2);
+    m.pretend(13000, 1, 7);
+    want_refusal("cuda:0 is too old: its compute capability is 7, this build wants 8 (A100) or "
+                 "more", LT_VERSION, 0);
+    m.pretend(13010, 1, 9);
+    CHECK_EQ(open_plugin(LT_VERSION, 0), 0);
+    m.pretend(13000, 1, 9);
+    lt_ctx_free(m.ctx);
+}
+
+TEST(its_name)
+{
+    machine m = machine_open();
+    CHECK(strcmp(m.cuda.name, "shim (CUDA 13.0)") == 0);
+    CHECK(strcmp(m.cuda.device->name, "cuda:0") == 0);
+    CHECK(!m.cuda.device->is_host);
+    lt_ctx_free(m.ctx);
+}
+
+/* ==== Memory ================================================================================== */
+
+TEST(copies_in_any_direction)
+{
+    machine m = machine_open();
+    lt_device *d = m.cuda.device;
+    char from[1000], to[1000], *a = d->alloc(d, 1000), *b = d->alloc(d, 1000);
+    CHECK(a && b && (uintptr_t)a % 64 == 0);
+    for (int i = 0; i < 1000; i++)
+        from[i] = (char)(i * 7);
+    memset(to, 0, sizeof to);
+    must(d->copy(d, a, from, 1000));
+    memset(from, 1, 10); /* it has been read */
+    must(d->copy(d, b + 1, a, 999));
+    must(d->copy(d, to + 3, b + 1, 997)); /* it waits, as `to` is pageable */
+    for (int i = 0; i < 997; i++)
+        CHECK_EQ(to[i + 3], (char)(i * 7));
+    must(d->copy(d, to, from, 5)); /* both on the host */
+    CHECK_EQ(to[4], 1);
+    must(d->copy(d, a, from, 0));
+    d->free(d, a, 1000);
+    d->free(d, b, 1000);
+    CHECK(d->alloc(d, (size_t)1 << 40) == NULL);
+    lt_ctx_free(m.ctx);
+}
+
+/* Values on both sides of all borders, in from. */
+static lt_tensor *special_values(machine *m, lt_dtype from)
+{
+    static const double list[] = {
+        0, -0.0, 1, -1, 0.5, 2.5, -2.5, 255, 256, 255.5, -0.9, 65504, 65519.9, 65520, 1e30, -1e30,
+        0x1p-24, 0x1p-25, 0x1.8p-25, 0x1p-14, 0x1.ffcp-15, 0x1p-126, 0x1p-133, 0x1p-134, 0x1p-149,
+        0x1p-150, 0x1.000001p0, 0x1.004p0, 0x1.0040001p0, 0x1.01p0, 0x1.0100000000001p0, 0x1.03p0,
+        2147483647, 2147483648.0, -2147483649.0, 0x1p53, 0x1p62, 0x1p63, -0x1p63, 0x1.fep62, 1e300,
+        INFINITY, -INFINITY, NAN, 3.4028235e38, 3.39e38, 100000, 4097, 16777217,
+        9007199254740993.0};
+    lt_tensor *x = lt_tensor_new(m->ctx, from, 1, (int64_t[]){3 * COUNT(list)});
+    size_t size = lt_dtype_bytes(from);
+    for (int64_t i = 0; i < x->count; i++) {
+        double v = list[i % COUNT(list)] * (i < COUNT(list) ? 1 : i < 2 * COUNT(list) ? -1 : 3);
+        lt_convert((char *)x->data + (size_t)i * size, from, &v, LT_F64, 1);
+    }
+    for (int64_t i = 0; from == LT_I64 && i < 9; i++) /* which no double has */
+        ((int64_t *)x->data)[i] = (((int64_t)1 << (24 + 4 * i)) + 1) * (i % 2 ? -1 : 1);
+    return x;
+}
+
+TEST(conversions_of_all_pairs)
+{
+    machine m = machine_open();
+    lt_device *d = m.cuda.device;
+    for (int i = 0; i < COUNT(all); i++)
+        for (int j = 0; j < COUNT(all); j++) {
+            char what[64];
+            lt_tensor *x = special_values(&m, all[i]);
+            lt_tensor *y = lt_tensor_new(m.ctx, all[j], 1, x->dims);
+            lt_convert(y->data, all[j], x->data, all[i], (size_t)x->count);
+            twin from = twin_of(&m, x, 1), to = twin_of(&m, y, 3);
+            must(d->fill(d, to.tensor.data, all[j], (size_t)y->count, 77));
+            must(d->convert(d, to.tensor.data, all[j], from.tensor.data, all[i],
+                            (size_t)x->count));
+            snprintf(what, sizeof what, "%s to %s", lt_dtype_name(all[i]), lt_dtype_name(all[j]));
+            compare(&m, what, &to, 0);
+            twin_free(&m, &from);
+            twin_free(&m, &to);
+        }
+    lt_ctx_free(m.ctx);
+}
+
+TEST(fills)
+{
+    static const double list[] = {0, -0.0, 1, -3, 1e6, 0.1, NAN, INFINITY, 300};
+    machine m = machine_open();
+    lt_device *d = m.cuda.device;
+    for (int i = 0; i < COUNT(all); i++)
+        for (int k = 0; k < COUNT(list); k++) {
+            lt_tensor *x = lt_tensor_full(m.ctx, all[i], 1, (int64_t[]){301}, list[k]);
+            twin t = twin_of(&m, x, 1);
+            must(d->fill(d, t.tensor.data, all[i], 301, 55));
+            must(d->fill(d, t.tensor.data, all[i], 301, list[k]));
+            must(d->fill(d, t.tensor.data, all[i], 0, 5));
+            compare(&m, lt_dtype_name(all[i]), &t, 0);
+            twin_free(&m, &t);
+        }
+    lt_ctx_free(m.ctx);
+}
+
+TEST(sums_of_gradients)
+{
+    machine m = machine_open();
+    lt_device *d = m.cuda.device, *cpu = m.ctx->devices[0];
+    for (int i = 0; i < 4; i++)
+        for (int shift = 0; shift < 2; shift++) {
+            lt_tensor *x = values(&m, all[i], 1, (int64_t[]){1001}, 3, true);
+            lt_tensor *y = values(&m, all[i], 1, (int64_t[]){1001}, 4, true);
+            twin to = twin_of(&m, x, shift), from = twin_of(&m, y, 0);
+            must(d->add(d, to.tensor.data, from.tensor.data, all[i], 1001));
+            must(cpu->add(cpu, x->data, y->data, all[i], 1001));
+            compare(&m, lt_dtype_name(all[i]), &to, 0);
+            twin_free(&m, &to);
+            twin_free(&m, &from);
+        }
+    CHECK(d->add(d, NULL, NULL, LT_I32, 4) == LT_EINVAL);
+    CHECK(strcmp(lt_errmsg(), "gradients are floats, not i32") == 0);
+    lt_ctx_free(m.ctx);
+}
+
+/* ==== Rescaling =============================================================================== */
+
+static void check_rescale(machine *m, lt_dtype dtype, int64_t n, double by)
+{
+    lt_tensor *x = values(m, dtype, 1, &n, 11, true);
+    twin t = twin_of(m, x, 1);
+    lt_found want = {2, 1, 5}, got = want;
+    t.tensor.ctx = m->ctx;
+    must(m->cuda.rescale(on_device(&t), by, &got));
+    must(lt_rescale(x, by, &want));
+    compare(m, lt_dtype_name(dtype), &t, 0);
+    CHECK(got.largest == want.largest);
+    CHECK_EQ(got.not_finite, want.not_finite);
+    twin_free(m, &t);
+}
+
+TEST(rescaling)
+{
+    static const int64_t counts[] = {0, 1, 33, 5001, 600000};
+    static const double factors[] = {1, 0x1p16, 0x1p-20, 0x1p-140, 0x1p-160, 0x1p100};
+    machine m = machine_open();
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < COUNT(counts); k++)
+            for (int f = 0; f < COUNT(factors); f++)
+                if (counts[k] < 10000 || f == 1)
+                    check_rescale(&m, all[i], counts[k], factors[f]);
+    lt_ctx_free(m.ctx);
+}
+
+/* ==== Waiting ================================================================================= */
+
+TEST(kernels_are_not_waited_for)
+{
+    enum { WAITS = SHIM_WAITS };
+    machine m = machine_open();
+    lt_tensor *x = values(&m, LT_F32, 1, (int64_t[]){1000}, 1, false);
+    lt_tensor *y = values(&m, LT_F32, 1, (int64_t[]){1000}, 2, false);
+    twin tx = twin_of(&m, x, 0), ty = twin_of(&m, y, 0);
+    lt_tensor *in[] = {on_device(&tx)}, *outs[] = {on_device(&ty)};
+    lt_call call = {.ctx = m.ctx, .n_in = 1, .in = in, .out = outs};
+    int64_t waits = m.count(SHIM_WAITS), launches = m.count(SHIM_LAUNCHES);
+    for (int i = 0; i < 10; i++)
+        must(m.cuda.op[LT_OP_relu].fwd(&call));
+    CHECK_EQ(m.count(WAITS), waits);
+    CHECK_EQ(m.count(SHIM_LAUNCHES), launches); /* none has run yet */
+    must(m.cuda.device->sync(m.cuda.device));
+    CHECK_EQ(m.count(WAITS), waits + 1);
+    CHECK_EQ(m.count(SHIM_LAUNCHES), launches + 10);
+    twin_free(&m, &tx);
+    twin_free(&m, &ty);
+    lt_ctx_free(m.ctx);
+}
+
+TEST(a_late_error_is_a_sentence)
+{
+    machine m = machine_open();
+    lt_tensor *x = values(&m, LT_F32, 1, (int64_t[]){10}, 1, false);
+    twin t = twin_of(&m, x, 0);
+    lt_tensor *in[] = {on_device(&t)}, far = t.tensor, *outs[] = {&far};
+    lt_call call = {.ctx = m.ctx, .n_in = 1, .in = in, .out = outs};
+    far.data = (char *)far.data + 4; /* its last element lies behind the block */
+    must(m.cuda.op[LT_OP_relu].fwd(&call));
+    CHECK(m.cuda.device->sync(m.cuda.device) == LT_EENV);
+    CHECK(strncmp(lt_errmsg(), "cuda:0: something has written around the 40 bytes", 49) == 0);
+    twin_free(&m, &t);
+    lt_ctx_free(m.ctx);
+}
+
+TEST(dtypes_that_no_kernel_is_for)
+{
+    machine m = machine_open();
+    lt_tensor *x = values(&m, LT_F64, 1, (int64_t[]){10}, 1, false);
+    twin t = twin_of(&m, x, 0);
+    lt_tensor *in[] = {on_device(&t), on_device(&t)}, *outs[] = {on_device(&t)};
+    lt_call call = {.ctx = m.ctx, .n_in = 2, .in = in, .out = outs};
+    CHECK(m.cuda.op[LT_OP_add].fwd(&call) == LT_EUNSUPPORTED);
+    CHECK(strcmp(lt_errmsg(), "cuda:0 does not compute in f64 here; cast it to f32, or compute it "
+                              "on the CPU") == 0);
+    twin_free(&m, &t);
+    lt_ctx_free(m.ctx);
+}
