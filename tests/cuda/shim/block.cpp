@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-#include <vector>
+#include <utility>
 
 #include "shim.h"
 #include "tests/cuda/shim.h"
@@ -43,7 +43,8 @@ struct thread {
 };
 
 int order;
-std::vector<fiber *> fibers;
+fiber fibers[MOST];
+int n_fibers;
 place scheduler;
 thread threads[MOST];
 int sequence[MOST];           /* the order in which threads get their turns */
@@ -127,14 +128,13 @@ void make_fiber(fiber *f)
 
 fiber *idle_fiber()
 {
-    for (fiber *f : fibers)
-        if (f->idle)
-            return f;
-    fiber *f = new fiber();
+    for (int i = 0; i < n_fibers; i++)
+        if (fibers[i].idle)
+            return &fibers[i];
+    fiber *f = &fibers[n_fibers++];
     f->here.context.uc_stack.ss_sp = mmap(NULL, STACK, PROT_READ | PROT_WRITE,
                                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     make_fiber(f);
-    fibers.push_back(f);
     return f;
 }
 
