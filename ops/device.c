@@ -27,6 +27,23 @@ static lt_status open_plugin(int index, lt_accelerator *a)
     return LT_OK;
 }
 
+/* What nobody has asked for by its name is to be able to train. */
+static bool can_train(const lt_accelerator *a)
+{
+    return a->op[LT_OP_conv2d].bwd && a->op[LT_OP_linear].bwd && a->op[LT_OP_batch_norm].bwd &&
+           a->op[LT_OP_cross_entropy].bwd;
+}
+
+static lt_status open_any(lt_accelerator *a)
+{
+    LT_TRY(open_plugin(0, a));
+    if (can_train(a))
+        return LT_OK;
+    lt_fail(LT_EENV, "%s has no kernels for convolutional networks yet", a->device->name);
+    a->device->close(a->device);
+    return LT_EENV;
+}
+
 lt_status lt__accelerator_open(lt_ctx *ctx, const char *device)
 {
     struct lt_ops *ops = ctx->slots.ops;
@@ -34,7 +51,7 @@ lt_status lt__accelerator_open(lt_ctx *ctx, const char *device)
     lt_accelerator *a = lt__alloc_zero(ctx, sizeof *a);
     if (!a)
         return LT_ENOMEM;
-    if (open_plugin(is_auto ? 0 : lt__cuda_index(device), a) != LT_OK) {
+    if ((is_auto ? open_any(a) : open_plugin(lt__cuda_index(device), a)) != LT_OK) {
         lt__free(ctx, a, sizeof *a);
         if (!is_auto)
             return lt_fail(LT_EENV, "device %s: %s; use --device cpu", device, lt_errmsg());

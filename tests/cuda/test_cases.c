@@ -146,3 +146,14 @@ static void walk_op(const char *op)
 #define X(name) TEST(name) { walk_op(#name); }
 LT_OP_LIST(X)
 #undef X
+
+/* As long as it has no kernels for what networks are made of: delete this when it has. */
+TEST(auto_does_not_take_half_a_backend)
+{
+    lt_ctx *ctx = open_cuda();
+    lt_ctx *other = lt_open(&(lt_config){.device = "auto", .threads = 1});
+    bool can_train = ((const lt_accelerator *)ctx->slots.ops->accelerator)->op[LT_OP_conv2d].bwd;
+    CHECK(strcmp(lt_device_name(other), can_train ? "cuda:0" : "cpu") == 0);
+    lt_ctx_free(other);
+    lt_ctx_free(ctx);
+}
