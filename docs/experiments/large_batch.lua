@@ -1,0 +1,37 @@
+-- large_batch.lua - what becomes of a net when its batches grow: ResNet-20 on CIFAR-10, with the
+-- learning rate of batches of 128 or in proportion, with and without a warm-up, with SGD or LARS.
+--
+--   luatrain large_batch.lua --data cifar10:DIR --batch 1024
+--   luatrain large_batch.lua --data cifar10:DIR --batch 1024 --unscaled --warmup 0
+--   luatrain large_batch.lua --data cifar10:DIR --batch 4096 --optim lars --lr 0.2
+local lt = require "luatrain"
+local resnet = require "resnet"
+
+local opt = lt.args{
+  data = "", epochs = 30, batch = 1024, lr = 0.1, unscaled = false, decay = 5e-4,
+  warmup = 5.0, ramp = {"linear", "cosine", "exponential", "constant"}, optim = {"sgd", "lars"},
+  help = {
+    data = "cifar10:DIR",
+    epochs = "passes over the training images",
+    batch = "images a step",
+    lr = "learning rate for batches of 128",
+    unscaled = "it is the same for all batches, not in proportion",
+    decay = "weight decay; biases and norms have none",
+    warmup = "epochs in which the learning rate rises from that of batches of 128",
+    ramp = "how it rises",
+    optim = "sgd with Nesterov momentum, or lars",
+  }}
+
+local train, test = lt.data.open(opt.data)
+local net = resnet.resnet20{classes = train.classes, channels = train.channels}
+local settings = {
+  lr = opt.unscaled and opt.lr or lt.schedule.lr_for_batch{opt.lr, opt.batch, per = 128},
+  momentum = 0.9, decay = opt.decay, decay_bias = false}
+if opt.optim == "sgd" then settings.nesterov = true end
+
+lt.fit{
+  net = net, train = train, test = test, epochs = opt.epochs, batch = opt.batch,
+  optim = lt.optim[opt.optim](net, settings),
+  schedule = lt.schedule.cosine{warmup = opt.warmup, ramp = opt.ramp,
+                                start = opt.unscaled and 1.0 or math.min(128 / opt.batch, 1)},
+}
