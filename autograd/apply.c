@@ -99,7 +99,6 @@ static bool has(lt_tensor **x, int n, lt_dtype dtype)
     return false;
 }
 
-int lt_op_outputs(const lt_op *op) { return op->n_out ? op->n_out : !op->in_place; }
 static int all_outputs(const lt_op *op) { return lt_op_outputs(op) + op->n_aux; }
 
 static lt_status run_widened(lt_call *c, const lt_op *op, bool backward)

@@ -185,7 +185,7 @@ struct lt_def {                  /* an op as one context knows it */
 };
 
 /* How many tensors it gives back; those of n_aux follow them in lt_call.out. */
-LT_API int lt_op_outputs(const lt_op *op);
+static inline int lt_op_outputs(const lt_op *op) { return op->n_out ? op->n_out : !op->in_place; }
 /* op is kept by address. LT_EINVAL: malformed signature, or the name is taken. */
 LT_MUST lt_status lt_op_register(lt_ctx *ctx, const lt_op *op);
 /* By name. NULL with LT_EINVAL and a suggestion. Borrowed. */

@@ -140,12 +140,10 @@ static void narrow(list *l, bool done)
     }
 }
 
-static int given_outputs(const lt_op *op) { return op->n_out ? op->n_out : !op->in_place; }
-
 static lt_status run_wide(lt_call *c, bool backward)
 {
     const lt_op *op = c->op;
-    int n_out = given_outputs(op), n_all = n_out + op->n_aux;
+    int n_out = lt_op_outputs(op), n_all = n_out + op->n_aux;
     list *l = calloc(4, sizeof *l);
     if (!l)
         abort();
@@ -178,7 +176,7 @@ static bool has(lt_tensor *const *x, int n, lt_dtype dtype)
 
 static bool is_f64(const lt_call *c, bool backward)
 {
-    int n_out = given_outputs(c->op), n_all = n_out + c->op->n_aux;
+    int n_out = lt_op_outputs(c->op), n_all = n_out + c->op->n_aux;
     return has(c->in, c->n_in, LT_F64) || has(c->out, n_all, LT_F64) ||
            (backward && (has(c->d_out, n_out, LT_F64) || has(c->d_in, c->n_in, LT_F64)));
 }
@@ -200,7 +198,7 @@ static bool are_mine(const emu *e, lt_tensor *const *x, int n)
 /* What a kernel is promised, beyond what every kernel is. */
 static lt_status check(const emu *e, const lt_call *c, bool backward)
 {
-    int n_out = given_outputs(c->op);
+    int n_out = lt_op_outputs(c->op);
     bool halves = backward && is_half(c->d_out[0]);
     if (!are_mine(e, c->in, c->n_in) || !are_mine(e, c->out, n_out + c->op->n_aux) ||
         (backward && !(are_mine(e, c->d_out, n_out) && are_mine(e, c->d_in, c->n_in))) ||

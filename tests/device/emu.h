@@ -1,5 +1,4 @@
-/* emu.h - for tests on the emulated accelerator: contexts on it and on the CPU, whose results have
- * the same bits. */
+/* emu.h - for tests on an accelerator that the CPU plays: contexts on it and on the CPU. */
 #ifndef TESTS_DEVICE_EMU_H
 #define TESTS_DEVICE_EMU_H
 
@@ -11,24 +10,32 @@
 #include "ops/ops.h"
 #include "tests/lt_test.h"
 
-/* The folder of the emulator is the one that plugins are looked for in. */
-static inline void use_emu(void)
+/* Plugins are looked for in the folder of this test, or in one below it. */
+static inline void use_plugins(const char *below)
 {
     char path[PATH_MAX + 8];
     ssize_t n = readlink("/proc/self/exe", path, PATH_MAX - 1);
     path[n > 0 ? n : 0] = '\0';
-    strcat(dirname(path), "/emu");
+    strcat(dirname(path), below);
     setenv("LUATRAIN_PLUGINS", path, 1);
 }
 
-/* On the emulator, where fresh memory holds NaNs. New. */
-static inline lt_ctx *open_emu(void)
+static inline void use_emu(void) { use_plugins("/emu"); }
+
+/* On the accelerator of these plugins, where fresh memory holds NaNs. New. */
+static inline lt_ctx *open_device(void)
 {
-    use_emu();
     lt_ctx *ctx = lt_open(&(lt_config){.device = "cuda", .threads = 1, .poison = true});
     if (!ctx)
         FAIL("%s", lt_errmsg());
     return ctx;
+}
+
+/* On the emulator. New. */
+static inline lt_ctx *open_emu(void)
+{
+    use_emu();
+    return open_device();
 }
 
 /* Its twin on the CPU. New. */

@@ -1,9 +1,7 @@
 /* test_device_ops.c - every case of ops/cases.txt on the emulated accelerator: outputs, gradients
  * and inputs have the bits that the same kernels give on the CPU. So what is between them is right:
  * where tensors are made, which kernel runs, what is copied, converted and added. */
-#include "tests/ops/run.h"
-
-#include "tests/device/emu.h"
+#include "tests/device/twins.h"
 
 /* Bits of the values; a NaN is any NaN. */
 static bool same(const block *a, const block *b)
@@ -17,78 +15,9 @@ static bool same(const block *a, const block *b)
     return equal;
 }
 
-/* Upstream gradients of the float outputs. */
-static void make_dy(const op_case *c, const result *r, values *v)
-{
-    for (int k = 0; k < LT_MAX_OUT; k++) {
-        const block *out = &r->part[OUT + k];
-        if (!out->at || !lt__is_float(out->dtype))
-            continue;
-        v->part[DY + k] = block_copy(out);
-        v->part[DY + k].dtype = LT_F64;
-        for (int64_t i = 0; i < out->count; i++)
-            v->part[DY + k].at[i] = normal(seed_of(c, "dy"), (uint64_t)i);
-    }
-}
-
-static void compare(const op_case *c, const values *v, lt_ctx *ctx[2], lt_dtype dtype)
-{
-    result r[2];
-    bool ok[2];
-    for (int i = 0; i < 2; i++)
-        ok[i] = run_case(ctx[i], c, v, dtype, &r[i]);
-    for (int part = 0; part < FOUND && ok[0] && ok[1]; part++) {
-        char name[32];
-        if (exists(c, part) && !same(&r[0].part[part], &r[1].part[part]))
-            fault(c, "in %s: %s differs", lt_dtype_name(dtype), part_name(c, part, name));
-    }
-    for (int i = 0; i < 2; i++)
-        free_result(&r[i]);
-}
-
-static void walk_case(const op_case *c, lt_ctx *ctx[2], lt_dtype dtype)
-{
-    values v = {.twins = false};
-    result plain;
-    bool floats = false;
-    for (int i = 0; i < c->n_in; i++) {
-        v.part[IN + i] = make_input(c, i);
-        if (v.part[IN + i].dtype != LT_F64)
-            continue;
-        block_round(&v.part[IN + i], dtype);
-        v.part[IN + i].dtype = LT_F64;
-        floats = true;
-    }
-    compare(c, &v, ctx, dtype);
-    if (!has_note(c, "forward") && floats && run_case(ctx[1], c, &v, dtype, &plain)) {
-        make_dy(c, &plain, &v);
-        compare(c, &v, ctx, dtype);
-        v.made = true;
-        compare(c, &v, ctx, dtype);
-        free_result(&plain);
-    }
-    free_values(&v);
-}
-
 static void walk_op(const char *op)
 {
-    static const lt_dtype dtypes[] = {LT_F32, LT_F16, LT_BF16};
-    lt_ctx *ctx[2] = {open_emu(), open_twin()};
-    int n, seen = 0;
-    const op_case *cases = all_cases(&n);
-    faults = 0;
-    for (int i = 0; i < n; i++) {
-        const op_case *c = &cases[i];
-        if (strcmp(c->op, op) != 0)
-            continue;
-        for (int k = 0; k < (has_note(c, "f32+f64") ? 1 : 3); k++)
-            walk_case(c, ctx, dtypes[k]);
-        seen++;
-    }
-    lt_ctx_free(ctx[0]);
-    lt_ctx_free(ctx[1]);
-    CHECK_EQ(faults, 0);
-    CHECK(seen > 0);
+    walk_cases(op, (lt_ctx *[]){open_emu(), open_twin()}, same);
 }
 
 #define X(name) TEST(name) { walk_op(#name); }
