@@ -6,6 +6,7 @@
  * halves.
  */
 #include "ops/loops.h"
+#include "ops/shape.h"
 
 /* dst (+)= n elements of src. */
 static void put(const lt_call *c, lt_dtype dtype, void *dst, const void *src, int64_t n, bool add)
@@ -15,13 +16,6 @@ static void put(const lt_call *c, lt_dtype dtype, void *dst, const void *src, in
         (void)cpu->add(cpu, dst, src, dtype, (size_t)n); /* cannot fail: gradients are floats */
     else
         memcpy(dst, src, (size_t)n * lt_dtype_bytes(dtype));
-}
-
-/* Axis i of the list in option 0, which is where each of these ops has its axes. */
-static int axis_at(const lt_call *c, int i, int ndim)
-{
-    int64_t axis = c->opt[0].i[i];
-    return (int)(axis < 0 ? axis + ndim : axis);
 }
 
 /* ==== reshape ================================================================================= */
@@ -172,8 +166,7 @@ static lt_status permute_axes(const lt_call *c, int ndim, int axes[LT_MAX_DIMS])
     if (c->opt[0].n != ndim)
         return lt_fail(LT_EINVAL, "axes wants all %d axes of x (%s) in their new order, it has %d",
                        ndim, LT_TEXT(c->in[0]), c->opt[0].n);
-    for (int i = 0; i < ndim; i++)
-        axes[i] = axis_at(c, i, ndim);
+    axes_of_permute(c, ndim, axes);
     return LT_OK;
 }
 
@@ -186,10 +179,7 @@ static lt_status transpose_axes(const lt_call *c, int ndim, int axes[LT_MAX_DIMS
                        c->opt[0].n);
     if (ndim < 2)
         return lt_fail(LT_EINVAL, "x wants at least 2 axes, it is %s", LT_TEXT(c->in[0]));
-    int a = lt__given(c, 0) ? axis_at(c, 0, ndim) : ndim - 2;
-    int b = lt__given(c, 0) ? axis_at(c, 1, ndim) : ndim - 1;
-    for (int i = 0; i < ndim; i++)
-        axes[i] = i == a ? b : i == b ? a : i;
+    axes_of_transpose(c, ndim, axes);
     return LT_OK;
 }
 
@@ -304,14 +294,6 @@ static box box_along(int ndim, const int64_t *whole, int axis, int64_t first, in
 
 /* ==== slice =================================================================================== */
 
-enum { AXIS, FIRST, LAST };
-
-static int64_t position(const lt_call *c, int k, int64_t dim)
-{
-    int64_t p = c->opt[k].i[0];
-    return p < 0 ? p + dim : p;
-}
-
 /* As a script would write it: counted from 1. */
 static lt_ll shown(const lt_call *c, int k)
 {
@@ -372,13 +354,6 @@ const lt_op lt__op_slice = {
 };
 
 /* ==== pad ===================================================================================== */
-
-enum { BEFORE, AFTER, VALUE };
-
-static int64_t amount(const lt_call *c, int k, int axis)
-{
-    return c->opt[k].i[c->opt[k].n == 1 ? 0 : axis];
-}
 
 static lt_status pad_shape(lt_call *c)
 {

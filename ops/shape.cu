@@ -1,5 +1,6 @@
 /* shape.cu - the CUDA side of shape.c: what moves elements, and cast. A view needs no kernel. */
 #include "ops/cuda_map.h"
+#include "ops/shape.h"
 
 /* dst (+)= src along a merged walk, whose operands they are. Elements are moved as they are;
  * gradients are added. */
@@ -14,13 +15,6 @@ static lt_status put(const lt_cuda *cuda, const lt_walk *w, int dtype, void *dst
     if (add)
         LT_CUDA_FLOATS(cuda, dtype, E, return lt__map(cuda, *w, same<E>(), true, dst, src);)
     LT_CUDA_SIZES(dtype, E, return lt__map(cuda, *w, same<E>(), false, dst, src);)
-}
-
-/* Axis i of the list in option 0, which is where each of these ops has its axes. */
-static int axis_at(const lt_call *c, int i, int ndim)
-{
-    int64_t axis = c->opt[0].i[i];
-    return (int)(axis < 0 ? axis + ndim : axis);
 }
 
 /* ==== transpose and permute =================================================================== */
@@ -114,20 +108,6 @@ static lt_status move(const lt_cuda *cuda, int dtype, int ndim, const int64_t *d
                  : put(cuda, &w, dtype, dst, src, add);
 }
 
-static void permute_axes(const lt_call *c, int ndim, int *axes)
-{
-    for (int i = 0; i < ndim; i++)
-        axes[i] = axis_at(c, i, ndim);
-}
-
-static void transpose_axes(const lt_call *c, int ndim, int *axes)
-{
-    int a = lt__given(c, 0) ? axis_at(c, 0, ndim) : ndim - 2;
-    int b = lt__given(c, 0) ? axis_at(c, 1, ndim) : ndim - 1;
-    for (int i = 0; i < ndim; i++)
-        axes[i] = i == a ? b : i == b ? a : i;
-}
-
 typedef void (*axes_fn)(const lt_call *c, int ndim, int *axes);
 
 static lt_status reorder(lt_call *c, axes_fn axes_of)
@@ -150,10 +130,10 @@ static lt_status reorder_back(lt_call *c, axes_fn axes_of)
                 c->add & 1);
 }
 
-static lt_status transpose_fwd(lt_call *c) { return reorder(c, transpose_axes); }
-static lt_status transpose_bwd(lt_call *c) { return reorder_back(c, transpose_axes); }
-static lt_status permute_fwd(lt_call *c) { return reorder(c, permute_axes); }
-static lt_status permute_bwd(lt_call *c) { return reorder_back(c, permute_axes); }
+static lt_status transpose_fwd(lt_call *c) { return reorder(c, axes_of_transpose); }
+static lt_status transpose_bwd(lt_call *c) { return reorder_back(c, axes_of_transpose); }
+static lt_status permute_fwd(lt_call *c) { return reorder(c, axes_of_permute); }
+static lt_status permute_bwd(lt_call *c) { return reorder_back(c, axes_of_permute); }
 
 /* ==== Boxes: slice, pad, cat ================================================================== */
 
@@ -198,14 +178,6 @@ static lt_status copy_box(const lt_cuda *cuda, const box *b, int dtype, void *wh
     return put(cuda, &w, dtype, to_whole ? whole : part, to_whole ? part : whole, add);
 }
 
-enum { AXIS, FIRST, LAST };   /* options of slice */
-
-static int64_t position(const lt_call *c, int k, int64_t dim)
-{
-    int64_t p = c->opt[k].i[0];
-    return p < 0 ? p + dim : p;
-}
-
 static box slice_box(const lt_call *c, const lt_tensor *like)
 {
     int axis = axis_at(c, 0, like->ndim);
@@ -229,13 +201,6 @@ static lt_status slice_bwd(lt_call *c)
         LT_TRY(cuda->device.fill(&cuda->device, dx->data, (lt_dtype)dx->dtype, (size_t)dx->count,
                                  0));
     return copy_box(cuda, &b, dx->dtype, dx->data, c->d_out[0]->data, true, c->add & 1);
-}
-
-enum { BEFORE, AFTER, VALUE }; /* options of pad */
-
-static int64_t amount(const lt_call *c, int k, int axis)
-{
-    return c->opt[k].i[c->opt[k].n == 1 ? 0 : axis];
 }
 
 static box pad_box(const lt_call *c, const lt_tensor *y)
