@@ -180,34 +180,32 @@ enum {
 _Static_assert(sizeof(lt_cudnn_table) == CUDNN_NAMES * sizeof(void (*)(void)), "a table");
 _Static_assert(sizeof(lt_cublaslt_table) == CUBLASLT_NAMES * sizeof(void (*)(void)), "a table");
 
+static int check_version(const char *name, size_t version, size_t oldest, char *text, size_t bytes)
+{
+    char is[24], wanted[24];
+    if (version >= oldest)
+        return 0;
+    snprintf(text, bytes, "%s is version %s, luatrain wants %s or later", name,
+             dotted(version, is), dotted(oldest, wanted));
+    return -1;
+}
+
 int lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes)
 {
     void (*functions[CUBLASLT_NAMES])(void);
-    char is[24], oldest[24];
     if (!lt__cuda_open("libcublasLt.so.13", "cu13:cublas", "cuBLAS 13.0", cublaslt_names, functions,
                        CUBLASLT_NAMES, text, bytes))
         return -1;
     memcpy(table, functions, sizeof *table);
-    size_t version = table->cublasLtGetVersion();
-    if (version >= LT_CUBLASLT_OLDEST)
-        return 0;
-    snprintf(text, bytes, "cuBLASLt is version %s, luatrain wants %s or later", dotted(version, is),
-             dotted(LT_CUBLASLT_OLDEST, oldest));
-    return -1;
+    return check_version("cuBLASLt", table->cublasLtGetVersion(), LT_CUBLASLT_OLDEST, text, bytes);
 }
 
 int lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes)
 {
     void (*functions[CUDNN_NAMES])(void);
-    char is[24], oldest[24];
     if (!lt__cuda_open("libcudnn.so.9", "cudnn", "cuDNN 9.8", cudnn_names, functions, CUDNN_NAMES,
                        text, bytes))
         return -1;
     memcpy(table, functions, sizeof *table);
-    size_t version = table->cudnnGetVersion();
-    if (version >= LT_CUDNN_OLDEST)
-        return 0;
-    snprintf(text, bytes, "cuDNN is version %s, luatrain wants %s or later", dotted(version, is),
-             dotted(LT_CUDNN_OLDEST, oldest));
-    return -1;
+    return check_version("cuDNN", table->cudnnGetVersion(), LT_CUDNN_OLDEST, text, bytes);
 }
