@@ -92,6 +92,7 @@ void lt__ctx_release(lt_ctx *ctx)
     if (atomic_fetch_sub_explicit(&ctx->refs, 1, memory_order_acq_rel) != 1)
         return;
     lt__trace_close(ctx);
+    lt__laters_close(ctx);
     for (int i = 0; i < LT_MAX_DEVICES; i++) {
         if (!ctx->devices[i])
             continue;

@@ -227,7 +227,15 @@ LT_API const char *lt_device_of(const lt_tensor *x);
 LT_API lt_tensor *lt_to(lt_tensor *x, const char *device);
 /* Element index (row major, from 0) as a double. LT_EINVAL outside the tensor. */
 LT_MUST lt_status lt_item(lt_tensor *x, int64_t index, double *value);
-/* The same as an integer, exact for i64. */
+/* The same of the one element of x, as it is now, read when it is wanted: from an accelerator,
+ * which may come to it much later, it is fetched meanwhile. New. NULL with LT_EINVAL or
+ * LT_ENOMEM. */
+typedef struct lt_later lt_later;
+LT_API lt_later *lt_item_later(lt_tensor *x);
+/* Waits until it is there. What went wrong on the accelerator until then fails here. */
+LT_MUST lt_status lt_later_item(lt_later *later, double *value);
+LT_API void lt_later_free(lt_later *later); /* NULL is fine */
+/* lt_item() as an integer, exact for i64. */
 LT_MUST lt_status lt_item_integer(lt_tensor *x, int64_t index, int64_t *value);
 
 /* The same elements under other dims of the same count. A view: writing one writes the other.

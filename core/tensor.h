@@ -61,10 +61,28 @@ typedef struct lt_device {
                      size_t n);                  /* dst += src */
     lt_status (*sync)(struct lt_device *device); /* waits, and brings late errors */
     void (*close)(struct lt_device *device);                      /* the context ends */
+
+    /* Of an accelerator alone, as the CPU is never behind. A mark is behind all that is in the
+     * stream; they are counted from 1. In the place of one that is older than the last LT_MARKS all
+     * there is by now is waited for. */
+    uint64_t (*mark)(struct lt_device *device);
+    lt_status (*wait)(struct lt_device *device, uint64_t mark); /* brings late errors too */
+    /* Memory of the CPU that copy() reads and writes while the host goes on: until a mark behind it
+     * was waited for, it is left alone. NULL when there is none. Both may wait. */
+    void *(*alloc_host)(struct lt_device *device, size_t bytes);
+    void (*free_host)(struct lt_device *device, void *p);
+    /* Copies from such memory to the device's, behind what is in the stream by now, but beside what
+     * comes into it afterwards: that may use dst behind a call of follow(). *mark is behind the
+     * copy. */
+    lt_status (*upload)(struct lt_device *device, void *dst, const void *src, size_t bytes,
+                        uint64_t *mark);
+    lt_status (*follow)(struct lt_device *device, uint64_t mark);
     bool is_host; /* the CPU can read its addresses */
     int threads;                                                  /* of a CPU */
     lt_pool pool;                                                 /* under ctx->lock */
 } lt_device;
+
+enum { LT_MARKS = 256 };
 
 #define LT_MAX_DEVICES 2              /* of one context: the CPU, and one accelerator */
 
@@ -144,6 +162,7 @@ struct lt_ctx {
     void *log_ud;
     char note[256];                   /* for the log, from before there was one */
     struct lt_trace *trace;           /* or NULL */
+    struct lt_laters *laters;         /* of later.c, or NULL */
     lt_fault fault;
     lt_inf_fault inf;
 
@@ -197,6 +216,7 @@ lt_storage *lt__storage_over(lt_ctx *ctx, void *data, size_t bytes,
                              void (*give)(void *ud, void *data), void *ud);
 void lt__storage_release(lt_storage *storage);
 void lt__trace_close(lt_ctx *ctx);
+void lt__laters_close(lt_ctx *ctx);
 lt_ctx *lt__ctx_retain(lt_ctx *ctx);
 void lt__ctx_release(lt_ctx *ctx);
 /* dims valid and their product in *count, or LT_EINVAL. */

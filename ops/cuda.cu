@@ -80,6 +80,7 @@ static lt_status cuda_sync(lt_device *device)
 static void cuda_close(lt_device *device)
 {
     lt_cuda *cuda = enter(device);
+    lt__cuda_stream_close(cuda);
     (void)cudaStreamDestroy(cuda->stream);
     (void)cudaFree(cuda->partial);
     (void)cudaFreeHost(cuda->result);
@@ -259,7 +260,7 @@ static cudaError_t begin(lt_cuda *cuda)
         error = cudaMalloc(&cuda->partial, bytes);
     if (error == cudaSuccess)
         error = cudaMallocHost(&cuda->result, bytes);
-    return error;
+    return error == cudaSuccess ? lt__cuda_stream_open(cuda) : error;
 }
 
 static lt_cuda *device_new(const lt_host *host, int index)

@@ -27,6 +27,9 @@ typedef struct lt_cuda {
     int index;
     cudaStream_t stream;
     void *partial, *result;   /* of lt_rescale(): on the device, and pinned on the host */
+    cudaStream_t uploads;     /* copies beside it */
+    cudaEvent_t event[LT_MARKS]; /* of the last marks; */
+    uint64_t marks;           /* so many there were */
     char name[16];            /* "cuda:0" */
 } lt_cuda;
 
@@ -160,5 +163,9 @@ LT_CUDA_STEMS(X)
 #undef X
 lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_found *found);
 size_t lt__cuda_rescale_bytes(void); /* of cuda->partial and cuda->result */
+
+/* Makes what marks and uploads need, and sets their functions. */
+cudaError_t lt__cuda_stream_open(lt_cuda *cuda);
+void lt__cuda_stream_close(lt_cuda *cuda);
 
 #endif

@@ -10,8 +10,9 @@
 extern "C" {
 #endif
 
-/* So many kernels and copies have run, and so often has somebody waited for a stream or event. */
-enum { SHIM_LAUNCHES, SHIM_COPIES, SHIM_WAITS, SHIM_COUNTS };
+/* So many kernels and copies have run, and so often has somebody waited for a stream or event; of
+ * these, for all that was in the stream. */
+enum { SHIM_LAUNCHES, SHIM_COPIES, SHIM_WAITS, SHIM_DRAINS, SHIM_COUNTS };
 SHIM_API int64_t shim_count(int what);
 /* Threads of a block run from 0 on, from the last one on, or, from 2 on, mixed by that number. */
 SHIM_API void shim_order(int order);

@@ -164,6 +164,7 @@ cudaError_t late_error()
 cudaError_t waited(shim_stream *s, uint64_t to)
 {
     counts[SHIM_WAITS]++;
+    counts[SHIM_DRAINS] += s->done < s->queued && to >= s->queued;
     drain(s, to);
     return late_error();
 }
