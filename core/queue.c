@@ -50,12 +50,12 @@ bool lt__queue_put(lt_queue *q, void *item)
     return open;
 }
 
-void *lt__queue_take(lt_queue *q)
+static void *take(lt_queue *q, bool wait)
 {
-    void *item = NULL;
     pthread_mutex_lock(&q->lock);
-    while (q->count == 0 && !q->closed)
+    while (wait && q->count == 0 && !q->closed)
         pthread_cond_wait(&q->not_empty, &q->lock);
+    void *item = NULL;
     if (q->count > 0) {
         item = q->items[q->first];
         q->first = (q->first + 1) % q->room;
@@ -65,6 +65,9 @@ void *lt__queue_take(lt_queue *q)
     pthread_mutex_unlock(&q->lock);
     return item;
 }
+
+void *lt__queue_take(lt_queue *q) { return take(q, true); }
+void *lt__queue_poll(lt_queue *q) { return take(q, false); }
 
 void lt__queue_close(lt_queue *q)
 {

@@ -17,6 +17,8 @@ void lt__queue_free(lt_queue *queue);
 bool lt__queue_put(lt_queue *queue, void *item);
 /* The oldest item; waits while there is none. NULL when the queue is closed and empty. */
 void *lt__queue_take(lt_queue *queue);
+/* The oldest item, or NULL: there is none by now. */
+void *lt__queue_poll(lt_queue *queue);
 /* Wakes all that wait; nothing can be put any more. What is in it can still be taken. */
 void lt__queue_close(lt_queue *queue);
 

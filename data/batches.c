@@ -7,8 +7,11 @@
  * same whoever makes them, and when. Without workers the owner makes the pieces itself.
  *
  * Both queues have room for all pieces, so that only taking waits. Tensors of batches ahead are
- * outside of every scope; what the caller gets is a view in the scope that is innermost then, or a
- * copy where the context's device is not the CPU.
+ * outside of every scope; what the caller gets is a view in the scope that is innermost then.
+ *
+ * Where the context has an accelerator, batches are made in memory that it can copy from, and sent
+ * beside what it computes: with a batch that is given out, those of the next two that are made by
+ * then are on their way.
  */
 #include <limits.h>
 #include <math.h>
@@ -22,7 +25,8 @@
 #include "data/sample.h"
 
 enum {
-    AHEAD = 4,  /* batches in the making */
+    AHEAD = 4,  /* batches in the making; of these, */
+    SENT = 2,   /* on their way to an accelerator */
     PIECE = 16, /* images: few, so that a pass that is given up ends soon */
     MOST_WORKERS = 1024
 };
@@ -40,6 +44,9 @@ typedef struct piece { /* of a batch: what a worker does at a time */
 
 typedef struct slot { /* a batch in the making */
     lt_tensor *x, *y;
+    lt_storage *stage[2];         /* their memory, of all batches in turn, for an accelerator */
+    lt_tensor *there_x, *there_y; /* on that, when they were sent */
+    uint64_t mark;                /* behind this, also of the last batch, whose memory it was */
     piece *pieces;
     int n_pieces, n_open; /* all, and those that are not back yet */
 } slot;
@@ -159,8 +166,80 @@ static void give_back(slot *s)
 {
     lt_release(s->x);
     lt_release(s->y);
-    s->x = s->y = NULL;
+    lt_release(s->there_x);
+    lt_release(s->there_y);
+    s->x = s->y = s->there_x = s->there_y = NULL;
 }
+
+/* ==== To an accelerator ======================================================================= */
+
+static void give_stage(void *device, void *data) { ((lt_device *)device)->free_host(device, data); }
+
+/* Memory of the CPU that the accelerator copies from. New. NULL: there is none. */
+static lt_storage *new_stage(const lt_batches *b, size_t bytes)
+{
+    lt_device *device = b->ctx->device;
+    void *data = device->alloc_host(device, bytes > 0 ? bytes : 1);
+    if (!data)
+        return NULL;
+    lt_storage *stage = lt__storage_over(b->ctx, data, bytes, give_stage, device);
+    if (!stage)
+        device->free_host(device, data);
+    return stage;
+}
+
+/* On the CPU, where batches are made: for an accelerator in *stage, which has room for the largest
+ * one. New. */
+static lt_tensor *new_staged(const lt_batches *b, lt_storage **stage, lt_dtype dtype, int ndim,
+                             const int64_t *dims)
+{
+    int64_t row = 1;
+    for (int i = 1; i < ndim; i++)
+        row *= dims[i];
+    if (b->ctx->device->is_host)
+        return new_here(b, dtype, ndim, dims);
+    if (!*stage)
+        *stage = new_stage(b, (size_t)(b->batch * row) * lt_dtype_bytes(dtype));
+    return *stage ? lt__tensor_over(*stage, dtype, ndim, dims, 0, true)
+                  : new_here(b, dtype, ndim, dims);
+}
+
+/* The last batch of a slot has left its memory. */
+static lt_status await_sent(const lt_batches *b, slot *s)
+{
+    lt_device *device = b->ctx->device;
+    uint64_t mark = s->mark;
+    s->mark = 0;
+    return mark > 0 ? device->wait(device, mark) : LT_OK;
+}
+
+static lt_status upload(lt_tensor *x, lt_device *device, lt_tensor **there, uint64_t *mark)
+{
+    *there = lt__tensor_new(x->ctx, device, (lt_dtype)x->dtype, x->ndim, x->dims, true);
+    if (!*there)
+        return lt_errcode();
+    return device->upload(device, (*there)->data, x->data,
+                          (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype), mark);
+}
+
+/* A batch that is complete is put on its way, if there is one. */
+static lt_status send(const lt_batches *b, slot *s)
+{
+    lt_device *device = b->ctx->device;
+    if (s->there_x || !s->stage[0] || !s->stage[1])
+        return LT_OK;
+    LT_TRY(upload(s->x, device, &s->there_x, &s->mark));
+    return upload(s->y, device, &s->there_y, &s->mark);
+}
+
+/* What uses a batch comes behind it. */
+static lt_status arrive(const lt_batches *b, slot *s)
+{
+    lt_device *device = b->ctx->device;
+    return s->there_x ? device->follow(device, s->mark) : LT_OK;
+}
+
+/* ==== Making ================================================================================== */
 
 /* The images from this place in the order on. */
 static void cut(const lt_batches *b, slot *s, int64_t first, int64_t count)
@@ -190,9 +269,10 @@ static lt_status plan(lt_batches *b)
         count = 1;
     }
     start_workers(b);
-    s->x = new_here(b, b->recipe.options.dtype, 4,
-                    (int64_t[]){count, source->h, source->w, source->c});
-    s->y = new_here(b, LT_I64, 1, &count);
+    LT_TRY(await_sent(b, s));
+    s->x = new_staged(b, &s->stage[0], b->recipe.options.dtype, 4,
+                      (int64_t[]){count, source->h, source->w, source->c});
+    s->y = new_staged(b, &s->stage[1], LT_I64, 1, &count);
     if (!s->x || !s->y) {
         give_back(s);
         return lt_errcode();
@@ -206,6 +286,13 @@ static lt_status plan(lt_batches *b)
     return LT_OK;
 }
 
+static void take_piece(lt_batches *b, const piece *p)
+{
+    p->slot->n_open--;
+    b->stats.work_s += p->seconds;
+    b->stats.images += p->count;
+}
+
 static void complete(lt_batches *b, slot *s)
 {
     double start = lt__seconds();
@@ -215,9 +302,7 @@ static void complete(lt_batches *b, slot *s)
             p = lt__queue_take(b->done); /* of this batch or of a later one */
         else
             make_piece(b, p = &s->pieces[s->n_pieces - s->n_open], &b->workers->shop);
-        p->slot->n_open--;
-        b->stats.work_s += p->seconds;
-        b->stats.images += p->count;
+        take_piece(b, p);
     }
     b->stats.wait_s += lt__seconds() - start;
 }
@@ -231,6 +316,37 @@ static lt_status outcome(const slot *s)
     return LT_OK;
 }
 
+/* Those of the next batches that are made, and as they should be. */
+static lt_status send_ahead(lt_batches *b)
+{
+    piece *p;
+    if (b->ctx->device->is_host || b->n_workers == 0)
+        return LT_OK;
+    while ((p = lt__queue_poll(b->done)))
+        take_piece(b, p);
+    for (int i = 0; i < SENT && i < b->busy; i++) {
+        slot *s = &b->slots[(b->head + i) % b->n_slots];
+        if (s->n_open == 0 && outcome(s) == LT_OK)
+            LT_TRY(send(b, s));
+    }
+    return LT_OK;
+}
+
+/* What the caller gets of s: on the context's device. New. */
+static lt_status give_out(const lt_batches *b, slot *s, lt_tensor **x, lt_tensor **y)
+{
+    LT_TRY(send(b, s));
+    LT_TRY(arrive(b, s));
+    *x = lt_to(s->there_x ? s->there_x : s->x, lt_device_name(b->ctx));
+    *y = lt_to(s->there_y ? s->there_y : s->y, lt_device_name(b->ctx));
+    if (*x && *y)
+        return LT_OK;
+    lt_release(*x);
+    lt_release(*y);
+    *x = *y = NULL;
+    return lt_errcode();
+}
+
 lt_status lt_batches_next(lt_batches *b, lt_tensor **x, lt_tensor **y)
 {
     *x = *y = NULL;
@@ -241,18 +357,11 @@ lt_status lt_batches_next(lt_batches *b, lt_tensor **x, lt_tensor **y)
     slot *s = &b->slots[b->head];
     complete(b, s);
     LT_TRY(outcome(s)); /* the batch stays the next one: so does its failure */
-    *x = lt_to(s->x, lt_device_name(b->ctx));
-    *y = lt_to(s->y, lt_device_name(b->ctx));
-    if (!*x || !*y) {
-        lt_release(*x);
-        lt_release(*y);
-        *x = *y = NULL;
-        return lt_errcode();
-    }
+    LT_TRY(give_out(b, s, x, y));
     give_back(s);
     b->head = (b->head + 1) % b->n_slots;
     b->busy--;
-    return LT_OK;
+    return send_ahead(b);
 }
 
 int64_t lt_batches_count(const lt_batches *b)
@@ -402,6 +511,16 @@ lt_batches *lt_batches_new(lt_ctx *ctx, lt_source *source, const lt_batch_option
     return b;
 }
 
+/* What is on its way comes to memory that nobody uses before. */
+static void close_slot(const lt_batches *b, slot *s)
+{
+    lt_status status = arrive(b, s);
+    (void)status; /* of a device that has failed */
+    give_back(s);
+    lt__storage_release(s->stage[0]);
+    lt__storage_release(s->stage[1]);
+}
+
 void lt_batches_free(lt_batches *b)
 {
     if (!b)
@@ -409,7 +528,7 @@ void lt_batches_free(lt_batches *b)
     if (b->n_started > 0)
         stop_workers(b);
     for (int i = 0; i < b->n_slots; i++)
-        give_back(&b->slots[i]);
+        close_slot(b, &b->slots[i]);
     for (int i = 0; b->workers && i < n_shops(b); i++)
         lt__workshop_free(&b->workers[i].shop);
     lt__queue_free(b->to_do);

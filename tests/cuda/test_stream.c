@@ -1,6 +1,7 @@
 /* test_stream.c - marks in the stream of the CUDA backend, what is fetched from it, and uploads
  * beside it. The device's streams do nothing before somebody waits. */
 #include "tests/cuda/twin.h"
+#include "tests/device/late_batches.h"
 
 static void get(machine *m, void *to, const void *from, size_t bytes)
 {
@@ -75,4 +76,18 @@ TEST(uploads)
     d->free(d, there, N);
     d->free_host(d, here);
     lt_ctx_free(m.ctx);
+}
+
+TEST(batches)
+{
+    use_plugins("");
+    check_batches(1);
+    check_batches(3);
+    check_batches(-1);
+}
+
+TEST(batches_that_are_left)
+{
+    use_plugins("");
+    check_batches_left();
 }

@@ -1,7 +1,7 @@
 /* test_stream.c - what comes from an accelerator, or goes to it, while the host goes on. The
  * accelerator is the emulator. */
 #include "tests/device/emu_counts.h"
-#include "tests/device/emu.h"
+#include "tests/device/late_batches.h"
 
 /* More of them than there is room for, as they were when they were asked for. */
 TEST(later)
@@ -38,4 +38,18 @@ TEST(later)
     lt_release(two);
     lt_release(x);
     lt_ctx_free(ctx);
+}
+
+TEST(batches)
+{
+    use_emu();
+    check_batches(1);
+    check_batches(3);
+    check_batches(-1);
+}
+
+TEST(batches_that_are_left)
+{
+    use_emu();
+    check_batches_left();
 }
