@@ -551,28 +551,6 @@ static int times(lua_State *L)
     return 1;
 }
 
-static void push_memory(lua_State *L, lt_memory m)
-{
-    lua_createtable(L, 0, 4);
-    lua_pushinteger(L, (lua_Integer)m.live);
-    lua_setfield(L, -2, "live");
-    lua_pushinteger(L, (lua_Integer)m.peak);
-    lua_setfield(L, -2, "peak");
-    lua_pushinteger(L, (lua_Integer)m.cached);
-    lua_setfield(L, -2, "cached");
-}
-
-/* memory(): bytes of tensors: live now, the most so far, free for reuse; of all devices together,
- * and in the field device of the one that computes alone. */
-static int memory(lua_State *L)
-{
-    const lt_ctx *ctx = lt__lua(L)->ctx;
-    push_memory(L, lt_memory_stats(ctx));
-    push_memory(L, lt_memory_of_device(ctx));
-    lua_setfield(L, -2, "device");
-    return 1;
-}
-
 static const luaL_Reg tensor_methods[] = {
     {"requires_grad", requires_grad}, {"zero_grad", zero_grad}, {"detach", detach},
     {"keep", keep}, {"backward", backward}, {"on_grad", on_grad}, {NULL, NULL}};
@@ -583,7 +561,7 @@ static const luaL_Reg functions[] = {
     {"sha256", sha256}, {"freeze", freeze}, {"stats_settle", stats_settle},
     {"new_optim", new_optim}, {"seed", seed}, {"steps", steps}, {"set_step", set_step},
     {"draws", draws}, {"set_draws", set_draws}, {"set_first_row", set_first_row}, {"times", times},
-    {"memory", memory}, {NULL, NULL}};
+    {NULL, NULL}};
 
 void lt__open_run(lua_State *L)
 {

@@ -207,6 +207,28 @@ static int terminal(lua_State *L)
     return 1;
 }
 
+static void push_memory(lua_State *L, lt_memory m)
+{
+    lua_createtable(L, 0, 4);
+    lua_pushinteger(L, (lua_Integer)m.live);
+    lua_setfield(L, -2, "live");
+    lua_pushinteger(L, (lua_Integer)m.peak);
+    lua_setfield(L, -2, "peak");
+    lua_pushinteger(L, (lua_Integer)m.cached);
+    lua_setfield(L, -2, "cached");
+}
+
+/* memory(): bytes of tensors: live now, the most so far, free for reuse; of all devices together,
+ * and in the field device of the one that computes alone. */
+static int memory(lua_State *L)
+{
+    const lt_ctx *ctx = lt__lua(L)->ctx;
+    push_memory(L, lt_memory_stats(ctx));
+    push_memory(L, lt_memory_of_device(ctx));
+    lua_setfield(L, -2, "device");
+    return 1;
+}
+
 /* peak_rss(): the most bytes of memory that this process ever had. */
 static int peak_rss(lua_State *L)
 {
@@ -290,7 +312,8 @@ static int stop_reason(lua_State *L)
 static const luaL_Reg functions[] = {
     {"make_folder", make_folder}, {"new_folder", new_folder}, {"list_folder", list_folder},
     {"write_file", write_file}, {"cut_file", cut_file}, {"lock", lock}, {"clock", read_clock},
-    {"trace", trace}, {"terminal", terminal}, {"peak_rss", peak_rss}, {"backend", backend},
+    {"trace", trace}, {"terminal", terminal}, {"peak_rss", peak_rss}, {"memory", memory},
+    {"backend", backend},
     {"device", device}, {"threads", threads}, {"listen", listen_to_signals},
     {"stop_reason", stop_reason}, {"clear_stop", clear_stop}, {NULL, NULL}};
 
