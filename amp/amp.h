@@ -89,7 +89,7 @@ LT_API bool lt_scaler_see(lt_scaler *scaler, int exponent, bool finite);
  * is the same in all backwards of a step. An optimizer's step asks the scaler: when the gradient of
  * a parameter is not finite that an optimizer had in backward, whichever, and it was not forgotten
  * since, the steps of all optimizers until the next backward are skipped. They leave weights, slots
- * and running statistics as they were. */
+ * and running statistics as they were. On an accelerator it is decided there, see lt_settle(). */
 typedef struct lt_loss_scale lt_loss_scale;
 
 /* Not in use yet; scaler is copied. New. */
@@ -98,16 +98,24 @@ LT_API lt_loss_scale *lt_loss_scale_new(lt_ctx *ctx, const lt_scaler *scaler);
 LT_API void lt_loss_scale_free(lt_loss_scale *scale);
 /* From the next backward in ctx on; NULL: none. LT_EINVAL within a backward. */
 LT_MUST lt_status lt_use_loss_scale(lt_ctx *ctx, lt_loss_scale *scale);
-/* For reading, saving and putting back between steps. Borrowed. */
+/* For reading, saving and putting back between steps. Borrowed. A decision that is pending is
+ * waited for, see lt_settle(), as in all that follows. */
 LT_API lt_scaler *lt_loss_scale_scaler(lt_loss_scale *scale);
 
-typedef struct lt_scaled_step { /* the last one that was decided on */
+typedef struct lt_scaled_step { /* one that was decided on */
     int k;               /* its scale was 2^k */
     int exponent;        /* of its largest finite gradient, scaled, or LT_NO_EXPONENT: 15 less this
                           * are the bits it had to spare */
     bool finite;         /* and applied */
+    int64_t number;      /* steps up to it, as in lt_scaler; */
+    int64_t skipped;     /* of these */
 } lt_scaled_step;
-LT_API lt_scaled_step lt_loss_scale_step(const lt_loss_scale *scale);
+/* The last one. */
+LT_API lt_scaled_step lt_loss_scale_step(lt_loss_scale *scale);
+/* The number of the last one that was asked for, which is not waited for. */
+LT_API int64_t lt_loss_scale_asked(const lt_loss_scale *scale);
+/* That of this number, if it is one of the last eight; else the last one. */
+LT_API lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *scale, int64_t number);
 
 /* ==== Several ranks =========================================================================== */
 

@@ -6,34 +6,32 @@
 
 enum { LT_FIRST_BYTES = 512 };
 
-/* What was found in a parameter's gradient, as it was after the last backward. */
-typedef struct lt_finding {
-    lt_tensor *x;             /* held */
-    lt_found found;
-} lt_finding;
+/* Rows of the ledger: what was found in the gradient of a leaf that no optimizer has; in one that
+ * more is added to; and from LT_ROW_FIRST on in those of parameters, as they were after the last
+ * backward. */
+enum { LT_ROW_OTHER, LT_ROW_LEFT, LT_ROW_FIRST };
+enum { LT_STEPS_KEPT = 8 };
 
 struct lt_loss_scale {
     lt_ctx *ctx;
     lt_scaler scaler;
-    lt_finding *findings;     /* of this step, of what optimizers have; */
+    lt_ledger *ledger;
+    lt_tensor **findings;     /* parameters that have a row in this step; held */
     int n_findings, room, at; /* at: where the next is looked for */
-    lt_found last;            /* in the gradient that was completed last */
+    int last;                 /* row of the gradient that was completed last */
     lt_found heard;           /* from all ranks, of this step's buckets */
     int wire[LT_SCALE_WIRES]; /* of a bucket: the exponent for its way in f16 */
     int wires;                /* of them that have moved */
     int64_t sent_again;       /* buckets, so far */
     bool agreed;              /* it holds for this step, and not what this rank has found */
     bool fresh;               /* a backward has come since the last decision, */
-    lt_outcome outcome;       /* which was this one */
-    lt_scaled_step step;
+    lt_outcome outcome;       /* which was this one, or is LT_PENDING */
+    lt_scaled_step step, kept[LT_STEPS_KEPT]; /* the last one; the last ones, by their number */
     bool here;                /* in this step a gradient was not finite on this rank, */
     bool elsewhere;           /* or on another one only */
     bool watched;             /* this step is: see watch.h */
     char first[LT_FIRST_BYTES]; /* about what was not finite first, in the step; "": nothing was */
 };
-
-/* In all gradients of this step that are still there. */
-lt_found lt__found_in(const lt_loss_scale *s);
 
 /* Of a magnitude; the nearest that ranks can tell each other. LT_NO_EXPONENT for 0. */
 int lt__exponent_of(double magnitude);

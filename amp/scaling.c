@@ -29,11 +29,16 @@ lt_loss_scale *lt_loss_scale_new(lt_ctx *ctx, const lt_scaler *scaler)
     lt_loss_scale *s = lt__alloc_zero(ctx, sizeof *s);
     if (!s)
         return NULL;
+    if (!(s->ledger = lt_ledger_new(ctx))) {
+        lt__free(ctx, s, sizeof *s);
+        return NULL;
+    }
     s->ctx = lt__ctx_retain(ctx);
     s->scaler = *scaler;
     for (int i = 0; i < LT_SCALE_WIRES; i++)
         s->wire[i] = scaler->k;
-    s->step = (lt_scaled_step){.k = scaler->k, .exponent = LT_NO_EXPONENT, .finite = true};
+    s->step = (lt_scaled_step){.k = scaler->k, .exponent = LT_NO_EXPONENT, .finite = true,
+                               .skipped = scaler->skipped};
     return s;
 }
 
@@ -41,9 +46,16 @@ lt_loss_scale *lt_loss_scale_new(lt_ctx *ctx, const lt_scaler *scaler)
 static void forget(lt_loss_scale *s)
 {
     while (s->n_findings > 0)
-        lt_release(s->findings[--s->n_findings].x);
+        lt_release(s->findings[--s->n_findings]);
     s->heard = (lt_found){0};
     s->agreed = s->fresh = s->here = s->elsewhere = false;
+}
+
+/* What is pending is waited for. */
+static void know(lt_loss_scale *s)
+{
+    if (s->outcome == LT_PENDING)
+        lt_learn(s->ctx);
 }
 
 void lt_loss_scale_free(lt_loss_scale *s)
@@ -51,29 +63,58 @@ void lt_loss_scale_free(lt_loss_scale *s)
     if (!s)
         return;
     lt_ctx *ctx = s->ctx;
+    know(s);
     forget(s);
+    lt_ledger_free(s->ledger);
     lt__free(ctx, s->findings, (size_t)s->room * sizeof *s->findings);
     lt__free(ctx, s, sizeof *s);
     lt__ctx_release(ctx);
 }
 
-lt_scaler *lt_loss_scale_scaler(lt_loss_scale *s) { return &s->scaler; }
-lt_scaled_step lt_loss_scale_step(const lt_loss_scale *s) { return s->step; }
-lt_found lt_loss_scale_last(const lt_loss_scale *s) { return s->last; }
+lt_scaler *lt_loss_scale_scaler(lt_loss_scale *s)
+{
+    know(s);
+    return &s->scaler;
+}
+
+lt_scaled_step lt_loss_scale_step(lt_loss_scale *s)
+{
+    know(s);
+    return s->step;
+}
+
+int64_t lt_loss_scale_asked(const lt_loss_scale *s)
+{
+    return s->scaler.steps + (s->outcome == LT_PENDING);
+}
+
+lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *s, int64_t number)
+{
+    if (number > s->scaler.steps)
+        know(s);
+    lt_scaled_step step = s->kept[number % LT_STEPS_KEPT];
+    if (number > 0 && step.number == number)
+        return step;
+    step = s->step;
+    step.skipped = s->scaler.skipped; /* it may have been put back */
+    return step;
+}
+
+lt_found lt_loss_scale_last(const lt_loss_scale *s)
+{
+    lt_found found;
+    return lt_ledger_read(s->ledger, s->last, 1, &found) == LT_OK ? found : (lt_found){0};
+}
 
 /* ==== Findings ================================================================================ */
 
-lt_found lt__found_in(const lt_loss_scale *s)
+/* Those in gradients that were dropped count no more. */
+static lt_status strike_dropped(lt_loss_scale *s)
 {
-    lt_found all = {0};
-    for (int i = 0; i < s->n_findings; i++) {
-        const lt_finding *f = &s->findings[i];
-        if (!lt_grad(f->x))
-            continue;
-        all.largest = fmax(all.largest, f->found.largest);
-        all.not_finite += f->found.not_finite;
-    }
-    return all;
+    for (int i = 0; i < s->n_findings; i++)
+        if (!lt_grad(s->findings[i]))
+            LT_TRY(lt_ledger_strike(s->ledger, LT_ROW_FIRST + i));
+    return LT_OK;
 }
 
 /* There is room for one more. */
@@ -82,7 +123,7 @@ static lt_status make_room(lt_loss_scale *s)
     if (s->n_findings < s->room)
         return LT_OK;
     int room = s->room ? 2 * s->room : 64;
-    lt_finding *more = lt__alloc(s->ctx, (size_t)room * sizeof *more);
+    lt_tensor **more = lt__alloc(s->ctx, (size_t)room * sizeof *more);
     if (!more)
         return LT_ENOMEM;
     if (s->n_findings > 0)
@@ -93,20 +134,29 @@ static lt_status make_room(lt_loss_scale *s)
     return LT_OK;
 }
 
-/* In place of what was found in x's gradient before, which is part of it. Backwards complete
- * gradients in the same order, so a finding is most often the one after the last. */
-static lt_status note(lt_loss_scale *s, lt_tensor *x, lt_found found)
+/* Whether x has a row in this step, which is the one at s->at then. Backwards complete gradients in
+ * the same order, so it is most often the one after the last. */
+static bool find_row(lt_loss_scale *s, const lt_tensor *x)
 {
     int n = s->n_findings, i = 0;
-    while (i < n && s->findings[(s->at + i) % n].x != x)
+    while (i < n && s->findings[(s->at + i) % n] != x)
         i++;
-    if (i < n) {
-        s->at = (s->at + i) % n;
-    } else {
+    s->at = i < n ? (s->at + i) % n : s->at;
+    return i < n;
+}
+
+/* s->last = the row for what is found in x's gradient: in place of what was found before, which is
+ * part of it. */
+static lt_status take_row(lt_loss_scale *s, lt_tensor *x)
+{
+    s->last = LT_ROW_OTHER;
+    if (!lt_has_optim(x))
+        return LT_OK;
+    if (!find_row(s, x)) {
         LT_TRY(make_room(s));
-        s->findings[s->at = s->n_findings++].x = lt_retain(x);
+        s->findings[s->at = s->n_findings++] = lt_retain(x);
     }
-    s->findings[s->at++].found = found;
+    s->last = LT_ROW_FIRST + s->at++;
     return LT_OK;
 }
 
@@ -117,29 +167,37 @@ static double scale_of(const lt_loss_scale *s) { return ldexp(1, s->scaler.k); }
 static lt_status seed(void *ud, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
-    lt_found ignored = {0};
+    if (s->outcome == LT_PENDING)
+        LT_TRY(lt_settle(s->ctx));
     s->fresh = true;
-    return lt_rescale(grad, scale_of(s), &ignored);
+    return lt_rescale(grad, scale_of(s), NULL);
 }
 
 /* What is not finite, when all gradients of this step are so far, was left by one that was skipped:
- * of a leaf that no optimizer has, to forget it. It would make all further steps skipped. */
+ * of a leaf that no optimizer has, to forget it. It would make all further steps skipped. Not so
+ * where a leaf has a row: what is not finite in it is in the row too. */
 static lt_status join(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
+    bool is_late = !grad->storage->device->is_host;
     lt_found left = {0};
-    (void)x;
-    LT_TRY(lt_rescale(grad, scale_of(s), &left));
-    return left.not_finite > 0 && lt__found_in(s).not_finite == 0 ? lt_fill(grad, 0) : LT_OK;
+    LT_TRY(lt_ledger_rescale(s->ledger, LT_ROW_LEFT, grad, scale_of(s)));
+    if (!is_late)
+        LT_TRY(lt_ledger_read(s->ledger, LT_ROW_LEFT, 1, &left));
+    if (is_late ? find_row(s, x) : left.not_finite == 0)
+        return LT_OK;
+    LT_TRY(strike_dropped(s));
+    return lt_ledger_pardon(s->ledger, grad, LT_ROW_LEFT, LT_ROW_FIRST, s->n_findings);
 }
 
 static lt_status complete(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
-    s->last = (lt_found){0};
-    LT_TRY(lt_rescale(grad, 1 / scale_of(s), &s->last));
-    s->here |= s->last.not_finite > 0;
-    return lt_has_optim(x) ? note(s, x, s->last) : LT_OK;
+    LT_TRY(take_row(s, x));
+    LT_TRY(lt_ledger_rescale(s->ledger, s->last, grad, 1 / scale_of(s)));
+    if (!lt_ledger_is_late(s->ledger, s->last, 1)) /* there is no other rank where it is */
+        s->here |= lt_loss_scale_last(s).not_finite > 0;
+    return LT_OK;
 }
 
 /* Fails when no scale helps, and only after a step that was watched: a training that goes on from a
@@ -158,30 +216,71 @@ static lt_status give_up(lt_loss_scale *s)
     return status;
 }
 
+/* Of a step in which that was found. */
+static lt_status decide(lt_loss_scale *s, lt_found found)
+{
+    s->step = (lt_scaled_step){.k = s->scaler.k, .exponent = lt__exponent_of(found.largest),
+                               .finite = found.not_finite == 0};
+    bool applied = lt_scaler_see(&s->scaler, s->step.exponent, s->step.finite);
+    s->outcome = applied ? LT_APPLY : LT_SKIP;
+    s->step.number = s->scaler.steps;
+    s->step.skipped = s->scaler.skipped;
+    s->kept[s->step.number % LT_STEPS_KEPT] = s->step;
+    return give_up(s);
+}
+
+/* Near the floor the next forward may be one that is to be watched: then it is decided at once. */
+static bool can_wait(const lt_loss_scale *s)
+{
+    return !s->agreed && s->scaler.at_floor < MOST_AT_FLOOR - 2 &&
+           lt_ledger_is_late(s->ledger, LT_ROW_FIRST, s->n_findings);
+}
+
+static lt_status judge_now(lt_loss_scale *s)
+{
+    lt_found found = s->heard;
+    LT_TRY(lt_settle(s->ctx)); /* a loss that is not finite is no step */
+    if (!s->agreed)
+        LT_TRY(lt_ledger_read(s->ledger, LT_ROW_FIRST, s->n_findings, &found));
+    return decide(s, found);
+}
+
 /* All optimizers that come without a backward in between belong to one step. */
 static lt_status judge(void *ud, lt_outcome *outcome)
 {
     lt_loss_scale *s = ud;
+    lt_status status = LT_OK;
     if (s->fresh) {
-        lt_found found = s->agreed ? s->heard : lt__found_in(s);
-        s->step = (lt_scaled_step){.k = s->scaler.k, .exponent = lt__exponent_of(found.largest),
-                                   .finite = found.not_finite == 0};
-        bool applied = lt_scaler_see(&s->scaler, s->step.exponent, s->step.finite);
-        s->outcome = applied ? LT_APPLY : LT_SKIP;
-        lt_status status = give_up(s);
+        LT_TRY(strike_dropped(s));
+        if (can_wait(s)) {
+            status = lt_ledger_judge(s->ledger, LT_ROW_FIRST, s->n_findings);
+            s->outcome = LT_PENDING;
+        } else {
+            status = judge_now(s);
+        }
         forget(s);
-        LT_TRY(status);
     }
-    if (*outcome == LT_APPLY)
+    if (status == LT_OK && *outcome == LT_APPLY)
         *outcome = s->outcome;
-    return LT_OK;
+    return status;
+}
+
+/* Too far from the floor to fail. */
+static bool settle(void *ud, const lt_found *found)
+{
+    lt_loss_scale *s = ud;
+    s->outcome = LT_SKIP;
+    lt_status status = found ? decide(s, *found) : LT_OK;
+    (void)status;
+    return s->outcome == LT_APPLY;
 }
 
 static const char *explain(void *ud, lt_tensor *loss) { return lt__first_in(ud, loss); }
 
 lt_status lt_use_loss_scale(lt_ctx *ctx, lt_loss_scale *s)
 {
-    LT_TRY(lt_set_scaling(ctx, s ? &(lt_scaling){s, seed, join, complete, judge, explain} : NULL));
+    const lt_scaling mine = {s, seed, join, complete, judge, settle, explain};
+    LT_TRY(lt_set_scaling(ctx, s ? &mine : NULL));
     lt__use_watch(ctx, s);
     return LT_OK;
 }

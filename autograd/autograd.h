@@ -118,9 +118,25 @@ struct lt_call {
                                   * its pass, recorded or not. Calls with gradients off have numbers
                                   * of their own and bit 63 set: they shift nothing */
     int64_t first_row;           /* global index of row 0 of the batch */
+    const int32_t *veto;         /* of an op in place, on an accelerator: in its memory, or NULL.
+                                  * Where it is not 0 when the kernel runs, that changes nothing */
 };
 
 typedef lt_status (*lt_kernel)(lt_call *call);
+
+/* What is found in numbers such as gradients, all together. */
+typedef struct lt_found {
+    double largest;      /* magnitude of those that are finite; 0: there are none */
+    int64_t not_finite;
+} lt_found;
+
+/* What an accelerator knows of a step before the host does; in its memory. */
+typedef struct lt_verdict {
+    int32_t veto;        /* not 0: the step changes nothing */
+    int32_t unused;
+    double loss;         /* the first that is not finite; 0: there is none */
+    lt_found found;      /* in gradients, when they were judged; something not finite is a veto */
+} lt_verdict;
 
 /* What an accelerator has for an op. Its kernels take halves as they are. They return when the work
  * is in the device's stream. All that lt_op says of backward holds for them too: grad_in_place, and
@@ -192,9 +208,13 @@ LT_MUST lt_status lt_op_register(lt_ctx *ctx, const lt_op *op);
 LT_API const lt_def *lt_op_find(lt_ctx *ctx, const char *name);
 /* By order of registration; NULL past the end. Borrowed. */
 LT_API const lt_def *lt_op_at(lt_ctx *ctx, int i);
+/* Looks at a loss of one element, on an accelerator and in its stream: one that is not finite goes
+ * into *verdict, unless there is one, and is a veto. */
+typedef lt_status (*lt_check_loss_fn)(lt_tensor *loss, lt_verdict *verdict);
 /* What the accelerator of ctx has for the first n ops that were registered. Borrowed while ops
  * run. */
-LT_API void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n);
+LT_API void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n,
+                           lt_check_loss_fn check_loss);
 
 /* ==== Running ops ============================================================================= */
 
@@ -233,8 +253,25 @@ LT_API lt_tensor *lt_detach(lt_tensor *x);
 
 /* Adds d loss / d leaf to the gradient of every leaf that loss was computed from. grad is the
  * gradient of the loss, NULL for 1 (the loss must then hold one element). Frees saved tensors as
- * it walks: a second backward through the same nodes is LT_EINVAL. */
+ * it walks: a second backward through the same nodes is LT_EINVAL. A loss of one element that is
+ * not finite is LT_ENUMERIC; on an accelerator as said of lt_settle(). */
 LT_MUST lt_status lt_backward(lt_tensor *loss, lt_tensor *grad);
+
+/* An accelerator is not waited for: it decides itself whether a step is to be applied, and the host
+ * hears of it late, before it begins the next backward at the latest, when it waits for what the
+ * accelerator had done before the last optimizer step. Until then
+ *   a loss that is not finite has not failed yet. Then the next backward does, or whoever asks, and
+ *     weights, slots and running statistics are as they were before it. The gradients that it has
+ *     left are to be forgotten; as long as they are not, steps change nothing;
+ *   the outcome of an optimizer step is LT_PENDING.
+ * Steps, skips and bits are those of decisions at once. While ops are timed, traced or watched, a
+ * loss is waited for.
+ *
+ * Waits until nothing is unknown. LT_ENUMERIC for such a loss, once; else LT_OK, or what has gone
+ * wrong on the accelerator. Where there is none it does nothing. */
+LT_MUST lt_status lt_settle(lt_ctx *ctx);
+/* The same for who cannot fail: that is left to the next one who can. */
+LT_API void lt_learn(lt_ctx *ctx);
 
 /* A tape is what belongs to one pass over one part of the batch: its nodes, its place in the
  * global batch, the count of its random calls. A context starts with one; pipelines use several. */
@@ -270,7 +307,8 @@ LT_API void lt_grad_fault(lt_tensor *param, int rank);
 typedef enum lt_outcome {
     LT_APPLY,
     LT_SKIP,   /* a step that changes nothing, running statistics neither */
-    LT_PART    /* no step yet: more of the batch is to come */
+    LT_PART,   /* no step yet: more of the batch is to come */
+    LT_PENDING /* the one or the other of the first two, the accelerator knows: see lt_settle() */
 } lt_outcome;
 
 typedef struct lt_loan { /* memory that someone lends; give(ud, data) gives it back */
@@ -314,7 +352,7 @@ LT_API int lt_grad_uses(const lt_tensor *x);
 LT_API void lt_grad_set(lt_tensor *x);
 
 /* Who scales gradients up while they go backward, so that they fit f16: amp. From the hooks of a
- * leaf on they are true. Called with its ud; all five are there. */
+ * leaf on they are true. Called with its ud; all are there. */
 typedef struct lt_scaling {
     void *ud;
     /* Multiplies the gradient that a backward begins with. */
@@ -324,8 +362,12 @@ typedef struct lt_scaling {
     /* x's last contribution of this backward is in grad. Before the leaf's own hooks. */
     lt_grad_hook complete;
     /* Before an optimizer step reads gradients, and after lt_grad_slots.update: LT_APPLY may become
-     * LT_SKIP. Not when more of the batch is to come. */
+     * LT_SKIP. Not when more of the batch is to come. It may become LT_PENDING, when what was found
+     * is on its way into lt_verdict_of(). */
     lt_status (*judge)(void *ud, lt_outcome *outcome);
+    /* What was pending: what was found. Returns whether the step was applied. NULL: it was none,
+     * as its loss was not finite. By then another one may be in use. */
+    bool (*settle)(void *ud, const lt_found *found);
     /* Why the loss is not finite, so that backward fails: a sentence, or "". Borrowed until the
      * next call. */
     const char *(*explain)(void *ud, lt_tensor *loss);
@@ -333,6 +375,8 @@ typedef struct lt_scaling {
 /* Copied; NULL: gradients are not scaled. LT_EINVAL within backward and in a rehearsal. An
  * optimizer's step with gradients that another one has scaled, who has not been asked, is too. */
 LT_MUST lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling);
+/* On the accelerator of ctx, for its stream; NULL before the first backward there. Borrowed. */
+LT_API lt_verdict *lt_verdict_of(lt_ctx *ctx);
 /* Whether an optimizer has this parameter. */
 LT_API bool lt_has_optim(const lt_tensor *x);
 
@@ -394,7 +438,8 @@ LT_API void lt_set_where(lt_ctx *ctx, lt_where_fn fn, void *ud);
  * in the order they come. */
 LT_MUST lt_status lt_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
                                lt_tensor *mean, lt_tensor *var, int64_t count, double momentum);
-/* Moves the running values and forgets the shards. An optimizer step does it. */
+/* Moves the running values and forgets the shards. An optimizer step does it; for others this fails
+ * as lt_settle() does. */
 LT_MUST lt_status lt_stats_commit(lt_ctx *ctx);
 /* The same for whoever wants to look, as module:eval() and saving do; but shards that a backward
  * has come by wait until an optimizer or lt_zero_grad() ends their step: looking changes
@@ -488,6 +533,9 @@ LT_MUST lt_status lt_optim_set_group(lt_optim *optim, lt_tensor *param, int grou
  * come. outcome may be NULL. */
 LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, int n_groups,
                                 lt_outcome *outcome);
+/* What became of its last step, which may be waited for: never LT_PENDING. LT_PART before the first
+ * one. */
+LT_API lt_outcome lt_optim_outcome(lt_optim *optim);
 /* The 2-norm of the gradients that the next step would use, all in one, added up in double in a
  * fixed order; 0 if it would use none. LT_ENUMERIC when it is not finite. */
 LT_MUST lt_status lt_optim_grad_norm(lt_optim *optim, double *norm);

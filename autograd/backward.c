@@ -418,21 +418,38 @@ static lt_tensor *seed_grad(lt_tensor *loss, lt_tensor *grad)
     return one;
 }
 
-/* What a loss fails with that is not finite. */
-static lt_status refuse(lt_tensor *loss, double value)
+lt_status lt__refuse_loss(int64_t step, double value, const char *why)
+{
+    const char *word = isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+    return *why ? lt_fail(LT_ENUMERIC, "%s (the loss is %s at step %lld)", why, word,
+                          (long long)step)
+                : lt_fail(LT_ENUMERIC, "the loss is %s at step %lld; look at the learning rate and "
+                          "at the data", word, (long long)step);
+}
+
+/* It is waited for. */
+static lt_status check_finite(lt_tensor *loss)
 {
     const lt_scaling *scaling = &loss->ctx->slots.autograd->scaling;
+    double value;
+    LT_TRY(lt_item(loss, 0, &value));
+    if (isfinite(value))
+        return LT_OK;
+    lt__late_told(loss->ctx);
     const char *why = scaling->explain ? scaling->explain(scaling->ud, loss) : "";
-    const char *word = isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
-    long long step = loss->ctx->step + 1;
-    return *why ? lt_fail(LT_ENUMERIC, "%s (the loss is %s at step %lld)", why, word, step)
-                : lt_fail(LT_ENUMERIC, "the loss is %s at step %lld; look at the learning rate and "
-                          "at the data", word, step);
+    return lt__refuse_loss(loss->ctx->step + 1, value, why);
+}
+
+/* Somebody waits for each kernel, or looks at all that it makes: then a loss may as well be looked
+ * at, while what it was computed from is there and can be told of. */
+static bool is_watched(const lt_ctx *ctx)
+{
+    const struct lt_autograd *ag = ctx->slots.autograd;
+    return ag->timer || ag->watch || ctx->trace;
 }
 
 static lt_status check_loss(lt_tensor *loss)
 {
-    double value;
     LT_TRY(lt__check_alive(loss));
     if (!lt_requires_grad(loss))
         return lt_fail(LT_EINVAL, "backward: the loss was not computed from anything that requires "
@@ -442,10 +459,12 @@ static lt_status check_loss(lt_tensor *loss)
     const lt_rehearsal *r = &loss->ctx->slots.autograd->rehearsal;
     if (r->on && loss->node && loss->node->tape != &r->tape)
         return lt_fail(LT_EINVAL, "backward: the loss was computed before the rehearsal");
-    if (r->on || loss->count != 1)
+    if (r->on)
         return LT_OK;
-    LT_TRY(lt_item(loss, 0, &value));
-    return isfinite(value) ? LT_OK : refuse(loss, value);
+    bool is_here = loss->storage->device->is_host;
+    if (!is_here)
+        LT_TRY(lt__late_begin(loss));
+    return loss->count == 1 && (is_here || is_watched(loss->ctx)) ? check_finite(loss) : LT_OK;
 }
 
 /* The slots' own begin and end. */

@@ -23,6 +23,8 @@ struct lt_optim {
     int n_slots, n_items, n_arenas, room; /* room: of both arrays */
     item *items;     /* by arena, then offset */
     arena *arenas;
+    lt_outcome outcome; /* of its last step */
+    lt_optim *next;     /* that waits for its outcome */
 };
 
 static int by_place(const void *a, const void *b)
@@ -81,6 +83,7 @@ lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *par
     o->number = ++ctx->slots.autograd->optims;
     o->n_slots = def->schema.n_in - 2;
     o->room = n;
+    o->outcome = LT_PART;
     o->items = lt__alloc(ctx, (size_t)n * sizeof *o->items);
     o->arenas = lt__alloc(ctx, (size_t)n * sizeof *o->arenas);
     lt_status status = o->items && o->arenas ? LT_OK : LT_ENOMEM;
@@ -98,11 +101,43 @@ lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *par
     return NULL;
 }
 
+/* In the list of those that wait, while their last step is pending. */
+static void start_waiting(lt_optim *o)
+{
+    lt_late *late = &o->ctx->slots.autograd->late;
+    o->next = late->waiting;
+    late->waiting = o;
+}
+
+static void stop_waiting(lt_optim *o)
+{
+    lt_optim **link = &o->ctx->slots.autograd->late.waiting;
+    if (o->outcome != LT_PENDING)
+        return;
+    while (*link != o)
+        link = &(*link)->next;
+    *link = o->next;
+}
+
+void lt__optims_settle(lt_late *late, lt_outcome outcome)
+{
+    for (lt_optim *o; (o = late->waiting); late->waiting = o->next)
+        o->outcome = outcome;
+}
+
+lt_outcome lt_optim_outcome(lt_optim *o)
+{
+    if (o->outcome == LT_PENDING)
+        lt_learn(o->ctx);
+    return o->outcome == LT_PENDING ? LT_SKIP : o->outcome; /* of a device that has failed */
+}
+
 void lt_optim_free(lt_optim *o)
 {
     if (!o)
         return;
     lt_ctx *ctx = o->ctx;
+    stop_waiting(o);
     for (int i = 0; i < o->n_items; i++) {
         o->items[i].x->leaf->optims--;
         lt_release(o->items[i].x);
@@ -217,6 +252,21 @@ static lt_status check_scaling(const lt_optim *o, const char *who)
     return LT_OK;
 }
 
+/* On an accelerator it is decided in the stream what becomes of the step. */
+static lt_status send_verdict(struct lt_autograd *ag, lt_ctx *ctx)
+{
+    lt_late *late = &ag->late;
+    if (ag->outcome == LT_PENDING && !late->judge.settle) {
+        late->judge = ag->scaling;
+        return lt__late_send(ctx);
+    }
+    if (ag->outcome == LT_APPLY && late->sent)
+        ag->outcome = LT_PENDING;
+    else if (ag->outcome == LT_APPLY && (late->failed || late->loss != 0))
+        ag->outcome = LT_SKIP;
+    return LT_OK;
+}
+
 /* Before gradients are read: those of a backward that more belongs to are made complete. */
 static lt_status complete_grads(lt_optim *o, const char *who)
 {
@@ -234,8 +284,14 @@ static lt_status complete_grads(lt_optim *o, const char *who)
         LT_TRY(ag->slots.update(ag->slots.ud, ctx, &ag->outcome));
     if (ag->scaling.judge && ag->outcome != LT_PART)
         LT_TRY(ag->scaling.judge(ag->scaling.ud, &ag->outcome));
+    LT_TRY(send_verdict(ag, ctx));
     ag->complete = true;
     return LT_OK;
+}
+
+static lt_status know_outcome(lt_ctx *ctx)
+{
+    return ctx->slots.autograd->outcome == LT_PENDING ? lt_settle(ctx) : LT_OK;
 }
 
 /* What comes into the digest: a step of an optimizer, or a norm. FNV-1. */
@@ -260,6 +316,7 @@ lt_status lt_optim_grad_norm(lt_optim *o, double *norm)
     if (!squares)
         return LT_EINVAL;
     LT_TRY(complete_grads(o, "a norm of gradients"));
+    LT_TRY(know_outcome(o->ctx));
     note(ag, o, false);
     *norm = 0;
     if (ag->outcome != LT_APPLY)
@@ -326,6 +383,32 @@ static lt_status update_all(lt_optim *o, const lt_opt *const *options, int n_gro
     return LT_OK;
 }
 
+/* Something that a step changes is, where no veto of an accelerator is seen. */
+static bool is_on_cpu(const lt_optim *o)
+{
+    bool is = false;
+    for (int a = 0; a < o->n_arenas; a++)
+        is |= o->arenas[a].segment->values->device->is_host;
+    for (const lt_stat *s = o->ctx->slots.autograd->stats; s; s = s->next)
+        is |= s->running_mean->storage->device->is_host;
+    return is;
+}
+
+/* Weights and running statistics move, unless the step is skipped. */
+static lt_status apply_or_not(lt_optim *o, const lt_opt *const *options, int n_groups)
+{
+    struct lt_autograd *ag = o->ctx->slots.autograd;
+    bool applies = ag->outcome == LT_APPLY || ag->outcome == LT_PENDING;
+    ag->veto = ag->late.there ? &ag->late.there->veto : NULL;
+    lt_status status = applies ? update_all(o, options, n_groups) : LT_OK;
+    if (status == LT_OK && ag->outcome == LT_SKIP)
+        lt_stats_clear(o->ctx);
+    if (status == LT_OK)
+        status = lt__stats_commit(o->ctx);
+    ag->veto = NULL;
+    return status;
+}
+
 lt_status lt_optim_step(lt_optim *o, const lt_opt *const *options, int n_groups,
                         lt_outcome *outcome)
 {
@@ -334,18 +417,20 @@ lt_status lt_optim_step(lt_optim *o, const lt_opt *const *options, int n_groups,
         return lt_fail(LT_EUSAGE, "the fault is one of %s, which is no parameter of an optimizer",
                        o->ctx->inf.param);
     LT_TRY(complete_grads(o, "an optimizer step"));
-    if (ag->outcome == LT_APPLY)
-        LT_TRY(update_all(o, options, n_groups));
+    if (is_on_cpu(o))
+        LT_TRY(know_outcome(o->ctx));
+    LT_TRY(apply_or_not(o, options, n_groups));
     note(ag, o, true);
     ag->complete = false;
     ag->period++;
-    if (ag->outcome == LT_SKIP)
-        lt_stats_clear(o->ctx);
-    LT_TRY(lt_stats_commit(o->ctx));
     for (int i = 0; i < o->n_items; i++)
         lt_zero_grad(o->items[i].x);
     o->ctx->step += ag->outcome != LT_PART;
     lt_tape_set_first_row(ag->tape, 0);
+    stop_waiting(o);
+    o->outcome = ag->outcome;
+    if (o->outcome == LT_PENDING)
+        start_waiting(o);
     if (outcome)
         *outcome = ag->outcome;
     return LT_OK;

@@ -82,8 +82,19 @@ static lt_status commit(lt_ctx *ctx, bool all)
     return LT_OK;
 }
 
-lt_status lt_stats_commit(lt_ctx *ctx) { return commit(ctx, true); }
-lt_status lt_stats_settle(lt_ctx *ctx) { return commit(ctx, false); }
+lt_status lt__stats_commit(lt_ctx *ctx) { return commit(ctx, true); }
+
+lt_status lt_stats_commit(lt_ctx *ctx)
+{
+    LT_TRY(lt_settle(ctx));
+    return commit(ctx, true);
+}
+
+lt_status lt_stats_settle(lt_ctx *ctx)
+{
+    LT_TRY(lt_settle(ctx));
+    return commit(ctx, false);
+}
 
 int lt_stats_pending(const lt_ctx *ctx)
 {

@@ -40,6 +40,7 @@ static void ctx_gone(lt_ctx *ctx)
     clear_tape(&ag->own);
     clear_tape(&ag->rehearsal.tape);
     lt_stats_clear(ctx);
+    lt__late_free(ctx);
     for (int i = 0; i < ag->n_defs; i++)
         lt__free(ctx, ag->defs[i], sizeof **ag->defs);
     lt__free(ctx, ag->defs, (size_t)ag->room * sizeof *ag->defs);
@@ -103,10 +104,12 @@ void lt_set_all_sum(lt_ctx *ctx, lt_all_sum_fn fn, void *ud)
     ctx->slots.autograd->all_sum_ud = ud;
 }
 
-void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n)
+void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n, lt_check_loss_fn check_loss)
 {
-    ctx->slots.autograd->kernels = kernels;
-    ctx->slots.autograd->n_kernels = n;
+    struct lt_autograd *ag = ctx->slots.autograd;
+    ag->kernels = kernels;
+    ag->n_kernels = n;
+    ag->late.check_loss = check_loss;
 }
 
 void lt_set_where(lt_ctx *ctx, lt_where_fn fn, void *ud)

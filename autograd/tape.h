@@ -109,6 +109,19 @@ typedef struct lt_rehearsal {
     uint64_t draws;           /* of the context */
 } lt_rehearsal;
 
+typedef struct lt_late {      /* of an accelerator: see lt_settle() */
+    lt_check_loss_fn check_loss;
+    lt_verdict *there, *here; /* its own; memory of the CPU that it is sent to. NULL at first */
+    uint64_t cleared;         /* 1 + the period in which it was */
+    bool sent;                /* it is on its way, with mark behind it */
+    uint64_t mark;
+    lt_scaling judge;         /* whose settle() waits for it; all NULL: nobody's */
+    int64_t step;             /* of the losses in it, from 1 */
+    double loss;              /* not finite, and it has not failed yet; or 0 */
+    bool failed;              /* since it was cleared: once is enough */
+    struct lt_optim *waiting; /* optimizers whose last step is pending */
+} lt_late;
+
 struct lt_autograd {
     lt_def **defs;            /* by id */
     int n_defs, room;
@@ -135,6 +148,8 @@ struct lt_autograd {
     bool in_backward;
     bool complete;            /* slots.update was called since the last backward, */
     lt_outcome outcome;       /* and said so */
+    lt_late late;
+    const int32_t *veto;      /* for the calls of an optimizer step, or NULL */
     uint64_t period;          /* from one use of gradients, or their end, to the next */
     uint32_t optims;          /* made so far */
     uint32_t digest;          /* see lt_steps_digest() */
@@ -148,6 +163,22 @@ void lt__leaf_release(lt_leaf *leaf);
 void lt__leaf_forget_grad(lt_leaf *leaf);
 /* leaf->grad exists: in its arena, or on its own. */
 lt_status lt__leaf_need_grad(lt_leaf *leaf);
+
+/* Before backward of a loss on an accelerator, which is looked at there. Fails as lt_settle()
+ * does. */
+lt_status lt__late_begin(lt_tensor *loss);
+/* The failure for a loss has come otherwise. */
+void lt__late_told(lt_ctx *ctx);
+/* What the step comes to is sent. */
+lt_status lt__late_send(lt_ctx *ctx);
+/* lt_stats_commit() of an optimizer step, which need not be settled. */
+lt_status lt__stats_commit(lt_ctx *ctx);
+/* It is forgotten, with its memory. */
+void lt__late_free(lt_ctx *ctx);
+/* What a loss fails with that is not finite. */
+lt_status lt__refuse_loss(int64_t step, double value, const char *why);
+/* The step that an optimizer is waiting for was applied or skipped: of all that are. */
+void lt__optims_settle(struct lt_late *late, lt_outcome outcome);
 
 /* Appends a node for the call, with its outputs' and inputs' handles. */
 lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *call,

@@ -410,8 +410,11 @@ static int optim_set_group(lua_State *L)
     return 0;
 }
 
-/* optim:step{options of group 1, options of group 2, ...}: what became of it: "applied", "skipped",
- * or "part" when more of the batch is to come. */
+static const char *const outcomes[] = {[LT_APPLY] = "applied", [LT_SKIP] = "skipped",
+                                       [LT_PART] = "part", [LT_PENDING] = "pending"};
+
+/* optim:step{options of group 1, options of group 2, ...}: what became of it, one of outcomes:
+ * "part" when more of the batch is to come, "pending" when that is not known yet. */
 static int optim_step(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -426,8 +429,6 @@ static int optim_step(lua_State *L)
         lt__check_options(L, s, schema, lua_gettop(L), values + (size_t)g * LT_MAX_OPT);
         lua_pop(L, 1);
     }
-    static const char *const words[] = {
-        [LT_APPLY] = "applied", [LT_SKIP] = "skipped", [LT_PART] = "part"};
     lt_outcome outcome = LT_APPLY;
     double start = lt__seconds();
     lt__group_at(L);
@@ -435,7 +436,14 @@ static int optim_step(lua_State *L)
     s->optimizer_s += lt__seconds() - start;
     lt_trace(s->ctx, LT_TRACK_STEP, "optimizer", start, lt__seconds() - start);
     lt__check(L, s, status);
-    lua_pushstring(L, words[outcome]);
+    lua_pushstring(L, outcomes[outcome]);
+    return 1;
+}
+
+/* optim:outcome(): what became of its last step, never "pending". */
+static int optim_outcome(lua_State *L)
+{
+    lua_pushstring(L, outcomes[lt_optim_outcome(lt__check_handle(L, optim_class))]);
     return 1;
 }
 
@@ -468,7 +476,7 @@ static int optim_slot(lua_State *L)
 
 static const luaL_Reg optim_methods[] = {
     {"set_group", optim_set_group}, {"step", optim_step}, {"grad_norm", optim_grad_norm},
-    {"slot", optim_slot}, {NULL, NULL}};
+    {"slot", optim_slot}, {"outcome", optim_outcome}, {NULL, NULL}};
 
 /* ==== Where a run stands ====================================================================== */
 

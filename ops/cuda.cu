@@ -83,7 +83,6 @@ static void cuda_close(lt_device *device)
     lt__cuda_stream_close(cuda);
     (void)cudaStreamDestroy(cuda->stream);
     (void)cudaFree(cuda->partial);
-    (void)cudaFreeHost(cuda->result);
     free(cuda);
 }
 
@@ -258,8 +257,6 @@ static cudaError_t begin(lt_cuda *cuda)
         error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
     if (error == cudaSuccess)
         error = cudaMalloc(&cuda->partial, bytes);
-    if (error == cudaSuccess)
-        error = cudaMallocHost(&cuda->result, bytes);
     return error == cudaSuccess ? lt__cuda_stream_open(cuda) : error;
 }
 
@@ -312,6 +309,9 @@ extern "C" LT_API int lt_accelerator_open(const char *version, const lt_host *ho
     *accelerator = lt_accelerator{};
     accelerator->device = &cuda->device;
     accelerator->rescale = lt__cuda_rescale;
+    accelerator->judge = lt__cuda_judge;
+    accelerator->pardon = lt__cuda_pardon;
+    accelerator->check_loss = lt__cuda_check_loss;
     describe(accelerator, index);
 #define X(stem) lt__cuda_##stem(accelerator->op);
     LT_CUDA_STEMS(X)

@@ -26,7 +26,7 @@ typedef struct lt_cuda {
     const lt_host *host;
     int index;
     cudaStream_t stream;
-    void *partial, *result;   /* of lt_rescale(): on the device, and pinned on the host */
+    void *partial;            /* of lt_rescale(), on the device */
     cudaStream_t uploads;     /* copies beside it */
     cudaEvent_t event[LT_MARKS]; /* of the last marks; */
     uint64_t marks;           /* so many there were */
@@ -161,8 +161,12 @@ static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_cal
 #define X(stem) void lt__cuda_##stem(lt_kernels *op);
 LT_CUDA_STEMS(X)
 #undef X
+/* Those of lt_accelerator. */
 lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_found *found);
-size_t lt__cuda_rescale_bytes(void); /* of cuda->partial and cuda->result */
+size_t lt__cuda_rescale_bytes(void); /* of cuda->partial */
+lt_status lt__cuda_judge(lt_device *device, const lt_found *rows, int n, lt_verdict *verdict);
+lt_status lt__cuda_pardon(lt_tensor *x, const lt_found *left, const lt_found *rows, int n);
+lt_status lt__cuda_check_loss(lt_tensor *loss, lt_verdict *verdict);
 
 /* Makes what marks and uploads need, and sets their functions. */
 cudaError_t lt__cuda_stream_open(lt_cuda *cuda);

@@ -60,7 +60,7 @@ lt_status lt__accelerator_open(lt_ctx *ctx, const char *device)
     }
     ops->accelerator = a;
     ctx->device = ctx->devices[1] = a->device;
-    lt_set_kernels(ctx, a->op, LT_OPS);
+    lt_set_kernels(ctx, a->op, LT_OPS, a->check_loss);
     return LT_OK;
 }
 
@@ -78,7 +78,4 @@ char *lt_backend(const lt_ctx *ctx, char *buffer, size_t bytes)
     return buffer;
 }
 
-lt_status lt__rescale_on_device(lt_tensor *x, double by, lt_found *found)
-{
-    return x->ctx->slots.ops->accelerator->rescale(x, by, found);
-}
+const lt_accelerator *lt__accelerator(const lt_ctx *ctx) { return ctx->slots.ops->accelerator; }

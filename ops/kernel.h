@@ -154,8 +154,10 @@ bool lt__is_accelerator(const char *device);
  * only a note for the log. */
 lt_status lt__accelerator_open(lt_ctx *ctx, const char *device);
 void lt__accelerator_free(lt_ctx *ctx, struct lt_accelerator *accelerator); /* NULL is fine */
-/* lt_rescale() of what is there. */
-lt_status lt__rescale_on_device(lt_tensor *x, double by, lt_found *found);
+/* Borrowed; NULL: there is none. */
+const struct lt_accelerator *lt__accelerator(const lt_ctx *ctx);
+/* What all of both is. */
+lt_found lt__join_found(lt_found a, lt_found b);
 
 #define X(name) extern const lt_op lt__op_##name;
 #include "ops/list.h"

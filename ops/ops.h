@@ -22,15 +22,29 @@ LT_API lt_ctx *lt_open(const lt_config *config);
  * kernels", or the accelerator's name and versions; returns buffer. ctx NULL: of the CPU. */
 LT_API char *lt_backend(const lt_ctx *ctx, char *buffer, size_t bytes);
 
-/* What lt_rescale() has seen in the elements it went through, all calls together. */
-typedef struct lt_found {
-    double largest;      /* magnitude of those that are finite, as they were; 0: there are none */
-    int64_t not_finite;
-} lt_found;
-
-/* x *= by, for a float x, in one pass in which it looks at the elements. Not recorded. by is a
- * power of two: then f32 and f64 are not rounded, but where they leave their range. */
+/* x *= by, for a float x, in one pass in which it looks at the elements, as they were, and adds to
+ * *found, which may be NULL. Not recorded. by is a power of two: then f32 and f64 are not rounded,
+ * but where they leave their range. On an accelerator what is found is waited for. */
 LT_MUST lt_status lt_rescale(lt_tensor *x, double by, lt_found *found);
+
+/* A ledger has rows of what was found, numbered from 0, which lie where the tensors are that it was
+ * found in: on an accelerator nobody waits for them before they are read. */
+typedef struct lt_ledger lt_ledger;
+LT_API lt_ledger *lt_ledger_new(lt_ctx *ctx); /* new */
+LT_API void lt_ledger_free(lt_ledger *ledger); /* NULL is fine */
+/* lt_rescale(); the row has what was found in this call. */
+LT_MUST lt_status lt_ledger_rescale(lt_ledger *ledger, int row, lt_tensor *x, double by);
+/* Nothing was found. */
+LT_MUST lt_status lt_ledger_strike(lt_ledger *ledger, int row);
+/* *found = all that is in n rows from the first. Waits for those on an accelerator. */
+LT_MUST lt_status lt_ledger_read(lt_ledger *ledger, int first, int n, lt_found *found);
+/* Whether all of these rows, and there are some, are on an accelerator. Then */
+LT_API bool lt_ledger_is_late(const lt_ledger *ledger, int first, int n);
+/* they can be judged there: all that is in them goes into lt_verdict_of(). */
+LT_MUST lt_status lt_ledger_judge(lt_ledger *ledger, int first, int n);
+/* x = 0, if something in the row `left`, which is about x, is not finite, and nothing in n rows
+ * from the first. */
+LT_MUST lt_status lt_ledger_pardon(lt_ledger *ledger, lt_tensor *x, int left, int first, int n);
 
 #ifdef __cplusplus
 }

@@ -30,8 +30,15 @@ typedef struct lt_accelerator {
     lt_device *device;         /* new; its close() ends it, after the last tensor */
     lt_kernels op[LT_OPS];     /* fwd and bwd NULL: it has none for this op. Views have no kernel,
                                 * and the total of add_squares is f64 */
-    /* lt_rescale() of a tensor on the device: adds to *found, and waits for it. */
+    /* Beside ops; all of it in the stream, and what is pointed to is on the device.
+     * lt_rescale() of a tensor that is there: *found is what it has seen in this call. It may be
+     * NULL. */
     lt_status (*rescale)(lt_tensor *x, double by, lt_found *found);
+    /* verdict->found = all that is in rows[0..n); something not finite is a veto. */
+    lt_status (*judge)(lt_device *device, const lt_found *rows, int n, lt_verdict *verdict);
+    /* x = 0, if something in *left is not finite, and nothing in rows[0..n). */
+    lt_status (*pardon)(lt_tensor *x, const lt_found *left, const lt_found *rows, int n);
+    lt_check_loss_fn check_loss;
     char name[96];             /* what computes: "NVIDIA H200 (cuDNN 9.19.0, CUDA 13.0)" */
 } lt_accelerator;
 

@@ -1,10 +1,11 @@
 /* rescale.c - multiplies gradients by a power of two, and looks at them on the way.
  *
- * It is no op of the list: nobody differentiates it, and what it finds is for the host. The pass
+ * It is no op of the list: nobody differentiates it, and what it finds is no tensor. The pass
  * over f32, which almost all gradients are, works on their bits: those of magnitudes are in the
  * order of the magnitudes, and end at those of infinity.
  */
 #include "ops/kernel.h"
+#include "ops/plugin.h"
 
 enum { BLOCK = 16384, INFINITE = 0x7f800000, MAGNITUDE = 0x7fffffff };
 
@@ -77,8 +78,25 @@ static void rescale_f32(lt_tensor *x, float by, lt_found *found)
         found->largest = most.f;
 }
 
+/* It is waited for. */
+static lt_status rescale_there(lt_tensor *x, double by, lt_found *found)
+{
+    lt_device *device = x->storage->device;
+    lt_found *there = found ? lt__device_alloc(x->ctx, device, sizeof *there) : NULL, here;
+    if (found && !there)
+        return LT_ENOMEM;
+    lt_status status = lt__accelerator(x->ctx)->rescale(x, by, there);
+    if (status == LT_OK && found)
+        status = lt__move(x->ctx->devices[0], &here, device, there, sizeof here);
+    if (status == LT_OK && found)
+        *found = lt__join_found(*found, here);
+    lt__device_free(x->ctx, device, there, sizeof *there);
+    return status;
+}
+
 lt_status lt_rescale(lt_tensor *x, double by, lt_found *found)
 {
+    lt_found ignored = {0};
     int exponent;
     LT_TRY(lt__check_alive(x));
     if (!lt__is_float((lt_dtype)x->dtype))
@@ -87,8 +105,9 @@ lt_status lt_rescale(lt_tensor *x, double by, lt_found *found)
         return lt_fail(LT_EINVAL, "rescale wants a power of two, it is %g", by);
     if (!x->storage->device->is_host) {
         lt__wrote(x);
-        return lt__rescale_on_device(x, by, found);
+        return rescale_there(x, by, found);
     }
+    found = found ? found : &ignored;
     bool plain = x->ctx->config.reference || x->dtype != LT_F32 || (double)(float)by != by;
     if (plain)
         rescale(x, by, found);

@@ -1,4 +1,5 @@
-/* rescale.cu - the CUDA side of rescale.c: two kernels, and a wait for what they have found. */
+/* rescale.cu - the CUDA side of rescale.c and ledger.c: what is found in gradients and losses stays
+ * on the device, where it decides on the step. */
 #include "ops/cuda_fold.h"
 
 enum { BLOCKS = 1024 };       /* at most, and so many findings lie in cuda->partial */
@@ -30,15 +31,21 @@ __global__ void __launch_bounds__(LT_THREADS)
         found[blockIdx.x] = seen;
 }
 
-/* found[0] = all n of them. */
-static __global__ void __launch_bounds__(LT_THREADS) join_found(lt_found *found, int n)
+/* In the block's first thread: all n of them. */
+static __device__ lt_found all_found(const lt_found *found, int n)
 {
     lt_found seen = finds::start();
     for (int i = threadIdx.x; i < n; i += LT_THREADS)
         seen = finds::join(seen, found[i]);
-    seen = lt__join_lanes<finds>(seen, 1, LT_THREADS);
+    return lt__join_lanes<finds>(seen, 1, LT_THREADS);
+}
+
+static __global__ void __launch_bounds__(LT_THREADS)
+    join_found(const lt_found *found, int n, lt_found *row)
+{
+    lt_found seen = all_found(found, n);
     if (threadIdx.x == 0)
-        found[0] = seen;
+        *row = seen;
 }
 
 template <class E>
@@ -58,18 +65,81 @@ static lt_status find(const lt_cuda *cuda, lt_tensor *x, double by, int64_t bloc
 lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_found *found)
 {
     lt_cuda *cuda = lt__cuda(x->ctx);
-    lt_found *seen = (lt_found *)cuda->result;
     int64_t blocks = lt__cuts(x->count, LT_THREADS * 8);
     blocks = blocks < BLOCKS ? blocks : (int64_t)BLOCKS;
-    if (blocks == 0)
-        return LT_OK;
     LT_TRY(find(cuda, x, by, blocks));
-    LT_TRY(lt__launch(cuda, 1, join_found, (lt_found *)cuda->partial, (int)blocks));
-    LT_TRY(cuda->device.copy(&cuda->device, seen, cuda->partial, sizeof *seen));
-    LT_TRY(cuda->device.sync(&cuda->device));
-    found->largest = seen->largest > found->largest ? seen->largest : found->largest;
-    found->not_finite += seen->not_finite;
-    return LT_OK;
+    if (!found)
+        return LT_OK;
+    return lt__launch(cuda, 1, join_found, (const lt_found *)cuda->partial, (int)blocks, found);
 }
 
 size_t lt__cuda_rescale_bytes(void) { return BLOCKS * sizeof(lt_found); }
+
+/* ==== Verdicts ================================================================================ */
+
+static __global__ void __launch_bounds__(LT_THREADS)
+    judge_kernel(const lt_found *rows, int n, lt_verdict *verdict)
+{
+    lt_found seen = all_found(rows, n);
+    if (threadIdx.x > 0)
+        return;
+    verdict->found = seen;
+    if (seen.not_finite > 0)
+        verdict->veto = 1;
+}
+
+lt_status lt__cuda_judge(lt_device *device, const lt_found *rows, int n, lt_verdict *verdict)
+{
+    lt_cuda *cuda = (lt_cuda *)device;
+    (void)cudaSetDevice(cuda->index);
+    return lt__launch(cuda, 1, judge_kernel, rows, n, verdict);
+}
+
+/* Each block looks at all rows: they are few, and only leaves that nobody optimizes come here. */
+template <class E>
+__global__ void __launch_bounds__(LT_THREADS)
+    pardon_kernel(E *x, int64_t count, const lt_found *left, const lt_found *rows, int n)
+{
+    if (left->not_finite == 0)
+        return;
+    bool found = false;
+    for (int i = 0; i < n; i++)
+        found |= rows[i].not_finite > 0;
+    int64_t i = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
+    if (!found && i < count)
+        x[i] = lt_element<E>::of(0);
+}
+
+template <class E>
+static lt_status launch_pardon(const lt_cuda *cuda, lt_tensor *x, const lt_found *left,
+                               const lt_found *rows, int n)
+{
+    return lt__launch(cuda, lt__cuts(x->count, LT_THREADS), pardon_kernel<E>, (E *)x->data,
+                      x->count, left, rows, n);
+}
+
+lt_status lt__cuda_pardon(lt_tensor *x, const lt_found *left, const lt_found *rows, int n)
+{
+    const lt_cuda *cuda = lt__cuda(x->ctx);
+    if (x->dtype == LT_F64)
+        return launch_pardon<double>(cuda, x, left, rows, n);
+    LT_CUDA_FLOATS(cuda, x->dtype, E, return launch_pardon<E>(cuda, x, left, rows, n);)
+}
+
+template <class E> __global__ void check_kernel(const E *loss, lt_verdict *verdict)
+{
+    double value = (double)lt__value(*loss);
+    if (threadIdx.x > 0 || value - value == 0 || verdict->loss != 0)
+        return;
+    verdict->loss = value;
+    verdict->veto = 1;
+}
+
+lt_status lt__cuda_check_loss(lt_tensor *loss, lt_verdict *verdict)
+{
+    const lt_cuda *cuda = lt__cuda(loss->ctx);
+    if (loss->dtype == LT_F64)
+        return lt__launch(cuda, 1, check_kernel<double>, (const double *)loss->data, verdict);
+    LT_CUDA_FLOATS(cuda, loss->dtype, E,
+                   return lt__launch(cuda, 1, check_kernel<E>, (const E *)loss->data, verdict);)
+}

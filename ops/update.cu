@@ -11,6 +11,7 @@ enum { W = LT_UPDATE_W, G = LT_UPDATE_G, SLOT = LT_UPDATE_SLOT, SLOT2 = LT_UPDAT
 template <class E> struct arenas {
     E *at[4];
     int64_t count;
+    const int32_t *veto;      /* of the call */
     bool wide;
 };
 
@@ -21,6 +22,8 @@ __global__ void __launch_bounds__(LT_THREADS)
     update_kernel(F f, const __grid_constant__ arenas<E> a)
 {
     enum { V = 16 / sizeof(E), N = F::SLOTS + 2 };
+    if (a.veto && *a.veto)
+        return;
     int64_t first = (int64_t)blockIdx.x * (LT_THREADS * V);
     int64_t i = first + (int64_t)threadIdx.x * (a.wide ? V : 1);
     if (a.wide && i + V <= a.count) {
@@ -56,6 +59,7 @@ template <class F, class E> static lt_status run(lt_call *c, const F &f)
 {
     arenas<E> a = {};
     a.count = c->in[W]->count;
+    a.veto = c->veto;
     a.wide = true;
     for (int k = 0; k < F::SLOTS + 2; k++) {
         a.at[k] = (E *)c->in[k]->data;

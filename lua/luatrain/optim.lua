@@ -189,10 +189,20 @@ local function clip_gradients(self)
   return norm and norm > clip and clip / norm or 1
 end
 
+-- Counts the last step, if it was not known then whether it was applied.
+local function count_pending(inner)
+  if not inner.pending then return end
+  inner.pending = false
+  if inner.handle:outcome() == "applied" then inner.steps = inner.steps + 1 end
+end
+
 -- One step for all parameters that have a gradient, which is forgotten then. Returns what became of
 -- it: "applied", "skipped" by a loss scale (lt.amp), or "part" when more of the batch is to come.
+-- An accelerator decides by itself, and nobody waits for it: there it is "pending", and what became
+-- of it shows later, in scaler.skipped.
 function Optim:step()
   local inner, list = self[INNER], {}
+  count_pending(inner)
   if inner.plain and self.momentum ~= 0 then
     fail("optim.sgd: this one was made without momentum; make a new one to have it")
   end
@@ -202,6 +212,7 @@ function Optim:step()
     list[2 * g] = options_of(self, group, scale, true)
   end
   local outcome = inner.handle:step(list)
+  inner.pending = outcome == "pending"
   if outcome == "applied" then inner.steps = inner.steps + 1 end
   return outcome
 end
@@ -240,6 +251,7 @@ end
 -- the steps. The slots are the optimizer's own, not copies.
 function Optim:state()
   local inner = self[INNER]
+  count_pending(inner)
   local state = {steps = core.makers.tensor(inner.steps, {dtype = "i64"})}
   for _, item in ipairs(inner.parameters) do
     for k = 1, math.huge do
@@ -270,7 +282,7 @@ function Optim:load(state)
   for name, tensor in pairs(mine) do
     if name ~= "steps" then tensor:copy(state[name]) end
   end
-  self[INNER].steps = state.steps:item()
+  self[INNER].steps, self[INNER].pending = state.steps:item(), false
 end
 
 return check.strict(optim, "optim")

@@ -171,13 +171,19 @@ TEST(sums_of_gradients)
 
 static void check_rescale(machine *m, lt_dtype dtype, int64_t n, double by)
 {
+    lt_device *d = m->cuda.device;
     lt_tensor *x = values(m, dtype, 1, &n, 11, true);
     twin t = twin_of(m, x, 1);
-    lt_found want = {2, 1}, got = want;
+    lt_found want = {0}, got, *row = d->alloc(d, sizeof *row);
     t.tensor.ctx = m->ctx;
-    must(m->cuda.rescale(on_device(&t), by, &got));
+    must(m->cuda.rescale(on_device(&t), by, row));
     must(lt_rescale(x, by, &want));
     compare(m, lt_dtype_name(dtype), &t, 0);
+    must(m->cuda.rescale(on_device(&t), by, NULL));
+    must(lt_rescale(x, by, NULL));
+    compare(m, lt_dtype_name(dtype), &t, 0);
+    must(d->copy(d, &got, row, sizeof got));
+    d->free(d, row, sizeof *row);
     CHECK(got.largest == want.largest);
     CHECK_EQ(got.not_finite, want.not_finite);
     twin_free(m, &t);

@@ -369,20 +369,26 @@ static lt_status check(const emu *e, const lt_call *c, bool backward)
     return LT_OK;
 }
 
+/* What can be vetoed is in place. */
+static lt_status run_open(lt_call *c, bool backward)
+{
+    if (c->veto && *c->veto)
+        return LT_OK;
+    return !c->op->any_dtype ? run_wide(c, backward)
+           : backward        ? c->op->bwd(c)
+                             : c->op->fwd(c);
+}
+
 static lt_status run(lt_call *c, bool backward)
 {
     emu *e = emu_of(c->device);
-    const lt_op *op = c->op;
     const char *name = c->schema->name;
     LT_TRY(check(e, c, backward));
     bool takes_f64 = strcmp(name, "add_squares") == 0 || strcmp(name, "cast") == 0;
     if (is_f64(c, backward) && !takes_f64)
         return e->host->fail(LT_EUNSUPPORTED, "%s does not compute in f64; the CPU does, for "
                              "copies by x:to('cpu')", e->name);
-    if (op->any_dtype) {
-        WITH_MEMORY(e, backward ? op->bwd(c) : op->fwd(c));
-    }
-    WITH_MEMORY(e, run_wide(c, backward));
+    WITH_MEMORY(e, run_open(c, backward));
 }
 
 static lt_status forward(lt_call *c) { return run(c, false); }
@@ -402,9 +408,11 @@ static double rescale_one(char *at, lt_dtype dtype, double by)
     return was;
 }
 
-static lt_status rescale_all(lt_tensor *x, double by, lt_found *found)
+static lt_status rescale_all(lt_tensor *x, double by, lt_found *row)
 {
     lt_dtype dtype = (lt_dtype)x->dtype;
+    lt_found ignored, *found = row ? row : &ignored;
+    *found = (lt_found){0};
     for (int64_t i = 0; i < x->count; i++) {
         char *at = (char *)x->data + (size_t)i * lt_dtype_bytes(dtype);
         double was = rescale_one(at, dtype, by), size = was < 0 ? -was : was;
@@ -419,7 +427,65 @@ static lt_status rescale_all(lt_tensor *x, double by, lt_found *found)
 static lt_status rescale(lt_tensor *x, double by, lt_found *found)
 {
     emu *e = emu_of(x->storage->device);
+    if (found && !is_mine(e, found))
+        abort();
     WITH_MEMORY(e, rescale_all(x, by, found));
+}
+
+/* ==== Verdicts ================================================================================ */
+
+static lt_found sum_of(const lt_found *rows, int n)
+{
+    lt_found sum = {0};
+    for (int i = 0; i < n; i++) {
+        sum.largest = fmax(sum.largest, rows[i].largest);
+        sum.not_finite += rows[i].not_finite;
+    }
+    return sum;
+}
+
+static lt_status judge_all(const lt_found *rows, int n, lt_verdict *verdict)
+{
+    verdict->found = sum_of(rows, n);
+    verdict->veto |= verdict->found.not_finite > 0;
+    return LT_OK;
+}
+
+static lt_status judge(lt_device *device, const lt_found *rows, int n, lt_verdict *verdict)
+{
+    emu *e = emu_of(device);
+    WITH_MEMORY(e, judge_all(rows, n, verdict));
+}
+
+static lt_status pardon_all(emu *e, lt_tensor *x, const lt_found *left, const lt_found *rows,
+                            int n)
+{
+    if (left->not_finite == 0 || sum_of(rows, n).not_finite > 0)
+        return LT_OK;
+    return e->cpu->fill(e->cpu, x->data, (lt_dtype)x->dtype, (size_t)x->count, 0);
+}
+
+static lt_status pardon(lt_tensor *x, const lt_found *left, const lt_found *rows, int n)
+{
+    emu *e = emu_of(x->storage->device);
+    WITH_MEMORY(e, pardon_all(e, x, left, rows, n));
+}
+
+static lt_status check_one(const lt_tensor *loss, lt_verdict *verdict)
+{
+    double value;
+    lt_convert(&value, LT_F64, loss->data, (lt_dtype)loss->dtype, 1);
+    if (isfinite(value) || verdict->loss != 0)
+        return LT_OK;
+    verdict->loss = value;
+    verdict->veto = 1;
+    return LT_OK;
+}
+
+static lt_status check_loss(lt_tensor *loss, lt_verdict *verdict)
+{
+    emu *e = emu_of(loss->storage->device);
+    WITH_MEMORY(e, check_one(loss, verdict));
 }
 
 /* ==== Opening ================================================================================= */
@@ -466,6 +532,9 @@ LT_API int lt_accelerator_open(const char *version, const lt_host *host, int ind
     }
     a->device = &emu_new(host, index)->base;
     a->rescale = rescale;
+    a->judge = judge;
+    a->pardon = pardon;
+    a->check_loss = check_loss;
     for (int id = 0; id < LT_OPS; id++)
         a->op[id] = (lt_kernels){scratch, forward, backward,
                                  id == LT_OP_conv2d || id == LT_OP_linear};

@@ -1,0 +1,301 @@
+/* test_late.c - what the CUDA backend decides in the stream, and the host hears of late. The
+ * device's stream does nothing before somebody waits. */
+#include "amp/amp.h"
+#include "tests/cuda/twin.h"
+#include "tests/device/emu.h"
+
+#define COUNT(list) ((int)(sizeof(list) / sizeof *(list)))
+
+static const lt_dtype all[] = {LT_F32, LT_F16, LT_BF16, LT_F64};
+
+/* On the device, with these values. New. */
+static void *put(machine *m, const void *from, size_t bytes)
+{
+    lt_device *d = m->cuda.device;
+    void *p = d->alloc(d, bytes);
+    CHECK(p != NULL);
+    must(d->copy(d, p, from, bytes));
+    return p;
+}
+
+static void get(machine *m, void *to, const void *from, size_t bytes)
+{
+    must(m->cuda.device->copy(m->cuda.device, to, from, bytes));
+    must(m->cuda.device->sync(m->cuda.device));
+}
+
+/* ==== Verdicts ================================================================================ */
+
+/* n rows, of which the one at `odd` has something not finite. */
+static void check_judge(machine *m, int n, int odd)
+{
+    lt_found *rows = calloc((size_t)n + 1, sizeof *rows), want = {0};
+    lt_verdict v = {.loss = 3};
+    for (int i = 0; i < n; i++)
+        rows[i] = (lt_found){i == n / 3 ? 7.5 : 0.25, i == odd ? 5 : 0};
+    if (n > 0)
+        want = (lt_found){7.5, odd >= 0 ? 5 : 0};
+    void *there = put(m, rows, (size_t)(n + 1) * sizeof *rows), *to = put(m, &v, sizeof v);
+    must(m->cuda.judge(m->cuda.device, there, n, to));
+    get(m, &v, to, sizeof v);
+    CHECK_EQ(v.veto, odd >= 0);
+    CHECK(v.loss == 3 && v.found.largest == want.largest);
+    CHECK_EQ(v.found.not_finite, want.not_finite);
+    m->cuda.device->free(m->cuda.device, there, (size_t)(n + 1) * sizeof *rows);
+    m->cuda.device->free(m->cuda.device, to, sizeof v);
+    free(rows);
+}
+
+TEST(judgements)
+{
+    static const int counts[] = {1, 2, 31, 256, 257, 1000};
+    machine m = machine_open();
+    check_judge(&m, 0, -1);
+    for (int i = 0; i < COUNT(counts); i++)
+        for (int k = 0; k < 4; k++)
+            check_judge(&m, counts[i], k == 0 ? -1 : k == 1 ? 0 : k == 2 ? counts[i] / 2
+                                                                         : counts[i] - 1);
+    lt_ctx_free(m.ctx);
+}
+
+/* A veto stays, whoever has brought it; the first loss that is not finite does too. */
+TEST(losses)
+{
+    static const double value[] = {1, INFINITY, NAN, -2};
+    machine m = machine_open();
+    for (int d = 0; d < COUNT(all); d++) {
+        lt_verdict v = {0};
+        void *to = put(&m, &v, sizeof v);
+        for (int i = 0; i < COUNT(value); i++) {
+            lt_tensor *x = lt_tensor_full(m.ctx, all[d], 0, NULL, value[i]);
+            twin t = twin_of(&m, x, 1);
+            must(m.cuda.check_loss(on_device(&t), to));
+            get(&m, &v, to, sizeof v);
+            CHECK_EQ(v.veto, i > 0);
+            CHECK(v.loss == (i > 0 ? INFINITY : 0));
+            twin_free(&m, &t);
+        }
+        m.cuda.device->free(m.cuda.device, to, sizeof v);
+    }
+    lt_ctx_free(m.ctx);
+}
+
+static void check_pardon(machine *m, lt_dtype dtype, int64_t left, int n, int odd)
+{
+    lt_found rows[301] = {{left > 0 ? 0 : 2, left}};
+    int64_t count = 1001;
+    for (int i = 1; i <= n; i++)
+        rows[i] = (lt_found){1, i - 1 == odd};
+    lt_found *there = put(m, rows, sizeof rows);
+    lt_tensor *x = values(m, dtype, 1, &count, 5, true);
+    twin t = twin_of(m, x, 1);
+    must(m->cuda.pardon(on_device(&t), there, there + 1, n));
+    if (left > 0 && odd < 0)
+        must(lt_fill(x, 0));
+    compare(m, lt_dtype_name(dtype), &t, 0);
+    twin_free(m, &t);
+    m->cuda.device->free(m->cuda.device, there, sizeof rows);
+}
+
+TEST(pardons)
+{
+    machine m = machine_open();
+    for (int d = 0; d < COUNT(all); d++)
+        for (int64_t left = 0; left < 3; left += 2) {
+            check_pardon(&m, all[d], left, 0, -1);
+            check_pardon(&m, all[d], left, 300, -1);
+            check_pardon(&m, all[d], left, 300, 0);
+            check_pardon(&m, all[d], left, 300, 299);
+        }
+    lt_ctx_free(m.ctx);
+}
+
+/* ==== Vetoes ================================================================================== */
+
+/* All four tensors, in and out, of an op in place, before and behind its kernel. */
+static void check_veto(machine *m, const char *op, const char *options, int n, int32_t veto)
+{
+    int64_t count = 1001;
+    lt_opt opts[LT_MAX_OPT];
+    twin t[4];
+    lt_tensor *in[4];
+    const lt_def *def = lt_op_find(m->ctx, op);
+    int32_t *there = put(m, &veto, sizeof veto);
+    CHECK_OK(lt_opts_parse(&def->schema, options, opts));
+    for (int i = 0; i < n; i++) {
+        t[i] = twin_of(m, values(m, LT_F32, 1, &count, (uint32_t)i + 1, false), 0);
+        in[i] = on_device(&t[i]);
+    }
+    lt_call c = {.ctx = m->ctx, .op = def->op, .schema = &def->schema, .opt = opts, .n_in = n,
+                 .in = in, .veto = there, .device = m->cuda.device};
+    run_on_device(m, def, &c, false);
+    if (veto)
+        for (int i = 0; i < n; i++)
+            compare(m, op, &t[i], 0);
+    float first, was = *(float *)t[0].host->data;
+    get(m, &first, t[0].tensor.data, sizeof first);
+    CHECK_EQ(first == was, veto != 0);
+    for (int i = 0; i < n; i++)
+        twin_free(m, &t[i]);
+    m->cuda.device->free(m->cuda.device, there, sizeof veto);
+}
+
+TEST(updates_that_are_vetoed)
+{
+    machine m = machine_open();
+    for (int32_t veto = 0; veto < 2; veto++) {
+        check_veto(&m, "sgd_step", "lr=0.1", 2, veto);
+        check_veto(&m, "momentum_step", "lr=0.1", 3, veto);
+        check_veto(&m, "lars_step", "lr=0.1", 3, veto);
+        check_veto(&m, "adam_step", "lr=0.1 step=1", 4, veto);
+    }
+    lt_ctx_free(m.ctx);
+}
+
+/* ==== Steps =================================================================================== */
+
+enum { STEPS = 8, COUNT_P = 5000 };
+
+typedef struct training {
+    lt_ctx *ctx;
+    lt_tensor *p, *x;
+    lt_params *params;
+    lt_optim *optim;
+    lt_loss_scale *scale;     /* or NULL */
+    lt_opt opts[LT_MAX_OPT];
+} training;
+
+static training training_new(bool on_device, bool scaled)
+{
+    training t = {.ctx = on_device ? open_device() : open_twin()};
+    lt_scaler scaler = lt_scaler_begin(LT_SCALE_DYNAMIC, 8, 2);
+    t.p = lt_param_new(t.ctx, LT_F32, 1, (int64_t[]){COUNT_P}, (lt_init){LT_INIT_NORMAL, 0, 1});
+    t.x = lt_tensor_new(t.ctx, LT_F32, 1, (int64_t[]){COUNT_P});
+    CHECK_OK(lt_fill_normal(t.x, LT_RNG_USER, 1, 0, 1, 1));
+    t.params = lt_params_new(t.ctx);
+    CHECK_OK(lt_params_add(t.params, "p", t.p));
+    CHECK_OK(lt_params_place(t.params));
+    t.optim = lt_optim_new(t.ctx, "momentum_step", &t.p, 1);
+    CHECK_OK(lt_opts_parse(&lt_optim_def(t.optim)->schema, "lr=0.25", t.opts));
+    if (scaled) {
+        t.scale = lt_loss_scale_new(t.ctx, &scaler);
+        CHECK_OK(lt_use_loss_scale(t.ctx, t.scale));
+    }
+    return t;
+}
+
+static void training_free(training *t)
+{
+    CHECK_OK(lt_use_loss_scale(t->ctx, NULL));
+    lt_loss_scale_free(t->scale);
+    lt_optim_free(t->optim);
+    lt_params_free(t->params);
+    lt_release(t->p);
+    lt_release(t->x);
+    lt_ctx_free(t->ctx);
+}
+
+/* Up the gradient of the mean of p x, times by; each element's has the bits of the CPU's. */
+static lt_status backward(training *t, double by)
+{
+    lt_tensor *a = lt_run(t->ctx, "mul", NULL, t->p, t->x, NULL);
+    lt_tensor *factor = lt_tensor_full(t->ctx, LT_F32, 0, NULL, by);
+    lt_tensor *b = lt_run(t->ctx, "mean", NULL, a, NULL);
+    lt_tensor *loss = lt_run(t->ctx, "mul", NULL, b, factor, NULL);
+    lt_status status = lt_backward(loss, NULL);
+    lt_tensor *all_of_it[] = {loss, b, factor, a};
+    for (int i = 0; i < 4; i++)
+        lt_release(all_of_it[i]);
+    return status;
+}
+
+static lt_status update(training *t, lt_outcome *outcome)
+{
+    return lt_optim_step(t->optim, (const lt_opt *[]){t->opts}, 1, outcome);
+}
+
+static lt_status step(training *t, double by)
+{
+    LT_TRY(backward(t, by));
+    return update(t, NULL);
+}
+
+static int64_t shim_counted(int what)
+{
+    int64_t (*count)(int);
+    *(void **)&count = from_plugin("shim_count");
+    return count(what);
+}
+
+/* Two in a row that overflow, and one by itself. Steps wait once, for the step before. */
+TEST(steps_that_overflow)
+{
+    char hex[2][65];
+    lt_scaler scaler[2];
+    use_plugins("");
+    for (int i = 0; i < 2; i++) {
+        training t = training_new(i == 1, true);
+        for (int k = 0; k < STEPS; k++) {
+            int64_t waits = shim_counted(SHIM_WAITS), drains = shim_counted(SHIM_DRAINS);
+            bool spike = k == 2 || k == 3 || k == STEPS - 1;
+            CHECK_OK(step(&t, spike ? 0x1p125 : 1));
+            CHECK(k < 2 || shim_counted(SHIM_WAITS) - waits <= 1);
+            CHECK(k < 2 || shim_counted(SHIM_DRAINS) == drains);
+        }
+        scaler[i] = *lt_loss_scale_scaler(t.scale);
+        CHECK_OK(lt_params_sha256(t.params, hex[i]));
+        training_free(&t);
+    }
+    CHECK_EQ(scaler[0].skipped, 3);
+    CHECK(memcmp(&scaler[0], &scaler[1], sizeof scaler[0]) == 0);
+    CHECK_STR(hex[1], hex[0]);
+}
+
+/* It fails a step later, or when it is asked for, and has changed nothing. */
+TEST(a_loss_that_is_not_finite)
+{
+    char before[65], after[65];
+    use_plugins("");
+    for (int asked = 0; asked < 2; asked++) {
+        training t = training_new(true, false);
+        CHECK_OK(step(&t, 1));
+        CHECK_OK(lt_params_sha256(t.params, before));
+        CHECK_OK(step(&t, NAN));
+        CHECK_FAILS(asked ? lt_settle(t.ctx) : step(&t, 1), LT_ENUMERIC,
+                    "the loss is nan at step 2; look at the learning rate and at the data");
+        CHECK_OK(lt_params_sha256(t.params, after));
+        CHECK_STR(after, before);
+        CHECK_EQ(lt_optim_outcome(t.optim), LT_SKIP);
+        CHECK_OK(step(&t, 1));
+        CHECK_OK(lt_settle(t.ctx));
+        CHECK_EQ(lt_optim_outcome(t.optim), LT_APPLY);
+        CHECK_OK(lt_params_sha256(t.params, after));
+        CHECK(strcmp(after, before) != 0);
+        training_free(&t);
+    }
+}
+
+/* In one of several backwards of a step: it fails once, and what it has left is in no step. */
+TEST(a_part_whose_loss_is_not_finite)
+{
+    char before[65], after[65];
+    lt_outcome outcome;
+    use_plugins("");
+    training t = training_new(true, false);
+    CHECK_OK(lt_params_sha256(t.params, before));
+    CHECK_OK(backward(&t, -INFINITY));
+    CHECK_FAILS(backward(&t, 1), LT_ENUMERIC,
+                "the loss is inf at step 1; look at the learning rate and at the data");
+    CHECK_OK(backward(&t, 1));
+    CHECK_OK(backward(&t, 1));
+    CHECK_OK(lt_settle(t.ctx));
+    CHECK_OK(update(&t, &outcome));
+    CHECK_EQ(outcome, LT_SKIP);
+    CHECK_OK(lt_params_sha256(t.params, after));
+    CHECK_STR(after, before);
+    CHECK_OK(backward(&t, 1));
+    CHECK_OK(update(&t, &outcome));
+    CHECK_EQ(outcome, LT_PENDING);
+    CHECK_EQ(lt_optim_outcome(t.optim), LT_APPLY);
+    training_free(&t);
+}
