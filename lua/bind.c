@@ -281,6 +281,7 @@ static void push_core(lua_State *L, lt_lua *s)
     lt__open_times(L);
     lt__open_dist(L);
     lt__open_amp(L);
+    lt__open_later(L);
     lt__open_check(L);
     lua_pushliteral(L, LT_VERSION);
     lua_setfield(L, -2, "version");

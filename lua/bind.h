@@ -152,6 +152,7 @@ void lt__open_system(lua_State *L);
 void lt__open_times(lua_State *L);
 void lt__open_dist(lua_State *L);
 void lt__open_amp(lua_State *L);
+void lt__open_later(lua_State *L);
 void lt__open_check(lua_State *L);
 /* Before a backward of loss in a rehearsal; and after it: the function of the rehearsal ends. */
 void lt__rehearse_loss(lt_lua *s, lt_tensor *loss);

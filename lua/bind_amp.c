@@ -173,17 +173,29 @@ static int load(lua_State *L)
     return 0;
 }
 
-/* scale:last(): of the last step the exponent of its scale; the bits that gradients had to spare,
- * or nil if they were all zero or not finite. */
+/* scale:asked(): the number of the last step, which is not waited for. */
+static int asked(lua_State *L)
+{
+    lua_pushinteger(L, lt_loss_scale_asked(lt__check_handle(L, class)));
+    return 1;
+}
+
+/* scale:last(number): of the step of this number, or of the last one, the exponent of its scale;
+ * the bits that gradients had to spare, or nil if they were all zero or not finite; how many steps
+ * were skipped up to it. */
 static int last(lua_State *L)
 {
-    lt_scaled_step step = lt_loss_scale_step(lt__check_handle(L, class));
+    lt_loss_scale *scale = lt__check_handle(L, class);
+    lt_scaled_step step = lua_isnoneornil(L, 2)
+                              ? lt_loss_scale_step(scale)
+                              : lt_loss_scale_step_at(scale, luaL_checkinteger(L, 2));
     lua_pushinteger(L, step.k);
     if (step.finite && step.exponent != LT_NO_EXPONENT)
         lua_pushinteger(L, 15 - step.exponent);
     else
         lua_pushnil(L);
-    return 2;
+    lua_pushinteger(L, step.skipped);
+    return 3;
 }
 
 /* loss_scale(): the one in use; 1 if there is none. */
@@ -229,7 +241,8 @@ static int now(lua_State *L)
 }
 
 static const luaL_Reg methods[] = {
-    {"now", now}, {"state", state}, {"load", load}, {"last", last}, {NULL, NULL}};
+    {"now", now}, {"state", state}, {"load", load}, {"asked", asked},
+    {"last", last}, {NULL, NULL}};
 static const luaL_Reg functions[] = {
     {"new_loss_scale", new_loss_scale}, {"use_loss_scale", use_loss_scale},
     {"loss_scale", loss_scale}, {"fault", fault}, {"find_fault", find_fault}, {NULL, NULL}};

@@ -4,6 +4,7 @@
 
 local core = ...
 local check = require "luatrain.check"
+local late = require "luatrain.late"
 local new_run = require "luatrain.run"
 local shape_of = require "luatrain.state".shape_of
 local ops = core.ops
@@ -77,20 +78,21 @@ function exports.fit(given)
     return kept == 1 and loss or loss * kept + loss_of(logits, others) * (1 - kept)
   end
   local function learn(run, x, y)
-    local sum, first = 0.0, 1
+    local losses, first = {}, 1
     local mixed, others, kept = run:mixup(x, y)
     for x_i, y_i, share in exports.pieces(o.accumulate, mixed, y) do
       local last = first + y_i:dim(1) - 1
       local others_i = ops.slice(others, 1, first, last)
       first = last + 1
-      sum = sum + core.step(function()
+      losses[#losses + 1] = core.step(function()
         local loss = mixed_loss(o.net(x_i), y_i, others_i, kept) * share
+        local taken = late.take(loss)
         loss:backward()
-        return loss:item()
+        return taken
       end)
     end
     o.optim:step()
-    return sum
+    return late.sum(losses)
   end
 
   local run <close> = new_run{

@@ -31,9 +31,11 @@ local checkpoint = require "luatrain.checkpoint"
 local command = require "luatrain.command"
 local cost = require "luatrain.cost"
 local evaluate = require "luatrain.evaluate"
+local late = require "luatrain.late"
 local log = require "luatrain.log"
 local mixup = require "luatrain.mixup"
 local plot = require "luatrain.plot"
+local progress = require "luatrain.progress"
 local outside = require "luatrain.outside"
 local ranks = require "luatrain.ranks"
 local scaler = require "luatrain.scaler"
@@ -89,12 +91,6 @@ local function make_scaler(o)
   return o.amp == "fp16" and made
 end
 
--- The number of the last step, if all epochs go on as they are.
-local function last_step(self)
-  local o = self.settings
-  return self.steps + stages.steps(o.stages, self.epoch, self.done, o.epochs, #o.train)
-end
-
 local function say_start(self)
   local o, resumed = self.settings, self.steps > 0
   self.log:start{
@@ -105,7 +101,7 @@ local function say_start(self)
     parameters = o.net:count(), images = #o.train, height = o.train.height, width = o.train.width,
     channels = o.train.channels, classes = o.train.classes, batch = o.batch, epochs = o.epochs,
     target = o.target,
-    steps = last_step(self), step = resumed and self.steps or nil,
+    steps = progress.last_step(self), step = resumed and self.steps or nil,
     epoch = resumed and self.epoch <= o.epochs and self.epoch or nil}
 end
 
@@ -145,6 +141,7 @@ local function new(given)
     stop = false,                      -- the signal that a rank is to stop by
     parts = core.shards(), part = 0,   -- of a batch, which this rank goes through in turn; this one
     losses = {}, spent = false,        -- of these parts: shares of the batch's loss; seconds, bytes
+    open_step = false,                 -- the last step, while its loss is not read: see end_step
     rate = false,                      -- of learning, in this batch
     made = false,                      -- the settings of the optimizer at this moment
     grain = o.mixup > 0 and 2 or 1,    -- so many images of a batch stay on one rank
@@ -180,9 +177,26 @@ local function close_loader(self)
   self.loader, self.rows = false, false
 end
 
+-- Reads the loss of the last step, if that was not done. With one that is not finite the step has
+-- changed nothing, and is none.
+local function close_step(self)
+  local step = self.open_step
+  if not step then return end
+  self.open_step = false
+  step.loss = late.number(step.loss)
+  if step.loss - step.loss ~= 0 then
+    self.steps, self.done = self.steps - 1, self.done - step.rows
+    late.check(step.loss, self.steps + 1)
+  end
+  self.loss_sum = self.loss_sum + step.loss * step.rows
+  progress.record(self, step)
+end
+
 -- Writes the end line and gives everything back. exit: the process's exit code, if the script does
 -- nothing else; nil when the run is collected, which can be at any moment of another one.
 local function finish(self, exit)
+  pcall(close_step, self)
+  pcall(core.sync)             -- what has failed late has nothing more to say
   local scale, missed = self.settings.scaler, exit and ranks.missed_fault()
   self.phase = "over"
   close_loader(self)
@@ -267,6 +281,7 @@ end
 -- The script has left its loop before the last epoch. A step that os.exit() has cut in two is not
 -- saved: the net may be ahead of the position.
 local function leave(self)
+  close_step(self)
   local ahead = self.rows and core.steps() ~= self.counter
   if not ahead and not self.saved and self.steps > 0 then
     state.check_weights(self)
@@ -306,6 +321,7 @@ local function stop_if_wanted(self)
   local o, reason = self.settings, self.stop or self.alone and core.stop_reason()
   local early = not reason and self.steps >= (o.max_steps or math.huge)
   if not reason and not early then return end
+  close_step(self)
   if reason and self.watcher then self.watcher:stop(reason) end
   local what = ("stopped by %s at step %d"):format(reason or o.max_steps_from, self.steps)
   state.check_weights(self)
@@ -379,24 +395,11 @@ function Run:batches()
   end
 end
 
--- Time as fractions of the step: what is not one of the named parts is `other`.
-local function fractions(total, waited, inside, backward, optimizer)
-  local exposed = core.reduced()
-  local f = {data = waited / total, forward = (inside - backward - optimizer) / total,
-             backward = backward / total, exposed_comm = exposed / total,
-             optimizer = (optimizer - exposed) / total}
-  f.other = 1 - f.data - f.forward - f.backward - f.exposed_comm - f.optimizer
-  return f
-end
-
--- All that have been seen.
-local function samples(self) return (self.epoch - 1) * #self.settings.train + self.done end
-
 -- The learning rate of this step: that of the middle of its samples.
 local function set_rate(self, rows)
   local o = self.settings
   if o.schedule then
-    local epoch = (samples(self) + rows / 2) / #o.train
+    local epoch = (progress.samples(self) + rows / 2) / #o.train
     local factor = o.schedule(epoch, o.epochs)
     if type(factor) ~= "number" or not (factor >= 0 and factor < math.huge) then
       fail("run:step: the schedule wants to return a number from 0 up, at epoch %.6g it returned "
@@ -415,22 +418,6 @@ local function go_on_with_trial(self, seconds)
   self.log:note(text)
 end
 
-local function record(self, loss, rows, times)
-  local o, total = self.settings, times.total
-  local f = fractions(total, self.waited, times.inside, times.backward, times.optimizer)
-  f.step, f.steps = self.steps, last_step(self)
-  f.epoch, f.epochs = self.epoch, o.epochs
-  f.samples, f.batch, f.images = samples(self), rows, #o.train
-  f.loss, f.lr, f.samples_per_s = loss, self.rate, rows / total
-  if self.ranks > 1 then f.wire_bytes = times.sent end
-  if o.scaler then
-    f.scale, f.skipped, f.headroom = o.scaler.last_scale, o.scaler.skipped, o.scaler.headroom
-  end
-  self.log:step(f)
-  local text = self.waits:step(self.waited, total, rows, self.loader)
-  if text then self.log:warn(text) end
-end
-
 local inside_meta = {__close = function(self) self.run.inside = false end}
 
 -- What lt.step(fn, ...) returns; meanwhile the run knows that it is inside.
@@ -445,16 +432,21 @@ local function call_inside(self, fn, ...)
   return (o.scaler:inside(core.step, core.autocast, o.amp, fn, ...))
 end
 
--- Goes through one part of the batch. Returns its loss.
+-- Goes through one part of the batch. Returns its loss, and what fn gave for it.
 local function step_part(self, fn, ...)
   local started, before, spent = core.clock(), core.times(), self.spent
-  local loss = check.number(call_inside(self, fn, ...), "run:step: the function")
+  local given = call_inside(self, fn, ...)
+  local loss = late.take(given, "run:step: the function")
+  if self.settings.trial or self.watcher then core.sync() end    -- who measure what it takes
   local after, _, count = core.times(), core.shard(self.rows, self.part, self.grain)
   spent.inside = spent.inside + (core.clock() - started)
   spent.backward = spent.backward + (after.backward - before.backward)
   spent.optimizer = spent.optimizer + (after.optimizer - before.optimizer)
-  self.losses[self.part] = count > 0 and loss * (count / self.rows) or 0.0
-  return loss
+  if not self.alone then
+    loss = late.number(loss)
+    self.losses[self.part] = count > 0 and loss * (count / self.rows) or 0.0
+  end
+  return loss, type(loss) == "number" and loss or given
 end
 
 -- The loss of the batch. What the ranks have told each other in this step says whether one of them
@@ -466,40 +458,44 @@ local function loss_of_all(self, loss)
   return ranks.sum_shards("the loss", self.losses)
 end
 
--- The optimizer has taken its step, after the last part of the batch. Returns the loss of it all.
+-- The optimizer has taken its step, after the last part of the batch. Returns the loss of it all. A
+-- loss that is still to come is waited for when the next step is over, or who wants it asks.
 local function end_step(self, loss)
-  local rows = self.rows
+  local rows, o = self.rows, self.settings
+  close_step(self)
   if core.steps() == self.counter then
     fail("run:step: the function took no step of the optimizer; lt.pieces adds up parts of a batch")
   end
   loss = loss_of_all(self, loss)
-  if loss - loss ~= 0 then
-    core.fail("ENUMERIC", ("the loss is %s at step %d; look at the learning rate and at the data")
-              :format(loss ~= loss and "nan" or "inf", self.steps + 1))
-  end
+  local is_here = type(loss) == "number"
+  if is_here then late.check(loss, self.steps + 1) end
   self.rows, self.done, self.steps, self.saved = false, self.done + rows, self.steps + 1, false
-  self.loss_sum = self.loss_sum + loss * rows
   core.trace("step " .. self.steps, self.mark)
   local total = core.clock() - self.mark
   self.mark = self.mark + total
   self.epoch_s, self.epoch_images = self.epoch_s + total, self.epoch_images + rows
   self.spent.total, self.spent.sent = total, ranks.sent() - self.spent.sent
-  record(self, loss, rows, self.spent)
+  self.open_step = {loss = loss, rows = rows, rate = self.rate, waited = self.waited,
+                    spent = self.spent, scaled = o.scaler and o.scaler:asked()}
+  if is_here then close_step(self) end
+  local text = self.waits:step(self.waited, total, rows, self.loader)
+  if text then self.log:warn(text) end
   if self.settings.trial then go_on_with_trial(self, self.spent.inside) end
   if self.watcher then self.watcher:end_step(rows, total, self.waited, self.spent) end
   stop_if_wanted(self)
-  local every = self.settings.save_every
+  local every = o.save_every
   if every and self.steps % every == 0 or core.clock() - self.saved_at >= SAVE_SECONDS then
     self:save()
   end
-  ranks.check_sync(self.settings, self.steps)
+  ranks.check_sync(o, self.steps)
   return loss
 end
 
 -- run:step(fn, ...): calls fn(...) as lt.step does; it goes forward and backward, takes the step
 -- of the optimizer and returns the loss, a mean over the batch. Then comes all that belongs to a
 -- step: metrics, saving when it is due, stopping when that is wanted. Returns the loss, a number;
--- with --vranks that of this part of the batch, until the last one has come.
+-- with --vranks that of this part of the batch, until the last one has come. On an accelerator a
+-- loss that fn has returned as a tensor is not waited for: it comes back as it is.
 function Run:step(fn, ...)
   expect(self, "epoch", "run:step", "it belongs into: for x, y in run:batches() do ... end")
   if type(fn) ~= "function" then fail("run:step wants a function, it is %s", tostring(fn)) end
@@ -508,14 +504,18 @@ function Run:step(fn, ...)
     local o = self.settings
     if o.trial then o.amp = o.trial:precision() end
     self.rate = set_rate(self, self.rows)
+    if o.amp_check then close_step(self) end
     amp_check.begin_step(self, fn, ...)
     self.spent = {inside = 0.0, backward = 0.0, optimizer = 0.0, sent = ranks.sent()}
     if self.watcher then self.watcher:begin_step() end
   end
-  local loss = step_part(self, fn, ...)
-  if self.part == self.parts then return end_step(self, loss) end
+  local loss, given = step_part(self, fn, ...)
+  if self.part == self.parts then
+    loss = end_step(self, loss)
+    return type(loss) == "number" and loss or given
+  end
   self.rows = false
-  return loss
+  return given
 end
 
 -- run:mixup(x, y): lt.mixup with the alpha of the run's setting `mixup`, by which it is known that
@@ -533,6 +533,7 @@ end
 function Run:evaluate(set, given)
   check_call(self, "run:evaluate")
   local before, o = core.clock(), self.settings
+  close_step(self)
   local like = {batch = self.stage.batch, size = self.stage.size, amp = o.amp}
   local result = evaluate(o.net, set, given, like, function(reason)
     self.stop = reason
@@ -564,6 +565,9 @@ function Run:report(numbers)
     fail("run:report: the epoch had no steps: for x, y in run:batches() do run:step(...) end")
   end
   check_numbers(numbers)
+  local before = core.clock()
+  close_step(self)
+  self.epoch_s = self.epoch_s + (core.clock() - before)          -- the last steps may end by now
   state.check_weights(self)
   close_loader(self)
   local fields, result = {}, {train_loss = self.loss_sum / self.done}
@@ -571,7 +575,7 @@ function Run:report(numbers)
     fields[name == "loss" and "test_loss" or name], result[name] = value, value
   end
   fields.epoch, fields.epochs, fields.step = self.epoch, self.settings.epochs, self.steps
-  fields.samples, fields.size = samples(self), self.stage.size
+  fields.samples, fields.size = progress.samples(self), self.stage.size
   fields.loss, fields.wall_s = result.train_loss, self.epoch_s
   fields.samples_per_s = self.epoch_images / self.epoch_s
   self.log:epoch(fields)
@@ -585,6 +589,7 @@ end
 -- Saves a checkpoint now.
 function Run:save()
   check_call(self, "run:save")
+  close_step(self)
   state.check_weights(self)
   save_or_warn(self)
 end

@@ -66,6 +66,15 @@ function Scaler:begin()
   return self
 end
 
+-- The number of the last step that was asked about, which is not waited for.
+function Scaler:asked() return rawget(self, HANDLE):asked() end
+
+-- Of that step, if it is one of the last: its scale, its headroom, how many were skipped up to it.
+function Scaler:at(number)
+  local k, headroom, skipped = rawget(self, HANDLE):last(number)
+  return 2.0 ^ k, headroom, skipped
+end
+
 function Scaler:close()
   local handle = rawget(self, HANDLE)
   local before = core.use_loss_scale(nil)

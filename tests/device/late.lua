@@ -93,4 +93,67 @@ function late.look()
   return ("%s %s\n%s"):format(ok, why, net:sha256())
 end
 
+-- What a file of metrics says, without times.
+local function metrics(folder)
+  local list = {}
+  for line in io.lines(folder .. "/metrics.jsonl") do
+    local part = {line:match '"event":"[a-z]*"'}
+    for _, key in ipairs{"step", "epoch", "samples", "loss", "lr", "scale", "skipped", "headroom",
+                         "top1", "exit", "weights_sha256"} do
+      part[#part + 1] = line:match(('"%s":[^,}]*'):format(key))
+    end
+    list[#list + 1] = words(part)
+  end
+  return table.concat(list, "\n")
+end
+
+-- lt.fit; o.nan: the number of the step whose loss is NaN. o.each is called before each step.
+function late.fit(o)
+  lt.seed(4)
+  local train, test = lt.data.open "synthetic:4x4x1/3/48"
+  local net, steps = make_net(), 0
+  local ok, why = pcall(lt.fit, {
+    net = net, train = train, test = test, epochs = 2, batch = 8, accumulate = o.accumulate,
+    optim = lt.optim.adam(net, {lr = 0.01}), out = o.out, max_steps = o.max_steps, mixup = o.mixup,
+    resume = "auto", save_every = o.save_every, workers = o.workers, amp = o.amp,
+    scaler = o.amp == "fp16" and {policy = o.policy, scale = o.scale} or nil,
+    schedule = function()
+      if o.each then o.each() end
+      return 1
+    end,
+    loss = function(logits, y)
+      local loss = lt.cross_entropy(logits, y)
+      steps = steps + 1
+      return steps == o.nan and loss * (0 / 0) or loss
+    end})
+  return ("%s\n%s\n%s"):format(ok and "done" or tostring(why):gsub("saved in.*", ""), net:sha256(),
+                               metrics(o.out))
+end
+
+-- A loop over lt.run; o.kind: what run:step returns.
+function late.run(o)
+  lt.seed(4)
+  local net, train = make_net(), (lt.data.open "synthetic:4x4x1/3/48")
+  local sgd = lt.optim.sgd(net, {lr = 0.05})
+  local last
+  do
+    local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 2, batch = 8,
+                               out = o.out, amp = o.amp}
+    for _ in run:epochs() do
+      for x, y in run:batches() do
+        last = run:step(function()
+          local loss = lt.cross_entropy(net(x), y)
+          loss:backward()
+          sgd:step()
+          return loss
+        end)
+      end
+    end
+  end
+  local kind = type(last) == "number" and "number" or "tensor"
+  if kind ~= o.kind then error("run:step returns a " .. kind) end
+  return ("%a\n%s\n%s"):format(kind == "number" and last or last:item(), net:sha256(),
+                               metrics(o.out))
+end
+
 return late

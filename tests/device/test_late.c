@@ -6,6 +6,7 @@
 #include "core/tensor.h"
 #include "lua/luatrain.h"
 #include "tests/device/emu.h"
+#include "tests/device/emu_counts.h"
 
 enum { TEXT = 1 << 16 };
 
@@ -150,4 +151,143 @@ TEST(a_loss_that_is_not_finite_under_a_scale)
         CHECK(strstr(text[emu], " skipped=0x1p+0 steps=0x1p+1 "));
     }
     CHECK_STR(strchr(text[1], '\n'), strchr(text[0], '\n')); /* weights, slots and the scaler */
+}
+
+/* ==== Runs ==================================================================================== */
+
+static void make_folder(char path[32])
+{
+    strcpy(path, "/tmp/lt_late_XXXXXX");
+    CHECK(mkdtemp(path));
+    setenv("LUATRAIN_QUIET", "1", 1);
+}
+
+static void remove_folder(const char *path)
+{
+    char command[64];
+    snprintf(command, sizeof command, "rm -rf %s", path);
+    CHECK_EQ(system(command), 0);
+}
+
+/* lt.fit in a folder that may be there. */
+static void fit(bool emu, const char *out, const char *options, const char *fault, char *text)
+{
+    char all[512];
+    snprintf(all, sizeof all, "out = '%s', %s", out, options);
+    call(open_with(emu, fault), "fit", all, text);
+}
+
+static void check_fit(const char *options, const char *fault, const char *part)
+{
+    static char text[2][TEXT];
+    char out[32];
+    for (int emu = 0; emu < 2; emu++) {
+        make_folder(out);
+        fit(emu, out, options, fault, text[emu]);
+        remove_folder(out);
+    }
+    if (strcmp(text[0], text[1]) != 0)
+        FAIL("%s %s:\n%s\non the CPU\n%s", options, fault ? fault : "", text[1], text[0]);
+    if (!strstr(text[0], part))
+        FAIL("%s %s: no '%s' in\n%s", options, fault ? fault : "", part, text[0]);
+}
+
+/* The lines of metrics.jsonl too. */
+TEST(a_run)
+{
+    const char *fault = "inf:rank=0:step=7:param=1.w";
+    check_fit("amp = 'off'", NULL, "done");
+    check_fit("amp = 'bf16', accumulate = 3", NULL, "done");
+    check_fit("amp = 'fp16', policy = 'dynamic', scale = 2.0^24", NULL, "done");
+    check_fit("amp = 'fp16', policy = 'adaptive', workers = 2, accumulate = 2", fault,
+              "\"skipped\":1");
+    check_fit("amp = 'fp16', policy = 'dynamic', scale = 256, max_steps = 5", NULL, "step 5");
+    check_fit("amp = 'off', nan = 4", NULL, "the loss is nan at step 4");
+    check_fit("amp = 'off', nan = 6", NULL, "the loss is nan at step 6");
+}
+
+/* A script's own loop over a run, whose function returns its loss as a tensor. */
+TEST(a_loop_over_a_run)
+{
+    static char text[2][TEXT];
+    char out[32], options[128];
+    for (int emu = 0; emu < 2; emu++) {
+        make_folder(out);
+        snprintf(options, sizeof options, "out = '%s', amp = 'fp16', kind = '%s'", out,
+                 emu ? "tensor" : "number");
+        call(open_with(emu, NULL), "run", options, text[emu]);
+        remove_folder(out);
+    }
+    CHECK_STR(text[1], text[0]);
+    CHECK(strstr(text[0], "\"step\":12"));
+}
+
+/* From a checkpoint right behind a step that was skipped. */
+TEST(a_run_that_goes_on)
+{
+    static char whole[TEXT], parts[TEXT];
+    const char *options = "amp = 'fp16', policy = 'dynamic', scale = 256, save_every = 1";
+    const char *fault = "inf:rank=0:step=2:param=5.w";
+    char out[32], first[256];
+    make_folder(out);
+    fit(false, out, options, fault, whole);
+    remove_folder(out);
+    for (int emu = 0; emu < 2; emu++) {
+        make_folder(out);
+        snprintf(first, sizeof first, "%s, max_steps = 2", options);
+        fit(true, out, first, fault, parts);
+        CHECK(strstr(parts, "\"skipped\":1"));
+        fit(emu, out, options, NULL, parts);
+        remove_folder(out);
+        CHECK(strncmp(parts, whole, strlen("done\n") + 64) == 0); /* the weights */
+    }
+}
+
+/* ==== Waiting ================================================================================= */
+
+typedef struct waits { long waits, drains; int steps, bad; } waits;
+
+/* Before each step: since the one before the host has waited for its verdict, and perhaps for the
+ * memory of a batch, always with more in the stream behind. The first steps make what is needed. */
+static int look_at_waits(lua_State *L)
+{
+    waits *w = lua_touserdata(L, lua_upvalueindex(1));
+    emu_count_fn *count = emu_counter();
+    long waited = count(EMU_WAITS) - w->waits, drained = count(EMU_DRAINS) - w->drains;
+    bool counts = w->steps % 6 > 2; /* nor those that come behind an evaluation */
+    w->bad += counts && (waited > 2 || drained > 0);
+    w->waits += waited;
+    w->drains += drained;
+    w->steps++;
+    return 0;
+}
+
+static int count_waits(lt_ctx *ctx, const char *options)
+{
+    waits w = {0};
+    char out[32], code[512];
+    lua_State *L = open_lua(ctx);
+    make_folder(out);
+    lua_getfield(L, -1, "fit");
+    snprintf(code, sizeof code, "return {out = '%s', %s}", out, options);
+    CHECK(!luaL_dostring(L, code));
+    lua_pushlightuserdata(L, &w);
+    lua_pushcclosure(L, look_at_waits, 1);
+    lua_setfield(L, -2, "each");
+    CHECK_OK(lt_lua_call(L, 1, 1));
+    CHECK(strncmp(lua_tostring(L, -1), "done", 4) == 0);
+    lt_lua_close(L);
+    lt_ctx_free(ctx);
+    remove_folder(out);
+    CHECK_EQ(w.steps, 12);
+    return w.bad;
+}
+
+TEST(a_step_waits_for_the_one_before_alone)
+{
+    CHECK_EQ(count_waits(open_with(true, NULL), "amp = 'off'"), 0);
+    CHECK_EQ(count_waits(open_with(true, NULL), "amp = 'bf16', workers = 2, mixup = 0.2"), 0);
+    CHECK_EQ(count_waits(open_with(true, NULL), "amp = 'fp16', policy = 'adaptive'"), 0);
+    CHECK_EQ(count_waits(open_with(true, NULL), "amp = 'fp16', policy = 'adaptive', workers = 0"),
+             0);
 }

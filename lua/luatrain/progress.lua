@@ -1,0 +1,46 @@
+-- progress.lua - how far a run is, and the line that says so after each step.
+
+local core = ...
+local stages = require "luatrain.stages"
+
+local progress = {}
+
+-- The number of the last step, if all epochs go on as they are.
+function progress.last_step(run)
+  local o = run.settings
+  return run.steps + stages.steps(o.stages, run.epoch, run.done, o.epochs, #o.train)
+end
+
+-- All that have been seen.
+function progress.samples(run) return (run.epoch - 1) * #run.settings.train + run.done end
+
+-- Time as fractions of the step: what is not one of the named parts is `other`. What an accelerator
+-- does when, the host does not know.
+local function fractions(total, waited, spent)
+  local exposed = core.reduced()
+  local f = {data = waited / total, exposed_comm = exposed / total}
+  if core.device() ~= "cpu" then
+    f.other = 1 - f.data - f.exposed_comm
+    return f
+  end
+  f.forward = (spent.inside - spent.backward - spent.optimizer) / total
+  f.backward, f.optimizer = spent.backward / total, (spent.optimizer - exposed) / total
+  f.other = 1 - f.data - f.forward - f.backward - f.exposed_comm - f.optimizer
+  return f
+end
+
+-- Writes the line of the last step. What of it may be gone from run is in step: loss, a number;
+-- rows; rate; waited, for data; spent, seconds and bytes; scaled, its number in the scaler.
+function progress.record(run, step)
+  local o, spent = run.settings, step.spent
+  local f = fractions(spent.total, step.waited, spent)
+  f.step, f.steps = run.steps, progress.last_step(run)
+  f.epoch, f.epochs = run.epoch, o.epochs
+  f.samples, f.batch, f.images = progress.samples(run), step.rows, #o.train
+  f.loss, f.lr, f.samples_per_s = step.loss, step.rate, step.rows / spent.total
+  if run.ranks > 1 then f.wire_bytes = spent.sent end
+  if o.scaler then f.scale, f.headroom, f.skipped = o.scaler:at(step.scaled) end
+  run.log:step(f)
+end
+
+return progress
