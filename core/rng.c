@@ -13,39 +13,15 @@
 
 void lt_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4])
 {
-    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
-    uint32_t k0 = key[0], k1 = key[1];
-    for (int round = 0; round < 10; round++) {
-        uint64_t p0 = (uint64_t)0xd2511f53 * c0, p1 = (uint64_t)0xcd9e8d57 * c2;
-        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
-        c1 = (uint32_t)p1;
-        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-        c3 = (uint32_t)p0;
-        k0 += 0x9e3779b9; /* the golden ratio, and sqrt(3) - 1 */
-        k1 += 0xbb67ae85;
-    }
-    out[0] = c0;
-    out[1] = c1;
-    out[2] = c2;
-    out[3] = c3;
-}
-
-/* Of Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014. */
-static uint64_t splitmix64(uint64_t x)
-{
-    x += 0x9e3779b97f4a7c15;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-    x = (x ^ x >> 27) * 0x94d049bb133111eb;
-    return x ^ x >> 31;
+    lt__philox(counter, key, out);
 }
 
 void lt_random(uint64_t seed, lt_purpose purpose, uint64_t stream, uint64_t index, uint32_t out[4])
 {
-    uint64_t mixed = splitmix64(seed + (uint64_t)purpose * 0x9e3779b97f4a7c15);
-    uint32_t key[2] = {(uint32_t)mixed, (uint32_t)(mixed >> 32)};
-    uint32_t counter[4] = {(uint32_t)index, (uint32_t)(index >> 32), (uint32_t)stream,
-                           (uint32_t)(stream >> 32)};
-    lt_philox(counter, key, out);
+    uint32_t key[2], counter[4] = {(uint32_t)index, (uint32_t)(index >> 32), (uint32_t)stream,
+                                   (uint32_t)(stream >> 32)};
+    lt__random_key(seed, purpose, key);
+    lt__philox(counter, key, out);
 }
 
 static void random_pair(uint64_t seed, lt_purpose purpose, uint64_t stream, uint64_t index,

@@ -11,6 +11,13 @@
 #define LT_SIMD
 #endif
 
+/* On a function that CUDA kernels call too. */
+#ifdef __CUDACC__
+#define LT_BOTH __host__ __device__
+#else
+#define LT_BOTH
+#endif
+
 /* On a function that becomes part of each that is marked LT_SIMD and calls it. */
 #define LT_INLINE static inline __attribute__((always_inline))
 

@@ -14,6 +14,7 @@
 #include <pthread.h>
 
 #include "core/core.h"
+#include "core/simd.h"
 
 /* CUDA sources are C++, which has no such words; they only read these structs. */
 #ifdef __cplusplus
@@ -254,6 +255,39 @@ static inline bool lt__same_dims(const lt_tensor *a, const lt_tensor *b)
 
 static inline bool lt__is_float(lt_dtype t) { return t <= LT_BF16; }
 static inline bool lt__is_half(lt_dtype t) { return t == LT_F16 || t == LT_BF16; }
+
+/* What lt_random() makes of a seed and a purpose, and lt_philox(): inline, for CUDA kernels too.
+ * The mixing is that of Steele, Lea and Flood, Fast splittable pseudorandom number generators,
+ * OOPSLA 2014. */
+static inline void lt__random_key(uint64_t seed, lt_purpose purpose, uint32_t key[2])
+{
+    uint64_t x = seed + ((uint64_t)purpose + 1) * 0x9e3779b97f4a7c15;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    x ^= x >> 31;
+    key[0] = (uint32_t)x;
+    key[1] = (uint32_t)(x >> 32);
+}
+
+LT_BOTH static inline void lt__philox(const uint32_t counter[4], const uint32_t key[2],
+                                      uint32_t out[4])
+{
+    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
+    uint32_t k0 = key[0], k1 = key[1];
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xd2511f53 * c0, p1 = (uint64_t)0xcd9e8d57 * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+        c1 = (uint32_t)p1;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c3 = (uint32_t)p0;
+        k0 += 0x9e3779b9; /* the golden ratio, and sqrt(3) - 1 */
+        k1 += 0xbb67ae85;
+    }
+    out[0] = c0;
+    out[1] = c1;
+    out[2] = c2;
+    out[3] = c3;
+}
 
 /* h after `blocks` blocks of 64 bytes, in plain C; for the test of its fast twin. */
 void lt__sha256_plain(uint32_t h[8], const uint8_t *from, size_t blocks);

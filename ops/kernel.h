@@ -68,13 +68,6 @@ lt_status lt__broadcast(const lt_call *c, int a, int b, int *ndim, int64_t dims[
 #define LT_TEXT(t) lt_describe((t), (char[96]){0}, 96)
 typedef long long lt_ll; /* for %lld */
 
-/* On a function that CUDA kernels call too. */
-#ifdef __CUDACC__
-#define LT_BOTH __host__ __device__
-#else
-#define LT_BOTH
-#endif
-
 /* ==== Loops =================================================================================== */
 
 /* Runs body once with T standing for the C type of a float dtype (f32 or f64: halves come
