@@ -280,9 +280,8 @@ static lt_status merge_forward(lt_call *c)
         const T *mean2 = c->in[2]->data;
         const T *var2 = c->in[3]->data;
         for (int64_t k = 0; k < c->in[0]->count; k++) {
-            double d = (double)mean2[k] - mean[k];
-            mean[k] = (T)(mean[k] + d * part);
-            var[k] = (T)(var[k] * (1 - part) + var2[k] * part + d * d * part * (1 - part));
+            var[k] = (T)lt__merged_var(mean[k], var[k], mean2[k], var2[k], part);
+            mean[k] = (T)lt__merged_mean(mean[k], mean2[k], part);
         }
     );
     return LT_OK;
@@ -308,15 +307,15 @@ static lt_status update_forward(lt_call *c)
     double count = lt__number(c, 0), momentum = lt__number(c, 1);
     if (count == 0)
         return LT_OK;
-    double unbias = count > 1 ? count / (count - 1) : 1;
+    double unbias = lt__unbias(count);
     LT_FLOATS(c->in[0]->dtype, T,
         T *running_mean = c->in[0]->data;
         T *running_var = c->in[1]->data;
         const T *mean = c->in[2]->data;
         const T *var = c->in[3]->data;
         for (int64_t k = 0; k < c->in[0]->count; k++) {
-            running_mean[k] = (T)((1 - momentum) * running_mean[k] + momentum * mean[k]);
-            running_var[k] = (T)((1 - momentum) * running_var[k] + momentum * (unbias * var[k]));
+            running_mean[k] = (T)lt__moved(running_mean[k], mean[k], momentum);
+            running_var[k] = (T)lt__moved(running_var[k], unbias * var[k], momentum);
         }
     );
     return LT_OK;

@@ -1,5 +1,6 @@
 /* batch_norm.h - what the files of batch norm share: batch_norm.c has the op and its plain kernels,
- * batch_norm_simd.c the fast ones, batch_norm_pass.c the loops of these over memory. */
+ * batch_norm_simd.c the fast ones, batch_norm_pass.c the loops of these over memory, batch_norm.cu
+ * those for CUDA. */
 #ifndef LT_OPS_BATCH_NORM_H
 #define LT_OPS_BATCH_NORM_H
 
@@ -72,11 +73,82 @@ static inline lt_moments lt__take_moments(const lt_call *c, int64_t channel, dou
 {
     const double *sums = lt__sums_of(c, channel);
     double d = c->sums[0] > 0 ? sums[0] / c->sums[0] : 0;
-    return (lt_moments){center + d, sums[1] - sums[0] * d};
+    lt_moments m = {center + d, sums[1] - sums[0] * d};
+    return m;
 }
 
 /* LT_EINVAL when they are one. */
 lt_status lt__check_rows(const lt_call *c);
+
+/* ==== Arithmetic ============================================================================== */
+
+/* For floats, and for vectors of them. */
+#define LT_NORMALISED(x, mean, factor, shift) (((x) - (mean)) * (factor) + (shift))
+#define LT_NORMALISED_BACK(g, d, factor, slope, offset)                                            \
+    ((factor) * (g) + ((slope) * (d) + (offset)))
+
+LT_BOTH LT_INLINE float lt__bounded(lt_bounds act, float v)
+{
+    v = v < act.low ? act.low : v;
+    return v > act.high ? act.high : v;
+}
+
+/* dy where act lets y pass, else 0. */
+LT_BOTH LT_INLINE float lt__passed(lt_bounds act, float y, float dy)
+{
+    dy = y <= act.low ? 0 : dy;
+    return y >= act.high ? 0 : dy;
+}
+
+LT_BOTH LT_INLINE double lt__norm_factor(float scale, float var, double eps)
+{
+    return scale / sqrt(var + eps);
+}
+
+/* The coefficients of x - mean and of 1 in dx, of the sums of g and of g (x - mean). share: 1 /
+ * rows, or 0 in evaluation. */
+LT_BOTH LT_INLINE float lt__norm_slope(float factor, float var, double eps, double product,
+                                       double share)
+{
+    double r = 1 / sqrt(var + eps);
+    return (float)(-factor * r * r * product * share);
+}
+
+LT_BOTH LT_INLINE float lt__norm_offset(float factor, double sum, double share)
+{
+    return (float)(-factor * sum * share);
+}
+
+/* What comes of moments and those of further rows, which are `share` of both, and weight = rows
+ * before * share (Chan, Golub and LeVeque, 1983). */
+LT_BOTH LT_INLINE lt_moments lt__merged(lt_moments m, lt_moments more, double share, double weight)
+{
+    double d = more.mean - m.mean;
+    m.mean += d * share;
+    m.squares += more.squares + d * d * weight;
+    return m;
+}
+
+/* The same of a mean and a biased variance; `part` as share. */
+LT_BOTH LT_INLINE double lt__merged_var(double mean, double var, double mean2, double var2,
+                                        double part)
+{
+    double d = mean2 - mean;
+    return var * (1 - part) + var2 * part + d * d * part * (1 - part);
+}
+
+LT_BOTH LT_INLINE double lt__merged_mean(double mean, double mean2, double part)
+{
+    return mean + (mean2 - mean) * part;
+}
+
+LT_BOTH LT_INLINE double lt__moved(double running, double now, double momentum)
+{
+    return (1 - momentum) * running + momentum * now;
+}
+
+/* By what a biased variance is multiplied. */
+static inline double lt__unbias(double count) { return count > 1 ? count / (count - 1) : 1; }
 
 /* ==== Passes ================================================================================== */
 

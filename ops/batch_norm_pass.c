@@ -67,19 +67,6 @@ LT_INLINE void put(void *to, int64_t i, int form, bool add, float v[2])
     }
 }
 
-LT_INLINE float clamp(lt_bounds act, float v)
-{
-    v = v < act.low ? act.low : v;
-    return v > act.high ? act.high : v;
-}
-
-/* dy where act lets y pass, else 0. */
-LT_INLINE float passed(lt_bounds act, float y, float dy)
-{
-    dy = y <= act.low ? 0 : dy;
-    return y >= act.high ? 0 : dy;
-}
-
 /* A vector of 16 units. */
 LT_INLINE lt_vec get_vec(const void *from, int64_t i, int form, int side)
 {
@@ -93,7 +80,7 @@ LT_INLINE lt_vec get_vec(const void *from, int64_t i, int form, int side)
 LT_INLINE lt_vec passed_vec(lt_bounds act, lt_vec y, lt_vec dy)
 {
     LT_EACH_LANE(k)
-        dy[k] = passed(act, y[k], dy[k]);
+        dy[k] = lt__passed(act, y[k], dy[k]);
     return dy;
 }
 
@@ -129,10 +116,11 @@ LT_INLINE void forward_units(const lt_pass *p, int form, bool residual, int64_t 
         float v[2];
         SIDES(side, form) {
             int64_t lane = j + side * units;
-            v[side] = (get(x, i + j, form, side) - mean[lane]) * factor[lane] + shift[lane];
+            v[side] = LT_NORMALISED(get(x, i + j, form, side), mean[lane], factor[lane],
+                                    shift[lane]);
             if (residual)
                 v[side] += get(more, i + j, form, side);
-            v[side] = clamp(act, v[side]);
+            v[side] = lt__bounded(act, v[side]);
         }
         put(to, j, form, false, v);
     }
@@ -141,7 +129,7 @@ LT_INLINE void forward_units(const lt_pass *p, int form, bool residual, int64_t 
 LT_INLINE lt_vec clamp_vec(lt_bounds act, lt_vec v)
 {
     LT_EACH_LANE(k)
-        v[k] = clamp(act, v[k]);
+        v[k] = lt__bounded(act, v[k]);
     return v;
 }
 
@@ -165,8 +153,8 @@ LT_INLINE void forward_lanes(const lt_pass *p, int form, bool residual, int64_t 
             UNROLL
             for (int side = 0; side < sides; side++) {
                 int lane = side * of_side + u;
-                v[side] = (get_vec(p->x, i + at, form, side) - mean[lane]) * factor[lane] +
-                          shift[lane];
+                v[side] = LT_NORMALISED(get_vec(p->x, i + at, form, side), mean[lane],
+                                        factor[lane], shift[lane]);
                 if (residual)
                     v[side] += get_vec(p->residual, i + at, form, side);
                 v[side] = clamp_vec(p->act, v[side]);
@@ -223,7 +211,7 @@ LT_INLINE void residual_rows(const lt_pass *p, int form, bool add)
     for (int64_t i = 0; i < n; i++) {
         float v[2];
         SIDES(side, form)
-            v[side] = passed(act, get(y, i, form, side), get(dy, i, form, side));
+            v[side] = lt__passed(act, get(y, i, form, side), get(dy, i, form, side));
         put(out, i, form, add, v);
     }
 }
@@ -251,9 +239,9 @@ LT_INLINE void sum_strip(const lt_pass *p, int form, int gate, int rows, int64_t
                 float d = get(x, at, form, side) - center[lane];
                 float g = gate == MOMENTS ? d : get(dy, at, form, side);
                 if (gate == BY_Y)
-                    g = passed(act, get(y, at, form, side), g);
+                    g = lt__passed(act, get(y, at, form, side), g);
                 if (gate == BY_X)
-                    g = passed(act, d * factor[lane] + shift[lane], g);
+                    g = lt__passed(act, d * factor[lane] + shift[lane], g);
                 s += g;
                 q += g * d;
             }
@@ -339,10 +327,10 @@ LT_INLINE void backward_rows(const lt_pass *p, int form, int gate, bool add)
                 int64_t lane = k + side * units;
                 float d = get(x, i + k, form, side) - mean[lane], g = get(dy, i + k, form, side);
                 if (gate == BY_Y)
-                    g = passed(act, get(y, i + k, form, side), g);
+                    g = lt__passed(act, get(y, i + k, form, side), g);
                 if (gate == BY_X)
-                    g = passed(act, d * factor[lane] + shift[lane], g);
-                v[side] = factor[lane] * g + (slope[lane] * d + offset[lane]);
+                    g = lt__passed(act, d * factor[lane] + shift[lane], g);
+                v[side] = LT_NORMALISED_BACK(g, d, factor[lane], slope[lane], offset[lane]);
             }
             put(out, i + k, form, add, v);
         }

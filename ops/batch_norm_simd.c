@@ -212,9 +212,10 @@ LT_SIMD static void merge(int64_t channels, double *restrict all, int64_t rows,
 {
     double share = (double)more_rows / (double)(rows + more_rows), weight = (double)rows * share;
     for (int64_t k = 0; k < channels; k++) {
-        double d = more[k] - all[k];
-        all[k] += d * share;
-        all[channels + k] += more[channels + k] + d * d * weight;
+        lt_moments m = lt__merged((lt_moments){all[k], all[channels + k]},
+                                  (lt_moments){more[k], more[channels + k]}, share, weight);
+        all[k] = m.mean;
+        all[channels + k] = m.squares;
     }
 }
 
@@ -307,7 +308,8 @@ static void set_coefficients(const lt_call *c, const plan *p, const lt_tensor *s
     for (int64_t k = 0; k < p->channels; k++) {
         int64_t lane = lane_of(p, k);
         means[lane] = mean[k];
-        factors[lane] = (float)(parameter(c->in[SCALE], k) / sqrt(var[k] + lt__number(c, EPS)));
+        factors[lane] = (float)lt__norm_factor(parameter(c->in[SCALE], k), var[k],
+                                               lt__number(c, EPS));
         shifts[lane] = shift ? parameter(shift, k) : 0;
     }
     repeat(p, means);
@@ -405,8 +407,8 @@ static void set_slopes(const lt_call *c, const plan *p)
             sum = lt__sums_of(c, k)[0];
             product = lt__sums_of(c, k)[1] / r;
         }
-        slope[lane] = (float)(-factor[lane] * r * r * product * share);
-        offset[lane] = (float)(-factor[lane] * sum * share);
+        slope[lane] = lt__norm_slope(factor[lane], var[k], lt__number(c, EPS), product, share);
+        offset[lane] = lt__norm_offset(factor[lane], sum, share);
     }
     repeat(p, slope);
     repeat(p, offset);

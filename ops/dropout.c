@@ -5,9 +5,8 @@
  * batch draw what the whole would, on any number of ranks. Backward draws the mask again: that is
  * simpler than keeping it, and takes no memory.
  */
+#include "ops/dropout.h"
 #include "ops/loops.h"
-
-enum { P, TRAIN };
 
 static lt_status shape(lt_call *c)
 {
@@ -31,16 +30,16 @@ static const uint32_t *draw(const lt_call *c, int64_t first, int64_t n, uint32_t
 /* out (+)= mask in / (1 - p) */
 LT_SIMD static void mask(const lt_block *b, double p, const uint32_t *restrict word)
 {
-    uint32_t lowest = p < 1 ? (uint32_t)ldexp(p, 32) : UINT32_MAX;
+    uint32_t lowest = lt__lowest_kept(p);
     LT_FLOATS(b->dtype, T,
         const T *in = b->in[0];
         T *out = b->z; /* may be in */
         const bool add = b->add;
-        T scale = p < 1 ? (T)(1 / (1 - p)) : 0;
+        T scale = (T)lt__kept_scale(p);
         LT_APART
         for (int64_t k = 0; k < b->n; k++) {
             T scaled = in[k] * scale;
-            LT_PUT(add, out[k], word[k] >= lowest ? scaled : 0);
+            LT_PUT(add, out[k], LT_DROPPED(scaled, word[k], lowest));
         }
     );
 }
@@ -48,9 +47,9 @@ LT_SIMD static void mask(const lt_block *b, double p, const uint32_t *restrict w
 static void drop_block(const lt_block *b)
 {
     const lt_tensor *x = b->c->out[0] ? b->c->out[0] : b->c->d_out[0]; /* or of its dims */
-    int64_t rows = x->ndim > 0 ? x->dims[0] : 1, before = b->c->first_row * (x->count / rows);
+    int64_t first = lt__elements_before(b->c, x) + b->first;
     uint32_t word[LT_BLOCK + 8];
-    mask(b, lt__number(b->c, P), draw(b->c, before + b->first, b->n, word));
+    mask(b, lt__number(b->c, P), draw(b->c, first, b->n, word));
 }
 
 /* y (+)= mask x / (1 - p), or the same of gradients. */

@@ -3,6 +3,7 @@
  * Forward copies bytes, whatever the dtype. Backward adds rows to the gradient of the table in the
  * order of ids, in one thread: an id that comes twice gets the same bits every time.
  */
+#include "ops/ids.h"
 #include "ops/kernel.h"
 
 enum { W, IDS };
@@ -31,8 +32,7 @@ static lt_status forward(lt_call *c)
     for (int64_t i = 0; i < ids->count; i++) {
         int64_t id = lt__integer(ids, i);
         if (id < 0 || id >= rows)
-            return lt_fail(LT_EDATA, "ids[%lld] is %lld, w has %lld rows (ids count from 0)",
-                           (lt_ll)i, (lt_ll)id, (lt_ll)rows);
+            return lt_fail(LT_EDATA, LT_BAD_ROW_TEXT, (lt_ll)i, (lt_ll)id, (lt_ll)rows);
     }
     if (rows == 0)
         return LT_OK;

@@ -5,9 +5,8 @@
  * of lanes, so that they vectorise without changing their order. The gradients of scale and shift
  * are sums over rows: groups of rows, fixed by the dims, each have their own, merged in order.
  */
-#include "ops/kernel.h"
+#include "ops/layer_norm.h"
 
-enum { X, SCALE, SHIFT };
 enum { LANES = 16 };
 enum { GROUP = 65536 }; /* elements of x that are worth a group */
 enum { MAX_GROUPS = 64 };
@@ -81,7 +80,7 @@ LT_SIMD static void row_forward(lt_dtype dtype, void *out, const void *in, const
         T m = (T)mean;
         T r = (T)(1 / sqrt(var / (double)n + eps));
         for (int64_t i = 0; i < n; i++)
-            y[i] = (x[i] - m) * r * scale[i] + shift[i];
+            y[i] = LT_LAYER_NORM(x[i], m, r, scale[i], shift[i]);
         ((T *)stats)[0] = m;
         ((T *)stats)[1] = r;
     );
@@ -112,7 +111,7 @@ LT_SIMD static void row_backward(lt_dtype dtype, void *d_in, const void *d_out, 
         T mean = ((const T *)stats)[0];
         T r = ((const T *)stats)[1];
         for (int64_t i = 0; i < n; i++) {
-            dscale[i] += dy[i] * ((x[i] - mean) * r);
+            dscale[i] += dy[i] * LT_LAYER_H(x[i], mean, r);
             dshift[i] += dy[i];
         }
         if (!dx)
@@ -123,13 +122,13 @@ LT_SIMD static void row_backward(lt_dtype dtype, void *d_in, const void *d_out, 
         for (int64_t i = 0; i < whole; i += LANES)
             for (int l = 0; l < LANES; l++) {
                 lane[l] += dy[i + l] * scale[i + l];
-                product[l] += dy[i + l] * scale[i + l] * ((x[i + l] - mean) * r);
+                product[l] += dy[i + l] * scale[i + l] * LT_LAYER_H(x[i + l], mean, r);
             }
         double g = 0;
         double gh = 0;
         for (int64_t i = whole; i < n; i++) {
             g += dy[i] * scale[i];
-            gh += dy[i] * scale[i] * ((x[i] - mean) * r);
+            gh += dy[i] * scale[i] * LT_LAYER_H(x[i], mean, r);
         }
         for (int l = 0; l < LANES; l++) {
             g += lane[l];
@@ -138,7 +137,8 @@ LT_SIMD static void row_backward(lt_dtype dtype, void *d_in, const void *d_out, 
         T mean_g = (T)(g / (double)n);
         T mean_gh = (T)(gh / (double)n);
         for (int64_t i = 0; i < n; i++)
-            LT_PUT(add, dx[i], r * (dy[i] * scale[i] - mean_g - (x[i] - mean) * r * mean_gh));
+            LT_PUT(add, dx[i], LT_LAYER_NORM_BACK(dy[i] * scale[i], LT_LAYER_H(x[i], mean, r), r,
+                                                  mean_g, mean_gh));
     );
 }
 

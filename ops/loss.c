@@ -1,5 +1,5 @@
 /* loss.c - mean squared error. (cross_entropy is in softmax.c.) */
-#include "ops/kernel.h"
+#include "ops/loss.h"
 
 enum { X, Y };
 enum { BLOCK = 4096, LANES = 16 }; /* elements; a block has a sum of its own */
@@ -66,7 +66,7 @@ static lt_status backward(lt_call *c)
         const T *y = c->in[Y]->data;
         T *dx = c->d_in[X] ? c->d_in[X]->data : NULL;
         T *dy = c->d_in[Y] ? c->d_in[Y]->data : NULL;
-        T factor = (T)(2.0 * *(const T *)c->d_out[0]->data / (double)n);
+        T factor = (T)lt__mse_factor(*(const T *)c->d_out[0]->data, n);
         LT_PARALLEL_FOR(c, n)
         for (int64_t i = 0; i < n; i++) {
             T d = factor * (x[i] - y[i]);

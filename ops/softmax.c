@@ -8,7 +8,8 @@
  * cross_entropy keeps two numbers a row for backward, the largest and 1 / sum exp(x - largest), and
  * computes the probabilities again from x: less memory traffic than keeping them.
  */
-#include "ops/kernel.h"
+#include "ops/ids.h"
+#include "ops/loss.h"
 
 enum { LANES = 16 };
 enum { ROWS = 64 }; /* in a block of cross_entropy, which has a sum of its own */
@@ -23,25 +24,7 @@ static inline void *at(const lt_tensor *x, int64_t i)
 
 /* ==== Rows ==================================================================================== */
 
-/* e^x for x <= 0, within 2 ulp, by plain arithmetic that compilers vectorise: 2^k e^r with
- * |r| <= ln(2) / 2 and the series of e^r to r^7. Where f32 has no normal number it is 0; a NaN
- * stays one. */
-static inline float exp_f32(float x)
-{
-    const float lowest = -87.3f, round = 12582912.0f; /* 1.5 * 2^23: its last bit is worth 1 */
-    const float ln2_high = 0x1.63p-1f, ln2_low = -0x1.bd0106p-13f;
-    union { float f; uint32_t u; } k, power;
-    float t = x < lowest ? lowest : x;
-    k.f = t * 1.44269504f + round;
-    power.u = (k.u + 127u) << 23;
-    float whole = k.f - round, r = t - whole * ln2_high - whole * ln2_low;
-    float series = 1.0f / 720 + r * (1.0f / 5040);
-    series = 1.0f / 24 + r * (1.0f / 120 + r * series);
-    series = 1.0f + r * (1.0f + r * (0.5f + r * (1.0f / 6 + r * series)));
-    return x < lowest ? 0.0f : series * power.f;
-}
-
-#define EXP(x) _Generic((x), float: exp_f32, double: exp)(x)
+#define EXP(x) _Generic((x), float: lt__exp_f32, double: exp)(x)
 
 typedef struct {
     double largest;  /* of the x of a row */
@@ -177,7 +160,7 @@ LT_SIMD static void log_row(lt_dtype dtype, void *out, const void *in, int64_t n
         T max = (T)largest;
         T log_total = (T)log_sum;
         for (int64_t i = 0; i < n; i++)
-            y[i] = x[i] - max - log_total;
+            y[i] = LT_LOG_SOFTMAX(x[i], max, log_total);
     );
 }
 
@@ -222,10 +205,10 @@ LT_SIMD static void row_backward(lt_dtype dtype, void *d_in, const void *d_out, 
             sum += lane[k];
         if (as_log)
             for (int64_t i = 0; i < n; i++)
-                LT_PUT(add, dx[i], dy[i] - EXP(y[i]) * sum);
+                LT_PUT(add, dx[i], LT_LOG_SOFTMAX_BACK(dy[i], EXP(y[i]), sum));
         else
             for (int64_t i = 0; i < n; i++)
-                LT_PUT(add, dx[i], y[i] * (dy[i] - sum));
+                LT_PUT(add, dx[i], LT_SOFTMAX_BACK(dy[i], y[i], sum));
     );
 }
 
@@ -312,9 +295,7 @@ static double row_loss(const lt_call *c, int64_t r, int64_t classes)
         kept[1] = (T)(1 / sums.exps);
         offset = x[lt__integer(c->in[LABELS], r)] - sums.largest;
     );
-    if (smoothing > 0) /* else a class that is ruled out by -inf would give NaN */
-        offset = (1 - smoothing) * offset + smoothing * sums.offsets / (double)classes;
-    return log(sums.exps) - offset;
+    return lt__row_loss(sums.exps, sums.offsets, offset, smoothing, classes);
 }
 
 static lt_status cross_entropy_forward(lt_call *c)
@@ -325,8 +306,7 @@ static lt_status cross_entropy_forward(lt_call *c)
     for (int64_t r = 0; r < rows; r++) {
         int64_t label = lt__integer(labels, r);
         if (label < 0 || label >= classes)
-            return lt_fail(LT_EDATA, "labels[%lld] is %lld, x has %lld classes (labels count from "
-                           "0)", (lt_ll)r, (lt_ll)label, (lt_ll)classes);
+            return lt_fail(LT_EDATA, LT_BAD_LABEL_TEXT, (lt_ll)r, (lt_ll)label, (lt_ll)classes);
     }
     LT_PARALLEL_FOR(c, x->count * 8)
     for (int64_t b = 0; b < blocks; b++) {
@@ -353,10 +333,11 @@ static lt_status cross_entropy_backward(lt_call *c)
         LT_FLOATS(dtype, T,
             const T *kept = at(c->out[1], 2 * r);
             double g = *(const T *)c->d_out[0]->data / (double)rows;
+            lt_row_gradient of = lt__row_gradient(g, kept[1], smoothing, classes);
             T *d = at(dx, r * classes);
-            exp_row(dtype, d, at(x, r * classes), classes, kept[0], g * kept[1],
-                    -g * smoothing / (double)classes, lt__adds(c, X));
-            d[lt__integer(labels, r)] -= (T)(g * (1 - smoothing));
+            exp_row(dtype, d, at(x, r * classes), classes, kept[0], of.factor, of.shift,
+                    lt__adds(c, X));
+            d[lt__integer(labels, r)] -= (T)of.hit;
         );
     }
     return LT_OK;
