@@ -60,6 +60,16 @@ lt_status lt__launch(const lt_cuda *cuda, int64_t blocks, void (*kernel)(P...), 
     return lt__cuda_status(cuda, cudaLaunchKernelEx(&config, kernel, args...));
 }
 
+static inline int64_t lt__least(int64_t a, int64_t b) { return a < b ? a : b; }
+/* The least power of two from n on, at most `most`. */
+static inline int lt__power_from(int64_t n, int most)
+{
+    int p = 1;
+    while (p < n && p < most)
+        p *= 2;
+    return p;
+}
+
 static inline int64_t lt__cuts(int64_t n, int64_t piece) { return (n + piece - 1) / piece; }
 /* bytes, rounded up so that what follows them in scratch is aligned like scratch itself. */
 static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -97,6 +107,85 @@ static inline char *lt__cuda_at(const void *data, int dtype, int64_t i)
 #undef X
     };
     return (char *)data + i * bytes[dtype];
+}
+
+/* Moved by one load if wide is set, and only as far as the n elements of the array reach: what is
+ * behind them is 0. */
+template <int V, class E>
+__device__ inline lt_pack<E, V> lt__load(const E *array, int64_t i, int64_t n, bool wide)
+{
+    lt_pack<E, V> p = {};
+    if (wide && i <= n - V)
+        return *(const lt_pack<E, V> *)(array + i);
+    for (int k = 0; k < V; k++)
+        if (i + k >= 0 && i + k < n)
+            p.at[k] = array[i + k];
+    return p;
+}
+
+template <int V, class E>
+__device__ inline void lt__store(E *array, int64_t i, int64_t n, bool wide,
+                                 const lt_pack<E, V> &p)
+{
+    if (wide && i <= n - V) {
+        *(lt_pack<E, V> *)(array + i) = p;
+        return;
+    }
+    for (int k = 0; k < V; k++)
+        if (i + k >= 0 && i + k < n)
+            array[i + k] = p.at[k];
+}
+
+/* Whether packs from 16-byte places on are to be found in each of so many arrays; NULL ones are not
+ * read. */
+template <class... P> inline bool lt__are_wide(const P *...at)
+{
+    return ((((uintptr_t)at) % 16 == 0) && ...);
+}
+
+/* Elements of any float dtype that kernels compute in, one by one: of what is small. */
+static __device__ inline float lt__get_float(const void *from, int dtype, int64_t i)
+{
+    return dtype == LT_F32   ? ((const float *)from)[i]
+           : dtype == LT_F16 ? __half2float(((const __half *)from)[i])
+                             : __bfloat162float(((const __nv_bfloat16 *)from)[i]);
+}
+
+static __device__ inline void lt__put_float(void *to, int dtype, int64_t i, bool add, float value)
+{
+    float sum = add ? lt__get_float(to, dtype, i) + value : value;
+    if (dtype == LT_F32)
+        ((float *)to)[i] = sum;
+    else if (dtype == LT_F16)
+        ((__half *)to)[i] = __float2half_rn(sum);
+    else
+        ((__nv_bfloat16 *)to)[i] = __float2bfloat16_rn(sum);
+}
+
+/* The elements of a tensor for them; at: NULL when there is none. */
+typedef struct lt_numbers {
+    void *at;
+    int dtype;
+} lt_numbers;
+
+static inline lt_numbers lt__numbers_of(const lt_tensor *x)
+{
+    lt_numbers n = {x ? x->data : NULL, x ? x->dtype : (int)LT_F32};
+    return n;
+}
+
+static __device__ inline float lt__number_at(const lt_numbers &n, int64_t i)
+{
+    return lt__get_float(n.at, n.dtype, i);
+}
+
+/* LT_OK, or what lt__no_kernel() says: a tensor is not of these. */
+static inline lt_status lt__want_kernels(const lt_cuda *cuda, const lt_tensor *const *x, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (x[i] && x[i]->dtype != LT_F32 && x[i]->dtype != LT_F16 && x[i]->dtype != LT_BF16)
+            return lt__no_kernel(cuda, x[i]->dtype);
+    return LT_OK;
 }
 
 /* d brought into the integers of type T; NaN gives 0. */
@@ -157,7 +246,9 @@ static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_cal
 }
 
 /* Each sets its kernels in op[LT_OP_name]. */
-#define LT_CUDA_STEMS(X) X(unary) X(binary) X(compare) X(reduce) X(shape) X(update)
+#define LT_CUDA_STEMS(X)                                                                           \
+    X(unary) X(binary) X(compare) X(reduce) X(shape) X(update)                                     \
+    X(batch_norm) X(batch_norm_stats) X(layer_norm)
 #define X(stem) void lt__cuda_##stem(lt_kernels *op);
 LT_CUDA_STEMS(X)
 #undef X

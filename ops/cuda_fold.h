@@ -48,8 +48,8 @@ typedef struct lt_fold_end {  /* what becomes of the last accumulators */
  *     static void end(const lt_fold_end &e, int64_t i, Acc a)
  */
 
-/* Joins the accumulators of each `lanes` threads that are `columns` apart; the first one gets all.
- * Every thread of the block calls it. */
+/* Joins the accumulators of each `lanes` threads that are `columns` apart; each of them gets all.
+ * Every thread of the block calls it; once more for the same kind only behind another barrier. */
 template <class F>
 __device__ inline typename F::Acc lt__join_lanes(typename F::Acc a, int columns, int lanes)
 {
@@ -62,7 +62,7 @@ __device__ inline typename F::Acc lt__join_lanes(typename F::Acc a, int columns,
             all[threadIdx.x] = F::join(all[threadIdx.x], all[threadIdx.x + half * columns]);
         __syncthreads();
     }
-    return all[threadIdx.x];
+    return all[threadIdx.x - lane * columns];
 }
 
 /* a and the elements of one thread: rows first, first + step, ..., of `run` each. */

@@ -12,17 +12,6 @@ enum {
     ACCUMULATOR = 16          /* bytes of the largest one, and so of which no two are one load */
 };
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-/* The least power of two from n on, at most `most`. */
-static int power_from(int64_t n, int most)
-{
-    int p = 1;
-    while (p < n && p < most)
-        p *= 2;
-    return p;
-}
-
 /* bytes: of an element of this pass. */
 static void plan_pass(lt_fold_plan *plan, int64_t outer, int64_t rows, int64_t width,
                       size_t bytes)
@@ -33,8 +22,8 @@ static void plan_pass(lt_fold_plan *plan, int64_t outer, int64_t rows, int64_t w
     p->rows = rows;
     p->width = width;
     p->run = width == 1 && bytes < 16 ? (int)(16 / bytes) : 1;
-    p->columns = power_from(width, 32);
-    p->lanes = power_from(lt__cuts(rows, p->run), LT_THREADS / p->columns);
+    p->columns = lt__power_from(width, 32);
+    p->lanes = lt__power_from(lt__cuts(rows, p->run), LT_THREADS / p->columns);
     p->group = LT_THREADS / p->columns / p->lanes;
     p->part = rows;
     p->parts = 1;
@@ -42,7 +31,7 @@ static void plan_pass(lt_fold_plan *plan, int64_t outer, int64_t rows, int64_t w
     int64_t turn = (int64_t)p->lanes * p->run, blocks = lt__fold_blocks(p);
     if (blocks == 0 || blocks >= ENOUGH_BLOCKS || rows < 2 * LEAST_TURNS * turn)
         return;
-    int64_t parts = least(rows / (LEAST_TURNS * turn), lt__cuts(ENOUGH_BLOCKS, blocks));
+    int64_t parts = lt__least(rows / (LEAST_TURNS * turn), lt__cuts(ENOUGH_BLOCKS, blocks));
     p->part = lt__cuts(lt__cuts(rows, parts), turn) * turn;
     p->parts = (unsigned)lt__cuts(rows, p->part);
 }

@@ -1,0 +1,594 @@
+/* batch_norm.cu - the CUDA side of batch_norm.c.
+ *
+ * Memory is read and written so many times: forward x for the moments, then x and the residual for
+ * y; in evaluation the second alone. Backward x and dy for the sums, and y where it tells what act
+ * let pass; then x and dy once more, and y, for dx. A residual's gradient is written on the way of
+ * the first, and the second reads it in the place of dy and y.
+ *
+ * Moments. A block's center is the mean of its part's first rows, which are in the cache when they
+ * come again. Sums of d = x - center and of d d are in f32 within a thread, of at most 256 rows,
+ * and in double from there on: the shifted algorithm of batch_norm_simd.c. Parts are joined by the
+ * formula for two samples, in a tree that depends on the shape alone.
+ *
+ * Wide rows. As many rows are laid end to end as make packs of 16 bytes, and some for the threads
+ * of a block; only the last of them may be short. Coefficients are repeated for each of the rows,
+ * sums have a lane each and are joined with those of other parts.
+ */
+#include "ops/batch_norm.h"
+#include "ops/cuda_rows.h"
+
+enum { LEAST_PACKS = 8 };     /* of a wide row */
+enum { LEAD = 4 };            /* turns of a part whose mean is the center */
+
+typedef struct plan {
+    int64_t n, channels;      /* n: elements of x */
+    int64_t width, whole;     /* lanes of a wide row; rows that are not short */
+    int64_t packs;            /* of a row */
+    lt_column_plan columns;       /* packs */
+} plan;
+
+static plan plan_for(const lt_tensor *x)
+{
+    int V = x->dtype == LT_F32 ? 4 : 8;
+    plan p = {};
+    p.n = x->count;
+    p.channels = x->dims[x->ndim - 1];
+    p.width = p.channels > 0 ? p.channels : 1;
+    while (p.width % V != 0 || p.width < LEAST_PACKS * V)
+        p.width *= 2;
+    p.packs = p.width / V;
+    p.whole = p.n / p.width;
+    p.columns = lt__columns_over(lt__cuts(p.n, p.width), p.packs);
+    return p;
+}
+
+/* Rows of coefficients, then the moments or sums of each part. */
+static float *coefficients(const lt_call *c) { return (float *)c->scratch; }
+
+static size_t coefficient_bytes(const plan *p)
+{
+    return lt__aligned((size_t)(COEFFICIENTS * p->width) * sizeof(float));
+}
+
+static lt_two *part_sums(const lt_call *c, const plan *p)
+{
+    return (lt_two *)((char *)c->scratch + coefficient_bytes(p));
+}
+
+static size_t scratch(const lt_call *c, bool backward)
+{
+    (void)backward;
+    plan p = plan_for(c->in[X]);
+    return coefficient_bytes(&p) + (size_t)(p.columns.parts * p.width) * sizeof(lt_two);
+}
+
+/* ==== Sums ==================================================================================== */
+
+template <class E> struct sum_pass {
+    plan p;
+    const E *x, *dy, *y;
+    E *d_residual;            /* what passed of dy goes there */
+    const float *coefs;
+    lt_bounds act;
+    bool add, wide;           /* to what is in d_residual; whether arrays lie for packs */
+};
+
+/* The coefficients of V lanes. */
+template <int V> __device__ void take(const float *row, int64_t lane, float (&to)[V])
+{
+    lt_pack<float, V> from = *(const lt_pack<float, V> *)(row + lane);
+    for (int k = 0; k < V; k++)
+        to[k] = from.at[k];
+}
+
+/* Adds up what the lanes of a block have in `all`, for value k of each column: as many threads as
+ * there are such values have one each. */
+template <int V>
+__device__ double sum_of_lanes(const float (*all)[LT_THREADS], int columns, int lanes, int value)
+{
+    double sum = 0;
+    const float *from = all[value] + threadIdx.x % columns;
+    for (int i = 0; i < lanes; i++)
+        sum += (double)from[i * columns];
+    return sum;
+}
+
+/* centers[k columns + column] = the mean of the first rows of a part; of the short row only if
+ * there is no other. */
+template <class E, int V>
+__device__ void find_centers(const sum_pass<E> &q, const lt_column &at, float (*all)[LT_THREADS],
+                             float *centers)
+{
+    const lt_column_plan &c = q.p.columns;
+    int64_t end = at.last > q.p.whole ? q.p.whole : at.last;
+    if (end <= at.first)
+        end = at.first + 1;
+    if (end > at.first + LEAD * c.lanes)
+        end = at.first + LEAD * c.lanes;
+    float sum[V] = {};
+    for (int64_t r = at.first + at.lane; at.is && r < end; r += c.lanes) {
+        lt_pack<E, V> x = lt__load<V>(q.x, r * q.p.width + at.index * V, q.p.n, q.wide);
+        for (int k = 0; k < V; k++)
+            sum[k] += lt__value(x.at[k]);
+    }
+    for (int k = 0; k < V; k++)
+        all[k][threadIdx.x] = sum[k];
+    __syncthreads();
+    int k = (int)threadIdx.x / c.columns;
+    if (k < V)
+        centers[threadIdx.x] = (float)(sum_of_lanes<V>(all, c.columns, c.lanes, k) /
+                                       (double)(end - at.first));
+    __syncthreads();
+}
+
+template <int V> struct sums_of {
+    float center[V], factor[V], shift[V];
+    float sum[V], product[V];
+};
+
+/* Of a whole row all elements are there. */
+template <bool WHOLE, int V, class E>
+__device__ lt_pack<E, V> load(const sum_pass<E> &q, const E *array, int64_t i)
+{
+    return lt__load<V>(array, i, WHOLE ? INT64_MAX : q.p.n, q.wide);
+}
+
+/* Adds the V elements at i, or those before the end of x. */
+template <int GATE, bool WHOLE, class E, int V>
+__device__ void add_pack(const sum_pass<E> &q, int64_t i, sums_of<V> &s)
+{
+    enum { WRITES = GATE == OPEN || GATE == BY_Y }; /* with BY_X there is no residual */
+    lt_pack<E, V> x = load<WHOLE, V>(q, q.x, i), dy = {}, y = {}, out = {};
+    if (GATE != MOMENTS)
+        dy = load<WHOLE, V>(q, q.dy, i);
+    if (GATE == BY_Y)
+        y = load<WHOLE, V>(q, q.y, i);
+    if (WRITES && q.d_residual && q.add)
+        out = load<WHOLE, V>(q, (const E *)q.d_residual, i);
+    for (int k = 0; k < V; k++) {
+        if (!WHOLE && i + k >= q.p.n)
+            break;
+        float d = lt__value(x.at[k]) - s.center[k];
+        float g = GATE == MOMENTS ? d : lt__value(dy.at[k]);
+        if (GATE == BY_Y)
+            g = lt__passed(q.act, lt__value(y.at[k]), g);
+        if (GATE == BY_X)
+            g = lt__passed(q.act, d * s.factor[k] + s.shift[k], g);
+        s.sum[k] += g;
+        s.product[k] += g * d;
+        if (WRITES)
+            out.at[k] = lt_element<E>::of(q.add ? lt__value(out.at[k]) + g : g);
+    }
+    if (WRITES && q.d_residual)
+        lt__store(q.d_residual, i, WHOLE ? INT64_MAX : q.p.n, q.wide, out);
+}
+
+/* The rows of lane `lane` of a wide row that a part has. */
+__device__ static int64_t rows_in(const plan &p, int64_t part, int64_t lane)
+{
+    int64_t first = part * p.columns.part, last = first + p.columns.part;
+    last = last < p.columns.rows ? last : p.columns.rows;
+    bool is_short = last > p.whole && p.whole * p.width + lane >= p.n;
+    return last - first - is_short;
+}
+
+/* MOMENTS: the mean of each lane of a part, and the squared deviations from it. Else the sums of g,
+ * which is the dy that passed, and of g (x - mean). */
+template <class E, int GATE>
+__global__ void __launch_bounds__(LT_THREADS)
+    sum_kernel(const __grid_constant__ sum_pass<E> q, lt_two *parts)
+{
+    enum { V = 16 / sizeof(E) };
+    __shared__ float all[2 * V][LT_THREADS], centers[LT_THREADS];
+    const plan &p = q.p;
+    lt_column at = lt__column_of(p.columns);
+    int columns = p.columns.columns, lanes = p.columns.lanes;
+    int64_t lane = at.is ? at.index * V : 0, end = at.last < p.whole ? at.last : p.whole;
+    sums_of<V> s = {};
+    if (GATE == MOMENTS) {
+        find_centers<E, V>(q, at, all, centers);
+        for (int k = 0; k < V; k++)
+            s.center[k] = centers[k * columns + at.among];
+    } else {
+        take<V>(q.coefs + AT_MEAN * p.width, lane, s.center);
+    }
+    if (GATE == BY_X) {
+        take<V>(q.coefs + AT_FACTOR * p.width, lane, s.factor);
+        take<V>(q.coefs + AT_SHIFT * p.width, lane, s.shift);
+    }
+    if (at.is) {
+#pragma unroll(GATE == MOMENTS ? 2 : 1)
+        for (int64_t r = at.first + at.lane; r < end; r += lanes)
+            add_pack<GATE, true>(q, r * p.width + lane, s);
+        if (at.last > p.whole && (p.whole - at.first) % lanes == at.lane)
+            add_pack<GATE, false>(q, p.whole * p.width + lane, s);
+    }
+    for (int k = 0; k < V; k++) {
+        all[k][threadIdx.x] = s.sum[k];
+        all[V + k][threadIdx.x] = s.product[k];
+    }
+    __syncthreads();
+    int k = (int)threadIdx.x / columns;
+    if (k >= V || !at.is)
+        return;
+    lt_two sums = {sum_of_lanes<V>(all, columns, lanes, k),
+                   sum_of_lanes<V>(all, columns, lanes, V + k)};
+    if (GATE == MOMENTS) {
+        int64_t rows = rows_in(p, at.part, lane + k);
+        double miss = rows > 0 ? sums.a / (double)rows : 0;
+        sums.b -= miss * sums.a;
+        sums.a = (double)centers[threadIdx.x] + miss;
+    }
+    parts[at.part * p.width + lane + k] = sums;
+}
+
+template <class E, int GATE>
+static lt_status launch_sums(const lt_cuda *cuda, const sum_pass<E> &q, lt_two *parts)
+{
+    return lt__launch(cuda, lt__column_blocks(&q.p.columns), sum_kernel<E, GATE>, q, parts);
+}
+
+/* ==== From sums to coefficients =============================================================== */
+
+typedef struct channels {
+    plan p;
+    float *coefs;
+    lt_numbers scale, shift;     /* shift may be NULL */
+    double eps;
+} channels;
+
+/* In each row of a wide one. */
+__device__ static void set(const channels &c, int which, int64_t k, float value)
+{
+    for (int64_t lane = k; lane < c.p.width; lane += c.p.channels)
+        c.coefs[which * c.p.width + lane] = value;
+}
+
+__device__ static void set_coefficients(const channels &c, int64_t k, float mean, float var)
+{
+    set(c, AT_MEAN, k, mean);
+    set(c, AT_FACTOR, k, (float)lt__norm_factor(lt__number_at(c.scale, k), var, c.eps));
+    set(c, AT_SHIFT, k, c.shift.at ? lt__number_at(c.shift, k) : 0);
+}
+
+/* Of a mean and a variance that are there, which are copied to `mean` and `var` if these are
+ * given. */
+static __global__ void __launch_bounds__(LT_THREADS)
+    coefficient_kernel(const __grid_constant__ channels c, const __grid_constant__ lt_numbers from,
+                       const __grid_constant__ lt_numbers from_var, float *mean, float *var)
+{
+    int64_t k = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
+    if (k >= c.p.channels)
+        return;
+    float m = lt__number_at(from, k), v = lt__number_at(from_var, k);
+    set_coefficients(c, k, m, v);
+    if (mean) {
+        mean[k] = m;
+        var[k] = v;
+    }
+}
+
+typedef struct sample {
+    lt_moments m;
+    double rows;
+} sample;
+
+struct joined_samples {
+    typedef sample Acc;
+    static __device__ sample start() { return sample{{0, 0}, 0}; }
+    static __device__ sample join(sample a, sample b)
+    {
+        double rows = a.rows + b.rows, share = rows > 0 ? b.rows / rows : 0;
+        return sample{lt__merged(a.m, b.m, share, a.rows * share), rows};
+    }
+};
+
+/* Joins the moments of all parts. */
+static __global__ void __launch_bounds__(LT_THREADS)
+    moments_kernel(const __grid_constant__ channels c, const lt_two *parts, float *mean, float *var)
+{
+    const plan &p = c.p;
+    int64_t k = lt__joined_column(), repeats = p.width / p.channels;
+    int64_t end = k < p.channels ? p.columns.parts * repeats : 0;
+    sample all = joined_samples::start();
+    for (int64_t r = threadIdx.x / LT_JOINED_COLUMNS; r < end; r += LT_JOINING_LANES) {
+        lt_two m = parts[r * p.channels + k];
+        double rows = (double)rows_in(p, r / repeats, r % repeats * p.channels + k);
+        all = joined_samples::join(all, sample{{m.a, m.b}, rows});
+    }
+    all = lt__join_lanes<joined_samples>(all, LT_JOINED_COLUMNS, LT_JOINING_LANES);
+    if (k >= p.channels || threadIdx.x >= LT_JOINED_COLUMNS)
+        return;
+    double v = all.rows > 0 ? all.m.squares / all.rows : 0;
+    mean[k] = (float)all.m.mean;
+    var[k] = v < 0 ? 0 : (float)v; /* it may round below zero; a NaN stays one */
+    set_coefficients(c, k, mean[k], var[k]);
+}
+
+typedef struct gradients {    /* of the parameters; with what is to be added to */
+    lt_numbers scale, shift, mean, var;
+    bool add_scale, add_shift, add_mean, add_var;
+} gradients;
+
+/* Joins the sums of all parts; of a constant the gradient is 0. share: 1 / rows, or 0 in
+ * evaluation. */
+static __global__ void __launch_bounds__(LT_THREADS)
+    products_kernel(const __grid_constant__ channels c, const lt_two *parts, const float *var,
+                    const __grid_constant__ gradients d, double share)
+{
+    const plan &p = c.p;
+    int64_t k = lt__joined_column();
+    lt_two sums = lt__join_parts(parts, p.columns.parts * (p.width / p.channels), p.channels, k);
+    if (k >= p.channels || threadIdx.x >= LT_JOINED_COLUMNS)
+        return;
+    float factor = (float)lt__norm_factor(lt__number_at(c.scale, k), var[k], c.eps);
+    set(c, AT_SLOPE, k, lt__norm_slope(factor, var[k], c.eps, sums.b, share));
+    set(c, AT_OFFSET, k, lt__norm_offset(factor, sums.a, share));
+    float product = (float)(1 / sqrt(var[k] + c.eps) * sums.b);
+    if (d.scale.at)
+        lt__put_float(d.scale.at, d.scale.dtype, k, d.add_scale, product);
+    if (d.shift.at)
+        lt__put_float(d.shift.at, d.shift.dtype, k, d.add_shift, (float)sums.a);
+    if (d.mean.at)
+        lt__put_float(d.mean.at, d.mean.dtype, k, d.add_mean, 0);
+    if (d.var.at)
+        lt__put_float(d.var.at, d.var.dtype, k, d.add_var, 0);
+}
+
+static channels channels_of(const lt_call *c, const plan *p)
+{
+    channels k = {};
+    k.p = *p;
+    k.coefs = coefficients(c);
+    k.scale = lt__numbers_of(c->in[SCALE]);
+    k.shift = lt__numbers_of(c->in[SHIFT]);
+    k.eps = lt__number(c, EPS);
+    return k;
+}
+
+static lt_status join_parts(const lt_call *c, const plan *p, void (*kernel)(
+                                const channels, const lt_two *, float *, float *))
+{
+    return lt__launch(lt__cuda(c->ctx), lt__cuts(p->channels, LT_JOINED_COLUMNS), kernel,
+                      channels_of(c, p), (const lt_two *)part_sums(c, p),
+                      (float *)c->out[BATCH_MEAN]->data, (float *)c->out[BATCH_VAR]->data);
+}
+
+/* Of these statistics, which are given back in training's place if `give` is set. */
+static lt_status use_statistics(const lt_call *c, const plan *p, const lt_tensor *mean,
+                                const lt_tensor *var, bool give)
+{
+    return lt__launch(lt__cuda(c->ctx), lt__cuts(p->channels, LT_THREADS), coefficient_kernel,
+                      channels_of(c, p), lt__numbers_of(mean), lt__numbers_of(var),
+                      give ? (float *)c->out[BATCH_MEAN]->data : (float *)NULL,
+                      give ? (float *)c->out[BATCH_VAR]->data : (float *)NULL);
+}
+
+/* ==== Results ================================================================================= */
+
+template <class E> struct result_pass {
+    plan p;
+    const E *x, *residual, *dy, *y;
+    E *out;
+    const float *coefs;
+    lt_bounds act;
+    bool add, wide, small;    /* to what is in out; for packs; packs are counted in 31 bits */
+};
+
+/* A thread's pack: the element it begins with, and the lane of that. */
+template <int V, class E>
+__device__ bool find_pack(const result_pass<E> &q, int64_t *i, int64_t *lane)
+{
+    int64_t pack = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
+    *i = pack * V;
+    *lane = (q.small ? (uint32_t)pack % (uint32_t)q.p.packs : pack % q.p.packs) * V;
+    return *i < q.p.n;
+}
+
+template <class E>
+__global__ void __launch_bounds__(LT_THREADS)
+    forward_kernel(const __grid_constant__ result_pass<E> q)
+{
+    enum { V = 16 / sizeof(E) };
+    int64_t i, lane;
+    if (!find_pack<V>(q, &i, &lane))
+        return;
+    float mean[V], factor[V], shift[V];
+    lt_pack<E, V> x = lt__load<V>(q.x, i, q.p.n, q.wide), more = {};
+    if (q.residual)
+        more = lt__load<V>(q.residual, i, q.p.n, q.wide);
+    take<V>(q.coefs + AT_MEAN * q.p.width, lane, mean);
+    take<V>(q.coefs + AT_FACTOR * q.p.width, lane, factor);
+    take<V>(q.coefs + AT_SHIFT * q.p.width, lane, shift);
+    for (int k = 0; k < V; k++) {
+        float v = LT_NORMALISED(lt__value(x.at[k]), mean[k], factor[k], shift[k]);
+        if (q.residual)
+            v += lt__value(more.at[k]);
+        x.at[k] = lt_element<E>::of(lt__bounded(q.act, v));
+    }
+    lt__store(q.out, i, q.p.n, q.wide, x);
+}
+
+template <class E, int GATE>
+__global__ void __launch_bounds__(LT_THREADS)
+    backward_kernel(const __grid_constant__ result_pass<E> q)
+{
+    enum { V = 16 / sizeof(E) };
+    int64_t i, lane;
+    if (!find_pack<V>(q, &i, &lane))
+        return;
+    float d[V], g[V], factor[V], more[V];
+    lt_pack<E, V> x = lt__load<V>(q.x, i, q.p.n, q.wide), y = {};
+    lt_pack<E, V> dy = lt__load<V>(q.dy, i, q.p.n, q.wide);
+    if (GATE == BY_Y)
+        y = lt__load<V>(q.y, i, q.p.n, q.wide);
+    take<V>(q.coefs + AT_MEAN * q.p.width, lane, d);
+    take<V>(q.coefs + AT_FACTOR * q.p.width, lane, factor);
+    if (GATE == BY_X)
+        take<V>(q.coefs + AT_SHIFT * q.p.width, lane, more);
+    for (int k = 0; k < V; k++) {
+        d[k] = lt__value(x.at[k]) - d[k];
+        g[k] = lt__value(dy.at[k]);
+        if (GATE == BY_Y)
+            g[k] = lt__passed(q.act, lt__value(y.at[k]), g[k]);
+        if (GATE == BY_X)
+            g[k] = lt__passed(q.act, d[k] * factor[k] + more[k], g[k]);
+    }
+    if (q.add)
+        x = lt__load<V>((const E *)q.out, i, q.p.n, q.wide);
+    float slope[V];
+    take<V>(q.coefs + AT_SLOPE * q.p.width, lane, slope);
+    take<V>(q.coefs + AT_OFFSET * q.p.width, lane, more);
+    for (int k = 0; k < V; k++) {
+        float v = LT_NORMALISED_BACK(g[k], d[k], factor[k], slope[k], more[k]);
+        x.at[k] = lt_element<E>::of(q.add ? lt__value(x.at[k]) + v : v);
+    }
+    lt__store(q.out, i, q.p.n, q.wide, x);
+}
+
+template <class E>
+static lt_status launch_results(const lt_cuda *cuda, const result_pass<E> &q,
+                                void (*kernel)(const result_pass<E>))
+{
+    enum { V = 16 / sizeof(E) };
+    return lt__launch(cuda, lt__cuts(lt__cuts(q.p.n, V), LT_THREADS), kernel, q);
+}
+
+/* ==== Forward ================================================================================= */
+
+static void *data_of(const lt_tensor *x) { return x ? x->data : NULL; }
+
+template <class E> static lt_status sum_moments(const lt_call *c, const plan *p)
+{
+    sum_pass<E> q = {};
+    q.p = *p;
+    q.x = (const E *)c->in[X]->data;
+    q.wide = lt__are_wide(q.x);
+    LT_TRY((launch_sums<E, MOMENTS>(lt__cuda(c->ctx), q, part_sums(c, p))));
+    return join_parts(c, p, moments_kernel);
+}
+
+template <class E> static lt_status forward(const lt_call *c)
+{
+    plan p = plan_for(c->in[X]);
+    LT_TRY(lt__flag(c, TRAIN) ? sum_moments<E>(c, &p)
+                              : use_statistics(c, &p, c->in[MEAN], c->in[VAR], true));
+    result_pass<E> q = {};
+    q.p = p;
+    q.x = (const E *)c->in[X]->data;
+    q.residual = (const E *)data_of(lt__optional(c, c->in, RESIDUAL));
+    q.out = (E *)c->out[Y]->data;
+    q.coefs = coefficients(c);
+    q.act = lt__bounds(c);
+    q.wide = lt__are_wide(q.x, q.residual, q.out);
+    q.small = p.n < (int64_t)1 << 31;
+    return launch_results(lt__cuda(c->ctx), q, forward_kernel<E>);
+}
+
+/* x and the residual are of one dtype here, and with sync=true the shape rule has not counted the
+ * rows. */
+static lt_status check(const lt_cuda *cuda, const lt_call *c)
+{
+    const lt_tensor *x = c->in[X], *residual = lt__optional(c, c->in, RESIDUAL);
+    LT_TRY(lt__want_kernels(cuda, c->in, c->n_in));
+    if (residual && residual->dtype != x->dtype)
+        return cuda->host->fail(LT_EUNSUPPORTED, "%s takes a residual of x's dtype only; cast it",
+                                cuda->name);
+    if (lt__flag(c, TRAIN) && lt__rows_of(x) == 1)
+        return cuda->host->fail(LT_EINVAL, "train=true wants more than one value per channel, x "
+                                "has one; use a larger batch or train=false");
+    return LT_OK;
+}
+
+static lt_status batch_norm_fwd(lt_call *c)
+{
+    lt_cuda *cuda = lt__cuda(c->ctx);
+    LT_TRY(check(cuda, c));
+    if (c->in[SCALE]->count == 0)
+        return LT_OK;
+    LT_CUDA_FLOATS(cuda, c->in[X]->dtype, E, return forward<E>(c);)
+}
+
+/* ==== Backward ================================================================================ */
+
+static lt_numbers gradient_of(const lt_call *c, int i, bool *add)
+{
+    *add = lt__adds(c, i);
+    return lt__numbers_of(c->d_in[i]);
+}
+
+static lt_status join_products(const lt_call *c, const plan *p)
+{
+    gradients d = {};
+    d.scale = gradient_of(c, SCALE, &d.add_scale);
+    d.shift = gradient_of(c, SHIFT, &d.add_shift);
+    d.mean = gradient_of(c, MEAN, &d.add_mean);
+    d.var = gradient_of(c, VAR, &d.add_var);
+    int64_t rows = lt__rows_of(c->in[X]);
+    double share = lt__flag(c, TRAIN) && rows > 0 ? 1 / (double)rows : 0;
+    return lt__launch(lt__cuda(c->ctx), lt__cuts(p->channels, LT_JOINED_COLUMNS), products_kernel,
+                      channels_of(c, p), (const lt_two *)part_sums(c, p),
+                      (const float *)c->out[BATCH_VAR]->data, d, share);
+}
+
+/* The sums of a call; which of dy passes is told as gate says. */
+template <class E> static lt_status sum_products(const lt_call *c, const plan *p, int gate)
+{
+    const lt_cuda *cuda = lt__cuda(c->ctx);
+    lt_two *parts = part_sums(c, p);
+    sum_pass<E> q = {};
+    q.p = *p;
+    q.x = (const E *)c->in[X]->data;
+    q.dy = (const E *)c->d_out[Y]->data;
+    q.y = (const E *)data_of(c->out[Y]);
+    q.d_residual = (E *)data_of(lt__optional(c, c->d_in, RESIDUAL));
+    q.coefs = coefficients(c);
+    q.act = lt__bounds(c);
+    q.add = lt__adds(c, RESIDUAL);
+    q.wide = lt__are_wide(q.x, q.dy, q.y, q.d_residual);
+    switch (gate) {
+    case OPEN: LT_TRY((launch_sums<E, OPEN>(cuda, q, parts))); break;
+    case BY_Y: LT_TRY((launch_sums<E, BY_Y>(cuda, q, parts))); break;
+    default: LT_TRY((launch_sums<E, BY_X>(cuda, q, parts)));
+    }
+    return join_products(c, p);
+}
+
+template <class E> static lt_status backward(const lt_call *c)
+{
+    const lt_tensor *d_residual = lt__optional(c, c->d_in, RESIDUAL);
+    plan p = plan_for(c->in[X]);
+    int gate = lt__word(c, ACT) == 0 ? OPEN : c->out[Y] ? BY_Y : BY_X;
+    bool passed = d_residual && !lt__adds(c, RESIDUAL); /* is to be found there */
+    LT_TRY(use_statistics(c, &p, c->out[BATCH_MEAN], c->out[BATCH_VAR], false));
+    LT_TRY(sum_products<E>(c, &p, gate));
+    if (!c->d_in[X])
+        return LT_OK;
+    result_pass<E> q = {};
+    q.p = p;
+    q.x = (const E *)c->in[X]->data;
+    q.dy = (const E *)(passed ? d_residual : c->d_out[Y])->data;
+    q.y = passed ? NULL : (const E *)data_of(c->out[Y]);
+    q.out = (E *)c->d_in[X]->data;
+    q.coefs = coefficients(c);
+    q.act = lt__bounds(c);
+    q.add = lt__adds(c, X);
+    q.wide = lt__are_wide(q.x, q.dy, q.y, q.out);
+    q.small = p.n < (int64_t)1 << 31;
+    return launch_results(lt__cuda(c->ctx), q,
+                          gate == OPEN || passed ? backward_kernel<E, OPEN>
+                          : gate == BY_Y         ? backward_kernel<E, BY_Y>
+                                                 : backward_kernel<E, BY_X>);
+}
+
+static lt_status batch_norm_bwd(lt_call *c)
+{
+    if (c->in[SCALE]->count == 0)
+        return LT_OK;
+    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[X]->dtype, E, return backward<E>(c);)
+}
+
+void lt__cuda_batch_norm(lt_kernels *op)
+{
+    lt__set_kernels(&op[LT_OP_batch_norm], scratch, batch_norm_fwd, batch_norm_bwd);
+}

@@ -1,0 +1,68 @@
+/* batch_norm_stats.cu - the CUDA side of the two ops of batch_norm.c that move running statistics:
+ * once a step, one value for each channel. */
+#include "ops/batch_norm.h"
+#include "ops/cuda.h"
+
+/* Four of a call: a mean and a variance that move, and two that they move by. */
+typedef struct statistics { lt_numbers mean, var, mean2, var2; } statistics;
+
+static statistics statistics_of(const lt_call *c)
+{
+    statistics s = {lt__numbers_of(c->in[0]), lt__numbers_of(c->in[1]), lt__numbers_of(c->in[2]),
+                    lt__numbers_of(c->in[3])};
+    return s;
+}
+
+/* part: of all values, those that mean2 and var2 are of. */
+static __global__ void __launch_bounds__(LT_THREADS)
+    merge_kernel(const __grid_constant__ statistics s, int64_t n, double part)
+{
+    int64_t k = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
+    if (k >= n)
+        return;
+    double mean = lt__number_at(s.mean, k), mean2 = lt__number_at(s.mean2, k);
+    double var = lt__number_at(s.var, k), var2 = lt__number_at(s.var2, k);
+    var = lt__merged_var(mean, var, mean2, var2, part);
+    lt__put_float(s.var.at, s.var.dtype, k, false, (float)var);
+    lt__put_float(s.mean.at, s.mean.dtype, k, false, (float)lt__merged_mean(mean, mean2, part));
+}
+
+static lt_status batch_norm_merge_fwd(lt_call *c)
+{
+    lt_cuda *cuda = lt__cuda(c->ctx);
+    double count = lt__number(c, 0), count2 = lt__number(c, 1);
+    LT_TRY(lt__want_kernels(cuda, c->in, 4));
+    if (count2 == 0)
+        return LT_OK;
+    return lt__launch(cuda, lt__cuts(c->in[0]->count, LT_THREADS), merge_kernel, statistics_of(c),
+                      c->in[0]->count, count2 / (count + count2));
+}
+
+static __global__ void __launch_bounds__(LT_THREADS)
+    update_kernel(const __grid_constant__ statistics s, int64_t n, double unbias, double momentum)
+{
+    int64_t k = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
+    if (k >= n)
+        return;
+    double mean = lt__moved(lt__number_at(s.mean, k), lt__number_at(s.mean2, k), momentum);
+    double var = lt__moved(lt__number_at(s.var, k), unbias * lt__number_at(s.var2, k), momentum);
+    lt__put_float(s.mean.at, s.mean.dtype, k, false, (float)mean);
+    lt__put_float(s.var.at, s.var.dtype, k, false, (float)var);
+}
+
+static lt_status batch_norm_update_fwd(lt_call *c)
+{
+    lt_cuda *cuda = lt__cuda(c->ctx);
+    double count = lt__number(c, 0);
+    LT_TRY(lt__want_kernels(cuda, c->in, 4));
+    if (count == 0)
+        return LT_OK;
+    return lt__launch(cuda, lt__cuts(c->in[0]->count, LT_THREADS), update_kernel, statistics_of(c),
+                      c->in[0]->count, lt__unbias(count), lt__number(c, 1));
+}
+
+void lt__cuda_batch_norm_stats(lt_kernels *op)
+{
+    lt__set_kernels(&op[LT_OP_batch_norm_merge], NULL, batch_norm_merge_fwd, NULL);
+    lt__set_kernels(&op[LT_OP_batch_norm_update], NULL, batch_norm_update_fwd, NULL);
+}

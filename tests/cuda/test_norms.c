@@ -1,0 +1,130 @@
+/* test_norms.c - batch_norm and layer_norm on CUDA against the reference kernels of the CPU.
+ *
+ * The sums of batch_norm are in f32 within a thread, those of the reference in double: what comes
+ * of them may be off by a few spacings of f32 at the largest element, or at what a sum of so many
+ * rows comes to if nothing cancels.
+ */
+#include "tests/cuda/twin.h"
+
+static const lt_dtype floats[] = {LT_F32, LT_F16, LT_BF16};
+#define COUNT(array) (int)(sizeof(array) / sizeof *(array))
+
+/* ==== batch_norm ============================================================================== */
+
+enum { VAR = 4 };             /* input */
+
+/* Rows and channels that cut packs, wide rows and parts in all ways. */
+static const int sizes[][2] = {
+    {2, 1}, {31, 1}, {1000, 1}, {5003, 1}, {2, 3}, {31, 3}, {1000, 3}, {2, 7}, {31, 7}, {1000, 7},
+    {2, 64}, {31, 64}, {1000, 64}, {2, 129}, {31, 129}, {1000, 129}, {0, 5}, {4100, 16}, {6, 300}};
+
+typedef struct norm {         /* a call of batch_norm */
+    const char *options;
+    bool residual;
+    double offset;            /* of x */
+} norm;
+
+/* Of two rows most of dx cancels, even with a large eps. */
+static void check_norm(machine *m, lt_dtype dtype, int rows, int channels, norm n)
+{
+    char shapes[200], options[100];
+    snprintf(options, sizeof options, "%s%s", n.options, rows == 2 ? " eps=1" : "");
+    snprintf(shapes, sizeof shapes, "%dx%d, %d, %d, %d, %d", rows, channels, channels, channels,
+             channels, channels);
+    if (n.residual)
+        sprintf(shapes + strlen(shapes), ", %dx%d", rows, channels);
+    check(m, (spec){.op = "batch_norm", .options = options, .dtype = dtype, .shapes = shapes,
+                    .spacings = 2, .slack = {4, fmax(4, sqrt(rows))}, .offset = n.offset,
+                    .positive = 1 << VAR});
+}
+
+/* Each size with one of them, in turn; another one in each dtype. */
+static void check_norms(const norm *norms, int n)
+{
+    machine m = machine_open();
+    for (int d = 0; d < COUNT(floats); d++)
+        for (int i = 0; i < COUNT(sizes); i++)
+            check_norm(&m, floats[d], sizes[i][0], sizes[i][1], norms[(i + d) % n]);
+    lt_ctx_free(m.ctx);
+}
+
+TEST(batch_norm_in_training)
+{
+    check_norms((norm[]){{"train=true", false, 0}, {"train=true sync=true", false, 50}}, 2);
+}
+
+TEST(batch_norm_with_what_follows)
+{
+    check_norms((norm[]){{"train=true act=relu", false, 0},
+                         {"train=true act=relu", true, 0},
+                         {"train=true act=relu6", true, 3},
+                         {"train=true", true, 0},
+                         {"train=true act=relu6", false, 1}}, 5);
+}
+
+TEST(batch_norm_in_evaluation)
+{
+    machine m = machine_open();
+    check_norms((norm[]){{"", false, 0}, {"act=relu", true, 0}, {"act=relu6", false, 0}}, 3);
+    for (int d = 0; d < COUNT(floats); d++)
+        check_norm(&m, floats[d], 1, 7, (norm){"act=relu", false, 0});
+    lt_ctx_free(m.ctx);
+}
+
+/* Squares of x would leave nothing of the variance in f32, which holds 24 bits. */
+TEST(batch_norm_far_from_zero)
+{
+    machine m = machine_open();
+    check_norm(&m, LT_F32, 1000, 3, (norm){"train=true", false, 1e4});
+    check_norm(&m, LT_F32, 4100, 16, (norm){"train=true act=relu", false, -1e4});
+    check_norm(&m, LT_F16, 1000, 64, (norm){"train=true", false, 1e3});
+    check_norm(&m, LT_BF16, 1000, 7, (norm){"train=true", false, 200});
+    lt_ctx_free(m.ctx);
+}
+
+TEST(parameters_of_another_dtype)
+{
+    machine m = machine_open();
+    check(&m, (spec){.op = "batch_norm", .options = "train=true act=relu", .dtype = LT_F16,
+                     .shapes = "40x9, f32:9, f32:9, f32:9, f32:9", .spacings = 2,
+                     .slack = {4}});
+    check(&m, (spec){.op = "batch_norm", .options = "train=true", .dtype = LT_F32,
+                     .shapes = "4x10x9, bf16:9, f16:9, 9, 9", .spacings = 2, .slack = {4}});
+    lt_ctx_free(m.ctx);
+}
+
+TEST(running_statistics)
+{
+    static const char *const options[][2] = {
+        {"batch_norm_merge", "count=4 count2=12"}, {"batch_norm_merge", "count=0 count2=5"},
+        {"batch_norm_merge", "count=5 count2=0"}, {"batch_norm_update", "count=24 momentum=0.1"},
+        {"batch_norm_update", "count=1 momentum=1"}, {"batch_norm_update", "count=0 momentum=1"}};
+    static const char *const shapes[] = {"1, 1, 1, 1", "33, 33, 33, 33", "300, 300, 300, 300",
+                                         "f32:7, f32:7, 7, 7", "0, 0, 0, 0"};
+    machine m = machine_open();
+    for (int d = 0; d < COUNT(floats); d++)
+        for (int k = 0; k < COUNT(options); k++)
+            for (int i = 0; i < COUNT(shapes); i++)
+                check(&m, (spec){.op = options[k][0], .options = options[k][1],
+                                 .dtype = floats[d], .shapes = shapes[i]});
+    lt_ctx_free(m.ctx);
+}
+
+/* ==== layer_norm ============================================================================== */
+
+TEST(layer_norm)
+{
+    static const char *const shapes[] = {
+        "4x5, 5, 5", "1x1000, 1000, 1000", "31x7, 7, 7", "2x64, 64, 64", "3x3x129, 129, 129",
+        "1000x64, 64, 64", "5000x3, 3, 3", "6, 6, 6", "0x4, 4, 4", "3x2100, 2100, 2100",
+        "300x1, 1, 1"};
+    machine m = machine_open();
+    for (int d = 0; d < COUNT(floats); d++)
+        for (int i = 0; i < COUNT(shapes); i++)
+            check(&m, (spec){.op = "layer_norm", .options = i % 2 ? "eps=1" : NULL,
+                             .dtype = floats[d], .shapes = shapes[i], .spacings = 1,
+                             .slack = {1}, .offset = i % 3 ? 0 : 5});
+    check(&m, (spec){.op = "layer_norm", .dtype = LT_F32, .shapes = "40x100, 100, 100",
+                     .spacings = 1, .slack = {1}, .offset = 1e4});
+    lt_ctx_free(m.ctx);
+}
