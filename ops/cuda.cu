@@ -74,7 +74,8 @@ static lt_status cuda_copy(lt_device *device, void *dst, const void *src, size_t
 static lt_status cuda_sync(lt_device *device)
 {
     lt_cuda *cuda = enter(device);
-    return lt__cuda_status(cuda, cudaStreamSynchronize(cuda->stream));
+    LT_TRY(lt__cuda_status(cuda, cudaStreamSynchronize(cuda->stream)));
+    return lt__cuda_said_bad_id(cuda);
 }
 
 static void cuda_close(lt_device *device)
@@ -83,6 +84,7 @@ static void cuda_close(lt_device *device)
     lt__cuda_stream_close(cuda);
     (void)cudaStreamDestroy(cuda->stream);
     (void)cudaFree(cuda->partial);
+    (void)cudaFreeHost(cuda->bad_id);
     free(cuda);
 }
 
@@ -257,6 +259,10 @@ static cudaError_t begin(lt_cuda *cuda)
         error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
     if (error == cudaSuccess)
         error = cudaMalloc(&cuda->partial, bytes);
+    if (error == cudaSuccess)
+        error = cudaMallocHost((void **)&cuda->bad_id, sizeof *cuda->bad_id);
+    if (error == cudaSuccess)
+        cuda->bad_id->kind = LT_NO_BAD_ID;
     return error == cudaSuccess ? lt__cuda_stream_open(cuda) : error;
 }
 

@@ -27,6 +27,7 @@ typedef struct lt_cuda {
     int index;
     cudaStream_t stream;
     void *partial;            /* of lt_rescale(), on the device */
+    struct lt_bad_id *bad_id; /* pinned; see lt__cuda_check_ids() */
     cudaStream_t uploads;     /* copies beside it */
     cudaEvent_t event[LT_MARKS]; /* of the last marks; */
     uint64_t marks;           /* so many there were */
@@ -188,6 +189,33 @@ static inline lt_status lt__want_kernels(const lt_cuda *cuda, const lt_tensor *c
     return LT_OK;
 }
 
+/* ==== Integers that name something ============================================================ */
+
+/* One that names nothing. A kernel sees it and the host is not waiting, so it is written to memory
+ * of the host and said by the next wait, as other late errors are: the one that is furthest off, of
+ * the first call that had any. Meanwhile results that depend on it are NaN, so that nothing can be
+ * mistaken for a training that goes well. */
+typedef struct lt_bad_id {
+    int64_t kind;             /* 0: there is none */
+    int64_t place, id, limit;
+} lt_bad_id;
+enum { LT_NO_BAD_ID, LT_BAD_LABEL, LT_BAD_ROW }; /* kinds */
+
+static __device__ inline int64_t lt__id(const void *ids, int dtype, int64_t i)
+{
+    return dtype == LT_I64   ? ((const int64_t *)ids)[i]
+           : dtype == LT_I32 ? ((const int32_t *)ids)[i]
+                             : ((const uint8_t *)ids)[i];
+}
+
+/* Looks for an id that is not in 0..limit-1, in one or two small kernels; in embedding.cu. scratch:
+ * as many bytes as lt__cuda_ids_scratch() says. */
+lt_status lt__cuda_check_ids(const lt_cuda *cuda, const lt_tensor *ids, int64_t limit, int kind,
+                             void *scratch);
+size_t lt__cuda_ids_scratch(const lt_tensor *ids);
+/* LT_EDATA with the sentence about one that was found, which is forgotten. After a wait. */
+lt_status lt__cuda_said_bad_id(const lt_cuda *cuda);
+
 /* d brought into the integers of type T; NaN gives 0. */
 template <class T> __host__ __device__ inline T lt__saturated(double d)
 {
@@ -248,7 +276,7 @@ static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_cal
 /* Each sets its kernels in op[LT_OP_name]. */
 #define LT_CUDA_STEMS(X)                                                                           \
     X(unary) X(binary) X(compare) X(reduce) X(shape) X(update)                                     \
-    X(batch_norm) X(batch_norm_stats) X(layer_norm)
+    X(batch_norm) X(batch_norm_stats) X(layer_norm) X(softmax) X(loss) X(dropout) X(embedding)
 #define X(stem) void lt__cuda_##stem(lt_kernels *op);
 LT_CUDA_STEMS(X)
 #undef X

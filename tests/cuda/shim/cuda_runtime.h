@@ -110,6 +110,9 @@ static inline uint32_t __float_as_uint(float f)
     return u;
 }
 
+/* From 1; 0 if there is none. */
+static inline int __ffs(int x) { return __builtin_ffs(x); }
+
 static inline float __uint_as_float(uint32_t u)
 {
     float f;

@@ -1,0 +1,80 @@
+/* dropout.cu - the CUDA side of dropout.c: the same elements are kept, bit for bit.
+ *
+ * A thread makes a pack of neighbouring elements of the global batch, counted from its beginning:
+ * so all words of a random block are used where they are drawn. The first and the last pack may
+ * reach beyond x.
+ */
+#include "ops/cuda.h"
+#include "ops/dropout.h"
+
+typedef struct drawing {
+    int64_t before, n;        /* elements of the global batch before those of x, and these */
+    uint64_t stream;
+    uint32_t key[2], lowest;
+    float scale;
+    bool add, wide;
+} drawing;
+
+/* Of the four elements of random block number `block`. */
+template <class E>
+__device__ void drop_four(const drawing &q, uint64_t block, const E *x, E *y)
+{
+    uint32_t word[4], counter[4] = {(uint32_t)block, (uint32_t)(block >> 32), (uint32_t)q.stream,
+                                    (uint32_t)(q.stream >> 32)};
+    lt__philox(counter, q.key, word);
+    for (int k = 0; k < 4; k++) {
+        float scaled = lt__value(x[k]) * q.scale, v = LT_DROPPED(scaled, word[k], q.lowest);
+        y[k] = lt_element<E>::of(q.add ? lt__value(y[k]) + v : v);
+    }
+}
+
+template <class E>
+__global__ void __launch_bounds__(LT_THREADS)
+    drop_kernel(E *out, const E *in, const __grid_constant__ drawing q)
+{
+    enum { V = 16 / sizeof(E) };
+    int64_t first = (q.before / V + (int64_t)blockIdx.x * LT_THREADS + threadIdx.x) * V;
+    int64_t i = first - q.before;
+    if (i >= q.n)
+        return;
+    lt_pack<E, V> x = lt__load<V>(in, i, q.n, q.wide), y = {};
+    if (q.add)
+        y = lt__load<V>((const E *)out, i, q.n, q.wide);
+    for (int k = 0; k < V; k += 4)
+        drop_four(q, (uint64_t)(first + k) / 4, x.at + k, y.at + k);
+    lt__store(out, i, q.n, q.wide, y);
+}
+
+/* out (+)= mask in / (1 - p) */
+template <class E> static lt_status run(lt_call *c, lt_tensor *out, const lt_tensor *in, bool add)
+{
+    enum { V = 16 / sizeof(E) };
+    drawing q = {};
+    q.before = lt__elements_before(c, in);
+    q.n = in->count;
+    q.stream = c->stream;
+    lt__random_key(c->ctx->config.seed, LT_RNG_DROPOUT, q.key);
+    q.lowest = lt__lowest_kept(lt__number(c, P));
+    q.scale = (float)lt__kept_scale(lt__number(c, P));
+    q.add = add;
+    q.wide = lt__are_wide((E *)out->data, (E *)in->data) && q.before % V == 0;
+    int64_t packs = lt__cuts(q.before % V + q.n, V);
+    return lt__launch(lt__cuda(c->ctx), lt__cuts(q.n > 0 ? packs : 0, LT_THREADS), drop_kernel<E>,
+                      (E *)out->data, (const E *)in->data, q);
+}
+
+static lt_status drop(lt_call *c, lt_tensor *out, const lt_tensor *in, bool add)
+{
+    LT_CUDA_FLOATS(lt__cuda(c->ctx), in->dtype, E, return run<E>(c, out, in, add);)
+}
+
+static lt_status dropout_fwd(lt_call *c) { return drop(c, c->out[0], c->in[0], false); }
+static lt_status dropout_bwd(lt_call *c)
+{
+    return drop(c, c->d_in[0], c->d_out[0], lt__adds(c, 0));
+}
+
+void lt__cuda_dropout(lt_kernels *op)
+{
+    lt__set_kernels(&op[LT_OP_dropout], NULL, dropout_fwd, dropout_bwd);
+}

@@ -1,0 +1,226 @@
+/* test_losses.c - softmax, losses, dropout and embedding on CUDA against the reference kernels of
+ * the CPU. Exponentials are the same on both sides, and sums along a row are in double here: what
+ * differs is the rounding of these. */
+#include "tests/cuda/twin.h"
+#include "tests/device/emu.h"
+
+static const lt_dtype floats[] = {LT_F32, LT_F16, LT_BF16};
+static const lt_dtype integers[] = {LT_I64, LT_I32, LT_U8};
+#define COUNT(array) (int)(sizeof(array) / sizeof *(array))
+
+/* Backward begins with results of its own, which may be a spacing apart already. */
+static slack slack_of(lt_dtype dtype)
+{
+    return (slack){dtype == LT_F32 ? 4 : dtype == LT_F16 ? 0x1p12 : 0x1p15, 0};
+}
+
+TEST(softmaxes)
+{
+    static const char *const cases[][2] = {
+        {"", "3x5"}, {"axis=1", "2x3x4"}, {"axis=0", "1000x3"}, {"axis=0", "31x129"},
+        {"axis=-1", "31x2"}, {"axis=-1", "2x10"}, {"axis=-1", "7x1000"}, {"axis=-1", "1x2100"},
+        {"axis=0", "5"}, {"axis=1", "0x5"}, {"axis=0", "0x5"}, {"axis=1", "3x64x40"},
+        {"axis=1", "6x1"}, {"axis=0", "2x1000"}, {"axis=1", "40x7x2"}};
+    machine m = machine_open();
+    for (int d = 0; d < COUNT(floats); d++)
+        for (int i = 0; i < COUNT(cases); i++)
+            for (int k = 0; k < 2; k++)
+                check(&m, (spec){.op = k ? "log_softmax" : "softmax", .options = cases[i][0],
+                                 .dtype = floats[d], .shapes = cases[i][1], .spacings = 2,
+                                 .slack = slack_of(floats[d]), .offset = k ? 100 : 0});
+    lt_ctx_free(m.ctx);
+}
+
+TEST(softmax_of_what_is_not_finite)
+{
+    machine m = machine_open();
+    for (int d = 0; d < COUNT(floats); d++)
+        for (int k = 0; k < 2; k++) {
+            check(&m, (spec){.op = k ? "log_softmax" : "softmax", .dtype = floats[d],
+                             .shapes = "50x9", .special = true, .spacings = 2,
+                             .slack = slack_of(floats[d])});
+            check(&m, (spec){.op = k ? "log_softmax" : "softmax", .options = "axis=0",
+                             .dtype = floats[d], .shapes = "9x50", .special = true, .spacings = 2,
+                             .slack = slack_of(floats[d])});
+        }
+    lt_ctx_free(m.ctx);
+}
+
+TEST(cross_entropy)
+{
+    static const struct { const char *shapes, *labels; int classes; } cases[] = {
+        {"1x2", "1", 2}, {"31x2", "31", 2}, {"1000x2", "1000", 2}, {"2x10", "2", 10},
+        {"31x10", "31", 10}, {"2x1000", "2", 1000}, {"31x1000", "31", 1000}, {"6x1", "6", 1},
+        {"2x3x5x7", "2x3x5", 7}, {"9", "-", 9}, {"0x5", "0", 5}, {"5001x3", "5001", 3}};
+    static const char *const smoothing[] = {"", "smoothing=0.1", "smoothing=1.0"};
+    machine m = machine_open();
+    for (int d = 0; d < COUNT(floats); d++)
+        for (int i = 0; i < COUNT(cases); i++) {
+            char shapes[64];
+            int k = (i + d) % 3, classes = cases[i].classes;
+            bool fits = integers[k] != LT_U8 || classes <= 256;
+            snprintf(shapes, sizeof shapes, "%s, %s:%s", cases[i].shapes,
+                     lt_dtype_name(integers[fits ? k : 0]), cases[i].labels);
+            check(&m, (spec){.op = "cross_entropy", .options = smoothing[(i + i / 3) % 3],
+                             .dtype = floats[d], .shapes = shapes, .ids = classes, .spacings = 2,
+                             .slack = {1}, .offset = i % 2 ? 0 : 30});
+        }
+    lt_ctx_free(m.ctx);
+}
+
+TEST(mse_loss)
+{
+    static const char *const shapes[] = {"-, -", "1, 1", "31x7, 31x7", "1000x129, 1000x129",
+                                         "0x3, 0x3", "2x3x4, 2x3x4"};
+    machine m = machine_open();
+    for (int d = 0; d < COUNT(floats); d++)
+        for (int i = 0; i < COUNT(shapes); i++)
+            check(&m, (spec){.op = "mse_loss", .dtype = floats[d], .shapes = shapes[i],
+                             .spacings = 1, .offset = i % 2 ? 0 : 9});
+    lt_ctx_free(m.ctx);
+}
+
+/* ==== dropout ================================================================================= */
+
+/* The bits of the CPU, wherever in the global batch a shard begins. */
+TEST(dropout)
+{
+    static const char *const shapes[] = {"1", "31", "1000", "7x3", "3x7x5", "64x129", "-", "0x4"};
+    static const char *const options[] = {"", "p=0.1", "p=1", "p=0.9999999999"};
+    machine m = machine_open();
+    for (int d = 0; d < COUNT(floats); d++)
+        for (int i = 0; i < COUNT(shapes); i++)
+            for (int k = 0; k < COUNT(options); k++)
+                check(&m, (spec){.op = "dropout", .options = options[k], .dtype = floats[d],
+                                 .shapes = shapes[i], .first_row = (i + k) % 5,
+                                 .stream = ((uint64_t)i << 32) + (unsigned)k});
+    check(&m, (spec){.op = "dropout", .dtype = LT_F32, .shapes = "10x1024",
+                     .first_row = (int64_t)1 << 33, .stream = 5});
+    lt_ctx_free(m.ctx);
+}
+
+/* ==== embedding =============================================================================== */
+
+/* Sums are made in the order of ids on both sides: the same bits. */
+TEST(embedding)
+{
+    static const struct { const char *w, *ids; int rows; } cases[] = {
+        {"7x3", "4", 7}, {"2x3", "900", 2}, {"7x3", "2x3", 7}, {"7x3", "0", 7}, {"1x1", "1000", 1},
+        {"97x130", "391", 97}, {"3000x8", "31", 3000}, {"12x4x16", "40x2", 12}, {"9", "20", 9},
+        {"5x0", "3", 5}, {"40x300", "300", 40}};
+    machine m = machine_open();
+    for (int d = 0; d < COUNT(floats); d++)
+        for (int i = 0; i < COUNT(cases); i++) {
+            char shapes[64];
+            int k = cases[i].rows > 256 ? 0 : (i + d) % 3;
+            snprintf(shapes, sizeof shapes, "%s, %s:%s", cases[i].w, lt_dtype_name(integers[k]),
+                     cases[i].ids);
+            check(&m, (spec){.op = "embedding", .dtype = floats[d], .shapes = shapes,
+                             .ids = cases[i].rows});
+        }
+    lt_ctx_free(m.ctx);
+}
+
+/* ==== Ids that name nothing =================================================================== */
+
+/* A tensor of so many elements on the device. New. */
+static lt_tensor *ids_of(lt_ctx *ctx, int64_t n, const int64_t *values)
+{
+    lt_tensor *x = lt_tensor_new(ctx, LT_I64, 1, &n);
+    CHECK_OK(lt_write(x, values));
+    return x;
+}
+
+static void want_late(lt_tensor *y, const char *sentence)
+{
+    double value;
+    CHECK(y != NULL);
+    CHECK_EQ(lt_item(y, 0, &value), LT_EDATA);
+    if (strcmp(lt_errmsg(), sentence) != 0)
+        FAIL("it says: %s", lt_errmsg());
+    CHECK_OK(lt_item(y, 0, &value)); /* it is said once; */
+    CHECK(isnan(value));             /* but nothing is made of such a thing */
+}
+
+TEST(bad_labels_come_out_of_the_next_wait)
+{
+    use_plugins("");
+    lt_ctx *ctx = open_device();
+    lt_tensor *x = lt_tensor_full(ctx, LT_F32, 2, (int64_t[]){4, 3}, 1);
+    lt_tensor *pair = lt_tensor_full(ctx, LT_F32, 1, (int64_t[]){2}, 1);
+    CHECK_OK(lt_set_requires_grad(x, true));
+    static const int64_t wrong[][4] = {{0, 2, 3, 1}, {0, -1, 9, 1}, {2, 1, 0, 1}};
+    static const char *const said[] = {
+        "cross_entropy: labels[2] is 3, x has 3 classes (labels count from 0)",
+        "cross_entropy: labels[1] is -1, x has 3 classes (labels count from 0)"};
+    for (int i = 0; i < 3; i++) {
+        lt_tensor *labels = ids_of(ctx, 4, wrong[i]), *later = ids_of(ctx, 4, wrong[0]);
+        lt_tensor *loss = lt_run(ctx, "cross_entropy", "smoothing=1.0", x, labels, NULL);
+        CHECK(loss != NULL);
+        if (i == 1) /* a second one says nothing more */
+            lt_release(lt_run(ctx, "cross_entropy", NULL, x, later, NULL));
+        lt_release(later);
+        double value;
+        if (i < 2)
+            want_late(loss, said[i]);
+        CHECK_OK(lt_item(loss, 0, &value));
+        CHECK(isnan(value) == (i < 2));
+        lt_tensor *two = lt_run(ctx, "mul", NULL, loss, pair, NULL); /* backward takes such NaNs */
+        CHECK_OK(lt_backward(two, pair));
+        lt_release(two);
+        for (int64_t k = 0; k < 12; k++) { /* row 2, then 1 and 2, then none are NaN */
+            CHECK_OK(lt_item(lt_grad(x), k, &value));
+            bool bad = i == 0 ? k / 3 == 2 : i == 1 && (k / 3 == 1 || k / 3 == 2);
+            CHECK(isnan(value) == bad);
+        }
+        lt_zero_grad(x);
+        lt_release(loss);
+        lt_release(labels);
+    }
+    lt_release(pair);
+    lt_release(x);
+    lt_ctx_free(ctx);
+}
+
+TEST(bad_rows_come_out_of_the_next_wait)
+{
+    use_plugins("");
+    lt_ctx *ctx = open_device();
+    lt_tensor *w = lt_tensor_full(ctx, LT_F32, 2, (int64_t[]){5, 3}, 1);
+    CHECK_OK(lt_set_requires_grad(w, true));
+    lt_tensor *ids = ids_of(ctx, 3, (int64_t[]){5, 0, 4});
+    lt_tensor *y = lt_run(ctx, "embedding", NULL, w, ids, NULL), *ones;
+    want_late(y, "embedding: ids[0] is 5, w has 5 rows (ids count from 0)");
+    ones = lt_tensor_full(ctx, LT_F32, 2, (int64_t[]){3, 3}, 1);
+    CHECK_OK(lt_backward(y, ones));
+    for (int64_t k = 0; k < 15; k++) {
+        double value;
+        CHECK_OK(lt_item(lt_grad(w), k, &value));
+        CHECK_EQ((int)value, k / 3 == 0 || k / 3 == 4);
+    }
+    lt_release(ones);
+    lt_release(y);
+    lt_release(ids);
+    lt_release(w);
+    lt_ctx_free(ctx);
+}
+
+/* Nothing here makes the host wait: not the labels, not the loss. */
+TEST(nobody_waits)
+{
+    static const char *const calls[][3] = {
+        {"batch_norm", "train=true act=relu", "40x9, 9, 9, 9, 9"},
+        {"batch_norm", "", "9x4, 4, 4, 4, 4"}, {"cross_entropy", "", "9x4, i64:9"},
+        {"embedding", "", "7x3, i64:9"}, {"layer_norm", "", "9x4, 4, 4"}, {"dropout", "", "99"},
+        {"mse_loss", "", "99, 99"}, {"softmax", "", "9x4"}, {"log_softmax", "axis=0", "9x4"}};
+    machine m = machine_open();
+    for (int i = 0; i < COUNT(calls); i++) {
+        spec s = {.op = calls[i][0], .options = calls[i][1], .dtype = LT_F32,
+                  .shapes = calls[i][2], .ids = 4, .spacings = 9, .slack = {9},
+                  .positive = 1 << 4};
+        m.kernels_wait = 0;
+        check(&m, s);
+        CHECK_EQ(m.kernels_wait, 0);
+    }
+    lt_ctx_free(m.ctx);
+}
