@@ -7,8 +7,9 @@
  *
  * Moments. A block's center is the mean of its part's first rows, which are in the cache when they
  * come again. Sums of d = x - center and of d d are in f32 within a thread, of at most 256 rows,
- * and in double from there on: the shifted algorithm of batch_norm_simd.c. Parts are joined by the
- * formula for two samples, in a tree that depends on the shape alone.
+ * as many GPUs have few units for doubles, and in double from there on: the shifted algorithm of
+ * batch_norm_simd.c. Parts are joined by the formula for two samples, in a tree that depends on the
+ * shape alone.
  *
  * Wide rows. As many rows are laid end to end as make packs of 16 bytes, and some for the threads
  * of a block; only the last of them may be short. Coefficients are repeated for each of the rows,

@@ -79,6 +79,19 @@ TEST(batch_norm_far_from_zero)
     check_norm(&m, LT_F32, 4100, 16, (norm){"train=true act=relu", false, -1e4});
     check_norm(&m, LT_F16, 1000, 64, (norm){"train=true", false, 1e3});
     check_norm(&m, LT_BF16, 1000, 7, (norm){"train=true", false, 200});
+    check(&m, (spec){.op = "batch_norm", .options = "train=true", .dtype = LT_F32,
+                     .shapes = "1000x35, 35, 35, 35, 35", .spacings = 2, .slack = {4, 32},
+                     .apart = 1e4});
+    lt_ctx_free(m.ctx);
+}
+
+TEST(act_lets_a_nan_through)
+{
+    machine m = machine_open();
+    for (int d = 0; d < COUNT(floats); d++)
+        check(&m, (spec){.op = "batch_norm", .options = d ? "act=relu" : "act=relu6",
+                         .dtype = floats[d], .shapes = "90x9, f32:9, f32:9, f32:9, f32:9",
+                         .spacings = 2, .slack = {4, 9}, .special = true, .positive = 1 << VAR});
     lt_ctx_free(m.ctx);
 }
 

@@ -220,7 +220,7 @@ typedef struct spec {         /* of a test */
     bool special;
     int shift;
     slack slack;
-    double offset;            /* of the first input */
+    double offset, apart;     /* of the first input; of its columns from one to the next */
     uint32_t positive;        /* bits of inputs that are more than 0 */
     int ids;                  /* integers are from 0 to ids - 1, if it is not 0 */
     int64_t first_row;
@@ -323,6 +323,13 @@ static inline void change(lt_tensor *x, double by, bool positive, int ids)
     }
 }
 
+/* Adds a multiple of it to each column of an f32 x. */
+static inline void spread(lt_tensor *x, double apart)
+{
+    for (int64_t i = 0; i < x->count && apart != 0; i++)
+        ((float *)x->data)[i] += (float)(apart * (double)(i % x->dims[x->ndim - 1]));
+}
+
 static inline void make_inputs(machine *m, const spec *s, call_twins *t)
 {
     const char *text = s->shapes;
@@ -334,6 +341,7 @@ static inline void make_inputs(machine *m, const spec *s, call_twins *t)
         bool ids = s->ids > 0 && !lt__is_float(dtype);
         lt_tensor *x = values(m, dtype, ndim, dims, 1 + (uint32_t)i, s->special && !ids);
         bool positive = s->positive >> i & 1;
+        spread(x, i == 0 ? s->apart : 0);
         change(x, i == 0 ? s->offset : positive ? 0.25 : 0, positive, ids ? s->ids : 0);
         t->in[i] = twin_of(m, x, s->shift * (1 + i));
     }
