@@ -39,10 +39,11 @@ static lt_status batch_norm_merge_fwd(lt_call *c)
 }
 
 static __global__ void __launch_bounds__(LT_THREADS)
-    update_kernel(const __grid_constant__ statistics s, int64_t n, double unbias, double momentum)
+    update_kernel(const __grid_constant__ statistics s, int64_t n, double unbias, double momentum,
+                  const int32_t *veto)
 {
     int64_t k = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
-    if (k >= n)
+    if (k >= n || (veto && *veto))
         return;
     double mean = lt__moved(lt__number_at(s.mean, k), lt__number_at(s.mean2, k), momentum);
     double var = lt__moved(lt__number_at(s.var, k), unbias * lt__number_at(s.var2, k), momentum);
@@ -58,7 +59,7 @@ static lt_status batch_norm_update_fwd(lt_call *c)
     if (count == 0)
         return LT_OK;
     return lt__launch(cuda, lt__cuts(c->in[0]->count, LT_THREADS), update_kernel, statistics_of(c),
-                      c->in[0]->count, lt__unbias(count), lt__number(c, 1));
+                      c->in[0]->count, lt__unbias(count), lt__number(c, 1), c->veto);
 }
 
 void lt__cuda_batch_norm_stats(lt_kernels *op)

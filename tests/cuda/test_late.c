@@ -148,6 +148,7 @@ TEST(updates_that_are_vetoed)
         check_veto(&m, "momentum_step", "lr=0.1", 3, veto);
         check_veto(&m, "lars_step", "lr=0.1", 3, veto);
         check_veto(&m, "adam_step", "lr=0.1 step=1", 4, veto);
+        check_veto(&m, "batch_norm_update", "count=8 momentum=0.1", 4, veto);
     }
     lt_ctx_free(m.ctx);
 }
