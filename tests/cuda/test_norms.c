@@ -100,9 +100,9 @@ TEST(parameters_of_another_dtype)
     machine m = machine_open();
     check(&m, (spec){.op = "batch_norm", .options = "train=true act=relu", .dtype = LT_F16,
                      .shapes = "40x9, f32:9, f32:9, f32:9, f32:9", .spacings = 2,
-                     .slack = {4}});
+                     .slack = {4, 0}});
     check(&m, (spec){.op = "batch_norm", .options = "train=true", .dtype = LT_F32,
-                     .shapes = "4x10x9, bf16:9, f16:9, 9, 9", .spacings = 2, .slack = {4}});
+                     .shapes = "4x10x9, bf16:9, f16:9, 9, 9", .spacings = 2, .slack = {4, 0}});
     lt_ctx_free(m.ctx);
 }
 
@@ -136,8 +136,8 @@ TEST(layer_norm)
         for (int i = 0; i < COUNT(shapes); i++)
             check(&m, (spec){.op = "layer_norm", .options = i % 2 ? "eps=1" : NULL,
                              .dtype = floats[d], .shapes = shapes[i], .spacings = 1,
-                             .slack = {1}, .offset = i % 3 ? 0 : 5});
+                             .slack = {1, 0}, .offset = i % 3 ? 0 : 5});
     check(&m, (spec){.op = "layer_norm", .dtype = LT_F32, .shapes = "40x100, 100, 100",
-                     .spacings = 1, .slack = {1}, .offset = 1e4});
+                     .spacings = 1, .slack = {1, 0}, .offset = 1e4});
     lt_ctx_free(m.ctx);
 }
