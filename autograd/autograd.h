@@ -262,7 +262,7 @@ LT_MUST lt_status lt_backward(lt_tensor *loss, lt_tensor *grad);
  * accelerator had done before the last optimizer step. Until then
  *   a loss that is not finite has not failed yet. Then the next backward does, or whoever asks, and
  *     weights, slots and running statistics are as they were before it. The gradients that it has
- *     left are to be forgotten; as long as they are not, steps change nothing;
+ *     left are to be forgotten: until lt_zero_grad() is called, steps change nothing;
  *   the outcome of an optimizer step is LT_PENDING.
  * Steps, skips and bits are those of decisions at once. While ops are timed, traced or watched, a
  * loss is waited for.

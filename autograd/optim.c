@@ -111,9 +111,10 @@ static void start_waiting(lt_optim *o)
 
 static void stop_waiting(lt_optim *o)
 {
-    lt_optim **link = &o->ctx->slots.autograd->late.waiting;
-    if (o->outcome != LT_PENDING)
+    struct lt_autograd *ag = o->ctx->slots.autograd;
+    if (o->outcome != LT_PENDING || !ag) /* the context may have gone before */
         return;
+    lt_optim **link = &ag->late.waiting;
     while (*link != o)
         link = &(*link)->next;
     *link = o->next;

@@ -218,8 +218,13 @@ static lt_status upload(lt_tensor *x, lt_device *device, lt_tensor **there, uint
     *there = lt__tensor_new(x->ctx, device, (lt_dtype)x->dtype, x->ndim, x->dims, true);
     if (!*there)
         return lt_errcode();
-    return device->upload(device, (*there)->data, x->data,
-                          (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype), mark);
+    lt_status status = device->upload(device, (*there)->data, x->data,
+                                      (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype), mark);
+    if (status != LT_OK) {
+        lt_release(*there);
+        *there = NULL;
+    }
+    return status;
 }
 
 /* A batch that is complete is put on its way, if there is one. */
@@ -316,20 +321,21 @@ static lt_status outcome(const slot *s)
     return LT_OK;
 }
 
-/* Those of the next batches that are made, and as they should be. */
-static lt_status send_ahead(lt_batches *b)
+/* Those of the next batches that are made, and as they should be. What cannot be sent now is sent
+ * when it is given out, or fails then. */
+static void send_ahead(lt_batches *b)
 {
+    lt_status status = LT_OK;
     piece *p;
     if (b->ctx->device->is_host || b->n_workers == 0)
-        return LT_OK;
+        return;
     while ((p = lt__queue_poll(b->done)))
         take_piece(b, p);
     for (int i = 0; i < SENT && i < b->busy; i++) {
         slot *s = &b->slots[(b->head + i) % b->n_slots];
-        if (s->n_open == 0 && outcome(s) == LT_OK)
-            LT_TRY(send(b, s));
+        if (status == LT_OK && s->n_open == 0 && outcome(s) == LT_OK)
+            status = send(b, s);
     }
-    return LT_OK;
 }
 
 /* What the caller gets of s: on the context's device. New. */
@@ -361,7 +367,8 @@ lt_status lt_batches_next(lt_batches *b, lt_tensor **x, lt_tensor **y)
     give_back(s);
     b->head = (b->head + 1) % b->n_slots;
     b->busy--;
-    return send_ahead(b);
+    send_ahead(b);
+    return LT_OK;
 }
 
 int64_t lt_batches_count(const lt_batches *b)

@@ -9,7 +9,8 @@
  * Before that such memory is full of NaNs; and two uploads from the same memory, the first of which
  * nobody has waited for, end the process. Waiting is counted.
  *
- * The variable EMU says what is missing: no-driver, no-device, or no-pow, a kernel.
+ * The variable EMU says what is missing: no-driver, no-device, no-pow, a kernel, or no-memory, of
+ * alloc_host().
  */
 #include <math.h>
 #include <stdlib.h>
@@ -47,6 +48,12 @@ typedef struct emu {
 static long counts[EMU_COUNTS];
 
 LT_API long emu_count(int what) { return counts[what]; }
+
+static bool lacks(const char *what)
+{
+    const char *missing = getenv("EMU");
+    return missing && strcmp(missing, what) == 0;
+}
 
 static emu *emu_of(lt_device *device) { return (emu *)device; }
 
@@ -174,7 +181,7 @@ static void *emu_alloc_host(lt_device *device, size_t bytes)
     int i = 0;
     while (i < BLOCKS && e->block[i].start)
         i++;
-    if (i == BLOCKS)
+    if (i == BLOCKS || lacks("no-memory"))
         return NULL;
     e->block[i] = (lt_range){malloc(bytes), bytes};
     memset(e->block[i].start, 0xff, bytes);
@@ -489,12 +496,6 @@ static lt_status check_loss(lt_tensor *loss, lt_verdict *verdict)
 }
 
 /* ==== Opening ================================================================================= */
-
-static bool lacks(const char *what)
-{
-    const char *missing = getenv("EMU");
-    return missing && strcmp(missing, what) == 0;
-}
 
 static emu *emu_new(const lt_host *host, int index)
 {

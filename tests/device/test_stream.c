@@ -53,3 +53,22 @@ TEST(batches_that_are_left)
     use_emu();
     check_batches_left();
 }
+
+/* Without memory to copy from or to, all is waited for, and a verdict cannot come. */
+TEST(without_memory)
+{
+    double value;
+    setenv("EMU", "no-memory", 1);
+    lt_ctx *ctx = open_emu();
+    lt_tensor *x = lt_tensor_full(ctx, LT_F32, 0, NULL, 3);
+    lt_later *later = lt_item_later(x);
+    CHECK_OK(lt_later_item(later, &value));
+    CHECK(value == 3);
+    CHECK_OK(lt_set_requires_grad(x, true));
+    CHECK_FAILS(lt_backward(x, NULL), LT_ENOMEM, "out of memory that cuda:0 can copy to");
+    lt_later_free(later);
+    lt_release(x);
+    lt_ctx_free(ctx);
+    check_batches(1);
+    unsetenv("EMU");
+}
