@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "ops/cuda_map.h"
+#include "ops/cuda_tile.h"
 
 static lt_cuda *enter(lt_device *device)
 {
@@ -84,6 +85,7 @@ static void cuda_close(lt_device *device)
     lt__cuda_stream_close(cuda);
     (void)cudaStreamDestroy(cuda->stream);
     (void)cudaFree(cuda->partial);
+    (void)cudaFree(cuda->sums);
     (void)cudaFreeHost(cuda->bad_id);
     free(cuda);
 }
@@ -259,6 +261,8 @@ static cudaError_t begin(lt_cuda *cuda)
         error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
     if (error == cudaSuccess)
         error = cudaMalloc(&cuda->partial, bytes);
+    if (error == cudaSuccess)
+        error = cudaMalloc(&cuda->sums, lt__cuda_sum_rows_bytes());
     if (error == cudaSuccess)
         error = cudaMallocHost((void **)&cuda->bad_id, sizeof *cuda->bad_id);
     if (error == cudaSuccess)

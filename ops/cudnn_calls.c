@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "ops/cudnn.h"
+#include "ops/window.h"
 
 enum { X, W, B };                        /* inputs of conv2d */
 enum { STRIDE, PAD, DILATION, GROUPS };  /* its options */
@@ -23,13 +24,6 @@ typedef struct part {         /* one result of a call */
 } part;
 
 /* ==== Describing a part ======================================================================= */
-
-/* One integer for both, or two; that they are sound the shape rule has seen. */
-static void pair(const lt_call *c, int k, int64_t value[2])
-{
-    value[0] = c->opt[k].i[0];
-    value[1] = c->opt[k].n > 1 ? c->opt[k].i[1] : value[0];
-}
 
 static void images(const lt_tensor *x, const lt_tensor *y, lt_cudnn_job *job)
 {
@@ -105,9 +99,9 @@ static lt_status conv_part(lt_cudnn *d, const lt_call *c, bool backward, int i, 
     job->bias = bias != NULL;
     job->groups = c->opt[GROUPS].i[0];
     images(x, y, job);
-    pair(c, STRIDE, job->stride);
-    pair(c, PAD, job->pad);
-    pair(c, DILATION, job->dilation);
+    lt__pair_of(c, STRIDE, job->stride);
+    lt__pair_of(c, PAD, job->pad);
+    lt__pair_of(c, DILATION, job->dilation);
     job->kernel[0] = w->dims[1];
     job->kernel[1] = w->dims[2];
     p->result = !backward ? LT_CUDNN_Y : i == X ? LT_CUDNN_X : LT_CUDNN_W;
@@ -158,9 +152,9 @@ static void window(const lt_call *c, lt_cudnn_job *job)
         job->kernel[i] = job->size[i]; /* global_avg_pool2d has no options */
     }
     if (c->schema->n_opt > 0) {
-        pair(c, KERNEL, job->kernel);
-        pair(c, KERNEL + 1 + STRIDE, job->stride);
-        pair(c, KERNEL + 1 + PAD, job->pad);
+        lt__pair_of(c, KERNEL, job->kernel);
+        lt__pair_of(c, KERNEL + 1 + STRIDE, job->stride);
+        lt__pair_of(c, KERNEL + 1 + PAD, job->pad);
     }
 }
 

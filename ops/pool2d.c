@@ -113,37 +113,12 @@ static lt_status run(const lt_call *c, const pool *p, int64_t rows, row_fn fn)
     return LT_OK;
 }
 
-typedef struct {
-    int64_t first, end;
-} range;
-
-/* The taps of output o that meet x: at least one. */
-static inline range taps_of(const lt_window *w, int axis, int64_t o)
-{
-    int64_t at = o * w->stride[axis] - w->pad[axis];
-    return (range){at < 0 ? -at : 0, lt__least(w->kernel[axis], w->in[axis] - at)};
-}
-
-/* The outputs whose windows hold input i. */
-static inline range outputs_of(const lt_window *w, int axis, int64_t i)
-{
-    int64_t at = i + w->pad[axis], before = at - w->kernel[axis], stride = w->stride[axis];
-    return (range){before < 0 ? 0 : before / stride + 1, lt__least(w->out[axis], at / stride + 1)};
-}
-
 /* Those of input i, when r was that of input i - 1: no division. */
-static inline void move_outputs(const lt_window *w, int axis, int64_t i, range *r)
+static inline void move_outputs(const lt_window *w, int axis, int64_t i, lt_extent *r)
 {
     int64_t at = i + w->pad[axis], stride = w->stride[axis];
     r->first += r->first * stride + w->kernel[axis] <= at;
     r->end += r->end < w->out[axis] && r->end * stride <= at;
-}
-
-/* The number of the tap of output (oh, ow) that meets input (ih, iw). */
-static inline int64_t tap_at(const lt_window *w, int64_t ih, int64_t iw, int64_t oh, int64_t ow)
-{
-    return (ih + w->pad[0] - oh * w->stride[0]) * w->kernel[1] + iw + w->pad[1] -
-           ow * w->stride[1];
 }
 
 /* Where the channels of a pixel begin. */
@@ -176,11 +151,11 @@ static void put_from(lt_tensor *from, int64_t i, int64_t tap)
 
 static void plain_output_row(const pool *p, int64_t image, int64_t oh)
 {
-    range down = taps_of(&p->w, 0, oh);
+    lt_extent down = lt__window_taps(&p->w, 0, oh);
     LT_FLOATS(p->dtype, T,
         for (int64_t i = 0; i < p->w.out[1] * p->channels; i++) {
             int64_t ow = i / p->channels, j = i % p->channels, tap = -1;
-            range right = taps_of(&p->w, 1, ow);
+            lt_extent right = lt__window_taps(&p->w, 1, ow);
             int64_t at = window_at(p, image, oh, ow) + j, to = small_at(p, image, oh, ow) + j;
             T most = 0;
             double sum = 0;
@@ -188,7 +163,7 @@ static void plain_output_row(const pool *p, int64_t image, int64_t oh)
                 for (int64_t kw = right.first; kw < right.end; kw++) {
                     T v = ((const T *)p->big)[at + (kh * p->w.in[1] + kw) * p->channels];
                     sum += (double)v;
-                    if (tap < 0 || (!(v <= most) && most == most)) {
+                    if (tap < 0 || LT_IS_MORE(v, most)) {
                         most = v;
                         tap = kh * p->w.kernel[1] + kw;
                     }
@@ -202,17 +177,18 @@ static void plain_output_row(const pool *p, int64_t image, int64_t oh)
 
 static void plain_input_row(const pool *p, int64_t image, int64_t ih)
 {
-    range down = outputs_of(&p->w, 0, ih);
+    lt_extent down = lt__window_outputs(&p->w, 0, ih);
     LT_FLOATS(p->dtype, T,
         for (int64_t i = 0; i < p->w.in[1] * p->channels; i++) {
             int64_t iw = i / p->channels, j = i % p->channels;
-            range right = outputs_of(&p->w, 1, iw);
+            lt_extent right = lt__window_outputs(&p->w, 1, iw);
             T *dx = (T *)p->big + big_at(p, image, ih, iw) + j;
             double sum = 0;
             for (int64_t oh = down.first; oh < down.end; oh++)
                 for (int64_t ow = right.first; ow < right.end; ow++) {
                     int64_t at = small_at(p, image, oh, ow) + j;
-                    if (!p->from || lt__integer(p->from, at) == tap_at(&p->w, ih, iw, oh, ow))
+                    int64_t tap = lt__window_tap(&p->w, ih, iw, oh, ow);
+                    if (!p->from || lt__integer(p->from, at) == tap)
                         sum += (double)((const T *)p->small)[at];
                 }
             LT_PUT(p->add, *dx, p->from ? (T)sum : (T)sum * (T)p->share);
@@ -321,8 +297,8 @@ typedef struct {
 #define FEW __asm__ volatile("")
 
 /* The pixels of x in the window of an output, from its tap (0, 0) on, and how many. down, right:
- * taps_of() it. */
-static int places_in(const pool *p, range down, range right, place *list)
+ * lt__window_taps() it. */
+static int places_in(const pool *p, lt_extent down, lt_extent right, place *list)
 {
     int n = 0;
     for (int64_t kh = down.first; kh < down.end; kh++)
@@ -334,16 +310,17 @@ static int places_in(const pool *p, range down, range right, place *list)
     return n;
 }
 
-/* The outputs whose windows hold a pixel of x, and how many. down, right: outputs_of() it. */
-static int places_over(const pool *p, int64_t image, int64_t ih, range down, int64_t iw,
-                       range right, place *list)
+/* The outputs whose windows hold a pixel of x, and how many. down, right: lt__window_outputs() it.
+ */
+static int places_over(const pool *p, int64_t image, int64_t ih, lt_extent down, int64_t iw,
+                       lt_extent right, place *list)
 {
     int n = 0;
     for (int64_t oh = down.first; oh < down.end; oh++)
         for (int64_t ow = right.first; ow < right.end; ow++) {
             FEW;
             list[n++] = (place){small_at(p, image, oh, ow),
-                                (int32_t)tap_at(&p->w, ih, iw, oh, ow)};
+                                (int32_t)lt__window_tap(&p->w, ih, iw, oh, ow)};
         }
     return n;
 }
@@ -440,10 +417,10 @@ LT_INLINE void gradients_of(const pool *p, const place *list, int places, int64_
 LT_INLINE void windows(const pool *p, int64_t image, int64_t oh, bool back, bool max, bool half)
 {
     place list[BYTES];
-    range down = taps_of(&p->w, 0, oh), right = {0, 0};
+    lt_extent down = lt__window_taps(&p->w, 0, oh), right = {0, 0};
     int places = 0, n = block_of(half);
     for (int64_t ow = 0; ow < p->w.out[1]; ow++) {
-        range taps = taps_of(&p->w, 1, ow);
+        lt_extent taps = lt__window_taps(&p->w, 1, ow);
         if (taps.first != right.first || taps.end != right.end)
             places = places_in(p, down, right = taps, list);
         int64_t at = window_at(p, image, oh, ow), to = small_at(p, image, oh, ow), left;
@@ -462,7 +439,7 @@ LT_INLINE void windows(const pool *p, int64_t image, int64_t oh, bool back, bool
 LT_INLINE void gradients(const pool *p, int64_t image, int64_t ih, bool max, bool half)
 {
     place list[BYTES];
-    range down = outputs_of(&p->w, 0, ih), right = outputs_of(&p->w, 1, 0);
+    lt_extent down = lt__window_outputs(&p->w, 0, ih), right = lt__window_outputs(&p->w, 1, 0);
     for (int64_t iw = 0; iw < p->w.in[1]; move_outputs(&p->w, 1, ++iw, &right)) {
         int64_t to = big_at(p, image, ih, iw), j = 0;
         int places = places_over(p, image, ih, down, iw, right, list), n = block_of(half);

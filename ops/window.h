@@ -1,4 +1,5 @@
-/* window.h - the geometry of a kernel that slides over an image, for conv2d and the pools.
+/* window.h - the geometry of a kernel that slides over an image, for conv2d and the pools, on the
+ * CPU and by CUDA.
  *
  * Arrays of two are (height, width). Output o and tap k of an axis meet input
  * o * stride - pad + k * dilation, or padding when that is outside [0, in).
@@ -12,6 +13,15 @@ typedef struct lt_window {
     int64_t in[2], out[2], kernel[2], stride[2], pad[2], dilation[2];
 } lt_window;
 
+/* The pair of option k: one integer for both, or two. That they are sound the shape rule has seen;
+ * lt__pair() is what it asks. */
+static inline void lt__pair_of(const lt_call *c, int k, int64_t value[2])
+{
+    value[0] = c->opt[k].i[0];
+    value[1] = c->opt[k].n > 1 ? c->opt[k].i[1] : value[0];
+}
+
+#ifndef __cplusplus
 /* Fills w->in from x (n, h, w, c), and w->out; the rest is set and at least 1 (pad: 0). LT_EINVAL
  * when no output fits. */
 static inline lt_status lt__window_fit(lt_window *w, const lt_tensor *x)
@@ -39,15 +49,16 @@ static inline lt_status lt__window_fit(lt_window *w, const lt_tensor *x)
                    (lt_ll)(x->dims[2] + 2 * w->pad[1]), LT_TEXT(x), (lt_ll)w->pad[0],
                    (lt_ll)w->pad[1]);
 }
+#endif
 
 /* The input that output o and tap k meet; it may be outside. */
-static inline int64_t lt__window_in(const lt_window *w, int axis, int64_t o, int64_t k)
+LT_BOTH static inline int64_t lt__window_in(const lt_window *w, int axis, int64_t o, int64_t k)
 {
     return o * w->stride[axis] - w->pad[axis] + k * w->dilation[axis];
 }
 
 /* The output whose tap k meets input i, or -1. */
-static inline int64_t lt__window_out(const lt_window *w, int axis, int64_t i, int64_t k)
+LT_BOTH static inline int64_t lt__window_out(const lt_window *w, int axis, int64_t i, int64_t k)
 {
     int64_t at = i + w->pad[axis] - k * w->dilation[axis];
     if (at < 0 || at % w->stride[axis] != 0 || at / w->stride[axis] >= w->out[axis])
@@ -68,5 +79,37 @@ static inline void lt__window_range(const lt_window *w, int axis, int64_t k, int
     if (*first > *end)
         *first = *end;
 }
+
+/* ==== Windows of pools: without dilation ====================================================== */
+
+typedef struct lt_extent { int64_t first, end; } lt_extent;
+
+/* The taps of output o that meet the image: at least one. */
+LT_BOTH static inline lt_extent lt__window_taps(const lt_window *w, int axis, int64_t o)
+{
+    int64_t at = o * w->stride[axis] - w->pad[axis], left = w->in[axis] - at;
+    lt_extent taps = {at < 0 ? -at : 0, w->kernel[axis] < left ? w->kernel[axis] : left};
+    return taps;
+}
+
+/* The outputs whose windows hold input i. */
+LT_BOTH static inline lt_extent lt__window_outputs(const lt_window *w, int axis, int64_t i)
+{
+    int64_t at = i + w->pad[axis], before = at - w->kernel[axis], last = at / w->stride[axis];
+    lt_extent outputs = {before < 0 ? 0 : before / w->stride[axis] + 1,
+                       w->out[axis] < last + 1 ? w->out[axis] : last + 1};
+    return outputs;
+}
+
+/* The number of the tap of output (oh, ow) that meets input (ih, iw). */
+LT_BOTH static inline int64_t lt__window_tap(const lt_window *w, int64_t ih, int64_t iw, int64_t oh,
+                                             int64_t ow)
+{
+    return (ih + w->pad[0] - oh * w->stride[0]) * w->kernel[1] + iw + w->pad[1] -
+           ow * w->stride[1];
+}
+
+/* Whether v comes in the place of the most so far: the first of equals stays, and the first nan. */
+#define LT_IS_MORE(v, most) (!((v) <= (most)) && (most) == (most))
 
 #endif

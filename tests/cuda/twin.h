@@ -175,7 +175,8 @@ static inline void digest(machine *m, const char *data, int64_t count, lt_dtype 
 
 typedef struct slack {        /* what a tensor may be off by, beside spacings of each element: */
     double spacings;          /* of f32, at the largest element */
-    double least;             /* of which this is the least */
+    double least;             /* of which this is the least; */
+    double by;                /* and this much more */
 } slack;
 
 /* Each element of the device's tensor is that of the host's, but for so many spacings; 0 of them:
@@ -185,8 +186,9 @@ static inline void compare_loosely(machine *m, const char *what, twin *t, int sp
     lt_dtype dtype = (lt_dtype)t->host->dtype;
     size_t size = lt_dtype_bytes(dtype), bytes = (size_t)t->host->count * size;
     char *got = malloc(bytes + 1);
-    double by = s.spacings > 0
-                    ? s.spacings * spacing(LT_F32, fmax(largest_of(t->host), s.least)) : 0;
+    double by = s.by;
+    if (s.spacings > 0)
+        by += s.spacings * spacing(LT_F32, fmax(largest_of(t->host), s.least));
     must(m->cuda.device->copy(m->cuda.device, got, t->tensor.data, bytes));
     must(m->cuda.device->sync(m->cuda.device));
     digest(m, got, t->host->count, dtype);
@@ -226,6 +228,7 @@ typedef struct spec {         /* of a test */
     int64_t first_row;
     uint64_t stream;
     double grad_offset;       /* of the output's gradient */
+    bool f32_grads;           /* gradients are f32, whatever the inputs are */
 } spec;
 
 /* Reads one shape; *text moves behind it. */
@@ -358,7 +361,8 @@ static inline void make_gradients(machine *m, const spec *s, call_twins *t)
         lt_tensor *x = t->in[i].host;
         if (!lt__is_float((lt_dtype)x->dtype))
             continue;
-        lt_tensor *dx = values(m, (lt_dtype)x->dtype, x->ndim, x->dims, 95 + (uint32_t)i, false);
+        lt_dtype dtype = s->f32_grads ? LT_F32 : (lt_dtype)x->dtype;
+        lt_tensor *dx = values(m, dtype, x->ndim, x->dims, 95 + (uint32_t)i, false);
         t->d_in[i] = twin_of(m, dx, s->shift * 2);
     }
 }

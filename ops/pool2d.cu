@@ -1,0 +1,292 @@
+/* pool2d.cu - the CUDA side of pool2d.c.
+ *
+ * What counts is memory: a thread makes as many neighbouring channels of a pixel as 16 bytes hold,
+ * with one load for each tap, and neighbours share the taps in cache. Windows are small: their sums
+ * are in f32. Backward gathers, as on the CPU: each gradient is written once, by one thread, so
+ * there are no atomics and the bits are the same each time. That is why maxima are not cuDNN's,
+ * whose backward scatters, and whose NaNs and ties are its own; means have nothing to gain there.
+ */
+#include "ops/cuda_fold.h"
+#include "ops/cuda_map.h"
+#include "ops/window.h"
+
+enum { KERNEL, STRIDE, PAD };
+enum { FROM = 1 };            /* the extra output of max_pool2d: which tap is the most */
+
+typedef struct pool {
+    lt_window w;
+    int64_t groups;           /* of the channels that a thread makes, in a pixel */
+    int64_t threads;
+    float taps, share;        /* of a window; 1 / taps */
+    int row, column;          /* taps from an output to the one below and beside it */
+    bool add;
+} pool;
+
+/* Elements of E that a thread makes. */
+template <class E> struct run { enum { V = 16 / sizeof(E) }; };
+
+/* big, small: x and y, or their gradients. results: of which side; V: of a thread. */
+static pool pool_of(const lt_call *c, const lt_tensor *big, const lt_tensor *small,
+                    const lt_tensor *results, int V)
+{
+    pool p = {};
+    lt__pair_of(c, KERNEL, p.w.kernel);
+    lt__pair_of(c, STRIDE, p.w.stride);
+    lt__pair_of(c, PAD, p.w.pad);
+    for (int i = 0; i < 2; i++) {
+        p.w.dilation[i] = 1;
+        p.w.in[i] = big->dims[1 + i];
+        p.w.out[i] = small->dims[1 + i];
+    }
+    p.groups = big->dims[3] / V;
+    p.threads = results->count / V;
+    p.taps = (float)p.w.kernel[0] * (float)p.w.kernel[1];
+    p.share = 1 / p.taps;
+    p.row = (int)(p.w.stride[0] * p.w.kernel[1]);
+    p.column = (int)p.w.stride[1];
+    return p;
+}
+
+typedef struct place { int64_t image, row, column, channel; } place;
+
+/* Where a thread's channels are, on the side of the results. */
+static __device__ place place_of(const pool &p, int64_t thread, const int64_t size[2], int V)
+{
+    int64_t pixel = lt__quotient(thread, p.groups), line = lt__quotient(pixel, size[1]);
+    place at;
+    at.channel = (thread - pixel * p.groups) * V;
+    at.column = pixel - line * size[1];
+    at.image = lt__quotient(line, size[0]);
+    at.row = line - at.image * size[0];
+    return at;
+}
+
+/* The first channel of a thread, in a pixel of the other side. */
+static __device__ int64_t pixel_at(const pool &p, const place &at, const int64_t size[2], int V,
+                                   int64_t row, int64_t column)
+{
+    return ((at.image * size[0] + row) * size[1] + column) * (p.groups * V) + at.channel;
+}
+
+/* ==== Forward ================================================================================= */
+
+template <class E, class I, int V>
+__global__ void __launch_bounds__(LT_THREADS)
+    max_kernel(const __grid_constant__ pool p, const E *x, E *y, I *from)
+{
+    int64_t thread = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
+    if (thread >= p.threads)
+        return;
+    place at = place_of(p, thread, p.w.out, V);
+    lt_extent down = lt__window_taps(&p.w, 0, at.row), right = lt__window_taps(&p.w, 1, at.column);
+    int64_t top = at.row * p.w.stride[0] - p.w.pad[0];
+    int64_t left = at.column * p.w.stride[1] - p.w.pad[1];
+    lt_pack<E, V> most = {};
+    lt_pack<I, V> tap = {};
+    bool first = true;
+    for (int64_t kh = down.first; kh < down.end; kh++)
+        for (int64_t kw = right.first; kw < right.end; kw++) {
+            lt_pack<E, V> v = lt__take<V>(x + pixel_at(p, at, p.w.in, V, top + kh, left + kw), 1);
+            for (int k = 0; k < V; k++)
+                if (first || LT_IS_MORE(lt__value(v.at[k]), lt__value(most.at[k]))) {
+                    most.at[k] = v.at[k];
+                    tap.at[k] = (I)(kh * p.w.kernel[1] + kw);
+                }
+            first = false;
+        }
+    *(lt_pack<E, V> *)(y + thread * V) = most;
+    *(lt_pack<I, V> *)(from + thread * V) = tap;
+}
+
+template <class E, int V>
+__global__ void __launch_bounds__(LT_THREADS)
+    mean_kernel(const __grid_constant__ pool p, const E *x, E *y)
+{
+    int64_t thread = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
+    if (thread >= p.threads)
+        return;
+    place at = place_of(p, thread, p.w.out, V);
+    lt_extent down = lt__window_taps(&p.w, 0, at.row), right = lt__window_taps(&p.w, 1, at.column);
+    int64_t top = at.row * p.w.stride[0] - p.w.pad[0];
+    int64_t left = at.column * p.w.stride[1] - p.w.pad[1];
+    float sum[V] = {};
+    for (int64_t kh = down.first; kh < down.end; kh++)
+        for (int64_t kw = right.first; kw < right.end; kw++) {
+            lt_pack<E, V> v = lt__take<V>(x + pixel_at(p, at, p.w.in, V, top + kh, left + kw), 1);
+            for (int k = 0; k < V; k++)
+                sum[k] += lt__value(v.at[k]);
+        }
+    lt_pack<E, V> mean;
+    for (int k = 0; k < V; k++)
+        mean.at[k] = lt_element<E>::of(sum[k] / p.taps);
+    *(lt_pack<E, V> *)(y + thread * V) = mean;
+}
+
+/* Whether a tensor can be moved V elements at once; size: of one. */
+static bool is_wide(const void *at, size_t size, int V) { return (uintptr_t)at % (size * V) == 0; }
+
+template <class E, class I, int V> static lt_status launch_max(lt_call *c)
+{
+    lt_tensor *x = c->in[0], *y = c->out[0];
+    pool p = pool_of(c, x, y, y, V);
+    return lt__launch(lt__cuda(c->ctx), lt__cuts(p.threads, LT_THREADS), max_kernel<E, I, V>, p,
+                      (const E *)x->data, (E *)y->data, (I *)c->out[FROM]->data);
+}
+
+template <class E, class I> static lt_status max_of(lt_call *c)
+{
+    enum { V = run<E>::V };
+    const lt_tensor *x = c->in[0];
+    bool wide = x->dims[3] % V == 0 && is_wide(x->data, sizeof(E), V) &&
+                is_wide(c->out[0]->data, sizeof(E), V) && is_wide(c->out[FROM]->data, sizeof(I), V);
+    return wide ? launch_max<E, I, V>(c) : launch_max<E, I, 1>(c);
+}
+
+static lt_status max_fwd(lt_call *c)
+{
+    bool bytes = c->out[FROM]->dtype == LT_U8;
+    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[0]->dtype, E,
+                   return bytes ? max_of<E, uint8_t>(c) : launch_max<E, int32_t, 1>(c);)
+}
+
+template <class E, int V> static lt_status launch_mean(lt_call *c)
+{
+    lt_tensor *x = c->in[0], *y = c->out[0];
+    pool p = pool_of(c, x, y, y, V);
+    return lt__launch(lt__cuda(c->ctx), lt__cuts(p.threads, LT_THREADS), mean_kernel<E, V>, p,
+                      (const E *)x->data, (E *)y->data);
+}
+
+template <class E> static lt_status mean_of(lt_call *c)
+{
+    enum { V = run<E>::V };
+    const lt_tensor *x = c->in[0];
+    bool wide = x->dims[3] % V == 0 && is_wide(x->data, sizeof(E), V) &&
+                is_wide(c->out[0]->data, sizeof(E), V);
+    return wide ? launch_mean<E, V>(c) : launch_mean<E, 1>(c);
+}
+
+static lt_status mean_fwd(lt_call *c)
+{
+    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[0]->dtype, E, return mean_of<E>(c);)
+}
+
+/* ==== Backward ================================================================================ */
+
+/* Of maxima when from is there, else of means. */
+template <class E, class I, int V>
+__global__ void __launch_bounds__(LT_THREADS)
+    back_kernel(const __grid_constant__ pool p, const E *dy, const I *from, E *dx)
+{
+    int64_t thread = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
+    if (thread >= p.threads)
+        return;
+    place at = place_of(p, thread, p.w.in, V);
+    lt_extent down = lt__window_outputs(&p.w, 0, at.row);
+    lt_extent right = lt__window_outputs(&p.w, 1, at.column);
+    int64_t i = pixel_at(p, at, p.w.out, V, down.first, right.first), pixel = p.groups * V;
+    int rows = (int)(down.end - down.first), columns = (int)(right.end - right.first);
+    int mine = (int)lt__window_tap(&p.w, at.row, at.column, down.first, right.first);
+    float sum[V] = {};
+    for (int r = 0; r < rows; r++, i += p.w.out[1] * pixel, mine -= p.row)
+        for (int q = 0; q < columns; q++) {
+            lt_pack<E, V> v = lt__take<V>(dy + i + q * pixel, 1);
+            lt_pack<I, V> tap = {};
+            if (from)
+                tap = lt__take<V>(from + i + q * pixel, 1);
+            for (int k = 0; k < V; k++)
+                sum[k] += !from || (int)tap.at[k] == mine - q * p.column ? lt__value(v.at[k]) : 0;
+        }
+    lt_pack<E, V> d = {};
+    if (p.add)
+        d = lt__take<V>((const E *)dx + thread * V, 1);
+    for (int k = 0; k < V; k++) {
+        float g = from ? sum[k] : sum[k] * p.share;
+        d.at[k] = lt_element<E>::of(p.add ? lt__value(d.at[k]) + g : g);
+    }
+    *(lt_pack<E, V> *)(dx + thread * V) = d;
+}
+
+template <class E, class I, int V> static lt_status launch_back(lt_call *c, const lt_tensor *from)
+{
+    lt_tensor *dx = c->d_in[0], *dy = c->d_out[0];
+    pool p = pool_of(c, dx, dy, dx, V);
+    p.add = c->add & 1;
+    return lt__launch(lt__cuda(c->ctx), lt__cuts(p.threads, LT_THREADS), back_kernel<E, I, V>, p,
+                      (const E *)dy->data, (const I *)(from ? from->data : NULL), (E *)dx->data);
+}
+
+template <class E> static lt_status back_of(lt_call *c)
+{
+    enum { V = run<E>::V };
+    const lt_tensor *dx = c->d_in[0], *from = c->op->n_aux > 0 ? c->out[FROM] : NULL;
+    if (from && from->dtype != LT_U8)
+        return launch_back<E, int32_t, 1>(c, from);
+    bool wide = dx->dims[3] % V == 0 && is_wide(dx->data, sizeof(E), V) &&
+                is_wide(c->d_out[0]->data, sizeof(E), V) && (!from || is_wide(from->data, 1, V));
+    return wide ? launch_back<E, uint8_t, V>(c, from) : launch_back<E, uint8_t, 1>(c, from);
+}
+
+static lt_status back(lt_call *c)
+{
+    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_in[0]->dtype, E, return back_of<E>(c);)
+}
+
+/* ==== global_avg_pool2d ======================================================================= */
+
+/* A fold over the pixels of each image. */
+static void plan_global(lt_fold_plan *plan, const lt_tensor *x)
+{
+    int64_t dims[] = {x->dims[0], x->dims[1] * x->dims[2], x->dims[3]};
+    lt__plan_fold(plan, 3, dims, 1 << 1, (size_t)(lt__cuda_at(NULL, x->dtype, 1) - (char *)NULL));
+}
+
+static size_t global_scratch(const lt_call *c, bool backward)
+{
+    lt_fold_plan plan;
+    if (backward)
+        return 0;
+    plan_global(&plan, c->in[0]);
+    return lt__fold_scratch(&plan, sizeof(double));
+}
+
+static lt_status global_fwd(lt_call *c)
+{
+    const lt_tensor *x = c->in[0], *y = c->out[0];
+    lt_fold_end end = {y->data, y->dtype, false, false, (double)(x->dims[1] * x->dims[2])};
+    lt_fold_plan plan;
+    plan_global(&plan, x);
+    LT_CUDA_FLOATS(lt__cuda(c->ctx), x->dtype, E,
+                   return lt__fold<lt_sum<E>>(lt__cuda(c->ctx), &plan, x->data, end, c->scratch);)
+}
+
+template <class E> struct shared : lt_types<1, E> {
+    float share;
+    __device__ float operator()(float dy, float, float) const { return dy * share; }
+};
+
+template <class E> static lt_status global_back(lt_call *c)
+{
+    lt_tensor *dx = c->d_in[0];
+    int64_t pixels = dx->dims[1] * dx->dims[2];
+    int64_t dims[] = {dx->dims[0], pixels, dx->dims[3]}, of_dy[] = {dx->dims[0], 1, dx->dims[3]};
+    shared<E> f;
+    lt_walk w;
+    f.share = (float)(1 / (double)pixels);
+    lt__walk_over(&w, 3, dims);
+    lt__walk_stretch(&w, 1, 3, of_dy);
+    lt__walk_merge(&w, 2);
+    return lt__map(lt__cuda(c->ctx), w, f, c->add & 1, dx->data, c->d_out[0]->data);
+}
+
+static lt_status global_bwd(lt_call *c)
+{
+    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_in[0]->dtype, E, return global_back<E>(c);)
+}
+
+void lt__cuda_pool2d(lt_kernels *op)
+{
+    lt__set_kernels(&op[LT_OP_max_pool2d], NULL, max_fwd, back);
+    lt__set_kernels(&op[LT_OP_avg_pool2d], NULL, mean_fwd, back);
+    lt__set_kernels(&op[LT_OP_global_avg_pool2d], global_scratch, global_fwd, global_bwd);
+}
