@@ -283,7 +283,8 @@ static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_cal
 /* Each sets its kernels in op[LT_OP_name]. */
 #define LT_CUDA_STEMS(X)                                                                           \
     X(unary) X(binary) X(compare) X(reduce) X(shape) X(update) X(pool2d) X(matmul)                 \
-    X(batch_norm) X(batch_norm_stats) X(layer_norm) X(softmax) X(loss) X(dropout) X(embedding)
+    X(batch_norm) X(batch_norm_stats) X(layer_norm) X(softmax) X(loss) X(dropout) X(embedding)     \
+    X(conv2d)
 #define X(stem) void lt__cuda_##stem(lt_kernels *op);
 LT_CUDA_STEMS(X)
 #undef X

@@ -45,6 +45,23 @@ TEST(linear_layers)
     check_all("linear", samples, COUNT(samples), 0x1p-12);
 }
 
+/* ==== Convolutions ============================================================================ */
+
+static const sample convolutions[] = {
+    {"", "2x5x5x3, 4x3x3x3, 4"}, {"pad=1", "2x5x4x3, 4x3x3x3"},
+    {"stride=2 pad=1", "1x7x6x2, 3x3x3x2, 3"}, {"dilation=2", "1x7x8x2, 3x3x3x2"},
+    {"stride=2,1 pad=1,0 dilation=2,3", "1x8x7x2, 2x3x2x2, 2"}, {"", "2x4x3x5, 7x1x1x5, 7"},
+    {"pad=1 groups=2", "2x4x5x4, 6x3x3x2, 6"}, {"groups=3 stride=2", "1x5x6x9, 3x2x3x3, 3"},
+    {"stride=3 pad=0,2", "1x9x8x1, 2x1x5x1, 2"}, {"pad=2", "1x2x2x2, 2x5x5x2"},
+    {"pad=1", "3x9x8x17, 70x3x3x17, 70"}, {"stride=3", "1x8x8x2, 2x2x2x2"},
+    {"pad=1", "0x5x5x3, 4x3x3x3, 4"}, {"stride=2", "2x30x31x3, 5x3x3x3"},
+    {"groups=2", "1x3x3x0, 0x3x3x0, 0"}, {"pad=1 groups=5", "1x7x5x5, 10x3x3x1, 10"}};
+
+TEST(convolutions_of_all_kinds)
+{
+    check_all("conv2d", convolutions, COUNT(convolutions), 0x1p-12);
+}
+
 /* Gradients of parameters that were read through their half copies. */
 static void check_f32_grads(const char *op, const sample *samples, int n)
 {
@@ -60,6 +77,7 @@ static void check_f32_grads(const char *op, const sample *samples, int n)
 TEST(f32_gradients_of_halves)
 {
     static const sample linear = {"", "70x9, 5x9, 5"}, matmul = {"", "2x3x4x5, 1x3x5x6"};
+    check_f32_grads("conv2d", convolutions, COUNT(convolutions));
     check_f32_grads("linear", &linear, 1);
     check_f32_grads("matmul", &matmul, 1);
 }

@@ -1,0 +1,303 @@
+/* conv2d.cu - the CUDA side of conv2d.c, by own kernels: products whose factors are matrices, and
+ * images behind a window.
+ *
+ *     y (pixels, out)    = windows of x (pixels, taps) by w^T
+ *     dx (pixels, in)    = what windows of y reach a pixel (pixels, taps) by w, turned
+ *     dw (out, taps)     = dy^T by windows of x
+ *
+ * for each group. A tap is a place in the kernel and a channel of the group, the channel running
+ * fastest, as in w.
+ */
+#include "ops/cuda_conv.h"
+#include "ops/cuda_tile.h"
+
+enum { X, W, B };
+enum { STRIDE, PAD, DILATION, GROUPS };
+
+/* ==== Images behind a window ================================================================== */
+
+/* One axis of a window, in ints: what is beyond them cuts no image. */
+typedef struct axis { int in, out, kernel, stride, pad, dilation; } axis;
+
+typedef struct frame {
+    axis h, w;
+    int channels, each;       /* of an image; of a group */
+} frame;
+
+/* Where the window of an output begins, or an input is; its image and group begin at `base`. */
+typedef struct spot { int64_t base; int h, w; } spot;
+typedef struct tap { int h, w, channel; } tap;
+
+/* Pixel i of images of these sizes, of a group. */
+static __device__ spot spot_of(const frame &f, int group, int i, int height, int width)
+{
+    int line = i / width, image = line / height;
+    int64_t pixels = (int64_t)image * f.h.in * f.w.in;
+    return spot{pixels * f.channels + (int64_t)group * f.each, line - image * height,
+                i - line * width};
+}
+
+static __device__ tap tap_of(const frame &f, int k)
+{
+    int at = k / f.each, row = at / f.w.kernel;
+    return tap{row, at - row * f.w.kernel, k - at * f.each};
+}
+
+/* The element of an image at a row and a column, of which one may be outside. */
+template <class E>
+__device__ float inside(const frame &f, const E *image, int64_t base, int h, int w, int channel)
+{
+    if (h < 0 || h >= f.h.in || w < 0 || w >= f.w.in)
+        return 0;
+    return lt__value(image[base + ((int64_t)h * f.w.in + w) * f.channels + channel]);
+}
+
+/* Row: an output pixel; term: a tap. */
+template <class E> struct windows {
+    typedef spot Row;
+    typedef tap Term;
+    static constexpr bool along = true;
+    const E *x;
+    frame f;
+
+    __device__ spot row(int group, int i) const
+    {
+        spot s = spot_of(f, group, i, f.h.out, f.w.out);
+        s.h = s.h * f.h.stride - f.h.pad;
+        s.w = s.w * f.w.stride - f.w.pad;
+        return s;
+    }
+    __device__ tap term(int k) const
+    {
+        tap t = tap_of(f, k);
+        t.h *= f.h.dilation;
+        t.w *= f.w.dilation;
+        return t;
+    }
+    __device__ float at(const spot &s, const tap &t) const
+    {
+        return inside(f, x, s.base, s.h + t.h, s.w + t.w, t.channel);
+    }
+};
+
+/* The same the other way round: a row is a tap, a term an output pixel. */
+template <class E> struct turned_windows {
+    struct Row { tap at; int group; };
+    typedef spot Term;
+    static constexpr bool along = false;
+    windows<E> of;
+
+    __device__ Row row(int group, int i) const { return Row{of.term(i), group}; }
+    __device__ spot term(int k) const { return of.row(0, k); }
+    __device__ float at(const Row &r, const spot &s) const
+    {
+        return of.at(s, tap{r.at.h, r.at.w, r.at.channel + r.group * of.f.each});
+    }
+};
+
+/* The output whose tap k meets input i, or -1. */
+static __device__ int met(const axis &a, int i, int k)
+{
+    int at = i + a.pad - k * a.dilation, o = at / a.stride;
+    return at >= 0 && o * a.stride == at ? o : -1;
+}
+
+/* Row: an input pixel; term: a tap, of the outputs that meet it. The frame's images are outputs. */
+template <class E> struct reached {
+    typedef spot Row;
+    typedef tap Term;
+    static constexpr bool along = true;
+    const E *dy;
+    frame f;                  /* with `in` and `out` changed */
+
+    __device__ spot row(int group, int i) const
+    {
+        return spot_of(f, group, i, f.h.out, f.w.out);
+    }
+    __device__ tap term(int k) const { return tap_of(f, k); }
+    __device__ float at(const spot &s, const tap &t) const
+    {
+        return inside(f, dy, s.base, met(f.h, s.h, t.h), met(f.w, s.w, t.w), t.channel);
+    }
+};
+
+/* Row: a channel of x in a group; term: a place in the kernel, and a channel of y in the group. */
+template <class E> struct turned_weights {
+    typedef int64_t Row, Term;
+    static constexpr bool along = false;
+    const E *w;
+    int in_each, out_each, places;
+
+    __device__ int64_t row(int group, int i) const
+    {
+        return (int64_t)group * out_each * places * in_each + i;
+    }
+    __device__ int64_t term(int k) const
+    {
+        int place = k / out_each;
+        return ((int64_t)(k - place * out_each) * places + place) * in_each;
+    }
+    __device__ float at(int64_t row, int64_t term) const { return lt__value(w[row + term]); }
+};
+
+/* ==== The sizes of a call ===================================================================== */
+
+static lt_cuda_conv conv_of(const lt_call *c, bool backward)
+{
+    const lt_tensor *x = c->in[X] ? c->in[X] : c->d_in[X], *w = c->in[W] ? c->in[W] : c->d_in[W];
+    const lt_tensor *y = backward ? c->d_out[0] : c->out[0];
+    lt_cuda_conv v = {};
+    lt__pair_of(c, STRIDE, v.w.stride);
+    lt__pair_of(c, PAD, v.w.pad);
+    lt__pair_of(c, DILATION, v.w.dilation);
+    for (int i = 0; i < 2; i++) {
+        v.w.in[i] = x->dims[1 + i];
+        v.w.out[i] = y->dims[1 + i];
+        v.w.kernel[i] = w->dims[1 + i];
+    }
+    v.n = x->dims[0];
+    v.in = x->dims[3];
+    v.out = w->dims[0];
+    v.groups = c->opt[GROUPS].i[0];
+    v.in_each = v.in / v.groups;
+    v.out_each = v.out / v.groups;
+    return v;
+}
+
+static int64_t places_of(const lt_cuda_conv *v) { return v->w.kernel[0] * v->w.kernel[1]; }
+
+/* y, dx and dw: (groups, m, n) of k terms. */
+static lt_tiles tiles_of_y(const lt_cuda_conv *v)
+{
+    return lt__tiles_of(v->groups, v->n * v->w.out[0] * v->w.out[1], v->out_each,
+                        places_of(v) * v->in_each, false);
+}
+
+static lt_tiles tiles_of_dx(const lt_cuda_conv *v)
+{
+    return lt__tiles_of(v->groups, v->n * v->w.in[0] * v->w.in[1], v->in_each,
+                        places_of(v) * v->out_each, false);
+}
+
+static lt_tiles tiles_of_dw(const lt_cuda_conv *v)
+{
+    return lt__tiles_of(v->groups, v->out_each, places_of(v) * v->in_each,
+                        v->n * v->w.out[0] * v->w.out[1], true);
+}
+
+enum { MOST = INT32_MAX / 4 };
+
+static int as_int(int64_t i) { return i < MOST ? (int)i : (int)MOST; }
+
+/* back: the frame's images are outputs, and its pixels inputs. A step beyond MOST leads out of any
+ * image, and so does MOST. */
+static axis axis_of(const lt_window *w, int i, bool back)
+{
+    return axis{as_int(back ? w->out[i] : w->in[i]), as_int(back ? w->in[i] : w->out[i]),
+                as_int(w->kernel[i]), as_int(w->stride[i]), as_int(w->pad[i]),
+                as_int(w->dilation[i])};
+}
+
+static frame frame_of(const lt_cuda_conv *v, bool back)
+{
+    return frame{axis_of(&v->w, 0, back), axis_of(&v->w, 1, back),
+                 as_int(back ? v->out : v->in), as_int(back ? v->out_each : v->in_each)};
+}
+
+/* ==== Own kernels ============================================================================= */
+
+template <class O>
+static lt_results<O> results_of(lt_tensor *t, int64_t batch, int64_t row, bool add)
+{
+    return lt_results<O>{(O *)t->data, batch, row, t->dtype, add, NULL, NULL};
+}
+
+static lt_status own_fwd(const lt_cuda_conv *v, lt_call *c)
+{
+    const lt_tensor *bias = c->n_in > B ? c->in[B] : NULL;
+    lt_cuda *cuda = lt__cuda(c->ctx);
+    lt_tiles t = tiles_of_y(v);
+    LT_CUDA_FLOATS(cuda, c->in[X]->dtype, E,
+        windows<E> a = {(const E *)c->in[X]->data, frame_of(v, false)};
+        lt_matrices<E> b = lt__matrices_of<E>(c->in[W]->data, t.k, 1, t.batch,
+                                              v->out_each * (int64_t)t.k);
+        lt_results<E> r = results_of<E>(c->out[0], v->out_each, v->out, false);
+        r.bias = (const E *)(bias ? bias->data : NULL);
+        return lt__tile_product(cuda, &t, a, b, r, NULL);)
+}
+
+/* E: of what is read; O: of the gradient. */
+template <class E, class O> static lt_status own_dx(const lt_cuda_conv *v, lt_call *c)
+{
+    lt_tiles t = tiles_of_dx(v);
+    reached<E> a = {(const E *)c->d_out[0]->data, frame_of(v, true)};
+    turned_weights<E> b = {(const E *)c->in[W]->data, as_int(v->in_each), as_int(v->out_each),
+                           as_int(places_of(v))};
+    return lt__tile_product(lt__cuda(c->ctx), &t, a, b,
+                            results_of<O>(c->d_in[X], v->in_each, v->in, c->add >> X & 1), NULL);
+}
+
+template <class E, class O> static lt_status own_dw(const lt_cuda_conv *v, lt_call *c)
+{
+    lt_tiles t = tiles_of_dw(v);
+    lt_matrices<E> a = lt__matrices_of<E>(c->d_out[0]->data, 1, v->out, t.batch, v->out_each);
+    turned_windows<E> b = {{(const E *)c->in[X]->data, frame_of(v, false)}};
+    return lt__tile_product(lt__cuda(c->ctx), &t, a, b,
+                            results_of<O>(c->d_in[W], (int64_t)t.m * t.n, t.n, c->add >> W & 1),
+                            c->scratch);
+}
+
+static lt_status own_grad(const lt_cuda_conv *v, lt_call *c, int i)
+{
+    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_out[0]->dtype, E,
+        if (c->d_in[i]->dtype == LT_F32)
+            return i == X ? own_dx<E, float>(v, c) : own_dw<E, float>(v, c);
+        return i == X ? own_dx<E, E>(v, c) : own_dw<E, E>(v, c);)
+}
+
+/* ==== Calls =================================================================================== */
+
+static lt_status check(const lt_cuda_conv *v, const lt_call *c)
+{
+    const lt_cuda *cuda = lt__cuda(c->ctx);
+    return v->w.pad[0] <= MOST && v->w.pad[1] <= MOST
+               ? LT_OK
+               : cuda->host->fail(LT_EUNSUPPORTED, "%s pads by at most %d", cuda->name, (int)MOST);
+}
+
+static lt_status fwd(lt_call *c)
+{
+    lt_cuda_conv v = conv_of(c, false);
+    LT_TRY(check(&v, c));
+    return own_fwd(&v, c);
+}
+
+static lt_status bwd(lt_call *c)
+{
+    lt_cuda_conv v = conv_of(c, true);
+    const lt_tensor *dy = c->d_out[0];
+    lt_tensor *db = c->n_in > B ? c->d_in[B] : NULL;
+    LT_TRY(check(&v, c));
+    for (int i = X; i <= W; i++)
+        if (c->d_in[i])
+            LT_TRY(own_grad(&v, c, i));
+    if (!db)
+        return LT_OK;
+    return lt__cuda_sum_rows(lt__cuda(c->ctx), db->data, db->dtype, dy->data, dy->dtype,
+                             v.n * v.w.out[0] * v.w.out[1], v.out, c->add >> B & 1);
+}
+
+static size_t scratch(const lt_call *c, bool backward)
+{
+    lt_cuda_conv v = conv_of(c, backward);
+    lt_tiles t = tiles_of_dw(&v);
+    if (!backward || !c->d_in[W])
+        return 0;
+    return lt__tile_scratch(&t);
+}
+
+void lt__cuda_conv2d(lt_kernels *op)
+{
+    lt__set_kernels(&op[LT_OP_conv2d], scratch, fwd, bwd);
+    op[LT_OP_conv2d].f32_grads = true;
+}
