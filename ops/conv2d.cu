@@ -269,7 +269,18 @@ static lt_status fwd(lt_call *c)
 {
     lt_cuda_conv v = conv_of(c, false);
     LT_TRY(check(&v, c));
-    return own_fwd(&v, c);
+    return lt__cuda_is_depthwise(&v) ? lt__cuda_depthwise_fwd(&v, c) : own_fwd(&v, c);
+}
+
+/* What depthwise.cu makes is of the type of what it reads, but for dw. */
+static bool is_depthwise_grad(const lt_cuda_conv *v, const lt_call *c, int i)
+{
+    return lt__cuda_is_depthwise(v) && (i == W || c->d_in[i]->dtype == c->d_out[0]->dtype);
+}
+
+static lt_status put_grad(const lt_cuda_conv *v, lt_call *c, int i)
+{
+    return is_depthwise_grad(v, c, i) ? lt__cuda_depthwise_grad(v, c, i) : own_grad(v, c, i);
 }
 
 static lt_status bwd(lt_call *c)
@@ -280,7 +291,7 @@ static lt_status bwd(lt_call *c)
     LT_TRY(check(&v, c));
     for (int i = X; i <= W; i++)
         if (c->d_in[i])
-            LT_TRY(own_grad(&v, c, i));
+            LT_TRY(put_grad(&v, c, i));
     if (!db)
         return LT_OK;
     return lt__cuda_sum_rows(lt__cuda(c->ctx), db->data, db->dtype, dy->data, dy->dtype,
@@ -293,7 +304,7 @@ static size_t scratch(const lt_call *c, bool backward)
     lt_tiles t = tiles_of_dw(&v);
     if (!backward || !c->d_in[W])
         return 0;
-    return lt__tile_scratch(&t);
+    return lt__cuda_is_depthwise(&v) ? lt__cuda_depthwise_scratch(&v) : lt__tile_scratch(&t);
 }
 
 void lt__cuda_conv2d(lt_kernels *op)

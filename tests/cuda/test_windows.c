@@ -62,6 +62,21 @@ TEST(convolutions_of_all_kinds)
     check_all("conv2d", convolutions, COUNT(convolutions), 0x1p-12);
 }
 
+static const sample depthwise[] = {
+    {"pad=1 groups=3", "2x5x4x3, 3x3x3x1, 3"}, {"stride=2 pad=1 groups=4", "1x6x6x4, 4x3x3x1"},
+    {"pad=1 groups=17", "2x7x5x17, 17x3x3x1"}, {"groups=8", "1x4x3x8, 8x3x3x1, 8"},
+    {"stride=2 pad=1 groups=33", "1x6x9x33, 33x3x3x1, 33"}, {"pad=1 groups=3", "1x1x1x3, 3x3x3x1"},
+    {"stride=2 groups=16", "2x5x8x16, 16x3x3x1"}, {"pad=1 groups=64", "3x9x8x64, 64x3x3x1, 64"},
+    {"stride=2 pad=1 groups=160", "2x7x7x160, 160x3x3x1, 160"}, {"pad=1 groups=132",
+    "1x7x7x132, 132x3x3x1"}, {"groups=5", "1x3x3x5, 5x3x3x1"}, {"pad=1 groups=4",
+    "0x5x5x4, 4x3x3x1, 4"}, {"stride=2 pad=1 groups=2", "40x17x16x2, 2x3x3x1"},
+    {"stride=2 groups=8", "1x6x6x8, 8x3x3x1"}, {"pad=1 groups=9", "1x3x40x9, 9x3x3x1, 9"}};
+
+TEST(depthwise_convolutions)
+{
+    check_all("conv2d", depthwise, COUNT(depthwise), 0x1p-12);
+}
+
 /* Gradients of parameters that were read through their half copies. */
 static void check_f32_grads(const char *op, const sample *samples, int n)
 {
@@ -78,6 +93,7 @@ TEST(f32_gradients_of_halves)
 {
     static const sample linear = {"", "70x9, 5x9, 5"}, matmul = {"", "2x3x4x5, 1x3x5x6"};
     check_f32_grads("conv2d", convolutions, COUNT(convolutions));
+    check_f32_grads("conv2d", depthwise, COUNT(depthwise));
     check_f32_grads("linear", &linear, 1);
     check_f32_grads("matmul", &matmul, 1);
 }
