@@ -16,8 +16,8 @@ typedef struct lt_cuda_conv {
 /* Whether the functions below have kernels for it: stride 1 or 2 along both axes, no dilation, and
  * pad 0 or 1. All shapes and addresses will do; those of whole vectors are faster. */
 bool lt__cuda_is_depthwise(const lt_cuda_conv *v);
-/* Of conv2d's call: y; the gradient of input i, 0 (x) or 1 (w), of which that of w may be f32 beside
- * halves. */
+/* Of conv2d's call: y; the gradient of input i, 0 (x) or 1 (w), of which that of w may be f32
+ * beside halves. */
 lt_status lt__cuda_depthwise_fwd(const lt_cuda_conv *v, lt_call *c);
 lt_status lt__cuda_depthwise_grad(const lt_cuda_conv *v, lt_call *c, int i);
 /* Bytes of call->scratch for the gradient of w. */

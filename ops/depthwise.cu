@@ -234,15 +234,18 @@ static lt_status data_gradient(const lt_cuda_conv *v, lt_call *c)
 
 /* ==== dw ====================================================================================== */
 
-template <int V> struct gradients {
-    struct Acc { float at[TAPS][V]; };
+template <int V> struct vector_sum {
+    typedef lt_pack<float, V> Acc;
     static __device__ Acc join(Acc a, const Acc &b)
     {
-        for (int i = 0; i < TAPS * V; i++)
-            a.at[i / V][i % V] += b.at[i / V][i % V];
+        for (int i = 0; i < V; i++)
+            a.at[i] += b.at[i];
         return a;
     }
 };
+
+/* Loads stay on their side of it: those of all nine pixels at once would take too many registers. */
+#define ROW_BY_ROW __asm__ volatile("" ::: "memory")
 
 /* from: x; to: of dy. sums: (parts, channels, taps). */
 template <class E, int V, int STRIDE>
@@ -253,29 +256,35 @@ __global__ void __launch_bounds__(LT_THREADS, 4)
     int group = (int)(blockIdx.x % p.blocks) * p.columns + lane, channel = group * V;
     int first = part * p.part, pixel = first + threadIdx.x / p.columns;
     int last = p.all - first < p.part ? p.all : first + p.part;
-    typename gradients<V>::Acc sum = {};
+    lt_pack<float, V> sum[TAPS] = {};
 #pragma unroll 1
     for (; pixel < last && group < p.groups; pixel += LT_THREADS / p.columns) {
         int line = pixel / p.to[1], image = line / p.to[0];
         int top = (line - image * p.to[0]) * STRIDE - p.pad;
         int left = (pixel - line * p.to[1]) * STRIDE - p.pad;
         int64_t corner = ((int64_t)image * p.from[0] + top) * p.from[1] + left;
+        const E *row = x + (corner * p.channels + channel);
         lt_pack<E, V> g = *(const lt_pack<E, V> *)(dy + ((int64_t)pixel * p.channels + channel));
 #pragma unroll
         for (int k = 0; k < TAPS; k++) {
+            if (k > 0 && k % SIDE == 0) {
+                row += (int64_t)p.from[1] * p.channels;
+                ROW_BY_ROW;
+            }
             lt_pack<E, V> v = {};
             if (is_in(top + k / SIDE, left + k % SIDE, p.from))
-                v = *(const lt_pack<E, V> *)(x + ((corner + k / SIDE * p.from[1] + k % SIDE) *
-                                                      p.channels + channel));
+                v = *(const lt_pack<E, V> *)(row + k % SIDE * (int64_t)p.channels);
             for (int i = 0; i < V; i++)
-                sum.at[k][i] = fmaf(lt__value(v.at[i]), lt__value(g.at[i]), sum.at[k][i]);
+                sum[k].at[i] = fmaf(lt__value(v.at[i]), lt__value(g.at[i]), sum[k].at[i]);
         }
     }
-    sum = lt__join_lanes<gradients<V>>(sum, p.columns, LT_THREADS / p.columns);
-    if ((int)threadIdx.x >= p.columns || group >= p.groups)
-        return;
-    for (int k = 0; k < TAPS * V; k++)
-        sums[((int64_t)part * p.channels + channel + k % V) * TAPS + k / V] = sum.at[k / V][k % V];
+    float *to = sums + ((int64_t)part * p.channels + channel) * TAPS;
+#pragma unroll
+    for (int k = 0; k < TAPS; k++) {
+        sum[k] = lt__join_lanes<vector_sum<V>>(sum[k], p.columns, LT_THREADS / p.columns);
+        for (int i = 0; i < V && (int)threadIdx.x < p.columns && group < p.groups; i++)
+            to[i * TAPS + k] = sum[k].at[i];
+    }
 }
 
 static int64_t pixels_of(const lt_cuda_conv *v) { return v->n * v->w.out[0] * v->w.out[1]; }

@@ -175,7 +175,7 @@ static lt_status mean_fwd(lt_call *c)
 
 /* Of maxima when from is there, else of means. */
 template <class E, class I, int V>
-__global__ void __launch_bounds__(LT_THREADS)
+__global__ void __launch_bounds__(LT_THREADS, 4)
     back_kernel(const __grid_constant__ pool p, const E *dy, const I *from, E *dx)
 {
     int64_t thread = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
