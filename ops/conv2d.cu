@@ -1,5 +1,6 @@
-/* conv2d.cu - the CUDA side of conv2d.c, by own kernels: products whose factors are matrices, and
- * images behind a window.
+/* conv2d.cu - the CUDA side of conv2d.c. A convolution is depthwise.cu's, if that takes it; else
+ * cuDNN's, if that is there and takes it; else it is computed here, by products whose factors are
+ * matrices, and images behind a window:
  *
  *     y (pixels, out)    = windows of x (pixels, taps) by w^T
  *     dx (pixels, in)    = what windows of y reach a pixel (pixels, taps) by w, turned
@@ -269,18 +270,20 @@ static lt_status fwd(lt_call *c)
 {
     lt_cuda_conv v = conv_of(c, false);
     LT_TRY(check(&v, c));
-    return lt__cuda_is_depthwise(&v) ? lt__cuda_depthwise_fwd(&v, c) : own_fwd(&v, c);
+    if (lt__cuda_is_depthwise(&v))
+        return lt__cuda_depthwise_fwd(&v, c);
+    lt_status status = lt__nvidia_conv2d_fwd(lt__cuda(c->ctx)->nvidia, c);
+    return status == LT_EUNSUPPORTED ? own_fwd(&v, c) : status;
 }
 
 /* What depthwise.cu makes is of the type of what it reads, but for dw. */
-static bool is_depthwise_grad(const lt_cuda_conv *v, const lt_call *c, int i)
-{
-    return lt__cuda_is_depthwise(v) && (i == W || c->d_in[i]->dtype == c->d_out[0]->dtype);
-}
-
 static lt_status put_grad(const lt_cuda_conv *v, lt_call *c, int i)
 {
-    return is_depthwise_grad(v, c, i) ? lt__cuda_depthwise_grad(v, c, i) : own_grad(v, c, i);
+    if (lt__cuda_is_depthwise(v))
+        return i == W || c->d_in[i]->dtype == c->d_out[0]->dtype ? lt__cuda_depthwise_grad(v, c, i)
+                                                                  : own_grad(v, c, i);
+    lt_status status = lt__nvidia_conv2d_grad(lt__cuda(c->ctx)->nvidia, c, i);
+    return status == LT_EUNSUPPORTED ? own_grad(v, c, i) : status;
 }
 
 static lt_status bwd(lt_call *c)
@@ -302,9 +305,11 @@ static size_t scratch(const lt_call *c, bool backward)
 {
     lt_cuda_conv v = conv_of(c, backward);
     lt_tiles t = tiles_of_dw(&v);
-    if (!backward || !c->d_in[W])
-        return 0;
-    return lt__cuda_is_depthwise(&v) ? lt__cuda_depthwise_scratch(&v) : lt__tile_scratch(&t);
+    if (lt__cuda_is_depthwise(&v))
+        return backward && c->d_in[W] ? lt__cuda_depthwise_scratch(&v) : 0;
+    size_t bytes = lt__nvidia_conv2d_scratch(lt__cuda(c->ctx)->nvidia, c, backward);
+    size_t own = backward && c->d_in[W] ? lt__tile_scratch(&t) : 0;
+    return bytes > own ? bytes : own;
 }
 
 void lt__cuda_conv2d(lt_kernels *op)

@@ -82,6 +82,7 @@ static lt_status cuda_sync(lt_device *device)
 static void cuda_close(lt_device *device)
 {
     lt_cuda *cuda = enter(device);
+    lt__nvidia_free(cuda->nvidia);
     lt__cuda_stream_close(cuda);
     (void)cudaStreamDestroy(cuda->stream);
     (void)cudaFree(cuda->partial);
@@ -291,16 +292,42 @@ static lt_cuda *device_new(const lt_host *host, int index)
     return cuda;
 }
 
-static void describe(lt_accelerator *accelerator, int index)
+static lt_status sum_rows(lt_device *device, void *to, lt_dtype to_dtype, const void *from,
+                          lt_dtype from_dtype, int64_t rows, int64_t cols, bool add)
+{
+    return lt__cuda_sum_rows(enter(device), to, to_dtype, from, from_dtype, rows, cols, add);
+}
+
+/* What NVIDIA's libraries are lent, and they. False: out of memory. */
+static bool lend(lt_cuda *cuda, const char *name)
+{
+    int major = 0, minor = 0, processors = 0, driver = 0;
+    (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda->index);
+    (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, cuda->index);
+    (void)cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, cuda->index);
+    (void)cudaDriverGetVersion(&driver);
+    snprintf(cuda->model, sizeof cuda->model, "%.64s, sm_%d%d, %d SMs, driver %d", name, major,
+             minor, processors, driver);
+    cuda->lent = lt_cuda_lent{cuda->host, &cuda->device, cuda->stream, cuda->index, cuda->model,
+                              sum_rows};
+    cuda->nvidia = lt__nvidia_new(&cuda->lent);
+    return cuda->nvidia != NULL;
+}
+
+static bool describe(lt_accelerator *accelerator, lt_cuda *cuda)
 {
     cudaDeviceProp prop;
+    char version[32];
     int runtime = 0;
     const char *name = "CUDA device";
-    if (cudaGetDeviceProperties(&prop, index) == cudaSuccess)
+    if (cudaGetDeviceProperties(&prop, cuda->index) == cudaSuccess)
         name = prop.name;
     (void)cudaRuntimeGetVersion(&runtime);
-    snprintf(accelerator->name, sizeof accelerator->name, "%.64s (CUDA %d.%d)", name,
-             major_of(runtime), minor_of(runtime));
+    if (!lend(cuda, name))
+        return false;
+    snprintf(accelerator->name, sizeof accelerator->name, "%.48s (%s, CUDA %d.%d)", name,
+             lt__nvidia_version(cuda->nvidia, version), major_of(runtime), minor_of(runtime));
+    return true;
 }
 
 extern "C" LT_API int lt_accelerator_open(const char *version, const lt_host *host, int index,
@@ -310,19 +337,20 @@ extern "C" LT_API int lt_accelerator_open(const char *version, const lt_host *ho
         return -1;
     lt_cuda *cuda = device_new(host, index);
     cudaError_t error = cuda ? begin(cuda) : cudaErrorMemoryAllocation;
+    *accelerator = lt_accelerator{};
+    if (error == cudaSuccess && !describe(accelerator, cuda))
+        error = cudaErrorMemoryAllocation;
     if (error != cudaSuccess) {
         snprintf(text, bytes, "cuda:%d cannot be used: %s", index, cudaGetErrorString(error));
         if (cuda)
             cuda_close(&cuda->device);
         return -1;
     }
-    *accelerator = lt_accelerator{};
     accelerator->device = &cuda->device;
     accelerator->rescale = lt__cuda_rescale;
     accelerator->judge = lt__cuda_judge;
     accelerator->pardon = lt__cuda_pardon;
     accelerator->check_loss = lt__cuda_check_loss;
-    describe(accelerator, index);
 #define X(stem) lt__cuda_##stem(accelerator->op);
     LT_CUDA_STEMS(X)
 #undef X

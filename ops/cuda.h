@@ -17,6 +17,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "ops/cuda_nvidia.h"
 #include "ops/kernel.h"
 #include "ops/plugin.h"
 
@@ -29,6 +30,9 @@ typedef struct lt_cuda {
     cudaStream_t stream;
     void *partial;            /* of lt_rescale(), on the device */
     void *sums;               /* of lt__cuda_sum_rows() */
+    lt_cuda_lent lent;        /* to nvidia */
+    lt_nvidia *nvidia;
+    char model[160];
     struct lt_bad_id *bad_id; /* pinned; see lt__cuda_check_ids() */
     cudaStream_t uploads;     /* copies beside it */
     cudaEvent_t event[LT_MARKS]; /* of the last marks; */

@@ -244,7 +244,7 @@ template <int V> struct vector_sum {
     }
 };
 
-/* Loads stay on their side of it: those of all nine pixels at once would take too many registers. */
+/* Loads stay on their side of it: those of nine pixels at once would take too many registers. */
 #define ROW_BY_ROW __asm__ volatile("" ::: "memory")
 
 /* from: x; to: of dy. sums: (parts, channels, taps). */

@@ -1,4 +1,5 @@
-/* matmul.cu - the CUDA side of matmul.c and of product.c: matmul, linear, and sums of rows. */
+/* matmul.cu - the CUDA side of matmul.c and of product.c: matmul, linear, and sums of rows.
+ * Products are cuBLASLt's, and by own kernels where it has none, or is not there. */
 #include "ops/cuda_fold.h"
 #include "ops/cuda_tile.h"
 
@@ -51,7 +52,7 @@ static sizes sizes_of(const lt_tensor *w, const lt_tensor *y)
 
 static lt_tensor *bias_of(const lt_call *c, lt_tensor **of) { return c->n_in > B ? of[B] : NULL; }
 
-static lt_status linear_fwd(lt_call *c)
+static lt_status own_linear_fwd(lt_call *c)
 {
     lt_tensor *x = c->in[X], *w = c->in[W], *b = bias_of(c, c->in), *y = c->out[0];
     lt_cuda *cuda = lt__cuda(c->ctx);
@@ -85,7 +86,7 @@ static lt_status linear_grad(lt_call *c, int i)
                                 c->scratch);)
 }
 
-static lt_status linear_bwd(lt_call *c)
+static lt_status own_linear_bwd(lt_call *c)
 {
     lt_tensor *dy = c->d_out[0], *db = bias_of(c, c->d_in);
     for (int i = X; i <= W; i++)
@@ -102,13 +103,25 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 static size_t linear_scratch(const lt_call *c, bool backward)
 {
-    size_t bytes = 0;
+    size_t bytes = lt__nvidia_linear_scratch(lt__cuda(c->ctx)->nvidia, c, backward);
     for (int i = X; i <= W && backward; i++)
         if (c->d_in[i]) {
             lt_tiles t = linear_tiles(c, i);
             bytes = larger(bytes, lt__tile_scratch(&t));
         }
     return bytes;
+}
+
+static lt_status linear_fwd(lt_call *c)
+{
+    lt_status status = lt__nvidia_linear_fwd(lt__cuda(c->ctx)->nvidia, c);
+    return status == LT_EUNSUPPORTED ? own_linear_fwd(c) : status;
+}
+
+static lt_status linear_bwd(lt_call *c)
+{
+    lt_status status = lt__nvidia_linear_bwd(lt__cuda(c->ctx)->nvidia, c);
+    return status == LT_EUNSUPPORTED ? own_linear_bwd(c) : status;
 }
 
 /* ==== matmul ================================================================================== */
@@ -235,7 +248,7 @@ static lt_status run(lt_call *c, const pairs *s, int wanted, lt_tensor *const t[
                                               v.row_out, add), c->scratch);)
 }
 
-static lt_status matmul_fwd(lt_call *c)
+static lt_status own_matmul_fwd(lt_call *c)
 {
     pairs s = pair_up(c->in[X], c->in[Y]);
     lt_tensor *t[] = {c->in[X], c->in[Y], NULL};
@@ -247,7 +260,7 @@ static pairs pairs_back(const lt_call *c)
     return pair_up(c->in[X] ? c->in[X] : c->d_in[X], c->in[Y] ? c->in[Y] : c->d_in[Y]);
 }
 
-static lt_status matmul_bwd(lt_call *c)
+static lt_status own_matmul_bwd(lt_call *c)
 {
     pairs s = pairs_back(c);
     lt_tensor *t[] = {c->in[X], c->in[Y], c->d_out[0]};
@@ -259,7 +272,7 @@ static lt_status matmul_bwd(lt_call *c)
 
 static size_t matmul_scratch(const lt_call *c, bool backward)
 {
-    size_t bytes = 0;
+    size_t bytes = lt__nvidia_matmul_scratch(lt__cuda(c->ctx)->nvidia, c, backward);
     pairs s = backward ? pairs_back(c) : pair_up(c->in[X], c->in[Y]);
     for (int i = X; i <= Y && backward; i++)
         if (c->d_in[i]) {
@@ -267,6 +280,18 @@ static size_t matmul_scratch(const lt_call *c, bool backward)
             bytes = larger(bytes, lt__tile_scratch(&v.tiles));
         }
     return bytes;
+}
+
+static lt_status matmul_fwd(lt_call *c)
+{
+    lt_status status = lt__nvidia_matmul_fwd(lt__cuda(c->ctx)->nvidia, c);
+    return status == LT_EUNSUPPORTED ? own_matmul_fwd(c) : status;
+}
+
+static lt_status matmul_bwd(lt_call *c)
+{
+    lt_status status = lt__nvidia_matmul_bwd(lt__cuda(c->ctx)->nvidia, c);
+    return status == LT_EUNSUPPORTED ? own_matmul_bwd(c) : status;
 }
 
 void lt__cuda_matmul(lt_kernels *op)

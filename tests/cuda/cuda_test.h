@@ -2,28 +2,10 @@
 #ifndef TESTS_CUDA_CUDA_TEST_H
 #define TESTS_CUDA_CUDA_TEST_H
 
-#include <dlfcn.h>
-#include <libgen.h>
-#include <limits.h>
-#include <stdlib.h>
-#include <unistd.h>
-
 #include "ops/cudnn.h"
-#include "tests/cuda/stand_in.h"
-#include "tests/lt_test.h"
+#include "tests/cuda/libs.h"
 
 static const lt_host test_host = {lt_fail, lt_log};
-
-/* A file beside the test's own program, in a buffer of the caller. */
-static inline char *beside(const char *name, char path[PATH_MAX])
-{
-    char program[PATH_MAX] = "";
-    if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
-        FAIL("there is no /proc/self/exe");
-    if (snprintf(path, PATH_MAX, "%s/%s", dirname(program), name) >= PATH_MAX)
-        FAIL("the path is too long");
-    return path;
-}
 
 /* The whole of a small file. */
 static inline void read_text(const char *path, char *text, size_t bytes)
@@ -34,20 +16,6 @@ static inline void read_text(const char *path, char *text, size_t bytes)
     size_t n = fread(text, 1, bytes - 1, file);
     text[n] = 0;
     fclose(file);
-}
-
-/* What a stand-in beside the program is told, and says: one engine, nothing done yet. Libraries are
- * looked for there first from now on. */
-static inline stand_in *open_stand_in(const char *soname)
-{
-    char path[PATH_MAX];
-    setenv("LUATRAIN_CUDA_LIBS", beside("libs", path), 1);
-    void *library = dlopen(strcat(strcat(path, "/"), soname), RTLD_NOW | RTLD_LOCAL);
-    stand_in *state = library ? dlsym(library, "stand_in_state") : NULL;
-    if (!state)
-        FAIL("%s", dlerror());
-    *state = (stand_in){.engines = {{{.number = 1, .note = -1}}}};
-    return state;
 }
 
 /* xorshift64* (Vigna, 2016): from 0 to n - 1. */

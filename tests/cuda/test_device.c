@@ -54,7 +54,7 @@ TEST(what_a_machine_lacks)
 TEST(its_name)
 {
     machine m = machine_open();
-    CHECK(strcmp(m.cuda.name, "shim (CUDA 13.0)") == 0);
+    CHECK(strcmp(m.cuda.name, "shim (without cuDNN, CUDA 13.0)") == 0);
     CHECK(strcmp(m.cuda.device->name, "cuda:0") == 0);
     CHECK(!m.cuda.device->is_host);
     lt_ctx_free(m.ctx);

@@ -6,14 +6,10 @@
 #ifndef TESTS_CUDA_TWIN_H
 #define TESTS_CUDA_TWIN_H
 
-#include <dlfcn.h>
-#include <stdlib.h>
-#include <unistd.h>
-
 #include "autograd/tape.h"
 #include "ops/plugin.h"
+#include "tests/cuda/libs.h"
 #include "tests/cuda/shim.h"
-#include "tests/lt_test.h"
 
 typedef struct machine {
     lt_ctx *ctx;
@@ -29,12 +25,8 @@ static const lt_host host_table = {lt_fail, lt_log};
 
 static inline void *from_plugin(const char *name)
 {
-    char path[4096];
-    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 64);
-    CHECK(n > 0);
-    path[n] = 0;
-    strcpy(strrchr(path, '/'), "/libluatrain-cuda.so");
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    char path[PATH_MAX];
+    void *library = dlopen(beside("libluatrain-cuda.so", path), RTLD_NOW | RTLD_LOCAL);
     if (!library)
         FAIL("%s", dlerror());
     void *at = dlsym(library, name);
@@ -43,12 +35,14 @@ static inline void *from_plugin(const char *name)
     return at;
 }
 
-/* An open device in a context with reference kernels. lt_ctx_free(m.ctx) ends it. */
-static inline machine machine_open(void)
+/* An open device in a context with reference kernels, which has NVIDIA's libraries or only its own
+ * kernels. lt_ctx_free(m.ctx) ends it. */
+static inline machine machine_with(bool libraries)
 {
     char text[256] = "";
     machine m = {.ctx = lt_open(&(lt_config){.reference = true, .threads = 1})};
     lt_accelerator_open_fn open;
+    use_libraries(libraries);
     *(void **)&open = from_plugin("lt_accelerator_open");
     *(void **)&m.count = from_plugin("shim_count");
     *(void **)&m.order = from_plugin("shim_order");
@@ -58,6 +52,8 @@ static inline machine machine_open(void)
     m.ctx->devices[1] = m.cuda.device;
     return m;
 }
+
+static inline machine machine_open(void) { return machine_with(false); }
 
 /* ==== Twins =================================================================================== */
 

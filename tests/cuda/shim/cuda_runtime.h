@@ -131,7 +131,10 @@ enum cudaMemcpyKind {
     cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice,
     cudaMemcpyDefault
 };
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrComputeCapabilityMajor = 75 };
+enum cudaDeviceAttr {
+    cudaDevAttrMultiProcessorCount = 16, cudaDevAttrComputeCapabilityMajor = 75,
+    cudaDevAttrComputeCapabilityMinor = 76
+};
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 
 typedef struct shim_stream *cudaStream_t;

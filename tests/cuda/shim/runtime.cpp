@@ -9,6 +9,7 @@
 #include <mutex>
 #include <vector>
 
+#include "enter.h"
 #include "shim.h"
 #include "tests/cuda/shim.h"
 
@@ -181,6 +182,20 @@ void shim_fault(const char *fmt, ...)
     va_end(args);
 }
 
+void shim_enter(void)
+{
+    guard g(lock);
+    drain_all();
+    open_memory();
+}
+
+void shim_leave(void)
+{
+    guard g(lock);
+    has_run = true;
+    close_memory();
+}
+
 extern "C" int64_t shim_count(int what) { return counts[what]; }
 
 extern "C" void shim_machine(int a_driver, int devices, int a_capability)
@@ -219,7 +234,9 @@ cudaError_t cudaSetDevice(int device)
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int)
 {
-    *value = attr == cudaDevAttrComputeCapabilityMajor ? capability : 4;
+    *value = attr == cudaDevAttrComputeCapabilityMajor   ? capability
+             : attr == cudaDevAttrComputeCapabilityMinor ? 0
+                                                         : 4;
     return cudaSuccess;
 }
 

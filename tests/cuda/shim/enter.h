@@ -1,0 +1,16 @@
+/* enter.h - how code of the host gets at device memory, as a kernel would. */
+#ifndef TESTS_CUDA_SHIM_ENTER_H
+#define TESTS_CUDA_SHIM_ENTER_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* All that is queued has run, and memory is open from here ... */
+void shim_enter(void);
+void shim_leave(void); /* ... to here; what lies around allocations will be looked after */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

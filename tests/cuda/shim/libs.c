@@ -1,0 +1,59 @@
+/* libs.c - the stand-ins for NVIDIA's libraries compute at once, and on the host. So that they may,
+ * and in the order of the stream, the two functions that run something first have all run that
+ * waits in queues, and open device memory for as long as they take.
+ *
+ * The linker gives calls of lt__cudnn_open_library() and lt__cublaslt_open() to those here.
+ */
+#include "ops/cuda_libs.h"
+#include "tests/cuda/shim/enter.h"
+
+static __typeof__(cudnnBackendExecute) *run_plan;
+static __typeof__(cublasLtMatmul) *run_product;
+
+int __real_lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes);
+int __real_lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes);
+int __wrap_lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes);
+int __wrap_lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes);
+
+static cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
+                             cudnnBackendDescriptor_t pack)
+{
+    shim_enter();
+    cudnnStatus_t status = run_plan(handle, plan, pack);
+    shim_leave();
+    return status;
+}
+
+static cublasStatus_t multiply(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                               const void *alpha, const void *a, cublasLtMatrixLayout_t of_a,
+                               const void *b, cublasLtMatrixLayout_t of_b, const void *beta,
+                               const void *c, cublasLtMatrixLayout_t of_c, void *d,
+                               cublasLtMatrixLayout_t of_d, const cublasLtMatmulAlgo_t *algo,
+                               void *workspace, size_t bytes, cudaStream_t stream)
+{
+    shim_enter();
+    cublasStatus_t status = run_product(handle, desc, alpha, a, of_a, b, of_b, beta, c, of_c, d,
+                                        of_d, algo, workspace, bytes, stream);
+    shim_leave();
+    return status;
+}
+
+int __wrap_lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes)
+{
+    int status = __real_lt__cudnn_open_library(table, text, bytes);
+    if (status == 0) {
+        run_plan = table->cudnnBackendExecute;
+        table->cudnnBackendExecute = execute;
+    }
+    return status;
+}
+
+int __wrap_lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes)
+{
+    int status = __real_lt__cublaslt_open(table, text, bytes);
+    if (status == 0) {
+        run_product = table->cublasLtMatmul;
+        table->cublasLtMatmul = multiply;
+    }
+    return status;
+}

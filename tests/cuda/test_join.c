@@ -1,0 +1,150 @@
+/* test_join.c - the CUDA backend and NVIDIA's libraries: who computes what, what is said where a
+ * library is missing, and what becomes of it all when the backend closes. The libraries are
+ * stand-ins.
+ */
+#include "tests/lt_test.h"
+
+#ifdef LT_WITH_CUDNN
+#include "tests/cuda/twin.h"
+
+static char said[1024];
+static int warnings;
+
+static void listen_to(void *ud, lt_log_level level, const char *text)
+{
+    (void)ud;
+    if (level == LT_LOG_WARN) {
+        warnings++;
+        snprintf(said, sizeof said, "%s", text);
+    }
+}
+
+typedef struct libraries { stand_in *dnn, *blas; } libraries;
+
+static libraries both(void)
+{
+    return (libraries){open_stand_in("libcudnn.so.9"), open_stand_in("libcublasLt.so.13")};
+}
+
+static void run(machine *m, const char *op, const char *options, const char *shapes)
+{
+    const spec s = {.op = op, .options = options, .dtype = LT_F32, .shapes = shapes,
+                    .spacings = 1, .slack = 0x1p-12};
+    check_call(m, &s, op);
+}
+
+static bool contains(const char *text, const char *part)
+{
+    if (strstr(text, part))
+        return true;
+    printf("'%s' is not in '%s'\n", part, text);
+    return false;
+}
+
+TEST(its_name_with_libraries)
+{
+    libraries l = both();
+    l.dnn->version = 91900;
+    lt_accelerator cuda;
+    lt_accelerator_open_fn open;
+    *(void **)&open = from_plugin("lt_accelerator_open");
+    CHECK_EQ(open(LT_VERSION, &host_table, 0, &cuda, said, sizeof said), 0);
+    CHECK(strcmp(cuda.name, "shim (cuDNN 9.19.0, CUDA 13.0)") == 0);
+    CHECK_EQ(l.dnn->live, 0); /* no handle yet */
+    CHECK_EQ(l.blas->live, 0);
+    cuda.device->close(cuda.device);
+}
+
+TEST(convolutions_are_cudnns)
+{
+    machine m = machine_with(true);
+    libraries l = both();
+    run(&m, "conv2d", "pad=1", "2x5x4x3, 4x3x3x3, 4");
+    CHECK_EQ(l.dnn->run, 5); /* y; dx and dw, written and added */
+    run(&m, "conv2d", "pad=1 groups=4", "2x5x4x4, 4x3x3x1, 4"); /* depthwise */
+    run(&m, "max_pool2d", "kernel=2", "2x4x4x3");
+    run(&m, "conv2d", "pad=1", "0x5x4x3, 4x3x3x3, 4"); /* nothing that it has a word for */
+    CHECK_EQ(l.dnn->run, 5);
+    CHECK_EQ(l.blas->run, 0);
+    lt_ctx_free(m.ctx);
+    CHECK_EQ(l.dnn->live, 0);
+}
+
+TEST(products_are_cublas)
+{
+    machine m = machine_with(true);
+    libraries l = both();
+    run(&m, "linear", "", "3x4, 5x4, 5");
+    CHECK_EQ(l.blas->run, 5);
+    run(&m, "matmul", "", "3x4, 4x5");
+    CHECK_EQ(l.blas->run, 10);
+    run(&m, "linear", "", "3x0, 5x0, 5"); /* no terms, and a bias: forward is ours */
+    lt_ctx_free(m.ctx);
+    CHECK_EQ(l.blas->live, 0);
+    CHECK_EQ(l.dnn->live, 0);
+}
+
+TEST(what_a_library_refuses)
+{
+    machine m = machine_with(true);
+    libraries l = both();
+    l.dnn->engines[0][0].number = 0; /* it has no engine at all */
+    run(&m, "conv2d", "pad=1 stride=2", "2x5x4x3, 4x3x3x3, 4");
+    CHECK_EQ(l.dnn->run, 0);
+    lt_ctx_free(m.ctx);
+}
+
+TEST(without_libraries_it_warns_once)
+{
+    machine m = machine_with(false);
+    lt_log_to(m.ctx, listen_to, NULL);
+    warnings = 0;
+    run(&m, "max_pool2d", "kernel=2", "2x4x4x3");
+    run(&m, "conv2d", "pad=1 groups=4", "2x5x4x4, 4x3x3x1, 4");
+    CHECK_EQ(warnings, 0);
+    run(&m, "conv2d", "", "2x5x4x3, 4x3x3x3, 4");
+    run(&m, "conv2d", "pad=1", "2x5x4x3, 4x3x3x3, 4");
+    CHECK_EQ(warnings, 1);
+    CHECK(contains(said, "cuda:0 computes convolutions without cuDNN, and slowly: cuDNN is version "
+                         "0.0.1, luatrain wants 9.8.0 or later"));
+    run(&m, "matmul", "", "3x4, 4x5");
+    run(&m, "linear", "", "3x4, 5x4, 5");
+    CHECK_EQ(warnings, 2);
+    CHECK(contains(said, "cuda:0 computes matrix products without cuBLASLt, and slowly: cuBLASLt "
+                         "is version 0.0.1, luatrain wants 13.0.0 or later"));
+    lt_ctx_free(m.ctx);
+}
+
+/* A library that runs at once still comes behind what is queued, and before what follows. */
+TEST(the_order_of_the_stream)
+{
+    machine m = machine_with(true);
+    lt_tensor *x = values(&m, LT_F32, 2, (int64_t[]){8, 8}, 1, false);
+    lt_tensor *z = values(&m, LT_F32, 2, (int64_t[]){8, 8}, 2, false);
+    lt_tensor *want = values(&m, LT_F32, 2, (int64_t[]){8, 8}, 2, false);
+    for (int i = 0; i < 64; i++)
+        ((float *)x->data)[i] = i % 9 == 0 ? -2 : 0; /* relu(-(-2 one) x z) is 2 z or 0 */
+    for (int i = 0; i < 64; i++) {
+        float v = 2 * ((float *)z->data)[i];
+        ((float *)want->data)[i] = v > 0 ? v : 0;
+    }
+    twin tx = twin_of(&m, x, 0), tz = twin_of(&m, z, 0), ty = twin_of(&m, want, 0);
+    must(m.cuda.device->fill(m.cuda.device, ty.tensor.data, LT_F32, 64, 7));
+    lt_tensor *one[] = {on_device(&tx)}, *two[] = {on_device(&tx), on_device(&tz)};
+    lt_tensor *y[] = {on_device(&ty)};
+    const lt_def *matmul = lt_op_find(m.ctx, "matmul");
+    lt_call neg = {.ctx = m.ctx, .n_in = 1, .in = one, .out = one};
+    lt_call product = {.ctx = m.ctx, .op = matmul->op, .n_in = 2, .in = two, .out = y};
+    lt_call relu = {.ctx = m.ctx, .n_in = 1, .in = y, .out = y};
+    must(m.cuda.op[LT_OP_neg].fwd(&neg));
+    must(m.cuda.op[LT_OP_matmul].fwd(&product));
+    must(m.cuda.op[LT_OP_relu].fwd(&relu));
+    compare(&m, "y", &ty, 0);
+    twin_free(&m, &tx);
+    twin_free(&m, &tz);
+    twin_free(&m, &ty);
+    lt_ctx_free(m.ctx);
+}
+#else
+TEST(join) { SKIP("cuDNN's and cuBLASLt's headers were not there"); }
+#endif

@@ -1,0 +1,72 @@
+/* test_train.c - a training of a small net on the CUDA device that the CPU plays, with stand-ins
+ * for NVIDIA's libraries and by own kernels alone: it goes as on the CPU, and two of them alike.
+ */
+#include <lauxlib.h>
+
+#include "lua/luatrain.h"
+#include "tests/cuda/libs.h"
+#include "tests/device/emu.h"
+
+/* autocast: the losses of five steps. */
+static const char script[] =
+    "local lt = require 'luatrain'\n"
+    "local nn, precision = lt.nn, ...\n"
+    "local net = nn.sequential{\n"
+    "  nn.conv2d{3, 8, 3, pad = 1}, nn.relu(), nn.max_pool2d{3, stride = 2, pad = 1},\n"
+    "  nn.conv2d{8, 8, 3, pad = 1, stride = 2, groups = 8}, nn.conv2d{8, 12, 1}, nn.relu(),\n"
+    "  nn.avg_pool2d{2}, nn.flatten(), nn.linear{48, 5}}\n"
+    "local sgd = lt.optim.sgd(net, {lr = 0.05, momentum = 0.9})\n"
+    "local x, target, losses = lt.randn{6, 15, 14, 3}, lt.randn{6, 5}, {}\n"
+    "for i = 1, 5 do\n"
+    "  lt.step(lt.autocast, precision, function()\n"
+    "    local off = net(x):cast 'f32' - target\n"
+    "    local loss = (off * off):mean()\n"
+    "    loss:backward()\n"
+    "    sgd:step()\n"
+    "    losses[i] = loss:item()\n"
+    "  end)\n"
+    "end\n"
+    "return table.unpack(losses)\n";
+
+enum { STEPS = 5 };
+
+static void train(lt_ctx *ctx, const char *precision, double loss[STEPS])
+{
+    lua_State *L = lt_lua_new(ctx);
+    CHECK(L && luaL_loadstring(L, script) == LUA_OK);
+    lua_pushstring(L, precision);
+    if (lt_lua_call(L, 1, STEPS) != LT_OK)
+        FAIL("%s", lt_errmsg());
+    for (int i = 0; i < STEPS; i++)
+        loss[i] = lua_tonumber(L, i - STEPS);
+    lt_lua_close(L);
+    lt_ctx_free(ctx);
+}
+
+static lt_ctx *open_cuda(bool libraries)
+{
+    use_libraries(libraries);
+    use_plugins("");
+    return open_device();
+}
+
+static void check_training(const char *precision, double allowed)
+{
+    double on_cpu[STEPS], on_cuda[2][STEPS];
+    train(open_twin(), precision, on_cpu);
+    CHECK(on_cpu[STEPS - 1] < on_cpu[0] * 0.9); /* it learns */
+    for (int libraries = 0; libraries < 2; libraries++) {
+        for (int k = 0; k < 2; k++)
+            train(open_cuda(libraries), precision, on_cuda[k]);
+        for (int i = 0; i < STEPS; i++) {
+            CHECK(on_cuda[0][i] == on_cuda[1][i]);
+            if (!(fabs(on_cuda[0][i] - on_cpu[i]) <= allowed * on_cpu[i]))
+                FAIL("%s: loss %d is %.9g, on the CPU %.9g", precision, i, on_cuda[0][i],
+                     on_cpu[i]);
+        }
+    }
+}
+
+TEST(in_f32) { check_training("off", 1e-5); }
+TEST(in_bf16) { check_training("bf16", 2e-2); }
+TEST(in_fp16) { check_training("fp16", 2e-3); }
