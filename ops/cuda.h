@@ -3,9 +3,9 @@
  *
  * A .cu holds kernels for calls whose tensors lie on the accelerator. They are put into its one
  * stream and nobody waits for them. Halves come as they are: arithmetic is in float, and rounded
- * once. There is no arithmetic in f64, but for sums and for what a row or a channel has one of. Sums
- * are in double, those of batch_norm in f32 at first; in an order that depends on shapes alone,
- * without atomics.
+ * once. There is no arithmetic in f64, but for sums and for what a row or a channel has one of.
+ * Sums are in double, those of batch_norm, windows and products in f32 at first; in an order that
+ * depends on shapes alone, without atomics.
  *
  * The library has no symbol in here: a plugin calls it through lt_host. The tests compile the same
  * sources for the CPU (tests/cuda/), so they use no <<<>>> and no library of NVIDIA's but cudart.

@@ -247,8 +247,19 @@ template <int V> struct vector_sum {
 /* Loads stay on their side of it: those of nine pixels at once would take too many registers. */
 #define ROW_BY_ROW __asm__ volatile("" ::: "memory")
 
+/* V elements, by one load where they lie so. */
+template <class E, int V, bool WIDE> __device__ lt_pack<E, V> taken(const E *at)
+{
+    lt_pack<E, V> v;
+    if (WIDE)
+        return *(const lt_pack<E, V> *)at;
+    for (int i = 0; i < V; i++)
+        v.at[i] = at[i];
+    return v;
+}
+
 /* from: x; to: of dy. sums: (parts, channels, taps). */
-template <class E, int V, int STRIDE>
+template <class E, int V, bool WIDE, int STRIDE>
 __global__ void __launch_bounds__(LT_THREADS, 4)
     weights_kernel(const __grid_constant__ pass p, const E *x, const E *dy, float *sums)
 {
@@ -264,7 +275,7 @@ __global__ void __launch_bounds__(LT_THREADS, 4)
         int left = (pixel - line * p.to[1]) * STRIDE - p.pad;
         int64_t corner = ((int64_t)image * p.from[0] + top) * p.from[1] + left;
         const E *row = x + (corner * p.channels + channel);
-        lt_pack<E, V> g = *(const lt_pack<E, V> *)(dy + ((int64_t)pixel * p.channels + channel));
+        lt_pack<E, V> g = taken<E, V, WIDE>(dy + ((int64_t)pixel * p.channels + channel));
 #pragma unroll
         for (int k = 0; k < TAPS; k++) {
             if (k > 0 && k % SIDE == 0) {
@@ -273,7 +284,7 @@ __global__ void __launch_bounds__(LT_THREADS, 4)
             }
             lt_pack<E, V> v = {};
             if (is_in(top + k / SIDE, left + k % SIDE, p.from))
-                v = *(const lt_pack<E, V> *)(row + k % SIDE * (int64_t)p.channels);
+                v = taken<E, V, WIDE>(row + k % SIDE * (int64_t)p.channels);
             for (int i = 0; i < V; i++)
                 sum[k].at[i] = fmaf(lt__value(v.at[i]), lt__value(g.at[i]), sum[k].at[i]);
         }
@@ -302,7 +313,7 @@ static int64_t parts_of(const lt_cuda_conv *v, pass *p, int V)
     return p->part > 0 ? lt__cuts(p->all, p->part) : 0;
 }
 
-template <class E, int V>
+template <class E, int V, bool WIDE>
 static lt_status sum_weights(const lt_cuda *cuda, const lt_cuda_conv *v, lt_call *c)
 {
     pass p = pass_of(v, false);
@@ -311,9 +322,9 @@ static lt_status sum_weights(const lt_cuda *cuda, const lt_cuda_conv *v, lt_call
     float *sums = (float *)c->scratch;
     lt_tensor *dw = c->d_in[W];
     if (v->w.stride[0] == 1)
-        LT_TRY(lt__launch(cuda, blocks, weights_kernel<E, V, 1>, p, x, dy, sums));
+        LT_TRY(lt__launch(cuda, blocks, weights_kernel<E, V, WIDE, 1>, p, x, dy, sums));
     else
-        LT_TRY(lt__launch(cuda, blocks, weights_kernel<E, V, 2>, p, x, dy, sums));
+        LT_TRY(lt__launch(cuda, blocks, weights_kernel<E, V, WIDE, 2>, p, x, dy, sums));
     return lt__cuda_sum_rows(cuda, dw->data, dw->dtype, sums, LT_F32, parts, dw->count,
                              c->add >> W & 1);
 }
@@ -323,8 +334,10 @@ static lt_status weights_gradient(const lt_cuda_conv *v, lt_call *c)
     lt_cuda *cuda = lt__cuda(c->ctx);
     const void *x = c->in[X]->data, *dy = c->d_out[0]->data;
     LT_CUDA_FLOATS(cuda, c->d_out[0]->dtype, E,
-        return is_wide<E>(v->in, x, dy) ? sum_weights<E, vector<E>::N>(cuda, v, c)
-                                        : sum_weights<E, 1>(cuda, v, c);)
+        enum { V = vector<E>::N }; /* of shapes alone, as the order of sums follows it */
+        return v->in % V != 0              ? sum_weights<E, 1, true>(cuda, v, c)
+               : is_wide<E>(v->in, x, dy) ? sum_weights<E, V, true>(cuda, v, c)
+                                           : sum_weights<E, V, false>(cuda, v, c);)
 }
 
 /* ==== For conv2d.cu =========================================================================== */

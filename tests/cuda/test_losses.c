@@ -11,7 +11,7 @@ static const lt_dtype integers[] = {LT_I64, LT_I32, LT_U8};
 /* Backward begins with results of its own, which may be a spacing apart already. */
 static slack slack_of(lt_dtype dtype)
 {
-    return (slack){dtype == LT_F32 ? 4 : dtype == LT_F16 ? 0x1p12 : 0x1p15, 0};
+    return (slack){.spacings = dtype == LT_F32 ? 4 : dtype == LT_F16 ? 0x1p12 : 0x1p15};
 }
 
 TEST(softmaxes)

@@ -11,14 +11,14 @@ static const lt_dtype floats[] = {LT_F32, LT_F16, LT_BF16};
 
 typedef struct sample { const char *options, *shapes; } sample;
 
-/* slack: what sums of these samples may be off by. */
-static void check_all(const char *op, const sample *samples, int n, double slack)
+/* by: what sums of these samples may be off by. */
+static void check_all(const char *op, const sample *samples, int n, double by)
 {
     machine m = machine_open();
     for (int d = 0; d < COUNT(floats); d++)
         for (int i = 0; i < n; i++)
             check(&m, (spec){.op = op, .options = samples[i].options, .dtype = floats[d],
-                             .shapes = samples[i].shapes, .spacings = 1, .slack = {.by = slack}});
+                             .shapes = samples[i].shapes, .spacings = 1, .slack = {.by = by}});
     lt_ctx_free(m.ctx);
 }
 
