@@ -4,21 +4,39 @@
 #include "ops/cuda.h"
 
 /* Four of a call: a mean and a variance that move, and two that they move by. */
-typedef struct statistics { lt_numbers mean, var, mean2, var2; } statistics;
+typedef struct statistics {
+    lt_numbers mean, var, mean2, var2;
+    int64_t n;                /* channels */
+    const int32_t *veto;      /* of the call */
+} statistics;
 
 static statistics statistics_of(const lt_call *c)
 {
     statistics s = {lt__numbers_of(c->in[0]), lt__numbers_of(c->in[1]), lt__numbers_of(c->in[2]),
-                    lt__numbers_of(c->in[3])};
+                    lt__numbers_of(c->in[3]), c->in[0]->count, c->veto};
     return s;
+}
+
+/* The channel of a thread; false if it has none. */
+__device__ static bool find_channel(const statistics &s, int64_t *k)
+{
+    *k = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
+    return *k < s.n && !(s.veto && *s.veto);
+}
+
+template <class... A>
+static lt_status launch(const lt_call *c, void (*kernel)(statistics, A...), A... args)
+{
+    return lt__launch(lt__cuda(c->ctx), lt__cuts(c->in[0]->count, LT_THREADS), kernel,
+                      statistics_of(c), args...);
 }
 
 /* part: of all values, those that mean2 and var2 are of. */
 static __global__ void __launch_bounds__(LT_THREADS)
-    merge_kernel(const __grid_constant__ statistics s, int64_t n, double part)
+    merge_kernel(const __grid_constant__ statistics s, double part)
 {
-    int64_t k = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
-    if (k >= n)
+    int64_t k;
+    if (!find_channel(s, &k))
         return;
     double mean = lt__number_at(s.mean, k), mean2 = lt__number_at(s.mean2, k);
     double var = lt__number_at(s.var, k), var2 = lt__number_at(s.var2, k);
@@ -29,21 +47,18 @@ static __global__ void __launch_bounds__(LT_THREADS)
 
 static lt_status batch_norm_merge_fwd(lt_call *c)
 {
-    lt_cuda *cuda = lt__cuda(c->ctx);
     double count = lt__number(c, 0), count2 = lt__number(c, 1);
-    LT_TRY(lt__want_kernels(cuda, c->in, 4));
+    LT_TRY(lt__want_kernels(lt__cuda(c->ctx), c->in, 4));
     if (count2 == 0)
         return LT_OK;
-    return lt__launch(cuda, lt__cuts(c->in[0]->count, LT_THREADS), merge_kernel, statistics_of(c),
-                      c->in[0]->count, count2 / (count + count2));
+    return launch(c, merge_kernel, count2 / (count + count2));
 }
 
 static __global__ void __launch_bounds__(LT_THREADS)
-    update_kernel(const __grid_constant__ statistics s, int64_t n, double unbias, double momentum,
-                  const int32_t *veto)
+    update_kernel(const __grid_constant__ statistics s, double unbias, double momentum)
 {
-    int64_t k = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
-    if (k >= n || (veto && *veto))
+    int64_t k;
+    if (!find_channel(s, &k))
         return;
     double mean = lt__moved(lt__number_at(s.mean, k), lt__number_at(s.mean2, k), momentum);
     double var = lt__moved(lt__number_at(s.var, k), unbias * lt__number_at(s.var2, k), momentum);
@@ -53,13 +68,11 @@ static __global__ void __launch_bounds__(LT_THREADS)
 
 static lt_status batch_norm_update_fwd(lt_call *c)
 {
-    lt_cuda *cuda = lt__cuda(c->ctx);
     double count = lt__number(c, 0);
-    LT_TRY(lt__want_kernels(cuda, c->in, 4));
+    LT_TRY(lt__want_kernels(lt__cuda(c->ctx), c->in, 4));
     if (count == 0)
         return LT_OK;
-    return lt__launch(cuda, lt__cuts(c->in[0]->count, LT_THREADS), update_kernel, statistics_of(c),
-                      c->in[0]->count, lt__unbias(count), lt__number(c, 1), c->veto);
+    return launch(c, update_kernel, lt__unbias(count), lt__number(c, 1));
 }
 
 void lt__cuda_batch_norm_stats(lt_kernels *op)

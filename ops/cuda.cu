@@ -76,7 +76,9 @@ static lt_status cuda_sync(lt_device *device)
 {
     lt_cuda *cuda = enter(device);
     LT_TRY(lt__cuda_status(cuda, cudaStreamSynchronize(cuda->stream)));
-    return lt__cuda_said_bad_id(cuda);
+    lt_status status = lt__cuda_say_bad_id(cuda);
+    cuda->bad_id->kind = LT_NO_BAD_ID;
+    return status;
 }
 
 static void cuda_close(lt_device *device)

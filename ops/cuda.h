@@ -224,8 +224,9 @@ static __device__ inline int64_t lt__id(const void *ids, int dtype, int64_t i)
 lt_status lt__cuda_check_ids(const lt_cuda *cuda, const lt_tensor *ids, int64_t limit, int kind,
                              void *scratch);
 size_t lt__cuda_ids_scratch(const lt_tensor *ids);
-/* LT_EDATA with the sentence about one that was found, which is forgotten. After a wait. */
-lt_status lt__cuda_said_bad_id(const lt_cuda *cuda);
+/* LT_EDATA with the sentence about one that was found. After a wait. Those for marks leave it
+ * there, as not everybody listens to them; sync() forgets it. */
+lt_status lt__cuda_say_bad_id(const lt_cuda *cuda);
 
 /* d brought into the integers of type T; NaN gives 0. */
 template <class T> __host__ __device__ inline T lt__saturated(double d)

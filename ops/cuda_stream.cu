@@ -32,10 +32,13 @@ static uint64_t cuda_mark(lt_device *device)
 static lt_status cuda_wait(lt_device *device, uint64_t mark)
 {
     lt_cuda *cuda = enter(device);
-    if (!is_old(cuda, mark))
-        return lt__cuda_status(cuda, cudaEventSynchronize(cuda->event[mark % LT_MARKS]));
-    LT_TRY(lt__cuda_status(cuda, cudaStreamSynchronize(cuda->uploads)));
-    return lt__cuda_status(cuda, cudaStreamSynchronize(cuda->stream));
+    if (is_old(cuda, mark)) {
+        LT_TRY(lt__cuda_status(cuda, cudaStreamSynchronize(cuda->uploads)));
+        LT_TRY(lt__cuda_status(cuda, cudaStreamSynchronize(cuda->stream)));
+    } else {
+        LT_TRY(lt__cuda_status(cuda, cudaEventSynchronize(cuda->event[mark % LT_MARKS])));
+    }
+    return lt__cuda_say_bad_id(cuda);
 }
 
 static void *cuda_alloc_host(lt_device *device, size_t bytes)

@@ -250,12 +250,14 @@ template <int V> struct vector_sum {
 /* V elements, by one load where they lie so. */
 template <class E, int V, bool WIDE> __device__ lt_pack<E, V> taken(const E *at)
 {
-    lt_pack<E, V> v;
-    if (WIDE)
+    if constexpr (WIDE) {
         return *(const lt_pack<E, V> *)at;
-    for (int i = 0; i < V; i++)
-        v.at[i] = at[i];
-    return v;
+    } else {
+        lt_pack<E, V> v;
+        for (int i = 0; i < V; i++)
+            v.at[i] = at[i];
+        return v;
+    }
 }
 
 /* from: x; to: of dy. sums: (parts, channels, taps). */

@@ -81,12 +81,11 @@ lt_status lt__cuda_check_ids(const lt_cuda *cuda, const lt_tensor *ids, int64_t 
     }
 }
 
-lt_status lt__cuda_said_bad_id(const lt_cuda *cuda)
+lt_status lt__cuda_say_bad_id(const lt_cuda *cuda)
 {
     lt_bad_id bad = *cuda->bad_id;
     if (bad.kind == LT_NO_BAD_ID)
         return LT_OK;
-    cuda->bad_id->kind = LT_NO_BAD_ID;
     return cuda->host->fail(LT_EDATA, bad.kind == LT_BAD_LABEL
                                           ? "cross_entropy: " LT_BAD_LABEL_TEXT
                                           : "embedding: " LT_BAD_ROW_TEXT,

@@ -141,9 +141,9 @@ static lt_status sum_squares(const lt_cuda *cuda, const lt_tensor *x, double *su
 enum { TOTAL, X_IN };         /* of add_squares */
 enum { NUMBERS = 64 };        /* bytes at the beginning of scratch, for what sums come to */
 
-template <class E> __global__ void add_to_total(E *total, const double *sum)
+template <class E> __global__ void add_to_total(E *total, const double *sum, const int32_t *veto)
 {
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0 && !(veto && *veto))
         *total = lt_element<E>::of((lt_wide<E>)((double)lt__value(*total) + *sum));
 }
 
@@ -154,9 +154,11 @@ static lt_status add_squares(lt_call *c)
     void *total = c->in[TOTAL]->data;
     LT_TRY(sum_squares(cuda, c->in[X_IN], sum, (char *)c->scratch + NUMBERS));
     if (c->in[TOTAL]->dtype == LT_F64)
-        return lt__launch(cuda, 1, add_to_total<double>, (double *)total, (const double *)sum);
+        return lt__launch(cuda, 1, add_to_total<double>, (double *)total, (const double *)sum,
+                          c->veto);
     LT_CUDA_FLOATS(cuda, c->in[TOTAL]->dtype, E,
-                   return lt__launch(cuda, 1, add_to_total<E>, (E *)total, (const double *)sum);)
+                   return lt__launch(cuda, 1, add_to_total<E>, (E *)total, (const double *)sum,
+                                     c->veto);)
 }
 
 static size_t squares_scratch(const lt_call *c, bool backward)

@@ -193,6 +193,29 @@ TEST(bad_labels_come_out_of_the_next_wait)
     lt_ctx_free(ctx);
 }
 
+/* A backward waits for what was sent to the host by the one before: it says what is wrong, rather
+ * than that the loss is NaN. */
+TEST(the_next_backward_tells_of_a_bad_label)
+{
+    use_plugins("");
+    lt_ctx *ctx = open_device();
+    lt_tensor *x = lt_tensor_full(ctx, LT_F32, 2, (int64_t[]){2, 3}, 1);
+    lt_tensor *bad = ids_of(ctx, 2, (int64_t[]){0, 3}), *good = ids_of(ctx, 2, (int64_t[]){0, 2});
+    CHECK_OK(lt_set_requires_grad(x, true));
+    lt_tensor *loss = lt_run(ctx, "cross_entropy", NULL, x, bad, NULL);
+    lt_tensor *next = lt_run(ctx, "cross_entropy", NULL, x, good, NULL);
+    CHECK_OK(lt_backward(loss, NULL));
+    CHECK_EQ(lt_backward(next, NULL), LT_EDATA);
+    if (strcmp(lt_errmsg(), "cross_entropy: labels[1] is 3, x has 3 classes (labels count from 0)"))
+        FAIL("it says: %s", lt_errmsg());
+    lt_release(next);
+    lt_release(loss);
+    lt_release(good);
+    lt_release(bad);
+    lt_release(x);
+    lt_ctx_free(ctx);
+}
+
 TEST(bad_rows_come_out_of_the_next_wait)
 {
     use_plugins("");

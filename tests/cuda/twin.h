@@ -169,6 +169,17 @@ static inline void digest(machine *m, const char *data, int64_t count, lt_dtype 
     }
 }
 
+/* What the device has. By malloc. */
+static inline char *fetch(machine *m, const twin *t)
+{
+    lt_device *device = m->cuda.device;
+    size_t bytes = (size_t)t->host->count * lt_dtype_bytes((lt_dtype)t->host->dtype);
+    char *got = malloc(bytes + 1);
+    must(device->copy(device, got, t->tensor.data, bytes));
+    must(device->sync(device));
+    return got;
+}
+
 typedef struct slack {        /* what a tensor may be off by, beside spacings of each element: */
     double spacings;          /* of f32, at the largest element */
     double least;             /* of which this is the least; */
@@ -180,13 +191,11 @@ typedef struct slack {        /* what a tensor may be off by, beside spacings of
 static inline void compare_loosely(machine *m, const char *what, twin *t, int spacings, slack s)
 {
     lt_dtype dtype = (lt_dtype)t->host->dtype;
-    size_t size = lt_dtype_bytes(dtype), bytes = (size_t)t->host->count * size;
-    char *got = malloc(bytes + 1);
+    size_t size = lt_dtype_bytes(dtype);
+    char *got = fetch(m, t);
     double by = s.by;
     if (s.spacings > 0)
         by += s.spacings * spacing(LT_F32, fmax(largest_of(t->host), s.least));
-    must(m->cuda.device->copy(m->cuda.device, got, t->tensor.data, bytes));
-    must(m->cuda.device->sync(m->cuda.device));
     digest(m, got, t->host->count, dtype);
     for (int64_t i = 0; i < t->host->count; i++) {
         const char *a = got + (size_t)i * size, *b = (char *)t->host->data + (size_t)i * size;
@@ -399,6 +408,38 @@ static inline void check_backward(machine *m, const spec *s, const lt_def *def, 
     }
 }
 
+static inline uint64_t digest_of_inputs(machine *m, call_twins *t)
+{
+    m->digest = 0;
+    for (int i = 0; i < t->n_in; i++) {
+        const lt_tensor *x = t->in[i].host;
+        char *got = fetch(m, &t->in[i]);
+        digest(m, got, x->count, (lt_dtype)x->dtype);
+        free(got);
+    }
+    return m->digest;
+}
+
+/* Once more on the device, where it may not change anything. */
+static inline void check_vetoed(machine *m, const lt_def *def, call_twins *t, lt_call call,
+                              const char *where)
+{
+    lt_device *device = m->cuda.device;
+    int32_t one = 1, *veto = device->alloc(device, sizeof *veto);
+    uint64_t kept = m->digest, before = digest_of_inputs(m, t);
+    side s;
+    take_side(t, true, &s);
+    call.in = s.in;
+    call.device = device;
+    call.veto = veto;
+    must(device->copy(device, veto, &one, sizeof one));
+    run_on_device(m, def, &call, false);
+    if (digest_of_inputs(m, t) != before)
+        FAIL("%s: a veto has not kept it from writing", where);
+    device->free(device, veto, sizeof *veto);
+    m->digest = kept;
+}
+
 /* One call of a test in the order of threads that is set. */
 static inline void check_call(machine *m, const spec *s, const char *where)
 {
@@ -433,6 +474,8 @@ static inline void check_call(machine *m, const spec *s, const char *where)
         snprintf(what, sizeof what, "%s: input %d", where, i);
         compare(m, what, &t.in[i], def->op->in_place >> i & 1 ? s->spacings : 0);
     }
+    if (def->op->in_place)
+        check_vetoed(m, def, &t, call, where);
     if (def->op->bwd && lt__is_float((lt_dtype)specs[0].dtype) &&
         lt__is_float((lt_dtype)t.in[def->schema.n_in > 2 ? 1 : 0].host->dtype)) {
         CHECK(kernels->bwd != NULL);
