@@ -327,13 +327,13 @@ static __global__ void __launch_bounds__(LT_THREADS)
     set(c, AT_OFFSET, k, lt__norm_offset(factor, sums.a, share));
     float product = (float)(1 / sqrt(var[k] + c.eps) * sums.b);
     if (d.scale.at)
-        lt__put_float(d.scale.at, d.scale.dtype, k, d.add_scale, product);
+        lt__put_number(d.scale, k, d.add_scale, product);
     if (d.shift.at)
-        lt__put_float(d.shift.at, d.shift.dtype, k, d.add_shift, (float)sums.a);
+        lt__put_number(d.shift, k, d.add_shift, (float)sums.a);
     if (d.mean.at)
-        lt__put_float(d.mean.at, d.mean.dtype, k, d.add_mean, 0);
+        lt__put_number(d.mean, k, d.add_mean, 0);
     if (d.var.at)
-        lt__put_float(d.var.at, d.var.dtype, k, d.add_var, 0);
+        lt__put_number(d.var, k, d.add_var, 0);
 }
 
 static channels channels_of(const lt_call *c, const plan *p)

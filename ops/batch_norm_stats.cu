@@ -41,8 +41,8 @@ static __global__ void __launch_bounds__(LT_THREADS)
     double mean = lt__number_at(s.mean, k), mean2 = lt__number_at(s.mean2, k);
     double var = lt__number_at(s.var, k), var2 = lt__number_at(s.var2, k);
     var = lt__merged_var(mean, var, mean2, var2, part);
-    lt__put_float(s.var.at, s.var.dtype, k, false, (float)var);
-    lt__put_float(s.mean.at, s.mean.dtype, k, false, (float)lt__merged_mean(mean, mean2, part));
+    lt__put_number(s.var, k, false, (float)var);
+    lt__put_number(s.mean, k, false, (float)lt__merged_mean(mean, mean2, part));
 }
 
 static lt_status batch_norm_merge_fwd(lt_call *c)
@@ -62,8 +62,8 @@ static __global__ void __launch_bounds__(LT_THREADS)
         return;
     double mean = lt__moved(lt__number_at(s.mean, k), lt__number_at(s.mean2, k), momentum);
     double var = lt__moved(lt__number_at(s.var, k), unbias * lt__number_at(s.var2, k), momentum);
-    lt__put_float(s.mean.at, s.mean.dtype, k, false, (float)mean);
-    lt__put_float(s.var.at, s.var.dtype, k, false, (float)var);
+    lt__put_number(s.mean, k, false, (float)mean);
+    lt__put_number(s.var, k, false, (float)var);
 }
 
 static lt_status batch_norm_update_fwd(lt_call *c)

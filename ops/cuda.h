@@ -174,21 +174,27 @@ static __device__ inline void lt__put_float(void *to, int dtype, int64_t i, bool
         ((__nv_bfloat16 *)to)[i] = __float2bfloat16_rn(sum);
 }
 
-/* The elements of a tensor for them; at: NULL when there is none. */
+/* The elements of a tensor for them; at: NULL when there is none. Arguments of kernels have no
+ * gaps: what lies in one might look like an address of the host's, to who checks them. */
 typedef struct lt_numbers {
     void *at;
-    int dtype;
+    int64_t dtype;
 } lt_numbers;
 
 static inline lt_numbers lt__numbers_of(const lt_tensor *x)
 {
-    lt_numbers n = {x ? x->data : NULL, x ? x->dtype : (int)LT_F32};
+    lt_numbers n = {x ? x->data : NULL, x ? x->dtype : (int64_t)LT_F32};
     return n;
 }
 
 static __device__ inline float lt__number_at(const lt_numbers &n, int64_t i)
 {
-    return lt__get_float(n.at, n.dtype, i);
+    return lt__get_float(n.at, (int)n.dtype, i);
+}
+
+static __device__ inline void lt__put_number(const lt_numbers &n, int64_t i, bool add, float value)
+{
+    lt__put_float(n.at, (int)n.dtype, i, add, value);
 }
 
 /* LT_OK, or what lt__no_kernel() says: a tensor is not of these. */

@@ -14,7 +14,8 @@
 typedef struct lt_row_plan {
     int64_t outer, n, stride;
     unsigned blocks;          /* of the rows that lie side by side */
-    int columns, lanes;       /* of a block's threads: rows side by side; threads of a row */
+    int columns, lanes, group; /* of a block's threads: rows side by side; threads of a row; outer
+                                * positions. Their product is LT_THREADS */
 } lt_row_plan;
 
 static inline lt_row_plan lt__rows_over(int64_t outer, int64_t n, int64_t stride)
@@ -26,13 +27,14 @@ static inline lt_row_plan lt__rows_over(int64_t outer, int64_t n, int64_t stride
     p.stride = stride;
     p.columns = lt__power_from(stride, 32);
     p.lanes = lt__power_from(lt__cuts(n, RUN), LT_THREADS / p.columns);
+    p.group = LT_THREADS / p.columns / p.lanes;
     p.blocks = (unsigned)lt__cuts(stride, p.columns);
     return p;
 }
 
 static inline int64_t lt__row_blocks(const lt_row_plan *p)
 {
-    return lt__cuts(p->outer, LT_THREADS / (p->columns * p->lanes)) * p->blocks;
+    return lt__cuts(p->outer, p->group) * p->blocks;
 }
 
 /* A thread's row. */
@@ -44,9 +46,8 @@ typedef struct lt_row {
 
 __device__ inline lt_row lt__row_of(const lt_row_plan &p)
 {
-    int group = LT_THREADS / (p.columns * p.lanes);
     int64_t column = (int64_t)(blockIdx.x % p.blocks) * p.columns + threadIdx.x % p.columns;
-    int64_t o = (int64_t)(blockIdx.x / p.blocks) * group + threadIdx.x / (p.columns * p.lanes);
+    int64_t o = (int64_t)(blockIdx.x / p.blocks) * p.group + threadIdx.x / (p.columns * p.lanes);
     lt_row r;
     r.is = column < p.stride && o < p.outer;
     r.index = o * p.stride + column;

@@ -96,7 +96,7 @@ lt_status lt__cuda_say_bad_id(const lt_cuda *cuda)
 
 typedef struct table {
     const void *ids;
-    int dtype;                /* of ids */
+    int64_t dtype;            /* of ids */
     int64_t rows, width, n;   /* of the table; ids */
 } table;
 
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     int64_t i = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
     if (i >= t.n * t.width)
         return;
-    int64_t id = lt__id(t.ids, t.dtype, i / t.width);
+    int64_t id = lt__id(t.ids, (int)t.dtype, i / t.width);
     U unit;
     memset(&unit, 0xff, sizeof unit);
     if (id >= 0 && id < t.rows)
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     if (apart || !add)
         begin_rows(t, first, last, sums, dw, add);
     for (int64_t from = 0; from < t.n; from += LT_THREADS) {
-        int64_t i = from + threadIdx.x, id = i < t.n ? lt__id(t.ids, t.dtype, i) : -1;
+        int64_t i = from + threadIdx.x, id = i < t.n ? lt__id(t.ids, (int)t.dtype, i) : -1;
         unsigned bits = __ballot_sync(~0u, id >= first && id < last);
         ids[threadIdx.x] = id;
         if (threadIdx.x % 32 == 0)

@@ -127,7 +127,7 @@ enum { X_IN, LABELS };
 
 typedef struct label_numbers {
     const void *at;
-    int dtype;
+    int64_t dtype;
     double smoothing;
 } label_numbers;
 
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     lt_two sums = exps_of(p, r, x, most);
     if (!r.is || r.lane > 0)
         return;
-    int64_t label = lt__id(labels.at, labels.dtype, r.index);
+    int64_t label = lt__id(labels.at, (int)labels.dtype, r.index);
     bool is_class = label >= 0 && label < p.n;
     double offset = is_class ? (double)lt__value(x[r.first + label]) - (double)most : NAN;
     kept[2 * r.index] = most;
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     double g = (double)lt__value(*dloss) / (double)p.outer;
     lt_row_gradient of = lt__row_gradient(g, kept[2 * r.index + 1], labels.smoothing, p.n);
     float most = kept[2 * r.index], factor = (float)of.factor, shift = (float)of.shift;
-    int64_t label = lt__id(labels.at, labels.dtype, r.index);
+    int64_t label = lt__id(labels.at, (int)labels.dtype, r.index);
     for (int64_t i = r.lane; i < p.n; i += p.lanes) {
         int64_t at = r.first + i;
         float d = lt__exp_f32(lt__value(x[at]) - most) * factor + shift;
