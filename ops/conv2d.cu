@@ -127,16 +127,17 @@ template <class E> struct turned_weights {
     typedef int64_t Row, Term;
     static constexpr bool along = false;
     const E *w;
-    int in_each, out_each, places;
+    int in_each, out_each;
+    int64_t places;
 
     __device__ int64_t row(int group, int i) const
     {
-        return (int64_t)group * out_each * places * in_each + i;
+        return group * out_each * places * in_each + i;
     }
     __device__ int64_t term(int k) const
     {
         int place = k / out_each;
-        return ((int64_t)(k - place * out_each) * places + place) * in_each;
+        return ((k - place * out_each) * places + place) * in_each;
     }
     __device__ float at(int64_t row, int64_t term) const { return lt__value(w[row + term]); }
 };
@@ -233,7 +234,7 @@ template <class E, class O> static lt_status own_dx(const lt_cuda_conv *v, lt_ca
     lt_tiles t = tiles_of_dx(v);
     reached<E> a = {(const E *)c->d_out[0]->data, frame_of(v, true)};
     turned_weights<E> b = {(const E *)c->in[W]->data, as_int(v->in_each), as_int(v->out_each),
-                           as_int(places_of(v))};
+                           places_of(v)};
     return lt__tile_product(lt__cuda(c->ctx), &t, a, b,
                             results_of<O>(c->d_in[X], v->in_each, v->in, c->add >> X & 1), NULL);
 }

@@ -33,8 +33,7 @@ typedef struct lt_tiles {
 template <class O> struct lt_results {
     O *out;
     int64_t batch, row;       /* from one to the next */
-    int dtype;                /* of out */
-    bool add;                 /* to what is there */
+    int dtype, add;           /* of out; 1: to what is there */
     const O *bias;            /* NULL, or (batch, n) */
     float *sums;              /* (parts, batch, m, n): where they go when there are several parts */
 };
