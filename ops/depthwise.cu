@@ -36,19 +36,11 @@ typedef struct pass {
     int part;                 /* of these, those of a block */
 } pass;
 
-static int power_from(int64_t n, int most)
-{
-    int p = 1;
-    while (p < n && p < most)
-        p *= 2;
-    return p;
-}
-
 static void put_channels(pass *p, int64_t channels, int V)
 {
     p->channels = (int)channels;
     p->groups = (int)(channels / V);
-    p->columns = power_from(p->groups, MOST_COLUMNS);
+    p->columns = lt__power_from(p->groups, MOST_COLUMNS);
     p->blocks = (int)lt__cuts(p->groups, p->columns);
 }
 

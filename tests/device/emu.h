@@ -47,4 +47,19 @@ static inline lt_ctx *open_twin(void)
     return ctx;
 }
 
+/* A new folder; what is in it goes by remove_folder(). */
+static inline void make_folder(char path[32])
+{
+    strcpy(path, "/tmp/lt_device_XXXXXX");
+    CHECK(mkdtemp(path));
+    setenv("LUATRAIN_QUIET", "1", 1);
+}
+
+static inline void remove_folder(const char *path)
+{
+    char command[64];
+    snprintf(command, sizeof command, "rm -rf %s", path);
+    CHECK_EQ(system(command), 0);
+}
+
 #endif

@@ -56,21 +56,6 @@ static void train(lt_ctx *ctx, const training *t, const char *out, int max_steps
     lt_ctx_free(ctx);
 }
 
-/* A new folder; what is in it goes by remove_folder(). */
-static void make_folder(char path[32])
-{
-    strcpy(path, "/tmp/lt_train_XXXXXX");
-    CHECK(mkdtemp(path));
-    setenv("LUATRAIN_QUIET", "1", 1);
-}
-
-static void remove_folder(const char *path)
-{
-    char command[64];
-    snprintf(command, sizeof command, "rm -rf %s", path);
-    CHECK_EQ(system(command), 0);
-}
-
 /* The run's first event says where it computes. */
 static void check_start(const char *out, const char *device)
 {

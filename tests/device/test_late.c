@@ -155,20 +155,6 @@ TEST(a_loss_that_is_not_finite_under_a_scale)
 
 /* ==== Runs ==================================================================================== */
 
-static void make_folder(char path[32])
-{
-    strcpy(path, "/tmp/lt_late_XXXXXX");
-    CHECK(mkdtemp(path));
-    setenv("LUATRAIN_QUIET", "1", 1);
-}
-
-static void remove_folder(const char *path)
-{
-    char command[64];
-    snprintf(command, sizeof command, "rm -rf %s", path);
-    CHECK_EQ(system(command), 0);
-}
-
 /* lt.fit in a folder that may be there. */
 static void fit(bool emu, const char *out, const char *options, const char *fault, char *text)
 {
