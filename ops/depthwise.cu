@@ -239,21 +239,8 @@ template <int V> struct vector_sum {
 /* Loads stay on their side of it: those of nine pixels at once would take too many registers. */
 #define ROW_BY_ROW __asm__ volatile("" ::: "memory")
 
-/* V elements, by one load where they lie so. */
-template <class E, int V, bool WIDE> __device__ lt_pack<E, V> taken(const E *at)
-{
-    if constexpr (WIDE) {
-        return *(const lt_pack<E, V> *)at;
-    } else {
-        lt_pack<E, V> v;
-        for (int i = 0; i < V; i++)
-            v.at[i] = at[i];
-        return v;
-    }
-}
-
 /* from: x; to: of dy. sums: (parts, channels, taps). */
-template <class E, int V, bool WIDE, int STRIDE>
+template <class E, int V, int STRIDE>
 __global__ void __launch_bounds__(LT_THREADS, 4)
     weights_kernel(const __grid_constant__ pass p, const E *x, const E *dy, float *sums)
 {
@@ -269,7 +256,7 @@ __global__ void __launch_bounds__(LT_THREADS, 4)
         int left = (pixel - line * p.to[1]) * STRIDE - p.pad;
         int64_t corner = ((int64_t)image * p.from[0] + top) * p.from[1] + left;
         const E *row = x + (corner * p.channels + channel);
-        lt_pack<E, V> g = taken<E, V, WIDE>(dy + ((int64_t)pixel * p.channels + channel));
+        lt_pack<E, V> g = *(const lt_pack<E, V> *)(dy + ((int64_t)pixel * p.channels + channel));
 #pragma unroll
         for (int k = 0; k < TAPS; k++) {
             if (k > 0 && k % SIDE == 0) {
@@ -278,7 +265,7 @@ __global__ void __launch_bounds__(LT_THREADS, 4)
             }
             lt_pack<E, V> v = {};
             if (is_in(top + k / SIDE, left + k % SIDE, p.from))
-                v = taken<E, V, WIDE>(row + k % SIDE * (int64_t)p.channels);
+                v = *(const lt_pack<E, V> *)(row + k % SIDE * (int64_t)p.channels);
             for (int i = 0; i < V; i++)
                 sum[k].at[i] = fmaf(lt__value(v.at[i]), lt__value(g.at[i]), sum[k].at[i]);
         }
@@ -294,11 +281,12 @@ __global__ void __launch_bounds__(LT_THREADS, 4)
 
 static int64_t pixels_of(const lt_cuda_conv *v) { return v->n * v->w.out[0] * v->w.out[1]; }
 
-/* So many parts, for a thread to have eight pixels or more. */
-static int64_t parts_of(const lt_cuda_conv *v, pass *p, int V)
+/* So many parts, for a thread to have eight pixels or more. They are cut for as wide vectors as the
+ * channels allow, whatever the addresses do: the order of sums is to follow shapes alone. */
+template <class E> static int64_t cut(const lt_cuda_conv *v, pass *p)
 {
     enum { ENOUGH_BLOCKS = 1024, LEAST_TURNS = 8 };
-    put_channels(p, v->in, V);
+    put_channels(p, v->in, v->in % vector<E>::N == 0 ? vector<E>::N : 1);
     p->all = (int)pixels_of(v);
     int64_t down = LT_THREADS / p->columns, most = lt__cuts(ENOUGH_BLOCKS, p->blocks);
     int64_t parts = lt__cuts(p->all, down * LEAST_TURNS);
@@ -307,18 +295,20 @@ static int64_t parts_of(const lt_cuda_conv *v, pass *p, int V)
     return p->part > 0 ? lt__cuts(p->all, p->part) : 0;
 }
 
-template <class E, int V, bool WIDE>
+template <class E, int V>
 static lt_status sum_weights(const lt_cuda *cuda, const lt_cuda_conv *v, lt_call *c)
 {
     pass p = pass_of(v, false);
-    int64_t parts = parts_of(v, &p, V), blocks = parts * p.blocks;
+    int64_t parts = cut<E>(v, &p);
+    p.groups = p.channels / V;
+    p.blocks = (int)lt__cuts(p.groups, p.columns);
     const E *x = (const E *)c->in[X]->data, *dy = (const E *)c->d_out[0]->data;
     float *sums = (float *)c->scratch;
     lt_tensor *dw = c->d_in[W];
     if (v->w.stride[0] == 1)
-        LT_TRY(lt__launch(cuda, blocks, weights_kernel<E, V, WIDE, 1>, p, x, dy, sums));
+        LT_TRY(lt__launch(cuda, parts * p.blocks, weights_kernel<E, V, 1>, p, x, dy, sums));
     else
-        LT_TRY(lt__launch(cuda, blocks, weights_kernel<E, V, WIDE, 2>, p, x, dy, sums));
+        LT_TRY(lt__launch(cuda, parts * p.blocks, weights_kernel<E, V, 2>, p, x, dy, sums));
     return lt__cuda_sum_rows(cuda, dw->data, dw->dtype, sums, LT_F32, parts, dw->count,
                              c->add >> W & 1);
 }
@@ -326,12 +316,10 @@ static lt_status sum_weights(const lt_cuda *cuda, const lt_cuda_conv *v, lt_call
 static lt_status weights_gradient(const lt_cuda_conv *v, lt_call *c)
 {
     lt_cuda *cuda = lt__cuda(c->ctx);
-    const void *x = c->in[X]->data, *dy = c->d_out[0]->data;
     LT_CUDA_FLOATS(cuda, c->d_out[0]->dtype, E,
-        enum { V = vector<E>::N }; /* of shapes alone, as the order of sums follows it */
-        return v->in % V != 0              ? sum_weights<E, 1, true>(cuda, v, c)
-               : is_wide<E>(v->in, x, dy) ? sum_weights<E, V, true>(cuda, v, c)
-                                           : sum_weights<E, V, false>(cuda, v, c);)
+        return is_wide<E>(v->in, c->in[X]->data, c->d_out[0]->data)
+                   ? sum_weights<E, vector<E>::N>(cuda, v, c)
+                   : sum_weights<E, 1>(cuda, v, c);)
 }
 
 /* ==== For conv2d.cu =========================================================================== */
@@ -356,10 +344,6 @@ lt_status lt__cuda_depthwise_grad(const lt_cuda_conv *v, lt_call *c, int i)
 size_t lt__cuda_depthwise_scratch(const lt_cuda_conv *v)
 {
     pass p = {};
-    int64_t most = 0;
-    for (int V = 1; V <= MOST_VECTOR; V *= 2) {
-        int64_t parts = v->in % V == 0 ? parts_of(v, &p, V) : 0;
-        most = parts > most ? parts : most;
-    }
-    return (size_t)(most * v->in * TAPS) * sizeof(float);
+    int64_t wide = cut<float>(v, &p), wider = cut<__half>(v, &p);
+    return (size_t)((wide > wider ? wide : wider) * v->in * TAPS) * sizeof(float);
 }
