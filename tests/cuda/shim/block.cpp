@@ -19,7 +19,7 @@ dim3 blockDim, gridDim;
 
 namespace {
 
-enum { STACK = 256 << 10, MOST = 1024 /* threads */, WARP = 32 };
+enum { STACK = 64 << 10, MOST = 1024 /* threads */, WARP = 32 };
 enum state { NEW, READY, AT_BARRIER, AT_EXCHANGE, DONE };
 
 struct place {                /* where a fiber goes on */
@@ -49,6 +49,7 @@ place scheduler;
 thread threads[MOST];
 int sequence[MOST];           /* the order in which threads get their turns */
 int n_threads, started, current;
+bool spoiled;                 /* shared memory is, and no thread of the grid has waited since */
 const std::function<void()> *body;
 thread_local char some_shared[8] = {0}; /* so that the module has a range of them */
 
@@ -151,6 +152,7 @@ void resume(int t, fiber *f)
 void wait(state is, const char *file, int line)
 {
     thread *t = &threads[current];
+    spoiled = false;
     t->is = is;
     t->file = file;
     t->line = line;
@@ -255,7 +257,9 @@ bool run_ready()
 
 void run_block()
 {
-    spoil_shared();
+    if (!spoiled)
+        spoil_shared();
+    spoiled = true;
     for (int t = 0; t < n_threads; t++)
         threads[t].is = NEW;
     for (started = 0;;) {
@@ -301,6 +305,7 @@ void shim_run_grid(dim3 grid, dim3 block, const std::function<void()> &thread_bo
     blockDim = block;
     threadIdx = blockIdx = uint3{0, 0, 0};
     make_sequence();
+    spoiled = false;
     for (blockIdx.x = 0; blockIdx.x < grid.x; blockIdx.x++)
         run_block();
 }
