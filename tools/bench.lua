@@ -12,6 +12,7 @@
 local lt = require "luatrain"
 local bench = require "luatrain.bench"
 local json = require "luatrain.json"
+local processes = require "processes"
 
 local BATCHES = {lenet = 64, resnet20 = 128, mobilenet_v1 = 16, resnet50 = 16, vgg16 = 8}
 local AMP = {f32 = "off", bf16 = "bf16"}
@@ -39,6 +40,9 @@ local opt = lt.args{
     epochs = "of that training", data = "of that training: fashion-mnist or fashion-mnist:DIR",
   }}
 
+local program, quote = processes.program, processes.quote
+local command, call = processes.command, processes.call
+
 local folder = arg[0]:match "^(.*)/" or "."
 
 local function fail(code, ...)
@@ -56,39 +60,6 @@ local function print(text)
 end
 
 -- ==== Processes ==================================================================================
-
--- This very program.
-local function program()
-  local file <close> = assert(io.open("/proc/self/cmdline", "rb"))
-  return file:read "a":match "^[^\0]*"
-end
-
-local function quote(word) return "'" .. tostring(word):gsub("'", "'\\''") .. "'" end
-
--- The words of a command as a shell reads them; then --name=value for each option, or --name for
--- true.
-local function command(words, options)
-  local list = {}
-  for i, word in ipairs(words) do list[i] = quote(word) end
-  for name, value in pairs(options) do
-    if value == true then
-      list[#list + 1] = "--" .. name
-    elseif value then
-      list[#list + 1] = quote(("--%s=%s"):format(name, value))
-    end
-  end
-  return table.concat(list, " ")
-end
-
--- What a command says last, one line of JSON; nil when it fails, of which it has said why, or says
--- something else.
-local function call(words, options)
-  local pipe = assert(io.popen(command(words, options), "r"))
-  local last = ""
-  for line in pipe:lines() do last = line end
-  local ok, result = pcall(json.read, last)
-  return pipe:close() and ok and type(result) == "table" and result or nil
-end
 
 -- luatrain tells OpenMP how long to spin, by a variable that the peer must not have.
 local function call_peer(what, options)
