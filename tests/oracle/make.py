@@ -4,6 +4,9 @@
     tests/oracle/make.py             all of them, beside this file
     tests/oracle/make.py ops         ops.safetensors: the cases of tests/ops/cases.txt
     tests/oracle/make.py models      lenet.safetensors, resnet20.safetensors: 50 steps of training
+    tests/oracle/make.py check PREFIX f32 f16 bf16
+                                     PREFIXf32.safetensors and so on, for tools/gpu_check: the cases
+                                     with what goes in rounded to that dtype, and all that comes out
 
 The fixtures were made with PyTorch 2.15, on the CPU. Inputs and upstream gradients of
 ops.safetensors are functions of the case's text alone and are not stored: cases.h makes the same
@@ -174,11 +177,22 @@ def dtype_of(kind):
     return torch.float64
 
 
-def make_input(key, name, spec):
+def rounded(x, dtype):
+    """x, float64, rounded to dtype once: what x.to(dtype) makes of it may come by way of float32."""
+    digits, least = {torch.float64: (53, -1074), torch.float32: (24, -149),
+                     torch.float16: (11, -24), torch.bfloat16: (8, -133)}[dtype]
+    _, exponent = torch.frexp(x)
+    step = torch.ldexp(torch.ones_like(x), (exponent - digits).clamp(min=least))
+    return torch.where(x.isfinite(), torch.round(x / step) * step, x)
+
+
+def make_input(key, name, spec, dtype):
     kind, dims = spec[:-1].split("(")
     dims = [int(d) for d in dims.split(",") if d]
     x = torch.tensor(values(kind, torch.Size(dims).numel(), fnv1a(f"{key} {name}")))
     x = x.to(dtype_of(kind)).reshape(dims)
+    if x.is_floating_point():
+        x = rounded(x, dtype)
     return x.requires_grad_(x.is_floating_point())
 
 
@@ -188,40 +202,41 @@ def parse_inputs(text):
         yield name.strip(), spec.strip()
 
 
-def keep(found, name, x):
+def keep(found, name, x, whole):
     """A tensor of up to 512 elements; of a larger one 16 sums, each of every 16th element."""
-    if x.numel() > 512:
+    if x.numel() > 512 and not whole:
         weights = torch.tensor(2 * uniform(fnv1a("sums"), x.numel(), 1)[0] - 1)
         terms = x.detach().double().reshape(-1) * weights
         name, x = f"{name}.sums", F.pad(terms, (0, -x.numel() % 16)).reshape(-1, 16).sum(0)
     found[name] = x.to(torch.uint8) if x.dtype == torch.bool else x
 
 
-def evaluate(key, fields):
-    """All tensors of one case, under their names."""
+def evaluate(key, fields, dtype=torch.float64, whole=False):
+    """All tensors of one case, under their names. What goes in is rounded to dtype."""
     found, pairs = {}, []
-    inputs = {name: make_input(key, name, spec) for name, spec in parse_inputs(fields[1])}
+    inputs = {name: make_input(key, name, spec, dtype) for name, spec in parse_inputs(fields[1])}
     before = {name: x.detach().clone() for name, x in inputs.items()}
     outputs = eval(fields[3], HELPERS | inputs)
     for k, y in enumerate(outputs if isinstance(outputs, tuple) else (outputs,)):
-        keep(found, f"{key}.out.{k}", y)
+        keep(found, f"{key}.out.{k}", y, whole)
         if y.requires_grad and "forward" not in fields[4].split(":")[0]:
-            dy = torch.tensor(normal(fnv1a(f"{key} dy {k}"), y.numel()))
+            dy = rounded(torch.tensor(normal(fnv1a(f"{key} dy {k}"), y.numel())), dtype)
             pairs.append((y, dy.to(y.dtype).reshape(y.shape)))
     for name, x in inputs.items():
         if not torch.equal(x.detach().nan_to_num(), before[name].nan_to_num()):
-            keep(found, f"{key}.after.{name}", x)
+            keep(found, f"{key}.after.{name}", x, whole)
     wanted = [name for name, x in inputs.items() if x.requires_grad]
     if pairs:
         ys, dys = zip(*pairs)
         grads = torch.autograd.grad(ys, [inputs[name] for name in wanted], dys, allow_unused=True)
         for name, g in zip(wanted, grads):
             if g is not None:
-                keep(found, f"{key}.grad.{name}", g)
+                keep(found, f"{key}.grad.{name}", g, whole)
     return found
 
 
-def make_ops():
+def evaluate_all(dtype, whole):
+    """The tensors of all cases."""
     found, keys = {}, set()
     for line in (HERE.parent / "ops" / "cases.txt").read_text().splitlines():
         if not line or line.startswith("#"):
@@ -232,11 +247,21 @@ def make_ops():
             sys.exit(f"this case is there twice: {line}")
         keys.add(key)
         try:
-            found |= evaluate(key, fields)
+            found |= evaluate(key, fields, dtype, whole)
         except Exception as e:
             sys.exit(f"{line}\n{type(e).__name__}: {e}")
     print(f"{len(keys)} cases")
-    save(HERE / "ops.safetensors", found)
+    return found
+
+
+def make_ops():
+    save(HERE / "ops.safetensors", evaluate_all(torch.float64, False))
+
+
+def make_check(prefix, dtypes):
+    known = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+    for name in dtypes:
+        save(Path(f"{prefix}{name}.safetensors"), evaluate_all(known[name], True))
 
 
 # ==== Trajectories: 50 steps of training, from weights and images that the fixture holds ====
@@ -352,10 +377,12 @@ def make_model(make, seed, lr, size, channels):
     save(HERE / f"{name}.safetensors", found)
 
 
-def main(what):
-    if what not in ("all", "ops", "models"):
+def main(what, arguments):
+    if what not in ("all", "ops", "models", "check") or (what == "check") != bool(arguments):
         sys.exit(__doc__)
     torch.set_num_threads(1)
+    if what == "check":
+        make_check(arguments[0], arguments[1:])
     if what in ("all", "ops"):
         make_ops()
     if what in ("all", "models"):
@@ -364,4 +391,4 @@ def main(what):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "all")
+    main(sys.argv[1] if len(sys.argv) > 1 else "all", sys.argv[2:])
