@@ -1,0 +1,252 @@
+-- gpu_check_ops.lua - ops on a device beside the CPU. Says a line of JSON for each op and dtype
+-- when it is there, for tools/gpu_check, which goes on behind one in which the process has ended.
+--
+-- The truth for what goes in, rounded to the dtype, is what the CPU's kernels give in f64; or what
+-- PyTorch does: FILE-DTYPE of tests/oracle/make.py.
+local lt = require "luatrain"
+local cases = require "gpu_cases"
+local json = require "luatrain.json"
+
+local opt = lt.args{
+  after = "", dtypes = "f32,f16,bf16", ops = "", small = false, peer = "", layers = false,
+  images = 2, channels = 0, side = 0,
+  help = {
+    after = "begins behind this line", dtypes = "in which", ops = "only these",
+    small = "no case of more than 4096 numbers", peer = "the beginning of names of files with "
+    .. "PyTorch's results", layers = "instead: the layers of the three networks",
+    images = "of a layer", channels = "of a layer at most; 0: what it has",
+    side = "of a layer's images at most; 0: what it has",
+  }}
+
+local root = (arg[0]:match "^(.*)/" or ".") .. "/.."
+local device = lt.zeros{1}.device
+
+local function say(row)
+  io.stdout:write(json.text(row), "\n")
+  io.stdout:flush()
+end
+
+-- ==== Cases ======================================================================================
+
+local truths = {}             -- by dtype: what the peer has
+if opt.peer ~= "" then
+  for dtype in opt.dtypes:gmatch "[^,]+" do
+    truths[dtype] = lt.load(opt.peer .. dtype .. ".safetensors")
+  end
+end
+
+local function peer_truth(c, dtype, own)
+  if not truths[dtype] then return own end
+  local truth = {}
+  for name, x in pairs(own) do
+    local theirs = truths[dtype][c.key .. "." .. name]
+    if theirs then
+      truth[name] = theirs:to "cpu":cast "f64"
+    else                      -- no gradient goes there, or nothing has changed it
+      truth[name] = name:find "^grad" and x * 0.0 or x
+    end
+  end
+  return truth
+end
+
+-- What is wrong with the dtype of a part; nil if nothing is.
+local function wrong_dtype(c, name, is, dtype, in_f64)
+  if in_f64 ~= "f64" or is == dtype or c.options.dtype or is == "f64" then return nil end
+  return is == "f32" and c.op == "add_squares" and nil or ("%s is %s"):format(name, is)
+end
+
+-- Adds what came of one case to the row.
+local function check(c, dtype, row)
+  local given = cases.given(c, dtype)
+  local own, in_f64 = cases.run(c, given, "f64", "cpu")
+  local truth, wobble = peer_truth(c, dtype, own), cases.wobble(c, given, own)
+  local got, dtypes = cases.run(c, given, dtype, device, true)
+  for name, want in pairs(truth) do
+    local worst = 1 / 0
+    if got[name] then
+      local kept = dtypes[name] == "f64" and "f32" or dtypes[name]
+      worst = cases.worst(got[name], want, kept, cases.margin(c, name, kept, given, wobble))
+    end
+    if worst ~= worst or worst > row.worst then
+      row.worst, row.where = worst, ("line %d, %s"):format(c.line, name)
+    end
+    row.error = row.error or got[name] and wrong_dtype(c, name, dtypes[name], dtype, in_f64[name])
+  end
+  if not cases.same(got, (cases.run(c, given, dtype, device, true))) then
+    row.other_bits = ("line %d"):format(c.line)
+  end
+end
+
+local function skips(c, dtype)
+  return opt.small and c.large or dtype ~= "f32" and c.notes:find "f32%+f64"
+end
+
+local function walk(list, op, dtype)
+  local row = {name = op, dtype = dtype, cases = 0, worst = 0.0}
+  for _, c in ipairs(list) do
+    if c.op == op and not skips(c, dtype) then
+      local ok, why = pcall(lt.step, check, c, dtype, row)
+      row.cases = row.cases + 1
+      if not ok then
+        row.error = ("line %d: %s"):format(c.line, tostring(why))
+        break
+      end
+    end
+  end
+  return row
+end
+
+-- ==== Layers =====================================================================================
+
+-- What follows a name in a line of tests/cuda/graphs.txt: "x 56x56x64" has {56, 56, 64} as x.
+local function numbers_of(text)
+  local found = {}
+  for name, words in text:gmatch " (%l+) ([%dx]+)" do
+    found[name] = {}
+    for word in words:gmatch "%d+" do table.insert(found[name], math.tointeger(word)) end
+  end
+  return found
+end
+
+local function most(value, limit) return limit > 0 and math.min(value, limit) or value end
+
+-- A layer: its op, the shapes of its inputs, its options, and how many terms each sum has.
+local function layer_of(text)
+  local op, v = text:match "^%S+", numbers_of(text)
+  local height, width = most(v.x[1], opt.side), most(v.x[2], opt.side)
+  local c, out = most(v.x[3], opt.channels), most(v.y[3], opt.channels)
+  local x = {opt.images, height, width, c}
+  if op ~= "conv2d" then
+    local kernel = {most(v.kernel[1], height), most(v.kernel[2], width)}
+    local area = kernel[1] * kernel[2]
+    return {op = op, shapes = {x}, options = {kernel = kernel, stride = v.stride, pad = v.pad},
+            terms = {area, area}}
+  end
+  local groups = v.groups[1] > 1 and c or 1
+  local w = {out, v.kernel[1], v.kernel[2], c // groups}
+  local area, pixels = w[2] * w[3], opt.images * height * width // (v.stride[1] * v.stride[2])
+  return {op = groups > 1 and "depthwise" or op, shapes = {x, w, v.bias[1] > 0 and {out} or nil},
+          options = {stride = v.stride, pad = v.pad, groups = groups},
+          terms = {area * w[4], area * out // groups, pixels, pixels}}
+end
+
+-- Those of the file, and what else the networks are made of.
+local function read_layers(path)
+  local list, rows = {}, opt.channels > 0 and 3 or 64
+  for text in io.lines(path) do
+    if text:find "^%l" then list[#list + 1] = layer_of(text) end
+  end
+  for i = 1, #list do
+    local x, w = table.unpack(list[i].shapes)
+    if list[i].op == "conv2d" and w[2] == 3 then
+      local c = {x[4]}
+      list[#list + 1] = {op = "batch_norm", shapes = {x, c, c, c, c}, options = {train = true},
+                         terms = {1, 1, x[1] * x[2] * x[3], x[1] * x[2] * x[3]}}
+    end
+  end
+  for _, sizes in ipairs{{2048, 1000}, {1024, 1000}, {4096, 4096}} do
+    local columns, out = most(sizes[1], opt.channels), most(sizes[2], opt.channels)
+    list[#list + 1] = {op = "linear", shapes = {{rows, columns}, {out, columns}, {out}},
+                       options = {}, terms = {columns, out, rows, rows}}
+  end
+  return list
+end
+
+-- Random numbers, or for max_pool2d such that no window has two alike: bf16 holds them all.
+local function values_of(layer, i, dtype)
+  local where = {device = "cpu"}
+  if layer.op ~= "max_pool2d" then
+    local x = lt.randn(layer.shapes[i], where)
+    return (layer.op == "batch_norm" and i == 5 and x:abs() or x):cast(dtype)
+  end
+  local n, h, w, c = table.unpack(layer.shapes[i])
+  local x = lt.arange(h * w, {dtype = "i64", device = "cpu"}) * 138
+  x = (x - x / 251 * 251):cast "f32":reshape{1, h, w, 1}
+  return (lt.zeros({n, h, w, c}, where) + x):cast(dtype)
+end
+
+-- Outputs and gradients, brought to the CPU.
+local function run_layer(layer, inputs, dy, where, dtype)
+  local leaves, args = {}, {}
+  for i, x in ipairs(inputs) do
+    leaves[i] = x:cast(dtype):to(where)
+    leaves[i]:requires_grad()
+    args[i] = leaves[i]
+  end
+  args[#args + 1] = layer.options
+  local y = lt[layer.op == "depthwise" and "conv2d" or layer.op](table.unpack(args))
+  local found = {["out.0"] = y}
+  y:backward(dy(y.shape):cast(dtype):to(where))
+  for i, x in ipairs(leaves) do found["grad." .. i] = x.grad end
+  for name, x in pairs(found) do found[name] = x:detach():to "cpu":cast "f64" end
+  return found
+end
+
+-- The truth here is what the CPU gives in f32. Of a sum of n terms each rounding is of a partial
+-- sum, n of which err by some sqrt(n) roundoffs of the result in all; twice, for the CPU's own.
+local function check_layer(layer, dtype, row)
+  local inputs, upstream = {}, nil
+  for i = 1, #layer.shapes do inputs[i] = values_of(layer, i, dtype) end
+  local function dy(shape)
+    upstream = upstream or lt.randn(shape, {device = "cpu"}):cast(dtype)
+    return upstream
+  end
+  local want = run_layer(layer, inputs, dy, "cpu", "f32")
+  local got = run_layer(layer, inputs, dy, device, dtype)
+  local single, half = cases.roundoff.f32, dtype ~= "f32" and 2 * cases.roundoff[dtype] or 0.0
+  for name, y in pairs(want) do
+    local i = math.tointeger(name:match "^grad.(%d)") or 0
+    local terms = layer.terms[1 + i] or 1
+    local worst = cases.worst(got[name], y, dtype, {
+      relative = 8 * single + half, typical = 2 * (64 + math.sqrt(terms)) * single,
+      absolute = 0.0})
+    if worst ~= worst or worst > row.worst then
+      row.worst, row.where = worst, ("%s of x %s"):format(
+        name, table.concat(layer.shapes[1], "x"))
+    end
+  end
+  if not cases.same(got, run_layer(layer, inputs, dy, device, dtype)) then
+    row.other_bits = "x " .. table.concat(layer.shapes[1], "x")
+  end
+end
+
+local function walk_layers(list, op, dtype)
+  local row = {name = op, dtype = dtype, cases = 0, worst = 0.0}
+  for _, layer in ipairs(list) do
+    if layer.op == op then
+      local ok, why = pcall(lt.step, check_layer, layer, dtype, row)
+      row.cases = row.cases + 1
+      if not ok then
+        row.error = ("x %s: %s"):format(table.concat(layer.shapes[1], "x"), tostring(why))
+        break
+      end
+    end
+  end
+  return row
+end
+
+-- ==== All of it ==================================================================================
+
+local list, names, run
+if opt.layers then
+  list, run = read_layers(root .. "/tests/cuda/graphs.txt"), walk_layers
+  names = {"conv2d", "depthwise", "max_pool2d", "avg_pool2d", "batch_norm", "linear"}
+else
+  list, run = cases.read(root .. "/tests/ops/cases.txt"), walk
+  names = cases.ops(root .. "/ops/list.h", list)
+end
+local wanted = {}
+for name in opt.ops:gmatch "[^,]+" do wanted[name] = true end
+local waiting = opt.after ~= ""
+for _, name in ipairs(names) do
+  for dtype in opt.dtypes:gmatch "[^,]+" do
+    if not waiting and (opt.ops == "" or wanted[name]) then
+      say{begin = name .. " " .. dtype}
+      local row = run(list, name, dtype)
+      if row.worst - row.worst ~= 0 then row.error = row.error or "not finite: " .. row.where end
+      say(row)
+    end
+    waiting = waiting and opt.after ~= name .. " " .. dtype
+  end
+end
+say{done = true}

@@ -1,0 +1,39 @@
+-- gpu_check_train.lua - a short training of a small net, for tools/gpu_check: the run's folder has
+-- its losses, what was skipped, and the digest of its weights.
+--
+-- What differs in the last bits grows from step to step, the faster the deeper the net and the
+-- higher the rate. These are such that 20 steps leave little of it: the first 4 blocks of a
+-- MobileNet stand for all, and rates are low.
+local lt = require "luatrain"
+local nn = lt.nn
+
+local opt = lt.args{
+  arch = {"lenet", "resnet20", "depthwise"}, steps = 20, batch = 16,
+  help = {arch = "the net", steps = "how many", batch = "images a step"}}
+
+local function separable(c, out, stride)
+  return nn.sequential{
+    nn.conv2d{c, c, 3, stride = stride, pad = 1, groups = c, bias = false},
+    nn.batch_norm{c}, lt.relu, nn.conv2d{c, out, 1, bias = false}, nn.batch_norm{out}, lt.relu}
+end
+
+local nets = {
+  lenet = {image = "12x12x1", lr = 0.01, make = function(o)
+    return lt.models.lenet{size = 12, classes = o.classes, channels = o.channels}
+  end},
+  resnet20 = {image = "16x16x3", lr = 0.0003, make = lt.models.resnet20},
+  depthwise = {image = "16x16x3", lr = 0.001, make = function(o)
+    return nn.sequential{
+      nn.conv2d{o.channels, 16, 3, pad = 1, bias = false}, nn.batch_norm{16}, lt.relu,
+      separable(16, 32, 2), separable(32, 32, 1), separable(32, 64, 2), separable(64, 64, 1),
+      lt.global_avg_pool2d, nn.linear{64, o.classes}}
+  end},
+}
+
+local net_of = nets[opt.arch]
+local train, test = lt.data.open(("synthetic:%s/4/%d"):format(net_of.image, opt.batch * opt.steps))
+local net = net_of.make{classes = train.classes, channels = train.channels}
+lt.fit{
+  net = net, train = train, test = test, epochs = 1, batch = opt.batch,
+  optim = lt.optim.sgd(net, {lr = net_of.lr, momentum = 0.9}),
+}
