@@ -1,24 +1,36 @@
 -- bench_net.lua - takes steps of one net on random images, as fast as they go, and prints what was
--- measured as one line of JSON. tools/bench runs it, in turn with bench_torch.py.
+-- measured as one line of JSON. tools/bench and gpu_bench run it, in turn with bench_torch.py.
 local lt = require "luatrain"
 local bench = require "luatrain.bench"
 local json = require "luatrain.json"
 
 local opt = lt.args{
-  arch = {"lenet", "resnet20", "mobilenet_v1", "resnet50", "vgg16"}, amp = {"off", "bf16"},
-  batch = 64, warm_up = 2, steps = 3, seconds = 3.0,
+  arch = {"lenet", "resnet20", "mobilenet_v1", "resnet50", "vgg16"}, amp = {"off", "bf16", "fp16"},
+  batch = 64, warm_up = 2, steps = 3, seconds = 3.0, side = 0, apart = false, limits = "",
   help = {
     arch = "the net", amp = "the precision", batch = "images a step",
     warm_up = "steps that do not count", steps = "those that do, at least",
-    seconds = "what these take, at least",
+    seconds = "what these take, at least", side = "of images; 0: 28, or for large nets 224",
+    apart = "first steps that are waited for so many at a time, then so many whose ops are timed",
+    limits = "what the machine can do, as JSON; only: that is measured, and nothing else",
   }}
+
+if opt.limits == "only" then
+  io.write(json.text(bench.limits()), "\n")
+  return
+end
+local limits = opt.limits ~= "" and json.read(opt.limits)
 
 local small = opt.arch == "lenet" or opt.arch == "resnet20"
 local side, channels, classes = 224, 3, 1000
 if small then side, channels, classes = 28, 1, 10 end
+if opt.side > 0 then side = opt.side end
 
-local net = lt.models[opt.arch]{channels = channels, classes = classes}
+local options = {channels = channels, classes = classes}
+if opt.arch == "lenet" or opt.arch == "vgg16" then options.size = side end
+local net = lt.models[opt.arch](options)
 local sgd = lt.optim.sgd(net, {lr = 0.01, momentum = 0.9, decay = 1e-4})
+local scaler <close> = opt.amp == "fp16" and lt.amp.scaler{} or nil
 local x, labels = lt.randn{opt.batch, side, side, channels}, {}
 for i = 1, opt.batch do labels[i] = i % classes end
 local y = lt.tensor(labels, {dtype = "i64"})
@@ -30,11 +42,20 @@ local function step()
   sgd:step()
 end
 
-local meter = bench.meter(opt.warm_up)
+local meter = bench.meter(opt.apart and 0 or opt.warm_up)
+local middle, best
+if opt.apart then
+  for _ = 1, opt.warm_up do lt.step(step) end
+  middle, best = bench.rates(opt.batch, opt.steps, opt.seconds, step)
+end
 repeat
   local seconds = meter:step(opt.batch, step)
-until #meter.rates >= opt.steps and seconds >= opt.seconds
+until #meter.rates >= opt.steps and (opt.apart or seconds >= opt.seconds)
 
-local result = bench.result(meter, bench.limits())
+local result = bench.result(meter, limits or bench.limits())
 result.parameters = net:count()
+if opt.apart then
+  result.of_limit = result.of_limit * result.step_s * middle / opt.batch
+  result.images_per_s, result.best_images_per_s = middle, best
+end
 print(json.text(result))

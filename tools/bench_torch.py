@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""bench_torch.py - the peer of tools/bench: the same nets and training in PyTorch on a CPU.
+"""bench_torch.py - the peer of tools/bench and gpu_bench: the same nets and training in PyTorch.
 
     bench_torch.py version
     bench_torch.py step --model resnet50 --dtype bf16 --batch 16 --threads 2 --channels-last
+    bench_torch.py modes --device cuda --model resnet50 --dtype fp16 --batch 256 --modes eager,graph
     bench_torch.py train --to 0.92 --data DIR --threads 2 --channels-last
 
 Written as a user who wants speed would: gradients set to none, operations in place, the fused
 optimizer, autocast for bf16, data in memory. Prints one line of JSON.
 """
 import argparse
+import gc
 import gzip
 import json
 import math
@@ -102,7 +104,7 @@ def mobilenet_v1():
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(c_in, 1000))
 
 
-def vgg16():
+def vgg16(side=224):
     layers, c_in = [], 3
     for c, count in [(64, 2), (128, 2), (256, 3), (512, 3), (512, 3)]:
         for _ in range(count):
@@ -110,7 +112,7 @@ def vgg16():
             c_in = c
         layers.append(nn.MaxPool2d(2))
     layers.append(nn.Flatten())
-    for n_in in (7 * 7 * 512, 4096):
+    for n_in in ((side // 32) ** 2 * 512, 4096):
         layers += [nn.Linear(n_in, 4096), nn.ReLU(inplace=True), nn.Dropout()]
     return nn.Sequential(*layers, nn.Linear(4096, 1000))
 
@@ -161,6 +163,11 @@ def say(**fields):
           flush=True)
 
 
+def median(times):
+    times = sorted(times)
+    return (times[len(times) // 2] + times[(len(times) - 1) // 2]) / 2
+
+
 # ==== Steps of a net on random images =============================================================
 
 
@@ -182,11 +189,9 @@ def step(o, rank=0):
             times.append(time.perf_counter() - before)
         if is_enough(o, times):
             break
-    times.sort()
-    middle = (times[len(times) // 2] + times[(len(times) - 1) // 2]) / 2
     if rank == 0:
-        say(images_per_s=o.ranks * o.batch / middle, best_images_per_s=o.ranks * o.batch / times[0],
-            steps=len(times))
+        say(images_per_s=o.ranks * o.batch / median(times),
+            best_images_per_s=o.ranks * o.batch / min(times), steps=len(times))
 
 
 def is_enough(o, times):
@@ -211,6 +216,106 @@ def step_in_rank(rank, o, store):
 def step_in_ranks(o):
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(step_in_rank, (o, folder + '/store'), o.ranks)
+
+
+# ==== Steps in several ways, on a GPU =============================================================
+
+# Of the dtype's name: autocast's, whether losses are scaled, whether products may be in TF32.
+PRECISIONS = {'f32': (None, False, False), 'tf32': (None, False, True),
+              'bf16': (torch.bfloat16, False, True), 'fp16': (torch.float16, True, True)}
+
+
+class Training:
+    """A net and a step of it, channels last, which can be a graph: nothing of it moves."""
+
+    def __init__(self, o):
+        self.o = o
+        self.dtype, scaled, tf32 = PRECISIONS[o.dtype]
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
+        make, (channels, side, _, classes) = MODELS[o.model]
+        side = o.side or side
+        net = make(side) if make is vgg16 else make()
+        self.net = self.called = net.to(o.device, memory_format=torch.channels_last)
+        self.x = torch.randn(o.batch, channels, side, side, device=o.device)
+        self.x = self.x.to(memory_format=torch.channels_last)
+        self.y = torch.randint(classes, (o.batch,), device=o.device)
+        self.optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9,
+                                         weight_decay=1e-4, fused=True)
+        self.scaler = torch.amp.GradScaler(o.device, enabled=scaled)
+
+    def step(self, cache=True):
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.o.device, self.dtype, enabled=self.dtype is not None,
+                            cache_enabled=cache):
+            loss = F.cross_entropy(self.called(self.x), self.y)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def graph(self):
+        """The whole step as a CUDA graph: the function that runs it."""
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(3):
+                self.step(cache=False)
+        torch.cuda.current_stream().wait_stream(beside)
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.step(cache=False)
+        return graph.replay
+
+
+def seconds_of(o, run):
+    """Of o.steps runs, waited for at the ends alone: by CUDA's events where there are any."""
+    if o.device == 'cpu':
+        before = time.perf_counter()
+        for _ in range(o.steps):
+            run()
+        return time.perf_counter() - before
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    for _ in range(o.steps):
+        run()
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) / 1000
+
+
+def measure(o, mode):
+    on_gpu = o.device != 'cpu'
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    training = Training(o)
+    if mode == 'compile':
+        training.called = torch.compile(training.net)
+    run = training.graph() if mode == 'graph' else training.step
+    for _ in range(o.warm_up):
+        run()
+    times = []
+    while len(times) < 3 or sum(times) < o.seconds:
+        times.append(seconds_of(o, run))
+    rate = o.steps * o.batch
+    return {'images_per_s': rate / median(times), 'best_images_per_s': rate / min(times),
+            'peak_bytes': torch.cuda.max_memory_allocated() if on_gpu else peak_rss()}
+
+
+# Each of them in turn: its figures, or {'failed': why}.
+def modes(o):
+    found = {}
+    for mode in o.modes.split(','):
+        try:
+            found[mode] = measure(o, mode)
+        except torch.OutOfMemoryError:
+            found[mode] = {'failed': 'out of memory'}
+        except Exception as e:                                 # a way that fails is one of several
+            found[mode] = {'failed': (str(e).strip().splitlines() or [type(e).__name__])[0][:200]}
+        gc.collect()
+        if o.device != 'cpu':
+            torch.cuda.empty_cache()
+    say(modes=found, device=torch.cuda.get_device_name() if o.device != 'cpu' else 'cpu')
 
 
 # ==== A training, as models/train_resnet.lua does it ==============================================
@@ -283,13 +388,16 @@ def train(o):
 
 def main():
     p = argparse.ArgumentParser(description='the peer of tools/bench')
-    p.add_argument('what', choices=['version', 'step', 'train'])
-    p.add_argument('--dtype', choices=['f32', 'bf16'], default='f32')
+    p.add_argument('what', choices=['version', 'step', 'modes', 'train'])
+    p.add_argument('--dtype', choices=PRECISIONS, default='f32')
     p.add_argument('--threads', type=int, default=1)
     p.add_argument('--channels-last', action='store_true')
     p.add_argument('--batch', type=int, default=128)
     p.add_argument('--model', choices=MODELS, default='resnet20')
     p.add_argument('--compile', action='store_true')
+    p.add_argument('--device', default='cpu', help='modes')
+    p.add_argument('--modes', default='eager,graph', help='modes: eager, graph, compile')
+    p.add_argument('--side', type=int, default=0, help='modes: of images; 0: the net\'s own')
     p.add_argument('--ranks', type=int, default=1)
     p.add_argument('--warm-up', type=int, default=1, help='step: steps; train: epochs')
     p.add_argument('--steps', type=int, default=3, help='step: at least')
@@ -305,7 +413,8 @@ def main():
     if o.what == 'version':
         say(version=torch.__version__)
     else:
-        (train if o.what == 'train' else step_in_ranks if o.ranks > 1 else step)(o)
+        {'train': train, 'modes': modes,
+         'step': step_in_ranks if o.ranks > 1 else step}[o.what](o)
 
 
 if __name__ == '__main__':

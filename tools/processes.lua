@@ -27,14 +27,16 @@ function processes.command(words, options)
   return table.concat(list, " ")
 end
 
--- What a command says last, one line of JSON; nil when it fails, of which it has said why, or says
--- something else.
+-- What a command says last, one line of JSON; nil and its exit code when it fails, of which it has
+-- said why, or says something else.
 function processes.call(words, options)
   local pipe = assert(io.popen(processes.command(words, options), "r"))
   local last = ""
   for line in pipe:lines() do last = line end
   local ok, result = pcall(json.read, last)
-  return pipe:close() and ok and type(result) == "table" and result or nil
+  local done, _, code = pipe:close()
+  if done and ok and type(result) == "table" then return result end
+  return nil, code
 end
 
 return processes

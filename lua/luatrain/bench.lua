@@ -45,12 +45,17 @@ function bench.machine()
           threads = core.threads()}
 end
 
--- The least seconds of some calls of f.
+-- Whether tensors go to an accelerator.
+local function on_device() return makers.zeros{1}.device ~= "cpu" end
+
+-- The least seconds of some calls of f, for whose end a device is waited.
 local function least(calls, f)
   local best = math.huge
   for _ = 1, calls do
+    core.sync()
     local before = core.clock()
     core.step(core.no_grad, f)
+    core.sync()
     best = math.min(best, core.clock() - before)
   end
   return best
@@ -75,8 +80,9 @@ function bench.copy_rate()
   return 2 * 4 * x:count() / seconds
 end
 
--- Bytes of the largest cache of a processor; 0 where the system does not say.
+-- Bytes of the largest cache of a processor; 0 where the system does not say, and for a device.
 local function cache_bytes()
+  if on_device() then return 0 end
   local most = 0
   for i = 0, 9 do
     local path = ("/sys/devices/system/cpu/cpu0/cache/index%d/size"):format(i)
@@ -87,11 +93,12 @@ local function cache_bytes()
   return most
 end
 
--- What the ops of this machine are held against.
+-- What the ops of this machine are held against. CPUs compute f16 in f32.
 function bench.limits()
   collectgarbage()
-  return {gemm = {f32 = gemm_rate "f32", bf16 = gemm_rate "bf16"}, copy = bench.copy_rate(),
-          cache = cache_bytes()}
+  return {gemm = {f32 = gemm_rate "f32", bf16 = gemm_rate "bf16",
+                  f16 = on_device() and gemm_rate "f16" or nil},
+          copy = bench.copy_rate(), cache = cache_bytes()}
 end
 
 -- ==== Measuring ==================================================================================
@@ -127,6 +134,22 @@ function Meter:step(images, f, ...)
   core.step(f, ...)
   self:end_step(images, core.clock() - before, 0.0)
   return self.seconds
+end
+
+-- Images a second of steps f(...), whose ops are not timed, so that a device need not be waited
+-- for: that is done before and behind so many steps alone, as often as takes `seconds`, three times
+-- at least. The median and the best of these.
+function bench.rates(images, steps, seconds, f, ...)
+  local rates, total = {}, 0.0
+  repeat
+    core.sync()
+    local before = core.clock()
+    for _ = 1, steps do core.step(f, ...) end
+    core.sync()
+    local took = core.clock() - before
+    rates[#rates + 1], total = steps * images / took, total + took
+  until #rates >= 3 and total >= seconds
+  return bench.spread(rates)
 end
 
 -- Bytes that batch norm reads a second time: x, and backwards dy as well.
@@ -243,8 +266,9 @@ function bench.machine_text(m)
 end
 
 function bench.limits_text(limits)
-  return ("limits: product %.0f GFLOP/s f32, %.0f bf16; copy %.1f GB/s"):format(
-    limits.gemm.f32 / 1e9, limits.gemm.bf16 / 1e9, limits.copy / 1e9)
+  local f16 = limits.gemm.f16 and (", %.0f f16"):format(limits.gemm.f16 / 1e9) or ""
+  return ("limits: product %.0f GFLOP/s f32, %.0f bf16%s; copy %.1f GB/s"):format(
+    limits.gemm.f32 / 1e9, limits.gemm.bf16 / 1e9, f16, limits.copy / 1e9)
 end
 
 -- The ops of a result as a table, per step.

@@ -31,6 +31,16 @@ local function row(result, op, backward)
   return list[1]
 end
 
+T.test("rates of steps whose ops are not timed", function()
+  local calls = 0
+  local middle, best = bench.rates(4, 2, 0.0, function() calls = calls + 1 end)
+  T.equal(calls, 6)
+  T.equal(middle > 0 and best >= middle, true)
+  local before = bench.clock()
+  bench.rates(4, 1, 0.2, function() end)
+  T.equal(bench.clock() - before >= 0.2, true)
+end)
+
 T.test("the ops of a small net, counted by hand", function()
   local net = nn.sequential{nn.conv2d{2, 3, 3, pad = 1}, lt.relu, nn.flatten(), nn.linear{192, 5}}
   local sgd = lt.optim.sgd(net, {lr = 0.1})

@@ -1,0 +1,252 @@
+-- gpu_bench.lua - whole training steps on a GPU, beside PyTorch's: a table, within ten minutes.
+-- tools/gpu_bench runs it.
+--
+-- As in tools/bench each measurement is a process of its own: ours, the peer's (eager, as a CUDA
+-- graph), ours again, and the ratio is that of our mean. A process takes steps so many at a time,
+-- and waits for the device before and behind these alone; the median counts. Our ops are timed in
+-- further steps, each waited for.
+--
+-- What matters most comes first, and what there is no time for is a line that says so: the order is
+-- the first batch in each dtype, torch.compile beside it, then the other batches.
+local lt = require "luatrain"
+local bench = require "luatrain.bench"
+local json = require "luatrain.json"
+local processes = require "processes"
+
+local AMP = {f32 = "off", bf16 = "bf16", fp16 = "fp16"}
+local MODELS = {resnet50 = true, mobilenet_v1 = true, vgg16 = true, resnet20 = true, lenet = true}
+
+local opt = lt.args{
+  device = "cuda", models = "resnet50,mobilenet_v1,vgg16", dtypes = "fp16,f32,bf16",
+  batches = "256,64,512", peer = os.getenv "PEER" or "", compile = true, ops = true,
+  seconds = 600.0, cell = 45.0, steps = 10, side = 0, json = "",
+  help = {
+    device = "what is measured; cpu: a dry run", models = "nets", dtypes = "precisions",
+    batches = "images a step; f32 and --compile take the first alone",
+    peer = "a Python that has PyTorch, or the variable PEER; without it only we are measured",
+    compile = "torch.compile beside it", ops = "our time by ops, of the first batch in halves",
+    seconds = "in which all is to end", cell = "that one process may take; torch.compile: thrice",
+    steps = "that are waited for together", side = "of images; 0: the nets' own",
+    json = "a file that gets everything",
+  }}
+
+local folder = arg[0]:match "^(.*)/" or "."
+local program = processes.program()
+local deadline = bench.clock() + opt.seconds
+local OF_STEPS = opt.device == "cpu" and 0.0 or 1.5     -- seconds of them that a process takes
+
+local function refuse(...)
+  io.stderr:write("tools/gpu_bench: ", string.format(...), "\n")
+  os.exit(2, true)
+end
+
+local function print(...)
+  io.stdout:write(string.format(...), "\n")
+  io.stdout:flush()
+end
+
+-- ==== Measuring ==================================================================================
+
+-- What an exit code of a process means for the table.
+local function why(code)
+  if code == 7 then return "out of memory" end
+  if code == 124 or code == 137 then return "no time" end
+  return ("failed (%d)"):format(code or 0)
+end
+
+-- Runs a command for so many seconds at most, and not beyond the end. What it says last; or nil and
+-- why there is nothing.
+local function call(words, options, seconds)
+  local left = math.min(seconds, deadline - bench.clock()) // 1 | 0
+  if left < 1 then return nil, "no time" end
+  local result, code = processes.call({"timeout", "-k", "5", left, table.unpack(words)}, options)
+  if not result then return nil, why(code) end
+  return result
+end
+
+local net = {program, "--device", opt.device, folder .. "/bench_net.lua"}
+local limits              -- what the device can do, once it is known
+
+local function ours(cell)
+  return call(net, {
+    arch = cell.model, amp = AMP[cell.dtype], batch = cell.batch, seconds = OF_STEPS,
+    steps = opt.steps, side = opt.side, apart = true, limits = json.text(limits),
+    ["warm-up"] = 2}, opt.cell)
+end
+
+-- luatrain tells OpenMP how long to spin, by a variable that the peer must not have.
+local function peer_words(what)
+  return {"env", "-u", "GOMP_SPINCOUNT", opt.peer, folder .. "/bench_torch.py", what}
+end
+
+-- {eager = {images_per_s, peak_bytes} or {failed}, ...}; also for what could not be asked.
+local function theirs(cell, modes, dtype, seconds)
+  local result, reason = call(peer_words "modes", {
+    device = opt.device, model = cell.model, dtype = dtype, batch = cell.batch, modes = modes,
+    seconds = OF_STEPS, steps = opt.steps, side = opt.side,
+    threads = bench.machine().threads, ["warm-up"] = 2}, seconds)
+  local found = result and result.modes or {}
+  for mode in modes:gmatch "[^,]+" do found[mode] = found[mode] or {failed = reason} end
+  return found
+end
+
+-- Ours around the peer's.
+local function fill(cell)
+  cell.rounds = {}
+  for turn = 1, opt.peer ~= "" and 2 or 1 do
+    if cell.failed then break end
+    local result, reason = ours(cell)
+    cell.rounds[#cell.rounds + 1] = result
+    cell.failed = cell.failed or reason
+    if turn == 1 and opt.peer ~= "" then
+      local modes = opt.device == "cpu" and "eager" or "eager,graph"
+      cell.peer = theirs(cell, modes, cell.dtype, opt.cell)
+      if cell.dtype == "f32" then cell.tf32 = theirs(cell, "eager", "tf32", opt.cell).eager end
+    end
+  end
+  local sum = 0.0
+  for _, result in ipairs(cell.rounds) do sum = sum + result.images_per_s end
+  cell.images_per_s = #cell.rounds > 0 and sum / #cell.rounds or nil
+  cell.best = cell.rounds[#cell.rounds]
+end
+
+-- ==== The table ==================================================================================
+
+local FORMAT = "%-13s %-5s %5s %10s %9s %9s  %10s %9s %7s  %10s %7s"
+
+local function line(...) print("%s", (FORMAT:format(...):gsub(" +$", ""))) end
+
+local function rate_text(rate) return (rate < 100 and "%.1f" or "%.0f"):format(rate) end
+local function memory_text(bytes) return ("%.2f GB"):format(bytes / 1e9) end
+
+-- A peer's rate or why there is none; and how many times as fast we are.
+local function peer_texts(cell, found)
+  if not found then return "", "" end
+  if not found.images_per_s then return (found.failed or "failed"):sub(1, 13), "" end
+  local times = cell.images_per_s and ("%.2fx"):format(cell.images_per_s / found.images_per_s)
+  return rate_text(found.images_per_s), times or ""
+end
+
+local function report(cell)
+  local peer = cell.peer or {}
+  local eager, ratio = peer_texts(cell, peer.eager)
+  local graph, graph_ratio = peer_texts(cell, peer.graph)
+  local memory = peer.eager and peer.eager.peak_bytes
+  local best = cell.best
+  line(cell.model, cell.dtype, cell.batch,
+       cell.images_per_s and rate_text(cell.images_per_s) or cell.failed,
+       best and ("%.0f %%"):format(100 * best.of_limit) or "",
+       best and memory_text(best.peak_tensor_bytes) or "",
+       eager, memory and memory_text(memory) or "", ratio, graph, graph_ratio)
+end
+
+local cells = {}
+
+local function find(model, dtype, batch)
+  for _, cell in ipairs(cells) do
+    if cell.model == model and cell.dtype == dtype and cell.batch == batch then return cell end
+  end
+end
+
+local function add(model, dtype, batch)
+  local cell = {model = model, dtype = dtype, batch = batch}
+  fill(cell)
+  cells[#cells + 1] = cell
+  report(cell)
+end
+
+local function times_text(a, b)
+  return a and b and a > 0 and b > 0 and ("%.2fx"):format(a / b) or "-"
+end
+
+-- What mixed precision gains, for us and for the peer, whose f32 may also be TF32.
+local function report_gains(models, batch)
+  for _, model in ipairs(models) do
+    local half, single = find(model, "fp16", batch), find(model, "f32", batch)
+    if half and single then
+      local a = half.peer and half.peer.eager or {}
+      local b = single.peer and single.peer.eager or {}
+      local tf32 = single.tf32 or {}
+      print("%-13s fp16 over f32: ours %s, eager %s; eager fp16 over TF32: %s; our fp16 over it: "
+            .. "%s", model, times_text(half.images_per_s, single.images_per_s),
+            times_text(a.images_per_s, b.images_per_s),
+            times_text(a.images_per_s, tf32.images_per_s),
+            times_text(half.images_per_s, tf32.images_per_s))
+    end
+  end
+end
+
+-- torch.compile, for the first dtype: it takes a minute or two for each net.
+local function compile(models, dtype, batch)
+  for _, model in ipairs(models) do
+    local cell = find(model, dtype, batch)
+    cell.compiled = theirs(cell, "compile", dtype, 3 * opt.cell).compile
+    local rate, ratio = peer_texts(cell, cell.compiled)
+    print("%-13s %-5s %5d  torch.compile: %s %s", model, dtype, batch, rate, ratio)
+  end
+end
+
+-- ==== All of it ==================================================================================
+
+local function words_of(flag, text, known)
+  local list = {}
+  for word in text:gmatch "[^,]+" do
+    if not known(word) then refuse("--%s: there is no '%s'", flag, word) end
+    list[#list + 1] = word
+  end
+  if #list == 0 then refuse("--%s wants one at least", flag) end
+  return list
+end
+
+local function is_count(word) return word:find "^[1-9]%d*$" end
+
+local models = words_of("models", opt.models, function(word) return MODELS[word] end)
+local dtypes = words_of("dtypes", opt.dtypes, function(word) return AMP[word] end)
+local batches = words_of("batches", opt.batches, is_count)
+for i, word in ipairs(batches) do batches[i] = math.tointeger(word) end
+if opt.json ~= "" then bench.want_file(opt.json) end
+
+local pipe <close> = io.popen(processes.command{program, "--device", opt.device, "--version"}, "r")
+local version = pipe:read "a"
+local there, _, code = pipe:close()
+if not there then os.exit(code, true) end
+local peer = opt.peer ~= "" and processes.call(peer_words "version")
+if opt.peer ~= "" and not (peer and peer.version) then
+  refuse("--peer: '%s' is no Python that has PyTorch", opt.peer)
+end
+print("%speer: %s\n", version, peer and "PyTorch " .. peer.version
+                               or "none; --peer names a Python that has PyTorch")
+local unknown
+limits, unknown = call(net, {limits = "only"}, 60)
+if not limits then refuse("what the device can do is not known: %s", unknown) end
+print("%s\n", bench.limits_text(limits))
+line("model", "dtype", "batch", "img/s", "of limit", "memory", "eager", "memory", "ratio", "graph",
+     "ratio")
+for _, dtype in ipairs(dtypes) do
+  for _, model in ipairs(models) do add(model, dtype, batches[1]) end
+end
+if opt.compile and opt.peer ~= "" then compile(models, dtypes[1], batches[1]) end
+for i = 2, #batches do
+  for _, dtype in ipairs(dtypes) do
+    for _, model in ipairs(dtype ~= "f32" and models or {}) do add(model, dtype, batches[i]) end
+  end
+end
+print ""
+report_gains(models, batches[1])
+for _, cell in ipairs(cells) do
+  if opt.ops and cell.best and cell.batch == batches[1] and cell.dtype == dtypes[1] then
+    print("\n%s, %s, %d images, each op waited for:\n\n%s", cell.model, cell.dtype, cell.batch,
+          bench.table_text(cell.best))
+  end
+end
+if opt.json ~= "" then
+  bench.write(opt.json, {version = version, peer = peer and peer.version, limits = limits,
+                         cells = cells})
+end
+print("\nafter %.0f s", opt.seconds - (deadline - bench.clock()))
+local all = true
+for _, cell in ipairs(cells) do
+  all = all and (cell.images_per_s ~= nil or cell.failed == "out of memory"
+                 or cell.failed == "no time")
+end
+os.exit(all, true)
