@@ -56,6 +56,7 @@ end
 
 -- Runs a command. Its exit code, what it has said to stdout and to stderr.
 local function run(words, options, seconds)
+  if bench.clock() > deadline then return 124, "", "there was no more time" end
   local pipe = assert(io.popen(limited(words, options, seconds), "r"))
   local text = pipe:read "a"
   local code, said = ended(pipe, words)

@@ -178,7 +178,7 @@ def dtype_of(kind):
 
 
 def rounded(x, dtype):
-    """x, float64, rounded to dtype once: what x.to(dtype) makes of it may come by way of float32."""
+    """x, float64, rounded to dtype once: x.to(dtype) may go by way of float32."""
     digits, least = {torch.float64: (53, -1074), torch.float32: (24, -149),
                      torch.float16: (11, -24), torch.bfloat16: (8, -133)}[dtype]
     _, exponent = torch.frexp(x)
