@@ -1,7 +1,8 @@
 /* later.c - numbers that are read later: on their way from an accelerator while the host goes on.
  *
  * They come in one block of memory that the accelerator can copy to, made when the first is asked
- * for. Who finds it full gets a number that was waited for.
+ * for. Who finds it full gets a number that was waited for. The thread of the context asks for
+ * them; one more may read them.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -58,18 +59,31 @@ static char *slot_of(const lt_later *later)
 static void give_slot(lt_later *later)
 {
     lt_laters *l = later->ctx->laters;
-    if (later->slot >= 0)
-        l->free[l->n_free++] = (uint8_t)later->slot;
+    if (later->slot < 0)
+        return;
+    pthread_mutex_lock(&later->ctx->lock);
+    l->free[l->n_free++] = (uint8_t)later->slot;
+    pthread_mutex_unlock(&later->ctx->lock);
     later->slot = -1;
+}
+
+/* -1: there is none. */
+static int take_slot(lt_ctx *ctx)
+{
+    lt_laters *l = ctx->laters;
+    pthread_mutex_lock(&ctx->lock);
+    int slot = l->n_free > 0 ? l->free[--l->n_free] : -1;
+    pthread_mutex_unlock(&ctx->lock);
+    return slot;
 }
 
 static lt_status send(lt_later *later, lt_tensor *x)
 {
     lt_device *device = later->device;
-    lt_laters *l = device->is_host ? NULL : laters_of(later->ctx, device);
-    if (!l || l->n_free == 0)
+    if (!device->is_host && laters_of(later->ctx, device))
+        later->slot = take_slot(later->ctx);
+    if (later->slot < 0)
         return lt_item(x, 0, &later->value);
-    later->slot = l->free[--l->n_free];
     LT_TRY(device->copy(device, slot_of(later), x->data, lt_dtype_bytes(later->dtype)));
     later->mark = device->mark(device);
     return LT_OK;

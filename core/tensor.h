@@ -48,7 +48,10 @@ typedef struct lt_pool {
 /* What a device must supply. Addresses are the device's own; calls may be asynchronous in its
  * stream until sync. copy() of an accelerator takes addresses of the CPU too, on either side; they
  * are left alone until sync() has returned. What free() gives back may be in use by what is in the
- * stream still. The pool above alloc and free is the same for all devices (pool.c). */
+ * stream still. The pool above alloc and free is the same for all devices (pool.c).
+ *
+ * Calls come from the thread of the context, but for those that say otherwise: wait, download and
+ * upload may come from one more thread at the same time. */
 typedef struct lt_device {
     const char *name;                                             /* "cpu", "cuda:0" */
     void *(*alloc)(struct lt_device *device,
@@ -67,16 +70,21 @@ typedef struct lt_device {
      * stream; they are counted from 1. In the place of one that is older than the last LT_MARKS all
      * there is by now is waited for. */
     uint64_t (*mark)(struct lt_device *device);
-    lt_status (*wait)(struct lt_device *device, uint64_t mark); /* brings late errors too */
+    lt_status (*wait)(struct lt_device *device, uint64_t mark); /* brings late errors too. From
+                                                                  * either thread */
     /* Memory of the CPU that copy() reads and writes while the host goes on: until a mark behind it
      * was waited for, it is left alone. NULL when there is none. Both may wait. */
     void *(*alloc_host)(struct lt_device *device, size_t bytes);
     void (*free_host)(struct lt_device *device, void *p);
-    /* Copies from such memory to the device's, behind what is in the stream by now, but beside what
-     * comes into it afterwards: that may use dst behind a call of follow(). *mark is behind the
-     * copy. */
+    /* Copies from such memory to the device's, behind the mark `after`, but beside all else that is
+     * in the stream and comes into it: that may use dst behind a call of follow(). *mark is behind
+     * the copy. Uploads come one after the other. From either thread. */
     lt_status (*upload)(struct lt_device *device, void *dst, const void *src, size_t bytes,
-                        uint64_t *mark);
+                        uint64_t after, uint64_t *mark);
+    /* The way back, to such memory, in an order of its own; mark may be NULL. Until *mark was
+     * waited for nothing is put into the stream that writes to src. From either thread. */
+    lt_status (*download)(struct lt_device *device, void *dst, const void *src, size_t bytes,
+                          uint64_t after, uint64_t *mark);
     lt_status (*follow)(struct lt_device *device, uint64_t mark);
     bool is_host; /* the CPU can read its addresses */
     int threads;                                                  /* of a CPU */

@@ -219,7 +219,8 @@ static lt_status upload(lt_tensor *x, lt_device *device, lt_tensor **there, uint
     if (!*there)
         return lt_errcode();
     lt_status status = device->upload(device, (*there)->data, x->data,
-                                      (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype), mark);
+                                      (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype),
+                                      device->mark(device), mark); /* memory that was in use */
     if (status != LT_OK) {
         lt_release(*there);
         *there = NULL;

@@ -76,8 +76,10 @@ static lt_status cuda_sync(lt_device *device)
 {
     lt_cuda *cuda = enter(device);
     LT_TRY(lt__cuda_status(cuda, cudaStreamSynchronize(cuda->stream)));
+    pthread_mutex_lock(&cuda->lock);
     lt_status status = lt__cuda_say_bad_id(cuda);
     cuda->bad_id->kind = LT_NO_BAD_ID;
+    pthread_mutex_unlock(&cuda->lock);
     return status;
 }
 
@@ -90,6 +92,7 @@ static void cuda_close(lt_device *device)
     (void)cudaFree(cuda->partial);
     (void)cudaFree(cuda->sums);
     (void)cudaFreeHost(cuda->bad_id);
+    pthread_mutex_destroy(&cuda->lock);
     free(cuda);
 }
 
@@ -278,6 +281,7 @@ static lt_cuda *device_new(const lt_host *host, int index)
     lt_cuda *cuda = (lt_cuda *)calloc(1, sizeof *cuda);
     if (!cuda)
         return NULL;
+    pthread_mutex_init(&cuda->lock, NULL);
     cuda->host = host;
     cuda->index = index;
     snprintf(cuda->name, sizeof cuda->name, "cuda:%d", index);

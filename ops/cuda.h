@@ -34,7 +34,8 @@ typedef struct lt_cuda {
     lt_nvidia *nvidia;
     char model[160];
     struct lt_bad_id *bad_id; /* pinned; see lt__cuda_check_ids() */
-    cudaStream_t uploads;     /* copies beside it */
+    cudaStream_t uploads, downloads; /* copies beside it */
+    pthread_mutex_t lock;     /* guards the marks, and what is read of bad_id */
     cudaEvent_t event[LT_MARKS]; /* of the last marks; */
     uint64_t marks;           /* so many there were */
     char name[16];            /* "cuda:0" */
@@ -306,7 +307,7 @@ lt_status lt__cuda_judge(lt_device *device, const lt_found *rows, int n, lt_verd
 lt_status lt__cuda_pardon(lt_tensor *x, const lt_found *left, const lt_found *rows, int n);
 lt_status lt__cuda_check_loss(lt_tensor *loss, lt_verdict *verdict);
 
-/* Makes what marks and uploads need, and sets their functions. */
+/* Makes what marks and copies beside the stream need, and sets their functions. */
 cudaError_t lt__cuda_stream_open(lt_cuda *cuda);
 void lt__cuda_stream_close(lt_cuda *cuda);
 

@@ -1,5 +1,5 @@
-/* cuda_stream.cu - marks in the stream of a CUDA device, pinned memory of the host, and copies from
- * it beside the stream.
+/* cuda_stream.cu - marks in the stream of a CUDA device, pinned memory of the host, and copies to
+ * it and from it beside the stream.
  *
  * A mark is an event. There are LT_MARKS of them, used in turn. An older mark has none any more; in
  * its place stands all that there is by now.
@@ -12,6 +12,13 @@ static lt_cuda *enter(lt_device *device)
     (void)cudaSetDevice(cuda->index);
     return cuda;
 }
+
+/* Guards a scope: marks are set, and asked for, by two threads. */
+struct guard {
+    lt_cuda *cuda;
+    explicit guard(lt_cuda *c) : cuda(c) { pthread_mutex_lock(&c->lock); }
+    ~guard() { pthread_mutex_unlock(&cuda->lock); }
+};
 
 /* What goes wrong here, a later call says too. */
 static uint64_t mark_in(lt_cuda *cuda, cudaStream_t stream)
@@ -26,18 +33,36 @@ static bool is_old(const lt_cuda *cuda, uint64_t mark) { return mark + LT_MARKS 
 static uint64_t cuda_mark(lt_device *device)
 {
     lt_cuda *cuda = enter(device);
+    guard g(cuda);
     return mark_in(cuda, cuda->stream);
+}
+
+static bool has_become_old(lt_cuda *cuda, uint64_t mark)
+{
+    guard g(cuda);
+    return is_old(cuda, mark);
+}
+
+/* While an event is waited for, it may become that of another mark, perhaps of another stream. */
+static cudaError_t wait_for(lt_cuda *cuda, uint64_t mark)
+{
+    cudaStream_t all[] = {cuda->uploads, cuda->downloads, cuda->stream};
+    cudaError_t error = cudaSuccess;
+    if (!has_become_old(cuda, mark)) {
+        error = cudaEventSynchronize(cuda->event[mark % LT_MARKS]);
+        if (!has_become_old(cuda, mark))
+            return error;
+    }
+    for (int i = 0; i < 3 && error == cudaSuccess; i++)
+        error = cudaStreamSynchronize(all[i]);
+    return error;
 }
 
 static lt_status cuda_wait(lt_device *device, uint64_t mark)
 {
     lt_cuda *cuda = enter(device);
-    if (is_old(cuda, mark)) {
-        LT_TRY(lt__cuda_status(cuda, cudaStreamSynchronize(cuda->uploads)));
-        LT_TRY(lt__cuda_status(cuda, cudaStreamSynchronize(cuda->stream)));
-    } else {
-        LT_TRY(lt__cuda_status(cuda, cudaEventSynchronize(cuda->event[mark % LT_MARKS])));
-    }
+    LT_TRY(lt__cuda_status(cuda, wait_for(cuda, mark)));
+    guard g(cuda);
     return lt__cuda_say_bad_id(cuda);
 }
 
@@ -57,21 +82,38 @@ static void cuda_free_host(lt_device *device, void *p)
     (void)cudaFreeHost(p);
 }
 
+/* In the place of a mark that is old, all that is in the stream by now. */
+static cudaError_t copy_beside(lt_cuda *cuda, cudaStream_t beside, void *dst, const void *src,
+                               size_t bytes, uint64_t after, uint64_t *mark)
+{
+    guard g(cuda);
+    after = is_old(cuda, after) ? mark_in(cuda, cuda->stream) : after;
+    cudaError_t error = cudaStreamWaitEvent(beside, cuda->event[after % LT_MARKS], 0);
+    if (error == cudaSuccess && bytes > 0)
+        error = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, beside);
+    if (mark)
+        *mark = mark_in(cuda, beside);
+    return error;
+}
+
 static lt_status cuda_upload(lt_device *device, void *dst, const void *src, size_t bytes,
-                             uint64_t *mark)
+                             uint64_t after, uint64_t *mark)
 {
     lt_cuda *cuda = enter(device);
-    uint64_t before = mark_in(cuda, cuda->stream);
-    cudaError_t error = cudaStreamWaitEvent(cuda->uploads, cuda->event[before % LT_MARKS], 0);
-    if (error == cudaSuccess && bytes > 0)
-        error = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, cuda->uploads);
-    *mark = mark_in(cuda, cuda->uploads);
-    return lt__cuda_status(cuda, error);
+    return lt__cuda_status(cuda, copy_beside(cuda, cuda->uploads, dst, src, bytes, after, mark));
+}
+
+static lt_status cuda_download(lt_device *device, void *dst, const void *src, size_t bytes,
+                               uint64_t after, uint64_t *mark)
+{
+    lt_cuda *cuda = enter(device);
+    return lt__cuda_status(cuda, copy_beside(cuda, cuda->downloads, dst, src, bytes, after, mark));
 }
 
 static lt_status cuda_follow(lt_device *device, uint64_t mark)
 {
     lt_cuda *cuda = enter(device);
+    guard g(cuda);
     mark = is_old(cuda, mark) ? mark_in(cuda, cuda->uploads) : mark;
     return lt__cuda_status(cuda, cudaStreamWaitEvent(cuda->stream, cuda->event[mark % LT_MARKS],
                                                      0));
@@ -81,6 +123,8 @@ cudaError_t lt__cuda_stream_open(lt_cuda *cuda)
 {
     lt_device *device = &cuda->device;
     cudaError_t error = cudaStreamCreateWithFlags(&cuda->uploads, cudaStreamNonBlocking);
+    if (error == cudaSuccess)
+        error = cudaStreamCreateWithFlags(&cuda->downloads, cudaStreamNonBlocking);
     for (int i = 0; i < LT_MARKS && error == cudaSuccess; i++)
         error = cudaEventCreateWithFlags(&cuda->event[i], cudaEventDisableTiming);
     device->mark = cuda_mark;
@@ -88,6 +132,7 @@ cudaError_t lt__cuda_stream_open(lt_cuda *cuda)
     device->alloc_host = cuda_alloc_host;
     device->free_host = cuda_free_host;
     device->upload = cuda_upload;
+    device->download = cuda_download;
     device->follow = cuda_follow;
     return error;
 }
@@ -99,4 +144,6 @@ void lt__cuda_stream_close(lt_cuda *cuda)
             (void)cudaEventDestroy(cuda->event[i]);
     if (cuda->uploads)
         (void)cudaStreamDestroy(cuda->uploads);
+    if (cuda->downloads)
+        (void)cudaStreamDestroy(cuda->downloads);
 }

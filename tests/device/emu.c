@@ -5,224 +5,19 @@
  * lt_config.reference. Like a GPU it has no f64, but for casts and the total of add_squares.
  *
  * What is put into its stream is done at once. But what comes to memory of alloc_host(), or from
- * there by upload(), does so at the last moment: when somebody waits for it, or calls follow().
- * Before that such memory is full of NaNs; and two uploads from the same memory, the first of which
- * nobody has waited for, end the process. Waiting is counted.
+ * there by upload(), does so at the last moment: when somebody waits for it, or calls follow(). So
+ * a download() has what is there then, not what was there when it was asked for. Before that such
+ * memory is full of NaNs; and two copies by upload() or download() with the same memory of the
+ * host, the first of which nobody has waited for, end the process. Waiting is counted, for each
+ * thread by itself.
  *
  * The variable EMU says what is missing: no-driver, no-device, no-pow, a kernel, or no-memory, of
  * alloc_host().
  */
 #include <math.h>
-#include <stdlib.h>
-#include <sys/mman.h>
 
 #include "core/pool.h"
-#include "ops/plugin.h"
-#include "tests/device/emu_counts.h"
-
-#define ROOM ((size_t)1 << 36)
-enum { PAGE = 4096, LATE = 4096, BLOCKS = 64 };
-
-/* A copy that is still to come. */
-typedef struct late {
-    uint64_t at;              /* its place in the stream */
-    char *dst, *src;          /* src: of a copy to the host its own memory */
-    size_t bytes;
-    bool is_upload, is_done;
-} late;
-
-typedef struct emu {
-    lt_device base;
-    lt_device *cpu;           /* its functions do the work, on this memory */
-    const lt_host *host;
-    char *start;
-    size_t used;
-    char name[24];
-    uint64_t queued, done;    /* so much is in the stream; so far somebody has waited */
-    uint64_t marks, at[LT_MARKS]; /* of the last ones: where they are in the stream */
-    late late[LATE];
-    int n_late;
-    lt_range block[BLOCKS];   /* memory on the host that it copies to */
-} emu;
-
-static long counts[EMU_COUNTS];
-
-LT_API long emu_count(int what) { return counts[what]; }
-
-static bool lacks(const char *what)
-{
-    const char *missing = getenv("EMU");
-    return missing && strcmp(missing, what) == 0;
-}
-
-static emu *emu_of(lt_device *device) { return (emu *)device; }
-
-static void allow(const emu *e, int access)
-{
-    if (e->used > 0 && mprotect(e->start, e->used, access) != 0)
-        abort();
-}
-
-/* status is what comes of it while the memory is open. */
-#define WITH_MEMORY(e, status)                                                                     \
-    (e)->queued++;                                                                                 \
-    allow((e), PROT_READ | PROT_WRITE);                                                            \
-    lt_status result = (status);                                                                   \
-    allow((e), PROT_NONE);                                                                         \
-    return result
-
-/* ==== Memory ================================================================================== */
-
-/* Addresses are not used twice. Large blocks begin at a page. */
-static void *emu_alloc(lt_device *device, size_t bytes)
-{
-    emu *e = emu_of(device);
-    size_t step = bytes < PAGE ? 64 : PAGE, start = (e->used + step - 1) & ~(step - 1);
-    if (bytes > ROOM - start)
-        return NULL;
-    e->used = start + bytes;
-    return e->start + start;
-}
-
-static void emu_free(lt_device *device, void *p, size_t bytes)
-{
-    (void)device;
-    if (bytes >= PAGE)
-        (void)madvise(p, bytes & ~(size_t)(PAGE - 1), MADV_DONTNEED);
-}
-
-/* A GPU could not reach what lies elsewhere. */
-static bool is_mine(const emu *e, const void *p)
-{
-    return (const char *)p >= e->start && (const char *)p <= e->start + e->used;
-}
-
-static bool is_block(const emu *e, const void *p, size_t bytes)
-{
-    for (int i = 0; i < BLOCKS; i++) {
-        const lt_range *b = &e->block[i];
-        if ((const char *)p >= b->start && (const char *)p + bytes <= b->start + b->bytes)
-            return true;
-    }
-    return false;
-}
-
-/* ==== What comes late ========================================================================= */
-
-static late *add_late(emu *e, void *dst, const void *src, size_t bytes, bool is_upload)
-{
-    if (e->n_late == LATE)
-        abort();
-    late *l = &e->late[e->n_late++];
-    *l = (late){e->queued, dst, (char *)src, bytes, is_upload, false};
-    return l;
-}
-
-static void carry_out(emu *e, late *l)
-{
-    if (l->is_done)
-        return;
-    l->is_done = true;
-    allow(e, PROT_READ | PROT_WRITE);
-    memcpy(l->dst, l->src, l->bytes);
-    allow(e, PROT_NONE);
-    if (!l->is_upload)
-        free(l->src);
-}
-
-/* All that is in the stream up to `at` is done, and the host has waited for it. */
-static void come_to(emu *e, uint64_t at)
-{
-    int n = 0;
-    if (at > e->done) {
-        counts[EMU_WAITS]++;
-        counts[EMU_DRAINS] += at == e->queued;
-        e->done = at;
-    }
-    for (int i = 0; i < e->n_late; i++)
-        if (e->late[i].at <= at)
-            carry_out(e, &e->late[i]);
-    for (int i = 0; i < e->n_late; i++)
-        if (e->late[i].at > at)
-            e->late[n++] = e->late[i];
-    e->n_late = n;
-}
-
-static uint64_t emu_mark(lt_device *device)
-{
-    emu *e = emu_of(device);
-    e->at[++e->marks % LT_MARKS] = e->queued;
-    return e->marks;
-}
-
-static uint64_t place_of(const emu *e, uint64_t mark)
-{
-    if (mark == 0 || mark > e->marks)
-        abort();
-    return mark + LT_MARKS > e->marks ? e->at[mark % LT_MARKS] : e->queued;
-}
-
-static lt_status emu_wait(lt_device *device, uint64_t mark)
-{
-    come_to(emu_of(device), place_of(emu_of(device), mark));
-    return LT_OK;
-}
-
-static lt_status emu_sync(lt_device *device)
-{
-    emu *e = emu_of(device);
-    come_to(e, e->queued);
-    return LT_OK;
-}
-
-static void *emu_alloc_host(lt_device *device, size_t bytes)
-{
-    emu *e = emu_of(device);
-    int i = 0;
-    while (i < BLOCKS && e->block[i].start)
-        i++;
-    if (i == BLOCKS || lacks("no-memory"))
-        return NULL;
-    e->block[i] = (lt_range){malloc(bytes), bytes};
-    memset(e->block[i].start, 0xff, bytes);
-    return e->block[i].start;
-}
-
-static void emu_free_host(lt_device *device, void *p)
-{
-    emu *e = emu_of(device);
-    come_to(e, e->queued);
-    for (int i = 0; i < BLOCKS; i++)
-        if (e->block[i].start == p)
-            e->block[i] = (lt_range){0};
-    free(p);
-}
-
-/* What is done before has its place in the stream; the copy is done when that is followed. */
-static lt_status emu_upload(lt_device *device, void *dst, const void *src, size_t bytes,
-                            uint64_t *mark)
-{
-    emu *e = emu_of(device);
-    if (!is_mine(e, dst) || !is_block(e, src, bytes))
-        abort();
-    for (int i = 0; i < e->n_late; i++)
-        if (e->late[i].is_upload && e->late[i].src == src)
-            abort();
-    e->queued++;
-    add_late(e, dst, src, bytes, true);
-    *mark = emu_mark(device);
-    return LT_OK;
-}
-
-static lt_status emu_follow(lt_device *device, uint64_t mark)
-{
-    emu *e = emu_of(device);
-    uint64_t at = place_of(e, mark);
-    for (int i = 0; i < e->n_late; i++)
-        if (e->late[i].is_upload && e->late[i].at <= at)
-            carry_out(e, &e->late[i]);
-    return LT_OK;
-}
+#include "tests/device/emu_stream.h"
 
 /* ==== Memory kernels ========================================================================== */
 
@@ -230,6 +25,7 @@ static lt_status emu_follow(lt_device *device, uint64_t mark)
 static lt_status emu_copy(lt_device *device, void *dst, const void *src, size_t bytes)
 {
     emu *e = emu_of(device);
+    pthread_mutex_lock(&e->lock);
     bool to_host = !is_mine(e, dst) && is_mine(e, src), is_late = is_block(e, dst, bytes);
     void *to = to_host && is_late ? malloc(bytes + 1) : dst;
     e->queued++;
@@ -237,9 +33,10 @@ static lt_status emu_copy(lt_device *device, void *dst, const void *src, size_t 
     lt_status result = e->cpu->copy(e->cpu, to, src, bytes);
     allow(e, PROT_NONE);
     if (to_host && is_late)
-        add_late(e, dst, to, bytes, false);
+        add_late(e, IN_STREAM, e->queued, dst, to, bytes);
     else if (to_host)
-        come_to(e, e->queued);
+        come_to(e, end_of_stream(e));
+    pthread_mutex_unlock(&e->lock);
     return result;
 }
 
@@ -265,9 +62,10 @@ static lt_status emu_add(lt_device *device, void *dst, const void *src, lt_dtype
 static void emu_close(lt_device *device)
 {
     emu *e = emu_of(device);
-    come_to(e, e->queued);
+    come_to_end(e);
     munmap(e->start, ROOM);
     e->cpu->close(e->cpu);
+    pthread_mutex_destroy(&e->lock);
     free(e);
 }
 
@@ -509,7 +307,8 @@ static emu *emu_new(const lt_host *host, int index)
                           .sync = emu_sync, .close = emu_close, .mark = emu_mark,
                           .wait = emu_wait, .alloc_host = emu_alloc_host,
                           .free_host = emu_free_host, .upload = emu_upload,
-                          .follow = emu_follow};
+                          .download = emu_download, .follow = emu_follow};
+    pthread_mutex_init(&e->lock, NULL);
     e->cpu = cpu;
     e->host = host;
     e->start = start;

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* So often has the host waited for something that it had not waited for before; of these, with
+/* So often has this thread waited for something that it had not waited for before; of these, with
  * nothing behind it in the stream, so that the device has nothing to do. */
 enum { EMU_WAITS, EMU_DRAINS, EMU_COUNTS };
 typedef long emu_count_fn(int what);
