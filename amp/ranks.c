@@ -16,6 +16,14 @@ enum {
     WIRE_SPARE = 2  /* bits by which gradients may grow from one step to the next */
 };
 
+lt_found lt_loss_scale_measure(lt_loss_scale *s, lt_tensor *grad)
+{
+    lt_found found = lt_find(grad);
+    found.largest = ldexp(found.largest, s->scaler.k);
+    s->here |= found.not_finite > 0;
+    return found;
+}
+
 void lt_loss_scale_tell(const lt_loss_scale *s, int bucket, double largest, int64_t not_finite,
                         float *numbers, int *wire)
 {

@@ -130,6 +130,10 @@ LT_MUST lt_status lt_group_compare(lt_group *group, const char *what, const char
  * norm for the first time in the same step and the same order, make the same optimizers in one
  * order, and take the same steps of them; or it is LT_EDESYNC.
  *
+ * Gradients on an accelerator are summed on the CPU: each bucket is brought over when it is
+ * complete and sent back, while the accelerator goes on. Nobody waits in backward; the optimizer's
+ * step waits until the last bucket was summed, for all ranks decide alike whether it is applied.
+ *
  * Between backward and the optimizer a gradient is this rank's own, or that of all if it was sent:
  * lt_grad() and lt_zero_grad() wait for that. */
 typedef struct lt_reducer lt_reducer;
@@ -151,7 +155,8 @@ typedef struct lt_reducer_config { /* zero means default */
 /* Takes the slots of ctx's backward. The group is used from now on, and outlives the reducer.
  * config may be NULL. New. NULL with LT_ENOMEM, or LT_EUSAGE for vranks that the ranks cannot
  * share, that are to travel in halves, or where not each node has as many ranks, in a row; and for
- * a fault of a rank that is not among them. LT_EUNSUPPORTED for a ctx that is not on the CPU. */
+ * a fault of a rank that is not among them. LT_EUNSUPPORTED for vranks where ctx is not on the
+ * CPU. */
 LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config);
 LT_API void lt_reducer_free(lt_reducer *reducer);
 /* From the next step on, with other buckets and at other times, on all ranks alike. wire and vranks
@@ -183,7 +188,7 @@ LT_API lt_reduced lt_reducer_last(const lt_reducer *reducer);
 
 typedef struct lt_bucket { /* in the last step; seconds since its last backward began */
     size_t bytes;          /* of gradients that were summed; 0: none were, and no time counts */
-    double ready;          /* this rank had the last of them */
+    double ready;          /* this rank had the last of them; an accelerator was given it */
     double began, ended;   /* the allreduce */
 } lt_bucket;
 /* One of them, from 0 on in the order of sending. False: there are not so many. */
@@ -226,7 +231,8 @@ typedef struct lt_bucket_filter {
     int tail;                   /* numbers that are used of it */
     /* On the rank's thread, when x's gradient of a backward is complete, its hooks have been called
      * and all that earlier backwards have left is in grad; not on a rank, nor in a shard, without
-     * rows. May be NULL. */
+     * rows. Of a gradient on an accelerator grad is a copy on the CPU, borrowed for this call, on
+     * the group's thread before pack(). May be NULL. */
     lt_measure (*measure)(void *ud, lt_tensor *x, lt_tensor *grad);
     /* On the group's thread, before the first bucket of a step; once more when all are sent again,
      * as more was added to them. May be NULL. */

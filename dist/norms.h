@@ -13,19 +13,29 @@
 typedef struct lt_norm {
     lt_tensor *running_mean, *running_var; /* kept */
     int64_t channels;
+    size_t at;            /* of an accelerator's: where its numbers are in lt_norms.way */
+    int64_t coming;       /* to there: mean and variance of so many values; 0: nothing is */
+    lt_dtype dtype;       /* of what comes */
 } lt_norm;
 
 typedef struct lt_norms { /* those that were seen, on all ranks in one order; zero: none */
     lt_norm *list;
     int n;
+    lt_device *device;    /* an accelerator that has some of them, or NULL; then: */
+    void *way;            /* memory of the CPU that it copies to and from, */
+    size_t room;          /* so much; */
+    uint64_t mark;        /* behind what comes */
 } lt_norms;
 
 /* Adds those of the statistics that wait in ctx. LT_ENOMEM. */
 LT_MUST lt_status lt__norms_learn(lt_norms *norms, lt_ctx *ctx);
 /* How many numbers they are. */
 size_t lt__norms_count(const lt_norms *norms);
-/* Adds those of the statistics that wait in ctx to `at`, unless this rank's do not count. */
-void lt__norms_write(const lt_norms *norms, lt_ctx *ctx, bool counts, double *at);
+/* Adds those of the statistics that wait in ctx to `at`, unless this rank's do not count. Those on
+ * an accelerator are sent for; lt__norms_come(), on any thread, waits for them and adds their
+ * sums. */
+LT_MUST lt_status lt__norms_write(lt_norms *norms, lt_ctx *ctx, bool counts, double *at);
+LT_MUST lt_status lt__norms_come(lt_norms *norms, double *at);
 /* The statistics that wait in ctx become those of the sums. LT_ENOMEM, or LT_EDESYNC when the ranks
  * have them in different orders. */
 LT_MUST lt_status lt__norms_read(const lt_norms *norms, lt_ctx *ctx, const double *at);

@@ -23,6 +23,7 @@ typedef struct lt_member {  /* a parameter */
 typedef struct lt_bucket_plan {
     int first, end;     /* items, all of one arena */
     int coming;         /* of them, in the running backward; under the lock */
+    uint64_t mark;      /* likewise: in the stream of an accelerator, behind the last one */
     lt_bucket times;    /* but from no beginning */
 } lt_bucket_plan;
 

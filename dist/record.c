@@ -1,7 +1,9 @@
 /* record.c - see record.h. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/tensor.h"
 #include "dist/record.h"
 
 /* The numbers: these, then some for each rank, one for each parameter, and the norms. */
@@ -11,6 +13,37 @@ enum { BACKWARDS, STOP, STEPS, OF_RANK };
 static double *of_rank(const lt_record *r, int rank) { return r->data + HEAD + OF_RANK * rank; }
 static double *of_parameters(const lt_record *r) { return of_rank(r, r->ranks); }
 static double *of_norms(const lt_record *r) { return of_parameters(r) + r->parameters; }
+
+lt_status lt__record_add_loss(lt_record *r, lt_tensor *loss)
+{
+    double value;
+    if (loss->count != 1)
+        return LT_OK;
+    if (loss->storage->device->is_host) {
+        LT_TRY(lt_item(loss, 0, &value));
+        r->loss += value;
+        return LT_OK;
+    }
+    if (r->n_losses == r->room) {
+        int room = r->room ? 2 * r->room : 8;
+        lt_later **more = realloc(r->losses, (size_t)room * sizeof *more);
+        if (!more)
+            return lt_fail(LT_ENOMEM, "out of memory for a reducer");
+        r->losses = more;
+        r->room = room;
+    }
+    if (!(r->losses[r->n_losses] = lt_item_later(loss)))
+        return lt_errcode();
+    r->n_losses++;
+    return LT_OK;
+}
+
+void lt__record_forget_losses(lt_record *r)
+{
+    while (r->n_losses > 0)
+        lt_later_free(r->losses[--r->n_losses]);
+    r->loss = 0;
+}
 
 lt_status lt__record_write(lt_record *r, lt_ctx *ctx, int ranks, int parameters, const lt_own *own)
 {
@@ -25,12 +58,29 @@ lt_status lt__record_write(lt_record *r, lt_ctx *ctx, int ranks, int parameters,
     r->count = count;
     r->ranks = ranks;
     r->parameters = parameters;
-    data[LOSS] = own->loss;
+    r->share = own->share;
+    r->step = ctx->step + 1;
+    data[LOSS] = own->share > 0 ? r->loss * own->share : 0;
     of_rank(r, own->rank)[BACKWARDS] = own->backwards;
     of_rank(r, own->rank)[STOP] = own->stop_reason;
     of_rank(r, own->rank)[STEPS] = own->steps;
-    lt__norms_write(&r->norms, ctx, own->counts, of_norms(r));
-    return LT_OK;
+    return lt__norms_write(&r->norms, ctx, own->share > 0, of_norms(r));
+}
+
+lt_status lt__record_come(lt_record *r)
+{
+    double loss = r->loss, value;
+    for (int i = 0; i < r->n_losses; i++) {
+        LT_TRY(lt_later_item(r->losses[i], &value));
+        if (!isfinite(value))
+            return lt_fail(LT_ENUMERIC, "the loss is %s at step %lld; look at the learning rate "
+                           "and at the data", isnan(value) ? "nan" : value > 0 ? "inf" : "-inf",
+                           (long long)r->step);
+        loss += value;
+    }
+    if (r->n_losses > 0)
+        r->data[LOSS] = r->share > 0 ? loss * r->share : 0;
+    return lt__norms_come(&r->norms, of_norms(r));
 }
 
 void lt__record_use(lt_record *r, int parameter) { of_parameters(r)[parameter] = 1; }
@@ -73,6 +123,8 @@ lt_status lt__record_read_norms(const lt_record *r, lt_ctx *ctx)
 
 void lt__record_free(lt_record *r)
 {
+    lt__record_forget_losses(r);
+    free(r->losses);
     lt__norms_free(&r->norms);
     free(r->data);
 }

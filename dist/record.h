@@ -14,20 +14,31 @@ typedef struct lt_record { /* zero: nothing was written */
     size_t count;
     int ranks, parameters;
     lt_norms norms;
+    double loss;          /* of this rank, so far in the step; and those that are still to come */
+    lt_later **losses;
+    int n_losses, room;
+    double share;         /* of this rank's loss in that of all, */
+    int64_t step;         /* in this step */
 } lt_record;
 
 typedef struct lt_own {   /* what a rank tells of itself */
     int rank;
-    double loss;          /* its part of the global one */
+    double share;         /* of the batch */
     int backwards, stop_reason;
     uint32_t steps;       /* lt_steps_digest() */
-    bool counts;          /* it has rows of the batch */
 } lt_own;
 
+/* What a backward of this step begins with; of more elements than one it is none. */
+LT_MUST lt_status lt__record_add_loss(lt_record *record, lt_tensor *loss);
+/* The next part of a batch begins. */
+void lt__record_forget_losses(lt_record *record);
 /* That of a rank which uses no parameter so far. LT_ENOMEM. */
 LT_MUST lt_status lt__record_write(lt_record *record, lt_ctx *ctx, int ranks, int parameters,
                                    const lt_own *own);
 void lt__record_use(lt_record *record, int parameter);
+/* On any thread, before the record is summed: waits for what comes from an accelerator. LT_ENUMERIC
+ * for a loss that is not finite. */
+LT_MUST lt_status lt__record_come(lt_record *record);
 
 /* Once it is the sum over the ranks: */
 bool lt__record_uses(const lt_record *record, int parameter);

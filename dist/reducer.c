@@ -23,6 +23,7 @@
 #include "dist/group.h"
 #include "dist/plan.h"
 #include "dist/record.h"
+#include "dist/staging.h"
 
 struct lt_reducer {
     lt_ctx *ctx;
@@ -32,10 +33,10 @@ struct lt_reducer {
     lt_plan plan;
     lt_record record;   /* of parameters in the order of items */
     lt_filter filter;
+    lt_staging staging; /* where the gradients are on an accelerator */
     lt_tensor **sent;   /* room for as many as items */
     double share;       /* rows of this rank / rows of all */
     double began;       /* when the last backward did */
-    double loss;        /* sum over the backwards of this step */
     int backwards;      /* in this step */
     int usual;          /* the most that a step had so far; 0: there was none */
     int expected;       /* in each step, if that is known; or 0 */
@@ -66,7 +67,7 @@ static void settle(void *ud);
 static bool lend(void *ud, size_t bytes, lt_loan *loan)
 {
     const lt_reducer *r = ud;
-    return lt__group_lend(r->group, bytes, loan);
+    return r->ctx->device->is_host && lt__group_lend(r->group, bytes, loan);
 }
 
 static void take_slots(lt_reducer *r)
@@ -86,9 +87,9 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
         (config && config->vranks > 0 && lt__group_add_as_tree(group) != LT_OK) ||
         lt__fault_check(ctx, size) != LT_OK)
         return NULL;
-    if (!ctx->device->is_host) {
-        lt_fail(LT_EUNSUPPORTED, "ranks train together on the CPU for now, and this one computes "
-                "on %s; use --device cpu", lt_device_name(ctx));
+    if (!ctx->device->is_host && config && config->vranks > 0) {
+        lt_fail(LT_EUNSUPPORTED, "a deterministic run, which has vranks, is one on the CPU, and "
+                "this rank computes on %s; use --device cpu", lt_device_name(ctx));
         return NULL;
     }
     lt_reducer *r = calloc(1, sizeof *r);
@@ -98,6 +99,7 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
     }
     r->ctx = lt__ctx_retain(ctx);
     r->group = group;
+    r->staging.device = ctx->device;
     r->config = config ? *config : defaults;
     r->shards = r->config.vranks / size;
     r->rank = lt_group_rank(group);
@@ -117,6 +119,7 @@ void lt_reducer_free(lt_reducer *r)
     lt_status status = lt_group_wait(r->group);
     (void)status; /* whoever wanted what failed knows */
     lt__record_free(&r->record);
+    lt__staging_free(&r->staging);
     pthread_cond_destroy(&r->ready);
     pthread_mutex_destroy(&r->lock);
     for (int i = 0; i < r->plan.n_arenas; i++)
@@ -182,13 +185,26 @@ static lt_status make_room(lt_reducer *r)
     return LT_OK;
 }
 
+/* x gets the values of rank 0. */
+static lt_status broadcast(lt_reducer *r, lt_tensor *x)
+{
+    lt_tensor *here = lt__on_host(x);
+    if (!here)
+        return lt_errcode();
+    lt_status status = lt_group_broadcast(r->group, "a parameter", here->data,
+                                          (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype), 0);
+    if (status == LT_OK && here != x)
+        status = lt_write(x, here->data);
+    lt__wrote(x);
+    lt_release(here);
+    return status;
+}
+
 static lt_status add_item(lt_reducer *r, lt_tensor *x)
 {
     LT_TRY(make_room(r));
     LT_TRY(lt__plan_add(&r->plan, x));
-    LT_TRY(lt_group_broadcast(r->group, "a parameter", x->data,
-                              (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype), 0));
-    lt__wrote(x);
+    LT_TRY(broadcast(r, x));
     r->more = true; /* than the record had, if this is in the middle of a step */
     return LT_OK;
 }
@@ -223,9 +239,7 @@ lt_status lt_reducer_configure(lt_reducer *r, const lt_reducer_config *config)
 static lt_status write_record(lt_reducer *r)
 {
     bool is_last = r->shard + 1 >= r->shards; /* what it has by itself, a rank tells once */
-    bool counts = r->share > 0;
-    lt_own own = {.rank = r->rank, .loss = counts ? r->loss * r->share : 0,
-                  .backwards = r->backwards, .counts = counts};
+    lt_own own = {.rank = r->rank, .share = r->share, .backwards = r->backwards};
     if (is_last) {
         own.stop_reason = lt_stop_reason(r->ctx);
         own.steps = lt_steps_digest(r->ctx);
@@ -272,20 +286,26 @@ static lt_status wait_until_there(lt_reducer *r, const lt_bucket_plan *b)
 /* Whether the gradients of this rank count; if not, even what is not finite in them does not. */
 static bool counts(const lt_reducer *r) { return r->shards > 0 || r->share > 0; }
 
-/* What the items [first, end) of a bucket have on this rank; zeros where it has nothing. */
-static lt_packet packet_of(lt_reducer *r, int index, int first, int end)
+/* What the items [first, end) of a bucket have on this rank, which is at data; zeros where it has
+ * nothing. */
+static lt_packet packet_of(lt_reducer *r, int index, int first, int end, void *data)
 {
     const lt_member *items = r->plan.items;
-    lt_packet packet = {.bucket = index, .x = r->sent, .data = lt__member_data(&items[first]),
+    const char *place = lt__member_data(&items[first]);
+    bool measures = data != place && r->filter.is.measure;
+    lt_packet packet = {.bucket = index, .x = r->sent, .data = data,
                         .count = lt__plan_span(&r->plan, first, end),
                         .dtype = items[first].place.dtype};
-    for (int i = first; i < end; i++)
+    for (int i = first; i < end; i++) {
+        char *at = (char *)data + ((const char *)lt__member_data(&items[i]) - place);
         if (items[i].came != LT_NOTHING && counts(r)) {
             r->sent[packet.n++] = items[i].x;
             lt__measure_add(&packet.measure, items[i].before);
-            lt__measure_add(&packet.measure, items[i].measure);
+            lt__measure_add(&packet.measure, measures
+                            ? lt__staging_measure(&r->filter.is, &items[i], at) : items[i].measure);
         } else
-            memset(lt__member_data(&items[i]), 0, lt__member_bytes(&items[i]));
+            memset(at, 0, lt__member_bytes(&items[i]));
+    }
     return packet;
 }
 
@@ -304,15 +324,22 @@ static lt_status reduce(lt_reducer *r, int index)
         return LT_OK;
     double asked = lt__seconds();
     LT_TRY(wait_until_there(r, b));
+    bool is_here = r->ctx->device->is_host;
+    void *place = lt__member_data(&r->plan.items[first]), *data = place;
+    size_t bytes = (size_t)lt__plan_span(&r->plan, first, end) *
+                   lt_dtype_bytes(r->plan.items[first].place.dtype);
+    if (!is_here)
+        LT_TRY(lt__staging_fetch(&r->staging, place, bytes, b->mark, &data));
     double began = lt__seconds();
-    lt_packet packet = packet_of(r, index, first, end);
+    lt_packet packet = packet_of(r, index, first, end, data);
     snprintf(what, sizeof what, "bucket %d", index);
-    lt_sum sum = {.what = what, .data = lt__member_data(&r->plan.items[first]),
-                  .count = packet.count, .dtype = packet.dtype,
+    lt_sum sum = {.what = what, .data = data, .count = packet.count, .dtype = packet.dtype,
                   .wire = packet.dtype == LT_F32 ? r->config.wire : packet.dtype,
                   .scale = r->shards > 0 || !counts(r) ? 1 : r->share};
-    bool owns = lt__plan_owns_behind(&r->plan, end, r->filter.is.tail);
+    bool owns = !is_here || lt__plan_owns_behind(&r->plan, end, r->filter.is.tail);
     LT_TRY(lt__filter_allreduce(&r->filter, r->group, &sum, owns, &packet));
+    if (!is_here)
+        LT_TRY(lt__staging_send(&r->staging, place, bytes, b->mark));
     b->times.bytes = (size_t)sum.count * lt_dtype_bytes(sum.dtype);
     b->times.began = began;
     b->times.ended = lt__seconds();
@@ -327,6 +354,10 @@ static lt_status sweep(void *ud)
     lt_reducer *r = ud;
     lt_sum sum = {.what = "the record of the step", .data = r->record.data, .dtype = LT_F64,
                   .count = (int64_t)r->record.count, .wire = LT_F64, .scale = 1};
+    if (lt__record_come(&r->record) != LT_OK) {
+        lt_group_fail(r->group); /* before another rank takes the step */
+        return lt_errcode();
+    }
     LT_TRY(lt_group_allreduce(r->group, &sum));
     LT_TRY(lt__record_check(&r->record));
     for (int i = 0; i < r->plan.n_items; i++)
@@ -354,9 +385,21 @@ static void survey(lt_reducer *r)
     pthread_mutex_unlock(&r->lock);
 }
 
+/* Behind what an accelerator has been given so far. */
+static uint64_t mark_now(const lt_reducer *r)
+{
+    lt_device *device = r->ctx->device;
+    return device->is_host ? 0 : device->mark(device);
+}
+
 /* Of the record that was written. */
 static lt_status start_sweep(lt_reducer *r)
 {
+    uint64_t mark = mark_now(r);
+    if (mark > 0)
+        LT_TRY(lt__staging_make_room(&r->staging, &r->plan));
+    for (int k = 0; k < r->plan.n_buckets; k++)
+        r->plan.buckets[k].mark = mark;
     r->last.buckets = 0;
     r->swept = true;
     r->settled = r->more = false;
@@ -394,7 +437,7 @@ static lt_status fold(lt_reducer *r)
         lt_stats_clear(r->ctx);
     r->folded = true;
     r->told = false;
-    r->loss = 0;
+    lt__record_forget_losses(&r->record);
     r->backwards = 0;
     return LT_OK;
 }
@@ -403,6 +446,7 @@ static lt_status fold(lt_reducer *r)
 static lt_status finish_sweep(lt_reducer *r)
 {
     LT_TRY(lt_group_wait(r->group));
+    LT_TRY(lt__staging_follow(&r->staging));
     for (int i = 0; i < r->plan.n_items && !r->settled; i++)
         if (r->plan.items[i].wanted)
             lt_grad_set(r->plan.items[i].x);
@@ -420,7 +464,6 @@ static void settle(void *ud)
 static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
 {
     lt_reducer *r = ud;
-    double value = 0;
     if (r->begun != ctx->step + 1) {
         r->begun = ctx->step + 1;
         LT_TRY(lt__fault_strike(ctx, r->rank));
@@ -432,9 +475,7 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
                        "optimizer steps; here is one between those and the next part");
     if (r->swept) /* too early, and over before more is added */
         LT_TRY(finish_sweep(r));
-    if (loss->count == 1)
-        LT_TRY(lt_item(loss, 0, &value));
-    r->loss += value;
+    LT_TRY(lt__record_add_loss(&r->record, loss));
     r->backwards++;
     r->more = true;
     r->began = lt__seconds();
@@ -459,11 +500,12 @@ static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad)
     if (!it)
         return LT_OK;
     lt_bucket_plan *b = &r->plan.buckets[it->bucket];
-    if (r->filter.is.measure && r->share > 0)
+    if (r->filter.is.measure && r->share > 0 && r->ctx->device->is_host)
         it->measure = r->filter.is.measure(r->filter.is.ud, x, grad);
     pthread_mutex_lock(&r->lock);
     if (it->came == LT_COMING && --b->coming == 0) {
         b->times.ready = lt__seconds();
+        b->mark = mark_now(r);
         pthread_cond_signal(&r->ready);
     }
     it->came = LT_THERE;
@@ -483,8 +525,11 @@ static lt_status end(void *ud, lt_ctx *ctx, lt_status status)
     for (int i = 0; i < r->plan.n_items; i++) /* uses that brought no gradient after all */
         if (r->plan.items[i].came == LT_COMING)
             r->plan.items[i].came = lt_grad(r->plan.items[i].x) ? LT_THERE : LT_NOTHING;
-    for (int k = 0; k < r->plan.n_buckets; k++)
+    for (int k = 0; k < r->plan.n_buckets; k++) {
+        if (r->plan.buckets[k].coming > 0)
+            r->plan.buckets[k].mark = mark_now(r);
         r->plan.buckets[k].coming = 0;
+    }
     pthread_cond_signal(&r->ready);
     pthread_mutex_unlock(&r->lock);
     return status;
@@ -498,6 +543,7 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome)
         *outcome = r->outcome;
         return LT_OK;
     }
+    LT_TRY(lt_settle(ctx)); /* a loss that is not finite is no step */
     if (r->swept)
         LT_TRY(finish_sweep(r));
     if (!r->swept || r->more) {
@@ -515,7 +561,7 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome)
     LT_TRY(read_record(r));
     r->last.waited = lt__seconds() - before;
     lt_trace(ctx, LT_TRACK_COMPUTE, "wait for the ranks", before, r->last.waited);
-    r->loss = 0;
+    lt__record_forget_losses(&r->record);
     r->backwards = 0;
     r->swept = r->more = false;
     for (int i = 0; i < r->plan.n_items; i++)

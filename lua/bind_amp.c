@@ -37,8 +37,12 @@ static int new_loss_scale(lua_State *L)
 static lt_measure measure(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_lua *s = ud;
-    lt_found found = lt_loss_scale_last(s->scale), after = {0};
-    (void)x;
+    lt_found found, after = {0};
+    if (!x->storage->device->is_host) {
+        found = lt_loss_scale_measure(s->scale, grad);
+        return (lt_measure){found.largest, found.not_finite};
+    }
+    found = lt_loss_scale_last(s->scale);
     if (s->reducing.wire == LT_F16 && lt_rescale(grad, 1, &after) == LT_OK)
         found = (lt_found){ldexp(after.largest, lt_loss_scale_scaler(s->scale)->k),
                            after.not_finite};

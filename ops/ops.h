@@ -27,6 +27,9 @@ LT_API char *lt_backend(const lt_ctx *ctx, char *buffer, size_t bytes);
  * but where they leave their range. On an accelerator what is found is waited for. */
 LT_MUST lt_status lt_rescale(lt_tensor *x, double by, lt_found *found);
 
+/* What is in x, which is on the CPU, in this thread alone. */
+LT_API lt_found lt_find(const lt_tensor *x);
+
 /* A ledger has rows of what was found, numbered from 0, which lie where the tensors are that it was
  * found in: on an accelerator nobody waits for them before they are read. */
 typedef struct lt_ledger lt_ledger;

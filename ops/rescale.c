@@ -56,6 +56,44 @@ LT_SIMD static seen rescale_block(float *x, int64_t n, float by)
     return (seen){largest, not_finite};
 }
 
+LT_SIMD static seen find_in_block(const float *x, int64_t n)
+{
+    int32_t largest = 0, not_finite = 0;
+    for (int64_t i = 0; i < n; i++) {
+        union { float f; int32_t i; } is = {x[i]};
+        int32_t size = is.i & MAGNITUDE, finite = size < INFINITE ? size : 0;
+        largest = finite > largest ? finite : largest;
+        not_finite += size >= INFINITE;
+    }
+    return (seen){largest, not_finite};
+}
+
+static lt_found find_f32(const float *x, int64_t count)
+{
+    lt_found found = {0};
+    for (int64_t i = 0; i < count; i += BLOCK) {
+        seen s = find_in_block(x + i, count - i < BLOCK ? count - i : BLOCK);
+        union { int32_t i; float f; } most = {s.largest};
+        found = lt__join_found(found, (lt_found){most.f, s.not_finite});
+    }
+    return found;
+}
+
+lt_found lt_find(const lt_tensor *x)
+{
+    lt_found found = {0};
+    if (x->dtype == LT_F32)
+        return find_f32(x->data, x->count);
+    for (int64_t i = 0; i < x->count; i++) {
+        double size = fabs(element(x, i));
+        if (!isfinite(size))
+            found.not_finite++;
+        else if (size > found.largest)
+            found.largest = size;
+    }
+    return found;
+}
+
 static void rescale_f32(lt_tensor *x, float by, lt_found *found)
 {
     float *data = x->data;

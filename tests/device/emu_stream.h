@@ -1,5 +1,5 @@
-/* emu_stream.h - memory and stream of the emulator, and the ways beside it: the first part of emu.c,
- * which says what it is.
+/* emu_stream.h - memory and stream of the emulator, and the ways beside it: the first part of
+ * emu.c, which says what it is.
  */
 #ifndef TESTS_DEVICE_EMU_STREAM_H
 #define TESTS_DEVICE_EMU_STREAM_H
@@ -14,22 +14,22 @@
 #define ROOM ((size_t)1 << 36)
 enum { PAGE = 4096, LATE = 4096, BLOCKS = 64 };
 
-typedef enum way { IN_STREAM, UP, DOWN } way;
+typedef enum lane { IN_STREAM, UP, DOWN } lane;
 
 /* A copy that is still to come. */
 typedef struct late {
-    way way;
+    lane way;
     uint64_t at;              /* its place in the stream, or on its way */
     char *dst, *src;          /* src: of a copy in the stream its own memory */
     size_t bytes;
     bool is_done;
 } late;
 
-typedef struct mark {         /* behind so much in the stream, and on one of the other ways */
+typedef struct spot {         /* behind so much in the stream, and on one of the other ways */
     uint64_t at;
-    way way;
+    lane way;
     uint64_t on_way;
-} mark;
+} spot;
 
 typedef struct emu {
     lt_device base;
@@ -42,7 +42,7 @@ typedef struct emu {
     uint64_t queued, done;    /* so much is in the stream; so far somebody has waited */
     uint64_t copies;          /* on the other ways */
     uint64_t marks;
-    mark mark[LT_MARKS];      /* the last ones */
+    spot mark[LT_MARKS];      /* the last ones */
     late late[LATE];
     int n_late;
     lt_range block[BLOCKS];   /* memory on the host that it copies to */
@@ -115,7 +115,7 @@ static bool is_block(const emu *e, const void *p, size_t bytes)
 
 /* ==== What comes late ========================================================================= */
 
-static void add_late(emu *e, way way, uint64_t at, void *dst, const void *src, size_t bytes)
+static void add_late(emu *e, lane way, uint64_t at, void *dst, const void *src, size_t bytes)
 {
     if (e->n_late == LATE)
         abort();
@@ -134,13 +134,13 @@ static void carry_out(emu *e, late *l)
         free(l->src);
 }
 
-static bool is_within(const late *l, const mark *m)
+static bool is_within(const late *l, const spot *m)
 {
     return l->way == IN_STREAM ? l->at <= m->at : l->way == m->way && l->at <= m->on_way;
 }
 
 /* All up to a mark is done, and the host has waited for it. */
-static void come_to(emu *e, mark m)
+static void come_to(emu *e, spot m)
 {
     int n = 0;
     if (m.at > e->done) {
@@ -157,16 +157,16 @@ static void come_to(emu *e, mark m)
     e->n_late = n;
 }
 
-static mark end_of_stream(const emu *e) { return (mark){.at = e->queued}; }
+static spot end_of_stream(const emu *e) { return (spot){.at = e->queued}; }
 
 /* All that there is, on the other ways too. */
 static void come_to_end(emu *e)
 {
-    for (way way = IN_STREAM; way <= DOWN; way++)
-        come_to(e, (mark){e->queued, way, e->copies});
+    for (lane way = IN_STREAM; way <= DOWN; way++)
+        come_to(e, (spot){e->queued, way, e->copies});
 }
 
-static uint64_t add_mark(emu *e, mark m)
+static uint64_t add_mark(emu *e, spot m)
 {
     e->mark[++e->marks % LT_MARKS] = m;
     return e->marks;
@@ -239,7 +239,7 @@ static void emu_free_host(lt_device *device, void *p)
 
 /* What lies behind `after` in the stream comes before the copy, which is done when somebody waits
  * for it, or follows. */
-static lt_status copy_beside(emu *e, way way, void *dst, const void *src, size_t bytes,
+static lt_status copy_beside(emu *e, lane way, void *dst, const void *src, size_t bytes,
                              uint64_t after, uint64_t *behind)
 {
     const char *here = way == UP ? src : dst;
@@ -256,7 +256,7 @@ static lt_status copy_beside(emu *e, way way, void *dst, const void *src, size_t
     if (way == DOWN)
         memset(dst, 0xff, bytes);
     if (behind)
-        *behind = add_mark(e, (mark){at, way, e->copies});
+        *behind = add_mark(e, (spot){at, way, e->copies});
     return LT_OK;
 }
 

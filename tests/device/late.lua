@@ -26,11 +26,13 @@ local labels = {0, 1, 2, 0, 1, 2}
 -- ends the loop; o.drops: whether gradients that overflow come and are dropped before it;
 -- o.accumulate: backwards in a step; o.curious: the scaler is asked after each step; o.norms: the
 -- optimizer clips, for which it waits; o.leaf: the images get gradients too, which nobody forgets;
--- o.extra: a layer that only what is dropped goes through.
+-- o.extra: a layer that only what is dropped goes through. Of ranks: o.rank; o.rare: a layer that
+-- only rank 0 uses; o.breaks: the step in which backward fails on rank 1; o.one: only rank 0 has
+-- nans.
 function late.loop(o)
   lt.seed(4)
   local net = make_net()
-  local extra = o.extra and nn.linear{16, 1}
+  local extra = (o.extra or o.rare) and nn.linear{16, 1}
   local trained = extra and {{params = net}, {params = extra}} or net
   local optim = o.adam and lt.optim.adam(trained, {lr = 0.01})
                 or lt.optim.sgd(trained, {lr = 0.05, momentum = 0.9, clip = o.norms and 1 or nil})
@@ -38,8 +40,10 @@ function late.loop(o)
   local x = lt.randn{6, 4, 4, 1}
   local y = lt.tensor(labels, {dtype = "i64"})
   local text = {}
+  if o.rank then x = x * (o.rank + 1) end
   local function go(factor)
     local loss = lt.cross_entropy(net(x), y) * factor
+    if o.rare and o.rank == 0 then loss = loss + extra(x:reshape{6, 16}):sum() * factor end
     if o.leaf then loss = loss + (x * factor):sum() end
     loss:backward()
   end
@@ -52,9 +56,11 @@ function late.loop(o)
       end
       optim:zero_grad()
     end
+    if o.breaks == t and o.rank == 1 then net[1].w:on_grad(function() error "broken" end) end
     for part = 1, o.accumulate or 1 do
       local spike = o.spikes and o.spikes[t] and part == 1
-      go(o.nans and o.nans[t] and 0 / 0 or spike and 2.0 ^ 120 or 1 / t)
+      local is_mine = not o.one or o.rank == 0
+      go(o.nans and o.nans[t] and is_mine and 0 / 0 or spike and 2.0 ^ 120 or 1 / t)
     end
     if o.look then text[#text + 1] = ("%a"):format(net[5].w.grad:abs():sum():item()) end
     optim:step()

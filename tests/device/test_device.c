@@ -362,10 +362,10 @@ TEST(ranks)
     lt_group *group[2];
     lt_ctx *ctx = open_emu();
     CHECK_OK(lt_local_open(2, NULL, group));
-    CHECK(!lt_reducer_new(ctx, group[0], NULL));
+    CHECK(!lt_reducer_new(ctx, group[0], &(lt_reducer_config){.vranks = 2}));
     CHECK_EQ(lt_errcode(), LT_EUNSUPPORTED);
-    CHECK_MSG("ranks train together on the CPU for now, and this one computes on cuda:0; use "
-              "--device cpu");
+    CHECK_MSG("a deterministic run, which has vranks, is one on the CPU, and this rank computes on "
+              "cuda:0; use --device cpu");
     lt_group_close(group[0]);
     lt_group_close(group[1]);
     lt_tensor *x = sixes(ctx), *c = lt_tensor_full(ctx, LT_F32, 1, (int64_t[]){3}, 1);

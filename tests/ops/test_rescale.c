@@ -37,6 +37,7 @@ static void check_one(lt_ctx *ctx, lt_dtype dtype, int64_t n)
         CHECK_NEAR(at(x, i), (i % 2 ? -1 : 1) * (double)(i % 50 + 1) * 0.25 / 32, 0);
     CHECK_NEAR(found.largest, n == 0 ? 0 : (n < 50 ? (double)n : 50) * 0.25, 0);
     CHECK_EQ(found.not_finite, 0);
+    CHECK_NEAR(lt_find(x).largest, found.largest / 32, 0);
     CHECK_OK(lt_rescale(x, 0x1p5, &found));
     for (int64_t i = 0; i < n; i++)
         CHECK_NEAR(at(x, i), (i % 2 ? -1 : 1) * (double)(i % 50 + 1) * 0.25, 0);
@@ -49,9 +50,11 @@ static void check_one(lt_ctx *ctx, lt_dtype dtype, int64_t n)
             CHECK_OK(lt_rescale(x, 1, &found));
             CHECK_EQ(found.not_finite, 1);
             CHECK(i % 3 == 2 ? isnan(at(x, i)) : at(x, i) == wrong[i % 3]);
+            CHECK(lt_find(x).not_finite == 1 && lt_find(x).largest == found.largest);
             set(x, i, -500);
             CHECK_OK(lt_rescale(x, 1, &found));
             CHECK_NEAR(found.largest, 500, 0);
+            CHECK(lt_find(x).not_finite == 0 && lt_find(x).largest == 500);
             CHECK_EQ(found.not_finite, 1);
             set(x, i, was);
         }

@@ -1,0 +1,76 @@
+/* staging.c - see staging.h. */
+#include "dist/staging.h"
+
+lt_status lt__staging_grow(lt_device *device, void **at, size_t *room, size_t bytes)
+{
+    if (bytes <= *room)
+        return LT_OK;
+    if (*at)
+        device->free_host(device, *at);
+    *at = device->alloc_host(device, bytes);
+    *room = *at ? bytes : 0;
+    return *at ? LT_OK : lt_fail(LT_ENOMEM, "out of memory that %s can copy to", device->name);
+}
+
+lt_status lt__staging_make_room(lt_staging *s, const lt_plan *plan)
+{
+    size_t most = 0;
+    for (int k = 0; k < plan->n_buckets; k++) {
+        const lt_bucket_plan *b = &plan->buckets[k];
+        size_t each = lt_dtype_bytes(plan->items[b->first].place.dtype);
+        size_t bytes = (size_t)(lt__plan_span(plan, b->first, b->end) + LT_MOST_TAIL) * each;
+        most = bytes > most ? bytes : most;
+    }
+    for (int i = 0; i < 2; i++)
+        LT_TRY(lt__staging_grow(s->device, &s->stage[i].at, &s->stage[i].room, most));
+    return LT_OK;
+}
+
+lt_status lt__staging_fetch(lt_staging *s, const void *from, size_t bytes, uint64_t after,
+                            void **at)
+{
+    struct lt_stage *stage = &s->stage[s->turn = !s->turn];
+    lt_device *device = s->device;
+    uint64_t mark;
+    if (stage->mark > 0)
+        LT_TRY(device->wait(device, stage->mark));
+    stage->mark = 0;
+    LT_TRY(device->download(device, *at = stage->at, from, bytes, after, &mark));
+    return device->wait(device, mark);
+}
+
+lt_status lt__staging_send(lt_staging *s, void *to, size_t bytes, uint64_t after)
+{
+    struct lt_stage *stage = &s->stage[s->turn];
+    LT_TRY(s->device->upload(s->device, to, stage->at, bytes, after, &stage->mark));
+    s->last = stage->mark;
+    return LT_OK;
+}
+
+lt_status lt__staging_follow(lt_staging *s)
+{
+    uint64_t last = s->last;
+    s->last = 0;
+    return last > 0 ? s->device->follow(s->device, last) : LT_OK;
+}
+
+lt_measure lt__staging_measure(const lt_bucket_filter *filter, const lt_member *item, void *data)
+{
+    lt_ctx *ctx = item->x->ctx;
+    lt_storage storage = {.ctx = ctx, .device = ctx->devices[0], .data = data,
+                          .bytes = lt__member_bytes(item)};
+    lt_tensor grad = {.dtype = (uint8_t)item->place.dtype, .ndim = item->x->ndim, .kept = true,
+                      .count = item->x->count, .data = data, .storage = &storage, .ctx = ctx};
+    for (int i = 0; i < grad.ndim; i++)
+        grad.dims[i] = item->x->dims[i];
+    return filter->measure(filter->ud, item->x, &grad);
+}
+
+void lt__staging_free(lt_staging *s)
+{
+    lt_status status = lt__staging_follow(s); /* who gets the gradients' memory next comes behind */
+    (void)status; /* a device that has failed fails again */
+    for (int i = 0; i < 2; i++)
+        if (s->stage[i].at)
+            s->device->free_host(s->device, s->stage[i].at);
+}

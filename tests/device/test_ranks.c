@@ -1,0 +1,289 @@
+/* test_ranks.c - ranks that train together, each on an accelerator: what comes of it is what comes
+ * of ranks on the CPU. The accelerators are the emulator.
+ */
+#include <lauxlib.h>
+#include <pthread.h>
+
+#include "dist/dist.h"
+#include "lua/luatrain.h"
+#include "tests/device/emu.h"
+#include "tests/device/emu_counts.h"
+
+enum { MOST = 4, TEXT = 1 << 14, FIRST_STEPS = 3 };
+
+typedef struct job { /* a function of late.lua, called by ranks */
+    int ranks;
+    bool emu;
+    const char *name, *options, *fault;
+    lt_reducer_config config;
+} job;
+
+typedef struct rank {
+    const job *job;
+    int number;
+    lt_group *group;
+    pthread_t thread;
+    lt_status status;
+    char text[TEXT];          /* what the function gives; or the message */
+    long waits, drains;       /* until the last step that was looked at */
+    int steps, bad;
+} rank;
+
+/* ==== Ranks =================================================================================== */
+
+/* Before each step: since the one before the rank has waited with nothing more in the stream. Not
+ * so in the first steps, which make what is needed, nor behind an evaluation. */
+static int look_at_waits(lua_State *L)
+{
+    rank *r = lua_touserdata(L, lua_upvalueindex(1));
+    emu_count_fn *count = emu_counter();
+    long drained = count ? count(EMU_DRAINS) - r->drains : 0;
+    r->bad += r->steps % 6 >= FIRST_STEPS && drained > 0;
+    r->drains += drained;
+    r->steps++;
+    return 0;
+}
+
+static lt_status call(rank *r, lua_State *L)
+{
+    char code[1024];
+    LT_TRY(lt_lua_join(L, r->group, &r->job->config));
+    if (luaL_loadfile(L, "tests/device/late.lua") != LUA_OK)
+        FAIL("%s", lua_tostring(L, -1));
+    LT_TRY(lt_lua_call(L, 0, 1));
+    lua_getfield(L, -1, r->job->name);
+    snprintf(code, sizeof code, "return {rank = %d, %s}", r->number, r->job->options);
+    if (luaL_dostring(L, code))
+        FAIL("%s", lua_tostring(L, -1));
+    lua_pushlightuserdata(L, r);
+    lua_pushcclosure(L, look_at_waits, 1);
+    lua_setfield(L, -2, "each");
+    LT_TRY(lt_lua_call(L, 1, 1));
+    snprintf(r->text, sizeof r->text, "%s", lua_tostring(L, -1));
+    return LT_OK;
+}
+
+static void *run(void *ud)
+{
+    rank *r = ud;
+    lt_ctx *ctx = lt_open(&(lt_config){.device = r->job->emu ? "cuda" : "cpu", .threads = 1,
+                                       .poison = true, .reference = true,
+                                       .fault = r->job->fault});
+    lua_State *L = ctx ? lt_lua_new(ctx) : NULL;
+    r->status = L ? call(r, L) : lt_errcode();
+    if (r->status != LT_OK) {
+        snprintf(r->text, sizeof r->text, "%s", lt_errmsg());
+        lt_group_fail(r->group);
+    }
+    if (L)
+        lt_lua_close(L);
+    lt_ctx_free(ctx);
+    lt_group_close(r->group);
+    return NULL;
+}
+
+static void run_all(const job *j, rank ranks[MOST])
+{
+    lt_group *group[MOST];
+    use_emu();
+    CHECK_OK(lt_local_open(j->ranks, &(lt_group_config){.timeout = 60}, group));
+    for (int i = 0; i < j->ranks; i++) {
+        memset(&ranks[i], 0, sizeof ranks[i]);
+        ranks[i].job = j;
+        ranks[i].number = i;
+        ranks[i].group = group[i];
+        CHECK_EQ(pthread_create(&ranks[i].thread, NULL, run, &ranks[i]), 0);
+    }
+    for (int i = 0; i < j->ranks; i++)
+        pthread_join(ranks[i].thread, NULL);
+}
+
+/* Each rank gives the same on both devices; `part` is in what rank 0 gives. */
+static void check_job(job j, const char *part)
+{
+    static rank ranks[2][MOST];
+    char out[32], options[512];
+    const char *given = j.options;
+    bool is_fit = strcmp(j.name, "fit") == 0;
+    j.options = options;
+    for (int emu = 0; emu < 2; emu++) {
+        make_folder(out);
+        snprintf(options, sizeof options, "out = '%s', %s", out, given);
+        j.emu = emu;
+        run_all(&j, ranks[emu]);
+        remove_folder(out);
+    }
+    for (int i = 0; i < j.ranks; i++) {
+        const rank *here = &ranks[0][i], *there = &ranks[1][i];
+        bool same = here->status == there->status && strcmp(here->text, there->text) == 0;
+        if (!same && (i == 0 || !is_fit)) /* others may read metrics before they are there */
+            FAIL("%d ranks, %s %s: rank %d:\n%d %s\non the CPU\n%d %s", j.ranks, given,
+                 j.fault ? j.fault : "", i, there->status, there->text, here->status, here->text);
+        if (there->bad > 0)
+            FAIL("%d ranks, %s: rank %d waited for all in %d steps", j.ranks, given, i, there->bad);
+    }
+    if (!strstr(ranks[1][0].text, part))
+        FAIL("%d ranks, %s: no '%s' in\n%s", j.ranks, given, part, ranks[1][0].text);
+}
+
+/* A bucket for almost each parameter. */
+static const lt_reducer_config small = {.first_bucket = 64, .bucket = 64};
+
+static void check_loop(int ranks, const char *options, const char *fault, const char *part)
+{
+    job j = {.ranks = ranks, .name = "loop", .options = options, .fault = fault, .config = small};
+    check_job(j, part);
+    j.config = (lt_reducer_config){.blocking = true};
+    check_job(j, part);
+}
+
+/* ==== Tests =================================================================================== */
+
+TEST(a_loop)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2) {
+        check_loop(ranks, "amp = 'off'", NULL, "done");
+        check_loop(ranks, "amp = 'bf16', adam = true", NULL, "done");
+        check_loop(ranks, "policy = 'adaptive', scale = 2.0^24, adam = true", NULL, "done");
+        check_loop(ranks, "amp = 'off', norms = true, accumulate = 3", NULL, "done");
+    }
+}
+
+TEST(an_inf_in_any_gradient)
+{
+    static const char *const params[] = {"1.w", "2.shift", "5.b"};
+    for (int i = 0; i < 3; i++)
+        for (int t = 1; t <= 4; t += 3) {
+            char fault[64];
+            snprintf(fault, sizeof fault, "inf:rank=%d:step=%d:param=%s", i % 2, t, params[i]);
+            check_loop(2, "policy = 'dynamic'", fault, " skipped=0x1p+0");
+            check_loop(2, "policy = 'adaptive', adam = true, accumulate = 2", fault,
+                       " skipped=0x1p+0");
+        }
+}
+
+TEST(several_skipped_steps)
+{
+    check_loop(2, "policy = 'dynamic', spikes = {[2] = true, [3] = true}", NULL,
+               "skipped=0x1p+1");
+    check_loop(4, "policy = 'adaptive', accumulate = 2, spikes = {true, [6] = true}", NULL,
+               "skipped=0x1p+1");
+}
+
+TEST(no_scale_helps)
+{
+    check_loop(2, "policy = 'static', steps = 20, spikes = setmetatable({}, {__index = function() "
+               "return true end})", NULL, "is the first that is not finite");
+}
+
+TEST(gradients_that_travel_in_halves)
+{
+    job j = {.ranks = 2, .name = "loop", .options = "policy = 'dynamic'", .config = small};
+    j.config.wire = LT_F16;
+    check_job(j, "done");
+    j.options = "amp = 'off'";
+    j.config.wire = LT_BF16;
+    check_job(j, "done");
+}
+
+TEST(a_parameter_of_one_rank)
+{
+    check_loop(2, "amp = 'off', rare = true", NULL, "done");
+    check_loop(4, "policy = 'dynamic', rare = true, accumulate = 2", NULL, "done");
+}
+
+TEST(a_run)
+{
+    static const char *const options[] = {
+        "amp = 'off'", "amp = 'bf16', accumulate = 3, workers = 2",
+        "amp = 'fp16', policy = 'dynamic', scale = 2.0^24"};
+    for (int i = 0; i < 3; i++)
+        for (int ranks = 2; ranks <= 4; ranks *= 2)
+            check_job((job){.ranks = ranks, .name = "fit", .options = options[i],
+                            .config = small}, "done");
+}
+
+/* The others hear of it before they take the step. */
+TEST(a_rank_that_fails)
+{
+    static rank ranks[MOST];
+    job j = {.ranks = 2, .emu = true, .name = "loop", .config = small,
+             .options = "amp = 'off', breaks = 3"};
+    run_all(&j, ranks);
+    CHECK(strstr(ranks[1].text, "broken"));
+    CHECK(strstr(ranks[0].text, "rank 1 failed: "));
+    j.options = "amp = 'off', nans = {[3] = true}";
+    run_all(&j, ranks);
+    for (int i = 0; i < 2; i++)
+        CHECK(strstr(ranks[i].text, "the loss is nan at step 3; look at the learning rate"));
+}
+
+/* The rank without that loss has weights as they were before the step. */
+TEST(a_loss_of_one_rank)
+{
+    static rank ranks[2][MOST];
+    job j = {.ranks = 2, .name = "loop", .config = small,
+             .options = "amp = 'off', one = true, nans = {[3] = true}"};
+    for (int emu = 0; emu < 2; emu++) {
+        j.emu = emu;
+        run_all(&j, ranks[emu]);
+        CHECK(strstr(ranks[emu][0].text, "the loss is nan at step 3"));
+        CHECK(!strstr(ranks[emu][1].text, "done"));
+    }
+    for (int i = 0; i < 2; i++)
+        CHECK_STR(strchr(ranks[1][i].text, '\n'), strchr(ranks[0][i].text, '\n'));
+}
+
+/* Ranks begin with other values; rank 1 has two rows of three, and twice the loss of each. */
+static void *take_a_step(void *ud)
+{
+    enum { N = 5 };
+    rank *r = ud;
+    float values[N];
+    lt_outcome outcome;
+    lt_opt opts[LT_MAX_OPT];
+    lt_ctx *ctx = open_emu();
+    lt_params *params = lt_params_new(ctx);
+    lt_tensor *w = lt_param_new(ctx, LT_F32, 1, (int64_t[]){N},
+                                (lt_init){LT_INIT_CONSTANT, 1 + r->number, 0});
+    CHECK_OK(lt_params_add(params, "w", w));
+    CHECK_OK(lt_params_place(params));
+    lt_optim *optim = lt_optim_new(ctx, "momentum_step", &w, 1);
+    lt_reducer *reducer = lt_reducer_new(ctx, r->group, NULL);
+    CHECK_OK(lt_reducer_add(reducer, &w, 1));
+    lt_reducer_set_share(reducer, 1 + r->number, 3);
+    lt_tensor *factor = lt_tensor_full(ctx, LT_F32, 0, NULL, 1 + r->number);
+    lt_tensor *sum = lt_run(ctx, "sum", NULL, w, NULL);
+    lt_tensor *loss = lt_run(ctx, "mul", NULL, sum, factor, NULL);
+    CHECK_OK(lt_backward(loss, NULL));
+    CHECK_OK(lt_opts_parse(&lt_optim_def(optim)->schema, "lr=0.1 momentum=0 decay=0", opts));
+    CHECK_OK(lt_optim_step(optim, (const lt_opt *const[]){opts}, 1, &outcome));
+    CHECK_EQ(outcome, LT_APPLY); /* it is known */
+    CHECK_NEAR(lt_reducer_last(reducer).loss, 25.0 / 3, 1e-6);
+    CHECK_OK(lt_read(w, values));
+    for (int i = 0; i < N; i++)
+        CHECK_NEAR(values[i], 1 - 0.1 * 5 / 3, 1e-6);
+    lt_tensor *all[] = {factor, sum, loss, w};
+    for (int i = 0; i < 4; i++)
+        lt_release(all[i]);
+    lt_reducer_free(reducer);
+    lt_optim_free(optim);
+    lt_params_free(params);
+    lt_ctx_free(ctx);
+    lt_group_close(r->group);
+    return NULL;
+}
+
+TEST(a_step)
+{
+    static rank ranks[2];
+    lt_group *group[2];
+    use_emu();
+    CHECK_OK(lt_local_open(2, &(lt_group_config){.timeout = 20}, group));
+    for (int i = 0; i < 2; i++) {
+        ranks[i] = (rank){.number = i, .group = group[i]};
+        CHECK_EQ(pthread_create(&ranks[i].thread, NULL, take_a_step, &ranks[i]), 0);
+    }
+    for (int i = 0; i < 2; i++)
+        pthread_join(ranks[i].thread, NULL);
+}
