@@ -21,7 +21,7 @@ local opt = lt.args{
 local folder = arg[0]:match "^(.*)/" or "."
 local program = processes.program()
 local small = opt.small or opt.device == "cpu"
-local deadline = bench.clock() + opt.seconds
+local deadline = math.huge -- until the device is known to be there
 local log = opt.out .. "/log.txt"
 local result = {device = opt.device, parts = {}}
 local good = true
@@ -364,6 +364,7 @@ if code ~= 0 then
   os.exit(code, true)
 end
 print("%s", version:gsub("\n$", ""))
+deadline = bench.clock() + opt.seconds
 for name in opt.parts:gmatch "[^,]+" do
   if not parts[name] then
     io.stderr:write("tools/gpu_check: --parts: there is no '", name, "'\n")
