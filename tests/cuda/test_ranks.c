@@ -6,6 +6,7 @@
 
 #include "dist/dist.h"
 #include "lua/luatrain.h"
+#include "tests/cuda/libs.h"
 #include "tests/device/emu.h"
 
 enum { RANKS = 2, TEXT = 1 << 13 };
@@ -56,6 +57,7 @@ static void *run(void *ud)
 static void run_all(const char *options, const char *fault, bool blocking, rank *ranks)
 {
     lt_group *group[RANKS];
+    use_libraries(false);
     use_plugins("");
     CHECK_OK(lt_local_open(RANKS, &(lt_group_config){.timeout = 60}, group));
     for (int i = 0; i < RANKS; i++) {
