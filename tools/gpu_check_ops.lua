@@ -81,14 +81,17 @@ local function skips(c, dtype)
   return opt.small and c.large or dtype ~= "f32" and c.notes:find "f32%+f64"
 end
 
-local function walk(list, op, dtype)
+local of_cases = {check = check, skips = skips, name = function(c) return "line " .. c.line end}
+
+-- What came of an op's: of cases, or of layers.
+local function walk(kind, list, op, dtype)
   local row = {name = op, dtype = dtype, cases = 0, worst = 0.0}
   for _, c in ipairs(list) do
-    if c.op == op and not skips(c, dtype) then
-      local ok, why = pcall(lt.step, check, c, dtype, row)
+    if c.op == op and not kind.skips(c, dtype) then
+      local ok, why = pcall(lt.step, kind.check, c, dtype, row)
       row.cases = row.cases + 1
       if not ok then
-        row.error = ("line %d: %s"):format(c.line, tostring(why))
+        row.error = ("%s: %s"):format(kind.name(c), tostring(why))
         break
       end
     end
@@ -210,29 +213,18 @@ local function check_layer(layer, dtype, row)
   end
 end
 
-local function walk_layers(list, op, dtype)
-  local row = {name = op, dtype = dtype, cases = 0, worst = 0.0}
-  for _, layer in ipairs(list) do
-    if layer.op == op then
-      local ok, why = pcall(lt.step, check_layer, layer, dtype, row)
-      row.cases = row.cases + 1
-      if not ok then
-        row.error = ("x %s: %s"):format(table.concat(layer.shapes[1], "x"), tostring(why))
-        break
-      end
-    end
-  end
-  return row
-end
+local of_layers = {
+  check = check_layer, skips = function() return false end,
+  name = function(layer) return "x " .. table.concat(layer.shapes[1], "x") end}
 
 -- ==== All of it ==================================================================================
 
-local list, names, run
+local list, names, kind
 if opt.layers then
-  list, run = read_layers(root .. "/tests/cuda/graphs.txt"), walk_layers
+  list, kind = read_layers(root .. "/tests/cuda/graphs.txt"), of_layers
   names = {"conv2d", "depthwise", "max_pool2d", "avg_pool2d", "batch_norm", "linear"}
 else
-  list, run = cases.read(root .. "/tests/ops/cases.txt"), walk
+  list, kind = cases.read(root .. "/tests/ops/cases.txt"), of_cases
   names = cases.ops(root .. "/ops/list.h", list)
 end
 local wanted = {}
@@ -242,7 +234,7 @@ for _, name in ipairs(names) do
   for dtype in opt.dtypes:gmatch "[^,]+" do
     if not waiting and (opt.ops == "" or wanted[name]) then
       say{begin = name .. " " .. dtype}
-      local row = run(list, name, dtype)
+      local row = walk(kind, list, name, dtype)
       if row.worst - row.worst ~= 0 then row.error = row.error or "not finite: " .. row.where end
       say(row)
     end

@@ -243,6 +243,7 @@ static lt_status copy_beside(emu *e, lane way, void *dst, const void *src, size_
                              uint64_t after, uint64_t *behind)
 {
     const char *here = way == UP ? src : dst;
+    pthread_mutex_lock(&e->lock);
     if (!is_mine(e, way == UP ? dst : src) || !is_block(e, here, bytes))
         abort();
     for (int i = 0; i < e->n_late; i++) {
@@ -257,27 +258,20 @@ static lt_status copy_beside(emu *e, lane way, void *dst, const void *src, size_
         memset(dst, 0xff, bytes);
     if (behind)
         *behind = add_mark(e, (spot){at, way, e->copies});
+    pthread_mutex_unlock(&e->lock);
     return LT_OK;
 }
 
 static lt_status emu_upload(lt_device *device, void *dst, const void *src, size_t bytes,
                             uint64_t after, uint64_t *mark)
 {
-    emu *e = emu_of(device);
-    pthread_mutex_lock(&e->lock);
-    lt_status status = copy_beside(e, UP, dst, src, bytes, after, mark);
-    pthread_mutex_unlock(&e->lock);
-    return status;
+    return copy_beside(emu_of(device), UP, dst, src, bytes, after, mark);
 }
 
 static lt_status emu_download(lt_device *device, void *dst, const void *src, size_t bytes,
                               uint64_t after, uint64_t *mark)
 {
-    emu *e = emu_of(device);
-    pthread_mutex_lock(&e->lock);
-    lt_status status = copy_beside(e, DOWN, dst, src, bytes, after, mark);
-    pthread_mutex_unlock(&e->lock);
-    return status;
+    return copy_beside(emu_of(device), DOWN, dst, src, bytes, after, mark);
 }
 
 static lt_status emu_follow(lt_device *device, uint64_t mark)
