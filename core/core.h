@@ -118,6 +118,12 @@ typedef struct lt_config { /* zero means default */
     bool poison; /* fill fresh memory with NaN patterns: finds kernels that forget to write */
     const char *device;    /* where tensors go: "cpu", the default; for lt_open() of ops.h also
                             * "cuda", "cuda:1", and "auto": what there is of these */
+    int local_rank;        /* this one's number among the ranks of its machine: the device that
+                            * "cuda" and "auto" mean, counted round those that there are */
+    bool deterministic;    /* an accelerator takes no algorithm whose sums have no fixed order, or
+                            * that rounds where it need not. What the CPU does has always the bits
+                            * that it has with so many threads */
+    bool tf32;             /* an accelerator may round the factors of f32 products to 10 bits */
     /* What goes wrong, for tests: "alloc:n=5": the 5th allocation fails; "kill:rank=1:step=3": of
      * ranks that train together, rank 1 kills its process as step 3 goes backward; leave: it ends
      * its part then, as LT_EDONE; hang: it sleeps from then on; "delay:rank=1:ms=100": it sleeps so

@@ -305,6 +305,7 @@ static void set_spin(void *self, bool spin)
 }
 
 static int cpus(const void *self) { return ((const cluster *)self)->cpus; }
+static int local_rank(const void *self) { return ((const cluster *)self)->team.rank; }
 
 /* ==== The end ================================================================================= */
 
@@ -357,7 +358,7 @@ static const lt_transport transport = {
     .broadcast = broadcast, .barrier = barrier, .send = send, .receive = receive,
     .add_as_tree = add_as_tree, .bytes = bytes_so_far, .fail = fail, .failure = failure, .at = at,
     .lend = lend, .mpi_allreduce = mpi_allreduce, .speaks = speaks, .set_spin = set_spin,
-    .cpus = cpus, .leave = leave, .close = end,
+    .cpus = cpus, .local_rank = local_rank, .leave = leave, .close = end,
 };
 
 /* ==== The beginning =========================================================================== */

@@ -44,6 +44,8 @@ LT_API void lt_group_close(lt_group *group);
 
 LT_API int lt_group_rank(const lt_group *group);
 LT_API int lt_group_size(const lt_group *group);
+/* Its number among those of its machine, from 0 on. */
+LT_API int lt_group_local_rank(const lt_group *group);
 /* The CPUs that are this rank's part of those it shares with other ranks; 1 or more. */
 LT_API int lt_group_cpus(const lt_group *group);
 /* The rank computes with so many threads. A wait may then burn a CPU that none of them needs, for

@@ -79,6 +79,8 @@ int lt_group_cpus(const lt_group *g)
     return cpus > 1 ? cpus : 1;
 }
 
+int lt_group_local_rank(const lt_group *g) { return g->transport->local_rank(g->self); }
+
 uint64_t lt_group_bytes(const lt_group *g) { return g->transport->bytes(g->self); }
 
 bool lt__group_lend(lt_group *g, size_t bytes, lt_loan *loan)

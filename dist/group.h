@@ -28,6 +28,7 @@ typedef struct lt_transport {
     void (*set_spin)(void *self, bool spin); /* whether the next waits may burn a CPU,
                                               * but those aside, which say so themselves */
     int (*cpus)(const void *self); /* 0: there are fewer than ranks */
+    int (*local_rank)(const void *self);
     lt_status (*leave)(void *self); /* or NULL */
     void (*close)(void *self);  /* leaves, and frees self */
 } lt_transport;

@@ -83,6 +83,8 @@ static int cpus(const void *self)
     return lt_cpu_count() / ((const local *)self)->team.size;
 }
 
+static int local_rank(const void *self) { return ((const local *)self)->team.rank; }
+
 static void release(shared *s)
 {
     if (atomic_fetch_sub(&s->refs, 1) == 1)
@@ -101,7 +103,8 @@ static const lt_transport transport = {
     .name = "local", .allreduce = allreduce, .allreduce_aside = allreduce_aside,
     .broadcast = broadcast, .barrier = barrier, .send = send, .receive = receive,
     .bytes = bytes_so_far, .fail = fail, .failure = failure, .at = at, .speaks = speaks,
-    .set_spin = set_spin, .cpus = cpus, .close = leave,
+    .set_spin = set_spin, .cpus = cpus, .local_rank = local_rank,
+    .close = leave,
 };
 
 static shared *shared_new(int size)

@@ -240,7 +240,9 @@ static void find_context(lua_State *L, lt_lua *s)
         const char *device = getenv("LUATRAIN_DEVICE");
         lt_config config = {.device = device && *device ? device : "auto",
                             .seed = variable(L, "LUATRAIN_SEED", UINT64_MAX),
-                            .threads = (int)variable(L, "LUATRAIN_THREADS", 1024)};
+                            .threads = (int)variable(L, "LUATRAIN_THREADS", 1024),
+                            .deterministic = variable(L, "LUATRAIN_DETERMINISTIC", 1) > 0,
+                            .tf32 = variable(L, "LUATRAIN_TF32", 1) > 0};
         s->ctx = lt_open(&config);
         s->owned = true;
         if (!s->ctx)

@@ -59,7 +59,8 @@ LT_MUST lt_status lt_lua_push(lua_State *L, lt_tensor *x);
 LT_API lt_tensor *lt_lua_tensor(lua_State *L, int index);
 
 /* For require "luatrain" of a Lua 5.4 that is not ours: the state gets a context of its own, set by
- * the variables LUATRAIN_DEVICE, LUATRAIN_THREADS and LUATRAIN_SEED. */
+ * the variables LUATRAIN_DEVICE, LUATRAIN_THREADS, LUATRAIN_SEED, LUATRAIN_DETERMINISTIC and
+ * LUATRAIN_TF32. */
 LT_API int luaopen_luatrain(lua_State *L);
 
 #ifdef __cplusplus

@@ -226,12 +226,14 @@ static lt_status cuda_add(lt_device *device, void *dst, const void *src, lt_dtyp
 static int major_of(int version) { return version / 1000; }
 static int minor_of(int version) { return version % 1000 / 10; }
 
-/* 0, or -1 with a sentence about what this machine lacks. */
-static int check_machine(int index, char *text, size_t bytes)
+/* The index of the device that is meant; or -1, with a sentence about what this machine lacks. */
+static int find_device(const lt_accelerator_config *config, char *text, size_t bytes)
 {
-    int driver = 0, n = 0, major = 0;
+    int driver = 0, n = 0, major = 0, index = config->index;
     (void)cudaDriverGetVersion(&driver);
     cudaError_t error = cudaGetDeviceCount(&n);
+    if (index == LT_ANY_DEVICE && error == cudaSuccess && n > 0)
+        index = config->local_rank % n;
     if (driver == 0)
         snprintf(text, bytes, "there is no NVIDIA driver (libcuda.so.1) on this machine");
     else if (error == cudaErrorInsufficientDriver)
@@ -253,7 +255,7 @@ static int check_machine(int index, char *text, size_t bytes)
         snprintf(text, bytes, "cuda:%d is too old: its compute capability is %d, this build wants "
                  "8 (A100) or more", index, major);
     else
-        return 0;
+        return index;
     (void)cudaGetLastError();
     return -1;
 }
@@ -276,7 +278,13 @@ static cudaError_t begin(lt_cuda *cuda)
     return error == cudaSuccess ? lt__cuda_stream_open(cuda) : error;
 }
 
-static lt_cuda *device_new(const lt_host *host, int index)
+static lt_status sum_rows(lt_device *device, void *to, lt_dtype to_dtype, const void *from,
+                          lt_dtype from_dtype, int64_t rows, int64_t cols, bool add)
+{
+    return lt__cuda_sum_rows(enter(device), to, to_dtype, from, from_dtype, rows, cols, add);
+}
+
+static lt_cuda *device_new(const lt_host *host, const lt_accelerator_config *config, int index)
 {
     lt_cuda *cuda = (lt_cuda *)calloc(1, sizeof *cuda);
     if (!cuda)
@@ -284,6 +292,8 @@ static lt_cuda *device_new(const lt_host *host, int index)
     pthread_mutex_init(&cuda->lock, NULL);
     cuda->host = host;
     cuda->index = index;
+    cuda->lent = lt_cuda_lent{host, &cuda->device, NULL, index, config->deterministic, config->tf32,
+                              cuda->model, sum_rows};
     snprintf(cuda->name, sizeof cuda->name, "cuda:%d", index);
     lt_device *device = &cuda->device;
     device->name = cuda->name;
@@ -298,12 +308,6 @@ static lt_cuda *device_new(const lt_host *host, int index)
     return cuda;
 }
 
-static lt_status sum_rows(lt_device *device, void *to, lt_dtype to_dtype, const void *from,
-                          lt_dtype from_dtype, int64_t rows, int64_t cols, bool add)
-{
-    return lt__cuda_sum_rows(enter(device), to, to_dtype, from, from_dtype, rows, cols, add);
-}
-
 /* What NVIDIA's libraries are lent, and they. False: out of memory. */
 static bool lend(lt_cuda *cuda, const char *name)
 {
@@ -314,8 +318,7 @@ static bool lend(lt_cuda *cuda, const char *name)
     (void)cudaDriverGetVersion(&driver);
     snprintf(cuda->model, sizeof cuda->model, "%.64s, sm_%d%d, %d SMs, driver %d", name, major,
              minor, processors, driver);
-    cuda->lent = lt_cuda_lent{cuda->host, &cuda->device, cuda->stream, cuda->index, cuda->model,
-                              sum_rows};
+    cuda->lent.stream = cuda->stream;
     cuda->nvidia = lt__nvidia_new(&cuda->lent);
     return cuda->nvidia != NULL;
 }
@@ -336,12 +339,16 @@ static bool describe(lt_accelerator *accelerator, lt_cuda *cuda)
     return true;
 }
 
-extern "C" LT_API int lt_accelerator_open(const char *version, const lt_host *host, int index,
+extern "C" LT_API int lt_accelerator_open(const char *version, const lt_host *host,
+                                          const lt_accelerator_config *config,
                                           lt_accelerator *accelerator, char *text, size_t bytes)
 {
-    if (!lt__same_version(version, text, bytes) || check_machine(index, text, bytes) != 0)
+    if (!lt__same_version(version, text, bytes))
         return -1;
-    lt_cuda *cuda = device_new(host, index);
+    int index = find_device(config, text, bytes);
+    if (index < 0)
+        return -1;
+    lt_cuda *cuda = device_new(host, config, index);
     cudaError_t error = cuda ? begin(cuda) : cudaErrorMemoryAllocation;
     *accelerator = lt_accelerator{};
     if (error == cudaSuccess && !describe(accelerator, cuda))

@@ -13,6 +13,7 @@ typedef struct lt_cuda_lent {  /* borrowed for as long as they live */
     lt_device *device;         /* its copy, convert, fill and add go into the stream */
     void *stream;              /* cudaStream_t */
     int index;                 /* of the device, from 0 */
+    bool deterministic, tf32;  /* as in lt_config */
     const char *model;         /* "NVIDIA H200, sm_90, 132 SMs, driver 13000": plans on disk are for
                                 * no other one */
     /* to (cols) = the sum of the rows of from (rows, cols), written or added. Into the stream. */

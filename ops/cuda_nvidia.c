@@ -37,7 +37,8 @@ static void warn(lt_nvidia *n, library *l, lt_ctx *ctx)
 #ifdef LT_WITH_CUDNN
 static lt_cudnn *cudnn_of(lt_nvidia *n, lt_ctx *ctx)
 {
-    const lt_cudnn_config config = {.plans = n->plans};
+    const lt_cudnn_config config = {.deterministic = n->lent->deterministic,
+                                    .tf32 = n->lent->tf32, .plans = n->plans};
     library *l = &n->cudnn;
     if (!n->of_cudnn && l->there)
         n->of_cudnn = lt__cudnn_new(&n->cudnn_table, n->lent, &config, l->why, sizeof l->why);
@@ -49,7 +50,8 @@ static lt_cudnn *cudnn_of(lt_nvidia *n, lt_ctx *ctx)
 
 static lt_cublas *cublas_of(lt_nvidia *n, lt_ctx *ctx)
 {
-    const lt_cublas_config config = {.deterministic = false};
+    const lt_cublas_config config = {.deterministic = n->lent->deterministic,
+                                     .tf32 = n->lent->tf32};
     library *l = &n->cublas;
     if (!n->of_cublas && l->there)
         n->of_cublas = lt__cublas_new(&n->cublas_table, n->lent, &config, l->why, sizeof l->why);

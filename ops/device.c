@@ -13,16 +13,22 @@ bool lt__is_accelerator(const char *device)
 }
 
 /* Fills *a; LT_EENV with what is missing. */
-static lt_status open_plugin(int index, lt_accelerator *a)
+static lt_status open_plugin(const lt_ctx *ctx, const char *device, lt_accelerator *a)
 {
+    lt_accelerator_config config = {.index = LT_ANY_DEVICE, .local_rank = ctx->config.local_rank,
+                                    .deterministic = ctx->config.deterministic,
+                                    .tf32 = ctx->config.tf32};
+
     static const lt_host host = {lt_fail, lt_log};
     char file[LT_PLUGIN_PATH], text[512] = "";
     lt_accelerator_open_fn open_accelerator;
+    if (strchr(device, ':'))
+        config.index = lt__cuda_index(device);
     if (!lt__plugin_find("cuda", file))
         return lt_fail(LT_EENV, "luatrain has no libluatrain-cuda.so, which is built where there "
                        "is nvcc");
     LT_TRY(lt__plugin_open(file, "lt_accelerator_open", &open_accelerator));
-    if (open_accelerator(LT_VERSION, &host, index, a, text, sizeof text) != 0)
+    if (open_accelerator(LT_VERSION, &host, &config, a, text, sizeof text) != 0)
         return lt_fail(LT_EENV, "%s", text);
     return LT_OK;
 }
@@ -34,9 +40,9 @@ static bool can_train(const lt_accelerator *a)
            a->op[LT_OP_cross_entropy].bwd;
 }
 
-static lt_status open_any(lt_accelerator *a)
+static lt_status open_any(const lt_ctx *ctx, lt_accelerator *a)
 {
-    LT_TRY(open_plugin(0, a));
+    LT_TRY(open_plugin(ctx, "auto", a));
     if (can_train(a))
         return LT_OK;
     lt_fail(LT_EENV, "%s has no kernels for convolutional networks yet", a->device->name);
@@ -51,7 +57,7 @@ lt_status lt__accelerator_open(lt_ctx *ctx, const char *device)
     lt_accelerator *a = lt__alloc_zero(ctx, sizeof *a);
     if (!a)
         return LT_ENOMEM;
-    if ((is_auto ? open_any(a) : open_plugin(lt__cuda_index(device), a)) != LT_OK) {
+    if ((is_auto ? open_any(ctx, a) : open_plugin(ctx, device, a)) != LT_OK) {
         lt__free(ctx, a, sizeof *a);
         if (!is_auto)
             return lt_fail(LT_EENV, "device %s: %s; use --device cpu", device, lt_errmsg());

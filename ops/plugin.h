@@ -42,9 +42,18 @@ typedef struct lt_accelerator {
     char name[96];             /* what computes: "NVIDIA H200 (cuDNN 9.19.0, CUDA 13.0)" */
 } lt_accelerator;
 
-/* index: of the device, from 0. host lives as long as the process. 0, or -1 with a sentence in
- * text: what is missing, or too old. */
-typedef int (*lt_accelerator_open_fn)(const char *version, const lt_host *host, int index,
+typedef struct lt_accelerator_config {
+    int index;                 /* of the device, from 0; or LT_ANY_DEVICE */
+    int local_rank;            /* of any: the one of this number, counted round those there are */
+    bool deterministic, tf32;  /* as in lt_config */
+} lt_accelerator_config;
+
+enum { LT_ANY_DEVICE = -1 };
+
+/* host lives as long as the process. 0, or -1 with a sentence in text: what is missing, or too old.
+ */
+typedef int (*lt_accelerator_open_fn)(const char *version, const lt_host *host,
+                                      const lt_accelerator_config *config,
                                       lt_accelerator *accelerator, char *text, size_t bytes);
 
 /* For a plugin: false, with the sentence, when the library is of another version. */

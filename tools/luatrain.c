@@ -273,7 +273,9 @@ static lt_status run(void *ud, lt_group *group)
 {
     const settings *s = ud;
     speaker who = {.level = s->level, .rank = group ? lt_group_rank(group) : 0};
-    lt_ctx *ctx = lt_open(&s->config);
+    lt_config config = s->config;
+    config.local_rank = group ? lt_group_local_rank(group) : 0;
+    lt_ctx *ctx = lt_open(&config);
     if (!ctx)
         return lt_errcode();
     lt_log_to(ctx, show_log, &who);
@@ -296,12 +298,14 @@ static lt_status run(void *ud, lt_group *group)
 
 /* What depends on the number n of ranks, and on the CPUs of each. The bits of a deterministic run
  * are those of the threads of a rank, which are to be as many for any number of ranks. What ranks
- * do together is done on the CPU. */
+ * do together is done on the CPU; alone on an accelerator, which is asked for by name, a run needs
+ * no parts. */
 static lt_status settle(settings *s, int n, int cpus)
 {
     if (!s->deterministic && s->reducer.vranks > 0)
         return lt_fail(LT_EUSAGE, "--vranks is for a run with --deterministic");
-    if (s->deterministic && s->reducer.vranks == 0)
+    bool is_there = strncmp(s->config.device, "cuda", 4) == 0;
+    if (s->deterministic && s->reducer.vranks == 0 && !(is_there && n == 1))
         s->reducer.vranks = n;
     if (s->config.threads == 0 && (n > 1 || s->deterministic))
         s->config.threads = s->deterministic ? 1 : cpus;
@@ -360,7 +364,7 @@ static lt_status run_all(settings *s)
     LT_TRY(settle(s, n, cpus > n ? cpus / n : 1));
     if (s->trace)
         LT_TRY(lt_trace_create(s->trace));
-    if (n == 1 && !s->deterministic)
+    if (n == 1 && s->reducer.vranks == 0)
         return run(s, NULL);
     return run_ranks(&(ranks){.n = n, .group = s->group, .run = run, .ud = s});
 }

@@ -128,7 +128,14 @@ static lt_status parse_switch(const char *who, const char *value, bool *on)
 
 static lt_status set_deterministic(settings *s, const char *who, const char *value)
 {
-    return parse_switch(who, value, &s->deterministic);
+    LT_TRY(parse_switch(who, value, &s->deterministic));
+    s->config.deterministic = s->deterministic;
+    return LT_OK;
+}
+
+static lt_status set_tf32(settings *s, const char *who, const char *value)
+{
+    return parse_switch(who, value, &s->config.tf32);
 }
 
 static lt_status set_level(settings *s, const char *who, const char *value, lt_log_level level)
@@ -170,6 +177,8 @@ static const struct option {
      set_count},
     {"max-steps", "N", "stops after step N of the run and saves", set_count},
     {"wire", "fp32|fp16|bf16", "what gradients travel as between ranks (fp32)", set_wire},
+    {"tf32", NULL, "a GPU may round the factors of f32 products to 10 bits, for its tensor cores",
+     set_tf32},
     {"deterministic", NULL, "the same bits, whatever --ranks is: see --vranks", set_deterministic},
     {"vranks", "V", "of a deterministic run: parts of each batch, shared by the ranks (--ranks)",
      set_vranks},

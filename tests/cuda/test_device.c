@@ -14,7 +14,8 @@ static int open_plugin(const char *version, int index)
     lt_accelerator cuda;
     lt_accelerator_open_fn open;
     *(void **)&open = from_plugin("lt_accelerator_open");
-    int status = open(version, &host_table, index, &cuda, said, sizeof said);
+    const lt_accelerator_config config = {.index = index};
+    int status = open(version, &host_table, &config, &cuda, said, sizeof said);
     if (status == 0)
         cuda.device->close(cuda.device);
     return status;
@@ -47,6 +48,23 @@ TEST(what_a_machine_lacks)
                  "more", LT_VERSION, 0);
     m.pretend(13010, 1, 9);
     CHECK_EQ(open_plugin(LT_VERSION, 0), 0);
+    m.pretend(13000, 1, 9);
+    lt_ctx_free(m.ctx);
+}
+
+TEST(any_device_is_that_of_the_local_rank)
+{
+    machine m = machine_open();
+    m.pretend(13000, 2, 9);
+    for (int rank = 0; rank < 4; rank++) {
+        machine of_rank = machine_as(false, &(lt_accelerator_config){.index = LT_ANY_DEVICE,
+                                                                     .local_rank = rank});
+        CHECK(strcmp(of_rank.cuda.device->name, rank % 2 ? "cuda:1" : "cuda:0") == 0);
+        lt_ctx_free(of_rank.ctx);
+    }
+    m.pretend(13000, 0, 9);
+    want_refusal("there is no CUDA device that this process may use (CUDA_VISIBLE_DEVICES hides "
+                 "them too)", LT_VERSION, LT_ANY_DEVICE);
     m.pretend(13000, 1, 9);
     lt_ctx_free(m.ctx);
 }

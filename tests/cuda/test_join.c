@@ -5,6 +5,7 @@
 #include "tests/lt_test.h"
 
 #ifdef LT_WITH_CUDNN
+#include "ops/cuda_libs.h"
 #include "tests/cuda/twin.h"
 
 static char said[1024];
@@ -48,7 +49,8 @@ TEST(its_name_with_libraries)
     lt_accelerator cuda;
     lt_accelerator_open_fn open;
     *(void **)&open = from_plugin("lt_accelerator_open");
-    CHECK_EQ(open(LT_VERSION, &host_table, 0, &cuda, said, sizeof said), 0);
+    const lt_accelerator_config config = {.index = 0};
+    CHECK_EQ(open(LT_VERSION, &host_table, &config, &cuda, said, sizeof said), 0);
     CHECK(strcmp(cuda.name, "shim (cuDNN 9.19.0, CUDA 13.0)") == 0);
     CHECK_EQ(l.dnn->live, 0); /* no handle yet */
     CHECK_EQ(l.blas->live, 0);
@@ -92,6 +94,28 @@ TEST(what_a_library_refuses)
     run(&m, "conv2d", "pad=1 stride=2", "2x5x4x3, 4x3x3x3, 4");
     CHECK_EQ(l.dnn->run, 0);
     lt_ctx_free(m.ctx);
+}
+
+/* How often cuDNN runs, if it has one engine, of such a note. */
+static int runs_of(int note, const lt_accelerator_config *config)
+{
+    machine m = machine_as(true, config);
+    libraries l = both();
+    memset(l.dnn->engines, 0, sizeof l.dnn->engines);
+    l.dnn->engines[0][0] = (stand_in_engine){.number = 1, .note = note};
+    run(&m, "conv2d", "pad=1", "2x5x4x3, 4x3x3x3, 4");
+    lt_ctx_free(m.ctx);
+    return l.dnn->run;
+}
+
+TEST(what_a_config_allows)
+{
+    const lt_accelerator_config plain = {0}, tf32 = {.tf32 = true};
+    const lt_accelerator_config strict = {.deterministic = true};
+    CHECK_EQ(runs_of(CUDNN_NUMERICAL_NOTE_TENSOR_CORE, &plain), 0);
+    CHECK_EQ(runs_of(CUDNN_NUMERICAL_NOTE_TENSOR_CORE, &tf32), 7);
+    CHECK_EQ(runs_of(CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC, &plain), 7);
+    CHECK_EQ(runs_of(CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC, &strict), 0);
 }
 
 TEST(without_libraries_it_warns_once)

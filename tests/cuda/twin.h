@@ -37,7 +37,7 @@ static inline void *from_plugin(const char *name)
 
 /* An open device in a context with reference kernels, which has NVIDIA's libraries or only its own
  * kernels. lt_ctx_free(m.ctx) ends it. */
-static inline machine machine_with(bool libraries)
+static inline machine machine_as(bool libraries, const lt_accelerator_config *config)
 {
     char text[256] = "";
     machine m = {.ctx = lt_open(&(lt_config){.reference = true, .threads = 1})};
@@ -47,10 +47,15 @@ static inline machine machine_with(bool libraries)
     *(void **)&m.count = from_plugin("shim_count");
     *(void **)&m.order = from_plugin("shim_order");
     *(void **)&m.pretend = from_plugin("shim_machine");
-    if (open(LT_VERSION, &host_table, 0, &m.cuda, text, sizeof text) != 0)
+    if (open(LT_VERSION, &host_table, config, &m.cuda, text, sizeof text) != 0)
         FAIL("%s", text);
     m.ctx->devices[1] = m.cuda.device;
     return m;
+}
+
+static inline machine machine_with(bool libraries)
+{
+    return machine_as(libraries, &(lt_accelerator_config){0});
 }
 
 static inline machine machine_open(void) { return machine_with(false); }

@@ -316,8 +316,9 @@ static emu *emu_new(const lt_host *host, int index)
     return e;
 }
 
-LT_API int lt_accelerator_open(const char *version, const lt_host *host, int index,
-                               lt_accelerator *a, char *text, size_t bytes)
+LT_API int lt_accelerator_open(const char *version, const lt_host *host,
+                               const lt_accelerator_config *config, lt_accelerator *a, char *text,
+                               size_t bytes)
 {
     enum { DEVICES = 2 };
     if (!lt__same_version(version, text, bytes))
@@ -326,6 +327,7 @@ LT_API int lt_accelerator_open(const char *version, const lt_host *host, int ind
         snprintf(text, bytes, "there is no NVIDIA %s", getenv("EMU") + 3);
         return -1;
     }
+    int index = config->index >= 0 ? config->index : config->local_rank % DEVICES;
     if (index >= DEVICES) {
         snprintf(text, bytes, "there are only %d devices, cuda:0 to cuda:%d", DEVICES, DEVICES - 1);
         return -1;
