@@ -173,6 +173,16 @@ static lt_status cpu_add(lt_device *device, void *dst, const void *src, lt_dtype
     return LT_OK;
 }
 
+static lt_status cpu_look_up(lt_device *device, void *dst, const uint8_t *src, const void *table,
+                             size_t each, int64_t n, int64_t channels)
+{
+    (void)device;
+    for (int64_t i = 0; i < n; i++)
+        memcpy((char *)dst + (size_t)i * each,
+               (const char *)table + (size_t)(i % channels * 256 + src[i]) * each, each);
+    return LT_OK;
+}
+
 static lt_status cpu_sync(lt_device *device)
 {
     (void)device;
@@ -192,6 +202,7 @@ lt_device *lt__cpu_device_new(int threads)
                               .convert = cpu_convert,
                               .fill = cpu_fill,
                               .add = cpu_add,
+                              .look_up = cpu_look_up,
                               .sync = cpu_sync,
                               .close = cpu_close,
                               .threads = threads,

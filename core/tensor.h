@@ -63,6 +63,10 @@ typedef struct lt_device {
     lt_status (*fill)(struct lt_device *device, void *dst, lt_dtype dtype, size_t n, double value);
     lt_status (*add)(struct lt_device *device, void *dst, const void *src, lt_dtype dtype,
                      size_t n);                  /* dst += src */
+    /* dst[i] = table[i % channels][src[i]]: elements of so many bytes each (1, 2, 4 or 8), moved.
+     * dst and src lie at multiples of 32 bytes. */
+    lt_status (*look_up)(struct lt_device *device, void *dst, const uint8_t *src, const void *table,
+                         size_t each, int64_t n, int64_t channels);
     lt_status (*sync)(struct lt_device *device); /* waits, and brings late errors */
     void (*close)(struct lt_device *device);                      /* the context ends */
 

@@ -11,7 +11,7 @@
  *
  * Where the context has an accelerator, batches are made in memory that it can copy from, and sent
  * beside what it computes: with a batch that is given out, those of the next two that are made by
- * then are on their way.
+ * then are on their way. Images of bytes travel as bytes, and are normalised there.
  */
 #include <limits.h>
 #include <math.h>
@@ -61,6 +61,7 @@ struct lt_batches {
     lt_ctx *ctx;
     lt_recipe recipe;
     lt_tensor *table; /* of the recipe */
+    lt_tensor *there; /* what an accelerator makes of bytes, (c, 256); or NULL: it gets no bytes */
     lt_tensor *order; /* (n) i64, or NULL: as they come */
     int64_t n, batch; /* images; at most so many a batch */
     int64_t planned;  /* place in the order of the first image that is in no slot yet, */
@@ -339,12 +340,30 @@ static void send_ahead(lt_batches *b)
     }
 }
 
+/* What becomes of the bytes, which are taken. New. */
+static lt_tensor *normalised(const lt_batches *b, lt_tensor *bytes)
+{
+    lt_device *device = b->ctx->device;
+    size_t each = lt_dtype_bytes((lt_dtype)b->there->dtype);
+    lt_tensor *x = bytes ? lt__tensor_new(b->ctx, device, (lt_dtype)b->there->dtype, bytes->ndim,
+                                          bytes->dims, false) : NULL;
+    if (x && device->look_up(device, x->data, bytes->data, b->there->data, each, x->count,
+                             x->dims[3]) != LT_OK) {
+        lt_release(x);
+        x = NULL;
+    }
+    lt_release(bytes);
+    return x;
+}
+
 /* What the caller gets of s: on the context's device. New. */
 static lt_status give_out(const lt_batches *b, slot *s, lt_tensor **x, lt_tensor **y)
 {
     LT_TRY(send(b, s));
     LT_TRY(arrive(b, s));
     *x = lt_to(s->there_x ? s->there_x : s->x, lt_device_name(b->ctx));
+    if (b->there)
+        *x = normalised(b, *x);
     *y = lt_to(s->there_y ? s->there_y : s->y, lt_device_name(b->ctx));
     if (*x && *y)
         return LT_OK;
@@ -459,12 +478,21 @@ static void set_options(lt_batches *b, const lt_batch_options *options)
 
 static lt_status make_table(lt_batches *b)
 {
+    lt_dtype *dtype = &b->recipe.options.dtype;
+    lt_device *device = b->ctx->device;
     int64_t dims[] = {b->recipe.source->c, 256};
-    b->table = new_here(b, b->recipe.options.dtype, 2, dims);
+    b->table = new_here(b, *dtype, 2, dims);
     if (!b->table)
         return lt_errcode();
     lt__sample_table(&b->recipe, b->table->data);
     b->recipe.table = b->table->data;
+    if (device->is_host || b->recipe.source->dtype != LT_U8 || *dtype == LT_U8)
+        return LT_OK;
+    if (!(b->there = lt__tensor_new(b->ctx, device, *dtype, 2, dims, true)))
+        return lt_errcode();
+    LT_TRY(lt_write(b->there, b->table->data));
+    *dtype = LT_U8; /* which makes the recipe's table that of bytes, which stay what they are */
+    lt__sample_table(&b->recipe, b->table->data);
     return LT_OK;
 }
 
@@ -544,6 +572,7 @@ void lt_batches_free(lt_batches *b)
     free(b->workers);
     free(b->pieces);
     lt_release(b->table);
+    lt_release(b->there);
     lt_release(b->order);
     lt_source_release(b->recipe.source);
     lt__ctx_release(b->ctx);

@@ -220,6 +220,37 @@ static lt_status cuda_add(lt_device *device, void *dst, const void *src, lt_dtyp
     LT_CUDA_FLOATS(cuda, dtype, E, return lt__map(cuda, w, converted<E, E>(), true, dst, src);)
 }
 
+enum { LOOKS = 4 };           /* of a thread, in a row */
+
+template <class T> __global__ void __launch_bounds__(LT_THREADS)
+    look_up_kernel(T *to, const uint8_t *from, const T *table, int64_t n, int64_t channels)
+{
+    int64_t i = ((int64_t)blockIdx.x * LT_THREADS + threadIdx.x) * LOOKS;
+    int64_t c = i - lt__quotient(i, channels) * channels;
+    const lt_pack<uint8_t, LOOKS> bytes = lt__load<LOOKS>(from, i, n, true);
+    lt_pack<T, LOOKS> values = {};
+    for (int k = 0; k < LOOKS; k++, c = c + 1 < channels ? c + 1 : 0)
+        values.at[k] = table[256 * c + bytes.at[k]];
+    lt__store<LOOKS>(to, i, n, true, values);
+}
+
+template <class T> static lt_status look_up(lt_cuda *cuda, void *dst, const uint8_t *src,
+                                            const void *table, int64_t n, int64_t channels)
+{
+    return lt__launch(cuda, lt__cuts(n, LT_THREADS * LOOKS), look_up_kernel<T>, (T *)dst, src,
+                      (const T *)table, n, channels);
+}
+
+static lt_status cuda_look_up(lt_device *device, void *dst, const uint8_t *src, const void *table,
+                              size_t each, int64_t n, int64_t channels)
+{
+    lt_cuda *cuda = enter(device);
+    return each == 1   ? look_up<uint8_t>(cuda, dst, src, table, n, channels)
+           : each == 2 ? look_up<uint16_t>(cuda, dst, src, table, n, channels)
+           : each == 4 ? look_up<uint32_t>(cuda, dst, src, table, n, channels)
+                       : look_up<uint64_t>(cuda, dst, src, table, n, channels);
+}
+
 /* ==== Opening ================================================================================= */
 
 /* As people write versions of CUDA: 13000 is 13.0. */
@@ -303,6 +334,7 @@ static lt_cuda *device_new(const lt_host *host, const lt_accelerator_config *con
     device->convert = cuda_convert;
     device->fill = cuda_fill;
     device->add = cuda_add;
+    device->look_up = cuda_look_up;
     device->sync = cuda_sync;
     device->close = cuda_close;
     return cuda;

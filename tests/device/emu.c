@@ -47,6 +47,13 @@ static lt_status emu_convert(lt_device *device, void *dst, lt_dtype dst_dtype, c
     WITH_MEMORY(e, e->cpu->convert(e->cpu, dst, dst_dtype, src, src_dtype, n));
 }
 
+static lt_status emu_look_up(lt_device *device, void *dst, const uint8_t *src, const void *values,
+                             size_t each, int64_t n, int64_t channels)
+{
+    emu *e = emu_of(device);
+    WITH_MEMORY(e, e->cpu->look_up(e->cpu, dst, src, values, each, n, channels));
+}
+
 static lt_status emu_fill(lt_device *device, void *dst, lt_dtype dtype, size_t n, double value)
 {
     emu *e = emu_of(device);
@@ -304,8 +311,8 @@ static emu *emu_new(const lt_host *host, int index)
         abort();
     e->base = (lt_device){.name = e->name, .alloc = emu_alloc, .free = emu_free, .copy = emu_copy,
                           .convert = emu_convert, .fill = emu_fill, .add = emu_add,
-                          .sync = emu_sync, .close = emu_close, .mark = emu_mark,
-                          .wait = emu_wait, .alloc_host = emu_alloc_host,
+                          .look_up = emu_look_up, .sync = emu_sync, .close = emu_close,
+                          .mark = emu_mark, .wait = emu_wait, .alloc_host = emu_alloc_host,
                           .free_host = emu_free_host, .upload = emu_upload,
                           .download = emu_download, .follow = emu_follow};
     pthread_mutex_init(&e->lock, NULL);

@@ -45,6 +45,55 @@ static inline void check_batches(int workers)
     lt_ctx_free(ctx);
 }
 
+/* A batch that ctx makes, in memory of the CPU: of a set of bytes, normalised and augmented. */
+static inline void take_batch(lt_ctx *ctx, lt_dtype dtype, int64_t channels, int workers, char *x)
+{
+    enum { IMAGES = 20, H = 5, W = 3 };
+    uint8_t bytes[IMAGES * H * W * 4], label[IMAGES] = {0};
+    lt_tensor *batch, *labels;
+    for (int i = 0; i < IMAGES * H * W * 4; i++)
+        bytes[i] = (uint8_t)(i * 37);
+    lt_tensor *set[] = {lt_tensor_from(ctx, LT_U8, 4, (int64_t[]){IMAGES, H, W, channels}, bytes),
+                        lt_tensor_from(ctx, LT_U8, 1, (int64_t[]){IMAGES}, label)};
+    lt_source *source = lt_source_tensors(ctx, set[0], set[1]);
+    lt_batch_options options = {.batch = 7, .shuffle = true, .crop = 1, .flip = true,
+                                .dtype = dtype, .workers = workers, .mean = {0.5, 0.4, 0.3},
+                                .std = {0.1, 0.2, 0.3, 0.4}};
+    lt_batches *batches = lt_batches_new(ctx, source, &options);
+    CHECK(batches != NULL);
+    for (int i = 0; i < 3; i++) { /* the last of which is smaller */
+        CHECK_OK(lt_batches_next(batches, &batch, &labels));
+        CHECK_EQ(lt_tensor_dtype(batch), dtype);
+        CHECK(strcmp(lt_device_of(batch), lt_device_name(ctx)) == 0);
+        CHECK_OK(lt_read(batch, x));
+        x += (size_t)lt_count(batch) * lt_dtype_bytes(dtype);
+        lt_release(batch);
+        lt_release(labels);
+    }
+    lt_release(set[0]);
+    lt_release(set[1]);
+    lt_batches_free(batches);
+    lt_source_release(source);
+}
+
+static inline void check_batches_of_bytes(void)
+{
+    static const lt_dtype dtypes[] = {LT_F32, LT_F64, LT_F16, LT_BF16, LT_U8};
+    static char here[20 * 5 * 3 * 4 * 8], there[sizeof here];
+    lt_ctx *cpu = lt_open(NULL), *ctx = open_device();
+    for (int i = 0; i < 5; i++)
+        for (int channels = 1; channels <= 4; channels++)
+            for (int workers = -1; workers <= 2; workers += 3) {
+                size_t bytes = (size_t)(20 * 5 * 3 * channels) * lt_dtype_bytes(dtypes[i]);
+                take_batch(cpu, dtypes[i], channels, workers, here);
+                take_batch(ctx, dtypes[i], channels, workers, there);
+                if (memcmp(here, there, bytes) != 0)
+                    FAIL("images of %d channels in %s", channels, lt_dtype_name(dtypes[i]));
+            }
+    lt_ctx_free(ctx);
+    lt_ctx_free(cpu);
+}
+
 /* A pass that is given up while batches are on their way. */
 static inline void check_batches_left(void)
 {

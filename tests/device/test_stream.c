@@ -46,6 +46,7 @@ TEST(batches)
     check_batches(1);
     check_batches(3);
     check_batches(-1);
+    check_batches_of_bytes();
 }
 
 TEST(batches_that_are_left)
