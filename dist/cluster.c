@@ -305,7 +305,16 @@ static void set_spin(void *self, bool spin)
 }
 
 static int cpus(const void *self) { return ((const cluster *)self)->cpus; }
-static int local_rank(const void *self) { return ((const cluster *)self)->team.rank; }
+
+/* A seat would not do: ranks of a machine that share no memory are nodes of their own. */
+static int local_rank(const void *self)
+{
+    const lt_wire *w = &((const cluster *)self)->wire;
+    int i = 0;
+    while (w->node[i] != w->rank)
+        i++;
+    return i;
+}
 
 /* ==== The end ================================================================================= */
 

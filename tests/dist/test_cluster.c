@@ -234,6 +234,20 @@ TEST(words_and_letters_arrive)
     }
 }
 
+static lt_status tell_local_rank(rank *r)
+{
+    r->result->bits = (uint64_t)lt_group_local_rank(r->group);
+    return lt_group_barrier(r->group, "here");
+}
+
+TEST(local_ranks_count_from_0_on_each_machine)
+{
+    result results[MOST];
+    on_ranks(&(job){.nodes = "0101", .body = tell_local_rank}, results);
+    for (int r = 0; r < 4; r++)
+        CHECK_EQ(results[r].bits, r / 2);
+}
+
 static lt_status sum_of(rank *r, const char *what, int64_t count)
 {
     double x[100] = {0};
@@ -579,4 +593,7 @@ TEST(processes_that_share_no_memory_are_nodes_of_their_own)
         CHECK_STR(results[r].text, "");
         CHECK(results[r].bits != 0 && results[r].bits == results[0].bits);
     }
+    on_ranks(&(job){.nodes = "000", .body = tell_local_rank, .before = hide}, results);
+    for (int r = 0; r < 3; r++)
+        CHECK_EQ(results[r].bits, r);
 }
