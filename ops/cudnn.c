@@ -15,7 +15,7 @@
 
 #include "ops/cudnn_plan.h"
 
-enum { X = LT_CUDNN_X, W, Y, B, I, OPERANDS };
+enum { X = LT_CUDNN_X, W, Y, B, OPERANDS };
 enum { MOST_PLANS = 1024 };
 
 /* ==== Failures ================================================================================ */
@@ -156,15 +156,12 @@ static lt_status plan_for(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_job *job, lt_
     return LT_OK;
 }
 
-/* cuDNN has no word for a tensor without elements; its index of a window's maximum is an int8. */
+/* cuDNN has no word for a tensor without elements. */
 static bool is_asked(const lt_cudnn_job *job)
 {
-    bool is_max = job->kind == LT_CUDNN_MAX || job->kind == LT_CUDNN_MAX_BACK;
     if (job->dtype != LT_F32 && job->dtype != LT_F16 && job->dtype != LT_BF16)
         return false;
-    if (job->n < 1 || job->in < 1 || job->out < 1 || job->size[0] < 1 || job->size[1] < 1)
-        return false;
-    return !is_max || job->kernel[0] * job->kernel[1] <= INT8_MAX;
+    return job->n > 0 && job->in > 0 && job->out > 0 && job->size[0] > 0 && job->size[1] > 0;
 }
 
 lt_status lt__cudnn_plan(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_job *job, size_t *workspace)
@@ -186,37 +183,21 @@ const char *lt__cudnn_choice(const lt_cudnn *d, const lt_cudnn_job *job)
 
 /* ==== Running ================================================================================= */
 
-/* The operands of each kind, ended by OPERANDS; a bias is one more. */
-static const int64_t operands_of[LT_CUDNN_KINDS][4] = {
-    [LT_CUDNN_CONV] = {X, W, Y, OPERANDS},
-    [LT_CUDNN_CONV_DATA] = {X, W, Y, OPERANDS},
-    [LT_CUDNN_CONV_WEIGHTS] = {X, W, Y, OPERANDS},
-    [LT_CUDNN_MAX] = {X, Y, I, OPERANDS},
-    [LT_CUDNN_MAX_BACK] = {X, Y, I, OPERANDS},
-    [LT_CUDNN_AVG] = {X, Y, OPERANDS},
-    [LT_CUDNN_AVG_BACK] = {X, Y, OPERANDS},
-};
-
 /* p->pack for these addresses: that of the run before, when they are the same. */
 static void pack(lt_cudnn *d, lt_plan *p, void *const operand[OPERANDS], void *workspace)
 {
-    int64_t numbers[OPERANDS], n = 0;
-    void *at[OPERANDS];
+    static const int64_t numbers[OPERANDS] = {X, W, Y, B};
+    const int64_t n = p->job.bias ? OPERANDS : B; /* the bias is the last */
     lt_pile made = {.n = 0};
     if (p->pack && p->workspace == workspace &&
         memcmp(p->operand, operand, sizeof p->operand) == 0)
         return;
-    for (const int64_t *i = operands_of[p->job.kind]; *i != OPERANDS; i++)
-        numbers[n++] = *i;
-    if (p->job.bias)
-        numbers[n++] = B;
-    for (int64_t i = 0; i < n; i++)
-        at[i] = operand[numbers[i]];
     if (p->pack)
         d->t.cudnnBackendDestroyDescriptor(p->pack);
     p->pack = lt__desc_new(d, &made, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
     lt__desc_ints(d, p->pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, n, numbers);
-    lt__desc_set(d, p->pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, n, at);
+    lt__desc_set(d, p->pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, n,
+                 operand);
     lt__desc_set(d, p->pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1,
                  &workspace);
     lt__desc_end(d, p->pack);

@@ -1,4 +1,4 @@
-/* cudnn.h - convolutions and pooling by cuDNN's graph API. cudnn.c alone calls cuDNN; cudnn_calls.c
+/* cudnn.h - convolutions by cuDNN's graph API. cudnn.c alone calls cuDNN; cudnn_calls.c
  * makes jobs of the calls of ops. Part of libluatrain-cuda.so, and of no other library.
  *
  * Tensors are dense, images (n, h, w, c), weights (out, kh, kw, in/groups), f32, f16 or bf16; sums
@@ -6,7 +6,6 @@
  * that, and an own kernel has to do it. Those are
  *   - f64, and integers
  *   - empty tensors
- *   - max_pool2d with windows of more than 127 pixels: the index is a signed byte
  *   - what every engine of cuDNN refuses, or wants more workspace for than it may have
  *
  * Images of 1 to 3 channels are not widened here: cuDNN's engines do it in their workspace, which
@@ -55,21 +54,17 @@ typedef enum lt_cudnn_kind {
     LT_CUDNN_CONV,         /* y from x, w and, if job->bias, b */
     LT_CUDNN_CONV_DATA,    /* x, the gradient of that x, from w and y, the gradient of that y */
     LT_CUDNN_CONV_WEIGHTS, /* w, the gradient of that w, from x and y, the gradient of that y */
-    LT_CUDNN_MAX,          /* y and i from x; i, bytes, is cuDNN's own business */
-    LT_CUDNN_MAX_BACK,     /* x, the gradient of that x, from i and y, the gradient of that y */
-    LT_CUDNN_AVG,          /* y from x: means, in which padding counts as zeros */
-    LT_CUDNN_AVG_BACK,     /* x, the gradient of that x, from y, the gradient of that y */
     LT_CUDNN_KINDS
 } lt_cudnn_kind;
 
-enum { LT_CUDNN_X, LT_CUDNN_W, LT_CUDNN_Y, LT_CUDNN_B, LT_CUDNN_I, LT_CUDNN_OPERANDS };
+enum { LT_CUDNN_X, LT_CUDNN_W, LT_CUDNN_Y, LT_CUDNN_B, LT_CUDNN_OPERANDS };
 
 /* All members are 64-bit words: equal jobs have equal bytes. Pairs are (height, width). */
 typedef struct lt_cudnn_job {
-    int64_t kind, dtype;        /* lt_cudnn_kind; lt_dtype of all operands but i */
-    int64_t bias, add;          /* 0 or 1; add: to the gradient that is there. Convolutions only */
+    int64_t kind, dtype;        /* lt_cudnn_kind; lt_dtype of all operands */
+    int64_t bias, add;          /* 0 or 1; add: to the gradient that is there */
     int64_t aligned;            /* 1: all operands lie at multiples of 16 bytes */
-    int64_t n, in, out, groups; /* images; channels of x and of y, which are equal for pools */
+    int64_t n, in, out, groups; /* images; channels of x and of y */
     int64_t size[2], out_size[2], kernel[2], stride[2], pad[2], dilation[2];
 } lt_cudnn_job;
 
@@ -93,13 +88,6 @@ lt_status lt__cudnn_conv2d_fwd(lt_cudnn *d, lt_call *c);
 /* The gradient of input i, which is 0 (x) or 1 (w), written or added as the call says. It may be
  * f32 beside halves: then it is rounded to halves on its way. That of the bias is the caller's. */
 lt_status lt__cudnn_conv2d_grad(lt_cudnn *d, lt_call *c, int i);
-
-/* max_pool2d, avg_pool2d and global_avg_pool2d. What max_pool2d's extra output says is known to
- * cuDNN alone, so forward is supported where backward is. Of several maxima cuDNN's backward may
- * take another one than the reference, which takes the first. */
-size_t lt__cudnn_pool_scratch(lt_cudnn *d, const lt_call *c, bool backward);
-lt_status lt__cudnn_pool_fwd(lt_cudnn *d, lt_call *c);
-lt_status lt__cudnn_pool_bwd(lt_cudnn *d, lt_call *c);
 
 #ifdef __cplusplus
 }

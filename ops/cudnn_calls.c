@@ -1,8 +1,8 @@
-/* cudnn_calls.c - calls of conv2d and of the pools as jobs for cuDNN.
+/* cudnn_calls.c - calls of conv2d as jobs for cuDNN.
  *
  * A job's result goes to the gradient itself, or to scratch where that is of another type than the
- * factors (f32 gradients of half copies) or the engine cannot add (pools). Scratch is: what the
- * plan wants, the result, the result in the gradient's type.
+ * factors (f32 gradients of half copies). Scratch is: what the plan wants, the result, the result
+ * in the gradient's type.
  */
 #include <string.h>
 
@@ -11,8 +11,6 @@
 
 enum { X, W, B };                        /* inputs of conv2d */
 enum { STRIDE, PAD, DILATION, GROUPS };  /* its options */
-enum { KERNEL };                         /* options of a pool: then stride and pad, one later */
-enum { FROM = 1 };                       /* the extra output of max_pool2d */
 
 typedef struct part {         /* one result of a call */
     lt_cudnn_job job;
@@ -29,31 +27,30 @@ static void images(const lt_tensor *x, const lt_tensor *y, lt_cudnn_job *job)
 {
     job->n = x->dims[0];
     job->in = x->dims[3];
-    job->out = y->dims[y->ndim - 1];
+    job->out = y->dims[3];
     for (int i = 0; i < 2; i++) {
         job->size[i] = x->dims[1 + i];
-        job->out_size[i] = y->ndim == 4 ? y->dims[1 + i] : 1;
+        job->out_size[i] = y->dims[1 + i];
     }
 }
 
-/* Operand i of p; all but the result, and bytes, are of the job's type. */
+/* Operand i of p; all but the result are of the job's type. */
 static bool put(part *p, int i, const lt_tensor *x)
 {
     p->operand[i] = x->data;
     if (((uintptr_t)x->data & 15) != 0)
         p->job.aligned = 0;
-    return i == LT_CUDNN_I ? x->dtype == LT_U8 : i == p->result || x->dtype == p->job.dtype;
+    return i == p->result || x->dtype == p->job.dtype;
 }
 
 /* Where the result goes, and what that takes. */
 static lt_status place(lt_cudnn *d, const lt_call *c, part *p)
 {
-    bool cast = p->to->dtype != p->job.dtype;
-    p->apart = cast || (p->add && p->job.kind >= LT_CUDNN_MAX);
+    p->apart = p->to->dtype != p->job.dtype;
     p->job.add = p->add && !p->apart;
     if (p->apart)
         p->bytes = (size_t)p->to->count * lt__cuda_dtype_bytes((lt_dtype)p->job.dtype);
-    if (cast && p->add)
+    if (p->apart && p->add)
         p->cast_bytes = (size_t)p->to->count * lt__cuda_dtype_bytes((lt_dtype)p->to->dtype);
     return lt__cudnn_plan(d, c->ctx, &p->job, &p->workspace);
 }
@@ -73,13 +70,12 @@ static lt_status run(lt_cudnn *d, const lt_cuda_lent *lent, lt_call *c, part *p)
     if (p->apart)
         p->operand[p->result] = result;
     LT_TRY(lt__cudnn_run(d, c->ctx, &p->job, p->operand, c->scratch));
-    if (p->apart && !p->add)
+    if (!p->apart)
+        return LT_OK;
+    if (!p->add)
         return lent->device->convert(lent->device, p->to->data, want, result, have, n);
-    if (p->apart && have != want)
-        LT_TRY(lent->device->convert(lent->device, cast, want, result, have, n));
-    if (p->apart)
-        return lent->device->add(lent->device, p->to->data, have != want ? cast : result, want, n);
-    return LT_OK;
+    LT_TRY(lent->device->convert(lent->device, cast, want, result, have, n));
+    return lent->device->add(lent->device, p->to->data, cast, want, n);
 }
 
 /* ==== conv2d ================================================================================== */
@@ -140,72 +136,5 @@ lt_status lt__cudnn_conv2d_grad(lt_cudnn *d, lt_call *c, int i)
 {
     part p;
     LT_TRY(conv_part(d, c, true, i, &p));
-    return run(d, lt__cudnn_lent(d), c, &p);
-}
-
-/* ==== Pools =================================================================================== */
-
-static void window(const lt_call *c, lt_cudnn_job *job)
-{
-    for (int i = 0; i < 2; i++) {
-        job->stride[i] = job->dilation[i] = 1;
-        job->kernel[i] = job->size[i]; /* global_avg_pool2d has no options */
-    }
-    if (c->schema->n_opt > 0) {
-        lt__pair_of(c, KERNEL, job->kernel);
-        lt__pair_of(c, KERNEL + 1 + STRIDE, job->stride);
-        lt__pair_of(c, KERNEL + 1 + PAD, job->pad);
-    }
-}
-
-static lt_status pool_part(lt_cudnn *d, const lt_call *c, bool backward, part *p)
-{
-    const lt_tensor *x = backward ? c->d_in[0] : c->in[0], *y = backward ? c->d_out[0] : c->out[0];
-    const bool max = c->op->n_aux > 0;
-    lt_cudnn_job *job = &p->job;
-    memset(p, 0, sizeof *p);
-    job->kind = max ? (backward ? LT_CUDNN_MAX_BACK : LT_CUDNN_MAX)
-                    : (backward ? LT_CUDNN_AVG_BACK : LT_CUDNN_AVG);
-    job->dtype = y->dtype;
-    job->aligned = job->groups = 1;
-    images(x, y, job);
-    window(c, job);
-    p->result = backward ? LT_CUDNN_X : LT_CUDNN_Y;
-    p->to = backward ? c->d_in[0] : c->out[0];
-    p->add = backward && (c->add & 1);
-    bool fits = put(p, LT_CUDNN_X, x);
-    fits = put(p, LT_CUDNN_Y, y) && fits;
-    if (max)
-        fits = put(p, LT_CUDNN_I, c->out[FROM]) && fits;
-    return fits ? place(d, c, p) : LT_EUNSUPPORTED;
-}
-
-/* Whether the maxima of forward's part p will find a way back. */
-static lt_status has_way_back(lt_cudnn *d, const lt_call *c, const part *p)
-{
-    lt_cudnn_job back = p->job;
-    size_t bytes;
-    back.kind = LT_CUDNN_MAX_BACK;
-    return p->job.kind == LT_CUDNN_MAX ? lt__cudnn_plan(d, c->ctx, &back, &bytes) : LT_OK;
-}
-
-size_t lt__cudnn_pool_scratch(lt_cudnn *d, const lt_call *c, bool backward)
-{
-    part p;
-    return pool_part(d, c, backward, &p) == LT_OK ? scratch_of(&p) : 0;
-}
-
-lt_status lt__cudnn_pool_fwd(lt_cudnn *d, lt_call *c)
-{
-    part p;
-    LT_TRY(pool_part(d, c, false, &p));
-    LT_TRY(has_way_back(d, c, &p));
-    return run(d, lt__cudnn_lent(d), c, &p);
-}
-
-lt_status lt__cudnn_pool_bwd(lt_cudnn *d, lt_call *c)
-{
-    part p;
-    LT_TRY(pool_part(d, c, true, &p));
     return run(d, lt__cudnn_lent(d), c, &p);
 }

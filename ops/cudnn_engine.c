@@ -20,10 +20,9 @@ static bool allowed(const lt_cudnn *d, const lt_cudnn_job *job, cudnnBackendNume
                     bool in_order)
 {
     const bool f32 = job->dtype == LT_F32, strict = d->config.deterministic;
-    const bool multiplies = !lt__cudnn_is_pool(job->kind);
     switch (note) {
     case CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC: return !in_order;
-    case CUDNN_NUMERICAL_NOTE_TENSOR_CORE: return !f32 || !multiplies || d->config.tf32;
+    case CUDNN_NUMERICAL_NOTE_TENSOR_CORE: return !f32 || d->config.tf32;
     case CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS: return !f32 && !strict;
     case CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION:
     case CUDNN_NUMERICAL_NOTE_FFT:

@@ -1,7 +1,7 @@
 /* cudnn_graph.c - a job as cuDNN wants to be told of it: descriptors, made one by one. */
 #include "ops/cudnn_plan.h"
 
-enum { X = LT_CUDNN_X, W, Y, B, I };
+enum { X = LT_CUDNN_X, W, Y, B };
 enum { BETWEEN = 100 }; /* the number of a tensor inside a graph; operands have their own */
 
 /* ==== Descriptors ============================================================================= */
@@ -82,7 +82,7 @@ static lt_desc tensor(lt_cudnn *d, lt_plan *p, int64_t number, cudnnDataType_t t
 {
     const lt_cudnn_job *job = &p->job;
     int64_t dims[4] = {n, c, h, w}, strides[4] = {h * w * c, 1, w * c, c};
-    int64_t element = type == CUDNN_DATA_INT8 ? 1 : type == CUDNN_DATA_FLOAT ? 4 : 2;
+    int64_t element = type == CUDNN_DATA_FLOAT ? 4 : 2;
     int64_t alignment = job->aligned || number == BETWEEN ? 16 : element;
     bool inside = number == BETWEEN;
     lt_desc t = lt__desc_new(d, &p->made, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
@@ -94,12 +94,6 @@ static lt_desc tensor(lt_cudnn *d, lt_plan *p, int64_t number, cudnnDataType_t t
     lt__desc_set(d, t, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &inside);
     lt__desc_end(d, t);
     return t;
-}
-
-static lt_desc tensor_x(lt_cudnn *d, lt_plan *p)
-{
-    const lt_cudnn_job *job = &p->job;
-    return tensor(d, p, X, type_of(job), job->n, job->in, job->size[0], job->size[1]);
 }
 
 static lt_desc tensor_y(lt_cudnn *d, lt_plan *p, int64_t number, cudnnDataType_t type)
@@ -173,10 +167,11 @@ static lt_desc bias_operation(lt_cudnn *d, lt_plan *p, lt_desc from)
     return op;
 }
 
-static int conv_operations(lt_cudnn *d, lt_plan *p, lt_desc *ops)
+static int operations(lt_cudnn *d, lt_plan *p, lt_desc *ops)
 {
     const lt_cudnn_job *job = &p->job;
-    lt_desc conv = convolution(d, p), x = tensor_x(d, p);
+    lt_desc conv = convolution(d, p);
+    lt_desc x = tensor(d, p, X, type_of(job), job->n, job->in, job->size[0], job->size[1]);
     lt_desc w = tensor(d, p, W, type_of(job), job->out, job->in / job->groups, job->kernel[0],
                        job->kernel[1]);
     lt_desc y = job->bias ? tensor_y(d, p, BETWEEN, CUDNN_DATA_FLOAT)
@@ -194,65 +189,10 @@ static int conv_operations(lt_cudnn *d, lt_plan *p, lt_desc *ops)
     return job->bias ? 2 : 1;
 }
 
-static void set_pair(lt_cudnn *d, lt_desc to, lt_attribute name, const int64_t *values)
-{
-    cudnnFraction_t pair[2] = {{values[0], 1}, {values[1], 1}};
-    lt__desc_set(d, to, name, CUDNN_TYPE_FRACTION, 2, pair);
-}
-
-static bool is_max(int64_t kind) { return kind == LT_CUDNN_MAX || kind == LT_CUDNN_MAX_BACK; }
-
-static lt_desc resampling(lt_cudnn *d, lt_plan *p)
-{
-    const lt_cudnn_job *job = &p->job;
-    const int64_t axes = 2;
-    const bool max = is_max(job->kind);
-    const cudnnResampleMode_t mode = max ? CUDNN_RESAMPLE_MAXPOOL
-                                         : CUDNN_RESAMPLE_AVGPOOL_INCLUDE_PADDING;
-    const cudnnNanPropagation_t nan = CUDNN_PROPAGATE_NAN;
-    const cudnnPaddingMode_t padding = max ? CUDNN_NEG_INF_PAD : CUDNN_ZERO_PAD;
-    lt_desc r = lt__desc_new(d, &p->made, CUDNN_BACKEND_RESAMPLE_DESCRIPTOR);
-    lt__desc_set(d, r, CUDNN_ATTR_RESAMPLE_MODE, CUDNN_TYPE_RESAMPLE_MODE, 1, &mode);
-    set_type(d, r, CUDNN_ATTR_RESAMPLE_COMP_TYPE, CUDNN_DATA_FLOAT);
-    if (max) /* a NaN is to be seen, not passed over */
-        lt__desc_set(d, r, CUDNN_ATTR_RESAMPLE_NAN_PROPAGATION, CUDNN_TYPE_NAN_PROPOGATION, 1,
-                     &nan);
-    lt__desc_set(d, r, CUDNN_ATTR_RESAMPLE_PADDING_MODE, CUDNN_TYPE_PADDING_MODE, 1, &padding);
-    lt__desc_ints(d, r, CUDNN_ATTR_RESAMPLE_SPATIAL_DIMS, 1, &axes);
-    set_pair(d, r, CUDNN_ATTR_RESAMPLE_WINDOW_DIMS, job->kernel);
-    set_pair(d, r, CUDNN_ATTR_RESAMPLE_PRE_PADDINGS, job->pad);
-    set_pair(d, r, CUDNN_ATTR_RESAMPLE_POST_PADDINGS, job->pad);
-    set_pair(d, r, CUDNN_ATTR_RESAMPLE_STRIDES, job->stride);
-    lt__desc_end(d, r);
-    return r;
-}
-
-static int pool_operations(lt_cudnn *d, lt_plan *p, lt_desc *ops)
-{
-    const lt_cudnn_job *job = &p->job;
-    const bool back = job->kind == LT_CUDNN_MAX_BACK || job->kind == LT_CUDNN_AVG_BACK;
-    lt_desc how = resampling(d, p), x = tensor_x(d, p), y = tensor_y(d, p, Y, type_of(job));
-    lt_desc index = is_max(job->kind) ? tensor_y(d, p, I, CUDNN_DATA_INT8) : NULL;
-    lt_desc op = ops[0] =
-        lt__desc_new(d, &p->made, back ? CUDNN_BACKEND_OPERATION_RESAMPLE_BWD_DESCRIPTOR
-                                       : CUDNN_BACKEND_OPERATION_RESAMPLE_FWD_DESCRIPTOR);
-    lt__desc_link(d, op, back ? CUDNN_ATTR_OPERATION_RESAMPLE_BWD_DESC
-                              : CUDNN_ATTR_OPERATION_RESAMPLE_FWD_DESC, how);
-    lt__desc_link(d, op, back ? CUDNN_ATTR_OPERATION_RESAMPLE_BWD_DXDESC
-                              : CUDNN_ATTR_OPERATION_RESAMPLE_FWD_XDESC, x);
-    lt__desc_link(d, op, back ? CUDNN_ATTR_OPERATION_RESAMPLE_BWD_DYDESC
-                              : CUDNN_ATTR_OPERATION_RESAMPLE_FWD_YDESC, y);
-    if (index)
-        lt__desc_link(d, op, back ? CUDNN_ATTR_OPERATION_RESAMPLE_BWD_IDXDESC
-                                  : CUDNN_ATTR_OPERATION_RESAMPLE_FWD_IDXDESC, index);
-    lt__desc_end(d, op);
-    return 1;
-}
-
 void lt__cudnn_graph(lt_cudnn *d, lt_plan *p)
 {
     lt_desc ops[2];
-    int n = (lt__cudnn_is_pool(p->job.kind) ? pool_operations : conv_operations)(d, p, ops);
+    int n = operations(d, p, ops);
     p->graph = lt__desc_new(d, &p->made, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     if (d->handle)
         lt__desc_set(d, p->graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1,

@@ -58,8 +58,6 @@ int64_t lt__desc_get(lt_cudnn *d, lt_desc from, lt_attribute name,
 
 /* ==== Making a plan =========================================================================== */
 
-static inline bool lt__cudnn_is_pool(int64_t kind) { return kind >= LT_CUDNN_MAX; }
-
 static inline bool lt__cudnn_is_memory(cudnnStatus_t status)
 {
     return status == CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED ||

@@ -30,7 +30,7 @@ static int64_t count(const descriptor *t)
 
 static int64_t element_bytes(int type)
 {
-    return type == CUDNN_DATA_FLOAT ? 4 : type == CUDNN_DATA_INT8 ? 1 : 2;
+    return type == CUDNN_DATA_FLOAT ? 4 : 2;
 }
 
 static cudnnStatus_t check_tensor(const descriptor *t)
@@ -43,8 +43,7 @@ static cudnnStatus_t check_tensor(const descriptor *t)
             return refuse(CUDNN_STATUS_BAD_PARAM, "dims of a tensor");
     if (s[C] != 1 || s[W] != d[C] || s[H] != d[W] * d[C] || s[N] != d[H] * s[H])
         return refuse(CUDNN_STATUS_NOT_SUPPORTED_LAYOUT, "strides of a tensor");
-    if (type != CUDNN_DATA_FLOAT && type != CUDNN_DATA_HALF && type != CUDNN_DATA_BFLOAT16 &&
-        type != CUDNN_DATA_INT8)
+    if (type != CUDNN_DATA_FLOAT && type != CUDNN_DATA_HALF && type != CUDNN_DATA_BFLOAT16)
         return refuse(CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE, "type of a tensor");
     if (alignment < element_bytes(type) || (alignment & (alignment - 1)) != 0)
         return refuse(CUDNN_STATUS_BAD_PARAM, "alignment of a tensor");
@@ -55,7 +54,6 @@ static double element(const void *at, int type, int64_t i)
 {
     return type == CUDNN_DATA_FLOAT  ? ((const float *)at)[i]
            : type == CUDNN_DATA_HALF ? of_f16(((const uint16_t *)at)[i])
-           : type == CUDNN_DATA_INT8 ? ((const int8_t *)at)[i]
                                      : of_bf16(((const uint16_t *)at)[i]);
 }
 
@@ -63,8 +61,6 @@ static void set_element(void *at, int type, int64_t i, double value)
 {
     if (type == CUDNN_DATA_FLOAT)
         ((float *)at)[i] = (float)value;
-    else if (type == CUDNN_DATA_INT8)
-        ((int8_t *)at)[i] = (int8_t)value;
     else
         ((uint16_t *)at)[i] = (type == CUDNN_DATA_HALF ? to_f16 : to_bf16)((float)value);
 }
@@ -114,23 +110,6 @@ static window conv_window(const descriptor *c)
     memcpy(w.after, values(c, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS), sizeof w.after);
     memcpy(w.stride, values(c, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES), sizeof w.stride);
     memcpy(w.dilation, values(c, CUDNN_ATTR_CONVOLUTION_DILATIONS), sizeof w.dilation);
-    return w;
-}
-
-static void whole(const descriptor *r, int name, int64_t to[2])
-{
-    const cudnnFraction_t *f = values(r, name);
-    for (int i = 0; i < 2; i++)
-        to[i] = f[i].denominator == 1 ? f[i].numerator : -1;
-}
-
-static window pool_window(const descriptor *r, int64_t kernel[2])
-{
-    window w = {.dilation = {1, 1}};
-    whole(r, CUDNN_ATTR_RESAMPLE_PRE_PADDINGS, w.before);
-    whole(r, CUDNN_ATTR_RESAMPLE_POST_PADDINGS, w.after);
-    whole(r, CUDNN_ATTR_RESAMPLE_STRIDES, w.stride);
-    whole(r, CUDNN_ATTR_RESAMPLE_WINDOW_DIMS, kernel);
     return w;
 }
 
@@ -187,50 +166,6 @@ static cudnnStatus_t check_bias(const descriptor *d)
     return CUDNN_STATUS_SUCCESS;
 }
 
-/* The parts of a pooling in either direction. */
-typedef struct pooling {
-    const descriptor *how, *x, *y, *index;
-    bool back, max;
-} pooling;
-
-static pooling pooling_of(const descriptor *d)
-{
-    const bool back = d->type == CUDNN_BACKEND_OPERATION_RESAMPLE_BWD_DESCRIPTOR;
-    pooling p = {.back = back};
-    p.how = linked(d, back ? CUDNN_ATTR_OPERATION_RESAMPLE_BWD_DESC
-                           : CUDNN_ATTR_OPERATION_RESAMPLE_FWD_DESC);
-    p.x = linked(d, back ? CUDNN_ATTR_OPERATION_RESAMPLE_BWD_DXDESC
-                         : CUDNN_ATTR_OPERATION_RESAMPLE_FWD_XDESC);
-    p.y = linked(d, back ? CUDNN_ATTR_OPERATION_RESAMPLE_BWD_DYDESC
-                         : CUDNN_ATTR_OPERATION_RESAMPLE_FWD_YDESC);
-    p.index = linked(d, back ? CUDNN_ATTR_OPERATION_RESAMPLE_BWD_IDXDESC
-                             : CUDNN_ATTR_OPERATION_RESAMPLE_FWD_IDXDESC);
-    p.max = word(p.how, CUDNN_ATTR_RESAMPLE_MODE) == CUDNN_RESAMPLE_MAXPOOL;
-    return p;
-}
-
-static cudnnStatus_t check_pool(const descriptor *d)
-{
-    const pooling p = pooling_of(d);
-    const int64_t *x = dims(p.x), *y = dims(p.y);
-    int64_t kernel[2];
-    const window w = pool_window(p.how, kernel);
-    const int padding = word(p.how, CUDNN_ATTR_RESAMPLE_PADDING_MODE);
-    if (word(p.how, CUDNN_ATTR_RESAMPLE_COMP_TYPE) != CUDNN_DATA_FLOAT ||
-        (!p.max &&
-         word(p.how, CUDNN_ATTR_RESAMPLE_MODE) != CUDNN_RESAMPLE_AVGPOOL_INCLUDE_PADDING))
-        return refuse(CUDNN_STATUS_NOT_SUPPORTED, "a pool of another kind");
-    if (p.max ? padding != CUDNN_NEG_INF_PAD || !p.index
-              : padding != CUDNN_ZERO_PAD || p.index != NULL)
-        return refuse(CUDNN_STATUS_NOT_SUPPORTED_PADDING, "padding or index of a pool");
-    if (x[N] != y[N] || x[C] != y[C] || !fits(&w, x, kernel, y))
-        return refuse(CUDNN_STATUS_BAD_PARAM_SHAPE_MISMATCH, "the window does not fit");
-    if (p.index && (memcmp(dims(p.index), y, AXES * sizeof *y) != 0 ||
-                    word(p.index, CUDNN_ATTR_TENSOR_DATA_TYPE) != CUDNN_DATA_INT8))
-        return refuse(CUDNN_STATUS_BAD_PARAM_SHAPE_MISMATCH, "the index does not fit");
-    return CUDNN_STATUS_SUCCESS;
-}
-
 static cudnnStatus_t check_pack(const descriptor *d)
 {
     const attribute *numbers = find(d, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
@@ -261,8 +196,6 @@ cudnnStatus_t check(const descriptor *d)
     switch (d->type) {
     case CUDNN_BACKEND_TENSOR_DESCRIPTOR: return check_tensor(d);
     case CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR: return check_bias(d);
-    case CUDNN_BACKEND_OPERATION_RESAMPLE_FWD_DESCRIPTOR:
-    case CUDNN_BACKEND_OPERATION_RESAMPLE_BWD_DESCRIPTOR: return check_pool(d);
     case CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR: return check_graph(d);
     case CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR: return check_pack(d);
     default: return conv_op(d) >= 0 ? check_conv(d, conv_op(d)) : CUDNN_STATUS_SUCCESS;
@@ -329,7 +262,7 @@ static void multiply(const descriptor *const part[PARTS], const window *w, int r
     }
 }
 
-static cudnnStatus_t run_conv(const descriptor *graph, const descriptor *pack)
+cudnnStatus_t run_graph(const descriptor *graph, const descriptor *pack)
 {
     const attribute *ops = find(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS);
     const descriptor *d = ((descriptor **)ops->values)[0];
@@ -362,64 +295,4 @@ static cudnnStatus_t run_conv(const descriptor *graph, const descriptor *pack)
     for (int i = 0; i < PARTS; i++)
         free(v[i]);
     return CUDNN_STATUS_SUCCESS;
-}
-
-/* Element i of y, forward: from its window, and where the most was. Backward: its gradient goes to
- * the window, or to where the most was. */
-static void pool_one(const pooling *p, int64_t i, double *x, double *y, double *index)
-{
-    const int64_t *big = dims(p->x), *small = dims(p->y);
-    int64_t kernel[2], best = -1;
-    const window w = pool_window(p->how, kernel);
-    const bool nan = word(p->how, CUDNN_ATTR_RESAMPLE_NAN_PROPAGATION) == CUDNN_PROPAGATE_NAN;
-    const double share = 1.0 / (double)(kernel[0] * kernel[1]);
-    int64_t c = i % small[C], ow = i / small[C] % small[W], oh = i / small[C] / small[W] % small[H];
-    double sum = 0, most = -INFINITY;
-    for (int64_t tap = 0; tap < kernel[0] * kernel[1]; tap++) {
-        int64_t h = oh * w.stride[0] - w.before[0] + tap / kernel[1];
-        int64_t l = ow * w.stride[1] - w.before[1] + tap % kernel[1];
-        if (h < 0 || h >= big[H] || l < 0 || l >= big[W])
-            continue;
-        double *v = &x[at(p->x, i / small[C] / small[W] / small[H], c, h, l)];
-        if (p->back && (!p->max || -1 - tap == (int64_t)index[i]))
-            *v += p->max ? y[i] : share * y[i];
-        sum += *v;
-        if (best < 0 || *v > most || (nan && *v != *v && most == most)) {
-            most = *v;
-            best = tap;
-        }
-    }
-    if (!p->back) {
-        y[i] = p->max ? most : share * sum;
-        if (index)
-            index[i] = (double)(-1 - best); /* nobody else's way to count them */
-    }
-}
-
-static cudnnStatus_t run_pool(const descriptor *d, const descriptor *pack)
-{
-    const pooling p = pooling_of(d);
-    const descriptor *to = p.back ? p.x : p.y;
-    void *x = place(pack, p.x), *y = place(pack, p.y), *i = p.index ? place(pack, p.index) : NULL;
-    if (!x || !y || (p.index && !i))
-        return refuse(CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER, "an operand has no place");
-    double *from_x = widened(p.x, x, !p.back), *from_y = widened(p.y, y, p.back);
-    double *index = p.index ? widened(p.index, i, p.back) : NULL;
-    for (int64_t k = 0; k < count(p.y); k++)
-        pool_one(&p, k, from_x, from_y, index);
-    for (int64_t k = 0; k < count(to); k++)
-        set_element(p.back ? x : y, word(to, CUDNN_ATTR_TENSOR_DATA_TYPE), k,
-                    p.back ? from_x[k] : from_y[k]);
-    for (int64_t k = 0; index && !p.back && k < count(p.index); k++)
-        set_element(i, CUDNN_DATA_INT8, k, index[k]);
-    free(from_x);
-    free(from_y);
-    free(index);
-    return CUDNN_STATUS_SUCCESS;
-}
-
-cudnnStatus_t run_graph(const descriptor *graph, const descriptor *pack)
-{
-    const descriptor *const *op = values(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS);
-    return conv_op(op[0]) >= 0 ? run_conv(graph, pack) : run_pool(op[0], pack);
 }

@@ -112,8 +112,6 @@ static int with_note(cudnnBackendNumericalNote_t noted, const lt_cudnn_config *c
     lt_cudnn_job job = sample();
     job.dtype = dtype;
     job.kind = kind;
-    if (kind >= LT_CUDNN_MAX)
-        job.out = job.in;
     library->engines[A][0].note = (int)noted;
     library->engines[FALLBACK][0] = (stand_in_engine){.number = 2, .note = -1};
     return engine_for(config, job);
@@ -137,7 +135,6 @@ TEST(what_rounds_more_is_for_who_allows_it)
     CHECK_EQ(with_note(cores, &free_, LT_F32, LT_CUDNN_CONV), 1);
     CHECK_EQ(with_note(cores, &plain, LT_F32, LT_CUDNN_CONV), 2);
     CHECK_EQ(with_note(cores, &plain, LT_F16, LT_CUDNN_CONV), 1);
-    CHECK_EQ(with_note(cores, &plain, LT_F32, LT_CUDNN_AVG), 1);
     CHECK_EQ(with_note(down, &free_, LT_F32, LT_CUDNN_CONV), 2);
     CHECK_EQ(with_note(down, &free_, LT_F16, LT_CUDNN_CONV), 1);
     CHECK_EQ(with_note(CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP, &strict, LT_F32, LT_CUDNN_CONV), 1);
@@ -188,10 +185,6 @@ TEST(own_kernels_are_for)
     unsupported(job);
     job = sample();
     job.out = 0;
-    unsupported(job);
-    job = (lt_cudnn_job){.kind = LT_CUDNN_MAX, .dtype = LT_F32, .aligned = 1, .n = 1, .in = 1,
-                         .out = 1, .groups = 1, .size = {16, 8}, .out_size = {1, 1},
-                         .kernel = {16, 8}, .stride = {1, 1}, .dilation = {1, 1}};
     unsupported(job);
     CHECK_EQ(library->asked[A], 0); /* of all these cuDNN has heard nothing */
     library->engines[A][0].fails = true;

@@ -1,10 +1,9 @@
-/* test_plans.c - cuDNN has a plan for every convolution and pooling of the training scripts,
- * forward and backward, on devices that are not here: their properties are in *.json, and nothing
- * is run.
+/* test_plans.c - cuDNN has a plan for every convolution of the training scripts, forward and
+ * backward, on devices that are not here: their properties are in *.json, and nothing is run.
  *
- * graphs.txt has what the nets ask for, each once: it was recorded while an image went through
- * them. Plans are made for batches of 64 and 256. Those that cuDNN compiles take a second each: all
- * but some of them are left to the slow tests.
+ * graphs.txt has what the nets do, each once, their pools too: it was recorded while an image went
+ * through them. Plans are made for batches of 64 and 256. Those that cuDNN compiles take a second
+ * each: all but some of them are left to the slow tests.
  */
 #include "tests/lt_test.h"
 
@@ -41,8 +40,9 @@ static void append(list *l, const lt_cudnn_job *job)
 
 /* ==== A forward job as a line ================================================================= */
 
-static const char *const names[LT_CUDNN_KINDS] = {"conv2d", "conv2d-dx", "conv2d-dw", "max_pool2d",
-                                                  "max_pool2d-dx", "avg_pool2d", "avg_pool2d-dx"};
+enum { MAX_POOL = LT_CUDNN_KINDS, AVG_POOL, KINDS }; /* which have own kernels */
+static const char *const names[KINDS] = {"conv2d", "conv2d-dx", "conv2d-dw", "max_pool2d",
+                                         "avg_pool2d"};
 
 #define FORMAT "x %lldx%lldx%lld y %lldx%lldx%lld kernel %lldx%lld stride %lldx%lld "              \
                "pad %lldx%lld dilation %lldx%lld groups %lld bias %lld"
@@ -67,7 +67,7 @@ static lt_cudnn_job job_of(const char *line)
                         .out_size = {v[3], v[4]}, .out = v[5], .kernel = {v[6], v[7]},
                         .stride = {v[8], v[9]}, .pad = {v[10], v[11]},
                         .dilation = {v[12], v[13]}, .groups = v[14], .bias = v[15]};
-    for (int i = 0; i < LT_CUDNN_KINDS; i++)
+    for (int i = 0; i < KINDS; i++)
         if (strcmp(name, names[i]) == 0)
             job.kind = i;
     return job;
@@ -103,8 +103,8 @@ static void record(void *ud, const lt_call *c, bool backward, const char *where)
         return;
     const int64_t *x = lt_dims(c->in[0]), *y = lt_dims(c->out[0]);
     lt_cudnn_job job = {.kind = conv                   ? LT_CUDNN_CONV
-                                : strstr(name, "max_") ? LT_CUDNN_MAX
-                                                       : LT_CUDNN_AVG,
+                                : strstr(name, "max_") ? MAX_POOL
+                                                       : AVG_POOL,
                         .bias = conv && c->n_in > 2 && c->in[2], .aligned = 1, .n = 1,
                         .groups = conv ? c->opt[3].i[0] : 1, .in = x[3],
                         .out = global ? y[1] : y[3], .size = {x[1], x[2]},
@@ -247,10 +247,7 @@ static int plan_all(const char *device, const list *jobs, bool strict,
 static const lt_dtype dtypes[] = {LT_F16, LT_BF16, LT_F32};
 enum { DTYPES = 3 };
 
-static bool is_dense(const lt_cudnn_job *job)
-{
-    return job->kind <= LT_CUDNN_CONV_WEIGHTS && job->groups == 1;
-}
+static bool is_dense(const lt_cudnn_job *job) { return job->groups == 1; }
 
 /* The forward job and those of its gradients. Images want none. */
 static void append_all(list *l, lt_cudnn_job job, bool added)
@@ -259,25 +256,16 @@ static void append_all(list *l, lt_cudnn_job job, bool added)
     job.bias = 0;
     for (int add = 0; add <= added; add++) {
         job.add = add;
-        if (job.kind == LT_CUDNN_CONV && job.in > 3) {
-            job.kind = LT_CUDNN_CONV_DATA;
+        job.kind = LT_CUDNN_CONV_DATA;
+        if (job.in > 3)
             append(l, &job);
-            job.kind = LT_CUDNN_CONV;
-        }
-        if (job.kind == LT_CUDNN_CONV) {
-            job.kind = LT_CUDNN_CONV_WEIGHTS;
-            append(l, &job);
-            job.kind = LT_CUDNN_CONV;
-        } else if (add == 0) {
-            job.kind++;
-            append(l, &job);
-            job.kind--;
-        }
+        job.kind = LT_CUDNN_CONV_WEIGHTS;
+        append(l, &job);
     }
 }
 
-/* What is asked of a dtype of those that are compiled: all, in one size of batch or both, or some
- * of each kind. */
+/* What is asked of a dtype of those that are compiled: all, in one size of batch or both, or one
+ * of each stride. */
 enum { SOME, ALL, ALL_TWICE };
 
 static void collect(list *l, lt_dtype dtype, int compiled)
@@ -287,8 +275,9 @@ static void collect(list *l, lt_dtype dtype, int compiled)
     read_graphs(&graphs);
     for (int i = 0; i < graphs.n; i++) {
         lt_cudnn_job job = graphs.at[i];
-        const int64_t kind = job.kind * 4 + job.stride[0];
-        const bool sample = dtype == LT_F16 && !(seen >> kind & 1);
+        if (job.kind != LT_CUDNN_CONV)
+            continue;
+        const bool sample = dtype == LT_F16 && !(seen >> job.stride[0] & 1);
         job.dtype = dtype;
         job.n = 256;
         if (is_dense(&job) || compiled != SOME || sample)
@@ -297,7 +286,7 @@ static void collect(list *l, lt_dtype dtype, int compiled)
         if (is_dense(&job) || compiled == ALL_TWICE)
             append_all(l, job, is_dense(&job));
         if (!is_dense(&job))
-            seen |= (int64_t)1 << kind;
+            seen |= (int64_t)1 << job.stride[0];
     }
 }
 
