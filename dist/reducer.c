@@ -10,51 +10,12 @@
  * was sent already, it is sent once more: what all ranks have alike stays what it is, for their
  * shares add up to 1.
  */
-#include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "core/tensor.h"
 #include "dist/fault.h"
-#include "dist/filter.h"
-#include "dist/fold.h"
 #include "dist/group.h"
-#include "dist/plan.h"
-#include "dist/record.h"
-#include "dist/staging.h"
-
-struct lt_reducer {
-    lt_ctx *ctx;
-    lt_group *group;
-    lt_reducer_config config;
-    int rank, size;
-    lt_plan plan;
-    lt_record record;   /* of parameters in the order of items */
-    lt_filter filter;
-    lt_staging staging; /* where the gradients are on an accelerator */
-    lt_tensor **sent;   /* room for as many as items */
-    double share;       /* rows of this rank / rows of all */
-    double began;       /* when the last backward did */
-    int backwards;      /* in this step */
-    int usual;          /* the most that a step had so far; 0: there was none */
-    int expected;       /* in each step, if that is known; or 0 */
-    bool swept;         /* a sweep was started since the last update, */
-    bool settled;       /* is over, and its gradients are known to be there, */
-    bool more;          /* and there is more than it had */
-    bool broken;        /* a backward failed in the middle of one */
-    int64_t begun;      /* the last step whose first backward has begun */
-    int shards, shard;  /* of this rank in a step, and the present one; 0: see vranks */
-    bool told;          /* what the present one has of the batch */
-    bool folded;        /* it is in the folds, */
-    lt_fold *folds;     /* one for each arena, */
-    lt_fold record_fold;
-    lt_outcome outcome; /* of the last update */
-    lt_reduced last;
-    pthread_mutex_t lock;
-    pthread_cond_t ready;
-};
+#include "dist/reducer.h"
 
 /* ==== Beginning and end ======================================================================= */
 
@@ -262,93 +223,6 @@ static lt_status read_record(lt_reducer *r)
 
 /* ==== The sweep: on the group's thread ======================================================== */
 
-static lt_status wait_until_there(lt_reducer *r, const lt_bucket_plan *b)
-{
-    lt_status code = LT_OK;
-    char text[512];
-    int rank;
-    pthread_mutex_lock(&r->lock);
-    while (b->coming > 0 && code == LT_OK) {
-        struct timespec soon;
-        clock_gettime(CLOCK_REALTIME, &soon);
-        soon.tv_sec++;
-        if (pthread_cond_timedwait(&r->ready, &r->lock, &soon) != 0 &&
-            lt_group_failure(r->group, &rank, &code, text, sizeof text))
-            lt_fail(LT_EPEER, "rank %d failed: %s", rank, text);
-    }
-    bool broken = r->broken;
-    pthread_mutex_unlock(&r->lock);
-    if (broken)
-        return lt_fail(LT_EPEER, "backward failed on rank %d", r->rank);
-    return code == LT_OK ? LT_OK : LT_EPEER;
-}
-
-/* Whether the gradients of this rank count; if not, even what is not finite in them does not. */
-static bool counts(const lt_reducer *r) { return r->shards > 0 || r->share > 0; }
-
-/* What the items [first, end) of a bucket have on this rank, which is at data; zeros where it has
- * nothing. */
-static lt_packet packet_of(lt_reducer *r, int index, int first, int end, void *data)
-{
-    const lt_member *items = r->plan.items;
-    const char *place = lt__member_data(&items[first]);
-    bool measures = data != place && r->filter.is.measure;
-    lt_packet packet = {.bucket = index, .x = r->sent, .data = data,
-                        .count = lt__plan_span(&r->plan, first, end),
-                        .dtype = items[first].place.dtype};
-    for (int i = first; i < end; i++) {
-        char *at = (char *)data + ((const char *)lt__member_data(&items[i]) - place);
-        if (items[i].came != LT_NOTHING && counts(r)) {
-            r->sent[packet.n++] = items[i].x;
-            lt__measure_add(&packet.measure, items[i].before);
-            lt__measure_add(&packet.measure, measures
-                            ? lt__staging_measure(&r->filter.is, &items[i], at) : items[i].measure);
-        } else
-            memset(at, 0, lt__member_bytes(&items[i]));
-    }
-    return packet;
-}
-
-/* Sums what of a bucket some rank has. */
-static lt_status reduce(lt_reducer *r, int index)
-{
-    char what[32];
-    lt_bucket_plan *b = &r->plan.buckets[index];
-    int first = b->first, end = b->end;
-    b->times.bytes = 0;
-    while (first < end && !r->plan.items[first].wanted)
-        first++;
-    while (end > first && !r->plan.items[end - 1].wanted)
-        end--;
-    if (first == end)
-        return LT_OK;
-    double asked = lt__seconds();
-    LT_TRY(wait_until_there(r, b));
-    bool is_here = r->ctx->device->is_host;
-    void *place = lt__member_data(&r->plan.items[first]), *data = place;
-    size_t bytes = (size_t)lt__plan_span(&r->plan, first, end) *
-                   lt_dtype_bytes(r->plan.items[first].place.dtype);
-    if (!is_here)
-        LT_TRY(lt__staging_fetch(&r->staging, place, bytes, b->mark, &data));
-    double began = lt__seconds();
-    lt_packet packet = packet_of(r, index, first, end, data);
-    snprintf(what, sizeof what, "bucket %d", index);
-    lt_sum sum = {.what = what, .data = data, .count = packet.count, .dtype = packet.dtype,
-                  .wire = packet.dtype == LT_F32 ? r->config.wire : packet.dtype,
-                  .scale = r->shards > 0 || !counts(r) ? 1 : r->share};
-    bool owns = !is_here || lt__plan_owns_behind(&r->plan, end, r->filter.is.tail);
-    LT_TRY(lt__filter_allreduce(&r->filter, r->group, &sum, owns, &packet));
-    if (!is_here)
-        LT_TRY(lt__staging_send(&r->staging, place, bytes, b->mark));
-    b->times.bytes = (size_t)sum.count * lt_dtype_bytes(sum.dtype);
-    b->times.began = began;
-    b->times.ended = lt__seconds();
-    lt_trace(r->ctx, LT_TRACK_COMM, "wait for backward", asked, began - asked);
-    lt_trace(r->ctx, LT_TRACK_COMM, what, began, b->times.ended - began);
-    r->last.buckets++;
-    return LT_OK;
-}
-
 static lt_status sweep(void *ud)
 {
     lt_reducer *r = ud;
@@ -365,7 +239,7 @@ static lt_status sweep(void *ud)
     if (r->filter.is.start)
         r->filter.is.start(r->filter.is.ud);
     for (int i = 0; i < r->plan.n_buckets; i++)
-        LT_TRY(reduce(r, i));
+        LT_TRY(lt__bucket_reduce(r, i));
     return LT_OK;
 }
 

@@ -1,0 +1,48 @@
+/* reducer.h - the inside of a reducer, for those who do parts of its work. Private to this room. */
+#ifndef LT_DIST_REDUCER_H
+#define LT_DIST_REDUCER_H
+
+#include <pthread.h>
+
+#include "core/tensor.h"
+#include "dist/filter.h"
+#include "dist/fold.h"
+#include "dist/plan.h"
+#include "dist/record.h"
+#include "dist/staging.h"
+
+struct lt_reducer {
+    lt_ctx *ctx;
+    lt_group *group;
+    lt_reducer_config config;
+    int rank, size;
+    lt_plan plan;
+    lt_record record;   /* of parameters in the order of items */
+    lt_filter filter;
+    lt_staging staging; /* where the gradients are on an accelerator */
+    lt_tensor **sent;   /* room for as many as items */
+    double share;       /* rows of this rank / rows of all */
+    double began;       /* when the last backward did */
+    int backwards;      /* in this step */
+    int usual;          /* the most that a step had so far; 0: there was none */
+    int expected;       /* in each step, if that is known; or 0 */
+    bool swept;         /* a sweep was started since the last update, */
+    bool settled;       /* is over, and its gradients are known to be there, */
+    bool more;          /* and there is more than it had */
+    bool broken;        /* a backward failed in the middle of one */
+    int64_t begun;      /* the last step whose first backward has begun */
+    int shards, shard;  /* of this rank in a step, and the present one; 0: see vranks */
+    bool told;          /* what the present one has of the batch */
+    bool folded;        /* it is in the folds, */
+    lt_fold *folds;     /* one for each arena, */
+    lt_fold record_fold;
+    lt_outcome outcome; /* of the last update */
+    lt_reduced last;
+    pthread_mutex_t lock;
+    pthread_cond_t ready;
+};
+
+/* On the group's thread: sums what of a bucket some rank has, once it is complete. bucket.c. */
+LT_MUST lt_status lt__bucket_reduce(lt_reducer *r, int index);
+
+#endif
