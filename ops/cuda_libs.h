@@ -1,10 +1,5 @@
 /* cuda_libs.h - NVIDIA's libraries, opened at run time: tables of the functions that the plugin
  * calls. Their headers are needed to build it, the libraries are not.
- *
- * A library is looked for in the folders of $LUATRAIN_CUDA_LIBS (with colons between them), where
- * the loader looks, in the toolkit's lib64 and lib ($CUDA_HOME, /usr/local/cuda), and in the
- * nvidia packages of the Pythons that can be seen: $VIRTUAL_ENV, that of python3 in $PATH,
- * ~/.local, /usr/local and /usr. The first one that opens is taken, and stays.
  */
 #ifndef LT_OPS_CUDA_LIBS_H
 #define LT_OPS_CUDA_LIBS_H
@@ -12,6 +7,8 @@
 #include <cublasLt.h>
 #include <stdbool.h> /* cudnn.h wants it */
 #include <cudnn.h>
+
+#include "ops/cuda_find.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -43,13 +40,6 @@ typedef struct lt_cublaslt_table { LT_CUBLASLT_LIST(X) } lt_cublaslt_table;
  * old, or lacks a function. cuBLASLt comes first: cuDNN opens it by its name. */
 int lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes);
 int lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes);
-
-/* For further libraries. soname: "libnccl.so.2"; packages: the folders below nvidia/ that may have
- * it, with colons between them; what: "NCCL 2.18". functions[0..n) are set by names[0..n). The
- * handle, as of dlopen(), or NULL with a sentence. */
-void *lt__cuda_open(const char *soname, const char *packages, const char *what,
-                    const char *const *names, void (**functions)(void), int n, char *text,
-                    size_t bytes);
 
 #ifdef __cplusplus
 }
