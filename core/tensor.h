@@ -14,6 +14,7 @@
 #include <pthread.h>
 
 #include "core/core.h"
+#include "core/peers.h"
 #include "core/simd.h"
 
 /* CUDA sources are C++, which has no such words; they only read these structs. */
@@ -90,6 +91,7 @@ typedef struct lt_device {
     lt_status (*download)(struct lt_device *device, void *dst, const void *src, size_t bytes,
                           uint64_t after, uint64_t *mark);
     lt_status (*follow)(struct lt_device *device, uint64_t mark);
+    const lt_peers_calls *peers;  /* sums with those of other ranks; NULL: never */
     bool is_host; /* the CPU can read its addresses */
     int threads;                                                  /* of a CPU */
     lt_pool pool;                                                 /* under ctx->lock */

@@ -358,7 +358,7 @@ static bool lend(lt_cuda *cuda, const char *name)
 static bool describe(lt_accelerator *accelerator, lt_cuda *cuda)
 {
     cudaDeviceProp prop;
-    char version[32];
+    char version[48];
     int runtime = 0;
     const char *name = "CUDA device";
     if (cudaGetDeviceProperties(&prop, cuda->index) == cudaSuccess)
@@ -391,6 +391,7 @@ extern "C" LT_API int lt_accelerator_open(const char *version, const lt_host *ho
             cuda_close(&cuda->device);
         return -1;
     }
+    cuda->device.peers = &lt__cuda_peers_calls;
     accelerator->device = &cuda->device;
     accelerator->rescale = lt__cuda_rescale;
     accelerator->judge = lt__cuda_judge;

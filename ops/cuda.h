@@ -310,5 +310,15 @@ lt_status lt__cuda_check_loss(lt_tensor *loss, lt_verdict *verdict);
 /* Makes what marks and copies beside the stream need, and sets their functions. */
 cudaError_t lt__cuda_stream_open(lt_cuda *cuda);
 void lt__cuda_stream_close(lt_cuda *cuda);
+/* Puts what is behind a mark before what comes into another stream: of one that is old, all that is
+ * in the device's stream by now. */
+cudaError_t lt__cuda_come_behind(lt_cuda *cuda, cudaStream_t stream, uint64_t mark);
+
+/* Kernels that look for what is in (count) elements, of a float dtype: *found is that. partial: as
+ * many bytes as lt__cuda_rescale_bytes() says. In the stream of cuda. */
+lt_status lt__cuda_find(const lt_cuda *cuda, const void *data, int64_t count, int dtype,
+                        void *partial, lt_found *found);
+/* Sums with other ranks' devices; in peers.cu. */
+extern const lt_peers_calls lt__cuda_peers_calls;
 
 #endif

@@ -16,7 +16,9 @@ typedef struct library {
 
 struct lt_nvidia {
     const lt_cuda_lent *lent;
-    library cudnn, cublas;
+    library cudnn, cublas, nccl;
+    lt_nccl_table nccl_table;
+    int nccl_version;
 #ifdef LT_WITH_CUDNN
     lt_cudnn_table cudnn_table;
     lt_cublaslt_table cublas_table;
@@ -113,6 +115,8 @@ lt_nvidia *lt__nvidia_new(const lt_cuda_lent *lent)
     n->lent = lent;
     n->cudnn = (library){.name = "cuDNN", .work = "convolutions"};
     n->cublas = (library){.name = "cuBLASLt", .work = "matrix products"};
+    n->nccl.there = lt__nccl_open_library(&n->nccl_table, &n->nccl_version, n->nccl.why,
+                                          sizeof n->nccl.why) == 0;
     if (find(n))
         return n;
     lt__nvidia_free(n);
@@ -126,16 +130,23 @@ void lt__nvidia_free(lt_nvidia *n)
     free(n);
 }
 
-const char *lt__nvidia_version(const lt_nvidia *n, char text[32])
+const char *lt__nvidia_version(const lt_nvidia *n, char text[48])
 {
-    snprintf(text, 32, "without cuDNN");
+    int at = snprintf(text, 48, "without cuDNN"), v = n->nccl_version;
 #ifdef LT_WITH_CUDNN
-    size_t v = n->cudnn.there ? n->cudnn_table.cudnnGetVersion() : 0;
-    if (v > 0)
-        snprintf(text, 32, "cuDNN %zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
+    size_t d = n->cudnn.there ? n->cudnn_table.cudnnGetVersion() : 0;
+    if (d > 0)
+        at = snprintf(text, 48, "cuDNN %zu.%zu.%zu", d / 10000, d / 100 % 100, d % 100);
 #endif
-    (void)n;
+    if (v > 0)
+        snprintf(text + at, 48 - (size_t)at, ", NCCL %d.%d.%d", v / 10000, v / 100 % 100, v % 100);
     return text;
+}
+
+const lt_nccl_table *lt__nvidia_nccl(const lt_nvidia *n, const char **why)
+{
+    *why = n->nccl.why;
+    return n->nccl.there ? &n->nccl_table : NULL;
 }
 
 /* ==== Calls =================================================================================== */

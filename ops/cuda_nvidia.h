@@ -1,7 +1,7 @@
-/* cuda_nvidia.h - cuDNN and cuBLASLt as an accelerator has them, for the .cu files, which do not
- * see NVIDIA's headers.
+/* cuda_nvidia.h - cuDNN, cuBLASLt and NCCL as an accelerator has them, for the .cu files, which do
+ * not see NVIDIA's headers.
  *
- * Both are looked for when the accelerator opens: that costs little, and tells a version for its
+ * All are looked for when the accelerator opens: that costs little, and tells versions for its
  * name. A handle, which loads the code of kernels and takes memory of the device, is made by the
  * first call that wants it. No library is a must: where one is missing, too old or does not start,
  * or was not there when this was built, own kernels run in its place, and the first call that would
@@ -11,6 +11,7 @@
 #define LT_OPS_CUDA_NVIDIA_H
 
 #include "ops/cuda_lent.h"
+#include "ops/cuda_nccl.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -24,8 +25,10 @@ typedef struct lt_nvidia lt_nvidia;
 lt_nvidia *lt__nvidia_new(const lt_cuda_lent *lent);
 /* NULL is fine. */
 void lt__nvidia_free(lt_nvidia *n);
-/* "cuDNN 9.19.0", or "without cuDNN", in a buffer of the caller. */
-const char *lt__nvidia_version(const lt_nvidia *n, char text[32]);
+/* "cuDNN 9.19.0, NCCL 2.28.9", or "without cuDNN", in a buffer of the caller. */
+const char *lt__nvidia_version(const lt_nvidia *n, char text[48]);
+/* Borrowed. NULL, with the sentence of what is missing in *why, which is borrowed too. */
+const lt_nccl_table *lt__nvidia_nccl(const lt_nvidia *n, const char **why);
 
 /* Calls of conv2d, linear and matmul, as in cudnn.h and cublas.h. LT_EUNSUPPORTED, before anything
  * is written: own kernels have to do it. */

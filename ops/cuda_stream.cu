@@ -82,13 +82,24 @@ static void cuda_free_host(lt_device *device, void *p)
     (void)cudaFreeHost(p);
 }
 
-/* In the place of a mark that is old, all that is in the stream by now. */
+/* With the lock. */
+static cudaError_t come_behind(lt_cuda *cuda, cudaStream_t stream, uint64_t mark)
+{
+    mark = is_old(cuda, mark) ? mark_in(cuda, cuda->stream) : mark;
+    return cudaStreamWaitEvent(stream, cuda->event[mark % LT_MARKS], 0);
+}
+
+cudaError_t lt__cuda_come_behind(lt_cuda *cuda, cudaStream_t stream, uint64_t mark)
+{
+    guard g(cuda);
+    return come_behind(cuda, stream, mark);
+}
+
 static cudaError_t copy_beside(lt_cuda *cuda, cudaStream_t beside, void *dst, const void *src,
                                size_t bytes, uint64_t after, uint64_t *mark)
 {
     guard g(cuda);
-    after = is_old(cuda, after) ? mark_in(cuda, cuda->stream) : after;
-    cudaError_t error = cudaStreamWaitEvent(beside, cuda->event[after % LT_MARKS], 0);
+    cudaError_t error = come_behind(cuda, beside, after);
     if (error == cudaSuccess && bytes > 0)
         error = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, beside);
     if (mark)

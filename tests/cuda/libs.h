@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "tests/cuda/stand_in.h"
+#include "tests/cuda/stand_in_nccl.h"
 #include "tests/lt_test.h"
 
 /* A file beside the test's own program, in a buffer of the caller. */
@@ -33,6 +34,19 @@ static inline stand_in *open_stand_in(const char *soname)
     if (!state)
         FAIL("%s", dlerror());
     *state = (stand_in){.engines = {{{.number = 1, .note = -1}}}};
+    return state;
+}
+
+/* Likewise, of the stand-in for NCCL: each call is in progress for a while. */
+static inline stand_in_nccl *open_nccl(void)
+{
+    char path[PATH_MAX];
+    setenv("LUATRAIN_CUDA_LIBS", beside("libs", path), 1);
+    void *library = dlopen(strcat(path, "/libnccl.so.2"), RTLD_NOW | RTLD_LOCAL);
+    stand_in_nccl *state = library ? dlsym(library, "stand_in_nccl_state") : NULL;
+    if (!state)
+        FAIL("%s", dlerror());
+    *state = (stand_in_nccl){.slow = 2};
     return state;
 }
 

@@ -2,7 +2,8 @@
  * header instead of NVIDIA's, and linked with shim.cpp.
  *
  * What it is for is to find mistakes, so it does what CUDA may do rather than what is quick:
- *   - A stream is a queue. Nothing in it runs until somebody waits for it.
+ *   - A stream is a queue. Nothing in it runs until somebody waits for it; or asks for an event
+ *     in it, in vain the first time.
  *   - The threads of a block run one after the other, each until it has to wait, forward, backward
  *     or mixed (shim_order). __syncthreads() and the exchanges of a warp wait for all who take
  *     part; one who never comes is a fault.
@@ -139,7 +140,8 @@ enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 
 typedef struct shim_stream *cudaStream_t;
 typedef struct shim_event *cudaEvent_t;
-struct cudaDeviceProp { char name[256]; };
+struct cudaUUID_t { char bytes[16]; };
+struct cudaDeviceProp { char name[256]; cudaUUID_t uuid; };
 struct cudaLaunchConfig_t {
     dim3 gridDim, blockDim;
     size_t dynamicSmemBytes;
@@ -167,6 +169,8 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream);
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority);
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);

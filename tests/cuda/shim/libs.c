@@ -1,19 +1,24 @@
 /* libs.c - the stand-ins for NVIDIA's libraries compute at once, and on the host. So that they may,
- * and in the order of the stream, the two functions that run something first have all run that
- * waits in queues, and open device memory for as long as they take.
+ * and in the order of the stream, the functions that run something first have all run that waits in
+ * queues, and open device memory for as long as they take.
  *
- * The linker gives calls of lt__cudnn_open_library() and lt__cublaslt_open() to those here.
+ * The linker gives calls of lt__cudnn_open_library(), lt__cublaslt_open() and
+ * lt__nccl_open_library() to those here.
  */
 #include "ops/cuda_libs.h"
+#include "ops/cuda_nccl.h"
 #include "tests/cuda/shim/enter.h"
 
 static __typeof__(cudnnBackendExecute) *run_plan;
 static __typeof__(cublasLtMatmul) *run_product;
+static lt_nccl_table nccl;
 
 int __real_lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes);
 int __real_lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes);
+int __real_lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t bytes);
 int __wrap_lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes);
 int __wrap_lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes);
+int __wrap_lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t bytes);
 
 static cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
                              cudnnBackendDescriptor_t pack)
@@ -54,6 +59,34 @@ int __wrap_lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes)
     if (status == 0) {
         run_product = table->cublasLtMatmul;
         table->cublasLtMatmul = multiply;
+    }
+    return status;
+}
+
+/* What comes together here is summed by the one who asks last. */
+static int end_group(void)
+{
+    shim_enter();
+    int result = nccl.ncclGroupEnd();
+    shim_leave();
+    return result;
+}
+
+static int ask(void *comm, int *async)
+{
+    shim_enter();
+    int result = nccl.ncclCommGetAsyncError(comm, async);
+    shim_leave();
+    return result;
+}
+
+int __wrap_lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t bytes)
+{
+    int status = __real_lt__nccl_open_library(table, version, text, bytes);
+    if (status == 0) {
+        nccl = *table;
+        table->ncclGroupEnd = end_group;
+        table->ncclCommGetAsyncError = ask;
     }
     return status;
 }

@@ -47,7 +47,8 @@ typedef std::lock_guard<std::recursive_mutex> guard;
 
 void open_memory()
 {
-    if (open_count++ == 0 && used)
+    open_count++; /* of who has opened it before, more may be in use by now */
+    if (used)
         mprotect(arena, used, PROT_READ | PROT_WRITE);
 }
 
@@ -240,9 +241,11 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int)
     return cudaSuccess;
 }
 
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int)
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device)
 {
+    *prop = cudaDeviceProp();
     strcpy(prop->name, "shim");
+    prop->uuid.bytes[0] = (char)device;
     return cudaSuccess;
 }
 
@@ -351,6 +354,18 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
     return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least = 0;
+    *greatest = -5;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int)
+{
+    return cudaStreamCreateWithFlags(stream, flags);
+}
+
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     guard g(lock);
@@ -407,8 +422,10 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     guard g(lock);
-    bool done = !event->stream || event->stream->done >= event->position;
-    return done ? cudaSuccess : cudaErrorNotReady;
+    if (!event->stream || event->stream->done >= event->position)
+        return late_error();
+    drain(event->stream, event->position);
+    return cudaErrorNotReady;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)

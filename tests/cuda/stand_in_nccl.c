@@ -1,0 +1,302 @@
+/* stand_in_nccl.c - a libnccl.so.2 for ranks that are threads, in plain loops over host memory: the
+ * functions that ops/cuda_nccl.c calls, as strict as the library or more. It has no streams: what a
+ * sum needs is there when its group ends, and the sum is made by the last rank that asks.
+ *
+ * Like the library it adds in the dtype that it is given, and rounds each time.
+ */
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ops/cuda_nccl.h"
+#include "tests/cuda/stand_in_float.h"
+#include "tests/cuda/stand_in_nccl.h"
+
+#pragma GCC visibility push(default) /* what is declared here is what the library exports */
+extern stand_in_nccl stand_in_nccl_state;
+#define X(name, arguments) int name arguments;
+LT_NCCL_LIST(X)
+#undef X
+const char *ncclGetErrorString(int result);
+const char *ncclGetLastError(void *comm);
+#pragma GCC visibility pop
+
+enum { MOST_RANKS = 8, MOST_OPS = 2 };
+enum { REMOTE = 6, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
+
+stand_in_nccl stand_in_nccl_state;
+
+typedef struct op {
+    const void *from;
+    void *to;
+    size_t count;
+    int dtype;
+} op;
+
+typedef struct comm {
+    struct job *job;
+    int rank, slow, error;
+    int posted, done;         /* groups */
+    op op[MOST_OPS];          /* of the last one */
+    int n_ops;
+    bool finalized;
+} comm;
+
+typedef struct job {
+    lt_nccl_id id;
+    int size, came, refs;
+    comm *rank[MOST_RANKS];
+    struct job *next;
+} job;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static job *jobs;
+static int ids;
+static _Thread_local struct { int depth; comm *comm; } group;
+static _Thread_local char last[160];
+
+static int wrong(const char *what)
+{
+    snprintf(last, sizeof last, "%s", what);
+    return INVALID_USAGE;
+}
+
+int ncclGetVersion(int *version)
+{
+    *version = stand_in_nccl_state.version ? stand_in_nccl_state.version : 22809;
+    return LT_NCCL_SUCCESS;
+}
+
+const char *ncclGetErrorString(int result)
+{
+    return result == REMOTE          ? "remote process exited or there was a network error"
+           : result == INVALID_USAGE ? "invalid usage"
+                                     : "invalid argument";
+}
+
+const char *ncclGetLastError(void *c)
+{
+    (void)c;
+    return last;
+}
+
+/* ==== Communicators =========================================================================== */
+
+int ncclGetUniqueId(lt_nccl_id *id)
+{
+    pthread_mutex_lock(&lock);
+    memset(id, 0x5a, sizeof *id);
+    snprintf(id->bytes, sizeof id->bytes, "job %d", ++ids);
+    pthread_mutex_unlock(&lock);
+    return LT_NCCL_SUCCESS;
+}
+
+static job *job_of(const lt_nccl_id *id, int size)
+{
+    job *j = jobs;
+    while (j && memcmp(&j->id, id, sizeof *id) != 0)
+        j = j->next;
+    if (!j && (j = calloc(1, sizeof *j))) {
+        *j = (job){.id = *id, .size = size, .next = jobs};
+        jobs = j;
+    }
+    return j;
+}
+
+int ncclCommInitRankConfig(void **out, int size, lt_nccl_id id, int rank, lt_nccl_config *config)
+{
+    if (config->size != sizeof *config || config->magic != (unsigned)LT_NCCL_MAGIC ||
+        config->version != LT_NCCL_OLDEST || config->blocking != 0 || id.bytes[127] != 0x5a)
+        return INVALID_ARGUMENT;
+    pthread_mutex_lock(&lock);
+    job *j = job_of(&id, size);
+    comm *c = calloc(1, sizeof *c);
+    bool fits = j->size == size && rank >= 0 && rank < size && !j->rank[rank];
+    *c = (comm){.job = j, .rank = rank, .slow = stand_in_nccl_state.slow,
+                .error = fits && !stand_in_nccl_state.refuses ? 0 : wrong("no such rank")};
+    j->rank[rank] = fits ? c : j->rank[rank];
+    j->came++;
+    j->refs++;
+    stand_in_nccl_state.live++;
+    pthread_mutex_unlock(&lock);
+    *out = c;
+    return LT_NCCL_IN_PROGRESS;
+}
+
+static int release(comm *c)
+{
+    pthread_mutex_lock(&lock);
+    job *j = c->job, **at = &jobs;
+    if (j->rank[c->rank] == c)
+        j->rank[c->rank] = NULL;
+    if (--j->refs == 0) {
+        while (*at != j)
+            at = &(*at)->next;
+        *at = j->next;
+        free(j);
+    }
+    free(c);
+    stand_in_nccl_state.live--;
+    pthread_mutex_unlock(&lock);
+    return LT_NCCL_SUCCESS;
+}
+
+int ncclCommFinalize(void *comm_)
+{
+    comm *c = comm_;
+    if (c->posted > c->done || c->finalized)
+        return wrong("something is not done");
+    c->finalized = true;
+    c->slow = stand_in_nccl_state.slow;
+    return LT_NCCL_IN_PROGRESS;
+}
+
+int ncclCommDestroy(void *comm_)
+{
+    comm *c = comm_;
+    return c->finalized ? release(c) : wrong("it was not finalized");
+}
+
+int ncclCommAbort(void *comm_)
+{
+    pthread_mutex_lock(&lock);
+    stand_in_nccl_state.aborted++;
+    pthread_mutex_unlock(&lock);
+    return release(comm_);
+}
+
+/* ==== Sums ==================================================================================== */
+
+static size_t bytes_of(int dtype)
+{
+    return dtype == LT_NCCL_F64 ? 8 : dtype == LT_NCCL_F32 ? 4 : 2;
+}
+
+static double get(const void *from, int dtype, size_t i)
+{
+    return dtype == LT_NCCL_F64   ? ((const double *)from)[i]
+           : dtype == LT_NCCL_F32 ? ((const float *)from)[i]
+           : dtype == LT_NCCL_F16 ? of_f16(((const uint16_t *)from)[i])
+                                  : of_bf16(((const uint16_t *)from)[i]);
+}
+
+static void put(void *to, int dtype, size_t i, double value)
+{
+    if (dtype == LT_NCCL_F64)
+        ((double *)to)[i] = value;
+    else if (dtype == LT_NCCL_F32)
+        ((float *)to)[i] = (float)value;
+    else
+        ((uint16_t *)to)[i] = dtype == LT_NCCL_F16 ? to_f16((float)value) : to_bf16((float)value);
+}
+
+static bool is_same(const job *j, int k)
+{
+    for (int r = 0; r < j->size; r++)
+        if (j->rank[r]->n_ops != j->rank[0]->n_ops ||
+            j->rank[r]->op[k].count != j->rank[0]->op[k].count ||
+            j->rank[r]->op[k].dtype != j->rank[0]->op[k].dtype)
+            return false;
+    return true;
+}
+
+static void sum(job *j, int k)
+{
+    const op *o = &j->rank[0]->op[k];
+    char *all = malloc(o->count * bytes_of(o->dtype) + 1);
+    memcpy(all, o->from, o->count * bytes_of(o->dtype));
+    for (int r = 1; r < j->size; r++)
+        for (size_t i = 0; i < o->count; i++)
+            put(all, o->dtype, i, get(all, o->dtype, i) + get(j->rank[r]->op[k].from, o->dtype, i));
+    for (int r = 0; r < j->size; r++)
+        memcpy(j->rank[r]->op[k].to, all, o->count * bytes_of(o->dtype));
+    free(all);
+}
+
+/* Sums if all have posted as much. */
+static int come_together(job *j)
+{
+    for (int r = 0; r < j->size; r++)
+        if (!j->rank[r] || j->rank[r]->posted != j->rank[0]->posted ||
+            j->rank[r]->posted == j->rank[r]->done)
+            return LT_NCCL_IN_PROGRESS;
+    for (int k = 0; k < j->rank[0]->n_ops; k++)
+        if (!is_same(j, k))
+            return wrong("ranks want different sums");
+    for (int k = 0; k < j->rank[0]->n_ops; k++)
+        sum(j, k);
+    for (int r = 0; r < j->size; r++)
+        j->rank[r]->done++;
+    return LT_NCCL_SUCCESS;
+}
+
+/* Whether a sum of which a test has told something is not to end; for the rank that it was told of
+ * it may be an error. */
+static bool is_stuck(comm *c)
+{
+    const stand_in_nccl *s = &stand_in_nccl_state;
+    if (c->posted == c->done || (c->posted != s->fail && c->posted != s->hang))
+        return false;
+    if (c->posted == s->fail && c->rank == s->rank) {
+        snprintf(last, sizeof last, "socket closed by 10.0.0.2");
+        c->error = REMOTE;
+    }
+    return true;
+}
+
+static int look(comm *c)
+{
+    if (c->slow > 0 && c->slow-- > 0)
+        return LT_NCCL_IN_PROGRESS;
+    if (c->error || is_stuck(c))
+        return c->error ? c->error : LT_NCCL_IN_PROGRESS;
+    if (c->job->came < c->job->size)
+        return LT_NCCL_IN_PROGRESS;
+    return c->posted > c->done ? come_together(c->job) : LT_NCCL_SUCCESS;
+}
+
+int ncclCommGetAsyncError(void *comm_, int *result)
+{
+    pthread_mutex_lock(&lock);
+    *result = look(comm_);
+    pthread_mutex_unlock(&lock);
+    return LT_NCCL_SUCCESS;
+}
+
+int ncclGroupStart(void)
+{
+    group.depth++;
+    return LT_NCCL_SUCCESS;
+}
+
+int ncclAllReduce(const void *from, void *to, size_t count, int dtype, int what, void *comm_,
+                  void *stream)
+{
+    comm *c = comm_;
+    if (group.depth != 1 || what != LT_NCCL_SUM || !stream || c->finalized ||
+        c->posted > c->done || (group.comm && group.comm != c))
+        return wrong("it is not ready for a sum");
+    if (!group.comm)
+        c->n_ops = 0;
+    group.comm = c;
+    if (c->n_ops == MOST_OPS)
+        return wrong("too many sums at once");
+    c->op[c->n_ops++] = (op){from, to, count, dtype};
+    return LT_NCCL_IN_PROGRESS;
+}
+
+int ncclGroupEnd(void)
+{
+    comm *c = group.comm;
+    if (--group.depth > 0 || !c)
+        return LT_NCCL_SUCCESS;
+    group.comm = NULL;
+    pthread_mutex_lock(&lock);
+    c->posted++;
+    c->slow = stand_in_nccl_state.slow;
+    stand_in_nccl_state.sums++;
+    pthread_mutex_unlock(&lock);
+    return LT_NCCL_IN_PROGRESS;
+}

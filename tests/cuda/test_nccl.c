@@ -1,0 +1,404 @@
+/* test_nccl.c - sums of gradients that stay on their CUDA devices: the CPU plays the devices, ranks
+ * are threads, and a stand-in plays NCCL. What dist makes of it: test_ranks.c. */
+#include <pthread.h>
+
+#include "ops/cuda_nccl.h"
+#include "tests/cuda/twin.h"
+#if __has_include(<nccl.h>)
+#include <nccl.h>
+#define HAVE_NCCL_H
+#endif
+
+#ifdef LT_WITH_CUDNN
+enum { MOST = 4, COUNT = 1237, GUARDED = COUNT + 2, TAIL = 77 };
+
+/* ==== The header ============================================================================== */
+
+TEST(what_is_declared_is_what_nccl_has)
+{
+#ifdef HAVE_NCCL_H
+    CHECK_EQ(sizeof(ncclUniqueId), sizeof(lt_nccl_id));
+    CHECK_EQ(LT_NCCL_SUCCESS, ncclSuccess);
+    CHECK_EQ(LT_NCCL_IN_PROGRESS, ncclInProgress);
+    CHECK_EQ(LT_NCCL_F16, ncclFloat16);
+    CHECK_EQ(LT_NCCL_F32, ncclFloat32);
+    CHECK_EQ(LT_NCCL_F64, ncclFloat64);
+    CHECK_EQ(LT_NCCL_BF16, ncclBfloat16);
+    CHECK_EQ(LT_NCCL_SUM, ncclSum);
+    CHECK_EQ(sizeof(ncclRedOp_t), sizeof(int));
+    const ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
+    CHECK_EQ(theirs.magic, (unsigned)LT_NCCL_MAGIC);
+    CHECK_EQ(theirs.blocking, INT_MIN);
+#define SAME_PLACE(ours, name)                                                                     \
+    CHECK_EQ(offsetof(lt_nccl_config, ours), offsetof(ncclConfig_t, name))
+    SAME_PLACE(size, size);
+    SAME_PLACE(magic, magic);
+    SAME_PLACE(version, version);
+    SAME_PLACE(blocking, blocking);
+    SAME_PLACE(cga_cluster_size, cgaClusterSize);
+    SAME_PLACE(min_ctas, minCTAs);
+    SAME_PLACE(max_ctas, maxCTAs);
+    SAME_PLACE(net_name, netName);
+    SAME_PLACE(split_share, splitShare);
+    /* Handles and enums are pointers and ints. */
+#define SAME_CALL(name, ...)                                                                       \
+    CHECK((__builtin_types_compatible_p(__typeof__(name), ncclResult_t(__VA_ARGS__))))
+    SAME_CALL(ncclGetVersion, int *);
+    SAME_CALL(ncclGetUniqueId, ncclUniqueId *);
+    SAME_CALL(ncclCommInitRankConfig, ncclComm_t *, int, ncclUniqueId, int, ncclConfig_t *);
+    SAME_CALL(ncclCommGetAsyncError, ncclComm_t, ncclResult_t *);
+    SAME_CALL(ncclCommFinalize, ncclComm_t);
+    SAME_CALL(ncclCommDestroy, ncclComm_t);
+    SAME_CALL(ncclCommAbort, ncclComm_t);
+    SAME_CALL(ncclGroupStart, void);
+    SAME_CALL(ncclGroupEnd, void);
+    SAME_CALL(ncclAllReduce, const void *, void *, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t,
+              cudaStream_t);
+#else
+    SKIP("there is no nccl.h");
+#endif
+}
+
+/* ==== The library ============================================================================= */
+
+TEST(versions)
+{
+    static const struct { int version; const char *text; } old[] = {
+        {21703, "NCCL is version 2.17.3, luatrain wants 2.18 or later"},
+        {2804, "NCCL is version 2.8.4, luatrain wants 2.18 or later"}};
+    char text[512];
+    lt_nccl_table table;
+    int version = 0;
+    stand_in_nccl *library = open_nccl();
+    for (int i = 0; i < 2; i++) {
+        library->version = old[i].version;
+        CHECK_EQ(lt__nccl_open_library(&table, &version, text, sizeof text), -1);
+        CHECK_STR(text, old[i].text);
+        CHECK_EQ(version, 0);
+    }
+    library->version = LT_NCCL_OLDEST;
+    CHECK_EQ(lt__nccl_open_library(&table, &version, text, sizeof text), 0);
+    CHECK_EQ(version, LT_NCCL_OLDEST);
+}
+
+TEST(a_library_that_is_another_one)
+{
+    char text[512], folder[] = "/tmp/lt-nccl-XXXXXX", file[64], from[PATH_MAX], want[160];
+    lt_nccl_table table;
+    int version;
+    CHECK(mkdtemp(folder));
+    snprintf(file, sizeof file, "%s/libnccl.so.2", folder);
+    CHECK_EQ(symlink(beside("libs/libcudnn.so.9", from), file), 0);
+    setenv("LUATRAIN_CUDA_LIBS", folder, 1);
+    CHECK_EQ(lt__nccl_open_library(&table, &version, text, sizeof text), -1);
+    snprintf(want, sizeof want, "%s has no ncclGetVersion; install NCCL 2.18 or later", file);
+    CHECK_STR(text, want);
+    remove(file);
+    rmdir(folder);
+}
+
+TEST(the_name_of_the_accelerator_has_the_version)
+{
+    stand_in_nccl *library = open_nccl();
+    machine m = machine_with(true);
+    CHECK(strstr(m.cuda.name, "cuDNN "));
+    CHECK(strstr(m.cuda.name, ", NCCL 2.28.9, CUDA 13.0)"));
+    lt_ctx_free(m.ctx);
+    library->version = 21700;
+    m = machine_with(true);
+    CHECK(!strstr(m.cuda.name, "NCCL"));
+    char name[LT_PEERS_NAME];
+    CHECK_EQ(m.cuda.device->peers->find(m.cuda.device, name), LT_EENV);
+    CHECK_STR(lt_errmsg(), "NCCL is version 2.17.0, luatrain wants 2.18 or later");
+    lt_ctx_free(m.ctx);
+}
+
+/* ==== Ranks =================================================================================== */
+
+typedef struct job {
+    int ranks;
+    lt_dtype dtype, wire;
+    int exponent, shift;      /* elements before the bucket, by which it is out of line */
+    char id[LT_PEERS_ID];
+} job;
+
+typedef struct rank {
+    const job *job;
+    int number;
+    lt_accelerator cuda;
+    pthread_t thread;
+    lt_status status;
+    char text[256];
+} rank;
+
+/* Until it is done; gives up after some seconds. */
+static lt_status wait_for(lt_peers *p)
+{
+    bool done = false;
+    double until = lt__seconds() + 5;
+    while (lt__seconds() < until) {
+        LT_TRY(p->calls->poll(p, &done));
+        if (done)
+            return LT_OK;
+        usleep(50);
+    }
+    return LT_EPEER;
+}
+
+static double share_of(int r) { return (r + 1) * 0.25; }
+static double value_of(int r, int64_t i) { return (double)((i * 31 + r * 7) % 97 - 48) / 16; }
+
+/* As f32 rounds, or as the wire does. */
+static double rounded(double value, lt_dtype dtype)
+{
+    union { double d; float f; uint16_t h[4]; } bits = {0};
+    double out;
+    if (dtype == LT_F64)
+        return value;
+    float narrow = (float)value;
+    lt_convert(&bits, dtype, &narrow, LT_F32, 1);
+    lt_convert(&out, LT_F64, &bits, dtype, 1);
+    return out;
+}
+
+/* Some elements of each bucket are zeros, other ones on each rank. */
+static bool is_zero(int r, int64_t i) { return i >= 100 * r && i < 100 * r + 50; }
+
+static double wanted(const job *j, int64_t i)
+{
+    lt_dtype on_wire = j->dtype == LT_F32 ? j->wire : j->dtype;
+    double sum = 0;
+    for (int r = 0; r < j->ranks; r++) {
+        double own = is_zero(r, i) ? 0 : value_of(r, i) * ldexp(share_of(r), j->exponent);
+        sum = rounded(sum + rounded(own, on_wire), on_wire);
+    }
+    return ldexp(sum, -j->exponent);
+}
+
+static void check_bucket(const rank *r, lt_dtype dtype, const void *here)
+{
+    for (int64_t i = 0; i < COUNT; i++) {
+        double value, want = wanted(r->job, i);
+        lt_convert(&value, LT_F64, (const char *)here + (size_t)(i + 1) * lt_dtype_bytes(dtype),
+                   dtype, 1);
+        if (value != want)
+            FAIL("rank %d of %d, %s by %s: element %lld is %a, not %a", r->number, r->job->ranks,
+                 lt_dtype_name(dtype), lt_dtype_name(r->job->wire), (long long)i, value, want);
+    }
+}
+
+static double special(int r, int64_t i)
+{
+    return i == 500 ? INFINITY : i == 501 + r ? NAN : i == 99 ? -1000 - r : value_of(r, i);
+}
+
+static lt_status look_and_sum(rank *r, lt_peers *p, void *there, void *on_wire, bool ends)
+{
+    const job *j = r->job;
+    lt_piece zero = {100 * r->number, 50};
+    lt_device *d = r->cuda.device;
+    lt_peers_sum s = {there, COUNT, j->dtype, j->wire, on_wire,
+                      ldexp(share_of(r->number), j->exponent), TAIL};
+    LT_TRY(p->calls->look(p, there, COUNT, j->dtype, &zero, 1, true, d->mark(d)));
+    LT_TRY(wait_for(p));
+    CHECK_EQ(p->not_finite, ends ? 2 : 0);
+    if (ends)
+        CHECK_NEAR(p->largest, rounded(1000 + r->number, j->dtype), 0);
+    for (int i = 0; i < TAIL; i++)
+        p->tail[i] = (float)(i + r->number);
+    if (ends)
+        return LT_OK;
+    LT_TRY(p->calls->sum(p, &s));
+    LT_TRY(wait_for(p));
+    for (int i = 0; i < TAIL; i++)
+        CHECK_EQ(p->tail[i], j->ranks * i + j->ranks * (j->ranks - 1) / 2);
+    if (on_wire)
+        LT_TRY(p->calls->land(p, &s, ldexp(1, -j->exponent)));
+    return wait_for(p);
+}
+
+/* What is before and behind the bucket is nobody's. */
+static void fill(const rank *r, lt_dtype dtype, char *here, double (*value)(int r, int64_t i))
+{
+    for (int64_t i = -1; i <= COUNT; i++) {
+        double v = i < 0 || i == COUNT ? 777 : value(r->number, i);
+        lt_convert(here + (size_t)(i + 1) * lt_dtype_bytes(dtype), dtype, &v, LT_F64, 1);
+    }
+}
+
+static lt_status work(rank *r, lt_peers *p)
+{
+    const job *j = r->job;
+    size_t each = lt_dtype_bytes(j->dtype), bytes = GUARDED * each;
+    size_t shift = (size_t)j->shift * each;
+    lt_device *d = r->cuda.device;
+    static _Thread_local char here[GUARDED * 8];
+    char *there = d->alloc(d, bytes + shift);
+    void *on_wire = j->wire == j->dtype ? NULL : d->alloc(d, COUNT * 2);
+    char *bucket = there + shift + each;
+    double edge;
+    fill(r, j->dtype, here, special);
+    must(d->copy(d, there + shift, here, bytes));
+    lt_status status = look_and_sum(r, p, bucket, on_wire, true);
+    fill(r, j->dtype, here, value_of);
+    must(d->copy(d, there + shift, here, bytes));
+    if (status == LT_OK)
+        status = look_and_sum(r, p, bucket, on_wire, false);
+    if (status == LT_OK) {
+        must(d->copy(d, here, there + shift, bytes));
+        must(d->sync(d));
+        check_bucket(r, j->dtype, here);
+        for (int i = 0; i < GUARDED; i += GUARDED - 1) {
+            lt_convert(&edge, LT_F64, here + (size_t)i * each, j->dtype, 1);
+            CHECK_EQ(edge, rounded(777, j->dtype));
+        }
+    }
+    d->free(d, there, bytes + shift);
+    if (on_wire)
+        d->free(d, on_wire, COUNT * 2);
+    return status;
+}
+
+static void *run(void *ud)
+{
+    rank *r = ud;
+    lt_device *d = r->cuda.device;
+    lt_peers *p = NULL;
+    r->status = d->peers->open(d, r->job->id, r->number, r->job->ranks, &p);
+    if (r->status == LT_OK)
+        r->status = wait_for(p);
+    if (r->status == LT_OK)
+        r->status = work(r, p);
+    if (r->status == LT_OK)
+        r->status = p->calls->part(p);
+    if (r->status == LT_OK)
+        r->status = wait_for(p);
+    snprintf(r->text, sizeof r->text, "%s", r->status == LT_OK ? "" : lt_errmsg());
+    if (p)
+        p->calls->close(p);
+    return NULL;
+}
+
+/* Devices cuda:0 and on, one for each rank. */
+static void run_all(job *j, rank *ranks)
+{
+    char text[256];
+    machine m = machine_with(false);
+    lt_accelerator_open_fn open;
+    *(void **)&open = from_plugin("lt_accelerator_open");
+    m.pretend(13000, j->ranks, 9);
+    for (int i = 0; i < j->ranks; i++) {
+        const lt_accelerator_config config = {.index = i};
+        ranks[i] = (rank){.job = j, .number = i};
+        if (open(LT_VERSION, &host_table, &config, &ranks[i].cuda, text, sizeof text) != 0)
+            FAIL("%s", text);
+    }
+    lt_device *first = ranks[0].cuda.device;
+    must(first->peers->make_id(first, j->id));
+    for (int i = 0; i < j->ranks; i++)
+        CHECK_EQ(pthread_create(&ranks[i].thread, NULL, run, &ranks[i]), 0);
+    for (int i = 0; i < j->ranks; i++)
+        pthread_join(ranks[i].thread, NULL);
+    for (int i = 0; i < j->ranks; i++)
+        ranks[i].cuda.device->close(ranks[i].cuda.device);
+    m.pretend(13000, 1, 9);
+    lt_ctx_free(m.ctx);
+}
+
+TEST(devices_have_names_of_their_own)
+{
+    char text[256], name[2][LT_PEERS_NAME];
+    open_nccl();
+    machine m = machine_with(false);
+    lt_accelerator_open_fn open;
+    lt_accelerator cuda;
+    *(void **)&open = from_plugin("lt_accelerator_open");
+    m.pretend(13000, 2, 9);
+    for (int i = 0; i < 2; i++) {
+        const lt_accelerator_config config = {.index = i};
+        CHECK_EQ(open(LT_VERSION, &host_table, &config, &cuda, text, sizeof text), 0);
+        must(cuda.device->peers->find(cuda.device, name[i]));
+        cuda.device->close(cuda.device);
+    }
+    CHECK_STR(name[0], "GPU-00000000000000000000000000000000");
+    CHECK_STR(name[1], "GPU-01000000000000000000000000000000");
+    m.pretend(13000, 1, 9);
+    lt_ctx_free(m.ctx);
+}
+
+static void check_sums(lt_dtype dtype, lt_dtype wire, int exponent)
+{
+    static rank ranks[MOST];
+    for (int n = 1; n <= MOST; n *= 2)
+        for (int shift = 0; shift < 2; shift++) {
+            job j = {.ranks = n, .dtype = dtype, .wire = wire, .exponent = exponent,
+                     .shift = shift};
+            stand_in_nccl *library = open_nccl();
+            run_all(&j, ranks);
+            for (int i = 0; i < n; i++)
+                if (ranks[i].status != LT_OK)
+                    FAIL("rank %d of %d: %s", i, n, ranks[i].text);
+            CHECK_EQ(library->sums, n);
+            CHECK_EQ(library->aborted, 0);
+            CHECK_EQ(library->live, 0);
+        }
+}
+
+TEST(sums_in_f32) { check_sums(LT_F32, LT_F32, 0); }
+TEST(sums_in_f64) { check_sums(LT_F64, LT_F64, 0); }
+TEST(sums_in_f16) { check_sums(LT_F16, LT_F16, 0); }
+TEST(sums_in_bf16) { check_sums(LT_BF16, LT_BF16, 0); }
+TEST(sums_of_f32_that_travel_in_f16)
+{
+    check_sums(LT_F32, LT_F16, 0);
+    check_sums(LT_F32, LT_F16, 9);
+}
+TEST(sums_of_f32_that_travel_in_bf16) { check_sums(LT_F32, LT_BF16, 0); }
+
+/* ==== What goes wrong ========================================================================= */
+
+TEST(an_error_of_a_sum)
+{
+    static rank ranks[MOST];
+    job j = {.ranks = 2, .dtype = LT_F32, .wire = LT_F32};
+    stand_in_nccl *library = open_nccl();
+    library->fail = 1;
+    library->rank = 1;
+    run_all(&j, ranks);
+    CHECK_EQ(ranks[1].status, LT_EPEER);
+    CHECK_STR(ranks[1].text, "cuda:1: a call between GPUs: remote process exited or there was a "
+              "network error: socket closed by 10.0.0.2");
+    CHECK_EQ(ranks[0].status, LT_EPEER); /* it gives up */
+    CHECK_EQ(library->aborted, 2);
+    CHECK_EQ(library->live, 0);
+}
+
+TEST(a_sum_that_never_ends)
+{
+    static rank ranks[MOST];
+    job j = {.ranks = 4, .dtype = LT_F32, .wire = LT_F16};
+    stand_in_nccl *library = open_nccl();
+    library->hang = 1;
+    run_all(&j, ranks);
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ(ranks[i].status, LT_EPEER);
+    CHECK_EQ(library->aborted, 4);
+    CHECK_EQ(library->live, 0);
+}
+
+TEST(ranks_that_do_not_come_together)
+{
+    static rank ranks[MOST];
+    job j = {.ranks = 2, .dtype = LT_F32, .wire = LT_F32};
+    stand_in_nccl *library = open_nccl();
+    library->refuses = true;
+    run_all(&j, ranks);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(ranks[i].status, LT_EPEER);
+        CHECK(strstr(ranks[i].text, "a call between GPUs: invalid usage"));
+    }
+    CHECK_EQ(library->live, 0);
+}
+#else
+TEST(nccl) { SKIP("the stand-ins are built where cuDNN's headers are"); }
+#endif
