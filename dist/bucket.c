@@ -1,4 +1,9 @@
-/* bucket.c - the work on one bucket of a sweep, on the group's thread; see reducer.h. */
+/* bucket.c - the work on one bucket of a sweep, on the group's thread; see reducer.h.
+ *
+ * It has three ways: a bucket on the CPU is summed where it is; one of an accelerator comes over to
+ * the CPU, is summed there and goes back; or it stays, and accelerators sum among themselves.
+ */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -29,64 +34,172 @@ static lt_status wait_until_there(lt_reducer *r, const lt_bucket_plan *b)
 /* Whether the gradients of this rank count; if not, even what is not finite in them does not. */
 static bool counts(const lt_reducer *r) { return r->shards > 0 || r->share > 0; }
 
-/* What the items [first, end) of a bucket have on this rank, which is at data; zeros where it has
- * nothing. */
-static lt_packet packet_of(lt_reducer *r, int index, int first, int end, void *data)
+static bool has(const lt_reducer *r, const lt_member *item)
 {
-    const lt_member *items = r->plan.items;
-    const char *place = lt__member_data(&items[first]);
-    bool measures = data != place && r->filter.is.measure;
-    lt_packet packet = {.bucket = index, .x = r->sent, .data = data,
-                        .count = lt__plan_span(&r->plan, first, end),
-                        .dtype = items[first].place.dtype};
-    for (int i = first; i < end; i++) {
-        char *at = (char *)data + ((const char *)lt__member_data(&items[i]) - place);
-        if (items[i].came != LT_NOTHING && counts(r)) {
-            r->sent[packet.n++] = items[i].x;
-            lt__measure_add(&packet.measure, items[i].before);
+    return item->came != LT_NOTHING && counts(r);
+}
+
+static double scale_of(const lt_reducer *r) { return r->shards > 0 || !counts(r) ? 1 : r->share; }
+
+static lt_dtype wire_of(const lt_reducer *r, lt_dtype dtype)
+{
+    return dtype == LT_F32 ? r->config.wire : dtype;
+}
+
+/* The items [first, end) of a bucket. */
+typedef struct part {
+    int index, first, end;
+    lt_bucket_plan *plan;
+    char what[32];            /* "bucket 3" */
+    void *place;              /* in the arena */
+    double began;             /* to be summed */
+} part;
+
+static const lt_member *item_of(const lt_reducer *r, const part *b, int i)
+{
+    return &r->plan.items[b->first + i];
+}
+
+static lt_packet packet_of(const lt_reducer *r, const part *b, void *data)
+{
+    return (lt_packet){.bucket = b->index, .x = r->sent, .data = data,
+                       .count = lt__plan_span(&r->plan, b->first, b->end),
+                       .dtype = item_of(r, b, 0)->place.dtype};
+}
+
+/* ==== On the CPU ============================================================================== */
+
+/* What this rank has of a bucket, which is at data; zeros where it has nothing. */
+static lt_packet gather(lt_reducer *r, const part *b, void *data)
+{
+    bool measures = data != b->place && r->filter.is.measure;
+    lt_packet packet = packet_of(r, b, data);
+    for (int i = 0; i < b->end - b->first; i++) {
+        const lt_member *it = item_of(r, b, i);
+        char *at = (char *)data + ((char *)lt__member_data(it) - (char *)b->place);
+        if (has(r, it)) {
+            r->sent[packet.n++] = it->x;
+            lt__measure_add(&packet.measure, it->before);
             lt__measure_add(&packet.measure, measures
-                            ? lt__staging_measure(&r->filter.is, &items[i], at) : items[i].measure);
+                            ? lt__staging_measure(&r->filter.is, it, at) : it->measure);
         } else
-            memset(at, 0, lt__member_bytes(&items[i]));
+            memset(at, 0, lt__member_bytes(it));
     }
     return packet;
 }
 
+static lt_status sum_on_host(lt_reducer *r, part *b)
+{
+    bool is_here = r->ctx->device->is_host;
+    void *data = b->place;
+    lt_dtype dtype = item_of(r, b, 0)->place.dtype;
+    size_t bytes = (size_t)lt__plan_span(&r->plan, b->first, b->end) * lt_dtype_bytes(dtype);
+    if (!is_here)
+        LT_TRY(lt__staging_fetch(&r->staging, b->place, bytes, b->plan->mark, &data));
+    b->began = lt__seconds();
+    lt_packet packet = gather(r, b, data);
+    lt_sum sum = {.what = b->what, .data = data, .count = packet.count, .dtype = dtype,
+                  .wire = wire_of(r, dtype), .scale = scale_of(r)};
+    bool owns = !is_here || lt__plan_owns_behind(&r->plan, b->end, r->filter.is.tail);
+    LT_TRY(lt__filter_allreduce(&r->filter, r->group, &sum, owns, &packet));
+    return is_here ? LT_OK : lt__staging_send(&r->staging, b->place, bytes, b->plan->mark);
+}
+
+/* ==== On accelerators ========================================================================= */
+
+typedef struct there {        /* a bucket that stays */
+    lt_reducer *r;
+    const char *what;
+    lt_peers_sum sum;
+} there;
+
+/* Once over, with the numbers; the bucket itself stays as it was where there is an on_wire. */
+static lt_status carry_there(void *ud, lt_packet *p, int exponent)
+{
+    const there *t = ud;
+    lt_peers *peers = t->r->reach.peers;
+    lt_peers_sum sum = t->sum;
+    sum.scale = ldexp(sum.scale, exponent);
+    memcpy(peers->tail, p->tail, sizeof p->tail);
+    lt_status begun = peers->calls->sum(peers, &sum);
+    LT_TRY(lt__reach_wait(&t->r->reach, t->r->group, t->what, begun, true));
+    memcpy(p->tail, peers->tail, sizeof p->tail);
+    return LT_OK;
+}
+
+/* Zeros where this rank has nothing; and what there is in the rest, if the filter asks. As soon as
+ * the accelerator is so far. */
+static lt_status look(lt_reducer *r, const part *b, lt_packet *packet)
+{
+    const lt_bucket_filter *filter = &r->filter.is;
+    lt_reach *reach = &r->reach;
+    lt_peers *peers = reach->peers;
+    bool finds = filter->found || filter->measure;
+    int64_t first = item_of(r, b, 0)->place.offset;
+    int n = 0;
+    for (int i = 0; i < b->end - b->first; i++) {
+        const lt_member *it = item_of(r, b, i);
+        if (has(r, it))
+            r->sent[packet->n++] = it->x;
+        else
+            reach->zeros[n++] = (lt_piece){it->place.offset - first, it->x->count};
+    }
+    lt_status begun = peers->calls->look(peers, b->place, packet->count, packet->dtype,
+                                         reach->zeros, n, finds, b->plan->mark);
+    LT_TRY(lt__reach_wait(reach, r->group, b->what, begun, false));
+    if (finds && packet->n > 0)
+        packet->measure = (lt_measure){peers->largest, peers->not_finite};
+    if (filter->found && packet->n > 0)
+        packet->measure = filter->found(filter->ud, packet->measure);
+    return LT_OK;
+}
+
+static lt_status sum_there(lt_reducer *r, part *b)
+{
+    const lt_bucket_filter *filter = &r->filter.is;
+    lt_packet packet = packet_of(r, b, NULL);
+    lt_dtype wire = wire_of(r, packet.dtype);
+    LT_TRY(look(r, b, &packet));
+    b->began = lt__seconds();
+    there t = {r, b->what, {.data = b->place, .count = packet.count, .dtype = packet.dtype,
+                            .wire = wire, .scale = scale_of(r),
+                            .on_wire = wire == packet.dtype ? NULL : r->reach.on_wire,
+                            .n_tail = filter->pack ? filter->tail : 0}};
+    packet.in_f16 = packet.dtype == LT_F32 && wire == LT_F16;
+    LT_TRY(filter->pack ? lt__filter_carry(filter, &packet, carry_there, &t)
+                        : carry_there(&t, &packet, 0));
+    if (!t.sum.on_wire)
+        return LT_OK;
+    lt_peers *peers = r->reach.peers;
+    int exponent = packet.in_f16 ? packet.exponent : 0;
+    lt_status begun = peers->calls->land(peers, &t.sum, ldexp(1, -exponent));
+    return lt__reach_wait(&r->reach, r->group, b->what, begun, false);
+}
+
+/* ==== Either ================================================================================== */
+
 lt_status lt__bucket_reduce(lt_reducer *r, int index)
 {
-    char what[32];
-    lt_bucket_plan *b = &r->plan.buckets[index];
-    int first = b->first, end = b->end;
-    b->times.bytes = 0;
-    while (first < end && !r->plan.items[first].wanted)
-        first++;
-    while (end > first && !r->plan.items[end - 1].wanted)
-        end--;
-    if (first == end)
+    lt_bucket_plan *plan = &r->plan.buckets[index];
+    part b = {.index = index, .first = plan->first, .end = plan->end, .plan = plan};
+    plan->times.bytes = 0;
+    while (b.first < b.end && !r->plan.items[b.first].wanted)
+        b.first++;
+    while (b.end > b.first && !r->plan.items[b.end - 1].wanted)
+        b.end--;
+    if (b.first == b.end)
         return LT_OK;
     double asked = lt__seconds();
-    LT_TRY(wait_until_there(r, b));
-    bool is_here = r->ctx->device->is_host;
-    void *place = lt__member_data(&r->plan.items[first]), *data = place;
-    size_t bytes = (size_t)lt__plan_span(&r->plan, first, end) *
-                   lt_dtype_bytes(r->plan.items[first].place.dtype);
-    if (!is_here)
-        LT_TRY(lt__staging_fetch(&r->staging, place, bytes, b->mark, &data));
-    double began = lt__seconds();
-    lt_packet packet = packet_of(r, index, first, end, data);
-    snprintf(what, sizeof what, "bucket %d", index);
-    lt_sum sum = {.what = what, .data = data, .count = packet.count, .dtype = packet.dtype,
-                  .wire = packet.dtype == LT_F32 ? r->config.wire : packet.dtype,
-                  .scale = r->shards > 0 || !counts(r) ? 1 : r->share};
-    bool owns = !is_here || lt__plan_owns_behind(&r->plan, end, r->filter.is.tail);
-    LT_TRY(lt__filter_allreduce(&r->filter, r->group, &sum, owns, &packet));
-    if (!is_here)
-        LT_TRY(lt__staging_send(&r->staging, place, bytes, b->mark));
-    b->times.bytes = (size_t)sum.count * lt_dtype_bytes(sum.dtype);
-    b->times.began = began;
-    b->times.ended = lt__seconds();
-    lt_trace(r->ctx, LT_TRACK_COMM, "wait for backward", asked, began - asked);
-    lt_trace(r->ctx, LT_TRACK_COMM, what, began, b->times.ended - began);
+    LT_TRY(wait_until_there(r, plan));
+    snprintf(b.what, sizeof b.what, "bucket %d", index);
+    b.place = lt__member_data(item_of(r, &b, 0));
+    LT_TRY(r->reach.peers ? sum_there(r, &b) : sum_on_host(r, &b));
+    plan->times.bytes = (size_t)lt__plan_span(&r->plan, b.first, b.end) *
+                        lt_dtype_bytes(item_of(r, &b, 0)->place.dtype);
+    plan->times.began = b.began;
+    plan->times.ended = lt__seconds();
+    lt_trace(r->ctx, LT_TRACK_COMM, "wait for backward", asked, b.began - asked);
+    lt_trace(r->ctx, LT_TRACK_COMM, b.what, b.began, plan->times.ended - b.began);
     r->last.buckets++;
     return LT_OK;
 }

@@ -502,7 +502,7 @@ lt_status lt__cluster_over(const lt_wire *wire, const lt_group_config *config, l
     lt_status status = begin(c, config ? config->timeout : 0);
     if (status != LT_OK)
         return say_why(c, status);
-    *group = lt__group_new(&transport, c, wire->rank, wire->size);
+    *group = lt__group_new(&transport, c, wire->rank, wire->size, c->team.timeout);
     return *group ? LT_OK : LT_ENOMEM;
 }
 

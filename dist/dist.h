@@ -132,17 +132,26 @@ LT_MUST lt_status lt_group_compare(lt_group *group, const char *what, const char
  * norm for the first time in the same step and the same order, make the same optimizers in one
  * order, and take the same steps of them; or it is LT_EDESYNC.
  *
- * Gradients on an accelerator are summed on the CPU: each bucket is brought over when it is
- * complete and sent back, while the accelerator goes on. Nobody waits in backward; the optimizer's
- * step waits until the last bucket was summed, for all ranks decide alike whether it is applied.
+ * Gradients on an accelerator stay there, if each rank has one of its own and there is a library
+ * by which they reach each other, as NCCL: it adds in the dtype that travels. If not, they are
+ * summed on the CPU: each bucket is brought over when it is complete and sent back, while the
+ * accelerator goes on. Nobody waits in backward; the optimizer's step waits until the last bucket
+ * was summed, for all ranks decide alike whether it is applied.
  *
  * Between backward and the optimizer a gradient is this rank's own, or that of all if it was sent:
  * lt_grad() and lt_zero_grad() wait for that. */
 typedef struct lt_reducer lt_reducer;
 
+typedef enum lt_sums {      /* where the gradients of accelerators are summed */
+    LT_SUMS_AUTO,             /* on them, if that can be; rank 0 logs why not */
+    LT_SUMS_HOST,             /* on the CPU */
+    LT_SUMS_NCCL              /* on them, or it is an error */
+} lt_sums;
+
 typedef struct lt_reducer_config { /* zero means default */
     size_t first_bucket, bucket;   /* bytes; 1 MiB for the first, at most 8 for others */
     lt_dtype wire;                 /* of f32 gradients */
+    lt_sums sums;                  /* the same on all ranks */
     bool blocking;                 /* nothing is sent before the optimizer wants it */
     bool apart;                    /* nothing is sent at all, and weights go apart: to measure what
                                     * it costs to be together */
@@ -161,12 +170,13 @@ typedef struct lt_reducer_config { /* zero means default */
  * CPU. */
 LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config);
 LT_API void lt_reducer_free(lt_reducer *reducer);
-/* From the next step on, with other buckets and at other times, on all ranks alike. wire and vranks
- * stay as they are. */
+/* From the next step on, with other buckets and at other times, on all ranks alike. wire, sums
+ * and vranks stay as they are. */
 LT_MUST lt_status lt_reducer_configure(lt_reducer *reducer, const lt_reducer_config *config);
 /* The gradients of these parameters, which are placed, are to be made one. A collective: they get
  * the values of rank 0. Those that it has already are passed over. LT_EUSAGE for others between
- * the shards of a step. */
+ * the shards of a step. The first time the ranks find out where gradients are summed: LT_EENV if
+ * that cannot be as config.sums wants it, LT_EDESYNC if it is not the same on all. */
 LT_MUST lt_status lt_reducer_add(lt_reducer *reducer, lt_tensor *const *params, int n);
 /* What this rank, or its shard, has of the batch from now on: rows of so many. Before the first
  * call each rank has an equal share. A rank with 0 rows must still go through some, for nothing. */
@@ -218,7 +228,8 @@ typedef struct lt_packet {      /* a bucket on its way */
     lt_tensor *const *x;        /* n parameters whose gradients this rank has in it. Borrowed */
     int n;
     lt_measure measure;         /* of theirs */
-    const void *data;           /* (count) elements: its gradients; for unpack() those of all */
+    const void *data;           /* (count) elements: its gradients; for unpack() those of all. NULL:
+                                 * they stay on an accelerator */
     int64_t count;
     lt_dtype dtype;
     bool in_f16;                /* it travels in that, which overflows at 2^16 */
@@ -236,6 +247,9 @@ typedef struct lt_bucket_filter {
      * rows. Of a gradient on an accelerator grad is a copy on the CPU, borrowed for this call, on
      * the group's thread before pack(). May be NULL. */
     lt_measure (*measure)(void *ud, lt_tensor *x, lt_tensor *grad);
+    /* In the place of measure() for a bucket that stays on an accelerator, on the group's thread
+     * before pack(): what was found in all that this rank has in it. NULL: that it is. */
+    lt_measure (*found)(void *ud, lt_measure found);
     /* On the group's thread, before the first bucket of a step; once more when all are sent again,
      * as more was added to them. May be NULL. */
     void (*start)(void *ud);

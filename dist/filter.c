@@ -61,28 +61,48 @@ static lt_status sum_elsewhere(lt_filter *f, lt_group *group, const lt_sum *buck
     return LT_OK;
 }
 
+lt_status lt__filter_carry(const lt_bucket_filter *filter, lt_packet *p, lt_carry carry, void *ud)
+{
+    for (p->sent = 0;; p->sent++) {
+        p->exponent = 0;
+        memset(p->tail, 0, sizeof p->tail);
+        filter->pack(filter->ud, p);
+        LT_TRY(carry(ud, p, p->in_f16 ? p->exponent : 0));
+        if (!filter->unpack(filter->ud, p) || !p->in_f16 || p->sent >= LT_MOST_RESENDS)
+            return LT_OK;
+    }
+}
+
+typedef struct here {         /* a bucket on the CPU */
+    lt_filter *filter;
+    lt_group *group;
+    const lt_sum *bucket;
+    size_t bytes;
+    bool owns;
+} here;
+
+static lt_status carry_here(void *ud, lt_packet *p, int exponent)
+{
+    const here *h = ud;
+    lt_filter *f = h->filter;
+    if (p->sent > 0)
+        memcpy(h->bucket->data, f->copy, h->bytes);
+    return h->owns ? sum_with_tail(h->group, h->bucket, exponent, f->is.tail, p->tail)
+                   : sum_elsewhere(f, h->group, h->bucket, exponent, p->tail);
+}
+
 lt_status lt__filter_allreduce(lt_filter *f, lt_group *group, const lt_sum *bucket, bool owns,
                                lt_packet *p)
 {
+    size_t bytes = (size_t)bucket->count * lt_dtype_bytes(bucket->dtype);
     if (!f->is.pack)
         return lt_group_allreduce(group, bucket);
-    size_t bytes = (size_t)bucket->count * lt_dtype_bytes(bucket->dtype);
     p->in_f16 = bucket->dtype == LT_F32 && bucket->wire == LT_F16;
     if (p->in_f16) {
         LT_TRY(make_room(&f->copy, &f->room, bytes));
         memcpy(f->copy, bucket->data, bytes);
     }
-    for (p->sent = 0;; p->sent++) {
-        p->exponent = 0;
-        memset(p->tail, 0, sizeof p->tail);
-        f->is.pack(f->is.ud, p);
-        int exponent = p->in_f16 ? p->exponent : 0;
-        LT_TRY(owns ? sum_with_tail(group, bucket, exponent, f->is.tail, p->tail)
-                    : sum_elsewhere(f, group, bucket, exponent, p->tail));
-        if (!f->is.unpack(f->is.ud, p) || !p->in_f16 || p->sent >= LT_MOST_RESENDS)
-            return LT_OK;
-        memcpy(bucket->data, f->copy, bytes);
-    }
+    return lt__filter_carry(&f->is, p, carry_here, &(here){f, group, bucket, bytes, owns});
 }
 
 void lt__measure_add(lt_measure *to, lt_measure from)

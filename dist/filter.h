@@ -12,6 +12,14 @@ typedef struct lt_filter { /* zero: there is none */
     size_t room, aside_room; /* bytes of them */
 } lt_filter;
 
+/* Carries a bucket and the first numbers of its packet over to the other ranks, and their sums
+ * back; the bucket times 2^exponent on its way. packet->sent > 0: it has been there, and is to go
+ * as it was before. */
+typedef lt_status (*lt_carry)(void *ud, lt_packet *packet, int exponent);
+/* The filter, which has a pack(), and the way: until the filter is content. */
+LT_MUST lt_status lt__filter_carry(const lt_bucket_filter *filter, lt_packet *packet,
+                                   lt_carry carry, void *ud);
+
 /* Sums a bucket, and behind it, in the same allreduce, the numbers of its packet. owns: nobody else
  * uses the memory there, of which an arena has LT_GRAD_ROOM bytes behind its end; what is in it is
  * put back. If not, the bucket is summed elsewhere. */

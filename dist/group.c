@@ -22,6 +22,7 @@ struct lt_group {
     const lt_transport *transport;
     void *self;
     int rank, size;
+    double timeout;              /* seconds that others are waited for */
     int threads;                 /* that the rank computes with; 0: who knows */
     lt_queue *tasks;             /* NULL: nothing was ever started */
     pthread_t thread;
@@ -33,7 +34,8 @@ struct lt_group {
     char message[1024];          /* and what it said */
 };
 
-lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int size)
+lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int size,
+                        double timeout)
 {
     lt_group *g = calloc(1, sizeof *g);
     if (!g) {
@@ -41,7 +43,8 @@ lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int
         lt_fail(LT_ENOMEM, "out of memory for a group");
         return NULL;
     }
-    *g = (lt_group){.transport = transport, .self = self, .rank = rank, .size = size};
+    *g = (lt_group){.transport = transport, .self = self, .rank = rank, .size = size,
+                    .timeout = timeout};
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->idle, NULL);
     return g;
@@ -71,6 +74,7 @@ void lt_group_close(lt_group *g)
 
 int lt_group_rank(const lt_group *g) { return g->rank; }
 int lt_group_size(const lt_group *g) { return g->size; }
+double lt__group_timeout(const lt_group *g) { return g->timeout; }
 void lt_group_set_threads(lt_group *g, int threads) { g->threads = threads; }
 
 int lt_group_cpus(const lt_group *g)

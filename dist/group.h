@@ -33,8 +33,11 @@ typedef struct lt_transport {
     void (*close)(void *self);  /* leaves, and frees self */
 } lt_transport;
 
-/* A group of this rank; self is taken, also on failure. New. NULL with LT_ENOMEM. */
-lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int size);
+/* A group of this rank, in which others are waited for so many seconds; self is taken, also on
+ * failure. New. NULL with LT_ENOMEM. */
+lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int size,
+                        double timeout);
+double lt__group_timeout(const lt_group *group);
 
 /* From now on sums are those of a balanced tree over the ranks, on however many nodes. All ranks
  * ask for it. LT_EUSAGE when the nodes do not have as many ranks, in a row. */

@@ -130,7 +130,7 @@ static lt_group *member(shared *s, int rank, int size, const lt_group_config *co
                         .timeout = config->timeout > 0 ? config->timeout : 120};
     l->aside = l->team;
     l->aside.lane = 1;
-    return lt__group_new(&transport, l, rank, size);
+    return lt__group_new(&transport, l, rank, size, l->team.timeout);
 }
 
 lt_status lt_local_open(int n, const lt_group_config *config, lt_group **group)

@@ -80,6 +80,7 @@ void lt_reducer_free(lt_reducer *r)
     lt_status status = lt_group_wait(r->group);
     (void)status; /* whoever wanted what failed knows */
     lt__record_free(&r->record);
+    lt__reach_free(&r->reach, ctx, r->group);
     lt__staging_free(&r->staging);
     pthread_cond_destroy(&r->ready);
     pthread_mutex_destroy(&r->lock);
@@ -173,6 +174,7 @@ static lt_status add_item(lt_reducer *r, lt_tensor *x)
 lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
 {
     int before = r->plan.n_items, gone_through = r->shard + r->folded;
+    LT_TRY(lt__reach_choose(&r->reach, r->ctx, r->group, r->config.sums));
     for (int i = 0; i < n; i++) {
         if (lt__plan_find(&r->plan, params[i]))
             continue;
@@ -189,6 +191,7 @@ lt_status lt_reducer_configure(lt_reducer *r, const lt_reducer_config *config)
     lt_reducer_config next = *config;
     LT_TRY(lt_group_wait(r->group));
     next.wire = r->config.wire;
+    next.sums = r->config.sums;
     next.vranks = r->config.vranks;
     r->config = next;
     take_slots(r);
@@ -270,7 +273,9 @@ static uint64_t mark_now(const lt_reducer *r)
 static lt_status start_sweep(lt_reducer *r)
 {
     uint64_t mark = mark_now(r);
-    if (mark > 0)
+    if (r->reach.peers)
+        LT_TRY(lt__reach_make_room(&r->reach, r->ctx, &r->plan, r->config.wire));
+    else if (mark > 0)
         LT_TRY(lt__staging_make_room(&r->staging, &r->plan));
     for (int k = 0; k < r->plan.n_buckets; k++)
         r->plan.buckets[k].mark = mark;

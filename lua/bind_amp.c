@@ -49,6 +49,16 @@ static lt_measure measure(void *ud, lt_tensor *x, lt_tensor *grad)
     return (lt_measure){found.largest, found.not_finite};
 }
 
+/* Of what a gradient on an accelerator has, the scale is told by one that has as much. */
+static lt_measure found(void *ud, lt_measure seen)
+{
+    lt_lua *s = ud;
+    double as_much[] = {seen.largest, seen.not_finite > 0 ? INFINITY : 0};
+    lt_tensor grad = {.dtype = LT_F64, .ndim = 1, .count = 2, .dims = {2}, .data = as_much};
+    lt_found all = lt_loss_scale_measure(s->scale, &grad);
+    return (lt_measure){all.largest, seen.not_finite};
+}
+
 static void start(void *ud) { lt_loss_scale_listen(((lt_lua *)ud)->scale); }
 
 static void pack(void *ud, lt_packet *p)
@@ -79,7 +89,7 @@ static lt_outcome done(void *ud, lt_ctx *ctx)
 /* The scale in use, or NULL. In this order no other thread finds one that has gone. */
 static lt_status use(lt_lua *s, lt_loss_scale *scale)
 {
-    lt_bucket_filter filter = {s, LT_SCALE_NUMBERS, measure, start, pack, unpack, done};
+    lt_bucket_filter filter = {s, LT_SCALE_NUMBERS, measure, found, start, pack, unpack, done};
     LT_TRY(lt_use_loss_scale(s->ctx, scale));
     if (s->reducer)
         LT_TRY(lt_reducer_set_filter(s->reducer, NULL));

@@ -128,6 +128,16 @@ int lt__shards(const lt_lua *s)
     return split ? s->reducing.vranks / lt_group_size(s->group) : 1;
 }
 
+/* is_alone(): whether there are no other shards to make gradients one with; nor is it to be done as
+ * if there were. */
+static int is_alone(lua_State *L)
+{
+    const lt_lua *s = lt__lua(L);
+    bool is_only = size_of(s) * lt__shards(s) == 1;
+    lua_pushboolean(L, !s->group || (is_only && s->reducing.sums != LT_SUMS_NCCL));
+    return 1;
+}
+
 /* deterministic(): whether the run's bits are to be those of any number of ranks. */
 static int deterministic(lua_State *L)
 {
@@ -279,10 +289,10 @@ static int wire(lua_State *L)
 
 static const luaL_Reg functions[] = {
     {"rank", rank}, {"on_root", on_root}, {"compare", compare}, {"tell", tell}, {"sum", sum},
-    {"reduce", reduce}, {"deterministic", deterministic}, {"shards", shards}, {"shard", shard},
-    {"take_shard", take_shard}, {"least_rows", least_rows}, {"expect", expect},
-    {"reduced", reduced}, {"configure", configure}, {"buckets", buckets}, {"time_sums", time_sums},
-    {"wire", wire}, {NULL, NULL}};
+    {"reduce", reduce}, {"is_alone", is_alone}, {"deterministic", deterministic},
+    {"shards", shards}, {"shard", shard}, {"take_shard", take_shard}, {"least_rows", least_rows},
+    {"expect", expect}, {"reduced", reduced}, {"configure", configure}, {"buckets", buckets},
+    {"time_sums", time_sums}, {"wire", wire}, {NULL, NULL}};
 
 void lt__open_dist(lua_State *L) { lt__register(L, functions); }
 
@@ -301,7 +311,7 @@ lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *co
     lt_lua *s = lt__lua_of(L);
     if (config)
         s->reducing = *config;
-    if (lt_group_size(group) == 1 && s->reducing.vranks == 0)
+    if (lt_group_size(group) == 1 && s->reducing.vranks == 0 && s->reducing.sums != LT_SUMS_NCCL)
         return LT_OK;
     if (!(s->reducer = lt_reducer_new(s->ctx, group, &s->reducing)))
         return lt_errcode();

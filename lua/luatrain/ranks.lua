@@ -121,8 +121,7 @@ end
 
 -- Makes the gradients of parameters, {name = , tensor = } each, one with those of other shards.
 function ranks.reduce(parameters)
-  local _, size = core.rank()
-  if size * core.shards() == 1 then return end
+  if core.is_alone() then return end
   local lines, tensors = {}, {}
   for i, item in ipairs(parameters) do
     lines[i] = item.name .. " " .. core.describe(item.tensor)

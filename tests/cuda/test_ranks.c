@@ -4,17 +4,26 @@
 #include <lauxlib.h>
 #include <pthread.h>
 
+#include "core/tensor.h"
 #include "dist/dist.h"
 #include "lua/luatrain.h"
 #include "tests/cuda/libs.h"
 #include "tests/device/emu.h"
 
+#include "tests/cuda/shim.h"
+
 enum { RANKS = 2, TEXT = 1 << 13 };
+
+typedef struct way {          /* how gradients are summed */
+    bool blocking, own;       /* each rank has a device of its own */
+    lt_dtype wire;
+    double timeout;           /* 0: a minute */
+} way;
 
 typedef struct rank {
     int number;
     const char *options, *fault;
-    bool blocking;
+    way way;
     lt_group *group;
     pthread_t thread;
     char text[TEXT];
@@ -23,7 +32,9 @@ typedef struct rank {
 static lt_status call(rank *r, lua_State *L)
 {
     char code[512];
-    lt_reducer_config small = {.first_bucket = 64, .bucket = 64, .blocking = r->blocking};
+    lt_reducer_config small = {.first_bucket = 64, .bucket = 64, .blocking = r->way.blocking,
+                               .wire = r->way.wire,
+                               .sums = r->way.own ? LT_SUMS_NCCL : LT_SUMS_AUTO};
     LT_TRY(lt_lua_join(L, r->group, &small));
     if (luaL_loadfile(L, "tests/device/late.lua") != LUA_OK)
         FAIL("%s", lua_tostring(L, -1));
@@ -40,8 +51,8 @@ static lt_status call(rank *r, lua_State *L)
 static void *run(void *ud)
 {
     rank *r = ud;
-    lt_ctx *ctx = lt_open(&(lt_config){.device = "cuda", .threads = 1, .poison = true,
-                                       .fault = r->fault});
+    lt_ctx *ctx = lt_open(&(lt_config){.device = r->way.own && r->number ? "cuda:1" : "cuda",
+                                       .threads = 1, .poison = true, .fault = r->fault});
     lua_State *L = ctx ? lt_lua_new(ctx) : NULL;
     if (!L || call(r, L) != LT_OK) {
         snprintf(r->text, sizeof r->text, "%s", lt_errmsg());
@@ -54,14 +65,26 @@ static void *run(void *ud)
     return NULL;
 }
 
-static void run_all(const char *options, const char *fault, bool blocking, rank *ranks)
+static void pretend(int devices)
+{
+    char path[PATH_MAX];
+    void *library = dlopen(beside("libluatrain-cuda.so", path), RTLD_NOW | RTLD_LOCAL);
+    void (*machine)(int driver, int devices, int capability);
+    if (!library || !(*(void **)&machine = dlsym(library, "shim_machine")))
+        FAIL("%s", dlerror());
+    machine(13000, devices, 9);
+}
+
+static void run_all(const char *options, const char *fault, way by, rank *ranks)
 {
     lt_group *group[RANKS];
+    lt_group_config config = {.timeout = by.timeout > 0 ? by.timeout : 60};
     use_libraries(false);
     use_plugins("");
-    CHECK_OK(lt_local_open(RANKS, &(lt_group_config){.timeout = 60}, group));
+    pretend(by.own ? RANKS : 1);
+    CHECK_OK(lt_local_open(RANKS, &config, group));
     for (int i = 0; i < RANKS; i++) {
-        ranks[i] = (rank){.number = i, .options = options, .fault = fault, .blocking = blocking,
+        ranks[i] = (rank){.number = i, .options = options, .fault = fault, .way = by,
                           .group = group[i]};
         CHECK_EQ(pthread_create(&ranks[i].thread, NULL, run, &ranks[i]), 0);
     }
@@ -70,22 +93,88 @@ static void run_all(const char *options, const char *fault, bool blocking, rank 
 }
 
 /* Ranks have the same weights, and the same to say of the scale, though their batches differ, and
- * also when no bucket comes before backward is over. */
-static void check_loop(const char *options, const char *fault, const char *part)
+ * also when no bucket comes before backward is over. In text. */
+static void check_loop(const char *options, const char *fault, const char *part, way by,
+                       char text[TEXT])
 {
     static rank ranks[2 * RANKS];
-    run_all(options, fault, false, ranks);
-    run_all(options, fault, true, ranks + RANKS);
+    by.blocking = false;
+    run_all(options, fault, by, ranks);
+    by.blocking = true;
+    run_all(options, fault, by, ranks + RANKS);
     for (int i = 0; i < 2 * RANKS; i++) {
         if (!strstr(ranks[i].text, part))
             FAIL("%s: rank %d: no '%s' in\n%s", options, i % RANKS, part, ranks[i].text);
         CHECK_STR(ranks[i].text, ranks[0].text);
     }
+    strcpy(text, ranks[0].text);
 }
+
+static const char inf[] = "inf:rank=1:step=3:param=5.b";
 
 TEST(loops)
 {
-    check_loop("amp = 'off'", NULL, "done");
-    check_loop("amp = 'bf16', accumulate = 2, rare = true", NULL, "done");
-    check_loop("policy = 'dynamic'", "inf:rank=1:step=3:param=5.b", " skipped=0x1p+0");
+    static char text[TEXT];
+    way host = {.own = false};
+    check_loop("amp = 'off'", NULL, "done", host, text);
+    check_loop("amp = 'bf16', accumulate = 2, rare = true", NULL, "done", host, text);
+    check_loop("policy = 'dynamic'", inf, " skipped=0x1p+0", host, text);
 }
+
+#ifdef LT_WITH_CUDNN
+/* In f32 two ranks have the sums of the CPU, bit for bit. */
+TEST(loops_by_nccl)
+{
+    static const struct { const char *options, *fault, *part; } loops[] = {
+        {"amp = 'off'", NULL, "done"},
+        {"amp = 'bf16', accumulate = 2, rare = true", NULL, "done"},
+        {"policy = 'dynamic'", inf, " skipped=0x1p+0"}};
+    static char here[TEXT], there[TEXT];
+    stand_in_nccl *library = open_nccl();
+    for (int i = 0; i < 3; i++) {
+        way by = {.own = false};
+        int before = library->sums;
+        check_loop(loops[i].options, loops[i].fault, loops[i].part, by, here);
+        CHECK_EQ(library->sums, before);
+        by.own = true;
+        check_loop(loops[i].options, loops[i].fault, loops[i].part, by, there);
+        CHECK_STR(there, here);
+        CHECK(library->sums > before);
+        by.wire = LT_F16;
+        check_loop(loops[i].options, loops[i].fault, loops[i].part, by, there);
+        by.wire = LT_BF16;
+        check_loop(loops[i].options, loops[i].fault, loops[i].part, by, there);
+        CHECK_EQ(library->aborted, 0);
+        CHECK_EQ(library->live, 0);
+    }
+}
+
+TEST(nccl_fails)
+{
+    static rank ranks[RANKS];
+    stand_in_nccl *library = open_nccl();
+    library->fail = 5;
+    library->rank = 1;
+    run_all("amp = 'off'", NULL, (way){.own = true}, ranks);
+    CHECK(strstr(ranks[1].text, "bucket 4: cuda:1: a call between GPUs: remote process exited or "
+                 "there was a network error: socket closed by 10.0.0.2"));
+    CHECK(strstr(ranks[0].text, "rank 1 failed: "));
+    CHECK_EQ(library->aborted, 2);
+    CHECK_EQ(library->live, 0);
+}
+
+TEST(nccl_hangs)
+{
+    static rank ranks[RANKS];
+    stand_in_nccl *library = open_nccl();
+    library->hang = 5;
+    double before = lt__seconds();
+    run_all("policy = 'dynamic'", NULL, (way){.own = true, .timeout = 2}, ranks);
+    CHECK(lt__seconds() - before < 20);
+    for (int i = 0; i < RANKS; i++)
+        CHECK(strstr(ranks[i].text, "bucket 4: the accelerators of the other ranks have not come "
+                     "within 2 s"));
+    CHECK_EQ(library->aborted, 2);
+    CHECK_EQ(library->live, 0);
+}
+#endif

@@ -17,6 +17,7 @@
 #include <math.h>
 
 #include "core/pool.h"
+#include "tests/device/emu_peers.h"
 #include "tests/device/emu_stream.h"
 
 /* ==== Memory kernels ========================================================================== */
@@ -314,7 +315,8 @@ static emu *emu_new(const lt_host *host, int index)
                           .look_up = emu_look_up, .sync = emu_sync, .close = emu_close,
                           .mark = emu_mark, .wait = emu_wait, .alloc_host = emu_alloc_host,
                           .free_host = emu_free_host, .upload = emu_upload,
-                          .download = emu_download, .follow = emu_follow};
+                          .download = emu_download, .follow = emu_follow,
+                          .peers = &peers_calls};
     pthread_mutex_init(&e->lock, NULL);
     e->cpu = cpu;
     e->host = host;
@@ -327,7 +329,7 @@ LT_API int lt_accelerator_open(const char *version, const lt_host *host,
                                const lt_accelerator_config *config, lt_accelerator *a, char *text,
                                size_t bytes)
 {
-    enum { DEVICES = 2 };
+    enum { DEVICES = 4 };
     if (!lt__same_version(version, text, bytes))
         return -1;
     if (lacks("no-driver") || lacks("no-device")) {

@@ -78,7 +78,7 @@ TEST(a_machine_without)
     setenv("EMU", "no-device", 1);
     check_refused("cuda", LT_EENV, "device cuda: there is no NVIDIA device; use --device cpu");
     unsetenv("EMU");
-    check_refused("cuda:2", LT_EENV, "device cuda:2: there are only 2 devices, cuda:0 to cuda:1");
+    check_refused("cuda:4", LT_EENV, "device cuda:4: there are only 4 devices, cuda:0 to cuda:3");
     check_refused("cuda:", LT_EUSAGE, "device 'cuda:' is not known; it is auto, cpu or cuda[:i]");
     check_refused("gpu", LT_EUSAGE, "device 'gpu' is not known; it is auto, cpu or cuda[:i]");
     CHECK(!lt_ctx_new(&(lt_config){.device = "cuda"}));

@@ -4,6 +4,7 @@
 #include <lauxlib.h>
 #include <pthread.h>
 
+#include "core/tensor.h"
 #include "dist/dist.h"
 #include "lua/luatrain.h"
 #include "tests/device/emu.h"
@@ -11,10 +12,13 @@
 
 enum { MOST = 4, TEXT = 1 << 14, FIRST_STEPS = 3 };
 
+typedef enum where { ON_CPU, ON_ONE, ON_OWN } where; /* ON_ONE: all ranks share an accelerator */
+
 typedef struct job { /* a function of late.lua, called by ranks */
     int ranks;
-    bool emu;
+    where at;
     const char *name, *options, *fault;
+    double timeout;           /* 0: a minute */
     lt_reducer_config config;
 } job;
 
@@ -25,6 +29,7 @@ typedef struct rank {
     pthread_t thread;
     lt_status status;
     char text[TEXT];          /* what the function gives; or the message */
+    char note[256];           /* where gradients are summed */
     long waits, drains;       /* until the last step that was looked at */
     int steps, bad;
 } rank;
@@ -63,13 +68,26 @@ static lt_status call(rank *r, lua_State *L)
     return LT_OK;
 }
 
+/* lt_log_fn: keeps what tells where gradients are summed. */
+static void note(void *ud, lt_log_level level, const char *text)
+{
+    rank *r = ud;
+    (void)level;
+    if (strstr(text, "buckets are summed"))
+        snprintf(r->note, sizeof r->note, "%s", text);
+}
+
 static void *run(void *ud)
 {
     rank *r = ud;
-    lt_ctx *ctx = lt_open(&(lt_config){.device = r->job->emu ? "cuda" : "cpu", .threads = 1,
-                                       .poison = true, .reference = true,
-                                       .fault = r->job->fault});
+    char device[16];
+    snprintf(device, sizeof device, r->job->at == ON_CPU ? "cpu" : "cuda:%d",
+             r->job->at == ON_OWN ? r->number : 0);
+    lt_ctx *ctx = lt_open(&(lt_config){.device = device, .threads = 1, .poison = true,
+                                       .reference = true, .fault = r->job->fault});
     lua_State *L = ctx ? lt_lua_new(ctx) : NULL;
+    if (ctx)
+        lt_log_to(ctx, note, r);
     r->status = L ? call(r, L) : lt_errcode();
     if (r->status != LT_OK) {
         snprintf(r->text, sizeof r->text, "%s", lt_errmsg());
@@ -86,7 +104,8 @@ static void run_all(const job *j, rank ranks[MOST])
 {
     lt_group *group[MOST];
     use_emu();
-    CHECK_OK(lt_local_open(j->ranks, &(lt_group_config){.timeout = 60}, group));
+    CHECK_OK(lt_local_open(j->ranks, &(lt_group_config){.timeout = j->timeout > 0 ? j->timeout
+                                                                               : 60}, group));
     for (int i = 0; i < j->ranks; i++) {
         memset(&ranks[i], 0, sizeof ranks[i]);
         ranks[i].job = j;
@@ -98,33 +117,47 @@ static void run_all(const job *j, rank ranks[MOST])
         pthread_join(ranks[i].thread, NULL);
 }
 
-/* Each rank gives the same on both devices; `part` is in what rank 0 gives. */
-static void check_job(job j, const char *part)
+/* Each rank gives what it gives on the CPU. */
+static void compare(const job *j, const rank *ranks, const rank *cpu, const char *given)
 {
-    static rank ranks[2][MOST];
-    char out[32], options[512];
-    const char *given = j.options;
-    bool is_fit = strcmp(j.name, "fit") == 0;
-    j.options = options;
-    for (int emu = 0; emu < 2; emu++) {
-        make_folder(out);
-        snprintf(options, sizeof options, "out = '%s', %s", out, given);
-        j.emu = emu;
-        run_all(&j, ranks[emu]);
-        remove_folder(out);
-    }
-    for (int i = 0; i < j.ranks; i++) {
-        const rank *here = &ranks[0][i], *there = &ranks[1][i];
+    static const char *const ways[] = {"", "on one device", "on a device each"};
+    bool is_fit = strcmp(j->name, "fit") == 0;
+    for (int i = 0; i < j->ranks; i++) {
+        const rank *here = &cpu[i], *there = &ranks[i];
         bool same = here->status == there->status && strcmp(here->text, there->text) == 0;
         if (!same && (i == 0 || !is_fit)) /* others may read metrics before they are there */
-            FAIL("%d ranks, %s %s: rank %d:\n%d %s\non the CPU\n%d %s", j.ranks, given,
-                 j.fault ? j.fault : "", i, there->status, there->text, here->status, here->text);
+            FAIL("%d ranks %s, %s %s: rank %d:\n%d %s\non the CPU\n%d %s", j->ranks, ways[j->at],
+                 given, j->fault ? j->fault : "", i, there->status, there->text, here->status,
+                 here->text);
         if (there->bad > 0)
-            FAIL("%d ranks, %s: rank %d waited for all in %d steps", j.ranks, given, i, there->bad);
+            FAIL("%d ranks %s, %s: rank %d waited for all in %d steps", j->ranks, ways[j->at],
+                 given, i, there->bad);
     }
-    if (!strstr(ranks[1][0].text, part))
-        FAIL("%d ranks, %s: no '%s' in\n%s", j.ranks, given, part, ranks[1][0].text);
 }
+
+/* Each rank gives the same wherever it is, up to `last`; `part` is in what rank 0 gives. */
+static void check_up_to(where last, job j, const char *part)
+{
+    static rank ranks[3][MOST];
+    char out[32], options[512];
+    const char *given = j.options;
+    j.options = options;
+    for (where at = ON_CPU; at <= last; at++) {
+        make_folder(out);
+        snprintf(options, sizeof options, "out = '%s', %s", out, given);
+        j.at = at;
+        run_all(&j, ranks[at]);
+        remove_folder(out);
+        if (at > ON_CPU)
+            compare(&j, ranks[at], ranks[ON_CPU], given);
+        if (!strstr(ranks[at][0].text, part))
+            FAIL("%d ranks, %s: no '%s' in\n%s", j.ranks, given, part, ranks[at][0].text);
+        CHECK_STR(ranks[at][0].note, at == ON_ONE && j.ranks > 1
+                  ? "ranks 0 and 1 share cuda:0: buckets are summed on the CPU" : "");
+    }
+}
+
+static void check_job(job j, const char *part) { check_up_to(ON_OWN, j, part); }
 
 /* A bucket for almost each parameter. */
 static const lt_reducer_config small = {.first_bucket = 64, .bucket = 64};
@@ -180,10 +213,10 @@ TEST(gradients_that_travel_in_halves)
 {
     job j = {.ranks = 2, .name = "loop", .options = "policy = 'dynamic'", .config = small};
     j.config.wire = LT_F16;
-    check_job(j, "done");
+    check_up_to(ON_ONE, j, "done");
     j.options = "amp = 'off'";
     j.config.wire = LT_BF16;
-    check_job(j, "done");
+    check_up_to(ON_ONE, j, "done");
 }
 
 TEST(a_parameter_of_one_rank)
@@ -207,31 +240,164 @@ TEST(a_run)
 TEST(a_rank_that_fails)
 {
     static rank ranks[MOST];
-    job j = {.ranks = 2, .emu = true, .name = "loop", .config = small,
-             .options = "amp = 'off', breaks = 3"};
-    run_all(&j, ranks);
-    CHECK(strstr(ranks[1].text, "broken"));
-    CHECK(strstr(ranks[0].text, "rank 1 failed: "));
-    j.options = "amp = 'off', nans = {[3] = true}";
-    run_all(&j, ranks);
-    for (int i = 0; i < 2; i++)
-        CHECK(strstr(ranks[i].text, "the loss is nan at step 3; look at the learning rate"));
+    for (where at = ON_ONE; at <= ON_OWN; at++) {
+        job j = {.ranks = 2, .at = at, .name = "loop", .config = small,
+                 .options = "amp = 'off', breaks = 3"};
+        run_all(&j, ranks);
+        CHECK(strstr(ranks[1].text, "broken"));
+        CHECK(strstr(ranks[0].text, "rank 1 failed: "));
+        j.options = "amp = 'off', nans = {[3] = true}";
+        run_all(&j, ranks);
+        for (int i = 0; i < 2; i++)
+            CHECK(strstr(ranks[i].text, "the loss is nan at step 3; look at the learning rate"));
+    }
 }
 
 /* The rank without that loss has weights as they were before the step. */
 TEST(a_loss_of_one_rank)
 {
-    static rank ranks[2][MOST];
+    static rank ranks[3][MOST];
     job j = {.ranks = 2, .name = "loop", .config = small,
              .options = "amp = 'off', one = true, nans = {[3] = true}"};
-    for (int emu = 0; emu < 2; emu++) {
-        j.emu = emu;
-        run_all(&j, ranks[emu]);
-        CHECK(strstr(ranks[emu][0].text, "the loss is nan at step 3"));
-        CHECK(!strstr(ranks[emu][1].text, "done"));
+    for (where at = ON_CPU; at <= ON_OWN; at++) {
+        j.at = at;
+        run_all(&j, ranks[at]);
+        CHECK(strstr(ranks[at][0].text, "the loss is nan at step 3"));
+        CHECK(!strstr(ranks[at][1].text, "done"));
+        for (int i = 0; i < 2; i++)
+            CHECK_STR(strchr(ranks[at][i].text, '\n'), strchr(ranks[0][i].text, '\n'));
     }
-    for (int i = 0; i < 2; i++)
-        CHECK_STR(strchr(ranks[1][i].text, '\n'), strchr(ranks[0][i].text, '\n'));
+}
+
+/* ==== Where gradients are summed ============================================================== */
+
+/* Two ranks end so; what they say of the way is in the note of rank 0. If it is an error, the first
+ * to have it may be what the other one hears of. */
+static void check_way(lt_sums sums, where at, const char *missing, lt_status status,
+                      const char *text, const char *note)
+{
+    static rank ranks[MOST];
+    job j = {.ranks = 2, .at = at, .name = "loop", .config = small, .options = "amp = 'off'",
+             .timeout = 12}; /* half of it is spent on one who refuses */
+    j.config.sums = sums;
+    setenv("EMU", missing, 1);
+    run_all(&j, ranks);
+    unsetenv("EMU");
+    CHECK(ranks[0].status == status || ranks[1].status == status);
+    for (int i = 0; i < 2; i++) {
+        CHECK(ranks[i].status == status || ranks[i].status == LT_EPEER);
+        if (!strstr(ranks[i].text, text))
+            FAIL("rank %d: no '%s' in\n%s", i, text, ranks[i].text);
+    }
+    CHECK_STR(ranks[0].note, note);
+    CHECK_STR(ranks[1].note, "");
+}
+
+TEST(the_way)
+{
+    check_way(LT_SUMS_AUTO, ON_OWN, "", LT_OK, "done", "");
+    check_way(LT_SUMS_NCCL, ON_OWN, "", LT_OK, "done", "");
+    check_way(LT_SUMS_HOST, ON_OWN, "", LT_OK, "done", "");
+    check_way(LT_SUMS_AUTO, ON_ONE, "", LT_OK, "done",
+              "ranks 0 and 1 share cuda:0: buckets are summed on the CPU");
+    check_way(LT_SUMS_AUTO, ON_OWN, "no-peers", LT_OK, "done",
+              "rank 0: there is nothing between emulators: buckets are summed on the CPU");
+    check_way(LT_SUMS_AUTO, ON_OWN, "one-refuses", LT_OK, "done",
+              "rank 1: cuda:1 does not want to: buckets are summed on the CPU");
+}
+
+TEST(a_way_that_cannot_be)
+{
+    check_way(LT_SUMS_NCCL, ON_ONE, "", LT_EENV, "--sums nccl: ranks 0 and 1 share cuda:0", "");
+    check_way(LT_SUMS_NCCL, ON_OWN, "no-peers", LT_EENV,
+              "--sums nccl: rank 0: there is nothing between emulators", "");
+    check_way(LT_SUMS_NCCL, ON_OWN, "one-refuses", LT_EENV,
+              "--sums nccl: rank 1: cuda:1 does not want to", "");
+    check_way(LT_SUMS_NCCL, ON_CPU, "", LT_EENV, "--sums nccl wants each rank on an accelerator, "
+              "and 2 of 2 are not; use --device cuda", "");
+}
+
+/* A sum that does not come ends both: the first who has waited too long tells the other. */
+TEST(a_sum_that_never_ends)
+{
+    static rank ranks[MOST];
+    job j = {.ranks = 2, .at = ON_OWN, .name = "loop", .config = small, .timeout = 1,
+             .options = "amp = 'off'"};
+    setenv("EMU", "one-hangs", 1);
+    double before = lt__seconds();
+    run_all(&j, ranks);
+    unsetenv("EMU");
+    CHECK(lt__seconds() - before < 20);
+    CHECK(strstr(ranks[0].text, "rank 1 failed: ") || strstr(ranks[0].text, "bucket "));
+    CHECK(strstr(ranks[1].text, "bucket 1: the accelerators of the other ranks have not come "
+                 "within 1 s"));
+}
+
+/* One rank, which has nobody to go to. */
+TEST(one_rank_by_itself)
+{
+    static rank ranks[2][MOST];
+    job j = {.ranks = 1, .name = "loop", .config = small, .options = "policy = 'dynamic'"};
+    run_all(&j, ranks[0]);
+    j.at = ON_OWN;
+    j.config.sums = LT_SUMS_NCCL;
+    run_all(&j, ranks[1]);
+    CHECK_EQ(ranks[1][0].status, LT_OK);
+    CHECK_STR(ranks[1][0].text, ranks[0][0].text);
+    setenv("EMU", "no-peers", 1);
+    run_all(&j, ranks[1]);
+    unsetenv("EMU");
+    CHECK_EQ(ranks[1][0].status, LT_EENV);
+    CHECK(strstr(ranks[1][0].text, "--sums nccl: rank 0: there is nothing between emulators"));
+}
+
+/* In f16 accelerators round each sum: ranks agree, and are near those of the CPU. */
+TEST(sums_in_halves)
+{
+    static const lt_dtype wires[] = {LT_F16, LT_BF16};
+    static rank ranks[MOST];
+    for (int ranks_in_all = 2; ranks_in_all <= 4; ranks_in_all *= 2)
+        for (int w = 0; w < 2; w++) {
+            job j = {.ranks = ranks_in_all, .at = ON_OWN, .name = "loop", .config = small,
+                     .options = "policy = 'dynamic', spikes = {[2] = true}"};
+            j.config.wire = wires[w];
+            run_all(&j, ranks);
+            CHECK(strstr(ranks[0].text, "done"));
+            CHECK(strstr(ranks[0].text, "skipped=0x1p+0"));
+            for (int i = 1; i < ranks_in_all; i++)
+                CHECK_STR(ranks[i].text, ranks[0].text);
+        }
+}
+
+/* ==== By hand ================================================================================= */
+
+/* The first time the bucket is too large for f16 on its way. */
+static void pack(void *ud, lt_packet *p)
+{
+    rank *r = ud;
+    CHECK_EQ(p->n, 1);
+    CHECK_EQ(p->in_f16, true);
+    CHECK_EQ(p->sent, r->steps);
+    CHECK_EQ(p->measure.not_finite, 0);
+    CHECK_EQ(p->measure.largest, 1 + r->number);
+    p->exponent = r->steps == 0 ? 18 : 3;
+    p->tail[0] = (float)(1 + r->number);
+    p->tail[LT_MOST_TAIL - 1] = 7;
+}
+
+static bool unpack(void *ud, const lt_packet *p)
+{
+    rank *r = ud;
+    CHECK_EQ(p->tail[0], 3);
+    CHECK_EQ(p->tail[1], 0);
+    CHECK_EQ(p->tail[LT_MOST_TAIL - 1], 14);
+    return r->steps++ == 0;
+}
+
+static lt_measure found(void *ud, lt_measure measure)
+{
+    ((rank *)ud)->bad++;
+    return measure;
 }
 
 /* Ranks begin with other values; rank 1 has two rows of three, and twice the loss of each. */
@@ -242,14 +408,20 @@ static void *take_a_step(void *ud)
     float values[N];
     lt_outcome outcome;
     lt_opt opts[LT_MAX_OPT];
-    lt_ctx *ctx = open_emu();
+    lt_bucket_filter filter = {.ud = r, .tail = LT_MOST_TAIL, .found = found, .pack = pack,
+                               .unpack = unpack};
+    lt_ctx *ctx = lt_open(&(lt_config){.device = r->number && r->job->at == ON_OWN ? "cuda:1"
+                                                                                  : "cuda:0",
+                                       .threads = 1, .poison = true});
     lt_params *params = lt_params_new(ctx);
     lt_tensor *w = lt_param_new(ctx, LT_F32, 1, (int64_t[]){N},
                                 (lt_init){LT_INIT_CONSTANT, 1 + r->number, 0});
     CHECK_OK(lt_params_add(params, "w", w));
     CHECK_OK(lt_params_place(params));
     lt_optim *optim = lt_optim_new(ctx, "momentum_step", &w, 1);
-    lt_reducer *reducer = lt_reducer_new(ctx, r->group, NULL);
+    lt_reducer *reducer = lt_reducer_new(ctx, r->group, &r->job->config);
+    if (r->job->config.wire == LT_F16)
+        CHECK_OK(lt_reducer_set_filter(reducer, &filter));
     CHECK_OK(lt_reducer_add(reducer, &w, 1));
     lt_reducer_set_share(reducer, 1 + r->number, 3);
     lt_tensor *factor = lt_tensor_full(ctx, LT_F32, 0, NULL, 1 + r->number);
@@ -262,7 +434,7 @@ static void *take_a_step(void *ud)
     CHECK_NEAR(lt_reducer_last(reducer).loss, 25.0 / 3, 1e-6);
     CHECK_OK(lt_read(w, values));
     for (int i = 0; i < N; i++)
-        CHECK_NEAR(values[i], 1 - 0.1 * 5 / 3, 1e-6);
+        CHECK_NEAR(values[i], 1 - 0.1 * 5 / 3, r->job->config.wire == LT_F16 ? 2e-4 : 1e-6);
     lt_tensor *all[] = {factor, sum, loss, w};
     for (int i = 0; i < 4; i++)
         lt_release(all[i]);
@@ -274,16 +446,32 @@ static void *take_a_step(void *ud)
     return NULL;
 }
 
-TEST(a_step)
+static void take_steps(const job *j, rank ranks[2])
 {
-    static rank ranks[2];
     lt_group *group[2];
     use_emu();
     CHECK_OK(lt_local_open(2, &(lt_group_config){.timeout = 20}, group));
     for (int i = 0; i < 2; i++) {
-        ranks[i] = (rank){.number = i, .group = group[i]};
+        ranks[i] = (rank){.job = j, .number = i, .group = group[i]};
         CHECK_EQ(pthread_create(&ranks[i].thread, NULL, take_a_step, &ranks[i]), 0);
     }
     for (int i = 0; i < 2; i++)
         pthread_join(ranks[i].thread, NULL);
+}
+
+TEST(a_step)
+{
+    static rank ranks[2];
+    take_steps(&(job){.at = ON_ONE}, ranks);
+    take_steps(&(job){.at = ON_OWN}, ranks);
+}
+
+TEST(a_bucket_that_is_sent_again)
+{
+    static rank ranks[2];
+    take_steps(&(job){.at = ON_OWN, .config = {.wire = LT_F16}}, ranks);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(ranks[i].steps, 2);
+        CHECK_EQ(ranks[i].bad, 1); /* looks at what is in it: one */
+    }
 }

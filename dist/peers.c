@@ -1,0 +1,263 @@
+/* peers.c - see peers.h. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "dist/deadline.h"
+#include "dist/group.h"
+#include "dist/peers.h"
+
+/* Seconds that the others have to part too; and that the group has to learn who has failed, when a
+ * sum did. */
+static const double PARTING = 10, HEARSAY = 1;
+
+/* ==== Patience ================================================================================ */
+
+/* Most sums take less time than it takes to wake up. */
+static void nap(int times)
+{
+    if (times > 200)
+        nanosleep(&(struct timespec){.tv_nsec = times < 2000 ? 20 * 1000 : 200 * 1000}, NULL);
+}
+
+/* LT_EPEER with the failure of the group; LT_OK: there is none. */
+static lt_status hear(const lt_group *group)
+{
+    char text[512];
+    lt_status code;
+    int rank;
+    if (!lt_group_failure(group, &rank, &code, text, sizeof text))
+        return LT_OK;
+    return lt_fail(LT_EPEER, "rank %d failed: %s", rank, text);
+}
+
+/* Until all that was begun is done, but no more than so many seconds, when *late is set; 0: as long
+ * as it takes. */
+static lt_status wait_for(lt_peers *peers, const lt_group *group, const char *what, double seconds,
+                          bool *late)
+{
+    double now = lt__seconds();
+    lt_deadline deadline = {now + seconds, now};
+    bool done = false;
+    for (int i = 0;; i++) {
+        LT_TRY(peers->calls->poll(peers, &done));
+        if (done)
+            return LT_OK;
+        if (i % 16 == 15)
+            LT_TRY(hear(group));
+        if (seconds > 0 && (*late = lt__deadline_is_over(&deadline)))
+            return lt_fail(LT_EPEER, "%s: the accelerators of the other ranks have not come within "
+                           "%g s", what, seconds);
+        nap(i);
+    }
+}
+
+/* What the library says of a connection that broke tells nobody which rank has gone: the group may
+ * know, soon. The message becomes better, or names the bucket. */
+static lt_status explain(const lt_group *group, const char *what, lt_status status)
+{
+    char why[600];
+    double until = lt__seconds() + HEARSAY;
+    snprintf(why, sizeof why, "%s", lt_errmsg());
+    while (status == LT_EPEER && lt_group_size(group) > 1 && lt__seconds() < until) {
+        LT_TRY(hear(group));
+        nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
+    }
+    return strncmp(why, what, strlen(what)) == 0 ? lt_fail(status, "%s", why)
+                                                 : lt_fail(status, "%s: %s", what, why);
+}
+
+static void close_peers(lt_reach *r)
+{
+    if (r->peers)
+        r->peers->calls->close(r->peers);
+    r->peers = NULL;
+}
+
+lt_status lt__reach_wait(lt_reach *r, lt_group *group, const char *what, lt_status begun,
+                         bool others)
+{
+    double seconds = others ? lt__group_timeout(group) : 0;
+    bool late;
+    lt_status status = begun == LT_OK ? wait_for(r->peers, group, what, seconds, &late) : begun;
+    if (status == LT_OK)
+        return LT_OK;
+    status = explain(group, what, status);
+    close_peers(r);
+    lt_group_fail(group);
+    return status;
+}
+
+/* ==== The choice ============================================================================== */
+
+typedef struct card {         /* what ranks tell each other of their accelerators */
+    bool can, late;           /* late: it cannot because others have not come */
+    char device[16];          /* "cuda:0" */
+    char name[LT_PEERS_NAME];
+    char why[400];            /* it cannot */
+} card;
+
+static lt_status exchange(lt_group *group, const card *mine, card *all)
+{
+    all[lt_group_rank(group)] = *mine;
+    for (int r = 0; r < lt_group_size(group); r++)
+        LT_TRY(lt_group_broadcast(group, "what accelerators can do", &all[r], sizeof *all, r));
+    return LT_OK;
+}
+
+/* Why not, best from one who has not only waited; NULL: they all can, and each rank has its own. */
+static const char *find_obstacle(const card *all, int size, char text[600])
+{
+    for (int late = 0; late < 2; late++)
+        for (int r = 0; r < size; r++)
+            if (!all[r].can && all[r].late == late) {
+                snprintf(text, 600, "rank %d: %s", r, all[r].why);
+                return text;
+            }
+    for (int r = 1; r < size; r++)
+        for (int k = 0; k < r; k++)
+            if (strcmp(all[r].name, all[k].name) == 0) {
+                snprintf(text, 600, "ranks %d and %d share %s", k, r, all[r].device);
+                return text;
+            }
+    return NULL;
+}
+
+typedef struct invitation {
+    lt_status status;
+    char id[LT_PEERS_ID];
+    char text[400];
+} invitation;
+
+/* The others hear of what is wrong on rank 0. */
+static lt_status invite(lt_device *device, lt_group *group, invitation *all)
+{
+    memset(all, 0, sizeof *all);
+    if (lt_group_rank(group) == 0 && (all->status = device->peers->make_id(device, all->id)))
+        snprintf(all->text, sizeof all->text, "%s", lt_errmsg());
+    return lt_group_broadcast(group, "what accelerators come together by", all, sizeof *all, 0);
+}
+
+/* mine->can: this rank is in. In half the time that others are waited for: if it takes longer,
+ * there is still time to say so. */
+static lt_status come_together(lt_reach *r, lt_device *device, lt_group *group, card *mine)
+{
+    invitation all;
+    LT_TRY(invite(device, group, &all));
+    lt_status status = all.status;
+    if (status == LT_OK)
+        status = device->peers->open(device, all.id, lt_group_rank(group), lt_group_size(group),
+                                     &r->peers);
+    if (status == LT_OK)
+        status = wait_for(r->peers, group, "the beginning", lt__group_timeout(group) / 2,
+                          &mine->late);
+    mine->can = status == LT_OK;
+    snprintf(mine->why, sizeof mine->why, "%s", all.status ? all.text : lt_errmsg());
+    return hear(group);
+}
+
+/* Whether all ranks want the same, and it may be that they sum by peers. */
+static lt_status ask(lt_ctx *ctx, lt_group *group, lt_sums sums, bool *may)
+{
+    bool there = !ctx->device->is_host;
+    int size = lt_group_size(group);
+    double numbers[] = {there, sums == LT_SUMS_AUTO, sums == LT_SUMS_HOST, sums == LT_SUMS_NCCL};
+    lt_sum sum = {.what = "where gradients are summed", .data = numbers, .count = 4,
+                  .dtype = LT_F64, .wire = LT_F64, .scale = 1};
+    LT_TRY(lt_group_allreduce(group, &sum));
+    if (numbers[1 + sums] != size)
+        return lt_fail(LT_EDESYNC, "the ranks disagree: --sums is not the same on all");
+    *may = numbers[0] == size && sums != LT_SUMS_HOST;
+    if (!*may && sums == LT_SUMS_NCCL)
+        return lt_fail(LT_EENV, "--sums nccl wants each rank on an accelerator, and %d of %d %s; "
+                       "use --device cuda", size - (int)numbers[0], size,
+                       size - (int)numbers[0] == 1 ? "is not" : "are not");
+    return LT_OK;
+}
+
+static lt_status choose(lt_reach *r, lt_ctx *ctx, lt_group *group, lt_sums sums, card *all)
+{
+    lt_device *device = ctx->device;
+    char text[600];
+    card mine = {.can = false};
+    snprintf(mine.device, sizeof mine.device, "%s", device->name);
+    snprintf(mine.why, sizeof mine.why, "%s has no way to others", device->name);
+    if (device->peers) {
+        mine.can = device->peers->find(device, mine.name) == LT_OK;
+        snprintf(mine.why, sizeof mine.why, "%s", mine.can ? "" : lt_errmsg());
+    }
+    LT_TRY(exchange(group, &mine, all));
+    const char *why = find_obstacle(all, lt_group_size(group), text);
+    if (!why) {
+        LT_TRY(come_together(r, device, group, &mine));
+        LT_TRY(exchange(group, &mine, all));
+        why = find_obstacle(all, lt_group_size(group), text);
+    }
+    if (!why)
+        return LT_OK;
+    close_peers(r);
+    if (sums == LT_SUMS_NCCL)
+        return lt_fail(LT_EENV, "--sums nccl: %s", why);
+    if (lt_group_rank(group) == 0)
+        lt_log(ctx, LT_LOG_INFO, "%s: buckets are summed on the CPU", why);
+    return LT_OK;
+}
+
+lt_status lt__reach_choose(lt_reach *r, lt_ctx *ctx, lt_group *group, lt_sums sums)
+{
+    bool may = false;
+    int size = lt_group_size(group);
+    if (r->chosen)
+        return LT_OK;
+    r->chosen = true;
+    LT_TRY(ask(ctx, group, sums, &may));
+    if (!may || (size == 1 && sums != LT_SUMS_NCCL))
+        return LT_OK;
+    card *all = calloc((size_t)size, sizeof *all);
+    if (!all)
+        return lt_fail(LT_ENOMEM, "out of memory for %d ranks", size);
+    lt_status status = choose(r, ctx, group, sums, all);
+    free(all);
+    return status;
+}
+
+/* ==== Memory ================================================================================== */
+
+lt_status lt__reach_make_room(lt_reach *r, lt_ctx *ctx, const lt_plan *plan, lt_dtype wire)
+{
+    size_t most = 0;
+    for (int k = 0; k < plan->n_buckets && wire != LT_F32; k++) {
+        const lt_bucket_plan *b = &plan->buckets[k];
+        size_t bytes = (size_t)lt__plan_span(plan, b->first, b->end) * lt_dtype_bytes(wire);
+        if (plan->items[b->first].place.dtype == LT_F32 && bytes > most)
+            most = bytes;
+    }
+    if (most > r->room) {
+        lt__device_free(ctx, ctx->device, r->on_wire, r->room);
+        r->on_wire = lt__device_alloc(ctx, ctx->device, most);
+        r->room = r->on_wire ? most : 0;
+    }
+    if (plan->n_items > r->n_zeros) {
+        lt_piece *more = realloc(r->zeros, (size_t)plan->n_items * sizeof *more);
+        r->zeros = more ? more : r->zeros;
+        r->n_zeros = more ? plan->n_items : r->n_zeros;
+    }
+    if ((most > 0 && !r->on_wire) || plan->n_items > r->n_zeros)
+        return lt_fail(LT_ENOMEM, "out of memory for the copy of a bucket");
+    return LT_OK;
+}
+
+void lt__reach_free(lt_reach *r, lt_ctx *ctx, lt_group *group)
+{
+    double timeout = lt__group_timeout(group);
+    if (r->peers && hear(group) == LT_OK && r->peers->calls->part(r->peers) == LT_OK) {
+        bool late;
+        lt_status status = wait_for(r->peers, group, "the end",
+                                    timeout < PARTING ? timeout : PARTING, &late);
+        (void)status; /* who has not parted by now is aborted */
+    }
+    close_peers(r);
+    lt__device_free(ctx, ctx->device, r->on_wire, r->room);
+    free(r->zeros);
+}

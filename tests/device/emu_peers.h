@@ -1,0 +1,271 @@
+/* emu_peers.h - sums of emulators with each other, whose ranks are threads: a part of emu.c. Each
+ * puts what it has on a table between them; when all have, each adds it up, in the order of a tree,
+ * as ranks on the CPU do. Nothing is done before somebody has asked in vain for it.
+ *
+ * The variable EMU says no-peers; one-refuses: rank 1 does not come together with the others;
+ * or one-hangs: its second sum never ends.
+ */
+#ifndef TESTS_DEVICE_EMU_PEERS_H
+#define TESTS_DEVICE_EMU_PEERS_H
+
+#include <math.h>
+
+#include "tests/device/emu_stream.h"
+
+enum { RANKS = 8 };
+
+typedef struct table {        /* of one job */
+    char id[LT_PEERS_ID];
+    int size, refs, came;
+    int posts, taken;         /* so many there were; and so often a sum was taken */
+    bool broken;              /* a rank has gone in the middle of a sum */
+    void *part[2][RANKS];     /* what a rank has posted; used in turn, for it may post the next */
+    float tail[2][RANKS][LT_PEERS_TAIL]; /* one before others have taken this */
+    struct table *next;
+} table;
+
+typedef struct peers {
+    lt_peers base;
+    emu *e;
+    table *t;
+    int rank, sums;           /* so many were asked for */
+    bool asked, summing;      /* in vain; a sum is not there yet */
+    lt_peers_sum sum;
+    float tail[LT_PEERS_TAIL];
+} peers;
+
+static pthread_mutex_t peers_lock = PTHREAD_MUTEX_INITIALIZER;
+static table *tables;
+static int ids;
+
+static lt_status peers_find(lt_device *device, char name[LT_PEERS_NAME])
+{
+    if (lacks("no-peers"))
+        return emu_of(device)->host->fail(LT_EENV, "there is nothing between emulators");
+    snprintf(name, LT_PEERS_NAME, "emulator %s", device->name);
+    return LT_OK;
+}
+
+static lt_status peers_make_id(lt_device *device, char id[LT_PEERS_ID])
+{
+    (void)device;
+    pthread_mutex_lock(&peers_lock);
+    memset(id, 0, LT_PEERS_ID);
+    snprintf(id, LT_PEERS_ID, "job %d", ++ids);
+    pthread_mutex_unlock(&peers_lock);
+    return LT_OK;
+}
+
+static table *table_of(const char *id, int size)
+{
+    table *t = tables;
+    while (t && memcmp(t->id, id, LT_PEERS_ID) != 0)
+        t = t->next;
+    if (!t && (t = calloc(1, sizeof *t))) {
+        t->size = size;
+        t->next = tables;
+        memcpy(t->id, id, LT_PEERS_ID);
+        tables = t;
+    }
+    return t;
+}
+
+static const lt_peers_calls peers_calls;
+
+static lt_status peers_open(lt_device *device, const char id[LT_PEERS_ID], int rank, int size,
+                            lt_peers **out)
+{
+    peers *p = calloc(1, sizeof *p);
+    if (!p)
+        abort();
+    pthread_mutex_lock(&peers_lock);
+    *p = (peers){.base = {.calls = &peers_calls}, .e = emu_of(device),
+                 .t = table_of(id, size), .rank = rank};
+    p->base.tail = p->tail;
+    p->t->refs++;
+    p->t->came += !(rank == 1 && lacks("one-refuses"));
+    pthread_mutex_unlock(&peers_lock);
+    *out = &p->base;
+    return LT_OK;
+}
+
+/* x += y, in the dtype of the wire. */
+static void add_part(lt_dtype dtype, void *x, const void *y, int64_t count)
+{
+    size_t each = lt_dtype_bytes(dtype);
+    for (int64_t i = 0; i < count; i++) {
+        char *at = (char *)x + (size_t)i * each;
+        double a, b;
+        lt_convert(&a, LT_F64, at, dtype, 1);
+        lt_convert(&b, LT_F64, (const char *)y + (size_t)i * each, dtype, 1);
+        a += b;
+        lt_convert(at, dtype, &a, LT_F64, 1);
+    }
+}
+
+static lt_dtype on_wire(const lt_peers_sum *s) { return s->on_wire ? s->wire : s->dtype; }
+
+/* With the lock, when all have posted; by the first who asks. */
+static void add_up(table *t, int turn, const lt_peers_sum *s)
+{
+    for (int step = 1; step < t->size; step *= 2)
+        for (int r = 0; r + step < t->size; r += 2 * step) {
+            add_part(on_wire(s), t->part[turn][r], t->part[turn][r + step], s->count);
+            for (int i = 0; i < LT_PEERS_TAIL; i++)
+                t->tail[turn][r][i] += t->tail[turn][r + step][i];
+        }
+}
+
+static lt_status take_it(emu *e, const lt_peers_sum *s, const void *from)
+{
+    WITH_MEMORY(e, (memcpy(s->on_wire ? s->on_wire : s->data, from,
+                           (size_t)s->count * lt_dtype_bytes(on_wire(s))), LT_OK));
+}
+
+/* With the lock. */
+static bool has_come(peers *p)
+{
+    table *t = p->t;
+    int turn = p->sums % 2;
+    if (t->broken || t->posts < p->sums * t->size ||
+        (p->rank == 1 && p->sums == 2 && lacks("one-hangs")))
+        return false;
+    if (t->taken % t->size == 0)
+        add_up(t, turn, &p->sum);
+    lt_status status = take_it(p->e, &p->sum, t->part[turn][0]);
+    memcpy(p->tail, t->tail[turn][0], sizeof p->tail);
+    if (++t->taken % t->size == 0)
+        for (int r = 0; r < t->size; r++) {
+            free(t->part[turn][r]);
+            t->part[turn][r] = NULL;
+        }
+    return status == LT_OK;
+}
+
+static lt_status peers_poll(lt_peers *given, bool *done)
+{
+    peers *p = (peers *)given;
+    pthread_mutex_lock(&peers_lock);
+    *done = p->asked && p->t->came == p->t->size;
+    p->asked = true;
+    if (*done && p->summing) {
+        *done = has_come(p);
+        p->summing = !*done;
+    }
+    pthread_mutex_unlock(&peers_lock);
+    if (p->rank == 1 && lacks("one-refuses"))
+        return p->e->host->fail(LT_EPEER, "%s does not want to", p->e->name);
+    return LT_OK;
+}
+
+/* Done at once, like all that is in the stream; but nobody hears of it yet. */
+static lt_status look_at(peers *p, char *data, int64_t count, lt_dtype dtype,
+                         const lt_piece *zeros, int n)
+{
+    size_t each = lt_dtype_bytes(dtype);
+    for (int i = 0; i < n; i++)
+        memset(data + (size_t)zeros[i].at * each, 0, (size_t)zeros[i].count * each);
+    p->base.largest = 0;
+    p->base.not_finite = 0;
+    for (int64_t i = 0; i < count; i++) {
+        double value;
+        lt_convert(&value, LT_F64, data + (size_t)i * each, dtype, 1);
+        if (!isfinite(value))
+            p->base.not_finite++;
+        else
+            p->base.largest = fmax(p->base.largest, fabs(value));
+    }
+    return LT_OK;
+}
+
+static lt_status peers_look(lt_peers *given, void *data, int64_t count, lt_dtype dtype,
+                            const lt_piece *zeros, int n, bool finds, uint64_t after)
+{
+    peers *p = (peers *)given;
+    (void)finds;
+    p->asked = false;
+    pthread_mutex_lock(&p->e->lock);
+    (void)is_old(p->e, after); /* it is a mark */
+    pthread_mutex_unlock(&p->e->lock);
+    WITH_MEMORY(p->e, look_at(p, data, count, dtype, zeros, n));
+}
+
+static lt_status multiply(void *to, lt_dtype to_dtype, const void *from, lt_dtype dtype,
+                          int64_t count, double by)
+{
+    for (int64_t i = 0; i < count; i++) {
+        double value;
+        float narrow;
+        lt_convert(&value, LT_F64, (const char *)from + (size_t)i * lt_dtype_bytes(dtype), dtype,
+                   1);
+        narrow = (float)value * (float)by;
+        value = dtype == LT_F64 ? value * by : (double)narrow;
+        lt_convert((char *)to + (size_t)i * lt_dtype_bytes(to_dtype), to_dtype, &value, LT_F64, 1);
+    }
+    return LT_OK;
+}
+
+static lt_status post(peers *p, void *part)
+{
+    const lt_peers_sum *s = &p->sum;
+    WITH_MEMORY(p->e, multiply(part, on_wire(s), s->data, s->dtype, s->count, s->scale));
+}
+
+static lt_status peers_sum(lt_peers *given, const lt_peers_sum *s)
+{
+    peers *p = (peers *)given;
+    void *part = malloc((size_t)s->count * sizeof(double));
+    if (!part || (s->on_wire && !is_mine(p->e, s->on_wire)) || !is_mine(p->e, s->data))
+        abort();
+    p->sum = *s;
+    p->asked = false;
+    p->summing = true;
+    lt_status status = post(p, part);
+    pthread_mutex_lock(&peers_lock);
+    int turn = ++p->sums % 2;
+    memset(p->t->tail[turn][p->rank], 0, sizeof p->tail);
+    memcpy(p->t->tail[turn][p->rank], p->tail, (size_t)s->n_tail * sizeof(float));
+    p->t->part[turn][p->rank] = part;
+    p->t->posts++;
+    pthread_mutex_unlock(&peers_lock);
+    return status;
+}
+
+static lt_status peers_land(lt_peers *given, const lt_peers_sum *s, double factor)
+{
+    peers *p = (peers *)given;
+    p->asked = false;
+    WITH_MEMORY(p->e, multiply(s->data, s->dtype, s->on_wire, s->wire, s->count, factor));
+}
+
+static lt_status peers_part(lt_peers *given)
+{
+    ((peers *)given)->asked = false;
+    return LT_OK;
+}
+
+static void peers_close(lt_peers *given)
+{
+    peers *p = (peers *)given;
+    pthread_mutex_lock(&peers_lock);
+    table **at = &tables, *t = p->t;
+    t->broken |= p->summing;
+    for (int turn = 0; turn < 2 && p->summing; turn++) {
+        free(t->part[turn][p->rank]);
+        t->part[turn][p->rank] = NULL;
+    }
+    if (--t->refs == 0) {
+        while (*at != t)
+            at = &(*at)->next;
+        *at = t->next;
+        free(t);
+    }
+    free(p);
+    pthread_mutex_unlock(&peers_lock);
+}
+
+static const lt_peers_calls peers_calls = {
+    peers_find, peers_make_id, peers_open, peers_poll, peers_look, peers_sum, peers_land,
+    peers_part, peers_close};
+
+#endif
