@@ -313,7 +313,8 @@ function parts.ranks()
   if not version:find "NCCL" then
     return report("NCCL, one process", "-", "not in this build: --version names no NCCL")
   end
-  compare_ranks("NCCL, one process", {"launch", "-n", "1", table.unpack(sync)}, steps, one)
+  compare_ranks("NCCL, one process", {"launch", "-n", "1", "--sums", "nccl", table.unpack(sync)},
+                steps, one)
 end
 
 -- ==== compute-sanitizer ==========================================================================

@@ -77,6 +77,18 @@ static lt_status set_wire(settings *s, const char *who, const char *value)
     return lt_fail(LT_EUSAGE, "%s wants fp32, fp16 or bf16, it is '%s'", who, value);
 }
 
+static lt_status set_sums(settings *s, const char *who, const char *value)
+{
+    static const char *const names[] = {
+        [LT_SUMS_AUTO] = "auto", [LT_SUMS_HOST] = "host", [LT_SUMS_NCCL] = "nccl"};
+    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
+        if (strcmp(value, names[i]) == 0) {
+            s->reducer.sums = (lt_sums)i;
+            return LT_OK;
+        }
+    return lt_fail(LT_EUSAGE, "%s wants auto, host or nccl, it is '%s'", who, value);
+}
+
 static lt_status set_seed(settings *s, const char *who, const char *value)
 {
     return parse_number(who, value, 0, INT64_MAX, &s->config.seed); /* Lua's integers are signed */
@@ -177,6 +189,8 @@ static const struct option {
      set_count},
     {"max-steps", "N", "stops after step N of the run and saves", set_count},
     {"wire", "fp32|fp16|bf16", "what gradients travel as between ranks (fp32)", set_wire},
+    {"sums", "auto|host|nccl",
+     "where gradients of GPUs are summed: by the CPU, or NCCL (auto: if it can)", set_sums},
     {"tf32", NULL, "a GPU may round the factors of f32 products to 10 bits, for its tensor cores",
      set_tf32},
     {"deterministic", NULL, "the same bits, whatever --ranks is: see --vranks", set_deterministic},

@@ -8,7 +8,8 @@ command.options = {
   ["--out"] = true, ["--resume"] = true, ["--save-every"] = true, ["--max-steps"] = true,
   ["--log"] = true, ["--seed"] = true, ["--threads"] = true, ["--device"] = true,
   ["--amp"] = true, ["--ranks"] = true, ["--wire"] = true, ["--timeout"] = true,
-  ["--trace"] = true, ["--vranks"] = true, ["--deterministic"] = false, ["--tf32"] = false,
+  ["--sums"] = true, ["--trace"] = true, ["--vranks"] = true, ["--deterministic"] = false,
+  ["--tf32"] = false,
   ["--check-sync"] = true, ["--amp-check"] = true, ["--quiet"] = false, ["--verbose"] = false}
 
 -- The arguments of this process, the program first. A script may have changed arg.
