@@ -297,9 +297,8 @@ static lt_status run(void *ud, lt_group *group)
 }
 
 /* What depends on the number n of ranks, and on the CPUs of each. The bits of a deterministic run
- * are those of the threads of a rank, which are to be as many for any number of ranks. What ranks
- * do together is done on the CPU; alone on an accelerator, which is asked for by name, a run needs
- * no parts. */
+ * are those of the threads of a rank, which are to be as many for any number of ranks. It is one
+ * on the CPU; alone on an accelerator, which is asked for by name, it needs no parts. */
 static lt_status settle(settings *s, int n, int cpus)
 {
     if (!s->deterministic && s->reducer.vranks > 0)
@@ -309,7 +308,7 @@ static lt_status settle(settings *s, int n, int cpus)
         s->reducer.vranks = n;
     if (s->config.threads == 0 && (n > 1 || s->deterministic))
         s->config.threads = s->deterministic ? 1 : cpus;
-    if ((n > 1 || s->deterministic) && strcmp(s->config.device, "auto") == 0)
+    if (s->deterministic && strcmp(s->config.device, "auto") == 0)
         s->config.device = "cpu";
     return LT_OK;
 }
