@@ -8,9 +8,9 @@
 #include "dist/group.h"
 #include "dist/peers.h"
 
-/* Seconds that the others have to part too; and that the group has to learn who has failed, when a
- * sum did. */
-static const double PARTING = 10, HEARSAY = 1;
+/* Seconds that the others have to part too; that the group has to learn who has failed, when a sum
+ * did; and that a sum has to come when a rank did, which may have given its part before. */
+static const double PARTING = 10, HEARSAY = 1, FAREWELL = 0.2;
 
 /* ==== Patience ================================================================================ */
 
@@ -32,25 +32,32 @@ static lt_status hear(const lt_group *group)
     return lt_fail(LT_EPEER, "rank %d failed: %s", rank, text);
 }
 
-/* Until all that was begun is done, but no more than so many seconds, when *late is set; 0: as long
- * as it takes. */
-static lt_status wait_for(lt_peers *peers, const lt_group *group, const char *what, double seconds,
-                          bool *late)
+/* Until all that was begun is done, but no more than so many seconds: then it is LT_EPEER without a
+ * message, and *late. 0: as long as it takes. LT_EPEER too when a rank has failed. */
+static lt_status wait_for(lt_peers *peers, const lt_group *group, double seconds, bool *late)
 {
-    double now = lt__seconds();
+    double now = lt__seconds(), heard = 0;
     lt_deadline deadline = {now + seconds, now};
     bool done = false;
+    *late = false;
     for (int i = 0;; i++) {
         LT_TRY(peers->calls->poll(peers, &done));
         if (done)
             return LT_OK;
-        if (i % 16 == 15)
-            LT_TRY(hear(group));
+        if (i % 16 == 15 && hear(group) != LT_OK) {
+            heard = heard > 0 ? heard : lt__seconds();
+            if (lt__seconds() > heard + FAREWELL)
+                return LT_EPEER;
+        }
         if (seconds > 0 && (*late = lt__deadline_is_over(&deadline)))
-            return lt_fail(LT_EPEER, "%s: the accelerators of the other ranks have not come within "
-                           "%g s", what, seconds);
+            return LT_EPEER;
         nap(i);
     }
+}
+
+static void say_late(double seconds)
+{
+    lt_fail(LT_EPEER, "the accelerators of the other ranks have not come within %g s", seconds);
 }
 
 /* What the library says of a connection that broke tells nobody which rank has gone: the group may
@@ -64,8 +71,7 @@ static lt_status explain(const lt_group *group, const char *what, lt_status stat
         LT_TRY(hear(group));
         nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
     }
-    return strncmp(why, what, strlen(what)) == 0 ? lt_fail(status, "%s", why)
-                                                 : lt_fail(status, "%s: %s", what, why);
+    return lt_fail(status, "%s: %s", what, why);
 }
 
 static void close_peers(lt_reach *r)
@@ -79,13 +85,15 @@ lt_status lt__reach_wait(lt_reach *r, lt_group *group, const char *what, lt_stat
                          bool others)
 {
     double seconds = others ? lt__group_timeout(group) : 0;
-    bool late;
-    lt_status status = begun == LT_OK ? wait_for(r->peers, group, what, seconds, &late) : begun;
+    bool late = false;
+    lt_status status = begun == LT_OK ? wait_for(r->peers, group, seconds, &late) : begun;
     if (status == LT_OK)
         return LT_OK;
+    if (late)
+        say_late(seconds);
     status = explain(group, what, status);
-    close_peers(r);
     lt_group_fail(group);
+    close_peers(r);
     return status;
 }
 
@@ -144,14 +152,16 @@ static lt_status invite(lt_device *device, lt_group *group, invitation *all)
 static lt_status come_together(lt_reach *r, lt_device *device, lt_group *group, card *mine)
 {
     invitation all;
+    double seconds = lt__group_timeout(group) / 2;
     LT_TRY(invite(device, group, &all));
     lt_status status = all.status;
     if (status == LT_OK)
         status = device->peers->open(device, all.id, lt_group_rank(group), lt_group_size(group),
                                      &r->peers);
     if (status == LT_OK)
-        status = wait_for(r->peers, group, "the beginning", lt__group_timeout(group) / 2,
-                          &mine->late);
+        status = wait_for(r->peers, group, seconds, &mine->late);
+    if (mine->late)
+        say_late(seconds);
     mine->can = status == LT_OK;
     snprintf(mine->why, sizeof mine->why, "%s", all.status ? all.text : lt_errmsg());
     return hear(group);
@@ -251,10 +261,12 @@ lt_status lt__reach_make_room(lt_reach *r, lt_ctx *ctx, const lt_plan *plan, lt_
 void lt__reach_free(lt_reach *r, lt_ctx *ctx, lt_group *group)
 {
     double timeout = lt__group_timeout(group);
-    if (r->peers && hear(group) == LT_OK && r->peers->calls->part(r->peers) == LT_OK) {
-        bool late;
-        lt_status status = wait_for(r->peers, group, "the end",
-                                    timeout < PARTING ? timeout : PARTING, &late);
+    lt_status code;
+    char text[8];
+    int rank;
+    bool failed = lt_group_failure(group, &rank, &code, text, sizeof text), late;
+    if (r->peers && !failed && r->peers->calls->part(r->peers) == LT_OK) {
+        lt_status status = wait_for(r->peers, group, timeout < PARTING ? timeout : PARTING, &late);
         (void)status; /* who has not parted by now is aborted */
     }
     close_peers(r);

@@ -10,6 +10,8 @@
 #include "core/tensor.h"
 #include "dist/plan.h"
 
+_Static_assert((int)LT_MOST_TAIL <= (int)LT_PEERS_TAIL, "a filter's numbers may go with a sum");
+
 typedef struct lt_reach {     /* zero: nothing was found out yet */
     bool chosen;
     lt_peers *peers;          /* NULL: buckets are summed on the CPU */
