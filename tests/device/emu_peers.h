@@ -205,17 +205,24 @@ static lt_status multiply(void *to, lt_dtype to_dtype, const void *from, lt_dtyp
     return LT_OK;
 }
 
-static lt_status post(peers *p, void *part)
+static lt_status scale_part(const peers *p, void *part)
 {
     const lt_peers_sum *s = &p->sum;
-    WITH_MEMORY(p->e, multiply(part, on_wire(s), s->data, s->dtype, s->count, s->scale));
+    if (!is_mine(p->e, s->data) || (s->on_wire && !is_mine(p->e, s->on_wire)))
+        abort();
+    return multiply(part, on_wire(s), s->data, s->dtype, s->count, s->scale);
+}
+
+static lt_status post(peers *p, void *part)
+{
+    WITH_MEMORY(p->e, scale_part(p, part));
 }
 
 static lt_status peers_sum(lt_peers *given, const lt_peers_sum *s)
 {
     peers *p = (peers *)given;
     void *part = malloc((size_t)s->count * sizeof(double));
-    if (!part || (s->on_wire && !is_mine(p->e, s->on_wire)) || !is_mine(p->e, s->data))
+    if (!part)
         abort();
     p->sum = *s;
     p->asked = false;

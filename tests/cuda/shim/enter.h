@@ -8,6 +8,8 @@ extern "C" {
 
 /* All that is queued has run, and memory is open from here ... */
 void shim_enter(void);
+/* The same, when only that stream has come so far; NULL: none has. */
+void shim_enter_behind(void *stream);
 void shim_leave(void); /* ... to here; what lies around allocations will be looked after */
 
 #ifdef __cplusplus

@@ -63,10 +63,20 @@ int __wrap_lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes)
     return status;
 }
 
-/* What comes together here is summed by the one who asks last. */
+/* Sums are made by the rank that asks last: what each needs is there when its group ends, if the
+ * stream of the sum has it. */
+static _Thread_local void *stream_of_sum;
+
+static int all_reduce(const void *from, void *to, size_t count, int dtype, int op, void *comm,
+                      void *stream)
+{
+    stream_of_sum = stream;
+    return nccl.ncclAllReduce(from, to, count, dtype, op, comm, stream);
+}
+
 static int end_group(void)
 {
-    shim_enter();
+    shim_enter_behind(stream_of_sum);
     int result = nccl.ncclGroupEnd();
     shim_leave();
     return result;
@@ -74,7 +84,7 @@ static int end_group(void)
 
 static int ask(void *comm, int *async)
 {
-    shim_enter();
+    shim_enter_behind(NULL);
     int result = nccl.ncclCommGetAsyncError(comm, async);
     shim_leave();
     return result;
@@ -85,6 +95,7 @@ int __wrap_lt__nccl_open_library(lt_nccl_table *table, int *version, char *text,
     int status = __real_lt__nccl_open_library(table, version, text, bytes);
     if (status == 0) {
         nccl = *table;
+        table->ncclAllReduce = all_reduce;
         table->ncclGroupEnd = end_group;
         table->ncclCommGetAsyncError = ask;
     }

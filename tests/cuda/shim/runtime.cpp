@@ -190,6 +190,14 @@ void shim_enter(void)
     open_memory();
 }
 
+void shim_enter_behind(void *stream)
+{
+    guard g(lock);
+    if (stream)
+        drain((shim_stream *)stream, ((shim_stream *)stream)->queued);
+    open_memory();
+}
+
 void shim_leave(void)
 {
     guard g(lock);
