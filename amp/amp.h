@@ -122,7 +122,7 @@ LT_API lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *scale, int64_t number
 /* They have to decide alike, so each tells the others what it has found: some whole numbers go with
  * each bucket of gradients and come back as sums over the ranks. What comes back replaces what a
  * rank has found itself. In dist these functions are at home in a bucket filter: measure() has
- * lt_loss_scale_last() or lt_loss_scale_measure(), pack() tells, unpack() hears, done() agrees.
+ * lt_loss_scale_last() or lt_loss_scale_found(), pack() tells, unpack() hears, done() agrees.
  *
  * Where a bucket travels in f16, it does so multiplied by 2^wire, which leaves 2 bits for gradients
  * that grow from step to step. If they have grown more, that shows in what is heard, and the bucket
@@ -135,9 +135,9 @@ enum {
 /* What was found in the gradient that was completed last, with the scale in it; on the rank's
  * thread. */
 LT_API lt_found lt_loss_scale_last(const lt_loss_scale *scale);
-/* The same of a true gradient, which is on the CPU as a copy of one on an accelerator: what was
- * found there does not come to the host. On any thread, before lt_loss_scale_agree(). */
-LT_API lt_found lt_loss_scale_measure(lt_loss_scale *scale, lt_tensor *grad);
+/* The same of what was found in true gradients, on an accelerator or in a copy of its own: that
+ * comes to the host later than the last. On any thread, before lt_loss_scale_agree(). */
+LT_API lt_found lt_loss_scale_found(lt_loss_scale *scale, lt_found found);
 /* Of what this rank has in a bucket, in the whole step: the largest magnitude, how many numbers are
  * not finite. numbers (LT_SCALE_NUMBERS) are 0. */
 LT_API void lt_loss_scale_tell(const lt_loss_scale *scale, int bucket, double largest,

@@ -16,9 +16,8 @@ enum {
     WIRE_SPARE = 2  /* bits by which gradients may grow from one step to the next */
 };
 
-lt_found lt_loss_scale_measure(lt_loss_scale *s, lt_tensor *grad)
+lt_found lt_loss_scale_found(lt_loss_scale *s, lt_found found)
 {
-    lt_found found = lt_find(grad);
     found.largest = ldexp(found.largest, s->scaler.k);
     s->here |= found.not_finite > 0;
     return found;

@@ -195,7 +195,7 @@ static lt_status complete(void *ud, lt_tensor *x, lt_tensor *grad)
     lt_loss_scale *s = ud;
     LT_TRY(take_row(s, x));
     LT_TRY(lt_ledger_rescale(s->ledger, s->last, grad, 1 / scale_of(s)));
-    if (!lt_ledger_is_late(s->ledger, s->last, 1)) /* else lt_loss_scale_measure() sees it */
+    if (!lt_ledger_is_late(s->ledger, s->last, 1)) /* else lt_loss_scale_found() sees it */
         s->here |= lt_loss_scale_last(s).not_finite > 0;
     return LT_OK;
 }

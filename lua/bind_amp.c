@@ -39,7 +39,7 @@ static lt_measure measure(void *ud, lt_tensor *x, lt_tensor *grad)
     lt_lua *s = ud;
     lt_found found, after = {0};
     if (!x->storage->device->is_host) {
-        found = lt_loss_scale_measure(s->scale, grad);
+        found = lt_loss_scale_found(s->scale, lt_find(grad));
         return (lt_measure){found.largest, found.not_finite};
     }
     found = lt_loss_scale_last(s->scale);
@@ -49,14 +49,11 @@ static lt_measure measure(void *ud, lt_tensor *x, lt_tensor *grad)
     return (lt_measure){found.largest, found.not_finite};
 }
 
-/* Of what a gradient on an accelerator has, the scale is told by one that has as much. */
 static lt_measure found(void *ud, lt_measure seen)
 {
-    lt_lua *s = ud;
-    double as_much[] = {seen.largest, seen.not_finite > 0 ? INFINITY : 0};
-    lt_tensor grad = {.dtype = LT_F64, .ndim = 1, .count = 2, .dims = {2}, .data = as_much};
-    lt_found all = lt_loss_scale_measure(s->scale, &grad);
-    return (lt_measure){all.largest, seen.not_finite};
+    lt_found all = {seen.largest, seen.not_finite};
+    all = lt_loss_scale_found(((lt_lua *)ud)->scale, all);
+    return (lt_measure){all.largest, all.not_finite};
 }
 
 static void start(void *ud) { lt_loss_scale_listen(((lt_lua *)ud)->scale); }
