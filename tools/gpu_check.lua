@@ -302,19 +302,21 @@ local function compare_ranks(what, words, steps, one)
 end
 
 function parts.ranks()
-  local steps, device = small and 6 or 20, {"--device", opt.device}
-  print("\nranks that share %s, beside one", opt.device)
-  local one, why = train(device, "lenet", steps)
+  local steps = small and 6 or 20
+  local device = opt.device == "cuda" and "cuda:0" or opt.device       -- of several one for all
+  print("\nranks that share %s, beside one", device)
+  local one, why = train({"--device", device}, "lenet", steps)
   if not one then return report("one rank", "FAIL", "%s", why) end
-  local sync = {"--device", opt.device, "--check-sync", "2"}
-  compare_ranks("two threads", {"--ranks", "2", table.unpack(sync)}, steps, one)
-  compare_ranks("two processes", {"launch", "-n", "2", table.unpack(sync)}, steps, one)
+  local host = {"--device", device, "--sums", "host", "--check-sync", "2"}
+  compare_ranks("two threads", {"--ranks", "2", table.unpack(host)}, steps, one)
+  compare_ranks("two processes", {"launch", "-n", "2", table.unpack(host)}, steps, one)
   local _, version = run({program, "--device", opt.device, "--version"}, nil, 30)
   if not version:find "NCCL" then
     return report("NCCL, one process", "-", "not in this build: --version names no NCCL")
   end
-  compare_ranks("NCCL, one process", {"launch", "-n", "1", "--sums", "nccl", table.unpack(sync)},
-                steps, one)
+  local nccl = {"--device", opt.device, "--sums", "nccl", "--check-sync", "2"}
+  compare_ranks("NCCL, one process", {"launch", "-n", "1", table.unpack(nccl)}, steps, one)
+  compare_ranks("NCCL, two threads", {"--ranks", "2", table.unpack(nccl)}, steps, one)
 end
 
 -- ==== compute-sanitizer ==========================================================================
