@@ -46,12 +46,13 @@ TEST(its_name_with_libraries)
 {
     libraries l = both();
     l.dnn->version = 91900;
+    open_nccl()->version = 22809;
     lt_accelerator cuda;
     lt_accelerator_open_fn open;
     *(void **)&open = from_plugin("lt_accelerator_open");
     const lt_accelerator_config config = {.index = 0};
     CHECK_EQ(open(LT_VERSION, &host_table, &config, &cuda, said, sizeof said), 0);
-    CHECK(strcmp(cuda.name, "shim (cuDNN 9.19.0, CUDA 13.0)") == 0);
+    CHECK_STR(cuda.name, "shim (cuDNN 9.19.0, NCCL 2.28.9, CUDA 13.0)");
     CHECK_EQ(l.dnn->live, 0); /* no handle yet */
     CHECK_EQ(l.blas->live, 0);
     cuda.device->close(cuda.device);
