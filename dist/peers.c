@@ -220,14 +220,15 @@ lt_status lt__reach_choose(lt_reach *r, lt_ctx *ctx, lt_group *group, lt_sums su
     int size = lt_group_size(group);
     if (r->chosen)
         return LT_OK;
-    r->chosen = true;
     LT_TRY(ask(ctx, group, sums, &may));
-    if (!may || (size == 1 && sums != LT_SUMS_NCCL))
+    r->chosen = !may || (size == 1 && sums != LT_SUMS_NCCL);
+    if (r->chosen)
         return LT_OK;
     card *all = calloc((size_t)size, sizeof *all);
     if (!all)
         return lt_fail(LT_ENOMEM, "out of memory for %d ranks", size);
     lt_status status = choose(r, ctx, group, sums, all);
+    r->chosen = status == LT_OK; /* who wants it all the same is told again */
     free(all);
     return status;
 }

@@ -272,11 +272,11 @@ static uint64_t mark_now(const lt_reducer *r)
 /* Of the record that was written. */
 static lt_status start_sweep(lt_reducer *r)
 {
-    uint64_t mark = mark_now(r);
     if (r->reach.peers)
         LT_TRY(lt__reach_make_room(&r->reach, r->ctx, &r->plan, r->config.wire));
-    else if (mark > 0)
+    else if (!r->ctx->device->is_host)
         LT_TRY(lt__staging_make_room(&r->staging, &r->plan));
+    uint64_t mark = mark_now(r); /* behind what memory was filled with */
     for (int k = 0; k < r->plan.n_buckets; k++)
         r->plan.buckets[k].mark = mark;
     r->last.buckets = 0;
