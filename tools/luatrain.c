@@ -301,14 +301,14 @@ static lt_status run(void *ud, lt_group *group)
  * on the CPU; alone on an accelerator, which is asked for by name, it needs no parts. */
 static lt_status settle(settings *s, int n, int cpus)
 {
-    if (!s->deterministic && s->reducer.vranks > 0)
+    if (!s->config.deterministic && s->reducer.vranks > 0)
         return lt_fail(LT_EUSAGE, "--vranks is for a run with --deterministic");
     bool is_there = strncmp(s->config.device, "cuda", 4) == 0;
-    if (s->deterministic && s->reducer.vranks == 0 && !(is_there && n == 1))
+    if (s->config.deterministic && s->reducer.vranks == 0 && !(is_there && n == 1))
         s->reducer.vranks = n;
-    if (s->config.threads == 0 && (n > 1 || s->deterministic))
-        s->config.threads = s->deterministic ? 1 : cpus;
-    if (s->deterministic && strcmp(s->config.device, "auto") == 0)
+    if (s->config.threads == 0 && (n > 1 || s->config.deterministic))
+        s->config.threads = s->config.deterministic ? 1 : cpus;
+    if (s->config.deterministic && strcmp(s->config.device, "auto") == 0)
         s->config.device = "cpu";
     return LT_OK;
 }

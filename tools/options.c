@@ -140,9 +140,7 @@ static lt_status parse_switch(const char *who, const char *value, bool *on)
 
 static lt_status set_deterministic(settings *s, const char *who, const char *value)
 {
-    LT_TRY(parse_switch(who, value, &s->deterministic));
-    s->config.deterministic = s->deterministic;
-    return LT_OK;
+    return parse_switch(who, value, &s->config.deterministic);
 }
 
 static lt_status set_tf32(settings *s, const char *who, const char *value)

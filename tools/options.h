@@ -14,7 +14,6 @@ typedef struct settings {
     lt_log_level level;       /* the least that is shown */
     lt_dtype amp;             /* for loops that are no run; a run looks up the variable */
     int ranks;                /* 0: nobody has said */
-    bool deterministic;
     const char *trace;        /* a path; or NULL */
     bool in_cluster;          /* this process is one rank of several */
     lt_group_config group;
