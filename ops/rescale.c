@@ -29,43 +29,49 @@ static void put(lt_tensor *x, int64_t i, double value)
     }
 }
 
+static void see(lt_found *found, double value)
+{
+    if (!isfinite(value))
+        found->not_finite++;
+    else if (fabs(value) > found->largest)
+        found->largest = fabs(value);
+}
+
 static void rescale(lt_tensor *x, double by, lt_found *found)
 {
     for (int64_t i = 0; i < x->count; i++) {
         double was = element(x, i);
         put(x, i, was * by);
-        if (!isfinite(was))
-            found->not_finite++;
-        else if (fabs(was) > found->largest)
-            found->largest = fabs(was);
+        see(found, was);
     }
 }
 
 typedef struct seen { int32_t largest, not_finite; } seen; /* largest: bits of a magnitude */
 
+static inline void see_bits(seen *s, float value)
+{
+    union { float f; int32_t i; } is = {value};
+    int32_t size = is.i & MAGNITUDE, finite = size < INFINITE ? size : 0;
+    s->largest = finite > s->largest ? finite : s->largest;
+    s->not_finite += size >= INFINITE;
+}
+
 LT_SIMD static seen rescale_block(float *x, int64_t n, float by)
 {
-    int32_t largest = 0, not_finite = 0;
+    seen s = {0};
     for (int64_t i = 0; i < n; i++) {
-        union { float f; int32_t i; } was = {x[i]};
-        int32_t size = was.i & MAGNITUDE, finite = size < INFINITE ? size : 0;
-        largest = finite > largest ? finite : largest;
-        not_finite += size >= INFINITE;
+        see_bits(&s, x[i]);
         x[i] *= by;
     }
-    return (seen){largest, not_finite};
+    return s;
 }
 
 LT_SIMD static seen find_in_block(const float *x, int64_t n)
 {
-    int32_t largest = 0, not_finite = 0;
-    for (int64_t i = 0; i < n; i++) {
-        union { float f; int32_t i; } is = {x[i]};
-        int32_t size = is.i & MAGNITUDE, finite = size < INFINITE ? size : 0;
-        largest = finite > largest ? finite : largest;
-        not_finite += size >= INFINITE;
-    }
-    return (seen){largest, not_finite};
+    seen s = {0};
+    for (int64_t i = 0; i < n; i++)
+        see_bits(&s, x[i]);
+    return s;
 }
 
 static lt_found find_f32(const float *x, int64_t count)
@@ -84,13 +90,8 @@ lt_found lt_find(const lt_tensor *x)
     lt_found found = {0};
     if (x->dtype == LT_F32)
         return find_f32(x->data, x->count);
-    for (int64_t i = 0; i < x->count; i++) {
-        double size = fabs(element(x, i));
-        if (!isfinite(size))
-            found.not_finite++;
-        else if (size > found.largest)
-            found.largest = size;
-    }
+    for (int64_t i = 0; i < x->count; i++)
+        see(&found, element(x, i));
     return found;
 }
 

@@ -20,30 +20,19 @@ static __device__ lt_found find_in(double value)
     return lt_found{finite ? fabs(value) : 0, !finite};
 }
 
-template <class E>
+/* x = by * x, if it is to be; and what was found in it. */
+template <bool RESCALE, class E>
 __global__ void __launch_bounds__(LT_THREADS)
-    rescale_kernel(E *x, int64_t count, double by, lt_found *found)
+    find_kernel(E *x, int64_t count, double by, lt_found *found)
 {
     lt_found seen = finds::start();
     int64_t stride = (int64_t)gridDim.x * LT_THREADS;
     for (int64_t i = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x; i < count; i += stride) {
         double was = (double)lt__value(x[i]);
-        x[i] = lt_element<E>::of((lt_wide<E>)(was * by));
+        if (RESCALE)
+            x[i] = lt_element<E>::of((lt_wide<E>)(was * by));
         seen = finds::join(seen, find_in(was));
     }
-    seen = lt__join_lanes<finds>(seen, 1, LT_THREADS);
-    if (threadIdx.x == 0)
-        found[blockIdx.x] = seen;
-}
-
-template <class E>
-__global__ void __launch_bounds__(LT_THREADS) find_kernel(const E *x, int64_t count,
-                                                          lt_found *found)
-{
-    lt_found seen = finds::start();
-    int64_t stride = (int64_t)gridDim.x * LT_THREADS;
-    for (int64_t i = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x; i < count; i += stride)
-        seen = finds::join(seen, find_in((double)lt__value(x[i])));
     seen = lt__join_lanes<finds>(seen, 1, LT_THREADS);
     if (threadIdx.x == 0)
         found[blockIdx.x] = seen;
@@ -66,56 +55,46 @@ static __global__ void __launch_bounds__(LT_THREADS)
         *row = seen;
 }
 
-template <class E>
-static lt_status launch(const lt_cuda *cuda, lt_tensor *x, double by, int64_t blocks)
-{
-    return lt__launch(cuda, blocks, rescale_kernel<E>, (E *)x->data, x->count, by,
-                      (lt_found *)cuda->partial);
-}
-
-static lt_status rescale(const lt_cuda *cuda, lt_tensor *x, double by, int64_t blocks)
-{
-    if (x->dtype == LT_F64)
-        return launch<double>(cuda, x, by, blocks);
-    LT_CUDA_FLOATS(cuda, x->dtype, E, return launch<E>(cuda, x, by, blocks);)
-}
-
 /* As many findings come of count elements. */
 static int64_t blocks_of(int64_t count)
 {
     return lt__least(lt__cuts(count, LT_THREADS * 8), BLOCKS);
 }
 
-lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_found *found)
+template <bool RESCALE, class E>
+static lt_status launch(const lt_cuda *cuda, void *data, int64_t count, double by, void *partial)
 {
-    lt_cuda *cuda = lt__cuda(x->ctx);
-    int64_t blocks = blocks_of(x->count);
-    LT_TRY(rescale(cuda, x, by, blocks));
-    if (!found)
-        return LT_OK;
-    return lt__launch(cuda, 1, join_found, (const lt_found *)cuda->partial, (int)blocks, found);
-}
-
-template <class E>
-static lt_status launch_find(const lt_cuda *cuda, const void *data, int64_t count, void *partial)
-{
-    return lt__launch(cuda, blocks_of(count), find_kernel<E>, (const E *)data, count,
+    return lt__launch(cuda, blocks_of(count), find_kernel<RESCALE, E>, (E *)data, count, by,
                       (lt_found *)partial);
 }
 
-static lt_status find(const lt_cuda *cuda, const void *data, int64_t count, int dtype,
+template <bool RESCALE>
+static lt_status find(const lt_cuda *cuda, void *data, int64_t count, int dtype, double by,
                       void *partial)
 {
     if (dtype == LT_F64)
-        return launch_find<double>(cuda, data, count, partial);
-    LT_CUDA_FLOATS(cuda, dtype, E, return launch_find<E>(cuda, data, count, partial);)
+        return launch<RESCALE, double>(cuda, data, count, by, partial);
+    LT_CUDA_FLOATS(cuda, dtype, E,
+                   return (launch<RESCALE, E>(cuda, data, count, by, partial));)
+}
+
+static lt_status join(const lt_cuda *cuda, const void *partial, int64_t count, lt_found *found)
+{
+    return lt__launch(cuda, 1, join_found, (const lt_found *)partial, (int)blocks_of(count), found);
+}
+
+lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_found *found)
+{
+    const lt_cuda *cuda = lt__cuda(x->ctx);
+    LT_TRY(find<true>(cuda, x->data, x->count, x->dtype, by, cuda->partial));
+    return found ? join(cuda, cuda->partial, x->count, found) : LT_OK;
 }
 
 lt_status lt__cuda_find(const lt_cuda *cuda, const void *data, int64_t count, int dtype,
                         void *partial, lt_found *found)
 {
-    LT_TRY(find(cuda, data, count, dtype, partial));
-    return lt__launch(cuda, 1, join_found, (const lt_found *)partial, (int)blocks_of(count), found);
+    LT_TRY(find<false>(cuda, (void *)data, count, dtype, 1, partial));
+    return join(cuda, partial, count, found);
 }
 
 size_t lt__cuda_rescale_bytes(void) { return BLOCKS * sizeof(lt_found); }
