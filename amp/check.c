@@ -18,7 +18,7 @@ typedef struct made {      /* a tensor of the first pass */
     char where[WHERE_BYTES];
     bool backward, leaf, compared;
     int index;             /* of the output, or of the input whose gradient it is */
-    lt_tensor *x;          /* until it is compared */
+    lt_tensor *x;          /* until it is compared, on the CPU */
     lt_precision row;      /* from then on */
 } made;
 
@@ -64,7 +64,8 @@ static lt_precision compare_all(const float *half, const float *wide, int64_t n,
 static lt_status compare(const lt_precision_check *c, made *m, lt_tensor *x)
 {
     lt_dtype half = lt__is_half((lt_dtype)m->x->dtype) ? (lt_dtype)m->x->dtype : c->half;
-    lt_tensor *a = lt__tensor_copy(m->x, LT_F32), *b = lt__tensor_copy(x, LT_F32);
+    lt_tensor *here = lt__on_host(x), *a = lt__tensor_copy(m->x, LT_F32);
+    lt_tensor *b = here ? lt__tensor_copy(here, LT_F32) : NULL;
     lt_status status = a && b ? LT_OK : lt_errcode();
     if (status == LT_OK) {
         m->row = compare_all(a->data, b->data, a->count, smallest_normal(half));
@@ -72,6 +73,7 @@ static lt_status compare(const lt_precision_check *c, made *m, lt_tensor *x)
     }
     lt_release(a);
     lt_release(b);
+    lt_release(here);
     lt_release(m->x);
     m->x = NULL;
     return status;
@@ -99,7 +101,8 @@ static lt_status keep(lt_precision_check *c, const made *m, lt_tensor *x)
 {
     LT_TRY(make_room(c));
     c->list[c->n] = *m;
-    c->list[c->n].x = lt__tensor_view(x, x->ndim, x->dims, 0, true);
+    c->list[c->n].x = x->storage->device->is_host ? lt__tensor_view(x, x->ndim, x->dims, 0, true)
+                                                  : lt__on_host(x);
     return c->list[c->n].x ? (c->n++, LT_OK) : lt_errcode();
 }
 
@@ -120,11 +123,9 @@ static lt_status find_and_compare(lt_precision_check *c, const made *m, lt_tenso
     return LT_OK;
 }
 
-/* In f32 or in a half, and in memory that can be read here. */
 static bool is_of_interest(const lt_tensor *x)
 {
-    return x && x->data && x->count > 0 && x->storage->device->is_host &&
-           (x->dtype == LT_F32 || lt__is_half((lt_dtype)x->dtype));
+    return x && x->data && x->count > 0 && (x->dtype == LT_F32 || lt__is_half((lt_dtype)x->dtype));
 }
 
 static void note_half(lt_precision_check *c, lt_tensor *const *x, int n)

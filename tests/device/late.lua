@@ -99,6 +99,24 @@ function late.look()
   return ("%s %s\n%s"):format(ok, why, net:sha256())
 end
 
+-- What half precision does to a pass.
+function late.check(o)
+  lt.seed(4)
+  local net, x = make_net(), lt.randn{6, 4, 4, 1}
+  local result = lt.amp.check(lt.autocast, o.amp, function()
+    lt.cross_entropy(net(x), lt.tensor(labels, {dtype = "i64"})):backward()
+  end)
+  local text = {("%a %a %a"):format(result.loss, result.loss_f32, result.underflow)}
+  for _, layer in ipairs(result.layers) do
+    local list = {layer.layer}
+    for _, key in ipairs{"output", "input_grad", "param_grad", "underflow", "overflow"} do
+      list[#list + 1] = layer[key] and ("%a"):format(layer[key]) or "-"
+    end
+    text[#text + 1] = words(list)
+  end
+  return table.concat(text, "\n")
+end
+
 -- What a file of metrics says, without times.
 local function metrics(folder)
   local list = {}

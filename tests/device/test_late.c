@@ -153,6 +153,17 @@ TEST(a_loss_that_is_not_finite_under_a_scale)
     CHECK_STR(strchr(text[1], '\n'), strchr(text[0], '\n')); /* weights, slots and the scaler */
 }
 
+TEST(a_check_of_precision)
+{
+    static char text[2][TEXT];
+    for (int half = 0; half < 2; half++) {
+        for (int emu = 0; emu < 2; emu++)
+            call(open_with(emu, NULL), "check", half ? "amp = 'bf16'" : "amp = 'fp16'", text[emu]);
+        CHECK_STR(text[1], text[0]);
+        CHECK(strstr(text[0], "\nnet.5 0x1.")); /* the last layer has errors */
+    }
+}
+
 /* ==== Runs ==================================================================================== */
 
 /* lt.fit in a folder that may be there. */
