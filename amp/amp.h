@@ -29,16 +29,19 @@ LT_API lt_dtype lt_autocast(const lt_ctx *ctx);
  * dynamic   as PyTorch's GradScaler: k - 1 when a gradient is not finite, which costs the step, and
  *           k + 1 after `interval` finite steps in a row.
  * adaptive  An overflow lowers k by the excess, as far as it shows in what is finite, and by 1, 2,
- *           4, 8... when overflows follow each other. k + 1 after `interval` steps in a row that
- *           had 2 bits to spare. The interval is 20 at first, and doubles with each growth, up to
- *           2000. An overflow makes it 20 again: it may have been a moment's. But not one that
- *           comes within an interval of a growth, which was a mistake then, not to be tried again
- *           so soon. And k is lowered before there is an overflow: to what fits 99.9 % of a normal
+ *           4, 8... when overflows follow each other. k grows after `interval` steps in a row that
+ *           had 2 bits to spare: by half of what the worst of them had beyond these, or by 1. With
+ *           10 bits to spare it grows after 10 steps. The interval is 20 at first, and doubles,
+ *           up to 2000, with each growth into the last of them, and with an overflow that comes
+ *           within an interval of a growth, which was a mistake then, not to be made again so
+ *           soon. After any other overflow, which may have been a moment's, it is 20 again.
+ *           And k is lowered before there is an overflow: to what fits 99.9 % of a normal
  *           distribution of the gradients' exponents, with mean and deviation averaged over
  *           the last steps (LogMax, of automatic_loss_scaler.py in NVIDIA's OpenSeq2Seq). There the
  *           variance is the difference of two averages over times of different lengths, which is
  *           none while gradients grow or shrink; here it is twice the mean square of the distances
- *           above the mean, so that gradients that shrink do not lower the scale.
+ *           above the mean, so that gradients that shrink do not lower the scale, and one step
+ *           is no more than a hundredth of it, so that it does not lower the scale for long.
  *
  * A scaler knows no tensors. Of n equal histories come n equal scalers, bit for bit. */
 typedef enum lt_scale_policy {
@@ -57,7 +60,8 @@ typedef struct lt_scaler { /* all of it is to be saved with a training */
     lt_scale_policy policy;
     int k;
     int interval;          /* see above; */
-    int good;              /* so many of such steps there were in a row */
+    int good;              /* so many of such steps there were in a row, */
+    int spare;             /* adaptive: and the least bits to spare that they had */
     int since;             /* steps since the last growth, counted up to 2000 */
     int64_t steps, skipped; /* so far; of these, */
     int64_t in_a_row;      /* skipped by now without a break; */

@@ -5,10 +5,13 @@
 
 enum {
     TOP = 15,             /* exponent of the largest number of f16 */
-    SPARE = 2,            /* bits without which an adaptive scale does not grow */
+    SPARE = 2,            /* bits without which an adaptive scale does not grow; */
+    PLENTY = 10, SOON = 10, /* with so many, after so many steps; */
+    MOST_SPARE = TOP + 25, /* those of gradients below 2^-24, which are all zero */
     FIRST = 20, LAST = 2000 /* intervals */
 };
-static const double MEAN_DECAY = 0.99, VARIANCE_DECAY = 0.999, QUANTILE = 3.09; /* of LogMax */
+static const double MEAN_DECAY = 0.99, VARIANCE_DECAY = 0.999, QUANTILE = 3.09, /* of LogMax */
+                    MOST_WEIGHT = 0.01; /* of one step in the variance, also of the first ones */
 
 static int least(int a, int b) { return a < b ? a : b; }
 
@@ -33,6 +36,7 @@ lt_status lt_scaler_check(const lt_scaler *s)
         : s->k != within(s->k) ? "k"
         : s->interval < 1 ? "interval"
         : s->good < 0 || s->good > s->interval ? "good"
+        : s->spare < LT_NO_EXPONENT || s->spare > -LT_NO_EXPONENT ? "spare"
         : s->since < 0 || s->since > LAST ? "since"
         : s->at_floor < 0 || s->at_floor > s->in_a_row ? "at_floor"
         : s->in_a_row < 0 || s->in_a_row > s->skipped ? "in_a_row"
@@ -58,7 +62,8 @@ static double weight(double *old, double decay)
 static void take_note(lt_scaler *s, double x)
 {
     double above = s->old_mean < 1 && x > s->mean ? x - s->mean : 0;
-    s->variance += weight(&s->old_variance, VARIANCE_DECAY) * (2 * above * above - s->variance);
+    double share = fmin(weight(&s->old_variance, VARIANCE_DECAY), MOST_WEIGHT);
+    s->variance += share * (2 * above * above - s->variance);
     s->mean += weight(&s->old_mean, MEAN_DECAY) * (x - s->mean);
 }
 
@@ -89,31 +94,40 @@ static void shrink(lt_scaler *s, int exponent)
          * once tell of the same gradients, and not that they grow. */
         if (s->in_a_row == 1)
             take_note(s, (exponent > TOP ? exponent + 1 : TOP + 2) - s->k);
-        if (s->since >= s->interval)
-            s->interval = FIRST;
+        s->interval = s->since >= s->interval ? FIRST : least(2 * s->interval, LAST);
     }
     s->k = within(s->k - excess(s, exponent));
     s->good = 0;
 }
 
-static void grow(lt_scaler *s)
+static void grow(lt_scaler *s, int by)
 {
     s->good = 0;
-    s->k = within(s->k + 1);
-    if (s->policy == LT_SCALE_ADAPTIVE) {
-        s->since = 0;
-        s->interval = least(2 * s->interval, LAST);
-    }
+    s->k = within(s->k + by);
+    s->since = 0;
 }
 
-static void go_on(lt_scaler *s, int exponent)
+static void go_on_dynamic(lt_scaler *s)
 {
-    bool adaptive = s->policy == LT_SCALE_ADAPTIVE;
-    if (adaptive && exponent != LT_NO_EXPONENT)
-        take_note(s, exponent + 1 - s->k);
-    s->good = adaptive && exponent > TOP - SPARE ? 0 : least(s->good + 1, s->interval);
-    if (s->good == s->interval && (!adaptive || s->k < highest(s)))
-        grow(s);
+    s->good = least(s->good + 1, s->interval);
+    if (s->good == s->interval)
+        grow(s, 1);
+}
+
+/* With little to spare, a growth may be a mistake: each is tried after a longer interval. */
+static void go_on_adaptive(lt_scaler *s, int exponent)
+{
+    int e = exponent == LT_NO_EXPONENT ? TOP - MOST_SPARE : exponent, spare = TOP - e;
+    take_note(s, e + 1 - s->k);
+    s->spare = s->good == 0 ? spare : least(s->spare, spare);
+    s->good = spare < SPARE ? 0 : least(s->good + 1, s->interval);
+    bool is_soon = s->good % SOON == 0 && s->spare >= PLENTY;
+    int half = (s->spare - SPARE) / 2, by = least(half > 0 ? half : 1, highest(s) - s->k);
+    if (s->good == 0 || by <= 0 || (s->good < s->interval && !is_soon))
+        return;
+    if (half == 0)
+        s->interval = least(2 * s->interval, LAST);
+    grow(s, by);
 }
 
 bool lt_scaler_see(lt_scaler *s, int exponent, bool finite)
@@ -126,10 +140,12 @@ bool lt_scaler_see(lt_scaler *s, int exponent, bool finite)
     if (s->policy == LT_SCALE_STATIC)
         return finite;
     s->since = least(s->since + 1, LAST);
-    if (finite)
-        go_on(s, exponent);
-    else
+    if (!finite)
         shrink(s, exponent);
+    else if (s->policy == LT_SCALE_ADAPTIVE)
+        go_on_adaptive(s, exponent);
+    else
+        go_on_dynamic(s);
     if (s->policy == LT_SCALE_ADAPTIVE)
         s->k = least(s->k, highest(s));
     return finite;

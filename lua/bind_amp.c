@@ -12,8 +12,9 @@ static const char key_used; /* its address is the key in the registry of the one
 
 /* What is saved of a scaler: X(field, type to push it as). */
 #define FIELDS(X)                                                                                  \
-    X(policy, integer) X(k, integer) X(interval, integer) X(good, integer) X(since, integer)       \
-    X(steps, integer) X(skipped, integer) X(in_a_row, integer) X(at_floor, integer)                \
+    X(policy, integer) X(k, integer) X(interval, integer) X(good, integer) X(spare, integer)       \
+    X(since, integer) X(steps, integer) X(skipped, integer) X(in_a_row, integer)                   \
+    X(at_floor, integer)                                                                           \
     X(mean, number) X(variance, number) X(old_mean, number) X(old_variance, number)
 
 static const char *const policies[] = {

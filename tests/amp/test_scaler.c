@@ -77,28 +77,43 @@ TEST(a_scale_stays_within_its_ends)
         CHECK_EQ(s.skipped, 100);
     }
     s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 23, 0);
-    expect(&s, (part[]){{5000, -60}, {5000, NONE}, {0}}, (move[]){{20, 24}, {0}});
+    expect(&s, (part[]){{5000, -60}, {5000, NONE}, {0}}, (move[]){{10, 24}, {0}});
 }
 
-/* 2^-8 times 2^16: 7 bits to spare. They are used up in 20, 40, 80... steps, but for 2. */
+/* 2^-8 times 2^16: 7 bits to spare, of which 2 are to stay. Half of the others; then 1 each time,
+ * after 20, 20, 40 steps. */
 TEST(an_adaptive_scale_grows_into_its_headroom)
 {
     lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 16, 0);
     expect(&s, (part[]){{9000, -8}, {0}},
-           (move[]){{20, 17}, {60, 18}, {140, 19}, {300, 20}, {620, 21}, {1260, 22}, {0}});
-    CHECK_EQ(s.interval, 1280);
+           (move[]){{20, 18}, {40, 19}, {60, 20}, {80, 21}, {120, 22}, {0}});
+    CHECK_EQ(s.interval, 80);
     CHECK_EQ(s.skipped, 0);
-    s = lt_scaler_begin(LT_SCALE_ADAPTIVE, -10, 0); /* the longest interval is 2000 */
-    expect(&s, (part[]){{8600, -30}, {0}},
-           (move[]){{20, -9}, {60, -8}, {140, -7}, {300, -6}, {620, -5}, {1260, -4}, {2540, -3},
-                    {4540, -2}, {6540, -1}, {8540, 0}, {0}});
+    /* 26 bits to spare, then 14; then 8, which are not plenty. */
+    s = lt_scaler_begin(LT_SCALE_ADAPTIVE, -10, 0);
+    expect(&s, (part[]){{200, -1}, {0}},
+           (move[]){{10, 2}, {20, 8}, {40, 11}, {60, 12}, {80, 13}, {100, 14}, {140, 15}, {0}});
+    /* All zero: they may be 2^-25 or less. */
+    s = lt_scaler_begin(LT_SCALE_ADAPTIVE, -14, 0);
+    expect(&s, (part[]){{100, NONE}, {0}}, (move[]){{10, 5}, {20, 24}, {0}});
+    s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 12, 0); /* the longest interval is 2000 */
+    s.interval = 1999;
+    expect(&s, (part[]){{4000, 0}, {0}}, (move[]){{1999, 13}, {3999, 14}, {0}});
+    CHECK_EQ(s.interval, 2000);
 }
 
 TEST(a_step_without_headroom_begins_the_interval_again)
 {
     lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 10, 0);
     expect(&s, (part[]){{19, 0}, {1, 4}, {20, 0}, {10, 0}, {1, NONE}, {29, 0}, {0}},
-           (move[]){{40, 11}, {80, 12}, {0}});
+           (move[]){{40, 11}, {60, 12}, {80, 13}, {0}});
+}
+
+/* The worst of the steps counts: with 12 bits to spare, but for once 6, it is 2 more. */
+TEST(growth_goes_by_the_least_headroom)
+{
+    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 0, 0);
+    expect(&s, (part[]){{5, 3}, {1, 9}, {14, 3}, {10, 3}, {0}}, (move[]){{20, 2}, {30, 6}, {0}});
 }
 
 TEST(an_adaptive_scale_shrinks_by_the_excess)
@@ -108,28 +123,46 @@ TEST(an_adaptive_scale_shrinks_by_the_excess)
     expect(&s, (part[]){{1, OVERFLOW + 4}, {0}}, (move[]){{1, 11}, {0}});
     CHECK_NEAR(s.mean, 5, 0);
     /* Nothing is known but that it does not fit: 1, 2, 4, 8 and 16 less. After a finite step it is
-     * 1 again, and then less, as the gradients vary. */
+     * 1 again. */
     s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 24, 0);
     expect(&s, (part[]){{5, OVERFLOW - 60}, {1, -8}, {1, OVERFLOW - 60}, {0}},
-           (move[]){{1, 23}, {2, 21}, {3, 17}, {4, 9}, {5, -7}, {7, -14}, {0}});
+           (move[]){{1, 23}, {2, 21}, {3, 17}, {4, 9}, {5, -7}, {7, -8}, {0}});
 }
 
 /* Every overflow comes just after a growth: they become rare. One after a long while is another
  * matter. */
 TEST(the_interval_is_short_again_after_an_overflow_that_no_growth_has_made)
 {
-    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 18, 0);
-    expect(&s, (part[]){{20, -7}, {0}}, (move[]){{20, 19}, {0}});
+    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 19, 0);
+    expect(&s, (part[]){{20, -7}, {0}}, (move[]){{20, 20}, {0}});
     CHECK_EQ(s.interval, 40);
     CHECK(!lt_scaler_see(&s, 12, false));
-    CHECK_EQ(s.interval, 40);
-    CHECK_EQ(s.k, 17); /* 1 less, and 1 because gradients seem to vary */
-    expect(&s, (part[]){{40, -7}, {0}}, (move[]){{61, 18}, {0}});
     CHECK_EQ(s.interval, 80);
-    for (int i = 0; i < 79; i++)
-        CHECK(lt_scaler_see(&s, 12, true));
+    CHECK_EQ(s.k, 19);
+    expect(&s, (part[]){{80, -7}, {0}}, (move[]){{101, 20}, {0}});
+    CHECK_EQ(s.interval, 160);
+    for (int i = 0; i < 159; i++)
+        CHECK(lt_scaler_see(&s, 14, true));
     CHECK(!lt_scaler_see(&s, 12, false));
     CHECK_EQ(s.interval, 20);
+    s.interval = 1999;
+    s.since = 0;
+    CHECK(!lt_scaler_see(&s, 12, false));
+    CHECK_EQ(s.interval, 2000);
+}
+
+/* One step whose gradients are 2^30 times larger than all others is lost, and soon over. */
+TEST(an_adaptive_scale_recovers_from_one_step)
+{
+    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 16, 0);
+    for (int step = 0; step < 5; step++)
+        CHECK(lt_scaler_see(&s, scaled(&s, -10), true));
+    CHECK(!lt_scaler_see(&s, 15, false));
+    for (int row = 0; s.k + 20 > 15; row++)
+        CHECK(row < 5 && !lt_scaler_see(&s, 15, false));
+    for (int step = 0; step < 60; step++)
+        CHECK(lt_scaler_see(&s, scaled(&s, -10), true));
+    CHECK(s.k >= 16);
 }
 
 /* Gradients that grow by a bit in two steps, from 2^-8 to 2^8: no step is lost, as the scale goes
@@ -185,7 +218,7 @@ TEST(no_growth_beyond_the_most)
     CHECK_EQ(s.good, 20);
     s.variance = 0;
     CHECK(lt_scaler_see(&s, scaled(&s, -9), true));
-    CHECK_EQ(s.k, 6);
+    CHECK_EQ(s.k, 13);
 }
 
 /* A copy goes on as the original does, bit for bit. */
