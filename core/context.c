@@ -156,7 +156,7 @@ void lt_log_to(lt_ctx *ctx, lt_log_fn fn, void *ud)
     ctx->log = fn;
     ctx->log_ud = ud;
     if (fn && *ctx->note)
-        fn(ud, LT_LOG_DEBUG, ctx->note);
+        fn(ud, ctx->note_level, ctx->note);
     if (fn)
         *ctx->note = '\0';
 }

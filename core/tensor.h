@@ -175,7 +175,8 @@ struct lt_ctx {
     lt_device *device;                /* where new tensors go */
     lt_log_fn log;
     void *log_ud;
-    char note[256];                   /* for the log, from before there was one */
+    char note[256];                   /* for the log, from before there was one, */
+    lt_log_level note_level;
     struct lt_trace *trace;           /* or NULL */
     struct lt_laters *laters;         /* of later.c, or NULL */
     lt_fault fault;

@@ -49,7 +49,7 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
         lt__fault_check(ctx, size) != LT_OK)
         return NULL;
     if (!ctx->device->is_host && config && config->vranks > 0) {
-        lt_fail(LT_EUNSUPPORTED, "a deterministic run, which has vranks, is one on the CPU, and "
+        lt_fail(LT_EUSAGE, "a deterministic run, which has vranks, is one on the CPU, and "
                 "this rank computes on %s; use --device cpu", lt_device_name(ctx));
         return NULL;
     }

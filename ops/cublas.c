@@ -121,7 +121,7 @@ static cublasStatus_t make_layouts(lt_cublas *d, plan *p)
 static cublasStatus_t set_preference(lt_cublas *d, cublasLtMatmulPreference_t wish, const plan *p)
 {
     const uint64_t workspace = d->config.workspace;
-    const uint32_t in_f32 = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const uint32_t in_f32 = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* whatever the result's type */
     const cublasLtMatmulPreferenceAttributes_t names[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
@@ -130,9 +130,8 @@ static cublasStatus_t set_preference(lt_cublas *d, cublasLtMatmulPreference_t wi
                               (uint32_t)align[OUT]};
     BLAS_TRY(d->t.cublasLtMatmulPreferenceSetAttribute(
         wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
-    if (d->config.deterministic)
-        BLAS_TRY(d->t.cublasLtMatmulPreferenceSetAttribute(
-            wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &in_f32, sizeof in_f32));
+    BLAS_TRY(d->t.cublasLtMatmulPreferenceSetAttribute(
+        wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &in_f32, sizeof in_f32));
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         BLAS_TRY(d->t.cublasLtMatmulPreferenceSetAttribute(wish, names[i], &bytes[i],
                                                            sizeof bytes[i]));

@@ -19,7 +19,6 @@ extern "C" {
 #endif
 
 typedef struct lt_cublas_config {
-    bool deterministic; /* parts of a sum are added up in f32, whatever the result's type */
     bool tf32;          /* f32 factors may be rounded to 10 bits, on tensor cores */
     size_t workspace;   /* bytes that a product may want; 0: LT_CUBLAS_WORKSPACE */
 } lt_cublas_config;

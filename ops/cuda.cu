@@ -1,10 +1,9 @@
 /* cuda.cu - a CUDA device as the library sees it: memory, copies, conversions; and the one function
  * that the plugin exports.
  *
- * All work goes into one stream, in order. A copy that has pageable memory on the host's side is
- * done with that memory when it returns, as CUDA promises for cudaMemcpyAsync(): it waits where
- * host memory is written, and takes a copy of what is read. Pinned memory is left alone until the
- * stream has come so far.
+ * All work goes into one stream, in order. Memory of the host that is copied, pageable or pinned,
+ * is left alone until the stream has come so far: CUDA promises no more of cudaMemcpyAsync() than
+ * that it may wait.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -257,7 +256,7 @@ static lt_status cuda_look_up(lt_device *device, void *dst, const uint8_t *src, 
 static int major_of(int version) { return version / 1000; }
 static int minor_of(int version) { return version % 1000 / 10; }
 
-/* The index of the device that is meant; or -1, with a sentence about what this machine lacks. */
+/* The index of the device that is meant; or what lt_accelerator_open() returns. */
 static int find_device(const lt_accelerator_config *config, char *text, size_t bytes)
 {
     int driver = 0, n = 0, major = 0, index = config->index;
@@ -288,7 +287,8 @@ static int find_device(const lt_accelerator_config *config, char *text, size_t b
     else
         return index;
     (void)cudaGetLastError();
-    return -1;
+    return driver == 0 || error == cudaErrorNoDevice || (error == cudaSuccess && n == 0)
+               ? LT_NO_ACCELERATOR : -1;
 }
 
 /* The stream and the little memory that a device has from the start. */
@@ -379,7 +379,7 @@ extern "C" LT_API int lt_accelerator_open(const char *version, const lt_host *ho
         return -1;
     int index = find_device(config, text, bytes);
     if (index < 0)
-        return -1;
+        return index;
     lt_cuda *cuda = device_new(host, config, index);
     cudaError_t error = cuda ? begin(cuda) : cudaErrorMemoryAllocation;
     *accelerator = lt_accelerator{};

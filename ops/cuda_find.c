@@ -68,6 +68,12 @@ static void *try_toolkit(search *s, const char *root)
     return try_folders(s, folders);
 }
 
+/* 3.10 is newer than 3.9. */
+static int newest_first(const void *a, const void *b)
+{
+    return strverscmp(*(char *const *)b, *(char *const *)a);
+}
+
 /* The nvidia packages of a Python that is installed below root. */
 static void *try_python(search *s, const char *root)
 {
@@ -83,7 +89,8 @@ static void *try_python(search *s, const char *root)
                              below[i], (int)length, package);
             if (n >= (int)sizeof pattern || glob(pattern, 0, NULL, &list) != 0)
                 continue;
-            for (size_t k = list.gl_pathc; !library && k-- > 0;) /* the newest Python first */
+            qsort(list.gl_pathv, list.gl_pathc, sizeof *list.gl_pathv, newest_first);
+            for (size_t k = 0; !library && k < list.gl_pathc; k++)
                 library = try_folder(s, list.gl_pathv[k], strlen(list.gl_pathv[k]));
             globfree(&list);
         }

@@ -52,8 +52,7 @@ static lt_cudnn *cudnn_of(lt_nvidia *n, lt_ctx *ctx)
 
 static lt_cublas *cublas_of(lt_nvidia *n, lt_ctx *ctx)
 {
-    const lt_cublas_config config = {.deterministic = n->lent->deterministic,
-                                     .tf32 = n->lent->tf32};
+    const lt_cublas_config config = {.tf32 = n->lent->tf32};
     library *l = &n->cublas;
     if (!n->of_cublas && l->there)
         n->of_cublas = lt__cublas_new(&n->cublas_table, n->lent, &config, l->why, sizeof l->why);

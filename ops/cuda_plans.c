@@ -11,6 +11,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <libgen.h>
+#include <limits.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -163,6 +165,14 @@ static const char *take(lt_plans *plans, const char *text, size_t bytes)
     return NULL;
 }
 
+static void check_folder(const char *path, char *note, size_t bytes)
+{
+    char copy[PATH_MAX];
+    int n = snprintf(copy, sizeof copy, "%s", path);
+    if (n < PATH_MAX && access(dirname(copy), W_OK) != 0)
+        snprintf(note, bytes, "plans cannot be written to %s: %s", path, strerror(errno));
+}
+
 lt_plans *lt__plans_read(const char *path, const char *stamp, char *note, size_t bytes)
 {
     lt_plans *plans = calloc(1, sizeof *plans);
@@ -185,6 +195,8 @@ lt_plans *lt__plans_read(const char *path, const char *stamp, char *note, size_t
     }
     if (wrong)
         snprintf(note, bytes, "%s %s; plans are made anew", path, wrong);
+    else if (!*note)
+        check_folder(path, note, bytes);
     return plans;
 }
 

@@ -9,8 +9,8 @@
 typedef struct lt_plans lt_plans;
 
 /* What the file at path holds. stamp says what its choices depend on: versions and device. A file
- * that is damaged, or has another stamp, is as good as none, and note (say 512 bytes) says so; else
- * note is "". New. NULL: out of memory. */
+ * that is damaged, or has another stamp, is as good as none, and note (say 512 bytes) says so, or
+ * that it cannot be replaced; else note is "". New. NULL: out of memory. */
 lt_plans *lt__plans_read(const char *path, const char *stamp, char *note, size_t bytes);
 /* The value; NULL: there is none. Borrowed until the next put. */
 const char *lt__plans_find(const lt_plans *plans, const char *key);

@@ -64,10 +64,16 @@ static void read_file(lt_cudnn *d, lt_ctx *ctx)
 
 /* ==== Plans =================================================================================== */
 
-static void plan_free(lt_cudnn *d, lt_plan *p)
+static void drop_pack(lt_cudnn *d, lt_plan *p)
 {
     if (p->pack)
         d->t.cudnnBackendDestroyDescriptor(p->pack);
+    p->pack = NULL;
+}
+
+static void plan_free(lt_cudnn *d, lt_plan *p)
+{
+    drop_pack(d, p);
     lt__desc_cut(d, &p->made, 0);
     free(p);
 }
@@ -139,8 +145,10 @@ static lt_status plan_for(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_job *job, lt_
     lt_plan *p = find(d, job);
     if ((*found = p))
         return LT_OK;
-    if (d->n_plans == MOST_PLANS) /* sizes that never repeat: start again rather than grow */
+    if (d->n_plans == MOST_PLANS) { /* sizes that never repeat: start again rather than grow */
+        LT_TRY(d->lent->device->sync(d->lent->device)); /* with none of them under way */
         plans_free(d);
+    }
     if (!(p = calloc(1, sizeof *p)))
         return d->lent->host->fail(LT_ENOMEM, "out of memory for plans of cuDNN");
     p->job = *job;
@@ -192,8 +200,7 @@ static void pack(lt_cudnn *d, lt_plan *p, void *const operand[OPERANDS], void *w
     if (p->pack && p->workspace == workspace &&
         memcmp(p->operand, operand, sizeof p->operand) == 0)
         return;
-    if (p->pack)
-        d->t.cudnnBackendDestroyDescriptor(p->pack);
+    drop_pack(d, p);
     p->pack = lt__desc_new(d, &made, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
     lt__desc_ints(d, p->pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, n, numbers);
     lt__desc_set(d, p->pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, n,
@@ -201,6 +208,10 @@ static void pack(lt_cudnn *d, lt_plan *p, void *const operand[OPERANDS], void *w
     lt__desc_set(d, p->pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1,
                  &workspace);
     lt__desc_end(d, p->pack);
+    if (d->status != CUDNN_STATUS_SUCCESS) {
+        drop_pack(d, p);
+        return;
+    }
     memcpy(p->operand, operand, sizeof p->operand);
     p->workspace = workspace;
 }

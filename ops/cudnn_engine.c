@@ -24,7 +24,7 @@ static bool allowed(const lt_cudnn *d, const lt_cudnn_job *job, cudnnBackendNume
     case CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC: return !in_order;
     case CUDNN_NUMERICAL_NOTE_TENSOR_CORE: return !f32 || d->config.tf32;
     case CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS: return !f32 && !strict;
-    case CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION:
+    case CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION: return false; /* sums are in f32 */
     case CUDNN_NUMERICAL_NOTE_FFT:
     case CUDNN_NUMERICAL_NOTE_WINOGRAD:
     case CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4:

@@ -12,8 +12,8 @@ bool lt__is_accelerator(const char *device)
     return device && (strcmp(device, "auto") == 0 || lt__cuda_index(device) >= 0);
 }
 
-/* Fills *a; LT_EENV with what is missing. */
-static lt_status open_plugin(const lt_ctx *ctx, const char *device, lt_accelerator *a)
+/* Fills *a; LT_EENV with what is missing. *none: this machine has no accelerator. */
+static lt_status open_plugin(const lt_ctx *ctx, const char *device, lt_accelerator *a, bool *none)
 {
     lt_accelerator_config config = {.index = LT_ANY_DEVICE, .local_rank = ctx->config.local_rank,
                                     .deterministic = ctx->config.deterministic,
@@ -24,44 +24,29 @@ static lt_status open_plugin(const lt_ctx *ctx, const char *device, lt_accelerat
     lt_accelerator_open_fn open_accelerator;
     if (strchr(device, ':'))
         config.index = lt__cuda_index(device);
-    if (!lt__plugin_find("cuda", file))
+    *none = !lt__plugin_find("cuda", file);
+    if (*none)
         return lt_fail(LT_EENV, "luatrain has no libluatrain-cuda.so, which is built where there "
                        "is nvcc");
     LT_TRY(lt__plugin_open(file, "lt_accelerator_open", &open_accelerator));
-    if (open_accelerator(LT_VERSION, &host, &config, a, text, sizeof text) != 0)
-        return lt_fail(LT_EENV, "%s", text);
-    return LT_OK;
-}
-
-/* What nobody has asked for by its name is to be able to train. */
-static bool can_train(const lt_accelerator *a)
-{
-    return a->op[LT_OP_conv2d].bwd && a->op[LT_OP_linear].bwd && a->op[LT_OP_batch_norm].bwd &&
-           a->op[LT_OP_cross_entropy].bwd;
-}
-
-static lt_status open_any(const lt_ctx *ctx, lt_accelerator *a)
-{
-    LT_TRY(open_plugin(ctx, "auto", a));
-    if (can_train(a))
-        return LT_OK;
-    lt_fail(LT_EENV, "%s has no kernels for convolutional networks yet", a->device->name);
-    a->device->close(a->device);
-    return LT_EENV;
+    int rc = open_accelerator(LT_VERSION, &host, &config, a, text, sizeof text);
+    *none = rc == LT_NO_ACCELERATOR;
+    return rc == 0 ? LT_OK : lt_fail(LT_EENV, "%s", text);
 }
 
 lt_status lt__accelerator_open(lt_ctx *ctx, const char *device)
 {
     struct lt_ops *ops = ctx->slots.ops;
-    bool is_auto = strcmp(device, "auto") == 0;
+    bool is_auto = strcmp(device, "auto") == 0, none;
     lt_accelerator *a = lt__alloc_zero(ctx, sizeof *a);
     if (!a)
         return LT_ENOMEM;
-    if ((is_auto ? open_any(ctx, a) : open_plugin(ctx, device, a)) != LT_OK) {
+    if (open_plugin(ctx, device, a, &none) != LT_OK) {
         lt__free(ctx, a, sizeof *a);
         if (!is_auto)
             return lt_fail(LT_EENV, "device %s: %s; use --device cpu", device, lt_errmsg());
         snprintf(ctx->note, sizeof ctx->note, "computes on the CPU: %s", lt_errmsg());
+        ctx->note_level = none ? LT_LOG_DEBUG : LT_LOG_WARN;
         return LT_OK;
     }
     ops->accelerator = a;

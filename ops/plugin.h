@@ -49,9 +49,10 @@ typedef struct lt_accelerator_config {
 } lt_accelerator_config;
 
 enum { LT_ANY_DEVICE = -1 };
+enum { LT_NO_ACCELERATOR = -2 };
 
-/* host lives as long as the process. 0, or -1 with a sentence in text: what is missing, or too old.
- */
+/* host lives as long as the process. 0; or, with a sentence in text, LT_NO_ACCELERATOR, when this
+ * machine has none, or -1, when what it has cannot be used. */
 typedef int (*lt_accelerator_open_fn)(const char *version, const lt_host *host,
                                       const lt_accelerator_config *config,
                                       lt_accelerator *accelerator, char *text, size_t bytes);

@@ -121,10 +121,11 @@ TEST(what_rounds_more_is_for_who_allows_it)
 {
     const lt_cudnn_config free_ = {.tf32 = true}, plain = {.tf32 = false};
     const lt_cudnn_config strict = {.tf32 = true, .deterministic = true};
+    const cudnnBackendNumericalNote_t halves = CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION;
     static const cudnnBackendNumericalNote_t rough[] = {
-        CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION, CUDNN_NUMERICAL_NOTE_FFT,
-        CUDNN_NUMERICAL_NOTE_WINOGRAD, CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4,
-        CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6, CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13};
+        CUDNN_NUMERICAL_NOTE_FFT, CUDNN_NUMERICAL_NOTE_WINOGRAD,
+        CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4, CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6,
+        CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13};
     const cudnnBackendNumericalNote_t cores = CUDNN_NUMERICAL_NOTE_TENSOR_CORE;
     const cudnnBackendNumericalNote_t down = CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS;
     begin();
@@ -132,6 +133,7 @@ TEST(what_rounds_more_is_for_who_allows_it)
         CHECK_EQ(with_note(rough[i], &free_, LT_F16, LT_CUDNN_CONV), 1);
         CHECK_EQ(with_note(rough[i], &strict, LT_F16, LT_CUDNN_CONV), 2);
     }
+    CHECK_EQ(with_note(halves, &free_, LT_F16, LT_CUDNN_CONV), 2); /* sums are in f32 */
     CHECK_EQ(with_note(cores, &free_, LT_F32, LT_CUDNN_CONV), 1);
     CHECK_EQ(with_note(cores, &plain, LT_F32, LT_CUDNN_CONV), 2);
     CHECK_EQ(with_note(cores, &plain, LT_F16, LT_CUDNN_CONV), 1);
@@ -312,6 +314,18 @@ TEST(a_file_remembers_plans)
     CHECK(asks(true, sample())); /* other options, other plans */
     CHECK(!asks(true, sample()));
     CHECK_STR(notes, "");
+    end_file();
+}
+
+TEST(a_file_that_cannot_be_written)
+{
+    char before[sizeof file];
+    begin_file();
+    memcpy(before, file, sizeof file);
+    snprintf(file, sizeof file, "/nowhere/plans");
+    CHECK(asks(false, sample()));
+    CHECK_STR(notes, "plans cannot be written to /nowhere/plans: No such file or directory\n");
+    memcpy(file, before, sizeof file);
     end_file();
 }
 

@@ -335,13 +335,13 @@ static void replace_value(const char *path, const char *value)
     lt__plans_free(plans);
 }
 
-/* The first convolution of a ResNet in f16, by the engine that is taken, or that the file says. */
-static void choose_stem(const char *path, bool strict, char choice[1024])
+/* The first convolution of a ResNet in f32, by the engine that is taken, or that the file says. */
+static void choose_stem(const char *path, bool tf32, char choice[1024])
 {
     static char json[4096];
     static list graphs;
     const lt_cuda_lent lent = {.host = &host, .model = "none"};
-    const lt_cudnn_config config = {.deterministic = strict, .json = json, .plans = path};
+    const lt_cudnn_config config = {.tf32 = tf32, .json = json, .plans = path};
     lt_cudnn_table table;
     char text[512];
     size_t bytes;
@@ -349,7 +349,7 @@ static void choose_stem(const char *path, bool strict, char choice[1024])
     read_text("tests/cuda/h200.json", json, sizeof json);
     read_graphs(&graphs);
     lt_cudnn_job job = graphs.at[0];
-    job.dtype = LT_F16;
+    job.dtype = LT_F32;
     job.n = 256;
     lt_cudnn *d = lt__cudnn_new(&table, &lent, &config, text, sizeof text);
     if (!d)
@@ -359,22 +359,22 @@ static void choose_stem(const char *path, bool strict, char choice[1024])
     lt__cudnn_free(d);
 }
 
-/* Its likely fastest engine sums in f16, and is not for who wants it strict. */
+/* Its likely fastest engine rounds, and is only for who allows it. */
 TEST(the_file_has_the_last_word)
 {
-    char path[] = "/tmp/lt-plans-XXXXXX", fast[1024], strict[1024], again[1024];
+    char path[] = "/tmp/lt-plans-XXXXXX", fast[1024], exact[1024], again[1024];
     int made = mkstemp(path);
     CHECK(made >= 0);
     close(made);
     unlink(path);
-    choose_stem(NULL, true, strict);
-    choose_stem(path, false, fast);
-    CHECK(strcmp(fast, strict) != 0);
-    choose_stem(path, false, again);
+    choose_stem(NULL, false, exact);
+    choose_stem(path, true, fast);
+    CHECK(strcmp(fast, exact) != 0);
+    choose_stem(path, true, again);
     CHECK_STR(again, fast);
-    replace_value(path, strict);
-    choose_stem(path, false, again);
-    CHECK_STR(again, strict);
+    replace_value(path, exact);
+    choose_stem(path, true, again);
+    CHECK_STR(again, exact);
     unlink(path);
 }
 #else

@@ -334,7 +334,7 @@ LT_API int lt_accelerator_open(const char *version, const lt_host *host,
         return -1;
     if (lacks("no-driver") || lacks("no-device")) {
         snprintf(text, bytes, "there is no NVIDIA %s", getenv("EMU") + 3);
-        return -1;
+        return LT_NO_ACCELERATOR;
     }
     int index = config->index >= 0 ? config->index : config->local_rank % DEVICES;
     if (index >= DEVICES) {
