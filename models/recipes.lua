@@ -5,7 +5,8 @@
 --
 -- A recipe is for batches of `batch` and for images of 224 x 224. Another batch has its learning
 -- rate in proportion, and images of another size have theirs in proportion where the recipe changes
--- sizes; another number of epochs stretches all that happens in them.
+-- sizes; another number of epochs stretches all that happens in them. Where sizes change, each has
+-- whole epochs, and its own part of the schedule: with few epochs a size may have none.
 local lt = require "luatrain"
 
 local recipes = {}
@@ -59,19 +60,42 @@ recipes.resnet50_fast = {
 
 local function round(x) return math.max(1, math.floor(x + 0.5)) end
 
--- The sizes of a recipe for other epochs, batches and images.
-local function stages(recipe, epochs, batch, side)
+-- What becomes of a recipe's stages in so many epochs, which each has whole: those that still have
+-- some, from which epoch on, and from which of the recipe's.
+local function parts_of(recipe, epochs)
   local list, before, done = {}, 0, 0
-  for _, stage in ipairs(recipe.sizes) do
-    before = before + stage.epochs
-    local own = math.floor(before * epochs / recipe.epochs + 0.5) - done
-    if own > 0 then
-      list[#list + 1] = {epochs = own, size = round(stage.size * side / 224), area = stage.area,
-                         batch = round((stage.batch or recipe.batch) * batch / recipe.batch)}
+  for _, stage in ipairs(recipe.sizes or {{epochs = recipe.epochs}}) do
+    local last = math.floor((before + stage.epochs) * epochs / recipe.epochs + 0.5)
+    if last > done then
+      list[#list + 1] = {stage = stage, from = before, first = done, last = last}
     end
-    done = done + own
+    before, done = before + stage.epochs, last
   end
   return list
+end
+
+-- The sizes of these parts for other batches and images.
+local function sizes_of(recipe, parts, batch, side)
+  local list = {}
+  for i, part in ipairs(parts) do
+    local stage = part.stage
+    list[i] = {epochs = part.last - part.first, size = round(stage.size * side / 224),
+               area = stage.area,
+               batch = round((stage.batch or recipe.batch) * batch / recipe.batch)}
+  end
+  return list
+end
+
+-- The schedule, in which each part passes through its own stage: the rates of a stage are for its
+-- batch.
+local function schedule_of(recipe, parts)
+  return function(epoch)
+    local i = 1
+    while epoch >= parts[i].last and parts[i + 1] do i = i + 1 end
+    local part = parts[i]
+    local share = (epoch - part.first) / (part.last - part.first)
+    return recipe.schedule(part.from + share * part.stage.epochs, recipe.epochs)
+  end
 end
 
 local spec = lt.check("recipes.fit(name, {; train:set, test:set, epochs?, batch?, accumulate=1, "
@@ -80,21 +104,22 @@ local spec = lt.check("recipes.fit(name, {; train:set, test:set, epochs?, batch?
 -- Trains a recipe's net and returns what lt.fit does.
 function recipes.fit(name, given)
   local recipe, o = recipes[name], spec(given)
+  if type(recipe) ~= "table" then
+    error(("recipes.fit: '%s' is no recipe"):format(name), 2)
+  end
   local epochs, batch = o.epochs or recipe.epochs, o.batch or recipe.batch
   local options = {classes = o.train.classes, channels = o.train.channels}
   for key, value in pairs(recipe.options or {}) do options[key] = value end
   local net = lt.models[recipe.arch](options)
-  local function schedule(epoch)
-    return recipe.schedule(epoch * recipe.epochs / epochs, recipe.epochs)
-  end
+  local parts = parts_of(recipe, epochs)
   return lt.fit{
     net = net, train = o.train, test = o.test, epochs = epochs, batch = batch,
     optim = lt.optim.sgd(net, {
       lr = lt.schedule.lr_for_batch{recipe.lr, batch, per = recipe.batch},
       momentum = recipe.momentum, nesterov = recipe.nesterov, decay = recipe.decay,
       decay_bias = false}),
-    schedule = schedule,
-    sizes = recipe.sizes and stages(recipe, epochs, batch, o.train.height),
+    schedule = schedule_of(recipe, parts),
+    sizes = recipe.sizes and sizes_of(recipe, parts, batch, o.train.height),
     smoothing = recipe.smoothing, mixup = o.mixup or recipe.mixup, accumulate = o.accumulate,
     target = o.target,
   }

@@ -19,8 +19,9 @@ local function numbers(folder, event, field)
   return list
 end
 
--- So many steps of train_recipe.lua: its batches, and its learning rate where the factor is 1.
-local function check_script(name, steps, batch, rate)
+-- So many steps of train_recipe.lua: its batches, and its learning rate where the factor is 1. Its
+-- one epoch passes through those of the recipe from `first` to `last`.
+local function check_script(name, steps, batch, rate, first, last)
   local folder, recipe = T.folder(), recipes[name]
   local text, code = T.run(folder, ("--quiet --max-steps %d --out . %s/models/train_recipe.lua "
     .. "--recipe %s --data synthetic:16x16x3/5/400 --batch 8 --epochs 1"):format(steps, here, name))
@@ -29,15 +30,15 @@ local function check_script(name, steps, batch, rate)
   T.equal({#losses, #rates}, {steps, steps})
   for i, loss in ipairs(losses) do
     assert(loss > 0 and loss < 100, loss)
-    local epoch = (i - 0.5) * batch / 400 * recipe.epochs
+    local epoch = first + (i - 0.5) * batch / 400 * (last - first)
     T.near(rates[i], rate * recipe.schedule(epoch, recipe.epochs), 1e-12)
   end
 end
 
 T.test("steps of train_recipe.lua", function()
-  check_script("mobilenet_73", 20, 8, 8 * 0.4 / 1024)
-  check_script("resnet50_78", slow and 20 or 2, 8, 8 * 2.048 / 2048)
-  check_script("resnet50_fast", slow and 20 or 2, 4, 8 / 4096)    -- epochs = 1: of 224 x 224
+  check_script("mobilenet_73", 20, 8, 8 * 0.4 / 1024, 0, 200)
+  check_script("resnet50_78", slow and 20 or 2, 8, 8 * 2.048 / 2048, 0, 250)
+  check_script("resnet50_fast", slow and 20 or 2, 4, 8 / 4096, 13, 25)    -- those of 224 x 224
 end)
 
 T.test("the rates of resnet50_fast, for the batch that it has then", function()
@@ -74,8 +75,12 @@ T.test("fewer epochs, small images and batches: everything in proportion", funct
     for i = 1, steps do middles[#middles + 1] = epoch - 1 + (i - 0.5) / steps end
   end
   T.equal({#rates, #middles}, {20, 20})
+  local function place(epoch)                                     -- in the recipe
+    return epoch < 2 and epoch * 13 / 2 or epoch < 4 and 13 + (epoch - 2) * 12 / 2
+           or 25 + (epoch - 4) * 3
+  end
   for i, middle in ipairs(middles) do
-    T.near(rates[i], 8 / 4096 * recipes.resnet50_fast.schedule(middle * 28 / 5), 1e-12)
+    T.near(rates[i], 8 / 4096 * recipes.resnet50_fast.schedule(place(middle)), 1e-12)
   end
   T.equal(o.target, 0.25)
   o = fit("resnet50_78", 8, {epochs = 10, batch = 8, accumulate = 2})
@@ -85,12 +90,39 @@ T.test("fewer epochs, small images and batches: everything in proportion", funct
   T.equal(fit("mobilenet_73", 8, {epochs = 1, batch = 8, mixup = 0}).mixup, 0)
 end)
 
+T.test("each size has the rates of its batch, for any number of epochs", function()
+  local recipe, lt_fit, o = recipes.resnet50_fast, lt.fit, nil
+  local set = lt.data.open "synthetic:28x28x3/2/16"
+  lt.fit = function(given) o = given end
+  for epochs = 1, 60 do
+    recipes.fit("resnet50_fast", {train = set, test = set, epochs = epochs, batch = 8})
+    local first = 0
+    for _, size in ipairs(o.sizes) do
+      local from, to = 0, 0
+      for _, stage in ipairs(recipe.sizes) do
+        from, to = to, to + stage.epochs
+        if stage.size / 8 == size.size then break end
+      end
+      for share = 0.0, 0.99, 0.03 do
+        T.near(o.schedule(first + share * size.epochs, epochs),
+               recipe.schedule(from + share * (to - from)), 1e-9)
+      end
+      first = first + size.epochs
+    end
+    T.equal(first, epochs)
+  end
+  lt.fit = lt_fit
+end)
+
 T.test("refused", function()
+  local set = lt.data.open "synthetic:8x8x3/2/16"
   local function refused(message, ...)
     local ok, why = pcall(recipes.fit, ...)
     assert(not ok and why:find(message, 1, true), why)
   end
   refused("recipes has no 'resnet50_79' (did you mean 'resnet50_78'?)", "resnet50_79", {})
+  T.fails(function() recipes.fit("fit", {train = set, test = set}) end,
+          "recipes.fit: 'fit' is no recipe")
   refused("recipes.fit: unknown key 'epoch' (did you mean 'epochs'?)", "resnet50_78", {epoch = 1})
 end)
 
