@@ -97,7 +97,7 @@ end
 
 -- ==== Large batches ==============================================================================
 
-local lr_for_batch = check "schedule.lr_for_batch{base:amount, batch; per=256}"
+local lr_for_batch = check "schedule.lr_for_batch{base:amount, batch; per:count=256}"
 
 -- The learning rate for a batch when `base` is the one for batches of `per`: in proportion (Goyal
 -- et al.). It may change at any step: the momentum of optim.sgd and optim.lars is a sum of

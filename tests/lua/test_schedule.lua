@@ -124,6 +124,8 @@ T.test("a learning rate in proportion to the batch", function()
   T.equal(schedule.lr_for_batch{base = 0.25, batch = 64, per = 32}, 0.5)
   T.fails(function() schedule.lr_for_batch{0.1} end, "schedule.lr_for_batch: 'batch' must be "
           .. "given: schedule.lr_for_batch{base, batch; per=256}")
+  T.fails(function() schedule.lr_for_batch{0.1, 8, per = 0} end,
+          "schedule.lr_for_batch: 'per' wants a whole number from 1 up, it is 0")
 end)
 
 T.test("warm-up ends without a jump", function()
