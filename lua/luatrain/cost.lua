@@ -8,6 +8,7 @@
 -- be asked for later.
 
 local json_read = require "luatrain.json".read
+local sorted = require "luatrain.keys"
 
 local cost = {}
 
@@ -30,16 +31,36 @@ local function events(path)
   end
 end
 
+local function is_number(value) return type(value) == "number" end
+local function is_number_or_nil(value) return value == nil or is_number(value) end
+local function is_count(value) return (math.tointeger(value) or 0) >= 1 end
+
+-- What is read of an event, each of which must have it.
+local KINDS = {
+  start = {ranks = is_count, threads = is_count, target = is_number_or_nil,
+           device = function(value) return type(value) == "string" end},
+  epoch = {epoch = is_count, top1 = is_number_or_nil}}
+
+-- Whose name is not in the event as it should be, or nil.
+local function odd_field(event)
+  if not is_number(event.t) then return "t" end
+  for _, name in ipairs(sorted(KINDS[event.event] or {})) do
+    if not KINDS[event.event][name](event[name]) then return name end
+  end
+end
+
 -- {start = the last event "start", seconds = , device_s = , best = the highest top1, reached = }
 -- of a run. target: that of the run if it is not given. reached has epoch, top1, seconds and
 -- device_s of the epoch that reached it, and is nil before. until_t: the time it is now, for a run
--- that is not over.
+-- that is not over. nil and a reason when such a line is not as a run writes it.
 function cost.of(path, target, until_t)
   local c, ranks = {seconds = 0.0, device_s = 0.0}, nil
   local function go_to(t)           -- which may be back, when a run goes on from a checkpoint
     c.device_s, c.seconds = c.device_s + (t - c.seconds) * ranks, t
   end
   for event in events(path) do
+    local odd = odd_field(event)
+    if odd then return nil, ("no line \"%s\" has such a '%s'"):format(event.event, odd) end
     ranks = ranks or event.ranks or 1
     go_to(event.t)
     if event.event == "start" then
@@ -59,7 +80,7 @@ end
 -- Adds it to the fields of a run's end line, if it can be known.
 function cost.add(fields, path, target, until_t)
   local ok, c = pcall(cost.of, path, target, until_t)
-  if not ok then return end
+  if not ok or not c then return end
   fields.target, fields.device_hours = target, c.device_s / 3600
   if not c.reached then return end
   fields.target_epoch, fields.target_device_hours = c.reached.epoch, c.reached.device_s / 3600

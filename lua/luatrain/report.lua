@@ -60,7 +60,8 @@ local function run_cells(folder, o)
   local file, why = io.open(path, "rb")
   if not file then refuse("cannot read %s", why) end
   file:close()
-  local cost = cost_of(path, o.target)
+  local cost, odd = cost_of(path, o.target)
+  if not cost then refuse("%s is not as a run writes it: %s", path, odd) end
   local s = cost.start
   if not s then refuse("%s is no run: it has no line \"start\"", path) end
   if not cost.target then

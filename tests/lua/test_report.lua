@@ -99,6 +99,19 @@ T.test("refused", function()
   refused("/nowhere", "cannot read /nowhere/metrics.jsonl: No such file or directory")
   folder = write{""}
   refused(folder, folder .. "/metrics.jsonl is no run: it has no line \"start\"")
+  for name, line in pairs{
+    ranks = '"event":"start","t":1.0,"device":"cpu","threads":1',
+    threads = '"event":"start","t":1.0,"ranks":1,"device":"cpu","threads":0.5',
+    device = '"event":"start","t":1.0,"ranks":1,"device":7,"threads":1',
+    target = '"event":"start","t":1.0,"ranks":1,"device":"cpu","threads":1,"target":"a"',
+    t = '"event":"step","t":1.0.0,"step":1',
+    top1 = '"event":"epoch","t":1.0,"epoch":1,"top1":"high"',
+    epoch = '"event":"epoch","t":1.0,"top1":0.5',
+  } do
+    folder = write{"{" .. line .. "}", ""}
+    refused(folder, ("%s/metrics.jsonl is not as a run writes it: no line \"%s\" has such a '%s'")
+                    :format(folder, line:match '^"event":"(%a+)"', name))
+  end
   refused("--target 76 x", "--target wants a number from 0 to 1, it is '76'")
   refused("--target", "--target wants a value")
   refused("--peak=fast x", "--peak wants a number of Tflop/s, it is 'fast'")
