@@ -179,7 +179,7 @@ local IN_EPOCH_LINE = {epoch = true, epochs = true, step = true, samples = true,
                        top1 = true, test_loss = true, size = true, samples_per_s = true,
                        wall_s = true}
 
-local function epoch_text(f)
+local function epoch_text(f, remark)
   local others = {}
   for name, value in pairs(f) do
     if not IN_EPOCH_LINE[name] and type(value) == "number" then
@@ -191,7 +191,7 @@ local function epoch_text(f)
     ("epoch %d/%d"):format(f.epoch, f.epochs), f.size and ("size %d"):format(f.size),
     "loss " .. short(f.loss), f.top1 and ("top1 %.2f %%"):format(100 * f.top1),
     f.test_loss and "test loss " .. short(f.test_loss), others[1] and table.concat(others, "  "),
-    rate_text(f.samples_per_s), log.duration(f.wall_s))
+    remark, rate_text(f.samples_per_s), log.duration(f.wall_s))
 end
 
 -- ==== The log of a run ===========================================================================
@@ -327,11 +327,11 @@ function Log:step(fields)
 end
 
 -- The end of an epoch: loss, samples_per_s and wall_s of its training; top1, test_loss and other
--- numbers of the evaluation, if there was one.
-function Log:epoch(fields)
+-- numbers of the evaluation, if there was one. remark: what people are told beside it, or nil.
+function Log:epoch(fields, remark)
   local line = record(self, "epoch", fields, NOT_IN_EPOCH)
   if self.json then io.stdout:write(line):flush() end
-  self:note(epoch_text(fields))
+  self:note(epoch_text(fields, remark))
 end
 
 -- Gives print back. Further calls do nothing.

@@ -14,6 +14,15 @@ end
 -- All that have been seen.
 function progress.samples(run) return (run.epoch - 1) * #run.settings.train + run.done end
 
+-- "8 of 16 steps were skipped", with `before` before it; nil if there were none.
+function progress.skipped(run, before)
+  local scale = run.settings.scaler
+  local n = scale and scale.skipped or 0
+  if n == 0 then return nil end
+  return ("%s%d of %d step%s %s skipped"):format(
+    before or "", n, run.steps, run.steps == 1 and "" or "s", n == 1 and "was" or "were")
+end
+
 -- Time as fractions of the step: what is not one of the named parts is `other`. What an accelerator
 -- does when, the host does not know.
 local function fractions(total, waited, spent)

@@ -273,8 +273,9 @@ local function complete(self)
   local ok, err = pcall(core.save, names, tensors, path, {})
   if not ok then give_up(self, "the weights were not saved", err) end
   draw_curves(self)
-  self.log:note(("done after %s: %s has weights.safetensors, curves.svg and metrics.jsonl")
-                :format(log.duration(core.clock() - self.began), self.folder))
+  self.log:note(("done after %s%s: %s has weights.safetensors, curves.svg and metrics.jsonl")
+                :format(log.duration(core.clock() - self.began),
+                        progress.skipped(self, ", ") or "", self.folder))
   finish(self, 0)
 end
 
@@ -578,7 +579,7 @@ function Run:report(numbers)
   fields.samples, fields.size = progress.samples(self), self.stage.size
   fields.loss, fields.wall_s = result.train_loss, self.epoch_s
   fields.samples_per_s = self.epoch_images / self.epoch_s
-  self.log:epoch(fields)
+  self.log:epoch(fields, progress.skipped(self))
   self.result, self.phase = result, "reported"
   self.epoch, self.done, self.loss_sum = self.epoch + 1, 0, 0.0
   self.epoch_s, self.epoch_images, self.saved = 0.0, 0, false
