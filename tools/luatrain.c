@@ -97,6 +97,15 @@ static lt_status run_script(lua_State *L, int argc, char **argv)
     return lt_lua_dofile(L, path, argc - 1, argv + 1);
 }
 
+/* Says which options the script, which is over, had no use for. */
+static void warn_of_unused(lua_State *L)
+{
+    static const char text[] = "require('luatrain.unused').warn()";
+    bool is_loaded = luaL_loadbuffer(L, text, sizeof text - 1, "=unused") == LUA_OK;
+    lt_status status = is_loaded ? lt_lua_call(L, 0, 0) : LT_ENOMEM;
+    (void)status; /* of no account: a script may have made require() something else */
+}
+
 /* The subcommands that look at how a script trains: watch() of luatrain/NAME.lua takes what follows
  * the name and returns which of it is the script, and a function. The script runs until it is told
  * that all was seen, as LT_EDONE; then the function is called. There may be no script. */
@@ -245,7 +254,9 @@ static lt_status run_command(const settings *s, lt_ctx *ctx, lua_State *L)
         return shown("bench", bench(ctx, L, argc - 1, argv + 1));
     if (looks(argv[0]))
         return shown(argv[0], watch(L, argv[0], argc - 1, argv + 1));
-    return run_script(L, argc, argv);
+    LT_TRY(run_script(L, argc, argv));
+    warn_of_unused(L);
+    return LT_OK;
 }
 
 /* One rank, or all there is when group is NULL. */

@@ -4,6 +4,7 @@
 local core = ...
 local check = require "luatrain.check"
 local command = require "luatrain.command"
+local unused = require "luatrain.unused"
 
 local function fail(...) core.fail("EUSAGE", string.format(...)) end
 
@@ -46,6 +47,7 @@ end
 -- is false when there is nothing to go on with, as in a new folder; amp is that of an lt.autocast
 -- around the run when nobody says it.
 return function(o)
+  unused.run = true
   local out, max_steps = text_of "LUATRAIN_OUT", count_of "LUATRAIN_MAX_STEPS"
   o.out_is_the_scripts = not out and o.out ~= nil
   o.out = folder(out or o.out)

@@ -6,6 +6,7 @@
 
 local core = ...
 local check = require "luatrain.check"
+local unused = require "luatrain.unused"
 
 local Scaler = {}
 local HANDLE = {}              -- key of what core.new_loss_scale gave
@@ -63,6 +64,7 @@ function Scaler:begin()
     core.use_loss_scale(before)
     fail "amp.scaler: another one is in use; scaler:close() ends that"
   end
+  unused.scaler = true
   return self
 end
 

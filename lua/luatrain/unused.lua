@@ -1,0 +1,41 @@
+-- unused.lua - options of luatrain for mixed precision that found nothing in the script which they
+-- are for: only lt.run knows what to do with them.
+
+local core = ...
+local command = require "luatrain.command"
+
+local unused = {run = false, scaler = false}     -- whether the script has had one
+
+-- The option as it was given: as a flag, or as a variable.
+local function given(flag, variable)
+  local value = os.getenv(variable)
+  if not value or value == "" then return nil end
+  return command.has(flag) and flag .. " " .. value or variable .. "=" .. value, value
+end
+
+local function say(...)
+  if core.rank() == 0 then
+    io.stderr:write("luatrain: warning: ", string.format(...), "\n")
+  end
+end
+
+-- The script is over.
+function unused.warn()
+  if unused.run then return end
+  local amp, precision = given("--amp", "LUATRAIN_AMP")
+  local steps = core.steps()
+  if precision == "auto" then
+    say("%s is for lt.run and lt.fit; the script has called neither, and all was in f32", amp)
+  elseif precision == "fp16" and steps > 0 and not unused.scaler then
+    say("%s: without lt.run and lt.fit the script has trained %d step%s with no loss scale; "
+        .. "local scaler <close> = lt.amp.scaler{} is what its loop needs", amp, steps,
+        steps == 1 and "" or "s")
+  end
+  local amp_check = given("--amp-check", "LUATRAIN_AMP_CHECK")
+  if amp_check then
+    say("%s is for lt.run and lt.fit; the script has called neither: lt.amp.check is for its own "
+        .. "loop", amp_check)
+  end
+end
+
+return unused
