@@ -20,6 +20,7 @@ local function class_of(value)
   return type(meta) == "table" and meta.__name
 end
 
+-- A value as a message says it.
 local function shown(value)
   if type(value) == "string" then return "'" .. value .. "'" end
   if core.is_tensor(value) then return "a tensor" end
@@ -27,6 +28,8 @@ local function shown(value)
   if type(value) == "table" or type(value) == "function" then return "a " .. type(value) end
   return tostring(value)
 end
+
+check.shown = shown
 
 -- For what a function returned: "a tensor f32 {2, 3}", "a nil".
 function check.described(value)

@@ -10,6 +10,8 @@ local unused = require "luatrain.unused"
 
 local Scaler = {}
 local HANDLE = {}              -- key of what core.new_loss_scale gave
+local MADE = {}                -- of the settings that the script has made it with
+local BEFORE = {}              -- of the buckets that were sent again before it went on
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
@@ -20,13 +22,16 @@ local fields = {
   headroom = function(handle) return (select(2, handle:last())) end,
   steps = function(handle) return (select(2, handle:now())) end,
   skipped = function(handle) return (select(3, handle:now())) end,
-  sent_again = function(handle) return (select(4, handle:now())) end,
+  sent_again = function(handle, self)
+    return rawget(self, BEFORE) + (select(4, handle:now()))
+  end,
 }
 
-local meta = {
+local meta
+meta = {
   __name = "luatrain.Scaler",
   __index = function(self, key)
-    if fields[key] then return fields[key](rawget(self, HANDLE)) end
+    if fields[key] then return fields[key](rawget(self, HANDLE), self) end
     return check.strict(Scaler, "a scaler")[key]
   end,
   __newindex = function(_, key) fail("a scaler has no '%s' to be set", tostring(key)) end,
@@ -46,19 +51,31 @@ function scaler.new(options)
   if fraction ~= 1 or exponent < -14 or exponent > 24 then
     fail("amp.scaler: 'scale' wants a power of two from 2^-14 to 2^24, it is %.14g", o.scale)
   end
-  return setmetatable({[HANDLE] = core.new_loss_scale(o.policy, exponent, o.growth_interval)}, meta)
+  local made = {scale = o.scale,
+                growth_interval = o.policy == "dynamic" and o.growth_interval or nil}
+  return setmetatable({[HANDLE] = core.new_loss_scale(o.policy, exponent, o.growth_interval),
+                       [MADE] = made, [BEFORE] = 0}, meta)
+end
+
+local function handle_of(self, who)
+  if getmetatable(self) ~= meta then fail("%s is written with a colon, as it is here", who) end
+  return rawget(self, HANDLE)
 end
 
 -- Calls fn(...) under this scale; afterwards that of before is back.
 function Scaler:inside(fn, ...)
-  local before = core.use_loss_scale(rawget(self, HANDLE))
+  local handle = handle_of(self, "scaler:inside")
+  if type(fn) ~= "function" then
+    fail("scaler:inside wants a function, it is %s", check.shown(fn))
+  end
+  local before = core.use_loss_scale(handle)
   local _ <close> = setmetatable({}, {__close = function() core.use_loss_scale(before) end})
   return fn(...)
 end
 
 -- From now on all backwards and steps are under this scale, until it is closed.
 function Scaler:begin()
-  local handle = rawget(self, HANDLE)
+  local handle = handle_of(self, "scaler:begin")
   local before = core.use_loss_scale(handle)
   if before and before ~= handle then
     core.use_loss_scale(before)
@@ -69,31 +86,67 @@ function Scaler:begin()
 end
 
 -- The number of the last step that was asked about, which is not waited for.
-function Scaler:asked() return rawget(self, HANDLE):asked() end
+function Scaler:asked() return handle_of(self, "scaler:asked"):asked() end
 
 -- Of that step, if it is one of the last: its scale, its headroom, how many were skipped up to it.
 function Scaler:at(number)
-  local k, headroom, skipped = rawget(self, HANDLE):last(number)
+  local handle = handle_of(self, "scaler:at")
+  if number ~= nil and not math.tointeger(number) then
+    fail("scaler:at wants the number of a step, it is %s", check.shown(number))
+  end
+  local k, headroom, skipped = handle:last(number)
   return 2.0 ^ k, headroom, skipped
 end
 
 function Scaler:close()
-  local handle = rawget(self, HANDLE)
+  local handle = handle_of(self, "scaler:close")
   local before = core.use_loss_scale(nil)
   if before ~= handle then core.use_loss_scale(before) end
 end
 meta.__close = Scaler.close
 
--- All of it in a flat table of numbers.
-function Scaler:state() return rawget(self, HANDLE):state() end
+-- What it was made with, as far as that matters to its policy.
+function Scaler:settings()
+  handle_of(self, "scaler:settings")
+  local made = rawget(self, MADE)
+  return {scale = made.scale, growth_interval = made.growth_interval}
+end
 
+-- All of it in a flat table of numbers.
+function Scaler:state()
+  local state = handle_of(self, "scaler:state"):state()
+  state.sent_again = self.sent_again
+  return state
+end
+
+-- A state without `sent_again` is of a scaler that knew of none.
 function Scaler:load(state)
+  local handle = handle_of(self, "scaler:load")
   if type(state) ~= "table" then fail("scaler:load wants a table, it is a %s", type(state)) end
   local was, is = scaler.policy_of(state), scaler.policy_of(self:state())
   if was and was ~= is then
     fail("scaler:load: the state is that of policy %s, the scaler's is %s", was, is)
   end
-  rawget(self, HANDLE):load(state)
+  local before = state.sent_again == nil and 0 or math.tointeger(state.sent_again)
+  if not before or before < 0 then fail "no scaler has such a 'sent_again'" end
+  handle:load(state)
+  rawset(self, BEFORE, before - (select(4, handle:now())))
+end
+
+-- Loads a state of a scaler that was made with settings of which this one has other values, which
+-- hold: the scale is the first one again, and nothing was skipped under it. changed[name] is true
+-- of these.
+function Scaler:load_but(state, changed)
+  local first = self:state()
+  self:load(state)
+  local now = self:state()
+  if changed.scale then
+    now.k, now.good, now.in_a_row, now.at_floor = first.k, 0, 0, 0
+  end
+  if changed.growth_interval then
+    now.interval, now.good = first.interval, math.min(now.good, first.interval)
+  end
+  self:load(now)
 end
 
 -- The policy's name in a state; nil if there is none.

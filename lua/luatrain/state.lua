@@ -4,7 +4,8 @@
 -- The settings of the optimizer stand there twice: as they were when lt.run was called ("made.lr")
 -- and as they were last ("now.lr"). A script that is run again with the same first values gets the
 -- last ones back, so what it had set in between goes on to hold; where the first values differ,
--- somebody has changed the script or its flags, and the new ones hold.
+-- somebody has changed the script or its flags, and the new ones hold. Those of the scaler
+-- ("made_scaler.scale") have their last values in its own state.
 
 local core = ...
 local checkpoint = require "luatrain.checkpoint"
@@ -62,6 +63,9 @@ function state.of(run)
     images = #train, height = train.height, width = train.width, channels = train.channels,
     classes = train.classes}
   for name, value in pairs(o.scaler and o.scaler:state() or {}) do s["scaler." .. name] = value end
+  for name, value in pairs(o.scaler and o.scaler:settings() or {}) do
+    s["made_scaler." .. name] = value
+  end
   for name, value in pairs(run.result or {}) do s["report." .. name] = value end
   for name, value in pairs(run.made) do s["made." .. name] = value end
   for name, value in pairs(state.settings(o)) do s["now." .. name] = value end
@@ -70,8 +74,30 @@ end
 
 -- ==== Going on ===================================================================================
 
+-- What of it must be there, and of which kind.
+local KINDS = {integer = {"step", "counter", "draws", "seed", "epoch", "done", "epochs", "batch",
+                          "epoch_images", "images", "height", "width", "channels", "classes"},
+               float = {"loss_sum", "seconds", "epoch_s"},
+               boolean = {"bf16", "fp16", "auto"}}
+
+-- Refuses a checkpoint in which something is missing.
+local function check_whole(s, path)
+  for _, kind in ipairs(sorted(KINDS)) do
+    for _, name in ipairs(KINDS[kind]) do
+      local value = s[name]
+      if value == nil then
+        core.fail("EFILE", ("%s: the checkpoint has no '%s'"):format(path, name))
+      elseif (math.type(value) or type(value)) ~= kind
+             or kind == "integer" and value < 0 and name ~= "seed" then
+        core.fail("EFILE", ("%s: no checkpoint has such a '%s'"):format(path, name))
+      end
+    end
+  end
+end
+
 -- Refuses a checkpoint of a run that this one cannot continue.
 local function check(o, s, path)
+  check_whole(s, path)
   if s.seed ~= core.seed() then
     core.fail("EFILE", ("%s was made with seed %d, here it is %d; --seed %d goes on, another --out "
                         .. "begins a new run"):format(path, s.seed, core.seed(), s.seed))
@@ -102,6 +128,11 @@ local function shown(value)
   return math.type(value) == "float" and ("%.14g"):format(value) or tostring(value)
 end
 
+local function changed_text(path, name, was, is)
+  return ("%s was made with %s = %s, the script now says %s, which holds")
+         :format(path, name, shown(was), shown(is))
+end
+
 -- Gives the optimizer the settings that it had last. Appends a warning for each that was changed
 -- from outside since.
 local function restore_settings(run, s, path, warnings)
@@ -114,8 +145,7 @@ local function restore_settings(run, s, path, warnings)
     if is == made[name] then
       if now[name] ~= is then run.settings.optim:set(name, now[name]) end
     elseif is ~= now[name] then
-      warnings[#warnings + 1] = ("%s was made with %s = %s, the script now says %s, which holds")
-                                :format(path, name, shown(now[name]), shown(is))
+      warnings[#warnings + 1] = changed_text(path, name, now[name], is)
     end
   end
 end
@@ -125,18 +155,26 @@ local function restore_amp(o, s)
   if o.trial and s.auto then o.amp, o.trial = s.bf16 and "bf16" or "off", false end
 end
 
--- The loss scale goes on, if there was one of this policy.
+-- The loss scale goes on, if there was one of this policy. Appends a warning if there was not, and
+-- for each setting that was changed since.
 local function restore_scaler(run, s, path, warnings)
-  local was = part(s, "scaler.")
-  local is = run.settings.scaler
-  if not is or not next(was) then return end
-  local policy = scaler.policy_of(is:state())
-  if scaler.policy_of(was) == policy then
-    local ok, why = pcall(is.load, is, was)
-    if not ok then core.fail("EFILE", ("%s: %s"):format(path, why)) end
-  else
-    warnings[#warnings + 1] = ("%s was made with scaler %s, now it is %s, which begins anew")
-                              :format(path, scaler.policy_of(was), policy)
+  local state, made, is = part(s, "scaler."), part(s, "made_scaler."), run.settings.scaler
+  if not is then return end
+  local was, policy = scaler.policy_of(state), scaler.policy_of(is:state())
+  if next(state) and (not was or was == policy) then
+    local changed = {}
+    for _, name in ipairs(sorted(is:settings())) do
+      local value = is:settings()[name]
+      changed[name] = made[name] ~= nil and made[name] ~= value
+      if changed[name] then
+        warnings[#warnings + 1] = changed_text(path, name, made[name], value)
+      end
+    end
+    local ok, why = pcall(is.load_but, is, state, changed)
+    if not ok then core.fail("EFILE", ("%s: %s"):format(path, checkpoint.reason(why))) end
+  elseif was or s.fp16 then
+    warnings[#warnings + 1] = ("%s was made %s, now it is %s, which begins anew"):format(
+      path, was and "with scaler " .. was or "without a loss scale", policy)
   end
 end
 

@@ -1,4 +1,5 @@
--- test_going_on.lua - runs in fp16: what people are told of skipped steps; options that found no run.
+-- test_going_on.lua - runs in fp16 that go on: what has changed of their scaler, checkpoints in
+-- which something is missing, what people are told of skipped steps; options that found no run.
 local lt = require "luatrain"
 local T = require "lt_test"
 
@@ -33,6 +34,149 @@ local function run(out, options, arguments)
   if code ~= 0 then error(text, 2) end
   return text
 end
+
+-- The values of a field in all lines of an event; of text without its quotes.
+local function fields(out, event, name)
+  local list = {}
+  for line in io.lines(out .. "/run/metrics.jsonl") do
+    if line:find('^{"event":"' .. event .. '"') then
+      local value = line:match('"' .. name .. '":([^,}]+)')
+      list[#list + 1] = value and (tonumber(value) or line:match('"' .. name .. '":"(.*)"}'))
+    end
+  end
+  return list
+end
+
+-- ==== A scaler that was changed ==================================================================
+
+local function check_change(policy, more, was, now, text, scale)
+  local out = new_folder()
+  local options = ("--policy %s %s "):format(policy, more)
+  run(out, "--quiet --amp fp16 --max-steps 4", options .. was)
+  run(out, "--quiet --amp fp16 --max-steps 6", options .. now)
+  run(out, "--quiet --amp fp16 --max-steps 7", options .. now)       -- which has not changed
+  T.equal(fields(out, "warn", "text"), {"run/step-00000004.safetensors was made with " .. text
+                                        .. ", which holds"})
+  T.equal(fields(out, "step", "scale")[5], scale)
+  return fields(out, "step", "scale")
+end
+
+T.test("another scale, or interval, in the script holds when a run goes on", function()
+  local text = "scale = 1024, the script now says 8"
+  T.equal(check_change("static", "", "--scale 1024", "--scale 8", text, 8.0),
+          {1024.0, 1024.0, 1024.0, 1024.0, 8.0, 8.0, 8.0})
+  check_change("adaptive", "", "--scale 1024", "--scale 8", text, 8.0)
+  check_change("dynamic", "--interval 3", "--scale 1024", "--scale 8", text, 8.0)
+  T.equal(check_change("dynamic", "--scale 8", "--interval 2000", "--interval 2",
+                       "growth_interval = 2000, the script now says 2", 8.0),
+          {8.0, 8.0, 8.0, 8.0, 8.0, 16.0, 16.0})
+end)
+
+T.test("what was skipped under another scale does not count", function()
+  local scaler <close> = lt.amp.scaler{policy = "static", scale = 8}
+  local state = scaler:state()
+  state.k, state.steps, state.skipped, state.in_a_row, state.at_floor = 10, 20, 9, 9, 9
+  scaler:load_but(state, {})
+  T.equal(scaler:state(), state)
+  scaler:load_but(state, {scale = true})
+  T.equal(scaler.scale, 1024.0)                     -- that which it had
+  state.in_a_row, state.at_floor = 0, 0
+  T.equal(scaler:state(), state)
+end)
+
+T.test("buckets that were sent again are counted on", function()
+  local scaler <close> = lt.amp.scaler{}
+  local state = scaler:state()
+  T.equal(state.sent_again, 0)
+  state.sent_again = 7
+  scaler:load(state)
+  T.equal({scaler.sent_again, scaler:state().sent_again}, {7, 7})
+  scaler:load(scaler:state())
+  T.equal(scaler.sent_again, 7)
+  for _, value in ipairs{-1, 0.5, "x"} do
+    state.sent_again = value
+    T.fails(function() scaler:load(state) end, "no scaler has such a 'sent_again'")
+  end
+  state.sent_again = nil
+  scaler:load(state)
+  T.equal(scaler.sent_again, 0)
+end)
+
+-- ==== A checkpoint that was changed ==============================================================
+
+-- A run that was stopped at step 4, and in whose checkpoint change(texts) has changed something.
+local function changed_run(options, arguments, change)
+  local out = new_folder()
+  local path = out .. "/run/step-00000004.safetensors"
+  run(out, "--quiet --max-steps 4 " .. options, arguments)
+  local tensors, meta = lt.load(path)
+  change(meta)
+  lt.save(path, tensors, meta)
+  return out
+end
+
+local first = changed_run("--amp fp16", "", function() end)
+local tensors, meta = lt.load(first .. "/run/step-00000004.safetensors")
+
+-- How a run goes on from this checkpoint with one text replaced.
+local function go_on(name, value)
+  local before = meta[name]
+  meta[name] = value
+  lt.save(first .. "/run/step-00000004.safetensors", tensors, meta)
+  meta[name] = before
+  return T.run(first, "--threads 1 --quiet --amp fp16 --max-steps 5 t.lua")
+end
+
+T.test("a checkpoint in which something is missing is refused by name", function()
+  local at = "luatrain: t.lua:7: run/step-00000004.safetensors: "
+  local function refused(name, value, wanted)
+    local text, code = go_on(name, value)
+    T.equal({code, text}, {5, at .. wanted .. "\n"})
+  end
+  for _, name in ipairs{"counter", "draws", "seconds", "epoch", "done", "loss_sum", "epoch_s",
+                        "seed", "step", "height", "fp16"} do
+    refused(name, nil, ("the checkpoint has no '%s'"):format(name))
+  end
+  for name, value in pairs{epoch = "1.5", done = "-8", seconds = "true", auto = "1",
+                           loss_sum = "7"} do
+    refused(name, value, ("no checkpoint has such a '%s'"):format(name))
+  end
+  refused("scaler.policy", nil, "scaler:load: the state has no 'policy'")
+  refused("scaler.policy", "9", "no scaler has such a 'policy'")
+  refused("scaler.k", nil, "scaler:load: the state has no 'k'")
+  refused("scaler.sent_again", "-1", "no scaler has such a 'sent_again'")
+  T.equal(select(2, go_on("scaler.sent_again", nil)), 0)           -- older ones had none
+end)
+
+T.test("buckets that were sent again before a run went on are in its end line", function()
+  local options = "--quiet --amp fp16 --ranks 2 --wire fp16 "
+  local out = changed_run(options, "", function(texts) texts["scaler.sent_again"] = "500" end)
+  run(out, options .. "--max-steps 5")
+  local counts = fields(out, "end", "sent_again")
+  assert(#counts == 2 and counts[1] < 100 and counts[2] >= 500, table.concat(counts, " "))
+end)
+
+T.test("a run in fp16 whose scale is not in the checkpoint says so", function()
+  local function drop(texts)
+    for name in pairs(texts) do
+      if name:find "^scaler%." then texts[name] = nil end
+    end
+  end
+  local made = "run/step-00000004.safetensors was made with"
+  local wanted = {made .. "out a loss scale, now it is adaptive, which begins anew"}
+  for _, case in ipairs{{"", drop}, {"--policy off", function() end}} do
+    local out = changed_run("--amp fp16", table.unpack(case))
+    run(out, "--quiet --amp fp16 --max-steps 5")
+    T.equal(fields(out, "warn", "text"), wanted)
+  end
+  -- In f32 there was none, and the other precision is said.
+  local out = changed_run("", "", function() end)
+  run(out, "--quiet --amp fp16 --max-steps 5")
+  T.equal(fields(out, "warn", "text"), {made .. " amp off, now it is fp16"})
+  out = changed_run("--amp fp16", "--policy off", function() end)
+  run(out, "--quiet --amp fp16 --max-steps 5", "--policy off")
+  T.equal(fields(out, "warn", "text"), {})
+end)
 
 -- ==== What people are told =======================================================================
 
@@ -82,6 +226,21 @@ T.test("options for a run that found none are warnings", function()
   said("--amp bf16 --amp-check 5", "require = nil", 3)
   local text = run(new_folder(), "--quiet --amp auto", "--epochs 1")
   T.equal(text, "")
+end)
+
+-- ==== Mistakes ===================================================================================
+
+T.test("calls of a scaler that are none", function()
+  local scaler <close> = lt.amp.scaler{}
+  T.fails(function() scaler:inside() end, "scaler:inside wants a function, it is nil")
+  T.fails(function() scaler:at "x" end, "scaler:at wants the number of a step, it is 'x'")
+  T.fails(function() scaler:at(1.5) end, "scaler:at wants the number of a step, it is 1.5")
+  for _, name in ipairs{"inside", "begin", "asked", "at", "close", "settings", "state", "load"} do
+    local wanted = ("scaler:%s is written with a colon, as it is here"):format(name)
+    T.fails(function() scaler[name]() end, wanted)
+    T.fails(function() scaler[name]{} end, wanted)
+  end
+  T.equal(scaler:inside(function(x) return x end, 7), 7)
 end)
 
 T.finish()
