@@ -321,7 +321,7 @@ local function saved_scaler(out)
     if name:find "^scaler%." then list[#list + 1] = name .. "=" .. text end
   end
   table.sort(list)
-  T.equal(#list, 14)
+  T.equal(#list, 15)
   return table.concat(list, " ")
 end
 
