@@ -11,7 +11,8 @@ enum {
     FIRST = 20, LAST = 2000 /* intervals */
 };
 static const double MEAN_DECAY = 0.99, VARIANCE_DECAY = 0.999, QUANTILE = 3.09, /* of LogMax */
-                    MOST_WEIGHT = 0.01; /* of one step in the variance, also of the first ones */
+                    MOST_WEIGHT = 0.01, /* of one step in the variance, also of the first ones */
+                    MOST_VARIANCE = 1e9; /* of exponents above -10000 */
 
 static int least(int a, int b) { return a < b ? a : b; }
 
@@ -34,15 +35,16 @@ lt_status lt_scaler_check(const lt_scaler *s)
     const char *what =
         s->policy > LT_SCALE_STATIC ? "policy"
         : s->k != within(s->k) ? "k"
-        : s->interval < 1 ? "interval"
+        : s->interval < 1 || (s->policy == LT_SCALE_ADAPTIVE && s->interval > LAST) ? "interval"
         : s->good < 0 || s->good > s->interval ? "good"
         : s->spare < LT_NO_EXPONENT || s->spare > -LT_NO_EXPONENT ? "spare"
         : s->since < 0 || s->since > LAST ? "since"
         : s->at_floor < 0 || s->at_floor > s->in_a_row ? "at_floor"
         : s->in_a_row < 0 || s->in_a_row > s->skipped ? "in_a_row"
         : s->skipped > s->steps ? "skipped"
-        : !isfinite(s->mean) ? "mean"
-        : !(s->variance >= 0 && isfinite(s->variance)) ? "variance"
+        : s->steps > (int64_t)1 << 53 ? "steps"
+        : !(fabs(s->mean) <= -LT_NO_EXPONENT) ? "mean"
+        : !(s->variance >= 0 && s->variance <= MOST_VARIANCE) ? "variance"
         : !(s->old_mean >= 0 && s->old_mean <= 1) ? "old_mean"
         : !(s->old_variance >= 0 && s->old_variance <= 1) ? "old_variance" : NULL;
     return what ? lt_fail(LT_EINVAL, "no scaler has such a '%s'", what) : LT_OK;

@@ -42,13 +42,27 @@ lt_loss_scale *lt_loss_scale_new(lt_ctx *ctx, const lt_scaler *scaler)
     return s;
 }
 
-/* The step is over. */
-static void forget(lt_loss_scale *s)
+static void forget_findings(lt_loss_scale *s)
 {
     while (s->n_findings > 0)
         lt_release(s->findings[--s->n_findings]);
+}
+
+/* It is decided what becomes of the step. */
+static void end_step(lt_loss_scale *s)
+{
     s->heard = (lt_found){0};
     s->agreed = s->fresh = s->here = s->elsewhere = false;
+}
+
+/* What a skipped step has left in gradients whose optimizer has not come since is forgotten, as
+ * what that optimizer had come for. */
+static void begin_step(lt_loss_scale *s)
+{
+    for (int i = 0; i < s->n_findings && s->outcome == LT_SKIP; i++)
+        lt_zero_grad(s->findings[i]);
+    forget_findings(s);
+    s->fresh = true;
 }
 
 /* What is pending is waited for. */
@@ -64,7 +78,7 @@ void lt_loss_scale_free(lt_loss_scale *s)
         return;
     lt_ctx *ctx = s->ctx;
     know(s);
-    forget(s);
+    forget_findings(s);
     lt_ledger_free(s->ledger);
     lt__free(ctx, s->findings, (size_t)s->room * sizeof *s->findings);
     lt__free(ctx, s, sizeof *s);
@@ -92,10 +106,9 @@ lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *s, int64_t number)
 {
     if (number > s->scaler.steps)
         know(s);
-    lt_scaled_step step = s->kept[number % LT_STEPS_KEPT];
-    if (number > 0 && step.number == number)
-        return step;
-    step = s->step;
+    if (number > 0 && s->kept[number % LT_STEPS_KEPT].number == number)
+        return s->kept[number % LT_STEPS_KEPT];
+    lt_scaled_step step = s->step;
     step.skipped = s->scaler.skipped; /* it may have been put back */
     return step;
 }
@@ -169,7 +182,8 @@ static lt_status seed(void *ud, lt_tensor *grad)
     lt_loss_scale *s = ud;
     if (s->outcome == LT_PENDING)
         LT_TRY(lt_settle(s->ctx));
-    s->fresh = true;
+    if (!s->fresh)
+        begin_step(s);
     return lt_rescale(grad, scale_of(s), NULL);
 }
 
@@ -258,7 +272,7 @@ static lt_status judge(void *ud, lt_outcome *outcome)
         } else {
             status = judge_now(s);
         }
-        forget(s);
+        end_step(s);
     }
     if (status == LT_OK && *outcome == LT_APPLY)
         *outcome = s->outcome;

@@ -268,8 +268,7 @@ static lt_status send_verdict(struct lt_autograd *ag, lt_ctx *ctx)
     return LT_OK;
 }
 
-/* Before gradients are read: those of a backward that more belongs to are made complete. */
-static lt_status complete_grads(lt_optim *o, const char *who)
+static lt_status try_to_complete_grads(lt_optim *o, const char *who)
 {
     lt_ctx *ctx = o->ctx;
     struct lt_autograd *ag = ctx->slots.autograd;
@@ -288,6 +287,16 @@ static lt_status complete_grads(lt_optim *o, const char *who)
     LT_TRY(send_verdict(ag, ctx));
     ag->complete = true;
     return LT_OK;
+}
+
+/* Before gradients are read: those of a backward that more belongs to are made complete. The batch
+ * of gradients that are not finite must not reach the running statistics. */
+static lt_status complete_grads(lt_optim *o, const char *who)
+{
+    lt_status status = try_to_complete_grads(o, who);
+    if (status == LT_ENUMERIC)
+        lt_stats_clear(o->ctx);
+    return status;
 }
 
 static lt_status know_outcome(lt_ctx *ctx)
@@ -335,11 +344,12 @@ lt_status lt_optim_grad_norm(lt_optim *o, double *norm)
     lt_release(total);
     LT_TRY(status);
     *norm = sqrt(*norm);
-    if (!isfinite(*norm))
-        return lt_fail(LT_ENUMERIC, "the norm of the gradients is %s at step %lld; look at the "
-                       "learning rate and at the data", isnan(*norm) ? "nan" : "inf",
-                       (long long)o->ctx->step + 1);
-    return LT_OK;
+    if (isfinite(*norm))
+        return LT_OK;
+    lt_stats_clear(o->ctx);
+    return lt_fail(LT_ENUMERIC, "the norm of the gradients is %s at step %lld; look at the "
+                   "learning rate and at the data", isnan(*norm) ? "nan" : "inf",
+                   (long long)o->ctx->step + 1);
 }
 
 /* ==== A step ================================================================================== */

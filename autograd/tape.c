@@ -227,10 +227,8 @@ lt_tensor *lt_grad(lt_tensor *x)
 
 void lt_zero_grad(lt_tensor *x)
 {
-    if (!x->leaf)
-        return;
     struct lt_autograd *ag = x->ctx->slots.autograd;
-    if (ag->rehearsal.on)
+    if (!x->leaf || !ag || ag->rehearsal.on) /* the context may have gone before */
         return;
     settle(x->ctx);
     lt__leaf_forget_grad(x->leaf);

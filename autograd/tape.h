@@ -12,7 +12,7 @@
 #include "autograd/autograd.h"
 #include "core/tensor.h"
 
-enum { LT_WHERE_BYTES = 64 };
+enum { LT_WHERE_BYTES = 160 };
 
 typedef struct lt_hook {
     struct lt_hook *next;

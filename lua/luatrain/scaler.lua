@@ -51,6 +51,11 @@ function scaler.new(options)
   if fraction ~= 1 or exponent < -14 or exponent > 24 then
     fail("amp.scaler: 'scale' wants a power of two from 2^-14 to 2^24, it is %.14g", o.scale)
   end
+  if o.growth_interval < 1 or o.growth_interval > 0x7fffffff then
+    fail("amp.scaler: 'growth_interval' wants 1 to 2147483647, it is %d", o.growth_interval)
+  elseif options and options.growth_interval and o.policy ~= "dynamic" then
+    fail("amp.scaler: 'growth_interval' is of policy dynamic, this is %s", o.policy)
+  end
   local made = {scale = o.scale,
                 growth_interval = o.policy == "dynamic" and o.growth_interval or nil}
   return setmetatable({[HANDLE] = core.new_loss_scale(o.policy, exponent, o.growth_interval),

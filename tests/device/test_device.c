@@ -53,15 +53,15 @@ static void keep_line(void *ud, lt_log_level level, const char *line)
 
 static void check_falls_back(lt_log_level level, const char *why)
 {
-    told told = {.line = ""};
+    told t = {.line = ""};
     char backend[96], cpu[96];
     lt_ctx *ctx = open_on("auto");
     CHECK(ctx);
     CHECK_STR(lt_device_name(ctx), "cpu");
     CHECK_STR(lt_backend(ctx, backend, 96), lt_backend(NULL, cpu, 96));
-    lt_log_to(ctx, keep_line, &told);
-    CHECK(strncmp(told.line, why, strlen(why)) == 0);
-    CHECK_EQ(told.level, level);
+    lt_log_to(ctx, keep_line, &t);
+    CHECK(strncmp(t.line, why, strlen(why)) == 0);
+    CHECK_EQ(t.level, level);
     lt_ctx_free(ctx);
 }
 

@@ -19,7 +19,8 @@ lt.fit{net = net, train = train, test = test, epochs = opt.epochs, batch = 8, ou
          return lt.cross_entropy(z, y) * (n == opt.at and 1e35 or 1.0)
        end,
        scaler = opt.policy ~= "off" and {policy = opt.policy, scale = opt.scale,
-                                         growth_interval = opt.interval}}
+                                         growth_interval = opt.policy == "dynamic"
+                                                           and opt.interval or nil}}
 ]]
 
 local function new_folder()

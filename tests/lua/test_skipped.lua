@@ -1,0 +1,78 @@
+-- test_skipped.lua - what a step that changes nothing leaves behind: nothing.
+
+local T = require "lt_test"
+local lt = require "luatrain"
+local nn = lt.nn
+
+-- Two layers, each with an optimizer of its own; the gradients of a backward through both overflow.
+local function two_layers()
+  local first, second = nn.linear{4, 2}, nn.linear{2, 2}
+  local a, b = lt.optim.sgd(first, {lr = 0.1}), lt.optim.sgd(second, {lr = 0.1})
+  local x = lt.ones{3, 4}
+  local function backward(through_both, factor)
+    local y = first(x)
+    if through_both then y = second(y) end
+    (y:sum() * factor):backward()
+  end
+  return a, b, second, backward
+end
+
+T.test("what a skipped step has left is not applied later", function()
+  for _, factor in ipairs{1e35, 1} do
+    local a, b, second, backward = two_layers()
+    local before = second:sha256()
+    local scaler <close> = lt.amp.scaler{scale = 2.0 ^ 16}
+    backward(true, factor)
+    T.equal(a:step(), factor == 1 and "applied" or "skipped")
+    backward(false, 1)                         -- the second layer's gradients are of the first one
+    T.equal(a:step(), "applied")
+    T.equal(b:step(), "applied")
+    T.equal(second:sha256() == before, factor ~= 1)
+    T.equal(scaler.skipped, factor == 1 and 0 or 1)
+  end
+end)
+
+T.test("an optimizer that comes late to a skipped step skips it too", function()
+  local a, b, second, backward = two_layers()
+  local before = second:sha256()
+  local scaler <close> = lt.amp.scaler()
+  backward(true, 1e35)
+  T.equal(a:step(), "skipped")
+  T.equal(b:step(), "skipped")
+  T.equal(second:sha256(), before)
+  T.equal(scaler.skipped, 1)
+end)
+
+T.test("a step that fails leaves no statistics of its batch", function()
+  local function train(fails)
+    local net = nn.sequential{nn.linear{4, 2}, nn.batch_norm{2}}
+    for _, p in ipairs(net:parameters()) do p:copy(lt.full(p.shape, 0.5)) end
+    local sgd = lt.optim.sgd(net, {lr = 0.1, clip = 1.0})
+    local x = lt.arange(24):reshape{6, 4}
+    local y = x * x
+    local grad_factor = 0 / 0
+    net[1].w:on_grad(function() net[1].w.grad:copy(net[1].w.grad * grad_factor) end)
+    if fails then
+      net(y):sum():backward()
+      local ok, why = pcall(sgd.step, sgd)
+      assert(not ok and tostring(why):find("the norm of the gradients is nan", 1, true), why)
+      net:zero_grad()
+    end
+    grad_factor = 1
+    net(x):sum():backward()
+    T.equal(sgd:step(), "applied")
+    return net:sha256()
+  end
+  T.equal(train(true), train(false))
+end)
+
+T.test("a scaler's interval", function()
+  for _, interval in ipairs{0, 2 ^ 31 | 0, math.maxinteger} do
+    T.fails(function() lt.amp.scaler{policy = "dynamic", growth_interval = interval} end,
+            ("amp.scaler: 'growth_interval' wants 1 to 2147483647, it is %d"):format(interval))
+  end
+  T.fails(function() lt.amp.scaler{growth_interval = 7} end,
+          "amp.scaler: 'growth_interval' is of policy dynamic, this is adaptive")
+end)
+
+T.finish()
