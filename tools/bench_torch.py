@@ -305,6 +305,9 @@ def measure(o, mode):
 # Each of them in turn: its figures, or {'failed': why}.
 def modes(o):
     found = {}
+    if o.device != 'cpu':                                      # events, graphs and memory are its
+        torch.cuda.set_device(o.device)
+        o.device = 'cuda'
     for mode in o.modes.split(','):
         try:
             found[mode] = measure(o, mode)
