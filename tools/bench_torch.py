@@ -302,12 +302,19 @@ def measure(o, mode):
             'peak_bytes': torch.cuda.max_memory_allocated() if on_gpu else peak_rss()}
 
 
+# Streams, events, graphs and counts of bytes are the current device's, wherever tensors are. It is
+# the first one unless set_device() is told an index.
+def choose_device(o):
+    device = torch.device(o.device)
+    if device.index is not None:
+        torch.cuda.set_device(device)
+        o.device = device.type
+
+
 # Each of them in turn: its figures, or {'failed': why}.
 def modes(o):
+    choose_device(o)
     found = {}
-    if o.device != 'cpu':                                      # events, graphs and memory are its
-        torch.cuda.set_device(o.device)
-        o.device = 'cuda'
     for mode in o.modes.split(','):
         try:
             found[mode] = measure(o, mode)

@@ -26,6 +26,11 @@ local log = opt.out .. "/log.txt"
 local result = {device = opt.device, parts = {}}
 local good = true
 
+local function refuse(...)
+  io.stderr:write("tools/gpu_check: ", string.format(...), "\n")
+  os.exit(2, true)
+end
+
 local function print(...)
   io.stdout:write(string.format(...), "\n")
   io.stdout:flush()
@@ -43,15 +48,12 @@ local function limited(words, options, seconds)
                                             processes.quote(errors)), seconds
 end
 
-local without                -- what a process has said of libraries that it could not use
-
 -- Its exit code, once it has been read to its end. 124: there was no more time.
 local function ended(pipe, words)
   local _, how, code = pipe:close()
   if how == "signal" then code = 128 + code end
   local file <close> = io.open(errors, "r")
   local said = file and file:read "a" or ""
-  without = without or said:match "[^\n]* computes [^\n]* without [^\n]*"
   local to <close> = io.open(log, "a")
   to:write(table.concat(words, " "), "\n", said, "exit ", code or 0, "\n\n")
   return code or 0, said
@@ -75,9 +77,18 @@ local function sentence(said, code)
   return last or "exit " .. code
 end
 
-local function on(device, script, options)
-  local words = {program, "--device", device, folder .. "/" .. script}
-  return words, options
+-- What is said where kernels of our own do the work of NVIDIA's libraries: that is right, and not
+-- what was to be checked. nil where they do their work.
+local function without_libraries(said)
+  local list = {}
+  for _, work in ipairs{"convolutions", "matrix products"} do
+    list[#list + 1] = said:match("%S+ computes " .. work .. " without [^\n]+")
+  end
+  return list[1] and table.concat(list, "; ")
+end
+
+local function on(device, script)
+  return {program, "--device", device, folder .. "/" .. script}
 end
 
 -- ==== The table ==================================================================================
@@ -121,7 +132,8 @@ end
 
 local parts = {}
 
--- What cuDNN says of the device, for plans that are made elsewhere.
+-- What cuDNN says of the device, for plans that are made elsewhere. Only where a library is not
+-- installed is there nothing to be asked.
 function parts.properties()
   local what = "properties of the device"
   if opt.device == "cpu" then return report(what, "-", "the CPU has none") end
@@ -129,7 +141,8 @@ function parts.properties()
   local code, text, said = run({tool, opt.device:match ":(%d+)$" or "0"}, nil, 60)
   local ok, found = pcall(json.read, text)
   if code ~= 0 or not ok then
-    return report(what, code == 3 and "-" or "FAIL", "%s", sentence(said, code))
+    local missing = said:find "there is no lib%S+ on this machine"
+    return report(what, missing and "-" or "FAIL", "%s", sentence(said, code))
   end
   local name = tostring(found.deviceName):lower():gsub("[^%w]+", "_")
   local file <close> = assert(io.open(("%s/%s.json"):format(opt.out, name), "w"))
@@ -142,15 +155,15 @@ end
 local function row_of_end(at, code, said, seconds)
   local name, dtype = at:match "^(%S+) (%S+)$"
   local row = {name = name, dtype = dtype, cases = 0, late = code == 124}
-  row.error = code == 124 and ("there was no more time after %d s"):format(seconds)
+  row.error = row.late and ("there was no more time after %d s"):format(seconds)
               or sentence(said, code)
   return row
 end
 
 -- Runs gpu_check_ops.lua to its end, behind the op in which it has died once more. each(row) gets
--- what it says. Returns how many rows, and the last exit code.
+-- what it says. Returns how many rows, the last exit code, and what else is wrong.
 local function walk(words, options, seconds, each)
-  local until_then, count, at = bench.clock() + seconds, 0, ""
+  local until_then, count, at, without = bench.clock() + seconds, 0, "", nil
   while true do
     options.after = at ~= "" and at or nil
     local before, done = at, false
@@ -167,10 +180,11 @@ local function walk(words, options, seconds, each)
       end
     end
     local code, said = ended(pipe, words)
-    if done then return count, code end
+    without = without or without_libraries(said)
+    if done then return count, code, without end
     if at == before then return count, code, sentence(said, code) end
     each(row_of_end(at, code, said, limit))
-    if code == 124 then return count, code end
+    if code == 124 then return count, code, without end
   end
 end
 
@@ -249,7 +263,8 @@ local function train(words, arch, steps, fault)
   for _, word in ipairs{"--out", out, "--resume", "never", "--quiet",
                         folder .. "/gpu_check_train.lua"} do command[#command + 1] = word end
   local code, _, said = run(command, {arch = arch, steps = steps}, 60)
-  if code ~= 0 then return nil, sentence(said, code), code end
+  local why = code ~= 0 and sentence(said, code) or without_libraries(said)
+  if why then return nil, why, code end
   return read_run(out)
 end
 
@@ -331,41 +346,55 @@ local function find_sanitizer()
   return pipe:read "l"
 end
 
--- The first log of the tool that has more in it than its name and that it has found nothing.
-local function find_finding(tool)
-  local list <close> = io.popen(("ls %s/%s.*.txt 2>/dev/null")
-                                :format(processes.quote(opt.out), tool))
-  for name in list:lines() do
-    for line in io.lines(name) do
-      if line:find "^=========%s*%S" and not line:find "COMPUTE%-SANITIZER"
-         and not line:find "SUMMARY: 0 " then
-        return name
+-- A call of CUDA's that fails is nothing to memcheck here: NVIDIA's libraries try what there is by
+-- such calls, and ours are errors of the process.
+local OF_TOOL = {memcheck = {"--report-api-errors", "no"}, racecheck = {}}
+
+-- The files whose names begin like that, the oldest first: each process of a walk has its own.
+local function files_of(prefix)
+  local pipe <close> = io.popen("ls -tr " .. processes.quote(prefix) .. "*.txt 2>/dev/null")
+  local files = {}
+  for path in pipe:lines() do files[#files + 1] = path end
+  return files
+end
+
+-- The first thing that a tool has found, as its files say, and in which; nil if it is nothing. All
+-- that they have beside it is the banner, and, of a process that has come to its end, the summary.
+local function finding(files)
+  for _, path in ipairs(files) do
+    for line in io.lines(path) do
+      local text = line:match "^=========%s*(.*)"
+      if text and text ~= "COMPUTE-SANITIZER" and not text:find " SUMMARY: 0 " then
+        return text, path
       end
     end
   end
 end
 
--- Each process has a log of its own. memcheck is not told of calls that fail: NVIDIA's libraries
--- try what there is by such ones.
 local function sanitize(sanitizer, tool, seconds)
-  os.execute(("rm -f %s/%s.*.txt"):format(processes.quote(opt.out), tool))
-  local words = {sanitizer, "--tool", tool, "--error-exitcode", "99", "--log-file",
-                 ("%s/%s.%%p.txt"):format(opt.out, tool)}
-  if tool == "memcheck" then
-    table.move({"--report-api-errors", "no"}, 1, 2, #words + 1, words)
-  end
-  table.move(on(opt.device, "gpu_check_ops.lua"), 1, 4, #words + 1, words)
-  local wrong
+  local prefix = ("%s/%s-"):format(opt.out, tool)
+  os.execute("rm -f " .. processes.quote(prefix) .. "*.txt")
+  local words = {sanitizer, "--tool", tool, "--error-exitcode", "99",
+                 "--log-file", prefix .. "%p.txt"} -- it puts its own process id there
+  for _, word in ipairs(OF_TOOL[tool]) do words[#words + 1] = word end
+  for _, word in ipairs(on(opt.device, "gpu_check_ops.lua")) do words[#words + 1] = word end
+  local wrong, late
   local count, code, why = walk(words, {small = true, dtypes = "f32,f16"}, seconds, function(row)
-    wrong = wrong or not row.late and row.error
+    if row.late then late = row.error else wrong = wrong or row.error end
   end)
-  local finding = find_finding(tool)
-  if finding or why or wrong or code ~= 0 and code ~= 124 or count == 0 then
-    report(tool, "FAIL", "%s: see %s", why or wrong or "exit " .. code, finding or log)
-  elseif code == 124 then
+  local files = files_of(prefix)
+  local found, path = finding(files)
+  why = why or wrong
+  if code == 124 then                 -- what it has found is in its files, and in no exit code
+    why = why or #files == 0 and "it has written no log" or count == 0 and late or nil
+  end
+  if code == 0 and not why then
+    report(tool, "good", "%d ops and dtypes", count)
+  elseif code == 124 and not why and not found then
     report(tool, "good", "nothing found in %d ops and dtypes, then the time was over", count)
   else
-    report(tool, "good", "%d ops and dtypes", count)
+    local what = {why or found or "exit " .. code, why and found}
+    report(tool, "FAIL", "%s: see %s", table.concat(what, "; "), path or log)
   end
 end
 
@@ -383,16 +412,17 @@ end
 
 -- ==== All of it ==================================================================================
 
-local function refuse(...)
-  io.stderr:write("tools/gpu_check: ", string.format(...), "\n")
-  os.exit(2, true)
+local names = {}
+for name in opt.parts:gmatch "[^,]+" do
+  if not parts[name] then refuse("--parts: there is no '%s'", name) end
+  names[#names + 1] = name
 end
-
-if opt.parts == "" then refuse "--parts wants at least one" end
-if not os.execute("mkdir -p " .. processes.quote(opt.out) .. " 2>/dev/null") then
-  refuse("--out: there can be no folder %s", opt.out)
-end
-os.remove(log)
+if #names == 0 then refuse "--parts wants one at least" end
+if opt.out == "" then refuse "--out wants a folder" end
+os.execute("mkdir -p " .. processes.quote(opt.out) .. " 2>/dev/null")
+local file, why = io.open(log, "w")
+if not file then refuse("--out: cannot write %s", why) end
+file:close()
 local code, version, said = run({program, "--device", opt.device, "--version"}, nil, 60)
 if code ~= 0 then
   io.stderr:write("tools/gpu_check: ", sentence(said, code), "\n")
@@ -400,17 +430,13 @@ if code ~= 0 then
 end
 print("%s", version:gsub("\n$", ""))
 deadline = bench.clock() + opt.seconds
-for name in opt.parts:gmatch "[^,]+" do
-  if not parts[name] then refuse("--parts: there is no '%s'", name) end
-end
-for name in opt.parts:gmatch "[^,]+" do
+for _, name in ipairs(names) do
   if bench.clock() < deadline then
     parts[name]()
   else
     report(name, "FAIL", "there was no time left for it")
   end
 end
-if without then report("NVIDIA's libraries", "FAIL", "%s", without) end
 result.version, result.good = version, good
 bench.write(opt.out .. "/gpu_check.json", result)
 print("\n%s after %.0f s; all of it is in %s", good and "good" or "FAIL",
