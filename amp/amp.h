@@ -91,9 +91,9 @@ LT_API bool lt_scaler_see(lt_scaler *scaler, int exponent, bool finite);
  * Backward's first gradient is multiplied by the scale, and the gradient of each leaf divided by it
  * as soon as it is complete, before its hooks are called: all others see true gradients. The scale
  * is the same in all backwards of a step. An optimizer's step asks the scaler: when the gradient of
- * a parameter is not finite that an optimizer had in backward, whichever, and it was not forgotten
- * since, the steps of all optimizers until the next backward are skipped. They leave weights, slots
- * and running statistics as they were. On an accelerator it is decided there, see lt_settle(). */
+ * a parameter is not finite that an optimizer had in backward, whichever, as its hooks have left
+ * it, and it was not forgotten since, the steps of all optimizers until the next backward are
+ * skipped. They leave weights, slots and running statistics as they were. On an accelerator it is decided there, see lt_settle(). */
 typedef struct lt_loss_scale lt_loss_scale;
 
 /* Not in use yet; scaler is copied. New. */
@@ -136,8 +136,8 @@ enum {
     LT_SCALE_NUMBERS = 122,
     LT_SCALE_WIRES = 256     /* buckets beyond share wire with others */
 };
-/* What was found in the gradient that was completed last, with the scale in it; on the rank's
- * thread. */
+/* What was found in the gradient that was completed last, as its hooks have left it, with the scale
+ * in it; on the rank's thread. */
 LT_API lt_found lt_loss_scale_last(const lt_loss_scale *scale);
 /* The same of what was found in true gradients, on an accelerator or in a copy of its own: that
  * comes to the host later than the last. On any thread, before lt_loss_scale_agree(). */

@@ -214,6 +214,17 @@ static lt_status complete(void *ud, lt_tensor *x, lt_tensor *grad)
     return LT_OK;
 }
 
+/* A hook may have made of a gradient what must not be applied, or may have mended it. */
+static lt_status changed(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    lt_loss_scale *s = ud;
+    (void)x;
+    LT_TRY(lt_ledger_find(s->ledger, s->last, grad, scale_of(s)));
+    if (!lt_ledger_is_late(s->ledger, s->last, 1))
+        s->here |= lt_loss_scale_last(s).not_finite > 0;
+    return LT_OK;
+}
+
 /* Fails when no scale helps, and only after a step that was watched: a training that goes on from a
  * checkpoint begins without. */
 static lt_status give_up(lt_loss_scale *s)
@@ -293,7 +304,7 @@ static const char *explain(void *ud, lt_tensor *loss) { return lt__first_in(ud, 
 
 lt_status lt_use_loss_scale(lt_ctx *ctx, lt_loss_scale *s)
 {
-    const lt_scaling mine = {s, seed, join, complete, judge, settle, explain};
+    const lt_scaling mine = {s, seed, join, complete, changed, judge, settle, explain};
     LT_TRY(lt_set_scaling(ctx, s ? &mine : NULL));
     lt__use_watch(ctx, s);
     return LT_OK;

@@ -361,6 +361,8 @@ typedef struct lt_scaling {
     lt_grad_hook join;
     /* x's last contribution of this backward is in grad. Before the leaf's own hooks. */
     lt_grad_hook complete;
+    /* That leaf has hooks of its own, which were called: grad is what they have left. */
+    lt_grad_hook changed;
     /* Before an optimizer step reads gradients, and after lt_grad_slots.update: LT_APPLY may become
      * LT_SKIP. Not when more of the batch is to come. It may become LT_PENDING, when what was found
      * is on its way into lt_verdict_of(). */

@@ -347,6 +347,8 @@ static lt_status call_hooks(struct lt_autograd *ag, lt_leaf *leaf)
     }
     for (lt_hook *h = leaf->hooks; h; h = h->next)
         LT_TRY(h->fn(h->ud, leaf->x, leaf->grad));
+    if (leaf->hooks && leaf->x && ag->scaling.changed)
+        LT_TRY(ag->scaling.changed(ag->scaling.ud, leaf->x, leaf->grad));
     return ag->slots.ready ? ag->slots.ready(ag->slots.ud, leaf->x, leaf->grad) : LT_OK;
 }
 

@@ -34,19 +34,11 @@ static int new_loss_scale(lua_State *L)
 
 /* ==== The bucket filter; ud is the lt_lua ===================================================== */
 
-/* Hooks may have made a gradient larger, which only f16 minds. */
 static lt_measure measure(void *ud, lt_tensor *x, lt_tensor *grad)
 {
-    lt_lua *s = ud;
-    lt_found found, after = {0};
-    if (!x->storage->device->is_host) {
-        found = lt_loss_scale_found(s->scale, lt_find(grad));
-        return (lt_measure){found.largest, found.not_finite};
-    }
-    found = lt_loss_scale_last(s->scale);
-    if (s->reducing.wire == LT_F16 && lt_rescale(grad, 1, &after) == LT_OK)
-        found = (lt_found){ldexp(after.largest, lt_loss_scale_scaler(s->scale)->k),
-                           after.not_finite};
+    const lt_lua *s = ud;
+    lt_found found = x->storage->device->is_host ? lt_loss_scale_last(s->scale)
+                                                 : lt_loss_scale_found(s->scale, lt_find(grad));
     return (lt_measure){found.largest, found.not_finite};
 }
 

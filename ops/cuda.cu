@@ -394,6 +394,7 @@ extern "C" LT_API int lt_accelerator_open(const char *version, const lt_host *ho
     cuda->device.peers = &lt__cuda_peers_calls;
     accelerator->device = &cuda->device;
     accelerator->rescale = lt__cuda_rescale;
+    accelerator->find = lt__cuda_find_scaled;
     accelerator->judge = lt__cuda_judge;
     accelerator->pardon = lt__cuda_pardon;
     accelerator->check_loss = lt__cuda_check_loss;

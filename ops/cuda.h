@@ -302,6 +302,7 @@ LT_CUDA_STEMS(X)
 #undef X
 /* Those of lt_accelerator. */
 lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_found *found);
+lt_status lt__cuda_find_scaled(const lt_tensor *x, double by, lt_found *found);
 size_t lt__cuda_rescale_bytes(void); /* of cuda->partial */
 lt_status lt__cuda_judge(lt_device *device, const lt_found *rows, int n, lt_verdict *verdict);
 lt_status lt__cuda_pardon(lt_tensor *x, const lt_found *left, const lt_found *rows, int n);

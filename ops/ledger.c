@@ -88,6 +88,18 @@ lt_status lt_ledger_rescale(lt_ledger *l, int row, lt_tensor *x, double by)
     return lt__accelerator(l->ctx)->rescale(x, by, &l->there[row]);
 }
 
+lt_status lt_ledger_find(lt_ledger *l, int row, lt_tensor *x, double by)
+{
+    LT_TRY(make_room(l, row));
+    LT_TRY(lt__check_alive(x));
+    l->is_there[row] = !x->storage->device->is_host;
+    if (l->is_there[row])
+        return lt__accelerator(l->ctx)->find(x, by, &l->there[row]);
+    l->here[row] = lt_find(x);
+    l->here[row].largest *= by;
+    return LT_OK;
+}
+
 lt_status lt_ledger_strike(lt_ledger *l, int row)
 {
     LT_TRY(make_room(l, row));

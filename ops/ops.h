@@ -37,6 +37,8 @@ LT_API lt_ledger *lt_ledger_new(lt_ctx *ctx); /* new */
 LT_API void lt_ledger_free(lt_ledger *ledger); /* NULL is fine */
 /* lt_rescale(); the row has what was found in this call. */
 LT_MUST lt_status lt_ledger_rescale(lt_ledger *ledger, int row, lt_tensor *x, double by);
+/* The row has what is in x, multiplied by `by`, a power of two; x stays as it is. */
+LT_MUST lt_status lt_ledger_find(lt_ledger *ledger, int row, lt_tensor *x, double by);
 /* Nothing was found. */
 LT_MUST lt_status lt_ledger_strike(lt_ledger *ledger, int row);
 /* *found = all that is in n rows from the first. Waits for those on an accelerator. */

@@ -34,6 +34,8 @@ typedef struct lt_accelerator {
      * lt_rescale() of a tensor that is there: *found is what it has seen in this call. It may be
      * NULL. */
     lt_status (*rescale)(lt_tensor *x, double by, lt_found *found);
+    /* *found = what is in x, multiplied by `by`. */
+    lt_status (*find)(const lt_tensor *x, double by, lt_found *found);
     /* verdict->found = all that is in rows[0..n); something not finite is a veto. */
     lt_status (*judge)(lt_device *device, const lt_found *rows, int n, lt_verdict *verdict);
     /* x = 0, if something in *left is not finite, and nothing in rows[0..n). */

@@ -48,11 +48,11 @@ static __device__ lt_found all_found(const lt_found *found, int n)
 }
 
 static __global__ void __launch_bounds__(LT_THREADS)
-    join_found(const lt_found *found, int n, lt_found *row)
+    join_found(const lt_found *found, int n, double by, lt_found *row)
 {
     lt_found seen = all_found(found, n);
     if (threadIdx.x == 0)
-        *row = seen;
+        *row = lt_found{by * seen.largest, seen.not_finite};
 }
 
 /* As many findings come of count elements. */
@@ -78,23 +78,32 @@ static lt_status find(const lt_cuda *cuda, void *data, int64_t count, int dtype,
                    return (launch<RESCALE, E>(cuda, data, count, by, partial));)
 }
 
-static lt_status join(const lt_cuda *cuda, const void *partial, int64_t count, lt_found *found)
+static lt_status join(const lt_cuda *cuda, const void *partial, int64_t count, double by,
+                      lt_found *found)
 {
-    return lt__launch(cuda, 1, join_found, (const lt_found *)partial, (int)blocks_of(count), found);
+    return lt__launch(cuda, 1, join_found, (const lt_found *)partial, (int)blocks_of(count), by,
+                      found);
 }
 
 lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_found *found)
 {
     const lt_cuda *cuda = lt__cuda(x->ctx);
     LT_TRY(find<true>(cuda, x->data, x->count, x->dtype, by, cuda->partial));
-    return found ? join(cuda, cuda->partial, x->count, found) : LT_OK;
+    return found ? join(cuda, cuda->partial, x->count, 1, found) : LT_OK;
+}
+
+lt_status lt__cuda_find_scaled(const lt_tensor *x, double by, lt_found *found)
+{
+    const lt_cuda *cuda = lt__cuda(x->ctx);
+    LT_TRY(find<false>(cuda, x->data, x->count, x->dtype, 1, cuda->partial));
+    return join(cuda, cuda->partial, x->count, by, found);
 }
 
 lt_status lt__cuda_find(const lt_cuda *cuda, const void *data, int64_t count, int dtype,
                         void *partial, lt_found *found)
 {
     LT_TRY(find<false>(cuda, (void *)data, count, dtype, 1, partial));
-    return join(cuda, partial, count, found);
+    return join(cuda, partial, count, 1, found);
 }
 
 size_t lt__cuda_rescale_bytes(void) { return BLOCKS * sizeof(lt_found); }

@@ -212,6 +212,37 @@ TEST(hooks_and_slots_see_true_gradients)
     end(&b);
 }
 
+static lt_status make_it(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    (void)x;
+    return lt_fill(grad, *(double *)ud);
+}
+
+/* Also where they mend what had overflowed. */
+TEST(what_hooks_leave_counts)
+{
+    static const double values[] = {1, INFINITY, 3, NAN, -0x1p20};
+    net n = make(16, NULL);
+    double value;
+    CHECK_OK(lt_on_grad(n.shift, make_it, &value, NULL));
+    for (int i = 0; i < 5; i++) {
+        value = values[i];
+        CHECK_OK(backward(&n, 1));
+        CHECK_EQ(step(&n, n.optim), isfinite(value) ? LT_APPLY : LT_SKIP);
+    }
+    CHECK_EQ(lt_loss_scale_step(n.loss_scale).exponent, 36);
+    end(&n);
+    n = make(16, NULL);
+    lt_tensor *all[] = {n.w1, n.w2, n.scale, n.shift};
+    for (int i = 0; i < 4; i++)
+        CHECK_OK(lt_on_grad(all[i], make_it, &value, NULL));
+    value = 0.25;
+    CHECK_OK(backward(&n, 0x1p120));
+    CHECK_EQ(step(&n, n.optim), LT_APPLY);
+    CHECK_EQ(lt_loss_scale_step(n.loss_scale).exponent, 14);
+    end(&n);
+}
+
 TEST(other_leaves_and_frozen_parameters)
 {
     for (int leaf_loss = 0; leaf_loss < 2; leaf_loss++) {

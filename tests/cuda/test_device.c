@@ -212,6 +212,22 @@ static void check_rescale(machine *m, lt_dtype dtype, int64_t n, double by)
     twin_free(m, &t);
 }
 
+static void check_find(machine *m, lt_dtype dtype, int64_t n, double by)
+{
+    lt_device *d = m->cuda.device;
+    lt_tensor *x = values(m, dtype, 1, &n, 11, true);
+    twin t = twin_of(m, x, 1);
+    lt_found want = lt_find(x), got, *row = d->alloc(d, sizeof *row);
+    t.tensor.ctx = m->ctx;
+    must(m->cuda.find(on_device(&t), by, row));
+    compare(m, lt_dtype_name(dtype), &t, 0);
+    must(d->copy(d, &got, row, sizeof got));
+    d->free(d, row, sizeof *row);
+    CHECK(got.largest == want.largest * by);
+    CHECK_EQ(got.not_finite, want.not_finite);
+    twin_free(m, &t);
+}
+
 TEST(rescaling)
 {
     static const int64_t counts[] = {0, 1, 33, 5001, 600000};
@@ -220,8 +236,10 @@ TEST(rescaling)
     for (int i = 0; i < 4; i++)
         for (int k = 0; k < COUNT(counts); k++)
             for (int f = 0; f < COUNT(factors); f++)
-                if (counts[k] < 10000 || f == 1)
+                if (counts[k] < 10000 || f == 1) {
                     check_rescale(&m, all[i], counts[k], factors[f]);
+                    check_find(&m, all[i], counts[k], factors[f]);
+                }
     lt_ctx_free(m.ctx);
 }
 

@@ -245,6 +245,29 @@ static lt_status rescale(lt_tensor *x, double by, lt_found *found)
     WITH_MEMORY(e, rescale_all(x, by, found));
 }
 
+static lt_status find_all(const lt_tensor *x, double by, lt_found *row)
+{
+    *row = (lt_found){0};
+    for (int64_t i = 0; i < x->count; i++) {
+        size_t at = (size_t)i * lt_dtype_bytes((lt_dtype)x->dtype);
+        double value;
+        lt_convert(&value, LT_F64, (const char *)x->data + at, (lt_dtype)x->dtype, 1);
+        if (isfinite(value))
+            row->largest = fmax(row->largest, fabs(value) * by);
+        else
+            row->not_finite++;
+    }
+    return LT_OK;
+}
+
+static lt_status find(const lt_tensor *x, double by, lt_found *found)
+{
+    emu *e = emu_of(x->storage->device);
+    if (!is_mine(e, found))
+        abort();
+    WITH_MEMORY(e, find_all(x, by, found));
+}
+
 /* ==== Verdicts ================================================================================ */
 
 static lt_found sum_of(const lt_found *rows, int n)
@@ -343,6 +366,7 @@ LT_API int lt_accelerator_open(const char *version, const lt_host *host,
     }
     a->device = &emu_new(host, index)->base;
     a->rescale = rescale;
+    a->find = find;
     a->judge = judge;
     a->pardon = pardon;
     a->check_loss = check_loss;

@@ -25,7 +25,7 @@ local labels = {0, 1, 2, 0, 1, 2}
 -- Steps of a loop. o.spikes, o.nans: whether step t is to overflow, or its loss to be NaN, which
 -- ends the loop; o.drops: whether gradients that overflow come and are dropped before it;
 -- o.accumulate: backwards in a step; o.curious: the scaler is asked after each step; o.norms: the
--- optimizer clips, for which it waits; o.leaf: the images get gradients too, which nobody forgets;
+-- optimizer clips, for which it waits; o.breaks_in: steps in which a hook makes inf; o.leaf: the images get gradients too, which nobody forgets;
 -- o.extra: a layer that only what is dropped goes through. Of ranks: o.rank; o.rare: a layer that
 -- only rank 0 uses; o.breaks: the step in which backward fails on rank 1; o.one: only rank 0 has
 -- nans.
@@ -68,6 +68,9 @@ function late.loop(o)
     if o.leaf then text[#text + 1] = ("%a"):format(x.grad:sum():item()) end
   end
   if o.leaf then x:requires_grad() end
+  if o.breaks_in then
+    net[1].w:on_grad(function(g) g:copy(g * (o.breaks_in[lt.steps() + 1] and math.huge or 8)) end)
+  end
   local ok, why = pcall(function()
     for t = 1, o.steps or 6 do lt.step(lt.autocast, o.amp or "fp16", step, t) end
     net:eval()               -- whoever looks hears of the last step too

@@ -95,6 +95,13 @@ TEST(several_skipped_steps)
     check_loop("policy = 'dynamic', look = true, spikes = {[2] = true}", NULL, "skipped=0x1p+0");
 }
 
+TEST(what_hooks_leave_counts)
+{
+    check_loop("policy = 'dynamic', breaks_in = {[2] = true, [5] = true}", NULL, "skipped=0x1p+1");
+    check_loop("policy = 'adaptive', breaks_in = {[3] = true}, accumulate = 2, curious = true",
+               NULL, "skipped=0x1p+0");
+}
+
 TEST(what_is_dropped_does_not_count)
 {
     check_loop("policy = 'dynamic', drops = {[2] = true, [3] = true}", NULL, "skipped=0x0p+0");

@@ -66,6 +66,31 @@ T.test("a step that fails leaves no statistics of its batch", function()
   T.equal(train(true), train(false))
 end)
 
+-- Prints the outcomes of three steps; in the second a hook makes inf, on the last rank only.
+local HOOK = [[
+local lt = require "luatrain"
+local fc = lt.nn.linear{4, 2}
+local sgd = lt.optim.sgd(fc, {lr = 0.1})
+local scaler <close> = lt.amp.scaler()
+local outcomes = {}
+fc.w:on_grad(function(g)
+  if #outcomes == 1 and lt.rank() == select(2, lt.rank()) - 1 then g:fill(math.huge) end
+end)
+for t = 1, 3 do
+  fc(lt.ones{4, 4}):sum():backward()
+  outcomes[t] = sgd:step()
+end
+print(table.concat(outcomes, " "), fc.w:sum():item() > -math.huge, scaler.skipped)
+]]
+
+T.test("what a hook makes inf is not applied", function()
+  local out = T.folder()
+  T.write(out .. "/hook.lua", HOOK)
+  for _, options in ipairs{"", "--ranks 2", "--ranks 2 --wire fp16", "--ranks 2 --wire bf16"} do
+    T.equal((T.run(out, options .. " --threads 1 hook.lua")), "applied skipped applied\ttrue\t1\n")
+  end
+end)
+
 T.test("a scaler's interval", function()
   for _, interval in ipairs{0, 2 ^ 31 | 0, math.maxinteger} do
     T.fails(function() lt.amp.scaler{policy = "dynamic", growth_interval = interval} end,
