@@ -60,7 +60,8 @@ static void end_step(lt_loss_scale *s)
 static void begin_step(lt_loss_scale *s)
 {
     for (int i = 0; i < s->n_findings && s->outcome == LT_SKIP; i++)
-        lt_zero_grad(s->findings[i]);
+        if (lt_grad_scaled_by(s->findings[i], s))
+            lt_zero_grad(s->findings[i]);
     forget_findings(s);
     s->fresh = true;
 }
@@ -302,10 +303,25 @@ static bool settle(void *ud, const lt_found *found)
 
 static const char *explain(void *ud, lt_tensor *loss) { return lt__first_in(ud, loss); }
 
+/* While it was not in use, gradients may have come that it has not scaled. A step that was skipped
+ * is over for them, and goes on for optimizers alone that have not come to it yet. */
+static void come_back(lt_loss_scale *s)
+{
+    bool goes_on = s->fresh || s->outcome != LT_SKIP;
+    for (int i = 0; i < s->n_findings; i++)
+        goes_on |= lt_grad_scaled_by(s->findings[i], s);
+    if (goes_on)
+        return;
+    forget_findings(s);
+    s->outcome = LT_APPLY;
+}
+
 lt_status lt_use_loss_scale(lt_ctx *ctx, lt_loss_scale *s)
 {
     const lt_scaling mine = {s, seed, join, complete, changed, judge, settle, explain};
     LT_TRY(lt_set_scaling(ctx, s ? &mine : NULL));
+    if (s)
+        come_back(s);
     lt__use_watch(ctx, s);
     return LT_OK;
 }

@@ -379,6 +379,8 @@ typedef struct lt_scaling {
 LT_MUST lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling);
 /* On the accelerator of ctx, for its stream; NULL before the first backward there. Borrowed. */
 LT_API lt_verdict *lt_verdict_of(lt_ctx *ctx);
+/* Whether x has a gradient, and the one with this ud has scaled what is in it. */
+LT_API bool lt_grad_scaled_by(const lt_tensor *x, const void *ud);
 /* Whether an optimizer has this parameter. */
 LT_API bool lt_has_optim(const lt_tensor *x);
 

@@ -235,6 +235,11 @@ void lt_zero_grad(lt_tensor *x)
     ag->period++;
 }
 
+bool lt_grad_scaled_by(const lt_tensor *x, const void *ud)
+{
+    return x->leaf && x->leaf->has_grad && x->leaf->scaled_by == ud;
+}
+
 bool lt_has_optim(const lt_tensor *x) { return x->leaf && x->leaf->optims > 0; }
 
 int lt_grad_uses(const lt_tensor *x) { return x->leaf ? x->leaf->uses : 0; }

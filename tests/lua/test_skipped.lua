@@ -66,6 +66,31 @@ T.test("a step that fails leaves no statistics of its batch", function()
   T.equal(train(true), train(false))
 end)
 
+T.test("a skipped step is over for gradients that come without the scale", function()
+  local a, b, second, backward = two_layers()
+  local scaler = lt.amp.scaler()
+  backward(true, 1e35)
+  T.equal(a:step(), "skipped")
+  scaler:close()
+  T.equal(scaler:inside(b.step, b), "skipped") -- of that step
+  local before = second:sha256()
+  backward(true, 1)
+  T.equal(scaler:inside(a.step, a), "applied")
+  T.equal(scaler:inside(b.step, b), "applied")
+  T.equal(second:sha256() == before, false)
+  T.equal(scaler.skipped, 1)
+  scaler:inside(function()
+    backward(true, 1e35)
+    T.equal(a:step(), "skipped")
+  end)
+  b:zero_grad()
+  backward(true, 1)
+  before = second:sha256()
+  scaler:inside(backward, false, 1)            -- leaves the second layer's gradients as they are
+  T.equal(scaler:inside(b.step, b), "applied")
+  T.equal(second:sha256() == before, false)
+end)
+
 -- Prints the outcomes of three steps; in the second a hook makes inf, on the last rank only.
 local HOOK = [[
 local lt = require "luatrain"
