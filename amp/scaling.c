@@ -226,6 +226,15 @@ static lt_status changed(void *ud, lt_tensor *x, lt_tensor *grad)
     return LT_OK;
 }
 
+/* Only other ranks have added to it, who tell what they have found. */
+static lt_status given(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    lt_loss_scale *s = ud;
+    (void)grad;
+    LT_TRY(take_row(s, x));
+    return lt_ledger_strike(s->ledger, s->last);
+}
+
 /* Fails when no scale helps, and only after a step that was watched: a training that goes on from a
  * checkpoint begins without. */
 static lt_status give_up(lt_loss_scale *s)
@@ -318,7 +327,7 @@ static void come_back(lt_loss_scale *s)
 
 lt_status lt_use_loss_scale(lt_ctx *ctx, lt_loss_scale *s)
 {
-    const lt_scaling mine = {s, seed, join, complete, changed, judge, settle, explain};
+    const lt_scaling mine = {s, seed, join, complete, changed, given, judge, settle, explain};
     LT_TRY(lt_set_scaling(ctx, s ? &mine : NULL));
     if (s)
         come_back(s);

@@ -348,8 +348,8 @@ typedef struct lt_grad_place {
 LT_MUST lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place);
 /* How many nodes may still add to x's gradient in the running backward. */
 LT_API int lt_grad_uses(const lt_tensor *x);
-/* A gradient is in x's place, whoever has written it. */
-LT_API void lt_grad_set(lt_tensor *x);
+/* A gradient is in x's place, whoever has written it. Not within backward. */
+LT_MUST lt_status lt_grad_set(lt_tensor *x);
 
 /* Who scales gradients up while they go backward, so that they fit f16: amp. From the hooks of a
  * leaf on they are true. Called with its ud; all are there. */
@@ -363,7 +363,10 @@ typedef struct lt_scaling {
     lt_grad_hook complete;
     /* That leaf has hooks of its own, which were called: grad is what they have left. */
     lt_grad_hook changed;
-    /* Before an optimizer step reads gradients, and after lt_grad_slots.update: LT_APPLY may become
+    /* x had no gradient that this one has scaled, and has one now by lt_grad_set(): grad, which is
+     * true, and which the judgement to come is about as well. */
+    lt_grad_hook given;
+    /* Before an optimizer step reads lt_grad_slots.update: LT_APPLY may become
      * LT_SKIP. Not when more of the batch is to come. It may become LT_PENDING, when what was found
      * is on its way into lt_verdict_of(). */
     lt_status (*judge)(void *ud, lt_outcome *outcome);

@@ -244,7 +244,16 @@ bool lt_has_optim(const lt_tensor *x) { return x->leaf && x->leaf->optims > 0; }
 
 int lt_grad_uses(const lt_tensor *x) { return x->leaf ? x->leaf->uses : 0; }
 
-void lt_grad_set(lt_tensor *x) { x->leaf->has_grad = true; }
+lt_status lt_grad_set(lt_tensor *x)
+{
+    const lt_scaling *scaling = &x->ctx->slots.autograd->scaling;
+    lt_leaf *leaf = x->leaf;
+    leaf->has_grad = true;
+    if (!scaling->given || leaf->scaled_by == scaling->ud)
+        return LT_OK;
+    leaf->scaled_by = scaling->ud;
+    return scaling->given(scaling->ud, x, leaf->grad);
+}
 
 lt_tensor *lt_detach(lt_tensor *x) { return lt_view(x, x->ndim, x->dims); }
 

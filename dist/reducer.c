@@ -328,7 +328,7 @@ static lt_status finish_sweep(lt_reducer *r)
     LT_TRY(lt__staging_follow(&r->staging));
     for (int i = 0; i < r->plan.n_items && !r->settled; i++)
         if (r->plan.items[i].wanted)
-            lt_grad_set(r->plan.items[i].x);
+            LT_TRY(lt_grad_set(r->plan.items[i].x));
     r->settled = true;
     return LT_OK;
 }

@@ -110,6 +110,17 @@ TEST(what_is_dropped_does_not_count)
                NULL, "skipped=0x1p+0");
 }
 
+TEST(an_optimizer_that_comes_late)
+{
+    static char text[2][TEXT];
+    for (int emu = 0; emu < 2; emu++)
+        call(open_with(emu, NULL), "apart", "", text[emu]);
+    CHECK_STR(text[1], text[0]);
+    CHECK(strncmp(text[0] + 65, text[0], 64) == 0);       /* after step 2: it was skipped */
+    CHECK(strncmp(text[0] + 3 * 65, text[0], 64) != 0);
+    CHECK(strstr(text[0], "skipped=0x1p+2"));
+}
+
 /* The images are a leaf that no optimizer forgets: what a skipped step has left in its gradient is
  * zeroed by the next, not by the part that comes behind it. */
 TEST(a_leaf_without_an_optimizer)

@@ -32,6 +32,41 @@ T.test("what a skipped step has left is not applied later", function()
   end
 end)
 
+-- The same of ranks, one of which, or all, have gone through the second layer.
+local RANKS = [[
+local lt = require "luatrain"
+local first, second = lt.nn.linear{4, 2}, lt.nn.linear{2, 2}
+local a, b = lt.optim.sgd(first, {lr = 0.1}), lt.optim.sgd(second, {lr = 0.1})
+local scaler <close> = lt.amp.scaler()
+local function backward(through_both, factor)
+  local y = first(lt.ones{4, 4})
+  if through_both then y = second(y) end
+  (y:sum() * factor):backward()
+end
+local who = tonumber(arg[1])
+backward(who < 0 or who == lt.rank(), 1e35)
+local outcomes = {a:step()}
+backward(false, 1)
+outcomes[2], outcomes[3] = a:step(), b:step()
+backward(true, 1)
+outcomes[4], outcomes[5] = a:step(), b:step()
+print(table.concat(outcomes, " "), second:sha256(), scaler.skipped)
+]]
+
+T.test("what a skipped step has left on one rank is not applied by another", function()
+  local out = T.folder()
+  T.write(out .. "/ranks.lua", RANKS)
+  for _, wire in ipairs{"fp32", "fp16"} do
+    local wanted
+    for who = -1, 1 do
+      local text = T.run(out, ("--ranks 2 --threads 1 --wire %s ranks.lua %d"):format(wire, who))
+      wanted = wanted or text
+      T.equal(text, wanted)
+      T.equal(text:match "^[a-z ]*", "skipped applied applied applied applied")
+    end
+  end
+end)
+
 T.test("an optimizer that comes late to a skipped step skips it too", function()
   local a, b, second, backward = two_layers()
   local before = second:sha256()
