@@ -11,7 +11,7 @@
 #include "amp/amp.h"
 #include "core/tensor.h"
 
-enum { WHERE_BYTES = 160 };
+enum { WHERE_BYTES = 200 };
 
 typedef struct made {      /* a tensor of the first pass */
     const lt_schema *schema; /* of its op */

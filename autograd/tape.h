@@ -12,7 +12,7 @@
 #include "autograd/autograd.h"
 #include "core/tensor.h"
 
-enum { LT_WHERE_BYTES = 160 };
+enum { LT_WHERE_BYTES = 200 };
 
 typedef struct lt_hook {
     struct lt_hook *next;

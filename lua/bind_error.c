@@ -39,8 +39,18 @@ static bool push_module_of(lua_State *L, lua_Debug *ar)
 
 typedef struct place {
     char line[LUA_IDSIZE + 16]; /* "train.lua:9: " */
-    char module[64];            /* "net.4 " */
+    char module[120];           /* "net.4 " */
 } place;
+
+/* Of a long path the end, in which layers differ. */
+static void set_module(place *p, const char *path)
+{
+    size_t length = strlen(path), most = sizeof p->module - 2;
+    if (length > most)
+        snprintf(p->module, sizeof p->module, "...%s ", path + length - most + 3);
+    else
+        snprintf(p->module, sizeof p->module, "%s ", path);
+}
 
 /* p->line, without snprintf: each op on the tape pays for this. */
 static void set_line(place *p, const char *source, int line)
@@ -72,7 +82,7 @@ static void find_place(lua_State *L, int level, bool far, place *p)
             lua_rawgeti(L, -1, 1);
             const char *path = lua_tostring(L, -1);
             if (path && *path) /* else it is not placed: what is around it says more */
-                snprintf(p->module, sizeof p->module, "%s ", path);
+                set_module(p, path);
             lua_pop(L, 3);
         }
         if (!p->line[0] && strncmp(ar.source, LT_EMBEDDED, sizeof LT_EMBEDDED - 1) != 0)

@@ -247,6 +247,29 @@ T.test("a check leaves nothing behind", function()
   T.equal(hooks, 2)
 end)
 
+-- Of one that is longer still the end is kept, in which layers differ.
+T.test("layers with long names are told apart", function()
+  local function check(depth)
+    local net = nn.sequential{nn.linear{4, 4}, nn.linear{4, 2}}
+    for _ = 1, depth do
+      net = nn.module({inverted_residual = net}, function(self, x)
+        return self.inverted_residual(x)
+      end, "block")
+    end
+    local found = lt.amp.check(lt.autocast, "fp16", function()
+      net(lt.ones{3, 4}):sum():backward()
+    end)
+    return found.layers[1].layer, found.layers[2].layer
+  end
+  local one, two = check(5)
+  T.equal(one, "net" .. (".inverted_residual"):rep(5) .. ".1")
+  T.equal(two, "net" .. (".inverted_residual"):rep(5) .. ".2")
+  one, two = check(9)
+  local path = "net" .. (".inverted_residual"):rep(9)
+  T.equal(one, "..." .. (path .. ".1"):sub(-115))
+  T.equal(two, "..." .. (path .. ".2"):sub(-115))
+end)
+
 T.test("autocast within the function is off in the second pass", function()
   local net, dtypes = make_net(1.0, 1.0), {}
   lt.amp.check(function()
