@@ -31,7 +31,6 @@ typedef struct lt_lua {
         uint64_t serial;
         lt_opened what;
         lt_dtype before;       /* of autocast, to be put back */
-        bool abandoned;
     } open[LT_MOST_OPEN];
     int n_open;                /* what lt.step, lt.no_grad and lt.autocast have opened */
     uint64_t serial;           /* of the last */

@@ -158,9 +158,8 @@ static int on_grad(lua_State *L)
 /* ==== Scopes ================================================================================== */
 
 /* What lt.step, lt.no_grad or lt.autocast opened is closed when its function ends, by an error too:
- * a guard is a to-be-closed value. In a coroutine that failed or was dropped Lua does not close it,
- * only collects it, whenever that is; so it knows its place among what is open, and closes what was
- * opened above it and left. */
+ * a guard is a to-be-closed value. Of a coroutine that fails Lua closes none; there the error is
+ * caught, and raised again. */
 typedef struct guard {
     uint64_t serial; /* 0: closed */
     int place;
@@ -175,22 +174,33 @@ static void close_last(lt_lua *s)
     }
 }
 
+static void close_from(lt_lua *s, guard *g)
+{
+    if (g->serial && g->place < s->n_open && s->open[g->place].serial == g->serial)
+        while (s->n_open > g->place)
+            close_last(s);
+    g->serial = 0;
+}
+
 static int close_guard(lua_State *L)
 {
-    lt_lua *s = lt__lua(L);
-    guard *g = lua_touserdata(L, 1);
-    bool collected = lua_gettop(L) == 1; /* closing passes an error, or nil */
-    if (g->serial && g->place < s->n_open && s->open[g->place].serial == g->serial) {
-        if (collected && g->place < s->n_open - 1)
-            s->open[g->place].abandoned = true;
-        else
-            while (s->n_open > g->place)
-                close_last(s);
-        while (s->n_open > 0 && s->open[s->n_open - 1].abandoned)
-            close_last(s);
-    }
-    g->serial = 0;
+    close_from(lt__lua(L), lua_touserdata(L, 1));
     return 0;
+}
+
+/* lua_call() of what is behind the guard in slot 1. On the main thread, which does not die of an
+ * error, it is not caught, so that a traceback has where it was. */
+static void call_guarded(lua_State *L, lt_lua *s, guard *g)
+{
+    int n_args = lua_gettop(L) - 2;
+    bool is_main = lua_pushthread(L);
+    lua_pop(L, 1);
+    if (is_main) {
+        lua_call(L, n_args, LUA_MULTRET);
+    } else if (lua_pcall(L, n_args, LUA_MULTRET, 0) != LUA_OK) {
+        close_from(s, g);
+        lua_error(L);
+    }
 }
 
 /* What a step gives back survives it: tensors, and tensors in tables. */
@@ -237,9 +247,8 @@ static int call_within(lua_State *L, const char *who, lt_opened what, lt_dtype d
         lt_set_autocast(s->ctx, dtype);
     g->serial = s->open[s->n_open].serial = ++s->serial;
     s->open[s->n_open].what = what;
-    s->open[s->n_open].abandoned = false;
     g->place = s->n_open++;
-    lua_call(L, lua_gettop(L) - 2, LUA_MULTRET);
+    call_guarded(L, s, g);
     if (scope)
         keep_results(L, s, 2);
     return lua_gettop(L) - 1;

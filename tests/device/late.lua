@@ -25,10 +25,10 @@ local labels = {0, 1, 2, 0, 1, 2}
 -- Steps of a loop. o.spikes, o.nans: whether step t is to overflow, or its loss to be NaN, which
 -- ends the loop; o.drops: whether gradients that overflow come and are dropped before it;
 -- o.accumulate: backwards in a step; o.curious: the scaler is asked after each step; o.norms: the
--- optimizer clips, for which it waits; o.breaks_in: steps in which a hook makes inf; o.leaf: the images get gradients too, which nobody forgets;
--- o.extra: a layer that only what is dropped goes through. Of ranks: o.rank; o.rare: a layer that
--- only rank 0 uses; o.breaks: the step in which backward fails on rank 1; o.one: only rank 0 has
--- nans.
+-- optimizer clips, for which it waits; o.breaks_in: steps in which a hook makes inf; o.leaf: the
+-- images get gradients too, which nobody forgets; o.extra: a layer that only what is dropped goes
+-- through. Of ranks: o.rank; o.rare: a layer that only rank 0 uses; o.breaks: the step in which
+-- backward fails on rank 1; o.one: only rank 0 has nans.
 function late.loop(o)
   lt.seed(4)
   local net = make_net()

@@ -203,6 +203,45 @@ T.test("what a dead coroutine left open is closed", function()
   T.equal(p.grad:get(2), 1.0)
 end)
 
+T.test("what fails in a coroutine is closed at once", function()
+  local function dtype() return lt.matmul(lt.ones{1, 1}, lt.ones{1, 1}).dtype end
+  local function dies(fn, ...)
+    local co = coroutine.create(fn)
+    local ok, why = coroutine.resume(co, ...)
+    T.equal({ok, (why:gsub("^.*: ", ""))}, {false, "boom"})
+    T.equal(coroutine.status(co), "dead")
+    return co
+  end
+  local function boom() error "boom" end
+  local p = lt.ones{2}:requires_grad()
+  local function look()
+    local y = p * 2
+    y:sum():backward()
+    T.equal(dtype(), "f32")
+  end
+  local kept = {dies(lt.autocast, "fp16", boom), dies(lt.no_grad, boom), dies(lt.step, boom)}
+  look()
+  kept[4] = dies(lt.autocast, "bf16", lt.no_grad, lt.step, boom)
+  look()
+  lt.step(lt.autocast, "bf16", function()
+    local a = lt.ones{2}
+    kept[5] = dies(lt.autocast, "off", lt.no_grad, lt.step, boom)
+    kept[6] = coroutine.wrap(function() return pcall(lt.autocast, "off", boom) end)()
+    T.equal(dtype(), "bf16")
+    T.equal(a:get(1), 1.0)
+  end)
+  look()
+  T.equal(p.grad:get(1), 6.0)
+  -- In one that goes on all is as it was; it does not yield out of a step.
+  local co = coroutine.wrap(function()
+    local ok, why = pcall(lt.step, coroutine.yield)
+    coroutine.yield(ok, why, dtype(), lt.autocast("bf16", dtype))
+    return select("#", lt.no_grad(function(...) return ... end, nil, nil, 3))
+  end)
+  T.equal({co()}, {false, "attempt to yield across a C-call boundary", "f32", "bf16"})
+  T.equal(co(), 3)
+end)
+
 T.test("integers are exact", function()
   T.equal(lt.tensor({1e30}):cast("i64"):item(), math.maxinteger)
   T.equal((lt.tensor({1 << 53}, {dtype = "i64"}) + 1):item(), (1 << 53) + 1)
