@@ -102,6 +102,9 @@ function ranks.compare_runs(run)
   core.compare("where the run stands", ("step %d, epoch %d, %d images of it")
                                        :format(run.steps, run.epoch, run.done))
   core.compare("the weights and buffers", run.settings.net:sha256())
+  core.compare("their precision", run.settings.scaler and "fp16 with a loss scale"
+                                  or run.settings.amp or "off")
+  if run.settings.scaler then run.settings.scaler:compare() end
 end
 
 -- After a step: they still have the same weights, where that is asked for.

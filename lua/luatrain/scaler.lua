@@ -8,6 +8,7 @@ local core = ...
 local check = require "luatrain.check"
 local unused = require "luatrain.unused"
 
+local scaler = {}
 local Scaler = {}
 local HANDLE = {}              -- key of what core.new_loss_scale gave
 local MADE = {}                -- of the settings that the script has made it with
@@ -40,8 +41,6 @@ meta = {
 local spec = check("amp.scaler{; policy:policy=adaptive, scale:amount=65536.0, "
                    .. "growth_interval=2000}")
 
-local scaler = {}
-
 -- growth_interval is that of policy dynamic.
 function scaler.new(options)
   local o = spec(options)
@@ -67,6 +66,21 @@ local function handle_of(self, who)
   return rawget(self, HANDLE)
 end
 
+-- Scalers of several ranks are told the same of each step, and stay alike if they are so at first.
+function Scaler:compare()
+  if select(2, core.rank()) == 1 then return end
+  local state = self:state()
+  local lines = {}
+  for name, value in pairs(state) do
+    lines[#lines + 1] = ("%s %s"):format(name, math.type(value) == "float" and ("%a"):format(value)
+                                               or value)
+  end
+  table.sort(lines)
+  core.compare("the loss scale", ("policy %s\nscale %.14g\ninterval %d\n%s")
+               :format(scaler.policy_of(state), self.scale, state.interval,
+                       table.concat(lines, "\n")))
+end
+
 -- Calls fn(...) under this scale; afterwards that of before is back.
 function Scaler:inside(fn, ...)
   local handle = handle_of(self, "scaler:inside")
@@ -78,9 +92,11 @@ function Scaler:inside(fn, ...)
   return fn(...)
 end
 
--- From now on all backwards and steps are under this scale, until it is closed.
+-- From now on all backwards and steps are under this scale, until it is closed. All ranks call
+-- this, and load, together.
 function Scaler:begin()
   local handle = handle_of(self, "scaler:begin")
+  self:compare()
   local before = core.use_loss_scale(handle)
   if before and before ~= handle then
     core.use_loss_scale(before)
@@ -136,6 +152,7 @@ function Scaler:load(state)
   if not before or before < 0 then fail "no scaler has such a 'sent_again'" end
   handle:load(state)
   rawset(self, BEFORE, before - (select(4, handle:now())))
+  self:compare()
 end
 
 -- Loads a state of a scaler that was made with settings of which this one has other values, which
