@@ -93,7 +93,8 @@ LT_API bool lt_scaler_see(lt_scaler *scaler, int exponent, bool finite);
  * is the same in all backwards of a step. An optimizer's step asks the scaler: when the gradient of
  * a parameter is not finite that an optimizer had in backward, whichever, as its hooks have left
  * it, and it was not forgotten since, the steps of all optimizers until the next backward are
- * skipped. They leave weights, slots and running statistics as they were. On an accelerator it is decided there, see lt_settle(). */
+ * skipped. They leave weights, slots and running statistics as they were. On an accelerator it is
+ * decided there, see lt_settle(). */
 typedef struct lt_loss_scale lt_loss_scale;
 
 /* Not in use yet; scaler is copied. New. */

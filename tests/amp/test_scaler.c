@@ -238,3 +238,32 @@ TEST(a_scaler_is_what_its_struct_holds)
     }
     CHECK(s.skipped > 5);
 }
+
+/* States of no history: a scaler that went on from one would come to another. */
+TEST(states_that_cannot_be)
+{
+    const lt_scaler fine = lt_scaler_begin(LT_SCALE_ADAPTIVE, 16, 0);
+    lt_scaler s = fine;
+    CHECK_OK(lt_scaler_check(&s));
+    s.interval = 2001;
+    CHECK_FAILS(lt_scaler_check(&s), LT_EINVAL, "no scaler has such a 'interval'");
+    s = lt_scaler_begin(LT_SCALE_DYNAMIC, 16, INT32_MAX);
+    CHECK_OK(lt_scaler_check(&s));
+    s = fine;
+    s.steps = INT64_MAX;
+    CHECK_FAILS(lt_scaler_check(&s), LT_EINVAL, "no scaler has such a 'steps'");
+    s = fine;
+    s.mean = -1e308;
+    CHECK_FAILS(lt_scaler_check(&s), LT_EINVAL, "no scaler has such a 'mean'");
+    s = fine;
+    s.variance = 1e308;
+    CHECK_FAILS(lt_scaler_check(&s), LT_EINVAL, "no scaler has such a 'variance'");
+    s = fine;
+    s.mean = LT_NO_EXPONENT; /* the ends */
+    s.variance = 1e9;
+    s.old_mean = s.old_variance = 0.5;
+    for (int i = 0; i < 3000; i++) {
+        CHECK(lt_scaler_see(&s, i % 2 ? 15 : -40, true));
+        CHECK_OK(lt_scaler_check(&s));
+    }
+}

@@ -156,6 +156,21 @@ TEST(a_power_of_two_changes_no_bit)
     }
 }
 
+TEST(steps_have_numbers)
+{
+    net n = make(8, NULL);
+    for (int i = 1; i <= 10; i++) {
+        CHECK_OK(backward(&n, 1));
+        CHECK_EQ(step(&n, n.optim), LT_APPLY);
+        CHECK_EQ(lt_loss_scale_step_at(n.loss_scale, i).number, i);
+    }
+    static const int64_t others[] = {INT64_MIN, -9, -1, 0, 2, 11, INT64_MAX}; /* the last, then */
+    for (int i = 0; i < 7; i++)
+        CHECK_EQ(lt_loss_scale_step_at(n.loss_scale, others[i]).number, 10);
+    CHECK_EQ(lt_loss_scale_step_at(n.loss_scale, 3).number, 3);
+    end(&n);
+}
+
 TEST(the_exponent_is_that_of_the_largest_gradient)
 {
     net n = make(10, NULL);

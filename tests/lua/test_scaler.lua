@@ -206,7 +206,7 @@ T.test("a scaler goes on from its state", function()
   T.equal(b:state().wire1, nil)
   for name, values in pairs{k = {3.5, 1e6, -15, 2 ^ 40}, interval = {0}, good = {-1},
                             spare = {10001, -10001},
-                            mean = {0 / 0, -1e308}, variance = {-1.0, 1 / 0},
+                            mean = {0 / 0, -1e308}, variance = {-1.0, 1 / 0, 1e10},
                             steps = {math.maxinteger}, old_mean = {2.0},
                             in_a_row = {9}, skipped = {9}, since = {3000}, at_floor = {5}} do
     for _, value in ipairs(values) do

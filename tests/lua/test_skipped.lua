@@ -101,6 +101,24 @@ T.test("a step that fails leaves no statistics of its batch", function()
   T.equal(train(true), train(false))
 end)
 
+T.test("the last of the steps that no scale helps leaves no statistics of its batch", function()
+  local net = nn.sequential{nn.linear{4, 2}, nn.batch_norm{2}, nn.linear{2, 2}}
+  local sgd = lt.optim.sgd(net, {lr = 0.1})
+  local scaler <close> = lt.amp.scaler{policy = "static"}
+  local before, steps = net:sha256(), 0
+  local ok, why = pcall(function()
+    for _ = 1, 20 do
+      (net(lt.arange(24):reshape{6, 4}):sum() * 1e35):backward()
+      sgd:step()
+      steps = steps + 1
+    end
+  end)
+  assert(not ok and why:find("10 steps in a row", 1, true), why)
+  T.equal(steps, 9)
+  net:zero_grad()
+  T.equal(net:sha256(), before)
+end)
+
 T.test("a skipped step is over for gradients that come without the scale", function()
   local a, b, second, backward = two_layers()
   local scaler = lt.amp.scaler()
