@@ -366,7 +366,7 @@ typedef struct lt_scaling {
     /* x had no gradient that this one has scaled, and has one now by lt_grad_set(): grad, which is
      * true, and which the judgement to come is about as well. */
     lt_grad_hook given;
-    /* Before an optimizer step reads lt_grad_slots.update: LT_APPLY may become
+    /* Before an optimizer step reads gradients, and after lt_grad_slots.update: LT_APPLY may become
      * LT_SKIP. Not when more of the batch is to come. It may become LT_PENDING, when what was found
      * is on its way into lt_verdict_of(). */
     lt_status (*judge)(void *ud, lt_outcome *outcome);
