@@ -174,11 +174,37 @@ noreturn void lt__unknown(lua_State *L, lt_lua *s, const char *who, const char *
     lt__refuse(L, s, "%s: unknown %s '%s'", who, what, word);
 }
 
+/* Whether the text of an error contains the last message raised here, whose status is kept. */
+static bool raised_here(lua_State *L, const char *text)
+{
+    lua_rawgetp(L, LUA_REGISTRYINDEX, &key_message);
+    const char *message = lua_tostring(L, -1);
+    bool here = text && message && strstr(text, message);
+    lua_pop(L, 1);
+    return here;
+}
+
+/* Whether Lua has left an error without a line: what its own functions in C come upon, as in
+ * ipairs(nil), and assert(io.open(path)); not error(text, 0), which is without one on purpose. */
+static bool wants_line(lua_State *L)
+{
+    lua_Debug ar;
+    return lua_type(L, 1) == LUA_TSTRING && !has_line(lua_tostring(L, 1)) &&
+           !raised_here(L, lua_tostring(L, 1)) && lua_getstack(L, 1, &ar) &&
+           lua_getinfo(L, "Sn", &ar) && *ar.what == 'C' &&
+           !(ar.name && strcmp(ar.name, "error") == 0);
+}
+
 /* Message handler: the error as a string; its traceback to the log. */
 static int trace(lua_State *L)
 {
     lt_lua *s = lt__lua_of(L);
+    place p = {"", ""};
+    if (wants_line(L))
+        find_place(L, 1, false, &p);
+    lua_pushstring(L, p.line);
     luaL_tolstring(L, 1, NULL);
+    lua_concat(L, 2);
     if (!s || !s->ctx)
         return 1;
     luaL_traceback(L, L, NULL, 1);
@@ -189,16 +215,6 @@ static int trace(lua_State *L)
     }
     lua_pop(L, 1);
     return 1;
-}
-
-/* Whether the text of an error contains the last message raised here, whose status is kept. */
-static bool raised_here(lua_State *L, const char *text)
-{
-    lua_rawgetp(L, LUA_REGISTRYINDEX, &key_message);
-    const char *message = lua_tostring(L, -1);
-    bool here = text && message && strstr(text, message);
-    lua_pop(L, 1);
-    return here;
 }
 
 /* Pops the error of a protected call into this thread's message. */
