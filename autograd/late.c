@@ -20,10 +20,8 @@ static lt_status make(lt_ctx *ctx, lt_late *late)
     if (!late->there)
         late->there = lt__device_alloc(ctx, device, sizeof *late->there);
     if (late->there && !late->here)
-        late->here = device->alloc_host(device, sizeof *late->here);
-    return !late->there ? LT_ENOMEM
-           : late->here ? LT_OK
-                        : lt_fail(LT_ENOMEM, "out of memory that %s can copy to", device->name);
+        late->here = lt__host_alloc(device, sizeof *late->here);
+    return late->here ? LT_OK : lt_errcode();
 }
 
 void lt__late_free(lt_ctx *ctx)

@@ -124,6 +124,12 @@ static void *take(lt_ctx *ctx, lt_device *device, size_t bytes)
     return list->blocks[--list->n];
 }
 
+/* An accelerator that has failed gives no memory either. If it has, that is the message. */
+static bool has_not_failed(lt_device *device)
+{
+    return device->is_host || device->sync(device) == LT_OK;
+}
+
 void *lt__device_alloc(lt_ctx *ctx, lt_device *device, size_t bytes)
 {
     if (bytes > (size_t)1 << 46) {
@@ -146,14 +152,22 @@ void *lt__device_alloc(lt_ctx *ctx, lt_device *device, size_t bytes)
         account(ctx, device, block_bytes(bytes), 0);
     }
     pthread_mutex_unlock(&ctx->lock);
-    if (!p)
+    if (!p && (fault || has_not_failed(device)))
         lt_fail(LT_ENOMEM, "out of memory on %s: %.1f MiB wanted, %.1f MiB in use%s", device->name,
                 (double)bytes / 1048576, (double)live / 1048576,
                 fault ? " (fault alloc)" : "; try a smaller batch");
-    else if (ctx->config.poison && device->is_host)
+    else if (p && ctx->config.poison && device->is_host)
         memset(p, 0xff, bytes);
-    else if (ctx->config.poison)
+    else if (p && ctx->config.poison)
         (void)device->fill(device, p, LT_U8, bytes, 0xff); /* a failure comes again */
+    return p;
+}
+
+void *lt__host_alloc(lt_device *device, size_t bytes)
+{
+    void *p = device->alloc_host(device, bytes);
+    if (!p && has_not_failed(device))
+        lt_fail(LT_ENOMEM, "out of memory that %s can copy to", device->name);
     return p;
 }
 

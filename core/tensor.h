@@ -78,7 +78,8 @@ typedef struct lt_device {
     lt_status (*wait)(struct lt_device *device, uint64_t mark); /* brings late errors too. From
                                                                   * either thread */
     /* Memory of the CPU that copy() reads and writes while the host goes on: until a mark behind it
-     * was waited for, it is left alone. NULL when there is none. Both may wait. */
+     * was waited for, it is left alone. NULL when there is none. Both may wait; free_host does, for
+     * all that copies. */
     void *(*alloc_host)(struct lt_device *device, size_t bytes);
     void (*free_host)(struct lt_device *device, void *p);
     /* Copies from such memory to the device's, behind the mark `after`, but beside all else that is
@@ -188,9 +189,11 @@ struct lt_ctx {
 };
 
 /* The one seam for memory: 64-byte aligned, from the pool of ctx for a device, uninitialised. NULL
- * with LT_ENOMEM. Give it back with the same byte count. Safe in any thread. 0 bytes is a valid
- * request. */
+ * with LT_ENOMEM, or with what an accelerator has failed with before. Give it back with the same
+ * byte count. Safe in any thread. 0 bytes is a valid request. */
 void *lt__device_alloc(lt_ctx *ctx, lt_device *device, size_t bytes);
+/* Of an accelerator, as its alloc_host(), with such errors. */
+void *lt__host_alloc(lt_device *device, size_t bytes);
 void lt__device_free(lt_ctx *ctx, lt_device *device, void *p, size_t bytes);
 /* The same for the CPU. */
 void *lt__alloc(lt_ctx *ctx, size_t bytes);

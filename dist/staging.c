@@ -7,9 +7,9 @@ lt_status lt__staging_grow(lt_device *device, void **at, size_t *room, size_t by
         return LT_OK;
     if (*at)
         device->free_host(device, *at);
-    *at = device->alloc_host(device, bytes);
+    *at = lt__host_alloc(device, bytes);
     *room = *at ? bytes : 0;
-    return *at ? LT_OK : lt_fail(LT_ENOMEM, "out of memory that %s can copy to", device->name);
+    return *at ? LT_OK : lt_errcode();
 }
 
 lt_status lt__staging_make_room(lt_staging *s, const lt_plan *plan)

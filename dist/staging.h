@@ -22,7 +22,7 @@ typedef struct lt_staging { /* zero, but for the device */
 } lt_staging;
 
 /* *at = memory of the CPU that device can copy to, of `bytes` at least, if *room is less; what was
- * in it is gone. LT_ENOMEM. */
+ * in it is gone. LT_ENOMEM; what the device has failed with before. */
 LT_MUST lt_status lt__staging_grow(lt_device *device, void **at, size_t *room, size_t bytes);
 
 /* On the rank's thread, while nothing comes or goes: room for all buckets of a plan, and as much

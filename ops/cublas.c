@@ -13,7 +13,7 @@
 #include <string.h>
 
 enum { A = LT_CUBLAS_A, B, OUT, SIDE };
-enum { BUCKETS = 256, MOST_PLANS = 1024 };
+enum { BUCKETS = 256, MOST_PLANS = 1024, MOST_MATRICES = 65535 };
 
 typedef struct plan {
     struct plan *next; /* in its bucket */
@@ -222,12 +222,12 @@ static lt_status plan_for(lt_cublas *d, const lt_cublas_product *o, plan **found
 
 static bool is_half(int64_t dtype) { return dtype == LT_F16 || dtype == LT_BF16; }
 
-/* What cuBLASLt may be asked about. */
+/* What cuBLASLt may be asked about; of more matrices it accepts a plan, but may refuse to run it. */
 static bool is_asked(const lt_cublas_product *o)
 {
     if (o->dtype != LT_F32 && !is_half(o->dtype))
         return false;
-    return (o->out_dtype == o->dtype || o->out_dtype == LT_F32) && o->batch <= INT32_MAX;
+    return (o->out_dtype == o->dtype || o->out_dtype == LT_F32) && o->batch <= MOST_MATRICES;
 }
 
 /* It computes nothing, or it is all zeros. */

@@ -48,6 +48,13 @@ static void put(part *t, int i, void *data, int64_t dtype, int64_t offset, int64
 
 static void put_all(part *t, int i, const lt_tensor *x) { put(t, i, x->data, x->dtype, 0, 0); }
 
+/* Whether x can be read or written beside a product. cuBLASLt is told how the operands lie, but not
+ * how this does, and takes it to begin at a multiple of 16 bytes. A view need not. */
+static bool fits_beside(const lt_tensor *x, const lt_tensor *out)
+{
+    return x->dtype == out->dtype && alignment(x->data, 0) == 16;
+}
+
 /* ==== linear ================================================================================== */
 
 /* y (m, n) = x (m, k) w^T + b. A pointwise conv2d is this too, with w (n, 1, 1, k). */
@@ -63,7 +70,7 @@ static sizes sizes_of(const lt_tensor *w, const lt_tensor *y)
 
 static lt_tensor *bias_of(const lt_call *c, lt_tensor **of) { return c->n_in > B ? of[B] : NULL; }
 
-/* y, or LT_EUNSUPPORTED for operands of several types. */
+/* y, or LT_EUNSUPPORTED for operands of several types, or that do not fit. */
 static lt_status linear_part(const lt_call *c, part *t)
 {
     const lt_tensor *bias = bias_of(c, c->in);
@@ -76,7 +83,7 @@ static lt_status linear_part(const lt_call *c, part *t)
         t->p.side = LT_CUBLAS_BIAS;
         t->operand[SIDE] = bias->data;
     }
-    return c->in[X]->dtype == c->in[W]->dtype && (!bias || bias->dtype == c->out[0]->dtype)
+    return c->in[X]->dtype == c->in[W]->dtype && (!bias || fits_beside(bias, c->out[0]))
                ? LT_OK
                : LT_EUNSUPPORTED;
 }
@@ -97,7 +104,7 @@ static lt_status linear_grad_part(lt_cublas *d, const lt_call *c, int i, part *t
     t->p.add = c->add >> i & 1;
     if (dy->dtype != with->dtype)
         return LT_EUNSUPPORTED;
-    if (db && db->dtype == c->d_in[W]->dtype && !(c->add >> B & 1)) {
+    if (db && fits_beside(db, c->d_in[W]) && !(c->add >> B & 1)) {
         t->p.side = LT_CUBLAS_ROW_SUMS;
         t->operand[SIDE] = db->data;
         lt_status status = lt__cublas_plan(d, &t->p, bytes);

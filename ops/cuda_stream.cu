@@ -43,19 +43,24 @@ static bool has_become_old(lt_cuda *cuda, uint64_t mark)
     return is_old(cuda, mark);
 }
 
-/* While an event is waited for, it may become that of another mark, perhaps of another stream. */
-static cudaError_t wait_for(lt_cuda *cuda, uint64_t mark)
+static cudaError_t wait_for_all(lt_cuda *cuda)
 {
     cudaStream_t all[] = {cuda->uploads, cuda->downloads, cuda->stream};
     cudaError_t error = cudaSuccess;
-    if (!has_become_old(cuda, mark)) {
-        error = cudaEventSynchronize(cuda->event[mark % LT_MARKS]);
-        if (!has_become_old(cuda, mark))
-            return error;
-    }
     for (int i = 0; i < 3 && error == cudaSuccess; i++)
         error = cudaStreamSynchronize(all[i]);
     return error;
+}
+
+/* While an event is waited for, it may become that of another mark, perhaps of another stream. */
+static cudaError_t wait_for(lt_cuda *cuda, uint64_t mark)
+{
+    if (!has_become_old(cuda, mark)) {
+        cudaError_t error = cudaEventSynchronize(cuda->event[mark % LT_MARKS]);
+        if (error != cudaSuccess || !has_become_old(cuda, mark))
+            return error;
+    }
+    return wait_for_all(cuda);
 }
 
 static lt_status cuda_wait(lt_device *device, uint64_t mark)
@@ -76,9 +81,11 @@ static void *cuda_alloc_host(lt_device *device, size_t bytes)
     return NULL;
 }
 
+/* That cudaFreeHost() waits for copies is written nowhere. */
 static void cuda_free_host(lt_device *device, void *p)
 {
-    enter(device);
+    lt_cuda *cuda = enter(device);
+    (void)wait_for_all(cuda); /* what goes wrong, a later call says too */
     (void)cudaFreeHost(p);
 }
 

@@ -18,6 +18,8 @@ SHIM_API int64_t shim_count(int what);
 SHIM_API void shim_order(int order);
 /* What the machine has: the version of its driver, 0 for none; devices; their capability. */
 SHIM_API void shim_machine(int driver, int devices, int capability);
+/* Notes what a kernel has done wrong; the first one stays until a call that waits brings it. */
+SHIM_API __attribute__((format(printf, 1, 2))) void shim_fault(const char *fmt, ...);
 
 #ifdef __cplusplus
 }

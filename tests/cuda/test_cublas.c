@@ -208,6 +208,39 @@ TEST(linear_without_sums_beside_a_product)
     end();
 }
 
+/* A bias, and the sums that are its gradient, may be rows of a longer tensor: then they do not begin
+ * where cuBLASLt takes them to. */
+TEST(a_bias_that_begins_anywhere)
+{
+    static const int64_t dims[] = {3, 4}, w_dims[] = {5, 4}, longer[] = {6};
+    uint64_t seed = 55;
+    begin(&(lt_cublas_config){.tf32 = true});
+    problem p = {.def = lt_op_find(ctx, "linear"), .n_in = INPUTS};
+    p.in[X] = random_tensor(ctx, LT_F32, 2, dims, &seed);
+    p.in[W] = random_tensor(ctx, LT_F32, 2, w_dims, &seed);
+    lt_tensor *b = random_tensor(ctx, LT_F32, 1, longer, &seed);
+    lt_tensor *db = random_tensor(ctx, LT_F32, 1, longer, &seed);
+    p.in[B] = lt_rows(b, 1, 5);
+    complete(&p, LT_F32, LT_F32, &seed);
+    for (int i = X; i <= B; i++) {
+        lt_release(p.d_in[i]);
+        p.d_in[i] = NULL;
+    }
+    p.d_in[W] = random_tensor(ctx, LT_F32, 2, w_dims, &seed);
+    p.d_in[B] = lt_rows(db, 1, 5);
+    p.add = 0;
+    CHECK_EQ(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EUNSUPPORTED);
+    CHECK_EQ(library->run, 0);
+    summed = 0;
+    CHECK_OK(go(&p, lt__cublas_linear_bwd, lt__cublas_linear_scratch, true));
+    CHECK_EQ(library->run, 1);
+    CHECK_EQ(summed, 1);
+    free_problem(&p);
+    lt_release(b);
+    lt_release(db);
+    end();
+}
+
 /* ==== matmul ================================================================================== */
 
 /* Leading axes that are equal, of one side alone, or stretched on either. */

@@ -282,6 +282,22 @@ TEST(a_late_error_is_a_sentence)
     lt_ctx_free(m.ctx);
 }
 
+/* Memory cannot be had on a device that has failed, but it is not out of memory. */
+TEST(what_has_failed_before_is_not_out_of_memory)
+{
+    machine m = machine_open();
+    void (*fault)(const char *fmt, ...);
+    *(void **)&fault = from_plugin("shim_fault");
+    fault("a kernel has read %s", "what is not there");
+    CHECK(!lt__device_alloc(m.ctx, m.cuda.device, 1000));
+    CHECK_EQ(lt_errcode(), LT_EENV);
+    CHECK(strcmp(lt_errmsg(), "cuda:0: a kernel has read what is not there") == 0);
+    fault("it has again");
+    CHECK(!lt__host_alloc(m.cuda.device, 1000));
+    CHECK(strcmp(lt_errmsg(), "cuda:0: it has again") == 0);
+    lt_ctx_free(m.ctx);
+}
+
 TEST(dtypes_that_no_kernel_is_for)
 {
     machine m = machine_open();

@@ -273,15 +273,18 @@ const char *cudaGetErrorString(cudaError_t error)
 
 /* ==== Memory ================================================================================== */
 
+/* As the real one it says too what a kernel has done before, if that is known by now. */
 cudaError_t cudaMalloc(void **p, size_t bytes)
 {
     guard g(lock);
+    *p = NULL;
+    if (fault_text[0])
+        return cudaErrorLaunchFailure;
     if (!arena)
         arena = (char *)mmap(NULL, ARENA, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                              -1, 0);
     size_t room = rounded(bytes, ALIGN);
     char *at = find_gap(room);
-    *p = NULL;
     if (!at)
         return cudaErrorMemoryAllocation;
     size_t end = end_of(at, bytes);
@@ -309,6 +312,8 @@ cudaError_t cudaFree(void *p)
 cudaError_t cudaMallocHost(void **p, size_t bytes)
 {
     guard g(lock);
+    if (fault_text[0])
+        return cudaErrorLaunchFailure;
     *p = calloc(1, bytes);
     pinned[(char *)*p] = bytes;
     return cudaSuccess;

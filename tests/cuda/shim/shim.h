@@ -3,9 +3,7 @@
 #define TESTS_CUDA_SHIM_SHIM_H
 
 #include "cuda_runtime.h"
-
-/* Notes what has gone wrong; the first one stays until a call that waits brings it. */
-__attribute__((format(printf, 1, 2))) void shim_fault(const char *fmt, ...);
+#include "tests/cuda/shim.h"
 
 /* Runs a kernel, with device memory open. block.cpp. */
 void shim_run_grid(dim3 grid, dim3 block, const std::function<void()> &thread);
