@@ -348,8 +348,9 @@ typedef struct lt_grad_place {
 LT_MUST lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place);
 /* How many nodes may still add to x's gradient in the running backward. */
 LT_API int lt_grad_uses(const lt_tensor *x);
-/* A gradient is in x's place, whoever has written it. Not within backward. */
-LT_MUST lt_status lt_grad_set(lt_tensor *x);
+/* A gradient is in x's place, whoever has written it. more: this step has added to it, here or
+ * elsewhere. Not within backward. */
+LT_MUST lt_status lt_grad_set(lt_tensor *x, bool more);
 
 /* Who scales gradients up while they go backward, so that they fit f16: amp. From the hooks of a
  * leaf on they are true. Called with its ud; all are there. */
@@ -363,8 +364,8 @@ typedef struct lt_scaling {
     lt_grad_hook complete;
     /* That leaf has hooks of its own, which were called: grad is what they have left. */
     lt_grad_hook changed;
-    /* x had no gradient that this one has scaled, and has one now by lt_grad_set(): grad, which is
-     * true, and which the judgement to come is about as well. */
+    /* By lt_grad_set() x has a gradient to which this step has added: grad, which is true, and
+     * which the judgement to come is about as well. It may be complete already, as above. */
     lt_grad_hook given;
     /* Before an optimizer step reads gradients, and after lt_grad_slots.update: LT_APPLY may become
      * LT_SKIP. Not when more of the batch is to come. It may become LT_PENDING, when what was found

@@ -434,7 +434,7 @@ lt_status lt_optim_step(lt_optim *o, const lt_opt *const *options, int n_groups,
     note(ag, o, true);
     ag->complete = false;
     ag->period++;
-    for (int i = 0; i < o->n_items; i++)
+    for (int i = 0; i < o->n_items && ag->outcome != LT_PART; i++)
         lt_zero_grad(o->items[i].x);
     o->ctx->step += ag->outcome != LT_PART;
     lt_tape_set_first_row(ag->tape, 0);

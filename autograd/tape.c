@@ -244,12 +244,12 @@ bool lt_has_optim(const lt_tensor *x) { return x->leaf && x->leaf->optims > 0; }
 
 int lt_grad_uses(const lt_tensor *x) { return x->leaf ? x->leaf->uses : 0; }
 
-lt_status lt_grad_set(lt_tensor *x)
+lt_status lt_grad_set(lt_tensor *x, bool more)
 {
     const lt_scaling *scaling = &x->ctx->slots.autograd->scaling;
     lt_leaf *leaf = x->leaf;
     leaf->has_grad = true;
-    if (!scaling->given || leaf->scaled_by == scaling->ud)
+    if (!more || !scaling->given)
         return LT_OK;
     leaf->scaled_by = scaling->ud;
     return scaling->given(scaling->ud, x, leaf->grad);

@@ -72,7 +72,6 @@ static lt_packet packet_of(const lt_reducer *r, const part *b, void *data)
 /* What this rank has of a bucket, which is at data; zeros where it has nothing. */
 static lt_packet gather(lt_reducer *r, const part *b, void *data)
 {
-    bool measures = data != b->place && r->filter.is.measure;
     lt_packet packet = packet_of(r, b, data);
     for (int i = 0; i < b->end - b->first; i++) {
         const lt_member *it = item_of(r, b, i);
@@ -80,8 +79,7 @@ static lt_packet gather(lt_reducer *r, const part *b, void *data)
         if (has(r, it)) {
             r->sent[packet.n++] = it->x;
             lt__measure_add(&packet.measure, it->before);
-            lt__measure_add(&packet.measure, measures
-                            ? lt__staging_measure(&r->filter.is, it, at) : it->measure);
+            lt__measure_add(&packet.measure, lt__filter_measure(&r->filter.is, it, at));
         } else
             memset(at, 0, lt__member_bytes(it));
     }

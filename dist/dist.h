@@ -243,11 +243,16 @@ typedef struct lt_bucket_filter {
     void *ud;
     int tail;                   /* numbers that are used of it */
     /* On the rank's thread, when x's gradient of a backward is complete, its hooks have been called
-     * and all that earlier backwards have left is in grad; not on a rank, nor in a shard, without
-     * rows. Of a gradient on an accelerator grad is a copy on the CPU, borrowed for this call, on
-     * the group's thread before pack(). May be NULL. */
+     * and all that earlier backwards have left is in grad, which is on the CPU; not on a rank, nor
+     * in a shard, without rows. What it says of parameters that no optimizer has does not count.
+     * May be NULL. */
     lt_measure (*measure)(void *ud, lt_tensor *x, lt_tensor *grad);
-    /* In the place of measure() for a bucket that stays on an accelerator, on the group's thread
+    /* The same for a gradient that it was not called for, being on an accelerator or left by an
+     * earlier step, from which what was not finite on one rank only is on all. grad is borrowed for
+     * this call, on the CPU, and may be a copy. On the group's thread before pack(), with vranks on
+     * the rank's. May be NULL. */
+    lt_measure (*look)(void *ud, const lt_tensor *grad);
+    /* In the place of both for a bucket that stays on an accelerator, on the group's thread
      * before pack(): what was found in all that this rank has in it. NULL: that it is. */
     lt_measure (*found)(void *ud, lt_measure found);
     /* On the group's thread, before the first bucket of a step; once more when all are sent again,

@@ -105,6 +105,21 @@ lt_status lt__filter_allreduce(lt_filter *f, lt_group *group, const lt_sum *buck
     return lt__filter_carry(&f->is, p, carry_here, &(here){f, group, bucket, bytes, owns});
 }
 
+lt_measure lt__filter_measure(const lt_bucket_filter *filter, const lt_member *item, void *data)
+{
+    lt_ctx *ctx = item->x->ctx;
+    lt_storage storage = {.ctx = ctx, .device = ctx->devices[0], .data = data,
+                          .bytes = lt__member_bytes(item)};
+    lt_tensor grad = {.dtype = (uint8_t)item->place.dtype, .ndim = item->x->ndim, .kept = true,
+                      .count = item->x->count, .data = data, .storage = &storage, .ctx = ctx};
+    for (int i = 0; i < grad.ndim; i++)
+        grad.dims[i] = item->x->dims[i];
+    return !item->judged    ? (lt_measure){0}
+           : item->measured ? item->measure
+           : filter->look   ? filter->look(filter->ud, &grad)
+                            : (lt_measure){0};
+}
+
 void lt__measure_add(lt_measure *to, lt_measure from)
 {
     to->largest = fmax(to->largest, from.largest);

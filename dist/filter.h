@@ -3,7 +3,7 @@
 #ifndef LT_DIST_FILTER_H
 #define LT_DIST_FILTER_H
 
-#include "dist/dist.h"
+#include "dist/plan.h"
 
 typedef struct lt_filter { /* zero: there is none */
     lt_bucket_filter is;
@@ -25,6 +25,9 @@ LT_MUST lt_status lt__filter_carry(const lt_bucket_filter *filter, lt_packet *pa
  * put back. If not, the bucket is summed elsewhere. */
 LT_MUST lt_status lt__filter_allreduce(lt_filter *filter, lt_group *group, const lt_sum *bucket,
                                        bool owns, lt_packet *packet);
+/* What is found in an item, whose gradient is at `data` on the CPU: what was measured when it was
+ * complete, or what the filter sees when it looks. */
+lt_measure lt__filter_measure(const lt_bucket_filter *filter, const lt_member *item, void *data);
 void lt__measure_add(lt_measure *to, lt_measure from);
 void lt__filter_free(lt_filter *filter);
 

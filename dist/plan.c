@@ -1,5 +1,6 @@
 /* plan.c - see plan.h. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/tensor.h"
 #include "dist/plan.h"
@@ -116,8 +117,44 @@ lt_status lt__plan_cut(lt_plan *p, size_t first_bucket, size_t most)
     return LT_OK;
 }
 
+void lt__plan_forget_left(lt_plan *p)
+{
+    for (int i = 0; i < p->n_items; i++) {
+        free(p->items[i].left);
+        p->items[i].left = NULL;
+    }
+}
+
+lt_status lt__plan_keep_left(lt_plan *p)
+{
+    lt__plan_forget_left(p);
+    for (int i = 0; i < p->n_items; i++) {
+        lt_member *it = &p->items[i];
+        if (!lt_grad(it->x))
+            continue;
+        if (!(it->left = malloc(lt__member_bytes(it))))
+            return lt_fail(LT_ENOMEM, "out of memory for a gradient that waits for its optimizer");
+        memcpy(it->left, lt__member_data(it), lt__member_bytes(it));
+    }
+    return LT_OK;
+}
+
+lt_status lt__plan_put_back_left(lt_plan *p)
+{
+    for (int i = 0; i < p->n_items; i++) {
+        lt_member *it = &p->items[i];
+        lt_zero_grad(it->x);
+        if (!it->left)
+            continue;
+        memcpy(lt__member_data(it), it->left, lt__member_bytes(it));
+        LT_TRY(lt_grad_set(it->x, false));
+    }
+    return LT_OK;
+}
+
 void lt__plan_free(lt_plan *p)
 {
+    lt__plan_forget_left(p);
     for (int i = 0; i < p->n_items; i++)
         lt_release(p->items[i].x);
     free(p->items);

@@ -14,10 +14,15 @@ typedef struct lt_member {  /* a parameter */
     int arena;          /* arenas are numbered as they come: addresses differ between ranks */
     int bucket;
     lt_came came;       /* written by the rank's thread before a sweep, or under the lock */
-    lt_measure measure; /* of its gradient as it is now */
+    bool judged;        /* an optimizer has it, so what is found in it counts */
+    bool measured;      /* this is of its gradient as it is now: */
+    lt_measure measure;
     lt_measure before;  /* of those in the folds of this step */
     bool folded;        /* a shard of this step had it */
-    bool wanted;        /* some rank has it, in the last sweep */
+    void *left;         /* what earlier steps have left, for each shard anew; NULL: nothing */
+    bool added;         /* this rank has added to it in this step */
+    bool wanted;        /* some rank has it, in the last sweep, */
+    bool grown;         /* and some rank has added to it */
 } lt_member;
 
 typedef struct lt_bucket_plan {
@@ -50,6 +55,13 @@ int64_t lt__plan_span(const lt_plan *plan, int first, int end);
 bool lt__plan_owns_behind(const lt_plan *plan, int end, int64_t count);
 /* Where an arena's items end, in elements of it. */
 int64_t lt__plan_arena_end(const lt_plan *plan, int arena);
+/* Before the first of several shards: keeps the gradients that there are, as earlier steps have
+ * left them for optimizers that have not come since. All ranks have the same, so that they stay
+ * what they are if each shard has them, for the shards' shares add up to 1. LT_ENOMEM. */
+LT_MUST lt_status lt__plan_keep_left(lt_plan *plan);
+/* Before another shard: these gradients are there again, and no others. */
+LT_MUST lt_status lt__plan_put_back_left(lt_plan *plan);
+void lt__plan_forget_left(lt_plan *plan);
 void *lt__member_data(const lt_member *item);
 size_t lt__member_bytes(const lt_member *item);
 

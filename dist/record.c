@@ -83,7 +83,13 @@ lt_status lt__record_come(lt_record *r)
     return lt__norms_come(&r->norms, of_norms(r));
 }
 
-void lt__record_use(lt_record *r, int parameter) { of_parameters(r)[parameter] = 1; }
+/* A use that has added counts as many. */
+static const double ADDED = 1 << 20;
+
+void lt__record_use(lt_record *r, int parameter, bool added)
+{
+    of_parameters(r)[parameter] = added ? ADDED : 1;
+}
 
 lt_status lt__record_check(const lt_record *r)
 {
@@ -96,6 +102,11 @@ lt_status lt__record_check(const lt_record *r)
 }
 
 bool lt__record_uses(const lt_record *r, int parameter) { return of_parameters(r)[parameter] > 0; }
+
+bool lt__record_adds(const lt_record *r, int parameter)
+{
+    return of_parameters(r)[parameter] >= ADDED;
+}
 
 double lt__record_loss(const lt_record *r) { return r->data[LOSS]; }
 

@@ -1,8 +1,8 @@
 /* record.h - the record of a step: what each rank tells the others in front of its gradients, as
  * numbers that are summed over the ranks. Private to this room.
  *
- * It has the loss; some numbers of each rank by itself; for each parameter how many ranks use it;
- * and the statistics of batch norms.
+ * It has the loss; some numbers of each rank by itself; for each parameter how many ranks use it,
+ * and whether any adds to it; and the statistics of batch norms.
  */
 #ifndef LT_DIST_RECORD_H
 #define LT_DIST_RECORD_H
@@ -35,13 +35,15 @@ void lt__record_forget_losses(lt_record *record);
 /* That of a rank which uses no parameter so far. LT_ENOMEM. */
 LT_MUST lt_status lt__record_write(lt_record *record, lt_ctx *ctx, int ranks, int parameters,
                                    const lt_own *own);
-void lt__record_use(lt_record *record, int parameter);
+/* added: in this step; else it is what earlier ones have left. */
+void lt__record_use(lt_record *record, int parameter, bool added);
 /* On any thread, before the record is summed: waits for what comes from an accelerator. LT_ENUMERIC
  * for a loss that is not finite. */
 LT_MUST lt_status lt__record_come(lt_record *record);
 
 /* Once it is the sum over the ranks: */
 bool lt__record_uses(const lt_record *record, int parameter);
+bool lt__record_adds(const lt_record *record, int parameter);
 double lt__record_loss(const lt_record *record);
 /* Of the rank that has most. */
 int lt__record_backwards(const lt_record *record);

@@ -211,7 +211,8 @@ static lt_status write_record(lt_reducer *r)
     LT_TRY(lt__record_write(&r->record, r->ctx, r->size, r->plan.n_items, &own));
     for (int i = 0; i < r->plan.n_items; i++)
         if (r->plan.items[i].came != LT_NOTHING)
-            lt__record_use(&r->record, i);
+            lt__record_use(&r->record, i,
+                           r->plan.items[i].added || r->plan.items[i].came == LT_COMING);
     return LT_OK;
 }
 
@@ -237,8 +238,10 @@ static lt_status sweep(void *ud)
     }
     LT_TRY(lt_group_allreduce(r->group, &sum));
     LT_TRY(lt__record_check(&r->record));
-    for (int i = 0; i < r->plan.n_items; i++)
+    for (int i = 0; i < r->plan.n_items; i++) {
         r->plan.items[i].wanted = lt__record_uses(&r->record, i);
+        r->plan.items[i].grown = lt__record_adds(&r->record, i);
+    }
     if (r->filter.is.start)
         r->filter.is.start(r->filter.is.ud);
     for (int i = 0; i < r->plan.n_buckets; i++)
@@ -257,6 +260,7 @@ static void survey(lt_reducer *r)
     for (int i = 0; i < r->plan.n_items; i++) {
         lt_member *it = &r->plan.items[i];
         it->came = lt_grad_uses(it->x) > 0 ? LT_COMING : lt_grad(it->x) ? LT_THERE : LT_NOTHING;
+        it->judged = lt_has_optim(it->x);
         r->plan.buckets[it->bucket].coming += it->came == LT_COMING;
     }
     pthread_mutex_unlock(&r->lock);
@@ -297,8 +301,10 @@ static lt_status fold(lt_reducer *r)
         if (it->came == LT_NOTHING || r->share == 0)
             memset(lt__member_data(it), 0, lt__member_bytes(it));
         else
-            lt__measure_add(&it->before, it->measure);
+            lt__measure_add(&it->before,
+                            lt__filter_measure(&r->filter.is, it, lt__member_data(it)));
         it->measure = (lt_measure){0};
+        it->measured = true;
         it->folded = it->came != LT_NOTHING || (it->folded && r->shard > 0);
         it->came = it->folded ? LT_THERE : LT_NOTHING;
     }
@@ -310,10 +316,10 @@ static lt_status fold(lt_reducer *r)
                             lt__plan_arena_end(&r->plan, arena), place->dtype, r->share));
         arena++;
     }
-    for (int i = 0; i < r->plan.n_items && !last; i++)
-        lt_zero_grad(r->plan.items[i].x);
-    if (!last)
+    if (!last) {
+        LT_TRY(lt__plan_put_back_left(&r->plan));
         lt_stats_clear(r->ctx);
+    }
     r->folded = true;
     r->told = false;
     lt__record_forget_losses(&r->record);
@@ -321,14 +327,18 @@ static lt_status fold(lt_reducer *r)
     return LT_OK;
 }
 
-/* Gradients are there on this rank, too, that only others had; once, for all may be forgotten. */
+/* Gradients are there on this rank, too, that only others had; once, for all may be forgotten. In
+ * the order in which backwards complete them, which those who are told look them up by. */
 static lt_status finish_sweep(lt_reducer *r)
 {
     LT_TRY(lt_group_wait(r->group));
     LT_TRY(lt__staging_follow(&r->staging));
-    for (int i = 0; i < r->plan.n_items && !r->settled; i++)
-        if (r->plan.items[i].wanted)
-            LT_TRY(lt_grad_set(r->plan.items[i].x));
+    for (int i = r->plan.n_items - 1; i >= 0 && !r->settled; i--) {
+        lt_member *it = &r->plan.items[i];
+        it->measured = false;
+        if (it->wanted)
+            LT_TRY(lt_grad_set(it->x, it->grown));
+    }
     r->settled = true;
     return LT_OK;
 }
@@ -365,6 +375,8 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
         r->folded = false;
         r->shard = (r->shard + 1) % r->shards;
     }
+    if (r->shards > 1 && r->shard == 0 && r->backwards == 1)
+        LT_TRY(lt__plan_keep_left(&r->plan));
     int last = r->expected > 0 ? r->expected : r->usual;
     if (r->backwards != last || r->config.blocking || r->shards > 0)
         return LT_OK;
@@ -378,9 +390,15 @@ static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad)
     lt_member *it = lt__plan_find(&r->plan, x);
     if (!it)
         return LT_OK;
+    if (!lt_grad(x))
+        return lt_fail(LT_EUSAGE, "a hook has forgotten the gradient that it was called with, "
+                       "which the other ranks count on; it may fill it with zeros");
     lt_bucket_plan *b = &r->plan.buckets[it->bucket];
-    if (r->filter.is.measure && r->share > 0 && r->ctx->device->is_host)
+    if (r->filter.is.measure && r->share > 0 && r->ctx->device->is_host) {
         it->measure = r->filter.is.measure(r->filter.is.ud, x, grad);
+        it->measured = true;
+    }
+    it->added = true;
     pthread_mutex_lock(&r->lock);
     if (it->came == LT_COMING && --b->coming == 0) {
         b->times.ready = lt__seconds();
@@ -443,8 +461,11 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome)
     lt__record_forget_losses(&r->record);
     r->backwards = 0;
     r->swept = r->more = false;
-    for (int i = 0; i < r->plan.n_items; i++)
-        r->plan.items[i].measure = r->plan.items[i].before = (lt_measure){0};
+    for (int i = 0; i < r->plan.n_items; i++) {
+        r->plan.items[i].before = (lt_measure){0};
+        r->plan.items[i].added = false;
+    }
+    lt__plan_forget_left(&r->plan);
     r->outcome = r->filter.is.done ? r->filter.is.done(r->filter.is.ud, ctx) : LT_APPLY;
     *outcome = r->outcome;
     return LT_OK;

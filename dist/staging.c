@@ -54,18 +54,6 @@ lt_status lt__staging_follow(lt_staging *s)
     return last > 0 ? s->device->follow(s->device, last) : LT_OK;
 }
 
-lt_measure lt__staging_measure(const lt_bucket_filter *filter, const lt_member *item, void *data)
-{
-    lt_ctx *ctx = item->x->ctx;
-    lt_storage storage = {.ctx = ctx, .device = ctx->devices[0], .data = data,
-                          .bytes = lt__member_bytes(item)};
-    lt_tensor grad = {.dtype = (uint8_t)item->place.dtype, .ndim = item->x->ndim, .kept = true,
-                      .count = item->x->count, .data = data, .storage = &storage, .ctx = ctx};
-    for (int i = 0; i < grad.ndim; i++)
-        grad.dims[i] = item->x->dims[i];
-    return filter->measure(filter->ud, item->x, &grad);
-}
-
 void lt__staging_free(lt_staging *s)
 {
     lt_status status = lt__staging_follow(s); /* who gets the gradients' memory next comes behind */

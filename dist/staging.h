@@ -36,8 +36,6 @@ LT_MUST lt_status lt__staging_fetch(lt_staging *s, const void *from, size_t byte
 LT_MUST lt_status lt__staging_send(lt_staging *s, void *to, size_t bytes, uint64_t after);
 /* On the rank's thread: all that went back is there for what comes into the stream from now on. */
 LT_MUST lt_status lt__staging_follow(lt_staging *s);
-/* On the group's thread: what a filter measures of an item whose gradient is at `data`. */
-lt_measure lt__staging_measure(const lt_bucket_filter *filter, const lt_member *item, void *data);
 /* While nothing comes or goes but what was sent. */
 void lt__staging_free(lt_staging *s);
 

@@ -36,9 +36,9 @@ static int new_loss_scale(lua_State *L)
 
 static lt_measure measure(void *ud, lt_tensor *x, lt_tensor *grad)
 {
-    const lt_lua *s = ud;
-    lt_found found = x->storage->device->is_host ? lt_loss_scale_last(s->scale)
-                                                 : lt_loss_scale_found(s->scale, lt_find(grad));
+    lt_found found = lt_loss_scale_last(((lt_lua *)ud)->scale);
+    (void)x;
+    (void)grad;
     return (lt_measure){found.largest, found.not_finite};
 }
 
@@ -47,6 +47,12 @@ static lt_measure found(void *ud, lt_measure seen)
     lt_found all = {seen.largest, seen.not_finite};
     all = lt_loss_scale_found(((lt_lua *)ud)->scale, all);
     return (lt_measure){all.largest, all.not_finite};
+}
+
+static lt_measure look(void *ud, const lt_tensor *grad)
+{
+    lt_found seen = lt_find(grad);
+    return found(ud, (lt_measure){seen.largest, seen.not_finite});
 }
 
 static void start(void *ud) { lt_loss_scale_listen(((lt_lua *)ud)->scale); }
@@ -79,7 +85,8 @@ static lt_outcome done(void *ud, lt_ctx *ctx)
 /* The scale in use, or NULL. In this order no other thread finds one that has gone. */
 static lt_status use(lt_lua *s, lt_loss_scale *scale)
 {
-    lt_bucket_filter filter = {s, LT_SCALE_NUMBERS, measure, found, start, pack, unpack, done};
+    lt_bucket_filter filter = {s, LT_SCALE_NUMBERS, measure, look, found, start, pack, unpack,
+                               done};
     LT_TRY(lt_use_loss_scale(s->ctx, scale));
     if (s->reducer)
         LT_TRY(lt_reducer_set_filter(s->reducer, NULL));

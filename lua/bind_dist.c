@@ -170,17 +170,27 @@ static int shard(lua_State *L)
     return 2;
 }
 
+/* Of the shard that has fewest; one that has none goes through one row, for nothing. */
+static int64_t least_of(int64_t rows, int64_t grain, int shards)
+{
+    int64_t least = rows, first, count;
+    for (int i = 0; i < shards; i++) {
+        lt_shard(rows, grain, i, shards, &first, &count);
+        least = count < least ? count : least;
+    }
+    return least > 0 ? least : 1;
+}
+
 /* take_shard(rows, part, grain): this rank goes through that part of so many rows now. */
 static int take_shard(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    int shards = lt__shards(s) * size_of(s);
-    int64_t all = luaL_checkinteger(L, 1), least = all / grain_at(L) / shards * grain_at(L);
+    int64_t all = luaL_checkinteger(L, 1);
     shard(L);
     int64_t own = lua_tointeger(L, -1);
     s->first_row = lua_tointeger(L, -2);
-    s->shard_rows = own > 0 ? own : 1; /* one, for nothing */
-    s->least_rows = least > 0 ? least : 1;
+    s->shard_rows = own > 0 ? own : 1;
+    s->least_rows = least_of(all, grain_at(L), lt__shards(s) * size_of(s));
     lt_tape_set_first_row(lt_tape_current(s->ctx), s->first_row);
     if (s->reducer)
         lt_reducer_set_share(s->reducer, own, all);

@@ -222,7 +222,7 @@ static lt_status plan_for(lt_cublas *d, const lt_cublas_product *o, plan **found
 
 static bool is_half(int64_t dtype) { return dtype == LT_F16 || dtype == LT_BF16; }
 
-/* What cuBLASLt may be asked about; of more matrices it accepts a plan, but may refuse to run it. */
+/* What cuBLASLt may be asked about; more matrices it may refuse to run, in spite of a plan. */
 static bool is_asked(const lt_cublas_product *o)
 {
     if (o->dtype != LT_F32 && !is_half(o->dtype))

@@ -82,11 +82,11 @@ local script = [[
 ]]
 local loops = {
   fit = [[
-    lt.fit{net = net, optim = sgd, train = train, test = train, epochs = 2, batch = 10,
+    lt.fit{net = net, optim = sgd, train = train, test = train, epochs = 2, batch = BATCH,
            smoothing = 0.1, mixup = MIXUP, accumulate = PIECES}
   ]],
   run = [[
-    local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 2, batch = 10,
+    local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 2, batch = BATCH,
                                mixup = MIXUP}
     for _ in run:epochs() do
       for x, y in run:batches() do
@@ -104,7 +104,7 @@ local loops = {
   ]],
   plain = [[
     for epoch = 1, 2 do
-      for x, y in train:batches{batch = 10, shuffle = true, epoch = epoch, grain = 2} do
+      for x, y in train:batches{batch = BATCH, shuffle = true, epoch = epoch, grain = 2} do
         local mixed, other, share = lt.mixup(x, y, MIXUP)
         local z = net(mixed)
         local loss = lt.cross_entropy(z, y, 0.1) * share
@@ -117,10 +117,11 @@ local loops = {
 }
 
 -- The weights after such a training, as one list.
-local function trained(options, loop, mixup, pieces)
+local function trained(options, loop, mixup, pieces, batch)
   local folder = T.folder()
   T.write(folder .. "/train.lua", script .. loops[loop]:gsub("MIXUP", mixup or 0.4)
                                                        :gsub("PIECES", pieces or 1)
+                                                       :gsub("BATCH", batch or 10)
           .. [[ if lt.rank() == 0 then lt.save("w.safetensors", net) end ]])
   local text, code = T.run(folder, "--quiet --out out " .. options .. " train.lua")
   if code ~= 0 then error(text) end
@@ -145,6 +146,12 @@ T.test("lt.fit, lt.run and a loop of one's own do the same", function()
 end)
 
 T.test("in pieces", function() near(trained("", "fit", 0.4, 3), whole, 1e-5) end)
+
+T.test("in more pieces than the last rank has rows of the last batch, which has five", function()
+  local one = trained("", "fit", 0.4, 1, 18)
+  near(trained("--ranks 2", "fit", 0.4, 2, 18), one, 1e-5)
+  near(trained("--deterministic --vranks 2", "fit", 0.4, 4, 18), one, 1e-5)
+end)
 
 T.test("without mixing it is another training", function()
   local none = trained("", "fit", 0)

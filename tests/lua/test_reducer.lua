@@ -43,4 +43,21 @@ T.test("five steps of two replicas are five steps of one net", function()
   end
 end)
 
+T.test("what other ranks count on a hook may not forget", function()
+  local out = T.folder()
+  T.write(out .. "/ranks.lua", [[
+    local lt = require "luatrain"
+    local net = lt.nn.linear{4, 2}
+    local o = lt.optim.sgd(net, {lr = 0.1})
+    local before = net:sha256()
+    net.w:on_grad(function() net.w:zero_grad() end)
+    net.b:on_grad(function() net.b:zero_grad() end)
+    net(lt.ones{4, 4}):sum():backward()
+    print(o:step(), net:sha256() == before)]])
+  T.equal(T.run(out, "--threads 1 ranks.lua"), "applied\ttrue\n")
+  local text, code = T.run(out, "--ranks 2 --threads 1 ranks.lua 2>&1")
+  assert(text:find("a hook has forgotten the gradient that it was called with", 1, true), text)
+  T.equal(code, 2)
+end)
+
 T.finish()

@@ -67,6 +67,112 @@ T.test("what a skipped step has left on one rank is not applied by another", fun
   end
 end)
 
+-- The first layer's gradient waits for its optimizer when one rank adds inf to it. Then the scaler
+-- is closed and begun again, or a backward comes that does not go through this layer.
+local WAITING = [[
+local lt = require "luatrain"
+local first, second = lt.nn.linear{4, 2}, lt.nn.linear{4, 2}
+local a, b = lt.optim.sgd(first, {lr = 0.1}), lt.optim.sgd(second, {lr = 0.1})
+local scaler <close> = lt.amp.scaler()
+local x = lt.ones{4, 4}
+local before = first:sha256()
+local function backward(through_first, factor)
+  local loss = second(x):sum()
+  if through_first then loss = loss + first(x):sum() * factor end
+  loss:backward()
+end
+backward(true, 1)
+local outcomes = {b:step()}
+backward(lt.rank() == 0, 1e35)
+outcomes[2] = b:step()
+if arg[1] == "again" then
+  scaler:close()
+  scaler:begin()
+else
+  backward(false, 1)
+end
+outcomes[3] = a:step()
+io.stdout:write(table.concat(outcomes, " "), " ", tostring(first:sha256() == before), "\n")
+]]
+
+T.test("what is not finite in a gradient that waits is forgotten by all ranks", function()
+  local out = T.folder()
+  T.write(out .. "/ranks.lua", WAITING)
+  for what, last in pairs{again = "skipped", backward = "applied"} do
+    local line = ("applied skipped %s true\n"):format(last)
+    T.equal(T.run(out, "--threads 1 ranks.lua " .. what), line)
+    for _, wire in ipairs{"fp32", "fp16"} do
+      local command = ("--ranks 2 --threads 1 --wire %s ranks.lua %s"):format(wire, what)
+      T.equal(T.run(out, command), line:rep(2))
+    end
+  end
+end)
+
+-- The first layer's gradient is sent with each step until its optimizer comes, in one bucket with
+-- one that is a millionth of it.
+local RARELY = [[
+local lt = require "luatrain"
+local first, second = lt.nn.linear{4, 4}, lt.nn.linear{4, 2}
+lt.nn.sequential{first, second}(lt.ones{1, 4})
+local a, b = lt.optim.sgd(first, {lr = 2.0 ^ -20}), lt.optim.sgd(second, {lr = 2.0 ^ -20})
+local scaler <close> = lt.amp.scaler()
+local x = lt.ones{4, 4}
+for i = 1, 4 do
+  local loss = second(x):sum() * 2.0 ^ -10
+  if i == 1 then loss = loss + first(x):sum() * 2.0 ^ 10 end
+  loss:backward()
+  assert(b:step() == "applied")
+end
+print(a:step(), first:sha256(), scaler.skipped)
+]]
+
+T.test("a gradient that waits for its optimizer travels in halves as it is", function()
+  local out = T.folder()
+  T.write(out .. "/ranks.lua", RARELY)
+  local wanted = T.run(out, "--ranks 2 --threads 1 --wire fp32 ranks.lua")
+  T.equal(wanted:match "^%w+", "applied")
+  T.equal(T.run(out, "--ranks 2 --threads 1 --wire fp16 ranks.lua"), wanted)
+  T.equal(T.run(out, "--threads 1 ranks.lua"), wanted)
+end)
+
+-- Of a net with two optimizers one takes every third step only, of the gradient of the first.
+local SELDOM = [[
+local lt = require "luatrain"
+local first, second = lt.nn.linear{12, 4}, lt.nn.linear{12, 2}
+local net = lt.nn.sequential{first, second}:to "f64"
+local a, b = lt.optim.sgd(first, {lr = 0.1}), lt.optim.sgd(second, {lr = 0.1})
+local run <close> = lt.run{net = net, optim = b, train = (lt.data.open "synthetic:2x2x3/2/64"),
+                           epochs = 1, batch = 8}
+for _ in run:epochs() do
+  for x, y in run:batches() do
+    local step = run.steps
+    run:step(function()
+      local x = x:reshape{x:dim(1), 12}:cast "f64"
+      local loss = lt.cross_entropy(second(x), y)
+      if step % 3 == 0 then loss = loss + lt.cross_entropy(first(x), y) end
+      loss:backward()
+      b:step()
+      if step % 3 == 2 then a:step() end
+      return loss
+    end)
+  end
+end
+if lt.rank() == 0 then print(("%.12f"):format((first.w * first.w):sum():item())) end
+]]
+
+T.test("a gradient that waits for its optimizer stays what it is", function()
+  local out = T.folder()
+  T.write(out .. "/run.lua", SELDOM)
+  local function run(options)
+    return T.run(out, ("--threads 1 --quiet --out out%s run.lua"):format(options))
+  end
+  local wanted = run ""
+  for _, options in ipairs{" --ranks 2", " --deterministic --vranks 2",
+                           " --ranks 2 --deterministic --vranks 4"} do
+    T.equal(run(options), wanted)
+  end
+end)
+
 T.test("an optimizer that comes late to a skipped step skips it too", function()
   local a, b, second, backward = two_layers()
   local before = second:sha256()
