@@ -119,14 +119,18 @@ end
 local function worst_text(worst, what)
   local w = worst[what]
   if not w then return "no " .. what end
-  return ("%s %.2g %% in %s (%s)"):format(what, 100 * w.value, w.layer, KINDS[w.kind])
+  local percent = 100 * w.value
+  return ("%s %s %% in %s (%s)"):format(what, (percent < 99.5 and "%.2g" or "%.0f"):format(percent),
+                                        w.layer, KINDS[w.kind])
 end
+
+local function loss_text(loss) return loss ~= loss and "nan" or ("%.6g"):format(loss) end
 
 -- A line for people.
 function amp_check.text(step, result, worst)
-  return ("amp check at step %d, scale %.14g: loss %.6g, in f32 %.6g; at most %s, %s, %s"):format(
-    step, result.scale, result.loss, result.loss_f32, worst_text(worst, "error"),
-    worst_text(worst, "underflow"), worst_text(worst, "overflow"))
+  return ("amp check at step %d, scale %.14g: loss %s, in f32 %s; at most %s, %s, %s"):format(
+    step, result.scale, loss_text(result.loss), loss_text(result.loss_f32),
+    worst_text(worst, "error"), worst_text(worst, "underflow"), worst_text(worst, "overflow"))
 end
 
 -- Before a step of a run, where --amp-check wants it: as amp_check.check, with an event and a line.

@@ -13,7 +13,8 @@
 -- of norms. So each group is two for the core: 2 g - 1 has the others, 2 g has these.
 --
 -- clip > 0 is the most that the norm of all gradients together may be: longer ones are shortened,
--- their direction stays (Pascanu et al. 2013). After such a step sgd.grad_norm is what it was.
+-- their direction stays (Pascanu et al. 2013). After such a step sgd.grad_norm is what it
+-- was, and 0 after one that a loss scale has skipped.
 
 local core = ...
 local check = require "luatrain.check"
@@ -276,13 +277,16 @@ function Optim:load(state)
       fail("optim: %s is %s, this optimizer has %s", name, has, wants)
     end
   end
+  local given = state.steps:item()
+  local steps = math.tointeger(given)
+  if not steps or steps < 0 then fail("optim: there cannot be %.14g steps", given) end
   for _, name in ipairs(sorted(state)) do
     if not mine[name] then fail("optim: the state has %s, this optimizer has not", name) end
   end
   for name, tensor in pairs(mine) do
     if name ~= "steps" then tensor:copy(state[name]) end
   end
-  self[INNER].steps, self[INNER].pending = state.steps:item(), false
+  self[INNER].steps, self[INNER].pending = steps, false
 end
 
 return check.strict(optim, "optim")

@@ -26,7 +26,12 @@ function stages.read(o)
     if not is_last and not stage.epochs then
       fail("EINVAL", "lt.run: item %d of sizes has no epochs; only the last one needs none", i)
     end
-    last = is_last and math.huge or last + stage.epochs
+    last = last + (stage.epochs or math.huge)
+    if is_last and stage.epochs and last ~= o.epochs then
+      fail("EINVAL", "lt.run: the epochs of sizes are %d together, those of the run %d", last,
+           o.epochs)
+    end
+    if is_last then last = math.huge end
     stage.last, stage.batch = last, stage.batch or o.batch
     stage.area = stage.area or o.augment.area
     list[i] = stage

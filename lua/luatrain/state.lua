@@ -59,6 +59,7 @@ function state.of(run)
     step = run.steps, counter = core.steps(), draws = core.draws(), seed = core.seed(),
     epoch = run.epoch, done = run.done, loss_sum = run.loss_sum, epochs = o.epochs, batch = o.batch,
     bf16 = o.amp == "bf16", fp16 = o.amp == "fp16", auto = o.auto and not o.trial,
+    trial = o.trial and true or false,
     seconds = core.clock() - run.began, epoch_s = run.epoch_s, epoch_images = run.epoch_images,
     images = #train, height = train.height, width = train.width, channels = train.channels,
     classes = train.classes}
@@ -193,8 +194,8 @@ local function differences(o, s, path, warnings)
   for _, item in ipairs{
     {"with batches of %d images, now they have %d", s.batch, o.batch},
     {"for %d epochs, now there are %d", s.epochs, o.epochs},
-    {"with amp %s, now it is %s", s.bf16 and "bf16" or s.fp16 and "fp16" or "off",
-     o.amp, o.auto},
+    {"with amp %s, now it is %s",
+     s.trial and "auto" or s.bf16 and "bf16" or s.fp16 and "fp16" or "off", o.amp, o.auto},
   } do
     local text, was, is, open = table.unpack(item)
     if was ~= is and not open then

@@ -208,8 +208,8 @@ TEST(linear_without_sums_beside_a_product)
     end();
 }
 
-/* A bias, and the sums that are its gradient, may be rows of a longer tensor: then they do not begin
- * where cuBLASLt takes them to. */
+/* A bias, and the sums that are its gradient, may be rows of a longer tensor: then they do not
+ * begin where cuBLASLt takes them to. */
 TEST(a_bias_that_begins_anywhere)
 {
     static const int64_t dims[] = {3, 4}, w_dims[] = {5, 4}, longer[] = {6};

@@ -280,6 +280,12 @@ T.test("state goes on where it was", function()
   T.fails(function() sgd:load({steps = lt.tensor(1)}) end, "optim: the state has no v.w")
   T.fails(function() sgd:load({steps = lt.tensor(1), ["v.w"] = lt.ones({1}), x = lt.ones({1})}) end,
           "optim: the state has x, this optimizer has not")
+  local before = sgd:state()["v.w"]:totable()
+  for text, steps in pairs{["2.5"] = 2.5, ["-3"] = -3, ["inf"] = math.huge} do
+    local state = {steps = lt.tensor(steps), ["v.w"] = lt.ones({1})}
+    T.fails(function() sgd:load(state) end, ("optim: there cannot be %s steps"):format(text))
+  end
+  T.equal(sgd:state()["v.w"]:totable(), before)
   os.remove(path)
 end)
 

@@ -97,6 +97,8 @@ T.test("refused", function()
   end
   refused({{size = 4}, {size = 8}},
           "lt.run: item 1 of sizes has no epochs; only the last one needs none")
+  refused({{epochs = 1, size = 4}, {epochs = 7, size = 8}},
+          "lt.run: the epochs of sizes are 8 together, those of the run 4")
   refused({{epochs = 1}}, "sizes: 'size' must be given: sizes{size, epochs?, batch?, area?}")
   refused({{size = 4, batch = 21}},
           "lt.run: batch wants at most the 20 images of the training set, it is 21")
