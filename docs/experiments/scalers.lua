@@ -2,7 +2,7 @@
 -- CIFAR-10, 10 epochs, in the dtype of --amp; in fp16 with one of the loss scalers.
 --
 --   luatrain --amp bf16 scalers.lua --data cifar10:DIR --arch resnet20
---   luatrain --amp fp16 scalers.lua --data cifar10:DIR --arch mobilenet --policy dynamic --scale 16777216
+--   luatrain --amp fp16 scalers.lua --data cifar10:DIR --arch mobilenet --policy dynamic
 local lt = require "luatrain"
 local resnet = require "resnet"
 local mobilenet = require "mobilenet_v1"

@@ -1,6 +1,6 @@
 -- scales.lua - what became of the loss scale in runs with --amp fp16 --amp-check N, as a table: the
--- steps skipped, the least and the greatest scale, and the mean share of numbers that underflowed,
--- over all layers and all checks but the first, which is of a scale that no step has tried.
+-- steps skipped, the least and the greatest scale, and the mean share of the gradients' numbers
+-- that underflowed, over all checks but the first, which is of a scale that no step has tried.
 --
 --   luatrain scales.lua mn-fp16-0 mn-dynamic-0 > scales.txt
 print "                     skipped         scale   underflow"
@@ -13,11 +13,10 @@ for _, folder in ipairs(arg) do
       skipped = tonumber(line:match '"skipped":(%d+)')
       least, most = math.min(least, scale), math.max(most, scale)
     elseif line:find('{"event":"amp_check"', 1, true) and step > 1 then
-      for share in line:gmatch '"underflow":([%d.e+-]+)' do
-        sum, n = sum + tonumber(share), n + 1
-      end
+      local share = line:match '%].*"underflow":([%d.e+-]+)'       -- behind the layers
+      sum, n = sum + tonumber(share), n + 1
     end
   end
-  print(("%-20s %7d   2^%d to 2^%d   %.4f %%"):format(folder:match "[^/]*$", skipped,
+  print(("%-20s %7d   2^%d to 2^%d   %.2g %%"):format(folder:match "[^/]*$", skipped,
         math.log(least, 2), math.log(most, 2), 100 * sum / n))
 end
