@@ -93,8 +93,9 @@ LT_API bool lt_scaler_see(lt_scaler *scaler, int exponent, bool finite);
  * is the same in all backwards of a step. An optimizer's step asks the scaler: when the gradient of
  * a parameter is not finite that an optimizer had in backward, whichever, as its hooks have left
  * it, and it was not forgotten since, the steps of all optimizers until the next backward are
- * skipped. They leave weights, slots and running statistics as they were. On an accelerator it is
- * decided there, see lt_settle(). */
+ * skipped. They leave weights, slots and running statistics as they were. Of several ranks the
+ * others may have heard of it in backward already: then it counts, forgotten or not. On an
+ * accelerator it is decided there, see lt_settle(). */
 typedef struct lt_loss_scale lt_loss_scale;
 
 /* Not in use yet; scaler is copied. New. */
@@ -130,8 +131,10 @@ LT_API lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *scale, int64_t number
  * lt_loss_scale_last() or lt_loss_scale_found(), pack() tells, unpack() hears, done() agrees.
  *
  * Where a bucket travels in f16, it does so multiplied by 2^wire, which leaves 2 bits for gradients
- * that grow from step to step. If they have grown more, that shows in what is heard, and the bucket
- * is to be sent again: overflow on the wire costs no step and moves no scale. */
+ * that grow from step to step. If they have grown more, or have shrunk by more than 12, that shows
+ * in what is heard, and the bucket is to be sent again: overflow on the wire costs no step and
+ * moves no scale. Without a scale one of 2^0 that is static, and not in use, does that too: with
+ * found(), start(), pack() and unpack(). */
 enum {
     LT_EXPONENT_LOW = -40, LT_EXPONENT_HIGH = 80, /* that can be told, of scaled gradients */
     LT_SCALE_NUMBERS = 122,
@@ -149,7 +152,8 @@ LT_API void lt_loss_scale_tell(const lt_loss_scale *scale, int bucket, double la
                                int64_t not_finite, float *numbers, int *wire);
 /* Buckets are going to be heard, from the first on: those of before count no more. */
 LT_API void lt_loss_scale_listen(lt_loss_scale *scale);
-/* The sums. True: the bucket is to be sent again, as it may have overflowed in f16. */
+/* The sums. True: the bucket is to be sent again, as in f16 it may have overflowed, or underflowed
+ * more than it has to. */
 LT_API bool lt_loss_scale_hear(lt_loss_scale *scale, int bucket, const float *numbers,
                                bool in_f16);
 /* So far. */

@@ -13,6 +13,7 @@ _Static_assert(LT_SCALE_NUMBERS == EXPONENTS + LT_EXPONENT_HIGH - LT_EXPONENT_LO
 
 enum {
     WIRE_TOP = 14,  /* the largest exponent of a sum below 2^15 */
+    WIRE_LOW = 0,   /* 14 bits above the smallest normal number of f16 */
     WIRE_SPARE = 2  /* bits by which gradients may grow from one step to the next */
 };
 
@@ -54,7 +55,8 @@ bool lt_loss_scale_hear(lt_loss_scale *s, int bucket, const float *numbers, bool
     if (!in_f16)
         return false;
     int *wire = &s->wire[bucket % LT_SCALE_WIRES], true_exponent = exponent - s->scaler.k;
-    bool again = true_exponent + *wire > WIRE_TOP;
+    int sent = true_exponent + *wire;
+    bool again = sent > WIRE_TOP || sent < WIRE_LOW;
     *wire = WIRE_TOP - WIRE_SPARE - true_exponent;
     if (bucket >= s->wires && bucket < LT_SCALE_WIRES)
         s->wires = bucket + 1;

@@ -46,6 +46,7 @@ typedef struct lt_lua {
     lt_group *group;           /* of this rank; NULL: there are no others */
     lt_reducer_config reducing;
     lt_reducer *reducer;       /* or NULL, without a group */
+    lt_loss_scale *wires;      /* if buckets travel in f16: see bind_amp.c; or NULL */
     bool apart;                /* bench dist: this rank goes its own way for some steps */
     bool on_root;              /* the others are not here: see bind_dist.c */
     int64_t first_row;         /* of this rank in the batch, */
@@ -151,6 +152,8 @@ void lt__open_system(lua_State *L);
 void lt__open_times(lua_State *L);
 void lt__open_dist(lua_State *L);
 void lt__open_amp(lua_State *L);
+/* Buckets of s->reducer travel in f16: each times a power of two of its own, scale or none. */
+lt_status lt__carry_in_f16(lt_lua *s);
 void lt__open_later(lua_State *L);
 void lt__open_check(lua_State *L);
 /* Before a backward of loss in a rehearsal; and after it: the function of the rehearsal ends. */

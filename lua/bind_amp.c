@@ -1,11 +1,15 @@
 /* bind_amp.c - the loss scale, for scaler.lua, in the filter of the reducer if there are several
- * ranks; and the fault that puts it to the test. */
+ * ranks; and the fault that puts it to the test. Where buckets travel in f16 while none is in use,
+ * one that never moves, of 2^0, has the exponents for their way. */
 #include <math.h>
 
 #include "core/tensor.h"
 #include "lua/bind.h"
 
-enum { MOST_WIRE = 200 }; /* exponents of f32 and of a scale are within */
+enum {
+    MOST_WIRE = 200,      /* exponents of f32 and of a scale are within */
+    FIRST_WIRE = 24       /* without a scale: to begin too high costs a bucket one way, once */
+};
 
 static const char class[] = "luatrain.LossScale";
 static const char key_used; /* its address is the key in the registry of the one in use */
@@ -34,9 +38,16 @@ static int new_loss_scale(lua_State *L)
 
 /* ==== The bucket filter; ud is the lt_lua ===================================================== */
 
+/* The scale in use, or what stands in for it. */
+static lt_loss_scale *heard_by(void *ud)
+{
+    const lt_lua *s = ud;
+    return s->scale ? s->scale : s->wires;
+}
+
 static lt_measure measure(void *ud, lt_tensor *x, lt_tensor *grad)
 {
-    lt_found found = lt_loss_scale_last(((lt_lua *)ud)->scale);
+    lt_found found = lt_loss_scale_last(heard_by(ud));
     (void)x;
     (void)grad;
     return (lt_measure){found.largest, found.not_finite};
@@ -45,7 +56,7 @@ static lt_measure measure(void *ud, lt_tensor *x, lt_tensor *grad)
 static lt_measure found(void *ud, lt_measure seen)
 {
     lt_found all = {seen.largest, seen.not_finite};
-    all = lt_loss_scale_found(((lt_lua *)ud)->scale, all);
+    all = lt_loss_scale_found(heard_by(ud), all);
     return (lt_measure){all.largest, all.not_finite};
 }
 
@@ -55,20 +66,19 @@ static lt_measure look(void *ud, const lt_tensor *grad)
     return found(ud, (lt_measure){seen.largest, seen.not_finite});
 }
 
-static void start(void *ud) { lt_loss_scale_listen(((lt_lua *)ud)->scale); }
+static void start(void *ud) { lt_loss_scale_listen(heard_by(ud)); }
 
 static void pack(void *ud, lt_packet *p)
 {
-    const lt_lua *s = ud;
-    lt_loss_scale_tell(s->scale, p->bucket, p->measure.largest, p->measure.not_finite, p->tail,
-                       &p->exponent);
+    lt_loss_scale_tell(heard_by(ud), p->bucket, p->measure.largest, p->measure.not_finite,
+                       p->tail, &p->exponent);
 }
 
 static bool unpack(void *ud, const lt_packet *p)
 {
     const lt_lua *s = ud;
     char text[64];
-    bool again = lt_loss_scale_hear(s->scale, p->bucket, p->tail, p->in_f16);
+    bool again = lt_loss_scale_hear(heard_by(ud), p->bucket, p->tail, p->in_f16);
     snprintf(text, sizeof text, "bucket %d is %s", p->bucket,
              p->tail[0] > 0 ? "not finite" : again ? "sent again" : "finite");
     lt_trace(s->ctx, LT_TRACK_COMM, text, lt__seconds(), 0);
@@ -82,16 +92,38 @@ static lt_outcome done(void *ud, lt_ctx *ctx)
     return LT_APPLY; /* the scaler is asked next */
 }
 
-/* The scale in use, or NULL. In this order no other thread finds one that has gone. */
-static lt_status use(lt_lua *s, lt_loss_scale *scale)
+/* The one that now suits s, or none. */
+static lt_status set_filter(lt_lua *s)
 {
     lt_bucket_filter filter = {s, LT_SCALE_NUMBERS, measure, look, found, start, pack, unpack,
                                done};
+    if (!s->scale) { /* what is found is told, and decides nothing */
+        filter.measure = NULL;
+        filter.done = NULL;
+    }
+    return lt_reducer_set_filter(s->reducer, s->scale || s->wires ? &filter : NULL);
+}
+
+lt_status lt__carry_in_f16(lt_lua *s)
+{
+    lt_scaler plain = lt_scaler_begin(LT_SCALE_STATIC, 0, 0);
+    int *wire;
+    if (!(s->wires = lt_loss_scale_new(s->ctx, &plain)))
+        return lt_errcode();
+    lt_loss_scale_wires(s->wires, &wire);
+    for (int i = 0; i < LT_SCALE_WIRES; i++)
+        wire[i] = FIRST_WIRE;
+    return set_filter(s);
+}
+
+/* The scale in use, or NULL. In this order no other thread finds one that has gone. */
+static lt_status use(lt_lua *s, lt_loss_scale *scale)
+{
     LT_TRY(lt_use_loss_scale(s->ctx, scale));
     if (s->reducer)
         LT_TRY(lt_reducer_set_filter(s->reducer, NULL));
     s->scale = scale;
-    return s->reducer && scale ? lt_reducer_set_filter(s->reducer, &filter) : LT_OK;
+    return s->reducer ? set_filter(s) : LT_OK;
 }
 
 /* The one in use is in the registry: it goes when the state does. */
@@ -121,6 +153,27 @@ static int use_loss_scale(lua_State *L)
     return 1;
 }
 
+/* Those that have moved, into the table on top. */
+static void list_wires(lua_State *L, lt_loss_scale *scale)
+{
+    int *wire, wires = lt_loss_scale_wires(scale, &wire);
+    for (int i = 0; i < wires; i++) {
+        lua_pushfstring(L, "wire%d", i + 1);
+        lua_pushinteger(L, wire[i]);
+        lua_rawset(L, -3);
+    }
+}
+
+/* wires(): those of a group without a loss scale, as in scale:state(). */
+static int wires(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lua_newtable(L);
+    if (s->wires)
+        list_wires(L, s->wires);
+    return 1;
+}
+
 /* scale:state(): its scaler, by the names of the fields. */
 static int state(lua_State *L)
 {
@@ -132,27 +185,22 @@ static int state(lua_State *L)
     lua_setfield(L, -2, #field);
     FIELDS(X)
 #undef X
-    int *wire, wires = lt_loss_scale_wires(scale, &wire);
-    for (int i = 0; i < wires; i++) {
-        lua_pushfstring(L, "wire%d", i + 1);
-        lua_pushinteger(L, wire[i]);
-        lua_rawset(L, -3);
-    }
+    list_wires(L, scale);
     return 1;
 }
 
-/* The wires of the table in argument 2; of buckets that it does not know they begin anew. */
-static void load_wires(lua_State *L, lt_loss_scale *scale)
+/* The wires of the table on top; of buckets that it does not know they begin with `first`. */
+static void load_wires(lua_State *L, lt_loss_scale *scale, int first)
 {
     int *wire, known = 0;
     lt_loss_scale_wires(scale, &wire);
     for (int i = 0; i < LT_SCALE_WIRES; i++) {
         lua_pushfstring(L, "wire%d", i + 1);
-        lua_rawget(L, 2);
+        lua_rawget(L, -2);
         int is_integer;
         lua_Integer value = lua_tointegerx(L, -1, &is_integer);
         is_integer &= value >= -MOST_WIRE && value <= MOST_WIRE;
-        wire[i] = is_integer ? (int)value : lt_loss_scale_scaler(scale)->k;
+        wire[i] = is_integer ? (int)value : first;
         known = is_integer ? i + 1 : known;
         lua_pop(L, 1);
     }
@@ -180,7 +228,18 @@ static int load(lua_State *L)
 #undef X
     lt__check(L, lt__lua(L), lt_scaler_check(&from));
     *lt_loss_scale_scaler(scale) = from;
-    load_wires(L, scale);
+    lua_settop(L, 2);
+    load_wires(L, scale, from.k);
+    return 0;
+}
+
+/* put_back_wires(table): such as wires() has given. */
+static int put_back_wires(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lua_settop(L, 1);
+    if (s->wires)
+        load_wires(L, s->wires, FIRST_WIRE);
     return 0;
 }
 
@@ -256,7 +315,8 @@ static const luaL_Reg methods[] = {
     {"last", last}, {NULL, NULL}};
 static const luaL_Reg functions[] = {
     {"new_loss_scale", new_loss_scale}, {"use_loss_scale", use_loss_scale},
-    {"loss_scale", loss_scale}, {"fault", fault}, {"find_fault", find_fault}, {NULL, NULL}};
+    {"loss_scale", loss_scale}, {"wires", wires}, {"put_back_wires", put_back_wires},
+    {"fault", fault}, {"find_fault", find_fault}, {NULL, NULL}};
 
 void lt__open_amp(lua_State *L)
 {

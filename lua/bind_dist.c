@@ -326,6 +326,8 @@ lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *co
     if (!(s->reducer = lt_reducer_new(s->ctx, group, &s->reducing)))
         return lt_errcode();
     s->group = group;
+    if (s->reducing.wire == LT_F16)
+        LT_TRY(lt__carry_in_f16(s));
     lt_set_all_sum(s->ctx, sum_in_pass, s);
     if (luaL_loadbuffer(L, begin, sizeof begin - 1, "=ranks") != LUA_OK)
         return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* the text itself is right */

@@ -179,6 +179,23 @@ TEST(a_bucket_that_has_grown_too_much_is_sent_again)
     end(&j);
 }
 
+TEST(a_bucket_that_has_shrunk_too_much_is_sent_again)
+{
+    job j = begin(0);
+    send_finite(&j, 0, 1, 1, 1);
+    CHECK(!j.again);
+    send_finite(&j, 0, 0x1p-12, 0x1p-12, 0);
+    CHECK_EQ(j.wire, 12);
+    CHECK(!j.again);
+    send_finite(&j, 0, 0x1p-25, 0, 0);
+    CHECK_EQ(j.wire, 24);
+    CHECK(j.again);
+    send_finite(&j, 0, 0x1p-25, 0, 0);
+    CHECK_EQ(j.wire, 37);
+    CHECK(!j.again);
+    end(&j);
+}
+
 TEST(not_in_f16_nothing_is_sent_again)
 {
     job j = begin(0);

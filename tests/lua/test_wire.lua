@@ -1,0 +1,76 @@
+-- test_wire.lua - gradients that travel in fp16 while there is no loss scale.
+
+local T = require "lt_test"
+
+-- Gradients are whole numbers times a power of two, one for each step, which the learning rate is
+-- divided by. So the weights depend on how many steps there are alone, unless fp16 rounds.
+local STEPS = [[
+local lt = require "luatrain"
+local net = lt.nn.linear{4, 2}
+local sgd = lt.optim.sgd(net, {lr = 1.0})
+local x = lt.tensor{{1.0, 2.0, 3.0, 5.0}}
+for _, power in ipairs(arg) do
+  sgd.lr = 2.0 ^ (-8 - power)
+  ;(net(x):sum() * 2.0 ^ power):backward()
+  sgd:step()
+end
+print(net:sha256())
+]]
+
+local function weights(options, powers)
+  local out = T.folder()
+  T.write(out .. "/steps.lua", STEPS)
+  local text, code = T.run(out, ("--threads 1 %s steps.lua %s"):format(options, powers))
+  T.equal(code, 0)
+  return text
+end
+
+T.test("gradients of any size travel in fp16 and lose nothing", function()
+  local wanted = weights("", "0 0 0 0")
+  for _, powers in ipairs{"0 0 0 0", "20 20 20 20", "-30 -30 -30 -30", "-20 20 -20 60"} do
+    for _, amp in ipairs{"off", "bf16"} do
+      T.equal(weights(("--ranks 2 --wire fp16 --amp %s"):format(amp), powers), wanted)
+    end
+  end
+end)
+
+-- The gradient of `small` is hardly within the reach of fp16, beside one that changes: what is left
+-- of it depends on the power of two by which their bucket travels.
+local RUN = [[
+local lt = require "luatrain"
+local large, small = lt.nn.linear{4, 2}, lt.nn.linear{4, 2}
+local net = lt.nn.sequential{large, small}
+local optim = lt.optim.sgd(net, {lr = 1.0})
+local train = lt.data.open "synthetic:2x2x1/2/48"
+local run <close> = lt.run{net = net, optim = optim, train = train, epochs = 1, batch = 8,
+                           out = "run"}
+for _ in run:epochs() do
+  for x in run:batches() do
+    x = x:reshape{-1, 4}
+    run:step(function()
+      local loss = large(x):sum() * 2.0 ^ (5 * (run.steps % 3)) + small(x):sum() * 2.0 ^ -14 / 3
+      loss:backward()
+      optim:step()
+      return loss
+    end)
+  end
+end
+print(net:sha256())
+]]
+
+T.test("a run whose gradients travel in fp16 goes on with the same bits", function()
+  local options = "--quiet --ranks 2 --threads 1 --wire fp16 "
+  local function run(out, more)
+    local text, code = T.run(out, options .. more .. " run.lua")
+    assert(code == 0, text)
+    return text
+  end
+  local whole, parts = T.folder(), T.folder()
+  T.write(whole .. "/run.lua", RUN)
+  T.write(parts .. "/run.lua", RUN)
+  local wanted = run(whole, "")
+  for step = 1, 5 do run(parts, "--max-steps " .. step) end
+  T.equal(run(parts, ""), wanted)
+end)
+
+T.finish()
