@@ -15,11 +15,11 @@
 /* ==== Options ================================================================================= */
 
 /* Lua counts positions from 1. */
-static int64_t to_position(lua_State *L, lt_lua *s, const lt_schema *schema, int64_t value)
+static int64_t to_position(lua_State *L, lt_lua *s, const lt_schema *schema, int k, int64_t value)
 {
     if (value == 0)
-        lt__refuse(L, s, "%s: axes count from 1, or from the end with negatives; it is 0",
-                   schema->name);
+        lt__refuse(L, s, "%s: option '%s' counts from 1, or from the end with negatives; it is 0",
+                   schema->name, schema->opt[k].name);
     return value > 0 ? value - 1 : value;
 }
 
@@ -43,7 +43,7 @@ static void read_integers(lua_State *L, lt_lua *s, const lt_schema *schema, int 
             lt__refuse(L, s, "%s: option '%s' wants whole numbers, it is %s", schema->name,
                        schema->opt[k].name, lt__text(L, -1));
         if (schema->opt[k].position)
-            opt->i[i] = to_position(L, s, schema, opt->i[i]);
+            opt->i[i] = to_position(L, s, schema, k, opt->i[i]);
         lua_pop(L, 1);
     }
     opt->n = (uint8_t)n;

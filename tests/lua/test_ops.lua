@@ -17,7 +17,7 @@ T.test("three ways to say the same", function()
   T.equal(image:conv2d(weights, nil, 2, {pad = {1, 0}}).shape, {2, 4, 3, 4})
 end)
 
-T.test("axes count from 1", function()
+T.test("axes and positions count from 1", function()
   T.equal(x:sum(1):totable(), {5.0, 7.0, 10.0})
   T.equal(x:sum(2):totable(), {6.0, 16.0})
   T.equal(x:sum(-1):totable(), {6.0, 16.0})
@@ -29,7 +29,9 @@ T.test("axes count from 1", function()
   T.equal(lt.cat(x, x, 1).shape, {4, 3})
   T.equal(lt.cat(x, x, x, {axis = 2}).shape, {2, 9})
   T.fails(function() x:sum(0) end,
-          "sum: axes count from 1, or from the end with negatives; it is 0")
+          "sum: option 'axis' counts from 1, or from the end with negatives; it is 0")
+  T.fails(function() x:slice(1, 1, 0) end,
+          "slice: option 'last' counts from 1, or from the end with negatives; it is 0")
   T.fails(function() x:sum(3) end, "sum: axis 3 is outside the 2 axes of x (2x3 f32)")
 end)
 
