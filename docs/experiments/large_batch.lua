@@ -3,7 +3,7 @@
 --
 --   luatrain large_batch.lua --data cifar10:DIR --batch 1024
 --   luatrain large_batch.lua --data cifar10:DIR --batch 1024 --unscaled --warmup 0
---   luatrain large_batch.lua --data cifar10:DIR --batch 4096 --optim lars --lr 0.2
+--   luatrain large_batch.lua --data cifar10:DIR --batch 4096 --optim lars --lr 0.3
 local lt = require "luatrain"
 local resnet = require "resnet"
 
