@@ -120,6 +120,8 @@ struct lt_call {
     int64_t first_row;           /* global index of row 0 of the batch */
     const int32_t *veto;         /* of an op in place, on an accelerator: in its memory, or NULL.
                                   * Where it is not 0 when the kernel runs, that changes nothing */
+    const double *factor;        /* of an update, in the device's memory: gradients are multiplied
+                                  * by it; NULL: by 1 */
 };
 
 typedef lt_status (*lt_kernel)(lt_call *call);
@@ -136,6 +138,8 @@ typedef struct lt_verdict {
     int32_t unused;
     double loss;         /* the first that is not finite; 0: there is none */
     lt_found found;      /* in gradients, when they were judged; something not finite is a veto */
+    double factor, norm; /* of gradients that are clipped: of the call; and their norm, if it is not
+                          * finite, which is a veto. 0: it is, or nobody has asked */
 } lt_verdict;
 
 /* What an accelerator has for an op. Its kernels take halves as they are. They return when the work
@@ -211,10 +215,13 @@ LT_API const lt_def *lt_op_at(lt_ctx *ctx, int i);
 /* Looks at a loss of one element, on an accelerator and in its stream: one that is not finite goes
  * into *verdict, unless there is one, and is a veto. */
 typedef lt_status (*lt_check_loss_fn)(lt_tensor *loss, lt_verdict *verdict);
+/* In the stream, too: verdict->factor = what brings a norm down to `most`, 1 if it is not beyond.
+ * The norm squared is what is in the tensor, f64; one that is not finite is a veto. */
+typedef lt_status (*lt_clip_fn)(lt_tensor *squares, double most, lt_verdict *verdict);
 /* What the accelerator of ctx has for the first n ops that were registered. Borrowed while ops
  * run. */
 LT_API void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n,
-                           lt_check_loss_fn check_loss);
+                           lt_check_loss_fn check_loss, lt_clip_fn clip);
 
 /* ==== Running ops ============================================================================= */
 
@@ -547,6 +554,11 @@ LT_API lt_outcome lt_optim_outcome(lt_optim *optim);
 /* The 2-norm of the gradients that the next step would use, all in one, added up in double in a
  * fixed order; 0 if it would use none. LT_ENUMERIC when it is not finite. */
 LT_MUST lt_status lt_optim_grad_norm(lt_optim *optim, double *norm);
+/* Right before a step: that multiplies its gradients by most / norm where this norm is beyond
+ * `most`. *squares: the norm squared, f64, of no axes, where the gradients are; new; may be NULL.
+ * An accelerator does it while nobody waits: there a norm that is not finite fails late, as a loss
+ * does, see lt_settle(). */
+LT_MUST lt_status lt_optim_clip(lt_optim *optim, double most, lt_tensor **squares);
 /* A number made of all steps and norms in ctx so far, each by its optimizer, in their order. */
 LT_API uint32_t lt_steps_digest(const lt_ctx *ctx);
 /* Slot k of a parameter, with the parameter's dims. A view. New. NULL past the end or for a

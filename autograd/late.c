@@ -49,10 +49,12 @@ static void hear(lt_ctx *ctx, lt_late *late)
 {
     lt_verdict v = *late->here;
     lt_scaling judge = late->judge;
-    bool is_lost = v.loss != 0, applied = !is_lost;
+    bool is_lost = v.loss != 0 || v.norm != 0, applied = !is_lost;
     late->judge = (lt_scaling){0};
-    if (is_lost && !late->failed)
+    if (is_lost && !late->failed) {
         late->loss = v.loss;
+        late->norm = v.norm;
+    }
     if (is_lost) /* such a batch must not reach the running statistics */
         lt_stats_clear(ctx);
     if (judge.settle)
@@ -81,19 +83,21 @@ lt_status lt_settle(lt_ctx *ctx)
 {
     LT_TRY(listen(ctx));
     lt_late *late = ctx->slots.autograd ? &ctx->slots.autograd->late : NULL;
-    if (!late || late->loss == 0)
+    if (!late || !lt__late_is_lost(late))
         return LT_OK;
-    double loss = late->loss;
-    late->loss = 0;
+    double loss = late->loss, norm = late->norm;
+    late->loss = late->norm = 0;
     late->failed = true;
-    return lt__refuse_loss(late->step, loss, "");
+    return loss != 0 ? lt__refuse_loss(late->step, loss, "") : lt__refuse_norm(late->step, norm);
 }
+
+bool lt__late_is_lost(const lt_late *late) { return late->loss != 0 || late->norm != 0; }
 
 void lt__late_told(lt_ctx *ctx)
 {
     lt_late *late = &ctx->slots.autograd->late;
     lt_learn(ctx);
-    late->loss = 0;
+    late->loss = late->norm = 0;
     late->failed = late->there != NULL;
 }
 
@@ -104,19 +108,27 @@ void lt_learn(lt_ctx *ctx)
     (void)status;
 }
 
-lt_status lt__late_begin(lt_tensor *loss)
+lt_status lt__late_open(lt_ctx *ctx)
 {
-    lt_ctx *ctx = loss->ctx;
     struct lt_autograd *ag = ctx->slots.autograd;
     lt_late *late = &ag->late;
     lt_device *device = device_of(ctx);
+    if (late->there && late->cleared == ag->period + 1)
+        return LT_OK;
     LT_TRY(lt_settle(ctx));
     LT_TRY(make(ctx, late));
-    if (late->cleared != ag->period + 1) {
-        LT_TRY(device->fill(device, late->there, LT_U8, sizeof *late->there, 0));
-        late->cleared = ag->period + 1;
-        late->failed = false;
-    }
+    LT_TRY(device->fill(device, late->there, LT_U8, sizeof *late->there, 0));
+    late->cleared = ag->period + 1;
+    late->failed = false;
+    return LT_OK;
+}
+
+lt_status lt__late_begin(lt_tensor *loss)
+{
+    lt_ctx *ctx = loss->ctx;
+    lt_late *late = &ctx->slots.autograd->late;
+    LT_TRY(lt_settle(ctx));
+    LT_TRY(lt__late_open(ctx));
     if (loss->count != 1)
         return LT_OK;
     late->step = ctx->step + 1;

@@ -25,6 +25,8 @@ struct lt_optim {
     arena *arenas;
     lt_outcome outcome; /* of its last step */
     lt_optim *next;     /* that waits for its outcome */
+    const double *factor; /* for the gradients of the step to come; NULL: none */
+    double own_factor;  /* where that is, on the CPU */
 };
 
 static int by_place(const void *a, const void *b)
@@ -263,7 +265,7 @@ static lt_status send_verdict(struct lt_autograd *ag, lt_ctx *ctx)
     }
     if (ag->outcome == LT_APPLY && late->sent)
         ag->outcome = LT_PENDING;
-    else if (ag->outcome == LT_APPLY && (late->failed || late->loss != 0))
+    else if (ag->outcome == LT_APPLY && (late->failed || lt__late_is_lost(late)))
         ag->outcome = LT_SKIP;
     return LT_OK;
 }
@@ -304,6 +306,17 @@ static lt_status know_outcome(lt_ctx *ctx)
     return ctx->slots.autograd->outcome == LT_PENDING ? lt_settle(ctx) : LT_OK;
 }
 
+/* Something that a step changes is, where no veto of an accelerator is seen. */
+static bool is_on_cpu(const lt_optim *o)
+{
+    bool is = false;
+    for (int a = 0; a < o->n_arenas; a++)
+        is |= o->arenas[a].segment->values->device->is_host;
+    for (const lt_stat *s = o->ctx->slots.autograd->stats; s; s = s->next)
+        is |= s->running_mean->storage->device->is_host;
+    return is;
+}
+
 /* What comes into the digest: a step of an optimizer, or a norm. FNV-1. */
 static void note(struct lt_autograd *ag, const lt_optim *o, bool is_step)
 {
@@ -318,38 +331,102 @@ uint32_t lt_steps_digest(const lt_ctx *ctx)
 
 /* ==== The norm ================================================================================ */
 
-lt_status lt_optim_grad_norm(lt_optim *o, double *norm)
+static lt_device *device_of(const lt_optim *o)
 {
-    struct lt_autograd *ag = o->ctx->slots.autograd;
+    return o->arenas[0].segment->values->device;
+}
+
+/* The squares of the gradients that the next step would use, added up; 0: it uses none. New. */
+static lt_tensor *add_squares(lt_optim *o)
+{
     const lt_def *squares = lt_op_find(o->ctx, "add_squares");
+    lt_outcome outcome = o->ctx->slots.autograd->outcome;
+    bool is_used = outcome == LT_APPLY || outcome == LT_PENDING;
     range r = {0};
-    if (!squares)
-        return LT_EINVAL;
-    LT_TRY(complete_grads(o, "a norm of gradients"));
-    LT_TRY(know_outcome(o->ctx));
-    note(ag, o, false);
-    *norm = 0;
-    if (ag->outcome != LT_APPLY)
-        return LT_OK;
-    lt_tensor *total = lt__tensor_new(o->ctx, o->ctx->device, LT_F64, 0, NULL, true);
-    lt_status status = total ? lt_fill(total, 0) : LT_ENOMEM;
-    while (status == LT_OK && next_range(o, &r)) {
+    lt_tensor *total = lt__tensor_new(o->ctx, device_of(o), LT_F64, 0, NULL, true);
+    lt_status status = total && squares ? lt_fill(total, 0) : lt_errcode();
+    while (status == LT_OK && is_used && next_range(o, &r)) {
         lt_tensor *grads = tensor_over(&r, r.in->segment->grads);
         status = grads ? lt_apply(o->ctx, squares, (lt_tensor *[]){total, grads}, 2, NULL, NULL)
                        : LT_ENOMEM;
         lt_release(grads);
     }
     if (status == LT_OK)
-        status = lt_item(total, 0, norm);
+        return total;
     lt_release(total);
-    LT_TRY(status);
+    return NULL;
+}
+
+lt_status lt__refuse_norm(int64_t step, double norm)
+{
+    return lt_fail(LT_ENUMERIC, "the norm of the gradients is %s at step %lld; look at the "
+                   "learning rate and at the data", isnan(norm) ? "nan" : "inf", (long long)step);
+}
+
+/* *norm, as it comes of its square. */
+static lt_status read_norm(lt_ctx *ctx, lt_tensor *squares, double *norm)
+{
+    LT_TRY(lt_item(squares, 0, norm));
     *norm = sqrt(*norm);
     if (isfinite(*norm))
         return LT_OK;
-    lt_stats_clear(o->ctx);
-    return lt_fail(LT_ENUMERIC, "the norm of the gradients is %s at step %lld; look at the "
-                   "learning rate and at the data", isnan(*norm) ? "nan" : "inf",
-                   (long long)o->ctx->step + 1);
+    lt_stats_clear(ctx);
+    return lt__refuse_norm(ctx->step + 1, *norm);
+}
+
+lt_status lt_optim_grad_norm(lt_optim *o, double *norm)
+{
+    LT_TRY(complete_grads(o, "a norm of gradients"));
+    LT_TRY(know_outcome(o->ctx));
+    note(o->ctx->slots.autograd, o, false);
+    lt_tensor *squares = add_squares(o);
+    if (!squares)
+        return lt_errcode();
+    lt_status status = read_norm(o->ctx, squares, norm);
+    lt_release(squares);
+    return status;
+}
+
+static lt_status clip_here(lt_optim *o, double most, lt_tensor *squares)
+{
+    double norm;
+    LT_TRY(read_norm(o->ctx, squares, &norm));
+    o->own_factor = norm > most ? most / norm : 1;
+    o->factor = &o->own_factor;
+    return LT_OK;
+}
+
+static lt_status clip_there(lt_optim *o, double most, lt_tensor *squares)
+{
+    struct lt_autograd *ag = o->ctx->slots.autograd;
+    lt_late *late = &ag->late;
+    LT_TRY(late->clip(squares, most, late->there));
+    LT_TRY(lt__late_send(o->ctx));
+    late->step = o->ctx->step + 1;
+    if (ag->outcome == LT_APPLY)
+        ag->outcome = LT_PENDING;
+    o->factor = &late->there->factor;
+    return LT_OK;
+}
+
+lt_status lt_optim_clip(lt_optim *o, double most, lt_tensor **squares)
+{
+    struct lt_autograd *ag = o->ctx->slots.autograd;
+    bool is_here = device_of(o)->is_host;
+    LT_TRY(complete_grads(o, "clipping"));
+    LT_TRY(is_here ? know_outcome(o->ctx) : lt__late_open(o->ctx));
+    note(ag, o, false);
+    ag->clipper = o;
+    ag->veto = is_here ? NULL : &ag->late.there->veto;
+    lt_tensor *total = add_squares(o);
+    ag->veto = NULL;
+    if (!total)
+        return lt_errcode();
+    lt_status status = is_here ? clip_here(o, most, total) : clip_there(o, most, total);
+    if (squares && status == LT_OK)
+        *squares = lt_retain(total);
+    lt_release(total);
+    return status;
 }
 
 /* ==== A step ================================================================================== */
@@ -394,29 +471,20 @@ static lt_status update_all(lt_optim *o, const lt_opt *const *options, int n_gro
     return LT_OK;
 }
 
-/* Something that a step changes is, where no veto of an accelerator is seen. */
-static bool is_on_cpu(const lt_optim *o)
-{
-    bool is = false;
-    for (int a = 0; a < o->n_arenas; a++)
-        is |= o->arenas[a].segment->values->device->is_host;
-    for (const lt_stat *s = o->ctx->slots.autograd->stats; s; s = s->next)
-        is |= s->running_mean->storage->device->is_host;
-    return is;
-}
-
 /* Weights and running statistics move, unless the step is skipped. */
 static lt_status apply_or_not(lt_optim *o, const lt_opt *const *options, int n_groups)
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
     bool applies = ag->outcome == LT_APPLY || ag->outcome == LT_PENDING;
     ag->veto = ag->late.there ? &ag->late.there->veto : NULL;
+    ag->factor = o->factor;
     lt_status status = applies ? update_all(o, options, n_groups) : LT_OK;
     if (status == LT_OK && ag->outcome == LT_SKIP)
         lt_stats_clear(o->ctx);
     if (status == LT_OK)
         status = lt__stats_commit(o->ctx);
     ag->veto = NULL;
+    ag->factor = o->factor = NULL;
     return status;
 }
 
@@ -427,6 +495,11 @@ lt_status lt_optim_step(lt_optim *o, const lt_opt *const *options, int n_groups,
     if (o->ctx->inf.step > 0 && !o->ctx->inf.found)
         return lt_fail(LT_EUSAGE, "the fault is one of %s, which is no parameter of an optimizer",
                        o->ctx->inf.param);
+    if (o->factor && !(ag->complete && ag->clipper == o)) {
+        o->factor = NULL;
+        return lt_fail(LT_EINVAL, "clip right before the step: since this optimizer did, another "
+                       "one has, or gradients have come");
+    }
     LT_TRY(complete_grads(o, "an optimizer step"));
     if (is_on_cpu(o))
         LT_TRY(know_outcome(o->ctx));

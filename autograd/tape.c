@@ -104,12 +104,14 @@ void lt_set_all_sum(lt_ctx *ctx, lt_all_sum_fn fn, void *ud)
     ctx->slots.autograd->all_sum_ud = ud;
 }
 
-void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n, lt_check_loss_fn check_loss)
+void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n, lt_check_loss_fn check_loss,
+                    lt_clip_fn clip)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
     ag->kernels = kernels;
     ag->n_kernels = n;
     ag->late.check_loss = check_loss;
+    ag->late.clip = clip;
 }
 
 void lt_set_where(lt_ctx *ctx, lt_where_fn fn, void *ud)

@@ -111,13 +111,14 @@ typedef struct lt_rehearsal {
 
 typedef struct lt_late {      /* of an accelerator: see lt_settle() */
     lt_check_loss_fn check_loss;
+    lt_clip_fn clip;
     lt_verdict *there, *here; /* its own; memory of the CPU that it is sent to. NULL at first */
     uint64_t cleared;         /* 1 + the period in which it was */
     bool sent;                /* it is on its way, with mark behind it */
     uint64_t mark;
     lt_scaling judge;         /* whose settle() waits for it; all NULL: nobody's */
     int64_t step;             /* of the losses in it, from 1 */
-    double loss;              /* not finite, and it has not failed yet; or 0 */
+    double loss, norm;        /* not finite, and it has not failed yet; or 0 */
     bool failed;              /* since it was cleared: once is enough */
     struct lt_optim *waiting; /* optimizers whose last step is pending */
 } lt_late;
@@ -149,7 +150,9 @@ struct lt_autograd {
     bool complete;            /* slots.update was called since the last backward, */
     lt_outcome outcome;       /* and said so */
     lt_late late;
-    const int32_t *veto;      /* for the calls of an optimizer step, or NULL */
+    const int32_t *veto;      /* for the calls of an optimizer step, or NULL, */
+    const double *factor;     /* as this is */
+    const lt_optim *clipper;  /* the last that has clipped; to compare with */
     uint64_t period;          /* from one use of gradients, or their end, to the next */
     uint32_t optims;          /* made so far */
     uint32_t digest;          /* see lt_steps_digest() */
@@ -167,16 +170,23 @@ lt_status lt__leaf_need_grad(lt_leaf *leaf);
 /* Before backward of a loss on an accelerator, which is looked at there. Fails as lt_settle()
  * does. */
 lt_status lt__late_begin(lt_tensor *loss);
+/* There is a verdict about the step to come, on the accelerator. Fails as lt_settle() does. */
+lt_status lt__late_open(lt_ctx *ctx);
 /* The failure for a loss has come otherwise. */
 void lt__late_told(lt_ctx *ctx);
 /* What the step comes to is sent. */
 lt_status lt__late_send(lt_ctx *ctx);
+/* The host has heard that the step is none, and has not failed by it yet. */
+bool lt__late_is_lost(const lt_late *late);
 /* lt_stats_commit() of an optimizer step, which need not be settled. */
 lt_status lt__stats_commit(lt_ctx *ctx);
 /* It is forgotten, with its memory. */
 void lt__late_free(lt_ctx *ctx);
 /* What a loss fails with that is not finite. */
 lt_status lt__refuse_loss(int64_t step, double value, const char *why);
+/* And that of clipping. */
+lt_status lt__refuse_norm(int64_t step, double norm);
+lt_status lt__refuse_norm(int64_t step, double norm);
 /* The step that an optimizer is waiting for was applied or skipped: of all that are. */
 void lt__optims_settle(struct lt_late *late, lt_outcome outcome);
 

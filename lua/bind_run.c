@@ -456,14 +456,16 @@ static int optim_outcome(lua_State *L)
     return 1;
 }
 
-/* optim:grad_norm(): of the gradients that the next step would use. */
-static int optim_grad_norm(lua_State *L)
+/* optim:clip(most): the norm of the gradients that the next step uses is to be at most that. The
+ * norm squared that it was, a tensor. */
+static int optim_clip(lua_State *L)
 {
-    double norm;
+    lt_lua *s = lt__lua(L);
     lt_optim *o = lt__check_handle(L, optim_class);
+    lt_tensor **box = lt__push_box(L, s), *squares = NULL;
     lt__group_at(L);
-    lt__check(L, lt__lua(L), lt_optim_grad_norm(o, &norm));
-    lua_pushnumber(L, norm);
+    lt__check(L, s, lt_optim_clip(o, luaL_checknumber(L, 2), &squares));
+    lt__fill_box(L, s, box, squares);
     return 1;
 }
 
@@ -484,7 +486,7 @@ static int optim_slot(lua_State *L)
 }
 
 static const luaL_Reg optim_methods[] = {
-    {"set_group", optim_set_group}, {"step", optim_step}, {"grad_norm", optim_grad_norm},
+    {"set_group", optim_set_group}, {"step", optim_step}, {"clip", optim_clip},
     {"slot", optim_slot}, {"outcome", optim_outcome}, {NULL, NULL}};
 
 /* ==== Where a run stands ====================================================================== */

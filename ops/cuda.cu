@@ -398,6 +398,7 @@ extern "C" LT_API int lt_accelerator_open(const char *version, const lt_host *ho
     accelerator->judge = lt__cuda_judge;
     accelerator->pardon = lt__cuda_pardon;
     accelerator->check_loss = lt__cuda_check_loss;
+    accelerator->clip = lt__cuda_clip;
 #define X(stem) lt__cuda_##stem(accelerator->op);
     LT_CUDA_STEMS(X)
 #undef X

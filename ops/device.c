@@ -51,7 +51,7 @@ lt_status lt__accelerator_open(lt_ctx *ctx, const char *device)
     }
     ops->accelerator = a;
     ctx->device = ctx->devices[1] = a->device;
-    lt_set_kernels(ctx, a->op, LT_OPS, a->check_loss);
+    lt_set_kernels(ctx, a->op, LT_OPS, a->check_loss, a->clip);
     return LT_OK;
 }
 

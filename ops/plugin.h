@@ -41,6 +41,7 @@ typedef struct lt_accelerator {
     /* x = 0, if something in *left is not finite, and nothing in rows[0..n). */
     lt_status (*pardon)(lt_tensor *x, const lt_found *left, const lt_found *rows, int n);
     lt_check_loss_fn check_loss;
+    lt_clip_fn clip;
     char name[96];             /* what computes: "NVIDIA H200 (cuDNN 9.19.0, CUDA 13.0)" */
 } lt_accelerator;
 

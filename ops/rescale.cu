@@ -176,3 +176,21 @@ lt_status lt__cuda_check_loss(lt_tensor *loss, lt_verdict *verdict)
     LT_CUDA_FLOATS(cuda, loss->dtype, E,
                    return lt__launch(cuda, 1, check_kernel<E>, (const E *)loss->data, verdict);)
 }
+
+static __global__ void clip_kernel(const double *squares, double most, lt_verdict *verdict)
+{
+    double norm = sqrt(*squares);
+    if (threadIdx.x > 0)
+        return;
+    verdict->factor = norm > most ? most / norm : 1;
+    if (norm - norm == 0)
+        return;
+    verdict->norm = norm;
+    verdict->veto = 1;
+}
+
+lt_status lt__cuda_clip(lt_tensor *squares, double most, lt_verdict *verdict)
+{
+    return lt__launch(lt__cuda(squares->ctx), 1, clip_kernel, (const double *)squares->data, most,
+                      verdict);
+}

@@ -32,6 +32,8 @@ static lt_status for_blocks(lt_call *c, void (*block)(const lt_call *c, int64_t 
     return LT_OK;
 }
 
+static double factor_of(const lt_call *c) { return c->factor ? *c->factor : 1; }
+
 /* ==== Sums of squares ========================================================================= */
 
 static int64_t blocks_of(const lt_tensor *x) { return (x->count + BLOCK - 1) / BLOCK; }
@@ -122,6 +124,7 @@ LT_SIMD static void sgd_block(const lt_call *c, int64_t first, int64_t n)
         T *restrict w = (T *)c->in[W]->data + first;
         const T *restrict g = (const T *)c->in[G]->data + first;
         LT_SGD_NUMBERS(c)
+        scale *= (T)factor_of(c);
         for (int64_t i = 0; i < n; i++)
             LT_SGD_STEP(w[i], g[i])
     );
@@ -154,6 +157,7 @@ LT_SIMD static void momentum_block(const lt_call *c, int64_t first, int64_t n)
         const T *restrict g = (const T *)c->in[G]->data + first;
         T *restrict v = (T *)c->in[SLOT]->data + first;
         LT_MOMENTUM_NUMBERS(c)
+        scale *= (T)factor_of(c);
         for (int64_t i = 0; i < n; i++) {
             LT_MOMENTUM_STEP(w[i], g[i], v[i])
         }
@@ -192,7 +196,8 @@ static double lars_ratio(const lt_call *c)
     if (!lt__flag(c, ADAPT))
         return 1;
     double w = sqrt(sum_squares(c, c->in[W], c->scratch));
-    double g = sqrt(sum_squares(c, c->in[G], c->scratch)) * fabs(lt__number(c, LARS_SCALE));
+    double scale = lt__number(c, LARS_SCALE) * factor_of(c);
+    double g = sqrt(sum_squares(c, c->in[G], c->scratch)) * fabs(scale);
     return lt__lars_ratio(w, g, lt__number(c, TRUST), lt__number(c, LARS_DECAY),
                           lt__number(c, LARS_EPS));
 }
@@ -205,6 +210,7 @@ LT_SIMD static void lars_block(const lt_call *c, int64_t first, int64_t n)
         T *restrict v = (T *)c->in[SLOT]->data + first;
         T ratio = (T)*(const double *)c->scratch;
         LT_LARS_NUMBERS(c)
+        scale *= (T)factor_of(c);
         for (int64_t i = 0; i < n; i++) {
             LT_LARS_STEP(w[i], g[i], v[i], ratio)
         }
@@ -255,6 +261,7 @@ LT_SIMD static void adam_block(const lt_call *c, int64_t first, int64_t n)
         T *restrict m = (T *)c->in[SLOT]->data + first;
         T *restrict v = (T *)c->in[SLOT2]->data + first;
         LT_ADAM_NUMBERS(c)
+        scale *= (T)factor_of(c);
         for (int64_t i = 0; i < n; i++) {
             LT_ADAM_STEP(w[i], g[i], m[i], v[i], SQRT)
         }

@@ -11,11 +11,12 @@ enum { W = LT_UPDATE_W, G = LT_UPDATE_G, SLOT = LT_UPDATE_SLOT, SLOT2 = LT_UPDAT
 template <class E> struct arenas {
     E *at[4];
     int64_t count;
-    const int32_t *veto;      /* of the call */
+    const int32_t *veto;      /* of the call, */
+    const double *factor;     /* as this is */
     bool wide;
 };
 
-/* F: an update; it has N, how many slots there are, a host's F(c) and a device's
+/* F: an update; it has SLOTS, how many there are, the scale of gradients, and a device's
  * step(w, g, first slot, second slot). */
 template <class F, class E>
 __global__ void __launch_bounds__(LT_THREADS)
@@ -24,6 +25,8 @@ __global__ void __launch_bounds__(LT_THREADS)
     enum { V = 16 / sizeof(E), N = F::SLOTS + 2 };
     if (a.veto && *a.veto)
         return;
+    if (a.factor)
+        f.scale *= (float)*a.factor;
     int64_t first = (int64_t)blockIdx.x * (LT_THREADS * V);
     int64_t i = first + (int64_t)threadIdx.x * (a.wide ? V : 1);
     if (a.wide && i + V <= a.count) {
@@ -60,6 +63,7 @@ template <class F, class E> static lt_status run(lt_call *c, const F &f)
     arenas<E> a = {};
     a.count = c->in[W]->count;
     a.veto = c->veto;
+    a.factor = c->factor;
     a.wide = true;
     for (int k = 0; k < F::SLOTS + 2; k++) {
         a.at[k] = (E *)c->in[k]->data;
@@ -172,11 +176,12 @@ static size_t squares_scratch(const lt_call *c, bool backward)
 enum { RATIO, NORM_W, NORM_G }; /* doubles in scratch; the norms are squared still */
 
 static __global__ void find_ratio(double *number, bool adapt, double trust, double decay,
-                                  double eps, double scale)
+                                  double eps, double scale, const double *factor)
 {
     if (threadIdx.x > 0)
         return;
-    double w = sqrt(number[NORM_W]), g = sqrt(number[NORM_G]) * fabs(scale);
+    double by = factor ? scale * *factor : scale;
+    double w = sqrt(number[NORM_W]), g = sqrt(number[NORM_G]) * fabs(by);
     number[RATIO] = adapt ? lt__lars_ratio(w, g, trust, decay, eps) : 1;
 }
 
@@ -197,7 +202,7 @@ static lt_status lars(lt_call *c)
     LT_TRY(sum_squares(cuda, c->in[G], number + NORM_G, rest));
     LT_TRY(lt__launch(cuda, 1, find_ratio, number, lt__flag(c, ADAPT), lt__number(c, TRUST),
                       lt__number(c, LARS_DECAY), lt__number(c, LARS_EPS),
-                      lt__number(c, LARS_SCALE)));
+                      lt__number(c, LARS_SCALE), c->factor));
     return update(c, lars_update{lr, momentum, decay, scale, number + RATIO});
 }
 

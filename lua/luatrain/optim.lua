@@ -14,11 +14,12 @@
 --
 -- clip > 0 is the most that the norm of all gradients together may be: longer ones are shortened,
 -- their direction stays (Pascanu et al. 2013). After such a step sgd.grad_norm is what it
--- was, and 0 after one that a loss scale has skipped.
+-- was, and 0 after one that a loss scale has skipped; on an accelerator who reads it waits for it.
 
 local core = ...
 local check = require "luatrain.check"
 local is_module = require "luatrain.module".is_module
+local late = require "luatrain.late"
 local ranks = require "luatrain.ranks"
 local sorted = require "luatrain.keys"
 
@@ -30,7 +31,11 @@ local function fail(...) core.fail("EINVAL", string.format(...)) end
 
 local meta = {
   __name = "luatrain.Optim",
-  __index = Optim,
+  __index = function(self, key)
+    if key ~= "grad_norm" then return Optim[key] end
+    local squares = self[INNER].squares
+    return squares and math.sqrt(late.number(squares))
+  end,
   __newindex = function(self, key) self[INNER].spec:value(key) end,   -- it is unknown: an error
 }
 
@@ -171,23 +176,19 @@ local function setting(self, group, key)
 end
 
 -- The options of the update op for a group, or for those of it that have at most one axis.
-local function options_of(self, group, scale, is_bias)
+local function options_of(self, group, is_bias)
   local inner = self[INNER]
   local options = {decoupled = inner.decoupled, step = inner.counts and inner.steps + 1 or nil}
   for _, key in ipairs(inner.keys) do options[key] = setting(self, group, key) end
   options.lr = options.lr * setting(self, {}, "lr_factor")
-  options.scale = scale
   if inner.adapts then options.adapt = not is_bias end
   if is_bias and not setting(self, group, "decay_bias") then options.decay = 0 end
   return options
 end
 
--- What the gradients are to be multiplied with so that their norm is at most clip.
 local function clip_gradients(self)
-  local clip, norm = setting(self, {}, "clip"), nil
-  if clip > 0 then norm = self[INNER].handle:grad_norm() end
-  rawset(self, "grad_norm", norm)
-  return norm and norm > clip and clip / norm or 1
+  local inner, clip = self[INNER], setting(self, {}, "clip")
+  inner.squares = clip > 0 and late.take(inner.handle:clip(clip), "optim.clip") or nil
 end
 
 -- Counts the last step, if it was not known then whether it was applied.
@@ -207,10 +208,10 @@ function Optim:step()
   if inner.plain and self.momentum ~= 0 then
     fail("optim.sgd: this one was made without momentum; make a new one to have it")
   end
-  local scale = clip_gradients(self)
+  clip_gradients(self)
   for g, group in ipairs(self.groups) do
-    list[2 * g - 1] = options_of(self, group, scale, false)
-    list[2 * g] = options_of(self, group, scale, true)
+    list[2 * g - 1] = options_of(self, group, false)
+    list[2 * g] = options_of(self, group, true)
   end
   local outcome = inner.handle:step(list)
   inner.pending = outcome == "pending"

@@ -80,6 +80,28 @@ TEST(losses)
     lt_ctx_free(m.ctx);
 }
 
+/* A veto stays here too. */
+TEST(norms)
+{
+    static const double squares[] = {0, 1, 4, 4.000001, 1e300, INFINITY, NAN};
+    machine m = machine_open();
+    lt_verdict v = {0};
+    void *to = put(&m, &v, sizeof v);
+    for (int i = 0; i < COUNT(squares); i++) {
+        double norm = sqrt(squares[i]);
+        twin t = twin_of(&m, lt_tensor_full(m.ctx, LT_F64, 0, NULL, squares[i]), 0);
+        must(m.cuda.clip(on_device(&t), 2, to));
+        get(&m, &v, to, sizeof v);
+        CHECK_EQ(v.veto, i > 4);
+        CHECK(i == 6 ? isnan(v.norm) : v.norm == (i == 5 ? INFINITY : 0));
+        if (i < 5)
+            CHECK(v.factor == (norm > 2 ? 2 / norm : 1));
+        twin_free(&m, &t);
+    }
+    m.cuda.device->free(m.cuda.device, to, sizeof v);
+    lt_ctx_free(m.ctx);
+}
+
 static void check_pardon(machine *m, lt_dtype dtype, int64_t left, int n, int odd)
 {
     lt_found rows[301] = {{left > 0 ? 0 : 2, left}};
@@ -153,6 +175,53 @@ TEST(updates_that_are_vetoed)
     lt_ctx_free(m.ctx);
 }
 
+/* ==== Factors ================================================================================= */
+
+/* The weights and slots that an update leaves on the device. */
+static void updated(machine *m, const char *op, const char *options, int n, const double *factor,
+                    float *all_of_it)
+{
+    enum { COUNT_W = 1001 };
+    lt_opt opts[LT_MAX_OPT];
+    twin t[4];
+    lt_tensor *in[4];
+    const lt_def *def = lt_op_find(m->ctx, op);
+    CHECK_OK(lt_opts_parse(&def->schema, options, opts));
+    for (int i = 0; i < n; i++) {
+        lt_tensor *x = values(m, LT_F32, 1, &(int64_t){COUNT_W}, (uint32_t)i + 1, false);
+        t[i] = twin_of(m, x, 0);
+        in[i] = on_device(&t[i]);
+    }
+    lt_call c = {.ctx = m->ctx, .op = def->op, .schema = &def->schema, .opt = opts, .n_in = n,
+                 .in = in, .factor = factor, .device = m->cuda.device};
+    run_on_device(m, def, &c, false);
+    for (int i = 0; i < n; i++) {
+        get(m, all_of_it + i * COUNT_W, t[i].tensor.data, COUNT_W * sizeof(float));
+        twin_free(m, &t[i]);
+    }
+}
+
+/* One that the device has is as good as one in an option. */
+TEST(updates_with_a_factor)
+{
+    static const struct { const char *op, *options; int n; } cases[] = {
+        {"sgd_step", "lr=0.1 decay=0.01", 2}, {"momentum_step", "lr=0.1 decay=0.01", 3},
+        {"lars_step", "lr=0.1 decay=0.01", 3}, {"adam_step", "lr=0.1 step=1 decay=0.01", 4}};
+    static float got[4 * 1001], want[4 * 1001];
+    machine m = machine_open();
+    double factor = 0.3;
+    void *there = put(&m, &factor, sizeof factor);
+    for (int i = 0; i < COUNT(cases); i++) {
+        char scaled[64];
+        snprintf(scaled, sizeof scaled, "%s scale=0.3", cases[i].options);
+        updated(&m, cases[i].op, scaled, cases[i].n, NULL, want);
+        updated(&m, cases[i].op, cases[i].options, cases[i].n, there, got);
+        CHECK(memcmp(got, want, (size_t)cases[i].n * 1001 * sizeof(float)) == 0);
+    }
+    m.cuda.device->free(m.cuda.device, there, sizeof factor);
+    lt_ctx_free(m.ctx);
+}
+
 /* ==== Steps =================================================================================== */
 
 enum { STEPS = 8, COUNT_P = 5000 };
@@ -221,6 +290,14 @@ static lt_status step(training *t, double by)
     return update(t, NULL);
 }
 
+/* Of gradients whose norm is to be at most a hundredth. */
+static lt_status clipped_step(training *t, double by)
+{
+    LT_TRY(backward(t, by));
+    LT_TRY(lt_optim_clip(t->optim, 0.01, NULL));
+    return update(t, NULL);
+}
+
 static int64_t shim_counted(int what)
 {
     int64_t (*count)(int);
@@ -250,6 +327,76 @@ TEST(steps_that_overflow)
     CHECK_EQ(scaler[0].skipped, 3);
     CHECK(memcmp(&scaler[0], &scaler[1], sizeof scaler[0]) == 0);
     CHECK_STR(hex[1], hex[0]);
+}
+
+/* With a scale of their own, and without. */
+TEST(steps_that_are_clipped)
+{
+    char hex[2][65];
+    use_plugins("");
+    for (int scaled = 0; scaled < 2; scaled++) {
+        for (int i = 0; i < 2; i++) {
+            training t = training_new(i == 1, scaled);
+            for (int k = 0; k < STEPS; k++) {
+                int64_t waits = shim_counted(SHIM_WAITS), drains = shim_counted(SHIM_DRAINS);
+                CHECK_OK(clipped_step(&t, k == 3 ? 0.01 : scaled && k == 5 ? 0x1p125 : 1));
+                CHECK(k < 2 || shim_counted(SHIM_WAITS) - waits <= 1);
+                CHECK(k < 2 || shim_counted(SHIM_DRAINS) == drains);
+            }
+            CHECK_OK(lt_params_sha256(t.params, hex[i]));
+            training_free(&t);
+        }
+        CHECK_STR(hex[1], hex[0]);
+    }
+}
+
+/* It is found there, and fails as a loss does. */
+TEST(a_norm_that_is_not_finite)
+{
+    char before[65], after[65];
+    lt_tensor *x;
+    use_plugins("");
+    training t = training_new(true, false);
+    CHECK_OK(clipped_step(&t, 1));
+    CHECK_OK(lt_params_sha256(t.params, before));
+    CHECK_OK(backward(&t, 1));
+    x = lt_grad(t.p);
+    CHECK_OK(lt_fill(x, INFINITY));
+    CHECK_OK(lt_optim_clip(t.optim, 0.01, NULL));
+    CHECK_OK(update(&t, NULL));
+    CHECK_FAILS(clipped_step(&t, 1), LT_ENUMERIC, "the norm of the gradients is inf at step 2; "
+                "look at the learning rate and at the data");
+    CHECK_OK(lt_params_sha256(t.params, after));
+    CHECK_STR(after, before);
+    CHECK_EQ(lt_optim_outcome(t.optim), LT_SKIP);
+    CHECK_OK(clipped_step(&t, 1));
+    CHECK_OK(lt_settle(t.ctx));
+    CHECK_OK(lt_params_sha256(t.params, after));
+    CHECK(strcmp(after, before) != 0);
+    training_free(&t);
+}
+
+/* Others have come since. */
+TEST(clipped_too_early)
+{
+    use_plugins("");
+    for (int i = 0; i < 2; i++) {
+        training t = training_new(i == 1, false);
+        CHECK_OK(lt_optim_clip(t.optim, 0.01, NULL)); /* of nothing */
+        CHECK_OK(backward(&t, 1));
+        CHECK_FAILS(update(&t, NULL), LT_EINVAL, "clip right before the step: since this "
+                    "optimizer did, another one has, or gradients have come");
+        CHECK_OK(update(&t, NULL));
+        CHECK_OK(backward(&t, 1));
+        lt_optim *other = lt_optim_new(t.ctx, "momentum_step", &t.p, 1);
+        CHECK_OK(lt_optim_clip(t.optim, 0.01, NULL));
+        CHECK_OK(lt_optim_clip(other, 0.01, NULL));
+        CHECK_FAILS(update(&t, NULL), LT_EINVAL, "clip right before the step");
+        CHECK_OK(lt_optim_step(other, (const lt_opt *[]){t.opts}, 1, NULL));
+        CHECK_OK(lt_settle(t.ctx));
+        lt_optim_free(other);
+        training_free(&t);
+    }
 }
 
 /* It fails a step later, or when it is asked for, and has changed nothing. */

@@ -324,6 +324,23 @@ static lt_status check_loss(lt_tensor *loss, lt_verdict *verdict)
     WITH_MEMORY(e, check_one(loss, verdict));
 }
 
+static lt_status clip_one(const double *squares, double most, lt_verdict *verdict)
+{
+    double norm = sqrt(*squares);
+    verdict->factor = norm > most ? most / norm : 1;
+    if (isfinite(norm))
+        return LT_OK;
+    verdict->norm = norm;
+    verdict->veto = 1;
+    return LT_OK;
+}
+
+static lt_status clip(lt_tensor *squares, double most, lt_verdict *verdict)
+{
+    emu *e = emu_of(squares->storage->device);
+    WITH_MEMORY(e, clip_one(squares->data, most, verdict));
+}
+
 /* ==== Opening ================================================================================= */
 
 static emu *emu_new(const lt_host *host, int index)
@@ -370,6 +387,7 @@ LT_API int lt_accelerator_open(const char *version, const lt_host *host,
     a->judge = judge;
     a->pardon = pardon;
     a->check_loss = check_loss;
+    a->clip = clip;
     for (int id = 0; id < LT_OPS; id++)
         a->op[id] = (lt_kernels){scratch, forward, backward,
                                  id == LT_OP_conv2d || id == LT_OP_linear};

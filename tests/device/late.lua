@@ -24,8 +24,8 @@ local labels = {0, 1, 2, 0, 1, 2}
 
 -- Steps of a loop. o.spikes, o.nans: whether step t is to overflow, or its loss to be NaN, which
 -- ends the loop; o.drops: whether gradients that overflow come and are dropped before it;
--- o.accumulate: backwards in a step; o.curious: the scaler is asked after each step; o.norms: the
--- optimizer clips, for which it waits; o.breaks_in: steps in which a hook makes inf; o.leaf: the
+-- o.accumulate: backwards in a step; o.curious: the scaler and the norm are asked for after each
+-- step; o.norms: the optimizer clips; o.breaks_in: steps in which a hook makes inf; o.leaf: the
 -- images get gradients too, which nobody forgets; o.extra: a layer that only what is dropped goes
 -- through. Of ranks: o.rank; o.rare: a layer that only rank 0 uses; o.breaks: the step in which
 -- backward fails on rank 1; o.one: only rank 0 has nans.
@@ -34,8 +34,9 @@ function late.loop(o)
   local net = make_net()
   local extra = (o.extra or o.rare) and nn.linear{16, 1}
   local trained = extra and {{params = net}, {params = extra}} or net
-  local optim = o.adam and lt.optim.adam(trained, {lr = 0.01})
-                or lt.optim.sgd(trained, {lr = 0.05, momentum = 0.9, clip = o.norms and 1 or nil})
+  local clip = o.norms and 1 or nil
+  local optim = o.adam and lt.optim.adam(trained, {lr = 0.01, clip = clip})
+                or lt.optim.sgd(trained, {lr = 0.05, momentum = 0.9, clip = clip})
   local scaler = o.policy and lt.amp.scaler{policy = o.policy, scale = o.scale or 256}
   local x = lt.randn{6, 4, 4, 1}
   local y = lt.tensor(labels, {dtype = "i64"})
@@ -64,7 +65,10 @@ function late.loop(o)
     end
     if o.look then text[#text + 1] = ("%a"):format(net[5].w.grad:abs():sum():item()) end
     optim:step()
-    if o.curious then text[#text + 1] = ("%a %d"):format(scaler.scale, scaler.skipped) end
+    if o.curious and scaler then
+      text[#text + 1] = ("%a %d"):format(scaler.scale, scaler.skipped)
+    end
+    if o.curious and o.norms then text[#text + 1] = ("%a"):format(optim.grad_norm) end
     if o.leaf then text[#text + 1] = ("%a"):format(x.grad:sum():item()) end
   end
   if o.leaf then x:requires_grad() end
@@ -166,7 +170,8 @@ function late.fit(o)
   local net, steps = make_net(), 0
   local ok, why = pcall(lt.fit, {
     net = net, train = train, test = test, epochs = 2, batch = 8, accumulate = o.accumulate,
-    optim = lt.optim.adam(net, {lr = 0.01}), out = o.out, max_steps = o.max_steps, mixup = o.mixup,
+    optim = lt.optim.adam(net, {lr = 0.01, clip = o.clip}), out = o.out, max_steps = o.max_steps,
+    mixup = o.mixup,
     resume = "auto", save_every = o.save_every, workers = o.workers, amp = o.amp,
     scaler = o.amp == "fp16" and {policy = o.policy, scale = o.scale} or nil,
     schedule = function()

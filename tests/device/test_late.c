@@ -66,6 +66,8 @@ TEST(a_loop)
     check_loop("policy = 'dynamic', scale = 2.0^24, curious = true, adam = true", NULL, "done");
     check_loop("amp = 'bf16', adam = true", NULL, "done");
     check_loop("amp = 'off', norms = true", NULL, "done");
+    check_loop("amp = 'bf16', norms = true, adam = true, curious = true", NULL, "done");
+    check_loop("policy = 'adaptive', norms = true, accumulate = 2", NULL, "done");
 }
 
 TEST(an_inf_in_any_gradient)
@@ -147,6 +149,23 @@ TEST(a_loss_that_is_not_finite)
     check_loop("amp = 'off', nans = {true}, adam = true", NULL, "the loss is nan at step 1");
     check_loop("amp = 'bf16', nans = {[6] = true}, accumulate = 2", NULL,
                "the loss is nan at step 6"); /* which no backward follows */
+}
+
+/* On the CPU the step itself fails, here the next backward, or who looks at the net. */
+TEST(a_norm_that_is_not_finite)
+{
+    static char text[2][TEXT];
+    for (int t = 3; t < 7; t += 3) {
+        char options[64], wanted[64];
+        snprintf(options, sizeof options, "amp = 'off', norms = true, breaks_in = {[%d] = true}",
+                 t);
+        snprintf(wanted, sizeof wanted, "the norm of the gradients is inf at step %d; look at", t);
+        for (int emu = 0; emu < 2; emu++) {
+            call(open_with(emu, NULL), "loop", options, text[emu]);
+            CHECK(strstr(text[emu], wanted));
+        }
+        CHECK_STR(strchr(text[1], '\n'), strchr(text[0], '\n')); /* weights and slots */
+    }
 }
 
 TEST(looking_at_statistics)
@@ -301,8 +320,11 @@ static int count_waits(lt_ctx *ctx, const char *options)
 TEST(a_step_waits_for_the_one_before_alone)
 {
     CHECK_EQ(count_waits(open_with(true, NULL), "amp = 'off'"), 0);
+    CHECK_EQ(count_waits(open_with(true, NULL), "amp = 'off', clip = 0.5"), 0);
     CHECK_EQ(count_waits(open_with(true, NULL), "amp = 'bf16', workers = 2, mixup = 0.2"), 0);
     CHECK_EQ(count_waits(open_with(true, NULL), "amp = 'fp16', policy = 'adaptive'"), 0);
+    CHECK_EQ(count_waits(open_with(true, NULL), "amp = 'fp16', policy = 'adaptive', clip = 0.5"),
+             0);
     CHECK_EQ(count_waits(open_with(true, NULL), "amp = 'fp16', policy = 'adaptive', workers = 0"),
              0);
 }
