@@ -396,7 +396,8 @@ void cudnnGetLastErrorString(char *message, size_t bytes)
 
 cudnnStatus_t cudnnCreate(cudnnHandle_t *handle)
 {
-    *handle = malloc(1);
+    stand_in_handle *h = calloc(1, sizeof *h);
+    *handle = (cudnnHandle_t)h;
     stand_in_state.live++;
     return CUDNN_STATUS_SUCCESS;
 }
@@ -410,7 +411,7 @@ cudnnStatus_t cudnnDestroy(cudnnHandle_t handle)
 
 cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream)
 {
-    (void)handle, (void)stream;
+    ((stand_in_handle *)handle)->stream = stream;
     return CUDNN_STATUS_SUCCESS;
 }
 

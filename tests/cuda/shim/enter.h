@@ -6,9 +6,7 @@
 extern "C" {
 #endif
 
-/* All that is queued has run, and memory is open from here ... */
-void shim_enter(void);
-/* The same, when only that stream has come so far; NULL: none has. */
+/* All that is queued in this stream has run, NULL: in none, and memory is open from here ... */
 void shim_enter_behind(void *stream);
 void shim_leave(void); /* ... to here; what lies around allocations will be looked after */
 

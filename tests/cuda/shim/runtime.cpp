@@ -183,13 +183,6 @@ void shim_fault(const char *fmt, ...)
     va_end(args);
 }
 
-void shim_enter(void)
-{
-    guard g(lock);
-    drain_all();
-    open_memory();
-}
-
 void shim_enter_behind(void *stream)
 {
     guard g(lock);
