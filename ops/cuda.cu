@@ -59,7 +59,8 @@ static void cuda_free(lt_device *device, void *p, size_t bytes)
 {
     (void)bytes;
     enter(device);
-    (void)cudaFree(p); /* it waits; what went wrong until then, the next call says too */
+    (void)cudaDeviceSynchronize(); /* cudaFree() need not wait for who uses it; what went wrong */
+    (void)cudaFree(p);             /* until then, the next call says too */
 }
 
 static lt_status cuda_copy(lt_device *device, void *dst, const void *src, size_t bytes)

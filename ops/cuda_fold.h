@@ -49,7 +49,8 @@ typedef struct lt_fold_end {  /* what becomes of the last accumulators */
  */
 
 /* Joins the accumulators of each `lanes` threads that are `columns` apart; each of them gets all.
- * Every thread of the block calls it; once more for the same kind only behind another barrier. */
+ * Every thread of the block calls it; once more for the same kind behind another barrier, or where
+ * only the first of the lanes uses what it gets, which lies in its own place. */
 template <class F>
 __device__ inline typename F::Acc lt__join_lanes(typename F::Acc a, int columns, int lanes)
 {

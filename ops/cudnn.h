@@ -1,5 +1,6 @@
-/* cudnn.h - convolutions by cuDNN's graph API. cudnn.c alone calls cuDNN; cudnn_calls.c
- * makes jobs of the calls of ops. Part of libluatrain-cuda.so, and of no other library.
+/* cudnn.h - convolutions by cuDNN's graph API. cudnn.c, cudnn_graph.c and cudnn_engine.c alone call
+ * cuDNN; cudnn_calls.c makes jobs of the calls of ops. Part of libluatrain-cuda.so, and of no other
+ * library.
  *
  * Tensors are dense, images (n, h, w, c), weights (out, kh, kw, in/groups), f32, f16 or bf16; sums
  * are in f32. The answer LT_EUNSUPPORTED comes before anything is written: cuDNN has no engine for
