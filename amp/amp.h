@@ -136,7 +136,7 @@ LT_API lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *scale, int64_t number
  * moves no scale. Without a scale one of 2^0 that is static, and not in use, does that too: with
  * found(), start(), pack() and unpack(). */
 enum {
-    LT_EXPONENT_LOW = -40, LT_EXPONENT_HIGH = 80, /* that can be told, of scaled gradients */
+    LT_EXPONENT_LOW = -40, LT_EXPONENT_HIGH = 80, /* that can be told */
     LT_SCALE_NUMBERS = 122,
     LT_SCALE_WIRES = 256     /* buckets beyond share wire with others */
 };

@@ -27,7 +27,7 @@ struct lt_loss_scale {
     bool fresh;               /* a backward has come since the last decision, */
     lt_outcome outcome;       /* which was this one, or is LT_PENDING */
     lt_scaled_step step, kept[LT_STEPS_KEPT]; /* the last one; the last ones, by their number */
-    bool here;                /* in this step a gradient was not finite on this rank, */
+    _Atomic bool here;        /* in this step a gradient was not finite on this rank, */
     bool elsewhere;           /* or on another one only */
     bool watched;             /* this step is: see watch.h */
     char first[LT_FIRST_BYTES]; /* about what was not finite first, in the step; "": nothing was */

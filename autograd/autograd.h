@@ -267,14 +267,15 @@ LT_MUST lt_status lt_backward(lt_tensor *loss, lt_tensor *grad);
 /* An accelerator is not waited for: it decides itself whether a step is to be applied, and the host
  * hears of it late, before it begins the next backward at the latest, when it waits for what the
  * accelerator had done before the last optimizer step. Until then
- *   a loss that is not finite has not failed yet. Then the next backward does, or whoever asks, and
- *     weights, slots and running statistics are as they were before it. The gradients that it has
- *     left are to be forgotten: until lt_zero_grad() is called, steps change nothing;
+ *   a loss that is not finite, or a norm of gradients that were clipped, has not failed yet. Then
+ *     the next backward does, or whoever asks, and weights, slots and running statistics are as
+ *     they were before it. The gradients that a loss has left are to be forgotten: until
+ *     lt_zero_grad() is called, steps change nothing;
  *   the outcome of an optimizer step is LT_PENDING.
  * Steps, skips and bits are those of decisions at once. While ops are timed, traced or watched, a
  * loss is waited for.
  *
- * Waits until nothing is unknown. LT_ENUMERIC for such a loss, once; else LT_OK, or what has gone
+ * Waits until nothing is unknown. LT_ENUMERIC for such a number, once; else LT_OK, or what has gone
  * wrong on the accelerator. Where there is none it does nothing. */
 LT_MUST lt_status lt_settle(lt_ctx *ctx);
 /* The same for who cannot fail: that is left to the next one who can. */
@@ -548,17 +549,19 @@ LT_MUST lt_status lt_optim_set_group(lt_optim *optim, lt_tensor *param, int grou
  * come. outcome may be NULL. */
 LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, int n_groups,
                                 lt_outcome *outcome);
+/* The same with gradients that are multiplied by most / norm where their norm, which is that of
+ * lt_optim_grad_norm(), is beyond `most`; 0: as they are. *squares: the norm squared, f64, of no
+ * axes, where the gradients are; new; may be NULL. LT_ENUMERIC when it is not finite; on an
+ * accelerator, where nobody waits for it, as said of lt_settle(). */
+LT_MUST lt_status lt_optim_step_clipped(lt_optim *optim, const lt_opt *const *options,
+                                        int n_groups, double most, lt_tensor **squares,
+                                        lt_outcome *outcome);
 /* What became of its last step, which may be waited for: never LT_PENDING. LT_PART before the first
  * one. */
 LT_API lt_outcome lt_optim_outcome(lt_optim *optim);
 /* The 2-norm of the gradients that the next step would use, all in one, added up in double in a
  * fixed order; 0 if it would use none. LT_ENUMERIC when it is not finite. */
 LT_MUST lt_status lt_optim_grad_norm(lt_optim *optim, double *norm);
-/* Right before a step: that multiplies its gradients by most / norm where this norm is beyond
- * `most`. *squares: the norm squared, f64, of no axes, where the gradients are; new; may be NULL.
- * An accelerator does it while nobody waits: there a norm that is not finite fails late, as a loss
- * does, see lt_settle(). */
-LT_MUST lt_status lt_optim_clip(lt_optim *optim, double most, lt_tensor **squares);
 /* A number made of all steps and norms in ctx so far, each by its optimizer, in their order. */
 LT_API uint32_t lt_steps_digest(const lt_ctx *ctx);
 /* Slot k of a parameter, with the parameter's dims. A view. New. NULL past the end or for a

@@ -2,9 +2,9 @@
  *
  * There is one verdict, in memory of the accelerator. It is cleared when the first backward after a
  * step begins; losses and judgements go into it, and kernels of updates look at it, all in the
- * stream. Twice it is sent to the host: when a backward begins, with the loss in it, and when the
- * gradients are judged. A backward waits for what was sent last, so there is never more than one
- * step to be heard of.
+ * stream. It is sent to the host when a backward begins, with the loss in it, when the gradients
+ * are judged, and when they are clipped. A backward waits for what was sent last, so there is never
+ * more than one step to be heard of.
  */
 #include <math.h>
 
@@ -88,7 +88,8 @@ lt_status lt_settle(lt_ctx *ctx)
     double loss = late->loss, norm = late->norm;
     late->loss = late->norm = 0;
     late->failed = true;
-    return loss != 0 ? lt__refuse_loss(late->step, loss, "") : lt__refuse_norm(late->step, norm);
+    return loss != 0 ? lt__refuse_loss(late->step, loss, "")
+                     : lt__refuse_norm(late->norm_step, norm);
 }
 
 bool lt__late_is_lost(const lt_late *late) { return late->loss != 0 || late->norm != 0; }
@@ -110,25 +111,27 @@ void lt_learn(lt_ctx *ctx)
 
 lt_status lt__late_open(lt_ctx *ctx)
 {
-    struct lt_autograd *ag = ctx->slots.autograd;
-    lt_late *late = &ag->late;
+    lt_late *late = &ctx->slots.autograd->late;
     lt_device *device = device_of(ctx);
-    if (late->there && late->cleared == ag->period + 1)
+    if (late->there && late->here)
         return LT_OK;
-    LT_TRY(lt_settle(ctx));
     LT_TRY(make(ctx, late));
-    LT_TRY(device->fill(device, late->there, LT_U8, sizeof *late->there, 0));
-    late->cleared = ag->period + 1;
-    late->failed = false;
-    return LT_OK;
+    return device->fill(device, late->there, LT_U8, sizeof *late->there, 0);
 }
 
 lt_status lt__late_begin(lt_tensor *loss)
 {
     lt_ctx *ctx = loss->ctx;
-    lt_late *late = &ctx->slots.autograd->late;
+    struct lt_autograd *ag = ctx->slots.autograd;
+    lt_late *late = &ag->late;
+    lt_device *device = device_of(ctx);
     LT_TRY(lt_settle(ctx));
-    LT_TRY(lt__late_open(ctx));
+    LT_TRY(make(ctx, late));
+    if (late->cleared != ag->period + 1) {
+        LT_TRY(device->fill(device, late->there, LT_U8, sizeof *late->there, 0));
+        late->cleared = ag->period + 1;
+        late->failed = false;
+    }
     if (loss->count != 1)
         return LT_OK;
     late->step = ctx->step + 1;

@@ -25,8 +25,6 @@ struct lt_optim {
     arena *arenas;
     lt_outcome outcome; /* of its last step */
     lt_optim *next;     /* that waits for its outcome */
-    const double *factor; /* for the gradients of the step to come; NULL: none */
-    double own_factor;  /* where that is, on the CPU */
 };
 
 static int by_place(const void *a, const void *b)
@@ -333,7 +331,7 @@ uint32_t lt_steps_digest(const lt_ctx *ctx)
 
 static lt_device *device_of(const lt_optim *o)
 {
-    return o->arenas[0].segment->values->device;
+    return o->n_arenas > 0 ? o->arenas[0].segment->values->device : o->ctx->device;
 }
 
 /* The squares of the gradients that the next step would use, added up; 0: it uses none. New. */
@@ -387,42 +385,42 @@ lt_status lt_optim_grad_norm(lt_optim *o, double *norm)
     return status;
 }
 
-static lt_status clip_here(lt_optim *o, double most, lt_tensor *squares)
+/* *factor = what brings gradients of this norm down to `most`. */
+static lt_status clip_here(lt_ctx *ctx, double most, lt_tensor *squares, double *factor)
 {
     double norm;
-    LT_TRY(read_norm(o->ctx, squares, &norm));
-    o->own_factor = norm > most ? most / norm : 1;
-    o->factor = &o->own_factor;
+    LT_TRY(read_norm(ctx, squares, &norm));
+    *factor = norm > most ? most / norm : 1;
     return LT_OK;
 }
 
-static lt_status clip_there(lt_optim *o, double most, lt_tensor *squares)
+/* The same in the stream, if the step may be applied. */
+static lt_status clip_there(lt_ctx *ctx, double most, lt_tensor *squares)
 {
-    struct lt_autograd *ag = o->ctx->slots.autograd;
-    lt_late *late = &ag->late;
-    LT_TRY(late->clip(squares, most, late->there));
-    LT_TRY(lt__late_send(o->ctx));
-    late->step = o->ctx->step + 1;
-    if (ag->outcome == LT_APPLY)
-        ag->outcome = LT_PENDING;
-    o->factor = &late->there->factor;
-    return LT_OK;
+    struct lt_autograd *ag = ctx->slots.autograd;
+    if (ag->outcome != LT_APPLY && ag->outcome != LT_PENDING)
+        return LT_OK;
+    LT_TRY(ag->late.clip(squares, most, ag->late.there));
+    ag->late.norm_step = ctx->step + 1;
+    ag->outcome = LT_PENDING;
+    return lt__late_send(ctx);
 }
 
-lt_status lt_optim_clip(lt_optim *o, double most, lt_tensor **squares)
+/* ag->factor is what the update is to multiply gradients with; *own is memory for it. */
+static lt_status clip(lt_optim *o, double most, double *own, lt_tensor **squares)
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
     bool is_here = device_of(o)->is_host;
-    LT_TRY(complete_grads(o, "clipping"));
     LT_TRY(is_here ? know_outcome(o->ctx) : lt__late_open(o->ctx));
     note(ag, o, false);
-    ag->clipper = o;
     ag->veto = is_here ? NULL : &ag->late.there->veto;
     lt_tensor *total = add_squares(o);
     ag->veto = NULL;
     if (!total)
         return lt_errcode();
-    lt_status status = is_here ? clip_here(o, most, total) : clip_there(o, most, total);
+    ag->factor = is_here ? own : &ag->late.there->factor;
+    lt_status status = is_here ? clip_here(o->ctx, most, total, own)
+                               : clip_there(o->ctx, most, total);
     if (squares && status == LT_OK)
         *squares = lt_retain(total);
     lt_release(total);
@@ -477,33 +475,39 @@ static lt_status apply_or_not(lt_optim *o, const lt_opt *const *options, int n_g
     struct lt_autograd *ag = o->ctx->slots.autograd;
     bool applies = ag->outcome == LT_APPLY || ag->outcome == LT_PENDING;
     ag->veto = ag->late.there ? &ag->late.there->veto : NULL;
-    ag->factor = o->factor;
     lt_status status = applies ? update_all(o, options, n_groups) : LT_OK;
     if (status == LT_OK && ag->outcome == LT_SKIP)
         lt_stats_clear(o->ctx);
     if (status == LT_OK)
         status = lt__stats_commit(o->ctx);
     ag->veto = NULL;
-    ag->factor = o->factor = NULL;
     return status;
 }
 
-lt_status lt_optim_step(lt_optim *o, const lt_opt *const *options, int n_groups,
-                        lt_outcome *outcome)
+/* All of a step but what it forgets. */
+static lt_status run_step(lt_optim *o, const lt_opt *const *options, int n_groups, double most,
+                          lt_tensor **squares)
+{
+    struct lt_autograd *ag = o->ctx->slots.autograd;
+    double factor;
+    lt_status status = most > 0 ? clip(o, most, &factor, squares) : LT_OK;
+    if (status == LT_OK && is_on_cpu(o))
+        status = know_outcome(o->ctx);
+    if (status == LT_OK)
+        status = apply_or_not(o, options, n_groups);
+    ag->factor = NULL;
+    return status;
+}
+
+lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n_groups,
+                                double most, lt_tensor **squares, lt_outcome *outcome)
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
     if (o->ctx->inf.step > 0 && !o->ctx->inf.found)
         return lt_fail(LT_EUSAGE, "the fault is one of %s, which is no parameter of an optimizer",
                        o->ctx->inf.param);
-    if (o->factor && !(ag->complete && ag->clipper == o)) {
-        o->factor = NULL;
-        return lt_fail(LT_EINVAL, "clip right before the step: since this optimizer did, another "
-                       "one has, or gradients have come");
-    }
     LT_TRY(complete_grads(o, "an optimizer step"));
-    if (is_on_cpu(o))
-        LT_TRY(know_outcome(o->ctx));
-    LT_TRY(apply_or_not(o, options, n_groups));
+    LT_TRY(run_step(o, options, n_groups, most, squares));
     note(ag, o, true);
     ag->complete = false;
     ag->period++;
@@ -518,4 +522,10 @@ lt_status lt_optim_step(lt_optim *o, const lt_opt *const *options, int n_groups,
     if (outcome)
         *outcome = ag->outcome;
     return LT_OK;
+}
+
+lt_status lt_optim_step(lt_optim *o, const lt_opt *const *options, int n_groups,
+                        lt_outcome *outcome)
+{
+    return lt_optim_step_clipped(o, options, n_groups, 0, NULL, outcome);
 }

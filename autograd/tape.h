@@ -117,7 +117,7 @@ typedef struct lt_late {      /* of an accelerator: see lt_settle() */
     bool sent;                /* it is on its way, with mark behind it */
     uint64_t mark;
     lt_scaling judge;         /* whose settle() waits for it; all NULL: nobody's */
-    int64_t step;             /* of the losses in it, from 1 */
+    int64_t step, norm_step;  /* of the losses in it, and of the last norm, from 1 */
     double loss, norm;        /* not finite, and it has not failed yet; or 0 */
     bool failed;              /* since it was cleared: once is enough */
     struct lt_optim *waiting; /* optimizers whose last step is pending */
@@ -152,7 +152,6 @@ struct lt_autograd {
     lt_late late;
     const int32_t *veto;      /* for the calls of an optimizer step, or NULL, */
     const double *factor;     /* as this is */
-    const lt_optim *clipper;  /* the last that has clipped; to compare with */
     uint64_t period;          /* from one use of gradients, or their end, to the next */
     uint32_t optims;          /* made so far */
     uint32_t digest;          /* see lt_steps_digest() */
@@ -170,7 +169,7 @@ lt_status lt__leaf_need_grad(lt_leaf *leaf);
 /* Before backward of a loss on an accelerator, which is looked at there. Fails as lt_settle()
  * does. */
 lt_status lt__late_begin(lt_tensor *loss);
-/* There is a verdict about the step to come, on the accelerator. Fails as lt_settle() does. */
+/* There is a verdict on the accelerator, if no backward there has made one yet. */
 lt_status lt__late_open(lt_ctx *ctx);
 /* The failure for a loss has come otherwise. */
 void lt__late_told(lt_ctx *ctx);
@@ -185,7 +184,6 @@ void lt__late_free(lt_ctx *ctx);
 /* What a loss fails with that is not finite. */
 lt_status lt__refuse_loss(int64_t step, double value, const char *why);
 /* And that of clipping. */
-lt_status lt__refuse_norm(int64_t step, double norm);
 lt_status lt__refuse_norm(int64_t step, double norm);
 /* The step that an optimizer is waiting for was applied or skipped: of all that are. */
 void lt__optims_settle(struct lt_late *late, lt_outcome outcome);

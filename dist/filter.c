@@ -114,7 +114,8 @@ lt_measure lt__filter_measure(const lt_bucket_filter *filter, const lt_member *i
                       .count = item->x->count, .data = data, .storage = &storage, .ctx = ctx};
     for (int i = 0; i < grad.ndim; i++)
         grad.dims[i] = item->x->dims[i];
-    return !item->judged    ? (lt_measure){0}
+    bool counts = item->judged || !filter->done; /* without that nothing is decided */
+    return !counts          ? (lt_measure){0}
            : item->measured ? item->measure
            : filter->look   ? filter->look(filter->ud, &grad)
                             : (lt_measure){0};

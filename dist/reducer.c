@@ -394,10 +394,9 @@ static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad)
         return lt_fail(LT_EUSAGE, "a hook has forgotten the gradient that it was called with, "
                        "which the other ranks count on; it may fill it with zeros");
     lt_bucket_plan *b = &r->plan.buckets[it->bucket];
-    if (r->filter.is.measure && r->share > 0 && r->ctx->device->is_host) {
+    it->measured = r->filter.is.measure && r->share > 0 && r->ctx->device->is_host;
+    if (it->measured)
         it->measure = r->filter.is.measure(r->filter.is.ud, x, grad);
-        it->measured = true;
-    }
     it->added = true;
     pthread_mutex_lock(&r->lock);
     if (it->came == LT_COMING && --b->coming == 0) {

@@ -422,8 +422,10 @@ static int optim_set_group(lua_State *L)
 static const char *const outcomes[] = {[LT_APPLY] = "applied", [LT_SKIP] = "skipped",
                                        [LT_PART] = "part", [LT_PENDING] = "pending"};
 
-/* optim:step{options of group 1, options of group 2, ...}: what became of it, one of outcomes:
- * "part" when more of the batch is to come, "pending" when that is not known yet. */
+/* optim:step({options of group 1, options of group 2, ...}, clip): what became of it, one of
+ * outcomes: "part" when more of the batch is to come, "pending" when that is not known yet. With a
+ * clip, the most that the norm of the gradients may be, above 0, a tensor too: the square of what
+ * it was. */
 static int optim_step(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -439,33 +441,26 @@ static int optim_step(lua_State *L)
         lua_pop(L, 1);
     }
     lt_outcome outcome = LT_APPLY;
+    double clip = luaL_checknumber(L, 3);
+    lt_tensor **box = lt__push_box(L, s), *squares = NULL;
     double start = lt__seconds();
     lt__group_at(L);
-    lt_status status = lt_optim_step(o, options, n, &outcome);
+    lt_status status = lt_optim_step_clipped(o, options, n, clip, &squares, &outcome);
     s->optimizer_s += lt__seconds() - start;
     lt_trace(s->ctx, LT_TRACK_STEP, "optimizer", start, lt__seconds() - start);
     lt__check(L, s, status);
     lua_pushstring(L, outcomes[outcome]);
-    return 1;
+    if (!squares)
+        return 1;
+    lt__fill_box(L, s, box, squares);
+    lua_rotate(L, -2, 1);
+    return 2;
 }
 
 /* optim:outcome(): what became of its last step, never "pending". */
 static int optim_outcome(lua_State *L)
 {
     lua_pushstring(L, outcomes[lt_optim_outcome(lt__check_handle(L, optim_class))]);
-    return 1;
-}
-
-/* optim:clip(most): the norm of the gradients that the next step uses is to be at most that. The
- * norm squared that it was, a tensor. */
-static int optim_clip(lua_State *L)
-{
-    lt_lua *s = lt__lua(L);
-    lt_optim *o = lt__check_handle(L, optim_class);
-    lt_tensor **box = lt__push_box(L, s), *squares = NULL;
-    lt__group_at(L);
-    lt__check(L, s, lt_optim_clip(o, luaL_checknumber(L, 2), &squares));
-    lt__fill_box(L, s, box, squares);
     return 1;
 }
 
@@ -486,7 +481,7 @@ static int optim_slot(lua_State *L)
 }
 
 static const luaL_Reg optim_methods[] = {
-    {"set_group", optim_set_group}, {"step", optim_step}, {"clip", optim_clip},
+    {"set_group", optim_set_group}, {"step", optim_step},
     {"slot", optim_slot}, {"outcome", optim_outcome}, {NULL, NULL}};
 
 /* ==== Where a run stands ====================================================================== */

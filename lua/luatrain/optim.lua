@@ -14,7 +14,7 @@
 --
 -- clip > 0 is the most that the norm of all gradients together may be: longer ones are shortened,
 -- their direction stays (Pascanu et al. 2013). After such a step sgd.grad_norm is what it
--- was, and 0 after one that a loss scale has skipped; on an accelerator who reads it waits for it.
+-- was, and 0 after one that was skipped; on an accelerator who reads it waits for it.
 
 local core = ...
 local check = require "luatrain.check"
@@ -186,11 +186,6 @@ local function options_of(self, group, is_bias)
   return options
 end
 
-local function clip_gradients(self)
-  local inner, clip = self[INNER], setting(self, {}, "clip")
-  inner.squares = clip > 0 and late.take(inner.handle:clip(clip), "optim.clip") or nil
-end
-
 -- Counts the last step, if it was not known then whether it was applied.
 local function count_pending(inner)
   if not inner.pending then return end
@@ -208,12 +203,12 @@ function Optim:step()
   if inner.plain and self.momentum ~= 0 then
     fail("optim.sgd: this one was made without momentum; make a new one to have it")
   end
-  clip_gradients(self)
   for g, group in ipairs(self.groups) do
     list[2 * g - 1] = options_of(self, group, false)
     list[2 * g] = options_of(self, group, true)
   end
-  local outcome = inner.handle:step(list)
+  local outcome, squares = inner.handle:step(list, setting(self, {}, "clip"))
+  inner.squares = squares and late.take(squares, "optim.clip")
   inner.pending = outcome == "pending"
   if outcome == "applied" then inner.steps = inner.steps + 1 end
   return outcome

@@ -55,6 +55,16 @@ static void send_finite(job *j, int bucket, double a, double b, double c)
     send(j, bucket, (double[]){a, b, c}, (int[]){0, 0, 0});
 }
 
+/* As often as it takes, which is to be so many times. */
+static void send_through(job *j, int bucket, double a, double b, double c, int times)
+{
+    int sent = 0;
+    do
+        send_finite(j, bucket, a, b, c);
+    while (++sent < 9 && j->again);
+    CHECK_EQ(sent, times);
+}
+
 /* The step of all ranks, which they decide on alike. */
 static lt_scaled_step decide(job *j)
 {
@@ -106,14 +116,19 @@ TEST(the_largest_of_all_ranks_and_buckets_counts)
 TEST(exponents_end_where_they_can_be_told)
 {
     job j = begin(0);
-    send_finite(&j, 0, 0x1p-80, 0, 0);
+    send_through(&j, 0, 0x1p-80, 0, 0, 3);
+    CHECK_EQ(j.wire, 92);
     CHECK_EQ(decide(&j).exponent, LT_EXPONENT_LOW);
-    send_finite(&j, 0, 0x1p-39, 0, 0);
+    send_through(&j, 0, 0x1p-39, 0, 0, 2);
     CHECK_EQ(decide(&j).exponent, -39);
-    send_finite(&j, 0, 0x1p79, 0, 0x1p-80);
+    send_through(&j, 0, 0x1p79, 0, 0x1p-80, 3);
     CHECK_EQ(decide(&j).exponent, 79);
-    send_finite(&j, 0, 0, 0x1p120, 0);
+    send_through(&j, 0, 0, 0x1p127, 0, 2);
+    CHECK_EQ(j.wire, -120); /* the scale has gone down */
     CHECK_EQ(decide(&j).exponent, LT_EXPONENT_HIGH);
+    send_through(&j, 1, 0, 0x1p-126, 0, 3); /* not that it could travel as it is */
+    CHECK_EQ(j.wire, 100);
+    send_through(&j, 1, 0x1p-126, 0, 0, 1);
     end(&j);
 }
 

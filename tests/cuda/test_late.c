@@ -291,11 +291,15 @@ static lt_status step(training *t, double by)
 }
 
 /* Of gradients whose norm is to be at most a hundredth. */
+static lt_status clipped_update(training *t)
+{
+    return lt_optim_step_clipped(t->optim, (const lt_opt *[]){t->opts}, 1, 0.01, NULL, NULL);
+}
+
 static lt_status clipped_step(training *t, double by)
 {
     LT_TRY(backward(t, by));
-    LT_TRY(lt_optim_clip(t->optim, 0.01, NULL));
-    return update(t, NULL);
+    return clipped_update(t);
 }
 
 static int64_t shim_counted(int what)
@@ -362,8 +366,7 @@ TEST(a_norm_that_is_not_finite)
     CHECK_OK(backward(&t, 1));
     x = lt_grad(t.p);
     CHECK_OK(lt_fill(x, INFINITY));
-    CHECK_OK(lt_optim_clip(t.optim, 0.01, NULL));
-    CHECK_OK(update(&t, NULL));
+    CHECK_OK(clipped_update(&t));
     CHECK_FAILS(clipped_step(&t, 1), LT_ENUMERIC, "the norm of the gradients is inf at step 2; "
                 "look at the learning rate and at the data");
     CHECK_OK(lt_params_sha256(t.params, after));
@@ -376,27 +379,32 @@ TEST(a_norm_that_is_not_finite)
     training_free(&t);
 }
 
-/* Others have come since. */
-TEST(clipped_too_early)
+/* The second optimizer of a step clips, too, and nobody waits; nor is there anything to clip before
+ * the first backward. */
+TEST(two_that_clip)
 {
     use_plugins("");
-    for (int i = 0; i < 2; i++) {
-        training t = training_new(i == 1, false);
-        CHECK_OK(lt_optim_clip(t.optim, 0.01, NULL)); /* of nothing */
-        CHECK_OK(backward(&t, 1));
-        CHECK_FAILS(update(&t, NULL), LT_EINVAL, "clip right before the step: since this "
-                    "optimizer did, another one has, or gradients have come");
-        CHECK_OK(update(&t, NULL));
-        CHECK_OK(backward(&t, 1));
-        lt_optim *other = lt_optim_new(t.ctx, "momentum_step", &t.p, 1);
-        CHECK_OK(lt_optim_clip(t.optim, 0.01, NULL));
-        CHECK_OK(lt_optim_clip(other, 0.01, NULL));
-        CHECK_FAILS(update(&t, NULL), LT_EINVAL, "clip right before the step");
-        CHECK_OK(lt_optim_step(other, (const lt_opt *[]){t.opts}, 1, NULL));
-        CHECK_OK(lt_settle(t.ctx));
-        lt_optim_free(other);
-        training_free(&t);
+    training t = training_new(true, false);
+    lt_optim *other = lt_optim_new(t.ctx, "momentum_step", &t.p, 1);
+    CHECK_OK(clipped_update(&t));
+    for (int k = 0; k < 4; k++) {
+        CHECK_OK(clipped_step(&t, 1));
+        int64_t waits = shim_counted(SHIM_WAITS);
+        CHECK_OK(lt_optim_step_clipped(other, (const lt_opt *[]){t.opts}, 1, 1, NULL, NULL));
+        CHECK_EQ(shim_counted(SHIM_WAITS), waits);
     }
+    char before[65], after[65];
+    CHECK_OK(lt_settle(t.ctx));
+    CHECK_OK(lt_params_sha256(t.params, before));
+    CHECK_OK(backward(&t, NAN));
+    CHECK_OK(update(&t, NULL));
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(lt_optim_step_clipped(other, (const lt_opt *[]){t.opts}, 1, 1, NULL, NULL));
+    CHECK_FAILS(lt_settle(t.ctx), LT_ENUMERIC, "the loss is nan at step 10");
+    CHECK_OK(lt_params_sha256(t.params, after));
+    CHECK_STR(after, before);
+    lt_optim_free(other);
+    training_free(&t);
 }
 
 /* It fails a step later, or when it is asked for, and has changed nothing. */

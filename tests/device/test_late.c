@@ -168,6 +168,15 @@ TEST(a_norm_that_is_not_finite)
     }
 }
 
+/* A step that is tried again by who was told changes nothing, nor what comes after it. */
+TEST(a_step_after_a_loss_that_was_told)
+{
+    static char text[2][TEXT];
+    for (int again = 0; again < 2; again++)
+        call(open_with(true, NULL), "told", again ? "again = true" : "", text[again]);
+    CHECK_STR(text[1], text[0]);
+}
+
 TEST(looking_at_statistics)
 {
     static char text[2][TEXT];

@@ -204,9 +204,13 @@ T.test("clip bounds the norm of all gradients together", function()
   net, o = run(4)                     -- short enough
   T.near(o.grad_norm, math.sqrt(12))
   T.equal(net.w:item(), (run(0.0)).w:item())
-  o.clip = 0
+  o.clip, o.lr = 3, -1
   net():backward()
+  T.fails(function() o:step() end, "optim.sgd: 'lr' wants a number from 0 up, it is -1")
+  o.clip, o.lr, o.momentum = 0, 0.2, 0
+  local before = net.w:item()
   o:step()
+  T.near(before - net.w:item(), 0.2 * 2)
   T.equal(o.grad_norm, nil)
 end)
 
