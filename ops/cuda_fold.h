@@ -95,7 +95,7 @@ __device__ inline typename F::Acc lt__fold_rows(const lt_fold_pass &p, const typ
 
 /* left: where the accumulators go when more passes follow; NULL in the last one. */
 template <class F>
-__global__ void __launch_bounds__(LT_THREADS)
+__global__ void LT_FOUR_BLOCKS
     lt__fold_kernel(const __grid_constant__ lt_fold_pass p, const typename F::In *x,
                     typename F::Acc *left, const lt_fold_end end)
 {

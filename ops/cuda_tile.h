@@ -116,7 +116,7 @@ __device__ inline void lt__put_tile(const lt_results<O> &r, const lt_tiles &t, c
 }
 
 template <class A, class B, class O>
-__global__ void __launch_bounds__(LT_THREADS)
+__global__ void LT_FOUR_BLOCKS
     lt__tile_kernel(const __grid_constant__ lt_tiles t, const __grid_constant__ A a,
                     const __grid_constant__ B b, const __grid_constant__ lt_results<O> r)
 {

@@ -71,7 +71,7 @@ static __device__ int64_t pixel_at(const pool &p, const place &at, const int64_t
 /* ==== Forward ================================================================================= */
 
 template <class E, class I, int V>
-__global__ void __launch_bounds__(LT_THREADS)
+__global__ void LT_FOUR_BLOCKS
     max_kernel(const __grid_constant__ pool p, const E *x, E *y, I *from)
 {
     int64_t thread = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(LT_THREADS)
 }
 
 template <class E, int V>
-__global__ void __launch_bounds__(LT_THREADS)
+__global__ void LT_FOUR_BLOCKS
     mean_kernel(const __grid_constant__ pool p, const E *x, E *y)
 {
     int64_t thread = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
