@@ -23,8 +23,7 @@
 
 enum { LT_THREADS = 256 };    /* of a block, everywhere */
 /* What bounds a kernel of which four blocks are to fill a multiprocessor's registers. For sm_80 and
- * sm_90 these do that by themselves, with fewer still; for others ptxas takes more, or fewer, and
- * spills what there would be room for. */
+ * sm_90 these take no more by themselves. */
 #if !defined __CUDA_ARCH__ || __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900
 #define LT_FOUR_BLOCKS __launch_bounds__(LT_THREADS)
 #else
