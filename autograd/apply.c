@@ -200,7 +200,6 @@ lt_status lt__run_kernel(lt_call *c, const lt_def *def, bool backward)
 {
     const struct lt_autograd *ag = c->ctx->slots.autograd;
     c->threads = c->ctx->threads;
-    c->factor = ag->factor;
     if (!ag->timer && !c->ctx->trace)
         return run(c, def, backward);
     LT_TRY(c->device->sync(c->device)); /* what was started before is not this one's time */

@@ -14,14 +14,18 @@ static lt_device *device_of(lt_ctx *ctx) { return ctx->devices[1]; }
 
 lt_verdict *lt_verdict_of(lt_ctx *ctx) { return ctx->slots.autograd->late.there; }
 
-static lt_status make(lt_ctx *ctx, lt_late *late)
+lt_status lt__late_open(lt_ctx *ctx)
 {
+    lt_late *late = &ctx->slots.autograd->late;
     lt_device *device = device_of(ctx);
+    if (late->there && late->here)
+        return LT_OK;
     if (!late->there)
         late->there = lt__device_alloc(ctx, device, sizeof *late->there);
-    if (late->there && !late->here)
+    if (late->there)
         late->here = lt__host_alloc(device, sizeof *late->here);
-    return late->here ? LT_OK : lt_errcode();
+    return late->here ? device->fill(device, late->there, LT_U8, sizeof *late->there, 0)
+                      : lt_errcode();
 }
 
 void lt__late_free(lt_ctx *ctx)
@@ -109,16 +113,6 @@ void lt_learn(lt_ctx *ctx)
     (void)status;
 }
 
-lt_status lt__late_open(lt_ctx *ctx)
-{
-    lt_late *late = &ctx->slots.autograd->late;
-    lt_device *device = device_of(ctx);
-    if (late->there && late->here)
-        return LT_OK;
-    LT_TRY(make(ctx, late));
-    return device->fill(device, late->there, LT_U8, sizeof *late->there, 0);
-}
-
 lt_status lt__late_begin(lt_tensor *loss)
 {
     lt_ctx *ctx = loss->ctx;
@@ -126,7 +120,7 @@ lt_status lt__late_begin(lt_tensor *loss)
     lt_late *late = &ag->late;
     lt_device *device = device_of(ctx);
     LT_TRY(lt_settle(ctx));
-    LT_TRY(make(ctx, late));
+    LT_TRY(lt__late_open(ctx));
     if (late->cleared != ag->period + 1) {
         LT_TRY(device->fill(device, late->there, LT_U8, sizeof *late->there, 0));
         late->cleared = ag->period + 1;

@@ -315,6 +315,12 @@ static bool is_on_cpu(const lt_optim *o)
     return is;
 }
 
+static bool may_apply(const lt_ctx *ctx)
+{
+    lt_outcome outcome = ctx->slots.autograd->outcome;
+    return outcome == LT_APPLY || outcome == LT_PENDING;
+}
+
 /* What comes into the digest: a step of an optimizer, or a norm. FNV-1. */
 static void note(struct lt_autograd *ag, const lt_optim *o, bool is_step)
 {
@@ -338,12 +344,10 @@ static lt_device *device_of(const lt_optim *o)
 static lt_tensor *add_squares(lt_optim *o)
 {
     const lt_def *squares = lt_op_find(o->ctx, "add_squares");
-    lt_outcome outcome = o->ctx->slots.autograd->outcome;
-    bool is_used = outcome == LT_APPLY || outcome == LT_PENDING;
     range r = {0};
     lt_tensor *total = lt__tensor_new(o->ctx, device_of(o), LT_F64, 0, NULL, true);
     lt_status status = total && squares ? lt_fill(total, 0) : lt_errcode();
-    while (status == LT_OK && is_used && next_range(o, &r)) {
+    while (status == LT_OK && may_apply(o->ctx) && next_range(o, &r)) {
         lt_tensor *grads = tensor_over(&r, r.in->segment->grads);
         status = grads ? lt_apply(o->ctx, squares, (lt_tensor *[]){total, grads}, 2, NULL, NULL)
                        : LT_ENOMEM;
@@ -398,7 +402,7 @@ static lt_status clip_here(lt_ctx *ctx, double most, lt_tensor *squares, double 
 static lt_status clip_there(lt_ctx *ctx, double most, lt_tensor *squares)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
-    if (ag->outcome != LT_APPLY && ag->outcome != LT_PENDING)
+    if (!may_apply(ctx))
         return LT_OK;
     LT_TRY(ag->late.clip(squares, most, ag->late.there));
     ag->late.norm_step = ctx->step + 1;
@@ -406,8 +410,9 @@ static lt_status clip_there(lt_ctx *ctx, double most, lt_tensor *squares)
     return lt__late_send(ctx);
 }
 
-/* ag->factor is what the update is to multiply gradients with; *own is memory for it. */
-static lt_status clip(lt_optim *o, double most, double *own, lt_tensor **squares)
+/* *factor is what the update is to multiply gradients with; *own is memory for it. */
+static lt_status clip(lt_optim *o, double most, double *own, const double **factor,
+                      lt_tensor **squares)
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
     bool is_here = device_of(o)->is_host;
@@ -418,7 +423,7 @@ static lt_status clip(lt_optim *o, double most, double *own, lt_tensor **squares
     ag->veto = NULL;
     if (!total)
         return lt_errcode();
-    ag->factor = is_here ? own : &ag->late.there->factor;
+    *factor = is_here ? own : &ag->late.there->factor;
     lt_status status = is_here ? clip_here(o->ctx, most, total, own)
                                : clip_there(o->ctx, most, total);
     if (squares && status == LT_OK)
@@ -430,13 +435,15 @@ static lt_status clip(lt_optim *o, double most, double *own, lt_tensor **squares
 /* ==== A step ================================================================================== */
 
 /* The update op over a range and its slots. */
-static lt_status update_range(lt_optim *o, const range *r, const lt_opt *opts)
+static lt_status update_range(lt_optim *o, const range *r, const lt_opt *opts,
+                              const double *factor)
 {
     lt_tensor *in[LT_MAX_IN] = {NULL};
     const lt_op *op = o->def->op;
     int n = o->n_slots + 2;
     lt_call call = {.ctx = o->ctx, .device = r->in->segment->values->device, .op = op,
-                    .schema = &o->def->schema, .opt = opts, .n_in = n, .in = in};
+                    .schema = &o->def->schema, .opt = opts, .n_in = n, .in = in,
+                    .factor = factor};
     lt_status status = LT_OK;
     for (int i = 0; i < n && status == LT_OK; i++) {
         in[i] = tensor_over(r, i == 0   ? r->in->segment->values
@@ -453,7 +460,8 @@ static lt_status update_range(lt_optim *o, const range *r, const lt_opt *opts)
     return status;
 }
 
-static lt_status update_all(lt_optim *o, const lt_opt *const *options, int n_groups)
+static lt_status update_all(lt_optim *o, const lt_opt *const *options, int n_groups,
+                            const double *factor)
 {
     range r = {0};
     while (next_range(o, &r)) {
@@ -461,7 +469,7 @@ static lt_status update_all(lt_optim *o, const lt_opt *const *options, int n_gro
         if (group >= n_groups)
             return lt_fail(LT_EINVAL, "a parameter is in group %d, options came for %d groups",
                            group, n_groups);
-        LT_TRY(update_range(o, &r, options[group]));
+        LT_TRY(update_range(o, &r, options[group], factor));
         r.in->segment->updates++;
         for (int i = r.first; i < r.end; i++)
             o->items[i].x->leaf->version++;
@@ -470,12 +478,12 @@ static lt_status update_all(lt_optim *o, const lt_opt *const *options, int n_gro
 }
 
 /* Weights and running statistics move, unless the step is skipped. */
-static lt_status apply_or_not(lt_optim *o, const lt_opt *const *options, int n_groups)
+static lt_status apply_or_not(lt_optim *o, const lt_opt *const *options, int n_groups,
+                              const double *factor)
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
-    bool applies = ag->outcome == LT_APPLY || ag->outcome == LT_PENDING;
     ag->veto = ag->late.there ? &ag->late.there->veto : NULL;
-    lt_status status = applies ? update_all(o, options, n_groups) : LT_OK;
+    lt_status status = may_apply(o->ctx) ? update_all(o, options, n_groups, factor) : LT_OK;
     if (status == LT_OK && ag->outcome == LT_SKIP)
         lt_stats_clear(o->ctx);
     if (status == LT_OK)
@@ -488,15 +496,13 @@ static lt_status apply_or_not(lt_optim *o, const lt_opt *const *options, int n_g
 static lt_status run_step(lt_optim *o, const lt_opt *const *options, int n_groups, double most,
                           lt_tensor **squares)
 {
-    struct lt_autograd *ag = o->ctx->slots.autograd;
-    double factor;
-    lt_status status = most > 0 ? clip(o, most, &factor, squares) : LT_OK;
-    if (status == LT_OK && is_on_cpu(o))
-        status = know_outcome(o->ctx);
-    if (status == LT_OK)
-        status = apply_or_not(o, options, n_groups);
-    ag->factor = NULL;
-    return status;
+    double own;
+    const double *factor = NULL;
+    if (most > 0)
+        LT_TRY(clip(o, most, &own, &factor, squares));
+    if (is_on_cpu(o))
+        LT_TRY(know_outcome(o->ctx));
+    return apply_or_not(o, options, n_groups, factor);
 }
 
 lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n_groups,

@@ -150,8 +150,7 @@ struct lt_autograd {
     bool complete;            /* slots.update was called since the last backward, */
     lt_outcome outcome;       /* and said so */
     lt_late late;
-    const int32_t *veto;      /* for the calls of an optimizer step, or NULL, */
-    const double *factor;     /* as this is */
+    const int32_t *veto;      /* for the calls of an optimizer step, or NULL */
     uint64_t period;          /* from one use of gradients, or their end, to the next */
     uint32_t optims;          /* made so far */
     uint32_t digest;          /* see lt_steps_digest() */

@@ -302,6 +302,25 @@ static lt_status clipped_step(training *t, double by)
     return clipped_update(t);
 }
 
+/* Whether the weights have this digest. */
+static bool has_weights(training *t, const char *hex)
+{
+    char now[65];
+    CHECK_OK(lt_params_sha256(t->params, now));
+    return strcmp(now, hex) == 0;
+}
+
+/* The last step has changed nothing, and the next one does. */
+static void check_going_on(training *t, lt_status (*go)(training *, double), const char *before)
+{
+    CHECK(has_weights(t, before));
+    CHECK_EQ(lt_optim_outcome(t->optim), LT_SKIP);
+    CHECK_OK(go(t, 1));
+    CHECK_OK(lt_settle(t->ctx));
+    CHECK_EQ(lt_optim_outcome(t->optim), LT_APPLY);
+    CHECK(!has_weights(t, before));
+}
+
 static int64_t shim_counted(int what)
 {
     int64_t (*count)(int);
@@ -357,25 +376,17 @@ TEST(steps_that_are_clipped)
 /* It is found there, and fails as a loss does. */
 TEST(a_norm_that_is_not_finite)
 {
-    char before[65], after[65];
-    lt_tensor *x;
+    char before[65];
     use_plugins("");
     training t = training_new(true, false);
     CHECK_OK(clipped_step(&t, 1));
     CHECK_OK(lt_params_sha256(t.params, before));
     CHECK_OK(backward(&t, 1));
-    x = lt_grad(t.p);
-    CHECK_OK(lt_fill(x, INFINITY));
+    CHECK_OK(lt_fill(lt_grad(t.p), INFINITY));
     CHECK_OK(clipped_update(&t));
     CHECK_FAILS(clipped_step(&t, 1), LT_ENUMERIC, "the norm of the gradients is inf at step 2; "
                 "look at the learning rate and at the data");
-    CHECK_OK(lt_params_sha256(t.params, after));
-    CHECK_STR(after, before);
-    CHECK_EQ(lt_optim_outcome(t.optim), LT_SKIP);
-    CHECK_OK(clipped_step(&t, 1));
-    CHECK_OK(lt_settle(t.ctx));
-    CHECK_OK(lt_params_sha256(t.params, after));
-    CHECK(strcmp(after, before) != 0);
+    check_going_on(&t, clipped_step, before);
     training_free(&t);
 }
 
@@ -393,7 +404,7 @@ TEST(two_that_clip)
         CHECK_OK(lt_optim_step_clipped(other, (const lt_opt *[]){t.opts}, 1, 1, NULL, NULL));
         CHECK_EQ(shim_counted(SHIM_WAITS), waits);
     }
-    char before[65], after[65];
+    char before[65];
     CHECK_OK(lt_settle(t.ctx));
     CHECK_OK(lt_params_sha256(t.params, before));
     CHECK_OK(backward(&t, NAN));
@@ -401,8 +412,7 @@ TEST(two_that_clip)
     for (int i = 0; i < 2; i++)
         CHECK_OK(lt_optim_step_clipped(other, (const lt_opt *[]){t.opts}, 1, 1, NULL, NULL));
     CHECK_FAILS(lt_settle(t.ctx), LT_ENUMERIC, "the loss is nan at step 10");
-    CHECK_OK(lt_params_sha256(t.params, after));
-    CHECK_STR(after, before);
+    CHECK(has_weights(&t, before));
     lt_optim_free(other);
     training_free(&t);
 }
@@ -410,7 +420,7 @@ TEST(two_that_clip)
 /* It fails a step later, or when it is asked for, and has changed nothing. */
 TEST(a_loss_that_is_not_finite)
 {
-    char before[65], after[65];
+    char before[65];
     use_plugins("");
     for (int asked = 0; asked < 2; asked++) {
         training t = training_new(true, false);
@@ -419,14 +429,7 @@ TEST(a_loss_that_is_not_finite)
         CHECK_OK(step(&t, NAN));
         CHECK_FAILS(asked ? lt_settle(t.ctx) : step(&t, 1), LT_ENUMERIC,
                     "the loss is nan at step 2; look at the learning rate and at the data");
-        CHECK_OK(lt_params_sha256(t.params, after));
-        CHECK_STR(after, before);
-        CHECK_EQ(lt_optim_outcome(t.optim), LT_SKIP);
-        CHECK_OK(step(&t, 1));
-        CHECK_OK(lt_settle(t.ctx));
-        CHECK_EQ(lt_optim_outcome(t.optim), LT_APPLY);
-        CHECK_OK(lt_params_sha256(t.params, after));
-        CHECK(strcmp(after, before) != 0);
+        check_going_on(&t, step, before);
         training_free(&t);
     }
 }
@@ -434,7 +437,7 @@ TEST(a_loss_that_is_not_finite)
 /* In one of several backwards of a step: it fails once, and what it has left is in no step. */
 TEST(a_part_whose_loss_is_not_finite)
 {
-    char before[65], after[65];
+    char before[65];
     lt_outcome outcome;
     use_plugins("");
     training t = training_new(true, false);
@@ -447,8 +450,7 @@ TEST(a_part_whose_loss_is_not_finite)
     CHECK_OK(lt_settle(t.ctx));
     CHECK_OK(update(&t, &outcome));
     CHECK_EQ(outcome, LT_SKIP);
-    CHECK_OK(lt_params_sha256(t.params, after));
-    CHECK_STR(after, before);
+    CHECK(has_weights(&t, before));
     CHECK_OK(backward(&t, 1));
     CHECK_OK(update(&t, &outcome));
     CHECK_EQ(outcome, LT_PENDING);

@@ -17,20 +17,21 @@ end
 print(net:sha256())
 ]]
 
-local function weights(options, powers)
+-- What a script prints, in a folder of its own.
+local function run(script, options, arguments)
   local out = T.folder()
-  T.write(out .. "/steps.lua", STEPS)
-  local text, code = T.run(out, ("--threads 1 %s steps.lua %s"):format(options, powers))
+  T.write(out .. "/script.lua", script)
+  local text, code = T.run(out, ("--threads 1 %s script.lua %s"):format(options, arguments or ""))
   T.equal(code, 0)
   return text
 end
 
 T.test("gradients of any size travel in fp16 and lose nothing", function()
-  local wanted = weights("", "0 0 0 0")
+  local wanted = run(STEPS, "", "0 0 0 0")
   for _, powers in ipairs{"0 0 0 0", "20 20 20 20", "-30 -30 -30 -30", "-20 20 -20 60",
-                      "90 -90 100 -95"} do
+                          "90 -90 100 -95"} do
     for _, amp in ipairs{"off", "bf16"} do
-      T.equal(weights(("--ranks 2 --wire fp16 --amp %s"):format(amp), powers), wanted)
+      T.equal(run(STEPS, "--ranks 2 --wire fp16 --amp " .. amp, powers), wanted)
     end
   end
 end)
@@ -60,11 +61,9 @@ print(net:sha256(), lost.w.grad:max():item())
 ]]
 
 T.test("what travels in fp16 is what there is", function()
-  local out = T.folder()
-  T.write(out .. "/changes.lua", CHANGES)
-  local wanted = T.run(out, "--threads 1 changes.lua")
+  local wanted = run(CHANGES, "")
   assert(wanted:find("\t2748779069440.0\n", 1, true), wanted)                        -- 5 * 2^39
-  T.equal(T.run(out, "--threads 1 --ranks 2 --wire fp16 changes.lua"), wanted)
+  T.equal(run(CHANGES, "--ranks 2 --wire fp16"), wanted)
 end)
 
 -- The gradient of `small` is hardly within the reach of fp16, beside one that changes: what is left
@@ -93,7 +92,7 @@ print(net:sha256())
 
 T.test("a run whose gradients travel in fp16 goes on with the same bits", function()
   local options = "--quiet --ranks 2 --threads 1 --wire fp16 "
-  local function run(out, more)
+  local function go(out, more)
     local text, code = T.run(out, options .. more .. " run.lua")
     assert(code == 0, text)
     return text
@@ -101,9 +100,9 @@ T.test("a run whose gradients travel in fp16 goes on with the same bits", functi
   local whole, parts = T.folder(), T.folder()
   T.write(whole .. "/run.lua", RUN)
   T.write(parts .. "/run.lua", RUN)
-  local wanted = run(whole, "")
-  for step = 1, 5 do run(parts, "--max-steps " .. step) end
-  T.equal(run(parts, ""), wanted)
+  local wanted = go(whole, "")
+  for step = 1, 5 do go(parts, "--max-steps " .. step) end
+  T.equal(go(parts, ""), wanted)
 end)
 
 T.finish()
