@@ -52,6 +52,7 @@ static const char *version_of(const lt_cublaslt_table *t, char text[32])
 static lt_status failed(const lt_cublas *d, cublasStatus_t status)
 {
     char version[32];
+    LT_TRY(d->lent->device->sync(d->lent->device)); /* what a kernel has failed with before */
     if (status == CUBLAS_STATUS_ALLOC_FAILED)
         return d->lent->host->fail(LT_ENOMEM, "out of memory in cuBLASLt; try a smaller batch");
     return d->lent->host->fail(LT_EENV, "%s failed: %s", version_of(&d->t, version),

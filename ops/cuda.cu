@@ -55,12 +55,13 @@ static void *cuda_alloc(lt_device *device, size_t bytes)
     return NULL;
 }
 
+/* cudaFree() may wait for kernels, says CUDA, and promises nothing. */
 static void cuda_free(lt_device *device, void *p, size_t bytes)
 {
+    lt_cuda *cuda = enter(device);
     (void)bytes;
-    enter(device);
-    (void)cudaDeviceSynchronize(); /* cudaFree() need not wait for who uses it; what went wrong */
-    (void)cudaFree(p);             /* until then, the next call says too */
+    (void)lt__cuda_wait_for_all(cuda); /* what goes wrong, a later call says too */
+    (void)cudaFree(p);
 }
 
 static lt_status cuda_copy(lt_device *device, void *dst, const void *src, size_t bytes)
@@ -86,6 +87,7 @@ static lt_status cuda_sync(lt_device *device)
 static void cuda_close(lt_device *device)
 {
     lt_cuda *cuda = enter(device);
+    (void)lt__cuda_wait_for_all(cuda);
     lt__nvidia_free(cuda->nvidia);
     lt__cuda_stream_close(cuda);
     (void)cudaStreamDestroy(cuda->stream);

@@ -319,6 +319,7 @@ lt_status lt__cuda_clip(lt_tensor *squares, double most, lt_verdict *verdict);
 /* Makes what marks and copies beside the stream need, and sets their functions. */
 cudaError_t lt__cuda_stream_open(lt_cuda *cuda);
 void lt__cuda_stream_close(lt_cuda *cuda);
+cudaError_t lt__cuda_wait_for_all(const lt_cuda *cuda); /* its streams: not those of peers.cu */
 /* Puts what is behind a mark before what comes into another stream: of one that is old, all that is
  * in the device's stream by now. */
 cudaError_t lt__cuda_come_behind(lt_cuda *cuda, cudaStream_t stream, uint64_t mark);

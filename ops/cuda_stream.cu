@@ -43,7 +43,7 @@ static bool has_become_old(lt_cuda *cuda, uint64_t mark)
     return is_old(cuda, mark);
 }
 
-static cudaError_t wait_for_all(lt_cuda *cuda)
+cudaError_t lt__cuda_wait_for_all(const lt_cuda *cuda)
 {
     cudaStream_t all[] = {cuda->uploads, cuda->downloads, cuda->stream};
     cudaError_t error = cudaSuccess;
@@ -60,7 +60,7 @@ static cudaError_t wait_for(lt_cuda *cuda, uint64_t mark)
         if (error != cudaSuccess || !has_become_old(cuda, mark))
             return error;
     }
-    return wait_for_all(cuda);
+    return lt__cuda_wait_for_all(cuda);
 }
 
 static lt_status cuda_wait(lt_device *device, uint64_t mark)
@@ -85,7 +85,7 @@ static void *cuda_alloc_host(lt_device *device, size_t bytes)
 static void cuda_free_host(lt_device *device, void *p)
 {
     lt_cuda *cuda = enter(device);
-    (void)wait_for_all(cuda); /* what goes wrong, a later call says too */
+    (void)lt__cuda_wait_for_all(cuda); /* what goes wrong, a later call says too */
     (void)cudaFreeHost(p);
 }
 

@@ -30,6 +30,8 @@ static const char *version_of(const lt_cudnn_table *t, char text[32])
 static lt_status failed(const lt_cudnn *d, cudnnStatus_t status, const char *doing)
 {
     char version[32], why[256] = "";
+    if (d->handle) /* a kernel's fault comes out of every call after it: then it is what failed */
+        LT_TRY(d->lent->device->sync(d->lent->device));
     if (lt__cudnn_is_memory(status))
         return d->lent->host->fail(LT_ENOMEM, "out of memory in cuDNN; try a smaller batch");
     d->t.cudnnGetLastErrorString(why, sizeof why);

@@ -87,8 +87,10 @@ static void peers_close(lt_peers *given)
 {
     peers *p = enter(given);
     lt__nccl_end(&p->nccl);
-    if (p->lane.stream)
+    if (p->lane.stream) {
+        (void)cudaStreamSynchronize(p->lane.stream);
         (void)cudaStreamDestroy(p->lane.stream);
+    }
     if (p->event)
         (void)cudaEventDestroy(p->event);
     (void)cudaFree(p->there);

@@ -6,6 +6,7 @@
 #include "tests/cuda/libs.h"
 
 static const lt_host test_host = {lt_fail, lt_log};
+static void *const test_stream = (void *)&test_host; /* any but the default one */
 
 /* The whole of a small file. */
 static inline void read_text(const char *path, char *text, size_t bytes)

@@ -18,8 +18,10 @@ SHIM_API int64_t shim_count(int what);
 SHIM_API void shim_order(int order);
 /* What the machine has: the version of its driver, 0 for none; devices; their capability. */
 SHIM_API void shim_machine(int driver, int devices, int capability);
-/* Notes what a kernel has done wrong; the first one stays until a call that waits brings it. */
+/* Notes what a kernel has done wrong. As on a GPU nothing runs any more then, and all calls fail
+ * with the first that was noted, until the device is renewed. */
 SHIM_API __attribute__((format(printf, 1, 2))) void shim_fault(const char *fmt, ...);
+SHIM_API void shim_renew(void);
 
 #ifdef __cplusplus
 }

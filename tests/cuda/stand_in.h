@@ -28,8 +28,7 @@ typedef struct stand_in {
     char error[160];          /* what was wrong with the last call that failed */
 } stand_in;
 
-typedef struct stand_in_handle { /* what a cudnnHandle_t points to */
-    void *stream;
-} stand_in_handle;
+/* What a cudnnHandle_t points to. */
+struct cudnnContext { void *stream; };
 
 #endif

@@ -284,9 +284,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                           (matrix *)d_layout};
     const void *at[] = {a, b, c, d};
     algorithm how;
-    (void)stream;
     memcpy(&how, algo, sizeof how);
-    if (!handle || memcmp(how.of, "stand-in", sizeof how.of) != 0 || bytes < how.workspace ||
+    if (!handle || !stream || /* the default stream, which nobody waits for */
+        memcmp(how.of, "stand-in", sizeof how.of) != 0 || bytes < how.workspace ||
         (how.workspace > 0 && !workspace) || c != d)
         return CUBLAS_STATUS_INVALID_VALUE;
     for (int i = A; i < MATRICES; i++)

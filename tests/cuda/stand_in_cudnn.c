@@ -396,10 +396,9 @@ void cudnnGetLastErrorString(char *message, size_t bytes)
 
 cudnnStatus_t cudnnCreate(cudnnHandle_t *handle)
 {
-    stand_in_handle *h = calloc(1, sizeof *h);
-    *handle = (cudnnHandle_t)h;
+    *handle = calloc(1, sizeof **handle);
     stand_in_state.live++;
-    return CUDNN_STATUS_SUCCESS;
+    return *handle ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED;
 }
 
 cudnnStatus_t cudnnDestroy(cudnnHandle_t handle)
@@ -411,7 +410,7 @@ cudnnStatus_t cudnnDestroy(cudnnHandle_t handle)
 
 cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream)
 {
-    ((stand_in_handle *)handle)->stream = stream;
+    handle->stream = stream;
     return CUDNN_STATUS_SUCCESS;
 }
 
@@ -423,6 +422,8 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     const cudnnHandle_t *of = values(p, CUDNN_ATTR_EXECUTION_PLAN_HANDLE);
     if (!p->final || !with->final || !of || *of != handle)
         return refuse(CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED, "plan, pack or handle");
+    if (!handle->stream)
+        return refuse(CUDNN_STATUS_BAD_PARAM, "the default stream, which nobody waits for");
     void *workspace = *(void *const *)values(with, CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
     size_t bytes = (size_t)engine_of(p->number)->workspace;
     if (bytes > 0 && !workspace)

@@ -46,7 +46,8 @@ static void begin(const lt_cublas_config *config)
     library = open_stand_in("libcublasLt.so.13");
     library->engines[0][0].workspace = 100;
     ctx = lt_open(&(lt_config){.reference = true, .poison = true, .threads = 1});
-    lent = (lt_cuda_lent){.host = &test_host, .device = ctx->devices[0], .sum_rows = sum_rows};
+    lent = (lt_cuda_lent){.host = &test_host, .device = ctx->devices[0], .stream = test_stream,
+                          .sum_rows = sum_rows};
     summed = 0;
     if (lt__cublaslt_open(&table, text, sizeof text) != 0 ||
         !(blas = lt__cublas_new(&table, &lent, config, text, sizeof text)))

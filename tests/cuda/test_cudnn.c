@@ -29,7 +29,8 @@ static void open_setting(setting *s)
     s->ctx = lt_open(&(lt_config){.reference = true, .poison = true, .threads = 1});
     s->library = open_stand_in("libcudnn.so.9");
     s->library->engines[0][0].workspace = 100;
-    s->lent = (lt_cuda_lent){.host = &test_host, .device = s->ctx->devices[0], .model = "none"};
+    s->lent = (lt_cuda_lent){.host = &test_host, .device = s->ctx->devices[0],
+                             .stream = test_stream, .model = "none"};
     if (lt__cudnn_open_library(&table, text, sizeof text) != 0 ||
         !(s->cudnn = lt__cudnn_new(&table, &s->lent, &config, text, sizeof text)))
         FAIL("%s", text);

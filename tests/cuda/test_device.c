@@ -282,19 +282,60 @@ TEST(a_late_error_is_a_sentence)
     lt_ctx_free(m.ctx);
 }
 
-/* Memory cannot be had on a device that has failed, but it is not out of memory. */
-TEST(what_has_failed_before_is_not_out_of_memory)
+/* Nothing can be had of a device that has failed, but it is not out of memory. It can be closed;
+ * and opened again, when it has been renewed. */
+TEST(what_has_failed_before_comes_again)
 {
+    static const char why[] = "cuda:0: a kernel has read what is not there";
     machine m = machine_open();
-    void (*fault)(const char *fmt, ...);
-    *(void **)&fault = from_plugin("shim_fault");
-    fault("a kernel has read %s", "what is not there");
-    CHECK(!lt__device_alloc(m.ctx, m.cuda.device, 1000));
+    lt_device *d = m.cuda.device;
+    lt_tensor *x = values(&m, LT_F32, 1, (int64_t[]){10}, 1, false);
+    twin t = twin_of(&m, x, 0);
+    lt_tensor *in[] = {on_device(&t)}, *outs[] = {on_device(&t)};
+    lt_call call = {.ctx = m.ctx, .n_in = 1, .in = in, .out = outs};
+    void *pinned = lt__host_alloc(d, 1000), *block = lt__device_alloc(m.ctx, d, 1000);
+    CHECK(pinned && block);
+    m.fault("a kernel has read %s", "what is not there");
+    CHECK(!lt__device_alloc(m.ctx, d, 100000));
     CHECK_EQ(lt_errcode(), LT_EENV);
-    CHECK(strcmp(lt_errmsg(), "cuda:0: a kernel has read what is not there") == 0);
-    fault("it has again");
-    CHECK(!lt__host_alloc(m.cuda.device, 1000));
-    CHECK(strcmp(lt_errmsg(), "cuda:0: it has again") == 0);
+    CHECK_STR(lt_errmsg(), why);
+    CHECK(!lt__host_alloc(d, 1000));
+    CHECK_STR(lt_errmsg(), why);
+    CHECK_FAILS(m.cuda.op[LT_OP_relu].fwd(&call), LT_EENV, why);
+    CHECK_FAILS(d->copy(d, pinned, block, 1000), LT_EENV, why);
+    CHECK_FAILS(d->upload(d, block, pinned, 1000, d->mark(d), NULL), LT_EENV, why);
+    CHECK_FAILS(d->wait(d, d->mark(d)), LT_EENV, why);
+    CHECK_FAILS(d->sync(d), LT_EENV, why);
+    d->free_host(d, pinned);
+    lt__device_free(m.ctx, d, block, 1000);
+    twin_free(&m, &t);
+    lt_ctx_free(m.ctx);
+    want_refusal(-1, "cuda:0 cannot be used: a kernel has read what is not there", LT_VERSION, 0);
+    m.renew();
+    CHECK_EQ(open_plugin(LT_VERSION, 0), 0);
+}
+
+/* What is queued reads and writes memory until it has run. */
+TEST(memory_is_given_back_when_nothing_uses_it)
+{
+    enum { LAUNCHES = SHIM_LAUNCHES };
+    machine m = machine_open();
+    lt_device *d = m.cuda.device;
+    void *block = d->alloc(d, 4000), *pinned = d->alloc_host(d, 4000);
+    int64_t launches = m.count(LAUNCHES);
+    must(d->fill(d, block, LT_F32, 1000, 1));
+    CHECK_EQ(m.count(LAUNCHES), launches);
+    d->free(d, block, 4000);
+    CHECK_EQ(m.count(LAUNCHES), launches + 1);
+    block = d->alloc(d, 4000);
+    must(d->fill(d, block, LT_F32, 1000, 1));
+    must(d->copy(d, pinned, block, 4000));
+    d->free_host(d, pinned);
+    CHECK_EQ(m.count(LAUNCHES), launches + 2);
+    must(d->fill(d, block, LT_F32, 1000, 1));
+    d->close(d);
+    CHECK_EQ(m.count(LAUNCHES), launches + 3);
+    m.ctx->devices[1] = NULL;
     lt_ctx_free(m.ctx);
 }
 

@@ -31,7 +31,8 @@ static void begin(void)
     ctx = lt_open(&(lt_config){.reference = true});
     lt_log_to(ctx, note, NULL);
     notes[0] = 0;
-    lent = (lt_cuda_lent){.host = &test_host, .device = ctx->devices[0], .model = "model A"};
+    lent = (lt_cuda_lent){.host = &test_host, .device = ctx->devices[0], .stream = test_stream,
+                          .model = "model A"};
 }
 
 static lt_cudnn *make(const lt_cudnn_config *config)

@@ -4,7 +4,7 @@
 #include <lauxlib.h>
 
 #include "lua/luatrain.h"
-#include "tests/cuda/libs.h"
+#include "tests/cuda/twin.h"
 #include "tests/device/emu.h"
 
 /* autocast: the losses of five steps. */
@@ -29,6 +29,36 @@ static const char script[] =
     "return table.unpack(losses)\n";
 
 enum { STEPS = 5 };
+
+/* Trains until what happens in the middle. */
+static const char faulty[] =
+    "local lt = require 'luatrain'\n"
+    "local nn, when, fault = lt.nn, ...\n"
+    "local front = nn.sequential{nn.conv2d{3, 8, 3, pad = 1}, nn.batch_norm{8}, nn.relu(),\n"
+    "  nn.avg_pool2d{2}, nn.flatten()}\n"
+    "local head = nn.linear{8 * 16, 5}\n"
+    "local sgd = lt.optim.sgd(nn.sequential{front, head}, {lr = 0.05, momentum = 0.9})\n"
+    "local x, target, n = lt.randn{6, 8, 8, 3}, lt.randn{6, 5}, 0\n"
+    "local function may_fail()\n"
+    "  n = n + 1\n"
+    "  if n == when then fault() end\n"
+    "end\n"
+    "for i = 1, 5 do\n"
+    "  lt.step(function()\n"
+    "    may_fail()\n"
+    "    local features = front(x)\n"
+    "    may_fail()\n"
+    "    local off = head(features) - target\n"
+    "    may_fail()\n"
+    "    local loss = (off * off):mean()\n"
+    "    may_fail()\n"
+    "    loss:backward()\n"
+    "    may_fail()\n"
+    "    sgd:step()\n"
+    "    may_fail()\n"
+    "    loss:item()\n"
+    "  end)\n"
+    "end\n";
 
 static void train(lt_ctx *ctx, const char *precision, double loss[STEPS])
 {
@@ -64,6 +94,34 @@ static void check_training(const char *precision, double allowed)
                 FAIL("%s: loss %d is %.9g, on the CPU %.9g", precision, i, on_cuda[0][i],
                      on_cpu[i]);
         }
+    }
+}
+
+static int fail_now(lua_State *L)
+{
+    void (*fault)(const char *fmt, ...);
+    *(void **)&fault = from_plugin("shim_fault");
+    fault("a kernel has read what is not there");
+    (void)L;
+    return 0;
+}
+
+/* After a kernel's fault each call of CUDA's fails. The training ends with that, wherever it
+ * strikes, and all is given back. */
+TEST(a_kernel_that_fails)
+{
+    void (*renew)(void);
+    *(void **)&renew = from_plugin("shim_renew");
+    for (int i = 0; i < 2 * 12; i++) {
+        lt_ctx *ctx = open_cuda(i % 2);
+        lua_State *L = lt_lua_new(ctx);
+        CHECK(L && luaL_loadstring(L, faulty) == LUA_OK);
+        lua_pushinteger(L, 1 + i / 2);
+        lua_pushcfunction(L, fail_now);
+        CHECK_FAILS(lt_lua_call(L, 2, 0), LT_EENV, "cuda:0: a kernel has read what is not there");
+        lt_lua_close(L);
+        lt_ctx_free(ctx);
+        renew();
     }
 }
 

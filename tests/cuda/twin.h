@@ -17,6 +17,8 @@ typedef struct machine {
     int64_t (*count)(int what);
     void (*order)(int order);
     void (*pretend)(int driver, int devices, int capability);
+    void (*fault)(const char *fmt, ...);
+    void (*renew)(void);
     uint64_t digest;          /* of what was compared since it was set */
     int64_t kernels_wait;     /* so often have they, since it was set */
 } machine;
@@ -35,8 +37,8 @@ static inline void *from_plugin(const char *name)
     return at;
 }
 
-/* An open device in a context with reference kernels, which has NVIDIA's libraries or only its own
- * kernels. lt_ctx_free(m.ctx) ends it. */
+/* An open device, renewed, in a context with reference kernels, which has NVIDIA's libraries or
+ * only its own kernels. lt_ctx_free(m.ctx) ends it. */
 static inline machine machine_as(bool libraries, const lt_accelerator_config *config)
 {
     char text[256] = "";
@@ -47,6 +49,9 @@ static inline machine machine_as(bool libraries, const lt_accelerator_config *co
     *(void **)&m.count = from_plugin("shim_count");
     *(void **)&m.order = from_plugin("shim_order");
     *(void **)&m.pretend = from_plugin("shim_machine");
+    *(void **)&m.fault = from_plugin("shim_fault");
+    *(void **)&m.renew = from_plugin("shim_renew");
+    m.renew();
     if (open(LT_VERSION, &host_table, config, &m.cuda, text, sizeof text) != 0)
         FAIL("%s", text);
     m.ctx->devices[1] = m.cuda.device;

@@ -1,7 +1,6 @@
 /* libs.c - the stand-ins for NVIDIA's libraries compute at once, and on the host. So that they may,
  * and in the order of the stream, the functions that run something first have all run that waits in
- * the queue of their stream, and open device memory for as long as they take. What they need of
- * other streams they find there only if their own waits for it.
+ * the stream that they were given, and open device memory for as long as they take.
  *
  * The linker gives calls of lt__cudnn_open_library(), lt__cublaslt_open() and
  * lt__nccl_open_library() to those here.
@@ -25,11 +24,9 @@ int __wrap_lt__nccl_open_library(lt_nccl_table *table, int *version, char *text,
 static cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
                              cudnnBackendDescriptor_t pack)
 {
-    void *stream = ((stand_in_handle *)handle)->stream;
-    if (!stream) /* which would wait for all others */
-        return CUDNN_STATUS_BAD_PARAM;
-    shim_enter_behind(stream);
-    cudnnStatus_t status = run_plan(handle, plan, pack);
+    shim_enter_behind(handle->stream);
+    cudnnStatus_t status = shim_has_failed() ? CUDNN_STATUS_EXECUTION_FAILED
+                                             : run_plan(handle, plan, pack);
     shim_leave();
     return status;
 }
@@ -41,11 +38,11 @@ static cublasStatus_t multiply(cublasLtHandle_t handle, cublasLtMatmulDesc_t des
                                cublasLtMatrixLayout_t of_d, const cublasLtMatmulAlgo_t *algo,
                                void *workspace, size_t bytes, cudaStream_t stream)
 {
-    if (!stream)
-        return CUBLAS_STATUS_INVALID_VALUE;
     shim_enter_behind(stream);
-    cublasStatus_t status = run_product(handle, desc, alpha, a, of_a, b, of_b, beta, c, of_c, d,
-                                        of_d, algo, workspace, bytes, stream);
+    cublasStatus_t status = CUBLAS_STATUS_EXECUTION_FAILED;
+    if (!shim_has_failed())
+        status = run_product(handle, desc, alpha, a, of_a, b, of_b, beta, c, of_c, d, of_d, algo,
+                             workspace, bytes, stream);
     shim_leave();
     return status;
 }

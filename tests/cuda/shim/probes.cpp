@@ -118,6 +118,7 @@ extern "C" SHIM_API const char *shim_probe(const char *name, int *out)
         {"exchanges", exchanges}, {"a lane leaves", a_lane_leaves},
         {"writes behind", writes_behind}, {"fresh", fresh}};
     static int on_host[N + 1] = {0};
+    static char text[400];
     int *device;
     cudaError_t error = cudaSuccess;
     if (strncmp(name, "chain", 5) == 0) {
@@ -132,8 +133,10 @@ extern "C" SHIM_API const char *shim_probe(const char *name, int *out)
         error = launch(NULL, fresh, on_host + 1);
     if (error == cudaSuccess)
         error = cudaDeviceSynchronize();
-    const char *text = error == cudaSuccess ? "" : cudaGetErrorString(error);
+    snprintf(text, sizeof text, "%s", error == cudaSuccess ? "" : cudaGetErrorString(error));
+    shim_renew();
     cudaMemcpyAsync(out, device, N * sizeof *device, cudaMemcpyDefault, NULL);
+    cudaStreamSynchronize(NULL);
     cudaFree(device);
     return text;
 }

@@ -133,14 +133,19 @@ void drain(shim_stream *s, uint64_t to)
         std::function<void()> run = std::move(s->queue.front());
         s->queue.pop_front();
         s->done++; /* before it runs: it may drain others, but never itself so far */
-        run();
+        if (!fault_text[0])
+            run();
     }
 }
 
-void add(cudaStream_t stream, std::function<void()> run)
+/* What any call gives back once a kernel has failed: the first fault, from then on. */
+cudaError_t state() { return fault_text[0] ? cudaErrorLaunchFailure : cudaSuccess; }
+
+cudaError_t add(cudaStream_t stream, std::function<void()> run)
 {
     of(stream)->queue.push_back(std::move(run));
     of(stream)->queued++;
+    return state();
 }
 
 void drain_all()
@@ -150,17 +155,11 @@ void drain_all()
     drain(&null_stream, null_stream.queued);
 }
 
-char told[sizeof fault_text]; /* what the last error was */
-
 /* What a call that has waited gives back. */
 cudaError_t late_error()
 {
     check_guards();
-    if (!fault_text[0])
-        return cudaSuccess;
-    strcpy(told, fault_text);
-    fault_text[0] = 0;
-    return cudaErrorLaunchFailure;
+    return state();
 }
 
 cudaError_t waited(shim_stream *s, uint64_t to)
@@ -196,6 +195,20 @@ void shim_leave(void)
     guard g(lock);
     has_run = true;
     close_memory();
+}
+
+void shim_renew(void)
+{
+    guard g(lock);
+    drain_all();
+    check_guards();
+    fault_text[0] = 0;
+}
+
+bool shim_has_failed(void)
+{
+    guard g(lock);
+    return state() != cudaSuccess;
 }
 
 extern "C" int64_t shim_count(int what) { return counts[what]; }
@@ -259,20 +272,19 @@ const char *cudaGetErrorString(cudaError_t error)
     case cudaErrorInvalidValue: return "invalid argument";
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorNotReady: return "device not ready";
-    case cudaErrorLaunchFailure: return told;
+    case cudaErrorLaunchFailure: return fault_text;
     default: return "some error";
     }
 }
 
 /* ==== Memory ================================================================================== */
 
-/* As the real one it says too what a kernel has done before, if that is known by now. */
 cudaError_t cudaMalloc(void **p, size_t bytes)
 {
     guard g(lock);
     *p = NULL;
-    if (fault_text[0])
-        return cudaErrorLaunchFailure;
+    if (state() != cudaSuccess)
+        return state();
     if (!arena)
         arena = (char *)mmap(NULL, ARENA, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                              -1, 0);
@@ -291,10 +303,10 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
     return cudaSuccess;
 }
 
+/* It may wait, and so may cudaFreeHost(); nobody can count on it. */
 cudaError_t cudaFree(void *p)
 {
     guard g(lock);
-    drain_all();
     cudaError_t error = late_error();
     if (p && !blocks.erase((char *)p))
         return cudaErrorInvalidValue;
@@ -305,8 +317,9 @@ cudaError_t cudaFree(void *p)
 cudaError_t cudaMallocHost(void **p, size_t bytes)
 {
     guard g(lock);
-    if (fault_text[0])
-        return cudaErrorLaunchFailure;
+    *p = NULL;
+    if (state() != cudaSuccess)
+        return state();
     *p = calloc(1, bytes);
     pinned[(char *)*p] = bytes;
     return cudaSuccess;
@@ -315,10 +328,9 @@ cudaError_t cudaMallocHost(void **p, size_t bytes)
 cudaError_t cudaFreeHost(void *p)
 {
     guard g(lock);
-    drain_all();
     pinned.erase((char *)p);
     free(p);
-    return cudaSuccess;
+    return state();
 }
 
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind,
@@ -334,11 +346,10 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
     counts[SHIM_COPIES]++;
     if (to_device && from_pageable) {
         std::vector<char> staged((const char *)src, (const char *)src + bytes);
-        add(stream, [=] { memcpy(dst, staged.data(), bytes); });
-        return cudaSuccess;
+        return add(stream, [=] { memcpy(dst, staged.data(), bytes); });
     }
-    add(stream, [=] { memmove(dst, src, bytes); });
-    return to_pageable || from_pageable ? waited(of(stream), of(stream)->queued) : cudaSuccess;
+    cudaError_t error = add(stream, [=] { memmove(dst, src, bytes); });
+    return to_pageable || from_pageable ? waited(of(stream), of(stream)->queued) : error;
 }
 
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream)
@@ -346,8 +357,7 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
     guard g(lock);
     if (!is_within(blocks, dst, bytes))
         return cudaErrorInvalidValue;
-    add(stream, [=] { memset(dst, value, bytes); });
-    return cudaSuccess;
+    return add(stream, [=] { memset(dst, value, bytes); });
 }
 
 /* ==== Streams and events ====================================================================== */
@@ -355,6 +365,9 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
 {
     guard g(lock);
+    *stream = NULL;
+    if (state() != cudaSuccess)
+        return state();
     *stream = new shim_stream();
     streams.push_back(*stream);
     return cudaSuccess;
@@ -372,10 +385,12 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
     return cudaStreamCreateWithFlags(stream, flags);
 }
 
+/* It does not wait for what is in there; here that never comes. */
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     guard g(lock);
-    drain(stream, stream->queued);
+    if (!stream)
+        return cudaErrorInvalidValue;
     for (size_t i = 0; i < streams.size(); i++)
         if (streams[i] == stream)
             streams.erase(streams.begin() + (long)i);
@@ -398,8 +413,8 @@ cudaError_t cudaDeviceSynchronize(void)
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned)
 {
-    *event = new shim_event();
-    return cudaSuccess;
+    *event = state() == cudaSuccess ? new shim_event() : NULL;
+    return state();
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event)
@@ -413,16 +428,14 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     guard g(lock);
     event->stream = of(stream);
     event->position = of(stream)->queued;
-    return cudaSuccess;
+    return state();
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
 {
     guard g(lock);
     shim_event e = *event; /* as it is now */
-    if (e.stream)
-        add(stream, [=] { drain(e.stream, e.position); });
-    return cudaSuccess;
+    return e.stream ? add(stream, [=] { drain(e.stream, e.position); }) : state();
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event)
@@ -431,13 +444,13 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
     if (!event->stream || event->stream->done >= event->position)
         return late_error();
     drain(event->stream, event->position);
-    return cudaErrorNotReady;
+    return state() == cudaSuccess ? cudaErrorNotReady : state();
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     guard g(lock);
-    return event->stream ? waited(event->stream, event->position) : cudaSuccess;
+    return event->stream ? waited(event->stream, event->position) : state();
 }
 
 /* ==== Launches ================================================================================ */
@@ -466,9 +479,8 @@ cudaError_t shim_launch(const cudaLaunchConfig_t *config, std::function<void()> 
     dim3 grid = config->gridDim, block = config->blockDim;
     if (grid.x == 0 || grid.x > INT32_MAX || block.x == 0 || block.x > 1024)
         return cudaErrorInvalidValue;
-    add(config->stream, [=] {
+    return add(config->stream, [=] {
         counts[SHIM_LAUNCHES]++;
         shim_run_grid(grid, block, thread);
     });
-    return cudaSuccess;
 }
