@@ -182,8 +182,8 @@ static __device__ inline void lt__put_float(void *to, int dtype, int64_t i, bool
         ((__nv_bfloat16 *)to)[i] = __float2bfloat16_rn(sum);
 }
 
-/* The elements of a tensor for them; at: NULL when there is none. No gap between: what lies in one
- * might look like an address of the host's, to who checks the arguments of kernels. */
+/* The elements of a tensor for them; at: NULL when there is none. dtype leaves no gap: with what
+ * lies in one, it might look like an address of the host's, to who checks arguments of kernels. */
 typedef struct lt_numbers {
     void *at;
     int64_t dtype;

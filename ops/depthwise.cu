@@ -276,6 +276,7 @@ __global__ void __launch_bounds__(LT_THREADS, 4)
         sum[k] = lt__join_lanes<vector_sum<V>>(sum[k], p.columns, LT_THREADS / p.columns);
         for (int i = 0; i < V && (int)threadIdx.x < p.columns && group < p.groups; i++)
             to[i * TAPS + k] = sum[k].at[i];
+        __syncthreads();
     }
 }
 
