@@ -3,8 +3,9 @@
  * To it matrices are column-major: what we store as (rows, columns) it sees as the transpose. So it
  * is asked for out^T = b^T a^T: its A is our b, its B our a, and its rows are our columns.
  *
- * A plan is the descriptors of one product and the algorithm that heuristics propose first. Plans
- * are kept by product, and so is the answer that there is none.
+ * A plan is the descriptors of one product and the algorithms that heuristics propose. Plans are
+ * kept by product, and so is the answer that there is none. What heuristics propose may be refused
+ * when it is to run: then the next one runs, from then on.
  */
 #include "ops/cublas.h"
 
@@ -13,15 +14,15 @@
 #include <string.h>
 
 enum { A = LT_CUBLAS_A, B, OUT, SIDE };
-enum { BUCKETS = 256, MOST_PLANS = 1024, MOST_MATRICES = 65535 };
+enum { BUCKETS = 256, MOST_PLANS = 1024, MOST_MATRICES = 65535, CHOICES = 4 };
 
 typedef struct plan {
     struct plan *next; /* in its bucket */
     lt_cublas_product product;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t layout[OUT + 1];
-    cublasLtMatmulHeuristicResult_t found;
-    bool has;          /* found is an algorithm */
+    cublasLtMatmulHeuristicResult_t found[CHOICES]; /* none wants more workspace than the first */
+    int n, at;         /* so many; the one that runs */
 } plan;
 
 struct lt_cublas {
@@ -139,6 +140,12 @@ static cublasStatus_t set_preference(lt_cublas *d, cublasLtMatmulPreference_t wi
     return CUBLAS_STATUS_SUCCESS;
 }
 
+/* What the library says of a product that it does not know, or that is beyond it. */
+static bool is_refusal(cublasStatus_t status)
+{
+    return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
+}
+
 static cublasStatus_t choose(lt_cublas *d, plan *p)
 {
     cublasLtMatmulPreference_t wish;
@@ -147,14 +154,17 @@ static cublasStatus_t choose(lt_cublas *d, plan *p)
     cublasStatus_t status = set_preference(d, wish, p);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = d->t.cublasLtMatmulAlgoGetHeuristic(d->handle, p->desc, p->layout[B], p->layout[A],
-                                                     p->layout[OUT], p->layout[OUT], wish, 1,
-                                                     &p->found, &n);
+                                                     p->layout[OUT], p->layout[OUT], wish, CHOICES,
+                                                     p->found, &n);
     d->t.cublasLtMatmulPreferenceDestroy(wish);
-    p->has = status == CUBLAS_STATUS_SUCCESS && n > 0 && p->found.state == CUBLAS_STATUS_SUCCESS;
-    return status == CUBLAS_STATUS_NOT_SUPPORTED ? CUBLAS_STATUS_SUCCESS : status;
+    for (int i = 0; i < n && status == CUBLAS_STATUS_SUCCESS; i++)
+        if (p->found[i].state == CUBLAS_STATUS_SUCCESS &&
+            (p->n == 0 || p->found[i].workspaceSize <= p->found[0].workspaceSize))
+            p->found[p->n++] = p->found[i];
+    return is_refusal(status) ? CUBLAS_STATUS_SUCCESS : status;
 }
 
-/* Fills p for its product; p->has stays false when no algorithm takes it. */
+/* Fills p for its product; p->n stays 0 when no algorithm takes it. */
 static cublasStatus_t complete(lt_cublas *d, plan *p)
 {
     BLAS_TRY(make_desc(d, p));
@@ -248,8 +258,8 @@ lt_status lt__cublas_plan(lt_cublas *d, const lt_cublas_product *o, size_t *work
     if (is_empty(o) || o->k == 0)
         return LT_EUNSUPPORTED;
     LT_TRY(plan_for(d, o, &p));
-    *workspace = p->found.workspaceSize;
-    return p->has ? LT_OK : LT_EUNSUPPORTED;
+    *workspace = p->found[0].workspaceSize;
+    return p->n > 0 ? LT_OK : LT_EUNSUPPORTED;
 }
 
 static lt_status fill_zeros(lt_cublas *d, const lt_cublas_product *o, void *out)
@@ -263,10 +273,19 @@ static lt_status fill_zeros(lt_cublas *d, const lt_cublas_product *o, void *out)
     return LT_OK;
 }
 
+static cublasStatus_t run(lt_cublas *d, const plan *p, void *const operand[LT_CUBLAS_OPERANDS],
+                          bool add, void *workspace)
+{
+    const float one = 1, beta = add ? 1 : 0;
+    return d->t.cublasLtMatmul(d->handle, p->desc, &one, operand[B], p->layout[B], operand[A],
+                               p->layout[A], &beta, operand[OUT], p->layout[OUT], operand[OUT],
+                               p->layout[OUT], &p->found[p->at].algo, workspace,
+                               p->found[0].workspaceSize, (cudaStream_t)d->lent->stream);
+}
+
 lt_status lt__cublas_run(lt_cublas *d, const lt_cublas_product *o,
                          void *const operand[LT_CUBLAS_OPERANDS], void *workspace)
 {
-    const float one = 1, beta = o->add ? 1 : 0;
     size_t bytes;
     plan *p;
     LT_TRY(lt__cublas_plan(d, o, &bytes));
@@ -278,10 +297,11 @@ lt_status lt__cublas_run(lt_cublas *d, const lt_cublas_product *o,
         status = set_desc(d, p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &operand[SIDE],
                           sizeof operand[SIDE]);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = d->t.cublasLtMatmul(d->handle, p->desc, &one, operand[B], p->layout[B], operand[A],
-                                     p->layout[A], &beta, operand[OUT], p->layout[OUT],
-                                     operand[OUT], p->layout[OUT], &p->found.algo, workspace, bytes,
-                                     (cudaStream_t)d->lent->stream);
+        status = run(d, p, operand, o->add, workspace);
+    while (status == CUBLAS_STATUS_NOT_SUPPORTED && p->at + 1 < p->n) {
+        p->at++;
+        status = run(d, p, operand, o->add, workspace);
+    }
     return status == CUBLAS_STATUS_SUCCESS ? LT_OK : failed(d, status);
 }
 

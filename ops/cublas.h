@@ -6,7 +6,7 @@
  * has nothing for that, and an own kernel has to do it. Those are
  *   - f64, and integers
  *   - sums of no terms that get a bias
- *   - what its heuristics know no algorithm for, or none with so much workspace
+ *   - what its heuristics refuse, know no algorithm for, or none with so much workspace
  */
 #ifndef LT_OPS_CUBLAS_H
 #define LT_OPS_CUBLAS_H

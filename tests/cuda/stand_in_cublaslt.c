@@ -201,7 +201,6 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     const product *p = (const product *)desc;
     const matrix *of[] = {(matrix *)a, (matrix *)b, (matrix *)c, (matrix *)d};
     const wish *w = (const wish *)preference;
-    const stand_in_engine *engine = &stand_in_state.engines[0][0];
     int64_t m, n, k;
     *n_results = 0;
     stand_in_state.asked[0]++;
@@ -210,17 +209,25 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     for (int i = A; i < MATRICES; i++)
         if (of[i]->batch != of[D]->batch || (i >= C && of[i]->batch > 1 && of[i]->step < m * n))
             return CUBLAS_STATUS_INVALID_VALUE;
-    if (engine->fails || (int)p->epilogue == stand_in_state.refused ||
-        (uint64_t)engine->workspace > w->workspace)
+    if (stand_in_state.fail_ask) {
+        cublasStatus_t status = (cublasStatus_t)stand_in_state.fail_ask;
+        stand_in_state.fail_ask = 0;
+        return status;
+    }
+    if ((int)p->epilogue == stand_in_state.refused)
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    algorithm algo = {.of = "stand-in", .workspace = (uint64_t)engine->workspace};
-    memcpy(algo.align, w->align, sizeof algo.align);
-    memset(results, 0, sizeof *results);
-    memcpy(&results->algo, &algo, sizeof algo);
-    results->workspaceSize = (size_t)engine->workspace;
-    stand_in_state.built++;
-    *n_results = 1;
-    return CUBLAS_STATUS_SUCCESS;
+    for (int i = 0; i < STAND_IN_ENGINES && *n_results < room; i++) {
+        const stand_in_engine *engine = &stand_in_state.engines[0][i];
+        algorithm algo = {.of = "stand-in", .workspace = (uint64_t)engine->workspace};
+        if (engine->number == 0 || engine->fails || algo.workspace > w->workspace)
+            continue;
+        memcpy(algo.align, w->align, sizeof algo.align);
+        memset(&results[*n_results], 0, sizeof *results);
+        memcpy(&results[*n_results].algo, &algo, sizeof algo);
+        results[(*n_results)++].workspaceSize = (size_t)engine->workspace;
+    }
+    stand_in_state.built += *n_results > 0;
+    return *n_results > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 /* ==== Running ================================================================================= */

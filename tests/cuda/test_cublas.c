@@ -359,6 +359,36 @@ TEST(own_kernels_are_for)
     end();
 }
 
+/* By heuristics, which may find fault with it, or when it is to run. */
+TEST(what_is_refused)
+{
+    uint64_t seed = 94;
+    const int refusals[] = {CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED};
+    for (int i = 0; i < 2; i++) {
+        begin(&(lt_cublas_config){.tf32 = true});
+        problem p = draw_linear(LT_F32, LT_F32, &seed);
+        library->fail_ask = refusals[i];
+        CHECK_EQ(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EUNSUPPORTED);
+        CHECK_EQ(library->run, 0);
+        free_problem(&p);
+        end();
+    }
+    begin(&(lt_cublas_config){.tf32 = true});
+    problem p = draw_linear(LT_F32, LT_F32, &seed);
+    library->engines[0][1] = (stand_in_engine){.number = 2, .workspace = 101}; /* too much */
+    library->engines[0][2] = (stand_in_engine){.number = 3, .workspace = 50};
+    for (int i = 0; i < 2; i++) {
+        library->fail_run = CUBLAS_STATUS_NOT_SUPPORTED * (i == 0);
+        CHECK_OK(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false));
+        CHECK_EQ(library->run, 1 + i);
+    }
+    library->fail_run = CUBLAS_STATUS_NOT_SUPPORTED; /* the last that there is */
+    CHECK_FAILS(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EENV,
+                "cuBLASLt 13.1.0 failed: it was refused");
+    free_problem(&p);
+    end();
+}
+
 TEST(a_product_that_fails_says_why)
 {
     uint64_t seed = 92;
