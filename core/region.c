@@ -16,7 +16,7 @@
 
 #include "core/pool.h"
 
-enum { LEAST_REGION = 32 << 20 };
+enum { LEAST_REGION = 32 << 20, HEADROOM = 256 << 20 };
 
 /* ==== Ranges in the order of their addresses ================================================== */
 
@@ -77,15 +77,30 @@ static lt_range *best_fit(const lt_ranges *r, size_t bytes)
 
 /* ==== Taking and giving back ================================================================== */
 
+/* A region that is large only so that they stay few. An accelerator's memory is for others too, who
+ * are short of it without a word to us: kernels that are loaded when they first run, libraries.
+ * NULL if it would leave them less than HEADROOM. */
+static char *generous(lt_device *device, size_t size)
+{
+    char *p = device->alloc(device, size);
+    if (!p || device->is_host || size <= LEAST_REGION)
+        return p;
+    void *rest = device->alloc(device, HEADROOM);
+    if (rest)
+        device->free(device, rest, HEADROOM);
+    else
+        device->free(device, p, size);
+    return rest ? p : NULL;
+}
+
 /* One region more, of at least so many bytes; half of what there is already, so that they stay few.
  * False when the system has no more. */
 static bool grow(lt_device *device, size_t bytes)
 {
     lt_regions *r = &device->pool.regions;
     size_t size = r->bytes / 2 > LEAST_REGION ? r->bytes / 2 : LEAST_REGION;
-    size = size < bytes ? bytes : size;
-    char *p = device->alloc(device, size);
-    if (!p && size > bytes)
+    char *p = size > bytes ? generous(device, size) : NULL;
+    if (!p)
         p = device->alloc(device, size = bytes);
     if (!p)
         return false;

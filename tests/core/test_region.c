@@ -1,7 +1,7 @@
 /* Large blocks: cut out of regions, joined again, given back to the system. */
 #include <stdlib.h>
 
-#include "core/tensor.h"
+#include "core/pool.h"
 #include "tests/lt_test.h"
 
 enum { MB = 1 << 20, MOST = 64 };
@@ -164,6 +164,64 @@ TEST(a_system_with_little_memory)
     lt__free(ctx, p, ABOUT(3));
     CHECK(!lt__alloc(ctx, ABOUT(6)));
     CHECK_EQ(held(ctx), 0);
+    lt_ctx_free(ctx);
+}
+
+/* An accelerator with so many bytes, at addresses where nothing is. */
+static size_t left;
+static char *next_block;
+
+static void *from_what_is_left(lt_device *device, size_t bytes)
+{
+    (void)device;
+    if (bytes > left)
+        return NULL;
+    left -= bytes;
+    next_block += bytes + 4096;
+    return next_block - bytes;
+}
+
+static void give_back(lt_device *device, void *p, size_t bytes)
+{
+    (void)device;
+    CHECK(p != NULL);
+    left += bytes;
+}
+
+/* Takes a block that is never given back; what is left then. */
+static size_t after(lt_device *device, size_t bytes)
+{
+    CHECK(lt__region_take(device, bytes) != NULL);
+    return left / MB;
+}
+
+/* Some memory of an accelerator stays free for what is no block, until a block needs it. */
+TEST(headroom_of_an_accelerator)
+{
+    lt_device d = {.alloc = from_what_is_left, .free = give_back};
+    left = (size_t)1000 * MB;
+    next_block = (char *)(uintptr_t)MB;
+    CHECK_EQ(after(&d, (size_t)300 * MB), 700);
+    CHECK_EQ(after(&d, (size_t)150 * MB), 550);
+    CHECK_EQ(after(&d, (size_t)50 * MB), 325);   /* half of 450 */
+    CHECK_EQ(after(&d, (size_t)175 * MB), 325);
+    left = (size_t)400 * MB;
+    CHECK_EQ(after(&d, (size_t)50 * MB), 350);   /* half of 675 would leave too little */
+    CHECK_EQ(after(&d, (size_t)340 * MB), 10);
+    CHECK(!lt__region_take(&d, (size_t)20 * MB));
+    CHECK_EQ(left / MB, 10);
+    free(d.pool.regions.all.at);
+    free(d.pool.regions.free.at);
+}
+
+TEST(a_host_needs_none)
+{
+    lt_ctx *ctx = counting_ctx();
+    void *first = lt__alloc(ctx, ABOUT(100)), *second = lt__alloc(ctx, ABOUT(40));
+    CHECK(first && second);
+    CHECK_EQ(of_system.asked, 2);
+    lt__free(ctx, first, ABOUT(100));
+    lt__free(ctx, second, ABOUT(40));
     lt_ctx_free(ctx);
 }
 
