@@ -71,6 +71,49 @@ TEST(any_device_is_that_of_the_local_rank)
     lt_ctx_free(m.ctx);
 }
 
+/* Its functions do not count on what the thread has called before. */
+TEST(two_devices_of_one_thread)
+{
+    machine m = machine_open();
+    m.pretend(13000, 2, 9);
+    machine each[] = {m, machine_as(false, &(lt_accelerator_config){.index = 1})};
+    float *from[2], *to[2];
+    void *block[2];
+    uint64_t mark[2];
+    for (int i = 0; i < 2; i++) {
+        lt_device *d = each[i].cuda.device;
+        block[i] = d->alloc(d, 8000);
+        from[i] = d->alloc_host(d, 8000);
+        to[i] = d->alloc_host(d, 8000);
+        CHECK(block[i] && from[i] && to[i]);
+    }
+    for (int step = 0; step < 8; step++)
+        for (int i = 0; i < 2; i++) {
+            lt_device *d = each[i].cuda.device;
+            from[i][1] = 5;
+            switch (step) {
+            case 0: must(d->fill(d, block[i], LT_F32, 1000, 2 + i)); break;
+            case 1: must(d->add(d, block[i], block[i], LT_F32, 1000)); break;
+            case 2: mark[i] = d->mark(d); break;
+            case 3: must(d->upload(d, block[i], from[i], 8, mark[i], &mark[i])); break;
+            case 4: must(d->follow(d, mark[i])); break;
+            case 5: must(d->add(d, block[i], block[i], LT_F32, 1000)); break;
+            case 6: must(d->download(d, to[i], block[i], 4000, d->mark(d), &mark[i])); break;
+            default: must(d->wait(d, mark[i]));
+            }
+        }
+    for (int i = 0; i < 2; i++) {
+        lt_device *d = each[i].cuda.device;
+        CHECK(to[i][0] == 0 && to[i][1] == 10 && to[i][2] == 8 + 4 * (float)i);
+        d->free(d, block[i], 8000);
+        d->free_host(d, from[i]);
+        d->free_host(d, to[i]);
+    }
+    lt_ctx_free(each[1].ctx);
+    m.pretend(13000, 1, 9);
+    lt_ctx_free(m.ctx);
+}
+
 TEST(its_name)
 {
     machine m = machine_open();

@@ -16,11 +16,13 @@
 struct shim_stream {
     std::deque<std::function<void()>> queue;
     uint64_t queued, done;
+    int device;
 };
 
 struct shim_event {
     shim_stream *stream;      /* NULL: never recorded */
     uint64_t position;
+    int device;
 };
 
 namespace {
@@ -40,6 +42,7 @@ shim_stream null_stream;
 int64_t counts[SHIM_COUNTS];
 int driver = CUDART_VERSION, n_devices = 1, capability = 9;
 char fault_text[400];
+thread_local int current;     /* device of each thread */
 
 typedef std::lock_guard<std::recursive_mutex> guard;
 
@@ -244,7 +247,10 @@ cudaError_t cudaGetDeviceCount(int *n)
 
 cudaError_t cudaSetDevice(int device)
 {
-    return device < n_devices ? cudaSuccess : cudaErrorInvalidDevice;
+    if (device >= n_devices)
+        return cudaErrorInvalidDevice;
+    current = device;
+    return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int)
@@ -271,6 +277,7 @@ const char *cudaGetErrorString(cudaError_t error)
     case cudaSuccess: return "no error";
     case cudaErrorInvalidValue: return "invalid argument";
     case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
     case cudaErrorNotReady: return "device not ready";
     case cudaErrorLaunchFailure: return fault_text;
     default: return "some error";
@@ -369,6 +376,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
     if (state() != cudaSuccess)
         return state();
     *stream = new shim_stream();
+    (*stream)->device = current;
     streams.push_back(*stream);
     return cudaSuccess;
 }
@@ -413,8 +421,12 @@ cudaError_t cudaDeviceSynchronize(void)
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned)
 {
-    *event = state() == cudaSuccess ? new shim_event() : NULL;
-    return state();
+    *event = NULL;
+    if (state() != cudaSuccess)
+        return state();
+    *event = new shim_event();
+    (*event)->device = current;
+    return cudaSuccess;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event)
@@ -426,6 +438,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     guard g(lock);
+    if (stream && stream->device != event->device)
+        return cudaErrorInvalidResourceHandle;
     event->stream = of(stream);
     event->position = of(stream)->queued;
     return state();
@@ -477,6 +491,8 @@ cudaError_t shim_launch(const cudaLaunchConfig_t *config, std::function<void()> 
 {
     guard g(lock);
     dim3 grid = config->gridDim, block = config->blockDim;
+    if (config->stream && config->stream->device != current)
+        return cudaErrorInvalidResourceHandle;
     if (grid.x == 0 || grid.x > INT32_MAX || block.x == 0 || block.x > 1024)
         return cudaErrorInvalidValue;
     return add(config->stream, [=] {
