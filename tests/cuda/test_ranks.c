@@ -3,14 +3,12 @@
  */
 #include <lauxlib.h>
 #include <pthread.h>
+#include <unistd.h>
 
-#include "core/tensor.h"
 #include "dist/dist.h"
 #include "lua/luatrain.h"
-#include "tests/cuda/libs.h"
+#include "tests/cuda/twin.h"
 #include "tests/device/emu.h"
-
-#include "tests/cuda/shim.h"
 
 enum { RANKS = 2, TEXT = 1 << 13 };
 
@@ -67,12 +65,9 @@ static void *run(void *ud)
 
 static void pretend(int devices)
 {
-    char path[PATH_MAX];
-    void *library = dlopen(beside("libluatrain-cuda.so", path), RTLD_NOW | RTLD_LOCAL);
-    void (*machine)(int driver, int devices, int capability);
-    if (!library || !(*(void **)&machine = dlsym(library, "shim_machine")))
-        FAIL("%s", dlerror());
-    machine(13000, devices, 9);
+    void (*become)(int driver, int devices, int capability);
+    *(void **)&become = from_plugin("shim_machine");
+    become(13000, devices, 9);
 }
 
 static void run_all(const char *options, const char *fault, way by, rank *ranks)
@@ -121,7 +116,50 @@ TEST(loops)
     check_loop("policy = 'dynamic'", inf, " skipped=0x1p+0", host, text);
 }
 
+/* Once so many kernels more have run. */
+static void *fail_then(void *ud)
+{
+    int64_t (*count)(int what);
+    void (*fault)(const char *fmt, ...);
+    *(void **)&count = from_plugin("shim_count");
+    *(void **)&fault = from_plugin("shim_fault");
+    const int64_t until = count(SHIM_LAUNCHES) + *(int *)ud;
+    for (int i = 0; i < 60000 && count(SHIM_LAUNCHES) < until; i++)
+        usleep(500);
+    fault("a kernel has read what is not there");
+    return NULL;
+}
+
+/* All ranks end, and soon: that one says what has happened, and others that it has failed. */
+static void check_fault(way by)
+{
+    static rank ranks[RANKS];
+    void (*renew)(void);
+    *(void **)&renew = from_plugin("shim_renew");
+    for (int kernels = 20; kernels <= 180; kernels += 40) {
+        pthread_t thread;
+        double before = lt__seconds();
+        CHECK_EQ(pthread_create(&thread, NULL, fail_then, &kernels), 0);
+        run_all("amp = 'off'", NULL, by, ranks);
+        pthread_join(thread, NULL);
+        CHECK(lt__seconds() - before < 30);
+        for (int i = 0; i < RANKS; i++)
+            if (!strstr(ranks[i].text, "a kernel has read what is not there"))
+                FAIL("after %d kernels rank %d says: %s", kernels, i, ranks[i].text);
+        renew();
+    }
+}
+
+TEST(a_kernel_fails) { check_fault((way){.own = false}); }
+
 #ifdef LT_WITH_CUDNN
+TEST(a_kernel_fails_beside_nccl)
+{
+    stand_in_nccl *library = open_nccl();
+    check_fault((way){.own = true});
+    CHECK_EQ(library->live, 0);
+}
+
 /* In f32 two ranks have the sums of the CPU, bit for bit. */
 TEST(loops_by_nccl)
 {
