@@ -352,9 +352,8 @@ static bool wants_grad(const lt_tensor *x)
 /* A forward call to who watches. */
 static void show(const struct lt_autograd *ag, const lt_call *c)
 {
-    char where[LT_WHERE_BYTES] = "";
-    if (ag->where)
-        ag->where(ag->where_ud, where, sizeof where);
+    char where[LT_WHERE_BYTES];
+    lt_where(c->ctx, where);
     ag->watch(ag->watch_ud, c, false, where);
 }
 

@@ -301,7 +301,8 @@ LT_API lt_tensor *lt_saved(const lt_tensor *x, int i);
 /* ==== Hooks =================================================================================== */
 
 /* Called once per backward for leaf x when its last contribution of this backward is in grad; a
- * failure ends the backward. In order of registration. Hooks see ops unrecorded. */
+ * failure ends the backward. In order of registration. Hooks see ops unrecorded. They may change
+ * grad; one that forgets it, by lt_zero_grad(), fails where other ranks count on it. */
 typedef lt_status (*lt_grad_hook)(void *ud, lt_tensor *x, lt_tensor *grad);
 /* ud is taken: free (may be NULL) is called with it when the leaf goes, or at once on failure. */
 LT_MUST lt_status lt_on_grad(lt_tensor *x, lt_grad_hook hook, void *ud, void (*free)(void *ud));
@@ -347,7 +348,7 @@ LT_API void lt_set_grad_slots(lt_ctx *ctx,
 /* For those who fill them. Where a placed parameter's gradient lies: elements from `offset` on of
  * an arena, which is made if need be, and whose padding is zero. Behind its end are LT_GRAD_ROOM
  * bytes more, for whoever sends the gradients to send something with them. */
-enum { LT_GRAD_ROOM = 1024 };
+enum { LT_GRAD_ROOM = 2048 };
 typedef struct lt_grad_place {
     void *arena;
     lt_dtype dtype;
@@ -445,6 +446,9 @@ LT_API void lt_rehearsal_end(lt_ctx *ctx);
  * backward. */
 typedef void (*lt_where_fn)(void *ud, char *where, size_t bytes);
 LT_API void lt_set_where(lt_ctx *ctx, lt_where_fn fn, void *ud);
+/* What it says now. */
+enum { LT_WHERE_BYTES = 200 };
+LT_API void lt_where(lt_ctx *ctx, char where[LT_WHERE_BYTES]);
 
 /* ==== Statistics of a step ==================================================================== */
 

@@ -349,7 +349,18 @@ static lt_status call_hooks(struct lt_autograd *ag, lt_leaf *leaf)
         LT_TRY(h->fn(h->ud, leaf->x, leaf->grad));
     if (leaf->hooks && leaf->x && ag->scaling.changed)
         LT_TRY(ag->scaling.changed(ag->scaling.ud, leaf->x, leaf->grad));
-    return ag->slots.ready ? ag->slots.ready(ag->slots.ud, leaf->x, leaf->grad) : LT_OK;
+    return LT_OK;
+}
+
+static lt_status tell_ready(struct lt_autograd *ag, lt_leaf *leaf)
+{
+    bool is_there = ag->slots.ready && !ag->rehearsal.on;
+    return is_there ? ag->slots.ready(ag->slots.ud, leaf->x, leaf->grad) : LT_OK;
+}
+
+static lt_status failed(const lt_node *node)
+{
+    return lt_fail_prefix("%sbackward of %s", node->where, node->def->schema.name);
 }
 
 /* One use of each leaf of node is over. */
@@ -357,8 +368,11 @@ static lt_status count_down(struct lt_autograd *ag, lt_node *node)
 {
     for (int i = 0; i < node->n_in; i++) {
         lt_leaf *leaf = node->edge[i].leaf;
-        if (leaf && leaf->uses > 0 && --leaf->uses == 0 && leaf->came && leaf->x)
-            LT_TRY(call_hooks(ag, leaf));
+        if (!leaf || leaf->uses == 0 || --leaf->uses > 0 || !leaf->came || !leaf->x)
+            continue;
+        LT_TRY(call_hooks(ag, leaf));
+        if (tell_ready(ag, leaf) != LT_OK)
+            return failed(node);
     }
     return LT_OK;
 }
@@ -373,7 +387,7 @@ static lt_status walk(struct lt_autograd *ag, lt_node *from)
         if (!node->marked)
             continue;
         if (step_back(node) != LT_OK)
-            return lt_fail_prefix("%sbackward of %s", node->where, node->def->schema.name);
+            return failed(node);
         LT_TRY(count_down(ag, node));
         before =
             node->prev; /* a hook may have ended other nodes; what follows ends this one only */
@@ -496,6 +510,8 @@ static lt_status lead_to_leaf(struct lt_autograd *ag, lt_tensor *loss, lt_tensor
         status = hand_on(&e, seed);
     if (status == LT_OK)
         status = call_hooks(ag, loss->leaf);
+    if (status == LT_OK)
+        status = tell_ready(ag, loss->leaf);
     status = end(ag, loss->ctx, status);
     ag->off--;
     ag->in_backward = false;

@@ -120,6 +120,14 @@ void lt_set_where(lt_ctx *ctx, lt_where_fn fn, void *ud)
     ctx->slots.autograd->where_ud = ud;
 }
 
+void lt_where(lt_ctx *ctx, char where[LT_WHERE_BYTES])
+{
+    const struct lt_autograd *ag = ctx->slots.autograd;
+    where[0] = 0;
+    if (ag->where)
+        ag->where(ag->where_ud, where, LT_WHERE_BYTES);
+}
+
 void lt_set_timer(lt_ctx *ctx, lt_timer_fn fn, void *ud)
 {
     ctx->slots.autograd->timer = fn;
@@ -420,8 +428,7 @@ lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *c
         lt__node_release(node);
         return status;
     }
-    if (ag->where)
-        ag->where(ag->where_ud, node->where, sizeof node->where);
+    lt_where(c->ctx, node->where);
     node->tape = tape;
     node->prev = tape->last;
     *(tape->last ? &tape->last->next : &tape->first) = node;

@@ -12,8 +12,6 @@
 #include "autograd/autograd.h"
 #include "core/tensor.h"
 
-enum { LT_WHERE_BYTES = 200 };
-
 typedef struct lt_hook {
     struct lt_hook *next;
     lt_grad_hook fn;

@@ -8,7 +8,7 @@
 
 /* The numbers: these, then some for each rank, one for each parameter, and the norms. */
 enum { LOSS, HEAD };
-enum { BACKWARDS, STOP, STEPS, OF_RANK };
+enum { BACKWARDS, STOP, STEPS, TAIL, OF_RANK };
 
 static double *of_rank(const lt_record *r, int rank) { return r->data + HEAD + OF_RANK * rank; }
 static double *of_parameters(const lt_record *r) { return of_rank(r, r->ranks); }
@@ -24,6 +24,8 @@ lt_status lt__record_add_loss(lt_record *r, lt_tensor *loss)
         r->loss += value;
         return LT_OK;
     }
+    if (r->n_losses == 0)
+        lt_where(loss->ctx, r->where);
     if (r->n_losses == r->room) {
         int room = r->room ? 2 * r->room : 8;
         lt_later **more = realloc(r->losses, (size_t)room * sizeof *more);
@@ -64,6 +66,7 @@ lt_status lt__record_write(lt_record *r, lt_ctx *ctx, int ranks, int parameters,
     of_rank(r, own->rank)[BACKWARDS] = own->backwards;
     of_rank(r, own->rank)[STOP] = own->stop_reason;
     of_rank(r, own->rank)[STEPS] = own->steps;
+    of_rank(r, own->rank)[TAIL] = own->tail;
     return lt__norms_write(&r->norms, ctx, own->share > 0, of_norms(r));
 }
 
@@ -73,9 +76,9 @@ lt_status lt__record_come(lt_record *r)
     for (int i = 0; i < r->n_losses; i++) {
         LT_TRY(lt_later_item(r->losses[i], &value));
         if (!isfinite(value))
-            return lt_fail(LT_ENUMERIC, "the loss is %s at step %lld; look at the learning rate "
-                           "and at the data", isnan(value) ? "nan" : value > 0 ? "inf" : "-inf",
-                           (long long)r->step);
+            return lt_fail(LT_ENUMERIC, "%sthe loss is %s at step %lld; look at the learning rate "
+                           "and at the data", r->where,
+                           isnan(value) ? "nan" : value > 0 ? "inf" : "-inf", (long long)r->step);
         loss += value;
     }
     if (r->n_losses > 0)
@@ -93,11 +96,24 @@ void lt__record_use(lt_record *r, int parameter, bool added)
 
 lt_status lt__record_check(const lt_record *r)
 {
-    for (int rank = 1; rank < r->ranks; rank++)
-        if (of_rank(r, rank)[STEPS] != of_rank(r, 0)[STEPS])
-            return lt_fail(LT_EDESYNC, "the ranks disagree: rank %d has not taken the same steps "
-                           "of optimizers, with or without clip, as rank 0; what decides about a "
-                           "step must be the same on all ranks", rank);
+    const double *first = of_rank(r, 0);
+    for (int rank = 1; rank < r->ranks; rank++) {
+        const double *other = of_rank(r, rank);
+        if (other[TAIL] != first[TAIL])
+            return lt_fail(LT_EDESYNC, "the ranks disagree: rank %d has %g numbers to go with each "
+                           "bucket, and rank 0 has %g; a loss scale must be in use on all ranks, "
+                           "or on none", rank, other[TAIL], first[TAIL]);
+        if (other[STEPS] == first[STEPS])
+            continue;
+        if (other[BACKWARDS] != first[BACKWARDS])
+            return lt_fail(LT_EDESYNC, "the ranks disagree: rank %d comes with %g backwards for a "
+                           "step, and rank 0 with %g for another one; a step that has more of them "
+                           "than any before must have them on all ranks", rank, other[BACKWARDS],
+                           first[BACKWARDS]);
+        return lt_fail(LT_EDESYNC, "the ranks disagree: rank %d has not taken the same steps of "
+                       "optimizers, with or without clip, as rank 0; what decides about a step "
+                       "must be the same on all ranks", rank);
+    }
     return LT_OK;
 }
 

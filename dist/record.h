@@ -17,6 +17,7 @@ typedef struct lt_record { /* zero: nothing was written */
     double loss;          /* of this rank, so far in the step; and those that are still to come */
     lt_later **losses;
     int n_losses, room;
+    char where[LT_WHERE_BYTES]; /* the first of those was made */
     double share;         /* of this rank's loss in that of all, */
     int64_t step;         /* in this step */
 } lt_record;
@@ -26,6 +27,7 @@ typedef struct lt_own {   /* what a rank tells of itself */
     double share;         /* of the batch */
     int backwards, stop_reason;
     uint32_t steps;       /* lt_steps_digest() */
+    int tail;             /* numbers that go with each bucket */
 } lt_own;
 
 /* What a backward of this step begins with; of more elements than one it is none. */
@@ -49,7 +51,7 @@ double lt__record_loss(const lt_record *record);
 int lt__record_backwards(const lt_record *record);
 /* Of the first rank that has one; or 0. */
 int lt__record_stop_reason(const lt_record *record);
-/* LT_EDESYNC unless all ranks have taken the same steps. */
+/* LT_EDESYNC unless all ranks have taken the same steps, and send as much with buckets. */
 LT_MUST lt_status lt__record_check(const lt_record *record);
 /* The statistics that wait in ctx become those of all ranks. LT_ENOMEM or LT_EDESYNC. */
 LT_MUST lt_status lt__record_read_norms(const lt_record *record, lt_ctx *ctx);
