@@ -128,42 +128,47 @@ LT_API lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *scale, int64_t number
 /* They have to decide alike, so each tells the others what it has found: some whole numbers go with
  * each bucket of gradients and come back as sums over the ranks. What comes back replaces what a
  * rank has found itself. In dist these functions are at home in a bucket filter: measure() has
- * lt_loss_scale_last() or lt_loss_scale_found(), pack() tells, unpack() hears, done() agrees.
- *
- * Where a bucket travels in f16, it does so multiplied by 2^wire, which leaves 2 bits for gradients
- * that grow from step to step. If they have grown more, or have shrunk by more than 12, that shows
- * in what is heard, and the bucket is to be sent again: overflow on the wire costs no step and
- * moves no scale. Without a scale one of 2^0 that is static, and not in use, does that too: with
- * found(), start(), pack() and unpack(). */
+ * lt_loss_scale_last(), pack() tells, unpack() hears, done() agrees. */
 enum {
     LT_EXPONENT_LOW = -40, LT_EXPONENT_HIGH = 80, /* that can be told */
-    LT_SCALE_NUMBERS = 122,
-    LT_SCALE_WIRES = 256     /* buckets beyond share wire with others */
+    LT_EXPONENTS = LT_EXPONENT_HIGH - LT_EXPONENT_LOW + 1,
+    LT_SCALE_NUMBERS = 1 + LT_EXPONENTS
 };
-/* What was found in the gradient that was completed last, as its hooks have left it, with the scale
- * in it; on the rank's thread. */
+/* What was found in the gradient that was completed last, as its hooks have left it: it is true.
+ * On the rank's thread. */
 LT_API lt_found lt_loss_scale_last(const lt_loss_scale *scale);
-/* The same of what was found in true gradients, on an accelerator or in a copy of its own: that
- * comes to the host later than the last. On any thread, before lt_loss_scale_agree(). */
-LT_API lt_found lt_loss_scale_found(lt_loss_scale *scale, lt_found found);
-/* Of what this rank has in a bucket, in the whole step: the largest magnitude, how many numbers are
- * not finite. numbers (LT_SCALE_NUMBERS) are 0. */
-LT_API void lt_loss_scale_tell(const lt_loss_scale *scale, int bucket, double largest,
-                               int64_t not_finite, float *numbers, int *wire);
+/* What this rank has found in a bucket, in true gradients of the step. numbers (LT_SCALE_NUMBERS)
+ * are 0. */
+LT_API void lt_loss_scale_tell(lt_loss_scale *scale, const lt_found *found, float *numbers);
 /* Buckets are going to be heard, from the first on: those of before count no more. */
 LT_API void lt_loss_scale_listen(lt_loss_scale *scale);
-/* The sums. True: the bucket is to be sent again, as in f16 it may have overflowed, or underflowed
- * more than it has to. */
-LT_API bool lt_loss_scale_hear(lt_loss_scale *scale, int bucket, const float *numbers,
-                               bool in_f16);
-/* So far. */
-LT_API int64_t lt_loss_scale_sent_again(const lt_loss_scale *scale);
-/* For saving and putting back: wire of each bucket (LT_SCALE_WIRES), borrowed. Returns of how many
- * it has moved. */
-LT_API int lt_loss_scale_wires(lt_loss_scale *scale, int **wire);
-LT_API void lt_loss_scale_set_wires(lt_loss_scale *scale, int wires);
+/* The sums. */
+LT_API void lt_loss_scale_hear(lt_loss_scale *scale, const float *numbers);
 /* All buckets were heard; before an optimizer asks, as in lt_grad_slots.update. */
 LT_API void lt_loss_scale_agree(lt_loss_scale *scale);
+
+/* Where a bucket travels in f16, with or without a loss scale, it does so multiplied by 2^exponent,
+ * which leaves 2 bits for gradients that grow from step to step. If they have grown more, or have
+ * shrunk by more than 12, that shows in numbers that go with the bucket, and it is to be sent
+ * again: overflow on the wire costs no step and moves no scale. */
+enum {
+    LT_WIRE_LOW = -120, LT_WIRE_HIGH = 100, /* of f32, with bits to spare for shares: true gradients
+                                             * below 2^-112 or so become 0 on their way */
+    LT_WIRE_NUMBERS = LT_EXPONENTS,
+    LT_WIRES = 256
+};
+typedef struct lt_wires {    /* all of it is to be saved with a training */
+    int exponent[LT_WIRES];  /* of a bucket; those beyond share it with others */
+    int used;                /* the first so many, by now */
+    int64_t sent_again;      /* buckets, so far */
+} lt_wires;
+LT_API lt_wires lt_wires_begin(void);
+/* The exponent for a bucket, in which this rank has true gradients up to `largest`, of those that
+ * are finite. numbers (LT_WIRE_NUMBERS) are 0. */
+LT_API int lt_wires_tell(const lt_wires *wires, int bucket, double largest, float *numbers);
+/* The sums. True: the bucket is to be sent again, as it may have overflowed, or underflowed more
+ * than it has to. */
+LT_API bool lt_wires_hear(lt_wires *wires, int bucket, const float *numbers);
 
 /* ==== What half precision does to a pass ====================================================== */
 

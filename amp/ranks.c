@@ -1,92 +1,103 @@
-/* ranks.c - what several ranks tell each other, so that they decide alike about a step; see amp.h.
+/* ranks.c - what several ranks tell each other, so that they decide alike about a step, and about
+ * the way of a bucket in f16; see amp.h.
  */
 #include <math.h>
 
 #include "amp/scale.h"
 
-/* The numbers of a bucket: how many ranks have something in it that is not finite; then for each
- * exponent how many have it as their largest. They are those on its way in f16, whether it goes
- * that way or not. What is beyond the first or the last is told as this; in f16 it is nearer to
- * what can be told when the bucket is sent again. */
+/* Exponents are told by one number for each: how many ranks have it as their largest. What is
+ * beyond the first or the last is told as this. */
+
+static void tell_exponent(double magnitude, float *numbers)
+{
+    int exponent = lt__exponent_of(magnitude);
+    if (exponent != LT_NO_EXPONENT)
+        numbers[exponent - LT_EXPONENT_LOW] = 1;
+}
+
+/* LT_NO_EXPONENT: none was told. */
+static int largest_told(const float *numbers)
+{
+    int i = LT_EXPONENTS - 1;
+    while (i >= 0 && numbers[i] == 0)
+        i--;
+    return i < 0 ? LT_NO_EXPONENT : i + LT_EXPONENT_LOW;
+}
+
+/* ==== The step ================================================================================ */
+
+/* The numbers: how many ranks have something that is not finite; and exponents of what is, with the
+ * scale in it. */
 enum { NOT_FINITE, EXPONENTS };
 
-_Static_assert(LT_SCALE_NUMBERS == EXPONENTS + LT_EXPONENT_HIGH - LT_EXPONENT_LOW + 1,
-               "a number for each exponent");
-
-enum {
-    WIRE_TOP = 14,  /* the largest exponent of a sum below 2^15 */
-    WIRE_LOW = 0,   /* 14 bits above the smallest normal number of f16 */
-    WIRE_SPARE = 2, /* bits by which gradients may grow from one step to the next */
-    WIRE_LEAST = -120, WIRE_MOST = 100 /* of f32, with bits to spare for shares */
-};
-
-lt_found lt_loss_scale_found(lt_loss_scale *s, lt_found found)
+void lt_loss_scale_tell(lt_loss_scale *s, const lt_found *found, float *numbers)
 {
-    found.largest = ldexp(found.largest, s->scaler.k);
-    s->here |= found.not_finite > 0;
-    return found;
+    s->here |= found->not_finite > 0;
+    numbers[NOT_FINITE] = found->not_finite > 0;
+    tell_exponent(ldexp(found->largest, s->scaler.k), numbers + EXPONENTS);
 }
 
-void lt_loss_scale_tell(const lt_loss_scale *s, int bucket, double largest, int64_t not_finite,
-                        float *numbers, int *wire)
+void lt_loss_scale_listen(lt_loss_scale *s)
 {
-    *wire = s->wire[bucket % LT_SCALE_WIRES];
-    int exponent = lt__exponent_of(ldexp(largest, *wire - s->scaler.k));
-    numbers[NOT_FINITE] = not_finite > 0;
-    if (exponent != LT_NO_EXPONENT)
-        numbers[EXPONENTS + exponent - LT_EXPONENT_LOW] = 1;
+    s->heard = (lt_found){0};
+    s->here = false;
 }
 
-/* The largest exponent that some rank has told; LT_NO_EXPONENT: none has. */
-static int largest_of(const float *numbers)
+void lt_loss_scale_hear(lt_loss_scale *s, const float *numbers)
 {
-    int exponent = LT_EXPONENT_HIGH;
-    while (exponent >= LT_EXPONENT_LOW && numbers[EXPONENTS + exponent - LT_EXPONENT_LOW] == 0)
-        exponent--;
-    return exponent < LT_EXPONENT_LOW ? LT_NO_EXPONENT : exponent;
-}
-
-static int wire_for(int true_exponent)
-{
-    int wire = WIRE_TOP - WIRE_SPARE - true_exponent;
-    return wire < WIRE_LEAST ? WIRE_LEAST : wire > WIRE_MOST ? WIRE_MOST : wire;
-}
-
-void lt_loss_scale_listen(lt_loss_scale *s) { s->heard = (lt_found){0}; }
-
-bool lt_loss_scale_hear(lt_loss_scale *s, int bucket, const float *numbers, bool in_f16)
-{
-    int exponent = largest_of(numbers), *wire = &s->wire[bucket % LT_SCALE_WIRES];
+    int exponent = largest_told(numbers + EXPONENTS);
     s->heard.not_finite += (int64_t)numbers[NOT_FINITE];
-    if (exponent == LT_NO_EXPONENT)
-        return false;
-    int true_exponent = exponent - *wire;
-    int next = in_f16 ? wire_for(true_exponent) : *wire;
-    bool again = (exponent > WIRE_TOP || exponent < WIRE_LOW) && next != *wire;
-    if (!again)
-        s->heard.largest = fmax(s->heard.largest, ldexp(1, true_exponent + s->scaler.k));
-    if (in_f16 && bucket >= s->wires && bucket < LT_SCALE_WIRES)
-        s->wires = bucket + 1;
-    *wire = next;
-    s->sent_again += again;
-    return again;
-}
-
-int64_t lt_loss_scale_sent_again(const lt_loss_scale *s) { return s->sent_again; }
-
-int lt_loss_scale_wires(lt_loss_scale *s, int **wire)
-{
-    *wire = s->wire;
-    return s->wires;
-}
-
-void lt_loss_scale_set_wires(lt_loss_scale *s, int wires)
-{
-    s->wires = wires < LT_SCALE_WIRES ? wires : LT_SCALE_WIRES;
+    if (exponent != LT_NO_EXPONENT)
+        s->heard.largest = fmax(s->heard.largest, ldexp(1, exponent));
 }
 
 void lt_loss_scale_agree(lt_loss_scale *s)
 {
     s->elsewhere = !s->here && s->heard.not_finite > 0;
     s->agreed = true;
+}
+
+/* ==== The way in f16 ========================================================================== */
+
+enum {
+    FIRST = 24,  /* to begin too high costs a bucket one way, once */
+    TOP = 14,    /* the largest exponent of a sum below 2^15 */
+    LOW = 0,     /* 14 bits above the smallest normal number of f16 */
+    SPARE = 2    /* bits by which gradients may grow from one step to the next */
+};
+
+lt_wires lt_wires_begin(void)
+{
+    lt_wires w = {.used = 0};
+    for (int i = 0; i < LT_WIRES; i++)
+        w.exponent[i] = FIRST;
+    return w;
+}
+
+int lt_wires_tell(const lt_wires *w, int bucket, double largest, float *numbers)
+{
+    int exponent = w->exponent[bucket % LT_WIRES];
+    tell_exponent(ldexp(largest, exponent), numbers);
+    return exponent;
+}
+
+static int exponent_for(int true_exponent)
+{
+    int exponent = TOP - SPARE - true_exponent;
+    return exponent < LT_WIRE_LOW ? LT_WIRE_LOW : exponent > LT_WIRE_HIGH ? LT_WIRE_HIGH : exponent;
+}
+
+/* What is beyond what can be told is nearer to it when the bucket is sent again. */
+bool lt_wires_hear(lt_wires *w, int bucket, const float *numbers)
+{
+    int told = largest_told(numbers), *exponent = &w->exponent[bucket % LT_WIRES];
+    if (told == LT_NO_EXPONENT)
+        return false;
+    int next = exponent_for(told - *exponent);
+    bool again = (told > TOP || told < LOW) && next != *exponent;
+    if (bucket >= w->used && bucket < LT_WIRES)
+        w->used = bucket + 1;
+    *exponent = next;
+    w->sent_again += again;
+    return again;
 }

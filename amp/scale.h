@@ -20,14 +20,11 @@ struct lt_loss_scale {
     int n_findings, room, at; /* at: where the next is looked for */
     int last;                 /* row of the gradient that was completed last */
     lt_found heard;           /* from all ranks, of this step's buckets */
-    int wire[LT_SCALE_WIRES]; /* of a bucket: the exponent for its way in f16 */
-    int wires;                /* of them that have moved */
-    int64_t sent_again;       /* buckets, so far */
     bool agreed;              /* it holds for this step, and not what this rank has found */
     bool fresh;               /* a backward has come since the last decision, */
     lt_outcome outcome;       /* which was this one, or is LT_PENDING */
     lt_scaled_step step, kept[LT_STEPS_KEPT]; /* the last one; the last ones, by their number */
-    _Atomic bool here;        /* in this step a gradient was not finite on this rank, */
+    bool here;                /* in this step a gradient was not finite on this rank, */
     bool elsewhere;           /* or on another one only */
     bool watched;             /* this step is: see watch.h */
     char first[LT_FIRST_BYTES]; /* about what was not finite first, in the step; "": nothing was */

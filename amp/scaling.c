@@ -35,8 +35,6 @@ lt_loss_scale *lt_loss_scale_new(lt_ctx *ctx, const lt_scaler *scaler)
     }
     s->ctx = lt__ctx_retain(ctx);
     s->scaler = *scaler;
-    for (int i = 0; i < LT_SCALE_WIRES; i++)
-        s->wire[i] = scaler->k;
     s->step = (lt_scaled_step){.k = scaler->k, .exponent = LT_NO_EXPONENT, .finite = true,
                                .skipped = scaler->skipped};
     return s;
@@ -117,7 +115,10 @@ lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *s, int64_t number)
 lt_found lt_loss_scale_last(const lt_loss_scale *s)
 {
     lt_found found;
-    return lt_ledger_read(s->ledger, s->last, 1, &found) == LT_OK ? found : (lt_found){0};
+    if (lt_ledger_read(s->ledger, s->last, 1, &found) != LT_OK)
+        return (lt_found){0};
+    found.largest = ldexp(found.largest, -s->scaler.k);
+    return found;
 }
 
 /* ==== Findings ================================================================================ */
@@ -209,10 +210,7 @@ static lt_status complete(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
     LT_TRY(take_row(s, x));
-    LT_TRY(lt_ledger_rescale(s->ledger, s->last, grad, 1 / scale_of(s)));
-    if (!lt_ledger_is_late(s->ledger, s->last, 1)) /* else lt_loss_scale_found() sees it */
-        s->here |= lt_loss_scale_last(s).not_finite > 0;
-    return LT_OK;
+    return lt_ledger_rescale(s->ledger, s->last, grad, 1 / scale_of(s));
 }
 
 /* A hook may have made of a gradient what must not be applied, or may have mended it. */
@@ -220,10 +218,7 @@ static lt_status changed(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
     (void)x;
-    LT_TRY(lt_ledger_find(s->ledger, s->last, grad, scale_of(s)));
-    if (!lt_ledger_is_late(s->ledger, s->last, 1))
-        s->here |= lt_loss_scale_last(s).not_finite > 0;
-    return LT_OK;
+    return lt_ledger_find(s->ledger, s->last, grad, scale_of(s));
 }
 
 /* If only other ranks have added to it, they tell what they have found. */

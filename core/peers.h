@@ -17,7 +17,7 @@ struct lt_device;
 enum {
     LT_PEERS_ID = 128,        /* bytes of what the peers of a job have in common */
     LT_PEERS_NAME = 64,
-    LT_PEERS_TAIL = 128       /* numbers that may go with a sum */
+    LT_PEERS_TAIL = 256       /* numbers that may go with a sum */
 };
 
 typedef struct lt_peers {     /* this rank's end; the plugin's own part follows */

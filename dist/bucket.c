@@ -41,6 +41,13 @@ static bool has(const lt_reducer *r, const lt_member *item)
 
 static double scale_of(const lt_reducer *r) { return r->shards > 0 || !counts(r) ? 1 : r->share; }
 
+/* What is found in it decides about the step; if not, it waits for its optimizer, or has none. */
+static bool decides(const lt_member *item) { return item->judged && item->grown; }
+static bool only_travels(const lt_reducer *r, const lt_member *item)
+{
+    return has(r, item) && !decides(item);
+}
+
 static lt_dtype wire_of(const lt_reducer *r, lt_dtype dtype)
 {
     return dtype == LT_F32 ? r->config.wire : dtype;
@@ -62,9 +69,10 @@ static const lt_member *item_of(const lt_reducer *r, const part *b, int i)
 
 static lt_packet packet_of(const lt_reducer *r, const part *b, void *data)
 {
-    return (lt_packet){.bucket = b->index, .x = r->sent, .data = data,
+    lt_dtype dtype = item_of(r, b, 0)->place.dtype;
+    return (lt_packet){.bucket = b->index, .x = r->sent, .data = data, .dtype = dtype,
                        .count = lt__plan_span(&r->plan, b->first, b->end),
-                       .dtype = item_of(r, b, 0)->place.dtype};
+                       .in_f16 = dtype == LT_F32 && r->config.wire == LT_F16};
 }
 
 /* ==== On the CPU ============================================================================== */
@@ -76,10 +84,16 @@ static lt_packet gather(lt_reducer *r, const part *b, void *data)
     for (int i = 0; i < b->end - b->first; i++) {
         const lt_member *it = item_of(r, b, i);
         char *at = (char *)data + ((char *)lt__member_data(it) - (char *)b->place);
+        lt_found found = {0};
         if (has(r, it)) {
             r->sent[packet.n++] = it->x;
-            lt__measure_add(&packet.measure, it->before);
-            lt__measure_add(&packet.measure, lt__filter_measure(&r->filter.is, it, at));
+            if (decides(it) || packet.in_f16)
+                found = lt__filter_find(&r->filter.is, it, at);
+            packet.largest = fmax(packet.largest, found.largest);
+            if (decides(it)) {
+                lt__found_add(&packet.found, it->before);
+                lt__found_add(&packet.found, found);
+            }
         } else
             memset(at, 0, lt__member_bytes(it));
     }
@@ -125,31 +139,58 @@ static lt_status carry_there(void *ud, lt_packet *p, int exponent)
     return LT_OK;
 }
 
-/* Zeros where this rank has nothing; and what there is in the rest, if the filter asks. As soon as
- * the accelerator is so far. */
-static lt_status look(lt_reducer *r, const part *b, lt_packet *packet)
+/* In `count` elements of a bucket, which become zeros in the first n pieces; as soon as the
+ * accelerator is so far. */
+static lt_status find_there(lt_reducer *r, const part *b, void *data, int64_t count, int zeros,
+                            lt_found *found)
 {
-    const lt_bucket_filter *filter = &r->filter.is;
     lt_reach *reach = &r->reach;
     lt_peers *peers = reach->peers;
-    bool finds = filter->found || filter->measure;
+    bool finds = r->filter.is.look != NULL;
+    lt_status begun = peers->calls->look(peers, data, count, item_of(r, b, 0)->place.dtype,
+                                         reach->zeros, zeros, finds, b->plan->mark);
+    LT_TRY(lt__reach_wait(reach, r->group, b->what, begun, false));
+    if (finds)
+        lt__found_add(found, (lt_found){peers->largest, peers->not_finite});
+    return LT_OK;
+}
+
+/* In what is between items that only travel: seldom are there any. */
+static lt_status find_what_decides(lt_reducer *r, const part *b, lt_found *found)
+{
+    int n = b->end - b->first;
+    for (int end, i = 0; i < n; i = end + 1) {
+        for (end = i; end < n && !only_travels(r, item_of(r, b, end)); end++)
+            ;
+        if (end > i)
+            LT_TRY(find_there(r, b, lt__member_data(item_of(r, b, i)),
+                              lt__plan_span(&r->plan, b->first + i, b->first + end), 0, found));
+    }
+    return LT_OK;
+}
+
+/* Zeros where this rank has nothing; and what there is in the rest, if the filter asks. */
+static lt_status look(lt_reducer *r, const part *b, lt_packet *packet)
+{
     int64_t first = item_of(r, b, 0)->place.offset;
+    lt_found all = {0};
+    bool all_decide = true;
     int n = 0;
     for (int i = 0; i < b->end - b->first; i++) {
         const lt_member *it = item_of(r, b, i);
         if (has(r, it))
             r->sent[packet->n++] = it->x;
         else
-            reach->zeros[n++] = (lt_piece){it->place.offset - first, it->x->count};
+            r->reach.zeros[n++] = (lt_piece){it->place.offset - first, it->x->count};
+        all_decide &= !only_travels(r, it);
     }
-    lt_status begun = peers->calls->look(peers, b->place, packet->count, packet->dtype,
-                                         reach->zeros, n, finds, b->plan->mark);
-    LT_TRY(lt__reach_wait(reach, r->group, b->what, begun, false));
-    if (finds && packet->n > 0)
-        packet->measure = (lt_measure){peers->largest, peers->not_finite};
-    if (filter->found && packet->n > 0)
-        packet->measure = filter->found(filter->ud, packet->measure);
-    return LT_OK;
+    LT_TRY(find_there(r, b, b->place, packet->count, n, &all));
+    packet->largest = all.largest;
+    packet->found = all;
+    if (all_decide || !r->filter.is.look)
+        return LT_OK;
+    packet->found = (lt_found){0};
+    return find_what_decides(r, b, &packet->found);
 }
 
 static lt_status sum_there(lt_reducer *r, part *b)
@@ -163,7 +204,6 @@ static lt_status sum_there(lt_reducer *r, part *b)
                             .wire = wire, .scale = scale_of(r),
                             .on_wire = wire == packet.dtype ? NULL : r->reach.on_wire,
                             .n_tail = filter->pack ? filter->tail : 0}};
-    packet.in_f16 = packet.dtype == LT_F32 && wire == LT_F16;
     LT_TRY(filter->pack ? lt__filter_carry(filter, &packet, carry_there, &t)
                         : carry_there(&t, &packet, 0));
     if (!t.sum.on_wire)

@@ -214,20 +214,17 @@ LT_API bool lt_reducer_bucket(const lt_reducer *reducer, int i, lt_bucket *bucke
  * way, so that its values are such as f16 holds well; and if the sum shows that this was too
  * much, it is sent again. */
 enum {
-    LT_MOST_TAIL = 128,  /* numbers */
+    LT_MOST_TAIL = 256,  /* numbers */
     LT_MOST_RESENDS = 4  /* of a bucket in a step */
 };
-
-typedef struct lt_measure {     /* of gradients */
-    double largest;             /* magnitude of what is finite; of several the largest */
-    int64_t not_finite;         /* numbers; of several their sum */
-} lt_measure;
 
 typedef struct lt_packet {      /* a bucket on its way */
     int bucket;
     lt_tensor *const *x;        /* n parameters whose gradients this rank has in it. Borrowed */
     int n;
-    lt_measure measure;         /* of theirs */
+    lt_found found;             /* in theirs, as far as it decides about the step: if an optimizer
+                                 * has the parameter, and some rank has added to it */
+    double largest;             /* in_f16: magnitude of what is finite in all of theirs */
     const void *data;           /* (count) elements: its gradients; for unpack() those of all. NULL:
                                  * they stay on an accelerator */
     int64_t count;
@@ -242,19 +239,15 @@ typedef struct lt_packet {      /* a bucket on its way */
 typedef struct lt_bucket_filter {
     void *ud;
     int tail;                   /* numbers that are used of it */
-    /* On the rank's thread, when x's gradient of a backward is complete, its hooks have been called
-     * and all that earlier backwards have left is in grad, which is on the CPU; not on a rank, nor
-     * in a shard, without rows. What it says of parameters that no optimizer has does not count.
-     * May be NULL. */
-    lt_measure (*measure)(void *ud, lt_tensor *x, lt_tensor *grad);
-    /* The same for a gradient that it was not called for, being on an accelerator or left by an
-     * earlier step, from which what was not finite on one rank only is on all. grad is borrowed for
-     * this call, on the CPU, and may be a copy. On the group's thread before pack(), with vranks on
-     * the rank's. May be NULL. */
-    lt_measure (*look)(void *ud, const lt_tensor *grad);
-    /* In the place of both for a bucket that stays on an accelerator, on the group's thread
-     * before pack(): what was found in all that this rank has in it. NULL: that it is. */
-    lt_measure (*found)(void *ud, lt_measure found);
+    /* What is in a gradient. On the rank's thread, when x's gradient of a backward is complete, its
+     * hooks have been called and all that earlier backwards have left is in grad, which is on the
+     * CPU; not on a rank, nor in a shard, without rows. May be NULL. */
+    lt_found (*measure)(void *ud, lt_tensor *x, lt_tensor *grad);
+    /* The same of one that it was not called for, being on an accelerator or left by an earlier
+     * step. grad is borrowed for this call, on the CPU, and may be a copy. On the group's thread
+     * before pack(), with vranks on the rank's. A bucket that stays on an accelerator is looked at
+     * there instead of this and of measure(). NULL: nothing is found. */
+    lt_found (*look)(void *ud, const lt_tensor *grad);
     /* On the group's thread, before the first bucket of a step; once more when all are sent again,
      * as more was added to them. May be NULL. */
     void (*start)(void *ud);

@@ -97,7 +97,6 @@ lt_status lt__filter_allreduce(lt_filter *f, lt_group *group, const lt_sum *buck
     size_t bytes = (size_t)bucket->count * lt_dtype_bytes(bucket->dtype);
     if (!f->is.pack)
         return lt_group_allreduce(group, bucket);
-    p->in_f16 = bucket->dtype == LT_F32 && bucket->wire == LT_F16;
     if (p->in_f16) {
         LT_TRY(make_room(&f->copy, &f->room, bytes));
         memcpy(f->copy, bucket->data, bytes);
@@ -105,7 +104,7 @@ lt_status lt__filter_allreduce(lt_filter *f, lt_group *group, const lt_sum *buck
     return lt__filter_carry(&f->is, p, carry_here, &(here){f, group, bucket, bytes, owns});
 }
 
-lt_measure lt__filter_measure(const lt_bucket_filter *filter, const lt_member *item, void *data)
+lt_found lt__filter_find(const lt_bucket_filter *filter, const lt_member *item, void *data)
 {
     lt_ctx *ctx = item->x->ctx;
     lt_storage storage = {.ctx = ctx, .device = ctx->devices[0], .data = data,
@@ -114,14 +113,12 @@ lt_measure lt__filter_measure(const lt_bucket_filter *filter, const lt_member *i
                       .count = item->x->count, .data = data, .storage = &storage, .ctx = ctx};
     for (int i = 0; i < grad.ndim; i++)
         grad.dims[i] = item->x->dims[i];
-    bool counts = item->judged || !filter->done; /* without that nothing is decided */
-    return !counts          ? (lt_measure){0}
-           : item->measured ? item->measure
-           : filter->look   ? filter->look(filter->ud, &grad)
-                            : (lt_measure){0};
+    return item->measured ? item->found
+           : filter->look ? filter->look(filter->ud, &grad)
+                          : (lt_found){0};
 }
 
-void lt__measure_add(lt_measure *to, lt_measure from)
+void lt__found_add(lt_found *to, lt_found from)
 {
     to->largest = fmax(to->largest, from.largest);
     to->not_finite += from.not_finite;

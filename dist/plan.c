@@ -143,11 +143,13 @@ lt_status lt__plan_put_back_left(lt_plan *p)
 {
     for (int i = 0; i < p->n_items; i++) {
         lt_member *it = &p->items[i];
-        lt_zero_grad(it->x);
-        if (!it->left)
+        if (!it->left) {
+            lt_zero_grad(it->x);
             continue;
+        }
         memcpy(lt__member_data(it), it->left, lt__member_bytes(it));
-        LT_TRY(lt_grad_set(it->x, false));
+        if (!lt_grad(it->x))
+            LT_TRY(lt_grad_set(it->x, false));
     }
     return LT_OK;
 }

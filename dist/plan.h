@@ -16,8 +16,8 @@ typedef struct lt_member {  /* a parameter */
     lt_came came;       /* written by the rank's thread before a sweep, or under the lock */
     bool judged;        /* an optimizer has it, so what is found in it counts */
     bool measured;      /* this is of its gradient as it is now: */
-    lt_measure measure;
-    lt_measure before;  /* of those in the folds of this step */
+    lt_found found;
+    lt_found before;    /* in those in the folds of this step */
     bool folded;        /* a shard of this step had it */
     void *left;         /* what earlier steps have left, for each shard anew; NULL: nothing */
     bool added;         /* this rank has added to it in this step */

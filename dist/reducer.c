@@ -207,6 +207,7 @@ static lt_status write_record(lt_reducer *r)
     if (is_last) {
         own.stop_reason = lt_stop_reason(r->ctx);
         own.steps = lt_steps_digest(r->ctx);
+        own.tail = r->filter.is.tail;
     }
     LT_TRY(lt__record_write(&r->record, r->ctx, r->size, r->plan.n_items, &own));
     for (int i = 0; i < r->plan.n_items; i++)
@@ -301,9 +302,8 @@ static lt_status fold(lt_reducer *r)
         if (it->came == LT_NOTHING || r->share == 0)
             memset(lt__member_data(it), 0, lt__member_bytes(it));
         else
-            lt__measure_add(&it->before,
-                            lt__filter_measure(&r->filter.is, it, lt__member_data(it)));
-        it->measure = (lt_measure){0};
+            lt__found_add(&it->before, lt__filter_find(&r->filter.is, it, lt__member_data(it)));
+        it->found = (lt_found){0};
         it->measured = true;
         it->folded = it->came != LT_NOTHING || (it->folded && r->shard > 0);
         it->came = it->folded ? LT_THERE : LT_NOTHING;
@@ -391,12 +391,12 @@ static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad)
     if (!it)
         return LT_OK;
     if (!lt_grad(x))
-        return lt_fail(LT_EUSAGE, "a hook has forgotten the gradient that it was called with, "
+        return lt_fail(LT_EINVAL, "a hook has forgotten the gradient that it was called with, "
                        "which the other ranks count on; it may fill it with zeros");
     lt_bucket_plan *b = &r->plan.buckets[it->bucket];
     it->measured = r->filter.is.measure && r->share > 0 && r->ctx->device->is_host;
     if (it->measured)
-        it->measure = r->filter.is.measure(r->filter.is.ud, x, grad);
+        it->found = r->filter.is.measure(r->filter.is.ud, x, grad);
     it->added = true;
     pthread_mutex_lock(&r->lock);
     if (it->came == LT_COMING && --b->coming == 0) {
@@ -461,7 +461,7 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome)
     r->backwards = 0;
     r->swept = r->more = false;
     for (int i = 0; i < r->plan.n_items; i++) {
-        r->plan.items[i].before = (lt_measure){0};
+        r->plan.items[i].before = (lt_found){0};
         r->plan.items[i].added = false;
     }
     lt__plan_forget_left(&r->plan);

@@ -208,8 +208,6 @@ static int close_state(lua_State *L)
     lt__drop_times(s);
     lt_reducer_free(s->reducer);
     s->reducer = NULL;
-    lt_loss_scale_free(s->wires);
-    s->wires = NULL;
     if (s->ctx) {
         lt_set_all_sum(s->ctx, NULL, NULL);
         lt_set_where(s->ctx, NULL, NULL);

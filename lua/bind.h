@@ -46,7 +46,7 @@ typedef struct lt_lua {
     lt_group *group;           /* of this rank; NULL: there are no others */
     lt_reducer_config reducing;
     lt_reducer *reducer;       /* or NULL, without a group */
-    lt_loss_scale *wires;      /* if buckets travel in f16: see bind_amp.c; or NULL */
+    lt_wires wires;            /* if buckets travel in f16 */
     bool apart;                /* bench dist: this rank goes its own way for some steps */
     bool on_root;              /* the others are not here: see bind_dist.c */
     int64_t first_row;         /* of this rank in the batch, */

@@ -1,15 +1,10 @@
-/* bind_amp.c - the loss scale, for scaler.lua, in the filter of the reducer if there are several
- * ranks; and the fault that puts it to the test. Where buckets travel in f16 while none is in use,
- * one that never moves, of 2^0, has the exponents for their way. */
+/* bind_amp.c - the loss scale, for scaler.lua; and the fault that puts it to the test. With several
+ * ranks it is in the filter of the reducer, and so is what buckets have for their way in f16.
+ */
 #include <math.h>
 
 #include "core/tensor.h"
 #include "lua/bind.h"
-
-enum {
-    MOST_WIRE = 200,      /* exponents of f32 and of a scale are within */
-    FIRST_WIRE = 24       /* without a scale: to begin too high costs a bucket one way, once */
-};
 
 static const char class[] = "luatrain.LossScale";
 static const char key_used; /* its address is the key in the registry of the one in use */
@@ -38,49 +33,51 @@ static int new_loss_scale(lua_State *L)
 
 /* ==== The bucket filter; ud is the lt_lua ===================================================== */
 
-/* The scale in use, or what stands in for it. */
-static lt_loss_scale *heard_by(void *ud)
-{
-    const lt_lua *s = ud;
-    return s->scale ? s->scale : s->wires;
-}
+/* The numbers behind a bucket: those of the scale in use, if there is one; then those of its way in
+ * f16, if buckets go that way. So a rank without a scale does not take one with it for its like. */
 
-static lt_measure measure(void *ud, lt_tensor *x, lt_tensor *grad)
+static bool goes_in_f16(const lt_lua *s) { return s->reducing.wire == LT_F16; }
+static int scale_numbers(const lt_lua *s) { return s->scale ? LT_SCALE_NUMBERS : 0; }
+
+static lt_found measure(void *ud, lt_tensor *x, lt_tensor *grad)
 {
-    lt_found found = lt_loss_scale_last(heard_by(ud));
     (void)x;
     (void)grad;
-    return (lt_measure){found.largest, found.not_finite};
+    return lt_loss_scale_last(((lt_lua *)ud)->scale);
 }
 
-static lt_measure found(void *ud, lt_measure seen)
+static lt_found look(void *ud, const lt_tensor *grad)
 {
-    lt_found all = {seen.largest, seen.not_finite};
-    all = lt_loss_scale_found(heard_by(ud), all);
-    return (lt_measure){all.largest, all.not_finite};
+    (void)ud;
+    return lt_find(grad);
 }
 
-static lt_measure look(void *ud, const lt_tensor *grad)
+static void start(void *ud)
 {
-    lt_found seen = lt_find(grad);
-    return found(ud, (lt_measure){seen.largest, seen.not_finite});
+    const lt_lua *s = ud;
+    if (s->scale)
+        lt_loss_scale_listen(s->scale);
 }
-
-static void start(void *ud) { lt_loss_scale_listen(heard_by(ud)); }
 
 static void pack(void *ud, lt_packet *p)
 {
-    lt_loss_scale_tell(heard_by(ud), p->bucket, p->measure.largest, p->measure.not_finite,
-                       p->tail, &p->exponent);
+    const lt_lua *s = ud;
+    if (s->scale)
+        lt_loss_scale_tell(s->scale, &p->found, p->tail);
+    if (p->in_f16)
+        p->exponent = lt_wires_tell(&s->wires, p->bucket, p->largest,
+                                    p->tail + scale_numbers(s));
 }
 
 static bool unpack(void *ud, const lt_packet *p)
 {
-    const lt_lua *s = ud;
+    lt_lua *s = ud;
     char text[64];
-    bool again = lt_loss_scale_hear(heard_by(ud), p->bucket, p->tail, p->in_f16);
+    if (s->scale)
+        lt_loss_scale_hear(s->scale, p->tail);
+    bool again = p->in_f16 && lt_wires_hear(&s->wires, p->bucket, p->tail + scale_numbers(s));
     snprintf(text, sizeof text, "bucket %d is %s", p->bucket,
-             p->tail[0] > 0 ? "not finite" : again ? "sent again" : "finite");
+             s->scale && p->tail[0] > 0 ? "not finite" : again ? "sent again" : "finite");
     lt_trace(s->ctx, LT_TRACK_COMM, text, lt__seconds(), 0);
     return again;
 }
@@ -95,24 +92,19 @@ static lt_outcome done(void *ud, lt_ctx *ctx)
 /* The one that now suits s, or none. */
 static lt_status set_filter(lt_lua *s)
 {
-    lt_bucket_filter filter = {s, LT_SCALE_NUMBERS, measure, look, found, start, pack, unpack,
-                               done};
-    if (!s->scale) { /* what is found is told, and decides nothing */
-        filter.measure = NULL;
-        filter.done = NULL;
+    lt_bucket_filter filter = {.ud = s, .look = look, .start = start, .pack = pack,
+                               .unpack = unpack};
+    filter.tail = scale_numbers(s) + (goes_in_f16(s) ? LT_WIRE_NUMBERS : 0);
+    if (s->scale) {
+        filter.measure = measure;
+        filter.done = done;
     }
-    return lt_reducer_set_filter(s->reducer, s->scale || s->wires ? &filter : NULL);
+    return lt_reducer_set_filter(s->reducer, filter.tail > 0 ? &filter : NULL);
 }
 
 lt_status lt__carry_in_f16(lt_lua *s)
 {
-    lt_scaler plain = lt_scaler_begin(LT_SCALE_STATIC, 0, 0);
-    int *wire;
-    if (!(s->wires = lt_loss_scale_new(s->ctx, &plain)))
-        return lt_errcode();
-    lt_loss_scale_wires(s->wires, &wire);
-    for (int i = 0; i < LT_SCALE_WIRES; i++)
-        wire[i] = FIRST_WIRE;
+    s->wires = lt_wires_begin();
     return set_filter(s);
 }
 
@@ -153,25 +145,11 @@ static int use_loss_scale(lua_State *L)
     return 1;
 }
 
-/* Those that have moved, into the table on top. */
-static void list_wires(lua_State *L, lt_loss_scale *scale)
+/* Nobody writes to what buckets come by. */
+static void settle(const lt_lua *s)
 {
-    int *wire, wires = lt_loss_scale_wires(scale, &wire);
-    for (int i = 0; i < wires; i++) {
-        lua_pushfstring(L, "wire%d", i + 1);
-        lua_pushinteger(L, wire[i]);
-        lua_rawset(L, -3);
-    }
-}
-
-/* wires(): those of a group without a loss scale, as in scale:state(). */
-static int wires(lua_State *L)
-{
-    lt_lua *s = lt__lua(L);
-    lua_newtable(L);
-    if (s->wires)
-        list_wires(L, s->wires);
-    return 1;
+    lt_status status = s->group ? lt_group_wait(s->group) : LT_OK;
+    (void)status; /* the step fails, too */
 }
 
 /* scale:state(): its scaler, by the names of the fields. */
@@ -185,26 +163,7 @@ static int state(lua_State *L)
     lua_setfield(L, -2, #field);
     FIELDS(X)
 #undef X
-    list_wires(L, scale);
     return 1;
-}
-
-/* The wires of the table on top; of buckets that it does not know they begin with `first`. */
-static void load_wires(lua_State *L, lt_loss_scale *scale, int first)
-{
-    int *wire, known = 0;
-    lt_loss_scale_wires(scale, &wire);
-    for (int i = 0; i < LT_SCALE_WIRES; i++) {
-        lua_pushfstring(L, "wire%d", i + 1);
-        lua_rawget(L, -2);
-        int is_integer;
-        lua_Integer value = lua_tointegerx(L, -1, &is_integer);
-        is_integer &= value >= -MOST_WIRE && value <= MOST_WIRE;
-        wire[i] = is_integer ? (int)value : first;
-        known = is_integer ? i + 1 : known;
-        lua_pop(L, 1);
-    }
-    lt_loss_scale_set_wires(scale, known);
 }
 
 typedef lua_Integer value_integer;
@@ -227,19 +186,8 @@ static int load(lua_State *L)
     FIELDS(X)
 #undef X
     lt__check(L, lt__lua(L), lt_scaler_check(&from));
+    settle(lt__lua(L));
     *lt_loss_scale_scaler(scale) = from;
-    lua_settop(L, 2);
-    load_wires(L, scale, from.k);
-    return 0;
-}
-
-/* put_back_wires(table): such as wires() has given. */
-static int put_back_wires(lua_State *L)
-{
-    lt_lua *s = lt__lua(L);
-    lua_settop(L, 1);
-    if (s->wires)
-        load_wires(L, s->wires, FIRST_WIRE);
     return 0;
 }
 
@@ -297,8 +245,7 @@ static int find_fault(lua_State *L)
     return 0;
 }
 
-/* scale:now(): its exponent; so far the steps, how many of them were skipped, and the buckets that
- * were sent again. */
+/* scale:now(): its exponent; so far the steps, and how many of them were skipped. */
 static int now(lua_State *L)
 {
     lt_loss_scale *scale = lt__check_handle(L, class);
@@ -306,8 +253,60 @@ static int now(lua_State *L)
     lua_pushinteger(L, scaler->k);
     lua_pushinteger(L, scaler->steps);
     lua_pushinteger(L, scaler->skipped);
-    lua_pushinteger(L, lt_loss_scale_sent_again(scale));
-    return 4;
+    return 3;
+}
+
+/* wires(): a table of what is to be saved of the way of buckets in f16; empty if none goes it. */
+static int wires(lua_State *L)
+{
+    const lt_lua *s = lt__lua(L);
+    lua_newtable(L);
+    if (!goes_in_f16(s))
+        return 1;
+    settle(s);
+    for (int i = 0; i < s->wires.used; i++) {
+        lua_pushfstring(L, "wire%d", i + 1);
+        lua_pushinteger(L, s->wires.exponent[i]);
+        lua_rawset(L, -3);
+    }
+    lua_pushinteger(L, s->wires.sent_again);
+    lua_setfield(L, -2, "sent_again");
+    return 1;
+}
+
+/* Whether the field of the table at 1 is an integer in that range, which then is *value. */
+static bool get_within(lua_State *L, const char *name, lua_Integer low, lua_Integer high,
+                       lua_Integer *value)
+{
+    int is_integer;
+    lua_getfield(L, 1, name);
+    lua_Integer got = lua_tointegerx(L, -1, &is_integer);
+    lua_pop(L, 1);
+    if (!is_integer || got < low || got > high)
+        return false;
+    *value = got;
+    return true;
+}
+
+/* put_back_wires(table): such as wires() has given; what cannot be in one is as at first. */
+static int put_back_wires(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_wires next = lt_wires_begin();
+    lua_Integer value;
+    for (int i = 0; i < LT_WIRES; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "wire%d", i + 1);
+        if (!get_within(L, name, LT_WIRE_LOW, LT_WIRE_HIGH, &value))
+            continue;
+        next.exponent[i] = (int)value;
+        next.used = i + 1;
+    }
+    if (get_within(L, "sent_again", 0, LUA_MAXINTEGER, &value))
+        next.sent_again = value;
+    settle(s);
+    s->wires = next;
+    return 0;
 }
 
 static const luaL_Reg methods[] = {

@@ -208,7 +208,7 @@ local function finish(self, exit)
     step = self.steps, top1 = self.result and self.result.top1 or nil,
     wall_s = core.clock() - self.began, peak_rss_bytes = core.peak_rss(),
     skipped = scale and scale.skipped or nil,
-    sent_again = scale and self.ranks > 1 and core.wire() == "f16" and scale.sent_again or nil,
+    sent_again = core.wires().sent_again,
     weights_sha256 = known and sha256 or nil, failed_saves = self.failed_saves, exit = exit}
   if self.root then
     cost.add(fields, self.folder .. "/metrics.jsonl", self.settings.target, fields.wall_s)

@@ -12,7 +12,6 @@ local scaler = {}
 local Scaler = {}
 local HANDLE = {}              -- key of what core.new_loss_scale gave
 local MADE = {}                -- of the settings that the script has made it with
-local BEFORE = {}              -- of the buckets that were sent again before it went on
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
@@ -23,16 +22,13 @@ local fields = {
   headroom = function(handle) return (select(2, handle:last())) end,
   steps = function(handle) return (select(2, handle:now())) end,
   skipped = function(handle) return (select(3, handle:now())) end,
-  sent_again = function(handle, self)
-    return rawget(self, BEFORE) + (select(4, handle:now()))
-  end,
 }
 
 local meta
 meta = {
   __name = "luatrain.Scaler",
   __index = function(self, key)
-    if fields[key] then return fields[key](rawget(self, HANDLE), self) end
+    if fields[key] then return fields[key](rawget(self, HANDLE)) end
     return check.strict(Scaler, "a scaler")[key]
   end,
   __newindex = function(_, key) fail("a scaler has no '%s' to be set", tostring(key)) end,
@@ -58,7 +54,7 @@ function scaler.new(options)
   local made = {scale = o.scale,
                 growth_interval = o.policy == "dynamic" and o.growth_interval or nil}
   return setmetatable({[HANDLE] = core.new_loss_scale(o.policy, exponent, o.growth_interval),
-                       [MADE] = made, [BEFORE] = 0}, meta)
+                       [MADE] = made}, meta)
 end
 
 local function handle_of(self, who)
@@ -135,12 +131,9 @@ end
 
 -- All of it in a flat table of numbers.
 function Scaler:state()
-  local state = handle_of(self, "scaler:state"):state()
-  state.sent_again = self.sent_again
-  return state
+  return handle_of(self, "scaler:state"):state()
 end
 
--- A state without `sent_again` is of a scaler that knew of none.
 function Scaler:load(state)
   local handle = handle_of(self, "scaler:load")
   if type(state) ~= "table" then fail("scaler:load wants a table, it is a %s", type(state)) end
@@ -148,10 +141,7 @@ function Scaler:load(state)
   if was and was ~= is then
     fail("scaler:load: the state is that of policy %s, the scaler's is %s", was, is)
   end
-  local before = state.sent_again == nil and 0 or math.tointeger(state.sent_again)
-  if not before or before < 0 then fail "no scaler has such a 'sent_again'" end
   handle:load(state)
-  rawset(self, BEFORE, before - (select(4, handle:now())))
   self:compare()
 end
 

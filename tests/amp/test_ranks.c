@@ -10,8 +10,6 @@ enum { RANKS = 3 };
 typedef struct job {
     lt_ctx *ctx;
     lt_loss_scale *scale[RANKS];
-    int wire;      /* for the way of the last bucket */
-    bool again;    /* it had to be sent again */
 } job;
 
 static job begin(int k)
@@ -31,38 +29,22 @@ static void end(job *j)
 }
 
 /* One bucket, in which rank i has gradients up to largest[i]. */
-static void send(job *j, int bucket, const double *largest, const int *not_finite)
+static void send(job *j, const double *largest, const int *not_finite)
 {
     float sum[LT_SCALE_NUMBERS] = {0};
     for (int i = 0; i < RANKS; i++) {
         float numbers[LT_SCALE_NUMBERS] = {0};
-        int wire;
-        lt_loss_scale_tell(j->scale[i], bucket, largest[i], not_finite[i], numbers, &wire);
-        CHECK(i == 0 || wire == j->wire);
-        j->wire = wire;
+        lt_loss_scale_tell(j->scale[i], &(lt_found){largest[i], not_finite[i]}, numbers);
         for (int n = 0; n < LT_SCALE_NUMBERS; n++)
             sum[n] += numbers[n];
     }
-    for (int i = 0; i < RANKS; i++) {
-        bool again = lt_loss_scale_hear(j->scale[i], bucket, sum, true);
-        CHECK(i == 0 || again == j->again);
-        j->again = again;
-    }
+    for (int i = 0; i < RANKS; i++)
+        lt_loss_scale_hear(j->scale[i], sum);
 }
 
-static void send_finite(job *j, int bucket, double a, double b, double c)
+static void send_finite(job *j, double a, double b, double c)
 {
-    send(j, bucket, (double[]){a, b, c}, (int[]){0, 0, 0});
-}
-
-/* As often as it takes, which is to be so many times. */
-static void send_through(job *j, int bucket, double a, double b, double c, int times)
-{
-    int sent = 0;
-    do
-        send_finite(j, bucket, a, b, c);
-    while (++sent < 9 && j->again);
-    CHECK_EQ(sent, times);
+    send(j, (double[]){a, b, c}, (int[]){0, 0, 0});
 }
 
 /* The step of all ranks, which they decide on alike. */
@@ -101,34 +83,33 @@ static lt_scaled_step decide(job *j)
 TEST(the_largest_of_all_ranks_and_buckets_counts)
 {
     job j = begin(0);
-    send_finite(&j, 0, 3, 100, 0);
-    send_finite(&j, 1, 0, 0, 0x1p-5);
+    send_finite(&j, 3, 100, 0);
+    send_finite(&j, 0, 0, 0x1p-5);
     lt_scaled_step step = decide(&j);
     CHECK(step.finite);
     CHECK_EQ(step.exponent, 6);
-    send_finite(&j, 0, 0, 0, 0.75);
+    send_finite(&j, 0, 0, 0.75);
     CHECK_EQ(decide(&j).exponent, -1); /* nothing is left of the step before */
-    send_finite(&j, 0, 0, 0, 0);
+    send_finite(&j, 0, 0, 0);
     CHECK_EQ(decide(&j).exponent, LT_NO_EXPONENT);
+    end(&j);
+    j = begin(4);
+    send_finite(&j, 0x1p-6, 0, 0); /* of a true gradient: */
+    CHECK_EQ(decide(&j).exponent, -2);
     end(&j);
 }
 
 TEST(exponents_end_where_they_can_be_told)
 {
     job j = begin(0);
-    send_through(&j, 0, 0x1p-80, 0, 0, 3);
-    CHECK_EQ(j.wire, 92);
+    send_finite(&j, 0x1p-80, 0, 0);
     CHECK_EQ(decide(&j).exponent, LT_EXPONENT_LOW);
-    send_through(&j, 0, 0x1p-39, 0, 0, 2);
+    send_finite(&j, 0x1p-39, 0, 0);
     CHECK_EQ(decide(&j).exponent, -39);
-    send_through(&j, 0, 0x1p79, 0, 0x1p-80, 3);
+    send_finite(&j, 0x1p79, 0, 0x1p-80);
     CHECK_EQ(decide(&j).exponent, 79);
-    send_through(&j, 0, 0, 0x1p127, 0, 2);
-    CHECK_EQ(j.wire, -120); /* the scale has gone down */
+    send_finite(&j, 0, 0x1p127, 0);
     CHECK_EQ(decide(&j).exponent, LT_EXPONENT_HIGH);
-    send_through(&j, 1, 0, 0x1p-126, 0, 3); /* not that it could travel as it is */
-    CHECK_EQ(j.wire, 100);
-    send_through(&j, 1, 0x1p-126, 0, 0, 1);
     end(&j);
 }
 
@@ -140,84 +121,115 @@ TEST(what_is_not_finite_on_one_rank_skips_the_step_of_all)
             for (int b = 0; b < 3; b++) {
                 int odd[RANKS] = {0};
                 odd[rank] = b == bucket ? 7 : 0;
-                send(&j, b, (double[]){1, 2, 4}, odd);
+                send(&j, (double[]){1, 2, 4}, odd);
             }
             lt_scaled_step step = decide(&j);
             CHECK(!step.finite);
             CHECK_EQ(step.exponent, 2);
             for (int b = 0; b < 3; b++)
-                send_finite(&j, b, 1, 1, 1);
+                send_finite(&j, 1, 1, 1);
             CHECK(decide(&j).finite);
             end(&j);
         }
 }
 
+TEST(what_was_heard_before_all_came_anew_does_not_count)
+{
+    job j = begin(0);
+    send(&j, (double[]){1, 2, 4}, (int[]){1, 0, 0});
+    for (int i = 0; i < RANKS; i++)
+        lt_loss_scale_listen(j.scale[i]);
+    send_finite(&j, 1, 0, 0);
+    lt_scaled_step step = decide(&j);
+    CHECK(step.finite);
+    CHECK_EQ(step.exponent, 0);
+    end(&j);
+}
+
 /* ==== On the way in f16 ======================================================================= */
 
+typedef struct ways { lt_wires of[RANKS]; } ways;
+
+static ways all_begin(void)
+{
+    return (ways){{lt_wires_begin(), lt_wires_begin(), lt_wires_begin()}};
+}
+
+/* One bucket, with gradients up to these. Returns the exponent that it has. */
+static int carry(ways *w, int bucket, double a, double b, double c, bool *again)
+{
+    double largest[RANKS] = {a, b, c};
+    float sum[LT_WIRE_NUMBERS] = {0};
+    int exponent = 0;
+    for (int i = 0; i < RANKS; i++) {
+        float numbers[LT_WIRE_NUMBERS] = {0};
+        int told = lt_wires_tell(&w->of[i], bucket, largest[i], numbers);
+        CHECK(i == 0 || told == exponent);
+        exponent = told;
+        for (int n = 0; n < LT_WIRE_NUMBERS; n++)
+            sum[n] += numbers[n];
+    }
+    for (int i = 0; i < RANKS; i++) {
+        bool once_more = lt_wires_hear(&w->of[i], bucket, sum);
+        CHECK(i == 0 || once_more == *again);
+        *again = once_more;
+    }
+    return exponent;
+}
+
+/* As often as it takes, which is to be so many times; with that exponent in the end. */
+static void carry_through(ways *w, int bucket, double a, double b, double c, int times,
+                          int exponent)
+{
+    int sent = 0, has;
+    bool again;
+    do
+        has = carry(w, bucket, a, b, c, &again);
+    while (++sent < 9 && again);
+    CHECK_EQ(sent, times);
+    CHECK_EQ(has, exponent);
+}
+
+/* Sums stay below 2^13. */
 TEST(the_way_follows_the_gradients_with_two_bits_to_spare)
 {
-    job j = begin(4);
-    send_finite(&j, 0, 0x1p4, 0x1p6, 1); /* scaled: the true ones end below 2^3 */
-    CHECK_EQ(j.wire, 4); /* at first as the loss */
-    CHECK(!j.again);
-    send_finite(&j, 0, 0x1p4, 0x1p6, 1);
-    CHECK_EQ(j.wire, 10); /* so sums stay below 2^13 */
-    send_finite(&j, 0, 0x1p8, 0x1p6, 1); /* which takes both bits */
-    CHECK_EQ(j.wire, 10);
-    CHECK(!j.again);
-    send_finite(&j, 1, 0x1p-20, 0, 0); /* another bucket */
-    CHECK_EQ(j.wire, 4);
-    send_finite(&j, 1, 0x1p-20, 0, 0);
-    CHECK_EQ(j.wire, 36);
-    send_finite(&j, 1, 0, 0, 0); /* says nothing */
-    send_finite(&j, 1, 0x1p-20, 0, 0);
-    CHECK_EQ(j.wire, 36);
-    end(&j);
+    ways w = all_begin();
+    carry_through(&w, 0, 1, 4, 0x1p-4, 2, 10);
+    carry_through(&w, 0, 1, 16, 0x1p-4, 1, 10); /* which takes both bits */
+    carry_through(&w, 0, 1, 4, 0x1p-4, 1, 8);
+    carry_through(&w, 1, 0x1p-24, 0, 0, 1, 24); /* another bucket, as at first */
+    carry_through(&w, 1, 0x1p-24, 0, 0, 1, 36);
+    carry_through(&w, 1, 0, 0, 0, 1, 36);       /* says nothing */
+    carry_through(&w, 1, 0x1p-24, 0, 0, 1, 36);
+    CHECK_EQ(w.of[0].used, 2);
+    CHECK_EQ(w.of[0].sent_again, 1);
+    CHECK(memcmp(&w.of[0], &w.of[2], sizeof w.of[0]) == 0);
 }
 
 TEST(a_bucket_that_has_grown_too_much_is_sent_again)
 {
-    job j = begin(0);
-    send_finite(&j, 0, 1, 1, 1);
-    CHECK_EQ(lt_loss_scale_sent_again(j.scale[0]), 0);
-    send_finite(&j, 0, 8, 1, 1);
-    CHECK_EQ(j.wire, 12);
-    CHECK(j.again);
-    send_finite(&j, 0, 8, 1, 1);
-    CHECK_EQ(j.wire, 9);
-    CHECK(!j.again);
-    CHECK_EQ(lt_loss_scale_sent_again(j.scale[2]), 1);
-    CHECK(decide(&j).finite); /* and costs no step */
-    int *wire;
-    CHECK_EQ(lt_loss_scale_wires(j.scale[1], &wire), 1);
-    CHECK_EQ(wire[0], 9);
-    end(&j);
+    ways w = all_begin();
+    carry_through(&w, 0, 1, 1, 1, 2, 12);
+    carry_through(&w, 0, 4, 1, 1, 1, 12);
+    carry_through(&w, 0, 32, 1, 1, 2, 7);
+    carry_through(&w, 0, 0x1p120, 1, 1, 3, -108); /* more than can be told at once */
 }
 
 TEST(a_bucket_that_has_shrunk_too_much_is_sent_again)
 {
-    job j = begin(0);
-    send_finite(&j, 0, 1, 1, 1);
-    CHECK(!j.again);
-    send_finite(&j, 0, 0x1p-12, 0x1p-12, 0);
-    CHECK_EQ(j.wire, 12);
-    CHECK(!j.again);
-    send_finite(&j, 0, 0x1p-25, 0, 0);
-    CHECK_EQ(j.wire, 24);
-    CHECK(j.again);
-    send_finite(&j, 0, 0x1p-25, 0, 0);
-    CHECK_EQ(j.wire, 37);
-    CHECK(!j.again);
-    end(&j);
+    ways w = all_begin();
+    carry_through(&w, 0, 1, 1, 1, 2, 12);
+    carry_through(&w, 0, 0x1p-12, 0x1p-12, 0, 1, 12);
+    carry_through(&w, 0, 0x1p-25, 0, 0, 2, 37);
+    carry_through(&w, 0, 0x1p-99, 0, 0, 3, 100);
 }
 
-TEST(not_in_f16_nothing_is_sent_again)
+TEST(ways_end_with_f32)
 {
-    job j = begin(0);
-    float numbers[LT_SCALE_NUMBERS] = {0};
-    int wire;
-    lt_loss_scale_tell(j.scale[0], 0, 0x1p60, 0, numbers, &wire);
-    CHECK(!lt_loss_scale_hear(j.scale[0], 0, numbers, false));
-    CHECK_EQ(lt_loss_scale_wires(j.scale[0], &(int *){NULL}), 0);
-    end(&j);
+    ways w = all_begin();
+    carry_through(&w, 0, 0x1p127, 0, 0, 4, -115);
+    carry_through(&w, 1, 0, 0x1p-126, 0, 3, LT_WIRE_HIGH);
+    carry_through(&w, 1, 0x1p-126, 0, 0, 1, LT_WIRE_HIGH); /* no way is better */
+    carry_through(&w, LT_WIRES + 1, 0x1p-126, 0, 0, 1, LT_WIRE_HIGH); /* its way too */
+    CHECK_EQ(w.of[0].used, 2);
 }

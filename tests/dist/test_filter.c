@@ -93,7 +93,7 @@ static double expected(const rank *r, const lt_tensor *x)
     return (double)(10 * (STEPS - lt_step(r->ctx)) + 2 * r->rank + (x == r->w[W1]));
 }
 
-static lt_measure measure(void *ud, lt_tensor *x, lt_tensor *grad)
+static lt_found measure(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     rank *r = ud;
     int i = 0;
@@ -101,7 +101,7 @@ static lt_measure measure(void *ud, lt_tensor *x, lt_tensor *grad)
     while (r->w[i] != x)
         i++;
     int left = r->plan->pieces - 1 - r->measured[i]++ % r->plan->pieces;
-    return (lt_measure){expected(r, x) + left, 1 + left};
+    return (lt_found){expected(r, x) + left, 1 + left};
 }
 
 static void pack_measure(void *ud, lt_packet *packet)
@@ -110,9 +110,9 @@ static void pack_measure(void *ud, lt_packet *packet)
     double largest = 0;
     for (int i = 0; i < packet->n; i++)
         largest = fmax(largest, expected(r, packet->x[i]));
-    CHECK_EQ(packet->measure.largest, largest);
-    CHECK_EQ(packet->measure.not_finite, packet->n);
-    packet->tail[0] = packet->measure.largest > 0;
+    CHECK_EQ(packet->found.largest, largest);
+    CHECK_EQ(packet->found.not_finite, packet->n);
+    packet->tail[0] = packet->found.largest > 0;
 }
 
 static bool check_measures(void *ud, const lt_packet *packet)
@@ -231,8 +231,8 @@ TEST(no_more_numbers_than_there_is_room_for)
     lt_ctx *ctx = lt_open(NULL);
     CHECK_OK(lt_local_open(1, NULL, group));
     lt_reducer *r = lt_reducer_new(ctx, group[0], NULL);
-    CHECK_EQ(lt_reducer_set_filter(r, &(lt_bucket_filter){.tail = 129}), LT_EINVAL);
-    CHECK_STR(lt_errmsg(), "a filter has up to 128 numbers behind a bucket, not 129");
+    CHECK_EQ(lt_reducer_set_filter(r, &(lt_bucket_filter){.tail = 257}), LT_EINVAL);
+    CHECK_STR(lt_errmsg(), "a filter has up to 256 numbers behind a bucket, not 257");
     lt_reducer_free(r);
     lt_group_close(group[0]);
     lt_ctx_free(ctx);

@@ -85,24 +85,6 @@ T.test("what was skipped under another scale does not count", function()
   T.equal(scaler:state(), state)
 end)
 
-T.test("buckets that were sent again are counted on", function()
-  local scaler <close> = lt.amp.scaler{}
-  local state = scaler:state()
-  T.equal(state.sent_again, 0)
-  state.sent_again = 7
-  scaler:load(state)
-  T.equal({scaler.sent_again, scaler:state().sent_again}, {7, 7})
-  scaler:load(scaler:state())
-  T.equal(scaler.sent_again, 7)
-  for _, value in ipairs{-1, 0.5, "x"} do
-    state.sent_again = value
-    T.fails(function() scaler:load(state) end, "no scaler has such a 'sent_again'")
-  end
-  state.sent_again = nil
-  scaler:load(state)
-  T.equal(scaler.sent_again, 0)
-end)
-
 -- ==== A checkpoint that was changed ==============================================================
 
 -- A run that was stopped at step 4, and in whose checkpoint change(texts) has changed something.
@@ -145,13 +127,11 @@ T.test("a checkpoint in which something is missing is refused by name", function
   refused("scaler.policy", nil, "scaler:load: the state has no 'policy'")
   refused("scaler.policy", "9", "no scaler has such a 'policy'")
   refused("scaler.k", nil, "scaler:load: the state has no 'k'")
-  refused("scaler.sent_again", "-1", "no scaler has such a 'sent_again'")
-  T.equal(select(2, go_on("scaler.sent_again", nil)), 0)           -- older ones had none
 end)
 
 T.test("buckets that were sent again before a run went on are in its end line", function()
   local options = "--quiet --amp fp16 --ranks 2 --wire fp16 "
-  local out = changed_run(options, "", function(texts) texts["scaler.sent_again"] = "500" end)
+  local out = changed_run(options, "", function(texts) texts["wires.sent_again"] = "500" end)
   run(out, options .. "--max-steps 5")
   local counts = fields(out, "end", "sent_again")
   assert(#counts == 2 and counts[1] < 100 and counts[2] >= 500, table.concat(counts, " "))

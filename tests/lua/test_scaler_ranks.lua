@@ -32,7 +32,6 @@ local state = scaler:state()
 if other then
   if WHAT == "k" then state.k = 3 end
   if WHAT == "good" then state.good = 0 end
-  if WHAT == "wire" then state.wire1 = 7 end
 end
 scaler:load(state)
 print(step(), scaler.steps)
@@ -60,7 +59,6 @@ T.test("scalers that are not alike are named", function()
     interval = scale .. "rank 0 has 'interval 2000', rank 1 has 'interval 7'",
     k = scale .. "rank 0 has 'scale 256', rank 1 has 'scale 8'",
     good = scale .. "rank 0 has 'good 1', rank 1 has 'good 0'",
-    wire = scale .. "rank 0 has 'wire",
     one = "the loss scale",
     run = scale .. "rank 0 has 'scale 16', rank 1 has 'scale 8'",
     precision = "their precision: rank 0 has 'fp16 with a loss scale', rank 1 has 'fp16'"} do
@@ -71,6 +69,170 @@ T.test("scalers that are not alike are named", function()
     assert(text:find(message, 1, true), what .. ": " .. text)
     T.equal(code, 9)
   end
+end)
+
+-- ==== Between backward and step ==================================================================
+
+local function run_script(script, options, arguments)
+  local out = T.folder()
+  T.write(out .. "/script.lua", script)
+  return T.run(out, ("--threads 1 %s script.lua %s"):format(options, arguments or ""))
+end
+
+-- Large enough for buckets that are still on their way.
+local BETWEEN = [[
+local lt = require "luatrain"
+local net = lt.nn.sequential{lt.nn.linear{64, 64}, lt.nn.linear{64, 64}, lt.nn.linear{64, 64}}
+local x = lt.ones{2, 64}
+local sgd = lt.optim.sgd(net, {lr = 1.0})
+local scaler <close> = lt.amp.scaler{policy = "dynamic", scale = 1.0, growth_interval = 3}
+for i = 1, 60 do
+  local power = (i * 37) % 60 - 30
+  sgd.lr = 2.0 ^ (-24 - power)
+  ;(net(x):sum() * 2.0 ^ power):backward()
+  if arg[1] == "begin" then scaler:begin() end
+  if arg[1] == "load" then scaler:load(scaler:state()) end
+  sgd:step()
+end
+print(scaler.scale, scaler.skipped, net:sha256())
+]]
+
+T.test("what is asked of a scaler between backward and step waits for the ranks", function()
+  local wanted = run_script(BETWEEN, "--ranks 2 --wire fp16", "nothing")
+  for _, what in ipairs{"begin", "load"} do
+    local text, code = run_script(BETWEEN, "--ranks 2 --wire fp16", what)
+    T.equal(code, 0)
+    T.equal(text, wanted)
+  end
+end)
+
+-- Rank 1 closes the scaler by itself.
+local CLOSES = [[
+local lt = require "luatrain"
+local net = lt.nn.linear{4, 2}
+local sgd = lt.optim.sgd(net, {lr = 0.1})
+local scaler = lt.amp.scaler{}
+for i = 1, 4 do
+  if i == 3 and lt.rank() == 1 then scaler:close() end
+  net(lt.ones{4, 4}):sum():backward()
+  sgd:step()
+end
+]]
+
+T.test("a scaler that is in use on one rank only is an error", function()
+  for _, wire in ipairs{"fp32", "bf16", "fp16"} do
+    local text, code = run_script(CLOSES, "--ranks 2 --wire " .. wire)
+    assert(text:find("a loss scale must be in use on all ranks, or on none", 1, true), text)
+    T.equal(code, 9)
+  end
+end)
+
+-- ==== What decides about a step ==================================================================
+
+-- The gradient of `rare` waits for its optimizer, 64 times as large as others, or not finite, as it
+-- came while there was no scaler. That of `lost` has none any more, and is larger still.
+local WAITS = [[
+local lt = require "luatrain"
+local net, rare, lost = lt.nn.linear{4, 2}, lt.nn.linear{4, 2}, lt.nn.linear{4, 2}
+local x = lt.tensor{{1.0, 2.0, 3.0, 5.0}}
+net(x) rare(x) lost(x)
+local sgd, seldom = lt.optim.sgd(net, {lr = 2.0 ^ -8}), lt.optim.sgd(rare, {lr = 2.0 ^ -8})
+local gone = lt.optim.sgd(lost, {lr = 1.0})
+gone = nil
+collectgarbage() collectgarbage()
+local scaler <close> = lt.amp.scaler{}
+if arg[1] == "inf" then
+  scaler:close()
+  rare.w:on_grad(function(g) g:copy(g / 0) end)
+end
+;(net(x):sum() + rare(x):sum() * 64):backward()
+print(sgd:step())
+if arg[1] == "inf" then scaler:begin() end
+for i = 1, 12 do
+  lost:zero_grad()
+  ;(net(x):sum() + lost(x):sum() * 2.0 ^ 12):backward()
+  print(sgd:step(), scaler.scale, scaler.headroom, net:sha256())
+end
+print(seldom:step(), scaler.skipped)
+]]
+
+T.test("a gradient that waits, or has no optimizer, decides about no step", function()
+  for _, what in ipairs{"large", "inf"} do
+    local wanted = run_script(WAITS, "", what)
+    assert(wanted:find("\t0\n$"), wanted)                                   -- skipped
+    for _, options in ipairs{"--ranks 2", "--ranks 2 --wire fp16", "--ranks 3 --wire bf16",
+                             "--ranks 2 --deterministic --vranks 2"} do
+      T.equal(run_script(WAITS, options, what), wanted)
+    end
+  end
+end)
+
+-- The gradient of `rare` comes under a scaler, and its optimizer after that one has gone. With
+-- vranks a rank may go through several parts of a step in between.
+local LEFT = [[
+local lt = require "luatrain"
+local labels = {}
+for i = 1, 16 do labels[i] = i % 3 end
+local data = lt.data.set{images = lt.randn({16, 2, 2, 1}),
+                         labels = lt.tensor(labels, {dtype = "i64"})}
+local net, rare = lt.nn.linear{4, 3}, lt.nn.linear{4, 3}
+net(lt.ones{1, 4}) rare(lt.ones{1, 4})
+local sgd, seldom = lt.optim.sgd(net, {lr = 0.1}), lt.optim.sgd(rare, {lr = 0.1})
+local scaler = lt.amp.scaler{}
+local steps = 0
+for x, y in data:batches{batch = 8, shuffle = true, epoch = 1} do
+  x = x:reshape{-1, 4}
+  lt.cross_entropy(steps == 0 and net(x) + rare(x) or net(x), y):backward()
+  local outcome = sgd:step()
+  if outcome ~= "part" then
+    if steps == 1 then print(pcall(seldom.step, seldom)) end
+    steps = steps + 1
+    scaler:close()
+  end
+end
+]]
+
+T.test("gradients that wait are of the loss scale that they came under", function()
+  for _, options in ipairs{"", "--ranks 2", "--deterministic --vranks 4",
+                           "--deterministic --vranks 4 --ranks 2",
+                           "--deterministic --vranks 4 --ranks 4"} do
+    local text = run_script(LEFT, options)
+    assert(text:find("gradients of a loss scale that is no longer in use", 1, true), text)
+  end
+end)
+
+-- More than what a bucket can be sent again for.
+T.test("headroom is that of one rank, by any wire", function()
+  local script = [[
+local lt = require "luatrain"
+local net = lt.nn.linear{4, 2}
+local sgd = lt.optim.sgd(net, {lr = 2.0 ^ -126})
+local scaler <close> = lt.amp.scaler{policy = "static", scale = 1.0}
+for _, power in ipairs(arg) do
+  ;(net(lt.tensor{{1.0, 2.0, 3.0, 5.0}}):sum() * 2.0 ^ power):backward()
+  sgd:step()
+  print(scaler.headroom)
+end]]
+  for _, wire in ipairs{"fp32", "bf16", "fp16"} do
+    T.equal(run_script(script, "--ranks 2 --wire " .. wire, "0 120 -120 3"),
+            run_script(script, "", "0 120 -120 3"))
+  end
+end)
+
+-- ==== Faults of a script =========================================================================
+
+T.test("one more backward on one rank is named", function()
+  local text, code = run_script([[
+local lt = require "luatrain"
+local net = lt.nn.linear{4, 2}
+local sgd = lt.optim.sgd(net, {lr = 0.1})
+for i = 1, 5 do
+  if i == 3 and lt.rank() == 1 then net(lt.ones{4, 4}):sum():backward() end
+  net(lt.ones{4, 4}):sum():backward()
+  sgd:step()
+end]], "--ranks 2")
+  assert(text:find("rank 1 comes with 2 backwards for a step, and rank 0 with 1", 1, true), text)
+  T.equal(code, 9)
 end)
 
 T.finish()
