@@ -139,7 +139,8 @@ LT_MUST lt_status lt_group_compare(lt_group *group, const char *what, const char
  * was summed, for all ranks decide alike whether it is applied.
  *
  * Between backward and the optimizer a gradient is this rank's own, or that of all if it was sent:
- * lt_grad() and lt_zero_grad() wait for that. */
+ * lt_grad() and lt_zero_grad() wait for that. To forget one then is for all ranks to do, or their
+ * weights part: that is not compared. */
 typedef struct lt_reducer lt_reducer;
 
 typedef enum lt_sums {      /* where the gradients of accelerators are summed */

@@ -108,7 +108,8 @@ lt_status lt__record_check(const lt_record *r)
         if (other[BACKWARDS] != first[BACKWARDS])
             return lt_fail(LT_EDESYNC, "the ranks disagree: rank %d comes with %g backwards for a "
                            "step, and rank 0 with %g for another one; a step that has more of them "
-                           "than any before must have them on all ranks", rank, other[BACKWARDS],
+                           "than any before must have them on all ranks, and so must each step of "
+                           "an optimizer", rank, other[BACKWARDS],
                            first[BACKWARDS]);
         return lt_fail(LT_EDESYNC, "the ranks disagree: rank %d has not taken the same steps of "
                        "optimizers, with or without clip, as rank 0; what decides about a step "

@@ -302,7 +302,7 @@ static int put_back_wires(lua_State *L)
         next.exponent[i] = (int)value;
         next.used = i + 1;
     }
-    if (get_within(L, "sent_again", 0, LUA_MAXINTEGER, &value))
+    if (get_within(L, "sent_again", 0, (lua_Integer)1 << 53, &value))
         next.sent_again = value;
     settle(s);
     s->wires = next;
