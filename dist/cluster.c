@@ -45,6 +45,7 @@ typedef struct cluster {
     int cpus;
     lt_news *news;              /* of the other nodes, for the first rank; else NULL */
     lt_lifelines *lines;        /* to these */
+    lt_group_config config;
     pthread_mutex_t lock;       /* guards what follows */
     char before[LT_SEEN_BYTES]; /* of the node before this one: see lt__ring_last_seen() */
 } cluster;
@@ -338,6 +339,12 @@ static void free_cluster(cluster *c)
     free(c);
 }
 
+static void tell(const lt_group_config *config, const char *call)
+{
+    if (config->in_mpi)
+        config->in_mpi(config->ud, call);
+}
+
 static lt_status leave(void *self)
 {
     cluster *c = self;
@@ -358,7 +365,9 @@ static void end(void *self)
     bool failed = leave(c) != LT_OK;
     if (!lt__news_part(c->news, c->team.timeout) || failed)
         return;
+    tell(&c->config, "MPI_Finalize");
     c->wire.close(c->wire.self);
+    tell(&c->config, NULL);
     free_cluster(c);
 }
 
@@ -464,7 +473,7 @@ static lt_status begin(cluster *c, double timeout)
         return lt_fail(LT_EUSAGE, "there can be 1 to %d ranks on a node, not %d", LT_MOST_SHARES,
                        c->wire.n_node);
     c->ring = (lt_ring){.wire = &c->wire, .channel = LT_WIRE_DATA,
-                        .timeout = timeout > 0 ? timeout : 120, .look = look, .ud = c};
+                        .timeout = timeout > 0 ? timeout : LT_GROUP_TIMEOUT, .look = look, .ud = c};
     LT_TRY(lt__ring_open(&c->ring));
     c->pidfd = malloc(size * sizeof *c->pidfd);
     c->windows = lt__windows_new();
@@ -498,8 +507,9 @@ lt_status lt__cluster_over(const lt_wire *wire, const lt_group_config *config, l
     if (!c)
         return lt_fail(LT_ENOMEM, "out of memory for a group");
     c->wire = *wire;
+    c->config = config ? *config : (lt_group_config){0};
     pthread_mutex_init(&c->lock, NULL);
-    lt_status status = begin(c, config ? config->timeout : 0);
+    lt_status status = begin(c, c->config.timeout);
     if (status != LT_OK)
         return say_why(c, status);
     *group = lt__group_new(&transport, c, wire->rank, wire->size, c->team.timeout);
@@ -509,6 +519,9 @@ lt_status lt__cluster_over(const lt_wire *wire, const lt_group_config *config, l
 lt_status lt_cluster_open(const lt_group_config *config, lt_group **group)
 {
     lt_wire wire;
-    LT_TRY(lt__wire_open(&wire));
-    return lt__cluster_over(&wire, config, group);
+    lt_group_config given = config ? *config : (lt_group_config){0};
+    tell(&given, "MPI_Init");
+    lt_status status = lt__wire_open(&wire);
+    tell(&given, NULL);
+    return status == LT_OK ? lt__cluster_over(&wire, &given, group) : status;
 }

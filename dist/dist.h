@@ -19,8 +19,16 @@ extern "C" {
 
 typedef struct lt_group lt_group;
 
+enum { LT_GROUP_TIMEOUT = 120 }; /* seconds */
+
 typedef struct lt_group_config { /* zero means default */
-    double timeout; /* seconds that the others are waited for; 120 */
+    double timeout; /* seconds that the others are waited for; LT_GROUP_TIMEOUT */
+    /* Ranks that are processes: in_mpi(ud, "MPI_Init") is called before this thread enters a
+     * function of MPI that returns only when all ranks have called it, also "MPI_Finalize", and
+     * in_mpi(ud, NULL) after it. These have no timeout: a program that wants one watches them from
+     * another thread, and can only end itself. NULL: nobody is told. */
+    void (*in_mpi)(void *ud, const char *call);
+    void *ud;
 } lt_group_config;
 
 /* Groups for n ranks that are threads of this process: group[r] is for the thread of rank r, and

@@ -18,6 +18,7 @@
 #include "tools/launch.h"
 #include "tools/options.h"
 #include "tools/ranks.h"
+#include "tools/watchdog.h"
 
 /* ==== Running a script ======================================================================== */
 
@@ -355,12 +356,20 @@ static lt_status run_process(void *ud, lt_group *group)
 static lt_status run_in_cluster(settings *s)
 {
     lt_group *group;
+    watchdog dog;
+    double timeout = s->group.timeout > 0 ? s->group.timeout : LT_GROUP_TIMEOUT;
     if (s->ranks > 0)
         return lt_fail(LT_EUSAGE, "--ranks is for ranks in one process, but mpirun or srun has "
                        "started several; let it start as many as there are to be");
-    LT_TRY(lt_cluster_open(&s->group, &group));
+    LT_TRY(watchdog_start(&dog, timeout));
+    s->group.in_mpi = watchdog_see;
+    s->group.ud = &dog;
     s->in_cluster = true;
-    return run_ranks(&(ranks){.n = 1, .cluster = group, .run = run_process, .ud = s});
+    lt_status status = lt_cluster_open(&s->group, &group);
+    if (status == LT_OK)
+        status = run_ranks(&(ranks){.n = 1, .cluster = group, .run = run_process, .ud = s});
+    watchdog_stop(&dog);
+    return status;
 }
 
 static lt_status run_all(settings *s)

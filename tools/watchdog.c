@@ -1,0 +1,109 @@
+/* watchdog.c - see watchdog.h. The process is blocked in a call that nothing can interrupt, so a
+ * thread waits beside it. It writes a sentence and calls _exit(): exit() would run the handlers of
+ * a library that is in the middle of something.
+ *
+ * Each rank knows only that somebody is missing. So that a job does not say so once for each rank,
+ * the ranks end at different times: rank 0 first, then rank 1, then ranks 2 and 3, then 4 to 7.
+ * mpirun kills the others when the first one has ended.
+ */
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tools/watchdog.h"
+
+enum { PARTS = 10 };                /* of a second, between two looks */
+static const double STAGGER = 2;    /* seconds; mpirun needs one to kill the others */
+
+/* The rank is known only after MPI_Init; before, the launcher's variables have it. */
+static int rank_of_launcher(void)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK",
+                                        "SLURM_PROCID"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *value = getenv(names[i]);
+        if (value && *value)
+            return atoi(value);
+    }
+    return 0;
+}
+
+static double limit_of(const watchdog *w)
+{
+    double seconds = w->seconds;
+    for (int rank = w->rank; rank > 0; rank /= 2)
+        seconds += STAGGER;
+    return seconds;
+}
+
+static _Noreturn void give_up(const char *call, int rank, double seconds)
+{
+    char host[64] = "";
+    gethostname(host, sizeof host - 1);
+    dprintf(STDERR_FILENO, "luatrain: rank %d on %s is still in %s after %g s: another rank is "
+            "stopped, stuck or not yet started; --timeout S waits longer\n", rank, host, call,
+            seconds);
+    _exit(lt_exit_code(LT_EPEER));
+}
+
+/* Waits for the next change, but at most until the next look. Returns whether nothing changed. */
+static bool sleep_a_little(watchdog *w)
+{
+    struct timespec soon;
+    clock_gettime(CLOCK_MONOTONIC, &soon);
+    soon.tv_nsec += 1000000000 / PARTS;
+    soon.tv_sec += soon.tv_nsec / 1000000000;
+    soon.tv_nsec %= 1000000000;
+    return pthread_cond_clockwait(&w->changed, &w->lock, CLOCK_MONOTONIC, &soon) != 0;
+}
+
+/* Counts looks instead of reading a clock: time in which the job is stopped as a whole, as by
+ * Ctrl-Z, does not count. */
+static void *watch(void *ud)
+{
+    watchdog *w = ud;
+    int looks = 0;
+    pthread_mutex_lock(&w->lock);
+    while (!w->stopped) {
+        if (!w->call) {
+            pthread_cond_wait(&w->changed, &w->lock);
+            looks = 0;
+        } else if (sleep_a_little(w) && ++looks >= PARTS * limit_of(w)) {
+            give_up(w->call, w->rank, limit_of(w));
+        }
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+lt_status watchdog_start(watchdog *w, double seconds)
+{
+    sigset_t all, before;
+    *w = (watchdog){.seconds = seconds, .rank = rank_of_launcher(),
+                    .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are for the process's own thread */
+    bool made = pthread_create(&w->thread, NULL, watch, w) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return made ? LT_OK : lt_fail(LT_ENOMEM, "the system has no thread left to watch MPI");
+}
+
+static void change(watchdog *w, const char *call, bool stopped)
+{
+    pthread_mutex_lock(&w->lock);
+    w->call = call;
+    w->stopped = stopped;
+    pthread_cond_signal(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+}
+
+void watchdog_see(void *w, const char *call) { change(w, call, false); }
+
+void watchdog_stop(watchdog *w)
+{
+    change(w, NULL, true);
+    pthread_join(w->thread, NULL);
+}
