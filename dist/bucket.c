@@ -3,6 +3,7 @@
  * It has three ways: a bucket on the CPU is summed where it is; one of an accelerator comes over to
  * the CPU, is summed there and goes back; or it stays, and accelerators sum among themselves.
  */
+#define _GNU_SOURCE
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,9 +19,9 @@ static lt_status wait_until_there(lt_reducer *r, const lt_bucket_plan *b)
     pthread_mutex_lock(&r->lock);
     while (b->coming > 0 && code == LT_OK) {
         struct timespec soon;
-        clock_gettime(CLOCK_REALTIME, &soon);
+        clock_gettime(CLOCK_MONOTONIC, &soon);
         soon.tv_sec++;
-        if (pthread_cond_timedwait(&r->ready, &r->lock, &soon) != 0 &&
+        if (pthread_cond_clockwait(&r->ready, &r->lock, CLOCK_MONOTONIC, &soon) != 0 &&
             lt_group_failure(r->group, &rank, &code, text, sizeof text))
             lt_fail(LT_EPEER, "rank %d failed: %s", rank, text);
     }

@@ -1,14 +1,15 @@
 /* ranks.c - one thread for each rank; see ranks.h. The process's own thread waits for them, looks
  * whether other processes have failed, and takes the signals.
  */
+#define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "tools/clock.h"
 #include "tools/ranks.h"
 
 /* Seconds that the others have to end after a failure; and if mpirun is about to kill them all. */
@@ -85,13 +86,6 @@ static void block_signals(sigset_t *before)
     pthread_sigmask(SIG_BLOCK, &asking, before);
 }
 
-static double seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 /* The end after a failure of a process that may not end by itself: a rank is still at work, or
  * others of the cluster are. */
 static void leave(const job *j)
@@ -121,19 +115,14 @@ static void wait_for_all(job *j)
     double deadline = 0;
     pthread_mutex_lock(&j->lock);
     while (j->running > 0) {
-        struct timespec soon;
         if (j->ranks->cluster && j->failed == LT_OK)
             describe_failure(j, j->ranks->cluster);
         if (j->failed != LT_OK && deadline == 0)
-            deadline = seconds() +
+            deadline = clock_seconds() +
                        (j->ranks->cluster && j->failed == LT_EPEER ? SHORT_GRACE : GRACE);
-        if (deadline != 0 && seconds() > deadline)
+        if (deadline != 0 && clock_seconds() > deadline)
             leave(j);
-        clock_gettime(CLOCK_REALTIME, &soon);
-        soon.tv_nsec += LOOK_NS;
-        soon.tv_sec += soon.tv_nsec / 1000000000;
-        soon.tv_nsec %= 1000000000;
-        pthread_cond_timedwait(&j->ended, &j->lock, &soon);
+        clock_wait(&j->ended, &j->lock, LOOK_NS);
     }
     pthread_mutex_unlock(&j->lock);
 }

@@ -10,9 +10,9 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "tools/clock.h"
 #include "tools/watchdog.h"
 
 enum { PARTS = 10 };                /* of a second, between two looks */
@@ -49,17 +49,6 @@ static _Noreturn void give_up(const char *call, int rank, double seconds)
     _exit(lt_exit_code(LT_EPEER));
 }
 
-/* Waits for the next change, but at most until the next look. Returns whether nothing changed. */
-static bool sleep_a_little(watchdog *w)
-{
-    struct timespec soon;
-    clock_gettime(CLOCK_MONOTONIC, &soon);
-    soon.tv_nsec += 1000000000 / PARTS;
-    soon.tv_sec += soon.tv_nsec / 1000000000;
-    soon.tv_nsec %= 1000000000;
-    return pthread_cond_clockwait(&w->changed, &w->lock, CLOCK_MONOTONIC, &soon) != 0;
-}
-
 /* Counts looks instead of reading a clock: time in which the job is stopped as a whole, as by
  * Ctrl-Z, does not count. */
 static void *watch(void *ud)
@@ -71,7 +60,8 @@ static void *watch(void *ud)
         if (!w->call) {
             pthread_cond_wait(&w->changed, &w->lock);
             looks = 0;
-        } else if (sleep_a_little(w) && ++looks >= PARTS * limit_of(w)) {
+        } else if (clock_wait(&w->changed, &w->lock, 1000000000 / PARTS) &&
+                   ++looks >= PARTS * limit_of(w)) {
             give_up(w->call, w->rank, limit_of(w));
         }
     }

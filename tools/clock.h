@@ -1,0 +1,29 @@
+/* clock.h - time by the monotonic clock, which nobody sets. Files that include it first define
+ * _GNU_SOURCE. */
+#ifndef LT_TOOLS_CLOCK_H
+#define LT_TOOLS_CLOCK_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <time.h>
+
+static inline double clock_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Waits for a signal to the condition, but at most so many nanoseconds, less than a second.
+ * Returns whether the time is over. */
+static inline bool clock_wait(pthread_cond_t *cond, pthread_mutex_t *lock, long ns)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += ns;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    return pthread_cond_clockwait(cond, lock, CLOCK_MONOTONIC, &until) != 0;
+}
+
+#endif
