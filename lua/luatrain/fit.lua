@@ -103,7 +103,7 @@ function exports.fit(given)
     scaler = o.scaler}
   for _ in run:epochs() do
     for x, y in run:batches() do run:step(learn, run, x, y) end
-    local eval_batch = o.eval_batch or (run.stage.batch + o.accumulate - 1) // o.accumulate
+    local eval_batch = o.eval_batch or (run.stage.batch - 1) // o.accumulate + 1
     run:report(run:evaluate(o.test, {batch = eval_batch, loss = o.loss}))
   end
   return run.result

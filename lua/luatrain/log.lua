@@ -118,8 +118,9 @@ function log.thousands(n)
 end
 local thousands = log.thousands
 
--- "51 s", "3:12", "2:05:10"
+-- "51 s", "3:12", "2:05:10", "31688.1 years"
 function log.duration(seconds)
+  if seconds > 1e9 then return ("%.6g years"):format(seconds / (365.25 * 86400)) end
   local s = math.floor(seconds + 0.5)
   if s < 60 then return ("%d s"):format(s) end
   if s < 3600 then return ("%d:%02d"):format(s // 60, s % 60) end
@@ -292,7 +293,7 @@ local function count(self, f)
   local fade = math.exp(-seconds / FADE)
   self.images, self.seconds = self.images * fade + f.batch, self.seconds * fade + seconds
   local rate = self.images / self.seconds
-  return rate, (f.epochs * f.images - f.samples) / rate
+  return rate, (1.0 * f.epochs * f.images - f.samples) / rate
 end
 
 local function draw(self, f, rate, eta)

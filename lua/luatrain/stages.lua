@@ -54,15 +54,21 @@ function stages.at(list, epoch)
   return list[i]
 end
 
--- How many steps it is from `done` images of an epoch to the end of epochs.
+local MOST = 2 ^ 53            -- steps: every program that reads JSON counts so far
+
+-- How many steps it is from `done` images of an epoch to the end of epochs; at most 2^53.
 function stages.steps(list, epoch, done, epochs, images)
-  local steps = 0
-  for e = epoch, epochs do
-    local batch = stages.at(list, e).batch
-    steps = steps + (images - done + batch - 1) // batch
-    done = 0
+  local steps, next_epoch = 0.0, epoch
+  for _, stage in ipairs(list) do
+    local last = math.min(stage.last, epochs)
+    if last >= next_epoch then
+      local function to_steps(n) return (n + stage.batch - 1) // stage.batch end
+      if next_epoch == epoch then steps = to_steps(images - done) - to_steps(images) + 0.0 end
+      steps = steps + (last - next_epoch + 1.0) * to_steps(images)
+      next_epoch = last + 1
+    end
   end
-  return steps
+  return math.tointeger(math.min(steps, MOST))
 end
 
 return stages

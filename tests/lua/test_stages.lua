@@ -1,6 +1,7 @@
 -- test_stages.lua - runs whose images change their size between epochs.
 local lt = require "luatrain"
 local nn = lt.nn
+local stages = require "luatrain.stages"
 local T = require "lt_test"
 
 local START = lt.randn{2, 3, 3, 3}
@@ -110,6 +111,51 @@ T.test("refused", function()
   T.fails(function() lt.run(o) end, "data: images can be brought to a size of 1x1 to 16384x16384 "
           .. "if they are u8; these are f32, and the size is 4x4")
   assert(not io.open(o.out), "there is a folder")
+end)
+
+-- The number of steps, one epoch after the other.
+local function counted(list, epoch, done, epochs, images)
+  local steps = 0
+  for e = epoch, epochs do
+    local batch = stages.at(list, e).batch
+    steps = steps + (images - done + batch - 1) // batch
+    done = 0
+  end
+  return steps
+end
+
+T.test("the number of steps", function()
+  local list = {{batch = 3, last = 2}, {batch = 10, last = 2}, {batch = 4, last = 7},
+                {batch = 1, last = math.huge}}
+  for epoch = 1, 9 do
+    for epochs = 0, 9 do
+      for _, done in ipairs{0, 1, 9, 10} do
+        T.equal(stages.steps(list, epoch, done, epochs, 10),
+                counted(list, epoch, done, epochs, 10))
+      end
+    end
+  end
+end)
+
+-- Fails after a million instructions instead of counting for hours.
+local function soon(fn, ...)
+  debug.sethook(function() error "it loops over the epochs" end, "", 1000000)
+  local _ <close> = setmetatable({}, {__close = function() debug.sethook() end})
+  return fn(...)
+end
+
+T.test("the number of steps of more epochs than anyone trains", function()
+  local one = {{batch = 16, last = math.huge}}
+  T.equal(soon(stages.steps, one, 1, 0, 100000000, 48), 300000000)
+  T.equal(soon(stages.steps, one, 5, 20, 100000000, 48), 300000000 - 13)
+  T.equal(soon(stages.steps, one, 1, 0, math.maxinteger, 48), 1 << 53)
+  local o, _, test = settings(nil, {epochs = math.maxinteger, max_steps = 2})
+  o.test = test
+  local _, why = soon(pcall, lt.fit, o)
+  assert(tostring(why):find "stopped by max_steps at step 2", why)
+  o = settings(nil, {epochs = math.maxinteger, max_steps = 3, out = o.out, test = test})
+  _, why = soon(pcall, lt.fit, o)
+  assert(tostring(why):find "stopped by max_steps at step 3", why)
 end)
 
 T.finish()
