@@ -2,15 +2,17 @@
  *
  * mpirun alone is not enough. At SIGTERM it gives the ranks one second, whatever they have to save;
  * but SIGUSR1 it hands on to them: so a signal that asks for an end becomes that one. It runs in a
- * process group of its own, where a terminal's Ctrl-C does not reach it. It ends with 137 when a
- * rank was killed, where a job of luatrain ends with the code of a lost peer. And while it cannot
- * reach another machine, or when it hangs itself after a failure, it does not end at all, though
- * all ranks have.
+ * process group of its own, where a terminal's Ctrl-C does not reach it. When nobody reads its
+ * output any more it kills the ranks and crashes: so it writes to this process, see relay.h. It
+ * ends with 137 when a rank was killed, where a job of luatrain ends with the code of a lost peer.
+ * And while it cannot reach another machine, or when it hangs itself after a failure, it does not
+ * end at all, though all ranks have.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,12 +20,13 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "tools/clock.h"
 #include "tools/launch.h"
+#include "tools/relay.h"
 
-enum { EARLY_SECONDS = 3 };
+enum { EARLY_SECONDS = 3 };   /* after that, ranks on other machines, which it cannot see, train */
 enum { LONELY_SECONDS = 10 }; /* that mpirun may go on when no rank is left on this machine */
 
 extern char **environ;
@@ -100,7 +103,7 @@ static lt_status leave_word(const settings *s)
 /* Those that ask for an end, unless they are ignored, as nohup wants it; and the end of a child. */
 static void find_signals(sigset_t *set)
 {
-    static const int asking[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+    static const int asking[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGPIPE};
     struct sigaction now;
     signal(SIGCHLD, SIG_DFL);
     sigemptyset(set);
@@ -112,10 +115,12 @@ static void find_signals(sigset_t *set)
 
 /* In the child: becomes mpirun, or writes to the pipe why not. mpirun ends when this process's
  * parent does. */
-static void become(const char **command, const sigset_t *mask, int pipe)
+static void become(const char **command, const sigset_t *mask, const int output[2], int pipe)
 {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     setpgid(0, 0);
+    dup2(output[0], STDOUT_FILENO);
+    dup2(output[1], STDERR_FILENO);
     sigprocmask(SIG_SETMASK, mask, NULL);
     execvp(command[0], (char *const *)command);
     int why = errno;
@@ -123,13 +128,13 @@ static void become(const char **command, const sigset_t *mask, int pipe)
     _exit(written == sizeof why ? 0 : 1);
 }
 
-static lt_status start(const char **command, const sigset_t *mask, pid_t *pid)
+static lt_status start(const char **command, const sigset_t *mask, const int output[2], pid_t *pid)
 {
     int ends[2], why = 0;
     if (pipe2(ends, O_CLOEXEC) != 0 || (*pid = fork()) < 0)
         return lt_fail(LT_ENOMEM, "mpirun cannot be started: %s", strerror(errno));
     if (*pid == 0)
-        become(command, mask, ends[1]);
+        become(command, mask, output, ends[1]);
     close(ends[1]);
     bool failed = read(ends[0], &why, sizeof why) == sizeof why;
     close(ends[0]);
@@ -149,39 +154,51 @@ static bool is_rank(int pid)
            its.st_dev == own.st_dev && its.st_ino == own.st_ino;
 }
 
-static bool lists_rank(const char *path)
+/* It has a handler for SIGUSR1, which it would die of before it has one. */
+static bool hears(int pid)
 {
-    FILE *list = fopen(path, "r");
-    bool found = false;
-    int pid;
-    while (list && !found && fscanf(list, "%d", &pid) == 1)
-        found = is_rank(pid);
-    if (list)
-        fclose(list);
-    return found;
+    char path[32], line[256];
+    uint64_t caught = 0;
+    snprintf(path, sizeof path, "/proc/%d/status", pid);
+    FILE *file = fopen(path, "r");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "SigCgt: %" SCNx64, &caught) == 1)
+            break;
+    if (file)
+        fclose(file);
+    return caught >> (SIGUSR1 - 1) & 1;
 }
 
-/* Whether mpirun has a rank on this machine. Each of its threads may have started some. */
-static bool has_rank(pid_t mpirun)
+typedef struct sight { /* of mpirun's ranks on this machine */
+    bool any, hears;   /* there is one; one hears SIGUSR1 */
+} sight;
+
+static void look_at(const char *path, sight *s)
+{
+    FILE *list = fopen(path, "r");
+    int pid;
+    while (list && fscanf(list, "%d", &pid) == 1)
+        if (is_rank(pid)) {
+            s->any = true;
+            s->hears |= hears(pid);
+        }
+    if (list)
+        fclose(list);
+}
+
+/* Each thread of mpirun may have started some. */
+static sight see_ranks(pid_t mpirun)
 {
     char pattern[64];
     glob_t lists;
-    bool found = false;
+    sight s = {0};
     snprintf(pattern, sizeof pattern, "/proc/%d/task/*/children", (int)mpirun);
     if (glob(pattern, GLOB_NOSORT, NULL, &lists) != 0)
-        return false;
-    for (size_t i = 0; i < lists.gl_pathc && !found; i++)
-        found = lists_rank(lists.gl_pathv[i]);
+        return s;
+    for (size_t i = 0; i < lists.gl_pathc; i++)
+        look_at(lists.gl_pathv[i], &s);
     globfree(&lists);
-    return found;
-}
-
-/* By a clock that nobody sets. */
-static time_t seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec;
+    return s;
 }
 
 typedef struct wish { /* for an end */
@@ -189,22 +206,26 @@ typedef struct wish { /* for an end */
     bool kills;
 } wish;
 
-/* How mpirun has ended. The first signal is a wish, a second one kills; and so does one that comes
- * at once: then there is nothing to save, and mpirun may hang when it has SIGUSR1 to hand on but no
- * ranks yet. */
+/* How mpirun has ended. The first signal is a wish. It kills when no rank can hear it yet: there is
+ * nothing to save, and mpirun may hang when it has SIGUSR1 to hand on but no ranks. A second signal
+ * kills too; but a terminal or a reader that has gone may say so twice. */
 static int wait_for(pid_t mpirun, const sigset_t *set, wish *w)
 {
-    time_t begin = seconds(), seen = 0; /* the last rank on this machine; 0: there was none */
+    double begin = clock_seconds(), seen = 0; /* a rank on this machine; 0: there was none */
     int status;
     while (waitpid(mpirun, &status, WNOHANG) != mpirun) {
         int got = sigtimedwait(set, NULL, &(struct timespec){.tv_sec = 1});
-        if (has_rank(mpirun))
-            seen = seconds();
-        else if (seen != 0 && seconds() - seen > LONELY_SECONDS)
+        sight ranks = see_ranks(mpirun);
+        double now = clock_seconds();
+        if (ranks.any)
+            seen = now;
+        else if (seen != 0 && now - seen > LONELY_SECONDS)
             kill(mpirun, SIGKILL); /* asked to end it would crash */
-        if (got < 0 || got == SIGCHLD)
+        bool is_wish = got > 0 && got != SIGCHLD;
+        if (!is_wish || (w->signal != 0 && (got == SIGHUP || got == SIGPIPE)))
             continue;
-        w->kills = w->signal != 0 || seconds() - begin < EARLY_SECONDS;
+        bool hear = ranks.any ? ranks.hears : now - begin >= EARLY_SECONDS;
+        w->kills = w->signal != 0 || !hear;
         w->signal = got;
         kill(mpirun, w->kills ? SIGTERM : SIGUSR1);
     }
@@ -221,15 +242,43 @@ static void end_by(int number)
     sigprocmask(SIG_UNBLOCK, &set, NULL);
 }
 
+/* The output of mpirun, which has ended or was never started: what is left of it. Signals that are
+ * not blocked end this process while nobody reads. */
+static void finish(relay output[2], const sigset_t *before)
+{
+    sigprocmask(SIG_SETMASK, before, NULL);
+    for (int i = 0; i < 2; i++)
+        relay_finish(&output[i]);
+}
+
+static lt_status start_relays(relay output[2], int ends[2])
+{
+    LT_TRY(relay_start(&output[0], STDOUT_FILENO, &ends[0]));
+    lt_status status = relay_start(&output[1], STDERR_FILENO, &ends[1]);
+    if (status == LT_OK)
+        return LT_OK;
+    close(ends[0]);
+    relay_finish(&output[0]);
+    return status;
+}
+
 static lt_status run(const char **command, int *code)
 {
     sigset_t set, before;
     pid_t pid = 0;
     wish w = {0};
+    relay output[2];
+    int ends[2];
     find_signals(&set);
     sigprocmask(SIG_BLOCK, &set, &before);
-    LT_TRY(start(command, &before, &pid));
-    *code = wait_for(pid, &set, &w);
+    LT_TRY(start_relays(output, ends));
+    lt_status status = start(command, &before, ends, &pid);
+    close(ends[0]);
+    close(ends[1]);
+    if (status == LT_OK)
+        *code = wait_for(pid, &set, &w);
+    finish(output, &before);
+    LT_TRY(status);
     if (w.kills || (w.signal != 0 && *code > 128))
         end_by(w.signal);
     if (*code > 128)

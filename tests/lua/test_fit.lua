@@ -528,9 +528,9 @@ end)
 T.test("accumulate of more pieces than a batch can have", function()
   local train, test = lt.data.open "synthetic:2x2x1/2/8"
   local net = lt.nn.sequential{lt.nn.flatten(), lt.nn.linear{4, 2}}
-  local result = lt.fit{net = net, optim = lt.optim.sgd(net, {lr = 0.1}), train = train, test = test,
-                        epochs = 1, batch = 4, accumulate = math.maxinteger,
-                        out = T.folder() .. "/out"}
+  local result = lt.fit{
+    net = net, optim = lt.optim.sgd(net, {lr = 0.1}), train = train, test = test, epochs = 1,
+    batch = 4, accumulate = math.maxinteger, out = T.folder() .. "/out"}
   assert(result.top1)
 end)
 

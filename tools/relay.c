@@ -1,0 +1,78 @@
+/* relay.c - see relay.h. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tools/relay.h"
+
+enum { BYTES = 1 << 16, LOOK_MS = 50 };
+
+/* Returns whether all was written. */
+static bool write_all(int to, const char *data, size_t bytes)
+{
+    while (bytes > 0) {
+        ssize_t n = write(to, data, bytes);
+        if (n < 0 && errno == EAGAIN)
+            poll(&(struct pollfd){.fd = to, .events = POLLOUT}, 1, -1);
+        else if (n < 0 && errno != EINTR)
+            return false;
+        data += n > 0 ? n : 0;
+        bytes -= n > 0 ? (size_t)n : 0;
+    }
+    return true;
+}
+
+static void *pass_on(void *ud)
+{
+    relay *r = ud;
+    char data[BYTES];
+    bool writes = true;
+    for (;;) {
+        struct pollfd in = {.fd = r->from, .events = POLLIN};
+        bool ended = atomic_load(&r->ended); /* all that the child wrote is there, then */
+        int ready = poll(&in, 1, LOOK_MS);
+        if (ready == 0 && ended)
+            return NULL;
+        ssize_t n = ready > 0 ? read(r->from, data, sizeof data) : -1;
+        if (n == 0)
+            return NULL;
+        if (n > 0 && writes && !write_all(r->to, data, (size_t)n)) {
+            writes = false;
+            if (errno == EPIPE)
+                kill(getpid(), SIGPIPE);
+        }
+    }
+}
+
+/* The thread takes no signals, so write() returns EPIPE there. */
+lt_status relay_start(relay *r, int to, int *end)
+{
+    int ends[2];
+    sigset_t all, before;
+    if (pipe2(ends, O_CLOEXEC) != 0)
+        return lt_fail(LT_ENOMEM, "no pipe can be made: %s", strerror(errno));
+    r->from = ends[0];
+    r->to = to;
+    atomic_init(&r->ended, false);
+    *end = ends[1];
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    int error = pthread_create(&r->thread, NULL, pass_on, r);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error == 0)
+        return LT_OK;
+    close(ends[0]);
+    close(ends[1]);
+    return lt_fail(LT_ENOMEM, "no thread can be started: %s", strerror(error));
+}
+
+void relay_finish(relay *r)
+{
+    atomic_store(&r->ended, true);
+    pthread_join(r->thread, NULL);
+    close(r->from);
+}
