@@ -57,6 +57,10 @@ typedef enum lt_status {
     LT_STATUS_COUNT
 } lt_status;
 
+/* LT_EXIT + code is the status of a script that ends the program with a code of its own, from 1 to
+ * 255. */
+enum { LT_EXIT = 256 };
+
 /* Process exit code for a status, and its generic text. */
 LT_API int lt_exit_code(lt_status status);
 LT_API const char *lt_status_text(lt_status status);

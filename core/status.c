@@ -23,6 +23,9 @@ int lt_exit_code(lt_status status)
         LT_STATUS_LIST(X)
 #undef X
     };
+    unsigned own = (unsigned)status - LT_EXIT;
+    if (own < 256)
+        return (int)own;
     return (unsigned)status < LT_STATUS_COUNT ? codes[status] : 1;
 }
 
@@ -33,6 +36,8 @@ const char *lt_status_text(lt_status status)
         LT_STATUS_LIST(X)
 #undef X
     };
+    if ((unsigned)status - LT_EXIT < 256)
+        return "ended by the script";
     return (unsigned)status < LT_STATUS_COUNT ? texts[status] : "unknown status";
 }
 

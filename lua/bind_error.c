@@ -8,6 +8,7 @@
  * beside its message; at the top, an error that contains that message has that status.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "lua/bind.h"
@@ -195,15 +196,95 @@ static bool wants_line(lua_State *L)
            !(ar.name && strcmp(ar.name, "error") == 0);
 }
 
+static bool is_text(lua_State *L, int index)
+{
+    return lua_type(L, index) == LUA_TSTRING || lua_type(L, index) == LUA_TNUMBER;
+}
+
+/* Pushes "key = value" of the key and value on top, if both can be read. */
+static bool push_field(lua_State *L)
+{
+    int key = lua_gettop(L) - 1, value = key + 1;
+    if (!is_text(L, key) || !(is_text(L, value) || lua_isboolean(L, value)))
+        return false;
+    const char *quote = lua_type(L, value) == LUA_TSTRING ? "'" : "";
+    lua_pushfstring(L, "%s = %s%s%s", luaL_tolstring(L, key, NULL), quote,
+                    luaL_tolstring(L, value, NULL), quote);
+    lua_replace(L, value + 1);
+    lua_settop(L, value + 1);
+    return true;
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Pushes "{code = 3, message = 'hello'}" for the table at 1: at most 16 of its fields, sorted. */
+static void push_table(lua_State *L)
+{
+    enum { MOST = 16 };
+    const char *fields[MOST];
+    int n = 0, top = lua_gettop(L);
+    luaL_checkstack(L, MOST + 8, NULL);
+    lua_pushnil(L);
+    for (int key = top + 1; n < MOST && lua_next(L, 1); lua_remove(L, key + 1)) {
+        if (!push_field(L))
+            continue;
+        fields[n++] = lua_tostring(L, -1);
+        lua_insert(L, key++); /* it stays below the key */
+    }
+    qsort(fields, (size_t)n, sizeof *fields, by_text);
+    luaL_Buffer b;
+    luaL_buffinit(L, &b);
+    luaL_addchar(&b, '{');
+    for (int i = 0; i < n; i++) {
+        luaL_addstring(&b, i > 0 ? ", " : "");
+        luaL_addstring(&b, fields[i]);
+    }
+    luaL_addchar(&b, '}');
+    luaL_pushresult(&b);
+    lua_insert(L, top + 1);
+    lua_settop(L, top + 1);
+}
+
+/* Whether the error at 1 can be told as it is. */
+static bool has_text(lua_State *L)
+{
+    if (!luaL_getmetafield(L, 1, "__tostring"))
+        return is_text(L, 1);
+    lua_pop(L, 1);
+    return true;
+}
+
+/* Pushes an error that is not a text, as one. */
+static void push_odd(lua_State *L)
+{
+    if (lua_isnil(L, 1)) {
+        lua_pushliteral(L, "an error without a message");
+        return;
+    }
+    if (lua_istable(L, 1))
+        push_table(L);
+    else
+        luaL_tolstring(L, 1, NULL);
+    lua_pushfstring(L, "an error that is a %s: %s", luaL_typename(L, 1), lua_tostring(L, -1));
+    lua_remove(L, -2);
+}
+
 /* Message handler: the error as a string; its traceback to the log. */
 static int trace(lua_State *L)
 {
     lt_lua *s = lt__lua_of(L);
     place p = {"", ""};
-    if (wants_line(L))
+    bool is_odd = !has_text(L);
+    if (is_odd || wants_line(L))
         find_place(L, 1, false, &p);
     lua_pushstring(L, p.line);
-    luaL_tolstring(L, 1, NULL);
+    if (is_odd)
+        push_odd(L);
+    else
+        luaL_tolstring(L, 1, NULL);
     lua_concat(L, 2);
     if (!s || !s->ctx)
         return 1;
@@ -260,6 +341,13 @@ static int fail(lua_State *L)
     lt__error(L, lt__lua(L), (lt_status)status, "%s", luaL_checkstring(L, 2));
 }
 
+/* exit(code, message): the error by which a script ends the program with this code. */
+static int exit_with(lua_State *L)
+{
+    lt_status status = (lt_status)(LT_EXIT + luaL_checkinteger(L, 1));
+    lt__error(L, lt__lua(L), status, "%s", luaL_checkstring(L, 2));
+}
+
 /* nearest(word, names): the name that word may have been meant for, or nil. */
 static int nearest(lua_State *L)
 {
@@ -291,8 +379,8 @@ static int exit_code(lua_State *L)
 }
 
 static const luaL_Reg functions[] = {
-    {"active_module", active_module}, {"fail", fail}, {"nearest", nearest},
-    {"exit_code", exit_code}, {NULL, NULL}};
+    {"active_module", active_module}, {"fail", fail}, {"exit", exit_with},
+    {"nearest", nearest}, {"exit_code", exit_code}, {NULL, NULL}};
 
 void lt__open_error(lua_State *L)
 {

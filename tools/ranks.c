@@ -43,7 +43,8 @@ static void describe_failure(job *j, lt_group *group)
     int rank;
     if (!lt_group_failure(group, &rank, &j->failed, text, sizeof text))
         return;
-    bool of_all = j->failed == LT_EPEER || j->failed == LT_EDESYNC || j->failed == LT_EUSAGE;
+    bool of_all = j->failed == LT_EPEER || j->failed == LT_EDESYNC || j->failed == LT_EUSAGE ||
+                  (int)j->failed >= LT_EXIT; /* it names the rank */
     if (rank == 0 || of_all)
         snprintf(j->failed_text, sizeof j->failed_text, "%s", text);
     else

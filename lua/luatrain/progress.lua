@@ -1,9 +1,12 @@
 -- progress.lua - how far a run is, and the line that says so after each step.
 
 local core = ...
+local check = require "luatrain.check"
 local stages = require "luatrain.stages"
 
 local progress = {}
+
+local function fail(...) core.fail("EINVAL", string.format(...)) end
 
 -- The number of the last step, if all epochs go on as they are.
 function progress.last_step(run)
@@ -50,6 +53,21 @@ function progress.record(run, step)
   if run.ranks > 1 then f.wire_bytes = spent.sent end
   if o.scaler then f.scale, f.headroom, f.skipped = o.scaler:at(step.scaled) end
   run.log:step(f)
+end
+
+-- What run:report was given.
+function progress.check_report(numbers)
+  if numbers ~= nil and type(numbers) ~= "table" then
+    fail("run:report wants numbers by name, as run:evaluate gives them; it is %s",
+         check.described(numbers))
+  end
+  for name, value in pairs(numbers or {}) do
+    if type(name) ~= "string" or type(value) ~= "number" then
+      fail("run:report wants numbers by name, %s is a %s", tostring(name), type(value))
+    elseif not utf8.len(name) or name == "" or name:find "%c" then
+      fail("run:report wants names of printable UTF-8, it is %q", name)
+    end
+  end
 end
 
 return progress

@@ -3,6 +3,7 @@
 
 local core = ...
 local command = require "luatrain.command"
+local exits = require "luatrain.exits"
 local log = require "luatrain.log"
 local sum = require "luatrain.sum"
 
@@ -14,19 +15,9 @@ local kept                     -- what was printed before there is a folder
 
 local function print_to_file(...) io.write(log.line(...)) end
 
-local exit = os.exit
-
--- An end without an error is that of one rank; with one, it is that of the job.
-local function exit_rank(code, ...)
-  if code == nil or code == true or code == 0 then
-    core.fail("EDONE", ("rank %d has called os.exit()"):format(core.rank()))
-  end
-  exit(code, ...)
-end
-
 -- lt_lua_join() calls this.
 function ranks.begin()
-  os.exit = exit_rank
+  exits.begin_rank()
   if core.rank() == 0 then return end
   kept = io.tmpfile()
   io.output(kept or "/dev/null")

@@ -20,7 +20,8 @@
 -- run.result, what was reported last, may be read.
 --
 -- It ends in one of five ways: after the last epoch; at --max-steps; by a signal; by an error; and
--- early, when its variable is closed before that, which leaves a checkpoint to go on from.
+-- early, when its variable is closed before that or the script calls os.exit(), which leaves a
+-- checkpoint to go on from.
 -- Each writes an end line with the exit code. A run whose variable is not <close> is found when
 -- it is collected: that is said, and its end line does not know the exit code.
 
@@ -31,6 +32,7 @@ local checkpoint = require "luatrain.checkpoint"
 local command = require "luatrain.command"
 local cost = require "luatrain.cost"
 local evaluate = require "luatrain.evaluate"
+local exits = require "luatrain.exits"
 local late = require "luatrain.late"
 local log = require "luatrain.log"
 local mixup = require "luatrain.mixup"
@@ -124,6 +126,7 @@ local function start(self)
     self.log:note "all epochs are done already; another --out begins a new run"
   end
   self.listener = core.listen()
+  exits.add(self)
 end
 
 -- lt.run: see the top.
@@ -280,8 +283,8 @@ local function complete(self)
 end
 
 -- The script has left its loop before the last epoch. A step that os.exit() has cut in two is not
--- saved: the net may be ahead of the position.
-local function leave(self)
+-- saved: the net may be ahead of the position. exit: the process's exit code.
+local function leave(self, exit)
   close_step(self)
   local ahead = self.rows and core.steps() ~= self.counter
   if not ahead and not self.saved and self.steps > 0 then
@@ -293,21 +296,22 @@ local function leave(self)
                   :format(self.steps, self.epoch - 1, self.settings.epochs,
                           command.line(self.out, self.settings.resume)))
   end
-  finish(self, 0)
+  finish(self, exit)
+end
+
+-- The script leaves the run; exit: the process's exit code.
+function meta.__exit(self, exit)
+  if self.phase == "over" then return end
+  if exit == 0 and self.epoch > self.settings.epochs then return complete(self) end
+  local ok, why = pcall(leave, self, exit)
+  if ok then return end
+  finish(self, core.exit_code(why))
+  error(why, 0)
 end
 
 function meta.__close(self, err)
-  if self.phase == "over" then return end
-  if err ~= nil then
-    finish(self, core.exit_code(err))
-  elseif self.epoch > self.settings.epochs then
-    complete(self)
-  else
-    local ok, why = pcall(leave, self)
-    if ok then return end
-    finish(self, core.exit_code(why))
-    error(why, 0)
-  end
+  if err == nil then return meta.__exit(self, 0) end
+  if self.phase ~= "over" then finish(self, core.exit_code(err)) end
 end
 
 function meta.__gc(self)
@@ -544,20 +548,6 @@ function Run:evaluate(set, given)
   return result
 end
 
-local function check_numbers(numbers)
-  if numbers ~= nil and type(numbers) ~= "table" then
-    fail("run:report wants numbers by name, as run:evaluate gives them; it is %s",
-         check.described(numbers))
-  end
-  for name, value in pairs(numbers or {}) do
-    if type(name) ~= "string" or type(value) ~= "number" then
-      fail("run:report wants numbers by name, %s is a %s", tostring(name), type(value))
-    elseif not utf8.len(name) or name == "" or name:find "%c" then
-      fail("run:report wants names of printable UTF-8, it is %q", name)
-    end
-  end
-end
-
 -- Ends the epoch: its line, with numbers by name as run:evaluate gives them, and a checkpoint.
 function Run:report(numbers)
   expect(self, "epoch", "run:report", self.phase == "reported" and "this epoch was reported already"
@@ -565,7 +555,7 @@ function Run:report(numbers)
   if self.done == 0 then
     fail("run:report: the epoch had no steps: for x, y in run:batches() do run:step(...) end")
   end
-  check_numbers(numbers)
+  progress.check_report(numbers)
   local before = core.clock()
   close_step(self)
   self.epoch_s = self.epoch_s + (core.clock() - before)          -- the last steps may end by now
