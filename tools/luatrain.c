@@ -2,14 +2,12 @@
  * turns the status into the exit code. The library never prints or exits; this program does both.
  */
 #include <fcntl.h>
-#include <libgen.h>
 #include <limits.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -18,6 +16,7 @@
 #include "tools/launch.h"
 #include "tools/options.h"
 #include "tools/ranks.h"
+#include "tools/script.h"
 #include "tools/watchdog.h"
 
 /* ==== Running a script ======================================================================== */
@@ -34,68 +33,6 @@ static void show_log(void *ud, lt_log_level level, const char *line)
         fprintf(stderr, "luatrain: %s\n", line);
     else if (level >= who->level)
         fprintf(stderr, "luatrain: rank %d: %s\n", who->rank, line);
-}
-
-static bool is_file(const char *path)
-{
-    struct stat now;
-    return stat(path, &now) == 0 && !S_ISDIR(now.st_mode);
-}
-
-/* Where the models are, seen from this program: installed in share/, or in the repository whose
- * build folder this is. */
-static const char *const models[] = {"../share/luatrain/models", "../models"};
-enum { N_MODELS = sizeof models / sizeof *models };
-
-static bool find_program(char path[PATH_MAX])
-{
-    ssize_t n = readlink("/proc/self/exe", path, PATH_MAX - 1);
-    path[n > 0 ? n : 0] = '\0';
-    return n > 0;
-}
-
-/* The script is where the user says, or among the models. */
-static lt_status find_script(const char *name, char path[PATH_MAX])
-{
-    char program[PATH_MAX], found[PATH_MAX];
-    if (is_file(name) && strlen(name) < PATH_MAX) {
-        strcpy(path, name);
-        return LT_OK;
-    }
-    const char *folder = find_program(program) ? dirname(program) : NULL;
-    for (int i = 0; folder && i < N_MODELS && name[0] != '/'; i++) {
-        int n = snprintf(found, PATH_MAX, "%s/%s/%s", folder, models[i], name);
-        if (n < PATH_MAX && is_file(found) && realpath(found, path))
-            return LT_OK;
-    }
-    return lt_fail(LT_EUSAGE,
-                   "there is no script '%s', neither here nor among the models of luatrain", name);
-}
-
-/* require() looks into the script's folder first, and last among the models. */
-static void add_to_package_path(lua_State *L, const char *script)
-{
-    char folder[PATH_MAX], program[PATH_MAX];
-    snprintf(folder, sizeof folder, "%s", script);
-    lua_getglobal(L, "package");
-    lua_getfield(L, -1, "path");
-    const char *path = lua_tostring(L, -1);
-    lua_pushfstring(L, "%s/?.lua;%s", dirname(folder), path ? path : "");
-    const char *beside = find_program(program) ? dirname(program) : NULL;
-    for (int i = 0; beside && i < N_MODELS; i++) {
-        lua_pushfstring(L, ";%s/%s/?.lua", beside, models[i]);
-        lua_concat(L, 2);
-    }
-    lua_setfield(L, -3, "path");
-    lua_pop(L, 2);
-}
-
-static lt_status run_script(lua_State *L, int argc, char **argv)
-{
-    char path[PATH_MAX];
-    LT_TRY(find_script(argv[0], path));
-    add_to_package_path(L, path);
-    return lt_lua_dofile(L, path, argc - 1, argv + 1);
 }
 
 /* Says which options the script, which is over, had no use for. */

@@ -369,7 +369,7 @@ static lt_status read_launch_flag(settings *s, char **words)
 /* Reads options, up to the first word that is none. */
 static lt_status read_flags(settings *s, char ***at)
 {
-    while (**at && ***at == '-') {
+    while (**at && ***at == '-' && (**at)[1] != '\0') { /* "-" is a script: stdin */
         const char *arg = **at;
         bool is_own = strcmp(arg, "-n") == 0 || strcmp(arg, "-H") == 0;
         if (s->launches && strcmp(arg, "--") == 0) {

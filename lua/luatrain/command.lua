@@ -28,7 +28,7 @@ end
 local function last_option(list)
   if (list[1] or ""):match "[^/]*$" ~= "luatrain" then return nil end
   local i = 2
-  while list[i] and list[i]:sub(1, 1) == "-" do
+  while list[i] and list[i]:find "^%-." do
     i = i + ((command.options[list[i]] == false or list[i]:find "=") and 1 or 2)
   end
   return i - 1
@@ -39,6 +39,7 @@ function command.script()
   local list = arguments()
   local last = last_option(list)
   local path = last and list[last + 1] or not last and type(arg) == "table" and arg[0]
+  if path == "-" then return "stdin" end
   return (tostring(path or "run"):match "[^/]*$":gsub("%.lua$", ""))
 end
 

@@ -1,0 +1,165 @@
+/* script.c - see script.h. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <libgen.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <lua.h>
+
+#include "tools/script.h"
+
+enum { PIPE_SECONDS = 10, PIPE_BYTES = 64 << 20 }; /* of silence; in all */
+
+/* Where the models are, seen from this program: installed in share/, or in the repository whose
+ * build folder this is. */
+static const char *const models[] = {"../share/luatrain/models", "../models"};
+enum { N_MODELS = sizeof models / sizeof *models };
+
+bool find_program(char path[PATH_MAX])
+{
+    ssize_t n = readlink("/proc/self/exe", path, PATH_MAX - 1);
+    path[n > 0 ? n : 0] = '\0';
+    return n > 0;
+}
+
+/* ==== Pipes =================================================================================== */
+
+/* The descriptor that a path like /dev/fd/63 stands for; -1: it is no such path. */
+static int descriptor_of(const char *path)
+{
+    int fd, used = 0;
+    if (strcmp(path, "/dev/stdin") == 0)
+        return STDIN_FILENO;
+    if (sscanf(path, "/dev/fd/%9d%n", &fd, &used) < 1 &&
+        sscanf(path, "/proc/self/fd/%9d%n", &fd, &used) < 1)
+        return -1;
+    return path[used] == '\0' ? fd : -1;
+}
+
+/* *n: the bytes that have come; 0 at the end. */
+static lt_status read_some(const char *path, int pipe, char *data, size_t bytes, ssize_t *n)
+{
+    struct pollfd in = {.fd = pipe, .events = POLLIN};
+    int ready;
+    do {
+        ready = poll(&in, 1, 1000 * PIPE_SECONDS);
+        *n = ready > 0 ? read(pipe, data, bytes) : -1;
+    } while (ready != 0 && *n < 0 && (errno == EINTR || errno == EAGAIN));
+    if (ready == 0)
+        return lt_fail(LT_EUSAGE, "the script '%s' is a pipe, through which nothing came for %d s",
+                       path, PIPE_SECONDS);
+    return *n >= 0 ? LT_OK : lt_fail(LT_EENV, "the script '%s': %s", path, strerror(errno));
+}
+
+static lt_status copy(const char *path, int pipe, int file)
+{
+    char data[1 << 14];
+    ssize_t n;
+    for (ssize_t all = 0;; all += n) {
+        LT_TRY(read_some(path, pipe, data, sizeof data, &n));
+        if (n == 0)
+            return LT_OK;
+        if (all + n > PIPE_BYTES)
+            return lt_fail(LT_EUSAGE, "the script '%s' is longer than %d MiB", path,
+                           PIPE_BYTES >> 20);
+        if (write(file, data, (size_t)n) != n)
+            return lt_fail(LT_ENOMEM, "out of memory for the script '%s'", path);
+    }
+}
+
+/* A file in memory takes the place of the pipe, so that each rank can read it, by the same path. */
+static lt_status keep(const char *path, int pipe)
+{
+    int file = memfd_create("script", 0);
+    if (file < 0)
+        return lt_fail(LT_ENOMEM, "out of memory for the script '%s'", path);
+    lt_status status = copy(path, pipe, file);
+    if (status == LT_OK)
+        dup2(file, pipe);
+    close(file);
+    return status;
+}
+
+/* If a pipe is behind the path, there is a file afterwards. */
+static lt_status keep_pipe(const char *path)
+{
+    static pthread_mutex_t one_rank_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+    struct stat now;
+    int fd = descriptor_of(path);
+    lt_status status = LT_OK;
+    pthread_mutex_lock(&one_rank_at_a_time);
+    if (fd >= 0 && fstat(fd, &now) == 0 && S_ISFIFO(now.st_mode))
+        status = keep(path, fd);
+    pthread_mutex_unlock(&one_rank_at_a_time);
+    return status;
+}
+
+/* ==== The script ============================================================================== */
+
+/* Whether the script is there. LT_EUSAGE when something else is. */
+static lt_status look(const char *path, bool *is_there)
+{
+    struct stat now;
+    *is_there = stat(path, &now) == 0 && !S_ISDIR(now.st_mode);
+    if (!*is_there || S_ISREG(now.st_mode))
+        return LT_OK;
+    return lt_fail(LT_EUSAGE, "the script '%s' is a %s, and luatrain runs files; `luatrain -` "
+                   "reads the script from stdin", path,
+                   S_ISFIFO(now.st_mode) ? "FIFO" : S_ISSOCK(now.st_mode) ? "socket" : "device");
+}
+
+static lt_status find_script(const char *name, char path[PATH_MAX])
+{
+    char program[PATH_MAX], found[PATH_MAX];
+    bool is_there = false;
+    if (strcmp(name, "-") == 0)
+        name = "/dev/stdin";
+    LT_TRY(keep_pipe(name));
+    if (strlen(name) < PATH_MAX)
+        LT_TRY(look(name, &is_there));
+    if (is_there) {
+        strcpy(path, name);
+        return LT_OK;
+    }
+    const char *folder = find_program(program) ? dirname(program) : NULL;
+    for (int i = 0; folder && i < N_MODELS && name[0] != '/'; i++) {
+        int n = snprintf(found, PATH_MAX, "%s/%s/%s", folder, models[i], name);
+        if (n < PATH_MAX && look(found, &is_there) == LT_OK && is_there && realpath(found, path))
+            return LT_OK;
+    }
+    return lt_fail(LT_EUSAGE,
+                   "there is no script '%s', neither here nor among the models of luatrain", name);
+}
+
+/* require() looks into the script's folder first, and last among the models. */
+static void add_to_package_path(lua_State *L, const char *script)
+{
+    char folder[PATH_MAX], program[PATH_MAX];
+    snprintf(folder, sizeof folder, "%s", script);
+    lua_getglobal(L, "package");
+    lua_getfield(L, -1, "path");
+    const char *path = lua_tostring(L, -1);
+    lua_pushfstring(L, "%s/?.lua;%s", dirname(folder), path ? path : "");
+    const char *beside = find_program(program) ? dirname(program) : NULL;
+    for (int i = 0; beside && i < N_MODELS; i++) {
+        lua_pushfstring(L, ";%s/%s/?.lua", beside, models[i]);
+        lua_concat(L, 2);
+    }
+    lua_setfield(L, -3, "path");
+    lua_pop(L, 2);
+}
+
+lt_status run_script(lua_State *L, int argc, char **argv)
+{
+    char path[PATH_MAX];
+    LT_TRY(find_script(argv[0], path));
+    add_to_package_path(L, path);
+    return lt_lua_dofile(L, path, argc - 1, argv + 1);
+}
