@@ -305,6 +305,7 @@ static lt_status find_device(const lt_def *def, lt_tensor *const *in, int n_in, 
 static lt_status check_inputs(lt_ctx *ctx, const lt_def *def, lt_tensor *const *in, int n_in)
 {
     const lt_schema *s = &def->schema;
+    LT_TRY(lt__check_open(ctx, s->name));
     if (n_in > (s->variadic ? LT_MAX_LIST : s->n_in))
         return lt_fail(LT_EINVAL, "%s: takes %d tensors, it was given %d", s->name,
                        s->variadic ? LT_MAX_LIST : s->n_in, n_in);

@@ -413,6 +413,10 @@ static lt_tensor *seed_grad(lt_tensor *loss, lt_tensor *grad)
         lt_fail_prefix("backward: the gradient");
         return NULL;
     }
+    if (grad && grad->ctx != loss->ctx) {
+        lt_fail(LT_EINVAL, "backward: the gradient belongs to another context than the loss");
+        return NULL;
+    }
     if (grad && (!lt__same_dims(grad, loss) || grad->dtype != loss->dtype)) {
         lt_fail(LT_EINVAL, "backward: the gradient wants to be %s, it is %s",
                 lt_describe(loss, a, sizeof a), lt_describe(grad, b, sizeof b));
@@ -525,6 +529,7 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
     struct lt_autograd *ag = lt__autograd(ctx);
     if (!ag)
         return LT_ENOMEM;
+    LT_TRY(lt__check_open(ctx, "backward"));
     if (ag->in_backward)
         return lt_fail(LT_EINVAL, "backward: called from a hook of a running backward");
     ag->complete &= ag->rehearsal.on;

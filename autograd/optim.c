@@ -111,10 +111,9 @@ static void start_waiting(lt_optim *o)
 
 static void stop_waiting(lt_optim *o)
 {
-    struct lt_autograd *ag = o->ctx->slots.autograd;
-    if (o->outcome != LT_PENDING || !ag) /* the context may have gone before */
+    if (o->outcome != LT_PENDING)
         return;
-    lt_optim **link = &ag->late.waiting;
+    lt_optim **link = &o->ctx->slots.autograd->late.waiting;
     while (*link != o)
         link = &(*link)->next;
     *link = o->next;
@@ -272,6 +271,7 @@ static lt_status try_to_complete_grads(lt_optim *o, const char *who)
 {
     lt_ctx *ctx = o->ctx;
     struct lt_autograd *ag = ctx->slots.autograd;
+    LT_TRY(lt__check_open(ctx, who));
     if (ag->in_backward)
         return lt_fail(LT_EINVAL, "%s within backward: some gradients are still to come", who);
     if (ag->rehearsal.on)

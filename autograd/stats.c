@@ -35,6 +35,7 @@ lt_status lt_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_
 {
     struct lt_autograd *ag = ctx->slots.autograd;
     lt_stat **end = &ag->stats, *s;
+    LT_TRY(lt__check_open(ctx, "batch norm statistics"));
     if (count == 0 || ag->rehearsal.on)
         return LT_OK;
     for (; (s = *end); end = &s->next) {

@@ -34,12 +34,18 @@ static void clear_tape(lt_tape *tape)
     }
 }
 
-static void ctx_gone(lt_ctx *ctx)
+/* Statistics hold tensors, and these the context: they must not wait for its last reference. */
+static void closed(lt_ctx *ctx)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
     clear_tape(&ag->own);
     clear_tape(&ag->rehearsal.tape);
     lt_stats_clear(ctx);
+}
+
+static void ctx_gone(lt_ctx *ctx)
+{
+    struct lt_autograd *ag = ctx->slots.autograd;
     lt__late_free(ctx);
     for (int i = 0; i < ag->n_defs; i++)
         lt__free(ctx, ag->defs[i], sizeof **ag->defs);
@@ -57,6 +63,7 @@ struct lt_autograd *lt__autograd(lt_ctx *ctx)
     ag->tape = &ag->own;
     ctx->slots.autograd = ag;
     ctx->slots.forget = forget;
+    ctx->slots.closed = closed;
     ctx->slots.ctx_gone = ctx_gone;
     return ag;
 }
@@ -238,7 +245,7 @@ lt_tensor *lt_grad(lt_tensor *x)
 void lt_zero_grad(lt_tensor *x)
 {
     struct lt_autograd *ag = x->ctx->slots.autograd;
-    if (!x->leaf || !ag || ag->rehearsal.on) /* the context may have gone before */
+    if (!x->leaf || ag->rehearsal.on)
         return;
     settle(x->ctx);
     lt__leaf_forget_grad(x->leaf);

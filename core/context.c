@@ -93,6 +93,10 @@ void lt__ctx_release(lt_ctx *ctx)
         return;
     lt__trace_close(ctx);
     lt__laters_close(ctx);
+    if (ctx->slots.ops_gone)
+        ctx->slots.ops_gone(ctx);
+    if (ctx->slots.ctx_gone)
+        ctx->slots.ctx_gone(ctx);
     for (int i = 0; i < LT_MAX_DEVICES; i++) {
         if (!ctx->devices[i])
             continue;
@@ -109,11 +113,16 @@ void lt_ctx_free(lt_ctx *ctx)
         return;
     while (ctx->scope)
         lt_scope_pop(ctx);
-    if (ctx->slots.ops_gone)
-        ctx->slots.ops_gone(ctx);
-    if (ctx->slots.ctx_gone)
-        ctx->slots.ctx_gone(ctx);
+    ctx->closed = true;
+    if (ctx->slots.closed)
+        ctx->slots.closed(ctx);
     lt__ctx_release(ctx);
+}
+
+lt_status lt__check_open(const lt_ctx *ctx, const char *who)
+{
+    return ctx->closed ? lt_fail(LT_EINVAL, "%s: the context was closed by lt_ctx_free()", who)
+                       : LT_OK;
 }
 
 uint64_t lt_seed(const lt_ctx *ctx) { return ctx->config.seed; }

@@ -91,6 +91,7 @@ static void unlink_scope(lt_tensor *x)
 
 lt_status lt_scope_push(lt_ctx *ctx)
 {
+    LT_TRY(lt__check_open(ctx, "a scope"));
     lt_scope *scope = lt__alloc_zero(ctx, sizeof *scope);
     if (!scope)
         return LT_ENOMEM;

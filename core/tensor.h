@@ -139,9 +139,10 @@ typedef struct lt_scope {
 typedef struct lt_slots {
     void (*forget)(lt_tensor *x,
                    bool gone);     /* autograd: drop x's history; when gone, its gradient too */
-    void (*ctx_gone)(lt_ctx *ctx); /* autograd: the context ends; frees what is in autograd */
+    void (*closed)(lt_ctx *ctx);   /* autograd: lt_ctx_free() was called; ends all graphs */
+    void (*ctx_gone)(lt_ctx *ctx); /* autograd: the last reference is gone; frees autograd */
     struct lt_autograd *autograd;
-    void (*ops_gone)(lt_ctx *ctx);             /* ops: likewise */
+    void (*ops_gone)(lt_ctx *ctx); /* ops: likewise */
     struct lt_ops *ops;
 } lt_slots;
 
@@ -164,7 +165,8 @@ typedef struct lt_inf_fault { /* likewise, in a gradient: autograd acts on it */
 } lt_inf_fault;
 
 struct lt_ctx {
-    lt_atomic_int refs; /* one for the owner, one for each tensor, tree and optimizer */
+    lt_atomic_int refs; /* one for the owner, one for each object that was made in it */
+    bool closed;        /* the owner has called lt_ctx_free(); the objects may still be there */
     lt_config config;
     int threads;
     int64_t step;
@@ -238,6 +240,8 @@ void lt__trace_close(lt_ctx *ctx);
 void lt__laters_close(lt_ctx *ctx);
 lt_ctx *lt__ctx_retain(lt_ctx *ctx);
 void lt__ctx_release(lt_ctx *ctx);
+/* LT_EINVAL after lt_ctx_free(): "backward: the context was closed by lt_ctx_free()". */
+lt_status lt__check_open(const lt_ctx *ctx, const char *who);
 /* dims valid and their product in *count, or LT_EINVAL. */
 lt_status lt__count_dims(int ndim, const int64_t *dims, int64_t *count);
 

@@ -1,0 +1,581 @@
+/* test_lifetime.c - what was made in a context may outlive it: see lt_ctx_free(). Each kind of
+ * object is used and freed after its context was closed, on the CPU and on an accelerator, and the
+ * memory of the context goes with the last of them. AddressSanitizer watches.
+ */
+#include <lauxlib.h>
+#include <lualib.h>
+
+#include "amp/amp.h"
+#include "autograd/tape.h"
+#include "data/data.h"
+#include "dist/dist.h"
+#include "lua/luatrain.h"
+#include "tests/device/emu.h"
+
+static lt_ctx *open_on(bool accelerator)
+{
+    use_plugins("/../device/emu");
+    lt_ctx *ctx = accelerator ? open_device() : lt_open(&(lt_config){.threads = 2, .poison = true});
+    if (!ctx)
+        FAIL("%s", lt_errmsg());
+    return ctx;
+}
+
+/* The test twice: with ctx on the CPU, and on an accelerator. */
+#define TEST_BOTH(title)                                                                           \
+    static void both_##title(lt_ctx *ctx);                                                         \
+    TEST(title)                                                                                    \
+    {                                                                                              \
+        both_##title(open_on(false));                                                              \
+        both_##title(open_on(true));                                                               \
+    }                                                                                              \
+    static void both_##title(lt_ctx *ctx)
+
+static lt_tensor *leaf(lt_ctx *ctx, int64_t n, double value)
+{
+    lt_tensor *x = lt_tensor_full(ctx, LT_F32, 1, &n, value);
+    CHECK_OK(lt_set_requires_grad(x, true));
+    return x;
+}
+
+static double sum_of(lt_tensor *x)
+{
+    double sum = 0, value;
+    for (int64_t i = 0; i < lt_count(x); i++) {
+        CHECK_OK(lt_item(x, i, &value));
+        sum += value;
+    }
+    return sum;
+}
+
+/* ==== Tensors ================================================================================= */
+
+TEST_BOTH(a_tensor_with_its_history)
+{
+    lt_tensor *x = leaf(ctx, 4, 3), *y = lt_run(ctx, "mul", NULL, x, x, NULL);
+    lt_tensor *z = lt_run(ctx, "sum", NULL, y, NULL);
+    lt_ctx_free(ctx);
+    CHECK_NEAR(sum_of(y), 36, 0);
+    CHECK_FAILS(lt_backward(z, NULL), LT_EINVAL, "context");
+    CHECK(lt_run(lt_tensor_ctx(y), "neg", NULL, y, NULL) == NULL);
+    CHECK_MSG("neg: the context was closed by lt_ctx_free()");
+    lt_release(z);
+    lt_release(y);
+    lt_release(x);
+}
+
+TEST_BOTH(a_deep_graph_by_its_end_alone)
+{
+    lt_tensor *x = leaf(ctx, 4, 3);
+    for (int i = 0; i < 1000; i++) {
+        lt_tensor *y = lt_run(ctx, "neg", NULL, x, NULL);
+        lt_release(x);
+        x = y;
+    }
+    lt_ctx_free(ctx);
+    CHECK_NEAR(sum_of(x), 12, 0);
+    lt_release(x);
+}
+
+TEST_BOTH(several_outputs_of_one_op)
+{
+    int64_t n = 3;
+    lt_tensor *x = lt_tensor_full(ctx, LT_F32, 2, (int64_t[]){4, n}, 1), *out[LT_MAX_OUT] = {NULL};
+    lt_tensor *w = leaf(ctx, n, 1), *b = leaf(ctx, n, 0);
+    lt_tensor *mean = lt_tensor_full(ctx, LT_F32, 1, &n, 0);
+    lt_tensor *var = lt_tensor_full(ctx, LT_F32, 1, &n, 1);
+    lt_tensor *in[] = {x, w, b, mean, var};
+    lt_opt opts[LT_MAX_OPT];
+    const lt_def *def = lt_op_find(ctx, "batch_norm");
+    CHECK_OK(lt_opts_parse(&def->schema, "train=true", opts));
+    CHECK_OK(lt_apply(ctx, def, in, 5, opts, out));
+    lt_ctx_free(ctx); /* with statistics that no optimizer has committed */
+    for (int i = 0; i < LT_MAX_OUT; i++)
+        lt_release(out[i]);
+    for (int i = 0; i < 5; i++)
+        lt_release(in[i]);
+}
+
+TEST_BOTH(views_and_their_copies)
+{
+    lt_tensor *x = leaf(ctx, 6, 2), *rows = lt_rows(x, 1, 2);
+    lt_tensor *flat = lt_view(x, 2, (int64_t[]){2, 3}), *detached = lt_detach(x);
+    lt_tensor *back = lt_run(ctx, "reshape", "shape=3,2", x, NULL);
+    lt_ctx_free(ctx);
+    lt_release(x);
+    CHECK_OK(lt_fill(rows, 5));
+    CHECK_NEAR(sum_of(flat), 18, 0);
+    CHECK_OK(lt_copy(detached, back));
+    lt_tensor *more = lt_rows(flat, 1, 1), *here = lt_to(flat, "cpu");
+    CHECK_NEAR(sum_of(more), 6, 0);
+    CHECK_NEAR(sum_of(here), 18, 0);
+    lt_release(more);
+    lt_release(here);
+    lt_release(flat);
+    lt_release(back);
+    lt_release(rows);
+    lt_release(detached);
+}
+
+TEST_BOTH(a_leaf_with_a_gradient_and_hooks)
+{
+    lt_tensor *x = leaf(ctx, 4, 3), *y = lt_run(ctx, "sum", NULL, x, NULL);
+    CHECK_OK(lt_backward(y, NULL));
+    lt_tensor *grad = lt_retain(lt_grad(x)), *saved = lt_run(ctx, "mul", NULL, x, x, NULL);
+    lt_tensor *kept = lt_retain(lt_saved(saved, 0));
+    lt_release(saved);
+    lt_ctx_free(ctx);
+    CHECK(lt_grad(x) == grad);
+    CHECK(lt_requires_grad(x));
+    CHECK_NEAR(sum_of(kept), 12, 0);
+    lt_zero_grad(x);
+    CHECK(lt_grad(x) == NULL);
+    CHECK_OK(lt_set_requires_grad(x, false));
+    lt_release(x);
+    lt_release(y);
+    lt_release(kept);
+    CHECK_NEAR(sum_of(grad), 4, 0);
+    lt_release(grad);
+}
+
+static int hooks_freed;
+static lt_status do_nothing(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    (void)ud;
+    (void)x;
+    (void)grad;
+    return LT_OK;
+}
+static void count_freed(void *ud) { ++*(int *)ud; }
+
+TEST_BOTH(a_hook_goes_with_its_leaf)
+{
+    hooks_freed = 0;
+    lt_tensor *x = leaf(ctx, 4, 3);
+    CHECK_OK(lt_on_grad(x, do_nothing, &hooks_freed, count_freed));
+    lt_ctx_free(ctx);
+    CHECK_EQ(hooks_freed, 0);
+    CHECK_OK(lt_on_grad(x, do_nothing, &hooks_freed, count_freed));
+    lt_release(x);
+    CHECK_EQ(hooks_freed, 2);
+}
+
+TEST_BOTH(tensors_of_scopes_that_were_open)
+{
+    lt_tensor *x = leaf(ctx, 4, 3);
+    CHECK_OK(lt_scope_push(ctx));
+    lt_tensor *y = lt_run(ctx, "mul", NULL, x, x, NULL), *z = lt_run(ctx, "neg", NULL, y, NULL);
+    lt_keep(z);
+    lt_ctx_free(ctx);
+    CHECK(lt_is_dead(y));
+    CHECK_NEAR(sum_of(z), -36, 0);
+    CHECK_FAILS(lt_scope_push(lt_tensor_ctx(x)), LT_EINVAL, "closed by lt_ctx_free()");
+    lt_release(x);
+    lt_release(y);
+    lt_release(z);
+}
+
+TEST_BOTH(numbers_that_are_read_later)
+{
+    lt_tensor *x = lt_tensor_full(ctx, LT_F32, 0, NULL, 7);
+    lt_later *a = lt_item_later(x), *b = lt_item_later(x);
+    double value = 0;
+    lt_ctx_free(ctx);
+    lt_release(x);
+    CHECK_OK(lt_later_item(a, &value));
+    CHECK_NEAR(value, 7, 0);
+    lt_later_free(a);
+    lt_later_free(b);
+}
+
+TEST_BOTH(tensors_of_a_context_beside_it)
+{
+    lt_ctx *other = lt_open(&(lt_config){.threads = 1});
+    int64_t n = 4;
+    lt_tensor *x = leaf(ctx, n, 3), *far = lt_tensor_full(other, LT_F32, 1, &n, 2);
+    lt_tensor *y = lt_run(ctx, "mul", NULL, x, x, NULL);
+    CHECK(lt_run(ctx, "mul", NULL, y, far, NULL) == NULL);
+    CHECK_MSG("mul: y belongs to another context");
+    CHECK_FAILS(lt_backward(y, far), LT_EINVAL,
+                "backward: the gradient belongs to another context than the loss");
+    lt_ctx_free(other);
+    CHECK_OK(lt_copy(x, far));
+    CHECK_NEAR(sum_of(x), 8, 0);
+    lt_ctx_free(ctx);
+    CHECK_OK(lt_copy(far, y));
+    CHECK_NEAR(sum_of(far), 36, 0);
+    lt_release(y);
+    lt_release(far);
+    lt_release(x);
+}
+
+/* ==== Tapes and rehearsals ==================================================================== */
+
+TEST_BOTH(a_tape_of_ones_own)
+{
+    lt_tape *tape = lt_tape_new(ctx), *unused = lt_tape_new(ctx);
+    lt_tape_use(ctx, tape);
+    lt_tensor *x = leaf(ctx, 4, 3), *y = lt_run(ctx, "mul", NULL, x, x, NULL);
+    lt_tensor *z = lt_run(ctx, "sum", NULL, y, NULL);
+    lt_ctx_free(ctx);
+    CHECK_EQ(lt_tape_nodes(tape), 2);
+    CHECK_FAILS(lt_backward(z, NULL), LT_EINVAL, "closed by lt_ctx_free()");
+    lt_release(z);
+    lt_tape_free(tape);
+    lt_tape_free(unused);
+    lt_release(y);
+    lt_release(x);
+}
+
+TEST_BOTH(a_rehearsal_that_was_on)
+{
+    CHECK_OK(lt_rehearsal_begin(ctx, NULL, NULL, NULL));
+    lt_tensor *x = leaf(ctx, 4, 3), *y = lt_run(ctx, "mul", NULL, x, x, NULL);
+    lt_ctx_free(ctx);
+    lt_release(x);
+    lt_release(y);
+}
+
+TEST_BOTH(a_precision_check)
+{
+    lt_precision_check *check = lt_precision_check_new(ctx);
+    CHECK_OK(lt_precision_check_begin(check, 0, false));
+    lt_tensor *x = leaf(ctx, 4, 3), *y = lt_run(ctx, "mul", NULL, x, x, NULL);
+    lt_ctx_free(ctx);
+    CHECK_OK(lt_precision_check_end(check));
+    lt_precision_check_free(check);
+    lt_release(x);
+    lt_release(y);
+}
+
+/* ==== What trains ============================================================================= */
+
+typedef struct trainer {
+    lt_tensor *w, *frozen, *buffer;
+    lt_params *params;
+    lt_optim *optim;
+} trainer;
+
+static trainer trainer_new(lt_ctx *ctx)
+{
+    int64_t n = 4;
+    lt_init one = {LT_INIT_CONSTANT, 1, 0};
+    trainer t = {.w = lt_param_new(ctx, LT_F32, 1, &n, one),
+                 .frozen = lt_param_new(ctx, LT_F32, 1, &n, one),
+                 .buffer = lt_buffer_new(ctx, LT_F32, 1, &n, one),
+                 .params = lt_params_new(ctx)};
+    CHECK_OK(lt_params_add(t.params, "w", t.w));
+    CHECK_OK(lt_params_add(t.params, "frozen", t.frozen));
+    CHECK_OK(lt_params_add(t.params, "buffer", t.buffer));
+    CHECK_OK(lt_params_place(t.params));
+    t.optim = lt_optim_new(ctx, "momentum_step", &t.w, 1);
+    CHECK(t.optim != NULL);
+    return t;
+}
+
+/* w - 0.5 d sum(w^2) / dw */
+static void go_back(lt_ctx *ctx, const trainer *t)
+{
+    lt_tensor *y = lt_run(ctx, "mul", NULL, t->w, t->w, NULL);
+    lt_tensor *loss = lt_run(ctx, "sum", NULL, y, NULL);
+    CHECK_OK(lt_backward(loss, NULL));
+    lt_release(y);
+    lt_release(loss);
+}
+
+static lt_status take_step(lt_optim *optim)
+{
+    lt_opt opts[LT_MAX_OPT];
+    CHECK_OK(lt_opts_parse(&lt_optim_def(optim)->schema, "lr=0.25", opts));
+    return lt_optim_step(optim, (const lt_opt *const[]){opts}, 1, NULL);
+}
+
+static void trainer_free(trainer *t)
+{
+    lt_optim_free(t->optim);
+    lt_params_free(t->params);
+    lt_release(t->buffer);
+    lt_release(t->frozen);
+    lt_release(t->w);
+}
+
+TEST_BOTH(parameters_their_tree_and_an_optimizer)
+{
+    trainer t = trainer_new(ctx);
+    char before[65], after[65];
+    double norm;
+    go_back(ctx, &t);
+    CHECK_OK(take_step(t.optim)); /* its outcome is pending on an accelerator */
+    CHECK_OK(lt_params_sha256(t.params, before));
+    go_back(ctx, &t);
+    lt_tensor *slot = lt_optim_slot(t.optim, 0, t.w), *half = lt_half(t.w, LT_BF16);
+    CHECK_NEAR(sum_of(half), 2, 0);
+    lt_ctx_free(ctx);
+    CHECK_EQ(lt_optim_outcome(t.optim), LT_APPLY);
+    CHECK_OK(lt_params_sha256(t.params, after));
+    CHECK_STR(after, before);
+    CHECK_FAILS(take_step(t.optim), LT_EINVAL, "closed by lt_ctx_free()");
+    CHECK_FAILS(lt_optim_grad_norm(t.optim, &norm), LT_EINVAL, "closed by lt_ctx_free()");
+    CHECK_NEAR(sum_of(slot), 8, 0);
+    CHECK_NEAR(sum_of(lt_grad(t.w)), 4, 0);
+    lt_release(slot);
+    trainer_free(&t);
+}
+
+TEST_BOTH(parameters_in_any_order)
+{
+    trainer t = trainer_new(ctx);
+    go_back(ctx, &t);
+    CHECK_OK(take_step(t.optim));
+    lt_ctx_free(ctx);
+    lt_release(t.w);
+    lt_release(t.frozen);
+    lt_params_free(t.params);
+    lt_optim_free(t.optim);
+    CHECK_NEAR(sum_of(t.buffer), 4, 0);
+    lt_release(t.buffer);
+}
+
+TEST_BOTH(parameters_without_memory_yet)
+{
+    int64_t n = 4;
+    lt_params *params = lt_params_new(ctx);
+    lt_tensor *w = lt_param_new(ctx, LT_F32, 1, &n, (lt_init){LT_INIT_CONSTANT, 1, 0});
+    CHECK_OK(lt_params_add(params, "w", w));
+    lt_ctx_free(ctx);
+    CHECK_OK(lt_params_place(params));
+    CHECK_NEAR(sum_of(w), 4, 0);
+    lt_params_free(params);
+    lt_release(w);
+}
+
+TEST_BOTH(a_loss_scale_in_use)
+{
+    lt_scaler scaler = lt_scaler_begin(LT_SCALE_ADAPTIVE, 8, 0);
+    lt_loss_scale *scale = lt_loss_scale_new(ctx, &scaler);
+    trainer t = trainer_new(ctx);
+    CHECK_OK(lt_use_loss_scale(ctx, scale));
+    go_back(ctx, &t);
+    CHECK_OK(take_step(t.optim));
+    go_back(ctx, &t);
+    lt_ctx_free(ctx);
+    CHECK_EQ(lt_loss_scale_scaler(scale)->steps, 1);
+    CHECK_EQ(lt_loss_scale_step(scale).skipped, 0);
+    lt_loss_scale_free(scale);
+    trainer_free(&t);
+}
+
+TEST_BOTH(a_ledger)
+{
+    lt_ledger *ledger = lt_ledger_new(ctx);
+    lt_tensor *x = leaf(ctx, 4, 3);
+    lt_found found;
+    CHECK_OK(lt_ledger_find(ledger, 0, x, 1));
+    lt_ctx_free(ctx);
+    CHECK_OK(lt_ledger_read(ledger, 0, 1, &found));
+    CHECK_NEAR(found.largest, 3, 0);
+    CHECK_OK(lt_ledger_rescale(ledger, 1, x, 2));
+    CHECK_OK(lt_ledger_strike(ledger, 0));
+    lt_release(x);
+    lt_ledger_free(ledger);
+}
+
+TEST_BOTH(a_reducer)
+{
+    lt_group *group;
+    CHECK_OK(lt_local_open(1, NULL, &group));
+    lt_reducer *reducer = lt_reducer_new(ctx, group, NULL);
+    trainer t = trainer_new(ctx);
+    CHECK_OK(lt_reducer_add(reducer, &t.w, 1));
+    go_back(ctx, &t);
+    CHECK_OK(take_step(t.optim));
+    go_back(ctx, &t);
+    lt_ctx_free(ctx);
+    CHECK_NEAR(sum_of(lt_grad(t.w)), 4, 0);
+    lt_reducer_free(reducer);
+    lt_group_close(group);
+    CHECK_NEAR(sum_of(lt_grad(t.w)), 4, 0);
+    trainer_free(&t);
+}
+
+/* ==== Data and files ========================================================================== */
+
+TEST_BOTH(sources_and_batches)
+{
+    lt_source *source = lt_source_synthetic(ctx, 0, 64, 8, 8, 3, 4);
+    lt_source *sized = lt_source_sized(source, 6, 6);
+    lt_tensor *x, *y, *x2, *y2;
+    lt_batches *b = lt_batches_new(ctx, sized, &(lt_batch_options){.batch = 8, .workers = 2});
+    CHECK(b != NULL);
+    CHECK_OK(lt_batches_next(b, &x, &y));
+    lt_ctx_free(ctx); /* threads of b make batches meanwhile */
+    lt_source_release(source);
+    lt_source_release(sized);
+    CHECK_OK(lt_batches_next(b, &x2, &y2));
+    CHECK_NEAR(sum_of(y2), 12, 0);
+    lt_batches_free(b);
+    CHECK(isfinite(sum_of(x2)));
+    lt_release(x);
+    lt_release(y);
+    lt_release(x2);
+    lt_release(y2);
+}
+
+TEST_BOTH(sources_of_tensors_of_another_context)
+{
+    lt_ctx *other = lt_open(&(lt_config){.threads = 1});
+    lt_tensor *images = lt_tensor_full(ctx, LT_F32, 4, (int64_t[]){4, 2, 2, 1}, 1), *x, *y;
+    lt_tensor *labels = lt_tensor_full(ctx, LT_I64, 1, (int64_t[]){4}, 1);
+    lt_source *source = lt_source_tensors(ctx, images, labels);
+    lt_release(images);
+    lt_release(labels);
+    lt_batches *b = lt_batches_new(other, source, &(lt_batch_options){.batch = 4});
+    lt_source_release(source);
+    lt_ctx_free(ctx);
+    lt_ctx_free(other);
+    CHECK_OK(lt_batches_next(b, &x, &y));
+    lt_batches_free(b);
+    CHECK_NEAR(sum_of(x), 16, 0);
+    lt_release(x);
+    lt_release(y);
+}
+
+TEST_BOTH(a_file)
+{
+    char folder[32], path[64];
+    make_folder(folder);
+    snprintf(path, sizeof path, "%s/x.safetensors", folder);
+    lt_tensor *x = leaf(ctx, 4, 3);
+    CHECK_OK(lt_file_save(path, 1, (const char *const[]){"x"}, &x, 0, NULL));
+    lt_release(x);
+    lt_file *file = lt_file_open(ctx, path);
+    lt_ctx_free(ctx);
+    CHECK_OK(lt_file_verify(file));
+    x = lt_file_read(file, 0);
+    CHECK_NEAR(sum_of(x), 12, 0);
+    lt_file_close(file);
+    lt_release(x);
+    remove_folder(folder);
+}
+
+/* ==== What watches ============================================================================ */
+
+static void note_nothing(void *ud, const lt_call *call, bool backward, double seconds)
+{
+    (void)ud;
+    (void)call;
+    (void)backward;
+    (void)seconds;
+}
+
+TEST_BOTH(timers_traces_and_autocast)
+{
+    char folder[32], path[64];
+    make_folder(folder);
+    snprintf(path, sizeof path, "%s/trace.json", folder);
+    CHECK_OK(lt_trace_create(path));
+    CHECK_OK(lt_trace_to(ctx, path, 0));
+    lt_set_timer(ctx, note_nothing, NULL);
+    lt_set_autocast(ctx, LT_BF16);
+    lt_grad_off(ctx);
+    lt_tensor *x = leaf(ctx, 4, 3), *y = lt_run(ctx, "mul", NULL, x, x, NULL);
+    lt_ctx_free(ctx);
+    CHECK_NEAR(sum_of(y), 36, 0);
+    lt_release(x);
+    lt_release(y);
+    remove_folder(folder);
+}
+
+/* ==== Lua ===================================================================================== */
+
+/* A tensor that C has taken out of a state. Its hook is a function of the state, which is gone. */
+TEST_BOTH(what_a_lua_state_has_made)
+{
+    static const char script[] =
+        "local lt = require 'luatrain'\n"
+        "local w = lt.ones({4}):requires_grad()\n"
+        "w:on_grad(function(g) g:fill(0) end)\n"
+        "local y = (w * w):sum()\n"
+        "return function(x) return w, y end\n";
+    char folder[32], path[64];
+    lt_tensor *out[2], *x = leaf(ctx, 4, 3);
+    make_folder(folder);
+    snprintf(path, sizeof path, "%s/model.lua", folder);
+    CHECK_OK(lt_file_replace(path, script, sizeof script - 1));
+    lua_State *L = lt_lua_new(ctx);
+    CHECK_OK(lt_lua_dofile(L, path, 0, NULL));
+    CHECK_OK(lt_lua_run(L, &x, 1, out, 2));
+    lt_lua_close(L);
+    CHECK_OK(lt_backward(out[1], NULL));
+    CHECK_NEAR(sum_of(lt_grad(out[0])), 8, 0);
+    lt_ctx_free(ctx);
+    CHECK_NEAR(sum_of(out[0]), 4, 0);
+    lt_release(out[0]);
+    lt_release(out[1]);
+    lt_release(x);
+    remove_folder(folder);
+}
+
+/* A state whose context is its own, which ends while objects of it are left: the library is loaded
+ * once more, and nothing but the tensors refers to the first context. */
+TEST(objects_of_a_library_that_was_loaded_twice)
+{
+    static const char script[] =
+        "local lt = require 'luatrain'\n"
+        "w = lt.ones({4}):requires_grad()\n"
+        "w:on_grad(function() end)\n"
+        "y = (w * w):sum()\n"
+        "net = lt.nn.linear{4, 2}\n"
+        "optim = lt.optim.sgd(net, {lr = 0.1})\n"
+        "lt = nil\n"
+        "for name in pairs(package.loaded) do\n"
+        "    if name:find('^luatrain') then package.loaded[name] = nil end\n"
+        "end\n"
+        "local again = require 'luatrain'\n"
+        "collectgarbage()\n"
+        "assert(again.ones({3}):sum():item() == 3)\n"
+        "w, net, optim = nil\n"
+        "collectgarbage()\n"
+        "y = nil\n"
+        "collectgarbage()\n";
+    lua_State *L = luaL_newstate();
+    luaL_openlibs(L);
+    lua_getglobal(L, "package");
+    lua_getfield(L, -1, "preload");
+    lua_pushcfunction(L, luaopen_luatrain);
+    lua_setfield(L, -2, "luatrain");
+    setenv("LUATRAIN_DEVICE", "cpu", 1);
+    bool failed = luaL_dostring(L, script);
+    char text[512] = "";
+    if (failed)
+        snprintf(text, sizeof text, "%s", lua_tostring(L, -1));
+    lua_close(L);
+    CHECK_STR(text, "");
+}
+
+/* The tensors were finalized before the table, which is older, and the library after it. */
+TEST(finalizers_that_use_tensors_while_a_state_closes)
+{
+    static const char script[] =
+        "local kept = {}\n"
+        "setmetatable(kept, {__gc = function() pcall(function() return kept.y:sum() end) end})\n"
+        "local lt = require 'luatrain'\n"
+        "kept.lt, kept.x = lt, lt.ones({4}):requires_grad()\n"
+        "kept.y = kept.x * 2\n"
+        "return function(x) return kept.y end\n";
+    char folder[32], path[64];
+    make_folder(folder);
+    snprintf(path, sizeof path, "%s/model.lua", folder);
+    CHECK_OK(lt_file_replace(path, script, sizeof script - 1));
+    lt_ctx *ctx = lt_open(&(lt_config){.threads = 1});
+    lua_State *L = lt_lua_new(ctx);
+    lt_tensor *x = leaf(ctx, 1, 1), *y;
+    CHECK_OK(lt_lua_dofile(L, path, 0, NULL));
+    CHECK_OK(lt_lua_run(L, &x, 1, &y, 1));
+    lt_lua_close(L);
+    lt_ctx_free(ctx);
+    CHECK_NEAR(sum_of(y), 8, 0);
+    lt_release(x);
+    lt_release(y);
+    remove_folder(folder);
+}
