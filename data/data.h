@@ -26,8 +26,9 @@ LT_MUST lt_status lt_cifar10_read(lt_ctx *ctx, int n, const char *const *paths, 
 
 /* Decodes a JPEG or PNG file to (h, w, channels) u8 on the context's device; channels is 1 or 3. Of
  * 16 bits the upper 8 are taken; transparency, colour profiles and EXIF are not looked at. A file
- * that ends early, or that would take more than 64 million pixels, is refused. New. NULL with
- * LT_EINVAL (channels), LT_EDATA (path and reason) or LT_ENOMEM. */
+ * that ends early, has more than 64 million pixels, or is a JPEG of more than 100 scans is refused.
+ * So is one whose few bytes would take the decoder far too long. New. NULL with LT_EINVAL
+ * (channels), LT_EDATA (path and reason) or LT_ENOMEM. */
 LT_API lt_tensor *lt_image_read(lt_ctx *ctx, const char *path, int channels);
 
 /* ==== Sources ================================================================================= */

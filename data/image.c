@@ -4,7 +4,8 @@
  * missing, and a few thousand Huffman codes where 256 have room lead it out of its tables. So the
  * file is walked over first, marker by marker or chunk by chunk: it must be there to its end, and
  * so must all that the decoder will want; no header makes a file cost more memory than its bytes
- * can stand for, and none more than 1 GB. All of a PNG lies under checksums, and no flipped bit
+ * can stand for, and none more than 1 GB. A progressive JPEG may have 100 scans, and the blocks
+ * that they visit are bounded by its bytes. All of a PNG lies under checksums, and no flipped bit
  * gets through. A JPEG has none: one whose coefficients were changed is another image, and nobody
  * can tell.
  *
@@ -98,12 +99,15 @@ static const uint8_t png_signature[8] = {137, 'P', 'N', 'G', 13, 10, 26, 10};
  * the pixels. deflate makes at most 1032 bytes of one. */
 static lt_status see_header(const uint8_t *p, size_t n)
 {
-    static const uint8_t colours[] = {1, 0, 3, 1, 2, 0, 4}; /* by type */
+    static const struct { uint8_t colours, depths; /* depths: the allowed ones, added up */
+    } types[] = {{1, 1 + 2 + 4 + 8 + 16}, {0, 0}, {3, 8 + 16}, {1, 1 + 2 + 4 + 8}, {2, 8 + 16},
+                 {0, 0}, {4, 8 + 16}};
     uint64_t w = read32(p), h = read32(p + 4), bits = p[8], type = p[9];
-    if (type >= sizeof colours || !colours[type])
+    if (type >= sizeof types / sizeof *types || bits == 0 || (bits & (bits - 1)) != 0 ||
+        !(types[type].depths & bits))
         return lt_fail(LT_EDATA, "the header of the PNG is damaged; fetch it again");
     LT_TRY(check_size(h, w));
-    uint64_t rows = h * ((w * bits * colours[type] + 7) / 8 + 1);
+    uint64_t rows = h * ((w * bits * types[type].colours + 7) / 8 + 1);
     if (rows > MOST_BYTES)
         return lt_fail(LT_EDATA, "its %llux%llu pixels (height x width) are %llu bytes, luatrain "
                        "takes a PNG of at most %d", (unsigned long long)h, (unsigned long long)w,
@@ -115,6 +119,7 @@ static lt_status see_header(const uint8_t *p, size_t n)
 static lt_status check_png(const uint8_t *p, size_t n)
 {
     size_t at = sizeof png_signature, length;
+    bool has_data = false;
     for (;; at += length + 12) {
         if (n - at < 12 || (length = read32(p + at)) > n - at - 12)
             return cut_short("PNG", "chunk IEND at its end");
@@ -129,7 +134,12 @@ static lt_status check_png(const uint8_t *p, size_t n)
             LT_TRY(see_header(chunk + 4, n));
         else if (memcmp(chunk, "IEND", 4) == 0)
             return LT_OK;
-        else if (!(chunk[0] & 32) && memcmp(chunk, "PLTE", 4) != 0 && memcmp(chunk, "IDAT", 4) != 0)
+        else if (memcmp(chunk, "IDAT", 4) == 0 && length == 0 && !has_data)
+            return lt_fail(LT_EDATA, "the first IDAT chunk of the PNG is empty; save the image "
+                           "again");
+        else if (memcmp(chunk, "IDAT", 4) == 0)
+            has_data = true;
+        else if (!(chunk[0] & 32) && memcmp(chunk, "PLTE", 4) != 0)
             return lt_fail(LT_EDATA, "luatrain does not know the PNG chunk at byte %zu, without "
                            "which it cannot be decoded", at);
     }
@@ -143,12 +153,20 @@ enum { SOF0 = 0xc0, SOF2 = 0xc2, DHT = 0xc4, SOF15 = 0xcf, RST0 = 0xd0, RST7 = 0
 
 enum { DC, AC, QUANTIZATION };          /* kinds of tables */
 
+enum { MOST_SCANS = 100, MOST_VISITS = 64 }; /* visits: of blocks, for each byte of the file */
+
 typedef struct jpeg {
     unsigned tables;                    /* defined so far: bit 4 * kind + number */
+    uint64_t height, width;
     int components;                     /* 0: no frame header so far */
     uint8_t id[4], quantization[4];     /* by component */
+    unsigned across[4], down[4];        /* sampling factors: its blocks in an interleaved unit */
+    unsigned most_across, most_down;    /* of these */
     bool progressive;
     unsigned scanned;                   /* bit i: component i was in a scan */
+    int scans;
+    uint64_t visits;                    /* blocks of all scans, */
+    uint64_t bits;                      /* and those of them that take a bit or more */
     bool adobe;                         /* says how four components are meant */
 } jpeg;
 
@@ -157,7 +175,7 @@ static lt_status damaged(const char *what)
     return lt_fail(LT_EDATA, "the %s of the JPEG is damaged; fetch it again", what);
 }
 
-static lt_status see_frame(jpeg *j, int marker, const uint8_t *p, size_t bytes, size_t n)
+static lt_status see_frame(jpeg *j, int marker, const uint8_t *p, size_t bytes)
 {
     if (marker > SOF2)
         return lt_fail(LT_EDATA, "it is a lossless, hierarchical or arithmetic JPEG; luatrain "
@@ -170,16 +188,22 @@ static lt_status see_frame(jpeg *j, int marker, const uint8_t *p, size_t bytes, 
     if (p[5] != 1 && p[5] != 3 && p[5] != 4)
         return lt_fail(LT_EDATA, "it is a JPEG of %d colours, luatrain reads those of 1, 3 and 4",
                        p[5]);
+    j->height = read16(p + 1);
+    j->width = read16(p + 3);
     j->components = p[5];
     j->progressive = marker == SOF2;
     for (int i = 0; i < j->components; i++) {
+        unsigned across = p[7 + 3 * i] >> 4, down = p[7 + 3 * i] & 15;
+        if (across < 1 || across > 4 || down < 1 || down > 4)
+            return damaged("frame header");
         j->id[i] = p[6 + 3 * i];
         j->quantization[i] = p[8 + 3 * i] & 3;
+        j->across[i] = across;
+        j->down[i] = down;
+        j->most_across = across > j->most_across ? across : j->most_across;
+        j->most_down = down > j->most_down ? down : j->most_down;
     }
-    uint64_t h = read16(p + 1), w = read16(p + 3);
-    LT_TRY(check_size(h, w));
-    /* A block of 8x8 takes a bit at least, and some component has a quarter of all blocks. */
-    return check_bytes(h, w, h * w / (4 * 64 * 8), n);
+    return check_size(j->height, j->width);
 }
 
 /* Tables come several in a segment. */
@@ -211,7 +235,37 @@ static lt_status see_quantization(jpeg *j, const uint8_t *p, size_t bytes)
     return LT_OK;
 }
 
-static lt_status see_scan(jpeg *j, const uint8_t *p, size_t bytes)
+static uint64_t units(uint64_t pixels, uint64_t unit) { return (pixels + unit - 1) / unit; }
+
+/* Blocks of component i in a scan, which it has for itself or shares (T.81, A.2). */
+static uint64_t blocks_of(const jpeg *j, int i, bool alone)
+{
+    if (alone)
+        return units(units(j->width * j->across[i], j->most_across), 8) *
+               units(units(j->height * j->down[i], j->most_down), 8);
+    return units(j->width, 8 * j->most_across) * j->across[i] *
+           units(j->height, 8 * j->most_down) * j->down[i];
+}
+
+/* Each scan of a progressive JPEG visits all blocks of its components. A block takes at least a bit
+ * in a scan that has its first coefficient. In other scans a few bytes can stand for 32767 empty
+ * blocks. A blank image as libjpeg and mozjpeg save it has up to 22 visits for each byte of the
+ * file, photographs have up to 2. */
+static lt_status check_work(const jpeg *j, size_t n)
+{
+    if (j->scans > MOST_SCANS)
+        return lt_fail(LT_EDATA, "it has more than %d scans, luatrain takes a JPEG of at most %d",
+                       MOST_SCANS, MOST_SCANS);
+    LT_TRY(check_bytes(j->height, j->width, j->bits / 8, n));
+    if (j->visits / MOST_VISITS > n)
+        return lt_fail(LT_EDATA, "its first %d scans visit %llu blocks of 8x8 pixels, luatrain "
+                       "takes at most %d for each of its %zu bytes; save it with fewer scans",
+                       j->scans,
+                       (unsigned long long)j->visits, MOST_VISITS, n);
+    return LT_OK;
+}
+
+static lt_status see_scan(jpeg *j, const uint8_t *p, size_t bytes, size_t n)
 {
     if (bytes < 1 || p[0] < 1 || p[0] > j->components || bytes != 4 + 2 * (size_t)p[0])
         return damaged("scan header");
@@ -229,8 +283,12 @@ static lt_status see_scan(jpeg *j, const uint8_t *p, size_t bytes)
         if (wanted & ~j->tables)
             return lt_fail(LT_EDATA, "the JPEG uses a table that it does not bring along");
         j->scanned |= 1u << i;
+        uint64_t blocks = blocks_of(j, i, p[0] == 1);
+        j->visits += blocks;
+        j->bits += first == 0 ? blocks : 0;
     }
-    return LT_OK;
+    j->scans++;
+    return check_work(j, n);
 }
 
 /* Segments: 0xff, a marker, a length and so many bytes; behind that of a scan its data, in which
@@ -254,11 +312,11 @@ static lt_status check_jpeg(const uint8_t *p, size_t n)
         if (marker == DHT)
             LT_TRY(see_huffman(&j, segment, bytes));
         else if (marker >= SOF0 && marker <= SOF15)
-            LT_TRY(see_frame(&j, marker, segment, bytes, n));
+            LT_TRY(see_frame(&j, marker, segment, bytes));
         else if (marker == DQT)
             LT_TRY(see_quantization(&j, segment, bytes));
         else if (marker == SOS)
-            LT_TRY(see_scan(&j, segment, bytes));
+            LT_TRY(see_scan(&j, segment, bytes, n));
         else if (marker == APP14 && bytes >= 12 && memcmp(segment, "Adobe", 6) == 0)
             j.adobe = segment[11] == 0 || segment[11] == 2;
         at += 4 + bytes;

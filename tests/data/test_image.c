@@ -257,6 +257,12 @@ TEST(a_png_is_bounded_by_the_bytes_of_its_rows)
         {1200000, 1, 1, 0, "its header promises 1200000x1 pixels"}, /* a filter for each row */
         {8, 8, 8, 1, "the header of the PNG is damaged; fetch it again"},
         {8, 8, 8, 7, "the header of the PNG is damaged; fetch it again"},
+        {8, 8, 3, 0, "the header of the PNG is damaged; fetch it again"},
+        {8, 8, 4, 2, "the header of the PNG is damaged; fetch it again"},
+        {8, 8, 16, 3, "the header of the PNG is damaged; fetch it again"},
+        {8, 8, 1, 4, "the header of the PNG is damaged; fetch it again"},
+        {8, 8, 2, 6, "the header of the PNG is damaged; fetch it again"},
+        {8, 8, 32, 0, "the header of the PNG is damaged; fetch it again"},
     };
     file png = load("rgb.png");
     CHECK(1200000 / 1032 > png.n && 1200000 / 8 / 1032 < png.n); /* else take other numbers */
@@ -305,6 +311,54 @@ static void insert(file *f, size_t at, const uint8_t *bytes, size_t n)
     f->n += n;
 }
 
+/* Inserts copies of a scan before the end. The decoder takes zeros for data that are missing. */
+static void insert_scans(file *f, const uint8_t *scan, size_t bytes, int count)
+{
+    for (int i = 0; i < count; i++)
+        insert(f, f->n - 2, scan, bytes);
+}
+
+TEST(a_jpeg_has_at_most_100_scans)
+{
+    static const uint8_t refine_dc[] = {0xff, 0xda, 0, 12, 3, 1, 0, 2, 0, 3, 0, 0, 0, 0x10};
+    file f = load("progressive.jpg"); /* has 10 */
+    lt_workshop shop = {0}, more = {0};
+    lt_image image, same;
+    CHECK_OK(decode(f.bytes, f.n, 3, &shop, &image));
+    insert_scans(&f, refine_dc, sizeof refine_dc, 90);
+    CHECK_OK(decode(f.bytes, f.n, 3, &more, &same));
+    CHECK_EQ(memcmp(image.pixels, same.pixels, H * W * 3), 0);
+    insert_scans(&f, refine_dc, sizeof refine_dc, 1);
+    check_refused(&f, "it has more than 100 scans, luatrain takes a JPEG of at most 100");
+    free(shop.decoded.data);
+    free(more.decoded.data);
+}
+
+/* Such a scan costs the file 12 bytes, and the decoder a walk over all blocks of a colour. */
+TEST(scans_of_a_jpeg_are_bounded_by_its_bytes)
+{
+    static const uint8_t refine_ac[] = {0xff, 0xda, 0, 8, 1, 1, 0, 1, 63, 0x10, 0, 0};
+    lt_workshop shop = {0};
+    lt_image image;
+    file f = load("progressive.jpg");
+    size_t frame = find(&f, "\xff\xc2", 2);
+    insert_scans(&f, refine_ac, sizeof refine_ac, 90);
+    CHECK_OK(decode(f.bytes, f.n, 3, &shop, &image));
+    put32(f.bytes + frame + 5, 480 << 16 | 512);
+    check_refused(&f, "its first 31 scans visit 111360 blocks of 8x8 pixels, luatrain takes at "
+                      "most 64 for each of its 1688 bytes; save it with fewer scans");
+    free(shop.decoded.data);
+}
+
+/* 1.5 blocks for 8x8 pixels, each of which takes a bit in its first scan. */
+TEST(a_block_of_a_jpeg_takes_a_bit)
+{
+    file f = load("baseline.jpg");
+    put32(f.bytes + find(&f, "\xff\xc0", 2) + 5, 512 << 16 | 640);
+    CHECK(512 / 8 * 640 / 8 * 3 / 2 / 8 > f.n); /* else take other numbers */
+    check_refused(&f, "its header promises 512x640 pixels (height x width), more than ");
+}
+
 TEST(a_jpeg_has_one_frame_and_tables_that_fit)
 {
     enum { CODES = 2 * 255 };
@@ -327,6 +381,8 @@ TEST(a_jpeg_brings_all_that_it_uses)
     check_jpeg_with("\xff\xda", 4, "\x02", 1, "the scan header of the JPEG is damaged");
     check_jpeg_with("\xff\xda", 5, "\x09", 1, "the scan header of the JPEG is damaged");
     check_jpeg_with("\xff\xc4", 0, "\xff\xc0", 2, "the frame header of the JPEG is damaged");
+    check_jpeg_with("\xff\xc0", 11, "\x02", 1, "the frame header of the JPEG is damaged");
+    check_jpeg_with("\xff\xc0", 11, "\x25", 1, "the frame header of the JPEG is damaged");
     check_jpeg_with("\xff\xc4", 2, "\0\1", 2, "the length of a segment of the JPEG is damaged");
     check_jpeg_with("\xff\xdb", 4, "\x10", 1, "the quantization table of the JPEG is damaged");
     check_jpeg_with("\xff\xc4", 5, "\xff\xff", 2, "the Huffman table of the JPEG is damaged");
@@ -360,6 +416,24 @@ TEST(a_png_has_known_chunks_in_order)
     memmove(f.bytes + data, f.bytes + end, f.n - end); /* no data at all */
     f.n -= end - data;
     check_refused(&f, "its compressed data are damaged; fetch it again");
+}
+
+/* The decoder would copy no bytes to NULL, which C does not define. */
+TEST(the_first_data_of_a_png_are_not_empty)
+{
+    static const uint8_t empty[12] = {0, 0, 0, 0, 'I', 'D', 'A', 'T'};
+    lt_workshop shop = {0};
+    lt_image image;
+    file f = load("rgb.png"), later = f;
+    size_t data = find_chunk(&f, "IDAT");
+    insert(&f, data, empty, sizeof empty);
+    mend(&f, data);
+    check_refused(&f, "the first IDAT chunk of the PNG is empty; save the image again");
+    data = find_chunk(&later, "IEND");
+    insert(&later, data, empty, sizeof empty);
+    mend(&later, data);
+    CHECK_OK(decode(later.bytes, later.n, 3, &shop, &image));
+    free(shop.decoded.data);
 }
 
 /* ==== Files =================================================================================== */
