@@ -44,8 +44,10 @@ LT_API lt_source *lt_source_tensors(lt_ctx *ctx, lt_tensor *images, lt_tensor *l
 /* Files path/CLASS/NAME.jpg, .jpeg or .png, in the order of their names, byte by byte; so are the
  * classes, which count from 0. A file is decoded when a batch wants it, and brought to height x
  * width, at most 16384 each; 0 x 0: all have one size already, that of the first. Links are
- * followed; those that lead nowhere are left out. New. NULL with LT_EINVAL (channels, sizes),
- * LT_EDATA (no folder, no class, no image) or LT_ENOMEM. */
+ * followed. Links that lead nowhere are left out, and so are a FIFO, socket, device or folder of
+ * such a name; a warning in the log counts them and names the first. A file that may not be read
+ * is an error when a batch wants it. New. NULL with LT_EINVAL (channels, sizes), LT_EDATA (no
+ * folder, no class, no image) or LT_ENOMEM. */
 LT_API lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height, int64_t width,
                                    int channels);
 /* Noise with a colour that tells the class, to try things without data: image i is of class

@@ -98,24 +98,60 @@ static bool is_image(const char *name)
                    strcasecmp(dot, ".png") == 0);
 }
 
+/* Names that lead to no file. */
+typedef struct left_out {
+    int64_t n, class;         /* class: of the first one; negative: it is a class itself */
+    char first[NAME_MAX + 1]; /* in the order of bytes */
+    mode_t kind;              /* what it is instead; 0: it is a link that leads nowhere, */
+    int error;                /* and this is why */
+} left_out;
+
 /* What e is, or what it is a link to: S_IFREG, S_IFDIR...; 0 for a link that leads nowhere. */
-static lt_status find_kind(DIR *dir, const char *path, const struct dirent *e, mode_t *kind)
+static lt_status find_kind(DIR *dir, const char *path, const struct dirent *e, mode_t *kind,
+                           int *error)
 {
     struct stat s;
     *kind = DTTOIF(e->d_type);
     if (e->d_type != DT_LNK && e->d_type != DT_UNKNOWN)
         return LT_OK;
-    bool there = fstatat(dirfd(dir), e->d_name, &s, 0) == 0;
-    if (!there && errno != ENOENT && errno != ELOOP)
+    *error = fstatat(dirfd(dir), e->d_name, &s, 0) == 0 ? 0 : errno;
+    if (*error && *error != ENOENT && *error != ELOOP && *error != ENOTDIR)
         return lt_fail(LT_EDATA, "cannot open %s/%s: %s", LT_SHOW(path), LT_SHOW(e->d_name),
-                       strerror(errno));
-    *kind = there ? s.st_mode & S_IFMT : 0;
+                       strerror(*error));
+    *kind = *error ? 0 : s.st_mode & S_IFMT;
     return LT_OK;
 }
 
-/* class < 0: the folders in path, as classes; else the images in it, of this class. */
-static lt_status list_folder(folder *f, const char *path, int64_t class)
+static void leave_out(left_out *l, int64_t class, const char *name, mode_t kind, int error)
 {
+    if (l->n++ > 0 && strcmp(name, l->first) > 0)
+        return;
+    l->class = class;
+    snprintf(l->first, sizeof l->first, "%s", name);
+    l->kind = kind;
+    l->error = error;
+}
+
+/* A sentence about them, of which there is one at least. */
+static const char *describe(const folder *f, const left_out *l, char text[512])
+{
+    const char *class = l->class < 0 ? "" : f->names + f->classes.items[l->class].name;
+    const char *why = l->kind == S_IFDIR    ? "a folder"
+                      : l->kind == S_IFIFO  ? "a FIFO"
+                      : l->kind == S_IFSOCK ? "a socket"
+                      : l->kind != 0        ? "a device"
+                                            : strerror(l->error);
+    char first[2 * NAME_MAX + 2];
+    snprintf(first, sizeof first, "%s%s%s", class, *class ? "/" : "", l->first);
+    snprintf(text, 512, "names that lead to no file are left out: %lld, the first is %s (%s)",
+             (long long)l->n, LT_SHOW(first), why);
+    return text;
+}
+
+/* class < 0: the folders in path, as classes; else the images in it, of this class. */
+static lt_status list_folder(folder *f, const char *path, int64_t class, left_out *l)
+{
+    int error = 0;
     mode_t kind, wanted = class < 0 ? S_IFDIR : S_IFREG;
     struct dirent *e;
     lt_status status = LT_OK;
@@ -125,9 +161,11 @@ static lt_status list_folder(folder *f, const char *path, int64_t class)
     while (status == LT_OK && (errno = 0, e = readdir(dir))) {
         if (e->d_name[0] == '.' || (class >= 0 && !is_image(e->d_name)))
             continue;
-        status = find_kind(dir, path, e, &kind);
+        status = find_kind(dir, path, e, &kind, &error);
         if (status == LT_OK && kind == wanted)
             status = add(f, class < 0 ? &f->classes : &f->images, e->d_name, class);
+        else if (status == LT_OK && (class >= 0 || kind == 0))
+            leave_out(l, class, e->d_name, kind, error);
     }
     if (status == LT_OK && errno)
         status = lt_fail(LT_EDATA, "cannot read %s: %s", LT_SHOW(path), strerror(errno));
@@ -135,27 +173,37 @@ static lt_status list_folder(folder *f, const char *path, int64_t class)
     return status;
 }
 
-static lt_status list_class(folder *f, int64_t class)
+static lt_status list_class(folder *f, int64_t class, left_out *all)
 {
-    char path[PATH_MAX];
+    char path[PATH_MAX], text[512];
     int64_t first = f->images.n;
+    left_out here = {0};
     LT_TRY(join(path, f->path, f->names + f->classes.items[class].name));
-    LT_TRY(list_folder(f, path, class));
+    LT_TRY(list_folder(f, path, class, &here));
     if (f->images.n == first)
-        return lt_fail(LT_EDATA, "%s has no image: no file .jpg, .jpeg or .png", LT_SHOW(path));
+        return lt_fail(LT_EDATA, "%s has no image: no file .jpg, .jpeg or .png%s%s", LT_SHOW(path),
+                       here.n > 0 ? "; " : "", here.n > 0 ? describe(f, &here, text) : "");
     sort(f, f->images.items + first, f->images.n - first);
+    if (all->n == 0)
+        *all = here;
+    else
+        all->n += here.n;
     return LT_OK;
 }
 
 static lt_status list_all(folder *f)
 {
-    LT_TRY(list_folder(f, f->path, -1));
+    char text[512];
+    left_out l = {0};
+    LT_TRY(list_folder(f, f->path, -1, &l));
     if (f->classes.n == 0)
         return lt_fail(LT_EDATA, "%s has no class: its images want to be in folders, as in "
                        "%s/CLASS/NAME.jpg", LT_SHOW(f->path), LT_SHOW(f->path));
     sort(f, f->classes.items, f->classes.n);
     for (int64_t i = 0; i < f->classes.n; i++)
-        LT_TRY(list_class(f, i));
+        LT_TRY(list_class(f, i, &l));
+    if (l.n > 0)
+        lt_log(f->base.ctx, LT_LOG_WARN, "%s: %s", LT_SHOW(f->path), describe(f, &l, text));
     f->base.count = f->images.n;
     f->base.classes = f->classes.n;
     return LT_OK;

@@ -7,7 +7,10 @@
 #include <ftw.h>
 #include <limits.h>
 #include <stdlib.h>
+#include <sys/fsuid.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "data/source.h"
@@ -151,22 +154,123 @@ TEST(links_are_followed)
     lt_source_release(s);
 }
 
-TEST(what_is_no_file_is_no_image)
+static char warning[1024]; /* the last one, and how many there were */
+static int warnings;
+
+static void keep_warning(void *ud, lt_log_level level, const char *line)
 {
+    (void)ud;
+    CHECK_EQ(level, LT_LOG_WARN);
+    snprintf(warning, sizeof warning, "%s", line);
+    warnings++;
+}
+
+static void make_socket(const char *name)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    CHECK(strlen(in_root(name)) < sizeof address.sun_path);
+    strcpy(address.sun_path, in_root(name));
+    CHECK_EQ(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    close(fd);
+}
+
+/* Reading the first one would wait without end. */
+TEST(names_without_a_file_are_left_out_and_counted)
+{
+    char text[256];
     empty_root();
     make_folder("cat");
     make_file("cat/a.jpg", NULL);
-    CHECK_EQ(symlink("gone", in_root("fox")), 0);
-    CHECK_EQ(symlink("loop", in_root("loop")), 0);
-    CHECK_EQ(symlink("cat/a.jpg", in_root("a")), 0);
+    CHECK_EQ(symlink("cat/a.jpg", in_root("a")), 0); /* no class: not counted */
     CHECK_EQ(symlink("gone.jpg", in_root("cat/b.jpg")), 0);
     CHECK_EQ(symlink("../cat", in_root("cat/c.jpg")), 0);
     CHECK_EQ(symlink("/dev/null", in_root("cat/d.jpg")), 0);
+    CHECK_EQ(symlink("f.jpg", in_root("cat/f.jpg")), 0);
+    CHECK_EQ(symlink("a.jpg/x", in_root("cat/g.jpg")), 0);
     CHECK_EQ(mkfifo(in_root("cat/e.jpg"), 0600), 0);
+    make_socket("cat/h.jpg");
+    make_folder("cat/i.jpg");
+    lt_log_to(ctx, keep_warning, NULL);
     lt_source *s = open_root();
     CHECK_EQ(lt_source_count(s), 1);
     CHECK_EQ(lt_source_classes(s), 1);
+    CHECK_EQ(warnings, 1);
+    snprintf(text, sizeof text, "%s: names that lead to no file are left out: 8, the first is "
+             "cat/b.jpg (No such file or directory)", root);
+    CHECK_STR(warning, text);
     lt_source_release(s);
+    CHECK_EQ(unlink(in_root("cat/e.jpg")), 0);
+    CHECK_EQ(symlink("loop", in_root("loop")), 0); /* a class, perhaps */
+    lt_source_release(open_root());
+    snprintf(text, sizeof text, "%s: names that lead to no file are left out: 8, the first is loop "
+             "(Too many levels of symbolic links)", root);
+    CHECK_STR(warning, text);
+    CHECK_EQ(warnings, 2);
+    lt_log_to(ctx, NULL, NULL);
+}
+
+TEST(what_a_name_leads_to_is_said)
+{
+    static const char *const kinds[] = {"a folder", "a FIFO", "a socket", "a device"};
+    char text[256];
+    lt_log_to(ctx, keep_warning, NULL);
+    for (int i = 0; i < 4; i++) {
+        empty_root();
+        make_folder("cat");
+        make_file("cat/a.jpg", NULL);
+        if (i == 0)
+            make_folder("cat/b.jpg");
+        else if (i == 1)
+            CHECK_EQ(mkfifo(in_root("cat/b.jpg"), 0600), 0);
+        else if (i == 2)
+            make_socket("cat/b.jpg");
+        else
+            CHECK_EQ(symlink("/dev/zero", in_root("cat/b.jpg")), 0);
+        lt_source_release(open_root());
+        snprintf(text, sizeof text, "%s: names that lead to no file are left out: 1, the first is "
+                 "cat/b.jpg (%s)", root, kinds[i]);
+        CHECK_STR(warning, text);
+        CHECK_EQ(unlink(in_root("cat/a.jpg")), 0);
+        snprintf(text, sizeof text, "/cat has no image: no file .jpg, .jpeg or .png; names that "
+                 "lead to no file are left out: 1, the first is cat/b.jpg (%s)", kinds[i]);
+        check_refused(8, text);
+    }
+    lt_log_to(ctx, NULL, NULL);
+}
+
+/* These are there, so that they may be missed by mistake: an error, when they are wanted. */
+TEST(what_may_not_be_read_is_an_error)
+{
+    lt_workshop shop = {0};
+    lt_image image;
+    int64_t label;
+    uid_t self = geteuid();
+    empty_root();
+    CHECK_EQ(chmod(root, 0755), 0);
+    make_folder("cat");
+    make_folder("dog");
+    make_folder("secret");
+    make_file("cat/a.jpg", "rgb.png");
+    make_file("dog/a.jpg", "rgb.png");
+    make_file("secret/a.jpg", "rgb.png");
+    CHECK_EQ(chmod(in_root("cat"), 0755), 0);
+    CHECK_EQ(chmod(in_root("dog"), 0755), 0);
+    CHECK_EQ(chmod(in_root("cat/a.jpg"), 0), 0);
+    CHECK_EQ(chmod(in_root("secret"), self == 0 ? 0700 : 0), 0);
+    setfsuid(self == 0 ? 65534 : self); /* root may read everything */
+    check_refused(8, "cannot open ");
+    CHECK_MSG("/secret: Permission denied");
+    setfsuid(self);
+    CHECK_EQ(chmod(in_root("secret"), 0755), 0);
+    setfsuid(self == 0 ? 65534 : self);
+    lt_source *s = open_root();
+    CHECK_EQ(lt_source_count(s), 3);
+    CHECK_FAILS(s->read(s, 0, &shop, &image, &label), LT_EDATA, "cannot open ");
+    CHECK_MSG("/cat/a.jpg: Permission denied");
+    setfsuid(self);
+    lt_source_release(s);
+    free(shop.file.data);
 }
 
 TEST(names_do_not_reach_the_terminal_as_they_are)
