@@ -210,7 +210,7 @@ LT_API void lt_trace(lt_ctx *ctx, lt_track track, const char *name, double start
 
 /* Uninitialised memory. New. NULL with LT_EINVAL (dims) or LT_ENOMEM. */
 LT_API lt_tensor *lt_tensor_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims);
-/* All elements value, rounded to dtype. New. */
+/* All elements value, as by lt_fill(). New. */
 LT_API lt_tensor *lt_tensor_full(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims,
                                  double value);
 /* A copy of data, which holds the elements in row-major order. New. */
@@ -261,7 +261,11 @@ LT_API lt_tensor *lt_rows(lt_tensor *x, int64_t first, int64_t count);
 /* Copies src over dst, converting the dtype, from any device to any. Same count of elements, or
  * LT_EINVAL. Not recorded. */
 LT_MUST lt_status lt_copy(lt_tensor *dst, lt_tensor *src);
+/* All elements become value, rounded to a float dtype. LT_EINVAL if an integer dtype does not hold
+ * it: a fraction, out of range, NaN. Not recorded. */
 LT_MUST lt_status lt_fill(lt_tensor *dst, double value);
+/* The same for an integer, which an i64 tensor takes exactly. */
+LT_MUST lt_status lt_fill_integer(lt_tensor *dst, int64_t value);
 
 /* "32x32x32x3 f32" into buffer; returns buffer. For messages. */
 LT_API char *lt_describe(const lt_tensor *x, char *buffer, size_t bytes);

@@ -128,6 +128,31 @@ uint16_t lt__f32_to_bf16(float f) { return f32_to_bf16(f); }
 uint16_t lt__f64_to_f16(double d) { return lt__f32_to_f16(f64_to_odd(d)); }
 uint16_t lt__f64_to_bf16(double d) { return f32_to_bf16(f64_to_odd(d)); }
 
+bool lt__dtype_holds(lt_dtype dtype, double value)
+{
+    switch (dtype) {
+    case LT_I64: return value == floor(value) && value >= -0x1p63 && value < 0x1p63;
+    case LT_I32: return value == floor(value) && value >= -0x1p31 && value < 0x1p31;
+    case LT_U8: return value == floor(value) && value >= 0 && value < 256;
+    default: return true;
+    }
+}
+
+bool lt__dtype_holds_integer(lt_dtype dtype, int64_t value)
+{
+    switch (dtype) {
+    case LT_I32: return value >= INT32_MIN && value <= INT32_MAX;
+    case LT_U8: return value >= 0 && value <= UINT8_MAX;
+    default: return true;
+    }
+}
+
+bool lt__is_exact_double(int64_t value)
+{
+    double near = (double)value;
+    return near < 0x1p63 && (int64_t)near == value;
+}
+
 /* Toward zero, saturated; NaN gives 0. */
 static inline I64 to_i64(double d)
 {

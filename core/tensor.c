@@ -447,8 +447,36 @@ lt_tensor *lt__tensor_copy(lt_tensor *x, lt_dtype dtype)
 
 lt_status lt_fill(lt_tensor *dst, double value)
 {
+    lt_dtype dtype = (lt_dtype)dst->dtype;
+    LT_TRY(lt__check_alive(dst));
+    if (!lt__dtype_holds(dtype, value))
+        return lt_fail(LT_EINVAL, "%g does not fit into %s", value, lt_dtype_name(dtype));
+    lt__wrote(dst);
+    lt_device *device = dst->storage->device;
+    return device->fill(device, dst->data, dtype, (size_t)dst->count, value);
+}
+
+/* Devices fill with a double. What a double does not hold is written once, then copied over and
+ * over, twice as much each time. */
+lt_status lt_fill_integer(lt_tensor *dst, int64_t value)
+{
+    lt_dtype dtype = (lt_dtype)dst->dtype;
+    if (!lt__dtype_holds_integer(dtype, value))
+        return lt_fail(LT_EINVAL, "%lld does not fit into %s", (long long)value,
+                       lt_dtype_name(dtype));
+    if (lt__is_exact_double(value))
+        return lt_fill(dst, (double)value);
     LT_TRY(lt__check_alive(dst));
     lt__wrote(dst);
     lt_device *device = dst->storage->device;
-    return device->fill(device, dst->data, (lt_dtype)dst->dtype, (size_t)dst->count, value);
+    char one[8], *to = dst->data;
+    size_t size = lt_dtype_bytes(dtype), n = (size_t)dst->count;
+    lt_convert(one, dtype, &value, LT_I64, 1);
+    if (n > 0)
+        LT_TRY(lt__move(device, to, dst->ctx->devices[0], one, size));
+    for (size_t done = 1, more; done < n; done += more) {
+        more = done < n - done ? done : n - done;
+        LT_TRY(device->copy(device, to + done * size, to, more * size));
+    }
+    return LT_OK;
 }

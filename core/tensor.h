@@ -210,6 +210,12 @@ lt_device *lt__device_find(lt_ctx *ctx, const char *name);
  * CPU. Between two it waits: the CPU's side may be changed afterwards. */
 lt_status lt__move(lt_device *to, void *dst, lt_device *from, const void *src, size_t bytes);
 
+/* Whether a dtype can hold a number: an integer dtype one that is whole and in range, a float dtype
+ * any, rounded. */
+bool lt__dtype_holds(lt_dtype dtype, double value);
+bool lt__dtype_holds_integer(lt_dtype dtype, int64_t value);
+bool lt__is_exact_double(int64_t value);
+
 /* Uninitialised memory on a device of ctx; kept: outside every scope. New. */
 lt_tensor *lt__tensor_new(lt_ctx *ctx, lt_device *device, lt_dtype dtype, int ndim,
                           const int64_t *dims, bool kept);

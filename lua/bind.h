@@ -120,9 +120,21 @@ const char *lt__text(lua_State *L, int index);
 /* A table of axis lengths. Returns how many. */
 int lt__check_dims(lua_State *L, lt_lua *s, int index, const char *who, int64_t dims[LT_MAX_DIMS]);
 lt_dtype lt__check_dtype(lua_State *L, lt_lua *s, int index, const char *who);
-/* Whether value is one that dtype can hold: whole and in range for the integer ones. */
-bool lt__dtype_holds(lt_dtype dtype, double value);
+/* The last argument of a maker: {dtype = "f64", device = "cpu"} or nothing. */
+lt_dtype lt__check_maker_options(lua_State *L, lt_lua *s, int index, const char *who,
+                                 struct lt_device **device);
+/* The number at index; no number is an error: "who: what wants a number, it is 'a'". */
+double lt__check_number(lua_State *L, lt_lua *s, int index, const char *who, const char *what);
+/* The value at index is a number, and dtype can hold it. */
+void lt__check_element(lua_State *L, lt_lua *s, int index, const char *who, lt_dtype dtype);
+/* Whether dtype can hold the number at index: an integer dtype one that is whole and in range. */
+bool lt__number_fits(lua_State *L, int index, lt_dtype dtype);
+/* The number at index as one element of dtype, which can hold it. */
+void lt__store_number(lua_State *L, int index, lt_dtype dtype, void *element);
+/* x filled with the number at index; a whole one exactly. */
+lt_status lt__fill_with(lua_State *L, int index, lt_tensor *x);
 void lt__push_dims(lua_State *L, const lt_tensor *x);
+int lt__arange(lua_State *L);
 
 /* opts[0..n_opt) = the defaults of schema with the named values of the table at index over them. */
 void lt__check_options(lua_State *L, lt_lua *s, const lt_schema *schema, int index, lt_opt *opts);

@@ -63,6 +63,9 @@ static void read_option(lua_State *L, lt_lua *s, const lt_schema *schema, int k,
         if (lua_type(L, index) != LUA_TNUMBER)
             lt__refuse(L, s, "%s: option '%s' wants a number, it is %s", schema->name, name,
                        lt__text(L, index));
+        if (lua_isinteger(L, index) && !lt__is_exact_double(lua_tointeger(L, index)))
+            lt__refuse(L, s, "%s: option '%s' is a double, which cannot hold %s exactly",
+                       schema->name, name, lt__text(L, index));
         opt->f = lua_tonumber(L, index);
         break;
     case LT_BOOL:
@@ -182,7 +185,7 @@ static void read_inputs(lua_State *L, lt_lua *s, const lt_schema *schema, inputs
         in->n++;
     }
     for (int i = 0; i < in->n; i++)
-        if (in->number >> i & 1 && !lt__dtype_holds(in->dtype, lua_tonumber(L, i + 1)))
+        if (in->number >> i & 1 && !lt__number_fits(L, i + 1, in->dtype))
             lt__refuse(L, s, "%s: %s does not fit into the other tensor's %s; "
                        "cast that, e.g. x:cast('f32')", schema->name, lt__text(L, i + 1),
                        lt_dtype_name(in->dtype));
@@ -203,7 +206,7 @@ static lt_status make_numbers(lua_State *L, lt_lua *s, inputs *in)
         if (!(in->number >> i & 1))
             continue;
         lt_tensor *x = lt__tensor_new(s->ctx, in->device, in->dtype, 0, NULL, false);
-        if (!x || lt_fill(x, lua_tonumber(L, i + 1)) != LT_OK) {
+        if (!x || lt__fill_with(L, i + 1, x) != LT_OK) {
             lt_release(x);
             in->number &= (1ull << i) - 1;
             return lt_errcode();

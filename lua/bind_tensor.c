@@ -31,14 +31,16 @@ lt_dtype lt__check_dtype(lua_State *L, lt_lua *s, int index, const char *who)
                name);
 }
 
-bool lt__dtype_holds(lt_dtype dtype, double value)
+bool lt__number_fits(lua_State *L, int index, lt_dtype dtype)
 {
-    switch (dtype) {
-    case LT_I64: return value == floor(value) && value >= -0x1p63 && value < 0x1p63;
-    case LT_I32: return value == floor(value) && value >= -0x1p31 && value < 0x1p31;
-    case LT_U8: return value == floor(value) && value >= 0 && value < 256;
-    default: return true;
-    }
+    return lua_isinteger(L, index) ? lt__dtype_holds_integer(dtype, lua_tointeger(L, index))
+                                   : lt__dtype_holds(dtype, lua_tonumber(L, index));
+}
+
+lt_status lt__fill_with(lua_State *L, int index, lt_tensor *x)
+{
+    return lua_isinteger(L, index) ? lt_fill_integer(x, lua_tointeger(L, index))
+                                   : lt_fill(x, lua_tonumber(L, index));
 }
 
 int lt__check_dims(lua_State *L, lt_lua *s, int index, const char *who, int64_t dims[LT_MAX_DIMS])
@@ -88,9 +90,8 @@ static lt_device *check_device(lua_State *L, lt_lua *s, int index, const char *w
     return device;
 }
 
-/* The last argument of a maker: {dtype = "f64", device = "cpu"} or nothing. */
-static lt_dtype check_maker_options(lua_State *L, lt_lua *s, int index, const char *who,
-                                    lt_device **device)
+lt_dtype lt__check_maker_options(lua_State *L, lt_lua *s, int index, const char *who,
+                                 struct lt_device **device)
 {
     lt_dtype dtype = LT_F32;
     *device = s->ctx->device;
@@ -120,45 +121,58 @@ static lt_dtype check_maker_options(lua_State *L, lt_lua *s, int index, const ch
     return dtype;
 }
 
-static double check_number(lua_State *L, lt_lua *s, int index, const char *who, const char *what)
+double lt__check_number(lua_State *L, lt_lua *s, int index, const char *who, const char *what)
 {
     if (lua_type(L, index) != LUA_TNUMBER)
         lt__refuse(L, s, "%s: %s wants a number, it is %s", who, what, lt__text(L, index));
     return lua_tonumber(L, index);
 }
 
-static double check_element(lua_State *L, lt_lua *s, int index, const char *who, lt_dtype dtype)
+void lt__check_element(lua_State *L, lt_lua *s, int index, const char *who, lt_dtype dtype)
 {
-    double value = check_number(L, s, index, who, "the value");
-    if (!lt__dtype_holds(dtype, value))
+    lt__check_number(L, s, index, who, "the value");
+    if (!lt__number_fits(L, index, dtype))
         lt__refuse(L, s, "%s: %s does not fit into %s", who, lt__text(L, index),
                    lt_dtype_name(dtype));
-    return value;
+}
+
+void lt__store_number(lua_State *L, int index, lt_dtype dtype, void *element)
+{
+    lua_Integer whole = lua_tointeger(L, index);
+    double value = lua_tonumber(L, index);
+    if (lua_isinteger(L, index))
+        lt_convert(element, dtype, &whole, LT_I64, 1);
+    else
+        lt_convert(element, dtype, &value, LT_F64, 1);
 }
 
 /* ==== Makers ================================================================================== */
 
-static int make_full(lua_State *L, const char *who, double value, int options)
+/* Of the shape in argument 1, filled with the number at the index `value`. */
+static int make_full(lua_State *L, const char *who, int value, int options)
 {
     lt_lua *s = lt__lua(L);
     int64_t dims[LT_MAX_DIMS];
     lt_device *device;
     int ndim = lt__check_dims(L, s, 1, who, dims);
-    lt_dtype dtype = check_maker_options(L, s, options, who, &device);
-    if (!lt__dtype_holds(dtype, value))
-        lt__refuse(L, s, "%s: %s does not fit into %s", who, lt__text(L, 2), lt_dtype_name(dtype));
+    lt_dtype dtype = lt__check_maker_options(L, s, options, who, &device);
+    lt__check_element(L, s, value, who, dtype);
     lt_tensor **box = lt__push_box(L, s);
     lt__fill_box(L, s, box, lt__tensor_new(s->ctx, device, dtype, ndim, dims, false));
-    lt__check(L, s, lt_fill(*box, value));
+    lt__check(L, s, lt__fill_with(L, value, *box));
     return 1;
 }
 
-static int zeros(lua_State *L) { return make_full(L, "lt.zeros", 0, 2); }
-static int ones(lua_State *L) { return make_full(L, "lt.ones", 1, 2); }
-static int full(lua_State *L)
+static int make_constant(lua_State *L, const char *who, int value)
 {
-    return make_full(L, "lt.full", check_number(L, lt__lua(L), 2, "lt.full", "the value"), 3);
+    lua_settop(L, 2);
+    lua_pushinteger(L, value);
+    return make_full(L, who, 3, 2);
 }
+
+static int zeros(lua_State *L) { return make_constant(L, "lt.zeros", 0); }
+static int ones(lua_State *L) { return make_constant(L, "lt.ones", 1); }
+static int full(lua_State *L) { return make_full(L, "lt.full", 2, 3); }
 
 typedef lt_status (*lt_fill_fn)(lt_tensor *x, lt_purpose purpose, uint64_t stream, uint64_t first,
                                 double a, double b);
@@ -169,7 +183,7 @@ static int make_random(lua_State *L, const char *who, lt_fill_fn fill)
     int64_t dims[LT_MAX_DIMS];
     lt_device *device;
     int ndim = lt__check_dims(L, s, 1, who, dims);
-    lt_dtype dtype = check_maker_options(L, s, 2, who, &device);
+    lt_dtype dtype = lt__check_maker_options(L, s, 2, who, &device);
     if (dtype > LT_BF16)
         lt__refuse(L, s, "%s: dtype wants a float one, it is %s", who, lt_dtype_name(dtype));
     lt_tensor **box = lt__push_box(L, s);
@@ -180,38 +194,6 @@ static int make_random(lua_State *L, const char *who, lt_fill_fn fill)
 
 static int rand_uniform(lua_State *L) { return make_random(L, "lt.rand", lt_fill_uniform); }
 static int rand_normal(lua_State *L) { return make_random(L, "lt.randn", lt_fill_normal); }
-
-/* arange(n) = 0, 1, ..., n - 1; arange(first, stop, step = 1) = first, first + step, ..., without
- * stop. */
-static int arange(lua_State *L)
-{
-    lt_lua *s = lt__lua(L);
-    int n_numbers = 0;
-    while (n_numbers < 3 && lua_type(L, n_numbers + 1) == LUA_TNUMBER)
-        n_numbers++;
-    double first = n_numbers > 1 ? lua_tonumber(L, 1) : 0;
-    double step = n_numbers > 2 ? lua_tonumber(L, 3) : 1;
-    double stop = check_number(L, s, n_numbers > 1 ? 2 : 1, "lt.arange", "stop");
-    lt_device *device;
-    lt_dtype dtype = check_maker_options(L, s, n_numbers + 1, "lt.arange", &device);
-    double count = ceil((stop - first) / step);
-    if (!(count < 0x1p40))
-        lt__refuse(L, s, "lt.arange: %g steps of %g from %g to %g are too many", count, step, first,
-                   stop);
-    int64_t n = count > 0 ? (int64_t)count : 0;
-    size_t bytes = lt_dtype_bytes(dtype);
-    char *data = lua_newuserdatauv(L, (size_t)n * bytes, 0);
-    for (int64_t i = 0; i < n; i++) {
-        double value = first + (double)i * step;
-        if (!lt__dtype_holds(dtype, value))
-            lt__refuse(L, s, "lt.arange: %g does not fit into %s", value, lt_dtype_name(dtype));
-        lt_convert(data + (size_t)i * bytes, dtype, &value, LT_F64, 1);
-    }
-    lt_tensor **box = lt__push_box(L, s);
-    lt__fill_box(L, s, box, lt__tensor_new(s->ctx, device, dtype, 1, &n, false));
-    lt__check(L, s, lt_write(*box, data));
-    return 1;
-}
 
 /* A nested table on its way into a tensor. */
 typedef struct nest {
@@ -248,12 +230,8 @@ static void read_nested(lua_State *L, nest *t, int depth)
                    table ? lua_pushfstring(L, "%I", (LUAI_UACINT)lua_rawlen(L, -1))
                          : lt__text(L, -1));
     if (depth == t->ndim) {
-        double value = check_element(L, t->s, lua_gettop(L), "lt.tensor", t->dtype);
-        lua_Integer whole = lua_tointeger(L, -1);
-        if (lua_isinteger(L, -1))
-            lt_convert(t->next, t->dtype, &whole, LT_I64, 1);
-        else
-            lt_convert(t->next, t->dtype, &value, LT_F64, 1);
+        lt__check_element(L, t->s, lua_gettop(L), "lt.tensor", t->dtype);
+        lt__store_number(L, -1, t->dtype, t->next);
         t->next += lt_dtype_bytes(t->dtype);
         return;
     }
@@ -269,9 +247,9 @@ static int tensor(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     lt_device *device;
-    nest t = {.s = s, .dtype = check_maker_options(L, s, 2, "lt.tensor", &device)};
+    nest t = {.s = s, .dtype = lt__check_maker_options(L, s, 2, "lt.tensor", &device)};
     if (!lua_istable(L, 1))
-        check_element(L, s, 1, "lt.tensor", t.dtype);
+        lt__check_element(L, s, 1, "lt.tensor", t.dtype);
     measure(L, &t);
     double count = 1; /* no more than the table holds, unless it is ragged */
     for (int i = 0; i < t.ndim; i++)
@@ -344,10 +322,10 @@ static int set(lua_State *L)
     lt_lua *s = lt__lua(L);
     lt_tensor *x = lt__self(L, "set");
     int64_t count = lt_count(x), place = check_indices(L, s, x, lua_gettop(L) - 2, "set");
-    double value = check_element(L, s, lua_gettop(L), "set", lt_tensor_dtype(x));
+    lt__check_element(L, s, lua_gettop(L), "set", lt_tensor_dtype(x));
     lt_tensor *flat = lt_view(x, 1, &count);
     lt_tensor *one = flat ? lt_rows(flat, place, 1) : NULL;
-    lt_status status = one ? lt_fill(one, value) : lt_errcode();
+    lt_status status = one ? lt__fill_with(L, lua_gettop(L), one) : lt_errcode();
     lt_release(one);
     lt_release(flat);
     lt__check(L, s, status);
@@ -394,7 +372,8 @@ static int fill(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     lt_tensor *x = lt__self(L, "fill");
-    lt__check(L, s, lt_fill(x, check_element(L, s, 2, "fill", lt_tensor_dtype(x))));
+    lt__check_element(L, s, 2, "fill", lt_tensor_dtype(x));
+    lt__check(L, s, lt__fill_with(L, 2, x));
     lua_settop(L, 1);
     return 1;
 }
@@ -528,7 +507,7 @@ static int index_tensor(lua_State *L)
 
 static const luaL_Reg makers[] = {
     {"tensor", tensor}, {"zeros", zeros}, {"ones", ones}, {"full", full}, {"rand", rand_uniform},
-    {"randn", rand_normal}, {"arange", arange}, {NULL, NULL}};
+    {"randn", rand_normal}, {"arange", lt__arange}, {NULL, NULL}};
 
 static const luaL_Reg methods[] = {
     {"get", get}, {"set", set}, {"item", item}, {"totable", totable}, {"fill", fill},

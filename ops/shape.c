@@ -359,6 +359,9 @@ static lt_status pad_shape(lt_call *c)
 {
     const lt_tensor *x = c->in[0];
     lt__spec_like(c, 0, x);
+    if (!lt__dtype_holds((lt_dtype)x->dtype, lt__number(c, VALUE)))
+        return lt_fail(LT_EINVAL, "value wants a number that fits into %s, it is %g",
+                       lt_dtype_name((lt_dtype)x->dtype), lt__number(c, VALUE));
     for (int k = BEFORE; k <= AFTER; k++) {
         const char *name = c->schema->opt[k].name;
         if (c->opt[k].n != 1 && c->opt[k].n != x->ndim)

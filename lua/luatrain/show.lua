@@ -36,6 +36,7 @@ end
 
 -- One format for all numbers; nan and inf fit any.
 local function format_of(flat)
+  if math.type(flat[1]) == "integer" then return "%d" end
   local whole, least, most = true, math.huge, 0
   for _, v in ipairs(flat) do
     local size = math.abs(v)

@@ -43,6 +43,39 @@ TEST(shapes)
     lt_ctx_free(ctx);
 }
 
+TEST(an_integer_fills_exactly_or_is_refused)
+{
+    const int64_t values[] = {INT64_MAX, INT64_MIN, ((int64_t)1 << 53) + 1, -5};
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    lt_tensor *x = lt_tensor_new(ctx, LT_I64, 1, (int64_t[]){10000});
+    lt_tensor *small = lt_tensor_new(ctx, LT_U8, 1, (int64_t[]){3});
+    lt_tensor *f = lt_tensor_new(ctx, LT_F32, 1, (int64_t[]){3});
+    double number;
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(lt_fill_integer(x, values[i]));
+        for (int64_t j = 0; j < 10000; j++)
+            CHECK_EQ(((int64_t *)lt_data(x))[j], values[i]);
+    }
+    CHECK_OK(lt_fill_integer(small, 255));
+    CHECK_EQ(((uint8_t *)lt_data(small))[2], 255);
+    CHECK_OK(lt_fill_integer(f, ((int64_t)1 << 62) + 1)); /* rounded, as floats are */
+    CHECK_OK(lt_item(f, 2, &number));
+    CHECK(number == 0x1p62);
+    CHECK_FAILS(lt_fill_integer(small, 256), LT_EINVAL, "256 does not fit into u8");
+    CHECK_FAILS(lt_fill_integer(small, -1), LT_EINVAL, "-1 does not fit into u8");
+    CHECK_FAILS(lt_fill(small, 0.5), LT_EINVAL, "0.5 does not fit into u8");
+    CHECK_FAILS(lt_fill(x, 0x1p63), LT_EINVAL, "9.22337e+18 does not fit into i64");
+    CHECK_FAILS(lt_fill(x, NAN), LT_EINVAL, "nan does not fit into i64");
+    CHECK(!lt_tensor_full(ctx, LT_I32, 0, NULL, 1e300));
+    CHECK_MSG("1e+300 does not fit into i32");
+    CHECK_OK(lt_fill(x, -0x1p63));
+    CHECK_EQ(((int64_t *)lt_data(x))[9999], INT64_MIN);
+    lt_release(x);
+    lt_release(small);
+    lt_release(f);
+    lt_ctx_free(ctx);
+}
+
 TEST(views_share_memory)
 {
     lt_ctx *ctx = lt_ctx_new(NULL);

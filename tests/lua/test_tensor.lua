@@ -48,6 +48,65 @@ T.test("makers refuse", function()
   T.fails(function() return lt.conv3d end, "luatrain has no 'conv3d' (did you mean 'conv2d'?)")
 end)
 
+local MOST, LEAST, ODD = math.maxinteger, math.mininteger, (1 << 53) + 1
+local I64 = {dtype = "i64"}
+
+T.test("whole numbers of i64 are exact", function()
+  local list = {MOST, MOST - 1, LEAST, LEAST + 1, ODD, -ODD}
+  T.equal(lt.tensor(list, I64):totable(), list)
+  for _, n in ipairs(list) do
+    T.equal(lt.tensor(n, I64):item(), n)
+    T.equal(lt.full({3, 5}, n, I64):reshape(15):totable()[15], n)
+    T.equal(lt.zeros({5}, I64):fill(n):totable(), {n, n, n, n, n})
+    local x = lt.zeros({2}, I64)
+    x:set(2, n)
+    T.equal(x:totable(), {0, n})
+    T.equal((lt.zeros({2}, I64) + n):totable(), {n, n})
+    T.equal(lt.eq(lt.tensor({n, n ~ 1}, I64), n):totable(), {1, 0})
+  end
+  T.equal(lt.full({0}, ODD, I64):count(), 0)
+  T.equal(lt.tensor({2.0 ^ 62, -2.0 ^ 63}, I64):totable(), {1 << 62, LEAST})
+end)
+
+T.test("lt.arange of whole numbers is exact", function()
+  T.equal(lt.arange(ODD, ODD + 3, I64):totable(), {ODD, ODD + 1, ODD + 2})
+  T.equal(lt.arange(MOST, MOST - 3, -1, I64):totable(), {MOST, MOST - 1, MOST - 2})
+  T.equal(lt.arange(MOST - 1, MOST, 5, I64):totable(), {MOST - 1})
+  T.equal(lt.arange(LEAST, MOST, 1 << 62, I64):totable(), {LEAST, -(1 << 62), 0, 1 << 62})
+  T.equal(lt.arange(MOST, LEAST, LEAST, I64):totable(), {MOST, -1})
+  T.equal(lt.arange(3, 3):count() + lt.arange(3, -3):count(), 0)
+  T.fails(function() lt.arange(LEAST, MOST, 1, I64) end,
+          "lt.arange: 1.84467e+19 steps of 1 from -9.22337e+18 to 9.22337e+18 are too many")
+  T.fails(function() lt.arange(0, 10, 0) end,
+          "lt.arange: inf steps of 0 from 0 to 10 are too many")
+  T.fails(function() lt.arange(0, 10, 0 / 0) end,
+          ("lt.arange: %g steps of %g from 0 to 10 are too many"):format(0 / 0, 0 / 0))
+  T.fails(function() lt.arange(250, 260, {dtype = "u8"}) end,
+          "lt.arange: 256 does not fit into u8")
+end)
+
+T.test("numbers that a dtype does not hold are refused", function()
+  T.fails(function() lt.tensor({2.0 ^ 63}, I64) end,
+          "lt.tensor: 9.2233720368548e+18 does not fit into i64")
+  T.fails(function() lt.full({2}, 1e300, I64) end, "lt.full: 1e+300 does not fit into i64")
+  T.fails(function() lt.full({2}, 0 / 0, {dtype = "i32"}) end,
+          "lt.full: " .. tostring(0 / 0) .. " does not fit into i32")
+  T.fails(function() lt.zeros({2}, I64):fill(1 / 0) end, "fill: inf does not fit into i64")
+  T.fails(function() lt.zeros({2}, {dtype = "i32"}):fill(1 << 31) end,
+          "fill: 2147483648 does not fit into i32")
+  T.fails(function() lt.zeros({2}, {dtype = "u8"}):set(1, -1) end, "set: -1 does not fit into u8")
+  T.fails(function() return lt.zeros({2}, I64) + 2.0 ^ 63 end,
+          "add: 9.2233720368548e+18 does not fit into the other tensor's i64; "
+          .. "cast that, e.g. x:cast('f32')")
+  T.fails(function() lt.pad(lt.zeros({2}, {dtype = "u8"}), 1, 1, 300) end,
+          "pad: value wants a number that fits into u8, it is 300")
+  T.fails(function() lt.pad(lt.zeros({2}, I64), 1, 1, 0.5) end,
+          "pad: value wants a number that fits into i64, it is 0.5")
+  T.fails(function() lt.zeros({2}, I64):clamp{max = ODD} end,
+          "clamp: option 'max' is a double, which cannot hold 9007199254740993 exactly")
+  T.equal(lt.tensor({MOST, 1}, I64):clamp{max = 1 << 60}:totable(), {1 << 60, 1})
+end)
+
 T.test("random numbers depend on seed and count of draws", function()
   lt.seed(5)
   local a, b = lt.randn({4}), lt.rand({4})
@@ -118,6 +177,8 @@ T.test("text", function()
   T.equal(tostring(lt.tensor({{1, 2}, {3, 4}})), "{{1, 2},\n {3, 4}}  2x2 f32")
   T.equal(tostring(lt.tensor({1.5, -20})), "{  1.5000, -20.0000}  2 f32")
   T.equal(tostring(lt.tensor({1, 2}, {dtype = "i64"})), "{1, 2}  2 i64")
+  T.equal(tostring(lt.tensor({MOST, LEAST, ODD}, I64)),
+          "{ 9223372036854775807, -9223372036854775808,     9007199254740993}  3 i64")
   T.equal(tostring(lt.tensor(3.5)), "3.5000  scalar f32")
   T.equal(tostring(lt.tensor({1e-9, 1})), "{1.0000e-09, 1.0000e+00}  2 f32")
   T.equal(tostring(lt.tensor({0 / 0, 1 / 0})), "{nan, inf}  2 f32")
