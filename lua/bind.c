@@ -311,6 +311,7 @@ int luaopen_luatrain(lua_State *L)
 static int fill_state(lua_State *L)
 {
     luaL_openlibs(L);
+    lt__open_load(L);
     lua_pushvalue(L, 1);
     lua_rawsetp(L, LUA_REGISTRYINDEX, &key_context);
     luaL_requiref(L, "luatrain", luaopen_luatrain, 0);
@@ -344,7 +345,7 @@ typedef struct script {
 static int load_script(lua_State *L)
 {
     const script *f = lua_touserdata(L, 1);
-    if (luaL_loadfile(L, f->path) != LUA_OK)
+    if (lt__load_file(L, f->path) != LUA_OK)
         return lua_error(L);
     luaL_checkstack(L, f->argc + 2, "too many arguments");
     lua_createtable(L, f->argc, 1);

@@ -152,6 +152,13 @@ void lt__fill_handle(lua_State *L, void **handle, void *object);
 /* The object of argument 1. */
 void *lt__check_handle(lua_State *L, const char *class);
 
+/* ==== Loading Lua code ======================================================================== */
+
+/* luaL_loadfile() of source text alone; path NULL is stdin. */
+int lt__load_file(lua_State *L, const char *path);
+/* After luaL_openlibs(): the standard functions that load code refuse what is compiled. */
+void lt__open_load(lua_State *L);
+
 /* ==== Parts: each adds to the table of the core, which is on top ============================== */
 
 void lt__open_error(lua_State *L);
