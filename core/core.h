@@ -334,7 +334,8 @@ LT_API const char *lt_file_meta(const lt_file *file, const char *key);
 LT_API bool lt_file_meta_at(const lt_file *file, int i, const char **key, const char **value);
 /* Reads tensor i, to where new tensors go. New. */
 LT_API lt_tensor *lt_file_read(lt_file *file, int i);
-/* Reads tensor i over dst: same dims, any dtype (converted). */
+/* Reads tensor i over dst: same dims, any dtype (converted). LT_EFILE also when the file has been
+ * written to since it was opened: what lt_file_verify() found may no longer hold. */
 LT_MUST lt_status lt_file_read_into(lt_file *file, int i, lt_tensor *dst);
 
 /* Reads the whole file and compares its digest with the one that lt_file_save() put into it.

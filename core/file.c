@@ -64,7 +64,8 @@ struct lt_file {
     lt_ctx *ctx;
     char *path;
     int fd;
-    uint64_t bytes;      /* of the file */
+    uint64_t bytes;      /* of the file, */
+    struct timespec modified; /* which was last written to then */
     uint64_t data;       /* where the data begin */
     int unlike;          /* 0: the file is ours; 1: it was; more: it is another program's */
     char *text;          /* data - 7 bytes: the header and a NUL; later the strings below */
@@ -164,6 +165,7 @@ static lt_status load_header(lt_file *f)
         return lt__bad(f->path,
                        S_ISDIR(info.st_mode) ? "this is a folder" : "this is no plain file");
     f->bytes = (uint64_t)info.st_size;
+    f->modified = info.st_mtim;
     if (f->bytes < sizeof length)
         return lt__bad(f->path, "%llu bytes are too few for a safetensors file", (lt_ull)f->bytes);
     LT_TRY(read_at(f, 0, &length, sizeof length));
@@ -493,6 +495,17 @@ lt_tensor *lt_file_read(lt_file *f, int i)
     return x;
 }
 
+/* Whether lt_file_verify() and lt_file_read() have seen the same bytes. */
+static lt_status check_unchanged(const lt_file *f)
+{
+    struct stat now;
+    if (fstat(f->fd, &now) != 0)
+        return lt__bad(f->path, "cannot read: %s", strerror(errno));
+    if (now.st_mtim.tv_sec != f->modified.tv_sec || now.st_mtim.tv_nsec != f->modified.tv_nsec)
+        return lt__bad(f->path, "the file was changed while it was read");
+    return LT_OK;
+}
+
 /* Over memory of the CPU, in its dtype. */
 static lt_status read_elements(lt_file *f, const entry *e, char *to, lt_dtype dtype)
 {
@@ -503,7 +516,7 @@ static lt_status read_elements(lt_file *f, const entry *e, char *to, lt_dtype dt
         LT_TRY(read_at(f, f->data + e->begin + done * file_size, raw, n * file_size));
         lt_convert(to + done * size, dtype, raw, e->dtype, n);
     }
-    return LT_OK;
+    return check_unchanged(f);
 }
 
 lt_status lt_file_read_into(lt_file *f, int i, lt_tensor *dst)

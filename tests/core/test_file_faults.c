@@ -107,18 +107,67 @@ TEST(what_is_no_file_is_refused)
     done(ctx);
 }
 
+/* A file that was written long ago: one that is written now has another time. */
+static lt_file *open_old(lt_ctx *ctx, const char *path)
+{
+    const struct timespec times[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
+    CHECK_EQ(utimensat(AT_FDCWD, path, times, 0), 0);
+    lt_file *f = lt_file_open(ctx, path);
+    CHECK(f != NULL);
+    return f;
+}
+
+/* Its digest was right, but not what is read now. */
+TEST(a_file_that_is_written_to_while_it_is_read)
+{
+    char bytes[512];
+    lt_ctx *ctx = calm_context();
+    size_t n = small_file(ctx, bytes, sizeof bytes);
+    const char *path = in_folder("small.safetensors");
+    lt_file *f = open_old(ctx, path);
+    CHECK_OK(lt_file_verify(f));
+    lt_tensor *x = lt_file_read(f, 0);
+    CHECK(x != NULL);
+    bytes[n - 1] ^= 1;
+    int fd = open(path, O_WRONLY);
+    CHECK_EQ(pwrite(fd, bytes + n - 1, 1, (off_t)n - 1), 1);
+    close(fd);
+    CHECK(lt_file_read(f, 2) == NULL);
+    CHECK_EQ(lt_errcode(), LT_EFILE);
+    CHECK_MSG("small.safetensors: the file was changed while it was read");
+    CHECK_FAILS(lt_file_read_into(f, 0, x), LT_EFILE, "the file was changed while it was read");
+    lt_release(x);
+    lt_file_close(f);
+    done(ctx);
+}
+
+/* The file that was opened stays as it was. */
+TEST(a_file_that_is_replaced_or_removed_while_it_is_read)
+{
+    char bytes[512];
+    lt_ctx *ctx = calm_context();
+    (void)small_file(ctx, bytes, sizeof bytes);
+    lt_file *f = open_old(ctx, in_folder("small.safetensors"));
+    (void)small_file(ctx, bytes, sizeof bytes);
+    remove(in_folder("small.safetensors"));
+    CHECK_OK(lt_file_verify(f));
+    lt_tensor *x = lt_file_read(f, 2);
+    CHECK(x != NULL);
+    lt_release(x);
+    lt_file_close(f);
+    done(ctx);
+}
+
 TEST(a_file_that_shrinks_while_it_is_read)
 {
     char bytes[512];
     lt_ctx *ctx = calm_context();
     size_t n = small_file(ctx, bytes, sizeof bytes);
     const char *path = in_folder("small.safetensors");
-    lt_file *f = lt_file_open(ctx, path);
-    CHECK(f != NULL);
+    lt_file *f = open_old(ctx, path);
     CHECK_EQ(truncate(path, (off_t)n - 1), 0);
-    lt_tensor *x = lt_file_read(f, 0);
-    CHECK(x != NULL);
-    lt_release(x);
+    CHECK(lt_file_read(f, 0) == NULL);
+    CHECK_MSG("small.safetensors: the file was changed while it was read");
     CHECK(lt_file_read(f, 2) == NULL);
     CHECK_EQ(lt_errcode(), LT_EFILE);
     CHECK_MSG("small.safetensors: the file became shorter while it was read");
