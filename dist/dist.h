@@ -159,7 +159,7 @@ typedef enum lt_sums {      /* where the gradients of accelerators are summed */
 
 typedef struct lt_reducer_config { /* zero means default */
     size_t first_bucket, bucket;   /* bytes; 1 MiB for the first, at most 8 for others */
-    lt_dtype wire;                 /* of f32 gradients */
+    lt_dtype wire;                 /* of f32 gradients; the same on all ranks */
     lt_sums sums;                  /* the same on all ranks */
     bool blocking;                 /* nothing is sent before the optimizer wants it */
     bool apart;                    /* nothing is sent at all, and weights go apart: to measure what
@@ -185,7 +185,7 @@ LT_MUST lt_status lt_reducer_configure(lt_reducer *reducer, const lt_reducer_con
 /* The gradients of these parameters, which are placed, are to be made one. A collective: they get
  * the values of rank 0. Those that it has already are passed over. LT_EUSAGE for others between
  * the shards of a step. The first time the ranks find out where gradients are summed: LT_EENV if
- * that cannot be as config.sums wants it, LT_EDESYNC if it is not the same on all. */
+ * that cannot be as config.sums wants it, LT_EDESYNC if wire or sums differ between ranks. */
 LT_MUST lt_status lt_reducer_add(lt_reducer *reducer, lt_tensor *const *params, int n);
 /* What this rank, or its shard, has of the batch from now on: rows of so many. Before the first
  * call each rank has an equal share. A rank with 0 rows must still go through some, for nothing. */

@@ -167,22 +167,20 @@ static lt_status come_together(lt_reach *r, lt_device *device, lt_group *group, 
     return hear(group);
 }
 
-/* Whether all ranks want the same, and it may be that they sum by peers. */
+/* Whether all ranks may sum by peers; sums is the same on all of them. */
 static lt_status ask(lt_ctx *ctx, lt_group *group, lt_sums sums, bool *may)
 {
     bool there = !ctx->device->is_host;
     int size = lt_group_size(group);
-    double numbers[] = {there, sums == LT_SUMS_AUTO, sums == LT_SUMS_HOST, sums == LT_SUMS_NCCL};
-    lt_sum sum = {.what = "where gradients are summed", .data = numbers, .count = 4,
+    double on_device = there;
+    lt_sum sum = {.what = "where gradients are summed", .data = &on_device, .count = 1,
                   .dtype = LT_F64, .wire = LT_F64, .scale = 1};
     LT_TRY(lt_group_allreduce(group, &sum));
-    if (numbers[1 + sums] != size)
-        return lt_fail(LT_EDESYNC, "the ranks disagree: --sums is not the same on all");
-    *may = numbers[0] == size && sums != LT_SUMS_HOST;
+    int missing = size - (int)on_device;
+    *may = missing == 0 && sums != LT_SUMS_HOST;
     if (!*may && sums == LT_SUMS_NCCL)
         return lt_fail(LT_EENV, "--sums nccl wants each rank on an accelerator, and %d of %d %s; "
-                       "use --device cuda", size - (int)numbers[0], size,
-                       size - (int)numbers[0] == 1 ? "is not" : "are not");
+                       "use --device cuda", missing, size, missing == 1 ? "is not" : "are not");
     return LT_OK;
 }
 

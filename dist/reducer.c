@@ -10,6 +10,7 @@
  * was sent already, it is sent once more: what all ranks have alike stays what it is, for their
  * shares add up to 1.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -171,9 +172,23 @@ static lt_status add_item(lt_reducer *r, lt_tensor *x)
     return LT_OK;
 }
 
+/* LT_EDESYNC unless all ranks send gradients in the same dtype and sum them in the same place. */
+static lt_status compare_sums(const lt_reducer *r)
+{
+    static const char *const sums[] = {
+        [LT_SUMS_AUTO] = "auto", [LT_SUMS_HOST] = "host", [LT_SUMS_NCCL] = "nccl"};
+    lt_dtype wire = r->config.wire;
+    char text[64];
+    snprintf(text, sizeof text, "--wire %s\n--sums %s",
+             wire == LT_F16 ? "fp16" : wire == LT_BF16 ? "bf16" : "fp32", sums[r->config.sums]);
+    return lt_group_compare(r->group, "how gradients are summed", text);
+}
+
 lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
 {
     int before = r->plan.n_items, gone_through = r->shard + r->folded;
+    if (!r->reach.chosen)
+        LT_TRY(compare_sums(r));
     LT_TRY(lt__reach_choose(&r->reach, r->ctx, r->group, r->config.sums));
     for (int i = 0; i < n; i++) {
         if (lt__plan_find(&r->plan, params[i]))

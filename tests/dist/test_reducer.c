@@ -102,6 +102,35 @@ TEST(a_parameter_that_one_rank_uses_and_one_that_none_does)
     CHECK(results[0].buckets[4] > without[0].buckets[4]);
 }
 
+TEST(ranks_with_another_wire_or_other_sums_disagree)
+{
+    static const lt_dtype wires[] = {LT_F32, LT_F16, LT_BF16};
+    static const char *const names[] = {"fp32", "fp16", "bf16"};
+    static result results[MOST];
+    char text[256];
+    for (int i = 0; i < 9; i++) {
+        plan p = usual;
+        lt_reducer_config other = {.wire = wires[i % 3]};
+        p.ranks = 2;
+        p.dtype = LT_F32;
+        p.config = (lt_reducer_config){.wire = wires[i / 3]};
+        p.other = &other;
+        train_all(&p, results);
+        snprintf(text, sizeof text, "the ranks disagree: how gradients are summed: rank 0 has "
+                 "'--wire %s', rank 1 has '--wire %s'", names[i / 3], names[i % 3]);
+        CHECK_EQ(results[1].status, i / 3 == i % 3 ? LT_OK : LT_EDESYNC);
+        CHECK_STR(results[1].text, i / 3 == i % 3 ? "" : text);
+    }
+    plan p = usual;
+    lt_reducer_config other = {.sums = LT_SUMS_HOST};
+    p.ranks = 3;
+    p.other = &other;
+    train_all(&p, results);
+    CHECK_EQ(results[1].status, LT_EDESYNC);
+    CHECK_STR(results[1].text, "the ranks disagree: how gradients are summed: rank 0 has "
+              "'--sums auto', rank 1 has '--sums host'");
+}
+
 TEST(hooks_that_take_their_time)
 {
     for (int n = 2; n <= MOST; n++) {

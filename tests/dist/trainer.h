@@ -31,6 +31,7 @@ typedef struct plan { /* of a training */
     const struct lt_bucket_filter *filter; /* whose ud will be the rank */
     const char *fault;
     lt_reducer_config config;
+    const lt_reducer_config *other; /* of rank 1, if it has another one */
 } plan;
 
 typedef struct result {
@@ -255,7 +256,9 @@ static lt_status train(rank *r)
     result *to = r->result;
     LT_TRY(make_params(r));
     if (r->group) {
-        if (!(r->reducer = lt_reducer_new(r->ctx, r->group, &r->plan->config)))
+        bool differs = r->plan->other && r->rank == 1;
+        const lt_reducer_config *config = differs ? r->plan->other : &r->plan->config;
+        if (!(r->reducer = lt_reducer_new(r->ctx, r->group, config)))
             return lt_errcode();
         LT_TRY(lt_reducer_add(r->reducer, r->w, PARAMS));
         LT_TRY(lt_reducer_add(r->reducer, r->w, 2)); /* known already */
