@@ -128,14 +128,73 @@ static int cut_file(lua_State *L)
     return 0;
 }
 
+/* Opens a plain file. -1 with errno: EISDIR for a folder, ENXIO for anything else that is no plain
+ * file. Does not block, as open() does on a FIFO until another process opens the other end. */
+static int open_descriptor(const char *path, int flags)
+{
+    struct stat now;
+    int fd;
+    while ((fd = open(path, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666)) < 0 && errno == EINTR)
+        ;
+    if (fd < 0)
+        return -1;
+    int error = fstat(fd, &now) != 0 ? errno : S_ISREG(now.st_mode) ? 0
+                : S_ISDIR(now.st_mode) ? EISDIR : ENXIO;
+    if (error)
+        close(fd);
+    errno = error;
+    return error ? -1 : fd;
+}
+
+/* Why open_descriptor() failed. */
+static const char *open_error(void)
+{
+    return errno == ENXIO ? "this is no plain file" : strerror(errno);
+}
+
+static int close_stream(lua_State *L)
+{
+    luaL_Stream *stream = luaL_checkudata(L, 1, LUA_FILEHANDLE);
+    return luaL_fileresult(L, fclose(stream->f) == 0, NULL);
+}
+
+/* open_plain(path, mode): like io.open() with mode "r" or "a", but opens only plain files and never
+ * blocks. Returns nil if there is no file to read; nil and a reason if it cannot be opened. */
+static int open_plain(lua_State *L)
+{
+    const char *path = lt__check_path(L, lt__lua(L), 1, "run");
+    const char *mode = luaL_checkstring(L, 2);
+    bool appends = *mode == 'a';
+    luaL_Stream *stream = lua_newuserdatauv(L, sizeof *stream, 0);
+    *stream = (luaL_Stream){NULL, NULL}; /* closed */
+    luaL_setmetatable(L, LUA_FILEHANDLE);
+    int fd = open_descriptor(path, appends ? O_WRONLY | O_CREAT | O_APPEND : O_RDONLY);
+    if (fd >= 0 && (stream->f = fdopen(fd, mode))) {
+        stream->closef = close_stream;
+        return 1;
+    }
+    lua_pushnil(L);
+    if (fd < 0 && errno == ENOENT && !appends)
+        return 1;
+    lua_pushfstring(L, "%s: %s", path, open_error());
+    if (fd >= 0)
+        close(fd);
+    return 2;
+}
+
 static const char lock_class[] = "luatrain.Lock";
+
+typedef struct held_lock {
+    int fd;
+    char path[];
+} held_lock;
 
 static int lock_gone(lua_State *L)
 {
-    int *fd = lua_touserdata(L, 1);
-    if (*fd >= 0)
-        close(*fd);
-    *fd = -1;
+    held_lock *held = lua_touserdata(L, 1);
+    if (held->fd >= 0)
+        close(held->fd);
+    held->fd = -1;
     return 0;
 }
 
@@ -148,7 +207,45 @@ static void sign(int fd)
         return; /* a full disk: the lock holds without */
 }
 
-static const luaL_Reg lock_methods[] = {{"close", lock_gone}, {NULL, NULL}};
+/* Pushes the id of the process that last locked the file, or nil. */
+static void push_signer(lua_State *L, int fd)
+{
+    char text[32] = "";
+    ssize_t n = pread(fd, text, sizeof text - 1, 0);
+    if (n > 0 && text[0] >= '1' && text[0] <= '9')
+        lua_pushinteger(L, strtol(text, NULL, 10));
+    else
+        lua_pushnil(L);
+}
+
+/* lock:look(): "held" if the path still leads to the file that was locked, or if stat() fails for
+ * another reason than that there is no file; "gone" if there is none; "taken" if it is another
+ * file, and the id of the process that last locked that one, or nil. */
+static int lock_look(lua_State *L)
+{
+    const held_lock *held = lua_touserdata(L, 1);
+    struct stat own, now;
+    bool is_there = stat(held->path, &now) == 0;
+    bool is_gone = !is_there && (errno == ENOENT || errno == ENOTDIR || errno == ELOOP);
+    if (is_gone) {
+        lua_pushliteral(L, "gone");
+        return 1;
+    }
+    if (!is_there || fstat(held->fd, &own) != 0 ||
+        (own.st_dev == now.st_dev && own.st_ino == now.st_ino)) {
+        lua_pushliteral(L, "held");
+        return 1;
+    }
+    lua_pushliteral(L, "taken");
+    int fd = open_descriptor(held->path, O_RDONLY);
+    push_signer(L, fd);
+    if (fd >= 0)
+        close(fd);
+    return 2;
+}
+
+static const luaL_Reg lock_methods[] = {
+    {"close", lock_gone}, {"look", lock_look}, {NULL, NULL}};
 
 /* lock(path): a handle; until it is closed, others in whatever process get nil and the id of this
  * process, if that can be known. The file stays: who removed it could remove the next one's. */
@@ -156,25 +253,21 @@ static int lock(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     const char *path = lt__check_path(L, s, 1, "run");
-    int *fd = lua_newuserdatauv(L, sizeof *fd, 0);
-    *fd = -1;
+    held_lock *held = lua_newuserdatauv(L, sizeof *held + strlen(path) + 1, 0);
+    held->fd = -1;
+    strcpy(held->path, path);
     luaL_setmetatable(L, lock_class);
-    *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (*fd < 0)
-        lt__error(L, s, LT_EENV, "%s: cannot write there: %s", path, strerror(errno));
-    if (flock(*fd, LOCK_EX | LOCK_NB) == 0) {
-        sign(*fd);
+    held->fd = open_descriptor(path, O_RDWR | O_CREAT);
+    if (held->fd < 0)
+        lt__error(L, s, LT_EENV, "%s: cannot write there: %s", path, open_error());
+    if (flock(held->fd, LOCK_EX | LOCK_NB) == 0) {
+        sign(held->fd);
         return 1;
     }
     if (errno != EWOULDBLOCK) /* a file system that knows no locks, as on some clusters */
         return 1;
-    char text[32] = "";
-    ssize_t n = pread(*fd, text, sizeof text - 1, 0);
     lua_pushnil(L);
-    if (n > 0 && text[0] >= '1' && text[0] <= '9')
-        lua_pushinteger(L, strtol(text, NULL, 10));
-    else
-        lua_pushnil(L);
+    push_signer(L, held->fd);
     return 2;
 }
 
@@ -311,10 +404,10 @@ static int stop_reason(lua_State *L)
 
 static const luaL_Reg functions[] = {
     {"make_folder", make_folder}, {"new_folder", new_folder}, {"list_folder", list_folder},
-    {"write_file", write_file}, {"cut_file", cut_file}, {"lock", lock}, {"clock", read_clock},
-    {"trace", trace}, {"terminal", terminal}, {"peak_rss", peak_rss}, {"memory", memory},
-    {"backend", backend},
-    {"device", device}, {"threads", threads}, {"listen", listen_to_signals},
+    {"write_file", write_file}, {"cut_file", cut_file}, {"open_plain", open_plain}, {"lock", lock},
+    {"clock", read_clock}, {"trace", trace}, {"terminal", terminal}, {"peak_rss", peak_rss},
+    {"memory", memory}, {"backend", backend}, {"device", device}, {"threads", threads},
+    {"listen", listen_to_signals},
     {"stop_reason", stop_reason}, {"clear_stop", clear_stop}, {NULL, NULL}};
 
 void lt__open_system(lua_State *L)

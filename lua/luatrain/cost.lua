@@ -8,6 +8,7 @@
 -- be asked for later.
 
 local json_read = require "luatrain.json".read
+local lines_of = require "luatrain.log".lines
 local sorted = require "luatrain.keys"
 
 local cost = {}
@@ -17,7 +18,7 @@ local READ = {start = true, epoch = true, ["end"] = true}
 -- The events of such a file: those in READ whole, of others the name and the time. A torn line is
 -- none.
 local function events(path)
-  local lines = io.lines(path, "L")
+  local lines = lines_of(path)
   return function()
     for line in lines do
       local name, t = line:match '^{"event":"([^"]*)","t":(-?[%d.]+).*}\n$'

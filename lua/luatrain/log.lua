@@ -78,9 +78,25 @@ end
 local function is_whole(line) return line:sub(-2) == "}\n" end
 local function step_in(line) return tonumber(line:match '"step":(%d+)') or 0 end
 
+-- Iterates over the lines of a file, line ends included. Raises an error if the file cannot be read
+-- or is no plain file; a FIFO does not block. Uses error(), because core.fail() in a pcall while a
+-- run ends would hide the exit code of the error that ended it.
+function log.lines(path)
+  local file, why = core.open_plain(path, "r")
+  if not file then
+    error("cannot read " .. (why or path .. ": No such file or directory"), 0)
+  end
+  return function()
+    local line, failed = file:read "L"
+    if failed then error(("cannot read %s: %s"):format(path, failed), 0) end
+    if not line then file:close() end
+    return line
+  end
+end
+
 -- Iterates over the events up to a step, or all: the name and the numbers of each.
 function log.read(path, up_to_step)
-  local lines = io.lines(path, "L")
+  local lines = log.lines(path)
   return function()
     local line = lines()
     while line and not is_whole(line) do line = lines() end
@@ -91,22 +107,25 @@ function log.read(path, up_to_step)
   end
 end
 
+-- The number of bytes before the first line that log.cut() removes; nil if it removes none.
+local function bytes_before(path, step, epoch)
+  local bytes = 0
+  for line in log.lines(path) do
+    local reported = tonumber(line:match '^{"event":"epoch".-"epoch":(%d+)') or 0
+    local after = is_whole(line) and (step_in(line) > step or reported >= epoch)
+    if after or line:sub(-1) ~= "\n" then return bytes end
+    bytes = bytes + #line
+  end
+end
+
 -- Cuts off what came after a position: the steps after it will be written again, and so will the
 -- report of an epoch that was not saved as reported; and a last line that is torn. One in between,
 -- as a disk that was full for a while leaves it, stays: what comes after it is whole.
 function log.cut(path, step, epoch)
-  local file = io.open(path, "rb")
-  if not file then return end
-  local bytes = 0
-  for line in file:lines "L" do
-    local reported = tonumber(line:match '^{"event":"epoch".-"epoch":(%d+)') or 0
-    local after = is_whole(line) and (step_in(line) > step or reported >= epoch)
-    if after or line:sub(-1) ~= "\n" then break end
-    bytes = bytes + #line
-  end
-  local all = file:seek "end"
-  file:close()
-  if bytes < all then core.cut_file(path, bytes) end
+  if core.exists(path) == false then return end
+  local ok, bytes = pcall(bytes_before, path, step, epoch)
+  if not ok then core.fail("EENV", bytes) end
+  if bytes then core.cut_file(path, bytes) end
 end
 
 -- ==== Words for people ===========================================================================
@@ -214,7 +233,7 @@ local spec = check "log.new{folder:string; mode=text, quiet=false, seconds=0.0}"
 function log.new(given)
   local self = spec(given)
   local path = self.folder .. "/metrics.jsonl"
-  local file, why = io.open(path, "ab")
+  local file, why = core.open_plain(path, "a")
   if not file then core.fail("EENV", "cannot write " .. why) end
   file:setvbuf "no"
   self.file, self.path, self.began, self.shown = file, path, core.clock() - self.seconds, -math.huge
@@ -339,7 +358,8 @@ end
 function Log:close()
   self:clear()
   if print == self.own_print then print = self.print end
-  self.file:close()
+  local done, why = self.file:close()
+  if not done then complain(self, ("cannot write %s: %s"):format(self.path, why)) end
   self.close = function() end
 end
 

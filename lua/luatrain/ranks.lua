@@ -27,7 +27,7 @@ end
 -- The run has a folder: from now on what this rank prints goes there.
 function ranks.print_into(folder)
   if not kept then return end
-  local file = io.open(("%s/rank-%d.log"):format(folder, core.rank()), "a")
+  local file = core.open_plain(("%s/rank-%d.log"):format(folder, core.rank()), "a")
   if not file then return end              -- the folder is on another machine's disk
   file:setvbuf "line"
   kept:seek "set"

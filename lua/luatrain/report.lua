@@ -57,10 +57,8 @@ end
 
 local function run_cells(folder, o)
   local path = folder .. "/metrics.jsonl"
-  local file, why = io.open(path, "rb")
-  if not file then refuse("cannot read %s", why) end
-  file:close()
-  local cost, odd = cost_of(path, o.target)
+  local ok, cost, odd = pcall(cost_of, path, o.target)
+  if not ok then refuse("%s", cost) end
   if not cost then refuse("%s is not as a run writes it: %s", path, odd) end
   local s = cost.start
   if not s then refuse("%s is no run: it has no line \"start\"", path) end
