@@ -22,14 +22,18 @@ function checkpoint.reason(err) return (tostring(err):gsub("^[^:\n]*:%d+: ", "")
 
 -- ==== The files of a folder ======================================================================
 
--- {step, path} of each, the newest first.
-local function list(folder)
+-- The path of the checkpoint that a run writes after a step.
+function checkpoint.path(folder, step)
+  return ("%s/step-%08d.safetensors"):format(folder, step)
+end
+
+-- {path, digits = the step in its name} of each file that has the name of a checkpoint.
+local function named(folder)
   local found = {}
   for _, name in ipairs(core.list_folder(folder) or {}) do
-    local step = name:match "^step%-(%d+)%.safetensors$"
-    if step then found[#found + 1] = {step = tonumber(step), path = folder .. "/" .. name} end
+    local digits = name:match "^step%-(%d+)%.safetensors$"
+    if digits then found[#found + 1] = {path = folder .. "/" .. name, digits = digits} end
   end
-  table.sort(found, function(a, b) return a.step > b.step end)
   return found
 end
 
@@ -44,37 +48,35 @@ function checkpoint.clean(folder)
   end
 end
 
--- The step of the folder's last one; 0 when there is none.
-function checkpoint.newest_step(folder)
-  local newest = list(folder)[1]
-  return newest and newest.step or 0
-end
-
 -- All that a run has written goes.
 function checkpoint.remove(folder)
-  for _, entry in ipairs(list(folder)) do os.remove(entry.path) end
+  local paths = {}
+  for i, entry in ipairs(named(folder)) do paths[i] = entry.path end
   for _, name in ipairs{"metrics.jsonl", "weights.safetensors", "curves.svg"} do
-    os.remove(folder .. "/" .. name)
+    paths[#paths + 1] = folder .. "/" .. name
   end
-end
-
--- Those before the last KEPT ones up to a step go. Later ones are damaged, or they would have been
--- used; the run writes over them when it gets there.
-local function prune(folder, step)
-  local kept = 0
-  for _, entry in ipairs(list(folder)) do
-    if entry.step <= step then
-      kept = kept + 1
-      if kept > KEPT then os.remove(entry.path) end
+  for _, path in ipairs(paths) do
+    local done, why = os.remove(path)
+    if not done and core.exists(path) ~= false then
+      fail("--resume never: cannot remove %s", why)
     end
   end
 end
 
+-- Adds the path of a new checkpoint to `own`, the paths of the checkpoints that belong to a run,
+-- the oldest first. Removes all but the last KEPT of them. Never touches other files in the folder.
+function checkpoint.prune(own, path)
+  for i = #own, 1, -1 do
+    if own[i] == path then table.remove(own, i) end
+  end
+  own[#own + 1] = path
+  while #own > KEPT do os.remove(table.remove(own, 1)) end
+end
+
 -- ==== Writing ====================================================================================
 
--- Writes net, optimizer and state, a flat table of numbers and booleans, and removes the
--- checkpoints that are no longer needed. Returns the path.
-function checkpoint.save(folder, net, optim, state)
+-- Writes net, optimizer and state, a flat table of numbers and booleans.
+function checkpoint.save(path, net, optim, state)
   local names, tensors, meta = {}, {}, {"format", tostring(FORMAT)}
   local net_names, net_tensors = net:state()
   for i, name in ipairs(net_names) do
@@ -89,10 +91,7 @@ function checkpoint.save(folder, net, optim, state)
     meta[#meta + 1] = key
     meta[#meta + 1] = math.type(value) == "float" and ("%a"):format(value) or tostring(value)
   end
-  local path = ("%s/step-%08d.safetensors"):format(folder, state.step)
   core.save(names, tensors, path, meta)
-  prune(folder, state.step)
-  return path
 end
 
 -- ==== Reading ====================================================================================
@@ -106,33 +105,107 @@ local function value_of(text)
   return tonumber(text)
 end
 
--- Opens a checkpoint and makes sure that every bit of it is as it was written. Returns the file
--- and its state.
-local function open(path)
-  local file = core.open_file(path)
+-- The state in the header of an open file, which may be damaged.
+local function read_state(file, path)
   if not file:has_digest() then
     fail("%s: it has no digest: it is no checkpoint of luatrain, or damaged", path)
   end
-  file:verify()
   local state = {}
   for key, text in pairs(file:meta()) do state[key] = value_of(text) end
   if not state.format then fail("%s: this is no checkpoint of a run", path) end
   if state.format ~= FORMAT then
     fail("%s: this checkpoint has format %d, this luatrain reads %d", path, state.format, FORMAT)
   end
-  return file, state
+  return state
+end
+
+-- Opens a checkpoint and makes sure that every bit of it is as it was written. Returns the file
+-- and its state.
+local function open(path)
+  local file = core.open_file(path)
+  file:verify()
+  return file, read_state(file, path)
+end
+
+-- The step that a checkpoint holds, by its header alone.
+local function step_in(path)
+  local file <close> = core.open_file(path)
+  local step = read_state(file, path).step
+  if math.type(step) ~= "integer" then fail("%s: this is no checkpoint of a run", path) end
+  return step
+end
+
+-- A sentence if the name of a checkpoint has another step than it holds; or nil.
+local function misnamed(path, step)
+  local digits = path:match "step%-0*(%d+)%.safetensors$"
+  return digits and tonumber(digits) ~= step
+         and ("%s: its name says step %s, but it holds step %d, which counts"):format(path, digits,
+                                                                                     step)
+         or nil
+end
+
+-- The checkpoints of a folder, the newest first: {path, step, is_own, is_read}. The step is the one
+-- that the file holds, since a file may be copied or renamed. is_own: the file has the name that a
+-- run gives to this step. is_read: its header can be read; otherwise the step is that of its name.
+-- Reads headers only: a folder may have many checkpoints.
+local function list(folder)
+  local found = named(folder)
+  for _, entry in ipairs(found) do
+    local ok, step = pcall(step_in, entry.path)
+    entry.is_read, entry.step = ok, ok and step or tonumber(entry.digits)
+    entry.is_own = ok and entry.path == checkpoint.path(folder, step)
+  end
+  table.sort(found, function(a, b)
+    if a.step ~= b.step then return a.step > b.step end
+    if a.is_own ~= b.is_own then return a.is_own end
+    return a.path < b.path
+  end)
+  return found
+end
+
+-- The step of the folder's newest checkpoint whose header can be read; 0 when there is none.
+function checkpoint.newest_step(folder)
+  for _, entry in ipairs(list(folder)) do
+    if entry.is_read then return entry.step end
+  end
+  return 0
+end
+
+-- The list that checkpoint.prune() wants, for a run that goes on in a folder from a step. Newer
+-- checkpoints are damaged, or the run would have gone on from one of them: they are removed first.
+function checkpoint.own(folder, step)
+  local own, newer, entries = {}, {}, list(folder)
+  for i = #entries, 1, -1 do
+    local entry = entries[i]
+    if entry.is_own then table.insert(entry.step > step and newer or own, entry.path) end
+  end
+  return table.move(own, 1, #own, #newer + 1, newer)
+end
+
+local function verify(path)
+  local _ <close> = open(path)
 end
 
 -- The newest checkpoint of a folder that can be read: its file, state and path; nothing when there
--- is none at all. And a list of what is wrong with newer ones.
+-- is none at all. And a list of what is wrong with others, and with names.
 local function newest(folder)
-  local wrong = {}
-  for _, entry in ipairs(list(folder)) do
-    local ok, file, state = pcall(open, entry.path)
-    if ok then return file, state, entry.path, wrong end
-    wrong[#wrong + 1] = checkpoint.reason(file)
+  local entries, wrong = list(folder), {}
+  for _, entry in ipairs(entries) do
+    local text = entry.is_read and misnamed(entry.path, entry.step)
+    if text then                     -- or a damaged file has another step than it had
+      local ok, why = pcall(verify, entry.path)
+      wrong[#wrong + 1] = ok and text or checkpoint.reason(why)
+      entry.is_damaged = not ok
+    end
   end
-  if #wrong > 0 then
+  for _, entry in ipairs(entries) do
+    if not entry.is_damaged then
+      local ok, file, state = pcall(open, entry.path)
+      if ok then return file, state, entry.path, wrong end
+      wrong[#wrong + 1] = checkpoint.reason(file)
+    end
+  end
+  if #entries > 0 then
     fail("%s: no checkpoint can be read, and --resume never starts over:\n  %s", folder,
          table.concat(wrong, "\n  "))
   end
@@ -150,8 +223,8 @@ local function restore(file, path, net, optim)
 end
 
 -- Restores net and optimizer from a checkpoint, or from the newest of a folder. check(state, path)
--- may refuse it before. Returns the state, its path, and a list of what is wrong with newer files;
--- nil for the first two when a folder has no checkpoint.
+-- may refuse it before. Returns the state, its path, and a list of what is wrong with names and
+-- other files; nil for the first two when a folder has no checkpoint.
 function checkpoint.load(from, net, optim, check)
   local file, state, path, wrong
   if core.list_folder(from) then
@@ -163,6 +236,7 @@ function checkpoint.load(from, net, optim, check)
   end
   local _ <close> = file
   check(state, path)
+  if path == from then wrong[1] = misnamed(path, state.step) end
   restore(file, path, net, optim)
   return state, path, wrong
 end
@@ -182,7 +256,7 @@ end
 
 -- Whether a run in this folder was stopped before its end, and is not going on just now.
 local function is_unfinished(folder)
-  if core.exists(folder .. "/weights.safetensors") or not list(folder)[1] then return false end
+  if core.exists(folder .. "/weights.safetensors") or not named(folder)[1] then return false end
   local known, lock = pcall(core.lock, folder .. "/.lock")
   if known and lock then lock:close() end
   return known and lock ~= nil

@@ -1,9 +1,15 @@
--- folder.lua - the folder of a run: which one it is, and that no other run has it.
+-- folder.lua - the folder of a run: finds or makes it, locks it, and notices when it is lost.
+--
+-- The lock is on the file OUT/.lock, not on its name: after `rm -rf OUT` another run can make and
+-- lock a new OUT. So the run checks after each step, and before and after it writes a file, that
+-- the path still leads to the file that it locked.
 
 local core = ...
 local checkpoint = require "luatrain.checkpoint"
 local command = require "luatrain.command"
 local ranks = require "luatrain.ranks"
+
+local folder = {}
 
 local runs, first_folder = 0, nil   -- made by this script
 
@@ -21,8 +27,8 @@ local function lock_folder(run)
     run.folder = checkpoint.folder(out, o.resume)
   else
     if first_folder then out = ("%s-%d"):format(first_folder, runs) end
-    local folder, before = checkpoint.folder(out, o.resume, command.script())
-    run.folder, run.unfinished = folder, before or false
+    local name, before = checkpoint.folder(out, o.resume, command.script())
+    run.folder, run.unfinished = name, before or false
     first_folder = first_folder or run.folder
     run.out = first_folder
   end
@@ -39,8 +45,43 @@ local function lock_folder(run)
 end
 
 -- Gives run its folder, which is rank 0's to write into.
-return function(run)
+function folder.take(run)
   if run.root then lock_folder(run) end
   run.folder = core.tell("the run's folder", run.folder)
   ranks.print_into(run.folder)
 end
+
+-- What has happened to a run's folder, or nil if the run still has it.
+local function loss_of(run)
+  if not run.lock then return nil end      -- only rank 0 writes
+  local state, process = run.lock:look()
+  if state == "held" then return nil end
+  if state == "gone" then
+    return "the folder was removed or renamed while the run used it, or its .lock was"
+  end
+  local other = process and process ~= process_id()
+                and (", and process %d has begun a run there"):format(process) or ""
+  return "the folder was replaced while the run used it" .. other
+end
+
+-- Raises an error if a run has lost its folder.
+function folder.check(run)
+  local loss = loss_of(run)
+  if not loss then return end
+  core.fail("EENV", ("%s: %s. The run stops after step %d and writes nothing more there; give each "
+                     .. "run a folder of its own with --out, and leave it in place until the run "
+                     .. "ends"):format(run.folder, loss, run.steps))
+end
+
+-- Calls write(...), which writes the file at path, in a run's folder. Returns what pcall returns.
+-- Raises an error if the folder is lost; if that happened during the call, removes the new file
+-- from the folder that is now in its place.
+function folder.write(run, path, write, ...)
+  folder.check(run)
+  local ok, err = pcall(write, ...)
+  if ok and loss_of(run) then os.remove(path) end
+  folder.check(run)
+  return ok, err
+end
+
+return folder

@@ -33,6 +33,7 @@ local command = require "luatrain.command"
 local cost = require "luatrain.cost"
 local evaluate = require "luatrain.evaluate"
 local exits = require "luatrain.exits"
+local folder = require "luatrain.folder"
 local late = require "luatrain.late"
 local log = require "luatrain.log"
 local mixup = require "luatrain.mixup"
@@ -43,7 +44,6 @@ local ranks = require "luatrain.ranks"
 local scaler = require "luatrain.scaler"
 local stages = require "luatrain.stages"
 local state = require "luatrain.state"
-local take_folder = require "luatrain.folder"
 local trial = require "luatrain.trial"
 local waits = require "luatrain.waits"
 
@@ -160,10 +160,11 @@ local function new(given)
     epoch_s = 0.0, epoch_images = 0,   -- the time and the samples of steps in this epoch
     waits = waits.new(), folder = false, out = false, lock = false, log = false,
     listener = false,                  -- while it is open, a signal is a wish to stop
+    checkpoints = {},                  -- its own in the folder: see checkpoint.prune
     unfinished = false,                -- the folder of the run before, if that can go on
     watcher = watcher,                 -- told of each step: see bench.lua
   }
-  take_folder(self)
+  folder.take(self)
   local ok, err = pcall(start, self)
   if not ok then
     self.phase = "over"
@@ -232,12 +233,14 @@ local function pass_over(self, since) self.mark = self.mark + (core.clock() - si
 local function save(self)
   local o, before = self.settings, core.clock()
   if not self.root then return true end
-  local ok, path = pcall(checkpoint.save, self.folder, o.net, o.optim, state.of(self))
+  local path = checkpoint.path(self.folder, self.steps)
+  local ok, err = folder.write(self, path, checkpoint.save, path, o.net, o.optim, state.of(self))
+  if ok then checkpoint.prune(self.checkpoints, path) end
   self.saved_at = core.clock()
   pass_over(self, before)
   if not ok then
     self.failed_saves = self.failed_saves + 1
-    return false, checkpoint.reason(path)
+    return false, checkpoint.reason(err)
   end
   self.saved = true
   self.log:event("save", {step = self.steps, path = path, wall_s = self.saved_at - before})
@@ -261,9 +264,10 @@ local function give_up(self, what, err)
 end
 
 local function draw_curves(self)
-  local ok, err = pcall(function()
+  local path = self.folder .. "/curves.svg"
+  local ok, err = folder.write(self, path, function()
     local events = log.read(self.folder .. "/metrics.jsonl")
-    core.write_file(self.folder .. "/curves.svg", plot.curves(events, self.folder:match "[^/]*$"))
+    core.write_file(path, plot.curves(events, self.folder:match "[^/]*$"))
   end)
   if not ok then self.log:warn("no curves: " .. checkpoint.reason(err)) end
 end
@@ -273,7 +277,7 @@ local function complete(self)
   if not self.root then return finish(self, 0) end
   local names, tensors = self.settings.net:state()
   local path = self.folder .. "/weights.safetensors"
-  local ok, err = pcall(core.save, names, tensors, path, {})
+  local ok, err = folder.write(self, path, core.save, names, tensors, path, {})
   if not ok then give_up(self, "the weights were not saved", err) end
   draw_curves(self)
   self.log:note(("done after %s%s: %s has weights.safetensors, curves.svg and metrics.jsonl")
@@ -286,6 +290,7 @@ end
 -- saved: the net may be ahead of the position. exit: the process's exit code.
 local function leave(self, exit)
   close_step(self)
+  folder.check(self)
   local ahead = self.rows and core.steps() ~= self.counter
   if not ahead and not self.saved and self.steps > 0 then
     state.check_weights(self)
@@ -302,10 +307,10 @@ end
 -- The script leaves the run; exit: the process's exit code.
 function meta.__exit(self, exit)
   if self.phase == "over" then return end
-  if exit == 0 and self.epoch > self.settings.epochs then return complete(self) end
-  local ok, why = pcall(leave, self, exit)
+  local is_done = exit == 0 and self.epoch > self.settings.epochs
+  local ok, why = pcall(is_done and complete or leave, self, exit)
   if ok then return end
-  finish(self, core.exit_code(why))
+  if self.phase ~= "over" then finish(self, core.exit_code(why)) end
   error(why, 0)
 end
 
@@ -323,6 +328,7 @@ end
 
 -- Ends the run, and the script with it, if that is wanted: with everything saved.
 local function stop_if_wanted(self)
+  folder.check(self)
   local o, reason = self.settings, self.stop or self.alone and core.stop_reason()
   local early = not reason and self.steps >= (o.max_steps or math.huge)
   if not reason and not early then return end

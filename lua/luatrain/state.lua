@@ -225,6 +225,9 @@ function state.resume(run)
       core.fail("EUSAGE", ("--resume %s: %s has a newer checkpoint, of step %d; remove it or name "
                            .. "another --out"):format(from, folder, newest))
     end
+    if run.root and path:match "^(.*)/" == folder then
+      run.checkpoints = checkpoint.own(folder, s.step)
+    end
     take_over(run, s)
     restore_amp(o, s)
     differences(o, s, path, warnings)

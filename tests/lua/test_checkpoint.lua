@@ -1,6 +1,7 @@
 -- test_checkpoint.lua - runs that stop and go on: which checkpoint is used, what it holds, what is
 -- refused. tests/tools/test_resume kills whole processes.
 local lt = require "luatrain"
+local checkpoint = require "luatrain.checkpoint"
 local nn = lt.nn
 local T = require "lt_test"
 
@@ -202,6 +203,89 @@ T.test("a file without a digest is no checkpoint", function()
   local file <close> = assert(io.open(out .. "/metrics.jsonl"))
   assert(file:read "a":find(newest .. ": it has no digest: it is no checkpoint of luatrain, or "
                             .. "damaged; going on from " .. before, 1, true))
+end)
+
+local MISNAMED = "%s: its name says step %s, but it holds step %d, which counts; going on from %s"
+
+T.test("a copy of a checkpoint under a later name is not the newest", function()
+  local out, before, newest = stopped_run()
+  local copy = out .. "/step-00000099.safetensors"
+  write(copy, read(before))
+  T.equal(checkpoint.newest_step(out), 7)
+  train_net(out, {max_steps = 9})
+  T.equal(warnings(out), {MISNAMED:format(copy, "99", 6, newest)})
+  T.equal(names(out), "metrics.jsonl step-00000008.safetensors step-00000009.safetensors "
+                      .. "step-00000099.safetensors")
+  T.equal(train_net(out):sha256(), whole_net:sha256())       -- from step 9
+  T.equal(metrics(out), metrics(whole))
+  assert(read(copy) ~= read(out .. "/step-00000012.safetensors"))
+end)
+
+T.test("the newest checkpoint under an earlier name is used, and not pruned", function()
+  for _, name in ipairs{"step-00000002.safetensors", "step-6000000000000000000000.safetensors"} do
+    local out, _, newest = stopped_run()
+    local moved = out .. "/" .. name
+    os.rename(newest, moved)
+    T.equal(train_net(out, {save_every = 1}):sha256(), whole_net:sha256())
+    T.equal(metrics(out), metrics(whole))
+    T.equal(warnings(out), {MISNAMED:format(moved, name:match "0*(%d+)", 7, moved)})
+    assert(names(out):find(name, 1, true), names(out))
+  end
+end)
+
+T.test("a step that is damaged is said, and the checkpoint before used", function()
+  local out, before, newest = stopped_run()
+  local text, n = read(newest):gsub('"step":"7"', '"step":"3"')
+  T.equal(n, 1)
+  write(newest, text)
+  T.equal(train_net(out):sha256(), whole_net:sha256())
+  local said = warnings(out)
+  T.equal(#said, 1)
+  assert(said[1]:find(newest .. ": it is damaged: ", 1, true), said[1])
+  assert(said[1]:find("; going on from " .. before, 1, true), said[1])
+end)
+
+T.test("of two names for one checkpoint the run's own is used, and pruned later", function()
+  local out, _, newest = stopped_run()
+  write(out .. "/step-7.safetensors", read(newest))
+  write(out .. "/step-00000005.safetensors", read(newest))
+  train_net(out, {max_steps = 9})
+  T.equal(warnings(out), {MISNAMED:format(out .. "/step-00000005.safetensors", "5", 7,
+                                          newest)})
+  T.equal(names(out), "metrics.jsonl step-00000005.safetensors step-00000008.safetensors "
+                      .. "step-00000009.safetensors step-7.safetensors")
+end)
+
+T.test("the name of a file given as --resume is not trusted either", function()
+  local out, before = stopped_run()
+  local copy, branch = folder() .. "/step-00000099.safetensors", folder()
+  write(copy, read(before))
+  T.equal(train_net(branch, {resume = copy}):sha256(), whole_net:sha256())
+  T.equal(warnings(branch), {MISNAMED:format(copy, "99", 6, copy)})
+  write(branch .. "/step-00000099.safetensors", read(before))
+  local _, _, err = train_net(branch, {resume = copy})
+  assert(err:find(branch .. " has a newer checkpoint, of step 12;", 1, true), err)
+  os.remove(branch .. "/step-00000012.safetensors")
+  os.remove(branch .. "/step-00000008.safetensors")
+  assert(train_net(branch, {resume = copy}))           -- a copy of step 6 is no newer one
+end)
+
+T.test("--resume FILE in another folder leaves that folder's older files alone", function()
+  local out, _, newest = stopped_run()
+  local branch = folder()
+  train_net(branch, {max_steps = 2})
+  T.equal(train_net(branch, {resume = newest}):sha256(), whole_net:sha256())
+  T.equal(names(branch), "curves.svg metrics.jsonl step-00000002.safetensors "
+                         .. "step-00000008.safetensors step-00000012.safetensors "
+                         .. "weights.safetensors")
+end)
+
+T.test("a file that --resume never cannot remove is an error", function()
+  local out = stopped_run()
+  os.execute(("mkdir -p %s/step-00000099.safetensors/x"):format(out))
+  local _, _, err = train_net(out, {resume = "never"})
+  T.equal(message(err), ("--resume never: cannot remove %s/step-00000099.safetensors: Directory "
+                         .. "not empty"):format(out))
 end)
 
 T.test("a checkpoint of something else is refused", function()

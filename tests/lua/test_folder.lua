@@ -1,0 +1,282 @@
+-- test_folder.lua - a run whose folder is removed, renamed or replaced, and folders, FIFOs, devices
+-- and garbage under the names of its files.
+local lt = require "luatrain"
+local checkpoint = require "luatrain.checkpoint"
+local T = require "lt_test"
+
+-- 12 steps. In step `at` rank 0 runs a shell command; $L is this program.
+local SCRIPT = [[
+local lt = require "luatrain"
+local opt = lt.args{at = 0, cmd = "", epochs = 2}
+local train, test = lt.data.open "synthetic:6x6x1/3/48"
+local net = lt.nn.sequential{lt.nn.flatten(), lt.nn.linear{36, 3}}
+local n = 0
+lt.fit{net = net, train = train, test = test, epochs = opt.epochs, batch = 8,
+       optim = lt.optim.sgd(net, {lr = 0.01}),
+       loss = function(z, y)
+         n = n + 1
+         if n == opt.at and lt.rank() == 0 then os.execute(opt.cmd) end
+         return lt.cross_entropy(z, y)
+       end}
+]]
+
+local function new_folder()
+  local at = T.folder()
+  T.write(at .. "/t.lua", SCRIPT)
+  return at
+end
+
+-- What t.lua prints in a folder, and its exit code; it may take 30 seconds.
+local function run(at, options, arguments)
+  T.write(at .. "/command", ("export L; timeout -k 1 30 $L --threads 1 --quiet --out out %s "
+                             .. "t.lua %s"):format(options, arguments or ""))
+  local pipe = assert(io.popen(("L=$(realpath %s); cd %s; . ./command 2>&1; echo '=' $?")
+                               :format(T.program(), at)))
+  local text, code = pipe:read "a":match "^(.*)= (%d+)\n$"
+  pipe:close()
+  return text, tonumber(code)
+end
+
+-- The names in a folder, and a digest of the weights in it, which tells who wrote them.
+local function contents(path)
+  local pipe = assert(io.popen(("cd %s && ls -A && cat $(find . -name 'step-*' -o -name 'w*' "
+                                .. "| sort) | sha256sum"):format(path)))
+  local text = pipe:read "a"
+  pipe:close()
+  return text
+end
+
+local function names(path)
+  local pipe = assert(io.popen("ls -A " .. path .. " 2>&1"))
+  local text = pipe:read "a":gsub("\n$", ""):gsub("\n", " ")
+  pipe:close()
+  return text
+end
+
+-- ==== A folder that is lost ======================================================================
+
+local LEAVES = "The run stops after step %d and writes nothing more there; give each run a folder "
+               .. "of its own with --out, and leave it in place until the run ends"
+local GONE = "out: the folder was removed or renamed while the run used it, or its .lock was. "
+             .. LEAVES
+local TAKEN = "out: the folder was replaced while the run used it. " .. LEAVES
+
+-- A run that calls the shell command in step 5 stops after that step with exit code 3.
+local function stops(at, options, cmd, wanted)
+  local text, code = run(at, options, ("--at 5 --cmd '%s'"):format(cmd))
+  T.equal({code, (text:gsub("^luatrain: t.lua:%d+: ", ""))}, {3, wanted:format(5) .. "\n"})
+end
+
+T.test("a run whose folder is removed or renamed stops and makes no other", function()
+  local at = new_folder()
+  stops(at, "", "rm -rf out", GONE)
+  assert(not io.open(at .. "/out"))
+  stops(at, "", "mv out old", GONE)
+  assert(not io.open(at .. "/out"))
+  local text, code = run(at, "--save-every 2 ", "--at 5 --cmd 'rm out/.lock'")
+  T.equal(code, 3)
+  assert(text:find("or its .lock was", 1, true), text)
+  T.equal(names(at .. "/out"), "metrics.jsonl step-00000002.safetensors step-00000004.safetensors")
+end)
+
+T.test("a run whose folder is replaced leaves the new one alone", function()
+  local at = new_folder()
+  stops(at, "", "rm -rf out; mkdir out other; touch out/step-00000001.safetensors", GONE)
+  T.equal(names(at .. "/out"), "step-00000001.safetensors")
+  stops(at, "--resume never", "mv out old; ln -s other out; touch out/.lock", TAKEN)
+  T.equal(names(at .. "/other"), ".lock")
+end)
+
+T.test("two runs after rm -rf: the first stops, the second has its files", function()
+  local at = new_folder()
+  local second = "rm -rf out; $L --threads 1 --quiet --out out --max-steps 7 t.lua; "
+                 .. "ls -A out >names; cp -r out copy"
+  local text, code = run(at, "--save-every 1 --max-steps 9",
+                         ("--at 5 --cmd '%s'"):format(second))
+  T.equal(code, 3)
+  local pid = text:match "out: the folder was replaced while the run used it, and process (%d+) "
+  assert(pid, text)
+  assert(text:find(("and process %s has begun a run there. "):format(pid)
+                   .. LEAVES:format(5) .. "\n", 1, true), text)
+  T.equal(contents(at .. "/out"), contents(at .. "/copy"))
+  T.equal({run(at, "")}, {"", 0})                      -- the second one's folder goes on
+end)
+
+T.test("several ranks stop when rank 0 has lost the folder", function()
+  local at = new_folder()
+  local text, code = run(at, "--ranks 2", "--at 5 --cmd 'rm -rf out'")
+  T.equal(code, 3)
+  assert(text:find(GONE:format(5), 1, true), text)
+  assert(not io.open(at .. "/out"))
+end)
+
+T.test("a link to where the folder went keeps it the run's", function()
+  local at = new_folder()
+  T.equal({run(at, "", "--at 5 --cmd 'mv out elsewhere; ln -s elsewhere out'")}, {"", 0})
+  T.equal(names(at .. "/elsewhere"), ".lock curves.svg metrics.jsonl step-00000006.safetensors "
+                                     .. "step-00000012.safetensors weights.safetensors")
+end)
+
+-- Trains in this process and calls a shell command right before or right after the checkpoint of
+-- step 6 is written. Returns the error of the run, and the folder that has `out`.
+local function swap(cmd, before)
+  local at, save = T.folder(), checkpoint.save
+  local out = at .. "/out"
+  local train, test = lt.data.open "synthetic:6x6x1/3/48"
+  local net = lt.nn.sequential{lt.nn.flatten(), lt.nn.linear{36, 3}}
+  local function act() os.execute(("cd %s; %s"):format(at, cmd)) end
+  function checkpoint.save(...)
+    local is_it = (select(1, ...)):find "step%-00000006" ~= nil
+    if is_it and before then act() end
+    local result = save(...)
+    if is_it and not before then act() end
+    return result
+  end
+  local ok, err = pcall(lt.fit, {net = net, train = train, test = test, epochs = 2, batch = 8,
+                                 save_every = 2, out = out,
+                                 optim = lt.optim.sgd(net, {lr = 0.01})})
+  checkpoint.save = save
+  return not ok and err, at
+end
+
+T.test("a folder that is replaced during a save loses no file and gets none", function()
+  local replace = "rm -rf out; mkdir out; touch out/.lock; "
+                  .. "for i in 2 4; do echo theirs >out/step-0000000$i.safetensors; done"
+  for _, before in ipairs{true, false} do
+    local err, at = swap(replace, before)
+    assert(err and err:find("out: the folder was replaced while the run used it. "
+                            .. LEAVES:format(6), 1, true), err)
+    T.equal(names(at .. "/out"), ".lock step-00000002.safetensors step-00000004.safetensors")
+    T.equal(T.read(at .. "/out/step-00000002.safetensors"), "theirs\n")
+    err, at = swap("rm -rf out", before)
+    assert(err and err:find("out: the folder was removed or renamed", 1, true), err)
+    assert(not io.open(at .. "/out"))
+  end
+end)
+
+T.test("a run that its script leaves after the folder is gone says so", function()
+  local out = T.folder() .. "/out"
+  local train = lt.data.open "synthetic:6x6x1/3/48"
+  local net = lt.nn.sequential{lt.nn.flatten(), lt.nn.linear{36, 3}}
+  local sgd = lt.optim.sgd(net, {lr = 0.01})
+  local ok, err = pcall(function()
+    local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 2, batch = 8,
+                               save_every = 1, out = out}
+    for _ in run:epochs() do
+      for x, y in run:batches() do
+        run:step(function()
+          local loss = lt.cross_entropy(net(x), y)
+          loss:backward()
+          sgd:step()
+          return loss
+        end)
+        os.execute("rm -rf " .. out)
+        break
+      end
+      break
+    end
+  end)
+  assert(not ok and err:find("out: the folder was removed or renamed", 1, true), err)
+end)
+
+T.test("only checkpoints that the run wrote or went on from are removed", function()
+  local at = new_folder()
+  run(at, "--save-every 1 --max-steps 4")
+  os.execute(("cd %s/out; mkdir step-00000001.safetensors; echo x >step-00000002.safetensors")
+             :format(at))
+  local _, code = run(at, "--save-every 1", "--at 3 --cmd 'echo x >out/step-00000003.safetensors'")
+  T.equal(code, 0)
+  T.equal(names(at .. "/out"),
+          ".lock curves.svg metrics.jsonl step-00000001.safetensors step-00000002.safetensors "
+          .. "step-00000003.safetensors step-00000011.safetensors step-00000012.safetensors "
+          .. "weights.safetensors")
+end)
+
+-- ==== Other things under the names of a run's files ==============================================
+
+local MAKES = {folder = "mkdir %s", fifo = "mkfifo %s", full = "ln -s /dev/full %s",
+               zero = "ln -s /dev/zero %s"}
+
+-- Trains with something else under a name in `out`. Returns what is printed, and the exit code.
+local function taken(name, kind, options)
+  local at = new_folder()
+  os.execute(("mkdir %s/out; cd %s/out; " .. MAKES[kind]):format(at, at, name))
+  local text, code = run(at, options or "")
+  return text:gsub("^luatrain: t.lua:%d+: ", ""), code
+end
+
+T.test("what is no plain file under a name of a run's files is an error or a warning", function()
+  for kind in pairs(MAKES) do
+    local is = kind == "folder" and "Is a directory" or "this is no plain file"
+    local text, code = taken("metrics.jsonl", kind)
+    T.equal({code, text}, {3, ("cannot read out/metrics.jsonl: %s\n"):format(is)})
+    text, code = taken(".lock", kind)
+    T.equal({code, text}, {3, ("out/.lock: cannot write there: %s\n"):format(is)})
+    text, code = taken("weights.safetensors", kind)
+    T.equal({code, text}, {5, "the weights were not saved: out/weights.safetensors: this is no "
+                              .. "plain file; it is not replaced. What was saved before is whole; "
+                              .. "the same command with --out out goes on from it\n"})
+    text, code = taken("curves.svg", kind)
+    T.equal({code, text}, {0, "luatrain: warning: no curves: out/curves.svg: this is no plain "
+                              .. "file; it is not replaced\n"})
+    text, code = taken("step-00000012.safetensors", kind, "--resume auto")
+    is = kind == "folder" and "this is a folder" or "this is no plain file"
+    T.equal({code, text}, {5, "out: no checkpoint can be read, and --resume never starts over:\n"
+                              .. "  out/step-00000012.safetensors: " .. is .. "\n"})
+  end
+end)
+
+T.test("a FIFO under the name of a rank's log does not block", function()
+  local text, code = taken("rank-1.log", "fifo", "--ranks 2")
+  T.equal({code, text}, {0, ""})
+end)
+
+T.test("a FIFO that replaces metrics.jsonl blocks neither the run nor a report", function()
+  local at = new_folder()
+  local text, code = run(at, "", "--at 9 --cmd 'cd out; rm metrics.jsonl; mkfifo metrics.jsonl'")
+  T.equal({code, text}, {0, "luatrain: warning: no curves: cannot read out/metrics.jsonl: this "
+                            .. "is no plain file\n"})
+  text, code = T.run(at, "report --target 0.5 out")
+  T.equal({code, text}, {2, "luatrain: report: cannot read out/metrics.jsonl: this is no "
+                            .. "plain file\n"})
+end)
+
+T.test("--resume with the name of something that is no checkpoint", function()
+  local at = new_folder()
+  os.execute(("cd %s; mkfifo fifo; ln -s nowhere link; mkdir empty; ln -s loop loop"):format(at))
+  for from, why in pairs{fifo = "this is no plain file", link = "cannot open: No such file or "
+                         .. "directory", ["/dev/zero"] = "this is no plain file",
+                         loop = "cannot open: Too many levels of symbolic links"} do
+    local text, code = run(at, "--resume " .. from)
+    T.equal({code, text:match ": (.*)"}, {5, ("t.lua:6: %s: %s\n"):format(from, why)})
+  end
+  local text, code = run(at, "--resume empty")
+  T.equal({code, text:match ": (.*)"},
+          {5, "t.lua:6: --resume empty: there is no checkpoint in it\n"})
+end)
+
+T.test("garbage under the names of checkpoints is named, not used and not removed", function()
+  local at = new_folder()
+  run(at, "--max-steps 3")
+  os.execute(([[cd %s/out
+    head -c 3000 /dev/urandom >step-00000005.safetensors
+    mkfifo step-00000006.safetensors
+    mkdir step-00000007.safetensors
+    ln -s nowhere step-00000008.safetensors
+    ln -s /dev/zero step-00000009.safetensors
+    : >step-99999999999999999999.safetensors
+    : >step-x.safetensors
+    ln -s . step-00000010.safetensors]]):format(at))
+  local before = names(at .. "/out")
+  local text, code = run(at, "--max-steps 5")
+  T.equal(code, 0)
+  local _, n = text:gsub("; going on from out/step%-00000003.safetensors\n", "")
+  T.equal(n, 7)
+  T.equal(names(at .. "/out"), before)                 -- 5 replaced what had its name
+  T.equal({run(at, "--resume never")}, {"", 0})
+  T.equal(names(at .. "/out"),
+          ".lock curves.svg metrics.jsonl step-00000006.safetensors step-00000012.safetensors "
+          .. "step-x.safetensors weights.safetensors")
+end)
+
+T.finish()
