@@ -75,7 +75,8 @@ end
 
 -- ==== Writing ====================================================================================
 
--- Writes net, optimizer and state, a flat table of numbers and booleans.
+-- Writes net, optimizer and state, a flat table of numbers and booleans in which `optim` alone is a
+-- text, the class of the optimizer.
 function checkpoint.save(path, net, optim, state)
   local names, tensors, meta = {}, {}, {"format", tostring(FORMAT)}
   local net_names, net_tensors = net:state()
@@ -110,8 +111,9 @@ local function read_state(file, path)
   if not file:has_digest() then
     fail("%s: it has no digest: it is no checkpoint of luatrain, or damaged", path)
   end
-  local state = {}
-  for key, text in pairs(file:meta()) do state[key] = value_of(text) end
+  local state, meta = {}, file:meta()
+  for key, text in pairs(meta) do state[key] = value_of(text) end
+  state.optim = (meta.optim or ""):match "^optim%.%w+$"
   if not state.format then fail("%s: this is no checkpoint of a run", path) end
   if state.format ~= FORMAT then
     fail("%s: this checkpoint has format %d, this luatrain reads %d", path, state.format, FORMAT)

@@ -222,6 +222,9 @@ function Optim:has(tensor)
   return false
 end
 
+-- Which one it is: "optim.sgd".
+function Optim:class() return self[INNER].spec.name end
+
 -- All settings by name as they are now: "lr", and "2.lr" for what group 2 has of its own.
 function Optim:settings()
   local list = {}

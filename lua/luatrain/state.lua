@@ -52,7 +52,7 @@ function state.check_weights(run)
   end
 end
 
--- The flat table of numbers and booleans that checkpoint.save wants.
+-- The flat table that checkpoint.save wants.
 function state.of(run)
   local o, train = run.settings, run.settings.train
   local s = {
@@ -62,7 +62,7 @@ function state.of(run)
     trial = o.trial and true or false,
     seconds = core.clock() - run.began, epoch_s = run.epoch_s, epoch_images = run.epoch_images,
     images = #train, height = train.height, width = train.width, channels = train.channels,
-    classes = train.classes}
+    classes = train.classes, optim = o.optim:class()}
   for name, value in pairs(o.scaler and o.scaler:state() or {}) do s["scaler." .. name] = value end
   for name, value in pairs(o.scaler and o.scaler:settings() or {}) do
     s["made_scaler." .. name] = value
@@ -108,6 +108,7 @@ local function check(o, s, path)
     {"a training set of %d images, here it has %d", s.images, #o.train},
     {"images of %s, here they have %s", shape_of(s), shape_of(o.train)},
     {"%d classes, here there are %d", s.classes, o.train.classes},
+    {"%s, the script now makes %s", s.optim or o.optim:class(), o.optim:class()},
   } do
     local text, was, is = table.unpack(item)
     if was ~= is then

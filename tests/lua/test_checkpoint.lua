@@ -304,6 +304,14 @@ T.test("a checkpoint of something else is refused", function()
           newest .. " does not fit: optim.v.1.b is not in the optimizer; optim.v.1.w is not in the "
           .. "optimizer; optim.v.2.scale is not in the optimizer; optim.v.2.shift is not in the "
           .. "optimizer; optim.v.5.b is not in the optimizer; optim.v.5.w is not in the optimizer")
+  for was, makes in pairs{sgd = "adam", lars = "sgd", adam = "adamw"} do
+    local from, before = folder(), lt.optim[was](net, {lr = 0.05})
+    train_net(from, {max_steps = 1, net = net, optim = before})
+    local _, _, err = train_net(from, {net = net, optim = lt.optim[makes](net, {lr = 0.05})})
+    T.equal(message(err), ("%s/step-00000001.safetensors was made with optim.%s, the script now "
+                           .. "makes optim.%s; another --out begins a new run")
+                          :format(from, was, makes))
+  end
   refused({train = noise(31)},
           newest .. " was made with a training set of 30 images, here it has 31; another --out "
           .. "begins a new run")

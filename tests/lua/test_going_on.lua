@@ -129,6 +129,12 @@ T.test("a checkpoint in which something is missing is refused by name", function
   refused("scaler.k", nil, "scaler:load: the state has no 'k'")
 end)
 
+T.test("a checkpoint of a run before the optimizer was saved can be resumed", function()
+  local text, code = go_on("optim", nil)
+  T.equal(code, 0)
+  assert(text:find("stopped by --max-steps at step 5", 1, true), text)
+end)
+
 T.test("buckets that were sent again before a run went on are in its end line", function()
   local options = "--quiet --amp fp16 --ranks 2 --wire fp16 "
   local out = changed_run(options, "", function(texts) texts["wires.sent_again"] = "500" end)
