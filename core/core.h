@@ -117,7 +117,8 @@ typedef struct lt_tensor lt_tensor;
 
 typedef struct lt_config { /* zero means default */
     uint64_t seed;
-    int threads;           /* for kernels; default: the CPUs this process may run on */
+    int threads;           /* for kernels; default: the CPUs this process may run on. A context has
+                            * at most lt_thread_limit() threads: lt_threads() tells */
     bool reference;        /* only the plain reference kernels */
     bool poison; /* fill fresh memory with NaN patterns: finds kernels that forget to write */
     const char *device;    /* where tensors go: "cpu", the default; for lt_open() of ops.h also
@@ -156,6 +157,9 @@ LT_API int lt_threads(const lt_ctx *ctx);
 LT_API const char *lt_device_name(const lt_ctx *ctx);
 /* The number of CPUs in this process's affinity mask. */
 LT_API int lt_cpu_count(void);
+/* The most threads that OpenMP gives a kernel here: OMP_THREAD_LIMIT, and 1 where
+ * OMP_MAX_ACTIVE_LEVELS is 0. INT_MAX without a limit. */
+LT_API int lt_thread_limit(void);
 
 /* Optimizer steps taken, applied or skipped. Random numbers of a step are a function of it. */
 LT_API int64_t lt_step(const lt_ctx *ctx);

@@ -7,6 +7,7 @@
  * them: a line need not be read before it is overwritten.
  */
 #define _GNU_SOURCE
+#include <limits.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,9 @@
 
 #ifdef __SSE2__
 #include <emmintrin.h>
+#endif
+#ifdef _OPENMP
+#include <omp.h>
 #endif
 
 #include "core/pool.h"
@@ -38,6 +42,15 @@ int lt_cpu_count(void)
         return 1;
     int n = CPU_COUNT(&set);
     return n > 0 ? n : 1;
+}
+
+int lt_thread_limit(void)
+{
+#ifdef _OPENMP
+    return omp_get_max_active_levels() > 0 ? omp_get_thread_limit() : 1;
+#else
+    return INT_MAX;
+#endif
 }
 
 static void *cpu_alloc(lt_device *device, size_t bytes)

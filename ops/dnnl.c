@@ -19,10 +19,8 @@
 #include <ctype.h>
 #include <dnnl.h>
 #include <dnnl_debug.h>
-#include <stdio.h>
-#ifdef _OPENMP
 #include <omp.h>
-#endif
+#include <stdio.h>
 
 #include "ops/dnnl.h"
 
@@ -442,12 +440,20 @@ static bool is_wrong(const key *k)
             (w->kernel[0] > 1 && w->kernel[0] < w->stride[0]));
 }
 
+/* The threads that a parallel region gets here: one inside another region, where oneDNN starts no
+ * team, and at most the limit, which may have changed since the context was made. */
+static int threads_for(const lt_call *c)
+{
+    int limit = omp_in_parallel() ? 1 : lt_thread_limit();
+    return c->threads < limit ? c->threads : limit;
+}
+
 /* False for what oneDNN is not asked about. */
 static bool key_of(const lt_call *c, const lt_job *job, const lt_operand *operand, key *k)
 {
     memset(k, 0, sizeof *k);
     k->kind = job->kind;
-    k->threads = c->threads;
+    k->threads = threads_for(c);
     for (int i = 0; i < OPERANDS; i++)
         if (operand[i].data) {
             lt_dtype dtype = operand[i].dtype;
@@ -469,8 +475,10 @@ static bool key_of(const lt_call *c, const lt_job *job, const lt_operand *operan
     return in_reach(sizes, sizeof sizes) && !is_wrong(k);
 }
 
-/* Finds the plan and runs it, unless only it is asked for. oneDNN takes as many threads as OpenMP
- * would give this one: the context's number, and afterwards what the host program had set. */
+/* Finds the plan and runs it, unless only it is asked for. oneDNN splits a job by the number of
+ * threads that omp_get_max_threads() promises, and never checks how many it gets: fewer leave parts
+ * of the result out, or wait for the others for ever. So this thread's settings promise what OpenMP
+ * gives, and let it give no less, until the job is done; then they are the host program's again. */
 static lt_status find(const lt_call *c, const lt_job *job, bool and_run)
 {
     const lt_operand operand[OPERANDS] = {job->x, job->w, job->bias, job->y};
@@ -480,19 +488,19 @@ static lt_status find(const lt_call *c, const lt_job *job, bool and_run)
         return LT_EUNSUPPORTED;
     if (!(d = state_of(c->ctx)))
         return lt_errcode();
-#ifdef _OPENMP
-    int threads = omp_get_max_threads();
-    if (threads != c->threads)
-        omp_set_num_threads(c->threads);
-#endif
+    int threads = omp_get_max_threads(), dynamic = omp_get_dynamic();
+    if (threads != k.threads)
+        omp_set_num_threads((int)k.threads);
+    if (dynamic)
+        omp_set_dynamic(0);
     plan *p = plan_for(d, &k);
     lt_status status = !p ? lt_errcode() : p->primitive ? LT_OK : LT_EUNSUPPORTED;
     if (status == LT_OK && and_run)
         status = run(d, p, operand, job->add);
-#ifdef _OPENMP
-    if (threads != c->threads)
+    if (threads != k.threads)
         omp_set_num_threads(threads);
-#endif
+    if (dynamic)
+        omp_set_dynamic(dynamic);
     return status;
 }
 

@@ -33,7 +33,7 @@ __attribute__((format(printf, 2, 3))) static void fault(const op_case *c, const 
         printf("%s:%d: %s [%s]: %s\n", CASES_PATH, c->line, c->op, c->options, text);
 }
 
-static void free_values(values *v)
+static inline void free_values(values *v)
 {
     for (int i = 0; i < GIVEN; i++)
         block_free(&v->part[i]);
@@ -57,7 +57,7 @@ static const char *part_name(const op_case *c, int part, char name[32])
     return name;
 }
 
-static bool exists(const op_case *c, int part) /* false: the case has fewer inputs */
+static inline bool exists(const op_case *c, int part) /* false: the case has fewer inputs */
 {
     return part < GRAD || (part - GRAD) % LT_MAX_IN < c->n_in;
 }
