@@ -262,6 +262,17 @@ static lt_status settle(settings *s, int n, int cpus)
     return LT_OK;
 }
 
+/* Called before settle(), which chooses a number where the user gave none. The run has as many
+ * threads as the limit allows. */
+static void warn_of_limit(const settings *s)
+{
+    int limit = lt_thread_limit();
+    if (s->config.threads > limit)
+        fprintf(stderr, "luatrain: warning: OpenMP gives %d of the %d threads asked for; "
+                "OMP_THREAD_LIMIT or OMP_MAX_ACTIVE_LEVELS sets that limit\n", limit,
+                s->config.threads);
+}
+
 /* mpirun binds a process to one core, if nobody says otherwise. */
 static void warn_of_binding(const settings *s, const lt_group *group, int cpus)
 {
@@ -282,6 +293,8 @@ static lt_status run_process(void *ud, lt_group *group)
     settings *s = ud;
     int cpus = lt_group_cpus(group);
     warn_of_binding(s, group, cpus);
+    if (lt_group_rank(group) == 0)
+        warn_of_limit(s);
     LT_TRY(settle(s, lt_group_size(group), cpus));
     if (s->trace && lt_group_rank(group) == 0)
         LT_TRY(lt_trace_create(s->trace));
@@ -317,6 +330,7 @@ static lt_status run_all(settings *s)
     if (lt_cluster_is_here())
         return run_in_cluster(s);
     int n = s->ranks > 0 ? s->ranks : 1, cpus = lt_cpu_count();
+    warn_of_limit(s);
     LT_TRY(settle(s, n, cpus > n ? cpus / n : 1));
     if (s->trace)
         LT_TRY(lt_trace_create(s->trace));

@@ -231,6 +231,8 @@ lt_status print_version(const settings *s)
 {
     char backend[96];
     int threads = s->config.threads ? s->config.threads : lt_cpu_count();
+    if (threads > lt_thread_limit())
+        threads = lt_thread_limit();
     printf("luatrain %s\n%s\n%s\n%d thread%s\n", LT_VERSION,
            lt_backend(NULL, backend, sizeof backend), LUA_RELEASE, threads,
            threads == 1 ? "" : "s");
