@@ -302,9 +302,12 @@ LT_API lt_tensor *lt_saved(const lt_tensor *x, int i);
 
 /* Called once per backward for leaf x when its last contribution of this backward is in grad; a
  * failure ends the backward. In order of registration. Hooks see ops unrecorded. They may change
- * grad; one that forgets it, by lt_zero_grad(), fails where other ranks count on it. */
+ * grad; one that forgets it, by lt_zero_grad(), fails where other ranks count on it. A hook may
+ * release x, which lives until all its hooks are done. A hook that is registered while hooks of x
+ * run is first called in the next backward. Hooks must not go backward, nor free the tape. */
 typedef lt_status (*lt_grad_hook)(void *ud, lt_tensor *x, lt_tensor *grad);
-/* ud is taken: free (may be NULL) is called with it when the leaf goes, or at once on failure. */
+/* ud is taken: free (may be NULL) is called with it when the leaf goes, or at once on failure. A
+ * hook stays as long as its leaf. LT_EINVAL for the result of an op, and for the 1001st hook. */
 LT_MUST lt_status lt_on_grad(lt_tensor *x, lt_grad_hook hook, void *ud, void (*free)(void *ud));
 
 /* For tests: param is what LUATRAIN_FAULT=inf:rank=0:step=7:param=NAME names, and its gradient of

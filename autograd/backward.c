@@ -345,22 +345,37 @@ static lt_status call_hooks(struct lt_autograd *ag, lt_leaf *leaf)
         }
         leaf->scaled_by = ag->scaling.ud;
     }
-    for (lt_hook *h = leaf->hooks; h; h = h->next)
+    int n = leaf->n_hooks; /* without those that a hook registers */
+    for (lt_hook *h = leaf->hooks; n > 0; h = h->next, n--)
         LT_TRY(h->fn(h->ud, leaf->x, leaf->grad));
-    if (leaf->hooks && leaf->x && ag->scaling.changed)
+    if (leaf->hooks && ag->scaling.changed)
         LT_TRY(ag->scaling.changed(ag->scaling.ud, leaf->x, leaf->grad));
     return LT_OK;
-}
-
-static lt_status tell_ready(struct lt_autograd *ag, lt_leaf *leaf)
-{
-    bool is_there = ag->slots.ready && !ag->rehearsal.on;
-    return is_there ? ag->slots.ready(ag->slots.ud, leaf->x, leaf->grad) : LT_OK;
 }
 
 static lt_status failed(const lt_node *node)
 {
     return lt_fail_prefix("%sbackward of %s", node->where, node->def->schema.name);
+}
+
+static lt_status tell_ready(struct lt_autograd *ag, lt_leaf *leaf, const lt_node *node)
+{
+    if (!ag->slots.ready || ag->rehearsal.on)
+        return LT_OK;
+    lt_status status = ag->slots.ready(ag->slots.ud, leaf->x, leaf->grad);
+    return status != LT_OK && node ? failed(node) : status;
+}
+
+/* The gradient is complete. node used the leaf last; NULL: the leaf is the loss. A hook may release
+ * the tensor. */
+static lt_status complete(struct lt_autograd *ag, lt_leaf *leaf, const lt_node *node)
+{
+    lt_tensor *x = lt_retain(leaf->x);
+    lt_status status = call_hooks(ag, leaf);
+    if (status == LT_OK)
+        status = tell_ready(ag, leaf, node);
+    lt_release(x);
+    return status;
 }
 
 /* One use of each leaf of node is over. */
@@ -370,9 +385,7 @@ static lt_status count_down(struct lt_autograd *ag, lt_node *node)
         lt_leaf *leaf = node->edge[i].leaf;
         if (!leaf || leaf->uses == 0 || --leaf->uses > 0 || !leaf->came || !leaf->x)
             continue;
-        LT_TRY(call_hooks(ag, leaf));
-        if (tell_ready(ag, leaf) != LT_OK)
-            return failed(node);
+        LT_TRY(complete(ag, leaf, node));
     }
     return LT_OK;
 }
@@ -505,6 +518,7 @@ static lt_status lead_to_leaf(struct lt_autograd *ag, lt_tensor *loss, lt_tensor
 {
     lt_edge e = {.leaf = loss->leaf, .spec = {.ndim = loss->ndim}};
     memcpy(e.spec.dims, loss->dims, sizeof e.spec.dims);
+    lt_retain(loss);
     ag->in_backward = true;
     ag->off++;
     loss->leaf->uses = 1;
@@ -513,13 +527,12 @@ static lt_status lead_to_leaf(struct lt_autograd *ag, lt_tensor *loss, lt_tensor
     if (status == LT_OK)
         status = hand_on(&e, seed);
     if (status == LT_OK)
-        status = call_hooks(ag, loss->leaf);
-    if (status == LT_OK)
-        status = tell_ready(ag, loss->leaf);
+        status = complete(ag, loss->leaf, NULL);
     status = end(ag, loss->ctx, status);
     ag->off--;
     ag->in_backward = false;
     forget_rehearsed(loss->leaf);
+    lt_release(loss);
     return status;
 }
 

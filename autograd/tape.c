@@ -274,23 +274,33 @@ lt_status lt_grad_set(lt_tensor *x, bool more)
 
 lt_tensor *lt_detach(lt_tensor *x) { return lt_view(x, x->ndim, x->dims); }
 
-lt_status lt_on_grad(lt_tensor *x, lt_grad_hook fn, void *ud, void (*free)(void *ud))
+static lt_status add_hook(lt_tensor *x, const lt_hook *hook)
 {
-    lt_leaf *leaf = x->node ? NULL : lt__leaf_of(x);
-    lt_hook *hook = leaf ? lt__alloc(x->ctx, sizeof *hook) : NULL;
-    if (!hook) {
-        if (free)
-            free(ud);
-        return x->node ? lt_fail(LT_EINVAL, "on_grad is for parameters and leaves, not for the "
-                                            "result of an op")
-                       : LT_ENOMEM;
-    }
-    *hook = (lt_hook){.fn = fn, .ud = ud, .free = free};
+    if (x->node)
+        return lt_fail(LT_EINVAL, "on_grad is for parameters and leaves, not for the result of an "
+                                  "op");
+    lt_leaf *leaf = lt__leaf_of(x);
+    if (leaf && leaf->n_hooks == LT_MOST_HOOKS)
+        return lt_fail(LT_EINVAL, "on_grad: this tensor has %d hooks, which is the most; a hook "
+                       "that registers itself doubles them in every backward", LT_MOST_HOOKS);
+    lt_hook *own = leaf ? lt__alloc(x->ctx, sizeof *own) : NULL;
+    if (!own)
+        return LT_ENOMEM;
+    *own = *hook;
     lt_hook **end = &leaf->hooks;
     while (*end)
         end = &(*end)->next;
-    *end = hook;
+    *end = own;
+    leaf->n_hooks++;
     return LT_OK;
+}
+
+lt_status lt_on_grad(lt_tensor *x, lt_grad_hook fn, void *ud, void (*free)(void *ud))
+{
+    lt_status status = add_hook(x, &(lt_hook){.fn = fn, .ud = ud, .free = free});
+    if (status != LT_OK && free)
+        free(ud);
+    return status;
 }
 
 void lt_grad_fault(lt_tensor *param, int rank)

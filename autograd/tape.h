@@ -19,6 +19,8 @@ typedef struct lt_hook {
     void (*free)(void *ud);
 } lt_hook;
 
+enum { LT_MOST_HOOKS = 1000 }; /* on one leaf */
+
 typedef enum lt_role { LT_PLAIN, LT_PARAM, LT_BUFFER } lt_role;
 
 /* Where the gradient of a tensor goes that no op made. */
@@ -28,6 +30,7 @@ typedef struct lt_leaf {
     lt_tensor *x;             /* borrowed; NULL when x is gone */
     lt_tensor *grad;          /* its memory stays when the gradient is forgotten */
     lt_hook *hooks;
+    int n_hooks;
     bool wanted;              /* collects */
     bool has_grad;            /* grad holds a gradient; else the next one is written over it */
     bool came;                /* something came in the running backward, or is about to */

@@ -95,6 +95,28 @@ T.test("an error in a hook comes out of backward", function()
   assert(not pcall(function() x:sum():backward() end))
 end)
 
+T.test("a hook that registers itself is called again at the next backward", function()
+  local x = lt.tensor({1, 2}):requires_grad()
+  local calls = 0
+  local function again()
+    calls = calls + 1
+    assert(calls < 4000, "it is called for ever")
+    x:on_grad(again)
+  end
+  x:on_grad(again)
+  x:sum():backward()
+  T.equal(calls, 1)
+  x:sum():backward()
+  T.equal(calls, 3)
+  local ok, why = pcall(function() while true do x:sum():backward() end end)
+  assert(not ok and why:find("on_grad: this tensor has 1000 hooks, which is the most; "
+                             .. "a hook that registers itself doubles them in every backward"))
+  local y = lt.tensor({1, 2}):requires_grad()
+  y:on_grad(function() y:sum():backward() end)
+  ok, why = pcall(function() y:sum():backward() end)
+  assert(not ok and why:find("backward: called from a hook of a running backward", 1, true))
+end)
+
 T.test("a hook may use coroutines", function()
   local x = lt.tensor({1, 2}):requires_grad()
   local sums = {}

@@ -1,0 +1,314 @@
+/* test_hooks.c - hooks that change what backward works on: they register further hooks, drop or
+ * freeze their leaf, or try to go backward themselves. */
+#include "tests/autograd/graph.h"
+
+typedef struct probe {
+    lt_tensor *x;             /* what the hook acts on */
+    int calls;
+    lt_status status;         /* of what it tried last, */
+    char message[160];        /* and its message */
+} probe;
+
+static void remember(probe *p, lt_status status)
+{
+    p->status = status;
+    snprintf(p->message, sizeof p->message, "%s", status == LT_OK ? "" : lt_errmsg());
+}
+
+static lt_status count(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    (void)x;
+    (void)grad;
+    ((probe *)ud)->calls++;
+    return LT_OK;
+}
+
+/* d sum(x^2) into x's gradient. */
+static lt_status square_back(lt_tensor *x)
+{
+    lt_tensor *loss = take1("sum", lt_run(lt_tensor_ctx(x), "mul", NULL, x, x, NULL));
+    lt_status status = lt_backward(loss, NULL);
+    lt_release(loss);
+    return status;
+}
+
+/* ==== Hooks that register hooks =============================================================== */
+
+static lt_status register_itself(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    (void)grad;
+    probe *p = ud;
+    if (++p->calls > 4000) /* the test must fail, not hang */
+        return lt_fail(LT_EINVAL, "this hook is called for ever");
+    return lt_on_grad(x, register_itself, p, NULL);
+}
+
+TEST(a_hook_that_registers_itself_is_called_again_at_the_next_backward)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *x = leaf(ctx, 2, 3);
+    probe p = {.x = x};
+    CHECK_OK(lt_on_grad(x, register_itself, &p, NULL));
+    CHECK_OK(square_back(x));
+    CHECK_EQ(p.calls, 1);
+    CHECK_OK(square_back(x));
+    CHECK_EQ(p.calls, 1 + 2);
+    CHECK_OK(lt_backward(x, x)); /* the loss is a leaf */
+    CHECK_EQ(p.calls, 1 + 2 + 4);
+    lt_release(x);
+    finish(ctx);
+}
+
+TEST(hooks_that_double_in_every_backward_end_in_an_error)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *x = leaf(ctx, 2, 3);
+    probe p = {.x = x};
+    lt_status status = lt_on_grad(x, register_itself, &p, NULL);
+    int backwards = 0;
+    for (; status == LT_OK && backwards < 64; backwards++)
+        status = square_back(x);
+    CHECK_EQ(status, LT_EINVAL);
+    CHECK_STR(lt_errmsg(), "on_grad: this tensor has 1000 hooks, which is the most; a hook that "
+                           "registers itself doubles them in every backward");
+    CHECK_EQ(backwards, 10);
+    lt_release(x);
+    finish(ctx);
+}
+
+static int freed;
+static void count_freed(void *ud)
+{
+    (void)ud;
+    freed++;
+}
+
+TEST(a_hook_that_is_refused_is_freed)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *x = leaf(ctx, 2, 3);
+    probe p = {.x = x};
+    freed = 0;
+    for (int i = 0; i < 1000; i++)
+        CHECK_OK(lt_on_grad(x, count, &p, count_freed));
+    CHECK_FAILS(lt_on_grad(x, count, &p, count_freed), LT_EINVAL, "has 1000 hooks");
+    CHECK_EQ(freed, 1);
+    CHECK_OK(square_back(x));
+    CHECK_EQ(p.calls, 1000);
+    lt_release(x);
+    CHECK_EQ(freed, 1001);
+    finish(ctx);
+}
+
+static lt_status register_on_other(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    (void)x;
+    (void)grad;
+    return lt_on_grad(((probe *)ud)->x, count, ud, NULL);
+}
+
+/* Backward reaches b after a: b's hooks have not run yet. */
+TEST(a_hook_may_register_one_on_a_leaf_that_comes_later)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *a = leaf(ctx, 2, 3), *b = leaf(ctx, 2, 5);
+    probe p = {.x = b};
+    CHECK_OK(lt_on_grad(a, register_on_other, &p, NULL));
+    lt_tensor *y = lt_run(ctx, "exp", NULL, b, NULL);
+    lt_tensor *loss = take1("sum", take2("mul", y, lt_retain(a)));
+    CHECK_OK(lt_backward(loss, NULL));
+    CHECK_EQ(p.calls, 1);
+    lt_release(loss);
+    lt_release(a);
+    lt_release(b);
+    finish(ctx);
+}
+
+/* ==== Hooks that drop, freeze and forget ====================================================== */
+
+static lt_status drop_leaf(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    probe *p = ud;
+    double value;
+    p->calls++;
+    lt_release(p->x);
+    p->x = NULL;
+    (void)x;
+    return lt_item(grad, 0, &value);
+}
+
+/* The last handle goes. */
+TEST(a_hook_may_release_its_leaf)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *x = leaf(ctx, 2, 3), *loss = take1("sum", lt_run(ctx, "neg", NULL, x, NULL));
+    probe p = {.x = x};
+    CHECK_OK(lt_on_grad(x, drop_leaf, &p, NULL));
+    CHECK_OK(lt_backward(loss, NULL));
+    CHECK_EQ(p.calls, 1);
+    lt_release(loss);
+    finish(ctx);
+}
+
+TEST(a_hook_may_release_the_loss)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *x = leaf(ctx, 1, 3), *y = leaf(ctx, 1, 5);
+    lt_tensor *loss = take1("sum", lt_run(ctx, "neg", NULL, y, NULL));
+    probe of_leaf = {.x = x}, of_graph = {.x = loss};
+    CHECK_OK(lt_on_grad(x, drop_leaf, &of_leaf, NULL));
+    CHECK_OK(lt_backward(x, NULL)); /* the loss is a leaf */
+    CHECK_EQ(of_leaf.calls, 1);
+    CHECK_OK(lt_on_grad(y, drop_leaf, &of_graph, NULL));
+    CHECK_OK(lt_backward(loss, NULL));
+    CHECK_EQ(of_graph.calls, 1);
+    lt_release(y);
+    finish(ctx);
+}
+
+static lt_status look_at_leaf(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    CHECK(x != NULL);
+    CHECK_EQ(lt_count(x), lt_count(grad));
+    ((probe *)ud)->calls++;
+    return LT_OK;
+}
+
+TEST(hooks_behind_one_that_released_the_leaf_still_see_it)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *x = leaf(ctx, 2, 3), *loss = take1("sum", lt_run(ctx, "neg", NULL, x, NULL));
+    probe p = {.x = x}, behind = {.x = NULL};
+    CHECK_OK(lt_on_grad(x, drop_leaf, &p, NULL));
+    CHECK_OK(lt_on_grad(x, look_at_leaf, &behind, NULL));
+    lt_set_grad_slots(ctx, &(lt_grad_slots){.ud = &behind, .ready = look_at_leaf});
+    CHECK_OK(lt_backward(loss, NULL));
+    CHECK_EQ(p.calls, 1);
+    CHECK_EQ(behind.calls, 2);
+    lt_release(loss);
+    lt_set_grad_slots(ctx, NULL);
+    finish(ctx);
+}
+
+static lt_status freeze(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    (void)grad;
+    ((probe *)ud)->calls++;
+    return lt_set_requires_grad(x, false);
+}
+
+TEST(a_hook_may_freeze_its_leaf)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *x = leaf(ctx, 2, 3);
+    probe p = {.x = x};
+    CHECK_OK(lt_on_grad(x, freeze, &p, NULL));
+    CHECK_OK(square_back(x));
+    CHECK_NEAR(grad_at(x, 0), 6, 0);
+    CHECK_FAILS(square_back(x), LT_EINVAL, "not computed from anything that requires a gradient");
+    CHECK_EQ(p.calls, 1);
+    lt_release(x);
+    finish(ctx);
+}
+
+static lt_status forget(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    (void)grad;
+    ((probe *)ud)->calls++;
+    lt_zero_grad(x);
+    return LT_OK;
+}
+
+TEST(a_hook_may_forget_the_gradient)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *x = leaf(ctx, 2, 3);
+    probe p = {.x = x};
+    CHECK_OK(lt_on_grad(x, forget, &p, NULL));
+    CHECK_OK(square_back(x));
+    CHECK(!lt_grad(x));
+    CHECK_OK(square_back(x));
+    CHECK_EQ(p.calls, 2);
+    lt_release(x);
+    finish(ctx);
+}
+
+static lt_status close_scope(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    (void)grad;
+    ((probe *)ud)->calls++;
+    lt_scope_pop(lt_tensor_ctx(x));
+    return LT_OK;
+}
+
+/* The graph is held by the walk; tensors that backward still needs are dead. */
+TEST(a_hook_that_ends_the_scope_of_the_graph_is_an_error_of_backward)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_tensor *a = leaf(ctx, 2, 3), *b = leaf(ctx, 2, 5);
+    probe p = {.x = NULL};
+    CHECK_OK(lt_on_grad(a, close_scope, &p, NULL));
+    CHECK_OK(lt_scope_push(ctx));
+    lt_tensor *y = take1("neg", lt_run(ctx, "exp", NULL, b, NULL));
+    lt_tensor *z = take2("mul", lt_run(ctx, "mul", NULL, y, b, NULL), lt_retain(a));
+    lt_tensor *loss = take1("sum", z);
+    CHECK_FAILS(lt_backward(loss, NULL), LT_EINVAL, "belongs to a step that is over");
+    CHECK_EQ(p.calls, 1);
+    lt_release(loss);
+    lt_release(y);
+    lt_release(a);
+    lt_release(b);
+    finish(ctx);
+}
+
+/* ==== Hooks that go backward ================================================================== */
+
+static lt_status go_back(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    probe *p = ud;
+    (void)grad;
+    p->calls++;
+    remember(p, lt_backward(x, x));
+    return LT_OK;
+}
+
+static lt_status rehearse(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    probe *p = ud;
+    (void)grad;
+    p->calls++;
+    remember(p, lt_rehearsal_begin(lt_tensor_ctx(x), NULL, NULL, NULL));
+    return LT_OK;
+}
+
+static lt_status rescale(void *ud, lt_tensor *x, lt_tensor *grad)
+{
+    probe *p = ud;
+    (void)grad;
+    p->calls++;
+    remember(p, lt_set_scaling(lt_tensor_ctx(x), NULL));
+    return LT_OK;
+}
+
+TEST(backward_within_a_hook_is_refused_and_the_outer_one_goes_on)
+{
+    static const struct { lt_grad_hook hook; const char *message; } wrong[] = {
+        {go_back, "backward: called from a hook of a running backward"},
+        {rehearse, "a rehearsal does not begin within backward"},
+        {rescale, "the scale of gradients does not change within backward"}};
+    lt_ctx *ctx = lt_open(NULL);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        lt_tensor *x = leaf(ctx, 2, 3);
+        probe p = {.x = x};
+        CHECK_OK(lt_on_grad(x, wrong[i].hook, &p, NULL));
+        CHECK_OK(square_back(x));
+        CHECK_EQ(p.status, LT_EINVAL);
+        CHECK_STR(p.message, wrong[i].message);
+        CHECK_NEAR(grad_at(x, 0), 6, 0);
+        CHECK_OK(square_back(x));
+        CHECK_NEAR(grad_at(x, 1), 12, 0);
+        CHECK_EQ(p.calls, 2);
+        lt_release(x);
+    }
+    finish(ctx);
+}
