@@ -166,6 +166,8 @@ static lt_status run_on_device(lt_call *c, const lt_def *def, bool backward)
         return lt_fail(LT_EUNSUPPORTED, "sums over all ranks are not made on %s yet; use the CPU, "
                        "or leave sync out", device->name);
     size_t bytes = own->scratch ? own->scratch(c, backward) : 0;
+    if (bytes == LT_NO_SCRATCH)
+        return lt_errcode();
     if (bytes > 0 && !(c->scratch = lt__device_alloc(c->ctx, device, bytes)))
         return LT_ENOMEM;
     lt_status status = kernel(c);

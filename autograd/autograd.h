@@ -142,11 +142,14 @@ typedef struct lt_verdict {
                           * finite, which is a veto. 0: it is, or nobody has asked */
 } lt_verdict;
 
+#define LT_NO_SCRATCH SIZE_MAX
+
 /* What an accelerator has for an op. Its kernels take halves as they are. They return when the work
  * is in the device's stream. All that lt_op says of backward holds for them too: grad_in_place, and
  * what `add` asks for. */
 typedef struct lt_kernels {
-    size_t (*scratch)(const lt_call *call, bool backward); /* of its memory; may be NULL */
+    /* Bytes of its memory; LT_NO_SCRATCH: it has failed, and set this thread's message. NULL: 0. */
+    size_t (*scratch)(const lt_call *call, bool backward);
     lt_kernel fwd, bwd; /* NULL: none. LT_EUNSUPPORTED: not for this dtype or these options */
     bool f32_grads; /* bwd may be given an f32 d_in where the input is a half: the gradient of a
                      * parameter that was read through its half copy. Else each d_in has the dtype

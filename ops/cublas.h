@@ -66,7 +66,8 @@ lt_status lt__cublas_run(lt_cublas *d, const lt_cublas_product *p,
 
 /* ==== Calls of ops ============================================================================ */
 
-/* Bytes of call->scratch. */
+/* Bytes of call->scratch. LT_NO_SCRATCH when a plan has failed otherwise than by
+ * LT_EUNSUPPORTED. */
 size_t lt__cublas_linear_scratch(lt_cublas *d, const lt_call *c, bool backward);
 lt_status lt__cublas_linear_fwd(lt_cublas *d, lt_call *c);
 /* All gradients. Those of w and b may be f32 beside halves, and are not rounded then. */

@@ -115,17 +115,23 @@ static lt_status linear_grad_part(lt_cublas *d, const lt_call *c, int i, part *t
     return lt__cublas_plan(d, &t->p, bytes);
 }
 
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
 size_t lt__cublas_linear_scratch(lt_cublas *d, const lt_call *c, bool backward)
 {
-    size_t most = 0, bytes;
+    size_t most = 0, bytes = 0;
     part t;
     if (!backward) {
         lt_status status = linear_part(c, &t);
-        return status == LT_OK && lt__cublas_plan(d, &t.p, &bytes) == LT_OK ? bytes : 0;
+        if (status == LT_OK)
+            status = lt__cublas_plan(d, &t.p, &bytes);
+        return lt__cuda_wanted(status, bytes);
     }
     for (int i = X; i <= W; i++)
-        if (c->d_in[i] && linear_grad_part(d, c, i, &t, &bytes) == LT_OK && bytes > most)
-            most = bytes;
+        if (c->d_in[i]) {
+            lt_status status = linear_grad_part(d, c, i, &t, &bytes);
+            most = larger(most, lt__cuda_wanted(status, bytes));
+        }
     return most;
 }
 
@@ -321,8 +327,8 @@ size_t lt__cublas_matmul_scratch(lt_cublas *d, const lt_call *c, bool backward)
         if (backward && !c->d_in[i])
             continue;
         products v = products_of(c, backward, i);
-        if (needs(d, &v, backward && (c->add >> i & 1), &bytes) == LT_OK && bytes > most)
-            most = bytes;
+        lt_status status = needs(d, &v, backward && (c->add >> i & 1), &bytes);
+        most = larger(most, lt__cuda_wanted(status, bytes));
     }
     return most;
 }

@@ -28,6 +28,12 @@ static inline size_t lt__cuda_padded(size_t bytes)
     return (bytes + LT_CUDA_ALIGN - 1) & ~(size_t)(LT_CUDA_ALIGN - 1);
 }
 
+/* What a scratch() of lt_kernels says of a part that wants so many bytes, if its plan is there. */
+static inline size_t lt__cuda_wanted(lt_status status, size_t bytes)
+{
+    return status == LT_OK ? bytes : status == LT_EUNSUPPORTED ? 0 : LT_NO_SCRATCH;
+}
+
 /* Bytes of an element: the library's own function is not the plugin's to call. */
 static inline size_t lt__cuda_dtype_bytes(lt_dtype dtype)
 {

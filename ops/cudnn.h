@@ -83,7 +83,8 @@ char *lt__cudnn_properties(lt_cudnn *d);
 
 /* ==== Calls of ops ============================================================================ */
 
-/* Bytes of call->scratch for all that follows. */
+/* Bytes of call->scratch for all that follows. LT_NO_SCRATCH when a plan has failed otherwise than
+ * by LT_EUNSUPPORTED. */
 size_t lt__cudnn_conv2d_scratch(lt_cudnn *d, const lt_call *c, bool backward);
 lt_status lt__cudnn_conv2d_fwd(lt_cudnn *d, lt_call *c);
 /* The gradient of input i, which is 0 (x) or 1 (w), written or added as the call says. It may be

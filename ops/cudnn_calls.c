@@ -115,14 +115,15 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 size_t lt__cudnn_conv2d_scratch(lt_cudnn *d, const lt_call *c, bool backward)
 {
-    size_t bytes = 0;
-    part p;
-    if (!backward)
-        return conv_part(d, c, false, 0, &p) == LT_OK ? scratch_of(&p) : 0;
-    for (int i = X; i <= W; i++)
-        if (c->d_in[i] && conv_part(d, c, true, i, &p) == LT_OK)
-            bytes = larger(bytes, scratch_of(&p));
-    return bytes;
+    size_t most = 0;
+    for (int i = X; i <= (backward ? W : X); i++) {
+        if (backward && !c->d_in[i])
+            continue;
+        part p;
+        lt_status status = conv_part(d, c, backward, i, &p);
+        most = larger(most, lt__cuda_wanted(status, scratch_of(&p)));
+    }
+    return most;
 }
 
 lt_status lt__cudnn_conv2d_fwd(lt_cudnn *d, lt_call *c)

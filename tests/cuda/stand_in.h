@@ -23,7 +23,7 @@ typedef struct stand_in {
     int built, run;           /* plans made, jobs run */
     int version;              /* of the library; 0: its headers' */
     int fail_run;             /* the status of the next run, once; 0: it is run */
-    int fail_ask;             /* likewise of cuBLASLt's heuristics */
+    int fail_ask;             /* likewise of the next question to heuristics */
     int refused;              /* the first operation of graphs, by its descriptor's type, or an
                                * epilogue, that there is no engine for; 0: none */
     char error[160];          /* what was wrong with the last call that failed */

@@ -277,6 +277,11 @@ static cudnnStatus_t end(descriptor *d)
         d->value = integer(d, CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE);
         return CUDNN_STATUS_SUCCESS;
     case HEURISTICS:
+        if (stand_in_state.fail_ask) {
+            cudnnStatus_t status = (cudnnStatus_t)stand_in_state.fail_ask;
+            stand_in_state.fail_ask = 0;
+            return refuse(status, "the test said so");
+        }
         d->graph = linked(d, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
         return CUDNN_STATUS_SUCCESS;
     case DEVICE:
