@@ -574,6 +574,15 @@ LT_API lt_outcome lt_optim_outcome(lt_optim *optim);
 LT_MUST lt_status lt_optim_grad_norm(lt_optim *optim, double *norm);
 /* A number made of all steps and norms in ctx so far, each by its optimizer, in their order. */
 LT_API uint32_t lt_steps_digest(const lt_ctx *ctx);
+/* A number made of the settings of all these steps: options and clips, rounded to f32. They count
+ * while lt_set_grad_slots() has set an update. */
+LT_API uint32_t lt_settings_digest(lt_ctx *ctx);
+/* The settings of the steps since the call of lt_settings_digest() before the last, one on a line:
+ * "optimizer 1: lr = 0.1". New; for free(). NULL with LT_ENOMEM. */
+LT_API char *lt_settings_text(const lt_ctx *ctx);
+/* Brings together the gradients that the next step will use, as the step itself would do it.
+ * *outcome: what will become of the step; never LT_PENDING. */
+LT_MUST lt_status lt_optim_complete(lt_optim *optim, lt_outcome *outcome);
 /* Slot k of a parameter, with the parameter's dims. A view. New. NULL past the end or for a
  * parameter it does not hold. */
 LT_API lt_tensor *lt_optim_slot(lt_optim *optim, int k, lt_tensor *param);

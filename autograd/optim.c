@@ -304,6 +304,14 @@ static lt_status know_outcome(lt_ctx *ctx)
     return ctx->slots.autograd->outcome == LT_PENDING ? lt_settle(ctx) : LT_OK;
 }
 
+lt_status lt_optim_complete(lt_optim *o, lt_outcome *outcome)
+{
+    LT_TRY(complete_grads(o, "a comparison of gradients"));
+    LT_TRY(know_outcome(o->ctx));
+    *outcome = o->ctx->slots.autograd->outcome;
+    return LT_OK;
+}
+
 /* Something that a step changes is, where no veto of an accelerator is seen. */
 static bool is_on_cpu(const lt_optim *o)
 {
@@ -515,6 +523,8 @@ lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n
     LT_TRY(complete_grads(o, "an optimizer step"));
     LT_TRY(run_step(o, options, n_groups, most, squares));
     note(ag, o, true);
+    if (ag->outcome != LT_PART)
+        LT_TRY(lt__note_settings(ag, o->number, o->def, options, n_groups, most));
     ag->complete = false;
     ag->period++;
     for (int i = 0; i < o->n_items && ag->outcome != LT_PART; i++)

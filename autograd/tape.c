@@ -1,6 +1,7 @@
 /* tape.c - the state of autograd in a context; leaves, nodes, tapes, hooks. See tape.h for who
  * holds whom. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "autograd/tape.h"
@@ -47,6 +48,7 @@ static void ctx_gone(lt_ctx *ctx)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
     lt__late_free(ctx);
+    free(ag->noted);
     for (int i = 0; i < ag->n_defs; i++)
         lt__free(ctx, ag->defs[i], sizeof **ag->defs);
     lt__free(ctx, ag->defs, (size_t)ag->room * sizeof *ag->defs);

@@ -155,6 +155,10 @@ struct lt_autograd {
     uint64_t period;          /* from one use of gradients, or their end, to the next */
     uint32_t optims;          /* made so far */
     uint32_t digest;          /* see lt_steps_digest() */
+    uint32_t settings;        /* see lt_settings_digest(), and settings.c for the rest */
+    struct lt_noted *noted;
+    int n_noted, noted_room;
+    bool noted_read;          /* the next step begins the list anew */
 };
 
 /* The state of autograd in ctx, made on first use. NULL with LT_ENOMEM. */
@@ -185,6 +189,17 @@ void lt__late_free(lt_ctx *ctx);
 lt_status lt__refuse_loss(int64_t step, double value, const char *why);
 /* And that of clipping. */
 lt_status lt__refuse_norm(int64_t step, double norm);
+typedef struct lt_noted {     /* the settings of a group of parameters in a step of an optimizer */
+    uint32_t optim;           /* its number */
+    int group;
+    const lt_def *def;
+    double clip;              /* 0: none */
+    lt_opt opt[LT_MAX_OPT];
+} lt_noted;
+
+/* Adds the settings of a step to the digest and to the list. LT_ENOMEM. */
+LT_MUST lt_status lt__note_settings(struct lt_autograd *ag, uint32_t optim, const lt_def *def,
+                                    const lt_opt *const *options, int n_groups, double clip);
 /* The step that an optimizer is waiting for was applied or skipped: of all that are. */
 void lt__optims_settle(struct lt_late *late, lt_outcome outcome);
 

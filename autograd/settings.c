@@ -1,0 +1,131 @@
+/* settings.c - the settings of the steps of optimizers: as a digest, which ranks compare in every
+ * step, and in words, for ranks whose digests differ.
+ *
+ * The settings of a step stay here until the step after the next call of lt_settings_digest(), so
+ * that a rank can still print them when it learns that another rank has different ones.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "autograd/tape.h"
+
+/* Numbers count as f32: libm may give lr a different last bit on another CPU. */
+static uint32_t bits_of(double number)
+{
+    float rounded = (float)number;
+    uint32_t bits;
+    memcpy(&bits, &rounded, sizeof bits);
+    return bits;
+}
+
+/* FNV-1, a word at a time. */
+static void add(struct lt_autograd *ag, uint32_t word)
+{
+    ag->settings = (ag->settings * 16777619) ^ word;
+}
+
+static void add_to_digest(struct lt_autograd *ag, const lt_noted *noted)
+{
+    add(ag, noted->optim);
+    add(ag, (uint32_t)noted->group);
+    add(ag, bits_of(noted->clip));
+    for (int k = 0; k < noted->def->schema.n_opt; k++) {
+        const lt_opt *opt = &noted->opt[k];
+        add(ag, opt->n);
+        if (opt->kind == LT_NUMBER)
+            add(ag, bits_of(opt->f));
+        for (int i = 0; i < opt->n && opt->kind != LT_NUMBER; i++)
+            add(ag, (uint32_t)opt->i[i]);
+    }
+}
+
+static lt_status make_room(struct lt_autograd *ag, int n)
+{
+    if (n <= ag->noted_room)
+        return LT_OK;
+    lt_noted *more = realloc(ag->noted, (size_t)n * sizeof *more);
+    if (!more)
+        return lt_fail(LT_ENOMEM, "out of memory for the settings of an optimizer");
+    ag->noted = more;
+    ag->noted_room = n;
+    return LT_OK;
+}
+
+lt_status lt__note_settings(struct lt_autograd *ag, uint32_t optim, const lt_def *def,
+                            const lt_opt *const *options, int n_groups, double clip)
+{
+    if (!ag->slots.update) /* nobody will ask */
+        return LT_OK;
+    if (ag->noted_read)
+        ag->n_noted = 0;
+    ag->noted_read = false;
+    LT_TRY(make_room(ag, ag->n_noted + n_groups));
+    for (int group = 0; group < n_groups; group++) {
+        lt_noted *noted = &ag->noted[ag->n_noted++];
+        *noted = (lt_noted){.optim = optim, .def = def, .group = group, .clip = clip};
+        memcpy(noted->opt, options[group], (size_t)def->schema.n_opt * sizeof *noted->opt);
+        add_to_digest(ag, noted);
+    }
+    return LT_OK;
+}
+
+uint32_t lt_settings_digest(lt_ctx *ctx)
+{
+    struct lt_autograd *ag = ctx->slots.autograd;
+    if (!ag)
+        return 0;
+    ag->noted_read = true;
+    return ag->settings;
+}
+
+/* ==== In words ================================================================================ */
+
+enum { LINE = 96 };
+
+static int print_value(char *to, size_t room, const lt_opt *opt)
+{
+    if (opt->n == 0)
+        return snprintf(to, room, "nothing");
+    if (opt->kind == LT_NUMBER)
+        return snprintf(to, room, "%.9g", opt->f);
+    if (opt->kind == LT_BOOL)
+        return snprintf(to, room, opt->i[0] ? "true" : "false");
+    return snprintf(to, room, "%lld", (long long)opt->i[0]);
+}
+
+/* "optimizer 1, group 2: ". */
+static int print_owner(char *to, size_t room, const lt_noted *noted)
+{
+    if (noted->group == 0)
+        return snprintf(to, room, "optimizer %u: ", (unsigned)noted->optim);
+    return snprintf(to, room, "optimizer %u, group %d: ", (unsigned)noted->optim,
+                    noted->group + 1);
+}
+
+char *lt_settings_text(const lt_ctx *ctx)
+{
+    const struct lt_autograd *ag = ctx->slots.autograd;
+    int n = ag ? ag->n_noted : 0;
+    size_t room = (size_t)n * (LT_MAX_OPT + 1) * LINE + 1;
+    char *text = malloc(room), *at = text;
+    if (!text) {
+        lt_fail(LT_ENOMEM, "out of memory for the settings of an optimizer");
+        return NULL;
+    }
+    *at = '\0';
+    for (int i = 0; i < n; i++) {
+        const lt_noted *noted = &ag->noted[i];
+        const lt_schema *schema = &noted->def->schema;
+        for (int k = 0; k < schema->n_opt; k++) {
+            at += print_owner(at, LINE, noted);
+            at += snprintf(at, LINE, "%s = ", schema->opt[k].name);
+            at += print_value(at, LINE, &noted->opt[k]);
+            at += snprintf(at, LINE, "\n");
+        }
+        if (noted->group == 0)
+            at += snprintf(at, LINE, "optimizer %u: clip = %.9g\n", (unsigned)noted->optim,
+                           noted->clip);
+    }
+    return text;
+}
