@@ -124,6 +124,10 @@ LT_API void lt_group_at(lt_group *group, const char *where, int64_t step);
 /* LT_EDESYNC with the first line that a rank has otherwise than rank 0, unless all have the same
  * text. */
 LT_MUST lt_status lt_group_compare(lt_group *group, const char *what, const char *text);
+/* The same for n numbers, as many on all ranks, which may differ by `tolerance` times the largest
+ * of rank 0: for results of arithmetic, whose last bits depend on the CPU. */
+LT_MUST lt_status lt_group_compare_numbers(lt_group *group, const char *what,
+                                           const double *numbers, int n, double tolerance);
 
 /* ==== The reducer ============================================================================= */
 
@@ -139,6 +143,13 @@ LT_MUST lt_status lt_group_compare(lt_group *group, const char *what, const char
  * on the others; one that none has used is not sent, and not updated. Ranks come to a batch
  * norm for the first time in the same step and the same order, make the same optimizers in one
  * order, and take the same steps of them; or it is LT_EDESYNC.
+ *
+ * It is also LT_EDESYNC when ranks take a step of an optimizer with different settings, which the
+ * record of the next step shows; when they have batches of different rows or of different data
+ * (lt_reducer_set_data()); and when different parameters are frozen at the first backward of a
+ * step. If only some ranks have written to parameters since the last record (as lt_fill() does;
+ * writes through lt_data() are not seen), all ranks compare the values. The record has digests of
+ * all this, so it costs nothing while the ranks agree.
  *
  * Gradients on an accelerator stay there, if each rank has one of its own and there is a library
  * by which they reach each other, as NCCL: it adds in the dtype that travels. If not, they are
@@ -190,6 +201,13 @@ LT_MUST lt_status lt_reducer_add(lt_reducer *reducer, lt_tensor *const *params, 
 /* What this rank, or its shard, has of the batch from now on: rows of so many. Before the first
  * call each rank has an equal share. A rank with 0 rows must still go through some, for nothing. */
 LT_API void lt_reducer_set_share(lt_reducer *reducer, int64_t rows, int64_t total);
+
+/* A digest of the data that this rank's batches are from. It must be the same on all ranks. 0: not
+ * known. */
+LT_API void lt_reducer_set_data(lt_reducer *reducer, uint32_t digest);
+/* LT_EDESYNC unless all ranks have taken the last step with the same settings. A collective, for
+ * after the last step: the settings of every other step are compared in the step that follows. */
+LT_MUST lt_status lt_reducer_compare(lt_reducer *reducer);
 
 /* For lt_set_all_sum(), with the reducer as ud. All ranks must go through as many such sums in each
  * step. LT_EUSAGE with vranks, unless each rank has one: the others have not come yet. */

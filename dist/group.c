@@ -1,6 +1,7 @@
 /* group.c - what every group has, whatever carries its bytes: the checks of collectives, the thread
  * in the background, and turns between it and the rank's own thread.
  */
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -280,6 +281,28 @@ lt_status lt_group_compare(lt_group *g, const char *what, const char *text)
     lt_status status = lt_group_broadcast(g, what, first, bytes, 0);
     if (status == LT_OK && strcmp(first, text) != 0) {
         status = name_difference(g, what, first, text);
+        lt_group_fail(g);
+    }
+    free(first);
+    return status == LT_OK ? lt_group_barrier(g, what) : status;
+}
+
+lt_status lt_group_compare_numbers(lt_group *g, const char *what, const double *numbers, int n,
+                                   double tolerance)
+{
+    double *first = malloc(((size_t)n + 1) * sizeof *first), largest = 0;
+    if (!first)
+        return lt_fail(LT_ENOMEM, "out of memory for a comparison");
+    memcpy(first, numbers, (size_t)n * sizeof *first);
+    lt_status status = lt_group_broadcast(g, what, first, (size_t)n * sizeof *first, 0);
+    int i = 0;
+    for (int k = 0; k < n; k++)
+        largest = fmax(largest, fabs(first[k]));
+    while (i < n && !(fabs(first[i] - numbers[i]) > tolerance * largest))
+        i++;
+    if (status == LT_OK && i < n) {
+        status = lt_fail(LT_EDESYNC, "the ranks disagree: %s: number %d is %.9g on rank 0 and %.9g "
+                         "on rank %d", what, i + 1, first[i], numbers[i], g->rank);
         lt_group_fail(g);
     }
     free(first);

@@ -14,6 +14,7 @@ typedef struct lt_member {  /* a parameter */
     int arena;          /* arenas are numbered as they come: addresses differ between ranks */
     int bucket;
     lt_came came;       /* written by the rank's thread before a sweep, or under the lock */
+    bool frozen;        /* at the first backward of the step */
     bool judged;        /* an optimizer has it, so what is found in it counts */
     bool measured;      /* this is of its gradient as it is now: */
     lt_found found;

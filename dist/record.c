@@ -8,7 +8,7 @@
 
 /* The numbers: these, then some for each rank, one for each parameter, and the norms. */
 enum { LOSS, HEAD };
-enum { BACKWARDS, STOP, STEPS, TAIL, OF_RANK };
+enum { BACKWARDS, STOP, STEPS, TAIL, AGREE, WRITES, OF_RANK };
 
 static double *of_rank(const lt_record *r, int rank) { return r->data + HEAD + OF_RANK * rank; }
 static double *of_parameters(const lt_record *r) { return of_rank(r, r->ranks); }
@@ -67,6 +67,8 @@ lt_status lt__record_write(lt_record *r, lt_ctx *ctx, int ranks, int parameters,
     of_rank(r, own->rank)[STOP] = own->stop_reason;
     of_rank(r, own->rank)[STEPS] = own->steps;
     of_rank(r, own->rank)[TAIL] = own->tail;
+    of_rank(r, own->rank)[AGREE] = own->agree;
+    of_rank(r, own->rank)[WRITES] = own->writes;
     return lt__norms_write(&r->norms, ctx, own->share > 0, of_norms(r));
 }
 
@@ -117,6 +119,18 @@ lt_status lt__record_check(const lt_record *r)
     }
     return LT_OK;
 }
+
+/* Whether all ranks have the same number of this kind. */
+static bool is_same(const lt_record *r, int number)
+{
+    int rank = 1;
+    while (rank < r->ranks && of_rank(r, rank)[number] == of_rank(r, 0)[number])
+        rank++;
+    return rank >= r->ranks;
+}
+
+bool lt__record_agrees(const lt_record *r) { return is_same(r, AGREE); }
+bool lt__record_writes_agree(const lt_record *r) { return is_same(r, WRITES); }
 
 bool lt__record_uses(const lt_record *r, int parameter) { return of_parameters(r)[parameter] > 0; }
 

@@ -28,6 +28,8 @@ typedef struct lt_own {   /* what a rank tells of itself */
     int backwards, stop_reason;
     uint32_t steps;       /* lt_steps_digest() */
     int tail;             /* numbers that go with each bucket */
+    uint32_t agree;       /* a digest of what must be the same on all ranks */
+    uint32_t writes;      /* to parameters since the last record, other than by optimizers */
 } lt_own;
 
 /* What a backward of this step begins with; of more elements than one it is none. */
@@ -53,6 +55,9 @@ int lt__record_backwards(const lt_record *record);
 int lt__record_stop_reason(const lt_record *record);
 /* LT_EDESYNC unless all ranks have taken the same steps, and send as much with buckets. */
 LT_MUST lt_status lt__record_check(const lt_record *record);
+/* Whether all ranks have the same own.agree, and the same own.writes. */
+bool lt__record_agrees(const lt_record *record);
+bool lt__record_writes_agree(const lt_record *record);
 /* The statistics that wait in ctx become those of all ranks. LT_ENOMEM or LT_EDESYNC. */
 LT_MUST lt_status lt__record_read_norms(const lt_record *record, lt_ctx *ctx);
 

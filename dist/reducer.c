@@ -92,6 +92,7 @@ void lt_reducer_free(lt_reducer *r)
     lt__plan_free(&r->plan);
     free(r->folds);
     free(r->sent);
+    free(r->written);
     free(r);
     lt__ctx_release(ctx);
 }
@@ -99,8 +100,11 @@ void lt_reducer_free(lt_reducer *r)
 void lt_reducer_set_share(lt_reducer *r, int64_t rows, int64_t total)
 {
     r->share = (double)rows / (double)total;
+    r->rows = total;
     r->told = true;
 }
+
+void lt_reducer_set_data(lt_reducer *r, uint32_t digest) { r->data = digest; }
 
 lt_status lt_reducer_set_filter(lt_reducer *r, const lt_bucket_filter *filter)
 {
@@ -135,16 +139,19 @@ static lt_status cut(lt_reducer *r)
     return lt__plan_cut(&r->plan, first, r->config.bucket > 0 ? r->config.bucket : 8 << 20);
 }
 
-/* The arrays that follow the plan have room for one more item. */
-static lt_status make_room(lt_reducer *r)
+/* The arrays that follow the plan have room for one more item, x. */
+static lt_status make_room(lt_reducer *r, const lt_tensor *x)
 {
+    uint32_t *written = realloc(r->written, (size_t)(r->plan.n_arenas + 1) * sizeof *written);
+    r->written = written ? written : r->written;
     lt_tensor **sent = realloc(r->sent, (size_t)(r->plan.n_items + 1) * sizeof *sent);
     r->sent = sent ? sent : r->sent;
     lt_fold *folds = realloc(r->folds, (size_t)(r->plan.n_arenas + 1) * sizeof *folds);
     r->folds = folds ? folds : r->folds;
-    if (!sent || !folds)
+    if (!sent || !folds || !written)
         return lt_fail(LT_ENOMEM, "out of memory for a reducer");
     folds[r->plan.n_arenas] = (lt_fold){0};
+    written[r->plan.n_arenas] = atomic_load_explicit(&x->storage->version, memory_order_relaxed);
     return LT_OK;
 }
 
@@ -165,7 +172,7 @@ static lt_status broadcast(lt_reducer *r, lt_tensor *x)
 
 static lt_status add_item(lt_reducer *r, lt_tensor *x)
 {
-    LT_TRY(make_room(r));
+    LT_TRY(make_room(r, x));
     LT_TRY(lt__plan_add(&r->plan, x));
     LT_TRY(broadcast(r, x));
     r->more = true; /* than the record had, if this is in the middle of a step */
@@ -223,6 +230,7 @@ static lt_status write_record(lt_reducer *r)
         own.stop_reason = lt_stop_reason(r->ctx);
         own.steps = lt_steps_digest(r->ctx);
         own.tail = r->filter.is.tail;
+        lt__agree_write(r, &own);
     }
     LT_TRY(lt__record_write(&r->record, r->ctx, r->size, r->plan.n_items, &own));
     for (int i = 0; i < r->plan.n_items; i++)
@@ -254,6 +262,9 @@ static lt_status sweep(void *ud)
     }
     LT_TRY(lt_group_allreduce(r->group, &sum));
     LT_TRY(lt__record_check(&r->record));
+    r->disagrees = !lt__record_agrees(&r->record);
+    if (r->disagrees) /* which the rank's thread will name */
+        return LT_OK;
     for (int i = 0; i < r->plan.n_items; i++) {
         r->plan.items[i].wanted = lt__record_uses(&r->record, i);
         r->plan.items[i].grown = lt__record_adds(&r->record, i);
@@ -347,6 +358,8 @@ static lt_status fold(lt_reducer *r)
 static lt_status finish_sweep(lt_reducer *r)
 {
     LT_TRY(lt_group_wait(r->group));
+    if (r->disagrees)
+        return lt__agree_name(r);
     LT_TRY(lt__staging_follow(&r->staging));
     for (int i = r->plan.n_items - 1; i >= 0 && !r->settled; i--) {
         lt_member *it = &r->plan.items[i];
@@ -380,7 +393,8 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
     if (r->swept) /* too early, and over before more is added */
         LT_TRY(finish_sweep(r));
     LT_TRY(lt__record_add_loss(&r->record, loss));
-    r->backwards++;
+    if (r->backwards++ == 0)
+        lt__agree_look(r);
     r->more = true;
     r->began = lt__seconds();
     survey(r);
@@ -469,12 +483,14 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome)
         LT_TRY(start_sweep(r));
         LT_TRY(finish_sweep(r));
     }
+    if (!lt__record_writes_agree(&r->record))
+        LT_TRY(lt__agree_compare_weights(r));
     LT_TRY(read_record(r));
     r->last.waited = lt__seconds() - before;
     lt_trace(ctx, LT_TRACK_COMPUTE, "wait for the ranks", before, r->last.waited);
     lt__record_forget_losses(&r->record);
     r->backwards = 0;
-    r->swept = r->more = false;
+    r->swept = r->more = r->looked = false;
     for (int i = 0; i < r->plan.n_items; i++) {
         r->plan.items[i].before = (lt_found){0};
         r->plan.items[i].added = false;

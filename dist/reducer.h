@@ -33,6 +33,12 @@ struct lt_reducer {
     bool more;          /* and there is more than it had */
     bool broken;        /* a backward failed in the middle of one */
     int64_t begun;      /* the last step whose first backward has begun */
+    int64_t rows;       /* of the batch of all ranks; 0: not told */
+    uint32_t data;      /* see lt_reducer_set_data() */
+    uint32_t *written;  /* of each arena: the version of its values when the last record was
+                         * written */
+    bool looked;        /* lt__agree_look() was called in this step */
+    bool disagrees;     /* the last record says that the ranks disagree */
     int shards, shard;  /* of this rank in a step, and the present one; 0: see vranks */
     bool told;          /* what the present one has of the batch */
     bool folded;        /* it is in the folds, */
@@ -43,6 +49,18 @@ struct lt_reducer {
     pthread_mutex_t lock;
     pthread_cond_t ready;
 };
+
+/* agree.c: what must be the same on all ranks. */
+/* Remembers which parameters are frozen: at the first backward of a step, or before its record if
+ * the step has none. */
+void lt__agree_look(lt_reducer *r);
+/* Fills own->agree and own->writes. */
+void lt__agree_write(lt_reducer *r, lt_own *own);
+/* After a record in which `agree` differs: LT_EDESYNC with the first difference. A collective, on
+ * the rank's thread, as is the next. */
+LT_MUST lt_status lt__agree_name(lt_reducer *r);
+/* After a record in which `writes` differs: LT_EDESYNC if parameters do, too. */
+LT_MUST lt_status lt__agree_compare_weights(lt_reducer *r);
 
 /* On the group's thread: sums what of a bucket some rank has, once it is complete. bucket.c. */
 LT_MUST lt_status lt__bucket_reduce(lt_reducer *r, int index);

@@ -250,6 +250,29 @@ TEST(the_first_difference_is_named)
         CHECK_EQ(results[r].status, LT_OK);
 }
 
+static void compare_numbers(rank *r)
+{
+    result *own = r->ud;
+    double numbers[3] = {-20, 0.5, 1 + 1e-9 * r->rank};
+    note(r->ud, lt_group_compare_numbers(r->group, "pixels", numbers, 3, 1e-6));
+    numbers[1] += r->rank == 2 ? 1e-4 : 1e-5;
+    lt_status later = lt_group_compare_numbers(r->group, "pixels", numbers, 3, 1e-6);
+    snprintf(own->text, sizeof own->text, "%s", lt_errmsg());
+    own->later = later;
+}
+
+TEST(numbers_may_differ_in_their_last_digits)
+{
+    result results[3] = {0};
+    on_ranks(3, NULL, compare_numbers, results, sizeof *results);
+    for (int r = 0; r < 3; r++) {
+        CHECK_EQ(results[r].status, LT_OK);
+        CHECK_EQ(results[r].later, LT_EDESYNC);
+        CHECK_STR(results[r].text, "the ranks disagree: pixels: number 2 is 0.50001 on rank 0 and "
+                                   "0.5001 on rank 2");
+    }
+}
+
 static void one_fails(rank *r)
 {
     if (r->rank == 1) {

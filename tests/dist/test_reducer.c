@@ -241,6 +241,46 @@ TEST(a_backward_that_fails_ends_sums_of_all_ranks)
     }
 }
 
+/* All ranks end, in the step in which they can know. */
+TEST(ranks_that_train_differently)
+{
+    static const struct { odd odd; const char *text; int steps; } cases[] = {
+        {ODD_LR, "the last step of an optimizer: rank 0 has 'optimizer 1: lr = 0.1', rank 1 has "
+                 "'optimizer 1: lr = 0.2'", 3},
+        {ODD_CLIP, "the last step of an optimizer: rank 0 has 'optimizer 1: clip = 10000', rank 1 "
+                   "has 'optimizer 1: clip = 1000'", 3},
+        {ODD_FROZEN, "step 3: rank 0 has 'parameter 2 (40 f64): trained', rank 1 has 'parameter 2 "
+                     "(40 f64): frozen'", 2},
+        {ODD_ROWS, "step 3: rank 0 has 'a batch of 6 rows', rank 1 has 'a batch of 7 rows'", 2},
+        {ODD_DATA, "step 3: rank 0 has 'training data with digest 00000000', rank 1 has 'training "
+                   "data with digest 00000007'", 2},
+        {ODD_WRITE, "the weights at step 3, which some ranks have written to: rank 0 has "
+                    "'parameter 3 (4x40 f64): ", 2}};
+    static result results[MOST];
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
+        for (int blocking = 0; blocking < 2; blocking++) {
+            plan p = usual;
+            p.odd = cases[c].odd;
+            p.config.blocking = blocking;
+            train_all(&p, results);
+            for (int i = 0; i < 3; i++) {
+                CHECK_EQ(results[i].status, LT_EDESYNC);
+                if (!strstr(results[i].text, "the ranks disagree: ") ||
+                    !strstr(results[i].text, cases[c].text))
+                    FAIL("rank %d: %s", i, results[i].text);
+                CHECK(results[i].loss[cases[c].steps - 1] > 0);
+                CHECK(results[i].loss[cases[c].steps] == 0);
+            }
+        }
+}
+
+TEST(a_rank_may_write_to_weights_what_was_there)
+{
+    plan p = usual;
+    p.odd = PUT_BACK;
+    check_against_one(&p, 1e-13);
+}
+
 TEST(vranks_have_no_batch_norm_of_all_ranks)
 {
     static result results[MOST];

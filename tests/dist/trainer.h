@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "core/tensor.h"
 #include "dist/dist.h"
 #include "ops/ops.h"
 #include "tests/lt_test.h"
@@ -14,7 +15,12 @@
 enum { MOST = 5, WIDTH = 3, HIDDEN = 40, CLASSES = 4, STEPS = 5, MOST_ROWS = 13 };
 enum { W1, B1, W2, B2, RARE, NEVER, PARAMS };
 
+typedef enum odd {
+    EVEN, ODD_LR, ODD_CLIP, ODD_FROZEN, ODD_WRITE, PUT_BACK, ODD_ROWS, ODD_DATA
+} odd;
+
 typedef struct plan { /* of a training */
+    odd odd;                      /* what rank 1 does differently from step 3 on */
     int ranks;
     lt_dtype dtype;
     int rows[STEPS];              /* of the global batch */
@@ -194,11 +200,37 @@ static lt_status learn(rank *r, int step, int64_t first, int64_t n, double weigh
     return status;
 }
 
+static bool is_odd(const rank *r, odd what)
+{
+    return r->plan->odd == what && r->rank == 1 && lt_step(r->ctx) >= 2;
+}
+
+/* Before a step. */
+static lt_status be_odd(rank *r)
+{
+    if (is_odd(r, ODD_FROZEN))
+        LT_TRY(lt_set_requires_grad(r->w[B1], false));
+    if (is_odd(r, ODD_DATA))
+        lt_reducer_set_data(r->reducer, 7);
+    if (!is_odd(r, ODD_WRITE) && !is_odd(r, PUT_BACK))
+        return LT_OK;
+    lt_tensor *before = lt__tensor_copy(r->w[W2], r->plan->dtype);
+    LT_TRY(lt_fill(r->w[W2], 0.5));
+    lt_status status = is_odd(r, PUT_BACK) ? lt_copy(r->w[W2], before) : LT_OK;
+    lt_release(before);
+    return status;
+}
+
 static lt_status update(rank *r)
 {
     lt_opt opts[LT_MAX_OPT];
     const lt_schema *schema = &lt_optim_def(r->optim)->schema;
-    LT_TRY(lt_opts_parse(schema, "lr=0.1 momentum=0.9 decay=0.01", opts));
+    const char *text = is_odd(r, ODD_LR) ? "lr=0.2 momentum=0.9 decay=0.01"
+                                         : "lr=0.1 momentum=0.9 decay=0.01";
+    LT_TRY(lt_opts_parse(schema, text, opts));
+    if (r->plan->odd == ODD_CLIP)
+        return lt_optim_step_clipped(r->optim, (const lt_opt *const[]){opts}, 1,
+                                     is_odd(r, ODD_CLIP) ? 1e3 : 1e4, NULL, NULL);
     return lt_optim_step(r->optim, (const lt_opt *const[]){opts}, 1, NULL);
 }
 
@@ -210,8 +242,9 @@ static lt_status take_step(rank *r, int step)
     int64_t rows = p->rows[step], n = p->ranks;
     int64_t first = (rows * r->rank + n - 1) / n, end = (rows * (r->rank + 1) + n - 1) / n;
     int64_t own = end - first;
+    LT_TRY(be_odd(r));
     if (r->reducer)
-        lt_reducer_set_share(r->reducer, own, rows);
+        lt_reducer_set_share(r->reducer, own, rows + is_odd(r, ODD_ROWS));
     r->poisons = p->poisons && own == 0;
     if (own == 0) { /* one row, for nothing */
         first = 1;

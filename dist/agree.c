@@ -1,0 +1,142 @@
+/* agree.c - compares, in each step, what must be the same on all ranks; see reducer.h.
+ *
+ * The record of a step has one digest of each rank. Only if two digests differ do the ranks compare
+ * the same things in words, to name the difference. All ranks see the same record, so all of them
+ * do that together, each on its own thread. The record also counts writes to parameters. Different
+ * counts are no error by themselves, since a rank may have put back what it changed. Then the ranks
+ * compare the values.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dist/reducer.h"
+
+enum { LINE = 256 };
+
+void lt__agree_look(lt_reducer *r)
+{
+    for (int i = 0; i < r->plan.n_items; i++)
+        r->plan.items[i].frozen = !lt_requires_grad(r->plan.items[i].x);
+    r->looked = true;
+}
+
+/* FNV-1, a word at a time. */
+static uint32_t add(uint32_t digest, uint32_t word) { return (digest * 16777619) ^ word; }
+
+static uint32_t digest_of(lt_reducer *r)
+{
+    uint32_t digest = add(lt_settings_digest(r->ctx), r->data);
+    digest = add(digest, (uint32_t)r->rows);
+    for (int i = 0; i < r->plan.n_items; i++)
+        digest = add(digest, r->plan.items[i].frozen);
+    return digest;
+}
+
+/* Writes to the arenas since the last time. */
+static uint32_t count_writes(lt_reducer *r)
+{
+    uint32_t count = 0;
+    for (int arena = 0, i = 0; i < r->plan.n_items; i++) {
+        const lt_member *it = &r->plan.items[i];
+        if (it->arena != arena)
+            continue;
+        uint32_t now = atomic_load_explicit(&it->x->storage->version, memory_order_relaxed);
+        count += now - r->written[arena];
+        r->written[arena++] = now;
+    }
+    return count;
+}
+
+void lt__agree_write(lt_reducer *r, lt_own *own)
+{
+    if (!r->looked)
+        lt__agree_look(r);
+    own->agree = digest_of(r);
+    own->writes = count_writes(r);
+}
+
+/* ==== In words ================================================================================ */
+
+/* Room for so many lines and for one that ends it. New; for free(). NULL with LT_ENOMEM. */
+static char *new_text(int lines)
+{
+    char *text = calloc((size_t)lines + 1, LINE);
+    if (!text)
+        lt_fail(LT_ENOMEM, "out of memory for a comparison");
+    return text;
+}
+
+/* "parameter 3 (f32 64x3x3x1)". Returns its length, at most half of a line. */
+static int print_parameter(char *to, const lt_reducer *r, int i)
+{
+    char shape[96];
+    return snprintf(to, LINE / 2, "parameter %d (%s)", i + 1,
+                    lt_describe(r->plan.items[i].x, shape, sizeof shape));
+}
+
+static lt_status compare_step(lt_reducer *r)
+{
+    char what[40], *text = new_text(r->plan.n_items + 2), *at = text;
+    if (!text)
+        return LT_ENOMEM;
+    snprintf(what, sizeof what, "step %lld", (long long)lt_step(r->ctx) + 1);
+    at += snprintf(at, LINE, "a batch of %lld rows\n", (long long)r->rows);
+    at += snprintf(at, LINE, "training data with digest %08x\n", (unsigned)r->data);
+    for (int i = 0; i < r->plan.n_items; i++) {
+        at += print_parameter(at, r, i);
+        at += snprintf(at, LINE / 2, ": %s\n", r->plan.items[i].frozen ? "frozen" : "trained");
+    }
+    lt_status status = lt_group_compare(r->group, what, text);
+    free(text);
+    return status;
+}
+
+lt_status lt_reducer_compare(lt_reducer *r)
+{
+    char *text = lt_settings_text(r->ctx);
+    if (!text)
+        return LT_ENOMEM;
+    lt_status status = lt_group_compare(r->group, "the last step of an optimizer", text);
+    free(text);
+    return status;
+}
+
+lt_status lt__agree_name(lt_reducer *r)
+{
+    LT_TRY(lt_reducer_compare(r));
+    LT_TRY(compare_step(r));
+    return lt_fail(LT_EDESYNC, "the ranks disagree: their optimizers have not had the same "
+                   "settings (lr, momentum, ...) in all steps");
+}
+
+/* "parameter 1 (f32 64x3x3x1): " and the first digits of its digest. */
+static lt_status print_values(char **to, const lt_reducer *r, int i)
+{
+    lt_sha256 sha;
+    char hex[65];
+    lt_tensor *here = lt__on_host(r->plan.items[i].x);
+    if (!here)
+        return lt_errcode();
+    lt_sha256_begin(&sha);
+    lt_sha256_add(&sha, here->data, (size_t)here->count * lt_dtype_bytes((lt_dtype)here->dtype));
+    lt_sha256_end(&sha, hex);
+    lt_release(here);
+    *to += print_parameter(*to, r, i);
+    *to += snprintf(*to, LINE / 2, ": %.16s\n", hex);
+    return LT_OK;
+}
+
+lt_status lt__agree_compare_weights(lt_reducer *r)
+{
+    char what[80], *text = new_text(r->plan.n_items), *at = text;
+    lt_status status = text ? LT_OK : LT_ENOMEM;
+    for (int i = 0; i < r->plan.n_items && status == LT_OK; i++)
+        status = print_values(&at, r, i);
+    snprintf(what, sizeof what, "the weights at step %lld, which some ranks have written to",
+             (long long)lt_step(r->ctx) + 1);
+    if (status == LT_OK)
+        status = lt_group_compare(r->group, what, text);
+    free(text);
+    return status;
+}
