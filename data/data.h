@@ -65,6 +65,11 @@ LT_API int64_t lt_source_count(const lt_source *source);
 LT_API void lt_source_shape(const lt_source *source, int64_t shape[3]); /* (h, w, c) */
 /* How many classes there are; 0 when nobody has said. */
 LT_API int64_t lt_source_classes(const lt_source *source);
+/* Digests of the labels, and of a sample of at most 16 images, spread over the source: the same on
+ * all machines that have the same data, wherever it is stored. *labels covers all labels of a
+ * source in memory, and the names of all classes and files of a folder. Pixels of a float dtype are
+ * left out, as their last bits may depend on the CPU that has computed them. */
+LT_API void lt_source_digest(const lt_source *source, uint32_t *labels, uint32_t *images);
 /* The name of a folder's class; NULL past the end, and for other sources. Borrowed. */
 LT_API const char *lt_source_class(const lt_source *source, int64_t i);
 

@@ -252,6 +252,20 @@ static const char *class_name(const lt_source *source, int64_t i)
     return i >= 0 && i < f->classes.n ? f->names + f->classes.items[i].name : NULL;
 }
 
+/* Of each image and its class, in their order. */
+static uint32_t digest_names(const lt_source *source)
+{
+    const folder *f = (const folder *)source;
+    uint32_t digest = 2166136261;
+    for (int64_t i = 0; i < f->images.n; i++) {
+        const char *name = f->names + f->images.items[i].name;
+        const char *class = class_name(source, f->images.items[i].class);
+        digest = lt__digest(digest, class, strlen(class) + 1);
+        digest = lt__digest(digest, name, strlen(name) + 1);
+    }
+    return digest;
+}
+
 static void free_folder(lt_source *source)
 {
     folder *f = (folder *)source;
@@ -281,7 +295,8 @@ lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height, int64
     }
     f->base = (lt_source){.ctx = lt__ctx_retain(ctx), .h = height, .w = width, .c = channels,
                           .dtype = LT_U8, .in_files = true, .read = read_image,
-                          .class_name = class_name, .free = free_folder};
+                          .class_name = class_name, .digest_names = digest_names,
+                          .free = free_folder};
     atomic_init(&f->base.refs, 1);
     if (list_all(f) != LT_OK || (height == 0 && take_size_of_first(f) != LT_OK)) {
         lt_source_release(&f->base);

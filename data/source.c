@@ -5,7 +5,7 @@
  */
 #include <stdlib.h>
 
-#include "data/source.h"
+#include "data/sample.h"
 
 uint8_t *lt__buffer_need(lt_buffer *buffer, size_t bytes)
 {
@@ -46,6 +46,14 @@ void lt_source_shape(const lt_source *source, int64_t shape[3])
 const char *lt_source_class(const lt_source *source, int64_t i)
 {
     return source->class_name ? source->class_name(source, i) : NULL;
+}
+
+uint32_t lt__digest(uint32_t digest, const void *data, size_t bytes)
+{
+    const uint8_t *at = data;
+    for (size_t i = 0; i < bytes; i++)
+        digest = (digest ^ at[i]) * 16777619;
+    return digest;
 }
 
 /* ==== Another size ============================================================================ */
@@ -97,6 +105,54 @@ lt_source *lt_source_sized(lt_source *source, int64_t height, int64_t width)
                           .read = read_sized, .class_name = sized_class, .free = free_sized};
     atomic_init(&s->base.refs, 1);
     return &s->base;
+}
+
+/* ==== A digest ================================================================================ */
+
+enum { SAMPLE = 16 }; /* images */
+
+/* Adds image i and its label. One that cannot be read is an image, too: whoever wants it in a batch
+ * gets the error. */
+static void add_image(const lt_source *s, int64_t i, lt_workshop *shop, uint32_t *labels,
+                      uint32_t *images)
+{
+    lt_image image;
+    int64_t label;
+    if (s->read(s, i, shop, &image, &label) != LT_OK) {
+        *images = lt__digest(*images, "?", 1);
+        return;
+    }
+    int64_t shape[3] = {image.h, image.w, image.c};
+    *labels = lt__digest(*labels, &label, sizeof label);
+    *images = lt__digest(*images, shape, sizeof shape);
+    if (image.dtype == LT_U8)
+        *images = lt__digest(*images, image.pixels, (size_t)(image.h * image.w * image.c));
+}
+
+static uint32_t digest_labels(const lt_source *s, lt_workshop *shop, uint32_t digest)
+{
+    lt_image image;
+    int64_t label;
+    for (int64_t i = 0; i < s->count; i++)
+        if (s->read(s, i, shop, &image, &label) == LT_OK)
+            digest = lt__digest(digest, &label, sizeof label);
+    return digest;
+}
+
+void lt_source_digest(const lt_source *s, uint32_t *labels, uint32_t *images)
+{
+    lt_workshop shop = {0};
+    *labels = *images = 2166136261;
+    if (s->read == read_sized)
+        s = ((const sized *)s)->of;
+    if (!s->in_files)
+        *labels = digest_labels(s, &shop, *labels);
+    if (s->digest_names)
+        *labels = lt__digest(*labels, &(uint32_t){s->digest_names(s)}, sizeof(uint32_t));
+    int64_t n = s->count < SAMPLE ? s->count : SAMPLE;
+    for (int64_t i = 0; i < n; i++)
+        add_image(s, i * (s->count - 1) / (n > 1 ? n - 1 : 1), &shop, labels, images);
+    lt__workshop_free(&shop);
 }
 
 /* ==== Images in memory ======================================================================== */

@@ -49,6 +49,44 @@ TEST(images_in_memory_have_a_pixel)
     lt_ctx_free(ctx);
 }
 
+/* Digests of six images in memory, with another pixel in image `at`, and another class for image
+ * `label`; -1: none. */
+static void digest_with(lt_dtype dtype, int at, int label, uint32_t digests[2])
+{
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    lt_tensor *images = lt_tensor_full(ctx, dtype, 4, (int64_t[]){6, 2, 3, 1}, 7);
+    lt_tensor *labels = lt_tensor_full(ctx, LT_I64, 1, (int64_t[]){6}, 1);
+    if (at >= 0 && dtype == LT_U8)
+        ((uint8_t *)lt_data(images))[6 * at] = 8;
+    else if (at >= 0)
+        ((float *)lt_data(images))[6 * at] = 8;
+    if (label >= 0)
+        ((int64_t *)lt_data(labels))[label] = 0;
+    lt_source *source = lt_source_tensors(ctx, images, labels);
+    lt_source_digest(source, &digests[0], &digests[1]);
+    lt_source_release(source);
+    lt_release(images);
+    lt_release(labels);
+    lt_ctx_free(ctx);
+}
+
+TEST(a_digest_is_of_labels_and_of_a_sample_of_images)
+{
+    uint32_t usual[2], other[2];
+    digest_with(LT_U8, -1, -1, usual);
+    digest_with(LT_U8, -1, -1, other);
+    CHECK(memcmp(usual, other, sizeof usual) == 0);
+    for (int i = 0; i < 6; i++) {
+        digest_with(LT_U8, i, -1, other);
+        CHECK(other[0] == usual[0] && other[1] != usual[1]);
+        digest_with(LT_U8, -1, i, other);
+        CHECK(other[0] != usual[0] && other[1] == usual[1]);
+    }
+    digest_with(LT_F32, -1, -1, usual);
+    digest_with(LT_F32, 3, -1, other); /* its last bits may be of another CPU */
+    CHECK(memcmp(usual, other, sizeof usual) == 0);
+}
+
 /* ==== Synthetic =============================================================================== */
 
 enum { H = 12, W = 9, MOST = 3, CLASSES = 10 };
