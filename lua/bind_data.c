@@ -140,6 +140,16 @@ static int source_shape(lua_State *L)
     return 3;
 }
 
+/* source:digest(): of the labels, and of a sample of the images. */
+static int source_digest(lua_State *L)
+{
+    uint32_t labels, images;
+    lt_source_digest(lt__check_handle(L, source_class), &labels, &images);
+    lua_pushinteger(L, labels);
+    lua_pushinteger(L, images);
+    return 2;
+}
+
 /* source:names(): of its classes. A source that is closed meanwhile raises. */
 static int source_names(lua_State *L)
 {
@@ -153,7 +163,8 @@ static int source_names(lua_State *L)
 }
 
 static const luaL_Reg source_methods[] = {
-    {"count", source_count}, {"shape", source_shape}, {"names", source_names}, {NULL, NULL}};
+    {"count", source_count}, {"shape", source_shape}, {"digest", source_digest},
+    {"names", source_names}, {NULL, NULL}};
 
 /* scan_labels(labels, classes): the highest of labels, and the place (from 1) and the value of the
  * first one that is not from 0 to classes - 1, or nil. */

@@ -62,6 +62,24 @@ static int compare(lua_State *L)
     return 0;
 }
 
+/* compare_numbers(what, list, tolerance): likewise; see lt_group_compare_numbers(). */
+static int compare_numbers(lua_State *L)
+{
+    const char *what = luaL_checkstring(L, 1);
+    lt_group *group = others(L, what);
+    int n = (int)luaL_len(L, 2);
+    double *numbers = lua_newuserdatauv(L, (size_t)n * sizeof *numbers, 0);
+    for (int i = 0; i < n; i++) {
+        lua_rawgeti(L, 2, i + 1);
+        numbers[i] = luaL_checknumber(L, -1);
+        lua_pop(L, 1);
+    }
+    if (group)
+        lt__check(L, lt__lua(L),
+                  lt_group_compare_numbers(group, what, numbers, n, luaL_checknumber(L, 3)));
+    return 0;
+}
+
 /* tell(what, text): the text of rank 0. */
 static int tell(lua_State *L)
 {
@@ -181,19 +199,22 @@ static int64_t least_of(int64_t rows, int64_t grain, int shards)
     return least > 0 ? least : 1;
 }
 
-/* take_shard(rows, part, grain): this rank goes through that part of so many rows now. */
+/* take_shard(rows, part, grain, data): this rank goes through that part of so many rows now; data
+ * is a digest of the set that they are from, or nil. */
 static int take_shard(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    int64_t all = luaL_checkinteger(L, 1);
+    int64_t all = luaL_checkinteger(L, 1), data = luaL_optinteger(L, 4, 0);
     shard(L);
     int64_t own = lua_tointeger(L, -1);
     s->first_row = lua_tointeger(L, -2);
     s->shard_rows = own > 0 ? own : 1;
     s->least_rows = least_of(all, grain_at(L), lt__shards(s) * size_of(s));
     lt_tape_set_first_row(lt_tape_current(s->ctx), s->first_row);
-    if (s->reducer)
+    if (s->reducer) {
         lt_reducer_set_share(s->reducer, own, all);
+        lt_reducer_set_data(s->reducer, (uint32_t)data);
+    }
     return 0;
 }
 
@@ -204,6 +225,42 @@ static int least_rows(lua_State *L)
     const lt_lua *s = lt__lua(L);
     lua_Integer rows = luaL_checkinteger(L, 1);
     lua_pushinteger(L, rows == s->shard_rows ? s->least_rows : rows);
+    return 1;
+}
+
+/* compare_step(): an error if another rank has taken the last step with other settings. */
+static int compare_step(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    if (others(L, "the last step of an optimizer"))
+        lt__check(L, s, lt_reducer_compare(s->reducer));
+    return 0;
+}
+
+/* complete(optim): whether its next step will be applied; its gradients are those of all ranks. */
+static int complete(lua_State *L)
+{
+    lt_outcome outcome;
+    lt_optim *o = lt__check_handle(L, "luatrain.Optim");
+    lt__group_at(L);
+    lt__check(L, lt__lua(L), lt_optim_complete(o, &outcome));
+    lua_pushboolean(L, outcome == LT_APPLY);
+    return 1;
+}
+
+/* digest(tensor): a few hexadecimal digits of its values. */
+static int digest(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_sha256 sha;
+    char hex[65];
+    lt_tensor **box = lt__push_box(L, s);
+    lt__share_on_host(L, s, box, lt__self(L, "digest"));
+    lt_sha256_begin(&sha);
+    lt_sha256_add(&sha, lt_data(*box),
+                  (size_t)lt_count(*box) * lt_dtype_bytes(lt_tensor_dtype(*box)));
+    lt_sha256_end(&sha, hex);
+    lua_pushlstring(L, hex, 16);
     return 1;
 }
 
@@ -298,9 +355,11 @@ static int wire(lua_State *L)
 }
 
 static const luaL_Reg functions[] = {
-    {"rank", rank}, {"on_root", on_root}, {"compare", compare}, {"tell", tell}, {"sum", sum},
+    {"rank", rank}, {"on_root", on_root}, {"compare", compare},
+    {"compare_numbers", compare_numbers}, {"tell", tell}, {"sum", sum},
     {"reduce", reduce}, {"is_alone", is_alone}, {"deterministic", deterministic},
     {"shards", shards}, {"shard", shard}, {"take_shard", take_shard}, {"least_rows", least_rows},
+    {"compare_step", compare_step}, {"complete", complete}, {"digest", digest},
     {"expect", expect}, {"reduced", reduced}, {"configure", configure}, {"buckets", buckets},
     {"time_sums", time_sums}, {"wire", wire}, {NULL, NULL}};
 

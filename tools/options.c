@@ -195,7 +195,7 @@ static const struct option {
     {"vranks", "V", "of a deterministic run: parts of each batch, shared by the ranks (--ranks)",
      set_vranks},
     {"timeout", "S", "seconds that ranks wait for one that does not come (120)", set_timeout},
-    {"check-sync", "N", "each N steps the ranks compare their weights", set_count},
+    {"check-sync", "N", "each N steps the ranks compare gradients and weights", set_count},
     {"trace", "FILE", "what happens when, on all ranks, for ui.perfetto.dev", set_trace},
     {"log", "text|json", "json: the lines of metrics.jsonl instead of text", set_log},
     {"quiet", NULL, "warnings and errors only", set_quiet},

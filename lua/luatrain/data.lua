@@ -8,6 +8,7 @@
 -- function of seed and epoch; what augmentation does to an image one of seed, epoch and image.
 
 local core = ...
+local agree = require "luatrain.agree"
 local check = require "luatrain.check"
 
 local data = {}
@@ -82,11 +83,11 @@ function Set:batches(given)
   o.shard = o.shard or o.shuffle
   local pass, left = open_batches(self, o), self.count - o.first
   if not o.shard then return pass.next, pass end
-  local parts, part = core.shards(), 0
+  local parts, part, digest = core.shards(), 0, agree.digest(self)
   return function()
     local x, y = pass:next()
     part = part % parts + 1
-    if x then core.take_shard(math.min(o.batch, left), part, o.grain) end
+    if x then core.take_shard(math.min(o.batch, left), part, o.grain, digest) end
     if part == parts then left = left - o.batch end
     return x, y
   end

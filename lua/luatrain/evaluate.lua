@@ -4,6 +4,7 @@
 -- every batch, and after it they add up what they saw, in the order of the shards.
 
 local core = ...
+local agree = require "luatrain.agree"
 local check = require "luatrain.check"
 local module = require "luatrain.module"
 local ranks = require "luatrain.ranks"
@@ -48,6 +49,7 @@ end
 -- was in.
 return function(net, set, given, like, stop)
   local o = read(set, given)
+  agree.set("an evaluation", set)
   set = set:sized(like.size)
   local _ <close> = setmetatable({}, {__close = module.keep_modes(net)})
   net:eval()

@@ -63,6 +63,8 @@ function exports.fit(given)
     fail("EINVAL", "lt.fit: smoothing belongs to the loss of lt.fit; a function 'loss' has its own")
   end
   check_sets(o.train, o.test)
+  core.compare("lt.fit", ("accumulate = %d\nsmoothing = %.9g\neval_batch = %s")
+                         :format(o.accumulate, o.smoothing, o.eval_batch))
   local function loss_of(logits, y)
     if not o.loss then return ops.cross_entropy(logits, y, o.smoothing) end
     local loss = o.loss(logits, y)

@@ -10,13 +10,14 @@
 -- and settings that differ.
 --
 -- decay_bias = false spares the parameters of at most one axis: biases, and the scales and shifts
--- of norms. So each group is two for the core: 2 g - 1 has the others, 2 g has these.
+-- of norms. So each group is two for the core: of n groups, g has the others, n + g these.
 --
 -- clip > 0 is the most that the norm of all gradients together may be: longer ones are shortened,
 -- their direction stays (Pascanu et al. 2013). After such a step sgd.grad_norm is what it
 -- was, and 0 after one that was skipped; on an accelerator who reads it waits for it.
 
 local core = ...
+local agree = require "luatrain.agree"
 local check = require "luatrain.check"
 local is_module = require "luatrain.module".is_module
 local late = require "luatrain.late"
@@ -103,6 +104,16 @@ local function find_fault(list)
   end
 end
 
+-- All settings by name as they are now: "lr", and "2.lr" for what group 2 has of its own.
+local function settings_of(spec, self, groups)
+  local list = {}
+  for _, name in ipairs(spec.names) do list[name] = self[name] end
+  for g, group in ipairs(groups) do
+    for key, value in pairs(group) do list[g .. "." .. key] = value end
+  end
+  return list
+end
+
 local function new(spec, what, options, update)
   local self = spec(options)
   local groups, list = read_groups(what, spec)
@@ -112,10 +123,11 @@ local function new(spec, what, options, update)
   local inner = update(self, groups)
   inner.spec, inner.parameters, inner.steps = spec, list, 0
   inner.handle = core.new_optim(inner.update, tensors)
-  ranks.reduce(list)
+  ranks.reduce(list, spec.name, settings_of(spec, self, groups))
   find_fault(list)
   for _, item in ipairs(list) do
-    inner.handle:set_group(item.tensor, 2 * item.group - (#item.tensor.shape > 1 and 1 or 0))
+    local is_bias = #item.tensor.shape <= 1
+    inner.handle:set_group(item.tensor, item.group + (is_bias and #groups or 0))
   end
   self.groups, self[INNER] = groups, inner
   return setmetatable(self, meta)
@@ -204,9 +216,10 @@ function Optim:step()
     fail("optim.sgd: this one was made without momentum; make a new one to have it")
   end
   for g, group in ipairs(self.groups) do
-    list[2 * g - 1] = options_of(self, group, false)
-    list[2 * g] = options_of(self, group, true)
+    list[g] = options_of(self, group, false)
+    list[#self.groups + g] = options_of(self, group, true)
   end
+  agree.gradients(inner.handle, inner.parameters)
   local outcome, squares = inner.handle:step(list, setting(self, {}, "clip"))
   inner.squares = squares and late.take(squares, "optim.clip")
   inner.pending = outcome == "pending"
@@ -225,15 +238,7 @@ end
 -- Which one it is: "optim.sgd".
 function Optim:class() return self[INNER].spec.name end
 
--- All settings by name as they are now: "lr", and "2.lr" for what group 2 has of its own.
-function Optim:settings()
-  local list = {}
-  for _, name in ipairs(self[INNER].spec.names) do list[name] = self[name] end
-  for g, group in ipairs(self.groups) do
-    for key, value in pairs(group) do list[g .. "." .. key] = value end
-  end
-  return list
-end
+function Optim:settings() return settings_of(self[INNER].spec, self, self.groups) end
 
 -- Sets one by such a name, if its group is there; nil takes from a group what it has of its own.
 function Optim:set(name, value)

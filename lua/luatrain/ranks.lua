@@ -2,9 +2,10 @@
 -- to rank-N.log in the run's folder.
 
 local core = ...
-local command = require "luatrain.command"
+local agree = require "luatrain.agree"
 local exits = require "luatrain.exits"
 local log = require "luatrain.log"
+local sources = require "luatrain.sources"
 local sum = require "luatrain.sum"
 
 local ranks = {}
@@ -18,6 +19,7 @@ local function print_to_file(...) io.write(log.line(...)) end
 -- lt_lua_join() calls this.
 function ranks.begin()
   exits.begin_rank()
+  sources.watch()
   if core.rank() == 0 then return end
   kept = io.tmpfile()
   io.output(kept or "/dev/null")
@@ -67,44 +69,6 @@ end
 -- this rank's.
 function ranks.sum_shards(what, list) return sum(ranks.gather(what, list)) end
 
-local function read_script()
-  local file = type(arg) == "table" and type(arg[0]) == "string" and io.open(arg[0], "rb")
-  if not file then return "" end
-  local text = file:read "a"
-  file:close()
-  return text
-end
-
-local compared = false
-
--- Before the first parameters are trained: the ranks run the same.
-local function compare_programs()
-  if compared then return end
-  compared = true
-  core.compare("their luatrain", core.version)
-  core.compare("their seed", tostring(core.seed()))
-  core.compare("their script " .. command.script(), read_script())
-end
-
--- Before the first step of a run: the ranks stand at the same place of it, with the same weights.
-function ranks.compare_runs(run)
-  local _, size = core.rank()
-  if size == 1 then return end
-  core.compare("where the run stands", ("step %d, epoch %d, %d images of it")
-                                       :format(run.steps, run.epoch, run.done))
-  core.compare("the weights and buffers", run.settings.net:sha256())
-  core.compare("their precision", run.settings.scaler and "fp16 with a loss scale"
-                                  or run.settings.amp or "off")
-  if run.settings.scaler then run.settings.scaler:compare() end
-end
-
--- After a step: they still have the same weights, where that is asked for.
-function ranks.check_sync(o, step)
-  if o.check_sync and step % o.check_sync == 0 then
-    core.compare(("the weights after step %d"):format(step), o.net:sha256())
-  end
-end
-
 -- For tests: a sentence about a fault of this rank that was armed and did not come; or nil.
 function ranks.missed_fault()
   local name, of, step, struck = core.fault()
@@ -113,16 +77,13 @@ function ranks.missed_fault()
          :format(step, name)
 end
 
--- Makes the gradients of parameters, {name = , tensor = } each, one with those of other shards.
-function ranks.reduce(parameters)
+-- Makes the gradients of parameters, {name = , tensor = } each, one with those of other shards: for
+-- an optimizer that `who` makes with these settings.
+function ranks.reduce(parameters, who, settings)
   if core.is_alone() then return end
-  local lines, tensors = {}, {}
-  for i, item in ipairs(parameters) do
-    lines[i] = item.name .. " " .. core.describe(item.tensor)
-    tensors[i] = item.tensor
-  end
-  compare_programs()
-  core.compare("the parameters to be trained", table.concat(lines, "\n"))
+  local tensors = {}
+  for i, item in ipairs(parameters) do tensors[i] = item.tensor end
+  agree.optimizer(who, settings, parameters)
   core.reduce(tensors)
 end
 

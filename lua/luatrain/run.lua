@@ -26,6 +26,7 @@
 -- it is collected: that is said, and its end line does not know the exit code.
 
 local core = ...
+local agree = require "luatrain.agree"
 local amp_check = require "luatrain.amp_check"
 local check = require "luatrain.check"
 local checkpoint = require "luatrain.checkpoint"
@@ -111,8 +112,9 @@ end
 local function start(self)
   local o = self.settings
   self.made = state.settings(o)
+  agree.settings(self)
   local warnings = state.resume(self)
-  ranks.compare_runs(self)
+  agree.start(self)
   self.log = self.root and log.new{folder = self.folder, mode = o.log, quiet = o.quiet,
                                    seconds = core.clock() - self.began} or log.other()
   setmetatable(self, meta)     -- after all that __gc needs: what is made last is collected first
@@ -335,6 +337,7 @@ local function stop_if_wanted(self)
   close_step(self)
   if reason and self.watcher then self.watcher:stop(reason) end
   local what = ("stopped by %s at step %d"):format(reason or o.max_steps_from, self.steps)
+  core.compare_step()
   state.check_weights(self)
   local saved, err = save(self)
   if reason then core.clear_stop() end
@@ -498,7 +501,7 @@ local function end_step(self, loss)
   if every and self.steps % every == 0 or core.clock() - self.saved_at >= SAVE_SECONDS then
     self:save()
   end
-  ranks.check_sync(o, self.steps)
+  agree.step(o, self.steps)
   return loss
 end
 
@@ -565,6 +568,7 @@ function Run:report(numbers)
   local before = core.clock()
   close_step(self)
   self.epoch_s = self.epoch_s + (core.clock() - before)          -- the last steps may end by now
+  core.compare_step()
   state.check_weights(self)
   close_loader(self)
   local fields, result = {}, {train_loss = self.loss_sum / self.done}

@@ -1,0 +1,209 @@
+-- agree.lua - compares, before a training, what must be the same on all ranks: the program, the
+-- data, the net and the settings. What may change from step to step is compared by dist/agree.c.
+--
+-- Devices, threads, workers, folders and logs may differ between ranks. They are not compared.
+
+local core = ...
+local command = require "luatrain.command"
+local sorted = require "luatrain.keys"
+local sources = require "luatrain.sources"
+
+local agree = {}
+
+local function is_alone() return select(2, core.rank()) == 1 end
+
+local function text_of(value)
+  return math.type(value) == "float" and ("%.9g"):format(value) or tostring(value)
+end
+
+-- ==== The program ================================================================================
+
+local function read_script()
+  local file = type(arg) == "table" and type(arg[0]) == "string" and io.open(arg[0], "rb")
+  if not file then return "" end
+  local text = file:read "a"
+  file:close()
+  return text
+end
+
+local compared = setmetatable({}, {__mode = "k"})            -- labels of files, and sets
+
+-- The files that rank 0 has loaded since the last call. A rank need not have loaded all of them:
+-- rank 0 may be the only one that plots.
+local function compare_files()
+  local labels = core.tell("the files of the script", table.concat(sorted(sources.texts), "\n"))
+  for label in labels:gmatch "[^\n]+" do
+    if not compared[label] then
+      compared[label] = true
+      local what, own = "their " .. label, sources.texts[label]
+      local first = core.tell(what, own or "")
+      core.compare(what, own or first)
+    end
+  end
+end
+
+local program_compared = false
+
+local function compare_program()
+  if not program_compared then
+    program_compared = true
+    core.compare("their luatrain", core.version)
+    core.compare("their seed", tostring(core.seed()))
+    core.compare("their script " .. command.script(), read_script())
+  end
+  compare_files()
+end
+
+-- ==== Optimizers =================================================================================
+
+local function settings_text(settings)
+  local lines = {}
+  for i, name in ipairs(sorted(settings)) do
+    lines[i] = ("%s = %s"):format(name, text_of(settings[name]))
+  end
+  return table.concat(lines, "\n")
+end
+
+local function trained(tensor) return tensor.on_tape and "" or ", frozen" end
+
+-- An optimizer is made: who makes it, its settings by name, its parameters {name = , tensor = }.
+function agree.optimizer(who, settings, parameters)
+  local lines = {}
+  for i, item in ipairs(parameters) do
+    lines[i] = ("%s %s%s"):format(item.name, core.describe(item.tensor), trained(item.tensor))
+  end
+  compare_program()
+  core.compare(who, settings_text(settings))
+  core.compare("the parameters to be trained", table.concat(lines, "\n"))
+end
+
+-- ==== Sets =======================================================================================
+
+local SAMPLE = 64              -- pixels
+
+-- Some pixels of float images, spread over the set.
+local function sample_pixels(set)
+  local list = {}
+  if not set.images or set.images.dtype == "u8" then return list end
+  core.step(core.no_grad, function()
+    local count = set.images:count()
+    local flat = set.images:reshape{count}
+    for i = 1, math.min(SAMPLE, count) do
+      local at = 1 + (i - 1) * (count - 1) // math.max(math.min(SAMPLE, count) - 1, 1)
+      list[i] = flat:slice(1, at, at):item()
+    end
+  end)
+  return list
+end
+
+-- A set that all ranks must have. Bytes must be equal. Floats may have been computed on different
+-- CPUs, so they may differ a little.
+function agree.set(what, set)
+  if is_alone() or compared[set] then return end
+  local labels, images = set.source:digest()
+  local names = set.names and "classes " .. table.concat(set.names, ", ") or "no names of classes"
+  local dtype = set.images and set.images.dtype or "u8"
+  core.compare(what, ("%d images\n%dx%dx%d (height, width, channels) %s\n%d classes\n%s\n"
+                      .. "labels with digest %08x\na sample of images with digest %08x"):format(
+                        #set, set.height, set.width, set.channels, dtype, set.classes, names,
+                        labels, images))
+  core.compare_numbers(what .. ", its mean", set.mean, 1e-4)
+  core.compare_numbers(what .. ", its std", set.std, 1e-4)
+  core.compare_numbers(what .. ", a sample of its pixels", sample_pixels(set), 1e-4)
+  compared[set] = true
+end
+
+local digests = setmetatable({}, {__mode = "k"})
+
+-- One number for a set. It goes into the record of each step that trains with the set. 0: there is
+-- only one rank.
+function agree.digest(set)
+  if is_alone() then return 0 end
+  if not digests[set] then
+    local labels, images = set.source:digest()
+    digests[set] = (labels * 31 + images * 17 + #set) & 0xffffffff
+  end
+  return digests[set]
+end
+
+-- ==== Runs =======================================================================================
+
+-- The settings of a run, in the order in which they are compared.
+local function run_text(o)
+  local lines = {"batch = " .. o.batch, "epochs = " .. o.epochs}
+  local function add(name, value) lines[#lines + 1] = name .. " = " .. text_of(value) end
+  for _, name in ipairs(sorted(o.augment)) do add("augment." .. name, o.augment[name]) end
+  add("mixup", o.mixup)
+  for i, stage in ipairs(o.stages) do
+    for _, name in ipairs{"last", "size", "batch", "area"} do
+      add(("sizes[%d].%s"):format(i, name), stage[name])
+    end
+  end
+  add("max_steps", o.max_steps)
+  add("check_sync", o.check_sync)
+  return table.concat(lines, "\n")
+end
+
+-- Before a run looks for a checkpoint: that can fail on one rank, if its settings differ.
+function agree.settings(run)
+  if is_alone() then return end
+  local o = run.settings
+  compare_program()
+  core.compare("lt.run", run_text(o))
+  agree.set("the training set", o.train)
+end
+
+-- The tree of a net as text, without the folders of functions and without the blanks that align
+-- columns.
+local function tree_text(net)
+  return (tostring(net):gsub("function [^\n]*/", "function "):gsub("(%S)  +", "%1 "))
+end
+
+local function frozen_text(net)
+  local lines = {}
+  for name, tensor in net:named_parameters() do lines[#lines + 1] = name .. trained(tensor) end
+  return table.concat(lines, "\n")
+end
+
+local due = false              -- gradients of the next step are to be compared
+
+local function is_due(o, step) return o.check_sync ~= nil and step % o.check_sync == 0 end
+
+-- Before the first step of a run: the ranks are at the same place of it, with the same net.
+function agree.start(run)
+  local o = run.settings
+  if is_alone() then return end
+  due = is_due(o, run.steps + 1)
+  core.compare("where the run stands", ("step %d, epoch %d, %d images of it")
+                                       :format(run.steps, run.epoch, run.done))
+  core.compare("the optimizer of lt.run", settings_text(o.optim:settings()))
+  core.compare("the net", tree_text(o.net))
+  core.compare("the parameters of the net", frozen_text(o.net))
+  core.compare("the weights and buffers", o.net:sha256())
+  core.compare("their precision", o.scaler and "fp16 with a loss scale" or o.amp or "off")
+  if o.scaler then o.scaler:compare() end
+end
+
+-- ==== With --check-sync ==========================================================================
+
+-- Before a step of an optimizer. Its gradients are summed over all ranks first.
+function agree.gradients(handle, parameters)
+  if not due or not core.complete(handle) then return end
+  local lines = {}
+  for i, item in ipairs(parameters) do
+    local grad = item.tensor.grad
+    lines[i] = item.name .. " " .. (grad and core.digest(grad) or "none")
+  end
+  core.compare(("the gradients for step %d"):format(core.steps() + 1), table.concat(lines, "\n"))
+end
+
+-- After a step of a run.
+function agree.step(o, step)
+  if is_alone() then return end
+  if is_due(o, step) then
+    core.compare(("the weights after step %d"):format(step), o.net:sha256())
+  end
+  due = is_due(o, step + 1)
+end
+
+return agree

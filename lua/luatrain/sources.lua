@@ -1,0 +1,59 @@
+-- sources.lua - the text of the Lua files that a script loads by require, dofile and loadfile, for
+-- ranks to compare. A file goes by its module or by its name without a folder, as ranks on several
+-- machines may have it in different folders.
+
+local sources = {texts = {}}   -- by "module layers" or "file layers.lua"
+local texts = sources.texts
+
+local function read(path)
+  local file = type(path) == "string" and io.open(path, "rb")
+  local text = file and file:read "a"
+  if file then file:close() end
+  return text
+end
+
+-- A second file of the same name is "file layers.lua (2)".
+local function keep(label, text)
+  local name, n = label, 1
+  while texts[name] and texts[name] ~= text do
+    n = n + 1
+    name = ("%s (%d)"):format(label, n)
+  end
+  texts[name] = text
+end
+
+-- What loadfile does with a file's text. The file may be a pipe, which can be read only once. Files
+-- and modes that loadfile refuses are left to loadfile, for its message.
+local function is_for_us(text, mode)
+  return text and not text:find "^\27" and (mode == nil or tostring(mode):find "t")
+end
+
+local function load_text(path, text, ...)
+  keep("file " .. path:match "[^/]*$", text)
+  return load(text:gsub("^\xef\xbb\xbf", ""):gsub("^#[^\n]*", ""), "@" .. path, ...)
+end
+
+-- From now on all files that are loaded are kept.
+function sources.watch()
+  local search, load_file, do_file = package.searchers[2], loadfile, dofile
+  package.searchers[2] = function(module)
+    local loader, path = search(module)
+    local text = type(loader) == "function" and read(path)
+    if text then keep("module " .. module, text) end
+    return loader, path
+  end
+  function loadfile(path, ...)
+    local text = read(path)
+    if not is_for_us(text, ...) then return load_file(path, ...) end
+    return load_text(path, text, ...)
+  end
+  function dofile(path)
+    local text = read(path)
+    if not is_for_us(text) then return do_file(path) end
+    local chunk, why = load_text(path, text)
+    if not chunk then error(why, 0) end
+    return chunk()
+  end
+end
+
+return sources
