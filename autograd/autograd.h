@@ -554,9 +554,10 @@ LT_API lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *con
 LT_API void lt_optim_free(lt_optim *optim);
 LT_MUST lt_status lt_optim_set_group(lt_optim *optim, lt_tensor *param, int group);
 /* One step: options[g] for group g, with as many as there are groups. Parameters without a
- * gradient are not touched. Commits pending statistics, or drops them in a step that is skipped;
- * forgets the gradients; counts the step in the context, but not while more of the batch is to
- * come. outcome may be NULL. */
+ * gradient are not touched; LT_EINVAL when none has one and no backward has run since the last
+ * step of this optimizer, unless all are frozen. Commits pending statistics, or drops them in a
+ * step that is skipped; forgets the gradients; counts the step in the context, but not while more
+ * of the batch is to come. outcome may be NULL. */
 LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, int n_groups,
                                 lt_outcome *outcome);
 /* The same with gradients that are multiplied by most / norm where their norm, which is that of

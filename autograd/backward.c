@@ -531,6 +531,7 @@ static lt_status lead_to_leaf(struct lt_autograd *ag, lt_tensor *loss, lt_tensor
     status = end(ag, loss->ctx, status);
     ag->off--;
     ag->in_backward = false;
+    ag->backwards += status == LT_OK && !ag->rehearsal.on;
     forget_rehearsed(loss->leaf);
     lt_release(loss);
     return status;
@@ -579,6 +580,7 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
         status = end(ag, ctx, status);
     ag->off--;
     ag->in_backward = false;
+    ag->backwards += status == LT_OK && !ag->rehearsal.on;
     if (status != LT_OK)
         lt__unmark(tape->last);
     for (lt_stat *s = ag->stats; s && !ag->rehearsal.on; s = s->next)

@@ -23,7 +23,8 @@ struct lt_optim {
     int n_slots, n_items, n_arenas, room; /* room: of both arrays */
     item *items;     /* by arena, then offset */
     arena *arenas;
-    lt_outcome outcome; /* of its last step */
+    uint64_t backwards; /* those that its last step has seen */
+    lt_outcome outcome; /* of that step */
     lt_optim *next;     /* that waits for its outcome */
 };
 
@@ -81,6 +82,7 @@ lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *par
     o->ctx = lt__ctx_retain(ctx);
     o->def = def;
     o->number = ++ctx->slots.autograd->optims;
+    o->backwards = ctx->slots.autograd->backwards;
     o->n_slots = def->schema.n_in - 2;
     o->room = n;
     o->outcome = LT_PART;
@@ -485,6 +487,23 @@ static lt_status update_all(lt_optim *o, const lt_opt *const *options, int n_gro
     return LT_OK;
 }
 
+/* A step whose backward was forgotten is an error. A backward may have left no gradients here: it
+ * was one of another part of a net, or they were forgotten so that this batch trains nothing. */
+static lt_status check_backward(const lt_optim *o)
+{
+    const struct lt_autograd *ag = o->ctx->slots.autograd;
+    bool wanted = false;
+    if (ag->backwards != o->backwards || ag->in_backward || ag->rehearsal.on)
+        return LT_OK;
+    for (int i = 0; i < o->n_items; i++) {
+        if (takes_part(&o->items[i]))
+            return LT_OK;
+        wanted |= o->items[i].x->leaf->wanted;
+    }
+    return wanted ? lt_fail(LT_EINVAL, "an optimizer step without gradients: no backward has run "
+                            "since the step before; call loss:backward() first") : LT_OK;
+}
+
 /* Weights and running statistics move, unless the step is skipped. */
 static lt_status apply_or_not(lt_optim *o, const lt_opt *const *options, int n_groups,
                               const double *factor)
@@ -520,6 +539,7 @@ lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n
     if (o->ctx->inf.step > 0 && !o->ctx->inf.found)
         return lt_fail(LT_EUSAGE, "the fault is one of %s, which is no parameter of an optimizer",
                        o->ctx->inf.param);
+    LT_TRY(check_backward(o));
     LT_TRY(complete_grads(o, "an optimizer step"));
     LT_TRY(run_step(o, options, n_groups, most, squares));
     note(ag, o, true);
@@ -527,6 +547,7 @@ lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n
         LT_TRY(lt__note_settings(ag, o->number, o->def, options, n_groups, most));
     ag->complete = false;
     ag->period++;
+    o->backwards = ag->backwards;
     for (int i = 0; i < o->n_items && ag->outcome != LT_PART; i++)
         lt_zero_grad(o->items[i].x);
     o->ctx->step += ag->outcome != LT_PART;

@@ -153,6 +153,7 @@ struct lt_autograd {
     lt_late late;
     const int32_t *veto;      /* for the calls of an optimizer step, or NULL */
     uint64_t period;          /* from one use of gradients, or their end, to the next */
+    uint64_t backwards;       /* that have ended well, so far; not those of rehearsals */
     uint32_t optims;          /* made so far */
     uint32_t digest;          /* see lt_steps_digest() */
     uint32_t settings;        /* see lt_settings_digest(), and settings.c for the rest */

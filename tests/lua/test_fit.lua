@@ -336,6 +336,9 @@ T.test("calls in the wrong order are sentences", function()
     T.fails(function() run:step(function() return 1 end) end,
             "run:step: the function took no step of the optimizer; "
             .. "lt.pieces adds up parts of a batch")
+    T.fails(function() run:step(function() o.optim:step() return 1 end) end,
+            "an optimizer step without gradients: no backward has run since the step "
+            .. "before; call loss:backward() first")
     T.fails(function() run:step(function() end) end,
             "run:step: the function wants to return the loss, one number; it returned a nil")
     T.fails(function() run:step(5) end, "run:step wants a function, it is 5")

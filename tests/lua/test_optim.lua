@@ -228,6 +228,62 @@ T.test("a parameter without a gradient stays; frozen ones do", function()
   assert(net[1].w.grad == nil)
 end)
 
+local NO_BACKWARD = "an optimizer step without gradients: no backward has run since the step "
+                    .. "before; call loss:backward() first"
+
+T.test("a step without a backward is an error", function()
+  local net = one()
+  local o = optim.sgd(net, {lr = 0.1})
+  local n = lt.steps()
+  T.fails(function() o:step() end, NO_BACKWARD)
+  net():backward()
+  o:step()
+  T.fails(function() o:step() end, NO_BACKWARD)
+  T.fails(function() lt.step(function() net(); o:step() end) end, NO_BACKWARD)
+  T.equal(lt.steps(), n + 1)
+  T.near(net.w:item(), 0.8)
+  net():backward()                                 -- it goes on as if nothing had been
+  T.equal(o:step(), "applied")
+end)
+
+T.test("a step may have nothing to do after a backward, or with frozen parameters", function()
+  local a, b = one(), one()
+  local first, second = optim.sgd(a, {lr = 0.1}), optim.sgd(b, {lr = 0.1})
+  a():backward()                                   -- two heads, of which a batch has one
+  first:step()
+  second:step()
+  T.near(a.w:item(), 0.8)
+  T.fails(function() second:step() end, NO_BACKWARD)
+  a():backward()
+  first:zero_grad()                                -- a batch that is left out
+  first:step()
+  b:freeze()                                       -- until a later epoch
+  second:step()
+  second:step()
+  b:freeze(false)
+  T.fails(function() second:step() end, NO_BACKWARD)
+  T.near(a.w:item(), 0.8)
+  T.equal(b.w:item(), 1.0)
+end)
+
+T.test("optimizers in turn, as of a generator and its critic", function()
+  local g, d = one(), one()
+  local of_g, of_d = optim.sgd(g, {lr = 0.1}), optim.sgd(d, {lr = 0.1})
+  for _ = 1, 2 do
+    d():backward()
+    of_d:step()
+    local loss = g() * d()                         -- d gets a gradient that is not used
+    loss:backward()
+    of_g:step()
+    of_d:zero_grad()
+  end
+  T.near(d.w:item(), 1 - 2 * 0.1 * 2)
+  local both = optim.sgd(g, {lr = 0.1})            -- gradients that an earlier backward has left
+  g():backward()
+  of_d:step()
+  both:step()
+end)
+
 T.test("steps are counted", function()
   local n = lt.steps()
   after(3, optim.sgd, {lr = 0.1})
