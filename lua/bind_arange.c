@@ -65,6 +65,9 @@ int lt__arange(lua_State *L)
     range r = read_range(L, s, &n_numbers);
     lt_device *device;
     lt_dtype dtype = lt__check_maker_options(L, s, n_numbers + 1, "lt.arange", &device);
+    if (!lua_isnoneornil(L, n_numbers + 2))
+        lt__refuse(L, s, "lt.arange: nothing follows the options, it was given %s",
+                   lt__text(L, n_numbers + 2));
     double count = count_of(&r);
     if (!(count < 0x1p40))
         lt__refuse(L, s, "lt.arange: %g steps of %g from %g to %g are too many", count, r.step,

@@ -15,6 +15,8 @@
 static int requires_grad(lua_State *L)
 {
     lt_tensor *x = lt__self(L, "requires_grad");
+    if (!lua_isnoneornil(L, 2) && !lua_isboolean(L, 2))
+        lt__refuse(L, lt__lua(L), "requires_grad wants true or false, it is %s", lt__text(L, 2));
     lt__check(L, lt__lua(L), lt_set_requires_grad(x, lua_isnoneornil(L, 2) || lua_toboolean(L, 2)));
     lua_settop(L, 1);
     return 1;

@@ -10,6 +10,7 @@
 -- out, `name=default` too. The kind follows a colon, or is that of the default, or is a count.
 
 local core = ...
+local arity = require "luatrain.arity"
 
 local check = {precisions = {"off", "bf16", "fp16", "auto"}}
 
@@ -190,7 +191,7 @@ local function describe(self, values)
   return #list > 0 and short .. "{" .. table.concat(list, ", ") .. "}" or short
 end
 
-function Spec:__call(given)
+local function read_given(self, given)
   if given == nil then given = {} end
   if type(given) ~= "table" or getmetatable(given) then
     fail("%s wants one table: %s, it is %s", self.name, self.usage, shown(given))
@@ -213,6 +214,8 @@ function Spec:__call(given)
   end
   return values, describe(self, values)
 end
+
+Spec.__call = arity.of_method(read_given, "the check of a maker", {"given"})
 
 -- Makes the check of a text like the one above.
 local function new(_, text)
@@ -245,9 +248,12 @@ function check.hint(word, names, otherwise)
   return near and (" (did you mean '%s'?)"):format(near) or otherwise
 end
 
--- Reading a name that a table of functions does not have is an error.
-function check.strict(functions, name)
-  return setmetatable(functions, {__index = function(_, key)
+-- Reading a name that a table of functions does not have is an error; so is a call of one of them
+-- with more arguments than it takes. prefix: see arity.lua.
+function check.strict(functions, name, prefix)
+  local old = getmetatable(functions)
+  arity.functions(functions, prefix or name .. ".")
+  return setmetatable(functions, {__newindex = old and old.__newindex, __index = function(_, key)
     local names = {}
     for known in pairs(functions) do names[#names + 1] = tostring(known) end
     table.sort(names)
@@ -255,4 +261,4 @@ function check.strict(functions, name)
   end})
 end
 
-return setmetatable(check, {__call = new})
+return setmetatable(check, {__call = arity.of_method(new, "lt.check", {"text"})})

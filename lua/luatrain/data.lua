@@ -38,7 +38,7 @@ local function refuse(...) core.fail("EINVAL", format(...)) end
 -- each channel), augment (what people do with such images: options of batches) and, when they are
 -- in memory, images and labels.
 
-local Set = {}
+local Set = require "luatrain.arity".methods "set:"
 local set_meta = {__index = Set, __name = "luatrain.Set"}
 
 -- A number, or one for each channel, as a list.

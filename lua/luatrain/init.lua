@@ -2,6 +2,7 @@
 -- what a run needs.
 
 local core = ...
+local arity = require "luatrain.arity"
 local check = require "luatrain.check"
 local sorted = require "luatrain.keys"
 local is_module = require "luatrain.module".is_module
@@ -34,6 +35,24 @@ local lt = {
 }
 for name, op in pairs(core.ops) do lt[name] = op end
 for name, maker in pairs(core.makers) do lt[name] = maker end
+
+-- Functions of C do not name their parameters. Ops check theirs themselves; so do get and set.
+local made = {"shape", "options"}
+for name, names in pairs{
+  rank = {}, steps = {}, memory = {}, help = {"name"}, seed = {"n"}, tensor = {"value", "options"},
+  zeros = made, ones = made, rand = made, randn = made, full = {"shape", "value", "options"},
+  arange = {"first", "stop", "step", "options"},
+} do
+  lt[name] = arity.of(lt[name], "lt." .. name, names)
+end
+for name, names in pairs{
+  backward = {"gradient"}, copy = {"source"}, count = {}, detach = {}, dim = {"axis"},
+  fill = {"value"}, item = {}, keep = {}, on_grad = {"hook"}, requires_grad = {"on"},
+  to = {"device"}, totable = {}, zero_grad = {},
+} do
+  local methods = core.tensor_methods
+  methods[name] = arity.of_method(methods[name], "x:" .. name, names)
+end
 
 core.tensor_meta.__tostring = require "luatrain.show"
 
@@ -85,4 +104,4 @@ function lt.load(path)
   return tensors, file:meta()
 end
 
-return check.strict(lt, "luatrain")
+return check.strict(lt, "luatrain", "lt.")

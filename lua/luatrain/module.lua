@@ -11,16 +11,18 @@
 --
 -- Behind a module is a record, under a key that is no string: [1] its path "net.4" and [2] the
 -- function that calls it, by which the binding finds it on the stack (bind_error.c); forward; text,
--- for tostring; kind and takes, for nn.lua; parent; placed; order, of parts that may not become
--- more.
+-- for tostring; parameters, the names of those of forward; kind and takes, for nn.lua; parent;
+-- placed; order, of parts that may not become more.
 
 local core = ...
+local arity = require "luatrain.arity"
+local shown = require "luatrain.check".shown
 local thousands = require "luatrain.log".thousands
 local ops = core.ops
 local KEY = core.module_key
 
 local exports = {}
-local Module = {}              -- the methods of all modules
+local Module = arity.methods "net:"               -- the methods of all modules
 local meta = {__index = Module, __name = "luatrain.Module"}
 local births = setmetatable({}, {__mode = "k"})   -- of modules and parameters: when each was made
 local n_births = 0
@@ -197,7 +199,12 @@ local function all(...) return ... end
 -- Not a tail call: the frame of this function tells that the module runs.
 function meta.__call(self, ...)
   local record = self[KEY]
+  local names = record.parameters
   if not record.placed then place_for_call(self, record) end
+  if names and select("#", ...) > #names then
+    local wrong = arity.excess(record.text, names, ...)
+    if wrong then core.fail("EINVAL", wrong) end
+  end
   return all(record.forward(self, ...))
 end
 
@@ -221,7 +228,8 @@ function exports.new(text, fields, forward, kind, takes)
     adopt(fields, value)
   end
   fields.training = true
-  fields[KEY] = {"", meta.__call, forward = forward, text = text, kind = kind, takes = takes}
+  fields[KEY] = {"", meta.__call, forward = forward, text = text, kind = kind, takes = takes,
+                 parameters = arity.parameters_of(forward, 1)}
   return born(setmetatable(fields, meta))
 end
 
@@ -303,6 +311,9 @@ end
 
 -- Frozen parameters get no gradients and no updates; freeze(false) thaws them.
 function Module:freeze(on)
+  if on ~= nil and type(on) ~= "boolean" then
+    fail("net:freeze wants true or false, it is %s", shown(on))
+  end
   local names, tensors = collect(self, "parameter")
   core.freeze(names, tensors, on ~= false)
   return self

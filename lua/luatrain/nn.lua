@@ -18,6 +18,8 @@ function nn.module(fields, forward, text)
   if not is_list(fields) or type(forward) ~= "function" then
     fail("nn.module wants a table of fields and a function: "
          .. "nn.module({conv = nn.conv2d{...}}, function(self, x) ... end)")
+  elseif text ~= nil and type(text) ~= "string" then
+    fail("nn.module: its text wants a string, it is %s", check.shown(text))
   end
   return new(text or "module", fields, forward)
 end
@@ -29,9 +31,13 @@ local initial = check("nn.parameter(shape, {; value=0.0, low?:number, high?:numb
 
 local function make_tensor(shape, given, buffer)
   local init = initial(given)
+  local uniform, normal = init.low or init.high, init.mean or init.deviation
+  if uniform and normal or (uniform or normal) and given.value then
+    fail "nn.parameter: it starts with one of value, low and high, or mean and deviation"
+  end
   local kind, a, b = "constant", init.value, 0
-  if init.low or init.high then kind, a, b = "uniform", init.low or 0, init.high or 0 end
-  if init.mean or init.deviation then kind, a, b = "normal", init.mean or 0, init.deviation or 1 end
+  if uniform then kind, a, b = "uniform", init.low or 0, init.high or 0 end
+  if normal then kind, a, b = "normal", init.mean or 0, init.deviation or 1 end
   return module.tensor(shape, kind, a, b, buffer)
 end
 

@@ -25,7 +25,7 @@ local ranks = require "luatrain.ranks"
 local sorted = require "luatrain.keys"
 
 local optim = {}
-local Optim = {}
+local Optim = require "luatrain.arity".methods "optim:"
 local INNER = {}               -- key of the inside of an optimizer, which new() fills
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
@@ -53,6 +53,12 @@ local function add_parameters(list, what, group, prefix, who)
   if type(what) ~= "table" then
     fail("%s wants a net, a list of parameters or a list of groups", who)
   end
+  for key in pairs(what) do
+    if math.type(key) ~= "integer" then
+      fail("%s: the list of parameters has a key %s; settings go into the table behind it", who,
+           check.shown(key))
+    end
+  end
   for i, tensor in ipairs(what) do
     if core.role(tensor) ~= "parameter" then
       fail("%s: item %d of the list is no parameter", who, i)
@@ -65,6 +71,9 @@ local common = "clip:amount=0.0, lr_factor:amount=1.0})"
 local of_all = {clip = true, lr_factor = true}      -- no group has its own
 
 local function group_value(spec, key, value)
+  if type(key) ~= "string" then
+    fail("%s: a group has settings by name, %s is none", spec.name, check.shown(key))
+  end
   if of_all[key] then fail("%s: %s is one for all groups", spec.name, key) end
   return spec:value(key, value)
 end
@@ -268,8 +277,8 @@ function Optim:state()
   return state
 end
 
--- Takes over what state() gave, as lt.load reads it.
-function Optim:load(state)
+-- Takes over what state() gave, as lt.load reads it; the texts that come with it are not looked at.
+function Optim:load(state, _)
   local mine = self:state()
   if type(state) ~= "table" then
     fail("optim: load wants a table of tensors, it is a %s", type(state))

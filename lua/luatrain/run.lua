@@ -48,7 +48,7 @@ local state = require "luatrain.state"
 local trial = require "luatrain.trial"
 local waits = require "luatrain.waits"
 
-local Run = {}
+local Run = require "luatrain.arity".methods "run:"
 local SAVE_SECONDS = 600       -- the longest that a checkpoint lies back
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end

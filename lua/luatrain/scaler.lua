@@ -9,7 +9,7 @@ local check = require "luatrain.check"
 local unused = require "luatrain.unused"
 
 local scaler = {}
-local Scaler = {}
+local Scaler = require "luatrain.arity".methods "scaler:"
 local HANDLE = {}              -- key of what core.new_loss_scale gave
 local MADE = {}                -- of the settings that the script has made it with
 
@@ -120,7 +120,7 @@ function Scaler:close()
   local before = core.use_loss_scale(nil)
   if before ~= handle then core.use_loss_scale(before) end
 end
-meta.__close = Scaler.close
+function meta.__close(self) self:close() end
 
 -- What it was made with, as far as that matters to its policy.
 function Scaler:settings()

@@ -8,6 +8,7 @@
 -- so two points give the rest, and a batch for a large machine can be looked at on a small one.
 
 local core = ...
+local arity = require "luatrain.arity"
 local flops_of = require "luatrain.flops"
 local module = require "luatrain.module"
 local thousands = require "luatrain.log".thousands
@@ -249,4 +250,6 @@ function summary.watch(script)
   end
 end
 
-return setmetatable(summary, {__call = summarize})
+return setmetatable(summary, {
+  __call = arity.of_method(summarize, "lt.summary", {"net", "shape"}),
+})

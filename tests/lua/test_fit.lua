@@ -381,7 +381,7 @@ T.test("settings are checked before anything is made", function()
   refused({batch = 11}, "lt.run: batch wants at most the 10 images of the training set, it is 11")
   refused({optim = lt.optim.sgd(make_net(), {lr = 0.1})},
           "lt.run: the optimizer has no parameter of the net; it was made for another one")
-  T.fails(function() lt.run(settings(10, {out = ""})) end, "lt.run: 'out' wants a path, it is ''")
+  refused({out = ""}, "lt.run: 'out' wants a path, it is ''")
   T.fails(function() lt.run{} end, "lt.run: 'net' must be given: " .. usage)
   T.fails(function() lt.fit{lr = 5} end, "lt.fit: unknown key 'lr'" .. select(2, pcall(lt.fit, {}))
                                          :match "given(: .*)$")
@@ -428,7 +428,7 @@ T.test("one run at a time in a folder", function()
   local o = settings(8)
   local run <close> = lt.run(o)
   for _, out in ipairs{o.out, o.out .. "/", o.out .. "/."} do
-    T.fails(function() lt.run(settings(8, {out = out})) end,
+    T.fails(function() lt.run((settings(8, {out = out}))) end,
             ("lt.run: this script has a run in %s that is not closed: write local run <close> = "
              .. "lt.run{...}"):format((out:gsub("/$", ""))))
   end
