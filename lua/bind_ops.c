@@ -5,7 +5,8 @@
  *     x:conv2d(w, b, {stride = 2, pad = 1})
  * are the same call: inputs by position, as the signature names them, then options by position or
  * in one last table. A number where a tensor must be given stands for a tensor of no axes, of the
- * dtype of the last tensor among the inputs.
+ * dtype of the last tensor among the inputs. An op of any number of tensors takes them in a list:
+ *     lt.cat({a, b}, 1)
  */
 #include <string.h>
 
@@ -191,6 +192,40 @@ static void read_inputs(lua_State *L, lt_lua *s, const lt_schema *schema, inputs
                        lt_dtype_name(in->dtype));
 }
 
+/* For an op of any number of tensors. A list of them in argument 1 is replaced by its items. One
+ * tensor without a list is an error: what is meant may be several, from table.unpack(). */
+static void spread_list(lua_State *L, lt_lua *s, const lt_schema *schema)
+{
+    const char *name = schema->name;
+    if (lt__to_tensor(L, s, 1) && !lt__to_tensor(L, s, 2))
+        lt__refuse(L, s, "%s wants a list of tensors, as in lt.%s({a, b}, 1); it was given one "
+                   "tensor (table.unpack(t) before other arguments is the first of t alone)", name,
+                   name);
+    if (!lua_istable(L, 1))
+        return;
+    lua_Unsigned n = lua_rawlen(L, 1);
+    if (n == 0 || n > LT_MAX_LIST)
+        lt__refuse(L, s, "%s wants a list of 1 to %d tensors, this one has %llu", name, LT_MAX_LIST,
+                   (unsigned long long)n);
+    int most = (int)n;
+    for (lua_pushnil(L); lua_next(L, 1); lua_pop(L, 1)) {
+        if (lua_type(L, -2) != LUA_TNUMBER)
+            lt__refuse(L, s, "%s: the list of tensors has a key %s; options follow the list, as in "
+                       "lt.%s({a, b}, {...})", name, lt__text(L, -2), name);
+        if (lua_tonumber(L, -2) > most) /* there is a hole */
+            most++;
+    }
+    luaL_checkstack(L, most + 1, NULL);
+    for (int i = 1; i <= most; i++) {
+        lua_rawgeti(L, 1, i);
+        if (!lt__to_tensor(L, s, lua_gettop(L)))
+            lt__refuse(L, s, "%s: item %d of the list wants a tensor, it is %s", name, i,
+                       lt__text(L, lua_gettop(L)));
+    }
+    lua_rotate(L, 2, (int)n);
+    lua_remove(L, 1);
+}
+
 /* Pushing the outputs may have run a finalizer that closed an input. */
 static void refetch_inputs(lua_State *L, lt_lua *s, inputs *in)
 {
@@ -251,10 +286,12 @@ static int call(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     const lt_def *def = lua_touserdata(L, lua_upvalueindex(2));
-    int n_out = lt_op_outputs(def->op), n_args = lua_gettop(L);
     inputs in;
     lt_opt opts[LT_MAX_OPT];
     lt_tensor **box[LT_MAX_OUT], *out[LT_MAX_OUT];
+    if (def->schema.variadic)
+        spread_list(L, s, &def->schema);
+    int n_out = lt_op_outputs(def->op), n_args = lua_gettop(L);
     read_inputs(L, s, &def->schema, &in);
     bool options = read_options(L, s, &def->schema, in.n + 1, opts);
     luaL_checkstack(L, LT_MAX_OUT + 4, NULL);

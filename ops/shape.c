@@ -472,7 +472,7 @@ static lt_status cat_bwd(lt_call *c)
 
 const lt_op lt__op_cat = {
     .sig = "cat(x...; axis)",
-    .doc = "Tensors joined along one axis, in which alone they may differ.",
+    .doc = "Tensors joined along one axis, in which alone they may differ. Lua: cat({a, b}, axis).",
     .n_aux = 1, .save = LT_SAVE_OUT(SIZES), .cast = LT_CAST_WIDEST, .any_dtype = true,
     .shape = cat_shape, .fwd = cat_fwd, .bwd = cat_bwd,
 };

@@ -32,9 +32,9 @@ local function exchange(x)
   if pairs == 0 then return x end
   local even = {2 * pairs, table.unpack(shape, 2)}
   local rows = ops.reshape(ops.slice(x, 1, 1, 2 * pairs), {pairs, 2, x:count() // shape[1]})
-  rows = ops.reshape(ops.cat(ops.slice(rows, 2, 2, 2), ops.slice(rows, 2, 1, 1), 2), even)
+  rows = ops.reshape(ops.cat({ops.slice(rows, 2, 2, 2), ops.slice(rows, 2, 1, 1)}, 2), even)
   if shape[1] == 2 * pairs then return rows end
-  return ops.cat(rows, ops.slice(x, 1, shape[1], shape[1]), 1)
+  return ops.cat({rows, ops.slice(x, 1, shape[1], shape[1])}, 1)
 end
 
 local spec = check "lt.mixup{x:tensor, y:tensor, alpha:amount}"

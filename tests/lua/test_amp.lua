@@ -26,7 +26,7 @@ local function check_policies(precision, dtype)
     matmul = {HALF, function(a, b) return lt.matmul(a(m), b(m)) end},
     add = {WIDEST, function(a, b) return a(m) + b(m) end},
     div = {WIDEST, function(a, b) return a(m) / b(v) end},
-    cat = {WIDEST, function(a, b) return lt.cat(a(m), b(m), b(m), {axis = 1}) end},
+    cat = {WIDEST, function(a, b) return lt.cat({a(m), b(m), b(m)}, {axis = 1}) end},
     where = {WIDEST, function(a, b) return lt.where(m:gt(0), a(m), b(m)) end},
     gt = {FLAGS, function(a, b) return a(m):gt(b(m)) end},
     pow = {F32, function(a, b) return a(m) ^ b(m) end},

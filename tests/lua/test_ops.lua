@@ -26,13 +26,47 @@ T.test("axes and positions count from 1", function()
   T.equal(x:argmax(2):totable(), {2, 2})
   T.equal(x:slice(2, 2, 3):totable(), {{2.0, 3.0}, {5.0, 7.0}})
   T.equal(x:slice({axis = 1, first = -1, last = -1}):totable(), {{4.0, 5.0, 7.0}})
-  T.equal(lt.cat(x, x, 1).shape, {4, 3})
+  T.equal(lt.cat({x, x}, 1).shape, {4, 3})
   T.equal(lt.cat(x, x, x, {axis = 2}).shape, {2, 9})
   T.fails(function() x:sum(0) end,
           "sum: option 'axis' counts from 1, or from the end with negatives; it is 0")
   T.fails(function() x:slice(1, 1, 0) end,
           "slice: option 'last' counts from 1, or from the end with negatives; it is 0")
   T.fails(function() x:sum(3) end, "sum: axis 3 is outside the 2 axes of x (2x3 f32)")
+end)
+
+T.test("cat takes a list of tensors", function()
+  local all = {x, x * 2, x * 3}
+  T.equal(lt.cat(all, 1).shape, {6, 3})
+  T.equal(lt.cat(all, {axis = 2}):totable(), lt.cat(x, x * 2, x * 3, 2):totable())
+  T.equal(lt.cat({x}, 2):totable(), x:totable())
+  T.equal(#all, 3)
+  local LONE = "cat wants a list of tensors, as in lt.cat({a, b}, 1); it was given one tensor "
+               .. "(table.unpack(t) before other arguments is the first of t alone)"
+  T.fails(function() lt.cat(table.unpack(all), {axis = 1}) end, LONE)
+  T.fails(function() lt.cat(x, 1) end, LONE)
+  T.fails(function() x:cat({x, x}, 1) end, LONE)
+  T.fails(function() lt.cat(x) end, LONE)
+  T.fails(function() lt.cat({}, 1) end, "cat wants a list of 1 to 64 tensors, this one has 0")
+  local many = {}
+  for i = 1, 65 do many[i] = x end
+  T.fails(function() lt.cat(many, 1) end, "cat wants a list of 1 to 64 tensors, this one has 65")
+  many[65] = nil
+  T.equal(lt.cat(many, 1).shape, {128, 3})
+  T.fails(function() lt.cat{x, x, axis = 1} end, "cat: the list of tensors has a key 'axis'; "
+          .. "options follow the list, as in lt.cat({a, b}, {...})")
+  T.fails(function() lt.cat({x, 5}, 1) end, "cat: item 2 of the list wants a tensor, it is 5")
+  T.fails(function() lt.cat({x, nil, x}, 1) end,
+          "cat: item 2 of the list wants a tensor, it is nil")
+  T.fails(function() lt.cat({x, x, [5] = x}, 1) end,
+          "cat: item 3 of the list wants a tensor, it is nil")
+  T.fails(function() lt.cat({x, x}) end, "cat: option 'axis' must be given")
+  T.fails(function() lt.cat({x, x}, 1, 2) end, "cat: takes 1 options, it was given 2")
+  T.fails(function() lt.cat() end, "cat: x wants a tensor, it is nil")
+  local w = lt.tensor({1, 2}):requires_grad()
+  local y = lt.cat({w, w * 3}, 1) * lt.tensor({1, 1, 2, 2})
+  y:sum():backward()
+  T.equal(w.grad:totable(), {7.0, 7.0})
 end)
 
 T.test("numbers stand for tensors", function()

@@ -44,7 +44,7 @@ local function make_set(n)
   local x, y = make_batch(1)
   for t = 2, n do
     local x2, y2 = make_batch(t)
-    x, y = lt.cat(x, x2, {axis = 1}), lt.cat(y, y2, {axis = 1})
+    x, y = lt.cat({x, x2}, 1), lt.cat({y, y2}, 1)
   end
   return lt.data.set{images = x, labels = y, classes = 4}
 end
