@@ -72,6 +72,8 @@ lt_ctx *lt_ctx_new(const lt_config *config)
     ctx->threads = ctx->config.threads > 0 ? ctx->config.threads : lt_cpu_count();
     if (ctx->threads > lt_thread_limit())
         ctx->threads = lt_thread_limit();
+    if (lt__start_threads(ctx->threads) != LT_OK)
+        goto fail;
     ctx->devices[0] = ctx->device = lt__cpu_device_new(ctx->threads);
     if (!ctx->device) {
         lt_fail(LT_ENOMEM, "out of memory for a context");

@@ -25,6 +25,7 @@
 /* Loops bound by memory are cut into pieces; a team repays its waking only beyond the caches. */
 enum { PIECE = 16384, PARALLEL_FROM = 262144 }; /* elements */
 enum { HUGE_PAGE = 2 << 20, HUGE_FROM = 4 * HUGE_PAGE };
+enum { HEADROOM = 16 << 20 }; /* that tensors leave to libraries */
 
 #ifdef _OPENMP
 #define LT_PARALLEL                                                                                \
@@ -53,13 +54,24 @@ int lt_thread_limit(void)
 #endif
 }
 
+bool lt__has_room(size_t bytes)
+{
+    void *room = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return room != MAP_FAILED && munmap(room, bytes) == 0;
+}
+
 static void *cpu_alloc(lt_device *device, size_t bytes)
 {
+    bool huge = bytes >= HUGE_FROM;
     (void)device;
-    if (bytes < HUGE_FROM)
-        return aligned_alloc(64, bytes);
-    void *p = aligned_alloc(HUGE_PAGE, (bytes + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1));
-    if (p)
+    void *p = huge ? aligned_alloc(HUGE_PAGE, (bytes + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1))
+                   : aligned_alloc(64, bytes);
+    if (p && !lt__has_room(HEADROOM)) {
+        free(p);
+        return NULL;
+    }
+    if (p && huge)
         (void)madvise(p, bytes, MADV_HUGEPAGE); /* a wish: without it all works too */
     return p;
 }

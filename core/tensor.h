@@ -264,6 +264,10 @@ void lt__stream_end(void);
 /* The monotonic clock, in seconds. */
 double lt__seconds(void);
 
+/* Whether this process can map so many bytes more. Libraries crash, or end the process, where they
+ * do not get the little that they want; so we stop before that. */
+bool lt__has_room(size_t bytes);
+
 #ifndef __cplusplus
 static inline void lt__wrote(lt_tensor *x)
 {

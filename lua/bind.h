@@ -15,7 +15,7 @@
 
 #include "lua/luatrain.h"
 
-enum { LT_MOST_OPEN = 64 };
+enum { LT_MOST_OPEN = 64, LT_KEPT_ERRORS = 8 };
 typedef enum lt_opened { LT_OPEN_SCOPE, LT_OPEN_NO_GRAD, LT_OPEN_AUTOCAST } lt_opened;
 
 /* What a Lua state knows of luatrain: a userdata that lives as long as the state, and upvalue 1 of
@@ -26,7 +26,8 @@ typedef struct lt_lua {
     lua_State *running;        /* the coroutine that is inside the library, else the main one */
     const void *tensor_meta;   /* the metatable of tensors, and its key in the registry */
     struct lt_lua_hook *hooks; /* all that leaves of ctx hold */
-    lt_status status;          /* of the last error raised here; the registry has its message */
+    lt_status raised[LT_KEPT_ERRORS]; /* the last errors, in a ring; see bind_error.c */
+    unsigned n_raised;         /* so far */
     struct {
         uint64_t serial;
         lt_opened what;

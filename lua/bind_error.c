@@ -4,8 +4,9 @@
  * frame of the user's code: frames of C and of the embedded luatrain/NAME.lua are passed over. The
  * module is the nearest one that is being called: the frame of its __call has it as first local.
  * Both are read off Lua's own stack when they are needed, so a call of a module costs nothing, and
- * there is nothing to put right after an error. The status of the last error raised here is kept
- * beside its message; at the top, an error that contains that message has that status.
+ * there is nothing to put right after an error. The statuses of the last errors raised here are
+ * kept beside their messages; at the top, an error that contains such a message has its status.
+ * There are several, because another error may be raised and caught while one is on its way up.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +18,7 @@
 enum { DEEPEST = 100 };
 
 /* Their addresses are keys: of the registry, and of modules. */
-static const char key_message, key_module;
+static const char key_messages, key_module;
 
 /* ==== Where an error comes from =============================================================== */
 
@@ -147,12 +148,17 @@ noreturn void lt__raise(lua_State *L, lt_lua *s)
 {
     const char *text = lt_errmsg();
     place p = {"", ""};
-    s->status = lt_errcode();
-    if (is_scripts(s->status) && !has_line(text))
+    lt_status status = lt_errcode();
+    if (is_scripts(status) && !has_line(text))
         find_place(L, 0, true, &p);
     lua_pushfstring(L, "%s%s%s", p.line, p.module, text);
-    lua_pushvalue(L, -1);
-    lua_rawsetp(L, LUA_REGISTRYINDEX, &key_message);
+    if (lua_rawgetp(L, LUA_REGISTRYINDEX, &key_messages) == LUA_TTABLE) {
+        int i = s->n_raised++ % LT_KEPT_ERRORS;
+        s->raised[i] = status;
+        lua_pushvalue(L, -2);
+        lua_rawseti(L, -2, i + 1);
+    }
+    lua_pop(L, 1);
     lua_error(L);
     __builtin_unreachable();
 }
@@ -175,13 +181,27 @@ noreturn void lt__unknown(lua_State *L, lt_lua *s, const char *who, const char *
     lt__refuse(L, s, "%s: unknown %s '%s'", who, what, word);
 }
 
-/* Whether the text of an error contains the last message raised here, whose status is kept. */
-static bool raised_here(lua_State *L, const char *text)
+/* Whether the text of an error contains one of the last messages raised here; *status is that of
+ * the latest such. Else the error is the script's, or Lua has no memory left. */
+static bool raised_here(lua_State *L, const char *text, lt_status *status)
 {
-    lua_rawgetp(L, LUA_REGISTRYINDEX, &key_message);
-    const char *message = lua_tostring(L, -1);
-    bool here = text && message && strstr(text, message);
-    lua_pop(L, 1);
+    const lt_lua *s = lt__lua_of(L);
+    int top = lua_gettop(L), kept = s && s->n_raised < LT_KEPT_ERRORS ? (int)s->n_raised
+                                                                      : LT_KEPT_ERRORS;
+    bool here = false;
+    *status = text && strcmp(text, "not enough memory") == 0 ? LT_ENOMEM : LT_ESCRIPT;
+    if (!s || !text || lua_rawgetp(L, LUA_REGISTRYINDEX, &key_messages) != LUA_TTABLE)
+        kept = 0;
+    for (int back = 1; back <= kept && !here; back++) {
+        int i = (int)((s->n_raised - (unsigned)back) % LT_KEPT_ERRORS);
+        lua_rawgeti(L, top + 1, i + 1);
+        const char *message = lua_tostring(L, -1);
+        here = *message && strstr(text, message);
+        if (here)
+            *status = s->raised[i];
+        lua_pop(L, 1);
+    }
+    lua_settop(L, top);
     return here;
 }
 
@@ -190,8 +210,9 @@ static bool raised_here(lua_State *L, const char *text)
 static bool wants_line(lua_State *L)
 {
     lua_Debug ar;
+    lt_status status;
     return lua_type(L, 1) == LUA_TSTRING && !has_line(lua_tostring(L, 1)) &&
-           !raised_here(L, lua_tostring(L, 1)) && lua_getstack(L, 1, &ar) &&
+           !raised_here(L, lua_tostring(L, 1), &status) && lua_getstack(L, 1, &ar) &&
            lua_getinfo(L, "Sn", &ar) && *ar.what == 'C' &&
            !(ar.name && strcmp(ar.name, "error") == 0);
 }
@@ -301,11 +322,10 @@ static int trace(lua_State *L)
 /* Pops the error of a protected call into this thread's message. */
 static lt_status caught(lua_State *L, int rc)
 {
-    lt_lua *s = lt__lua_of(L);
     const char *text = lua_tostring(L, -1);
-    lt_status status = rc == LUA_ERRMEM ? LT_ENOMEM : LT_ESCRIPT;
-    if (s && raised_here(L, text))
-        status = s->status;
+    lt_status status;
+    if (!raised_here(L, text, &status) && rc == LUA_ERRMEM)
+        status = LT_ENOMEM;
     lt_fail(status, "%s", text ? text : "an error without a message");
     lua_pop(L, 1);
     return status;
@@ -369,9 +389,10 @@ static int nearest(lua_State *L)
 static int exit_code(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
-    lt_status status = raised_here(L, lua_tostring(L, 1)) ? s->status : LT_ESCRIPT, first;
+    lt_status status, first;
     char text[1];
     int rank;
+    (void)raised_here(L, lua_tostring(L, 1), &status);
     if (s->group && lt_group_failure(s->group, &rank, &first, text, sizeof text))
         status = first;
     lua_pushinteger(L, lt_exit_code(status));
@@ -384,6 +405,8 @@ static const luaL_Reg functions[] = {
 
 void lt__open_error(lua_State *L)
 {
+    lua_createtable(L, LT_KEPT_ERRORS, 0);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &key_messages);
     lt__register(L, functions);
     lua_pushlightuserdata(L, (void *)&key_module);
     lua_setfield(L, -2, "module_key");

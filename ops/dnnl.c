@@ -107,6 +107,16 @@ static lt_status failed(dnnl_status_t status)
                    dnnl_status2str(status));
 }
 
+/* oneDNN 3.2 does not check all that it allocates for the code that it makes: it crashes, or throws
+ * an exception that C cannot catch. */
+static lt_status check_room(void)
+{
+    enum { ROOM = 64 << 20 }; /* several times what it takes */
+    return lt__has_room(ROOM) ? LT_OK
+                              : lt_fail(LT_ENOMEM, "out of memory: less than the %d MiB are left "
+                                        "that oneDNN may want for its code", ROOM >> 20);
+}
+
 /* What is needed only while a plan is made. */
 typedef struct {
     dnnl_memory_desc_t operand[OPERANDS];
@@ -313,7 +323,7 @@ static plan *plan_for(struct lt_dnnl *d, const key *k)
             return p;
     if (d->n_plans == MOST_PLANS) /* sizes that never repeat: start again rather than grow */
         plans_free(d);
-    plan *p = lt__alloc_zero(d->ctx, sizeof *p);
+    plan *p = check_room() == LT_OK ? lt__alloc_zero(d->ctx, sizeof *p) : NULL;
     if (!p)
         return NULL;
     drafts m = {.free_w = NULL};
@@ -335,7 +345,7 @@ static plan *plan_for(struct lt_dnnl *d, const key *k)
 static struct lt_dnnl *state_of(lt_ctx *ctx)
 {
     struct lt_dnnl *d = ctx->slots.ops->dnnl;
-    if (d || !(d = lt__alloc_zero(ctx, sizeof *d)))
+    if (d || check_room() != LT_OK || !(d = lt__alloc_zero(ctx, sizeof *d)))
         return d;
     d->ctx = ctx;
     dnnl_status_t status = dnnl_engine_create(&d->engine, dnnl_cpu, 0);

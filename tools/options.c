@@ -223,8 +223,8 @@ void print_help(FILE *to)
     fprintf(to,
             "\nAll but help and version are variables too: LUATRAIN_SEED=7 is --seed 7.\n"
             "LUATRAIN_PLUGINS=FOLDER: where the plugins for MPI and CUDA are looked for first.\n"
-            "A script that is not here is looked for among the models that came with luatrain; - is\n"
-            "stdin.\n"
+            "A script that is not here is looked for among the models that came with luatrain.\n"
+            "A script named - is read from stdin.\n"
             "launch has mpirun start N processes, each a rank, here or on other hosts.\n");
 }
 

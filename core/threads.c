@@ -1,0 +1,53 @@
+/* threads.c - starts the threads that OpenMP computes with. It finds out first whether the system
+ * has room for them: where it has not, OpenMP's library prints a line of its own and calls exit().
+ */
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/pool.h"
+
+static void *pass(void *gate)
+{
+    pthread_mutex_lock(gate);
+    pthread_mutex_unlock(gate);
+    return NULL;
+}
+
+/* Whether so many more threads can exist at the same time. They take no signals. */
+static lt_status try_threads(int n)
+{
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* closed until all are there */
+    pthread_t *threads = malloc((size_t)n * sizeof *threads);
+    sigset_t all, before;
+    int made = 0, error = 0;
+    if (!threads)
+        return lt_fail(LT_ENOMEM, "out of memory for a context");
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_mutex_lock(&gate);
+    while (made < n && (error = pthread_create(&threads[made], NULL, pass, &gate)) == 0)
+        made++;
+    pthread_mutex_unlock(&gate);
+    for (int i = 0; i < made; i++)
+        pthread_join(threads[i], NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    free(threads);
+    if (made == n)
+        return LT_OK;
+    return lt_fail(LT_ENOMEM, "the system has no room for the %d threads of a context: %s; use "
+                   "fewer threads", n + 1, strerror(error));
+}
+
+lt_status lt__start_threads(int n)
+{
+    if (n == 1)
+        return LT_OK;
+    LT_TRY(try_threads(n - 1));
+#pragma omp parallel num_threads(n)
+    {
+        __asm__ volatile(""); /* or the compiler would drop it */
+    }
+    return LT_OK;
+}
