@@ -112,6 +112,7 @@ end
 local function start(self)
   local o = self.settings
   self.made = state.settings(o)
+  self.listener = core.listen()          -- on all ranks, before one of them says that it began
   agree.settings(self)
   local warnings = state.resume(self)
   agree.start(self)
@@ -127,7 +128,6 @@ local function start(self)
   if self.epoch > o.epochs then
     self.log:note "all epochs are done already; another --out begins a new run"
   end
-  self.listener = core.listen()
   exits.add(self)
 end
 
@@ -170,6 +170,7 @@ local function new(given)
   local ok, err = pcall(start, self)
   if not ok then
     self.phase = "over"
+    if self.listener then self.listener:close() end
     if self.lock then self.lock:close() end
     error(err, 0)
   end
