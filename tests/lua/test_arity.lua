@@ -92,11 +92,14 @@ T.test("optimizers, sets, runs and scalers", function()
           "lt.run takes 1 argument (a table), it was given 2")
   T.fails(function() lt.fit(o, {epochs = 2}) end,
           "lt.fit takes 1 argument (a table), it was given 2")
-  local run <close> = lt.run(o)
-  T.fails(function() run:evaluate(set, {batch = 2}, "top5") end,
-          "run:evaluate takes 2 arguments (set, a table), it was given 3")
-  T.fails(function() run:save "here" end, "run:save takes no argument, it was given 1")
-  T.fails(function() run:report({}, 5) end, "run:report takes 1 argument (numbers), it was given 2")
+  do
+    local run <close> = lt.run(o)
+    T.fails(function() run:evaluate(set, {batch = 2}, "top5") end,
+            "run:evaluate takes 2 arguments (set, a table), it was given 3")
+    T.fails(function() run:save "here" end, "run:save takes no argument, it was given 1")
+    T.fails(function() run:report({}, 5) end,
+            "run:report takes 1 argument (numbers), it was given 2")
+  end
   os.execute("rm -rf " .. o.out)
 end)
 
