@@ -201,6 +201,7 @@ end
 function agree.step(o, step)
   if is_alone() then return end
   if is_due(o, step) then
+    core.compare_step()        -- which can name a setting
     core.compare(("the weights after step %d"):format(step), o.net:sha256())
   end
   due = is_due(o, step + 1)

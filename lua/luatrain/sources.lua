@@ -22,12 +22,13 @@ local function keep(label, text)
   texts[name] = text
 end
 
--- What loadfile does with a file's text. The file may be a pipe, which can be read only once. Files
--- and modes that loadfile refuses are left to loadfile, for its message.
-local function is_for_us(text, mode)
+-- Whether a file is there and is source text, which the mode allows. Lua's own functions get all
+-- others, for their error messages.
+local function is_source(text, mode)
   return text and not text:find "^\27" and (mode == nil or tostring(mode):find "t")
 end
 
+-- What loadfile does with a file's text. It is not read again, since it may come from a pipe.
 local function load_text(path, text, ...)
   keep("file " .. path:match "[^/]*$", text)
   return load(text:gsub("^\xef\xbb\xbf", ""):gsub("^#[^\n]*", ""), "@" .. path, ...)
@@ -44,12 +45,12 @@ function sources.watch()
   end
   function loadfile(path, ...)
     local text = read(path)
-    if not is_for_us(text, ...) then return load_file(path, ...) end
+    if not is_source(text, ...) then return load_file(path, ...) end
     return load_text(path, text, ...)
   end
   function dofile(path)
     local text = read(path)
-    if not is_for_us(text) then return do_file(path) end
+    if not is_source(text) then return do_file(path) end
     local chunk, why = load_text(path, text)
     if not chunk then error(why, 0) end
     return chunk()
