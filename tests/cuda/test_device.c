@@ -199,10 +199,11 @@ TEST(fills)
 {
     static const double list[] = {0, -0.0, 1, -3, 1e6, 0.1, NAN, INFINITY, 300};
     machine m = machine_open();
-    lt_device *d = m.cuda.device;
+    lt_device *d = m.cuda.device, *cpu = m.ctx->devices[0];
     for (int i = 0; i < COUNT(all); i++)
         for (int k = 0; k < COUNT(list); k++) {
-            lt_tensor *x = lt_tensor_full(m.ctx, all[i], 1, (int64_t[]){301}, list[k]);
+            lt_tensor *x = lt_tensor_new(m.ctx, all[i], 1, (int64_t[]){301});
+            must(cpu->fill(cpu, x->data, all[i], 301, list[k]));
             twin t = twin_of(&m, x, 1);
             must(d->fill(d, t.tensor.data, all[i], 301, 55));
             must(d->fill(d, t.tensor.data, all[i], 301, list[k]));

@@ -198,12 +198,21 @@ TEST(boxes)
         {"slice", "axis=1 first=1 last=3", "4x5x3"}, {"slice", "axis=-1 first=8 last=23", "7x32"},
         {"slice", "axis=1 first=2 last=1", "4x5"}, {"slice", "axis=1 first=0 last=-1", "4x5"},
         {"slice", "axis=2 first=-2 last=-1", "2x3x64x16"}, {"pad", "before=1 after=2", "3x5"},
-        {"pad", "before=0,8 after=0,16 value=1.5", "5x40"}, {"pad", "before=0 after=0", "9"},
-        {"pad", "before=0,1,1,0 after=0,1,1,1 value=-2", "2x5x5x3"}, {"pad", "before=2 after=1",
+        {"pad", "before=0,8 after=0,16 value=7", "5x40"}, {"pad", "before=0 after=0", "9"},
+        {"pad", "before=0,1,1,0 after=0,1,1,1 value=2", "2x5x5x3"}, {"pad", "before=2 after=1",
         "0"}, {"cat", "axis=0", "3x4, 2x4, 0x4"}, {"cat", "axis=1", "5x3, 5x1, 5x4"},
         {"cat", "axis=-1", "6x16, 6x8"}, {"cat", "axis=1", "2x3x64, 2x1x64, 2x5x64, 2x2x64"},
         {"cat", "axis=0", "33"}};
     check_moves(cases, COUNT(cases));
+}
+
+TEST(pads_of_floats)
+{
+    machine m = machine_open();
+    for (int d = 0; d < COUNT(floats); d++)
+        check(&m, (spec){.op = "pad", .options = "before=0,8 after=0,16 value=-1.5",
+                         .dtype = floats[d], .shapes = "5x40"});
+    lt_ctx_free(m.ctx);
 }
 
 TEST(casts)
