@@ -332,6 +332,25 @@ static lt_status initialise(lt_tensor *x, const char *name, uint64_t tree)
     }
 }
 
+/* *count: elements of the arena for the pending tensors of a dtype, padding included; *any: there
+ * are some. LT_EINVAL when they cannot be counted. */
+static lt_status measure_arena(const lt_params *p, lt_dtype dtype, bool buffer, int64_t *count,
+                               bool *any)
+{
+    *count = 0;
+    *any = false;
+    for (int i = 0; i < p->n_spans; i++) {
+        if (!belongs(&p->spans[i], (int)dtype, buffer))
+            continue;
+        *any = true;
+        *count += padded(p->spans[i].count, dtype);
+        if (*count > INT64_MAX / 16) /* as for the elements of one tensor */
+            return lt_fail(LT_EINVAL, "the %s of %s are too many to be counted",
+                           buffer ? "buffers" : "parameters", lt_dtype_name(dtype));
+    }
+    return LT_OK;
+}
+
 lt_status lt_params_place(lt_params *p)
 {
     enum { KINDS = 2 * LT_DTYPE_COUNT };
@@ -340,15 +359,12 @@ lt_status lt_params_place(lt_params *p)
     bool any = false;
     for (int kind = 0; kind < KINDS && status == LT_OK;
          kind++) { /* all memory first: all or nothing */
-        int64_t count = 0;
-        for (int i = 0; i < p->n_spans; i++)
-            if (belongs(&p->spans[i], kind / 2, kind % 2))
-                count += padded(p->spans[i].count, (lt_dtype)(kind / 2));
-        bool needed = false;
-        for (int i = 0; i < p->n_spans; i++)
-            needed |= belongs(&p->spans[i], kind / 2, kind % 2);
+        lt_dtype dtype = (lt_dtype)(kind / 2);
+        int64_t count;
+        bool needed;
+        status = measure_arena(p, dtype, kind % 2, &count, &needed);
         any |= needed;
-        if (needed && !(fresh[kind] = segment_new(p->ctx, (lt_dtype)(kind / 2), count)))
+        if (status == LT_OK && needed && !(fresh[kind] = segment_new(p->ctx, dtype, count)))
             status = lt_errcode();
     }
     uint64_t tree = any && status == LT_OK ? p->ctx->slots.autograd->trees++ : 0;

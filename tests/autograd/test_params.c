@@ -551,3 +551,25 @@ TEST(half_copies_end_with_their_parameters)
     }
     lt_ctx_free(ctx);
 }
+
+/* Bytes of an arena would wrap around: sixteen times 2^58 elements of 4 bytes are 2^64. */
+TEST(parameters_that_are_too_many_to_be_counted)
+{
+    lt_ctx *ctx = lt_open(NULL);
+    lt_params *params = lt_params_new(ctx);
+    int64_t n = 1LL << 58;
+    for (int i = 0; i < 40; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "w%d", i);
+        lt_tensor *w = lt_param_new(ctx, LT_F32, 1, &n, (lt_init){LT_INIT_CONSTANT, 1, 0});
+        CHECK_OK(lt_params_add(params, name, w));
+        lt_release(w);
+        if (i == 0)
+            CHECK_FAILS(lt_params_place(params), LT_ENOMEM, "more than any machine has");
+        if (i == 15 || i == 39)
+            CHECK_FAILS(lt_params_place(params), LT_EINVAL,
+                        "the parameters of f32 are too many to be counted");
+    }
+    lt_params_free(params);
+    lt_ctx_free(ctx);
+}
