@@ -198,6 +198,14 @@ static lt_status run(lt_call *c, const lt_def *def, bool backward)
                               : run_on_device(c, def, backward);
 }
 
+bool lt__is_idle(const lt_op *op, lt_tensor *const *to, int n)
+{
+    bool idle = !op->sums; /* other ranks wait for those */
+    for (int i = 0; i < n; i++)
+        idle &= !to[i] || to[i]->count == 0;
+    return idle;
+}
+
 lt_status lt__run_kernel(lt_call *c, const lt_def *def, bool backward)
 {
     const struct lt_autograd *ag = c->ctx->slots.autograd;
@@ -390,7 +398,8 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
     if (call.draws)
         call.stream = (uint64_t)off << 63 | (uint64_t)ctx->step << 32 | *draws;
     bool view = n_all > 0 && spec[0].view;
-    lt_status status = view ? LT_OK : lt__run_kernel(&call, def, false);
+    bool skips = view || (n_all > 0 && lt__is_idle(op, made, n_all));
+    lt_status status = skips ? LT_OK : lt__run_kernel(&call, def, false);
     if (status == LT_OK && ag->watch && !view)
         show(ag, &call);
     if (status == LT_OK && record)
@@ -464,11 +473,11 @@ lt_tensor *lt_runv(lt_ctx *ctx, const char *op, const char *options, lt_tensor *
 
 lt_tensor *lt_run(lt_ctx *ctx, const char *op, const char *options, ...)
 {
-    lt_tensor *in[LT_MAX_LIST];
+    lt_tensor *in[LT_MAX_LIST + 1]; /* one more than any op takes, which lt_apply() says */
     int n = 0;
     va_list args;
     va_start(args, options);
-    for (lt_tensor *x; (x = va_arg(args, lt_tensor *)) && n < LT_MAX_LIST;)
+    for (lt_tensor *x; n <= LT_MAX_LIST && (x = va_arg(args, lt_tensor *));)
         in[n++] = x;
     va_end(args);
     return lt_runv(ctx, op, options, in, n);

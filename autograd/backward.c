@@ -264,7 +264,7 @@ static lt_status run_backward(lt_node *node, uint64_t left)
         if (status == LT_OK && add)
             call.add |= 1ull << i;
     }
-    if (status == LT_OK)
+    if (status == LT_OK && !lt__is_idle(op, d_in, node->n_in))
         status = lt__run_kernel(&call, node->def, true);
     if (status == LT_OK && ag->watch)
         ag->watch(ag->watch_ud, &call, true, node->where);

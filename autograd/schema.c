@@ -4,6 +4,7 @@
  * documentation and messages all read the lt_schema made from it here.
  */
 #include <ctype.h>
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,8 +69,9 @@ static bool read_integer(const char *p, size_t n, int64_t *value)
         return false;
     memcpy(text, p, n);
     text[n] = 0;
+    errno = 0;
     *value = strtoll(text, &end, 10);
-    return *end == 0;
+    return *end == 0 && errno == 0;
 }
 
 static size_t token_length(const char *p) { return strcspn(p, " ,)"); }

@@ -221,6 +221,9 @@ void lt__unmark(lt_node *last);
 /* Runs forward or backward of call on its device. On the CPU: fast kernel or reference, halves
  * widened; either way scratch found. */
 lt_status lt__run_kernel(lt_call *call, const lt_def *def, bool backward);
+/* A kernel of op that writes to these n tensors, some of which may be NULL, has nothing to do. It
+ * must not run then: its loops may go over an axis of any length beside the empty one. */
+bool lt__is_idle(const lt_op *op, lt_tensor *const *to, int n);
 /* The accelerator's kernels for an op; NULL: it has none. */
 const lt_kernels *lt__kernels_of(const struct lt_autograd *ag, const lt_def *def);
 

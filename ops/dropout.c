@@ -8,12 +8,27 @@
 #include "ops/dropout.h"
 #include "ops/loops.h"
 
+/* Random numbers go by an element's place in the global batch. */
+static lt_status check_place(const lt_call *c)
+{
+    const lt_tensor *x = c->in[0];
+    int64_t rows = x->ndim > 0 ? x->dims[0] : 1, before = 0;
+    if (rows > 0 && (c->first_row < 0 ||
+                     __builtin_mul_overflow(c->first_row, x->count / rows, &before) ||
+                     before > INT64_MAX / 2))
+        return lt_fail(LT_EINVAL, "row %lld of the batch, of %lld elements each, is beyond what "
+                       "can be counted", (lt_ll)c->first_row, (lt_ll)(x->count / rows));
+    return LT_OK;
+}
+
 static lt_status shape(lt_call *c)
 {
     LT_TRY(lt__same_float(c, 1));
     LT_TRY(lt__number_in(c, P, 0, 1));
     lt__spec_like(c, 0, c->in[0]);
     c->draws = lt__flag(c, TRAIN) && lt__number(c, P) > 0;
+    if (c->draws)
+        LT_TRY(check_place(c));
     c->spec[0].view = !c->draws; /* nothing to drop: y is x */
     c->same_grad = !c->draws;
     return LT_OK;

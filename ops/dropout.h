@@ -16,7 +16,8 @@ static inline double lt__kept_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; 
 
 #define LT_DROPPED(scaled, word, lowest) ((word) >= (lowest) ? (scaled) : 0)
 
-/* Elements of the global batch before the first of x. */
+/* Elements of the global batch before the first of x. The shape rule has seen that there are not
+ * too many. */
 static inline int64_t lt__elements_before(const lt_call *c, const lt_tensor *x)
 {
     int64_t rows = x->ndim > 0 ? x->dims[0] : 1;

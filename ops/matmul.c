@@ -45,7 +45,9 @@ static lt_status pair_up(const lt_call *c, pairs *s)
         return lt_fail(LT_EINVAL, "y wants %lld rows, one for each column of x, it has %lld (x %s, "
                        "y %s)", (lt_ll)k, (lt_ll)y->dims[y->ndim - 2], LT_TEXT(x), LT_TEXT(y));
     s->n_lead = (x->ndim > y->ndim ? x->ndim : y->ndim) - 2;
-    int64_t total = 1;
+    int64_t total = 1, each;
+    if (__builtin_mul_overflow(m, n, &each)) /* of empty tensors */
+        return lt_fail(LT_EINVAL, "x %s times y %s is too large", LT_TEXT(x), LT_TEXT(y));
     for (int i = 0; i < s->n_lead; i++) {
         int ax = i - s->n_lead + x->ndim - 2, ay = i - s->n_lead + y->ndim - 2;
         int64_t dx = ax < 0 ? 1 : x->dims[ax], dy = ay < 0 ? 1 : y->dims[ay];
@@ -64,7 +66,7 @@ static lt_status pair_up(const lt_call *c, pairs *s)
         s->p = lt__product_of(total, m, n, k, false, false);
     else {
         s->p = lt__product_of(1, m, n, k, false, false);
-        s->times = m * n == 0 ? 0 : total;
+        s->times = each == 0 ? 0 : total;
     }
     return LT_OK;
 }

@@ -343,9 +343,11 @@ LT_INLINE void take_larger(lt_vec x, int32_t id, lt_vec *most, lt_vec_i32 *tap)
  * not guess it. A block is a line. */
 LT_INLINE void fetch_next(const pool *p, int64_t at, bool half, bool write)
 {
-    int64_t next = (at + p->w.stride[0] * p->w.in[1] * p->channels) * (half ? 2 : 4);
-    write ? __builtin_prefetch((char *)p->big + next, 1, 2)
-          : __builtin_prefetch((char *)p->big + next, 0, 2);
+    int64_t row = p->w.in[1] * p->channels;
+    uint64_t next = (uint64_t)at + (uint64_t)p->w.stride[0] * (uint64_t)row; /* may be outside */
+    uintptr_t address = (uintptr_t)p->big + next * (half ? 2 : 4);
+    write ? __builtin_prefetch((const void *)address, 1, 2)
+          : __builtin_prefetch((const void *)address, 0, 2);
 }
 
 /* n channels of one output, which begin at `to`, as those of the window do at `at`. */

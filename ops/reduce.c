@@ -224,7 +224,7 @@ static void reduce(const lt_call *c, const reduction *r, const fold_plan *plan, 
     for (int i = 0; i < plan->n; i++) {
         const fold_pass *p = &plan->pass[i];
         bool first = i == 0, last = i == plan->n - 1;
-        void *to = last ? dst : scratch;
+        void *to = last || !scratch ? dst : scratch; /* no scratch: the pass leaves nothing */
         int64_t tasks = p->width > 0 ? p->outer * parts_of(p) * cuts(p->width, COLUMNS) : 0;
         if (tasks == 1) {
             run_task(r, p, first, last, src, to, 0);
@@ -234,7 +234,8 @@ static void reduce(const lt_call *c, const reduction *r, const fold_plan *plan, 
                 run_task(r, p, first, last, src, to, t);
         }
         src = to;
-        scratch = last ? scratch : (char *)scratch + left_by(p);
+        if (scratch && !last)
+            scratch = (char *)scratch + left_by(p);
     }
 }
 
@@ -458,6 +459,8 @@ static lt_status extreme_bwd(lt_call *c)
     int64_t dims[LT_MAX_DIMS];
     bool add = lt__adds(c, 0);
     tally t = tally_for(c);
+    if (c->d_in[0]->count == 0)
+        return LT_OK;
     lt_array x = lt__array(c->in[0]), y = kept(c, c->out[0], dims);
     lt_array dx = lt__array(c->d_in[0]), dy = kept(c, c->d_out[0], dims);
     lt_array marks = x, counts = y;

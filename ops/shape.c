@@ -433,7 +433,9 @@ static lt_status cat_shape(lt_call *c)
         if (!fits)
             return lt_fail(LT_EINVAL, "tensor %d is %s, the first is %s; only axis %d may differ",
                            k + 1, LT_TEXT(y), LT_TEXT(x), axis + 1);
-        c->spec[0].dims[axis] += y->dims[axis];
+        if (__builtin_add_overflow(c->spec[0].dims[axis], y->dims[axis], &c->spec[0].dims[axis]))
+            return lt_fail(LT_EINVAL, "the tensors together are too long to be counted along axis "
+                           "%d", axis + 1);
     }
     lt__spec(c, SIZES, LT_I64, 1, (const int64_t[]){c->n_in});
     return LT_OK;

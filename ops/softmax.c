@@ -120,7 +120,8 @@ static size_t scratch(const lt_call *c, bool backward)
 {
     const lt_tensor *x = backward ? c->out[0] : c->in[0];
     plan p = plan_for(c, x);
-    return p.stride == 1 ? 0 : (size_t)(c->threads * 3 * p.n) * lt_dtype_bytes((lt_dtype)x->dtype);
+    return p.stride == 1 || x->count == 0
+               ? 0 : (size_t)(c->threads * 3 * p.n) * lt_dtype_bytes((lt_dtype)x->dtype);
 }
 
 /* Row r of x: where it is, or copied into buffer. */
@@ -164,17 +165,23 @@ LT_SIMD static void log_row(lt_dtype dtype, void *out, const void *in, int64_t n
     );
 }
 
+/* Row k of the three that thread t has in scratch; NULL where rows are contiguous. */
+static void *buffer_of(const lt_call *c, const plan *p, lt_dtype dtype, int t, int k)
+{
+    int64_t row = (int64_t)t * 3 + k;
+    return c->scratch ? (char *)c->scratch + (size_t)(row * p->n) * lt_dtype_bytes(dtype) : NULL;
+}
+
 static lt_status run_forward(lt_call *c, bool as_log)
 {
     lt_tensor *x = c->in[0], *y = c->out[0];
     lt_dtype dtype = (lt_dtype)x->dtype;
     plan p = plan_for(c, x);
-    size_t bytes = (size_t)p.n * lt_dtype_bytes(dtype);
     LT_PARALLEL_FOR(c, x->count * 8)
     for (int t = 0; t < c->threads; t++) {
-        char *buffer = (char *)c->scratch + (size_t)t * 3 * bytes;
+        void *x_row = buffer_of(c, &p, dtype, t, 0), *y_row = buffer_of(c, &p, dtype, t, 1);
         for (int64_t r = p.rows * t / c->threads; r < p.rows * (t + 1) / c->threads; r++) {
-            void *in = take_row(x, &p, r, buffer), *out = take_row(y, &p, r, buffer + bytes);
+            void *in = take_row(x, &p, r, x_row), *out = take_row(y, &p, r, y_row);
             row_sums sums = sum_row(dtype, in, p.n);
             if (as_log)
                 log_row(dtype, out, in, p.n, sums.largest, log(sums.exps));
@@ -217,14 +224,14 @@ static lt_status run_backward(lt_call *c, bool as_log)
     lt_tensor *y = c->out[0], *dx = c->d_in[0];
     lt_dtype dtype = (lt_dtype)y->dtype;
     plan p = plan_for(c, y);
-    size_t bytes = (size_t)p.n * lt_dtype_bytes(dtype);
     LT_PARALLEL_FOR(c, y->count * 8)
     for (int t = 0; t < c->threads; t++) {
-        char *buffer = (char *)c->scratch + (size_t)t * 3 * bytes;
+        void *dx_row = buffer_of(c, &p, dtype, t, 0), *dy_row = buffer_of(c, &p, dtype, t, 1);
+        void *y_row = buffer_of(c, &p, dtype, t, 2);
         for (int64_t r = p.rows * t / c->threads; r < p.rows * (t + 1) / c->threads; r++) {
-            void *row = take_row(dx, &p, r, buffer);
-            row_backward(dtype, row, take_row(c->d_out[0], &p, r, buffer + bytes),
-                         take_row(y, &p, r, buffer + 2 * bytes), p.n, as_log, lt__adds(c, 0));
+            void *row = take_row(dx, &p, r, dx_row);
+            row_backward(dtype, row, take_row(c->d_out[0], &p, r, dy_row),
+                         take_row(y, &p, r, y_row), p.n, as_log, lt__adds(c, 0));
             give_row(dx, &p, r, row);
         }
     }

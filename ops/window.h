@@ -22,22 +22,31 @@ static inline void lt__pair_of(const lt_call *c, int k, int64_t value[2])
 }
 
 #ifndef __cplusplus
+static inline lt_status lt__window_limit(const char *name, int64_t value)
+{
+    return value <= INT32_MAX ? LT_OK
+                              : lt_fail(LT_EINVAL, "%s wants at most %d, it is %lld", name,
+                                        INT32_MAX, (lt_ll)value);
+}
+
 /* Fills w->in from x (n, h, w, c), and w->out; the rest is set and at least 1 (pad: 0). LT_EINVAL
- * when no output fits. */
+ * when no output fits, and for steps so large that products of them would overflow. */
 static inline lt_status lt__window_fit(lt_window *w, const lt_tensor *x)
 {
     bool fits = true;
     for (int i = 0; i < 2; i++) {
         int64_t reach;
         w->in[i] = x->dims[1 + i];
-        if (w->pad[i] > INT32_MAX)
-            return lt_fail(LT_EINVAL, "pad wants at most %d, it is %lld", INT32_MAX,
-                           (lt_ll)w->pad[i]);
+        LT_TRY(lt__window_limit("pad", w->pad[i]));
         int64_t free = w->in[i] + 2 * w->pad[i] - 1;
         if (__builtin_mul_overflow(w->kernel[i] - 1, w->dilation[i], &reach) || reach > free)
             fits = false;
         else
             w->out[i] = (free - reach) / w->stride[i] + 1;
+    }
+    for (int i = 0; i < 2 && fits; i++) {
+        LT_TRY(lt__window_limit("stride", w->stride[i]));
+        LT_TRY(lt__window_limit("dilation", w->dilation[i]));
     }
     if (fits)
         return LT_OK;

@@ -356,6 +356,32 @@ TEST(messages_to_the_letter)
          "conv2d: unknown option 'strides' (did you mean 'stride'?)"},
         {"conv2d", "stride=0", "2x8x8x3 f32; 4x3x3x3 f32",
          "conv2d: stride wants at least 1, it is 0"},
+        {"conv2d", "stride=9223372036854775807", "2x8x8x3 f32; 4x3x3x3 f32",
+         "conv2d: stride wants at most 2147483647, it is 9223372036854775807"},
+        {"conv2d", "pad=2147483648", "2x8x8x3 f32; 4x3x3x3 f32",
+         "conv2d: pad wants at most 2147483647, it is 2147483648"},
+        {"conv2d", "dilation=1,9223372036854775807", "2x8x8x3 f32; 4x1x1x3 f32",
+         "conv2d: dilation wants at most 2147483647, it is 9223372036854775807"},
+        {"conv2d", "stride=-9223372036854775808", "2x8x8x3 f32; 4x3x3x3 f32",
+         "conv2d: stride wants at least 1, it is -9223372036854775808"},
+        {"conv2d", "stride=9223372036854775808", "2x8x8x3 f32; 4x3x3x3 f32",
+         "conv2d: option 'stride' wants integers such as 2 or 2,1, not '9223372036854775808'"},
+        {"max_pool2d", "kernel=2 stride=1,9223372036854775807", "2x8x8x3 f32",
+         "max_pool2d: stride wants at most 2147483647, it is 9223372036854775807"},
+        {"avg_pool2d", "kernel=9223372036854775807", "2x8x8x3 f32",
+         "avg_pool2d: the kernel, 9223372036854775807x9223372036854775807 with dilation 1x1, is "
+         "larger than x padded to 8x8 (x 2x8x8x3 f32, pad 0x0)"},
+        {"matmul", "", "1099511627776x0 f32; 0x1099511627776 f32",
+         "matmul: x 1099511627776x0 f32 times y 0x1099511627776 f32 is too large"},
+        {"cat", "axis=1",
+         "0x500000000000000000 f32; 0x500000000000000000 f32; 0x500000000000000000 f32; "
+         "0x500000000000000000 f32; 0x500000000000000000 f32; 0x500000000000000000 f32; "
+         "0x500000000000000000 f32; 0x500000000000000000 f32; 0x500000000000000000 f32; "
+         "0x500000000000000000 f32; 0x500000000000000000 f32; 0x500000000000000000 f32; "
+         "0x500000000000000000 f32; 0x500000000000000000 f32; 0x500000000000000000 f32; "
+         "0x500000000000000000 f32; 0x500000000000000000 f32; 0x500000000000000000 f32; "
+         "0x500000000000000000 f32",
+         "cat: the tensors together are too long to be counted along axis 2"},
         {"conv2d", "stride=fast", "2x8x8x3 f32; 4x3x3x3 f32",
          "conv2d: option 'stride' wants integers such as 2 or 2,1, not 'fast'"},
         {"conv2d", "", "32x32 f32; 4x3x3x3 f32",
@@ -416,7 +442,7 @@ TEST(messages_to_the_letter)
     };
     lt_ctx *ctx = lt_open(NULL);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        lt_tensor *in[LT_MAX_IN] = {NULL};
+        lt_tensor *in[LT_MAX_LIST] = {NULL};
         int n = tensors_from(ctx, wrong[i].in, in);
         lt_tensor *y = lt_runv(ctx, wrong[i].op, wrong[i].options, in, n);
         CHECK(y == NULL);
