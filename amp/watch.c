@@ -11,6 +11,7 @@
 #include <stdio.h>
 
 #include "amp/watch.h"
+#include "core/locale.h"
 #include "core/tensor.h"
 
 #define IN_F32 "lt.autocast(\"off\", ...) around it computes it in f32"
@@ -121,7 +122,7 @@ static void say_made(const view *v, const char *what, lt_tensor *x, int i, int64
     bool f16 = x->dtype == LT_F16 && (seen ? isfinite(wide) : isinf(value));
     char number[32] = "it";
     if (seen && fabs(wide) > 65504) /* else it has become so with what it was added to */
-        snprintf(number, sizeof number, "%.6g", wide);
+        lt__format(number, sizeof number, "%.6g", wide);
     if (f16)
         say_too_large(v, what, number);
     else if (!v->whole)

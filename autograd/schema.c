@@ -3,7 +3,6 @@
  * The signature is the one truth about an op's arguments: dispatch, the Lua binding,
  * documentation and messages all read the lt_schema made from it here.
  */
-#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -11,6 +10,7 @@
 #include <string.h>
 
 #include "autograd/tape.h"
+#include "core/locale.h"
 
 /* ==== Signatures ============================================================================== */
 
@@ -26,12 +26,17 @@ static bool take(const char **p, const char *token)
     return true;
 }
 
+static bool is_in_names(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+}
+
 /* A name of letters, digits and underscores into name[room]. */
 static bool take_name(const char **p, char *name, size_t room)
 {
     skip_blanks(p);
     size_t n = 0;
-    while (isalnum((unsigned char)(*p)[n]) || (*p)[n] == '_')
+    while (is_in_names((*p)[n]))
         n++;
     if (n == 0 || n >= room)
         return false;
@@ -58,7 +63,9 @@ static bool read_number(const char *p, size_t n, double *value)
         return false;
     memcpy(text, p, n);
     text[n] = 0;
+    lt_locale l = lt__enter_c_locale();
     *value = strtod(text, &end);
+    lt__leave_c_locale(l);
     return *end == 0;
 }
 

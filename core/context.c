@@ -1,10 +1,10 @@
 /* context.c - the thing that everything hangs off, and its log. */
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "core/locale.h"
 #include "core/pool.h"
 
 /* What is to go wrong, for tests: see lt_config. */
@@ -181,7 +181,7 @@ void lt_log(lt_ctx *ctx, lt_log_level level, const char *fmt, ...)
     char line[1024];
     va_list args;
     va_start(args, fmt);
-    vsnprintf(line, sizeof line, fmt, args);
+    lt__vformat(line, sizeof line, fmt, args);
     va_end(args);
     ctx->log(ctx->log_ud, level, line);
 }

@@ -8,6 +8,8 @@
  * NULL instead. Either way lt_errmsg() holds one sentence for the user, per thread. The library
  * never prints, exits or aborts.
  *
+ * Locale. Messages and files have decimal points in any locale; see lua/luatrain.h.
+ *
  * Ownership, in four words used by every header:
  *   new       the caller owns the result and gives it back with the matching release, free or close
  *   borrowed  the result lives as long as its owner; do not release it

@@ -4,12 +4,11 @@
  * reporting a failure cannot fail, and a prefix that does not fit shortens the end, never the
  * beginning.
  */
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/locale.h"
 
 enum { MESSAGE_BYTES = 2048 };
 
@@ -46,7 +45,7 @@ lt_status lt_fail(lt_status code, const char *fmt, ...)
     char fresh[MESSAGE_BYTES]; /* the arguments may point into the old message */
     va_list args;
     va_start(args, fmt);
-    vsnprintf(fresh, sizeof fresh, fmt, args);
+    lt__vformat(fresh, sizeof fresh, fmt, args);
     va_end(args);
     memcpy(message, fresh, sizeof message);
     last = code;
@@ -58,7 +57,7 @@ lt_status lt_fail_prefix(const char *fmt, ...)
     char fresh[MESSAGE_BYTES];
     va_list args;
     va_start(args, fmt);
-    int n = vsnprintf(fresh, sizeof fresh, fmt, args);
+    int n = lt__vformat(fresh, sizeof fresh, fmt, args);
     va_end(args);
     int room = (int)sizeof fresh - 3 - n; /* for the old message */
     if (n >= 0 && room > 0)

@@ -5,13 +5,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "core/locale.h"
 #include "core/tensor.h"
 
 enum { ROOM = 1 << 16, LINE = 256 };
@@ -61,7 +60,7 @@ static void add_line(struct lt_trace *t, const char *format, ...)
     if (t->used + LINE > ROOM)
         flush(t);
     va_start(args, format);
-    int n = vsnprintf(t->text + t->used, LINE, format, args);
+    int n = lt__vformat(t->text + t->used, LINE, format, args);
     va_end(args);
     if (n > 0 && n < LINE)
         t->used += (size_t)n;

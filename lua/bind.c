@@ -15,6 +15,7 @@
 
 #include <lualib.h>
 
+#include "core/locale.h"
 #include "lua/bind.h"
 #include "lua/embedded.h"
 
@@ -95,6 +96,16 @@ lt_tensor *lt__check_tensor(lua_State *L, lt_lua *s, int index, const char *who,
     return x;
 }
 
+/* As tostring() does it in the C locale. */
+static const char *push_float(lua_State *L, double value)
+{
+    char text[40];
+    lt__format(text, sizeof text - 2, "%.14g", value);
+    if (text[strspn(text, "-0123456789")] == '\0')
+        strcat(text, ".0");
+    return lua_pushstring(L, text);
+}
+
 const char *lt__text(lua_State *L, int index)
 {
     switch (lua_type(L, index)) {
@@ -103,6 +114,9 @@ const char *lt__text(lua_State *L, int index)
     case LUA_TFUNCTION: return lua_pushstring(L, "a function");
     case LUA_TUSERDATA:
         return lua_pushstring(L, lt__to_tensor(L, lt__lua_of(L), index) ? "a tensor" : "userdata");
+    case LUA_TNUMBER:
+        return lua_isinteger(L, index) ? luaL_tolstring(L, index, NULL)
+                                       : push_float(L, lua_tonumber(L, index));
     case LUA_TNONE: return lua_pushstring(L, "nil");
     default: return luaL_tolstring(L, index, NULL);
     }
@@ -285,6 +299,7 @@ static void push_core(lua_State *L, lt_lua *s)
     lt__open_amp(L);
     lt__open_later(L);
     lt__open_check(L);
+    lt__open_locale(L);
     lua_pushliteral(L, LT_VERSION);
     lua_setfield(L, -2, "version");
 }
@@ -329,7 +344,7 @@ lua_State *lt_lua_new(lt_ctx *ctx)
     lua_pushlightuserdata(L, ctx);
     if (lt_lua_call(L, 1, 0) == LT_OK)
         return L;
-    lua_close(L);
+    lt_lua_close(L);
     return NULL;
 }
 
@@ -423,6 +438,8 @@ lt_status lt_lua_run(lua_State *L, lt_tensor *const *in, int n_in, lt_tensor **o
 
 void lt_lua_close(lua_State *L)
 {
+    lt_locale l = lt__enter_c_locale(); /* for finalizers */
     if (L)
         lua_close(L);
+    lt__leave_c_locale(l);
 }

@@ -176,6 +176,7 @@ void lt__open_amp(lua_State *L);
 lt_status lt__carry_in_f16(lt_lua *s);
 void lt__open_later(lua_State *L);
 void lt__open_check(lua_State *L);
+void lt__open_locale(lua_State *L);
 /* Before a backward of loss in a rehearsal; and after it: the function of the rehearsal ends. */
 void lt__rehearse_loss(lt_lua *s, lt_tensor *loss);
 noreturn void lt__end_rehearsal(lua_State *L, lt_lua *s);

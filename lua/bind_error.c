@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/locale.h"
 #include "lua/bind.h"
 #include "lua/embedded.h"
 
@@ -338,7 +339,9 @@ lt_status lt_lua_call(lua_State *L, int n_args, int n_results)
     int function = lua_absindex(L, -n_args - 1);
     lua_pushcfunction(L, trace);
     lua_insert(L, function);
+    lt_locale l = lt__enter_c_locale();
     int rc = lua_pcall(L, n_args, n_results, function);
+    lt__leave_c_locale(l);
     lua_remove(L, function);
     return rc == LUA_OK ? LT_OK : caught(L, rc);
 }

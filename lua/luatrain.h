@@ -7,6 +7,12 @@
  *     lt_lua_dofile(L, "model.lua", 0, NULL);       the file returns a function (x, labels)
  *     lt_lua_run(L, (lt_tensor *[]){x, labels}, 2, &loss, 1);
  *     lt_lua_close(L); lt_ctx_free(ctx);
+ *
+ * Locale. The library reads and writes numbers with a decimal point whatever locale the program has
+ * set, and leaves that locale as it is. The functions below run Lua in the C locale of the calling
+ * thread: there os.setlocale() and the program's setlocale() do not change how numbers look and how
+ * strings are sorted. After luaopen_luatrain() in another state Lua keeps the program's locale, and
+ * the files that luatrain writes still have points.
  */
 #ifndef LUATRAIN_H
 #define LUATRAIN_H

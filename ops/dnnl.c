@@ -16,7 +16,6 @@
  * large as the largest run so far wanted it. In the steady state nothing is allocated, and the
  * memory is counted and limited by the context like any other.
  */
-#include <ctype.h>
 #include <dnnl.h>
 #include <dnnl_debug.h>
 #include <omp.h>
@@ -85,7 +84,8 @@ char *lt__cpu_backend(char *buffer, size_t bytes)
     snprintf(buffer, bytes, "oneDNN %d.%d.%d (%s)", version->major, version->minor, version->patch,
              isa);
     for (char *p = strchr(buffer, '('); p && *p; p++)
-        *p = (char)toupper((unsigned char)*p);
+        if (*p >= 'a' && *p <= 'z') /* toupper() depends on the locale */
+            *p = (char)(*p - 'a' + 'A');
     return buffer;
 }
 

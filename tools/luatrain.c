@@ -214,7 +214,7 @@ static lt_status run_in(const settings *s, lt_ctx *ctx, lt_group *group)
         status = lt_settle(ctx); /* the last step may have been none */
     if (group && is_failure(status))
         lt_group_fail(group); /* before the state waits for what it has begun with others */
-    lua_close(L);
+    lt_lua_close(L);
     return status;
 }
 

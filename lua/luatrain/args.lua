@@ -176,7 +176,7 @@ local function unknown(text, names)
 end
 
 -- The values of the flags declared by defaults, from the command line.
-return function(defaults)
+return core.in_c_locale(function(defaults)
   local by_name, names = read_flags(defaults)
   local given, values, i = arg or {}, {}, 1
   for name, f in pairs(by_name) do values[name] = f.default end
@@ -201,4 +201,4 @@ return function(defaults)
     i = i + 1
   end
   return values
-end
+end)

@@ -75,6 +75,11 @@ end
 
 -- ==== Writing ====================================================================================
 
+-- A number, boolean or text as text: a float exactly, by its bits.
+local text_of = core.in_c_locale(function(value)
+  return math.type(value) == "float" and ("%a"):format(value) or tostring(value)
+end)
+
 -- Writes net, optimizer and state, a flat table of numbers and booleans in which `optim` alone is a
 -- text, the class of the optimizer.
 function checkpoint.save(path, net, optim, state)
@@ -90,7 +95,7 @@ function checkpoint.save(path, net, optim, state)
   for _, key in ipairs(sorted(state)) do
     local value = state[key]
     meta[#meta + 1] = key
-    meta[#meta + 1] = math.type(value) == "float" and ("%a"):format(value) or tostring(value)
+    meta[#meta + 1] = text_of(value)
   end
   core.save(names, tensors, path, meta)
 end
@@ -101,10 +106,10 @@ local WORDS = {["true"] = true, ["false"] = false, inf = math.huge, ["-inf"] = -
                nan = 0 / 0, ["-nan"] = 0 / 0}
 
 -- What save() wrote of a number or boolean; nil for another text.
-local function value_of(text)
+local value_of = core.in_c_locale(function(text)
   if WORDS[text] ~= nil then return WORDS[text] end
   return tonumber(text)
-end
+end)
 
 -- The state in the header of an open file, which may be damaged.
 local function read_state(file, path)

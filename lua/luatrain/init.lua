@@ -72,6 +72,8 @@ local function contents(what)
   return names, tensors
 end
 
+local text_of = core.in_c_locale(tostring)
+
 local META = {string = true, number = true, boolean = true}
 
 -- Writes a table of tensors, or a net, as safetensors. meta: texts, numbers and booleans by name,
@@ -89,7 +91,7 @@ function lt.save(path, what, meta)
   end
   for _, key in ipairs(sorted(meta or {})) do
     list[#list + 1] = key
-    list[#list + 1] = tostring(meta[key])
+    list[#list + 1] = text_of(meta[key])
   end
   core.save(names, tensors, path, list)
 end

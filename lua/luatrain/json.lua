@@ -133,4 +133,6 @@ function json.read(text)
   return value
 end
 
+json.text, json.read = core.in_c_locale(json.text), core.in_c_locale(json.read)
+
 return json

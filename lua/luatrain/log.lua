@@ -49,7 +49,7 @@ local function value_text(value, format)
 end
 
 -- An event, without the fields in `unsaid`, as a line.
-local function line_of(name, t, fields, unsaid)
+local line_of = core.in_c_locale(function(name, t, fields, unsaid)
   local items, n = {('{"event":%s,"t":%.3f'):format(json_text(name), t)}, 1
   for i = 1, #FIELDS do
     local field = FIELDS[i]
@@ -69,7 +69,7 @@ local function line_of(name, t, fields, unsaid)
   end
   items[#items + 1] = "}\n"
   return table.concat(items)
-end
+end)
 
 -- ==== Reading ====================================================================================
 
@@ -169,7 +169,7 @@ local function joined(...)
 end
 
 -- What a run says first; fields.step and fields.epoch are there when it goes on.
-function log.start_text(f)
+log.start_text = core.in_c_locale(function(f)
   return joined("luatrain " .. f.version, f.device, f.backend,
                 f.ranks > 1 and counted(f.ranks, "rank", "ranks"),
                 counted(f.threads, "thread", "threads") .. (f.ranks > 1 and " each" or ""),
@@ -182,9 +182,9 @@ function log.start_text(f)
               counted(f.epochs, "epoch", "epochs") .. " = " .. counted(f.steps, "step", "steps"),
               f.step and ("resumed: step %d"):format(f.step)
               .. (f.epoch and (", epoch %d"):format(f.epoch) or ""))
-end
+end)
 
-local function step_text(f, rate, eta, without)
+local step_text = core.in_c_locale(function(f, rate, eta, without)
   local percent = 100 * (f.samples - (f.epoch - 1) * f.images) // f.images
   return joined(
     ("epoch %d/%d"):format(f.epoch, f.epochs), ("%d %%"):format(percent),
@@ -193,13 +193,13 @@ local function step_text(f, rate, eta, without)
     f.skipped and f.skipped > 0 and not without.scale
     and ("scale %.14g skipped %d"):format(f.scale, f.skipped), not without.rate and rate_text(rate),
     eta and "eta " .. log.duration(eta))
-end
+end)
 
 local IN_EPOCH_LINE = {epoch = true, epochs = true, step = true, samples = true, loss = true,
                        top1 = true, test_loss = true, size = true, samples_per_s = true,
                        wall_s = true}
 
-local function epoch_text(f, remark)
+local epoch_text = core.in_c_locale(function(f, remark)
   local others = {}
   for name, value in pairs(f) do
     if not IN_EPOCH_LINE[name] and type(value) == "number" then
@@ -212,7 +212,7 @@ local function epoch_text(f, remark)
     "loss " .. short(f.loss), f.top1 and ("top1 %.2f %%"):format(100 * f.top1),
     f.test_loss and "test loss " .. short(f.test_loss), others[1] and table.concat(others, "  "),
     remark, rate_text(f.samples_per_s), log.duration(f.wall_s))
-end
+end)
 
 -- ==== The log of a run ===========================================================================
 

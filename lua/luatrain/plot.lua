@@ -4,6 +4,7 @@
 --
 --   local svg = require "luatrain.plot".curves(log.read(path), "train_resnet-1")
 
+local core = ...
 local log = require "luatrain.log"
 
 local plot = {}
@@ -329,5 +330,7 @@ function plot.curves(events, title)
   out[#out + 1] = "</svg>\n"
   return table.concat(out, "\n")
 end
+
+plot.curves = core.in_c_locale(plot.curves)
 
 return plot

@@ -64,7 +64,7 @@ local function write(value, format, width, indent)
   return "{" .. table.concat(items, nested and ",\n" .. indent .. " " or ", ") .. "}"
 end
 
-return function(x)
+return core.in_c_locale(function(x)
   local text, state = core.describe(x)
   if state == "dead" then return ("dead tensor %s (its step is over)"):format(text) end
   if state == "pending" then return ("parameter %s (no memory yet)"):format(text) end
@@ -76,4 +76,4 @@ return function(x)
   local format = format_of(flat)
   for _, v in ipairs(flat) do width = math.max(width, #number(v, format)) end
   return write(values, format, width, "") .. "  " .. text
-end
+end)

@@ -1,0 +1,53 @@
+/* locale.h - the C locale for a while, so that numbers have a decimal point whatever locale the
+ * program has chosen.
+ *
+ * Only the calling thread changes its locale, and it gets back the one that it had. Threads that
+ * the program has left in the global locale follow setlocale() again afterwards.
+ */
+#ifndef LT_CORE_LOCALE_H
+#define LT_CORE_LOCALE_H
+
+#include <locale.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "core/core.h"
+
+typedef struct lt_locale { locale_t c, before; } lt_locale;
+
+/* In glibc and musl the C locale is there already: nothing is allocated, and it cannot fail. Where
+ * it does, uselocale() changes nothing. */
+static inline lt_locale lt__enter_c_locale(void)
+{
+    locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    return (lt_locale){c, uselocale(c)};
+}
+
+static inline void lt__leave_c_locale(lt_locale l)
+{
+    uselocale(l.before);
+    if (l.c)
+        freelocale(l.c);
+}
+
+/* vsnprintf() and snprintf() in the C locale. */
+LT_PRINTF(3, 0)
+static inline int lt__vformat(char *text, size_t bytes, const char *fmt, va_list args)
+{
+    lt_locale l = lt__enter_c_locale();
+    int n = vsnprintf(text, bytes, fmt, args);
+    lt__leave_c_locale(l);
+    return n;
+}
+
+LT_PRINTF(3, 4)
+static inline int lt__format(char *text, size_t bytes, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    int n = lt__vformat(text, bytes, fmt, args);
+    va_end(args);
+    return n;
+}
+
+#endif
