@@ -39,15 +39,15 @@ end
 
 -- The names in a folder, and a digest of the weights in it, which tells who wrote them.
 local function contents(path)
-  local pipe = assert(io.popen(("cd %s && ls -A && cat $(find . -name 'step-*' -o -name 'w*' "
-                                .. "| sort) | sha256sum"):format(path)))
+  local pipe = assert(io.popen(("export LC_ALL=C; cd %s && ls -A && cat $(find . -name 'step-*' "
+                                .. "-o -name 'w*' | sort) | sha256sum"):format(path)))
   local text = pipe:read "a"
   pipe:close()
   return text
 end
 
 local function names(path)
-  local pipe = assert(io.popen("ls -A " .. path .. " 2>&1"))
+  local pipe = assert(io.popen("LC_ALL=C ls -A " .. path .. " 2>&1"))
   local text = pipe:read "a":gsub("\n$", ""):gsub("\n", " ")
   pipe:close()
   return text
@@ -90,7 +90,7 @@ end)
 T.test("two runs after rm -rf: the first stops, the second has its files", function()
   local at = new_folder()
   local second = "rm -rf out; $L --threads 1 --quiet --out out --max-steps 7 t.lua; "
-                 .. "ls -A out >names; cp -r out copy"
+                 .. "LC_ALL=C ls -A out >names; cp -r out copy"
   local text, code = run(at, "--save-every 1 --max-steps 9",
                          ("--at 5 --cmd '%s'"):format(second))
   T.equal(code, 3)

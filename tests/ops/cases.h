@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "autograd/autograd.h"
+#include "core/locale.h"
 #include "core/tensor.h"
 #include "ops/ops.h"
 #include "tests/lt_test.h"
@@ -274,7 +275,10 @@ static inline double value_of(const char *kind, uint64_t seed, int64_t i, int64_
         return u < 0.5;
     if (strncmp(kind, "ids", 3) == 0)
         return floor(atoi(kind + 3) * u);
-    return atof(kind);
+    lt_locale l = lt__enter_c_locale();
+    double number = atof(kind);
+    lt__leave_c_locale(l);
+    return number;
 }
 
 /* Input i of the case: floats in f64. New. */

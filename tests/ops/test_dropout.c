@@ -4,6 +4,7 @@
  */
 #include <stdlib.h>
 
+#include "core/locale.h"
 #include "ops/ops.h"
 #include "tests/lt_test.h"
 
@@ -84,7 +85,7 @@ TEST(it_keeps_its_share_and_scales_it)
     for (int k = 0; k < 3; k++) {
         char options[16];
         double p = p_of[k], kept = 0;
-        snprintf(options, sizeof options, "p=%g", p);
+        lt__format(options, sizeof options, "p=%g", p);
         drop((setup){.seed = 7, .step = 3, .threads = 1, .dtype = LT_F64}, options, y, NULL);
         for (int i = 0; i < COUNT; i++) {
             if (y[i] != 0)
