@@ -144,11 +144,11 @@ typedef struct lt_config { /* zero means default */
  * LT_EUSAGE (a fault or device text it does not know). */
 LT_API lt_ctx *lt_ctx_new(const lt_config *config);
 /* Closes the context: its scopes and graphs end. NULL is fine. Do not use ctx afterwards. Whatever
- * was made in it may outlive it and is freed as usual, in any order and in any thread: tensors,
- * tapes, parameters, optimizers, loss scales, reducers, sources, batches, files. The memory of the
- * context goes with the last of them. Until then tensors can still be read, written, copied and
- * viewed, files and batches can be read, and gradients and optimizer slots keep their values. Ops,
- * backward, optimizer steps and new scopes fail with LT_EINVAL. */
+ * was made in it may outlive it and is freed as usual, in any order: tensors, tapes, parameters,
+ * optimizers, loss scales, reducers, sources, batches, files. The memory of the context goes with
+ * the last of them. Until then tensors can still be read, written, copied and viewed, files and
+ * batches can be read, and gradients and optimizer slots keep their values. Ops, backward,
+ * optimizer steps and new scopes fail with LT_EINVAL. */
 LT_API void lt_ctx_free(lt_ctx *ctx);
 
 LT_API uint64_t lt_seed(const lt_ctx *ctx);
@@ -210,8 +210,9 @@ LT_API void lt_trace(lt_ctx *ctx, lt_track track, const char *name, double start
 #define LT_MAX_DIMS 8
 
 /* A tensor is dense, row major (the last axis is contiguous); images are (n, h, w, c). A tensor
- * with 0 dims holds one element. References are counted atomically; tensors may be released in
- * any thread. A tensor lies on one device, at first the context's, and stays there: ops compute
+ * with 0 dims holds one element. References are counted atomically; tensors may be released in any
+ * thread, but one that an op has recorded, or that has a gradient or hooks, only in the context's
+ * own. A tensor lies on one device, at first the context's, and stays there: ops compute
  * where their inputs are, which must be one place. */
 
 /* Uninitialised memory. New. NULL with LT_EINVAL (dims) or LT_ENOMEM. */
