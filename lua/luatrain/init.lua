@@ -41,7 +41,7 @@ local made = {"shape", "options"}
 for name, names in pairs{
   rank = {}, steps = {}, memory = {}, help = {"name"}, seed = {"n"}, tensor = {"value", "options"},
   zeros = made, ones = made, rand = made, randn = made, full = {"shape", "value", "options"},
-  arange = {"first", "stop", "step", "options"},
+  arange = {"first", "stop", "step", "options"}, args = {"defaults"},
 } do
   lt[name] = arity.of(lt[name], "lt." .. name, names)
 end
