@@ -145,10 +145,10 @@ typedef struct lt_config { /* zero means default */
 LT_API lt_ctx *lt_ctx_new(const lt_config *config);
 /* Closes the context: its scopes and graphs end. NULL is fine. Do not use ctx afterwards. Whatever
  * was made in it may outlive it and is freed as usual, in any order: tensors, tapes, parameters,
- * optimizers, loss scales, reducers, sources, batches, files. The memory of the context goes with
- * the last of them. Until then tensors can still be read, written, copied and viewed, files and
- * batches can be read, and gradients and optimizer slots keep their values. Ops, backward,
- * optimizer steps and new scopes fail with LT_EINVAL. */
+ * optimizers, loss scales, reducers, sources, batches, files, Lua states. The memory of the context
+ * goes with the last of them. Until then tensors can still be read, written, copied and viewed,
+ * files and batches can be read, and gradients and optimizer slots keep their values. Ops,
+ * backward, optimizer steps and new scopes fail with LT_EINVAL. */
 LT_API void lt_ctx_free(lt_ctx *ctx);
 
 LT_API uint64_t lt_seed(const lt_ctx *ctx);

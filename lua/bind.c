@@ -16,6 +16,7 @@
 #include <lualib.h>
 
 #include "core/locale.h"
+#include "core/tensor.h"
 #include "lua/bind.h"
 #include "lua/embedded.h"
 
@@ -228,6 +229,8 @@ static int close_state(lua_State *L)
     }
     if (s->owned)
         lt_ctx_free(s->ctx);
+    else if (s->ctx)
+        lt__ctx_release(s->ctx);
     s->ctx = NULL;
     return 0;
 }
@@ -249,7 +252,7 @@ static uint64_t variable(lua_State *L, const char *name, uint64_t most)
 static void find_context(lua_State *L, lt_lua *s)
 {
     if (lua_rawgetp(L, LUA_REGISTRYINDEX, &key_context) == LUA_TLIGHTUSERDATA) {
-        s->ctx = lua_touserdata(L, -1);
+        s->ctx = lt__ctx_retain(lua_touserdata(L, -1));
     } else {
         const char *device = getenv("LUATRAIN_DEVICE");
         lt_config config = {.device = device && *device ? device : "auto",

@@ -30,9 +30,10 @@ extern "C" {
 
 typedef struct lua_State lua_State; /* as in lua.h, which is only needed to do more with one */
 
-/* A Lua state with the standard libraries, in which require "luatrain" works in ctx. ctx must
- * outlive the state, and has one state at a time. Lua code is loaded from source text alone: load,
- * loadfile, dofile and require refuse compiled chunks. New. NULL with LT_ENOMEM. */
+/* A Lua state with the standard libraries, in which require "luatrain" works in ctx. ctx has one
+ * state at a time; after lt_ctx_free() ops fail in it, and it is closed as usual. Lua code is
+ * loaded from source text alone: load, loadfile, dofile and require refuse compiled chunks. New.
+ * NULL with LT_ENOMEM. */
 LT_API lua_State *lt_lua_new(lt_ctx *ctx);
 LT_API void lt_lua_close(lua_State *L); /* NULL is fine */
 
