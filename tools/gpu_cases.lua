@@ -175,7 +175,7 @@ local settler = lt.nn.linear{1, 1}   -- with its help running statistics move
 
 -- Forward with the leaves, and backward with upstream gradients times factor. The outputs.
 local function pass(c, leaves, dy, factor)
-  local args = table.move(leaves, 1, #leaves, 1, {})
+  local args = c.op == "cat" and {leaves} or table.move(leaves, 1, #leaves, 1, {})
   args[#args + 1] = c.options
   local outputs = {lt[c.op](table.unpack(args))}
   for k, y in ipairs(outputs) do
