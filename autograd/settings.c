@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "autograd/tape.h"
+#include "core/locale.h"
 
 /* Numbers count as f32: libm may give lr a different last bit on another CPU. */
 static uint32_t bits_of(double number)
@@ -88,7 +89,7 @@ static int print_value(char *to, size_t room, const lt_opt *opt)
     if (opt->n == 0)
         return snprintf(to, room, "nothing");
     if (opt->kind == LT_NUMBER)
-        return snprintf(to, room, "%.9g", opt->f);
+        return lt__format(to, room, "%.9g", opt->f);
     if (opt->kind == LT_BOOL)
         return snprintf(to, room, opt->i[0] ? "true" : "false");
     return snprintf(to, room, "%lld", (long long)opt->i[0]);
@@ -124,8 +125,8 @@ char *lt_settings_text(const lt_ctx *ctx)
             at += snprintf(at, LINE, "\n");
         }
         if (noted->group == 0)
-            at += snprintf(at, LINE, "optimizer %u: clip = %.9g\n", (unsigned)noted->optim,
-                           noted->clip);
+            at += lt__format(at, LINE, "optimizer %u: clip = %.9g\n", (unsigned)noted->optim,
+                             noted->clip);
     }
     return text;
 }

@@ -42,6 +42,45 @@ TEST(a_context_opens_and_options_are_read)
     use_c_locale();
 }
 
+static lt_status take_any(void *ud, lt_ctx *ctx, lt_outcome *outcome)
+{
+    (void)ud, (void)ctx, (void)outcome;
+    return LT_OK;
+}
+
+/* Ranks compare this text. */
+TEST(settings_of_an_optimizer_have_points)
+{
+    use_commas();
+    lt_ctx *ctx = lt_open(NULL);
+    CHECK(ctx);
+    lt_set_grad_slots(ctx, &(lt_grad_slots){.update = take_any});
+    lt_params *params = lt_params_new(ctx);
+    lt_tensor *w = lt_param_new(ctx, LT_F32, 0, NULL, (lt_init){LT_INIT_CONSTANT, 1, 0});
+    CHECK_OK(lt_params_add(params, "w", w));
+    CHECK_OK(lt_params_place(params));
+    lt_optim *optim = lt_optim_new(ctx, "sgd_step", &w, 1);
+    CHECK(optim);
+    lt_opt options[LT_MAX_OPT];
+    const lt_opt *groups[] = {options};
+    CHECK_OK(lt_opts_parse(&lt_optim_def(optim)->schema, "lr=0.05", options));
+    lt_tensor *y = lt_run(ctx, "exp", NULL, w, NULL);
+    CHECK_OK(lt_backward(y, NULL));
+    CHECK_OK(lt_optim_step(optim, groups, 1, NULL));
+    char *text = lt_settings_text(ctx);
+    CHECK(text);
+    if (!strstr(text, "optimizer 1: lr = 0.05\n"))
+        FAIL("the settings are: %s", text);
+    free(text);
+    lt_release(y);
+    lt_release(w);
+    lt_optim_free(optim);
+    lt_params_free(params);
+    lt_ctx_free(ctx);
+    check_host();
+    use_c_locale();
+}
+
 static void keep_line(void *ud, lt_log_level level, const char *line)
 {
     (void)level;
