@@ -28,6 +28,7 @@
 
 enum { EARLY_SECONDS = 3 };   /* after that, ranks on other machines, which it cannot see, train */
 enum { LONELY_SECONDS = 10 }; /* that mpirun may go on when no rank is left on this machine */
+enum { LOOK_NS = 100 * 1000 * 1000 };
 
 extern char **environ;
 
@@ -206,30 +207,53 @@ typedef struct wish { /* for an end */
     bool kills;
 } wish;
 
-/* How mpirun has ended. The first signal is a wish. It kills when no rank can hear it yet: there is
- * nothing to save, and mpirun may hang when it has SIGUSR1 to hand on but no ranks. A second signal
- * kills too; but a terminal or a reader that has gone may say so twice. */
-static int wait_for(pid_t mpirun, const sigset_t *set, wish *w)
+typedef struct ranks_seen { /* on this machine */
+    double began, last;     /* when mpirun was started, and when there was a rank; 0: never */
+    double timeout;         /* seconds in which mpirun starts one; 0: none may be on this machine */
+} ranks_seen;
+
+/* mpirun may hang when it has just lost a rank, and crashes when it is asked to end then. LT_EPEER:
+ * it was killed. */
+static lt_status kill_if_it_hangs(pid_t mpirun, const ranks_seen *seen, double now)
 {
-    double begin = clock_seconds(), seen = 0; /* a rank on this machine; 0: there was none */
-    int status;
-    while (waitpid(mpirun, &status, WNOHANG) != mpirun) {
-        int got = sigtimedwait(set, NULL, &(struct timespec){.tv_sec = 1});
+    if (seen->last == 0 && seen->timeout != 0 && now - seen->began > seen->timeout)
+        lt_fail(LT_EPEER, "mpirun has not started a rank within %g s, and was killed",
+                seen->timeout);
+    else if (seen->last != 0 && now - seen->last > LONELY_SECONDS)
+        lt_fail(LT_EPEER, "mpirun has not ended within %d s after its ranks, and was killed",
+                LONELY_SECONDS);
+    else
+        return LT_OK;
+    kill(mpirun, SIGKILL);
+    return LT_EPEER;
+}
+
+/* *code: what mpirun has ended with. The first signal is a wish. It kills when no rank can hear it
+ * yet: there is nothing to save, and mpirun may hang when it has SIGUSR1 to hand on but no ranks. A
+ * second signal kills too; but a terminal or a reader that has gone may say so twice. */
+static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, wish *w, int *code)
+{
+    ranks_seen seen = {.timeout = timeout, .began = clock_seconds()};
+    lt_status status = LT_OK;
+    int ended;
+    while (waitpid(mpirun, &ended, WNOHANG) != mpirun) {
+        int got = sigtimedwait(set, NULL, &(struct timespec){.tv_nsec = LOOK_NS});
         sight ranks = see_ranks(mpirun);
         double now = clock_seconds();
         if (ranks.any)
-            seen = now;
-        else if (seen != 0 && now - seen > LONELY_SECONDS)
-            kill(mpirun, SIGKILL); /* asked to end it would crash */
+            seen.last = now;
+        if (status == LT_OK)
+            status = kill_if_it_hangs(mpirun, &seen, now);
         bool is_wish = got > 0 && got != SIGCHLD;
         if (!is_wish || (w->signal != 0 && (got == SIGHUP || got == SIGPIPE)))
             continue;
-        bool hear = ranks.any ? ranks.hears : now - begin >= EARLY_SECONDS;
+        bool hear = ranks.any ? ranks.hears : now - seen.began >= EARLY_SECONDS;
         w->kills = w->signal != 0 || !hear;
         w->signal = got;
         kill(mpirun, w->kills ? SIGTERM : SIGUSR1);
     }
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    *code = WIFEXITED(ended) ? WEXITSTATUS(ended) : 128 + WTERMSIG(ended);
+    return status;
 }
 
 static void end_by(int number)
@@ -262,7 +286,7 @@ static lt_status start_relays(relay output[2], int ends[2])
     return status;
 }
 
-static lt_status run(const char **command, int *code)
+static lt_status run(const char **command, double timeout, int *code)
 {
     sigset_t set, before;
     pid_t pid = 0;
@@ -276,11 +300,11 @@ static lt_status run(const char **command, int *code)
     close(ends[0]);
     close(ends[1]);
     if (status == LT_OK)
-        *code = wait_for(pid, &set, &w);
+        status = wait_for(pid, timeout, &set, &w, code);
     finish(output, &before);
-    LT_TRY(status);
     if (w.kills || (w.signal != 0 && *code > 128))
         end_by(w.signal);
+    LT_TRY(status);
     if (*code > 128)
         *code = lt_exit_code(LT_EPEER);
     return LT_OK;
@@ -302,7 +326,8 @@ lt_status launch(const settings *s, const char *program, char *const *words, int
     const char **command = make_command(s, program, words, number);
     if (!command)
         return LT_ENOMEM;
-    lt_status status = run(command, code);
+    double timeout = s->group.timeout > 0 ? s->group.timeout : LT_GROUP_TIMEOUT;
+    lt_status status = run(command, s->hosts ? 0 : timeout, code);
     free(command);
     return status;
 }
