@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "autograd/tape.h"
+#include "core/hash.h"
 
 enum { MAX_SLOTS = LT_MAX_IN - 2 };
 
@@ -331,10 +332,11 @@ static bool may_apply(const lt_ctx *ctx)
     return outcome == LT_APPLY || outcome == LT_PENDING;
 }
 
-/* What comes into the digest: a step of an optimizer, or a norm. FNV-1. */
+/* Adds a step of an optimizer, or a norm, to the digest. */
 static void note(struct lt_autograd *ag, const lt_optim *o, bool is_step)
 {
-    ag->digest = (ag->digest * 16777619) ^ (2 * o->number + is_step);
+    uint32_t event = 2 * o->number + is_step;
+    ag->digest = lt__fnv32(ag->digest, &event, sizeof event);
 }
 
 uint32_t lt_steps_digest(const lt_ctx *ctx)

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "autograd/tape.h"
+#include "core/hash.h"
 
 struct lt_params {
     lt_ctx *ctx;
@@ -312,13 +313,10 @@ static int64_t padded(int64_t count, lt_dtype dtype)
     return (count + step - 1) / step * step;
 }
 
-/* The stream of a parameter's initial values: its name (FNV-1a) and its tree's number. */
+/* The stream of a parameter's initial values, from its name and its tree's number. */
 static uint64_t init_stream(const char *name, uint64_t tree)
 {
-    uint64_t h = 14695981039346656037u + tree * 0x9e3779b97f4a7c15u;
-    for (; *name; name++)
-        h = (h ^ (unsigned char)*name) * 1099511628211u;
-    return h;
+    return lt__fnv64(LT_FNV64_START + tree * 0x9e3779b97f4a7c15u, name, strlen(name));
 }
 
 static lt_status initialise(lt_tensor *x, const char *name, uint64_t tree)
@@ -431,16 +429,9 @@ lt_status lt_params_sha256(lt_params *p, char hex[65])
     lt_sha256 s;
     lt_sha256_begin(&s);
     for (int buffers = 0; buffers < 2; buffers++)
-        for (int i = 0; i < p->n_spans; i++) {
-            lt_tensor *x = p->spans[i].value;
-            if (p->spans[i].buffer != buffers)
-                continue;
-            lt_tensor *here = lt__on_host(x);
-            if (!here)
-                return lt_errcode();
-            lt_sha256_add(&s, here->data, (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype));
-            lt_release(here);
-        }
+        for (int i = 0; i < p->n_spans; i++)
+            if (p->spans[i].buffer == buffers)
+                LT_TRY(lt__sha256_add_tensor(&s, p->spans[i].value));
     lt_sha256_end(&s, hex);
     return LT_OK;
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "autograd/tape.h"
+#include "core/hash.h"
 #include "core/locale.h"
 
 /* ==== Signatures ============================================================================== */
@@ -339,10 +340,7 @@ lt_status lt_opts_parse(const lt_schema *s, const char *text, lt_opt *opts)
 static uint16_t *slot_of(struct lt_autograd *ag, const char *name)
 {
     enum { SLOTS = sizeof ag->by_name / sizeof *ag->by_name };
-    uint32_t h = 2166136261u; /* FNV-1a */
-    for (const char *p = name; *p; p++)
-        h = (h ^ (unsigned char)*p) * 16777619u;
-    for (;; h++) {
+    for (uint32_t h = lt__fnv32(LT_FNV32_START, name, strlen(name));; h++) {
         uint16_t *slot = &ag->by_name[h % SLOTS];
         if (*slot == 0 || strcmp(ag->defs[*slot - 1]->schema.name, name) == 0)
             return slot;

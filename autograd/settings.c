@@ -1,5 +1,5 @@
 /* settings.c - the settings of the steps of optimizers: as a digest, which ranks compare in every
- * step, and in words, for ranks whose digests differ.
+ * step, and as text, which they compare when their digests differ.
  *
  * The settings of a step stay here until the step after the next call of lt_settings_digest(), so
  * that a rank can still print them when it learns that another rank has different ones.
@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "autograd/tape.h"
+#include "core/hash.h"
 #include "core/locale.h"
 
 /* Numbers count as f32: libm may give lr a different last bit on another CPU. */
@@ -20,10 +21,9 @@ static uint32_t bits_of(double number)
     return bits;
 }
 
-/* FNV-1, a word at a time. */
 static void add(struct lt_autograd *ag, uint32_t word)
 {
-    ag->settings = (ag->settings * 16777619) ^ word;
+    ag->settings = lt__fnv32(ag->settings, &word, sizeof word);
 }
 
 static void add_to_digest(struct lt_autograd *ag, const lt_noted *noted)
@@ -56,7 +56,7 @@ static lt_status make_room(struct lt_autograd *ag, int n)
 lt_status lt__note_settings(struct lt_autograd *ag, uint32_t optim, const lt_def *def,
                             const lt_opt *const *options, int n_groups, double clip)
 {
-    if (!ag->slots.update) /* nobody will ask */
+    if (!ag->slots.update) /* no ranks to compare with */
         return LT_OK;
     if (ag->noted_read)
         ag->n_noted = 0;
@@ -80,7 +80,7 @@ uint32_t lt_settings_digest(lt_ctx *ctx)
     return ag->settings;
 }
 
-/* ==== In words ================================================================================ */
+/* ==== As text ================================================================================= */
 
 enum { LINE = 96 };
 

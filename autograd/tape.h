@@ -153,7 +153,7 @@ struct lt_autograd {
     lt_late late;
     const int32_t *veto;      /* for the calls of an optimizer step, or NULL */
     uint64_t period;          /* from one use of gradients, or their end, to the next */
-    uint64_t backwards;       /* that have ended well, so far; not those of rehearsals */
+    uint64_t backwards;       /* completed so far, without rehearsals */
     uint32_t optims;          /* made so far */
     uint32_t digest;          /* see lt_steps_digest() */
     uint32_t settings;        /* see lt_settings_digest(), and settings.c for the rest */
@@ -221,8 +221,8 @@ void lt__unmark(lt_node *last);
 /* Runs forward or backward of call on its device. On the CPU: fast kernel or reference, halves
  * widened; either way scratch found. */
 lt_status lt__run_kernel(lt_call *call, const lt_def *def, bool backward);
-/* A kernel of op that writes to these n tensors, some of which may be NULL, has nothing to do. It
- * must not run then: its loops may go over an axis of any length beside the empty one. */
+/* Whether all n tensors that a kernel of op would write to are empty or NULL. The kernel must not
+ * run then: an axis beside the empty one may be so long that its loops would not end. */
 bool lt__is_idle(const lt_op *op, lt_tensor *const *to, int n);
 /* The accelerator's kernels for an op; NULL: it has none. */
 const lt_kernels *lt__kernels_of(const struct lt_autograd *ag, const lt_def *def);

@@ -212,8 +212,8 @@ LT_API void lt_trace(lt_ctx *ctx, lt_track track, const char *name, double start
 /* A tensor is dense, row major (the last axis is contiguous); images are (n, h, w, c). A tensor
  * with 0 dims holds one element. References are counted atomically; tensors may be released in any
  * thread, but one that an op has recorded, or that has a gradient or hooks, only in the context's
- * own. A tensor lies on one device, at first the context's, and stays there: ops compute
- * where their inputs are, which must be one place. */
+ * own. A tensor is on one device, at first the context's, and stays there. Ops compute on
+ * the device of their inputs, which must be the same for all of them. */
 
 /* Uninitialised memory. New. NULL with LT_EINVAL (dims) or LT_ENOMEM. */
 LT_API lt_tensor *lt_tensor_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims);

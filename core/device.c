@@ -117,3 +117,13 @@ lt_tensor *lt__on_host(lt_tensor *x)
         return NULL;
     return x->storage->device->is_host ? lt_retain(x) : copy_on(x, x->ctx->devices[0], true);
 }
+
+lt_status lt__sha256_add_tensor(lt_sha256 *s, lt_tensor *x)
+{
+    lt_tensor *here = lt__on_host(x);
+    if (!here)
+        return lt_errcode();
+    lt_sha256_add(s, here->data, (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype));
+    lt_release(here);
+    return LT_OK;
+}

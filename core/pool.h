@@ -26,8 +26,8 @@ size_t lt__region_trim(lt_device *device);
 lt_device *
 lt__cpu_device_new(int threads); /* new; close() gives it back. NULL when out of memory */
 
-/* Starts the threads with which this one will compute, n of them with it. LT_ENOMEM: the system has
- * no room for so many. */
+/* Starts the n - 1 threads that will compute together with this one. LT_ENOMEM: the system has no
+ * room for that many. */
 lt_status lt__start_threads(int n);
 
 #endif

@@ -264,8 +264,8 @@ void lt__stream_end(void);
 /* The monotonic clock, in seconds. */
 double lt__seconds(void);
 
-/* Whether this process can map so many bytes more. Libraries crash, or end the process, where they
- * do not get the little that they want; so we stop before that. */
+/* Whether this process can map that many more bytes. Libraries crash or end the process when a
+ * small allocation fails, so we check first. */
 bool lt__has_room(size_t bytes);
 
 #ifndef __cplusplus
@@ -323,6 +323,8 @@ LT_BOTH static inline void lt__philox(const uint32_t counter[4], const uint32_t 
 
 /* h after `blocks` blocks of 64 bytes, in plain C; for the test of its fast twin. */
 void lt__sha256_plain(uint32_t h[8], const uint8_t *from, size_t blocks);
+/* Adds x's values, copied to the host if need be. LT_ENOMEM, or the device's error. */
+lt_status lt__sha256_add_tensor(lt_sha256 *s, lt_tensor *x);
 
 /* Single values; the vector loops are in dtype.c. */
 float lt__f16_to_f32(uint16_t h);

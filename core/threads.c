@@ -15,10 +15,10 @@ static void *pass(void *gate)
     return NULL;
 }
 
-/* Whether so many more threads can exist at the same time. They take no signals. */
+/* Fails unless n more threads can exist at the same time. They have all signals blocked. */
 static lt_status try_threads(int n)
 {
-    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* closed until all are there */
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* closed until all have started */
     pthread_t *threads = malloc((size_t)n * sizeof *threads);
     sigset_t all, before;
     int made = 0, error = 0;

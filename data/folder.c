@@ -14,6 +14,7 @@
 #include <strings.h>
 #include <sys/stat.h>
 
+#include "core/hash.h"
 #include "data/source.h"
 
 typedef struct entry { /* an image, or a class */
@@ -132,7 +133,7 @@ static void leave_out(left_out *l, int64_t class, const char *name, mode_t kind,
     l->error = error;
 }
 
-/* A sentence about them, of which there is one at least. */
+/* A sentence about the entries that were left out. There is at least one. */
 static const char *describe(const folder *f, const left_out *l, char text[512])
 {
     const char *class = l->class < 0 ? "" : f->names + f->classes.items[l->class].name;
@@ -252,16 +253,15 @@ static const char *class_name(const lt_source *source, int64_t i)
     return i >= 0 && i < f->classes.n ? f->names + f->classes.items[i].name : NULL;
 }
 
-/* Of each image and its class, in their order. */
-static uint32_t digest_names(const lt_source *source)
+/* The names of the classes and images, in order. They determine the labels. */
+static uint32_t digest_labels(const lt_source *source, uint32_t digest)
 {
     const folder *f = (const folder *)source;
-    uint32_t digest = 2166136261;
     for (int64_t i = 0; i < f->images.n; i++) {
         const char *name = f->names + f->images.items[i].name;
         const char *class = class_name(source, f->images.items[i].class);
-        digest = lt__digest(digest, class, strlen(class) + 1);
-        digest = lt__digest(digest, name, strlen(name) + 1);
+        digest = lt__fnv32(digest, class, strlen(class) + 1);
+        digest = lt__fnv32(digest, name, strlen(name) + 1);
     }
     return digest;
 }
@@ -295,7 +295,7 @@ lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height, int64
     }
     f->base = (lt_source){.ctx = lt__ctx_retain(ctx), .h = height, .w = width, .c = channels,
                           .dtype = LT_U8, .in_files = true, .read = read_image,
-                          .class_name = class_name, .digest_names = digest_names,
+                          .class_name = class_name, .digest_labels = digest_labels,
                           .free = free_folder};
     atomic_init(&f->base.refs, 1);
     if (list_all(f) != LT_OK || (height == 0 && take_size_of_first(f) != LT_OK)) {

@@ -165,8 +165,8 @@ typedef struct jpeg {
     bool progressive;
     unsigned scanned;                   /* bit i: component i was in a scan */
     int scans;
-    uint64_t visits;                    /* blocks of all scans, */
-    uint64_t bits;                      /* and those of them that take a bit or more */
+    uint64_t visits;                    /* of blocks, by all scans */
+    uint64_t bits;                      /* visits that read a bit or more */
     bool adobe;                         /* says how four components are meant */
 } jpeg;
 

@@ -5,6 +5,7 @@
  */
 #include <stdlib.h>
 
+#include "core/hash.h"
 #include "data/sample.h"
 
 uint8_t *lt__buffer_need(lt_buffer *buffer, size_t bytes)
@@ -48,14 +49,6 @@ const char *lt_source_class(const lt_source *source, int64_t i)
     return source->class_name ? source->class_name(source, i) : NULL;
 }
 
-uint32_t lt__digest(uint32_t digest, const void *data, size_t bytes)
-{
-    const uint8_t *at = data;
-    for (size_t i = 0; i < bytes; i++)
-        digest = (digest ^ at[i]) * 16777619;
-    return digest;
-}
-
 /* ==== Another size ============================================================================ */
 
 typedef struct sized {
@@ -74,6 +67,12 @@ static lt_status read_sized(const lt_source *source, int64_t i, lt_workshop *sho
 static const char *sized_class(const lt_source *source, int64_t i)
 {
     return lt_source_class(((const sized *)source)->of, i);
+}
+
+static uint32_t sized_labels(const lt_source *source, uint32_t digest)
+{
+    const lt_source *of = ((const sized *)source)->of;
+    return of->digest_labels ? of->digest_labels(of, digest) : digest;
 }
 
 static void free_sized(lt_source *source)
@@ -102,7 +101,8 @@ lt_source *lt_source_sized(lt_source *source, int64_t height, int64_t width)
     s->base = (lt_source){.ctx = lt__ctx_retain(source->ctx), .count = source->count, .h = height,
                           .w = width, .c = source->c, .classes = source->classes, .dtype = LT_U8,
                           .in_files = true, /* resizing takes as long */
-                          .read = read_sized, .class_name = sized_class, .free = free_sized};
+                          .read = read_sized, .class_name = sized_class,
+                          .digest_labels = sized_labels, .free = free_sized};
     atomic_init(&s->base.refs, 1);
     return &s->base;
 }
@@ -111,44 +111,30 @@ lt_source *lt_source_sized(lt_source *source, int64_t height, int64_t width)
 
 enum { SAMPLE = 16 }; /* images */
 
-/* Adds image i and its label. One that cannot be read is an image, too: whoever wants it in a batch
- * gets the error. */
+/* Adds image i and its label. An image that cannot be read is no error here: the error comes when a
+ * batch needs it. */
 static void add_image(const lt_source *s, int64_t i, lt_workshop *shop, uint32_t *labels,
                       uint32_t *images)
 {
     lt_image image;
     int64_t label;
     if (s->read(s, i, shop, &image, &label) != LT_OK) {
-        *images = lt__digest(*images, "?", 1);
+        *images = lt__fnv32(*images, "?", 1);
         return;
     }
     int64_t shape[3] = {image.h, image.w, image.c};
-    *labels = lt__digest(*labels, &label, sizeof label);
-    *images = lt__digest(*images, shape, sizeof shape);
+    *labels = lt__fnv32(*labels, &label, sizeof label);
+    *images = lt__fnv32(*images, shape, sizeof shape);
     if (image.dtype == LT_U8)
-        *images = lt__digest(*images, image.pixels, (size_t)(image.h * image.w * image.c));
-}
-
-static uint32_t digest_labels(const lt_source *s, lt_workshop *shop, uint32_t digest)
-{
-    lt_image image;
-    int64_t label;
-    for (int64_t i = 0; i < s->count; i++)
-        if (s->read(s, i, shop, &image, &label) == LT_OK)
-            digest = lt__digest(digest, &label, sizeof label);
-    return digest;
+        *images = lt__fnv32(*images, image.pixels, (size_t)(image.h * image.w * image.c));
 }
 
 void lt_source_digest(const lt_source *s, uint32_t *labels, uint32_t *images)
 {
     lt_workshop shop = {0};
-    *labels = *images = 2166136261;
-    if (s->read == read_sized)
-        s = ((const sized *)s)->of;
-    if (!s->in_files)
-        *labels = digest_labels(s, &shop, *labels);
-    if (s->digest_names)
-        *labels = lt__digest(*labels, &(uint32_t){s->digest_names(s)}, sizeof(uint32_t));
+    *labels = *images = LT_FNV32_START;
+    if (s->digest_labels)
+        *labels = s->digest_labels(s, *labels);
     int64_t n = s->count < SAMPLE ? s->count : SAMPLE;
     for (int64_t i = 0; i < n; i++)
         add_image(s, i * (s->count - 1) / (n > 1 ? n - 1 : 1), &shop, labels, images);
@@ -175,6 +161,13 @@ static lt_status read_tensors(const lt_source *source, int64_t i, lt_workshop *s
                (const char *)t->labels->data + i * (int64_t)lt_dtype_bytes(label_dtype),
                label_dtype, 1);
     return LT_OK;
+}
+
+static uint32_t tensor_labels(const lt_source *source, uint32_t digest)
+{
+    const lt_tensor *labels = ((const tensors *)source)->labels;
+    lt_dtype dtype = lt_tensor_dtype(labels);
+    return lt__fnv32(digest, labels->data, (size_t)source->count * lt_dtype_bytes(dtype));
 }
 
 static void free_tensors(lt_source *source)
@@ -236,7 +229,7 @@ lt_source *lt_source_tensors(lt_ctx *ctx, lt_tensor *images, lt_tensor *labels)
     t->base = (lt_source){.ctx = lt__ctx_retain(ctx), .count = dims[0], .h = dims[1], .w = dims[2],
                           .c = lt_ndim(images) == 4 ? dims[3] : 1,
                           .dtype = lt_tensor_dtype(images), .read = read_tensors,
-                          .free = free_tensors};
+                          .digest_labels = tensor_labels, .free = free_tensors};
     atomic_init(&t->base.refs, 1);
     t->images = view_here(images);
     t->labels = view_here(labels);

@@ -18,9 +18,6 @@ typedef struct lt_buffer { /* grows, and goes with its owner */
     size_t room;
 } lt_buffer;
 
-/* digest with some bytes added to it, by FNV-1a. */
-uint32_t lt__digest(uint32_t digest, const void *data, size_t bytes);
-
 /* At least bytes of room, contents lost; NULL with LT_ENOMEM. free(buffer->data) in the end. */
 uint8_t *lt__buffer_need(lt_buffer *buffer, size_t bytes);
 
@@ -47,7 +44,8 @@ struct lt_source {
     lt_status (*read)(const lt_source *source, int64_t i, lt_workshop *shop, lt_image *image,
                       int64_t *label);
     const char *(*class_name)(const lt_source *source, int64_t i); /* or NULL */
-    uint32_t (*digest_names)(const lt_source *source); /* of its files, without folders; or NULL */
+    /* Adds all labels to a digest, or what determines them. NULL where they are computed. */
+    uint32_t (*digest_labels)(const lt_source *source, uint32_t digest);
     void (*free)(lt_source *source); /* all of it */
 };
 

@@ -1,15 +1,16 @@
 /* agree.c - compares, in each step, what must be the same on all ranks; see reducer.h.
  *
- * The record of a step has one digest of each rank. Only if two digests differ do the ranks compare
- * the same things in words, to name the difference. All ranks see the same record, so all of them
- * do that together, each on its own thread. The record also counts writes to parameters. Different
- * counts are no error by themselves, since a rank may have put back what it changed. Then the ranks
- * compare the values.
+ * The record of a step has one digest per rank. Only if two digests differ do the ranks compare the
+ * same things as text, to name the difference. All ranks see the same record, so they all compare,
+ * each on its main thread. The record also counts writes to parameters. Different counts are no
+ * error by themselves, because a rank may have restored what it changed. The ranks then compare the
+ * values.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/hash.h"
 #include "dist/reducer.h"
 
 enum { LINE = 256 };
@@ -21,8 +22,10 @@ void lt__agree_look(lt_reducer *r)
     r->looked = true;
 }
 
-/* FNV-1, a word at a time. */
-static uint32_t add(uint32_t digest, uint32_t word) { return (digest * 16777619) ^ word; }
+static uint32_t add(uint32_t digest, uint32_t word)
+{
+    return lt__fnv32(digest, &word, sizeof word);
+}
 
 static uint32_t digest_of(lt_reducer *r)
 {
@@ -56,9 +59,9 @@ void lt__agree_write(lt_reducer *r, lt_own *own)
     own->writes = count_writes(r);
 }
 
-/* ==== In words ================================================================================ */
+/* ==== As text ================================================================================= */
 
-/* Room for so many lines and for one that ends it. New; for free(). NULL with LT_ENOMEM. */
+/* Room for that many lines and a terminating zero. New, for free(). NULL with LT_ENOMEM. */
 static char *new_text(int lines)
 {
     char *text = calloc((size_t)lines + 1, LINE);
@@ -115,13 +118,9 @@ static lt_status print_values(char **to, const lt_reducer *r, int i)
 {
     lt_sha256 sha;
     char hex[65];
-    lt_tensor *here = lt__on_host(r->plan.items[i].x);
-    if (!here)
-        return lt_errcode();
     lt_sha256_begin(&sha);
-    lt_sha256_add(&sha, here->data, (size_t)here->count * lt_dtype_bytes((lt_dtype)here->dtype));
+    LT_TRY(lt__sha256_add_tensor(&sha, r->plan.items[i].x));
     lt_sha256_end(&sha, hex);
-    lt_release(here);
     *to += print_parameter(*to, r, i);
     *to += snprintf(*to, LINE / 2, ": %.16s\n", hex);
     return LT_OK;

@@ -466,14 +466,14 @@ static lt_status open_aside(cluster *c)
     return c->news ? lt__ring_open(&c->ring_aside) : LT_OK;
 }
 
-static lt_status begin(cluster *c, double timeout)
+static lt_status begin(cluster *c)
 {
     size_t size = (size_t)c->wire.size;
     if (c->wire.n_node > LT_MOST_SHARES)
         return lt_fail(LT_EUSAGE, "there can be 1 to %d ranks on a node, not %d", LT_MOST_SHARES,
                        c->wire.n_node);
     c->ring = (lt_ring){.wire = &c->wire, .channel = LT_WIRE_DATA,
-                        .timeout = timeout > 0 ? timeout : LT_GROUP_TIMEOUT, .look = look, .ud = c};
+                        .timeout = lt_group_timeout(&c->config), .look = look, .ud = c};
     LT_TRY(lt__ring_open(&c->ring));
     c->pidfd = malloc(size * sizeof *c->pidfd);
     c->windows = lt__windows_new();
@@ -509,7 +509,7 @@ lt_status lt__cluster_over(const lt_wire *wire, const lt_group_config *config, l
     c->wire = *wire;
     c->config = config ? *config : (lt_group_config){0};
     pthread_mutex_init(&c->lock, NULL);
-    lt_status status = begin(c, c->config.timeout);
+    lt_status status = begin(c);
     if (status != LT_OK)
         return say_why(c, status);
     *group = lt__group_new(&transport, c, wire->rank, wire->size, c->team.timeout);

@@ -22,14 +22,19 @@ typedef struct lt_group lt_group;
 enum { LT_GROUP_TIMEOUT = 120 }; /* seconds */
 
 typedef struct lt_group_config { /* zero means default */
-    double timeout; /* seconds that the others are waited for; LT_GROUP_TIMEOUT */
-    /* Ranks that are processes: in_mpi(ud, "MPI_Init") is called before this thread enters a
-     * function of MPI that returns only when all ranks have called it, also "MPI_Finalize", and
-     * in_mpi(ud, NULL) after it. These have no timeout: a program that wants one watches them from
-     * another thread, and can only end itself. NULL: nobody is told. */
+    double timeout; /* seconds to wait for another rank; LT_GROUP_TIMEOUT */
+    /* For ranks that are processes. MPI_Init and MPI_Finalize return only when all ranks have
+     * called them, and have no timeout. in_mpi(ud, "MPI_Init") is called before such a call and
+     * in_mpi(ud, NULL) after it, so that another thread can watch the call. That thread cannot
+     * interrupt it; it can only end the process. NULL: no callback. */
     void (*in_mpi)(void *ud, const char *call);
     void *ud;
 } lt_group_config;
+
+static inline double lt_group_timeout(const lt_group_config *config)
+{
+    return config->timeout > 0 ? config->timeout : LT_GROUP_TIMEOUT;
+}
 
 /* Groups for n ranks that are threads of this process: group[r] is for the thread of rank r, and
  * for no other. config may be NULL. New, n of them. */
@@ -124,8 +129,8 @@ LT_API void lt_group_at(lt_group *group, const char *where, int64_t step);
 /* LT_EDESYNC with the first line that a rank has otherwise than rank 0, unless all have the same
  * text. */
 LT_MUST lt_status lt_group_compare(lt_group *group, const char *what, const char *text);
-/* The same for n numbers, as many on all ranks, which may differ by `tolerance` times the largest
- * of rank 0: for results of arithmetic, whose last bits depend on the CPU. */
+/* The same for n numbers; n must be equal on all ranks. Numbers may differ by `tolerance` times the
+ * largest of rank 0, since the last bits of computed numbers depend on the CPU. */
 LT_MUST lt_status lt_group_compare_numbers(lt_group *group, const char *what,
                                            const double *numbers, int n, double tolerance);
 

@@ -127,8 +127,7 @@ static lt_group *member(shared *s, int rank, int size, const lt_group_config *co
     atomic_fetch_add(&s->refs, 1);
     l->shared = s;
     l->team = (lt_team){.board = (lt_board *)s->board, .rank = rank, .size = size,
-                        .timeout = config->timeout > 0 ? config->timeout
-                                                         : LT_GROUP_TIMEOUT};
+                        .timeout = lt_group_timeout(config)};
     l->aside = l->team;
     l->aside.lane = 1;
     return lt__group_new(&transport, l, rank, size, l->team.timeout);

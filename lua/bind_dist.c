@@ -199,8 +199,8 @@ static int64_t least_of(int64_t rows, int64_t grain, int shards)
     return least > 0 ? least : 1;
 }
 
-/* take_shard(rows, part, grain, data): this rank goes through that part of so many rows now; data
- * is a digest of the set that they are from, or nil. */
+/* take_shard(rows, part, grain, data): from now on this rank computes that part of a batch of
+ * `rows` rows. data is the digest of their data set, or nil. */
 static int take_shard(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -228,7 +228,7 @@ static int least_rows(lua_State *L)
     return 1;
 }
 
-/* compare_step(): an error if another rank has taken the last step with other settings. */
+/* compare_step(): raises an error if another rank had other settings in the last step. */
 static int compare_step(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -237,7 +237,8 @@ static int compare_step(lua_State *L)
     return 0;
 }
 
-/* complete(optim): whether its next step will be applied; its gradients are those of all ranks. */
+/* complete(optim): completes the allreduce of its gradients. Returns whether its next step will be
+ * applied. */
 static int complete(lua_State *L)
 {
     lt_outcome outcome;
@@ -248,17 +249,14 @@ static int complete(lua_State *L)
     return 1;
 }
 
-/* digest(tensor): a few hexadecimal digits of its values. */
+/* digest(tensor): the first 16 hexadecimal digits of the SHA-256 of its values. */
 static int digest(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     lt_sha256 sha;
     char hex[65];
-    lt_tensor **box = lt__push_box(L, s);
-    lt__share_on_host(L, s, box, lt__self(L, "digest"));
     lt_sha256_begin(&sha);
-    lt_sha256_add(&sha, lt_data(*box),
-                  (size_t)lt_count(*box) * lt_dtype_bytes(lt_tensor_dtype(*box)));
+    lt__check(L, s, lt__sha256_add_tensor(&sha, lt__self(L, "digest")));
     lt_sha256_end(&sha, hex);
     lua_pushlstring(L, hex, 16);
     return 1;

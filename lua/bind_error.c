@@ -4,9 +4,9 @@
  * frame of the user's code: frames of C and of the embedded luatrain/NAME.lua are passed over. The
  * module is the nearest one that is being called: the frame of its __call has it as first local.
  * Both are read off Lua's own stack when they are needed, so a call of a module costs nothing, and
- * there is nothing to put right after an error. The statuses of the last errors raised here are
- * kept beside their messages; at the top, an error that contains such a message has its status.
- * There are several, because another error may be raised and caught while one is on its way up.
+ * nothing needs cleaning up after an error. The statuses of the last errors raised here are
+ * kept with their messages; at the top, an error that contains such a message has its status.
+ * Several are kept, because another error may be raised and caught while one propagates.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -182,8 +182,8 @@ noreturn void lt__unknown(lua_State *L, lt_lua *s, const char *who, const char *
     lt__refuse(L, s, "%s: unknown %s '%s'", who, what, word);
 }
 
-/* Whether the text of an error contains one of the last messages raised here; *status is that of
- * the latest such. Else the error is the script's, or Lua has no memory left. */
+/* Whether the text of an error contains one of the last messages raised here; *status is then the
+ * status of the latest one. Otherwise the script raised the error, or Lua is out of memory. */
 static bool raised_here(lua_State *L, const char *text, lt_status *status)
 {
     const lt_lua *s = lt__lua_of(L);

@@ -218,9 +218,9 @@ static void push_signer(lua_State *L, int fd)
         lua_pushnil(L);
 }
 
-/* lock:look(): "held" if the path still leads to the file that was locked, or if stat() fails for
- * another reason than that there is no file; "gone" if there is none; "taken" if it is another
- * file, and the id of the process that last locked that one, or nil. */
+/* lock:look(): "held" if the path still leads to the file that was locked, or if stat() fails with
+ * another error than ENOENT; "gone" if the path does not exist; "taken" if it leads to another
+ * file, followed by the id of the process that locked that file last, or nil. */
 static int lock_look(lua_State *L)
 {
     const held_lock *held = lua_touserdata(L, 1);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/hash.h"
 #include "core/tensor.h"
 #include "lua/bind.h"
 
@@ -38,13 +39,9 @@ typedef struct lt_lua_times {
 
 /* ==== The table =============================================================================== */
 
-/* FNV-1a. */
 static size_t hash(const key *k)
 {
-    const unsigned char *p = (const unsigned char *)k;
-    uint64_t h = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < sizeof *k; i++)
-        h = (h ^ p[i]) * 0x100000001b3u;
+    uint64_t h = lt__fnv64(LT_FNV64_START, k, sizeof *k);
     return (size_t)(h ^ h >> 32);
 }
 

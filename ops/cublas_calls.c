@@ -115,8 +115,6 @@ static lt_status linear_grad_part(lt_cublas *d, const lt_call *c, int i, part *t
     return lt__cublas_plan(d, &t->p, bytes);
 }
 
-static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
-
 size_t lt__cublas_linear_scratch(lt_cublas *d, const lt_call *c, bool backward)
 {
     size_t most = 0, bytes = 0;
@@ -125,12 +123,12 @@ size_t lt__cublas_linear_scratch(lt_cublas *d, const lt_call *c, bool backward)
         lt_status status = linear_part(c, &t);
         if (status == LT_OK)
             status = lt__cublas_plan(d, &t.p, &bytes);
-        return lt__cuda_wanted(status, bytes);
+        return lt__cuda_scratch(0, status, bytes);
     }
     for (int i = X; i <= W; i++)
         if (c->d_in[i]) {
             lt_status status = linear_grad_part(d, c, i, &t, &bytes);
-            most = larger(most, lt__cuda_wanted(status, bytes));
+            most = lt__cuda_scratch(most, status, bytes);
         }
     return most;
 }
@@ -328,7 +326,7 @@ size_t lt__cublas_matmul_scratch(lt_cublas *d, const lt_call *c, bool backward)
             continue;
         products v = products_of(c, backward, i);
         lt_status status = needs(d, &v, backward && (c->add >> i & 1), &bytes);
-        most = larger(most, lt__cuda_wanted(status, bytes));
+        most = lt__cuda_scratch(most, status, bytes);
     }
     return most;
 }

@@ -28,10 +28,12 @@ static inline size_t lt__cuda_padded(size_t bytes)
     return (bytes + LT_CUDA_ALIGN - 1) & ~(size_t)(LT_CUDA_ALIGN - 1);
 }
 
-/* What a scratch() of lt_kernels says of a part that wants so many bytes, if its plan is there. */
-static inline size_t lt__cuda_wanted(lt_status status, size_t bytes)
+/* For scratch() of lt_kernels: the larger of `most` and what one part needs, where status says
+ * whether the part has a plan. */
+static inline size_t lt__cuda_scratch(size_t most, lt_status status, size_t bytes)
 {
-    return status == LT_OK ? bytes : status == LT_EUNSUPPORTED ? 0 : LT_NO_SCRATCH;
+    size_t part = status == LT_OK ? bytes : status == LT_EUNSUPPORTED ? 0 : LT_NO_SCRATCH;
+    return part > most ? part : most;
 }
 
 /* Bytes of an element: the library's own function is not the plugin's to call. */

@@ -20,6 +20,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/hash.h"
+
 #define HEAD "luatrain plans 1\n"
 enum { LARGEST = 16 << 20, END = 21 }; /* bytes of a file, and of its last line */
 
@@ -32,18 +34,9 @@ struct lt_plans {
     bool changed;
 };
 
-/* Fowler, Noll and Vo's hash, variant 1a, of 64 bits: http://www.isthe.com/chongo/tech/comp/fnv */
-static uint64_t fnv(const char *text, size_t bytes)
-{
-    uint64_t hash = 0xcbf29ce484222325;
-    for (size_t i = 0; i < bytes; i++)
-        hash = (hash ^ (unsigned char)text[i]) * 0x100000001b3;
-    return hash;
-}
-
 static void end_line(char line[END + 1], const char *text, size_t bytes)
 {
-    snprintf(line, END + 1, "end %016" PRIx64 "\n", fnv(text, bytes));
+    snprintf(line, END + 1, "end %016" PRIx64 "\n", lt__fnv64(LT_FNV64_START, text, bytes));
 }
 
 /* ==== Entries ================================================================================= */

@@ -111,8 +111,6 @@ static lt_status conv_part(lt_cudnn *d, const lt_call *c, bool backward, int i, 
     return fits ? place(d, c, p) : LT_EUNSUPPORTED;
 }
 
-static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
-
 size_t lt__cudnn_conv2d_scratch(lt_cudnn *d, const lt_call *c, bool backward)
 {
     size_t most = 0;
@@ -121,7 +119,7 @@ size_t lt__cudnn_conv2d_scratch(lt_cudnn *d, const lt_call *c, bool backward)
             continue;
         part p;
         lt_status status = conv_part(d, c, backward, i, &p);
-        most = larger(most, lt__cuda_wanted(status, scratch_of(&p)));
+        most = lt__cuda_scratch(most, status, scratch_of(&p));
     }
     return most;
 }
