@@ -1,5 +1,5 @@
-/* clock.h - time by the monotonic clock, which nobody sets. Files that include it first define
- * _GNU_SOURCE. */
+/* clock.h - time by the monotonic clock, which no administrator or NTP changes. Files that
+ * include it first define _GNU_SOURCE. */
 #ifndef LT_TOOLS_CLOCK_H
 #define LT_TOOLS_CLOCK_H
 
@@ -14,8 +14,8 @@ static inline double clock_seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Waits for a signal to the condition, but at most so many nanoseconds, less than a second.
- * Returns whether the time is over. */
+/* Waits for a signal to the condition, for at most ns nanoseconds; ns is below a second. Returns
+ * whether the wait timed out. */
 static inline bool clock_wait(pthread_cond_t *cond, pthread_mutex_t *lock, long ns)
 {
     struct timespec until;

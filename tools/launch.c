@@ -202,8 +202,8 @@ static sight see_ranks(pid_t mpirun)
     return s;
 }
 
-typedef struct wish { /* for an end */
-    int signal;       /* 0: there is none */
+typedef struct wish { /* a request to stop */
+    int signal;       /* 0: none so far */
     bool kills;
 } wish;
 
@@ -212,8 +212,8 @@ typedef struct ranks_seen { /* on this machine */
     double timeout;         /* seconds in which mpirun starts one; 0: none may be on this machine */
 } ranks_seen;
 
-/* mpirun may hang when it has just lost a rank, and crashes when it is asked to end then. LT_EPEER:
- * it was killed. */
+/* mpirun may hang when it has just lost a rank, and crashes on a signal then. LT_EPEER: it was
+ * killed. */
 static lt_status kill_if_it_hangs(pid_t mpirun, const ranks_seen *seen, double now)
 {
     if (seen->last == 0 && seen->timeout != 0 && now - seen->began > seen->timeout)
@@ -228,9 +228,10 @@ static lt_status kill_if_it_hangs(pid_t mpirun, const ranks_seen *seen, double n
     return LT_EPEER;
 }
 
-/* *code: what mpirun has ended with. The first signal is a wish. It kills when no rank can hear it
- * yet: there is nothing to save, and mpirun may hang when it has SIGUSR1 to hand on but no ranks. A
- * second signal kills too; but a terminal or a reader that has gone may say so twice. */
+/* *code is mpirun's exit code. The first signal asks the ranks to stop. If no rank has installed
+ * a handler yet, it kills them: there is nothing to save, and mpirun may hang when it forwards
+ * SIGUSR1 without ranks. A second signal kills too, except SIGHUP and SIGPIPE, which may come twice
+ * from one closed terminal or pipe. */
 static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, wish *w, int *code)
 {
     ranks_seen seen = {.timeout = timeout, .began = clock_seconds()};
@@ -266,8 +267,8 @@ static void end_by(int number)
     sigprocmask(SIG_UNBLOCK, &set, NULL);
 }
 
-/* The output of mpirun, which has ended or was never started: what is left of it. Signals that are
- * not blocked end this process while nobody reads. */
+/* Copies the rest of the output of mpirun, which has ended or was never started. Signals are
+ * unblocked first, so that this process can be ended while the output blocks. */
 static void finish(relay output[2], const sigset_t *before)
 {
     sigprocmask(SIG_SETMASK, before, NULL);
@@ -326,8 +327,7 @@ lt_status launch(const settings *s, const char *program, char *const *words, int
     const char **command = make_command(s, program, words, number);
     if (!command)
         return LT_ENOMEM;
-    double timeout = s->group.timeout > 0 ? s->group.timeout : LT_GROUP_TIMEOUT;
-    lt_status status = run(command, s->hosts ? 0 : timeout, code);
+    lt_status status = run(command, s->hosts ? 0 : lt_group_timeout(&s->group), code);
     free(command);
     return status;
 }

@@ -307,11 +307,10 @@ static lt_status run_in_cluster(settings *s)
 {
     lt_group *group;
     watchdog dog;
-    double timeout = s->group.timeout > 0 ? s->group.timeout : LT_GROUP_TIMEOUT;
     if (s->ranks > 0)
         return lt_fail(LT_EUSAGE, "--ranks is for ranks in one process, but mpirun or srun has "
                        "started several; let it start as many as there are to be");
-    LT_TRY(watchdog_start(&dog, timeout));
+    LT_TRY(watchdog_start(&dog, lt_group_timeout(&s->group)));
     s->group.in_mpi = watchdog_see;
     s->group.ud = &dog;
     s->in_cluster = true;

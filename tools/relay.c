@@ -8,10 +8,11 @@
 #include <unistd.h>
 
 #include "tools/relay.h"
+#include "tools/thread.h"
 
 enum { BYTES = 1 << 16, LOOK_MS = 50 };
 
-/* Returns whether all was written. */
+/* Returns whether all was written. SIGPIPE is blocked in this thread: a closed pipe is an error. */
 static bool write_all(int to, const char *data, size_t bytes)
 {
     while (bytes > 0) {
@@ -33,7 +34,7 @@ static void *pass_on(void *ud)
     bool writes = true;
     for (;;) {
         struct pollfd in = {.fd = r->from, .events = POLLIN};
-        bool ended = atomic_load(&r->ended); /* all that the child wrote is there, then */
+        bool ended = atomic_load(&r->ended); /* if so, all that the child wrote is in the pipe */
         int ready = poll(&in, 1, LOOK_MS);
         if (ready == 0 && ended)
             return NULL;
@@ -48,26 +49,21 @@ static void *pass_on(void *ud)
     }
 }
 
-/* The thread takes no signals, so write() returns EPIPE there. */
 lt_status relay_start(relay *r, int to, int *end)
 {
     int ends[2];
-    sigset_t all, before;
     if (pipe2(ends, O_CLOEXEC) != 0)
         return lt_fail(LT_ENOMEM, "no pipe can be made: %s", strerror(errno));
     r->from = ends[0];
     r->to = to;
     atomic_init(&r->ended, false);
     *end = ends[1];
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    int error = pthread_create(&r->thread, NULL, pass_on, r);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error == 0)
-        return LT_OK;
-    close(ends[0]);
-    close(ends[1]);
-    return lt_fail(LT_ENOMEM, "no thread can be started: %s", strerror(error));
+    lt_status status = thread_start(&r->thread, pass_on, r);
+    if (status != LT_OK) {
+        close(ends[0]);
+        close(ends[1]);
+    }
+    return status;
 }
 
 void relay_finish(relay *r)

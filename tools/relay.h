@@ -1,5 +1,5 @@
-/* relay.h - passes what a child prints on to this process's own stdout or stderr, in a thread. The
- * child itself never meets a pipe that nobody reads: mpirun crashes there. */
+/* relay.h - copies a child's output to this process's stdout or stderr, in a thread. The child
+ * itself never gets SIGPIPE or EPIPE, which crash mpirun. */
 #ifndef LT_TOOLS_RELAY_H
 #define LT_TOOLS_RELAY_H
 
@@ -14,12 +14,12 @@ typedef struct relay {
     pthread_t thread;
 } relay;
 
-/* Passes on to the descriptor `to` what the child writes into *end: new, closed on exec, and closed
- * by the caller once the child has a copy. When nobody reads `to` any more, this process gets
- * SIGPIPE, once, and the rest is dropped. LT_ENOMEM. */
+/* Copies what the child writes into *end to the descriptor `to`. *end is new, has FD_CLOEXEC, and
+ * is closed by the caller once the child has a copy. If `to` is a pipe whose reader is gone, this
+ * process gets SIGPIPE once, and the rest is dropped. LT_ENOMEM. */
 LT_MUST lt_status relay_start(relay *r, int to, int *end);
-/* The child has ended: passes on what is left, and stops. Others that have inherited *end are not
- * waited for. */
+/* Call it after the child has ended. Copies what is left, and stops. Does not wait for other
+ * processes that have inherited *end. */
 void relay_finish(relay *r);
 
 #endif

@@ -2,23 +2,23 @@
  * thread waits beside it. It writes a sentence and calls _exit(): exit() would run the handlers of
  * a library that is in the middle of something.
  *
- * Each rank knows only that somebody is missing. So that a job does not say so once for each rank,
- * the ranks end at different times: rank 0 first, then rank 1, then ranks 2 and 3, then 4 to 7.
- * mpirun kills the others when the first one has ended.
+ * Each rank knows only that another one is missing. To print the message once instead of once per
+ * rank, the ranks end at different times: rank 0 first, then 1, then 2 and 3, then 4 to 7. mpirun
+ * kills the others when the first one has ended.
  */
 #define _GNU_SOURCE
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "tools/clock.h"
+#include "tools/thread.h"
 #include "tools/watchdog.h"
 
-enum { PARTS = 10 };                /* of a second, between two looks */
+enum { PARTS = 10 };                /* checks per second */
 static const double STAGGER = 2;    /* seconds; mpirun needs one to kill the others */
 
-/* The rank is known only after MPI_Init; before, the launcher's variables have it. */
+/* MPI knows the rank only after MPI_Init, so this reads the launcher's variables. */
 static int rank_of_launcher(void)
 {
     static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK",
@@ -49,7 +49,7 @@ static _Noreturn void give_up(const char *call, int rank, double seconds)
     _exit(lt_exit_code(LT_EPEER));
 }
 
-/* Counts looks instead of reading a clock: time in which the job is stopped as a whole, as by
+/* Counts checks instead of reading a clock, so that time in which the whole job is stopped, as by
  * Ctrl-Z, does not count. */
 static void *watch(void *ud)
 {
@@ -71,14 +71,9 @@ static void *watch(void *ud)
 
 lt_status watchdog_start(watchdog *w, double seconds)
 {
-    sigset_t all, before;
     *w = (watchdog){.seconds = seconds, .rank = rank_of_launcher(),
                     .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are for the process's own thread */
-    bool made = pthread_create(&w->thread, NULL, watch, w) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return made ? LT_OK : lt_fail(LT_ENOMEM, "the system has no thread left to watch MPI");
+    return thread_start(&w->thread, watch, w);
 }
 
 static void change(watchdog *w, const char *call, bool stopped)

@@ -1,5 +1,5 @@
-/* watchdog.h - ends this process, a rank, when it waits too long inside MPI: MPI_Init and
- * MPI_Finalize return only after all ranks have called them, and have no timeout of their own. */
+/* watchdog.h - ends this process, a rank, when MPI_Init or MPI_Finalize takes too long. They return
+ * only after all ranks have called them, and have no timeout. */
 #ifndef LT_TOOLS_WATCHDOG_H
 #define LT_TOOLS_WATCHDOG_H
 
@@ -9,18 +9,18 @@
 #include "lua/luatrain.h"
 
 typedef struct watchdog {
-    double seconds;        /* that a call may take */
-    int rank;              /* as the launcher counts */
+    double seconds;        /* the most that a call may take */
+    int rank;              /* as numbered by the launcher */
     pthread_t thread;
-    pthread_mutex_t lock;  /* guards what follows */
+    pthread_mutex_t lock;  /* guards call and stopped */
     pthread_cond_t changed;
     const char *call;      /* NULL: the process is not in MPI */
     bool stopped;
 } watchdog;
 
-/* Starts the thread that watches. LT_ENOMEM when there is no thread left. */
+/* Starts the thread. LT_ENOMEM. */
 LT_MUST lt_status watchdog_start(watchdog *w, double seconds);
-/* An lt_group_config's in_mpi: the process enters this call; NULL: it is back. */
+/* in_mpi of lt_group_config. */
 void watchdog_see(void *w, const char *call);
 void watchdog_stop(watchdog *w);
 

@@ -1,0 +1,24 @@
+/* thread.h - threads that never run a signal handler. Files that include it first define
+ * _GNU_SOURCE. */
+#ifndef LT_TOOLS_THREAD_H
+#define LT_TOOLS_THREAD_H
+
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+
+#include "core/core.h"
+
+/* Starts run(ud) in a thread that has all signals blocked. LT_ENOMEM. */
+static inline lt_status thread_start(pthread_t *thread, void *(*run)(void *ud), void *ud)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    int error = pthread_create(thread, NULL, run, ud);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error == 0 ? LT_OK
+                      : lt_fail(LT_ENOMEM, "no thread can be started: %s", strerror(error));
+}
+
+#endif
