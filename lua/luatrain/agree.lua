@@ -18,13 +18,7 @@ end
 
 -- ==== The program ================================================================================
 
-local function read_script()
-  local file = type(arg) == "table" and type(arg[0]) == "string" and io.open(arg[0], "rb")
-  if not file then return "" end
-  local text = file:read "a"
-  file:close()
-  return text
-end
+local function script_text() return type(arg) == "table" and sources.read(arg[0]) or "" end
 
 local compared = setmetatable({}, {__mode = "k"})            -- labels of files, and sets
 
@@ -49,7 +43,7 @@ local function compare_program()
     program_compared = true
     core.compare("their luatrain", core.version)
     core.compare("their seed", tostring(core.seed()))
-    core.compare("their script " .. command.script(), read_script())
+    core.compare("their script " .. command.script(), script_text())
   end
   compare_files()
 end
@@ -66,7 +60,8 @@ end
 
 local function trained(tensor) return tensor.on_tape and "" or ", frozen" end
 
--- An optimizer is made: who makes it, its settings by name, its parameters {name = , tensor = }.
+-- Compares a new optimizer: `who` makes it, with settings by name, for parameters, each
+-- {name = , tensor = }.
 function agree.optimizer(who, settings, parameters)
   local lines = {}
   for i, item in ipairs(parameters) do
@@ -96,11 +91,19 @@ local function sample_pixels(set)
   return list
 end
 
--- A set that all ranks must have. Bytes must be equal. Floats may have been computed on different
--- CPUs, so they may differ a little.
+local digests = setmetatable({}, {__mode = "k"})
+
+-- A set's digests, of its labels and of a sample of its images. They are computed once.
+local function digests_of(set)
+  if not digests[set] then digests[set] = {set.source:digest()} end
+  return table.unpack(digests[set])
+end
+
+-- Compares a data set over all ranks. Bytes must be equal. Floats may differ a little, because they
+-- may have been computed on different CPUs.
 function agree.set(what, set)
   if is_alone() or compared[set] then return end
-  local labels, images = set.source:digest()
+  local labels, images = digests_of(set)
   local names = set.names and "classes " .. table.concat(set.names, ", ") or "no names of classes"
   local dtype = set.images and set.images.dtype or "u8"
   core.compare(what, ("%d images\n%dx%dx%d (height, width, channels) %s\n%d classes\n%s\n"
@@ -113,17 +116,12 @@ function agree.set(what, set)
   compared[set] = true
 end
 
-local digests = setmetatable({}, {__mode = "k"})
-
 -- One number for a set. It goes into the record of each step that trains with the set. 0: there is
 -- only one rank.
 function agree.digest(set)
   if is_alone() then return 0 end
-  if not digests[set] then
-    local labels, images = set.source:digest()
-    digests[set] = (labels * 31 + images * 17 + #set) & 0xffffffff
-  end
-  return digests[set]
+  local labels, images = digests_of(set)
+  return (labels * 31 + images * 17 + #set) & 0xffffffff
 end
 
 -- ==== Runs =======================================================================================

@@ -1,11 +1,11 @@
--- arity.lua - a call with more arguments than a function has parameters is an error: Lua would drop
--- them silently. nil at the end is no argument.
+-- arity.lua - raises an error for a call with more arguments than the function has parameters. Lua
+-- would drop them silently. Trailing nils do not count.
 --
---   local Run = arity.methods "run:"            a table; what is put into it is checked
---   arity.functions(nn, "nn.")                  what is in a table
---   arity.of(core.seed, "lt.seed", {"n"})       a function of C, whose parameters have no names
+--   local Run = arity.methods "run:"            a table; functions put into it are checked
+--   arity.functions(nn, "nn.")                  the functions in a table
+--   arity.of(core.seed, "lt.seed", {"n"})       a C function, whose parameters have no names
 --
--- A function that takes any number of arguments is left as it is.
+-- Functions with varargs are left as they are.
 
 local core = ...
 
@@ -20,8 +20,8 @@ local function count(...)
   return n
 end
 
--- How many arguments a function of Lua takes after the first `skip`, and their names; nil: any
--- number. Functions of C do not tell.
+-- The names of the parameters of a Lua function after the first `skip`; nil if it has varargs. C
+-- functions have no parameter names.
 local function parameters_of(fn, skip)
   local info = debug.getinfo(fn, "u")
   if info.isvararg then return nil end
@@ -32,7 +32,7 @@ end
 
 arity.parameters_of = parameters_of
 
--- What is wrong if there are more arguments than names; else nil.
+-- A message if there are more arguments than names, else nil.
 local function excess(who, names, ...)
   local n = count(...)
   if n <= #names then return nil end
@@ -46,8 +46,8 @@ end
 
 arity.excess = excess
 
--- fn with a check. An argument that is to be a table of options is for fn to refuse if it is none:
--- it knows which options there are.
+-- fn with a check. If the last parameter is a table of options, fn itself refuses other types: it
+-- knows the options.
 local function with_check(fn, who, names, skip)
   local most, last = #names + skip, names[#names]
   local asks = last == "given" or last == "options"

@@ -153,7 +153,7 @@ end
 
 -- The checkpoints of a folder, the newest first: {path, step, is_own, is_read}. The step is the one
 -- that the file holds, since a file may be copied or renamed. is_own: the file has the name that a
--- run gives to this step. is_read: its header can be read; otherwise the step is that of its name.
+-- run gives to this step. is_read: its header can be read; otherwise step is from the name.
 -- Reads headers only: a folder may have many checkpoints.
 local function list(folder)
   local found = named(folder)
@@ -178,8 +178,8 @@ function checkpoint.newest_step(folder)
   return 0
 end
 
--- The list that checkpoint.prune() wants, for a run that goes on in a folder from a step. Newer
--- checkpoints are damaged, or the run would have gone on from one of them: they are removed first.
+-- The list for checkpoint.prune(), for a run that resumes in a folder from a step. Checkpoints that
+-- are newer must be damaged, or the run would have resumed from them. prune() removes them first.
 function checkpoint.own(folder, step)
   local own, newer, entries = {}, {}, list(folder)
   for i = #entries, 1, -1 do
@@ -193,8 +193,8 @@ local function verify(path)
   local _ <close> = open(path)
 end
 
--- The newest checkpoint of a folder that can be read: its file, state and path; nothing when there
--- is none at all. And a list of what is wrong with others, and with names.
+-- The newest readable checkpoint of a folder: its file, state and path, or nothing if the folder
+-- has no checkpoint. Then a list of the problems of other checkpoints, and of wrong names.
 local function newest(folder)
   local entries, wrong = list(folder), {}
   for _, entry in ipairs(entries) do

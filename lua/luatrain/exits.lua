@@ -35,7 +35,7 @@ local function exit_rank(code, ...)
   core.exit(number, ("rank %d has called os.exit(%d)"):format(core.rank(), number))
 end
 
--- This state is that of one rank of several.
+-- Makes os.exit() of this Lua state, a rank's, end the whole run.
 function exits.begin_rank() os.exit = exit_rank end
 
 return exits

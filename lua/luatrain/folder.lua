@@ -64,14 +64,15 @@ local function loss_of(run)
   return "the folder was replaced while the run used it" .. other
 end
 
--- Raises an error if a run has lost its folder.
-function folder.check(run)
-  local loss = loss_of(run)
+local function check_loss(run, loss)
   if not loss then return end
   core.fail("EENV", ("%s: %s. The run stops after step %d and writes nothing more there; give each "
                      .. "run a folder of its own with --out, and leave it in place until the run "
                      .. "ends"):format(run.folder, loss, run.steps))
 end
+
+-- Raises an error if a run has lost its folder.
+function folder.check(run) check_loss(run, loss_of(run)) end
 
 -- Calls write(...), which writes the file at path, in a run's folder. Returns what pcall returns.
 -- Raises an error if the folder is lost; if that happened during the call, removes the new file
@@ -79,8 +80,9 @@ end
 function folder.write(run, path, write, ...)
   folder.check(run)
   local ok, err = pcall(write, ...)
-  if ok and loss_of(run) then os.remove(path) end
-  folder.check(run)
+  local loss = loss_of(run)
+  if ok and loss then os.remove(path) end
+  check_loss(run, loss)
   return ok, err
 end
 

@@ -77,8 +77,8 @@ function ranks.missed_fault()
          :format(step, name)
 end
 
--- Makes the gradients of parameters, {name = , tensor = } each, one with those of other shards: for
--- an optimizer that `who` makes with these settings.
+-- Starts the allreduce of gradients for parameters, each {name = , tensor = }, of an optimizer that
+-- `who` makes with these settings.
 function ranks.reduce(parameters, who, settings)
   if core.is_alone() then return end
   local tensors = {}

@@ -5,7 +5,8 @@
 local sources = {texts = {}}   -- by "module layers" or "file layers.lua"
 local texts = sources.texts
 
-local function read(path)
+-- A file's text, or nil.
+function sources.read(path)
   local file = type(path) == "string" and io.open(path, "rb")
   local text = file and file:read "a"
   if file then file:close() end
@@ -39,17 +40,17 @@ function sources.watch()
   local search, load_file, do_file = package.searchers[2], loadfile, dofile
   package.searchers[2] = function(module)
     local loader, path = search(module)
-    local text = type(loader) == "function" and read(path)
+    local text = type(loader) == "function" and sources.read(path)
     if text then keep("module " .. module, text) end
     return loader, path
   end
   function loadfile(path, ...)
-    local text = read(path)
+    local text = sources.read(path)
     if not is_source(text, ...) then return load_file(path, ...) end
     return load_text(path, text, ...)
   end
   function dofile(path)
-    local text = read(path)
+    local text = sources.read(path)
     if not is_source(text) then return do_file(path) end
     local chunk, why = load_text(path, text)
     if not chunk then error(why, 0) end
