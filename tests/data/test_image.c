@@ -350,7 +350,7 @@ TEST(scans_of_a_jpeg_are_bounded_by_its_bytes)
     free(shop.decoded.data);
 }
 
-/* 1.5 blocks for 8x8 pixels, each of which takes a bit in its first scan. */
+/* 1.5 blocks per 8x8 pixels. Each block takes a bit in its first scan. */
 TEST(a_block_of_a_jpeg_takes_a_bit)
 {
     file f = load("baseline.jpg");

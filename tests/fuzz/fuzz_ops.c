@@ -1,9 +1,9 @@
-/* fuzz_ops.c - calls of ops with shapes, dtypes, values and options that are anything: each comes
- * back with a result or with a sentence that begins with the op's name. Nothing overflows, nothing
- * leaks, and memory is short.
+/* fuzz_ops.c - calls ops with random shapes, dtypes, values and options, and with little memory.
+ * Each call must return a result, or an error message that begins with the op's name. Nothing may
+ * overflow or leak.
  *
- * Bytes 0 and 1 name a case of tests/ops/cases.txt, which is right as it is; byte 2 says how it is
- * run. Each further triple changes one thing about the call: a dimension, a dtype, the number of
+ * Bytes 0 and 1 select a case of tests/ops/cases.txt, which is valid; byte 2 selects how it is run.
+ * Each following triple changes one thing about the call: a dimension, a dtype, the number of
  * inputs, or an option.
  */
 #define main test_main /* libFuzzer has its own */
@@ -56,7 +56,7 @@ static lt_ctx *context(bool reference)
         return ctx[reference];
     lt_ctx *c = ctx[reference] = lt_open(&(lt_config){.threads = 8, .reference = reference,
                                                       .poison = true});
-    must(c != NULL, "there is no context");
+    must(c != NULL, "lt_open failed");
     real_alloc = c->devices[0]->alloc;
     c->devices[0]->alloc = alloc;
     return c;
@@ -67,7 +67,7 @@ static lt_ctx *context(bool reference)
 static void take_case(wild_call *w, lt_ctx *ctx, const op_case *c, lt_dtype dtype)
 {
     w->def = lt_op_find(ctx, c->op);
-    must(w->def != NULL, "a case is of an op that there is not");
+    must(w->def != NULL, "a case names an op that does not exist");
     must(lt_opts_parse(&w->def->schema, c->options, w->opts) == LT_OK, "a case has wrong options");
     w->n_in = c->n_in;
     for (int i = 0; i < c->n_in; i++) {

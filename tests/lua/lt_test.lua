@@ -87,10 +87,11 @@ function T.read(path)
   return file:read "a"
 end
 
--- What `luatrain ARGUMENTS` prints in a folder, and its exit code.
-function T.run(folder, arguments)
-  local pipe = assert(io.popen(("program=$(realpath %s); cd %s; $program %s 2>&1; echo '=' $?")
-                               :format(T.program(), folder, arguments)))
+-- What `luatrain ARGUMENTS` prints in a folder, and its exit code. The program is $L in a shell
+-- that it starts. prefix is a command that runs it, such as timeout.
+function T.run(folder, arguments, prefix)
+  local pipe = assert(io.popen(("export L=$(realpath %s); cd %s; %s $L %s 2>&1; echo '=' $?")
+                               :format(T.program(), folder, prefix or "", arguments)))
   local out, code = pipe:read "a":match "^(.*)= (%d+)\n$"
   pipe:close()
   return out, tonumber(code)

@@ -26,15 +26,10 @@ local function new_folder()
   return at
 end
 
--- What t.lua prints in a folder, and its exit code; it may take 30 seconds.
+-- What t.lua prints in a folder, and its exit code. It may take 30 seconds.
 local function run(at, options, arguments)
-  T.write(at .. "/command", ("export L; timeout -k 1 30 $L --threads 1 --quiet --out out %s "
-                             .. "t.lua %s"):format(options, arguments or ""))
-  local pipe = assert(io.popen(("L=$(realpath %s); cd %s; . ./command 2>&1; echo '=' $?")
-                               :format(T.program(), at)))
-  local text, code = pipe:read "a":match "^(.*)= (%d+)\n$"
-  pipe:close()
-  return text, tonumber(code)
+  return T.run(at, ("--threads 1 --quiet --out out %s t.lua %s"):format(options, arguments or ""),
+               "timeout -k 1 30")
 end
 
 -- The names in a folder, and a digest of the weights in it, which tells who wrote them.

@@ -306,4 +306,25 @@ static inline block fixture_block(lt_file *file, const op_case *c, const char *w
     return b;
 }
 
+/* ==== Backward ================================================================================ */
+
+/* Backward from each output that has a gradient, with an output gradient of 0.5. Skips a loss that
+ * is not finite, which lt_backward() refuses. */
+static inline lt_status run_backward(lt_ctx *ctx, lt_tensor *const *out)
+{
+    lt_status status = LT_OK;
+    for (int k = 0; k < LT_MAX_OUT && out[k] && status == LT_OK; k++) {
+        double loss = 0;
+        if (lt_count(out[k]) == 1)
+            CHECK_OK(lt_item(out[k], 0, &loss));
+        if (!lt_requires_grad(out[k]) || !isfinite(loss))
+            continue;
+        lt_tensor *dy = lt_tensor_full(ctx, lt_tensor_dtype(out[k]), lt_ndim(out[k]),
+                                       lt_dims(out[k]), 0.5);
+        status = dy ? lt_backward(out[k], dy) : lt_errcode();
+        lt_release(dy);
+    }
+    return status;
+}
+
 #endif

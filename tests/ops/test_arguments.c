@@ -161,23 +161,6 @@ static lt_tensor *wild_tensor(lt_ctx *ctx, const struct wild_input *in, uint64_t
     return x;
 }
 
-static lt_status back_through(lt_ctx *ctx, lt_tensor **out)
-{
-    lt_status status = LT_OK;
-    for (int k = 0; k < LT_MAX_OUT && out[k] && status == LT_OK; k++) {
-        double loss = 0;
-        if (lt_count(out[k]) == 1)
-            CHECK_OK(lt_item(out[k], 0, &loss));
-        if (!lt_requires_grad(out[k]) || !isfinite(loss)) /* backward refuses any op's such loss */
-            continue;
-        lt_tensor *dy = lt_tensor_full(ctx, lt_tensor_dtype(out[k]), lt_ndim(out[k]),
-                                       lt_dims(out[k]), 0.5);
-        status = dy ? lt_backward(out[k], dy) : lt_errcode();
-        lt_release(dy);
-    }
-    return status;
-}
-
 static void run_wild(lt_ctx *ctx, const wild_call *w, answer *a)
 {
     lt_tensor *in[MOST_IN] = {NULL}, *out[LT_MAX_OUT] = {NULL};
@@ -194,7 +177,7 @@ static void run_wild(lt_ctx *ctx, const wild_call *w, answer *a)
     for (int k = 0; k < LT_MAX_OUT && a->status == LT_OK && out[k]; k++)
         a->out[k] = block_of(out[k]);
     if (a->status == LT_OK)
-        a->back = back_through(ctx, out);
+        a->back = run_backward(ctx, out);
     if (a->status != LT_OK || a->back != LT_OK)
         snprintf(a->message, sizeof a->message, "%s", lt_errmsg());
     for (int k = 0; k < LT_MAX_OUT; k++)

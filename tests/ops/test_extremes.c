@@ -1,5 +1,5 @@
-/* test_extremes.c - calls of every op with integers at their ends: options, and dimensions of
- * tensors that are empty. Each call gives a result or a sentence that begins with the op's name.
+/* test_extremes.c - calls every op with extreme integers: as options, and as dimensions of empty
+ * tensors. Each call gives a result or an error message that begins with the op's name.
  * UBSan watches the arithmetic of the shape rules and kernels.
  */
 #include "tests/ops/cases.h"
@@ -11,7 +11,7 @@ enum { EXTREMES = sizeof extremes / sizeof *extremes, FEW_CASES = 4, SMALL_BLOCK
 
 static void *(*alloc_of_cpu)(lt_device *device, size_t bytes);
 
-/* A result of gigabytes is not to be made. */
+/* Refuses results of gigabytes. */
 static void *alloc_small(lt_device *device, size_t bytes)
 {
     return bytes <= SMALL_BLOCK ? alloc_of_cpu(device, bytes) : NULL;
@@ -26,30 +26,13 @@ static lt_ctx *open_small(bool reference)
     return ctx;
 }
 
-/* A case's call, of which something is changed. */
+/* The call of a case, with some arguments changed. */
 typedef struct call {
     const lt_def *def;
     const op_case *of;
     lt_opt opts[LT_MAX_OPT];
     int64_t dims[LT_MAX_IN][LT_MAX_DIMS];
 } call;
-
-static lt_status back_through(lt_ctx *ctx, lt_tensor *const *out)
-{
-    lt_status status = LT_OK;
-    for (int k = 0; k < LT_MAX_OUT && out[k] && status == LT_OK; k++) {
-        double loss = 0;
-        if (lt_count(out[k]) == 1)
-            CHECK_OK(lt_item(out[k], 0, &loss));
-        if (!lt_requires_grad(out[k]) || !isfinite(loss)) /* backward refuses such a loss */
-            continue;
-        lt_tensor *dy = lt_tensor_full(ctx, lt_tensor_dtype(out[k]), lt_ndim(out[k]),
-                                       lt_dims(out[k]), 0.5);
-        status = dy ? lt_backward(out[k], dy) : lt_errcode();
-        lt_release(dy);
-    }
-    return status;
-}
 
 static const char *show(const call *e)
 {
@@ -86,7 +69,7 @@ static void run(lt_ctx *ctx, const call *e)
     if (status != LT_OK && (strncmp(lt_errmsg(), e->of->op, name) != 0 ||
                             lt_errmsg()[name] != ':' || strlen(lt_errmsg()) < name + 10))
         FAIL("%s: its message is \"%s\"", show(e), lt_errmsg());
-    lt_status back = made && status == LT_OK ? back_through(ctx, out) : LT_OK;
+    lt_status back = made && status == LT_OK ? run_backward(ctx, out) : LT_OK;
     if (back != LT_OK && back != LT_ENOMEM)
         FAIL("%s: forward went well, backward says: %s", show(e), lt_errmsg());
     lt_stats_clear(ctx);
