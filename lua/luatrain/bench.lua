@@ -63,7 +63,7 @@ end
 
 -- FLOP a second of a product of square matrices, so large that it takes a moment.
 local function gemm_rate(dtype)
-  local n, seconds = 128, nil
+  local n, seconds = 128
   repeat
     n = 2 * n
     local x, y = makers.randn{n, n}:cast(dtype), makers.randn{n, n}:cast(dtype)

@@ -268,10 +268,10 @@ function Module:named_buffers() return each(collect(self, "buffer")) end
 
 -- How many numbers there are to learn.
 function Module:count()
-  local names, tensors = tensors_of(tree(self))
   local n = 0
-  names, tensors = once(names, tensors, "parameter")
-  for _, tensor in ipairs(tensors) do n = n + tensor:count() end
+  local names, tensors = tensors_of(tree(self))
+  local _, parameters = once(names, tensors, "parameter")
+  for _, tensor in ipairs(parameters) do n = n + tensor:count() end
   return n
 end
 

@@ -8,7 +8,7 @@
 -- The replicas live in one process and go backward one after the other. A parameter's gradients
 -- are averaged at the moment when the last of them is complete; the real reducer sends buckets of
 -- them at that moment instead.
-local lt = require "luatrain"
+require "luatrain"
 
 return function(nets)
   local came = {}                            -- by name: the gradients that have come in this step

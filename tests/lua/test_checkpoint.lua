@@ -257,7 +257,7 @@ T.test("of two names for one checkpoint the run's own is used, and pruned later"
 end)
 
 T.test("the name of a file given as --resume is not trusted either", function()
-  local out, before = stopped_run()
+  local _, before = stopped_run()
   local copy, branch = folder() .. "/step-00000099.safetensors", folder()
   write(copy, read(before))
   T.equal(train_net(branch, {resume = copy}):sha256(), whole_net:sha256())
@@ -271,7 +271,7 @@ T.test("the name of a file given as --resume is not trusted either", function()
 end)
 
 T.test("--resume FILE in another folder leaves that folder's older files alone", function()
-  local out, _, newest = stopped_run()
+  local _, _, newest = stopped_run()
   local branch = folder()
   train_net(branch, {max_steps = 2})
   T.equal(train_net(branch, {resume = newest}):sha256(), whole_net:sha256())

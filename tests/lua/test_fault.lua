@@ -23,7 +23,7 @@ end
 
 T.test("every allocation may fail", function()
   local path = os.tmpname()
-  local program, n, code, text = T.program(), 0, nil, nil
+  local program, n, code, text = T.program(), 0
   repeat
     n = n + 1
     local pipe = assert(io.popen(("LUATRAIN_FAULT=alloc:n=%d %s --threads 1 %s %s 2>&1")

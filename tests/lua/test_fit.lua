@@ -244,7 +244,7 @@ T.test("a run that nobody closes says so", function()
           ('"the run in %s was not closed: write local run <close> = lt.run{...}"'):format(o.out))
   T.equal(#lines(o.out, "end"), 1)
   T.equal(field(lines(o.out, "end")[1], "exit"), nil)
-  local run <close> = lt.run(o)                    -- the folder is free
+  local _ <close> = lt.run(o)                      -- the folder is free
 end)
 
 T.test("weights that are not finite are never saved", function()

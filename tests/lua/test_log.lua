@@ -1,6 +1,6 @@
 -- test_log.lua - the log of a run: the lines of metrics.jsonl, reading and cutting them, what a
 -- pipe gets. Terminals are the business of tests/tools/test_terminal.
-local lt = require "luatrain"
+require "luatrain"
 local T = require "lt_test"
 local log = require "luatrain.log"
 
@@ -90,7 +90,7 @@ end)
 
 T.test("numbers are read back to the last bit, whole ones as whole", function()
   local values = {0, -1, math.maxinteger, 0.1, 1.0, -0.0, 1e300, 5e-324, 1 / 3, 2^53, 123456.789}
-  for i = 1, 500 do values[#values + 1] = (math.random() - 0.5) * 10.0 ^ math.random(-30, 30) end
+  for _ = 1, 500 do values[#values + 1] = (math.random() - 0.5) * 10.0 ^ math.random(-30, 30) end
   lines(function(l)
     for _, value in ipairs(values) do l:event("x", {value = value}) end
   end)

@@ -1,5 +1,5 @@
 -- test_plot.lua - the SVG of a run: it is well-formed, and its points are where they belong.
-local lt = require "luatrain"
+require "luatrain"
 local T = require "lt_test"
 local plot = require "luatrain.plot"
 

@@ -85,7 +85,7 @@ end
 -- ==== Powers of two change nothing ===============================================================
 
 local function f32_run(scale, options)
-  local scaler <close> = scale and lt.amp.scaler{policy = "static", scale = scale} or nil
+  local _ <close> = scale and lt.amp.scaler{policy = "static", scale = scale} or nil
   local net = make_net()
   local make = options.adam and lt.optim.adam or lt.optim.sgd
   fit(folder(), {net = net, amp = "off", accumulate = options.accumulate, epochs = 2,
@@ -103,7 +103,7 @@ end)
 
 T.test("hooks see true gradients", function()
   local function grads(scale)
-    local scaler <close> = scale and lt.amp.scaler{policy = "static", scale = scale} or nil
+    local _ <close> = scale and lt.amp.scaler{policy = "static", scale = scale} or nil
     local net, seen = make_net(), {}
     for i, p in ipairs(net:parameters()) do
       p:on_grad(function(g) seen[#seen + 1] = i .. ":" .. g:abs():max():item() end)
@@ -141,7 +141,7 @@ end)
 
 T.test("without a scale small gradients are lost in fp16", function()
   local function of(scaler_options)
-    local scaler <close> = scaler_options and lt.amp.scaler(scaler_options) or nil
+    local _ <close> = scaler_options and lt.amp.scaler(scaler_options) or nil
     local net = make_net()
     lt.autocast("fp16", function()
       local loss = lt.cross_entropy(net(train.images), train.labels) * 2.0 ^ -20
@@ -240,7 +240,7 @@ T.test("mistakes", function()
           "lt.fit: 'scaler' wants a table of options, or false, it is a luatrain.Scaler")
   scaler:close()
   scaler:close()
-  local again <close> = lt.amp.scaler{}
+  local _ <close> = lt.amp.scaler{}
 end)
 
 -- ==== Runs =======================================================================================
@@ -423,7 +423,7 @@ T.test("a run with a skipped step goes on and shows it", function()
   end
   T.equal(field(events(out .. "/run", "end")[1], "skipped"), 1)
   -- In f32 nobody skips it.
-  text, code = run_with("inf:rank=0:step=1:param=1.w", out, "fit.lua")
+  code = select(2, run_with("inf:rank=0:step=1:param=1.w", out, "fit.lua"))
   T.equal(code, 6)
 end)
 
@@ -550,11 +550,11 @@ T.test("gradients that grow and shrink by 2^14", function()
   assert(lost > 10, lost)
   _, lost = ride(100, {})
   assert(lost <= 5, lost)
-  local plain, loss = ride(400), nil
-  loss, lost = ride(400, {})
+  local plain = ride(400)
+  local loss, skipped = ride(400, {})
   assert(plain < 0.001, plain)
   assert(loss < 1.2 * plain, loss)
-  assert(lost < 20, lost)
+  assert(skipped < 20, skipped)
 end)
 
 T.finish()

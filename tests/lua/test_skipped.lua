@@ -211,7 +211,7 @@ end)
 T.test("the last of the steps that no scale helps leaves no statistics of its batch", function()
   local net = nn.sequential{nn.linear{4, 2}, nn.batch_norm{2}, nn.linear{2, 2}}
   local sgd = lt.optim.sgd(net, {lr = 0.1})
-  local scaler <close> = lt.amp.scaler{policy = "static"}
+  local _ <close> = lt.amp.scaler{policy = "static"}
   local before, steps = net:sha256(), 0
   local ok, why = pcall(function()
     for _ = 1, 20 do

@@ -190,7 +190,7 @@ end)
 
 T.test("a closed tensor is gone", function()
   local x = lt.zeros({2})
-  do local y <close> = x end
+  do local _ <close> = x end
   T.fails(function() return x.shape end, "this tensor was closed")
   T.fails(function() return x + 1 end, "this tensor was closed")
 end)
