@@ -393,8 +393,11 @@ lt_status lt_batches_next(lt_batches *b, lt_tensor **x, lt_tensor **y)
 
 int64_t lt_batches_count(const lt_batches *b)
 {
-    int64_t left = b->n - b->recipe.options.first;
-    return (left / b->batch + (left % b->batch != 0)) * b->recipe.options.shards;
+    int64_t left = b->n - b->recipe.options.first, count;
+    if (__builtin_mul_overflow(left / b->batch + (left % b->batch != 0), b->recipe.options.shards,
+                               &count))
+        return INT64_MAX;
+    return count;
 }
 
 lt_batch_stats lt_batches_stats(const lt_batches *b) { return b->stats; }
@@ -436,9 +439,10 @@ static lt_status check(const lt_source *source, const lt_batch_options *o)
     if (part && source->dtype != LT_U8)
         return lt_fail(LT_EINVAL, "batches: area wants images of u8, these are %s",
                        lt_dtype_name(source->dtype));
-    int last = o->rank + (o->shards > 0 ? o->shards - 1 : 0);
+    int64_t last = (int64_t)o->rank + (o->shards > 0 ? o->shards - 1 : 0);
     if (o->ranks < 0 || o->rank < 0 || o->shards < 0 || (last > 0 && last >= o->ranks))
-        return lt_fail(LT_EINVAL, "batches: there is no rank %d of %d", last, o->ranks);
+        return lt_fail(LT_EINVAL, "batches: there is no rank %lld of %d", (long long)last,
+                       o->ranks);
     if (o->grain < 0)
         return lt_fail(LT_EINVAL, "batches: grain wants at least 1, it is %lld",
                        (long long)o->grain);

@@ -116,7 +116,7 @@ typedef struct lt_batches lt_batches;
 LT_API lt_batches *lt_batches_new(lt_ctx *ctx, lt_source *source, const lt_batch_options *options);
 /* Waits for the threads. NULL is fine. */
 LT_API void lt_batches_free(lt_batches *batches);
-/* The number of batches in the pass. */
+/* The number of batches in the pass, at most INT64_MAX. */
 LT_API int64_t lt_batches_count(const lt_batches *batches);
 /* The next batch, on the context's device: *x (b, h, w, c) = (value - mean) / std, where the value
  * of a u8 image is its byte / 255, and *y (b) i64. Both new; both NULL after the last batch. Each

@@ -129,6 +129,14 @@ static void add_image(const lt_source *s, int64_t i, lt_workshop *shop, uint32_t
         *images = lt__fnv32(*images, image.pixels, (size_t)(image.h * image.w * image.c));
 }
 
+/* Image i of n that are spread evenly over count, with the first and the last among them. This is
+ * i * (count - 1) / (n - 1), without its overflow. */
+static int64_t place_of(int64_t i, int64_t n, int64_t count)
+{
+    int64_t steps = n > 1 ? n - 1 : 1, last = count - 1;
+    return last / steps * i + last % steps * i / steps;
+}
+
 void lt_source_digest(const lt_source *s, uint32_t *labels, uint32_t *images)
 {
     lt_workshop shop = {0};
@@ -137,7 +145,7 @@ void lt_source_digest(const lt_source *s, uint32_t *labels, uint32_t *images)
         *labels = s->digest_labels(s, *labels);
     int64_t n = s->count < SAMPLE ? s->count : SAMPLE;
     for (int64_t i = 0; i < n; i++)
-        add_image(s, i * (s->count - 1) / (n > 1 ? n - 1 : 1), &shop, labels, images);
+        add_image(s, place_of(i, n, s->count), &shop, labels, images);
     lt__workshop_free(&shop);
 }
 

@@ -1,4 +1,6 @@
 /* test_shards.c - what each of several ranks gets of every batch. */
+#include <limits.h>
+
 #include "data/data.h"
 #include "tests/lt_test.h"
 
@@ -89,7 +91,8 @@ TEST(ranks_that_are_not_there)
         {1, 0, 0, "there is no rank 1 of 0"},
         {-1, 2, 0, "there is no rank -1 of 2"},
         {2, 4, 3, "there is no rank 4 of 4"},
-        {0, 0, 2, "there is no rank 1 of 0"}};
+        {0, 0, 2, "there is no rank 1 of 0"},
+        {INT_MAX, 4, 2, "there is no rank 2147483648 of 4"}};
     lt_ctx *ctx = lt_ctx_new(NULL);
     lt_source *source = some_images(ctx);
     CHECK(lt_batches_new(ctx, source, &(lt_batch_options){.batch = 1, .grain = -1}) == NULL);
@@ -101,6 +104,19 @@ TEST(ranks_that_are_not_there)
         CHECK_EQ(lt_errcode(), LT_EINVAL);
         CHECK_MSG(cases[i].text);
     }
+    lt_source_release(source);
+    lt_ctx_free(ctx);
+}
+
+TEST(more_batches_than_an_integer_holds)
+{
+    lt_ctx *ctx = lt_ctx_new(NULL);
+    lt_source *source = lt_source_synthetic(ctx, 0, INT64_MAX, 2, 2, 1, 2);
+    lt_batch_options options = {.batch = 1, .ranks = 4, .shards = 4};
+    lt_batches *b = lt_batches_new(ctx, source, &options);
+    CHECK(b != NULL);
+    CHECK_EQ(lt_batches_count(b), INT64_MAX);
+    lt_batches_free(b);
     lt_source_release(source);
     lt_ctx_free(ctx);
 }

@@ -87,6 +87,36 @@ TEST(a_digest_is_of_labels_and_of_a_sample_of_images)
     CHECK(memcmp(usual, other, sizeof usual) == 0);
 }
 
+enum { MOST_SEEN = 32 };
+static int64_t seen[MOST_SEEN];
+static int n_seen;
+
+/* An image that cannot be read; its number is noted. */
+static lt_status note_number(const lt_source *source, int64_t i, lt_workshop *shop,
+                             lt_image *image, int64_t *label)
+{
+    (void)source, (void)shop, (void)image, (void)label;
+    if (n_seen < MOST_SEEN)
+        seen[n_seen++] = i;
+    return lt_fail(LT_EDATA, "there is no image");
+}
+
+TEST(a_digest_samples_from_the_first_image_to_the_last)
+{
+    static const int64_t counts[] = {1, 2, 15, 16, 17, 100, INT64_MAX / 15, INT64_MAX};
+    for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
+        lt_source source = {.count = counts[k], .in_files = true, .read = note_number};
+        uint32_t labels, images;
+        n_seen = 0;
+        lt_source_digest(&source, &labels, &images);
+        CHECK_EQ(n_seen, counts[k] < 16 ? counts[k] : 16);
+        CHECK_EQ(seen[0], 0);
+        CHECK_EQ(seen[n_seen - 1], counts[k] - 1);
+        for (int i = 1; i < n_seen; i++)
+            CHECK(seen[i] > seen[i - 1]);
+    }
+}
+
 /* ==== Synthetic =============================================================================== */
 
 enum { H = 12, W = 9, MOST = 3, CLASSES = 10 };
