@@ -36,11 +36,17 @@ lt_status lt_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_
     struct lt_autograd *ag = ctx->slots.autograd;
     lt_stat **end = &ag->stats, *s;
     LT_TRY(lt__check_open(ctx, "batch norm statistics"));
+    if (count < 0)
+        return lt_fail(LT_EINVAL, "batch norm statistics: count wants 0 or more, it is %lld",
+                       (long long)count);
     if (count == 0 || ag->rehearsal.on)
         return LT_OK;
     for (; (s = *end); end = &s->next) {
         if (s->running_mean != running_mean || s->running_var != running_var)
             continue;
+        if (count > INT64_MAX - s->count)
+            return lt_fail(LT_EINVAL, "batch norm statistics: count wants at most %lld more, it is "
+                           "%lld", (long long)(INT64_MAX - s->count), (long long)count);
         LT_TRY(run_in_place(ctx, "batch_norm_merge", (lt_tensor *[]){s->mean, s->var, mean, var},
                             (double)s->count, (double)count));
         s->count += count;

@@ -318,3 +318,22 @@ TEST(y_is_kept_only_where_x_does_not_tell)
         lt_release(in[i]);
     lt_ctx_free(ctx);
 }
+
+TEST(the_count_of_a_shard_is_checked)
+{
+    lt_ctx *ctx = lt_open(&(lt_config){.threads = 1});
+    lt_tensor *x[4];
+    for (int i = 0; i < 4; i++)
+        x[i] = lt_tensor_full(ctx, LT_F32, 1, (int64_t[]){3}, 1);
+    CHECK_FAILS(lt_stats_add(ctx, x[0], x[1], x[2], x[3], -1, 0.1), LT_EINVAL,
+                "batch norm statistics: count wants 0 or more, it is -1");
+    CHECK_OK(lt_stats_add(ctx, x[0], x[1], x[2], x[3], INT64_MAX - 5, 0.1));
+    CHECK_FAILS(lt_stats_add(ctx, x[0], x[1], x[2], x[3], 6, 0.1), LT_EINVAL,
+                "batch norm statistics: count wants at most 5 more, it is 6");
+    CHECK_OK(lt_stats_add(ctx, x[0], x[1], x[2], x[3], 5, 0.1));
+    CHECK_EQ(lt_stats_pending(ctx), 1);
+    lt_stats_clear(ctx);
+    for (int i = 0; i < 4; i++)
+        lt_release(x[i]);
+    lt_ctx_free(ctx);
+}
