@@ -195,10 +195,11 @@ typedef void (*lt_log_fn)(void *ud, lt_log_level level, const char *line);
 LT_API void lt_log_to(lt_ctx *ctx, lt_log_fn fn, void *ud);
 LT_API void lt_log(lt_ctx *ctx, lt_log_level level, const char *fmt, ...) LT_PRINTF(3, 4);
 
-/* A trace for chrome://tracing or https://ui.perfetto.dev: begins the file. LT_EENV. */
+/* A trace for chrome://tracing or https://ui.perfetto.dev: begins the file, which is no FIFO.
+ * LT_EENV. */
 LT_MUST lt_status lt_trace_create(const char *path);
-/* From now on spans of ctx are added to that file, as those of a rank. Before other threads use
- * ctx. LT_EENV or LT_ENOMEM. */
+/* From now on spans of ctx are added to that file, as those of a rank, and no longer to a file of
+ * an earlier call. Before other threads use ctx. LT_EENV or LT_ENOMEM. */
 LT_MUST lt_status lt_trace_to(lt_ctx *ctx, const char *path, int rank);
 /* A span, from any thread. start is a reading of the monotonic clock, in seconds; name is without
  * quotes and control codes. Nothing happens without lt_trace_to(). */

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -28,11 +29,22 @@ static lt_status cannot(const char *path)
     return lt_fail(LT_EENV, "%s: cannot write there: %s", path, strerror(errno));
 }
 
+/* *file: the descriptor. Opening a FIFO would wait for a reader, and writing to one for the reader
+ * to catch up. */
+static lt_status open_trace(const char *path, int flags, int *file)
+{
+    struct stat now;
+    if (stat(path, &now) == 0 && S_ISFIFO(now.st_mode))
+        return lt_fail(LT_EENV, "%s: cannot write there: it is a FIFO, and a trace wants a file",
+                       path);
+    *file = open(path, flags | O_WRONLY | O_NONBLOCK | O_CLOEXEC, 0666);
+    return *file < 0 ? cannot(path) : LT_OK;
+}
+
 lt_status lt_trace_create(const char *path)
 {
-    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (file < 0)
-        return cannot(path);
+    int file;
+    LT_TRY(open_trace(path, O_CREAT | O_TRUNC, &file));
     bool written = write(file, "[\n", 2) == 2;
     lt_status status = written ? LT_OK : cannot(path);
     close(file);
@@ -83,11 +95,12 @@ lt_status lt_trace_to(lt_ctx *ctx, const char *path, int rank)
     struct lt_trace *t = malloc(sizeof *t);
     if (!t)
         return lt_fail(LT_ENOMEM, "out of memory for a trace");
-    t->file = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
-    if (t->file < 0) {
+    lt_status status = open_trace(path, O_APPEND, &t->file);
+    if (status != LT_OK) {
         free(t);
-        return cannot(path);
+        return status;
     }
+    lt__trace_close(ctx); /* the one before */
     pthread_mutex_init(&t->lock, NULL);
     clock_gettime(CLOCK_REALTIME, &now);
     t->base = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - lt__seconds();

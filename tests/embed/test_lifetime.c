@@ -435,6 +435,7 @@ TEST_BOTH(timers_traces_and_autocast)
     snprintf(path, sizeof path, "%s/trace.json", folder);
     CHECK_OK(lt_trace_create(path));
     CHECK_OK(lt_trace_to(ctx, path, 0));
+    CHECK_OK(lt_trace_to(ctx, path, 1)); /* closes the first one */
     lt_set_timer(ctx, note_nothing, NULL);
     lt_set_autocast(ctx, LT_BF16);
     lt_grad_off(ctx);
