@@ -8,11 +8,13 @@
 
 #include "lua/bind.h"
 
-/* What a failed load has left on top. Lua's own refusal of a binary chunk is replaced. */
+/* What a failed load has left on top. Lua's own refusal of a binary chunk is replaced. That has no
+ * chunk's name in front of it, as other messages have, which may quote such words. */
 static int explain(lua_State *L, const char *who)
 {
+    static const char refusal[] = "attempt to load a binary chunk";
     const char *text = lua_tostring(L, -1);
-    if (text && strstr(text, "attempt to load a binary chunk")) {
+    if (text && strncmp(text, refusal, strlen(refusal)) == 0) {
         lua_pop(L, 1);
         lua_pushfstring(L, "%s: this is compiled Lua code, which luatrain does not run; "
                         "give it the source text", who);

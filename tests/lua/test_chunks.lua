@@ -31,6 +31,8 @@ T.test("load takes source text alone", function()
   end
   T.equal({load(compiled, nil, "b")}, {nil, "load" .. MODE})
   T.equal({load("return +", "=chunk")}, {nil, "chunk:1: unexpected symbol near '+'"})
+  T.equal({load("+ 'attempt to load a binary chunk'")},
+          {nil, "[string \"+ 'attempt to load a binary chunk'\"]:1: unexpected symbol near '+'"})
   T.equal(load("x = 3; return _ENV", nil, nil, {})().x, 3)
   T.equal(pcall(load("return x", nil, nil, nil)), false)    -- a nil environment is one
   T.equal(select(2, pcall(load)), "bad argument #1 to 'load' (function expected, got no value)")
