@@ -213,7 +213,7 @@ end
 local function is_shape(shape)
   if type(shape) ~= "table" or #shape == 0 then return false end
   for _, dim in ipairs(shape) do
-    if not math.tointeger(dim) or dim < 1 then return false end
+    if type(dim) ~= "number" or not math.tointeger(dim) or dim < 1 then return false end
   end
   return true
 end

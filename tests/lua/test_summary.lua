@@ -161,6 +161,7 @@ T.test("what is no net, no shape, or does not fit", function()
   T.fails(function() lt.summary(net) end, wants)
   T.fails(function() lt.summary(net, {0, 5}) end, wants)
   T.fails(function() lt.summary(net, {2.5, 5}) end, wants)
+  T.fails(function() lt.summary(net, {"2", 5}) end, wants)
   T.fails(function() lt.summary(net, {2, 6}) end,
           "net.1 linear: w wants 5 input features, x has 6 (x 2x6 f32, w 5x5 f32)")
   T.equal(getmetatable(net).__call == call, true)             -- and all is as before
