@@ -108,7 +108,11 @@ end
 -- the size that they have, the set itself.
 function Set:sized(size)
   if not size or self.height == size and self.width == size then return self end
-  return new_set(core.source_sized(self.source, size), {
+  local pixels = type(size) == "number" and math.tointeger(size)
+  if not pixels then
+    refuse("set:sized wants a whole number of pixels, it is %s", check.shown(size))
+  end
+  return new_set(core.source_sized(self.source, pixels), {
     names = self.names, classes = self.classes, labels = self.labels, mean = self.mean,
     std = self.std, augment = self.augment})
 end

@@ -302,6 +302,11 @@ T.test("one's own images brought to another size", function()
                                  {dtype = "u8"})}:sized(4) end,
           "data: images can be brought to a size of 1x1 to 16384x16384 if they are u8; these are "
           .. "f32, and the size is 4x4")
+  for size, text in pairs{[0.5] = "0.5", [1 / 0] = "inf", ["6"] = "'6'", [true] = "true"} do
+    T.fails(function() set:sized(size) end,
+            "set:sized wants a whole number of pixels, it is " .. text)
+  end
+  T.equal(set:sized(6.0).height, 6)
 end)
 
 T.test("one's own images, refused", function()
