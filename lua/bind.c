@@ -146,6 +146,19 @@ int lt__check_named(lua_State *L, lt_lua *s, const char *who)
     return n;
 }
 
+void lt__check_keys(lua_State *L, lt_lua *s, int index, lua_Unsigned n, const char *who,
+                    const char *hint)
+{
+    index = lua_absindex(L, index);
+    luaL_checkstack(L, 4, NULL);
+    for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {
+        lua_Integer key = lua_isinteger(L, -2) ? lua_tointeger(L, -2) : 0;
+        if (key < 1 || (lua_Unsigned)key > n)
+            lt__refuse(L, s, "%s has a key %s; its items count from 1%s", who, lt__text(L, -2),
+                       hint);
+    }
+}
+
 /* ==== Handles ================================================================================= */
 
 void **lt__push_handle(lua_State *L, const char *class)

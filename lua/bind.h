@@ -121,6 +121,12 @@ const char *lt__text(lua_State *L, int index);
 /* A table of axis lengths. Returns how many. */
 int lt__check_dims(lua_State *L, lt_lua *s, int index, const char *who, int64_t dims[LT_MAX_DIMS]);
 lt_dtype lt__check_dtype(lua_State *L, lt_lua *s, int index, const char *who);
+/* Raises if the table at index has keys other than 1 to n: "who has a key 0; its items count from
+ * 1", and then `hint`. */
+void lt__check_keys(lua_State *L, lt_lua *s, int index, lua_Unsigned n, const char *who,
+                    const char *hint);
+/* What such a hint says to makers of tensors. */
+#define LT_OPTIONS_FOLLOW ", and options are the next argument"
 /* The last argument of a maker: {dtype = "f64", device = "cpu"} or nothing. */
 lt_dtype lt__check_maker_options(lua_State *L, lt_lua *s, int index, const char *who,
                                  struct lt_device **device);

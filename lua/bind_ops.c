@@ -47,6 +47,11 @@ static void read_integers(lua_State *L, lt_lua *s, const lt_schema *schema, int 
             opt->i[i] = to_position(L, s, schema, k, opt->i[i]);
         lua_pop(L, 1);
     }
+    if (list) {
+        lt__check_keys(L, s, index, n, lua_pushfstring(L, "%s: option '%s'", schema->name,
+                                                       schema->opt[k].name), "");
+        lua_pop(L, 1);
+    }
     opt->n = (uint8_t)n;
 }
 
@@ -212,6 +217,9 @@ static void spread_list(lua_State *L, lt_lua *s, const lt_schema *schema)
         if (lua_type(L, -2) != LUA_TNUMBER)
             lt__refuse(L, s, "%s: the list of tensors has a key %s; options follow the list, as in "
                        "lt.%s({a, b}, {...})", name, lt__text(L, -2), name);
+        if (!lua_isinteger(L, -2) || lua_tointeger(L, -2) < 1)
+            lt__refuse(L, s, "%s: the list of tensors has a key %s; its items count from 1", name,
+                       lt__text(L, -2));
         if (lua_tonumber(L, -2) > most) /* there is a hole */
             most++;
     }

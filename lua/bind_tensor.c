@@ -60,6 +60,8 @@ int lt__check_dims(lua_State *L, lt_lua *s, int index, const char *who, int64_t 
                        lt__text(L, -1));
         lua_pop(L, 1);
     }
+    lt__check_keys(L, s, index, n, lua_pushfstring(L, "%s: the shape", who), LT_OPTIONS_FOLLOW);
+    lua_pop(L, 1);
     return (int)n;
 }
 
@@ -241,6 +243,8 @@ static void read_nested(lua_State *L, nest *t, int depth)
         read_nested(L, t, depth + 1);
         lua_pop(L, 1);
     }
+    lt__check_keys(L, t->s, -1, (lua_Unsigned)t->dims[depth], "lt.tensor: the table",
+                   LT_OPTIONS_FOLLOW);
 }
 
 static int tensor(lua_State *L)

@@ -57,8 +57,17 @@ local function is_module(value)
   return type(value) == "table" and rawget(value, core.module_key) ~= nil
 end
 
+-- Whether a value is a table without other keys than 1 to #value.
+local function is_list(value)
+  if type(value) ~= "table" then return false end
+  for key in pairs(value) do
+    if math.type(key) ~= "integer" or key < 1 or key > #value then return false end
+  end
+  return true
+end
+
 local function list_of(value, kind)
-  if type(value) ~= "table" then return nil end
+  if not is_list(value) then return nil end
   for _, item in ipairs(value) do
     if type(item) ~= kind then return nil end
   end
@@ -85,7 +94,7 @@ local kinds = {
   pair = {"a whole number, or two (height, width)", function(value)
     if type(value) ~= "table" then return whole(value, 0) end
     local height, width = whole(value[1], 0), whole(value[2], 0)
-    return height and width and #value == 2 and {height, width} or nil
+    return height and width and #value == 2 and is_list(value) and {height, width} or nil
   end},
   number = {"a number", function(value) return type(value) == "number" and value or nil end},
   amount = {"a number from 0 up", amount},
@@ -93,7 +102,7 @@ local kinds = {
     return amount(value) and value <= 1 and value or nil
   end},
   epochs = {"a list of numbers that rise, like {30, 60}", function(value)
-    if type(value) ~= "table" or #value == 0 then return nil end
+    if not is_list(value) or #value == 0 then return nil end
     for i, item in ipairs(value) do
       if not amount(item) or item <= (value[i - 1] or 0) then return nil end
     end

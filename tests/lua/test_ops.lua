@@ -60,6 +60,10 @@ T.test("cat takes a list of tensors", function()
           "cat: item 2 of the list wants a tensor, it is nil")
   T.fails(function() lt.cat({x, x, [5] = x}, 1) end,
           "cat: item 3 of the list wants a tensor, it is nil")
+  for _, key in ipairs{0, -1, 1.5} do
+    T.fails(function() lt.cat({x, x, [key] = x}, 1) end,
+            ("cat: the list of tensors has a key %s; its items count from 1"):format(key))
+  end
   T.fails(function() lt.cat({x, x}) end, "cat: option 'axis' must be given")
   T.fails(function() lt.cat({x, x}, 1, 2) end, "cat: takes 1 options, it was given 2")
   T.fails(function() lt.cat() end, "cat: x wants a tensor, it is nil")
@@ -103,6 +107,10 @@ T.test("options are strict", function()
   T.fails(function() x:cast(32) end, "cast: dtype wants a name such as 'f32', it is 32")
   T.fails(function() x:reshape() end, "reshape: option 'shape' must be given")
   T.fails(function() x:sum({axis = 1, 2}) end, "sum: options in a table have names, 1 is none")
+  T.fails(function() x:sum({[0] = 1, 2}) end,
+          "sum: option 'axis' has a key 0; its items count from 1")
+  T.fails(function() x:sum({axis = {1, last = 2}}) end,
+          "sum: option 'axis' has a key 'last'; its items count from 1")
 end)
 
 T.test("inputs are strict", function()

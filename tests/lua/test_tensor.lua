@@ -36,6 +36,18 @@ T.test("makers refuse", function()
   T.fails(function() lt.full({2}, 0.5, {dtype = "i64"}) end, "lt.full: 0.5 does not fit into i64")
   T.fails(function() lt.randn({2}, {dtype = "i64"}) end,
           "lt.randn: dtype wants a float one, it is i64")
+  T.fails(function() lt.zeros{2, dtype = "f64"} end, "lt.zeros: the shape has a key 'dtype'; "
+          .. "its items count from 1, and options are the next argument")
+  T.fails(function() lt.full({[0] = 1, 2}, 7) end, "lt.full: the shape has a key 0; "
+          .. "its items count from 1, and options are the next argument")
+  T.fails(function() lt.nn.parameter{2, init = 0} end, "nn.parameter: the shape has a key 'init'; "
+          .. "its items count from 1, and options are the next argument")
+  T.fails(function() lt.tensor{1, 2, dtype = "f64"} end, "lt.tensor: the table has a key 'dtype'; "
+          .. "its items count from 1, and options are the next argument")
+  T.fails(function() lt.tensor{{1, 2}, {3, 4, [0] = 5}} end, "lt.tensor: the table has a key 0; "
+          .. "its items count from 1, and options are the next argument")
+  T.fails(function() lt.tensor{1, 2, [4] = 5} end, "lt.tensor: the table has a key 4; "
+          .. "its items count from 1, and options are the next argument")
   T.fails(function() lt.tensor({{1, 2}, {3}}) end,
           "lt.tensor: ragged table: at depth 2 there are 2 values, then 1")
   T.fails(function() lt.tensor({{1, 2}, 3}) end,
