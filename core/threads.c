@@ -3,6 +3,7 @@
  */
 #include <pthread.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,24 +16,47 @@ static void *pass(void *gate)
     return NULL;
 }
 
+/* The size of the stacks of OpenMP's threads: OMP_STACKSIZE counts KiB, or what its unit says. 0:
+ * it is not set, or OpenMP's library does not understand it either. */
+static size_t stack_bytes(void)
+{
+    static const char units[] = "BKMG";
+    const char *text = getenv("OMP_STACKSIZE"), *unit = units + 1;
+    char *end;
+    if (!text && !(text = getenv("GOMP_STACKSIZE")))
+        return 0;
+    unsigned long long n = strtoull(text, &end, 10);
+    end += strspn(end, " \t");
+    if (*end)
+        unit = strchr(units, *end >= 'a' && *end <= 'z' ? *end - 'a' + 'A' : *end);
+    int shift = unit ? 10 * (int)(unit - units) : 0;
+    return unit && n <= SIZE_MAX >> shift ? (size_t)n << shift : 0;
+}
+
 /* Fails unless n more threads can exist at the same time. They have all signals blocked. */
 static lt_status try_threads(int n)
 {
     pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* closed until all have started */
     pthread_t *threads = malloc((size_t)n * sizeof *threads);
+    size_t stack = stack_bytes();
+    pthread_attr_t attr;
     sigset_t all, before;
     int made = 0, error = 0;
     if (!threads)
         return lt_fail(LT_ENOMEM, "out of memory for a context");
+    pthread_attr_init(&attr);
+    if (stack > 0)
+        (void)pthread_attr_setstacksize(&attr, stack); /* too small: OpenMP keeps the default too */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_mutex_lock(&gate);
-    while (made < n && (error = pthread_create(&threads[made], NULL, pass, &gate)) == 0)
+    while (made < n && (error = pthread_create(&threads[made], &attr, pass, &gate)) == 0)
         made++;
     pthread_mutex_unlock(&gate);
     for (int i = 0; i < made; i++)
         pthread_join(threads[i], NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attr);
     free(threads);
     if (made == n)
         return LT_OK;
