@@ -340,10 +340,12 @@ LT_API void lt_file_shape(const lt_file *file, int i, lt_dtype *dtype, int *ndim
 LT_API const char *lt_file_meta(const lt_file *file, const char *key);
 /* Entry i of __metadata__ in file order, without our digest; false past the end. Borrowed. */
 LT_API bool lt_file_meta_at(const lt_file *file, int i, const char **key, const char **value);
-/* Reads tensor i, to where new tensors go. New. */
+/* Reads tensor i to the context's device. New. NULL with LT_EINVAL if there is no tensor i, such as
+ * for the -1 of lt_file_find(), LT_EFILE or LT_ENOMEM. */
 LT_API lt_tensor *lt_file_read(lt_file *file, int i);
-/* Reads tensor i over dst: same dims, any dtype (converted). LT_EFILE also when the file has been
- * written to since it was opened: what lt_file_verify() found may no longer hold. */
+/* Reads tensor i over dst: same dims, any dtype (converted). LT_EINVAL as above. LT_EFILE
+ * also when the file was written to since it was opened: what lt_file_verify() found may no longer
+ * hold. */
 LT_MUST lt_status lt_file_read_into(lt_file *file, int i, lt_tensor *dst);
 
 /* Reads the whole file and compares its digest with the one that lt_file_save() put into it.

@@ -484,8 +484,17 @@ const char *lt_file_meta(const lt_file *f, const char *wanted)
     return NULL;
 }
 
+static lt_status check_index(const lt_file *f, int i)
+{
+    if (i >= 0 && i < f->n)
+        return LT_OK;
+    return lt_fail(LT_EINVAL, "%s has %d tensors, none with the index %d", f->path, f->n, i);
+}
+
 lt_tensor *lt_file_read(lt_file *f, int i)
 {
+    if (check_index(f, i) != LT_OK)
+        return NULL;
     const entry *e = &f->entries[i];
     lt_tensor *x = lt_tensor_new(f->ctx, e->dtype, e->ndim, e->dims);
     if (x && lt_file_read_into(f, i, x) != LT_OK) {
@@ -521,6 +530,7 @@ static lt_status read_elements(lt_file *f, const entry *e, char *to, lt_dtype dt
 
 lt_status lt_file_read_into(lt_file *f, int i, lt_tensor *dst)
 {
+    LT_TRY(check_index(f, i));
     const entry *e = &f->entries[i];
     lt_tensor like = {.dtype = (uint8_t)e->dtype, .ndim = (uint8_t)e->ndim};
     memcpy(like.dims, e->dims, (size_t)e->ndim * sizeof *like.dims);

@@ -145,6 +145,9 @@ TEST(reading_into_converts)
     CHECK_FAILS(lt_file_read_into(f, 0, other), LT_EFILE,
                 "tensor 'w' is 3x3001 i32, it was to fill one of 9003 f64");
     CHECK_MSG(path);
+    CHECK(lt_file_read(f, lt_file_find(f, "v")) == NULL);
+    CHECK_MSG("has 1 tensors, none with the index -1");
+    CHECK_FAILS(lt_file_read_into(f, 1, f64), LT_EINVAL, "none with the index 1");
     lt_file_close(f);
     lt_release(i32);
     lt_release(f16);
