@@ -26,7 +26,7 @@
 #include "tools/launch.h"
 #include "tools/relay.h"
 
-enum { EARLY_SECONDS = 3 };   /* after that, ranks on other machines, which it cannot see, train */
+enum { EARLY_SECONDS = 3 };   /* in which ranks start; it cannot see those on other machines */
 enum { LONELY_SECONDS = 10 }; /* that mpirun may go on when no rank is left on this machine */
 enum { LOOK_NS = 100 * 1000 * 1000 };
 
@@ -171,7 +171,7 @@ static bool hears(int pid)
 }
 
 typedef struct sight { /* of mpirun's ranks on this machine */
-    bool any, hears;   /* there is one; one hears SIGUSR1 */
+    bool any, deaf;    /* there is one; one has no handler for SIGUSR1 */
 } sight;
 
 static void look_at(const char *path, sight *s)
@@ -181,7 +181,7 @@ static void look_at(const char *path, sight *s)
     while (list && fscanf(list, "%d", &pid) == 1)
         if (is_rank(pid)) {
             s->any = true;
-            s->hears |= hears(pid);
+            s->deaf |= !hears(pid);
         }
     if (list)
         fclose(list);
@@ -204,7 +204,8 @@ static sight see_ranks(pid_t mpirun)
 
 typedef struct wish { /* a request to stop */
     int signal;       /* 0: none so far */
-    bool kills;
+    double since;     /* when the first signal came */
+    bool kills, sent; /* it ends the job at once; mpirun has been told */
 } wish;
 
 typedef struct ranks_seen { /* on this machine */
@@ -228,10 +229,32 @@ static lt_status kill_if_it_hangs(pid_t mpirun, const ranks_seen *seen, double n
     return LT_EPEER;
 }
 
-/* *code is mpirun's exit code. The first signal asks the ranks to stop. If no rank has installed
- * a handler yet, it kills them: there is nothing to save, and mpirun may hang when it forwards
- * SIGUSR1 without ranks. A second signal kills too, except SIGHUP and SIGPIPE, which may come twice
- * from one closed terminal or pipe. */
+/* The first signal asks the ranks to stop. A second one kills, except SIGHUP and SIGPIPE, which may
+ * come twice from one closed terminal or pipe. */
+static void take_signal(wish *w, int got, double now)
+{
+    bool again = w->signal != 0;
+    if (again && (got == SIGHUP || got == SIGPIPE))
+        return;
+    *w = (wish){.signal = got, .since = again ? w->since : now, .kills = again};
+}
+
+/* Forwards a request to mpirun. ready: all ranks have installed a handler. A request that comes
+ * earlier waits for that, up to EARLY_SECONDS, because mpirun does not end at once if it is killed
+ * while it starts ranks: they would train for a second or two and save, and launch would not say
+ * so. */
+static void forward(pid_t mpirun, wish *w, bool ready, double now)
+{
+    if (w->signal == 0 || w->sent)
+        return;
+    w->kills |= !ready && now - w->since > EARLY_SECONDS;
+    if (!ready && !w->kills)
+        return;
+    kill(mpirun, w->kills ? SIGTERM : SIGUSR1);
+    w->sent = true;
+}
+
+/* *code is mpirun's exit code. */
 static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, wish *w, int *code)
 {
     ranks_seen seen = {.timeout = timeout, .began = clock_seconds()};
@@ -245,13 +268,9 @@ static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, wis
             seen.last = now;
         if (status == LT_OK)
             status = kill_if_it_hangs(mpirun, &seen, now);
-        bool is_wish = got > 0 && got != SIGCHLD;
-        if (!is_wish || (w->signal != 0 && (got == SIGHUP || got == SIGPIPE)))
-            continue;
-        bool hear = ranks.any ? ranks.hears : now - seen.began >= EARLY_SECONDS;
-        w->kills = w->signal != 0 || !hear;
-        w->signal = got;
-        kill(mpirun, w->kills ? SIGTERM : SIGUSR1);
+        if (got > 0 && got != SIGCHLD)
+            take_signal(w, got, now);
+        forward(mpirun, w, ranks.any ? !ranks.deaf : now - seen.began >= EARLY_SECONDS, now);
     }
     *code = WIFEXITED(ended) ? WEXITSTATUS(ended) : 128 + WTERMSIG(ended);
     return status;
