@@ -210,6 +210,8 @@ static lt_status run_in(const settings *s, lt_ctx *ctx, lt_group *group)
     }
     if (status == LT_OK)
         status = run_command(s, ctx, L);
+    if (status == LT_ESTOPPED && s->in_cluster)
+        signal(SIGUSR1, SIG_IGN); /* another rank was told first; mpirun is yet to tell this one */
     if (status == LT_OK)
         status = lt_settle(ctx); /* the last step may have been none */
     if (group && is_failure(status))
