@@ -254,6 +254,17 @@ lt_status lt_group_receive(lt_group *g, int from, void *data, size_t bytes)
 /* The line at `at`, without its end. */
 static int line_bytes(const char *at) { return (int)strcspn(at, "\n"); }
 
+/* Of two lines that differ, the bytes to leave out at their begin: what is the same in both, but
+ * for some that show the place. */
+static int bytes_to_skip(const char *first, const char *own)
+{
+    enum { SHOWN = 100, BEFORE = 20 };
+    int same = 0, bytes = line_bytes(first) < line_bytes(own) ? line_bytes(first) : line_bytes(own);
+    while (same < bytes && first[same] == own[same])
+        same++;
+    return same > SHOWN ? same - BEFORE : 0;
+}
+
 /* The first line in which this rank's text differs from that of rank 0. */
 static lt_status name_difference(const lt_group *g, const char *what, const char *first,
                                  const char *own)
@@ -265,8 +276,14 @@ static lt_status name_difference(const lt_group *g, const char *what, const char
         first += *first == '\n';
         own += *own == '\n';
     }
-    return lt_fail(LT_EDESYNC, "the ranks disagree: %s: rank 0 has '%.*s', rank %d has '%.*s'",
-                   what, line_bytes(first), first, g->rank, line_bytes(own), own);
+    enum { MOST = 300 };
+    int skip = bytes_to_skip(first, own);
+    const char *dots = skip > 0 ? "..." : "";
+    int first_bytes = line_bytes(first += skip), own_bytes = line_bytes(own += skip);
+    return lt_fail(LT_EDESYNC,
+                   "the ranks disagree: %s: rank 0 has '%s%.*s', rank %d has '%s%.*s'", what, dots,
+                   first_bytes < MOST ? first_bytes : MOST, first, g->rank, dots,
+                   own_bytes < MOST ? own_bytes : MOST, own);
 }
 
 lt_status lt_group_compare(lt_group *g, const char *what, const char *text)
@@ -287,6 +304,12 @@ lt_status lt_group_compare(lt_group *g, const char *what, const char *text)
     return status == LT_OK ? lt_group_barrier(g, what) : status;
 }
 
+/* nan is near nan, and inf near inf. */
+static bool is_near(double a, double b, double most)
+{
+    return a == b || (isnan(a) && isnan(b)) || fabs(a - b) <= most;
+}
+
 lt_status lt_group_compare_numbers(lt_group *g, const char *what, const double *numbers, int n,
                                    double tolerance)
 {
@@ -297,8 +320,9 @@ lt_status lt_group_compare_numbers(lt_group *g, const char *what, const double *
     lt_status status = lt_group_broadcast(g, what, first, (size_t)n * sizeof *first, 0);
     int i = 0;
     for (int k = 0; k < n; k++)
-        largest = fmax(largest, fabs(first[k]));
-    while (i < n && !(fabs(first[i] - numbers[i]) > tolerance * largest))
+        if (isfinite(first[k]))
+            largest = fmax(largest, fabs(first[k]));
+    while (i < n && is_near(first[i], numbers[i], tolerance * largest))
         i++;
     if (status == LT_OK && i < n) {
         status = lt_fail(LT_EDESYNC, "the ranks disagree: %s: number %d is %.9g on rank 0 and %.9g "

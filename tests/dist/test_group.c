@@ -261,6 +261,29 @@ static void compare_numbers(rank *r)
     own->later = later;
 }
 
+static void compare_not_finite(rank *r)
+{
+    result *own = r->ud;
+    double numbers[4] = {NAN, INFINITY, -INFINITY, 1 + 1e-9 * r->rank};
+    note(r->ud, lt_group_compare_numbers(r->group, "pixels", numbers, 4, 1e-6));
+    numbers[3] = r->rank == 1 ? NAN : 2;
+    lt_status later = lt_group_compare_numbers(r->group, "pixels", numbers, 4, 1e-6);
+    snprintf(own->text, sizeof own->text, "%s", lt_errmsg());
+    own->later = later;
+}
+
+TEST(numbers_that_are_not_finite_are_compared_too)
+{
+    result results[2] = {0};
+    on_ranks(2, NULL, compare_not_finite, results, sizeof *results);
+    for (int r = 0; r < 2; r++) {
+        CHECK_EQ(results[r].status, LT_OK);
+        CHECK_EQ(results[r].later, LT_EDESYNC);
+        CHECK_STR(results[r].text, "the ranks disagree: pixels: number 4 is 2 on rank 0 and nan on "
+                                   "rank 1");
+    }
+}
+
 TEST(numbers_may_differ_in_their_last_digits)
 {
     result results[3] = {0};
