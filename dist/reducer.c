@@ -179,15 +179,17 @@ static lt_status add_item(lt_reducer *r, lt_tensor *x)
     return LT_OK;
 }
 
-/* LT_EDESYNC unless all ranks send gradients in the same dtype and sum them in the same place. */
+/* LT_EDESYNC unless all ranks send gradients in the same dtype and sum them in the same place and
+ * order. */
 static lt_status compare_sums(const lt_reducer *r)
 {
     static const char *const sums[] = {
         [LT_SUMS_AUTO] = "auto", [LT_SUMS_HOST] = "host", [LT_SUMS_NCCL] = "nccl"};
     lt_dtype wire = r->config.wire;
-    char text[64];
-    snprintf(text, sizeof text, "--wire %s\n--sums %s",
-             wire == LT_F16 ? "fp16" : wire == LT_BF16 ? "bf16" : "fp32", sums[r->config.sums]);
+    char text[96];
+    snprintf(text, sizeof text, "--wire %s\n--sums %s\nparts of a deterministic run: %d",
+             wire == LT_F16 ? "fp16" : wire == LT_BF16 ? "bf16" : "fp32", sums[r->config.sums],
+             r->config.vranks);
     return lt_group_compare(r->group, "how gradients are summed", text);
 }
 

@@ -200,10 +200,13 @@ static int64_t least_of(int64_t rows, int64_t grain, int shards)
 }
 
 /* take_shard(rows, part, grain, data): from now on this rank computes that part of a batch of
- * `rows` rows. data is the digest of their data set, or nil. */
+ * `rows` rows. data is the digest of their data set, or nil. In lt.on_root it does nothing: no step
+ * takes the rows that rank 0 looks at. */
 static int take_shard(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
+    if (s->on_root)
+        return 0;
     int64_t all = luaL_checkinteger(L, 1), data = luaL_optinteger(L, 4, 0);
     shard(L);
     int64_t own = lua_tointeger(L, -1);

@@ -22,6 +22,13 @@ local function script_text() return type(arg) == "table" and sources.read(arg[0]
 
 local compared = setmetatable({}, {__mode = "k"})            -- labels of files, and sets
 
+-- Compares texts of Lua files. How their lines end is no difference to Lua. core.compare ends at a
+-- byte of 0.
+local function compare_text(what, text)
+  text = text:gsub("\r\n", "\n"):gsub("\n+$", ""):gsub("\0", "\\0")
+  core.compare(what, text)
+end
+
 -- The files that rank 0 has loaded since the last call. A rank need not have loaded all of them:
 -- rank 0 may be the only one that plots.
 local function compare_files()
@@ -31,7 +38,7 @@ local function compare_files()
       compared[label] = true
       local what, own = "their " .. label, sources.texts[label]
       local first = core.tell(what, own or "")
-      core.compare(what, own or first)
+      compare_text(what, own or first)
     end
   end
 end
@@ -43,7 +50,8 @@ local function compare_program()
     program_compared = true
     core.compare("their luatrain", core.version)
     core.compare("their seed", tostring(core.seed()))
-    core.compare("their script " .. command.script(), script_text())
+    core.compare("their --amp", core.amp())
+    compare_text("their script " .. command.script(), script_text())
   end
   compare_files()
 end
@@ -70,6 +78,16 @@ function agree.optimizer(who, settings, parameters)
   compare_program()
   core.compare(who, settings_text(settings))
   core.compare("the parameters to be trained", table.concat(lines, "\n"))
+end
+
+-- An optimizer of a class loads a state: tensors by name, and the steps that it has taken.
+function agree.state(class, steps, state)
+  if is_alone() then return end
+  local lines = {"steps = " .. steps}
+  for _, name in ipairs(sorted(state)) do
+    if name ~= "steps" then lines[#lines + 1] = name .. " " .. core.digest(state[name]) end
+  end
+  core.compare(("the state that %s loads"):format(class), table.concat(lines, "\n"))
 end
 
 -- ==== Sets =======================================================================================
@@ -178,7 +196,8 @@ function agree.start(run)
   core.compare("the net", tree_text(o.net))
   core.compare("the parameters of the net", frozen_text(o.net))
   core.compare("the weights and buffers", o.net:sha256())
-  core.compare("their precision", o.scaler and "fp16 with a loss scale" or o.amp or "off")
+  core.compare("their precision", o.trial and "auto" or o.scaler and "fp16 with a loss scale"
+                                  or o.amp or "off")
   if o.scaler then o.scaler:compare() end
 end
 

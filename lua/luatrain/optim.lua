@@ -278,6 +278,7 @@ function Optim:state()
 end
 
 -- Takes over what state() gave, as lt.load reads it; the texts that come with it are not looked at.
+-- All ranks call this together, with the same state.
 function Optim:load(state, _)
   local mine = self:state()
   if type(state) ~= "table" then
@@ -296,6 +297,7 @@ function Optim:load(state, _)
   for _, name in ipairs(sorted(state)) do
     if not mine[name] then fail("optim: the state has %s, this optimizer has not", name) end
   end
+  agree.state(self:class(), steps, state)
   for name, tensor in pairs(mine) do
     if name ~= "steps" then tensor:copy(state[name]) end
   end
