@@ -1,7 +1,7 @@
 -- exits.lua - os.exit(), which ends a process without an error that anybody could catch.
 --
--- A run that is open then writes its end line. On one of several ranks, os.exit(0) ends that rank
--- alone, and os.exit(7) the whole job, as an error does.
+-- A run that is open then writes its end line. On one of several ranks, os.exit() raises an error
+-- that pcall does not catch. os.exit(0) ends that rank alone, and os.exit(7) the whole job.
 
 local core = ...
 
@@ -28,14 +28,30 @@ function os.exit(code, ...)
   exit(code, ...)
 end
 
+local left                     -- the text of the error by which this rank leaves
+
 local function exit_rank(code, ...)
   local number = number_of(code)
   if not number then return exit(code, ...) end
-  if number == 0 then core.fail("EDONE", ("rank %d has called os.exit()"):format(core.rank())) end
-  core.exit(number, ("rank %d has called os.exit(%d)"):format(core.rank(), number))
+  local call = number == 0 and "os.exit()" or ("os.exit(%d)"):format(number)
+  left = ("rank %d has called %s"):format((core.rank()), call)
+  if number == 0 then core.fail("EDONE", left) end
+  core.exit(number, left)
+end
+
+-- Returns what pcall has returned, or raises the error by which a rank leaves again.
+local function pass_on(ok, ...)
+  if not ok and left and tostring((...)):find(left, 1, true) then error((...), 0) end
+  return ok, ...
 end
 
 -- Makes os.exit() of this Lua state, a rank's, end the whole run.
-function exits.begin_rank() os.exit = exit_rank end
+function exits.begin_rank()
+  local call, call_with_handler, resume = pcall, xpcall, coroutine.resume
+  os.exit = exit_rank
+  function pcall(...) return pass_on(call(...)) end
+  function xpcall(...) return pass_on(call_with_handler(...)) end
+  function coroutine.resume(...) return pass_on(resume(...)) end
+end
 
 return exits
