@@ -325,7 +325,7 @@ static lt_status run(const char **command, double timeout, int *code)
     if (w.kills || (w.signal != 0 && *code > 128))
         end_by(w.signal);
     LT_TRY(status);
-    if (*code > 128)
+    if (*code > 128 && *code <= 128 + SIGRTMAX) /* a larger one is the script's: os.exit(-1) */
         *code = lt_exit_code(LT_EPEER);
     return LT_OK;
 }
