@@ -174,21 +174,25 @@ typedef struct sight { /* of mpirun's ranks on this machine */
     bool any, deaf;    /* there is one; one has no handler for SIGUSR1 */
 } sight;
 
-static void look_at(const char *path, sight *s)
+/* kills: whether to kill the ranks that have no handler for SIGUSR1. */
+static void look_at(const char *path, bool kills, sight *s)
 {
     FILE *list = fopen(path, "r");
     int pid;
     while (list && fscanf(list, "%d", &pid) == 1)
         if (is_rank(pid)) {
+            bool deaf = !hears(pid);
             s->any = true;
-            s->deaf |= !hears(pid);
+            s->deaf |= deaf;
+            if (deaf && kills)
+                kill(pid, SIGKILL);
         }
     if (list)
         fclose(list);
 }
 
 /* Each thread of mpirun may have started some. */
-static sight see_ranks(pid_t mpirun)
+static sight see_ranks(pid_t mpirun, bool kills)
 {
     char pattern[64];
     glob_t lists;
@@ -197,7 +201,7 @@ static sight see_ranks(pid_t mpirun)
     if (glob(pattern, GLOB_NOSORT, NULL, &lists) != 0)
         return s;
     for (size_t i = 0; i < lists.gl_pathc; i++)
-        look_at(lists.gl_pathv[i], &s);
+        look_at(lists.gl_pathv[i], kills, &s);
     globfree(&lists);
     return s;
 }
@@ -242,14 +246,16 @@ static void take_signal(wish *w, int got, double now)
 /* Forwards a request to mpirun. ready: all ranks have installed a handler. A request that comes
  * earlier waits for that, up to EARLY_SECONDS, because mpirun does not end at once if it is killed
  * while it starts ranks: they would train for a second or two and save, and launch would not say
- * so. */
+ * so. Ranks without a handler are therefore killed first. */
 static void forward(pid_t mpirun, wish *w, bool ready, double now)
 {
     if (w->signal == 0 || w->sent)
         return;
-    w->kills |= !ready && now - w->since > EARLY_SECONDS;
-    if (!ready && !w->kills)
+    if (!ready && !w->kills && now - w->since <= EARLY_SECONDS)
         return;
+    if (!ready)
+        see_ranks(mpirun, true);
+    w->kills |= !ready;
     kill(mpirun, w->kills ? SIGTERM : SIGUSR1);
     w->sent = true;
 }
@@ -262,7 +268,7 @@ static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, wis
     int ended;
     while (waitpid(mpirun, &ended, WNOHANG) != mpirun) {
         int got = sigtimedwait(set, NULL, &(struct timespec){.tv_nsec = LOOK_NS});
-        sight ranks = see_ranks(mpirun);
+        sight ranks = see_ranks(mpirun, false);
         double now = clock_seconds();
         if (ranks.any)
             seen.last = now;
