@@ -33,7 +33,7 @@ typedef struct lt_group_config { /* zero means default */
 
 static inline double lt_group_timeout(const lt_group_config *config)
 {
-    return config->timeout > 0 ? config->timeout : LT_GROUP_TIMEOUT;
+    return config->timeout > 0 ? config->timeout : (double)LT_GROUP_TIMEOUT;
 }
 
 /* Groups for n ranks that are threads of this process: group[r] is for the thread of rank r, and
