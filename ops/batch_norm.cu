@@ -16,7 +16,7 @@
  * sums have a lane each and are joined with those of other parts.
  */
 #include "ops/batch_norm.h"
-#include "ops/cuda_rows.h"
+#include "ops/cuda/rows.h"
 
 enum { LEAST_PACKS = 8 };     /* of a wide row */
 enum { LEAD = 4 };            /* turns of a part whose mean is the center */

@@ -1,7 +1,7 @@
 /* batch_norm_stats.cu - the CUDA side of the two ops of batch_norm.c that move running statistics:
  * once a step, one value for each channel. */
 #include "ops/batch_norm.h"
-#include "ops/cuda.h"
+#include "ops/cuda/cuda.h"
 
 /* Four of a call: a mean and a variance that move, and two that they move by. */
 typedef struct statistics {

@@ -3,7 +3,7 @@
 #include <tgmath.h>
 
 #include "ops/binary.h"
-#include "ops/loops.h"
+#include "ops/cpu/loops.h"
 
 static lt_status binary_shape(lt_call *c)
 {

@@ -1,6 +1,6 @@
 /* binary.cu - the CUDA side of binary.c. */
 #include "ops/binary.h"
-#include "ops/cuda_map.h"
+#include "ops/cuda/map.h"
 
 template <class F> static lt_status forward(lt_call *c)
 {

@@ -1,6 +1,6 @@
 /* compare.c - comparisons, which give u8 with 1 for true, and `where`, which picks by such a
  * tensor. All broadcast. */
-#include "ops/loops.h"
+#include "ops/cpu/loops.h"
 
 /* ==== Comparisons ============================================================================= */
 

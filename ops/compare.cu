@@ -1,5 +1,5 @@
 /* compare.cu - the CUDA side of compare.c. */
-#include "ops/cuda_map.h"
+#include "ops/cuda/map.h"
 
 /* ==== Comparisons ============================================================================= */
 

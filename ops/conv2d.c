@@ -10,11 +10,11 @@
  * The fast kernels hand each result, as a job, to whoever has code for it: depthwise.c, winograd.c,
  * conv_thin.c, conv_weights.c, or oneDNN.
  */
-#include "ops/conv_thin.h"
-#include "ops/conv_weights.h"
-#include "ops/depthwise.h"
-#include "ops/loops.h"
-#include "ops/winograd.h"
+#include "ops/cpu/conv_thin.h"
+#include "ops/cpu/conv_weights.h"
+#include "ops/cpu/depthwise.h"
+#include "ops/cpu/loops.h"
+#include "ops/cpu/winograd.h"
 
 enum { X, W, B };
 enum { STRIDE, PAD, DILATION, GROUPS };

@@ -9,8 +9,8 @@
  * for each group. A tap is a place in the kernel and a channel of the group, the channel running
  * fastest, as in w.
  */
-#include "ops/cuda_conv.h"
-#include "ops/cuda_tile.h"
+#include "ops/cuda/conv.h"
+#include "ops/cuda/tile.h"
 
 enum { X, W, B };
 enum { STRIDE, PAD, DILATION, GROUPS };

@@ -6,7 +6,7 @@
  * simpler than keeping it, and takes no memory.
  */
 #include "ops/dropout.h"
-#include "ops/loops.h"
+#include "ops/cpu/loops.h"
 
 /* Random numbers go by an element's place in the global batch. */
 static lt_status check_place(const lt_call *c)

@@ -4,7 +4,7 @@
  * so all words of a random block are used where they are drawn. The first and the last pack may
  * reach beyond x.
  */
-#include "ops/cuda.h"
+#include "ops/cuda/cuda.h"
 #include "ops/dropout.h"
 
 typedef struct drawing {

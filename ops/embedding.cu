@@ -5,7 +5,7 @@
  * the bits of the CPU. So ids are read once by each of at most 1024 blocks, from the cache; rows
  * that come often are added one after the other, by one block. A half table is summed in f32.
  */
-#include "ops/cuda_fold.h"
+#include "ops/cuda/reduction.h"
 #include "ops/ids.h"
 
 enum { W, IDS };

@@ -1,11 +1,11 @@
 /* layer_norm.cu - the CUDA side of layer_norm.c.
  *
- * Rows are normalised by a few threads each (cuda_rows.h). Forward goes over a row twice, backward
+ * Rows are normalised by a few threads each (cuda/rows.h). Forward goes over a row twice, backward
  * for dx too: the second time it is in the caches. The moments are sums of x - center and of its
  * square in double, with the first element as center: no digits are lost that a float has. The
  * gradients of scale and shift are sums over rows of x and dy once more, in double.
  */
-#include "ops/cuda_rows.h"
+#include "ops/cuda/rows.h"
 #include "ops/layer_norm.h"
 
 static lt_row_plan rows_of(const lt_tensor *x)

@@ -1,6 +1,6 @@
 /* loss.cu - the CUDA side of loss.c. */
-#include "ops/cuda_fold.h"
-#include "ops/cuda_map.h"
+#include "ops/cuda/reduction.h"
+#include "ops/cuda/map.h"
 #include "ops/loss.h"
 
 enum { X_IN, Y_IN };

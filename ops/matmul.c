@@ -1,6 +1,6 @@
 /* matmul.c - products of matrices, and the linear layer. */
-#include "ops/loops.h"
-#include "ops/product.h"
+#include "ops/cpu/loops.h"
+#include "ops/cpu/product.h"
 
 enum { X, Y, W = 1, B };
 

@@ -1,7 +1,7 @@
 /* matmul.cu - the CUDA side of matmul.c and of product.c: matmul, linear, and sums of rows.
  * Products are cuBLASLt's, and by own kernels where it has none, or is not there. */
-#include "ops/cuda_fold.h"
-#include "ops/cuda_tile.h"
+#include "ops/cuda/reduction.h"
+#include "ops/cuda/tile.h"
 
 enum { X, Y, W = 1, B };
 

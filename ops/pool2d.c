@@ -8,8 +8,8 @@
  * written once, by one thread. Where each pixel is in one window, the fast kernel goes from window
  * to window instead.
  */
-#include "ops/loops.h"
-#include "ops/simd.h"
+#include "ops/cpu/loops.h"
+#include "ops/cpu/simd.h"
 #include "ops/window.h"
 
 enum { KERNEL, STRIDE, PAD };

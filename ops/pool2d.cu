@@ -6,8 +6,8 @@
  * there are no atomics and the bits are the same each time. That is why maxima are not cuDNN's,
  * whose backward scatters, and whose NaNs and ties are its own; means have nothing to gain there.
  */
-#include "ops/cuda_fold.h"
-#include "ops/cuda_map.h"
+#include "ops/cuda/reduction.h"
+#include "ops/cuda/map.h"
 #include "ops/window.h"
 
 enum { KERNEL, STRIDE, PAD };

@@ -11,7 +11,7 @@
  * into parts, so that threads can share the work, and one more pass folds the parts. All cuts
  * depend on the shape alone: the bits do not depend on the number of threads.
  */
-#include "ops/loops.h"
+#include "ops/cpu/loops.h"
 
 enum { AXIS, KEEP }; /* options of every op here */
 

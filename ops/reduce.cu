@@ -1,6 +1,6 @@
 /* reduce.cu - the CUDA side of reduce.c, and how folds are planned. */
-#include "ops/cuda_fold.h"
-#include "ops/cuda_map.h"
+#include "ops/cuda/reduction.h"
+#include "ops/cuda/map.h"
 
 enum { AXIS, KEEP };          /* options of every op here */
 

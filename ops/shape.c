@@ -5,7 +5,7 @@
  * of any dtype are moved as they are; gradients are added by the device, which knows how to add
  * halves.
  */
-#include "ops/loops.h"
+#include "ops/cpu/loops.h"
 #include "ops/shape.h"
 
 /* dst (+)= n elements of src. */

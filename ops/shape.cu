@@ -1,5 +1,5 @@
 /* shape.cu - the CUDA side of shape.c: what moves elements, and cast. A view needs no kernel. */
-#include "ops/cuda_map.h"
+#include "ops/cuda/map.h"
 #include "ops/shape.h"
 
 /* dst (+)= src along a merged walk, whose operands they are. Elements are moved as they are;

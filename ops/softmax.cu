@@ -1,13 +1,13 @@
 /* softmax.cu - the CUDA side of softmax.c.
  *
- * A row is a few threads' (cuda_rows.h). They go over it three times, for the largest element, for
+ * A row is a few threads' (cuda/rows.h). They go over it three times, for the largest element, for
  * sums and for the results; but for very long rows all but the first time is in the caches. Sums
  * are in double.
  *
  * cross_entropy looks at its labels in a kernel of its own (lt__cuda_check_ids). A row whose label
  * is no class has the loss NaN and a gradient of NaNs.
  */
-#include "ops/cuda_rows.h"
+#include "ops/cuda/rows.h"
 #include "ops/loss.h"
 
 struct largest {

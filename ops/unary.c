@@ -2,7 +2,7 @@
  * name in list.h. */
 #include <tgmath.h>
 
-#include "ops/loops.h"
+#include "ops/cpu/loops.h"
 #include "ops/unary.h"
 
 /* bf16: fn is for that too. */

@@ -1,5 +1,5 @@
 /* unary.cu - the CUDA side of unary.c. */
-#include "ops/cuda_map.h"
+#include "ops/cuda/map.h"
 #include "ops/unary.h"
 
 /* y = f(x); f, made for the type of the elements. */

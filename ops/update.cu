@@ -1,6 +1,6 @@
 /* update.cu - the CUDA side of update.c: one pass over flat arenas, in place, 16 bytes of each at a
  * time. */
-#include "ops/cuda_fold.h"
+#include "ops/cuda/reduction.h"
 #include "ops/update.h"
 
 enum { W = LT_UPDATE_W, G = LT_UPDATE_G, SLOT = LT_UPDATE_SLOT, SLOT2 = LT_UPDATE_SLOT2 };

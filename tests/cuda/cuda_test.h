@@ -2,7 +2,7 @@
 #ifndef TESTS_CUDA_CUDA_TEST_H
 #define TESTS_CUDA_CUDA_TEST_H
 
-#include "ops/cudnn.h"
+#include "ops/cuda/cudnn.h"
 #include "tests/cuda/libs.h"
 
 static const lt_host test_host = {lt_fail, lt_log};

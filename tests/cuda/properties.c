@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #ifdef LT_WITH_CUDNN
-#include "ops/cudnn.h"
+#include "ops/cuda/cudnn.h"
 
 /* lt__cudnn_properties() on the device, on the stream that is there without being made. */
 static char *properties(int index, char *why, size_t bytes)

@@ -1,5 +1,5 @@
 /* stand_in_cublaslt.c - a libcublasLt.so.13 that computes on the CPU, in plain loops over host
- * memory: the functions that ops/cublas.c calls, as strict as the library or more.
+ * memory: the functions that ops/cuda/cublas.c calls, as strict as the library or more.
  */
 #include <stdbool.h>
 #include <stdio.h>

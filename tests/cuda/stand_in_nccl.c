@@ -1,5 +1,5 @@
 /* stand_in_nccl.c - a libnccl.so.2 for ranks that are threads, in plain loops over host memory: the
- * functions that ops/cuda_nccl.c calls, as strict as the library or more. It has no streams: what a
+ * functions that ops/cuda/nccl.c calls, as strict as the library or more. It has no streams: what a
  * sum needs is there when its group ends, and the sum is made by the last rank that asks.
  *
  * Like the library it adds in the dtype that it is given, and rounds each time.
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ops/cuda_nccl.h"
+#include "ops/cuda/nccl.h"
 #include "tests/cuda/stand_in_float.h"
 #include "tests/cuda/stand_in_nccl.h"
 

@@ -5,7 +5,7 @@
 #include "tests/lt_test.h"
 
 #ifdef LT_WITH_CUDNN
-#include "ops/cublas.h"
+#include "ops/cuda/cublas.h"
 #include "tests/cuda/cuda_test.h"
 
 enum { X, Y, W = 1, B, INPUTS };

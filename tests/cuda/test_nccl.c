@@ -2,7 +2,7 @@
  * are threads, and a stand-in plays NCCL. What dist makes of it: test_ranks.c. */
 #include <pthread.h>
 
-#include "ops/cuda_nccl.h"
+#include "ops/cuda/nccl.h"
 #include "tests/cuda/twin.h"
 #if __has_include(<nccl.h>)
 #include <nccl.h>

@@ -11,7 +11,7 @@
 #include <pthread.h>
 
 #include "lua/luatrain.h"
-#include "ops/cuda_plans.h"
+#include "ops/cuda/plan_file.h"
 #include "tests/cuda/cuda_test.h"
 
 #define GRAPHS "tests/cuda/graphs.txt"

@@ -5,7 +5,7 @@
 #include "tests/lt_test.h"
 
 #ifdef LT_WITH_CUDNN
-#include "ops/cuda_libs.h"
+#include "ops/cuda/libraries.h"
 #include "ops/kernel.h"
 #include "ops/plugin.h"
 #include "tests/cuda/libs.h"

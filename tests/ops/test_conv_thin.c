@@ -2,8 +2,8 @@
  * Their values are compared with the reference in test_conv2d.c. */
 #include <stdlib.h>
 
-#include "ops/conv_thin.h"
-#include "ops/panel.h"
+#include "ops/cpu/conv_thin.h"
+#include "ops/cpu/panel.h"
 #include "tests/ops/cases.h"
 
 static lt_conv conv_of(int64_t n, int64_t side, int64_t in, int64_t out, int64_t kernel,

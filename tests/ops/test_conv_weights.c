@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "ops/conv_weights.h"
-#include "ops/panel.h"
+#include "ops/cpu/conv_weights.h"
+#include "ops/cpu/panel.h"
 #include "tests/ops/cases.h"
 
 static lt_conv conv_of(int64_t n, int64_t side, int64_t in, int64_t out, int64_t kernel,

@@ -3,7 +3,7 @@
  * scratch and results full of NaNs and a guard behind every result. */
 #include <stdlib.h>
 
-#include "ops/depthwise.h"
+#include "ops/cpu/depthwise.h"
 #include "tests/ops/cases.h"
 
 enum { SHAPES = 400, GUARD = 64 };     /* bytes */

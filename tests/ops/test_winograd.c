@@ -8,7 +8,7 @@
  * The mean error may be a fifth more here, or twice as much in results of few elements, and a
  * single one eight times as much as the mean one.
  */
-#include "ops/winograd.h"
+#include "ops/cpu/winograd.h"
 #include "tests/ops/cases.h"
 
 enum { X, W, B, Y, ROLES };

@@ -5,8 +5,8 @@
  * The linker gives calls of lt__cudnn_open_library(), lt__cublaslt_open() and
  * lt__nccl_open_library() to those here.
  */
-#include "ops/cuda_libs.h"
-#include "ops/cuda_nccl.h"
+#include "ops/cuda/libraries.h"
+#include "ops/cuda/nccl.h"
 #include "tests/cuda/shim/enter.h"
 #include "tests/cuda/stand_in.h"
 

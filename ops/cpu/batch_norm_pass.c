@@ -1,0 +1,397 @@
+/* batch_norm_pass.c - the loops of batch norm over memory, in f32 and bf16.
+ *
+ * They run over wide rows (batch_norm_simd.c): each lane has coefficients and sums. Sums of rows of
+ * LANES lanes stay in registers, and memory is walked in order. Of other rows four are taken at a
+ * time, so that a lane is loaded and stored once for them. Prefetchers lose track of that; what
+ * follows is asked for in the order of the memory, and early.
+ *
+ * Halves are walked by two where channels are even: one instruction makes either of the floats of
+ * the word that holds both, and they go back into it without a shuffle. The lanes of the even
+ * channels come first then, behind them those of the odd ones: the two sides of a row.
+ *
+ * A large result in f32 is streamed: it would push x out of the caches, of which the sums have read
+ * the end. In bf16 the arithmetic takes longer than the memory, and nothing is won.
+ */
+#include "ops/batch_norm.h"
+#include "ops/cpu/simd.h"
+
+enum { BAND = 4, STRIP = 64 };    /* wide rows whose sums are made together; units of them */
+enum { AHEAD = 3072 };            /* units from what is read next to what is prefetched */
+enum { VECTORS = LANES / LT_LANES };
+enum { PIECE = 2048 };            /* bytes that are streamed at a time */
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+#define UNROLL _Pragma("GCC unroll 8")
+#define SIDES(side, form) for (int side = 0; side < ((form) == PAIRS ? 2 : 1); side++)
+
+LT_INLINE float float_of(uint32_t u)
+{
+    union { uint32_t u; float f; } v = {u};
+    return v.f;
+}
+
+/* To the nearest, ties to even; the half is above. A NaN that comes of bf16 ends in 16 zeros, and
+ * so do those of coefficients and of arithmetic: rounding, it stays one. */
+LT_INLINE uint32_t rounded(float f)
+{
+    union { float f; uint32_t u; } v = {f};
+    return v.u + 0x7fff + (v.u >> 16 & 1);
+}
+
+/* One side of unit i. */
+LT_INLINE float get(const void *from, int64_t i, int form, int side)
+{
+    uint32_t pair;
+    if (form == FLOATS)
+        return ((const float *)from)[i];
+    if (form == HALVES)
+        return lt__bf16_to_f32(((const uint16_t *)from)[i]);
+    memcpy(&pair, (const char *)from + 4 * i, sizeof pair);
+    return float_of(side == 0 ? pair << 16 : pair & 0xffff0000);
+}
+
+/* Unit i = v, or += v. */
+LT_INLINE void put(void *to, int64_t i, int form, bool add, float v[2])
+{
+    SIDES(side, form)
+        if (add)
+            v[side] += get(to, i, form, side);
+    if (form == FLOATS)
+        ((float *)to)[i] = v[0];
+    if (form == HALVES)
+        ((uint16_t *)to)[i] = (uint16_t)(rounded(v[0]) >> 16);
+    if (form == PAIRS) {
+        uint32_t pair = rounded(v[0]) >> 16 | (rounded(v[1]) & 0xffff0000);
+        memcpy((char *)to + 4 * i, &pair, sizeof pair);
+    }
+}
+
+/* A vector of 16 units. */
+LT_INLINE lt_vec get_vec(const void *from, int64_t i, int form, int side)
+{
+    lt_vec_u32 v;
+    memcpy(&v, (const char *)from + 4 * i, sizeof v);
+    if (form == PAIRS)
+        v = side == 0 ? v << 16 : v & 0xffff0000;
+    return (lt_vec)v;
+}
+
+LT_INLINE lt_vec passed_vec(lt_bounds act, lt_vec y, lt_vec dy)
+{
+    LT_EACH_LANE(k)
+        dy[k] = lt__passed(act, y[k], dy[k]);
+    return dy;
+}
+
+/* n units of an array, from the one at i on. */
+LT_INLINE void prefetch(const void *array, int64_t i, int64_t n, int form)
+{
+    int64_t bytes = form == HALVES ? 2 : 4;
+    uintptr_t at = (uintptr_t)array + (uintptr_t)(i * bytes);
+    for (int64_t b = 0; b < n * bytes; b += 64)
+        __builtin_prefetch((const void *)(at + (uintptr_t)b), 0, 2);
+}
+
+/* Whether all rows are whole, and of LANES lanes: a few registers hold one. */
+LT_INLINE bool has_lanes(const lt_pass *p, int form)
+{
+    return form != HALVES && p->units == (form == PAIRS ? LANES / 2 : LANES) &&
+           p->n % p->units == 0;
+}
+
+/* to = act((x - mean) factor + shift + residual) for n units from i on, of which the first has the
+ * coefficients of unit k of a row. */
+LT_INLINE void forward_units(const lt_pass *p, int form, bool residual, int64_t i, int64_t k,
+                             int64_t n, void *to)
+{
+    const float *restrict mean = p->coefs + AT_MEAN * p->room + k;
+    const float *restrict factor = p->coefs + AT_FACTOR * p->room + k;
+    const float *restrict shift = p->coefs + AT_SHIFT * p->room + k;
+    const void *x = p->x, *more = p->residual;
+    lt_bounds act = p->act;
+    int64_t units = p->units;
+    LT_APART
+    for (int64_t j = 0; j < n; j++) {
+        float v[2];
+        SIDES(side, form) {
+            int64_t lane = j + side * units;
+            v[side] = LT_NORMALISED(get(x, i + j, form, side), mean[lane], factor[lane],
+                                    shift[lane]);
+            if (residual)
+                v[side] += get(more, i + j, form, side);
+            v[side] = lt__bounded(act, v[side]);
+        }
+        put(to, j, form, false, v);
+    }
+}
+
+LT_INLINE lt_vec clamp_vec(lt_bounds act, lt_vec v)
+{
+    LT_EACH_LANE(k)
+        v[k] = lt__bounded(act, v[k]);
+    return v;
+}
+
+/* The same of whole rows of LANES lanes, whose coefficients stay in registers. */
+LT_INLINE void forward_lanes(const lt_pass *p, int form, bool residual, int64_t i, int64_t n,
+                             void *to)
+{
+    int sides = form == PAIRS ? 2 : 1, of_side = VECTORS / sides;
+    lt_vec mean[VECTORS], factor[VECTORS], shift[VECTORS];
+    UNROLL
+    for (int v = 0; v < VECTORS; v++) {
+        mean[v] = lt__load_f32(p->coefs + AT_MEAN * p->room + v * LT_LANES);
+        factor[v] = lt__load_f32(p->coefs + AT_FACTOR * p->room + v * LT_LANES);
+        shift[v] = lt__load_f32(p->coefs + AT_SHIFT * p->room + v * LT_LANES);
+    }
+    for (int64_t j = 0; j < n; j += of_side * LT_LANES) {
+        UNROLL
+        for (int u = 0; u < of_side; u++) {
+            int64_t at = j + u * LT_LANES;
+            lt_vec v[2];
+            UNROLL
+            for (int side = 0; side < sides; side++) {
+                int lane = side * of_side + u;
+                v[side] = LT_NORMALISED(get_vec(p->x, i + at, form, side), mean[lane],
+                                        factor[lane], shift[lane]);
+                if (residual)
+                    v[side] += get_vec(p->residual, i + at, form, side);
+                v[side] = clamp_vec(p->act, v[side]);
+            }
+            if (form == PAIRS)
+                lt__store_pairs((uint16_t *)to + 2 * at, v);
+            else
+                lt__store_f32((float *)to + at, v[0]);
+        }
+    }
+}
+
+LT_INLINE void forward_rows(const lt_pass *p, int form, bool residual)
+{
+    int64_t units = p->units, bytes = form == HALVES ? 2 : 4;
+    if (has_lanes(p, form))
+        forward_lanes(p, form, residual, 0, p->n, p->out);
+    else
+        for (int64_t i = 0; i < p->n; i += units)
+            forward_units(p, form, residual, i, 0, least(units, p->n - i),
+                          (char *)p->out + i * bytes);
+}
+
+/* The same past the caches, in pieces that rows need not fit. */
+LT_INLINE void stream_rows(const lt_pass *p, int form, bool residual)
+{
+    _Alignas(64) char piece[PIECE];
+    int64_t units = p->units, bytes = form == HALVES ? 2 : 4, size = PIECE / bytes, k = 0;
+    bool lanes = has_lanes(p, form);
+    for (int64_t i = 0; i < p->n; i += size) {
+        int64_t end = least(size, p->n - i), m;
+        prefetch(p->x, i + AHEAD, end, form);
+        if (residual)
+            prefetch(p->residual, i + AHEAD, end, form);
+        if (lanes)
+            forward_lanes(p, form, residual, i, end, piece);
+        for (int64_t j = 0; j < end && !lanes; j += m) {
+            m = least(end - j, units - k);
+            forward_units(p, form, residual, i + j, k, m, piece + j * bytes);
+            k = k + m < units ? k + m : 0;
+        }
+        lt__stream((char *)p->out + i * bytes, piece, (size_t)(end * bytes));
+    }
+}
+
+/* The gradient of the residual: g, the dy that passed. */
+LT_INLINE void residual_rows(const lt_pass *p, int form, bool add)
+{
+    const void *y = p->y, *dy = p->dy;
+    void *out = p->out;
+    lt_bounds act = p->act;
+    int64_t n = p->n;
+    LT_APART
+    for (int64_t i = 0; i < n; i++) {
+        float v[2];
+        SIDES(side, form)
+            v[side] = lt__passed(act, get(y, i, form, side), get(dy, i, form, side));
+        put(out, i, form, add, v);
+    }
+}
+
+/* Sums of g and of g (x - center) over units [first, end) of some rows, the first of which begins
+ * at unit i. */
+LT_INLINE void sum_strip(const lt_pass *p, int form, int gate, int rows, int64_t i, int64_t first,
+                         int64_t end)
+{
+    const float *restrict center = p->center;
+    const float *restrict factor = p->coefs + AT_FACTOR * p->room;
+    const float *restrict shift = p->coefs + AT_SHIFT * p->room;
+    float *restrict sum = p->lanes + AT_SUM * p->room;
+    float *restrict product = p->lanes + AT_PRODUCT * p->room;
+    const void *x = p->x, *y = p->y, *dy = p->dy;
+    lt_bounds act = p->act;
+    int64_t units = p->units;
+    LT_APART
+    for (int64_t k = first; k < end; k++)
+        SIDES(side, form) {
+            int64_t lane = k + side * units;
+            float s = sum[lane], q = product[lane];
+            for (int r = 0; r < rows; r++) {
+                int64_t at = i + r * units + k;
+                float d = get(x, at, form, side) - center[lane];
+                float g = gate == MOMENTS ? d : get(dy, at, form, side);
+                if (gate == BY_Y)
+                    g = lt__passed(act, get(y, at, form, side), g);
+                if (gate == BY_X)
+                    g = lt__passed(act, d * factor[lane] + shift[lane], g);
+                s += g;
+                q += g * d;
+            }
+            sum[lane] = s;
+            product[lane] = q;
+        }
+}
+
+/* Rows of any width. */
+LT_INLINE void sum_rows(const lt_pass *p, int form, int gate)
+{
+    int64_t i = 0, units = p->units;
+    for (; i + BAND * units <= p->n; i += BAND * units)
+        for (int64_t k = 0; k < units; k += STRIP) {
+            int64_t next = i + BAND * (units + k) + AHEAD;
+            prefetch(p->x, next, BAND * STRIP, form);
+            if (gate != MOMENTS)
+                prefetch(p->dy, next, BAND * STRIP, form);
+            if (gate == BY_Y)
+                prefetch(p->y, next, BAND * STRIP, form);
+            sum_strip(p, form, gate, BAND, i, k, least(k + STRIP, units));
+        }
+    for (; i < p->n; i += units)
+        sum_strip(p, form, gate, 1, i, 0, least(units, p->n - i));
+}
+
+/* The same of rows of LANES lanes. Their sums stay in registers, so that memory is walked in order:
+ * prefetchers like that best. */
+LT_INLINE void sum_lanes(const lt_pass *p, int form, int gate)
+{
+    const float *factor = p->coefs + AT_FACTOR * p->room, *shift = p->coefs + AT_SHIFT * p->room;
+    float *sum = p->lanes + AT_SUM * p->room, *product = p->lanes + AT_PRODUCT * p->room;
+    lt_bounds act = p->act;
+    lt_vec s[VECTORS], q[VECTORS], center[VECTORS];
+    UNROLL
+    for (int v = 0; v < VECTORS; v++) {
+        s[v] = lt__load_f32(sum + v * LT_LANES);
+        q[v] = lt__load_f32(product + v * LT_LANES);
+        center[v] = lt__load_f32(p->center + v * LT_LANES);
+    }
+    int of_side = form == PAIRS ? VECTORS / 2 : VECTORS;
+    for (int64_t i = 0; i < p->n; i += of_side * LT_LANES) {
+        UNROLL
+        for (int v = 0; v < VECTORS; v++) {
+            int side = v / of_side, lane = v * LT_LANES;
+            int64_t at = i + v % of_side * LT_LANES;
+            lt_vec d = get_vec(p->x, at, form, side) - center[v];
+            lt_vec g = gate == MOMENTS ? d : get_vec(p->dy, at, form, side);
+            if (gate == BY_Y)
+                g = passed_vec(act, get_vec(p->y, at, form, side), g);
+            if (gate == BY_X)
+                g = passed_vec(act, d * lt__load_f32(factor + lane) + lt__load_f32(shift + lane),
+                               g);
+            s[v] += g;
+            q[v] += g * d;
+        }
+    }
+    UNROLL
+    for (int v = 0; v < VECTORS; v++) {
+        lt__store_f32(sum + v * LT_LANES, s[v]);
+        lt__store_f32(product + v * LT_LANES, q[v]);
+    }
+}
+
+/* dx (+)= factor g + slope (x - mean) + offset */
+LT_INLINE void backward_rows(const lt_pass *p, int form, int gate, bool add)
+{
+    const float *restrict mean = p->coefs + AT_MEAN * p->room;
+    const float *restrict factor = p->coefs + AT_FACTOR * p->room;
+    const float *restrict shift = p->coefs + AT_SHIFT * p->room;
+    const float *restrict slope = p->coefs + AT_SLOPE * p->room;
+    const float *restrict offset = p->coefs + AT_OFFSET * p->room;
+    const void *x = p->x, *y = p->y, *dy = p->dy;
+    void *out = p->out;
+    lt_bounds act = p->act;
+    int64_t units = p->units;
+    for (int64_t i = 0; i < p->n; i += units) {
+        int64_t m = least(units, p->n - i);
+        LT_APART
+        for (int64_t k = 0; k < m; k++) {
+            float v[2];
+            SIDES(side, form) {
+                int64_t lane = k + side * units;
+                float d = get(x, i + k, form, side) - mean[lane], g = get(dy, i + k, form, side);
+                if (gate == BY_Y)
+                    g = lt__passed(act, get(y, i + k, form, side), g);
+                if (gate == BY_X)
+                    g = lt__passed(act, d * factor[lane] + shift[lane], g);
+                v[side] = LT_NORMALISED_BACK(g, d, factor[lane], slope[lane], offset[lane]);
+            }
+            put(out, i + k, form, add, v);
+        }
+    }
+}
+
+/* Runs body with name as a constant that has the flag's value, so that loops in it are made without
+ * the other case. */
+#define FIXED(name, flag, ...)                                                                     \
+    do {                                                                                           \
+        if (flag) { const bool name = true; __VA_ARGS__ }                                          \
+        else { const bool name = false; __VA_ARGS__ }                                              \
+    } while (0)
+
+/* The same for one of three. */
+#define FIXED_OF(name, value, a, b, c, ...)                                                        \
+    do {                                                                                           \
+        switch (value) {                                                                           \
+        case a: { const int name = a; __VA_ARGS__ } break;                                         \
+        case b: { const int name = b; __VA_ARGS__ } break;                                         \
+        case c: { const int name = c; __VA_ARGS__ } break;                                         \
+        }                                                                                          \
+    } while (0)
+#define FIXED_FORM(...) FIXED_OF(form, p->form, FLOATS, HALVES, PAIRS, __VA_ARGS__)
+#define FIXED_GATE(...) FIXED_OF(gate, p->gate, OPEN, BY_Y, BY_X, __VA_ARGS__)
+
+LT_SIMD static void forward_pass(const lt_pass *p)
+{
+    if (p->stream)
+        FIXED_FORM(FIXED(residual, p->residual, stream_rows(p, form, residual);););
+    else
+        FIXED_FORM(FIXED(residual, p->residual, forward_rows(p, form, residual);););
+}
+
+LT_SIMD static void residual_pass(const lt_pass *p)
+{
+    FIXED_FORM(FIXED(add, p->add, residual_rows(p, form, add);););
+}
+
+/* By the fastest way. */
+LT_INLINE void sum_by(const lt_pass *p, int form, int gate)
+{
+    if (has_lanes(p, form))
+        sum_lanes(p, form, gate);
+    else
+        sum_rows(p, form, gate);
+}
+
+LT_SIMD static void moment_pass(const lt_pass *p) { FIXED_FORM(sum_by(p, form, MOMENTS);); }
+
+LT_SIMD static void product_pass(const lt_pass *p)
+{
+    FIXED_FORM(FIXED_GATE(sum_by(p, form, gate);););
+}
+
+LT_SIMD static void backward_pass(const lt_pass *p)
+{
+    FIXED_FORM(FIXED_GATE(FIXED(add, p->add, backward_rows(p, form, gate, add););););
+}
+
+void lt__forward_pass(const lt_pass *p) { forward_pass(p); }
+void lt__residual_pass(const lt_pass *p) { residual_pass(p); }
+void lt__sum_pass(const lt_pass *p) { p->gate == MOMENTS ? moment_pass(p) : product_pass(p); }
+void lt__backward_pass(const lt_pass *p) { backward_pass(p); }

@@ -1,0 +1,543 @@
+/* depthwise.c - depthwise 3x3 convolution of images (n, h, w, c) in f32 and bf16.
+ *
+ * Nine multiplications for each element that is written are little: what counts is how often an
+ * element is loaded, and that memory is walked in order and asked for in time. So the kernels work
+ * on a tile of a few pixels at a time, for one block of channels after the other, while they
+ * prefetch the rows that follow. Each pixel that the tile meets is loaded once. In the place of
+ * pixels beyond the edges stands a pixel of zeros.
+ *
+ * A block is a line of memory: 16 channels in f32, 32 in bf16, of which those with even numbers and
+ * those with odd ones make a vector each, for one instruction makes either of the words that hold
+ * both. Where channels are not a multiple, the last block reaches back over its neighbour, and only
+ * what is new in it is kept. A pixel of less than a block is loaded with what lies behind it; the
+ * last ones of a tensor, which would be loaded beyond its end, are copied first.
+ *
+ * The gradient of x is, with stride 1, the convolution of dy with the kernel turned round; with
+ * stride 2 it goes the way back. Gradients of w are summed over parts of the batch, and the parts
+ * in order: both depend on the sizes alone, so the bits do not depend on the number of threads.
+ */
+#include "ops/cpu/depthwise.h"
+#include "ops/cpu/loops.h"
+#include "ops/cpu/simd.h"
+
+enum { SIDE = 3, TAPS = SIDE * SIDE };
+enum { START = TAPS, PACKED };    /* packed weights: the taps, and what sums begin with */
+enum { ROWS = 4, MOST_COLUMNS = 2, TILE = ROWS * MOST_COLUMNS };
+enum { MOST_MET = 9 * SIDE };     /* pixels that a tile meets */
+enum { LINE = 64 };               /* bytes of a block */
+enum { MOST_PARTS = 64, PART_PIXELS = 64 };
+
+#define UNROLL _Pragma("GCC unroll 32")
+
+/* ==== Pixels and blocks ======================================================================= */
+
+typedef struct {
+    void *data;
+    int64_t n, h, w, c;
+    bool half;
+    int64_t safe;             /* pixels of which a block can be loaded; the others ... */
+    const char *rest;         /* ... are here */
+} images;
+
+static inline int64_t pixel_bytes(const images *x) { return x->c * (x->half ? 2 : 4); }
+
+/* Channels of a block, and the vectors that they make. */
+LT_INLINE int block_of(bool half) { return half ? 2 * LT_LANES : LT_LANES; }
+LT_INLINE int vectors_of(bool half) { return half ? 2 : 1; }
+
+static inline int64_t blocks_of(int64_t channels, bool half)
+{
+    return (channels + block_of(half) - 1) / block_of(half);
+}
+
+/* The first channel of block b. */
+static inline int64_t channel_of(int64_t b, int64_t channels, bool half)
+{
+    int64_t last = channels > block_of(half) ? channels - block_of(half) : 0;
+    return lt__least(b * block_of(half), last);
+}
+
+static __attribute__((noinline)) void look_up(const images *x, int64_t n, int64_t row,
+                                              int64_t column, int rows, int columns,
+                                              const void *outside, const void **pixel)
+{
+    for (int r = 0; r < rows; r++) {
+        bool inside = row + r >= 0 && row + r < x->h;
+        for (int t = 0; t < columns; t++) {
+            int64_t i = (n * x->h + row + r) * x->w + column + t;
+            pixel[r * columns + t] =
+                !inside || column + t < 0 || column + t >= x->w ? outside
+                : i < x->safe ? (const char *)x->data + i * pixel_bytes(x)
+                              : x->rest + (i - x->safe) * pixel_bytes(x);
+        }
+    }
+}
+
+/* The rows x columns pixels of image n from (row, column) on; `outside` for those that are. There
+ * may be in `pixel` those of `by` columns before (0: not), which are quickly moved. */
+LT_INLINE void find_pixels(const images *x, int64_t n, int64_t row, int64_t column, int rows,
+                           int columns, int by, const void *outside, const void **pixel)
+{
+    int64_t end = (n * x->h + row + rows - 1) * x->w + column + columns;
+    if (by > 0 && column >= by && column + columns <= x->w && end <= x->safe)
+        for (int i = 0; i < rows * columns; i++)
+            pixel[i] = pixel[i] == outside ? outside
+                                           : (const char *)pixel[i] + by * pixel_bytes(x);
+    else
+        look_up(x, n, row, column, rows, columns, outside, pixel);
+}
+
+/* Vector i of the block at a channel. */
+LT_INLINE lt_vec load(bool half, const void *pixel, int64_t channel, int i)
+{
+    if (!half)
+        return lt__load_f32((const float *)pixel + channel);
+    lt_vec_u32 pairs;
+    memcpy(&pairs, (const uint16_t *)pixel + channel, sizeof pairs);
+    return (lt_vec)(i == 0 ? pairs << 16 : pairs & 0xffff0000);
+}
+
+/* The vectors of a block; f32 has the first alone. */
+LT_INLINE void store(bool half, void *pixel, int64_t channel, const lt_vec v[2])
+{
+    if (!half) {
+        lt__store_f32((float *)pixel + channel, v[0]);
+        return;
+    }
+    lt__store_pairs((uint16_t *)pixel + channel, v);
+}
+
+static float element_of(lt_operand x, int64_t i)
+{
+    return x.dtype == LT_BF16 ? lt__bf16_to_f32(((const uint16_t *)x.data)[i])
+                              : ((const float *)x.data)[i];
+}
+
+static void put_element(lt_operand x, int64_t i, bool add, float value)
+{
+    if (add)
+        value += element_of(x, i);
+    if (x.dtype == LT_BF16)
+        ((uint16_t *)x.data)[i] = lt__f32_to_bf16(value);
+    else
+        ((float *)x.data)[i] = value;
+}
+
+/* ==== Ways ==================================================================================== */
+
+/* How pixel r of a source and tap k meet a pixel of the results, along one axis: */
+enum {
+    BY_ONE,                   /* r - k: stride 1 */
+    BY_TWO,                   /* (r - k) / 2: stride 2 */
+    BACK                      /* 2 (r - 1) + k: from the results of stride 2 to its source */
+};
+
+/* That pixel, or -1 when there is none among `size`. */
+LT_INLINE int meet(int way, int r, int k, int size)
+{
+    int i = way == BACK ? 2 * (r - 1) + k : r - k;
+    if (i < 0 || (way == BY_TWO && i % 2 != 0))
+        return -1;
+    i = way == BY_TWO ? i / 2 : i;
+    return i < size ? i : -1;
+}
+
+/* Pixels of the source that `size` pixels of the results meet. */
+LT_INLINE int reach(int way, int size)
+{
+    return way == BY_ONE ? size + SIDE - 1 : way == BY_TWO ? 2 * size + SIDE - 2 : size / 2 + 1;
+}
+
+/* The tile of a way has ROWS rows and so many columns. */
+LT_INLINE int columns_of(int way) { return way == BY_TWO ? 1 : 2; }
+
+/* What n pixels of the results are in the source. */
+LT_INLINE int64_t in_source(int way, int64_t n)
+{
+    return way == BY_ONE ? n : way == BY_TWO ? 2 * n : n / 2;
+}
+
+typedef struct {
+    images from, to;
+    int64_t pad;
+    const void *zeros;        /* a pixel */
+    const float *w;           /* packed */
+    bool add;
+} pass;
+
+/* The tiles of a group of rows from left to right. */
+typedef struct {
+    int64_t n, row, column;   /* of the results; on the way back they have the padding too */
+    const void *from[MOST_MET], *to[TILE];
+    uintptr_t next_from, next_to; /* what is to be prefetched */
+} walk;
+
+static inline uintptr_t address_of(const images *x, int64_t n, int64_t row)
+{
+    return (uintptr_t)x->data + (uintptr_t)((n * x->h + row) * x->w * pixel_bytes(x));
+}
+
+LT_INLINE int64_t first_met(const pass *p, int way, int64_t i)
+{
+    return in_source(way, i) - (way == BACK ? 1 : p->pad);
+}
+
+LT_INLINE walk walk_from(const pass *p, int way, int64_t n, int64_t row)
+{
+    walk at = {.n = n, .row = row, .column = -columns_of(way)};
+    at.next_from = address_of(&p->from, n, first_met(p, way, row) + reach(way, ROWS));
+    at.next_to = address_of(&p->to, n, row + ROWS);
+    return at;
+}
+
+/* Goes to the next tile; false behind the last. outside: what `to` has there. */
+LT_INLINE bool walk_on(const pass *p, int way, const void *outside, walk *at)
+{
+    int columns = columns_of(way), by = at->column < 0 ? 0 : columns;
+    int64_t shift = way == BACK ? p->pad : 0;
+    at->column += columns;
+    if (at->column >= p->to.w + shift)
+        return false;
+    find_pixels(&p->from, at->n, first_met(p, way, at->row), first_met(p, way, at->column),
+                reach(way, ROWS), reach(way, columns), (int)in_source(way, by), p->zeros, at->from);
+    find_pixels(&p->to, at->n, at->row - shift, at->column - shift, ROWS, columns, by, outside,
+                at->to);
+    return true;
+}
+
+/* As many lines as a tile has in a block; into the second cache, for they are many. */
+LT_INLINE void prefetch(int way, walk *at)
+{
+    int lines = ROWS * columns_of(way);
+    int of_from = way == BY_ONE ? lines : way == BY_TWO ? 4 * lines : lines / 4;
+    UNROLL
+    for (int i = 0; i < of_from; i++, at->next_from += LINE)
+        __builtin_prefetch((const void *)at->next_from, 0, 2);
+    UNROLL
+    for (int i = 0; i < lines; i++, at->next_to += LINE)
+        __builtin_prefetch((const void *)at->next_to, 0, 2);
+}
+
+/* ==== Results ================================================================================= */
+
+LT_INLINE void copy_part(void *to, const void *from, int64_t bytes)
+{
+    if (bytes == LINE / 2) /* 16 channels in bf16: no call */
+        memcpy(to, from, LINE / 2);
+    else
+        memcpy(to, from, (size_t)bytes);
+}
+
+/* What is new in the last block of a pixel, b, which is not a whole one. */
+LT_INLINE void put_part(const pass *p, bool half, int64_t b, void *pixel, lt_vec sum[2])
+{
+    char line[LINE] = {0}, *there = (char *)pixel + b * LINE;
+    int64_t bytes = pixel_bytes(&p->to) - b * LINE, before = b > 0 ? LINE - bytes : 0;
+    if (p->add) {
+        copy_part(line + before, there, bytes);
+        UNROLL
+        for (int h = 0; h < vectors_of(half); h++)
+            sum[h] += load(half, line, 0, h);
+    }
+    store(half, line, 0, sum);
+    copy_part(there, line + before, bytes);
+}
+
+LT_INLINE void put_tile(const pass *p, int way, bool half, int64_t b, const void *const *to,
+                        lt_vec sum[TILE][2])
+{
+    int64_t channel = b * block_of(half);
+    if (channel + block_of(half) > p->to.c) {
+        UNROLL
+        for (int i = 0; i < ROWS * columns_of(way); i++)
+            if (to[i])
+                put_part(p, half, b, (void *)to[i], sum[i]);
+        return;
+    }
+    UNROLL
+    for (int i = 0; i < ROWS * columns_of(way); i++) {
+        UNROLL
+        for (int h = 0; h < vectors_of(half); h++)
+            if (p->add && to[i])
+                sum[i][h] += load(half, to[i], channel, h);
+    }
+    UNROLL
+    for (int i = 0; i < ROWS * columns_of(way); i++)
+        if (to[i])
+            store(half, (void *)to[i], channel, sum[i]);
+}
+
+/* Block b of the tile. */
+LT_INLINE void compute_tile(const pass *p, int way, bool half, const walk *at, int64_t b)
+{
+    int columns = columns_of(way);
+    int64_t channel = channel_of(b, p->to.c, half);
+    const float *packed = p->w + b * block_of(half) * PACKED;
+    lt_vec w[PACKED], sum[TILE][2];
+    UNROLL
+    for (int h = 0; h < vectors_of(half); h++) {
+        UNROLL
+        for (int k = 0; k < PACKED; k++)
+            w[k] = lt__load_f32(packed + (h * PACKED + k) * LT_LANES);
+        UNROLL
+        for (int i = 0; i < ROWS * columns; i++)
+            sum[i][h] = w[START];
+        UNROLL
+        for (int r = 0; r < reach(way, ROWS); r++) {
+            UNROLL
+            for (int t = 0; t < reach(way, columns); t++) {
+                lt_vec x = load(half, at->from[r * reach(way, columns) + t], channel, h);
+                UNROLL
+                for (int k = 0; k < TAPS; k++) {
+                    int i = meet(way, r, k / SIDE, ROWS), j = meet(way, t, k % SIDE, columns);
+                    if (i >= 0 && j >= 0)
+                        sum[i * columns + j][h] += x * w[k];
+                }
+            }
+        }
+    }
+    put_tile(p, way, half, b, at->to, sum);
+}
+
+LT_INLINE void compute_rows(const pass *p, int way, bool half, int64_t n, int64_t row)
+{
+    walk at = walk_from(p, way, n, row);
+    int64_t blocks = blocks_of(p->to.c, half);
+    while (walk_on(p, way, NULL, &at))
+        for (int64_t b = 0; b < blocks; b++) {
+            prefetch(way, &at);
+            compute_tile(p, way, half, &at, b);
+        }
+}
+
+LT_SIMD static void compute_group(const pass *p, int way, int64_t n, int64_t row)
+{
+    switch (2 * way + p->to.half) {
+    case 2 * BY_ONE: compute_rows(p, BY_ONE, false, n, row); break;
+    case 2 * BY_ONE + 1: compute_rows(p, BY_ONE, true, n, row); break;
+    case 2 * BY_TWO: compute_rows(p, BY_TWO, false, n, row); break;
+    case 2 * BY_TWO + 1: compute_rows(p, BY_TWO, true, n, row); break;
+    case 2 * BACK: compute_rows(p, BACK, false, n, row); break;
+    default: compute_rows(p, BACK, true, n, row);
+    }
+}
+
+/* In double: a count of work, which must not overflow. */
+static inline double work_of(const pass *p)
+{
+    return (double)(p->to.n * p->to.h * p->to.w) * (double)p->to.c * TAPS;
+}
+
+/* Groups of ROWS rows in an image of the results. */
+static int64_t groups_of(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
+
+static void compute(const lt_call *c, const pass *p, int way)
+{
+    int64_t groups = groups_of(p->to.h + (way == BACK ? p->pad : 0));
+    (void)c; /* without OpenMP */
+    LT_PARALLEL_FOR(c, work_of(p))
+    for (int64_t g = 0; g < p->to.n * groups; g++)
+        compute_group(p, way, g / groups, g % groups * ROWS);
+}
+
+/* ==== The gradient of the weights ============================================================= */
+
+/* sums (vectors, TAPS, LT_LANES) += those of block b of the tile, x being `from` and dy `to`. */
+LT_INLINE void correlate_tile(const pass *p, int way, bool half, const walk *at, int64_t b,
+                              float *sums)
+{
+    int columns = columns_of(way);
+    int64_t channel = channel_of(b, p->to.c, half);
+    lt_vec sum[TAPS], d[TILE];
+    UNROLL
+    for (int h = 0; h < vectors_of(half); h++, sums += TAPS * LT_LANES) {
+        UNROLL
+        for (int k = 0; k < TAPS; k++)
+            sum[k] = lt__load_f32(sums + k * LT_LANES);
+        UNROLL
+        for (int i = 0; i < ROWS * columns; i++)
+            d[i] = load(half, at->to[i], channel, h);
+        UNROLL
+        for (int r = 0; r < reach(way, ROWS); r++) {
+            UNROLL
+            for (int t = 0; t < reach(way, columns); t++) {
+                lt_vec x = load(half, at->from[r * reach(way, columns) + t], channel, h);
+                UNROLL
+                for (int k = 0; k < TAPS; k++) {
+                    int i = meet(way, r, k / SIDE, ROWS), j = meet(way, t, k % SIDE, columns);
+                    if (i >= 0 && j >= 0)
+                        sum[k] += x * d[i * columns + j];
+                }
+            }
+        }
+        UNROLL
+        for (int k = 0; k < TAPS; k++)
+            lt__store_f32(sums + k * LT_LANES, sum[k]);
+    }
+}
+
+LT_INLINE void correlate_rows(const pass *p, int way, bool half, int64_t n, int64_t row,
+                              float *sums)
+{
+    walk at = walk_from(p, way, n, row);
+    int64_t blocks = blocks_of(p->to.c, half);
+    while (walk_on(p, way, p->zeros, &at))
+        for (int64_t b = 0; b < blocks; b++) {
+            prefetch(way, &at);
+            correlate_tile(p, way, half, &at, b, sums + b * block_of(half) * TAPS);
+        }
+}
+
+/* Adds those of the group to sums (blocks, vectors, TAPS, LT_LANES). */
+LT_SIMD static void correlate_group(const pass *p, int way, int64_t n, int64_t row, float *sums)
+{
+    switch (2 * way + p->to.half) {
+    case 2 * BY_ONE: correlate_rows(p, BY_ONE, false, n, row, sums); break;
+    case 2 * BY_ONE + 1: correlate_rows(p, BY_ONE, true, n, row, sums); break;
+    case 2 * BY_TWO: correlate_rows(p, BY_TWO, false, n, row, sums); break;
+    default: correlate_rows(p, BY_TWO, true, n, row, sums);
+    }
+}
+
+/* Parts of the batch whose sums are kept apart, each of some groups. */
+static int64_t parts_of(const lt_conv *v)
+{
+    const int64_t *out = v->window.out;
+    int64_t parts = lt__least(v->n * groups_of(out[0]), v->n * out[0] * out[1] / PART_PIXELS);
+    return parts < 1 ? 1 : lt__least(parts, MOST_PARTS);
+}
+
+/* dw (+)= the sums of the parts, which are `room` apart, for vector h of block b. */
+static void put_weights(const lt_job *job, bool half, int64_t b, int h, int64_t parts,
+                        int64_t room, const float *sums)
+{
+    int64_t channels = job->conv->in, first = channel_of(b, channels, half) + h;
+    sums += (b * vectors_of(half) + h) * TAPS * LT_LANES;
+    for (int k = 0; k < TAPS; k++) {
+        lt_vec sum = {0};
+        for (int64_t part = 0; part < parts; part++)
+            sum += lt__load_f32(sums + part * room + k * LT_LANES);
+        for (int lane = 0; lane < LT_LANES; lane++) {
+            int64_t channel = first + lane * vectors_of(half);
+            if (channel >= b * block_of(half) && channel < channels)
+                put_element(job->w, channel * TAPS + k, job->add, sum[lane]);
+        }
+    }
+}
+
+static void sum_weights(const lt_call *c, const lt_job *job, const pass *p, int way, float *sums)
+{
+    bool half = p->to.half;
+    int64_t groups = groups_of(p->to.h), all = p->to.n * groups, parts = parts_of(job->conv);
+    int64_t vectors = blocks_of(p->to.c, half) * vectors_of(half);
+    int64_t room = vectors * TAPS * LT_LANES;
+    (void)c; /* without OpenMP */
+    LT_PARALLEL_FOR(c, work_of(p))
+    for (int64_t part = 0; part < parts; part++) {
+        memset(sums + part * room, 0, (size_t)room * sizeof *sums);
+        for (int64_t g = all * part / parts; g < all * (part + 1) / parts; g++)
+            correlate_group(p, way, g / groups, g % groups * ROWS, sums + part * room);
+    }
+    LT_PARALLEL_FOR(c, parts * room)
+    for (int64_t i = 0; i < vectors; i++)
+        put_weights(job, half, i / vectors_of(half), (int)(i % vectors_of(half)), parts, room,
+                    sums);
+}
+
+/* ==== Jobs ==================================================================================== */
+
+/* Scratch: a pixel of zeros, the rests of two tensors, then packed weights or sums. */
+enum { REST = 2 * LINE };         /* bytes */
+
+static int64_t room_of(int64_t channels) { return blocks_of(channels, true) * block_of(true); }
+
+/* (out, 3, 3, 1) as (blocks, vectors, PACKED, LT_LANES), zero beside the channels. */
+static void pack(const lt_job *job, bool half, bool turned, float *packed)
+{
+    int64_t channels = job->conv->in;
+    for (int64_t i = 0; i < blocks_of(channels, half) * block_of(half); i++) {
+        int64_t v = i / LT_LANES, lane = i % LT_LANES, vectors = vectors_of(half);
+        int64_t channel = channel_of(v / vectors, channels, half) + lane * vectors + v % vectors;
+        float *to = packed + v * PACKED * LT_LANES + lane;
+        for (int k = 0; k < PACKED; k++)
+            to[k * LT_LANES] = 0;
+        if (channel >= channels)
+            continue;
+        for (int k = 0; k < TAPS; k++)
+            to[k * LT_LANES] = element_of(job->w, channel * TAPS + (turned ? TAPS - 1 - k : k));
+        if (job->bias.data)
+            to[START * LT_LANES] = element_of(job->bias, channel);
+    }
+}
+
+/* Images of that height and width. rest: room for a copy of those last pixels of which a block
+ * would be loaded beyond the end; NULL: nothing is loaded. */
+static images images_of(const lt_conv *v, const int64_t size[2], lt_operand of, char *rest)
+{
+    images x = {.data = of.data, .n = v->n, .h = size[0], .w = size[1], .c = v->in,
+                .half = of.dtype == LT_BF16, .rest = rest};
+    int64_t pixels = x.n * x.h * x.w, bytes = pixel_bytes(&x), spare = pixels * bytes - LINE;
+    x.safe = pixels;
+    if (rest && bytes < LINE) {
+        x.safe = spare < 0 ? 0 : spare / bytes + 1;
+        memset(rest, 0, REST);
+        memcpy(rest, (char *)x.data + x.safe * bytes, (size_t)((pixels - x.safe) * bytes));
+    }
+    return x;
+}
+
+static bool fits(const lt_conv *v)
+{
+    const lt_window *w = &v->window;
+    bool yes = v->groups == v->in && v->groups == v->out && v->in > 0;
+    for (int i = 0; i < 2; i++)
+        yes = yes && w->kernel[i] == SIDE && w->dilation[i] == 1 && w->pad[i] == w->pad[0] &&
+              w->pad[i] <= 1 && w->stride[i] == w->stride[0] && w->stride[i] <= 2;
+    return yes;
+}
+
+bool lt__depthwise_takes(const lt_job *job)
+{
+    const lt_conv *v = job->conv;
+    bool weights = job->kind == LT_CONV_WEIGHTS;
+    lt_dtype dtype = job->y.dtype, of_w = job->w.dtype;
+    if (!fits(v) || (dtype != LT_F32 && dtype != LT_BF16) || job->x.dtype != dtype ||
+        (of_w != dtype && !(weights && of_w == LT_F32)))
+        return false;
+    if (job->bias.data && (weights || job->bias.dtype != dtype))
+        return false;
+    /* where half of a block is empty oneDNN is faster, but for what it has no code of its own */
+    return dtype == LT_F32 || v->in >= block_of(true) || v->window.stride[0] == 2 || weights;
+}
+
+void lt__depthwise_run(const lt_call *c, const lt_job *job)
+{
+    const lt_conv *v = job->conv;
+    const lt_window *w = &v->window;
+    bool back = job->kind == LT_CONV_DATA;
+    int way = w->stride[0] == 1 ? BY_ONE : back ? BACK : BY_TWO;
+    bool turned = back && way == BY_ONE;
+    float *zeros = c->scratch;
+    char *rest = (char *)(zeros + room_of(v->in));
+    float *room = (float *)(rest + 2 * REST);
+    images x = images_of(v, w->in, job->x, back ? NULL : rest);
+    images y = images_of(v, w->out, job->y, job->kind == LT_CONV ? NULL : rest + REST);
+    pass p = {.from = back ? y : x, .to = back ? x : y, .zeros = zeros, .w = room,
+              .pad = turned ? SIDE - 1 - w->pad[0] : w->pad[0], .add = job->add};
+    memset(zeros, 0, (size_t)room_of(v->in) * sizeof *zeros);
+    if (job->kind == LT_CONV_WEIGHTS) {
+        sum_weights(c, job, &p, way, room);
+        return;
+    }
+    pack(job, x.half, turned, room);
+    compute(c, &p, way);
+}
+
+size_t lt__depthwise_scratch(const lt_conv *v, bool backward)
+{
+    if (!fits(v))
+        return 0;
+    int64_t sums = backward ? parts_of(v) * TAPS : 0;
+    int64_t vectors = 1 + (sums > PACKED ? sums : PACKED); /* for each of room_of() channels */
+    return (size_t)(room_of(v->in) * vectors) * sizeof(float) + 2 * REST;
+}

@@ -1,0 +1,518 @@
+/* dnnl.c - the one file that knows oneDNN (its C API, version 3.2 or later).
+ *
+ * A plan is what oneDNN made for one kind of call: its primitive, and memory objects that each run
+ * points at the tensors of the moment. Plans are cached in the context by kind, types, sizes and
+ * threads; that oneDNN has no optimised code for a call is cached too. A context belongs to one
+ * thread, so nothing here is locked, and contexts share nothing but oneDNN's own cache of compiled
+ * code, which is safe in threads.
+ *
+ * Activations stay as they are, dense and channels last: oneDNN is about as fast on them as in a
+ * layout of its own choice, depthwise convolutions excepted. The layout of a convolution's weights
+ * is left to it, for it has nothing optimised for ours; they are packed before a run, or unpacked
+ * after one that computes their gradient. That is a few percent of a run, and a sixth where small
+ * batches of small images meet many channels. They change at every step: packed ones are not kept.
+ *
+ * All that a run needs beside its tensors lies in the workspace, one block per context that is as
+ * large as the largest run so far wanted it. In the steady state nothing is allocated, and the
+ * memory is counted and limited by the context like any other.
+ */
+#include <dnnl.h>
+#include <dnnl_debug.h>
+#include <omp.h>
+#include <stdio.h>
+
+#include "ops/cpu/dnnl.h"
+
+/* Operands of a job. */
+enum { X, W, BIAS, Y, OPERANDS };
+
+/* What oneDNN calls them in each kind, and which of them is the result. */
+static const struct {
+    int arg[OPERANDS], result;
+} role[] = {
+    [LT_PRODUCT] = {{DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST}, Y},
+    [LT_CONV] = {{DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST}, Y},
+    [LT_CONV_DATA] = {{DNNL_ARG_DIFF_SRC, DNNL_ARG_WEIGHTS, 0, DNNL_ARG_DIFF_DST}, X},
+    [LT_CONV_WEIGHTS] = {{DNNL_ARG_SRC, DNNL_ARG_DIFF_WEIGHTS, 0, DNNL_ARG_DIFF_DST}, W},
+};
+
+/* All members are 64-bit words: equal keys have equal bytes. */
+typedef struct {
+    int64_t kind, threads;
+    int64_t type[OPERANDS]; /* dnnl_data_type_t; dnnl_data_type_undef: there is none */
+    union {
+        lt_product product;
+        lt_conv conv;
+    };
+} key;
+
+/* Parts of the workspace: scratchpads of the primitive and of the packer, packed weights, a result
+ * that will be added. */
+enum { OWN, PACKER_OWN, PACKED, ADDED, PARTS };
+
+typedef struct plan {
+    struct plan *next; /* in its bucket */
+    key key;
+    dnnl_primitive_t primitive; /* NULL: oneDNN has nothing optimised */
+    dnnl_primitive_t packer;    /* NULL: the weights are used as they are */
+    dnnl_memory_t operand[OPERANDS]; /* as the caller has them; NULL: there is none */
+    dnnl_memory_t part[PARTS];  /* NULL: not wanted, and ADDED: operand[result] is pointed there */
+    size_t bytes[PARTS];
+    dnnl_exec_arg_t arg[OPERANDS + 1], packer_arg[3];
+    int n_args, n_packer_args;
+} plan;
+
+enum { BUCKETS = 256, MOST_PLANS = 1024 };
+
+struct lt_dnnl {
+    lt_ctx *ctx;
+    dnnl_engine_t engine;
+    dnnl_stream_t stream;
+    dnnl_primitive_attr_t attr; /* scratchpads are ours */
+    void *workspace;
+    size_t workspace_bytes;
+    int n_plans;
+    plan *bucket[BUCKETS];
+};
+
+char *lt__cpu_backend(char *buffer, size_t bytes)
+{
+    const dnnl_version_t *version = dnnl_version();
+    const char *isa = dnnl_cpu_isa2str(dnnl_get_effective_cpu_isa());
+    if (strncmp(isa, "cpu_isa_", 8) == 0)
+        isa += 8;
+    snprintf(buffer, bytes, "oneDNN %d.%d.%d (%s)", version->major, version->minor, version->patch,
+             isa);
+    for (char *p = strchr(buffer, '('); p && *p; p++)
+        if (*p >= 'a' && *p <= 'z') /* toupper() depends on the locale */
+            *p = (char)(*p - 'a' + 'A');
+    return buffer;
+}
+
+/* ==== Making a plan =========================================================================== */
+
+#define DNNL_TRY(expr)                                                                             \
+    do {                                                                                           \
+        dnnl_status_t dnnl_try_ = (expr);                                                          \
+        if (dnnl_try_ != dnnl_success)                                                             \
+            return dnnl_try_;                                                                      \
+    } while (0)
+
+static lt_status failed(dnnl_status_t status)
+{
+    if (status == dnnl_out_of_memory)
+        return lt_fail(LT_ENOMEM, "out of memory in oneDNN; try a smaller batch");
+    char backend[64];
+    return lt_fail(LT_EENV, "%s failed: %s", lt__cpu_backend(backend, sizeof backend),
+                   dnnl_status2str(status));
+}
+
+/* oneDNN 3.2 does not check all that it allocates for the code that it makes: it crashes, or throws
+ * an exception that C cannot catch. */
+static lt_status check_room(void)
+{
+    enum { ROOM = 64 << 20 }; /* several times what it takes */
+    return lt__has_room(ROOM) ? LT_OK
+                              : lt_fail(LT_ENOMEM, "out of memory: less than the %d MiB are left "
+                                        "that oneDNN may want for its code", ROOM >> 20);
+}
+
+/* What is needed only while a plan is made. */
+typedef struct {
+    dnnl_memory_desc_t operand[OPERANDS];
+    dnnl_memory_desc_t free_w; /* of W, with the layout left to oneDNN; NULL for products */
+    dnnl_memory_desc_t hint_w; /* the same in the type that forward had */
+    dnnl_primitive_desc_t hint, primitive, packer;
+} drafts;
+
+static void drafts_free(drafts *m)
+{
+    for (int i = 0; i < OPERANDS; i++)
+        dnnl_memory_desc_destroy(m->operand[i]);
+    dnnl_memory_desc_destroy(m->free_w);
+    dnnl_memory_desc_destroy(m->hint_w);
+    dnnl_primitive_desc_destroy(m->hint);
+    dnnl_primitive_desc_destroy(m->primitive);
+    dnnl_primitive_desc_destroy(m->packer);
+}
+
+static dnnl_data_type_t type_of(const key *k, int operand)
+{
+    return (dnnl_data_type_t)k->type[operand];
+}
+
+/* A batch of one is a plain matrix. */
+static dnnl_status_t matrix(dnnl_memory_desc_t *desc, dnnl_data_type_t type, int64_t batch,
+                            int64_t rows, int64_t cols, int64_t each, int64_t row, int64_t col)
+{
+    dnnl_dims_t flat = {rows, cols}, flat_strides = {row, col};
+    dnnl_dims_t deep = {batch, rows, cols}, deep_strides = {each, row, col};
+    return batch == 1 ? dnnl_memory_desc_create_with_strides(desc, 2, flat, type, flat_strides)
+                      : dnnl_memory_desc_create_with_strides(desc, 3, deep, type, deep_strides);
+}
+
+static dnnl_status_t draft_product(struct lt_dnnl *d, const key *k, drafts *m)
+{
+    const lt_product *p = &k->product;
+    dnnl_dims_t one_row = {1, p->n}; /* only batches of one have a bias */
+    DNNL_TRY(matrix(&m->operand[X], type_of(k, X), p->batch, p->m, p->k, p->a_batch, p->a_row,
+                    p->a_col));
+    DNNL_TRY(matrix(&m->operand[W], type_of(k, W), p->batch, p->k, p->n, p->b_batch, p->b_row,
+                    p->b_col));
+    DNNL_TRY(matrix(&m->operand[Y], type_of(k, Y), p->batch, p->m, p->n, p->out_batch, p->out_row,
+                    p->out_col));
+    if (k->type[BIAS])
+        DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[BIAS], 2, one_row, type_of(k, BIAS),
+                                                  dnnl_ab));
+    return dnnl_matmul_primitive_desc_create(&m->primitive, d->engine, m->operand[X],
+                                             m->operand[W], m->operand[BIAS], m->operand[Y],
+                                             d->attr);
+}
+
+static dnnl_status_t draft_conv(struct lt_dnnl *d, const key *k, drafts *m)
+{
+    const lt_conv *v = &k->conv;
+    const lt_window *w = &v->window;
+    int64_t groups = v->groups;
+    dnnl_dims_t x_dims = {v->n, v->in, w->in[0], w->in[1]}; /* logical order; the tag has ours */
+    dnnl_dims_t y_dims = {v->n, v->out, w->out[0], w->out[1]}, bias_dims = {v->out};
+    dnnl_dims_t dense = {v->out, v->in, w->kernel[0], w->kernel[1]};
+    dnnl_dims_t grouped = {groups, v->out / groups, v->in / groups, w->kernel[0], w->kernel[1]};
+    dnnl_dims_t stride = {w->stride[0], w->stride[1]}, pad = {w->pad[0], w->pad[1]};
+    dnnl_dims_t skip = {w->dilation[0] - 1, w->dilation[1] - 1};
+    int64_t *w_dims = groups == 1 ? dense : grouped;
+    int n_w = groups == 1 ? 4 : 5;
+    bool weights = k->kind == LT_CONV_WEIGHTS;
+
+    DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[X], 4, x_dims, type_of(k, X),
+                                              dnnl_nhwc));
+    DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[Y], 4, y_dims, type_of(k, Y),
+                                              dnnl_nhwc));
+    DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[W], n_w, w_dims, type_of(k, W),
+                                              groups == 1 ? dnnl_ohwi : dnnl_gohwi));
+    DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->free_w, n_w, w_dims, type_of(k, W),
+                                              dnnl_format_tag_any));
+    DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->hint_w, n_w, w_dims, type_of(k, X),
+                                              dnnl_format_tag_any));
+    if (k->type[BIAS])
+        DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[BIAS], 1, bias_dims,
+                                                  type_of(k, BIAS), dnnl_a));
+    DNNL_TRY(dnnl_convolution_forward_primitive_desc_create(
+        k->kind == LT_CONV ? &m->primitive : &m->hint, d->engine, dnnl_forward_training,
+        dnnl_convolution_direct, m->operand[X], weights ? m->hint_w : m->free_w,
+        m->operand[BIAS], m->operand[Y], stride, skip, pad, pad, d->attr));
+    if (k->kind == LT_CONV_DATA)
+        return dnnl_convolution_backward_data_primitive_desc_create(
+            &m->primitive, d->engine, dnnl_convolution_direct, m->operand[X], m->free_w,
+            m->operand[Y], stride, skip, pad, pad, m->hint, d->attr);
+    if (weights)
+        return dnnl_convolution_backward_weights_primitive_desc_create(
+            &m->primitive, d->engine, dnnl_convolution_direct, m->operand[X], m->free_w, NULL,
+            m->operand[Y], stride, skip, pad, pad, m->hint, d->attr);
+    return dnnl_success;
+}
+
+/* The reference code of oneDNN is slower than ours. */
+static bool is_optimised(const_dnnl_primitive_desc_t primitive)
+{
+    const char *name = "";
+    return dnnl_primitive_desc_query(primitive, dnnl_query_impl_info_str, 0, &name) ==
+               dnnl_success &&
+           strncmp(name, "ref", 3) != 0;
+}
+
+/* A part of the workspace, if the descriptor asks for one, as argument `arg`. */
+static dnnl_status_t add_part(struct lt_dnnl *d, plan *p, int part, const_dnnl_memory_desc_t desc)
+{
+    p->bytes[part] = dnnl_memory_desc_get_size(desc);
+    if (p->bytes[part] == 0)
+        return dnnl_success;
+    return dnnl_memory_create(&p->part[part], desc, d->engine, DNNL_MEMORY_NONE);
+}
+
+/* Between the weights as the caller has them and as the primitive wants them, if they differ. */
+static dnnl_status_t add_packer(struct lt_dnnl *d, plan *p, drafts *m)
+{
+    bool unpack = role[p->key.kind].result == W;
+    dnnl_memory_desc_t ours = m->operand[W];
+    const_dnnl_memory_desc_t theirs = dnnl_primitive_desc_query_md(
+        m->primitive, unpack ? dnnl_query_diff_weights_md : dnnl_query_weights_md, 0);
+    if (dnnl_memory_desc_equal(ours, theirs))
+        return dnnl_success;
+    DNNL_TRY(dnnl_reorder_primitive_desc_create(&m->packer, unpack ? theirs : ours, d->engine,
+                                                unpack ? ours : theirs, d->engine, d->attr));
+    DNNL_TRY(dnnl_primitive_create(&p->packer, m->packer));
+    DNNL_TRY(add_part(d, p, PACKED, theirs));
+    DNNL_TRY(add_part(d, p, PACKER_OWN,
+                      dnnl_primitive_desc_query_md(m->packer, dnnl_query_scratchpad_md, 0)));
+    p->packer_arg[0] = (dnnl_exec_arg_t){unpack ? DNNL_ARG_TO : DNNL_ARG_FROM, p->operand[W]};
+    p->packer_arg[1] = (dnnl_exec_arg_t){unpack ? DNNL_ARG_FROM : DNNL_ARG_TO, p->part[PACKED]};
+    p->packer_arg[2] = (dnnl_exec_arg_t){DNNL_ARG_SCRATCHPAD, p->part[PACKER_OWN]};
+    p->n_packer_args = p->part[PACKER_OWN] ? 3 : 2;
+    return dnnl_success;
+}
+
+/* Fills p for its key. p->primitive stays NULL when oneDNN has nothing optimised. */
+static dnnl_status_t complete(struct lt_dnnl *d, plan *p, drafts *m)
+{
+    const key *k = &p->key;
+    dnnl_status_t status = k->kind == LT_PRODUCT ? draft_product(d, k, m) : draft_conv(d, k, m);
+    if (status == dnnl_unimplemented || status == dnnl_invalid_arguments)
+        return dnnl_success;
+    DNNL_TRY(status);
+    if (!is_optimised(m->primitive))
+        return dnnl_success;
+    for (int i = 0; i < OPERANDS; i++)
+        if (m->operand[i])
+            DNNL_TRY(dnnl_memory_create(&p->operand[i], m->operand[i], d->engine,
+                                        DNNL_MEMORY_NONE));
+    if (m->free_w)
+        DNNL_TRY(add_packer(d, p, m));
+    DNNL_TRY(add_part(d, p, OWN,
+                      dnnl_primitive_desc_query_md(m->primitive, dnnl_query_scratchpad_md, 0)));
+    p->bytes[ADDED] = dnnl_memory_desc_get_size(m->operand[role[k->kind].result]);
+    for (int i = 0; i < OPERANDS; i++)
+        if (p->operand[i])
+            p->arg[p->n_args++] = (dnnl_exec_arg_t){
+                role[k->kind].arg[i], i == W && p->packer ? p->part[PACKED] : p->operand[i]};
+    if (p->part[OWN])
+        p->arg[p->n_args++] = (dnnl_exec_arg_t){DNNL_ARG_SCRATCHPAD, p->part[OWN]};
+    return dnnl_primitive_create(&p->primitive, m->primitive);
+}
+
+/* ==== The cache =============================================================================== */
+
+static void plan_free(struct lt_dnnl *d, plan *p)
+{
+    for (int i = 0; i < OPERANDS; i++)
+        dnnl_memory_destroy(p->operand[i]);
+    for (int i = 0; i < PARTS; i++)
+        dnnl_memory_destroy(p->part[i]);
+    dnnl_primitive_destroy(p->primitive);
+    dnnl_primitive_destroy(p->packer);
+    lt__free(d->ctx, p, sizeof *p);
+}
+
+static void plans_free(struct lt_dnnl *d)
+{
+    for (int i = 0; i < BUCKETS; i++)
+        for (plan *p; (p = d->bucket[i]);) {
+            d->bucket[i] = p->next;
+            plan_free(d, p);
+        }
+    d->n_plans = 0;
+}
+
+static plan **bucket_of(struct lt_dnnl *d, const key *k)
+{
+    uint64_t words[sizeof *k / sizeof(uint64_t)], hash = 0;
+    memcpy(words, k, sizeof words);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        hash = (hash ^ words[i]) * 0x9e3779b97f4a7c15;
+        hash ^= hash >> 32;
+    }
+    return &d->bucket[hash % BUCKETS];
+}
+
+/* The plan for k, made if need be. Borrowed until the next one is made; NULL on failure. */
+static plan *plan_for(struct lt_dnnl *d, const key *k)
+{
+    plan **bucket = bucket_of(d, k);
+    for (plan *p = *bucket; p; p = p->next)
+        if (memcmp(&p->key, k, sizeof *k) == 0)
+            return p;
+    if (d->n_plans == MOST_PLANS) /* sizes that never repeat: start again rather than grow */
+        plans_free(d);
+    plan *p = check_room() == LT_OK ? lt__alloc_zero(d->ctx, sizeof *p) : NULL;
+    if (!p)
+        return NULL;
+    drafts m = {.free_w = NULL};
+    p->key = *k;
+    dnnl_status_t status = complete(d, p, &m);
+    drafts_free(&m);
+    if (status != dnnl_success) {
+        plan_free(d, p);
+        failed(status);
+        return NULL;
+    }
+    p->next = *bucket;
+    *bucket = p;
+    d->n_plans++;
+    return p;
+}
+
+/* This context's state, made on first use. Borrowed; NULL on failure. */
+static struct lt_dnnl *state_of(lt_ctx *ctx)
+{
+    struct lt_dnnl *d = ctx->slots.ops->dnnl;
+    if (d || check_room() != LT_OK || !(d = lt__alloc_zero(ctx, sizeof *d)))
+        return d;
+    d->ctx = ctx;
+    dnnl_status_t status = dnnl_engine_create(&d->engine, dnnl_cpu, 0);
+    if (status == dnnl_success)
+        status = dnnl_stream_create(&d->stream, d->engine, dnnl_stream_default_flags);
+    if (status == dnnl_success)
+        status = dnnl_primitive_attr_create(&d->attr);
+    if (status == dnnl_success)
+        status = dnnl_primitive_attr_set_scratchpad_mode(d->attr, dnnl_scratchpad_mode_user);
+    if (status == dnnl_success)
+        return ctx->slots.ops->dnnl = d;
+    lt__dnnl_free(d);
+    failed(status);
+    return NULL;
+}
+
+void lt__dnnl_free(struct lt_dnnl *d)
+{
+    if (!d)
+        return;
+    plans_free(d);
+    dnnl_primitive_attr_destroy(d->attr);
+    dnnl_stream_destroy(d->stream);
+    dnnl_engine_destroy(d->engine);
+    lt__free(d->ctx, d->workspace, d->workspace_bytes);
+    lt__free(d->ctx, d, sizeof *d);
+}
+
+/* ==== Running ================================================================================= */
+
+/* Points the parts of the workspace that p wants at their places; *added is that of the result. */
+static lt_status lay_out(struct lt_dnnl *d, plan *p, bool add, void **added)
+{
+    size_t offset[PARTS], total = 0;
+    for (int i = 0; i < PARTS; i++) {
+        offset[i] = total;
+        if (i != ADDED || add)
+            total += (p->bytes[i] + 63) & ~(size_t)63;
+    }
+    if (total > d->workspace_bytes) {
+        lt__free(d->ctx, d->workspace, d->workspace_bytes);
+        d->workspace_bytes = 0;
+        if (!(d->workspace = lt__alloc(d->ctx, total)))
+            return LT_ENOMEM;
+        d->workspace_bytes = total;
+    }
+    for (int i = 0; i < PARTS; i++)
+        if (p->part[i])
+            dnnl_memory_set_data_handle(p->part[i], (char *)d->workspace + offset[i]);
+    *added = (char *)d->workspace + offset[ADDED];
+    return LT_OK;
+}
+
+static lt_status run(struct lt_dnnl *d, plan *p, const lt_operand *operand, bool add)
+{
+    int result = role[p->key.kind].result;
+    const lt_operand *to = &operand[result];
+    void *added;
+    LT_TRY(lay_out(d, p, add, &added));
+    for (int i = 0; i < OPERANDS; i++)
+        if (p->operand[i])
+            dnnl_memory_set_data_handle(p->operand[i],
+                                        add && i == result ? added : operand[i].data);
+    dnnl_status_t status = dnnl_success;
+    if (p->packer && result != W)
+        status = dnnl_primitive_execute(p->packer, d->stream, p->n_packer_args, p->packer_arg);
+    if (status == dnnl_success)
+        status = dnnl_primitive_execute(p->primitive, d->stream, p->n_args, p->arg);
+    if (status == dnnl_success && p->packer && result == W)
+        status = dnnl_primitive_execute(p->packer, d->stream, p->n_packer_args, p->packer_arg);
+    if (status == dnnl_success)
+        status = dnnl_stream_wait(d->stream);
+    if (status != dnnl_success)
+        return failed(status);
+    lt_device *cpu = d->ctx->devices[0];
+    size_t count = p->bytes[ADDED] / lt_dtype_bytes(to->dtype);
+    return add ? cpu->add(cpu, to->data, added, to->dtype, count) : LT_OK;
+}
+
+/* oneDNN is not asked about empty tensors and sizes beyond int: the portable kernels know both. */
+static bool in_reach(const int64_t *sizes, size_t bytes)
+{
+    for (size_t i = 0; i < bytes / sizeof *sizes; i++)
+        if (sizes[i] < 1 || sizes[i] > INT32_MAX)
+            return false;
+    return true;
+}
+
+/* In bf16 version 3.2 gives gradients of w wrong where images are narrower than a stride. On CPUs
+ * with AMX it gives wrong results of even kernels with stride 2 over 48, 80, 112... channels; and
+ * at times, when one of its threads is held up, of kernels of several rows with a larger stride. */
+static bool is_wrong(const key *k)
+{
+    const lt_conv *v = &k->conv;
+    const lt_window *w = &v->window;
+    if (k->type[X] != dnnl_bf16)
+        return false;
+    if (k->kind == LT_CONV_WEIGHTS)
+        return w->in[1] < w->stride[1];
+    return k->kind == LT_CONV &&
+           ((w->stride[1] == 2 && w->kernel[1] % 2 == 0 && v->in / v->groups % 32 == 16) ||
+            (w->kernel[0] > 1 && w->kernel[0] < w->stride[0]));
+}
+
+/* The threads that a parallel region gets here: one inside another region, where oneDNN starts no
+ * team, and at most the limit, which may have changed since the context was made. */
+static int threads_for(const lt_call *c)
+{
+    int limit = omp_in_parallel() ? 1 : lt_thread_limit();
+    return c->threads < limit ? c->threads : limit;
+}
+
+/* False for what oneDNN is not asked about. */
+static bool key_of(const lt_call *c, const lt_job *job, const lt_operand *operand, key *k)
+{
+    memset(k, 0, sizeof *k);
+    k->kind = job->kind;
+    k->threads = threads_for(c);
+    for (int i = 0; i < OPERANDS; i++)
+        if (operand[i].data) {
+            lt_dtype dtype = operand[i].dtype;
+            if (dtype != LT_F32 && dtype != LT_BF16)
+                return false;
+            k->type[i] = dtype == LT_F32 ? dnnl_f32 : dnnl_bf16;
+        }
+    if (job->kind == LT_PRODUCT) {
+        const lt_product *p = job->product;
+        int64_t sizes[] = {p->batch, p->m, p->n, p->k};
+        k->product = *p;
+        return in_reach(sizes, sizeof sizes) && !(p->batch > 1 && job->bias.data);
+    }
+    const lt_conv *v = job->conv;
+    const lt_window *w = &v->window;
+    int64_t sizes[] = {v->n, v->in, v->out, w->in[0], w->in[1], w->out[0], w->out[1],
+                       w->stride[0], w->stride[1]};
+    k->conv = *v;
+    return in_reach(sizes, sizeof sizes) && !is_wrong(k);
+}
+
+/* Finds the plan and runs it, unless only it is asked for. oneDNN splits a job by the number of
+ * threads that omp_get_max_threads() promises, and never checks how many it gets: fewer leave parts
+ * of the result out, or wait for the others for ever. So this thread's settings promise what OpenMP
+ * gives, and let it give no less, until the job is done; then they are the host program's again. */
+static lt_status find(const lt_call *c, const lt_job *job, bool and_run)
+{
+    const lt_operand operand[OPERANDS] = {job->x, job->w, job->bias, job->y};
+    struct lt_dnnl *d;
+    key k;
+    if (!key_of(c, job, operand, &k))
+        return LT_EUNSUPPORTED;
+    if (!(d = state_of(c->ctx)))
+        return lt_errcode();
+    int threads = omp_get_max_threads(), dynamic = omp_get_dynamic();
+    if (threads != k.threads)
+        omp_set_num_threads((int)k.threads);
+    if (dynamic)
+        omp_set_dynamic(0);
+    plan *p = plan_for(d, &k);
+    lt_status status = !p ? lt_errcode() : p->primitive ? LT_OK : LT_EUNSUPPORTED;
+    if (status == LT_OK && and_run)
+        status = run(d, p, operand, job->add);
+    if (threads != k.threads)
+        omp_set_num_threads(threads);
+    if (dynamic)
+        omp_set_dynamic(dynamic);
+    return status;
+}
+
+lt_status lt__dnnl_ready(const lt_call *c, const lt_job *job) { return find(c, job, false); }
+lt_status lt__dnnl_run(const lt_call *c, const lt_job *job) { return find(c, job, true); }

@@ -1,0 +1,207 @@
+/* loops.c - lt__map(): elementwise loops in blocks, with broadcasting; gradients of what was
+ * stretched. */
+#include "ops/cpu/loops.h"
+
+enum { TASK = 16 * LT_BLOCK }; /* cheap elements that one thread takes at a time */
+
+/* ==== Stretched inputs ======================================================================== */
+
+/* How an input lies under z's dims: a step of 0 repeats it. Neighbouring axes over which it runs
+ * on are one; axes of 1 are gone. */
+typedef struct {
+    int ndim;                 /* 0: it is as dense as z */
+    int64_t period;           /* it repeats itself after so many elements; 0: not within a block */
+    int64_t dims[LT_MAX_DIMS], step[LT_MAX_DIMS]; /* the innermost axis first */
+} walk;
+
+static void walk_over(walk *w, const lt_array *x, const lt_array *z)
+{
+    int64_t stride = 1;
+    w->ndim = 0;
+    for (int i = 1; i <= z->ndim; i++) {
+        int64_t dim = z->dims[z->ndim - i], own = i <= x->ndim ? x->dims[x->ndim - i] : 1;
+        int64_t step = own == 1 ? 0 : stride;
+        int last = w->ndim - 1;
+        stride *= own;
+        if (dim == 1)
+            continue;
+        if (last >= 0 && step == w->step[last] * w->dims[last]) {
+            w->dims[last] *= dim;
+        } else {
+            w->dims[w->ndim] = dim;
+            w->step[w->ndim++] = step;
+        }
+    }
+    bool scalar = w->ndim == 1;
+    bool row = w->ndim == 2 && w->step[0] == 1 && w->dims[0] <= LT_BLOCK;
+    w->period = scalar ? 1 : row ? w->dims[0] : 0;
+}
+
+/* dst[0..n) = elements first, first + 1, ... of the walk over src. The innermost step is 0 or 1. */
+static void gather(const walk *w, size_t bytes, const char *src, int64_t first, char *dst,
+                   int64_t n)
+{
+    int64_t index[LT_MAX_DIMS], at = 0;
+    for (int a = 0; a < w->ndim; a++) {
+        index[a] = first % w->dims[a];
+        first /= w->dims[a];
+        at += index[a] * w->step[a];
+    }
+    while (n > 0) {
+        int64_t run = lt__least(n, w->dims[0] - index[0]);
+        LT_SIZES(bytes, T,
+            T *to = (T *)dst;
+            const T *from = (const T *)src + at;
+            if (w->step[0] == 0)
+                for (int64_t i = 0; i < run; i++)
+                    to[i] = *from;
+            else
+                for (int64_t i = 0; i < run; i++)
+                    to[i] = from[i];
+        );
+        dst += run * (int64_t)bytes;
+        n -= run;
+        index[0] += run;
+        at += run * w->step[0];
+        for (int a = 0; a < w->ndim - 1 && index[a] == w->dims[a]; a++) {
+            at += w->step[a + 1] - w->dims[a] * w->step[a];
+            index[a] = 0;
+            index[a + 1]++;
+        }
+    }
+}
+
+/* ==== Maps ==================================================================================== */
+
+/* What a map computes in: halves are widened block by block, and rounded once; unless fn does so
+ * itself for bf16, number by number. */
+static lt_dtype widened(lt_dtype dtype) { return lt__is_half(dtype) ? LT_F32 : dtype; }
+
+/* n dense elements of input x from element i: as they are, or in the buffer. widen: halves become
+ * f32. fresh: the buffer does not hold them yet. */
+static const void *take(const lt_array *x, const walk *w, int64_t i, int64_t n, bool widen,
+                        bool fresh, char *buffer)
+{
+    const void *from = lt__at(x->data, x->dtype, i);
+    bool half = widen && lt__is_half(x->dtype);
+    if (w->ndim == 0 && !half)
+        return from;
+    if (fresh) {
+        uint16_t stretched[LT_BLOCK];
+        void *to = half ? (void *)stretched : buffer;
+        if (w->ndim > 0) {
+            gather(w, lt_dtype_bytes(x->dtype), x->data, i, to, n);
+            from = to;
+        }
+        if (half)
+            lt_convert(buffer, LT_F32, from, x->dtype, (size_t)n);
+    }
+    return buffer;
+}
+
+/* Whether fn is to read and write bf16 as it is. */
+static bool is_direct(const lt_map *m)
+{
+    bool direct = m->bf16 && m->z.dtype == LT_BF16;
+    for (int k = 0; k < m->n_in; k++)
+        direct &= m->in[k].dtype == LT_BF16;
+    return direct;
+}
+
+/* Elements [first, last). A block is whole periods where that is possible, so that a repeated
+ * scalar or row is copied once for all blocks. */
+static void map_range(const lt_call *c, const lt_map *m, const walk *walks, int64_t first,
+                      int64_t last)
+{
+    bool widen = !is_direct(m), half = widen && lt__is_half(m->z.dtype);
+    _Alignas(64) char buffer[3][LT_BLOCK * 8];
+    _Alignas(64) float wide[LT_BLOCK];
+    lt_block b = {.dtype = widen ? widened(m->dtype) : LT_BF16, .add = m->add, .c = c};
+    int64_t block = LT_BLOCK;
+    for (int k = 0; k < m->n_in; k++)
+        if (walks[k].ndim > 0 && walks[k].period > 0)
+            block -= block % walks[k].period;
+    for (b.first = first; b.first < last; b.first += block) {
+        b.n = lt__least(block, last - b.first);
+        for (int k = 0; k < m->n_in; k++) {
+            const walk *w = &walks[k];
+            bool repeats = w->ndim > 0 && w->period > 0 && block % w->period == 0;
+            b.in[k] = take(&m->in[k], w, b.first, b.n, widen, b.first == first || !repeats,
+                           buffer[k]);
+        }
+        void *z = lt__at(m->z.data, m->z.dtype, b.first);
+        b.z = half ? wide : z;
+        if (half && m->add)
+            lt_convert(wide, LT_F32, z, m->z.dtype, (size_t)b.n);
+        m->fn(&b);
+        if (half)
+            lt_convert(z, m->z.dtype, wide, LT_F32, (size_t)b.n);
+    }
+}
+
+void lt__map(const lt_call *c, const lt_map *m)
+{
+    walk walks[3];
+    int64_t count = m->z.count, task = TASK / m->cost;
+    for (int k = 0; k < m->n_in; k++) {
+        walks[k].ndim = 0;
+        if (m->in[k].count != count)
+            walk_over(&walks[k], &m->in[k], &m->z);
+    }
+    if (count <= task) {
+        map_range(c, m, walks, 0, count);
+        return;
+    }
+    LT_PARALLEL_FOR(c, count * m->cost)
+    for (int64_t first = 0; first < count; first += task)
+        map_range(c, m, walks, first, lt__least(first + task, count));
+}
+
+/* ==== Gradients =============================================================================== */
+
+/* Of x's elements in the dtype that they are computed in; what follows is aligned. */
+static size_t wide_bytes(const lt_tensor *x)
+{
+    return lt__aligned((size_t)x->count * lt_dtype_bytes(widened((lt_dtype)x->dtype)));
+}
+
+/* d (+)= the sum of what lies under z, by way of f32 where d is half. */
+static void put_sum(const lt_call *c, lt_tensor *d, lt_array z, bool add, char *scratch)
+{
+    lt_array sum = lt__array(d);
+    if (lt__is_half(sum.dtype)) {
+        sum.dtype = LT_F32;
+        sum.data = scratch;
+        scratch += wide_bytes(d);
+        if (add)
+            lt_convert(sum.data, LT_F32, d->data, (lt_dtype)d->dtype, (size_t)d->count);
+    }
+    lt__sum_to(c, sum, z, add, scratch);
+    if (sum.data != d->data)
+        lt_convert(d->data, (lt_dtype)d->dtype, sum.data, LT_F32, (size_t)d->count);
+}
+
+void lt__put_grad(const lt_call *c, int i, lt_map *m)
+{
+    lt_tensor *d = c->d_in[i];
+    bool stretched = d->count != m->z.count, add = lt__adds(c, i);
+    m->add = !stretched && add;
+    m->z.data = stretched ? c->scratch : d->data;
+    m->z.dtype = stretched ? widened(m->dtype) : (lt_dtype)d->dtype;
+    lt__map(c, m);
+    if (stretched)
+        put_sum(c, d, m->z, add, (char *)c->scratch + wide_bytes(c->d_out[0]));
+}
+
+size_t lt__grad_scratch(const lt_call *c, bool backward)
+{
+    size_t most = 0;
+    for (int i = 0; backward && i < c->n_in; i++) {
+        const lt_tensor *d = c->d_in[i], *dz = c->d_out[0];
+        if (!d || d->count == dz->count)
+            continue;
+        size_t need = wide_bytes(dz) + wide_bytes(d) + lt__sum_to_scratch(d, dz);
+        most = need > most ? need : most;
+    }
+    return most;
+}

@@ -1,0 +1,540 @@
+/* winograd.c - convolutions with 3x3 kernels and stride 1 by F(2x2, 3x3): Lavin and Gray, Fast
+ * Algorithms for Convolutional Neural Networks, CVPR 2016, whose names the matrices have here.
+ *
+ * Four pixels of y, a tile of 2x2, are functions of a tile of 4x4 of x: with U = G g G' of the
+ * kernel and V = B' d B of the tile of x,
+ *
+ *     y = A' (U . V) A    where U . V = the sum over channels of products, element by element
+ *
+ * so each of the 16 points of a tile is a matrix product of its own, (tiles, channels) by
+ * (channels, channels): 16 multiplications where the direct way takes 36. The gradient of x is a
+ * convolution of dy with the turned kernel. For that of the kernel, dg = G' (the sum over tiles of
+ * V . W) G with W = A dy A'.
+ *
+ * Errors in f32, over 16 to 512 channels: y and dx 2e-7 to 7e-7 of a typical element, where the
+ * longer sums of oneDNN's direct code err by 2e-7 to 11e-7; dw 2e-7 to 9e-7, where that errs by
+ * 1e-7 to 3e-7.
+ *
+ * In bf16 transforms and sums are in f32, but what is multiplied is rounded: y and dx err by 4.2e-3
+ * of a typical element, where oneDNN's have 1.7e-3 from the rounding of the result alone; dw by
+ * 4.0e-3, where its sums in f32 of exact products err by less than 1e-6.
+ *
+ * Memory decides whether that pays: a thread takes so many tiles at a time that what it makes of
+ * them stays in its cache until it is used, and asks for the next ones meanwhile.
+ */
+#include "ops/cpu/winograd.h"
+#include "ops/cpu/loops.h"
+#include "ops/cpu/winograd_tile.h"
+
+enum { COLUMNS = MOST * LT_LANES };
+enum { APART = 16 };    /* words between points: equal ones would fall on the same cache lines */
+
+/* name_f32() and name_bf16() from an inlined name() that is told whether it is half. */
+#define FOR_BOTH(name, parameters, ...)                                                            \
+    LT_SIMD static void name##_f32 parameters { name(false, __VA_ARGS__); }                        \
+    LT_SIMD_BF16 static void name##_bf16 parameters { name(true, __VA_ARGS__); }
+
+/* ==== Words =================================================================================== */
+
+/* Factors of products are kept in words of 32 bits: of one term in f32, of two in bf16. */
+LT_INLINE int terms_of(bool half) { return half ? 2 : 1; }
+
+/* Where words of tiles lie, point by point: vector k of tile t from t * tile + k * vector on. */
+typedef struct {
+    float *data;
+    int64_t point, tile, vector;
+} store;
+
+/* Term i of sums, in its words: in bf16 they hold the one before if i is odd. */
+LT_INLINE void put_term(bool half, float *words, int64_t i, lt_vec v)
+{
+    if (half && i % 2)
+        v = lt__pair_bf16((lt_vec)((lt_vec_u32)lt__load_f32(words) << 16), v);
+    else if (half)
+        v = lt__pair_bf16(v, (lt_vec){0});
+    lt__store_f32(words, v);
+}
+
+/* V of n tiles of x, or W of those of dy, that follow each other in the row of the square, as
+ * tiles t and so on of the store. A word of bf16 holds neighbouring channels, or tiles. */
+LT_INLINE void spread_row(bool half, bool of_x, bool tiles, const square *s, bool rows,
+                          int64_t channels, int64_t n, int64_t t, const store *to)
+{
+    for (int64_t c = 0; c < channels; c += LT_LANES) {
+        lt_vec columns[TILE][TILE], v[TILE][TILE];
+        if (of_x)
+            read_columns(half, s, rows, 0, c, columns + 2);
+        for (int64_t i = 0; i < n; i++) {
+            float *at = to->data + (half && tiles ? (t + i) / 2 : t + i) * to->tile +
+                        c / LT_LANES * to->vector;
+            if (of_x)
+                read_input(half, s, rows, 2 * i + 2, c, columns, v);
+            else
+                read_output_gradient(half, s, rows, 2 * i, c, v);
+            UNROLL for (int k = 0; k < POINTS; k++)
+                if (tiles)
+                    put_term(half, at + k * to->point, t + i, v[k / TILE][k % TILE]);
+                else
+                    put(half, at + k * to->point, 0, v[k / TILE][k % TILE]);
+        }
+    }
+}
+
+/* The same of n tiles from `first` on, as the first of the store. */
+LT_INLINE void spread(bool half, bool of_x, bool tiles, const grid *g, int64_t first, int64_t n,
+                      const store *to)
+{
+    cursor at = tile_at(g, first);
+    int64_t channels = of_x ? g->x.c : g->y.c;
+    for (int64_t t = 0, some; t < n; t += some, go_on(g, &at, some)) {
+        square s = of_x ? input_of(half, g, &at) : output_of(half, g, &at);
+        some = lt__least(n - t, g->across - at.column / 2);
+        if (s.top <= 0 && s.bottom >= (of_x ? TILE : 2))
+            spread_row(half, of_x, tiles, &s, true, channels, some, t, to);
+        else
+            spread_row(half, of_x, tiles, &s, false, channels, some, t, to);
+    }
+}
+
+/* ==== Products ================================================================================ */
+
+/* ROWS rows of `vectors` vectors of out (+)= a b, both in words: element (i, s) of a is
+ * a[i * a_row + s * a_word], vector j of row s of b is at b + j * b_vector + s * LT_LANES. */
+LT_INLINE void multiply(bool half, int vectors, int64_t words, const float *a, int64_t a_row,
+                        int64_t a_word, const float *b, int64_t b_vector, float *out,
+                        int64_t out_row, bool add)
+{
+    lt_vec sum[ROWS][MOST];
+    UNROLL for (int i = 0; i < ROWS; i++)
+        UNROLL for (int j = 0; j < vectors; j++)
+            sum[i][j] = (lt_vec){0};
+    add_products(half, vectors, words, a, a_row, a_word, b, b_vector, sum);
+    UNROLL for (int i = 0; i < ROWS; i++)
+        UNROLL for (int j = 0; j < vectors; j++) {
+            float *to = out + i * out_row + j * LT_LANES;
+            lt__store_f32(to, add ? lt__load_f32(to) + sum[i][j] : sum[i][j]);
+        }
+}
+
+/* ==== y, and the gradient of x ================================================================ */
+
+/* Turns LANES rows of LANES floats into columns: four rounds that mix each row of the first half
+ * with one of the second. */
+LT_INLINE void transpose(lt_vec rows[LT_LANES])
+{
+    UNROLL for (int round = 0; round < 4; round++) {
+        lt_vec mixed[LT_LANES];
+        UNROLL for (int i = 0; i < LT_LANES / 2; i++) {
+            lt_vec a = rows[i], b = rows[i + LT_LANES / 2];
+            mixed[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21,
+                                                   6, 22, 7, 23);
+            mixed[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28,
+                                                       13, 29, 14, 30, 15, 31);
+        }
+        UNROLL for (int i = 0; i < LT_LANES; i++)
+            rows[i] = mixed[i];
+    }
+}
+
+/* Term i of U of LANES channels. */
+LT_INLINE void put_kernel(bool half, lt_vec g[SIDE][SIDE], float *u, int64_t point, int64_t i)
+{
+    lt_vec v[TILE][TILE];
+    transform_kernel(g, v);
+    UNROLL for (int k = 0; k < POINTS; k++)
+        put_term(half, u + k * point + i / terms_of(half) * LT_LANES, i, v[k / TILE][k % TILE]);
+}
+
+/* U of LANES output channels from o on, for y: vectors of w go along input channels, those of u
+ * along output channels. u: (point, out / LANES, in / terms, LANES, terms) */
+LT_INLINE void pack_kernel(bool half, const void *w, int64_t out, int64_t in, int64_t o, float *u)
+{
+    int64_t words = in / terms_of(half);
+    for (int64_t c = 0; c < in; c += LT_LANES) {
+        lt_vec taps[SIDE * SIDE][LT_LANES];
+        for (int k = 0; k < SIDE * SIDE; k++) {
+            for (int i = 0; i < LT_LANES; i++)
+                taps[k][i] = load(half, w, ((o + i) * SIDE * SIDE + k) * in + c);
+            transpose(taps[k]);
+        }
+        for (int i = 0; i < LT_LANES; i++) {
+            lt_vec g[SIDE][SIDE];
+            UNROLL for (int k = 0; k < SIDE * SIDE; k++)
+                g[k / SIDE][k % SIDE] = taps[k][i];
+            put_kernel(half, g, u + o * words, out * words + APART, c + i);
+        }
+    }
+}
+
+/* The same of the turned kernel, for the gradient of x.
+ * u: (point, in / LANES, out / terms, LANES, terms) */
+LT_INLINE void pack_turned_kernel(bool half, const void *w, int64_t out, int64_t in, int64_t first,
+                                  float *u)
+{
+    int64_t words = out / terms_of(half);
+    for (int64_t o = first; o < first + LT_LANES; o++)
+        for (int64_t c = 0; c < in; c += LT_LANES) {
+            lt_vec g[SIDE][SIDE];
+            UNROLL for (int k = 0; k < SIDE * SIDE; k++)
+                g[SIDE - 1 - k / SIDE][SIDE - 1 - k % SIDE] =
+                    load(half, w, (o * SIDE * SIDE + k) * in + c);
+            put_kernel(half, g, u + c * words, in * words + APART, o);
+        }
+}
+
+LT_INLINE void pack(bool half, const lt_job *job, int64_t o, float *u)
+{
+    if (job->kind == LT_CONV)
+        pack_kernel(half, job->w.data, job->conv->out, job->conv->in, o, u);
+    else
+        pack_turned_kernel(half, job->w.data, job->conv->out, job->conv->in, o, u);
+}
+FOR_BOTH(pack, (const lt_job *job, int64_t o, float *u), job, o, u)
+
+/* One tile of y for a vector of channels: the pixels that are inside get `start`, or are added
+ * to. */
+LT_INLINE void collect_tile(bool half, const square *s, const float *m, int64_t point,
+                            int64_t channel, lt_vec start, bool add)
+{
+    lt_vec p[TILE][TILE], y[2][2];
+    UNROLL for (int k = 0; k < POINTS; k++)
+        p[k / TILE][k % TILE] = lt__load_f32(m + k * point);
+    transform_output(p, y);
+    UNROLL for (int k = 0; k < 4; k++)
+        if (k / 2 < s->bottom && k % 2 < s->right) {
+            void *to = pixel_of(s, k / 2, k % 2);
+            put(half, to, channel, y[k / 2][k % 2] + (add ? load(half, to, channel) : start));
+        }
+}
+
+/* n tiles of y, `vectors` vectors of channels from `channel` on. */
+LT_INLINE void collect(bool half, const grid *g, int64_t first, int64_t n, const store *m,
+                       int64_t channel, int vectors, lt_operand bias, bool add)
+{
+    cursor at = tile_at(g, first);
+    for (int64_t t = 0; t < n; t++, go_on(g, &at, 1)) {
+        square s = output_of(half, g, &at);
+        for (int k = 0; k < vectors; k++) {
+            int64_t c = channel + k * LT_LANES;
+            lt_vec start = bias.data ? load(half && bias.dtype == LT_BF16, bias.data, c)
+                                     : (lt_vec){0};
+            collect_tile(half, &s, m->data + t * m->tile + k * m->vector, m->point, c, start, add);
+        }
+    }
+}
+
+/* What the next tiles have in an image, roughly, for it lies in their order: asked for in steps, so
+ * that memory works while products are summed. */
+typedef struct {
+    uintptr_t next, end;
+    int64_t step;           /* bytes */
+} ahead;
+
+LT_INLINE ahead ahead_of(bool half, const grid *g, const image *x, int64_t first, int64_t n,
+                         int64_t steps)
+{
+    int64_t bytes = x->h * x->w * x->c * bytes_of(half), tiles = g->down * g->across;
+    uintptr_t from = (uintptr_t)x->data + (uintptr_t)(bytes * first / tiles);
+    return (ahead){from, from, bytes * lt__least(n, g->count - first) / tiles / steps + 1};
+}
+
+LT_INLINE void prefetch(ahead *a)
+{
+    enum { LINE = 64 };
+    for (a->end += (uintptr_t)a->step; a->next < a->end; a->next += LINE)
+        __builtin_prefetch((const void *)a->next, 0, 2);
+}
+
+/* Tiles [first, first + n) of y. Rows beside the n are products of what is there, and not used. */
+LT_INLINE void convolve(bool half, const grid *g, int64_t first, int64_t n, const float *u,
+                        lt_operand bias, bool add, const store *v, const store *m)
+{
+    int64_t words = g->x.c / terms_of(half), width = g->y.c;
+    int64_t products = POINTS * ((n + ROWS - 1) / ROWS) * ((width + COLUMNS - 1) / COLUMNS);
+    ahead of_x = ahead_of(half, g, &g->x, first + n, n, products);
+    ahead of_y = ahead_of(half, g, &g->y, first + n, n, products);
+    spread(half, true, false, g, first, n, v);
+    for (int64_t c = 0; c < width; c += COLUMNS) {
+        int vectors = width - c < COLUMNS ? 1 : MOST;
+        for (int k = 0; k < POINTS; k++)
+            for (int64_t t = 0; t < n; t += ROWS) {
+                const float *a = v->data + k * v->point + t * v->tile;
+                const float *b = u + k * (width * words + APART) + c * words;
+                float *to = m->data + k * m->point + t * m->tile;
+                prefetch(&of_x);
+                prefetch(&of_y);
+                if (vectors == MOST)
+                    multiply(half, MOST, words, a, words, 1, b, words * LT_LANES, to, COLUMNS,
+                             false);
+                else
+                    multiply(half, 1, words, a, words, 1, b, 0, to, COLUMNS, false);
+            }
+        collect(half, g, first, n, m, c, vectors, bias, add);
+    }
+}
+FOR_BOTH(convolve, (const grid *g, int64_t first, int64_t n, const float *u, lt_operand bias,
+                    bool add, const store *v, const store *m), g, first, n, u, bias, add, v, m)
+
+/* Tiles that a thread takes at a time: their V is to stay in its cache. */
+static int64_t tiles_at_a_time(int64_t words)
+{
+    enum { WORDS = 1 << 18 };
+    int64_t tiles = WORDS / POINTS / words / ROWS * ROWS;
+    return tiles < ROWS ? ROWS : lt__least(tiles, 64);
+}
+
+static int64_t words_of_v(int64_t words)
+{
+    return POINTS * (tiles_at_a_time(words) * words + APART);
+}
+
+static int64_t words_of_m(int64_t words)
+{
+    return POINTS * (tiles_at_a_time(words) * COLUMNS + APART);
+}
+
+/* Part `part` of as many as there are threads. */
+static void convolve_part(const lt_call *c, const grid *g, const lt_job *job, int part)
+{
+    int64_t words = g->x.c / terms_of(g->half), most = tiles_at_a_time(words);
+    int64_t first = g->count * part / c->threads, end = g->count * (part + 1) / c->threads;
+    float *u = c->scratch, *own = u + POINTS * (words * g->y.c + APART) +
+                                  part * (words_of_v(words) + words_of_m(words));
+    store v = {own, most * words + APART, words, LT_LANES / terms_of(g->half)};
+    store m = {own + words_of_v(words), most * COLUMNS + APART, COLUMNS, LT_LANES};
+    for (; first < end; first += most)
+        (g->half ? convolve_bf16 : convolve_f32)(g, first, lt__least(most, end - first), u,
+                                                 job->bias, job->add, &v, &m);
+}
+
+static void run_convolution(const lt_call *c, const grid *g, const lt_job *job)
+{
+    const lt_conv *conv = job->conv;
+    LT_PARALLEL_FOR(c, (double)(conv->out * conv->in) * POINTS)
+    for (int64_t o = 0; o < conv->out; o += LT_LANES)
+        (g->half ? pack_bf16 : pack_f32)(job, o, c->scratch);
+    LT_PARALLEL_FOR(c, (double)(g->count * conv->out) * (double)conv->in)
+    for (int part = 0; part < c->threads; part++)
+        convolve_part(c, g, job, part);
+}
+
+/* ==== The gradient of the kernel ============================================================== */
+
+/* V and W of n tiles, as tiles `at` and so on of the stores. */
+LT_INLINE void spread_both(bool half, const grid *g, int64_t first, int64_t n, store v, store w,
+                           int64_t at)
+{
+    v.data += at / terms_of(half) * v.tile;
+    w.data += at / terms_of(half) * w.tile;
+    spread(half, true, true, g, first, n, &v);
+    spread(half, false, true, g, first, n, &w);
+}
+FOR_BOTH(spread_both, (const grid *g, int64_t first, int64_t n, store v, store w, int64_t at),
+         g, first, n, v, w, at)
+
+/* One point of LANES output channels from o on: du (+)= the sum over n tiles of w v.
+ * du: (point, out, in) */
+LT_INLINE void sum_point(bool half, int k, int64_t o, int64_t n, const store *v, const store *w,
+                         int64_t in, int64_t out, float *du, bool add)
+{
+    int64_t words = (n + terms_of(half) - 1) / terms_of(half);
+    for (int64_t c = 0; c < in; c += COLUMNS)
+        for (int64_t row = o; row < o + LT_LANES; row += ROWS) {
+            const float *a = w->data + k * w->point + o / LT_LANES * w->vector + row - o;
+            const float *b = v->data + k * v->point + c / LT_LANES * v->vector;
+            float *to = du + (k * out + row) * in + c;
+            if (in - c < COLUMNS)
+                multiply(half, 1, words, a, 1, LT_LANES, b, v->vector, to, in, add);
+            else
+                multiply(half, MOST, words, a, 1, LT_LANES, b, v->vector, to, in, add);
+        }
+}
+FOR_BOTH(sum_point, (int k, int64_t o, int64_t n, const store *v, const store *w, int64_t in,
+                     int64_t out, float *du, bool add), k, o, n, v, w, in, out, du, add)
+
+/* dw of output channel o from the sums of all parts. */
+LT_INLINE void put_kernel_gradient(bool half, const float *du, int64_t part, int parts, int64_t out,
+                                   int64_t in, int64_t o, lt_operand dw, bool add)
+{
+    bool to_half = half && dw.dtype == LT_BF16;
+    for (int64_t c = 0; c < in; c += LT_LANES) {
+        lt_vec u[TILE][TILE], g[SIDE][SIDE];
+        UNROLL for (int k = 0; k < POINTS; k++) {
+            const float *at = du + (k * out + o) * in + c;
+            lt_vec sum = lt__load_f32(at);
+            for (int i = 1; i < parts; i++)
+                sum += lt__load_f32(at + i * part);
+            u[k / TILE][k % TILE] = sum;
+        }
+        transform_kernel_gradient(u, g);
+        UNROLL for (int k = 0; k < SIDE * SIDE; k++) {
+            int64_t at = (o * SIDE * SIDE + k) * in + c;
+            lt_vec there = add ? load(to_half, dw.data, at) : (lt_vec){0};
+            put(to_half, dw.data, at, g[k / SIDE][k % SIDE] + there);
+        }
+    }
+}
+FOR_BOTH(put_kernel_gradient, (const float *du, int64_t part, int parts, int64_t out, int64_t in,
+                               int64_t o, lt_operand dw, bool add),
+         du, part, parts, out, in, o, dw, add)
+
+/* Where sums of a part of the tiles lie: U's gradient, then V and W of some tiles. */
+typedef struct {
+    int64_t tiles;           /* that are transformed at a time */
+    int64_t v, w, words;     /* where V and W begin; all that a part needs */
+    int parts;
+} sums;
+
+/* Few channels: each thread has sums of its own, of its part of the tiles. Many: there is one, in
+ * the order of the tiles, and the threads share out transforms and sums in turn. */
+static sums sums_of(const lt_call *c, const grid *g)
+{
+    enum { FEW = 128 * 256, OWN = 1 << 17, SHARED = 1 << 22, LEAST = 64 };
+    int64_t in = g->x.c, out = g->y.c;
+    bool few = in * out <= FEW;
+    int64_t words = (few ? OWN : SHARED) / POINTS / (in + out) / ROWS * ROWS;
+    int64_t all = (g->count + terms_of(g->half) - 1) / terms_of(g->half);
+    words = lt__least(all, words < LEAST ? LEAST : words);
+    sums s = {.tiles = words * terms_of(g->half), .parts = few ? c->threads : 1};
+    s.v = POINTS * in * out;
+    s.w = s.v + POINTS * (words * in + APART);
+    s.words = s.w + POINTS * (words * out + APART);
+    return s;
+}
+
+static store store_of(float *data, const grid *g, const sums *s, int64_t channels)
+{
+    int64_t words = s->tiles / terms_of(g->half);
+    return (store){data, words * channels + APART, LT_LANES, words * LT_LANES};
+}
+
+/* The sums of one part, by one thread. */
+static void sum_part(const lt_call *c, const grid *g, const sums *s, int part)
+{
+    int64_t in = g->x.c, out = g->y.c;
+    int64_t first = g->count * part / s->parts, end = g->count * (part + 1) / s->parts;
+    float *du = (float *)c->scratch + part * s->words;
+    store v = store_of(du + s->v, g, s, in), w = store_of(du + s->w, g, s, out);
+    if (first == end)
+        memset(du, 0, (size_t)s->v * sizeof *du);
+    for (int64_t at = first; at < end; at += s->tiles) {
+        int64_t n = lt__least(s->tiles, end - at);
+        (g->half ? spread_both_bf16 : spread_both_f32)(g, at, n, v, w, 0);
+        for (int k = 0; k < POINTS; k++)
+            for (int64_t o = 0; o < out; o += LT_LANES)
+                (g->half ? sum_point_bf16 : sum_point_f32)(k, o, n, &v, &w, in, out, du,
+                                                           at > first);
+    }
+}
+
+/* The only sums, by all threads. */
+static void sum_together(const lt_call *c, const grid *g, const sums *s)
+{
+    enum { SHARE = 16 }; /* tiles of a task */
+    int64_t in = g->x.c, out = g->y.c, blocks = out / LT_LANES;
+    float *du = c->scratch;
+    store v = store_of(du + s->v, g, s, in), w = store_of(du + s->w, g, s, out);
+    for (int64_t first = 0; first < g->count; first += s->tiles) {
+        int64_t n = lt__least(s->tiles, g->count - first);
+        LT_PARALLEL_FOR(c, (double)(n * (in + out)) * POINTS)
+        for (int64_t at = 0; at < n; at += SHARE)
+            (g->half ? spread_both_bf16 : spread_both_f32)(g, first + at,
+                                                           lt__least(SHARE, n - at), v, w, at);
+        LT_PARALLEL_FOR(c, (double)(n * in) * (double)out)
+        for (int64_t task = 0; task < POINTS * blocks; task++)
+            (g->half ? sum_point_bf16 : sum_point_f32)((int)(task / blocks),
+                                                       task % blocks * LT_LANES, n, &v, &w, in,
+                                                       out, du, first > 0);
+    }
+}
+
+static void run_kernel_gradient(const lt_call *c, const grid *g, const lt_job *job)
+{
+    sums s = sums_of(c, g);
+    int64_t in = g->x.c, out = g->y.c;
+    if (s.parts == 1)
+        sum_together(c, g, &s);
+    LT_PARALLEL_FOR(c, (double)(g->count * in) * (double)out)
+    for (int part = 0; part < (s.parts > 1 ? s.parts : 0); part++)
+        sum_part(c, g, &s, part);
+    LT_PARALLEL_FOR(c, (double)(in * out) * POINTS)
+    for (int64_t o = 0; o < out; o++)
+        (g->half ? put_kernel_gradient_bf16 : put_kernel_gradient_f32)(
+            c->scratch, s.words, s.parts, out, in, o, job->w, job->add);
+}
+
+/* ==== For conv2d.c ============================================================================ */
+
+static grid grid_of(lt_job_kind kind, const lt_conv *v, bool half)
+{
+    const lt_window *w = &v->window;
+    bool turned = kind == LT_CONV_DATA;
+    image x = {NULL, w->in[0], w->in[1], v->in}, y = {NULL, w->out[0], w->out[1], v->out};
+    grid g = {.x = turned ? y : x, .y = turned ? x : y, .half = half};
+    for (int i = 0; i < 2; i++)
+        g.pad[i] = turned ? SIDE - 1 - w->pad[i] : w->pad[i];
+    g.down = (g.y.h + 1) / 2;
+    g.across = (g.y.w + 1) / 2;
+    g.count = v->n * g.down * g.across;
+    return g;
+}
+
+static bool fits(const lt_conv *v)
+{
+    const lt_window *w = &v->window;
+    bool yes = v->groups == 1 && v->in % LT_LANES == 0 && v->out % LT_LANES == 0 && v->n > 0 &&
+               v->in > 0 && v->out > 0;
+    for (int i = 0; i < 2; i++)
+        yes = yes && w->kernel[i] == SIDE && w->stride[i] == 1 && w->dilation[i] == 1 &&
+              w->pad[i] < SIDE;
+    return yes;
+}
+
+bool lt__winograd_can(const lt_job *job)
+{
+    bool half = job->y.dtype == LT_BF16, weights = job->kind == LT_CONV_WEIGHTS;
+    lt_dtype dtype = half ? LT_BF16 : LT_F32, of_w = job->w.dtype;
+    return fits(job->conv) && job->y.dtype == dtype && job->x.dtype == dtype &&
+           (of_w == dtype || (weights && of_w == LT_F32)) && has_fast_products(half);
+}
+
+/* As measured beside oneDNN. From one vector of channels to one the transforms cost what they save.
+ * In bf16 the direct way costs half: there 50 tiles do not repay U, while 128 do, nor do tiles that
+ * reach far beyond the image, those of 5x5 pixels as against 7x7. But its gradients of w are slow,
+ * even those of one vector by one. */
+bool lt__winograd_takes(const lt_job *job)
+{
+    enum { ENOUGH = 128 };
+    bool half = job->y.dtype == LT_BF16, weights = job->kind == LT_CONV_WEIGHTS;
+    bool wide = job->conv->in + job->conv->out > 2 * LT_LANES;
+    if (!lt__winograd_can(job))
+        return false;
+    grid g = grid_of(job->kind, job->conv, half);
+    bool full = 20 * g.down * g.across < 7 * g.y.h * g.y.w;
+    return half ? g.count >= ENOUGH && (weights || (wide && full)) : wide;
+}
+
+size_t lt__winograd_scratch(const lt_call *c, const lt_conv *v, bool half, bool backward)
+{
+    if (!fits(v) || !has_fast_products(half))
+        return 0;
+    grid g = grid_of(LT_CONV_WEIGHTS, v, half);
+    sums s = sums_of(c, &g);
+    int64_t words = (backward ? v->out : v->in) / terms_of(half);
+    int64_t convolution = POINTS * (v->in * v->out / terms_of(half) + APART) +
+                          c->threads * (words_of_v(words) + words_of_m(words));
+    int64_t gradient = backward ? s.parts * s.words : 0;
+    return (size_t)(gradient > convolution ? gradient : convolution) * sizeof(float);
+}
+
+void lt__winograd_run(const lt_call *c, const lt_job *job)
+{
+    grid g = grid_of(job->kind, job->conv, job->y.dtype == LT_BF16);
+    bool turned = job->kind == LT_CONV_DATA;
+    g.x.data = turned ? job->y.data : job->x.data;
+    g.y.data = turned ? job->x.data : job->y.data;
+    if (job->kind == LT_CONV_WEIGHTS)
+        run_kernel_gradient(c, &g, job);
+    else
+        run_convolution(c, &g, job);
+}

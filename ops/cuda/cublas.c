@@ -1,0 +1,342 @@
+/* cublas.c - the one file that calls cuBLASLt.
+ *
+ * To it matrices are column-major: what we store as (rows, columns) it sees as the transpose. So it
+ * is asked for out^T = b^T a^T: its A is our b, its B our a, and its rows are our columns.
+ *
+ * A plan is the descriptors of one product and the algorithms that heuristics propose. Plans are
+ * kept by product, and so is the answer that there is none. What heuristics propose may be refused
+ * when it is to run: then the next one runs, from then on.
+ */
+#include "ops/cuda/cublas.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { A = LT_CUBLAS_A, B, OUT, SIDE };
+enum { BUCKETS = 256, MOST_PLANS = 1024, MOST_MATRICES = 65535, CHOICES = 4 };
+
+typedef struct plan {
+    struct plan *next; /* in its bucket */
+    lt_cublas_product product;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t layout[OUT + 1];
+    cublasLtMatmulHeuristicResult_t found[CHOICES]; /* none wants more workspace than the first */
+    int n, at;         /* so many; the one that runs */
+} plan;
+
+struct lt_cublas {
+    lt_cublaslt_table t;
+    const lt_cuda_lent *lent;
+    lt_cublas_config config;
+    cublasLtHandle_t handle;
+    int n_plans;
+    plan *bucket[BUCKETS];
+};
+
+/* ==== Failures ================================================================================ */
+
+#define BLAS_TRY(expr)                                                                             \
+    do {                                                                                           \
+        cublasStatus_t blas_try_ = (expr);                                                         \
+        if (blas_try_ != CUBLAS_STATUS_SUCCESS)                                                    \
+            return blas_try_;                                                                      \
+    } while (0)
+
+static const char *version_of(const lt_cublaslt_table *t, char text[32])
+{
+    size_t v = t->cublasLtGetVersion();
+    snprintf(text, 32, "cuBLASLt %zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
+    return text;
+}
+
+static lt_status failed(const lt_cublas *d, cublasStatus_t status)
+{
+    char version[32];
+    LT_TRY(d->lent->device->sync(d->lent->device)); /* what a kernel has failed with before */
+    if (status == CUBLAS_STATUS_ALLOC_FAILED)
+        return d->lent->host->fail(LT_ENOMEM, "out of memory in cuBLASLt; try a smaller batch");
+    return d->lent->host->fail(LT_EENV, "%s failed: %s", version_of(&d->t, version),
+                               d->t.cublasLtGetStatusString(status));
+}
+
+/* ==== Making a plan =========================================================================== */
+
+static cudaDataType_t type_of(int64_t dtype)
+{
+    return dtype == LT_F16 ? CUDA_R_16F : dtype == LT_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+
+static cublasStatus_t set_desc(lt_cublas *d, plan *p, cublasLtMatmulDescAttributes_t name,
+                               const void *value, size_t bytes)
+{
+    return d->t.cublasLtMatmulDescSetAttribute(p->desc, name, value, bytes);
+}
+
+static cublasStatus_t make_desc(lt_cublas *d, plan *p)
+{
+    const lt_cublas_product *o = &p->product;
+    const bool fast = o->dtype == LT_F32 && d->config.tf32;
+    const cublasOperation_t turn = CUBLAS_OP_T, as_it_is = CUBLAS_OP_N;
+    const cublasLtEpilogue_t epilogue = o->side == LT_CUBLAS_BIAS       ? CUBLASLT_EPILOGUE_BIAS
+                                        : o->side == LT_CUBLAS_ROW_SUMS ? CUBLASLT_EPILOGUE_BGRADB
+                                                                        : CUBLASLT_EPILOGUE_DEFAULT;
+    const int32_t side_type = type_of(o->out_dtype);
+    BLAS_TRY(d->t.cublasLtMatmulDescCreate(
+        &p->desc, fast ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    BLAS_TRY(set_desc(d, p, CUBLASLT_MATMUL_DESC_TRANSA, o->turn_b ? &turn : &as_it_is,
+                      sizeof turn));
+    BLAS_TRY(set_desc(d, p, CUBLASLT_MATMUL_DESC_TRANSB, o->turn_a ? &turn : &as_it_is,
+                      sizeof turn));
+    BLAS_TRY(set_desc(d, p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    if (o->side == LT_CUBLAS_NO_SIDE)
+        return CUBLAS_STATUS_SUCCESS;
+    return set_desc(d, p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &side_type, sizeof side_type);
+}
+
+/* A matrix of so many rows of so many columns, as we see it. */
+static cublasStatus_t make_layout(lt_cublas *d, plan *p, int which, int64_t dtype, int64_t rows,
+                                  int64_t cols, int64_t step)
+{
+    const int32_t batch = (int32_t)p->product.batch;
+    cublasLtMatrixLayout_t *layout = &p->layout[which];
+    BLAS_TRY(d->t.cublasLtMatrixLayoutCreate(layout, type_of(dtype), (uint64_t)cols, (uint64_t)rows,
+                                             cols));
+    if (batch == 1)
+        return CUBLAS_STATUS_SUCCESS;
+    BLAS_TRY(d->t.cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                                                   &batch, sizeof batch));
+    return d->t.cublasLtMatrixLayoutSetAttribute(
+        *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step);
+}
+
+static cublasStatus_t make_layouts(lt_cublas *d, plan *p)
+{
+    const lt_cublas_product *o = &p->product;
+    BLAS_TRY(make_layout(d, p, A, o->dtype, o->turn_a ? o->k : o->m, o->turn_a ? o->m : o->k,
+                         o->a_step));
+    BLAS_TRY(make_layout(d, p, B, o->dtype, o->turn_b ? o->n : o->k, o->turn_b ? o->k : o->n,
+                         o->b_step));
+    return make_layout(d, p, OUT, o->out_dtype, o->m, o->n, o->out_step);
+}
+
+static cublasStatus_t set_preference(lt_cublas *d, cublasLtMatmulPreference_t wish, const plan *p)
+{
+    const uint64_t workspace = d->config.workspace;
+    const uint32_t in_f32 = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* whatever the result's type */
+    const cublasLtMatmulPreferenceAttributes_t names[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    const int64_t *align = p->product.align;
+    const uint32_t bytes[] = {(uint32_t)align[B], (uint32_t)align[A], (uint32_t)align[OUT],
+                              (uint32_t)align[OUT]};
+    BLAS_TRY(d->t.cublasLtMatmulPreferenceSetAttribute(
+        wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
+    BLAS_TRY(d->t.cublasLtMatmulPreferenceSetAttribute(
+        wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &in_f32, sizeof in_f32));
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        BLAS_TRY(d->t.cublasLtMatmulPreferenceSetAttribute(wish, names[i], &bytes[i],
+                                                           sizeof bytes[i]));
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* What the library says of a product that it does not know, or that is beyond it. */
+static bool is_refusal(cublasStatus_t status)
+{
+    return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
+}
+
+static cublasStatus_t choose(lt_cublas *d, plan *p)
+{
+    cublasLtMatmulPreference_t wish;
+    int n = 0;
+    BLAS_TRY(d->t.cublasLtMatmulPreferenceCreate(&wish));
+    cublasStatus_t status = set_preference(d, wish, p);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = d->t.cublasLtMatmulAlgoGetHeuristic(d->handle, p->desc, p->layout[B], p->layout[A],
+                                                     p->layout[OUT], p->layout[OUT], wish, CHOICES,
+                                                     p->found, &n);
+    d->t.cublasLtMatmulPreferenceDestroy(wish);
+    for (int i = 0; i < n && status == CUBLAS_STATUS_SUCCESS; i++)
+        if (p->found[i].state == CUBLAS_STATUS_SUCCESS &&
+            (p->n == 0 || p->found[i].workspaceSize <= p->found[0].workspaceSize))
+            p->found[p->n++] = p->found[i];
+    return is_refusal(status) ? CUBLAS_STATUS_SUCCESS : status;
+}
+
+/* Fills p for its product; p->n stays 0 when no algorithm takes it. */
+static cublasStatus_t complete(lt_cublas *d, plan *p)
+{
+    BLAS_TRY(make_desc(d, p));
+    BLAS_TRY(make_layouts(d, p));
+    return choose(d, p);
+}
+
+/* ==== Plans =================================================================================== */
+
+static void plan_free(lt_cublas *d, plan *p)
+{
+    for (int i = A; i <= OUT; i++)
+        if (p->layout[i])
+            d->t.cublasLtMatrixLayoutDestroy(p->layout[i]);
+    if (p->desc)
+        d->t.cublasLtMatmulDescDestroy(p->desc);
+    free(p);
+}
+
+static void plans_free(lt_cublas *d)
+{
+    for (int i = 0; i < BUCKETS; i++)
+        for (plan *p; (p = d->bucket[i]);) {
+            d->bucket[i] = p->next;
+            plan_free(d, p);
+        }
+    d->n_plans = 0;
+}
+
+static plan **bucket_of(lt_cublas *d, const lt_cublas_product *o)
+{
+    uint64_t words[sizeof *o / sizeof(uint64_t)], hash = 0;
+    memcpy(words, o, sizeof words);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        hash = (hash ^ words[i]) * 0x9e3779b97f4a7c15;
+        hash ^= hash >> 32;
+    }
+    return &d->bucket[hash % BUCKETS];
+}
+
+/* *found: the plan for a product, made if need be. Borrowed until the next one is made. */
+static lt_status plan_for(lt_cublas *d, const lt_cublas_product *o, plan **found)
+{
+    plan **bucket = bucket_of(d, o), *p = *bucket;
+    while (p && memcmp(&p->product, o, sizeof *o) != 0)
+        p = p->next;
+    if ((*found = p))
+        return LT_OK;
+    if (d->n_plans == MOST_PLANS) /* sizes that never repeat: start again rather than grow */
+        plans_free(d);
+    if (!(p = calloc(1, sizeof *p)))
+        return d->lent->host->fail(LT_ENOMEM, "out of memory for plans of cuBLASLt");
+    p->product = *o;
+    cublasStatus_t status = complete(d, p);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        plan_free(d, p);
+        return failed(d, status);
+    }
+    p->next = *bucket;
+    *found = *bucket = p;
+    d->n_plans++;
+    return LT_OK;
+}
+
+/* ==== Products ================================================================================ */
+
+static bool is_half(int64_t dtype) { return dtype == LT_F16 || dtype == LT_BF16; }
+
+/* What cuBLASLt may be asked about; more matrices it may refuse to run, in spite of a plan. */
+static bool is_asked(const lt_cublas_product *o)
+{
+    if (o->dtype != LT_F32 && !is_half(o->dtype))
+        return false;
+    return (o->out_dtype == o->dtype || o->out_dtype == LT_F32) && o->batch <= MOST_MATRICES;
+}
+
+/* It computes nothing, or it is all zeros. */
+static bool is_empty(const lt_cublas_product *o)
+{
+    return o->batch == 0 || o->m == 0 || o->n == 0 || (o->k == 0 && o->side == LT_CUBLAS_NO_SIDE);
+}
+
+lt_status lt__cublas_plan(lt_cublas *d, const lt_cublas_product *o, size_t *workspace)
+{
+    plan *p;
+    *workspace = 0;
+    if (!is_asked(o))
+        return LT_EUNSUPPORTED;
+    if (is_empty(o) && o->side != LT_CUBLAS_ROW_SUMS)
+        return LT_OK;
+    if (is_empty(o) || o->k == 0)
+        return LT_EUNSUPPORTED;
+    LT_TRY(plan_for(d, o, &p));
+    *workspace = p->found[0].workspaceSize;
+    return p->n > 0 ? LT_OK : LT_EUNSUPPORTED;
+}
+
+static lt_status fill_zeros(lt_cublas *d, const lt_cublas_product *o, void *out)
+{
+    lt_device *device = d->lent->device;
+    const size_t bytes = lt__cuda_dtype_bytes((lt_dtype)o->out_dtype);
+    const int64_t each = o->m * o->n;
+    for (int64_t i = 0; i < o->batch && each > 0 && !o->add; i++)
+        LT_TRY(device->fill(device, (char *)out + (size_t)(i * o->out_step) * bytes,
+                            (lt_dtype)o->out_dtype, (size_t)each, 0));
+    return LT_OK;
+}
+
+static cublasStatus_t run(lt_cublas *d, const plan *p, void *const operand[LT_CUBLAS_OPERANDS],
+                          bool add, void *workspace)
+{
+    const float one = 1, beta = add ? 1 : 0;
+    return d->t.cublasLtMatmul(d->handle, p->desc, &one, operand[B], p->layout[B], operand[A],
+                               p->layout[A], &beta, operand[OUT], p->layout[OUT], operand[OUT],
+                               p->layout[OUT], &p->found[p->at].algo, workspace,
+                               p->found[0].workspaceSize, (cudaStream_t)d->lent->stream);
+}
+
+lt_status lt__cublas_run(lt_cublas *d, const lt_cublas_product *o,
+                         void *const operand[LT_CUBLAS_OPERANDS], void *workspace)
+{
+    size_t bytes;
+    plan *p;
+    LT_TRY(lt__cublas_plan(d, o, &bytes));
+    if (is_empty(o))
+        return fill_zeros(d, o, operand[OUT]);
+    LT_TRY(plan_for(d, o, &p));
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    if (o->side != LT_CUBLAS_NO_SIDE)
+        status = set_desc(d, p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &operand[SIDE],
+                          sizeof operand[SIDE]);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = run(d, p, operand, o->add, workspace);
+    while (status == CUBLAS_STATUS_NOT_SUPPORTED && p->at + 1 < p->n) {
+        p->at++;
+        status = run(d, p, operand, o->add, workspace);
+    }
+    return status == CUBLAS_STATUS_SUCCESS ? LT_OK : failed(d, status);
+}
+
+/* ==== The state =============================================================================== */
+
+const lt_cuda_lent *lt__cublas_lent(const lt_cublas *d) { return d->lent; }
+
+lt_cublas *lt__cublas_new(const lt_cublaslt_table *table, const lt_cuda_lent *lent,
+                          const lt_cublas_config *config, char *text, size_t bytes)
+{
+    char version[32];
+    lt_cublas *d = calloc(1, sizeof *d);
+    if (!d) {
+        snprintf(text, bytes, "out of memory for cuBLASLt");
+        return NULL;
+    }
+    d->t = *table;
+    d->lent = lent;
+    d->config = *config;
+    if (d->config.workspace == 0)
+        d->config.workspace = LT_CUBLAS_WORKSPACE;
+    cublasStatus_t status = d->t.cublasLtCreate(&d->handle);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        return d;
+    snprintf(text, bytes, "%s cannot be used: %s", version_of(table, version),
+             table->cublasLtGetStatusString(status));
+    free(d);
+    return NULL;
+}
+
+void lt__cublas_free(lt_cublas *d)
+{
+    if (!d)
+        return;
+    plans_free(d);
+    d->t.cublasLtDestroy(d->handle);
+    free(d);
+}

@@ -1,0 +1,355 @@
+/* cublas_calls.c - calls of linear and matmul as products for cuBLASLt.
+ *
+ * A gradient that several products add up is f32 on its way, and rounded once: scratch then begins
+ * with it, and the products' workspace follows.
+ */
+#include <string.h>
+
+#include "ops/cuda/cublas.h"
+
+enum { X, Y, W = 1, B };
+enum { A = LT_CUBLAS_A, OF_B, OUT, SIDE, OPERANDS };
+
+/* ==== Products ================================================================================ */
+
+/* A dense product, as lt__product_of() of product.h. */
+static lt_cublas_product product_of(int64_t batch, int64_t m, int64_t n, int64_t k, bool turn_a,
+                                    bool turn_b)
+{
+    return (lt_cublas_product){.batch = batch, .m = m, .n = n, .k = k, .turn_a = turn_a,
+                               .turn_b = turn_b, .a_step = m * k, .b_step = k * n,
+                               .out_step = m * n};
+}
+
+/* What an address, and all that are steps from it, are multiples of. */
+static int64_t alignment(const void *at, int64_t step)
+{
+    uintptr_t bits = (uintptr_t)at | (uintptr_t)step | 16;
+    return (int64_t)(bits & (~bits + 1));
+}
+
+/* One product of a call, with its operands. */
+typedef struct part {
+    lt_cublas_product p;
+    void *operand[OPERANDS];
+} part;
+
+/* Elements of a type from `offset` on; each: of them there is one at every so many elements. */
+static void put(part *t, int i, void *data, int64_t dtype, int64_t offset, int64_t each)
+{
+    const int64_t bytes = (int64_t)lt__cuda_dtype_bytes((lt_dtype)dtype);
+    t->operand[i] = (char *)data + offset * bytes;
+    t->p.align[i] = alignment(t->operand[i], each * bytes);
+    if (i == OUT)
+        t->p.out_dtype = dtype;
+    else
+        t->p.dtype = dtype;
+}
+
+static void put_all(part *t, int i, const lt_tensor *x) { put(t, i, x->data, x->dtype, 0, 0); }
+
+/* Whether x can be read or written beside a product. cuBLASLt is told how the operands lie, but not
+ * how this does, and takes it to begin at a multiple of 16 bytes. A view need not. */
+static bool fits_beside(const lt_tensor *x, const lt_tensor *out)
+{
+    return x->dtype == out->dtype && alignment(x->data, 0) == 16;
+}
+
+/* ==== linear ================================================================================== */
+
+/* y (m, n) = x (m, k) w^T + b. A pointwise conv2d is this too, with w (n, 1, 1, k). */
+typedef struct { int64_t m, n, k; } sizes;
+
+static sizes sizes_of(const lt_tensor *w, const lt_tensor *y)
+{
+    sizes s = {.m = 1, .n = w->dims[0], .k = w->dims[w->ndim - 1]};
+    for (int i = 0; i < y->ndim - 1; i++)
+        s.m *= y->dims[i];
+    return s;
+}
+
+static lt_tensor *bias_of(const lt_call *c, lt_tensor **of) { return c->n_in > B ? of[B] : NULL; }
+
+/* y, or LT_EUNSUPPORTED for operands of several types, or that do not fit. */
+static lt_status linear_part(const lt_call *c, part *t)
+{
+    const lt_tensor *bias = bias_of(c, c->in);
+    sizes s = sizes_of(c->in[W], c->out[0]);
+    *t = (part){.p = product_of(1, s.m, s.n, s.k, false, true)};
+    put_all(t, A, c->in[X]);
+    put_all(t, OF_B, c->in[W]);
+    put_all(t, OUT, c->out[0]);
+    if (bias) {
+        t->p.side = LT_CUBLAS_BIAS;
+        t->operand[SIDE] = bias->data;
+    }
+    return c->in[X]->dtype == c->in[W]->dtype && (!bias || fits_beside(bias, c->out[0]))
+               ? LT_OK
+               : LT_EUNSUPPORTED;
+}
+
+/* dx = dy w;  dw = dy^T x, beside which come the sums of dy's rows, if they are to be written, and
+ * to what is of dw's type: that is db. */
+static lt_status linear_grad_part(lt_cublas *d, const lt_call *c, int i, part *t, size_t *bytes)
+{
+    const lt_tensor *w = c->in[W] ? c->in[W] : c->d_in[W], *dy = c->d_out[0];
+    const lt_tensor *with = c->in[i == X ? W : X];
+    lt_tensor *db = i == W ? bias_of(c, c->d_in) : NULL;
+    sizes s = sizes_of(w, dy);
+    *t = (part){.p = i == X ? product_of(1, s.m, s.k, s.n, false, false)
+                            : product_of(1, s.n, s.k, s.m, true, false)};
+    put_all(t, A, dy);
+    put_all(t, OF_B, with);
+    put_all(t, OUT, c->d_in[i]);
+    t->p.add = c->add >> i & 1;
+    if (dy->dtype != with->dtype)
+        return LT_EUNSUPPORTED;
+    if (db && fits_beside(db, c->d_in[W]) && !(c->add >> B & 1)) {
+        t->p.side = LT_CUBLAS_ROW_SUMS;
+        t->operand[SIDE] = db->data;
+        lt_status status = lt__cublas_plan(d, &t->p, bytes);
+        if (status != LT_EUNSUPPORTED)
+            return status;
+        t->p.side = LT_CUBLAS_NO_SIDE;
+    }
+    return lt__cublas_plan(d, &t->p, bytes);
+}
+
+size_t lt__cublas_linear_scratch(lt_cublas *d, const lt_call *c, bool backward)
+{
+    size_t most = 0, bytes = 0;
+    part t;
+    if (!backward) {
+        lt_status status = linear_part(c, &t);
+        if (status == LT_OK)
+            status = lt__cublas_plan(d, &t.p, &bytes);
+        return lt__cuda_scratch(0, status, bytes);
+    }
+    for (int i = X; i <= W; i++)
+        if (c->d_in[i]) {
+            lt_status status = linear_grad_part(d, c, i, &t, &bytes);
+            most = lt__cuda_scratch(most, status, bytes);
+        }
+    return most;
+}
+
+lt_status lt__cublas_linear_fwd(lt_cublas *d, lt_call *c)
+{
+    part t;
+    LT_TRY(linear_part(c, &t));
+    return lt__cublas_run(d, &t.p, t.operand, c->scratch);
+}
+
+lt_status lt__cublas_linear_bwd(lt_cublas *d, lt_call *c)
+{
+    const lt_cuda_lent *lent = lt__cublas_lent(d);
+    lt_tensor *db = bias_of(c, c->d_in), *dy = c->d_out[0];
+    bool summed = false;
+    size_t bytes;
+    part t[2];
+    for (int i = X; i <= W; i++)
+        if (c->d_in[i])
+            LT_TRY(linear_grad_part(d, c, i, &t[i], &bytes));
+    for (int i = X; i <= W; i++)
+        if (c->d_in[i]) {
+            LT_TRY(lt__cublas_run(d, &t[i].p, t[i].operand, c->scratch));
+            summed = summed || t[i].p.side == LT_CUBLAS_ROW_SUMS;
+        }
+    if (!db || summed)
+        return LT_OK;
+    int64_t n = db->count;
+    return lent->sum_rows(lent->device, db->data, (lt_dtype)db->dtype, dy->data,
+                          (lt_dtype)dy->dtype, n > 0 ? dy->count / n : 0, n, c->add >> B & 1);
+}
+
+/* ==== matmul ================================================================================== */
+
+/* How the leading axes of x and y pair up matrices, as in matmul.c. */
+typedef struct pairs {
+    int64_t m, n, k;                  /* of a product */
+    int64_t total, of[2];             /* pairs; matrices of x and of y */
+    int n_lead;
+    int64_t lead[LT_MAX_DIMS];
+    int64_t step[2][LT_MAX_DIMS];     /* in elements; 0 where stretched */
+} pairs;
+
+static void lead_steps(pairs *s, int side, const lt_tensor *t)
+{
+    int64_t size = t->dims[t->ndim - 2] * t->dims[t->ndim - 1];
+    s->of[side] = 1;
+    for (int i = s->n_lead - 1; i >= 0; i--) {
+        int axis = i - s->n_lead + t->ndim - 2;
+        int64_t dim = axis < 0 ? 1 : t->dims[axis];
+        s->step[side][i] = dim == 1 ? 0 : s->of[side] * size;
+        s->of[side] *= dim;
+        if (dim != 1)
+            s->lead[i] = dim;
+    }
+}
+
+static pairs pair_up(const lt_tensor *x, const lt_tensor *y)
+{
+    pairs s = {.m = x->dims[x->ndim - 2], .n = y->dims[y->ndim - 1], .k = x->dims[x->ndim - 1],
+               .total = 1, .n_lead = (x->ndim > y->ndim ? x->ndim : y->ndim) - 2};
+    for (int i = 0; i < s.n_lead; i++)
+        s.lead[i] = 1;
+    lead_steps(&s, X, x);
+    lead_steps(&s, Y, y);
+    for (int i = 0; i < s.n_lead; i++)
+        s.total *= s.lead[i];
+    if (s.of[Y] == 1 && s.of[X] == s.total) { /* x's matrices are the rows of one */
+        s.m *= s.total;
+        s.total = s.of[X] = 1;
+        s.n_lead = 0;
+    }
+    return s;
+}
+
+/* Elements before the matrix that pair i takes from x or y. */
+static int64_t offset_of(const pairs *s, int side, int64_t i)
+{
+    int64_t offset = 0;
+    for (int axis = s->n_lead - 1; axis >= 0 && s->total > 0; axis--) {
+        offset += i % s->lead[axis] * s->step[side][axis];
+        i /= s->lead[axis];
+    }
+    return offset;
+}
+
+/* The products of all pairs: forward, or the gradient of x or of y. */
+typedef struct products {
+    pairs s;
+    lt_cublas_product p;              /* of one pair */
+    const lt_tensor *t[OUT + 1];
+    int of[OUT + 1];                  /* X, Y or OUT: which of the op's tensors each is, or whose
+                                       * gradient */
+    bool at_once;                     /* as one batch; else one by one */
+    bool collects;                    /* of those some add to the same matrix */
+    size_t sums;                      /* bytes of scratch to do that in */
+} products;
+
+/* A batch has for each pair a matrix of each tensor, or one for all where it is not written. */
+static void plan_pairs(products *v)
+{
+    v->at_once = true;
+    for (int i = A; i <= OUT; i++) {
+        int64_t matrices = v->of[i] == OUT ? v->s.total : v->s.of[v->of[i]];
+        if (matrices != v->s.total && (i == OUT || matrices != 1))
+            v->at_once = false;
+    }
+    v->collects = !v->at_once && v->of[OUT] != OUT;
+    if (v->collects && v->t[OUT]->dtype != LT_F32)
+        v->sums = lt__cuda_padded((size_t)v->t[OUT]->count * sizeof(float));
+}
+
+/* y, or the gradient of input i. */
+static products products_of(const lt_call *c, bool backward, int i)
+{
+    const lt_tensor *x = c->in[X] ? c->in[X] : c->d_in[X], *y = c->in[Y] ? c->in[Y] : c->d_in[Y];
+    const pairs s = pair_up(x, y);
+    products v = {.s = s, .of = {X, Y, OUT}, .p = product_of(1, s.m, s.n, s.k, false, false)};
+    v.t[A] = x;
+    v.t[OF_B] = y;
+    v.t[OUT] = backward ? c->d_in[i] : c->out[0];
+    if (backward && i == X) {         /* dx = dy y^T */
+        v.p = product_of(1, s.m, s.k, s.n, false, true);
+        v.of[A] = OUT;
+        v.of[OUT] = X;
+        v.t[A] = c->d_out[0];
+    } else if (backward) {            /* dy = x^T dy */
+        v.p = product_of(1, s.k, s.n, s.m, true, false);
+        v.of[OF_B] = OUT;
+        v.of[OUT] = Y;
+        v.t[OF_B] = c->d_out[0];
+    }
+    plan_pairs(&v);
+    return v;
+}
+
+/* Pair i, or all of them; sums: where they are collected, or NULL. add: to what is there. */
+static part part_of(const products *v, int64_t i, void *sums, bool add)
+{
+    const pairs *s = &v->s;
+    part t = {.p = v->p};
+    int64_t *const step[] = {&t.p.a_step, &t.p.b_step, &t.p.out_step};
+    t.p.batch = v->at_once ? s->total : 1;
+    for (int k = A; k <= OUT; k++) {
+        const int of = v->of[k];
+        const int64_t each = s->total > 1 ? *step[k] : 0;
+        const int64_t offset = of == OUT ? i * s->m * s->n : offset_of(s, of, i);
+        if (of != OUT && s->of[of] != s->total)
+            *step[k] = 0;
+        put(&t, k, k == OUT && sums ? sums : v->t[k]->data,
+            k == OUT && sums ? LT_F32 : v->t[k]->dtype, offset, each);
+    }
+    t.p.add = v->collects || add;
+    return t;
+}
+
+/* Bytes of scratch; LT_EUNSUPPORTED. All products of a call are alike, so one is asked about. */
+static lt_status needs(lt_cublas *d, const products *v, bool add, size_t *bytes)
+{
+    char any[16] __attribute__((aligned(16)));
+    part t = part_of(v, 0, v->sums > 0 ? any : NULL, add);
+    *bytes = 0;
+    if (v->t[A]->dtype != v->t[OF_B]->dtype)
+        return LT_EUNSUPPORTED;
+    if (v->s.total > 0)
+        LT_TRY(lt__cublas_plan(d, &t.p, bytes));
+    *bytes += v->sums;
+    return LT_OK;
+}
+
+static lt_status run(lt_cublas *d, lt_call *c, const products *v, bool add)
+{
+    lt_device *device = lt__cublas_lent(d)->device;
+    const lt_tensor *to = v->t[OUT];
+    const lt_dtype dtype = (lt_dtype)to->dtype;
+    const size_t count = (size_t)to->count;
+    char *sums = v->sums > 0 ? c->scratch : NULL, *workspace = (char *)c->scratch + v->sums;
+    if (sums && add)
+        LT_TRY(device->convert(device, sums, LT_F32, to->data, dtype, count));
+    else if (v->collects && !add)
+        LT_TRY(device->fill(device, sums ? sums : to->data, LT_F32, count, 0));
+    for (int64_t i = 0; i < (v->at_once ? 1 : v->s.total); i++) {
+        part t = part_of(v, i, sums, add);
+        LT_TRY(lt__cublas_run(d, &t.p, t.operand, workspace));
+    }
+    return sums ? device->convert(device, to->data, dtype, sums, LT_F32, count) : LT_OK;
+}
+
+size_t lt__cublas_matmul_scratch(lt_cublas *d, const lt_call *c, bool backward)
+{
+    size_t most = 0, bytes;
+    for (int i = X; i <= (backward ? Y : X); i++) {
+        if (backward && !c->d_in[i])
+            continue;
+        products v = products_of(c, backward, i);
+        lt_status status = needs(d, &v, backward && (c->add >> i & 1), &bytes);
+        most = lt__cuda_scratch(most, status, bytes);
+    }
+    return most;
+}
+
+lt_status lt__cublas_matmul_fwd(lt_cublas *d, lt_call *c)
+{
+    products v = products_of(c, false, 0);
+    size_t bytes;
+    LT_TRY(needs(d, &v, false, &bytes));
+    return run(d, c, &v, false);
+}
+
+lt_status lt__cublas_matmul_bwd(lt_cublas *d, lt_call *c)
+{
+    products v[2];
+    size_t bytes;
+    for (int i = X; i <= Y; i++)
+        if (c->d_in[i]) {
+            v[i] = products_of(c, true, i);
+            LT_TRY(needs(d, &v[i], c->add >> i & 1, &bytes));
+        }
+    for (int i = X; i <= Y; i++)
+        if (c->d_in[i])
+            LT_TRY(run(d, c, &v[i], c->add >> i & 1));
+    return LT_OK;
+}

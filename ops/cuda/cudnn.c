@@ -1,0 +1,321 @@
+/* cudnn.c - jobs, plans, and running them. With cudnn_graph.c and cudnn_engine.c it is what calls
+ * cuDNN: its graph API, of 9.8 or later.
+ *
+ * A plan is what cuDNN made for one job: a graph of one or two operations, an engine for it with
+ * its knobs, and the code. Plans are kept by job, and so is the answer that no engine takes it; a
+ * file remembers engine and knobs from run to run. The descriptors that a plan was made of live as
+ * long as it does.
+ *
+ * Gradients are added by the engine itself (beta = 1): cuDNN 9.19 proposes about as many engines
+ * then as else.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ops/cuda/cudnn_plan.h"
+
+enum { X = LT_CUDNN_X, W, Y, B, OPERANDS };
+enum { MOST_PLANS = 1024 };
+
+/* ==== Failures ================================================================================ */
+
+static const char *version_of(const lt_cudnn_table *t, char text[32])
+{
+    size_t v = t->cudnnGetVersion();
+    snprintf(text, 32, "cuDNN %zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
+    return text;
+}
+
+static lt_status failed(const lt_cudnn *d, cudnnStatus_t status, const char *doing)
+{
+    char version[32], why[256] = "";
+    if (d->handle) /* a kernel's fault comes out of every call after it: then it is what failed */
+        LT_TRY(d->lent->device->sync(d->lent->device));
+    if (lt__cudnn_is_memory(status))
+        return d->lent->host->fail(LT_ENOMEM, "out of memory in cuDNN; try a smaller batch");
+    d->t.cudnnGetLastErrorString(why, sizeof why);
+    return d->lent->host->fail(LT_EENV, "%s failed %s: %s%s%s", version_of(&d->t, version), doing,
+                               d->t.cudnnGetErrorString(status), why[0] ? ": " : "", why);
+}
+
+/* ==== The file ================================================================================ */
+
+static void key_text(const lt_cudnn *d, const lt_cudnn_job *job, char text[LT_CHOICE_BYTES])
+{
+    int64_t words[sizeof *job / sizeof(int64_t)];
+    memcpy(words, job, sizeof words);
+    int at = snprintf(text, LT_CHOICE_BYTES, "%d %d %zu", d->config.deterministic, d->config.tf32,
+                      d->config.workspace);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        at += snprintf(text + at, (size_t)(LT_CHOICE_BYTES - at), " %lld", (long long)words[i]);
+}
+
+static void read_file(lt_cudnn *d, lt_ctx *ctx)
+{
+    char stamp[256], note[512];
+    if (d->read || !d->config.plans)
+        return;
+    d->read = true;
+    snprintf(stamp, sizeof stamp, "cuDNN %zu, CUDA %zu, %s", d->t.cudnnGetVersion(),
+             d->t.cudnnGetCudartVersion(), d->lent->model);
+    d->file = lt__plans_read(d->config.plans, stamp, note, sizeof note);
+    if (note[0])
+        d->lent->host->log(ctx, LT_LOG_WARN, "%s", note);
+}
+
+/* ==== Plans =================================================================================== */
+
+static void drop_pack(lt_cudnn *d, lt_plan *p)
+{
+    if (p->pack)
+        d->t.cudnnBackendDestroyDescriptor(p->pack);
+    p->pack = NULL;
+}
+
+static void plan_free(lt_cudnn *d, lt_plan *p)
+{
+    drop_pack(d, p);
+    lt__desc_cut(d, &p->made, 0);
+    free(p);
+}
+
+static void plans_free(lt_cudnn *d)
+{
+    for (int i = 0; i < LT_PLAN_BUCKETS; i++)
+        for (lt_plan *p; (p = d->bucket[i]);) {
+            d->bucket[i] = p->next;
+            plan_free(d, p);
+        }
+    d->n_plans = 0;
+}
+
+static lt_plan **bucket_of(lt_cudnn *d, const lt_cudnn_job *job)
+{
+    uint64_t words[sizeof *job / sizeof(uint64_t)], hash = 0;
+    memcpy(words, job, sizeof words);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        hash = (hash ^ words[i]) * 0x9e3779b97f4a7c15;
+        hash ^= hash >> 32;
+    }
+    return &d->bucket[hash % LT_PLAN_BUCKETS];
+}
+
+static lt_plan *find(const lt_cudnn *d, const lt_cudnn_job *job)
+{
+    lt_plan *p = *bucket_of((lt_cudnn *)d, job);
+    while (p && memcmp(&p->job, job, sizeof *job) != 0)
+        p = p->next;
+    return p;
+}
+
+/* What cuDNN says of a job that it does not know, or that is beyond it. */
+static bool is_refusal(cudnnStatus_t status)
+{
+    return CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_NOT_SUPPORTED ||
+           CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_BAD_PARAM;
+}
+
+/* Fills p for its job; p->plan stays NULL when no engine takes it. That is not for the file: what
+ * was missing on this machine may be there tomorrow. */
+static lt_status complete(lt_cudnn *d, lt_ctx *ctx, lt_plan *p)
+{
+    char key[LT_CHOICE_BYTES], why[256] = "";
+    d->status = CUDNN_STATUS_SUCCESS;
+    read_file(d, ctx);
+    key_text(d, &p->job, key);
+    lt__cudnn_graph(d, p);
+    const char *known = d->file ? lt__plans_find(d->file, key) : NULL;
+    if (known && lt__cudnn_restore(d, p, known))
+        return LT_OK;
+    lt__cudnn_choose(d, p);
+    if (d->status != CUDNN_STATUS_SUCCESS && !is_refusal(d->status))
+        return failed(d, d->status, "to make a plan");
+    if (d->status != CUDNN_STATUS_SUCCESS)
+        d->t.cudnnGetLastErrorString(why, sizeof why);
+    if (!p->plan)
+        d->lent->host->log(ctx, LT_LOG_DEBUG, "no engine of cuDNN takes job %s%s%s", key,
+                           why[0] ? ": " : "", why);
+    if (d->file && p->plan && p->choice[0] && !lt__plans_put(d->file, key, p->choice))
+        return d->lent->host->fail(LT_ENOMEM, "out of memory for plans of cuDNN");
+    return LT_OK;
+}
+
+/* *found: the plan for a job, made if need be. Borrowed until the next one is made. */
+static lt_status plan_for(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_job *job, lt_plan **found)
+{
+    lt_plan *p = find(d, job);
+    if ((*found = p))
+        return LT_OK;
+    if (d->n_plans == MOST_PLANS) { /* sizes that never repeat: start again rather than grow */
+        LT_TRY(d->lent->device->sync(d->lent->device)); /* with none of them under way */
+        plans_free(d);
+    }
+    if (!(p = calloc(1, sizeof *p)))
+        return d->lent->host->fail(LT_ENOMEM, "out of memory for plans of cuDNN");
+    p->job = *job;
+    lt_status status = complete(d, ctx, p);
+    if (status != LT_OK) {
+        plan_free(d, p);
+        return status;
+    }
+    lt_plan **bucket = bucket_of(d, job);
+    p->next = *bucket;
+    *found = *bucket = p;
+    d->n_plans++;
+    return LT_OK;
+}
+
+/* cuDNN has no word for a tensor without elements. */
+static bool is_asked(const lt_cudnn_job *job)
+{
+    if (job->dtype != LT_F32 && job->dtype != LT_F16 && job->dtype != LT_BF16)
+        return false;
+    return job->n > 0 && job->in > 0 && job->out > 0 && job->size[0] > 0 && job->size[1] > 0;
+}
+
+lt_status lt__cudnn_plan(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_job *job, size_t *workspace)
+{
+    lt_plan *p;
+    *workspace = 0;
+    if (!is_asked(job))
+        return LT_EUNSUPPORTED;
+    LT_TRY(plan_for(d, ctx, job, &p));
+    *workspace = (size_t)p->bytes;
+    return p->plan ? LT_OK : LT_EUNSUPPORTED;
+}
+
+const char *lt__cudnn_choice(const lt_cudnn *d, const lt_cudnn_job *job)
+{
+    const lt_plan *p = find(d, job);
+    return p ? p->choice : NULL;
+}
+
+/* ==== Running ================================================================================= */
+
+/* p->pack for these addresses: that of the run before, when they are the same. */
+static void pack(lt_cudnn *d, lt_plan *p, void *const operand[OPERANDS], void *workspace)
+{
+    static const int64_t numbers[OPERANDS] = {X, W, Y, B};
+    const int64_t n = p->job.bias ? OPERANDS : B; /* the bias is the last */
+    lt_pile made = {.n = 0};
+    if (p->pack && p->workspace == workspace &&
+        memcmp(p->operand, operand, sizeof p->operand) == 0)
+        return;
+    drop_pack(d, p);
+    p->pack = lt__desc_new(d, &made, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+    lt__desc_ints(d, p->pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, n, numbers);
+    lt__desc_set(d, p->pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, n,
+                 operand);
+    lt__desc_set(d, p->pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1,
+                 &workspace);
+    lt__desc_end(d, p->pack);
+    if (d->status != CUDNN_STATUS_SUCCESS) {
+        drop_pack(d, p);
+        return;
+    }
+    memcpy(p->operand, operand, sizeof p->operand);
+    p->workspace = workspace;
+}
+
+lt_status lt__cudnn_run(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_job *job,
+                        void *const operand[LT_CUDNN_OPERANDS], void *workspace)
+{
+    lt_plan *p;
+    if (!is_asked(job))
+        return LT_EUNSUPPORTED;
+    LT_TRY(plan_for(d, ctx, job, &p));
+    if (!p->plan || !d->handle)
+        return LT_EUNSUPPORTED;
+    d->status = CUDNN_STATUS_SUCCESS;
+    pack(d, p, operand, p->bytes > 0 ? workspace : NULL);
+    if (d->status == CUDNN_STATUS_SUCCESS)
+        d->status = d->t.cudnnBackendExecute(d->handle, p->plan, p->pack);
+    return d->status == CUDNN_STATUS_SUCCESS ? LT_OK : failed(d, d->status, "to run a plan");
+}
+
+/* ==== The state =============================================================================== */
+
+/* The properties of the device that config->json describes, or of the one that is here. */
+static lt_desc properties(lt_cudnn *d, lt_pile *pile, const char *json)
+{
+    const int32_t index = d->lent->index;
+    lt_desc device = lt__desc_new(d, pile, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
+    if (json)
+        lt__desc_set(d, device, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR,
+                     (int64_t)strlen(json), json);
+    else
+        lt__desc_set(d, device, CUDNN_ATTR_DEVICEPROP_DEVICE_ID, CUDNN_TYPE_INT32, 1, &index);
+    lt__desc_end(d, device);
+    return device;
+}
+
+char *lt__cudnn_properties(lt_cudnn *d)
+{
+    const cudnnBackendAttributeName_t name = CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION;
+    lt_pile made = {.n = 0};
+    d->status = CUDNN_STATUS_SUCCESS;
+    lt_desc device = properties(d, &made, d->config.json);
+    int64_t n = lt__desc_get(d, device, name, CUDNN_TYPE_CHAR, 0, NULL);
+    char *text = calloc(1, (size_t)n + 1);
+    if (text)
+        (void)lt__desc_get(d, device, name, CUDNN_TYPE_CHAR, n, text);
+    if (d->status != CUDNN_STATUS_SUCCESS) {
+        free(text);
+        text = NULL;
+    }
+    lt__desc_cut(d, &made, 0);
+    return text;
+}
+
+static void begin(lt_cudnn *d)
+{
+    if (d->config.json) {
+        d->device = properties(d, &d->made, d->config.json);
+        return;
+    }
+    d->status = d->t.cudnnCreate(&d->handle);
+    if (d->status == CUDNN_STATUS_SUCCESS)
+        d->status = d->t.cudnnSetStream(d->handle, (cudaStream_t)d->lent->stream);
+}
+
+const lt_cuda_lent *lt__cudnn_lent(const lt_cudnn *d) { return d->lent; }
+
+lt_cudnn *lt__cudnn_new(const lt_cudnn_table *table, const lt_cuda_lent *lent,
+                        const lt_cudnn_config *config, char *text, size_t bytes)
+{
+    char version[32], why[256] = "";
+    lt_cudnn *d = calloc(1, sizeof *d);
+    if (!d) {
+        snprintf(text, bytes, "out of memory for cuDNN");
+        return NULL;
+    }
+    d->t = *table;
+    d->lent = lent;
+    d->config = *config;
+    if (d->config.workspace == 0)
+        d->config.workspace = LT_CUDNN_WORKSPACE;
+    begin(d);
+    if (d->status == CUDNN_STATUS_SUCCESS)
+        return d;
+    d->t.cudnnGetLastErrorString(why, sizeof why);
+    snprintf(text, bytes, "%s cannot be used: %s%s%s", version_of(&d->t, version),
+             d->t.cudnnGetErrorString(d->status), why[0] ? ": " : "", why);
+    lt__cudnn_free(d);
+    return NULL;
+}
+
+void lt__cudnn_free(lt_cudnn *d)
+{
+    char note[512];
+    if (!d)
+        return;
+    if (d->file)
+        (void)lt__plans_write(d->file, note, sizeof note); /* no context is left to hear of it */
+    lt__plans_free(d->file);
+    plans_free(d);
+    lt__desc_cut(d, &d->made, 0);
+    if (d->handle)
+        d->t.cudnnDestroy(d->handle);
+    free(d);
+}

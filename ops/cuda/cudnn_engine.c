@@ -1,0 +1,197 @@
+/* cudnn_engine.c - which of cuDNN's engines does a job, and with which knobs.
+ *
+ * Heuristics propose engines, the likely fastest first: mode A, then B, then the fallback. The
+ * first one is taken that the configuration allows, that can be built, and that wants no more
+ * workspace than it may have. Sums without a fixed order are taken where there is nothing else.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ops/cuda/cudnn_plan.h"
+
+enum { MOST_KNOBS = 64, MOST_CONFIGS = 60, MOST_NOTES = 16 };
+/* The search has a pile of its own; a plan has its graph, an engine, knobs and itself. */
+_Static_assert((int)MOST_CONFIGS + 1 < (int)LT_MOST_MADE, "a pile has room");
+_Static_assert((int)MOST_KNOBS + 32 < (int)LT_MOST_MADE, "a pile has room");
+
+/* Whether the configuration allows an engine of which cuDNN notes this. in_order: its sums must
+ * have a fixed order. */
+static bool allowed(const lt_cudnn *d, const lt_cudnn_job *job, cudnnBackendNumericalNote_t note,
+                    bool in_order)
+{
+    const bool f32 = job->dtype == LT_F32, strict = d->config.deterministic;
+    switch (note) {
+    case CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC: return !in_order;
+    case CUDNN_NUMERICAL_NOTE_TENSOR_CORE: return !f32 || d->config.tf32;
+    case CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS: return !f32 && !strict;
+    case CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION: return false; /* sums are in f32 */
+    case CUDNN_NUMERICAL_NOTE_FFT:
+    case CUDNN_NUMERICAL_NOTE_WINOGRAD:
+    case CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4:
+    case CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6:
+    case CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13: return !strict;
+    default: return true;
+    }
+}
+
+static bool config_allowed(lt_cudnn *d, lt_plan *p, lt_desc config, bool in_order)
+{
+    int before = p->made.n;
+    bool yes = true;
+    cudnnBackendNumericalNote_t notes[MOST_NOTES];
+    lt_desc engine = lt__desc_new(d, &p->made, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    lt__desc_get(d, config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &engine);
+    int64_t n = lt__desc_get(d, engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+                             MOST_NOTES, notes);
+    for (int64_t i = 0; i < n && i < MOST_NOTES; i++)
+        yes = yes && allowed(d, &p->job, notes[i], in_order);
+    yes = yes && d->status == CUDNN_STATUS_SUCCESS;
+    lt__desc_cut(d, &p->made, before);
+    return yes;
+}
+
+/* What is wrong with one proposal does not end the search, unless memory is short. */
+static void forgive(lt_cudnn *d)
+{
+    if (!lt__cudnn_is_memory(d->status))
+        d->status = CUDNN_STATUS_SUCCESS;
+}
+
+/* Takes the configuration over into p and makes the plan, if it can be built and wants no more
+ * workspace than it may have. */
+static bool build(lt_cudnn *d, lt_plan *p, lt_desc config)
+{
+    int64_t bytes = 0;
+    lt_desc built = lt__desc_new(d, &p->made, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+    lt__desc_link(d, built, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
+    if (d->handle)
+        lt__desc_set(d, built, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &d->handle);
+    else
+        lt__desc_link(d, built, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, d->device);
+    lt__desc_end(d, built);
+    lt__desc_get(d, built, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &bytes);
+    if (d->status != CUDNN_STATUS_SUCCESS || bytes > (int64_t)d->config.workspace)
+        return false;
+    p->plan = built;
+    p->bytes = bytes;
+    return true;
+}
+
+/* Writes into p->choice which engine and knobs p has. */
+static void note_choice(lt_cudnn *d, lt_plan *p, lt_desc config)
+{
+    int before = p->made.n;
+    int64_t number = 0, value = 0;
+    cudnnBackendKnobType_t type;
+    lt_desc knobs[MOST_KNOBS], engine = lt__desc_new(d, &p->made, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    lt__desc_get(d, config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &engine);
+    lt__desc_get(d, engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &number);
+    for (int i = 0; i < MOST_KNOBS; i++)
+        knobs[i] = lt__desc_new(d, &p->made, CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR);
+    int64_t n = lt__desc_get(d, config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES,
+                             CUDNN_TYPE_BACKEND_DESCRIPTOR, MOST_KNOBS, knobs);
+    int at = snprintf(p->choice, LT_CHOICE_BYTES, "%lld %lld", (long long)number,
+                      (long long)p->bytes);
+    for (int64_t i = 0; i < n && i < MOST_KNOBS && at < LT_CHOICE_BYTES; i++) {
+        lt__desc_get(d, knobs[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &type);
+        lt__desc_get(d, knobs[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, 1, &value);
+        at += snprintf(p->choice + at, (size_t)(LT_CHOICE_BYTES - at), " %d=%lld", (int)type,
+                       (long long)value);
+    }
+    if (d->status != CUDNN_STATUS_SUCCESS || at >= LT_CHOICE_BYTES)
+        p->choice[0] = 0; /* not for the file */
+    lt__desc_cut(d, &p->made, before);
+    forgive(d);
+}
+
+/* The same for number i of those that were proposed; it leaves their pile. */
+static bool try_proposed(lt_cudnn *d, lt_plan *p, lt_pile *proposed, int i, bool in_order)
+{
+    int before = p->made.n;
+    lt_desc config = proposed->at[i];
+    if (!config_allowed(d, p, config, in_order))
+        return false;
+    proposed->at[i] = NULL;
+    p->made.at[p->made.n++] = config;
+    if (build(d, p, config)) {
+        note_choice(d, p, config);
+        return true;
+    }
+    lt__desc_cut(d, &p->made, before);
+    forgive(d);
+    return false;
+}
+
+/* Takes the first proposal of a heuristic mode that is allowed and built. */
+static void choose(lt_cudnn *d, lt_plan *p, cudnnBackendHeurMode_t mode, bool in_order)
+{
+    lt_pile proposed = {.n = 0};
+    lt_desc heuristics = lt__desc_new(d, &proposed, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+    lt__desc_link(d, heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, p->graph);
+    lt__desc_set(d, heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
+    if (!d->handle)
+        lt__desc_link(d, heuristics, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, d->device);
+    lt__desc_end(d, heuristics);
+    for (int i = 0; i < MOST_CONFIGS; i++)
+        (void)lt__desc_new(d, &proposed, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    int64_t n = lt__desc_get(d, heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                             CUDNN_TYPE_BACKEND_DESCRIPTOR, MOST_CONFIGS, &proposed.at[1]);
+    forgive(d);
+    for (int i = 1; i <= n && i < proposed.n && !lt__cudnn_is_memory(d->status); i++)
+        if (try_proposed(d, p, &proposed, i, in_order))
+            break;
+    lt__desc_cut(d, &proposed, 0);
+}
+
+void lt__cudnn_choose(lt_cudnn *d, lt_plan *p)
+{
+    static const cudnnBackendHeurMode_t modes[] = {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_B,
+                                                   CUDNN_HEUR_MODE_FALLBACK};
+    const int tries = d->config.deterministic ? 3 : 6;
+    snprintf(p->choice, sizeof p->choice, "none");
+    for (int i = 0; i < tries && !p->plan && d->status == CUDNN_STATUS_SUCCESS; i++)
+        choose(d, p, modes[i % 3], i < 3);
+}
+
+/* The configuration that a text of note_choice() describes. */
+static lt_desc config_of(lt_cudnn *d, lt_plan *p, const char *text)
+{
+    lt_desc knobs[MOST_KNOBS];
+    int n = 0;
+    char *at;
+    int64_t number = strtoll(text, &at, 10);
+    (void)strtoll(at, &at, 10); /* bytes, which the plan says again */
+    lt_desc engine = lt__desc_new(d, &p->made, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    lt__desc_link(d, engine, CUDNN_ATTR_ENGINE_OPERATION_GRAPH, p->graph);
+    lt__desc_ints(d, engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, 1, &number);
+    if (!d->handle)
+        lt__desc_link(d, engine, CUDNN_ATTR_ENGINE_DEVICEPROP, d->device);
+    lt__desc_end(d, engine);
+    for (; *at == ' ' && n < MOST_KNOBS; n++) {
+        cudnnBackendKnobType_t type = (cudnnBackendKnobType_t)strtoll(at, &at, 10);
+        int64_t value = *at == '=' ? strtoll(at + 1, &at, 10) : 0;
+        knobs[n] = lt__desc_new(d, &p->made, CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR);
+        lt__desc_set(d, knobs[n], CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &type);
+        lt__desc_ints(d, knobs[n], CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, 1, &value);
+        lt__desc_end(d, knobs[n]);
+    }
+    lt_desc config = lt__desc_new(d, &p->made, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    lt__desc_link(d, config, CUDNN_ATTR_ENGINECFG_ENGINE, engine);
+    if (n > 0)
+        lt__desc_set(d, config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                     n, knobs);
+    lt__desc_end(d, config);
+    return config;
+}
+
+bool lt__cudnn_restore(lt_cudnn *d, lt_plan *p, const char *choice)
+{
+    int before = p->made.n;
+    if (build(d, p, config_of(d, p, choice))) {
+        snprintf(p->choice, sizeof p->choice, "%s", choice);
+        return true;
+    }
+    lt__desc_cut(d, &p->made, before);
+    forgive(d);
+    return false;
+}

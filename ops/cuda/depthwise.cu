@@ -1,0 +1,350 @@
+/* depthwise.cu - depthwise 3x3 convolution on CUDA, forward and back, for conv2d.cu.
+ *
+ * Nine multiplications for each element are little, and tensor cores are no help: what counts is
+ * how often an element is loaded. A thread makes a patch of 2x2 results in neighbouring
+ * channels, so that it loads 4 pixels (with stride 2: 6) for each result where one alone would load
+ * 9, and its block keeps the weights in shared memory. It takes 8 bytes of each pixel: with 16 the
+ * sums would want more registers than four blocks of a multiprocessor have, and those four keep as
+ * many bytes on their way as two with 16 would.
+ *
+ * The gradient of x is, with stride 1, the convolution of dy with the kernel turned round; with
+ * stride 2 it goes the way back. The gradient of w is summed in f32 by parts of the pixels, and the
+ * parts in double: both depend on sizes alone.
+ */
+#include "ops/cuda/conv.h"
+#include "ops/cuda/reduction.h"
+#include "ops/cuda/tile.h"
+
+enum { X, W, B };
+enum { SIDE = 3, TAPS = SIDE * SIDE, PATCH = 2, TURNS = 4 };
+enum { MOST_VECTOR = 4, MOST_COLUMNS = 32 };
+
+/* Elements that a thread takes of a pixel. */
+template <class E> struct vector { enum { N = 8 / sizeof(E) }; };
+
+/* How results and their source meet along an axis: stride 1, stride 2, back over stride 2. */
+enum { BY_ONE, BY_TWO, BACK };
+
+typedef struct pass {
+    int from[2], to[2];       /* heights and widths */
+    int channels, groups;     /* groups of as many channels as a thread takes */
+    int columns, blocks;      /* groups side by side in a block; blocks side by side */
+    int pad;
+    bool turned, add;
+    int patches[2];           /* of an image, down and across */
+    int all;                  /* patches, or pixels of a gradient of w */
+    int part;                 /* of these, those of a block */
+} pass;
+
+static void put_channels(pass *p, int64_t channels, int V)
+{
+    p->channels = (int)channels;
+    p->groups = (int)(channels / V);
+    p->columns = lt__power_from(p->groups, MOST_COLUMNS);
+    p->blocks = (int)lt__cuts(p->groups, p->columns);
+}
+
+/* ==== y and dx ================================================================================ */
+
+struct kernels { alignas(16) float at[TAPS][MOST_COLUMNS * MOST_VECTOR]; };
+
+/* Pixels of the source that the patch meets along an axis. */
+template <int WAY> struct met { enum { N = WAY == BY_ONE ? 4 : WAY == BY_TWO ? 5 : 2 }; };
+
+/* The tap by which pixel r of the source comes to result i of the patch; others are not in 0..2. */
+template <int WAY> __device__ constexpr int tap_of(int r, int i)
+{
+    return WAY == BY_ONE ? r - i : WAY == BY_TWO ? r - 2 * i : i + 2 - 2 * r;
+}
+
+/* The first pixel of the source that patch i meets, and its first result. */
+template <int WAY> __device__ int source_of(int i, int pad)
+{
+    return WAY == BACK ? i - 1 : (WAY == BY_ONE ? PATCH : 2 * PATCH) * i - pad;
+}
+template <int WAY> __device__ int result_of(int i, int pad)
+{
+    return WAY == BACK ? PATCH * i - pad : PATCH * i;
+}
+
+static __device__ bool is_in(int h, int w, const int size[2])
+{
+    return h >= 0 && h < size[0] && w >= 0 && w < size[1];
+}
+
+/* The weights of a block's channels, from the first one on. */
+template <class E> __device__ void fetch(const pass &p, const E *w, int first, int n, kernels &to)
+{
+    for (int i = threadIdx.x; i < n * TAPS; i += LT_THREADS) {
+        int channel = i / TAPS, tap = i - channel * TAPS;
+        float v = first + channel < p.channels ? lt__value(w[(int64_t)first * TAPS + i]) : 0;
+        to.at[p.turned ? TAPS - 1 - tap : tap][channel] = v;
+    }
+}
+
+template <class E, int V, int WAY>
+__device__ void add_up(const pass &p, const E *from, const kernels &w, int lane, int top, int left,
+                       float (&sum)[PATCH][PATCH][V])
+{
+#pragma unroll 1 /* else all pixels are loaded first, into more registers than there are */
+    for (int r = 0; r < met<WAY>::N; r++)
+#pragma unroll
+        for (int q = 0; q < met<WAY>::N; q++) {
+            lt_pack<E, V> x = {};
+            if (is_in(top + r, left + q, p.from))
+                x = *(const lt_pack<E, V> *)(from + (r * p.from[1] + q) * (int64_t)p.channels);
+#pragma unroll
+            for (int i = 0; i < PATCH * PATCH; i++) {
+                int kh = tap_of<WAY>(r, i / PATCH), kw = tap_of<WAY>(q, i % PATCH);
+                if (kh < 0 || kh >= SIDE || kw < 0 || kw >= SIDE)
+                    continue;
+                lt_pack<float, V> k = *(const lt_pack<float, V> *)&w.at[kh * SIDE + kw][lane * V];
+                for (int v = 0; v < V; v++)
+                    sum[i / PATCH][i % PATCH][v] =
+                        fmaf(lt__value(x.at[v]), k.at[v], sum[i / PATCH][i % PATCH][v]);
+            }
+        }
+}
+
+/* One patch: its number in all images, and its thread's channels. */
+template <class E, int V, int WAY>
+__device__ void make_patch(const pass &p, const E *from, const kernels &w, int lane, int channel,
+                           const E *bias, int patch, E *to)
+{
+    int line = patch / p.patches[1], image = line / p.patches[0];
+    int down = line - image * p.patches[0], across = patch - line * p.patches[1];
+    int top = source_of<WAY>(down, p.pad), left = source_of<WAY>(across, p.pad);
+    int64_t corner = ((int64_t)image * p.from[0] + top) * p.from[1] + left;
+    float sum[PATCH][PATCH][V];
+    for (int i = 0; i < PATCH * PATCH * V; i++)
+        sum[i / V / PATCH][i / V % PATCH][i % V] = bias ? lt__value(bias[channel + i % V]) : 0;
+    add_up<E, V, WAY>(p, from + (corner * p.channels + channel), w, lane, top, left, sum);
+#pragma unroll
+    for (int i = 0; i < PATCH * PATCH; i++) {
+        int h = result_of<WAY>(down, p.pad) + i / PATCH;
+        int c = result_of<WAY>(across, p.pad) + i % PATCH;
+        if (!is_in(h, c, p.to))
+            continue;
+        int64_t pixel = ((int64_t)image * p.to[0] + h) * p.to[1] + c;
+        lt_pack<E, V> *y = (lt_pack<E, V> *)(to + (pixel * p.channels + channel)), out = {};
+        if (p.add)
+            out = *y;
+        for (int v = 0; v < V; v++) {
+            float value = sum[i / PATCH][i % PATCH][v];
+            out.at[v] = lt_element<E>::of(p.add ? lt__value(out.at[v]) + value : value);
+        }
+        *y = out;
+    }
+}
+
+template <class E, int V, int WAY>
+__global__ void __launch_bounds__(LT_THREADS)
+    pass_kernel(const __grid_constant__ pass p, const E *from, const E *w, const E *bias, E *to)
+{
+    __shared__ kernels of_block;
+    int side = blockIdx.x % p.blocks * p.columns, lane = threadIdx.x % p.columns;
+    int first = blockIdx.x / p.blocks * p.part, patch = first + threadIdx.x / p.columns;
+    int last = p.all - first < p.part ? p.all : first + p.part;
+    fetch(p, w, side * V, p.columns * V, of_block);
+    __syncthreads();
+    if (side + lane >= p.groups)
+        return;
+#pragma unroll 1
+    for (; patch < last; patch += LT_THREADS / p.columns)
+        make_patch<E, V, WAY>(p, from, of_block, lane, (side + lane) * V, bias, patch, to);
+}
+
+/* x and y, or their gradients: from, to. */
+template <class E, int V, int WAY>
+static lt_status run_pass(const lt_cuda *cuda, pass p, int64_t images, const void *from,
+                          const void *w, const void *bias, void *to)
+{
+    put_channels(&p, p.channels, V);
+    for (int i = 0; i < 2; i++)
+        p.patches[i] = (p.to[i] + (WAY == BACK ? p.pad : 0) + PATCH - 1) / PATCH;
+    p.all = (int)images * p.patches[0] * p.patches[1];
+    p.part = LT_THREADS / p.columns * TURNS;
+    return lt__launch(cuda, lt__cuts(p.all, p.part) * p.blocks, pass_kernel<E, V, WAY>, p,
+                      (const E *)from, (const E *)w, (const E *)bias, (E *)to);
+}
+
+template <class E, int V>
+static lt_status run_way(const lt_cuda *cuda, int way, const pass &p, int64_t images,
+                         const void *from, const void *w, const void *bias, void *to)
+{
+    return way == BY_ONE   ? run_pass<E, V, BY_ONE>(cuda, p, images, from, w, bias, to)
+           : way == BY_TWO ? run_pass<E, V, BY_TWO>(cuda, p, images, from, w, bias, to)
+                           : run_pass<E, V, BACK>(cuda, p, images, from, w, bias, to);
+}
+
+/* Whether images of so many channels at these addresses can be moved by vectors. */
+template <class E> static bool is_wide(int64_t channels, const void *a, const void *b)
+{
+    return channels % vector<E>::N == 0 && (uintptr_t)a % 8 == 0 && (uintptr_t)b % 8 == 0;
+}
+
+static lt_status run(const lt_cuda *cuda, int way, const pass &p, int64_t images, int dtype,
+                     const void *from, const void *w, const void *bias, void *to)
+{
+    LT_CUDA_FLOATS(cuda, dtype, E,
+        return is_wide<E>(p.channels, from, to)
+                   ? run_way<E, vector<E>::N>(cuda, way, p, images, from, w, bias, to)
+                   : run_way<E, 1>(cuda, way, p, images, from, w, bias, to);)
+}
+
+static pass pass_of(const lt_cuda_conv *v, bool back)
+{
+    pass p = {};
+    for (int i = 0; i < 2; i++) {
+        p.from[i] = (int)(back ? v->w.out[i] : v->w.in[i]);
+        p.to[i] = (int)(back ? v->w.in[i] : v->w.out[i]);
+    }
+    p.channels = (int)v->in;
+    p.pad = (int)v->w.pad[0];
+    return p;
+}
+
+lt_status lt__cuda_depthwise_fwd(const lt_cuda_conv *v, lt_call *c)
+{
+    const lt_tensor *bias = c->n_in > B ? c->in[B] : NULL;
+    return run(lt__cuda(c->ctx), v->w.stride[0] == 1 ? BY_ONE : BY_TWO, pass_of(v, false), v->n,
+               c->in[X]->dtype, c->in[X]->data, c->in[W]->data, bias ? bias->data : NULL,
+               c->out[0]->data);
+}
+
+static lt_status data_gradient(const lt_cuda_conv *v, lt_call *c)
+{
+    pass p = pass_of(v, true);
+    bool by_one = v->w.stride[0] == 1;
+    p.add = c->add >> X & 1;
+    p.turned = by_one;
+    if (by_one)
+        p.pad = SIDE - 1 - p.pad;
+    return run(lt__cuda(c->ctx), by_one ? BY_ONE : BACK, p, v->n, c->d_out[0]->dtype,
+               c->d_out[0]->data, c->in[W]->data, NULL, c->d_in[X]->data);
+}
+
+/* ==== dw ====================================================================================== */
+
+template <int V> struct vector_sum {
+    typedef lt_pack<float, V> Acc;
+    static __device__ Acc join(Acc a, const Acc &b)
+    {
+        for (int i = 0; i < V; i++)
+            a.at[i] += b.at[i];
+        return a;
+    }
+};
+
+/* Loads stay on their side of it: those of nine pixels at once would take too many registers. */
+#define ROW_BY_ROW __asm__ volatile("" ::: "memory")
+
+/* from: x; to: of dy. sums: (parts, channels, taps). */
+template <class E, int V, int STRIDE>
+__global__ void __launch_bounds__(LT_THREADS, 4)
+    weights_kernel(const __grid_constant__ pass p, const E *x, const E *dy, float *sums)
+{
+    int part = blockIdx.x / p.blocks, lane = threadIdx.x % p.columns;
+    int group = (int)(blockIdx.x % p.blocks) * p.columns + lane, channel = group * V;
+    int first = part * p.part, pixel = first + threadIdx.x / p.columns;
+    int last = p.all - first < p.part ? p.all : first + p.part;
+    lt_pack<float, V> sum[TAPS] = {};
+#pragma unroll 1
+    for (; pixel < last && group < p.groups; pixel += LT_THREADS / p.columns) {
+        int line = pixel / p.to[1], image = line / p.to[0];
+        int top = (line - image * p.to[0]) * STRIDE - p.pad;
+        int left = (pixel - line * p.to[1]) * STRIDE - p.pad;
+        int64_t corner = ((int64_t)image * p.from[0] + top) * p.from[1] + left;
+        const E *row = x + (corner * p.channels + channel);
+        lt_pack<E, V> g = *(const lt_pack<E, V> *)(dy + ((int64_t)pixel * p.channels + channel));
+#pragma unroll
+        for (int k = 0; k < TAPS; k++) {
+            if (k > 0 && k % SIDE == 0) {
+                row += (int64_t)p.from[1] * p.channels;
+                ROW_BY_ROW;
+            }
+            lt_pack<E, V> v = {};
+            if (is_in(top + k / SIDE, left + k % SIDE, p.from))
+                v = *(const lt_pack<E, V> *)(row + k % SIDE * (int64_t)p.channels);
+            for (int i = 0; i < V; i++)
+                sum[k].at[i] = fmaf(lt__value(v.at[i]), lt__value(g.at[i]), sum[k].at[i]);
+        }
+    }
+    float *to = sums + ((int64_t)part * p.channels + channel) * TAPS;
+#pragma unroll
+    for (int k = 0; k < TAPS; k++) {
+        sum[k] = lt__join_lanes<vector_sum<V>>(sum[k], p.columns, LT_THREADS / p.columns);
+        for (int i = 0; i < V && (int)threadIdx.x < p.columns && group < p.groups; i++)
+            to[i * TAPS + k] = sum[k].at[i];
+        __syncthreads();
+    }
+}
+
+static int64_t pixels_of(const lt_cuda_conv *v) { return v->n * v->w.out[0] * v->w.out[1]; }
+
+/* So many parts, for a thread to have eight pixels or more. They are cut for as wide vectors as the
+ * channels allow, whatever the addresses do: the order of sums is to follow shapes alone. */
+template <class E> static int64_t cut(const lt_cuda_conv *v, pass *p)
+{
+    enum { ENOUGH_BLOCKS = 1024, LEAST_TURNS = 8 };
+    put_channels(p, v->in, v->in % vector<E>::N == 0 ? vector<E>::N : 1);
+    p->all = (int)pixels_of(v);
+    int64_t down = LT_THREADS / p->columns, most = lt__cuts(ENOUGH_BLOCKS, p->blocks);
+    int64_t parts = lt__cuts(p->all, down * LEAST_TURNS);
+    parts = parts < most ? parts : most;
+    p->part = parts > 0 ? (int)lt__cuts(p->all, parts) : 0;
+    return p->part > 0 ? lt__cuts(p->all, p->part) : 0;
+}
+
+template <class E, int V>
+static lt_status sum_weights(const lt_cuda *cuda, const lt_cuda_conv *v, lt_call *c)
+{
+    pass p = pass_of(v, false);
+    int64_t parts = cut<E>(v, &p);
+    p.groups = p.channels / V;
+    p.blocks = (int)lt__cuts(p.groups, p.columns);
+    const E *x = (const E *)c->in[X]->data, *dy = (const E *)c->d_out[0]->data;
+    float *sums = (float *)c->scratch;
+    lt_tensor *dw = c->d_in[W];
+    if (v->w.stride[0] == 1)
+        LT_TRY(lt__launch(cuda, parts * p.blocks, weights_kernel<E, V, 1>, p, x, dy, sums));
+    else
+        LT_TRY(lt__launch(cuda, parts * p.blocks, weights_kernel<E, V, 2>, p, x, dy, sums));
+    return lt__cuda_sum_rows(cuda, dw->data, dw->dtype, sums, LT_F32, parts, dw->count,
+                             c->add >> W & 1);
+}
+
+static lt_status weights_gradient(const lt_cuda_conv *v, lt_call *c)
+{
+    lt_cuda *cuda = lt__cuda(c->ctx);
+    LT_CUDA_FLOATS(cuda, c->d_out[0]->dtype, E,
+        return is_wide<E>(v->in, c->in[X]->data, c->d_out[0]->data)
+                   ? sum_weights<E, vector<E>::N>(cuda, v, c)
+                   : sum_weights<E, 1>(cuda, v, c);)
+}
+
+/* ==== For conv2d.cu =========================================================================== */
+
+bool lt__cuda_is_depthwise(const lt_cuda_conv *v)
+{
+    const int64_t most = INT32_MAX / 4;
+    bool yes = v->groups == v->in && v->groups == v->out && v->in < most &&
+               v->w.stride[0] == v->w.stride[1] && v->w.stride[0] <= 2 &&
+               v->w.pad[0] == v->w.pad[1] && v->w.pad[0] <= 1 &&
+               v->n * (v->w.in[0] + 2) * (v->w.in[1] + 2) < most;
+    for (int i = 0; i < 2; i++)
+        yes = yes && v->w.kernel[i] == SIDE && v->w.dilation[i] == 1;
+    return yes;
+}
+
+lt_status lt__cuda_depthwise_grad(const lt_cuda_conv *v, lt_call *c, int i)
+{
+    return i == X ? data_gradient(v, c) : weights_gradient(v, c);
+}
+
+size_t lt__cuda_depthwise_scratch(const lt_cuda_conv *v)
+{
+    pass p = {};
+    int64_t wide = cut<float>(v, &p), wider = cut<__half>(v, &p);
+    return (size_t)((wide > wider ? wide : wider) * v->in * TAPS) * sizeof(float);
+}

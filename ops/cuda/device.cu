@@ -1,0 +1,409 @@
+/* device.cu - a CUDA device as the library sees it: memory, copies, conversions; and the one function
+ * that the plugin exports.
+ *
+ * All work goes into one stream, in order. Memory of the host that is copied, pageable or pinned,
+ * is left alone until the stream has come so far: CUDA promises no more of cudaMemcpyAsync() than
+ * that it may wait.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ops/cuda/map.h"
+#include "ops/cuda/tile.h"
+
+static lt_cuda *enter(lt_device *device)
+{
+    lt_cuda *cuda = (lt_cuda *)device;
+    (void)cudaSetDevice(cuda->index);
+    return cuda;
+}
+
+lt_status lt__cuda_status(const lt_cuda *cuda, cudaError_t error)
+{
+    if (error == cudaSuccess)
+        return LT_OK;
+    (void)cudaGetLastError(); /* some stay until they are read */
+    return cuda->host->fail(error == cudaErrorMemoryAllocation ? LT_ENOMEM : LT_EENV, "%s: %s",
+                            cuda->name, cudaGetErrorString(error));
+}
+
+static const char *dtype_name(int dtype)
+{
+    static const char *const names[] = {
+#define X(name, bytes, text) text,
+        LT_DTYPE_LIST(X)
+#undef X
+    };
+    return names[dtype];
+}
+
+lt_status lt__no_kernel(const lt_cuda *cuda, int dtype)
+{
+    return cuda->host->fail(LT_EUNSUPPORTED, "%s does not compute in %s here; cast it to f32, or "
+                            "compute it on the CPU", cuda->name, dtype_name(dtype));
+}
+
+/* ==== Memory ================================================================================== */
+
+static void *cuda_alloc(lt_device *device, size_t bytes)
+{
+    void *p = NULL;
+    enter(device);
+    if (cudaMalloc(&p, bytes) == cudaSuccess)
+        return p;
+    (void)cudaGetLastError();
+    return NULL;
+}
+
+/* cudaFree() may wait for kernels, says CUDA, and promises nothing. */
+static void cuda_free(lt_device *device, void *p, size_t bytes)
+{
+    lt_cuda *cuda = enter(device);
+    (void)bytes;
+    (void)lt__cuda_wait_for_all(cuda); /* what goes wrong, a later call says too */
+    (void)cudaFree(p);
+}
+
+static lt_status cuda_copy(lt_device *device, void *dst, const void *src, size_t bytes)
+{
+    lt_cuda *cuda = enter(device);
+    if (bytes == 0)
+        return LT_OK;
+    return lt__cuda_status(cuda, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault,
+                                                 cuda->stream));
+}
+
+static lt_status cuda_sync(lt_device *device)
+{
+    lt_cuda *cuda = enter(device);
+    LT_TRY(lt__cuda_status(cuda, cudaStreamSynchronize(cuda->stream)));
+    pthread_mutex_lock(&cuda->lock);
+    lt_status status = lt__cuda_say_bad_id(cuda);
+    cuda->bad_id->kind = LT_NO_BAD_ID;
+    pthread_mutex_unlock(&cuda->lock);
+    return status;
+}
+
+static void cuda_close(lt_device *device)
+{
+    lt_cuda *cuda = enter(device);
+    (void)lt__cuda_wait_for_all(cuda);
+    lt__nvidia_free(cuda->nvidia);
+    lt__cuda_stream_close(cuda);
+    (void)cudaStreamDestroy(cuda->stream);
+    (void)cudaFree(cuda->partial);
+    (void)cudaFree(cuda->sums);
+    (void)cudaFreeHost(cuda->bad_id);
+    pthread_mutex_destroy(&cuda->lock);
+    free(cuda);
+}
+
+/* ==== Conversion between any two dtypes ======================================================= */
+
+/* Rounded to odd: rounding that to a half gives what rounding d at once would give (core/dtype.c
+ * says why). */
+static __device__ float to_odd(double d)
+{
+    float f = (float)d;
+    if (d != d || (double)f == d)
+        return f;
+    uint32_t bits = __float_as_uint(f);
+    if (fabs((double)f) > fabs(d)) /* rounded away from zero: back, from infinity too */
+        bits--;
+    return __uint_as_float(bits | 1);
+}
+
+static __device__ float to_odd(int64_t i)
+{
+    const int64_t exact = (int64_t)1 << 53;
+    if (i >= -exact && i <= exact)
+        return to_odd((double)i);
+    return to_odd((double)(i >> 11 | ((i & 2047) != 0)) * 2048);
+}
+
+template <class I> __device__ I to_integer(double d) { return lt__saturated<I>(d); }
+template <class I> __device__ I to_integer(int64_t i) { return (I)i; }
+
+/* to[i] = v, a double or an int64_t. */
+template <class T> __device__ void store(void *to, int dtype, int64_t i, T v)
+{
+    switch (dtype) {
+    case LT_F32: ((float *)to)[i] = (float)v; break;
+    case LT_F64: ((double *)to)[i] = (double)v; break;
+    case LT_F16: ((__half *)to)[i] = __float2half_rn(to_odd(v)); break;
+    case LT_BF16: ((__nv_bfloat16 *)to)[i] = __float2bfloat16_rn(to_odd(v)); break;
+    case LT_I64: ((int64_t *)to)[i] = to_integer<int64_t>(v); break;
+    case LT_I32: ((int32_t *)to)[i] = to_integer<int32_t>(v); break;
+    default: ((uint8_t *)to)[i] = to_integer<uint8_t>(v);
+    }
+}
+
+static __global__ void __launch_bounds__(LT_THREADS)
+    convert_any(void *to, int to_dtype, const void *from, int dtype, int64_t n)
+{
+    int64_t i = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
+    if (i >= n)
+        return;
+    switch (dtype) {
+    case LT_F32: store(to, to_dtype, i, (double)((const float *)from)[i]); break;
+    case LT_F64: store(to, to_dtype, i, ((const double *)from)[i]); break;
+    case LT_F16: store(to, to_dtype, i, (double)__half2float(((const __half *)from)[i])); break;
+    case LT_BF16:
+        store(to, to_dtype, i, (double)__bfloat162float(((const __nv_bfloat16 *)from)[i]));
+        break;
+    case LT_I64: store(to, to_dtype, i, ((const int64_t *)from)[i]); break;
+    case LT_I32: store(to, to_dtype, i, (int64_t)((const int32_t *)from)[i]); break;
+    default: store(to, to_dtype, i, (int64_t)((const uint8_t *)from)[i]);
+    }
+}
+
+/* The pairs that training needs all the time, 16 bytes at a time. */
+template <class Z, class A> struct converted : lt_types<1, Z, A> {
+    __device__ lt_wide<Z> operator()(lt_wide<A> x, lt_wide<Z>, lt_wide<Z>) const { return x; }
+};
+
+static void walk_dense(lt_walk *w, size_t n)
+{
+    int64_t count = (int64_t)n;
+    lt__walk_over(w, 1, &count);
+    lt__walk_merge(w, 2);
+}
+
+static lt_status cuda_convert(lt_device *device, void *dst, lt_dtype dst_dtype, const void *src,
+                              lt_dtype src_dtype, size_t n)
+{
+    lt_cuda *cuda = enter(device);
+    lt_walk w;
+    if (dst_dtype == src_dtype)
+        return cuda_copy(device, dst, src,
+                         n * (size_t)(lt__cuda_at(NULL, src_dtype, 1) - (char *)NULL));
+    walk_dense(&w, n);
+    switch (src_dtype * LT_DTYPE_COUNT + dst_dtype) {
+#define PAIR(from, A, to, Z)                                                                       \
+    case from * LT_DTYPE_COUNT + to:                                                               \
+        return lt__map(cuda, w, converted<Z, A>(), false, dst, src);
+    PAIR(LT_F32, float, LT_F16, __half)
+    PAIR(LT_F16, __half, LT_F32, float)
+    PAIR(LT_F32, float, LT_BF16, __nv_bfloat16)
+    PAIR(LT_BF16, __nv_bfloat16, LT_F32, float)
+    PAIR(LT_U8, uint8_t, LT_F32, float)
+    }
+    return lt__launch(cuda, lt__cuts((int64_t)n, LT_THREADS), convert_any, dst, (int)dst_dtype,
+                      src, (int)src_dtype, (int64_t)n);
+}
+
+static __global__ void __launch_bounds__(LT_THREADS)
+    fill_any(void *to, int dtype, int64_t n, double value)
+{
+    int64_t i = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
+    if (i < n)
+        store(to, dtype, i, value);
+}
+
+static lt_status cuda_fill(lt_device *device, void *dst, lt_dtype dtype, size_t n, double value)
+{
+    lt_cuda *cuda = enter(device);
+    if (n > 0 && value == 0 && !signbit(value))
+        return lt__cuda_status(cuda, cudaMemsetAsync(dst, 0, (size_t)(lt__cuda_at(
+                                         NULL, dtype, (int64_t)n) - (char *)NULL), cuda->stream));
+    return lt__launch(cuda, lt__cuts((int64_t)n, LT_THREADS), fill_any, dst, (int)dtype,
+                      (int64_t)n, value);
+}
+
+static lt_status cuda_add(lt_device *device, void *dst, const void *src, lt_dtype dtype, size_t n)
+{
+    lt_cuda *cuda = enter(device);
+    lt_walk w;
+    walk_dense(&w, n);
+    if (!lt__is_float(dtype))
+        return cuda->host->fail(LT_EINVAL, "gradients are floats, not %s", dtype_name(dtype));
+    if (dtype == LT_F64)
+        return lt__map(cuda, w, converted<double, double>(), true, dst, src);
+    LT_CUDA_FLOATS(cuda, dtype, E, return lt__map(cuda, w, converted<E, E>(), true, dst, src);)
+}
+
+enum { LOOKS = 4 };           /* of a thread, in a row */
+
+template <class T> __global__ void __launch_bounds__(LT_THREADS)
+    look_up_kernel(T *to, const uint8_t *from, const T *table, int64_t n, int64_t channels)
+{
+    int64_t i = ((int64_t)blockIdx.x * LT_THREADS + threadIdx.x) * LOOKS;
+    int64_t c = i - lt__quotient(i, channels) * channels;
+    const lt_pack<uint8_t, LOOKS> bytes = lt__load<LOOKS>(from, i, n, true);
+    lt_pack<T, LOOKS> values = {};
+    for (int k = 0; k < LOOKS; k++, c = c + 1 < channels ? c + 1 : 0)
+        values.at[k] = table[256 * c + bytes.at[k]];
+    lt__store<LOOKS>(to, i, n, true, values);
+}
+
+template <class T> static lt_status look_up(lt_cuda *cuda, void *dst, const uint8_t *src,
+                                            const void *table, int64_t n, int64_t channels)
+{
+    return lt__launch(cuda, lt__cuts(n, LT_THREADS * LOOKS), look_up_kernel<T>, (T *)dst, src,
+                      (const T *)table, n, channels);
+}
+
+static lt_status cuda_look_up(lt_device *device, void *dst, const uint8_t *src, const void *table,
+                              size_t each, int64_t n, int64_t channels)
+{
+    lt_cuda *cuda = enter(device);
+    return each == 1   ? look_up<uint8_t>(cuda, dst, src, table, n, channels)
+           : each == 2 ? look_up<uint16_t>(cuda, dst, src, table, n, channels)
+           : each == 4 ? look_up<uint32_t>(cuda, dst, src, table, n, channels)
+                       : look_up<uint64_t>(cuda, dst, src, table, n, channels);
+}
+
+/* ==== Opening ================================================================================= */
+
+/* As people write versions of CUDA: 13000 is 13.0. */
+static int major_of(int version) { return version / 1000; }
+static int minor_of(int version) { return version % 1000 / 10; }
+
+/* The index of the device that is meant; or what lt_accelerator_open() returns. */
+static int find_device(const lt_accelerator_config *config, char *text, size_t bytes)
+{
+    int driver = 0, n = 0, major = 0, index = config->index;
+    (void)cudaDriverGetVersion(&driver);
+    cudaError_t error = cudaGetDeviceCount(&n);
+    if (index == LT_ANY_DEVICE && error == cudaSuccess && n > 0)
+        index = config->local_rank % n;
+    if (driver == 0)
+        snprintf(text, bytes, "there is no NVIDIA driver (libcuda.so.1) on this machine");
+    else if (error == cudaErrorInsufficientDriver)
+        snprintf(text, bytes, "the NVIDIA driver is for CUDA %d.%d, this build wants %d.%d; "
+                 "install a newer driver", major_of(driver), minor_of(driver),
+                 major_of(CUDART_VERSION), minor_of(CUDART_VERSION));
+    else if (error == cudaErrorNoDevice || (error == cudaSuccess && n == 0))
+        snprintf(text, bytes, "there is no CUDA device that this process may use "
+                 "(CUDA_VISIBLE_DEVICES hides them too)");
+    else if (error != cudaSuccess)
+        snprintf(text, bytes, "CUDA does not start: %s", cudaGetErrorString(error));
+    else if (index < 0 || index >= n)
+        snprintf(text, bytes, "there is no device cuda:%d; this machine has %d, from cuda:0 on",
+                 index, n);
+    else if ((error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index)) !=
+             cudaSuccess)
+        snprintf(text, bytes, "cuda:%d does not answer: %s", index, cudaGetErrorString(error));
+    else if (major < 8)
+        snprintf(text, bytes, "cuda:%d is too old: its compute capability is %d, this build wants "
+                 "8 (A100) or more", index, major);
+    else
+        return index;
+    (void)cudaGetLastError();
+    return driver == 0 || error == cudaErrorNoDevice || (error == cudaSuccess && n == 0)
+               ? LT_NO_ACCELERATOR : -1;
+}
+
+/* The stream and the little memory that a device has from the start. */
+static cudaError_t begin(lt_cuda *cuda)
+{
+    size_t bytes = lt__cuda_rescale_bytes();
+    cudaError_t error = cudaSetDevice(cuda->index);
+    if (error == cudaSuccess)
+        error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
+    if (error == cudaSuccess)
+        error = cudaMalloc(&cuda->partial, bytes);
+    if (error == cudaSuccess)
+        error = cudaMalloc(&cuda->sums, lt__cuda_sum_rows_bytes());
+    if (error == cudaSuccess)
+        error = cudaMallocHost((void **)&cuda->bad_id, sizeof *cuda->bad_id);
+    if (error == cudaSuccess)
+        cuda->bad_id->kind = LT_NO_BAD_ID;
+    return error == cudaSuccess ? lt__cuda_stream_open(cuda) : error;
+}
+
+static lt_status sum_rows(lt_device *device, void *to, lt_dtype to_dtype, const void *from,
+                          lt_dtype from_dtype, int64_t rows, int64_t cols, bool add)
+{
+    return lt__cuda_sum_rows(enter(device), to, to_dtype, from, from_dtype, rows, cols, add);
+}
+
+static lt_cuda *device_new(const lt_host *host, const lt_accelerator_config *config, int index)
+{
+    lt_cuda *cuda = (lt_cuda *)calloc(1, sizeof *cuda);
+    if (!cuda)
+        return NULL;
+    pthread_mutex_init(&cuda->lock, NULL);
+    cuda->host = host;
+    cuda->index = index;
+    cuda->lent = lt_cuda_lent{host, &cuda->device, NULL, index, config->deterministic, config->tf32,
+                              cuda->model, sum_rows};
+    snprintf(cuda->name, sizeof cuda->name, "cuda:%d", index);
+    lt_device *device = &cuda->device;
+    device->name = cuda->name;
+    device->alloc = cuda_alloc;
+    device->free = cuda_free;
+    device->copy = cuda_copy;
+    device->convert = cuda_convert;
+    device->fill = cuda_fill;
+    device->add = cuda_add;
+    device->look_up = cuda_look_up;
+    device->sync = cuda_sync;
+    device->close = cuda_close;
+    return cuda;
+}
+
+/* What NVIDIA's libraries are lent, and they. False: out of memory. */
+static bool lend(lt_cuda *cuda, const char *name)
+{
+    int major = 0, minor = 0, processors = 0, driver = 0;
+    (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda->index);
+    (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, cuda->index);
+    (void)cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, cuda->index);
+    (void)cudaDriverGetVersion(&driver);
+    snprintf(cuda->model, sizeof cuda->model, "%.64s, sm_%d%d, %d SMs, driver %d", name, major,
+             minor, processors, driver);
+    cuda->lent.stream = cuda->stream;
+    cuda->nvidia = lt__nvidia_new(&cuda->lent);
+    return cuda->nvidia != NULL;
+}
+
+static bool describe(lt_accelerator *accelerator, lt_cuda *cuda)
+{
+    cudaDeviceProp prop;
+    char version[48];
+    int runtime = 0;
+    const char *name = "CUDA device";
+    if (cudaGetDeviceProperties(&prop, cuda->index) == cudaSuccess)
+        name = prop.name;
+    (void)cudaRuntimeGetVersion(&runtime);
+    if (!lend(cuda, name))
+        return false;
+    snprintf(accelerator->name, sizeof accelerator->name, "%.48s (%s, CUDA %d.%d)", name,
+             lt__nvidia_version(cuda->nvidia, version), major_of(runtime), minor_of(runtime));
+    return true;
+}
+
+extern "C" LT_API int lt_accelerator_open(const char *version, const lt_host *host,
+                                          const lt_accelerator_config *config,
+                                          lt_accelerator *accelerator, char *text, size_t bytes)
+{
+    if (!lt__same_version(version, text, bytes))
+        return -1;
+    int index = find_device(config, text, bytes);
+    if (index < 0)
+        return index;
+    lt_cuda *cuda = device_new(host, config, index);
+    cudaError_t error = cuda ? begin(cuda) : cudaErrorMemoryAllocation;
+    *accelerator = lt_accelerator{};
+    if (error == cudaSuccess && !describe(accelerator, cuda))
+        error = cudaErrorMemoryAllocation;
+    if (error != cudaSuccess) {
+        snprintf(text, bytes, "cuda:%d cannot be used: %s", index, cudaGetErrorString(error));
+        if (cuda)
+            cuda_close(&cuda->device);
+        return -1;
+    }
+    cuda->device.peers = &lt__cuda_peers_calls;
+    accelerator->device = &cuda->device;
+    accelerator->rescale = lt__cuda_rescale;
+    accelerator->find = lt__cuda_find_scaled;
+    accelerator->judge = lt__cuda_judge;
+    accelerator->pardon = lt__cuda_pardon;
+    accelerator->check_loss = lt__cuda_check_loss;
+    accelerator->clip = lt__cuda_clip;
+#define X(stem) lt__cuda_##stem(accelerator->op);
+    LT_CUDA_STEMS(X)
+#undef X
+    return 0;
+}

@@ -1,0 +1,47 @@
+/* libraries.h - NVIDIA's libraries, opened at run time: tables of the functions that the plugin
+ * calls. Their headers are needed to build it, the libraries are not.
+ */
+#ifndef LT_OPS_CUDA_LIBRARIES_H
+#define LT_OPS_CUDA_LIBRARIES_H
+
+#include <cublasLt.h>
+#include <stdbool.h> /* cudnn.h wants it */
+#include <cudnn.h>
+
+#include "ops/cuda/find_library.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define LT_CUDNN_OLDEST 90800 /* plans are made for a device that its properties describe */
+#define LT_CUBLASLT_OLDEST 130000
+
+#define LT_CUDNN_LIST(X)                                                                           \
+    X(cudnnGetVersion) X(cudnnGetCudartVersion) X(cudnnGetErrorString)                             \
+    X(cudnnGetLastErrorString) X(cudnnCreate) X(cudnnDestroy) X(cudnnSetStream)                    \
+    X(cudnnBackendCreateDescriptor) X(cudnnBackendDestroyDescriptor) X(cudnnBackendSetAttribute)   \
+    X(cudnnBackendGetAttribute) X(cudnnBackendFinalize) X(cudnnBackendExecute)
+
+#define LT_CUBLASLT_LIST(X)                                                                        \
+    X(cublasLtGetVersion) X(cublasLtGetStatusString) X(cublasLtCreate) X(cublasLtDestroy)          \
+    X(cublasLtMatmulDescCreate) X(cublasLtMatmulDescDestroy) X(cublasLtMatmulDescSetAttribute)     \
+    X(cublasLtMatrixLayoutCreate) X(cublasLtMatrixLayoutDestroy)                                   \
+    X(cublasLtMatrixLayoutSetAttribute) X(cublasLtMatmulPreferenceCreate)                          \
+    X(cublasLtMatmulPreferenceDestroy) X(cublasLtMatmulPreferenceSetAttribute)                     \
+    X(cublasLtMatmulAlgoGetHeuristic) X(cublasLtMatmul)
+
+#define X(name) __typeof__(name) *name;
+typedef struct lt_cudnn_table { LT_CUDNN_LIST(X) } lt_cudnn_table;
+typedef struct lt_cublaslt_table { LT_CUBLASLT_LIST(X) } lt_cublaslt_table;
+#undef X
+
+/* Fill a table. 0, or -1 with a sentence in text: the library is missing, cannot be loaded, is too
+ * old, or lacks a function. cuBLASLt comes first: cuDNN opens it by its name. */
+int lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes);
+int lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,114 @@
+/* nccl.c - see nccl.h. */
+#include "ops/cuda/nccl.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ops/cuda/find_library.h"
+
+#define X(name, arguments) #name,
+static const char *const names[] = {LT_NCCL_LIST(X) "ncclGetErrorString", "ncclGetLastError"};
+#undef X
+
+/* The table is nothing but pointers to functions, in the order of their names. */
+enum { NAMES = sizeof names / sizeof *names };
+_Static_assert(sizeof(lt_nccl_table) == NAMES * sizeof(void (*)(void)), "a table");
+
+int lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t bytes)
+{
+    void (*functions[NAMES])(void);
+    int v = 0;
+    if (!lt__cuda_open("libnccl.so.2", "nccl", "NCCL 2.18", names, functions, NAMES, text, bytes))
+        return -1;
+    memcpy(table, functions, sizeof *table);
+    if (table->ncclGetVersion(&v) == LT_NCCL_SUCCESS && v >= LT_NCCL_OLDEST) {
+        *version = v;
+        return 0;
+    }
+    snprintf(text, bytes, "NCCL is version %d.%d.%d, luatrain wants 2.18 or later",
+             v < 10000 ? v / 1000 : v / 10000, v < 10000 ? v % 1000 / 100 : v % 10000 / 100,
+             v % 100); /* versions before 2.9 are such as 2804 */
+    return -1;
+}
+
+/* LT_OK if a call was done or has begun. */
+static lt_status status_of(const lt_nccl *n, const char *call, int result)
+{
+    if (result == LT_NCCL_SUCCESS || result == LT_NCCL_IN_PROGRESS)
+        return LT_OK;
+    const char *last = n->comm ? n->calls->ncclGetLastError(n->comm) : NULL;
+    return n->lent->host->fail(LT_EPEER, "%s: %s: %s%s%.300s", n->lent->device->name, call,
+                               n->calls->ncclGetErrorString(result), last && *last ? ": " : "",
+                               last ? last : "");
+}
+
+lt_status lt__nccl_make_id(const lt_nccl *n, char id[LT_NCCL_ID_BYTES])
+{
+    lt_nccl_id made;
+    lt_status status = status_of(n, "ncclGetUniqueId", n->calls->ncclGetUniqueId(&made));
+    if (status == LT_OK)
+        memcpy(id, made.bytes, sizeof made.bytes);
+    return status;
+}
+
+lt_status lt__nccl_begin(lt_nccl *n, const char id[LT_NCCL_ID_BYTES], int rank, int size)
+{
+    const int as_it_likes = INT_MIN; /* NCCL_CONFIG_UNDEF_INT */
+    lt_nccl_config config = {.size = sizeof config, .magic = (unsigned)LT_NCCL_MAGIC,
+                             .version = LT_NCCL_OLDEST, .blocking = 0,
+                             .cga_cluster_size = as_it_likes, .min_ctas = as_it_likes,
+                             .max_ctas = as_it_likes, .split_share = as_it_likes};
+    lt_nccl_id all;
+    memcpy(all.bytes, id, sizeof all.bytes);
+    int result = n->calls->ncclCommInitRankConfig(&n->comm, size, all, rank, &config);
+    return status_of(n, "ncclCommInitRankConfig", result);
+}
+
+lt_status lt__nccl_is_ready(lt_nccl *n, bool *ready)
+{
+    int result = LT_NCCL_SUCCESS;
+    int answer = n->calls->ncclCommGetAsyncError(n->comm, &result);
+    LT_TRY(status_of(n, "ncclCommGetAsyncError", answer));
+    *ready = result == LT_NCCL_SUCCESS;
+    n->parted = n->parting && *ready;
+    return status_of(n, "a call between GPUs", result);
+}
+
+static int dtype_of(lt_dtype dtype)
+{
+    return dtype == LT_F32   ? LT_NCCL_F32
+           : dtype == LT_F64 ? LT_NCCL_F64
+           : dtype == LT_F16 ? LT_NCCL_F16
+                             : LT_NCCL_BF16;
+}
+
+/* A group that was started is ended, whatever comes between: it is this thread's. */
+lt_status lt__nccl_sum(lt_nccl *n, void *data, int64_t count, lt_dtype dtype, float *tail,
+                       int n_tail, void *stream)
+{
+    const lt_nccl_table *c = n->calls;
+    LT_TRY(status_of(n, "ncclGroupStart", c->ncclGroupStart()));
+    int result = c->ncclAllReduce(data, data, (size_t)count, dtype_of(dtype), LT_NCCL_SUM, n->comm,
+                                  stream);
+    lt_status status = status_of(n, "ncclAllReduce", result);
+    if (status == LT_OK && n_tail > 0)
+        status = status_of(n, "ncclAllReduce", c->ncclAllReduce(tail, tail, (size_t)n_tail,
+                                                                LT_NCCL_F32, LT_NCCL_SUM, n->comm,
+                                                                stream));
+    result = c->ncclGroupEnd();
+    return status == LT_OK ? status_of(n, "ncclGroupEnd", result) : status;
+}
+
+lt_status lt__nccl_part(lt_nccl *n)
+{
+    n->parting = true;
+    return status_of(n, "ncclCommFinalize", n->calls->ncclCommFinalize(n->comm));
+}
+
+void lt__nccl_end(lt_nccl *n)
+{
+    if (n->comm)
+        (void)(n->parted ? n->calls->ncclCommDestroy : n->calls->ncclCommAbort)(n->comm);
+    n->comm = NULL; /* a communicator that cannot be freed is nobody's any more */
+}

@@ -1,0 +1,94 @@
+/* nccl.h - NCCL, opened at run time: sums of several GPUs among themselves.
+ *
+ * Its header is not needed to build this. What is declared here of it is what is called, as nccl.h
+ * of NCCL 2.28 has it; sections of NVIDIA's NCCL User Guide in brackets. A test compares both where
+ * there is an nccl.h.
+ */
+#ifndef LT_OPS_CUDA_NCCL_H
+#define LT_OPS_CUDA_NCCL_H
+
+#include "ops/cuda/env.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    LT_NCCL_OLDEST = 21800,
+    LT_NCCL_ID_BYTES = 128,
+    LT_NCCL_MAGIC = (int)0xcafebeef
+};
+enum { LT_NCCL_SUCCESS = 0, LT_NCCL_IN_PROGRESS = 7 };            /* ncclResult_t */
+enum { LT_NCCL_F16 = 6, LT_NCCL_F32, LT_NCCL_F64, LT_NCCL_BF16 }; /* ncclDataType_t */
+enum { LT_NCCL_SUM = 0 };                                         /* ncclRedOp_t */
+
+typedef struct lt_nccl_id { char bytes[LT_NCCL_ID_BYTES]; } lt_nccl_id; /* ncclUniqueId */
+
+/* What ncclConfig_t began with in NCCL 2.18. Later ones take as much of it as its size says, and
+ * what they have beyond that is as they like it best. [Communicator Creation] */
+typedef struct lt_nccl_config {
+    size_t size;
+    unsigned magic, version;  /* of NCCL, that the struct is of */
+    int blocking, cga_cluster_size, min_ctas, max_ctas;
+    const char *net_name;
+    int split_share;
+} lt_nccl_config;
+
+/* X(name, its arguments): all return an ncclResult_t. */
+#define LT_NCCL_LIST(X)                                                                            \
+    X(ncclGetVersion, (int *version))                                                              \
+    X(ncclGetUniqueId, (lt_nccl_id *id))                                                           \
+    X(ncclCommInitRankConfig, (void **comm, int size, lt_nccl_id id, int rank,                     \
+                               lt_nccl_config *config))                                            \
+    X(ncclCommGetAsyncError, (void *comm, int *result))                                            \
+    X(ncclCommFinalize, (void *comm))                                                              \
+    X(ncclCommDestroy, (void *comm))                                                               \
+    X(ncclCommAbort, (void *comm))                                                                 \
+    X(ncclGroupStart, (void))                                                                      \
+    X(ncclGroupEnd, (void))                                                                        \
+    X(ncclAllReduce, (const void *from, void *to, size_t count, int dtype, int op, void *comm,     \
+                      void *stream))
+
+typedef struct lt_nccl_table {
+#define X(name, arguments) int(*name) arguments;
+    LT_NCCL_LIST(X)
+#undef X
+    const char *(*ncclGetErrorString)(int result);
+    const char *(*ncclGetLastError)(void *comm);
+} lt_nccl_table;
+
+/* Fills a table; *version as 22809 for NCCL 2.28.9. 0, or -1 with a sentence in text: the library
+ * is missing, cannot be loaded, is too old, or lacks a function. */
+int lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t bytes);
+
+/* ==== A communicator ========================================================================== */
+
+/* It never blocks: what was begun is over when lt__nccl_is_ready() says so. The functions fail with
+ * LT_EPEER and what NCCL has to say. */
+typedef struct lt_nccl {
+    const lt_nccl_table *calls; /* borrowed */
+    const lt_cuda_lent *lent;   /* likewise */
+    void *comm;                 /* or NULL */
+    bool parting, parted;
+} lt_nccl;
+
+lt_status lt__nccl_make_id(const lt_nccl *n, char id[LT_NCCL_ID_BYTES]);
+/* Begins to come together with the others that begin with this id. [Creating a communicator with
+ * options] */
+lt_status lt__nccl_begin(lt_nccl *n, const char id[LT_NCCL_ID_BYTES], int rank, int size);
+lt_status lt__nccl_is_ready(lt_nccl *n, bool *ready);
+/* Puts sums over all into a cudaStream_t, in place: of data, and of n_tail floats beside it. They
+ * are in the stream when the communicator is ready again. [Group Calls: Group Operation Ordering
+ * Semantics, Nonblocking Group Operation] */
+lt_status lt__nccl_sum(lt_nccl *n, void *data, int64_t count, lt_dtype dtype, float *tail,
+                       int n_tail, void *stream);
+/* Begins to part. [Finalizing a communicator] */
+lt_status lt__nccl_part(lt_nccl *n);
+/* Frees the communicator, which is aborted if it has not parted. [Destroying a communicator, Error
+ * handling and communicator abort] */
+void lt__nccl_end(lt_nccl *n);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

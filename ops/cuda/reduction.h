@@ -1,0 +1,204 @@
+/* reduction.h - folding many elements into few on CUDA: sums, extremes and where they are.
+ *
+ * A fold sees its elements as (outer, rows, width) and folds the rows. A block of threads takes
+ * some columns of one part of the rows, each thread every so manieth row; then its accumulators
+ * are joined in a tree. Few columns of many rows are cut into parts, so that there is work for all
+ * multiprocessors, and one more pass joins the parts. Cuts and orders depend on the shape alone:
+ * the bits are the same each time.
+ */
+#ifndef LT_OPS_CUDA_REDUCTION_H
+#define LT_OPS_CUDA_REDUCTION_H
+
+#include "ops/cuda/cuda.h"
+
+typedef struct lt_fold_pass {
+    int64_t outer, rows, width;
+    int64_t part;             /* rows of a part */
+    unsigned parts, blocks;   /* of the rows; of the columns */
+    int columns, lanes, group; /* of a block's threads: side by side; down the rows; of how many
+                                * outer positions. Their product is LT_THREADS */
+    int run;                  /* neighbouring rows that a thread takes at once */
+    bool wide;                /* with one load */
+} lt_fold_pass;
+
+enum { LT_MAX_PASSES = LT_MAX_DIMS }; /* every other axis is folded, each in one pass or two */
+
+typedef struct lt_fold_plan {
+    int n;
+    lt_fold_pass pass[LT_MAX_PASSES];
+} lt_fold_plan;
+
+/* Folds the axes of mask, of elements of so many bytes. */
+void lt__plan_fold(lt_fold_plan *p, int ndim, const int64_t *dims, uint32_t mask, size_t bytes);
+/* Bytes that accumulators of so many bytes each take between the passes. */
+size_t lt__fold_scratch(const lt_fold_plan *p, size_t bytes);
+
+typedef struct lt_fold_end {  /* what becomes of the last accumulators */
+    void *out;
+    int dtype;                /* of out */
+    bool root, add;           /* the square root is meant; to what is there */
+    double divisor;
+} lt_fold_end;
+
+/* A kind of fold is a type with In, Acc, Later (the kind that joins accumulators) and, on the
+ * device,
+ *     static Acc start();                       of no element
+ *     static Acc fold(Acc a, In x, int64_t row)
+ *     static Acc join(Acc a, Acc b)             a is of earlier rows, or neighbours them
+ *     static void end(const lt_fold_end &e, int64_t i, Acc a)
+ */
+
+/* Joins the accumulators of each `lanes` threads that are `columns` apart; each of them gets all.
+ * Every thread of the block calls it; once more for the same kind behind another barrier, or where
+ * only the first of the lanes uses what it gets, which lies in its own place. */
+template <class F>
+__device__ inline typename F::Acc lt__join_lanes(typename F::Acc a, int columns, int lanes)
+{
+    __shared__ typename F::Acc all[LT_THREADS];
+    int lane = (int)threadIdx.x / columns % lanes;
+    all[threadIdx.x] = a;
+    __syncthreads();
+    for (int half = lanes / 2; half > 0; half /= 2) {
+        if (lane < half)
+            all[threadIdx.x] = F::join(all[threadIdx.x], all[threadIdx.x + half * columns]);
+        __syncthreads();
+    }
+    return all[threadIdx.x - lane * columns];
+}
+
+/* a and the elements of one thread: rows first, first + step, ..., of `run` each. */
+template <class F>
+__device__ inline typename F::Acc lt__fold_rows(const lt_fold_pass &p, const typename F::In *x,
+                                                int64_t first, int64_t last, int64_t step)
+{
+    typedef typename F::In In;
+    enum { V = sizeof(In) < 16 ? 16 / sizeof(In) : 1 };
+    typename F::Acc a = F::start();
+    if (p.run == 1) {
+#pragma unroll 4
+        for (int64_t row = first; row < last; row += step)
+            a = F::fold(a, x[row * p.width], row);
+        return a;
+    }
+    for (int64_t row = first; row < last; row += step) {
+        if (p.wide) {
+            lt_pack<In, V> v = *(const lt_pack<In, V> *)(x + row);
+            for (int k = 0; k < V; k++)
+                a = F::fold(a, v.at[k], row + k);
+        } else {
+            for (int64_t r = row; r < row + V && r < last; r++)
+                a = F::fold(a, x[r], r);
+        }
+    }
+    return a;
+}
+
+/* For sm_100 ptxas spills four bytes of some folds, unless it is told what there is room for. */
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ == 1000
+#define LT_FOLD_BOUNDS LT_FOUR_BLOCKS
+#else
+#define LT_FOLD_BOUNDS __launch_bounds__(LT_THREADS)
+#endif
+
+/* left: where the accumulators go when more passes follow; NULL in the last one. */
+template <class F>
+__global__ void LT_FOLD_BOUNDS
+    lt__fold_kernel(const __grid_constant__ lt_fold_pass p, const typename F::In *x,
+                    typename F::Acc *left, const lt_fold_end end)
+{
+    unsigned above = blockIdx.x / p.blocks;
+    int64_t column = (int64_t)(blockIdx.x % p.blocks) * p.columns + threadIdx.x % p.columns;
+    int64_t part = above % p.parts;
+    int64_t o = (int64_t)(above / p.parts) * p.group + threadIdx.x / (p.columns * p.lanes);
+    int lane = (int)threadIdx.x / p.columns % p.lanes;
+    int64_t first = part * p.part, last = first + p.part < p.rows ? first + p.part : p.rows;
+    bool mine = column < p.width && o < p.outer;
+    typename F::Acc a = F::start();
+    if (mine)
+        a = lt__fold_rows<F>(p, x + o * p.rows * p.width + column, first + (int64_t)lane * p.run,
+                             last, (int64_t)p.lanes * p.run);
+    a = lt__join_lanes<F>(a, p.columns, p.lanes);
+    int64_t to = (o * p.parts + part) * p.width + column;
+    if (mine && lane == 0 && left)
+        left[to] = a;
+    else if (mine && lane == 0)
+        F::end(end, to, a);
+}
+
+static inline int64_t lt__fold_blocks(const lt_fold_pass *p)
+{
+    return lt__cuts(p->outer, p->group) * p->parts * p->blocks;
+}
+
+/* Whether 16 bytes at a time can be read of a pass's elements. */
+static inline bool lt__is_wide(const lt_fold_pass *p, const void *x)
+{
+    return p->run > 1 && (uintptr_t)x % 16 == 0 && p->rows % p->run == 0;
+}
+
+template <class F>
+lt_status lt__fold_pass(const lt_cuda *cuda, lt_fold_pass p, const void *x, void *left,
+                        const lt_fold_end &end)
+{
+    p.wide = lt__is_wide(&p, x);
+    return lt__launch(cuda, lt__fold_blocks(&p), lt__fold_kernel<F>, p, (const typename F::In *)x,
+                      (typename F::Acc *)left, end);
+}
+
+/* All passes over x. scratch: lt__fold_scratch() bytes. */
+template <class F>
+lt_status lt__fold(const lt_cuda *cuda, const lt_fold_plan *plan, const void *x,
+                   const lt_fold_end &end, void *scratch)
+{
+    typedef typename F::Acc Acc;
+    for (int i = 0; i < plan->n; i++) {
+        const lt_fold_pass *p = &plan->pass[i];
+        void *left = i < plan->n - 1 ? scratch : NULL;
+        LT_TRY(i == 0 ? lt__fold_pass<F>(cuda, *p, x, left, end)
+                      : lt__fold_pass<typename F::Later>(cuda, *p, x, left, end));
+        x = left;
+        scratch = (char *)scratch + lt__aligned((size_t)(p->outer * p->parts * p->width) *
+                                                sizeof(Acc));
+    }
+    return LT_OK;
+}
+
+/* ==== Sums ==================================================================================== */
+
+template <class T> __device__ inline void lt__put_sum(void *out, int64_t i, bool add, double value)
+{
+    T *to = (T *)out + i;
+    lt_wide<T> sum = (lt_wide<T>)value;
+    *to = lt_element<T>::of(add ? lt__value(*to) + sum : sum);
+}
+
+/* In double; the root of it or a quotient is rounded to the type of the result. */
+template <class E> struct lt_sum {
+    typedef E In;
+    typedef double Acc;
+    typedef lt_sum<double> Later;
+    static __device__ double start() { return 0; }
+    static __device__ double fold(double a, E x, int64_t) { return a + (double)lt__value(x); }
+    static __device__ double join(double a, double b) { return a + b; }
+    static __device__ void end(const lt_fold_end &e, int64_t i, double a)
+    {
+        double value = e.root ? sqrt(a) : a / e.divisor;
+        if (e.dtype == LT_F32)
+            lt__put_sum<float>(e.out, i, e.add, value);
+        else if (e.dtype == LT_F16)
+            lt__put_sum<__half>(e.out, i, e.add, value);
+        else if (e.dtype == LT_BF16)
+            lt__put_sum<__nv_bfloat16>(e.out, i, e.add, value);
+        else
+            lt__put_sum<double>(e.out, i, e.add, value);
+    }
+};
+
+template <class E> struct lt_squares : lt_sum<E> {
+    static __device__ double fold(double a, E x, int64_t)
+    {
+        return a + (double)lt__value(x) * (double)lt__value(x);
+    }
+};
+
+#endif

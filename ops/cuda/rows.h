@@ -1,0 +1,154 @@
+/* rows.h - matrices on CUDA: rows that a few threads go through together, and sums over rows
+ * for each column.
+ *
+ * Which thread has what depends on the shape alone, and so do the bits of sums.
+ */
+#ifndef LT_OPS_CUDA_ROWS_H
+#define LT_OPS_CUDA_ROWS_H
+
+#include "ops/cuda/reduction.h"
+
+/* ==== Rows ==================================================================================== */
+
+/* `outer` times `stride` rows of n elements that are `stride` apart. */
+typedef struct lt_row_plan {
+    int64_t outer, n, stride;
+    unsigned blocks;          /* of the rows that lie side by side */
+    int columns, lanes, group; /* of a block's threads: rows side by side; threads of a row; outer
+                                * positions. Their product is LT_THREADS */
+} lt_row_plan;
+
+static inline lt_row_plan lt__rows_over(int64_t outer, int64_t n, int64_t stride)
+{
+    enum { RUN = 8 };         /* elements that are worth a thread */
+    lt_row_plan p = {};
+    p.outer = outer;
+    p.n = n;
+    p.stride = stride;
+    p.columns = lt__power_from(stride, 32);
+    p.lanes = lt__power_from(lt__cuts(n, RUN), LT_THREADS / p.columns);
+    p.group = LT_THREADS / p.columns / p.lanes;
+    p.blocks = (unsigned)lt__cuts(stride, p.columns);
+    return p;
+}
+
+static inline int64_t lt__row_blocks(const lt_row_plan *p)
+{
+    return lt__cuts(p->outer, p->group) * p->blocks;
+}
+
+/* A thread's row. */
+typedef struct lt_row {
+    bool is;                  /* there is one */
+    int64_t index, first;     /* of the row; of its first element */
+    int lane;
+} lt_row;
+
+__device__ inline lt_row lt__row_of(const lt_row_plan &p)
+{
+    int64_t column = (int64_t)(blockIdx.x % p.blocks) * p.columns + threadIdx.x % p.columns;
+    int64_t o = (int64_t)(blockIdx.x / p.blocks) * p.group + threadIdx.x / (p.columns * p.lanes);
+    lt_row r;
+    r.is = column < p.stride && o < p.outer;
+    r.index = o * p.stride + column;
+    r.first = o * p.n * p.stride + column;
+    r.lane = (int)threadIdx.x / p.columns % p.lanes;
+    return r;
+}
+
+/* What the threads of a row have, in one; for all of them. */
+template <class F> __device__ inline typename F::Acc lt__join_row(const lt_row_plan &p,
+                                                                  typename F::Acc a)
+{
+    return lt__join_lanes<F>(a, p.columns, p.lanes);
+}
+
+/* ==== Sums over rows ========================================================================== */
+
+/* Rows are cut into parts. A block sums a part of some columns, each thread every so manieth row;
+ * another kernel joins the parts. */
+typedef struct lt_column_plan {
+    int64_t rows, width;      /* columns may be packs of some */
+    int64_t part;             /* rows of one */
+    unsigned parts, blocks;   /* of the rows; of the columns */
+    int columns, lanes;       /* of a block's threads: side by side; down the rows */
+} lt_column_plan;
+
+static inline lt_column_plan lt__columns_over(int64_t rows, int64_t width)
+{
+    enum {
+        ENOUGH_BLOCKS = 512,  /* from which on there are no more parts for the sake of them */
+        LEAST_TURNS = 8,      /* of a thread of a part, so that it repays its joining */
+        MOST_TURNS = 256      /* rounding errors of sums in f32 grow with them */
+    };
+    lt_column_plan p = {};
+    p.rows = rows;
+    p.width = width;
+    p.columns = lt__power_from(width, 32);
+    p.lanes = LT_THREADS / p.columns;
+    p.blocks = (unsigned)lt__cuts(width, p.columns);
+    if (width == 0)
+        return p;
+    int64_t parts = lt__least(lt__cuts(ENOUGH_BLOCKS, p.blocks), rows / (LEAST_TURNS * p.lanes));
+    int64_t least = lt__cuts(rows, (int64_t)MOST_TURNS * p.lanes);
+    parts = parts > least ? parts : least;
+    p.part = parts > 0 ? lt__cuts(lt__cuts(rows, parts), p.lanes) * p.lanes : 1;
+    p.parts = (unsigned)lt__cuts(rows, p.part);
+    return p;
+}
+
+typedef struct lt_column {    /* a thread's */
+    bool is;
+    int64_t index, first, last; /* rows of its part */
+    int64_t part;
+    int lane, among;          /* among the block's columns */
+} lt_column;
+
+__device__ inline lt_column lt__column_of(const lt_column_plan &p)
+{
+    lt_column c;
+    c.among = (int)threadIdx.x % p.columns;
+    c.lane = (int)threadIdx.x / p.columns;
+    c.index = (int64_t)(blockIdx.x % p.blocks) * p.columns + c.among;
+    c.is = c.index < p.width;
+    c.part = blockIdx.x / p.blocks;
+    c.first = c.part * p.part;
+    c.last = c.first + p.part < p.rows ? c.first + p.part : p.rows;
+    return c;
+}
+
+static inline int64_t lt__column_blocks(const lt_column_plan *p)
+{
+    return (int64_t)p->parts * p->blocks;
+}
+
+/* The threads of a block that joins parts: a few columns, so that there are many blocks and each
+ * has few turns; a row of them is as much as memory gives at once. */
+enum { LT_JOINED_COLUMNS = 4, LT_JOINING_LANES = LT_THREADS / LT_JOINED_COLUMNS };
+
+typedef struct lt_two { double a, b; } lt_two;
+
+struct lt_two_sums {
+    typedef lt_two Acc;
+    static __device__ lt_two start() { return lt_two{0, 0}; }
+    static __device__ lt_two join(lt_two x, lt_two y) { return lt_two{x.a + y.a, x.b + y.b}; }
+};
+
+/* The sum of `rows` rows of (rows, width), for the column of this thread: for all threads that
+ * have it. */
+__device__ inline lt_two lt__join_parts(const lt_two *from, int64_t rows, int64_t width,
+                                        int64_t column)
+{
+    lt_two sums = lt_two_sums::start();
+    int64_t end = column < width ? rows : 0;
+    for (int64_t r = threadIdx.x / LT_JOINED_COLUMNS; r < end; r += LT_JOINING_LANES)
+        sums = lt_two_sums::join(sums, from[r * width + column]);
+    return lt__join_lanes<lt_two_sums>(sums, LT_JOINED_COLUMNS, LT_JOINING_LANES);
+}
+
+__device__ inline int64_t lt__joined_column(void)
+{
+    return (int64_t)blockIdx.x * LT_JOINED_COLUMNS + threadIdx.x % LT_JOINED_COLUMNS;
+}
+
+#endif

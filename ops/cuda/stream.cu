@@ -1,0 +1,167 @@
+/* stream.cu - marks in the stream of a CUDA device, pinned memory of the host, and copies to
+ * it and from it beside the stream.
+ *
+ * A mark is an event. There are LT_MARKS of them, used in turn. An older mark has none any more; in
+ * its place stands all that there is by now.
+ */
+#include "ops/cuda/cuda.h"
+
+static lt_cuda *enter(lt_device *device)
+{
+    lt_cuda *cuda = (lt_cuda *)device;
+    (void)cudaSetDevice(cuda->index);
+    return cuda;
+}
+
+/* Guards a scope: marks are set, and asked for, by two threads. */
+struct guard {
+    lt_cuda *cuda;
+    explicit guard(lt_cuda *c) : cuda(c) { pthread_mutex_lock(&c->lock); }
+    ~guard() { pthread_mutex_unlock(&cuda->lock); }
+};
+
+/* What goes wrong here, a later call says too. */
+static uint64_t mark_in(lt_cuda *cuda, cudaStream_t stream)
+{
+    uint64_t mark = ++cuda->marks;
+    (void)cudaEventRecord(cuda->event[mark % LT_MARKS], stream);
+    return mark;
+}
+
+static bool is_old(const lt_cuda *cuda, uint64_t mark) { return mark + LT_MARKS <= cuda->marks; }
+
+static uint64_t cuda_mark(lt_device *device)
+{
+    lt_cuda *cuda = enter(device);
+    guard g(cuda);
+    return mark_in(cuda, cuda->stream);
+}
+
+static bool has_become_old(lt_cuda *cuda, uint64_t mark)
+{
+    guard g(cuda);
+    return is_old(cuda, mark);
+}
+
+cudaError_t lt__cuda_wait_for_all(const lt_cuda *cuda)
+{
+    cudaStream_t all[] = {cuda->uploads, cuda->downloads, cuda->stream};
+    cudaError_t error = cudaSuccess;
+    for (int i = 0; i < 3 && error == cudaSuccess; i++)
+        error = cudaStreamSynchronize(all[i]);
+    return error;
+}
+
+/* While an event is waited for, it may become that of another mark, perhaps of another stream. */
+static cudaError_t wait_for(lt_cuda *cuda, uint64_t mark)
+{
+    if (!has_become_old(cuda, mark)) {
+        cudaError_t error = cudaEventSynchronize(cuda->event[mark % LT_MARKS]);
+        if (error != cudaSuccess || !has_become_old(cuda, mark))
+            return error;
+    }
+    return lt__cuda_wait_for_all(cuda);
+}
+
+static lt_status cuda_wait(lt_device *device, uint64_t mark)
+{
+    lt_cuda *cuda = enter(device);
+    LT_TRY(lt__cuda_status(cuda, wait_for(cuda, mark)));
+    guard g(cuda);
+    return lt__cuda_say_bad_id(cuda);
+}
+
+static void *cuda_alloc_host(lt_device *device, size_t bytes)
+{
+    void *p = NULL;
+    enter(device);
+    if (cudaMallocHost(&p, bytes) == cudaSuccess)
+        return p;
+    (void)cudaGetLastError();
+    return NULL;
+}
+
+/* That cudaFreeHost() waits for copies is written nowhere. */
+static void cuda_free_host(lt_device *device, void *p)
+{
+    lt_cuda *cuda = enter(device);
+    (void)lt__cuda_wait_for_all(cuda); /* what goes wrong, a later call says too */
+    (void)cudaFreeHost(p);
+}
+
+/* With the lock. */
+static cudaError_t come_behind(lt_cuda *cuda, cudaStream_t stream, uint64_t mark)
+{
+    mark = is_old(cuda, mark) ? mark_in(cuda, cuda->stream) : mark;
+    return cudaStreamWaitEvent(stream, cuda->event[mark % LT_MARKS], 0);
+}
+
+cudaError_t lt__cuda_come_behind(lt_cuda *cuda, cudaStream_t stream, uint64_t mark)
+{
+    guard g(cuda);
+    return come_behind(cuda, stream, mark);
+}
+
+static cudaError_t copy_beside(lt_cuda *cuda, cudaStream_t beside, void *dst, const void *src,
+                               size_t bytes, uint64_t after, uint64_t *mark)
+{
+    guard g(cuda);
+    cudaError_t error = come_behind(cuda, beside, after);
+    if (error == cudaSuccess && bytes > 0)
+        error = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, beside);
+    if (mark)
+        *mark = mark_in(cuda, beside);
+    return error;
+}
+
+static lt_status cuda_upload(lt_device *device, void *dst, const void *src, size_t bytes,
+                             uint64_t after, uint64_t *mark)
+{
+    lt_cuda *cuda = enter(device);
+    return lt__cuda_status(cuda, copy_beside(cuda, cuda->uploads, dst, src, bytes, after, mark));
+}
+
+static lt_status cuda_download(lt_device *device, void *dst, const void *src, size_t bytes,
+                               uint64_t after, uint64_t *mark)
+{
+    lt_cuda *cuda = enter(device);
+    return lt__cuda_status(cuda, copy_beside(cuda, cuda->downloads, dst, src, bytes, after, mark));
+}
+
+static lt_status cuda_follow(lt_device *device, uint64_t mark)
+{
+    lt_cuda *cuda = enter(device);
+    guard g(cuda);
+    mark = is_old(cuda, mark) ? mark_in(cuda, cuda->uploads) : mark;
+    return lt__cuda_status(cuda, cudaStreamWaitEvent(cuda->stream, cuda->event[mark % LT_MARKS],
+                                                     0));
+}
+
+cudaError_t lt__cuda_stream_open(lt_cuda *cuda)
+{
+    lt_device *device = &cuda->device;
+    cudaError_t error = cudaStreamCreateWithFlags(&cuda->uploads, cudaStreamNonBlocking);
+    if (error == cudaSuccess)
+        error = cudaStreamCreateWithFlags(&cuda->downloads, cudaStreamNonBlocking);
+    for (int i = 0; i < LT_MARKS && error == cudaSuccess; i++)
+        error = cudaEventCreateWithFlags(&cuda->event[i], cudaEventDisableTiming);
+    device->mark = cuda_mark;
+    device->wait = cuda_wait;
+    device->alloc_host = cuda_alloc_host;
+    device->free_host = cuda_free_host;
+    device->upload = cuda_upload;
+    device->download = cuda_download;
+    device->follow = cuda_follow;
+    return error;
+}
+
+void lt__cuda_stream_close(lt_cuda *cuda)
+{
+    for (int i = 0; i < LT_MARKS; i++)
+        if (cuda->event[i])
+            (void)cudaEventDestroy(cuda->event[i]);
+    if (cuda->uploads)
+        (void)cudaStreamDestroy(cuda->uploads);
+    if (cuda->downloads)
+        (void)cudaStreamDestroy(cuda->downloads);
+}
