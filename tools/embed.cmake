@@ -1,7 +1,7 @@
 # Writes OUT, a C file with the text of each of FILES in lt__embedded[]: {name, bytes, length}.
 # lua/luatrain/nn.lua is "nn", models/resnet.lua is "models.resnet".
 set(table "")
-set(text "/* Made by tools/embed.cmake */\n#include \"lua/embedded.h\"\n")
+set(text "/* Made by tools/embed.cmake */\n#include \"lua/bind/embedded.h\"\n")
 foreach(file ${FILES})
   get_filename_component(name ${file} NAME_WE)
   set(module ${name})

@@ -10,7 +10,7 @@
 -- module knows the one that it is a part of.
 --
 -- Behind a module is a record, under a key that is no string: [1] its path "net.4" and [2] the
--- function that calls it, by which the binding finds it on the stack (bind_error.c); forward; text,
+-- function that calls it, by which the binding finds it on the stack (bind/error.c); forward; text,
 -- for tostring; parameters, the names of those of forward; kind and takes, for nn.lua; parent;
 -- placed; order, of parts that may not become more.
 
@@ -233,7 +233,7 @@ function exports.new(text, fields, forward, kind, takes)
   return born(setmetatable(fields, meta))
 end
 
--- A parameter, or a buffer, with an initialiser: see new_parameter in bind_run.c.
+-- A parameter, or a buffer, with an initialiser: see new_parameter in bind/run.c.
 function exports.tensor(shape, kind, a, b, buffer)
   return born(core.new_parameter(shape, kind, a, b, buffer))
 end

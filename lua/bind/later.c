@@ -1,6 +1,6 @@
-/* bind_later.c - numbers that are read later, and waiting for an accelerator. */
+/* later.c - numbers that are read later, and waiting for an accelerator. */
 #include "core/tensor.h"
-#include "lua/bind.h"
+#include "lua/bind/bind.h"
 
 static const char class[] = "luatrain.Later";
 

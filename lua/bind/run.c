@@ -1,4 +1,4 @@
-/* bind_run.c - what a training step needs: backward, hooks, scopes, parameters, optimizers; and
+/* run.c - what a training step needs: backward, hooks, scopes, parameters, optimizers; and
  * where a run stands.
  *
  * The embedded Lua files are the only callers of the functions that are no methods of tensors,
@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "core/tensor.h"
-#include "lua/bind.h"
+#include "lua/bind/bind.h"
 
 /* ==== Autograd ================================================================================ */
 

@@ -1,6 +1,6 @@
 /* embedded.h - the Lua half of the library, as text inside the binary. */
-#ifndef LT_LUA_EMBEDDED_H
-#define LT_LUA_EMBEDDED_H
+#ifndef LT_LUA_BIND_EMBEDDED_H
+#define LT_LUA_BIND_EMBEDDED_H
 
 #include <stddef.h>
 

@@ -1,4 +1,4 @@
-/* bind_dist.c - the other ranks, as the embedded Lua files see them. A state that has not joined a
+/* dist.c - the other ranks, as the embedded Lua files see them. A state that has not joined a
  * group is rank 0 of 1: what it would do with others then does nothing.
  *
  * A collective that only one rank calls would wait for ever, so those in lt.on_root() are errors.
@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "core/tensor.h"
-#include "lua/bind.h"
+#include "lua/bind/bind.h"
 
 /* The group, for a collective. NULL when there are no others to take part. */
 static lt_group *others(lua_State *L, const char *who)

@@ -1,10 +1,10 @@
-/* bind_locale.c - the C locale for functions of the embedded files.
+/* locale.c - the C locale for functions of the embedded files.
  *
  * lt_lua_call() runs all Lua in the C locale. A stock Lua that requires luatrain keeps its own
  * locale: there these functions enter the C locale for as long as they run.
  */
 #include "core/locale.h"
-#include "lua/bind.h"
+#include "lua/bind/bind.h"
 
 /* Upvalue 2 is the function. It must not yield: the thread would keep the C locale. */
 static int call_in_c_locale(lua_State *L)

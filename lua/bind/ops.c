@@ -1,4 +1,4 @@
-/* bind_ops.c - every op of the registry as a function and as a method: one loop, no line per op.
+/* ops.c - every op of the registry as a function and as a method: one loop, no line per op.
  *
  *     lt.conv2d(x, w, b, 2, 1)
  *     lt.conv2d(x, w, b, {stride = 2, pad = 1})
@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "core/tensor.h"
-#include "lua/bind.h"
+#include "lua/bind/bind.h"
 
 /* ==== Options ================================================================================= */
 

@@ -17,8 +17,8 @@
 
 #include "core/locale.h"
 #include "core/tensor.h"
-#include "lua/bind.h"
-#include "lua/embedded.h"
+#include "lua/bind/bind.h"
+#include "lua/bind/embedded.h"
 
 enum {
     LEAST_FRESH = 128 << 20,

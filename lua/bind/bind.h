@@ -7,8 +7,8 @@
  * check the arguments and fetch their pointers; call the library; put the result into the userdata;
  * only then raise, if the call failed, or push what else is given back.
  */
-#ifndef LT_LUA_BIND_H
-#define LT_LUA_BIND_H
+#ifndef LT_LUA_BIND_BIND_H
+#define LT_LUA_BIND_BIND_H
 
 #include <lauxlib.h>
 #include <stdnoreturn.h>
@@ -26,7 +26,7 @@ typedef struct lt_lua {
     lua_State *running;        /* the coroutine that is inside the library, else the main one */
     const void *tensor_meta;   /* the metatable of tensors, and its key in the registry */
     struct lt_lua_hook *hooks; /* all that leaves of ctx hold */
-    lt_status raised[LT_KEPT_ERRORS]; /* the last errors, in a ring; see bind_error.c */
+    lt_status raised[LT_KEPT_ERRORS]; /* the last errors, in a ring; see error.c */
     unsigned n_raised;         /* so far */
     struct {
         uint64_t serial;
@@ -43,13 +43,13 @@ typedef struct lt_lua {
     struct {
         bool on, in_f32, done; /* done: a backward has come, and cut the function off */
         double loss;           /* its own, or nan */
-    } rehearsal;               /* see bind_check.c */
+    } rehearsal;               /* see check.c */
     lt_group *group;           /* of this rank; NULL: there are no others */
     lt_reducer_config reducing;
     lt_reducer *reducer;       /* or NULL, without a group */
     lt_wires wires;            /* if buckets travel in f16 */
     bool apart;                /* bench dist: this rank goes its own way for some steps */
-    bool on_root;              /* the others are not here: see bind_dist.c */
+    bool on_root;              /* the others are not here: see dist.c */
     int64_t first_row;         /* of this rank in the batch, */
     int64_t shard_rows;        /* which has so many of it, */
     int64_t least_rows;        /* and every rank as many as that */

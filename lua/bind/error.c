@@ -1,4 +1,4 @@
-/* bind_error.c - how an error crosses: the library's becomes Lua's, and Lua's the library's.
+/* error.c - how an error crosses: the library's becomes Lua's, and Lua's the library's.
  *
  * An error is a string: "train.lua:9: net.4 conv2d: w wants ...". The line is that of the nearest
  * frame of the user's code: frames of C and of the embedded luatrain/NAME.lua are passed over. The
@@ -13,8 +13,8 @@
 #include <string.h>
 
 #include "core/locale.h"
-#include "lua/bind.h"
-#include "lua/embedded.h"
+#include "lua/bind/bind.h"
+#include "lua/bind/embedded.h"
 
 enum { DEEPEST = 100 };
 

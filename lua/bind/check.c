@@ -1,11 +1,11 @@
-/* bind_check.c - what half precision does to a pass of a script, for amp_check.lua.
+/* check.c - what half precision does to a pass of a script, for amp_check.lua.
  *
  * A rehearsal calls the function of a step. Its first backward cuts it off by an error value that
  * no script has: what comes after it, as the step of the optimizer, is for the real call.
  */
 #include <math.h>
 
-#include "lua/bind.h"
+#include "lua/bind/bind.h"
 
 static const char class[] = "luatrain.PrecisionCheck";
 static const char key_cut; /* its address is that error value */

@@ -1,5 +1,5 @@
-/* bind_file.c - files of tensors in Lua. Its callers are the embedded init.lua and module.lua. */
-#include "lua/bind.h"
+/* file.c - files of tensors in Lua. Its callers are the embedded init.lua and module.lua. */
+#include "lua/bind/bind.h"
 
 static const char file_class[] = "luatrain.File";
 

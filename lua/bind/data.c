@@ -1,4 +1,4 @@
-/* bind_data.c - sources of images in Lua, and batches of them. Its caller is the embedded data.lua,
+/* data.c - sources of images in Lua, and batches of them. Its caller is the embedded data.lua,
  * which has checked what scripts give.
  *
  * Making a userdata may run the collector, and a finalizer may close anything. So each function
@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 
 #include "core/tensor.h"
-#include "lua/bind.h"
+#include "lua/bind/bind.h"
 
 static const char source_class[] = "luatrain.Source", batches_class[] = "luatrain.Batches";
 

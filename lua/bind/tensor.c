@@ -1,4 +1,4 @@
-/* bind_tensor.c - tensors in Lua: makers, what can be asked of one, element access, metamethods.
+/* tensor.c - tensors in Lua: makers, what can be asked of one, element access, metamethods.
  *
  * A tensor is a userdata that holds one reference to an lt_tensor. Several may hold the same one
  * (x.grad makes a new one each time); == compares what they hold.
@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "core/tensor.h"
-#include "lua/bind.h"
+#include "lua/bind/bind.h"
 
 /* ==== Arguments =============================================================================== */
 

@@ -1,4 +1,4 @@
-/* bind_load.c - load, loadfile, dofile and require for source text alone.
+/* load.c - load, loadfile, dofile and require for source text alone.
  *
  * Lua does not check compiled code: a damaged or hostile chunk crashes the program, or makes it do
  * anything. So the states of lt_lua_new() do not load any. A Lua that only requires luatrain keeps
@@ -6,7 +6,7 @@
  */
 #include <string.h>
 
-#include "lua/bind.h"
+#include "lua/bind/bind.h"
 
 /* What a failed load has left on top. Lua's own refusal of a binary chunk is replaced. That has no
  * chunk's name in front of it, as other messages have, which may quote such words. */

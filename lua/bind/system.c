@@ -1,4 +1,4 @@
-/* bind_system.c - what a run needs of the system: clock, folders, a lock, the terminal, the wish to
+/* system.c - what a run needs of the system: clock, folders, a lock, the terminal, the wish to
  * stop. Its callers are the embedded files of a run.
  *
  * A path that cannot be made or locked is LT_EENV, one that cannot be written LT_EFILE.
@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "core/tensor.h"
-#include "lua/bind.h"
+#include "lua/bind/bind.h"
 
 /* ==== Folders ================================================================================= */
 

@@ -1,10 +1,10 @@
-/* bind_amp.c - the loss scale, for scaler.lua; and the fault that puts it to the test. With several
+/* amp.c - the loss scale, for scaler.lua; and the fault that puts it to the test. With several
  * ranks it is in the filter of the reducer, and so is what buckets have for their way in f16.
  */
 #include <math.h>
 
 #include "core/tensor.h"
-#include "lua/bind.h"
+#include "lua/bind/bind.h"
 
 static const char class[] = "luatrain.LossScale";
 static const char key_used; /* its address is the key in the registry of the one in use */

@@ -1,4 +1,4 @@
-/* bind_arange.c - lt.arange(n) = 0, 1, ..., n - 1, and lt.arange(first, stop, step = 1) = first,
+/* arange.c - lt.arange(n) = 0, 1, ..., n - 1, and lt.arange(first, stop, step = 1) = first,
  * first + step, ..., without stop.
  *
  * Where all of first, stop and step are integers, the elements are computed as integers, so i64 is
@@ -7,7 +7,7 @@
 #include <math.h>
 
 #include "core/tensor.h"
-#include "lua/bind.h"
+#include "lua/bind/bind.h"
 
 /* The numbers of an arange: doubles, or integers where all three are. */
 typedef struct range {

@@ -1,4 +1,4 @@
-/* bind_times.c - where the time goes: what each op took, forwards and backwards, summed over the
+/* times.c - where the time goes: what each op took, forwards and backwards, summed over the
  * calls that do the same. Its callers are the embedded files of a measurement.
  *
  * The timer is called within the library, where nothing may be raised. So the sums are kept on this
@@ -10,7 +10,7 @@
 
 #include "core/hash.h"
 #include "core/tensor.h"
-#include "lua/bind.h"
+#include "lua/bind/bind.h"
 
 enum { FIRST_ROOM = 256, SHAPES = 3 };
 
