@@ -10,10 +10,10 @@ ignore = {
 }
 
 -- These replace functions of Lua.
-files["lua/luatrain/exits.lua"] = {globals = {"coroutine", "os", "pcall", "xpcall"}}
-files["lua/luatrain/log.lua"] = {globals = {"print"}}
-files["lua/luatrain/ranks.lua"] = {globals = {"print"}}
-files["lua/luatrain/sources.lua"] = {globals = {"dofile", "loadfile"}}
+files["lua/luatrain/train/exits.lua"] = {globals = {"coroutine", "os", "pcall", "xpcall"}}
+files["lua/luatrain/train/log.lua"] = {globals = {"print"}}
+files["lua/luatrain/train/ranks.lua"] = {globals = {"print"}}
+files["lua/luatrain/train/sources.lua"] = {globals = {"dofile", "loadfile"}}
 files["tests/lua/test_args.lua"] = {globals = {"arg"}}
 
 -- Some variables only keep a value alive, or let it go.

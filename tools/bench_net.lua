@@ -1,7 +1,7 @@
 -- bench_net.lua - takes steps of one net on random images, as fast as they go, and prints what was
 -- measured as one line of JSON. tools/bench and gpu_bench run it, in turn with bench_torch.py.
 local lt = require "luatrain"
-local bench = require "luatrain.bench"
+local bench = require "luatrain.commands.bench"
 local json = require "luatrain.json"
 
 local opt = lt.args{

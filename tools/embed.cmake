@@ -1,14 +1,12 @@
 # Writes OUT, a C file with the text of each of FILES in lt__embedded[]: {name, bytes, length}.
-# lua/luatrain/nn.lua is "nn", models/resnet.lua is "models.resnet".
+# lua/luatrain/api/nn.lua is "api.nn", models/resnet.lua is "models.resnet".
 set(table "")
 set(text "/* Made by tools/embed.cmake */\n#include \"lua/bind/embedded.h\"\n")
 foreach(file ${FILES})
-  get_filename_component(name ${file} NAME_WE)
-  set(module ${name})
-  if(file MATCHES "/models/[^/]*$")
-    set(module models.${name})
-    set(name models_${name})
-  endif()
+  string(REGEX REPLACE "^.*/(lua/luatrain|models)/([a-z0-9_/]*)[.]lua$" "\\1/\\2" name ${file})
+  string(REPLACE "lua/luatrain/" "" name ${name})
+  string(REPLACE "/" "." module ${name})
+  string(REPLACE "/" "_" name ${name})
   file(READ ${file} hex HEX)
   string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${hex}")
   string(APPEND text "static const unsigned char m_${name}[] = {${bytes}0};\n")

@@ -9,7 +9,7 @@
 -- What matters most comes first, and what there is no time for is a line that says so: the order is
 -- the first batch in each dtype, torch.compile beside it, then the other batches.
 local lt = require "luatrain"
-local bench = require "luatrain.bench"
+local bench = require "luatrain.commands.bench"
 local json = require "luatrain.json"
 local processes = require "processes"
 

@@ -4,7 +4,7 @@
 -- Every part is done by processes of their own, which may die; this one never touches the device.
 -- --device cpu is a dry run: the same, in small sizes.
 local lt = require "luatrain"
-local bench = require "luatrain.bench"
+local bench = require "luatrain.commands.bench"
 local json = require "luatrain.json"
 local processes = require "processes"
 

@@ -38,16 +38,16 @@ static void show_log(void *ud, lt_log_level level, const char *line)
 /* Says which options the script, which is over, had no use for. */
 static void warn_of_unused(lua_State *L)
 {
-    static const char text[] = "require('luatrain.unused').warn()";
+    static const char text[] = "require('luatrain.train.unused_options').warn()";
     bool is_loaded = luaL_loadbuffer(L, text, sizeof text - 1, "=unused") == LUA_OK;
     lt_status status = is_loaded ? lt_lua_call(L, 0, 0) : LT_ENOMEM;
     (void)status; /* of no account: a script may have made require() something else */
 }
 
-/* The subcommands that look at how a script trains: watch() of luatrain/NAME.lua takes what follows
+/* The subcommands that look at how a script trains: watch() of luatrain/commands/NAME.lua takes what follows
  * the name and returns which of it is the script, and a function. The script runs until it is told
  * that all was seen, as LT_EDONE; then the function is called. There may be no script. */
-static const char watch_script[] = "return require('luatrain.' .. ...).watch(select(2, ...))";
+static const char watch_script[] = "return require('luatrain.commands.' .. ...).watch(select(2, ...))";
 
 static lt_status watch(lua_State *L, const char *name, int argc, char **argv)
 {
@@ -107,7 +107,7 @@ static lt_status bench_c(lt_ctx *ctx)
     return status;
 }
 
-static const char lua_bench[] = "require 'luatrain.bench'.dispatch(...)";
+static const char lua_bench[] = "require 'luatrain.commands.bench'.dispatch(...)";
 
 static lt_status bench_lua(lua_State *L)
 {

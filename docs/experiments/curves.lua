@@ -2,7 +2,7 @@
 -- and of runs whose names differ in a number at the end alone, the seed, the mean of the last.
 --
 --   luatrain curves.lua r20-off-0 r20-off-1 r20-off-2 > curves.txt
-local log = require "luatrain.log"
+local log = require "luatrain.train.log"
 
 local groups, order = {}, {}
 for _, folder in ipairs(arg) do

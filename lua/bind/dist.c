@@ -377,7 +377,7 @@ static lt_status sum_in_pass(void *ud, double *numbers, int64_t n, bool backward
 
 lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config)
 {
-    static const char begin[] = "require('luatrain.ranks').begin()";
+    static const char begin[] = "require('luatrain.train.ranks').begin()";
     lt_lua *s = lt__lua_of(L);
     if (config)
         s->reducing = *config;

@@ -5,30 +5,30 @@ local core = ...
 local arity = require "luatrain.arity"
 local check = require "luatrain.check"
 local sorted = require "luatrain.keys"
-local is_module = require "luatrain.module".is_module
+local is_module = require "luatrain.api.module".is_module
 
 local lt = {
-  nn = require "luatrain.nn",
-  optim = require "luatrain.optim",
-  schedule = require "luatrain.schedule",
-  models = require "luatrain.models",
+  nn = require "luatrain.api.nn",
+  optim = require "luatrain.api.optim",
+  schedule = require "luatrain.api.schedule",
+  models = require "luatrain.api.models",
   check = require "luatrain.check",   -- lt.check "net{; classes=10}": strict options of a maker
-  data = require "luatrain.data",
-  args = require "luatrain.args",
-  run = require "luatrain.run",
-  fit = require "luatrain.fit".fit,
-  pieces = require "luatrain.fit".pieces,
-  mixup = require "luatrain.mixup",   -- lt.mixup(x, y, alpha): images mixed two by two
-  summary = require "luatrain.summary",   -- lt.summary(net, {n, h, w, c}): a table of its layers
+  data = require "luatrain.api.data",
+  args = require "luatrain.api.args",
+  run = require "luatrain.train.run",
+  fit = require "luatrain.train.fit".fit,
+  pieces = require "luatrain.train.fit".pieces,
+  mixup = require "luatrain.api.mixup",   -- lt.mixup(x, y, alpha): images mixed two by two
+  summary = require "luatrain.commands.summary",   -- lt.summary(net, {n, h, w, c}): a table of its layers
   rank = core.rank,              -- lt.rank(): this one, from 0, and how many there are
-  on_root = require "luatrain.ranks".on_root,
-  grad_check = require "luatrain.grad_check",
+  on_root = require "luatrain.train.ranks".on_root,
+  grad_check = require "luatrain.api.grad_check",
   version = core.version,
   help = core.help,              -- lt.help "conv2d": its signature and what it computes
   step = core.step,              -- lt.step(fn, ...): temporaries die with fn, results survive
   no_grad = core.no_grad,        -- lt.no_grad(fn, ...): nothing is recorded
   autocast = core.autocast,      -- lt.autocast("bf16", fn, ...): in mixed precision; "off": not
-  amp = require "luatrain.amp",
+  amp = require "luatrain.api.amp",
   seed = core.seed,
   steps = core.steps,
   memory = core.memory,
@@ -54,7 +54,7 @@ for name, names in pairs{
   methods[name] = arity.of_method(methods[name], "x:" .. name, names)
 end
 
-core.tensor_meta.__tostring = require "luatrain.show"
+core.tensor_meta.__tostring = require "luatrain.api.show"
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 

@@ -427,7 +427,7 @@ end)
 -- Steps of so many seconds in f32 and in bf16, of which the first ones take longer. Returns what
 -- was chosen, after how many steps, and a line.
 local function try(off, bf16)
-  local t, steps = require "luatrain.trial".begin{amp = "auto"}, 0
+  local t, steps = require "luatrain.train.trial".begin{amp = "auto"}, 0
   repeat
     local seconds = t:precision() == "bf16" and bf16 or off
     steps = steps + 1

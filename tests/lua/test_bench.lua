@@ -1,7 +1,7 @@
 -- test_bench.lua - where the time goes: counts that can be done by hand, JSON, `luatrain bench`.
 -- What is measured is held to be possible, not to be fast.
 local lt = require "luatrain"
-local bench = require "luatrain.bench"
+local bench = require "luatrain.commands.bench"
 local json = require "luatrain.json"
 local T = require "lt_test"
 local nn = lt.nn
@@ -456,7 +456,7 @@ T.test("a signal may come within an evaluation, or when the run is over", functi
   local code, rest = run_signalled "evaluate = kill"
   T.equal(code, 75)
   T.equal(rest, "luatrain: bench: stopped by SIGINT\n")
-  code, rest = run_signalled "require 'luatrain.bench'.limits = kill"
+  code, rest = run_signalled "require 'luatrain.commands.bench'.limits = kill"
   T.equal(code, 128 + 2)
   T.equal(rest, "")
 end)

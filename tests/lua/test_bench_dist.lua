@@ -1,7 +1,7 @@
 -- test_bench_dist.lua - what ranks cost each other: the model behind the prediction against cases
 -- that can be done by hand, and `luatrain bench dist`.
 local T = require "lt_test"
-local dist = require "luatrain.bench_dist"
+local dist = require "luatrain.commands.bench_dist"
 local json = require "luatrain.json"
 
 local function near(a, b) return math.abs(a - b) <= 1e-9 * math.abs(b) end

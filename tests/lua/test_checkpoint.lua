@@ -1,7 +1,7 @@
 -- test_checkpoint.lua - runs that stop and go on: which checkpoint is used, what it holds, what is
 -- refused. tests/tools/test_resume kills whole processes.
 local lt = require "luatrain"
-local checkpoint = require "luatrain.checkpoint"
+local checkpoint = require "luatrain.train.checkpoint"
 local nn = lt.nn
 local T = require "lt_test"
 

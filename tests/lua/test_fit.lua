@@ -436,7 +436,7 @@ T.test("one run at a time in a folder", function()
 end)
 
 T.test("a run that waits for its data says why", function()
-  local waits = require "luatrain.waits"
+  local waits = require "luatrain.train.data_wait"
   local function warning_of(waited, stats)
     local w, text = waits.new(), nil
     for step = 1, 200 do

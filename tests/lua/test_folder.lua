@@ -1,7 +1,7 @@
 -- test_folder.lua - a run whose folder is removed, renamed or replaced, and folders, FIFOs, devices
 -- and garbage under the names of its files.
 local lt = require "luatrain"
-local checkpoint = require "luatrain.checkpoint"
+local checkpoint = require "luatrain.train.checkpoint"
 local T = require "lt_test"
 
 -- 12 steps. In step `at` rank 0 runs a shell command; $L is this program.

@@ -2,7 +2,7 @@
 -- pipe gets. Terminals are the business of tests/tools/test_terminal.
 require "luatrain"
 local T = require "lt_test"
-local log = require "luatrain.log"
+local log = require "luatrain.train.log"
 
 local folder = T.folder()
 local metrics = folder .. "/metrics.jsonl"
@@ -40,7 +40,7 @@ local function printed(settings, text)
   local script = folder .. "/script.lua"
   os.remove(metrics)
   write_all(script, ([[
-    local log = require "luatrain.log"
+    local log = require "luatrain.train.log"
     local l = log.new{folder = %q, %s}
     local function step(i, rate)
       l:step{step = i, epoch = (i - 1) // 10 + 1, epochs = 3, steps = 30, samples = 100 * i,

@@ -1,7 +1,7 @@
 -- test_plot.lua - the SVG of a run: it is well-formed, and its points are where they belong.
 require "luatrain"
 local T = require "lt_test"
-local plot = require "luatrain.plot"
+local plot = require "luatrain.train.plot"
 
 -- The SVG of a list of events.
 local function curves(events, title)

@@ -1,7 +1,7 @@
 -- test_report.lua - what runs have cost: the end line, and `luatrain report`.
 local lt = require "luatrain"
 local json = require "luatrain.json"
-local cost = require "luatrain.cost"
+local cost = require "luatrain.train.cost"
 local T = require "lt_test"
 
 local START = '"device":"cpu","threads":1'

@@ -1,7 +1,7 @@
 -- test_stages.lua - runs whose images change their size between epochs.
 local lt = require "luatrain"
 local nn = lt.nn
-local stages = require "luatrain.stages"
+local stages = require "luatrain.train.stages"
 local T = require "lt_test"
 
 local START = lt.randn{2, 3, 3, 3}

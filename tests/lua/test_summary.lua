@@ -174,7 +174,7 @@ end)
 
 T.test("after watch() a run shows its net, makes nothing and is done", function()
   local out, code, is_clean = run_script [[
-    require "luatrain.summary".watch "script.lua"
+    require "luatrain.commands.summary".watch "script.lua"
     local lt = require "luatrain"
     local train = lt.data.open "synthetic:4x4x3/5/100"
     local net = lt.nn.sequential{lt.nn.flatten(), lt.nn.linear{48, 5}}

@@ -1,12 +1,12 @@
 -- scaler.lua - the loss scale of training in fp16: what is made from a script's options, and saved.
 --
---   local scaler = require "luatrain.scaler".new{policy = "dynamic"}
+--   local scaler = require "luatrain.api.scaler".new{policy = "dynamic"}
 --   scaler:inside(fn, ...)     -- what fn returns; its backwards and steps are under this scale
 --   scaler.scale               -- now; also scaler.steps, scaler.skipped, scaler.headroom
 
 local core = ...
 local check = require "luatrain.check"
-local unused = require "luatrain.unused"
+local unused = require "luatrain.train.unused_options"
 
 local scaler = {}
 local Scaler = require "luatrain.arity".methods "scaler:"

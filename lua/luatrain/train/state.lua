@@ -8,9 +8,9 @@
 -- ("made_scaler.scale") have their last values in its own state.
 
 local core = ...
-local checkpoint = require "luatrain.checkpoint"
-local log = require "luatrain.log"
-local scaler = require "luatrain.scaler"
+local checkpoint = require "luatrain.train.checkpoint"
+local log = require "luatrain.train.log"
+local scaler = require "luatrain.api.scaler"
 local sorted = require "luatrain.keys"
 
 local state = {}

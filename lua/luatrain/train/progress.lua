@@ -2,7 +2,7 @@
 
 local core = ...
 local check = require "luatrain.check"
-local stages = require "luatrain.stages"
+local stages = require "luatrain.train.stages"
 
 local progress = {}
 

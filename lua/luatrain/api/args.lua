@@ -13,7 +13,7 @@
 
 local core = ...
 local check = require "luatrain.check"
-local command = require "luatrain.command"
+local command = require "luatrain.train.command_line"
 
 local FIRST = {"data", "arch", "epochs", "batch", "lr"}     -- in the help, before the alphabet
 local WIDTH = 80                                            -- of its lines

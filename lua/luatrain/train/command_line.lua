@@ -1,4 +1,4 @@
--- command.lua - the command line of this process: what it calls itself, and how one goes on with a
+-- command_line.lua - the command line of this process: what it calls itself, and how one goes on with a
 -- run that stops.
 
 local command = {}

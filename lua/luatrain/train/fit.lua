@@ -4,9 +4,9 @@
 
 local core = ...
 local check = require "luatrain.check"
-local late = require "luatrain.late"
-local new_run = require "luatrain.run"
-local shape_of = require "luatrain.state".shape_of
+local late = require "luatrain.train.deferred"
+local new_run = require "luatrain.train.run"
+local shape_of = require "luatrain.train.state".shape_of
 local ops = core.ops
 
 local exports = {}

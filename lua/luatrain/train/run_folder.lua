@@ -1,13 +1,13 @@
--- folder.lua - the folder of a run: finds or makes it, locks it, and notices when it is lost.
+-- run_folder.lua - the folder of a run: finds or makes it, locks it, and notices when it is lost.
 --
 -- The lock is on the file OUT/.lock, not on its name: after `rm -rf OUT` another run can make and
 -- lock a new OUT. So the run checks after each step, and before and after it writes a file, that
 -- the path still leads to the file that it locked.
 
 local core = ...
-local checkpoint = require "luatrain.checkpoint"
-local command = require "luatrain.command"
-local ranks = require "luatrain.ranks"
+local checkpoint = require "luatrain.train.checkpoint"
+local command = require "luatrain.train.command_line"
+local ranks = require "luatrain.train.ranks"
 
 local folder = {}
 

@@ -1,7 +1,7 @@
--- waits.lua - notices when a run waits for its data, and says why.
+-- data_wait.lua - notices when a run waits for its data, and says why.
 
 local core = ...
-local log = require "luatrain.log"
+local log = require "luatrain.train.log"
 local sum = require "luatrain.sum"
 
 local waits = {}

@@ -1,7 +1,7 @@
 -- log.lua - what a run says: for programs one object a line in metrics.jsonl, for people a live
 -- line on a terminal or plain lines into a pipe.
 --
---   local log = require "luatrain.log".new{folder = "runs/x"}
+--   local log = require "luatrain.train.log".new{folder = "runs/x"}
 --   log:step{step = 7, epoch = 1, epochs = 5, steps = 2345, samples = 896, loss = 0.3, ...}
 --   log:epoch{epoch = 1, epochs = 5, loss = 0.3, top1 = 0.9, ...}
 --   log:close()

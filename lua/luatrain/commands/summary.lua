@@ -9,9 +9,9 @@
 
 local core = ...
 local arity = require "luatrain.arity"
-local flops_of = require "luatrain.flops"
-local module = require "luatrain.module"
-local thousands = require "luatrain.log".thousands
+local flops_of = require "luatrain.commands.flops"
+local module = require "luatrain.api.module"
+local thousands = require "luatrain.train.log".thousands
 
 local summary = {}
 local KEY = core.module_key

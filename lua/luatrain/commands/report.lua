@@ -5,10 +5,10 @@
 -- where a device is not faster in 16.
 
 local core = ...
-local columns = require "luatrain.bench".columns
-local cost_of = require "luatrain.cost".of
-local duration = require "luatrain.log".duration
-local read_flags = require "luatrain.flags"
+local columns = require "luatrain.commands.bench".columns
+local cost_of = require "luatrain.train.cost".of
+local duration = require "luatrain.train.log".duration
+local read_flags = require "luatrain.commands.flags"
 
 local report = {}
 

@@ -8,7 +8,7 @@
 -- be asked for later.
 
 local json_read = require "luatrain.json".read
-local lines_of = require "luatrain.log".lines
+local lines_of = require "luatrain.train.log".lines
 local sorted = require "luatrain.keys"
 
 local cost = {}

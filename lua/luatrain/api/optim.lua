@@ -17,11 +17,11 @@
 -- was, and 0 after one that was skipped; on an accelerator who reads it waits for it.
 
 local core = ...
-local agree = require "luatrain.agree"
+local agree = require "luatrain.train.agree"
 local check = require "luatrain.check"
-local is_module = require "luatrain.module".is_module
-local late = require "luatrain.late"
-local ranks = require "luatrain.ranks"
+local is_module = require "luatrain.api.module".is_module
+local late = require "luatrain.train.deferred"
+local ranks = require "luatrain.train.ranks"
 local sorted = require "luatrain.keys"
 
 local optim = {}

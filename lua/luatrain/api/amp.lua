@@ -8,9 +8,9 @@
 --     if sgd:step() == "skipped" then print(scaler.skipped, scaler.scale) end
 --   end)
 
-local amp_check = require "luatrain.amp_check"
+local amp_check = require "luatrain.api.amp_check"
 local check = require "luatrain.check"
-local scaler = require "luatrain.scaler"
+local scaler = require "luatrain.api.scaler"
 
 local amp = {}
 

@@ -4,7 +4,7 @@
 
 local core = ...
 local check = require "luatrain.check"
-local module = require "luatrain.module"
+local module = require "luatrain.api.module"
 local ops = core.ops
 local new, is_module, is_list = module.new, module.is_module, module.is_list
 local KEY = core.module_key

@@ -14,8 +14,8 @@
 -- of processors that communication takes.
 
 local core = ...
-local bench = require "luatrain.bench"
-local ranks = require "luatrain.ranks"
+local bench = require "luatrain.commands.bench"
+local ranks = require "luatrain.train.ranks"
 local sum = require "luatrain.sum"
 
 local bench_dist = {}

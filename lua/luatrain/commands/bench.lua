@@ -14,11 +14,11 @@
 -- move faster than a copy does: small ones may be beyond 1.
 
 local core = ...
-local checkpoint = require "luatrain.checkpoint"
-local command = require "luatrain.command"
-local flops_of = require "luatrain.flops"
+local checkpoint = require "luatrain.train.checkpoint"
+local command = require "luatrain.train.command_line"
+local flops_of = require "luatrain.commands.flops"
 local json = require "luatrain.json"
-local read_flags = require "luatrain.flags"
+local read_flags = require "luatrain.commands.flags"
 local sorted = require "luatrain.keys"
 local ops, makers = core.ops, core.makers
 

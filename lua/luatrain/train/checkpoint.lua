@@ -7,7 +7,7 @@
 -- itself: when there are checkpoints and none can be used, that is an error.
 
 local core = ...
-local read_file = require "luatrain.module".read_file
+local read_file = require "luatrain.api.module".read_file
 local sorted = require "luatrain.keys"
 
 local checkpoint = {}

@@ -1,8 +1,8 @@
--- unused.lua - options of luatrain for mixed precision that found nothing in the script which they
+-- unused_options.lua - options of luatrain for mixed precision that found nothing in the script which they
 -- are for: only lt.run knows what to do with them.
 
 local core = ...
-local command = require "luatrain.command"
+local command = require "luatrain.train.command_line"
 
 local unused = {run = false, scaler = false}     -- whether the script has had one
 

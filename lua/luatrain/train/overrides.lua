@@ -1,10 +1,10 @@
--- outside.lua - the settings of a run that come from outside of the script: `luatrain --out X` is
+-- overrides.lua - the settings of a run that come from outside of the script: `luatrain --out X` is
 -- the variable LUATRAIN_OUT=X here. They beat what the script says.
 
 local core = ...
 local check = require "luatrain.check"
-local command = require "luatrain.command"
-local unused = require "luatrain.unused"
+local command = require "luatrain.train.command_line"
+local unused = require "luatrain.train.unused_options"
 
 local function fail(...) core.fail("EUSAGE", string.format(...)) end
 

@@ -8,7 +8,7 @@
 -- function of seed and epoch; what augmentation does to an image one of seed, epoch and image.
 
 local core = ...
-local agree = require "luatrain.agree"
+local agree = require "luatrain.train.agree"
 local check = require "luatrain.check"
 
 local data = {}

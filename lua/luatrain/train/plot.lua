@@ -2,10 +2,10 @@
 -- line over it, and the test loss after each epoch; below is top-1 after each epoch. The text
 -- stands alone, has a few KB, and colours for light and dark.
 --
---   local svg = require "luatrain.plot".curves(log.read(path), "train_resnet-1")
+--   local svg = require "luatrain.train.plot".curves(log.read(path), "train_resnet-1")
 
 local core = ...
-local log = require "luatrain.log"
+local log = require "luatrain.train.log"
 
 local plot = {}
 

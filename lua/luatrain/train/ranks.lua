@@ -2,10 +2,10 @@
 -- to rank-N.log in the run's folder.
 
 local core = ...
-local agree = require "luatrain.agree"
-local exits = require "luatrain.exits"
-local log = require "luatrain.log"
-local sources = require "luatrain.sources"
+local agree = require "luatrain.train.agree"
+local exits = require "luatrain.train.exits"
+local log = require "luatrain.train.log"
+local sources = require "luatrain.train.sources"
 local sum = require "luatrain.sum"
 
 local ranks = {}

@@ -1,6 +1,6 @@
 -- amp_check.lua - lt.amp.check and --amp-check: what half precision does to one pass of a script.
 --
---   local result = require "luatrain.amp_check".check(fn, ...)
+--   local result = require "luatrain.api.amp_check".check(fn, ...)
 --
 -- fn is the function of a step. It is called twice up to the end of its first backward, once as it
 -- is and once in f32, and nothing that the library knows of changes by it: weights, gradients,

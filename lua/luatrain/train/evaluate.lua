@@ -4,10 +4,10 @@
 -- every batch, and after it they add up what they saw, in the order of the shards.
 
 local core = ...
-local agree = require "luatrain.agree"
+local agree = require "luatrain.train.agree"
 local check = require "luatrain.check"
-local module = require "luatrain.module"
-local ranks = require "luatrain.ranks"
+local module = require "luatrain.api.module"
+local ranks = require "luatrain.train.ranks"
 local ops = core.ops
 
 local spec = check "run.evaluate{set:set; batch?, loss?:call}"

@@ -4,9 +4,9 @@
 -- Devices, threads, workers, folders and logs may differ between ranks. They are not compared.
 
 local core = ...
-local command = require "luatrain.command"
+local command = require "luatrain.train.command_line"
 local sorted = require "luatrain.keys"
-local sources = require "luatrain.sources"
+local sources = require "luatrain.train.sources"
 
 local agree = {}
 
