@@ -95,7 +95,7 @@ LT_API bool lt_scaler_see(lt_scaler *scaler, int exponent, bool finite);
  * it, and it was not forgotten since, the steps of all optimizers until the next backward are
  * skipped. They leave weights, slots and running statistics as they were. Of several ranks the
  * others may have heard of it in backward already: then it counts, forgotten or not. On an
- * accelerator it is decided there, see lt_settle(). */
+ * accelerator it is decided there, see lt_synchronize(). */
 typedef struct lt_loss_scale lt_loss_scale;
 
 /* Not in use yet; scaler is copied. New. */
@@ -105,7 +105,7 @@ LT_API void lt_loss_scale_free(lt_loss_scale *scale);
 /* From the next backward in ctx on; NULL: none. LT_EINVAL within a backward. */
 LT_MUST lt_status lt_use_loss_scale(lt_ctx *ctx, lt_loss_scale *scale);
 /* For reading, saving and putting back between steps. Borrowed. A decision that is pending is
- * waited for, see lt_settle(), as in all that follows. */
+ * waited for, see lt_synchronize(), as in all that follows. */
 LT_API lt_scaler *lt_loss_scale_scaler(lt_loss_scale *scale);
 
 typedef struct lt_scaled_step { /* one that was decided on */

@@ -65,10 +65,10 @@ static void begin_step(lt_loss_scale *s)
 }
 
 /* What is pending is waited for. */
-static void know(lt_loss_scale *s)
+static void synchronize(lt_loss_scale *s)
 {
     if (s->outcome == LT_PENDING)
-        lt_learn(s->ctx);
+        lt_synchronize_quiet(s->ctx);
 }
 
 void lt_loss_scale_free(lt_loss_scale *s)
@@ -76,7 +76,7 @@ void lt_loss_scale_free(lt_loss_scale *s)
     if (!s)
         return;
     lt_ctx *ctx = s->ctx;
-    know(s);
+    synchronize(s);
     forget_findings(s);
     lt_ledger_free(s->ledger);
     lt__free(ctx, s->findings, (size_t)s->room * sizeof *s->findings);
@@ -86,13 +86,13 @@ void lt_loss_scale_free(lt_loss_scale *s)
 
 lt_scaler *lt_loss_scale_scaler(lt_loss_scale *s)
 {
-    know(s);
+    synchronize(s);
     return &s->scaler;
 }
 
 lt_scaled_step lt_loss_scale_step(lt_loss_scale *s)
 {
-    know(s);
+    synchronize(s);
     return s->step;
 }
 
@@ -104,7 +104,7 @@ int64_t lt_loss_scale_asked(const lt_loss_scale *s)
 lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *s, int64_t number)
 {
     if (number > s->scaler.steps)
-        know(s);
+        synchronize(s);
     if (number > 0 && s->kept[number % LT_STEPS_KEPT].number == number)
         return s->kept[number % LT_STEPS_KEPT];
     lt_scaled_step step = s->step;
@@ -183,7 +183,7 @@ static lt_status seed(void *ud, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
     if (s->outcome == LT_PENDING)
-        LT_TRY(lt_settle(s->ctx));
+        LT_TRY(lt_synchronize(s->ctx));
     if (!s->fresh)
         begin_step(s);
     return lt_rescale(grad, scale_of(s), NULL);
@@ -273,7 +273,7 @@ static bool can_wait(const lt_loss_scale *s)
 static lt_status judge_now(lt_loss_scale *s)
 {
     lt_found found = s->heard;
-    LT_TRY(lt_settle(s->ctx)); /* a loss that is not finite is no step */
+    LT_TRY(lt_synchronize(s->ctx)); /* a loss that is not finite is no step */
     if (!s->agreed)
         LT_TRY(lt_ledger_read(s->ledger, LT_ROW_FIRST, s->n_findings, &found));
     return decide(s, found);
@@ -300,7 +300,7 @@ static lt_status judge(void *ud, lt_outcome *outcome)
 }
 
 /* Too far from the floor to fail. */
-static bool settle(void *ud, const lt_found *found)
+static bool resolve(void *ud, const lt_found *found)
 {
     lt_loss_scale *s = ud;
     s->outcome = LT_SKIP;
@@ -326,7 +326,7 @@ static void come_back(lt_loss_scale *s)
 
 lt_status lt_use_loss_scale(lt_ctx *ctx, lt_loss_scale *s)
 {
-    const lt_scaling mine = {s, seed, join, complete, changed, given, judge, settle, explain};
+    const lt_scaling mine = {s, seed, join, complete, changed, given, judge, resolve, explain};
     LT_TRY(lt_set_scaling(ctx, s ? &mine : NULL));
     if (s)
         come_back(s);

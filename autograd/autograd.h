@@ -264,7 +264,7 @@ LT_API lt_tensor *lt_detach(lt_tensor *x);
 /* Adds d loss / d leaf to the gradient of every leaf that loss was computed from. grad is the
  * gradient of the loss, NULL for 1 (the loss must then hold one element). Frees saved tensors as
  * it walks: a second backward through the same nodes is LT_EINVAL. A loss of one element that is
- * not finite is LT_ENUMERIC; on an accelerator as said of lt_settle(). */
+ * not finite is LT_ENUMERIC; on an accelerator as said of lt_synchronize(). */
 LT_MUST lt_status lt_backward(lt_tensor *loss, lt_tensor *grad);
 
 /* An accelerator is not waited for: it decides itself whether a step is to be applied, and the host
@@ -280,9 +280,9 @@ LT_MUST lt_status lt_backward(lt_tensor *loss, lt_tensor *grad);
  *
  * Waits until nothing is unknown. LT_ENUMERIC for such a number, once; else LT_OK, or what has gone
  * wrong on the accelerator. Where there is none it does nothing. */
-LT_MUST lt_status lt_settle(lt_ctx *ctx);
+LT_MUST lt_status lt_synchronize(lt_ctx *ctx);
 /* The same for who cannot fail: that is left to the next one who can. */
-LT_API void lt_learn(lt_ctx *ctx);
+LT_API void lt_synchronize_quiet(lt_ctx *ctx);
 
 /* A tape is what belongs to one pass over one part of the batch: its nodes, its place in the
  * global batch, the count of its random calls. A context starts with one; pipelines use several. */
@@ -323,7 +323,7 @@ typedef enum lt_outcome {
     LT_APPLY,
     LT_SKIP,   /* a step that changes nothing, running statistics neither */
     LT_PART,   /* no step yet: more of the batch is to come */
-    LT_PENDING /* the one or the other of the first two, the accelerator knows: see lt_settle() */
+    LT_PENDING /* the one or the other of the first two, the accelerator knows: see lt_synchronize() */
 } lt_outcome;
 
 typedef struct lt_loan { /* memory that someone lends; give(ud, data) gives it back */
@@ -343,7 +343,7 @@ typedef struct lt_grad_slots {
     /* Before an optimizer step reads gradients. */
     lt_status (*update)(void *ud, lt_ctx *ctx, lt_outcome *outcome);
     /* Before anybody else reads or forgets one, but in backward: waits for who writes to them. */
-    void (*settle)(void *ud);
+    void (*synchronize)(void *ud);
     /* Zeros for an arena of gradients, which may outlive what is in the slots. False, or NULL: the
      * context's own memory is taken. */
     bool (*lend)(void *ud, size_t bytes, lt_loan *loan);
@@ -388,7 +388,7 @@ typedef struct lt_scaling {
     lt_status (*judge)(void *ud, lt_outcome *outcome);
     /* What was pending: what was found. Returns whether the step was applied. NULL: it was none,
      * as its loss was not finite. By then another one may be in use. */
-    bool (*settle)(void *ud, const lt_found *found);
+    bool (*resolve)(void *ud, const lt_found *found);
     /* Why the loss is not finite, so that backward fails: a sentence, or "". Borrowed until the
      * next call. */
     const char *(*explain)(void *ud, lt_tensor *loss);
@@ -465,12 +465,12 @@ LT_API void lt_where(lt_ctx *ctx, char where[LT_WHERE_BYTES]);
 LT_MUST lt_status lt_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
                                lt_tensor *mean, lt_tensor *var, int64_t count, double momentum);
 /* Moves the running values and forgets the shards. An optimizer step does it; for others this fails
- * as lt_settle() does. */
+ * as lt_synchronize() does. */
 LT_MUST lt_status lt_stats_commit(lt_ctx *ctx);
 /* The same for whoever wants to look, as module:eval() and saving do; but shards that a backward
  * has come by wait until an optimizer or lt_zero_grad() ends their step: looking changes
  * nothing. */
-LT_MUST lt_status lt_stats_settle(lt_ctx *ctx);
+LT_MUST lt_status lt_stats_synchronize(lt_ctx *ctx);
 LT_API int lt_stats_pending(const lt_ctx *ctx);
 /* Number i of the statistics that wait, merged; false past the last. Borrowed until they change. */
 typedef struct lt_stats {
@@ -563,7 +563,7 @@ LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, i
 /* The same with gradients that are multiplied by most / norm where their norm, which is that of
  * lt_optim_grad_norm(), is beyond `most`; 0: as they are. *squares: the norm squared, f64, of no
  * axes, where the gradients are; new; may be NULL. LT_ENUMERIC when it is not finite; on an
- * accelerator, where nobody waits for it, as said of lt_settle(). */
+ * accelerator, where nobody waits for it, as said of lt_synchronize(). */
 LT_MUST lt_status lt_optim_step_clipped(lt_optim *optim, const lt_opt *const *options,
                                         int n_groups, double most, lt_tensor **squares,
                                         lt_outcome *outcome);

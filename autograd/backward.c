@@ -468,7 +468,7 @@ static lt_status check_finite(lt_tensor *loss)
     LT_TRY(lt_item(loss, 0, &value));
     if (isfinite(value))
         return LT_OK;
-    lt__late_told(loss->ctx);
+    lt__deferred_check_set_reported(loss->ctx);
     const char *why = scaling->explain ? scaling->explain(scaling->ud, loss) : "";
     return lt__refuse_loss(loss->ctx->step + 1, value, why);
 }
@@ -496,7 +496,7 @@ static lt_status check_loss(lt_tensor *loss)
         return LT_OK;
     bool is_here = loss->storage->device->is_host;
     if (!is_here)
-        LT_TRY(lt__late_begin(loss));
+        LT_TRY(lt__deferred_check_begin(loss));
     return loss->count == 1 && (is_here || is_watched(loss->ctx)) ? check_finite(loss) : LT_OK;
 }
 

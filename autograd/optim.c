@@ -107,31 +107,31 @@ lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *par
 /* In the list of those that wait, while their last step is pending. */
 static void start_waiting(lt_optim *o)
 {
-    lt_late *late = &o->ctx->slots.autograd->late;
-    o->next = late->waiting;
-    late->waiting = o;
+    lt_deferred_check *check = &o->ctx->slots.autograd->deferred;
+    o->next = check->pending_optims;
+    check->pending_optims = o;
 }
 
 static void stop_waiting(lt_optim *o)
 {
     if (o->outcome != LT_PENDING)
         return;
-    lt_optim **link = &o->ctx->slots.autograd->late.waiting;
+    lt_optim **link = &o->ctx->slots.autograd->deferred.pending_optims;
     while (*link != o)
         link = &(*link)->next;
     *link = o->next;
 }
 
-void lt__optims_settle(lt_late *late, lt_outcome outcome)
+void lt__optims_resolve(lt_deferred_check *check, lt_outcome outcome)
 {
-    for (lt_optim *o; (o = late->waiting); late->waiting = o->next)
+    for (lt_optim *o; (o = check->pending_optims); check->pending_optims = o->next)
         o->outcome = outcome;
 }
 
 lt_outcome lt_optim_outcome(lt_optim *o)
 {
     if (o->outcome == LT_PENDING)
-        lt_learn(o->ctx);
+        lt_synchronize_quiet(o->ctx);
     return o->outcome == LT_PENDING ? LT_SKIP : o->outcome; /* of a device that has failed */
 }
 
@@ -258,14 +258,14 @@ static lt_status check_scaling(const lt_optim *o, const char *who)
 /* On an accelerator it is decided in the stream what becomes of the step. */
 static lt_status send_verdict(struct lt_autograd *ag, lt_ctx *ctx)
 {
-    lt_late *late = &ag->late;
-    if (ag->outcome == LT_PENDING && !late->judge.settle) {
-        late->judge = ag->scaling;
-        return lt__late_send(ctx);
+    lt_deferred_check *check = &ag->deferred;
+    if (ag->outcome == LT_PENDING && !check->pending_scaling.resolve) {
+        check->pending_scaling = ag->scaling;
+        return lt__deferred_check_send(ctx);
     }
-    if (ag->outcome == LT_APPLY && late->sent)
+    if (ag->outcome == LT_APPLY && check->sent)
         ag->outcome = LT_PENDING;
-    else if (ag->outcome == LT_APPLY && (late->failed || lt__late_is_lost(late)))
+    else if (ag->outcome == LT_APPLY && (check->reported || lt__deferred_check_is_unreported(check)))
         ag->outcome = LT_SKIP;
     return LT_OK;
 }
@@ -304,7 +304,7 @@ static lt_status complete_grads(lt_optim *o, const char *who)
 
 static lt_status know_outcome(lt_ctx *ctx)
 {
-    return ctx->slots.autograd->outcome == LT_PENDING ? lt_settle(ctx) : LT_OK;
+    return ctx->slots.autograd->outcome == LT_PENDING ? lt_synchronize(ctx) : LT_OK;
 }
 
 lt_status lt_optim_complete(lt_optim *o, lt_outcome *outcome)
@@ -416,10 +416,10 @@ static lt_status clip_there(lt_ctx *ctx, double most, lt_tensor *squares)
     struct lt_autograd *ag = ctx->slots.autograd;
     if (!may_apply(ctx))
         return LT_OK;
-    LT_TRY(ag->late.clip(squares, most, ag->late.there));
-    ag->late.norm_step = ctx->step + 1;
+    LT_TRY(ag->deferred.clip(squares, most, ag->deferred.on_device));
+    ag->deferred.norm_step = ctx->step + 1;
     ag->outcome = LT_PENDING;
-    return lt__late_send(ctx);
+    return lt__deferred_check_send(ctx);
 }
 
 /* *factor is what the update is to multiply gradients with; *own is memory for it. */
@@ -428,14 +428,14 @@ static lt_status clip(lt_optim *o, double most, double *own, const double **fact
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
     bool is_here = device_of(o)->is_host;
-    LT_TRY(is_here ? know_outcome(o->ctx) : lt__late_open(o->ctx));
+    LT_TRY(is_here ? know_outcome(o->ctx) : lt__deferred_check_open(o->ctx));
     note(ag, o, false);
-    ag->veto = is_here ? NULL : &ag->late.there->veto;
+    ag->veto = is_here ? NULL : &ag->deferred.on_device->veto;
     lt_tensor *total = add_squares(o);
     ag->veto = NULL;
     if (!total)
         return lt_errcode();
-    *factor = is_here ? own : &ag->late.there->factor;
+    *factor = is_here ? own : &ag->deferred.on_device->factor;
     lt_status status = is_here ? clip_here(o->ctx, most, total, own)
                                : clip_there(o->ctx, most, total);
     if (squares && status == LT_OK)
@@ -511,7 +511,7 @@ static lt_status apply_or_not(lt_optim *o, const lt_opt *const *options, int n_g
                               const double *factor)
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
-    ag->veto = ag->late.there ? &ag->late.there->veto : NULL;
+    ag->veto = ag->deferred.on_device ? &ag->deferred.on_device->veto : NULL;
     lt_status status = may_apply(o->ctx) ? update_all(o, options, n_groups, factor) : LT_OK;
     if (status == LT_OK && ag->outcome == LT_SKIP)
         lt_stats_clear(o->ctx);

@@ -93,13 +93,13 @@ lt_status lt__stats_commit(lt_ctx *ctx) { return commit(ctx, true); }
 
 lt_status lt_stats_commit(lt_ctx *ctx)
 {
-    LT_TRY(lt_settle(ctx));
+    LT_TRY(lt_synchronize(ctx));
     return commit(ctx, true);
 }
 
-lt_status lt_stats_settle(lt_ctx *ctx)
+lt_status lt_stats_synchronize(lt_ctx *ctx)
 {
-    LT_TRY(lt_settle(ctx));
+    LT_TRY(lt_synchronize(ctx));
     return commit(ctx, false);
 }
 

@@ -47,7 +47,7 @@ static void closed(lt_ctx *ctx)
 static void ctx_gone(lt_ctx *ctx)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
-    lt__late_free(ctx);
+    lt__deferred_check_free(ctx);
     free(ag->noted);
     for (int i = 0; i < ag->n_defs; i++)
         lt__free(ctx, ag->defs[i], sizeof **ag->defs);
@@ -119,8 +119,8 @@ void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n, lt_check_loss
     struct lt_autograd *ag = ctx->slots.autograd;
     ag->kernels = kernels;
     ag->n_kernels = n;
-    ag->late.check_loss = check_loss;
-    ag->late.clip = clip;
+    ag->deferred.check_loss = check_loss;
+    ag->deferred.clip = clip;
 }
 
 void lt_set_where(lt_ctx *ctx, lt_where_fn fn, void *ud)
@@ -229,18 +229,18 @@ lt_status lt_set_requires_grad(lt_tensor *x, bool on)
 bool lt_requires_grad(const lt_tensor *x) { return x->node || (x->leaf && x->leaf->wanted); }
 
 /* Nobody else is at the gradients when this is over. In backward that cannot be waited for. */
-static void settle(lt_ctx *ctx)
+static void synchronize_grads(lt_ctx *ctx)
 {
     const struct lt_autograd *ag = ctx->slots.autograd;
-    if (ag->slots.settle && !ag->in_backward)
-        ag->slots.settle(ag->slots.ud);
+    if (ag->slots.synchronize && !ag->in_backward)
+        ag->slots.synchronize(ag->slots.ud);
 }
 
 lt_tensor *lt_grad(lt_tensor *x)
 {
     if (!x->leaf)
         return NULL;
-    settle(x->ctx);
+    synchronize_grads(x->ctx);
     return x->leaf->has_grad ? x->leaf->grad : NULL;
 }
 
@@ -249,7 +249,7 @@ void lt_zero_grad(lt_tensor *x)
     struct lt_autograd *ag = x->ctx->slots.autograd;
     if (!x->leaf || ag->rehearsal.on)
         return;
-    settle(x->ctx);
+    synchronize_grads(x->ctx);
     lt__leaf_forget_grad(x->leaf);
     ag->period++;
 }

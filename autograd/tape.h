@@ -110,19 +110,19 @@ typedef struct lt_rehearsal {
     uint64_t draws;           /* of the context */
 } lt_rehearsal;
 
-typedef struct lt_late {      /* of an accelerator: see lt_settle() */
+typedef struct lt_deferred_check {      /* of an accelerator: see lt_synchronize() */
     lt_check_loss_fn check_loss;
     lt_clip_fn clip;
-    lt_verdict *there, *here; /* its own; memory of the CPU that it is sent to. NULL at first */
+    lt_verdict *on_device, *on_host; /* its own; memory of the CPU that it is sent to. NULL at first */
     uint64_t cleared;         /* 1 + the period in which it was */
     bool sent;                /* it is on its way, with mark behind it */
     uint64_t mark;
-    lt_scaling judge;         /* whose settle() waits for it; all NULL: nobody's */
+    lt_scaling pending_scaling;         /* whose settle() waits for it; all NULL: nobody's */
     int64_t step, norm_step;  /* of the losses in it, and of the last norm, from 1 */
     double loss, norm;        /* not finite, and it has not failed yet; or 0 */
-    bool failed;              /* since it was cleared: once is enough */
-    struct lt_optim *waiting; /* optimizers whose last step is pending */
-} lt_late;
+    bool reported;              /* since it was cleared: once is enough */
+    struct lt_optim *pending_optims; /* optimizers whose last step is pending */
+} lt_deferred_check;
 
 struct lt_autograd {
     lt_def **defs;            /* by id */
@@ -150,7 +150,7 @@ struct lt_autograd {
     bool in_backward;
     bool complete;            /* slots.update was called since the last backward, */
     lt_outcome outcome;       /* and said so */
-    lt_late late;
+    lt_deferred_check deferred;
     const int32_t *veto;      /* for the calls of an optimizer step, or NULL */
     uint64_t period;          /* from one use of gradients, or their end, to the next */
     uint64_t backwards;       /* completed so far, without rehearsals */
@@ -171,21 +171,21 @@ void lt__leaf_forget_grad(lt_leaf *leaf);
 /* leaf->grad exists: in its arena, or on its own. */
 lt_status lt__leaf_need_grad(lt_leaf *leaf);
 
-/* Before backward of a loss on an accelerator, which is looked at there. Fails as lt_settle()
+/* Before backward of a loss on an accelerator, which is looked at there. Fails as lt_synchronize()
  * does. */
-lt_status lt__late_begin(lt_tensor *loss);
+lt_status lt__deferred_check_begin(lt_tensor *loss);
 /* There is a verdict on the accelerator, if no backward there has made one yet. */
-lt_status lt__late_open(lt_ctx *ctx);
+lt_status lt__deferred_check_open(lt_ctx *ctx);
 /* The failure for a loss has come otherwise. */
-void lt__late_told(lt_ctx *ctx);
+void lt__deferred_check_set_reported(lt_ctx *ctx);
 /* What the step comes to is sent. */
-lt_status lt__late_send(lt_ctx *ctx);
+lt_status lt__deferred_check_send(lt_ctx *ctx);
 /* The host has heard that the step is none, and has not failed by it yet. */
-bool lt__late_is_lost(const lt_late *late);
+bool lt__deferred_check_is_unreported(const lt_deferred_check *check);
 /* lt_stats_commit() of an optimizer step, which need not be settled. */
 lt_status lt__stats_commit(lt_ctx *ctx);
 /* It is forgotten, with its memory. */
-void lt__late_free(lt_ctx *ctx);
+void lt__deferred_check_free(lt_ctx *ctx);
 /* What a loss fails with that is not finite. */
 lt_status lt__refuse_loss(int64_t step, double value, const char *why);
 /* And that of clipping. */
@@ -202,7 +202,7 @@ typedef struct lt_noted {     /* the settings of a group of parameters in a step
 LT_MUST lt_status lt__note_settings(struct lt_autograd *ag, uint32_t optim, const lt_def *def,
                                     const lt_opt *const *options, int n_groups, double clip);
 /* The step that an optimizer is waiting for was applied or skipped: of all that are. */
-void lt__optims_settle(struct lt_late *late, lt_outcome outcome);
+void lt__optims_resolve(struct lt_deferred_check *check, lt_outcome outcome);
 
 /* Appends a node for the call, with its outputs' and inputs' handles. */
 lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *call,

@@ -96,7 +96,7 @@ void lt__ctx_release(lt_ctx *ctx)
     if (atomic_fetch_sub_explicit(&ctx->refs, 1, memory_order_acq_rel) != 1)
         return;
     lt__trace_close(ctx);
-    lt__laters_close(ctx);
+    lt__deferred_pool_close(ctx);
     if (ctx->slots.ops_gone)
         ctx->slots.ops_gone(ctx);
     if (ctx->slots.ctx_gone)

@@ -253,11 +253,11 @@ LT_MUST lt_status lt_item(lt_tensor *x, int64_t index, double *value);
 /* The same of the one element of x, as it is now, read when it is wanted: from an accelerator,
  * which may come to it much later, it is fetched meanwhile. New. NULL with LT_EINVAL or
  * LT_ENOMEM. */
-typedef struct lt_later lt_later;
-LT_API lt_later *lt_item_later(lt_tensor *x);
+typedef struct lt_deferred lt_deferred;
+LT_API lt_deferred *lt_item_deferred(lt_tensor *x);
 /* Waits until it is there. What went wrong on the accelerator until then fails here. */
-LT_MUST lt_status lt_later_item(lt_later *later, double *value);
-LT_API void lt_later_free(lt_later *later); /* NULL is fine */
+LT_MUST lt_status lt_deferred_item(lt_deferred *deferred, double *value);
+LT_API void lt_deferred_free(lt_deferred *deferred); /* NULL is fine */
 /* lt_item() as an integer, exact for i64. */
 LT_MUST lt_status lt_item_integer(lt_tensor *x, int64_t index, int64_t *value);
 

@@ -181,7 +181,7 @@ struct lt_ctx {
     char note[256];                   /* for the log, from before there was one, */
     lt_log_level note_level;
     struct lt_trace *trace;           /* or NULL */
-    struct lt_laters *laters;         /* of later.c, or NULL */
+    struct lt_deferred_pool *deferred_pool;         /* of deferred.c, or NULL */
     lt_fault fault;
     lt_inf_fault inf;
 
@@ -243,7 +243,7 @@ lt_storage *lt__storage_over(lt_ctx *ctx, void *data, size_t bytes,
                              void (*give)(void *ud, void *data), void *ud);
 void lt__storage_release(lt_storage *storage);
 void lt__trace_close(lt_ctx *ctx);
-void lt__laters_close(lt_ctx *ctx);
+void lt__deferred_pool_close(lt_ctx *ctx);
 lt_ctx *lt__ctx_retain(lt_ctx *ctx);
 void lt__ctx_release(lt_ctx *ctx);
 /* LT_EINVAL after lt_ctx_free(): "backward: the context was closed by lt_ctx_free()". */

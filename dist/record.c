@@ -28,13 +28,13 @@ lt_status lt__record_add_loss(lt_record *r, lt_tensor *loss)
         lt_where(loss->ctx, r->where);
     if (r->n_losses == r->room) {
         int room = r->room ? 2 * r->room : 8;
-        lt_later **more = realloc(r->losses, (size_t)room * sizeof *more);
+        lt_deferred **more = realloc(r->losses, (size_t)room * sizeof *more);
         if (!more)
             return lt_fail(LT_ENOMEM, "out of memory for a reducer");
         r->losses = more;
         r->room = room;
     }
-    if (!(r->losses[r->n_losses] = lt_item_later(loss)))
+    if (!(r->losses[r->n_losses] = lt_item_deferred(loss)))
         return lt_errcode();
     r->n_losses++;
     return LT_OK;
@@ -43,7 +43,7 @@ lt_status lt__record_add_loss(lt_record *r, lt_tensor *loss)
 void lt__record_forget_losses(lt_record *r)
 {
     while (r->n_losses > 0)
-        lt_later_free(r->losses[--r->n_losses]);
+        lt_deferred_free(r->losses[--r->n_losses]);
     r->loss = 0;
 }
 
@@ -76,7 +76,7 @@ lt_status lt__record_come(lt_record *r)
 {
     double loss = r->loss, value;
     for (int i = 0; i < r->n_losses; i++) {
-        LT_TRY(lt_later_item(r->losses[i], &value));
+        LT_TRY(lt_deferred_item(r->losses[i], &value));
         if (!isfinite(value))
             return lt_fail(LT_ENUMERIC, "%sthe loss is %s at step %lld; look at the learning rate "
                            "and at the data", r->where,

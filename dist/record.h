@@ -15,7 +15,7 @@ typedef struct lt_record { /* zero: nothing was written */
     int ranks, parameters;
     lt_norms norms;
     double loss;          /* of this rank, so far in the step; and those that are still to come */
-    lt_later **losses;
+    lt_deferred **losses;
     int n_losses, room;
     char where[LT_WHERE_BYTES]; /* the first of those was made */
     double share;         /* of this rank's loss in that of all, */

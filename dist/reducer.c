@@ -24,7 +24,7 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss);
 static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad);
 static lt_status end(void *ud, lt_ctx *ctx, lt_status status);
 static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome);
-static void settle(void *ud);
+static void synchronize(void *ud);
 
 static bool lend(void *ud, size_t bytes, lt_loan *loan)
 {
@@ -37,7 +37,7 @@ static void take_slots(lt_reducer *r)
     lt_grad_slots slots = {.ud = r, .lend = lend};
     if (!r->config.apart)
         slots = (lt_grad_slots){.ud = r, .begin = begin, .ready = ready, .end = end,
-                                .update = update, .settle = settle, .lend = lend};
+                                .update = update, .synchronize = synchronize, .lend = lend};
     lt_set_grad_slots(r->ctx, &slots);
 }
 
@@ -314,7 +314,7 @@ static lt_status start_sweep(lt_reducer *r)
         r->plan.buckets[k].mark = mark;
     r->last.buckets = 0;
     r->swept = true;
-    r->settled = r->more = false;
+    r->synchronized = r->more = false;
     return lt_group_start(r->group, sweep, r);
 }
 
@@ -363,17 +363,17 @@ static lt_status finish_sweep(lt_reducer *r)
     if (r->disagrees)
         return lt__agree_name(r);
     LT_TRY(lt__staging_follow(&r->staging));
-    for (int i = r->plan.n_items - 1; i >= 0 && !r->settled; i--) {
+    for (int i = r->plan.n_items - 1; i >= 0 && !r->synchronized; i--) {
         lt_member *it = &r->plan.items[i];
         it->measured = false;
         if (it->wanted)
             LT_TRY(lt_grad_set(it->x, it->grown));
     }
-    r->settled = true;
+    r->synchronized = true;
     return LT_OK;
 }
 
-static void settle(void *ud)
+static void synchronize(void *ud)
 {
     lt_reducer *r = ud;
     lt_status status = r->swept ? finish_sweep(r) : LT_OK;
@@ -470,7 +470,7 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome)
         *outcome = r->outcome;
         return LT_OK;
     }
-    LT_TRY(lt_settle(ctx)); /* a loss that is not finite is no step */
+    LT_TRY(lt_synchronize(ctx)); /* a loss that is not finite is no step */
     if (r->swept)
         LT_TRY(finish_sweep(r));
     if (!r->swept || r->more) {

@@ -29,7 +29,7 @@ struct lt_reducer {
     int usual;          /* the most that a step had so far; 0: there was none */
     int expected;       /* in each step, if that is known; or 0 */
     bool swept;         /* a sweep was started since the last update, */
-    bool settled;       /* is over, and its gradients are known to be there, */
+    bool synchronized;       /* is over, and its gradients are known to be there, */
     bool more;          /* and there is more than it had */
     bool broken;        /* a backward failed in the middle of one */
     int64_t begun;      /* the last step whose first backward has begun */

@@ -171,7 +171,7 @@ local function rounded(x, dtype)
   return is_float(x) and x:cast(dtype):cast "f64" or x
 end
 
-local settler = lt.nn.linear{1, 1}   -- with its help running statistics move
+local synchronizer = lt.nn.linear{1, 1}   -- with its help running statistics move
 
 -- Forward with the leaves, and backward with upstream gradients times factor. The outputs.
 local function pass(c, leaves, dy, factor)
@@ -183,8 +183,8 @@ local function pass(c, leaves, dy, factor)
       y:backward((dy[k] * factor):cast(y.dtype):to(y.device))
     end
   end
-  settler:zero_grad()                -- the step is over,
-  settler:eval()                     -- and somebody looks
+  synchronizer:zero_grad()                -- the step is over,
+  synchronizer:eval()                     -- and somebody looks
   return outputs
 end
 

@@ -213,7 +213,7 @@ static lt_status run_in(const settings *s, lt_ctx *ctx, lt_group *group)
     if (status == LT_ESTOPPED && s->in_cluster)
         signal(SIGUSR1, SIG_IGN); /* another rank was told first; mpirun is yet to tell this one */
     if (status == LT_OK)
-        status = lt_settle(ctx); /* the last step may have been none */
+        status = lt_synchronize(ctx); /* the last step may have been none */
     if (group && is_failure(status))
         lt_group_fail(group); /* before the state waits for what it has begun with others */
     lt_lua_close(L);

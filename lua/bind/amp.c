@@ -146,7 +146,7 @@ static int use_loss_scale(lua_State *L)
 }
 
 /* Nobody writes to what buckets come by. */
-static void settle(const lt_lua *s)
+static void wait_for_buckets(const lt_lua *s)
 {
     lt_status status = s->group ? lt_group_wait(s->group) : LT_OK;
     (void)status; /* the step fails, too */
@@ -186,7 +186,7 @@ static int load(lua_State *L)
     FIELDS(X)
 #undef X
     lt__check(L, lt__lua(L), lt_scaler_check(&from));
-    settle(lt__lua(L));
+    wait_for_buckets(lt__lua(L));
     *lt_loss_scale_scaler(scale) = from;
     return 0;
 }
@@ -263,7 +263,7 @@ static int wires(lua_State *L)
     lua_newtable(L);
     if (!goes_in_f16(s))
         return 1;
-    settle(s);
+    wait_for_buckets(s);
     for (int i = 0; i < s->wires.used; i++) {
         lua_pushfstring(L, "wire%d", i + 1);
         lua_pushinteger(L, s->wires.exponent[i]);
@@ -304,7 +304,7 @@ static int put_back_wires(lua_State *L)
     }
     if (get_within(L, "sent_again", 0, (lua_Integer)1 << 53, &value))
         next.sent_again = value;
-    settle(s);
+    wait_for_buckets(s);
     s->wires = next;
     return 0;
 }

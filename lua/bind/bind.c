@@ -314,7 +314,7 @@ static void push_core(lua_State *L, lt_lua *s)
     lt__open_times(L);
     lt__open_dist(L);
     lt__open_amp(L);
-    lt__open_later(L);
+    lt__open_deferred(L);
     lt__open_check(L);
     lt__open_locale(L);
     lua_pushliteral(L, LT_VERSION);

@@ -180,7 +180,7 @@ void lt__open_dist(lua_State *L);
 void lt__open_amp(lua_State *L);
 /* Buckets of s->reducer travel in f16: each times a power of two of its own, scale or none. */
 lt_status lt__carry_in_f16(lt_lua *s);
-void lt__open_later(lua_State *L);
+void lt__open_deferred(lua_State *L);
 void lt__open_check(lua_State *L);
 void lt__open_locale(lua_State *L);
 /* Before a backward of loss in a rehearsal; and after it: the function of the rehearsal ends. */

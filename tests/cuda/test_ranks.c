@@ -34,7 +34,7 @@ static lt_status call(rank *r, lua_State *L)
                                .wire = r->way.wire,
                                .sums = r->way.own ? LT_SUMS_NCCL : LT_SUMS_AUTO};
     LT_TRY(lt_lua_join(L, r->group, &small));
-    if (luaL_loadfile(L, "tests/device/late.lua") != LUA_OK)
+    if (luaL_loadfile(L, "tests/device/deferred.lua") != LUA_OK)
         FAIL("%s", lua_tostring(L, -1));
     LT_TRY(lt_lua_call(L, 0, 1));
     lua_getfield(L, -1, "loop");

@@ -3,7 +3,7 @@
 #include <pthread.h>
 
 #include "tests/cuda/twin.h"
-#include "tests/device/late_batches.h"
+#include "tests/device/deferred_batches.h"
 
 static void get(machine *m, void *to, const void *from, size_t bytes)
 {

@@ -518,7 +518,7 @@ static void explain(lt_ctx *ctx, char text[512])
     CHECK_EQ(lt_backward(loss, NULL), LT_ENUMERIC);
     lt_set_timer(ctx, NULL, NULL);
     snprintf(text, 512, "%s", lt_errmsg());
-    CHECK_OK(lt_settle(ctx)); /* it has failed once */
+    CHECK_OK(lt_synchronize(ctx)); /* it has failed once */
     lt_release(loss);
     lt_release(y);
     lt_release(x);

@@ -14,7 +14,7 @@ enum { MOST = 4, TEXT = 1 << 14, FIRST_STEPS = 3 };
 
 typedef enum where { ON_CPU, ON_ONE, ON_OWN } where; /* ON_ONE: all ranks share an accelerator */
 
-typedef struct job { /* a function of late.lua, called by ranks */
+typedef struct job { /* a function of deferred.lua, called by ranks */
     int ranks;
     where at;
     const char *name, *options, *fault;
@@ -54,7 +54,7 @@ static lt_status call(rank *r, lua_State *L)
 {
     char code[1024];
     LT_TRY(lt_lua_join(L, r->group, &r->job->config));
-    if (luaL_loadfile(L, "tests/device/late.lua") != LUA_OK)
+    if (luaL_loadfile(L, "tests/device/deferred.lua") != LUA_OK)
         FAIL("%s", lua_tostring(L, -1));
     LT_TRY(lt_lua_call(L, 0, 1));
     lua_getfield(L, -1, r->job->name);

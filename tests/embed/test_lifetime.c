@@ -138,14 +138,14 @@ TEST_BOTH(tensors_of_scopes_that_were_open)
 TEST_BOTH(numbers_that_are_read_later)
 {
     lt_tensor *x = lt_tensor_full(ctx, LT_F32, 0, NULL, 7);
-    lt_later *a = lt_item_later(x), *b = lt_item_later(x);
+    lt_deferred *a = lt_item_deferred(x), *b = lt_item_deferred(x);
     double value = 0;
     lt_ctx_free(ctx);
     lt_release(x);
-    CHECK_OK(lt_later_item(a, &value));
+    CHECK_OK(lt_deferred_item(a, &value));
     CHECK_NEAR(value, 7, 0);
-    lt_later_free(a);
-    lt_later_free(b);
+    lt_deferred_free(a);
+    lt_deferred_free(b);
 }
 
 TEST_BOTH(tensors_of_a_context_beside_it)

@@ -20,7 +20,7 @@ local core = ...
 local agree = require "luatrain.train.agree"
 local check = require "luatrain.check"
 local is_module = require "luatrain.api.module".is_module
-local late = require "luatrain.train.deferred"
+local deferred = require "luatrain.train.deferred"
 local ranks = require "luatrain.train.ranks"
 local sorted = require "luatrain.keys"
 
@@ -35,7 +35,7 @@ local meta = {
   __index = function(self, key)
     if key ~= "grad_norm" then return Optim[key] end
     local squares = self[INNER].squares
-    return squares and math.sqrt(late.number(squares))
+    return squares and math.sqrt(deferred.number(squares))
   end,
   __newindex = function(self, key) self[INNER].spec:value(key) end,   -- it is unknown: an error
 }
@@ -230,7 +230,7 @@ function Optim:step()
   end
   agree.gradients(inner.handle, inner.parameters)
   local outcome, squares = inner.handle:step(list, setting(self, {}, "clip"))
-  inner.squares = squares and late.take(squares, "optim.clip")
+  inner.squares = squares and deferred.take(squares, "optim.clip")
   inner.pending = outcome == "pending"
   if outcome == "applied" then inner.steps = inner.steps + 1 end
   return outcome

@@ -4,7 +4,7 @@
 
 local core = ...
 local check = require "luatrain.check"
-local late = require "luatrain.train.deferred"
+local deferred = require "luatrain.train.deferred"
 local new_run = require "luatrain.train.run"
 local shape_of = require "luatrain.train.state".shape_of
 local ops = core.ops
@@ -88,13 +88,13 @@ function exports.fit(given)
       first = last + 1
       losses[#losses + 1] = core.step(function()
         local loss = mixed_loss(o.net(x_i), y_i, others_i, kept) * share
-        local taken = late.take(loss)
+        local taken = deferred.take(loss)
         loss:backward()
         return taken
       end)
     end
     o.optim:step()
-    return late.sum(losses)
+    return deferred.sum(losses)
   end
 
   local run <close> = new_run{

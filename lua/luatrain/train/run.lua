@@ -35,7 +35,7 @@ local cost = require "luatrain.train.cost"
 local evaluate = require "luatrain.train.evaluate"
 local exits = require "luatrain.train.exits"
 local folder = require "luatrain.train.run_folder"
-local late = require "luatrain.train.deferred"
+local deferred = require "luatrain.train.deferred"
 local log = require "luatrain.train.log"
 local mixup = require "luatrain.api.mixup"
 local plot = require "luatrain.train.plot"
@@ -190,10 +190,10 @@ local function close_step(self)
   local step = self.open_step
   if not step then return end
   self.open_step = false
-  step.loss = late.number(step.loss)
+  step.loss = deferred.number(step.loss)
   if step.loss - step.loss ~= 0 then
     self.steps, self.done = self.steps - 1, self.done - step.rows
-    late.check(step.loss, self.steps + 1)
+    deferred.check_finite(step.loss, self.steps + 1)
   end
   self.loss_sum = self.loss_sum + step.loss * step.rows
   progress.record(self, step)
@@ -451,14 +451,14 @@ end
 local function step_part(self, fn, ...)
   local started, before, spent = core.clock(), core.times(), self.spent
   local given = call_inside(self, fn, ...)
-  local loss = late.take(given, "run:step: the function")
+  local loss = deferred.take(given, "run:step: the function")
   if self.settings.trial or self.watcher then core.sync() end    -- who measure what it takes
   local after, _, count = core.times(), core.shard(self.rows, self.part, self.grain)
   spent.inside = spent.inside + (core.clock() - started)
   spent.backward = spent.backward + (after.backward - before.backward)
   spent.optimizer = spent.optimizer + (after.optimizer - before.optimizer)
   if not self.alone then
-    loss = late.number(loss)
+    loss = deferred.number(loss)
     self.losses[self.part] = count > 0 and loss * (count / self.rows) or 0.0
   end
   return loss, type(loss) == "number" and loss or given
@@ -483,7 +483,7 @@ local function end_step(self, loss)
   end
   loss = loss_of_all(self, loss)
   local is_here = type(loss) == "number"
-  if is_here then late.check(loss, self.steps + 1) end
+  if is_here then deferred.check_finite(loss, self.steps + 1) end
   self.rows, self.done, self.steps, self.saved = false, self.done + rows, self.steps + 1, false
   core.trace("step " .. self.steps, self.mark)
   local total = core.clock() - self.mark

@@ -1,31 +1,31 @@
-/* later.c - numbers that are read later, and waiting for an accelerator. */
+/* deferred.c - numbers that are read later, and waiting for an accelerator. */
 #include "core/tensor.h"
 #include "lua/bind/bind.h"
 
-static const char class[] = "luatrain.Later";
+static const char class[] = "luatrain.Deferred";
 
 static int gone(lua_State *L)
 {
     void **h = lua_touserdata(L, 1);
-    lt_later_free(*h);
+    lt_deferred_free(*h);
     *h = NULL;
     return 0;
 }
 
-/* later(tensor): its one element, as it is now. */
-static int later(lua_State *L)
+/* deferred(tensor): its one element, as it is now. */
+static int deferred(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     void **h = lt__push_handle(L, class);
-    lt__fill_handle(L, h, lt_item_later(lt__check_tensor(L, s, 1, "later", "a number")));
+    lt__fill_handle(L, h, lt_item_deferred(lt__check_tensor(L, s, 1, "deferred", "a number")));
     return 1;
 }
 
-/* later:number(): waits until it is there. */
+/* deferred:number(): waits until it is there. */
 static int number(lua_State *L)
 {
     double value;
-    lt__check(L, lt__lua(L), lt_later_item(lt__check_handle(L, class), &value));
+    lt__check(L, lt__lua(L), lt_deferred_item(lt__check_handle(L, class), &value));
     lua_pushnumber(L, value);
     return 1;
 }
@@ -34,15 +34,15 @@ static int number(lua_State *L)
 static int sync(lua_State *L)
 {
     lt_ctx *ctx = lt__lua(L)->ctx;
-    lt__check(L, lt__lua(L), lt_settle(ctx));
+    lt__check(L, lt__lua(L), lt_synchronize(ctx));
     lt__check(L, lt__lua(L), ctx->device->sync(ctx->device));
     return 0;
 }
 
 static const luaL_Reg methods[] = {{"number", number}, {NULL, NULL}};
-static const luaL_Reg functions[] = {{"later", later}, {"sync", sync}, {NULL, NULL}};
+static const luaL_Reg functions[] = {{"deferred", deferred}, {"sync", sync}, {NULL, NULL}};
 
-void lt__open_later(lua_State *L)
+void lt__open_deferred(lua_State *L)
 {
     int core = lua_gettop(L);
     lt__register(L, functions);

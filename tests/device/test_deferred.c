@@ -1,4 +1,4 @@
-/* test_late.c - steps on an accelerator that nobody waits for: what becomes of them is what it is
+/* test_deferred.c - steps on an accelerator that nobody waits for: what becomes of them is what it is
  * on the CPU, where each is decided on at once. The accelerator is the emulator. */
 #include <lauxlib.h>
 
@@ -13,13 +13,13 @@ enum { TEXT = 1 << 16 };
 static lua_State *open_lua(lt_ctx *ctx)
 {
     lua_State *L = lt_lua_new(ctx);
-    if (!L || luaL_loadfile(L, "tests/device/late.lua") != LUA_OK)
+    if (!L || luaL_loadfile(L, "tests/device/deferred.lua") != LUA_OK)
         FAIL("%s", L ? lua_tostring(L, -1) : lt_errmsg());
     CHECK_OK(lt_lua_call(L, 0, 1));
     return L;
 }
 
-/* What function `name` of late.lua gives for options, a table's text. The context ends. */
+/* What function `name` of deferred.lua gives for options, a table's text. The context ends. */
 static void call(lt_ctx *ctx, const char *name, const char *options, char *text)
 {
     char code[1024];

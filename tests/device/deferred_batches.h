@@ -1,6 +1,6 @@
-/* late_batches.h - for tests of accelerators: that batches come to one as they are on the CPU. */
-#ifndef TESTS_DEVICE_LATE_BATCHES_H
-#define TESTS_DEVICE_LATE_BATCHES_H
+/* deferred_batches.h - for tests of accelerators: that batches come to one as they are on the CPU. */
+#ifndef TESTS_DEVICE_DEFERRED_BATCHES_H
+#define TESTS_DEVICE_DEFERRED_BATCHES_H
 
 #include "core/tensor.h"
 #include "data/data.h"

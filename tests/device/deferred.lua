@@ -1,10 +1,10 @@
--- late.lua - trainings for test_late.c, which runs them on the emulated accelerator and on the CPU:
+-- deferred.lua - trainings for test_deferred.c, which runs them on the emulated accelerator and on the CPU:
 -- what they return is a text that is to be the same.
 
 local lt = require "luatrain"
 local nn = lt.nn
 
-local late = {}
+local deferred = {}
 
 local function words(list) return table.concat(list, " ") end
 
@@ -29,7 +29,7 @@ local labels = {0, 1, 2, 0, 1, 2}
 -- images get gradients too, which nobody forgets; o.extra: a layer that only what is dropped goes
 -- through. Of ranks: o.rank; o.rare: a layer that only rank 0 uses; o.breaks: the step in which
 -- backward fails on rank 1; o.one: only rank 0 has nans.
-function late.loop(o)
+function deferred.loop(o)
   lt.seed(4)
   local net = make_net()
   local extra = (o.extra or o.rare) and nn.linear{16, 1}
@@ -93,7 +93,7 @@ end
 
 -- Two optimizers, and steps 2, 3, 6 and 7 overflow: in the even ones the second optimizer comes
 -- behind the next backward, which is not through its layer.
-function late.apart()
+function deferred.apart()
   lt.seed(4)
   local first, second = nn.linear{4, 3}, nn.linear{3, 2}
   local a, b = lt.optim.sgd(first, {lr = 0.05}), lt.optim.adam(second, {lr = 0.01})
@@ -118,7 +118,7 @@ end
 
 -- Who looks at running statistics before the next backward hears of a loss first, and they have
 -- nothing of its batch.
-function late.look()
+function deferred.look()
   lt.seed(4)
   local net = make_net()
   local y = lt.tensor(labels, {dtype = "i64"})
@@ -132,7 +132,7 @@ function late.look()
 end
 
 -- What half precision does to a pass.
-function late.check(o)
+function deferred.check(o)
   lt.seed(4)
   local net, x = make_net(), lt.randn{6, 4, 4, 1}
   local result = lt.amp.check(lt.autocast, o.amp, function()
@@ -164,7 +164,7 @@ local function metrics(folder)
 end
 
 -- lt.fit; o.nan: the number of the step whose loss is NaN. o.each is called before each step.
-function late.fit(o)
+function deferred.fit(o)
   lt.seed(4)
   local train, test = lt.data.open "synthetic:4x4x1/3/48"
   local net, steps = make_net(), 0
@@ -189,7 +189,7 @@ end
 
 -- Steps of which the third hears of a NaN before it ends, and is tried all the same if o.again; its
 -- optimizer clips.
-function late.told(o)
+function deferred.told(o)
   lt.seed(4)
   local net = make_net()
   local sgd = lt.optim.sgd(net, {lr = 0.05, clip = 1})
@@ -208,7 +208,7 @@ function late.told(o)
 end
 
 -- A loop over lt.run; o.kind: what run:step returns.
-function late.run(o)
+function deferred.run(o)
   lt.seed(4)
   local net, train = make_net(), (lt.data.open "synthetic:4x4x1/3/48")
   local sgd = lt.optim.sgd(net, {lr = 0.05})
@@ -233,4 +233,4 @@ function late.run(o)
                                metrics(o.out))
 end
 
-return late
+return deferred

@@ -1,4 +1,4 @@
-/* test_late.c - what the CUDA backend decides in the stream, and the host hears of late. The
+/* test_deferred.c - what the CUDA backend decides in the stream, and the host hears of late. The
  * device's stream does nothing before somebody waits. */
 #include "amp/amp.h"
 #include "tests/cuda/twin.h"
@@ -316,7 +316,7 @@ static void check_going_on(training *t, lt_status (*go)(training *, double), con
     CHECK(has_weights(t, before));
     CHECK_EQ(lt_optim_outcome(t->optim), LT_SKIP);
     CHECK_OK(go(t, 1));
-    CHECK_OK(lt_settle(t->ctx));
+    CHECK_OK(lt_synchronize(t->ctx));
     CHECK_EQ(lt_optim_outcome(t->optim), LT_APPLY);
     CHECK(!has_weights(t, before));
 }
@@ -406,12 +406,12 @@ TEST(two_that_clip)
         CHECK_EQ(shim_counted(SHIM_WAITS), waits);
     }
     char before[65];
-    CHECK_OK(lt_settle(t.ctx));
+    CHECK_OK(lt_synchronize(t.ctx));
     CHECK_OK(lt_params_sha256(t.params, before));
     CHECK_OK(backward(&t, NAN));
     CHECK_OK(update(&t, NULL));
     CHECK_OK(lt_optim_step_clipped(other, (const lt_opt *[]){t.opts}, 1, 1, NULL, NULL));
-    CHECK_FAILS(lt_settle(t.ctx), LT_ENUMERIC, "the loss is nan at step 9");
+    CHECK_FAILS(lt_synchronize(t.ctx), LT_ENUMERIC, "the loss is nan at step 9");
     CHECK(has_weights(&t, before));
     lt_optim_free(other);
     training_free(&t);
@@ -427,7 +427,7 @@ TEST(a_loss_that_is_not_finite)
         CHECK_OK(step(&t, 1));
         CHECK_OK(lt_params_sha256(t.params, before));
         CHECK_OK(step(&t, NAN));
-        CHECK_FAILS(asked ? lt_settle(t.ctx) : step(&t, 1), LT_ENUMERIC,
+        CHECK_FAILS(asked ? lt_synchronize(t.ctx) : step(&t, 1), LT_ENUMERIC,
                     "the loss is nan at step 2; look at the learning rate and at the data");
         check_going_on(&t, step, before);
         training_free(&t);
@@ -447,7 +447,7 @@ TEST(a_part_whose_loss_is_not_finite)
                 "the loss is inf at step 1; look at the learning rate and at the data");
     CHECK_OK(backward(&t, 1));
     CHECK_OK(backward(&t, 1));
-    CHECK_OK(lt_settle(t.ctx));
+    CHECK_OK(lt_synchronize(t.ctx));
     CHECK_OK(update(&t, &outcome));
     CHECK_EQ(outcome, LT_SKIP);
     CHECK(has_weights(&t, before));

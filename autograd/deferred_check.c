@@ -1,0 +1,134 @@
+/* deferred_check.c - what the host hears late of a step on an accelerator: see lt_synchronize().
+ *
+ * There is one verdict, in memory of the accelerator. It is cleared when the first backward after a
+ * step begins; losses and judgements go into it, and kernels of updates look at it, all in the
+ * stream. It is sent to the host when a backward begins, with the loss in it, when the gradients
+ * are judged, and when they are clipped. A backward waits for what was sent last, so there is never
+ * more than one step to be heard of.
+ */
+#include <math.h>
+
+#include "autograd/tape.h"
+
+static lt_device *device_of(lt_ctx *ctx) { return ctx->devices[1]; }
+
+lt_verdict *lt_verdict_of(lt_ctx *ctx) { return ctx->slots.autograd->deferred.on_device; }
+
+lt_status lt__deferred_check_open(lt_ctx *ctx)
+{
+    lt_deferred_check *check = &ctx->slots.autograd->deferred;
+    lt_device *device = device_of(ctx);
+    if (check->on_device && check->on_host)
+        return LT_OK;
+    if (!check->on_device)
+        check->on_device = lt__device_alloc(ctx, device, sizeof *check->on_device);
+    if (check->on_device)
+        check->on_host = lt__host_alloc(device, sizeof *check->on_host);
+    return check->on_host ? device->fill(device, check->on_device, LT_U8, sizeof *check->on_device, 0)
+                      : lt_errcode();
+}
+
+void lt__deferred_check_free(lt_ctx *ctx)
+{
+    lt_deferred_check *check = &ctx->slots.autograd->deferred;
+    lt__device_free(ctx, device_of(ctx), check->on_device, sizeof *check->on_device);
+    if (check->on_host)
+        device_of(ctx)->free_host(device_of(ctx), check->on_host);
+    check->on_device = check->on_host = NULL;
+    check->sent = false;
+}
+
+lt_status lt__deferred_check_send(lt_ctx *ctx)
+{
+    lt_deferred_check *check = &ctx->slots.autograd->deferred;
+    lt_device *device = device_of(ctx);
+    LT_TRY(device->copy(device, check->on_host, check->on_device, sizeof *check->on_host));
+    check->mark = device->mark(device);
+    check->sent = true;
+    return LT_OK;
+}
+
+/* What was sent is here. */
+static void resolve(lt_ctx *ctx, lt_deferred_check *check)
+{
+    lt_verdict v = *check->on_host;
+    lt_scaling judge = check->pending_scaling;
+    bool is_lost = v.loss != 0 || v.norm != 0, applied = !is_lost;
+    check->pending_scaling = (lt_scaling){0};
+    if (is_lost && !check->reported) {
+        check->loss = v.loss;
+        check->norm = v.norm;
+    }
+    if (is_lost) /* such a batch must not reach the running statistics */
+        lt_stats_clear(ctx);
+    if (judge.resolve)
+        applied &= judge.resolve(judge.ud, is_lost ? NULL : &v.found);
+    if (ctx->slots.autograd->outcome == LT_PENDING)
+        ctx->slots.autograd->outcome = applied ? LT_APPLY : LT_SKIP;
+    lt__optims_resolve(check, applied ? LT_APPLY : LT_SKIP);
+}
+
+/* What wait() gives; if that is a failure, nothing more is to be heard. */
+static lt_status wait_for_check(lt_ctx *ctx)
+{
+    struct lt_autograd *ag = ctx->slots.autograd;
+    if (!ag || !ag->deferred.sent)
+        return LT_OK;
+    lt_status status = device_of(ctx)->wait(device_of(ctx), ag->deferred.mark);
+    ag->deferred.sent = false;
+    if (status == LT_OK)
+        resolve(ctx, &ag->deferred);
+    else
+        ag->deferred.pending_scaling = (lt_scaling){0};
+    return status;
+}
+
+lt_status lt_synchronize(lt_ctx *ctx)
+{
+    LT_TRY(wait_for_check(ctx));
+    lt_deferred_check *check = ctx->slots.autograd ? &ctx->slots.autograd->deferred : NULL;
+    if (!check || !lt__deferred_check_is_unreported(check))
+        return LT_OK;
+    double loss = check->loss, norm = check->norm;
+    check->loss = check->norm = 0;
+    check->reported = true;
+    return loss != 0 ? lt__refuse_loss(check->step, loss, "")
+                     : lt__refuse_norm(check->norm_step, norm);
+}
+
+bool lt__deferred_check_is_unreported(const lt_deferred_check *check) { return check->loss != 0 || check->norm != 0; }
+
+void lt__deferred_check_set_reported(lt_ctx *ctx)
+{
+    lt_deferred_check *check = &ctx->slots.autograd->deferred;
+    lt_synchronize_quiet(ctx);
+    check->loss = check->norm = 0;
+    check->reported = check->on_device != NULL;
+}
+
+/* A device that has failed fails again. */
+void lt_synchronize_quiet(lt_ctx *ctx)
+{
+    lt_status status = wait_for_check(ctx);
+    (void)status;
+}
+
+lt_status lt__deferred_check_begin(lt_tensor *loss)
+{
+    lt_ctx *ctx = loss->ctx;
+    struct lt_autograd *ag = ctx->slots.autograd;
+    lt_deferred_check *check = &ag->deferred;
+    lt_device *device = device_of(ctx);
+    LT_TRY(lt_synchronize(ctx));
+    LT_TRY(lt__deferred_check_open(ctx));
+    if (check->cleared != ag->period + 1) {
+        LT_TRY(device->fill(device, check->on_device, LT_U8, sizeof *check->on_device, 0));
+        check->cleared = ag->period + 1;
+        check->reported = false;
+    }
+    if (loss->count != 1)
+        return LT_OK;
+    check->step = ctx->step + 1;
+    LT_TRY(check->check_loss(loss, check->on_device));
+    return lt__deferred_check_send(ctx);
+}
