@@ -22,7 +22,7 @@ struct lt_loss_scale {
     lt_found heard;           /* from all ranks, of this step's buckets */
     bool agreed;              /* it holds for this step, and not what this rank has found */
     bool fresh;               /* a backward has come since the last decision, */
-    lt_outcome outcome;       /* which was this one, or is LT_PENDING */
+    lt_step_status step_status;       /* which was this one, or is LT_PENDING */
     lt_scaled_step step, kept[LT_STEPS_KEPT]; /* the last one; the last ones, by their number */
     bool here;                /* in this step a gradient was not finite on this rank, */
     bool elsewhere;           /* or on another one only */

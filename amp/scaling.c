@@ -57,7 +57,7 @@ static void end_step(lt_loss_scale *s)
  * what that optimizer had come for. */
 static void begin_step(lt_loss_scale *s)
 {
-    for (int i = 0; i < s->n_findings && s->outcome == LT_SKIP; i++)
+    for (int i = 0; i < s->n_findings && s->step_status == LT_SKIPPED; i++)
         if (lt_grad_scaled_by(s->findings[i], s))
             lt_zero_grad(s->findings[i]);
     forget_findings(s);
@@ -67,7 +67,7 @@ static void begin_step(lt_loss_scale *s)
 /* What is pending is waited for. */
 static void synchronize(lt_loss_scale *s)
 {
-    if (s->outcome == LT_PENDING)
+    if (s->step_status == LT_PENDING)
         lt_synchronize_quiet(s->ctx);
 }
 
@@ -98,7 +98,7 @@ lt_scaled_step lt_loss_scale_step(lt_loss_scale *s)
 
 int64_t lt_loss_scale_asked(const lt_loss_scale *s)
 {
-    return s->scaler.steps + (s->outcome == LT_PENDING);
+    return s->scaler.steps + (s->step_status == LT_PENDING);
 }
 
 lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *s, int64_t number)
@@ -182,7 +182,7 @@ static double scale_of(const lt_loss_scale *s) { return ldexp(1, s->scaler.k); }
 static lt_status seed(void *ud, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
-    if (s->outcome == LT_PENDING)
+    if (s->step_status == LT_PENDING)
         LT_TRY(lt_synchronize(s->ctx));
     if (!s->fresh)
         begin_step(s);
@@ -251,12 +251,12 @@ static lt_status give_up(lt_loss_scale *s)
 }
 
 /* Of a step in which that was found. */
-static lt_status decide(lt_loss_scale *s, lt_found found)
+static lt_status update_scaler(lt_loss_scale *s, lt_found found)
 {
     s->step = (lt_scaled_step){.k = s->scaler.k, .exponent = lt__exponent_of(found.largest),
                                .finite = found.not_finite == 0};
     bool applied = lt_scaler_see(&s->scaler, s->step.exponent, s->step.finite);
-    s->outcome = applied ? LT_APPLY : LT_SKIP;
+    s->step_status = applied ? LT_APPLIED : LT_SKIPPED;
     s->step.number = s->scaler.steps;
     s->step.skipped = s->scaler.skipped;
     s->kept[s->step.number % LT_STEPS_KEPT] = s->step;
@@ -264,38 +264,38 @@ static lt_status decide(lt_loss_scale *s, lt_found found)
 }
 
 /* Near the floor the next forward may be one that is to be watched: then it is decided at once. */
-static bool can_wait(const lt_loss_scale *s)
+static bool can_defer(const lt_loss_scale *s)
 {
     return !s->agreed && s->scaler.at_floor < MOST_AT_FLOOR - 2 &&
            lt_ledger_is_late(s->ledger, LT_ROW_FIRST, s->n_findings);
 }
 
-static lt_status judge_now(lt_loss_scale *s)
+static lt_status decide_now(lt_loss_scale *s)
 {
     lt_found found = s->heard;
     LT_TRY(lt_synchronize(s->ctx)); /* a loss that is not finite is no step */
     if (!s->agreed)
         LT_TRY(lt_ledger_read(s->ledger, LT_ROW_FIRST, s->n_findings, &found));
-    return decide(s, found);
+    return update_scaler(s, found);
 }
 
 /* All optimizers that come without a backward in between belong to one step. */
-static lt_status judge(void *ud, lt_outcome *outcome)
+static lt_status decide(void *ud, lt_step_status *step_status)
 {
     lt_loss_scale *s = ud;
     lt_status status = LT_OK;
     if (s->fresh) {
         LT_TRY(strike_dropped(s));
-        if (can_wait(s)) {
+        if (can_defer(s)) {
             status = lt_ledger_judge(s->ledger, LT_ROW_FIRST, s->n_findings);
-            s->outcome = LT_PENDING;
+            s->step_status = LT_PENDING;
         } else {
-            status = judge_now(s);
+            status = decide_now(s);
         }
         end_step(s);
     }
-    if (status == LT_OK && *outcome == LT_APPLY)
-        *outcome = s->outcome;
+    if (status == LT_OK && *step_status == LT_APPLIED)
+        *step_status = s->step_status;
     return status;
 }
 
@@ -303,10 +303,10 @@ static lt_status judge(void *ud, lt_outcome *outcome)
 static bool resolve(void *ud, const lt_found *found)
 {
     lt_loss_scale *s = ud;
-    s->outcome = LT_SKIP;
-    lt_status status = found ? decide(s, *found) : LT_OK;
+    s->step_status = LT_SKIPPED;
+    lt_status status = found ? update_scaler(s, *found) : LT_OK;
     (void)status;
-    return s->outcome == LT_APPLY;
+    return s->step_status == LT_APPLIED;
 }
 
 static const char *explain(void *ud, lt_tensor *loss) { return lt__first_in(ud, loss); }
@@ -315,18 +315,18 @@ static const char *explain(void *ud, lt_tensor *loss) { return lt__first_in(ud, 
  * is over for them, and goes on for optimizers alone that have not come to it yet. */
 static void come_back(lt_loss_scale *s)
 {
-    bool goes_on = s->fresh || s->outcome != LT_SKIP;
+    bool goes_on = s->fresh || s->step_status != LT_SKIPPED;
     for (int i = 0; i < s->n_findings; i++)
         goes_on |= lt_grad_scaled_by(s->findings[i], s);
     if (goes_on)
         return;
     forget_findings(s);
-    s->outcome = LT_APPLY;
+    s->step_status = LT_APPLIED;
 }
 
 lt_status lt_use_loss_scale(lt_ctx *ctx, lt_loss_scale *s)
 {
-    const lt_scaling mine = {s, seed, join, complete, changed, given, judge, resolve, explain};
+    const lt_scaling mine = {s, seed, join, complete, changed, given, decide, resolve, explain};
     LT_TRY(lt_set_scaling(ctx, s ? &mine : NULL));
     if (s)
         come_back(s);

@@ -158,7 +158,7 @@ static lt_status run_on_device(lt_call *c, const lt_def *def, bool backward)
     const lt_kernels *own = lt__kernels_of(ag, def);
     lt_kernel kernel = !own ? NULL : backward ? own->bwd : own->fwd;
     lt_device *device = c->device;
-    c->veto = def->op->in_place ? ag->veto : NULL;
+    c->skip = def->op->in_place ? ag->skip : NULL;
     if (!kernel)
         return lt_fail(LT_EUNSUPPORTED, "there is no kernel for %s on %s; on the CPU there is, for "
                        "copies by x:to('cpu')", backward ? "its backward" : "it", device->name);

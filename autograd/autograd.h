@@ -118,7 +118,7 @@ struct lt_call {
                                   * its pass, recorded or not. Calls with gradients off have numbers
                                   * of their own and bit 63 set: they shift nothing */
     int64_t first_row;           /* global index of row 0 of the batch */
-    const int32_t *veto;         /* of an op in place, on an accelerator: in its memory, or NULL.
+    const int32_t *skip;         /* of an op in place, on an accelerator: in its memory, or NULL.
                                   * Where it is not 0 when the kernel runs, that changes nothing */
     const double *factor;        /* of an update, in the device's memory: gradients are multiplied
                                   * by it; NULL: by 1 */
@@ -133,14 +133,14 @@ typedef struct lt_found {
 } lt_found;
 
 /* What an accelerator knows of a step before the host does; in its memory. */
-typedef struct lt_verdict {
-    int32_t veto;        /* not 0: the step changes nothing */
-    int32_t unused;
+typedef struct lt_step_check {
+    int32_t skip;        /* not 0: the step changes nothing */
+    int32_t padding;
     double loss;         /* the first that is not finite; 0: there is none */
-    lt_found found;      /* in gradients, when they were judged; something not finite is a veto */
+    lt_found found;      /* in gradients, when they were judged; something not finite sets skip */
     double factor, norm; /* of gradients that are clipped: of the call; and their norm, if it is not
-                          * finite, which is a veto. 0: it is, or nobody has asked */
-} lt_verdict;
+                          * finite, which sets skip. 0: it is, or nobody has asked */
+} lt_step_check;
 
 #define LT_NO_SCRATCH SIZE_MAX
 
@@ -216,11 +216,11 @@ LT_API const lt_def *lt_op_find(lt_ctx *ctx, const char *name);
 /* By order of registration; NULL past the end. Borrowed. */
 LT_API const lt_def *lt_op_at(lt_ctx *ctx, int i);
 /* Looks at a loss of one element, on an accelerator and in its stream: one that is not finite goes
- * into *verdict, unless there is one, and is a veto. */
-typedef lt_status (*lt_check_loss_fn)(lt_tensor *loss, lt_verdict *verdict);
-/* In the stream, too: verdict->factor = what brings a norm down to `most`, 1 if it is not beyond.
- * The norm squared is what is in the tensor, f64; one that is not finite is a veto. */
-typedef lt_status (*lt_clip_fn)(lt_tensor *squares, double most, lt_verdict *verdict);
+ * into *check, unless there is one, and sets skip. */
+typedef lt_status (*lt_check_loss_fn)(lt_tensor *loss, lt_step_check *check);
+/* In the stream, too: check->factor = what brings a norm down to `most`, 1 if it is not beyond.
+ * The norm squared is what is in the tensor, f64; one that is not finite sets skip. */
+typedef lt_status (*lt_clip_fn)(lt_tensor *squares, double most, lt_step_check *check);
 /* What the accelerator of ctx has for the first n ops that were registered. Borrowed while ops
  * run. */
 LT_API void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n,
@@ -319,12 +319,12 @@ LT_MUST lt_status lt_on_grad(lt_tensor *x, lt_grad_hook hook, void *ud, void (*f
 LT_API void lt_grad_fault(lt_tensor *param, int rank);
 
 /* What becomes of the gradients that an optimizer finds. */
-typedef enum lt_outcome {
-    LT_APPLY,
-    LT_SKIP,   /* a step that changes nothing, running statistics neither */
-    LT_PART,   /* no step yet: more of the batch is to come */
+typedef enum lt_step_status {
+    LT_APPLIED,
+    LT_SKIPPED,   /* a step that changes nothing, running statistics neither */
+    LT_ACCUMULATING,   /* no step yet: more of the batch is to come */
     LT_PENDING /* the one or the other of the first two, the accelerator knows: see lt_synchronize() */
-} lt_outcome;
+} lt_step_status;
 
 typedef struct lt_loan { /* memory that someone lends; give(ud, data) gives it back */
     void *data;
@@ -341,7 +341,7 @@ typedef struct lt_grad_slots {
     /* Backward is done, or has failed: status, which may be replaced. Follows each begin. */
     lt_status (*end)(void *ud, lt_ctx *ctx, lt_status status);
     /* Before an optimizer step reads gradients. */
-    lt_status (*update)(void *ud, lt_ctx *ctx, lt_outcome *outcome);
+    lt_status (*update)(void *ud, lt_ctx *ctx, lt_step_status *step_status);
     /* Before anybody else reads or forgets one, but in backward: waits for who writes to them. */
     void (*synchronize)(void *ud);
     /* Zeros for an arena of gradients, which may outlive what is in the slots. False, or NULL: the
@@ -382,10 +382,10 @@ typedef struct lt_scaling {
     /* By lt_grad_set() x has a gradient to which this step has added: grad, which is true, and
      * which the judgement to come is about as well. It may be complete already, as above. */
     lt_grad_hook given;
-    /* Before an optimizer step reads gradients, and after lt_grad_slots.update: LT_APPLY may become
-     * LT_SKIP. Not when more of the batch is to come. It may become LT_PENDING, when what was found
-     * is on its way into lt_verdict_of(). */
-    lt_status (*judge)(void *ud, lt_outcome *outcome);
+    /* Before an optimizer step reads gradients, and after lt_grad_slots.update: LT_APPLIED may become
+     * LT_SKIPPED. Not when more of the batch is to come. It may become LT_PENDING, when what was found
+     * is on its way into lt_step_check_of(). */
+    lt_status (*decide)(void *ud, lt_step_status *step_status);
     /* What was pending: what was found. Returns whether the step was applied. NULL: it was none,
      * as its loss was not finite. By then another one may be in use. */
     bool (*resolve)(void *ud, const lt_found *found);
@@ -397,7 +397,7 @@ typedef struct lt_scaling {
  * optimizer's step with gradients that another one has scaled, who has not been asked, is too. */
 LT_MUST lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling);
 /* On the accelerator of ctx, for its stream; NULL before the first backward there. Borrowed. */
-LT_API lt_verdict *lt_verdict_of(lt_ctx *ctx);
+LT_API lt_step_check *lt_step_check_of(lt_ctx *ctx);
 /* Whether x has a gradient, and the one with this ud has scaled what is in it. */
 LT_API bool lt_grad_scaled_by(const lt_tensor *x, const void *ud);
 /* Whether an optimizer has this parameter. */
@@ -559,17 +559,17 @@ LT_MUST lt_status lt_optim_set_group(lt_optim *optim, lt_tensor *param, int grou
  * step that is skipped; forgets the gradients; counts the step in the context, but not while more
  * of the batch is to come. outcome may be NULL. */
 LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, int n_groups,
-                                lt_outcome *outcome);
+                                lt_step_status *step_status);
 /* The same with gradients that are multiplied by most / norm where their norm, which is that of
  * lt_optim_grad_norm(), is beyond `most`; 0: as they are. *squares: the norm squared, f64, of no
  * axes, where the gradients are; new; may be NULL. LT_ENUMERIC when it is not finite; on an
  * accelerator, where nobody waits for it, as said of lt_synchronize(). */
 LT_MUST lt_status lt_optim_step_clipped(lt_optim *optim, const lt_opt *const *options,
                                         int n_groups, double most, lt_tensor **squares,
-                                        lt_outcome *outcome);
-/* What became of its last step, which may be waited for: never LT_PENDING. LT_PART before the first
+                                        lt_step_status *step_status);
+/* What became of its last step, which may be waited for: never LT_PENDING. LT_ACCUMULATING before the first
  * one. */
-LT_API lt_outcome lt_optim_outcome(lt_optim *optim);
+LT_API lt_step_status lt_optim_step_status(lt_optim *optim);
 /* The 2-norm of the gradients that the next step would use, all in one, added up in double in a
  * fixed order; 0 if it would use none. LT_ENUMERIC when it is not finite. */
 LT_MUST lt_status lt_optim_grad_norm(lt_optim *optim, double *norm);
@@ -583,7 +583,7 @@ LT_API uint32_t lt_settings_digest(lt_ctx *ctx);
 LT_API char *lt_settings_text(const lt_ctx *ctx);
 /* Brings together the gradients that the next step will use, as the step itself would do it.
  * *outcome: what will become of the step; never LT_PENDING. */
-LT_MUST lt_status lt_optim_complete(lt_optim *optim, lt_outcome *outcome);
+LT_MUST lt_status lt_optim_complete(lt_optim *optim, lt_step_status *step_status);
 /* Slot k of a parameter, with the parameter's dims. A view. New. NULL past the end or for a
  * parameter it does not hold. */
 LT_API lt_tensor *lt_optim_slot(lt_optim *optim, int k, lt_tensor *param);

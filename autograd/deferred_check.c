@@ -1,6 +1,6 @@
 /* deferred_check.c - what the host hears late of a step on an accelerator: see lt_synchronize().
  *
- * There is one verdict, in memory of the accelerator. It is cleared when the first backward after a
+ * There is one step check, in memory of the accelerator. It is cleared when the first backward after a
  * step begins; losses and judgements go into it, and kernels of updates look at it, all in the
  * stream. It is sent to the host when a backward begins, with the loss in it, when the gradients
  * are judged, and when they are clipped. A backward waits for what was sent last, so there is never
@@ -12,7 +12,7 @@
 
 static lt_device *device_of(lt_ctx *ctx) { return ctx->devices[1]; }
 
-lt_verdict *lt_verdict_of(lt_ctx *ctx) { return ctx->slots.autograd->deferred.on_device; }
+lt_step_check *lt_step_check_of(lt_ctx *ctx) { return ctx->slots.autograd->deferred.on_device; }
 
 lt_status lt__deferred_check_open(lt_ctx *ctx)
 {
@@ -51,7 +51,7 @@ lt_status lt__deferred_check_send(lt_ctx *ctx)
 /* What was sent is here. */
 static void resolve(lt_ctx *ctx, lt_deferred_check *check)
 {
-    lt_verdict v = *check->on_host;
+    lt_step_check v = *check->on_host;
     lt_scaling judge = check->pending_scaling;
     bool is_lost = v.loss != 0 || v.norm != 0, applied = !is_lost;
     check->pending_scaling = (lt_scaling){0};
@@ -63,9 +63,9 @@ static void resolve(lt_ctx *ctx, lt_deferred_check *check)
         lt_stats_clear(ctx);
     if (judge.resolve)
         applied &= judge.resolve(judge.ud, is_lost ? NULL : &v.found);
-    if (ctx->slots.autograd->outcome == LT_PENDING)
-        ctx->slots.autograd->outcome = applied ? LT_APPLY : LT_SKIP;
-    lt__optims_resolve(check, applied ? LT_APPLY : LT_SKIP);
+    if (ctx->slots.autograd->step_status == LT_PENDING)
+        ctx->slots.autograd->step_status = applied ? LT_APPLIED : LT_SKIPPED;
+    lt__optims_resolve(check, applied ? LT_APPLIED : LT_SKIPPED);
 }
 
 /* What wait() gives; if that is a failure, nothing more is to be heard. */

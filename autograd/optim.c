@@ -25,7 +25,7 @@ struct lt_optim {
     item *items;     /* by arena, then offset */
     arena *arenas;
     uint64_t backwards; /* those that its last step has seen */
-    lt_outcome outcome; /* of that step */
+    lt_step_status step_status; /* of that step */
     lt_optim *next;     /* that waits for its outcome */
 };
 
@@ -86,7 +86,7 @@ lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *par
     o->backwards = ctx->slots.autograd->backwards;
     o->n_slots = def->schema.n_in - 2;
     o->room = n;
-    o->outcome = LT_PART;
+    o->step_status = LT_ACCUMULATING;
     o->items = lt__alloc(ctx, (size_t)n * sizeof *o->items);
     o->arenas = lt__alloc(ctx, (size_t)n * sizeof *o->arenas);
     lt_status status = o->items && o->arenas ? LT_OK : LT_ENOMEM;
@@ -114,7 +114,7 @@ static void start_waiting(lt_optim *o)
 
 static void stop_waiting(lt_optim *o)
 {
-    if (o->outcome != LT_PENDING)
+    if (o->step_status != LT_PENDING)
         return;
     lt_optim **link = &o->ctx->slots.autograd->deferred.pending_optims;
     while (*link != o)
@@ -122,17 +122,17 @@ static void stop_waiting(lt_optim *o)
     *link = o->next;
 }
 
-void lt__optims_resolve(lt_deferred_check *check, lt_outcome outcome)
+void lt__optims_resolve(lt_deferred_check *check, lt_step_status step_status)
 {
     for (lt_optim *o; (o = check->pending_optims); check->pending_optims = o->next)
-        o->outcome = outcome;
+        o->step_status = step_status;
 }
 
-lt_outcome lt_optim_outcome(lt_optim *o)
+lt_step_status lt_optim_step_status(lt_optim *o)
 {
-    if (o->outcome == LT_PENDING)
+    if (o->step_status == LT_PENDING)
         lt_synchronize_quiet(o->ctx);
-    return o->outcome == LT_PENDING ? LT_SKIP : o->outcome; /* of a device that has failed */
+    return o->step_status == LT_PENDING ? LT_SKIPPED : o->step_status; /* of a device that has failed */
 }
 
 void lt_optim_free(lt_optim *o)
@@ -259,14 +259,14 @@ static lt_status check_scaling(const lt_optim *o, const char *who)
 static lt_status send_verdict(struct lt_autograd *ag, lt_ctx *ctx)
 {
     lt_deferred_check *check = &ag->deferred;
-    if (ag->outcome == LT_PENDING && !check->pending_scaling.resolve) {
+    if (ag->step_status == LT_PENDING && !check->pending_scaling.resolve) {
         check->pending_scaling = ag->scaling;
         return lt__deferred_check_send(ctx);
     }
-    if (ag->outcome == LT_APPLY && check->sent)
-        ag->outcome = LT_PENDING;
-    else if (ag->outcome == LT_APPLY && (check->reported || lt__deferred_check_is_unreported(check)))
-        ag->outcome = LT_SKIP;
+    if (ag->step_status == LT_APPLIED && check->sent)
+        ag->step_status = LT_PENDING;
+    else if (ag->step_status == LT_APPLIED && (check->reported || lt__deferred_check_is_unreported(check)))
+        ag->step_status = LT_SKIPPED;
     return LT_OK;
 }
 
@@ -282,11 +282,11 @@ static lt_status try_to_complete_grads(lt_optim *o, const char *who)
     LT_TRY(check_scaling(o, who));
     if (ag->complete)
         return LT_OK;
-    ag->outcome = LT_APPLY;
+    ag->step_status = LT_APPLIED;
     if (ag->slots.update)
-        LT_TRY(ag->slots.update(ag->slots.ud, ctx, &ag->outcome));
-    if (ag->scaling.judge && ag->outcome != LT_PART)
-        LT_TRY(ag->scaling.judge(ag->scaling.ud, &ag->outcome));
+        LT_TRY(ag->slots.update(ag->slots.ud, ctx, &ag->step_status));
+    if (ag->scaling.decide && ag->step_status != LT_ACCUMULATING)
+        LT_TRY(ag->scaling.decide(ag->scaling.ud, &ag->step_status));
     LT_TRY(send_verdict(ag, ctx));
     ag->complete = true;
     return LT_OK;
@@ -304,18 +304,18 @@ static lt_status complete_grads(lt_optim *o, const char *who)
 
 static lt_status know_outcome(lt_ctx *ctx)
 {
-    return ctx->slots.autograd->outcome == LT_PENDING ? lt_synchronize(ctx) : LT_OK;
+    return ctx->slots.autograd->step_status == LT_PENDING ? lt_synchronize(ctx) : LT_OK;
 }
 
-lt_status lt_optim_complete(lt_optim *o, lt_outcome *outcome)
+lt_status lt_optim_complete(lt_optim *o, lt_step_status *step_status)
 {
     LT_TRY(complete_grads(o, "a comparison of gradients"));
     LT_TRY(know_outcome(o->ctx));
-    *outcome = o->ctx->slots.autograd->outcome;
+    *step_status = o->ctx->slots.autograd->step_status;
     return LT_OK;
 }
 
-/* Something that a step changes is, where no veto of an accelerator is seen. */
+/* Something that a step changes is, where no skip of an accelerator is seen. */
 static bool is_on_cpu(const lt_optim *o)
 {
     bool is = false;
@@ -328,8 +328,8 @@ static bool is_on_cpu(const lt_optim *o)
 
 static bool may_apply(const lt_ctx *ctx)
 {
-    lt_outcome outcome = ctx->slots.autograd->outcome;
-    return outcome == LT_APPLY || outcome == LT_PENDING;
+    lt_step_status step_status = ctx->slots.autograd->step_status;
+    return step_status == LT_APPLIED || step_status == LT_PENDING;
 }
 
 /* Adds a step of an optimizer, or a norm, to the digest. */
@@ -418,7 +418,7 @@ static lt_status clip_there(lt_ctx *ctx, double most, lt_tensor *squares)
         return LT_OK;
     LT_TRY(ag->deferred.clip(squares, most, ag->deferred.on_device));
     ag->deferred.norm_step = ctx->step + 1;
-    ag->outcome = LT_PENDING;
+    ag->step_status = LT_PENDING;
     return lt__deferred_check_send(ctx);
 }
 
@@ -430,9 +430,9 @@ static lt_status clip(lt_optim *o, double most, double *own, const double **fact
     bool is_here = device_of(o)->is_host;
     LT_TRY(is_here ? know_outcome(o->ctx) : lt__deferred_check_open(o->ctx));
     note(ag, o, false);
-    ag->veto = is_here ? NULL : &ag->deferred.on_device->veto;
+    ag->skip = is_here ? NULL : &ag->deferred.on_device->skip;
     lt_tensor *total = add_squares(o);
-    ag->veto = NULL;
+    ag->skip = NULL;
     if (!total)
         return lt_errcode();
     *factor = is_here ? own : &ag->deferred.on_device->factor;
@@ -511,13 +511,13 @@ static lt_status apply_or_not(lt_optim *o, const lt_opt *const *options, int n_g
                               const double *factor)
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
-    ag->veto = ag->deferred.on_device ? &ag->deferred.on_device->veto : NULL;
+    ag->skip = ag->deferred.on_device ? &ag->deferred.on_device->skip : NULL;
     lt_status status = may_apply(o->ctx) ? update_all(o, options, n_groups, factor) : LT_OK;
-    if (status == LT_OK && ag->outcome == LT_SKIP)
+    if (status == LT_OK && ag->step_status == LT_SKIPPED)
         lt_stats_clear(o->ctx);
     if (status == LT_OK)
         status = lt__stats_commit(o->ctx);
-    ag->veto = NULL;
+    ag->skip = NULL;
     return status;
 }
 
@@ -535,7 +535,7 @@ static lt_status run_step(lt_optim *o, const lt_opt *const *options, int n_group
 }
 
 lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n_groups,
-                                double most, lt_tensor **squares, lt_outcome *outcome)
+                                double most, lt_tensor **squares, lt_step_status *step_status)
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
     if (o->ctx->inf.step > 0 && !o->ctx->inf.found)
@@ -545,26 +545,26 @@ lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n
     LT_TRY(complete_grads(o, "an optimizer step"));
     LT_TRY(run_step(o, options, n_groups, most, squares));
     note(ag, o, true);
-    if (ag->outcome != LT_PART)
+    if (ag->step_status != LT_ACCUMULATING)
         LT_TRY(lt__note_settings(ag, o->number, o->def, options, n_groups, most));
     ag->complete = false;
     ag->period++;
     o->backwards = ag->backwards;
-    for (int i = 0; i < o->n_items && ag->outcome != LT_PART; i++)
+    for (int i = 0; i < o->n_items && ag->step_status != LT_ACCUMULATING; i++)
         lt_zero_grad(o->items[i].x);
-    o->ctx->step += ag->outcome != LT_PART;
+    o->ctx->step += ag->step_status != LT_ACCUMULATING;
     lt_tape_set_first_row(ag->tape, 0);
     stop_waiting(o);
-    o->outcome = ag->outcome;
-    if (o->outcome == LT_PENDING)
+    o->step_status = ag->step_status;
+    if (o->step_status == LT_PENDING)
         start_waiting(o);
-    if (outcome)
-        *outcome = ag->outcome;
+    if (step_status)
+        *step_status = ag->step_status;
     return LT_OK;
 }
 
 lt_status lt_optim_step(lt_optim *o, const lt_opt *const *options, int n_groups,
-                        lt_outcome *outcome)
+                        lt_step_status *step_status)
 {
-    return lt_optim_step_clipped(o, options, n_groups, 0, NULL, outcome);
+    return lt_optim_step_clipped(o, options, n_groups, 0, NULL, step_status);
 }

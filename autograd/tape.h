@@ -113,7 +113,7 @@ typedef struct lt_rehearsal {
 typedef struct lt_deferred_check {      /* of an accelerator: see lt_synchronize() */
     lt_check_loss_fn check_loss;
     lt_clip_fn clip;
-    lt_verdict *on_device, *on_host; /* its own; memory of the CPU that it is sent to. NULL at first */
+    lt_step_check *on_device, *on_host; /* its own; memory of the CPU that it is sent to. NULL at first */
     uint64_t cleared;         /* 1 + the period in which it was */
     bool sent;                /* it is on its way, with mark behind it */
     uint64_t mark;
@@ -149,9 +149,9 @@ struct lt_autograd {
     uint64_t trees;           /* placed so far */
     bool in_backward;
     bool complete;            /* slots.update was called since the last backward, */
-    lt_outcome outcome;       /* and said so */
+    lt_step_status step_status;       /* and said so */
     lt_deferred_check deferred;
-    const int32_t *veto;      /* for the calls of an optimizer step, or NULL */
+    const int32_t *skip;      /* for the calls of an optimizer step, or NULL */
     uint64_t period;          /* from one use of gradients, or their end, to the next */
     uint64_t backwards;       /* completed so far, without rehearsals */
     uint32_t optims;          /* made so far */
@@ -174,7 +174,7 @@ lt_status lt__leaf_need_grad(lt_leaf *leaf);
 /* Before backward of a loss on an accelerator, which is looked at there. Fails as lt_synchronize()
  * does. */
 lt_status lt__deferred_check_begin(lt_tensor *loss);
-/* There is a verdict on the accelerator, if no backward there has made one yet. */
+/* There is a step check on the accelerator, if no backward there has made one yet. */
 lt_status lt__deferred_check_open(lt_ctx *ctx);
 /* The failure for a loss has come otherwise. */
 void lt__deferred_check_set_reported(lt_ctx *ctx);
@@ -202,7 +202,7 @@ typedef struct lt_noted {     /* the settings of a group of parameters in a step
 LT_MUST lt_status lt__note_settings(struct lt_autograd *ag, uint32_t optim, const lt_def *def,
                                     const lt_opt *const *options, int n_groups, double clip);
 /* The step that an optimizer is waiting for was applied or skipped: of all that are. */
-void lt__optims_resolve(struct lt_deferred_check *check, lt_outcome outcome);
+void lt__optims_resolve(struct lt_deferred_check *check, lt_step_status step_status);
 
 /* Appends a node for the call, with its outputs' and inputs' handles. */
 lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *call,

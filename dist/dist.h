@@ -289,8 +289,8 @@ typedef struct lt_bucket_filter {
     /* True: once more, from pack() on. The same on all ranks. */
     bool (*unpack)(void *ud, const lt_packet *packet);
     /* On the rank's thread, when an optimizer wants gradients and all buckets have come. The same
-     * on all ranks. Not between shards of a step, of which vranks has several. NULL: LT_APPLY. */
-    lt_outcome (*done)(void *ud, lt_ctx *ctx);
+     * on all ranks. Not between shards of a step, of which vranks has several. NULL: LT_APPLIED. */
+    lt_step_status (*done)(void *ud, lt_ctx *ctx);
 } lt_bucket_filter;
 
 /* From the next sum of buckets on, on all ranks alike; copied. NULL: none. The old one is not

@@ -23,7 +23,7 @@
 static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss);
 static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad);
 static lt_status end(void *ud, lt_ctx *ctx, lt_status status);
-static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome);
+static lt_status update(void *ud, lt_ctx *ctx, lt_step_status *step_status);
 static void synchronize(void *ud);
 
 static bool lend(void *ud, size_t bytes, lt_loan *loan)
@@ -462,12 +462,12 @@ static lt_status end(void *ud, lt_ctx *ctx, lt_status status)
     return status;
 }
 
-static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome)
+static lt_status update(void *ud, lt_ctx *ctx, lt_step_status *step_status)
 {
     lt_reducer *r = ud;
     double before = lt__seconds();
     if (r->folded) { /* another optimizer of the same step */
-        *outcome = r->outcome;
+        *step_status = r->step_status;
         return LT_OK;
     }
     LT_TRY(lt_synchronize(ctx)); /* a loss that is not finite is no step */
@@ -479,7 +479,7 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome)
         if (r->shards > 0)
             LT_TRY(fold(r));
         if (r->shard < r->shards - 1) {
-            *outcome = r->outcome = LT_PART;
+            *step_status = r->step_status = LT_ACCUMULATING;
             return LT_OK;
         }
         LT_TRY(start_sweep(r));
@@ -498,8 +498,8 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_outcome *outcome)
         r->plan.items[i].added = false;
     }
     lt__plan_forget_left(&r->plan);
-    r->outcome = r->filter.is.done ? r->filter.is.done(r->filter.is.ud, ctx) : LT_APPLY;
-    *outcome = r->outcome;
+    r->step_status = r->filter.is.done ? r->filter.is.done(r->filter.is.ud, ctx) : LT_APPLIED;
+    *step_status = r->step_status;
     return LT_OK;
 }
 

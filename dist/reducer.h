@@ -44,7 +44,7 @@ struct lt_reducer {
     bool folded;        /* it is in the folds, */
     lt_fold *folds;     /* one for each arena, */
     lt_fold record_fold;
-    lt_outcome outcome; /* of the last update */
+    lt_step_status step_status; /* of the last update */
     lt_reduced last;
     pthread_mutex_t lock;
     pthread_cond_t ready;

@@ -7,13 +7,13 @@
 typedef struct statistics {
     lt_numbers mean, var, mean2, var2;
     int64_t n;                /* channels */
-    const int32_t *veto;      /* of the call */
+    const int32_t *skip;      /* of the call */
 } statistics;
 
 static statistics statistics_of(const lt_call *c)
 {
     statistics s = {lt__numbers_of(c->in[0]), lt__numbers_of(c->in[1]), lt__numbers_of(c->in[2]),
-                    lt__numbers_of(c->in[3]), c->in[0]->count, c->veto};
+                    lt__numbers_of(c->in[3]), c->in[0]->count, c->skip};
     return s;
 }
 
@@ -21,7 +21,7 @@ static statistics statistics_of(const lt_call *c)
 __device__ static bool find_channel(const statistics &s, int64_t *k)
 {
     *k = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
-    return *k < s.n && !(s.veto && *s.veto);
+    return *k < s.n && !(s.skip && *s.skip);
 }
 
 template <class... A>

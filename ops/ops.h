@@ -45,7 +45,7 @@ LT_MUST lt_status lt_ledger_strike(lt_ledger *ledger, int row);
 LT_MUST lt_status lt_ledger_read(lt_ledger *ledger, int first, int n, lt_found *found);
 /* Whether all of these rows, and there are some, are on an accelerator. Then */
 LT_API bool lt_ledger_is_late(const lt_ledger *ledger, int first, int n);
-/* they can be judged there: all that is in them goes into lt_verdict_of(). */
+/* they can be judged there: all that is in them goes into lt_step_check_of(). */
 LT_MUST lt_status lt_ledger_judge(lt_ledger *ledger, int first, int n);
 /* x = 0, if something in the row `left`, which is about x, is not finite, and nothing in n rows
  * from the first. */

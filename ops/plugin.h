@@ -36,8 +36,8 @@ typedef struct lt_accelerator {
     lt_status (*rescale)(lt_tensor *x, double by, lt_found *found);
     /* *found = what is in x, multiplied by `by`. */
     lt_status (*find)(const lt_tensor *x, double by, lt_found *found);
-    /* verdict->found = all that is in rows[0..n); something not finite is a veto. */
-    lt_status (*judge)(lt_device *device, const lt_found *rows, int n, lt_verdict *verdict);
+    /* check->found = all that is in rows[0..n); something not finite sets skip. */
+    lt_status (*judge)(lt_device *device, const lt_found *rows, int n, lt_step_check *check);
     /* x = 0, if something in *left is not finite, and nothing in rows[0..n). */
     lt_status (*pardon)(lt_tensor *x, const lt_found *left, const lt_found *rows, int n);
     lt_check_loss_fn check_loss;

@@ -11,7 +11,7 @@ enum { W = LT_UPDATE_W, G = LT_UPDATE_G, SLOT = LT_UPDATE_SLOT, SLOT2 = LT_UPDAT
 template <class E> struct arenas {
     E *at[4];
     int64_t count;
-    const int32_t *veto;      /* of the call, */
+    const int32_t *skip;      /* of the call, */
     const double *factor;     /* as this is */
     bool wide;
 };
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     update_kernel(F f, const __grid_constant__ arenas<E> a)
 {
     enum { V = 16 / sizeof(E), N = F::SLOTS + 2 };
-    if (a.veto && *a.veto)
+    if (a.skip && *a.skip)
         return;
     if (a.factor)
         f.scale *= (float)*a.factor;
@@ -62,7 +62,7 @@ template <class F, class E> static lt_status run(lt_call *c, const F &f)
 {
     arenas<E> a = {};
     a.count = c->in[W]->count;
-    a.veto = c->veto;
+    a.skip = c->skip;
     a.factor = c->factor;
     a.wide = true;
     for (int k = 0; k < F::SLOTS + 2; k++) {
@@ -145,9 +145,9 @@ static lt_status sum_squares(const lt_cuda *cuda, const lt_tensor *x, double *su
 enum { TOTAL, X_IN };         /* of add_squares */
 enum { NUMBERS = 64 };        /* bytes at the beginning of scratch, for what sums come to */
 
-template <class E> __global__ void add_to_total(E *total, const double *sum, const int32_t *veto)
+template <class E> __global__ void add_to_total(E *total, const double *sum, const int32_t *skip)
 {
-    if (threadIdx.x == 0 && !(veto && *veto))
+    if (threadIdx.x == 0 && !(skip && *skip))
         *total = lt_element<E>::of((lt_wide<E>)((double)lt__value(*total) + *sum));
 }
 
@@ -159,10 +159,10 @@ static lt_status add_squares(lt_call *c)
     LT_TRY(sum_squares(cuda, c->in[X_IN], sum, (char *)c->scratch + NUMBERS));
     if (c->in[TOTAL]->dtype == LT_F64)
         return lt__launch(cuda, 1, add_to_total<double>, (double *)total, (const double *)sum,
-                          c->veto);
+                          c->skip);
     LT_CUDA_FLOATS(cuda, c->in[TOTAL]->dtype, E,
                    return lt__launch(cuda, 1, add_to_total<E>, (E *)total, (const double *)sum,
-                                     c->veto);)
+                                     c->skip);)
 }
 
 static size_t squares_scratch(const lt_call *c, bool backward)

@@ -82,11 +82,11 @@ static bool unpack(void *ud, const lt_packet *p)
     return again;
 }
 
-static lt_outcome done(void *ud, lt_ctx *ctx)
+static lt_step_status done(void *ud, lt_ctx *ctx)
 {
     (void)ctx;
     lt_loss_scale_agree(((lt_lua *)ud)->scale);
-    return LT_APPLY; /* the scaler is asked next */
+    return LT_APPLIED; /* the scaler is asked next */
 }
 
 /* The one that now suits s, or none. */

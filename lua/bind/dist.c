@@ -244,11 +244,11 @@ static int compare_step(lua_State *L)
  * applied. */
 static int complete(lua_State *L)
 {
-    lt_outcome outcome;
+    lt_step_status step_status;
     lt_optim *o = lt__check_handle(L, "luatrain.Optim");
     lt__group_at(L);
-    lt__check(L, lt__lua(L), lt_optim_complete(o, &outcome));
-    lua_pushboolean(L, outcome == LT_APPLY);
+    lt__check(L, lt__lua(L), lt_optim_complete(o, &step_status));
+    lua_pushboolean(L, step_status == LT_APPLIED);
     return 1;
 }
 

@@ -421,11 +421,11 @@ static int optim_set_group(lua_State *L)
     return 0;
 }
 
-static const char *const outcomes[] = {[LT_APPLY] = "applied", [LT_SKIP] = "skipped",
-                                       [LT_PART] = "part", [LT_PENDING] = "pending"};
+static const char *const step_statuses[] = {[LT_APPLIED] = "applied", [LT_SKIPPED] = "skipped",
+                                       [LT_ACCUMULATING] = "accumulating", [LT_PENDING] = "pending"};
 
 /* optim:step({options of group 1, options of group 2, ...}, clip): what became of it, one of
- * outcomes: "part" when more of the batch is to come, "pending" when that is not known yet. With a
+ * step statuses: "accumulating" when more of the batch is to come, "pending" when that is not known yet. With a
  * clip, the most that the norm of the gradients may be, above 0, a tensor too: the square of what
  * it was. */
 static int optim_step(lua_State *L)
@@ -442,16 +442,16 @@ static int optim_step(lua_State *L)
         lt__check_options(L, s, schema, lua_gettop(L), values + (size_t)g * LT_MAX_OPT);
         lua_pop(L, 1);
     }
-    lt_outcome outcome = LT_APPLY;
+    lt_step_status step_status = LT_APPLIED;
     double clip = luaL_checknumber(L, 3);
     lt_tensor **box = lt__push_box(L, s), *squares = NULL;
     double start = lt__seconds();
     lt__group_at(L);
-    lt_status status = lt_optim_step_clipped(o, options, n, clip, &squares, &outcome);
+    lt_status status = lt_optim_step_clipped(o, options, n, clip, &squares, &step_status);
     s->optimizer_s += lt__seconds() - start;
     lt_trace(s->ctx, LT_TRACK_STEP, "optimizer", start, lt__seconds() - start);
     lt__check(L, s, status);
-    lua_pushstring(L, outcomes[outcome]);
+    lua_pushstring(L, step_statuses[step_status]);
     if (!squares)
         return 1;
     lt__fill_box(L, s, box, squares);
@@ -459,10 +459,10 @@ static int optim_step(lua_State *L)
     return 2;
 }
 
-/* optim:outcome(): what became of its last step, never "pending". */
-static int optim_outcome(lua_State *L)
+/* optim:step_status(): what became of its last step, never "pending". */
+static int optim_step_status(lua_State *L)
 {
-    lua_pushstring(L, outcomes[lt_optim_outcome(lt__check_handle(L, optim_class))]);
+    lua_pushstring(L, step_statuses[lt_optim_step_status(lt__check_handle(L, optim_class))]);
     return 1;
 }
 
@@ -484,7 +484,7 @@ static int optim_slot(lua_State *L)
 
 static const luaL_Reg optim_methods[] = {
     {"set_group", optim_set_group}, {"step", optim_step},
-    {"slot", optim_slot}, {"outcome", optim_outcome}, {NULL, NULL}};
+    {"slot", optim_slot}, {"step_status", optim_step_status}, {NULL, NULL}};
 
 /* ==== Where a run stands ====================================================================== */
 

@@ -147,7 +147,7 @@ lt_status lt_ledger_read(lt_ledger *l, int first, int n, lt_found *found)
 
 lt_status lt_ledger_judge(lt_ledger *l, int first, int n)
 {
-    return lt__accelerator(l->ctx)->judge(l->device, l->there + first, n, lt_verdict_of(l->ctx));
+    return lt__accelerator(l->ctx)->judge(l->device, l->there + first, n, lt_step_check_of(l->ctx));
 }
 
 /* What lies on both devices is waited for. */

@@ -311,10 +311,10 @@ LT_CUDA_STEMS(X)
 lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_found *found);
 lt_status lt__cuda_find_scaled(const lt_tensor *x, double by, lt_found *found);
 size_t lt__cuda_rescale_bytes(void); /* of cuda->partial */
-lt_status lt__cuda_judge(lt_device *device, const lt_found *rows, int n, lt_verdict *verdict);
+lt_status lt__cuda_judge(lt_device *device, const lt_found *rows, int n, lt_step_check *check);
 lt_status lt__cuda_pardon(lt_tensor *x, const lt_found *left, const lt_found *rows, int n);
-lt_status lt__cuda_check_loss(lt_tensor *loss, lt_verdict *verdict);
-lt_status lt__cuda_clip(lt_tensor *squares, double most, lt_verdict *verdict);
+lt_status lt__cuda_check_loss(lt_tensor *loss, lt_step_check *check);
+lt_status lt__cuda_clip(lt_tensor *squares, double most, lt_step_check *check);
 
 /* Makes what marks and copies beside the stream need, and sets their functions. */
 cudaError_t lt__cuda_stream_open(lt_cuda *cuda);

@@ -111,21 +111,21 @@ size_t lt__cuda_rescale_bytes(void) { return BLOCKS * sizeof(lt_found); }
 /* ==== Verdicts ================================================================================ */
 
 static __global__ void __launch_bounds__(LT_THREADS)
-    judge_kernel(const lt_found *rows, int n, lt_verdict *verdict)
+    judge_kernel(const lt_found *rows, int n, lt_step_check *check)
 {
     lt_found seen = all_found(rows, n);
     if (threadIdx.x > 0)
         return;
-    verdict->found = seen;
+    check->found = seen;
     if (seen.not_finite > 0)
-        verdict->veto = 1;
+        check->skip = 1;
 }
 
-lt_status lt__cuda_judge(lt_device *device, const lt_found *rows, int n, lt_verdict *verdict)
+lt_status lt__cuda_judge(lt_device *device, const lt_found *rows, int n, lt_step_check *check)
 {
     lt_cuda *cuda = (lt_cuda *)device;
     (void)cudaSetDevice(cuda->index);
-    return lt__launch(cuda, 1, judge_kernel, rows, n, verdict);
+    return lt__launch(cuda, 1, judge_kernel, rows, n, check);
 }
 
 /* Each block looks at all rows: they are few, and only leaves that nobody optimizes come here. */
@@ -159,38 +159,38 @@ lt_status lt__cuda_pardon(lt_tensor *x, const lt_found *left, const lt_found *ro
     LT_CUDA_FLOATS(cuda, x->dtype, E, return launch_pardon<E>(cuda, x, left, rows, n);)
 }
 
-template <class E> __global__ void check_kernel(const E *loss, lt_verdict *verdict)
+template <class E> __global__ void check_kernel(const E *loss, lt_step_check *check)
 {
     double value = (double)lt__value(*loss);
-    if (threadIdx.x > 0 || value - value == 0 || verdict->loss != 0)
+    if (threadIdx.x > 0 || value - value == 0 || check->loss != 0)
         return;
-    verdict->loss = value;
-    verdict->veto = 1;
+    check->loss = value;
+    check->skip = 1;
 }
 
-lt_status lt__cuda_check_loss(lt_tensor *loss, lt_verdict *verdict)
+lt_status lt__cuda_check_loss(lt_tensor *loss, lt_step_check *check)
 {
     const lt_cuda *cuda = lt__cuda(loss->ctx);
     if (loss->dtype == LT_F64)
-        return lt__launch(cuda, 1, check_kernel<double>, (const double *)loss->data, verdict);
+        return lt__launch(cuda, 1, check_kernel<double>, (const double *)loss->data, check);
     LT_CUDA_FLOATS(cuda, loss->dtype, E,
-                   return lt__launch(cuda, 1, check_kernel<E>, (const E *)loss->data, verdict);)
+                   return lt__launch(cuda, 1, check_kernel<E>, (const E *)loss->data, check);)
 }
 
-static __global__ void clip_kernel(const double *squares, double most, lt_verdict *verdict)
+static __global__ void clip_kernel(const double *squares, double most, lt_step_check *check)
 {
     double norm = sqrt(*squares);
     if (threadIdx.x > 0)
         return;
-    verdict->factor = norm > most ? most / norm : 1;
+    check->factor = norm > most ? most / norm : 1;
     if (norm - norm == 0)
         return;
-    verdict->norm = norm;
-    verdict->veto = 1;
+    check->norm = norm;
+    check->skip = 1;
 }
 
-lt_status lt__cuda_clip(lt_tensor *squares, double most, lt_verdict *verdict)
+lt_status lt__cuda_clip(lt_tensor *squares, double most, lt_step_check *check)
 {
     return lt__launch(lt__cuda(squares->ctx), 1, clip_kernel, (const double *)squares->data, most,
-                      verdict);
+                      check);
 }

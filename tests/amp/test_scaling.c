@@ -101,14 +101,14 @@ static lt_status backward(net *n, double by)
     return status;
 }
 
-static lt_outcome step(net *n, lt_optim *optim)
+static lt_step_status step(net *n, lt_optim *optim)
 {
     lt_opt opts[LT_MAX_OPT];
-    lt_outcome outcome = LT_PART;
+    lt_step_status step_status = LT_ACCUMULATING;
     CHECK_OK(lt_opts_parse(&lt_optim_def(optim)->schema, "lr=0.05", opts));
-    CHECK_OK(lt_optim_step(optim, (const lt_opt *const[]){opts}, 1, &outcome));
+    CHECK_OK(lt_optim_step(optim, (const lt_opt *const[]){opts}, 1, &step_status));
     (void)n;
-    return outcome;
+    return step_status;
 }
 
 static bool same(lt_tensor *x, lt_tensor *y)
@@ -141,8 +141,8 @@ TEST(a_power_of_two_changes_no_bit)
                 CHECK_OK(backward(&b, 1 + part));
                 check_same_grads(&a, &b);
             }
-            CHECK_EQ(step(&a, a.optim), LT_APPLY);
-            CHECK_EQ(step(&b, b.optim), LT_APPLY);
+            CHECK_EQ(step(&a, a.optim), LT_APPLIED);
+            CHECK_EQ(step(&b, b.optim), LT_APPLIED);
         }
         digest(&a, of_a);
         digest(&b, of_b);
@@ -161,7 +161,7 @@ TEST(steps_have_numbers)
     net n = make(8, NULL);
     for (int i = 1; i <= 10; i++) {
         CHECK_OK(backward(&n, 1));
-        CHECK_EQ(step(&n, n.optim), LT_APPLY);
+        CHECK_EQ(step(&n, n.optim), LT_APPLIED);
         CHECK_EQ(lt_loss_scale_step_at(n.loss_scale, i).number, i);
     }
     static const int64_t others[] = {INT64_MIN, -9, -1, 0, 2, 11, INT64_MAX}; /* the last, then */
@@ -182,7 +182,7 @@ TEST(the_exponent_is_that_of_the_largest_gradient)
             CHECK_OK(lt_item(lt_grad(params[i]), j, &value));
             largest = fmax(largest, fabs(value));
         }
-    CHECK_EQ(step(&n, n.optim), LT_APPLY);
+    CHECK_EQ(step(&n, n.optim), LT_APPLIED);
     CHECK_EQ(lt_loss_scale_step(n.loss_scale).exponent, ilogb(largest) + 10);
     end(&n);
 }
@@ -243,7 +243,7 @@ TEST(what_hooks_leave_counts)
     for (int i = 0; i < 5; i++) {
         value = values[i];
         CHECK_OK(backward(&n, 1));
-        CHECK_EQ(step(&n, n.optim), isfinite(value) ? LT_APPLY : LT_SKIP);
+        CHECK_EQ(step(&n, n.optim), isfinite(value) ? LT_APPLIED : LT_SKIPPED);
     }
     CHECK_EQ(lt_loss_scale_step(n.loss_scale).exponent, 36);
     end(&n);
@@ -253,7 +253,7 @@ TEST(what_hooks_leave_counts)
         CHECK_OK(lt_on_grad(all[i], make_it, &value, NULL));
     value = 0.25;
     CHECK_OK(backward(&n, 0x1p120));
-    CHECK_EQ(step(&n, n.optim), LT_APPLY);
+    CHECK_EQ(step(&n, n.optim), LT_APPLIED);
     CHECK_EQ(lt_loss_scale_step(n.loss_scale).exponent, 14);
     end(&n);
 }
@@ -280,7 +280,7 @@ TEST(other_leaves_and_frozen_parameters)
     CHECK_STR(lt_params_span(n.params, 1)->name, "w2");
     CHECK_OK(backward(&n, 1));
     CHECK(!lt_grad(n.w2));
-    CHECK_EQ(step(&n, n.optim), LT_APPLY);
+    CHECK_EQ(step(&n, n.optim), LT_APPLIED);
     end(&n);
 }
 
@@ -294,7 +294,7 @@ TEST(a_skipped_step_changes_nothing)
     double norm = -1;
     lt_grad_fault(n.w2, 0);
     CHECK_OK(backward(&n, 1));
-    CHECK_EQ(step(&n, n.optim), LT_APPLY);
+    CHECK_EQ(step(&n, n.optim), LT_APPLIED);
     digest(&n, before);
     lt_tensor *slot = lt_optim_slot(n.optim, 0, n.w1);
     lt_tensor *was = lt__tensor_copy(slot, LT_F32);
@@ -302,8 +302,8 @@ TEST(a_skipped_step_changes_nothing)
     CHECK_OK(backward(&n, 1)); /* finite or not: the second adds to the first */
     CHECK_OK(lt_optim_grad_norm(n.optim, &norm));
     CHECK_NEAR(norm, 0, 0);
-    CHECK_EQ(step(&n, n.optim), LT_SKIP);
-    CHECK_EQ(step(&n, second), LT_SKIP); /* of the same step */
+    CHECK_EQ(step(&n, n.optim), LT_SKIPPED);
+    CHECK_EQ(step(&n, second), LT_SKIPPED); /* of the same step */
     CHECK_EQ(lt_step(n.ctx), 3);
     CHECK_EQ(lt_stats_pending(n.ctx), 0);
     CHECK(!lt_grad(n.w2) && !lt_grad(n.w1));
@@ -314,10 +314,10 @@ TEST(a_skipped_step_changes_nothing)
     CHECK_EQ(lt_loss_scale_scaler(n.loss_scale)->steps, 2);
     /* And on, as if it had not been. */
     CHECK_OK(backward(&n, 1));
-    CHECK_EQ(step(&n, n.optim), LT_APPLY);
+    CHECK_EQ(step(&n, n.optim), LT_APPLIED);
     for (int i = 0; i < 2; i++) {
         CHECK_OK(backward(&b, 1));
-        CHECK_EQ(step(&b, b.optim), LT_APPLY);
+        CHECK_EQ(step(&b, b.optim), LT_APPLIED);
     }
     digest(&n, after);
     digest(&b, before);
@@ -335,19 +335,19 @@ TEST(a_gradient_that_no_optimizer_forgets)
     net n = make(16, NULL);
     lt_optim *optim = lt_optim_new(n.ctx, "sgd_step", (lt_tensor *[]){n.shift}, 1);
     CHECK_OK(backward(&n, 0x1p120));
-    CHECK_EQ(step(&n, optim), LT_SKIP);
+    CHECK_EQ(step(&n, optim), LT_SKIPPED);
     CHECK(lt_grad(n.w2) && !lt_grad(n.shift));
     CHECK_OK(backward(&n, 1));
     CHECK_OK(backward(&n, 0x1p120)); /* of the same step */
     CHECK_OK(backward(&n, 1));
-    CHECK_EQ(step(&n, optim), LT_SKIP);
+    CHECK_EQ(step(&n, optim), LT_SKIPPED);
     net b = make(NO_SCALE, NULL);
     for (int i = 0; i < 2; i++) {
         CHECK_OK(backward(&n, 1));
         CHECK_OK(backward(&b, 1));
         CHECK(same(lt_grad(n.w2), lt_grad(b.w2)));
     }
-    CHECK_EQ(step(&n, optim), LT_APPLY);
+    CHECK_EQ(step(&n, optim), LT_APPLIED);
     lt_optim_free(optim);
     end(&n);
     end(&b);
@@ -372,19 +372,19 @@ TEST(gradients_that_were_dropped_do_not_count)
         zero_grads(&n);
         CHECK_OK(lt_use_loss_scale(n.ctx, n.loss_scale));
         CHECK_OK(backward(&n, 1));
-        CHECK_EQ(step(&n, n.optim), LT_APPLY);
+        CHECK_EQ(step(&n, n.optim), LT_APPLIED);
         CHECK(lt_loss_scale_step(n.loss_scale).exponent < 40);
         CHECK_OK(backward(&n, 0x1p120));
         zero_grads(&n);
         lt_tensor *loss = run(&n, "sum", NULL, n.w2, NULL); /* nothing comes to the others */
         CHECK_OK(lt_backward(loss, NULL));
         lt_release(loss);
-        CHECK_EQ(step(&n, n.optim), LT_APPLY);
+        CHECK_EQ(step(&n, n.optim), LT_APPLIED);
         CHECK_OK(backward(&n, 0x1p120));
         lt_zero_grad(n.w2); /* and the others have one still */
-        CHECK_EQ(step(&n, n.optim), LT_SKIP);
+        CHECK_EQ(step(&n, n.optim), LT_SKIPPED);
         CHECK_OK(backward(&n, 1));
-        CHECK_EQ(step(&n, n.optim), LT_APPLY);
+        CHECK_EQ(step(&n, n.optim), LT_APPLIED);
         end(&n);
     }
 }
@@ -403,7 +403,7 @@ TEST(a_leaf_without_an_optimizer_does_not_count)
     CHECK_OK(lt_item(lt_grad(x), 0, &value));
     CHECK(isinf(value));
     CHECK(!lt_has_optim(x) && lt_has_optim(n.w1));
-    CHECK_EQ(step(&n, n.optim), LT_APPLY);
+    CHECK_EQ(step(&n, n.optim), LT_APPLIED);
     lt_tensor *all[] = {x, large, y, z, a, loss};
     for (int i = 0; i < 6; i++)
         lt_release(all[i]);
@@ -424,18 +424,18 @@ TEST(a_scale_judges_its_own_gradients)
     for (int i = 0; i < 2; i++) {
         CHECK_OK(lt_use_loss_scale(n.ctx, n.loss_scale));
         CHECK_OK(backward(&n, 0x1p120));
-        CHECK_EQ(step(&n, second), LT_SKIP);
+        CHECK_EQ(step(&n, second), LT_SKIPPED);
         CHECK_OK(lt_use_loss_scale(n.ctx, i ? other : NULL));
         CHECK_FAILS(lt_optim_step(third, (const lt_opt *const[]){opts}, 1, NULL), LT_EINVAL,
                     message);
         CHECK_OK(lt_use_loss_scale(n.ctx, n.loss_scale));
-        CHECK_EQ(step(&n, third), LT_SKIP);
+        CHECK_EQ(step(&n, third), LT_SKIPPED);
         zero_grads(&n);
         CHECK_OK(backward(&n, 1));
         CHECK_OK(lt_use_loss_scale(n.ctx, i ? other : NULL));
         zero_grads(&n);
         CHECK_OK(backward(&n, 1));
-        CHECK_EQ(step(&n, n.optim), LT_APPLY);
+        CHECK_EQ(step(&n, n.optim), LT_APPLIED);
     }
     lt_optim_free(second);
     lt_optim_free(third);
@@ -448,9 +448,9 @@ TEST(an_overflow_in_backward_is_seen)
 {
     net n = make(24, NULL);
     CHECK_OK(backward(&n, 0x1p110));
-    CHECK_EQ(step(&n, n.optim), LT_SKIP);
+    CHECK_EQ(step(&n, n.optim), LT_SKIPPED);
     CHECK_OK(backward(&n, 0x1p90));
-    CHECK_EQ(step(&n, n.optim), LT_APPLY);
+    CHECK_EQ(step(&n, n.optim), LT_APPLIED);
     end(&n);
 }
 
@@ -469,7 +469,7 @@ TEST(f16_overflows_where_it_ends)
         lt_tensor *up = lt_tensor_full(n.ctx, LT_F16, 1, &one, 256);
         lt_tensor *y = run(&n, "mul", NULL, half, up), *z = run(&n, "cast", "dtype=f32", y, NULL);
         CHECK_OK(lt_backward(z, NULL));
-        CHECK_EQ(step(&n, optim), k < 8 ? LT_APPLY : LT_SKIP);
+        CHECK_EQ(step(&n, optim), k < 8 ? LT_APPLIED : LT_SKIPPED);
         lt_tensor *all[] = {half, up, y, z, w};
         for (int i = 0; i < 5; i++)
             lt_release(all[i]);
@@ -479,12 +479,12 @@ TEST(f16_overflows_where_it_ends)
     }
 }
 
-static lt_status more_to_come(void *ud, lt_ctx *ctx, lt_outcome *outcome)
+static lt_status more_to_come(void *ud, lt_ctx *ctx, lt_step_status *step_status)
 {
     int *left = ud;
     (void)ctx;
     if ((*left)-- > 0)
-        *outcome = LT_PART;
+        *step_status = LT_ACCUMULATING;
     return LT_OK;
 }
 
@@ -495,7 +495,7 @@ TEST(a_part_of_a_batch_is_not_judged)
     lt_set_grad_slots(n.ctx, &(lt_grad_slots){.ud = &left, .update = more_to_come});
     for (int i = 0; i < 3; i++) {
         CHECK_OK(backward(&n, 1));
-        CHECK_EQ(step(&n, n.optim), i < 2 ? LT_PART : LT_APPLY);
+        CHECK_EQ(step(&n, n.optim), i < 2 ? LT_ACCUMULATING : LT_APPLIED);
         CHECK_EQ(lt_loss_scale_scaler(n.loss_scale)->steps, i / 2);
     }
     lt_set_grad_slots(n.ctx, NULL);
@@ -558,7 +558,7 @@ TEST(a_fault_wants_its_parameter)
                 "the fault is one of w3, which is no parameter of an optimizer");
     lt_grad_fault(n.w1, 1); /* of another rank */
     CHECK_OK(backward(&n, 1));
-    CHECK_EQ(step(&n, n.optim), LT_APPLY);
+    CHECK_EQ(step(&n, n.optim), LT_APPLIED);
     double norm;
     CHECK_OK(backward(&n, 1));
     CHECK_OK(lt_optim_grad_norm(n.optim, &norm));

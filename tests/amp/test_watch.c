@@ -312,9 +312,9 @@ TEST(a_rank_without_a_find_leaves_it_to_another)
             lt_loss_scale_tell(n.scale, &(lt_found){1, mine}, (float[LT_SCALE_NUMBERS]){0});
             lt_loss_scale_hear(n.scale, numbers);
             lt_loss_scale_agree(n.scale);
-            lt_outcome outcome = LT_APPLY;
-            status = lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, &outcome);
-            CHECK(status != LT_OK || outcome == LT_SKIP);
+            lt_step_status step_status = LT_APPLIED;
+            status = lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, &step_status);
+            CHECK(status != LT_OK || step_status == LT_SKIPPED);
         }
         CHECK_EQ(status, mine ? LT_ENUMERIC : LT_OK);
         end(&n);

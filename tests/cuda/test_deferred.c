@@ -30,7 +30,7 @@ static void get(machine *m, void *to, const void *from, size_t bytes)
 static void check_judge(machine *m, int n, int odd)
 {
     lt_found *rows = calloc((size_t)n + 1, sizeof *rows), want = {0};
-    lt_verdict v = {.loss = 3};
+    lt_step_check v = {.loss = 3};
     for (int i = 0; i < n; i++)
         rows[i] = (lt_found){i == n / 3 ? 7.5 : 0.25, i == odd ? 5 : 0};
     if (n > 0)
@@ -38,7 +38,7 @@ static void check_judge(machine *m, int n, int odd)
     void *there = put(m, rows, (size_t)(n + 1) * sizeof *rows), *to = put(m, &v, sizeof v);
     must(m->cuda.judge(m->cuda.device, there, n, to));
     get(m, &v, to, sizeof v);
-    CHECK_EQ(v.veto, odd >= 0);
+    CHECK_EQ(v.skip, odd >= 0);
     CHECK(v.loss == 3 && v.found.largest == want.largest);
     CHECK_EQ(v.found.not_finite, want.not_finite);
     m->cuda.device->free(m->cuda.device, there, (size_t)(n + 1) * sizeof *rows);
@@ -58,20 +58,20 @@ TEST(judgements)
     lt_ctx_free(m.ctx);
 }
 
-/* A veto stays, whoever has brought it; the first loss that is not finite does too. */
+/* A skip stays, whoever has brought it; the first loss that is not finite does too. */
 TEST(losses)
 {
     static const double value[] = {1, INFINITY, NAN, -2};
     machine m = machine_open();
     for (int d = 0; d < COUNT(all); d++) {
-        lt_verdict v = {0};
+        lt_step_check v = {0};
         void *to = put(&m, &v, sizeof v);
         for (int i = 0; i < COUNT(value); i++) {
             lt_tensor *x = lt_tensor_full(m.ctx, all[d], 0, NULL, value[i]);
             twin t = twin_of(&m, x, 1);
             must(m.cuda.check_loss(on_device(&t), to));
             get(&m, &v, to, sizeof v);
-            CHECK_EQ(v.veto, i > 0);
+            CHECK_EQ(v.skip, i > 0);
             CHECK(v.loss == (i > 0 ? INFINITY : 0));
             twin_free(&m, &t);
         }
@@ -80,19 +80,19 @@ TEST(losses)
     lt_ctx_free(m.ctx);
 }
 
-/* A veto stays here too. */
+/* A skip stays here too. */
 TEST(norms)
 {
     static const double squares[] = {0, 1, 4, 4.000001, 1e300, INFINITY, NAN};
     machine m = machine_open();
-    lt_verdict v = {0};
+    lt_step_check v = {0};
     void *to = put(&m, &v, sizeof v);
     for (int i = 0; i < COUNT(squares); i++) {
         double norm = sqrt(squares[i]);
         twin t = twin_of(&m, lt_tensor_full(m.ctx, LT_F64, 0, NULL, squares[i]), 0);
         must(m.cuda.clip(on_device(&t), 2, to));
         get(&m, &v, to, sizeof v);
-        CHECK_EQ(v.veto, i > 4);
+        CHECK_EQ(v.skip, i > 4);
         CHECK(i == 6 ? isnan(v.norm) : v.norm == (i == 5 ? INFINITY : 0));
         if (i < 5)
             CHECK(v.factor == (norm > 2 ? 2 / norm : 1));
@@ -135,42 +135,42 @@ TEST(pardons)
 /* ==== Vetoes ================================================================================== */
 
 /* All four tensors, in and out, of an op in place, before and behind its kernel. */
-static void check_veto(machine *m, const char *op, const char *options, int n, int32_t veto)
+static void check_skip(machine *m, const char *op, const char *options, int n, int32_t skip)
 {
     int64_t count = 1001;
     lt_opt opts[LT_MAX_OPT];
     twin t[4];
     lt_tensor *in[4];
     const lt_def *def = lt_op_find(m->ctx, op);
-    int32_t *there = put(m, &veto, sizeof veto);
+    int32_t *there = put(m, &skip, sizeof skip);
     CHECK_OK(lt_opts_parse(&def->schema, options, opts));
     for (int i = 0; i < n; i++) {
         t[i] = twin_of(m, values(m, LT_F32, 1, &count, (uint32_t)i + 1, false), 0);
         in[i] = on_device(&t[i]);
     }
     lt_call c = {.ctx = m->ctx, .op = def->op, .schema = &def->schema, .opt = opts, .n_in = n,
-                 .in = in, .veto = there, .device = m->cuda.device};
+                 .in = in, .skip = there, .device = m->cuda.device};
     run_on_device(m, def, &c, false);
-    if (veto)
+    if (skip)
         for (int i = 0; i < n; i++)
             compare(m, op, &t[i], 0);
     float first, was = *(float *)t[0].host->data;
     get(m, &first, t[0].tensor.data, sizeof first);
-    CHECK_EQ(first == was, veto != 0);
+    CHECK_EQ(first == was, skip != 0);
     for (int i = 0; i < n; i++)
         twin_free(m, &t[i]);
-    m->cuda.device->free(m->cuda.device, there, sizeof veto);
+    m->cuda.device->free(m->cuda.device, there, sizeof skip);
 }
 
 TEST(updates_that_are_vetoed)
 {
     machine m = machine_open();
-    for (int32_t veto = 0; veto < 2; veto++) {
-        check_veto(&m, "sgd_step", "lr=0.1", 2, veto);
-        check_veto(&m, "momentum_step", "lr=0.1", 3, veto);
-        check_veto(&m, "lars_step", "lr=0.1", 3, veto);
-        check_veto(&m, "adam_step", "lr=0.1 step=1", 4, veto);
-        check_veto(&m, "batch_norm_update", "count=8 momentum=0.1", 4, veto);
+    for (int32_t skip = 0; skip < 2; skip++) {
+        check_skip(&m, "sgd_step", "lr=0.1", 2, skip);
+        check_skip(&m, "momentum_step", "lr=0.1", 3, skip);
+        check_skip(&m, "lars_step", "lr=0.1", 3, skip);
+        check_skip(&m, "adam_step", "lr=0.1 step=1", 4, skip);
+        check_skip(&m, "batch_norm_update", "count=8 momentum=0.1", 4, skip);
     }
     lt_ctx_free(m.ctx);
 }
@@ -279,9 +279,9 @@ static lt_status backward(training *t, double by)
     return status;
 }
 
-static lt_status update(training *t, lt_outcome *outcome)
+static lt_status update(training *t, lt_step_status *step_status)
 {
-    return lt_optim_step(t->optim, (const lt_opt *[]){t->opts}, 1, outcome);
+    return lt_optim_step(t->optim, (const lt_opt *[]){t->opts}, 1, step_status);
 }
 
 static lt_status step(training *t, double by)
@@ -314,10 +314,10 @@ static bool has_weights(training *t, const char *hex)
 static void check_going_on(training *t, lt_status (*go)(training *, double), const char *before)
 {
     CHECK(has_weights(t, before));
-    CHECK_EQ(lt_optim_outcome(t->optim), LT_SKIP);
+    CHECK_EQ(lt_optim_step_status(t->optim), LT_SKIPPED);
     CHECK_OK(go(t, 1));
     CHECK_OK(lt_synchronize(t->ctx));
-    CHECK_EQ(lt_optim_outcome(t->optim), LT_APPLY);
+    CHECK_EQ(lt_optim_step_status(t->optim), LT_APPLIED);
     CHECK(!has_weights(t, before));
 }
 
@@ -438,7 +438,7 @@ TEST(a_loss_that_is_not_finite)
 TEST(a_part_whose_loss_is_not_finite)
 {
     char before[65];
-    lt_outcome outcome;
+    lt_step_status step_status;
     use_plugins("");
     training t = training_new(true, false);
     CHECK_OK(lt_params_sha256(t.params, before));
@@ -448,12 +448,12 @@ TEST(a_part_whose_loss_is_not_finite)
     CHECK_OK(backward(&t, 1));
     CHECK_OK(backward(&t, 1));
     CHECK_OK(lt_synchronize(t.ctx));
-    CHECK_OK(update(&t, &outcome));
-    CHECK_EQ(outcome, LT_SKIP);
+    CHECK_OK(update(&t, &step_status));
+    CHECK_EQ(step_status, LT_SKIPPED);
     CHECK(has_weights(&t, before));
     CHECK_OK(backward(&t, 1));
-    CHECK_OK(update(&t, &outcome));
-    CHECK_EQ(outcome, LT_PENDING);
-    CHECK_EQ(lt_optim_outcome(t.optim), LT_APPLY);
+    CHECK_OK(update(&t, &step_status));
+    CHECK_EQ(step_status, LT_PENDING);
+    CHECK_EQ(lt_optim_step_status(t.optim), LT_APPLIED);
     training_free(&t);
 }

@@ -433,22 +433,22 @@ static inline uint64_t digest_of_inputs(machine *m, call_twins *t)
 }
 
 /* Once more on the device, where it may not change anything. */
-static inline void check_vetoed(machine *m, const lt_def *def, call_twins *t, lt_call call,
+static inline void check_skipped(machine *m, const lt_def *def, call_twins *t, lt_call call,
                               const char *where)
 {
     lt_device *device = m->cuda.device;
-    int32_t one = 1, *veto = device->alloc(device, sizeof *veto);
+    int32_t one = 1, *skip = device->alloc(device, sizeof *skip);
     uint64_t kept = m->digest, before = digest_of_inputs(m, t);
     side s;
     take_side(t, true, &s);
     call.in = s.in;
     call.device = device;
-    call.veto = veto;
-    must(device->copy(device, veto, &one, sizeof one));
+    call.skip = skip;
+    must(device->copy(device, skip, &one, sizeof one));
     run_on_device(m, def, &call, false);
     if (digest_of_inputs(m, t) != before)
-        FAIL("%s: a veto has not kept it from writing", where);
-    device->free(device, veto, sizeof *veto);
+        FAIL("%s: a skip has not kept it from writing", where);
+    device->free(device, skip, sizeof *skip);
     m->digest = kept;
 }
 
@@ -487,7 +487,7 @@ static inline void check_call(machine *m, const spec *s, const char *where)
         compare(m, what, &t.in[i], def->op->in_place >> i & 1 ? s->spacings : 0);
     }
     if (def->op->in_place)
-        check_vetoed(m, def, &t, call, where);
+        check_skipped(m, def, &t, call, where);
     if (def->op->bwd && lt__is_float((lt_dtype)specs[0].dtype) &&
         lt__is_float((lt_dtype)t.in[def->schema.n_in > 2 ? 1 : 0].host->dtype)) {
         CHECK(kernels->bwd != NULL);

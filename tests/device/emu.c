@@ -182,10 +182,10 @@ static lt_status check(const emu *e, const lt_call *c, bool backward)
     return LT_OK;
 }
 
-/* What can be vetoed is in place. */
+/* What can be skipped is in place. */
 static lt_status run_open(lt_call *c, bool backward)
 {
-    if (c->veto && *c->veto)
+    if (c->skip && *c->skip)
         return LT_OK;
     return !c->op->any_dtype ? run_wide(c, backward)
            : backward        ? c->op->bwd(c)
@@ -280,17 +280,17 @@ static lt_found sum_of(const lt_found *rows, int n)
     return sum;
 }
 
-static lt_status judge_all(const lt_found *rows, int n, lt_verdict *verdict)
+static lt_status judge_all(const lt_found *rows, int n, lt_step_check *check)
 {
-    verdict->found = sum_of(rows, n);
-    verdict->veto |= verdict->found.not_finite > 0;
+    check->found = sum_of(rows, n);
+    check->skip |= check->found.not_finite > 0;
     return LT_OK;
 }
 
-static lt_status judge(lt_device *device, const lt_found *rows, int n, lt_verdict *verdict)
+static lt_status judge(lt_device *device, const lt_found *rows, int n, lt_step_check *check)
 {
     emu *e = emu_of(device);
-    WITH_MEMORY(e, judge_all(rows, n, verdict));
+    WITH_MEMORY(e, judge_all(rows, n, check));
 }
 
 static lt_status pardon_all(emu *e, lt_tensor *x, const lt_found *left, const lt_found *rows,
@@ -307,38 +307,38 @@ static lt_status pardon(lt_tensor *x, const lt_found *left, const lt_found *rows
     WITH_MEMORY(e, pardon_all(e, x, left, rows, n));
 }
 
-static lt_status check_one(const lt_tensor *loss, lt_verdict *verdict)
+static lt_status check_one(const lt_tensor *loss, lt_step_check *check)
 {
     double value;
     lt_convert(&value, LT_F64, loss->data, (lt_dtype)loss->dtype, 1);
-    if (isfinite(value) || verdict->loss != 0)
+    if (isfinite(value) || check->loss != 0)
         return LT_OK;
-    verdict->loss = value;
-    verdict->veto = 1;
+    check->loss = value;
+    check->skip = 1;
     return LT_OK;
 }
 
-static lt_status check_loss(lt_tensor *loss, lt_verdict *verdict)
+static lt_status check_loss(lt_tensor *loss, lt_step_check *check)
 {
     emu *e = emu_of(loss->storage->device);
-    WITH_MEMORY(e, check_one(loss, verdict));
+    WITH_MEMORY(e, check_one(loss, check));
 }
 
-static lt_status clip_one(const double *squares, double most, lt_verdict *verdict)
+static lt_status clip_one(const double *squares, double most, lt_step_check *check)
 {
     double norm = sqrt(*squares);
-    verdict->factor = norm > most ? most / norm : 1;
+    check->factor = norm > most ? most / norm : 1;
     if (isfinite(norm))
         return LT_OK;
-    verdict->norm = norm;
-    verdict->veto = 1;
+    check->norm = norm;
+    check->skip = 1;
     return LT_OK;
 }
 
-static lt_status clip(lt_tensor *squares, double most, lt_verdict *verdict)
+static lt_status clip(lt_tensor *squares, double most, lt_step_check *check)
 {
     emu *e = emu_of(squares->storage->device);
-    WITH_MEMORY(e, clip_one(squares->data, most, verdict));
+    WITH_MEMORY(e, clip_one(squares->data, most, check));
 }
 
 /* ==== Opening ================================================================================= */

@@ -290,7 +290,7 @@ TEST(a_run_that_goes_on)
 
 typedef struct waits { long waits, drains; int steps, bad; } waits;
 
-/* Before each step: since the one before the host has waited for its verdict, and perhaps for the
+/* Before each step: since the one before the host has waited for its check, and perhaps for the
  * memory of a batch, always with more in the stream behind. The first steps make what is needed. */
 static int look_at_waits(lua_State *L)
 {

@@ -416,7 +416,7 @@ static void *take_a_step(void *ud)
     enum { N = 5 };
     rank *r = ud;
     float values[N];
-    lt_outcome outcome;
+    lt_step_status step_status;
     lt_opt opts[LT_MAX_OPT];
     lt_bucket_filter filter = {.ud = r, .tail = LT_MOST_TAIL, .look = never, .pack = pack,
                                .unpack = unpack};
@@ -441,8 +441,8 @@ static void *take_a_step(void *ud)
     lt_tensor *loss = lt_run(ctx, "mul", NULL, sum, factor, NULL);
     CHECK_OK(lt_backward(loss, NULL));
     CHECK_OK(lt_opts_parse(&lt_optim_def(optim)->schema, "lr=0.1 momentum=0 decay=0", opts));
-    CHECK_OK(lt_optim_step(optim, (const lt_opt *const[]){opts}, 1, &outcome));
-    CHECK_EQ(outcome, LT_APPLY); /* it is known */
+    CHECK_OK(lt_optim_step(optim, (const lt_opt *const[]){opts}, 1, &step_status));
+    CHECK_EQ(step_status, LT_APPLIED); /* it is known */
     CHECK_NEAR(lt_reducer_last(reducer).loss, idle ? 5 : 25.0 / 3, 1e-6);
     CHECK_OK(lt_read(w, values));
     for (int i = 0; i < N; i++)

@@ -55,7 +55,7 @@ TEST(batches_that_are_left)
     check_batches_left();
 }
 
-/* Without memory to copy from or to, all is waited for, and a verdict cannot come. */
+/* Without memory to copy from or to, all is waited for, and a step check cannot come. */
 TEST(without_memory)
 {
     double value;

@@ -31,10 +31,10 @@ static bool check_numbers(void *ud, const lt_packet *packet)
     return false;
 }
 
-static lt_outcome apply(void *ud, lt_ctx *ctx)
+static lt_step_status apply(void *ud, lt_ctx *ctx)
 {
     (void)ud, (void)ctx;
-    return LT_APPLY;
+    return LT_APPLIED;
 }
 
 /* The ranks end with the bits that they have without a filter. */
@@ -201,10 +201,10 @@ TEST(buckets_may_be_multiplied_for_their_way)
 
 /* ==== What is decided ========================================================================= */
 
-static lt_outcome skip(void *ud, lt_ctx *ctx)
+static lt_step_status skip(void *ud, lt_ctx *ctx)
 {
     (void)ud, (void)ctx;
-    return LT_SKIP;
+    return LT_SKIPPED;
 }
 
 TEST(a_step_may_be_skipped)

@@ -42,9 +42,9 @@ TEST(a_context_opens_and_options_are_read)
     use_c_locale();
 }
 
-static lt_status take_any(void *ud, lt_ctx *ctx, lt_outcome *outcome)
+static lt_status take_any(void *ud, lt_ctx *ctx, lt_step_status *step_status)
 {
-    (void)ud, (void)ctx, (void)outcome;
+    (void)ud, (void)ctx, (void)step_status;
     return LT_OK;
 }
 

@@ -184,7 +184,7 @@ for x, y in data:batches{batch = 8, shuffle = true, epoch = 1} do
   x = x:reshape{-1, 4}
   lt.cross_entropy(steps == 0 and net(x) + rare(x) or net(x), y):backward()
   local outcome = sgd:step()
-  if outcome ~= "part" then
+  if outcome ~= "accumulating" then
     if steps == 1 then print(pcall(seldom.step, seldom)) end
     steps = steps + 1
     scaler:close()

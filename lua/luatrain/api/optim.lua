@@ -211,11 +211,11 @@ end
 local function count_pending(inner)
   if not inner.pending then return end
   inner.pending = false
-  if inner.handle:outcome() == "applied" then inner.steps = inner.steps + 1 end
+  if inner.handle:step_status() == "applied" then inner.steps = inner.steps + 1 end
 end
 
 -- One step for all parameters that have a gradient, which is forgotten then. Returns what became of
--- it: "applied", "skipped" by a loss scale (lt.amp), or "part" when more of the batch is to come.
+-- it: "applied", "skipped" by a loss scale (lt.amp), or "accumulating" when more of the batch is to come.
 -- An accelerator decides by itself, and nobody waits for it: there it is "pending", and what became
 -- of it shows later, in scaler.skipped.
 function Optim:step()

@@ -24,19 +24,19 @@ local function read(set, given)
 end
 
 -- Hits and summed loss of some samples.
-local function judge(net, loss, x, y)
+local function evaluate_batch(net, loss, x, y)
   local logits = net(x)
   local lost = check.number(loss(logits, y), "run:evaluate: 'loss'")
   return ops.eq(ops.argmax(logits, 2), y):sum():item(), lost * x:dim(1)
 end
 
 -- Those of this rank's shards of a batch of so many rows: hits of all, the loss of each.
-local function judge_shards(pass, rows, amp, net, loss)
+local function evaluate_shards(pass, rows, amp, net, loss)
   local hits, losses = 0, {}
   for part = 1, core.shards() do
     local _, count = core.shard(rows, part)
     local x, y = pass:next()
-    local right, lost = core.step(core.autocast, amp, core.no_grad, judge, net, loss, x, y)
+    local right, lost = core.step(core.autocast, amp, core.no_grad, evaluate_batch, net, loss, x, y)
     if count == 0 then right, lost = 0, 0.0 end
     hits, losses[part] = hits + right, lost
   end
@@ -57,7 +57,7 @@ return function(net, set, given, like, stop)
   local pass <close> = set:open_batches{batch = batch, shard = true}
   local hits, lost = 0, 0.0
   for done = 0, #set - 1, batch do
-    local right, losses = judge_shards(pass, math.min(batch, #set - done), like.amp, net,
+    local right, losses = evaluate_shards(pass, math.min(batch, #set - done), like.amp, net,
                                        o.loss or ops.cross_entropy)
     local _, signal = core.stop_reason()
     local all, signals, ranks_stop = core.sum("an evaluation", right, signal or 0,
