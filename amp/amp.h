@@ -136,10 +136,10 @@ enum {
 };
 /* What was found in the gradient that was completed last, as its hooks have left it: it is true.
  * On the rank's thread. */
-LT_API lt_found lt_loss_scale_last(const lt_loss_scale *scale);
+LT_API lt_grad_stats lt_loss_scale_last(const lt_loss_scale *scale);
 /* What this rank has found in a bucket, in true gradients of the step. numbers (LT_SCALE_NUMBERS)
  * are 0. */
-LT_API void lt_loss_scale_tell(lt_loss_scale *scale, const lt_found *found, float *numbers);
+LT_API void lt_loss_scale_tell(lt_loss_scale *scale, const lt_grad_stats *stats, float *numbers);
 /* Buckets are going to be heard, from the first on: those of before count no more. */
 LT_API void lt_loss_scale_listen(lt_loss_scale *scale);
 /* The sums. */

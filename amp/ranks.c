@@ -30,31 +30,31 @@ static int largest_told(const float *numbers)
  * scale in it. */
 enum { NOT_FINITE, EXPONENTS };
 
-void lt_loss_scale_tell(lt_loss_scale *s, const lt_found *found, float *numbers)
+void lt_loss_scale_tell(lt_loss_scale *s, const lt_grad_stats *stats, float *numbers)
 {
-    s->here |= found->not_finite > 0;
-    numbers[NOT_FINITE] = found->not_finite > 0;
-    tell_exponent(ldexp(found->largest, s->scaler.k), numbers + EXPONENTS);
+    s->found_inf_here |= stats->not_finite > 0;
+    numbers[NOT_FINITE] = stats->not_finite > 0;
+    tell_exponent(ldexp(stats->largest, s->scaler.k), numbers + EXPONENTS);
 }
 
 void lt_loss_scale_listen(lt_loss_scale *s)
 {
-    s->heard = (lt_found){0};
-    s->here = false;
+    s->reduced = (lt_grad_stats){0};
+    s->found_inf_here = false;
 }
 
 void lt_loss_scale_hear(lt_loss_scale *s, const float *numbers)
 {
     int exponent = largest_told(numbers + EXPONENTS);
-    s->heard.not_finite += (int64_t)numbers[NOT_FINITE];
+    s->reduced.not_finite += (int64_t)numbers[NOT_FINITE];
     if (exponent != LT_NO_EXPONENT)
-        s->heard.largest = fmax(s->heard.largest, ldexp(1, exponent));
+        s->reduced.largest = fmax(s->reduced.largest, ldexp(1, exponent));
 }
 
 void lt_loss_scale_agree(lt_loss_scale *s)
 {
-    s->elsewhere = !s->here && s->heard.not_finite > 0;
-    s->agreed = true;
+    s->found_inf_elsewhere = !s->found_inf_here && s->reduced.not_finite > 0;
+    s->is_reduced = true;
 }
 
 /* ==== The way in f16 ========================================================================== */

@@ -6,26 +6,26 @@
 
 enum { LT_FIRST_BYTES = 512 };
 
-/* Rows of the ledger: what was found in the gradient of a leaf that no optimizer has; in one that
+/* Rows of the table: what was found in the gradient of a leaf that no optimizer has; in one that
  * more is added to; and from LT_ROW_FIRST on in those of parameters, as they were after the last
  * backward. */
-enum { LT_ROW_OTHER, LT_ROW_LEFT, LT_ROW_FIRST };
+enum { LT_ROW_UNOWNED, LT_ROW_LEFTOVER, LT_ROW_FIRST };
 enum { LT_STEPS_KEPT = 8 };
 
 struct lt_loss_scale {
     lt_ctx *ctx;
     lt_scaler scaler;
-    lt_ledger *ledger;
-    lt_tensor **findings;     /* parameters that have a row in this step; held */
-    int n_findings, room, at; /* at: where the next is looked for */
+    lt_grad_table *table;
+    lt_tensor **measured;     /* parameters that have a row in this step; held */
+    int n_measured, room, at; /* at: where the next is looked for */
     int last;                 /* row of the gradient that was completed last */
-    lt_found heard;           /* from all ranks, of this step's buckets */
-    bool agreed;              /* it holds for this step, and not what this rank has found */
-    bool fresh;               /* a backward has come since the last decision, */
+    lt_grad_stats reduced;           /* from all ranks, of this step's buckets */
+    bool is_reduced;              /* it holds for this step, and not what this rank has found */
+    bool has_backward;               /* a backward has come since the last decision, */
     lt_step_status step_status;       /* which was this one, or is LT_PENDING */
-    lt_scaled_step step, kept[LT_STEPS_KEPT]; /* the last one; the last ones, by their number */
-    bool here;                /* in this step a gradient was not finite on this rank, */
-    bool elsewhere;           /* or on another one only */
+    lt_scaled_step step, recent[LT_STEPS_KEPT]; /* the last one; the last ones, by their number */
+    bool found_inf_here;                /* in this step a gradient was not finite on this rank, */
+    bool found_inf_elsewhere;           /* or on another one only */
     bool watched;             /* this step is: see watch.h */
     char first[LT_FIRST_BYTES]; /* about what was not finite first, in the step; "": nothing was */
 };

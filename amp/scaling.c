@@ -29,7 +29,7 @@ lt_loss_scale *lt_loss_scale_new(lt_ctx *ctx, const lt_scaler *scaler)
     lt_loss_scale *s = lt__alloc_zero(ctx, sizeof *s);
     if (!s)
         return NULL;
-    if (!(s->ledger = lt_ledger_new(ctx))) {
+    if (!(s->table = lt_grad_table_new(ctx))) {
         lt__free(ctx, s, sizeof *s);
         return NULL;
     }
@@ -40,28 +40,28 @@ lt_loss_scale *lt_loss_scale_new(lt_ctx *ctx, const lt_scaler *scaler)
     return s;
 }
 
-static void forget_findings(lt_loss_scale *s)
+static void release_measured(lt_loss_scale *s)
 {
-    while (s->n_findings > 0)
-        lt_release(s->findings[--s->n_findings]);
+    while (s->n_measured > 0)
+        lt_release(s->measured[--s->n_measured]);
 }
 
 /* It is decided what becomes of the step. */
 static void end_step(lt_loss_scale *s)
 {
-    s->heard = (lt_found){0};
-    s->agreed = s->fresh = s->here = s->elsewhere = false;
+    s->reduced = (lt_grad_stats){0};
+    s->is_reduced = s->has_backward = s->found_inf_here = s->found_inf_elsewhere = false;
 }
 
 /* What a skipped step has left in gradients whose optimizer has not come since is forgotten, as
  * what that optimizer had come for. */
 static void begin_step(lt_loss_scale *s)
 {
-    for (int i = 0; i < s->n_findings && s->step_status == LT_SKIPPED; i++)
-        if (lt_grad_scaled_by(s->findings[i], s))
-            lt_zero_grad(s->findings[i]);
-    forget_findings(s);
-    s->fresh = true;
+    for (int i = 0; i < s->n_measured && s->step_status == LT_SKIPPED; i++)
+        if (lt_grad_scaled_by(s->measured[i], s))
+            lt_zero_grad(s->measured[i]);
+    release_measured(s);
+    s->has_backward = true;
 }
 
 /* What is pending is waited for. */
@@ -77,9 +77,9 @@ void lt_loss_scale_free(lt_loss_scale *s)
         return;
     lt_ctx *ctx = s->ctx;
     synchronize(s);
-    forget_findings(s);
-    lt_ledger_free(s->ledger);
-    lt__free(ctx, s->findings, (size_t)s->room * sizeof *s->findings);
+    release_measured(s);
+    lt_grad_table_free(s->table);
+    lt__free(ctx, s->measured, (size_t)s->room * sizeof *s->measured);
     lt__free(ctx, s, sizeof *s);
     lt__ctx_release(ctx);
 }
@@ -105,46 +105,46 @@ lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *s, int64_t number)
 {
     if (number > s->scaler.steps)
         synchronize(s);
-    if (number > 0 && s->kept[number % LT_STEPS_KEPT].number == number)
-        return s->kept[number % LT_STEPS_KEPT];
+    if (number > 0 && s->recent[number % LT_STEPS_KEPT].number == number)
+        return s->recent[number % LT_STEPS_KEPT];
     lt_scaled_step step = s->step;
     step.skipped = s->scaler.skipped; /* it may have been put back */
     return step;
 }
 
-lt_found lt_loss_scale_last(const lt_loss_scale *s)
+lt_grad_stats lt_loss_scale_last(const lt_loss_scale *s)
 {
-    lt_found found;
-    if (lt_ledger_read(s->ledger, s->last, 1, &found) != LT_OK)
-        return (lt_found){0};
-    found.largest = ldexp(found.largest, -s->scaler.k);
-    return found;
+    lt_grad_stats stats;
+    if (lt_grad_table_read(s->table, s->last, 1, &stats) != LT_OK)
+        return (lt_grad_stats){0};
+    stats.largest = ldexp(stats.largest, -s->scaler.k);
+    return stats;
 }
 
 /* ==== Findings ================================================================================ */
 
 /* Those in gradients that were dropped count no more. */
-static lt_status strike_dropped(lt_loss_scale *s)
+static lt_status clear_dropped(lt_loss_scale *s)
 {
-    for (int i = 0; i < s->n_findings; i++)
-        if (!lt_grad(s->findings[i]))
-            LT_TRY(lt_ledger_strike(s->ledger, LT_ROW_FIRST + i));
+    for (int i = 0; i < s->n_measured; i++)
+        if (!lt_grad(s->measured[i]))
+            LT_TRY(lt_grad_table_clear(s->table, LT_ROW_FIRST + i));
     return LT_OK;
 }
 
 /* There is room for one more. */
 static lt_status make_room(lt_loss_scale *s)
 {
-    if (s->n_findings < s->room)
+    if (s->n_measured < s->room)
         return LT_OK;
     int room = s->room ? 2 * s->room : 64;
     lt_tensor **more = lt__alloc(s->ctx, (size_t)room * sizeof *more);
     if (!more)
         return LT_ENOMEM;
-    if (s->n_findings > 0)
-        memcpy(more, s->findings, (size_t)s->n_findings * sizeof *more);
-    lt__free(s->ctx, s->findings, (size_t)s->room * sizeof *more);
-    s->findings = more;
+    if (s->n_measured > 0)
+        memcpy(more, s->measured, (size_t)s->n_measured * sizeof *more);
+    lt__free(s->ctx, s->measured, (size_t)s->room * sizeof *more);
+    s->measured = more;
     s->room = room;
     return LT_OK;
 }
@@ -153,8 +153,8 @@ static lt_status make_room(lt_loss_scale *s)
  * the same order, so it is most often the one after the last. */
 static bool find_row(lt_loss_scale *s, const lt_tensor *x)
 {
-    int n = s->n_findings, i = 0;
-    while (i < n && s->findings[(s->at + i) % n] != x)
+    int n = s->n_measured, i = 0;
+    while (i < n && s->measured[(s->at + i) % n] != x)
         i++;
     s->at = i < n ? (s->at + i) % n : s->at;
     return i < n;
@@ -164,12 +164,12 @@ static bool find_row(lt_loss_scale *s, const lt_tensor *x)
  * part of it. */
 static lt_status take_row(lt_loss_scale *s, lt_tensor *x)
 {
-    s->last = LT_ROW_OTHER;
+    s->last = LT_ROW_UNOWNED;
     if (!lt_has_optim(x))
         return LT_OK;
     if (!find_row(s, x)) {
         LT_TRY(make_room(s));
-        s->findings[s->at = s->n_findings++] = lt_retain(x);
+        s->measured[s->at = s->n_measured++] = lt_retain(x);
     }
     s->last = LT_ROW_FIRST + s->at++;
     return LT_OK;
@@ -184,7 +184,7 @@ static lt_status seed(void *ud, lt_tensor *grad)
     lt_loss_scale *s = ud;
     if (s->step_status == LT_PENDING)
         LT_TRY(lt_synchronize(s->ctx));
-    if (!s->fresh)
+    if (!s->has_backward)
         begin_step(s);
     return lt_rescale(grad, scale_of(s), NULL);
 }
@@ -196,21 +196,21 @@ static lt_status join(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
     bool is_late = !grad->storage->device->is_host;
-    lt_found left = {0};
-    LT_TRY(lt_ledger_rescale(s->ledger, LT_ROW_LEFT, grad, scale_of(s)));
+    lt_grad_stats leftover = {0};
+    LT_TRY(lt_grad_table_rescale(s->table, LT_ROW_LEFTOVER, grad, scale_of(s)));
     if (!is_late)
-        LT_TRY(lt_ledger_read(s->ledger, LT_ROW_LEFT, 1, &left));
-    if (is_late ? find_row(s, x) : left.not_finite == 0)
+        LT_TRY(lt_grad_table_read(s->table, LT_ROW_LEFTOVER, 1, &leftover));
+    if (is_late ? find_row(s, x) : leftover.not_finite == 0)
         return LT_OK;
-    LT_TRY(strike_dropped(s));
-    return lt_ledger_pardon(s->ledger, grad, LT_ROW_LEFT, LT_ROW_FIRST, s->n_findings);
+    LT_TRY(clear_dropped(s));
+    return lt_grad_table_zero_leftover(s->table, grad, LT_ROW_LEFTOVER, LT_ROW_FIRST, s->n_measured);
 }
 
 static lt_status complete(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
     LT_TRY(take_row(s, x));
-    return lt_ledger_rescale(s->ledger, s->last, grad, 1 / scale_of(s));
+    return lt_grad_table_rescale(s->table, s->last, grad, 1 / scale_of(s));
 }
 
 /* A hook may have made of a gradient what must not be applied, or may have mended it. */
@@ -218,7 +218,7 @@ static lt_status changed(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
     (void)x;
-    return lt_ledger_find(s->ledger, s->last, grad, scale_of(s));
+    return lt_grad_table_measure(s->table, s->last, grad, scale_of(s));
 }
 
 /* If only other ranks have added to it, they tell what they have found. */
@@ -231,7 +231,7 @@ static lt_status given(void *ud, lt_tensor *x, lt_tensor *grad)
         return LT_OK;
     }
     LT_TRY(take_row(s, x));
-    return lt_ledger_strike(s->ledger, s->last);
+    return lt_grad_table_clear(s->table, s->last);
 }
 
 /* Fails when no scale helps, and only after a step that was watched: a training that goes on from a
@@ -240,7 +240,7 @@ static lt_status give_up(lt_loss_scale *s)
 {
     long long skipped = s->scaler.in_a_row;
     lt_status status = LT_OK;
-    if (s->watched && s->scaler.at_floor >= MOST_AT_FLOOR && !s->elsewhere)
+    if (s->watched && s->scaler.at_floor >= MOST_AT_FLOOR && !s->found_inf_elsewhere)
         status = s->first[0]
             ? lt_fail(LT_ENUMERIC, "%s (%lld steps in a row were skipped)", s->first, skipped)
             : lt_fail(LT_ENUMERIC, "the gradients were not finite in %lld steps in a row, in the "
@@ -251,32 +251,32 @@ static lt_status give_up(lt_loss_scale *s)
 }
 
 /* Of a step in which that was found. */
-static lt_status update_scaler(lt_loss_scale *s, lt_found found)
+static lt_status update_scaler(lt_loss_scale *s, lt_grad_stats stats)
 {
-    s->step = (lt_scaled_step){.k = s->scaler.k, .exponent = lt__exponent_of(found.largest),
-                               .finite = found.not_finite == 0};
+    s->step = (lt_scaled_step){.k = s->scaler.k, .exponent = lt__exponent_of(stats.largest),
+                               .finite = stats.not_finite == 0};
     bool applied = lt_scaler_see(&s->scaler, s->step.exponent, s->step.finite);
     s->step_status = applied ? LT_APPLIED : LT_SKIPPED;
     s->step.number = s->scaler.steps;
     s->step.skipped = s->scaler.skipped;
-    s->kept[s->step.number % LT_STEPS_KEPT] = s->step;
+    s->recent[s->step.number % LT_STEPS_KEPT] = s->step;
     return give_up(s);
 }
 
 /* Near the floor the next forward may be one that is to be watched: then it is decided at once. */
 static bool can_defer(const lt_loss_scale *s)
 {
-    return !s->agreed && s->scaler.at_floor < MOST_AT_FLOOR - 2 &&
-           lt_ledger_is_late(s->ledger, LT_ROW_FIRST, s->n_findings);
+    return !s->is_reduced && s->scaler.at_floor < MOST_AT_FLOOR - 2 &&
+           lt_grad_table_is_on_device(s->table, LT_ROW_FIRST, s->n_measured);
 }
 
 static lt_status decide_now(lt_loss_scale *s)
 {
-    lt_found found = s->heard;
+    lt_grad_stats stats = s->reduced;
     LT_TRY(lt_synchronize(s->ctx)); /* a loss that is not finite is no step */
-    if (!s->agreed)
-        LT_TRY(lt_ledger_read(s->ledger, LT_ROW_FIRST, s->n_findings, &found));
-    return update_scaler(s, found);
+    if (!s->is_reduced)
+        LT_TRY(lt_grad_table_read(s->table, LT_ROW_FIRST, s->n_measured, &stats));
+    return update_scaler(s, stats);
 }
 
 /* All optimizers that come without a backward in between belong to one step. */
@@ -284,10 +284,10 @@ static lt_status decide(void *ud, lt_step_status *step_status)
 {
     lt_loss_scale *s = ud;
     lt_status status = LT_OK;
-    if (s->fresh) {
-        LT_TRY(strike_dropped(s));
+    if (s->has_backward) {
+        LT_TRY(clear_dropped(s));
         if (can_defer(s)) {
-            status = lt_ledger_judge(s->ledger, LT_ROW_FIRST, s->n_findings);
+            status = lt_grad_table_check(s->table, LT_ROW_FIRST, s->n_measured);
             s->step_status = LT_PENDING;
         } else {
             status = decide_now(s);
@@ -300,11 +300,11 @@ static lt_status decide(void *ud, lt_step_status *step_status)
 }
 
 /* Too far from the floor to fail. */
-static bool resolve(void *ud, const lt_found *found)
+static bool resolve(void *ud, const lt_grad_stats *stats)
 {
     lt_loss_scale *s = ud;
     s->step_status = LT_SKIPPED;
-    lt_status status = found ? update_scaler(s, *found) : LT_OK;
+    lt_status status = stats ? update_scaler(s, *stats) : LT_OK;
     (void)status;
     return s->step_status == LT_APPLIED;
 }
@@ -315,12 +315,12 @@ static const char *explain(void *ud, lt_tensor *loss) { return lt__first_in(ud, 
  * is over for them, and goes on for optimizers alone that have not come to it yet. */
 static void come_back(lt_loss_scale *s)
 {
-    bool goes_on = s->fresh || s->step_status != LT_SKIPPED;
-    for (int i = 0; i < s->n_findings; i++)
-        goes_on |= lt_grad_scaled_by(s->findings[i], s);
+    bool goes_on = s->has_backward || s->step_status != LT_SKIPPED;
+    for (int i = 0; i < s->n_measured; i++)
+        goes_on |= lt_grad_scaled_by(s->measured[i], s);
     if (goes_on)
         return;
-    forget_findings(s);
+    release_measured(s);
     s->step_status = LT_APPLIED;
 }
 

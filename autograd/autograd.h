@@ -127,17 +127,17 @@ struct lt_call {
 typedef lt_status (*lt_kernel)(lt_call *call);
 
 /* What is found in numbers such as gradients, all together. */
-typedef struct lt_found {
+typedef struct lt_grad_stats {
     double largest;      /* magnitude of those that are finite; 0: there are none */
     int64_t not_finite;
-} lt_found;
+} lt_grad_stats;
 
 /* What an accelerator knows of a step before the host does; in its memory. */
 typedef struct lt_step_check {
     int32_t skip;        /* not 0: the step changes nothing */
     int32_t padding;
     double loss;         /* the first that is not finite; 0: there is none */
-    lt_found found;      /* in gradients, when they were judged; something not finite sets skip */
+    lt_grad_stats grads;      /* in gradients, when they were judged; something not finite sets skip */
     double factor, norm; /* of gradients that are clipped: of the call; and their norm, if it is not
                           * finite, which sets skip. 0: it is, or nobody has asked */
 } lt_step_check;
@@ -388,7 +388,7 @@ typedef struct lt_scaling {
     lt_status (*decide)(void *ud, lt_step_status *step_status);
     /* What was pending: what was found. Returns whether the step was applied. NULL: it was none,
      * as its loss was not finite. By then another one may be in use. */
-    bool (*resolve)(void *ud, const lt_found *found);
+    bool (*resolve)(void *ud, const lt_grad_stats *stats);
     /* Why the loss is not finite, so that backward fails: a sentence, or "". Borrowed until the
      * next call. */
     const char *(*explain)(void *ud, lt_tensor *loss);

@@ -316,7 +316,7 @@ static lt_status put_inf(lt_leaf *leaf)
     lt_tensor *one = lt__tensor_view(leaf->grad, 0, NULL, 0, true);
     lt_status status = one ? lt_fill(one, INFINITY) : LT_ENOMEM;
     lt_release(one);
-    leaf->ctx->inf.struck = true;
+    leaf->ctx->inf.injected = true;
     return status;
 }
 

@@ -62,7 +62,7 @@ static void resolve(lt_ctx *ctx, lt_deferred_check *check)
     if (is_lost) /* such a batch must not reach the running statistics */
         lt_stats_clear(ctx);
     if (judge.resolve)
-        applied &= judge.resolve(judge.ud, is_lost ? NULL : &v.found);
+        applied &= judge.resolve(judge.ud, is_lost ? NULL : &v.grads);
     if (ctx->slots.autograd->step_status == LT_PENDING)
         ctx->slots.autograd->step_status = applied ? LT_APPLIED : LT_SKIPPED;
     lt__optims_resolve(check, applied ? LT_APPLIED : LT_SKIPPED);

@@ -538,7 +538,7 @@ lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n
                                 double most, lt_tensor **squares, lt_step_status *step_status)
 {
     struct lt_autograd *ag = o->ctx->slots.autograd;
-    if (o->ctx->inf.step > 0 && !o->ctx->inf.found)
+    if (o->ctx->inf.step > 0 && !o->ctx->inf.armed)
         return lt_fail(LT_EUSAGE, "the fault is one of %s, which is no parameter of an optimizer",
                        o->ctx->inf.param);
     LT_TRY(check_backward(o));

@@ -308,7 +308,7 @@ lt_status lt_on_grad(lt_tensor *x, lt_grad_hook fn, void *ud, void (*free)(void 
 void lt_grad_fault(lt_tensor *param, int rank)
 {
     lt_ctx *ctx = param->ctx;
-    ctx->inf.found = true;
+    ctx->inf.armed = true;
     param->leaf->fails = ctx->inf.rank == rank;
 }
 

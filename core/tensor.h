@@ -160,8 +160,8 @@ typedef struct lt_inf_fault { /* likewise, in a gradient: autograd acts on it */
     int rank;
     int64_t step;         /* from 1; 0: there is none */
     char param[96];
-    bool found;           /* lt_grad_fault() was called */
-    bool struck;          /* the inf is in */
+    bool armed;           /* lt_grad_fault() was called */
+    bool injected;          /* the inf is in */
 } lt_inf_fault;
 
 struct lt_ctx {

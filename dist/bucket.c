@@ -85,15 +85,15 @@ static lt_packet gather(lt_reducer *r, const part *b, void *data)
     for (int i = 0; i < b->end - b->first; i++) {
         const lt_member *it = item_of(r, b, i);
         char *at = (char *)data + ((char *)lt__member_data(it) - (char *)b->place);
-        lt_found found = {0};
+        lt_grad_stats stats = {0};
         if (has(r, it)) {
             r->sent[packet.n++] = it->x;
             if (decides(it) || packet.in_f16)
-                found = lt__filter_find(&r->filter.is, it, at);
-            packet.largest = fmax(packet.largest, found.largest);
+                stats = lt__filter_measure(&r->filter.is, it, at);
+            packet.largest = fmax(packet.largest, stats.largest);
             if (decides(it)) {
-                lt__found_add(&packet.found, it->before);
-                lt__found_add(&packet.found, found);
+                lt__grad_stats_add(&packet.stats, it->stats_before);
+                lt__grad_stats_add(&packet.stats, stats);
             }
         } else
             memset(at, 0, lt__member_bytes(it));
@@ -143,7 +143,7 @@ static lt_status carry_there(void *ud, lt_packet *p, int exponent)
 /* In `count` elements of a bucket, which become zeros in the first n pieces; as soon as the
  * accelerator is so far. */
 static lt_status find_there(lt_reducer *r, const part *b, void *data, int64_t count, int zeros,
-                            lt_found *found)
+                            lt_grad_stats *stats)
 {
     lt_reach *reach = &r->reach;
     lt_peers *peers = reach->peers;
@@ -152,12 +152,12 @@ static lt_status find_there(lt_reducer *r, const part *b, void *data, int64_t co
                                          reach->zeros, zeros, finds, b->plan->mark);
     LT_TRY(lt__reach_wait(reach, r->group, b->what, begun, false));
     if (finds)
-        lt__found_add(found, (lt_found){peers->largest, peers->not_finite});
+        lt__grad_stats_add(stats, (lt_grad_stats){peers->largest, peers->not_finite});
     return LT_OK;
 }
 
 /* In what is between items that only travel: seldom are there any. */
-static lt_status find_what_decides(lt_reducer *r, const part *b, lt_found *found)
+static lt_status find_what_decides(lt_reducer *r, const part *b, lt_grad_stats *stats)
 {
     int n = b->end - b->first;
     for (int end, i = 0; i < n; i = end + 1) {
@@ -165,7 +165,7 @@ static lt_status find_what_decides(lt_reducer *r, const part *b, lt_found *found
             ;
         if (end > i)
             LT_TRY(find_there(r, b, lt__member_data(item_of(r, b, i)),
-                              lt__plan_span(&r->plan, b->first + i, b->first + end), 0, found));
+                              lt__plan_span(&r->plan, b->first + i, b->first + end), 0, stats));
     }
     return LT_OK;
 }
@@ -174,7 +174,7 @@ static lt_status find_what_decides(lt_reducer *r, const part *b, lt_found *found
 static lt_status look(lt_reducer *r, const part *b, lt_packet *packet)
 {
     int64_t first = item_of(r, b, 0)->place.offset;
-    lt_found all = {0};
+    lt_grad_stats all = {0};
     bool all_decide = true;
     int n = 0;
     for (int i = 0; i < b->end - b->first; i++) {
@@ -187,11 +187,11 @@ static lt_status look(lt_reducer *r, const part *b, lt_packet *packet)
     }
     LT_TRY(find_there(r, b, b->place, packet->count, n, &all));
     packet->largest = all.largest;
-    packet->found = all;
+    packet->stats = all;
     if (all_decide || !r->filter.is.look)
         return LT_OK;
-    packet->found = (lt_found){0};
-    return find_what_decides(r, b, &packet->found);
+    packet->stats = (lt_grad_stats){0};
+    return find_what_decides(r, b, &packet->stats);
 }
 
 static lt_status sum_there(lt_reducer *r, part *b)

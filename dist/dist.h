@@ -254,7 +254,7 @@ typedef struct lt_packet {      /* a bucket on its way */
     int bucket;
     lt_tensor *const *x;        /* n parameters whose gradients this rank has in it. Borrowed */
     int n;
-    lt_found found;             /* in theirs, as far as it decides about the step: if an optimizer
+    lt_grad_stats stats;             /* in theirs, as far as it decides about the step: if an optimizer
                                  * has the parameter, and some rank has added to it */
     double largest;             /* in_f16: magnitude of what is finite in all of theirs */
     const void *data;           /* (count) elements: its gradients; for unpack() those of all. NULL:
@@ -274,12 +274,12 @@ typedef struct lt_bucket_filter {
     /* What is in a gradient. On the rank's thread, when x's gradient of a backward is complete, its
      * hooks have been called and all that earlier backwards have left is in grad, which is on the
      * CPU; not on a rank, nor in a shard, without rows. May be NULL. */
-    lt_found (*measure)(void *ud, lt_tensor *x, lt_tensor *grad);
+    lt_grad_stats (*measure)(void *ud, lt_tensor *x, lt_tensor *grad);
     /* The same of one that it was not called for, being on an accelerator or left by an earlier
      * step. grad is borrowed for this call, on the CPU, and may be a copy. On the group's thread
      * before pack(), with vranks on the rank's. A bucket that stays on an accelerator is looked at
      * there instead of this and of measure(). NULL: nothing is found. */
-    lt_found (*look)(void *ud, const lt_tensor *grad);
+    lt_grad_stats (*look)(void *ud, const lt_tensor *grad);
     /* On the group's thread, before the first bucket of a step; once more when all are sent again,
      * as more was added to them. May be NULL. */
     void (*start)(void *ud);

@@ -14,7 +14,7 @@ lt_status lt__fault_check(const lt_ctx *ctx, int size)
     return LT_OK;
 }
 
-lt_status lt__fault_strike(const lt_ctx *ctx, int rank)
+lt_status lt__fault_trigger(const lt_ctx *ctx, int rank)
 {
     const lt_fault *f = &ctx->fault;
     if (f->kind == LT_FAULT_NONE || f->rank != rank ||

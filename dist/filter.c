@@ -104,7 +104,7 @@ lt_status lt__filter_allreduce(lt_filter *f, lt_group *group, const lt_sum *buck
     return lt__filter_carry(&f->is, p, carry_here, &(here){f, group, bucket, bytes, owns});
 }
 
-lt_found lt__filter_find(const lt_bucket_filter *filter, const lt_member *item, void *data)
+lt_grad_stats lt__filter_measure(const lt_bucket_filter *filter, const lt_member *item, void *data)
 {
     lt_ctx *ctx = item->x->ctx;
     lt_storage storage = {.ctx = ctx, .device = ctx->devices[0], .data = data,
@@ -113,12 +113,12 @@ lt_found lt__filter_find(const lt_bucket_filter *filter, const lt_member *item, 
                       .count = item->x->count, .data = data, .storage = &storage, .ctx = ctx};
     for (int i = 0; i < grad.ndim; i++)
         grad.dims[i] = item->x->dims[i];
-    return item->measured ? item->found
+    return item->measured ? item->stats
            : filter->look ? filter->look(filter->ud, &grad)
-                          : (lt_found){0};
+                          : (lt_grad_stats){0};
 }
 
-void lt__found_add(lt_found *to, lt_found from)
+void lt__grad_stats_add(lt_grad_stats *to, lt_grad_stats from)
 {
     to->largest = fmax(to->largest, from.largest);
     to->not_finite += from.not_finite;

@@ -120,8 +120,8 @@ lt_status lt__plan_cut(lt_plan *p, size_t first_bucket, size_t most)
 void lt__plan_forget_left(lt_plan *p)
 {
     for (int i = 0; i < p->n_items; i++) {
-        free(p->items[i].left);
-        p->items[i].left = NULL;
+        free(p->items[i].leftover);
+        p->items[i].leftover = NULL;
     }
 }
 
@@ -132,9 +132,9 @@ lt_status lt__plan_keep_left(lt_plan *p)
         lt_member *it = &p->items[i];
         if (!lt_grad(it->x))
             continue;
-        if (!(it->left = malloc(lt__member_bytes(it))))
+        if (!(it->leftover = malloc(lt__member_bytes(it))))
             return lt_fail(LT_ENOMEM, "out of memory for a gradient that waits for its optimizer");
-        memcpy(it->left, lt__member_data(it), lt__member_bytes(it));
+        memcpy(it->leftover, lt__member_data(it), lt__member_bytes(it));
     }
     return LT_OK;
 }
@@ -143,11 +143,11 @@ lt_status lt__plan_put_back_left(lt_plan *p)
 {
     for (int i = 0; i < p->n_items; i++) {
         lt_member *it = &p->items[i];
-        if (!it->left) {
+        if (!it->leftover) {
             lt_zero_grad(it->x);
             continue;
         }
-        memcpy(lt__member_data(it), it->left, lt__member_bytes(it));
+        memcpy(lt__member_data(it), it->leftover, lt__member_bytes(it));
         if (!lt_grad(it->x))
             LT_TRY(lt_grad_set(it->x, false));
     }

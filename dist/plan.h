@@ -17,10 +17,10 @@ typedef struct lt_member {  /* a parameter */
     bool frozen;        /* at the first backward of the step */
     bool judged;        /* an optimizer has it, so what is found in it counts */
     bool measured;      /* this is of its gradient as it is now: */
-    lt_found found;
-    lt_found before;    /* in those in the folds of this step */
+    lt_grad_stats stats;
+    lt_grad_stats stats_before;    /* in those in the folds of this step */
     bool folded;        /* a shard of this step had it */
-    void *left;         /* what earlier steps have left, for each shard anew; NULL: nothing */
+    void *leftover;         /* what earlier steps have left, for each shard anew; NULL: nothing */
     bool added;         /* this rank has added to it in this step */
     bool wanted;        /* some rank has it, in the last sweep, */
     bool grown;         /* and some rank has added to it */

@@ -330,8 +330,8 @@ static lt_status fold(lt_reducer *r)
         if (it->came == LT_NOTHING || r->share == 0)
             memset(lt__member_data(it), 0, lt__member_bytes(it));
         else
-            lt__found_add(&it->before, lt__filter_find(&r->filter.is, it, lt__member_data(it)));
-        it->found = (lt_found){0};
+            lt__grad_stats_add(&it->stats_before, lt__filter_measure(&r->filter.is, it, lt__member_data(it)));
+        it->stats = (lt_grad_stats){0};
         it->measured = true;
         it->folded = it->came != LT_NOTHING || (it->folded && r->shard > 0);
         it->came = it->folded ? LT_THERE : LT_NOTHING;
@@ -385,7 +385,7 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
     lt_reducer *r = ud;
     if (r->begun != ctx->step + 1) {
         r->begun = ctx->step + 1;
-        LT_TRY(lt__fault_strike(ctx, r->rank));
+        LT_TRY(lt__fault_trigger(ctx, r->rank));
     }
     if (r->broken)
         return lt_fail(LT_EPEER, "an earlier backward failed, and the other ranks with it");
@@ -427,7 +427,7 @@ static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad)
     lt_bucket_plan *b = &r->plan.buckets[it->bucket];
     it->measured = r->filter.is.measure && r->share > 0 && r->ctx->device->is_host;
     if (it->measured)
-        it->found = r->filter.is.measure(r->filter.is.ud, x, grad);
+        it->stats = r->filter.is.measure(r->filter.is.ud, x, grad);
     it->added = true;
     pthread_mutex_lock(&r->lock);
     if (it->came == LT_COMING && --b->coming == 0) {
@@ -494,7 +494,7 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_step_status *step_status)
     r->backwards = 0;
     r->swept = r->more = r->looked = false;
     for (int i = 0; i < r->plan.n_items; i++) {
-        r->plan.items[i].before = (lt_found){0};
+        r->plan.items[i].stats_before = (lt_grad_stats){0};
         r->plan.items[i].added = false;
     }
     lt__plan_forget_left(&r->plan);

@@ -150,7 +150,7 @@ void lt__accelerator_free(lt_ctx *ctx, struct lt_accelerator *accelerator); /* N
 /* Borrowed; NULL: there is none. */
 const struct lt_accelerator *lt__accelerator(const lt_ctx *ctx);
 /* What all of both is. */
-lt_found lt__join_found(lt_found a, lt_found b);
+lt_grad_stats lt__grad_stats_join(lt_grad_stats a, lt_grad_stats b);
 
 #define X(name) extern const lt_op lt__op_##name;
 #include "ops/list.h"

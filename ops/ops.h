@@ -23,33 +23,33 @@ LT_API lt_ctx *lt_open(const lt_config *config);
 LT_API char *lt_backend(const lt_ctx *ctx, char *buffer, size_t bytes);
 
 /* x *= by, for a float x, in one pass in which it looks at the elements, as they were, and adds to
- * *found, which may be NULL. Not recorded. by is a power of two: then f32 and f64 are not rounded,
+ * *stats, which may be NULL. Not recorded. by is a power of two: then f32 and f64 are not rounded,
  * but where they leave their range. On an accelerator what is found is waited for. */
-LT_MUST lt_status lt_rescale(lt_tensor *x, double by, lt_found *found);
+LT_MUST lt_status lt_rescale(lt_tensor *x, double by, lt_grad_stats *stats);
 
 /* What is in x, which is on the CPU, in this thread alone. */
-LT_API lt_found lt_find(const lt_tensor *x);
+LT_API lt_grad_stats lt_grad_stats_of(const lt_tensor *x);
 
-/* A ledger has rows of what was found, numbered from 0, which lie where the tensors are that it was
+/* A table has rows of what was found, numbered from 0, which lie where the tensors are that it was
  * found in: on an accelerator nobody waits for them before they are read. */
-typedef struct lt_ledger lt_ledger;
-LT_API lt_ledger *lt_ledger_new(lt_ctx *ctx); /* new */
-LT_API void lt_ledger_free(lt_ledger *ledger); /* NULL is fine */
+typedef struct lt_grad_table lt_grad_table;
+LT_API lt_grad_table *lt_grad_table_new(lt_ctx *ctx); /* new */
+LT_API void lt_grad_table_free(lt_grad_table *table); /* NULL is fine */
 /* lt_rescale(); the row has what was found in this call. */
-LT_MUST lt_status lt_ledger_rescale(lt_ledger *ledger, int row, lt_tensor *x, double by);
+LT_MUST lt_status lt_grad_table_rescale(lt_grad_table *table, int row, lt_tensor *x, double by);
 /* The row has what is in x, multiplied by `by`, a power of two; x stays as it is. */
-LT_MUST lt_status lt_ledger_find(lt_ledger *ledger, int row, lt_tensor *x, double by);
+LT_MUST lt_status lt_grad_table_measure(lt_grad_table *table, int row, lt_tensor *x, double by);
 /* Nothing was found. */
-LT_MUST lt_status lt_ledger_strike(lt_ledger *ledger, int row);
-/* *found = all that is in n rows from the first. Waits for those on an accelerator. */
-LT_MUST lt_status lt_ledger_read(lt_ledger *ledger, int first, int n, lt_found *found);
+LT_MUST lt_status lt_grad_table_clear(lt_grad_table *table, int row);
+/* *stats = all that is in n rows from the first. Waits for those on an accelerator. */
+LT_MUST lt_status lt_grad_table_read(lt_grad_table *table, int first, int n, lt_grad_stats *stats);
 /* Whether all of these rows, and there are some, are on an accelerator. Then */
-LT_API bool lt_ledger_is_late(const lt_ledger *ledger, int first, int n);
+LT_API bool lt_grad_table_is_on_device(const lt_grad_table *table, int first, int n);
 /* they can be judged there: all that is in them goes into lt_step_check_of(). */
-LT_MUST lt_status lt_ledger_judge(lt_ledger *ledger, int first, int n);
+LT_MUST lt_status lt_grad_table_check(lt_grad_table *table, int first, int n);
 /* x = 0, if something in the row `left`, which is about x, is not finite, and nothing in n rows
  * from the first. */
-LT_MUST lt_status lt_ledger_pardon(lt_ledger *ledger, lt_tensor *x, int left, int first, int n);
+LT_MUST lt_status lt_grad_table_zero_leftover(lt_grad_table *table, lt_tensor *x, int left, int first, int n);
 
 #ifdef __cplusplus
 }

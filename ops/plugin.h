@@ -31,15 +31,15 @@ typedef struct lt_accelerator {
     lt_kernels op[LT_OPS];     /* fwd and bwd NULL: it has none for this op. Views have no kernel,
                                 * and the total of add_squares is f64 */
     /* Beside ops; all of it in the stream, and what is pointed to is on the device.
-     * lt_rescale() of a tensor that is there: *found is what it has seen in this call. It may be
+     * lt_rescale() of a tensor that is there: *stats is what it has seen in this call. It may be
      * NULL. */
-    lt_status (*rescale)(lt_tensor *x, double by, lt_found *found);
-    /* *found = what is in x, multiplied by `by`. */
-    lt_status (*find)(const lt_tensor *x, double by, lt_found *found);
-    /* check->found = all that is in rows[0..n); something not finite sets skip. */
-    lt_status (*judge)(lt_device *device, const lt_found *rows, int n, lt_step_check *check);
+    lt_status (*rescale)(lt_tensor *x, double by, lt_grad_stats *stats);
+    /* *stats = what is in x, multiplied by `by`. */
+    lt_status (*measure)(const lt_tensor *x, double by, lt_grad_stats *stats);
+    /* check->grads = all that is in rows[0..n); something not finite sets skip. */
+    lt_status (*check_grads)(lt_device *device, const lt_grad_stats *rows, int n, lt_step_check *check);
     /* x = 0, if something in *left is not finite, and nothing in rows[0..n). */
-    lt_status (*pardon)(lt_tensor *x, const lt_found *left, const lt_found *rows, int n);
+    lt_status (*zero_leftover)(lt_tensor *x, const lt_grad_stats *leftover, const lt_grad_stats *rows, int n);
     lt_check_loss_fn check_loss;
     lt_clip_fn clip;
     char name[96];             /* what computes: "NVIDIA H200 (cuDNN 9.19.0, CUDA 13.0)" */

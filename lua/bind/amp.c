@@ -39,17 +39,17 @@ static int new_loss_scale(lua_State *L)
 static bool goes_in_f16(const lt_lua *s) { return s->reducing.wire == LT_F16; }
 static int scale_numbers(const lt_lua *s) { return s->scale ? LT_SCALE_NUMBERS : 0; }
 
-static lt_found measure(void *ud, lt_tensor *x, lt_tensor *grad)
+static lt_grad_stats measure(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     (void)x;
     (void)grad;
     return lt_loss_scale_last(((lt_lua *)ud)->scale);
 }
 
-static lt_found look(void *ud, const lt_tensor *grad)
+static lt_grad_stats look(void *ud, const lt_tensor *grad)
 {
     (void)ud;
-    return lt_find(grad);
+    return lt_grad_stats_of(grad);
 }
 
 static void start(void *ud)
@@ -63,7 +63,7 @@ static void pack(void *ud, lt_packet *p)
 {
     const lt_lua *s = ud;
     if (s->scale)
-        lt_loss_scale_tell(s->scale, &p->found, p->tail);
+        lt_loss_scale_tell(s->scale, &p->stats, p->tail);
     if (p->in_f16)
         p->exponent = lt_wires_tell(&s->wires, p->bucket, p->largest,
                                     p->tail + scale_numbers(s));
@@ -234,14 +234,14 @@ static int fault(lua_State *L)
     lua_pushstring(L, inf->param);
     lua_pushinteger(L, inf->rank);
     lua_pushinteger(L, inf->step);
-    lua_pushboolean(L, inf->struck);
+    lua_pushboolean(L, inf->injected);
     return 4;
 }
 
-/* find_fault(parameter, rank): it is that one, on this rank. */
-static int find_fault(lua_State *L)
+/* arm_fault(parameter, rank): it is that one, on this rank. */
+static int arm_fault(lua_State *L)
 {
-    lt_grad_fault(lt__self(L, "find_fault"), (int)luaL_checkinteger(L, 2));
+    lt_grad_fault(lt__self(L, "arm_fault"), (int)luaL_checkinteger(L, 2));
     return 0;
 }
 
@@ -315,7 +315,7 @@ static const luaL_Reg methods[] = {
 static const luaL_Reg functions[] = {
     {"new_loss_scale", new_loss_scale}, {"use_loss_scale", use_loss_scale},
     {"loss_scale", loss_scale}, {"wires", wires}, {"put_back_wires", put_back_wires},
-    {"fault", fault}, {"find_fault", find_fault}, {NULL, NULL}};
+    {"fault", fault}, {"arm_fault", arm_fault}, {NULL, NULL}};
 
 void lt__open_amp(lua_State *L)
 {

@@ -29,26 +29,26 @@ static void put(lt_tensor *x, int64_t i, double value)
     }
 }
 
-static void see(lt_found *found, double value)
+static void measure(lt_grad_stats *stats, double value)
 {
     if (!isfinite(value))
-        found->not_finite++;
-    else if (fabs(value) > found->largest)
-        found->largest = fabs(value);
+        stats->not_finite++;
+    else if (fabs(value) > stats->largest)
+        stats->largest = fabs(value);
 }
 
-static void rescale(lt_tensor *x, double by, lt_found *found)
+static void rescale(lt_tensor *x, double by, lt_grad_stats *stats)
 {
     for (int64_t i = 0; i < x->count; i++) {
         double was = element(x, i);
         put(x, i, was * by);
-        see(found, was);
+        measure(stats, was);
     }
 }
 
-typedef struct seen { int32_t largest, not_finite; } seen; /* largest: bits of a magnitude */
+typedef struct block_stats { int32_t largest, not_finite; } block_stats; /* largest: bits of a magnitude */
 
-static inline void see_bits(seen *s, float value)
+static inline void measure_bits(block_stats *s, float value)
 {
     union { float f; int32_t i; } is = {value};
     int32_t size = is.i & MAGNITUDE, finite = size < INFINITE ? size : 0;
@@ -56,46 +56,46 @@ static inline void see_bits(seen *s, float value)
     s->not_finite += size >= INFINITE;
 }
 
-LT_SIMD static seen rescale_block(float *x, int64_t n, float by)
+LT_SIMD static block_stats rescale_block(float *x, int64_t n, float by)
 {
-    seen s = {0};
+    block_stats s = {0};
     for (int64_t i = 0; i < n; i++) {
-        see_bits(&s, x[i]);
+        measure_bits(&s, x[i]);
         x[i] *= by;
     }
     return s;
 }
 
-LT_SIMD static seen find_in_block(const float *x, int64_t n)
+LT_SIMD static block_stats measure_block(const float *x, int64_t n)
 {
-    seen s = {0};
+    block_stats s = {0};
     for (int64_t i = 0; i < n; i++)
-        see_bits(&s, x[i]);
+        measure_bits(&s, x[i]);
     return s;
 }
 
-static lt_found find_f32(const float *x, int64_t count)
+static lt_grad_stats measure_f32(const float *x, int64_t count)
 {
-    lt_found found = {0};
+    lt_grad_stats stats = {0};
     for (int64_t i = 0; i < count; i += BLOCK) {
-        seen s = find_in_block(x + i, count - i < BLOCK ? count - i : BLOCK);
+        block_stats s = measure_block(x + i, count - i < BLOCK ? count - i : BLOCK);
         union { int32_t i; float f; } most = {s.largest};
-        found = lt__join_found(found, (lt_found){most.f, s.not_finite});
+        stats = lt__grad_stats_join(stats, (lt_grad_stats){most.f, s.not_finite});
     }
-    return found;
+    return stats;
 }
 
-lt_found lt_find(const lt_tensor *x)
+lt_grad_stats lt_grad_stats_of(const lt_tensor *x)
 {
-    lt_found found = {0};
+    lt_grad_stats stats = {0};
     if (x->dtype == LT_F32)
-        return find_f32(x->data, x->count);
+        return measure_f32(x->data, x->count);
     for (int64_t i = 0; i < x->count; i++)
-        see(&found, element(x, i));
-    return found;
+        measure(&stats, element(x, i));
+    return stats;
 }
 
-static void rescale_f32(lt_tensor *x, float by, lt_found *found)
+static void rescale_f32(lt_tensor *x, float by, lt_grad_stats *stats)
 {
     float *data = x->data;
     int64_t count = x->count, not_finite = 0;
@@ -107,35 +107,35 @@ static void rescale_f32(lt_tensor *x, float by, lt_found *found)
     reduction(+ : not_finite) reduction(max : largest)
 #endif
     for (int64_t i = 0; i < count; i += BLOCK) {
-        seen s = rescale_block(data + i, count - i < BLOCK ? count - i : BLOCK, by);
+        block_stats s = rescale_block(data + i, count - i < BLOCK ? count - i : BLOCK, by);
         largest = s.largest > largest ? s.largest : largest;
         not_finite += s.not_finite;
     }
     union { int32_t i; float f; } most = {largest};
-    found->not_finite += not_finite;
-    if (most.f > found->largest)
-        found->largest = most.f;
+    stats->not_finite += not_finite;
+    if (most.f > stats->largest)
+        stats->largest = most.f;
 }
 
 /* It is waited for. */
-static lt_status rescale_there(lt_tensor *x, double by, lt_found *found)
+static lt_status rescale_on_device(lt_tensor *x, double by, lt_grad_stats *stats)
 {
     lt_device *device = x->storage->device;
-    lt_found *there = found ? lt__device_alloc(x->ctx, device, sizeof *there) : NULL, here;
-    if (found && !there)
+    lt_grad_stats *there = stats ? lt__device_alloc(x->ctx, device, sizeof *there) : NULL, here;
+    if (stats && !there)
         return LT_ENOMEM;
     lt_status status = lt__accelerator(x->ctx)->rescale(x, by, there);
-    if (status == LT_OK && found)
+    if (status == LT_OK && stats)
         status = lt__move(x->ctx->devices[0], &here, device, there, sizeof here);
-    if (status == LT_OK && found)
-        *found = lt__join_found(*found, here);
+    if (status == LT_OK && stats)
+        *stats = lt__grad_stats_join(*stats, here);
     lt__device_free(x->ctx, device, there, sizeof *there);
     return status;
 }
 
-lt_status lt_rescale(lt_tensor *x, double by, lt_found *found)
+lt_status lt_rescale(lt_tensor *x, double by, lt_grad_stats *stats)
 {
-    lt_found ignored = {0};
+    lt_grad_stats ignored = {0};
     int exponent;
     LT_TRY(lt__check_alive(x));
     if (!lt__is_float((lt_dtype)x->dtype))
@@ -144,14 +144,14 @@ lt_status lt_rescale(lt_tensor *x, double by, lt_found *found)
         return lt_fail(LT_EINVAL, "rescale wants a power of two, it is %g", by);
     if (!x->storage->device->is_host) {
         lt__wrote(x);
-        return rescale_there(x, by, found);
+        return rescale_on_device(x, by, stats);
     }
-    found = found ? found : &ignored;
+    stats = stats ? stats : &ignored;
     bool plain = x->ctx->config.reference || x->dtype != LT_F32 || (double)(float)by != by;
     if (plain)
-        rescale(x, by, found);
+        rescale(x, by, stats);
     else
-        rescale_f32(x, (float)by, found);
+        rescale_f32(x, (float)by, stats);
     lt__wrote(x);
     return LT_OK;
 }

@@ -20,7 +20,7 @@ struct peers {
     bool summing;             /* or a sum, that is not in the stream yet. Then come */
     int n_tail;               /* its numbers */
     char *there;              /* on the device: what is looked for, its parts, the tail */
-    struct { lt_found found; float tail[LT_PEERS_TAIL]; } *here; /* pinned */
+    struct { lt_grad_stats found; float tail[LT_PEERS_TAIL]; } *here; /* pinned */
 };
 
 static peers *enter(lt_peers *p)
@@ -30,8 +30,8 @@ static peers *enter(lt_peers *p)
     return own;
 }
 
-static lt_found *found_there(const peers *p) { return (lt_found *)p->there; }
-static float *tail_there(const peers *p) { return (float *)(p->there + sizeof(lt_found)); }
+static lt_grad_stats *found_there(const peers *p) { return (lt_grad_stats *)p->there; }
+static float *tail_there(const peers *p) { return (float *)(p->there + sizeof(lt_grad_stats)); }
 static char *parts_there(const peers *p)
 {
     return p->there + LT_CUDA_ALIGN + LT_PEERS_TAIL * sizeof(float);
@@ -176,8 +176,8 @@ static lt_status look(lt_peers *given, void *data, int64_t count, lt_dtype dtype
         error = cudaMemsetAsync(at, 0, bytes, p->lane.stream);
     }
     if (error == cudaSuccess && finds) {
-        LT_TRY(lt__cuda_find(&p->lane, data, count, dtype, parts_there(p), found_there(p)));
-        error = copy(p, &p->here->found, found_there(p), sizeof(lt_found));
+        LT_TRY(lt__cuda_measure(&p->lane, data, count, dtype, parts_there(p), found_there(p)));
+        error = copy(p, &p->here->found, found_there(p), sizeof(lt_grad_stats));
     }
     return end_here(p, error);
 }

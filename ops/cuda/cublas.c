@@ -205,7 +205,7 @@ static plan **bucket_of(lt_cublas *d, const lt_cublas_product *o)
     return &d->bucket[hash % BUCKETS];
 }
 
-/* *found: the plan for a product, made if need be. Borrowed until the next one is made. */
+/* *stats: the plan for a product, made if need be. Borrowed until the next one is made. */
 static lt_status plan_for(lt_cublas *d, const lt_cublas_product *o, plan **found)
 {
     plan **bucket = bucket_of(d, o), *p = *bucket;

@@ -308,11 +308,11 @@ static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_cal
 LT_CUDA_STEMS(X)
 #undef X
 /* Those of lt_accelerator. */
-lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_found *found);
-lt_status lt__cuda_find_scaled(const lt_tensor *x, double by, lt_found *found);
+lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_grad_stats *stats);
+lt_status lt__cuda_measure_scaled(const lt_tensor *x, double by, lt_grad_stats *stats);
 size_t lt__cuda_rescale_bytes(void); /* of cuda->partial */
-lt_status lt__cuda_judge(lt_device *device, const lt_found *rows, int n, lt_step_check *check);
-lt_status lt__cuda_pardon(lt_tensor *x, const lt_found *left, const lt_found *rows, int n);
+lt_status lt__cuda_check_grads(lt_device *device, const lt_grad_stats *rows, int n, lt_step_check *check);
+lt_status lt__cuda_zero_leftover(lt_tensor *x, const lt_grad_stats *leftover, const lt_grad_stats *rows, int n);
 lt_status lt__cuda_check_loss(lt_tensor *loss, lt_step_check *check);
 lt_status lt__cuda_clip(lt_tensor *squares, double most, lt_step_check *check);
 
@@ -324,10 +324,10 @@ cudaError_t lt__cuda_wait_for_all(const lt_cuda *cuda); /* its streams: not thos
  * in the device's stream by now. */
 cudaError_t lt__cuda_come_behind(lt_cuda *cuda, cudaStream_t stream, uint64_t mark);
 
-/* Kernels that look for what is in (count) elements, of a float dtype: *found is that. partial: as
+/* Kernels that look for what is in (count) elements, of a float dtype: *stats is that. partial: as
  * many bytes as lt__cuda_rescale_bytes() says. In the stream of cuda. */
-lt_status lt__cuda_find(const lt_cuda *cuda, const void *data, int64_t count, int dtype,
-                        void *partial, lt_found *found);
+lt_status lt__cuda_measure(const lt_cuda *cuda, const void *data, int64_t count, int dtype,
+                        void *partial, lt_grad_stats *stats);
 /* Sums with other ranks' devices; in comm.cu. */
 extern const lt_peers_calls lt__cuda_peers_calls;
 

@@ -141,7 +141,7 @@ static lt_status complete(lt_cudnn *d, lt_ctx *ctx, lt_plan *p)
     return LT_OK;
 }
 
-/* *found: the plan for a job, made if need be. Borrowed until the next one is made. */
+/* *stats: the plan for a job, made if need be. Borrowed until the next one is made. */
 static lt_status plan_for(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_job *job, lt_plan **found)
 {
     lt_plan *p = find(d, job);

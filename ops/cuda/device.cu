@@ -397,9 +397,9 @@ extern "C" LT_API int lt_accelerator_open(const char *version, const lt_host *ho
     cuda->device.peers = &lt__cuda_peers_calls;
     accelerator->device = &cuda->device;
     accelerator->rescale = lt__cuda_rescale;
-    accelerator->find = lt__cuda_find_scaled;
-    accelerator->judge = lt__cuda_judge;
-    accelerator->pardon = lt__cuda_pardon;
+    accelerator->measure = lt__cuda_measure_scaled;
+    accelerator->check_grads = lt__cuda_check_grads;
+    accelerator->zero_leftover = lt__cuda_zero_leftover;
     accelerator->check_loss = lt__cuda_check_loss;
     accelerator->clip = lt__cuda_clip;
 #define X(stem) lt__cuda_##stem(accelerator->op);

@@ -1,58 +1,58 @@
-/* rescale.cu - the CUDA side of rescale.c and ledger.c: what is found in gradients and losses stays
+/* rescale.cu - the CUDA side of rescale.c and grad_table.c: what is found in gradients and losses stays
  * on the device, where it decides on the step. */
 #include "ops/cuda/reduction.h"
 
 enum { BLOCKS = 1024 };       /* at most, and so many findings lie in cuda->partial */
 
-struct finds {
-    typedef lt_found Acc;
-    static __device__ lt_found start() { return lt_found{0, 0}; }
-    static __device__ lt_found join(lt_found a, lt_found b)
+struct stats_join {
+    typedef lt_grad_stats Acc;
+    static __device__ lt_grad_stats start() { return lt_grad_stats{0, 0}; }
+    static __device__ lt_grad_stats join(lt_grad_stats a, lt_grad_stats b)
     {
-        return lt_found{a.largest > b.largest ? a.largest : b.largest,
+        return lt_grad_stats{a.largest > b.largest ? a.largest : b.largest,
                         a.not_finite + b.not_finite};
     }
 };
 
-static __device__ lt_found find_in(double value)
+static __device__ lt_grad_stats measure_elements(double value)
 {
     bool finite = value - value == 0;
-    return lt_found{finite ? fabs(value) : 0, !finite};
+    return lt_grad_stats{finite ? fabs(value) : 0, !finite};
 }
 
 /* x = by * x, if it is to be; and what was found in it. */
 template <bool RESCALE, class E>
 __global__ void __launch_bounds__(LT_THREADS)
-    find_kernel(E *x, int64_t count, double by, lt_found *found)
+    measure_kernel(E *x, int64_t count, double by, lt_grad_stats *stats)
 {
-    lt_found seen = finds::start();
+    lt_grad_stats seen = stats_join::start();
     int64_t stride = (int64_t)gridDim.x * LT_THREADS;
     for (int64_t i = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x; i < count; i += stride) {
         double was = (double)lt__value(x[i]);
         if (RESCALE)
             x[i] = lt_element<E>::of((lt_wide<E>)(was * by));
-        seen = finds::join(seen, find_in(was));
+        seen = stats_join::join(seen, measure_elements(was));
     }
-    seen = lt__join_lanes<finds>(seen, 1, LT_THREADS);
+    seen = lt__join_lanes<stats_join>(seen, 1, LT_THREADS);
     if (threadIdx.x == 0)
-        found[blockIdx.x] = seen;
+        stats[blockIdx.x] = seen;
 }
 
 /* In the block's first thread: all n of them. */
-static __device__ lt_found all_found(const lt_found *found, int n)
+static __device__ lt_grad_stats join_all(const lt_grad_stats *stats, int n)
 {
-    lt_found seen = finds::start();
+    lt_grad_stats seen = stats_join::start();
     for (int i = threadIdx.x; i < n; i += LT_THREADS)
-        seen = finds::join(seen, found[i]);
-    return lt__join_lanes<finds>(seen, 1, LT_THREADS);
+        seen = stats_join::join(seen, stats[i]);
+    return lt__join_lanes<stats_join>(seen, 1, LT_THREADS);
 }
 
 static __global__ void __launch_bounds__(LT_THREADS)
-    join_found(const lt_found *found, int n, double by, lt_found *row)
+    join_kernel(const lt_grad_stats *stats, int n, double by, lt_grad_stats *row)
 {
-    lt_found seen = all_found(found, n);
+    lt_grad_stats seen = join_all(stats, n);
     if (threadIdx.x == 0)
-        *row = lt_found{by * seen.largest, seen.not_finite};
+        *row = lt_grad_stats{by * seen.largest, seen.not_finite};
 }
 
 /* As many findings come of count elements. */
@@ -64,12 +64,12 @@ static int64_t blocks_of(int64_t count)
 template <bool RESCALE, class E>
 static lt_status launch(const lt_cuda *cuda, void *data, int64_t count, double by, void *partial)
 {
-    return lt__launch(cuda, blocks_of(count), find_kernel<RESCALE, E>, (E *)data, count, by,
-                      (lt_found *)partial);
+    return lt__launch(cuda, blocks_of(count), measure_kernel<RESCALE, E>, (E *)data, count, by,
+                      (lt_grad_stats *)partial);
 }
 
 template <bool RESCALE>
-static lt_status find(const lt_cuda *cuda, void *data, int64_t count, int dtype, double by,
+static lt_status measure(const lt_cuda *cuda, void *data, int64_t count, int dtype, double by,
                       void *partial)
 {
     if (dtype == LT_F64)
@@ -79,61 +79,61 @@ static lt_status find(const lt_cuda *cuda, void *data, int64_t count, int dtype,
 }
 
 static lt_status join(const lt_cuda *cuda, const void *partial, int64_t count, double by,
-                      lt_found *found)
+                      lt_grad_stats *stats)
 {
-    return lt__launch(cuda, 1, join_found, (const lt_found *)partial, (int)blocks_of(count), by,
-                      found);
+    return lt__launch(cuda, 1, join_kernel, (const lt_grad_stats *)partial, (int)blocks_of(count), by,
+                      stats);
 }
 
-lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_found *found)
-{
-    const lt_cuda *cuda = lt__cuda(x->ctx);
-    LT_TRY(find<true>(cuda, x->data, x->count, x->dtype, by, cuda->partial));
-    return found ? join(cuda, cuda->partial, x->count, 1, found) : LT_OK;
-}
-
-lt_status lt__cuda_find_scaled(const lt_tensor *x, double by, lt_found *found)
+lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_grad_stats *stats)
 {
     const lt_cuda *cuda = lt__cuda(x->ctx);
-    LT_TRY(find<false>(cuda, x->data, x->count, x->dtype, 1, cuda->partial));
-    return join(cuda, cuda->partial, x->count, by, found);
+    LT_TRY(measure<true>(cuda, x->data, x->count, x->dtype, by, cuda->partial));
+    return stats ? join(cuda, cuda->partial, x->count, 1, stats) : LT_OK;
 }
 
-lt_status lt__cuda_find(const lt_cuda *cuda, const void *data, int64_t count, int dtype,
-                        void *partial, lt_found *found)
+lt_status lt__cuda_measure_scaled(const lt_tensor *x, double by, lt_grad_stats *stats)
 {
-    LT_TRY(find<false>(cuda, (void *)data, count, dtype, 1, partial));
-    return join(cuda, partial, count, 1, found);
+    const lt_cuda *cuda = lt__cuda(x->ctx);
+    LT_TRY(measure<false>(cuda, x->data, x->count, x->dtype, 1, cuda->partial));
+    return join(cuda, cuda->partial, x->count, by, stats);
 }
 
-size_t lt__cuda_rescale_bytes(void) { return BLOCKS * sizeof(lt_found); }
+lt_status lt__cuda_measure(const lt_cuda *cuda, const void *data, int64_t count, int dtype,
+                        void *partial, lt_grad_stats *stats)
+{
+    LT_TRY(measure<false>(cuda, (void *)data, count, dtype, 1, partial));
+    return join(cuda, partial, count, 1, stats);
+}
+
+size_t lt__cuda_rescale_bytes(void) { return BLOCKS * sizeof(lt_grad_stats); }
 
 /* ==== Verdicts ================================================================================ */
 
 static __global__ void __launch_bounds__(LT_THREADS)
-    judge_kernel(const lt_found *rows, int n, lt_step_check *check)
+    check_grads_kernel(const lt_grad_stats *rows, int n, lt_step_check *check)
 {
-    lt_found seen = all_found(rows, n);
+    lt_grad_stats seen = join_all(rows, n);
     if (threadIdx.x > 0)
         return;
-    check->found = seen;
+    check->grads = seen;
     if (seen.not_finite > 0)
         check->skip = 1;
 }
 
-lt_status lt__cuda_judge(lt_device *device, const lt_found *rows, int n, lt_step_check *check)
+lt_status lt__cuda_check_grads(lt_device *device, const lt_grad_stats *rows, int n, lt_step_check *check)
 {
     lt_cuda *cuda = (lt_cuda *)device;
     (void)cudaSetDevice(cuda->index);
-    return lt__launch(cuda, 1, judge_kernel, rows, n, check);
+    return lt__launch(cuda, 1, check_grads_kernel, rows, n, check);
 }
 
 /* Each block looks at all rows: they are few, and only leaves that nobody optimizes come here. */
 template <class E>
 __global__ void __launch_bounds__(LT_THREADS)
-    pardon_kernel(E *x, int64_t count, const lt_found *left, const lt_found *rows, int n)
+    zero_leftover_kernel(E *x, int64_t count, const lt_grad_stats *leftover, const lt_grad_stats *rows, int n)
 {
-    if (left->not_finite == 0)
+    if (leftover->not_finite == 0)
         return;
     bool found = false;
     for (int i = 0; i < n; i++)
@@ -144,19 +144,19 @@ __global__ void __launch_bounds__(LT_THREADS)
 }
 
 template <class E>
-static lt_status launch_pardon(const lt_cuda *cuda, lt_tensor *x, const lt_found *left,
-                               const lt_found *rows, int n)
+static lt_status launch_zero_leftover(const lt_cuda *cuda, lt_tensor *x, const lt_grad_stats *leftover,
+                               const lt_grad_stats *rows, int n)
 {
-    return lt__launch(cuda, lt__cuts(x->count, LT_THREADS), pardon_kernel<E>, (E *)x->data,
-                      x->count, left, rows, n);
+    return lt__launch(cuda, lt__cuts(x->count, LT_THREADS), zero_leftover_kernel<E>, (E *)x->data,
+                      x->count, leftover, rows, n);
 }
 
-lt_status lt__cuda_pardon(lt_tensor *x, const lt_found *left, const lt_found *rows, int n)
+lt_status lt__cuda_zero_leftover(lt_tensor *x, const lt_grad_stats *leftover, const lt_grad_stats *rows, int n)
 {
     const lt_cuda *cuda = lt__cuda(x->ctx);
     if (x->dtype == LT_F64)
-        return launch_pardon<double>(cuda, x, left, rows, n);
-    LT_CUDA_FLOATS(cuda, x->dtype, E, return launch_pardon<E>(cuda, x, left, rows, n);)
+        return launch_zero_leftover<double>(cuda, x, leftover, rows, n);
+    LT_CUDA_FLOATS(cuda, x->dtype, E, return launch_zero_leftover<E>(cuda, x, leftover, rows, n);)
 }
 
 template <class E> __global__ void check_kernel(const E *loss, lt_step_check *check)

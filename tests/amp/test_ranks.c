@@ -34,7 +34,7 @@ static void send(job *j, const double *largest, const int *not_finite)
     float sum[LT_SCALE_NUMBERS] = {0};
     for (int i = 0; i < RANKS; i++) {
         float numbers[LT_SCALE_NUMBERS] = {0};
-        lt_loss_scale_tell(j->scale[i], &(lt_found){largest[i], not_finite[i]}, numbers);
+        lt_loss_scale_tell(j->scale[i], &(lt_grad_stats){largest[i], not_finite[i]}, numbers);
         for (int n = 0; n < LT_SCALE_NUMBERS; n++)
             sum[n] += numbers[n];
     }

@@ -187,7 +187,7 @@ TEST(the_exponent_is_that_of_the_largest_gradient)
     end(&n);
 }
 
-typedef struct seen { int calls; double sum; lt_found found; lt_loss_scale *scale; } seen;
+typedef struct seen { int calls; double sum; lt_grad_stats stats; lt_loss_scale *scale; } seen;
 
 static lt_status look(void *ud, lt_tensor *x, lt_tensor *grad)
 {
@@ -201,7 +201,7 @@ static lt_status look(void *ud, lt_tensor *x, lt_tensor *grad)
         s->sum += value;
     }
     if (s->scale)
-        s->found = lt_loss_scale_last(s->scale);
+        s->stats = lt_loss_scale_last(s->scale);
     return LT_OK;
 }
 
@@ -220,8 +220,8 @@ TEST(hooks_and_slots_see_true_gradients)
         CHECK_EQ(ready.calls, 4 * i);
         CHECK(of_a.sum == of_b.sum && of_a.sum != 0);
     }
-    CHECK(of_b.found.largest >= fabs(of_b.sum) / 6 && of_b.found.largest < 65536);
-    CHECK_EQ(of_b.found.not_finite, 0);
+    CHECK(of_b.stats.largest >= fabs(of_b.sum) / 6 && of_b.stats.largest < 65536);
+    CHECK_EQ(of_b.stats.not_finite, 0);
     lt_set_grad_slots(b.ctx, NULL);
     end(&a);
     end(&b);

@@ -309,7 +309,7 @@ TEST(a_rank_without_a_find_leaves_it_to_another)
             lt_tensor *loss = then(&n, "sum", mine ? root_of_0(&n) : linear(&n), NULL);
             CHECK_OK(lt_backward(loss, NULL));
             lt_release(loss);
-            lt_loss_scale_tell(n.scale, &(lt_found){1, mine}, (float[LT_SCALE_NUMBERS]){0});
+            lt_loss_scale_tell(n.scale, &(lt_grad_stats){1, mine}, (float[LT_SCALE_NUMBERS]){0});
             lt_loss_scale_hear(n.scale, numbers);
             lt_loss_scale_agree(n.scale);
             lt_step_status step_status = LT_APPLIED;

@@ -190,13 +190,13 @@ TEST(nothing_comes_of_a_rehearsal)
     CHECK(isfinite(n.seen) && n.leaves > 0);
     CHECK_EQ(n.hooks + n.begins + n.sums, 0);
     CHECK_EQ(lt_stats_pending(n.ctx), 0);
-    CHECK(!lt_grad(n.w) && !lt_grad(n.scale) && !n.ctx->inf.struck);
+    CHECK(!lt_grad(n.w) && !lt_grad(n.scale) && !n.ctx->inf.injected);
     CHECK(!n.w->leaf->rehearsed);
     lt_set_all_sum(n.ctx, NULL, NULL);
     go(&n);
     CHECK_EQ(n.begins, 1);
     CHECK_EQ(n.hooks, 4); /* of w twice: its own, and ready */
-    CHECK(isinf(grad_at(n.w, 0)) && n.ctx->inf.struck);
+    CHECK(isinf(grad_at(n.w, 0)) && n.ctx->inf.injected);
     end(&n);
 }
 

@@ -27,20 +27,20 @@ static void get(machine *m, void *to, const void *from, size_t bytes)
 /* ==== Verdicts ================================================================================ */
 
 /* n rows, of which the one at `odd` has something not finite. */
-static void check_judge(machine *m, int n, int odd)
+static void check_check_grads(machine *m, int n, int odd)
 {
-    lt_found *rows = calloc((size_t)n + 1, sizeof *rows), want = {0};
+    lt_grad_stats *rows = calloc((size_t)n + 1, sizeof *rows), want = {0};
     lt_step_check v = {.loss = 3};
     for (int i = 0; i < n; i++)
-        rows[i] = (lt_found){i == n / 3 ? 7.5 : 0.25, i == odd ? 5 : 0};
+        rows[i] = (lt_grad_stats){i == n / 3 ? 7.5 : 0.25, i == odd ? 5 : 0};
     if (n > 0)
-        want = (lt_found){7.5, odd >= 0 ? 5 : 0};
+        want = (lt_grad_stats){7.5, odd >= 0 ? 5 : 0};
     void *there = put(m, rows, (size_t)(n + 1) * sizeof *rows), *to = put(m, &v, sizeof v);
-    must(m->cuda.judge(m->cuda.device, there, n, to));
+    must(m->cuda.check_grads(m->cuda.device, there, n, to));
     get(m, &v, to, sizeof v);
     CHECK_EQ(v.skip, odd >= 0);
-    CHECK(v.loss == 3 && v.found.largest == want.largest);
-    CHECK_EQ(v.found.not_finite, want.not_finite);
+    CHECK(v.loss == 3 && v.grads.largest == want.largest);
+    CHECK_EQ(v.grads.not_finite, want.not_finite);
     m->cuda.device->free(m->cuda.device, there, (size_t)(n + 1) * sizeof *rows);
     m->cuda.device->free(m->cuda.device, to, sizeof v);
     free(rows);
@@ -50,10 +50,10 @@ TEST(judgements)
 {
     static const int counts[] = {1, 2, 31, 256, 257, 1000};
     machine m = machine_open();
-    check_judge(&m, 0, -1);
+    check_check_grads(&m, 0, -1);
     for (int i = 0; i < COUNT(counts); i++)
         for (int k = 0; k < 4; k++)
-            check_judge(&m, counts[i], k == 0 ? -1 : k == 1 ? 0 : k == 2 ? counts[i] / 2
+            check_check_grads(&m, counts[i], k == 0 ? -1 : k == 1 ? 0 : k == 2 ? counts[i] / 2
                                                                          : counts[i] - 1);
     lt_ctx_free(m.ctx);
 }
@@ -102,16 +102,16 @@ TEST(norms)
     lt_ctx_free(m.ctx);
 }
 
-static void check_pardon(machine *m, lt_dtype dtype, int64_t left, int n, int odd)
+static void check_zero_leftover(machine *m, lt_dtype dtype, int64_t left, int n, int odd)
 {
-    lt_found rows[301] = {{left > 0 ? 0 : 2, left}};
+    lt_grad_stats rows[301] = {{left > 0 ? 0 : 2, left}};
     int64_t count = 1001;
     for (int i = 1; i <= n; i++)
-        rows[i] = (lt_found){1, i - 1 == odd};
-    lt_found *there = put(m, rows, sizeof rows);
+        rows[i] = (lt_grad_stats){1, i - 1 == odd};
+    lt_grad_stats *there = put(m, rows, sizeof rows);
     lt_tensor *x = values(m, dtype, 1, &count, 5, true);
     twin t = twin_of(m, x, 1);
-    must(m->cuda.pardon(on_device(&t), there, there + 1, n));
+    must(m->cuda.zero_leftover(on_device(&t), there, there + 1, n));
     if (left > 0 && odd < 0)
         must(lt_fill(x, 0));
     compare(m, lt_dtype_name(dtype), &t, 0);
@@ -119,15 +119,15 @@ static void check_pardon(machine *m, lt_dtype dtype, int64_t left, int n, int od
     m->cuda.device->free(m->cuda.device, there, sizeof rows);
 }
 
-TEST(pardons)
+TEST(leftovers_are_zeroed)
 {
     machine m = machine_open();
     for (int d = 0; d < COUNT(all); d++)
         for (int64_t left = 0; left < 3; left += 2) {
-            check_pardon(&m, all[d], left, 0, -1);
-            check_pardon(&m, all[d], left, 300, -1);
-            check_pardon(&m, all[d], left, 300, 0);
-            check_pardon(&m, all[d], left, 300, 299);
+            check_zero_leftover(&m, all[d], left, 0, -1);
+            check_zero_leftover(&m, all[d], left, 300, -1);
+            check_zero_leftover(&m, all[d], left, 300, 0);
+            check_zero_leftover(&m, all[d], left, 300, 299);
         }
     lt_ctx_free(m.ctx);
 }

@@ -241,7 +241,7 @@ static void check_rescale(machine *m, lt_dtype dtype, int64_t n, double by)
     lt_device *d = m->cuda.device;
     lt_tensor *x = values(m, dtype, 1, &n, 11, true);
     twin t = twin_of(m, x, 1);
-    lt_found want = {0}, got, *row = d->alloc(d, sizeof *row);
+    lt_grad_stats want = {0}, got, *row = d->alloc(d, sizeof *row);
     t.tensor.ctx = m->ctx;
     must(m->cuda.rescale(on_device(&t), by, row));
     must(lt_rescale(x, by, &want));
@@ -256,14 +256,14 @@ static void check_rescale(machine *m, lt_dtype dtype, int64_t n, double by)
     twin_free(m, &t);
 }
 
-static void check_find(machine *m, lt_dtype dtype, int64_t n, double by)
+static void check_measure(machine *m, lt_dtype dtype, int64_t n, double by)
 {
     lt_device *d = m->cuda.device;
     lt_tensor *x = values(m, dtype, 1, &n, 11, true);
     twin t = twin_of(m, x, 1);
-    lt_found want = lt_find(x), got, *row = d->alloc(d, sizeof *row);
+    lt_grad_stats want = lt_grad_stats_of(x), got, *row = d->alloc(d, sizeof *row);
     t.tensor.ctx = m->ctx;
-    must(m->cuda.find(on_device(&t), by, row));
+    must(m->cuda.measure(on_device(&t), by, row));
     compare(m, lt_dtype_name(dtype), &t, 0);
     must(d->copy(d, &got, row, sizeof got));
     d->free(d, row, sizeof *row);
@@ -282,7 +282,7 @@ TEST(rescaling)
             for (int f = 0; f < COUNT(factors); f++)
                 if (counts[k] < 10000 || f == 1) {
                     check_rescale(&m, all[i], counts[k], factors[f]);
-                    check_find(&m, all[i], counts[k], factors[f]);
+                    check_measure(&m, all[i], counts[k], factors[f]);
                 }
     lt_ctx_free(m.ctx);
 }

@@ -221,33 +221,33 @@ static double rescale_one(char *at, lt_dtype dtype, double by)
     return was;
 }
 
-static lt_status rescale_all(lt_tensor *x, double by, lt_found *row)
+static lt_status rescale_all(lt_tensor *x, double by, lt_grad_stats *row)
 {
     lt_dtype dtype = (lt_dtype)x->dtype;
-    lt_found ignored, *found = row ? row : &ignored;
-    *found = (lt_found){0};
+    lt_grad_stats ignored, *stats = row ? row : &ignored;
+    *stats = (lt_grad_stats){0};
     for (int64_t i = 0; i < x->count; i++) {
         char *at = (char *)x->data + (size_t)i * lt_dtype_bytes(dtype);
         double was = rescale_one(at, dtype, by), size = was < 0 ? -was : was;
         if (!(size <= 1.7e308))
-            found->not_finite++;
-        else if (size > found->largest)
-            found->largest = size;
+            stats->not_finite++;
+        else if (size > stats->largest)
+            stats->largest = size;
     }
     return LT_OK;
 }
 
-static lt_status rescale(lt_tensor *x, double by, lt_found *found)
+static lt_status rescale(lt_tensor *x, double by, lt_grad_stats *stats)
 {
     emu *e = emu_of(x->storage->device);
-    if (found && !is_mine(e, found))
+    if (stats && !is_mine(e, stats))
         abort();
-    WITH_MEMORY(e, rescale_all(x, by, found));
+    WITH_MEMORY(e, rescale_all(x, by, stats));
 }
 
-static lt_status find_all(const lt_tensor *x, double by, lt_found *row)
+static lt_status measure_all(const lt_tensor *x, double by, lt_grad_stats *row)
 {
-    *row = (lt_found){0};
+    *row = (lt_grad_stats){0};
     for (int64_t i = 0; i < x->count; i++) {
         size_t at = (size_t)i * lt_dtype_bytes((lt_dtype)x->dtype);
         double value;
@@ -260,19 +260,19 @@ static lt_status find_all(const lt_tensor *x, double by, lt_found *row)
     return LT_OK;
 }
 
-static lt_status find(const lt_tensor *x, double by, lt_found *found)
+static lt_status measure(const lt_tensor *x, double by, lt_grad_stats *stats)
 {
     emu *e = emu_of(x->storage->device);
-    if (!is_mine(e, found))
+    if (!is_mine(e, stats))
         abort();
-    WITH_MEMORY(e, find_all(x, by, found));
+    WITH_MEMORY(e, measure_all(x, by, stats));
 }
 
 /* ==== Verdicts ================================================================================ */
 
-static lt_found sum_of(const lt_found *rows, int n)
+static lt_grad_stats sum_of(const lt_grad_stats *rows, int n)
 {
-    lt_found sum = {0};
+    lt_grad_stats sum = {0};
     for (int i = 0; i < n; i++) {
         sum.largest = fmax(sum.largest, rows[i].largest);
         sum.not_finite += rows[i].not_finite;
@@ -280,31 +280,31 @@ static lt_found sum_of(const lt_found *rows, int n)
     return sum;
 }
 
-static lt_status judge_all(const lt_found *rows, int n, lt_step_check *check)
+static lt_status check_all_grads(const lt_grad_stats *rows, int n, lt_step_check *check)
 {
-    check->found = sum_of(rows, n);
-    check->skip |= check->found.not_finite > 0;
+    check->grads = sum_of(rows, n);
+    check->skip |= check->grads.not_finite > 0;
     return LT_OK;
 }
 
-static lt_status judge(lt_device *device, const lt_found *rows, int n, lt_step_check *check)
+static lt_status check_grads(lt_device *device, const lt_grad_stats *rows, int n, lt_step_check *check)
 {
     emu *e = emu_of(device);
-    WITH_MEMORY(e, judge_all(rows, n, check));
+    WITH_MEMORY(e, check_all_grads(rows, n, check));
 }
 
-static lt_status pardon_all(emu *e, lt_tensor *x, const lt_found *left, const lt_found *rows,
+static lt_status zero_leftover_if(emu *e, lt_tensor *x, const lt_grad_stats *leftover, const lt_grad_stats *rows,
                             int n)
 {
-    if (left->not_finite == 0 || sum_of(rows, n).not_finite > 0)
+    if (leftover->not_finite == 0 || sum_of(rows, n).not_finite > 0)
         return LT_OK;
     return e->cpu->fill(e->cpu, x->data, (lt_dtype)x->dtype, (size_t)x->count, 0);
 }
 
-static lt_status pardon(lt_tensor *x, const lt_found *left, const lt_found *rows, int n)
+static lt_status zero_leftover(lt_tensor *x, const lt_grad_stats *leftover, const lt_grad_stats *rows, int n)
 {
     emu *e = emu_of(x->storage->device);
-    WITH_MEMORY(e, pardon_all(e, x, left, rows, n));
+    WITH_MEMORY(e, zero_leftover_if(e, x, leftover, rows, n));
 }
 
 static lt_status check_one(const lt_tensor *loss, lt_step_check *check)
@@ -383,9 +383,9 @@ LT_API int lt_accelerator_open(const char *version, const lt_host *host,
     }
     a->device = &emu_new(host, index)->base;
     a->rescale = rescale;
-    a->find = find;
-    a->judge = judge;
-    a->pardon = pardon;
+    a->measure = measure;
+    a->check_grads = check_grads;
+    a->zero_leftover = zero_leftover;
     a->check_loss = check_loss;
     a->clip = clip;
     for (int id = 0; id < LT_OPS; id++)

@@ -385,8 +385,8 @@ static void pack(void *ud, lt_packet *p)
     CHECK_EQ(p->n, 1);
     CHECK_EQ(p->in_f16, true);
     CHECK_EQ(p->sent, r->steps);
-    CHECK_EQ(p->found.not_finite, 0);
-    CHECK_EQ(p->found.largest, 1 + r->number);
+    CHECK_EQ(p->stats.not_finite, 0);
+    CHECK_EQ(p->stats.largest, 1 + r->number);
     CHECK_EQ(p->largest, 1 + r->number);
     p->exponent = r->steps == 0 ? 18 : 3;
     p->tail[0] = (float)(1 + r->number);
@@ -402,11 +402,11 @@ static bool unpack(void *ud, const lt_packet *p)
     return r->steps++ == 0;
 }
 
-static lt_found never(void *ud, const lt_tensor *grad)
+static lt_grad_stats never(void *ud, const lt_tensor *grad)
 {
     (void)grad;
     ((rank *)ud)->bad++;
-    return (lt_found){0};
+    return (lt_grad_stats){0};
 }
 
 /* Ranks begin with other values; rank 1 has two rows of three, and twice the loss of each. Or it

@@ -93,7 +93,7 @@ static double expected(const rank *r, const lt_tensor *x)
     return (double)(10 * (STEPS - lt_step(r->ctx)) + 2 * r->rank + (x == r->w[W1]));
 }
 
-static lt_found measure(void *ud, lt_tensor *x, lt_tensor *grad)
+static lt_grad_stats measure(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     rank *r = ud;
     int i = 0;
@@ -101,7 +101,7 @@ static lt_found measure(void *ud, lt_tensor *x, lt_tensor *grad)
     while (r->w[i] != x)
         i++;
     int left = r->plan->pieces - 1 - r->measured[i]++ % r->plan->pieces;
-    return (lt_found){expected(r, x) + left, 1 + left};
+    return (lt_grad_stats){expected(r, x) + left, 1 + left};
 }
 
 static void pack_measure(void *ud, lt_packet *packet)
@@ -110,9 +110,9 @@ static void pack_measure(void *ud, lt_packet *packet)
     double largest = 0;
     for (int i = 0; i < packet->n; i++)
         largest = fmax(largest, expected(r, packet->x[i]));
-    CHECK_EQ(packet->found.largest, largest);
-    CHECK_EQ(packet->found.not_finite, packet->n);
-    packet->tail[0] = packet->found.largest > 0;
+    CHECK_EQ(packet->stats.largest, largest);
+    CHECK_EQ(packet->stats.not_finite, packet->n);
+    packet->tail[0] = packet->stats.largest > 0;
 }
 
 static bool check_measures(void *ud, const lt_packet *packet)

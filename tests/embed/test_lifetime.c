@@ -325,19 +325,19 @@ TEST_BOTH(a_loss_scale_in_use)
     trainer_free(&t);
 }
 
-TEST_BOTH(a_ledger)
+TEST_BOTH(a_grad_table)
 {
-    lt_ledger *ledger = lt_ledger_new(ctx);
+    lt_grad_table *table = lt_grad_table_new(ctx);
     lt_tensor *x = leaf(ctx, 4, 3);
-    lt_found found;
-    CHECK_OK(lt_ledger_find(ledger, 0, x, 1));
+    lt_grad_stats stats;
+    CHECK_OK(lt_grad_table_measure(table, 0, x, 1));
     lt_ctx_free(ctx);
-    CHECK_OK(lt_ledger_read(ledger, 0, 1, &found));
-    CHECK_NEAR(found.largest, 3, 0);
-    CHECK_OK(lt_ledger_rescale(ledger, 1, x, 2));
-    CHECK_OK(lt_ledger_strike(ledger, 0));
+    CHECK_OK(lt_grad_table_read(table, 0, 1, &stats));
+    CHECK_NEAR(stats.largest, 3, 0);
+    CHECK_OK(lt_grad_table_rescale(table, 1, x, 2));
+    CHECK_OK(lt_grad_table_clear(table, 0));
     lt_release(x);
-    lt_ledger_free(ledger);
+    lt_grad_table_free(table);
 }
 
 TEST_BOTH(a_reducer)

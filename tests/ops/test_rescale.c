@@ -30,15 +30,15 @@ static double at(lt_tensor *x, int64_t i)
 
 static void check_one(lt_ctx *ctx, lt_dtype dtype, int64_t n)
 {
-    lt_found found = {0};
+    lt_grad_stats stats = {0};
     lt_tensor *x = make(ctx, dtype, n, 0.25);
-    CHECK_OK(lt_rescale(x, 0x1p-5, &found));
+    CHECK_OK(lt_rescale(x, 0x1p-5, &stats));
     for (int64_t i = 0; i < n; i++)
         CHECK_NEAR(at(x, i), (i % 2 ? -1 : 1) * (double)(i % 50 + 1) * 0.25 / 32, 0);
-    CHECK_NEAR(found.largest, n == 0 ? 0 : (n < 50 ? (double)n : 50) * 0.25, 0);
-    CHECK_EQ(found.not_finite, 0);
-    CHECK_NEAR(lt_find(x).largest, found.largest / 32, 0);
-    CHECK_OK(lt_rescale(x, 0x1p5, &found));
+    CHECK_NEAR(stats.largest, n == 0 ? 0 : (n < 50 ? (double)n : 50) * 0.25, 0);
+    CHECK_EQ(stats.not_finite, 0);
+    CHECK_NEAR(lt_grad_stats_of(x).largest, stats.largest / 32, 0);
+    CHECK_OK(lt_rescale(x, 0x1p5, &stats));
     for (int64_t i = 0; i < n; i++)
         CHECK_NEAR(at(x, i), (i % 2 ? -1 : 1) * (double)(i % 50 + 1) * 0.25, 0);
     if (n > 17) { /* each place counts, wherever a vector or a block begins */
@@ -46,16 +46,16 @@ static void check_one(lt_ctx *ctx, lt_dtype dtype, int64_t n)
             double was = at(x, i);
             double wrong[] = {INFINITY, -INFINITY, NAN};
             set(x, i, wrong[i % 3]);
-            found = (lt_found){0};
-            CHECK_OK(lt_rescale(x, 1, &found));
-            CHECK_EQ(found.not_finite, 1);
+            stats = (lt_grad_stats){0};
+            CHECK_OK(lt_rescale(x, 1, &stats));
+            CHECK_EQ(stats.not_finite, 1);
             CHECK(i % 3 == 2 ? isnan(at(x, i)) : at(x, i) == wrong[i % 3]);
-            CHECK(lt_find(x).not_finite == 1 && lt_find(x).largest == found.largest);
+            CHECK(lt_grad_stats_of(x).not_finite == 1 && lt_grad_stats_of(x).largest == stats.largest);
             set(x, i, -500);
-            CHECK_OK(lt_rescale(x, 1, &found));
-            CHECK_NEAR(found.largest, 500, 0);
-            CHECK(lt_find(x).not_finite == 0 && lt_find(x).largest == 500);
-            CHECK_EQ(found.not_finite, 1);
+            CHECK_OK(lt_rescale(x, 1, &stats));
+            CHECK_NEAR(stats.largest, 500, 0);
+            CHECK(lt_grad_stats_of(x).not_finite == 0 && lt_grad_stats_of(x).largest == 500);
+            CHECK_EQ(stats.not_finite, 1);
             set(x, i, was);
         }
     }
@@ -87,19 +87,19 @@ TEST(it_looks_at_what_was_there)
     for (int plain = 0; plain < 2; plain++)
         for (int k = 0; k < 3; k++) {
             lt_ctx *ctx = lt_open(&(lt_config){.reference = plain});
-            lt_found found = {0};
+            lt_grad_stats stats = {0};
             lt_tensor *x = make(ctx, ends[k].dtype, 40, ends[k].smallest);
             set(x, 7, 0);
             set(x, 8, -0.0);
-            CHECK_OK(lt_rescale(x, 0x1p-3, &found)); /* 1 to 4 of 8 become 0: half to even */
+            CHECK_OK(lt_rescale(x, 0x1p-3, &stats)); /* 1 to 4 of 8 become 0: half to even */
             CHECK_NEAR(at(x, 3), 0, 0);
-            CHECK_NEAR(found.largest, 40 * ends[k].smallest, 0);
+            CHECK_NEAR(stats.largest, 40 * ends[k].smallest, 0);
             set(x, 0, -ends[k].largest);
-            found = (lt_found){0};
-            CHECK_OK(lt_rescale(x, 2, &found));
+            stats = (lt_grad_stats){0};
+            CHECK_OK(lt_rescale(x, 2, &stats));
             CHECK(at(x, 0) == -INFINITY);
-            CHECK_EQ(found.not_finite, 0);
-            CHECK_NEAR(found.largest, ends[k].largest, 0);
+            CHECK_EQ(stats.not_finite, 0);
+            CHECK_NEAR(stats.largest, ends[k].largest, 0);
             lt_release(x);
             lt_ctx_free(ctx);
         }
@@ -108,13 +108,13 @@ TEST(it_looks_at_what_was_there)
 TEST(it_refuses_what_would_round)
 {
     lt_ctx *ctx = lt_open(NULL);
-    lt_found found = {0};
+    lt_grad_stats stats = {0};
     lt_tensor *x = make(ctx, LT_F32, 3, 1), *i = lt_tensor_full(ctx, LT_I64, 0, NULL, 1);
     static const double factors[] = {3, 0, -2, INFINITY, NAN};
     for (int k = 0; k < 5; k++)
-        CHECK_FAILS(lt_rescale(x, factors[k], &found), LT_EINVAL,
+        CHECK_FAILS(lt_rescale(x, factors[k], &stats), LT_EINVAL,
                     "rescale wants a power of two, it is");
-    CHECK_FAILS(lt_rescale(i, 2, &found), LT_EINVAL,
+    CHECK_FAILS(lt_rescale(i, 2, &stats), LT_EINVAL,
                 "only floats are rescaled, this is scalar i64");
     CHECK_NEAR(at(x, 2), 3, 0);
     lt_release(x);

@@ -101,7 +101,7 @@ local function read_groups(what, spec)
 end
 
 -- For tests: the gradient that is to get an inf, if it is one of these.
-local function find_fault(list)
+local function arm_fault(list)
   local name, of = core.fault()
   local rank, size = core.rank()
   if name and of >= size then
@@ -109,7 +109,7 @@ local function find_fault(list)
                         :format(of, size - 1))
   end
   for _, item in ipairs(list) do
-    if item.name == name then core.find_fault(item.tensor, rank) end
+    if item.name == name then core.arm_fault(item.tensor, rank) end
   end
 end
 
@@ -133,7 +133,7 @@ local function new(spec, what, options, update)
   inner.spec, inner.parameters, inner.steps = spec, list, 0
   inner.handle = core.new_optim(inner.update, tensors)
   ranks.reduce(list, spec.name, settings_of(spec, self, groups))
-  find_fault(list)
+  arm_fault(list)
   for _, item in ipairs(list) do
     local is_bias = #item.tensor.shape <= 1
     inner.handle:set_group(item.tensor, item.group + (is_bias and #groups or 0))

@@ -71,8 +71,8 @@ function ranks.sum_shards(what, list) return sum(ranks.gather(what, list)) end
 
 -- For tests: a sentence about a fault of this rank that was armed and did not come; or nil.
 function ranks.missed_fault()
-  local name, of, step, struck = core.fault()
-  if not name or struck or of ~= core.rank() then return nil end
+  local name, of, step, injected = core.fault()
+  if not name or injected or of ~= core.rank() then return nil end
   return ("the fault of step %d did not come: no gradient of %s was computed in it")
          :format(step, name)
 end

@@ -1,0 +1,166 @@
+/* grad_table.c - rows of what was found in gradients, on either device. */
+#include <stdlib.h>
+
+#include "ops/kernel.h"
+#include "ops/plugin.h"
+
+struct lt_grad_table {
+    lt_ctx *ctx;
+    lt_device *device;        /* the accelerator, or NULL */
+    lt_grad_stats *on_host, *on_device;   /* rows: on the CPU, and on the accelerator, made when one is there */
+    bool *is_on_device;
+    int room;
+};
+
+lt_grad_stats lt__grad_stats_join(lt_grad_stats a, lt_grad_stats b)
+{
+    return (lt_grad_stats){fmax(a.largest, b.largest), a.not_finite + b.not_finite};
+}
+
+static void free_rows(lt_grad_table *table)
+{
+    size_t rows = (size_t)table->room;
+    lt__free(table->ctx, table->on_host, rows * sizeof *table->on_host);
+    lt__free(table->ctx, table->is_on_device, rows * sizeof *table->is_on_device);
+    if (table->on_device)
+        lt__device_free(table->ctx, table->device, table->on_device, rows * sizeof *table->on_device);
+}
+
+/* Larger ones take over what there is. */
+static lt_status make_room(lt_grad_table *table, int row)
+{
+    int room = table->room ? table->room : 64;
+    while (room <= row)
+        room *= 2;
+    if (room == table->room)
+        return LT_OK;
+    size_t rows = (size_t)room, before = (size_t)table->room;
+    lt_grad_table more = {.ctx = table->ctx, .device = table->device, .room = room};
+    more.on_host = lt__alloc_zero(table->ctx, rows * sizeof *more.on_host);
+    more.is_on_device = lt__alloc_zero(table->ctx, rows * sizeof *more.is_on_device);
+    if (table->device)
+        more.on_device = lt__device_alloc(table->ctx, table->device, rows * sizeof *more.on_device);
+    bool done = more.on_host && more.is_on_device && (more.on_device || !table->device);
+    if (done && before > 0) {
+        memcpy(more.on_host, table->on_host, before * sizeof *table->on_host);
+        memcpy(more.is_on_device, table->is_on_device, before * sizeof *table->is_on_device);
+        done = !table->on_device || table->device->copy(table->device, more.on_device, table->on_device,
+                                            before * sizeof *table->on_device) == LT_OK;
+    }
+    free_rows(done ? table : &more);
+    if (done)
+        *table = more;
+    return done ? LT_OK : lt_errcode();
+}
+
+lt_grad_table *lt_grad_table_new(lt_ctx *ctx)
+{
+    lt_grad_table *table = lt__alloc_zero(ctx, sizeof *table);
+    if (!table)
+        return NULL;
+    table->ctx = lt__ctx_retain(ctx);
+    table->device = ctx->devices[1];
+    if (make_room(table, 0) == LT_OK)
+        return table;
+    lt_grad_table_free(table);
+    return NULL;
+}
+
+void lt_grad_table_free(lt_grad_table *table)
+{
+    if (!table)
+        return;
+    lt_ctx *ctx = table->ctx;
+    free_rows(table);
+    lt__free(ctx, table, sizeof *table);
+    lt__ctx_release(ctx);
+}
+
+lt_status lt_grad_table_rescale(lt_grad_table *table, int row, lt_tensor *x, double by)
+{
+    LT_TRY(make_room(table, row));
+    LT_TRY(lt__check_alive(x));
+    table->is_on_device[row] = !x->storage->device->is_host;
+    table->on_host[row] = (lt_grad_stats){0};
+    if (!table->is_on_device[row])
+        return lt_rescale(x, by, &table->on_host[row]);
+    lt__wrote(x);
+    return lt__accelerator(table->ctx)->rescale(x, by, &table->on_device[row]);
+}
+
+lt_status lt_grad_table_measure(lt_grad_table *table, int row, lt_tensor *x, double by)
+{
+    LT_TRY(make_room(table, row));
+    LT_TRY(lt__check_alive(x));
+    table->is_on_device[row] = !x->storage->device->is_host;
+    if (table->is_on_device[row])
+        return lt__accelerator(table->ctx)->measure(x, by, &table->on_device[row]);
+    table->on_host[row] = lt_grad_stats_of(x);
+    table->on_host[row].largest *= by;
+    return LT_OK;
+}
+
+lt_status lt_grad_table_clear(lt_grad_table *table, int row)
+{
+    LT_TRY(make_room(table, row));
+    table->on_host[row] = (lt_grad_stats){0};
+    return table->is_on_device[row] ? table->device->fill(table->device, &table->on_device[row], LT_U8,
+                                              sizeof *table->on_device, 0)
+                            : LT_OK;
+}
+
+static bool some_are_on_device(const lt_grad_table *table, int first, int n)
+{
+    bool some = false;
+    for (int i = first; i < first + n; i++)
+        some |= table->is_on_device[i];
+    return some;
+}
+
+bool lt_grad_table_is_on_device(const lt_grad_table *table, int first, int n)
+{
+    bool all = n > 0;
+    for (int i = first; i < first + n; i++)
+        all &= table->is_on_device[i];
+    return all;
+}
+
+lt_status lt_grad_table_read(lt_grad_table *table, int first, int n, lt_grad_stats *stats)
+{
+    lt_grad_stats *come = NULL;
+    size_t bytes = (size_t)n * sizeof *come;
+    *stats = (lt_grad_stats){0};
+    if (some_are_on_device(table, first, n)) {
+        if (!(come = lt__alloc(table->ctx, bytes)))
+            return LT_ENOMEM;
+        lt_status status = lt__move(table->ctx->devices[0], come, table->device, table->on_device + first, bytes);
+        if (status != LT_OK) {
+            lt__free(table->ctx, come, bytes);
+            return status;
+        }
+    }
+    for (int i = 0; i < n; i++)
+        *stats = lt__grad_stats_join(*stats, table->is_on_device[first + i] ? come[i] : table->on_host[first + i]);
+    lt__free(table->ctx, come, bytes);
+    return LT_OK;
+}
+
+lt_status lt_grad_table_check(lt_grad_table *table, int first, int n)
+{
+    return lt__accelerator(table->ctx)->check_grads(table->device, table->on_device + first, n, lt_step_check_of(table->ctx));
+}
+
+/* What lies on both devices is waited for. */
+lt_status lt_grad_table_zero_leftover(lt_grad_table *table, lt_tensor *x, int left, int first, int n)
+{
+    lt_grad_stats of_x, all;
+    if (table->is_on_device[left] && (n == 0 || lt_grad_table_is_on_device(table, first, n))) {
+        lt__wrote(x);
+        return lt__accelerator(table->ctx)->zero_leftover(x, &table->on_device[left], table->on_device + first, n);
+    }
+    LT_TRY(lt_grad_table_read(table, left, 1, &of_x));
+    if (of_x.not_finite == 0)
+        return LT_OK;
+    LT_TRY(lt_grad_table_read(table, first, n, &all));
+    return all.not_finite == 0 ? lt_fill(x, 0) : LT_OK;
+}
