@@ -198,7 +198,7 @@ LT_MUST lt_status lt_precision_check_end(lt_precision_check *check);
 LT_API lt_dtype lt_precision_check_half(const lt_precision_check *check);
 
 typedef struct lt_precision {    /* of one tensor, over its numbers that are not 0 in f32 */
-    const char *where, *op;      /* as lt_watch_fn has it, "train.lua:9: net.4 "; "conv2d".
+    const char *where, *op;      /* as lt_op_hook_fn has it, "train.lua:9: net.4 "; "conv2d".
                                   * Borrowed, as `of` is, until the next begin */
     const char *of;              /* the input whose gradient this is; NULL: it is an output */
     bool leaf;                   /* that input is a leaf, as parameters are */

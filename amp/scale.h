@@ -4,7 +4,7 @@
 
 #include "amp/amp.h"
 
-enum { LT_FIRST_BYTES = 512 };
+enum { LT_ANOMALY_BYTES = 512 };
 
 /* Rows of the table: what was found in the gradient of a leaf that no optimizer has; in one that
  * more is added to; and from LT_ROW_FIRST on in those of parameters, as they were after the last
@@ -26,8 +26,8 @@ struct lt_loss_scale {
     lt_scaled_step step, recent[LT_STEPS_KEPT]; /* the last one; the last ones, by their number */
     bool found_inf_here;                /* in this step a gradient was not finite on this rank, */
     bool found_inf_elsewhere;           /* or on another one only */
-    bool watched;             /* this step is: see watch.h */
-    char first[LT_FIRST_BYTES]; /* about what was not finite first, in the step; "": nothing was */
+    bool detects_anomaly;             /* in this step: see anomaly.h */
+    char anomaly[LT_ANOMALY_BYTES]; /* about what was not finite first, in the step; "": nothing was */
 };
 
 /* Of a magnitude; the nearest that ranks can tell each other. LT_NO_EXPONENT for 0. */

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "amp/watch.h"
+#include "amp/anomaly.h"
 #include "core/tensor.h"
 #include "ops/ops.h"
 
@@ -234,19 +234,19 @@ static lt_status given(void *ud, lt_tensor *x, lt_tensor *grad)
     return lt_grad_table_clear(s->table, s->last);
 }
 
-/* Fails when no scale helps, and only after a step that was watched: a training that goes on from a
+/* Fails when no scale helps, and only after a step with anomaly detection: a training that goes on from a
  * checkpoint begins without. */
 static lt_status give_up(lt_loss_scale *s)
 {
     long long skipped = s->scaler.in_a_row;
     lt_status status = LT_OK;
-    if (s->watched && s->scaler.at_floor >= MOST_AT_FLOOR && !s->found_inf_elsewhere)
-        status = s->first[0]
-            ? lt_fail(LT_ENUMERIC, "%s (%lld steps in a row were skipped)", s->first, skipped)
+    if (s->detects_anomaly && s->scaler.at_floor >= MOST_AT_FLOOR && !s->found_inf_elsewhere)
+        status = s->anomaly[0]
+            ? lt_fail(LT_ENUMERIC, "%s (%lld steps in a row were skipped)", s->anomaly, skipped)
             : lt_fail(LT_ENUMERIC, "the gradients were not finite in %lld steps in a row, in the "
                       "last with a loss scale of 2^%d, although no op has made them so; look at "
                       "the learning rate and at the data", skipped, s->step.k);
-    lt__watch(s, s->scaler.at_floor >= MOST_AT_FLOOR - 1);
+    lt__anomaly_enable(s, s->scaler.at_floor >= MOST_AT_FLOOR - 1);
     return status;
 }
 
@@ -263,7 +263,7 @@ static lt_status update_scaler(lt_loss_scale *s, lt_grad_stats stats)
     return give_up(s);
 }
 
-/* Near the floor the next forward may be one that is to be watched: then it is decided at once. */
+/* Near the floor the next forward may be one with anomaly detection: then it is decided at once. */
 static bool can_defer(const lt_loss_scale *s)
 {
     return !s->is_reduced && s->scaler.at_floor < MOST_AT_FLOOR - 2 &&
@@ -309,7 +309,7 @@ static bool resolve(void *ud, const lt_grad_stats *stats)
     return s->step_status == LT_APPLIED;
 }
 
-static const char *explain(void *ud, lt_tensor *loss) { return lt__first_in(ud, loss); }
+static const char *explain(void *ud, lt_tensor *loss) { return lt__anomaly_first(ud, loss); }
 
 /* While it was not in use, gradients may have come that it has not scaled. A step that was skipped
  * is over for them, and goes on for optimizers alone that have not come to it yet. */
@@ -330,6 +330,6 @@ lt_status lt_use_loss_scale(lt_ctx *ctx, lt_loss_scale *s)
     LT_TRY(lt_set_scaling(ctx, s ? &mine : NULL));
     if (s)
         come_back(s);
-    lt__use_watch(ctx, s);
+    lt__anomaly_install(ctx, s);
     return LT_OK;
 }

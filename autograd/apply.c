@@ -259,7 +259,7 @@ static lt_status make_wide(lt_tensor *const *from, int n, lt_tensor **to)
     return LT_OK;
 }
 
-lt_status lt_look_again(const lt_call *call, bool backward, int which, int64_t index,
+lt_status lt_recompute_f32(const lt_call *call, bool backward, int which, int64_t index,
                         double *value)
 {
     enum { IN, OUT, D_OUT, D_IN };
@@ -360,12 +360,12 @@ static bool wants_grad(const lt_tensor *x)
     return x && (x->node || (x->leaf && x->leaf->wanted));
 }
 
-/* A forward call to who watches. */
-static void show(const struct lt_autograd *ag, const lt_call *c)
+/* Passes a forward call to the op hook. */
+static void call_hook(const struct lt_autograd *ag, const lt_call *c)
 {
     char where[LT_WHERE_BYTES];
     lt_where(c->ctx, where);
-    ag->watch(ag->watch_ud, c, false, where);
+    ag->op_hook(ag->op_hook_ud, c, false, where);
 }
 
 static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, lt_tensor **in,
@@ -400,8 +400,8 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
     bool view = n_all > 0 && spec[0].view;
     bool skips = view || (n_all > 0 && lt__is_idle(op, made, n_all));
     lt_status status = skips ? LT_OK : lt__run_kernel(&call, def, false);
-    if (status == LT_OK && ag->watch && !view)
-        show(ag, &call);
+    if (status == LT_OK && ag->op_hook && !view)
+        call_hook(ag, &call);
     if (status == LT_OK && record)
         status = lt__record(ag, def, &call, call.first_row);
     if (status == LT_OK && op->after)

@@ -275,7 +275,7 @@ LT_MUST lt_status lt_backward(lt_tensor *loss, lt_tensor *grad);
  *     they were before it. The gradients that a loss has left are to be forgotten: until
  *     lt_zero_grad() is called, steps change nothing;
  *   the outcome of an optimizer step is LT_PENDING.
- * Steps, skips and bits are those of decisions at once. While ops are timed, traced or watched, a
+ * Steps, skips and bits are those of decisions at once. While ops are timed, traced or hooked, a
  * loss is waited for.
  *
  * Waits until nothing is unknown. LT_ENUMERIC for such a number, once; else LT_OK, or what has gone
@@ -423,16 +423,16 @@ LT_API void lt_set_timer(lt_ctx *ctx, lt_timer_fn fn, void *ud);
 /* Who looks at what ops make: called after each kernel of a recorded or unrecorded op, and of its
  * backward, with its call and where it comes from, as below. It may change nothing. While there is
  * one, no gradient is written over another. NULL: nobody. */
-typedef void (*lt_watch_fn)(void *ud, const lt_call *call, bool backward, const char *where);
-LT_API void lt_set_watch(lt_ctx *ctx, lt_watch_fn fn, void *ud);
+typedef void (*lt_op_hook_fn)(void *ud, const lt_call *call, bool backward, const char *where);
+LT_API void lt_set_op_hook(lt_ctx *ctx, lt_op_hook_fn fn, void *ud);
 /* The same after the fact, for the ops that loss was computed from, in their order, before a
  * backward has come by. The call has what is kept for backward, and outputs that can be made of it
  * once more; what is neither is NULL. */
-LT_API void lt_look_back(lt_tensor *loss, lt_watch_fn fn, void *ud);
+LT_API void lt_replay_ops(lt_tensor *loss, lt_op_hook_fn fn, void *ud);
 /* For such a one: the kernel once more, with f32 in the place of halves. *value: element `index` of
  * what it gives for out[i], or backward for d_in[i], without what that was added to.
  * LT_EUNSUPPORTED where other ranks would have to take part, and for ops in place. */
-LT_MUST lt_status lt_look_again(const lt_call *call, bool backward, int i, int64_t index,
+LT_MUST lt_status lt_recompute_f32(const lt_call *call, bool backward, int i, int64_t index,
                                 double *value);
 
 /* A rehearsal: a pass that is gone through once more, to be looked at, before what belongs to the
@@ -442,8 +442,8 @@ LT_MUST lt_status lt_look_again(const lt_call *call, bool backward, int i, int64
  * stay as they are; lt_stats_add() and lt_zero_grad() do nothing; this rank is the only one. An
  * optimizer's step or norm, backward through what was recorded before, and another rehearsal are
  * LT_EINVAL. Meanwhile scaling is in the place of the one there was, or none if it is NULL: of its
- * functions only seed and complete are called, if they are there. So is watch. */
-LT_MUST lt_status lt_rehearsal_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_watch_fn watch,
+ * functions only seed and complete are called, if they are there. So is op_hook. */
+LT_MUST lt_status lt_rehearsal_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_op_hook_fn op_hook,
                                      void *ud);
 /* What was recorded is freed. */
 LT_API void lt_rehearsal_end(lt_ctx *ctx);

@@ -208,7 +208,7 @@ static bool takes_over(const lt_node *node, int i)
     const lt_tensor *grad = node->d_out[0];
     int64_t count;
     return i < 8 && (node->def->op->grad_in_place >> i & 1) && grad && !shared(grad) && e->node &&
-           !e->node->d_out[e->out_index] && !node->ctx->slots.autograd->watch &&
+           !e->node->d_out[e->out_index] && !node->ctx->slots.autograd->op_hook &&
            (lt_dtype)grad->dtype == e->spec.dtype &&
            lt__count_dims(e->spec.ndim, e->spec.dims, &count) == LT_OK && count == grad->count;
 }
@@ -266,8 +266,8 @@ static lt_status run_backward(lt_node *node, uint64_t left)
     }
     if (status == LT_OK && !lt__is_idle(op, d_in, node->n_in))
         status = lt__run_kernel(&call, node->def, true);
-    if (status == LT_OK && ag->watch)
-        ag->watch(ag->watch_ud, &call, true, node->where);
+    if (status == LT_OK && ag->op_hook)
+        ag->op_hook(ag->op_hook_ud, &call, true, node->where);
     for (int i = 0; i < node->n_in; i++) {
         if (status == LT_OK && d_in[i] && !extra[i]) {
             lt__wrote(d_in[i]);
@@ -475,10 +475,10 @@ static lt_status check_finite(lt_tensor *loss)
 
 /* Somebody waits for each kernel, or looks at all that it makes: then a loss may as well be looked
  * at, while what it was computed from is there and can be told of. */
-static bool is_watched(const lt_ctx *ctx)
+static bool waits_for_loss(const lt_ctx *ctx)
 {
     const struct lt_autograd *ag = ctx->slots.autograd;
-    return ag->timer || ag->watch || ctx->trace;
+    return ag->timer || ag->op_hook || ctx->trace;
 }
 
 static lt_status check_loss(lt_tensor *loss)
@@ -497,7 +497,7 @@ static lt_status check_loss(lt_tensor *loss)
     bool is_here = loss->storage->device->is_host;
     if (!is_here)
         LT_TRY(lt__deferred_check_begin(loss));
-    return loss->count == 1 && (is_here || is_watched(loss->ctx)) ? check_finite(loss) : LT_OK;
+    return loss->count == 1 && (is_here || waits_for_loss(loss->ctx)) ? check_finite(loss) : LT_OK;
 }
 
 /* The slots' own begin and end. */

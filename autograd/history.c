@@ -44,7 +44,7 @@ static void make_again(const lt_node *node, lt_tensor **in, lt_tensor **out)
     lt_set_cast(ctx, cast, ud);
 }
 
-static void show(const lt_node *node, lt_watch_fn fn, void *ud)
+static void call_hook(const lt_node *node, lt_op_hook_fn fn, void *ud)
 {
     const lt_op *op = node->def->op;
     lt_tensor *in[LT_MAX_LIST], *out[LT_MAX_OUT] = {NULL}, *made[LT_MAX_OUT] = {NULL};
@@ -64,18 +64,18 @@ static void show(const lt_node *node, lt_watch_fn fn, void *ud)
     lt_release(made[0]);
 }
 
-void lt_look_back(lt_tensor *loss, lt_watch_fn fn, void *ud)
+void lt_replay_ops(lt_tensor *loss, lt_op_hook_fn fn, void *ud)
 {
     struct lt_autograd *ag = loss->ctx->slots.autograd;
-    lt_watch_fn watch = ag->watch;
+    lt_op_hook_fn op_hook = ag->op_hook;
     if (!loss->node || loss->node->spent)
         return;
     lt_tape *tape = loss->node->tape;
-    ag->watch = NULL;
+    ag->op_hook = NULL;
     if (lt__mark(loss->node) == LT_OK)
         for (lt_node *node = tape->first; node; node = node->next)
             if (node->marked && !is_view(node->def->op))
-                show(node, fn, ud);
+                call_hook(node, fn, ud);
     lt__unmark(tape->last);
-    ag->watch = watch;
+    ag->op_hook = op_hook;
 }

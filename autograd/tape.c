@@ -143,10 +143,10 @@ void lt_set_timer(lt_ctx *ctx, lt_timer_fn fn, void *ud)
     ctx->slots.autograd->timer_ud = ud;
 }
 
-void lt_set_watch(lt_ctx *ctx, lt_watch_fn fn, void *ud)
+void lt_set_op_hook(lt_ctx *ctx, lt_op_hook_fn fn, void *ud)
 {
-    ctx->slots.autograd->watch = fn;
-    ctx->slots.autograd->watch_ud = ud;
+    ctx->slots.autograd->op_hook = fn;
+    ctx->slots.autograd->op_hook_ud = ud;
 }
 
 /* ==== Leaves ================================================================================== */
@@ -500,7 +500,7 @@ void lt_tape_set_first_row(lt_tape *tape, int64_t first_row)
     tape->draws[0] = tape->draws[1] = 0;
 }
 
-lt_status lt_rehearsal_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_watch_fn watch, void *ud)
+lt_status lt_rehearsal_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_op_hook_fn op_hook, void *ud)
 {
     struct lt_autograd *ag = lt__autograd(ctx);
     if (!ag)
@@ -511,15 +511,15 @@ lt_status lt_rehearsal_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_watch_fn
     lt_rehearsal *r = &ag->rehearsal;
     r->before = ag->tape;
     r->scaling = ag->scaling;
-    r->watch = ag->watch;
-    r->watch_ud = ag->watch_ud;
+    r->op_hook = ag->op_hook;
+    r->op_hook_ud = ag->op_hook_ud;
     r->draws = ctx->draws;
     r->tape.first_row = ag->tape->first_row;
     memcpy(r->tape.draws, ag->tape->draws, sizeof r->tape.draws);
     ag->tape = &r->tape;
     ag->scaling = scaling ? *scaling : (lt_scaling){0};
-    ag->watch = watch;
-    ag->watch_ud = ud;
+    ag->op_hook = op_hook;
+    ag->op_hook_ud = ud;
     r->on = true;
     return LT_OK;
 }
@@ -533,8 +533,8 @@ void lt_rehearsal_end(lt_ctx *ctx)
     clear_tape(&r->tape);
     ag->tape = r->before;
     ag->scaling = r->scaling;
-    ag->watch = r->watch;
-    ag->watch_ud = r->watch_ud;
+    ag->op_hook = r->op_hook;
+    ag->op_hook_ud = r->op_hook_ud;
     ctx->draws = r->draws;
     r->on = false;
 }

@@ -105,8 +105,8 @@ typedef struct lt_rehearsal {
     lt_tape tape;             /* its own; and all that is to be put back: */
     lt_tape *before;
     lt_scaling scaling;
-    lt_watch_fn watch;
-    void *watch_ud;
+    lt_op_hook_fn op_hook;
+    void *op_hook_ud;
     uint64_t draws;           /* of the context */
 } lt_rehearsal;
 
@@ -142,8 +142,8 @@ struct lt_autograd {
     void *where_ud;
     lt_timer_fn timer;
     void *timer_ud;
-    lt_watch_fn watch;
-    void *watch_ud;
+    lt_op_hook_fn op_hook;
+    void *op_hook_ud;
     lt_rehearsal rehearsal;
     lt_stat *stats;           /* in order of first appearance */
     uint64_t trees;           /* placed so far */

@@ -44,15 +44,15 @@ static void warn_of_unused(lua_State *L)
     (void)status; /* of no account: a script may have made require() something else */
 }
 
-/* The subcommands that look at how a script trains: watch() of luatrain/commands/NAME.lua takes what follows
+/* The subcommands that look at how a script trains: attach() of luatrain/commands/NAME.lua takes what follows
  * the name and returns which of it is the script, and a function. The script runs until it is told
  * that all was seen, as LT_EDONE; then the function is called. There may be no script. */
-static const char watch_script[] = "return require('luatrain.commands.' .. ...).watch(select(2, ...))";
+static const char attach_script[] = "return require('luatrain.commands.' .. ...).attach(select(2, ...))";
 
-static lt_status watch(lua_State *L, const char *name, int argc, char **argv)
+static lt_status run_attached(lua_State *L, const char *name, int argc, char **argv)
 {
     if (!lua_checkstack(L, argc + 3) ||
-        luaL_loadbuffer(L, watch_script, sizeof watch_script - 1, "=watch") != LUA_OK)
+        luaL_loadbuffer(L, attach_script, sizeof attach_script - 1, "=attach") != LUA_OK)
         return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* the text itself is right */
     lua_pushstring(L, name);
     for (int i = 0; i < argc; i++)
@@ -121,9 +121,9 @@ static lt_status bench_lua(lua_State *L)
 static lt_status bench(lt_ctx *ctx, lua_State *L, int argc, char **argv)
 {
     if (argc > 0 && strcmp(argv[0], "dist") == 0)
-        return watch(L, "bench_dist", argc - 1, argv + 1);
+        return run_attached(L, "bench_dist", argc - 1, argv + 1);
     if (argc != 1 || strcmp(argv[0], "dispatch") != 0)
-        return watch(L, "bench", argc, argv);
+        return run_attached(L, "bench", argc, argv);
     LT_TRY(bench_c(ctx));
     return bench_lua(L);
 }
@@ -191,7 +191,7 @@ static lt_status run_command(const settings *s, lt_ctx *ctx, lua_State *L)
     if (strcmp(argv[0], "bench") == 0)
         return shown("bench", bench(ctx, L, argc - 1, argv + 1));
     if (looks(argv[0]))
-        return shown(argv[0], watch(L, argv[0], argc - 1, argv + 1));
+        return shown(argv[0], run_attached(L, argv[0], argc - 1, argv + 1));
     LT_TRY(run_script(L, argc, argv));
     warn_of_unused(L);
     return LT_OK;

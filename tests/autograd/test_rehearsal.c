@@ -12,7 +12,7 @@ typedef struct net {
     int hooks, begins, sums;  /* calls of these */
     double seen;              /* sum of the outputs that were watched, */
     double grads[8];          /* and those of the gradients of leaves, one by one */
-    int watched, leaves;
+    int hooked, leaves;
 } net;
 
 static lt_tensor *add(net *n, const char *name, bool buffer, int ndim, double a)
@@ -121,7 +121,7 @@ static void look(void *ud, const lt_call *c, bool backward, const char *where)
 {
     net *n = ud;
     (void)where;
-    n->watched++;
+    n->hooked++;
     if (!backward && !c->op->in_place)
         n->seen += sum_of(c->out[0]);
     for (int i = 0; backward && i < c->n_in; i++)
@@ -263,19 +263,19 @@ TEST(a_rehearsal_has_a_scaling_of_its_own)
     CHECK_OK(lt_set_scaling(n.ctx, &of_training));
     go(&n);
     CHECK_EQ(training.completes, 3);
-    lt_set_watch(n.ctx, look, &n);
+    lt_set_op_hook(n.ctx, look, &n);
     CHECK_OK(lt_rehearsal_begin(n.ctx, &own, NULL, NULL));
     CHECK_FAILS(lt_set_scaling(n.ctx, NULL), LT_EINVAL,
                 "the scale of gradients does not change in a rehearsal");
     go(&n);
     lt_rehearsal_end(n.ctx);
-    CHECK_EQ(n.watched, 0);
+    CHECK_EQ(n.hooked, 0);
     CHECK_EQ(training.completes, 3);
     CHECK(rehearsal.seeds == 1 && rehearsal.completes == 3 && rehearsal.largest > 0);
     for (int i = 0; i < 3; i++)
         lt_zero_grad((lt_tensor *[]){n.w, n.scale, n.shift}[i]);
     go(&n);
-    CHECK(training.seeds == 2 && n.watched > 0);
+    CHECK(training.seeds == 2 && n.hooked > 0);
     CHECK_EQ(rehearsal.seeds, 1);
     CHECK_OK(lt_set_scaling(n.ctx, NULL));
     end(&n);

@@ -142,7 +142,7 @@ TEST(the_list_is_what_the_nets_do)
         lua_State *L = ctx ? lt_lua_new(ctx) : NULL;
         if (!L)
             FAIL("%s", lt_errmsg());
-        lt_set_watch(ctx, record, &now);
+        lt_set_op_hook(ctx, record, &now);
         CHECK_OK(lt_lua_dofile(L, "tests/cuda/nets.lua", 1, (char *[]){nets[i]}));
         lt_lua_close(L);
         lt_ctx_free(ctx);

@@ -172,9 +172,9 @@ T.test("what is no net, no shape, or does not fit", function()
           "lt.summary: the net does not do the same with 2 images and with 3")
 end)
 
-T.test("after watch() a run shows its net, makes nothing and is done", function()
+T.test("after attach() a run shows its net, makes nothing and is done", function()
   local out, code, is_clean = run_script [[
-    require "luatrain.commands.summary".watch "script.lua"
+    require "luatrain.commands.summary".attach "script.lua"
     local lt = require "luatrain"
     local train = lt.data.open "synthetic:4x4x3/5/100"
     local net = lt.nn.sequential{lt.nn.flatten(), lt.nn.linear{48, 5}}

@@ -468,7 +468,7 @@ end
 
 -- From now on the first run is measured, and ends the script. Takes the arguments after `bench`;
 -- returns which of them is the script, and what is to be called when it has ended.
-function bench.watch(...)
+function bench.attach(...)
   local o = {steps = 20, margin = 5}
   local script = bench.read_options({...}, OPTIONS, o, HELP:format(WARM_UP)) or refuse(
     "a script must be given: luatrain bench train_lenet.lua; luatrain bench --help says more")
@@ -476,19 +476,19 @@ function bench.watch(...)
   local before = o.baseline and bench.read(o.baseline, bench.COMPARED)
   if o.json then bench.want_file(o.json) end
   local meter, folder, parameters = bench.meter(WARM_UP), bench.passing_folder(), nil
-  local watcher = {begin_step = function() meter:begin_step() end}
+  local observer = {begin_step = function() meter:begin_step() end}
 
-  function watcher.end_step(_, ...)
+  function observer.end_step(_, ...)
     meter:end_step(...)
     if #meter.rates >= o.steps then core.fail("EDONE", "all steps are measured") end
   end
 
-  function watcher.stop(_, reason) core.fail("ESTOPPED", "bench: stopped by " .. reason) end
+  function observer.stop(_, reason) core.fail("ESTOPPED", "bench: stopped by " .. reason) end
 
   function core.on_run(settings)
     bench.change(settings, WARM_UP + o.steps, folder, o.amp)
     o.amp, parameters = settings.amp, settings.net:count()
-    return watcher
+    return observer
   end
 
   local function finish()

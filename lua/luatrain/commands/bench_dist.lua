@@ -351,9 +351,9 @@ local function finish(o, turns)
   if o.json and rank == 0 then bench.write(o.json, r) end
 end
 
--- As bench.watch: the script's first run is measured, and ends it. Without a script there is no
+-- As bench.attach: the script's first run is measured, and ends it. Without a script there is no
 -- run.
-function bench_dist.watch(...)
+function bench_dist.attach(...)
   local o = {steps = 12, most = 64, latency = LATENCY}
   local script = bench.read_options({...}, OPTIONS, o, HELP:format(LATENCY))
   local name = script and select(script, ...)
@@ -363,14 +363,14 @@ function bench_dist.watch(...)
   if o.json and rank == 0 then bench.want_file(o.json) end
   if not script then return nil, function() finish(o) end end
   local turns, folder = new_turns(o), bench.passing_folder()
-  local watcher = {begin_step = function() end}
+  local observer = {begin_step = function() end}
 
-  function watcher.end_step(_, rows, _, _, spent)
+  function observer.end_step(_, rows, _, _, spent)
     turns:end_step(rows, spent)
     if turns:is_done() then core.fail("EDONE", "all steps are measured") end
   end
 
-  function watcher.stop(_, reason) core.fail("ESTOPPED", "bench: stopped by " .. reason) end
+  function observer.stop(_, reason) core.fail("ESTOPPED", "bench: stopped by " .. reason) end
 
   function core.on_run(settings)
     local all = (o.steps + FEW) * (1 + FEW) // FEW * #turns.ways + WARM_UP
@@ -378,7 +378,7 @@ function bench_dist.watch(...)
     if settings.scaler ~= false then            -- those of ranks that are apart would part
       settings.scaler = {policy = "static", scale = 1.0}
     end
-    return watcher
+    return observer
   end
 
   return script, function()

@@ -98,7 +98,7 @@ local OPTIONS = {target = {"a number from 0 to 1", up_to(1)},
                  peak = {"a number of Tflop/s", up_to(math.huge)}, help = true}
 
 -- There is no script: only what is to be called.
-function report.watch(...)
+function report.attach(...)
   local list, o = {...}, {}
   local folders = table.move(list, read_flags(list, OPTIONS, o, HELP, refuse), #list, 1, {})
   if #folders == 0 then refuse "a folder of a run must be given: luatrain report runs/train-1" end

@@ -230,7 +230,7 @@ end
 
 -- `luatrain summary script.lua`: from now on a run shows its net instead, and ends the script.
 -- Returns which argument is the script, and what is to be called when it has ended.
-function summary.watch(script)
+function summary.attach(script)
   local shown = false
   if not script or script:sub(1, 1) == "-" then
     core.fail("EUSAGE", "summary wants a script: luatrain [options] summary train_lenet.lua")

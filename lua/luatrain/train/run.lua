@@ -134,7 +134,7 @@ end
 -- lt.run: see the top.
 local function new(given)
   local o = read_settings(given)
-  local watcher = core.on_run and core.on_run(o) or false      -- which may change them
+  local observer = core.on_run and core.on_run(o) or false      -- which may change them
   o.auto = o.amp == "auto"
   o.trial = trial.begin(o)
   o.scaler = make_scaler(o)
@@ -164,7 +164,7 @@ local function new(given)
     listener = false,                  -- while it is open, a signal is a wish to stop
     checkpoints = {},                  -- its own in the folder: see checkpoint.prune
     unfinished = false,                -- the folder of the run before, if that can go on
-    watcher = watcher,                 -- told of each step: see bench.lua
+    observer = observer,                 -- told of each step: see bench.lua
   }
   folder.take(self)
   local ok, err = pcall(start, self)
@@ -336,7 +336,7 @@ local function stop_if_wanted(self)
   local early = not reason and self.steps >= (o.max_steps or math.huge)
   if not reason and not early then return end
   close_step(self)
-  if reason and self.watcher then self.watcher:stop(reason) end
+  if reason and self.observer then self.observer:stop(reason) end
   local what = ("stopped by %s at step %d"):format(reason or o.max_steps_from, self.steps)
   core.compare_step()
   state.check_weights(self)
@@ -452,7 +452,7 @@ local function step_part(self, fn, ...)
   local started, before, spent = core.clock(), core.times(), self.spent
   local given = call_inside(self, fn, ...)
   local loss = deferred.take(given, "run:step: the function")
-  if self.settings.trial or self.watcher then core.sync() end    -- who measure what it takes
+  if self.settings.trial or self.observer then core.sync() end    -- who measure what it takes
   local after, _, count = core.times(), core.shard(self.rows, self.part, self.grain)
   spent.inside = spent.inside + (core.clock() - started)
   spent.backward = spent.backward + (after.backward - before.backward)
@@ -496,7 +496,7 @@ local function end_step(self, loss)
   local text = self.waits:step(self.waited, total, rows, self.loader)
   if text then self.log:warn(text) end
   if self.settings.trial then go_on_with_trial(self, self.spent.inside) end
-  if self.watcher then self.watcher:end_step(rows, total, self.waited, self.spent) end
+  if self.observer then self.observer:end_step(rows, total, self.waited, self.spent) end
   stop_if_wanted(self)
   local every = o.save_every
   if every and self.steps % every == 0 or core.clock() - self.saved_at >= SAVE_SECONDS then
@@ -522,7 +522,7 @@ function Run:step(fn, ...)
     if o.amp_check then close_step(self) end
     amp_check.begin_step(self, fn, ...)
     self.spent = {inside = 0.0, backward = 0.0, optimizer = 0.0, sent = ranks.sent()}
-    if self.watcher then self.watcher:begin_step() end
+    if self.observer then self.observer:begin_step() end
   end
   local loss, given = step_part(self, fn, ...)
   if self.part == self.parts then

@@ -1,4 +1,4 @@
-/* watch.c - who was the first that is not finite, and why.
+/* anomaly.c - who was the first that is not finite, and why.
  *
  * What an op makes is looked at as soon as it is there, forwards and backwards. The first op in it
  * of which something is not finite has either been given such a number, by somebody who is no op,
@@ -10,7 +10,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "amp/watch.h"
+#include "amp/anomaly.h"
 #include "core/locale.h"
 #include "core/tensor.h"
 
@@ -26,7 +26,7 @@
             return i;                                                                              \
     return -1
 
-static int64_t first_odd_here(const lt_tensor *x)
+static int64_t first_non_finite_on_host(const lt_tensor *x)
 {
     switch (x->dtype) {
     case LT_F16: FIND(uint16_t, 0x7c00);
@@ -37,12 +37,12 @@ static int64_t first_odd_here(const lt_tensor *x)
     }
 }
 
-static int64_t first_odd(lt_tensor *x)
+static int64_t first_non_finite(lt_tensor *x)
 {
     if (!x || !x->data)
         return -1;
     lt_tensor *here = lt__on_host(x);
-    int64_t index = here ? first_odd_here(here) : -1;
+    int64_t index = here ? first_non_finite_on_host(here) : -1;
     lt_release(here);
     return index;
 }
@@ -68,15 +68,15 @@ typedef struct view {
 
 /* "net.4 conv2d: its x is the first that is not finite: ...". of: "" or "the gradient of ". */
 LT_PRINTF(4, 5)
-static void say(const view *v, const char *of, const char *what, const char *why, ...)
+static void describe(const view *v, const char *of, const char *what, const char *why, ...)
 {
-    char *text = v->scale->first;
+    char *text = v->scale->anomaly;
     va_list args;
-    int n = snprintf(text, LT_FIRST_BYTES, "%s%s%s: %sits %s is the first that is not finite: ",
+    int n = snprintf(text, LT_ANOMALY_BYTES, "%s%s%s: %sits %s is the first that is not finite: ",
                      v->where, v->backward ? "backward of " : "", v->call->schema->name, of, what);
     va_start(args, why);
-    if (n > 0 && n < LT_FIRST_BYTES)
-        vsnprintf(text + n, (size_t)(LT_FIRST_BYTES - n), why, args);
+    if (n > 0 && n < LT_ANOMALY_BYTES)
+        vsnprintf(text + n, (size_t)(LT_ANOMALY_BYTES - n), why, args);
     va_end(args);
 }
 
@@ -86,63 +86,63 @@ static const char *input_name(const lt_call *c, int i)
     return s->in[i < s->n_in ? i : s->n_in - 1].name;
 }
 
-static void say_given(const view *v, lt_tensor *x, int64_t index, const char *name)
+static void describe_input(const view *v, lt_tensor *x, int64_t index, const char *name)
 {
     double value = value_at(x, index);
     bool f16 = x->dtype == LT_F16 && isinf(value);
     if (!lt_is_param(x))
-        say(v, "", name, "it is %s%s to begin with; look at the data", word(value),
+        describe(v, "", name, "it is %s%s to begin with; look at the data", word(value),
             f16 ? ", or beyond 65504, the largest number of f16," : "");
     else if (f16)
-        say(v, "", name, "a parameter, which is inf or beyond 65504, the largest number of f16; "
+        describe(v, "", name, "a parameter, which is inf or beyond 65504, the largest number of f16; "
             "look at the learning rate, and at what was loaded");
     else
-        say(v, "", name, "a parameter, which is %s before the step; look at the learning rate, and "
+        describe(v, "", name, "a parameter, which is %s before the step; look at the learning rate, and "
             "at what was loaded", word(value));
 }
 
 /* number: its text, or "it". */
-static void say_too_large(const view *v, const char *what, const char *number)
+static void describe_overflow(const view *v, const char *what, const char *number)
 {
     int k = v->scale->scaler.k;
     if (!v->backward)
-        say(v, "", what, "%s does not fit f16, whose largest number is 65504; " IN_F32, number);
+        describe(v, "", what, "%s does not fit f16, whose largest number is 65504; " IN_F32, number);
     else
-        say(v, "the gradient of ", what, "with the loss scale of 2^%d in it, %s does not fit f16, "
+        describe(v, "the gradient of ", what, "with the loss scale of 2^%d in it, %s does not fit f16, "
             "whose largest number is 65504; %s", k, number,
             k > LT_SCALE_LOW ? "lower the scale, or let it be adaptive"
                              : IN_F32 ", a smaller learning rate may keep it small");
 }
 
 /* What it has made of numbers that are finite: element `index` of x, which is out[i] or d_in[i]. */
-static void say_made(const view *v, const char *what, lt_tensor *x, int i, int64_t index)
+static void describe_output(const view *v, const char *what, lt_tensor *x, int i, int64_t index)
 {
     double value = value_at(x, index), wide = value;
-    bool seen = v->whole && lt_look_again(v->call, v->backward, i, index, &wide) == LT_OK;
+    bool seen = v->whole && lt_recompute_f32(v->call, v->backward, i, index, &wide) == LT_OK;
     bool f16 = x->dtype == LT_F16 && (seen ? isfinite(wide) : isinf(value));
     char number[32] = "it";
     if (seen && fabs(wide) > 65504) /* else it has become so with what it was added to */
         lt__format(number, sizeof number, "%.6g", wide);
     if (f16)
-        say_too_large(v, what, number);
+        describe_overflow(v, what, number);
     else if (!v->whole)
-        say(v, "", what, "it is %s; look at the learning rate and at the data", word(value));
+        describe(v, "", what, "it is %s; look at the learning rate and at the data", word(value));
     else
-        say(v, v->backward ? "the gradient of " : "", what, "it is %s, and would be in f32 as "
+        describe(v, v->backward ? "the gradient of " : "", what, "it is %s, and would be in f32 as "
             "well, although all that it was computed from is finite; look at the learning rate, at "
             "the data, and for a division by 0", word(value));
 }
 
-/* ==== The watch =============================================================================== */
+/* ==== The op hook =============================================================================== */
 
 /* Says of the first of list[0..n) that is not finite, if one is, that it was so before. */
-static bool was_given(const view *v, lt_tensor *const *list, int n)
+static bool input_is_first(const view *v, lt_tensor *const *list, int n)
 {
     for (int i = 0; i < n; i++) {
-        int64_t index = first_odd(list[i]);
+        int64_t index = first_non_finite(list[i]);
         if (index < 0)
             continue;
-        say_given(v, list[i], index, list == v->call->in ? input_name(v->call, i) : "output");
+        describe_input(v, list[i], index, list == v->call->in ? input_name(v->call, i) : "output");
         return true;
     }
     return false;
@@ -150,78 +150,78 @@ static bool was_given(const view *v, lt_tensor *const *list, int n)
 
 /* Likewise of the gradients that came: those that ops have made were finite, but the sum of several
  * need not be, nor what backward began with. */
-static bool came(const view *v, lt_tensor *const *d_out, int n)
+static bool d_out_is_first(const view *v, lt_tensor *const *d_out, int n)
 {
     for (int i = 0; i < n; i++) {
-        int64_t index = first_odd(d_out[i]);
+        int64_t index = first_non_finite(d_out[i]);
         if (index < 0)
             continue;
         double value = value_at(d_out[i], index);
         if (d_out[i]->dtype == LT_F16 && isinf(value))
-            say_too_large(v, "output", "it");
+            describe_overflow(v, "output", "it");
         else
-            say(v, "the gradient of ", "output", "it is %s, as what backward began with or as a "
+            describe(v, "the gradient of ", "output", "it is %s, as what backward began with or as a "
                 "sum; look at the learning rate and at the data", word(value));
         return true;
     }
     return false;
 }
 
-static void look(const view *v)
+static void check_call(const view *v)
 {
     const lt_call *c = v->call;
     int n_out = lt_op_outputs(c->op), n_all = n_out + c->op->n_aux;
     int n = v->backward ? c->n_in : n_all, i = 0;
     lt_tensor **made = v->backward ? c->d_in : c->out;
     int64_t index = -1;
-    while (i < n && (index = first_odd(made[i])) < 0)
+    while (i < n && (index = first_non_finite(made[i])) < 0)
         i++;
     if (i == n)
         return;
-    if (v->backward && (came(v, c->d_out, n_out) || was_given(v, c->out, n_all)))
+    if (v->backward && (d_out_is_first(v, c->d_out, n_out) || input_is_first(v, c->out, n_all)))
         return;
-    if (!was_given(v, c->in, c->n_in))
-        say_made(v, v->backward ? input_name(c, i) : "output", made[i], i, index);
+    if (!input_is_first(v, c->in, c->n_in))
+        describe_output(v, v->backward ? input_name(c, i) : "output", made[i], i, index);
 }
 
 /* While gradients are off nothing comes of it for them, as in an evaluation; in backward they
  * always are. */
-static void look_now(void *ud, const lt_call *c, bool backward, const char *where)
+static void op_hook(void *ud, const lt_call *c, bool backward, const char *where)
 {
     lt_loss_scale *s = ud;
-    if (!s->first[0] && (backward || lt_grad_enabled(c->ctx)))
-        look(&(view){s, c, backward, where, true});
+    if (!s->anomaly[0] && (backward || lt_grad_enabled(c->ctx)))
+        check_call(&(view){s, c, backward, where, true});
 }
 
-static void look_back(void *ud, const lt_call *c, bool backward, const char *where)
+static void replay_hook(void *ud, const lt_call *c, bool backward, const char *where)
 {
     lt_loss_scale *s = ud;
     bool whole = true;
     for (int i = 0; i < c->n_in; i++)
         whole &= c->in[i] || (i < c->schema->n_in && c->schema->in[i].optional);
-    if (!s->first[0])
-        look(&(view){s, c, backward, where, whole});
+    if (!s->anomaly[0])
+        check_call(&(view){s, c, backward, where, whole});
 }
 
-const char *lt__first_in(lt_loss_scale *s, lt_tensor *loss)
+const char *lt__anomaly_first(lt_loss_scale *s, lt_tensor *loss)
 {
-    if (!s->watched) {
-        s->first[0] = '\0';
-        lt_look_back(loss, look_back, s);
+    if (!s->detects_anomaly) {
+        s->anomaly[0] = '\0';
+        lt_replay_ops(loss, replay_hook, s);
     }
-    return s->first;
+    return s->anomaly;
 }
 
-void lt__watch(lt_loss_scale *s, bool on)
+void lt__anomaly_enable(lt_loss_scale *s, bool on)
 {
-    s->first[0] = '\0';
-    if (s->watched == on)
+    s->anomaly[0] = '\0';
+    if (s->detects_anomaly == on)
         return;
-    s->watched = on;
-    lt__use_watch(s->ctx, s);
+    s->detects_anomaly = on;
+    lt__anomaly_install(s->ctx, s);
 }
 
-void lt__use_watch(lt_ctx *ctx, lt_loss_scale *s)
+void lt__anomaly_install(lt_ctx *ctx, lt_loss_scale *s)
 {
-    lt_set_watch(ctx, s && s->watched ? look_now : NULL, s);
+    lt_set_op_hook(ctx, s && s->detects_anomaly ? op_hook : NULL, s);
 }
