@@ -173,7 +173,7 @@ LT_API bool lt_wires_hear(lt_wires *wires, int bucket, const float *numbers);
 /* ==== What half precision does to a pass ====================================================== */
 
 /* A pass, forward and backward, is gone through twice, in half precision and in f32, and each
- * tensor that an op makes is compared. Both are rehearsals, see lt_rehearsal_begin(): the training
+ * tensor that an op makes is compared. Both are dry runs, see lt_dry_run_begin(): the training
  * does not change by them, and both draw the same random numbers as the pass that follows. Until
  * the second is over, what ops make in the first is kept.
  *
@@ -189,7 +189,7 @@ LT_API lt_precision_check *lt_precision_check_new(lt_ctx *ctx);
 LT_API void lt_precision_check_free(lt_precision_check *check); /* NULL is fine */
 /* Backward begins with 2^k times the gradient that it is given: the loss scale in use, or k = 0.
  * The first pass is computed as lt_autocast() says; the second without autocast. The first forgets
- * what was found before. LT_EINVAL as in lt_rehearsal_begin(). */
+ * what was found before. LT_EINVAL as in lt_dry_run_begin(). */
 LT_MUST lt_status lt_precision_check_begin(lt_precision_check *check, int k, bool second);
 /* Follows each begin that came well, whatever happens in between. LT_ENOMEM, or why something could
  * not be compared. */

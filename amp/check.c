@@ -195,7 +195,7 @@ void lt_precision_check_free(lt_precision_check *c)
 lt_status lt_precision_check_begin(lt_precision_check *c, int k, bool second)
 {
     lt_scaling scaling = {.ud = c, .seed = seed};
-    LT_TRY(lt_rehearsal_begin(c->ctx, &scaling, look, c));
+    LT_TRY(lt_dry_run_begin(c->ctx, &scaling, look, c));
     if (!second)
         clear(c);
     c->k = k;
@@ -222,7 +222,7 @@ static void drop_the_rest(lt_precision_check *c)
 lt_status lt_precision_check_end(lt_precision_check *c)
 {
     lt_set_cast(c->ctx, c->cast, c->cast_ud);
-    lt_rehearsal_end(c->ctx);
+    lt_dry_run_end(c->ctx);
     if (c->second)
         drop_the_rest(c);
     return c->status == LT_ENOMEM ? lt_fail(LT_ENOMEM, "out of memory for a check of precision, "

@@ -181,7 +181,7 @@ static lt_status run_on_device(lt_call *c, const lt_def *def, bool backward)
 static lt_status run_on_cpu(lt_call *c, const lt_op *op, bool backward)
 {
     const struct lt_autograd *ag = c->ctx->slots.autograd;
-    if (ag->all_sum && op->sums && !ag->rehearsal.on)
+    if (ag->all_sum && op->sums && !ag->dry_run.on)
         c->n_sums = op->sums(c, backward);
     size_t bytes = (size_t)c->n_sums * sizeof *c->sums;
     if (bytes > 0 && !(c->sums = lt__alloc(c->ctx, bytes)))

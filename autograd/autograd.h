@@ -393,7 +393,7 @@ typedef struct lt_scaling {
      * next call. */
     const char *(*explain)(void *ud, lt_tensor *loss);
 } lt_scaling;
-/* Copied; NULL: gradients are not scaled. LT_EINVAL within backward and in a rehearsal. An
+/* Copied; NULL: gradients are not scaled. LT_EINVAL within backward and in a dry run. An
  * optimizer's step with gradients that another one has scaled, who has not been asked, is too. */
 LT_MUST lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling);
 /* On the accelerator of ctx, for its stream; NULL before the first backward there. Borrowed. */
@@ -435,18 +435,18 @@ LT_API void lt_replay_ops(lt_tensor *loss, lt_op_hook_fn fn, void *ud);
 LT_MUST lt_status lt_recompute_f32(const lt_call *call, bool backward, int i, int64_t index,
                                 double *value);
 
-/* A rehearsal: a pass that is gone through once more, to be looked at, before what belongs to the
+/* A dry run: a pass that is gone through once more, to be looked at, before what belongs to the
  * training. It draws the random numbers that the next pass draws, and until it ends nothing comes
  * of what is computed: backward calls nobody's hooks, what is in lt_grad_slots neither, it forgets
  * the gradient of a leaf as soon as that is complete, and takes any loss; gradients that were there
  * stay as they are; lt_stats_add() and lt_zero_grad() do nothing; this rank is the only one. An
- * optimizer's step or norm, backward through what was recorded before, and another rehearsal are
+ * optimizer's step or norm, backward through what was recorded before, and another dry run are
  * LT_EINVAL. Meanwhile scaling is in the place of the one there was, or none if it is NULL: of its
  * functions only seed and complete are called, if they are there. So is op_hook. */
-LT_MUST lt_status lt_rehearsal_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_op_hook_fn op_hook,
+LT_MUST lt_status lt_dry_run_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_op_hook_fn op_hook,
                                      void *ud);
 /* What was recorded is freed. */
-LT_API void lt_rehearsal_end(lt_ctx *ctx);
+LT_API void lt_dry_run_end(lt_ctx *ctx);
 
 /* Who calls: fills where with "train.lua:9: net.4 " or "". Kept in nodes, put before messages of
  * backward. */

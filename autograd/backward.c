@@ -49,10 +49,10 @@ lt_status lt__mark(lt_node *from)
     return LT_OK;
 }
 
-static void forget_rehearsed(lt_leaf *leaf)
+static void drop_dry_grads(lt_leaf *leaf)
 {
-    lt_release(leaf->rehearsed);
-    leaf->rehearsed = NULL;
+    lt_release(leaf->dry_grad);
+    leaf->dry_grad = NULL;
 }
 
 void lt__unmark(lt_node *from)
@@ -70,9 +70,9 @@ void lt__unmark(lt_node *from)
             if (node->edge[i].leaf) {
                 lt_leaf *leaf = node->edge[i].leaf;
                 const struct lt_autograd *ag = leaf->ctx->slots.autograd;
-                if (leaf->came && ag->scaling.complete && !ag->rehearsal.on)
+                if (leaf->came && ag->scaling.complete && !ag->dry_run.on)
                     lt__leaf_forget_grad(leaf); /* it is scaled still */
-                forget_rehearsed(leaf);
+                drop_dry_grads(leaf);
                 leaf->uses = 0;
                 leaf->came = false;
             }
@@ -116,7 +116,7 @@ static lt_status leaf_target(lt_leaf *leaf, lt_tensor **target, bool *add)
     return LT_OK;
 }
 
-static bool rehearses(const lt_leaf *leaf) { return leaf->ctx->slots.autograd->rehearsal.on; }
+static bool is_dry_run(const lt_leaf *leaf) { return leaf->ctx->slots.autograd->dry_run.on; }
 
 /* In memory of device. New. */
 static lt_tensor *new_grad(lt_ctx *ctx, lt_device *device, lt_dtype dtype, const lt_spec *spec)
@@ -129,9 +129,9 @@ static lt_tensor *new_grad(lt_ctx *ctx, lt_device *device, lt_dtype dtype, const
 static lt_status target_of(lt_edge *e, lt_tensor **target, bool *add)
 {
     lt_leaf *leaf = e->leaf;
-    if (leaf && !rehearses(leaf))
+    if (leaf && !is_dry_run(leaf))
         return leaf_target(leaf, target, add);
-    lt_tensor **slot = leaf ? &leaf->rehearsed : &e->node->d_out[e->out_index];
+    lt_tensor **slot = leaf ? &leaf->dry_grad : &e->node->d_out[e->out_index];
     lt_dtype dtype = leaf ? (lt_dtype)leaf->x->dtype : e->spec.dtype;
     *add = *slot != NULL;
     if (!*slot || shared(*slot)) {
@@ -151,7 +151,7 @@ static void arrived(lt_edge *e)
 {
     if (e->leaf)
         e->leaf->came = true;
-    if (e->leaf && !rehearses(e->leaf))
+    if (e->leaf && !is_dry_run(e->leaf))
         e->leaf->has_grad = true;
 }
 
@@ -320,21 +320,21 @@ static lt_status put_inf(lt_leaf *leaf)
     return status;
 }
 
-/* In a rehearsal, of which nothing is left. */
-static lt_status end_rehearsed(struct lt_autograd *ag, lt_leaf *leaf)
+/* In a dry run, of which nothing is left. */
+static lt_status finish_dry_grad(struct lt_autograd *ag, lt_leaf *leaf)
 {
     lt_status status = LT_OK;
     leaf->came = false;
     if (ag->scaling.complete)
-        status = ag->scaling.complete(ag->scaling.ud, leaf->x, leaf->rehearsed);
-    forget_rehearsed(leaf);
+        status = ag->scaling.complete(ag->scaling.ud, leaf->x, leaf->dry_grad);
+    drop_dry_grads(leaf);
     return status;
 }
 
 static lt_status call_hooks(struct lt_autograd *ag, lt_leaf *leaf)
 {
-    if (ag->rehearsal.on)
-        return end_rehearsed(ag, leaf);
+    if (ag->dry_run.on)
+        return finish_dry_grad(ag, leaf);
     if (leaf->fails && leaf->ctx->inf.step == leaf->ctx->step + 1 && leaf->x->count > 0)
         LT_TRY(put_inf(leaf));
     leaf->came = false;
@@ -360,7 +360,7 @@ static lt_status failed(const lt_node *node)
 
 static lt_status tell_ready(struct lt_autograd *ag, lt_leaf *leaf, const lt_node *node)
 {
-    if (!ag->slots.ready || ag->rehearsal.on)
+    if (!ag->slots.ready || ag->dry_run.on)
         return LT_OK;
     lt_status status = ag->slots.ready(ag->slots.ud, leaf->x, leaf->grad);
     return status != LT_OK && node ? failed(node) : status;
@@ -489,9 +489,9 @@ static lt_status check_loss(lt_tensor *loss)
                                   "a gradient");
     if (loss->node && loss->node->spent)
         return lt_fail(LT_EINVAL, "backward: " FREED);
-    const lt_rehearsal *r = &loss->ctx->slots.autograd->rehearsal;
+    const lt_dry_run *r = &loss->ctx->slots.autograd->dry_run;
     if (r->on && loss->node && loss->node->tape != &r->tape)
-        return lt_fail(LT_EINVAL, "backward: the loss was computed before the rehearsal");
+        return lt_fail(LT_EINVAL, "backward: the loss was computed before the dry run");
     if (r->on)
         return LT_OK;
     bool is_here = loss->storage->device->is_host;
@@ -503,13 +503,13 @@ static lt_status check_loss(lt_tensor *loss)
 /* The slots' own begin and end. */
 static lt_status begin(struct lt_autograd *ag, lt_tensor *loss)
 {
-    bool is_there = ag->slots.begin && !ag->rehearsal.on;
+    bool is_there = ag->slots.begin && !ag->dry_run.on;
     return is_there ? ag->slots.begin(ag->slots.ud, loss->ctx, loss) : LT_OK;
 }
 
 static lt_status end(struct lt_autograd *ag, lt_ctx *ctx, lt_status status)
 {
-    bool is_there = ag->slots.end && !ag->rehearsal.on;
+    bool is_there = ag->slots.end && !ag->dry_run.on;
     return is_there ? ag->slots.end(ag->slots.ud, ctx, status) : status;
 }
 
@@ -531,8 +531,8 @@ static lt_status lead_to_leaf(struct lt_autograd *ag, lt_tensor *loss, lt_tensor
     status = end(ag, loss->ctx, status);
     ag->off--;
     ag->in_backward = false;
-    ag->backwards += status == LT_OK && !ag->rehearsal.on;
-    forget_rehearsed(loss->leaf);
+    ag->backwards += status == LT_OK && !ag->dry_run.on;
+    drop_dry_grads(loss->leaf);
     lt_release(loss);
     return status;
 }
@@ -546,7 +546,7 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
     LT_TRY(lt__check_open(ctx, "backward"));
     if (ag->in_backward)
         return lt_fail(LT_EINVAL, "backward: called from a hook of a running backward");
-    ag->complete &= ag->rehearsal.on;
+    ag->complete &= ag->dry_run.on;
     if (check_loss(loss) != LT_OK) {
         if (lt_errcode() == LT_ENUMERIC) /* such a batch must not reach the running statistics */
             lt_stats_clear(ctx);
@@ -580,10 +580,10 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
         status = end(ag, ctx, status);
     ag->off--;
     ag->in_backward = false;
-    ag->backwards += status == LT_OK && !ag->rehearsal.on;
+    ag->backwards += status == LT_OK && !ag->dry_run.on;
     if (status != LT_OK)
         lt__unmark(tape->last);
-    for (lt_stat *s = ag->stats; s && !ag->rehearsal.on; s = s->next)
+    for (lt_stat *s = ag->stats; s && !ag->dry_run.on; s = s->next)
         s->waits = ag->period + 1;
     lt__node_release(from);
     return status;

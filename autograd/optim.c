@@ -277,8 +277,8 @@ static lt_status try_to_complete_grads(lt_optim *o, const char *who)
     LT_TRY(lt__check_open(ctx, who));
     if (ag->in_backward)
         return lt_fail(LT_EINVAL, "%s within backward: some gradients are still to come", who);
-    if (ag->rehearsal.on)
-        return lt_fail(LT_EINVAL, "%s in a rehearsal, which leaves no gradients", who);
+    if (ag->dry_run.on)
+        return lt_fail(LT_EINVAL, "%s in a dry run, which leaves no gradients", who);
     LT_TRY(check_scaling(o, who));
     if (ag->complete)
         return LT_OK;
@@ -495,7 +495,7 @@ static lt_status check_backward(const lt_optim *o)
 {
     const struct lt_autograd *ag = o->ctx->slots.autograd;
     bool wanted = false;
-    if (ag->backwards != o->backwards || ag->in_backward || ag->rehearsal.on)
+    if (ag->backwards != o->backwards || ag->in_backward || ag->dry_run.on)
         return LT_OK;
     for (int i = 0; i < o->n_items; i++) {
         if (takes_part(&o->items[i]))

@@ -39,7 +39,7 @@ lt_status lt_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_
     if (count < 0)
         return lt_fail(LT_EINVAL, "batch norm statistics: count wants 0 or more, it is %lld",
                        (long long)count);
-    if (count == 0 || ag->rehearsal.on)
+    if (count == 0 || ag->dry_run.on)
         return LT_OK;
     for (; (s = *end); end = &s->next) {
         if (s->running_mean != running_mean || s->running_var != running_var)

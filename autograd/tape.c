@@ -40,7 +40,7 @@ static void closed(lt_ctx *ctx)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
     clear_tape(&ag->own);
-    clear_tape(&ag->rehearsal.tape);
+    clear_tape(&ag->dry_run.tape);
     lt_stats_clear(ctx);
 }
 
@@ -61,7 +61,7 @@ struct lt_autograd *lt__autograd(lt_ctx *ctx)
     struct lt_autograd *ag = ctx->slots.autograd;
     if (ag || !(ag = lt__alloc_zero(ctx, sizeof *ag)))
         return ag;
-    ag->own.ctx = ag->rehearsal.tape.ctx = ctx;
+    ag->own.ctx = ag->dry_run.tape.ctx = ctx;
     ag->tape = &ag->own;
     ctx->slots.autograd = ag;
     ctx->slots.forget = forget;
@@ -88,9 +88,9 @@ void lt_set_grad_slots(lt_ctx *ctx, const lt_grad_slots *slots)
 lt_status lt_set_scaling(lt_ctx *ctx, const lt_scaling *scaling)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
-    if (ag->in_backward || ag->rehearsal.on)
+    if (ag->in_backward || ag->dry_run.on)
         return lt_fail(LT_EINVAL, "the scale of gradients does not change %s",
-                       ag->in_backward ? "within backward" : "in a rehearsal");
+                       ag->in_backward ? "within backward" : "in a dry run");
     ag->scaling = scaling ? *scaling : (lt_scaling){0};
     return LT_OK;
 }
@@ -178,7 +178,7 @@ void lt__leaf_release(lt_leaf *leaf)
         lt__free(leaf->ctx, h, sizeof *h);
     }
     lt_release(leaf->grad);
-    lt_release(leaf->rehearsed);
+    lt_release(leaf->dry_grad);
     lt__segment_release(leaf->segment);
     lt__free(leaf->ctx, leaf, sizeof *leaf);
 }
@@ -247,7 +247,7 @@ lt_tensor *lt_grad(lt_tensor *x)
 void lt_zero_grad(lt_tensor *x)
 {
     struct lt_autograd *ag = x->ctx->slots.autograd;
-    if (!x->leaf || ag->rehearsal.on)
+    if (!x->leaf || ag->dry_run.on)
         return;
     synchronize_grads(x->ctx);
     lt__leaf_forget_grad(x->leaf);
@@ -500,15 +500,15 @@ void lt_tape_set_first_row(lt_tape *tape, int64_t first_row)
     tape->draws[0] = tape->draws[1] = 0;
 }
 
-lt_status lt_rehearsal_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_op_hook_fn op_hook, void *ud)
+lt_status lt_dry_run_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_op_hook_fn op_hook, void *ud)
 {
     struct lt_autograd *ag = lt__autograd(ctx);
     if (!ag)
         return LT_ENOMEM;
-    if (ag->in_backward || ag->rehearsal.on)
-        return lt_fail(LT_EINVAL, "a rehearsal does not begin %s",
+    if (ag->in_backward || ag->dry_run.on)
+        return lt_fail(LT_EINVAL, "a dry run does not begin %s",
                        ag->in_backward ? "within backward" : "in another one");
-    lt_rehearsal *r = &ag->rehearsal;
+    lt_dry_run *r = &ag->dry_run;
     r->before = ag->tape;
     r->scaling = ag->scaling;
     r->op_hook = ag->op_hook;
@@ -524,10 +524,10 @@ lt_status lt_rehearsal_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_op_hook_
     return LT_OK;
 }
 
-void lt_rehearsal_end(lt_ctx *ctx)
+void lt_dry_run_end(lt_ctx *ctx)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
-    lt_rehearsal *r = &ag->rehearsal;
+    lt_dry_run *r = &ag->dry_run;
     if (!r->on)
         return;
     clear_tape(&r->tape);

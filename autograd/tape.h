@@ -35,7 +35,7 @@ typedef struct lt_leaf {
     bool has_grad;            /* grad holds a gradient; else the next one is written over it */
     bool came;                /* something came in the running backward, or is about to */
     bool fails;               /* its gradient is to have an inf: see lt_grad_fault() */
-    lt_tensor *rehearsed;     /* what has come so far in the backward of a rehearsal, or NULL */
+    lt_tensor *dry_grad;     /* what has come so far in the backward of a dry run, or NULL */
     const void *scaled_by;    /* ud of who has scaled the gradient, or NULL */
     int optims;               /* that have it */
     int uses;                 /* nodes that may still contribute in the running backward */
@@ -100,7 +100,7 @@ typedef struct lt_stat {      /* merged statistics of one pair of buffers */
     uint64_t waits;           /* 1 + the period in which backward came by, or 0 */
 } lt_stat;
 
-typedef struct lt_rehearsal {
+typedef struct lt_dry_run {
     bool on;
     lt_tape tape;             /* its own; and all that is to be put back: */
     lt_tape *before;
@@ -108,7 +108,7 @@ typedef struct lt_rehearsal {
     lt_op_hook_fn op_hook;
     void *op_hook_ud;
     uint64_t draws;           /* of the context */
-} lt_rehearsal;
+} lt_dry_run;
 
 typedef struct lt_deferred_check {      /* of an accelerator: see lt_synchronize() */
     lt_check_loss_fn check_loss;
@@ -144,7 +144,7 @@ struct lt_autograd {
     void *timer_ud;
     lt_op_hook_fn op_hook;
     void *op_hook_ud;
-    lt_rehearsal rehearsal;
+    lt_dry_run dry_run;
     lt_stat *stats;           /* in order of first appearance */
     uint64_t trees;           /* placed so far */
     bool in_backward;
@@ -153,7 +153,7 @@ struct lt_autograd {
     lt_deferred_check deferred;
     const int32_t *skip;      /* for the calls of an optimizer step, or NULL */
     uint64_t period;          /* from one use of gradients, or their end, to the next */
-    uint64_t backwards;       /* completed so far, without rehearsals */
+    uint64_t backwards;       /* completed so far, without dry runs */
     uint32_t optims;          /* made so far */
     uint32_t digest;          /* see lt_steps_digest() */
     uint32_t settings;        /* see lt_settings_digest(), and settings.c for the rest */

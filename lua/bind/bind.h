@@ -43,7 +43,7 @@ typedef struct lt_lua {
     struct {
         bool on, in_f32, done; /* done: a backward has come, and cut the function off */
         double loss;           /* its own, or nan */
-    } rehearsal;               /* see check.c */
+    } dry_run;               /* see check.c */
     lt_group *group;           /* of this rank; NULL: there are no others */
     lt_reducer_config reducing;
     lt_reducer *reducer;       /* or NULL, without a group */
@@ -183,9 +183,9 @@ lt_status lt__carry_in_f16(lt_lua *s);
 void lt__open_deferred(lua_State *L);
 void lt__open_check(lua_State *L);
 void lt__open_locale(lua_State *L);
-/* Before a backward of loss in a rehearsal; and after it: the function of the rehearsal ends. */
-void lt__rehearse_loss(lt_lua *s, lt_tensor *loss);
-noreturn void lt__end_rehearsal(lua_State *L, lt_lua *s);
+/* Before a backward of loss in a dry run; and after it: the function of the dry run ends. */
+void lt__dry_run_loss(lt_lua *s, lt_tensor *loss);
+noreturn void lt__end_dry_run(lua_State *L, lt_lua *s);
 /* The state closes: hooks that leaves still hold must not call it. */
 void lt__drop_hooks(lt_lua *s);
 /* Ends the timing of ops and forgets what was timed. */

@@ -1,6 +1,6 @@
 /* check.c - what half precision does to a pass of a script, for amp_check.lua.
  *
- * A rehearsal calls the function of a step. Its first backward cuts it off by an error value that
+ * A dry run calls the function of a step. Its first backward cuts it off by an error value that
  * no script has: what comes after it, as the step of the optimizer, is for the real call.
  */
 #include <math.h>
@@ -10,16 +10,16 @@
 static const char class[] = "luatrain.PrecisionCheck";
 static const char key_cut; /* its address is that error value */
 
-void lt__rehearse_loss(lt_lua *s, lt_tensor *loss)
+void lt__dry_run_loss(lt_lua *s, lt_tensor *loss)
 {
-    double *value = &s->rehearsal.loss;
-    if (s->rehearsal.done || lt_count(loss) != 1 || lt_item(loss, 0, value) != LT_OK)
-        *value = s->rehearsal.done ? *value : NAN;
+    double *value = &s->dry_run.loss;
+    if (s->dry_run.done || lt_count(loss) != 1 || lt_item(loss, 0, value) != LT_OK)
+        *value = s->dry_run.done ? *value : NAN;
 }
 
-noreturn void lt__end_rehearsal(lua_State *L, lt_lua *s)
+noreturn void lt__end_dry_run(lua_State *L, lt_lua *s)
 {
-    s->rehearsal.done = true;
+    s->dry_run.done = true;
     lua_pushlightuserdata(L, (void *)&key_cut);
     lua_error(L);
     __builtin_unreachable();
@@ -50,19 +50,19 @@ static int pass(lua_State *L)
     bool second = lua_toboolean(L, 2);
     int k = s->scale ? lt_loss_scale_scaler(s->scale)->k : 0;
     lt__check(L, s, lt_precision_check_begin(check, k, second));
-    s->rehearsal.on = true;
-    s->rehearsal.in_f32 = second;
-    s->rehearsal.done = false;
+    s->dry_run.on = true;
+    s->dry_run.in_f32 = second;
+    s->dry_run.done = false;
     int rc = lua_pcall(L, lua_gettop(L) - 3, 0, 0);
-    bool done = s->rehearsal.done;
-    s->rehearsal.on = s->rehearsal.in_f32 = false;
+    bool done = s->dry_run.done;
+    s->dry_run.on = s->dry_run.in_f32 = false;
     lt_status status = lt_precision_check_end(check);
     if (rc != LUA_OK && !done)
         return lua_error(L);
     lt__check(L, s, status);
     if (!done)
         lt__refuse(L, s, "amp check: the function went through without a backward");
-    lua_pushnumber(L, s->rehearsal.loss);
+    lua_pushnumber(L, s->dry_run.loss);
     return 1;
 }
 

@@ -54,8 +54,8 @@ static int backward(lua_State *L)
     lua_State *outer = s->running;
     double start = lt__seconds();
     s->running = L;
-    if (s->rehearsal.on) /* which no other rank has to know of */
-        lt__rehearse_loss(s, x);
+    if (s->dry_run.on) /* which no other rank has to know of */
+        lt__dry_run_loss(s, x);
     else
         lt__group_at(L);
     lt_retain(x);
@@ -67,8 +67,8 @@ static int backward(lua_State *L)
     s->backward_s += lt__seconds() - start;
     lt_trace(s->ctx, LT_TRACK_STEP, "backward", start, lt__seconds() - start);
     lt__check(L, s, status);
-    if (s->rehearsal.on)
-        lt__end_rehearsal(L, s);
+    if (s->dry_run.on)
+        lt__end_dry_run(L, s);
     return 0;
 }
 
@@ -273,7 +273,7 @@ static int autocast(lua_State *L)
         lt__refuse(L, lt__lua(L), "lt.autocast wants 'off', 'bf16' or 'fp16', it is %s",
                    lt__text(L, 1));
     lua_remove(L, 1);
-    bool in_f32 = lt__lua(L)->rehearsal.in_f32;
+    bool in_f32 = lt__lua(L)->dry_run.in_f32;
     return call_within(L, "lt.autocast", LT_OPEN_AUTOCAST, in_f32 ? LT_F32 : precisions[i].dtype);
 }
 

@@ -265,9 +265,9 @@ TEST(a_hook_that_ends_the_scope_of_the_graph_is_an_error_of_backward)
 
 static lt_status go_back(lt_tensor *x) { return lt_backward(x, x); }
 
-static lt_status rehearse(lt_tensor *x)
+static lt_status begin_dry_run(lt_tensor *x)
 {
-    return lt_rehearsal_begin(lt_tensor_ctx(x), NULL, NULL, NULL);
+    return lt_dry_run_begin(lt_tensor_ctx(x), NULL, NULL, NULL);
 }
 
 static lt_status rescale(lt_tensor *x) { return lt_set_scaling(lt_tensor_ctx(x), NULL); }
@@ -287,7 +287,7 @@ TEST(backward_within_a_hook_is_refused_and_the_outer_one_goes_on)
 {
     static const struct { lt_status (*call)(lt_tensor *x); const char *message; } wrong[] = {
         {go_back, "backward: called from a hook of a running backward"},
-        {rehearse, "a rehearsal does not begin within backward"},
+        {begin_dry_run, "a dry run does not begin within backward"},
         {rescale, "the scale of gradients does not change within backward"}};
     lt_ctx *ctx = lt_open(NULL);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {

@@ -169,7 +169,7 @@ TEST_BOTH(tensors_of_a_context_beside_it)
     lt_release(x);
 }
 
-/* ==== Tapes and rehearsals ==================================================================== */
+/* ==== Tapes and dry runs ==================================================================== */
 
 TEST_BOTH(a_tape_of_ones_own)
 {
@@ -187,9 +187,9 @@ TEST_BOTH(a_tape_of_ones_own)
     lt_release(x);
 }
 
-TEST_BOTH(a_rehearsal_that_was_on)
+TEST_BOTH(a_dry_run_that_was_on)
 {
-    CHECK_OK(lt_rehearsal_begin(ctx, NULL, NULL, NULL));
+    CHECK_OK(lt_dry_run_begin(ctx, NULL, NULL, NULL));
     lt_tensor *x = leaf(ctx, 4, 3), *y = lt_run(ctx, "mul", NULL, x, x, NULL);
     lt_ctx_free(ctx);
     lt_release(x);

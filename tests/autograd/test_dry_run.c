@@ -1,4 +1,4 @@
-/* A rehearsal: a pass that leaves nothing behind, and sees what the next one does. */
+/* A dry run: a pass that leaves nothing behind, and sees what the next one does. */
 #include <math.h>
 
 #include "tests/autograd/graph.h"
@@ -131,15 +131,15 @@ static void look(void *ud, const lt_call *c, bool backward, const char *where)
         }
 }
 
-static double rehearse(net *n)
+static double dry_run(net *n)
 {
-    CHECK_OK(lt_rehearsal_begin(n->ctx, NULL, look, n));
+    CHECK_OK(lt_dry_run_begin(n->ctx, NULL, look, n));
     double loss = go(n);
-    lt_rehearsal_end(n->ctx);
+    lt_dry_run_end(n->ctx);
     return loss;
 }
 
-TEST(a_training_is_the_same_with_rehearsals)
+TEST(a_training_is_the_same_with_dry_runs)
 {
     char with[65], without[65];
     for (int twice = 0; twice < 2; twice++) {
@@ -147,14 +147,14 @@ TEST(a_training_is_the_same_with_rehearsals)
         for (int i = 0; i < 4; i++) {
             uint64_t draw = lt_next_draw(a.ctx);
             if (twice)
-                CHECK_NEAR(rehearse(&a), rehearse(&a), 0);
-            CHECK_OK(lt_rehearsal_begin(a.ctx, NULL, NULL, NULL));
+                CHECK_NEAR(dry_run(&a), dry_run(&a), 0);
+            CHECK_OK(lt_dry_run_begin(a.ctx, NULL, NULL, NULL));
             lt_next_draw(a.ctx);
             lt_tensor *never = forward(&a); /* no backward */
             lt_release(never);
-            lt_rehearsal_end(a.ctx);
+            lt_dry_run_end(a.ctx);
             CHECK_EQ(lt_next_draw(a.ctx), draw + 1);
-            double loss = rehearse(&a);
+            double loss = dry_run(&a);
             CHECK_NEAR(go(&a), loss, 0);
             CHECK_NEAR(go(&b), loss, 0);
             CHECK_EQ(lt_stats_pending(a.ctx), 1);
@@ -170,7 +170,7 @@ TEST(a_training_is_the_same_with_rehearsals)
 }
 
 /* Hooks, slots, faults, running statistics, all other ranks. */
-TEST(nothing_comes_of_a_rehearsal)
+TEST(nothing_comes_of_a_dry_run)
 {
     net n = make("inf:rank=0:step=1:param=w");
     lt_grad_fault(n.w, 0);
@@ -178,7 +178,7 @@ TEST(nothing_comes_of_a_rehearsal)
     lt_set_grad_slots(n.ctx, &(lt_grad_slots){.ud = &n, .begin = count_begin,
                                               .ready = count_hook});
     lt_set_all_sum(n.ctx, count_sum, &n);
-    CHECK_OK(lt_rehearsal_begin(n.ctx, NULL, look, &n));
+    CHECK_OK(lt_dry_run_begin(n.ctx, NULL, look, &n));
     lt_tensor *y = lt_run(n.ctx, "batch_norm", "train=true sync=true", n.x, n.scale, n.shift,
                           n.mean, n.var, NULL);
     CHECK(y != NULL);
@@ -186,12 +186,12 @@ TEST(nothing_comes_of_a_rehearsal)
     CHECK_OK(lt_backward(sum, NULL));
     lt_release(sum);
     go(&n);
-    lt_rehearsal_end(n.ctx);
+    lt_dry_run_end(n.ctx);
     CHECK(isfinite(n.seen) && n.leaves > 0);
     CHECK_EQ(n.hooks + n.begins + n.sums, 0);
     CHECK_EQ(lt_stats_pending(n.ctx), 0);
     CHECK(!lt_grad(n.w) && !lt_grad(n.scale) && !n.ctx->inf.injected);
-    CHECK(!n.w->leaf->rehearsed);
+    CHECK(!n.w->leaf->dry_grad);
     lt_set_all_sum(n.ctx, NULL, NULL);
     go(&n);
     CHECK_EQ(n.begins, 1);
@@ -211,7 +211,7 @@ TEST(gradients_are_seen_and_those_of_before_stay)
     lt_zero_grad(n.scale);
     lt_stats_clear(n.ctx);
     lt_tape_set_first_row(lt_tape_current(n.ctx), 0); /* to draw the same again */
-    rehearse(&n);
+    dry_run(&n);
     CHECK_EQ(n.leaves, 4);
     CHECK_NEAR(n.grads[1], scale, 0);
     CHECK_NEAR(n.grads[2], shift, 0);
@@ -219,9 +219,9 @@ TEST(gradients_are_seen_and_those_of_before_stay)
     CHECK(n.grads[0] != n.grads[3]);
     CHECK(memcmp(lt_grad(n.w)->data, was->data, 25 * sizeof(float)) == 0);
     CHECK(lt_grad(n.shift) && !lt_grad(n.scale));
-    CHECK_OK(lt_rehearsal_begin(n.ctx, NULL, NULL, NULL));
+    CHECK_OK(lt_dry_run_begin(n.ctx, NULL, NULL, NULL));
     lt_zero_grad(n.w);
-    lt_rehearsal_end(n.ctx);
+    lt_dry_run_end(n.ctx);
     CHECK(lt_grad(n.w) != NULL);
     lt_release(was);
     end(&n);
@@ -255,49 +255,49 @@ static lt_scaling scaling_of(scaled *s)
     return (lt_scaling){.ud = s, .seed = seed, .join = never, .complete = complete};
 }
 
-TEST(a_rehearsal_has_a_scaling_of_its_own)
+TEST(a_dry_run_has_a_scaling_of_its_own)
 {
     net n = make(NULL);
-    scaled training = {0}, rehearsal = {0};
-    lt_scaling of_training = scaling_of(&training), own = scaling_of(&rehearsal);
+    scaled training = {0}, dry_run = {0};
+    lt_scaling of_training = scaling_of(&training), own = scaling_of(&dry_run);
     CHECK_OK(lt_set_scaling(n.ctx, &of_training));
     go(&n);
     CHECK_EQ(training.completes, 3);
     lt_set_op_hook(n.ctx, look, &n);
-    CHECK_OK(lt_rehearsal_begin(n.ctx, &own, NULL, NULL));
+    CHECK_OK(lt_dry_run_begin(n.ctx, &own, NULL, NULL));
     CHECK_FAILS(lt_set_scaling(n.ctx, NULL), LT_EINVAL,
-                "the scale of gradients does not change in a rehearsal");
+                "the scale of gradients does not change in a dry run");
     go(&n);
-    lt_rehearsal_end(n.ctx);
+    lt_dry_run_end(n.ctx);
     CHECK_EQ(n.hooked, 0);
     CHECK_EQ(training.completes, 3);
-    CHECK(rehearsal.seeds == 1 && rehearsal.completes == 3 && rehearsal.largest > 0);
+    CHECK(dry_run.seeds == 1 && dry_run.completes == 3 && dry_run.largest > 0);
     for (int i = 0; i < 3; i++)
         lt_zero_grad((lt_tensor *[]){n.w, n.scale, n.shift}[i]);
     go(&n);
     CHECK(training.seeds == 2 && n.hooked > 0);
-    CHECK_EQ(rehearsal.seeds, 1);
+    CHECK_EQ(dry_run.seeds, 1);
     CHECK_OK(lt_set_scaling(n.ctx, NULL));
     end(&n);
 }
 
-TEST(what_a_rehearsal_refuses)
+TEST(what_a_dry_run_refuses)
 {
     net n = make(NULL);
     lt_opt opts[LT_MAX_OPT];
     double norm;
     CHECK_OK(lt_opts_parse(&lt_optim_def(n.optim)->schema, "lr=0.05", opts));
     lt_tensor *before = forward(&n);
-    CHECK_OK(lt_rehearsal_begin(n.ctx, NULL, NULL, NULL));
-    CHECK_FAILS(lt_rehearsal_begin(n.ctx, NULL, NULL, NULL), LT_EINVAL,
-                "a rehearsal does not begin in another one");
+    CHECK_OK(lt_dry_run_begin(n.ctx, NULL, NULL, NULL));
+    CHECK_FAILS(lt_dry_run_begin(n.ctx, NULL, NULL, NULL), LT_EINVAL,
+                "a dry run does not begin in another one");
     CHECK_FAILS(lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, NULL), LT_EINVAL,
-                "an optimizer step in a rehearsal, which leaves no gradients");
-    CHECK_FAILS(lt_optim_grad_norm(n.optim, &norm), LT_EINVAL, "a norm of gradients in a reh");
-    CHECK_FAILS(lt_backward(before, NULL), LT_EINVAL, "was computed before the rehearsal");
+                "an optimizer step in a dry run, which leaves no gradients");
+    CHECK_FAILS(lt_optim_grad_norm(n.optim, &norm), LT_EINVAL, "a norm of gradients in a dry");
+    CHECK_FAILS(lt_backward(before, NULL), LT_EINVAL, "was computed before the dry run");
     lt_tensor *late = forward(&n);
-    lt_rehearsal_end(n.ctx);
-    lt_rehearsal_end(n.ctx);
+    lt_dry_run_end(n.ctx);
+    lt_dry_run_end(n.ctx);
     CHECK_FAILS(lt_backward(late, NULL), LT_EINVAL, "freed by an earlier backward or with its");
     CHECK_OK(lt_backward(before, NULL));
     lt_release(before);
@@ -306,29 +306,29 @@ TEST(what_a_rehearsal_refuses)
 }
 
 /* A loss that is a leaf, one that is infinite, and a backward that fails. */
-TEST(the_ends_of_a_rehearsal)
+TEST(the_ends_of_a_dry_run)
 {
     net n = make(NULL);
     lt_tensor *x = leaf(n.ctx, 1, INFINITY);
     scaled s = {0};
     lt_scaling failing = scaling_of(&s), fine = failing;
     failing.complete = never;
-    CHECK_OK(lt_rehearsal_begin(n.ctx, &fine, NULL, NULL));
+    CHECK_OK(lt_dry_run_begin(n.ctx, &fine, NULL, NULL));
     CHECK_OK(lt_backward(x, NULL));
     CHECK_EQ(s.completes, 1);
     lt_tensor *y = take1("exp", lt_retain(x));
     CHECK_OK(lt_backward(y, NULL));
     CHECK_EQ(s.completes, 2);
     lt_release(y);
-    lt_rehearsal_end(n.ctx);
-    CHECK_OK(lt_rehearsal_begin(n.ctx, &failing, NULL, NULL));
+    lt_dry_run_end(n.ctx);
+    CHECK_OK(lt_dry_run_begin(n.ctx, &failing, NULL, NULL));
     lt_tensor *loss = forward(&n);
     CHECK_FAILS(lt_backward(loss, NULL), LT_EINVAL, "nobody adds");
-    CHECK(!n.shift->leaf->rehearsed && !n.w->leaf->rehearsed);
+    CHECK(!n.shift->leaf->dry_grad && !n.w->leaf->dry_grad);
     CHECK_FAILS(lt_backward(x, NULL), LT_EINVAL, "nobody adds");
-    CHECK(!x->leaf->rehearsed && !lt_grad(x));
+    CHECK(!x->leaf->dry_grad && !lt_grad(x));
     lt_release(loss);
-    lt_rehearsal_end(n.ctx);
+    lt_dry_run_end(n.ctx);
     CHECK(!lt_grad(n.w));
     CHECK_EQ(lt_stats_pending(n.ctx), 0);
     lt_release(x);
