@@ -293,7 +293,7 @@ LT_API void lt_tape_free(lt_tape *tape);   /* its nodes go with it */
 LT_API lt_tape *lt_tape_use(lt_ctx *ctx, lt_tape *tape);
 LT_API lt_tape *lt_tape_current(lt_ctx *ctx);
 /* What runs from now on is a pass over rows of the global batch from first_row on: random calls are
- * counted from the first again, so that a batch in pieces draws what a whole one does. An optimizer
+ * counted from the first again, so that a batch in micro-batches draws what a whole one does. An optimizer
  * step goes back to row 0. A step that begins by it draws the same, whatever ran before. */
 LT_API void lt_tape_set_first_row(lt_tape *tape, int64_t first_row);
 LT_API int lt_tape_nodes(const lt_tape *tape);

@@ -13,7 +13,7 @@ local opt = lt.args{
     recipe = "what to do",
     epochs = "passes over the training images; 0: those of the recipe",
     batch = "images a step; the learning rate follows; 0: that of the recipe",
-    accumulate = "a step goes through the net in so many pieces",
+    accumulate = "a step goes through the net in so many micro-batches",
     mixup = "alpha of mixup; below 0: that of the recipe",
     target = "top1 to be reached, for the report of what that cost",
   }}

@@ -20,7 +20,7 @@ end
 local SCRIPT = [[
 local lt = require "luatrain"
 local nn = lt.nn
-local opt = lt.args{pieces = 2, fit = false, mixup = 0.0, zero = false, sync = false, look = false}
+local opt = lt.args{micro = 2, fit = false, mixup = 0.0, zero = false, sync = false, look = false}
 local train, test = lt.data.open "synthetic:6x6x1/3/96"
 local norm = opt.sync and nn.sync_batch_norm or nn.batch_norm
 local net = nn.sequential{nn.conv2d{1, 8, 3, pad = 1}, norm{8}, nn.relu(), nn.dropout{0.3},
@@ -28,7 +28,7 @@ local net = nn.sequential{nn.conv2d{1, 8, 3, pad = 1}, norm{8}, nn.relu(), nn.dr
 local settings = {net = net, train = train, epochs = 2, batch = 22, mixup = opt.mixup,
                   optim = lt.optim.sgd(net, {lr = 0.05, momentum = 0.9, clip = 5})}
 if opt.fit then
-  settings.test, settings.accumulate = test, opt.pieces
+  settings.test, settings.accumulate = test, opt.micro
   lt.fit(settings)
   return
 end
@@ -37,7 +37,7 @@ local calls, ends, losses = 0, 0, {}
 local function whole(_, x, y)
   return function(_, last) if not last then return x, y, 1.0 end end
 end
-local parts = opt.pieces > 1 and lt.pieces or whole
+local parts = opt.micro > 1 and lt.micro_batches or whole
 for epoch in run:epochs() do
   for x, y in run:batches() do
     if opt.look then net(x) end
@@ -45,7 +45,7 @@ for epoch in run:epochs() do
       if opt.zero then settings.optim:zero_grad() end
       local sum = 0
       calls = calls + 1
-      for x_i, y_i, share in parts(opt.pieces, x, y) do
+      for x_i, y_i, share in parts(opt.micro, x, y) do
         local noise = lt.randn(x_i.shape)
         local loss = lt.cross_entropy(net(x_i + noise * 0.1), y_i) * share
         losses[#losses + 1] = loss:item()
@@ -105,12 +105,12 @@ T.test("a run is the same with checks", function()
   local n = 0
   for _, case in ipairs{
     {"--threads 1 --amp fp16", ""},
-    {"--threads 1 --amp bf16", "--zero --look --pieces 1"},
+    {"--threads 1 --amp bf16", "--zero --look --micro 1"},
     {"--threads 1 --amp fp16", "--fit"},
-    {"--threads 1 --amp bf16", "--fit --pieces 1 --mixup 0.4"},
+    {"--threads 1 --amp bf16", "--fit --micro 1 --mixup 0.4"},
     {"--ranks 2 --threads 1 --amp fp16", ""},
     {"--ranks 2 --threads 1 --amp fp16 --wire fp16", "--fit"},
-    {"--ranks 2 --threads 1 --amp bf16", "--sync --pieces 1"},
+    {"--ranks 2 --threads 1 --amp bf16", "--sync --micro 1"},
     {"--deterministic --vranks 4 --amp fp16", ""},
     {"--ranks 2 --deterministic --vranks 4 --amp bf16", "--fit"},
   } do

@@ -28,9 +28,9 @@ end
 local looks = {
   after_the_step = function(net, x) net(x) end,
   without_gradients = function(net, x) lt.no_grad(function() net(x) end) end,
-  in_pieces = function(net, x, y) for part in lt.pieces(2, x, y) do net(part) end end,
+  in_micro_batches = function(net, x, y) for part in lt.micro_batches(2, x, y) do net(part) end end,
   broken_off = function(net, x, y)
-    for part, _, share in lt.pieces(4, x, y) do
+    for part, _, share in lt.micro_batches(4, x, y) do
       net(part)
       if share < 1 then break end
     end
@@ -40,7 +40,7 @@ local looks = {
 
 -- A run of six steps whose dropout comes where no gradient goes; it learns from itself, too. Prints
 -- the digest of the net and the weights that learn.
-local function train_frozen(inside, between, pieces)
+local function train_frozen(inside, between, micro_batches)
   local train = lt.data.open "synthetic:4x4x1/3/60"
   local body = nn.sequential{nn.flatten(), nn.linear{16, 8}, nn.relu()}
   local net = nn.sequential{nn.dropout{0.2}, body, nn.dropout{0.5}, nn.linear{8, 3}}
@@ -56,10 +56,10 @@ local function train_frozen(inside, between, pieces)
   end
   local function learn(x, y)
     local sum = 0.0
-    if pieces == 1 then
+    if micro_batches == 1 then
       sum = go(x, y, 1.0)
     else
-      for part, labels, share in lt.pieces(pieces, x, y) do sum = sum + go(part, labels, share) end
+      for part, labels, share in lt.micro_batches(micro_batches, x, y) do sum = sum + go(part, labels, share) end
     end
     sgd:step()
     looks[inside](net, x, y)
@@ -119,9 +119,9 @@ end)
 
 local folder = T.folder()
 
-local function command(inside, between, pieces, options)
+local function command(inside, between, micro_batches, options)
   return ("%s --quiet --threads 1 --out %s %s %s frozen %s %s %d"):format(
-    T.program(), folder, options or "--resume never", arg[0], inside, between, pieces)
+    T.program(), folder, options or "--resume never", arg[0], inside, between, micro_batches)
 end
 
 -- What train_frozen prints: a digest, and a list of numbers.
@@ -139,10 +139,10 @@ T.test("a run that is stopped goes on with the same draws", function()
   T.equal(frozen("nothing", "nothing", 1, "--resume auto"), sha)
 end)
 
-T.test("pieces of a batch draw what the whole does, trained or not", function()
-  local _, of_pieces = frozen("nothing", "nothing", 3)
-  T.equal(#of_pieces, 24)
-  for i, value in ipairs(of_pieces) do T.near(value, weights[i], 1e-5) end
+T.test("micro-batches of a batch draw what the whole does, trained or not", function()
+  local _, of_micro_batches = frozen("nothing", "nothing", 3)
+  T.equal(#of_micro_batches, 24)
+  for i, value in ipairs(of_micro_batches) do T.near(value, weights[i], 1e-5) end
 end)
 
 for look in pairs(looks) do

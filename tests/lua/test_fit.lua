@@ -1,4 +1,4 @@
--- test_fit.lua - lt.run, lt.fit and lt.pieces: what a loop computes, writes and refuses.
+-- test_fit.lua - lt.run, lt.fit and lt.micro_batches: what a loop computes, writes and refuses.
 local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
@@ -335,7 +335,7 @@ T.test("calls in the wrong order are sentences", function()
   for x, y in run:batches() do
     T.fails(function() run:step(function() return 1 end) end,
             "run:step: the function took no step of the optimizer; "
-            .. "lt.pieces adds up parts of a batch")
+            .. "lt.micro_batches adds up parts of a batch")
     T.fails(function() run:step(function() o.optim:step() return 1 end) end,
             "an optimizer step without gradients: no backward has run since the step "
             .. "before; call loss:backward() first")
@@ -460,11 +460,11 @@ end)
 
 -- ==== Pieces =====================================================================================
 
--- The gradients of a batch in k pieces, as one list.
+-- The gradients of a batch in k micro-batches, as one list.
 local function gradients(net, k, x, y)
   net:zero_grad()
   local loss = 0.0
-  for x_i, y_i, share in lt.pieces(k, x, y) do
+  for x_i, y_i, share in lt.micro_batches(k, x, y) do
     loss = loss + lt.step(function()
       local part = lt.cross_entropy(net(x_i), y_i) * share
       part:backward()
@@ -478,7 +478,7 @@ local function gradients(net, k, x, y)
   return list
 end
 
-T.test("pieces of a batch are the batch", function()
+T.test("micro-batches of a batch are the batch", function()
   local net = make_net(0.5)
   for _, rows in ipairs{32, 30, 3, 1} do
     local set = make_set(rows)
@@ -490,7 +490,7 @@ T.test("pieces of a batch are the batch", function()
   end
   local sizes, shares = {}, 0.0
   local set = make_set(10)
-  for x, y, share in lt.pieces(4, set.images, set.labels) do
+  for x, y, share in lt.micro_batches(4, set.images, set.labels) do
     T.equal(#x, #y)
     sizes[#sizes + 1], shares = #x, shares + share
   end
@@ -501,14 +501,14 @@ end)
 
 T.test("pieces of something else", function()
   local x, y = lt.zeros({5, 2}), lt.zeros({5}, {dtype = "i64"})
-  T.fails(function() lt.pieces(0, x, y) end,
-          "lt.pieces: 'k' wants a whole number from 1 up, it is 0")
-  T.fails(function() lt.pieces(2, x) end, "lt.pieces: 'y' wants a tensor, it is nil")
-  T.fails(function() lt.pieces(2, {}, y) end, "lt.pieces: 'x' wants a tensor, it is a table")
-  T.fails(function() lt.pieces(2, x, lt.zeros({4})) end, "lt.pieces: x has 5 samples, y has 4")
+  T.fails(function() lt.micro_batches(0, x, y) end,
+          "lt.micro_batches: 'k' wants a whole number from 1 up, it is 0")
+  T.fails(function() lt.micro_batches(2, x) end, "lt.micro_batches: 'y' wants a tensor, it is nil")
+  T.fails(function() lt.micro_batches(2, {}, y) end, "lt.micro_batches: 'x' wants a tensor, it is a table")
+  T.fails(function() lt.micro_batches(2, x, lt.zeros({4})) end, "lt.micro_batches: x has 5 samples, y has 4")
 end)
 
--- lt.fit with a batch of 32 in pieces: its weights as one list.
+-- lt.fit with a batch of 32 in micro-batches: its weights as one list.
 local function fitted(accumulate)
   lt.seed(5)
   local net = make_net()
@@ -523,7 +523,7 @@ local function fitted(accumulate)
   return list
 end
 
-T.test("lt.fit in pieces takes the same steps", function()
+T.test("lt.fit in micro-batches takes the same steps", function()
   local whole, parts = fitted(1), fitted(4)
   for i, value in ipairs(whole) do T.near(parts[i], value, 1e-6) end
 end)

@@ -117,10 +117,10 @@ local loops = {
 }
 
 -- The weights after such a training, as one list.
-local function trained(options, loop, mixup, pieces, batch)
+local function trained(options, loop, mixup, micro_batches, batch)
   local folder = T.folder()
   T.write(folder .. "/train.lua", script .. loops[loop]:gsub("MIXUP", mixup or 0.4)
-                                                       :gsub("PIECES", pieces or 1)
+                                                       :gsub("PIECES", micro_batches or 1)
                                                        :gsub("BATCH", batch or 10)
           .. [[ if lt.rank() == 0 then lt.save("w.safetensors", net) end ]])
   local text, code = T.run(folder, "--quiet --out out " .. options .. " train.lua")
@@ -145,7 +145,7 @@ T.test("lt.fit, lt.run and a loop of one's own do the same", function()
   T.equal(trained("", "plain"), whole)
 end)
 
-T.test("in pieces", function() near(trained("", "fit", 0.4, 3), whole, 1e-5) end)
+T.test("in micro-batches", function() near(trained("", "fit", 0.4, 3), whole, 1e-5) end)
 
 T.test("in more pieces than the last rank has rows of the last batch, which has five", function()
   local one = trained("", "fit", 0.4, 1, 18)

@@ -299,7 +299,7 @@ T.test("steps go on from any number", function()
   core.set_step(before)
 end)
 
-T.test("pieces of a batch draw what the whole does", function()
+T.test("micro-batches of a batch draw what the whole does", function()
   local x = lt.ones({6, 4}):requires_grad()
   core.set_first_row(0)
   local whole = lt.dropout(lt.dropout(x)):totable()

@@ -363,7 +363,7 @@ for t = 1, 6 do
   local y = lt.tensor({0, 1, 2, 0, 1, 2, 2, 1, 0, 1, 1, 0}, {dtype = "i64"})
   if t ~= omitted then
     lt.step(lt.autocast, precision, function()
-      for i, j, share in lt.pieces(2, x, y) do
+      for i, j, share in lt.micro_batches(2, x, y) do
         (lt.cross_entropy(net(i), j) * share):backward()
       end
       outcomes[#outcomes + 1] = optim:step():sub(1, 1)

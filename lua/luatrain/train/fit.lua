@@ -1,4 +1,4 @@
--- fit.lua - lt.fit: the whole loop of a training in one call, and lt.pieces: batches in pieces.
+-- fit.lua - lt.fit: the whole loop of a training in one call, and lt.micro_batches: micro-batches.
 --
 --   lt.fit{net = net, train = train, test = test, optim = sgd, epochs = 10, batch = 128}
 
@@ -13,18 +13,18 @@ local exports = {}
 
 local function fail(code, ...) core.fail(code, string.format(...)) end
 
-local pieces = check "lt.pieces{k, x:tensor, y:tensor}"
+local micro_batches = check "lt.micro_batches{k, x:tensor, y:tensor}"
 
--- for x_i, y_i, share in lt.pieces(k, x, y) do ... end: a batch in k pieces, or fewer, so that none
--- is empty. share is the piece's part of the samples: the sum of loss * share over the pieces is
+-- for x_i, y_i, share in lt.micro_batches(k, x, y) do ... end: a batch in k micro-batches, or fewer, so that none
+-- is empty. share is the micro-batch's part of the samples: the sum of loss * share over the micro-batches is
 -- the loss of the whole batch, and likewise its gradients. What is random in the net is what it
--- would be in one piece. All shards of a batch are cut into as many pieces, for nets in which the
+-- would be in one micro-batch. All shards of a batch are cut into as many micro-batches, for nets in which the
 -- ranks wait for each other.
-function exports.pieces(k, x, y)
-  k, x, y = pieces:value("k", k), pieces:value("x", x), pieces:value("y", y)
+function exports.micro_batches(k, x, y)
+  k, x, y = micro_batches:value("k", k), micro_batches:value("x", x), micro_batches:value("y", y)
   local rows = x:dim(1)
   if y:dim(1) ~= rows then
-    fail("EINVAL", "lt.pieces: x has %d samples, y has %d", rows, y:dim(1))
+    fail("EINVAL", "lt.micro_batches: x has %d samples, y has %d", rows, y:dim(1))
   end
   local n, i, last = math.min(k, core.least_rows(rows)), 0, 0
   core.expect(n)
@@ -55,7 +55,7 @@ local function check_sets(train, test)
 end
 
 -- Trains net and returns the last report: {top1 = , loss = , train_loss = }. accumulate = k: each
--- batch goes through the net in k pieces, which takes less memory and gives the same step. mixup,
+-- batch goes through the net in k micro-batches, which takes less memory and gives the same step. mixup,
 -- sizes, target and scaler are those of lt.run.
 function exports.fit(given)
   local o = spec(given)
@@ -82,7 +82,7 @@ function exports.fit(given)
   local function learn(run, x, y)
     local losses, first = {}, 1
     local mixed, others, kept = run:mixup(x, y)
-    for x_i, y_i, share in exports.pieces(o.accumulate, mixed, y) do
+    for x_i, y_i, share in exports.micro_batches(o.accumulate, mixed, y) do
       local last = first + y_i:dim(1) - 1
       local others_i = ops.slice(others, 1, first, last)
       first = last + 1

@@ -439,7 +439,7 @@ local inside_meta = {__close = function(self) self.run.inside = false end}
 local function call_inside(self, fn, ...)
   local _ <close> = setmetatable({run = self}, inside_meta)
   self.inside = true
-  -- What was looked at before draws nothing from this step; how many pieces, lt.pieces says.
+  -- What was looked at before draws nothing from this step; lt.micro_batches sets their number.
   core.take_shard(self.rows, self.part, self.grain)
   core.expect(0)
   local o = self.settings
@@ -479,7 +479,8 @@ local function end_step(self, loss)
   local rows, o = self.rows, self.settings
   close_step(self)
   if core.steps() == self.counter then
-    fail("run:step: the function took no step of the optimizer; lt.pieces adds up parts of a batch")
+    fail("run:step: the function took no step of the optimizer; "
+         .. "lt.micro_batches adds up parts of a batch")
   end
   loss = loss_of_all(self, loss)
   local is_here = type(loss) == "number"
