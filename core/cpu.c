@@ -85,7 +85,7 @@ static void cpu_free(lt_device *device, void *p, size_t bytes)
 
 #ifdef __SSE2__
 
-void lt__stream(void *dst, const void *src, size_t bytes)
+void lt__copy_nontemporal(void *dst, const void *src, size_t bytes)
 {
     char *to = dst;
     const char *from = src;
@@ -98,12 +98,12 @@ void lt__stream(void *dst, const void *src, size_t bytes)
     memcpy(to, from, bytes);
 }
 
-void lt__stream_end(void) { _mm_sfence(); }
+void lt__nontemporal_fence(void) { _mm_sfence(); }
 
 #else
 
-void lt__stream(void *dst, const void *src, size_t bytes) { memcpy(dst, src, bytes); }
-void lt__stream_end(void) {}
+void lt__copy_nontemporal(void *dst, const void *src, size_t bytes) { memcpy(dst, src, bytes); }
+void lt__nontemporal_fence(void) {}
 
 #endif
 
@@ -113,15 +113,15 @@ static lt_status cpu_copy(lt_device *device, void *dst, const void *src, size_t 
     const char *from = src;
     size_t n = bytes, distance = to > from ? (size_t)(to - from) : (size_t)(from - to);
     (void)device; /* without OpenMP */
-    if (!lt__streams(bytes) || distance < bytes) {
+    if (!lt__bypasses_cache(bytes) || distance < bytes) {
         if (bytes > 0)
             memmove(dst, src, bytes);
         return LT_OK;
     }
     LT_PARALLEL
     for (size_t i = 0; i < n; i += PIECE) {
-        lt__stream(to + i, from + i, piece_at(i, n));
-        lt__stream_end();
+        lt__copy_nontemporal(to + i, from + i, piece_at(i, n));
+        lt__nontemporal_fence();
     }
     return LT_OK;
 }

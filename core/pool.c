@@ -3,7 +3,7 @@
  *
  * A small request is rounded up to a size class; a freed block goes to its class's list and serves
  * the next request of that class. Classes are four to a power of two: at most a fifth is wasted. A
- * large one is rounded up to pages and cut out of a region (region.c). Either way a training loop
+ * large one is rounded up to pages and cut out of a region (large_blocks.c). Either way a training loop
  * allocates nothing from the system after its first steps. When the system has no more, what is
  * free is given back and the request tried again. Callers remember the size, so blocks carry no
  * header, keep their alignment and may lie where the CPU cannot write. A list has room for every
@@ -65,7 +65,7 @@ static void account(lt_ctx *ctx, lt_device *device, size_t live, size_t cached)
 
 static size_t trim(lt_ctx *ctx, lt_device *device)
 {
-    size_t freed = lt__region_trim(device);
+    size_t freed = lt__large_block_trim(device);
     for (int i = 0; i < LT_POOL_CLASSES; i++) {
         struct lt_free_list *list = &device->pool.list[i];
         for (; list->n > 0; list->total--) {
@@ -82,8 +82,8 @@ void lt__pool_close(lt_ctx *ctx, lt_device *device)
     trim(ctx, device);
     for (int i = 0; i < LT_POOL_CLASSES; i++)
         free(device->pool.list[i].blocks);
-    free(device->pool.regions.all.at);
-    free(device->pool.regions.free.at);
+    free(device->pool.large.all.at);
+    free(device->pool.large.free.at);
 }
 
 /* A block of class i from the system, and room for it in its list. */
@@ -111,9 +111,9 @@ static void *take(lt_ctx *ctx, lt_device *device, size_t bytes)
     int i = class_of(bytes);
     size_t size = block_bytes(bytes);
     if (i >= LT_POOL_CLASSES) {
-        size_t before = device->pool.regions.bytes;
-        void *p = lt__region_take(device, size);
-        size_t more = device->pool.regions.bytes - before;
+        size_t before = device->pool.large.bytes;
+        void *p = lt__large_block_alloc(device, size);
+        size_t more = device->pool.large.bytes - before;
         account(ctx, device, 0, more - (p ? size : 0));
         return p;
     }
@@ -184,7 +184,7 @@ void lt__device_free(lt_ctx *ctx, lt_device *device, void *p, size_t bytes)
         struct lt_free_list *list = &device->pool.list[i];
         list->blocks[list->n++] = p;
     } else {
-        lt__region_give(device, p, size);
+        lt__large_block_free(device, p, size);
     }
     account(ctx, device, -size, size);
     pthread_mutex_unlock(&ctx->lock);

@@ -8,10 +8,10 @@
 void lt__pool_close(lt_ctx *ctx, lt_device *device);
 
 /* Large blocks of whole pages; the caller has the lock. */
-void *lt__region_take(lt_device *device, size_t bytes); /* NULL when the system has no more */
-void lt__region_give(lt_device *device, void *p, size_t bytes);
+void *lt__large_block_alloc(lt_device *device, size_t bytes); /* NULL when the system has no more */
+void lt__large_block_free(lt_device *device, void *p, size_t bytes);
 /* Gives regions back that are free as a whole. Returns how many bytes that was. */
-size_t lt__region_trim(lt_device *device);
+size_t lt__large_block_trim(lt_device *device);
 
 /* For AddressSanitizer memory that is free in the pool is as good as given back to the system. */
 #ifdef __SANITIZE_ADDRESS__

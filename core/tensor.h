@@ -33,16 +33,16 @@ typedef atomic_uint lt_atomic_uint;
 typedef struct lt_range { char *start; size_t bytes; } lt_range;
 typedef struct lt_ranges { lt_range *at; size_t n, room; } lt_ranges; /* by address */
 
-typedef struct lt_regions {           /* large blocks: region.c */
+typedef struct lt_large_blocks {           /* large blocks: large_blocks.c */
     lt_ranges all, free;
     size_t bytes, taken;              /* of all; blocks that are in use */
-} lt_regions;
+} lt_large_blocks;
 
 #define LT_POOL_CLASSES 49
 
 typedef struct lt_pool {
     struct lt_free_list { void **blocks; size_t n, room, total; } list[LT_POOL_CLASSES];
-    lt_regions regions;
+    lt_large_blocks large;
     lt_memory memory;                 /* of this device alone */
 } lt_pool;
 
@@ -255,11 +255,11 @@ lt_status lt__count_dims(int ndim, const int64_t *dims, int64_t *count);
 lt_status lt__check_alive(const lt_tensor *x);
 
 /* A result of so many bytes is not to be found in a cache by who reads it next: it is streamed. */
-static inline bool lt__streams(size_t bytes) { return bytes >= (size_t)4 << 20; }
+static inline bool lt__bypasses_cache(size_t bytes) { return bytes >= (size_t)4 << 20; }
 /* to = from, which is near, without a way through the caches. A thread's last one is followed by
- * lt__stream_end(), before others read. From pieces of 2 KB memory is the busiest. */
-void lt__stream(void *to, const void *from, size_t bytes);
-void lt__stream_end(void);
+ * lt__nontemporal_fence(), before others read. From pieces of 2 KB memory is the busiest. */
+void lt__copy_nontemporal(void *to, const void *from, size_t bytes);
+void lt__nontemporal_fence(void);
 
 /* The monotonic clock, in seconds. */
 double lt__seconds(void);

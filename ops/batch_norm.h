@@ -174,7 +174,7 @@ typedef struct lt_pass {
     const void *x, *dy, *y, *residual;
     void *out;
     int form, gate;
-    bool add, stream;             /* to what is in out; out is written past the caches */
+    bool add, nontemporal;             /* to what is in out; out is written past the caches */
     lt_bounds act;
 } lt_pass;
 

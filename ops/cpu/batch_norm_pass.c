@@ -196,7 +196,7 @@ LT_INLINE void stream_rows(const lt_pass *p, int form, bool residual)
             forward_units(p, form, residual, i + j, k, m, piece + j * bytes);
             k = k + m < units ? k + m : 0;
         }
-        lt__stream((char *)p->out + i * bytes, piece, (size_t)(end * bytes));
+        lt__copy_nontemporal((char *)p->out + i * bytes, piece, (size_t)(end * bytes));
     }
 }
 
@@ -359,7 +359,7 @@ LT_INLINE void backward_rows(const lt_pass *p, int form, int gate, bool add)
 
 LT_SIMD static void forward_pass(const lt_pass *p)
 {
-    if (p->stream)
+    if (p->nontemporal)
         FIXED_FORM(FIXED(residual, p->residual, stream_rows(p, form, residual);););
     else
         FIXED_FORM(FIXED(residual, p->residual, forward_rows(p, form, residual);););

@@ -323,10 +323,10 @@ static void group_forward(lt_call *c, const plan *p, int thread, int64_t g)
     lt_pass q = pass_over(c, p, thread, first, p->group);
     q.residual = part(lt__optional(c, c->in, RESIDUAL), first);
     q.out = part(c->out[Y], first);
-    q.stream = p->form == FLOATS && lt__streams((size_t)p->n * sizeof(float));
+    q.nontemporal = p->form == FLOATS && lt__bypasses_cache((size_t)p->n * sizeof(float));
     lt__forward_pass(&q);
-    if (q.stream)
-        lt__stream_end();
+    if (q.nontemporal)
+        lt__nontemporal_fence();
 }
 
 lt_status lt__batch_norm_fwd(lt_call *c)

@@ -191,7 +191,7 @@ static void give_back(lt_device *device, void *p, size_t bytes)
 /* Takes a block that is never given back; what is left then. */
 static size_t after(lt_device *device, size_t bytes)
 {
-    CHECK(lt__region_take(device, bytes) != NULL);
+    CHECK(lt__large_block_alloc(device, bytes) != NULL);
     return left / MB;
 }
 
@@ -208,10 +208,10 @@ TEST(headroom_of_an_accelerator)
     left = (size_t)400 * MB;
     CHECK_EQ(after(&d, (size_t)50 * MB), 350);   /* half of 675 would leave too little */
     CHECK_EQ(after(&d, (size_t)340 * MB), 10);
-    CHECK(!lt__region_take(&d, (size_t)20 * MB));
+    CHECK(!lt__large_block_alloc(&d, (size_t)20 * MB));
     CHECK_EQ(left / MB, 10);
-    free(d.pool.regions.all.at);
-    free(d.pool.regions.free.at);
+    free(d.pool.large.all.at);
+    free(d.pool.large.free.at);
 }
 
 TEST(a_host_needs_none)

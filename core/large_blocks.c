@@ -1,4 +1,4 @@
-/* region.c - large blocks, cut out of a few regions of a device's memory.
+/* large_blocks.c - large blocks, cut out of a few regions of a device's memory.
  *
  * A training step takes blocks of many sizes and gives them back in about the reverse order: what
  * forward keeps, backward lets go. Free neighbours become one again, so that the memory of late
@@ -16,7 +16,7 @@
 
 #include "core/pool.h"
 
-enum { LEAST_REGION = 32 << 20, HEADROOM = 256 << 20 };
+enum { MIN_REGION = 32 << 20, HEADROOM = 256 << 20 };
 
 /* ==== Ranges in the order of their addresses ================================================== */
 
@@ -83,7 +83,7 @@ static lt_range *best_fit(const lt_ranges *r, size_t bytes)
 static char *generous(lt_device *device, size_t size)
 {
     char *p = device->alloc(device, size);
-    if (!p || device->is_host || size <= LEAST_REGION)
+    if (!p || device->is_host || size <= MIN_REGION)
         return p;
     void *rest = device->alloc(device, HEADROOM);
     if (rest)
@@ -97,8 +97,8 @@ static char *generous(lt_device *device, size_t size)
  * False when the system has no more. */
 static bool grow(lt_device *device, size_t bytes)
 {
-    lt_regions *r = &device->pool.regions;
-    size_t size = r->bytes / 2 > LEAST_REGION ? r->bytes / 2 : LEAST_REGION;
+    lt_large_blocks *large = &device->pool.large;
+    size_t size = large->bytes / 2 > MIN_REGION ? large->bytes / 2 : MIN_REGION;
     char *p = size > bytes ? generous(device, size) : NULL;
     if (!p)
         p = device->alloc(device, size = bytes);
@@ -106,66 +106,66 @@ static bool grow(lt_device *device, size_t bytes)
         return false;
     if (device->is_host)
         LT_FORBID(p, size);
-    insert(&r->all, (lt_range){p, size});
-    insert(&r->free, (lt_range){p, size});
-    r->bytes += size;
+    insert(&large->all, (lt_range){p, size});
+    insert(&large->free, (lt_range){p, size});
+    large->bytes += size;
     return true;
 }
 
-void *lt__region_take(lt_device *device, size_t bytes)
+void *lt__large_block_alloc(lt_device *device, size_t bytes)
 {
-    lt_regions *r = &device->pool.regions;
-    if (!need_room(&r->all, r->all.n + 1) ||
-        !need_room(&r->free, r->all.n + r->taken + 3))
+    lt_large_blocks *large = &device->pool.large;
+    if (!need_room(&large->all, large->all.n + 1) ||
+        !need_room(&large->free, large->all.n + large->taken + 3))
         return NULL;
-    lt_range *from = best_fit(&r->free, bytes);
+    lt_range *from = best_fit(&large->free, bytes);
     if (!from && grow(device, bytes))
-        from = best_fit(&r->free, bytes);
+        from = best_fit(&large->free, bytes);
     if (!from)
         return NULL;
     char *p = from->start;
     from->start += bytes;
     from->bytes -= bytes;
     if (from->bytes == 0)
-        drop(&r->free, (size_t)(from - r->free.at));
-    r->taken++;
+        drop(&large->free, (size_t)(from - large->free.at));
+    large->taken++;
     return p;
 }
 
 /* Regions may touch, but are not joined: each goes back to the system as it came. */
-void lt__region_give(lt_device *device, void *p, size_t bytes)
+void lt__large_block_free(lt_device *device, void *p, size_t bytes)
 {
-    lt_regions *r = &device->pool.regions;
-    lt_ranges *free = &r->free;
+    lt_large_blocks *large = &device->pool.large;
+    lt_ranges *free = &large->free;
     char *start = p, *end = start + bytes;
-    r->taken--;
+    large->taken--;
     insert(free, (lt_range){start, bytes});
     size_t i = place_of(free, start);
     lt_range *at = &free->at[i];
-    if (i + 1 < free->n && at[1].start == end && !has_start(&r->all, end)) {
+    if (i + 1 < free->n && at[1].start == end && !has_start(&large->all, end)) {
         at->bytes += at[1].bytes;
         drop(free, i + 1);
     }
-    if (i > 0 && at[-1].start + at[-1].bytes == start && !has_start(&r->all, start)) {
+    if (i > 0 && at[-1].start + at[-1].bytes == start && !has_start(&large->all, start)) {
         at[-1].bytes += at->bytes;
         drop(free, i);
     }
 }
 
-size_t lt__region_trim(lt_device *device)
+size_t lt__large_block_trim(lt_device *device)
 {
-    lt_regions *r = &device->pool.regions;
-    size_t before = r->bytes;
-    for (size_t i = r->all.n; i-- > 0;) {
-        lt_range region = r->all.at[i];
-        size_t k = place_of(&r->free, region.start);
-        if (k == r->free.n || r->free.at[k].start != region.start ||
-            r->free.at[k].bytes != region.bytes)
+    lt_large_blocks *large = &device->pool.large;
+    size_t before = large->bytes;
+    for (size_t i = large->all.n; i-- > 0;) {
+        lt_range region = large->all.at[i];
+        size_t k = place_of(&large->free, region.start);
+        if (k == large->free.n || large->free.at[k].start != region.start ||
+            large->free.at[k].bytes != region.bytes)
             continue;
         device->free(device, region.start, region.bytes);
-        drop(&r->free, k);
-        drop(&r->all, i);
-        r->bytes -= region.bytes;
+        drop(&large->free, k);
+        drop(&large->all, i);
+        large->bytes -= region.bytes;
     }
-    return before - r->bytes;
+    return before - large->bytes;
 }
