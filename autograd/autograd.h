@@ -439,7 +439,7 @@ LT_MUST lt_status lt_recompute_f32(const lt_call *call, bool backward, int i, in
  * training. It draws the random numbers that the next pass draws, and until it ends nothing comes
  * of what is computed: backward calls nobody's hooks, what is in lt_grad_slots neither, it forgets
  * the gradient of a leaf as soon as that is complete, and takes any loss; gradients that were there
- * stay as they are; lt_stats_add() and lt_zero_grad() do nothing; this rank is the only one. An
+ * stay as they are; lt_bn_stats_add() and lt_zero_grad() do nothing; this rank is the only one. An
  * optimizer's step or norm, backward through what was recorded before, and another dry run are
  * LT_EINVAL. Meanwhile scaling is in the place of the one there was, or none if it is NULL: of its
  * functions only seed and complete are called, if they are there. So is op_hook. */
@@ -462,25 +462,25 @@ LT_API void lt_where(lt_ctx *ctx, char where[LT_WHERE_BYTES]);
  * step, from all shards weighted by count. Adds one shard's statistics for the running buffers,
  * which are kept; mean and var are copied. Shards of the same buffers are merged by Chan's formula
  * in the order they come. */
-LT_MUST lt_status lt_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
+LT_MUST lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
                                lt_tensor *mean, lt_tensor *var, int64_t count, double momentum);
 /* Moves the running values and forgets the shards. An optimizer step does it; for others this fails
  * as lt_synchronize() does. */
-LT_MUST lt_status lt_stats_commit(lt_ctx *ctx);
+LT_MUST lt_status lt_bn_stats_commit(lt_ctx *ctx);
 /* The same for whoever wants to look, as module:eval() and saving do; but shards that a backward
  * has come by wait until an optimizer or lt_zero_grad() ends their step: looking changes
  * nothing. */
-LT_MUST lt_status lt_stats_synchronize(lt_ctx *ctx);
-LT_API int lt_stats_pending(const lt_ctx *ctx);
+LT_MUST lt_status lt_bn_stats_synchronize(lt_ctx *ctx);
+LT_API int lt_bn_stats_pending(const lt_ctx *ctx);
 /* Number i of the statistics that wait, merged; false past the last. Borrowed until they change. */
-typedef struct lt_stats {
+typedef struct lt_bn_stats {
     lt_tensor *running_mean, *running_var, *mean, *var;
     int64_t count;
     double momentum;
-} lt_stats;
-LT_API bool lt_stats_at(const lt_ctx *ctx, int i, lt_stats *stats);
+} lt_bn_stats;
+LT_API bool lt_bn_stats_at(const lt_ctx *ctx, int i, lt_bn_stats *stats);
 /* Forgets those that wait: before others are added in their place. */
-LT_API void lt_stats_clear(lt_ctx *ctx);
+LT_API void lt_bn_stats_clear(lt_ctx *ctx);
 
 /* ==== Parameters ============================================================================== */
 

@@ -549,7 +549,7 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
     ag->complete &= ag->dry_run.on;
     if (check_loss(loss) != LT_OK) {
         if (lt_errcode() == LT_ENUMERIC) /* such a batch must not reach the running statistics */
-            lt_stats_clear(ctx);
+            lt_bn_stats_clear(ctx);
         return lt_errcode();
     }
     lt_tensor *seed = seed_grad(loss, grad);
@@ -583,8 +583,8 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
     ag->backwards += status == LT_OK && !ag->dry_run.on;
     if (status != LT_OK)
         lt__unmark(tape->last);
-    for (lt_stat *s = ag->stats; s && !ag->dry_run.on; s = s->next)
-        s->waits = ag->period + 1;
+    for (lt_bn_entry *s = ag->bn_stats; s && !ag->dry_run.on; s = s->next)
+        s->backward_period = ag->period + 1;
     lt__node_release(from);
     return status;
 }

@@ -60,7 +60,7 @@ static void resolve(lt_ctx *ctx, lt_deferred_check *check)
         check->norm = v.norm;
     }
     if (is_lost) /* such a batch must not reach the running statistics */
-        lt_stats_clear(ctx);
+        lt_bn_stats_clear(ctx);
     if (judge.resolve)
         applied &= judge.resolve(judge.ud, is_lost ? NULL : &v.grads);
     if (ctx->slots.autograd->step_status == LT_PENDING)

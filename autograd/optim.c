@@ -298,7 +298,7 @@ static lt_status complete_grads(lt_optim *o, const char *who)
 {
     lt_status status = try_to_complete_grads(o, who);
     if (status == LT_ENUMERIC)
-        lt_stats_clear(o->ctx);
+        lt_bn_stats_clear(o->ctx);
     return status;
 }
 
@@ -321,7 +321,7 @@ static bool is_on_cpu(const lt_optim *o)
     bool is = false;
     for (int a = 0; a < o->n_arenas; a++)
         is |= o->arenas[a].segment->values->device->is_host;
-    for (const lt_stat *s = o->ctx->slots.autograd->stats; s; s = s->next)
+    for (const lt_bn_entry *s = o->ctx->slots.autograd->bn_stats; s; s = s->next)
         is |= s->running_mean->storage->device->is_host;
     return is;
 }
@@ -384,7 +384,7 @@ static lt_status read_norm(lt_ctx *ctx, lt_tensor *squares, double *norm)
     *norm = sqrt(*norm);
     if (isfinite(*norm))
         return LT_OK;
-    lt_stats_clear(ctx);
+    lt_bn_stats_clear(ctx);
     return lt__refuse_norm(ctx->step + 1, *norm);
 }
 
@@ -514,9 +514,9 @@ static lt_status apply_or_not(lt_optim *o, const lt_opt *const *options, int n_g
     ag->skip = ag->deferred.on_device ? &ag->deferred.on_device->skip : NULL;
     lt_status status = may_apply(o->ctx) ? update_all(o, options, n_groups, factor) : LT_OK;
     if (status == LT_OK && ag->step_status == LT_SKIPPED)
-        lt_stats_clear(o->ctx);
+        lt_bn_stats_clear(o->ctx);
     if (status == LT_OK)
-        status = lt__stats_commit(o->ctx);
+        status = lt__bn_stats_commit(o->ctx);
     ag->skip = NULL;
     return status;
 }

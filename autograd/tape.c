@@ -41,7 +41,7 @@ static void closed(lt_ctx *ctx)
     struct lt_autograd *ag = ctx->slots.autograd;
     clear_tape(&ag->own);
     clear_tape(&ag->dry_run.tape);
-    lt_stats_clear(ctx);
+    lt_bn_stats_clear(ctx);
 }
 
 static void ctx_gone(lt_ctx *ctx)

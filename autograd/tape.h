@@ -92,13 +92,13 @@ struct lt_tape {
     uint64_t draws[2];        /* drawing calls so far in this pass; those with gradients off */
 };
 
-typedef struct lt_stat {      /* merged statistics of one pair of buffers */
-    struct lt_stat *next;
+typedef struct lt_bn_entry {      /* merged statistics of one pair of buffers */
+    struct lt_bn_entry *next;
     lt_tensor *running_mean, *running_var, *mean, *var;
     int64_t count;
     double momentum;
-    uint64_t waits;           /* 1 + the period in which backward came by, or 0 */
-} lt_stat;
+    uint64_t backward_period;           /* 1 + the period in which backward came by, or 0 */
+} lt_bn_entry;
 
 typedef struct lt_dry_run {
     bool on;
@@ -145,7 +145,7 @@ struct lt_autograd {
     lt_op_hook_fn op_hook;
     void *op_hook_ud;
     lt_dry_run dry_run;
-    lt_stat *stats;           /* in order of first appearance */
+    lt_bn_entry *bn_stats;           /* in order of first appearance */
     uint64_t trees;           /* placed so far */
     bool in_backward;
     bool complete;            /* slots.update was called since the last backward, */
@@ -182,8 +182,8 @@ void lt__deferred_check_set_reported(lt_ctx *ctx);
 lt_status lt__deferred_check_send(lt_ctx *ctx);
 /* The host has heard that the step is none, and has not failed by it yet. */
 bool lt__deferred_check_is_unreported(const lt_deferred_check *check);
-/* lt_stats_commit() of an optimizer step, which need not be settled. */
-lt_status lt__stats_commit(lt_ctx *ctx);
+/* lt_bn_stats_commit() of an optimizer step, which need not be settled. */
+lt_status lt__bn_stats_commit(lt_ctx *ctx);
 /* It is forgotten, with its memory. */
 void lt__deferred_check_free(lt_ctx *ctx);
 /* What a loss fails with that is not finite. */

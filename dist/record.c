@@ -12,7 +12,7 @@ enum { BACKWARDS, STOP, STEPS, TAIL, AGREE, WRITES, OF_RANK };
 
 static double *of_rank(const lt_record *r, int rank) { return r->data + HEAD + OF_RANK * rank; }
 static double *of_parameters(const lt_record *r) { return of_rank(r, r->ranks); }
-static double *of_norms(const lt_record *r) { return of_parameters(r) + r->parameters; }
+static double *of_bn_layers(const lt_record *r) { return of_parameters(r) + r->parameters; }
 
 lt_status lt__record_add_loss(lt_record *r, lt_tensor *loss)
 {
@@ -49,9 +49,9 @@ void lt__record_forget_losses(lt_record *r)
 
 lt_status lt__record_write(lt_record *r, lt_ctx *ctx, int ranks, int parameters, const lt_own *own)
 {
-    LT_TRY(lt__norms_learn(&r->norms, ctx));
+    LT_TRY(lt__bn_layers_register(&r->bn_layers, ctx));
     size_t count = HEAD + OF_RANK * (size_t)ranks + (size_t)parameters +
-                   lt__norms_count(&r->norms);
+                   lt__bn_layers_numbers(&r->bn_layers);
     double *data = realloc(r->data, count * sizeof *data);
     if (!data)
         return lt_fail(LT_ENOMEM, "out of memory for a reducer");
@@ -69,10 +69,10 @@ lt_status lt__record_write(lt_record *r, lt_ctx *ctx, int ranks, int parameters,
     of_rank(r, own->rank)[TAIL] = own->tail;
     of_rank(r, own->rank)[AGREE] = own->agree;
     of_rank(r, own->rank)[WRITES] = own->writes;
-    return lt__norms_write(&r->norms, ctx, own->share > 0, of_norms(r));
+    return lt__bn_layers_write(&r->bn_layers, ctx, own->share > 0, of_bn_layers(r));
 }
 
-lt_status lt__record_come(lt_record *r)
+lt_status lt__record_collect(lt_record *r)
 {
     double loss = r->loss, value;
     for (int i = 0; i < r->n_losses; i++) {
@@ -85,7 +85,7 @@ lt_status lt__record_come(lt_record *r)
     }
     if (r->n_losses > 0)
         r->data[LOSS] = r->share > 0 ? loss * r->share : 0;
-    return lt__norms_come(&r->norms, of_norms(r));
+    return lt__bn_layers_collect(&r->bn_layers, of_bn_layers(r));
 }
 
 /* A use that has added counts as many. */
@@ -158,15 +158,15 @@ int lt__record_stop_reason(const lt_record *r)
     return (int)of_rank(r, rank)[STOP];
 }
 
-lt_status lt__record_read_norms(const lt_record *r, lt_ctx *ctx)
+lt_status lt__record_read_bn_stats(const lt_record *r, lt_ctx *ctx)
 {
-    return lt__norms_read(&r->norms, ctx, of_norms(r));
+    return lt__bn_layers_read(&r->bn_layers, ctx, of_bn_layers(r));
 }
 
 void lt__record_free(lt_record *r)
 {
     lt__record_forget_losses(r);
     free(r->losses);
-    lt__norms_free(&r->norms);
+    lt__bn_layers_free(&r->bn_layers);
     free(r->data);
 }

@@ -7,13 +7,13 @@
 #ifndef LT_DIST_RECORD_H
 #define LT_DIST_RECORD_H
 
-#include "dist/norms.h"
+#include "dist/bn_layers.h"
 
 typedef struct lt_record { /* zero: nothing was written */
     double *data;
     size_t count;
     int ranks, parameters;
-    lt_norms norms;
+    lt_bn_layers bn_layers;
     double loss;          /* of this rank, so far in the step; and those that are still to come */
     lt_deferred **losses;
     int n_losses, room;
@@ -43,7 +43,7 @@ LT_MUST lt_status lt__record_write(lt_record *record, lt_ctx *ctx, int ranks, in
 void lt__record_use(lt_record *record, int parameter, bool added);
 /* On any thread, before the record is summed: waits for what comes from an accelerator. LT_ENUMERIC
  * for a loss that is not finite. */
-LT_MUST lt_status lt__record_come(lt_record *record);
+LT_MUST lt_status lt__record_collect(lt_record *record);
 
 /* Once it is the sum over the ranks: */
 bool lt__record_uses(const lt_record *record, int parameter);
@@ -59,7 +59,7 @@ LT_MUST lt_status lt__record_check(const lt_record *record);
 bool lt__record_agrees(const lt_record *record);
 bool lt__record_writes_agree(const lt_record *record);
 /* The statistics that wait in ctx become those of all ranks. LT_ENOMEM or LT_EDESYNC. */
-LT_MUST lt_status lt__record_read_norms(const lt_record *record, lt_ctx *ctx);
+LT_MUST lt_status lt__record_read_bn_stats(const lt_record *record, lt_ctx *ctx);
 
 void lt__record_free(lt_record *record);
 

@@ -248,7 +248,7 @@ static lt_status read_record(lt_reducer *r)
     r->usual = backwards > r->usual ? backwards : r->usual;
     r->last.loss = lt__record_loss(&r->record);
     r->last.stop_reason = lt__record_stop_reason(&r->record);
-    return lt__record_read_norms(&r->record, r->ctx);
+    return lt__record_read_bn_stats(&r->record, r->ctx);
 }
 
 /* ==== The sweep: on the group's thread ======================================================== */
@@ -258,7 +258,7 @@ static lt_status sweep(void *ud)
     lt_reducer *r = ud;
     lt_sum sum = {.what = "the record of the step", .data = r->record.data, .dtype = LT_F64,
                   .count = (int64_t)r->record.count, .wire = LT_F64, .scale = 1};
-    if (lt__record_come(&r->record) != LT_OK) {
+    if (lt__record_collect(&r->record) != LT_OK) {
         lt_group_fail(r->group); /* before another rank takes the step */
         return lt_errcode();
     }
@@ -346,7 +346,7 @@ static lt_status fold(lt_reducer *r)
     }
     if (!last) {
         LT_TRY(lt__plan_put_back_left(&r->plan));
-        lt_stats_clear(r->ctx);
+        lt_bn_stats_clear(r->ctx);
     }
     r->folded = true;
     r->told = false;

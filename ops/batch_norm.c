@@ -3,7 +3,7 @@
  *
  * x is (rows, channels) to this file: all axes but the last are rows. In training the op gives,
  * beside y, the mean and the biased variance of its rows as extra outputs; it never writes the
- * running buffers. Those move once a step, in lt_stats_commit(), which merges the shards by
+ * running buffers. Those move once a step, in lt_bn_stats_commit(), which merges the shards by
  * batch_norm_merge and ends with batch_norm_update. In evaluation the extra outputs are copies of
  * the buffers: backward reads one place, and the buffers may change before it runs.
  *
@@ -225,7 +225,7 @@ static lt_status after(lt_call *c)
     int64_t rows = lt__rows_of(c->in[X]);
     if (!lt__flag(c, TRAIN) || rows == 0)
         return LT_OK;
-    return lt_stats_add(c->ctx, c->in[MEAN], c->in[VAR], c->out[BATCH_MEAN], c->out[BATCH_VAR],
+    return lt_bn_stats_add(c->ctx, c->in[MEAN], c->in[VAR], c->out[BATCH_MEAN], c->out[BATCH_VAR],
                         rows, lt__number(c, MOMENTUM));
 }
 

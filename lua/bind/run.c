@@ -376,9 +376,9 @@ static int freeze(lua_State *L)
     return 0;
 }
 
-static int stats_synchronize(lua_State *L)
+static int bn_stats_synchronize(lua_State *L)
 {
-    lt__check(L, lt__lua(L), lt_stats_synchronize(lt__lua(L)->ctx));
+    lt__check(L, lt__lua(L), lt_bn_stats_synchronize(lt__lua(L)->ctx));
     return 0;
 }
 
@@ -574,7 +574,7 @@ static const luaL_Reg tensor_methods[] = {
 static const luaL_Reg functions[] = {
     {"step", step}, {"no_grad", no_grad}, {"autocast", autocast}, {"amp", amp},
     {"new_parameter", new_parameter}, {"role", role}, {"set_dtype", set_dtype}, {"place", place},
-    {"sha256", sha256}, {"freeze", freeze}, {"stats_synchronize", stats_synchronize},
+    {"sha256", sha256}, {"freeze", freeze}, {"bn_stats_synchronize", bn_stats_synchronize},
     {"new_optim", new_optim}, {"seed", seed}, {"steps", steps}, {"set_step", set_step},
     {"draws", draws}, {"set_draws", set_draws}, {"set_first_row", set_first_row}, {"times", times},
     {NULL, NULL}};

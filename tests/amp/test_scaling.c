@@ -305,7 +305,7 @@ TEST(a_skipped_step_changes_nothing)
     CHECK_EQ(step(&n, n.optim), LT_SKIPPED);
     CHECK_EQ(step(&n, second), LT_SKIPPED); /* of the same step */
     CHECK_EQ(lt_step(n.ctx), 3);
-    CHECK_EQ(lt_stats_pending(n.ctx), 0);
+    CHECK_EQ(lt_bn_stats_pending(n.ctx), 0);
     CHECK(!lt_grad(n.w2) && !lt_grad(n.w1));
     digest(&n, after);
     CHECK_STR(after, before);

@@ -157,7 +157,7 @@ TEST(a_training_is_the_same_with_dry_runs)
             double loss = dry_run(&a);
             CHECK_NEAR(go(&a), loss, 0);
             CHECK_NEAR(go(&b), loss, 0);
-            CHECK_EQ(lt_stats_pending(a.ctx), 1);
+            CHECK_EQ(lt_bn_stats_pending(a.ctx), 1);
             step(&a);
             step(&b);
         }
@@ -189,7 +189,7 @@ TEST(nothing_comes_of_a_dry_run)
     lt_dry_run_end(n.ctx);
     CHECK(isfinite(n.seen) && n.leaves > 0);
     CHECK_EQ(n.hooks + n.begins + n.sums, 0);
-    CHECK_EQ(lt_stats_pending(n.ctx), 0);
+    CHECK_EQ(lt_bn_stats_pending(n.ctx), 0);
     CHECK(!lt_grad(n.w) && !lt_grad(n.scale) && !n.ctx->inf.injected);
     CHECK(!n.w->leaf->dry_grad);
     lt_set_all_sum(n.ctx, NULL, NULL);
@@ -209,7 +209,7 @@ TEST(gradients_are_seen_and_those_of_before_stay)
     lt_tensor *was = lt__tensor_copy(lt_grad(n.w), LT_F32);
     double scale = sum_of(lt_grad(n.scale)), shift = sum_of(lt_grad(n.shift));
     lt_zero_grad(n.scale);
-    lt_stats_clear(n.ctx);
+    lt_bn_stats_clear(n.ctx);
     lt_tape_set_first_row(lt_tape_current(n.ctx), 0); /* to draw the same again */
     dry_run(&n);
     CHECK_EQ(n.leaves, 4);
@@ -330,7 +330,7 @@ TEST(the_ends_of_a_dry_run)
     lt_release(loss);
     lt_dry_run_end(n.ctx);
     CHECK(!lt_grad(n.w));
-    CHECK_EQ(lt_stats_pending(n.ctx), 0);
+    CHECK_EQ(lt_bn_stats_pending(n.ctx), 0);
     lt_release(x);
     go(&n);
     step(&n);

@@ -334,9 +334,9 @@ TEST(running_statistics_of_shards_are_those_of_the_batch)
             lt_release(y);
         }
         CHECK_NEAR(at(mean, 0), 0, 0); /* not before the step */
-        CHECK_EQ(lt_stats_pending(ctx), 1);
-        CHECK_OK(lt_stats_commit(ctx));
-        CHECK_EQ(lt_stats_pending(ctx), 0);
+        CHECK_EQ(lt_bn_stats_pending(ctx), 1);
+        CHECK_OK(lt_bn_stats_commit(ctx));
+        CHECK_EQ(lt_bn_stats_pending(ctx), 0);
         running[split][0] = at(mean, 0);
         running[split][1] = at(var, 0);
         lt_release(scale);

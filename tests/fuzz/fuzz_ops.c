@@ -184,7 +184,7 @@ static void run(lt_ctx *ctx, const wild_call *w, bool goes_back)
         else if (goes_back)
             go_back(ctx, out);
     }
-    lt_stats_clear(ctx);
+    lt_bn_stats_clear(ctx);
     for (int k = 0; k < LT_MAX_OUT; k++)
         lt_release(out[k]);
     for (int i = 0; i < w->n_in; i++)

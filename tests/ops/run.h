@@ -109,7 +109,7 @@ static lt_status run_pass(lt_ctx *ctx, const op_case *c, const values *v, lt_ten
     if (status == LT_OK)
         status = go_back(v, out, factor);
     if (status == LT_OK)
-        status = lt_stats_commit(ctx);
+        status = lt_bn_stats_commit(ctx);
     for (int k = 0; k < LT_MAX_OUT; k++)
         lt_release(out[k]);
     return status;

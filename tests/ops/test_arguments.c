@@ -187,7 +187,7 @@ static void run_wild(lt_ctx *ctx, const wild_call *w, answer *a)
             a->grad[i] = block_of(lt_grad(in[i]));
         lt_release(in[i]);
     }
-    CHECK_OK(lt_stats_commit(ctx));
+    CHECK_OK(lt_bn_stats_commit(ctx));
 }
 
 /* ==== Judging them ============================================================================ */

@@ -110,7 +110,7 @@ static void run(lt_ctx *ctx, const trial *t, lt_dtype dtype, lt_dtype param_dtyp
             CHECK_OK(lt_set_requires_grad(in[i], true));
     pass(t, in, in[DY], &found[Y]);
     pass(t, in, in[DY], &found[Y]); /* gradients are added to */
-    CHECK_OK(lt_stats_commit(ctx));
+    CHECK_OK(lt_bn_stats_commit(ctx));
     found[MOVED_MEAN] = block_of(in[MEAN]);
     found[MOVED_VAR] = block_of(in[VAR]);
     found[DX] = block_of(lt_grad(in[X]));
@@ -233,7 +233,7 @@ TEST(a_mean_far_from_zero_costs_no_digits)
         in[i] = lt_tensor_full(ctx, LT_F32, 1, (int64_t[]){3}, 1);
     lt_tensor *y = lt_runv(ctx, "batch_norm", "train=true momentum=1", in, 5);
     CHECK(y != NULL);
-    CHECK_OK(lt_stats_commit(ctx));
+    CHECK_OK(lt_bn_stats_commit(ctx));
     for (int k = 0; k < 3; k++) {
         double sum = 0, squares = 0, mean, var;
         for (int64_t i = k; i < x.count; i += 3)
@@ -325,14 +325,14 @@ TEST(the_count_of_a_shard_is_checked)
     lt_tensor *x[4];
     for (int i = 0; i < 4; i++)
         x[i] = lt_tensor_full(ctx, LT_F32, 1, (int64_t[]){3}, 1);
-    CHECK_FAILS(lt_stats_add(ctx, x[0], x[1], x[2], x[3], -1, 0.1), LT_EINVAL,
+    CHECK_FAILS(lt_bn_stats_add(ctx, x[0], x[1], x[2], x[3], -1, 0.1), LT_EINVAL,
                 "batch norm statistics: count wants 0 or more, it is -1");
-    CHECK_OK(lt_stats_add(ctx, x[0], x[1], x[2], x[3], INT64_MAX - 5, 0.1));
-    CHECK_FAILS(lt_stats_add(ctx, x[0], x[1], x[2], x[3], 6, 0.1), LT_EINVAL,
+    CHECK_OK(lt_bn_stats_add(ctx, x[0], x[1], x[2], x[3], INT64_MAX - 5, 0.1));
+    CHECK_FAILS(lt_bn_stats_add(ctx, x[0], x[1], x[2], x[3], 6, 0.1), LT_EINVAL,
                 "batch norm statistics: count wants at most 5 more, it is 6");
-    CHECK_OK(lt_stats_add(ctx, x[0], x[1], x[2], x[3], 5, 0.1));
-    CHECK_EQ(lt_stats_pending(ctx), 1);
-    lt_stats_clear(ctx);
+    CHECK_OK(lt_bn_stats_add(ctx, x[0], x[1], x[2], x[3], 5, 0.1));
+    CHECK_EQ(lt_bn_stats_pending(ctx), 1);
+    lt_bn_stats_clear(ctx);
     for (int i = 0; i < 4; i++)
         lt_release(x[i]);
     lt_ctx_free(ctx);

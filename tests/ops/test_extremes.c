@@ -72,7 +72,7 @@ static void run(lt_ctx *ctx, const call *e)
     lt_status back = made && status == LT_OK ? run_backward(ctx, out) : LT_OK;
     if (back != LT_OK && back != LT_ENOMEM)
         FAIL("%s: forward went well, backward says: %s", show(e), lt_errmsg());
-    lt_stats_clear(ctx);
+    lt_bn_stats_clear(ctx);
     for (int k = 0; k < LT_MAX_OUT; k++)
         lt_release(out[k]);
     for (int i = 0; i < e->of->n_in; i++)

@@ -287,7 +287,7 @@ function Module:train() return set_training(self, true) end
 
 -- Batch norm's running statistics take in what is pending before anything reads them.
 function Module:eval()
-  core.stats_synchronize()
+  core.bn_stats_synchronize()
   return set_training(self, false)
 end
 
@@ -325,13 +325,13 @@ end
 
 -- Fingerprint of all values: parameters, then buffers.
 function Module:sha256()
-  core.stats_synchronize()
+  core.bn_stats_synchronize()
   return core.sha256(placed_tensors(self))
 end
 
 -- For lt.save: names and tensors of all that is worth saving.
 function Module:state()
-  core.stats_synchronize()
+  core.bn_stats_synchronize()
   return collect(self)
 end
 
@@ -388,7 +388,7 @@ end
 
 -- Reads what lt.save(path, net) wrote. All names and shapes must agree.
 function Module:load(path)
-  core.stats_synchronize()
+  core.bn_stats_synchronize()
   local file <close> = core.open_file(path)
   file:verify()
   exports.read_file(file, path, "", placed_tensors(self))

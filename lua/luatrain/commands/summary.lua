@@ -105,7 +105,7 @@ local function look(net, shape)
     buffers[buffer] = core.makers.zeros(buffer.shape, {dtype = buffer.dtype}):copy(buffer)
   end
   local _ <close> = finally(function()
-    core.stats_synchronize()
+    core.bn_stats_synchronize()
     for buffer, before in pairs(buffers) do buffer:copy(before) end
     core.set_first_row(0)
   end)

@@ -1,4 +1,4 @@
-/* stats.c - running statistics that move once a step; the arithmetic is in the ops
+/* bn_stats.c - running statistics that move once a step; the arithmetic is in the ops
  * batch_norm_merge and _update. */
 #include "autograd/tape.h"
 
@@ -12,7 +12,7 @@ static lt_status run_in_place(lt_ctx *ctx, const char *name, lt_tensor *const in
     return lt_apply(ctx, def, in, 4, opts, NULL);
 }
 
-static void free_stat(lt_ctx *ctx, lt_stat *s)
+static void free_entry(lt_ctx *ctx, lt_bn_entry *s)
 {
     lt_release(s->running_mean);
     lt_release(s->running_var);
@@ -21,20 +21,20 @@ static void free_stat(lt_ctx *ctx, lt_stat *s)
     lt__free(ctx, s, sizeof *s);
 }
 
-void lt_stats_clear(lt_ctx *ctx)
+void lt_bn_stats_clear(lt_ctx *ctx)
 {
-    lt_stat *s;
-    while ((s = ctx->slots.autograd->stats)) {
-        ctx->slots.autograd->stats = s->next;
-        free_stat(ctx, s);
+    lt_bn_entry *s;
+    while ((s = ctx->slots.autograd->bn_stats)) {
+        ctx->slots.autograd->bn_stats = s->next;
+        free_entry(ctx, s);
     }
 }
 
-lt_status lt_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
+lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
                        lt_tensor *mean, lt_tensor *var, int64_t count, double momentum)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
-    lt_stat **end = &ag->stats, *s;
+    lt_bn_entry **end = &ag->bn_stats, *s;
     LT_TRY(lt__check_open(ctx, "batch norm statistics"));
     if (count < 0)
         return lt_fail(LT_EINVAL, "batch norm statistics: count wants 0 or more, it is %lld",
@@ -63,7 +63,7 @@ lt_status lt_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_
     s->count = count;
     s->momentum = momentum;
     if (!s->mean || !s->var) {
-        free_stat(ctx, s);
+        free_entry(ctx, s);
         return lt_errcode();
     }
     *end = s;
@@ -74,9 +74,9 @@ lt_status lt_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_
 static lt_status commit(lt_ctx *ctx, bool all)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
-    lt_stat **link = &ag->stats, *s;
+    lt_bn_entry **link = &ag->bn_stats, *s;
     while ((s = *link)) {
-        if (!all && s->waits == ag->period + 1) {
+        if (!all && s->backward_period == ag->period + 1) {
             link = &s->next;
             continue;
         }
@@ -84,40 +84,40 @@ static lt_status commit(lt_ctx *ctx, bool all)
                             (lt_tensor *[]){s->running_mean, s->running_var, s->mean, s->var},
                             (double)s->count, s->momentum));
         *link = s->next;
-        free_stat(ctx, s);
+        free_entry(ctx, s);
     }
     return LT_OK;
 }
 
-lt_status lt__stats_commit(lt_ctx *ctx) { return commit(ctx, true); }
+lt_status lt__bn_stats_commit(lt_ctx *ctx) { return commit(ctx, true); }
 
-lt_status lt_stats_commit(lt_ctx *ctx)
+lt_status lt_bn_stats_commit(lt_ctx *ctx)
 {
     LT_TRY(lt_synchronize(ctx));
     return commit(ctx, true);
 }
 
-lt_status lt_stats_synchronize(lt_ctx *ctx)
+lt_status lt_bn_stats_synchronize(lt_ctx *ctx)
 {
     LT_TRY(lt_synchronize(ctx));
     return commit(ctx, false);
 }
 
-int lt_stats_pending(const lt_ctx *ctx)
+int lt_bn_stats_pending(const lt_ctx *ctx)
 {
     int n = 0;
-    for (const lt_stat *s = ctx->slots.autograd->stats; s; s = s->next)
+    for (const lt_bn_entry *s = ctx->slots.autograd->bn_stats; s; s = s->next)
         n++;
     return n;
 }
 
-bool lt_stats_at(const lt_ctx *ctx, int i, lt_stats *stats)
+bool lt_bn_stats_at(const lt_ctx *ctx, int i, lt_bn_stats *stats)
 {
-    const lt_stat *s = ctx->slots.autograd->stats;
+    const lt_bn_entry *s = ctx->slots.autograd->bn_stats;
     while (s && i-- > 0)
         s = s->next;
     if (s)
-        *stats = (lt_stats){s->running_mean, s->running_var, s->mean, s->var, s->count,
+        *stats = (lt_bn_stats){s->running_mean, s->running_var, s->mean, s->var, s->count,
                             s->momentum};
     return s != NULL;
 }
