@@ -1,11 +1,11 @@
-/* cluster.c - the transport of ranks that are processes. Those of a node are a team around a board
+/* cluster.c - the transport of ranks that are processes. Those of a node are a communicator around a control block
  * in shared memory; the first ranks of all nodes are a ring. A collective is done within each node,
  * then between the nodes, then handed on within each node.
  *
- * A failure is on the board of each node, whose first rank tells those of the others of it, and
+ * A failure is on the control block of each node, whose first rank tells those of the others of it, and
  * misses those that end without a word.
  *
- * Two threads may be in collectives at once, each in its lane: a team, a ring, a channel of a wire.
+ * Two threads may be in collectives at once, each in its channel: a communicator, a ring, a channel of a wire.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -37,11 +37,11 @@ static const double LOST_SECONDS = 0.1, WATCH_SECONDS = 0.4;
 
 typedef struct cluster {
     lt_wire wire;
-    lt_windows *windows;
-    lt_team team, team_aside;   /* in either lane */
+    lt_mappings *mappings;
+    lt_shm team, team_aside;   /* in either channel */
     lt_ring ring, ring_aside;
     lt_nodes nodes;
-    int *pidfd;                 /* of each seat; -1: there are no pidfds here */
+    int *pidfd;                 /* of each slot; -1: there are no pidfds here */
     int cpus;
     lt_news *news;              /* of the other nodes, for the first rank; else NULL */
     lt_lifelines *lines;        /* to these */
@@ -58,16 +58,16 @@ static bool is_first(const cluster *c) { return c->team.rank == 0; }
 static lt_status look(void *ud, const lt_ring *ring, int rank, const char *what)
 {
     cluster *c = ud;
-    if (c->team.board) { /* not at the very beginning */
+    if (c->team.control) { /* not at the very beginning */
         lt__news_hear(c->news);
-        lt__team_watch(&c->team);
-        LT_TRY(lt__team_check(&c->team));
+        lt__shm_check_liveness(&c->team);
+        LT_TRY(lt__shm_check(&c->team));
     }
     if (c->news && lt__news_has_left(c->news, lt__node_of(&c->nodes, rank)))
         return lt_fail(LT_EPEER, "rank %d has left, but rank %d waits for it in %s%s", rank,
                        c->wire.rank, what, lt__ring_last_seen(ring, rank));
     if (c->lines && lt__lifeline_is_cut(c->lines, lt__node_of(&c->nodes, rank), LOST_SECONDS))
-        return lt__ring_lose(ring, rank, what);
+        return lt__ring_fail_peer(ring, rank, what);
     return LT_OK;
 }
 
@@ -79,7 +79,7 @@ static void say_is_gone(cluster *c, int node)
     pthread_mutex_lock(&c->lock);
     snprintf(text, sizeof text, "rank %d is gone%s", rank, is_before ? c->before : "");
     pthread_mutex_unlock(&c->lock);
-    lt__team_fail(&c->team, rank, LT_EPEER, text);
+    lt__shm_fail(&c->team, rank, LT_EPEER, text);
 }
 
 /* What nodes tell each other though nobody waits. But when one is lost, MPI over TCP may wait for
@@ -95,7 +95,7 @@ static void watch_nodes(cluster *c)
     if (cut)
         return;
     lt__news_hear(c->news);
-    if (lt__team_is_failing(&c->team))
+    if (lt__shm_has_failed(&c->team))
         lt__news_say(c->news);
 }
 
@@ -103,7 +103,7 @@ static void watch_nodes(cluster *c)
 static lt_status share(cluster *c, const lt_ring *ring, lt_status status)
 {
     if (status != LT_OK) {
-        lt__team_fail(&c->team, ring->missing, status, lt_errmsg());
+        lt__shm_fail(&c->team, ring->missing, status, lt_errmsg());
         lt__news_say(c->news);
     }
     return status;
@@ -120,11 +120,11 @@ static lt_status told(cluster *c, lt_status status)
 /* ==== Collectives ============================================================================= */
 
 /* Between the first ranks: all want the same. */
-static lt_status agree(cluster *c, lt_ring *ring, const lt_wish *wish)
+static lt_status agree(cluster *c, lt_ring *ring, const lt_coll_sig *sig)
 {
     ring->grace = LATER;
-    lt__team_last_seen(&c->team, c->team.rank, ring->seen);
-    LT_TRY(lt__ring_agree(ring, wish));
+    lt__shm_last_seen(&c->team, c->team.rank, ring->seen);
+    LT_TRY(lt__ring_match(ring, sig));
     pthread_mutex_lock(&c->lock);
     memcpy(c->before, ring->before, sizeof c->before);
     pthread_mutex_unlock(&c->lock);
@@ -133,21 +133,21 @@ static lt_status agree(cluster *c, lt_ring *ring, const lt_wish *wish)
 
 static lt_status sum_between(cluster *c, lt_ring *ring, const lt_sum *sum)
 {
-    lt_wish wish = lt__wish_of_sum(sum);
-    LT_TRY(agree(c, ring, &wish));
+    lt_coll_sig sig = lt__coll_sig_of_sum(sum);
+    LT_TRY(agree(c, ring, &sig));
     return lt__ring_allreduce(ring, sum);
 }
 
-static lt_status sum_in(cluster *c, lt_team *team, lt_ring *ring, const lt_sum *sum)
+static lt_status sum_in(cluster *c, lt_shm *shm, lt_ring *ring, const lt_sum *sum)
 {
-    team->grace = 0;
-    LT_TRY(told(c, lt__team_allreduce(team, sum)));
+    shm->grace = 0;
+    LT_TRY(told(c, lt__shm_allreduce(shm, sum)));
     if (c->nodes.n == 1)
         return LT_OK;
     if (is_first(c))
         LT_TRY(share(c, ring, sum_between(c, ring, sum)));
-    team->grace = 2 * LATER;
-    return told(c, lt__team_broadcast(team, sum->what, sum->data,
+    shm->grace = 2 * LATER;
+    return told(c, lt__shm_broadcast(shm, sum->what, sum->data,
                                       (size_t)sum->count * lt_dtype_bytes(sum->dtype), 0));
 }
 
@@ -164,17 +164,17 @@ static lt_status allreduce_aside(void *self, const lt_sum *sum, bool spin)
     return sum_in(c, &c->team_aside, &c->ring_aside, sum);
 }
 
-static lt_status broadcast_between(cluster *c, const lt_wish *wish, void *data)
+static lt_status broadcast_between(cluster *c, const lt_coll_sig *sig, void *data)
 {
-    LT_TRY(agree(c, &c->ring, wish));
-    return lt__ring_broadcast(&c->ring, wish->what, data, (size_t)wish->count,
-                              lt__node_of(&c->nodes, wish->root));
+    LT_TRY(agree(c, &c->ring, sig));
+    return lt__ring_broadcast(&c->ring, sig->what, data, (size_t)sig->count,
+                              lt__node_of(&c->nodes, sig->root));
 }
 
 static int seat_of(const cluster *c, int rank)
 {
     int seat = 0;
-    while (seat < c->team.size && c->nodes.name[seat] != rank)
+    while (seat < c->team.size && c->nodes.rank_of[seat] != rank)
         seat++;
     return seat;
 }
@@ -184,37 +184,37 @@ static lt_status broadcast(void *self, const char *what, void *data, size_t byte
 {
     cluster *c = self;
     bool is_here = c->nodes.first_of[root] == c->nodes.first_of[c->wire.rank];
-    lt_wish wish = lt__wish(LT_BROADCAST, what, (int64_t)bytes);
-    wish.root = root;
+    lt_coll_sig sig = lt__coll_sig(LT_COLL_BROADCAST, what, (int64_t)bytes);
+    sig.root = root;
     c->team.grace = 0;
-    LT_TRY(told(c, is_here ? lt__team_broadcast(&c->team, what, data, bytes, seat_of(c, root))
-                           : lt__team_agree(&c->team, &wish)));
+    LT_TRY(told(c, is_here ? lt__shm_broadcast(&c->team, what, data, bytes, seat_of(c, root))
+                           : lt__shm_match(&c->team, &sig)));
     if (is_first(c) && c->nodes.n > 1)
-        LT_TRY(share(c, &c->ring, broadcast_between(c, &wish, data)));
+        LT_TRY(share(c, &c->ring, broadcast_between(c, &sig, data)));
     c->team.grace = 2 * LATER;
-    return is_here ? LT_OK : told(c, lt__team_broadcast(&c->team, what, data, bytes, 0));
+    return is_here ? LT_OK : told(c, lt__shm_broadcast(&c->team, what, data, bytes, 0));
 }
 
-static lt_status barrier_between(cluster *c, const lt_wish *wish)
+static lt_status barrier_between(cluster *c, const lt_coll_sig *sig)
 {
     int64_t nothing = 0;
-    lt_sum sum = {wish->what, &nothing, 1, LT_I64, LT_I64, 1};
-    LT_TRY(agree(c, &c->ring, wish));
+    lt_sum sum = {sig->what, &nothing, 1, LT_I64, LT_I64, 1};
+    LT_TRY(agree(c, &c->ring, sig));
     return lt__ring_allreduce(&c->ring, &sum);
 }
 
 static lt_status barrier(void *self, const char *what)
 {
     cluster *c = self;
-    lt_wish wish = lt__wish(LT_BARRIER, what, 0);
+    lt_coll_sig sig = lt__coll_sig(LT_COLL_BARRIER, what, 0);
     c->team.grace = 0;
-    LT_TRY(told(c, lt__team_agree(&c->team, &wish)));
+    LT_TRY(told(c, lt__shm_match(&c->team, &sig)));
     if (c->nodes.n == 1)
         return LT_OK;
     if (is_first(c))
-        LT_TRY(share(c, &c->ring, barrier_between(c, &wish)));
+        LT_TRY(share(c, &c->ring, barrier_between(c, &sig)));
     c->team.grace = 2 * LATER;
-    return told(c, lt__team_agree(&c->team, &wish));
+    return told(c, lt__shm_match(&c->team, &sig));
 }
 
 static lt_status send(void *self, int to, const void *data, size_t bytes)
@@ -222,7 +222,7 @@ static lt_status send(void *self, int to, const void *data, size_t bytes)
     cluster *c = self;
     int seat = seat_of(c, to);
     if (seat < c->team.size)
-        return told(c, lt__team_send(&c->team, seat, data, bytes));
+        return told(c, lt__shm_send(&c->team, seat, data, bytes));
     return share(c, &c->ring, lt__ring_send(&c->ring, to, data, bytes));
 }
 
@@ -231,7 +231,7 @@ static lt_status receive(void *self, int from, void *data, size_t bytes)
     cluster *c = self;
     int seat = seat_of(c, from);
     if (seat < c->team.size)
-        return told(c, lt__team_receive(&c->team, seat, data, bytes));
+        return told(c, lt__shm_receive(&c->team, seat, data, bytes));
     return share(c, &c->ring, lt__ring_receive(&c->ring, from, data, bytes));
 }
 
@@ -268,35 +268,35 @@ static uint64_t bytes_so_far(const void *self)
 static void fail(void *self, lt_status code, const char *text)
 {
     cluster *c = self;
-    lt__team_fail(&c->team, c->wire.rank, code, text);
+    lt__shm_fail(&c->team, c->wire.rank, code, text);
 }
 
 static bool failure(const void *self, int *rank, lt_status *code, char *text, size_t bytes)
 {
     cluster *c = (cluster *)self; /* to look whether the others live changes nothing of it */
-    lt__team_watch(&c->team);
+    lt__shm_check_liveness(&c->team);
     watch_nodes(c);
-    return lt__team_failure(&c->team, rank, code, text, bytes);
+    return lt__shm_failure(&c->team, rank, code, text, bytes);
 }
 
 static void at(void *self, const char *where, int64_t step)
 {
-    lt__team_at(&((cluster *)self)->team, where, step);
+    lt__shm_set_location(&((cluster *)self)->team, where, step);
 }
 
-static void give_window(void *ud, void *data) { lt__window_free(ud, data); }
+static void give_window(void *ud, void *data) { lt__mapping_free(ud, data); }
 
 static bool lend(void *self, size_t bytes, lt_loan *loan)
 {
     cluster *c = self;
-    void *data = c->team.size > 1 ? lt__window_new(c->windows, bytes) : NULL;
-    *loan = (lt_loan){data, give_window, c->windows};
+    void *data = c->team.size > 1 ? lt__mapping_new(c->mappings, bytes) : NULL;
+    *loan = (lt_loan){data, give_window, c->mappings};
     return data != NULL;
 }
 
 static bool speaks(void *self, double seconds)
 {
-    return lt__team_speaks(&((cluster *)self)->team, seconds);
+    return lt__shm_is_reporter(&((cluster *)self)->team, seconds);
 }
 
 static void set_spin(void *self, bool spin)
@@ -307,7 +307,7 @@ static void set_spin(void *self, bool spin)
 
 static int cpus(const void *self) { return ((const cluster *)self)->cpus; }
 
-/* A seat would not do: ranks of a machine that share no memory are nodes of their own. */
+/* A slot would not do: ranks of a machine that share no memory are nodes of their own. */
 static int local_rank(const void *self)
 {
     const lt_wire *w = &((const cluster *)self)->wire;
@@ -326,12 +326,12 @@ static void free_cluster(cluster *c)
             close(c->pidfd[seat]);
     lt__ring_close(&c->ring);
     lt__ring_close(&c->ring_aside);
-    if (c->team.stage)
-        lt__window_free(c->windows, c->team.stage);
-    if (c->team_aside.stage)
-        lt__window_free(c->windows, c->team_aside.stage);
-    lt__nodes_free(&c->nodes, c->windows);
-    lt__windows_free(c->windows);
+    if (c->team.staging)
+        lt__mapping_free(c->mappings, c->team.staging);
+    if (c->team_aside.staging)
+        lt__mapping_free(c->mappings, c->team_aside.staging);
+    lt__nodes_free(&c->nodes, c->mappings);
+    lt__mappings_free(c->mappings);
     free(c->pidfd);
     pthread_mutex_destroy(&c->lock);
     lt__lifelines_close(c->lines);
@@ -348,13 +348,13 @@ static void tell(const lt_group_config *config, const char *call)
 static lt_status leave(void *self)
 {
     cluster *c = self;
-    lt__team_leave(&c->team);
-    while (!lt__team_is_failing(&c->team) && !lt__team_has_left(&c->team)) {
+    lt__shm_leave(&c->team);
+    while (!lt__shm_has_failed(&c->team) && !lt__shm_has_left(&c->team)) {
         nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
-        lt__team_watch(&c->team);
+        lt__shm_check_liveness(&c->team);
         watch_nodes(c);
     }
-    return lt__team_check(&c->team);
+    return lt__shm_check(&c->team);
 }
 
 /* After a failure requests may be open that point into all this, so it stays; and so does the wire:
@@ -372,10 +372,10 @@ static void end(void *self)
 }
 
 static const lt_transport transport = {
-    .name = "cluster", .allreduce = allreduce, .allreduce_aside = allreduce_aside,
+    .name = "cluster", .allreduce = allreduce, .allreduce_side = allreduce_aside,
     .broadcast = broadcast, .barrier = barrier, .send = send, .receive = receive,
-    .add_as_tree = add_as_tree, .bytes = bytes_so_far, .fail = fail, .failure = failure, .at = at,
-    .lend = lend, .mpi_allreduce = mpi_allreduce, .speaks = speaks, .set_spin = set_spin,
+    .add_as_tree = add_as_tree, .bytes = bytes_so_far, .fail = fail, .failure = failure, .set_location = at,
+    .lend = lend, .mpi_allreduce = mpi_allreduce, .is_reporter = speaks, .set_spin = set_spin,
     .cpus = cpus, .local_rank = local_rank, .leave = leave, .close = end,
 };
 
@@ -383,13 +383,13 @@ static const lt_transport transport = {
 
 static uint64_t place(void *ud, const void *data)
 {
-    return lt__window_place(((cluster *)ud)->windows, data);
+    return lt__mapping_handle(((cluster *)ud)->mappings, data);
 }
 
 static void *find(void *ud, int seat, uint64_t name)
 {
     cluster *c = ud;
-    return lt__window_find(c->windows, c->nodes.pid[seat], name);
+    return lt__mapping_find(c->mappings, c->nodes.pid[seat], name);
 }
 
 static bool lives(void *ud, int seat)
@@ -403,21 +403,21 @@ static bool lives(void *ud, int seat)
 
 static lt_status enter_team(cluster *c)
 {
-    c->team = (lt_team){.board = c->nodes.board, .size = c->nodes.n_here, .name = c->nodes.name,
+    c->team = (lt_shm){.control = c->nodes.control, .size = c->nodes.n_here, .rank_of = c->nodes.rank_of,
                         .timeout = c->ring.timeout};
-    while (c->nodes.name[c->team.rank] != c->wire.rank)
+    while (c->nodes.rank_of[c->team.rank] != c->wire.rank)
         c->team.rank++;
     if (c->team.size == 1) /* nobody else looks at its data */
         return LT_OK;
-    c->team.place = place;
-    c->team.find = find;
-    c->team.lives = lives;
+    c->team.handle_of = place;
+    c->team.map = find;
+    c->team.is_alive = lives;
     c->team.ud = c;
-    c->team.stage_bytes = STAGE_BYTES;
-    c->team.stage = lt__window_new(c->windows, STAGE_BYTES);
+    c->team.staging_bytes = STAGE_BYTES;
+    c->team.staging = lt__mapping_new(c->mappings, STAGE_BYTES);
     for (int seat = 0; seat < c->team.size; seat++)
         c->pidfd[seat] = (int)syscall(SYS_pidfd_open, c->nodes.pid[seat], 0);
-    return c->team.stage ? LT_OK : LT_ENOMEM;
+    return c->team.staging ? LT_OK : LT_ENOMEM;
 }
 
 /* The first ranks of all nodes are a ring, and hear of each other. */
@@ -445,7 +445,7 @@ static lt_status count_cpus(cluster *c)
         CPU_ZERO(&mine);
     for (int i = 0; i < CPU_SETSIZE; i++)
         users[i] = CPU_ISSET(i, &mine) != 0;
-    LT_TRY(lt__team_allreduce(&c->team, &sum));
+    LT_TRY(lt__shm_allreduce(&c->team, &sum));
     for (int i = 0; i < CPU_SETSIZE; i++)
         all += CPU_ISSET(i, &mine) ? 1.0 / (double)users[i] : 0;
     c->cpus = (int)(all + 1e-6);
@@ -456,9 +456,9 @@ static lt_status count_cpus(cluster *c)
 static lt_status open_aside(cluster *c)
 {
     c->team_aside = c->team;
-    c->team_aside.lane = 1;
-    c->team_aside.wishes = 0;
-    if (c->team.stage && !(c->team_aside.stage = lt__window_new(c->windows, STAGE_BYTES)))
+    c->team_aside.channel = 1;
+    c->team_aside.collectives = 0;
+    if (c->team.staging && !(c->team_aside.staging = lt__mapping_new(c->mappings, STAGE_BYTES)))
         return LT_ENOMEM;
     c->ring_aside = c->ring;
     c->ring_aside.channel = LT_WIRE_ASIDE;
@@ -473,14 +473,14 @@ static lt_status begin(cluster *c)
         return lt_fail(LT_EUSAGE, "there can be 1 to %d ranks on a node, not %d", LT_MOST_SHARES,
                        c->wire.n_node);
     c->ring = (lt_ring){.wire = &c->wire, .channel = LT_WIRE_DATA,
-                        .timeout = lt_group_timeout(&c->config), .look = look, .ud = c};
+                        .timeout = lt_group_timeout(&c->config), .check = look, .ud = c};
     LT_TRY(lt__ring_open(&c->ring));
     c->pidfd = malloc(size * sizeof *c->pidfd);
-    c->windows = lt__windows_new();
-    if (!c->pidfd || !c->windows)
+    c->mappings = lt__mappings_new();
+    if (!c->pidfd || !c->mappings)
         return lt_fail(LT_ENOMEM, "out of memory for %d ranks", c->wire.size);
     memset(c->pidfd, -1, size * sizeof *c->pidfd);
-    LT_TRY(lt__nodes_meet(&c->nodes, &c->ring, c->windows));
+    LT_TRY(lt__nodes_share_memory(&c->nodes, &c->ring, c->mappings));
     LT_TRY(enter_team(c));
     LT_TRY(lt__nodes_find(&c->nodes, &c->ring));
     LT_TRY(enter_ring(c));
@@ -493,10 +493,10 @@ static lt_status say_why(cluster *c, lt_status status)
 {
     char text[1024];
     int rank;
-    if (!c->team.board)
+    if (!c->team.control)
         return status;
-    lt__team_fail(&c->team, c->wire.rank, status, lt_errmsg());
-    lt__team_failure(&c->team, &rank, &status, text, sizeof text);
+    lt__shm_fail(&c->team, c->wire.rank, status, lt_errmsg());
+    lt__shm_failure(&c->team, &rank, &status, text, sizeof text);
     return lt_fail(status, "%s", text);
 }
 

@@ -109,7 +109,7 @@ LT_MUST lt_status lt_group_start(lt_group *group, lt_status (*fn)(void *ud), voi
 LT_MUST lt_status lt_group_wait(lt_group *group);
 /* A sum that does not wait for what was started, nor that for it: those of the rank's thread are in
  * step with those of the other ranks' threads alone. */
-LT_MUST lt_status lt_group_allreduce_aside(lt_group *group, const lt_sum *sum);
+LT_MUST lt_status lt_group_allreduce_side(lt_group *group, const lt_sum *sum);
 
 /* ==== Failure ================================================================================= */
 
@@ -122,9 +122,9 @@ LT_API bool lt_group_failure(const lt_group *group, int *rank, lt_status *code, 
 /* After a failure, of ranks that are processes: whether this one is to tell the user. It returns
  * when the others have no more to say, and they when that one has closed its group; or after so
  * many seconds. */
-LT_API bool lt_group_speaks(lt_group *group, double seconds);
+LT_API bool lt_group_is_reporter(lt_group *group, double seconds);
 /* Where the rank is, for messages of others that miss it: "train.lua:31", and the step. Cheap. */
-LT_API void lt_group_at(lt_group *group, const char *where, int64_t step);
+LT_API void lt_group_set_location(lt_group *group, const char *where, int64_t step);
 
 /* LT_EDESYNC with the first line that a rank has otherwise than rank 0, unless all have the same
  * text. */
@@ -140,7 +140,7 @@ LT_MUST lt_status lt_group_compare_numbers(lt_group *group, const char *what,
  * global batch, of which each rank has gone through its share. Parameters are sent in buckets,
  * spans of the gradient arena; the last ones, whose gradients come first, go first, and while
  * backward goes on. In front of them goes the record of the step, a few numbers of each rank: which
- * parameters it uses, its loss, the sums of its batch norm statistics, its wish to stop.
+ * parameters it uses, its loss, the sums of its batch norm statistics, its signature to stop.
  *
  * A step may have several backwards, which add up. The last one sends. If nobody says which one
  * that is (lt_reducer_expect()), it is taken to be as in the steps before; the first step sends

@@ -215,13 +215,13 @@ lt_status lt_group_allreduce(lt_group *g, const lt_sum *sum)
     return g->transport->allreduce(g->self, sum);
 }
 
-lt_status lt_group_allreduce_aside(lt_group *g, const lt_sum *sum)
+lt_status lt_group_allreduce_side(lt_group *g, const lt_sum *sum)
 {
     LT_TRY(check_sum(sum));
     pthread_mutex_lock(&g->lock);
     bool beside = g->open > 0; /* the thread of what was started */
     pthread_mutex_unlock(&g->lock);
-    return g->transport->allreduce_aside(g->self, sum, may_spin(g, beside));
+    return g->transport->allreduce_side(g->self, sum, may_spin(g, beside));
 }
 
 lt_status lt_group_broadcast(lt_group *g, const char *what, void *data, size_t bytes, int root)
@@ -386,12 +386,12 @@ bool lt_group_failure(const lt_group *g, int *rank, lt_status *code, char *text,
     return g->transport->failure(g->self, rank, code, text, bytes);
 }
 
-void lt_group_at(lt_group *g, const char *where, int64_t step)
+void lt_group_set_location(lt_group *g, const char *where, int64_t step)
 {
-    g->transport->at(g->self, where, step);
+    g->transport->set_location(g->self, where, step);
 }
 
-bool lt_group_speaks(lt_group *g, double seconds)
+bool lt_group_is_reporter(lt_group *g, double seconds)
 {
-    return g->transport->speaks(g->self, seconds);
+    return g->transport->is_reporter(g->self, seconds);
 }

@@ -11,7 +11,7 @@
 typedef struct lt_transport {
     const char *name;
     lt_status (*allreduce)(void *self, const lt_sum *sum);
-    lt_status (*allreduce_aside)(void *self, const lt_sum *sum, bool spin);
+    lt_status (*allreduce_side)(void *self, const lt_sum *sum, bool spin);
     lt_status (*broadcast)(void *self, const char *what, void *data, size_t bytes, int root);
     lt_status (*barrier)(void *self, const char *what);
     lt_status (*send)(void *self, int to, const void *data, size_t bytes);
@@ -20,11 +20,11 @@ typedef struct lt_transport {
     uint64_t (*bytes)(const void *self);
     void (*fail)(void *self, lt_status code, const char *text);
     bool (*failure)(const void *self, int *rank, lt_status *code, char *text, size_t bytes);
-    void (*at)(void *self, const char *where, int64_t step);
+    void (*set_location)(void *self, const char *where, int64_t step);
     bool (*lend)(void *self, size_t bytes, lt_loan *loan); /* or NULL */
     /* MPI's own, to compare with; or NULL. */
     lt_status (*mpi_allreduce)(void *self, const float *from, float *to, size_t count);
-    bool (*speaks)(void *self, double seconds);
+    bool (*is_reporter)(void *self, double seconds);
     void (*set_spin)(void *self, bool spin); /* whether the next waits may burn a CPU,
                                               * but those aside, which say so themselves */
     int (*cpus)(const void *self); /* 0: there are fewer than ranks */

@@ -24,7 +24,7 @@ typedef struct peer { /* another node */
 
 struct lt_news {
     const lt_wire *wire;
-    lt_team *team;
+    lt_shm *team;
     const int *rank;
     int n, node;
     lt_lifelines *lines;
@@ -34,7 +34,7 @@ struct lt_news {
     peer peer[];
 };
 
-lt_news *lt__news_open(const lt_wire *wire, lt_team *team, const int *rank, int n, int node,
+lt_news *lt__news_open(const lt_wire *wire, lt_shm *shm, const int *rank, int n, int node,
                        lt_lifelines *lines)
 {
     lt_news *news = calloc(1, sizeof *news + (size_t)n * sizeof *news->peer);
@@ -43,7 +43,7 @@ lt_news *lt__news_open(const lt_wire *wire, lt_team *team, const int *rank, int 
         return NULL;
     }
     news->wire = wire;
-    news->team = team;
+    news->team = shm;
     news->rank = rank;
     news->n = n;
     news->node = node;
@@ -72,7 +72,7 @@ static void say(lt_news *news)
     word *own = &news->word;
     news->said = true;
     lt__lifelines_part(news->lines);
-    lt__team_failure(news->team, &own->rank, &own->status, own->text, sizeof own->text);
+    lt__shm_failure(news->team, &own->rank, &own->status, own->text, sizeof own->text);
     for (int i = 0; i < news->n; i++)
         if (i != news->node && w->send(w->self, news->rank[i], LT_WIRE_NEWS, own, sizeof *own,
                                        &news->peer[i].said) != 0)
@@ -99,7 +99,7 @@ static void hear_of(lt_news *news, peer *p)
     p->has_heard = true;
     p->when = lt__seconds();
     if (p->word.status != LT_OK)
-        lt__team_fail(news->team, p->word.rank, p->word.status, p->word.text);
+        lt__shm_fail(news->team, p->word.rank, p->word.status, p->word.text);
 }
 
 void lt__news_hear(lt_news *news)
@@ -131,7 +131,7 @@ bool lt__news_part(lt_news *news, double seconds)
     lt__news_say(news);
     while (open) {
         lt__news_hear(news);
-        bool failing = lt__team_is_failing(news->team), all_live = !failing;
+        bool failing = lt__shm_has_failed(news->team), all_live = !failing;
         open = false;
         for (int i = 0; i < news->n; i++) {
             const peer *p = &news->peer[i];

@@ -5,14 +5,14 @@
 #define LT_DIST_NEWS_H
 
 #include "dist/lifeline.h"
-#include "dist/team.h"
+#include "dist/shm.h"
 #include "dist/wire.h"
 
 typedef struct lt_news lt_news; /* NULL: this rank is not the first, and says and hears nothing */
 
 /* Of node `node` among those whose first ranks are rank[0..n). Their failures become those of
  * team. What is handed over is borrowed. New. NULL with LT_ENOMEM or LT_EPEER. */
-lt_news *lt__news_open(const lt_wire *wire, lt_team *team, const int *rank, int n, int node,
+lt_news *lt__news_open(const lt_wire *wire, lt_shm *shm, const int *rank, int n, int node,
                        lt_lifelines *lines);
 /* Only once they have parted. */
 void lt__news_free(lt_news *news);

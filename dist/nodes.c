@@ -1,4 +1,4 @@
-/* nodes.c - see nodes.h. The first rank on a machine offers the others there a board in a window of
+/* nodes.c - see nodes.h. The first rank on a machine offers the others there a control block in a window of
  * its own. All get it, or each has one for itself alone.
  */
 #include <stdlib.h>
@@ -8,25 +8,25 @@
 #include "core/tensor.h"
 #include "dist/nodes.h"
 
-enum { MARK_BYTES = 128 }; /* in front of a board; keeps it aligned */
+enum { MARK_BYTES = 128 }; /* in front of a control block; keeps it aligned */
 
 static lt_status allocate(lt_nodes *nodes, int size)
 {
     size_t n = (size_t)size;
-    nodes->name = calloc(n, sizeof *nodes->name);
+    nodes->rank_of = calloc(n, sizeof *nodes->rank_of);
     nodes->pid = calloc(n, sizeof *nodes->pid);
     nodes->first_of = calloc(n, sizeof *nodes->first_of);
     nodes->first = calloc(n, sizeof *nodes->first);
-    if (!nodes->name || !nodes->pid || !nodes->first_of || !nodes->first)
+    if (!nodes->rank_of || !nodes->pid || !nodes->first_of || !nodes->first)
         return lt_fail(LT_ENOMEM, "out of memory for %d ranks", size);
     return LT_OK;
 }
 
-void lt__nodes_free(lt_nodes *nodes, lt_windows *windows)
+void lt__nodes_free(lt_nodes *nodes, lt_mappings *mappings)
 {
-    if (nodes->made)
-        lt__window_free(windows, nodes->made);
-    free(nodes->name);
+    if (nodes->own_mapping)
+        lt__mapping_free(mappings, nodes->own_mapping);
+    free(nodes->rank_of);
     free(nodes->pid);
     free(nodes->first_of);
     free(nodes->first);
@@ -42,38 +42,38 @@ int lt__node_of(const lt_nodes *nodes, int rank)
 
 /* ==== On this machine ========================================================================= */
 
-static void take_board(lt_nodes *nodes, void *window)
+static void set_control(lt_nodes *nodes, void *window)
 {
-    nodes->board = (lt_board *)((char *)window + MARK_BYTES);
+    nodes->control = (lt_shm_control *)((char *)window + MARK_BYTES);
 }
 
 /* For so many ranks. */
-static lt_status make_board(lt_nodes *nodes, int n, lt_windows *windows)
+static lt_status make_control(lt_nodes *nodes, int n, lt_mappings *mappings)
 {
     uint64_t mark = (uint64_t)getpid() << 32 ^ (uint64_t)(1e6 * lt__seconds());
-    nodes->made = lt__window_new(windows, MARK_BYTES + lt__board_bytes(n));
-    if (!nodes->made)
+    nodes->own_mapping = lt__mapping_new(mappings, MARK_BYTES + lt__shm_control_bytes(n));
+    if (!nodes->own_mapping)
         return LT_ENOMEM;
-    memcpy(nodes->made, &mark, sizeof mark);
-    take_board(nodes, nodes->made);
-    lt__board_init(nodes->board, n);
+    memcpy(nodes->own_mapping, &mark, sizeof mark);
+    set_control(nodes, nodes->own_mapping);
+    lt__shm_control_init(nodes->control, n);
     return LT_OK;
 }
 
 typedef struct offer { /* of the first rank on a machine to the others there */
-    uint64_t place, mark;
+    uint64_t handle, mark;
     int pid;
 } offer;
 
-/* The process ids of all on this machine, if all can map the first one's board; else zeros. */
-static lt_status offer_board(lt_nodes *nodes, lt_ring *ring, lt_windows *windows)
+/* The process ids of all on this machine, if all can map the first one's control block; else zeros. */
+static lt_status offer_control(lt_nodes *nodes, lt_ring *ring, lt_mappings *mappings)
 {
     const lt_wire *w = ring->wire;
     size_t bytes = (size_t)w->n_node * sizeof *nodes->pid;
     offer mine = {.pid = getpid()};
-    LT_TRY(make_board(nodes, w->n_node, windows));
-    mine.place = lt__window_place(windows, nodes->made);
-    memcpy(&mine.mark, nodes->made, sizeof mine.mark);
+    LT_TRY(make_control(nodes, w->n_node, mappings));
+    mine.handle = lt__mapping_handle(mappings, nodes->own_mapping);
+    memcpy(&mine.mark, nodes->own_mapping, sizeof mine.mark);
     bool together = true;
     for (int i = 1; i < w->n_node; i++)
         LT_TRY(lt__ring_send(ring, w->node[i], &mine, sizeof mine));
@@ -89,34 +89,34 @@ static lt_status offer_board(lt_nodes *nodes, lt_ring *ring, lt_windows *windows
     return LT_OK;
 }
 
-static lt_status accept_board(lt_nodes *nodes, lt_ring *ring, lt_windows *windows)
+static lt_status accept_control(lt_nodes *nodes, lt_ring *ring, lt_mappings *mappings)
 {
     const lt_wire *w = ring->wire;
     offer o;
     LT_TRY(lt__ring_receive(ring, w->node[0], &o, sizeof o));
-    void *window = lt__window_find(windows, o.pid, o.place);
+    void *window = lt__mapping_find(mappings, o.pid, o.handle);
     bool good = window && memcmp(window, &o.mark, sizeof o.mark) == 0;
     int pid = good ? getpid() : 0;
     if (good)
-        take_board(nodes, window);
+        set_control(nodes, window);
     LT_TRY(lt__ring_send(ring, w->node[0], &pid, sizeof pid));
     return lt__ring_receive(ring, w->node[0], nodes->pid, (size_t)w->n_node * sizeof *nodes->pid);
 }
 
-lt_status lt__nodes_meet(lt_nodes *nodes, lt_ring *ring, lt_windows *windows)
+lt_status lt__nodes_share_memory(lt_nodes *nodes, lt_ring *ring, lt_mappings *mappings)
 {
     const lt_wire *w = ring->wire;
     LT_TRY(allocate(nodes, w->size));
-    LT_TRY(w->node[0] == w->rank ? offer_board(nodes, ring, windows)
-                                 : accept_board(nodes, ring, windows));
+    LT_TRY(w->node[0] == w->rank ? offer_control(nodes, ring, mappings)
+                                 : accept_control(nodes, ring, mappings));
     if (nodes->pid[0] != 0) {
         nodes->n_here = w->n_node;
-        memcpy(nodes->name, w->node, (size_t)w->n_node * sizeof *nodes->name);
+        memcpy(nodes->rank_of, w->node, (size_t)w->n_node * sizeof *nodes->rank_of);
         return LT_OK;
     }
     nodes->n_here = 1;
-    nodes->name[0] = w->rank;
-    return nodes->made ? LT_OK : make_board(nodes, 1, windows);
+    nodes->rank_of[0] = w->rank;
+    return nodes->own_mapping ? LT_OK : make_control(nodes, 1, mappings);
 }
 
 /* ==== On all ================================================================================== */
@@ -126,7 +126,7 @@ lt_status lt__nodes_find(lt_nodes *nodes, lt_ring *ring)
 {
     int rank = ring->wire->rank, size = ring->wire->size;
     size_t bytes = (size_t)size * sizeof *nodes->first_of;
-    nodes->first_of[rank] = nodes->name[0];
+    nodes->first_of[rank] = nodes->rank_of[0];
     for (int r = 1; r < size && rank == 0; r++)
         LT_TRY(lt__ring_receive(ring, r, &nodes->first_of[r], sizeof *nodes->first_of));
     for (int r = 1; r < size && rank == 0; r++)

@@ -520,7 +520,7 @@ lt_status lt_reducer_sum(void *ud, double *numbers, int64_t n, bool backward)
         memset(numbers, 0, (size_t)n * sizeof *numbers);
     for (int64_t i = 1; i < n; i++)
         numbers[i] *= weight;
-    LT_TRY(lt_group_allreduce_aside(r->group, &sum));
+    LT_TRY(lt_group_allreduce_side(r->group, &sum));
     for (int64_t i = 1; i < n; i++)
         numbers[i] /= weight;
     lt_trace(r->ctx, LT_TRACK_COMPUTE, sum.what, before, lt__seconds() - before);

@@ -34,35 +34,35 @@ const char *lt__ring_last_seen(const lt_ring *r, int rank)
 
 /* ==== Waiting ================================================================================= */
 
-typedef struct patience {
+typedef struct backoff {
     long ns;          /* of the next sleep */
     double spins_until;
     lt_deadline deadline;
-} patience;
+} backoff;
 
-static patience fresh_patience(const lt_ring *r)
+static backoff new_backoff(const lt_ring *r)
 {
     double now = lt__seconds();
-    return (patience){SHORTEST_NS, r->spin ? now + SPIN_SECONDS : now,
+    return (backoff){SHORTEST_NS, r->spin ? now + SPIN_SECONDS : now,
                       {now + r->timeout + r->grace, now}};
 }
 
 /* Something has moved. What flows is looked after less often than what has just begun: each look
  * takes time from those who compute, and chunks enough are under way. */
-static void refresh(const lt_ring *r, patience *p)
+static void reset_backoff(const lt_ring *r, backoff *p)
 {
     long ns = p->ns;
-    *p = fresh_patience(r);
+    *p = new_backoff(r);
     p->ns = ns;
 }
 
-static lt_status wait_a_little(lt_ring *r, patience *p, int rank, const char *what)
+static lt_status back_off(lt_ring *r, backoff *p, int rank, const char *what)
 {
     double now = lt__seconds();
     if (now < p->spins_until)
         return LT_OK;
     r->missing = rank;
-    LT_TRY(r->look(r->ud, r, rank, what));
+    LT_TRY(r->check(r->ud, r, rank, what));
     if (lt__deadline_is_over(&p->deadline))
         return lt_fail(LT_EPEER, "rank %d did not come to %s within %g s%s", rank, what, r->timeout,
                        lt__ring_last_seen(r, rank));
@@ -71,7 +71,7 @@ static lt_status wait_a_little(lt_ring *r, patience *p, int rank, const char *wh
     return LT_OK;
 }
 
-lt_status lt__ring_lose(const lt_ring *r, int rank, const char *what)
+lt_status lt__ring_fail_peer(const lt_ring *r, int rank, const char *what)
 {
     return lt_fail(LT_EPEER, "rank %d is gone, while rank %d waits for it in %s%s", rank,
                    r->wire->rank, what, lt__ring_last_seen(r, rank));
@@ -81,8 +81,8 @@ lt_status lt__ring_lose(const lt_ring *r, int rank, const char *what)
 static lt_status lost(lt_ring *r, int rank, const char *what)
 {
     r->missing = rank;
-    LT_TRY(r->look(r->ud, r, rank, what));
-    return lt__ring_lose(r, rank, what);
+    LT_TRY(r->check(r->ud, r, rank, what));
+    return lt__ring_fail_peer(r, rank, what);
 }
 
 /* ==== Flows =================================================================================== */
@@ -203,7 +203,7 @@ static bool is_free(const flow *f, const window *out, int64_t i)
 static lt_status run(lt_ring *r, const flow *f)
 {
     window out = {.slots = r->slots}, in = {.slots = r->slots + DEPTH * CHUNK};
-    patience p = fresh_patience(r);
+    backoff p = new_backoff(r);
     while (in.done < f->in || out.done < f->out) {
         bool moved = false;
         int came = 0, went = 0;
@@ -224,9 +224,9 @@ static lt_status run(lt_ring *r, const flow *f)
         if (came < 0 || went < 0)
             return lost(r, came < 0 ? f->from : f->to, f->what);
         if (moved || came || went)
-            refresh(r, &p);
+            reset_backoff(r, &p);
         else
-            LT_TRY(wait_a_little(r, &p, in.done < f->in ? f->from : f->to, f->what));
+            LT_TRY(back_off(r, &p, in.done < f->in ? f->from : f->to, f->what));
     }
     r->missing = r->wire->rank;
     return LT_OK;
@@ -243,22 +243,22 @@ static flow plain_flow(const char *what, int channel, void *data, size_t bytes)
 }
 
 typedef struct header { /* a whole number of cache lines, as parts are */
-    _Alignas(64) lt_wish wish;
+    _Alignas(64) lt_coll_sig wish;
     char seen[LT_SEEN_BYTES];
 } header;
 
-lt_status lt__ring_agree(lt_ring *r, const lt_wish *wish)
+lt_status lt__ring_match(lt_ring *r, const lt_coll_sig *sig)
 {
     int before = member(r, r->index - 1);
-    header pair[2] = {{.wish = *wish}};
+    header pair[2] = {{.wish = *sig}};
     memcpy(pair[0].seen, r->seen, sizeof r->seen);
-    flow f = {.what = wish->what, .channel = r->channel, .to = member(r, r->index + 1),
+    flow f = {.what = sig->what, .channel = r->channel, .to = member(r, r->index + 1),
               .from = before, .data = (char *)pair, .dtype = LT_U8, .wire = LT_U8,
               .count = sizeof pair, .parts = 2, .per_part = 1, .out = 1, .in = 1, .lead = 1};
     LT_TRY(run(r, &f));
     memcpy(r->before, pair[1].seen, sizeof r->before);
-    return lt__wishes_agree(&pair[1].wish, wish)
-               ? LT_OK : lt__wishes_differ(&pair[1].wish, before, wish, r->wire->rank);
+    return lt__coll_sigs_match(&pair[1].wish, sig)
+               ? LT_OK : lt__coll_sigs_fail(&pair[1].wish, before, sig, r->wire->rank);
 }
 
 /* One chunk to a member and one from it, added. */

@@ -14,7 +14,7 @@
 #define LT_DIST_RING_H
 
 #include "dist/wire.h"
-#include "dist/wish.h"
+#include "dist/coll_sig.h"
 
 typedef struct lt_ring { /* one member's view */
     const lt_wire *wire;
@@ -26,11 +26,11 @@ typedef struct lt_ring { /* one member's view */
     bool spin;           /* there is a CPU to burn */
     bool tree;           /* all sums are exchanged by pairs, as a balanced tree adds */
     /* Asked while it waits: LT_OK, or why there is no use in it. rank: whom it waits for. */
-    lt_status (*look)(void *ud, const struct lt_ring *ring, int rank, const char *what);
+    lt_status (*check)(void *ud, const struct lt_ring *ring, int rank, const char *what);
     void *ud;
     char *slots;         /* for chunks under way */
     uint64_t bytes;      /* sent */
-    char seen[LT_SEEN_BYTES];   /* where this member is, for others: see lt__team_last_seen(); */
+    char seen[LT_SEEN_BYTES];   /* where this member is, for others: see lt__shm_last_seen(); */
     char before[LT_SEEN_BYTES]; /* and where the one before was when they agreed last */
     int missing;         /* after a failure: whose it is, as far as one can tell */
 } lt_ring;
@@ -44,9 +44,9 @@ void lt__ring_close(lt_ring *ring);
 const char *lt__ring_last_seen(const lt_ring *ring, int rank);
 
 /* All members want the same: LT_EDESYNC if the one in front of this one does not. */
-lt_status lt__ring_agree(lt_ring *ring, const lt_wish *wish);
+lt_status lt__ring_match(lt_ring *ring, const lt_coll_sig *sig);
 /* Whom this member waits for is gone: LT_EPEER. */
-lt_status lt__ring_lose(const lt_ring *ring, int rank, const char *what);
+lt_status lt__ring_fail_peer(const lt_ring *ring, int rank, const char *what);
 /* data = the sum over the members; sum->scale is 1 here, data is what the wire can hold. */
 lt_status lt__ring_allreduce(lt_ring *ring, const lt_sum *sum);
 /* root: a member. */

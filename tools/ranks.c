@@ -92,7 +92,7 @@ static void block_signals(sigset_t *before)
 static void leave(const job *j)
 {
     lt_group *cluster = j->ranks->cluster;
-    if (!cluster || lt_group_speaks(cluster, GRACE))
+    if (!cluster || lt_group_is_reporter(cluster, GRACE))
         fprintf(stderr, "luatrain: %s\n", j->failed_text);
     if (j->running == 0)
         lt_group_close(cluster);

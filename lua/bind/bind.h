@@ -194,6 +194,6 @@ void lt__drop_times(lt_lua *s);
 int lt__shards(const lt_lua *s);
 /* Where this rank is in its script, for others that may miss it: at what they do together. Raises
  * in lt.on_root. */
-void lt__group_at(lua_State *L);
+void lt__group_set_location(lua_State *L);
 
 #endif

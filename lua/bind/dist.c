@@ -17,7 +17,7 @@ static lt_group *others(lua_State *L, const char *who)
     return s->apart ? NULL : s->group;
 }
 
-void lt__group_at(lua_State *L)
+void lt__group_set_location(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     char where[64] = "";
@@ -27,7 +27,7 @@ void lt__group_at(lua_State *L)
     size_t end = strlen(where);
     while (end > 0 && (where[end - 1] == ' ' || where[end - 1] == ':'))
         where[--end] = '\0';
-    lt_group_at(s->group, where, lt_step(s->ctx) + 1);
+    lt_group_set_location(s->group, where, lt_step(s->ctx) + 1);
 }
 
 static int rank_of(const lt_lua *s) { return s->group ? lt_group_rank(s->group) : 0; }
@@ -246,7 +246,7 @@ static int complete(lua_State *L)
 {
     lt_step_status step_status;
     lt_optim *o = lt__check_handle(L, "luatrain.Optim");
-    lt__group_at(L);
+    lt__group_set_location(L);
     lt__check(L, lt__lua(L), lt_optim_complete(o, &step_status));
     lua_pushboolean(L, step_status == LT_APPLIED);
     return 1;

@@ -57,7 +57,7 @@ static int backward(lua_State *L)
     if (s->dry_run.on) /* which no other rank has to know of */
         lt__dry_run_loss(s, x);
     else
-        lt__group_at(L);
+        lt__group_set_location(L);
     lt_retain(x);
     lt_retain(grad);
     lt_status status = lt_backward(x, grad);
@@ -446,7 +446,7 @@ static int optim_step(lua_State *L)
     double clip = luaL_checknumber(L, 3);
     lt_tensor **box = lt__push_box(L, s), *squares = NULL;
     double start = lt__seconds();
-    lt__group_at(L);
+    lt__group_set_location(L);
     lt_status status = lt_optim_step_clipped(o, options, n, clip, &squares, &step_status);
     s->optimizer_s += lt__seconds() - start;
     lt_trace(s->ctx, LT_TRACK_STEP, "optimizer", start, lt__seconds() - start);

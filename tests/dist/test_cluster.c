@@ -68,7 +68,7 @@ static lt_status check_sums(rank *r)
         for (size_t k = 0; k < sizeof counts / sizeof *counts; k++)
             LT_TRY(check_sum(r, counts[k], sum_types[t].dtype, sum_types[t].wire));
     }
-    LT_TRY(check_sum(r, 150007, LT_F32, LT_F32)); /* more than the stage holds, of 256 KiB */
+    LT_TRY(check_sum(r, 150007, LT_F32, LT_F32)); /* more than the staging buffer holds, of 256 KiB */
     LT_TRY(check_sum(r, 300007, LT_F32, LT_BF16));
     return check_sum(r, 65536, LT_F64, LT_F64);
 }
@@ -147,15 +147,15 @@ TEST(what_lies_in_lent_memory_is_summed_there)
         CHECK_STR(results[r].text, "");
 }
 
-typedef struct aside {
+typedef struct side {
     rank *rank;
-    atomic_int done;    /* sums aside */
+    atomic_int done;    /* side sums */
     float x[LARGE];
-} aside;
+} side;
 
 static lt_status sum_by_turns(void *ud)
 {
-    aside *a = ud;
+    side *a = ud;
     for (int k = 0; k < ASIDE; k++) {
         while (atomic_load(&a->done) < k)
             pause_ms(1);
@@ -165,9 +165,9 @@ static lt_status sum_by_turns(void *ud)
     return LT_OK;
 }
 
-static lt_status sum_aside(rank *r)
+static lt_status sum_on_side(rank *r)
 {
-    static aside a;
+    static side a;
     lt_status status = LT_OK;
     double x[1000];
     a.rank = r;
@@ -176,7 +176,7 @@ static lt_status sum_aside(rank *r)
     for (int k = 0; k < ASIDE && status == LT_OK; k++) {
         for (int i = 0; i < 1000; i++)
             x[i] = r->rank + i + k;
-        status = lt_group_allreduce_aside(r->group,
+        status = lt_group_allreduce_side(r->group,
                                           &(lt_sum){"a norm", x, 1000, LT_F64, LT_F64, 1});
         for (int i = 0; i < 1000 && status == LT_OK; i++)
             if (x[i] != r->size * (r->size - 1) / 2 + r->size * (i + k))
@@ -190,11 +190,11 @@ static lt_status sum_aside(rank *r)
     return good ? LT_OK : lt_fail(LT_EINVAL, "they are %g, %g", a.x[0], a.x[LARGE - 1]);
 }
 
-TEST(sums_aside_go_beside_what_was_started)
+TEST(side_sums_go_beside_what_was_started)
 {
     result results[MOST];
     for (int i = 0; i < N_LAYOUTS; i++) {
-        on_ranks(&(job){.nodes = layouts[i], .body = sum_aside, .timeout = 20}, results);
+        on_ranks(&(job){.nodes = layouts[i], .body = sum_on_side, .timeout = 20}, results);
         for (size_t r = 0; r < strlen(layouts[i]); r++)
             CHECK_STR(results[r].text, "");
     }
@@ -348,7 +348,7 @@ static bool has_failed(const rank *r)
 /* Until the others have missed it, of which it hears only from those on its node. */
 static lt_status last_one_is_late(rank *r)
 {
-    lt_group_at(r->group, "train.lua:31", 7);
+    lt_group_set_location(r->group, "train.lua:31", 7);
     LT_TRY(lt_group_barrier(r->group, "all are there"));
     for (int i = 0; i < 300 && r->rank == r->size - 1 && !has_failed(r); i++)
         pause_ms(10);
@@ -403,7 +403,7 @@ TEST(time_in_which_a_job_is_stopped_does_not_count)
 
 static lt_status last_one_is_killed(rank *r)
 {
-    lt_group_at(r->group, "train.lua:31", 7);
+    lt_group_set_location(r->group, "train.lua:31", 7);
     LT_TRY(lt_group_barrier(r->group, "all are there"));
     if (r->rank == r->size - 1)
         kill(getpid(), SIGKILL);
@@ -457,7 +457,7 @@ static lt_status some_watch(rank *r)
     int who;
     char text[256];
     lt_status code;
-    lt_group_at(r->group, "train.lua:31", 7);
+    lt_group_set_location(r->group, "train.lua:31", 7);
     LT_TRY(lt_group_barrier(r->group, "all are there"));
     if (r->rank == r->size - 1)
         kill(getpid(), SIGKILL);
@@ -487,7 +487,7 @@ TEST(one_that_is_killed_is_noticed_by_those_who_do_not_wait)
     }
 }
 
-static lt_status one_speaks(rank *r)
+static lt_status one_reports(rank *r)
 {
     lt_status status = lt_group_barrier(r->group, "all are there");
     if (r->rank == 1) {
@@ -497,7 +497,7 @@ static lt_status one_speaks(rank *r)
     } else if (status == LT_OK && sum_of(r, "bucket 3", 9) == LT_OK) {
         return LT_OK;
     }
-    r->result->spoke = lt_group_speaks(r->group, 20);
+    r->result->spoke = lt_group_is_reporter(r->group, 20);
     r->result->seconds = lt__seconds();
     if (r->result->spoke)
         pause_ms(100);
@@ -507,7 +507,7 @@ static lt_status one_speaks(rank *r)
 TEST(one_speaks_when_the_others_are_quiet)
 {
     result results[MOST];
-    on_ranks(&(job){.nodes = "0000", .body = one_speaks}, results);
+    on_ranks(&(job){.nodes = "0000", .body = one_reports}, results);
     int speakers = 0, speaker = 0;
     for (int r = 0; r < 4; r++) {
         speakers += results[r].spoke;

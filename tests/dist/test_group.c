@@ -342,7 +342,7 @@ TEST(the_others_hear_of_one_that_leaves)
 
 static void one_is_late(rank *r)
 {
-    lt_group_at(r->group, "train.lua:31", 7);
+    lt_group_set_location(r->group, "train.lua:31", 7);
     if (lt_group_barrier(r->group, "all are there") != LT_OK)
         return;
     if (r->rank == 1)
@@ -482,19 +482,19 @@ TEST(allreduces_take_time)
 
 /* ==== Aside =================================================================================== */
 
-typedef struct aside {
+typedef struct side {
     rank *rank;
     float *x;
-    atomic_int done;     /* sums aside */
+    atomic_int done;     /* side sums */
     result result;
-} aside;
+} side;
 
 enum { ASIDE = 40, LARGE = 100000 };
 
 /* Its k-th sum waits, as a bucket does, for what the rank's thread does meanwhile. */
 static lt_status sum_by_turns(void *ud)
 {
-    aside *a = ud;
+    side *a = ud;
     lt_sum sum = {"a bucket", a->x, LARGE, LT_F32, LT_F32, 1};
     for (int k = 0; k < ASIDE; k++) {
         while (atomic_load(&a->done) < k)
@@ -504,9 +504,9 @@ static lt_status sum_by_turns(void *ud)
     return LT_OK;
 }
 
-static void sum_aside(rank *r)
+static void sum_on_side(rank *r)
 {
-    aside *a = r->ud;
+    side *a = r->ud;
     lt_status status = LT_OK;
     double x[3];
     a->rank = r;
@@ -518,7 +518,7 @@ static void sum_aside(rank *r)
     for (int k = 0; k < ASIDE && status == LT_OK; k++) {
         for (int i = 0; i < 3; i++)
             x[i] = r->rank + i + k;
-        status = lt_group_allreduce_aside(r->group, &(lt_sum){"a norm", x, 3, LT_F64, LT_F64, 1});
+        status = lt_group_allreduce_side(r->group, &(lt_sum){"a norm", x, 3, LT_F64, LT_F64, 1});
         for (int i = 0; i < 3 && status == LT_OK; i++)
             if (x[i] != r->size * (r->size - 1) / 2 + r->size * (i + k))
                 status = lt_fail(LT_EINVAL, "sum %d: element %d is %g", k, i, x[i]);
@@ -532,12 +532,12 @@ static void sum_aside(rank *r)
     free(a->x);
 }
 
-TEST(sums_aside_do_not_wait_for_what_was_started)
+TEST(side_sums_do_not_wait_for_what_was_started)
 {
     for (int n = 1; n <= 4; n++) {
-        static aside a[4];
+        static side a[4];
         memset(a, 0, sizeof a);
-        on_ranks(n, &(lt_group_config){.timeout = 20}, sum_aside, a, sizeof *a);
+        on_ranks(n, &(lt_group_config){.timeout = 20}, sum_on_side, a, sizeof *a);
         for (int r = 0; r < n; r++)
             CHECK_STR(a[r].result.text, "");
     }
@@ -548,7 +548,7 @@ static void fail_beside(rank *r)
 {
     double x = 1;
     if (r->rank == 0) {
-        note(r->ud, lt_group_allreduce_aside(r->group,
+        note(r->ud, lt_group_allreduce_side(r->group,
                                              &(lt_sum){"a norm", &x, 1, LT_F64, LT_F64, 1}));
         return;
     }

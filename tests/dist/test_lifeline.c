@@ -84,7 +84,7 @@ static void open_among_strangers(int stranger[MEMBERS * KINDS])
         m->wire = fake_wire_new(hub, i, MEMBERS, ranks);
         m->wire.test = test_late;
         m->ring = (lt_ring){.wire = &m->wire, .rank = ranks, .index = i, .size = MEMBERS,
-                            .timeout = 30, .look = nothing_known};
+                            .timeout = 30, .check = nothing_known};
         CHECK_OK(lt__ring_open(&m->ring));
         pthread_create(&m->thread, NULL, open_lines, m);
     }

@@ -227,7 +227,7 @@ TEST(a_backward_that_fails_ends_all_ranks)
     }
 }
 
-/* A rank that fails in the middle of its backward leaves nobody in a sum aside. */
+/* A rank that fails in the middle of its backward leaves nobody in a side sum. */
 TEST(a_backward_that_fails_ends_sums_of_all_ranks)
 {
     static result results[MOST];

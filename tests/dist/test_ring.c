@@ -45,7 +45,7 @@ static void on_members(int n, one *members, lt_status (*body)(one *m), void *ud,
         *m = (one){.wire = fake_wire_new(hub, i, n, ranks), .body = body,
                    .ud = (char *)ud + (size_t)i * ud_bytes};
         m->ring = (lt_ring){.wire = &m->wire, .rank = ranks, .index = i, .size = n,
-                            .timeout = 30, .look = nothing_known};
+                            .timeout = 30, .check = nothing_known};
         CHECK_OK(lt__ring_open(&m->ring));
     }
     for (int i = 0; i < n; i++)
@@ -64,8 +64,8 @@ static void on_members(int n, one *members, lt_status (*body)(one *m), void *ud,
 static lt_status add_up(one *m)
 {
     lt_sum *sum = m->ud;
-    lt_wish wish = lt__wish_of_sum(sum);
-    LT_TRY(lt__ring_agree(&m->ring, &wish));
+    lt_coll_sig sig = lt__coll_sig_of_sum(sum);
+    LT_TRY(lt__ring_match(&m->ring, &sig));
     return lt__ring_allreduce(&m->ring, sum);
 }
 

@@ -40,7 +40,7 @@ static lt_status all_sum(void *ud, double *numbers, int64_t n, bool backward)
     rank *r = ud;
     lt_sum sum = {backward ? "gradients" : "statistics", numbers, n, LT_F64, LT_F64, 1};
     r->sums++;
-    return lt_group_allreduce_aside(r->group, &sum);
+    return lt_group_allreduce_side(r->group, &sum);
 }
 
 /* Rows of numbers that are a function of their place in the batch. New. */

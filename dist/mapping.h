@@ -5,26 +5,26 @@
  * processes; they map the window when they first meet its name, and keep it mapped. It is
  * memory as long as anyone has it mapped.
  */
-#ifndef LT_DIST_WINDOW_H
-#define LT_DIST_WINDOW_H
+#ifndef LT_DIST_MAPPING_H
+#define LT_DIST_MAPPING_H
 
 #include "core/core.h"
 
-typedef struct lt_windows lt_windows; /* those of this process, and its views of those of others */
+typedef struct lt_mappings lt_mappings; /* those of this process, and its views of those of others */
 
-lt_windows *lt__windows_new(void);    /* new; NULL with LT_ENOMEM */
+lt_mappings *lt__mappings_new(void);    /* new; NULL with LT_ENOMEM */
 /* Views are unmapped; windows live until they are freed. NULL is fine. */
-void lt__windows_free(lt_windows *windows);
+void lt__mappings_free(lt_mappings *mappings);
 
 /* Memory of zeros from the start of a page on. New. NULL with LT_ENOMEM. Safe in any thread, as
  * giving it back is, which may be later than windows was freed. */
-void *lt__window_new(lt_windows *windows, size_t bytes);
-void lt__window_free(lt_windows *windows, void *data);
+void *lt__mapping_new(lt_mappings *mappings, size_t bytes);
+void lt__mapping_free(lt_mappings *mappings, void *data);
 
 /* The name of a byte for other processes; 0 if it lies in no window. Safe in any thread. */
-uint64_t lt__window_place(lt_windows *windows, const void *data);
+uint64_t lt__mapping_handle(lt_mappings *mappings, const void *data);
 /* Where this process has what process pid calls so. NULL with LT_EENV when it cannot be mapped.
  * Safe in any thread. */
-void *lt__window_find(lt_windows *windows, int pid, uint64_t place);
+void *lt__mapping_find(lt_mappings *mappings, int pid, uint64_t place);
 
 #endif

@@ -1,4 +1,4 @@
-/* window.c - see window.h. Windows are few: they are looked for one by one. */
+/* mapping.c - see window.h. Windows are few: they are looked for one by one. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "dist/window.h"
+#include "dist/mapping.h"
 
 #define NAME "luatrain"
 
@@ -19,25 +19,25 @@
  * has, its descriptor, an offset. */
 enum { NUMBER_BITS = 12, FD_BITS = 14, OFFSET_BITS = 64 - NUMBER_BITS - FD_BITS };
 
-typedef struct window {
-    struct window *next;
+typedef struct mapping {
+    struct mapping *next;
     int pid;                /* of the owner; 0: this process */
     unsigned number;
     int fd;                 /* at the owner */
     char *data;
     size_t bytes;
-} window;
+} mapping;
 
-struct lt_windows {
+struct lt_mappings {
     atomic_int refs;        /* the owner's, and one for each window of this process */
     atomic_uint made;       /* windows of this process, ever */
     pthread_mutex_t lock;   /* guards what follows */
-    window *first;
+    mapping *first;
 };
 
-lt_windows *lt__windows_new(void)
+lt_mappings *lt__mappings_new(void)
 {
-    lt_windows *w = calloc(1, sizeof *w);
+    lt_mappings *w = calloc(1, sizeof *w);
     if (!w) {
         lt_fail(LT_ENOMEM, "out of memory for shared memory");
         return NULL;
@@ -47,7 +47,7 @@ lt_windows *lt__windows_new(void)
     return w;
 }
 
-static void release(lt_windows *w)
+static void release(lt_mappings *w)
 {
     if (atomic_fetch_sub(&w->refs, 1) != 1)
         return;
@@ -55,7 +55,7 @@ static void release(lt_windows *w)
     free(w);
 }
 
-static void close_window(window *x)
+static void close_mapping(mapping *x)
 {
     munmap(x->data, x->bytes);
     if (x->pid == 0)
@@ -65,19 +65,19 @@ static void close_window(window *x)
 
 /* Unmaps the views of others' windows: all, or of a process's window that had this descriptor. The
  * caller has the lock. */
-static void drop_views(lt_windows *w, int pid, int fd)
+static void drop_views(lt_mappings *w, int pid, int fd)
 {
-    for (window **at = &w->first, *x; (x = *at);) {
+    for (mapping **at = &w->first, *x; (x = *at);) {
         if (x->pid == 0 || (pid != 0 && (x->pid != pid || x->fd != fd))) {
             at = &x->next;
             continue;
         }
         *at = x->next;
-        close_window(x);
+        close_mapping(x);
     }
 }
 
-void lt__windows_free(lt_windows *w)
+void lt__mappings_free(lt_mappings *w)
 {
     if (!w)
         return;
@@ -87,9 +87,9 @@ void lt__windows_free(lt_windows *w)
     release(w);
 }
 
-static window *window_over(int fd, size_t bytes)
+static mapping *mapping_over(int fd, size_t bytes)
 {
-    window *x = calloc(1, sizeof *x);
+    mapping *x = calloc(1, sizeof *x);
     void *data = x ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
     if (data == MAP_FAILED) {
         free(x);
@@ -104,14 +104,14 @@ static window *window_over(int fd, size_t bytes)
 /* ==== Own windows ============================================================================= */
 
 /* The pages are taken at once: a machine that has not so many says so here, not by a signal. */
-void *lt__window_new(lt_windows *w, size_t bytes)
+void *lt__mapping_new(lt_mappings *w, size_t bytes)
 {
     int fd = memfd_create(NAME, MFD_CLOEXEC);
     unsigned number = atomic_fetch_add(&w->made, 1) + 1;
-    window *x = NULL;
+    mapping *x = NULL;
     if (fd >= 0 && fd < 1 << FD_BITS && bytes > 0 && bytes >> OFFSET_BITS == 0 &&
         number < 1 << NUMBER_BITS && posix_fallocate(fd, 0, (off_t)bytes) == 0)
-        x = window_over(fd, bytes);
+        x = mapping_over(fd, bytes);
     if (!x) {
         if (fd >= 0)
             close(fd);
@@ -128,29 +128,29 @@ void *lt__window_new(lt_windows *w, size_t bytes)
 }
 
 /* The own window that has the byte, as the link to it; the caller has the lock. */
-static window **own(lt_windows *w, const char *data)
+static mapping **own(lt_mappings *w, const char *data)
 {
-    window **at = &w->first;
+    mapping **at = &w->first;
     while (*at && ((*at)->pid != 0 || data < (*at)->data || data >= (*at)->data + (*at)->bytes))
         at = &(*at)->next;
     return at;
 }
 
-void lt__window_free(lt_windows *w, void *data)
+void lt__mapping_free(lt_mappings *w, void *data)
 {
     pthread_mutex_lock(&w->lock);
-    window **at = own(w, data), *x = *at;
+    mapping **at = own(w, data), *x = *at;
     *at = x->next;
     pthread_mutex_unlock(&w->lock);
-    close_window(x);
+    close_mapping(x);
     release(w);
 }
 
-uint64_t lt__window_place(lt_windows *w, const void *data)
+uint64_t lt__mapping_handle(lt_mappings *w, const void *data)
 {
     uint64_t place = 0;
     pthread_mutex_lock(&w->lock);
-    const window *x = *own(w, data);
+    const mapping *x = *own(w, data);
     if (x)
         place = (uint64_t)x->number << (FD_BITS + OFFSET_BITS) | (uint64_t)x->fd << OFFSET_BITS |
                 (uint64_t)((const char *)data - x->data);
@@ -161,7 +161,7 @@ uint64_t lt__window_place(lt_windows *w, const void *data)
 /* ==== Those of others ========================================================================= */
 
 /* A process id may mean another process here than there. */
-static int open_window(int pid, int fd)
+static int open_mapping(int pid, int fd)
 {
     char path[64], target[64] = "";
     snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd);
@@ -174,13 +174,13 @@ static int open_window(int pid, int fd)
     return open(path, O_RDWR | O_CLOEXEC);
 }
 
-static window *map_view(int pid, unsigned number, int fd)
+static mapping *map_view(int pid, unsigned number, int fd)
 {
     struct stat now;
-    int here = open_window(pid, fd);
-    window *x = NULL;
+    int here = open_mapping(pid, fd);
+    mapping *x = NULL;
     if (here >= 0 && fstat(here, &now) == 0 && now.st_size > 0)
-        x = window_over(here, (size_t)now.st_size);
+        x = mapping_over(here, (size_t)now.st_size);
     if (!x)
         lt_fail(LT_EENV, "shared memory of process %d cannot be mapped: %s", pid, strerror(errno));
     if (here >= 0)
@@ -194,9 +194,9 @@ static window *map_view(int pid, unsigned number, int fd)
 }
 
 /* The caller has the lock. */
-static window *find_view(lt_windows *w, int pid, unsigned number, int fd)
+static mapping *find_view(lt_mappings *w, int pid, unsigned number, int fd)
 {
-    window *x = w->first;
+    mapping *x = w->first;
     while (x && (x->pid != pid || x->number != number))
         x = x->next;
     if (x)
@@ -209,13 +209,13 @@ static window *find_view(lt_windows *w, int pid, unsigned number, int fd)
     return x;
 }
 
-void *lt__window_find(lt_windows *w, int pid, uint64_t place)
+void *lt__mapping_find(lt_mappings *w, int pid, uint64_t place)
 {
     unsigned number = (unsigned)(place >> (FD_BITS + OFFSET_BITS));
     int fd = (int)(place >> OFFSET_BITS & ((1 << FD_BITS) - 1));
     uint64_t offset = place & (((uint64_t)1 << OFFSET_BITS) - 1);
     pthread_mutex_lock(&w->lock);
-    const window *x = find_view(w, pid, number, fd);
+    const mapping *x = find_view(w, pid, number, fd);
     pthread_mutex_unlock(&w->lock);
     if (x && offset >= x->bytes)
         lt_fail(LT_EENV, "shared memory of process %d has no byte %llu", pid,

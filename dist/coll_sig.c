@@ -1,39 +1,39 @@
-/* wish.c - wishes, compared and in words; see wish.h. */
+/* coll_sig.c - wishes, compared and in words; see coll_sig.h. */
 #include <stdio.h>
 #include <string.h>
 
-#include "dist/wish.h"
+#include "dist/coll_sig.h"
 
-lt_wish lt__wish(lt_wish_kind kind, const char *what, int64_t count)
+lt_coll_sig lt__coll_sig(lt_coll_kind kind, const char *what, int64_t count)
 {
-    lt_wish w = {.kind = kind, .count = count};
+    lt_coll_sig w = {.kind = kind, .count = count};
     snprintf(w.what, sizeof w.what, "%s", what);
     return w;
 }
 
-lt_wish lt__wish_of_sum(const lt_sum *sum)
+lt_coll_sig lt__coll_sig_of_sum(const lt_sum *sum)
 {
-    lt_wish w = lt__wish(LT_SUM, sum->what, sum->count);
+    lt_coll_sig w = lt__coll_sig(LT_COLL_ALLREDUCE, sum->what, sum->count);
     w.dtype = sum->dtype;
     w.wire = sum->wire;
     return w;
 }
 
-bool lt__wishes_agree(const lt_wish *a, const lt_wish *b)
+bool lt__coll_sigs_match(const lt_coll_sig *a, const lt_coll_sig *b)
 {
     return a->kind == b->kind && a->root == b->root && a->dtype == b->dtype &&
            a->wire == b->wire && a->count == b->count && strcmp(a->what, b->what) == 0;
 }
 
-static const char *describe(const lt_wish *w, char *text, size_t bytes)
+static const char *describe(const lt_coll_sig *w, char *text, size_t bytes)
 {
     char wire[32] = "";
-    if (w->kind == LT_SUM && w->wire != w->dtype)
+    if (w->kind == LT_COLL_ALLREDUCE && w->wire != w->dtype)
         snprintf(wire, sizeof wire, " as %s", lt_dtype_name(w->wire));
-    if (w->kind == LT_SUM)
+    if (w->kind == LT_COLL_ALLREDUCE)
         snprintf(text, bytes, "the sum of %s (%lld %s%s)", w->what, (long long)w->count,
                  lt_dtype_name(w->dtype), wire);
-    else if (w->kind == LT_BROADCAST)
+    else if (w->kind == LT_COLL_BROADCAST)
         snprintf(text, bytes, "a broadcast of %s (%lld bytes from rank %d)", w->what,
                  (long long)w->count, w->root);
     else
@@ -41,11 +41,11 @@ static const char *describe(const lt_wish *w, char *text, size_t bytes)
     return text;
 }
 
-lt_status lt__wishes_differ(const lt_wish *a, int rank_a, const lt_wish *b, int rank_b)
+lt_status lt__coll_sigs_fail(const lt_coll_sig *a, int rank_a, const lt_coll_sig *b, int rank_b)
 {
     char first[160], other[160];
     if (rank_a > rank_b)
-        return lt__wishes_differ(b, rank_b, a, rank_a);
+        return lt__coll_sigs_fail(b, rank_b, a, rank_a);
     return lt_fail(LT_EDESYNC, "the ranks disagree: rank %d wants %s, rank %d %s", rank_a,
                    describe(a, first, sizeof first), rank_b, describe(b, other, sizeof other));
 }

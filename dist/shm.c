@@ -1,0 +1,582 @@
+/* shm.c - collectives over shared memory; see shm.h.
+ *
+ * A collective has two phases. In the first each rank posts its signature and waits for those of all;
+ * then the data of all may be read and written. In the second each says that it is through, and
+ * waits for that of all; then its own data is its own again. In between the ranks share the work:
+ * each sums one part of the elements for all, which reads and writes every element once per rank.
+ * What cannot be seen by others is done in pieces that fit on the staging buffer, each in its two phases.
+ */
+#include <errno.h>
+#include <linux/futex.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "dist/deadline.h"
+#include "dist/sum.h"
+#include "dist/shm.h"
+
+enum { WHERE_WORDS = 8, TEXT_BYTES = 1024 };
+enum { SPINS = 4000 };                  /* looks before a wait sleeps, some tens of microseconds */
+enum { SLICE_NS = 100 * 1000 * 1000 };  /* of sleep, between looks for those who cannot ring */
+
+typedef struct view { /* what others can see of a rank's data */
+    uint64_t handle;
+    bool staged;         /* a copy, of as much as the staging buffer holds */
+} view;
+
+typedef struct mailbox { /* for what one rank sends to one other */
+    _Alignas(64) atomic_uint sent, taken;
+    size_t bytes;
+    view view;
+} mailbox;
+
+typedef enum state { PRESENT, QUIET, LEFT } state;
+
+typedef struct post { /* of a rank in one channel */
+    _Alignas(128) atomic_uint posted, done; /* wishes, since the beginning */
+    lt_coll_sig sig;
+    double scale;
+    view view;
+} post;
+
+typedef struct slot {
+    post channel[LT_SHM_CHANNELS];
+    _Alignas(128) atomic_int state;
+    _Atomic int64_t step;
+    _Atomic uint64_t where[WHERE_WORDS]; /* text: others may read it at any moment */
+} slot;
+
+typedef enum failing { FINE, FAILED, WRITING /* and the slot that does */ } failing;
+
+struct lt_shm_control {
+    _Alignas(128) atomic_uint futex; /* counts changes */
+    atomic_uint sleepers;
+    atomic_int reporter;   /* 1 + its slot */
+    _Alignas(128) atomic_int failing;
+    int size, failed_rank;
+    lt_status failed_code;
+    char failed_text[TEXT_BYTES];
+    slot slot[];          /* and behind them the boxes, by sender and receiver */
+};
+
+size_t lt__shm_control_bytes(int size)
+{
+    return sizeof(lt_shm_control) + (size_t)size * sizeof(slot) +
+           (size_t)size * (size_t)size * sizeof(mailbox);
+}
+
+void lt__shm_control_init(lt_shm_control *control, int size) { control->size = size; }
+
+/* ==== The futex ================================================================================ */
+
+static void wake_all(lt_shm_control *b)
+{
+    atomic_fetch_add(&b->futex, 1);
+    if (atomic_load(&b->sleepers) > 0)
+        syscall(SYS_futex, &b->futex, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+/* Until the futex has rung since it was at `heard`, or a slice of time is over. */
+static void sleep_on_futex(lt_shm_control *b, unsigned heard)
+{
+    struct timespec slice = {.tv_nsec = SLICE_NS};
+    atomic_fetch_add(&b->sleepers, 1);
+    syscall(SYS_futex, &b->futex, FUTEX_WAIT, heard, &slice, NULL, 0);
+    atomic_fetch_sub(&b->sleepers, 1);
+}
+
+static post *post_of(const lt_shm *t, int who) { return &t->control->slot[who].channel[t->channel]; }
+
+/* ==== Failure ================================================================================= */
+
+static int rank_of(const lt_shm *t, int who) { return t->rank_of ? t->rank_of[who] : who; }
+
+static bool is_lost(const lt_shm *t, int who) { return t->is_alive && !t->is_alive(t->ud, who); }
+
+/* The control block is this rank's to write a failure on; false: there is one. What another writes is
+ * waited for, but who has died over it is taken over from. */
+static bool claim_failure(lt_shm *t)
+{
+    lt_shm_control *b = t->control;
+    int was = FINE;
+    for (;;) {
+        unsigned heard = atomic_load(&b->futex);
+        if (atomic_compare_exchange_strong(&b->failing, &was, WRITING + t->rank))
+            return true;
+        if (was == FAILED)
+            return false;
+        if (is_lost(t, was - WRITING))
+            continue;
+        sleep_on_futex(b, heard);
+        was = FINE;
+    }
+}
+
+void lt__shm_fail(lt_shm *t, int rank, lt_status code, const char *text)
+{
+    lt_shm_control *b = t->control;
+    if (!claim_failure(t))
+        return;
+    b->failed_rank = rank;
+    b->failed_code = code;
+    snprintf(b->failed_text, sizeof b->failed_text, "%s", text);
+    atomic_store(&b->failing, FAILED);
+    wake_all(b);
+}
+
+bool lt__shm_has_failed(const lt_shm *t) { return atomic_load(&t->control->failing) == FAILED; }
+
+bool lt__shm_failure(const lt_shm *t, int *rank, lt_status *code, char *text, size_t bytes)
+{
+    const lt_shm_control *b = t->control;
+    if (!lt__shm_has_failed(t))
+        return false;
+    *rank = b->failed_rank;
+    *code = b->failed_code;
+    snprintf(text, bytes, "%s", b->failed_text);
+    return true;
+}
+
+lt_status lt__shm_check(const lt_shm *t)
+{
+    char text[TEXT_BYTES];
+    lt_status code;
+    int rank;
+    if (!lt__shm_failure(t, &rank, &code, text, sizeof text))
+        return LT_OK;
+    if (code == LT_EDESYNC)
+        return lt_fail(code, "%s", text);
+    return lt_fail(LT_EPEER, "rank %d failed: %s", rank, text);
+}
+
+/* This rank has found out what is wrong: everybody is to know. */
+static lt_status fail_with(lt_shm *t, int who, lt_status code)
+{
+    lt__shm_fail(t, rank_of(t, who), code, lt_errmsg());
+    return code;
+}
+
+void lt__shm_set_location(lt_shm *t, const char *where, int64_t step)
+{
+    slot *s = &t->control->slot[t->rank];
+    uint64_t words[WHERE_WORDS] = {0};
+    size_t bytes = strlen(where);
+    memcpy(words, where, bytes < sizeof words ? bytes : sizeof words - 1);
+    for (int i = 0; i < WHERE_WORDS; i++)
+        atomic_store_explicit(&s->where[i], words[i], memory_order_relaxed);
+    atomic_store_explicit(&s->step, step, memory_order_relaxed);
+}
+
+const char *lt__shm_last_seen(const lt_shm *t, int who, char text[LT_SEEN_BYTES])
+{
+    slot *s = &t->control->slot[who];
+    uint64_t words[WHERE_WORDS + 1] = {0};
+    for (int i = 0; i < WHERE_WORDS; i++)
+        words[i] = atomic_load_explicit(&s->where[i], memory_order_relaxed);
+    text[0] = 0;
+    if (words[0])
+        snprintf(text, LT_SEEN_BYTES, "; it was last seen at %s, step %lld", (const char *)words,
+                 (long long)atomic_load_explicit(&s->step, memory_order_relaxed));
+    return text;
+}
+
+static bool has_left(const lt_shm *t, int who)
+{
+    return atomic_load(&t->control->slot[who].state) == LEFT;
+}
+
+void lt__shm_check_liveness(lt_shm *t)
+{
+    char seen[LT_SEEN_BYTES];
+    for (int who = 0; who < t->size; who++)
+        if (is_lost(t, who) && !has_left(t, who)) {
+            lt_fail(LT_EPEER, "rank %d is gone%s", rank_of(t, who),
+                    lt__shm_last_seen(t, who, seen));
+            fail_with(t, who, LT_EPEER);
+        }
+}
+
+static void set_state(lt_shm *t, state next)
+{
+    atomic_store(&t->control->slot[t->rank].state, next);
+    wake_all(t->control);
+}
+
+void lt__shm_leave(lt_shm *t) { set_state(t, LEFT); }
+
+bool lt__shm_has_left(const lt_shm *t)
+{
+    for (int who = 0; who < t->size; who++)
+        if (!has_left(t, who))
+            return false;
+    return true;
+}
+
+static bool is_quiet(const lt_shm *t, int who, state least)
+{
+    return atomic_load(&t->control->slot[who].state) >= (int)least || is_lost(t, who);
+}
+
+/* But for the one that is missed: it may never be. */
+static bool all_are_quiet(const lt_shm *t)
+{
+    const lt_shm_control *b = t->control;
+    bool misses = lt__shm_has_failed(t) && b->failed_code == LT_EPEER;
+    for (int who = 0; who < t->size; who++)
+        if (!is_quiet(t, who, QUIET) && !(misses && rank_of(t, who) == b->failed_rank))
+            return false;
+    return true;
+}
+
+bool lt__shm_is_reporter(lt_shm *t, double seconds)
+{
+    double deadline = lt__seconds() + seconds;
+    int reporter = 0;
+    bool reports = atomic_compare_exchange_strong(&t->control->reporter, &reporter, t->rank + 1);
+    set_state(t, QUIET);
+    while (lt__seconds() < deadline) {
+        unsigned heard = atomic_load(&t->control->futex);
+        if (reports ? all_are_quiet(t) : is_quiet(t, reporter - 1, LEFT))
+            break;
+        sleep_on_futex(t->control, heard);
+    }
+    return reports;
+}
+
+/* ==== Waiting ================================================================================= */
+
+/* Until a counter has come to a number: that of a rank, or one of each slot. */
+typedef struct wait {
+    const char *what;
+    unsigned number;
+    const atomic_uint *counter;    /* NULL: of each slot, posted or through */
+    int rank;                      /* whose turn it is; of each slot: its own */
+    bool until_done;
+} wait;
+
+static bool has_come(const lt_shm *t, const wait *w, int rank)
+{
+    const post *p = post_of(t, rank);
+    const atomic_uint *counter = w->counter ? w->counter : w->until_done ? &p->done : &p->posted;
+    return (int)(atomic_load(counter) - w->number) >= 0;
+}
+
+/* One that has not come; -1 when all have. */
+static int missing(const lt_shm *t, const wait *w)
+{
+    if (w->counter)
+        return has_come(t, w, w->rank) ? -1 : w->rank;
+    for (int rank = 0; rank < t->size; rank++)
+        if (!has_come(t, w, rank))
+            return rank;
+    return -1;
+}
+
+/* Why there is no use in waiting for a rank any longer; LT_OK while there is. Between threads
+ * nothing ends the second phase but its end: a rank that reads our data is still at it. */
+static lt_status check_wait(lt_shm *t, const wait *w, int who, lt_deadline *deadline)
+{
+    char seen[LT_SEEN_BYTES];
+    if (w->until_done && !t->is_alive)
+        return LT_OK;
+    LT_TRY(lt__shm_check(t));
+    bool left = has_left(t, who) && !has_come(t, w, who);
+    bool lost = is_lost(t, who) && !has_come(t, w, who);
+    int rank = rank_of(t, who), own = rank_of(t, t->rank);
+    if (!left && !lost && !lt__deadline_is_over(deadline))
+        return LT_OK;
+    lt__shm_last_seen(t, who, seen);
+    if (left)
+        lt_fail(LT_EPEER, "rank %d has left, but rank %d waits for it in %s%s", rank, own, w->what,
+                seen);
+    else if (lost)
+        lt_fail(LT_EPEER, "rank %d is gone, while rank %d waits for it in %s%s", rank, own,
+                w->what, seen);
+    else
+        lt_fail(LT_EPEER, "rank %d did not come to %s within %g s%s", rank, w->what, t->timeout,
+                seen);
+    return fail_with(t, who, LT_EPEER);
+}
+
+static lt_status wait_for(lt_shm *t, const wait *w)
+{
+    double now = lt__seconds();
+    lt_deadline deadline = {now + t->timeout + t->grace, now};
+    int spins = t->spin ? SPINS : 0, rank;
+    for (;;) {
+        unsigned heard = atomic_load(&t->control->futex);
+        if ((rank = missing(t, w)) < 0)
+            return LT_OK;
+        if (spins-- > 0)
+            continue;
+        LT_TRY(check_wait(t, w, rank, &deadline));
+        sleep_on_futex(t->control, heard);
+    }
+}
+
+/* ==== Signatures ================================================================================== */
+
+/* All ranks find the same two that differ. */
+static lt_status compare(lt_shm *t)
+{
+    const lt_coll_sig *w = &post_of(t, 0)->sig;
+    for (int rank = 1; rank < t->size; rank++) {
+        const lt_coll_sig *v = &post_of(t, rank)->sig;
+        if (!lt__coll_sigs_match(w, v))
+            return fail_with(t, rank, lt__coll_sigs_fail(w, rank_of(t, 0), v, rank_of(t, rank)));
+    }
+    return LT_OK;
+}
+
+/* This rank is through with the data of others, and says so. */
+static void set_done(lt_shm *t)
+{
+    atomic_store(&post_of(t, t->rank)->done, t->collectives);
+    wake_all(t->control);
+}
+
+/* This rank has failed. Another thread that had all posts before it knew of that is at the data of
+ * all, and waited for. One that posts only now looks for a failure after that, and turns back. */
+static lt_status abort_collective(lt_shm *t, lt_status status)
+{
+    set_done(t);
+    for (int who = 0; who < t->size && !t->is_alive; who++)
+        for (;;) {
+            const post *p = post_of(t, who);
+            unsigned heard = atomic_load(&t->control->futex);
+            if (atomic_load(&p->posted) == atomic_load(&p->done))
+                break;
+            sleep_on_futex(t->control, heard);
+        }
+    return status;
+}
+
+/* Posts a signature; then waits for those of all, which must be equal. */
+static lt_status post_and_wait(lt_shm *t, const lt_coll_sig *mine, double scale, view shown)
+{
+    post *p = post_of(t, t->rank);
+    LT_TRY(lt__shm_check(t));
+    p->sig = *mine;
+    p->scale = scale;
+    p->view = shown;
+    atomic_store(&p->posted, ++t->collectives);
+    wake_all(t->control);
+    wait w = {.what = p->sig.what, .number = t->collectives};
+    lt_status status = lt__shm_check(t);
+    if (status == LT_OK)
+        status = wait_for(t, &w);
+    if (status == LT_OK)
+        status = compare(t);
+    return status == LT_OK ? LT_OK : abort_collective(t, status);
+}
+
+/* Waits until all are through. One of them may have failed after all had met: then it has not done
+ * its part. */
+static lt_status finish(lt_shm *t)
+{
+    set_done(t);
+    wait w = {.what = post_of(t, t->rank)->sig.what, .number = t->collectives, .until_done = true};
+    LT_TRY(wait_for(t, &w));
+    return lt__shm_check(t);
+}
+
+/* ==== What others can see ===================================================================== */
+
+static view expose(lt_shm *t, const void *data, size_t bytes)
+{
+    uint64_t place = t->handle_of ? t->handle_of(t->ud, data) : (uintptr_t)data;
+    if (place != 0 || bytes == 0)
+        return (view){place, false};
+    memcpy(t->staging, data, bytes < t->staging_bytes ? bytes : t->staging_bytes);
+    return (view){t->handle_of(t->ud, t->staging), true};
+}
+
+static void *map_view(const lt_shm *t, int who, const view *s)
+{
+    return t->map ? t->map(t->ud, who, s->handle) : (void *)(uintptr_t)s->handle;
+}
+
+/* How much of so many bytes is to be seen at once. */
+static size_t visible_bytes(const lt_shm *t, const view *s, size_t bytes)
+{
+    return s->staged && bytes > t->staging_bytes ? t->staging_bytes : bytes;
+}
+
+/* This rank cannot do its part. */
+static lt_status give_up(lt_shm *t)
+{
+    lt_status status = fail_with(t, t->rank, lt_errcode());
+    set_done(t);
+    return status;
+}
+
+/* ==== Collectives ============================================================================= */
+
+/* Where part `rank` of `count` elements begins; parts begin at cache lines. */
+static int64_t part_begin(const lt_shm *t, int rank, int64_t count, lt_dtype dtype)
+{
+    int64_t line = 64 / (int64_t)lt_dtype_bytes(dtype), lines = (count + line - 1) / line;
+    int64_t at = lines * rank / t->size * line;
+    return at < count ? at : count;
+}
+
+/* The shares of all in what is to be seen of the next *bytes, which may become fewer. */
+static lt_status find_shares(const lt_shm *t, void *own, lt_share *share, size_t *bytes)
+{
+    for (int who = 0; who < t->size; who++) {
+        const post *p = post_of(t, who);
+        void *data = who == t->rank ? own : map_view(t, who, &p->view);
+        if (!data && *bytes > 0)
+            return lt_errcode();
+        share[who] = (lt_share){data, p->scale};
+        *bytes = visible_bytes(t, &p->view, *bytes);
+    }
+    return LT_OK;
+}
+
+/* The sum of what is to be seen of the next *bytes, which become so many. */
+static lt_status sum_chunk(lt_shm *t, const lt_sum *sum, const lt_coll_sig *sig, char *data,
+                          size_t *bytes)
+{
+    lt_share share[LT_MOST_SHARES];
+    view shown = expose(t, data, *bytes);
+    LT_TRY(post_and_wait(t, sig, sum->scale, shown));
+    if (find_shares(t, shown.staged ? t->staging : data, share, bytes) != LT_OK)
+        return give_up(t);
+    int64_t count = (int64_t)(*bytes / lt_dtype_bytes(sum->dtype));
+    int64_t first = part_begin(t, t->rank, count, sum->dtype);
+    int64_t end = part_begin(t, t->rank + 1, count, sum->dtype);
+    lt__sum_shares(share, t->size, sum->dtype, sum->wire, first, end - first);
+    t->bytes += 2 * (uint64_t)count * lt_dtype_bytes(sum->wire) * (uint64_t)(t->size - 1) /
+                (uint64_t)t->size;
+    LT_TRY(finish(t));
+    if (shown.staged)
+        memcpy(data, t->staging, *bytes);
+    return LT_OK;
+}
+
+lt_status lt__shm_allreduce(lt_shm *t, const lt_sum *sum)
+{
+    lt_coll_sig sig = lt__coll_sig_of_sum(sum);
+    size_t all = (size_t)sum->count * lt_dtype_bytes(sum->dtype), done = 0, bytes;
+    do {
+        bytes = all - done;
+        LT_TRY(sum_chunk(t, sum, &sig, (char *)sum->data + done, &bytes));
+        done += bytes;
+    } while (done < all);
+    return LT_OK;
+}
+
+/* Of the next *bytes as many as are to be seen. */
+static lt_status broadcast_chunk(lt_shm *t, const lt_coll_sig *sig, char *data, size_t *bytes,
+                                int root)
+{
+    const view *from = &post_of(t, root)->view;
+    view shown = {0};
+    if (t->rank == root)
+        shown = expose(t, data, *bytes);
+    LT_TRY(post_and_wait(t, sig, 1, shown));
+    *bytes = visible_bytes(t, from, *bytes);
+    if (t->rank != root && *bytes > 0) {
+        const void *seen = map_view(t, root, from);
+        if (!seen)
+            return give_up(t);
+        memcpy(data, seen, *bytes);
+        t->bytes += *bytes;
+    }
+    return finish(t);
+}
+
+lt_status lt__shm_broadcast(lt_shm *t, const char *what, void *data, size_t bytes, int root)
+{
+    lt_coll_sig sig = lt__coll_sig(LT_COLL_BROADCAST, what, (int64_t)bytes);
+    sig.root = rank_of(t, root);
+    size_t done = 0, some;
+    do {
+        some = bytes - done;
+        LT_TRY(broadcast_chunk(t, &sig, (char *)data + done, &some, root));
+        done += some;
+    } while (done < bytes);
+    return LT_OK;
+}
+
+lt_status lt__shm_match(lt_shm *t, const lt_coll_sig *sig)
+{
+    LT_TRY(post_and_wait(t, sig, 1, (view){0}));
+    return finish(t);
+}
+
+/* ==== From one to another ===================================================================== */
+
+static mailbox *mailbox_of(const lt_shm *t, int from, int to)
+{
+    return (mailbox *)&t->control->slot[t->size] + from * t->size + to;
+}
+
+/* The other takes the bytes from where they lie, as many of them as it sees. */
+static lt_status send_chunk(lt_shm *t, int to, const char *data, size_t all, size_t *bytes)
+{
+    char what[LT_WHAT_BYTES];
+    mailbox *b = mailbox_of(t, t->rank, to);
+    unsigned number = atomic_load(&b->sent) + 1;
+    b->bytes = all;
+    b->view = expose(t, data, *bytes);
+    *bytes = visible_bytes(t, &b->view, *bytes);
+    atomic_store(&b->sent, number);
+    wake_all(t->control);
+    t->bytes += *bytes;
+    snprintf(what, sizeof what, "a receive from rank %d", rank_of(t, t->rank));
+    wait w = {.what = what, .number = number, .counter = &b->taken, .rank = to};
+    return wait_for(t, &w);
+}
+
+lt_status lt__shm_send(lt_shm *t, int to, const void *data, size_t bytes)
+{
+    size_t done = 0, some;
+    do {
+        some = bytes - done;
+        LT_TRY(send_chunk(t, to, (const char *)data + done, bytes, &some));
+        done += some;
+    } while (done < bytes);
+    return LT_OK;
+}
+
+static lt_status receive_chunk(lt_shm *t, int from, char *data, size_t all, size_t *bytes)
+{
+    char what[LT_WHAT_BYTES];
+    mailbox *b = mailbox_of(t, from, t->rank);
+    unsigned number = atomic_load(&b->taken) + 1;
+    snprintf(what, sizeof what, "a send to rank %d", rank_of(t, t->rank));
+    wait w = {.what = what, .number = number, .counter = &b->sent, .rank = from};
+    LT_TRY(wait_for(t, &w));
+    if (b->bytes != all) {
+        lt_fail(LT_EDESYNC, "the ranks disagree: rank %d sends %zu bytes, rank %d wants %zu",
+                rank_of(t, from), b->bytes, rank_of(t, t->rank), all);
+        return fail_with(t, t->rank, LT_EDESYNC);
+    }
+    *bytes = visible_bytes(t, &b->view, *bytes);
+    if (*bytes > 0) {
+        const void *seen = map_view(t, from, &b->view);
+        if (!seen)
+            return fail_with(t, t->rank, lt_errcode());
+        memcpy(data, seen, *bytes);
+    }
+    atomic_store(&b->taken, number);
+    wake_all(t->control);
+    return LT_OK;
+}
+
+lt_status lt__shm_receive(lt_shm *t, int from, void *data, size_t bytes)
+{
+    size_t done = 0, some;
+    do {
+        some = bytes - done;
+        LT_TRY(receive_chunk(t, from, (char *)data + done, bytes, &some));
+        done += some;
+    } while (done < bytes);
+    return LT_OK;
+}
