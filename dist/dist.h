@@ -40,15 +40,15 @@ static inline double lt_group_timeout(const lt_group_config *config)
  * for no other. config may be NULL. New, n of them. */
 LT_MUST lt_status lt_local_open(int n, const lt_group_config *config, lt_group **group);
 /* Whether mpirun or srun has started this process as one of several, by its variables. */
-LT_API bool lt_cluster_is_here(void);
+LT_API bool lt_mpi_is_launched(void);
 /* LT_EENV unless the plugin is installed that such processes need. */
-LT_MUST lt_status lt_cluster_check(void);
+LT_MUST lt_status lt_mpi_check(void);
 /* The group of the processes that mpirun or srun has started, each a rank: all of them open it.
  * Those of a node work in shared memory; between nodes MPI carries the bytes, through the plugin
  * libluatrain-mpi.so: in the folder that the variable LUATRAIN_PLUGINS names, or where it was built
  * or installed. config may be NULL. New. LT_EENV without the plugin, or when it is of another
  * version. */
-LT_MUST lt_status lt_cluster_open(const lt_group_config *config, lt_group **group);
+LT_MUST lt_status lt_mpi_open(const lt_group_config *config, lt_group **group);
 /* This rank wants nothing more: LT_OK when the others have left too, those that are processes of
  * this node. Who still wants something of this rank fails, which then is the status here. */
 LT_MUST lt_status lt_group_leave(lt_group *group);

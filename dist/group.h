@@ -3,7 +3,7 @@
 #define LT_DIST_GROUP_H
 
 #include "dist/dist.h"
-#include "dist/wire.h"
+#include "dist/net.h"
 
 /* What a transport must supply. All calls come from one thread at a time, but fail, failure, at
  * and speaks, which may come from any, and allreduce_aside, which comes from one at a time while
@@ -47,9 +47,9 @@ LT_MUST lt_status lt__group_add_as_tree(lt_group *group);
  * is no need, or no such memory. The loan may outlive the group. */
 bool lt__group_lend(lt_group *group, size_t bytes, lt_loan *loan);
 
-/* The group of the processes at a wire, which is taken, also on failure. New. */
-lt_status lt__cluster_over(const lt_wire *wire, const lt_group_config *config, lt_group **group);
-/* The wire of the MPI plugin. LT_EENV when it is not there or not ours. */
-lt_status lt__wire_open(lt_wire *wire);
+/* The group of the processes at a network, which is taken, also on failure. New. */
+lt_status lt__mpi_open_over(const lt_net *net, const lt_group_config *config, lt_group **group);
+/* The network of the MPI plugin. LT_EENV when it is not there or not ours. */
+lt_status lt__net_open(lt_net *net);
 
 #endif

@@ -68,7 +68,7 @@ typedef struct offer { /* of the first rank on a machine to the others there */
 /* The process ids of all on this machine, if all can map the first one's control block; else zeros. */
 static lt_status offer_control(lt_nodes *nodes, lt_ring *ring, lt_mappings *mappings)
 {
-    const lt_wire *w = ring->wire;
+    const lt_net *w = ring->net;
     size_t bytes = (size_t)w->n_node * sizeof *nodes->pid;
     offer mine = {.pid = getpid()};
     LT_TRY(make_control(nodes, w->n_node, mappings));
@@ -91,7 +91,7 @@ static lt_status offer_control(lt_nodes *nodes, lt_ring *ring, lt_mappings *mapp
 
 static lt_status accept_control(lt_nodes *nodes, lt_ring *ring, lt_mappings *mappings)
 {
-    const lt_wire *w = ring->wire;
+    const lt_net *w = ring->net;
     offer o;
     LT_TRY(lt__ring_receive(ring, w->node[0], &o, sizeof o));
     void *window = lt__mapping_find(mappings, o.pid, o.handle);
@@ -105,7 +105,7 @@ static lt_status accept_control(lt_nodes *nodes, lt_ring *ring, lt_mappings *map
 
 lt_status lt__nodes_share_memory(lt_nodes *nodes, lt_ring *ring, lt_mappings *mappings)
 {
-    const lt_wire *w = ring->wire;
+    const lt_net *w = ring->net;
     LT_TRY(allocate(nodes, w->size));
     LT_TRY(w->node[0] == w->rank ? offer_control(nodes, ring, mappings)
                                  : accept_control(nodes, ring, mappings));
@@ -124,7 +124,7 @@ lt_status lt__nodes_share_memory(lt_nodes *nodes, lt_ring *ring, lt_mappings *ma
 /* Rank 0 asks all and tells all. */
 lt_status lt__nodes_find(lt_nodes *nodes, lt_ring *ring)
 {
-    int rank = ring->wire->rank, size = ring->wire->size;
+    int rank = ring->net->rank, size = ring->net->size;
     size_t bytes = (size_t)size * sizeof *nodes->first_of;
     nodes->first_of[rank] = nodes->rank_of[0];
     for (int r = 1; r < size && rank == 0; r++)

@@ -17,9 +17,9 @@ static int started(void)
     return most;
 }
 
-bool lt_cluster_is_here(void) { return started() > 1; }
+bool lt_mpi_is_launched(void) { return started() > 1; }
 
-static lt_status find(char file[LT_PLUGIN_PATH])
+static lt_status find_plugin(char file[LT_PLUGIN_PATH])
 {
     if (lt__plugin_find("mpi", file))
         return LT_OK;
@@ -27,22 +27,22 @@ static lt_status find(char file[LT_PLUGIN_PATH])
                    "processes; build it where there is mpicc");
 }
 
-lt_status lt_cluster_check(void)
+lt_status lt_mpi_check(void)
 {
     char file[LT_PLUGIN_PATH];
-    return find(file);
+    return find_plugin(file);
 }
 
-lt_status lt__wire_open(lt_wire *wire)
+lt_status lt__net_open(lt_net *net)
 {
     char file[LT_PLUGIN_PATH], text[256];
-    lt_wire_open_fn open_wire;
-    LT_TRY(find(file));
-    LT_TRY(lt__plugin_open(file, "lt_wire_open", &open_wire));
-    if (open_wire(LT_VERSION, wire, text, sizeof text) != 0)
+    lt_net_open_fn open_wire;
+    LT_TRY(find_plugin(file));
+    LT_TRY(lt__plugin_open(file, "lt_net_open", &open_wire));
+    if (open_wire(LT_VERSION, net, text, sizeof text) != 0)
         return lt_fail(LT_EENV, "%s", text);
-    if (wire->size != started())
+    if (net->size != started())
         return lt_fail(LT_EENV, "%d processes were started, but %s sees %d; srun wants --mpi=pmix",
-                       started(), wire->name, wire->size);
+                       started(), net->name, net->size);
     return LT_OK;
 }

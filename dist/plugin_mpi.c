@@ -1,5 +1,5 @@
-/* plugin_mpi.c - libluatrain-mpi.so: a wire of MPI. It calls nothing of luatrain: what it knows of
- * it is wire.h.
+/* plugin_mpi.c - libluatrain-mpi.so: a network of MPI. It calls nothing of luatrain: what it knows of
+ * it is net.h.
  *
  * A lock lets one thread at a time into MPI, so MPI_THREAD_SERIALIZED will do. A program that has
  * initialised MPI itself also ends it.
@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "core/core.h"
-#include "dist/wire.h"
+#include "dist/net.h"
 
 _Static_assert(sizeof(MPI_Request) <= sizeof(lt_request), "a request of MPI fits");
 
@@ -106,7 +106,7 @@ static void name_library(char *name, size_t bytes)
 }
 
 /* The ranks that are on this one's machine. */
-static int find_node(mpi *m, lt_wire *w)
+static int find_node(mpi *m, lt_net *w)
 {
     MPI_Comm here;
     MPI_Group group_here, group_world;
@@ -138,7 +138,7 @@ static int fail(char *text, size_t bytes, const char *why)
     return -1;
 }
 
-LT_API int lt_wire_open(const char *version, lt_wire *wire, char *text, size_t bytes)
+LT_API int lt_net_open(const char *version, lt_net *net, char *text, size_t bytes)
 {
     int is_up = 0, granted = MPI_THREAD_SINGLE;
     if (strcmp(version, LT_VERSION) != 0) {
@@ -162,10 +162,10 @@ LT_API int lt_wire_open(const char *version, lt_wire *wire, char *text, size_t b
     if (MPI_Comm_dup(MPI_COMM_WORLD, &m->world) != MPI_SUCCESS)
         return fail(text, bytes, "MPI gives no communicator");
     MPI_Comm_set_errhandler(m->world, MPI_ERRORS_RETURN);
-    *wire = (lt_wire){.self = m, .send = start_send, .receive = start_receive, .test = test,
+    *net = (lt_net){.self = m, .send = start_send, .receive = start_receive, .test = test,
                       .sum = sum, .close = end};
-    MPI_Comm_rank(m->world, &wire->rank);
-    MPI_Comm_size(m->world, &wire->size);
-    name_library(wire->name, sizeof wire->name);
-    return find_node(m, wire) ? 0 : fail(text, bytes, "MPI does not tell who shares this machine");
+    MPI_Comm_rank(m->world, &net->rank);
+    MPI_Comm_size(m->world, &net->size);
+    name_library(net->name, sizeof net->name);
+    return find_node(m, net) ? 0 : fail(text, bytes, "MPI does not tell who shares this machine");
 }

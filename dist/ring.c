@@ -74,7 +74,7 @@ static lt_status back_off(lt_ring *r, backoff *p, int rank, const char *what)
 lt_status lt__ring_fail_peer(const lt_ring *r, int rank, const char *what)
 {
     return lt_fail(LT_EPEER, "rank %d is gone, while rank %d waits for it in %s%s", rank,
-                   r->wire->rank, what, lt__ring_last_seen(r, rank));
+                   r->net->rank, what, lt__ring_last_seen(r, rank));
 }
 
 /* Why it is lost may be known. */
@@ -170,7 +170,7 @@ static int begin_in(const lt_ring *r, const flow *f, window *w)
 {
     int64_t i = w->begun++;
     size_t bytes = (size_t)(piece_at(f, i, true).count * wire_bytes(f));
-    return r->wire->receive(r->wire->self, f->from, f->channel, slot_of(w, i), bytes,
+    return r->net->receive(r->net->self, f->from, f->channel, slot_of(w, i), bytes,
                             &w->request[i % DEPTH]);
 }
 
@@ -183,7 +183,7 @@ static int begin_out(lt_ring *r, const flow *f, window *w)
     if (!f->in_place)
         convert(from, f->wire, place(f, p), f->dtype, p.count);
     r->bytes += bytes;
-    return r->wire->send(r->wire->self, f->to, f->channel, from, bytes, &w->request[i % DEPTH]);
+    return r->net->send(r->net->self, f->to, f->channel, from, bytes, &w->request[i % DEPTH]);
 }
 
 /* 1: the first one under way is done. */
@@ -191,7 +191,7 @@ static int look_at_first(const lt_ring *r, window *w)
 {
     if (w->done == w->begun)
         return 0;
-    return r->wire->test(r->wire->self, &w->request[w->done % DEPTH]);
+    return r->net->test(r->net->self, &w->request[w->done % DEPTH]);
 }
 
 /* Whether what comes as chunk i may be written: what lies there, and was to go out, has gone. */
@@ -228,7 +228,7 @@ static lt_status run(lt_ring *r, const flow *f)
         else
             LT_TRY(back_off(r, &p, in.done < f->in ? f->from : f->to, f->what));
     }
-    r->missing = r->wire->rank;
+    r->missing = r->net->rank;
     return LT_OK;
 }
 
@@ -258,7 +258,7 @@ lt_status lt__ring_match(lt_ring *r, const lt_coll_sig *sig)
     LT_TRY(run(r, &f));
     memcpy(r->before, pair[1].seen, sizeof r->before);
     return lt__coll_sigs_match(&pair[1].wish, sig)
-               ? LT_OK : lt__coll_sigs_fail(&pair[1].wish, before, sig, r->wire->rank);
+               ? LT_OK : lt__coll_sigs_fail(&pair[1].wish, before, sig, r->net->rank);
 }
 
 /* One chunk to a member and one from it, added. */
@@ -344,8 +344,8 @@ lt_status lt__ring_broadcast(lt_ring *r, const char *what, void *data, size_t by
 lt_status lt__ring_send(lt_ring *r, int to, const void *data, size_t bytes)
 {
     uint64_t size = bytes;
-    flow head = plain_flow("a receive", LT_WIRE_LETTERS, &size, sizeof size);
-    flow body = plain_flow("a receive", LT_WIRE_LETTERS, (void *)data, bytes); /* only read */
+    flow head = plain_flow("a receive", LT_NET_CONTROL, &size, sizeof size);
+    flow body = plain_flow("a receive", LT_NET_CONTROL, (void *)data, bytes); /* only read */
     head.to = body.to = to;
     head.out = head.per_part;
     body.out = body.per_part;
@@ -356,14 +356,14 @@ lt_status lt__ring_send(lt_ring *r, int to, const void *data, size_t bytes)
 lt_status lt__ring_receive(lt_ring *r, int from, void *data, size_t bytes)
 {
     uint64_t size = 0;
-    flow head = plain_flow("a send", LT_WIRE_LETTERS, &size, sizeof size);
-    flow body = plain_flow("a send", LT_WIRE_LETTERS, data, bytes);
+    flow head = plain_flow("a send", LT_NET_CONTROL, &size, sizeof size);
+    flow body = plain_flow("a send", LT_NET_CONTROL, data, bytes);
     head.from = body.from = from;
     head.in = head.per_part;
     body.in = body.per_part;
     LT_TRY(run(r, &head));
     if (size != bytes)
         return lt_fail(LT_EDESYNC, "the ranks disagree: rank %d sends %llu bytes, rank %d wants "
-                       "%zu", from, (unsigned long long)size, r->wire->rank, bytes);
+                       "%zu", from, (unsigned long long)size, r->net->rank, bytes);
     return run(r, &body);
 }

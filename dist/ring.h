@@ -13,11 +13,11 @@
 #ifndef LT_DIST_RING_H
 #define LT_DIST_RING_H
 
-#include "dist/wire.h"
+#include "dist/net.h"
 #include "dist/coll_sig.h"
 
 typedef struct lt_ring { /* one member's view */
-    const lt_wire *wire;
+    const lt_net *net;
     const int *rank;     /* of each member, ascending. Borrowed */
     int index, size;     /* this member, and how many there are */
     int channel;         /* of the wire, for collectives */

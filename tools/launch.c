@@ -345,9 +345,9 @@ lt_status launch(const settings *s, const char *program, char *const *words, int
     if (s->ranks > 0)
         return lt_fail(LT_EUSAGE, "--ranks is for ranks in one process, launch -n for ranks that "
                        "are processes");
-    if (lt_cluster_is_here())
+    if (lt_mpi_is_launched())
         return lt_fail(LT_EUSAGE, "launch starts processes, but mpirun or srun has already");
-    LT_TRY(lt_cluster_check());
+    LT_TRY(lt_mpi_check());
     LT_TRY(leave_word(s));
     const char **command = make_command(s, program, words, number);
     if (!command)

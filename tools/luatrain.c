@@ -210,7 +210,7 @@ static lt_status run_in(const settings *s, lt_ctx *ctx, lt_group *group)
     }
     if (status == LT_OK)
         status = run_command(s, ctx, L);
-    if (status == LT_ESTOPPED && s->in_cluster)
+    if (status == LT_ESTOPPED && s->under_mpi)
         signal(SIGUSR1, SIG_IGN); /* another rank was told first; mpirun is yet to tell this one */
     if (status == LT_OK)
         status = lt_synchronize(ctx); /* the last step may have been none */
@@ -235,7 +235,7 @@ static lt_status run(void *ud, lt_group *group)
         lt_ctx_free(ctx);
         return lt_errcode();
     }
-    bool is_first_here = who.rank == 0 || s->in_cluster;
+    bool is_first_here = who.rank == 0 || s->under_mpi;
     if (is_first_here) {
         signalled = ctx;
         handle_signals(stop);
@@ -305,7 +305,7 @@ static lt_status run_process(void *ud, lt_group *group)
     return run(s, group);
 }
 
-static lt_status run_in_cluster(settings *s)
+static lt_status run_under_mpi(settings *s)
 {
     lt_group *group;
     watchdog dog;
@@ -315,21 +315,21 @@ static lt_status run_in_cluster(settings *s)
     LT_TRY(watchdog_start(&dog, lt_group_timeout(&s->group)));
     s->group.in_mpi = watchdog_see;
     s->group.ud = &dog;
-    s->in_cluster = true;
-    lt_status status = lt_cluster_open(&s->group, &group);
+    s->under_mpi = true;
+    lt_status status = lt_mpi_open(&s->group, &group);
     if (status == LT_OK)
-        status = run_ranks(&(ranks){.n = 1, .cluster = group, .run = run_process, .ud = s});
+        status = run_ranks(&(ranks){.n = 1, .mpi_group = group, .run = run_process, .ud = s});
     watchdog_stop(&dog);
     return status;
 }
 
 static lt_status run_all(settings *s)
 {
-    bool several = s->ranks > 1 || lt_cluster_is_here();
+    bool several = s->ranks > 1 || lt_mpi_is_launched();
     if (several && looks(s->argv[0]))
         return lt_fail(LT_EUSAGE, "%s looks at one rank, not at several", s->argv[0]);
-    if (lt_cluster_is_here())
-        return run_in_cluster(s);
+    if (lt_mpi_is_launched())
+        return run_under_mpi(s);
     int n = s->ranks > 0 ? s->ranks : 1, cpus = lt_cpu_count();
     warn_of_limit(s);
     LT_TRY(settle(s, n, cpus > n ? cpus / n : 1));

@@ -15,7 +15,7 @@ typedef struct settings {
     lt_dtype amp;             /* for loops that are no run; a run looks up the variable */
     int ranks;                /* 0: nobody has said */
     const char *trace;        /* a path; or NULL */
-    bool in_cluster;          /* this process is one rank of several */
+    bool under_mpi;          /* this process is one rank of several */
     lt_group_config group;
     lt_reducer_config reducer;
     bool launches;            /* ranks as processes, */

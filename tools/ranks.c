@@ -61,7 +61,7 @@ static void *run(void *ud)
     pthread_mutex_lock(&j->lock);
     if (j->failed == LT_OK)
         describe_failure(j, m->group);
-    if (j->ranks->cluster || lt_group_rank(m->group) == 0) {
+    if (j->ranks->mpi_group || lt_group_rank(m->group) == 0) {
         j->first = status;
         bool speaks = status != LT_OK && lt_group_rank(m->group) == 0;
         snprintf(j->first_text, sizeof j->first_text, "%s", speaks ? lt_errmsg() : "");
@@ -69,7 +69,7 @@ static void *run(void *ud)
     j->running--;
     pthread_cond_signal(&j->ended);
     pthread_mutex_unlock(&j->lock);
-    if (!j->ranks->cluster)
+    if (!j->ranks->mpi_group)
         lt_group_close(m->group);
     return NULL;
 }
@@ -91,7 +91,7 @@ static void block_signals(sigset_t *before)
  * others of the cluster are. */
 static void leave(const job *j)
 {
-    lt_group *cluster = j->ranks->cluster;
+    lt_group *cluster = j->ranks->mpi_group;
     if (!cluster || lt_group_is_reporter(cluster, GRACE))
         fprintf(stderr, "luatrain: %s\n", j->failed_text);
     if (j->running == 0)
@@ -116,11 +116,11 @@ static void wait_for_all(job *j)
     double deadline = 0;
     pthread_mutex_lock(&j->lock);
     while (j->running > 0) {
-        if (j->ranks->cluster && j->failed == LT_OK)
-            describe_failure(j, j->ranks->cluster);
+        if (j->ranks->mpi_group && j->failed == LT_OK)
+            describe_failure(j, j->ranks->mpi_group);
         if (j->failed != LT_OK && deadline == 0)
             deadline = clock_seconds() +
-                       (j->ranks->cluster && j->failed == LT_EPEER ? SHORT_GRACE : GRACE);
+                       (j->ranks->mpi_group && j->failed == LT_EPEER ? SHORT_GRACE : GRACE);
         if (deadline != 0 && clock_seconds() > deadline)
             leave(j);
         clock_wait(&j->ended, &j->lock, LOOK_NS);
@@ -151,7 +151,7 @@ static lt_status run_members(job *j, member *members, lt_group **groups)
         lt_fail(LT_ENOMEM, "the system has no thread left for rank %d", made);
     for (int i = made; i < n; i++) {
         lt_group_fail(groups[i]);
-        if (!j->ranks->cluster)
+        if (!j->ranks->mpi_group)
             lt_group_close(groups[i]);
         pthread_mutex_lock(&j->lock);
         j->running--;
@@ -160,13 +160,13 @@ static lt_status run_members(job *j, member *members, lt_group **groups)
     wait_for_all(j);
     for (int i = 0; i < made; i++)
         pthread_join(members[i].thread, NULL);
-    if (j->ranks->cluster && j->failed == LT_OK)
+    if (j->ranks->mpi_group && j->failed == LT_OK)
         say(j);
-    if (j->ranks->cluster && j->failed == LT_OK && lt_group_leave(j->ranks->cluster) != LT_OK)
-        describe_failure(j, j->ranks->cluster);
-    if (j->ranks->cluster && j->failed != LT_OK)
+    if (j->ranks->mpi_group && j->failed == LT_OK && lt_group_leave(j->ranks->mpi_group) != LT_OK)
+        describe_failure(j, j->ranks->mpi_group);
+    if (j->ranks->mpi_group && j->failed != LT_OK)
         leave(j);
-    lt_group_close(j->ranks->cluster);
+    lt_group_close(j->ranks->mpi_group);
     if (made == 0)
         return LT_ENOMEM;
     if (j->failed != LT_OK)
@@ -182,8 +182,8 @@ lt_status run_ranks(const ranks *r)
     lt_status status = LT_OK;
     if (!groups || !members)
         status = lt_fail(LT_ENOMEM, "out of memory for %d ranks", r->n);
-    else if (r->cluster)
-        groups[0] = r->cluster;
+    else if (r->mpi_group)
+        groups[0] = r->mpi_group;
     else
         status = lt_local_open(r->n, &r->group, groups);
     if (status == LT_OK)

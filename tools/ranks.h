@@ -8,7 +8,7 @@
 typedef struct ranks {
     int n;
     lt_group_config group;
-    lt_group *cluster;   /* of processes, taken; n is 1. NULL: ranks are threads */
+    lt_group *mpi_group;   /* of processes, taken; n is 1. NULL: ranks are threads */
     /* What a rank does, in a thread of its own. */
     lt_status (*run)(void *ud, lt_group *group);
     void *ud;

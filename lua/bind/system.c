@@ -293,7 +293,7 @@ static int trace(lua_State *L)
 static int terminal(lua_State *L)
 {
     struct winsize size;
-    if (!isatty(STDOUT_FILENO) || lt_cluster_is_here())
+    if (!isatty(STDOUT_FILENO) || lt_mpi_is_launched())
         return 0;
     bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
     lua_pushinteger(L, known ? size.ws_col : 80);

@@ -10,7 +10,7 @@
 
 #include "core/tensor.h"
 #include "dist/group.h"
-#include "tests/dist/fake_wire.h"
+#include "tests/dist/fake_net.h"
 #include "tests/lt_test.h"
 
 enum { MOST = 4 };
@@ -51,8 +51,8 @@ static inline void run_rank(const job *j, fake_hub *hub, int which, result *to)
         node[i] = j->nodes[i] - '0';
     if (j->before)
         j->before(which);
-    lt_wire wire = fake_wire_new(hub, which, size, node);
-    to->status = lt__cluster_over(&wire, &(lt_group_config){.timeout = j->timeout}, &r.group);
+    lt_net net = fake_net_new(hub, which, size, node);
+    to->status = lt__mpi_open_over(&net, &(lt_group_config){.timeout = j->timeout}, &r.group);
     if (to->status == LT_OK)
         to->status = j->body(&r);
     snprintf(to->text, sizeof to->text, "%s", to->status == LT_OK ? "" : lt_errmsg());

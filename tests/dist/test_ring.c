@@ -1,9 +1,9 @@
-/* test_ring.c - collectives over a wire: sums against a sum in f64, the same bits on all members,
+/* test_ring.c - collectives over a network: sums against a sum in f64, the same bits on all members,
  * those that want something else, do not come or are gone. */
 #include <pthread.h>
 
 #include "dist/ring.h"
-#include "tests/dist/fake_wire.h"
+#include "tests/dist/fake_net.h"
 #include "tests/dist/sums.h"
 #include "tests/lt_test.h"
 
@@ -11,9 +11,9 @@ enum { MOST = 7 };
 
 /* ==== Members ================================================================================= */
 
-typedef struct one { /* of the ring's members, which is also the wire's rank */
+typedef struct one { /* of the ring's members, which is also the network's rank */
     lt_ring ring;
-    lt_wire wire;
+    lt_net net;
     lt_status status;
     char text[256];
     void *ud;
@@ -42,9 +42,9 @@ static void on_members(int n, one *members, lt_status (*body)(one *m), void *ud,
     fake_hub *hub = fake_hub_new();
     for (int i = 0; i < n; i++) {
         one *m = &members[i];
-        *m = (one){.wire = fake_wire_new(hub, i, n, ranks), .body = body,
+        *m = (one){.net = fake_net_new(hub, i, n, ranks), .body = body,
                    .ud = (char *)ud + (size_t)i * ud_bytes};
-        m->ring = (lt_ring){.wire = &m->wire, .rank = ranks, .index = i, .size = n,
+        m->ring = (lt_ring){.net = &m->net, .rank = ranks, .index = i, .size = n,
                             .timeout = 30, .check = nothing_known};
         CHECK_OK(lt__ring_open(&m->ring));
     }
@@ -54,7 +54,7 @@ static void on_members(int n, one *members, lt_status (*body)(one *m), void *ud,
         pthread_join(members[i].thread, NULL);
     for (int i = 0; i < n; i++) {
         lt__ring_close(&members[i].ring);
-        members[i].wire.close(members[i].wire.self);
+        members[i].net.close(members[i].net.self);
     }
     fake_hub_free(hub);
 }
@@ -80,7 +80,7 @@ static void check_sum(int n, int64_t count, lt_dtype dtype, lt_dtype wire)
     for (int k = 0; k < n; k++) {
         char *data = malloc(bytes + 1), *half = malloc(bytes + 1);
         elements_of(k, count, dtype, data, x);
-        if (wire != dtype) { /* it holds what the wire can */
+        if (wire != dtype) { /* it holds what the network can */
             lt_convert(half, wire, data, dtype, (size_t)count);
             lt_convert(data, dtype, half, wire, (size_t)count);
         }
@@ -210,7 +210,7 @@ static lt_status one_does_not_come(one *m)
 
 static lt_status one_is_gone(one *m)
 {
-    fake *f = m->wire.self;
+    fake *f = m->net.self;
     if (m->ring.index == 1)
         atomic_store(&f->hub->gone[1], true);
     return m->ring.index == 1 ? LT_OK : add_up(m);

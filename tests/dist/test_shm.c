@@ -1,4 +1,4 @@
-/* test_shm.c - the control block of a communicator, where test_group.c and test_cluster.c cannot reach: a process
+/* test_shm.c - the control block of a communicator, where test_group.c and test_mpi_transport.c cannot reach: a process
  * that is killed while it writes to it. */
 #define _GNU_SOURCE
 #include <signal.h>

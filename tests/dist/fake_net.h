@@ -1,7 +1,7 @@
-/* fake_wire.h - a wire of pipes in memory that threads or forked processes share. Include it in one
+/* fake_net.h - a network of pipes in memory that threads or forked processes share. Include it in one
  * file of a test. */
-#ifndef LT_TESTS_FAKE_WIRE_H
-#define LT_TESTS_FAKE_WIRE_H
+#ifndef LT_TESTS_DIST_FAKE_NET_H
+#define LT_TESTS_DIST_FAKE_NET_H
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "dist/wire.h"
+#include "dist/net.h"
 
 enum { FAKE_MOST = 8, FAKE_CHANNELS = 4, FAKE_PIPE = 1 << 19 };
 
@@ -126,13 +126,13 @@ static inline void fake_close(void *self)
 }
 
 /* node_of[r]: the node of rank r. */
-static inline lt_wire fake_wire_new(fake_hub *hub, int rank, int size, const int *node_of)
+static inline lt_net fake_net_new(fake_hub *hub, int rank, int size, const int *node_of)
 {
     fake *f = calloc(1, sizeof *f);
     f->hub = hub;
     f->rank = rank;
     pthread_mutex_init(&f->lock, NULL);
-    lt_wire w = {.name = "a fake wire", .rank = rank, .size = size, .node = f->node, .self = f,
+    lt_net w = {.name = "a fake wire", .rank = rank, .size = size, .node = f->node, .self = f,
                  .send = fake_send, .receive = fake_receive, .test = fake_test,
                  .close = fake_close};
     for (int r = 0; r < size; r++)

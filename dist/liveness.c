@@ -1,4 +1,4 @@
-/* lifeline.c - see lifeline.h. Every member listens, connects to those before it and accepts those
+/* liveness.c - see liveness.h. Every member listens, connects to those before it and accepts those
  * after it. A machine may have several addresses, of which not all lead to it from everywhere, and
  * one may lead somewhere else: so all are tried at once, and who answers must know the mark.
  */
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "core/tensor.h"
-#include "dist/lifeline.h"
+#include "dist/liveness.h"
 
 enum { MOST_ADDRESSES = 16 };
 static const double OPEN_SECONDS = 2;
@@ -32,17 +32,17 @@ typedef struct hello { /* to the one that listens, which sends it back */
     uint64_t member;    /* that connects */
 } hello;
 
-typedef struct line {
+typedef struct connection {
     int fd;             /* -1: there is none */
-    _Atomic double cut; /* since when; 0: it is not */
-} line;
+    _Atomic double lost; /* since when; 0: it is not */
+} connection;
 
-struct lt_lifelines {
+struct lt_liveness {
     int n;
-    line line[];
+    connection connection[];
 };
 
-static void drop(line *l)
+static void drop(connection *l)
 {
     if (l->fd >= 0)
         close(l->fd);
@@ -89,39 +89,39 @@ static int milliseconds_until(double deadline)
     return left > 0 ? (int)(1e3 * left) + 1 : 0;
 }
 
-static bool comes(int fd, double deadline)
+static bool is_readable(int fd, double deadline)
 {
     struct pollfd one = {.fd = fd, .events = POLLIN};
     return poll(&one, 1, milliseconds_until(deadline)) > 0;
 }
 
-static bool takes(int fd, hello *h)
+static bool receive_hello(int fd, hello *h)
 {
     return recv(fd, h, sizeof *h, MSG_DONTWAIT) == sizeof *h;
 }
 
-static bool gives(int fd, const hello *h)
+static bool send_hello(int fd, const hello *h)
 {
     return send(fd, h, sizeof *h, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof *h;
 }
 
 /* Until all members after this one have come. */
-static void admit(lt_lifelines *lines, int own, int listener, uint64_t mark, double deadline)
+static void accept_all(lt_liveness *liveness, int own, int listener, uint64_t mark, double deadline)
 {
-    int missing = lines->n - 1 - own;
-    while (missing > 0 && comes(listener, deadline)) {
+    int missing = liveness->n - 1 - own;
+    while (missing > 0 && is_readable(listener, deadline)) {
         hello h;
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
         if (fd < 0)
             continue;
-        bool good = comes(fd, deadline) && takes(fd, &h) && h.mark == mark &&
-                    h.member > (uint64_t)own && h.member < (uint64_t)lines->n &&
-                    lines->line[h.member].fd < 0 && gives(fd, &h);
+        bool good = is_readable(fd, deadline) && receive_hello(fd, &h) && h.mark == mark &&
+                    h.member > (uint64_t)own && h.member < (uint64_t)liveness->n &&
+                    liveness->connection[h.member].fd < 0 && send_hello(fd, &h);
         if (!good) { /* a stranger */
             close(fd);
             continue;
         }
-        lines->line[h.member].fd = fd;
+        liveness->connection[h.member].fd = fd;
         missing--;
     }
 }
@@ -141,13 +141,13 @@ static int begin_to_connect(const struct sockaddr_in *to)
 
 /* Something has happened to an attempt: it is connected, has an answer, or has failed. Whether it
  * is the right one. */
-static bool go_on(struct pollfd *attempt, const hello *h)
+static bool advance(struct pollfd *attempt, const hello *h)
 {
     hello back;
-    bool answers = attempt->events == POLLIN && takes(attempt->fd, &back);
+    bool answers = attempt->events == POLLIN && receive_hello(attempt->fd, &back);
     if (answers && back.mark == h->mark)
         return true;
-    if (attempt->events == POLLIN || !gives(attempt->fd, h)) {
+    if (attempt->events == POLLIN || !send_hello(attempt->fd, h)) {
         close(attempt->fd);
         attempt->fd = -1;
     }
@@ -164,7 +164,7 @@ static int open_attempts(const struct pollfd *attempts, int n)
 }
 
 /* A connection to the one with this offer, or -1. */
-static int reach(const offer *o, int own, double deadline)
+static int connect_to(const offer *o, int own, double deadline)
 {
     struct pollfd attempts[MOST_ADDRESSES];
     hello h = {.mark = o->mark, .member = (uint64_t)own};
@@ -174,7 +174,7 @@ static int reach(const offer *o, int own, double deadline)
     while (found < 0 && open_attempts(attempts, o->n) > 0 &&
            poll(attempts, (nfds_t)o->n, milliseconds_until(deadline)) > 0)
         for (int i = 0; i < o->n && found < 0; i++)
-            if (attempts[i].fd >= 0 && attempts[i].revents && go_on(&attempts[i], &h))
+            if (attempts[i].fd >= 0 && attempts[i].revents && advance(&attempts[i], &h))
                 found = i;
     for (int i = 0; i < o->n; i++)
         if (i != found && attempts[i].fd >= 0)
@@ -188,72 +188,72 @@ static int reach(const offer *o, int own, double deadline)
 static int64_t place(int64_t n, int64_t a, int64_t b) { return a < b ? a * n + b : b * n + a; }
 
 /* Time may be over for one end of a line only: then it is none. */
-static lt_status drop_half_lines(lt_ring *ring, lt_lifelines *lines)
+static lt_status drop_half_connections(lt_ring *ring, lt_liveness *liveness)
 {
-    int64_t n = lines->n, own = ring->index;
+    int64_t n = liveness->n, own = ring->index;
     int64_t *ends = calloc((size_t)(n * n), sizeof *ends);
     lt_sum sum = {"the lines between nodes", ends, n * n, LT_I64, LT_I64, 1};
     if (!ends)
-        return lt_fail(LT_ENOMEM, "out of memory for %d nodes", lines->n);
+        return lt_fail(LT_ENOMEM, "out of memory for %d nodes", liveness->n);
     for (int64_t i = 0; i < n; i++)
-        ends[place(n, i, own)] = lines->line[i].fd >= 0;
+        ends[place(n, i, own)] = liveness->connection[i].fd >= 0;
     lt_status status = lt__ring_allreduce(ring, &sum);
     for (int64_t i = 0; i < n; i++)
         if (ends[place(n, i, own)] < 2)
-            drop(&lines->line[i]);
+            drop(&liveness->connection[i]);
     free(ends);
     return status;
 }
 
-static lt_status open_all(lt_ring *ring, lt_lifelines *lines, offer *offers, int *listener)
+static lt_status open_all(lt_ring *ring, lt_liveness *liveness, offer *offers, int *listener)
 {
     int own = ring->index;
     *listener = begin_to_listen(&offers[own]);
-    for (int i = 0; i < lines->n; i++)
+    for (int i = 0; i < liveness->n; i++)
         LT_TRY(lt__ring_broadcast(ring, "where the nodes are", &offers[i], sizeof *offers, i));
     double deadline = lt__seconds() + fmin(OPEN_SECONDS, ring->timeout / 2);
     for (int i = 0; i < own; i++)
-        lines->line[i].fd = reach(&offers[i], own, deadline);
+        liveness->connection[i].fd = connect_to(&offers[i], own, deadline);
     if (offers[own].n > 0)
-        admit(lines, own, *listener, offers[own].mark, deadline);
-    return drop_half_lines(ring, lines);
+        accept_all(liveness, own, *listener, offers[own].mark, deadline);
+    return drop_half_connections(ring, liveness);
 }
 
-lt_status lt__lifelines_open(lt_ring *ring, lt_lifelines **to)
+lt_status lt__liveness_open(lt_ring *ring, lt_liveness **to)
 {
     size_t n = (size_t)ring->size;
     int listener = -1;
-    lt_lifelines *lines = calloc(1, sizeof *lines + n * sizeof *lines->line);
+    lt_liveness *liveness = calloc(1, sizeof *liveness + n * sizeof *liveness->connection);
     offer *offers = calloc(n, sizeof *offers);
     lt_status status = LT_OK;
-    if (!lines || !offers) {
-        free(lines);
+    if (!liveness || !offers) {
+        free(liveness);
         free(offers);
         return lt_fail(LT_ENOMEM, "out of memory for %d nodes", ring->size);
     }
-    lines->n = ring->size;
+    liveness->n = ring->size;
     for (size_t i = 0; i < n; i++)
-        lines->line[i].fd = -1;
-    status = open_all(ring, lines, offers, &listener);
+        liveness->connection[i].fd = -1;
+    status = open_all(ring, liveness, offers, &listener);
     if (listener >= 0)
         close(listener);
     free(offers);
-    *to = lines;
+    *to = liveness;
     return status;
 }
 
-void lt__lifelines_close(lt_lifelines *lines)
+void lt__liveness_close(lt_liveness *liveness)
 {
-    for (int i = 0; lines && i < lines->n; i++)
-        drop(&lines->line[i]);
-    free(lines);
+    for (int i = 0; liveness && i < liveness->n; i++)
+        drop(&liveness->connection[i]);
+    free(liveness);
 }
 
-void lt__lifelines_part(lt_lifelines *lines)
+void lt__liveness_leave(lt_liveness *liveness)
 {
-    for (int i = 0; i < lines->n; i++)
-        if (lines->line[i].fd >= 0) {
-            ssize_t sent = send(lines->line[i].fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+    for (int i = 0; i < liveness->n; i++)
+        if (liveness->connection[i].fd >= 0) {
+            ssize_t sent = send(liveness->connection[i].fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
             (void)sent; /* the other is not there to miss us */
         }
 }
@@ -266,16 +266,16 @@ static bool has_ended(int fd)
     return n == 0 || (n < 0 && errno == ECONNRESET);
 }
 
-bool lt__lifeline_is_cut(lt_lifelines *lines, int member, double seconds)
+bool lt__liveness_is_lost(lt_liveness *liveness, int member, double seconds)
 {
-    line *l = &lines->line[member];
-    if (l->fd >= 0 && atomic_load(&l->cut) == 0 && has_ended(l->fd))
-        atomic_store(&l->cut, lt__seconds());
-    double when = atomic_load(&l->cut);
+    connection *l = &liveness->connection[member];
+    if (l->fd >= 0 && atomic_load(&l->lost) == 0 && has_ended(l->fd))
+        atomic_store(&l->lost, lt__seconds());
+    double when = atomic_load(&l->lost);
     return when != 0 && lt__seconds() >= when + seconds;
 }
 
-bool lt__lifeline_holds(lt_lifelines *lines, int member)
+bool lt__liveness_is_connected(lt_liveness *liveness, int member)
 {
-    return lines->line[member].fd >= 0 && !lt__lifeline_is_cut(lines, member, 0);
+    return liveness->connection[member].fd >= 0 && !lt__liveness_is_lost(liveness, member, 0);
 }

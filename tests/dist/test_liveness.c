@@ -1,4 +1,4 @@
-/* test_lifeline.c - lifelines among strangers: who comes first and says nothing or something else,
+/* test_liveness.c - connections among strangers: who comes first and says nothing or something else,
  * and which end of a member is one without a word. */
 #include <arpa/inet.h>
 #include <pthread.h>
@@ -6,16 +6,16 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "dist/lifeline.h"
-#include "tests/dist/fake_wire.h"
+#include "dist/liveness.h"
+#include "tests/dist/fake_net.h"
 #include "tests/lt_test.h"
 
 enum { MEMBERS = 3, MOST_FDS = 256, KINDS = 4 };
 
-typedef struct one { /* of the members, which is also the wire's rank */
+typedef struct one { /* of the members, which is also the network's rank */
     lt_ring ring;
-    lt_wire wire;
-    lt_lifelines *lines;
+    lt_net net;
+    lt_liveness *liveness;
     lt_status status;
     pthread_t thread;
 } one;
@@ -43,7 +43,7 @@ static int test_late(void *self, lt_request *r)
 static void *open_lines(void *ud)
 {
     one *m = ud;
-    m->status = lt__lifelines_open(&m->ring, &m->lines);
+    m->status = lt__liveness_open(&m->ring, &m->liveness);
     return NULL;
 }
 
@@ -81,9 +81,9 @@ static void open_among_strangers(int stranger[MEMBERS * KINDS])
     fake_hub *hub = fake_hub_new();
     for (int i = 0; i < MEMBERS; i++) {
         one *m = &members[i];
-        m->wire = fake_wire_new(hub, i, MEMBERS, ranks);
-        m->wire.test = test_late;
-        m->ring = (lt_ring){.wire = &m->wire, .rank = ranks, .index = i, .size = MEMBERS,
+        m->net = fake_net_new(hub, i, MEMBERS, ranks);
+        m->net.test = test_late;
+        m->ring = (lt_ring){.net = &m->net, .rank = ranks, .index = i, .size = MEMBERS,
                             .timeout = 30, .check = nothing_known};
         CHECK_OK(lt__ring_open(&m->ring));
         pthread_create(&m->thread, NULL, open_lines, m);
@@ -96,7 +96,7 @@ static void open_among_strangers(int stranger[MEMBERS * KINDS])
     for (int i = 0; i < MEMBERS; i++) {
         pthread_join(members[i].thread, NULL);
         lt__ring_close(&members[i].ring);
-        members[i].wire.close(members[i].wire.self);
+        members[i].net.close(members[i].net.self);
     }
     fake_hub_free(hub);
 }
@@ -105,7 +105,7 @@ static void open_among_strangers(int stranger[MEMBERS * KINDS])
 static bool is_cut(int from, int to)
 {
     for (int i = 0; i < 200; i++) {
-        if (lt__lifeline_is_cut(members[from].lines, to, 0))
+        if (lt__liveness_is_lost(members[from].liveness, to, 0))
             return true;
         pause_ms(1);
     }
@@ -119,15 +119,15 @@ TEST(strangers_keep_nobody_from_a_line)
     for (int i = 0; i < MEMBERS; i++) {
         CHECK_OK(members[i].status);
         for (int k = 0; k < MEMBERS; k++)
-            CHECK_EQ(lt__lifeline_holds(members[i].lines, k), k != i);
+            CHECK_EQ(lt__liveness_is_connected(members[i].liveness, k), k != i);
     }
-    lt__lifelines_part(members[1].lines);
-    lt__lifelines_close(members[1].lines);
-    CHECK(!is_cut(0, 1) && lt__lifeline_holds(members[0].lines, 1));
-    lt__lifelines_close(members[2].lines);
-    CHECK(is_cut(0, 2) && !lt__lifeline_holds(members[0].lines, 2));
-    CHECK(!lt__lifeline_is_cut(members[0].lines, 2, 10));
-    lt__lifelines_close(members[0].lines);
+    lt__liveness_leave(members[1].liveness);
+    lt__liveness_close(members[1].liveness);
+    CHECK(!is_cut(0, 1) && lt__liveness_is_connected(members[0].liveness, 1));
+    lt__liveness_close(members[2].liveness);
+    CHECK(is_cut(0, 2) && !lt__liveness_is_connected(members[0].liveness, 2));
+    CHECK(!lt__liveness_is_lost(members[0].liveness, 2, 10));
+    lt__liveness_close(members[0].liveness);
     for (int i = 0; i < MEMBERS * KINDS; i++)
         close(stranger[i]);
 }

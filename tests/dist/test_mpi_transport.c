@@ -1,4 +1,4 @@
-/* test_cluster.c - ranks that are processes, on one node and on several that a fake wire joins:
+/* test_mpi_transport.c - ranks that are processes, on one node and on several that a fake wire joins:
  * sums against a sum in f64, the same bits on all ranks, ranks that disagree, fail, leave, do not
  * come or are killed. */
 #define _GNU_SOURCE
@@ -413,7 +413,7 @@ static lt_status last_one_is_killed(rank *r)
     return status;
 }
 
-/* MPI over TCP does not tell who is gone: then the lifelines do. */
+/* MPI over TCP does not tell who is gone: then the connections do. */
 TEST(one_that_is_killed_is_noticed_soon)
 {
     static const char *const nodes[] = {"00", "01", "000", "001", "011", "012"};
@@ -556,7 +556,7 @@ static void hide(int which)
     }
 }
 
-/* It has no network, over which a lifeline could be. */
+/* It has no network, over which a connection could be. */
 static void cut_off(int which)
 {
     if (which == 2 && unshare(CLONE_NEWNET) != 0)

@@ -1,0 +1,527 @@
+/* mpi_transport.c - the transport of ranks that are processes. Those of a node are a communicator around a control block
+ * in shared memory; the first ranks of all nodes are a ring. A collective is done within each node,
+ * then between the nodes, then handed on within each node.
+ *
+ * A failure is on the control block of each node, whose first rank tells those of the others of it, and
+ * misses those that end without a word.
+ *
+ * Two threads may be in collectives at once, each in its channel: a communicator, a ring, a channel of a network.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/tensor.h"
+#include "dist/group.h"
+#include "dist/liveness.h"
+#include "dist/notices.h"
+#include "dist/nodes.h"
+#include "dist/ring.h"
+#include "dist/sum.h"
+
+enum { STAGING_BYTES = 256 << 10 }; /* stays in the cache */
+enum { POLL_NS = 2000 * 1000 }; /* between looks for who has left */
+enum { GRACE_SECONDS = 1 };             /* seconds more for those who wait for one that waits for others */
+/* Until one that has ended without a word is missed; one that waits for it is first, and says for
+ * what. */
+static const double LOST_SECONDS = 0.1, LIVENESS_SECONDS = 0.4;
+
+typedef struct mpi_transport {
+    lt_net net;
+    lt_mappings *mappings;
+    lt_shm shm, shm_side;   /* in either channel */
+    lt_ring ring, ring_side;
+    lt_nodes nodes;
+    int *pidfd;                 /* of each slot; -1: there are no pidfds here */
+    int cpus;
+    lt_notices *notices;              /* of the other nodes, for the first rank; else NULL */
+    lt_liveness *liveness;        /* to these */
+    lt_group_config config;
+    pthread_mutex_t lock;       /* guards what follows */
+    char before[LT_SEEN_BYTES]; /* of the node before this one: see lt__ring_last_seen() */
+} mpi_transport;
+
+/* ==== Failure ================================================================================= */
+
+static bool is_first(const mpi_transport *c) { return c->shm.rank == 0; }
+
+/* The ring asks while it waits for a rank of another node. */
+static lt_status check_peer(void *ud, const lt_ring *ring, int rank, const char *what)
+{
+    mpi_transport *c = ud;
+    if (c->shm.control) { /* not at the very beginning */
+        lt__notices_receive(c->notices);
+        lt__shm_check_liveness(&c->shm);
+        LT_TRY(lt__shm_check(&c->shm));
+    }
+    if (c->notices && lt__notices_has_left(c->notices, lt__node_of(&c->nodes, rank)))
+        return lt_fail(LT_EPEER, "rank %d has left, but rank %d waits for it in %s%s", rank,
+                       c->net.rank, what, lt__ring_last_seen(ring, rank));
+    if (c->liveness && lt__liveness_is_lost(c->liveness, lt__node_of(&c->nodes, rank), LOST_SECONDS))
+        return lt__ring_fail_peer(ring, rank, what);
+    return LT_OK;
+}
+
+static void report_gone(mpi_transport *c, int node)
+{
+    char text[32 + LT_SEEN_BYTES];
+    int rank = c->nodes.first[node];
+    bool is_before = node == (c->nodes.own + c->nodes.n - 1) % c->nodes.n;
+    pthread_mutex_lock(&c->lock);
+    snprintf(text, sizeof text, "rank %d is gone%s", rank, is_before ? c->before : "");
+    pthread_mutex_unlock(&c->lock);
+    lt__shm_fail(&c->shm, rank, LT_EPEER, text);
+}
+
+/* What nodes tell each other though nobody waits. But when one is lost, MPI over TCP may wait for
+ * mpirun, which is about to kill us and does not answer. */
+static void check_nodes(mpi_transport *c)
+{
+    bool cut = false;
+    for (int node = 0; c->liveness && node < c->nodes.n; node++) {
+        cut |= lt__liveness_is_lost(c->liveness, node, 0);
+        if (lt__liveness_is_lost(c->liveness, node, LIVENESS_SECONDS))
+            report_gone(c, node);
+    }
+    if (cut)
+        return;
+    lt__notices_receive(c->notices);
+    if (lt__shm_has_failed(&c->shm))
+        lt__notices_send(c->notices);
+}
+
+/* How something between nodes has ended: a failure is everybody's. */
+static lt_status share_failure(mpi_transport *c, const lt_ring *ring, lt_status status)
+{
+    if (status != LT_OK) {
+        lt__shm_fail(&c->shm, ring->missing, status, lt_errmsg());
+        lt__notices_send(c->notices);
+    }
+    return status;
+}
+
+/* How something within the node has ended. */
+static lt_status pass_failure(mpi_transport *c, lt_status status)
+{
+    if (status != LT_OK)
+        lt__notices_send(c->notices);
+    return status;
+}
+
+/* ==== Collectives ============================================================================= */
+
+/* Between the first ranks: all want the same. */
+static lt_status match(mpi_transport *c, lt_ring *ring, const lt_coll_sig *sig)
+{
+    ring->grace = GRACE_SECONDS;
+    lt__shm_last_seen(&c->shm, c->shm.rank, ring->seen);
+    LT_TRY(lt__ring_match(ring, sig));
+    pthread_mutex_lock(&c->lock);
+    memcpy(c->before, ring->before, sizeof c->before);
+    pthread_mutex_unlock(&c->lock);
+    return LT_OK;
+}
+
+static lt_status sum_between(mpi_transport *c, lt_ring *ring, const lt_sum *sum)
+{
+    lt_coll_sig sig = lt__coll_sig_of_sum(sum);
+    LT_TRY(match(c, ring, &sig));
+    return lt__ring_allreduce(ring, sum);
+}
+
+static lt_status sum_in(mpi_transport *c, lt_shm *shm, lt_ring *ring, const lt_sum *sum)
+{
+    shm->grace = 0;
+    LT_TRY(pass_failure(c, lt__shm_allreduce(shm, sum)));
+    if (c->nodes.n == 1)
+        return LT_OK;
+    if (is_first(c))
+        LT_TRY(share_failure(c, ring, sum_between(c, ring, sum)));
+    shm->grace = 2 * GRACE_SECONDS;
+    return pass_failure(c, lt__shm_broadcast(shm, sum->what, sum->data,
+                                      (size_t)sum->count * lt_dtype_bytes(sum->dtype), 0));
+}
+
+static lt_status allreduce(void *self, const lt_sum *sum)
+{
+    mpi_transport *c = self;
+    return sum_in(c, &c->shm, &c->ring, sum);
+}
+
+static lt_status allreduce_side(void *self, const lt_sum *sum, bool spin)
+{
+    mpi_transport *c = self;
+    c->shm_side.spin = c->ring_side.spin = spin;
+    return sum_in(c, &c->shm_side, &c->ring_side, sum);
+}
+
+static lt_status broadcast_between(mpi_transport *c, const lt_coll_sig *sig, void *data)
+{
+    LT_TRY(match(c, &c->ring, sig));
+    return lt__ring_broadcast(&c->ring, sig->what, data, (size_t)sig->count,
+                              lt__node_of(&c->nodes, sig->root));
+}
+
+static int slot_of(const mpi_transport *c, int rank)
+{
+    int seat = 0;
+    while (seat < c->shm.size && c->nodes.rank_of[seat] != rank)
+        seat++;
+    return seat;
+}
+
+/* Within the node of the root first; in the others last. */
+static lt_status broadcast(void *self, const char *what, void *data, size_t bytes, int root)
+{
+    mpi_transport *c = self;
+    bool is_here = c->nodes.first_of[root] == c->nodes.first_of[c->net.rank];
+    lt_coll_sig sig = lt__coll_sig(LT_COLL_BROADCAST, what, (int64_t)bytes);
+    sig.root = root;
+    c->shm.grace = 0;
+    LT_TRY(pass_failure(c, is_here ? lt__shm_broadcast(&c->shm, what, data, bytes, slot_of(c, root))
+                           : lt__shm_match(&c->shm, &sig)));
+    if (is_first(c) && c->nodes.n > 1)
+        LT_TRY(share_failure(c, &c->ring, broadcast_between(c, &sig, data)));
+    c->shm.grace = 2 * GRACE_SECONDS;
+    return is_here ? LT_OK : pass_failure(c, lt__shm_broadcast(&c->shm, what, data, bytes, 0));
+}
+
+static lt_status barrier_between(mpi_transport *c, const lt_coll_sig *sig)
+{
+    int64_t nothing = 0;
+    lt_sum sum = {sig->what, &nothing, 1, LT_I64, LT_I64, 1};
+    LT_TRY(match(c, &c->ring, sig));
+    return lt__ring_allreduce(&c->ring, &sum);
+}
+
+static lt_status barrier(void *self, const char *what)
+{
+    mpi_transport *c = self;
+    lt_coll_sig sig = lt__coll_sig(LT_COLL_BARRIER, what, 0);
+    c->shm.grace = 0;
+    LT_TRY(pass_failure(c, lt__shm_match(&c->shm, &sig)));
+    if (c->nodes.n == 1)
+        return LT_OK;
+    if (is_first(c))
+        LT_TRY(share_failure(c, &c->ring, barrier_between(c, &sig)));
+    c->shm.grace = 2 * GRACE_SECONDS;
+    return pass_failure(c, lt__shm_match(&c->shm, &sig));
+}
+
+static lt_status send(void *self, int to, const void *data, size_t bytes)
+{
+    mpi_transport *c = self;
+    int seat = slot_of(c, to);
+    if (seat < c->shm.size)
+        return pass_failure(c, lt__shm_send(&c->shm, seat, data, bytes));
+    return share_failure(c, &c->ring, lt__ring_send(&c->ring, to, data, bytes));
+}
+
+static lt_status receive(void *self, int from, void *data, size_t bytes)
+{
+    mpi_transport *c = self;
+    int seat = slot_of(c, from);
+    if (seat < c->shm.size)
+        return pass_failure(c, lt__shm_receive(&c->shm, seat, data, bytes));
+    return share_failure(c, &c->ring, lt__ring_receive(&c->ring, from, data, bytes));
+}
+
+static lt_status add_as_tree(void *self)
+{
+    mpi_transport *c = self;
+    int each = c->net.size / c->nodes.n;
+    for (int rank = 0; rank < c->net.size; rank++)
+        if (c->nodes.first_of[rank] != rank - rank % each)
+            return lt_fail(LT_EUSAGE, "vranks wants as many ranks on each machine, in a row, as "
+                           "with -H one:2,other:2");
+    c->ring.tree = c->ring_side.tree = true;
+    return LT_OK;
+}
+
+static lt_status mpi_allreduce(void *self, const float *from, float *to, size_t count)
+{
+    mpi_transport *c = self;
+    if (!c->net.sum)
+        return lt_fail(LT_EENV, "%s has no allreduce of its own", c->net.name);
+    if (c->net.sum(c->net.self, from, to, count) != 0)
+        return share_failure(c, &c->ring, lt_fail(LT_EPEER, "%s: its allreduce failed", c->net.name));
+    return LT_OK;
+}
+
+/* ==== The rest of a transport ================================================================= */
+
+static uint64_t bytes_so_far(const void *self)
+{
+    const mpi_transport *c = self;
+    return c->shm.bytes + c->ring.bytes + c->shm_side.bytes + c->ring_side.bytes;
+}
+
+static void fail(void *self, lt_status code, const char *text)
+{
+    mpi_transport *c = self;
+    lt__shm_fail(&c->shm, c->net.rank, code, text);
+}
+
+static bool failure(const void *self, int *rank, lt_status *code, char *text, size_t bytes)
+{
+    mpi_transport *c = (mpi_transport *)self; /* to look whether the others live changes nothing of it */
+    lt__shm_check_liveness(&c->shm);
+    check_nodes(c);
+    return lt__shm_failure(&c->shm, rank, code, text, bytes);
+}
+
+static void set_location(void *self, const char *where, int64_t step)
+{
+    lt__shm_set_location(&((mpi_transport *)self)->shm, where, step);
+}
+
+static void free_mapping(void *ud, void *data) { lt__mapping_free(ud, data); }
+
+static bool lend(void *self, size_t bytes, lt_loan *loan)
+{
+    mpi_transport *c = self;
+    void *data = c->shm.size > 1 ? lt__mapping_new(c->mappings, bytes) : NULL;
+    *loan = (lt_loan){data, free_mapping, c->mappings};
+    return data != NULL;
+}
+
+static bool is_reporter(void *self, double seconds)
+{
+    return lt__shm_is_reporter(&((mpi_transport *)self)->shm, seconds);
+}
+
+static void set_spin(void *self, bool spin)
+{
+    mpi_transport *c = self;
+    c->shm.spin = c->ring.spin = spin;
+}
+
+static int cpus(const void *self) { return ((const mpi_transport *)self)->cpus; }
+
+/* A slot would not do: ranks of a machine that share no memory are nodes of their own. */
+static int local_rank(const void *self)
+{
+    const lt_net *w = &((const mpi_transport *)self)->net;
+    int i = 0;
+    while (w->node[i] != w->rank)
+        i++;
+    return i;
+}
+
+/* ==== The end ================================================================================= */
+
+static void free_transport(mpi_transport *c)
+{
+    for (int seat = 0; c->pidfd && seat < c->shm.size; seat++)
+        if (c->pidfd[seat] >= 0)
+            close(c->pidfd[seat]);
+    lt__ring_close(&c->ring);
+    lt__ring_close(&c->ring_side);
+    if (c->shm.staging)
+        lt__mapping_free(c->mappings, c->shm.staging);
+    if (c->shm_side.staging)
+        lt__mapping_free(c->mappings, c->shm_side.staging);
+    lt__nodes_free(&c->nodes, c->mappings);
+    lt__mappings_free(c->mappings);
+    free(c->pidfd);
+    pthread_mutex_destroy(&c->lock);
+    lt__liveness_close(c->liveness);
+    lt__notices_free(c->notices);
+    free(c);
+}
+
+static void tell(const lt_group_config *config, const char *call)
+{
+    if (config->in_mpi)
+        config->in_mpi(config->ud, call);
+}
+
+static lt_status leave(void *self)
+{
+    mpi_transport *c = self;
+    lt__shm_leave(&c->shm);
+    while (!lt__shm_has_failed(&c->shm) && !lt__shm_has_left(&c->shm)) {
+        nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
+        lt__shm_check_liveness(&c->shm);
+        check_nodes(c);
+    }
+    return lt__shm_check(&c->shm);
+}
+
+/* After a failure requests may be open that point into all this, so it stays; and so does the network:
+ * all would have to come to its end, and mpirun may crash when it ends ranks that wait there. */
+static void close_transport(void *self)
+{
+    mpi_transport *c = self;
+    bool failed = leave(c) != LT_OK;
+    if (!lt__notices_finish(c->notices, c->shm.timeout) || failed)
+        return;
+    tell(&c->config, "MPI_Finalize");
+    c->net.close(c->net.self);
+    tell(&c->config, NULL);
+    free_transport(c);
+}
+
+static const lt_transport transport = {
+    .name = "cluster", .allreduce = allreduce, .allreduce_side = allreduce_side,
+    .broadcast = broadcast, .barrier = barrier, .send = send, .receive = receive,
+    .add_as_tree = add_as_tree, .bytes = bytes_so_far, .fail = fail, .failure = failure, .set_location = set_location,
+    .lend = lend, .mpi_allreduce = mpi_allreduce, .is_reporter = is_reporter, .set_spin = set_spin,
+    .cpus = cpus, .local_rank = local_rank, .leave = leave, .close = close_transport,
+};
+
+/* ==== The beginning =========================================================================== */
+
+static uint64_t handle_of(void *ud, const void *data)
+{
+    return lt__mapping_handle(((mpi_transport *)ud)->mappings, data);
+}
+
+static void *map_handle(void *ud, int seat, uint64_t name)
+{
+    mpi_transport *c = ud;
+    return lt__mapping_find(c->mappings, c->nodes.pid[seat], name);
+}
+
+static bool is_alive(void *ud, int seat)
+{
+    const mpi_transport *c = ud;
+    struct pollfd fd = {.fd = c->pidfd[seat], .events = POLLIN};
+    if (fd.fd >= 0)
+        return poll(&fd, 1, 0) <= 0; /* -1: a signal came */
+    return kill(c->nodes.pid[seat], 0) == 0 || errno != ESRCH;
+}
+
+static lt_status join_shm(mpi_transport *c)
+{
+    c->shm = (lt_shm){.control = c->nodes.control, .size = c->nodes.n_here, .rank_of = c->nodes.rank_of,
+                        .timeout = c->ring.timeout};
+    while (c->nodes.rank_of[c->shm.rank] != c->net.rank)
+        c->shm.rank++;
+    if (c->shm.size == 1) /* nobody else looks at its data */
+        return LT_OK;
+    c->shm.handle_of = handle_of;
+    c->shm.map = map_handle;
+    c->shm.is_alive = is_alive;
+    c->shm.ud = c;
+    c->shm.staging_bytes = STAGING_BYTES;
+    c->shm.staging = lt__mapping_new(c->mappings, STAGING_BYTES);
+    for (int seat = 0; seat < c->shm.size; seat++)
+        c->pidfd[seat] = (int)syscall(SYS_pidfd_open, c->nodes.pid[seat], 0);
+    return c->shm.staging ? LT_OK : LT_ENOMEM;
+}
+
+/* The first ranks of all nodes are a ring, and hear of each other. */
+static lt_status join_ring(mpi_transport *c)
+{
+    c->ring.rank = c->nodes.first;
+    c->ring.size = c->nodes.n;
+    c->ring.index = c->nodes.own;
+    if (!is_first(c) || c->nodes.n == 1)
+        return LT_OK;
+    LT_TRY(lt__liveness_open(&c->ring, &c->liveness));
+    c->notices = lt__notices_open(&c->net, &c->shm, c->nodes.first, c->nodes.n, c->nodes.own,
+                            c->liveness);
+    return c->notices ? LT_OK : lt_errcode();
+}
+
+/* A CPU that n ranks may use is the n-th part of one to each of them. */
+static lt_status count_cpus(mpi_transport *c)
+{
+    int64_t users[CPU_SETSIZE] = {0};
+    lt_sum sum = {"the CPUs", users, CPU_SETSIZE, LT_I64, LT_I64, 1};
+    cpu_set_t mine;
+    double all = 0;
+    if (sched_getaffinity(0, sizeof mine, &mine) != 0)
+        CPU_ZERO(&mine);
+    for (int i = 0; i < CPU_SETSIZE; i++)
+        users[i] = CPU_ISSET(i, &mine) != 0;
+    LT_TRY(lt__shm_allreduce(&c->shm, &sum));
+    for (int i = 0; i < CPU_SETSIZE; i++)
+        all += CPU_ISSET(i, &mine) ? 1.0 / (double)users[i] : 0;
+    c->cpus = (int)(all + 1e-6);
+    return LT_OK;
+}
+
+/* The first lane is complete. */
+static lt_status open_side(mpi_transport *c)
+{
+    c->shm_side = c->shm;
+    c->shm_side.channel = 1;
+    c->shm_side.collectives = 0;
+    if (c->shm.staging && !(c->shm_side.staging = lt__mapping_new(c->mappings, STAGING_BYTES)))
+        return LT_ENOMEM;
+    c->ring_side = c->ring;
+    c->ring_side.channel = LT_NET_SIDE;
+    c->ring_side.slots = NULL;
+    return c->notices ? lt__ring_open(&c->ring_side) : LT_OK;
+}
+
+static lt_status begin(mpi_transport *c)
+{
+    size_t size = (size_t)c->net.size;
+    if (c->net.n_node > LT_MOST_SHARES)
+        return lt_fail(LT_EUSAGE, "there can be 1 to %d ranks on a node, not %d", LT_MOST_SHARES,
+                       c->net.n_node);
+    c->ring = (lt_ring){.net = &c->net, .channel = LT_NET_DATA,
+                        .timeout = lt_group_timeout(&c->config), .check = check_peer, .ud = c};
+    LT_TRY(lt__ring_open(&c->ring));
+    c->pidfd = malloc(size * sizeof *c->pidfd);
+    c->mappings = lt__mappings_new();
+    if (!c->pidfd || !c->mappings)
+        return lt_fail(LT_ENOMEM, "out of memory for %d ranks", c->net.size);
+    memset(c->pidfd, -1, size * sizeof *c->pidfd);
+    LT_TRY(lt__nodes_share_memory(&c->nodes, &c->ring, c->mappings));
+    LT_TRY(join_shm(c));
+    LT_TRY(lt__nodes_find(&c->nodes, &c->ring));
+    LT_TRY(join_ring(c));
+    LT_TRY(open_side(c));
+    return count_cpus(c);
+}
+
+/* The beginning has failed. The first cause may be another rank that is further on. */
+static lt_status say_why(mpi_transport *c, lt_status status)
+{
+    char text[1024];
+    int rank;
+    if (!c->shm.control)
+        return status;
+    lt__shm_fail(&c->shm, c->net.rank, status, lt_errmsg());
+    lt__shm_failure(&c->shm, &rank, &status, text, sizeof text);
+    return lt_fail(status, "%s", text);
+}
+
+/* When the beginning fails nothing is given back, as at any other failure: see end(). */
+lt_status lt__mpi_open_over(const lt_net *net, const lt_group_config *config, lt_group **group)
+{
+    mpi_transport *c = calloc(1, sizeof *c);
+    if (!c)
+        return lt_fail(LT_ENOMEM, "out of memory for a group");
+    c->net = *net;
+    c->config = config ? *config : (lt_group_config){0};
+    pthread_mutex_init(&c->lock, NULL);
+    lt_status status = begin(c);
+    if (status != LT_OK)
+        return say_why(c, status);
+    *group = lt__group_new(&transport, c, net->rank, net->size, c->shm.timeout);
+    return *group ? LT_OK : LT_ENOMEM;
+}
+
+lt_status lt_mpi_open(const lt_group_config *config, lt_group **group)
+{
+    lt_net net;
+    lt_group_config given = config ? *config : (lt_group_config){0};
+    tell(&given, "MPI_Init");
+    lt_status status = lt__net_open(&net);
+    tell(&given, NULL);
+    return status == LT_OK ? lt__mpi_open_over(&net, &given, group) : status;
+}

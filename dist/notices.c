@@ -1,0 +1,149 @@
+/* notices.c - see notices.h. A receive for the last word of each other node is open from the start. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "core/tensor.h"
+#include "dist/notices.h"
+
+enum { LAST_SECONDS = 1 };              /* for the last words after a failure */
+static const double DELAY_SECONDS = 0.3; /* what was sent before a last word may come after it */
+
+typedef struct notice { /* travels as it is; status LT_OK: the node has left */
+    lt_status status;
+    int rank;
+    char text[1024];
+} notice;
+
+typedef struct peer { /* another node */
+    lt_request sending, receiving;
+    notice notice;                /* of the peer */
+    bool has_sent, has_received; /* the own word has gone, the peer's has come, */
+    double when;              /* at this time */
+} peer;
+
+struct lt_notices {
+    const lt_net *net;
+    lt_shm *shm;
+    const int *rank;
+    int n, node;
+    lt_liveness *liveness;
+    pthread_mutex_t lock;     /* guards what follows */
+    bool is_sent;
+    notice notice;                /* the own one, when it is said */
+    peer peer[];
+};
+
+lt_notices *lt__notices_open(const lt_net *net, lt_shm *shm, const int *rank, int n, int node,
+                       lt_liveness *liveness)
+{
+    lt_notices *notices = calloc(1, sizeof *notices + (size_t)n * sizeof *notices->peer);
+    if (!notices) {
+        lt_fail(LT_ENOMEM, "out of memory for %d nodes", n);
+        return NULL;
+    }
+    notices->net = net;
+    notices->shm = shm;
+    notices->rank = rank;
+    notices->n = n;
+    notices->node = node;
+    notices->liveness = liveness;
+    pthread_mutex_init(&notices->lock, NULL);
+    for (int i = 0; i < n; i++)
+        if (i != node && net->receive(net->self, rank[i], LT_NET_NOTICES, &notices->peer[i].notice,
+                                       sizeof(notice), &notices->peer[i].receiving) != 0) {
+            lt_fail(LT_EPEER, "rank %d is gone", rank[i]);
+            return NULL; /* other requests point into it, so it stays */
+        }
+    return notices;
+}
+
+void lt__notices_free(lt_notices *notices)
+{
+    if (!notices)
+        return;
+    pthread_mutex_destroy(&notices->lock);
+    free(notices);
+}
+
+static void send_notice(lt_notices *notices)
+{
+    const lt_net *w = notices->net;
+    notice *own = &notices->notice;
+    notices->is_sent = true;
+    lt__liveness_leave(notices->liveness);
+    lt__shm_failure(notices->shm, &own->rank, &own->status, own->text, sizeof own->text);
+    for (int i = 0; i < notices->n; i++)
+        if (i != notices->node && w->send(w->self, notices->rank[i], LT_NET_NOTICES, own, sizeof *own,
+                                       &notices->peer[i].sending) != 0)
+            notices->peer[i].has_sent = true; /* there is nobody to hear it */
+}
+
+void lt__notices_send(lt_notices *notices)
+{
+    if (!notices)
+        return;
+    pthread_mutex_lock(&notices->lock);
+    if (!notices->is_sent)
+        send_notice(notices);
+    pthread_mutex_unlock(&notices->lock);
+}
+
+static void receive_from(lt_notices *notices, peer *p)
+{
+    const lt_net *w = notices->net;
+    if (notices->is_sent && !p->has_sent)
+        p->has_sent = w->test(w->self, &p->sending) != 0;
+    if (p->has_received || w->test(w->self, &p->receiving) != 1)
+        return;
+    p->has_received = true;
+    p->when = lt__seconds();
+    if (p->notice.status != LT_OK)
+        lt__shm_fail(notices->shm, p->notice.rank, p->notice.status, p->notice.text);
+}
+
+void lt__notices_receive(lt_notices *notices)
+{
+    if (!notices)
+        return;
+    pthread_mutex_lock(&notices->lock);
+    for (int i = 0; i < notices->n; i++)
+        if (i != notices->node)
+            receive_from(notices, &notices->peer[i]);
+    pthread_mutex_unlock(&notices->lock);
+}
+
+bool lt__notices_has_left(lt_notices *notices, int node)
+{
+    if (!notices)
+        return false;
+    const peer *p = &notices->peer[node];
+    pthread_mutex_lock(&notices->lock);
+    bool has_left = p->has_received && lt__seconds() > p->when + DELAY_SECONDS;
+    pthread_mutex_unlock(&notices->lock);
+    return has_left;
+}
+
+bool lt__notices_finish(lt_notices *notices, double seconds)
+{
+    double begin = lt__seconds();
+    bool open = notices != NULL;
+    lt__notices_send(notices);
+    while (open) {
+        lt__notices_receive(notices);
+        bool failing = lt__shm_has_failed(notices->shm), all_live = !failing;
+        open = false;
+        for (int i = 0; i < notices->n; i++) {
+            const peer *p = &notices->peer[i];
+            if (i == notices->node || (p->has_sent && (failing || p->has_received)))
+                continue;
+            open = true;
+            all_live &= lt__liveness_is_connected(notices->liveness, i);
+        }
+        if (open && !all_live && lt__seconds() - begin > (failing ? LAST_SECONDS : seconds))
+            return false;
+        if (open)
+            nanosleep(&(struct timespec){.tv_nsec = 200 * 1000}, NULL);
+    }
+    return true;
+}
