@@ -14,7 +14,7 @@
 #include <pthread.h>
 
 #include "core/core.h"
-#include "core/peers.h"
+#include "core/device_comm.h"
 #include "core/simd.h"
 
 /* CUDA sources are C++, which has no such words; they only read these structs. */
@@ -83,7 +83,7 @@ typedef struct lt_device {
     void *(*alloc_host)(struct lt_device *device, size_t bytes);
     void (*free_host)(struct lt_device *device, void *p);
     /* Copies from such memory to the device's, behind the mark `after`, but beside all else that is
-     * in the stream and comes into it: that may use dst behind a call of follow(). *mark is behind
+     * in the stream and comes into it: that may use dst behind a call of stream_wait(). *mark is behind
      * the copy. Uploads come one after the other. From either thread. */
     lt_status (*upload)(struct lt_device *device, void *dst, const void *src, size_t bytes,
                         uint64_t after, uint64_t *mark);
@@ -91,8 +91,8 @@ typedef struct lt_device {
      * waited for nothing is put into the stream that writes to src. From either thread. */
     lt_status (*download)(struct lt_device *device, void *dst, const void *src, size_t bytes,
                           uint64_t after, uint64_t *mark);
-    lt_status (*follow)(struct lt_device *device, uint64_t mark);
-    const lt_peers_calls *peers;  /* sums with those of other ranks; NULL: never */
+    lt_status (*stream_wait)(struct lt_device *device, uint64_t mark);
+    const lt_device_comm_calls *comm_calls;  /* sums with those of other ranks; NULL: never */
     bool is_host; /* the CPU can read its addresses */
     int threads;                                                  /* of a CPU */
     lt_pool pool;                                                 /* under ctx->lock */

@@ -243,7 +243,7 @@ static lt_status send(const lt_batches *b, slot *s)
 static lt_status arrive(const lt_batches *b, slot *s)
 {
     lt_device *device = b->ctx->device;
-    return s->there_x ? device->follow(device, s->mark) : LT_OK;
+    return s->there_x ? device->stream_wait(device, s->mark) : LT_OK;
 }
 
 /* ==== Making ================================================================================== */

@@ -123,20 +123,20 @@ static lt_status sum_on_host(lt_reducer *r, part *b)
 typedef struct there {        /* a bucket that stays */
     lt_reducer *r;
     const char *what;
-    lt_peers_sum sum;
+    lt_device_sum sum;
 } there;
 
 /* Once over, with the numbers; the bucket itself stays as it was where there is an on_wire. */
 static lt_status carry_there(void *ud, lt_packet *p, int exponent)
 {
     const there *t = ud;
-    lt_peers *peers = t->r->reach.peers;
-    lt_peers_sum sum = t->sum;
+    lt_device_comm *comm = t->r->device_exchange.comm;
+    lt_device_sum sum = t->sum;
     sum.scale = ldexp(sum.scale, exponent);
-    memcpy(peers->tail, p->tail, sizeof p->tail);
-    lt_status begun = peers->calls->sum(peers, &sum);
-    LT_TRY(lt__reach_wait(&t->r->reach, t->r->group, t->what, begun, true));
-    memcpy(p->tail, peers->tail, sizeof p->tail);
+    memcpy(comm->tail, p->tail, sizeof p->tail);
+    lt_status begun = comm->calls->allreduce(comm, &sum);
+    LT_TRY(lt__device_exchange_wait(&t->r->device_exchange, t->r->group, t->what, begun, true));
+    memcpy(p->tail, comm->tail, sizeof p->tail);
     return LT_OK;
 }
 
@@ -145,14 +145,14 @@ static lt_status carry_there(void *ud, lt_packet *p, int exponent)
 static lt_status find_there(lt_reducer *r, const part *b, void *data, int64_t count, int zeros,
                             lt_grad_stats *stats)
 {
-    lt_reach *reach = &r->reach;
-    lt_peers *peers = reach->peers;
+    lt_device_exchange *exchange = &r->device_exchange;
+    lt_device_comm *comm = exchange->comm;
     bool finds = r->filter.is.look != NULL;
-    lt_status begun = peers->calls->look(peers, data, count, item_of(r, b, 0)->place.dtype,
-                                         reach->zeros, zeros, finds, b->plan->mark);
-    LT_TRY(lt__reach_wait(reach, r->group, b->what, begun, false));
+    lt_status begun = comm->calls->prepare(comm, data, count, item_of(r, b, 0)->place.dtype,
+                                         exchange->zeros, zeros, finds, b->plan->mark);
+    LT_TRY(lt__device_exchange_wait(exchange, r->group, b->what, begun, false));
     if (finds)
-        lt__grad_stats_add(stats, (lt_grad_stats){peers->largest, peers->not_finite});
+        lt__grad_stats_add(stats, (lt_grad_stats){comm->largest, comm->not_finite});
     return LT_OK;
 }
 
@@ -182,7 +182,7 @@ static lt_status look(lt_reducer *r, const part *b, lt_packet *packet)
         if (has(r, it))
             r->sent[packet->n++] = it->x;
         else
-            r->reach.zeros[n++] = (lt_piece){it->place.offset - first, it->x->count};
+            r->device_exchange.zeros[n++] = (lt_bucket_range){it->place.offset - first, it->x->count};
         all_decide &= !only_travels(r, it);
     }
     LT_TRY(find_there(r, b, b->place, packet->count, n, &all));
@@ -203,16 +203,16 @@ static lt_status sum_there(lt_reducer *r, part *b)
     b->began = lt__seconds();
     there t = {r, b->what, {.data = b->place, .count = packet.count, .dtype = packet.dtype,
                             .wire = wire, .scale = scale_of(r),
-                            .on_wire = wire == packet.dtype ? NULL : r->reach.on_wire,
+                            .on_wire = wire == packet.dtype ? NULL : r->device_exchange.on_wire,
                             .n_tail = filter->pack ? filter->tail : 0}};
     LT_TRY(filter->pack ? lt__filter_carry(filter, &packet, carry_there, &t)
                         : carry_there(&t, &packet, 0));
     if (!t.sum.on_wire)
         return LT_OK;
-    lt_peers *peers = r->reach.peers;
+    lt_device_comm *comm = r->device_exchange.comm;
     int exponent = packet.in_f16 ? packet.exponent : 0;
-    lt_status begun = peers->calls->land(peers, &t.sum, ldexp(1, -exponent));
-    return lt__reach_wait(&r->reach, r->group, b->what, begun, false);
+    lt_status begun = comm->calls->unpack(comm, &t.sum, ldexp(1, -exponent));
+    return lt__device_exchange_wait(&r->device_exchange, r->group, b->what, begun, false);
 }
 
 /* ==== Either ================================================================================== */
@@ -232,7 +232,7 @@ lt_status lt__bucket_reduce(lt_reducer *r, int index)
     LT_TRY(wait_until_there(r, plan));
     snprintf(b.what, sizeof b.what, "bucket %d", index);
     b.place = lt__member_data(item_of(r, &b, 0));
-    LT_TRY(r->reach.peers ? sum_there(r, &b) : sum_on_host(r, &b));
+    LT_TRY(r->device_exchange.comm ? sum_there(r, &b) : sum_on_host(r, &b));
     plan->times.bytes = (size_t)lt__plan_span(&r->plan, b.first, b.end) *
                         lt_dtype_bytes(item_of(r, &b, 0)->place.dtype);
     plan->times.began = b.began;

@@ -81,7 +81,7 @@ void lt_reducer_free(lt_reducer *r)
     lt_status status = lt_group_wait(r->group);
     (void)status; /* whoever wanted what failed knows */
     lt__record_free(&r->record);
-    lt__reach_free(&r->reach, ctx, r->group);
+    lt__device_exchange_free(&r->device_exchange, ctx, r->group);
     lt__staging_free(&r->staging);
     pthread_cond_destroy(&r->ready);
     pthread_mutex_destroy(&r->lock);
@@ -196,9 +196,9 @@ static lt_status compare_sums(const lt_reducer *r)
 lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
 {
     int before = r->plan.n_items, gone_through = r->shard + r->folded;
-    if (!r->reach.chosen)
+    if (!r->device_exchange.chosen)
         LT_TRY(compare_sums(r));
-    LT_TRY(lt__reach_choose(&r->reach, r->ctx, r->group, r->config.sums));
+    LT_TRY(lt__device_exchange_choose(&r->device_exchange, r->ctx, r->group, r->config.sums));
     for (int i = 0; i < n; i++) {
         if (lt__plan_find(&r->plan, params[i]))
             continue;
@@ -305,8 +305,8 @@ static uint64_t mark_now(const lt_reducer *r)
 /* Of the record that was written. */
 static lt_status start_sweep(lt_reducer *r)
 {
-    if (r->reach.peers)
-        LT_TRY(lt__reach_make_room(&r->reach, r->ctx, &r->plan, r->config.wire));
+    if (r->device_exchange.comm)
+        LT_TRY(lt__device_exchange_make_room(&r->device_exchange, r->ctx, &r->plan, r->config.wire));
     else if (!r->ctx->device->is_host)
         LT_TRY(lt__staging_make_room(&r->staging, &r->plan));
     uint64_t mark = mark_now(r); /* behind what memory was filled with */
@@ -362,7 +362,7 @@ static lt_status finish_sweep(lt_reducer *r)
     LT_TRY(lt_group_wait(r->group));
     if (r->disagrees)
         return lt__agree_name(r);
-    LT_TRY(lt__staging_follow(&r->staging));
+    LT_TRY(lt__staging_stream_wait(&r->staging));
     for (int i = r->plan.n_items - 1; i >= 0 && !r->synchronized; i--) {
         lt_member *it = &r->plan.items[i];
         it->measured = false;

@@ -7,7 +7,7 @@
 #include "core/tensor.h"
 #include "dist/filter.h"
 #include "dist/fold.h"
-#include "dist/peers.h"
+#include "dist/device_exchange.h"
 #include "dist/plan.h"
 #include "dist/record.h"
 #include "dist/staging.h"
@@ -20,7 +20,7 @@ struct lt_reducer {
     lt_plan plan;
     lt_record record;   /* of parameters in the order of items */
     lt_filter filter;
-    lt_reach reach;     /* of accelerators that sum among themselves */
+    lt_device_exchange device_exchange;     /* of accelerators that sum among themselves */
     lt_staging staging; /* where the gradients are on one that does not */
     lt_tensor **sent;   /* room for as many as items */
     double share;       /* rows of this rank / rows of all */

@@ -47,16 +47,16 @@ lt_status lt__staging_send(lt_staging *s, void *to, size_t bytes, uint64_t after
     return LT_OK;
 }
 
-lt_status lt__staging_follow(lt_staging *s)
+lt_status lt__staging_stream_wait(lt_staging *s)
 {
     uint64_t last = s->last;
     s->last = 0;
-    return last > 0 ? s->device->follow(s->device, last) : LT_OK;
+    return last > 0 ? s->device->stream_wait(s->device, last) : LT_OK;
 }
 
 void lt__staging_free(lt_staging *s)
 {
-    lt_status status = lt__staging_follow(s); /* who gets the gradients' memory next comes behind */
+    lt_status status = lt__staging_stream_wait(s); /* who gets the gradients' memory next comes behind */
     (void)status; /* a device that has failed fails again */
     for (int i = 0; i < 2; i++)
         if (s->stage[i].at)

@@ -35,7 +35,7 @@ LT_MUST lt_status lt__staging_fetch(lt_staging *s, const void *from, size_t byte
 /* What was fetched last goes back. */
 LT_MUST lt_status lt__staging_send(lt_staging *s, void *to, size_t bytes, uint64_t after);
 /* On the rank's thread: all that went back is there for what comes into the stream from now on. */
-LT_MUST lt_status lt__staging_follow(lt_staging *s);
+LT_MUST lt_status lt__staging_stream_wait(lt_staging *s);
 /* While nothing comes or goes but what was sent. */
 void lt__staging_free(lt_staging *s);
 

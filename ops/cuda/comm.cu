@@ -1,4 +1,4 @@
-/* comm.cu - sums of a CUDA device with those of other ranks, by NCCL: see core/peers.h.
+/* comm.cu - sums of a CUDA device with those of other ranks, by NCCL: see core/device_comm.h.
  *
  * All of it goes into a stream of its own, of the highest priority: a sum has few blocks, and those
  * of the kernels that compute are to make room for them. What a kernel can do at its leisure, as to
@@ -10,51 +10,51 @@
 
 #include "ops/cuda/map.h"
 
-struct peers {
-    lt_peers base;            /* first, so that the one is the other */
+struct comm {
+    lt_device_comm base;            /* first, so that the one is the other */
     lt_cuda *cuda;
-    lt_cuda lane;             /* as kernels see it, but for the stream: this one */
+    lt_cuda side;             /* as kernels see it, but for the stream: this one */
     lt_nccl nccl;
     cudaEvent_t event;        /* behind all that was begun, */
     bool begun;               /* if something was; */
     bool summing;             /* or a sum, that is not in the stream yet. Then come */
     int n_tail;               /* its numbers */
-    char *there;              /* on the device: what is looked for, its parts, the tail */
-    struct { lt_grad_stats found; float tail[LT_PEERS_TAIL]; } *here; /* pinned */
+    char *on_device;              /* on the device: what is looked for, its parts, the tail */
+    struct { lt_grad_stats found; float tail[LT_COMM_TAIL]; } *on_host; /* pinned */
 };
 
-static peers *enter(lt_peers *p)
+static comm *enter(lt_device_comm *p)
 {
-    peers *own = (peers *)p;
+    comm *own = (comm *)p;
     (void)cudaSetDevice(own->cuda->index);
     return own;
 }
 
-static lt_grad_stats *found_there(const peers *p) { return (lt_grad_stats *)p->there; }
-static float *tail_there(const peers *p) { return (float *)(p->there + sizeof(lt_grad_stats)); }
-static char *parts_there(const peers *p)
+static lt_grad_stats *stats_on_device(const comm *p) { return (lt_grad_stats *)p->on_device; }
+static float *tail_on_device(const comm *p) { return (float *)(p->on_device + sizeof(lt_grad_stats)); }
+static char *parts_on_device(const comm *p)
 {
-    return p->there + LT_CUDA_ALIGN + LT_PEERS_TAIL * sizeof(float);
+    return p->on_device + LT_CUDA_ALIGN + LT_COMM_TAIL * sizeof(float);
 }
 
-static cudaError_t copy(peers *p, void *to, const void *from, size_t bytes)
+static cudaError_t copy(comm *p, void *to, const void *from, size_t bytes)
 {
     return bytes == 0 ? cudaSuccess
-                      : cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, p->lane.stream);
+                      : cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, p->side.stream);
 }
 
 /* All that was put into the stream is what the next poll() asks for. */
-static lt_status end_here(peers *p, cudaError_t error)
+static lt_status record_event(comm *p, cudaError_t error)
 {
     if (error == cudaSuccess)
-        error = cudaEventRecord(p->event, p->lane.stream);
+        error = cudaEventRecord(p->event, p->side.stream);
     p->begun = true;
     return lt__cuda_status(p->cuda, error);
 }
 
 /* ==== Opening and closing ===================================================================== */
 
-static lt_status find(lt_device *device, char name[LT_PEERS_NAME])
+static lt_status identify(lt_device *device, char name[LT_COMM_NAME_BYTES])
 {
     const lt_cuda *cuda = (lt_cuda *)device;
     const char *why;
@@ -62,9 +62,9 @@ static lt_status find(lt_device *device, char name[LT_PEERS_NAME])
     if (!lt__nvidia_nccl(cuda->nvidia, &why))
         return cuda->host->fail(LT_EENV, "%s", why);
     LT_TRY(lt__cuda_status(cuda, cudaGetDeviceProperties(&prop, cuda->index)));
-    int at = snprintf(name, LT_PEERS_NAME, "GPU-");
+    int at = snprintf(name, LT_COMM_NAME_BYTES, "GPU-");
     for (size_t i = 0; i < sizeof prop.uuid.bytes; i++)
-        at += snprintf(name + at, LT_PEERS_NAME - (size_t)at, "%02x",
+        at += snprintf(name + at, LT_COMM_NAME_BYTES - (size_t)at, "%02x",
                        (unsigned char)prop.uuid.bytes[i]);
     return LT_OK;
 }
@@ -76,82 +76,82 @@ static lt_nccl nccl_of(const lt_cuda *cuda)
     return n;
 }
 
-static lt_status make_id(lt_device *device, char id[LT_PEERS_ID])
+static lt_status make_id(lt_device *device, char id[LT_COMM_ID_BYTES])
 {
     lt_nccl n = nccl_of((lt_cuda *)device);
     (void)cudaSetDevice(((lt_cuda *)device)->index);
     return lt__nccl_make_id(&n, id);
 }
 
-static void peers_close(lt_peers *given)
+static void comm_close(lt_device_comm *given)
 {
-    peers *p = enter(given);
-    lt__nccl_end(&p->nccl);
-    if (p->lane.stream) {
-        (void)cudaStreamSynchronize(p->lane.stream);
-        (void)cudaStreamDestroy(p->lane.stream);
+    comm *p = enter(given);
+    lt__nccl_destroy(&p->nccl);
+    if (p->side.stream) {
+        (void)cudaStreamSynchronize(p->side.stream);
+        (void)cudaStreamDestroy(p->side.stream);
     }
     if (p->event)
         (void)cudaEventDestroy(p->event);
-    (void)cudaFree(p->there);
-    (void)cudaFreeHost(p->here);
+    (void)cudaFree(p->on_device);
+    (void)cudaFreeHost(p->on_host);
     free(p);
 }
 
-static cudaError_t make(peers *p)
+static cudaError_t make(comm *p)
 {
     int least, greatest;
-    size_t bytes = LT_CUDA_ALIGN + LT_PEERS_TAIL * sizeof(float) + lt__cuda_rescale_bytes();
+    size_t bytes = LT_CUDA_ALIGN + LT_COMM_TAIL * sizeof(float) + lt__cuda_rescale_bytes();
     cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
     if (error == cudaSuccess)
-        error = cudaStreamCreateWithPriority(&p->lane.stream, cudaStreamNonBlocking, greatest);
+        error = cudaStreamCreateWithPriority(&p->side.stream, cudaStreamNonBlocking, greatest);
     if (error == cudaSuccess)
         error = cudaEventCreateWithFlags(&p->event, cudaEventDisableTiming);
     if (error == cudaSuccess)
-        error = cudaMalloc((void **)&p->there, bytes);
+        error = cudaMalloc((void **)&p->on_device, bytes);
     if (error == cudaSuccess)
-        error = cudaMallocHost((void **)&p->here, sizeof *p->here);
+        error = cudaMallocHost((void **)&p->on_host, sizeof *p->on_host);
     return error;
 }
 
-static lt_status peers_open(lt_device *device, const char id[LT_PEERS_ID], int rank, int size,
-                            lt_peers **out)
+static lt_status comm_open(lt_device *device, const char id[LT_COMM_ID_BYTES], int rank, int size,
+                            lt_device_comm **out)
 {
     lt_cuda *cuda = (lt_cuda *)device;
-    peers *p = (peers *)calloc(1, sizeof *p);
+    comm *p = (comm *)calloc(1, sizeof *p);
     if (!p)
         return cuda->host->fail(LT_ENOMEM, "out of memory for sums between GPUs");
     p->cuda = cuda;
-    p->base.calls = &lt__cuda_peers_calls;
-    p->lane.host = cuda->host;
+    p->base.calls = &lt__cuda_comm_calls;
+    p->side.host = cuda->host;
     p->nccl = nccl_of(cuda);
-    snprintf(p->lane.name, sizeof p->lane.name, "%s", cuda->name);
+    snprintf(p->side.name, sizeof p->side.name, "%s", cuda->name);
     (void)enter(&p->base);
     lt_status status = lt__cuda_status(cuda, make(p));
     if (status == LT_OK)
-        status = lt__nccl_begin(&p->nccl, id, rank, size);
+        status = lt__nccl_init(&p->nccl, id, rank, size);
     if (status != LT_OK) {
-        peers_close(&p->base);
+        comm_close(&p->base);
         return status;
     }
-    p->base.tail = p->here->tail;
+    p->base.tail = p->on_host->tail;
     *out = &p->base;
     return LT_OK;
 }
 
-static lt_status part(lt_peers *given) { return lt__nccl_part(&enter(given)->nccl); }
+static lt_status finalize(lt_device_comm *given) { return lt__nccl_finalize(&enter(given)->nccl); }
 
 /* ==== Work ==================================================================================== */
 
 /* NCCL puts a sum into the stream when it likes, so what comes behind it is put there as late. */
-static lt_status peers_poll(lt_peers *given, bool *done)
+static lt_status comm_poll(lt_device_comm *given, bool *done)
 {
-    peers *p = enter(given);
+    comm *p = enter(given);
     *done = false;
     LT_TRY(lt__nccl_is_ready(&p->nccl, done));
     if (*done && p->summing) {
         p->summing = false;
-        LT_TRY(end_here(p, copy(p, p->here->tail, tail_there(p),
+        LT_TRY(record_event(p, copy(p, p->on_host->tail, tail_on_device(p),
                                 (size_t)p->n_tail * sizeof(float))));
     }
     if (!*done || !p->begun)
@@ -159,27 +159,27 @@ static lt_status peers_poll(lt_peers *given, bool *done)
     cudaError_t error = cudaEventQuery(p->event);
     *done = error == cudaSuccess;
     p->begun = !*done;
-    p->base.largest = p->here->found.largest;
-    p->base.not_finite = p->here->found.not_finite;
+    p->base.largest = p->on_host->found.largest;
+    p->base.not_finite = p->on_host->found.not_finite;
     return error == cudaErrorNotReady ? LT_OK : lt__cuda_status(p->cuda, error);
 }
 
-static lt_status look(lt_peers *given, void *data, int64_t count, lt_dtype dtype,
-                      const lt_piece *zeros, int n, bool finds, uint64_t after)
+static lt_status prepare(lt_device_comm *given, void *data, int64_t count, lt_dtype dtype,
+                      const lt_bucket_range *zeros, int n, bool finds, uint64_t after)
 {
-    peers *p = enter(given);
+    comm *p = enter(given);
     lt_cuda *cuda = p->cuda;
-    cudaError_t error = lt__cuda_come_behind(cuda, p->lane.stream, after);
+    cudaError_t error = lt__cuda_stream_wait_mark(cuda, p->side.stream, after);
     for (int i = 0; i < n && error == cudaSuccess; i++) {
         char *at = lt__cuda_at(data, dtype, zeros[i].at);
         size_t bytes = (size_t)(lt__cuda_at(at, dtype, zeros[i].count) - at);
-        error = cudaMemsetAsync(at, 0, bytes, p->lane.stream);
+        error = cudaMemsetAsync(at, 0, bytes, p->side.stream);
     }
     if (error == cudaSuccess && finds) {
-        LT_TRY(lt__cuda_measure(&p->lane, data, count, dtype, parts_there(p), found_there(p)));
-        error = copy(p, &p->here->found, found_there(p), sizeof(lt_grad_stats));
+        LT_TRY(lt__cuda_measure(&p->side, data, count, dtype, parts_on_device(p), stats_on_device(p)));
+        error = copy(p, &p->on_host->found, stats_on_device(p), sizeof(lt_grad_stats));
     }
-    return end_here(p, error);
+    return record_event(p, error);
 }
 
 template <class Z, class A> struct scaled : lt_types<1, Z, A> {
@@ -188,18 +188,18 @@ template <class Z, class A> struct scaled : lt_types<1, Z, A> {
 };
 
 template <class Z, class A>
-static lt_status scale(const peers *p, void *to, const void *from, int64_t count, double by)
+static lt_status scale(const comm *p, void *to, const void *from, int64_t count, double by)
 {
     scaled<Z, A> f;
     lt_walk w;
     f.by = (lt_wide<A>)by;
     lt__walk_over(&w, 1, &count);
     lt__walk_merge(&w, 2);
-    return lt__map(&p->lane, w, f, false, to, from);
+    return lt__map(&p->side, w, f, false, to, from);
 }
 
 /* What is to be summed is where NCCL takes it from. */
-static lt_status prepare(const peers *p, const lt_peers_sum *s)
+static lt_status scale_for_sum(const comm *p, const lt_device_sum *s)
 {
     if (s->on_wire && s->wire == LT_F16)
         return scale<__half, float>(p, s->on_wire, s->data, s->count, s->scale);
@@ -213,27 +213,27 @@ static lt_status prepare(const peers *p, const lt_peers_sum *s)
                    return scale<E, E>(p, s->data, s->data, s->count, s->scale);)
 }
 
-static lt_status sum(lt_peers *given, const lt_peers_sum *s)
+static lt_status allreduce(lt_device_comm *given, const lt_device_sum *s)
 {
-    peers *p = enter(given);
+    comm *p = enter(given);
     size_t bytes = (size_t)s->n_tail * sizeof(float);
-    LT_TRY(prepare(p, s));
-    LT_TRY(lt__cuda_status(p->cuda, copy(p, tail_there(p), p->here->tail, bytes)));
+    LT_TRY(scale_for_sum(p, s));
+    LT_TRY(lt__cuda_status(p->cuda, copy(p, tail_on_device(p), p->on_host->tail, bytes)));
     p->n_tail = s->n_tail;
     p->summing = true;
     return lt__nccl_sum(&p->nccl, s->on_wire ? s->on_wire : s->data, s->count,
-                        s->on_wire ? s->wire : s->dtype, tail_there(p), s->n_tail,
-                        p->lane.stream);
+                        s->on_wire ? s->wire : s->dtype, tail_on_device(p), s->n_tail,
+                        p->side.stream);
 }
 
-static lt_status land(lt_peers *given, const lt_peers_sum *s, double factor)
+static lt_status unpack(lt_device_comm *given, const lt_device_sum *s, double factor)
 {
-    peers *p = enter(given);
+    comm *p = enter(given);
     lt_status status =
         s->wire == LT_F16 ? scale<float, __half>(p, s->data, s->on_wire, s->count, factor)
                           : scale<float, __nv_bfloat16>(p, s->data, s->on_wire, s->count, factor);
-    return status == LT_OK ? end_here(p, cudaSuccess) : status;
+    return status == LT_OK ? record_event(p, cudaSuccess) : status;
 }
 
-const lt_peers_calls lt__cuda_peers_calls = {find, make_id, peers_open, peers_poll, look,
-                                             sum, land, part, peers_close};
+const lt_device_comm_calls lt__cuda_comm_calls = {identify, make_id, comm_open, comm_poll, prepare,
+                                             allreduce, unpack, finalize, comm_close};

@@ -322,13 +322,13 @@ void lt__cuda_stream_close(lt_cuda *cuda);
 cudaError_t lt__cuda_wait_for_all(const lt_cuda *cuda); /* its streams: not those of comm.cu */
 /* Puts what is behind a mark before what comes into another stream: of one that is old, all that is
  * in the device's stream by now. */
-cudaError_t lt__cuda_come_behind(lt_cuda *cuda, cudaStream_t stream, uint64_t mark);
+cudaError_t lt__cuda_stream_wait_mark(lt_cuda *cuda, cudaStream_t stream, uint64_t mark);
 
 /* Kernels that look for what is in (count) elements, of a float dtype: *stats is that. partial: as
  * many bytes as lt__cuda_rescale_bytes() says. In the stream of cuda. */
 lt_status lt__cuda_measure(const lt_cuda *cuda, const void *data, int64_t count, int dtype,
                         void *partial, lt_grad_stats *stats);
 /* Sums with other ranks' devices; in comm.cu. */
-extern const lt_peers_calls lt__cuda_peers_calls;
+extern const lt_device_comm_calls lt__cuda_comm_calls;
 
 #endif

@@ -394,7 +394,7 @@ extern "C" LT_API int lt_accelerator_open(const char *version, const lt_host *ho
             cuda_close(&cuda->device);
         return -1;
     }
-    cuda->device.peers = &lt__cuda_peers_calls;
+    cuda->device.comm_calls = &lt__cuda_comm_calls;
     accelerator->device = &cuda->device;
     accelerator->rescale = lt__cuda_rescale;
     accelerator->measure = lt__cuda_measure_scaled;

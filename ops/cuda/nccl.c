@@ -52,7 +52,7 @@ lt_status lt__nccl_make_id(const lt_nccl *n, char id[LT_NCCL_ID_BYTES])
     return status;
 }
 
-lt_status lt__nccl_begin(lt_nccl *n, const char id[LT_NCCL_ID_BYTES], int rank, int size)
+lt_status lt__nccl_init(lt_nccl *n, const char id[LT_NCCL_ID_BYTES], int rank, int size)
 {
     const int as_it_likes = INT_MIN; /* NCCL_CONFIG_UNDEF_INT */
     lt_nccl_config config = {.size = sizeof config, .magic = (unsigned)LT_NCCL_MAGIC,
@@ -71,7 +71,7 @@ lt_status lt__nccl_is_ready(lt_nccl *n, bool *ready)
     int answer = n->calls->ncclCommGetAsyncError(n->comm, &result);
     LT_TRY(status_of(n, "ncclCommGetAsyncError", answer));
     *ready = result == LT_NCCL_SUCCESS;
-    n->parted = n->parting && *ready;
+    n->finalized = n->finalizing && *ready;
     return status_of(n, "a call between GPUs", result);
 }
 
@@ -100,15 +100,15 @@ lt_status lt__nccl_sum(lt_nccl *n, void *data, int64_t count, lt_dtype dtype, fl
     return status == LT_OK ? status_of(n, "ncclGroupEnd", result) : status;
 }
 
-lt_status lt__nccl_part(lt_nccl *n)
+lt_status lt__nccl_finalize(lt_nccl *n)
 {
-    n->parting = true;
+    n->finalizing = true;
     return status_of(n, "ncclCommFinalize", n->calls->ncclCommFinalize(n->comm));
 }
 
-void lt__nccl_end(lt_nccl *n)
+void lt__nccl_destroy(lt_nccl *n)
 {
     if (n->comm)
-        (void)(n->parted ? n->calls->ncclCommDestroy : n->calls->ncclCommAbort)(n->comm);
+        (void)(n->finalized ? n->calls->ncclCommDestroy : n->calls->ncclCommAbort)(n->comm);
     n->comm = NULL; /* a communicator that cannot be freed is nobody's any more */
 }

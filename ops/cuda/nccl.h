@@ -69,13 +69,13 @@ typedef struct lt_nccl {
     const lt_nccl_table *calls; /* borrowed */
     const lt_cuda_lent *lent;   /* likewise */
     void *comm;                 /* or NULL */
-    bool parting, parted;
+    bool finalizing, finalized;
 } lt_nccl;
 
 lt_status lt__nccl_make_id(const lt_nccl *n, char id[LT_NCCL_ID_BYTES]);
 /* Begins to come together with the others that begin with this id. [Creating a communicator with
  * options] */
-lt_status lt__nccl_begin(lt_nccl *n, const char id[LT_NCCL_ID_BYTES], int rank, int size);
+lt_status lt__nccl_init(lt_nccl *n, const char id[LT_NCCL_ID_BYTES], int rank, int size);
 lt_status lt__nccl_is_ready(lt_nccl *n, bool *ready);
 /* Puts sums over all into a cudaStream_t, in place: of data, and of n_tail floats beside it. They
  * are in the stream when the communicator is ready again. [Group Calls: Group Operation Ordering
@@ -83,10 +83,10 @@ lt_status lt__nccl_is_ready(lt_nccl *n, bool *ready);
 lt_status lt__nccl_sum(lt_nccl *n, void *data, int64_t count, lt_dtype dtype, float *tail,
                        int n_tail, void *stream);
 /* Begins to part. [Finalizing a communicator] */
-lt_status lt__nccl_part(lt_nccl *n);
+lt_status lt__nccl_finalize(lt_nccl *n);
 /* Frees the communicator, which is aborted if it has not parted. [Destroying a communicator, Error
  * handling and communicator abort] */
-void lt__nccl_end(lt_nccl *n);
+void lt__nccl_destroy(lt_nccl *n);
 
 #ifdef __cplusplus
 }

@@ -90,23 +90,23 @@ static void cuda_free_host(lt_device *device, void *p)
 }
 
 /* With the lock. */
-static cudaError_t come_behind(lt_cuda *cuda, cudaStream_t stream, uint64_t mark)
+static cudaError_t stream_wait_mark(lt_cuda *cuda, cudaStream_t stream, uint64_t mark)
 {
     mark = is_old(cuda, mark) ? mark_in(cuda, cuda->stream) : mark;
     return cudaStreamWaitEvent(stream, cuda->event[mark % LT_MARKS], 0);
 }
 
-cudaError_t lt__cuda_come_behind(lt_cuda *cuda, cudaStream_t stream, uint64_t mark)
+cudaError_t lt__cuda_stream_wait_mark(lt_cuda *cuda, cudaStream_t stream, uint64_t mark)
 {
     guard g(cuda);
-    return come_behind(cuda, stream, mark);
+    return stream_wait_mark(cuda, stream, mark);
 }
 
 static cudaError_t copy_beside(lt_cuda *cuda, cudaStream_t beside, void *dst, const void *src,
                                size_t bytes, uint64_t after, uint64_t *mark)
 {
     guard g(cuda);
-    cudaError_t error = come_behind(cuda, beside, after);
+    cudaError_t error = stream_wait_mark(cuda, beside, after);
     if (error == cudaSuccess && bytes > 0)
         error = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, beside);
     if (mark)
@@ -128,7 +128,7 @@ static lt_status cuda_download(lt_device *device, void *dst, const void *src, si
     return lt__cuda_status(cuda, copy_beside(cuda, cuda->downloads, dst, src, bytes, after, mark));
 }
 
-static lt_status cuda_follow(lt_device *device, uint64_t mark)
+static lt_status cuda_stream_wait(lt_device *device, uint64_t mark)
 {
     lt_cuda *cuda = enter(device);
     guard g(cuda);
@@ -151,7 +151,7 @@ cudaError_t lt__cuda_stream_open(lt_cuda *cuda)
     device->free_host = cuda_free_host;
     device->upload = cuda_upload;
     device->download = cuda_download;
-    device->follow = cuda_follow;
+    device->stream_wait = cuda_stream_wait;
     return error;
 }
 

@@ -96,7 +96,7 @@ TEST(two_devices_of_one_thread)
             case 1: must(d->add(d, block[i], block[i], LT_F32, 1000)); break;
             case 2: mark[i] = d->mark(d); break;
             case 3: must(d->upload(d, block[i], from[i], 8, mark[i], &mark[i])); break;
-            case 4: must(d->follow(d, mark[i])); break;
+            case 4: must(d->stream_wait(d, mark[i])); break;
             case 5: must(d->add(d, block[i], block[i], LT_F32, 1000)); break;
             case 6: must(d->download(d, to[i], block[i], 4000, d->mark(d), &mark[i])); break;
             default: must(d->wait(d, mark[i]));

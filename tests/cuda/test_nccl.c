@@ -107,8 +107,8 @@ TEST(the_name_of_the_accelerator_has_the_version)
     library->version = 21700;
     m = machine_with(true);
     CHECK(!strstr(m.cuda.name, "NCCL"));
-    char name[LT_PEERS_NAME];
-    CHECK_EQ(m.cuda.device->peers->find(m.cuda.device, name), LT_EENV);
+    char name[LT_COMM_NAME_BYTES];
+    CHECK_EQ(m.cuda.device->comm_calls->identify(m.cuda.device, name), LT_EENV);
     CHECK_STR(lt_errmsg(), "NCCL is version 2.17.0, luatrain wants 2.18 or later");
     lt_ctx_free(m.ctx);
 }
@@ -119,7 +119,7 @@ typedef struct job {
     int ranks;
     lt_dtype dtype, wire;
     int exponent, shift;      /* elements before the bucket, by which it is out of line */
-    char id[LT_PEERS_ID];
+    char id[LT_COMM_ID_BYTES];
 } job;
 
 typedef struct rank {
@@ -132,7 +132,7 @@ typedef struct rank {
 } rank;
 
 /* Until it is done; gives up after some seconds. */
-static lt_status wait_for(lt_peers *p)
+static lt_status wait_for(lt_device_comm *p)
 {
     bool done = false;
     double until = lt__seconds() + 5;
@@ -192,14 +192,14 @@ static double special(int r, int64_t i)
     return i == 500 ? INFINITY : i == 501 + r ? NAN : i == 99 ? -1000 - r : value_of(r, i);
 }
 
-static lt_status look_and_sum(rank *r, lt_peers *p, void *there, void *on_wire, bool ends)
+static lt_status look_and_sum(rank *r, lt_device_comm *p, void *there, void *on_wire, bool ends)
 {
     const job *j = r->job;
-    lt_piece zero = {100 * r->number, 50};
+    lt_bucket_range zero = {100 * r->number, 50};
     lt_device *d = r->cuda.device;
-    lt_peers_sum s = {there, COUNT, j->dtype, j->wire, on_wire,
+    lt_device_sum s = {there, COUNT, j->dtype, j->wire, on_wire,
                       ldexp(share_of(r->number), j->exponent), TAIL};
-    LT_TRY(p->calls->look(p, there, COUNT, j->dtype, &zero, 1, true, d->mark(d)));
+    LT_TRY(p->calls->prepare(p, there, COUNT, j->dtype, &zero, 1, true, d->mark(d)));
     LT_TRY(wait_for(p));
     CHECK_EQ(p->not_finite, ends ? 2 : 0);
     if (ends)
@@ -208,12 +208,12 @@ static lt_status look_and_sum(rank *r, lt_peers *p, void *there, void *on_wire, 
         p->tail[i] = (float)(i + r->number);
     if (ends)
         return LT_OK;
-    LT_TRY(p->calls->sum(p, &s));
+    LT_TRY(p->calls->allreduce(p, &s));
     LT_TRY(wait_for(p));
     for (int i = 0; i < TAIL; i++)
         CHECK_EQ(p->tail[i], j->ranks * i + j->ranks * (j->ranks - 1) / 2);
     if (on_wire)
-        LT_TRY(p->calls->land(p, &s, ldexp(1, -j->exponent)));
+        LT_TRY(p->calls->unpack(p, &s, ldexp(1, -j->exponent)));
     return wait_for(p);
 }
 
@@ -226,7 +226,7 @@ static void fill(const rank *r, lt_dtype dtype, char *here, double (*value)(int 
     }
 }
 
-static lt_status work(rank *r, lt_peers *p)
+static lt_status work(rank *r, lt_device_comm *p)
 {
     const job *j = r->job;
     size_t each = lt_dtype_bytes(j->dtype), bytes = GUARDED * each;
@@ -263,14 +263,14 @@ static void *run(void *ud)
 {
     rank *r = ud;
     lt_device *d = r->cuda.device;
-    lt_peers *p = NULL;
-    r->status = d->peers->open(d, r->job->id, r->number, r->job->ranks, &p);
+    lt_device_comm *p = NULL;
+    r->status = d->comm_calls->open(d, r->job->id, r->number, r->job->ranks, &p);
     if (r->status == LT_OK)
         r->status = wait_for(p);
     if (r->status == LT_OK)
         r->status = work(r, p);
     if (r->status == LT_OK)
-        r->status = p->calls->part(p);
+        r->status = p->calls->finalize(p);
     if (r->status == LT_OK)
         r->status = wait_for(p);
     snprintf(r->text, sizeof r->text, "%s", r->status == LT_OK ? "" : lt_errmsg());
@@ -294,7 +294,7 @@ static void run_all(job *j, rank *ranks)
             FAIL("%s", text);
     }
     lt_device *first = ranks[0].cuda.device;
-    must(first->peers->make_id(first, j->id));
+    must(first->comm_calls->make_id(first, j->id));
     for (int i = 0; i < j->ranks; i++)
         CHECK_EQ(pthread_create(&ranks[i].thread, NULL, run, &ranks[i]), 0);
     for (int i = 0; i < j->ranks; i++)
@@ -307,7 +307,7 @@ static void run_all(job *j, rank *ranks)
 
 TEST(devices_have_names_of_their_own)
 {
-    char text[256], name[2][LT_PEERS_NAME];
+    char text[256], name[2][LT_COMM_NAME_BYTES];
     open_nccl();
     machine m = machine_with(false);
     lt_accelerator_open_fn open;
@@ -317,7 +317,7 @@ TEST(devices_have_names_of_their_own)
     for (int i = 0; i < 2; i++) {
         const lt_accelerator_config config = {.index = i};
         CHECK_EQ(open(LT_VERSION, &host_table, &config, &cuda, text, sizeof text), 0);
-        must(cuda.device->peers->find(cuda.device, name[i]));
+        must(cuda.device->comm_calls->identify(cuda.device, name[i]));
         cuda.device->close(cuda.device);
     }
     CHECK_STR(name[0], "GPU-00000000000000000000000000000000");

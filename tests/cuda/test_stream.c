@@ -51,7 +51,7 @@ TEST(uploads)
     must(d->fill(d, there, LT_U8, N, 9));
     must(d->copy(d, to, there, N)); /* it comes before the upload, which writes over it */
     must(d->upload(d, there, here, N, d->mark(d), &mark));
-    must(d->follow(d, mark));
+    must(d->stream_wait(d, mark));
     must(d->wait(d, mark));
     memset(here, 6, N); /* its memory is free again */
     get(&m, got, to, N);
@@ -64,13 +64,13 @@ TEST(uploads)
         d->mark(d);
     must(d->wait(d, second)); /* told apart no more */
     memset(here, 7, N);
-    must(d->follow(d, second));
+    must(d->stream_wait(d, second));
     get(&m, got, there, N);
     CHECK_EQ(got[N - 1], 6);
     must(d->upload(d, there, here, N, d->mark(d), &mark));
     for (int i = 0; i < LT_MARKS; i++)
         d->mark(d);
-    must(d->follow(d, mark));
+    must(d->stream_wait(d, mark));
     must(d->copy(d, to, there, N));
     get(&m, got, to, N);
     CHECK_EQ(got[N - 1], 7);

@@ -5,7 +5,7 @@
  * lt_config.reference. Like a GPU it has no f64, but for casts and the total of add_squares.
  *
  * What is put into its stream is done at once. But what comes to memory of alloc_host(), or from
- * there by upload(), does so at the last moment: when somebody waits for it, or calls follow(). So
+ * there by upload(), does so at the last moment: when somebody waits for it, or calls stream_wait(). So
  * a download() has what is there then, not what was there when it was asked for. Before that such
  * memory is full of NaNs; and two copies by upload() or download() with the same memory of the
  * host, the first of which nobody has waited for, end the process. Waiting is counted, for each
@@ -17,7 +17,7 @@
 #include <math.h>
 
 #include "core/pool.h"
-#include "tests/device/emu_peers.h"
+#include "tests/device/emu_comm.h"
 #include "tests/device/emu_stream.h"
 
 /* ==== Memory kernels ========================================================================== */
@@ -34,7 +34,7 @@ static lt_status emu_copy(lt_device *device, void *dst, const void *src, size_t 
     lt_status result = e->cpu->copy(e->cpu, to, src, bytes);
     allow(e, PROT_NONE);
     if (to_host && is_late)
-        add_late(e, IN_STREAM, e->queued, dst, to, bytes);
+        add_pending(e, IN_STREAM, e->queued, dst, to, bytes);
     else if (to_host)
         come_to(e, end_of_stream(e));
     pthread_mutex_unlock(&e->lock);
@@ -355,8 +355,8 @@ static emu *emu_new(const lt_host *host, int index)
                           .look_up = emu_look_up, .sync = emu_sync, .close = emu_close,
                           .mark = emu_mark, .wait = emu_wait, .alloc_host = emu_alloc_host,
                           .free_host = emu_free_host, .upload = emu_upload,
-                          .download = emu_download, .follow = emu_follow,
-                          .peers = &peers_calls};
+                          .download = emu_download, .stream_wait = emu_stream_wait,
+                          .comm_calls = &comm_calls};
     pthread_mutex_init(&e->lock, NULL);
     e->cpu = cpu;
     e->host = host;

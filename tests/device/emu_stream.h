@@ -12,18 +12,18 @@
 #include "tests/device/emu_counts.h"
 
 #define ROOM ((size_t)1 << 36)
-enum { PAGE = 4096, LATE = 4096, BLOCKS = 64 };
+enum { PAGE = 4096, MAX_PENDING = 4096, BLOCKS = 64 };
 
 typedef enum lane { IN_STREAM, UP, DOWN } lane;
 
 /* A copy that is still to come. */
-typedef struct late {
+typedef struct pending {
     lane way;
     uint64_t at;              /* its place in the stream, or on its way */
     char *dst, *src;          /* src: of a copy in the stream its own memory */
     size_t bytes;
     bool is_done;
-} late;
+} pending;
 
 typedef struct spot {         /* behind so much in the stream, and on one of the other ways */
     uint64_t at;
@@ -43,8 +43,8 @@ typedef struct emu {
     uint64_t copies;          /* on the other ways */
     uint64_t marks;
     spot mark[LT_MARKS];      /* the last ones */
-    late late[LATE];
-    int n_late;
+    pending pending[MAX_PENDING];
+    int n_pending;
     lt_range block[BLOCKS];   /* memory on the host that it copies to */
 } emu;
 
@@ -115,14 +115,14 @@ static bool is_block(const emu *e, const void *p, size_t bytes)
 
 /* ==== What comes late ========================================================================= */
 
-static void add_late(emu *e, lane way, uint64_t at, void *dst, const void *src, size_t bytes)
+static void add_pending(emu *e, lane way, uint64_t at, void *dst, const void *src, size_t bytes)
 {
-    if (e->n_late == LATE)
+    if (e->n_pending == MAX_PENDING)
         abort();
-    e->late[e->n_late++] = (late){way, at, dst, (char *)src, bytes, false};
+    e->pending[e->n_pending++] = (pending){way, at, dst, (char *)src, bytes, false};
 }
 
-static void carry_out(emu *e, late *l)
+static void run_copy(emu *e, pending *l)
 {
     if (l->is_done)
         return;
@@ -134,7 +134,7 @@ static void carry_out(emu *e, late *l)
         free(l->src);
 }
 
-static bool is_within(const late *l, const spot *m)
+static bool is_within(const pending *l, const spot *m)
 {
     return l->way == IN_STREAM ? l->at <= m->at : l->way == m->way && l->at <= m->on_way;
 }
@@ -148,13 +148,13 @@ static void come_to(emu *e, spot m)
         counts[EMU_DRAINS] += m.at == e->queued;
         e->done = m.at;
     }
-    for (int i = 0; i < e->n_late; i++)
-        if (is_within(&e->late[i], &m))
-            carry_out(e, &e->late[i]);
-    for (int i = 0; i < e->n_late; i++)
-        if (!is_within(&e->late[i], &m))
-            e->late[n++] = e->late[i];
-    e->n_late = n;
+    for (int i = 0; i < e->n_pending; i++)
+        if (is_within(&e->pending[i], &m))
+            run_copy(e, &e->pending[i]);
+    for (int i = 0; i < e->n_pending; i++)
+        if (!is_within(&e->pending[i], &m))
+            e->pending[n++] = e->pending[i];
+    e->n_pending = n;
 }
 
 static spot end_of_stream(const emu *e) { return (spot){.at = e->queued}; }
@@ -246,14 +246,14 @@ static lt_status copy_beside(emu *e, lane way, void *dst, const void *src, size_
     pthread_mutex_lock(&e->lock);
     if (!is_mine(e, way == UP ? dst : src) || !is_block(e, here, bytes))
         abort();
-    for (int i = 0; i < e->n_late; i++) {
-        const late *l = &e->late[i];
+    for (int i = 0; i < e->n_pending; i++) {
+        const pending *l = &e->pending[i];
         const char *its = l->way == UP ? l->src : l->dst;
         if (l->way != IN_STREAM && its < here + bytes && here < its + l->bytes)
             abort();
     }
     uint64_t at = is_old(e, after) ? e->queued : e->mark[after % LT_MARKS].at;
-    add_late(e, way, ++e->copies, dst, src, bytes);
+    add_pending(e, way, ++e->copies, dst, src, bytes);
     if (way == DOWN)
         memset(dst, 0xff, bytes);
     if (behind)
@@ -274,14 +274,14 @@ static lt_status emu_download(lt_device *device, void *dst, const void *src, siz
     return copy_beside(emu_of(device), DOWN, dst, src, bytes, after, mark);
 }
 
-static lt_status emu_follow(lt_device *device, uint64_t mark)
+static lt_status emu_stream_wait(lt_device *device, uint64_t mark)
 {
     emu *e = emu_of(device);
     pthread_mutex_lock(&e->lock);
     uint64_t on_way = is_old(e, mark) ? e->copies : e->mark[mark % LT_MARKS].on_way;
-    for (int i = 0; i < e->n_late; i++)
-        if (e->late[i].way == UP && e->late[i].at <= on_way)
-            carry_out(e, &e->late[i]);
+    for (int i = 0; i < e->n_pending; i++)
+        if (e->pending[i].way == UP && e->pending[i].at <= on_way)
+            run_copy(e, &e->pending[i]);
     pthread_mutex_unlock(&e->lock);
     return LT_OK;
 }

@@ -307,7 +307,7 @@ TEST(the_way)
     check_way(LT_SUMS_HOST, ON_OWN, "", LT_OK, "done", "");
     check_way(LT_SUMS_AUTO, ON_ONE, "", LT_OK, "done",
               "ranks 0 and 1 share cuda:0: buckets are summed on the CPU");
-    check_way(LT_SUMS_AUTO, ON_OWN, "no-peers", LT_OK, "done",
+    check_way(LT_SUMS_AUTO, ON_OWN, "no-comm", LT_OK, "done",
               "rank 0: there is nothing between emulators: buckets are summed on the CPU");
     check_way(LT_SUMS_AUTO, ON_OWN, "one-refuses", LT_OK, "done",
               "rank 1: cuda:1 does not want to: buckets are summed on the CPU");
@@ -316,7 +316,7 @@ TEST(the_way)
 TEST(a_way_that_cannot_be)
 {
     check_way(LT_SUMS_NCCL, ON_ONE, "", LT_EENV, "--sums nccl: ranks 0 and 1 share cuda:0", "");
-    check_way(LT_SUMS_NCCL, ON_OWN, "no-peers", LT_EENV,
+    check_way(LT_SUMS_NCCL, ON_OWN, "no-comm", LT_EENV,
               "--sums nccl: rank 0: there is nothing between emulators", "");
     check_way(LT_SUMS_NCCL, ON_OWN, "one-refuses", LT_EENV,
               "--sums nccl: rank 1: cuda:1 does not want to", "");
@@ -351,7 +351,7 @@ TEST(one_rank_by_itself)
     run_all(&j, ranks[1]);
     CHECK_EQ(ranks[1][0].status, LT_OK);
     CHECK_STR(ranks[1][0].text, ranks[0][0].text);
-    setenv("EMU", "no-peers", 1);
+    setenv("EMU", "no-comm", 1);
     run_all(&j, ranks[1]);
     unsetenv("EMU");
     CHECK_EQ(ranks[1][0].status, LT_EENV);

@@ -1,12 +1,12 @@
-/* emu_peers.h - sums of emulators with each other, whose ranks are threads: a part of emu.c. Each
+/* emu_comm.h - sums of emulators with each other, whose ranks are threads: a part of emu.c. Each
  * puts what it has on a table between them; when all have, each adds it up, in the order of a tree,
  * as ranks on the CPU do. Nothing is done before somebody has asked in vain for it.
  *
- * The variable EMU says no-peers; one-refuses: rank 1 does not come together with the others;
+ * The variable EMU says no-comm; one-refuses: rank 1 does not come together with the others;
  * or one-hangs: its second sum never ends.
  */
-#ifndef TESTS_DEVICE_EMU_PEERS_H
-#define TESTS_DEVICE_EMU_PEERS_H
+#ifndef TESTS_DEVICE_EMU_COMM_H
+#define TESTS_DEVICE_EMU_COMM_H
 
 #include <math.h>
 
@@ -15,76 +15,76 @@
 enum { RANKS = 8 };
 
 typedef struct table {        /* of one job */
-    char id[LT_PEERS_ID];
+    char id[LT_COMM_ID_BYTES];
     int size, refs, came;
     int posts, taken;         /* so many there were; and so often a sum was taken */
     bool broken;              /* a rank has gone in the middle of a sum */
     void *part[2][RANKS];     /* what a rank has posted; used in turn, for it may post the next */
-    float tail[2][RANKS][LT_PEERS_TAIL]; /* one before others have taken this */
+    float tail[2][RANKS][LT_COMM_TAIL]; /* one before others have taken this */
     struct table *next;
 } table;
 
-typedef struct peers {
-    lt_peers base;
+typedef struct comm {
+    lt_device_comm base;
     emu *e;
     table *t;
     int rank, sums;           /* so many were asked for */
     bool asked, summing;      /* in vain; a sum is not there yet */
-    lt_peers_sum sum;
-    float tail[LT_PEERS_TAIL];
-} peers;
+    lt_device_sum sum;
+    float tail[LT_COMM_TAIL];
+} comm;
 
-static pthread_mutex_t peers_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t comm_lock = PTHREAD_MUTEX_INITIALIZER;
 static table *tables;
 static int ids;
 
-static lt_status peers_find(lt_device *device, char name[LT_PEERS_NAME])
+static lt_status comm_identify(lt_device *device, char name[LT_COMM_NAME_BYTES])
 {
-    if (lacks("no-peers"))
+    if (lacks("no-comm"))
         return emu_of(device)->host->fail(LT_EENV, "there is nothing between emulators");
-    snprintf(name, LT_PEERS_NAME, "emulator %s", device->name);
+    snprintf(name, LT_COMM_NAME_BYTES, "emulator %s", device->name);
     return LT_OK;
 }
 
-static lt_status peers_make_id(lt_device *device, char id[LT_PEERS_ID])
+static lt_status comm_make_id(lt_device *device, char id[LT_COMM_ID_BYTES])
 {
     (void)device;
-    pthread_mutex_lock(&peers_lock);
-    memset(id, 0, LT_PEERS_ID);
-    snprintf(id, LT_PEERS_ID, "job %d", ++ids);
-    pthread_mutex_unlock(&peers_lock);
+    pthread_mutex_lock(&comm_lock);
+    memset(id, 0, LT_COMM_ID_BYTES);
+    snprintf(id, LT_COMM_ID_BYTES, "job %d", ++ids);
+    pthread_mutex_unlock(&comm_lock);
     return LT_OK;
 }
 
 static table *table_of(const char *id, int size)
 {
     table *t = tables;
-    while (t && memcmp(t->id, id, LT_PEERS_ID) != 0)
+    while (t && memcmp(t->id, id, LT_COMM_ID_BYTES) != 0)
         t = t->next;
     if (!t && (t = calloc(1, sizeof *t))) {
         t->size = size;
         t->next = tables;
-        memcpy(t->id, id, LT_PEERS_ID);
+        memcpy(t->id, id, LT_COMM_ID_BYTES);
         tables = t;
     }
     return t;
 }
 
-static const lt_peers_calls peers_calls;
+static const lt_device_comm_calls comm_calls;
 
-static lt_status peers_open(lt_device *device, const char id[LT_PEERS_ID], int rank, int size,
-                            lt_peers **out)
+static lt_status comm_open(lt_device *device, const char id[LT_COMM_ID_BYTES], int rank, int size,
+                            lt_device_comm **out)
 {
-    peers *p = calloc(1, sizeof *p);
+    comm *p = calloc(1, sizeof *p);
     if (!p)
         abort();
-    pthread_mutex_lock(&peers_lock);
-    *p = (peers){.base = {.calls = &peers_calls}, .e = emu_of(device),
+    pthread_mutex_lock(&comm_lock);
+    *p = (comm){.base = {.calls = &comm_calls}, .e = emu_of(device),
                  .t = table_of(id, size), .rank = rank};
     p->base.tail = p->tail;
     p->t->refs++;
     p->t->came += !(rank == 1 && lacks("one-refuses"));
-    pthread_mutex_unlock(&peers_lock);
+    pthread_mutex_unlock(&comm_lock);
     *out = &p->base;
     return LT_OK;
 }
@@ -103,27 +103,27 @@ static void add_part(lt_dtype dtype, void *x, const void *y, int64_t count)
     }
 }
 
-static lt_dtype on_wire(const lt_peers_sum *s) { return s->on_wire ? s->wire : s->dtype; }
+static lt_dtype on_wire(const lt_device_sum *s) { return s->on_wire ? s->wire : s->dtype; }
 
 /* With the lock, when all have posted; by the first who asks. */
-static void add_up(table *t, int turn, const lt_peers_sum *s)
+static void add_up(table *t, int turn, const lt_device_sum *s)
 {
     for (int step = 1; step < t->size; step *= 2)
         for (int r = 0; r + step < t->size; r += 2 * step) {
             add_part(on_wire(s), t->part[turn][r], t->part[turn][r + step], s->count);
-            for (int i = 0; i < LT_PEERS_TAIL; i++)
+            for (int i = 0; i < LT_COMM_TAIL; i++)
                 t->tail[turn][r][i] += t->tail[turn][r + step][i];
         }
 }
 
-static lt_status take_it(emu *e, const lt_peers_sum *s, const void *from)
+static lt_status take_it(emu *e, const lt_device_sum *s, const void *from)
 {
     WITH_MEMORY(e, (memcpy(s->on_wire ? s->on_wire : s->data, from,
                            (size_t)s->count * lt_dtype_bytes(on_wire(s))), LT_OK));
 }
 
 /* With the lock. */
-static bool has_come(peers *p)
+static bool has_come(comm *p)
 {
     table *t = p->t;
     int turn = p->sums % 2;
@@ -142,25 +142,25 @@ static bool has_come(peers *p)
     return status == LT_OK;
 }
 
-static lt_status peers_poll(lt_peers *given, bool *done)
+static lt_status comm_poll(lt_device_comm *given, bool *done)
 {
-    peers *p = (peers *)given;
-    pthread_mutex_lock(&peers_lock);
+    comm *p = (comm *)given;
+    pthread_mutex_lock(&comm_lock);
     *done = p->asked && p->t->came == p->t->size;
     p->asked = true;
     if (*done && p->summing) {
         *done = has_come(p);
         p->summing = !*done;
     }
-    pthread_mutex_unlock(&peers_lock);
+    pthread_mutex_unlock(&comm_lock);
     if (p->rank == 1 && lacks("one-refuses"))
         return p->e->host->fail(LT_EPEER, "%s does not want to", p->e->name);
     return LT_OK;
 }
 
 /* Done at once, like all that is in the stream; but nobody hears of it yet. */
-static lt_status look_at(peers *p, char *data, int64_t count, lt_dtype dtype,
-                         const lt_piece *zeros, int n)
+static lt_status look_at(comm *p, char *data, int64_t count, lt_dtype dtype,
+                         const lt_bucket_range *zeros, int n)
 {
     size_t each = lt_dtype_bytes(dtype);
     for (int i = 0; i < n; i++)
@@ -178,10 +178,10 @@ static lt_status look_at(peers *p, char *data, int64_t count, lt_dtype dtype,
     return LT_OK;
 }
 
-static lt_status peers_look(lt_peers *given, void *data, int64_t count, lt_dtype dtype,
-                            const lt_piece *zeros, int n, bool finds, uint64_t after)
+static lt_status comm_prepare(lt_device_comm *given, void *data, int64_t count, lt_dtype dtype,
+                            const lt_bucket_range *zeros, int n, bool finds, uint64_t after)
 {
-    peers *p = (peers *)given;
+    comm *p = (comm *)given;
     (void)finds;
     p->asked = false;
     pthread_mutex_lock(&p->e->lock);
@@ -205,22 +205,22 @@ static lt_status multiply(void *to, lt_dtype to_dtype, const void *from, lt_dtyp
     return LT_OK;
 }
 
-static lt_status scale_part(const peers *p, void *part)
+static lt_status scale_part(const comm *p, void *part)
 {
-    const lt_peers_sum *s = &p->sum;
+    const lt_device_sum *s = &p->sum;
     if (!is_mine(p->e, s->data) || (s->on_wire && !is_mine(p->e, s->on_wire)))
         abort();
     return multiply(part, on_wire(s), s->data, s->dtype, s->count, s->scale);
 }
 
-static lt_status post(peers *p, void *part)
+static lt_status post(comm *p, void *part)
 {
     WITH_MEMORY(p->e, scale_part(p, part));
 }
 
-static lt_status peers_sum(lt_peers *given, const lt_peers_sum *s)
+static lt_status comm_allreduce(lt_device_comm *given, const lt_device_sum *s)
 {
-    peers *p = (peers *)given;
+    comm *p = (comm *)given;
     void *part = malloc((size_t)s->count * sizeof(double));
     if (!part)
         abort();
@@ -228,33 +228,33 @@ static lt_status peers_sum(lt_peers *given, const lt_peers_sum *s)
     p->asked = false;
     p->summing = true;
     lt_status status = post(p, part);
-    pthread_mutex_lock(&peers_lock);
+    pthread_mutex_lock(&comm_lock);
     int turn = ++p->sums % 2;
     memset(p->t->tail[turn][p->rank], 0, sizeof p->tail);
     memcpy(p->t->tail[turn][p->rank], p->tail, (size_t)s->n_tail * sizeof(float));
     p->t->part[turn][p->rank] = part;
     p->t->posts++;
-    pthread_mutex_unlock(&peers_lock);
+    pthread_mutex_unlock(&comm_lock);
     return status;
 }
 
-static lt_status peers_land(lt_peers *given, const lt_peers_sum *s, double factor)
+static lt_status comm_unpack(lt_device_comm *given, const lt_device_sum *s, double factor)
 {
-    peers *p = (peers *)given;
+    comm *p = (comm *)given;
     p->asked = false;
     WITH_MEMORY(p->e, multiply(s->data, s->dtype, s->on_wire, s->wire, s->count, factor));
 }
 
-static lt_status peers_part(lt_peers *given)
+static lt_status comm_finalize(lt_device_comm *given)
 {
-    ((peers *)given)->asked = false;
+    ((comm *)given)->asked = false;
     return LT_OK;
 }
 
-static void peers_close(lt_peers *given)
+static void comm_close(lt_device_comm *given)
 {
-    peers *p = (peers *)given;
-    pthread_mutex_lock(&peers_lock);
+    comm *p = (comm *)given;
+    pthread_mutex_lock(&comm_lock);
     table **at = &tables, *t = p->t;
     t->broken |= p->summing;
     for (int turn = 0; turn < 2 && p->summing; turn++) {
@@ -268,11 +268,11 @@ static void peers_close(lt_peers *given)
         free(t);
     }
     free(p);
-    pthread_mutex_unlock(&peers_lock);
+    pthread_mutex_unlock(&comm_lock);
 }
 
-static const lt_peers_calls peers_calls = {
-    peers_find, peers_make_id, peers_open, peers_poll, peers_look, peers_sum, peers_land,
-    peers_part, peers_close};
+static const lt_device_comm_calls comm_calls = {
+    comm_identify, comm_make_id, comm_open, comm_poll, comm_prepare, comm_allreduce, comm_unpack,
+    comm_finalize, comm_close};
 
 #endif

@@ -1,4 +1,4 @@
-/* peers.c - see peers.h. */
+/* device_exchange.c - see device_exchange.h. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,23 +6,23 @@
 
 #include "dist/deadline.h"
 #include "dist/group.h"
-#include "dist/peers.h"
+#include "dist/device_exchange.h"
 
 /* Seconds that the others have to part too; that the group has to learn who has failed, when a sum
  * did; and that a sum has to come when a rank did, which may have given its part before. */
-static const double PARTING = 10, HEARSAY = 1, FAREWELL = 0.2;
+static const double FINALIZE_SECONDS = 10, BLAME_SECONDS = 1, LAG_SECONDS = 0.2;
 
 /* ==== Patience ================================================================================ */
 
 /* Most sums take less time than it takes to wake up. */
-static void nap(int times)
+static void back_off(int times)
 {
     if (times > 200)
         nanosleep(&(struct timespec){.tv_nsec = times < 2000 ? 20 * 1000 : 200 * 1000}, NULL);
 }
 
 /* LT_EPEER with the failure of the group; LT_OK: there is none. */
-static lt_status hear(const lt_group *group)
+static lt_status check_group(const lt_group *group)
 {
     char text[512];
     lt_status code;
@@ -34,28 +34,28 @@ static lt_status hear(const lt_group *group)
 
 /* Until all that was begun is done, but no more than so many seconds: then it is LT_EPEER without a
  * message, and *late. 0: as long as it takes. LT_EPEER too when a rank has failed. */
-static lt_status wait_for(lt_peers *peers, const lt_group *group, double seconds, bool *late)
+static lt_status wait_for(lt_device_comm *comm, const lt_group *group, double seconds, bool *late)
 {
     double now = lt__seconds(), heard = 0;
     lt_deadline deadline = {now + seconds, now};
     bool done = false;
     *late = false;
     for (int i = 0;; i++) {
-        LT_TRY(peers->calls->poll(peers, &done));
+        LT_TRY(comm->calls->poll(comm, &done));
         if (done)
             return LT_OK;
-        if (i % 16 == 15 && hear(group) != LT_OK) {
+        if (i % 16 == 15 && check_group(group) != LT_OK) {
             heard = heard > 0 ? heard : lt__seconds();
-            if (lt__seconds() > heard + FAREWELL)
+            if (lt__seconds() > heard + LAG_SECONDS)
                 return LT_EPEER;
         }
         if (seconds > 0 && (*late = lt__deadline_is_over(&deadline)))
             return LT_EPEER;
-        nap(i);
+        back_off(i);
     }
 }
 
-static void say_late(double seconds)
+static void fail_late(double seconds)
 {
     lt_fail(LT_EPEER, "the accelerators of the other ranks have not come within %g s", seconds);
 }
@@ -65,48 +65,48 @@ static void say_late(double seconds)
 static lt_status explain(const lt_group *group, const char *what, lt_status status)
 {
     char why[600];
-    double until = lt__seconds() + HEARSAY;
+    double until = lt__seconds() + BLAME_SECONDS;
     snprintf(why, sizeof why, "%s", lt_errmsg());
     while (status == LT_EPEER && lt_group_size(group) > 1 && lt__seconds() < until) {
-        LT_TRY(hear(group));
+        LT_TRY(check_group(group));
         nanosleep(&(struct timespec){.tv_nsec = 10 * 1000 * 1000}, NULL);
     }
     return lt_fail(status, "%s: %s", what, why);
 }
 
-static void close_peers(lt_reach *r)
+static void close_comm(lt_device_exchange *r)
 {
-    if (r->peers)
-        r->peers->calls->close(r->peers);
-    r->peers = NULL;
+    if (r->comm)
+        r->comm->calls->close(r->comm);
+    r->comm = NULL;
 }
 
-lt_status lt__reach_wait(lt_reach *r, lt_group *group, const char *what, lt_status begun,
+lt_status lt__device_exchange_wait(lt_device_exchange *r, lt_group *group, const char *what, lt_status begun,
                          bool others)
 {
     double seconds = others ? lt__group_timeout(group) : 0;
     bool late = false;
-    lt_status status = begun == LT_OK ? wait_for(r->peers, group, seconds, &late) : begun;
+    lt_status status = begun == LT_OK ? wait_for(r->comm, group, seconds, &late) : begun;
     if (status == LT_OK)
         return LT_OK;
     if (late)
-        say_late(seconds);
+        fail_late(seconds);
     status = explain(group, what, status);
     lt_group_fail(group);
-    close_peers(r);
+    close_comm(r);
     return status;
 }
 
 /* ==== The choice ============================================================================== */
 
-typedef struct card {         /* what ranks tell each other of their accelerators */
+typedef struct capability {         /* what ranks tell each other of their accelerators */
     bool can, late;           /* late: it cannot because others have not come */
     char device[16];          /* "cuda:0" */
-    char name[LT_PEERS_NAME];
+    char name[LT_COMM_NAME_BYTES];
     char why[400];            /* it cannot */
-} card;
+} capability;
 
-static lt_status exchange(lt_group *group, const card *mine, card *all)
+static lt_status exchange_capabilities(lt_group *group, const capability *mine, capability *all)
 {
     all[lt_group_rank(group)] = *mine;
     for (int r = 0; r < lt_group_size(group); r++)
@@ -115,7 +115,7 @@ static lt_status exchange(lt_group *group, const card *mine, card *all)
 }
 
 /* Why not, best from one who has not only waited; NULL: they all can, and each rank has its own. */
-static const char *find_obstacle(const card *all, int size, char text[600])
+static const char *find_obstacle(const capability *all, int size, char text[600])
 {
     for (int late = 0; late < 2; late++)
         for (int r = 0; r < size; r++)
@@ -132,43 +132,43 @@ static const char *find_obstacle(const card *all, int size, char text[600])
     return NULL;
 }
 
-typedef struct invitation {
+typedef struct comm_id {
     lt_status status;
-    char id[LT_PEERS_ID];
+    char id[LT_COMM_ID_BYTES];
     char text[400];
-} invitation;
+} comm_id;
 
 /* The others hear of what is wrong on rank 0. */
-static lt_status invite(lt_device *device, lt_group *group, invitation *all)
+static lt_status share_id(lt_device *device, lt_group *group, comm_id *all)
 {
     memset(all, 0, sizeof *all);
-    if (lt_group_rank(group) == 0 && (all->status = device->peers->make_id(device, all->id)))
+    if (lt_group_rank(group) == 0 && (all->status = device->comm_calls->make_id(device, all->id)))
         snprintf(all->text, sizeof all->text, "%s", lt_errmsg());
     return lt_group_broadcast(group, "what accelerators come together by", all, sizeof *all, 0);
 }
 
 /* mine->can: this rank is in. In half the time that others are waited for: if it takes longer,
  * there is still time to say so. */
-static lt_status come_together(lt_reach *r, lt_device *device, lt_group *group, card *mine)
+static lt_status open_comm(lt_device_exchange *r, lt_device *device, lt_group *group, capability *mine)
 {
-    invitation all;
+    comm_id all;
     double seconds = lt__group_timeout(group) / 2;
-    LT_TRY(invite(device, group, &all));
+    LT_TRY(share_id(device, group, &all));
     lt_status status = all.status;
     if (status == LT_OK)
-        status = device->peers->open(device, all.id, lt_group_rank(group), lt_group_size(group),
-                                     &r->peers);
+        status = device->comm_calls->open(device, all.id, lt_group_rank(group), lt_group_size(group),
+                                     &r->comm);
     if (status == LT_OK)
-        status = wait_for(r->peers, group, seconds, &mine->late);
+        status = wait_for(r->comm, group, seconds, &mine->late);
     if (mine->late)
-        say_late(seconds);
+        fail_late(seconds);
     mine->can = status == LT_OK;
     snprintf(mine->why, sizeof mine->why, "%s", all.status ? all.text : lt_errmsg());
-    return hear(group);
+    return check_group(group);
 }
 
-/* Whether all ranks may sum by peers; sums is the same on all of them. */
-static lt_status ask(lt_ctx *ctx, lt_group *group, lt_sums sums, bool *may)
+/* Whether all ranks may sum among accelerators; sums is the same on all of them. */
+static lt_status compare_choices(lt_ctx *ctx, lt_group *group, lt_sums sums, bool *may)
 {
     bool there = !ctx->device->is_host;
     int size = lt_group_size(group);
@@ -184,27 +184,27 @@ static lt_status ask(lt_ctx *ctx, lt_group *group, lt_sums sums, bool *may)
     return LT_OK;
 }
 
-static lt_status choose(lt_reach *r, lt_ctx *ctx, lt_group *group, lt_sums sums, card *all)
+static lt_status choose(lt_device_exchange *r, lt_ctx *ctx, lt_group *group, lt_sums sums, capability *all)
 {
     lt_device *device = ctx->device;
     char text[600];
-    card mine = {.can = false};
+    capability mine = {.can = false};
     snprintf(mine.device, sizeof mine.device, "%s", device->name);
     snprintf(mine.why, sizeof mine.why, "%s has no way to others", device->name);
-    if (device->peers) {
-        mine.can = device->peers->find(device, mine.name) == LT_OK;
+    if (device->comm_calls) {
+        mine.can = device->comm_calls->identify(device, mine.name) == LT_OK;
         snprintf(mine.why, sizeof mine.why, "%s", mine.can ? "" : lt_errmsg());
     }
-    LT_TRY(exchange(group, &mine, all));
+    LT_TRY(exchange_capabilities(group, &mine, all));
     const char *why = find_obstacle(all, lt_group_size(group), text);
     if (!why) {
-        LT_TRY(come_together(r, device, group, &mine));
-        LT_TRY(exchange(group, &mine, all));
+        LT_TRY(open_comm(r, device, group, &mine));
+        LT_TRY(exchange_capabilities(group, &mine, all));
         why = find_obstacle(all, lt_group_size(group), text);
     }
     if (!why)
         return LT_OK;
-    close_peers(r);
+    close_comm(r);
     if (sums == LT_SUMS_NCCL)
         return lt_fail(LT_EENV, "--sums nccl: %s", why);
     if (lt_group_rank(group) == 0)
@@ -212,17 +212,17 @@ static lt_status choose(lt_reach *r, lt_ctx *ctx, lt_group *group, lt_sums sums,
     return LT_OK;
 }
 
-lt_status lt__reach_choose(lt_reach *r, lt_ctx *ctx, lt_group *group, lt_sums sums)
+lt_status lt__device_exchange_choose(lt_device_exchange *r, lt_ctx *ctx, lt_group *group, lt_sums sums)
 {
     bool may = false;
     int size = lt_group_size(group);
     if (r->chosen)
         return LT_OK;
-    LT_TRY(ask(ctx, group, sums, &may));
+    LT_TRY(compare_choices(ctx, group, sums, &may));
     r->chosen = !may || (size == 1 && sums != LT_SUMS_NCCL);
     if (r->chosen)
         return LT_OK;
-    card *all = calloc((size_t)size, sizeof *all);
+    capability *all = calloc((size_t)size, sizeof *all);
     if (!all)
         return lt_fail(LT_ENOMEM, "out of memory for %d ranks", size);
     lt_status status = choose(r, ctx, group, sums, all);
@@ -233,7 +233,7 @@ lt_status lt__reach_choose(lt_reach *r, lt_ctx *ctx, lt_group *group, lt_sums su
 
 /* ==== Memory ================================================================================== */
 
-lt_status lt__reach_make_room(lt_reach *r, lt_ctx *ctx, const lt_plan *plan, lt_dtype wire)
+lt_status lt__device_exchange_make_room(lt_device_exchange *r, lt_ctx *ctx, const lt_plan *plan, lt_dtype wire)
 {
     size_t most = 0;
     for (int k = 0; k < plan->n_buckets && wire != LT_F32; k++) {
@@ -248,7 +248,7 @@ lt_status lt__reach_make_room(lt_reach *r, lt_ctx *ctx, const lt_plan *plan, lt_
         r->room = r->on_wire ? most : 0;
     }
     if (plan->n_items > r->n_zeros) {
-        lt_piece *more = realloc(r->zeros, (size_t)plan->n_items * sizeof *more);
+        lt_bucket_range *more = realloc(r->zeros, (size_t)plan->n_items * sizeof *more);
         r->zeros = more ? more : r->zeros;
         r->n_zeros = more ? plan->n_items : r->n_zeros;
     }
@@ -257,18 +257,18 @@ lt_status lt__reach_make_room(lt_reach *r, lt_ctx *ctx, const lt_plan *plan, lt_
     return LT_OK;
 }
 
-void lt__reach_free(lt_reach *r, lt_ctx *ctx, lt_group *group)
+void lt__device_exchange_free(lt_device_exchange *r, lt_ctx *ctx, lt_group *group)
 {
     double timeout = lt__group_timeout(group);
     lt_status code;
     char text[8];
     int rank;
     bool failed = lt_group_failure(group, &rank, &code, text, sizeof text), late;
-    if (r->peers && !failed && r->peers->calls->part(r->peers) == LT_OK) {
-        lt_status status = wait_for(r->peers, group, timeout < PARTING ? timeout : PARTING, &late);
+    if (r->comm && !failed && r->comm->calls->finalize(r->comm) == LT_OK) {
+        lt_status status = wait_for(r->comm, group, timeout < FINALIZE_SECONDS ? timeout : FINALIZE_SECONDS, &late);
         (void)status; /* who has not parted by now is aborted */
     }
-    close_peers(r);
+    close_comm(r);
     lt__device_free(ctx, ctx->device, r->on_wire, r->room);
     free(r->zeros);
 }
