@@ -20,7 +20,7 @@ static lt_status call_kernel(lt_call *c, lt_kernel kernel, bool backward)
     LT_TRY(kernel(c));
     if (!c->sums)
         return LT_OK;
-    LT_TRY(ag->all_sum(ag->all_sum_ud, c->sums, c->n_sums, backward));
+    LT_TRY(ag->allreduce(ag->allreduce_ud, c->sums, c->n_sums, backward));
     c->summed = true;
     return kernel(c);
 }
@@ -162,7 +162,7 @@ static lt_status run_on_device(lt_call *c, const lt_def *def, bool backward)
     if (!kernel)
         return lt_fail(LT_EUNSUPPORTED, "there is no kernel for %s on %s; on the CPU there is, for "
                        "copies by x:to('cpu')", backward ? "its backward" : "it", device->name);
-    if (ag->all_sum && def->op->sums && def->op->sums(c, backward) > 0)
+    if (ag->allreduce && def->op->sums && def->op->sums(c, backward) > 0)
         return lt_fail(LT_EUNSUPPORTED, "sums over all ranks are not made on %s yet; use the CPU, "
                        "or leave sync out", device->name);
     size_t bytes = own->scratch ? own->scratch(c, backward) : 0;
@@ -181,7 +181,7 @@ static lt_status run_on_device(lt_call *c, const lt_def *def, bool backward)
 static lt_status run_on_cpu(lt_call *c, const lt_op *op, bool backward)
 {
     const struct lt_autograd *ag = c->ctx->slots.autograd;
-    if (ag->all_sum && op->sums && !ag->dry_run.on)
+    if (ag->allreduce && op->sums && !ag->dry_run.on)
         c->n_sums = op->sums(c, backward);
     size_t bytes = (size_t)c->n_sums * sizeof *c->sums;
     if (bytes > 0 && !(c->sums = lt__alloc(c->ctx, bytes)))
@@ -267,7 +267,7 @@ lt_status lt_recompute_f32(const lt_call *call, bool backward, int which, int64_
     int n_all = all_outputs(op), n_out = lt_op_outputs(op);
     lt_tensor *at[4][LT_MAX_LIST] = {{NULL}};
     lt_call c = *call;
-    if (op->in_place || (op->sums && c.ctx->slots.autograd->all_sum))
+    if (op->in_place || (op->sums && c.ctx->slots.autograd->allreduce))
         return lt_fail(LT_EUNSUPPORTED, "%s is not to be run again", call->schema->name);
     c.in = at[IN];
     c.out = at[OUT];

@@ -189,7 +189,7 @@ struct lt_op {
     lt_status (*shape)(lt_call *call);                   /* checks in and opt, fills spec */
     size_t (*scratch)(const lt_call *call, bool backward); /* may be NULL */
     /* How many numbers of its kernel a call wants summed over all ranks, the first of them a count;
-     * NULL: none ever. Where there are other ranks, see lt_set_all_sum(), the kernel runs twice:
+     * NULL: none ever. Where there are other ranks, see lt_set_allreduce(), the kernel runs twice:
      * first it fills call->sums, then it goes on with the sums, and call->summed set. Elsewhere
      * call->sums is NULL, and what it has itself is all. */
     int64_t (*sums)(const lt_call *call, bool backward);
@@ -412,8 +412,8 @@ LT_API lt_cast_fn lt_get_cast(const lt_ctx *ctx, void **ud);
 /* numbers[0..n) = their sums over all ranks, for ops in training whose result depends on the whole
  * batch; dist has one. numbers[0] counts rows. In backward the others are sums of the gradient of a
  * rank's own loss, so each rank's are weighted as its loss is. NULL: there are no other ranks. */
-typedef lt_status (*lt_all_sum_fn)(void *ud, double *numbers, int64_t n, bool backward);
-LT_API void lt_set_all_sum(lt_ctx *ctx, lt_all_sum_fn fn, void *ud);
+typedef lt_status (*lt_allreduce_fn)(void *ud, double *numbers, int64_t n, bool backward);
+LT_API void lt_set_allreduce(lt_ctx *ctx, lt_allreduce_fn fn, void *ud);
 
 /* What a kernel took: called after each with its call and seconds, for tables of where the time
  * goes; NULL: no longer. Meanwhile each kernel of an accelerator is waited for. */

@@ -107,10 +107,10 @@ lt_cast_fn lt_get_cast(const lt_ctx *ctx, void **ud)
     return ctx->slots.autograd->cast;
 }
 
-void lt_set_all_sum(lt_ctx *ctx, lt_all_sum_fn fn, void *ud)
+void lt_set_allreduce(lt_ctx *ctx, lt_allreduce_fn fn, void *ud)
 {
-    ctx->slots.autograd->all_sum = fn;
-    ctx->slots.autograd->all_sum_ud = ud;
+    ctx->slots.autograd->allreduce = fn;
+    ctx->slots.autograd->allreduce_ud = ud;
 }
 
 void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n, lt_check_loss_fn check_loss,

@@ -136,8 +136,8 @@ struct lt_autograd {
     lt_scaling scaling;       /* all NULL: there is none */
     lt_cast_fn cast;
     void *cast_ud;
-    lt_all_sum_fn all_sum;
-    void *all_sum_ud;
+    lt_allreduce_fn allreduce;
+    void *allreduce_ud;
     lt_where_fn where;
     void *where_ud;
     lt_timer_fn timer;

@@ -41,7 +41,7 @@ static uint32_t count_writes(lt_reducer *r)
 {
     uint32_t count = 0;
     for (int arena = 0, i = 0; i < r->plan.n_items; i++) {
-        const lt_member *it = &r->plan.items[i];
+        const lt_bucket_item *it = &r->plan.items[i];
         if (it->arena != arena)
             continue;
         uint32_t now = atomic_load_explicit(&it->x->storage->version, memory_order_relaxed);
@@ -51,7 +51,7 @@ static uint32_t count_writes(lt_reducer *r)
     return count;
 }
 
-void lt__agree_write(lt_reducer *r, lt_own *own)
+void lt__agree_write(lt_reducer *r, lt_rank_record *own)
 {
     if (!r->looked)
         lt__agree_look(r);

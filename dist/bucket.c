@@ -1,4 +1,4 @@
-/* bucket.c - the work on one bucket of a sweep, on the group's thread; see reducer.h.
+/* bucket.c - the work on one bucket of an exchange, on the group's thread; see reducer.h.
  *
  * It has three ways: a bucket on the CPU is summed where it is; one of an accelerator comes over to
  * the CPU, is summed there and goes back; or it stays, and accelerators sum among themselves.
@@ -11,13 +11,13 @@
 
 #include "dist/reducer.h"
 
-static lt_status wait_until_there(lt_reducer *r, const lt_bucket_plan *b)
+static lt_status wait_until_ready(lt_reducer *r, const lt_planned_bucket *b)
 {
     lt_status code = LT_OK;
     char text[512];
     int rank;
     pthread_mutex_lock(&r->lock);
-    while (b->coming > 0 && code == LT_OK) {
+    while (b->pending > 0 && code == LT_OK) {
         struct timespec soon;
         clock_gettime(CLOCK_MONOTONIC, &soon);
         soon.tv_sec++;
@@ -35,16 +35,16 @@ static lt_status wait_until_there(lt_reducer *r, const lt_bucket_plan *b)
 /* Whether the gradients of this rank count; if not, even what is not finite in them does not. */
 static bool counts(const lt_reducer *r) { return r->shards > 0 || r->share > 0; }
 
-static bool has(const lt_reducer *r, const lt_member *item)
+static bool has(const lt_reducer *r, const lt_bucket_item *item)
 {
-    return item->came != LT_NOTHING && counts(r);
+    return item->state != LT_GRAD_NONE && counts(r);
 }
 
 static double scale_of(const lt_reducer *r) { return r->shards > 0 || !counts(r) ? 1 : r->share; }
 
 /* What is found in it decides about the step; if not, it waits for its optimizer, or has none. */
-static bool decides(const lt_member *item) { return item->judged && item->grown; }
-static bool only_travels(const lt_reducer *r, const lt_member *item)
+static bool decides(const lt_bucket_item *item) { return item->has_optim && item->accumulated; }
+static bool only_travels(const lt_reducer *r, const lt_bucket_item *item)
 {
     return has(r, item) && !decides(item);
 }
@@ -57,13 +57,13 @@ static lt_dtype wire_of(const lt_reducer *r, lt_dtype dtype)
 /* The items [first, end) of a bucket. */
 typedef struct part {
     int index, first, end;
-    lt_bucket_plan *plan;
+    lt_planned_bucket *plan;
     char what[32];            /* "bucket 3" */
     void *place;              /* in the arena */
     double began;             /* to be summed */
 } part;
 
-static const lt_member *item_of(const lt_reducer *r, const part *b, int i)
+static const lt_bucket_item *item_of(const lt_reducer *r, const part *b, int i)
 {
     return &r->plan.items[b->first + i];
 }
@@ -72,7 +72,7 @@ static lt_packet packet_of(const lt_reducer *r, const part *b, void *data)
 {
     lt_dtype dtype = item_of(r, b, 0)->place.dtype;
     return (lt_packet){.bucket = b->index, .x = r->sent, .data = data, .dtype = dtype,
-                       .count = lt__plan_span(&r->plan, b->first, b->end),
+                       .count = lt__bucket_plan_span(&r->plan, b->first, b->end),
                        .in_f16 = dtype == LT_F32 && r->config.wire == LT_F16};
 }
 
@@ -83,8 +83,8 @@ static lt_packet gather(lt_reducer *r, const part *b, void *data)
 {
     lt_packet packet = packet_of(r, b, data);
     for (int i = 0; i < b->end - b->first; i++) {
-        const lt_member *it = item_of(r, b, i);
-        char *at = (char *)data + ((char *)lt__member_data(it) - (char *)b->place);
+        const lt_bucket_item *it = item_of(r, b, i);
+        char *at = (char *)data + ((char *)lt__bucket_item_data(it) - (char *)b->place);
         lt_grad_stats stats = {0};
         if (has(r, it)) {
             r->sent[packet.n++] = it->x;
@@ -96,7 +96,7 @@ static lt_packet gather(lt_reducer *r, const part *b, void *data)
                 lt__grad_stats_add(&packet.stats, stats);
             }
         } else
-            memset(at, 0, lt__member_bytes(it));
+            memset(at, 0, lt__bucket_item_bytes(it));
     }
     return packet;
 }
@@ -106,30 +106,30 @@ static lt_status sum_on_host(lt_reducer *r, part *b)
     bool is_here = r->ctx->device->is_host;
     void *data = b->place;
     lt_dtype dtype = item_of(r, b, 0)->place.dtype;
-    size_t bytes = (size_t)lt__plan_span(&r->plan, b->first, b->end) * lt_dtype_bytes(dtype);
+    size_t bytes = (size_t)lt__bucket_plan_span(&r->plan, b->first, b->end) * lt_dtype_bytes(dtype);
     if (!is_here)
         LT_TRY(lt__staging_fetch(&r->staging, b->place, bytes, b->plan->mark, &data));
     b->began = lt__seconds();
     lt_packet packet = gather(r, b, data);
     lt_sum sum = {.what = b->what, .data = data, .count = packet.count, .dtype = dtype,
                   .wire = wire_of(r, dtype), .scale = scale_of(r)};
-    bool owns = !is_here || lt__plan_owns_behind(&r->plan, b->end, r->filter.is.tail);
+    bool owns = !is_here || lt__bucket_plan_owns_behind(&r->plan, b->end, r->filter.is.tail);
     LT_TRY(lt__filter_allreduce(&r->filter, r->group, &sum, owns, &packet));
     return is_here ? LT_OK : lt__staging_send(&r->staging, b->place, bytes, b->plan->mark);
 }
 
 /* ==== On accelerators ========================================================================= */
 
-typedef struct there {        /* a bucket that stays */
+typedef struct device_bucket {        /* a bucket that stays */
     lt_reducer *r;
     const char *what;
     lt_device_sum sum;
-} there;
+} device_bucket;
 
 /* Once over, with the numbers; the bucket itself stays as it was where there is an on_wire. */
-static lt_status carry_there(void *ud, lt_packet *p, int exponent)
+static lt_status send_on_device(void *ud, lt_packet *p, int exponent)
 {
-    const there *t = ud;
+    const device_bucket *t = ud;
     lt_device_comm *comm = t->r->device_exchange.comm;
     lt_device_sum sum = t->sum;
     sum.scale = ldexp(sum.scale, exponent);
@@ -142,7 +142,7 @@ static lt_status carry_there(void *ud, lt_packet *p, int exponent)
 
 /* In `count` elements of a bucket, which become zeros in the first n pieces; as soon as the
  * accelerator is so far. */
-static lt_status find_there(lt_reducer *r, const part *b, void *data, int64_t count, int zeros,
+static lt_status measure_on_device(lt_reducer *r, const part *b, void *data, int64_t count, int zeros,
                             lt_grad_stats *stats)
 {
     lt_device_exchange *exchange = &r->device_exchange;
@@ -157,56 +157,56 @@ static lt_status find_there(lt_reducer *r, const part *b, void *data, int64_t co
 }
 
 /* In what is between items that only travel: seldom are there any. */
-static lt_status find_what_decides(lt_reducer *r, const part *b, lt_grad_stats *stats)
+static lt_status measure_deciding(lt_reducer *r, const part *b, lt_grad_stats *stats)
 {
     int n = b->end - b->first;
     for (int end, i = 0; i < n; i = end + 1) {
         for (end = i; end < n && !only_travels(r, item_of(r, b, end)); end++)
             ;
         if (end > i)
-            LT_TRY(find_there(r, b, lt__member_data(item_of(r, b, i)),
-                              lt__plan_span(&r->plan, b->first + i, b->first + end), 0, stats));
+            LT_TRY(measure_on_device(r, b, lt__bucket_item_data(item_of(r, b, i)),
+                              lt__bucket_plan_span(&r->plan, b->first + i, b->first + end), 0, stats));
     }
     return LT_OK;
 }
 
 /* Zeros where this rank has nothing; and what there is in the rest, if the filter asks. */
-static lt_status look(lt_reducer *r, const part *b, lt_packet *packet)
+static lt_status prepare(lt_reducer *r, const part *b, lt_packet *packet)
 {
     int64_t first = item_of(r, b, 0)->place.offset;
     lt_grad_stats all = {0};
     bool all_decide = true;
     int n = 0;
     for (int i = 0; i < b->end - b->first; i++) {
-        const lt_member *it = item_of(r, b, i);
+        const lt_bucket_item *it = item_of(r, b, i);
         if (has(r, it))
             r->sent[packet->n++] = it->x;
         else
             r->device_exchange.zeros[n++] = (lt_bucket_range){it->place.offset - first, it->x->count};
         all_decide &= !only_travels(r, it);
     }
-    LT_TRY(find_there(r, b, b->place, packet->count, n, &all));
+    LT_TRY(measure_on_device(r, b, b->place, packet->count, n, &all));
     packet->largest = all.largest;
     packet->stats = all;
     if (all_decide || !r->filter.is.look)
         return LT_OK;
     packet->stats = (lt_grad_stats){0};
-    return find_what_decides(r, b, &packet->stats);
+    return measure_deciding(r, b, &packet->stats);
 }
 
-static lt_status sum_there(lt_reducer *r, part *b)
+static lt_status sum_on_device(lt_reducer *r, part *b)
 {
     const lt_bucket_filter *filter = &r->filter.is;
     lt_packet packet = packet_of(r, b, NULL);
     lt_dtype wire = wire_of(r, packet.dtype);
-    LT_TRY(look(r, b, &packet));
+    LT_TRY(prepare(r, b, &packet));
     b->began = lt__seconds();
-    there t = {r, b->what, {.data = b->place, .count = packet.count, .dtype = packet.dtype,
+    device_bucket t = {r, b->what, {.data = b->place, .count = packet.count, .dtype = packet.dtype,
                             .wire = wire, .scale = scale_of(r),
                             .on_wire = wire == packet.dtype ? NULL : r->device_exchange.on_wire,
                             .n_tail = filter->pack ? filter->tail : 0}};
-    LT_TRY(filter->pack ? lt__filter_carry(filter, &packet, carry_there, &t)
-                        : carry_there(&t, &packet, 0));
+    LT_TRY(filter->pack ? lt__filter_send(filter, &packet, send_on_device, &t)
+                        : send_on_device(&t, &packet, 0));
     if (!t.sum.on_wire)
         return LT_OK;
     lt_device_comm *comm = r->device_exchange.comm;
@@ -219,21 +219,21 @@ static lt_status sum_there(lt_reducer *r, part *b)
 
 lt_status lt__bucket_reduce(lt_reducer *r, int index)
 {
-    lt_bucket_plan *plan = &r->plan.buckets[index];
+    lt_planned_bucket *plan = &r->plan.buckets[index];
     part b = {.index = index, .first = plan->first, .end = plan->end, .plan = plan};
     plan->times.bytes = 0;
-    while (b.first < b.end && !r->plan.items[b.first].wanted)
+    while (b.first < b.end && !r->plan.items[b.first].used)
         b.first++;
-    while (b.end > b.first && !r->plan.items[b.end - 1].wanted)
+    while (b.end > b.first && !r->plan.items[b.end - 1].used)
         b.end--;
     if (b.first == b.end)
         return LT_OK;
     double asked = lt__seconds();
-    LT_TRY(wait_until_there(r, plan));
+    LT_TRY(wait_until_ready(r, plan));
     snprintf(b.what, sizeof b.what, "bucket %d", index);
-    b.place = lt__member_data(item_of(r, &b, 0));
-    LT_TRY(r->device_exchange.comm ? sum_there(r, &b) : sum_on_host(r, &b));
-    plan->times.bytes = (size_t)lt__plan_span(&r->plan, b.first, b.end) *
+    b.place = lt__bucket_item_data(item_of(r, &b, 0));
+    LT_TRY(r->device_exchange.comm ? sum_on_device(r, &b) : sum_on_host(r, &b));
+    plan->times.bytes = (size_t)lt__bucket_plan_span(&r->plan, b.first, b.end) *
                         lt_dtype_bytes(item_of(r, &b, 0)->place.dtype);
     plan->times.began = b.began;
     plan->times.ended = lt__seconds();

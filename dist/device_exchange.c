@@ -168,7 +168,7 @@ static lt_status open_comm(lt_device_exchange *r, lt_device *device, lt_group *g
 }
 
 /* Whether all ranks may sum among accelerators; sums is the same on all of them. */
-static lt_status compare_choices(lt_ctx *ctx, lt_group *group, lt_sums sums, bool *may)
+static lt_status compare_choices(lt_ctx *ctx, lt_group *group, lt_sum_backend sums, bool *may)
 {
     bool there = !ctx->device->is_host;
     int size = lt_group_size(group);
@@ -177,14 +177,14 @@ static lt_status compare_choices(lt_ctx *ctx, lt_group *group, lt_sums sums, boo
                   .dtype = LT_F64, .wire = LT_F64, .scale = 1};
     LT_TRY(lt_group_allreduce(group, &sum));
     int missing = size - (int)on_device;
-    *may = missing == 0 && sums != LT_SUMS_HOST;
-    if (!*may && sums == LT_SUMS_NCCL)
+    *may = missing == 0 && sums != LT_SUM_BACKEND_HOST;
+    if (!*may && sums == LT_SUM_BACKEND_NCCL)
         return lt_fail(LT_EENV, "--sums nccl wants each rank on an accelerator, and %d of %d %s; "
                        "use --device cuda", missing, size, missing == 1 ? "is not" : "are not");
     return LT_OK;
 }
 
-static lt_status choose(lt_device_exchange *r, lt_ctx *ctx, lt_group *group, lt_sums sums, capability *all)
+static lt_status choose(lt_device_exchange *r, lt_ctx *ctx, lt_group *group, lt_sum_backend sums, capability *all)
 {
     lt_device *device = ctx->device;
     char text[600];
@@ -205,21 +205,21 @@ static lt_status choose(lt_device_exchange *r, lt_ctx *ctx, lt_group *group, lt_
     if (!why)
         return LT_OK;
     close_comm(r);
-    if (sums == LT_SUMS_NCCL)
+    if (sums == LT_SUM_BACKEND_NCCL)
         return lt_fail(LT_EENV, "--sums nccl: %s", why);
     if (lt_group_rank(group) == 0)
         lt_log(ctx, LT_LOG_INFO, "%s: buckets are summed on the CPU", why);
     return LT_OK;
 }
 
-lt_status lt__device_exchange_choose(lt_device_exchange *r, lt_ctx *ctx, lt_group *group, lt_sums sums)
+lt_status lt__device_exchange_choose(lt_device_exchange *r, lt_ctx *ctx, lt_group *group, lt_sum_backend sums)
 {
     bool may = false;
     int size = lt_group_size(group);
     if (r->chosen)
         return LT_OK;
     LT_TRY(compare_choices(ctx, group, sums, &may));
-    r->chosen = !may || (size == 1 && sums != LT_SUMS_NCCL);
+    r->chosen = !may || (size == 1 && sums != LT_SUM_BACKEND_NCCL);
     if (r->chosen)
         return LT_OK;
     capability *all = calloc((size_t)size, sizeof *all);
@@ -233,12 +233,12 @@ lt_status lt__device_exchange_choose(lt_device_exchange *r, lt_ctx *ctx, lt_grou
 
 /* ==== Memory ================================================================================== */
 
-lt_status lt__device_exchange_make_room(lt_device_exchange *r, lt_ctx *ctx, const lt_plan *plan, lt_dtype wire)
+lt_status lt__device_exchange_make_room(lt_device_exchange *r, lt_ctx *ctx, const lt_bucket_plan *plan, lt_dtype wire)
 {
     size_t most = 0;
     for (int k = 0; k < plan->n_buckets && wire != LT_F32; k++) {
-        const lt_bucket_plan *b = &plan->buckets[k];
-        size_t bytes = (size_t)lt__plan_span(plan, b->first, b->end) * lt_dtype_bytes(wire);
+        const lt_planned_bucket *b = &plan->buckets[k];
+        size_t bytes = (size_t)lt__bucket_plan_span(plan, b->first, b->end) * lt_dtype_bytes(wire);
         if (plan->items[b->first].place.dtype == LT_F32 && bytes > most)
             most = bytes;
     }

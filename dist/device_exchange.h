@@ -8,7 +8,7 @@
 #define LT_DIST_DEVICE_EXCHANGE_H
 
 #include "core/tensor.h"
-#include "dist/plan.h"
+#include "dist/bucket_plan.h"
 
 _Static_assert((int)LT_MOST_TAIL <= (int)LT_COMM_TAIL, "a filter's numbers may go with a sum");
 
@@ -24,9 +24,9 @@ typedef struct lt_device_exchange {     /* zero: nothing was found out yet */
 /* Finds out where buckets are summed, and if by a communicator, comes together with them. A collective of
  * the group, in the rank's thread. LT_EENV when that is not what sums wants, LT_EDESYNC when others
  * want something else. */
-LT_MUST lt_status lt__device_exchange_choose(lt_device_exchange *exchange, lt_ctx *ctx, lt_group *group, lt_sums sums);
+LT_MUST lt_status lt__device_exchange_choose(lt_device_exchange *exchange, lt_ctx *ctx, lt_group *group, lt_sum_backend sums);
 /* In the rank's thread, while nothing is summed: room for all buckets of a plan. LT_ENOMEM. */
-LT_MUST lt_status lt__device_exchange_make_room(lt_device_exchange *exchange, lt_ctx *ctx, const lt_plan *plan,
+LT_MUST lt_status lt__device_exchange_make_room(lt_device_exchange *exchange, lt_ctx *ctx, const lt_bucket_plan *plan,
                                       lt_dtype wire);
 /* On the group's thread, behind a call for the communicator, which has given `begun`: until all is done
  * that was begun. others: for it they are needed, who are waited for as long as the group waits.

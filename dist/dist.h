@@ -143,7 +143,7 @@ LT_MUST lt_status lt_group_compare_numbers(lt_group *group, const char *what,
  * parameters it uses, its loss, the sums of its batch norm statistics, its signature to stop.
  *
  * A step may have several backwards, which add up. The last one sends. If nobody says which one
- * that is (lt_reducer_expect()), it is taken to be as in the steps before; the first step sends
+ * that is (lt_reducer_expect_backwards()), it is taken to be as in the steps before; the first step sends
  * when an optimizer wants the gradients. A parameter that only some ranks have used counts as zero
  * on the others; one that none has used is not sent, and not updated. Ranks come to a batch
  * norm for the first time in the same step and the same order, make the same optimizers in one
@@ -167,18 +167,18 @@ LT_MUST lt_status lt_group_compare_numbers(lt_group *group, const char *what,
  * weights part: that is not compared. */
 typedef struct lt_reducer lt_reducer;
 
-typedef enum lt_sums {      /* where the gradients of accelerators are summed */
-    LT_SUMS_AUTO,             /* on them, if that can be; rank 0 logs why not */
-    LT_SUMS_HOST,             /* on the CPU */
-    LT_SUMS_NCCL              /* on them, or it is an error */
-} lt_sums;
+typedef enum lt_sum_backend {      /* where the gradients of accelerators are summed */
+    LT_SUM_BACKEND_AUTO,             /* on them, if that can be; rank 0 logs why not */
+    LT_SUM_BACKEND_HOST,             /* on the CPU */
+    LT_SUM_BACKEND_NCCL              /* on them, or it is an error */
+} lt_sum_backend;
 
 typedef struct lt_reducer_config { /* zero means default */
     size_t first_bucket, bucket;   /* bytes; 1 MiB for the first, at most 8 for others */
     lt_dtype wire;                 /* of f32 gradients; the same on all ranks */
-    lt_sums sums;                  /* the same on all ranks */
+    lt_sum_backend sum_backend;                  /* the same on all ranks */
     bool blocking;                 /* nothing is sent before the optimizer wants it */
-    bool apart;                    /* nothing is sent at all, and weights go apart: to measure what
+    bool no_sync;                    /* nothing is sent at all, and weights go apart: to measure what
                                     * it costs to be together */
     int vranks;                    /* a step has so many shards, a power of two: each rank goes
                                     * through its part of them one after the other, with its share
@@ -214,21 +214,21 @@ LT_API void lt_reducer_set_data(lt_reducer *reducer, uint32_t digest);
  * after the last step: the settings of every other step are compared in the step that follows. */
 LT_MUST lt_status lt_reducer_compare(lt_reducer *reducer);
 
-/* For lt_set_all_sum(), with the reducer as ud. All ranks must go through as many such sums in each
+/* For lt_set_allreduce(), with the reducer as ud. All ranks must go through as many such sums in each
  * step. LT_EUSAGE with vranks, unless each rank has one: the others have not come yet. */
 LT_MUST lt_status lt_reducer_sum(void *reducer, double *numbers, int64_t n, bool backward);
 
 /* Each step has so many backwards from now on. 0, as in the beginning: to be found out; then a step
  * with more of them than any before must have them on all ranks. */
-LT_API void lt_reducer_expect(lt_reducer *reducer, int backwards);
+LT_API void lt_reducer_expect_backwards(lt_reducer *reducer, int backwards);
 
-typedef struct lt_reduced { /* the last step that was made one */
+typedef struct lt_reduced_step { /* the last step that was made one */
     double loss;            /* of the global batch, all backwards of the step added */
     int stop_reason;        /* of a rank that is to stop, or 0; see lt_stop() */
     int buckets;            /* sent */
     double waited;          /* seconds that the optimizer had to wait for */
-} lt_reduced;
-LT_API lt_reduced lt_reducer_last(const lt_reducer *reducer);
+} lt_reduced_step;
+LT_API lt_reduced_step lt_reducer_last(const lt_reducer *reducer);
 
 typedef struct lt_bucket { /* in the last step; seconds since its last backward began */
     size_t bytes;          /* of gradients that were summed; 0: none were, and no time counts */

@@ -49,46 +49,46 @@ static lt_status sum_with_tail(lt_group *group, const lt_sum *bucket, int expone
 }
 
 /* The same where others may use what is behind the bucket. */
-static lt_status sum_elsewhere(lt_filter *f, lt_group *group, const lt_sum *bucket, int exponent,
+static lt_status sum_in_copy(lt_filter *f, lt_group *group, const lt_sum *bucket, int exponent,
                                float *numbers)
 {
     size_t each = lt_dtype_bytes(bucket->dtype), bytes = (size_t)bucket->count * each;
     lt_sum aside = *bucket;
-    LT_TRY(make_room(&f->aside, &f->aside_room, bytes + (size_t)f->is.tail * each));
-    memcpy(aside.data = f->aside, bucket->data, bytes);
+    LT_TRY(make_room(&f->side, &f->side_room, bytes + (size_t)f->is.tail * each));
+    memcpy(aside.data = f->side, bucket->data, bytes);
     LT_TRY(sum_with_tail(group, &aside, exponent, f->is.tail, numbers));
-    memcpy(bucket->data, f->aside, bytes);
+    memcpy(bucket->data, f->side, bytes);
     return LT_OK;
 }
 
-lt_status lt__filter_carry(const lt_bucket_filter *filter, lt_packet *p, lt_carry carry, void *ud)
+lt_status lt__filter_send(const lt_bucket_filter *filter, lt_packet *p, lt_send_fn send, void *ud)
 {
     for (p->sent = 0;; p->sent++) {
         p->exponent = 0;
         memset(p->tail, 0, sizeof p->tail);
         filter->pack(filter->ud, p);
-        LT_TRY(carry(ud, p, p->in_f16 ? p->exponent : 0));
+        LT_TRY(send(ud, p, p->in_f16 ? p->exponent : 0));
         if (!filter->unpack(filter->ud, p) || !p->in_f16 || p->sent >= LT_MOST_RESENDS)
             return LT_OK;
     }
 }
 
-typedef struct here {         /* a bucket on the CPU */
+typedef struct host_bucket {         /* a bucket on the CPU */
     lt_filter *filter;
     lt_group *group;
     const lt_sum *bucket;
     size_t bytes;
     bool owns;
-} here;
+} host_bucket;
 
-static lt_status carry_here(void *ud, lt_packet *p, int exponent)
+static lt_status send_on_host(void *ud, lt_packet *p, int exponent)
 {
-    const here *h = ud;
+    const host_bucket *h = ud;
     lt_filter *f = h->filter;
     if (p->sent > 0)
         memcpy(h->bucket->data, f->copy, h->bytes);
     return h->owns ? sum_with_tail(h->group, h->bucket, exponent, f->is.tail, p->tail)
-                   : sum_elsewhere(f, h->group, h->bucket, exponent, p->tail);
+                   : sum_in_copy(f, h->group, h->bucket, exponent, p->tail);
 }
 
 lt_status lt__filter_allreduce(lt_filter *f, lt_group *group, const lt_sum *bucket, bool owns,
@@ -101,14 +101,14 @@ lt_status lt__filter_allreduce(lt_filter *f, lt_group *group, const lt_sum *buck
         LT_TRY(make_room(&f->copy, &f->room, bytes));
         memcpy(f->copy, bucket->data, bytes);
     }
-    return lt__filter_carry(&f->is, p, carry_here, &(here){f, group, bucket, bytes, owns});
+    return lt__filter_send(&f->is, p, send_on_host, &(host_bucket){f, group, bucket, bytes, owns});
 }
 
-lt_grad_stats lt__filter_measure(const lt_bucket_filter *filter, const lt_member *item, void *data)
+lt_grad_stats lt__filter_measure(const lt_bucket_filter *filter, const lt_bucket_item *item, void *data)
 {
     lt_ctx *ctx = item->x->ctx;
     lt_storage storage = {.ctx = ctx, .device = ctx->devices[0], .data = data,
-                          .bytes = lt__member_bytes(item)};
+                          .bytes = lt__bucket_item_bytes(item)};
     lt_tensor grad = {.dtype = (uint8_t)item->place.dtype, .ndim = item->x->ndim, .kept = true,
                       .count = item->x->count, .data = data, .storage = &storage, .ctx = ctx};
     for (int i = 0; i < grad.ndim; i++)
@@ -127,5 +127,5 @@ void lt__grad_stats_add(lt_grad_stats *to, lt_grad_stats from)
 void lt__filter_free(lt_filter *f)
 {
     free(f->copy);
-    free(f->aside);
+    free(f->side);
 }

@@ -22,7 +22,7 @@ typedef struct lt_record { /* zero: nothing was written */
     int64_t step;         /* in this step */
 } lt_record;
 
-typedef struct lt_own {   /* what a rank tells of itself */
+typedef struct lt_rank_record {   /* what a rank tells of itself */
     int rank;
     double share;         /* of the batch */
     int backwards, stop_reason;
@@ -30,7 +30,7 @@ typedef struct lt_own {   /* what a rank tells of itself */
     int tail;             /* numbers that go with each bucket */
     uint32_t agree;       /* a digest of what must be the same on all ranks */
     uint32_t writes;      /* to parameters since the last record, other than by optimizers */
-} lt_own;
+} lt_rank_record;
 
 /* What a backward of this step begins with; of more elements than one it is none. */
 LT_MUST lt_status lt__record_add_loss(lt_record *record, lt_tensor *loss);
@@ -38,7 +38,7 @@ LT_MUST lt_status lt__record_add_loss(lt_record *record, lt_tensor *loss);
 void lt__record_forget_losses(lt_record *record);
 /* That of a rank which uses no parameter so far. LT_ENOMEM. */
 LT_MUST lt_status lt__record_write(lt_record *record, lt_ctx *ctx, int ranks, int parameters,
-                                   const lt_own *own);
+                                   const lt_rank_record *own);
 /* added: in this step; else it is what earlier ones have left. */
 void lt__record_use(lt_record *record, int parameter, bool added);
 /* On any thread, before the record is summed: waits for what comes from an accelerator. LT_ENUMERIC

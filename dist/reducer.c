@@ -1,6 +1,6 @@
 /* reducer.c - one gradient of many; see dist.h.
  *
- * A sweep is what the ranks exchange for one step: the record, then each bucket that has a
+ * A exchange is what the ranks exchange for one step: the record, then each bucket that has a
  * parameter which some rank uses, in one order on all of them. It runs on the group's own thread;
  * the rank's thread goes on with its backward, and tells for each parameter when its gradient is
  * complete. Which parameters will come is known when backward begins, from its tape.
@@ -35,7 +35,7 @@ static bool lend(void *ud, size_t bytes, lt_loan *loan)
 static void take_slots(lt_reducer *r)
 {
     lt_grad_slots slots = {.ud = r, .lend = lend};
-    if (!r->config.apart)
+    if (!r->config.no_sync)
         slots = (lt_grad_slots){.ud = r, .begin = begin, .ready = ready, .end = end,
                                 .update = update, .synchronize = synchronize, .lend = lend};
     lt_set_grad_slots(r->ctx, &slots);
@@ -45,7 +45,7 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
 {
     static const lt_reducer_config defaults;
     int size = lt_group_size(group);
-    if ((config && lt__fold_check(config->vranks, size, config->wire) != LT_OK) ||
+    if ((config && lt__tree_sum_check(config->vranks, size, config->wire) != LT_OK) ||
         (config && config->vranks > 0 && lt__group_add_as_tree(group) != LT_OK) ||
         lt__fault_check(ctx, size) != LT_OK)
         return NULL;
@@ -86,11 +86,11 @@ void lt_reducer_free(lt_reducer *r)
     pthread_cond_destroy(&r->ready);
     pthread_mutex_destroy(&r->lock);
     for (int i = 0; i < r->plan.n_arenas; i++)
-        lt__fold_free(&r->folds[i]);
-    lt__fold_free(&r->record_fold);
+        lt__tree_sum_free(&r->tree_sums[i]);
+    lt__tree_sum_free(&r->record_sum);
     lt__filter_free(&r->filter);
-    lt__plan_free(&r->plan);
-    free(r->folds);
+    lt__bucket_plan_free(&r->plan);
+    free(r->tree_sums);
     free(r->sent);
     free(r->written);
     free(r);
@@ -101,7 +101,7 @@ void lt_reducer_set_share(lt_reducer *r, int64_t rows, int64_t total)
 {
     r->share = (double)rows / (double)total;
     r->rows = total;
-    r->told = true;
+    r->has_share = true;
 }
 
 void lt_reducer_set_data(lt_reducer *r, uint32_t digest) { r->data = digest; }
@@ -118,9 +118,9 @@ lt_status lt_reducer_set_filter(lt_reducer *r, const lt_bucket_filter *filter)
     return LT_OK;
 }
 
-void lt_reducer_expect(lt_reducer *r, int backwards) { r->expected = backwards; }
+void lt_reducer_expect_backwards(lt_reducer *r, int backwards) { r->expected_backwards = backwards; }
 
-lt_reduced lt_reducer_last(const lt_reducer *r) { return r->last; }
+lt_reduced_step lt_reducer_last(const lt_reducer *r) { return r->last; }
 
 bool lt_reducer_bucket(const lt_reducer *r, int i, lt_bucket *out)
 {
@@ -136,7 +136,7 @@ bool lt_reducer_bucket(const lt_reducer *r, int i, lt_bucket *out)
 static lt_status cut(lt_reducer *r)
 {
     size_t first = r->config.first_bucket > 0 ? r->config.first_bucket : 1 << 20;
-    return lt__plan_cut(&r->plan, first, r->config.bucket > 0 ? r->config.bucket : 8 << 20);
+    return lt__bucket_plan_cut(&r->plan, first, r->config.bucket > 0 ? r->config.bucket : 8 << 20);
 }
 
 /* The arrays that follow the plan have room for one more item, x. */
@@ -146,11 +146,11 @@ static lt_status make_room(lt_reducer *r, const lt_tensor *x)
     r->written = written ? written : r->written;
     lt_tensor **sent = realloc(r->sent, (size_t)(r->plan.n_items + 1) * sizeof *sent);
     r->sent = sent ? sent : r->sent;
-    lt_fold *folds = realloc(r->folds, (size_t)(r->plan.n_arenas + 1) * sizeof *folds);
-    r->folds = folds ? folds : r->folds;
-    if (!sent || !folds || !written)
+    lt_tree_sum *tree_sums = realloc(r->tree_sums, (size_t)(r->plan.n_arenas + 1) * sizeof *tree_sums);
+    r->tree_sums = tree_sums ? tree_sums : r->tree_sums;
+    if (!sent || !tree_sums || !written)
         return lt_fail(LT_ENOMEM, "out of memory for a reducer");
-    folds[r->plan.n_arenas] = (lt_fold){0};
+    tree_sums[r->plan.n_arenas] = (lt_tree_sum){0};
     written[r->plan.n_arenas] = atomic_load_explicit(&x->storage->version, memory_order_relaxed);
     return LT_OK;
 }
@@ -173,7 +173,7 @@ static lt_status broadcast(lt_reducer *r, lt_tensor *x)
 static lt_status add_item(lt_reducer *r, lt_tensor *x)
 {
     LT_TRY(make_room(r, x));
-    LT_TRY(lt__plan_add(&r->plan, x));
+    LT_TRY(lt__bucket_plan_add(&r->plan, x));
     LT_TRY(broadcast(r, x));
     r->more = true; /* than the record had, if this is in the middle of a step */
     return LT_OK;
@@ -184,23 +184,23 @@ static lt_status add_item(lt_reducer *r, lt_tensor *x)
 static lt_status compare_sums(const lt_reducer *r)
 {
     static const char *const sums[] = {
-        [LT_SUMS_AUTO] = "auto", [LT_SUMS_HOST] = "host", [LT_SUMS_NCCL] = "nccl"};
+        [LT_SUM_BACKEND_AUTO] = "auto", [LT_SUM_BACKEND_HOST] = "host", [LT_SUM_BACKEND_NCCL] = "nccl"};
     lt_dtype wire = r->config.wire;
     char text[96];
     snprintf(text, sizeof text, "--wire %s\n--sums %s\nparts of a deterministic run: %d",
-             wire == LT_F16 ? "fp16" : wire == LT_BF16 ? "bf16" : "fp32", sums[r->config.sums],
+             wire == LT_F16 ? "fp16" : wire == LT_BF16 ? "bf16" : "fp32", sums[r->config.sum_backend],
              r->config.vranks);
     return lt_group_compare(r->group, "how gradients are summed", text);
 }
 
 lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
 {
-    int before = r->plan.n_items, gone_through = r->shard + r->folded;
+    int before = r->plan.n_items, gone_through = r->shard + r->summed;
     if (!r->device_exchange.chosen)
         LT_TRY(compare_sums(r));
-    LT_TRY(lt__device_exchange_choose(&r->device_exchange, r->ctx, r->group, r->config.sums));
+    LT_TRY(lt__device_exchange_choose(&r->device_exchange, r->ctx, r->group, r->config.sum_backend));
     for (int i = 0; i < n; i++) {
-        if (lt__plan_find(&r->plan, params[i]))
+        if (lt__bucket_plan_find(&r->plan, params[i]))
             continue;
         if (gone_through > 0 && gone_through < r->shards) /* their records have no place for it */
             return lt_fail(LT_EUSAGE, "with vranks a parameter comes before the first part of a "
@@ -215,7 +215,7 @@ lt_status lt_reducer_configure(lt_reducer *r, const lt_reducer_config *config)
     lt_reducer_config next = *config;
     LT_TRY(lt_group_wait(r->group));
     next.wire = r->config.wire;
-    next.sums = r->config.sums;
+    next.sum_backend = r->config.sum_backend;
     next.vranks = r->config.vranks;
     r->config = next;
     take_slots(r);
@@ -227,7 +227,7 @@ lt_status lt_reducer_configure(lt_reducer *r, const lt_reducer_config *config)
 static lt_status write_record(lt_reducer *r)
 {
     bool is_last = r->shard + 1 >= r->shards; /* what it has by itself, a rank tells once */
-    lt_own own = {.rank = r->rank, .share = r->share, .backwards = r->backwards};
+    lt_rank_record own = {.rank = r->rank, .share = r->share, .backwards = r->backwards};
     if (is_last) {
         own.stop_reason = lt_stop_reason(r->ctx);
         own.steps = lt_steps_digest(r->ctx);
@@ -236,24 +236,24 @@ static lt_status write_record(lt_reducer *r)
     }
     LT_TRY(lt__record_write(&r->record, r->ctx, r->size, r->plan.n_items, &own));
     for (int i = 0; i < r->plan.n_items; i++)
-        if (r->plan.items[i].came != LT_NOTHING)
+        if (r->plan.items[i].state != LT_GRAD_NONE)
             lt__record_use(&r->record, i,
-                           r->plan.items[i].added || r->plan.items[i].came == LT_COMING);
+                           r->plan.items[i].added || r->plan.items[i].state == LT_GRAD_PENDING);
     return LT_OK;
 }
 
 static lt_status read_record(lt_reducer *r)
 {
     int backwards = lt__record_backwards(&r->record);
-    r->usual = backwards > r->usual ? backwards : r->usual;
+    r->most_backwards = backwards > r->most_backwards ? backwards : r->most_backwards;
     r->last.loss = lt__record_loss(&r->record);
     r->last.stop_reason = lt__record_stop_reason(&r->record);
     return lt__record_read_bn_stats(&r->record, r->ctx);
 }
 
-/* ==== The sweep: on the group's thread ======================================================== */
+/* ==== The exchange: on the group's thread ======================================================== */
 
-static lt_status sweep(void *ud)
+static lt_status exchange(void *ud)
 {
     lt_reducer *r = ud;
     lt_sum sum = {.what = "the record of the step", .data = r->record.data, .dtype = LT_F64,
@@ -268,8 +268,8 @@ static lt_status sweep(void *ud)
     if (r->disagrees) /* which the rank's thread will name */
         return LT_OK;
     for (int i = 0; i < r->plan.n_items; i++) {
-        r->plan.items[i].wanted = lt__record_uses(&r->record, i);
-        r->plan.items[i].grown = lt__record_adds(&r->record, i);
+        r->plan.items[i].used = lt__record_uses(&r->record, i);
+        r->plan.items[i].accumulated = lt__record_adds(&r->record, i);
     }
     if (r->filter.is.start)
         r->filter.is.start(r->filter.is.ud);
@@ -281,16 +281,16 @@ static lt_status sweep(void *ud)
 /* ==== The slots: on the rank's thread ========================================================= */
 
 /* What there is of each gradient, and what will come. */
-static void survey(lt_reducer *r)
+static void note_grad_states(lt_reducer *r)
 {
     pthread_mutex_lock(&r->lock);
     for (int k = 0; k < r->plan.n_buckets; k++)
-        r->plan.buckets[k].coming = 0;
+        r->plan.buckets[k].pending = 0;
     for (int i = 0; i < r->plan.n_items; i++) {
-        lt_member *it = &r->plan.items[i];
-        it->came = lt_grad_uses(it->x) > 0 ? LT_COMING : lt_grad(it->x) ? LT_THERE : LT_NOTHING;
-        it->judged = lt_has_optim(it->x);
-        r->plan.buckets[it->bucket].coming += it->came == LT_COMING;
+        lt_bucket_item *it = &r->plan.items[i];
+        it->state = lt_grad_uses(it->x) > 0 ? LT_GRAD_PENDING : lt_grad(it->x) ? LT_GRAD_READY : LT_GRAD_NONE;
+        it->has_optim = lt_has_optim(it->x);
+        r->plan.buckets[it->bucket].pending += it->state == LT_GRAD_PENDING;
     }
     pthread_mutex_unlock(&r->lock);
 }
@@ -303,7 +303,7 @@ static uint64_t mark_now(const lt_reducer *r)
 }
 
 /* Of the record that was written. */
-static lt_status start_sweep(lt_reducer *r)
+static lt_status start_exchange(lt_reducer *r)
 {
     if (r->device_exchange.comm)
         LT_TRY(lt__device_exchange_make_room(&r->device_exchange, r->ctx, &r->plan, r->config.wire));
@@ -313,43 +313,43 @@ static lt_status start_sweep(lt_reducer *r)
     for (int k = 0; k < r->plan.n_buckets; k++)
         r->plan.buckets[k].mark = mark;
     r->last.buckets = 0;
-    r->swept = true;
+    r->exchanged = true;
     r->synchronized = r->more = false;
-    return lt_group_start(r->group, sweep, r);
+    return lt_group_start(r->group, exchange, r);
 }
 
-/* What this shard has goes into the folds: its record, and all gradients times its share. After
+/* What this shard has goes into the tree sums: its record, and all gradients times its share. After
  * the last one the arenas and the record are what this rank has of the step. */
-static lt_status fold(lt_reducer *r)
+static lt_status add_to_tree_sums(lt_reducer *r)
 {
     bool last = r->shard == r->shards - 1;
-    LT_TRY(lt__fold_add(&r->record_fold, r->shard, r->shards, r->record.data,
+    LT_TRY(lt__tree_sum_add(&r->record_sum, r->shard, r->shards, r->record.data,
                         (int64_t)r->record.count, LT_F64, 1));
     for (int i = 0; i < r->plan.n_items; i++) {
-        lt_member *it = &r->plan.items[i];
-        if (it->came == LT_NOTHING || r->share == 0)
-            memset(lt__member_data(it), 0, lt__member_bytes(it));
+        lt_bucket_item *it = &r->plan.items[i];
+        if (it->state == LT_GRAD_NONE || r->share == 0)
+            memset(lt__bucket_item_data(it), 0, lt__bucket_item_bytes(it));
         else
-            lt__grad_stats_add(&it->stats_before, lt__filter_measure(&r->filter.is, it, lt__member_data(it)));
+            lt__grad_stats_add(&it->stats_before, lt__filter_measure(&r->filter.is, it, lt__bucket_item_data(it)));
         it->stats = (lt_grad_stats){0};
         it->measured = true;
-        it->folded = it->came != LT_NOTHING || (it->folded && r->shard > 0);
-        it->came = it->folded ? LT_THERE : LT_NOTHING;
+        it->summed = it->state != LT_GRAD_NONE || (it->summed && r->shard > 0);
+        it->state = it->summed ? LT_GRAD_READY : LT_GRAD_NONE;
     }
     for (int arena = 0, i = 0; i < r->plan.n_items; i++) {
         const lt_grad_place *place = &r->plan.items[i].place;
         if (r->plan.items[i].arena != arena)
             continue;
-        LT_TRY(lt__fold_add(&r->folds[arena], r->shard, r->shards, place->arena,
-                            lt__plan_arena_end(&r->plan, arena), place->dtype, r->share));
+        LT_TRY(lt__tree_sum_add(&r->tree_sums[arena], r->shard, r->shards, place->arena,
+                            lt__bucket_plan_arena_end(&r->plan, arena), place->dtype, r->share));
         arena++;
     }
     if (!last) {
-        LT_TRY(lt__plan_put_back_left(&r->plan));
+        LT_TRY(lt__bucket_plan_restore_leftover(&r->plan));
         lt_bn_stats_clear(r->ctx);
     }
-    r->folded = true;
-    r->told = false;
+    r->summed = true;
+    r->has_share = false;
     lt__record_forget_losses(&r->record);
     r->backwards = 0;
     return LT_OK;
@@ -357,17 +357,17 @@ static lt_status fold(lt_reducer *r)
 
 /* Gradients are there on this rank, too, that only others had; once, for all may be forgotten. In
  * the order in which backwards complete them, which those who are told look them up by. */
-static lt_status finish_sweep(lt_reducer *r)
+static lt_status finish_exchange(lt_reducer *r)
 {
     LT_TRY(lt_group_wait(r->group));
     if (r->disagrees)
         return lt__agree_name(r);
     LT_TRY(lt__staging_stream_wait(&r->staging));
     for (int i = r->plan.n_items - 1; i >= 0 && !r->synchronized; i--) {
-        lt_member *it = &r->plan.items[i];
+        lt_bucket_item *it = &r->plan.items[i];
         it->measured = false;
-        if (it->wanted)
-            LT_TRY(lt_grad_set(it->x, it->grown));
+        if (it->used)
+            LT_TRY(lt_grad_set(it->x, it->accumulated));
     }
     r->synchronized = true;
     return LT_OK;
@@ -376,66 +376,66 @@ static lt_status finish_sweep(lt_reducer *r)
 static void synchronize(void *ud)
 {
     lt_reducer *r = ud;
-    lt_status status = r->swept ? finish_sweep(r) : LT_OK;
+    lt_status status = r->exchanged ? finish_exchange(r) : LT_OK;
     (void)status; /* the step fails, too */
 }
 
 static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
 {
     lt_reducer *r = ud;
-    if (r->begun != ctx->step + 1) {
-        r->begun = ctx->step + 1;
+    if (r->begun_step != ctx->step + 1) {
+        r->begun_step = ctx->step + 1;
         LT_TRY(lt__fault_trigger(ctx, r->rank));
     }
     if (r->broken)
         return lt_fail(LT_EPEER, "an earlier backward failed, and the other ranks with it");
-    if (r->folded && r->shards > 1 && !r->told)
+    if (r->summed && r->shards > 1 && !r->has_share)
         return lt_fail(LT_EUSAGE, "with vranks all backwards of a part of a batch come before its "
                        "optimizer steps; here is one between those and the next part");
-    if (r->swept) /* too early, and over before more is added */
-        LT_TRY(finish_sweep(r));
+    if (r->exchanged) /* too early, and over before more is added */
+        LT_TRY(finish_exchange(r));
     LT_TRY(lt__record_add_loss(&r->record, loss));
     if (r->backwards++ == 0)
         lt__agree_look(r);
     r->more = true;
     r->began = lt__seconds();
-    survey(r);
+    note_grad_states(r);
     for (int k = 0; k < r->plan.n_buckets; k++)
         r->plan.buckets[k].times.ready = r->began;
-    if (r->folded) {
-        r->folded = false;
+    if (r->summed) {
+        r->summed = false;
         r->shard = (r->shard + 1) % r->shards;
     }
     if (r->shards > 1 && r->shard == 0 && r->backwards == 1)
-        LT_TRY(lt__plan_keep_left(&r->plan));
-    int last = r->expected > 0 ? r->expected : r->usual;
+        LT_TRY(lt__bucket_plan_save_leftover(&r->plan));
+    int last = r->expected_backwards > 0 ? r->expected_backwards : r->most_backwards;
     if (r->backwards != last || r->config.blocking || r->shards > 0)
         return LT_OK;
     LT_TRY(write_record(r));
-    return start_sweep(r);
+    return start_exchange(r);
 }
 
 static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_reducer *r = ud;
-    lt_member *it = lt__plan_find(&r->plan, x);
+    lt_bucket_item *it = lt__bucket_plan_find(&r->plan, x);
     if (!it)
         return LT_OK;
     if (!lt_grad(x))
         return lt_fail(LT_EINVAL, "a hook has forgotten the gradient that it was called with, "
                        "which the other ranks count on; it may fill it with zeros");
-    lt_bucket_plan *b = &r->plan.buckets[it->bucket];
+    lt_planned_bucket *b = &r->plan.buckets[it->bucket];
     it->measured = r->filter.is.measure && r->share > 0 && r->ctx->device->is_host;
     if (it->measured)
         it->stats = r->filter.is.measure(r->filter.is.ud, x, grad);
     it->added = true;
     pthread_mutex_lock(&r->lock);
-    if (it->came == LT_COMING && --b->coming == 0) {
+    if (it->state == LT_GRAD_PENDING && --b->pending == 0) {
         b->times.ready = lt__seconds();
         b->mark = mark_now(r);
         pthread_cond_signal(&r->ready);
     }
-    it->came = LT_THERE;
+    it->state = LT_GRAD_READY;
     pthread_mutex_unlock(&r->lock);
     return LT_OK;
 }
@@ -444,18 +444,18 @@ static lt_status end(void *ud, lt_ctx *ctx, lt_status status)
 {
     lt_reducer *r = ud;
     (void)ctx;
-    bool failed = status != LT_OK && r->swept;
+    bool failed = status != LT_OK && r->exchanged;
     if (failed)
         lt_group_fail(r->group);
     pthread_mutex_lock(&r->lock);
     r->broken = failed;
     for (int i = 0; i < r->plan.n_items; i++) /* uses that brought no gradient after all */
-        if (r->plan.items[i].came == LT_COMING)
-            r->plan.items[i].came = lt_grad(r->plan.items[i].x) ? LT_THERE : LT_NOTHING;
+        if (r->plan.items[i].state == LT_GRAD_PENDING)
+            r->plan.items[i].state = lt_grad(r->plan.items[i].x) ? LT_GRAD_READY : LT_GRAD_NONE;
     for (int k = 0; k < r->plan.n_buckets; k++) {
-        if (r->plan.buckets[k].coming > 0)
+        if (r->plan.buckets[k].pending > 0)
             r->plan.buckets[k].mark = mark_now(r);
-        r->plan.buckets[k].coming = 0;
+        r->plan.buckets[k].pending = 0;
     }
     pthread_cond_signal(&r->ready);
     pthread_mutex_unlock(&r->lock);
@@ -466,24 +466,24 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_step_status *step_status)
 {
     lt_reducer *r = ud;
     double before = lt__seconds();
-    if (r->folded) { /* another optimizer of the same step */
+    if (r->summed) { /* another optimizer of the same step */
         *step_status = r->step_status;
         return LT_OK;
     }
     LT_TRY(lt_synchronize(ctx)); /* a loss that is not finite is no step */
-    if (r->swept)
-        LT_TRY(finish_sweep(r));
-    if (!r->swept || r->more) {
-        survey(r);
+    if (r->exchanged)
+        LT_TRY(finish_exchange(r));
+    if (!r->exchanged || r->more) {
+        note_grad_states(r);
         LT_TRY(write_record(r));
         if (r->shards > 0)
-            LT_TRY(fold(r));
+            LT_TRY(add_to_tree_sums(r));
         if (r->shard < r->shards - 1) {
             *step_status = r->step_status = LT_ACCUMULATING;
             return LT_OK;
         }
-        LT_TRY(start_sweep(r));
-        LT_TRY(finish_sweep(r));
+        LT_TRY(start_exchange(r));
+        LT_TRY(finish_exchange(r));
     }
     if (!lt__record_writes_agree(&r->record))
         LT_TRY(lt__agree_compare_weights(r));
@@ -492,12 +492,12 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_step_status *step_status)
     lt_trace(ctx, LT_TRACK_COMPUTE, "wait for the ranks", before, r->last.waited);
     lt__record_forget_losses(&r->record);
     r->backwards = 0;
-    r->swept = r->more = r->looked = false;
+    r->exchanged = r->more = r->looked = false;
     for (int i = 0; i < r->plan.n_items; i++) {
         r->plan.items[i].stats_before = (lt_grad_stats){0};
         r->plan.items[i].added = false;
     }
-    lt__plan_forget_left(&r->plan);
+    lt__bucket_plan_drop_leftover(&r->plan);
     r->step_status = r->filter.is.done ? r->filter.is.done(r->filter.is.ud, ctx) : LT_APPLIED;
     *step_status = r->step_status;
     return LT_OK;
@@ -514,7 +514,7 @@ lt_status lt_reducer_sum(void *ud, double *numbers, int64_t n, bool backward)
     if (r->shards > 1)
         return lt_fail(LT_EUSAGE, "sync wants the whole batch at once, but with vranks a rank "
                        "goes through %d parts of it one after the other", r->shards);
-    if (r->config.apart)
+    if (r->config.no_sync)
         return LT_OK;
     if (r->share == 0)
         memset(numbers, 0, (size_t)n * sizeof *numbers);

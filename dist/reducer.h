@@ -6,9 +6,9 @@
 
 #include "core/tensor.h"
 #include "dist/filter.h"
-#include "dist/fold.h"
+#include "dist/tree_sum.h"
 #include "dist/device_exchange.h"
-#include "dist/plan.h"
+#include "dist/bucket_plan.h"
 #include "dist/record.h"
 #include "dist/staging.h"
 
@@ -17,7 +17,7 @@ struct lt_reducer {
     lt_group *group;
     lt_reducer_config config;
     int rank, size;
-    lt_plan plan;
+    lt_bucket_plan plan;
     lt_record record;   /* of parameters in the order of items */
     lt_filter filter;
     lt_device_exchange device_exchange;     /* of accelerators that sum among themselves */
@@ -26,13 +26,13 @@ struct lt_reducer {
     double share;       /* rows of this rank / rows of all */
     double began;       /* when the last backward did */
     int backwards;      /* in this step */
-    int usual;          /* the most that a step had so far; 0: there was none */
-    int expected;       /* in each step, if that is known; or 0 */
-    bool swept;         /* a sweep was started since the last update, */
+    int most_backwards;          /* the most that a step had so far; 0: there was none */
+    int expected_backwards;       /* in each step, if that is known; or 0 */
+    bool exchanged;         /* an exchange was started since the last update, */
     bool synchronized;       /* is over, and its gradients are known to be there, */
     bool more;          /* and there is more than it had */
     bool broken;        /* a backward failed in the middle of one */
-    int64_t begun;      /* the last step whose first backward has begun */
+    int64_t begun_step;      /* the last step whose first backward has begun */
     int64_t rows;       /* of the batch of all ranks; 0: not told */
     uint32_t data;      /* see lt_reducer_set_data() */
     uint32_t *written;  /* of each arena: the version of its values when the last record was
@@ -40,12 +40,12 @@ struct lt_reducer {
     bool looked;        /* lt__agree_look() was called in this step */
     bool disagrees;     /* the last record says that the ranks disagree */
     int shards, shard;  /* of this rank in a step, and the present one; 0: see vranks */
-    bool told;          /* what the present one has of the batch */
-    bool folded;        /* it is in the folds, */
-    lt_fold *folds;     /* one for each arena, */
-    lt_fold record_fold;
+    bool has_share;          /* what the present one has of the batch */
+    bool summed;        /* it is in the tree sums, */
+    lt_tree_sum *tree_sums;     /* one for each arena, */
+    lt_tree_sum record_sum;
     lt_step_status step_status; /* of the last update */
-    lt_reduced last;
+    lt_reduced_step last;
     pthread_mutex_t lock;
     pthread_cond_t ready;
 };
@@ -55,7 +55,7 @@ struct lt_reducer {
  * the step has none. */
 void lt__agree_look(lt_reducer *r);
 /* Fills own->agree and own->writes. */
-void lt__agree_write(lt_reducer *r, lt_own *own);
+void lt__agree_write(lt_reducer *r, lt_rank_record *own);
 /* After a record in which `agree` differs: LT_EDESYNC with the first difference. A collective, on
  * the rank's thread, as is the next. */
 LT_MUST lt_status lt__agree_name(lt_reducer *r);

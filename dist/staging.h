@@ -8,7 +8,7 @@
 #define LT_DIST_STAGING_H
 
 #include "core/tensor.h"
-#include "dist/plan.h"
+#include "dist/bucket_plan.h"
 
 typedef struct lt_staging { /* zero, but for the device */
     lt_device *device;
@@ -27,7 +27,7 @@ LT_MUST lt_status lt__staging_grow(lt_device *device, void **at, size_t *room, s
 
 /* On the rank's thread, while nothing comes or goes: room for all buckets of a plan, and as much
  * behind each as a tail may take. LT_ENOMEM. */
-LT_MUST lt_status lt__staging_make_room(lt_staging *s, const lt_plan *plan);
+LT_MUST lt_status lt__staging_make_room(lt_staging *s, const lt_bucket_plan *plan);
 /* On the group's thread: *at = a copy of so many bytes as they are behind a mark. Borrowed until
  * they are sent back. */
 LT_MUST lt_status lt__staging_fetch(lt_staging *s, const void *from, size_t bytes, uint64_t after,

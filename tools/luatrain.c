@@ -335,7 +335,7 @@ static lt_status run_all(settings *s)
     LT_TRY(settle(s, n, cpus > n ? cpus / n : 1));
     if (s->trace)
         LT_TRY(lt_trace_create(s->trace));
-    if (n == 1 && s->reducer.vranks == 0 && s->reducer.sums != LT_SUMS_NCCL)
+    if (n == 1 && s->reducer.vranks == 0 && s->reducer.sum_backend != LT_SUM_BACKEND_NCCL)
         return run(s, NULL);
     return run_ranks(&(ranks){.n = n, .group = s->group, .run = run, .ud = s});
 }

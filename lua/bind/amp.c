@@ -36,7 +36,7 @@ static int new_loss_scale(lua_State *L)
 /* The numbers behind a bucket: those of the scale in use, if there is one; then those of its way in
  * f16, if buckets go that way. So a rank without a scale does not take one with it for its like. */
 
-static bool goes_in_f16(const lt_lua *s) { return s->reducing.wire == LT_F16; }
+static bool goes_in_f16(const lt_lua *s) { return s->reducer_config.wire == LT_F16; }
 static int scale_numbers(const lt_lua *s) { return s->scale ? LT_SCALE_NUMBERS : 0; }
 
 static lt_grad_stats measure(void *ud, lt_tensor *x, lt_tensor *grad)

@@ -238,7 +238,7 @@ static int close_state(lua_State *L)
     lt_reducer_free(s->reducer);
     s->reducer = NULL;
     if (s->ctx) {
-        lt_set_all_sum(s->ctx, NULL, NULL);
+        lt_set_allreduce(s->ctx, NULL, NULL);
         lt_set_where(s->ctx, NULL, NULL);
     }
     if (s->owned)

@@ -45,10 +45,10 @@ typedef struct lt_lua {
         double loss;           /* its own, or nan */
     } dry_run;               /* see check.c */
     lt_group *group;           /* of this rank; NULL: there are no others */
-    lt_reducer_config reducing;
+    lt_reducer_config reducer_config;
     lt_reducer *reducer;       /* or NULL, without a group */
     lt_wires wires;            /* if buckets travel in f16 */
-    bool apart;                /* bench dist: this rank goes its own way for some steps */
+    bool no_sync;                /* bench dist: this rank goes its own way for some steps */
     bool on_root;              /* the others are not here: see dist.c */
     int64_t first_row;         /* of this rank in the batch, */
     int64_t shard_rows;        /* which has so many of it, */

@@ -14,7 +14,7 @@ static lt_group *others(lua_State *L, const char *who)
     lt_lua *s = lt__lua(L);
     if (s->on_root)
         lt__refuse(L, s, "%s is for all ranks, and in lt.on_root there is only rank 0", who);
-    return s->apart ? NULL : s->group;
+    return s->no_sync ? NULL : s->group;
 }
 
 void lt__group_set_location(lua_State *L)
@@ -142,8 +142,8 @@ static int reduce(lua_State *L)
 
 int lt__shards(const lt_lua *s)
 {
-    bool split = s->group && s->reducing.vranks > 0;
-    return split ? s->reducing.vranks / lt_group_size(s->group) : 1;
+    bool split = s->group && s->reducer_config.vranks > 0;
+    return split ? s->reducer_config.vranks / lt_group_size(s->group) : 1;
 }
 
 /* is_alone(): whether there are no other shards to make gradients one with; nor is it to be done as
@@ -152,7 +152,7 @@ static int is_alone(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
     bool is_only = size_of(s) * lt__shards(s) == 1;
-    lua_pushboolean(L, !s->group || (is_only && s->reducing.sums != LT_SUMS_NCCL));
+    lua_pushboolean(L, !s->group || (is_only && s->reducer_config.sum_backend != LT_SUM_BACKEND_NCCL));
     return 1;
 }
 
@@ -160,7 +160,7 @@ static int is_alone(lua_State *L)
 static int deterministic(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
-    lua_pushboolean(L, s->group && s->reducing.vranks > 0);
+    lua_pushboolean(L, s->group && s->reducer_config.vranks > 0);
     return 1;
 }
 
@@ -265,12 +265,12 @@ static int digest(lua_State *L)
     return 1;
 }
 
-/* expect(n): each step has so many backwards from now on; 0: who knows. */
-static int expect(lua_State *L)
+/* expect_backwards(n): each step has so many backwards from now on; 0: who knows. */
+static int expect_backwards(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     if (s->reducer)
-        lt_reducer_expect(s->reducer, (int)luaL_checkinteger(L, 1));
+        lt_reducer_expect_backwards(s->reducer, (int)luaL_checkinteger(L, 1));
     return 0;
 }
 
@@ -279,7 +279,7 @@ static int expect(lua_State *L)
 static int reduced(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
-    lt_reduced last = {0};
+    lt_reduced_step last = {0};
     if (s->reducer)
         last = lt_reducer_last(s->reducer);
     lua_pushnumber(L, last.waited);
@@ -289,13 +289,13 @@ static int reduced(lua_State *L)
     return 4;
 }
 
-/* configure(apart, blocking, bucket): how gradients are made one from the next step on: not at all;
+/* configure(no_sync, blocking, bucket): how gradients are made one from the next step on: not at all;
  * not before the optimizer wants them; in buckets of so many bytes, 0 for the usual ones. */
 static int configure(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt_reducer_config config = s->reducing;
-    config.apart = s->apart = lua_toboolean(L, 1);
+    lt_reducer_config config = s->reducer_config;
+    config.no_sync = s->no_sync = lua_toboolean(L, 1);
     config.blocking = lua_toboolean(L, 2);
     config.bucket = config.first_bucket = (size_t)luaL_checkinteger(L, 3);
     lt__check(L, s, lt_reducer_configure(s->reducer, &config));
@@ -333,7 +333,7 @@ static int time_sums(lua_State *L)
     lt_lua *s = lt__lua(L);
     lua_Integer count = luaL_checkinteger(L, 1), n = luaL_checkinteger(L, 2);
     double *seconds = lua_newuserdatauv(L, (size_t)n * sizeof *seconds, 0);
-    lt_status status = lt_group_time(s->group, count, s->reducing.wire, lua_toboolean(L, 3),
+    lt_status status = lt_group_time(s->group, count, s->reducer_config.wire, lua_toboolean(L, 3),
                                      seconds, (int)n);
     if (status == LT_EENV)
         return 0;
@@ -349,7 +349,7 @@ static int time_sums(lua_State *L)
 /* wire(): the name of what gradients travel as, and its bytes. */
 static int wire(lua_State *L)
 {
-    lt_dtype dtype = lt__lua(L)->reducing.wire;
+    lt_dtype dtype = lt__lua(L)->reducer_config.wire;
     lua_pushstring(L, lt_dtype_name(dtype));
     lua_pushinteger(L, (lua_Integer)lt_dtype_bytes(dtype));
     return 2;
@@ -361,12 +361,12 @@ static const luaL_Reg functions[] = {
     {"reduce", reduce}, {"is_alone", is_alone}, {"deterministic", deterministic},
     {"shards", shards}, {"shard", shard}, {"take_shard", take_shard}, {"least_rows", least_rows},
     {"compare_step", compare_step}, {"complete", complete}, {"digest", digest},
-    {"expect", expect}, {"reduced", reduced}, {"configure", configure}, {"buckets", buckets},
+    {"expect_backwards", expect_backwards}, {"reduced", reduced}, {"configure", configure}, {"buckets", buckets},
     {"time_sums", time_sums}, {"wire", wire}, {NULL, NULL}};
 
 void lt__open_dist(lua_State *L) { lt__register(L, functions); }
 
-/* lt_all_sum_fn; ud is the lt_lua. */
+/* lt_allreduce_fn; ud is the lt_lua. */
 static lt_status sum_in_pass(void *ud, double *numbers, int64_t n, bool backward)
 {
     lt_lua *s = ud;
@@ -380,15 +380,15 @@ lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *co
     static const char begin[] = "require('luatrain.train.ranks').begin()";
     lt_lua *s = lt__lua_of(L);
     if (config)
-        s->reducing = *config;
-    if (lt_group_size(group) == 1 && s->reducing.vranks == 0 && s->reducing.sums != LT_SUMS_NCCL)
+        s->reducer_config = *config;
+    if (lt_group_size(group) == 1 && s->reducer_config.vranks == 0 && s->reducer_config.sum_backend != LT_SUM_BACKEND_NCCL)
         return LT_OK;
-    if (!(s->reducer = lt_reducer_new(s->ctx, group, &s->reducing)))
+    if (!(s->reducer = lt_reducer_new(s->ctx, group, &s->reducer_config)))
         return lt_errcode();
     s->group = group;
-    if (s->reducing.wire == LT_F16)
+    if (s->reducer_config.wire == LT_F16)
         LT_TRY(lt__carry_in_f16(s));
-    lt_set_all_sum(s->ctx, sum_in_pass, s);
+    lt_set_allreduce(s->ctx, sum_in_pass, s);
     if (luaL_loadbuffer(L, begin, sizeof begin - 1, "=ranks") != LUA_OK)
         return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* the text itself is right */
     return lt_lua_call(L, 0, 0);

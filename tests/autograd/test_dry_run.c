@@ -177,7 +177,7 @@ TEST(nothing_comes_of_a_dry_run)
     CHECK_OK(lt_on_grad(n.w, count_hook, &n, NULL));
     lt_set_grad_slots(n.ctx, &(lt_grad_slots){.ud = &n, .begin = count_begin,
                                               .ready = count_hook});
-    lt_set_all_sum(n.ctx, count_sum, &n);
+    lt_set_allreduce(n.ctx, count_sum, &n);
     CHECK_OK(lt_dry_run_begin(n.ctx, NULL, look, &n));
     lt_tensor *y = lt_run(n.ctx, "batch_norm", "train=true sync=true", n.x, n.scale, n.shift,
                           n.mean, n.var, NULL);
@@ -192,7 +192,7 @@ TEST(nothing_comes_of_a_dry_run)
     CHECK_EQ(lt_bn_stats_pending(n.ctx), 0);
     CHECK(!lt_grad(n.w) && !lt_grad(n.scale) && !n.ctx->inf.injected);
     CHECK(!n.w->leaf->dry_grad);
-    lt_set_all_sum(n.ctx, NULL, NULL);
+    lt_set_allreduce(n.ctx, NULL, NULL);
     go(&n);
     CHECK_EQ(n.begins, 1);
     CHECK_EQ(n.hooks, 4); /* of w twice: its own, and ready */

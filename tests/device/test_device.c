@@ -375,7 +375,7 @@ TEST(ranks)
     lt_group_close(group[0]);
     lt_group_close(group[1]);
     lt_tensor *x = sixes(ctx), *c = lt_tensor_full(ctx, LT_F32, 1, (int64_t[]){3}, 1);
-    lt_set_all_sum(ctx, no_sum, NULL);
+    lt_set_allreduce(ctx, no_sum, NULL);
     CHECK(!lt_run(ctx, "batch_norm", "train=true sync=true", x, c, c, c, c, NULL));
     CHECK_MSG("batch_norm: sums over all ranks are not made on cuda:0 yet; use the CPU, or leave "
               "sync out");

@@ -280,13 +280,13 @@ TEST(a_loss_of_one_rank)
 
 /* Two ranks end so; what they say of the way is in the note of rank 0. If it is an error, the first
  * to have it may be what the other one hears of. */
-static void check_way(lt_sums sums, where at, const char *missing, lt_status status,
+static void check_way(lt_sum_backend sums, where at, const char *missing, lt_status status,
                       const char *text, const char *note)
 {
     static rank ranks[MOST];
     job j = {.ranks = 2, .at = at, .name = "loop", .config = small, .options = "amp = 'off'",
              .timeout = 12}; /* half of it is spent on one who refuses */
-    j.config.sums = sums;
+    j.config.sum_backend = sums;
     setenv("EMU", missing, 1);
     run_all(&j, ranks);
     unsetenv("EMU");
@@ -302,25 +302,25 @@ static void check_way(lt_sums sums, where at, const char *missing, lt_status sta
 
 TEST(the_way)
 {
-    check_way(LT_SUMS_AUTO, ON_OWN, "", LT_OK, "done", "");
-    check_way(LT_SUMS_NCCL, ON_OWN, "", LT_OK, "done", "");
-    check_way(LT_SUMS_HOST, ON_OWN, "", LT_OK, "done", "");
-    check_way(LT_SUMS_AUTO, ON_ONE, "", LT_OK, "done",
+    check_way(LT_SUM_BACKEND_AUTO, ON_OWN, "", LT_OK, "done", "");
+    check_way(LT_SUM_BACKEND_NCCL, ON_OWN, "", LT_OK, "done", "");
+    check_way(LT_SUM_BACKEND_HOST, ON_OWN, "", LT_OK, "done", "");
+    check_way(LT_SUM_BACKEND_AUTO, ON_ONE, "", LT_OK, "done",
               "ranks 0 and 1 share cuda:0: buckets are summed on the CPU");
-    check_way(LT_SUMS_AUTO, ON_OWN, "no-comm", LT_OK, "done",
+    check_way(LT_SUM_BACKEND_AUTO, ON_OWN, "no-comm", LT_OK, "done",
               "rank 0: there is nothing between emulators: buckets are summed on the CPU");
-    check_way(LT_SUMS_AUTO, ON_OWN, "one-refuses", LT_OK, "done",
+    check_way(LT_SUM_BACKEND_AUTO, ON_OWN, "one-refuses", LT_OK, "done",
               "rank 1: cuda:1 does not want to: buckets are summed on the CPU");
 }
 
 TEST(a_way_that_cannot_be)
 {
-    check_way(LT_SUMS_NCCL, ON_ONE, "", LT_EENV, "--sums nccl: ranks 0 and 1 share cuda:0", "");
-    check_way(LT_SUMS_NCCL, ON_OWN, "no-comm", LT_EENV,
+    check_way(LT_SUM_BACKEND_NCCL, ON_ONE, "", LT_EENV, "--sums nccl: ranks 0 and 1 share cuda:0", "");
+    check_way(LT_SUM_BACKEND_NCCL, ON_OWN, "no-comm", LT_EENV,
               "--sums nccl: rank 0: there is nothing between emulators", "");
-    check_way(LT_SUMS_NCCL, ON_OWN, "one-refuses", LT_EENV,
+    check_way(LT_SUM_BACKEND_NCCL, ON_OWN, "one-refuses", LT_EENV,
               "--sums nccl: rank 1: cuda:1 does not want to", "");
-    check_way(LT_SUMS_NCCL, ON_CPU, "", LT_EENV, "--sums nccl wants each rank on an accelerator, "
+    check_way(LT_SUM_BACKEND_NCCL, ON_CPU, "", LT_EENV, "--sums nccl wants each rank on an accelerator, "
               "and 2 of 2 are not; use --device cuda", "");
 }
 
@@ -347,7 +347,7 @@ TEST(one_rank_by_itself)
     job j = {.ranks = 1, .name = "loop", .config = small, .options = "policy = 'dynamic'"};
     run_all(&j, ranks[0]);
     j.at = ON_OWN;
-    j.config.sums = LT_SUMS_NCCL;
+    j.config.sum_backend = LT_SUM_BACKEND_NCCL;
     run_all(&j, ranks[1]);
     CHECK_EQ(ranks[1][0].status, LT_OK);
     CHECK_STR(ranks[1][0].text, ranks[0][0].text);

@@ -63,7 +63,7 @@ TEST(ranks_may_go_apart)
     alone.ranks = 1;
     memcpy(p.rows, (int[STEPS]){12, 12, 12, 12, 12}, sizeof p.rows);
     memcpy(alone.rows, (int[STEPS]){6, 6, 6, 6, 6}, sizeof alone.rows);
-    p.config.apart = true;
+    p.config.no_sync = true;
     train_all(&p, two);
     train_all(&alone, one);
     CHECK_EQ(two[0].status, LT_OK);
@@ -122,7 +122,7 @@ TEST(ranks_with_another_wire_or_other_sums_disagree)
         CHECK_STR(results[1].text, i / 3 == i % 3 ? "" : text);
     }
     plan p = usual;
-    lt_reducer_config other = {.sums = LT_SUMS_HOST};
+    lt_reducer_config other = {.sum_backend = LT_SUM_BACKEND_HOST};
     p.ranks = 3;
     p.other = &other;
     train_all(&p, results);

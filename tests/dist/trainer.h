@@ -252,7 +252,7 @@ static lt_status take_step(rank *r, int step)
     }
     int64_t pieces = p->pieces + (p->grows ? step : 0), size = (own + pieces - 1) / pieces;
     if (r->reducer && p->tells)
-        lt_reducer_expect(r->reducer, (int)((own + size - 1) / size));
+        lt_reducer_expect_backwards(r->reducer, (int)((own + size - 1) / size));
     for (int64_t at = 0; at < own; at += size) {
         int64_t piece = own - at < size ? own - at : size;
         LT_TRY(learn(r, step, first + at, piece, (double)piece / (double)own));
@@ -274,7 +274,7 @@ static lt_status check_times(rank *r, int sent)
         free = b.ended;
         n++;
     }
-    bool none = r->plan->config.apart;
+    bool none = r->plan->config.no_sync;
     return n == (none ? 0 : sent) ? LT_OK : lt_fail(LT_EINVAL, "%d buckets, %d were sent", n, sent);
 }
 
@@ -295,7 +295,7 @@ static lt_status train(rank *r)
             return lt_errcode();
         LT_TRY(lt_reducer_add(r->reducer, r->w, PARAMS));
         LT_TRY(lt_reducer_add(r->reducer, r->w, 2)); /* known already */
-        lt_set_all_sum(r->ctx, lt_reducer_sum, r->reducer);
+        lt_set_allreduce(r->ctx, lt_reducer_sum, r->reducer);
         if (r->plan->filter) {
             lt_bucket_filter filter = *r->plan->filter;
             filter.ud = r;

@@ -99,7 +99,7 @@ static void *run(void *ud)
     rank *r = ud;
     r->ctx = lt_open(&(lt_config){.threads = 1, .poison = true, .reference = r->reference});
     if (r->group)
-        lt_set_all_sum(r->ctx, all_sum, r);
+        lt_set_allreduce(r->ctx, all_sum, r);
     lt_tensor *in[INPUTS] = {
         rows_of(r, 1, r->trial->offset), channels_of(r, 2, 0), channels_of(r, 3, 0),
         channels_of(r, 4, r->trial->offset), channels_of(r, 5, 9), rows_of(r, 6, 0)};

@@ -27,7 +27,7 @@ function exports.micro_batches(k, x, y)
     fail("EINVAL", "lt.micro_batches: x has %d samples, y has %d", rows, y:dim(1))
   end
   local n, i, last = math.min(k, core.least_rows(rows)), 0, 0
-  core.expect(n)
+  core.expect_backwards(n)
   return function()
     if i == n then return nil end
     local first = last + 1

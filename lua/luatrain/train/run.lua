@@ -441,7 +441,7 @@ local function call_inside(self, fn, ...)
   self.inside = true
   -- What was looked at before draws nothing from this step; lt.micro_batches sets their number.
   core.take_shard(self.rows, self.part, self.grain)
-  core.expect(0)
+  core.expect_backwards(0)
   local o = self.settings
   if not o.scaler then return (core.step(core.autocast, o.amp, fn, ...)) end
   return (o.scaler:inside(core.step, core.autocast, o.amp, fn, ...))

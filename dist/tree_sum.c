@@ -1,17 +1,17 @@
-/* fold.c - sums of shards that come one after the other; see fold.h. */
+/* tree_sum.c - sums of shards that come one after the other; see tree_sum.h. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "dist/fold.h"
+#include "dist/tree_sum.h"
 #include "dist/sum.h"
 
-lt_status lt__fold_check(int shards, int n, lt_dtype wire)
+lt_status lt__tree_sum_check(int shards, int n, lt_dtype wire)
 {
-    bool fits = shards > 0 && shards <= 1 << LT_FOLD_LEVELS && (shards & (shards - 1)) == 0 &&
+    bool fits = shards > 0 && shards <= 1 << LT_TREE_SUM_LEVELS && (shards & (shards - 1)) == 0 &&
                 shards % n == 0;
     if (shards != 0 && !fits)
         return lt_fail(LT_EUSAGE, "vranks wants a power of two up to %d that %d rank%s can share, "
-                       "it is %d", 1 << LT_FOLD_LEVELS, n, n == 1 ? "" : "s", shards);
+                       "it is %d", 1 << LT_TREE_SUM_LEVELS, n, n == 1 ? "" : "s", shards);
     if (shards != 0 && wire != LT_F32)
         return lt_fail(LT_EUSAGE, "with vranks gradients travel in f32, not in %s: their bits "
                        "would be those of the number of ranks", lt_dtype_name(wire));
@@ -19,7 +19,7 @@ lt_status lt__fold_check(int shards, int n, lt_dtype wire)
 }
 
 /* Every level has room for so many bytes; what is new is zero. */
-static lt_status make_room(lt_fold *f, int levels, size_t bytes)
+static lt_status make_room(lt_tree_sum *f, int levels, size_t bytes)
 {
     for (int i = 0; i < levels; i++) {
         if (f->level[i] && f->bytes >= bytes)
@@ -43,7 +43,7 @@ static int levels_of(int shards)
     return levels;
 }
 
-lt_status lt__fold_add(lt_fold *f, int shard, int shards, void *data, int64_t count,
+lt_status lt__tree_sum_add(lt_tree_sum *f, int shard, int shards, void *data, int64_t count,
                        lt_dtype dtype, double scale)
 {
     size_t bytes = (size_t)count * lt_dtype_bytes(dtype);
@@ -59,8 +59,8 @@ lt_status lt__fold_add(lt_fold *f, int shard, int shards, void *data, int64_t co
     return LT_OK;
 }
 
-void lt__fold_free(lt_fold *f)
+void lt__tree_sum_free(lt_tree_sum *f)
 {
-    for (int i = 0; i < LT_FOLD_LEVELS; i++)
+    for (int i = 0; i < LT_TREE_SUM_LEVELS; i++)
         free(f->level[i]);
 }

@@ -1,5 +1,5 @@
-/* test_fold.c - shards one after the other add up to the same bits as shards side by side. */
-#include "dist/fold.h"
+/* test_tree_sum.c - shards one after the other add up to the same bits as shards side by side. */
+#include "dist/tree_sum.h"
 #include "dist/sum.h"
 #include "tests/lt_test.h"
 
@@ -16,7 +16,7 @@ TEST(a_fold_is_the_sum_over_ranks)
     static float all[MOST][N], one[N];
     for (int shards = 1; shards <= MOST; shards *= 2) {
         lt_share share[MOST];
-        lt_fold fold = {0};
+        lt_tree_sum sum = {0};
         for (int k = 0; k < shards; k++) {
             fill(all[k], k);
             share[k] = (lt_share){all[k], 0.1 * (k + 1)};
@@ -25,11 +25,11 @@ TEST(a_fold_is_the_sum_over_ranks)
         for (int step = 0; step < 2; step++) { /* levels are used again */
             for (int k = 0; k < shards; k++) {
                 fill(one, k);
-                CHECK_OK(lt__fold_add(&fold, k, shards, one, N, LT_F32, 0.1 * (k + 1)));
+                CHECK_OK(lt__tree_sum_add(&sum, k, shards, one, N, LT_F32, 0.1 * (k + 1)));
             }
             CHECK_EQ(memcmp(one, all[0], sizeof one), 0);
         }
-        lt__fold_free(&fold);
+        lt__tree_sum_free(&sum);
     }
 }
 
@@ -40,13 +40,13 @@ TEST(ranks_fold_and_add_up_to_the_same_bits)
     for (int ranks = 8; ranks >= 1; ranks /= 2) {
         lt_share share[8];
         for (int r = 0; r < ranks; r++) {
-            lt_fold fold = {0};
+            lt_tree_sum sum = {0};
             for (int k = 0; k < 8 / ranks; k++) {
                 fill(part[r], r * (8 / ranks) + k);
-                CHECK_OK(lt__fold_add(&fold, k, 8 / ranks, part[r], N, LT_F32, 1.0 / 3));
+                CHECK_OK(lt__tree_sum_add(&sum, k, 8 / ranks, part[r], N, LT_F32, 1.0 / 3));
             }
             share[r] = (lt_share){part[r], 1};
-            lt__fold_free(&fold);
+            lt__tree_sum_free(&sum);
         }
         lt__sum_shares(share, ranks, LT_F32, LT_F32, 0, N);
         if (ranks == 8)
@@ -57,17 +57,17 @@ TEST(ranks_fold_and_add_up_to_the_same_bits)
 
 TEST(what_becomes_longer_was_zero)
 {
-    lt_fold fold = {0};
+    lt_tree_sum sum = {0};
     double x[4] = {1, 2, 3, 4};
-    CHECK_OK(lt__fold_add(&fold, 0, 4, x, 1, LT_F64, 1));
-    CHECK_OK(lt__fold_add(&fold, 1, 4, x, 2, LT_F64, 1)); /* x[0] + x[0] */
-    CHECK_OK(lt__fold_add(&fold, 2, 4, (double[]){10, 20, 30}, 3, LT_F64, 1));
+    CHECK_OK(lt__tree_sum_add(&sum, 0, 4, x, 1, LT_F64, 1));
+    CHECK_OK(lt__tree_sum_add(&sum, 1, 4, x, 2, LT_F64, 1)); /* x[0] + x[0] */
+    CHECK_OK(lt__tree_sum_add(&sum, 2, 4, (double[]){10, 20, 30}, 3, LT_F64, 1));
     double last[4] = {100, 200, 300, 400};
-    CHECK_OK(lt__fold_add(&fold, 3, 4, last, 4, LT_F64, 1));
+    CHECK_OK(lt__tree_sum_add(&sum, 3, 4, last, 4, LT_F64, 1));
     CHECK_NEAR(last[0], 112, 0);
     CHECK_NEAR(last[1], 222, 0);
     CHECK_NEAR(last[2], 330, 0);
     CHECK_NEAR(last[3], 400, 0);
-    CHECK_OK(lt__fold_add(&fold, 0, 1, last, 0, LT_F64, 1));
-    lt__fold_free(&fold);
+    CHECK_OK(lt__tree_sum_add(&sum, 0, 1, last, 0, LT_F64, 1));
+    lt__tree_sum_free(&sum);
 }

@@ -1,21 +1,21 @@
-/* plan.c - see plan.h. */
+/* bucket_plan.c - see bucket_plan.h. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/tensor.h"
-#include "dist/plan.h"
+#include "dist/bucket_plan.h"
 
-void *lt__member_data(const lt_member *it)
+void *lt__bucket_item_data(const lt_bucket_item *it)
 {
     return (char *)it->place.arena + (size_t)it->place.offset * lt_dtype_bytes(it->place.dtype);
 }
 
-size_t lt__member_bytes(const lt_member *it)
+size_t lt__bucket_item_bytes(const lt_bucket_item *it)
 {
     return (size_t)it->x->count * lt_dtype_bytes(it->place.dtype);
 }
 
-lt_member *lt__plan_find(const lt_plan *p, const lt_tensor *x)
+lt_bucket_item *lt__bucket_plan_find(const lt_bucket_plan *p, const lt_tensor *x)
 {
     int i = 0;
     while (i < p->n_items && p->items[i].x != x)
@@ -23,21 +23,21 @@ lt_member *lt__plan_find(const lt_plan *p, const lt_tensor *x)
     return i < p->n_items ? &p->items[i] : NULL;
 }
 
-int64_t lt__plan_span(const lt_plan *p, int first, int end)
+int64_t lt__bucket_plan_span(const lt_bucket_plan *p, int first, int end)
 {
-    const lt_member *last = &p->items[end - 1];
+    const lt_bucket_item *last = &p->items[end - 1];
     return last->place.offset + last->x->count - p->items[first].place.offset;
 }
 
 /* Parameters are aligned to 64 bytes. */
-static bool is_padding(const lt_member *it, int64_t elements)
+static bool is_padding(const lt_bucket_item *it, int64_t elements)
 {
     return (size_t)elements * lt_dtype_bytes(it->place.dtype) < 64;
 }
 
-bool lt__plan_owns_behind(const lt_plan *p, int end, int64_t count)
+bool lt__bucket_plan_owns_behind(const lt_bucket_plan *p, int end, int64_t count)
 {
-    const lt_member *it = &p->items[end - 1];
+    const lt_bucket_item *it = &p->items[end - 1];
     int64_t at = it->place.offset + it->x->count, limit = at + count;
     for (int i = end; i < p->n_items && p->items[i].arena == it->arena && at < limit; i++) {
         if (!is_padding(it, p->items[i].place.offset - at))
@@ -47,7 +47,7 @@ bool lt__plan_owns_behind(const lt_plan *p, int end, int64_t count)
     return at >= limit || is_padding(it, it->place.end - at);
 }
 
-int64_t lt__plan_arena_end(const lt_plan *p, int arena)
+int64_t lt__bucket_plan_arena_end(const lt_bucket_plan *p, int arena)
 {
     int64_t end = 0;
     for (int i = 0; i < p->n_items; i++)
@@ -66,7 +66,7 @@ static lt_status grow(void **array, int n, size_t bytes)
     return LT_OK;
 }
 
-static int arena_of(lt_plan *p, const void *arena)
+static int arena_of(lt_bucket_plan *p, const void *arena)
 {
     for (int i = 0; i < p->n_items; i++)
         if (p->items[i].place.arena == arena)
@@ -74,9 +74,9 @@ static int arena_of(lt_plan *p, const void *arena)
     return p->n_arenas++;
 }
 
-lt_status lt__plan_add(lt_plan *p, lt_tensor *x)
+lt_status lt__bucket_plan_add(lt_bucket_plan *p, lt_tensor *x)
 {
-    lt_member fresh = {.x = x};
+    lt_bucket_item fresh = {.x = x};
     LT_TRY(lt_grad_find(x, &fresh.place));
     LT_TRY(grow((void **)&p->items, p->n_items + 1, sizeof *p->items));
     fresh.arena = arena_of(p, fresh.place.arena);
@@ -87,13 +87,13 @@ lt_status lt__plan_add(lt_plan *p, lt_tensor *x)
 
 static int by_place(const void *a, const void *b)
 {
-    const lt_member *p = a, *q = b;
+    const lt_bucket_item *p = a, *q = b;
     if (p->arena != q->arena)
         return p->arena < q->arena ? -1 : 1;
     return p->place.offset < q->place.offset ? -1 : p->place.offset > q->place.offset;
 }
 
-lt_status lt__plan_cut(lt_plan *p, size_t first_bucket, size_t most)
+lt_status lt__bucket_plan_cut(lt_bucket_plan *p, size_t first_bucket, size_t most)
 {
     if (p->n_items == 0)
         return LT_OK;
@@ -101,23 +101,23 @@ lt_status lt__plan_cut(lt_plan *p, size_t first_bucket, size_t most)
     qsort(p->items, (size_t)p->n_items, sizeof *p->items, by_place);
     p->n_buckets = 0;
     for (int end = p->n_items, first; end > 0; end = first) {
-        const lt_member *last = &p->items[end - 1];
+        const lt_bucket_item *last = &p->items[end - 1];
         size_t each = lt_dtype_bytes(last->place.dtype);
         size_t half = (size_t)(last->place.offset + last->x->count) * each / 2;
         size_t room = half < first_bucket ? first_bucket : half < most ? half : most;
         if (p->n_buckets == 0)
             room = first_bucket;
         for (first = end - 1; first > 0 && p->items[first - 1].arena == last->arena; first--)
-            if ((size_t)lt__plan_span(p, first - 1, end) * each > room)
+            if ((size_t)lt__bucket_plan_span(p, first - 1, end) * each > room)
                 break;
         for (int i = first; i < end; i++)
             p->items[i].bucket = p->n_buckets;
-        p->buckets[p->n_buckets++] = (lt_bucket_plan){.first = first, .end = end};
+        p->buckets[p->n_buckets++] = (lt_planned_bucket){.first = first, .end = end};
     }
     return LT_OK;
 }
 
-void lt__plan_forget_left(lt_plan *p)
+void lt__bucket_plan_drop_leftover(lt_bucket_plan *p)
 {
     for (int i = 0; i < p->n_items; i++) {
         free(p->items[i].leftover);
@@ -125,38 +125,38 @@ void lt__plan_forget_left(lt_plan *p)
     }
 }
 
-lt_status lt__plan_keep_left(lt_plan *p)
+lt_status lt__bucket_plan_save_leftover(lt_bucket_plan *p)
 {
-    lt__plan_forget_left(p);
+    lt__bucket_plan_drop_leftover(p);
     for (int i = 0; i < p->n_items; i++) {
-        lt_member *it = &p->items[i];
+        lt_bucket_item *it = &p->items[i];
         if (!lt_grad(it->x))
             continue;
-        if (!(it->leftover = malloc(lt__member_bytes(it))))
+        if (!(it->leftover = malloc(lt__bucket_item_bytes(it))))
             return lt_fail(LT_ENOMEM, "out of memory for a gradient that waits for its optimizer");
-        memcpy(it->leftover, lt__member_data(it), lt__member_bytes(it));
+        memcpy(it->leftover, lt__bucket_item_data(it), lt__bucket_item_bytes(it));
     }
     return LT_OK;
 }
 
-lt_status lt__plan_put_back_left(lt_plan *p)
+lt_status lt__bucket_plan_restore_leftover(lt_bucket_plan *p)
 {
     for (int i = 0; i < p->n_items; i++) {
-        lt_member *it = &p->items[i];
+        lt_bucket_item *it = &p->items[i];
         if (!it->leftover) {
             lt_zero_grad(it->x);
             continue;
         }
-        memcpy(lt__member_data(it), it->leftover, lt__member_bytes(it));
+        memcpy(lt__bucket_item_data(it), it->leftover, lt__bucket_item_bytes(it));
         if (!lt_grad(it->x))
             LT_TRY(lt_grad_set(it->x, false));
     }
     return LT_OK;
 }
 
-void lt__plan_free(lt_plan *p)
+void lt__bucket_plan_free(lt_bucket_plan *p)
 {
-    lt__plan_forget_left(p);
+    lt__bucket_plan_drop_leftover(p);
     for (int i = 0; i < p->n_items; i++)
         lt_release(p->items[i].x);
     free(p->items);

@@ -1,5 +1,5 @@
 /* Which parameters travel together, and what lies behind them. */
-#include "dist/plan.h"
+#include "dist/bucket_plan.h"
 #include "ops/ops.h"
 #include "tests/lt_test.h"
 
@@ -24,39 +24,39 @@ static void with_params(void (*fn)(lt_tensor **x))
     lt_ctx_free(ctx);
 }
 
-static lt_plan plan_of(lt_tensor **x, const char *members)
+static lt_bucket_plan plan_of(lt_tensor **x, const char *members)
 {
-    lt_plan plan = {0};
+    lt_bucket_plan plan = {0};
     for (const char *m = members; *m; m++)
-        CHECK_OK(lt__plan_add(&plan, x[*m - 'a']));
-    CHECK_OK(lt__plan_cut(&plan, 1, 1)); /* a bucket each */
+        CHECK_OK(lt__bucket_plan_add(&plan, x[*m - 'a']));
+    CHECK_OK(lt__bucket_plan_cut(&plan, 1, 1)); /* a bucket each */
     CHECK_EQ(plan.n_buckets, plan.n_items);
     return plan;
 }
 
 static void check_all(lt_tensor **x)
 {
-    lt_plan all = plan_of(x, "cabed");
+    lt_bucket_plan all = plan_of(x, "cabed");
     CHECK(all.items[0].x == x[0] && all.items[4].x == x[4]);
     CHECK_EQ(all.buckets[0].first, 4);
     for (int end = 1; end <= PARAMS; end++)
-        CHECK(lt__plan_owns_behind(&all, end, LT_MOST_TAIL));
-    CHECK_EQ(lt__plan_span(&all, 1, 3), 26);
-    CHECK_EQ(lt__plan_arena_end(&all, 0), 74);
-    CHECK(lt__plan_find(&all, x[3]) == &all.items[3]);
-    lt__plan_free(&all);
+        CHECK(lt__bucket_plan_owns_behind(&all, end, LT_MOST_TAIL));
+    CHECK_EQ(lt__bucket_plan_span(&all, 1, 3), 26);
+    CHECK_EQ(lt__bucket_plan_arena_end(&all, 0), 74);
+    CHECK(lt__bucket_plan_find(&all, x[3]) == &all.items[3]);
+    lt__bucket_plan_free(&all);
 }
 
 static void check_some(lt_tensor **x)
 {
-    lt_plan some = plan_of(x, "acd");
-    CHECK(lt__plan_find(&some, x[1]) == NULL);
-    CHECK(!lt__plan_owns_behind(&some, 1, 7)); /* b comes next */
-    CHECK(lt__plan_owns_behind(&some, 1, 0));
-    CHECK(lt__plan_owns_behind(&some, 2, 16)); /* of d */
-    CHECK(!lt__plan_owns_behind(&some, 2, 17)); /* behind it is e */
-    CHECK(!lt__plan_owns_behind(&some, 3, 7));
-    lt__plan_free(&some);
+    lt_bucket_plan some = plan_of(x, "acd");
+    CHECK(lt__bucket_plan_find(&some, x[1]) == NULL);
+    CHECK(!lt__bucket_plan_owns_behind(&some, 1, 7)); /* b comes next */
+    CHECK(lt__bucket_plan_owns_behind(&some, 1, 0));
+    CHECK(lt__bucket_plan_owns_behind(&some, 2, 16)); /* of d */
+    CHECK(!lt__bucket_plan_owns_behind(&some, 2, 17)); /* behind it is e */
+    CHECK(!lt__bucket_plan_owns_behind(&some, 3, 7));
+    lt__bucket_plan_free(&some);
 }
 
 TEST(behind_all_parameters_nobody_is_in_the_way) { with_params(check_all); }
