@@ -71,13 +71,13 @@ typedef struct lt_scaler { /* all of it is to be saved with a training */
 } lt_scaler;
 
 /* Begins with a scale of 2^k. interval: that of dynamic; 0: 2000. */
-LT_API lt_scaler lt_scaler_begin(lt_scale_policy policy, int k, int interval);
+LT_API lt_scaler lt_scaler_init(lt_scale_policy policy, int k, int interval);
 /* LT_EINVAL, with the name of what is out of its range: such a state comes of no history. */
 LT_MUST lt_status lt_scaler_check(const lt_scaler *scaler);
 /* What came of a step whose loss was multiplied by 2^k: the largest magnitude of its gradients, of
  * those that are finite, was in [2^exponent, 2^(exponent + 1)), with the scale still in it; finite:
  * all were. Moves k. Returns whether the step is to be applied; else it is to be skipped. */
-LT_API bool lt_scaler_see(lt_scaler *scaler, int exponent, bool finite);
+LT_API bool lt_scaler_update(lt_scaler *scaler, int exponent, bool finite);
 
 /* ==== The scale in use ======================================================================== */
 
@@ -119,7 +119,7 @@ typedef struct lt_scaled_step { /* one that was decided on */
 /* The last one. */
 LT_API lt_scaled_step lt_loss_scale_step(lt_loss_scale *scale);
 /* The number of the last one that was asked for, which is not waited for. */
-LT_API int64_t lt_loss_scale_asked(const lt_loss_scale *scale);
+LT_API int64_t lt_loss_scale_latest(const lt_loss_scale *scale);
 /* That of this number, if it is one of the last eight; else the last one. */
 LT_API lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *scale, int64_t number);
 
@@ -139,36 +139,36 @@ enum {
 LT_API lt_grad_stats lt_loss_scale_last(const lt_loss_scale *scale);
 /* What this rank has found in a bucket, in true gradients of the step. numbers (LT_SCALE_NUMBERS)
  * are 0. */
-LT_API void lt_loss_scale_tell(lt_loss_scale *scale, const lt_grad_stats *stats, float *numbers);
+LT_API void lt_loss_scale_pack(lt_loss_scale *scale, const lt_grad_stats *stats, float *numbers);
 /* Buckets are going to be heard, from the first on: those of before count no more. */
-LT_API void lt_loss_scale_listen(lt_loss_scale *scale);
+LT_API void lt_loss_scale_start(lt_loss_scale *scale);
 /* The sums. */
-LT_API void lt_loss_scale_hear(lt_loss_scale *scale, const float *numbers);
+LT_API void lt_loss_scale_unpack(lt_loss_scale *scale, const float *numbers);
 /* All buckets were heard; before an optimizer asks, as in lt_grad_slots.update. */
-LT_API void lt_loss_scale_agree(lt_loss_scale *scale);
+LT_API void lt_loss_scale_finish(lt_loss_scale *scale);
 
 /* Where a bucket travels in f16, with or without a loss scale, it does so multiplied by 2^exponent,
  * which leaves 2 bits for gradients that grow from step to step. If they have grown more, or have
  * shrunk by more than 12, that shows in numbers that go with the bucket, and it is to be sent
  * again: overflow on the wire costs no step and moves no scale. */
 enum {
-    LT_WIRE_LOW = -120, LT_WIRE_HIGH = 100, /* of f32, with bits to spare for shares: true gradients
+    LT_WIRE_SCALE_LOW = -120, LT_WIRE_SCALE_HIGH = 100, /* of f32, with bits to spare for shares: true gradients
                                              * below 2^-112 or so become 0 on their way */
-    LT_WIRE_NUMBERS = LT_EXPONENTS,
-    LT_WIRES = 256
+    LT_WIRE_SCALE_NUMBERS = LT_EXPONENTS,
+    LT_WIRE_SCALES = 256
 };
-typedef struct lt_wires {    /* all of it is to be saved with a training */
-    int exponent[LT_WIRES];  /* of a bucket; those beyond share it with others */
+typedef struct lt_wire_scales {    /* all of it is to be saved with a training */
+    int exponent[LT_WIRE_SCALES];  /* of a bucket; those beyond share it with others */
     int used;                /* the first so many, by now */
-    int64_t sent_again;      /* buckets, so far */
-} lt_wires;
-LT_API lt_wires lt_wires_begin(void);
+    int64_t resends;      /* buckets, so far */
+} lt_wire_scales;
+LT_API lt_wire_scales lt_wire_scales_init(void);
 /* The exponent for a bucket, in which this rank has true gradients up to `largest`, of those that
- * are finite. numbers (LT_WIRE_NUMBERS) are 0. */
-LT_API int lt_wires_tell(const lt_wires *wires, int bucket, double largest, float *numbers);
+ * are finite. numbers (LT_WIRE_SCALE_NUMBERS) are 0. */
+LT_API int lt_wire_scales_pack(const lt_wire_scales *wires, int bucket, double largest, float *numbers);
 /* The sums. True: the bucket is to be sent again, as it may have overflowed, or underflowed more
  * than it has to. */
-LT_API bool lt_wires_hear(lt_wires *wires, int bucket, const float *numbers);
+LT_API bool lt_wire_scales_unpack(lt_wire_scales *wires, int bucket, const float *numbers);
 
 /* ==== What half precision does to a pass ====================================================== */
 

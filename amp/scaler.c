@@ -21,7 +21,7 @@ static int within(int k)
     return k < LT_SCALE_LOW ? LT_SCALE_LOW : least(k, LT_SCALE_HIGH);
 }
 
-lt_scaler lt_scaler_begin(lt_scale_policy policy, int k, int interval)
+lt_scaler lt_scaler_init(lt_scale_policy policy, int k, int interval)
 {
     return (lt_scaler){.policy = policy, .k = within(k),
                        .interval = policy == LT_SCALE_ADAPTIVE ? FIRST
@@ -132,7 +132,7 @@ static void go_on_adaptive(lt_scaler *s, int exponent)
     grow(s, by);
 }
 
-bool lt_scaler_see(lt_scaler *s, int exponent, bool finite)
+bool lt_scaler_update(lt_scaler *s, int exponent, bool finite)
 {
     bool lowest = s->policy == LT_SCALE_STATIC || s->k == LT_SCALE_LOW;
     s->steps++;

@@ -96,7 +96,7 @@ lt_scaled_step lt_loss_scale_step(lt_loss_scale *s)
     return s->step;
 }
 
-int64_t lt_loss_scale_asked(const lt_loss_scale *s)
+int64_t lt_loss_scale_latest(const lt_loss_scale *s)
 {
     return s->scaler.steps + (s->step_status == LT_PENDING);
 }
@@ -255,7 +255,7 @@ static lt_status update_scaler(lt_loss_scale *s, lt_grad_stats stats)
 {
     s->step = (lt_scaled_step){.k = s->scaler.k, .exponent = lt__exponent_of(stats.largest),
                                .finite = stats.not_finite == 0};
-    bool applied = lt_scaler_see(&s->scaler, s->step.exponent, s->step.finite);
+    bool applied = lt_scaler_update(&s->scaler, s->step.exponent, s->step.finite);
     s->step_status = applied ? LT_APPLIED : LT_SKIPPED;
     s->step.number = s->scaler.steps;
     s->step.skipped = s->scaler.skipped;

@@ -24,7 +24,7 @@ static const char *const policies[] = {
 static int new_loss_scale(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt_scaler scaler = lt_scaler_begin((lt_scale_policy)luaL_checkoption(L, 1, NULL, policies),
+    lt_scaler scaler = lt_scaler_init((lt_scale_policy)luaL_checkoption(L, 1, NULL, policies),
                                        (int)luaL_checkinteger(L, 2), (int)luaL_checkinteger(L, 3));
     void **handle = lt__push_handle(L, class);
     lt__fill_handle(L, handle, lt_loss_scale_new(s->ctx, &scaler));
@@ -56,16 +56,16 @@ static void start(void *ud)
 {
     const lt_lua *s = ud;
     if (s->scale)
-        lt_loss_scale_listen(s->scale);
+        lt_loss_scale_start(s->scale);
 }
 
 static void pack(void *ud, lt_packet *p)
 {
     const lt_lua *s = ud;
     if (s->scale)
-        lt_loss_scale_tell(s->scale, &p->stats, p->tail);
+        lt_loss_scale_pack(s->scale, &p->stats, p->tail);
     if (p->in_f16)
-        p->exponent = lt_wires_tell(&s->wires, p->bucket, p->largest,
+        p->exponent = lt_wire_scales_pack(&s->wire_scales, p->bucket, p->largest,
                                     p->tail + scale_numbers(s));
 }
 
@@ -74,8 +74,8 @@ static bool unpack(void *ud, const lt_packet *p)
     lt_lua *s = ud;
     char text[64];
     if (s->scale)
-        lt_loss_scale_hear(s->scale, p->tail);
-    bool again = p->in_f16 && lt_wires_hear(&s->wires, p->bucket, p->tail + scale_numbers(s));
+        lt_loss_scale_unpack(s->scale, p->tail);
+    bool again = p->in_f16 && lt_wire_scales_unpack(&s->wire_scales, p->bucket, p->tail + scale_numbers(s));
     snprintf(text, sizeof text, "bucket %d is %s", p->bucket,
              s->scale && p->tail[0] > 0 ? "not finite" : again ? "sent again" : "finite");
     lt_trace(s->ctx, LT_TRACK_COMM, text, lt__seconds(), 0);
@@ -85,7 +85,7 @@ static bool unpack(void *ud, const lt_packet *p)
 static lt_step_status done(void *ud, lt_ctx *ctx)
 {
     (void)ctx;
-    lt_loss_scale_agree(((lt_lua *)ud)->scale);
+    lt_loss_scale_finish(((lt_lua *)ud)->scale);
     return LT_APPLIED; /* the scaler is asked next */
 }
 
@@ -94,7 +94,7 @@ static lt_status set_filter(lt_lua *s)
 {
     lt_bucket_filter filter = {.ud = s, .look = look, .start = start, .pack = pack,
                                .unpack = unpack};
-    filter.tail = scale_numbers(s) + (goes_in_f16(s) ? LT_WIRE_NUMBERS : 0);
+    filter.tail = scale_numbers(s) + (goes_in_f16(s) ? LT_WIRE_SCALE_NUMBERS : 0);
     if (s->scale) {
         filter.measure = measure;
         filter.done = done;
@@ -102,9 +102,9 @@ static lt_status set_filter(lt_lua *s)
     return lt_reducer_set_filter(s->reducer, filter.tail > 0 ? &filter : NULL);
 }
 
-lt_status lt__carry_in_f16(lt_lua *s)
+lt_status lt__send_in_f16(lt_lua *s)
 {
-    s->wires = lt_wires_begin();
+    s->wire_scales = lt_wire_scales_init();
     return set_filter(s);
 }
 
@@ -191,10 +191,10 @@ static int load(lua_State *L)
     return 0;
 }
 
-/* scale:asked(): the number of the last step, which is not waited for. */
-static int asked(lua_State *L)
+/* scale:latest(): the number of the last step, which is not waited for. */
+static int latest(lua_State *L)
 {
-    lua_pushinteger(L, lt_loss_scale_asked(lt__check_handle(L, class)));
+    lua_pushinteger(L, lt_loss_scale_latest(lt__check_handle(L, class)));
     return 1;
 }
 
@@ -256,21 +256,21 @@ static int now(lua_State *L)
     return 3;
 }
 
-/* wires(): a table of what is to be saved of the way of buckets in f16; empty if none goes it. */
-static int wires(lua_State *L)
+/* wire_scales(): a table of what is to be saved of the way of buckets in f16; empty if none goes it. */
+static int wire_scales(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
     lua_newtable(L);
     if (!goes_in_f16(s))
         return 1;
     wait_for_buckets(s);
-    for (int i = 0; i < s->wires.used; i++) {
-        lua_pushfstring(L, "wire%d", i + 1);
-        lua_pushinteger(L, s->wires.exponent[i]);
+    for (int i = 0; i < s->wire_scales.used; i++) {
+        lua_pushfstring(L, "bucket%d", i + 1);
+        lua_pushinteger(L, s->wire_scales.exponent[i]);
         lua_rawset(L, -3);
     }
-    lua_pushinteger(L, s->wires.sent_again);
-    lua_setfield(L, -2, "sent_again");
+    lua_pushinteger(L, s->wire_scales.resends);
+    lua_setfield(L, -2, "resends");
     return 1;
 }
 
@@ -288,33 +288,33 @@ static bool get_within(lua_State *L, const char *name, lua_Integer low, lua_Inte
     return true;
 }
 
-/* put_back_wires(table): such as wires() has given; what cannot be in one is as at first. */
-static int put_back_wires(lua_State *L)
+/* restore_wire_scales(table): such as wire_scales() has given; what cannot be in one is as at first. */
+static int restore_wire_scales(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
-    lt_wires next = lt_wires_begin();
+    lt_wire_scales next = lt_wire_scales_init();
     lua_Integer value;
-    for (int i = 0; i < LT_WIRES; i++) {
+    for (int i = 0; i < LT_WIRE_SCALES; i++) {
         char name[16];
-        snprintf(name, sizeof name, "wire%d", i + 1);
-        if (!get_within(L, name, LT_WIRE_LOW, LT_WIRE_HIGH, &value))
+        snprintf(name, sizeof name, "bucket%d", i + 1);
+        if (!get_within(L, name, LT_WIRE_SCALE_LOW, LT_WIRE_SCALE_HIGH, &value))
             continue;
         next.exponent[i] = (int)value;
         next.used = i + 1;
     }
-    if (get_within(L, "sent_again", 0, (lua_Integer)1 << 53, &value))
-        next.sent_again = value;
+    if (get_within(L, "resends", 0, (lua_Integer)1 << 53, &value))
+        next.resends = value;
     wait_for_buckets(s);
-    s->wires = next;
+    s->wire_scales = next;
     return 0;
 }
 
 static const luaL_Reg methods[] = {
-    {"now", now}, {"state", state}, {"load", load}, {"asked", asked},
+    {"now", now}, {"state", state}, {"load", load}, {"latest", latest},
     {"last", last}, {NULL, NULL}};
 static const luaL_Reg functions[] = {
     {"new_loss_scale", new_loss_scale}, {"use_loss_scale", use_loss_scale},
-    {"loss_scale", loss_scale}, {"wires", wires}, {"put_back_wires", put_back_wires},
+    {"loss_scale", loss_scale}, {"wire_scales", wire_scales}, {"restore_wire_scales", restore_wire_scales},
     {"fault", fault}, {"arm_fault", arm_fault}, {NULL, NULL}};
 
 void lt__open_amp(lua_State *L)

@@ -47,7 +47,7 @@ typedef struct lt_lua {
     lt_group *group;           /* of this rank; NULL: there are no others */
     lt_reducer_config reducer_config;
     lt_reducer *reducer;       /* or NULL, without a group */
-    lt_wires wires;            /* if buckets travel in f16 */
+    lt_wire_scales wire_scales;            /* if buckets travel in f16 */
     bool no_sync;                /* bench dist: this rank goes its own way for some steps */
     bool on_root;              /* the others are not here: see dist.c */
     int64_t first_row;         /* of this rank in the batch, */
@@ -179,7 +179,7 @@ void lt__open_times(lua_State *L);
 void lt__open_dist(lua_State *L);
 void lt__open_amp(lua_State *L);
 /* Buckets of s->reducer travel in f16: each times a power of two of its own, scale or none. */
-lt_status lt__carry_in_f16(lt_lua *s);
+lt_status lt__send_in_f16(lt_lua *s);
 void lt__open_deferred(lua_State *L);
 void lt__open_check(lua_State *L);
 void lt__open_locale(lua_State *L);

@@ -387,7 +387,7 @@ lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *co
         return lt_errcode();
     s->group = group;
     if (s->reducer_config.wire == LT_F16)
-        LT_TRY(lt__carry_in_f16(s));
+        LT_TRY(lt__send_in_f16(s));
     lt_set_allreduce(s->ctx, sum_in_pass, s);
     if (luaL_loadbuffer(L, begin, sizeof begin - 1, "=ranks") != LUA_OK)
         return lt_fail(LT_ENOMEM, "out of memory for a Lua state"); /* the text itself is right */

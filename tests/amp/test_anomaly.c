@@ -19,7 +19,7 @@ static net begin(int k, double w, double v, double x)
 {
     static const int64_t one[] = {1, DIMS}, two[] = {2, DIMS};
     net n = {.ctx = lt_open(&(lt_config){.poison = true})};
-    lt_scaler scaler = lt_scaler_begin(LT_SCALE_STATIC, k, 0);
+    lt_scaler scaler = lt_scaler_init(LT_SCALE_STATIC, k, 0);
     n.params = lt_params_new(n.ctx);
     n.w = lt_param_new(n.ctx, LT_F32, 2, one, (lt_init){LT_INIT_CONSTANT, w, 0});
     n.v = lt_param_new(n.ctx, LT_F32, 2, one, (lt_init){LT_INIT_CONSTANT, v, 0});
@@ -309,9 +309,9 @@ TEST(a_rank_without_a_find_leaves_it_to_another)
             lt_tensor *loss = then(&n, "sum", mine ? root_of_0(&n) : linear(&n), NULL);
             CHECK_OK(lt_backward(loss, NULL));
             lt_release(loss);
-            lt_loss_scale_tell(n.scale, &(lt_grad_stats){1, mine}, (float[LT_SCALE_NUMBERS]){0});
-            lt_loss_scale_hear(n.scale, numbers);
-            lt_loss_scale_agree(n.scale);
+            lt_loss_scale_pack(n.scale, &(lt_grad_stats){1, mine}, (float[LT_SCALE_NUMBERS]){0});
+            lt_loss_scale_unpack(n.scale, numbers);
+            lt_loss_scale_finish(n.scale);
             lt_step_status step_status = LT_APPLIED;
             status = lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, &step_status);
             CHECK(status != LT_OK || step_status == LT_SKIPPED);

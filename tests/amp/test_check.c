@@ -213,7 +213,7 @@ TEST(what_one_pass_has_alone_is_left_out)
 TEST(a_check_leaves_nothing_behind)
 {
     net n = make(&(lt_config){.poison = true}, 0.3, 0.7);
-    lt_scaler scaler = lt_scaler_begin(LT_SCALE_DYNAMIC, 4, 2), was = scaler;
+    lt_scaler scaler = lt_scaler_init(LT_SCALE_DYNAMIC, 4, 2), was = scaler;
     lt_loss_scale *scale = lt_loss_scale_new(n.ctx, &scaler);
     lt_precision row;
     CHECK_OK(lt_use_loss_scale(n.ctx, scale));

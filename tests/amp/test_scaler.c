@@ -23,7 +23,7 @@ static void expect(lt_scaler *s, const part *parts, const move *moves)
             int before = s->k;
             bool finite = parts->exponent < OVERFLOW / 2;
             int exponent = finite ? parts->exponent : parts->exponent - OVERFLOW;
-            bool applied = lt_scaler_see(s, scaled(s, exponent), finite);
+            bool applied = lt_scaler_update(s, scaled(s, exponent), finite);
             CHECK_EQ(applied, finite);
             if (s->k == before)
                 continue;
@@ -37,7 +37,7 @@ static void expect(lt_scaler *s, const part *parts, const move *moves)
 
 TEST(a_static_scale_stays)
 {
-    lt_scaler s = lt_scaler_begin(LT_SCALE_STATIC, 8, 0);
+    lt_scaler s = lt_scaler_init(LT_SCALE_STATIC, 8, 0);
     expect(&s, (part[]){{3000, -20}, {5, OVERFLOW + 3}, {1, -20}, {2, OVERFLOW + 30}, {0}},
            (move[]){{0}});
     CHECK_EQ(s.k, 8);
@@ -48,35 +48,35 @@ TEST(a_static_scale_stays)
 
 TEST(a_dynamic_scale_moves_as_that_of_pytorch)
 {
-    lt_scaler s = lt_scaler_begin(LT_SCALE_DYNAMIC, 16, 0);
+    lt_scaler s = lt_scaler_init(LT_SCALE_DYNAMIC, 16, 0);
     expect(&s, (part[]){{1999, -30}, {1, OVERFLOW + 9}, {1999, 10}, {2, -30}, {2, OVERFLOW - 9},
                         {4000, NONE}, {0}},
            (move[]){{2000, 15}, {4000, 16}, {4002, 15}, {4003, 14}, {6003, 15}, {8003, 16}, {0}});
     CHECK_EQ(s.skipped, 3);
     CHECK_EQ(s.in_a_row, 0);
-    s = lt_scaler_begin(LT_SCALE_DYNAMIC, 0, 3);
+    s = lt_scaler_init(LT_SCALE_DYNAMIC, 0, 3);
     expect(&s, (part[]){{9, 0}, {1, OVERFLOW}, {5, 0}, {0}},
            (move[]){{3, 1}, {6, 2}, {9, 3}, {10, 2}, {13, 3}, {0}});
 }
 
 TEST(a_scale_stays_within_its_ends)
 {
-    lt_scaler s = lt_scaler_begin(LT_SCALE_DYNAMIC, 100, 1);
+    lt_scaler s = lt_scaler_init(LT_SCALE_DYNAMIC, 100, 1);
     CHECK_EQ(s.k, LT_SCALE_HIGH);
     expect(&s, (part[]){{5, -60}, {0}}, (move[]){{0}});
-    s = lt_scaler_begin(LT_SCALE_STATIC, -100, 0);
+    s = lt_scaler_init(LT_SCALE_STATIC, -100, 0);
     CHECK_EQ(s.k, LT_SCALE_LOW);
     for (lt_scale_policy policy = LT_SCALE_ADAPTIVE; policy <= LT_SCALE_DYNAMIC; policy++) {
-        s = lt_scaler_begin(policy, 0, 0);
+        s = lt_scaler_init(policy, 0, 0);
         for (int i = 0; i < 100; i++)
-            CHECK(!lt_scaler_see(&s, LT_NO_EXPONENT, false));
+            CHECK(!lt_scaler_update(&s, LT_NO_EXPONENT, false));
         CHECK_EQ(s.k, LT_SCALE_LOW);
         CHECK_EQ(s.in_a_row, 100);
-        CHECK(lt_scaler_see(&s, -20, true));
+        CHECK(lt_scaler_update(&s, -20, true));
         CHECK_EQ(s.in_a_row, 0);
         CHECK_EQ(s.skipped, 100);
     }
-    s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 23, 0);
+    s = lt_scaler_init(LT_SCALE_ADAPTIVE, 23, 0);
     expect(&s, (part[]){{5000, -60}, {5000, NONE}, {0}}, (move[]){{10, 24}, {0}});
 }
 
@@ -84,19 +84,19 @@ TEST(a_scale_stays_within_its_ends)
  * after 20, 20, 40 steps. */
 TEST(an_adaptive_scale_grows_into_its_headroom)
 {
-    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 16, 0);
+    lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 16, 0);
     expect(&s, (part[]){{9000, -8}, {0}},
            (move[]){{20, 18}, {40, 19}, {60, 20}, {80, 21}, {120, 22}, {0}});
     CHECK_EQ(s.interval, 80);
     CHECK_EQ(s.skipped, 0);
     /* 26 bits to spare, then 14; then 8, which are not plenty. */
-    s = lt_scaler_begin(LT_SCALE_ADAPTIVE, -10, 0);
+    s = lt_scaler_init(LT_SCALE_ADAPTIVE, -10, 0);
     expect(&s, (part[]){{200, -1}, {0}},
            (move[]){{10, 2}, {20, 8}, {40, 11}, {60, 12}, {80, 13}, {100, 14}, {140, 15}, {0}});
     /* All zero: they may be 2^-25 or less. */
-    s = lt_scaler_begin(LT_SCALE_ADAPTIVE, -14, 0);
+    s = lt_scaler_init(LT_SCALE_ADAPTIVE, -14, 0);
     expect(&s, (part[]){{100, NONE}, {0}}, (move[]){{10, 5}, {20, 24}, {0}});
-    s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 12, 0); /* the longest interval is 2000 */
+    s = lt_scaler_init(LT_SCALE_ADAPTIVE, 12, 0); /* the longest interval is 2000 */
     s.interval = 1999;
     expect(&s, (part[]){{4000, 0}, {0}}, (move[]){{1999, 13}, {3999, 14}, {0}});
     CHECK_EQ(s.interval, 2000);
@@ -104,7 +104,7 @@ TEST(an_adaptive_scale_grows_into_its_headroom)
 
 TEST(a_step_without_headroom_begins_the_interval_again)
 {
-    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 10, 0);
+    lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 10, 0);
     expect(&s, (part[]){{19, 0}, {1, 4}, {20, 0}, {10, 0}, {1, NONE}, {29, 0}, {0}},
            (move[]){{40, 11}, {60, 12}, {80, 13}, {0}});
 }
@@ -112,19 +112,19 @@ TEST(a_step_without_headroom_begins_the_interval_again)
 /* The worst of the steps counts: with 12 bits to spare, but for once 6, it is 2 more. */
 TEST(growth_goes_by_the_least_headroom)
 {
-    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 0, 0);
+    lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 0, 0);
     expect(&s, (part[]){{5, 3}, {1, 9}, {14, 3}, {10, 3}, {0}}, (move[]){{20, 2}, {30, 6}, {0}});
 }
 
 TEST(an_adaptive_scale_shrinks_by_the_excess)
 {
     /* What is finite reaches 2^4 2^16: five too many. */
-    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 16, 0);
+    lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 16, 0);
     expect(&s, (part[]){{1, OVERFLOW + 4}, {0}}, (move[]){{1, 11}, {0}});
     CHECK_NEAR(s.mean, 5, 0);
     /* Nothing is known but that it does not fit: 1, 2, 4, 8 and 16 less. After a finite step it is
      * 1 again. */
-    s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 24, 0);
+    s = lt_scaler_init(LT_SCALE_ADAPTIVE, 24, 0);
     expect(&s, (part[]){{5, OVERFLOW - 60}, {1, -8}, {1, OVERFLOW - 60}, {0}},
            (move[]){{1, 23}, {2, 21}, {3, 17}, {4, 9}, {5, -7}, {7, -8}, {0}});
 }
@@ -133,35 +133,35 @@ TEST(an_adaptive_scale_shrinks_by_the_excess)
  * matter. */
 TEST(the_interval_is_short_again_after_an_overflow_that_no_growth_has_made)
 {
-    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 19, 0);
+    lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 19, 0);
     expect(&s, (part[]){{20, -7}, {0}}, (move[]){{20, 20}, {0}});
     CHECK_EQ(s.interval, 40);
-    CHECK(!lt_scaler_see(&s, 12, false));
+    CHECK(!lt_scaler_update(&s, 12, false));
     CHECK_EQ(s.interval, 80);
     CHECK_EQ(s.k, 19);
     expect(&s, (part[]){{80, -7}, {0}}, (move[]){{101, 20}, {0}});
     CHECK_EQ(s.interval, 160);
     for (int i = 0; i < 159; i++)
-        CHECK(lt_scaler_see(&s, 14, true));
-    CHECK(!lt_scaler_see(&s, 12, false));
+        CHECK(lt_scaler_update(&s, 14, true));
+    CHECK(!lt_scaler_update(&s, 12, false));
     CHECK_EQ(s.interval, 20);
     s.interval = 1999;
     s.since = 0;
-    CHECK(!lt_scaler_see(&s, 12, false));
+    CHECK(!lt_scaler_update(&s, 12, false));
     CHECK_EQ(s.interval, 2000);
 }
 
 /* One step whose gradients are 2^30 times larger than all others is lost, and soon over. */
 TEST(an_adaptive_scale_recovers_from_one_step)
 {
-    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 16, 0);
+    lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 16, 0);
     for (int step = 0; step < 5; step++)
-        CHECK(lt_scaler_see(&s, scaled(&s, -10), true));
-    CHECK(!lt_scaler_see(&s, 15, false));
+        CHECK(lt_scaler_update(&s, scaled(&s, -10), true));
+    CHECK(!lt_scaler_update(&s, 15, false));
     for (int row = 0; s.k + 20 > 15; row++)
-        CHECK(row < 5 && !lt_scaler_see(&s, 15, false));
+        CHECK(row < 5 && !lt_scaler_update(&s, 15, false));
     for (int step = 0; step < 60; step++)
-        CHECK(lt_scaler_see(&s, scaled(&s, -10), true));
+        CHECK(lt_scaler_update(&s, scaled(&s, -10), true));
     CHECK(s.k >= 16);
 }
 
@@ -169,23 +169,23 @@ TEST(an_adaptive_scale_recovers_from_one_step)
  * down ahead of them. With those that fall again it goes up. */
 TEST(an_adaptive_scale_is_ahead_of_gradients_that_grow)
 {
-    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 16, 0);
+    lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 16, 0);
     int lost = 0;
     for (int step = 0; step < 32; step++) {
         int exponent = scaled(&s, -8 + step / 2);
-        lost += !lt_scaler_see(&s, exponent, exponent <= 15);
+        lost += !lt_scaler_update(&s, exponent, exponent <= 15);
     }
     CHECK_EQ(lost, 0);
     CHECK(s.k <= 15 - 8);
     int low = s.k;
     for (int step = 0; step < 3000; step++)
-        CHECK(lt_scaler_see(&s, scaled(&s, -8), true));
+        CHECK(lt_scaler_update(&s, scaled(&s, -8), true));
     CHECK(s.k > low + 5);
     /* The same under a dynamic scale. */
-    s = lt_scaler_begin(LT_SCALE_DYNAMIC, 23, 0);
+    s = lt_scaler_init(LT_SCALE_DYNAMIC, 23, 0);
     for (int step = 0; step < 32; step++) {
         int exponent = scaled(&s, -8 + step / 2);
-        lost += !lt_scaler_see(&s, exponent, exponent <= 15);
+        lost += !lt_scaler_update(&s, exponent, exponent <= 15);
     }
     CHECK_EQ(lost, 15);
 }
@@ -194,44 +194,44 @@ TEST(an_adaptive_scale_is_ahead_of_gradients_that_grow)
  * 16 + 2 - 3.09 * 2 = 11.8 is the most. */
 TEST(the_most_is_that_of_a_normal_distribution)
 {
-    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 5, 0);
+    lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 5, 0);
     for (int step = 0; step < 100000; step++)
-        CHECK(lt_scaler_see(&s, scaled(&s, step % 2 ? -5 : -1), true));
+        CHECK(lt_scaler_update(&s, scaled(&s, step % 2 ? -5 : -1), true));
     CHECK_NEAR(s.mean, -2, 0.02);
     CHECK_NEAR(s.variance, 4, 0.1);
     CHECK_EQ(s.k, 11);
-    CHECK(lt_scaler_see(&s, 500, true)); /* f32 gradients may be that large */
+    CHECK(lt_scaler_update(&s, 500, true)); /* f32 gradients may be that large */
     CHECK_EQ(s.k, LT_SCALE_LOW);
 }
 
 /* 16 + 8 - 3.09 * 6 = 5.5: whatever the headroom, there is no growth, and no longer interval. */
 TEST(no_growth_beyond_the_most)
 {
-    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 5, 0);
+    lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 5, 0);
     s.old_mean = s.old_variance = 0.5;
     s.mean = -8;
     s.variance = 36;
     for (int step = 0; step < 25; step++)
-        CHECK(lt_scaler_see(&s, scaled(&s, -9), true));
+        CHECK(lt_scaler_update(&s, scaled(&s, -9), true));
     CHECK_EQ(s.k, 5);
     CHECK_EQ(s.interval, 20);
     CHECK_EQ(s.good, 20);
     s.variance = 0;
-    CHECK(lt_scaler_see(&s, scaled(&s, -9), true));
+    CHECK(lt_scaler_update(&s, scaled(&s, -9), true));
     CHECK_EQ(s.k, 13);
 }
 
 /* A copy goes on as the original does, bit for bit. */
 TEST(a_scaler_is_what_its_struct_holds)
 {
-    lt_scaler s = lt_scaler_begin(LT_SCALE_ADAPTIVE, 16, 0), copy = s;
+    lt_scaler s = lt_scaler_init(LT_SCALE_ADAPTIVE, 16, 0), copy = s;
     for (int step = 0; step < 5000; step++) {
         int exponent = scaled(&s, step * 7919 % 13 - 9);
         bool finite = exponent <= 15 && step % 611 != 0;
         if (step % 1000 == 0)
             copy = s;
-        lt_scaler_see(&s, exponent, finite);
-        lt_scaler_see(&copy, exponent, finite);
+        lt_scaler_update(&s, exponent, finite);
+        lt_scaler_update(&copy, exponent, finite);
         CHECK(memcmp(&s.mean, &copy.mean, sizeof s.mean) == 0);
         CHECK(memcmp(&s.variance, &copy.variance, sizeof s.variance) == 0);
         CHECK(s.k == copy.k && s.interval == copy.interval && s.good == copy.good);
@@ -242,12 +242,12 @@ TEST(a_scaler_is_what_its_struct_holds)
 /* States of no history: a scaler that went on from one would come to another. */
 TEST(states_that_cannot_be)
 {
-    const lt_scaler fine = lt_scaler_begin(LT_SCALE_ADAPTIVE, 16, 0);
+    const lt_scaler fine = lt_scaler_init(LT_SCALE_ADAPTIVE, 16, 0);
     lt_scaler s = fine;
     CHECK_OK(lt_scaler_check(&s));
     s.interval = 2001;
     CHECK_FAILS(lt_scaler_check(&s), LT_EINVAL, "no scaler has such a 'interval'");
-    s = lt_scaler_begin(LT_SCALE_DYNAMIC, 16, INT32_MAX);
+    s = lt_scaler_init(LT_SCALE_DYNAMIC, 16, INT32_MAX);
     CHECK_OK(lt_scaler_check(&s));
     s = fine;
     s.steps = INT64_MAX;
@@ -263,7 +263,7 @@ TEST(states_that_cannot_be)
     s.variance = 1e9;
     s.old_mean = s.old_variance = 0.5;
     for (int i = 0; i < 3000; i++) {
-        CHECK(lt_scaler_see(&s, i % 2 ? 15 : -40, true));
+        CHECK(lt_scaler_update(&s, i % 2 ? 15 : -40, true));
         CHECK_OK(lt_scaler_check(&s));
     }
 }

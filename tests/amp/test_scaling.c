@@ -46,7 +46,7 @@ static net make(int k, const char *fault)
                            (lt_tensor *[]){n.w1, n.w2, n.scale, n.shift}, 4);
     CHECK(n.optim != NULL);
     if (k != NO_SCALE) {
-        lt_scaler scaler = lt_scaler_begin(LT_SCALE_STATIC, k, 0);
+        lt_scaler scaler = lt_scaler_init(LT_SCALE_STATIC, k, 0);
         n.loss_scale = lt_loss_scale_new(n.ctx, &scaler);
         CHECK_OK(lt_use_loss_scale(n.ctx, n.loss_scale));
     }
@@ -416,7 +416,7 @@ TEST(a_scale_judges_its_own_gradients)
                                   "longer in use; close it after the step, or forget them";
     net n = make(16, NULL);
     lt_opt opts[LT_MAX_OPT];
-    lt_scaler scaler = lt_scaler_begin(LT_SCALE_STATIC, 0, 0);
+    lt_scaler scaler = lt_scaler_init(LT_SCALE_STATIC, 0, 0);
     lt_loss_scale *other = lt_loss_scale_new(n.ctx, &scaler);
     lt_optim *second = lt_optim_new(n.ctx, "sgd_step", (lt_tensor *[]){n.w1}, 1);
     lt_optim *third = lt_optim_new(n.ctx, "sgd_step", (lt_tensor *[]){n.shift}, 1);

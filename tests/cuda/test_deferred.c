@@ -238,7 +238,7 @@ typedef struct training {
 static training training_new(bool on_device, bool scaled)
 {
     training t = {.ctx = on_device ? open_device() : open_twin()};
-    lt_scaler scaler = lt_scaler_begin(LT_SCALE_DYNAMIC, 8, 2);
+    lt_scaler scaler = lt_scaler_init(LT_SCALE_DYNAMIC, 8, 2);
     t.p = lt_param_new(t.ctx, LT_F32, 1, (int64_t[]){COUNT_P}, (lt_init){LT_INIT_NORMAL, 0, 1});
     t.x = lt_tensor_new(t.ctx, LT_F32, 1, (int64_t[]){COUNT_P});
     CHECK_OK(lt_fill_normal(t.x, LT_RNG_USER, 1, 0, 1, 1));

@@ -506,7 +506,7 @@ static void pass_over(void *ud, const lt_call *call, bool backward, double secon
  * computed, and to compute some of it once more: while each kernel is waited for. */
 static void explain(lt_ctx *ctx, char text[512])
 {
-    lt_scaler scaler = lt_scaler_begin(LT_SCALE_STATIC, 0, 0);
+    lt_scaler scaler = lt_scaler_init(LT_SCALE_STATIC, 0, 0);
     lt_loss_scale *scale = lt_loss_scale_new(ctx, &scaler);
     CHECK_OK(lt_use_loss_scale(ctx, scale));
     lt_set_autocast(ctx, LT_F16);

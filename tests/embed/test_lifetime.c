@@ -311,7 +311,7 @@ TEST_BOTH(parameters_without_memory_yet)
 
 TEST_BOTH(a_loss_scale_in_use)
 {
-    lt_scaler scaler = lt_scaler_begin(LT_SCALE_ADAPTIVE, 8, 0);
+    lt_scaler scaler = lt_scaler_init(LT_SCALE_ADAPTIVE, 8, 0);
     lt_loss_scale *scale = lt_loss_scale_new(ctx, &scaler);
     trainer t = trainer_new(ctx);
     CHECK_OK(lt_use_loss_scale(ctx, scale));

@@ -137,9 +137,9 @@ end)
 
 T.test("buckets that were sent again before a run went on are in its end line", function()
   local options = "--quiet --amp fp16 --ranks 2 --wire fp16 "
-  local out = changed_run(options, "", function(texts) texts["wires.sent_again"] = "500" end)
+  local out = changed_run(options, "", function(texts) texts["wire_scales.resends"] = "500" end)
   run(out, options .. "--max-steps 5")
-  local counts = fields(out, "end", "sent_again")
+  local counts = fields(out, "end", "resends")
   assert(#counts == 2 and counts[1] < 100 and counts[2] >= 500, table.concat(counts, " "))
 end)
 
@@ -222,7 +222,7 @@ T.test("calls of a scaler that are none", function()
   T.fails(function() scaler:inside() end, "scaler:inside wants a function, it is nil")
   T.fails(function() scaler:at "x" end, "scaler:at wants the number of a step, it is 'x'")
   T.fails(function() scaler:at(1.5) end, "scaler:at wants the number of a step, it is 1.5")
-  for _, name in ipairs{"inside", "begin", "asked", "at", "close", "settings", "state", "load"} do
+  for _, name in ipairs{"inside", "begin", "latest", "at", "close", "settings", "state", "load"} do
     local wanted = ("scaler:%s is written with a colon, as it is here"):format(name)
     T.fails(function() scaler[name]() end, wanted)
     T.fails(function() scaler[name]{} end, wanted)

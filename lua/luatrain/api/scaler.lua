@@ -103,7 +103,7 @@ function Scaler:begin()
 end
 
 -- The number of the last step that was asked about, which is not waited for.
-function Scaler:asked() return handle_of(self, "scaler:asked"):asked() end
+function Scaler:latest() return handle_of(self, "scaler:latest"):latest() end
 
 -- Of that step, if it is one of the last: its scale, its headroom, how many were skipped up to it.
 function Scaler:at(number)

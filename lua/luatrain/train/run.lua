@@ -215,7 +215,7 @@ local function finish(self, exit)
     step = self.steps, top1 = self.result and self.result.top1 or nil,
     wall_s = core.clock() - self.began, peak_rss_bytes = core.peak_rss(),
     skipped = scale and scale.skipped or nil,
-    sent_again = core.wires().sent_again,
+    resends = core.wire_scales().resends,
     weights_sha256 = known and sha256 or nil, failed_saves = self.failed_saves, exit = exit}
   if self.root then
     cost.add(fields, self.folder .. "/metrics.jsonl", self.settings.target, fields.wall_s)
@@ -492,7 +492,7 @@ local function end_step(self, loss)
   self.epoch_s, self.epoch_images = self.epoch_s + total, self.epoch_images + rows
   self.spent.total, self.spent.sent = total, ranks.sent() - self.spent.sent
   self.open_step = {loss = loss, rows = rows, rate = self.rate, waited = self.waited,
-                    spent = self.spent, scaled = o.scaler and o.scaler:asked()}
+                    spent = self.spent, scaled = o.scaler and o.scaler:latest()}
   if is_here then close_step(self) end
   local text = self.waits:step(self.waited, total, rows, self.loader)
   if text then self.log:warn(text) end

@@ -67,7 +67,7 @@ function state.of(run)
   for name, value in pairs(o.scaler and o.scaler:settings() or {}) do
     s["made_scaler." .. name] = value
   end
-  for name, value in pairs(core.wires()) do s["wires." .. name] = value end
+  for name, value in pairs(core.wire_scales()) do s["wire_scales." .. name] = value end
   for name, value in pairs(run.result or {}) do s["report." .. name] = value end
   for name, value in pairs(run.made) do s["made." .. name] = value end
   for name, value in pairs(state.settings(o)) do s["now." .. name] = value end
@@ -187,7 +187,7 @@ local function take_over(run, s)
   run.began = core.clock() - s.seconds
   core.set_step(s.counter)
   core.set_draws(s.draws)
-  core.put_back_wires(part(s, "wires."))
+  core.restore_wire_scales(part(s, "wire_scales."))
   local result = part(s, "report.")
   if next(result) then run.result = result end
 end

@@ -8,7 +8,7 @@
 /* Exponents are told by one number for each: how many ranks have it as their largest. What is
  * beyond the first or the last is told as this. */
 
-static void tell_exponent(double magnitude, float *numbers)
+static void pack_exponent(double magnitude, float *numbers)
 {
     int exponent = lt__exponent_of(magnitude);
     if (exponent != LT_NO_EXPONENT)
@@ -16,7 +16,7 @@ static void tell_exponent(double magnitude, float *numbers)
 }
 
 /* LT_NO_EXPONENT: none was told. */
-static int largest_told(const float *numbers)
+static int largest_packed(const float *numbers)
 {
     int i = LT_EXPONENTS - 1;
     while (i >= 0 && numbers[i] == 0)
@@ -30,28 +30,28 @@ static int largest_told(const float *numbers)
  * scale in it. */
 enum { NOT_FINITE, EXPONENTS };
 
-void lt_loss_scale_tell(lt_loss_scale *s, const lt_grad_stats *stats, float *numbers)
+void lt_loss_scale_pack(lt_loss_scale *s, const lt_grad_stats *stats, float *numbers)
 {
     s->found_inf_here |= stats->not_finite > 0;
     numbers[NOT_FINITE] = stats->not_finite > 0;
-    tell_exponent(ldexp(stats->largest, s->scaler.k), numbers + EXPONENTS);
+    pack_exponent(ldexp(stats->largest, s->scaler.k), numbers + EXPONENTS);
 }
 
-void lt_loss_scale_listen(lt_loss_scale *s)
+void lt_loss_scale_start(lt_loss_scale *s)
 {
     s->reduced = (lt_grad_stats){0};
     s->found_inf_here = false;
 }
 
-void lt_loss_scale_hear(lt_loss_scale *s, const float *numbers)
+void lt_loss_scale_unpack(lt_loss_scale *s, const float *numbers)
 {
-    int exponent = largest_told(numbers + EXPONENTS);
+    int exponent = largest_packed(numbers + EXPONENTS);
     s->reduced.not_finite += (int64_t)numbers[NOT_FINITE];
     if (exponent != LT_NO_EXPONENT)
         s->reduced.largest = fmax(s->reduced.largest, ldexp(1, exponent));
 }
 
-void lt_loss_scale_agree(lt_loss_scale *s)
+void lt_loss_scale_finish(lt_loss_scale *s)
 {
     s->found_inf_elsewhere = !s->found_inf_here && s->reduced.not_finite > 0;
     s->is_reduced = true;
@@ -66,38 +66,38 @@ enum {
     SPARE = 2    /* bits by which gradients may grow from one step to the next */
 };
 
-lt_wires lt_wires_begin(void)
+lt_wire_scales lt_wire_scales_init(void)
 {
-    lt_wires w = {.used = 0};
-    for (int i = 0; i < LT_WIRES; i++)
+    lt_wire_scales w = {.used = 0};
+    for (int i = 0; i < LT_WIRE_SCALES; i++)
         w.exponent[i] = FIRST;
     return w;
 }
 
-int lt_wires_tell(const lt_wires *w, int bucket, double largest, float *numbers)
+int lt_wire_scales_pack(const lt_wire_scales *w, int bucket, double largest, float *numbers)
 {
-    int exponent = w->exponent[bucket % LT_WIRES];
-    tell_exponent(ldexp(largest, exponent), numbers);
+    int exponent = w->exponent[bucket % LT_WIRE_SCALES];
+    pack_exponent(ldexp(largest, exponent), numbers);
     return exponent;
 }
 
 static int exponent_for(int true_exponent)
 {
     int exponent = TOP - SPARE - true_exponent;
-    return exponent < LT_WIRE_LOW ? LT_WIRE_LOW : exponent > LT_WIRE_HIGH ? LT_WIRE_HIGH : exponent;
+    return exponent < LT_WIRE_SCALE_LOW ? LT_WIRE_SCALE_LOW : exponent > LT_WIRE_SCALE_HIGH ? LT_WIRE_SCALE_HIGH : exponent;
 }
 
 /* What is beyond what can be told is nearer to it when the bucket is sent again. */
-bool lt_wires_hear(lt_wires *w, int bucket, const float *numbers)
+bool lt_wire_scales_unpack(lt_wire_scales *w, int bucket, const float *numbers)
 {
-    int told = largest_told(numbers), *exponent = &w->exponent[bucket % LT_WIRES];
+    int told = largest_packed(numbers), *exponent = &w->exponent[bucket % LT_WIRE_SCALES];
     if (told == LT_NO_EXPONENT)
         return false;
     int next = exponent_for(told - *exponent);
     bool again = (told > TOP || told < LOW) && next != *exponent;
-    if (bucket >= w->used && bucket < LT_WIRES)
+    if (bucket >= w->used && bucket < LT_WIRE_SCALES)
         w->used = bucket + 1;
     *exponent = next;
-    w->sent_again += again;
+    w->resends += again;
     return again;
 }

@@ -15,7 +15,7 @@ typedef struct job {
 static job begin(int k)
 {
     job j = {.ctx = lt_open(NULL)};
-    lt_scaler scaler = lt_scaler_begin(LT_SCALE_ADAPTIVE, k, 0);
+    lt_scaler scaler = lt_scaler_init(LT_SCALE_ADAPTIVE, k, 0);
     for (int i = 0; i < RANKS; i++)
         j.scale[i] = lt_loss_scale_new(j.ctx, &scaler);
     return j;
@@ -34,12 +34,12 @@ static void send(job *j, const double *largest, const int *not_finite)
     float sum[LT_SCALE_NUMBERS] = {0};
     for (int i = 0; i < RANKS; i++) {
         float numbers[LT_SCALE_NUMBERS] = {0};
-        lt_loss_scale_tell(j->scale[i], &(lt_grad_stats){largest[i], not_finite[i]}, numbers);
+        lt_loss_scale_pack(j->scale[i], &(lt_grad_stats){largest[i], not_finite[i]}, numbers);
         for (int n = 0; n < LT_SCALE_NUMBERS; n++)
             sum[n] += numbers[n];
     }
     for (int i = 0; i < RANKS; i++)
-        lt_loss_scale_hear(j->scale[i], sum);
+        lt_loss_scale_unpack(j->scale[i], sum);
 }
 
 static void send_finite(job *j, double a, double b, double c)
@@ -61,7 +61,7 @@ static lt_scaled_step decide(job *j)
         lt_optim *optim = lt_optim_new(ctx, "sgd_step", &w, 1);
         CHECK_OK(lt_use_loss_scale(ctx, j->scale[i]));
         CHECK_OK(lt_backward(w, NULL)); /* finds 1 on this rank, which does not count */
-        lt_loss_scale_agree(j->scale[i]);
+        lt_loss_scale_finish(j->scale[i]);
         lt_opt opts[LT_MAX_OPT];
         CHECK_OK(lt_opts_parse(&lt_optim_def(optim)->schema, "lr=0.1", opts));
         CHECK_OK(lt_optim_step(optim, (const lt_opt *const[]){opts}, 1, NULL));
@@ -138,7 +138,7 @@ TEST(what_was_heard_before_all_came_anew_does_not_count)
     job j = begin(0);
     send(&j, (double[]){1, 2, 4}, (int[]){1, 0, 0});
     for (int i = 0; i < RANKS; i++)
-        lt_loss_scale_listen(j.scale[i]);
+        lt_loss_scale_start(j.scale[i]);
     send_finite(&j, 1, 0, 0);
     lt_scaled_step step = decide(&j);
     CHECK(step.finite);
@@ -148,29 +148,29 @@ TEST(what_was_heard_before_all_came_anew_does_not_count)
 
 /* ==== On the way in f16 ======================================================================= */
 
-typedef struct ways { lt_wires of[RANKS]; } ways;
+typedef struct ways { lt_wire_scales of[RANKS]; } ways;
 
 static ways all_begin(void)
 {
-    return (ways){{lt_wires_begin(), lt_wires_begin(), lt_wires_begin()}};
+    return (ways){{lt_wire_scales_init(), lt_wire_scales_init(), lt_wire_scales_init()}};
 }
 
 /* One bucket, with gradients up to these. Returns the exponent that it has. */
 static int carry(ways *w, int bucket, double a, double b, double c, bool *again)
 {
     double largest[RANKS] = {a, b, c};
-    float sum[LT_WIRE_NUMBERS] = {0};
+    float sum[LT_WIRE_SCALE_NUMBERS] = {0};
     int exponent = 0;
     for (int i = 0; i < RANKS; i++) {
-        float numbers[LT_WIRE_NUMBERS] = {0};
-        int told = lt_wires_tell(&w->of[i], bucket, largest[i], numbers);
+        float numbers[LT_WIRE_SCALE_NUMBERS] = {0};
+        int told = lt_wire_scales_pack(&w->of[i], bucket, largest[i], numbers);
         CHECK(i == 0 || told == exponent);
         exponent = told;
-        for (int n = 0; n < LT_WIRE_NUMBERS; n++)
+        for (int n = 0; n < LT_WIRE_SCALE_NUMBERS; n++)
             sum[n] += numbers[n];
     }
     for (int i = 0; i < RANKS; i++) {
-        bool once_more = lt_wires_hear(&w->of[i], bucket, sum);
+        bool once_more = lt_wire_scales_unpack(&w->of[i], bucket, sum);
         CHECK(i == 0 || once_more == *again);
         *again = once_more;
     }
@@ -202,7 +202,7 @@ TEST(the_way_follows_the_gradients_with_two_bits_to_spare)
     carry_through(&w, 1, 0, 0, 0, 1, 36);       /* says nothing */
     carry_through(&w, 1, 0x1p-24, 0, 0, 1, 36);
     CHECK_EQ(w.of[0].used, 2);
-    CHECK_EQ(w.of[0].sent_again, 1);
+    CHECK_EQ(w.of[0].resends, 1);
     CHECK(memcmp(&w.of[0], &w.of[2], sizeof w.of[0]) == 0);
 }
 
@@ -228,8 +228,8 @@ TEST(ways_end_with_f32)
 {
     ways w = all_begin();
     carry_through(&w, 0, 0x1p127, 0, 0, 4, -115);
-    carry_through(&w, 1, 0, 0x1p-126, 0, 3, LT_WIRE_HIGH);
-    carry_through(&w, 1, 0x1p-126, 0, 0, 1, LT_WIRE_HIGH); /* no way is better */
-    carry_through(&w, LT_WIRES + 1, 0x1p-126, 0, 0, 1, LT_WIRE_HIGH); /* its way too */
+    carry_through(&w, 1, 0, 0x1p-126, 0, 3, LT_WIRE_SCALE_HIGH);
+    carry_through(&w, 1, 0x1p-126, 0, 0, 1, LT_WIRE_SCALE_HIGH); /* no way is better */
+    carry_through(&w, LT_WIRE_SCALES + 1, 0x1p-126, 0, 0, 1, LT_WIRE_SCALE_HIGH); /* its way too */
     CHECK_EQ(w.of[0].used, 2);
 }
