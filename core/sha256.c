@@ -1,7 +1,7 @@
 /* sha256.c - the Secure Hash Algorithm SHA-256 of FIPS 180-4. Names and steps are those of its
  * section 6.2.
  *
- * Every checkpoint passes through here, so there is a fast twin for CPUs that have instructions for
+ * Every checkpoint passes through here, so there is a fast version for CPUs that have instructions for
  * it: 1.2 GB/s where plain C makes 0.2.
  */
 #include <string.h>
@@ -10,7 +10,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #include <immintrin.h>
-#define HAS_FAST_TWIN
+#define HAS_SHA_INSTRUCTIONS
 #endif
 
 /* Section 4.2.2: the first 32 bits of the fractions of the cube roots of the first 64 primes. */
@@ -57,7 +57,7 @@ void lt__sha256_plain(uint32_t h[8], const uint8_t *from, size_t blocks)
         compress_block(h, from);
 }
 
-#ifdef HAS_FAST_TWIN
+#ifdef HAS_SHA_INSTRUCTIONS
 /* Intel, Intel SHA Extensions, 2013. Its instructions want the state as (a, b, e, f) and (c, d, g,
  * h), each from the highest word down, and do two rounds at a time. */
 __attribute__((target("sha,sse4.1")))
@@ -95,7 +95,7 @@ static void compress_fast(uint32_t h[8], const uint8_t *from, size_t blocks)
 
 static void compress(uint32_t h[8], const uint8_t *from, size_t blocks)
 {
-#ifdef HAS_FAST_TWIN
+#ifdef HAS_SHA_INSTRUCTIONS
     if (__builtin_cpu_supports("sha") && __builtin_cpu_supports("sse4.1")) {
         compress_fast(h, from, blocks);
         return;

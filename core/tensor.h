@@ -321,7 +321,7 @@ LT_BOTH static inline void lt__philox(const uint32_t counter[4], const uint32_t 
     out[3] = c3;
 }
 
-/* h after `blocks` blocks of 64 bytes, in plain C; for the test of its fast twin. */
+/* h after `blocks` blocks of 64 bytes, in plain C; for the test of its fast version. */
 void lt__sha256_plain(uint32_t h[8], const uint8_t *from, size_t blocks);
 /* Adds x's values, copied to the host if need be. LT_ENOMEM, or the device's error. */
 lt_status lt__sha256_add_tensor(lt_sha256 *s, lt_tensor *x);

@@ -64,7 +64,7 @@ static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
             E *out = b->z; /* may be dzs */                                                        \
             const bool add = b->add;                                                               \
             const int64_t n = b->n;                                                                \
-            LT_APART                                                                               \
+            LT_IVDEP                                                                               \
             for (int64_t i = 0; i < n; i++) {                                                      \
                 const T dz = LT_VALUE(dzs[i]), x = LT_VALUE(xs[i]), y = LT_VALUE(ys[i]);           \
                 T d = (T)(d_of);                                                                   \

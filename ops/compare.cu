@@ -3,7 +3,7 @@
 
 /* ==== Comparisons ============================================================================= */
 
-enum { LESS = 1, EQUAL = 2, MORE = 4, APART = 8 /* one is a nan */ };
+enum { LESS = 1, EQUAL = 2, MORE = 4, UNORDERED = 8 /* one is a nan */ };
 
 /* 1 where x and y are as one of the bits of `wanted` says. */
 template <class E> struct as_wanted : lt_types<2, uint8_t, E, E> {
@@ -11,7 +11,7 @@ template <class E> struct as_wanted : lt_types<2, uint8_t, E, E> {
     int wanted;
     __device__ uint8_t operator()(T x, T y, uint8_t) const
     {
-        int is = x < y ? LESS : x == y ? EQUAL : x > y ? MORE : APART;
+        int is = x < y ? LESS : x == y ? EQUAL : x > y ? MORE : UNORDERED;
         return (is & wanted) != 0;
     }
 };
@@ -32,7 +32,7 @@ static lt_status compare(lt_call *c, int wanted)
 }
 
 static lt_status eq(lt_call *c) { return compare(c, EQUAL); }
-static lt_status ne(lt_call *c) { return compare(c, LESS | MORE | APART); }
+static lt_status ne(lt_call *c) { return compare(c, LESS | MORE | UNORDERED); }
 static lt_status lt(lt_call *c) { return compare(c, LESS); }
 static lt_status le(lt_call *c) { return compare(c, LESS | EQUAL); }
 static lt_status gt(lt_call *c) { return compare(c, MORE); }

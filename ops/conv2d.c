@@ -7,7 +7,7 @@
  * channels) by (channels, channels), or, when each channel is a group of its own, a product channel
  * by channel. Each part of a result belongs to one thread. A pointwise convolution is linear().
  *
- * The fast kernels hand each result, as a job, to whoever has code for it: depthwise.c, winograd.c,
+ * The fast kernels hand each result, as a task, to whoever has code for it: depthwise.c, winograd.c,
  * conv_thin.c, conv_weights.c, or oneDNN.
  */
 #include "ops/cpu/conv_thin.h"
@@ -316,29 +316,29 @@ static size_t scratch(const lt_call *c, bool backward)
     return backward ? larger(bytes, lt__conv_weights_scratch(c, &v)) : bytes;
 }
 
-static bool ours(const lt_call *c, const lt_job *job)
+static bool ours(const lt_call *c, const lt_conv_task *task)
 {
-    return lt__depthwise_takes(job) || lt__winograd_takes(job) || lt__conv_thin_takes(job) ||
-           lt__conv_weights_takes(c, job);
+    return lt__depthwise_accepts(task) || lt__winograd_accepts(task) || lt__conv_thin_accepts(task) ||
+           lt__conv_weights_accepts(c, task);
 }
 
-static lt_status job_ready(const lt_call *c, const lt_job *job)
+static lt_status task_ready(const lt_call *c, const lt_conv_task *task)
 {
-    return ours(c, job) ? LT_OK : lt__dnnl_ready(c, job);
+    return ours(c, task) ? LT_OK : lt__dnnl_ready(c, task);
 }
 
-static lt_status job_run(const lt_call *c, const lt_job *job)
+static lt_status task_run(const lt_call *c, const lt_conv_task *task)
 {
-    if (lt__depthwise_takes(job))
-        lt__depthwise_run(c, job);
-    else if (lt__winograd_takes(job))
-        lt__winograd_run(c, job);
-    else if (lt__conv_thin_takes(job))
-        lt__conv_thin_run(c, job);
-    else if (lt__conv_weights_takes(c, job))
-        lt__conv_weights_run(c, job);
+    if (lt__depthwise_accepts(task))
+        lt__depthwise_run(c, task);
+    else if (lt__winograd_accepts(task))
+        lt__winograd_run(c, task);
+    else if (lt__conv_thin_accepts(task))
+        lt__conv_thin_run(c, task);
+    else if (lt__conv_weights_accepts(c, task))
+        lt__conv_weights_run(c, task);
     else
-        return lt__dnnl_run(c, job);
+        return lt__dnnl_run(c, task);
     return LT_OK;
 }
 
@@ -348,10 +348,10 @@ static lt_status fast_fwd(lt_call *c)
     LT_TRY(describe(c, &v));
     if (pointwise(&v))
         return lt__op_linear.fast_fwd(c);
-    lt_job job = {.kind = LT_CONV, .conv = &v, .x = lt__operand(c->in[X], 0),
+    lt_conv_task task = {.kind = LT_CONV, .conv = &v, .x = lt__operand(c->in[X], 0),
                   .w = lt__operand(c->in[W], 0), .bias = bias_of(c, c->in),
                   .y = lt__operand(c->out[0], 0)};
-    return job_run(c, &job);
+    return task_run(c, &task);
 }
 
 static void bias_gradient(const lt_call *c, const lt_conv *v)
@@ -377,9 +377,9 @@ static lt_status bwd(lt_call *c)
 }
 
 /* linear() gives all but the gradient of w, if there is code here for that. */
-static lt_status pointwise_bwd(lt_call *c, const lt_job *weights)
+static lt_status pointwise_bwd(lt_call *c, const lt_conv_task *weights)
 {
-    if (!c->d_in[W] || !lt__conv_weights_takes(c, weights))
+    if (!c->d_in[W] || !lt__conv_weights_accepts(c, weights))
         return lt__op_linear.fast_bwd(c);
     lt_tensor *d_in[] = {c->d_in[X], NULL, c->n_in > B ? c->d_in[B] : NULL};
     lt_call others = *c;
@@ -397,22 +397,22 @@ static lt_status fast_bwd(lt_call *c)
     lt_conv v;
     LT_TRY(describe(c, &v));
     lt_operand dy = lt__operand(c->d_out[0], 0);
-    const lt_job job[2] = {
+    const lt_conv_task task[2] = {
         [X] = {.kind = LT_CONV_DATA, .conv = &v, .x = lt__operand(c->d_in[X], 0),
                .w = lt__operand(c->in[W], 0), .y = dy, .add = lt__adds(c, X)},
         [W] = {.kind = LT_CONV_WEIGHTS, .conv = &v, .x = lt__operand(c->in[X], 0),
                .w = lt__operand(c->d_in[W], 0), .y = dy, .add = lt__adds(c, W)}};
     lt_status ready[2];
     if (pointwise(&v))
-        return pointwise_bwd(c, &job[W]);
+        return pointwise_bwd(c, &task[W]);
     for (int i = X; i <= W; i++) {
-        ready[i] = c->d_in[i] ? job_ready(c, &job[i]) : LT_OK;
+        ready[i] = c->d_in[i] ? task_ready(c, &task[i]) : LT_OK;
         if (ready[i] != LT_OK && (ready[i] != LT_EUNSUPPORTED || dy.dtype == LT_BF16))
             return ready[i];
     }
     for (int i = X; i <= W; i++)
         if (c->d_in[i] && ready[i] == LT_OK)
-            LT_TRY(job_run(c, &job[i]));
+            LT_TRY(task_run(c, &task[i]));
         else if (c->d_in[i])
             (i == X ? portable_data_gradient : portable_weight_gradient)(c, &v);
     bias_gradient(c, &v);

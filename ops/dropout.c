@@ -51,7 +51,7 @@ LT_SIMD static void mask(const lt_block *b, double p, const uint32_t *restrict w
         T *out = b->z; /* may be in */
         const bool add = b->add;
         T scale = (T)lt__kept_scale(p);
-        LT_APART
+        LT_IVDEP
         for (int64_t k = 0; k < b->n; k++) {
             T scaled = in[k] * scale;
             LT_PUT(add, out[k], LT_DROPPED(scaled, word[k], lowest));

@@ -27,7 +27,7 @@ struct furthest {
         return b.place >= 0 && further ? b : a;
     }
     /* e.divisor: the limit. */
-    static __device__ void end(const lt_fold_end &e, int64_t, far_id a)
+    static __device__ void end(const lt_reduction_end &e, int64_t, far_id a)
     {
         lt_bad_id *bad = (lt_bad_id *)e.out;
         if (a.place < 0 || a.id < (uint64_t)e.divisor || bad->kind != LT_NO_BAD_ID)
@@ -41,43 +41,43 @@ struct furthest {
 
 struct joined_ids : furthest {
     typedef far_id In, Acc;
-    typedef joined_ids Later;
-    static __device__ far_id fold(far_id a, far_id b, int64_t) { return join(a, b); }
+    typedef joined_ids Joined;
+    static __device__ far_id reduce(far_id a, far_id b, int64_t) { return join(a, b); }
 };
 
 template <class E> struct far_ids : furthest {
     typedef E In;
     typedef far_id Acc;
-    typedef joined_ids Later;
-    static __device__ far_id fold(far_id a, E id, int64_t place)
+    typedef joined_ids Joined;
+    static __device__ far_id reduce(far_id a, E id, int64_t place)
     {
         return join(a, far_id{(uint64_t)(int64_t)id, place});
     }
 };
 
-static void plan_ids(lt_fold_plan *plan, const lt_tensor *ids)
+static void plan_ids(lt_reduction_plan *plan, const lt_tensor *ids)
 {
     size_t bytes = (size_t)(lt__cuda_at(NULL, ids->dtype, 1) - (char *)NULL);
-    lt__plan_fold(plan, 1, &ids->count, 1, bytes);
+    lt__plan_reduction(plan, 1, &ids->count, 1, bytes);
 }
 
 size_t lt__cuda_ids_scratch(const lt_tensor *ids)
 {
-    lt_fold_plan plan;
+    lt_reduction_plan plan;
     plan_ids(&plan, ids);
-    return lt__fold_scratch(&plan, sizeof(far_id));
+    return lt__reduction_scratch(&plan, sizeof(far_id));
 }
 
 lt_status lt__cuda_check_ids(const lt_cuda *cuda, const lt_tensor *ids, int64_t limit, int kind,
                              void *scratch)
 {
-    lt_fold_plan plan;
-    lt_fold_end end = {cuda->bad_id, kind, false, false, (double)limit};
+    lt_reduction_plan plan;
+    lt_reduction_end end = {cuda->bad_id, kind, false, false, (double)limit};
     plan_ids(&plan, ids);
     switch (ids->dtype) {
-    case LT_I64: return lt__fold<far_ids<int64_t>>(cuda, &plan, ids->data, end, scratch);
-    case LT_I32: return lt__fold<far_ids<int32_t>>(cuda, &plan, ids->data, end, scratch);
-    default: return lt__fold<far_ids<uint8_t>>(cuda, &plan, ids->data, end, scratch);
+    case LT_I64: return lt__reduce<far_ids<int64_t>>(cuda, &plan, ids->data, end, scratch);
+    case LT_I32: return lt__reduce<far_ids<int32_t>>(cuda, &plan, ids->data, end, scratch);
+    default: return lt__reduce<far_ids<uint8_t>>(cuda, &plan, ids->data, end, scratch);
     }
 }
 

@@ -1,4 +1,4 @@
-/* kernel.h - what the stems of this room share: reading options, filling specs, typed and
+/* kernel.h - what the op files of this room share: reading options, filling specs, typed and
  * parallel loops.
  *
  * A kernel computes. It does not allocate, synchronise, read the environment or know Lua. Sizes
@@ -105,9 +105,9 @@ typedef long long lt_ll; /* for %lld */
 /* Before a for whose iterations are independent though pointers in it may be equal: gcc vectorises
  * it without a look at them. */
 #ifdef __clang__
-#define LT_APART
+#define LT_IVDEP
 #else
-#define LT_APART _Pragma("GCC ivdep")
+#define LT_IVDEP _Pragma("GCC ivdep")
 #endif
 
 /* dst (+)= value: the two ways to give a gradient. */

@@ -1,6 +1,6 @@
 /* list.h - the one list of ops. The host registers them in this order and a plugin fills kernels
  * by these names. A name here is the op's name in scripts; its description is the constant
- * lt__op_NAME in the stem behind it. */
+ * lt__op_NAME in the op file behind it. */
 #ifndef LT_OPS_LIST_H
 #define LT_OPS_LIST_H
 

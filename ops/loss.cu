@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(LT_THREADS)
             sum += d * d;
         }
     }
-    sum = lt__join_lanes<lt_sum<double>>(sum, 1, LT_THREADS);
+    sum = lt__join_lanes<lt_sum_reduction<double>>(sum, 1, LT_THREADS);
     if (threadIdx.x == 0)
         sums[blockIdx.x] = sum;
 }
@@ -33,11 +33,11 @@ static int64_t blocks_for(const lt_tensor *x)
 
 static size_t scratch(const lt_call *c, bool backward)
 {
-    lt_fold_plan plan;
+    lt_reduction_plan plan;
     int64_t blocks = blocks_for(c->in[X_IN]);
-    lt__plan_fold(&plan, 1, &blocks, 1, sizeof(double));
+    lt__plan_reduction(&plan, 1, &blocks, 1, sizeof(double));
     return backward ? 0 : lt__aligned((size_t)blocks * sizeof(double)) +
-                              lt__fold_scratch(&plan, sizeof(double));
+                              lt__reduction_scratch(&plan, sizeof(double));
 }
 
 template <class E> static lt_status forward(lt_call *c)
@@ -46,11 +46,11 @@ template <class E> static lt_status forward(lt_call *c)
     const E *x = (const E *)c->in[X_IN]->data, *y = (const E *)c->in[Y_IN]->data;
     int64_t n = c->in[X_IN]->count, blocks = blocks_for(c->in[X_IN]);
     double *sums = (double *)c->scratch;
-    lt_fold_plan plan;
-    lt_fold_end end = {c->out[0]->data, c->out[0]->dtype, false, false, n > 0 ? (double)n : 1};
+    lt_reduction_plan plan;
+    lt_reduction_end end = {c->out[0]->data, c->out[0]->dtype, false, false, n > 0 ? (double)n : 1};
     LT_TRY(lt__launch(cuda, blocks, squares_kernel<E>, x, y, n, lt__are_wide(x, y), sums));
-    lt__plan_fold(&plan, 1, &blocks, 1, sizeof(double));
-    return lt__fold<lt_sum<double>>(cuda, &plan, sums, end,
+    lt__plan_reduction(&plan, 1, &blocks, 1, sizeof(double));
+    return lt__reduce<lt_sum_reduction<double>>(cuda, &plan, sums, end,
                                     (char *)sums + lt__aligned((size_t)blocks * sizeof(double)));
 }
 

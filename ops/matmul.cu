@@ -19,7 +19,7 @@ static lt_results<O> results_of(void *out, int dtype, int64_t batch, int64_t row
 
 /* ==== Sums of rows ============================================================================ */
 
-enum { MOST_SUMS = 1 << 15 }; /* that lt__plan_fold() makes of one matrix's columns, in parts */
+enum { MOST_SUMS = 1 << 15 }; /* that lt__plan_reduction() makes of one matrix's columns, in parts */
 
 size_t lt__cuda_sum_rows_bytes(void) { return MOST_SUMS * sizeof(double); }
 
@@ -27,14 +27,14 @@ lt_status lt__cuda_sum_rows(const lt_cuda *cuda, void *to, int to_dtype, const v
                             int from_dtype, int64_t rows, int64_t cols, bool add)
 {
     int64_t dims[] = {rows, cols};
-    lt_fold_end end = {to, to_dtype, false, add, 1};
-    lt_fold_plan plan;
-    lt__plan_fold(&plan, 2, dims, 1 << 0, (size_t)(lt__cuda_at(NULL, from_dtype, 1) - (char *)0));
-    if (lt__fold_scratch(&plan, sizeof(double)) > lt__cuda_sum_rows_bytes())
+    lt_reduction_end end = {to, to_dtype, false, add, 1};
+    lt_reduction_plan plan;
+    lt__plan_reduction(&plan, 2, dims, 1 << 0, (size_t)(lt__cuda_at(NULL, from_dtype, 1) - (char *)0));
+    if (lt__reduction_scratch(&plan, sizeof(double)) > lt__cuda_sum_rows_bytes())
         return cuda->host->fail(LT_EINVAL, "%s: %lld rows of %lld columns are too many sums",
                                 cuda->name, (lt_ll)rows, (lt_ll)cols);
     LT_CUDA_FLOATS(cuda, from_dtype, E,
-                   return lt__fold<lt_sum<E>>(cuda, &plan, from, end, cuda->sums);)
+                   return lt__reduce<lt_sum_reduction<E>>(cuda, &plan, from, end, cuda->sums);)
 }
 
 /* ==== linear ================================================================================== */

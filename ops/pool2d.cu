@@ -234,30 +234,30 @@ static lt_status back(lt_call *c)
 
 /* ==== global_avg_pool2d ======================================================================= */
 
-/* A fold over the pixels of each image. */
-static void plan_global(lt_fold_plan *plan, const lt_tensor *x)
+/* A reduction over the pixels of each image. */
+static void plan_global(lt_reduction_plan *plan, const lt_tensor *x)
 {
     int64_t dims[] = {x->dims[0], x->dims[1] * x->dims[2], x->dims[3]};
-    lt__plan_fold(plan, 3, dims, 1 << 1, (size_t)(lt__cuda_at(NULL, x->dtype, 1) - (char *)NULL));
+    lt__plan_reduction(plan, 3, dims, 1 << 1, (size_t)(lt__cuda_at(NULL, x->dtype, 1) - (char *)NULL));
 }
 
 static size_t global_scratch(const lt_call *c, bool backward)
 {
-    lt_fold_plan plan;
+    lt_reduction_plan plan;
     if (backward)
         return 0;
     plan_global(&plan, c->in[0]);
-    return lt__fold_scratch(&plan, sizeof(double));
+    return lt__reduction_scratch(&plan, sizeof(double));
 }
 
 static lt_status global_fwd(lt_call *c)
 {
     const lt_tensor *x = c->in[0], *y = c->out[0];
-    lt_fold_end end = {y->data, y->dtype, false, false, (double)(x->dims[1] * x->dims[2])};
-    lt_fold_plan plan;
+    lt_reduction_end end = {y->data, y->dtype, false, false, (double)(x->dims[1] * x->dims[2])};
+    lt_reduction_plan plan;
     plan_global(&plan, x);
     LT_CUDA_FLOATS(lt__cuda(c->ctx), x->dtype, E,
-                   return lt__fold<lt_sum<E>>(lt__cuda(c->ctx), &plan, x->data, end, c->scratch);)
+                   return lt__reduce<lt_sum_reduction<E>>(lt__cuda(c->ctx), &plan, x->data, end, c->scratch);)
 }
 
 template <class E> struct shared : lt_types<1, E> {

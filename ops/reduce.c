@@ -1,25 +1,25 @@
 /* reduce.c - sums, means, extremes and norms over any set of axes.
  *
  * How a reduction is made. Neighbouring axes of one kind, kept or reduced, are one axis. The
- * reduced ones are folded from the last to the first, one pass each. A pass sees its data as
- * (outer, rows, width) and folds the rows: acc[j] += x[r][j]. Sums of floats are made in double,
+ * reduced ones are reduced from the last to the first, one pass each. A pass sees its data as
+ * (outer, rows, width) and reduces the rows: acc[j] += x[r][j]. Sums of floats are made in double,
  * of integers in 64 bits.
  *
- * Narrow rows are laid end to end until they fill the lanes of wide loads, and the lanes are folded
+ * Narrow rows are laid end to end until they fill the lanes of wide loads, and the lanes are reduced
  * last; so a sum over the last axis, whose width is 1, is as fast as any. If that axis is short,
- * many outer positions are folded side by side, as columns. A pass of few but long columns is cut
- * into parts, so that threads can share the work, and one more pass folds the parts. All cuts
+ * many outer positions are reduced side by side, as columns. A pass of few but long columns is cut
+ * into parts, so that threads can share the work, and one more pass reduces the parts. All cuts
  * depend on the shape alone: the bits do not depend on the number of threads.
  */
 #include "ops/cpu/loops.h"
 
 enum { AXIS, KEEP }; /* options of every op here */
 
-typedef enum { SUM, MEAN, NORM, MAX, MIN } fold_kind;
+typedef enum { SUM, MEAN, NORM, MAX, MIN } reduction_kind;
 
 enum {
     LANES = 64,               /* columns that narrow rows laid end to end make */
-    COLUMNS = 256,            /* of a block: what one task folds, with its results on the stack */
+    COLUMNS = 256,            /* of a block: what one task reduces, with its results on the stack */
     PART = 16384,             /* elements of a block that repay a part of their own */
     MAX_PARTS = 64,
     ENOUGH_TASKS = 32,        /* blocks from which on there are no parts */
@@ -28,19 +28,19 @@ enum {
 
 typedef struct {
     int64_t outer, rows, width;
-    int64_t part;             /* rows that one task folds */
+    int64_t part;             /* rows that one task reduces */
     int64_t down, across;     /* steps from row to row and from column to column */
-} fold_pass;
+} reduction_pass;
 
 typedef struct {
     int n;
-    fold_pass pass[MAX_PASSES];
-} fold_plan;
+    reduction_pass pass[MAX_PASSES];
+} reduction_plan;
 
 typedef struct {
-    fold_kind kind;
+    reduction_kind kind;
     lt_dtype in, acc, out;
-    char start[8];            /* what a fold begins with, of type acc */
+    char start[8];            /* what a reduction begins with, of type acc */
     double divisor;           /* of a float result */
     bool add;                 /* to what is there */
 } reduction;
@@ -50,27 +50,27 @@ typedef struct {
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t cuts(int64_t n, int64_t piece) { return (n + piece - 1) / piece; }
 
-static int64_t parts_of(const fold_pass *p)
+static int64_t parts_of(const reduction_pass *p)
 {
     return p->rows > p->part ? cuts(p->rows, p->part) : 1;
 }
 
-static void plan_pass(fold_plan *p, int64_t outer, int64_t rows, int64_t width)
+static void plan_pass(reduction_plan *p, int64_t outer, int64_t rows, int64_t width)
 {
-    fold_pass *first = &p->pass[p->n++];
-    *first = (fold_pass){outer, rows, width, rows, width, 1};
+    reduction_pass *first = &p->pass[p->n++];
+    *first = (reduction_pass){outer, rows, width, rows, width, 1};
     if (width == 1 && rows < LANES)
-        *first = (fold_pass){1, rows, outer, rows, 1, rows};
+        *first = (reduction_pass){1, rows, outer, rows, 1, rows};
     if (outer * cuts(width, COLUMNS) >= ENOUGH_TASKS || rows * width < 2 * PART)
         return;
     first->part = most(cuts(PART, width), cuts(rows, MAX_PARTS));
     int64_t parts = parts_of(first);
     if (parts > 1)
-        p->pass[p->n++] = (fold_pass){outer, parts, width, parts, width, 1};
+        p->pass[p->n++] = (reduction_pass){outer, parts, width, parts, width, 1};
 }
 
 /* Bit i of mask: axis i is reduced. */
-static void plan_for(fold_plan *p, int ndim, const int64_t *dims, uint32_t mask)
+static void plan_for(reduction_plan *p, int ndim, const int64_t *dims, uint32_t mask)
 {
     int64_t size[LT_MAX_DIMS], width = 1;
     bool reduced[LT_MAX_DIMS];
@@ -101,12 +101,12 @@ static void plan_for(fold_plan *p, int ndim, const int64_t *dims, uint32_t mask)
 }
 
 /* Bytes of what a pass leaves for the next one. */
-static size_t left_by(const fold_pass *p)
+static size_t left_by(const reduction_pass *p)
 {
     return lt__aligned((size_t)(p->outer * parts_of(p) * p->width) * 8);
 }
 
-static size_t plan_scratch(const fold_plan *p)
+static size_t plan_scratch(const reduction_plan *p)
 {
     size_t bytes = 0;
     for (int i = 0; i < p->n - 1; i++)
@@ -118,7 +118,7 @@ static size_t plan_scratch(const fold_plan *p)
 
 /* acc[j] = value, a formula of a = acc[j] and of x, row r of column j. The inner loop is the one
  * that runs on in memory. */
-#define FOLD(A, T, value)                                                                          \
+#define REDUCE(A, T, value)                                                                          \
     do {                                                                                           \
         A *restrict accs = acc;                                                                    \
         const T *restrict xs = data;                                                               \
@@ -141,21 +141,21 @@ static size_t plan_scratch(const fold_plan *p)
         }                                                                                          \
     } while (0)
 
-/* Folds columns, `width` of them and across apart, of rows that are down apart. One of the two
+/* Reduces columns, `width` of them and across apart, of rows that are down apart. One of the two
  * steps is 1. */
-LT_SIMD static void fold(fold_kind kind, lt_dtype dtype, void *acc, const void *data, int64_t rows,
+LT_SIMD static void reduce_block(reduction_kind kind, lt_dtype dtype, void *acc, const void *data, int64_t rows,
                          int64_t width, int64_t down, int64_t across)
 {
     if (kind == MAX)
-        LT_NUMERICS(dtype, T, FOLD(T, T, x > a || x != x ? x : a););
+        LT_NUMERICS(dtype, T, REDUCE(T, T, x > a || x != x ? x : a););
     else if (kind == MIN)
-        LT_NUMERICS(dtype, T, FOLD(T, T, x < a || x != x ? x : a););
+        LT_NUMERICS(dtype, T, REDUCE(T, T, x < a || x != x ? x : a););
     else if (kind == NORM)
-        LT_FLOATS(dtype, T, FOLD(double, T, a + (double)x * (double)x););
+        LT_FLOATS(dtype, T, REDUCE(double, T, a + (double)x * (double)x););
     else if (lt__is_float(dtype))
-        LT_FLOATS(dtype, T, FOLD(double, T, a + (double)x););
+        LT_FLOATS(dtype, T, REDUCE(double, T, a + (double)x););
     else
-        LT_INTEGERS(dtype, T, FOLD(uint64_t, T, a + (uint64_t)x););
+        LT_INTEGERS(dtype, T, REDUCE(uint64_t, T, a + (uint64_t)x););
 }
 
 static void set_start(const reduction *r, void *acc, int64_t n)
@@ -185,7 +185,7 @@ static void finish(const reduction *r, void *out, const void *acc, int64_t n)
 }
 
 /* One block of columns of one part. first and last: of the passes of this reduction. */
-static void run_task(const reduction *r, const fold_pass *p, bool first, bool last,
+static void run_task(const reduction *r, const reduction_pass *p, bool first, bool last,
                      const void *src, void *dst, int64_t task)
 {
     _Alignas(64) char acc[COLUMNS * 8];
@@ -194,8 +194,8 @@ static void run_task(const reduction *r, const fold_pass *p, bool first, bool la
     int64_t row = part * p->part, rows = lt__least(p->part, p->rows - row);
     int64_t column = block * COLUMNS, n = lt__least(COLUMNS, p->width - column);
     lt_dtype dtype = first ? r->in : r->acc;
-    fold_kind later = r->kind == MAX || r->kind == MIN ? r->kind : SUM;
-    fold_kind now = first ? r->kind : later;
+    reduction_kind later = r->kind == MAX || r->kind == MIN ? r->kind : SUM;
+    reduction_kind now = first ? r->kind : later;
     const void *x = lt__at(src, dtype, o * p->rows * p->width + row * p->down + column * p->across);
 
     int64_t together = 1; /* rows end to end */
@@ -203,13 +203,13 @@ static void run_task(const reduction *r, const fold_pass *p, bool first, bool la
         together = most(1, lt__least(LANES / n, rows));
     int64_t left = rows % together;
     set_start(r, acc, together * n);
-    fold(now, dtype, acc, x, rows / together, together * n, together * p->down, p->across);
+    reduce_block(now, dtype, acc, x, rows / together, together * n, together * p->down, p->across);
     if (left > 0)
-        fold(now, dtype, acc, lt__at(x, dtype, (rows - left) * n), left, n, n, 1);
+        reduce_block(now, dtype, acc, lt__at(x, dtype, (rows - left) * n), left, n, n, 1);
     while (together > 1) { /* its last half into its first */
         int64_t half = together / 2;
         together -= half;
-        fold(later, r->acc, acc, lt__at(acc, r->acc, together * n), 1, half * n, 0, 1);
+        reduce_block(later, r->acc, acc, lt__at(acc, r->acc, together * n), 1, half * n, 0, 1);
     }
     int64_t to = (o * parts + part) * p->width + column;
     if (last)
@@ -218,11 +218,11 @@ static void run_task(const reduction *r, const fold_pass *p, bool first, bool la
         memcpy(lt__at(dst, r->acc, to), acc, (size_t)n * lt_dtype_bytes(r->acc));
 }
 
-static void reduce(const lt_call *c, const reduction *r, const fold_plan *plan, const void *src,
+static void reduce(const lt_call *c, const reduction *r, const reduction_plan *plan, const void *src,
                    void *dst, void *scratch)
 {
     for (int i = 0; i < plan->n; i++) {
-        const fold_pass *p = &plan->pass[i];
+        const reduction_pass *p = &plan->pass[i];
         bool first = i == 0, last = i == plan->n - 1;
         void *to = last || !scratch ? dst : scratch; /* no scratch: the pass leaves nothing */
         int64_t tasks = p->width > 0 ? p->outer * parts_of(p) * cuts(p->width, COLUMNS) : 0;
@@ -239,7 +239,7 @@ static void reduce(const lt_call *c, const reduction *r, const fold_plan *plan, 
     }
 }
 
-static reduction reduction_of(fold_kind kind, lt_dtype in, lt_dtype out, double divisor,
+static reduction reduction_of(reduction_kind kind, lt_dtype in, lt_dtype out, double divisor,
                               bool add)
 {
     bool extreme = kind == MAX || kind == MIN;
@@ -252,7 +252,7 @@ static reduction reduction_of(fold_kind kind, lt_dtype in, lt_dtype out, double 
 
 /* ==== Sums for broadcasting ops =============================================================== */
 
-static void plan_to(fold_plan *p, int dst_ndim, const int64_t *dst_dims, int ndim,
+static void plan_to(reduction_plan *p, int dst_ndim, const int64_t *dst_dims, int ndim,
                     const int64_t *dims)
 {
     uint32_t mask = 0;
@@ -264,7 +264,7 @@ static void plan_to(fold_plan *p, int dst_ndim, const int64_t *dst_dims, int ndi
 
 void lt__sum_to(const lt_call *c, lt_array dst, lt_array src, bool add, void *scratch)
 {
-    fold_plan plan;
+    reduction_plan plan;
     plan_to(&plan, dst.ndim, dst.dims, src.ndim, src.dims);
     reduction r = reduction_of(SUM, src.dtype, dst.dtype, 1, add);
     reduce(c, &r, &plan, src.data, dst.data, scratch);
@@ -272,7 +272,7 @@ void lt__sum_to(const lt_call *c, lt_array dst, lt_array src, bool add, void *sc
 
 size_t lt__sum_to_scratch(const lt_tensor *dst, const lt_tensor *src)
 {
-    fold_plan plan;
+    reduction_plan plan;
     plan_to(&plan, dst->ndim, dst->dims, src->ndim, src->dims);
     return plan_scratch(&plan);
 }
@@ -338,14 +338,14 @@ static size_t forward_scratch(const lt_call *c, bool backward)
     const lt_tensor *x = c->in[0];
     if (backward)
         return 0;
-    fold_plan plan;
+    reduction_plan plan;
     plan_for(&plan, x->ndim, x->dims, axes_of(c, x->ndim));
     return plan_scratch(&plan);
 }
 
-static lt_status forward(lt_call *c, fold_kind kind)
+static lt_status forward(lt_call *c, reduction_kind kind)
 {
-    fold_plan plan;
+    reduction_plan plan;
     const lt_tensor *x = c->in[0], *y = c->out[0];
     plan_for(&plan, x->ndim, x->dims, axes_of(c, x->ndim));
     double divisor = kind == MEAN ? (double)x->count / (double)y->count : 1;
@@ -374,7 +374,7 @@ static lt_array kept(const lt_call *c, const lt_tensor *y, int64_t *dims)
 }
 
 /* dx (+)= d_of, a formula of dy and, where the map has three inputs, of x and y; n elements were
- * folded into one. */
+ * reduced into one. */
 #define GRADIENT_BLOCK(name, inputs, d_of)                                                         \
     LT_SIMD static void name(const lt_block *b)                                                    \
     {                                                                                              \
@@ -433,8 +433,8 @@ LT_SIMD static void at_extreme(const lt_block *b)
 /* The scratch of extreme_bwd: a mark for each element of x, a count for each of y, and what the
  * counting needs. */
 typedef struct {
-    fold_plan plan;
-    size_t counts, folds, bytes; /* offsets of the last two; of it all */
+    reduction_plan plan;
+    size_t counts, partials, bytes; /* offsets of the last two; of it all */
 } tally;
 
 static tally tally_for(const lt_call *c)
@@ -444,8 +444,8 @@ static tally tally_for(const lt_call *c)
     tally t;
     plan_for(&t.plan, dx->ndim, dx->dims, axes_of(c, dx->ndim));
     t.counts = lt__aligned((size_t)dx->count * size);
-    t.folds = t.counts + lt__aligned((size_t)dy->count * size);
-    t.bytes = t.folds + plan_scratch(&t.plan);
+    t.partials = t.counts + lt__aligned((size_t)dy->count * size);
+    t.bytes = t.partials + plan_scratch(&t.plan);
     return t;
 }
 
@@ -468,7 +468,7 @@ static lt_status extreme_bwd(lt_call *c)
     counts.data = (char *)c->scratch + t.counts;
     lt__map(c, &(lt_map){at_extreme, x.dtype, LT_CHEAP, .n_in = 2, .z = marks, .in = {x, y}});
     reduction r = reduction_of(SUM, x.dtype, x.dtype, 1, false);
-    reduce(c, &r, &t.plan, marks.data, counts.data, (char *)c->scratch + t.folds);
+    reduce(c, &r, &t.plan, marks.data, counts.data, (char *)c->scratch + t.partials);
     lt__map(c, &(lt_map){extreme_dx, x.dtype, LT_CHEAP, add, .n_in = 3, .z = dx,
                          .in = {dy, marks, counts}});
     return LT_OK;
@@ -477,14 +477,14 @@ static lt_status extreme_bwd(lt_call *c)
 /* ==== argmax ================================================================================== */
 
 /* x as (outer, rows, width): the axis chosen is rows, or all elements are. */
-static fold_pass argmax_pass(const lt_call *c)
+static reduction_pass argmax_pass(const lt_call *c)
 {
     const lt_tensor *x = c->in[0];
     int axis = 0;
     if (!lt__given(c, AXIS))
-        return (fold_pass){.outer = 1, .rows = x->count, .width = 1};
+        return (reduction_pass){.outer = 1, .rows = x->count, .width = 1};
     lt__axis(c, AXIS, x->ndim, &axis);
-    fold_pass p = {.outer = 1, .rows = x->dims[axis], .width = 1};
+    reduction_pass p = {.outer = 1, .rows = x->dims[axis], .width = 1};
     for (int i = 0; i < x->ndim; i++)
         if (i != axis)
             *(i < axis ? &p.outer : &p.width) *= x->dims[i];
@@ -528,7 +528,7 @@ static lt_status argmax_fwd(lt_call *c)
     const lt_tensor *x = c->in[0];
     lt_dtype dtype = (lt_dtype)x->dtype;
     int64_t *index = c->out[0]->data;
-    fold_pass p = argmax_pass(c);
+    reduction_pass p = argmax_pass(c);
     int64_t blocks = cuts(p.width, COLUMNS);
     LT_PARALLEL_FOR(c, x->count)
     for (int64_t t = 0; t < p.outer * blocks; t++) {

@@ -1,4 +1,4 @@
-/* reduce.cu - the CUDA side of reduce.c, and how folds are planned. */
+/* reduce.cu - the CUDA side of reduce.c, and how reductions are planned. */
 #include "ops/cuda/reduction.h"
 #include "ops/cuda/map.h"
 
@@ -13,11 +13,11 @@ enum {
 };
 
 /* bytes: of an element of this pass. */
-static void plan_pass(lt_fold_plan *plan, int64_t outer, int64_t rows, int64_t width,
+static void plan_pass(lt_reduction_plan *plan, int64_t outer, int64_t rows, int64_t width,
                       size_t bytes)
 {
-    lt_fold_pass *p = &plan->pass[plan->n++];
-    *p = lt_fold_pass{};
+    lt_reduction_pass *p = &plan->pass[plan->n++];
+    *p = lt_reduction_pass{};
     p->outer = outer;
     p->rows = rows;
     p->width = width;
@@ -28,7 +28,7 @@ static void plan_pass(lt_fold_plan *plan, int64_t outer, int64_t rows, int64_t w
     p->part = rows;
     p->parts = 1;
     p->blocks = (unsigned)lt__cuts(width, p->columns);
-    int64_t turn = (int64_t)p->lanes * p->run, blocks = lt__fold_blocks(p);
+    int64_t turn = (int64_t)p->lanes * p->run, blocks = lt__reduction_blocks(p);
     if (blocks == 0 || blocks >= ENOUGH_BLOCKS || rows < 2 * LEAST_TURNS * turn)
         return;
     int64_t parts = lt__least(rows / (LEAST_TURNS * turn), lt__cuts(ENOUGH_BLOCKS, blocks));
@@ -37,7 +37,7 @@ static void plan_pass(lt_fold_plan *plan, int64_t outer, int64_t rows, int64_t w
 }
 
 /* A pass over these rows, and one more over its parts. */
-static void plan_passes(lt_fold_plan *plan, int64_t outer, int64_t rows, int64_t width,
+static void plan_passes(lt_reduction_plan *plan, int64_t outer, int64_t rows, int64_t width,
                         size_t bytes, size_t left)
 {
     plan_pass(plan, outer, rows, width, plan->n == 0 ? bytes : left);
@@ -46,20 +46,20 @@ static void plan_passes(lt_fold_plan *plan, int64_t outer, int64_t rows, int64_t
         plan_pass(plan, outer, parts, width, left);
 }
 
-void lt__plan_fold(lt_fold_plan *plan, int ndim, const int64_t *dims, uint32_t mask, size_t bytes)
+void lt__plan_reduction(lt_reduction_plan *plan, int ndim, const int64_t *dims, uint32_t mask, size_t bytes)
 {
     int64_t size[LT_MAX_DIMS], width = 1;
-    bool folded[LT_MAX_DIMS];
+    bool reduced[LT_MAX_DIMS];
     int n = 0;
     for (int i = 0; i < ndim; i++) {
         bool f = mask >> i & 1;
         if (dims[i] == 1)
             continue;
-        if (n > 0 && folded[n - 1] == f) {
+        if (n > 0 && reduced[n - 1] == f) {
             size[n - 1] *= dims[i];
         } else {
             size[n] = dims[i];
-            folded[n++] = f;
+            reduced[n++] = f;
         }
     }
     plan->n = 0;
@@ -67,7 +67,7 @@ void lt__plan_fold(lt_fold_plan *plan, int ndim, const int64_t *dims, uint32_t m
         int64_t outer = 1;
         for (int i = 0; i < g; i++)
             outer *= size[i];
-        if (folded[g])
+        if (reduced[g])
             plan_passes(plan, outer, size[g], width, bytes, ACCUMULATOR);
         else
             width *= size[g];
@@ -76,30 +76,30 @@ void lt__plan_fold(lt_fold_plan *plan, int ndim, const int64_t *dims, uint32_t m
         plan_passes(plan, 1, 1, width, bytes, ACCUMULATOR);
 }
 
-size_t lt__fold_scratch(const lt_fold_plan *plan, size_t bytes)
+size_t lt__reduction_scratch(const lt_reduction_plan *plan, size_t bytes)
 {
     size_t sum = 0;
     for (int i = 0; i < plan->n - 1; i++) {
-        const lt_fold_pass *p = &plan->pass[i];
+        const lt_reduction_pass *p = &plan->pass[i];
         sum += lt__aligned((size_t)(p->outer * p->parts * p->width) * bytes);
     }
     return sum;
 }
 
-/* ==== Kinds of folds ========================================================================== */
+/* ==== Kinds of reduces ========================================================================== */
 
 /* Sums of integers, in 64 bits. */
 template <class E> struct integer_sum {
     typedef E In;
     typedef int64_t Acc;
-    typedef integer_sum<int64_t> Later;
+    typedef integer_sum<int64_t> Joined;
     static __device__ int64_t start() { return 0; }
-    static __device__ int64_t fold(int64_t a, E x, int64_t) { return join(a, (int64_t)x); }
+    static __device__ int64_t reduce(int64_t a, E x, int64_t) { return join(a, (int64_t)x); }
     static __device__ int64_t join(int64_t a, int64_t b)
     {
         return (int64_t)((uint64_t)a + (uint64_t)b);
     }
-    static __device__ void end(const lt_fold_end &e, int64_t i, int64_t a)
+    static __device__ void end(const lt_reduction_end &e, int64_t i, int64_t a)
     {
         if (e.dtype == LT_I64)
             ((int64_t *)e.out)[i] = a;
@@ -117,14 +117,14 @@ template <> struct highest<float> { static __device__ float of() { return INFINI
 template <class E, bool MAX, class O = E> struct extreme {
     typedef E In;
     typedef lt_wide<E> Acc;
-    typedef extreme<Acc, MAX, O> Later;
+    typedef extreme<Acc, MAX, O> Joined;
     static __device__ Acc start() { return MAX ? lowest<Acc>::of() : highest<Acc>::of(); }
-    static __device__ Acc fold(Acc a, E e, int64_t) { return join(a, lt__value(e)); }
+    static __device__ Acc reduce(Acc a, E e, int64_t) { return join(a, lt__value(e)); }
     static __device__ Acc join(Acc a, Acc x)
     {
         return (MAX ? x > a : x < a) || x != x ? x : a;
     }
-    static __device__ void end(const lt_fold_end &e, int64_t i, Acc a)
+    static __device__ void end(const lt_reduction_end &e, int64_t i, Acc a)
     {
         ((O *)e.out)[i] = lt_element<O>::of(a);
     }
@@ -141,7 +141,7 @@ template <class T> struct first_place {
         bool as_good = nan == was_nan && (nan || b.value == a.value);
         return b.row >= 0 && (better || (as_good && b.row < a.row)) ? b : a;
     }
-    static __device__ void end(const lt_fold_end &e, int64_t i, place<T> a)
+    static __device__ void end(const lt_reduction_end &e, int64_t i, place<T> a)
     {
         ((int64_t *)e.out)[i] = a.row;
     }
@@ -150,15 +150,15 @@ template <class T> struct first_place {
 
 template <class T> struct joined_place : first_place<T> {
     typedef place<T> In, Acc;
-    typedef joined_place<T> Later;
-    static __device__ Acc fold(Acc a, In b, int64_t) { return first_place<T>::join(a, b); }
+    typedef joined_place<T> Joined;
+    static __device__ Acc reduce(Acc a, In b, int64_t) { return first_place<T>::join(a, b); }
 };
 
 template <class E> struct argmax_place : first_place<lt_wide<E>> {
     typedef E In;
     typedef place<lt_wide<E>> Acc;
-    typedef joined_place<lt_wide<E>> Later;
-    static __device__ Acc fold(Acc a, E e, int64_t row)
+    typedef joined_place<lt_wide<E>> Joined;
+    static __device__ Acc reduce(Acc a, E e, int64_t row)
     {
         return first_place<lt_wide<E>>::join(a, Acc{lt__value(e), row});
     }
@@ -175,103 +175,103 @@ static uint32_t axes_of(const lt_call *c, int ndim)
     return mask;
 }
 
-static void plan_axes(lt_fold_plan *plan, const lt_call *c, const lt_tensor *x)
+static void plan_axes(lt_reduction_plan *plan, const lt_call *c, const lt_tensor *x)
 {
     size_t bytes = (size_t)(lt__cuda_at(NULL, x->dtype, 1) - (char *)NULL);
-    lt__plan_fold(plan, x->ndim, x->dims, axes_of(c, x->ndim), bytes);
+    lt__plan_reduction(plan, x->ndim, x->dims, axes_of(c, x->ndim), bytes);
 }
 
 static size_t forward_scratch(const lt_call *c, bool backward)
 {
-    lt_fold_plan plan;
+    lt_reduction_plan plan;
     if (backward)
         return 0;
     plan_axes(&plan, c, c->in[0]);
-    return lt__fold_scratch(&plan, ACCUMULATOR);
+    return lt__reduction_scratch(&plan, ACCUMULATOR);
 }
 
-template <class F> static lt_status fold_axes(lt_call *c, double divisor, bool root)
+template <class F> static lt_status reduce_axes(lt_call *c, double divisor, bool root)
 {
     const lt_tensor *x = c->in[0], *y = c->out[0];
-    lt_fold_end end = {y->data, y->dtype, root, false, divisor};
-    lt_fold_plan plan;
+    lt_reduction_end end = {y->data, y->dtype, root, false, divisor};
+    lt_reduction_plan plan;
     plan_axes(&plan, c, x);
-    return lt__fold<F>(lt__cuda(c->ctx), &plan, x->data, end, c->scratch);
+    return lt__reduce<F>(lt__cuda(c->ctx), &plan, x->data, end, c->scratch);
 }
 
-static lt_status fold_sum(lt_call *c, double divisor)
+static lt_status reduce_sum(lt_call *c, double divisor)
 {
     switch (c->in[0]->dtype) {
-    case LT_I64: return fold_axes<integer_sum<int64_t>>(c, divisor, false);
-    case LT_I32: return fold_axes<integer_sum<int32_t>>(c, divisor, false);
-    case LT_U8: return fold_axes<integer_sum<uint8_t>>(c, divisor, false);
+    case LT_I64: return reduce_axes<integer_sum<int64_t>>(c, divisor, false);
+    case LT_I32: return reduce_axes<integer_sum<int32_t>>(c, divisor, false);
+    case LT_U8: return reduce_axes<integer_sum<uint8_t>>(c, divisor, false);
     default:
         LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[0]->dtype, E,
-                       return fold_axes<lt_sum<E>>(c, divisor, false);)
+                       return reduce_axes<lt_sum_reduction<E>>(c, divisor, false);)
     }
 }
 
-static lt_status sum_fwd(lt_call *c) { return fold_sum(c, 1); }
+static lt_status sum_fwd(lt_call *c) { return reduce_sum(c, 1); }
 
 static lt_status mean_fwd(lt_call *c)
 {
-    return fold_sum(c, (double)c->in[0]->count / (double)c->out[0]->count);
+    return reduce_sum(c, (double)c->in[0]->count / (double)c->out[0]->count);
 }
 
 static lt_status norm_fwd(lt_call *c)
 {
     LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[0]->dtype, E,
-                   return fold_axes<lt_squares<E>>(c, 1, true);)
+                   return reduce_axes<lt_squares_reduction<E>>(c, 1, true);)
 }
 
 static lt_status max_fwd(lt_call *c)
 {
     LT_CUDA_NUMERICS(lt__cuda(c->ctx), c->in[0]->dtype, E,
-                     return fold_axes<extreme<E, true>>(c, 1, false);)
+                     return reduce_axes<extreme<E, true>>(c, 1, false);)
 }
 
 static lt_status min_fwd(lt_call *c)
 {
     LT_CUDA_NUMERICS(lt__cuda(c->ctx), c->in[0]->dtype, E,
-                     return fold_axes<extreme<E, false>>(c, 1, false);)
+                     return reduce_axes<extreme<E, false>>(c, 1, false);)
 }
 
 static lt_status argmax_fwd(lt_call *c)
 {
     LT_CUDA_NUMERICS(lt__cuda(c->ctx), c->in[0]->dtype, E,
-                     return fold_axes<argmax_place<E>>(c, 1, false);)
+                     return reduce_axes<argmax_place<E>>(c, 1, false);)
 }
 
 /* ==== Sums for broadcasting ops =============================================================== */
 
-static void plan_to(lt_fold_plan *plan, const lt_tensor *dst, const lt_tensor *like, size_t bytes)
+static void plan_to(lt_reduction_plan *plan, const lt_tensor *dst, const lt_tensor *like, size_t bytes)
 {
     uint32_t mask = 0;
     for (int i = 1; i <= like->ndim; i++)
         if (i > dst->ndim || dst->dims[dst->ndim - i] == 1)
             mask |= 1u << (like->ndim - i);
-    lt__plan_fold(plan, like->ndim, like->dims, mask, bytes);
+    lt__plan_reduction(plan, like->ndim, like->dims, mask, bytes);
 }
 
 size_t lt__cuda_sum_to_scratch(const lt_tensor *dst, const lt_tensor *like)
 {
-    lt_fold_plan plan;
+    lt_reduction_plan plan;
     plan_to(&plan, dst, like, sizeof(float));
-    return lt__fold_scratch(&plan, sizeof(double));
+    return lt__reduction_scratch(&plan, sizeof(double));
 }
 
 lt_status lt__cuda_sum_to(const lt_cuda *cuda, lt_tensor *dst, const lt_tensor *like,
                           const float *src, bool add, void *scratch)
 {
-    lt_fold_plan plan;
-    lt_fold_end end = {dst->data, dst->dtype, false, add, 1};
+    lt_reduction_plan plan;
+    lt_reduction_end end = {dst->data, dst->dtype, false, add, 1};
     plan_to(&plan, dst, like, sizeof(float));
-    return lt__fold<lt_sum<float>>(cuda, &plan, src, end, scratch);
+    return lt__reduce<lt_sum_reduction<float>>(cuda, &plan, src, end, scratch);
 }
 
 /* ==== Backward ================================================================================ */
 
-/* n: how many elements were folded into one. */
+/* n: how many elements were reduced into one. */
 template <class E> struct spread : lt_types<1, E> {
     float n;
     __device__ float operator()(float dy, float, float) const { return dy / n; }
@@ -301,7 +301,7 @@ template <class E> struct extreme_dx : lt_types<3, E, E, uint8_t, int64_t> {
 };
 
 /* Over dx; `kept` are the operands from 1 on, as bits, that are as the output is: 1 on the axes
- * that were folded. */
+ * that were reduced. */
 static void walk_back(lt_walk *w, const lt_call *c, int n, uint32_t kept)
 {
     const lt_tensor *dx = c->d_in[0];
@@ -352,18 +352,18 @@ static lt_status norm_bwd(lt_call *c)
 /* The scratch of extreme_bwd: a mark for each element of x, a count for each of y, and what the
  * counting needs. */
 typedef struct tally {
-    lt_fold_plan plan;
-    size_t counts, folds, bytes; /* offsets of the last two; of it all */
+    lt_reduction_plan plan;
+    size_t counts, partials, bytes; /* offsets of the last two; of it all */
 } tally;
 
 static tally tally_for(const lt_call *c)
 {
     const lt_tensor *dx = c->d_in[0], *dy = c->d_out[0];
     tally t;
-    lt__plan_fold(&t.plan, dx->ndim, dx->dims, axes_of(c, dx->ndim), sizeof(uint8_t));
+    lt__plan_reduction(&t.plan, dx->ndim, dx->dims, axes_of(c, dx->ndim), sizeof(uint8_t));
     t.counts = lt__aligned((size_t)dx->count);
-    t.folds = t.counts + lt__aligned((size_t)dy->count * sizeof(int64_t));
-    t.bytes = t.folds + lt__fold_scratch(&t.plan, sizeof(int64_t));
+    t.partials = t.counts + lt__aligned((size_t)dy->count * sizeof(int64_t));
+    t.bytes = t.partials + lt__reduction_scratch(&t.plan, sizeof(int64_t));
     return t;
 }
 
@@ -378,11 +378,11 @@ template <class E> static lt_status extreme_back(lt_call *c)
     tally t = tally_for(c);
     lt_walk w;
     void *marks = c->scratch, *counts = (char *)c->scratch + t.counts;
-    lt_fold_end end = {counts, LT_I64, false, false, 1};
+    lt_reduction_end end = {counts, LT_I64, false, false, 1};
     walk_back(&w, c, 3, 1 << 2);
     LT_TRY(lt__map(cuda, w, is_extreme<E>(), false, marks, c->in[0]->data, c->out[0]->data));
-    LT_TRY(lt__fold<integer_sum<uint8_t>>(cuda, &t.plan, marks, end,
-                                          (char *)c->scratch + t.folds));
+    LT_TRY(lt__reduce<integer_sum<uint8_t>>(cuda, &t.plan, marks, end,
+                                          (char *)c->scratch + t.partials));
     walk_back(&w, c, 4, 1 << 1 | 1 << 3);
     return lt__map(cuda, w, extreme_dx<E>(), c->add & 1, c->d_in[0]->data, c->d_out[0]->data, marks,
                    counts);

@@ -22,17 +22,17 @@ static lt_status put(const lt_cuda *cuda, const lt_walk *w, int dtype, void *dst
 enum { SIDE = 32, SLICES = LT_THREADS / SIDE }; /* of a tile; rows that a block moves at once */
 
 /* A tile's two axes, and a walk over all others. */
-typedef struct lt_tiles {
+typedef struct tile_plan {
     lt_walk others;
     int64_t rows, from_row;   /* the axis that runs on in dst, and its step in src */
     int64_t columns, to_column; /* that which runs on in src, and its step in dst */
-} lt_tiles;
+} tile_plan;
 
 /* Through shared memory, so that both sides are read and written side by side. A column more keeps
  * its banks apart. */
 template <class E, bool ADD>
 __global__ void __launch_bounds__(LT_THREADS)
-    move_tiles(const __grid_constant__ lt_tiles t, E *dst, const E *src)
+    move_tiles(const __grid_constant__ tile_plan t, E *dst, const E *src)
 {
     __shared__ E tile[SIDE][SIDE + 1];
     int64_t across = (t.columns + SIDE - 1) / SIDE, down = (t.rows + SIDE - 1) / SIDE;
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(LT_THREADS)
 }
 
 template <class E, bool ADD>
-static lt_status launch_tiles(const lt_cuda *cuda, const lt_tiles *t, void *dst, const void *src)
+static lt_status launch_tiles(const lt_cuda *cuda, const tile_plan *t, void *dst, const void *src)
 {
     int64_t tiles = lt__cuts(t->columns, SIDE) * lt__cuts(t->rows, SIDE) * t->others.count;
     return lt__launch(cuda, tiles, move_tiles<E, ADD>, *t, (E *)dst, (const E *)src);
@@ -62,7 +62,7 @@ static lt_status launch_tiles(const lt_cuda *cuda, const lt_tiles *t, void *dst,
 static lt_status move_by_tiles(const lt_cuda *cuda, const lt_walk *w, int other, int dtype,
                                void *dst, const void *src, bool add)
 {
-    lt_tiles t = {};
+    tile_plan t = {};
     t.rows = w->dims[0];
     t.from_row = w->step[1][0];
     t.columns = w->dims[other];

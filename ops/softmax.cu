@@ -185,9 +185,9 @@ static lt_row_plan rows_of(const lt_call *c)
     return lt__rows_over(c->in[LABELS]->count, x->dims[x->ndim - 1], 1);
 }
 
-static void plan_losses(lt_fold_plan *plan, const lt_call *c)
+static void plan_losses(lt_reduction_plan *plan, const lt_call *c)
 {
-    lt__plan_fold(plan, 1, &c->in[LABELS]->count, 1, sizeof(double));
+    lt__plan_reduction(plan, 1, &c->in[LABELS]->count, 1, sizeof(double));
 }
 
 static size_t losses_bytes(const lt_call *c)
@@ -195,14 +195,14 @@ static size_t losses_bytes(const lt_call *c)
     return lt__aligned((size_t)c->in[LABELS]->count * sizeof(double));
 }
 
-/* The losses of all rows; then what either kind of fold needs. */
+/* The losses of all rows; then what either kind of reduce needs. */
 static size_t loss_scratch(const lt_call *c, bool backward)
 {
-    lt_fold_plan plan;
+    lt_reduction_plan plan;
     if (backward)
         return 0;
     plan_losses(&plan, c);
-    size_t sums = lt__fold_scratch(&plan, sizeof(double));
+    size_t sums = lt__reduction_scratch(&plan, sizeof(double));
     size_t ids = lt__cuda_ids_scratch(c->in[LABELS]);
     return losses_bytes(c) + (sums > ids ? sums : ids);
 }
@@ -211,16 +211,16 @@ template <class E> static lt_status loss_forward(lt_call *c)
 {
     lt_cuda *cuda = lt__cuda(c->ctx);
     lt_row_plan p = rows_of(c);
-    lt_fold_plan plan;
+    lt_reduction_plan plan;
     double *losses = (double *)c->scratch;
     char *rest = (char *)c->scratch + losses_bytes(c);
-    lt_fold_end end = {c->out[0]->data, c->out[0]->dtype, false, false,
+    lt_reduction_end end = {c->out[0]->data, c->out[0]->dtype, false, false,
                        p.outer > 0 ? (double)p.outer : 1};
     LT_TRY(lt__cuda_check_ids(cuda, c->in[LABELS], p.n, LT_BAD_LABEL, rest));
     LT_TRY(lt__launch(cuda, lt__row_blocks(&p), loss_kernel<E>, p, (const E *)c->in[X_IN]->data,
                       labels_of(c), (float *)c->out[1]->data, losses));
     plan_losses(&plan, c);
-    return lt__fold<lt_sum<double>>(cuda, &plan, losses, end, rest);
+    return lt__reduce<lt_sum_reduction<double>>(cuda, &plan, losses, end, rest);
 }
 
 template <class E> static lt_status loss_backward(lt_call *c)

@@ -37,7 +37,7 @@ static lt_status backward(lt_call *c, lt_block_fn fn, int cost, bool bf16)
     E *out = b->z; /* may be in */                                                                 \
     const bool add = b->add;                                                                       \
     const int64_t n = b->n;                                                                        \
-    LT_APART                                                                                       \
+    LT_IVDEP                                                                                       \
     for (int64_t i = 0; i < n; i++) {                                                              \
         const T dy = LT_VALUE(in[i]), x = LT_VALUE(saved[i]), y = x;                               \
         T dx = (T)(dx_of);                                                                         \

@@ -119,27 +119,27 @@ static lt_status adam(lt_call *c)
 
 /* ==== Sums of squares ========================================================================= */
 
-static void plan_squares(lt_fold_plan *plan, const lt_tensor *x)
+static void plan_squares(lt_reduction_plan *plan, const lt_tensor *x)
 {
     size_t bytes = (size_t)(lt__cuda_at(NULL, x->dtype, 1) - (char *)NULL);
-    lt__plan_fold(plan, 1, &x->count, 1, bytes);
+    lt__plan_reduction(plan, 1, &x->count, 1, bytes);
 }
 
 static size_t squares_bytes(const lt_tensor *x)
 {
-    lt_fold_plan plan;
+    lt_reduction_plan plan;
     plan_squares(&plan, x);
-    return lt__fold_scratch(&plan, sizeof(double));
+    return lt__reduction_scratch(&plan, sizeof(double));
 }
 
 /* *sum, on the device, = that of x^2. */
 static lt_status sum_squares(const lt_cuda *cuda, const lt_tensor *x, double *sum, void *scratch)
 {
-    lt_fold_plan plan;
-    lt_fold_end end = {sum, LT_F64, false, false, 1};
+    lt_reduction_plan plan;
+    lt_reduction_end end = {sum, LT_F64, false, false, 1};
     plan_squares(&plan, x);
     LT_CUDA_FLOATS(cuda, x->dtype, E,
-                   return lt__fold<lt_squares<E>>(cuda, &plan, x->data, end, scratch);)
+                   return lt__reduce<lt_squares_reduction<E>>(cuda, &plan, x->data, end, scratch);)
 }
 
 enum { TOTAL, X_IN };         /* of add_squares */

@@ -111,7 +111,7 @@ LT_INLINE void forward_units(const lt_pass *p, int form, bool residual, int64_t 
     const void *x = p->x, *more = p->residual;
     lt_bounds act = p->act;
     int64_t units = p->units;
-    LT_APART
+    LT_IVDEP
     for (int64_t j = 0; j < n; j++) {
         float v[2];
         SIDES(side, form) {
@@ -207,7 +207,7 @@ LT_INLINE void residual_rows(const lt_pass *p, int form, bool add)
     void *out = p->out;
     lt_bounds act = p->act;
     int64_t n = p->n;
-    LT_APART
+    LT_IVDEP
     for (int64_t i = 0; i < n; i++) {
         float v[2];
         SIDES(side, form)
@@ -229,7 +229,7 @@ LT_INLINE void sum_strip(const lt_pass *p, int form, int gate, int rows, int64_t
     const void *x = p->x, *y = p->y, *dy = p->dy;
     lt_bounds act = p->act;
     int64_t units = p->units;
-    LT_APART
+    LT_IVDEP
     for (int64_t k = first; k < end; k++)
         SIDES(side, form) {
             int64_t lane = k + side * units;
@@ -320,7 +320,7 @@ LT_INLINE void backward_rows(const lt_pass *p, int form, int gate, bool add)
     int64_t units = p->units;
     for (int64_t i = 0; i < p->n; i += units) {
         int64_t m = least(units, p->n - i);
-        LT_APART
+        LT_IVDEP
         for (int64_t k = 0; k < m; k++) {
             float v[2];
             SIDES(side, form) {

@@ -80,10 +80,10 @@ static void fill(const plan *p, const float *x, const range *rows, float *strip)
 /* ==== y ======================================================================================= */
 
 /* w as (out / COLUMNS, tap, COLUMNS). */
-static void pack(const lt_job *job, int64_t taps, float *panel)
+static void pack(const lt_conv_task *task, int64_t taps, float *panel)
 {
-    const float *w = job->w.data;
-    for (int64_t o = 0; o < job->conv->out; o++)
+    const float *w = task->w.data;
+    for (int64_t o = 0; o < task->conv->out; o++)
         for (int64_t k = 0; k < taps; k++)
             panel[(o / COLUMNS * taps + k) * COLUMNS + o % COLUMNS] = w[o * taps + k];
 }
@@ -165,16 +165,16 @@ LT_SIMD static void add_rows(const plan *p, const float *strip, const float *dy,
 }
 
 /* dw from the sums of all parts, which are `apart` numbers from each other. */
-static void put_gradient(const lt_job *job, int64_t taps, const float *sums, int parts,
+static void put_gradient(const lt_conv_task *task, int64_t taps, const float *sums, int parts,
                          int64_t apart)
 {
-    int64_t out = job->conv->out;
+    int64_t out = task->conv->out;
     for (int64_t i = 0; i < out * taps; i++) {
         const float *from = sums + i % taps * out + i / taps;
         float sum = from[0];
         for (int k = 1; k < parts; k++)
             sum += from[k * apart];
-        LT_PUT(job->add, ((float *)job->w.data)[i], sum);
+        LT_PUT(task->add, ((float *)task->w.data)[i], sum);
     }
 }
 
@@ -193,17 +193,17 @@ static bool fits(const lt_conv *v)
 
 /* At y of three channels, or with strides, oneDNN is as fast. Of fewer it takes twice as long when
  * its result is not in a cache yet, as in training. */
-static bool pays(const lt_job *job)
+static bool pays(const lt_conv_task *task)
 {
-    const lt_window *w = &job->conv->window;
-    return job->kind == LT_CONV_WEIGHTS ||
-           (job->kind == LT_CONV && job->conv->in <= 2 && w->stride[0] * w->stride[1] == 1);
+    const lt_window *w = &task->conv->window;
+    return task->kind == LT_CONV_WEIGHTS ||
+           (task->kind == LT_CONV && task->conv->in <= 2 && w->stride[0] * w->stride[1] == 1);
 }
 
-bool lt__conv_thin_takes(const lt_job *job)
+bool lt__conv_thin_accepts(const lt_conv_task *task)
 {
-    bool f32 = job->x.dtype == LT_F32 && job->w.dtype == LT_F32 && job->y.dtype == LT_F32;
-    return f32 && pays(job) && fits(job->conv) && has_fast_products(false);
+    bool f32 = task->x.dtype == LT_F32 && task->w.dtype == LT_F32 && task->y.dtype == LT_F32;
+    return f32 && pays(task) && fits(task->conv) && has_fast_products(false);
 }
 
 /* The scratch: the weights packed, if it is for y, then for each thread a strip, and sums if it is
@@ -227,30 +227,30 @@ size_t lt__conv_thin_scratch(const lt_call *c, const lt_conv *v, bool backward)
                     c->threads * (words_of_sums(&p, backward) + p.words)) * sizeof(float);
 }
 
-void lt__conv_thin_run(const lt_call *c, const lt_job *job)
+void lt__conv_thin_run(const lt_call *c, const lt_conv_task *task)
 {
-    plan p = plan_of(job->conv);
-    bool backward = job->kind == LT_CONV_WEIGHTS;
-    int64_t width = job->conv->window.out[1] * job->conv->out, height = job->conv->window.out[0];
-    int64_t strips = job->conv->n * p.strips;
+    plan p = plan_of(task->conv);
+    bool backward = task->kind == LT_CONV_WEIGHTS;
+    int64_t width = task->conv->window.out[1] * task->conv->out, height = task->conv->window.out[0];
+    int64_t strips = task->conv->n * p.strips;
     int64_t sums = words_of_sums(&p, backward), each = sums + p.words;
     float *panel = c->scratch, *parts = panel + words_of_panel(&p, backward);
     if (!backward)
-        pack(job, p.taps, panel);
-    LT_PARALLEL_FOR(c, (double)(job->conv->n * height * width) * (double)p.taps)
+        pack(task, p.taps, panel);
+    LT_PARALLEL_FOR(c, (double)(task->conv->n * height * width) * (double)p.taps)
     for (int part = 0; part < c->threads; part++) {
         float *own = parts + part * each, *strip = own + sums;
         memset(own, 0, (size_t)each * sizeof *own);
         for (int64_t i = strips * part / c->threads; i < strips * (part + 1) / c->threads; i++) {
             range rows = rows_of(&p, i);
-            float *y = (float *)job->y.data + (rows.image * height + rows.first) * width;
-            fill(&p, job->x.data, &rows, strip);
+            float *y = (float *)task->y.data + (rows.image * height + rows.first) * width;
+            fill(&p, task->x.data, &rows, strip);
             if (backward)
                 add_rows(&p, strip, y, rows.n, own);
             else
-                put_rows(&p, strip, panel, job->bias.data, rows.n, y);
+                put_rows(&p, strip, panel, task->bias.data, rows.n, y);
         }
     }
     if (backward)
-        put_gradient(job, p.taps, parts, c->threads, each);
+        put_gradient(task, p.taps, parts, c->threads, each);
 }

@@ -72,12 +72,12 @@ typedef struct {
     int64_t top, left;
 } patch;
 
-LT_INLINE patch patch_of(bool half, const lt_job *job, const cursor *at)
+LT_INLINE patch patch_of(bool half, const lt_conv_task *task, const cursor *at)
 {
-    const lt_window *w = &job->conv->window;
+    const lt_window *w = &task->conv->window;
     int64_t top = lt__window_in(w, 0, at->oh, 0), left = lt__window_in(w, 1, at->ow, 0);
     int64_t pixel = (at->n * w->in[0] + top) * w->in[1] + left;
-    return (patch){(char *)job->x.data + pixel * job->conv->in * bytes_of(half), top, left};
+    return (patch){(char *)task->x.data + pixel * task->conv->in * bytes_of(half), top, left};
 }
 
 LT_INLINE bool has_row(const lt_window *w, const patch *at, int64_t kh)
@@ -122,7 +122,7 @@ LT_INLINE void pack_windows(bool half, const lt_conv *v, const patch *a, const p
 /* ==== One part ================================================================================ */
 
 typedef struct {
-    const lt_job *job;
+    const lt_conv_task *task;
     int64_t pixel, end;     /* what is left of the part */
     cursor at;              /* the same pixel */
     float *sums, *dy, *x;   /* and panels */
@@ -132,16 +132,16 @@ typedef struct {
 /* Packs the next pixels, as many as panels hold. Returns the words of a channel. */
 LT_INLINE int64_t pack_pixels(bool half, part *p)
 {
-    const lt_conv *v = p->job->conv;
+    const lt_conv *v = p->task->conv;
     int64_t bytes = v->out * bytes_of(half), words = 0;
     for (; words < WORDS && p->pixel < p->end; words++) {
-        const char *dy = (char *)p->job->y.data + p->pixel * bytes, *next = p->zeros;
-        patch a = patch_of(half, p->job, &p->at), b = a;
+        const char *dy = (char *)p->task->y.data + p->pixel * bytes, *next = p->zeros;
+        patch a = patch_of(half, p->task, &p->at), b = a;
         p->pixel++;
         go_on(&v->window, &p->at);
         if (half && p->pixel < p->end) {
             next = dy + bytes;
-            b = patch_of(half, p->job, &p->at);
+            b = patch_of(half, p->task, &p->at);
             p->pixel++;
             go_on(&v->window, &p->at);
         } /* an odd one has zeros beside it in dy */
@@ -185,14 +185,14 @@ LT_INLINE void sum_tile(bool half, int vectors, int64_t words, const float *dy, 
 /* Adds the products of what is packed, and fetches about as many pixels as that was. */
 LT_INLINE void sum_panels(bool half, part *p, int64_t words, bool add)
 {
-    const lt_conv *v = p->job->conv;
+    const lt_conv *v = p->task->conv;
     const lt_window *w = &v->window;
     int64_t depth = depth_of(v), tiles = (depth + COLUMNS - 1) / COLUMNS * (v->out / ROWS);
     int64_t of_y = v->out * bytes_of(half); /* bytes for each pixel of y */
     int64_t of_x = w->in[0] * w->in[1] * v->in * bytes_of(half) / (w->out[0] * w->out[1]);
     int64_t next = lt__least(words * (half ? 2 : 1), p->end - p->pixel);
-    range dy = range_of((char *)p->job->y.data + p->pixel * of_y, next * of_y, tiles);
-    range x = range_of(patch_of(half, p->job, &p->at).data, next * of_x, tiles);
+    range dy = range_of((char *)p->task->y.data + p->pixel * of_y, next * of_y, tiles);
+    range x = range_of(patch_of(half, p->task, &p->at).data, next * of_x, tiles);
     float *sums = p->sums;
     for (int64_t c = 0; c < depth; c += COLUMNS)
         for (int64_t o = 0; o < v->out; o += ROWS, sums += ROWS * COLUMNS) {
@@ -219,12 +219,12 @@ LT_SIMD static void sum_part_f32(part *p) { sum_part(false, p); }
 LT_SIMD_BF16 static void sum_part_bf16(part *p) { sum_part(true, p); }
 
 /* dw of output channel o from the sums of all parts, which are `apart` floats from each other. */
-LT_SIMD static void put_channel(const lt_job *job, const float *sums, int parts, int64_t apart,
+LT_SIMD static void put_channel(const lt_conv_task *task, const float *sums, int parts, int64_t apart,
                                 int64_t o)
 {
-    int64_t depth = depth_of(job->conv);
-    float *dw = (float *)job->w.data + o * depth;
-    for (int64_t k = 0; k < depth; k += COLUMNS, sums += job->conv->out * COLUMNS) {
+    int64_t depth = depth_of(task->conv);
+    float *dw = (float *)task->w.data + o * depth;
+    for (int64_t k = 0; k < depth; k += COLUMNS, sums += task->conv->out * COLUMNS) {
         int64_t n = lt__least(COLUMNS, depth - k);
         float sum[COLUMNS];
         memcpy(sum, sums + o * COLUMNS, sizeof sum);
@@ -232,7 +232,7 @@ LT_SIMD static void put_channel(const lt_job *job, const float *sums, int parts,
             for (int j = 0; j < COLUMNS; j++)
                 sum[j] += sums[i * apart + o * COLUMNS + j];
         for (int64_t j = 0; j < n; j++)
-            LT_PUT(job->add, dw[k + j], sum[j]);
+            LT_PUT(task->add, dw[k + j], sum[j]);
     }
 }
 
@@ -263,12 +263,12 @@ static bool pays(const lt_call *c, const lt_conv *v, bool half)
            (half && v->in >= 2 * LT_LANES && v->in * v->out <= 64 * 128);
 }
 
-bool lt__conv_weights_takes(const lt_call *c, const lt_job *job)
+bool lt__conv_weights_accepts(const lt_call *c, const lt_conv_task *task)
 {
-    lt_dtype dtype = job->x.dtype;
+    lt_dtype dtype = task->x.dtype;
     bool half = dtype == LT_BF16;
-    return job->kind == LT_CONV_WEIGHTS && fits(job->conv) && pays(c, job->conv, half) &&
-           job->w.dtype == LT_F32 && job->y.dtype == dtype && (dtype == LT_F32 || half) &&
+    return task->kind == LT_CONV_WEIGHTS && fits(task->conv) && pays(c, task->conv, half) &&
+           task->w.dtype == LT_F32 && task->y.dtype == dtype && (dtype == LT_F32 || half) &&
            has_fast_products(half);
 }
 
@@ -279,9 +279,9 @@ size_t lt__conv_weights_scratch(const lt_call *c, const lt_conv *v)
     return (size_t)(c->threads * layout_of(v).all) * sizeof(float);
 }
 
-void lt__conv_weights_run(const lt_call *c, const lt_job *job)
+void lt__conv_weights_run(const lt_call *c, const lt_conv_task *task)
 {
-    const lt_conv *v = job->conv;
+    const lt_conv *v = task->conv;
     const lt_window *w = &v->window;
     layout at = layout_of(v);
     int64_t pixels = pixels_of(v), image = w->out[0] * w->out[1];
@@ -290,14 +290,14 @@ void lt__conv_weights_run(const lt_call *c, const lt_job *job)
     for (int i = 0; i < c->threads; i++) {
         float *own = sums + i * at.all;
         int64_t first = pixels * i / c->threads;
-        part p = {.job = job, .pixel = first, .end = pixels * (i + 1) / c->threads,
+        part p = {.task = task, .pixel = first, .end = pixels * (i + 1) / c->threads,
                   .at = {first / image, first % image / w->out[1], first % w->out[1]},
                   .sums = own, .dy = own + at.dy, .x = own + at.x,
                   .zeros = (char *)(own + at.zeros)};
         memset(own + at.zeros, 0, (size_t)(at.all - at.zeros) * sizeof *own);
-        (job->x.dtype == LT_BF16 ? sum_part_bf16 : sum_part_f32)(&p);
+        (task->x.dtype == LT_BF16 ? sum_part_bf16 : sum_part_f32)(&p);
     }
     LT_PARALLEL_FOR(c, (double)at.dy)
     for (int64_t o = 0; o < v->out; o++)
-        put_channel(job, sums, c->threads, at.all, o);
+        put_channel(task, sums, c->threads, at.all, o);
 }

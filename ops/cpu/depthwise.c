@@ -408,10 +408,10 @@ static int64_t parts_of(const lt_conv *v)
 }
 
 /* dw (+)= the sums of the parts, which are `room` apart, for vector h of block b. */
-static void put_weights(const lt_job *job, bool half, int64_t b, int h, int64_t parts,
+static void put_weights(const lt_conv_task *task, bool half, int64_t b, int h, int64_t parts,
                         int64_t room, const float *sums)
 {
-    int64_t channels = job->conv->in, first = channel_of(b, channels, half) + h;
+    int64_t channels = task->conv->in, first = channel_of(b, channels, half) + h;
     sums += (b * vectors_of(half) + h) * TAPS * LT_LANES;
     for (int k = 0; k < TAPS; k++) {
         lt_vec sum = {0};
@@ -420,15 +420,15 @@ static void put_weights(const lt_job *job, bool half, int64_t b, int h, int64_t 
         for (int lane = 0; lane < LT_LANES; lane++) {
             int64_t channel = first + lane * vectors_of(half);
             if (channel >= b * block_of(half) && channel < channels)
-                put_element(job->w, channel * TAPS + k, job->add, sum[lane]);
+                put_element(task->w, channel * TAPS + k, task->add, sum[lane]);
         }
     }
 }
 
-static void sum_weights(const lt_call *c, const lt_job *job, const pass *p, int way, float *sums)
+static void sum_weights(const lt_call *c, const lt_conv_task *task, const pass *p, int way, float *sums)
 {
     bool half = p->to.half;
-    int64_t groups = groups_of(p->to.h), all = p->to.n * groups, parts = parts_of(job->conv);
+    int64_t groups = groups_of(p->to.h), all = p->to.n * groups, parts = parts_of(task->conv);
     int64_t vectors = blocks_of(p->to.c, half) * vectors_of(half);
     int64_t room = vectors * TAPS * LT_LANES;
     (void)c; /* without OpenMP */
@@ -440,7 +440,7 @@ static void sum_weights(const lt_call *c, const lt_job *job, const pass *p, int 
     }
     LT_PARALLEL_FOR(c, parts * room)
     for (int64_t i = 0; i < vectors; i++)
-        put_weights(job, half, i / vectors_of(half), (int)(i % vectors_of(half)), parts, room,
+        put_weights(task, half, i / vectors_of(half), (int)(i % vectors_of(half)), parts, room,
                     sums);
 }
 
@@ -452,9 +452,9 @@ enum { REST = 2 * LINE };         /* bytes */
 static int64_t room_of(int64_t channels) { return blocks_of(channels, true) * block_of(true); }
 
 /* (out, 3, 3, 1) as (blocks, vectors, PACKED, LT_LANES), zero beside the channels. */
-static void pack(const lt_job *job, bool half, bool turned, float *packed)
+static void pack(const lt_conv_task *task, bool half, bool turned, float *packed)
 {
-    int64_t channels = job->conv->in;
+    int64_t channels = task->conv->in;
     for (int64_t i = 0; i < blocks_of(channels, half) * block_of(half); i++) {
         int64_t v = i / LT_LANES, lane = i % LT_LANES, vectors = vectors_of(half);
         int64_t channel = channel_of(v / vectors, channels, half) + lane * vectors + v % vectors;
@@ -464,9 +464,9 @@ static void pack(const lt_job *job, bool half, bool turned, float *packed)
         if (channel >= channels)
             continue;
         for (int k = 0; k < TAPS; k++)
-            to[k * LT_LANES] = element_of(job->w, channel * TAPS + (turned ? TAPS - 1 - k : k));
-        if (job->bias.data)
-            to[START * LT_LANES] = element_of(job->bias, channel);
+            to[k * LT_LANES] = element_of(task->w, channel * TAPS + (turned ? TAPS - 1 - k : k));
+        if (task->bias.data)
+            to[START * LT_LANES] = element_of(task->bias, channel);
     }
 }
 
@@ -496,40 +496,40 @@ static bool fits(const lt_conv *v)
     return yes;
 }
 
-bool lt__depthwise_takes(const lt_job *job)
+bool lt__depthwise_accepts(const lt_conv_task *task)
 {
-    const lt_conv *v = job->conv;
-    bool weights = job->kind == LT_CONV_WEIGHTS;
-    lt_dtype dtype = job->y.dtype, of_w = job->w.dtype;
-    if (!fits(v) || (dtype != LT_F32 && dtype != LT_BF16) || job->x.dtype != dtype ||
+    const lt_conv *v = task->conv;
+    bool weights = task->kind == LT_CONV_WEIGHTS;
+    lt_dtype dtype = task->y.dtype, of_w = task->w.dtype;
+    if (!fits(v) || (dtype != LT_F32 && dtype != LT_BF16) || task->x.dtype != dtype ||
         (of_w != dtype && !(weights && of_w == LT_F32)))
         return false;
-    if (job->bias.data && (weights || job->bias.dtype != dtype))
+    if (task->bias.data && (weights || task->bias.dtype != dtype))
         return false;
     /* where half of a block is empty oneDNN is faster, but for what it has no code of its own */
     return dtype == LT_F32 || v->in >= block_of(true) || v->window.stride[0] == 2 || weights;
 }
 
-void lt__depthwise_run(const lt_call *c, const lt_job *job)
+void lt__depthwise_run(const lt_call *c, const lt_conv_task *task)
 {
-    const lt_conv *v = job->conv;
+    const lt_conv *v = task->conv;
     const lt_window *w = &v->window;
-    bool back = job->kind == LT_CONV_DATA;
+    bool back = task->kind == LT_CONV_DATA;
     int way = w->stride[0] == 1 ? BY_ONE : back ? BACK : BY_TWO;
     bool turned = back && way == BY_ONE;
     float *zeros = c->scratch;
     char *rest = (char *)(zeros + room_of(v->in));
     float *room = (float *)(rest + 2 * REST);
-    images x = images_of(v, w->in, job->x, back ? NULL : rest);
-    images y = images_of(v, w->out, job->y, job->kind == LT_CONV ? NULL : rest + REST);
+    images x = images_of(v, w->in, task->x, back ? NULL : rest);
+    images y = images_of(v, w->out, task->y, task->kind == LT_CONV ? NULL : rest + REST);
     pass p = {.from = back ? y : x, .to = back ? x : y, .zeros = zeros, .w = room,
-              .pad = turned ? SIDE - 1 - w->pad[0] : w->pad[0], .add = job->add};
+              .pad = turned ? SIDE - 1 - w->pad[0] : w->pad[0], .add = task->add};
     memset(zeros, 0, (size_t)room_of(v->in) * sizeof *zeros);
-    if (job->kind == LT_CONV_WEIGHTS) {
-        sum_weights(c, job, &p, way, room);
+    if (task->kind == LT_CONV_WEIGHTS) {
+        sum_weights(c, task, &p, way, room);
         return;
     }
-    pack(job, x.half, turned, room);
+    pack(task, x.half, turned, room);
     compute(c, &p, way);
 }
 

@@ -23,7 +23,7 @@
 
 #include "ops/cpu/dnnl.h"
 
-/* Operands of a job. */
+/* Operands of a task. */
 enum { X, W, BIAS, Y, OPERANDS };
 
 /* What oneDNN calls them in each kind, and which of them is the result. */
@@ -459,10 +459,10 @@ static int threads_for(const lt_call *c)
 }
 
 /* False for what oneDNN is not asked about. */
-static bool key_of(const lt_call *c, const lt_job *job, const lt_operand *operand, key *k)
+static bool key_of(const lt_call *c, const lt_conv_task *task, const lt_operand *operand, key *k)
 {
     memset(k, 0, sizeof *k);
-    k->kind = job->kind;
+    k->kind = task->kind;
     k->threads = threads_for(c);
     for (int i = 0; i < OPERANDS; i++)
         if (operand[i].data) {
@@ -471,13 +471,13 @@ static bool key_of(const lt_call *c, const lt_job *job, const lt_operand *operan
                 return false;
             k->type[i] = dtype == LT_F32 ? dnnl_f32 : dnnl_bf16;
         }
-    if (job->kind == LT_PRODUCT) {
-        const lt_product *p = job->product;
+    if (task->kind == LT_PRODUCT) {
+        const lt_product *p = task->product;
         int64_t sizes[] = {p->batch, p->m, p->n, p->k};
         k->product = *p;
-        return in_reach(sizes, sizeof sizes) && !(p->batch > 1 && job->bias.data);
+        return in_reach(sizes, sizeof sizes) && !(p->batch > 1 && task->bias.data);
     }
-    const lt_conv *v = job->conv;
+    const lt_conv *v = task->conv;
     const lt_window *w = &v->window;
     int64_t sizes[] = {v->n, v->in, v->out, w->in[0], w->in[1], w->out[0], w->out[1],
                        w->stride[0], w->stride[1]};
@@ -485,16 +485,16 @@ static bool key_of(const lt_call *c, const lt_job *job, const lt_operand *operan
     return in_reach(sizes, sizeof sizes) && !is_wrong(k);
 }
 
-/* Finds the plan and runs it, unless only it is asked for. oneDNN splits a job by the number of
+/* Finds the plan and runs it, unless only it is asked for. oneDNN splits a task by the number of
  * threads that omp_get_max_threads() promises, and never checks how many it gets: fewer leave parts
  * of the result out, or wait for the others for ever. So this thread's settings promise what OpenMP
- * gives, and let it give no less, until the job is done; then they are the host program's again. */
-static lt_status find(const lt_call *c, const lt_job *job, bool and_run)
+ * gives, and let it give no less, until the task is done; then they are the host program's again. */
+static lt_status find(const lt_call *c, const lt_conv_task *task, bool and_run)
 {
-    const lt_operand operand[OPERANDS] = {job->x, job->w, job->bias, job->y};
+    const lt_operand operand[OPERANDS] = {task->x, task->w, task->bias, task->y};
     struct lt_dnnl *d;
     key k;
-    if (!key_of(c, job, operand, &k))
+    if (!key_of(c, task, operand, &k))
         return LT_EUNSUPPORTED;
     if (!(d = state_of(c->ctx)))
         return lt_errcode();
@@ -506,7 +506,7 @@ static lt_status find(const lt_call *c, const lt_job *job, bool and_run)
     plan *p = plan_for(d, &k);
     lt_status status = !p ? lt_errcode() : p->primitive ? LT_OK : LT_EUNSUPPORTED;
     if (status == LT_OK && and_run)
-        status = run(d, p, operand, job->add);
+        status = run(d, p, operand, task->add);
     if (threads != k.threads)
         omp_set_num_threads(threads);
     if (dynamic)
@@ -514,5 +514,5 @@ static lt_status find(const lt_call *c, const lt_job *job, bool and_run)
     return status;
 }
 
-lt_status lt__dnnl_ready(const lt_call *c, const lt_job *job) { return find(c, job, false); }
-lt_status lt__dnnl_run(const lt_call *c, const lt_job *job) { return find(c, job, true); }
+lt_status lt__dnnl_ready(const lt_call *c, const lt_conv_task *task) { return find(c, task, false); }
+lt_status lt__dnnl_run(const lt_call *c, const lt_conv_task *task) { return find(c, task, true); }

@@ -1,6 +1,6 @@
-/* loops.h - elementwise loops over arrays of different shapes, for the stems that broadcast.
+/* loops.h - elementwise loops over arrays of different shapes, for the op files that broadcast.
  *
- * A stem writes one plain loop over dense blocks (an lt_block_fn). lt__map() cuts the work into
+ * A op file writes one plain loop over dense blocks (an lt_block_fn). lt__map() cuts the work into
  * blocks, shares them out to the threads, and copies what is stretched, or half, into small buffers
  * first; so no loop knows about broadcasting or halves, and every one vectorises. Results of halves
  * are rounded once, from what f32 copies of the tensors would give.

@@ -71,10 +71,10 @@ static void begin_rows(lt_dtype dtype, const lt_product *p, const void *bias, vo
     }
 }
 
-static lt_job job_of(const lt_product *p, lt_operand a, lt_operand b, lt_operand bias,
+static lt_conv_task task_of(const lt_product *p, lt_operand a, lt_operand b, lt_operand bias,
                      lt_operand out, bool add)
 {
-    return (lt_job){.kind = LT_PRODUCT, .product = p, .x = a, .w = b, .bias = bias, .y = out,
+    return (lt_conv_task){.kind = LT_PRODUCT, .product = p, .x = a, .w = b, .bias = bias, .y = out,
                     .add = add};
 }
 
@@ -86,8 +86,8 @@ static bool any_half(lt_operand a, lt_operand b, lt_operand out)
 lt_status lt__product_ready(const lt_call *c, const lt_product *p, lt_operand a, lt_operand b,
                             lt_operand bias, lt_operand out)
 {
-    lt_job job = job_of(p, a, b, bias, out, false);
-    return any_half(a, b, out) ? lt__dnnl_ready(c, &job) : LT_OK;
+    lt_conv_task task = task_of(p, a, b, bias, out, false);
+    return any_half(a, b, out) ? lt__dnnl_ready(c, &task) : LT_OK;
 }
 
 /* The portable engine; all operands are of one type. */
@@ -114,8 +114,8 @@ static void multiply(const lt_call *c, const lt_product *p, const void *a, const
 lt_status lt__product(const lt_call *c, bool fast, const lt_product *p, lt_operand a, lt_operand b,
                       lt_operand bias, lt_operand out, bool add)
 {
-    lt_job job = job_of(p, a, b, bias, out, add);
-    lt_status status = fast ? lt__dnnl_run(c, &job) : LT_EUNSUPPORTED;
+    lt_conv_task task = task_of(p, a, b, bias, out, add);
+    lt_status status = fast ? lt__dnnl_run(c, &task) : LT_EUNSUPPORTED;
     if (status != LT_EUNSUPPORTED || any_half(a, b, out))
         return status;
     multiply(c, p, a.data, b.data, bias.data, out.data, out.dtype, add);

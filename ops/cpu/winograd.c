@@ -27,7 +27,7 @@
 #include "ops/cpu/winograd_tile.h"
 
 enum { COLUMNS = MOST * LT_LANES };
-enum { APART = 16 };    /* words between points: equal ones would fall on the same cache lines */
+enum { PADDING = 16 };    /* words between points: equal ones would fall on the same cache lines */
 
 /* name_f32() and name_bf16() from an inlined name() that is told whether it is half. */
 #define FOR_BOTH(name, parameters, ...)                                                            \
@@ -161,7 +161,7 @@ LT_INLINE void pack_kernel(bool half, const void *w, int64_t out, int64_t in, in
             lt_vec g[SIDE][SIDE];
             UNROLL for (int k = 0; k < SIDE * SIDE; k++)
                 g[k / SIDE][k % SIDE] = taps[k][i];
-            put_kernel(half, g, u + o * words, out * words + APART, c + i);
+            put_kernel(half, g, u + o * words, out * words + PADDING, c + i);
         }
     }
 }
@@ -178,18 +178,18 @@ LT_INLINE void pack_turned_kernel(bool half, const void *w, int64_t out, int64_t
             UNROLL for (int k = 0; k < SIDE * SIDE; k++)
                 g[SIDE - 1 - k / SIDE][SIDE - 1 - k % SIDE] =
                     load(half, w, (o * SIDE * SIDE + k) * in + c);
-            put_kernel(half, g, u + c * words, in * words + APART, o);
+            put_kernel(half, g, u + c * words, in * words + PADDING, o);
         }
 }
 
-LT_INLINE void pack(bool half, const lt_job *job, int64_t o, float *u)
+LT_INLINE void pack(bool half, const lt_conv_task *task, int64_t o, float *u)
 {
-    if (job->kind == LT_CONV)
-        pack_kernel(half, job->w.data, job->conv->out, job->conv->in, o, u);
+    if (task->kind == LT_CONV)
+        pack_kernel(half, task->w.data, task->conv->out, task->conv->in, o, u);
     else
-        pack_turned_kernel(half, job->w.data, job->conv->out, job->conv->in, o, u);
+        pack_turned_kernel(half, task->w.data, task->conv->out, task->conv->in, o, u);
 }
-FOR_BOTH(pack, (const lt_job *job, int64_t o, float *u), job, o, u)
+FOR_BOTH(pack, (const lt_conv_task *task, int64_t o, float *u), task, o, u)
 
 /* One tile of y for a vector of channels: the pixels that are inside get `start`, or are added
  * to. */
@@ -259,7 +259,7 @@ LT_INLINE void convolve(bool half, const grid *g, int64_t first, int64_t n, cons
         for (int k = 0; k < POINTS; k++)
             for (int64_t t = 0; t < n; t += ROWS) {
                 const float *a = v->data + k * v->point + t * v->tile;
-                const float *b = u + k * (width * words + APART) + c * words;
+                const float *b = u + k * (width * words + PADDING) + c * words;
                 float *to = m->data + k * m->point + t * m->tile;
                 prefetch(&of_x);
                 prefetch(&of_y);
@@ -285,37 +285,37 @@ static int64_t tiles_at_a_time(int64_t words)
 
 static int64_t words_of_v(int64_t words)
 {
-    return POINTS * (tiles_at_a_time(words) * words + APART);
+    return POINTS * (tiles_at_a_time(words) * words + PADDING);
 }
 
 static int64_t words_of_m(int64_t words)
 {
-    return POINTS * (tiles_at_a_time(words) * COLUMNS + APART);
+    return POINTS * (tiles_at_a_time(words) * COLUMNS + PADDING);
 }
 
 /* Part `part` of as many as there are threads. */
-static void convolve_part(const lt_call *c, const grid *g, const lt_job *job, int part)
+static void convolve_part(const lt_call *c, const grid *g, const lt_conv_task *task, int part)
 {
     int64_t words = g->x.c / terms_of(g->half), most = tiles_at_a_time(words);
     int64_t first = g->count * part / c->threads, end = g->count * (part + 1) / c->threads;
-    float *u = c->scratch, *own = u + POINTS * (words * g->y.c + APART) +
+    float *u = c->scratch, *own = u + POINTS * (words * g->y.c + PADDING) +
                                   part * (words_of_v(words) + words_of_m(words));
-    store v = {own, most * words + APART, words, LT_LANES / terms_of(g->half)};
-    store m = {own + words_of_v(words), most * COLUMNS + APART, COLUMNS, LT_LANES};
+    store v = {own, most * words + PADDING, words, LT_LANES / terms_of(g->half)};
+    store m = {own + words_of_v(words), most * COLUMNS + PADDING, COLUMNS, LT_LANES};
     for (; first < end; first += most)
         (g->half ? convolve_bf16 : convolve_f32)(g, first, lt__least(most, end - first), u,
-                                                 job->bias, job->add, &v, &m);
+                                                 task->bias, task->add, &v, &m);
 }
 
-static void run_convolution(const lt_call *c, const grid *g, const lt_job *job)
+static void run_convolution(const lt_call *c, const grid *g, const lt_conv_task *task)
 {
-    const lt_conv *conv = job->conv;
+    const lt_conv *conv = task->conv;
     LT_PARALLEL_FOR(c, (double)(conv->out * conv->in) * POINTS)
     for (int64_t o = 0; o < conv->out; o += LT_LANES)
-        (g->half ? pack_bf16 : pack_f32)(job, o, c->scratch);
+        (g->half ? pack_bf16 : pack_f32)(task, o, c->scratch);
     LT_PARALLEL_FOR(c, (double)(g->count * conv->out) * (double)conv->in)
     for (int part = 0; part < c->threads; part++)
-        convolve_part(c, g, job, part);
+        convolve_part(c, g, task, part);
 }
 
 /* ==== The gradient of the kernel ============================================================== */
@@ -397,15 +397,15 @@ static sums sums_of(const lt_call *c, const grid *g)
     words = lt__least(all, words < LEAST ? LEAST : words);
     sums s = {.tiles = words * terms_of(g->half), .parts = few ? c->threads : 1};
     s.v = POINTS * in * out;
-    s.w = s.v + POINTS * (words * in + APART);
-    s.words = s.w + POINTS * (words * out + APART);
+    s.w = s.v + POINTS * (words * in + PADDING);
+    s.words = s.w + POINTS * (words * out + PADDING);
     return s;
 }
 
 static store store_of(float *data, const grid *g, const sums *s, int64_t channels)
 {
     int64_t words = s->tiles / terms_of(g->half);
-    return (store){data, words * channels + APART, LT_LANES, words * LT_LANES};
+    return (store){data, words * channels + PADDING, LT_LANES, words * LT_LANES};
 }
 
 /* The sums of one part, by one thread. */
@@ -448,7 +448,7 @@ static void sum_together(const lt_call *c, const grid *g, const sums *s)
     }
 }
 
-static void run_kernel_gradient(const lt_call *c, const grid *g, const lt_job *job)
+static void run_kernel_gradient(const lt_call *c, const grid *g, const lt_conv_task *task)
 {
     sums s = sums_of(c, g);
     int64_t in = g->x.c, out = g->y.c;
@@ -460,12 +460,12 @@ static void run_kernel_gradient(const lt_call *c, const grid *g, const lt_job *j
     LT_PARALLEL_FOR(c, (double)(in * out) * POINTS)
     for (int64_t o = 0; o < out; o++)
         (g->half ? put_kernel_gradient_bf16 : put_kernel_gradient_f32)(
-            c->scratch, s.words, s.parts, out, in, o, job->w, job->add);
+            c->scratch, s.words, s.parts, out, in, o, task->w, task->add);
 }
 
 /* ==== For conv2d.c ============================================================================ */
 
-static grid grid_of(lt_job_kind kind, const lt_conv *v, bool half)
+static grid grid_of(lt_conv_task_kind kind, const lt_conv *v, bool half)
 {
     const lt_window *w = &v->window;
     bool turned = kind == LT_CONV_DATA;
@@ -490,11 +490,11 @@ static bool fits(const lt_conv *v)
     return yes;
 }
 
-bool lt__winograd_can(const lt_job *job)
+bool lt__winograd_can(const lt_conv_task *task)
 {
-    bool half = job->y.dtype == LT_BF16, weights = job->kind == LT_CONV_WEIGHTS;
-    lt_dtype dtype = half ? LT_BF16 : LT_F32, of_w = job->w.dtype;
-    return fits(job->conv) && job->y.dtype == dtype && job->x.dtype == dtype &&
+    bool half = task->y.dtype == LT_BF16, weights = task->kind == LT_CONV_WEIGHTS;
+    lt_dtype dtype = half ? LT_BF16 : LT_F32, of_w = task->w.dtype;
+    return fits(task->conv) && task->y.dtype == dtype && task->x.dtype == dtype &&
            (of_w == dtype || (weights && of_w == LT_F32)) && has_fast_products(half);
 }
 
@@ -502,14 +502,14 @@ bool lt__winograd_can(const lt_job *job)
  * In bf16 the direct way costs half: there 50 tiles do not repay U, while 128 do, nor do tiles that
  * reach far beyond the image, those of 5x5 pixels as against 7x7. But its gradients of w are slow,
  * even those of one vector by one. */
-bool lt__winograd_takes(const lt_job *job)
+bool lt__winograd_accepts(const lt_conv_task *task)
 {
     enum { ENOUGH = 128 };
-    bool half = job->y.dtype == LT_BF16, weights = job->kind == LT_CONV_WEIGHTS;
-    bool wide = job->conv->in + job->conv->out > 2 * LT_LANES;
-    if (!lt__winograd_can(job))
+    bool half = task->y.dtype == LT_BF16, weights = task->kind == LT_CONV_WEIGHTS;
+    bool wide = task->conv->in + task->conv->out > 2 * LT_LANES;
+    if (!lt__winograd_can(task))
         return false;
-    grid g = grid_of(job->kind, job->conv, half);
+    grid g = grid_of(task->kind, task->conv, half);
     bool full = 20 * g.down * g.across < 7 * g.y.h * g.y.w;
     return half ? g.count >= ENOUGH && (weights || (wide && full)) : wide;
 }
@@ -521,20 +521,20 @@ size_t lt__winograd_scratch(const lt_call *c, const lt_conv *v, bool half, bool 
     grid g = grid_of(LT_CONV_WEIGHTS, v, half);
     sums s = sums_of(c, &g);
     int64_t words = (backward ? v->out : v->in) / terms_of(half);
-    int64_t convolution = POINTS * (v->in * v->out / terms_of(half) + APART) +
+    int64_t convolution = POINTS * (v->in * v->out / terms_of(half) + PADDING) +
                           c->threads * (words_of_v(words) + words_of_m(words));
     int64_t gradient = backward ? s.parts * s.words : 0;
     return (size_t)(gradient > convolution ? gradient : convolution) * sizeof(float);
 }
 
-void lt__winograd_run(const lt_call *c, const lt_job *job)
+void lt__winograd_run(const lt_call *c, const lt_conv_task *task)
 {
-    grid g = grid_of(job->kind, job->conv, job->y.dtype == LT_BF16);
-    bool turned = job->kind == LT_CONV_DATA;
-    g.x.data = turned ? job->y.data : job->x.data;
-    g.y.data = turned ? job->x.data : job->y.data;
-    if (job->kind == LT_CONV_WEIGHTS)
-        run_kernel_gradient(c, &g, job);
+    grid g = grid_of(task->kind, task->conv, task->y.dtype == LT_BF16);
+    bool turned = task->kind == LT_CONV_DATA;
+    g.x.data = turned ? task->y.data : task->x.data;
+    g.y.data = turned ? task->x.data : task->y.data;
+    if (task->kind == LT_CONV_WEIGHTS)
+        run_kernel_gradient(c, &g, task);
     else
-        run_convolution(c, &g, job);
+        run_convolution(c, &g, task);
 }

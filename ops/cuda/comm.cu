@@ -72,7 +72,7 @@ static lt_status identify(lt_device *device, char name[LT_COMM_NAME_BYTES])
 static lt_nccl nccl_of(const lt_cuda *cuda)
 {
     const char *why;
-    lt_nccl n = {lt__nvidia_nccl(cuda->nvidia, &why), &cuda->lent, NULL, false, false};
+    lt_nccl n = {lt__nvidia_nccl(cuda->nvidia, &why), &cuda->env, NULL, false, false};
     return n;
 }
 

@@ -27,7 +27,7 @@ typedef struct plan {
 
 struct lt_cublas {
     lt_cublaslt_table t;
-    const lt_cuda_lent *lent;
+    const lt_cuda_env *env;
     lt_cublas_config config;
     cublasLtHandle_t handle;
     int n_plans;
@@ -53,10 +53,10 @@ static const char *version_of(const lt_cublaslt_table *t, char text[32])
 static lt_status failed(const lt_cublas *d, cublasStatus_t status)
 {
     char version[32];
-    LT_TRY(d->lent->device->sync(d->lent->device)); /* what a kernel has failed with before */
+    LT_TRY(d->env->device->sync(d->env->device)); /* what a kernel has failed with before */
     if (status == CUBLAS_STATUS_ALLOC_FAILED)
-        return d->lent->host->fail(LT_ENOMEM, "out of memory in cuBLASLt; try a smaller batch");
-    return d->lent->host->fail(LT_EENV, "%s failed: %s", version_of(&d->t, version),
+        return d->env->host->fail(LT_ENOMEM, "out of memory in cuBLASLt; try a smaller batch");
+    return d->env->host->fail(LT_EENV, "%s failed: %s", version_of(&d->t, version),
                                d->t.cublasLtGetStatusString(status));
 }
 
@@ -216,7 +216,7 @@ static lt_status plan_for(lt_cublas *d, const lt_cublas_product *o, plan **found
     if (d->n_plans == MOST_PLANS) /* sizes that never repeat: start again rather than grow */
         plans_free(d);
     if (!(p = calloc(1, sizeof *p)))
-        return d->lent->host->fail(LT_ENOMEM, "out of memory for plans of cuBLASLt");
+        return d->env->host->fail(LT_ENOMEM, "out of memory for plans of cuBLASLt");
     p->product = *o;
     cublasStatus_t status = complete(d, p);
     if (status != CUBLAS_STATUS_SUCCESS) {
@@ -264,7 +264,7 @@ lt_status lt__cublas_plan(lt_cublas *d, const lt_cublas_product *o, size_t *work
 
 static lt_status fill_zeros(lt_cublas *d, const lt_cublas_product *o, void *out)
 {
-    lt_device *device = d->lent->device;
+    lt_device *device = d->env->device;
     const size_t bytes = lt__cuda_dtype_bytes((lt_dtype)o->out_dtype);
     const int64_t each = o->m * o->n;
     for (int64_t i = 0; i < o->batch && each > 0 && !o->add; i++)
@@ -280,7 +280,7 @@ static cublasStatus_t run(lt_cublas *d, const plan *p, void *const operand[LT_CU
     return d->t.cublasLtMatmul(d->handle, p->desc, &one, operand[B], p->layout[B], operand[A],
                                p->layout[A], &beta, operand[OUT], p->layout[OUT], operand[OUT],
                                p->layout[OUT], &p->found[p->at].algo, workspace,
-                               p->found[0].workspaceSize, (cudaStream_t)d->lent->stream);
+                               p->found[0].workspaceSize, (cudaStream_t)d->env->stream);
 }
 
 lt_status lt__cublas_run(lt_cublas *d, const lt_cublas_product *o,
@@ -307,9 +307,9 @@ lt_status lt__cublas_run(lt_cublas *d, const lt_cublas_product *o,
 
 /* ==== The state =============================================================================== */
 
-const lt_cuda_lent *lt__cublas_lent(const lt_cublas *d) { return d->lent; }
+const lt_cuda_env *lt__cublas_env(const lt_cublas *d) { return d->env; }
 
-lt_cublas *lt__cublas_new(const lt_cublaslt_table *table, const lt_cuda_lent *lent,
+lt_cublas *lt__cublas_new(const lt_cublaslt_table *table, const lt_cuda_env *env,
                           const lt_cublas_config *config, char *text, size_t bytes)
 {
     char version[32];
@@ -319,7 +319,7 @@ lt_cublas *lt__cublas_new(const lt_cublaslt_table *table, const lt_cuda_lent *le
         return NULL;
     }
     d->t = *table;
-    d->lent = lent;
+    d->env = env;
     d->config = *config;
     if (d->config.workspace == 0)
         d->config.workspace = LT_CUBLAS_WORKSPACE;

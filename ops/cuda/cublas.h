@@ -28,11 +28,11 @@ typedef struct lt_cublas_config {
 /* A handle, and plans by product, for one device and one stream. For one thread at a time. */
 typedef struct lt_cublas lt_cublas;
 
-/* table is copied, lent borrowed. New. NULL with a sentence in text. */
-lt_cublas *lt__cublas_new(const lt_cublaslt_table *table, const lt_cuda_lent *lent,
+/* table is copied, env borrowed. New. NULL with a sentence in text. */
+lt_cublas *lt__cublas_new(const lt_cublaslt_table *table, const lt_cuda_env *env,
                           const lt_cublas_config *config, char *text, size_t bytes);
 void lt__cublas_free(lt_cublas *d); /* NULL is fine */
-const lt_cuda_lent *lt__cublas_lent(const lt_cublas *d); /* borrowed */
+const lt_cuda_env *lt__cublas_env(const lt_cublas *d); /* borrowed */
 
 /* ==== Products ================================================================================ */
 

@@ -142,7 +142,7 @@ lt_status lt__cublas_linear_fwd(lt_cublas *d, lt_call *c)
 
 lt_status lt__cublas_linear_bwd(lt_cublas *d, lt_call *c)
 {
-    const lt_cuda_lent *lent = lt__cublas_lent(d);
+    const lt_cuda_env *env = lt__cublas_env(d);
     lt_tensor *db = bias_of(c, c->d_in), *dy = c->d_out[0];
     bool summed = false;
     size_t bytes;
@@ -158,7 +158,7 @@ lt_status lt__cublas_linear_bwd(lt_cublas *d, lt_call *c)
     if (!db || summed)
         return LT_OK;
     int64_t n = db->count;
-    return lent->sum_rows(lent->device, db->data, (lt_dtype)db->dtype, dy->data,
+    return env->sum_rows(env->device, db->data, (lt_dtype)db->dtype, dy->data,
                           (lt_dtype)dy->dtype, n > 0 ? dy->count / n : 0, n, c->add >> B & 1);
 }
 
@@ -302,7 +302,7 @@ static lt_status needs(lt_cublas *d, const products *v, bool add, size_t *bytes)
 
 static lt_status run(lt_cublas *d, lt_call *c, const products *v, bool add)
 {
-    lt_device *device = lt__cublas_lent(d)->device;
+    lt_device *device = lt__cublas_env(d)->device;
     const lt_tensor *to = v->t[OUT];
     const lt_dtype dtype = (lt_dtype)to->dtype;
     const size_t count = (size_t)to->count;

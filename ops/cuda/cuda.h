@@ -1,4 +1,4 @@
-/* cuda.h - what the CUDA sides of the stems share: the device behind a call, launching, types of
+/* cuda.h - what the CUDA sides of the op files share: the device behind a call, launching, types of
  * elements.
  *
  * A .cu holds kernels for calls whose tensors lie on the accelerator. They are put into its one
@@ -37,7 +37,7 @@ typedef struct lt_cuda {
     cudaStream_t stream;
     void *partial;            /* of lt_rescale(), on the device */
     void *sums;               /* of lt__cuda_sum_rows() */
-    lt_cuda_lent lent;        /* to nvidia */
+    lt_cuda_env env;        /* to nvidia */
     lt_nvidia *nvidia;
     char model[160];
     struct lt_bad_id *bad_id; /* pinned; see lt__cuda_check_ids() */
@@ -289,7 +289,7 @@ template <class T> __host__ __device__ inline T lt__saturated(double d)
     default: { typedef uint64_t E; __VA_ARGS__ }                                                   \
     }
 
-/* ==== The stems =============================================================================== */
+/* ==== The op files =============================================================================== */
 
 static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_call *, bool),
                                    lt_kernel fwd, lt_kernel bwd)
@@ -300,12 +300,12 @@ static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_cal
 }
 
 /* Each sets its kernels in op[LT_OP_name]. */
-#define LT_CUDA_STEMS(X)                                                                           \
+#define LT_CUDA_OP_FILES(X)                                                                           \
     X(unary) X(binary) X(compare) X(reduce) X(shape) X(update) X(pool2d) X(matmul)                 \
     X(batch_norm) X(batch_norm_stats) X(layer_norm) X(softmax) X(loss) X(dropout) X(embedding)     \
     X(conv2d)
 #define X(stem) void lt__cuda_##stem(lt_kernels *op);
-LT_CUDA_STEMS(X)
+LT_CUDA_OP_FILES(X)
 #undef X
 /* Those of lt_accelerator. */
 lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_grad_stats *stats);

@@ -1,8 +1,8 @@
-/* cudnn.c - jobs, plans, and running them. With cudnn_graph.c and cudnn_engine.c it is what calls
+/* cudnn.c - tasks, plans, and running them. With cudnn_graph.c and cudnn_engine.c it is what calls
  * cuDNN: its graph API, of 9.8 or later.
  *
- * A plan is what cuDNN made for one job: a graph of one or two operations, an engine for it with
- * its knobs, and the code. Plans are kept by job, and so is the answer that no engine takes it; a
+ * A plan is what cuDNN made for one task: a graph of one or two operations, an engine for it with
+ * its knobs, and the code. Plans are kept by task, and so is the answer that no engine takes it; a
  * file remembers engine and knobs from run to run. The descriptors that a plan was made of live as
  * long as it does.
  *
@@ -31,20 +31,20 @@ static lt_status failed(const lt_cudnn *d, cudnnStatus_t status, const char *doi
 {
     char version[32], why[256] = "";
     if (d->handle) /* a kernel's fault comes out of every call after it: then it is what failed */
-        LT_TRY(d->lent->device->sync(d->lent->device));
+        LT_TRY(d->env->device->sync(d->env->device));
     if (lt__cudnn_is_memory(status))
-        return d->lent->host->fail(LT_ENOMEM, "out of memory in cuDNN; try a smaller batch");
+        return d->env->host->fail(LT_ENOMEM, "out of memory in cuDNN; try a smaller batch");
     d->t.cudnnGetLastErrorString(why, sizeof why);
-    return d->lent->host->fail(LT_EENV, "%s failed %s: %s%s%s", version_of(&d->t, version), doing,
+    return d->env->host->fail(LT_EENV, "%s failed %s: %s%s%s", version_of(&d->t, version), doing,
                                d->t.cudnnGetErrorString(status), why[0] ? ": " : "", why);
 }
 
 /* ==== The file ================================================================================ */
 
-static void key_text(const lt_cudnn *d, const lt_cudnn_job *job, char text[LT_CHOICE_BYTES])
+static void key_text(const lt_cudnn *d, const lt_cudnn_task *task, char text[LT_CHOICE_BYTES])
 {
-    int64_t words[sizeof *job / sizeof(int64_t)];
-    memcpy(words, job, sizeof words);
+    int64_t words[sizeof *task / sizeof(int64_t)];
+    memcpy(words, task, sizeof words);
     int at = snprintf(text, LT_CHOICE_BYTES, "%d %d %zu", d->config.deterministic, d->config.tf32,
                       d->config.workspace);
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
@@ -58,22 +58,22 @@ static void read_file(lt_cudnn *d, lt_ctx *ctx)
         return;
     d->read = true;
     snprintf(stamp, sizeof stamp, "cuDNN %zu, CUDA %zu, %s", d->t.cudnnGetVersion(),
-             d->t.cudnnGetCudartVersion(), d->lent->model);
-    d->file = lt__plans_read(d->config.plans, stamp, note, sizeof note);
+             d->t.cudnnGetCudartVersion(), d->env->model);
+    d->file = lt__plan_file_read(d->config.plans, stamp, note, sizeof note);
     if (note[0])
-        d->lent->host->log(ctx, LT_LOG_WARN, "%s", note);
+        d->env->host->log(ctx, LT_LOG_WARN, "%s", note);
 }
 
 /* ==== Plans =================================================================================== */
 
-static void drop_pack(lt_cudnn *d, lt_plan *p)
+static void drop_pack(lt_cudnn *d, lt_cudnn_plan *p)
 {
     if (p->pack)
         d->t.cudnnBackendDestroyDescriptor(p->pack);
     p->pack = NULL;
 }
 
-static void plan_free(lt_cudnn *d, lt_plan *p)
+static void plan_free(lt_cudnn *d, lt_cudnn_plan *p)
 {
     drop_pack(d, p);
     lt__desc_cut(d, &p->made, 0);
@@ -83,17 +83,17 @@ static void plan_free(lt_cudnn *d, lt_plan *p)
 static void plans_free(lt_cudnn *d)
 {
     for (int i = 0; i < LT_PLAN_BUCKETS; i++)
-        for (lt_plan *p; (p = d->bucket[i]);) {
+        for (lt_cudnn_plan *p; (p = d->bucket[i]);) {
             d->bucket[i] = p->next;
             plan_free(d, p);
         }
     d->n_plans = 0;
 }
 
-static lt_plan **bucket_of(lt_cudnn *d, const lt_cudnn_job *job)
+static lt_cudnn_plan **bucket_of(lt_cudnn *d, const lt_cudnn_task *task)
 {
-    uint64_t words[sizeof *job / sizeof(uint64_t)], hash = 0;
-    memcpy(words, job, sizeof words);
+    uint64_t words[sizeof *task / sizeof(uint64_t)], hash = 0;
+    memcpy(words, task, sizeof words);
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         hash = (hash ^ words[i]) * 0x9e3779b97f4a7c15;
         hash ^= hash >> 32;
@@ -101,31 +101,31 @@ static lt_plan **bucket_of(lt_cudnn *d, const lt_cudnn_job *job)
     return &d->bucket[hash % LT_PLAN_BUCKETS];
 }
 
-static lt_plan *find(const lt_cudnn *d, const lt_cudnn_job *job)
+static lt_cudnn_plan *find(const lt_cudnn *d, const lt_cudnn_task *task)
 {
-    lt_plan *p = *bucket_of((lt_cudnn *)d, job);
-    while (p && memcmp(&p->job, job, sizeof *job) != 0)
+    lt_cudnn_plan *p = *bucket_of((lt_cudnn *)d, task);
+    while (p && memcmp(&p->task, task, sizeof *task) != 0)
         p = p->next;
     return p;
 }
 
-/* What cuDNN says of a job that it does not know, or that is beyond it. */
+/* What cuDNN says of a task that it does not know, or that is beyond it. */
 static bool is_refusal(cudnnStatus_t status)
 {
     return CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_NOT_SUPPORTED ||
            CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_BAD_PARAM;
 }
 
-/* Fills p for its job; p->plan stays NULL when no engine takes it. That is not for the file: what
+/* Fills p for its task; p->plan stays NULL when no engine takes it. That is not for the file: what
  * was missing on this machine may be there tomorrow. */
-static lt_status complete(lt_cudnn *d, lt_ctx *ctx, lt_plan *p)
+static lt_status complete(lt_cudnn *d, lt_ctx *ctx, lt_cudnn_plan *p)
 {
     char key[LT_CHOICE_BYTES], why[256] = "";
     d->status = CUDNN_STATUS_SUCCESS;
     read_file(d, ctx);
-    key_text(d, &p->job, key);
+    key_text(d, &p->task, key);
     lt__cudnn_graph(d, p);
-    const char *known = d->file ? lt__plans_find(d->file, key) : NULL;
+    const char *known = d->file ? lt__plan_file_find(d->file, key) : NULL;
     if (known && lt__cudnn_restore(d, p, known))
         return LT_OK;
     lt__cudnn_choose(d, p);
@@ -134,32 +134,32 @@ static lt_status complete(lt_cudnn *d, lt_ctx *ctx, lt_plan *p)
     if (d->status != CUDNN_STATUS_SUCCESS)
         d->t.cudnnGetLastErrorString(why, sizeof why);
     if (!p->plan)
-        d->lent->host->log(ctx, LT_LOG_DEBUG, "no engine of cuDNN takes job %s%s%s", key,
+        d->env->host->log(ctx, LT_LOG_DEBUG, "no engine of cuDNN takes task %s%s%s", key,
                            why[0] ? ": " : "", why);
-    if (d->file && p->plan && p->choice[0] && !lt__plans_put(d->file, key, p->choice))
-        return d->lent->host->fail(LT_ENOMEM, "out of memory for plans of cuDNN");
+    if (d->file && p->plan && p->choice[0] && !lt__plan_file_put(d->file, key, p->choice))
+        return d->env->host->fail(LT_ENOMEM, "out of memory for plans of cuDNN");
     return LT_OK;
 }
 
-/* *stats: the plan for a job, made if need be. Borrowed until the next one is made. */
-static lt_status plan_for(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_job *job, lt_plan **found)
+/* *stats: the plan for a task, made if need be. Borrowed until the next one is made. */
+static lt_status plan_for(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task, lt_cudnn_plan **found)
 {
-    lt_plan *p = find(d, job);
+    lt_cudnn_plan *p = find(d, task);
     if ((*found = p))
         return LT_OK;
     if (d->n_plans == MOST_PLANS) { /* sizes that never repeat: start again rather than grow */
-        LT_TRY(d->lent->device->sync(d->lent->device)); /* with none of them under way */
+        LT_TRY(d->env->device->sync(d->env->device)); /* with none of them under way */
         plans_free(d);
     }
     if (!(p = calloc(1, sizeof *p)))
-        return d->lent->host->fail(LT_ENOMEM, "out of memory for plans of cuDNN");
-    p->job = *job;
+        return d->env->host->fail(LT_ENOMEM, "out of memory for plans of cuDNN");
+    p->task = *task;
     lt_status status = complete(d, ctx, p);
     if (status != LT_OK) {
         plan_free(d, p);
         return status;
     }
-    lt_plan **bucket = bucket_of(d, job);
+    lt_cudnn_plan **bucket = bucket_of(d, task);
     p->next = *bucket;
     *found = *bucket = p;
     d->n_plans++;
@@ -167,38 +167,38 @@ static lt_status plan_for(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_job *job, lt_
 }
 
 /* cuDNN has no word for a tensor without elements. */
-static bool is_asked(const lt_cudnn_job *job)
+static bool is_asked(const lt_cudnn_task *task)
 {
-    if (job->dtype != LT_F32 && job->dtype != LT_F16 && job->dtype != LT_BF16)
+    if (task->dtype != LT_F32 && task->dtype != LT_F16 && task->dtype != LT_BF16)
         return false;
-    return job->n > 0 && job->in > 0 && job->out > 0 && job->size[0] > 0 && job->size[1] > 0;
+    return task->n > 0 && task->in > 0 && task->out > 0 && task->size[0] > 0 && task->size[1] > 0;
 }
 
-lt_status lt__cudnn_plan(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_job *job, size_t *workspace)
+lt_status lt__cudnn_plan(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task, size_t *workspace)
 {
-    lt_plan *p;
+    lt_cudnn_plan *p;
     *workspace = 0;
-    if (!is_asked(job))
+    if (!is_asked(task))
         return LT_EUNSUPPORTED;
-    LT_TRY(plan_for(d, ctx, job, &p));
+    LT_TRY(plan_for(d, ctx, task, &p));
     *workspace = (size_t)p->bytes;
     return p->plan ? LT_OK : LT_EUNSUPPORTED;
 }
 
-const char *lt__cudnn_choice(const lt_cudnn *d, const lt_cudnn_job *job)
+const char *lt__cudnn_choice(const lt_cudnn *d, const lt_cudnn_task *task)
 {
-    const lt_plan *p = find(d, job);
+    const lt_cudnn_plan *p = find(d, task);
     return p ? p->choice : NULL;
 }
 
 /* ==== Running ================================================================================= */
 
 /* p->pack for these addresses: that of the run before, when they are the same. */
-static void pack(lt_cudnn *d, lt_plan *p, void *const operand[OPERANDS], void *workspace)
+static void pack(lt_cudnn *d, lt_cudnn_plan *p, void *const operand[OPERANDS], void *workspace)
 {
     static const int64_t numbers[OPERANDS] = {X, W, Y, B};
-    const int64_t n = p->job.bias ? OPERANDS : B; /* the bias is the last */
-    lt_pile made = {.n = 0};
+    const int64_t n = p->task.bias ? OPERANDS : B; /* the bias is the last */
+    lt_desc_list made = {.n = 0};
     if (p->pack && p->workspace == workspace &&
         memcmp(p->operand, operand, sizeof p->operand) == 0)
         return;
@@ -218,13 +218,13 @@ static void pack(lt_cudnn *d, lt_plan *p, void *const operand[OPERANDS], void *w
     p->workspace = workspace;
 }
 
-lt_status lt__cudnn_run(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_job *job,
+lt_status lt__cudnn_run(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task,
                         void *const operand[LT_CUDNN_OPERANDS], void *workspace)
 {
-    lt_plan *p;
-    if (!is_asked(job))
+    lt_cudnn_plan *p;
+    if (!is_asked(task))
         return LT_EUNSUPPORTED;
-    LT_TRY(plan_for(d, ctx, job, &p));
+    LT_TRY(plan_for(d, ctx, task, &p));
     if (!p->plan || !d->handle)
         return LT_EUNSUPPORTED;
     d->status = CUDNN_STATUS_SUCCESS;
@@ -237,9 +237,9 @@ lt_status lt__cudnn_run(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_job *job,
 /* ==== The state =============================================================================== */
 
 /* The properties of the device that config->json describes, or of the one that is here. */
-static lt_desc properties(lt_cudnn *d, lt_pile *pile, const char *json)
+static lt_desc properties(lt_cudnn *d, lt_desc_list *pile, const char *json)
 {
-    const int32_t index = d->lent->index;
+    const int32_t index = d->env->index;
     lt_desc device = lt__desc_new(d, pile, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
     if (json)
         lt__desc_set(d, device, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR,
@@ -253,7 +253,7 @@ static lt_desc properties(lt_cudnn *d, lt_pile *pile, const char *json)
 char *lt__cudnn_properties(lt_cudnn *d)
 {
     const cudnnBackendAttributeName_t name = CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION;
-    lt_pile made = {.n = 0};
+    lt_desc_list made = {.n = 0};
     d->status = CUDNN_STATUS_SUCCESS;
     lt_desc device = properties(d, &made, d->config.json);
     int64_t n = lt__desc_get(d, device, name, CUDNN_TYPE_CHAR, 0, NULL);
@@ -276,12 +276,12 @@ static void begin(lt_cudnn *d)
     }
     d->status = d->t.cudnnCreate(&d->handle);
     if (d->status == CUDNN_STATUS_SUCCESS)
-        d->status = d->t.cudnnSetStream(d->handle, (cudaStream_t)d->lent->stream);
+        d->status = d->t.cudnnSetStream(d->handle, (cudaStream_t)d->env->stream);
 }
 
-const lt_cuda_lent *lt__cudnn_lent(const lt_cudnn *d) { return d->lent; }
+const lt_cuda_env *lt__cudnn_env(const lt_cudnn *d) { return d->env; }
 
-lt_cudnn *lt__cudnn_new(const lt_cudnn_table *table, const lt_cuda_lent *lent,
+lt_cudnn *lt__cudnn_new(const lt_cudnn_table *table, const lt_cuda_env *env,
                         const lt_cudnn_config *config, char *text, size_t bytes)
 {
     char version[32], why[256] = "";
@@ -291,7 +291,7 @@ lt_cudnn *lt__cudnn_new(const lt_cudnn_table *table, const lt_cuda_lent *lent,
         return NULL;
     }
     d->t = *table;
-    d->lent = lent;
+    d->env = env;
     d->config = *config;
     if (d->config.workspace == 0)
         d->config.workspace = LT_CUDNN_WORKSPACE;
@@ -311,8 +311,8 @@ void lt__cudnn_free(lt_cudnn *d)
     if (!d)
         return;
     if (d->file)
-        (void)lt__plans_write(d->file, note, sizeof note); /* no context is left to hear of it */
-    lt__plans_free(d->file);
+        (void)lt__plan_file_write(d->file, note, sizeof note); /* no context is left to hear of it */
+    lt__plan_file_free(d->file);
     plans_free(d);
     lt__desc_cut(d, &d->made, 0);
     if (d->handle)

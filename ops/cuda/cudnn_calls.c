@@ -1,6 +1,6 @@
-/* cudnn_calls.c - calls of conv2d as jobs for cuDNN.
+/* cudnn_calls.c - calls of conv2d as tasks for cuDNN.
  *
- * A job's result goes to the gradient itself, or to scratch where that is of another type than the
+ * A task's result goes to the gradient itself, or to scratch where that is of another type than the
  * factors (f32 gradients of half copies). Scratch is: what the plan wants, the result, the result
  * in the gradient's type.
  */
@@ -13,46 +13,46 @@ enum { X, W, B };                        /* inputs of conv2d */
 enum { STRIDE, PAD, DILATION, GROUPS };  /* its options */
 
 typedef struct part {         /* one result of a call */
-    lt_cudnn_job job;
+    lt_cudnn_task task;
     void *operand[LT_CUDNN_OPERANDS];
     int result;               /* which of them it is */
     lt_tensor *to;            /* where it belongs */
-    bool apart, add;          /* it goes to scratch first; to is added to */
+    bool staged, add;          /* it goes to scratch first; to is added to */
     size_t workspace, bytes, cast_bytes; /* of scratch */
 } part;
 
 /* ==== Describing a part ======================================================================= */
 
-static void images(const lt_tensor *x, const lt_tensor *y, lt_cudnn_job *job)
+static void images(const lt_tensor *x, const lt_tensor *y, lt_cudnn_task *task)
 {
-    job->n = x->dims[0];
-    job->in = x->dims[3];
-    job->out = y->dims[3];
+    task->n = x->dims[0];
+    task->in = x->dims[3];
+    task->out = y->dims[3];
     for (int i = 0; i < 2; i++) {
-        job->size[i] = x->dims[1 + i];
-        job->out_size[i] = y->dims[1 + i];
+        task->size[i] = x->dims[1 + i];
+        task->out_size[i] = y->dims[1 + i];
     }
 }
 
-/* Operand i of p; all but the result are of the job's type. */
+/* Operand i of p; all but the result are of the task's type. */
 static bool put(part *p, int i, const lt_tensor *x)
 {
     p->operand[i] = x->data;
     if (((uintptr_t)x->data & 15) != 0)
-        p->job.aligned = 0;
-    return i == p->result || x->dtype == p->job.dtype;
+        p->task.aligned = 0;
+    return i == p->result || x->dtype == p->task.dtype;
 }
 
 /* Where the result goes, and what that takes. */
 static lt_status place(lt_cudnn *d, const lt_call *c, part *p)
 {
-    p->apart = p->to->dtype != p->job.dtype;
-    p->job.add = p->add && !p->apart;
-    if (p->apart)
-        p->bytes = (size_t)p->to->count * lt__cuda_dtype_bytes((lt_dtype)p->job.dtype);
-    if (p->apart && p->add)
+    p->staged = p->to->dtype != p->task.dtype;
+    p->task.add = p->add && !p->staged;
+    if (p->staged)
+        p->bytes = (size_t)p->to->count * lt__cuda_dtype_bytes((lt_dtype)p->task.dtype);
+    if (p->staged && p->add)
         p->cast_bytes = (size_t)p->to->count * lt__cuda_dtype_bytes((lt_dtype)p->to->dtype);
-    return lt__cudnn_plan(d, c->ctx, &p->job, &p->workspace);
+    return lt__cudnn_plan(d, c->ctx, &p->task, &p->workspace);
 }
 
 static size_t scratch_of(const part *p)
@@ -61,21 +61,21 @@ static size_t scratch_of(const part *p)
 }
 
 /* Runs a part that place() has found a plan for. */
-static lt_status run(lt_cudnn *d, const lt_cuda_lent *lent, lt_call *c, part *p)
+static lt_status run(lt_cudnn *d, const lt_cuda_env *env, lt_call *c, part *p)
 {
-    lt_dtype have = (lt_dtype)p->job.dtype, want = (lt_dtype)p->to->dtype;
+    lt_dtype have = (lt_dtype)p->task.dtype, want = (lt_dtype)p->to->dtype;
     char *result = (char *)c->scratch + lt__cuda_padded(p->workspace);
     char *cast = result + lt__cuda_padded(p->bytes);
     size_t n = (size_t)p->to->count;
-    if (p->apart)
+    if (p->staged)
         p->operand[p->result] = result;
-    LT_TRY(lt__cudnn_run(d, c->ctx, &p->job, p->operand, c->scratch));
-    if (!p->apart)
+    LT_TRY(lt__cudnn_run(d, c->ctx, &p->task, p->operand, c->scratch));
+    if (!p->staged)
         return LT_OK;
     if (!p->add)
-        return lent->device->convert(lent->device, p->to->data, want, result, have, n);
-    LT_TRY(lent->device->convert(lent->device, cast, want, result, have, n));
-    return lent->device->add(lent->device, p->to->data, cast, want, n);
+        return env->device->convert(env->device, p->to->data, want, result, have, n);
+    LT_TRY(env->device->convert(env->device, cast, want, result, have, n));
+    return env->device->add(env->device, p->to->data, cast, want, n);
 }
 
 /* ==== conv2d ================================================================================== */
@@ -86,20 +86,20 @@ static lt_status conv_part(lt_cudnn *d, const lt_call *c, bool backward, int i, 
     const lt_tensor *x = c->in[X] ? c->in[X] : c->d_in[X], *w = c->in[W] ? c->in[W] : c->d_in[W];
     const lt_tensor *y = backward ? c->d_out[0] : c->out[0];
     const lt_tensor *bias = !backward && c->n_in > B ? c->in[B] : NULL;
-    lt_cudnn_job *job = &p->job;
+    lt_cudnn_task *task = &p->task;
     bool fits = true;
     memset(p, 0, sizeof *p);
-    job->kind = !backward ? LT_CUDNN_CONV : i == X ? LT_CUDNN_CONV_DATA : LT_CUDNN_CONV_WEIGHTS;
-    job->dtype = y->dtype;
-    job->aligned = 1;
-    job->bias = bias != NULL;
-    job->groups = c->opt[GROUPS].i[0];
-    images(x, y, job);
-    lt__pair_of(c, STRIDE, job->stride);
-    lt__pair_of(c, PAD, job->pad);
-    lt__pair_of(c, DILATION, job->dilation);
-    job->kernel[0] = w->dims[1];
-    job->kernel[1] = w->dims[2];
+    task->kind = !backward ? LT_CUDNN_CONV : i == X ? LT_CUDNN_CONV_DATA : LT_CUDNN_CONV_WEIGHTS;
+    task->dtype = y->dtype;
+    task->aligned = 1;
+    task->bias = bias != NULL;
+    task->groups = c->opt[GROUPS].i[0];
+    images(x, y, task);
+    lt__pair_of(c, STRIDE, task->stride);
+    lt__pair_of(c, PAD, task->pad);
+    lt__pair_of(c, DILATION, task->dilation);
+    task->kernel[0] = w->dims[1];
+    task->kernel[1] = w->dims[2];
     p->result = !backward ? LT_CUDNN_Y : i == X ? LT_CUDNN_X : LT_CUDNN_W;
     p->to = backward ? c->d_in[i] : c->out[0];
     p->add = backward && (c->add >> i & 1);
@@ -128,12 +128,12 @@ lt_status lt__cudnn_conv2d_fwd(lt_cudnn *d, lt_call *c)
 {
     part p;
     LT_TRY(conv_part(d, c, false, 0, &p));
-    return run(d, lt__cudnn_lent(d), c, &p);
+    return run(d, lt__cudnn_env(d), c, &p);
 }
 
 lt_status lt__cudnn_conv2d_grad(lt_cudnn *d, lt_call *c, int i)
 {
     part p;
     LT_TRY(conv_part(d, c, true, i, &p));
-    return run(d, lt__cudnn_lent(d), c, &p);
+    return run(d, lt__cudnn_env(d), c, &p);
 }

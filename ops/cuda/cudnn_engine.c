@@ -1,4 +1,4 @@
-/* cudnn_engine.c - which of cuDNN's engines does a job, and with which knobs.
+/* cudnn_engine.c - which of cuDNN's engines does a task, and with which knobs.
  *
  * Heuristics propose engines, the likely fastest first: mode A, then B, then the fallback. The
  * first one is taken that the configuration allows, that can be built, and that wants no more
@@ -16,10 +16,10 @@ _Static_assert((int)MOST_KNOBS + 32 < (int)LT_MOST_MADE, "a pile has room");
 
 /* Whether the configuration allows an engine of which cuDNN notes this. in_order: its sums must
  * have a fixed order. */
-static bool allowed(const lt_cudnn *d, const lt_cudnn_job *job, cudnnBackendNumericalNote_t note,
+static bool allowed(const lt_cudnn *d, const lt_cudnn_task *task, cudnnBackendNumericalNote_t note,
                     bool in_order)
 {
-    const bool f32 = job->dtype == LT_F32, strict = d->config.deterministic;
+    const bool f32 = task->dtype == LT_F32, strict = d->config.deterministic;
     switch (note) {
     case CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC: return !in_order;
     case CUDNN_NUMERICAL_NOTE_TENSOR_CORE: return !f32 || d->config.tf32;
@@ -34,7 +34,7 @@ static bool allowed(const lt_cudnn *d, const lt_cudnn_job *job, cudnnBackendNume
     }
 }
 
-static bool config_allowed(lt_cudnn *d, lt_plan *p, lt_desc config, bool in_order)
+static bool config_allowed(lt_cudnn *d, lt_cudnn_plan *p, lt_desc config, bool in_order)
 {
     int before = p->made.n;
     bool yes = true;
@@ -44,7 +44,7 @@ static bool config_allowed(lt_cudnn *d, lt_plan *p, lt_desc config, bool in_orde
     int64_t n = lt__desc_get(d, engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
                              MOST_NOTES, notes);
     for (int64_t i = 0; i < n && i < MOST_NOTES; i++)
-        yes = yes && allowed(d, &p->job, notes[i], in_order);
+        yes = yes && allowed(d, &p->task, notes[i], in_order);
     yes = yes && d->status == CUDNN_STATUS_SUCCESS;
     lt__desc_cut(d, &p->made, before);
     return yes;
@@ -59,7 +59,7 @@ static void forgive(lt_cudnn *d)
 
 /* Takes the configuration over into p and makes the plan, if it can be built and wants no more
  * workspace than it may have. */
-static bool build(lt_cudnn *d, lt_plan *p, lt_desc config)
+static bool build(lt_cudnn *d, lt_cudnn_plan *p, lt_desc config)
 {
     int64_t bytes = 0;
     lt_desc built = lt__desc_new(d, &p->made, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
@@ -78,7 +78,7 @@ static bool build(lt_cudnn *d, lt_plan *p, lt_desc config)
 }
 
 /* Writes into p->choice which engine and knobs p has. */
-static void note_choice(lt_cudnn *d, lt_plan *p, lt_desc config)
+static void note_choice(lt_cudnn *d, lt_cudnn_plan *p, lt_desc config)
 {
     int before = p->made.n;
     int64_t number = 0, value = 0;
@@ -105,7 +105,7 @@ static void note_choice(lt_cudnn *d, lt_plan *p, lt_desc config)
 }
 
 /* The same for number i of those that were proposed; it leaves their pile. */
-static bool try_proposed(lt_cudnn *d, lt_plan *p, lt_pile *proposed, int i, bool in_order)
+static bool try_proposed(lt_cudnn *d, lt_cudnn_plan *p, lt_desc_list *proposed, int i, bool in_order)
 {
     int before = p->made.n;
     lt_desc config = proposed->at[i];
@@ -123,9 +123,9 @@ static bool try_proposed(lt_cudnn *d, lt_plan *p, lt_pile *proposed, int i, bool
 }
 
 /* Takes the first proposal of a heuristic mode that is allowed and built. */
-static void choose(lt_cudnn *d, lt_plan *p, cudnnBackendHeurMode_t mode, bool in_order)
+static void choose(lt_cudnn *d, lt_cudnn_plan *p, cudnnBackendHeurMode_t mode, bool in_order)
 {
-    lt_pile proposed = {.n = 0};
+    lt_desc_list proposed = {.n = 0};
     lt_desc heuristics = lt__desc_new(d, &proposed, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
     lt__desc_link(d, heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, p->graph);
     lt__desc_set(d, heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
@@ -143,7 +143,7 @@ static void choose(lt_cudnn *d, lt_plan *p, cudnnBackendHeurMode_t mode, bool in
     lt__desc_cut(d, &proposed, 0);
 }
 
-void lt__cudnn_choose(lt_cudnn *d, lt_plan *p)
+void lt__cudnn_choose(lt_cudnn *d, lt_cudnn_plan *p)
 {
     static const cudnnBackendHeurMode_t modes[] = {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_B,
                                                    CUDNN_HEUR_MODE_FALLBACK};
@@ -154,7 +154,7 @@ void lt__cudnn_choose(lt_cudnn *d, lt_plan *p)
 }
 
 /* The configuration that a text of note_choice() describes. */
-static lt_desc config_of(lt_cudnn *d, lt_plan *p, const char *text)
+static lt_desc config_of(lt_cudnn *d, lt_cudnn_plan *p, const char *text)
 {
     lt_desc knobs[MOST_KNOBS];
     int n = 0;
@@ -184,7 +184,7 @@ static lt_desc config_of(lt_cudnn *d, lt_plan *p, const char *text)
     return config;
 }
 
-bool lt__cudnn_restore(lt_cudnn *d, lt_plan *p, const char *choice)
+bool lt__cudnn_restore(lt_cudnn *d, lt_cudnn_plan *p, const char *choice)
 {
     int before = p->made.n;
     if (build(d, p, config_of(d, p, choice))) {

@@ -1,4 +1,4 @@
-/* cudnn_graph.c - a job as cuDNN wants to be told of it: descriptors, made one by one. */
+/* cudnn_graph.c - a task as cuDNN wants to be told of it: descriptors, made one by one. */
 #include "ops/cuda/cudnn_plan.h"
 
 enum { X = LT_CUDNN_X, W, Y, B };
@@ -6,7 +6,7 @@ enum { BETWEEN = 100 }; /* the number of a tensor inside a graph; operands have 
 
 /* ==== Descriptors ============================================================================= */
 
-lt_desc lt__desc_new(lt_cudnn *d, lt_pile *pile, cudnnBackendDescriptorType_t type)
+lt_desc lt__desc_new(lt_cudnn *d, lt_desc_list *pile, cudnnBackendDescriptorType_t type)
 {
     lt_desc made = NULL;
     if (d->status == CUDNN_STATUS_SUCCESS && pile->n == LT_MOST_MADE)
@@ -18,7 +18,7 @@ lt_desc lt__desc_new(lt_cudnn *d, lt_pile *pile, cudnnBackendDescriptorType_t ty
     return made;
 }
 
-void lt__desc_cut(lt_cudnn *d, lt_pile *pile, int left)
+void lt__desc_cut(lt_cudnn *d, lt_desc_list *pile, int left)
 {
     while (pile->n > left)
         if (pile->at[--pile->n])
@@ -67,23 +67,23 @@ int64_t lt__desc_get(lt_cudnn *d, lt_desc from, lt_attribute name,
     return d->status == CUDNN_STATUS_SUCCESS ? count : 0;
 }
 
-/* ==== The graph of a job ====================================================================== */
+/* ==== The graph of a task ====================================================================== */
 
-static cudnnDataType_t type_of(const lt_cudnn_job *job)
+static cudnnDataType_t type_of(const lt_cudnn_task *task)
 {
-    return job->dtype == LT_F16    ? CUDNN_DATA_HALF
-           : job->dtype == LT_BF16 ? CUDNN_DATA_BFLOAT16
+    return task->dtype == LT_F16    ? CUDNN_DATA_HALF
+           : task->dtype == LT_BF16 ? CUDNN_DATA_BFLOAT16
                                    : CUDNN_DATA_FLOAT;
 }
 
 /* Dims in cuDNN's order (n, c, h, w) and channels last in memory. */
-static lt_desc tensor(lt_cudnn *d, lt_plan *p, int64_t number, cudnnDataType_t type, int64_t n,
+static lt_desc tensor(lt_cudnn *d, lt_cudnn_plan *p, int64_t number, cudnnDataType_t type, int64_t n,
                       int64_t c, int64_t h, int64_t w)
 {
-    const lt_cudnn_job *job = &p->job;
+    const lt_cudnn_task *task = &p->task;
     int64_t dims[4] = {n, c, h, w}, strides[4] = {h * w * c, 1, w * c, c};
     int64_t element = type == CUDNN_DATA_FLOAT ? 4 : 2;
-    int64_t alignment = job->aligned || number == BETWEEN ? 16 : element;
+    int64_t alignment = task->aligned || number == BETWEEN ? 16 : element;
     bool inside = number == BETWEEN;
     lt_desc t = lt__desc_new(d, &p->made, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
     set_type(d, t, CUDNN_ATTR_TENSOR_DATA_TYPE, type);
@@ -96,25 +96,25 @@ static lt_desc tensor(lt_cudnn *d, lt_plan *p, int64_t number, cudnnDataType_t t
     return t;
 }
 
-static lt_desc tensor_y(lt_cudnn *d, lt_plan *p, int64_t number, cudnnDataType_t type)
+static lt_desc tensor_y(lt_cudnn *d, lt_cudnn_plan *p, int64_t number, cudnnDataType_t type)
 {
-    const lt_cudnn_job *job = &p->job;
-    return tensor(d, p, number, type, job->n, job->out, job->out_size[0], job->out_size[1]);
+    const lt_cudnn_task *task = &p->task;
+    return tensor(d, p, number, type, task->n, task->out, task->out_size[0], task->out_size[1]);
 }
 
-static lt_desc convolution(lt_cudnn *d, lt_plan *p)
+static lt_desc convolution(lt_cudnn *d, lt_cudnn_plan *p)
 {
-    const lt_cudnn_job *job = &p->job;
+    const lt_cudnn_task *task = &p->task;
     const int64_t axes = 2;
     const cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
     lt_desc c = lt__desc_new(d, &p->made, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
     set_type(d, c, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_DATA_FLOAT);
     lt__desc_set(d, c, CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode);
     lt__desc_ints(d, c, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, 1, &axes);
-    lt__desc_ints(d, c, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, 2, job->pad);
-    lt__desc_ints(d, c, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, 2, job->pad);
-    lt__desc_ints(d, c, CUDNN_ATTR_CONVOLUTION_DILATIONS, 2, job->dilation);
-    lt__desc_ints(d, c, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, 2, job->stride);
+    lt__desc_ints(d, c, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, 2, task->pad);
+    lt__desc_ints(d, c, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, 2, task->pad);
+    lt__desc_ints(d, c, CUDNN_ATTR_CONVOLUTION_DILATIONS, 2, task->dilation);
+    lt__desc_ints(d, c, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, 2, task->stride);
     lt__desc_end(d, c);
     return c;
 }
@@ -148,16 +148,16 @@ static const struct {
 };
 
 /* y = from + bias, in f32. */
-static lt_desc bias_operation(lt_cudnn *d, lt_plan *p, lt_desc from)
+static lt_desc bias_operation(lt_cudnn *d, lt_cudnn_plan *p, lt_desc from)
 {
-    const lt_cudnn_job *job = &p->job;
+    const lt_cudnn_task *task = &p->task;
     const cudnnPointwiseMode_t mode = CUDNN_POINTWISE_ADD;
     lt_desc add = lt__desc_new(d, &p->made, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
     lt__desc_set(d, add, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
     set_type(d, add, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_DATA_FLOAT);
     lt__desc_end(d, add);
-    lt_desc bias = tensor(d, p, B, type_of(job), 1, job->out, 1, 1);
-    lt_desc y = tensor_y(d, p, Y, type_of(job));
+    lt_desc bias = tensor(d, p, B, type_of(task), 1, task->out, 1, 1);
+    lt_desc y = tensor_y(d, p, Y, type_of(task));
     lt_desc op = lt__desc_new(d, &p->made, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
     lt__desc_link(d, op, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, add);
     lt__desc_link(d, op, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, from);
@@ -167,29 +167,29 @@ static lt_desc bias_operation(lt_cudnn *d, lt_plan *p, lt_desc from)
     return op;
 }
 
-static int operations(lt_cudnn *d, lt_plan *p, lt_desc *ops)
+static int operations(lt_cudnn *d, lt_cudnn_plan *p, lt_desc *ops)
 {
-    const lt_cudnn_job *job = &p->job;
+    const lt_cudnn_task *task = &p->task;
     lt_desc conv = convolution(d, p);
-    lt_desc x = tensor(d, p, X, type_of(job), job->n, job->in, job->size[0], job->size[1]);
-    lt_desc w = tensor(d, p, W, type_of(job), job->out, job->in / job->groups, job->kernel[0],
-                       job->kernel[1]);
-    lt_desc y = job->bias ? tensor_y(d, p, BETWEEN, CUDNN_DATA_FLOAT)
-                          : tensor_y(d, p, Y, type_of(job));
-    lt_desc op = ops[0] = lt__desc_new(d, &p->made, conv_names[job->kind].type);
-    lt__desc_link(d, op, conv_names[job->kind].conv, conv);
-    lt__desc_link(d, op, conv_names[job->kind].x, x);
-    lt__desc_link(d, op, conv_names[job->kind].w, w);
-    lt__desc_link(d, op, conv_names[job->kind].y, y);
-    set_float(d, op, conv_names[job->kind].alpha, 1);
-    set_float(d, op, conv_names[job->kind].beta, job->add ? 1 : 0);
+    lt_desc x = tensor(d, p, X, type_of(task), task->n, task->in, task->size[0], task->size[1]);
+    lt_desc w = tensor(d, p, W, type_of(task), task->out, task->in / task->groups, task->kernel[0],
+                       task->kernel[1]);
+    lt_desc y = task->bias ? tensor_y(d, p, BETWEEN, CUDNN_DATA_FLOAT)
+                          : tensor_y(d, p, Y, type_of(task));
+    lt_desc op = ops[0] = lt__desc_new(d, &p->made, conv_names[task->kind].type);
+    lt__desc_link(d, op, conv_names[task->kind].conv, conv);
+    lt__desc_link(d, op, conv_names[task->kind].x, x);
+    lt__desc_link(d, op, conv_names[task->kind].w, w);
+    lt__desc_link(d, op, conv_names[task->kind].y, y);
+    set_float(d, op, conv_names[task->kind].alpha, 1);
+    set_float(d, op, conv_names[task->kind].beta, task->add ? 1 : 0);
     lt__desc_end(d, op);
-    if (job->bias)
+    if (task->bias)
         ops[1] = bias_operation(d, p, y);
-    return job->bias ? 2 : 1;
+    return task->bias ? 2 : 1;
 }
 
-void lt__cudnn_graph(lt_cudnn *d, lt_plan *p)
+void lt__cudnn_graph(lt_cudnn *d, lt_cudnn_plan *p)
 {
     lt_desc ops[2];
     int n = operations(d, p, ops);

@@ -11,42 +11,42 @@ typedef cudnnBackendAttributeName_t lt_attribute;
 
 enum { LT_MOST_MADE = 128, LT_CHOICE_BYTES = 1024, LT_PLAN_BUCKETS = 256 };
 
-typedef struct lt_pile { /* of descriptors, in the order in which they were made */
+typedef struct lt_desc_list { /* of descriptors, in the order in which they were made */
     lt_desc at[LT_MOST_MADE];
     int n;
-} lt_pile;
+} lt_desc_list;
 
-typedef struct lt_plan {
-    struct lt_plan *next; /* in its bucket */
-    lt_cudnn_job job;
-    lt_pile made;         /* what the plan was made of, and itself */
-    lt_desc graph, plan;  /* of these; plan NULL: no engine takes the job */
+typedef struct lt_cudnn_plan {
+    struct lt_cudnn_plan *next; /* in its bucket */
+    lt_cudnn_task task;
+    lt_desc_list made;         /* what the plan was made of, and itself */
+    lt_desc graph, plan;  /* of these; plan NULL: no engine takes the task */
     lt_desc pack;         /* of operands and workspace, as below; NULL: none yet */
     void *operand[LT_CUDNN_OPERANDS], *workspace;
     int64_t bytes;        /* of workspace */
     char choice[LT_CHOICE_BYTES];
-} lt_plan;
+} lt_cudnn_plan;
 
 struct lt_cudnn {
     lt_cudnn_table t;
-    const lt_cuda_lent *lent;
+    const lt_cuda_env *env;
     lt_cudnn_config config;
     cudnnHandle_t handle; /* NULL: the device is not here */
-    lt_pile made;
+    lt_desc_list made;
     lt_desc device;       /* its properties, when it is not here */
     cudnnStatus_t status; /* the first failure of what is being made: the rest is not tried */
-    lt_plans *file;       /* NULL: none, or not read yet */
+    lt_plan_file *file;       /* NULL: none, or not read yet */
     bool read;
     int n_plans;
-    lt_plan *bucket[LT_PLAN_BUCKETS];
+    lt_cudnn_plan *bucket[LT_PLAN_BUCKETS];
 };
 
 /* ==== Descriptors: cudnn_graph.c. Nothing happens after a failure, which d->status has ======== */
 
 /* Borrowed from the pile. */
-lt_desc lt__desc_new(lt_cudnn *d, lt_pile *pile, cudnnBackendDescriptorType_t type);
+lt_desc lt__desc_new(lt_cudnn *d, lt_desc_list *pile, cudnnBackendDescriptorType_t type);
 /* Back to the first `left` ones. */
-void lt__desc_cut(lt_cudnn *d, lt_pile *pile, int left);
+void lt__desc_cut(lt_cudnn *d, lt_desc_list *pile, int left);
 void lt__desc_set(lt_cudnn *d, lt_desc to, lt_attribute name, cudnnBackendAttributeType_t type,
                   int64_t n, const void *values);
 void lt__desc_link(lt_cudnn *d, lt_desc to, lt_attribute name, lt_desc value);
@@ -64,11 +64,11 @@ static inline bool lt__cudnn_is_memory(cudnnStatus_t status)
            status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED;
 }
 
-/* p->graph for p->job. */
-void lt__cudnn_graph(lt_cudnn *d, lt_plan *p);
+/* p->graph for p->task. */
+void lt__cudnn_graph(lt_cudnn *d, lt_cudnn_plan *p);
 /* p->plan by the first engine that the configuration allows; p->choice says which. */
-void lt__cudnn_choose(lt_cudnn *d, lt_plan *p);
+void lt__cudnn_choose(lt_cudnn *d, lt_cudnn_plan *p);
 /* p->plan by what an earlier p->choice says. False: it cannot be built. */
-bool lt__cudnn_restore(lt_cudnn *d, lt_plan *p, const char *choice);
+bool lt__cudnn_restore(lt_cudnn *d, lt_cudnn_plan *p, const char *choice);
 
 #endif

@@ -326,7 +326,7 @@ static lt_cuda *device_new(const lt_host *host, const lt_accelerator_config *con
     pthread_mutex_init(&cuda->lock, NULL);
     cuda->host = host;
     cuda->index = index;
-    cuda->lent = lt_cuda_lent{host, &cuda->device, NULL, index, config->deterministic, config->tf32,
+    cuda->env = lt_cuda_env{host, &cuda->device, NULL, index, config->deterministic, config->tf32,
                               cuda->model, sum_rows};
     snprintf(cuda->name, sizeof cuda->name, "cuda:%d", index);
     lt_device *device = &cuda->device;
@@ -344,7 +344,7 @@ static lt_cuda *device_new(const lt_host *host, const lt_accelerator_config *con
 }
 
 /* What NVIDIA's libraries are lent, and they. False: out of memory. */
-static bool lend(lt_cuda *cuda, const char *name)
+static bool make_env(lt_cuda *cuda, const char *name)
 {
     int major = 0, minor = 0, processors = 0, driver = 0;
     (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda->index);
@@ -353,8 +353,8 @@ static bool lend(lt_cuda *cuda, const char *name)
     (void)cudaDriverGetVersion(&driver);
     snprintf(cuda->model, sizeof cuda->model, "%.64s, sm_%d%d, %d SMs, driver %d", name, major,
              minor, processors, driver);
-    cuda->lent.stream = cuda->stream;
-    cuda->nvidia = lt__nvidia_new(&cuda->lent);
+    cuda->env.stream = cuda->stream;
+    cuda->nvidia = lt__nvidia_new(&cuda->env);
     return cuda->nvidia != NULL;
 }
 
@@ -367,7 +367,7 @@ static bool describe(lt_accelerator *accelerator, lt_cuda *cuda)
     if (cudaGetDeviceProperties(&prop, cuda->index) == cudaSuccess)
         name = prop.name;
     (void)cudaRuntimeGetVersion(&runtime);
-    if (!lend(cuda, name))
+    if (!make_env(cuda, name))
         return false;
     snprintf(accelerator->name, sizeof accelerator->name, "%.48s (%s, CUDA %d.%d)", name,
              lt__nvidia_version(cuda->nvidia, version), major_of(runtime), minor_of(runtime));
@@ -403,7 +403,7 @@ extern "C" LT_API int lt_accelerator_open(const char *version, const lt_host *ho
     accelerator->check_loss = lt__cuda_check_loss;
     accelerator->clip = lt__cuda_clip;
 #define X(stem) lt__cuda_##stem(accelerator->op);
-    LT_CUDA_STEMS(X)
+    LT_CUDA_OP_FILES(X)
 #undef X
     return 0;
 }

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-typedef struct lt_cuda_lent {  /* borrowed for as long as they live */
+typedef struct lt_cuda_env {  /* borrowed for as long as they live */
     const lt_host *host;
     lt_device *device;         /* its copy, convert, fill and add go into the stream */
     void *stream;              /* cudaStream_t */
@@ -19,7 +19,7 @@ typedef struct lt_cuda_lent {  /* borrowed for as long as they live */
     /* to (cols) = the sum of the rows of from (rows, cols), written or added. Into the stream. */
     lt_status (*sum_rows)(lt_device *device, void *to, lt_dtype to_dtype, const void *from,
                           lt_dtype from_dtype, int64_t rows, int64_t cols, bool add);
-} lt_cuda_lent;
+} lt_cuda_env;
 
 /* For scratch of several parts: each begins at a multiple of so many bytes. */
 enum { LT_CUDA_ALIGN = 256 };

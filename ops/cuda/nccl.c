@@ -38,7 +38,7 @@ static lt_status status_of(const lt_nccl *n, const char *call, int result)
     if (result == LT_NCCL_SUCCESS || result == LT_NCCL_IN_PROGRESS)
         return LT_OK;
     const char *last = n->comm ? n->calls->ncclGetLastError(n->comm) : NULL;
-    return n->lent->host->fail(LT_EPEER, "%s: %s: %s%s%.300s", n->lent->device->name, call,
+    return n->env->host->fail(LT_EPEER, "%s: %s: %s%s%.300s", n->env->device->name, call,
                                n->calls->ncclGetErrorString(result), last && *last ? ": " : "",
                                last ? last : "");
 }

@@ -24,7 +24,7 @@ enum { LT_NCCL_SUM = 0 };                                         /* ncclRedOp_t
 
 typedef struct lt_nccl_id { char bytes[LT_NCCL_ID_BYTES]; } lt_nccl_id; /* ncclUniqueId */
 
-/* What ncclConfig_t began with in NCCL 2.18. Later ones take as much of it as its size says, and
+/* What ncclConfig_t began with in NCCL 2.18. Joined ones take as much of it as its size says, and
  * what they have beyond that is as they like it best. [Communicator Creation] */
 typedef struct lt_nccl_config {
     size_t size;
@@ -67,7 +67,7 @@ int lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t
  * LT_EPEER and what NCCL has to say. */
 typedef struct lt_nccl {
     const lt_nccl_table *calls; /* borrowed */
-    const lt_cuda_lent *lent;   /* likewise */
+    const lt_cuda_env *env;   /* likewise */
     void *comm;                 /* or NULL */
     bool finalizing, finalized;
 } lt_nccl;

@@ -15,7 +15,7 @@ typedef struct library {
 } library;
 
 struct lt_nvidia {
-    const lt_cuda_lent *lent;
+    const lt_cuda_env *env;
     library cudnn, cublas, nccl;
     lt_nccl_table nccl_table;
     int nccl_version;
@@ -31,19 +31,19 @@ struct lt_nvidia {
 static void warn(lt_nvidia *n, library *l, lt_ctx *ctx)
 {
     if (!l->warned)
-        n->lent->host->log(ctx, LT_LOG_WARN, "%s computes %s without %s, and slowly: %s",
-                           n->lent->device->name, l->work, l->name, l->why);
+        n->env->host->log(ctx, LT_LOG_WARN, "%s computes %s without %s, and slowly: %s",
+                           n->env->device->name, l->work, l->name, l->why);
     l->warned = true;
 }
 
 #ifdef LT_WITH_CUDNN
 static lt_cudnn *cudnn_of(lt_nvidia *n, lt_ctx *ctx)
 {
-    const lt_cudnn_config config = {.deterministic = n->lent->deterministic,
-                                    .tf32 = n->lent->tf32, .plans = n->plans};
+    const lt_cudnn_config config = {.deterministic = n->env->deterministic,
+                                    .tf32 = n->env->tf32, .plans = n->plans};
     library *l = &n->cudnn;
     if (!n->of_cudnn && l->there)
-        n->of_cudnn = lt__cudnn_new(&n->cudnn_table, n->lent, &config, l->why, sizeof l->why);
+        n->of_cudnn = lt__cudnn_new(&n->cudnn_table, n->env, &config, l->why, sizeof l->why);
     l->there = n->of_cudnn != NULL;
     if (!l->there)
         warn(n, l, ctx);
@@ -52,10 +52,10 @@ static lt_cudnn *cudnn_of(lt_nvidia *n, lt_ctx *ctx)
 
 static lt_cublas *cublas_of(lt_nvidia *n, lt_ctx *ctx)
 {
-    const lt_cublas_config config = {.tf32 = n->lent->tf32};
+    const lt_cublas_config config = {.tf32 = n->env->tf32};
     library *l = &n->cublas;
     if (!n->of_cublas && l->there)
-        n->of_cublas = lt__cublas_new(&n->cublas_table, n->lent, &config, l->why, sizeof l->why);
+        n->of_cublas = lt__cublas_new(&n->cublas_table, n->env, &config, l->why, sizeof l->why);
     l->there = n->of_cublas != NULL;
     if (!l->there)
         warn(n, l, ctx);
@@ -106,12 +106,12 @@ static void end(lt_nvidia *n) { (void)n; }
 
 /* ==== The state =============================================================================== */
 
-lt_nvidia *lt__nvidia_new(const lt_cuda_lent *lent)
+lt_nvidia *lt__nvidia_new(const lt_cuda_env *env)
 {
     lt_nvidia *n = calloc(1, sizeof *n);
     if (!n)
         return NULL;
-    n->lent = lent;
+    n->env = env;
     n->cudnn = (library){.name = "cuDNN", .work = "convolutions"};
     n->cublas = (library){.name = "cuBLASLt", .work = "matrix products"};
     n->nccl.there = lt__nccl_open_library(&n->nccl_table, &n->nccl_version, n->nccl.why,

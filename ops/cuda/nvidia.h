@@ -21,8 +21,8 @@ extern "C" {
 typedef struct lt_nvidia lt_nvidia;
 
 /* Plans of cuDNN are remembered in the file that the variable LUATRAIN_PLANS names, if it names
- * one. lent is borrowed. New. NULL: out of memory. */
-lt_nvidia *lt__nvidia_new(const lt_cuda_lent *lent);
+ * one. env is borrowed. New. NULL: out of memory. */
+lt_nvidia *lt__nvidia_new(const lt_cuda_env *env);
 /* NULL is fine. */
 void lt__nvidia_free(lt_nvidia *n);
 /* "cuDNN 9.19.0, NCCL 2.28.9", or "without cuDNN", in a buffer of the caller. */

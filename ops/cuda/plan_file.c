@@ -27,7 +27,7 @@ enum { LARGEST = 16 << 20, END = 21 }; /* bytes of a file, and of its last line 
 
 typedef struct entry { char *key, *value; } entry;
 
-struct lt_plans {
+struct lt_plan_file {
     char *path, *stamp;
     entry *at;
     int n, room;
@@ -41,7 +41,7 @@ static void end_line(char line[END + 1], const char *text, size_t bytes)
 
 /* ==== Entries ================================================================================= */
 
-static entry *find(const lt_plans *plans, const char *key)
+static entry *find(const lt_plan_file *plans, const char *key)
 {
     for (int i = 0; i < plans->n; i++)
         if (strcmp(plans->at[i].key, key) == 0)
@@ -49,13 +49,13 @@ static entry *find(const lt_plans *plans, const char *key)
     return NULL;
 }
 
-const char *lt__plans_find(const lt_plans *plans, const char *key)
+const char *lt__plan_file_find(const lt_plan_file *plans, const char *key)
 {
     const entry *e = find(plans, key);
     return e ? e->value : NULL;
 }
 
-static bool append(lt_plans *plans, const char *key, size_t key_bytes, const char *value,
+static bool append(lt_plan_file *plans, const char *key, size_t key_bytes, const char *value,
                    size_t value_bytes)
 {
     if (plans->n == plans->room) {
@@ -76,7 +76,7 @@ static bool append(lt_plans *plans, const char *key, size_t key_bytes, const cha
     return true;
 }
 
-bool lt__plans_put(lt_plans *plans, const char *key, const char *value)
+bool lt__plan_file_put(lt_plan_file *plans, const char *key, const char *value)
 {
     entry *e = find(plans, key);
     if (e && strcmp(e->value, value) == 0)
@@ -92,7 +92,7 @@ bool lt__plans_put(lt_plans *plans, const char *key, const char *value)
     return true;
 }
 
-static void forget(lt_plans *plans)
+static void forget(lt_plan_file *plans)
 {
     for (int i = 0; i < plans->n; i++) {
         free(plans->at[i].key);
@@ -101,7 +101,7 @@ static void forget(lt_plans *plans)
     plans->n = 0;
 }
 
-void lt__plans_free(lt_plans *plans)
+void lt__plan_file_free(lt_plan_file *plans)
 {
     if (!plans)
         return;
@@ -133,7 +133,7 @@ static char *read_all(const char *path, size_t *bytes)
 }
 
 /* What is wrong with a file, or NULL when all its entries were taken. "" for want of memory. */
-static const char *take(lt_plans *plans, const char *text, size_t bytes)
+static const char *take(lt_plan_file *plans, const char *text, size_t bytes)
 {
     char last[END + 1];
     size_t head = strlen(HEAD), stamp = strlen(plans->stamp);
@@ -166,13 +166,13 @@ static void check_folder(const char *path, char *note, size_t bytes)
         snprintf(note, bytes, "plans cannot be written to %s: %s", path, strerror(errno));
 }
 
-lt_plans *lt__plans_read(const char *path, const char *stamp, char *note, size_t bytes)
+lt_plan_file *lt__plan_file_read(const char *path, const char *stamp, char *note, size_t bytes)
 {
-    lt_plans *plans = calloc(1, sizeof *plans);
+    lt_plan_file *plans = calloc(1, sizeof *plans);
     size_t size = 0;
     snprintf(note, bytes, "%s", "");
     if (!plans || !(plans->path = strdup(path)) || !(plans->stamp = strdup(stamp))) {
-        lt__plans_free(plans);
+        lt__plan_file_free(plans);
         return NULL;
     }
     char *text = read_all(path, &size);
@@ -183,7 +183,7 @@ lt_plans *lt__plans_read(const char *path, const char *stamp, char *note, size_t
     if (wrong)
         forget(plans);
     if (wrong && !*wrong) {
-        lt__plans_free(plans);
+        lt__plan_file_free(plans);
         return NULL;
     }
     if (wrong)
@@ -196,7 +196,7 @@ lt_plans *lt__plans_read(const char *path, const char *stamp, char *note, size_t
 /* ==== Writing ================================================================================= */
 
 /* The whole file as a text. New. NULL: out of memory. */
-static char *text_of(const lt_plans *plans, size_t *bytes)
+static char *text_of(const lt_plan_file *plans, size_t *bytes)
 {
     char *text = NULL, last[END + 1];
     FILE *to = open_memstream(&text, bytes);
@@ -229,7 +229,7 @@ static bool write_all(int file, const char *text, size_t bytes)
     return true;
 }
 
-bool lt__plans_write(lt_plans *plans, char *note, size_t bytes)
+bool lt__plan_file_write(lt_plan_file *plans, char *note, size_t bytes)
 {
     size_t size = 0;
     char *text = NULL, *draft = NULL;

@@ -1,6 +1,6 @@
-/* reduction.h - folding many elements into few on CUDA: sums, extremes and where they are.
+/* reduction.h - reducing many elements into few on CUDA: sums, extremes and where they are.
  *
- * A fold sees its elements as (outer, rows, width) and folds the rows. A block of threads takes
+ * A reduction sees its elements as (outer, rows, width) and reduces the rows. A block of threads takes
  * some columns of one part of the rows, each thread every so manieth row; then its accumulators
  * are joined in a tree. Few columns of many rows are cut into parts, so that there is work for all
  * multiprocessors, and one more pass joins the parts. Cuts and orders depend on the shape alone:
@@ -11,7 +11,7 @@
 
 #include "ops/cuda/cuda.h"
 
-typedef struct lt_fold_pass {
+typedef struct lt_reduction_pass {
     int64_t outer, rows, width;
     int64_t part;             /* rows of a part */
     unsigned parts, blocks;   /* of the rows; of the columns */
@@ -19,33 +19,33 @@ typedef struct lt_fold_pass {
                                 * outer positions. Their product is LT_THREADS */
     int run;                  /* neighbouring rows that a thread takes at once */
     bool wide;                /* with one load */
-} lt_fold_pass;
+} lt_reduction_pass;
 
-enum { LT_MAX_PASSES = LT_MAX_DIMS }; /* every other axis is folded, each in one pass or two */
+enum { LT_MAX_PASSES = LT_MAX_DIMS }; /* every other axis is reduced, each in one pass or two */
 
-typedef struct lt_fold_plan {
+typedef struct lt_reduction_plan {
     int n;
-    lt_fold_pass pass[LT_MAX_PASSES];
-} lt_fold_plan;
+    lt_reduction_pass pass[LT_MAX_PASSES];
+} lt_reduction_plan;
 
-/* Folds the axes of mask, of elements of so many bytes. */
-void lt__plan_fold(lt_fold_plan *p, int ndim, const int64_t *dims, uint32_t mask, size_t bytes);
+/* Reduces the axes of mask, of elements of so many bytes. */
+void lt__plan_reduction(lt_reduction_plan *p, int ndim, const int64_t *dims, uint32_t mask, size_t bytes);
 /* Bytes that accumulators of so many bytes each take between the passes. */
-size_t lt__fold_scratch(const lt_fold_plan *p, size_t bytes);
+size_t lt__reduction_scratch(const lt_reduction_plan *p, size_t bytes);
 
-typedef struct lt_fold_end {  /* what becomes of the last accumulators */
+typedef struct lt_reduction_end {  /* what becomes of the last accumulators */
     void *out;
     int dtype;                /* of out */
     bool root, add;           /* the square root is meant; to what is there */
     double divisor;
-} lt_fold_end;
+} lt_reduction_end;
 
-/* A kind of fold is a type with In, Acc, Later (the kind that joins accumulators) and, on the
+/* A kind of reduction is a type with In, Acc, Joined (the kind that joins accumulators) and, on the
  * device,
  *     static Acc start();                       of no element
- *     static Acc fold(Acc a, In x, int64_t row)
+ *     static Acc reduce(Acc a, In x, int64_t row)
  *     static Acc join(Acc a, Acc b)             a is of earlier rows, or neighbours them
- *     static void end(const lt_fold_end &e, int64_t i, Acc a)
+ *     static void end(const lt_reduction_end &e, int64_t i, Acc a)
  */
 
 /* Joins the accumulators of each `lanes` threads that are `columns` apart; each of them gets all.
@@ -68,7 +68,7 @@ __device__ inline typename F::Acc lt__join_lanes(typename F::Acc a, int columns,
 
 /* a and the elements of one thread: rows first, first + step, ..., of `run` each. */
 template <class F>
-__device__ inline typename F::Acc lt__fold_rows(const lt_fold_pass &p, const typename F::In *x,
+__device__ inline typename F::Acc lt__reduce_rows(const lt_reduction_pass &p, const typename F::In *x,
                                                 int64_t first, int64_t last, int64_t step)
 {
     typedef typename F::In In;
@@ -77,34 +77,34 @@ __device__ inline typename F::Acc lt__fold_rows(const lt_fold_pass &p, const typ
     if (p.run == 1) {
 #pragma unroll 4
         for (int64_t row = first; row < last; row += step)
-            a = F::fold(a, x[row * p.width], row);
+            a = F::reduce(a, x[row * p.width], row);
         return a;
     }
     for (int64_t row = first; row < last; row += step) {
         if (p.wide) {
             lt_pack<In, V> v = *(const lt_pack<In, V> *)(x + row);
             for (int k = 0; k < V; k++)
-                a = F::fold(a, v.at[k], row + k);
+                a = F::reduce(a, v.at[k], row + k);
         } else {
             for (int64_t r = row; r < row + V && r < last; r++)
-                a = F::fold(a, x[r], r);
+                a = F::reduce(a, x[r], r);
         }
     }
     return a;
 }
 
-/* For sm_100 ptxas spills four bytes of some folds, unless it is told what there is room for. */
+/* For sm_100 ptxas spills four bytes of some reductions, unless it is told what there is room for. */
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ == 1000
-#define LT_FOLD_BOUNDS LT_FOUR_BLOCKS
+#define LT_REDUCTION_BOUNDS LT_FOUR_BLOCKS
 #else
-#define LT_FOLD_BOUNDS __launch_bounds__(LT_THREADS)
+#define LT_REDUCTION_BOUNDS __launch_bounds__(LT_THREADS)
 #endif
 
 /* left: where the accumulators go when more passes follow; NULL in the last one. */
 template <class F>
-__global__ void LT_FOLD_BOUNDS
-    lt__fold_kernel(const __grid_constant__ lt_fold_pass p, const typename F::In *x,
-                    typename F::Acc *left, const lt_fold_end end)
+__global__ void LT_REDUCTION_BOUNDS
+    lt__reduction_kernel(const __grid_constant__ lt_reduction_pass p, const typename F::In *x,
+                    typename F::Acc *left, const lt_reduction_end end)
 {
     unsigned above = blockIdx.x / p.blocks;
     int64_t column = (int64_t)(blockIdx.x % p.blocks) * p.columns + threadIdx.x % p.columns;
@@ -115,7 +115,7 @@ __global__ void LT_FOLD_BOUNDS
     bool mine = column < p.width && o < p.outer;
     typename F::Acc a = F::start();
     if (mine)
-        a = lt__fold_rows<F>(p, x + o * p.rows * p.width + column, first + (int64_t)lane * p.run,
+        a = lt__reduce_rows<F>(p, x + o * p.rows * p.width + column, first + (int64_t)lane * p.run,
                              last, (int64_t)p.lanes * p.run);
     a = lt__join_lanes<F>(a, p.columns, p.lanes);
     int64_t to = (o * p.parts + part) * p.width + column;
@@ -125,37 +125,37 @@ __global__ void LT_FOLD_BOUNDS
         F::end(end, to, a);
 }
 
-static inline int64_t lt__fold_blocks(const lt_fold_pass *p)
+static inline int64_t lt__reduction_blocks(const lt_reduction_pass *p)
 {
     return lt__cuts(p->outer, p->group) * p->parts * p->blocks;
 }
 
 /* Whether 16 bytes at a time can be read of a pass's elements. */
-static inline bool lt__is_wide(const lt_fold_pass *p, const void *x)
+static inline bool lt__is_wide(const lt_reduction_pass *p, const void *x)
 {
     return p->run > 1 && (uintptr_t)x % 16 == 0 && p->rows % p->run == 0;
 }
 
 template <class F>
-lt_status lt__fold_pass(const lt_cuda *cuda, lt_fold_pass p, const void *x, void *left,
-                        const lt_fold_end &end)
+lt_status lt__reduction_pass(const lt_cuda *cuda, lt_reduction_pass p, const void *x, void *left,
+                        const lt_reduction_end &end)
 {
     p.wide = lt__is_wide(&p, x);
-    return lt__launch(cuda, lt__fold_blocks(&p), lt__fold_kernel<F>, p, (const typename F::In *)x,
+    return lt__launch(cuda, lt__reduction_blocks(&p), lt__reduction_kernel<F>, p, (const typename F::In *)x,
                       (typename F::Acc *)left, end);
 }
 
-/* All passes over x. scratch: lt__fold_scratch() bytes. */
+/* All passes over x. scratch: lt__reduction_scratch() bytes. */
 template <class F>
-lt_status lt__fold(const lt_cuda *cuda, const lt_fold_plan *plan, const void *x,
-                   const lt_fold_end &end, void *scratch)
+lt_status lt__reduce(const lt_cuda *cuda, const lt_reduction_plan *plan, const void *x,
+                   const lt_reduction_end &end, void *scratch)
 {
     typedef typename F::Acc Acc;
     for (int i = 0; i < plan->n; i++) {
-        const lt_fold_pass *p = &plan->pass[i];
+        const lt_reduction_pass *p = &plan->pass[i];
         void *left = i < plan->n - 1 ? scratch : NULL;
-        LT_TRY(i == 0 ? lt__fold_pass<F>(cuda, *p, x, left, end)
-                      : lt__fold_pass<typename F::Later>(cuda, *p, x, left, end));
+        LT_TRY(i == 0 ? lt__reduction_pass<F>(cuda, *p, x, left, end)
+                      : lt__reduction_pass<typename F::Joined>(cuda, *p, x, left, end));
         x = left;
         scratch = (char *)scratch + lt__aligned((size_t)(p->outer * p->parts * p->width) *
                                                 sizeof(Acc));
@@ -173,14 +173,14 @@ template <class T> __device__ inline void lt__put_sum(void *out, int64_t i, bool
 }
 
 /* In double; the root of it or a quotient is rounded to the type of the result. */
-template <class E> struct lt_sum {
+template <class E> struct lt_sum_reduction {
     typedef E In;
     typedef double Acc;
-    typedef lt_sum<double> Later;
+    typedef lt_sum_reduction<double> Joined;
     static __device__ double start() { return 0; }
-    static __device__ double fold(double a, E x, int64_t) { return a + (double)lt__value(x); }
+    static __device__ double reduce(double a, E x, int64_t) { return a + (double)lt__value(x); }
     static __device__ double join(double a, double b) { return a + b; }
-    static __device__ void end(const lt_fold_end &e, int64_t i, double a)
+    static __device__ void end(const lt_reduction_end &e, int64_t i, double a)
     {
         double value = e.root ? sqrt(a) : a / e.divisor;
         if (e.dtype == LT_F32)
@@ -194,8 +194,8 @@ template <class E> struct lt_sum {
     }
 };
 
-template <class E> struct lt_squares : lt_sum<E> {
-    static __device__ double fold(double a, E x, int64_t)
+template <class E> struct lt_squares_reduction : lt_sum_reduction<E> {
+    static __device__ double reduce(double a, E x, int64_t)
     {
         return a + (double)lt__value(x) * (double)lt__value(x);
     }

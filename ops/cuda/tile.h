@@ -93,10 +93,10 @@ static inline __device__ void lt__add_slices(const lt_slice &a, const lt_slice &
 }
 
 /* A tile of sums in shared memory, from where it is stored row by row. */
-struct lt_sums { alignas(16) float at[LT_TILE][LT_TILE + LT_PATCH]; };
+struct lt_tile_sums { alignas(16) float at[LT_TILE][LT_TILE + LT_PATCH]; };
 
 template <class O>
-__device__ inline void lt__put_tile(const lt_results<O> &r, const lt_tiles &t, const lt_sums &sums,
+__device__ inline void lt__put_tile(const lt_results<O> &r, const lt_tiles &t, const lt_tile_sums &sums,
                                     int part, int batch, int top, int left)
 {
     int j = left + threadIdx.x % LT_TILE;
@@ -121,7 +121,7 @@ __global__ void LT_FOUR_BLOCKS
                     const __grid_constant__ B b, const __grid_constant__ lt_results<O> r)
 {
     __shared__ lt_slice of_a, of_b;
-    __shared__ lt_sums sums;
+    __shared__ lt_tile_sums sums;
     int wide = (t.n - 1) / LT_TILE + 1, high = (t.m - 1) / LT_TILE + 1;
     int above = (int)blockIdx.x / wide, left = ((int)blockIdx.x - above * wide) * LT_TILE;
     int before = above / high, top = (above - before * high) * LT_TILE;

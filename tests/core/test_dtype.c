@@ -1,7 +1,7 @@
 /* test_dtype.c - conversions against their definition: of all numbers of the target format the
  * nearest, of two equally near ones the even. The definition is a search in the sorted list of the
  * format's numbers, in long double, where all sources and sums are exact. lt_convert() takes the
- * vector code where this machine has it; the scalar twins are called by their names.
+ * vector code where this machine has it; the scalar versions are called by their names.
  */
 #include <stdlib.h>
 
@@ -95,7 +95,7 @@ static void check_f32(const format *f, const float *x, size_t n)
     for (size_t i = 0; i < n; i++) {
         uint16_t scalar = scalar_of_f32(f, x[i]);
         if (h[i] != scalar)
-            FAIL("%a to %s: %#x by lt_convert, %#x by the scalar twin", x[i],
+            FAIL("%a to %s: %#x by lt_convert, %#x by the scalar version", x[i],
                  lt_dtype_name(f->dtype), h[i], scalar);
         if (isnan(x[i]) ? (h[i] & 0x7fff) <= f->infinity || (h[i] >> 15) != (bits_of(x[i]) >> 31)
                         : h[i] != nearest(f, (long double)x[i]))
@@ -110,7 +110,7 @@ static void check_f64(const format *f, const double *x, size_t n)
     for (size_t i = 0; i < n; i++) {
         uint16_t scalar = scalar_of_f64(f, x[i]);
         if (h[i] != scalar)
-            FAIL("%a to %s: %#x by lt_convert, %#x by the scalar twin", x[i],
+            FAIL("%a to %s: %#x by lt_convert, %#x by the scalar version", x[i],
                  lt_dtype_name(f->dtype), h[i], scalar);
         if (isnan(x[i]) ? (h[i] & 0x7fff) <= f->infinity : h[i] != nearest(f, (long double)x[i]))
             FAIL("%a to %s gives %#x", x[i], lt_dtype_name(f->dtype), h[i]);

@@ -13,12 +13,12 @@ static char *properties(int index, char *why, size_t bytes)
     lt_cudnn_table table;
     lt_cublaslt_table blas;
     const lt_host host = {lt_fail, lt_log};
-    const lt_cuda_lent lent = {.host = &host, .index = index, .model = "one to be known"};
+    const lt_cuda_env env = {.host = &host, .index = index, .model = "one to be known"};
     const lt_cudnn_config config = {.deterministic = false};
     if (lt__cublaslt_open(&blas, why, bytes) != 0 ||
         lt__cudnn_open_library(&table, why, bytes) != 0)
         return NULL;
-    lt_cudnn *d = lt__cudnn_new(&table, &lent, &config, why, bytes);
+    lt_cudnn *d = lt__cudnn_new(&table, &env, &config, why, bytes);
     if (!d)
         return NULL;
     char *json = lt__cudnn_properties(d);

@@ -11,7 +11,7 @@
 #include "ops/kernel.h"
 #include "ops/plugin.h"
 #include "tests/cuda/libs.h"
-#include "tests/device/twins.h"
+#include "tests/device/reference.h"
 
 static lt_ctx *open_cuda(bool libraries)
 {
@@ -81,7 +81,7 @@ static bool has_kernels(lt_ctx *ctx, const char *name)
 
 static void walk_op(const char *op, bool libraries)
 {
-    lt_ctx *ctx[2] = {open_cuda(libraries), open_twin()};
+    lt_ctx *ctx[2] = {open_cuda(libraries), open_reference()};
     if (has_kernels(ctx[0], op)) {
         walk_cases(op, ctx, near_for(op));
         return;

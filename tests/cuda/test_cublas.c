@@ -14,7 +14,7 @@ enum { CASES = 120 };
 /* ==== A context with cuBLASLt ================================================================= */
 
 static stand_in *library;
-static lt_cuda_lent lent;
+static lt_cuda_env env;
 static lt_ctx *ctx;
 static lt_cublas *blas;
 static int summed;            /* calls of sum_rows() */
@@ -46,11 +46,11 @@ static void begin(const lt_cublas_config *config)
     library = open_stand_in("libcublasLt.so.13");
     library->engines[0][0].workspace = 100;
     ctx = lt_open(&(lt_config){.reference = true, .poison = true, .threads = 1});
-    lent = (lt_cuda_lent){.host = &test_host, .device = ctx->devices[0], .stream = test_stream,
+    env = (lt_cuda_env){.host = &test_host, .device = ctx->devices[0], .stream = test_stream,
                           .sum_rows = sum_rows};
     summed = 0;
     if (lt__cublaslt_open(&table, text, sizeof text) != 0 ||
-        !(blas = lt__cublas_new(&table, &lent, config, text, sizeof text)))
+        !(blas = lt__cublas_new(&table, &env, config, text, sizeof text)))
         FAIL("%s", text);
 }
 

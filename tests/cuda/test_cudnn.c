@@ -17,7 +17,7 @@ static const lt_dtype dtypes[] = {LT_F32, LT_F16, LT_BF16};
 typedef struct setting {
     lt_ctx *ctx;
     stand_in *library;
-    lt_cuda_lent lent;
+    lt_cuda_env env;
     lt_cudnn *cudnn;
 } setting;
 
@@ -29,10 +29,10 @@ static void open_setting(setting *s)
     s->ctx = lt_open(&(lt_config){.reference = true, .poison = true, .threads = 1});
     s->library = open_stand_in("libcudnn.so.9");
     s->library->engines[0][0].workspace = 100;
-    s->lent = (lt_cuda_lent){.host = &test_host, .device = s->ctx->devices[0],
+    s->env = (lt_cuda_env){.host = &test_host, .device = s->ctx->devices[0],
                              .stream = test_stream, .model = "none"};
     if (lt__cudnn_open_library(&table, text, sizeof text) != 0 ||
-        !(s->cudnn = lt__cudnn_new(&table, &s->lent, &config, text, sizeof text)))
+        !(s->cudnn = lt__cudnn_new(&table, &s->env, &config, text, sizeof text)))
         FAIL("%s", text);
 }
 

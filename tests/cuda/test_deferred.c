@@ -1,7 +1,7 @@
 /* test_deferred.c - what the CUDA backend decides in the stream, and the host hears of late. The
  * device's stream does nothing before somebody waits. */
 #include "amp/amp.h"
-#include "tests/cuda/twin.h"
+#include "tests/cuda/reference.h"
 #include "tests/device/emu.h"
 
 #define COUNT(list) ((int)(sizeof(list) / sizeof *(list)))
@@ -68,12 +68,12 @@ TEST(losses)
         void *to = put(&m, &v, sizeof v);
         for (int i = 0; i < COUNT(value); i++) {
             lt_tensor *x = lt_tensor_full(m.ctx, all[d], 0, NULL, value[i]);
-            twin t = twin_of(&m, x, 1);
+            mirror t = mirror_of(&m, x, 1);
             must(m.cuda.check_loss(on_device(&t), to));
             get(&m, &v, to, sizeof v);
             CHECK_EQ(v.skip, i > 0);
             CHECK(v.loss == (i > 0 ? INFINITY : 0));
-            twin_free(&m, &t);
+            mirror_free(&m, &t);
         }
         m.cuda.device->free(m.cuda.device, to, sizeof v);
     }
@@ -89,14 +89,14 @@ TEST(norms)
     void *to = put(&m, &v, sizeof v);
     for (int i = 0; i < COUNT(squares); i++) {
         double norm = sqrt(squares[i]);
-        twin t = twin_of(&m, lt_tensor_full(m.ctx, LT_F64, 0, NULL, squares[i]), 0);
+        mirror t = mirror_of(&m, lt_tensor_full(m.ctx, LT_F64, 0, NULL, squares[i]), 0);
         must(m.cuda.clip(on_device(&t), 2, to));
         get(&m, &v, to, sizeof v);
         CHECK_EQ(v.skip, i > 4);
         CHECK(i == 6 ? isnan(v.norm) : v.norm == (i == 5 ? INFINITY : 0));
         if (i < 5)
             CHECK(v.factor == (norm > 2 ? 2 / norm : 1));
-        twin_free(&m, &t);
+        mirror_free(&m, &t);
     }
     m.cuda.device->free(m.cuda.device, to, sizeof v);
     lt_ctx_free(m.ctx);
@@ -110,12 +110,12 @@ static void check_zero_leftover(machine *m, lt_dtype dtype, int64_t left, int n,
         rows[i] = (lt_grad_stats){1, i - 1 == odd};
     lt_grad_stats *there = put(m, rows, sizeof rows);
     lt_tensor *x = values(m, dtype, 1, &count, 5, true);
-    twin t = twin_of(m, x, 1);
+    mirror t = mirror_of(m, x, 1);
     must(m->cuda.zero_leftover(on_device(&t), there, there + 1, n));
     if (left > 0 && odd < 0)
         must(lt_fill(x, 0));
     compare(m, lt_dtype_name(dtype), &t, 0);
-    twin_free(m, &t);
+    mirror_free(m, &t);
     m->cuda.device->free(m->cuda.device, there, sizeof rows);
 }
 
@@ -139,13 +139,13 @@ static void check_skip(machine *m, const char *op, const char *options, int n, i
 {
     int64_t count = 1001;
     lt_opt opts[LT_MAX_OPT];
-    twin t[4];
+    mirror t[4];
     lt_tensor *in[4];
     const lt_def *def = lt_op_find(m->ctx, op);
     int32_t *there = put(m, &skip, sizeof skip);
     CHECK_OK(lt_opts_parse(&def->schema, options, opts));
     for (int i = 0; i < n; i++) {
-        t[i] = twin_of(m, values(m, LT_F32, 1, &count, (uint32_t)i + 1, false), 0);
+        t[i] = mirror_of(m, values(m, LT_F32, 1, &count, (uint32_t)i + 1, false), 0);
         in[i] = on_device(&t[i]);
     }
     lt_call c = {.ctx = m->ctx, .op = def->op, .schema = &def->schema, .opt = opts, .n_in = n,
@@ -158,7 +158,7 @@ static void check_skip(machine *m, const char *op, const char *options, int n, i
     get(m, &first, t[0].tensor.data, sizeof first);
     CHECK_EQ(first == was, skip != 0);
     for (int i = 0; i < n; i++)
-        twin_free(m, &t[i]);
+        mirror_free(m, &t[i]);
     m->cuda.device->free(m->cuda.device, there, sizeof skip);
 }
 
@@ -183,13 +183,13 @@ static void updated(machine *m, const char *op, const char *options, int n, cons
 {
     enum { COUNT_W = 1001 };
     lt_opt opts[LT_MAX_OPT];
-    twin t[4];
+    mirror t[4];
     lt_tensor *in[4];
     const lt_def *def = lt_op_find(m->ctx, op);
     CHECK_OK(lt_opts_parse(&def->schema, options, opts));
     for (int i = 0; i < n; i++) {
         lt_tensor *x = values(m, LT_F32, 1, &(int64_t){COUNT_W}, (uint32_t)i + 1, false);
-        t[i] = twin_of(m, x, 0);
+        t[i] = mirror_of(m, x, 0);
         in[i] = on_device(&t[i]);
     }
     lt_call c = {.ctx = m->ctx, .op = def->op, .schema = &def->schema, .opt = opts, .n_in = n,
@@ -197,7 +197,7 @@ static void updated(machine *m, const char *op, const char *options, int n, cons
     run_on_device(m, def, &c, false);
     for (int i = 0; i < n; i++) {
         get(m, all_of_it + i * COUNT_W, t[i].tensor.data, COUNT_W * sizeof(float));
-        twin_free(m, &t[i]);
+        mirror_free(m, &t[i]);
     }
 }
 
@@ -237,7 +237,7 @@ typedef struct training {
 
 static training training_new(bool on_device, bool scaled)
 {
-    training t = {.ctx = on_device ? open_device() : open_twin()};
+    training t = {.ctx = on_device ? open_device() : open_reference()};
     lt_scaler scaler = lt_scaler_init(LT_SCALE_DYNAMIC, 8, 2);
     t.p = lt_param_new(t.ctx, LT_F32, 1, (int64_t[]){COUNT_P}, (lt_init){LT_INIT_NORMAL, 0, 1});
     t.x = lt_tensor_new(t.ctx, LT_F32, 1, (int64_t[]){COUNT_P});

@@ -1,6 +1,6 @@
 /* test_device.c - the CUDA backend as a device: how it opens, memory, copies, conversions, what it
  * waits for. */
-#include "tests/cuda/twin.h"
+#include "tests/cuda/reference.h"
 
 static const lt_dtype all[] = {LT_F32, LT_F64, LT_F16, LT_BF16, LT_I64, LT_I32, LT_U8};
 #define COUNT(array) (int)(sizeof(array) / sizeof *(array))
@@ -183,14 +183,14 @@ TEST(conversions_of_all_pairs)
             lt_tensor *x = special_values(&m, all[i]);
             lt_tensor *y = lt_tensor_new(m.ctx, all[j], 1, x->dims);
             lt_convert(y->data, all[j], x->data, all[i], (size_t)x->count);
-            twin from = twin_of(&m, x, 1), to = twin_of(&m, y, 3);
+            mirror from = mirror_of(&m, x, 1), to = mirror_of(&m, y, 3);
             must(d->fill(d, to.tensor.data, all[j], (size_t)y->count, 77));
             must(d->convert(d, to.tensor.data, all[j], from.tensor.data, all[i],
                             (size_t)x->count));
             snprintf(what, sizeof what, "%s to %s", lt_dtype_name(all[i]), lt_dtype_name(all[j]));
             compare(&m, what, &to, 0);
-            twin_free(&m, &from);
-            twin_free(&m, &to);
+            mirror_free(&m, &from);
+            mirror_free(&m, &to);
         }
     lt_ctx_free(m.ctx);
 }
@@ -204,12 +204,12 @@ TEST(fills)
         for (int k = 0; k < COUNT(list); k++) {
             lt_tensor *x = lt_tensor_new(m.ctx, all[i], 1, (int64_t[]){301});
             must(cpu->fill(cpu, x->data, all[i], 301, list[k]));
-            twin t = twin_of(&m, x, 1);
+            mirror t = mirror_of(&m, x, 1);
             must(d->fill(d, t.tensor.data, all[i], 301, 55));
             must(d->fill(d, t.tensor.data, all[i], 301, list[k]));
             must(d->fill(d, t.tensor.data, all[i], 0, 5));
             compare(&m, lt_dtype_name(all[i]), &t, 0);
-            twin_free(&m, &t);
+            mirror_free(&m, &t);
         }
     lt_ctx_free(m.ctx);
 }
@@ -222,12 +222,12 @@ TEST(sums_of_gradients)
         for (int shift = 0; shift < 2; shift++) {
             lt_tensor *x = values(&m, all[i], 1, (int64_t[]){1001}, 3, true);
             lt_tensor *y = values(&m, all[i], 1, (int64_t[]){1001}, 4, true);
-            twin to = twin_of(&m, x, shift), from = twin_of(&m, y, 0);
+            mirror to = mirror_of(&m, x, shift), from = mirror_of(&m, y, 0);
             must(d->add(d, to.tensor.data, from.tensor.data, all[i], 1001));
             must(cpu->add(cpu, x->data, y->data, all[i], 1001));
             compare(&m, lt_dtype_name(all[i]), &to, 0);
-            twin_free(&m, &to);
-            twin_free(&m, &from);
+            mirror_free(&m, &to);
+            mirror_free(&m, &from);
         }
     CHECK(d->add(d, NULL, NULL, LT_I32, 4) == LT_EINVAL);
     CHECK(strcmp(lt_errmsg(), "gradients are floats, not i32") == 0);
@@ -240,7 +240,7 @@ static void check_rescale(machine *m, lt_dtype dtype, int64_t n, double by)
 {
     lt_device *d = m->cuda.device;
     lt_tensor *x = values(m, dtype, 1, &n, 11, true);
-    twin t = twin_of(m, x, 1);
+    mirror t = mirror_of(m, x, 1);
     lt_grad_stats want = {0}, got, *row = d->alloc(d, sizeof *row);
     t.tensor.ctx = m->ctx;
     must(m->cuda.rescale(on_device(&t), by, row));
@@ -253,14 +253,14 @@ static void check_rescale(machine *m, lt_dtype dtype, int64_t n, double by)
     d->free(d, row, sizeof *row);
     CHECK(got.largest == want.largest);
     CHECK_EQ(got.not_finite, want.not_finite);
-    twin_free(m, &t);
+    mirror_free(m, &t);
 }
 
 static void check_measure(machine *m, lt_dtype dtype, int64_t n, double by)
 {
     lt_device *d = m->cuda.device;
     lt_tensor *x = values(m, dtype, 1, &n, 11, true);
-    twin t = twin_of(m, x, 1);
+    mirror t = mirror_of(m, x, 1);
     lt_grad_stats want = lt_grad_stats_of(x), got, *row = d->alloc(d, sizeof *row);
     t.tensor.ctx = m->ctx;
     must(m->cuda.measure(on_device(&t), by, row));
@@ -269,7 +269,7 @@ static void check_measure(machine *m, lt_dtype dtype, int64_t n, double by)
     d->free(d, row, sizeof *row);
     CHECK(got.largest == want.largest * by);
     CHECK_EQ(got.not_finite, want.not_finite);
-    twin_free(m, &t);
+    mirror_free(m, &t);
 }
 
 TEST(rescaling)
@@ -295,7 +295,7 @@ TEST(kernels_are_not_waited_for)
     machine m = machine_open();
     lt_tensor *x = values(&m, LT_F32, 1, (int64_t[]){1000}, 1, false);
     lt_tensor *y = values(&m, LT_F32, 1, (int64_t[]){1000}, 2, false);
-    twin tx = twin_of(&m, x, 0), ty = twin_of(&m, y, 0);
+    mirror tx = mirror_of(&m, x, 0), ty = mirror_of(&m, y, 0);
     lt_tensor *in[] = {on_device(&tx)}, *outs[] = {on_device(&ty)};
     lt_call call = {.ctx = m.ctx, .n_in = 1, .in = in, .out = outs};
     int64_t waits = m.count(SHIM_WAITS), launches = m.count(SHIM_LAUNCHES);
@@ -306,8 +306,8 @@ TEST(kernels_are_not_waited_for)
     must(m.cuda.device->sync(m.cuda.device));
     CHECK_EQ(m.count(WAITS), waits + 1);
     CHECK_EQ(m.count(SHIM_LAUNCHES), launches + 10);
-    twin_free(&m, &tx);
-    twin_free(&m, &ty);
+    mirror_free(&m, &tx);
+    mirror_free(&m, &ty);
     lt_ctx_free(m.ctx);
 }
 
@@ -315,14 +315,14 @@ TEST(a_late_error_is_a_sentence)
 {
     machine m = machine_open();
     lt_tensor *x = values(&m, LT_F32, 1, (int64_t[]){10}, 1, false);
-    twin t = twin_of(&m, x, 0);
+    mirror t = mirror_of(&m, x, 0);
     lt_tensor *in[] = {on_device(&t)}, far = t.tensor, *outs[] = {&far};
     lt_call call = {.ctx = m.ctx, .n_in = 1, .in = in, .out = outs};
     far.data = (char *)far.data + 4; /* its last element lies behind the block */
     must(m.cuda.op[LT_OP_relu].fwd(&call));
     CHECK(m.cuda.device->sync(m.cuda.device) == LT_EENV);
     CHECK(strncmp(lt_errmsg(), "cuda:0: something has written around the 40 bytes", 49) == 0);
-    twin_free(&m, &t);
+    mirror_free(&m, &t);
     lt_ctx_free(m.ctx);
 }
 
@@ -334,7 +334,7 @@ TEST(what_has_failed_before_comes_again)
     machine m = machine_open();
     lt_device *d = m.cuda.device;
     lt_tensor *x = values(&m, LT_F32, 1, (int64_t[]){10}, 1, false);
-    twin t = twin_of(&m, x, 0);
+    mirror t = mirror_of(&m, x, 0);
     lt_tensor *in[] = {on_device(&t)}, *outs[] = {on_device(&t)};
     lt_call call = {.ctx = m.ctx, .n_in = 1, .in = in, .out = outs};
     void *pinned = lt__host_alloc(d, 1000), *block = lt__device_alloc(m.ctx, d, 1000);
@@ -352,7 +352,7 @@ TEST(what_has_failed_before_comes_again)
     CHECK_FAILS(d->sync(d), LT_EENV, why);
     d->free_host(d, pinned);
     lt__device_free(m.ctx, d, block, 1000);
-    twin_free(&m, &t);
+    mirror_free(&m, &t);
     lt_ctx_free(m.ctx);
     want_refusal(-1, "cuda:0 cannot be used: a kernel has read what is not there", LT_VERSION, 0);
     m.renew();
@@ -387,12 +387,12 @@ TEST(dtypes_that_no_kernel_is_for)
 {
     machine m = machine_open();
     lt_tensor *x = values(&m, LT_F64, 1, (int64_t[]){10}, 1, false);
-    twin t = twin_of(&m, x, 0);
+    mirror t = mirror_of(&m, x, 0);
     lt_tensor *in[] = {on_device(&t), on_device(&t)}, *outs[] = {on_device(&t)};
     lt_call call = {.ctx = m.ctx, .n_in = 2, .in = in, .out = outs};
     CHECK(m.cuda.op[LT_OP_add].fwd(&call) == LT_EUNSUPPORTED);
     CHECK(strcmp(lt_errmsg(), "cuda:0 does not compute in f64 here; cast it to f32, or compute it "
                               "on the CPU") == 0);
-    twin_free(&m, &t);
+    mirror_free(&m, &t);
     lt_ctx_free(m.ctx);
 }

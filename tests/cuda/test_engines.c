@@ -10,7 +10,7 @@ enum { A, BE, FALLBACK };     /* modes of heuristics */
 
 static stand_in *library;
 static lt_cudnn_table table;
-static lt_cuda_lent lent;
+static lt_cuda_env env;
 static lt_ctx *ctx;
 static char notes[4096];      /* what was logged */
 
@@ -31,14 +31,14 @@ static void begin(void)
     ctx = lt_open(&(lt_config){.reference = true});
     lt_log_to(ctx, note, NULL);
     notes[0] = 0;
-    lent = (lt_cuda_lent){.host = &test_host, .device = ctx->devices[0], .stream = test_stream,
+    env = (lt_cuda_env){.host = &test_host, .device = ctx->devices[0], .stream = test_stream,
                           .model = "model A"};
 }
 
 static lt_cudnn *make(const lt_cudnn_config *config)
 {
     char text[512];
-    lt_cudnn *d = lt__cudnn_new(&table, &lent, config, text, sizeof text);
+    lt_cudnn *d = lt__cudnn_new(&table, &env, config, text, sizeof text);
     if (!d)
         FAIL("%s", text);
     return d;
@@ -52,20 +52,20 @@ static void end(lt_cudnn *d)
 }
 
 /* 2 images of 5x6 with 3 channels to 4, by 3x3. */
-static lt_cudnn_job sample(void)
+static lt_cudnn_task sample(void)
 {
-    return (lt_cudnn_job){.kind = LT_CUDNN_CONV, .dtype = LT_F16, .aligned = 1, .n = 2, .in = 3,
+    return (lt_cudnn_task){.kind = LT_CUDNN_CONV, .dtype = LT_F16, .aligned = 1, .n = 2, .in = 3,
                           .out = 4, .groups = 1, .size = {5, 6}, .out_size = {5, 6},
                           .kernel = {3, 3}, .stride = {1, 1}, .pad = {1, 1}, .dilation = {1, 1}};
 }
 
-/* The number of the engine that a job gets; 0: none. */
-static int engine_for(const lt_cudnn_config *config, lt_cudnn_job job)
+/* The number of the engine that a task gets; 0: none. */
+static int engine_for(const lt_cudnn_config *config, lt_cudnn_task task)
 {
     lt_cudnn *d = make(config);
     size_t bytes;
-    lt_status status = lt__cudnn_plan(d, ctx, &job, &bytes);
-    int number = atoi(lt__cudnn_choice(d, &job));
+    lt_status status = lt__cudnn_plan(d, ctx, &task, &bytes);
+    int number = atoi(lt__cudnn_choice(d, &task));
     CHECK_EQ(status, number > 0 ? LT_OK : LT_EUNSUPPORTED);
     lt__cudnn_free(d);
     return number;
@@ -110,12 +110,12 @@ TEST(workspace_has_a_limit)
 static int with_note(cudnnBackendNumericalNote_t noted, const lt_cudnn_config *config,
                      lt_dtype dtype, lt_cudnn_kind kind)
 {
-    lt_cudnn_job job = sample();
-    job.dtype = dtype;
-    job.kind = kind;
+    lt_cudnn_task task = sample();
+    task.dtype = dtype;
+    task.kind = kind;
     library->engines[A][0].note = (int)noted;
     library->engines[FALLBACK][0] = (stand_in_engine){.number = 2, .note = -1};
-    return engine_for(config, job);
+    return engine_for(config, task);
 }
 
 TEST(what_rounds_more_is_for_who_allows_it)
@@ -160,15 +160,15 @@ TEST(sums_without_an_order_come_last)
 /* ==== What is left to others ================================================================== */
 
 /* Asked for twice: the second answer is remembered. */
-static void unsupported(lt_cudnn_job job)
+static void unsupported(lt_cudnn_task task)
 {
     lt_cudnn *d = make(&(lt_cudnn_config){.tf32 = true});
     void *operand[LT_CUDNN_OPERANDS] = {NULL};
     size_t bytes = 1;
-    CHECK_EQ(lt__cudnn_plan(d, ctx, &job, &bytes), LT_EUNSUPPORTED);
+    CHECK_EQ(lt__cudnn_plan(d, ctx, &task, &bytes), LT_EUNSUPPORTED);
     CHECK_EQ(bytes, 0);
     int asked = library->asked[A];
-    CHECK_EQ(lt__cudnn_run(d, ctx, &job, operand, NULL), LT_EUNSUPPORTED);
+    CHECK_EQ(lt__cudnn_run(d, ctx, &task, operand, NULL), LT_EUNSUPPORTED);
     CHECK_EQ(library->asked[A], asked);
     CHECK_EQ(library->run, 0);
     lt__cudnn_free(d);
@@ -176,39 +176,39 @@ static void unsupported(lt_cudnn_job job)
 
 TEST(own_kernels_are_for)
 {
-    lt_cudnn_job job = sample();
+    lt_cudnn_task task = sample();
     begin();
-    job.dtype = LT_F64;
-    unsupported(job);
-    job = sample();
-    job.n = 0;
-    unsupported(job);
-    job = sample();
-    job.in = 0;
-    unsupported(job);
-    job = sample();
-    job.out = 0;
-    unsupported(job);
+    task.dtype = LT_F64;
+    unsupported(task);
+    task = sample();
+    task.n = 0;
+    unsupported(task);
+    task = sample();
+    task.in = 0;
+    unsupported(task);
+    task = sample();
+    task.out = 0;
+    unsupported(task);
     CHECK_EQ(library->asked[A], 0); /* of all these cuDNN has heard nothing */
     library->engines[A][0].fails = true;
     unsupported(sample());
-    CHECK(strstr(notes, "no engine of cuDNN takes job") != NULL);
+    CHECK(strstr(notes, "no engine of cuDNN takes task") != NULL);
     library->engines[A][0].fails = false;
-    job = sample();
-    job.out_size[0] = 4; /* contradicts itself: the graph is refused */
-    unsupported(job);
+    task = sample();
+    task.out_size[0] = 4; /* contradicts itself: the graph is refused */
+    unsupported(task);
     end(NULL);
 }
 
 TEST(a_device_that_is_not_here_runs_nothing)
 {
     void *operand[LT_CUDNN_OPERANDS] = {NULL};
-    const lt_cudnn_job job = sample();
+    const lt_cudnn_task task = sample();
     size_t bytes;
     begin();
     lt_cudnn *d = make(&(lt_cudnn_config){.tf32 = true, .json = "{\"deviceName\": \"far\"}"});
-    CHECK_OK(lt__cudnn_plan(d, ctx, &job, &bytes));
-    CHECK_EQ(lt__cudnn_run(d, ctx, &job, operand, NULL), LT_EUNSUPPORTED);
+    CHECK_OK(lt__cudnn_plan(d, ctx, &task, &bytes));
+    CHECK_EQ(lt__cudnn_run(d, ctx, &task, operand, NULL), LT_EUNSUPPORTED);
     char *json = lt__cudnn_properties(d);
     CHECK_STR(json, "{\"deviceName\": \"far\"}");
     free(json);
@@ -226,28 +226,28 @@ static float x[2 * 5 * 6 * 3 + 4], w[4 * 3 * 3 * 3 + 4], y[2][2 * 5 * 6 * 4 + 4]
 
 TEST(plans_are_made_once_and_packs_anew)
 {
-    lt_cudnn_job job = sample();
+    lt_cudnn_task task = sample();
     size_t bytes;
-    job.dtype = LT_F32;
+    task.dtype = LT_F32;
     void *operand[LT_CUDNN_OPERANDS] = {x, w, y[0]};
     begin();
-    job.aligned = 0;
+    task.aligned = 0;
     x[31] = w[13] = 1;
     lt_cudnn *d = make(&(lt_cudnn_config){.tf32 = true});
     for (int i = 0; i < 4; i++) {
         operand[LT_CUDNN_Y] = y[i / 2];
         memset(y, 0xff, sizeof y);
-        CHECK_OK(lt__cudnn_run(d, ctx, &job, operand, NULL));
+        CHECK_OK(lt__cudnn_run(d, ctx, &task, operand, NULL));
         CHECK_EQ(library->built, 1);
         CHECK_EQ(library->run, 1 + i);
         CHECK(y[i / 2][0] == 0 && isnan(y[1 - i / 2][0]));
     }
-    job.n = 1;
-    CHECK_OK(lt__cudnn_plan(d, ctx, &job, &bytes));
+    task.n = 1;
+    CHECK_OK(lt__cudnn_plan(d, ctx, &task, &bytes));
     CHECK_EQ(library->built, 2);
     for (int i = 2; i < 1100; i++) { /* more sizes than are kept */
-        job.n = i;
-        CHECK_OK(lt__cudnn_plan(d, ctx, &job, &bytes));
+        task.n = i;
+        CHECK_OK(lt__cudnn_plan(d, ctx, &task, &bytes));
     }
     CHECK(library->live < 1100 * 12);
     end(d);
@@ -255,19 +255,19 @@ TEST(plans_are_made_once_and_packs_anew)
 
 TEST(a_run_that_fails_says_why)
 {
-    lt_cudnn_job job = sample();
+    lt_cudnn_task task = sample();
     void *operand[LT_CUDNN_OPERANDS] = {x, w, y[0]};
-    job.dtype = LT_F32;
-    job.aligned = 0;
+    task.dtype = LT_F32;
+    task.aligned = 0;
     begin();
     lt_cudnn *d = make(&(lt_cudnn_config){.tf32 = true});
     library->fail_run = CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER;
-    CHECK_FAILS(lt__cudnn_run(d, ctx, &job, operand, NULL), LT_EENV,
+    CHECK_FAILS(lt__cudnn_run(d, ctx, &task, operand, NULL), LT_EENV,
                 "failed to run a plan: CUDNN_STATUS_REFUSED: as was asked for");
     library->fail_run = CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED;
-    CHECK_FAILS(lt__cudnn_run(d, ctx, &job, operand, NULL), LT_ENOMEM,
+    CHECK_FAILS(lt__cudnn_run(d, ctx, &task, operand, NULL), LT_ENOMEM,
                 "out of memory in cuDNN; try a smaller batch");
-    CHECK_OK(lt__cudnn_run(d, ctx, &job, operand, NULL));
+    CHECK_OK(lt__cudnn_run(d, ctx, &task, operand, NULL));
     end(d);
 }
 
@@ -294,18 +294,18 @@ static void end_file(void)
 }
 
 /* Whether heuristics were asked for that plan: the file did not have it. */
-static bool asks(bool strict, lt_cudnn_job job)
+static bool asks(bool strict, lt_cudnn_task task)
 {
     const lt_cudnn_config config = {.tf32 = true, .deterministic = strict, .plans = file};
     int before = library->asked[A];
     notes[0] = 0;
-    CHECK_EQ(engine_for(&config, job), 2);
+    CHECK_EQ(engine_for(&config, task), 2);
     return library->asked[A] > before;
 }
 
 TEST(a_file_remembers_plans)
 {
-    lt_cudnn_job other = sample();
+    lt_cudnn_task other = sample();
     other.n = 3;
     begin_file();
     CHECK(asks(false, sample()));
@@ -334,7 +334,7 @@ TEST(a_file_for_something_else_is_left_alone)
 {
     begin_file();
     CHECK(asks(false, sample()));
-    lent.model = "model B";
+    env.model = "model B";
     CHECK(asks(false, sample()));
     CHECK(strstr(notes, "is for another device, driver or version of cuDNN; plans are made anew"));
     CHECK(!asks(false, sample()));

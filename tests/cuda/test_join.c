@@ -6,7 +6,7 @@
 
 #ifdef LT_WITH_CUDNN
 #include "ops/cuda/libraries.h"
-#include "tests/cuda/twin.h"
+#include "tests/cuda/reference.h"
 
 static char said[1024];
 static int warnings;
@@ -153,7 +153,7 @@ TEST(the_order_of_the_stream)
         float v = 2 * ((float *)z->data)[i];
         ((float *)want->data)[i] = v > 0 ? v : 0;
     }
-    twin tx = twin_of(&m, x, 0), tz = twin_of(&m, z, 0), ty = twin_of(&m, want, 0);
+    mirror tx = mirror_of(&m, x, 0), tz = mirror_of(&m, z, 0), ty = mirror_of(&m, want, 0);
     must(m.cuda.device->fill(m.cuda.device, ty.tensor.data, LT_F32, 64, 7));
     lt_tensor *one[] = {on_device(&tx)}, *two[] = {on_device(&tx), on_device(&tz)};
     lt_tensor *y[] = {on_device(&ty)};
@@ -165,9 +165,9 @@ TEST(the_order_of_the_stream)
     must(m.cuda.op[LT_OP_matmul].fwd(&product));
     must(m.cuda.op[LT_OP_relu].fwd(&relu));
     compare(&m, "y", &ty, 0);
-    twin_free(&m, &tx);
-    twin_free(&m, &tz);
-    twin_free(&m, &ty);
+    mirror_free(&m, &tx);
+    mirror_free(&m, &tz);
+    mirror_free(&m, &ty);
     lt_ctx_free(m.ctx);
 }
 #else

@@ -4,7 +4,7 @@
  * where both compute in f32 and round once. Sums are in double on both sides, but in another order:
  * what is left of that in f32 is seldom more than one rounding, so they may be one spacing apart.
  */
-#include "tests/cuda/twin.h"
+#include "tests/cuda/reference.h"
 
 static const lt_dtype floats[] = {LT_F32, LT_F16, LT_BF16};
 static const lt_dtype numerics[] = {LT_F32, LT_F16, LT_BF16, LT_I64, LT_I32, LT_U8};

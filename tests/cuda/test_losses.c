@@ -1,7 +1,7 @@
 /* test_losses.c - softmax, losses, dropout and embedding on CUDA against the reference kernels of
  * the CPU. Exponentials are the same on both sides, and sums along a row are in double here: what
  * differs is the rounding of these. */
-#include "tests/cuda/twin.h"
+#include "tests/cuda/reference.h"
 #include "tests/device/emu.h"
 
 static const lt_dtype floats[] = {LT_F32, LT_F16, LT_BF16};

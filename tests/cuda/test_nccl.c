@@ -3,7 +3,7 @@
 #include <pthread.h>
 
 #include "ops/cuda/nccl.h"
-#include "tests/cuda/twin.h"
+#include "tests/cuda/reference.h"
 #if __has_include(<nccl.h>)
 #include <nccl.h>
 #define HAVE_NCCL_H

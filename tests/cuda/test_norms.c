@@ -4,7 +4,7 @@
  * of them may be off by a few spacings of f32 at the largest element, or at what a sum of so many
  * rows comes to if nothing cancels.
  */
-#include "tests/cuda/twin.h"
+#include "tests/cuda/reference.h"
 
 static const lt_dtype floats[] = {LT_F32, LT_F16, LT_BF16};
 #define COUNT(array) (int)(sizeof(array) / sizeof *(array))

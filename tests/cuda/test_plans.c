@@ -24,21 +24,21 @@ const char *__asan_default_options(void) { return "detect_leaks=0"; }
 enum { MOST = 4096, THREADS = 2, LINE = 160 };
 
 typedef struct list {
-    lt_cudnn_job at[MOST];
+    lt_cudnn_task at[MOST];
     int n;
 } list;
 
-static void append(list *l, const lt_cudnn_job *job)
+static void append(list *l, const lt_cudnn_task *task)
 {
     for (int i = 0; i < l->n; i++)
-        if (memcmp(&l->at[i], job, sizeof *job) == 0)
+        if (memcmp(&l->at[i], task, sizeof *task) == 0)
             return;
     if (l->n == MOST)
-        FAIL("there are more than %d jobs", MOST);
-    l->at[l->n++] = *job;
+        FAIL("there are more than %d tasks", MOST);
+    l->at[l->n++] = *task;
 }
 
-/* ==== A forward job as a line ================================================================= */
+/* ==== A forward task as a line ================================================================= */
 
 enum { MAX_POOL = LT_CUDNN_KINDS, AVG_POOL, KINDS }; /* which have own kernels */
 static const char *const names[KINDS] = {"conv2d", "conv2d-dx", "conv2d-dw", "max_pool2d",
@@ -47,7 +47,7 @@ static const char *const names[KINDS] = {"conv2d", "conv2d-dx", "conv2d-dw", "ma
 #define FORMAT "x %lldx%lldx%lld y %lldx%lldx%lld kernel %lldx%lld stride %lldx%lld "              \
                "pad %lldx%lld dilation %lldx%lld groups %lld bias %lld"
 
-static const char *line_of(const lt_cudnn_job *j, char line[LINE])
+static const char *line_of(const lt_cudnn_task *j, char line[LINE])
 {
 #define PAIR(member) (long long)j->member[0], (long long)j->member[1]
     snprintf(line, LINE, "%s " FORMAT, names[j->kind], PAIR(size), (long long)j->in, PAIR(out_size),
@@ -56,21 +56,21 @@ static const char *line_of(const lt_cudnn_job *j, char line[LINE])
     return line;
 }
 
-static lt_cudnn_job job_of(const char *line)
+static lt_cudnn_task task_of(const char *line)
 {
     long long v[16];
     char name[32];
     if (sscanf(line, "%31s " FORMAT, name, &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7],
                &v[8], &v[9], &v[10], &v[11], &v[12], &v[13], &v[14], &v[15]) != 17)
         FAIL(GRAPHS " has a line that says nothing: %s", line);
-    lt_cudnn_job job = {.aligned = 1, .n = 1, .size = {v[0], v[1]}, .in = v[2],
+    lt_cudnn_task task = {.aligned = 1, .n = 1, .size = {v[0], v[1]}, .in = v[2],
                         .out_size = {v[3], v[4]}, .out = v[5], .kernel = {v[6], v[7]},
                         .stride = {v[8], v[9]}, .pad = {v[10], v[11]},
                         .dilation = {v[12], v[13]}, .groups = v[14], .bias = v[15]};
     for (int i = 0; i < KINDS; i++)
         if (strcmp(name, names[i]) == 0)
-            job.kind = i;
-    return job;
+            task.kind = i;
+    return task;
 }
 
 static void read_graphs(list *l)
@@ -80,8 +80,8 @@ static void read_graphs(list *l)
     read_text(GRAPHS, text, sizeof text);
     for (char *line = text; *line; line += strcspn(line, "\n"), line += *line == '\n')
         if (*line != '#' && *line != '\n') {
-            lt_cudnn_job job = job_of(line);
-            append(l, &job);
+            lt_cudnn_task task = task_of(line);
+            append(l, &task);
         }
 }
 
@@ -93,7 +93,7 @@ static void pair(const lt_call *c, int k, int64_t value[2])
     value[1] = c->opt[k].i[c->opt[k].n - 1];
 }
 
-/* Notes forward's jobs in the list ud. */
+/* Notes forward's tasks in the list ud. */
 static void record(void *ud, const lt_call *c, bool backward, const char *where)
 {
     const char *name = c->schema->name;
@@ -102,7 +102,7 @@ static void record(void *ud, const lt_call *c, bool backward, const char *where)
     if (backward || (!conv && !strstr(name, "pool2d")))
         return;
     const int64_t *x = lt_dims(c->in[0]), *y = lt_dims(c->out[0]);
-    lt_cudnn_job job = {.kind = conv                   ? LT_CUDNN_CONV
+    lt_cudnn_task task = {.kind = conv                   ? LT_CUDNN_CONV
                                 : strstr(name, "max_") ? MAX_POOL
                                                        : AVG_POOL,
                         .bias = conv && c->n_in > 2 && c->in[2], .aligned = 1, .n = 1,
@@ -111,17 +111,17 @@ static void record(void *ud, const lt_call *c, bool backward, const char *where)
                         .out_size = {global ? 1 : y[1], global ? 1 : y[2]},
                         .kernel = {x[1], x[2]}, .stride = {1, 1}, .dilation = {1, 1}};
     if (conv) {
-        pair(c, 0, job.stride);
-        pair(c, 1, job.pad);
-        pair(c, 2, job.dilation);
-        job.kernel[0] = lt_dim(c->in[1], 1);
-        job.kernel[1] = lt_dim(c->in[1], 2);
+        pair(c, 0, task.stride);
+        pair(c, 1, task.pad);
+        pair(c, 2, task.dilation);
+        task.kernel[0] = lt_dim(c->in[1], 1);
+        task.kernel[1] = lt_dim(c->in[1], 2);
     } else if (!global) {
-        pair(c, 0, job.kernel);
-        pair(c, 1, job.stride);
-        pair(c, 2, job.pad);
+        pair(c, 0, task.kernel);
+        pair(c, 1, task.stride);
+        pair(c, 2, task.pad);
     }
-    append(ud, &job);
+    append(ud, &task);
 }
 
 static bool is_slow(void)
@@ -165,9 +165,9 @@ TEST(the_list_is_what_the_nets_do)
 /* ==== Plans =================================================================================== */
 
 typedef struct crew { /* threads that make plans, each with a cuDNN of its own */
-    const list *jobs;
+    const list *tasks;
     lt_cudnn_table table;
-    lt_cuda_lent lent;
+    lt_cuda_env env;
     lt_cudnn_config config;
     atomic_int next;
     bool has[MOST];
@@ -184,12 +184,12 @@ static void *work(void *ud)
 {
     crew *w = ud;
     char text[512];
-    lt_cudnn *d = lt__cudnn_new(&w->table, &w->lent, &w->config, text, sizeof text);
+    lt_cudnn *d = lt__cudnn_new(&w->table, &w->env, &w->config, text, sizeof text);
     if (!d)
         FAIL("%s", text);
-    for (int i; d && (i = atomic_fetch_add(&w->next, 1)) < w->jobs->n;) {
+    for (int i; d && (i = atomic_fetch_add(&w->next, 1)) < w->tasks->n;) {
         size_t bytes;
-        lt_status status = lt__cudnn_plan(d, NULL, &w->jobs->at[i], &bytes);
+        lt_status status = lt__cudnn_plan(d, NULL, &w->tasks->at[i], &bytes);
         w->has[i] = status == LT_OK;
         if (status != LT_OK && status != LT_EUNSUPPORTED)
             FAIL("%s", lt_errmsg());
@@ -210,16 +210,16 @@ static void open_cudnn(lt_cudnn_table *table)
         SKIP("%s", text);
 }
 
-/* Makes plans for all jobs. Returns for how many there is none but those that are known. */
-static int plan_all(const char *device, const list *jobs, bool strict,
-                    bool (*known)(const char *device, const lt_cudnn_job *job))
+/* Makes plans for all tasks. Returns for how many there is none but those that are known. */
+static int plan_all(const char *device, const list *tasks, bool strict,
+                    bool (*known)(const char *device, const lt_cudnn_task *task))
 {
     static crew w;
     static char json[4096];
     char path[64], line[LINE];
     pthread_t thread[THREADS];
     int wrong = 0;
-    w = (crew){.jobs = jobs, .lent = {.host = &host, .model = device},
+    w = (crew){.tasks = tasks, .env = {.host = &host, .model = device},
                .config = {.deterministic = strict, .tf32 = !strict, .json = json}};
     snprintf(path, sizeof path, "tests/cuda/%s.json", device);
     read_text(path, json, sizeof json);
@@ -229,8 +229,8 @@ static int plan_all(const char *device, const list *jobs, bool strict,
             FAIL("there are no threads");
     for (int i = 0; i < THREADS; i++)
         pthread_join(thread[i], NULL);
-    for (int i = 0; i < jobs->n; i++) {
-        const lt_cudnn_job *j = &jobs->at[i];
+    for (int i = 0; i < tasks->n; i++) {
+        const lt_cudnn_task *j = &tasks->at[i];
         const bool none = known(device, j);
         if (w.has[i] == !none || (none && j->kind == LT_CUDNN_CONV_WEIGHTS))
             continue;
@@ -242,25 +242,25 @@ static int plan_all(const char *device, const list *jobs, bool strict,
     return wrong;
 }
 
-/* ==== Which jobs ============================================================================== */
+/* ==== Which tasks ============================================================================== */
 
 static const lt_dtype dtypes[] = {LT_F16, LT_BF16, LT_F32};
 enum { DTYPES = 3 };
 
-static bool is_dense(const lt_cudnn_job *job) { return job->groups == 1; }
+static bool is_dense(const lt_cudnn_task *task) { return task->groups == 1; }
 
-/* The forward job and those of its gradients. Images want none. */
-static void append_all(list *l, lt_cudnn_job job, bool added)
+/* The forward task and those of its gradients. Images want none. */
+static void append_all(list *l, lt_cudnn_task task, bool added)
 {
-    append(l, &job);
-    job.bias = 0;
+    append(l, &task);
+    task.bias = 0;
     for (int add = 0; add <= added; add++) {
-        job.add = add;
-        job.kind = LT_CUDNN_CONV_DATA;
-        if (job.in > 3)
-            append(l, &job);
-        job.kind = LT_CUDNN_CONV_WEIGHTS;
-        append(l, &job);
+        task.add = add;
+        task.kind = LT_CUDNN_CONV_DATA;
+        if (task.in > 3)
+            append(l, &task);
+        task.kind = LT_CUDNN_CONV_WEIGHTS;
+        append(l, &task);
     }
 }
 
@@ -274,51 +274,51 @@ static void collect(list *l, lt_dtype dtype, int compiled)
     int64_t seen = 0;
     read_graphs(&graphs);
     for (int i = 0; i < graphs.n; i++) {
-        lt_cudnn_job job = graphs.at[i];
-        if (job.kind != LT_CUDNN_CONV)
+        lt_cudnn_task task = graphs.at[i];
+        if (task.kind != LT_CUDNN_CONV)
             continue;
-        const bool sample = dtype == LT_F16 && !(seen >> job.stride[0] & 1);
-        job.dtype = dtype;
-        job.n = 256;
-        if (is_dense(&job) || compiled != SOME || sample)
-            append_all(l, job, is_dense(&job));
-        job.n = 64;
-        if (is_dense(&job) || compiled == ALL_TWICE)
-            append_all(l, job, is_dense(&job));
-        if (!is_dense(&job))
-            seen |= (int64_t)1 << job.stride[0];
+        const bool sample = dtype == LT_F16 && !(seen >> task.stride[0] & 1);
+        task.dtype = dtype;
+        task.n = 256;
+        if (is_dense(&task) || compiled != SOME || sample)
+            append_all(l, task, is_dense(&task));
+        task.n = 64;
+        if (is_dense(&task) || compiled == ALL_TWICE)
+            append_all(l, task, is_dense(&task));
+        if (!is_dense(&task))
+            seen |= (int64_t)1 << task.stride[0];
     }
 }
 
 /* What has no engine: bf16 on a T4, which does not compute in it. (Gradients of some w have one, of
  * which nobody would have anything.) */
-static bool known(const char *device, const lt_cudnn_job *job)
+static bool known(const char *device, const lt_cudnn_task *task)
 {
-    return strcmp(device, "t4") == 0 && job->dtype == LT_BF16;
+    return strcmp(device, "t4") == 0 && task->dtype == LT_BF16;
 }
 
 /* The short form is for an H200, and leaves out most of what is compiled. */
 TEST(every_device_has_a_plan_for_each)
 {
     static const char *const devices[] = {"h200", "b200", "a100", "l40s", "t4"};
-    static list jobs;
+    static list tasks;
     int wrong = 0;
     for (int i = 0; i < (is_slow() ? 5 : 1); i++)
         for (int t = 0; t < DTYPES; t++) {
-            jobs.n = 0;
-            collect(&jobs, dtypes[t], !is_slow() ? SOME : i == 0 ? ALL_TWICE : ALL);
-            wrong += plan_all(devices[i], &jobs, false, known);
-            printf("%s, %s: %d jobs\n", devices[i], lt_dtype_name(dtypes[t]), jobs.n);
+            tasks.n = 0;
+            collect(&tasks, dtypes[t], !is_slow() ? SOME : i == 0 ? ALL_TWICE : ALL);
+            wrong += plan_all(devices[i], &tasks, false, known);
+            printf("%s, %s: %d tasks\n", devices[i], lt_dtype_name(dtypes[t]), tasks.n);
         }
     CHECK_EQ(wrong, 0);
 }
 
 TEST(an_h200_has_a_plan_for_each_that_rounds_nowhere_else)
 {
-    static list jobs;
-    collect(&jobs, LT_F16, SOME);
-    collect(&jobs, LT_F32, SOME);
-    CHECK_EQ(plan_all("h200", &jobs, true, known), 0);
+    static list tasks;
+    collect(&tasks, LT_F16, SOME);
+    collect(&tasks, LT_F32, SOME);
+    CHECK_EQ(plan_all("h200", &tasks, true, known), 0);
 }
 
 /* Puts value into the file in the place of its only one. */
@@ -329,10 +329,10 @@ static void replace_value(const char *path, const char *value)
     stamp = strchr(text, '\n') + 1;
     key = strchr(stamp, '\n') + 1;
     *strchr(key, '\t') = key[-1] = 0;
-    lt_plans *plans = lt__plans_read(path, stamp, note, sizeof note);
-    CHECK(plans && lt__plans_find(plans, key) && lt__plans_put(plans, key, value));
-    CHECK(lt__plans_write(plans, note, sizeof note));
-    lt__plans_free(plans);
+    lt_plan_file *plans = lt__plan_file_read(path, stamp, note, sizeof note);
+    CHECK(plans && lt__plan_file_find(plans, key) && lt__plan_file_put(plans, key, value));
+    CHECK(lt__plan_file_write(plans, note, sizeof note));
+    lt__plan_file_free(plans);
 }
 
 /* The first convolution of a ResNet in f32, by the engine that is taken, or that the file says. */
@@ -340,7 +340,7 @@ static void choose_stem(const char *path, bool tf32, char choice[1024])
 {
     static char json[4096];
     static list graphs;
-    const lt_cuda_lent lent = {.host = &host, .model = "none"};
+    const lt_cuda_env env = {.host = &host, .model = "none"};
     const lt_cudnn_config config = {.tf32 = tf32, .json = json, .plans = path};
     lt_cudnn_table table;
     char text[512];
@@ -348,14 +348,14 @@ static void choose_stem(const char *path, bool tf32, char choice[1024])
     open_cudnn(&table);
     read_text("tests/cuda/h200.json", json, sizeof json);
     read_graphs(&graphs);
-    lt_cudnn_job job = graphs.at[0];
-    job.dtype = LT_F32;
-    job.n = 256;
-    lt_cudnn *d = lt__cudnn_new(&table, &lent, &config, text, sizeof text);
+    lt_cudnn_task task = graphs.at[0];
+    task.dtype = LT_F32;
+    task.n = 256;
+    lt_cudnn *d = lt__cudnn_new(&table, &env, &config, text, sizeof text);
     if (!d)
         FAIL("%s", text);
-    CHECK_OK(lt__cudnn_plan(d, NULL, &job, &bytes));
-    snprintf(choice, 1024, "%s", lt__cudnn_choice(d, &job));
+    CHECK_OK(lt__cudnn_plan(d, NULL, &task, &bytes));
+    snprintf(choice, 1024, "%s", lt__cudnn_choice(d, &task));
     lt__cudnn_free(d);
 }
 

@@ -7,7 +7,7 @@
 
 #include "dist/dist.h"
 #include "lua/luatrain.h"
-#include "tests/cuda/twin.h"
+#include "tests/cuda/reference.h"
 #include "tests/device/emu.h"
 
 enum { RANKS = 2, TEXT = 1 << 13 };

@@ -1,7 +1,7 @@
 /* test_shim.c - the device that the CPU plays finds the mistakes that it is there for. */
 #include <sys/wait.h>
 
-#include "tests/cuda/twin.h"
+#include "tests/cuda/reference.h"
 
 enum { N = 64 };
 

@@ -2,7 +2,7 @@
  * and downloads beside it. The device's streams do nothing before somebody waits. */
 #include <pthread.h>
 
-#include "tests/cuda/twin.h"
+#include "tests/cuda/reference.h"
 #include "tests/device/deferred_batches.h"
 
 static void get(machine *m, void *to, const void *from, size_t bytes)

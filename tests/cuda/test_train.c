@@ -4,7 +4,7 @@
 #include <lauxlib.h>
 
 #include "lua/luatrain.h"
-#include "tests/cuda/twin.h"
+#include "tests/cuda/reference.h"
 #include "tests/device/emu.h"
 
 /* autocast: the losses of five steps. */
@@ -83,7 +83,7 @@ static lt_ctx *open_cuda(bool libraries)
 static void check_training(const char *precision, double allowed)
 {
     double on_cpu[STEPS], on_cuda[2][STEPS];
-    train(open_twin(), precision, on_cpu);
+    train(open_reference(), precision, on_cpu);
     CHECK(on_cpu[STEPS - 1] < on_cpu[0] * 0.9); /* it learns */
     for (int libraries = 0; libraries < 2; libraries++) {
         for (int k = 0; k < 2; k++)

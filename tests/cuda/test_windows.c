@@ -4,7 +4,7 @@
  * Sums are in f32 on the device, and in f32 or double on the CPU, in another order: what is left of
  * that in f32 is less than 2^-20 of what they are summed from, and in halves at most a rounding.
  */
-#include "tests/cuda/twin.h"
+#include "tests/cuda/reference.h"
 
 #ifdef __SANITIZE_ADDRESS__ /* which makes them ten times slower */
 static const lt_dtype floats[] = {LT_F32, LT_F16};

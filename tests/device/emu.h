@@ -38,8 +38,8 @@ static inline lt_ctx *open_emu(void)
     return open_device();
 }
 
-/* Its twin on the CPU. New. */
-static inline lt_ctx *open_twin(void)
+/* Its reference on the CPU. New. */
+static inline lt_ctx *open_reference(void)
 {
     lt_ctx *ctx = lt_open(&(lt_config){.threads = 1, .poison = true, .reference = true});
     if (!ctx)

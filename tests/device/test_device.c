@@ -220,7 +220,7 @@ TEST(copies_convert)
 TEST(random_numbers_are_those_of_the_cpu)
 {
     static const int64_t dims[] = {5000};
-    lt_ctx *ctx[2] = {open_emu(), open_twin()};
+    lt_ctx *ctx[2] = {open_emu(), open_reference()};
     static float value[2][5000];
     for (int normal = 0; normal < 2; normal++) {
         for (int i = 0; i < 2; i++) {
@@ -458,7 +458,7 @@ TEST(half_copies)
     static const lt_dtype dtypes[] = {LT_BF16, LT_F16};
     for (int k = 0; k < 2; k++) {
         char hex[2][65];
-        lt_ctx *ctx[2] = {open_emu(), open_twin()};
+        lt_ctx *ctx[2] = {open_emu(), open_reference()};
         for (int i = 0; i < 2; i++) {
             train_halves(ctx[i], dtypes[k], hex[i]);
             lt_ctx_free(ctx[i]);
@@ -529,7 +529,7 @@ static void explain(lt_ctx *ctx, char text[512])
 TEST(the_first_that_is_not_finite)
 {
     char text[2][512];
-    lt_ctx *ctx[2] = {open_emu(), open_twin()};
+    lt_ctx *ctx[2] = {open_emu(), open_reference()};
     for (int i = 0; i < 2; i++) {
         explain(ctx[i], text[i]);
         lt_ctx_free(ctx[i]);

@@ -1,7 +1,7 @@
 /* test_device_ops.c - every case of ops/cases.txt on the emulated accelerator: outputs, gradients
  * and inputs have the bits that the same kernels give on the CPU. So what is between them is right:
  * where tensors are made, which kernel runs, what is copied, converted and added. */
-#include "tests/device/twins.h"
+#include "tests/device/reference.h"
 
 /* Bits of the values; a NaN is any NaN. */
 static bool same(const block *a, const block *b)
@@ -17,7 +17,7 @@ static bool same(const block *a, const block *b)
 
 static void walk_op(const char *op)
 {
-    walk_cases(op, (lt_ctx *[]){open_emu(), open_twin()}, same);
+    walk_cases(op, (lt_ctx *[]){open_emu(), open_reference()}, same);
 }
 
 #define X(name) TEST(name) { walk_op(#name); }

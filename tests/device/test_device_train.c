@@ -73,7 +73,7 @@ static void check_training(const training *t)
     char text[2][256] = {"", ""}, out[2][32];
     for (int i = 0; i < 2; i++) {
         make_folder(out[i]);
-        train(i == 0 ? open_emu() : open_twin(), t, out[i], 0, text[i]);
+        train(i == 0 ? open_emu() : open_reference(), t, out[i], 0, text[i]);
         check_start(out[i], i == 0 ? "cuda:0" : "cpu");
     }
     if (strcmp(text[0], text[1]) != 0)
@@ -119,12 +119,12 @@ TEST(resume)
     const training t = {"resnet20", "{}", "synthetic:8x8x3/4/14", "fp16", 4};
     char whole[256] = "", parts[256] = "", out[32];
     make_folder(out);
-    train(open_twin(), &t, out, 0, whole);
+    train(open_reference(), &t, out, 0, whole);
     remove_folder(out);
     for (int first = 0; first < 2; first++) {
         make_folder(out);
-        train(first == 0 ? open_emu() : open_twin(), &t, out, 2, parts);
-        train(first == 0 ? open_twin() : open_emu(), &t, out, 0, parts);
+        train(first == 0 ? open_emu() : open_reference(), &t, out, 2, parts);
+        train(first == 0 ? open_reference() : open_emu(), &t, out, 0, parts);
         CHECK_STR(parts, whole);
         remove_folder(out);
     }

@@ -10,7 +10,7 @@ enum { OUT, GRAD = OUT + LT_MAX_OUT, AFTER = GRAD + LT_MAX_IN, FOUND = AFTER + L
 
 typedef struct values {
     block part[GIVEN];
-    bool twins;               /* inputs 0 and 1 are one tensor */
+    bool same_input;               /* inputs 0 and 1 are one tensor */
     bool made;                /* float inputs were made by ops, so that a kernel may write their
                                * gradients over those of the output */
 } values;
@@ -132,7 +132,7 @@ static bool run_case(lt_ctx *ctx, const op_case *c, const values *v, lt_dtype dt
     for (int i = 0; i < c->n_in; i++) {
         const block *b = &v->part[IN + i];
         bool is_float = b->dtype == LT_F64;
-        if (v->twins && i == 1)
+        if (v->same_input && i == 1)
             in[i] = lt_retain(in[0]);
         else
             in[i] = block_tensor(ctx, b, is_float ? dtype : b->dtype);

@@ -18,10 +18,10 @@ static lt_conv conv_of(int64_t n, int64_t side, int64_t in, int64_t out, int64_t
     return v;
 }
 
-static bool takes(const lt_conv *v, lt_job_kind kind, lt_dtype dtype)
+static bool takes(const lt_conv *v, lt_conv_task_kind kind, lt_dtype dtype)
 {
     lt_operand of = {NULL, dtype};
-    return lt__conv_thin_takes(&(lt_job){.kind = kind, .conv = v, .x = of, .w = of, .y = of});
+    return lt__conv_thin_accepts(&(lt_conv_task){.kind = kind, .conv = v, .x = of, .w = of, .y = of});
 }
 
 static void want_fast_products(void)
@@ -79,15 +79,15 @@ static lt_operand random_operand(int64_t count, uint64_t seed)
     return x;
 }
 
-/* Runs the job with scratch full of `poison`. */
-static void run(const lt_job *job, int threads, int poison)
+/* Runs the task with scratch full of `poison`. */
+static void run(const lt_conv_task *task, int threads, int poison)
 {
     lt_call call = {.threads = threads};
-    size_t bytes = lt__conv_thin_scratch(&call, job->conv, job->kind == LT_CONV_WEIGHTS);
+    size_t bytes = lt__conv_thin_scratch(&call, task->conv, task->kind == LT_CONV_WEIGHTS);
     if (!(call.scratch = aligned_alloc(64, (bytes + 63) / 64 * 64)))
         FAIL("out of memory");
     memset(call.scratch, poison, bytes);
-    lt__conv_thin_run(&call, job);
+    lt__conv_thin_run(&call, task);
     free(call.scratch);
 }
 
@@ -97,17 +97,17 @@ TEST(bits_are_the_same_each_time)
     lt_conv v = conv_of(5, 67, 3, 64, 5, 2);
     int64_t of_x = 5 * 67 * 67 * 3, of_w = 64 * 25 * 3, of_y = 5 * 34 * 34 * 64;
     for (int i = 0; i < 2; i++) {
-        lt_job job = {.kind = i == 0 ? LT_CONV : LT_CONV_WEIGHTS, .conv = &v,
+        lt_conv_task task = {.kind = i == 0 ? LT_CONV : LT_CONV_WEIGHTS, .conv = &v,
                       .x = random_operand(of_x, 4), .w = random_operand(of_w, 5),
                       .y = random_operand(of_y, 3)};
-        lt_job again = job;
-        lt_operand *twice = i == 0 ? &again.y : &again.w, *once = i == 0 ? &job.y : &job.w;
+        lt_conv_task again = task;
+        lt_operand *twice = i == 0 ? &again.y : &again.w, *once = i == 0 ? &task.y : &task.w;
         int64_t count = i == 0 ? of_y : of_w;
         *twice = random_operand(count, 7);
-        run(&job, 3, 0xff);
+        run(&task, 3, 0xff);
         run(&again, 3, 0);
         CHECK(memcmp(once->data, twice->data, (size_t)count * sizeof(float)) == 0);
-        void *all[] = {job.x.data, job.w.data, job.y.data, twice->data};
+        void *all[] = {task.x.data, task.w.data, task.y.data, twice->data};
         for (int k = 0; k < 4; k++)
             free(all[k]);
     }
@@ -118,7 +118,7 @@ TEST(no_images_have_no_gradient)
     want_fast_products();
     lt_conv v = conv_of(0, 9, 1, 32, 3, 1);
     lt_operand w = random_operand(32 * 9, 1);
-    run(&(lt_job){.kind = LT_CONV_WEIGHTS, .conv = &v, .w = w}, 2, 0xff);
+    run(&(lt_conv_task){.kind = LT_CONV_WEIGHTS, .conv = &v, .w = w}, 2, 0xff);
     for (int i = 0; i < 32 * 9; i++)
         CHECK(((float *)w.data)[i] == 0);
     free(w.data);
@@ -133,8 +133,8 @@ TEST(y_is_the_same_on_any_threads)
     int64_t count = 3 * 21 * 21 * 32;
     lt_operand y[2] = {random_operand(count, 3), random_operand(count, 4)};
     for (int i = 0; i < 2; i++) {
-        lt_job job = {.kind = LT_CONV, .conv = &v, .x = x, .w = w, .y = y[i]};
-        run(&job, 1 + 3 * i, 0xff);
+        lt_conv_task task = {.kind = LT_CONV, .conv = &v, .x = x, .w = w, .y = y[i]};
+        run(&task, 1 + 3 * i, 0xff);
     }
     CHECK(memcmp(y[0].data, y[1].data, (size_t)count * sizeof(float)) == 0);
     void *all[] = {x.data, w.data, y[0].data, y[1].data};

@@ -19,16 +19,16 @@ static lt_conv conv_of(int64_t n, int64_t side, int64_t in, int64_t out, int64_t
     return v;
 }
 
-static lt_job job_of(const lt_conv *v, lt_dtype dtype)
+static lt_conv_task task_of(const lt_conv *v, lt_dtype dtype)
 {
     lt_operand of = {NULL, dtype};
-    return (lt_job){.kind = LT_CONV_WEIGHTS, .conv = v, .x = of, .w = {NULL, LT_F32}, .y = of};
+    return (lt_conv_task){.kind = LT_CONV_WEIGHTS, .conv = v, .x = of, .w = {NULL, LT_F32}, .y = of};
 }
 
 static bool takes(const lt_conv *v, lt_dtype dtype, int threads)
 {
-    lt_job job = job_of(v, dtype);
-    return lt__conv_weights_takes(&(lt_call){.threads = threads}, &job);
+    lt_conv_task task = task_of(v, dtype);
+    return lt__conv_weights_accepts(&(lt_call){.threads = threads}, &task);
 }
 
 static void want_fast_products(void)
@@ -76,10 +76,10 @@ TEST(other_jobs_are_not_taken)
     want_fast_products();
     lt_conv v = conv_of(128, 28, 16, 32, 3, 2);
     lt_call call = {.threads = 1};
-    lt_job half = job_of(&v, LT_BF16), forward = job_of(&v, LT_F32);
+    lt_conv_task half = task_of(&v, LT_BF16), forward = task_of(&v, LT_F32);
     half.w.dtype = LT_BF16;
     forward.kind = LT_CONV;
-    CHECK(!lt__conv_weights_takes(&call, &half) && !lt__conv_weights_takes(&call, &forward));
+    CHECK(!lt__conv_weights_accepts(&call, &half) && !lt__conv_weights_accepts(&call, &forward));
     for (int i = 0; i < 4; i++) {
         lt_conv odd = v;
         int64_t *changed[] = {&odd.window.dilation[0], &odd.window.dilation[1], &odd.groups,
@@ -106,17 +106,17 @@ static lt_operand random_operand(lt_dtype dtype, int64_t count, uint64_t seed)
     return x;
 }
 
-/* Runs the job with scratch full of `poison`, behind which nothing can be read. */
-static void run(const lt_job *job, int threads, int poison)
+/* Runs the task with scratch full of `poison`, behind which nothing can be read. */
+static void run(const lt_conv_task *task, int threads, int poison)
 {
     enum { PAGE = 4096 };
     lt_call call = {.threads = threads};
-    size_t bytes = lt__conv_weights_scratch(&call, job->conv), room = (bytes + PAGE - 1) & -PAGE;
+    size_t bytes = lt__conv_weights_scratch(&call, task->conv), room = (bytes + PAGE - 1) & -PAGE;
     char *all = mmap(NULL, room + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED || mprotect(all + room, PAGE, PROT_NONE) != 0)
         FAIL("out of memory");
     call.scratch = memset(all + room - bytes, poison, bytes);
-    lt__conv_weights_run(&call, job);
+    lt__conv_weights_run(&call, task);
     munmap(all, room + PAGE);
 }
 
@@ -129,14 +129,14 @@ TEST(bits_are_the_same_each_time)
         lt_conv v = conv_of(67, 13, in, 48, 3, 2);
         int64_t of_x = 67 * 13 * 13 * in, of_w = 48 * 9 * in, of_y = 67 * 7 * 7 * 48;
         lt_dtype dtype = i & 2 ? LT_BF16 : LT_F32;
-        lt_job job = {.kind = LT_CONV_WEIGHTS, .conv = &v, .x = random_operand(dtype, of_x, 4),
+        lt_conv_task task = {.kind = LT_CONV_WEIGHTS, .conv = &v, .x = random_operand(dtype, of_x, 4),
                       .w = random_operand(LT_F32, of_w, 5), .y = random_operand(dtype, of_y, 3)};
-        lt_job again = job;
+        lt_conv_task again = task;
         again.w = random_operand(LT_F32, of_w, 7);
-        run(&job, 3, 0xff);
+        run(&task, 3, 0xff);
         run(&again, 3, 0);
-        CHECK(memcmp(job.w.data, again.w.data, (size_t)of_w * sizeof(float)) == 0);
-        void *all[] = {job.x.data, job.w.data, job.y.data, again.w.data};
+        CHECK(memcmp(task.w.data, again.w.data, (size_t)of_w * sizeof(float)) == 0);
+        void *all[] = {task.x.data, task.w.data, task.y.data, again.w.data};
         for (int k = 0; k < 4; k++)
             free(all[k]);
     }

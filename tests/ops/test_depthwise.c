@@ -52,13 +52,13 @@ static void add_term(array *to, int64_t at, double term)
 }
 
 /* For each product x w of the definition: its part in the result. */
-static void define(const lt_job *job, array *x, array *w, array *y)
+static void define(const lt_conv_task *task, array *x, array *w, array *y)
 {
-    const lt_conv *v = job->conv;
+    const lt_conv *v = task->conv;
     const lt_window *k = &v->window;
-    array *result = job->kind == LT_CONV ? y : job->kind == LT_CONV_DATA ? x : w;
+    array *result = task->kind == LT_CONV ? y : task->kind == LT_CONV_DATA ? x : w;
     for (int64_t i = 0; i < result->count; i++) {
-        result->at[i] *= job->add;
+        result->at[i] *= task->add;
         result->size[i] = fabs(result->at[i]);
     }
     for (int64_t at = 0; at < y->count * 9; at++) {
@@ -71,30 +71,30 @@ static void define(const lt_job *job, array *x, array *w, array *y)
             continue;
         int64_t of_x = ((n * k->in[0] + ih) * k->in[1] + iw) * v->in + c, of_w = c * 9 + tap;
         int64_t of_y = pixel * v->in + c;
-        if (job->kind == LT_CONV)
+        if (task->kind == LT_CONV)
             add_term(y, of_y, x->at[of_x] * w->at[of_w]);
-        else if (job->kind == LT_CONV_DATA)
+        else if (task->kind == LT_CONV_DATA)
             add_term(x, of_x, y->at[of_y] * w->at[of_w]);
         else
             add_term(w, of_w, x->at[of_x] * y->at[of_y]);
     }
 }
 
-/* ==== One job ================================================================================= */
+/* ==== One task ================================================================================= */
 
-/* Runs the job into fresh memory; result gets it. */
-static void run(lt_job *job, lt_operand *result, const array *truth, const void *before,
+/* Runs the task into fresh memory; result gets it. */
+static void run(lt_conv_task *task, lt_operand *result, const array *truth, const void *before,
                 int threads)
 {
-    size_t bytes = bytes_of(truth), scratch = lt__depthwise_scratch(job->conv, true);
+    size_t bytes = bytes_of(truth), scratch = lt__depthwise_scratch(task->conv, true);
     lt_call call = {.threads = threads, .scratch = aligned_alloc(64, (scratch + 127) / 64 * 64)};
     if (!call.scratch)
         FAIL("out of memory");
     memset(call.scratch, 0xff, scratch);
     memset(result->data, 0xff, bytes + GUARD);
-    if (job->add)
+    if (task->add)
         memcpy(result->data, before, bytes);
-    lt__depthwise_run(&call, job);
+    lt__depthwise_run(&call, task);
     free(call.scratch);
     for (int i = 0; i < GUARD; i++)
         CHECK(((unsigned char *)result->data)[bytes + (size_t)i] == 0xff);
@@ -114,7 +114,7 @@ static void check_result(const array *truth, const char *name)
     free(got);
 }
 
-static void check_job(const lt_conv *v, lt_job_kind kind, lt_dtype dtype, lt_dtype of_w, bool add,
+static void check_job(const lt_conv *v, lt_conv_task_kind kind, lt_dtype dtype, lt_dtype of_w, bool add,
                       bool biased, uint64_t seed)
 {
     const lt_window *k = &v->window;
@@ -122,30 +122,30 @@ static void check_job(const lt_conv *v, lt_job_kind kind, lt_dtype dtype, lt_dty
     array w = array_new(of_w, v->in * 9, seed + 1), bias = array_new(dtype, v->in, seed + 3);
     array y = array_new(dtype, v->n * k->out[0] * k->out[1] * v->in, seed + 2);
     array *result = kind == LT_CONV ? &y : kind == LT_CONV_DATA ? &x : &w;
-    lt_job job = {.kind = kind, .conv = v, .x = x.operand, .w = w.operand, .y = y.operand,
+    lt_conv_task task = {.kind = kind, .conv = v, .x = x.operand, .w = w.operand, .y = y.operand,
                   .add = add};
     char name[160];
-    snprintf(name, sizeof name, "job %d, %s, w %s, %lldx%lldx%lldx%lld stride %lld pad %lld%s%s",
+    snprintf(name, sizeof name, "task %d, %s, w %s, %lldx%lldx%lldx%lld stride %lld pad %lld%s%s",
              (int)kind, lt_dtype_name(dtype), lt_dtype_name(of_w), (long long)v->n,
              (long long)k->in[0], (long long)k->in[1], (long long)v->in, (long long)k->stride[0],
              (long long)k->pad[0], add ? ", added" : "", biased ? ", bias" : "");
     if (biased)
-        job.bias = bias.operand;
+        task.bias = bias.operand;
     bool narrow = dtype == LT_BF16 && v->in < 32 && k->stride[0] == 1 && kind != LT_CONV_WEIGHTS;
-    if (lt__depthwise_takes(&job) == narrow)
+    if (lt__depthwise_accepts(&task) == narrow)
         FAIL("%s: is %staken", name, narrow ? "" : "not ");
 
     void *before = malloc(bytes_of(result) + 1), *first = malloc(bytes_of(result) + 1);
     if (!before || !first)
         FAIL("out of memory");
     memcpy(before, result->operand.data, bytes_of(result));
-    define(&job, &x, &w, &y);
+    define(&task, &x, &w, &y);
     for (int64_t i = 0; i < y.count && biased; i++)
         add_term(&y, i, bias.at[i % v->in]);
-    run(&job, &result->operand, result, before, 1);
+    run(&task, &result->operand, result, before, 1);
     check_result(result, name);
     memcpy(first, result->operand.data, bytes_of(result));
-    run(&job, &result->operand, result, before, 2);
+    run(&task, &result->operand, result, before, 2);
     if (memcmp(first, result->operand.data, bytes_of(result)) != 0)
         FAIL("%s: two threads give other bits than one", name);
     free(before);
@@ -183,7 +183,7 @@ static lt_conv any_shape(uint64_t seed)
                    roll(seed, 7, 0, 2) == 0 ? (c + 15) / 16 * 16 : c, stride, pad);
 }
 
-static void check_shapes(lt_job_kind kind)
+static void check_shapes(lt_conv_task_kind kind)
 {
     for (uint64_t i = 0; i < SHAPES; i++) {
         uint64_t seed = hash_text(HASH_START, "depthwise") + 1000 * i + (uint64_t)kind;
@@ -208,11 +208,11 @@ TEST(a_NaN_in_bf16_stays_one)
     for (int i = 0; i < 4; i++) {
         array x = array_new(LT_BF16, 5 * 6 * 40, 1), w = array_new(LT_BF16, 40 * 9, 2);
         array y = array_new(LT_BF16, x.count, 3);
-        lt_job job = {.kind = LT_CONV, .conv = &v, .x = x.operand, .w = w.operand,
+        lt_conv_task task = {.kind = LT_CONV, .conv = &v, .x = x.operand, .w = w.operand,
                       .y = y.operand};
         for (int64_t k = 0; k < x.count; k++)
             ((uint16_t *)x.operand.data)[k] = kinds[i];
-        run(&job, &y.operand, &y, NULL, 1);
+        run(&task, &y.operand, &y, NULL, 1);
         for (int64_t k = 0; k < y.count; k++)
             CHECK(isnan(lt__bf16_to_f32(((uint16_t *)y.operand.data)[k])));
         array_free(&x);
@@ -225,28 +225,28 @@ TEST(other_jobs_are_not_taken)
 {
     lt_conv v = conv_of(1, 8, 8, 4, 1, 1);
     lt_operand f32 = {NULL, LT_F32}, bf16 = {NULL, LT_BF16}, f16 = {NULL, LT_F16};
-    lt_job job = {.kind = LT_CONV, .conv = &v, .x = f32, .w = f32, .y = f32}, other = job;
-    CHECK(lt__depthwise_takes(&job));
+    lt_conv_task task = {.kind = LT_CONV, .conv = &v, .x = f32, .w = f32, .y = f32}, other = task;
+    CHECK(lt__depthwise_accepts(&task));
     CHECK(lt__depthwise_scratch(&v, false) > 0);
     other.w = bf16;
-    CHECK(!lt__depthwise_takes(&other));
-    other = job;
+    CHECK(!lt__depthwise_accepts(&other));
+    other = task;
     other.x = other.w = other.y = f16;
-    CHECK(!lt__depthwise_takes(&other));
-    other = (lt_job){.kind = LT_CONV_DATA, .conv = &v, .x = f32, .w = bf16, .y = bf16};
-    CHECK(!lt__depthwise_takes(&other));
-    other = (lt_job){.kind = LT_CONV_WEIGHTS, .conv = &v, .x = bf16, .w = f32, .y = bf16};
-    CHECK(lt__depthwise_takes(&other));
+    CHECK(!lt__depthwise_accepts(&other));
+    other = (lt_conv_task){.kind = LT_CONV_DATA, .conv = &v, .x = f32, .w = bf16, .y = bf16};
+    CHECK(!lt__depthwise_accepts(&other));
+    other = (lt_conv_task){.kind = LT_CONV_WEIGHTS, .conv = &v, .x = bf16, .w = f32, .y = bf16};
+    CHECK(lt__depthwise_accepts(&other));
     other.bias = (lt_operand){&v, LT_F32};
-    CHECK(!lt__depthwise_takes(&other));
+    CHECK(!lt__depthwise_accepts(&other));
     for (int i = 0; i < 6; i++) {
         lt_conv odd = v;
         int64_t *changed[] = {&odd.window.kernel[1], &odd.window.dilation[0],
                               &odd.window.stride[1], &odd.window.pad[0], &odd.out, &odd.groups};
         *changed[i] *= 2;
-        other = job;
+        other = task;
         other.conv = &odd;
-        CHECK(!lt__depthwise_takes(&other));
+        CHECK(!lt__depthwise_accepts(&other));
         CHECK_EQ(lt__depthwise_scratch(&odd, true), 0);
     }
 }

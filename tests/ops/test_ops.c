@@ -220,7 +220,7 @@ static void check_twins(lt_ctx *ctx, const op_case *c, const values *v)
     const block *x = &v->part[IN], *y = &v->part[IN + 1];
     if (!v->part[DY].at || !y->at || x->dtype != LT_F64 || y->dtype != LT_F64 || !same_dims(x, y))
         return;
-    values both = {.twins = false};
+    values both = {.same_input = false};
     result apart, together = {.part = {{0}}};
     for (int i = 0; i < GIVEN; i++)
         if (v->part[i].at)
@@ -232,7 +232,7 @@ static void check_twins(lt_ctx *ctx, const op_case *c, const values *v)
             dy->at[i] = fabs(dx->at[i]) + fabs(dy->at[i]); /* the size of what may cancel */
             dx->at[i] = sum;
         }
-        both.twins = true;
+        both.same_input = true;
         if (dx->at && dy->at && run_case(ctx, c, &both, LT_F64, &together))
             compare(c, "both inputs one tensor", "grad", &together.part[GRAD], dx,
                     (margin){.wobbles = 1e-12, .wobble = dy});
@@ -248,7 +248,7 @@ static void check_twins(lt_ctx *ctx, const op_case *c, const values *v)
 static bool moved_loss(lt_ctx *ctx, const op_case *c, const values *v, const block *direction,
                        double h, double *loss)
 {
-    values moved = {.twins = false};
+    values moved = {.same_input = false};
     result r;
     for (int i = 0; i < c->n_in; i++) {
         moved.part[IN + i] = block_copy(&v->part[IN + i]);
@@ -299,7 +299,7 @@ static void check_slope(lt_ctx *ctx, const op_case *c, const values *v, const re
 /* Moves every float up or down by one f32 roundoff of itself. New. */
 static values shaken(const values *v, int try)
 {
-    values moved = {.twins = false};
+    values moved = {.same_input = false};
     for (int i = 0; i < GIVEN; i++) {
         uint64_t seed = (uint64_t)(try * GIVEN + i);
         block *b = &moved.part[i];
@@ -396,7 +396,7 @@ static void check_low(lt_ctx *ctx, const char *config, const op_case *c, const v
 
 static void check_dtype(lt_ctx **ctx, const op_case *c, const values *v, lt_dtype dtype)
 {
-    values rounded = {.twins = false};
+    values rounded = {.same_input = false};
     result truth, wobble;
     for (int i = 0; i < GIVEN; i++) {
         if (!v->part[i].at)
@@ -450,7 +450,7 @@ static void check_all(lt_ctx **ctx, const op_case *c, const values *v, const res
 
 static void check_case(lt_ctx **ctx, lt_file *file, const op_case *c)
 {
-    values v = {.twins = false};
+    values v = {.same_input = false};
     result own, want = {.part = {{0}}};
     for (int i = 0; i < c->n_in; i++)
         v.part[IN + i] = make_input(c, i);

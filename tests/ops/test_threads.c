@@ -1,7 +1,7 @@
 /* test_threads.c - kernels give the same results when OpenMP gives them fewer threads than the
  * context asks for: under OMP_THREAD_LIMIT, and in a host program that has its own OpenMP settings.
  *
- * oneDNN splits a job by the number of threads that it expects. When fewer come, parts of the
+ * oneDNN splits a task by the number of threads that it expects. When fewer come, parts of the
  * result are missing, or threads wait in a barrier for ever.
  */
 #define _GNU_SOURCE
@@ -47,12 +47,12 @@ static const char *const lines[] = {
 enum { LINES = sizeof lines / sizeof *lines, RUNS = 2 * LINES }; /* f32, bf16 */
 
 /* The values of one case, those that its results must have, and those of four threads. */
-typedef struct job {
+typedef struct task {
     op_case of;
     lt_dtype dtype;
     values v;
     result want, full;
-} job;
+} task;
 
 static lt_ctx *open_ctx(int threads, bool reference)
 {
@@ -62,7 +62,7 @@ static lt_ctx *open_ctx(int threads, bool reference)
     return ctx;
 }
 
-static void round_values(job *j)
+static void round_values(task *j)
 {
     for (int i = 0; i < GIVEN; i++)
         if (j->v.part[i].at) {
@@ -72,7 +72,7 @@ static void round_values(job *j)
 }
 
 /* Random inputs, and random gradients of what comes out. */
-static void fill_values(lt_ctx *plain, job *j)
+static void fill_values(lt_ctx *plain, task *j)
 {
     result own;
     for (int i = 0; i < j->of.n_in; i++)
@@ -88,16 +88,16 @@ static void fill_values(lt_ctx *plain, job *j)
     round_values(j);
 }
 
-/* All jobs, made once, before a test changes a setting. They live as long as the program. */
-static const job *all_jobs(void)
+/* All tasks, made once, before a test changes a setting. They live as long as the program. */
+static const task *all_jobs(void)
 {
-    static job jobs[RUNS];
-    if (jobs[RUNS - 1].full.part[OUT].at)
-        return jobs;
+    static task tasks[RUNS];
+    if (tasks[RUNS - 1].full.part[OUT].at)
+        return tasks;
     lt_ctx *plain = open_ctx(1, true), *ctx = open_ctx(THREADS, false);
     for (int i = 0; i < RUNS; i++) {
         char text[256];
-        job *j = &jobs[i];
+        task *j = &tasks[i];
         snprintf(text, sizeof text, "%s", lines[i / 2]);
         read_case(&j->of, text, i / 2);
         j->dtype = i % 2 ? LT_BF16 : LT_F32;
@@ -108,11 +108,11 @@ static const job *all_jobs(void)
     }
     lt_ctx_free(plain);
     lt_ctx_free(ctx);
-    return jobs;
+    return tasks;
 }
 
 /* exact: the same bits; else the same up to what the order of sums and rounding may change. */
-static void compare(const job *j, const block *got, const block *want, const char *name, bool exact)
+static void compare(const task *j, const block *got, const block *want, const char *name, bool exact)
 {
     double most = 0, margin = 0;
     for (int64_t i = 0; i < want->count; i++)
@@ -127,7 +127,7 @@ static void compare(const job *j, const block *got, const block *want, const cha
         }
 }
 
-static void check(lt_ctx *ctx, const job *j, const result *want, bool exact)
+static void check(lt_ctx *ctx, const task *j, const result *want, bool exact)
 {
     char name[32];
     result got;
@@ -150,11 +150,11 @@ static void want_openmp(void)
 
 TEST(a_full_team)
 {
-    const job *jobs = all_jobs();
+    const task *tasks = all_jobs();
     lt_ctx *ctx = open_ctx(THREADS, false);
     for (int i = 0; i < RUNS; i++) {
-        check(ctx, &jobs[i], &jobs[i].want, false);
-        check(ctx, &jobs[i], &jobs[i].full, true);
+        check(ctx, &tasks[i], &tasks[i].want, false);
+        check(ctx, &tasks[i], &tasks[i].full, true);
     }
     lt_ctx_free(ctx);
 }
@@ -164,7 +164,7 @@ TEST(a_full_team)
 TEST(a_host_that_calls_omp_set_dynamic)
 {
     want_openmp();
-    const job *jobs = all_jobs();
+    const task *tasks = all_jobs();
     cpu_set_t before, one;
     CHECK_EQ(sched_getaffinity(0, sizeof before, &before), 0);
     CPU_ZERO(&one);
@@ -176,7 +176,7 @@ TEST(a_host_that_calls_omp_set_dynamic)
     CHECK_EQ(sched_setaffinity(0, sizeof one, &one), 0);
     omp_set_dynamic(1);
     for (int i = 0; i < RUNS; i++) {
-        check(ctx, &jobs[i], &jobs[i].full, true);
+        check(ctx, &tasks[i], &tasks[i].full, true);
         CHECK_EQ(omp_get_dynamic(), 1);
         CHECK_EQ(omp_get_max_threads(), threads);
     }
@@ -189,7 +189,7 @@ TEST(a_host_that_calls_omp_set_dynamic)
 TEST(a_host_that_calls_in_a_parallel_region)
 {
     want_openmp();
-    const job *jobs = all_jobs();
+    const task *tasks = all_jobs();
     lt_ctx *ctx[2] = {open_ctx(THREADS, false), open_ctx(THREADS, false)};
     int levels = omp_get_max_active_levels();
     jmp_buf *leave = test_exit;
@@ -201,7 +201,7 @@ TEST(a_host_that_calls_in_a_parallel_region)
 #endif
         for (int k = 0; k < 2; k++)
             for (int i = 0; i < RUNS; i++)
-                check(ctx[k], &jobs[i], &jobs[i].want, false);
+                check(ctx[k], &tasks[i], &tasks[i].want, false);
     }
     test_exit = leave;
     omp_set_max_active_levels(levels);
@@ -212,15 +212,15 @@ TEST(a_host_that_calls_in_a_parallel_region)
 TEST(a_host_without_levels_of_parallel_regions)
 {
     want_openmp();
-    const job *jobs = all_jobs();
+    const task *tasks = all_jobs();
     int levels = omp_get_max_active_levels();
     lt_ctx *early = open_ctx(THREADS, false);
     omp_set_max_active_levels(0);
     lt_ctx *late = open_ctx(THREADS, false);
     CHECK_EQ(lt_threads(late), 1);
     for (int i = 0; i < RUNS; i++) {
-        check(early, &jobs[i], &jobs[i].want, false);
-        check(late, &jobs[i], &jobs[i].want, false);
+        check(early, &tasks[i], &tasks[i].want, false);
+        check(late, &tasks[i], &tasks[i].want, false);
     }
     omp_set_max_active_levels(levels);
     lt_ctx_free(early);
@@ -232,15 +232,15 @@ TEST(a_host_without_levels_of_parallel_regions)
 /* A context has the threads that there are: the same bits as if it had asked for these. */
 static void check_limit(int limit)
 {
-    const job *jobs = all_jobs();
+    const task *tasks = all_jobs();
     lt_ctx *ctx = open_ctx(THREADS, false), *same = open_ctx(limit, false);
     CHECK_EQ(lt_threads(ctx), limit < THREADS ? limit : THREADS);
     CHECK_EQ(lt_threads(same), limit);
     for (int i = 0; i < RUNS; i++) {
         result want;
-        CHECK(run_case(same, &jobs[i].of, &jobs[i].v, jobs[i].dtype, &want));
-        check(ctx, &jobs[i], &jobs[i].want, false);
-        check(ctx, &jobs[i], &want, true);
+        CHECK(run_case(same, &tasks[i].of, &tasks[i].v, tasks[i].dtype, &want));
+        check(ctx, &tasks[i], &tasks[i].want, false);
+        check(ctx, &tasks[i], &want, true);
         free_result(&want);
     }
     lt_ctx_free(ctx);

@@ -1,4 +1,4 @@
-/* test_winograd.c - lt__winograd_run() against the reference, for each kind of job, over random
+/* test_winograd.c - lt__winograd_run() against the reference, for each kind of task, over random
  * shapes, whether it would be the fastest way or not: odd sizes, images of one pixel, pads from 0
  * to 2; in f32 and in bf16, written or added; one thread and three.
  *
@@ -18,11 +18,11 @@ enum { CASES = 40 };          /* with each count of threads */
 #define ERROR_BF16 5.2e-3     /* in results of bf16, and in a gradient of w in f32 */
 
 typedef struct {
-    lt_job_kind kind;
+    lt_conv_task_kind kind;
     lt_conv conv;
     lt_dtype dtype, of_w, of_bias;
     bool bias, add;
-} task;
+} problem;
 
 /* ==== Tensors ================================================================================= */
 
@@ -66,7 +66,7 @@ static lt_tensor *widened(lt_ctx *ctx, const lt_conv *v, int role, const lt_tens
     return x;
 }
 
-static int result_of(lt_job_kind kind)
+static int result_of(lt_conv_task_kind kind)
 {
     return kind == LT_CONV ? Y : kind == LT_CONV_DATA ? X : W;
 }
@@ -74,7 +74,7 @@ static int result_of(lt_job_kind kind)
 /* ==== Running and comparing =================================================================== */
 
 /* The result, in f64, over that tensor. */
-static void run_reference(lt_ctx *ctx, const task *t, lt_tensor *of[ROLES])
+static void run_reference(lt_ctx *ctx, const problem *t, lt_tensor *of[ROLES])
 {
     const lt_def *def = lt_op_find(ctx, "conv2d");
     const lt_window *w = &t->conv.window;
@@ -90,23 +90,23 @@ static void run_reference(lt_ctx *ctx, const task *t, lt_tensor *of[ROLES])
     CHECK_OK((t->kind == LT_CONV ? def->op->fwd : def->op->bwd)(&c));
 }
 
-static void run(const task *t, lt_tensor *const of[ROLES], int threads)
+static void run(const problem *t, lt_tensor *const of[ROLES], int threads)
 {
     lt_call c = {.threads = threads};
-    lt_job job = {.kind = t->kind, .conv = &t->conv, .x = lt__operand(of[X], 0),
+    lt_conv_task task = {.kind = t->kind, .conv = &t->conv, .x = lt__operand(of[X], 0),
                   .w = lt__operand(of[W], 0), .bias = lt__operand(of[B], 0),
                   .y = lt__operand(of[Y], 0), .add = t->add};
-    CHECK(lt__winograd_can(&job));
+    CHECK(lt__winograd_can(&task));
     size_t bytes = lt__winograd_scratch(&c, &t->conv, t->dtype == LT_BF16, t->kind != LT_CONV);
     if (!(c.scratch = aligned_alloc(64, (bytes + 63) / 64 * 64)))
         FAIL("out of memory");
     memset(c.scratch, 0xff, bytes);
-    lt__winograd_run(&c, &job);
+    lt__winograd_run(&c, &task);
     free(c.scratch);
 }
 
 /* before: what is added to, or NULL. */
-static void compare(const task *t, lt_tensor *got, const lt_tensor *truth,
+static void compare(const problem *t, lt_tensor *got, const lt_tensor *truth,
                     const lt_tensor *before)
 {
     double squares = 0, errors = 0, limit = t->dtype == LT_BF16 ? ERROR_BF16 : ERROR_F32;
@@ -131,7 +131,7 @@ static void compare(const task *t, lt_tensor *got, const lt_tensor *truth,
         FAIL("the mean error is %.3g of a typical element", mean);
 }
 
-static void check(lt_ctx *ctx, const task *t, int threads, uint64_t *seed)
+static void check(lt_ctx *ctx, const problem *t, int threads, uint64_t *seed)
 {
     int result = result_of(t->kind);
     lt_dtype dtypes[ROLES] = {t->dtype, t->of_w, t->of_bias, t->dtype};
@@ -187,7 +187,7 @@ static void want_vectors(lt_dtype dtype)
 {
     lt_conv v = conv_of(1, 4, 4, 1, 1, 16, 16);
     lt_operand of = {NULL, dtype};
-    if (!lt__winograd_can(&(lt_job){.kind = LT_CONV, .conv = &v, .x = of, .w = of, .y = of}))
+    if (!lt__winograd_can(&(lt_conv_task){.kind = LT_CONV, .conv = &v, .x = of, .w = of, .y = of}))
         SKIP("no instructions for %s here", lt_dtype_name(dtype));
 }
 
@@ -197,7 +197,7 @@ static void walk(lt_dtype dtype, lt_dtype gradient, uint64_t seed)
     lt_ctx *ctx = reference();
     for (int threads = 1; threads <= 3; threads += 2)
         for (int i = 0; i < 3 * CASES; i++) {
-            task t = {.kind = LT_CONV + i % 3, .conv = draw_conv(&seed), .dtype = dtype,
+            problem t = {.kind = LT_CONV + i % 3, .conv = draw_conv(&seed), .dtype = dtype,
                       .of_bias = draw(&seed, 2) ? dtype : LT_F32, .add = draw(&seed, 2)};
             t.of_w = t.kind == LT_CONV_WEIGHTS ? gradient : dtype;
             t.bias = t.kind == LT_CONV && !t.add && draw(&seed, 2);
@@ -216,9 +216,9 @@ static void check_many_tiles(lt_dtype dtype)
 {
     want_vectors(dtype);
     lt_ctx *ctx = reference();
-    task few = {.kind = LT_CONV_WEIGHTS, .conv = conv_of(11, 14, 14, 1, 1, 32, 48),
+    problem few = {.kind = LT_CONV_WEIGHTS, .conv = conv_of(11, 14, 14, 1, 1, 32, 48),
                 .dtype = dtype, .of_w = LT_F32};
-    task many = few;
+    problem many = few;
     uint64_t seed = 4;
     many.conv = conv_of(5, 14, 14, 1, 1, 16, 2064);
     for (int threads = 1; threads <= 3; threads += 2) {
@@ -233,11 +233,11 @@ TEST(gradients_of_w_over_many_tiles_in_bf16) { check_many_tiles(LT_BF16); }
 
 /* ==== What is taken =========================================================================== */
 
-static bool takes(lt_job_kind kind, lt_conv v, lt_dtype dtype)
+static bool takes(lt_conv_task_kind kind, lt_conv v, lt_dtype dtype)
 {
     lt_operand of = {NULL, dtype};
-    lt_job job = {.kind = kind, .conv = &v, .x = of, .w = of, .y = of};
-    return lt__winograd_takes(&job);
+    lt_conv_task task = {.kind = kind, .conv = &v, .x = of, .w = of, .y = of};
+    return lt__winograd_accepts(&task);
 }
 
 /* As has been measured beside oneDNN. */

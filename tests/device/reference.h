@@ -1,7 +1,7 @@
-/* twins.h - the cases of ops/cases.txt on an accelerator that the CPU plays, beside the reference
+/* reference.h - the cases of ops/cases.txt on an accelerator that the CPU plays, beside the reference
  * kernels of the CPU. */
-#ifndef TESTS_DEVICE_TWINS_H
-#define TESTS_DEVICE_TWINS_H
+#ifndef TESTS_DEVICE_REFERENCE_H
+#define TESTS_DEVICE_REFERENCE_H
 
 #include "tests/device/emu.h"
 #include "tests/ops/run.h"
@@ -41,7 +41,7 @@ static inline void compare(const op_case *c, const values *v, lt_ctx *ctx[2], lt
 
 static inline void walk_case(const op_case *c, lt_ctx *ctx[2], lt_dtype dtype, same_fn same)
 {
-    values v = {.twins = false};
+    values v = {.same_input = false};
     result plain;
     bool floats = false;
     for (int i = 0; i < c->n_in; i++) {

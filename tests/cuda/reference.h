@@ -1,10 +1,10 @@
-/* twin.h - runs one call of an op twice, by the reference kernels of the CPU and by those of the
+/* reference.h - runs one call of an op twice, by the reference kernels of the CPU and by those of the
  * CUDA backend on the device that the CPU plays, and compares what comes out.
  *
  * The backend is libluatrain-cuda.so from beside the test.
  */
-#ifndef TESTS_CUDA_TWIN_H
-#define TESTS_CUDA_TWIN_H
+#ifndef TESTS_CUDA_REFERENCE_H
+#define TESTS_CUDA_REFERENCE_H
 
 #include "autograd/tape.h"
 #include "ops/plugin.h"
@@ -68,13 +68,13 @@ static inline machine machine_open(void) { return machine_with(false); }
 /* ==== Twins =================================================================================== */
 
 /* A tensor on the CPU, and one with the same values on the device. */
-typedef struct twin {
+typedef struct mirror {
     lt_tensor *host;          /* NULL: there is none */
     lt_tensor tensor;         /* on the device */
     lt_storage storage;
     void *block;              /* of its memory */
     size_t bytes;             /* of the block; its first elements are not the tensor's */
-} twin;
+} mirror;
 
 static inline void must(lt_status status)
 {
@@ -83,11 +83,11 @@ static inline void must(lt_status status)
 }
 
 /* shift: elements by which it is out of line. */
-static inline twin twin_of(machine *m, lt_tensor *host, int shift)
+static inline mirror mirror_of(machine *m, lt_tensor *host, int shift)
 {
     size_t size = lt_dtype_bytes(host->dtype);
     lt_device *device = m->cuda.device;
-    twin t = {.host = host, .tensor = *host};
+    mirror t = {.host = host, .tensor = *host};
     t.bytes = ((size_t)host->count + (size_t)shift) * size;
     t.block = device->alloc(device, t.bytes);
     CHECK(t.block != NULL);
@@ -99,13 +99,13 @@ static inline twin twin_of(machine *m, lt_tensor *host, int shift)
 }
 
 /* Its address, once storage has the place where it stays. */
-static inline lt_tensor *on_device(twin *t)
+static inline lt_tensor *on_device(mirror *t)
 {
     t->tensor.storage = &t->storage;
     return t->host ? &t->tensor : NULL;
 }
 
-static inline void twin_free(machine *m, twin *t)
+static inline void mirror_free(machine *m, mirror *t)
 {
     if (t->host)
         m->cuda.device->free(m->cuda.device, t->block, t->bytes);
@@ -180,7 +180,7 @@ static inline void digest(machine *m, const char *data, int64_t count, lt_dtype 
 }
 
 /* What the device has. By malloc. */
-static inline char *fetch(machine *m, const twin *t)
+static inline char *fetch(machine *m, const mirror *t)
 {
     lt_device *device = m->cuda.device;
     size_t bytes = (size_t)t->host->count * lt_dtype_bytes((lt_dtype)t->host->dtype);
@@ -198,7 +198,7 @@ typedef struct slack {        /* what a tensor may be off by, beside spacings of
 
 /* Each element of the device's tensor is that of the host's, but for so many spacings; 0 of them:
  * bit by bit, save that a nan is a nan. */
-static inline void compare_loosely(machine *m, const char *what, twin *t, int spacings, slack s)
+static inline void compare_loosely(machine *m, const char *what, mirror *t, int spacings, slack s)
 {
     lt_dtype dtype = (lt_dtype)t->host->dtype;
     size_t size = lt_dtype_bytes(dtype);
@@ -222,7 +222,7 @@ static inline void compare_loosely(machine *m, const char *what, twin *t, int sp
     free(got);
 }
 
-static inline void compare(machine *m, const char *what, twin *t, int spacings)
+static inline void compare(machine *m, const char *what, mirror *t, int spacings)
 {
     compare_loosely(m, what, t, spacings, (slack){0});
 }
@@ -262,17 +262,17 @@ static inline void read_shape(const char **text, lt_dtype *dtype, int *ndim, int
     *text = *at == ',' ? at + 1 : at;
 }
 
-typedef struct call_twins {
-    twin in[LT_MAX_LIST], out[LT_MAX_OUT], d_out, d_in[LT_MAX_LIST];
+typedef struct mirrored_call {
+    mirror in[LT_MAX_LIST], out[LT_MAX_OUT], d_out, d_in[LT_MAX_LIST];
     int n_in, n_out;
-} call_twins;
+} mirrored_call;
 
 /* The arrays of a call on one side. */
 typedef struct side {
     lt_tensor *in[LT_MAX_LIST], *out[LT_MAX_OUT], *d_out[LT_MAX_OUT], *d_in[LT_MAX_LIST];
 } side;
 
-static inline void take_side(call_twins *t, bool device, side *s)
+static inline void take_side(mirrored_call *t, bool device, side *s)
 {
     memset(s, 0, sizeof *s);
     for (int i = 0; i < t->n_in; i++) {
@@ -302,7 +302,7 @@ static inline void run_on_device(machine *m, const lt_def *def, lt_call *call, b
     call->scratch = NULL;
 }
 
-static inline void run_both(machine *m, const lt_def *def, call_twins *t, lt_call call,
+static inline void run_both(machine *m, const lt_def *def, mirrored_call *t, lt_call call,
                             bool backward)
 {
     side host, device;
@@ -350,7 +350,7 @@ static inline void spread(lt_tensor *x, double apart)
         ((float *)x->data)[i] += (float)(apart * (double)(i % x->dims[x->ndim - 1]));
 }
 
-static inline void make_inputs(machine *m, const spec *s, call_twins *t)
+static inline void make_inputs(machine *m, const spec *s, mirrored_call *t)
 {
     const char *text = s->shapes;
     while (*text) {
@@ -363,35 +363,35 @@ static inline void make_inputs(machine *m, const spec *s, call_twins *t)
         bool positive = s->positive >> i & 1;
         spread(x, i == 0 ? s->apart : 0);
         change(x, i == 0 ? s->offset : positive ? 0.25 : 0, positive, ids ? s->ids : 0);
-        t->in[i] = twin_of(m, x, s->shift * (1 + i));
+        t->in[i] = mirror_of(m, x, s->shift * (1 + i));
     }
 }
 
 /* Fresh gradients of the inputs, with something in them, and of the output. */
-static inline void make_gradients(machine *m, const spec *s, call_twins *t)
+static inline void make_gradients(machine *m, const spec *s, mirrored_call *t)
 {
     lt_tensor *y = t->out[0].host;
     lt_tensor *dy = values(m, (lt_dtype)y->dtype, y->ndim, y->dims, 91, false);
     change(dy, s->grad_offset, false, 0);
-    t->d_out = twin_of(m, dy, s->shift);
+    t->d_out = mirror_of(m, dy, s->shift);
     for (int i = 0; i < t->n_in; i++) {
         lt_tensor *x = t->in[i].host;
         if (!lt__is_float((lt_dtype)x->dtype))
             continue;
         lt_dtype dtype = s->f32_grads ? LT_F32 : (lt_dtype)x->dtype;
         lt_tensor *dx = values(m, dtype, x->ndim, x->dims, 95 + (uint32_t)i, false);
-        t->d_in[i] = twin_of(m, dx, s->shift * 2);
+        t->d_in[i] = mirror_of(m, dx, s->shift * 2);
     }
 }
 
-static inline void free_gradients(machine *m, call_twins *t)
+static inline void free_gradients(machine *m, mirrored_call *t)
 {
-    twin_free(m, &t->d_out);
+    mirror_free(m, &t->d_out);
     for (int i = 0; i < t->n_in; i++)
-        twin_free(m, &t->d_in[i]);
+        mirror_free(m, &t->d_in[i]);
 }
 
-static inline void check_backward(machine *m, const spec *s, const lt_def *def, call_twins *t,
+static inline void check_backward(machine *m, const spec *s, const lt_def *def, mirrored_call *t,
                                   lt_call call, const char *where)
 {
     static const uint64_t adds[] = {0, ~0ull, 0xaaaaaaaaaaaaaaaa}; /* to none, all, every other */
@@ -409,7 +409,7 @@ static inline void check_backward(machine *m, const spec *s, const lt_def *def, 
         }
         bool fits = t->d_in[0].host && t->d_in[0].host->count == t->d_out.host->count;
         if (!add && fits && (def->op->grad_in_place & 1)) {
-            twin over = t->d_in[0]; /* once more, where the output's gradient lies */
+            mirror over = t->d_in[0]; /* once more, where the output's gradient lies */
             t->d_in[0].tensor.data = t->d_out.tensor.data;
             run_both(m, def, t, call, true);
             snprintf(what, sizeof what, "%s: gradient in place", where);
@@ -420,7 +420,7 @@ static inline void check_backward(machine *m, const spec *s, const lt_def *def, 
     }
 }
 
-static inline uint64_t digest_of_inputs(machine *m, call_twins *t)
+static inline uint64_t digest_of_inputs(machine *m, mirrored_call *t)
 {
     m->digest = 0;
     for (int i = 0; i < t->n_in; i++) {
@@ -433,7 +433,7 @@ static inline uint64_t digest_of_inputs(machine *m, call_twins *t)
 }
 
 /* Once more on the device, where it may not change anything. */
-static inline void check_skipped(machine *m, const lt_def *def, call_twins *t, lt_call call,
+static inline void check_skipped(machine *m, const lt_def *def, mirrored_call *t, lt_call call,
                               const char *where)
 {
     lt_device *device = m->cuda.device;
@@ -457,7 +457,7 @@ static inline void check_call(machine *m, const spec *s, const char *where)
 {
     const lt_def *def = lt_op_find(m->ctx, s->op);
     const lt_kernels *kernels = &m->cuda.op[def->id];
-    call_twins t = {.n_in = 0};
+    mirrored_call t = {.n_in = 0};
     side host;
     lt_opt opts[LT_MAX_OPT];
     lt_spec specs[LT_MAX_OUT];
@@ -473,7 +473,7 @@ static inline void check_call(machine *m, const spec *s, const char *where)
     t.n_out = (def->op->n_out ? def->op->n_out : !def->op->in_place) + def->op->n_aux;
     for (int k = 0; k < t.n_out; k++) {
         lt_tensor *y = values(m, specs[k].dtype, specs[k].ndim, specs[k].dims, 7, false);
-        t.out[k] = twin_of(m, y, s->shift);
+        t.out[k] = mirror_of(m, y, s->shift);
     }
     if (!kernels->fwd)
         FAIL("%s: there is no kernel", where);
@@ -494,9 +494,9 @@ static inline void check_call(machine *m, const spec *s, const char *where)
         check_backward(m, s, def, &t, call, where);
     }
     for (int i = 0; i < t.n_in; i++)
-        twin_free(m, &t.in[i]);
+        mirror_free(m, &t.in[i]);
     for (int k = 0; k < t.n_out; k++)
-        twin_free(m, &t.out[k]);
+        mirror_free(m, &t.out[k]);
 }
 
 /* In three orders of threads, in aligned memory and out of line; in one where switching between
