@@ -15,15 +15,15 @@ local recipes = {}
 -- ended at 78.3 to 78.6 % top1; 90 epochs without (--mixup 0 of train_recipe.lua) at 76.9 to
 -- 77.2 %, 50 epochs at 75.8 %.
 recipes.resnet50_78 = {
-  arch = "resnet50", epochs = 250, batch = 2048, lr = 2.048, momentum = 0.875, decay = 2.0 ^ -15,
-  smoothing = 0.1, mixup = 0.2, schedule = lt.schedule.cosine{warmup = 8},
+  arch = "resnet50", epochs = 250, batch = 2048, lr = 2.048, momentum = 0.875, weight_decay = 2.0 ^ -15,
+  label_smoothing = 0.1, mixup = 0.2, schedule = lt.schedule.cosine{warmup = 8},
 }
 
 -- GluonCV's mobilenet1.0, by its log: logs/classification/imagenet/mobilenet1.0.log of
 -- github.com/dmlc/web-data; 73.28 % top1. Colours were changed at random too, which is left out.
 recipes.mobilenet_73 = {
   arch = "mobilenet_v1", epochs = 200, batch = 1024, lr = 0.4, momentum = 0.9, nesterov = true,
-  decay = 1e-4, smoothing = 0.1, mixup = 0.2, schedule = lt.schedule.cosine{warmup = 5},
+  weight_decay = 1e-4, label_smoothing = 0.1, mixup = 0.2, schedule = lt.schedule.cosine{warmup = 5},
 }
 
 -- Straight lines: {{from epoch, to epoch, value there, value here}, ...}.
@@ -45,7 +45,7 @@ end
 local of_224, of_288 = 224 / 512, 128 / 512
 recipes.resnet50_fast = {
   arch = "resnet50", options = {zero_init = true}, epochs = 28, batch = 8 * 512, lr = 1.0,
-  momentum = 0.9, decay = 1e-4,
+  momentum = 0.9, weight_decay = 1e-4,
   schedule = lines{
     {0, 7, 1, 2}, {7, 13, 2, 0.25},
     {13, 22, of_224, 0.1 * of_224}, {22, 25, 0.1 * of_224, 0.01 * of_224},
@@ -116,11 +116,11 @@ function recipes.fit(name, given)
     net = net, train = o.train, test = o.test, epochs = epochs, batch = batch,
     optim = lt.optim.sgd(net, {
       lr = lt.schedule.lr_for_batch{recipe.lr, batch, per = recipe.batch},
-      momentum = recipe.momentum, nesterov = recipe.nesterov, decay = recipe.decay,
+      momentum = recipe.momentum, nesterov = recipe.nesterov, weight_decay = recipe.weight_decay,
       decay_bias = false}),
     schedule = schedule_of(recipe, parts),
     sizes = recipe.sizes and sizes_of(recipe, parts, batch, o.train.height),
-    smoothing = recipe.smoothing, mixup = o.mixup or recipe.mixup, accumulate = o.accumulate,
+    label_smoothing = recipe.label_smoothing, mixup = o.mixup or recipe.mixup, accumulate = o.accumulate,
     target = o.target,
   }
 end

@@ -18,7 +18,7 @@ local opt = lt.args{
 local train, test = lt.data.open(opt.data)
 local make = require(opt.arch)[opt.arch]
 local net = make{classes = train.classes, channels = train.channels, size = train.height}
-local sgd = lt.optim.sgd(net, {lr = opt.lr, momentum = 0.9, decay = 1e-4})
+local sgd = lt.optim.sgd(net, {lr = opt.lr, momentum = 0.9, weight_decay = 1e-4})
 print(net)
 
 local run <close> = lt.run{

@@ -2,13 +2,14 @@
 --
 --   luatrain train_mobilenet.lua                                 half as wide, on Fashion-MNIST
 --   luatrain train_mobilenet.lua --data cifar10:DIR --width 1 --epochs 30
---   luatrain train_mobilenet.lua --data images:DIR --width 1 --epochs 90 --batch 256 --decay 4e-5
+--   luatrain train_mobilenet.lua --data images:DIR --width 1 --epochs 90 --batch 256 \
+--     --weight-decay 4e-5
 local lt = require "luatrain"
 local mobilenet = require "mobilenet_v1"
 
 local opt = lt.args{
   data = "fashion-mnist", arch = {"mobilenet_v1"}, epochs = 5, batch = 128, lr = 0.1, width = 0.5,
-  decay = 1e-4, smoothing = 0.0, warmup = 1.0, sync_bn = false,
+  weight_decay = 1e-4, label_smoothing = 0.0, warmup = 1.0, sync_bn = false,
   help = {
     data = "fashion-mnist[:DIR], cifar10:DIR, images:DIR or synthetic:HxWxC/CLASSES",
     arch = "what to train",
@@ -16,8 +17,8 @@ local opt = lt.args{
     batch = "images a step",
     lr = "learning rate after the warm-up; it falls to 0 along a cosine",
     width = "times the channels of the paper",
-    decay = "weight decay; biases and norms have none",
-    smoothing = "of the labels: this share is spread over all classes",
+    weight_decay = "weight decay; biases and norms have none",
+    label_smoothing = "of the labels: this share is spread over all classes",
     warmup = "epochs in which the learning rate rises from 0",
     sync_bn = "batch norm is that of all ranks",
   }}
@@ -29,8 +30,8 @@ local net = mobilenet[opt.arch]{
 
 lt.fit{
   net = net, train = train, test = test, epochs = opt.epochs, batch = opt.batch,
-  optim = lt.optim.sgd(net, {lr = opt.lr, momentum = 0.9, nesterov = true, decay = opt.decay,
+  optim = lt.optim.sgd(net, {lr = opt.lr, momentum = 0.9, nesterov = true, weight_decay = opt.weight_decay,
                              decay_bias = false}),
   schedule = lt.schedule.cosine{warmup = opt.warmup},
-  smoothing = opt.smoothing,
+  label_smoothing = opt.label_smoothing,
 }

@@ -3,12 +3,12 @@
 --   luatrain train_resnet.lua                                    ResNet-20 on Fashion-MNIST
 --   luatrain train_resnet.lua --data cifar10:DIR --epochs 10
 --   luatrain train_resnet.lua --data images:DIR --arch resnet50 --epochs 90 --batch 256 \
---                             --lr 0.1 --decay 1e-4 --warmup 5 --smoothing 0.1
+--                             --lr 0.1 --weight-decay 1e-4 --warmup 5 --label-smoothing 0.1
 local lt = require "luatrain"
 local resnet = require "resnet"
 
 local opt = lt.args{
-  data = "fashion-mnist", epochs = 3, batch = 128, lr = 0.2, decay = 5e-4, smoothing = 0.0,
+  data = "fashion-mnist", epochs = 3, batch = 128, lr = 0.2, weight_decay = 5e-4, label_smoothing = 0.0,
   warmup = 1.0, sync_bn = false,
   arch = {"resnet20", "resnet32", "resnet44", "resnet56",
           "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"},
@@ -18,8 +18,8 @@ local opt = lt.args{
     epochs = "passes over the training images",
     batch = "images a step",
     lr = "learning rate after the warm-up; it falls to 0 along a cosine",
-    decay = "weight decay; biases and norms have none",
-    smoothing = "of the labels: this share is spread over all classes",
+    weight_decay = "weight decay; biases and norms have none",
+    label_smoothing = "of the labels: this share is spread over all classes",
     warmup = "epochs in which the learning rate rises from 0",
     sync_bn = "batch norm is that of all ranks",
   }}
@@ -30,8 +30,8 @@ local net = resnet[opt.arch]{
 
 lt.fit{
   net = net, train = train, test = test, epochs = opt.epochs, batch = opt.batch,
-  optim = lt.optim.sgd(net, {lr = opt.lr, momentum = 0.9, nesterov = true, decay = opt.decay,
+  optim = lt.optim.sgd(net, {lr = opt.lr, momentum = 0.9, nesterov = true, weight_decay = opt.weight_decay,
                              decay_bias = false}),
   schedule = lt.schedule.cosine{warmup = opt.warmup},
-  smoothing = opt.smoothing,
+  label_smoothing = opt.label_smoothing,
 }

@@ -7,7 +7,7 @@ local lt = require "luatrain"
 local vgg = require "vgg"
 
 local opt = lt.args{
-  data = "fashion-mnist", epochs = 3, batch = 128, lr = 0.05, decay = 5e-4, warmup = 1.0,
+  data = "fashion-mnist", epochs = 3, batch = 128, lr = 0.05, weight_decay = 5e-4, warmup = 1.0,
   sync_bn = false,
   arch = {"vgg11_bn", "vgg13_bn", "vgg16_bn", "vgg19_bn", "vgg11", "vgg13", "vgg16", "vgg19"},
   help = {
@@ -16,7 +16,7 @@ local opt = lt.args{
     epochs = "passes over the training images",
     batch = "images a step",
     lr = "learning rate after the warm-up; it falls to 0 along a cosine",
-    decay = "weight decay; biases and norms have none",
+    weight_decay = "weight decay; biases and norms have none",
     warmup = "epochs in which the learning rate rises from 0",
     sync_bn = "batch norm is that of all ranks",
   }}
@@ -28,6 +28,6 @@ local net = vgg[opt.arch]{
 
 lt.fit{
   net = net, train = train, test = test, epochs = opt.epochs, batch = opt.batch,
-  optim = lt.optim.sgd(net, {lr = opt.lr, momentum = 0.9, decay = opt.decay, decay_bias = false}),
+  optim = lt.optim.sgd(net, {lr = opt.lr, momentum = 0.9, weight_decay = opt.weight_decay, decay_bias = false}),
   schedule = lt.schedule.cosine{warmup = opt.warmup},
 }

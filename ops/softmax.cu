@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     kept[2 * r.index] = most;
     kept[2 * r.index + 1] = is_class ? (float)(1 / sums.a) : NAN;
     losses[r.index] = lt__row_loss(sums.a, sums.b, offset, labels.smoothing, p.n);
-    if (!is_class) /* with smoothing=1 the label has no part in it */
+    if (!is_class) /* with label_smoothing=1 the label has no part in it */
         losses[r.index] = NAN;
 }
 

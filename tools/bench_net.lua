@@ -29,7 +29,7 @@ if opt.side > 0 then side = opt.side end
 local options = {channels = channels, classes = classes}
 if opt.arch == "lenet" or opt.arch == "vgg16" then options.size = side end
 local net = lt.models[opt.arch](options)
-local sgd = lt.optim.sgd(net, {lr = 0.01, momentum = 0.9, decay = 1e-4})
+local sgd = lt.optim.sgd(net, {lr = 0.01, momentum = 0.9, weight_decay = 1e-4})
 local _ <close> = opt.amp == "fp16" and lt.amp.scaler{} or nil
 local x, labels = lt.randn{opt.batch, side, side, channels}, {}
 for i = 1, opt.batch do labels[i] = i % classes end

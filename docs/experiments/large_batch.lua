@@ -8,7 +8,7 @@ local lt = require "luatrain"
 local resnet = require "resnet"
 
 local opt = lt.args{
-  data = "", epochs = 30, batch = 1024, lr = 0.1, unscaled = false, decay = 5e-4,
+  data = "", epochs = 30, batch = 1024, lr = 0.1, unscaled = false, weight_decay = 5e-4,
   warmup = 5.0, ramp = {"linear", "cosine", "exponential", "constant"}, optim = {"sgd", "lars"},
   help = {
     data = "cifar10:DIR",
@@ -16,7 +16,7 @@ local opt = lt.args{
     batch = "images a step",
     lr = "learning rate for batches of 128",
     unscaled = "it is the same for all batches, not in proportion",
-    decay = "weight decay; biases and norms have none",
+    weight_decay = "weight decay; biases and norms have none",
     warmup = "epochs in which the learning rate rises from that of batches of 128",
     ramp = "how it rises",
     optim = "sgd with Nesterov momentum, or lars",
@@ -26,7 +26,7 @@ local train, test = lt.data.open(opt.data)
 local net = resnet.resnet20{classes = train.classes, channels = train.channels}
 local settings = {
   lr = opt.unscaled and opt.lr or lt.schedule.lr_for_batch{opt.lr, opt.batch, per = 128},
-  momentum = 0.9, decay = opt.decay, decay_bias = false}
+  momentum = 0.9, weight_decay = opt.weight_decay, decay_bias = false}
 if opt.optim == "sgd" then settings.nesterov = true end
 
 lt.fit{

@@ -20,17 +20,17 @@ local opt = lt.args{
   }}
 
 local train, test = lt.data.open(opt.data)
-local net, decay
+local net, weight_decay
 if opt.arch == "resnet20" then
-  net, decay = resnet.resnet20{classes = train.classes, channels = train.channels}, 5e-4
+  net, weight_decay = resnet.resnet20{classes = train.classes, channels = train.channels}, 5e-4
 else
-  net, decay = mobilenet.mobilenet_v1{classes = train.classes, channels = train.channels,
+  net, weight_decay = mobilenet.mobilenet_v1{classes = train.classes, channels = train.channels,
                                       width = 0.5, stride = 1}, 1e-4
 end
 
 lt.fit{
   net = net, train = train, test = test, epochs = opt.epochs, batch = opt.batch,
-  optim = lt.optim.sgd(net, {lr = 0.1, momentum = 0.9, nesterov = true, decay = decay,
+  optim = lt.optim.sgd(net, {lr = 0.1, momentum = 0.9, nesterov = true, weight_decay = weight_decay,
                              decay_bias = false}),
   schedule = lt.schedule.cosine{warmup = 1},
   scaler = {policy = opt.policy, scale = opt.scale},

@@ -236,12 +236,12 @@ TEST(casts)
 TEST(updates)
 {
     static const struct { const char *op, *options; int n; } ops[] = {
-        {"sgd_step", "lr=0.1", 2}, {"sgd_step", "lr=0.1 decay=0.01 scale=0.5", 2},
-        {"momentum_step", "lr=0.1 momentum=0.8 decay=0.01", 3},
+        {"sgd_step", "lr=0.1", 2}, {"sgd_step", "lr=0.1 weight_decay=0.01 scale=0.5", 2},
+        {"momentum_step", "lr=0.1 momentum=0.8 weight_decay=0.01", 3},
         {"momentum_step", "lr=0.1 nesterov=true scale=0.25", 3},
-        {"lars_step", "lr=0.1 decay=0.01 scale=0.5", 3},
-        {"lars_step", "lr=0.1 adapt=false", 3}, {"adam_step", "lr=0.1 step=3 decay=0.1", 4},
-        {"adam_step", "lr=0.1 step=1 decay=0.1 decoupled=true scale=2.0", 4}};
+        {"lars_step", "lr=0.1 weight_decay=0.01 scale=0.5", 3},
+        {"lars_step", "lr=0.1 adapt=false", 3}, {"adam_step", "lr=0.1 step=3 weight_decay=0.1", 4},
+        {"adam_step", "lr=0.1 step=1 weight_decay=0.1 decoupled=true scale=2.0", 4}};
     static const char *const counts[] = {"1", "33", "4096", "40001", "0"};
     machine m = machine_open();
     for (int k = 0; k < COUNT(ops); k++)

@@ -63,7 +63,7 @@ TEST(cross_entropy)
         {"1x2", "1", 2}, {"31x2", "31", 2}, {"1000x2", "1000", 2}, {"2x10", "2", 10},
         {"31x10", "31", 10}, {"2x1000", "2", 1000}, {"31x1000", "31", 1000}, {"6x1", "6", 1},
         {"2x3x5x7", "2x3x5", 7}, {"9", "-", 9}, {"0x5", "0", 5}, {"5001x3", "5001", 3}};
-    static const char *const smoothing[] = {"", "smoothing=0.1", "smoothing=1.0"};
+    static const char *const smoothing[] = {"", "label_smoothing=0.1", "label_smoothing=1.0"};
     machine m = machine_open();
     for (int d = 0; d < COUNT(floats); d++)
         for (int i = 0; i < COUNT(cases); i++) {
@@ -166,7 +166,7 @@ TEST(bad_labels_come_out_of_the_next_wait)
         "cross_entropy: labels[1] is -1, x has 3 classes (labels count from 0)"};
     for (int i = 0; i < 3; i++) {
         lt_tensor *labels = ids_of(ctx, 4, wrong[i]), *later = ids_of(ctx, 4, wrong[0]);
-        lt_tensor *loss = lt_run(ctx, "cross_entropy", "smoothing=1.0", x, labels, NULL);
+        lt_tensor *loss = lt_run(ctx, "cross_entropy", "label_smoothing=1.0", x, labels, NULL);
         CHECK(loss != NULL);
         if (i == 1) /* a second one says nothing more */
             lt_release(lt_run(ctx, "cross_entropy", NULL, x, later, NULL));

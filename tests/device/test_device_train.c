@@ -15,7 +15,7 @@ static const char fit_script[] =
     "o.classes, o.channels = train.classes, train.channels\n"
     "local net = lt.models[arch](o)\n"
     "local optim = arch == 'lenet' and lt.optim.adam(net, {lr = 0.001})\n"
-    "              or lt.optim.sgd(net, {lr = 0.01, momentum = 0.9, decay = 1e-4, clip = 1.0})\n"
+    "              or lt.optim.sgd(net, {lr = 0.01, momentum = 0.9, weight_decay = 1e-4, clip = 1.0})\n"
     "local r = lt.fit{net = net, train = train, test = test, epochs = 1, batch = batch,\n"
     "                 optim = optim, amp = amp, out = out, resume = 'auto', save_every = 1,\n"
     "                 augment = {flip = true, crop = 1}, max_steps = max_steps}\n"

@@ -440,7 +440,7 @@ static void *take_a_step(void *ud)
     lt_tensor *sum = lt_run(ctx, "sum", NULL, w, NULL);
     lt_tensor *loss = lt_run(ctx, "mul", NULL, sum, factor, NULL);
     CHECK_OK(lt_backward(loss, NULL));
-    CHECK_OK(lt_opts_parse(&lt_optim_def(optim)->schema, "lr=0.1 momentum=0 decay=0", opts));
+    CHECK_OK(lt_opts_parse(&lt_optim_def(optim)->schema, "lr=0.1 momentum=0 weight_decay=0", opts));
     CHECK_OK(lt_optim_step(optim, (const lt_opt *const[]){opts}, 1, &step_status));
     CHECK_EQ(step_status, LT_APPLIED); /* it is known */
     CHECK_NEAR(lt_reducer_last(reducer).loss, idle ? 5 : 25.0 / 3, 1e-6);

@@ -225,8 +225,8 @@ static lt_status update(rank *r)
 {
     lt_opt opts[LT_MAX_OPT];
     const lt_schema *schema = &lt_optim_def(r->optim)->schema;
-    const char *text = is_odd(r, ODD_LR) ? "lr=0.2 momentum=0.9 decay=0.01"
-                                         : "lr=0.1 momentum=0.9 decay=0.01";
+    const char *text = is_odd(r, ODD_LR) ? "lr=0.2 momentum=0.9 weight_decay=0.01"
+                                         : "lr=0.1 momentum=0.9 weight_decay=0.01";
     LT_TRY(lt_opts_parse(schema, text, opts));
     if (r->plan->odd == ODD_CLIP)
         return lt_optim_step_clipped(r->optim, (const lt_opt *const[]){opts}, 1,

@@ -381,7 +381,7 @@ end
 T.test("what a script sets on its optimizer goes on to hold", function()
   local changes = {
     function(sgd) sgd.lr = 0.01 end, function(sgd) sgd.momentum = 0.5 end,
-    function(sgd) sgd.clip, sgd.decay, sgd.nesterov = 0.25, 0.1, true end,
+    function(sgd) sgd.clip, sgd.weight_decay, sgd.nesterov = 0.25, 0.1, true end,
     function(sgd) sgd.lr_factor, sgd.decay_bias = 0.5, false end,
     function(sgd) sgd.groups[1].lr, sgd.groups[2].lr = 0.01, nil end,
   }

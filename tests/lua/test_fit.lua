@@ -399,8 +399,8 @@ T.test("lt.fit checks its sets and its loss", function()
     return lt.data.set{images = lt.zeros({6, height, width, 1}), classes = classes,
                        labels = lt.zeros({6}, {dtype = "i64"})}
   end
-  refused({loss = lt.cross_entropy, smoothing = 0.1},
-          "lt.fit: smoothing belongs to the loss of lt.fit; a function 'loss' has its own")
+  refused({loss = lt.cross_entropy, label_smoothing = 0.1},
+          "lt.fit: label_smoothing belongs to the loss of lt.fit; a function 'loss' has its own")
   refused({test = set(4, 5, 3)},
           "lt.fit: the images of the test set are 4x5x1, those of the training set 4x4x1")
   refused({test = set(4, 4, 4)}, "lt.fit: the test set has 4 classes, the training set 3")
@@ -515,7 +515,7 @@ local function fitted(accumulate)
   for i, p in ipairs(net:parameters()) do p:copy(lt.randn(p.shape) * (0.1 * i)) end
   lt.fit{net = net, train = make_set(70), test = make_set(5), epochs = 2, batch = 32,
          accumulate = accumulate, optim = lt.optim.sgd(net, {lr = 0.1, momentum = 0.9}),
-         smoothing = 0.1, out = folder()}
+         label_smoothing = 0.1, out = folder()}
   local list = {}
   for _, p in ipairs(net:parameters()) do
     for _, value in ipairs(p:reshape({p:count()}):totable()) do list[#list + 1] = value end

@@ -83,7 +83,7 @@ local script = [[
 local loops = {
   fit = [[
     lt.fit{net = net, optim = sgd, train = train, test = train, epochs = 2, batch = BATCH,
-           smoothing = 0.1, mixup = MIXUP, accumulate = PIECES}
+           label_smoothing = 0.1, mixup = MIXUP, accumulate = PIECES}
   ]],
   run = [[
     local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 2, batch = BATCH,

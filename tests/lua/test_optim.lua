@@ -3,7 +3,8 @@ local lt = require "luatrain"
 local nn, optim = lt.nn, lt.optim
 local T = require "lt_test"
 
-local USAGE = "optim.sgd(net, {lr, momentum=0.0, nesterov=false, decay=0.0, decay_bias=true, "
+local USAGE = "optim.sgd(net, {lr, momentum=0.0, nesterov=false, weight_decay=0.0, "
+              .. "decay_bias=true, "
               .. "clip=0.0, lr_factor=1.0})"
 
 -- A net of one number, w = 1, with gradient 2.
@@ -26,7 +27,7 @@ end
 
 T.test("sgd", function()
   T.near(after(2, optim.sgd, {lr = 0.1}), 1 - 0.2 - 0.2)
-  T.near(after(1, optim.sgd, {lr = 0.1, decay = 0.5}), 1 - 0.1 * 2.5)
+  T.near(after(1, optim.sgd, {lr = 0.1, weight_decay = 0.5}), 1 - 0.1 * 2.5)
   T.near(after(2, optim.sgd, {lr = 0.1, momentum = 0.5}), 1 - 0.1 * 2 - 0.1 * 3)
   T.near(after(1, optim.sgd, {lr = 0.1, momentum = 0.5, nesterov = true}), 1 - 0.1 * 3)
 end)
@@ -34,7 +35,7 @@ end)
 T.test("adam", function()
   T.near(after(1, optim.adam, {lr = 0.1}), 0.9)
   T.near(after(3, optim.adam, {lr = 0.1}), 0.7, 1e-5)
-  T.near(after(1, optim.adamw, {lr = 0.1, decay = 0.5}), 1 - 0.1 * 0.5 - 0.1)
+  T.near(after(1, optim.adamw, {lr = 0.1, weight_decay = 0.5}), 1 - 0.1 * 0.5 - 0.1)
 end)
 
 -- A net of two matrices of 2 x 2, all 3 and all 1, side by side in their arena, and a bias of 1,
@@ -50,7 +51,7 @@ end
 
 T.test("lars: each parameter has a ratio of its own, and a bias none", function()
   local net = two()
-  local o = optim.lars(net, {lr = 0.5, momentum = 0.5, decay = 0.25, trust = 0.1})
+  local o = optim.lars(net, {lr = 0.5, momentum = 0.5, weight_decay = 0.25, trust = 0.1})
   local qa, qb = 0.1 * 6 / (8 + 0.25 * 6), 0.1 * 2 / (2 + 0.25 * 2)    -- norms are 6, 8; 2, 2
   local va, vb = qa * (4 + 0.25 * 3), qb * (1 + 0.25)
   net():backward()
@@ -86,8 +87,8 @@ T.test("lars without a ratio is sgd, bit for bit", function()
     end
     return net:sha256()
   end
-  T.equal(run(optim.lars, {lr = 0.1, decay = 0.01, decay_bias = true, clip = 1}),
-          run(optim.sgd, {lr = 0.1, momentum = 0.9, decay = 0.01, clip = 1}))
+  T.equal(run(optim.lars, {lr = 0.1, weight_decay = 0.01, decay_bias = true, clip = 1}),
+          run(optim.sgd, {lr = 0.1, momentum = 0.9, weight_decay = 0.01, clip = 1}))
 end)
 
 T.test("settings may change between steps", function()
@@ -145,18 +146,18 @@ T.test("decay_bias spares what has at most one axis", function()
       o:step()
       return {net.w:item(), net.b:item(), net.c:item()}
     end
-    local with, without = updated{decay = 0.5}, updated{decay = 0.0}
+    local with, without = updated{weight_decay = 0.5}, updated{weight_decay = 0.0}
     assert(with[1] < without[1] - 0.01)
     T.equal(with, {with[1], with[1], with[1]})
-    T.equal(updated{decay = 0.5, decay_bias = false}, {with[1], without[2], without[3]})
+    T.equal(updated{weight_decay = 0.5, decay_bias = false}, {with[1], without[2], without[3]})
   end
-  T.near(after(1, optim.sgd, {lr = 0.1, decay = 0.5, decay_bias = false}), 1 - 0.1 * 2)
+  T.near(after(1, optim.sgd, {lr = 0.1, weight_decay = 0.5, decay_bias = false}), 1 - 0.1 * 2)
 end)
 
 T.test("decay_bias by group, and at any time", function()
   local a, b = three(), three()
   local o = optim.sgd({{params = a}, {params = b, decay_bias = true}},
-                      {lr = 0.1, decay = 0.5, decay_bias = false})
+                      {lr = 0.1, weight_decay = 0.5, decay_bias = false})
   local function step()
     (a() + b()):backward()
     o:step()
@@ -216,7 +217,7 @@ end)
 
 T.test("a parameter without a gradient stays; frozen ones do", function()
   local net = nn.sequential{nn.linear{1, 1}, nn.linear{1, 1}}
-  local o = optim.sgd(net, {lr = 0.1, decay = 0.1})
+  local o = optim.sgd(net, {lr = 0.1, weight_decay = 0.1})
   net[2]:freeze()
   local before = net[2].w:item()
   net(lt.ones({1, 1})):sum():backward()
@@ -294,7 +295,7 @@ T.test("settings by name", function()
   local net, other = nn.linear{2, 3}, nn.linear{2, 3}
   net:parameters()                                 -- gives them memory
   local sgd = optim.sgd({{params = {net.w}}, {params = {net.b}, lr = 0.2}}, {lr = 0.1, clip = 5.0})
-  local wanted = {lr = 0.1, momentum = 0.0, nesterov = false, decay = 0.0, decay_bias = true,
+  local wanted = {lr = 0.1, momentum = 0.0, nesterov = false, weight_decay = 0.0, decay_bias = true,
                   clip = 5.0, lr_factor = 1.0, ["2.lr"] = 0.2}
   T.equal(sgd:settings(), wanted)
   sgd:set("decay_bias", false)

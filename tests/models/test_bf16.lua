@@ -37,7 +37,7 @@ local function both(make_net, train, test, epochs, lr)
     net:load(top)
     results[amp] = lt.fit{
       net = net, train = train, test = test, epochs = epochs, batch = 64, augment = {flip = true},
-      optim = lt.optim.sgd(net, {lr = lr, momentum = 0.9, nesterov = true, decay = 5e-4,
+      optim = lt.optim.sgd(net, {lr = lr, momentum = 0.9, nesterov = true, weight_decay = 5e-4,
                                  decay_bias = false}),
       schedule = lt.schedule.cosine{warmup = 0.5}, amp = amp, resume = "never",
       out = top .. "-" .. amp}

@@ -85,7 +85,7 @@ T.test("fewer epochs, small images and batches: everything in proportion", funct
   T.equal(o.target, 0.25)
   o = fit("resnet50_78", 8, {epochs = 10, batch = 8, accumulate = 2})
   T.equal(#numbers(o.out, "step", "loss"), 20)
-  T.equal({o.mixup, o.smoothing, o.sizes, o.optim.decay, o.optim.decay_bias},
+  T.equal({o.mixup, o.label_smoothing, o.sizes, o.optim.weight_decay, o.optim.decay_bias},
           {0.2, 0.1, nil, 1 / 32768, false})
   T.equal(fit("mobilenet_73", 8, {epochs = 1, batch = 8, mixup = 0}).mixup, 0)
 end)

@@ -23,7 +23,7 @@ end
 -- The losses of all steps, and of all images in evaluation.
 local function train(net, fixture, dtype, lr, steps)
   local images, labels = fixture.images:cast(dtype), fixture.labels
-  local sgd = lt.optim.sgd(net, {lr = lr, momentum = 0.9, decay = 5e-4})
+  local sgd = lt.optim.sgd(net, {lr = lr, momentum = 0.9, weight_decay = 5e-4})
   local losses = {}
   for step = 1, steps do
     local first = (step - 1) * BATCH % #images + 1

@@ -109,13 +109,13 @@ def step(kind, w, g, *state, t=1, **options):
     return ()
 
 
-def lars(w, g, v, lr, momentum=0.9, decay=0.0, trust=0.001, eps=1e-8):
+def lars(w, g, v, lr, momentum=0.9, weight_decay=0.0, trust=0.001, eps=1e-8):
     """The formula of You, Gitman and Ginsburg; PyTorch has none."""
     w, g, v = w.detach(), g.detach(), v.detach()
     w_norm, g_norm = w.square().sum().sqrt(), g.square().sum().sqrt()
     known = w_norm > 0 and g_norm > 0
-    q = trust * w_norm / (g_norm + decay * w_norm + eps) if known else 1
-    v.copy_(momentum * v + q * (g + decay * w))
+    q = trust * w_norm / (g_norm + weight_decay * w_norm + eps) if known else 1
+    v.copy_(momentum * v + q * (g + weight_decay * w))
     w.sub_(lr * v)
     return ()
 

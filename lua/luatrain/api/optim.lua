@@ -1,7 +1,7 @@
 -- optim.lua - optimizers: update ops over the flat arenas, with settings that a script may change
 -- at any step.
 --
---   local sgd = optim.sgd(net, {lr = 0.1, momentum = 0.9, decay = 5e-4})
+--   local sgd = optim.sgd(net, {lr = 0.1, momentum = 0.9, weight_decay = 5e-4})
 --   sgd.lr = 0.05                                -- for all groups that have no lr of their own
 --   sgd.lr_factor = 0.5                          -- times every lr: what a schedule sets
 --   optim.adam({{params = net.body}, {params = net.head, lr = 1e-3}}, {lr = 1e-4})
@@ -144,48 +144,50 @@ end
 
 -- ==== The kinds ==================================================================================
 
-local sgd = check("optim.sgd(net, {; lr:amount, momentum=0.0, nesterov=false, decay=0.0, "
+local sgd = check("optim.sgd(net, {; lr:amount, momentum=0.0, nesterov=false, weight_decay=0.0, "
                   .. "decay_bias=true, " .. common)
 
--- v = momentum v + g + decay w;  w = w - lr v, or with nesterov w - lr (g + decay w + momentum v)
+-- v = momentum v + g + weight_decay w;  w = w - lr v, or with nesterov w - lr (g + weight_decay w + momentum v)
 function optim.sgd(what, options)
   return new(sgd, what, options, function(self, groups)
     local momentum = self.momentum ~= 0
     if self.nesterov and not momentum then fail("optim.sgd: nesterov wants a momentum") end
     for _, group in ipairs(groups) do momentum = momentum or (group.momentum or 0) ~= 0 end
     if momentum then
-      return {update = "momentum_step", keys = {"lr", "momentum", "nesterov", "decay"}}
+      return {update = "momentum_step", keys = {"lr", "momentum", "nesterov", "weight_decay"}}
     end
-    return {update = "sgd_step", keys = {"lr", "decay"}, plain = true}
+    return {update = "sgd_step", keys = {"lr", "weight_decay"}, plain = true}
   end)
 end
 
-local lars = check("optim.lars(net, {; lr:amount, momentum=0.9, decay=0.0, trust=0.001, eps=1e-8, "
+local lars = check("optim.lars(net, {; lr:amount, momentum=0.9, weight_decay=0.0, trust=0.001, "
+                   .. "eps=1e-8, "
                    .. "decay_bias=false, " .. common)
 
 -- For large batches (You, Gitman and Ginsburg 2017, arXiv:1708.03888): each parameter's step is in
--- proportion to its norm, v = momentum v + q (g + decay w) with q = trust |w| / (|g| + decay |w| +
+-- proportion to its norm, v = momentum v + q (g + weight_decay w) with q = trust |w| / (|g| + weight_decay |w| +
 -- eps) and w = w - lr v; those of at most one axis have q = 1. In the paper lr is within v; here a
 -- change of lr holds at once, as with sgd, and while lr is constant both are the same.
 function optim.lars(what, options)
   return new(lars, what, options, function()
-    return {update = "lars_step", keys = {"lr", "momentum", "decay", "trust", "eps"}, adapts = true}
+    return {update = "lars_step", keys = {"lr", "momentum", "weight_decay", "trust", "eps"}, adapts = true}
   end)
 end
 
-local function adam_like(name, decay, decoupled)
-  local spec = check(("optim.%s(net, {; lr:amount, beta1=0.9, beta2=0.999, eps=1e-8, decay=%s, "
-                      .. "decay_bias=true, "):format(name, decay) .. common)
+local function adam_like(name, weight_decay, decoupled)
+  local spec = check(("optim.%s(net, {; lr:amount, beta1=0.9, beta2=0.999, eps=1e-8, "
+                      .. "weight_decay=%s, "
+                      .. "decay_bias=true, "):format(name, weight_decay) .. common)
   optim[name] = function(what, options)
     return new(spec, what, options, function()
-      return {update = "adam_step", keys = {"lr", "beta1", "beta2", "eps", "decay"},
+      return {update = "adam_step", keys = {"lr", "beta1", "beta2", "eps", "weight_decay"},
               decoupled = decoupled, counts = true}
     end)
   end
 end
 
-adam_like("adam", "0.0", false)    -- Kingma and Ba 2015; decay is added to the gradient
-adam_like("adamw", "0.01", true)   -- Loshchilov and Hutter 2019; decay shrinks the weights
+adam_like("adam", "0.0", false)    -- Kingma and Ba 2015; weight_decay is added to the gradient
+adam_like("adamw", "0.01", true)   -- Loshchilov and Hutter 2019; weight_decay shrinks the weights
 
 -- ==== Methods ====================================================================================
 
@@ -203,7 +205,7 @@ local function options_of(self, group, is_bias)
   for _, key in ipairs(inner.keys) do options[key] = setting(self, group, key) end
   options.lr = options.lr * setting(self, {}, "lr_factor")
   if inner.adapts then options.adapt = not is_bias end
-  if is_bias and not setting(self, group, "decay_bias") then options.decay = 0 end
+  if is_bias and not setting(self, group, "decay_bias") then options.weight_decay = 0 end
   return options
 end
 

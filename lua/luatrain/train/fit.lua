@@ -38,7 +38,7 @@ function exports.micro_batches(k, x, y)
 end
 
 local spec = check("lt.fit{net:net, train:set, test:set, optim:optim, epochs, batch; loss?:call, "
-                   .. "smoothing=0.0, schedule?:call, augment?:options, mixup:amount=0.0, "
+                   .. "label_smoothing=0.0, schedule?:call, augment?:options, mixup:amount=0.0, "
                    .. "sizes?:list, target?:share, accumulate=1, eval_batch?, workers?:integer, "
                    .. "out?:path, resume?:path, save_every?, max_steps?, amp?:amp, "
                    .. "scaler?:options}")
@@ -59,14 +59,14 @@ end
 -- sizes, target and scaler are those of lt.run.
 function exports.fit(given)
   local o = spec(given)
-  if o.loss and o.smoothing ~= 0 then
-    fail("EINVAL", "lt.fit: smoothing belongs to the loss of lt.fit; a function 'loss' has its own")
+  if o.loss and o.label_smoothing ~= 0 then
+    fail("EINVAL", "lt.fit: label_smoothing belongs to the loss of lt.fit; a function 'loss' has its own")
   end
   check_sets(o.train, o.test)
-  core.compare("lt.fit", ("accumulate = %d\nsmoothing = %.9g\neval_batch = %s")
-                         :format(o.accumulate, o.smoothing, o.eval_batch))
+  core.compare("lt.fit", ("accumulate = %d\nlabel_smoothing = %.9g\neval_batch = %s")
+                         :format(o.accumulate, o.label_smoothing, o.eval_batch))
   local function loss_of(logits, y)
-    if not o.loss then return ops.cross_entropy(logits, y, o.smoothing) end
+    if not o.loss then return ops.cross_entropy(logits, y, o.label_smoothing) end
     local loss = o.loss(logits, y)
     if not core.is_tensor(loss) or loss:count() ~= 1 then
       fail("EINVAL", "lt.fit: 'loss' wants to return a tensor of one number, it returned %s",
