@@ -39,7 +39,7 @@ static void show_log(void *ud, lt_log_level level, const char *line)
 static void warn_of_unused(lua_State *L)
 {
     static const char text[] = "require('luatrain.train.unused_options').warn()";
-    bool is_loaded = luaL_loadbuffer(L, text, sizeof text - 1, "=unused") == LUA_OK;
+    bool is_loaded = luaL_loadbuffer(L, text, sizeof text - 1, "=unused_options") == LUA_OK;
     lt_status status = is_loaded ? lt_lua_call(L, 0, 0) : LT_ENOMEM;
     (void)status; /* of no account: a script may have made require() something else */
 }

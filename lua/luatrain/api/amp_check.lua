@@ -142,7 +142,7 @@ function amp_check.begin_step(run, fn, ...)
     return amp_check.check(core.step, core.autocast, o.amp, fn, ...)
   end
   run.inside = true
-  core.take_shard(run.rows, run.part, run.grain)
+  core.take_shard(run.rows, run.shard, run.grain)
   local result, worst
   if o.scaler then
     result, worst = o.scaler:inside(check, ...)

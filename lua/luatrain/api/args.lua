@@ -13,7 +13,7 @@
 
 local core = ...
 local check = require "luatrain.check"
-local command = require "luatrain.train.command_line"
+local command_line = require "luatrain.train.command_line"
 
 local FIRST = {"data", "arch", "epochs", "batch", "lr"}     -- in the help, before the alphabet
 local WIDTH = 80                                            -- of its lines
@@ -166,7 +166,7 @@ end
 
 local function unknown(text, names)
   local flags = {}
-  if command.options[text] ~= nil then
+  if command_line.options[text] ~= nil then
     fail("%s is an option of luatrain itself and stands before the script: luatrain %s ... %s",
          text, text, script())
   end

@@ -6,7 +6,7 @@
 
 local core = ...
 local check = require "luatrain.check"
-local unused = require "luatrain.train.unused_options"
+local unused_options = require "luatrain.train.unused_options"
 
 local scaler = {}
 local Scaler = require "luatrain.arity".methods "scaler:"
@@ -98,7 +98,7 @@ function Scaler:begin()
     core.use_loss_scale(before)
     fail "amp.scaler: another one is in use; scaler:close() ends that"
   end
-  unused.scaler = true
+  unused_options.scaler = true
   return self
 end
 

@@ -15,7 +15,7 @@
 
 local core = ...
 local checkpoint = require "luatrain.train.checkpoint"
-local command = require "luatrain.train.command_line"
+local command_line = require "luatrain.train.command_line"
 local flops_of = require "luatrain.commands.flops"
 local json = require "luatrain.json"
 local read_flags = require "luatrain.commands.flags"
@@ -419,7 +419,7 @@ local FOR_RUNS = {"--out", "--resume", "--save-every", "--max-steps", "--log"}
 -- given is as in `o`. Returns which argument is the script, if there is one.
 function bench.read_options(list, kinds, o, help)
   for _, name in ipairs(FOR_RUNS) do
-    if command.has(name) then
+    if command_line.has(name) then
       refuse("%s is for a run that stays; of this one only what --json FILE writes does", name)
     end
   end

@@ -4,7 +4,7 @@
 -- Devices, threads, workers, folders and logs may differ between ranks. They are not compared.
 
 local core = ...
-local command = require "luatrain.train.command_line"
+local command_line = require "luatrain.train.command_line"
 local sorted = require "luatrain.keys"
 local sources = require "luatrain.train.sources"
 
@@ -51,7 +51,7 @@ local function compare_program()
     core.compare("their luatrain", core.version)
     core.compare("their seed", tostring(core.seed()))
     core.compare("their --amp", core.amp())
-    compare_text("their script " .. command.script(), script_text())
+    compare_text("their script " .. command_line.script(), script_text())
   end
   compare_files()
 end

@@ -1,10 +1,10 @@
 -- command_line.lua - the command line of this process: what it calls itself, and how one goes on with a
 -- run that stops.
 
-local command = {}
+local command_line = {}
 
 -- luatrain's own options for a run, and whether they have a value.
-command.options = {
+command_line.options = {
   ["--out"] = true, ["--resume"] = true, ["--save-every"] = true, ["--max-steps"] = true,
   ["--log"] = true, ["--seed"] = true, ["--threads"] = true, ["--device"] = true,
   ["--amp"] = true, ["--ranks"] = true, ["--wire"] = true, ["--timeout"] = true,
@@ -29,13 +29,13 @@ local function last_option(list)
   if (list[1] or ""):match "[^/]*$" ~= "luatrain" then return nil end
   local i = 2
   while list[i] and list[i]:find "^%-." do
-    i = i + ((command.options[list[i]] == false or list[i]:find "=") and 1 or 2)
+    i = i + ((command_line.options[list[i]] == false or list[i]:find "=") and 1 or 2)
   end
   return i - 1
 end
 
 -- The name of the script without folder and ending.
-function command.script()
+function command_line.script()
   local list = arguments()
   local last = last_option(list)
   local path = last and list[last + 1] or not last and type(arg) == "table" and arg[0]
@@ -54,7 +54,7 @@ local function names_option(text, name)
 end
 
 -- Whether luatrain was called with this option.
-function command.has(name)
+function command_line.has(name)
   local list = arguments()
   for i = 2, last_option(list) or 0 do
     if names_option(list[i], name) then return true end
@@ -81,7 +81,7 @@ end
 
 -- This process's command with --out out (if the script does not say it itself), so that it goes on
 -- instead of starting anew. The option `without` is left out.
-function command.line(out, resume, without)
+function command_line.line(out, resume, without)
   local list = arguments()
   local last = last_option(list)
   if not last then
@@ -98,4 +98,4 @@ function command.line(out, resume, without)
   return table.concat(list, " ")
 end
 
-return command
+return command_line

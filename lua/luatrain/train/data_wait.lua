@@ -4,14 +4,14 @@ local core = ...
 local log = require "luatrain.train.log"
 local sum = require "luatrain.sum"
 
-local waits = {}
-local Waits = {}
+local data_wait = {}
+local DataWait = {}
 local LAST = 50                -- steps that are looked at
 local SECONDS = 5              -- the first ones do not count
 local SHARE = 0.2              -- of the time of these steps
 
-function waits.new()
-  return setmetatable({n = 0, seconds = 0.0, waited = {}, total = {}}, {__index = Waits})
+function data_wait.new()
+  return setmetatable({n = 0, seconds = 0.0, waited = {}, total = {}}, {__index = DataWait})
 end
 
 local function cause(share, images_per_s, stats)
@@ -33,7 +33,7 @@ end
 
 -- After each step: how long it waited for its batch of images, and how long it took. Returns a
 -- warning, once.
-function Waits:step(waited, total, images, loader)
+function DataWait:step(waited, total, images, loader)
   local i = self.n % LAST + 1
   self.waited[i], self.total[i] = waited, total
   self.n, self.seconds = self.n + 1, self.seconds + total
@@ -44,4 +44,4 @@ function Waits:step(waited, total, images, loader)
   return cause(waiting / all, images * LAST / (all - waiting), loader:stats())
 end
 
-return waits
+return data_wait

@@ -3,8 +3,8 @@
 
 local core = ...
 local check = require "luatrain.check"
-local command = require "luatrain.train.command_line"
-local unused = require "luatrain.train.unused_options"
+local command_line = require "luatrain.train.command_line"
+local unused_options = require "luatrain.train.unused_options"
 
 local function fail(...) core.fail("EUSAGE", string.format(...)) end
 
@@ -38,16 +38,16 @@ end
 local function folder(path) return path and (path:gsub("(.)/+$", "%1")) end
 
 -- Where max_steps comes from: a flag is a variable too.
-local function source_of_max_steps(outside)
-  if not outside then return "max_steps" end
-  return command.has "--max-steps" and "--max-steps" or "LUATRAIN_MAX_STEPS"
+local function source_of_max_steps(is_override)
+  if not is_override then return "max_steps" end
+  return command_line.has "--max-steps" and "--max-steps" or "LUATRAIN_MAX_STEPS"
 end
 
 -- Puts out, resume, save_every, max_steps, amp, log and quiet into the settings o of a run. resume
 -- is false when there is nothing to go on with, as in a new folder; amp is that of an lt.autocast
 -- around the run when nobody says it.
 return function(o)
-  unused.run = true
+  unused_options.run = true
   local out, max_steps = text_of "LUATRAIN_OUT", count_of "LUATRAIN_MAX_STEPS"
   o.out_is_the_scripts = not out and o.out ~= nil
   o.out = folder(out or o.out)

@@ -30,7 +30,7 @@ local agree = require "luatrain.train.agree"
 local amp_check = require "luatrain.api.amp_check"
 local check = require "luatrain.check"
 local checkpoint = require "luatrain.train.checkpoint"
-local command = require "luatrain.train.command_line"
+local command_line = require "luatrain.train.command_line"
 local cost = require "luatrain.train.cost"
 local evaluate = require "luatrain.train.evaluate"
 local exits = require "luatrain.train.exits"
@@ -40,13 +40,13 @@ local log = require "luatrain.train.log"
 local mixup = require "luatrain.api.mixup"
 local plot = require "luatrain.train.plot"
 local progress = require "luatrain.train.progress"
-local outside = require "luatrain.train.overrides"
+local overrides = require "luatrain.train.overrides"
 local ranks = require "luatrain.train.ranks"
 local scaler = require "luatrain.api.scaler"
 local stages = require "luatrain.train.stages"
 local state = require "luatrain.train.state"
 local trial = require "luatrain.train.trial"
-local waits = require "luatrain.train.data_wait"
+local data_wait = require "luatrain.train.data_wait"
 
 local Run = require "luatrain.arity".methods "run:"
 local SAVE_SECONDS = 600       -- the longest that a checkpoint lies back
@@ -78,7 +78,7 @@ end
 
 -- The settings of a run, checked; those from outside beat the script's.
 local function read_settings(given)
-  local o = outside(spec(given))
+  local o = overrides(spec(given))
   if not has_one_of(o.optim, o.net:parameters()) then
     fail "lt.run: the optimizer has no parameter of the net; it was made for another one"
   end
@@ -97,7 +97,7 @@ end
 local function say_start(self)
   local o, resumed = self.settings, self.steps > 0
   self.log:start{
-    version = core.version, script = command.script(), folder = self.folder,
+    version = core.version, script = command_line.script(), folder = self.folder,
     device = core.device(), backend = core.backend(), ranks = self.ranks, threads = core.threads(),
     amp = o.trial and "auto" or o.amp,
     seed = core.seed(),
@@ -111,7 +111,7 @@ end
 -- Everything that may fail once the folder is locked.
 local function start(self)
   local o = self.settings
-  self.made = state.settings(o)
+  self.initial = state.settings(o)
   self.listener = core.listen()          -- on all ranks, before one of them says that it began
   agree.settings(self)
   local warnings = state.resume(self)
@@ -144,11 +144,11 @@ local function new(given)
     root = rank == 0,                  -- it speaks and saves for all ranks
     ranks = size, alone = size == 1 and core.shards() == 1,
     stop = false,                      -- the signal that a rank is to stop by
-    parts = core.shards(), part = 0,   -- of a batch, which this rank goes through in turn; this one
-    losses = {}, spent = false,        -- of these parts: shares of the batch's loss; seconds, bytes
+    shards = core.shards(), shard = 0, -- of a batch, which this rank computes in turn; this one
+    losses = {}, spent = false,        -- of these: shares of the batch's loss; seconds, bytes
     open_step = false,                 -- the last step, while its loss is not read: see end_step
     rate = false,                      -- of learning, in this batch
-    made = false,                      -- the settings of the optimizer at this moment
+    initial = false,                   -- the settings of the optimizer at this moment
     grain = o.mixup > 0 and 2 or 1,    -- so many images of a batch stay on one rank
     epoch = 1, done = 0, steps = 0,    -- position: samples of the epoch that are done; all steps
     stage = o.stages[1],               -- that of the epoch
@@ -160,7 +160,7 @@ local function new(given)
     saved = false,                     -- whether a checkpoint has all that was done
     mark = now, waited = 0.0,          -- the end of the last step; how long its batch took to come
     epoch_s = 0.0, epoch_images = 0,   -- the time and the samples of steps in this epoch
-    waits = waits.new(), folder = false, out = false, lock = false, log = false,
+    data_wait = data_wait.new(), folder = false, out = false, lock = false, log = false,
     listener = false,                  -- while it is open, a signal is a wish to stop
     checkpoints = {},                  -- its own in the folder: see checkpoint.prune
     unfinished = false,                -- the folder of the run before, if that can go on
@@ -302,7 +302,7 @@ local function leave(self, exit)
   if self.steps > 0 then
     self.log:note(("left at step %d, with %d of %d epochs done; this goes on:\n  %s")
                   :format(self.steps, self.epoch - 1, self.settings.epochs,
-                          command.line(self.out, self.settings.resume)))
+                          command_line.line(self.out, self.settings.resume)))
   end
   finish(self, exit)
 end
@@ -348,7 +348,7 @@ local function stop_if_wanted(self)
   local change = early and not flag and "without it, or with a larger one, " or ""
   core.fail(early and "EDONE" or "ESTOPPED",
             ("%s, saved in %s; %sthis goes on:\n  %s"):format(
-              what, self.folder, change, command.line(self.out, o.resume, flag)))
+              what, self.folder, change, command_line.line(self.out, o.resume, flag)))
 end
 
 -- ==== The loop ===================================================================================
@@ -394,7 +394,7 @@ function Run:batches()
     batch = stage.batch, shuffle = true, epoch = self.epoch, first = self.done, workers = o.workers,
     crop = o.augment.crop, flip = o.augment.flip, area = stage.area, shard = true,
     grain = self.grain}
-  self.loader, self.part = loader, self.parts
+  self.loader, self.shard = loader, self.shards
   return function()
     if self.phase == "over" then fail "run:batches: this run is over" end
     if self.loader ~= loader then fail "run:batches: another loop over the batches was begun" end
@@ -402,8 +402,8 @@ function Run:batches()
     local before = core.clock()
     local x, y = loader:next()
     core.trace("wait for data", before)
-    if self.part == self.parts then self.part, self.waited = 0, 0.0 end
-    self.part, self.waited = self.part + 1, self.waited + (core.clock() - before)
+    if self.shard == self.shards then self.shard, self.waited = 0, 0.0 end
+    self.shard, self.waited = self.shard + 1, self.waited + (core.clock() - before)
     if not x then return close_loader(self) end
     self.rows, self.counter = math.min(stage.batch, #o.train - self.done), core.steps()
     return x, y
@@ -440,7 +440,7 @@ local function call_inside(self, fn, ...)
   local _ <close> = setmetatable({run = self}, inside_meta)
   self.inside = true
   -- What was looked at before draws nothing from this step; lt.micro_batches sets their number.
-  core.take_shard(self.rows, self.part, self.grain)
+  core.take_shard(self.rows, self.shard, self.grain)
   core.expect_backwards(0)
   local o = self.settings
   if not o.scaler then return (core.step(core.autocast, o.amp, fn, ...)) end
@@ -448,18 +448,18 @@ local function call_inside(self, fn, ...)
 end
 
 -- Goes through one part of the batch. Returns its loss, and what fn gave for it.
-local function step_part(self, fn, ...)
+local function step_shard(self, fn, ...)
   local started, before, spent = core.clock(), core.times(), self.spent
   local given = call_inside(self, fn, ...)
   local loss = deferred.take(given, "run:step: the function")
   if self.settings.trial or self.observer then core.sync() end    -- who measure what it takes
-  local after, _, count = core.times(), core.shard(self.rows, self.part, self.grain)
+  local after, _, count = core.times(), core.shard(self.rows, self.shard, self.grain)
   spent.inside = spent.inside + (core.clock() - started)
   spent.backward = spent.backward + (after.backward - before.backward)
   spent.optimizer = spent.optimizer + (after.optimizer - before.optimizer)
   if not self.alone then
     loss = deferred.number(loss)
-    self.losses[self.part] = count > 0 and loss * (count / self.rows) or 0.0
+    self.losses[self.shard] = count > 0 and loss * (count / self.rows) or 0.0
   end
   return loss, type(loss) == "number" and loss or given
 end
@@ -494,7 +494,7 @@ local function end_step(self, loss)
   self.open_step = {loss = loss, rows = rows, rate = self.rate, waited = self.waited,
                     spent = self.spent, scaled = o.scaler and o.scaler:latest()}
   if is_here then close_step(self) end
-  local text = self.waits:step(self.waited, total, rows, self.loader)
+  local text = self.data_wait:step(self.waited, total, rows, self.loader)
   if text then self.log:warn(text) end
   if self.settings.trial then go_on_with_trial(self, self.spent.inside) end
   if self.observer then self.observer:end_step(rows, total, self.waited, self.spent) end
@@ -516,7 +516,7 @@ function Run:step(fn, ...)
   expect(self, "epoch", "run:step", "it belongs into: for x, y in run:batches() do ... end")
   if type(fn) ~= "function" then fail("run:step wants a function, it is %s", tostring(fn)) end
   if not self.rows then fail("run:step: each batch of run:batches has one step") end
-  if self.part == 1 then
+  if self.shard == 1 then
     local o = self.settings
     if o.trial then o.amp = o.trial:precision() end
     self.rate = set_rate(self, self.rows)
@@ -525,8 +525,8 @@ function Run:step(fn, ...)
     self.spent = {inside = 0.0, backward = 0.0, optimizer = 0.0, sent = ranks.sent()}
     if self.observer then self.observer:begin_step() end
   end
-  local loss, given = step_part(self, fn, ...)
-  if self.part == self.parts then
+  local loss, given = step_shard(self, fn, ...)
+  if self.shard == self.shards then
     loss = end_step(self, loss)
     return type(loss) == "number" and loss or given
   end

@@ -6,7 +6,7 @@
 
 local core = ...
 local checkpoint = require "luatrain.train.checkpoint"
-local command = require "luatrain.train.command_line"
+local command_line = require "luatrain.train.command_line"
 local ranks = require "luatrain.train.ranks"
 
 local folder = {}
@@ -27,7 +27,7 @@ local function lock_folder(run)
     run.folder = checkpoint.folder(out, o.resume)
   else
     if first_folder then out = ("%s-%d"):format(first_folder, runs) end
-    local name, before = checkpoint.folder(out, o.resume, command.script())
+    local name, before = checkpoint.folder(out, o.resume, command_line.script())
     run.folder, run.unfinished = name, before or false
     first_folder = first_folder or run.folder
     run.out = first_folder

@@ -1,11 +1,11 @@
 -- state.lua - what of a run stands in its checkpoints beside the tensors, and how a run that goes
 -- on takes it over.
 --
--- The settings of the optimizer stand there twice: as they were when lt.run was called ("made.lr")
--- and as they were last ("now.lr"). A script that is run again with the same first values gets the
+-- The settings of the optimizer stand there twice: as they were when lt.run was called ("initial.lr")
+-- and as they were last ("current.lr"). A script that is run again with the same first values gets the
 -- last ones back, so what it had set in between goes on to hold; where the first values differ,
 -- somebody has changed the script or its flags, and the new ones hold. Those of the scaler
--- ("made_scaler.scale") have their last values in its own state.
+-- ("initial_scaler.scale") have their last values in its own state.
 
 local core = ...
 local checkpoint = require "luatrain.train.checkpoint"
@@ -65,12 +65,12 @@ function state.of(run)
     classes = train.classes, optim = o.optim:class()}
   for name, value in pairs(o.scaler and o.scaler:state() or {}) do s["scaler." .. name] = value end
   for name, value in pairs(o.scaler and o.scaler:settings() or {}) do
-    s["made_scaler." .. name] = value
+    s["initial_scaler." .. name] = value
   end
   for name, value in pairs(core.wire_scales()) do s["wire_scales." .. name] = value end
   for name, value in pairs(run.result or {}) do s["report." .. name] = value end
-  for name, value in pairs(run.made) do s["made." .. name] = value end
-  for name, value in pairs(state.settings(o)) do s["now." .. name] = value end
+  for name, value in pairs(run.initial) do s["initial." .. name] = value end
+  for name, value in pairs(state.settings(o)) do s["current." .. name] = value end
   return s
 end
 
@@ -139,16 +139,16 @@ end
 -- Gives the optimizer the settings that it had last. Appends a warning for each that was changed
 -- from outside since.
 local function restore_settings(run, s, path, warnings)
-  local made, now, all = part(s, "made."), part(s, "now."), {}
-  for _, list in ipairs{made, now, run.made} do
+  local initial, current, all = part(s, "initial."), part(s, "current."), {}
+  for _, list in ipairs{initial, current, run.initial} do
     for name in pairs(list) do all[name] = true end
   end
   for _, name in ipairs(sorted(all)) do
-    local is = run.made[name]
-    if is == made[name] then
-      if now[name] ~= is then run.settings.optim:set(name, now[name]) end
-    elseif is ~= now[name] then
-      warnings[#warnings + 1] = changed_text(path, name, now[name], is)
+    local is = run.initial[name]
+    if is == initial[name] then
+      if current[name] ~= is then run.settings.optim:set(name, current[name]) end
+    elseif is ~= current[name] then
+      warnings[#warnings + 1] = changed_text(path, name, current[name], is)
     end
   end
 end
@@ -161,16 +161,16 @@ end
 -- The loss scale goes on, if there was one of this policy. Appends a warning if there was not, and
 -- for each setting that was changed since.
 local function restore_scaler(run, s, path, warnings)
-  local state, made, is = part(s, "scaler."), part(s, "made_scaler."), run.settings.scaler
+  local state, initial, is = part(s, "scaler."), part(s, "initial_scaler."), run.settings.scaler
   if not is then return end
   local was, policy = scaler.policy_of(state), scaler.policy_of(is:state())
   if next(state) and (not was or was == policy) then
     local changed = {}
     for _, name in ipairs(sorted(is:settings())) do
       local value = is:settings()[name]
-      changed[name] = made[name] ~= nil and made[name] ~= value
+      changed[name] = initial[name] ~= nil and initial[name] ~= value
       if changed[name] then
-        warnings[#warnings + 1] = changed_text(path, name, made[name], value)
+        warnings[#warnings + 1] = changed_text(path, name, initial[name], value)
       end
     end
     local ok, why = pcall(is.load_but, is, state, changed)

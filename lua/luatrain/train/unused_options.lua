@@ -2,15 +2,15 @@
 -- are for: only lt.run knows what to do with them.
 
 local core = ...
-local command = require "luatrain.train.command_line"
+local command_line = require "luatrain.train.command_line"
 
-local unused = {run = false, scaler = false}     -- whether the script has had one
+local unused_options = {run = false, scaler = false}     -- whether the script has had one
 
 -- The option as it was given: as a flag, or as a variable.
 local function given(flag, variable)
   local value = os.getenv(variable)
   if not value or value == "" then return nil end
-  return command.has(flag) and flag .. " " .. value or variable .. "=" .. value, value
+  return command_line.has(flag) and flag .. " " .. value or variable .. "=" .. value, value
 end
 
 local function say(...)
@@ -20,13 +20,13 @@ local function say(...)
 end
 
 -- The script is over.
-function unused.warn()
-  if unused.run then return end
+function unused_options.warn()
+  if unused_options.run then return end
   local amp, precision = given("--amp", "LUATRAIN_AMP")
   local steps = core.steps()
   if precision == "auto" then
     say("%s is for lt.run and lt.fit; the script has called neither, and all was in f32", amp)
-  elseif precision == "fp16" and steps > 0 and not unused.scaler then
+  elseif precision == "fp16" and steps > 0 and not unused_options.scaler then
     say("%s: without lt.run and lt.fit the script has trained %d step%s with no loss scale; "
         .. "local scaler <close> = lt.amp.scaler{} is what its loop needs", amp, steps,
         steps == 1 and "" or "s")
@@ -38,4 +38,4 @@ function unused.warn()
   end
 end
 
-return unused
+return unused_options
