@@ -135,7 +135,7 @@ static void note_half(lt_precision_check *c, lt_tensor *const *x, int n)
             c->half = (lt_dtype)x[i]->dtype;
 }
 
-static void look(void *ud, const lt_call *call, bool backward, const char *where)
+static void op_hook(void *ud, const lt_call *call, bool backward, const char *where)
 {
     lt_precision_check *c = ud;
     if (call->op->in_place || (!backward && !lt_grad_enabled(call->ctx)) ||
@@ -195,7 +195,7 @@ void lt_precision_check_free(lt_precision_check *c)
 lt_status lt_precision_check_begin(lt_precision_check *c, int k, bool second)
 {
     lt_scaling scaling = {.ud = c, .seed = seed};
-    LT_TRY(lt_dry_run_begin(c->ctx, &scaling, look, c));
+    LT_TRY(lt_dry_run_begin(c->ctx, &scaling, op_hook, c));
     if (!second)
         clear(c);
     c->k = k;

@@ -192,7 +192,7 @@ static lt_status run_on_cpu(lt_call *c, const lt_op *op, bool backward)
     return status;
 }
 
-static lt_status run(lt_call *c, const lt_def *def, bool backward)
+static lt_status run_kernel(lt_call *c, const lt_def *def, bool backward)
 {
     return c->device->is_host ? run_on_cpu(c, def->op, backward)
                               : run_on_device(c, def, backward);
@@ -211,10 +211,10 @@ lt_status lt__run_kernel(lt_call *c, const lt_def *def, bool backward)
     const struct lt_autograd *ag = c->ctx->slots.autograd;
     c->threads = c->ctx->threads;
     if (!ag->timer && !c->ctx->trace)
-        return run(c, def, backward);
+        return run_kernel(c, def, backward);
     LT_TRY(c->device->sync(c->device)); /* what was started before is not this one's time */
     double before = lt__seconds();
-    lt_status status = run(c, def, backward);
+    lt_status status = run_kernel(c, def, backward);
     if (status == LT_OK)
         status = c->device->sync(c->device);
     double seconds = lt__seconds() - before;
@@ -282,7 +282,7 @@ lt_status lt_recompute_f32(const lt_call *call, bool backward, int which, int64_
     if (status == LT_OK && backward)
         status = make_wide(&call->d_in[which], 1, &at[D_IN][which]);
     if (status == LT_OK)
-        status = run(&c, lt_op_find(c.ctx, c.schema->name), backward);
+        status = run_kernel(&c, lt_op_find(c.ctx, c.schema->name), backward);
     if (status == LT_OK)
         status = lt_item(at[backward ? D_IN : OUT][which], index, value);
     for (int i = 0; i < 4; i++)

@@ -202,7 +202,7 @@ void *lt__alloc_zero(lt_ctx *ctx, size_t bytes)
     return p ? memset(p, 0, bytes) : NULL;
 }
 
-static lt_memory look(const lt_ctx *ctx, const lt_memory *at)
+static lt_memory read_stats(const lt_ctx *ctx, const lt_memory *at)
 {
     lt_ctx *c = (lt_ctx *)ctx; /* the lock is the only thing written */
     pthread_mutex_lock(&c->lock);
@@ -211,11 +211,11 @@ static lt_memory look(const lt_ctx *ctx, const lt_memory *at)
     return m;
 }
 
-lt_memory lt_memory_stats(const lt_ctx *ctx) { return look(ctx, &ctx->memory); }
+lt_memory lt_memory_stats(const lt_ctx *ctx) { return read_stats(ctx, &ctx->memory); }
 
 lt_memory lt_memory_of_device(const lt_ctx *ctx)
 {
-    return look(ctx, &ctx->device->pool.memory);
+    return read_stats(ctx, &ctx->device->pool.memory);
 }
 
 void lt_memory_trim(lt_ctx *ctx)

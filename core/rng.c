@@ -77,7 +77,7 @@ static void fill_piece(const fill *f, uint64_t start, size_t n)
     lt_convert((char *)f->x->data + start * lt_dtype_bytes(dtype), dtype, value + odd, LT_F64, n);
 }
 
-static void run_here(const fill *f)
+static void fill_on_host(const fill *f)
 {
     uint64_t n = (uint64_t)f->x->count;
 #ifdef _OPENMP
@@ -94,14 +94,14 @@ static lt_status run_fill(const fill *f)
     lt_ctx *ctx = x->ctx;
     lt__wrote(x);
     if (x->storage->device->is_host) {
-        run_here(f);
+        fill_on_host(f);
         return LT_OK;
     }
     fill here = *f;
     here.x = lt__tensor_new(ctx, ctx->devices[0], (lt_dtype)x->dtype, x->ndim, x->dims, true);
     if (!here.x)
         return lt_errcode();
-    run_here(&here);
+    fill_on_host(&here);
     lt_status status = lt_copy(x, here.x);
     lt_release(here.x);
     return status;

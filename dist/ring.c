@@ -200,7 +200,7 @@ static bool is_free(const flow *f, const window *out, int64_t i)
     return !f->in_place || f->adds == 0 || i - f->adds < out->done;
 }
 
-static lt_status run(lt_ring *r, const flow *f)
+static lt_status run_flow(lt_ring *r, const flow *f)
 {
     window out = {.slots = r->slots}, in = {.slots = r->slots + DEPTH * CHUNK};
     backoff p = new_backoff(r);
@@ -255,7 +255,7 @@ lt_status lt__ring_match(lt_ring *r, const lt_coll_sig *sig)
     flow f = {.what = sig->what, .channel = r->channel, .to = member(r, r->index + 1),
               .from = before, .data = (char *)pair, .dtype = LT_U8, .wire = LT_U8,
               .count = sizeof pair, .parts = 2, .per_part = 1, .out = 1, .in = 1, .lead = 1};
-    LT_TRY(run(r, &f));
+    LT_TRY(run_flow(r, &f));
     memcpy(r->before, pair[1].seen, sizeof r->before);
     return lt__coll_sigs_match(&pair[1].wish, sig)
                ? LT_OK : lt__coll_sigs_fail(&pair[1].wish, before, sig, r->net->rank);
@@ -267,7 +267,7 @@ static lt_status exchange(lt_ring *r, flow f, int with, bool to, bool from)
     f.to = f.from = member(r, with);
     f.out = to;
     f.in = from;
-    return run(r, &f);
+    return run_flow(r, &f);
 }
 
 /* The members beyond a power of two give theirs to others first, and get the result last. */
@@ -305,7 +305,7 @@ static lt_status sum_around(lt_ring *r, flow f)
     f.out = f.in = 2 * f.adds;
     f.lead = f.per_part;
     f.in_place = f.wire == f.dtype;
-    return run(r, &f);
+    return run_flow(r, &f);
 }
 
 lt_status lt__ring_allreduce(lt_ring *r, const lt_sum *sum)
@@ -336,7 +336,7 @@ lt_status lt__ring_broadcast(lt_ring *r, const char *what, void *data, size_t by
     f.out = behind < r->size - 1 ? f.per_part : 0;
     if (behind > 0)
         f.lead = 0;
-    return run(r, &f);
+    return run_flow(r, &f);
 }
 
 /* ==== From one to another ===================================================================== */
@@ -349,8 +349,8 @@ lt_status lt__ring_send(lt_ring *r, int to, const void *data, size_t bytes)
     head.to = body.to = to;
     head.out = head.per_part;
     body.out = body.per_part;
-    LT_TRY(run(r, &head));
-    return run(r, &body);
+    LT_TRY(run_flow(r, &head));
+    return run_flow(r, &body);
 }
 
 lt_status lt__ring_receive(lt_ring *r, int from, void *data, size_t bytes)
@@ -361,9 +361,9 @@ lt_status lt__ring_receive(lt_ring *r, int from, void *data, size_t bytes)
     head.from = body.from = from;
     head.in = head.per_part;
     body.in = body.per_part;
-    LT_TRY(run(r, &head));
+    LT_TRY(run_flow(r, &head));
     if (size != bytes)
         return lt_fail(LT_EDESYNC, "the ranks disagree: rank %d sends %llu bytes, rank %d wants "
                        "%zu", from, (unsigned long long)size, r->net->rank, bytes);
-    return run(r, &body);
+    return run_flow(r, &body);
 }

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(LT_THREADS)
 }
 
 /* out (+)= mask in / (1 - p) */
-template <class E> static lt_status run(lt_call *c, lt_tensor *out, const lt_tensor *in, bool add)
+template <class E> static lt_status launch_dropout(lt_call *c, lt_tensor *out, const lt_tensor *in, bool add)
 {
     enum { V = 16 / sizeof(E) };
     drawing q = {};
@@ -65,7 +65,7 @@ template <class E> static lt_status run(lt_call *c, lt_tensor *out, const lt_ten
 
 static lt_status drop(lt_call *c, lt_tensor *out, const lt_tensor *in, bool add)
 {
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), in->dtype, E, return run<E>(c, out, in, add);)
+    LT_CUDA_FLOATS(lt__cuda(c->ctx), in->dtype, E, return launch_dropout<E>(c, out, in, add);)
 }
 
 static lt_status dropout_fwd(lt_call *c) { return drop(c, c->out[0], c->in[0], false); }

@@ -234,7 +234,7 @@ static lt_matrices<E> factor_of(const products *v, int f, const lt_tensor *t, in
 }
 
 /* to (+)= the products of what t has: x, y and out, or its gradient. */
-static lt_status run(lt_call *c, const pairs *s, int wanted, lt_tensor *const t[3], lt_tensor *to,
+static lt_status run_pairs(lt_call *c, const pairs *s, int wanted, lt_tensor *const t[3], lt_tensor *to,
                      bool add)
 {
     lt_cuda *cuda = lt__cuda(c->ctx);
@@ -252,7 +252,7 @@ static lt_status own_matmul_fwd(lt_call *c)
 {
     pairs s = pair_up(c->in[X], c->in[Y]);
     lt_tensor *t[] = {c->in[X], c->in[Y], NULL};
-    return run(c, &s, OUT, t, c->out[0], false);
+    return run_pairs(c, &s, OUT, t, c->out[0], false);
 }
 
 static pairs pairs_back(const lt_call *c)
@@ -266,7 +266,7 @@ static lt_status own_matmul_bwd(lt_call *c)
     lt_tensor *t[] = {c->in[X], c->in[Y], c->d_out[0]};
     for (int i = X; i <= Y; i++)
         if (c->d_in[i])
-            LT_TRY(run(c, &s, i, t, c->d_in[i], c->add >> i & 1));
+            LT_TRY(run_pairs(c, &s, i, t, c->d_in[i], c->add >> i & 1));
     return LT_OK;
 }
 

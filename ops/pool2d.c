@@ -104,7 +104,7 @@ static pool pool_of(const lt_call *c, const lt_tensor *big, const lt_tensor *sma
 /* Runs fn over all rows of one side, which it writes; image is its number in the batch. */
 typedef void (*row_fn)(const pool *p, int64_t image, int64_t row);
 
-static lt_status run(const lt_call *c, const pool *p, int64_t rows, row_fn fn)
+static lt_status run_rows(const lt_call *c, const pool *p, int64_t rows, row_fn fn)
 {
     double outputs = (double)(p->images * p->w.out[0] * p->w.out[1] * p->channels);
     LT_PARALLEL_FOR(c, outputs * p->taps)
@@ -199,14 +199,14 @@ static void plain_input_row(const pool *p, int64_t image, int64_t ih)
 static lt_status fwd(lt_call *c)
 {
     pool p = pool_of(c, c->in[0], c->out[0]);
-    return run(c, &p, p.w.out[0], plain_output_row);
+    return run_rows(c, &p, p.w.out[0], plain_output_row);
 }
 
 static lt_status bwd(lt_call *c)
 {
     pool p = pool_of(c, c->d_in[0], c->d_out[0]);
     p.add = lt__adds(c, 0);
-    return run(c, &p, p.w.in[0], plain_input_row);
+    return run_rows(c, &p, p.w.in[0], plain_input_row);
 }
 
 /* ==== Fast kernels: blocks of channels ======================================================== */
@@ -479,7 +479,7 @@ static bool tiles(const lt_window *w, int axis)
 static lt_status fast_fwd(lt_call *c)
 {
     pool p = pool_of(c, c->in[0], c->out[0]);
-    return p.fast ? run(c, &p, p.w.out[0], output_row) : LT_EUNSUPPORTED;
+    return p.fast ? run_rows(c, &p, p.w.out[0], output_row) : LT_EUNSUPPORTED;
 }
 
 static lt_status fast_bwd(lt_call *c)
@@ -489,7 +489,7 @@ static lt_status fast_bwd(lt_call *c)
     if (!p.fast)
         return LT_EUNSUPPORTED;
     bool apart = tiles(&p.w, 0) && tiles(&p.w, 1);
-    return run(c, &p, apart ? p.w.out[0] : p.w.in[0], apart ? window_row : input_row);
+    return run_rows(c, &p, apart ? p.w.out[0] : p.w.in[0], apart ? window_row : input_row);
 }
 
 const lt_op lt__op_max_pool2d = {
@@ -566,7 +566,7 @@ LT_SIMD static void mean_run(const pool *p, int64_t image, int64_t run)
 static lt_status global_fast_fwd(lt_call *c)
 {
     pool p = pool_of(c, c->in[0], c->out[0]);
-    return p.fast ? run(c, &p, (p.channels + RUN - 1) / RUN, mean_run) : LT_EUNSUPPORTED;
+    return p.fast ? run_rows(c, &p, (p.channels + RUN - 1) / RUN, mean_run) : LT_EUNSUPPORTED;
 }
 
 const lt_op lt__op_global_avg_pool2d = {

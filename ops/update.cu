@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     }
 }
 
-template <class F, class E> static lt_status run(lt_call *c, const F &f)
+template <class F, class E> static lt_status launch_update(lt_call *c, const F &f)
 {
     arenas<E> a = {};
     a.count = c->in[W]->count;
@@ -75,7 +75,7 @@ template <class F, class E> static lt_status run(lt_call *c, const F &f)
 
 template <class F> static lt_status update(lt_call *c, const F &f)
 {
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[W]->dtype, E, return (run<F, E>(c, f));)
+    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[W]->dtype, E, return (launch_update<F, E>(c, f));)
 }
 
 typedef float T;              /* of the numbers, and of each step */

@@ -312,7 +312,7 @@ static lt_status start_relays(relay output[2], int ends[2])
     return status;
 }
 
-static lt_status run(const char **command, double timeout, int *code)
+static lt_status run_mpirun(const char **command, double timeout, int *code)
 {
     sigset_t set, before;
     pid_t pid = 0;
@@ -352,7 +352,7 @@ lt_status launch(const settings *s, const char *program, char *const *words, int
     const char **command = make_command(s, program, words, number);
     if (!command)
         return LT_ENOMEM;
-    lt_status status = run(command, s->hosts ? 0 : lt_group_timeout(&s->group), code);
+    lt_status status = run_mpirun(command, s->hosts ? 0 : lt_group_timeout(&s->group), code);
     free(command);
     return status;
 }

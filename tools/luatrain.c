@@ -220,7 +220,7 @@ static lt_status run_in(const settings *s, lt_ctx *ctx, lt_group *group)
     return status;
 }
 
-static lt_status run(void *ud, lt_group *group)
+static lt_status run_rank(void *ud, lt_group *group)
 {
     const settings *s = ud;
     speaker who = {.level = s->level, .rank = group ? lt_group_rank(group) : 0};
@@ -250,7 +250,7 @@ static lt_status run(void *ud, lt_group *group)
 /* What depends on the number n of ranks, and on the CPUs of each. The bits of a deterministic run
  * are those of the threads of a rank, which are to be as many for any number of ranks. It is one
  * on the CPU; alone on an accelerator, which is asked for by name, it needs no parts. */
-static lt_status settle(settings *s, int n, int cpus)
+static lt_status choose_threads(settings *s, int n, int cpus)
 {
     if (!s->config.deterministic && s->reducer.vranks > 0)
         return lt_fail(LT_EUSAGE, "--vranks is for a run with --deterministic");
@@ -297,12 +297,12 @@ static lt_status run_process(void *ud, lt_group *group)
     warn_of_binding(s, group, cpus);
     if (lt_group_rank(group) == 0)
         warn_of_limit(s);
-    LT_TRY(settle(s, lt_group_size(group), cpus));
+    LT_TRY(choose_threads(s, lt_group_size(group), cpus));
     if (s->trace && lt_group_rank(group) == 0)
         LT_TRY(lt_trace_create(s->trace));
     if (s->trace)
         LT_TRY(lt_group_barrier(group, "the trace"));
-    return run(s, group);
+    return run_rank(s, group);
 }
 
 static lt_status run_under_mpi(settings *s)
@@ -332,12 +332,12 @@ static lt_status run_all(settings *s)
         return run_under_mpi(s);
     int n = s->ranks > 0 ? s->ranks : 1, cpus = lt_cpu_count();
     warn_of_limit(s);
-    LT_TRY(settle(s, n, cpus > n ? cpus / n : 1));
+    LT_TRY(choose_threads(s, n, cpus > n ? cpus / n : 1));
     if (s->trace)
         LT_TRY(lt_trace_create(s->trace));
     if (n == 1 && s->reducer.vranks == 0 && s->reducer.sum_backend != LT_SUM_BACKEND_NCCL)
-        return run(s, NULL);
-    return run_ranks(&(ranks){.n = n, .group = s->group, .run = run, .ud = s});
+        return run_rank(s, NULL);
+    return run_ranks(&(ranks){.n = n, .group = s->group, .run = run_rank, .ud = s});
 }
 
 /* A closed stdin, stdout or stderr would be the next file that is opened, and what is printed would

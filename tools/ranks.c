@@ -51,7 +51,7 @@ static void describe_failure(job *j, lt_group *group)
         snprintf(j->failed_text, sizeof j->failed_text, "rank %d: %s", rank, text);
 }
 
-static void *run(void *ud)
+static void *run_member(void *ud)
 {
     member *m = ud;
     job *j = m->job;
@@ -134,7 +134,7 @@ static int start(member *members, int n)
     sigset_t before;
     int made = 0;
     block_signals(&before);
-    while (made < n && pthread_create(&members[made].thread, NULL, run, &members[made]) == 0)
+    while (made < n && pthread_create(&members[made].thread, NULL, run_member, &members[made]) == 0)
         made++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return made;

@@ -46,7 +46,7 @@ static lt_grad_stats measure(void *ud, lt_tensor *x, lt_tensor *grad)
     return lt_loss_scale_last(((lt_lua *)ud)->scale);
 }
 
-static lt_grad_stats look(void *ud, const lt_tensor *grad)
+static lt_grad_stats measure_tensor(void *ud, const lt_tensor *grad)
 {
     (void)ud;
     return lt_grad_stats_of(grad);
@@ -92,7 +92,7 @@ static lt_step_status done(void *ud, lt_ctx *ctx)
 /* The one that now suits s, or none. */
 static lt_status set_filter(lt_lua *s)
 {
-    lt_bucket_filter filter = {.ud = s, .look = look, .start = start, .pack = pack,
+    lt_bucket_filter filter = {.ud = s, .look = measure_tensor, .start = start, .pack = pack,
                                .unpack = unpack};
     filter.tail = scale_numbers(s) + (goes_in_f16(s) ? LT_WIRE_SCALE_NUMBERS : 0);
     if (s->scale) {
@@ -119,7 +119,7 @@ static lt_status use(lt_lua *s, lt_loss_scale *scale)
 }
 
 /* The one in use is in the registry: it goes when the state does. */
-static int gone(lua_State *L)
+static int loss_scale_gc(lua_State *L)
 {
     void **handle = lua_touserdata(L, 1);
     lt_lua *s = lt__lua(L);
@@ -327,6 +327,6 @@ void lt__open_amp(lua_State *L)
         lua_rawseti(L, -2, i + 1);
     }
     lua_setfield(L, core, "policies");
-    lt__new_class(L, class, methods, gone);
+    lt__new_class(L, class, methods, loss_scale_gc);
     lua_settop(L, core);
 }

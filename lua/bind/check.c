@@ -25,7 +25,7 @@ noreturn void lt__end_dry_run(lua_State *L, lt_lua *s)
     __builtin_unreachable();
 }
 
-static int gone(lua_State *L)
+static int precision_check_gc(lua_State *L)
 {
     void **handle = lua_touserdata(L, 1);
     lt_precision_check_free(*handle);
@@ -118,6 +118,6 @@ void lt__open_check(lua_State *L)
 {
     int core = lua_gettop(L);
     lt__register(L, functions);
-    lt__new_class(L, class, methods, gone);
+    lt__new_class(L, class, methods, precision_check_gc);
     lua_settop(L, core);
 }

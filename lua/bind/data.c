@@ -71,7 +71,7 @@ static int read_cifar10(lua_State *L)
 
 /* ==== Sources ================================================================================= */
 
-static int source_gone(lua_State *L)
+static int source_gc(lua_State *L)
 {
     void **h = lua_touserdata(L, 1);
     lt_source_release(*h);
@@ -201,7 +201,7 @@ static int mixup_draws(lua_State *L)
 
 /* ==== Batches ================================================================================= */
 
-static int batches_gone(lua_State *L)
+static int batches_gc(lua_State *L)
 {
     void **h = lua_touserdata(L, 1);
     lt_batches_free(*h);
@@ -231,7 +231,7 @@ static lt_batches *check_open(lua_State *L, const char *method)
 static int batches_close(lua_State *L)
 {
     check_pass(L, "close");
-    return batches_gone(L);
+    return batches_gc(L);
 }
 
 static int64_t integer_field(lua_State *L, int index, const char *name)
@@ -342,7 +342,7 @@ void lt__open_data(lua_State *L)
 {
     int core = lua_gettop(L);
     lt__register(L, functions);
-    lt__new_class(L, source_class, source_methods, source_gone);
-    lt__new_class(L, batches_class, batches_methods, batches_gone);
+    lt__new_class(L, source_class, source_methods, source_gc);
+    lt__new_class(L, batches_class, batches_methods, batches_gc);
     lua_settop(L, core);
 }

@@ -4,7 +4,7 @@
 
 static const char class[] = "luatrain.Deferred";
 
-static int gone(lua_State *L)
+static int deferred_gc(lua_State *L)
 {
     void **h = lua_touserdata(L, 1);
     lt_deferred_free(*h);
@@ -46,6 +46,6 @@ void lt__open_deferred(lua_State *L)
 {
     int core = lua_gettop(L);
     lt__register(L, functions);
-    lt__new_class(L, class, methods, gone);
+    lt__new_class(L, class, methods, deferred_gc);
     lua_settop(L, core);
 }

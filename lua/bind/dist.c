@@ -80,8 +80,8 @@ static int compare_numbers(lua_State *L)
     return 0;
 }
 
-/* tell(what, text): the text of rank 0. */
-static int tell(lua_State *L)
+/* broadcast_text(what, text): the text of rank 0. */
+static int broadcast_text(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     const char *what = luaL_checkstring(L, 1);
@@ -357,7 +357,7 @@ static int wire(lua_State *L)
 
 static const luaL_Reg functions[] = {
     {"rank", rank}, {"on_root", on_root}, {"compare", compare},
-    {"compare_numbers", compare_numbers}, {"tell", tell}, {"sum", sum},
+    {"compare_numbers", compare_numbers}, {"broadcast_text", broadcast_text}, {"sum", sum},
     {"reduce", reduce}, {"is_alone", is_alone}, {"deterministic", deterministic},
     {"shards", shards}, {"shard", shard}, {"take_shard", take_shard}, {"least_rows", least_rows},
     {"compare_step", compare_step}, {"complete", complete}, {"digest", digest},

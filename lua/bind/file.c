@@ -3,7 +3,7 @@
 
 static const char file_class[] = "luatrain.File";
 
-static int file_gone(lua_State *L)
+static int file_gc(lua_State *L)
 {
     void **h = lua_touserdata(L, 1);
     lt_file_close(*h);
@@ -142,6 +142,6 @@ void lt__open_file(lua_State *L)
 {
     int core = lua_gettop(L);
     lt__register(L, functions);
-    lt__new_class(L, file_class, file_methods, file_gone);
+    lt__new_class(L, file_class, file_methods, file_gc);
     lua_settop(L, core);
 }

@@ -272,7 +272,7 @@ static const char key_observer; /* its address is the key of the observer in the
 
 /* Tells the observer, if there is one, of an op that was done. Arguments lie from 1 on, outputs
  * follow. */
-static void tell(lua_State *L, const char *name, int n_args, int n_out)
+static void call_observer(lua_State *L, const char *name, int n_args, int n_out)
 {
     if (lua_rawgetp(L, LUA_REGISTRYINDEX, &key_observer) != LUA_TFUNCTION) {
         lua_pop(L, 1);
@@ -317,7 +317,7 @@ static int call(lua_State *L)
     lt__check(L, s, status);
     for (int i = 0; i < n_out; i++)
         lt__fill_box(L, s, box[i], out[i]);
-    tell(L, def->schema.name, n_args, n_out);
+    call_observer(L, def->schema.name, n_args, n_out);
     return n_out;
 }
 

@@ -386,7 +386,7 @@ static int bn_stats_synchronize(lua_State *L)
 
 static const char optim_class[] = "luatrain.Optim";
 
-static int optim_gone(lua_State *L)
+static int optim_gc(lua_State *L)
 {
     void **h = lua_touserdata(L, 1);
     lt_optim_free(*h);
@@ -587,6 +587,6 @@ void lt__open_run(lua_State *L)
     lua_getfield(L, core, "tensor_methods");
     lt__register(L, tensor_methods);
     lt__new_class(L, "luatrain.Guard", none, close_guard);
-    lt__new_class(L, optim_class, optim_methods, optim_gone);
+    lt__new_class(L, optim_class, optim_methods, optim_gc);
     lua_settop(L, core);
 }

@@ -66,7 +66,7 @@ typedef struct names { /* what scandir() gave */
     int n;
 } names;
 
-static int names_gone(lua_State *L)
+static int names_gc(lua_State *L)
 {
     names *found = lua_touserdata(L, 1);
     while (found->n > 0)
@@ -189,7 +189,7 @@ typedef struct held_lock {
     char path[];
 } held_lock;
 
-static int lock_gone(lua_State *L)
+static int lock_gc(lua_State *L)
 {
     held_lock *held = lua_touserdata(L, 1);
     if (held->fd >= 0)
@@ -245,7 +245,7 @@ static int lock_look(lua_State *L)
 }
 
 static const luaL_Reg lock_methods[] = {
-    {"close", lock_gone}, {"look", lock_look}, {NULL, NULL}};
+    {"close", lock_gc}, {"look", lock_look}, {NULL, NULL}};
 
 /* lock(path): a handle; until it is closed, others in whatever process get nil and the id of this
  * process, if that can be known. The file stays: who removed it could remove the next one's. */
@@ -352,7 +352,7 @@ static int threads(lua_State *L)
 
 static const char listener_class[] = "luatrain.Listener";
 
-static int listener_gone(lua_State *L)
+static int listener_gc(lua_State *L)
 {
     lt_ctx **listening = lua_touserdata(L, 1);
     if (*listening)
@@ -361,7 +361,7 @@ static int listener_gone(lua_State *L)
     return 0;
 }
 
-static const luaL_Reg listener_methods[] = {{"close", listener_gone}, {NULL, NULL}};
+static const luaL_Reg listener_methods[] = {{"close", listener_gc}, {NULL, NULL}};
 
 /* listen(): a handle; until it is closed a signal is a wish to stop. */
 static int listen_to_signals(lua_State *L)
@@ -415,8 +415,8 @@ void lt__open_system(lua_State *L)
     static const luaL_Reg none[] = {{NULL, NULL}};
     int core = lua_gettop(L);
     lt__register(L, functions);
-    lt__new_class(L, names_class, none, names_gone);
-    lt__new_class(L, lock_class, lock_methods, lock_gone);
-    lt__new_class(L, listener_class, listener_methods, listener_gone);
+    lt__new_class(L, names_class, none, names_gc);
+    lt__new_class(L, lock_class, lock_methods, lock_gc);
+    lt__new_class(L, listener_class, listener_methods, listener_gc);
     lua_settop(L, core);
 }

@@ -445,7 +445,7 @@ static int is_tensor(lua_State *L)
 
 /* ==== Metamethods ============================================================================= */
 
-static int gone(lua_State *L)
+static int tensor_gc(lua_State *L)
 {
     lt_tensor **box = lua_touserdata(L, 1);
     lt_release(*box);
@@ -528,7 +528,7 @@ void lt__open_tensor(lua_State *L, lt_lua *s)
     lua_newtable(L);
     lt__register(L, makers);
     lua_setfield(L, -2, "makers");
-    lt__new_class(L, "luatrain.Tensor", methods, gone);
+    lt__new_class(L, "luatrain.Tensor", methods, tensor_gc);
     s->tensor_meta = lua_topointer(L, -1);
     lua_pushvalue(L, -1);
     lua_rawsetp(L, LUA_REGISTRYINDEX, s->tensor_meta);

@@ -46,7 +46,7 @@ static size_t hash(const key *k)
 }
 
 /* The row of k, or the free one where it belongs. */
-static row *find(row *rows, size_t room, const key *k)
+static row *find_row(row *rows, size_t room, const key *k)
 {
     size_t i = hash(k) & (room - 1);
     while (rows[i].calls > 0 && memcmp(&rows[i].key, k, sizeof *k) != 0)
@@ -65,7 +65,7 @@ static bool grow(lt_lua_times *t)
         return false;
     for (size_t i = 0; i < t->room; i++)
         if (t->rows[i].calls > 0)
-            *find(rows, room, &t->rows[i].key) = t->rows[i];
+            *find_row(rows, room, &t->rows[i].key) = t->rows[i];
     free(t->rows);
     t->rows = rows;
     t->room = room;
@@ -147,7 +147,7 @@ static void add_call(void *ud, const lt_call *call, bool backward, double second
         return;
     }
     set_key(&k, call, backward);
-    row *r = find(t->rows, t->room, &k);
+    row *r = find_row(t->rows, t->room, &k);
     if (r->calls == 0) {
         r->key = k;
         t->n++;

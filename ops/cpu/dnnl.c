@@ -399,7 +399,7 @@ static lt_status lay_out(struct lt_dnnl *d, plan *p, bool add, void **added)
     return LT_OK;
 }
 
-static lt_status run(struct lt_dnnl *d, plan *p, const lt_operand *operand, bool add)
+static lt_status run_primitive(struct lt_dnnl *d, plan *p, const lt_operand *operand, bool add)
 {
     int result = role[p->key.kind].result;
     const lt_operand *to = &operand[result];
@@ -489,7 +489,7 @@ static bool key_of(const lt_call *c, const lt_conv_task *task, const lt_operand 
  * threads that omp_get_max_threads() promises, and never checks how many it gets: fewer leave parts
  * of the result out, or wait for the others for ever. So this thread's settings promise what OpenMP
  * gives, and let it give no less, until the task is done; then they are the host program's again. */
-static lt_status find(const lt_call *c, const lt_conv_task *task, bool and_run)
+static lt_status plan_and_run(const lt_call *c, const lt_conv_task *task, bool and_run)
 {
     const lt_operand operand[OPERANDS] = {task->x, task->w, task->bias, task->y};
     struct lt_dnnl *d;
@@ -506,7 +506,7 @@ static lt_status find(const lt_call *c, const lt_conv_task *task, bool and_run)
     plan *p = plan_for(d, &k);
     lt_status status = !p ? lt_errcode() : p->primitive ? LT_OK : LT_EUNSUPPORTED;
     if (status == LT_OK && and_run)
-        status = run(d, p, operand, task->add);
+        status = run_primitive(d, p, operand, task->add);
     if (threads != k.threads)
         omp_set_num_threads(threads);
     if (dynamic)
@@ -514,5 +514,5 @@ static lt_status find(const lt_call *c, const lt_conv_task *task, bool and_run)
     return status;
 }
 
-lt_status lt__dnnl_ready(const lt_call *c, const lt_conv_task *task) { return find(c, task, false); }
-lt_status lt__dnnl_run(const lt_call *c, const lt_conv_task *task) { return find(c, task, true); }
+lt_status lt__dnnl_ready(const lt_call *c, const lt_conv_task *task) { return plan_and_run(c, task, false); }
+lt_status lt__dnnl_run(const lt_call *c, const lt_conv_task *task) { return plan_and_run(c, task, true); }

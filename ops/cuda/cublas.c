@@ -273,7 +273,7 @@ static lt_status fill_zeros(lt_cublas *d, const lt_cublas_product *o, void *out)
     return LT_OK;
 }
 
-static cublasStatus_t run(lt_cublas *d, const plan *p, void *const operand[LT_CUBLAS_OPERANDS],
+static cublasStatus_t run_plan(lt_cublas *d, const plan *p, void *const operand[LT_CUBLAS_OPERANDS],
                           bool add, void *workspace)
 {
     const float one = 1, beta = add ? 1 : 0;
@@ -297,10 +297,10 @@ lt_status lt__cublas_run(lt_cublas *d, const lt_cublas_product *o,
         status = set_desc(d, p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &operand[SIDE],
                           sizeof operand[SIDE]);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = run(d, p, operand, o->add, workspace);
+        status = run_plan(d, p, operand, o->add, workspace);
     while (status == CUBLAS_STATUS_NOT_SUPPORTED && p->at + 1 < p->n) {
         p->at++;
-        status = run(d, p, operand, o->add, workspace);
+        status = run_plan(d, p, operand, o->add, workspace);
     }
     return status == CUBLAS_STATUS_SUCCESS ? LT_OK : failed(d, status);
 }

@@ -300,7 +300,7 @@ static lt_status needs(lt_cublas *d, const products *v, bool add, size_t *bytes)
     return LT_OK;
 }
 
-static lt_status run(lt_cublas *d, lt_call *c, const products *v, bool add)
+static lt_status run_products(lt_cublas *d, lt_call *c, const products *v, bool add)
 {
     lt_device *device = lt__cublas_env(d)->device;
     const lt_tensor *to = v->t[OUT];
@@ -336,7 +336,7 @@ lt_status lt__cublas_matmul_fwd(lt_cublas *d, lt_call *c)
     products v = products_of(c, false, 0);
     size_t bytes;
     LT_TRY(needs(d, &v, false, &bytes));
-    return run(d, c, &v, false);
+    return run_products(d, c, &v, false);
 }
 
 lt_status lt__cublas_matmul_bwd(lt_cublas *d, lt_call *c)
@@ -350,6 +350,6 @@ lt_status lt__cublas_matmul_bwd(lt_cublas *d, lt_call *c)
         }
     for (int i = X; i <= Y; i++)
         if (c->d_in[i])
-            LT_TRY(run(d, c, &v[i], c->add >> i & 1));
+            LT_TRY(run_products(d, c, &v[i], c->add >> i & 1));
     return LT_OK;
 }

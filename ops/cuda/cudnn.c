@@ -101,7 +101,7 @@ static lt_cudnn_plan **bucket_of(lt_cudnn *d, const lt_cudnn_task *task)
     return &d->bucket[hash % LT_PLAN_BUCKETS];
 }
 
-static lt_cudnn_plan *find(const lt_cudnn *d, const lt_cudnn_task *task)
+static lt_cudnn_plan *find_plan(const lt_cudnn *d, const lt_cudnn_task *task)
 {
     lt_cudnn_plan *p = *bucket_of((lt_cudnn *)d, task);
     while (p && memcmp(&p->task, task, sizeof *task) != 0)
@@ -144,7 +144,7 @@ static lt_status complete(lt_cudnn *d, lt_ctx *ctx, lt_cudnn_plan *p)
 /* *stats: the plan for a task, made if need be. Borrowed until the next one is made. */
 static lt_status plan_for(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task, lt_cudnn_plan **found)
 {
-    lt_cudnn_plan *p = find(d, task);
+    lt_cudnn_plan *p = find_plan(d, task);
     if ((*found = p))
         return LT_OK;
     if (d->n_plans == MOST_PLANS) { /* sizes that never repeat: start again rather than grow */
@@ -187,7 +187,7 @@ lt_status lt__cudnn_plan(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task, si
 
 const char *lt__cudnn_choice(const lt_cudnn *d, const lt_cudnn_task *task)
 {
-    const lt_cudnn_plan *p = find(d, task);
+    const lt_cudnn_plan *p = find_plan(d, task);
     return p ? p->choice : NULL;
 }
 

@@ -61,7 +61,7 @@ static size_t scratch_of(const part *p)
 }
 
 /* Runs a part that place() has found a plan for. */
-static lt_status run(lt_cudnn *d, const lt_cuda_env *env, lt_call *c, part *p)
+static lt_status run_task(lt_cudnn *d, const lt_cuda_env *env, lt_call *c, part *p)
 {
     lt_dtype have = (lt_dtype)p->task.dtype, want = (lt_dtype)p->to->dtype;
     char *result = (char *)c->scratch + lt__cuda_padded(p->workspace);
@@ -128,12 +128,12 @@ lt_status lt__cudnn_conv2d_fwd(lt_cudnn *d, lt_call *c)
 {
     part p;
     LT_TRY(conv_part(d, c, false, 0, &p));
-    return run(d, lt__cudnn_env(d), c, &p);
+    return run_task(d, lt__cudnn_env(d), c, &p);
 }
 
 lt_status lt__cudnn_conv2d_grad(lt_cudnn *d, lt_call *c, int i)
 {
     part p;
     LT_TRY(conv_part(d, c, true, i, &p));
-    return run(d, lt__cudnn_env(d), c, &p);
+    return run_task(d, lt__cudnn_env(d), c, &p);
 }

@@ -183,7 +183,7 @@ template <class E> static bool is_wide(int64_t channels, const void *a, const vo
     return channels % vector<E>::N == 0 && (uintptr_t)a % 8 == 0 && (uintptr_t)b % 8 == 0;
 }
 
-static lt_status run(const lt_cuda *cuda, int way, const pass &p, int64_t images, int dtype,
+static lt_status run_dtype(const lt_cuda *cuda, int way, const pass &p, int64_t images, int dtype,
                      const void *from, const void *w, const void *bias, void *to)
 {
     LT_CUDA_FLOATS(cuda, dtype, E,
@@ -207,7 +207,7 @@ static pass pass_of(const lt_cuda_conv *v, bool back)
 lt_status lt__cuda_depthwise_fwd(const lt_cuda_conv *v, lt_call *c)
 {
     const lt_tensor *bias = c->n_in > B ? c->in[B] : NULL;
-    return run(lt__cuda(c->ctx), v->w.stride[0] == 1 ? BY_ONE : BY_TWO, pass_of(v, false), v->n,
+    return run_dtype(lt__cuda(c->ctx), v->w.stride[0] == 1 ? BY_ONE : BY_TWO, pass_of(v, false), v->n,
                c->in[X]->dtype, c->in[X]->data, c->in[W]->data, bias ? bias->data : NULL,
                c->out[0]->data);
 }
@@ -220,7 +220,7 @@ static lt_status data_gradient(const lt_cuda_conv *v, lt_call *c)
     p.turned = by_one;
     if (by_one)
         p.pad = SIDE - 1 - p.pad;
-    return run(lt__cuda(c->ctx), by_one ? BY_ONE : BACK, p, v->n, c->d_out[0]->dtype,
+    return run_dtype(lt__cuda(c->ctx), by_one ? BY_ONE : BACK, p, v->n, c->d_out[0]->dtype,
                c->d_out[0]->data, c->in[W]->data, NULL, c->d_in[X]->data);
 }
 

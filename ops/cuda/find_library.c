@@ -115,7 +115,7 @@ static void *try_first_python(search *s, bool follow)
     return NULL;
 }
 
-static void *find(search *s)
+static void *find_library(search *s)
 {
     char local[PATH_MAX] = "";
     const char *home = getenv("HOME");
@@ -146,7 +146,7 @@ void *lt__cuda_open(const char *soname, const char *packages, const char *what,
                     size_t bytes)
 {
     search s = {.soname = soname, .packages = packages};
-    void *library = find(&s);
+    void *library = find_library(&s);
     if (!library && s.found[0])
         snprintf(text, bytes, "%s cannot be loaded: %s", s.found, s.why);
     else if (!library)

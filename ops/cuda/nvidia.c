@@ -62,7 +62,7 @@ static lt_cublas *cublas_of(lt_nvidia *n, lt_ctx *ctx)
     return n->of_cublas;
 }
 
-static bool find(lt_nvidia *n)
+static bool find_libraries(lt_nvidia *n)
 {
     const char *plans = getenv("LUATRAIN_PLANS");
     library *dnn = &n->cudnn, *blas = &n->cublas;
@@ -72,7 +72,7 @@ static bool find(lt_nvidia *n)
     return n->plans || !plans || !*plans;
 }
 
-static void end(lt_nvidia *n)
+static void close_libraries(lt_nvidia *n)
 {
     lt__cudnn_free(n->of_cudnn);
     lt__cublas_free(n->of_cublas);
@@ -86,7 +86,7 @@ static void end(lt_nvidia *n)
     lt_cublas *d = cublas_of(n, c->ctx);                                                           \
     return d ? (call) : (otherwise)
 #else
-static bool find(lt_nvidia *n)
+static bool find_libraries(lt_nvidia *n)
 {
     snprintf(n->cudnn.why, sizeof n->cudnn.why, "its headers were not there when luatrain was "
              "built");
@@ -94,7 +94,7 @@ static bool find(lt_nvidia *n)
     return true;
 }
 
-static void end(lt_nvidia *n) { (void)n; }
+static void close_libraries(lt_nvidia *n) { (void)n; }
 
 #define WITH_CUDNN(call, otherwise)                                                                \
     warn(n, &n->cudnn, c->ctx);                                                                    \
@@ -116,7 +116,7 @@ lt_nvidia *lt__nvidia_new(const lt_cuda_env *env)
     n->cublas = (library){.name = "cuBLASLt", .work = "matrix products"};
     n->nccl.there = lt__nccl_open_library(&n->nccl_table, &n->nccl_version, n->nccl.why,
                                           sizeof n->nccl.why) == 0;
-    if (find(n))
+    if (find_libraries(n))
         return n;
     lt__nvidia_free(n);
     return NULL;
@@ -125,7 +125,7 @@ lt_nvidia *lt__nvidia_new(const lt_cuda_env *env)
 void lt__nvidia_free(lt_nvidia *n)
 {
     if (n)
-        end(n);
+        close_libraries(n);
     free(n);
 }
 

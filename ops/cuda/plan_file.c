@@ -41,7 +41,7 @@ static void end_line(char line[END + 1], const char *text, size_t bytes)
 
 /* ==== Entries ================================================================================= */
 
-static entry *find(const lt_plan_file *plans, const char *key)
+static entry *find_entry(const lt_plan_file *plans, const char *key)
 {
     for (int i = 0; i < plans->n; i++)
         if (strcmp(plans->at[i].key, key) == 0)
@@ -51,7 +51,7 @@ static entry *find(const lt_plan_file *plans, const char *key)
 
 const char *lt__plan_file_find(const lt_plan_file *plans, const char *key)
 {
-    const entry *e = find(plans, key);
+    const entry *e = find_entry(plans, key);
     return e ? e->value : NULL;
 }
 
@@ -78,7 +78,7 @@ static bool append(lt_plan_file *plans, const char *key, size_t key_bytes, const
 
 bool lt__plan_file_put(lt_plan_file *plans, const char *key, const char *value)
 {
-    entry *e = find(plans, key);
+    entry *e = find_entry(plans, key);
     if (e && strcmp(e->value, value) == 0)
         return true;
     plans->changed = true;

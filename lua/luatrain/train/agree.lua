@@ -32,12 +32,12 @@ end
 -- The files that rank 0 has loaded since the last call. A rank need not have loaded all of them:
 -- rank 0 may be the only one that plots.
 local function compare_files()
-  local labels = core.tell("the files of the script", table.concat(sorted(sources.texts), "\n"))
+  local labels = core.broadcast_text("the files of the script", table.concat(sorted(sources.texts), "\n"))
   for label in labels:gmatch "[^\n]+" do
     if not compared[label] then
       compared[label] = true
       local what, own = "their " .. label, sources.texts[label]
-      local first = core.tell(what, own or "")
+      local first = core.broadcast_text(what, own or "")
       compare_text(what, own or first)
     end
   end

@@ -47,7 +47,7 @@ end
 -- Gives run its folder, which is rank 0's to write into.
 function folder.take(run)
   if run.root then lock_folder(run) end
-  run.folder = core.tell("the run's folder", run.folder)
+  run.folder = core.broadcast_text("the run's folder", run.folder)
   ranks.print_into(run.folder)
 end
 
