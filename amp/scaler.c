@@ -7,12 +7,12 @@ enum {
     TOP = 15,             /* exponent of the largest number of f16 */
     SPARE = 2,            /* bits without which an adaptive scale does not grow; */
     PLENTY = 10, SOON = 10, /* with so many, after so many steps; */
-    MOST_SPARE = TOP + 25, /* those of gradients below 2^-24, which are all zero */
+    MAX_SPARE = TOP + 25, /* those of gradients below 2^-24, which are all zero */
     FIRST = 20, LAST = 2000 /* intervals */
 };
 static const double MEAN_DECAY = 0.99, VARIANCE_DECAY = 0.999, QUANTILE = 3.09, /* of LogMax */
-                    MOST_WEIGHT = 0.01, /* of one step in the variance, also of the first ones */
-                    MOST_VARIANCE = 1e9; /* of exponents above -10000 */
+                    MAX_WEIGHT = 0.01, /* of one step in the variance, also of the first ones */
+                    MAX_VARIANCE = 1e9; /* of exponents above -10000 */
 
 static int least(int a, int b) { return a < b ? a : b; }
 
@@ -44,7 +44,7 @@ lt_status lt_scaler_check(const lt_scaler *s)
         : s->skipped > s->steps ? "skipped"
         : s->steps > (int64_t)1 << 53 ? "steps"
         : !(fabs(s->mean) <= -LT_NO_EXPONENT) ? "mean"
-        : !(s->variance >= 0 && s->variance <= MOST_VARIANCE) ? "variance"
+        : !(s->variance >= 0 && s->variance <= MAX_VARIANCE) ? "variance"
         : !(s->old_mean >= 0 && s->old_mean <= 1) ? "old_mean"
         : !(s->old_variance >= 0 && s->old_variance <= 1) ? "old_variance" : NULL;
     return what ? lt_fail(LT_EINVAL, "no scaler has such a '%s'", what) : LT_OK;
@@ -64,7 +64,7 @@ static double weight(double *old, double decay)
 static void take_note(lt_scaler *s, double x)
 {
     double above = s->old_mean < 1 && x > s->mean ? x - s->mean : 0;
-    double share = fmin(weight(&s->old_variance, VARIANCE_DECAY), MOST_WEIGHT);
+    double share = fmin(weight(&s->old_variance, VARIANCE_DECAY), MAX_WEIGHT);
     s->variance += share * (2 * above * above - s->variance);
     s->mean += weight(&s->old_mean, MEAN_DECAY) * (x - s->mean);
 }
@@ -119,7 +119,7 @@ static void go_on_dynamic(lt_scaler *s)
 /* With little to spare, a growth may be a mistake: each is tried after a longer interval. */
 static void go_on_adaptive(lt_scaler *s, int exponent)
 {
-    int e = exponent == LT_NO_EXPONENT ? TOP - MOST_SPARE : exponent, spare = TOP - e;
+    int e = exponent == LT_NO_EXPONENT ? TOP - MAX_SPARE : exponent, spare = TOP - e;
     take_note(s, e + 1 - s->k);
     s->spare = s->good == 0 ? spare : least(s->spare, spare);
     s->good = spare < SPARE ? 0 : least(s->good + 1, s->interval);

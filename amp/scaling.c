@@ -13,7 +13,7 @@
 #include "core/tensor.h"
 #include "ops/ops.h"
 
-enum { MOST_AT_FLOOR = 10 }; /* skipped steps whose scale could not have been lower */
+enum { MAX_AT_FLOOR = 10 }; /* skipped steps whose scale could not have been lower */
 
 int lt__exponent_of(double magnitude)
 {
@@ -240,13 +240,13 @@ static lt_status give_up(lt_loss_scale *s)
 {
     long long skipped = s->scaler.in_a_row;
     lt_status status = LT_OK;
-    if (s->detects_anomaly && s->scaler.at_floor >= MOST_AT_FLOOR && !s->found_inf_elsewhere)
+    if (s->detects_anomaly && s->scaler.at_floor >= MAX_AT_FLOOR && !s->found_inf_elsewhere)
         status = s->anomaly[0]
             ? lt_fail(LT_ENUMERIC, "%s (%lld steps in a row were skipped)", s->anomaly, skipped)
             : lt_fail(LT_ENUMERIC, "the gradients were not finite in %lld steps in a row, in the "
                       "last with a loss scale of 2^%d, although no op has made them so; look at "
                       "the learning rate and at the data", skipped, s->step.k);
-    lt__anomaly_enable(s, s->scaler.at_floor >= MOST_AT_FLOOR - 1);
+    lt__anomaly_enable(s, s->scaler.at_floor >= MAX_AT_FLOOR - 1);
     return status;
 }
 
@@ -266,7 +266,7 @@ static lt_status update_scaler(lt_loss_scale *s, lt_grad_stats stats)
 /* Near the floor the next forward may be one with anomaly detection: then it is decided at once. */
 static bool can_defer(const lt_loss_scale *s)
 {
-    return !s->is_reduced && s->scaler.at_floor < MOST_AT_FLOOR - 2 &&
+    return !s->is_reduced && s->scaler.at_floor < MAX_AT_FLOOR - 2 &&
            lt_grad_table_is_on_device(s->table, LT_ROW_FIRST, s->n_measured);
 }
 

@@ -282,9 +282,9 @@ static lt_status add_hook(lt_tensor *x, const lt_hook *hook)
         return lt_fail(LT_EINVAL, "on_grad is for parameters and leaves, not for the result of an "
                                   "op");
     lt_leaf *leaf = lt__leaf_of(x);
-    if (leaf && leaf->n_hooks == LT_MOST_HOOKS)
+    if (leaf && leaf->n_hooks == LT_MAX_HOOKS)
         return lt_fail(LT_EINVAL, "on_grad: this tensor has %d hooks, which is the most; a hook "
-                       "that registers itself doubles them in every backward", LT_MOST_HOOKS);
+                       "that registers itself doubles them in every backward", LT_MAX_HOOKS);
     lt_hook *own = leaf ? lt__alloc(x->ctx, sizeof *own) : NULL;
     if (!own)
         return LT_ENOMEM;

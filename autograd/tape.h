@@ -19,7 +19,7 @@ typedef struct lt_hook {
     void (*free)(void *ud);
 } lt_hook;
 
-enum { LT_MOST_HOOKS = 1000 }; /* on one leaf */
+enum { LT_MAX_HOOKS = 1000 }; /* on one leaf */
 
 typedef enum lt_role { LT_PLAIN, LT_PARAM, LT_BUFFER } lt_role;
 

@@ -28,7 +28,7 @@ enum {
     AHEAD = 4,  /* batches in the making; of these, */
     SENT = 2,   /* on their way to an accelerator */
     PIECE = 16, /* images: few, so that a pass that is given up ends soon */
-    MOST_WORKERS = 1024
+    MAX_WORKERS = 1024
 };
 
 typedef struct piece { /* of a batch: what a worker does at a time */
@@ -446,8 +446,8 @@ static lt_status check(const lt_source *source, const lt_batch_options *o)
     if (o->grain < 0)
         return lt_fail(LT_EINVAL, "batches: grain wants at least 1, it is %lld",
                        (long long)o->grain);
-    if (o->workers > MOST_WORKERS)
-        return lt_fail(LT_EINVAL, "batches: workers wants at most %d, it is %d", MOST_WORKERS,
+    if (o->workers > MAX_WORKERS)
+        return lt_fail(LT_EINVAL, "batches: workers wants at most %d, it is %d", MAX_WORKERS,
                        o->workers);
     return LT_OK;
 }

@@ -22,7 +22,7 @@
 
 #include "data/source.h"
 
-enum { MOST_PIXELS = 64000000, MOST_BYTES = 256 << 20 }; /* of a PNG's rows */
+enum { MAX_PIXELS = 64000000, MAX_BYTES = 256 << 20 }; /* of a PNG's rows */
 
 /* Says which: stb_image itself only gives NULL. */
 static void *allocate(size_t bytes)
@@ -37,10 +37,10 @@ static void *allocate(size_t bytes)
  * than the header says. */
 static void *reallocate(void *old, size_t old_bytes, size_t bytes)
 {
-    char *p = bytes <= 2 * (size_t)MOST_BYTES ? realloc(old, bytes) : NULL;
+    char *p = bytes <= 2 * (size_t)MAX_BYTES ? realloc(old, bytes) : NULL;
     if (p)
         memset(p + old_bytes, 0, bytes - old_bytes);
-    else if (bytes <= 2 * (size_t)MOST_BYTES)
+    else if (bytes <= 2 * (size_t)MAX_BYTES)
         lt_fail(LT_ENOMEM, "out of memory for its pixels");
     return p;
 }
@@ -57,7 +57,7 @@ static void *reallocate(void *old, size_t old_bytes, size_t bytes)
 #define STBI_MALLOC(bytes) allocate(bytes)
 #define STBI_REALLOC_SIZED(p, old_bytes, bytes) reallocate(p, old_bytes, bytes)
 #define STBI_FREE(p) free(p)
-#define STBI_MAX_DIMENSIONS MOST_PIXELS
+#define STBI_MAX_DIMENSIONS MAX_PIXELS
 #include <stb/stb_image.h> /* a system header: its warnings are not ours */
 
 /* ==== What both have in common ================================================================ */
@@ -67,7 +67,7 @@ static lt_status check_size(uint64_t height, uint64_t width)
     unsigned long long h = height, w = width;
     if (h == 0 || w == 0)
         return lt_fail(LT_EDATA, "its header says %llux%llu pixels (height x width)", h, w);
-    if (h > MOST_PIXELS / w)
+    if (h > MAX_PIXELS / w)
         return lt_fail(LT_EDATA, "it has %llux%llu pixels (height x width), luatrain takes at "
                        "most 64 million", h, w);
     return LT_OK;
@@ -108,10 +108,10 @@ static lt_status see_header(const uint8_t *p, size_t n)
         return lt_fail(LT_EDATA, "the header of the PNG is damaged; fetch it again");
     LT_TRY(check_size(h, w));
     uint64_t rows = h * ((w * bits * types[type].colours + 7) / 8 + 1);
-    if (rows > MOST_BYTES)
+    if (rows > MAX_BYTES)
         return lt_fail(LT_EDATA, "its %llux%llu pixels (height x width) are %llu bytes, luatrain "
                        "takes a PNG of at most %d", (unsigned long long)h, (unsigned long long)w,
-                       (unsigned long long)rows, MOST_BYTES);
+                       (unsigned long long)rows, MAX_BYTES);
     return check_bytes(h, w, rows / 1032, n);
 }
 
@@ -153,7 +153,7 @@ enum { SOF0 = 0xc0, SOF2 = 0xc2, DHT = 0xc4, SOF15 = 0xcf, RST0 = 0xd0, RST7 = 0
 
 enum { DC, AC, QUANTIZATION };          /* kinds of tables */
 
-enum { MOST_SCANS = 100, MOST_VISITS = 64 }; /* visits: of blocks, for each byte of the file */
+enum { MAX_SCANS = 100, MAX_VISITS = 64 }; /* visits: of blocks, for each byte of the file */
 
 typedef struct jpeg {
     unsigned tables;                    /* defined so far: bit 4 * kind + number */
@@ -253,15 +253,15 @@ static uint64_t blocks_of(const jpeg *j, int i, bool alone)
  * file, photographs have up to 2. */
 static lt_status check_work(const jpeg *j, size_t n)
 {
-    if (j->scans > MOST_SCANS)
+    if (j->scans > MAX_SCANS)
         return lt_fail(LT_EDATA, "it has more than %d scans, luatrain takes a JPEG of at most %d",
-                       MOST_SCANS, MOST_SCANS);
+                       MAX_SCANS, MAX_SCANS);
     LT_TRY(check_bytes(j->height, j->width, j->bits / 8, n));
-    if (j->visits / MOST_VISITS > n)
+    if (j->visits / MAX_VISITS > n)
         return lt_fail(LT_EDATA, "its first %d scans visit %llu blocks of 8x8 pixels, luatrain "
                        "takes at most %d for each of its %zu bytes; save it with fewer scans",
                        j->scans,
-                       (unsigned long long)j->visits, MOST_VISITS, n);
+                       (unsigned long long)j->visits, MAX_VISITS, n);
     return LT_OK;
 }
 

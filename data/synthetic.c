@@ -55,7 +55,7 @@ static void free_synthetic(lt_source *source)
 static lt_status check(uint64_t part, int64_t count, int64_t height, int64_t width,
                        int64_t channels, int64_t classes)
 {
-    enum { MOST_CLASSES = 1 << 20 };
+    enum { MAX_CLASSES = 1 << 20 };
     if (part >> 24)
         return lt_fail(LT_EINVAL, "synthetic data: part wants a number below 2^24, it is %llu",
                        (unsigned long long)part);
@@ -65,11 +65,11 @@ static lt_status check(uint64_t part, int64_t count, int64_t height, int64_t wid
     if (channels < 1 || channels > LT_MAX_CHANNELS)
         return lt_fail(LT_EINVAL, "synthetic data: images want 1 to %d channels, they have %lld",
                        LT_MAX_CHANNELS, (long long)channels);
-    if (count < 1 || classes < 1 || classes > MOST_CLASSES)
+    if (count < 1 || classes < 1 || classes > MAX_CLASSES)
         return lt_fail(LT_EINVAL,
                        "synthetic data want at least one image and 1 to %d classes; "
                        "there are %lld images and %lld classes",
-                       MOST_CLASSES, (long long)count, (long long)classes);
+                       MAX_CLASSES, (long long)count, (long long)classes);
     return LT_OK;
 }
 

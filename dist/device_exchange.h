@@ -10,7 +10,7 @@
 #include "core/tensor.h"
 #include "dist/bucket_plan.h"
 
-_Static_assert((int)LT_MOST_TAIL <= (int)LT_COMM_TAIL, "a filter's numbers may go with a sum");
+_Static_assert((int)LT_MAX_TAIL <= (int)LT_COMM_TAIL, "a filter's numbers may go with a sum");
 
 typedef struct lt_device_exchange {     /* zero: nothing was found out yet */
     bool chosen;

@@ -246,8 +246,8 @@ LT_API bool lt_reducer_bucket(const lt_reducer *reducer, int i, lt_bucket *bucke
  * way, so that its values are such as f16 holds well; and if the sum shows that this was too
  * much, it is sent again. */
 enum {
-    LT_MOST_TAIL = 256,  /* numbers */
-    LT_MOST_RESENDS = 4  /* of a bucket in a step */
+    LT_MAX_TAIL = 256,  /* numbers */
+    LT_MAX_RESENDS = 4  /* of a bucket in a step */
 };
 
 typedef struct lt_packet {      /* a bucket on its way */
@@ -264,7 +264,7 @@ typedef struct lt_packet {      /* a bucket on its way */
     bool in_f16;                /* it travels in that, which overflows at 2^16 */
     int sent;                   /* times, before this one */
     int exponent;               /* of two: pack() may set it, for f16; the same on all ranks */
-    float tail[LT_MOST_TAIL];   /* pack() writes, unpack() finds the sums: whole numbers, of which
+    float tail[LT_MAX_TAIL];   /* pack() writes, unpack() finds the sums: whole numbers, of which
                                  * bf16 holds the sums up to 256 and f16 up to 2048 */
 } lt_packet;
 

@@ -7,7 +7,7 @@
 #include "dist/filter.h"
 #include "dist/sum.h"
 
-_Static_assert(LT_MOST_TAIL * sizeof(double) <= LT_GRAD_ROOM, "a tail has room behind an arena");
+_Static_assert(LT_MAX_TAIL * sizeof(double) <= LT_GRAD_ROOM, "a tail has room behind an arena");
 
 static lt_status make_room(void **memory, size_t *room, size_t bytes)
 {
@@ -26,8 +26,8 @@ static lt_status make_room(void **memory, size_t *room, size_t bytes)
 static lt_status sum_with_tail(lt_group *group, const lt_sum *bucket, int exponent, int tail,
                                float *numbers)
 {
-    double behind[LT_MOST_TAIL];
-    float scaled[LT_MOST_TAIL];
+    double behind[LT_MAX_TAIL];
+    float scaled[LT_MAX_TAIL];
     size_t each = lt_dtype_bytes(bucket->dtype);
     char *end = (char *)bucket->data + (size_t)bucket->count * each;
     lt_sum whole = *bucket;
@@ -68,7 +68,7 @@ lt_status lt__filter_send(const lt_bucket_filter *filter, lt_packet *p, lt_send_
         memset(p->tail, 0, sizeof p->tail);
         filter->pack(filter->ud, p);
         LT_TRY(send(ud, p, p->in_f16 ? p->exponent : 0));
-        if (!filter->unpack(filter->ud, p) || !p->in_f16 || p->sent >= LT_MOST_RESENDS)
+        if (!filter->unpack(filter->ud, p) || !p->in_f16 || p->sent >= LT_MAX_RESENDS)
             return LT_OK;
     }
 }

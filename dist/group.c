@@ -12,7 +12,7 @@
 #include "dist/group.h"
 #include "dist/sum.h"
 
-enum { MOST_WAITING = 64 };
+enum { MAX_WAITING = 64 };
 
 typedef struct task {
     lt_status (*fn)(void *ud);
@@ -124,7 +124,7 @@ static lt_status begin_work(lt_group *g)
 {
     if (g->tasks)
         return LT_OK;
-    if (!(g->tasks = lt__queue_new(MOST_WAITING)))
+    if (!(g->tasks = lt__queue_new(MAX_WAITING)))
         return lt_errcode();
     pthread_mutex_lock(&g->lock);
     bool made = pthread_create(&g->thread, NULL, work, g) == 0;

@@ -18,13 +18,13 @@
 #include "core/tensor.h"
 #include "dist/liveness.h"
 
-enum { MOST_ADDRESSES = 16 };
+enum { MAX_ADDRESSES = 16 };
 static const double OPEN_SECONDS = 2;
 
 typedef struct offer { /* of a member to the others */
     uint64_t mark;      /* random */
     int n;              /* addresses; 0: it does not listen */
-    struct sockaddr_in address[MOST_ADDRESSES];
+    struct sockaddr_in address[MAX_ADDRESSES];
 } offer;
 
 typedef struct hello { /* to the one that listens, which sends it back */
@@ -58,7 +58,7 @@ static int find_addresses(struct sockaddr_in *to, in_port_t port)
     int n = 0;
     if (getifaddrs(&all) != 0)
         return 0;
-    for (const struct ifaddrs *i = all; i && n < MOST_ADDRESSES; i = i->ifa_next)
+    for (const struct ifaddrs *i = all; i && n < MAX_ADDRESSES; i = i->ifa_next)
         if (i->ifa_addr && i->ifa_addr->sa_family == AF_INET) {
             to[n] = *(const struct sockaddr_in *)(const void *)i->ifa_addr;
             to[n++].sin_port = port;
@@ -166,7 +166,7 @@ static int open_attempts(const struct pollfd *attempts, int n)
 /* A connection to the one with this offer, or -1. */
 static int connect_to(const offer *o, int own, double deadline)
 {
-    struct pollfd attempts[MOST_ADDRESSES];
+    struct pollfd attempts[MAX_ADDRESSES];
     hello h = {.mark = o->mark, .member = (uint64_t)own};
     int found = -1;
     for (int i = 0; i < o->n; i++)

@@ -469,8 +469,8 @@ static lt_status open_side(mpi_transport *c)
 static lt_status begin(mpi_transport *c)
 {
     size_t size = (size_t)c->net.size;
-    if (c->net.n_node > LT_MOST_SHARES)
-        return lt_fail(LT_EUSAGE, "there can be 1 to %d ranks on a node, not %d", LT_MOST_SHARES,
+    if (c->net.n_node > LT_MAX_SHARES)
+        return lt_fail(LT_EUSAGE, "there can be 1 to %d ranks on a node, not %d", LT_MAX_SHARES,
                        c->net.n_node);
     c->ring = (lt_ring){.net = &c->net, .channel = LT_NET_DATA,
                         .timeout = lt_group_timeout(&c->config), .check = check_peer, .ud = c};

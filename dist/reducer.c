@@ -109,9 +109,9 @@ void lt_reducer_set_data(lt_reducer *r, uint32_t digest) { r->data = digest; }
 lt_status lt_reducer_set_filter(lt_reducer *r, const lt_bucket_filter *filter)
 {
     static const lt_bucket_filter none;
-    if (filter && (filter->tail < 0 || filter->tail > LT_MOST_TAIL))
+    if (filter && (filter->tail < 0 || filter->tail > LT_MAX_TAIL))
         return lt_fail(LT_EINVAL, "a filter has up to %d numbers behind a bucket, not %d",
-                       LT_MOST_TAIL, filter->tail);
+                       LT_MAX_TAIL, filter->tail);
     lt_status status = lt_group_wait(r->group);
     (void)status; /* whoever wanted what failed knows */
     r->filter.is = filter ? *filter : none;

@@ -442,7 +442,7 @@ static lt_status find_shares(const lt_shm *t, void *own, lt_share *share, size_t
 static lt_status sum_chunk(lt_shm *t, const lt_sum *sum, const lt_coll_sig *sig, char *data,
                           size_t *bytes)
 {
-    lt_share share[LT_MOST_SHARES];
+    lt_share share[LT_MAX_SHARES];
     view shown = expose(t, data, *bytes);
     LT_TRY(post_and_wait(t, sig, sum->scale, shown));
     if (find_shares(t, shown.staged ? t->staging : data, share, bytes) != LT_OK)

@@ -18,7 +18,7 @@ lt_status lt__staging_make_room(lt_staging *s, const lt_bucket_plan *plan)
     for (int k = 0; k < plan->n_buckets; k++) {
         const lt_planned_bucket *b = &plan->buckets[k];
         size_t each = lt_dtype_bytes(plan->items[b->first].place.dtype);
-        size_t bytes = (size_t)(lt__bucket_plan_span(plan, b->first, b->end) + LT_MOST_TAIL) * each;
+        size_t bytes = (size_t)(lt__bucket_plan_span(plan, b->first, b->end) + LT_MAX_TAIL) * each;
         most = bytes > most ? bytes : most;
     }
     for (int i = 0; i < 2; i++)

@@ -6,7 +6,7 @@
 #include "core/simd.h"
 #include "dist/sum.h"
 
-enum { BLOCK = 512, LEVELS = 10 }; /* of a tree over LT_MOST_SHARES ranks, and one to spare */
+enum { BLOCK = 512, LEVELS = 10 }; /* of a tree over LT_MAX_SHARES ranks, and one to spare */
 
 /* Elements of a block as they are added up. */
 typedef union block {

@@ -14,7 +14,7 @@ typedef struct lt_share { /* of one rank */
     double scale;
 } lt_share;
 
-enum { LT_MOST_SHARES = 256 };
+enum { LT_MAX_SHARES = 256 };
 
 /* Whether there are sums of the dtype. */
 bool lt__sum_knows(lt_dtype dtype);

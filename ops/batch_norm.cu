@@ -18,7 +18,7 @@
 #include "ops/batch_norm.h"
 #include "ops/cuda/rows.h"
 
-enum { LEAST_PACKS = 8 };     /* of a wide row */
+enum { MIN_PACKS = 8 };     /* of a wide row */
 enum { LEAD = 4 };            /* turns of a part whose mean is the center */
 
 typedef struct plan {
@@ -35,7 +35,7 @@ static plan plan_for(const lt_tensor *x)
     p.n = x->count;
     p.channels = x->dims[x->ndim - 1];
     p.width = p.channels > 0 ? p.channels : 1;
-    while (p.width % V != 0 || p.width < LEAST_PACKS * V)
+    while (p.width % V != 0 || p.width < MIN_PACKS * V)
         p.width *= 2;
     p.packs = p.width / V;
     p.whole = p.n / p.width;

@@ -156,7 +156,7 @@ static lt_status embedding_fwd(lt_call *c)
 
 /* ==== Backward ================================================================================ */
 
-enum { MOST_BLOCKS = 1024 };
+enum { MAX_BLOCKS = 1024 };
 
 /* What a block's rows begin with, in f32. A column is the same thread's all the time. */
 template <class E>
@@ -204,7 +204,7 @@ template <class E> static lt_status scatter(lt_call *c)
 {
     lt_tensor *dw = c->d_in[W];
     table t = table_of(c, dw);
-    int64_t rows = lt__cuts(t.rows, MOST_BLOCKS);
+    int64_t rows = lt__cuts(t.rows, MAX_BLOCKS);
     float *sums = (float *)(dw->dtype == LT_F32 ? dw->data : c->scratch);
     return lt__launch(lt__cuda(c->ctx), t.width > 0 && rows > 0 ? lt__cuts(t.rows, rows) : 0,
                       scatter_kernel<E>, t, rows, sums, (E *)dw->data,

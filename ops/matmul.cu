@@ -19,9 +19,9 @@ static lt_results<O> results_of(void *out, int dtype, int64_t batch, int64_t row
 
 /* ==== Sums of rows ============================================================================ */
 
-enum { MOST_SUMS = 1 << 15 }; /* that lt__plan_reduction() makes of one matrix's columns, in parts */
+enum { MAX_SUMS = 1 << 15 }; /* that lt__plan_reduction() makes of one matrix's columns, in parts */
 
-size_t lt__cuda_sum_rows_bytes(void) { return MOST_SUMS * sizeof(double); }
+size_t lt__cuda_sum_rows_bytes(void) { return MAX_SUMS * sizeof(double); }
 
 lt_status lt__cuda_sum_rows(const lt_cuda *cuda, void *to, int to_dtype, const void *from,
                             int from_dtype, int64_t rows, int64_t cols, bool add)

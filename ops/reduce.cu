@@ -8,7 +8,7 @@ enum { AXIS, KEEP };          /* options of every op here */
 
 enum {
     ENOUGH_BLOCKS = 512,      /* from which on rows are not cut into parts */
-    LEAST_TURNS = 8,          /* of a thread of a part, so that it repays its joining */
+    MIN_TURNS = 8,          /* of a thread of a part, so that it repays its joining */
     ACCUMULATOR = 16          /* bytes of the largest one, and so of which no two are one load */
 };
 
@@ -29,9 +29,9 @@ static void plan_pass(lt_reduction_plan *plan, int64_t outer, int64_t rows, int6
     p->parts = 1;
     p->blocks = (unsigned)lt__cuts(width, p->columns);
     int64_t turn = (int64_t)p->lanes * p->run, blocks = lt__reduction_blocks(p);
-    if (blocks == 0 || blocks >= ENOUGH_BLOCKS || rows < 2 * LEAST_TURNS * turn)
+    if (blocks == 0 || blocks >= ENOUGH_BLOCKS || rows < 2 * MIN_TURNS * turn)
         return;
-    int64_t parts = lt__least(rows / (LEAST_TURNS * turn), lt__cuts(ENOUGH_BLOCKS, blocks));
+    int64_t parts = lt__least(rows / (MIN_TURNS * turn), lt__cuts(ENOUGH_BLOCKS, blocks));
     p->part = lt__cuts(lt__cuts(rows, parts), turn) * turn;
     p->parts = (unsigned)lt__cuts(rows, p->part);
 }

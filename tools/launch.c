@@ -54,8 +54,8 @@ static int count(char *const *words)
 static const char **make_command(const settings *s, const char *program, char *const *words,
                                  char number[16])
 {
-    enum { MOST_OF_OURS = 16 };
-    size_t most = MOST_OF_OURS + 2 * (size_t)count(environ) + (size_t)count(words);
+    enum { MAX_OF_OURS = 16 };
+    size_t most = MAX_OF_OURS + 2 * (size_t)count(environ) + (size_t)count(words);
     const char **command = calloc(most, sizeof *command), **end = command;
     if (!command) {
         lt_fail(LT_ENOMEM, "out of memory for a command");

@@ -3,7 +3,7 @@
  *
  * The collector. Lua counts 40 bytes for a tensor of a gigabyte, so its own pace says nothing about
  * tensors. Bytes of tensors drive it instead: when a quarter as many new bytes have been given to
- * Lua as were alive after the last collection, but at least LEAST_FRESH, the next maker of a tensor
+ * Lua as were alive after the last collection, but at least MIN_FRESH, the next maker of a tensor
  * first runs a full collection. So garbage never takes more than that. Backward lets go of what it
  * has been through, which frees nothing as long as garbage holds it too: so it runs a collection
  * first, when there are bytes enough. Within lt.step() the end of the scope frees what is left.
@@ -21,7 +21,7 @@
 #include "lua/bind/embedded.h"
 
 enum {
-    LEAST_FRESH = 128 << 20,
+    MIN_FRESH = 128 << 20,
     MANY = 64 /* times Lua's own memory: making so many bytes takes far longer than reading that */
 };
 
@@ -37,7 +37,7 @@ static void collect(lua_State *L, lt_lua *s)
     lua_gc(L, LUA_GCCOLLECT);
     size_t part = lt_memory_stats(s->ctx).live / 4;
     s->fresh = 0;
-    s->limit = part > LEAST_FRESH ? part : LEAST_FRESH;
+    s->limit = part > MIN_FRESH ? part : MIN_FRESH;
 }
 
 void lt__collect_for_backward(lua_State *L, lt_lua *s)
@@ -286,7 +286,7 @@ static void find_context(lua_State *L, lt_lua *s)
 static lt_lua *new_state(lua_State *L)
 {
     lt_lua *s = lua_newuserdatauv(L, sizeof *s, 0);
-    *s = (lt_lua){.limit = LEAST_FRESH};
+    *s = (lt_lua){.limit = MIN_FRESH};
     lua_createtable(L, 0, 1);
     lua_pushcfunction(L, close_state);
     lua_setfield(L, -2, "__gc");

@@ -15,7 +15,7 @@
 
 #include "lua/luatrain.h"
 
-enum { LT_MOST_OPEN = 64, LT_KEPT_ERRORS = 8 };
+enum { LT_MAX_OPEN = 64, LT_KEPT_ERRORS = 8 };
 typedef enum lt_opened { LT_OPEN_SCOPE, LT_OPEN_NO_GRAD, LT_OPEN_AUTOCAST } lt_opened;
 
 /* What a Lua state knows of luatrain: a userdata that lives as long as the state, and upvalue 1 of
@@ -32,7 +32,7 @@ typedef struct lt_lua {
         uint64_t serial;
         lt_opened what;
         lt_dtype before;       /* of autocast, to be put back */
-    } open[LT_MOST_OPEN];
+    } open[LT_MAX_OPEN];
     int n_open;                /* what lt.step, lt.no_grad and lt.autocast have opened */
     uint64_t serial;           /* of the last */
     size_t fresh;              /* bytes of tensors given to Lua since its last collection */

@@ -232,9 +232,9 @@ static int call_within(lua_State *L, const char *who, lt_opened what, lt_dtype d
     bool scope = what == LT_OPEN_SCOPE;
     if (!lua_isfunction(L, 1))
         lt__refuse(L, s, "%s wants a function, it is %s", who, lt__text(L, 1));
-    if (s->n_open == LT_MOST_OPEN)
+    if (s->n_open == LT_MAX_OPEN)
         lt__refuse(L, s, "%s: more than %d of lt.step, lt.no_grad and lt.autocast are open", who,
-                   LT_MOST_OPEN);
+                   LT_MAX_OPEN);
     guard *g = lua_newuserdatauv(L, sizeof *g, 0);
     g->serial = 0;
     luaL_setmetatable(L, "luatrain.Guard");

@@ -17,7 +17,7 @@
 #include "ops/cpu/loops.h"
 #include "ops/cpu/panel.h"
 
-enum { MOST_CHANNELS = 4, MOST_TAPS = 7 * 7 * MOST_CHANNELS };
+enum { MAX_CHANNELS = 4, MAX_TAPS = 7 * 7 * MAX_CHANNELS };
 enum { COLUMNS = MOST * LT_LANES };
 enum { PIXELS = 7, TAPS = 9 }; /* that have COLUMNS sums each; widths of images are often 7 * 2^n */
 enum { STRIP = 4096 };         /* numbers, unless one row of y meets more */
@@ -30,7 +30,7 @@ typedef struct {
     int64_t rows, strips;               /* of y that a strip is for; of an image */
     int64_t pitch, words;               /* numbers of a strip's row; of all */
     int64_t taps, tiles;                /* and tiles of TAPS of them */
-    int64_t offset[MOST_TAPS + TAPS];   /* of a tap in the strip; 0 beside the last */
+    int64_t offset[MAX_TAPS + TAPS];   /* of a tap in the strip; 0 beside the last */
 } plan;
 
 static plan plan_of(const lt_conv *v)
@@ -183,7 +183,7 @@ static void put_gradient(const lt_conv_task *task, int64_t taps, const float *su
 static bool fits(const lt_conv *v)
 {
     const lt_window *w = &v->window;
-    bool yes = v->groups == 1 && v->in > 0 && v->in <= MOST_CHANNELS && v->out > 0 &&
+    bool yes = v->groups == 1 && v->in > 0 && v->in <= MAX_CHANNELS && v->out > 0 &&
                v->out % COLUMNS == 0;
     for (int i = 0; i < 2; i++)
         yes = yes && w->in[i] > 0 && w->kernel[i] <= 7 && w->dilation[i] == 1 &&

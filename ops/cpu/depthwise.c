@@ -22,10 +22,10 @@
 
 enum { SIDE = 3, TAPS = SIDE * SIDE };
 enum { START = TAPS, PACKED };    /* packed weights: the taps, and what sums begin with */
-enum { ROWS = 4, MOST_COLUMNS = 2, TILE = ROWS * MOST_COLUMNS };
-enum { MOST_MET = 9 * SIDE };     /* pixels that a tile meets */
+enum { ROWS = 4, MAX_COLUMNS = 2, TILE = ROWS * MAX_COLUMNS };
+enum { MAX_MET = 9 * SIDE };     /* pixels that a tile meets */
 enum { LINE = 64 };               /* bytes of a block */
-enum { MOST_PARTS = 64, PART_PIXELS = 64 };
+enum { MAX_PARTS = 64, PART_PIXELS = 64 };
 
 #define UNROLL _Pragma("GCC unroll 32")
 
@@ -168,7 +168,7 @@ typedef struct {
 /* The tiles of a group of rows from left to right. */
 typedef struct {
     int64_t n, row, column;   /* of the results; on the way back they have the padding too */
-    const void *from[MOST_MET], *to[TILE];
+    const void *from[MAX_MET], *to[TILE];
     uintptr_t next_from, next_to; /* what is to be prefetched */
 } walk;
 
@@ -404,7 +404,7 @@ static int64_t parts_of(const lt_conv *v)
 {
     const int64_t *out = v->window.out;
     int64_t parts = lt__least(v->n * groups_of(out[0]), v->n * out[0] * out[1] / PART_PIXELS);
-    return parts < 1 ? 1 : lt__least(parts, MOST_PARTS);
+    return parts < 1 ? 1 : lt__least(parts, MAX_PARTS);
 }
 
 /* dw (+)= the sums of the parts, which are `room` apart, for vector h of block b. */

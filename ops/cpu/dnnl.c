@@ -62,7 +62,7 @@ typedef struct plan {
     int n_args, n_packer_args;
 } plan;
 
-enum { BUCKETS = 256, MOST_PLANS = 1024 };
+enum { BUCKETS = 256, MAX_PLANS = 1024 };
 
 struct lt_dnnl {
     lt_ctx *ctx;
@@ -321,7 +321,7 @@ static plan *plan_for(struct lt_dnnl *d, const key *k)
     for (plan *p = *bucket; p; p = p->next)
         if (memcmp(&p->key, k, sizeof *k) == 0)
             return p;
-    if (d->n_plans == MOST_PLANS) /* sizes that never repeat: start again rather than grow */
+    if (d->n_plans == MAX_PLANS) /* sizes that never repeat: start again rather than grow */
         plans_free(d);
     plan *p = check_room() == LT_OK ? lt__alloc_zero(d->ctx, sizeof *p) : NULL;
     if (!p)

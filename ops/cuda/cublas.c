@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum { A = LT_CUBLAS_A, B, OUT, SIDE };
-enum { BUCKETS = 256, MOST_PLANS = 1024, MOST_MATRICES = 65535, CHOICES = 4 };
+enum { BUCKETS = 256, MAX_PLANS = 1024, MAX_MATRICES = 65535, CHOICES = 4 };
 
 typedef struct plan {
     struct plan *next; /* in its bucket */
@@ -213,7 +213,7 @@ static lt_status plan_for(lt_cublas *d, const lt_cublas_product *o, plan **found
         p = p->next;
     if ((*found = p))
         return LT_OK;
-    if (d->n_plans == MOST_PLANS) /* sizes that never repeat: start again rather than grow */
+    if (d->n_plans == MAX_PLANS) /* sizes that never repeat: start again rather than grow */
         plans_free(d);
     if (!(p = calloc(1, sizeof *p)))
         return d->env->host->fail(LT_ENOMEM, "out of memory for plans of cuBLASLt");
@@ -238,7 +238,7 @@ static bool is_asked(const lt_cublas_product *o)
 {
     if (o->dtype != LT_F32 && !is_half(o->dtype))
         return false;
-    return (o->out_dtype == o->dtype || o->out_dtype == LT_F32) && o->batch <= MOST_MATRICES;
+    return (o->out_dtype == o->dtype || o->out_dtype == LT_F32) && o->batch <= MAX_MATRICES;
 }
 
 /* It computes nothing, or it is all zeros. */

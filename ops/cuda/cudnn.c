@@ -16,7 +16,7 @@
 #include "ops/cuda/cudnn_plan.h"
 
 enum { X = LT_CUDNN_X, W, Y, B, OPERANDS };
-enum { MOST_PLANS = 1024 };
+enum { MAX_PLANS = 1024 };
 
 /* ==== Failures ================================================================================ */
 
@@ -147,7 +147,7 @@ static lt_status plan_for(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task, l
     lt_cudnn_plan *p = find_plan(d, task);
     if ((*found = p))
         return LT_OK;
-    if (d->n_plans == MOST_PLANS) { /* sizes that never repeat: start again rather than grow */
+    if (d->n_plans == MAX_PLANS) { /* sizes that never repeat: start again rather than grow */
         LT_TRY(d->env->device->sync(d->env->device)); /* with none of them under way */
         plans_free(d);
     }

@@ -9,10 +9,10 @@
 
 #include "ops/cuda/cudnn_plan.h"
 
-enum { MOST_KNOBS = 64, MOST_CONFIGS = 60, MOST_NOTES = 16 };
+enum { MAX_KNOBS = 64, MAX_CONFIGS = 60, MAX_NOTES = 16 };
 /* The search has a pile of its own; a plan has its graph, an engine, knobs and itself. */
-_Static_assert((int)MOST_CONFIGS + 1 < (int)LT_MOST_MADE, "a pile has room");
-_Static_assert((int)MOST_KNOBS + 32 < (int)LT_MOST_MADE, "a pile has room");
+_Static_assert((int)MAX_CONFIGS + 1 < (int)LT_MAX_MADE, "a pile has room");
+_Static_assert((int)MAX_KNOBS + 32 < (int)LT_MAX_MADE, "a pile has room");
 
 /* Whether the configuration allows an engine of which cuDNN notes this. in_order: its sums must
  * have a fixed order. */
@@ -38,12 +38,12 @@ static bool config_allowed(lt_cudnn *d, lt_cudnn_plan *p, lt_desc config, bool i
 {
     int before = p->made.n;
     bool yes = true;
-    cudnnBackendNumericalNote_t notes[MOST_NOTES];
+    cudnnBackendNumericalNote_t notes[MAX_NOTES];
     lt_desc engine = lt__desc_new(d, &p->made, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     lt__desc_get(d, config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &engine);
     int64_t n = lt__desc_get(d, engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
-                             MOST_NOTES, notes);
-    for (int64_t i = 0; i < n && i < MOST_NOTES; i++)
+                             MAX_NOTES, notes);
+    for (int64_t i = 0; i < n && i < MAX_NOTES; i++)
         yes = yes && allowed(d, &p->task, notes[i], in_order);
     yes = yes && d->status == CUDNN_STATUS_SUCCESS;
     lt__desc_cut(d, &p->made, before);
@@ -83,16 +83,16 @@ static void note_choice(lt_cudnn *d, lt_cudnn_plan *p, lt_desc config)
     int before = p->made.n;
     int64_t number = 0, value = 0;
     cudnnBackendKnobType_t type;
-    lt_desc knobs[MOST_KNOBS], engine = lt__desc_new(d, &p->made, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    lt_desc knobs[MAX_KNOBS], engine = lt__desc_new(d, &p->made, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     lt__desc_get(d, config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &engine);
     lt__desc_get(d, engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &number);
-    for (int i = 0; i < MOST_KNOBS; i++)
+    for (int i = 0; i < MAX_KNOBS; i++)
         knobs[i] = lt__desc_new(d, &p->made, CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR);
     int64_t n = lt__desc_get(d, config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES,
-                             CUDNN_TYPE_BACKEND_DESCRIPTOR, MOST_KNOBS, knobs);
+                             CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_KNOBS, knobs);
     int at = snprintf(p->choice, LT_CHOICE_BYTES, "%lld %lld", (long long)number,
                       (long long)p->bytes);
-    for (int64_t i = 0; i < n && i < MOST_KNOBS && at < LT_CHOICE_BYTES; i++) {
+    for (int64_t i = 0; i < n && i < MAX_KNOBS && at < LT_CHOICE_BYTES; i++) {
         lt__desc_get(d, knobs[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &type);
         lt__desc_get(d, knobs[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, 1, &value);
         at += snprintf(p->choice + at, (size_t)(LT_CHOICE_BYTES - at), " %d=%lld", (int)type,
@@ -132,10 +132,10 @@ static void choose(lt_cudnn *d, lt_cudnn_plan *p, cudnnBackendHeurMode_t mode, b
     if (!d->handle)
         lt__desc_link(d, heuristics, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, d->device);
     lt__desc_end(d, heuristics);
-    for (int i = 0; i < MOST_CONFIGS; i++)
+    for (int i = 0; i < MAX_CONFIGS; i++)
         (void)lt__desc_new(d, &proposed, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     int64_t n = lt__desc_get(d, heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS,
-                             CUDNN_TYPE_BACKEND_DESCRIPTOR, MOST_CONFIGS, &proposed.at[1]);
+                             CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_CONFIGS, &proposed.at[1]);
     forgive(d);
     for (int i = 1; i <= n && i < proposed.n && !lt__cudnn_is_memory(d->status); i++)
         if (try_proposed(d, p, &proposed, i, in_order))
@@ -156,7 +156,7 @@ void lt__cudnn_choose(lt_cudnn *d, lt_cudnn_plan *p)
 /* The configuration that a text of note_choice() describes. */
 static lt_desc config_of(lt_cudnn *d, lt_cudnn_plan *p, const char *text)
 {
-    lt_desc knobs[MOST_KNOBS];
+    lt_desc knobs[MAX_KNOBS];
     int n = 0;
     char *at;
     int64_t number = strtoll(text, &at, 10);
@@ -167,7 +167,7 @@ static lt_desc config_of(lt_cudnn *d, lt_cudnn_plan *p, const char *text)
     if (!d->handle)
         lt__desc_link(d, engine, CUDNN_ATTR_ENGINE_DEVICEPROP, d->device);
     lt__desc_end(d, engine);
-    for (; *at == ' ' && n < MOST_KNOBS; n++) {
+    for (; *at == ' ' && n < MAX_KNOBS; n++) {
         cudnnBackendKnobType_t type = (cudnnBackendKnobType_t)strtoll(at, &at, 10);
         int64_t value = *at == '=' ? strtoll(at + 1, &at, 10) : 0;
         knobs[n] = lt__desc_new(d, &p->made, CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR);

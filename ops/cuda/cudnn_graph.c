@@ -9,7 +9,7 @@ enum { BETWEEN = 100 }; /* the number of a tensor inside a graph; operands have 
 lt_desc lt__desc_new(lt_cudnn *d, lt_desc_list *pile, cudnnBackendDescriptorType_t type)
 {
     lt_desc made = NULL;
-    if (d->status == CUDNN_STATUS_SUCCESS && pile->n == LT_MOST_MADE)
+    if (d->status == CUDNN_STATUS_SUCCESS && pile->n == LT_MAX_MADE)
         d->status = CUDNN_STATUS_INTERNAL_ERROR;
     if (d->status == CUDNN_STATUS_SUCCESS)
         d->status = d->t.cudnnBackendCreateDescriptor(type, &made);

@@ -9,10 +9,10 @@
 typedef cudnnBackendDescriptor_t lt_desc;
 typedef cudnnBackendAttributeName_t lt_attribute;
 
-enum { LT_MOST_MADE = 128, LT_CHOICE_BYTES = 1024, LT_PLAN_BUCKETS = 256 };
+enum { LT_MAX_MADE = 128, LT_CHOICE_BYTES = 1024, LT_PLAN_BUCKETS = 256 };
 
 typedef struct lt_desc_list { /* of descriptors, in the order in which they were made */
-    lt_desc at[LT_MOST_MADE];
+    lt_desc at[LT_MAX_MADE];
     int n;
 } lt_desc_list;
 

@@ -17,7 +17,7 @@
 
 enum { X, W, B };
 enum { SIDE = 3, TAPS = SIDE * SIDE, PATCH = 2, TURNS = 4 };
-enum { MOST_VECTOR = 4, MOST_COLUMNS = 32 };
+enum { MAX_VECTOR = 4, MAX_COLUMNS = 32 };
 
 /* Elements that a thread takes of a pixel. */
 template <class E> struct vector { enum { N = 8 / sizeof(E) }; };
@@ -40,13 +40,13 @@ static void put_channels(pass *p, int64_t channels, int V)
 {
     p->channels = (int)channels;
     p->groups = (int)(channels / V);
-    p->columns = lt__power_from(p->groups, MOST_COLUMNS);
+    p->columns = lt__power_from(p->groups, MAX_COLUMNS);
     p->blocks = (int)lt__cuts(p->groups, p->columns);
 }
 
 /* ==== y and dx ================================================================================ */
 
-struct kernels { alignas(16) float at[TAPS][MOST_COLUMNS * MOST_VECTOR]; };
+struct kernels { alignas(16) float at[TAPS][MAX_COLUMNS * MAX_VECTOR]; };
 
 /* Pixels of the source that the patch meets along an axis. */
 template <int WAY> struct met { enum { N = WAY == BY_ONE ? 4 : WAY == BY_TWO ? 5 : 2 }; };
@@ -286,11 +286,11 @@ static int64_t pixels_of(const lt_cuda_conv *v) { return v->n * v->w.out[0] * v-
  * channels allow, whatever the addresses do: the order of sums is to follow shapes alone. */
 template <class E> static int64_t cut(const lt_cuda_conv *v, pass *p)
 {
-    enum { ENOUGH_BLOCKS = 1024, LEAST_TURNS = 8 };
+    enum { ENOUGH_BLOCKS = 1024, MIN_TURNS = 8 };
     put_channels(p, v->in, v->in % vector<E>::N == 0 ? vector<E>::N : 1);
     p->all = (int)pixels_of(v);
     int64_t down = LT_THREADS / p->columns, most = lt__cuts(ENOUGH_BLOCKS, p->blocks);
-    int64_t parts = lt__cuts(p->all, down * LEAST_TURNS);
+    int64_t parts = lt__cuts(p->all, down * MIN_TURNS);
     parts = parts < most ? parts : most;
     p->part = parts > 0 ? (int)lt__cuts(p->all, parts) : 0;
     return p->part > 0 ? lt__cuts(p->all, p->part) : 0;

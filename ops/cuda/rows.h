@@ -78,8 +78,8 @@ static inline lt_column_plan lt__columns_over(int64_t rows, int64_t width)
 {
     enum {
         ENOUGH_BLOCKS = 512,  /* from which on there are no more parts for the sake of them */
-        LEAST_TURNS = 8,      /* of a thread of a part, so that it repays its joining */
-        MOST_TURNS = 256      /* rounding errors of sums in f32 grow with them */
+        MIN_TURNS = 8,      /* of a thread of a part, so that it repays its joining */
+        MAX_TURNS = 256      /* rounding errors of sums in f32 grow with them */
     };
     lt_column_plan p = {};
     p.rows = rows;
@@ -89,8 +89,8 @@ static inline lt_column_plan lt__columns_over(int64_t rows, int64_t width)
     p.blocks = (unsigned)lt__cuts(width, p.columns);
     if (width == 0)
         return p;
-    int64_t parts = lt__least(lt__cuts(ENOUGH_BLOCKS, p.blocks), rows / (LEAST_TURNS * p.lanes));
-    int64_t least = lt__cuts(rows, (int64_t)MOST_TURNS * p.lanes);
+    int64_t parts = lt__least(lt__cuts(ENOUGH_BLOCKS, p.blocks), rows / (MIN_TURNS * p.lanes));
+    int64_t least = lt__cuts(rows, (int64_t)MAX_TURNS * p.lanes);
     parts = parts > least ? parts : least;
     p.part = parts > 0 ? lt__cuts(lt__cuts(rows, parts), p.lanes) * p.lanes : 1;
     p.parts = (unsigned)lt__cuts(rows, p.part);

@@ -158,16 +158,16 @@ static inline int64_t lt__tile_count(const lt_tiles *t)
  * which no memory holds, give batch -1. */
 static inline lt_tiles lt__tiles_of(int64_t batch, int64_t m, int64_t n, int64_t k, bool cut)
 {
-    enum { ENOUGH_BLOCKS = 256, LEAST_TERMS = 256 };
+    enum { ENOUGH_BLOCKS = 256, MIN_TERMS = 256 };
     const int64_t most = INT32_MAX - LT_TILE;
     lt_tiles t = {(int)batch, (int)m, (int)n, (int)k, (int)k, 1};
     if (batch > most || m > most || n > most || k > most)
         t.batch = -1;
     int64_t tiles = lt__tile_count(&t);
-    if (!cut || tiles <= 0 || tiles >= ENOUGH_BLOCKS || k < 2 * LEAST_TERMS)
+    if (!cut || tiles <= 0 || tiles >= ENOUGH_BLOCKS || k < 2 * MIN_TERMS)
         return t;
     int64_t parts = lt__cuts(ENOUGH_BLOCKS, tiles);
-    parts = parts < k / LEAST_TERMS ? parts : k / LEAST_TERMS;
+    parts = parts < k / MIN_TERMS ? parts : k / MIN_TERMS;
     t.part = (int)(lt__cuts(lt__cuts(k, parts), LT_SLICE) * LT_SLICE);
     t.parts = (int)lt__cuts(k, t.part);
     return t;

@@ -23,7 +23,7 @@ const char *ncclGetErrorString(int result);
 const char *ncclGetLastError(void *comm);
 #pragma GCC visibility pop
 
-enum { MOST_RANKS = 8, MOST_OPS = 2 };
+enum { MAX_RANKS = 8, MAX_OPS = 2 };
 enum { REMOTE = 6, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
 
 stand_in_nccl stand_in_nccl_state;
@@ -39,7 +39,7 @@ typedef struct comm {
     struct job *job;
     int rank, slow, error;
     int posted, done;         /* groups */
-    op op[MOST_OPS];          /* of the last one */
+    op op[MAX_OPS];          /* of the last one */
     int n_ops;
     bool finalized;
 } comm;
@@ -47,7 +47,7 @@ typedef struct comm {
 typedef struct job {
     lt_nccl_id id;
     int size, came, refs;
-    comm *rank[MOST_RANKS];
+    comm *rank[MAX_RANKS];
     struct job *next;
 } job;
 
@@ -281,7 +281,7 @@ int ncclAllReduce(const void *from, void *to, size_t count, int dtype, int what,
     if (!group.comm)
         c->n_ops = 0;
     group.comm = c;
-    if (c->n_ops == MOST_OPS)
+    if (c->n_ops == MAX_OPS)
         return wrong("too many sums at once");
     c->op[c->n_ops++] = (op){from, to, count, dtype};
     return LT_NCCL_IN_PROGRESS;

@@ -87,8 +87,8 @@ TEST(a_digest_is_of_labels_and_of_a_sample_of_images)
     CHECK(memcmp(usual, other, sizeof usual) == 0);
 }
 
-enum { MOST_SEEN = 32 };
-static int64_t seen[MOST_SEEN];
+enum { MAX_SEEN = 32 };
+static int64_t seen[MAX_SEEN];
 static int n_seen;
 
 /* An image that cannot be read; its number is noted. */
@@ -96,7 +96,7 @@ static lt_status note_number(const lt_source *source, int64_t i, lt_workshop *sh
                              lt_image *image, int64_t *label)
 {
     (void)source, (void)shop, (void)image, (void)label;
-    if (n_seen < MOST_SEEN)
+    if (n_seen < MAX_SEEN)
         seen[n_seen++] = i;
     return lt_fail(LT_EDATA, "there is no image");
 }

@@ -390,7 +390,7 @@ static void pack(void *ud, lt_packet *p)
     CHECK_EQ(p->largest, 1 + r->number);
     p->exponent = r->steps == 0 ? 18 : 3;
     p->tail[0] = (float)(1 + r->number);
-    p->tail[LT_MOST_TAIL - 1] = 7;
+    p->tail[LT_MAX_TAIL - 1] = 7;
 }
 
 static bool unpack(void *ud, const lt_packet *p)
@@ -398,7 +398,7 @@ static bool unpack(void *ud, const lt_packet *p)
     rank *r = ud;
     CHECK_EQ(p->tail[0], 3);
     CHECK_EQ(p->tail[1], 0);
-    CHECK_EQ(p->tail[LT_MOST_TAIL - 1], 14);
+    CHECK_EQ(p->tail[LT_MAX_TAIL - 1], 14);
     return r->steps++ == 0;
 }
 
@@ -418,7 +418,7 @@ static void *take_a_step(void *ud)
     float values[N];
     lt_step_status step_status;
     lt_opt opts[LT_MAX_OPT];
-    lt_bucket_filter filter = {.ud = r, .tail = LT_MOST_TAIL, .look = never, .pack = pack,
+    lt_bucket_filter filter = {.ud = r, .tail = LT_MAX_TAIL, .look = never, .pack = pack,
                                .unpack = unpack};
     lt_ctx *ctx = lt_open(&(lt_config){.device = r->number && r->job->at == ON_OWN ? "cuda:1"
                                                                                   : "cuda:0",

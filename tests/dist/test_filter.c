@@ -56,12 +56,12 @@ TEST(numbers_of_all_ranks_go_with_the_buckets)
 {
     static const lt_dtype wires[] = {LT_F32, LT_F16, LT_BF16};
     lt_bucket_filter filter = {.pack = pack_numbers, .unpack = check_numbers, .done = apply};
-    for (int tail = 0; tail <= LT_MOST_TAIL; tail = tail * 11 + 1)
+    for (int tail = 0; tail <= LT_MAX_TAIL; tail = tail * 11 + 1)
         for (int n = 2; n <= MOST; n++) {
             plan p = usual;
             p.ranks = n;
             p.rare = true;
-            filter.tail = tail < 100 ? tail : LT_MOST_TAIL;
+            filter.tail = tail < 100 ? tail : LT_MAX_TAIL;
             check_unchanged(p, &filter);
             p.dtype = LT_F32;
             for (int w = 0; w < 3; w++) {

@@ -10,7 +10,7 @@
 #include "tests/dist/fake_net.h"
 #include "tests/lt_test.h"
 
-enum { MEMBERS = 3, MOST_FDS = 256, KINDS = 4 };
+enum { MEMBERS = 3, MAX_FDS = 256, KINDS = 4 };
 
 typedef struct one { /* of the members, which is also the network's rank */
     lt_ring ring;
@@ -48,10 +48,10 @@ static void *open_lines(void *ud)
 }
 
 /* Where this process listens. Returns how many sockets do. */
-static int find_doors(struct sockaddr_in door[MOST_FDS])
+static int find_doors(struct sockaddr_in door[MAX_FDS])
 {
     int n = 0;
-    for (int fd = 0; fd < MOST_FDS; fd++) {
+    for (int fd = 0; fd < MAX_FDS; fd++) {
         int listens = 0;
         socklen_t bytes = sizeof listens, room = sizeof *door;
         if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) == 0 && listens &&
@@ -77,7 +77,7 @@ static int come_to(const struct sockaddr_in *door, int kind)
 static void open_among_strangers(int stranger[MEMBERS * KINDS])
 {
     static const int ranks[MEMBERS] = {0, 1, 2};
-    struct sockaddr_in door[MOST_FDS];
+    struct sockaddr_in door[MAX_FDS];
     fake_hub *hub = fake_hub_new();
     for (int i = 0; i < MEMBERS; i++) {
         one *m = &members[i];

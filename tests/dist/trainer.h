@@ -12,7 +12,7 @@
 #include "ops/ops.h"
 #include "tests/lt_test.h"
 
-enum { MOST = 5, WIDTH = 3, HIDDEN = 40, CLASSES = 4, STEPS = 5, MOST_ROWS = 13 };
+enum { MOST = 5, WIDTH = 3, HIDDEN = 40, CLASSES = 4, STEPS = 5, MAX_ROWS = 13 };
 enum { W1, B1, W2, B2, RARE, NEVER, PARAMS };
 
 typedef enum odd {
@@ -134,7 +134,7 @@ static float number(int step, int64_t row, int column)
 /* Rows [first, first + n) of a step's batch; if `only` all but row 0 are zero. New. */
 static lt_tensor *rows_of(rank *r, int step, int64_t first, int64_t n, bool only)
 {
-    float values[MOST_ROWS * WIDTH];
+    float values[MAX_ROWS * WIDTH];
     int64_t dims[2] = {n, WIDTH};
     for (int64_t i = 0; i < n * WIDTH; i++)
         values[i] = only && first + i / WIDTH > 0
@@ -146,7 +146,7 @@ static lt_tensor *rows_of(rank *r, int step, int64_t first, int64_t n, bool only
 
 static lt_tensor *labels_of(rank *r, int64_t first, int64_t n)
 {
-    int64_t y[MOST_ROWS];
+    int64_t y[MAX_ROWS];
     for (int64_t i = 0; i < n; i++)
         y[i] = (first + i) * 5 % CLASSES;
     return lt_tensor_from(r->ctx, LT_I64, 1, &n, y);

@@ -12,7 +12,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { MOST_IN = 20, MOST_BYTES = 1 << 18 }; /* inputs of a call; one block of memory */
+enum { MAX_IN = 20, MAX_BYTES = 1 << 18 }; /* inputs of a call; one block of memory */
 
 static const int64_t integers[] = {
     0, 1, 2, 3, 4, 5, 7, 8, 9, 64, 255, 256, 257, -1, -2, -3, -4, -8, -9, 1 << 16, INT32_MAX,
@@ -26,7 +26,7 @@ static const double numbers[] = {0,     -0.0,   1,     -1,       0.5,       3,  
 typedef struct wild_call {
     const lt_def *def;
     int n_in;
-    struct { bool absent; lt_dtype dtype; int ndim; int64_t dims[LT_MAX_DIMS]; } in[MOST_IN];
+    struct { bool absent; lt_dtype dtype; int ndim; int64_t dims[LT_MAX_DIMS]; } in[MAX_IN];
     lt_opt opts[LT_MAX_OPT];
     bool wild_values;         /* extremes instead of small numbers */
 } wild_call;
@@ -45,7 +45,7 @@ static void *(*real_alloc)(lt_device *device, size_t bytes);
 
 static void *alloc(lt_device *device, size_t bytes)
 {
-    return bytes <= MOST_BYTES ? real_alloc(device, bytes) : NULL;
+    return bytes <= MAX_BYTES ? real_alloc(device, bytes) : NULL;
 }
 
 /* With reference kernels, or with fast ones. Borrowed. */
@@ -118,7 +118,7 @@ static void change(wild_call *w, const uint8_t byte[3])
     case 3: w->in[i].dtype = (lt_dtype)(byte[2] % LT_DTYPE_COUNT); break;
     case 4: w->in[i].absent = byte[2] & 1; break;
     case 5: /* more inputs, all like this one */
-        for (int n = byte[2] % 20; n > 0 && w->n_in > 0 && w->n_in < MOST_IN; n--, w->n_in++)
+        for (int n = byte[2] % 20; n > 0 && w->n_in > 0 && w->n_in < MAX_IN; n--, w->n_in++)
             w->in[w->n_in] = w->in[i];
         break;
     case 6: w->n_in -= w->n_in > 0; break;
@@ -171,7 +171,7 @@ static void go_back(lt_ctx *ctx, lt_tensor *const *out)
 
 static void run(lt_ctx *ctx, const wild_call *w, bool goes_back)
 {
-    lt_tensor *in[MOST_IN] = {NULL}, *out[LT_MAX_OUT] = {NULL};
+    lt_tensor *in[MAX_IN] = {NULL}, *out[LT_MAX_OUT] = {NULL};
     bool made = true;
     for (int i = 0; i < w->n_in && made; i++)
         made = w->in[i].absent || (in[i] = make_tensor(ctx, w, i)) != NULL;

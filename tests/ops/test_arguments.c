@@ -11,7 +11,7 @@
 #include "tests/ops/cases.h"
 
 enum { CALLS = 300 };                /* of an op */
-enum { MOST_IN = LT_MAX_IN + 2 };    /* of a call: too many are tried too */
+enum { MAX_IN = LT_MAX_IN + 2 };    /* of a call: too many are tried too */
 
 /* ==== Made-up calls =========================================================================== */
 
@@ -31,7 +31,7 @@ typedef struct wild_call {
         int ndim;
         int64_t dims[LT_MAX_DIMS];
         int64_t ids;          /* integers are below this, and at least 0 or this */
-    } in[MOST_IN];
+    } in[MAX_IN];
     char options[256];
 } wild_call;
 
@@ -146,7 +146,7 @@ static void bend(rolls *r, wild_call *w)
 typedef struct answer {
     lt_status status, back;
     char message[512];
-    block out[LT_MAX_OUT], grad[MOST_IN];
+    block out[LT_MAX_OUT], grad[MAX_IN];
 } answer;
 
 static lt_tensor *wild_tensor(lt_ctx *ctx, const struct wild_input *in, uint64_t seed)
@@ -163,7 +163,7 @@ static lt_tensor *wild_tensor(lt_ctx *ctx, const struct wild_input *in, uint64_t
 
 static void run_wild(lt_ctx *ctx, const wild_call *w, answer *a)
 {
-    lt_tensor *in[MOST_IN] = {NULL}, *out[LT_MAX_OUT] = {NULL};
+    lt_tensor *in[MAX_IN] = {NULL}, *out[LT_MAX_OUT] = {NULL};
     lt_opt opts[LT_MAX_OPT];
     memset(a, 0, sizeof *a);
     for (int i = 0; i < w->n_in; i++) {
@@ -244,7 +244,7 @@ static void judge(const wild_call *w, const answer *a, const answer *b)
     for (int k = 0; k < LT_MAX_OUT; k++)
         if (!near(&a->out[k], &b->out[k]))
             FAIL("%s: reference and fast kernel differ in output %d", show(w), k);
-    for (int i = 0; i < MOST_IN; i++)
+    for (int i = 0; i < MAX_IN; i++)
         if (!near(&a->grad[i], &b->grad[i]))
             FAIL("%s: reference and fast kernel differ in the gradient of input %d", show(w), i);
 }
@@ -253,7 +253,7 @@ static void free_answer(answer *a)
 {
     for (int k = 0; k < LT_MAX_OUT; k++)
         block_free(&a->out[k]);
-    for (int i = 0; i < MOST_IN; i++)
+    for (int i = 0; i < MAX_IN; i++)
         block_free(&a->grad[i]);
 }
 

@@ -15,7 +15,7 @@
 enum { X, W, B, Y, ROLES };   /* the tensors of a convolution */
 enum { VALUES, GRADS, SETS }; /* and their gradients; Y's is given, all others are found */
 
-enum { MOST_THREADS = 3 };
+enum { MAX_THREADS = 3 };
 enum { CASES = 60, LARGE_CASES = 8 }; /* of a walk, with each count of threads */
 
 /* The share: sums of up to some thousand terms in f32, in any order. */
@@ -340,7 +340,7 @@ static void walk(shape (*draw_one)(uint64_t *, int), int cases, lt_dtype dtype, 
                  uint64_t seed)
 {
     int taken[2] = {0};
-    for (int threads = 1; threads <= MOST_THREADS; threads++) {
+    for (int threads = 1; threads <= MAX_THREADS; threads++) {
         lt_ctx *ctx = lt_open(&(lt_config){.threads = threads, .poison = true});
         lt_ctx *plain = lt_open(&(lt_config){.threads = 2, .reference = true, .poison = true});
         if (!ctx || !plain)
