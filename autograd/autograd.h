@@ -326,11 +326,11 @@ typedef enum lt_step_status {
     LT_PENDING /* the one or the other of the first two, the accelerator knows: see lt_synchronize() */
 } lt_step_status;
 
-typedef struct lt_loan { /* memory that someone lends; give(ud, data) gives it back */
+typedef struct lt_external_memory { /* memory that someone lends; give(ud, data) gives it back */
     void *data;
-    void (*give)(void *ud, void *data);
+    void (*deleter)(void *ud, void *data);
     void *ud;
-} lt_loan;
+} lt_external_memory;
 
 /* What amp and dist fill: one occupant per slot, called with its ud; NULL functions are skipped. */
 typedef struct lt_grad_slots {
@@ -346,7 +346,7 @@ typedef struct lt_grad_slots {
     void (*synchronize)(void *ud);
     /* Zeros for an arena of gradients, which may outlive what is in the slots. False, or NULL: the
      * context's own memory is taken. */
-    bool (*lend)(void *ud, size_t bytes, lt_loan *loan);
+    bool (*alloc_arena)(void *ud, size_t bytes, lt_external_memory *memory);
 } lt_grad_slots;
 LT_API void lt_set_grad_slots(lt_ctx *ctx,
                               const lt_grad_slots *slots); /* copied; NULL empties them */

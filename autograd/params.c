@@ -62,12 +62,12 @@ void lt__segment_release(lt_segment *s)
 static lt_storage *borrow(lt_ctx *ctx, size_t bytes)
 {
     const lt_grad_slots *slots = &ctx->slots.autograd->slots;
-    lt_loan loan;
-    if (!slots->lend || !slots->lend(slots->ud, bytes, &loan))
+    lt_external_memory memory;
+    if (!slots->alloc_arena || !slots->alloc_arena(slots->ud, bytes, &memory))
         return NULL;
-    lt_storage *storage = lt__storage_over(ctx, loan.data, bytes, loan.give, loan.ud);
+    lt_storage *storage = lt__storage_over(ctx, memory.data, bytes, memory.deleter, memory.ud);
     if (!storage)
-        loan.give(loan.ud, loan.data);
+        memory.deleter(memory.ud, memory.data);
     return storage;
 }
 

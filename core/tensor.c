@@ -37,11 +37,11 @@ lt_storage *lt__storage_new(lt_ctx *ctx, lt_device *device, size_t bytes)
 }
 
 lt_storage *lt__storage_over(lt_ctx *ctx, void *data, size_t bytes,
-                             void (*give)(void *ud, void *data), void *ud)
+                             void (*deleter)(void *ud, void *data), void *ud)
 {
     lt_storage *s = storage_of(ctx, ctx->devices[0], data, bytes);
     if (s) {
-        s->give = give;
+        s->deleter = deleter;
         s->ud = ud;
     }
     return s;
@@ -51,8 +51,8 @@ void lt__storage_release(lt_storage *s)
 {
     if (!s || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1)
         return;
-    if (s->give)
-        s->give(s->ud, s->data);
+    if (s->deleter)
+        s->deleter(s->ud, s->data);
     else
         lt__device_free(s->ctx, s->device, s->data, s->bytes);
     lt__free(s->ctx, s, sizeof *s);

@@ -110,7 +110,7 @@ typedef struct lt_storage {
     lt_device *device;
     void *data;
     size_t bytes;
-    void (*give)(void *ud, void *data); /* of memory that is not the pool's: gives it back */
+    void (*deleter)(void *ud, void *data); /* of memory that is not the pool's: gives it back */
     void *ud;
 } lt_storage;
 
@@ -237,10 +237,10 @@ lt_tensor *lt__tensor_pending(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64
 void lt__tensor_place(lt_tensor *x, lt_storage *storage, int64_t offset);
 /* New; uninitialised. */
 lt_storage *lt__storage_new(lt_ctx *ctx, lt_device *device, size_t bytes);
-/* A storage on the CPU over memory that someone else has made: give(ud, data) is called at its end.
+/* A storage on the CPU over memory that someone else has made: deleter(ud, data) is called at its end.
  * New. NULL with LT_ENOMEM, then data is the caller's still. */
 lt_storage *lt__storage_over(lt_ctx *ctx, void *data, size_t bytes,
-                             void (*give)(void *ud, void *data), void *ud);
+                             void (*deleter)(void *ud, void *data), void *ud);
 void lt__storage_release(lt_storage *storage);
 void lt__trace_close(lt_ctx *ctx);
 void lt__deferred_pool_close(lt_ctx *ctx);

@@ -88,9 +88,9 @@ int lt_group_local_rank(const lt_group *g) { return g->transport->local_rank(g->
 
 uint64_t lt_group_bytes(const lt_group *g) { return g->transport->bytes(g->self); }
 
-bool lt__group_lend(lt_group *g, size_t bytes, lt_loan *loan)
+bool lt__group_alloc_shared(lt_group *g, size_t bytes, lt_external_memory *memory)
 {
-    return g->transport->lend && g->transport->lend(g->self, bytes, loan);
+    return g->transport->alloc_shared && g->transport->alloc_shared(g->self, bytes, memory);
 }
 
 lt_status lt__group_add_as_tree(lt_group *g)
@@ -356,10 +356,10 @@ lt_status lt_group_time(lt_group *g, int64_t count, lt_dtype wire, bool by_mpi, 
     if (by_mpi && !g->transport->mpi_allreduce)
         return lt_fail(LT_EENV, "ranks that are threads do not have MPI between them");
     size_t bytes = ((size_t)count + 1) * sizeof(float);
-    lt_loan loan = {0};
-    bool lent = lt__group_lend(g, bytes, &loan);
+    lt_external_memory memory = {0};
+    bool lent = lt__group_alloc_shared(g, bytes, &memory);
     float *own = lent ? NULL : malloc(bytes), *mpi = by_mpi ? malloc(bytes) : NULL;
-    lt_sum sum = {"an allreduce to be timed", lent ? loan.data : own, count, LT_F32, wire,
+    lt_sum sum = {"an allreduce to be timed", lent ? memory.data : own, count, LT_F32, wire,
                   1.0 / g->size};
     lt_status status = sum.data && (mpi || !by_mpi) ? LT_OK
         : lt_fail(LT_ENOMEM, "out of memory for an allreduce of %lld elements", (long long)count);
@@ -371,7 +371,7 @@ lt_status lt_group_time(lt_group *g, int64_t count, lt_dtype wire, bool by_mpi, 
     if (status == LT_OK)
         status = time_sums(g, &sum, mpi, seconds, n);
     if (lent)
-        loan.give(loan.ud, loan.data);
+        memory.deleter(memory.ud, memory.data);
     free(own);
     free(mpi);
     return status;

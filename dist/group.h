@@ -21,7 +21,7 @@ typedef struct lt_transport {
     void (*fail)(void *self, lt_status code, const char *text);
     bool (*failure)(const void *self, int *rank, lt_status *code, char *text, size_t bytes);
     void (*set_location)(void *self, const char *where, int64_t step);
-    bool (*lend)(void *self, size_t bytes, lt_loan *loan); /* or NULL */
+    bool (*alloc_shared)(void *self, size_t bytes, lt_external_memory *memory); /* or NULL */
     /* MPI's own, to compare with; or NULL. */
     lt_status (*mpi_allreduce)(void *self, const float *from, float *to, size_t count);
     bool (*is_reporter)(void *self, double seconds);
@@ -45,7 +45,7 @@ LT_MUST lt_status lt__group_add_as_tree(lt_group *group);
 
 /* Zeros that the others of the node can see, so that sums in them are done in place. False: there
  * is no need, or no such memory. The loan may outlive the group. */
-bool lt__group_lend(lt_group *group, size_t bytes, lt_loan *loan);
+bool lt__group_alloc_shared(lt_group *group, size_t bytes, lt_external_memory *memory);
 
 /* The group of the processes at a network, which is taken, also on failure. New. */
 lt_status lt__mpi_open_over(const lt_net *net, const lt_group_config *config, lt_group **group);

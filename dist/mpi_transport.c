@@ -286,11 +286,11 @@ static void set_location(void *self, const char *where, int64_t step)
 
 static void free_mapping(void *ud, void *data) { lt__mapping_free(ud, data); }
 
-static bool lend(void *self, size_t bytes, lt_loan *loan)
+static bool alloc_shared(void *self, size_t bytes, lt_external_memory *memory)
 {
     mpi_transport *c = self;
     void *data = c->shm.size > 1 ? lt__mapping_new(c->mappings, bytes) : NULL;
-    *loan = (lt_loan){data, free_mapping, c->mappings};
+    *memory = (lt_external_memory){data, free_mapping, c->mappings};
     return data != NULL;
 }
 
@@ -375,7 +375,7 @@ static const lt_transport transport = {
     .name = "cluster", .allreduce = allreduce, .allreduce_side = allreduce_side,
     .broadcast = broadcast, .barrier = barrier, .send = send, .receive = receive,
     .add_as_tree = add_as_tree, .bytes = bytes_so_far, .fail = fail, .failure = failure, .set_location = set_location,
-    .lend = lend, .mpi_allreduce = mpi_allreduce, .is_reporter = is_reporter, .set_spin = set_spin,
+    .alloc_shared = alloc_shared, .mpi_allreduce = mpi_allreduce, .is_reporter = is_reporter, .set_spin = set_spin,
     .cpus = cpus, .local_rank = local_rank, .leave = leave, .close = close_transport,
 };
 

@@ -26,18 +26,18 @@ static lt_status end(void *ud, lt_ctx *ctx, lt_status status);
 static lt_status update(void *ud, lt_ctx *ctx, lt_step_status *step_status);
 static void synchronize(void *ud);
 
-static bool lend(void *ud, size_t bytes, lt_loan *loan)
+static bool alloc_arena(void *ud, size_t bytes, lt_external_memory *memory)
 {
     const lt_reducer *r = ud;
-    return r->ctx->device->is_host && lt__group_lend(r->group, bytes, loan);
+    return r->ctx->device->is_host && lt__group_alloc_shared(r->group, bytes, memory);
 }
 
 static void take_slots(lt_reducer *r)
 {
-    lt_grad_slots slots = {.ud = r, .lend = lend};
+    lt_grad_slots slots = {.ud = r, .alloc_arena = alloc_arena};
     if (!r->config.no_sync)
         slots = (lt_grad_slots){.ud = r, .begin = begin, .ready = ready, .end = end,
-                                .update = update, .synchronize = synchronize, .lend = lend};
+                                .update = update, .synchronize = synchronize, .alloc_arena = alloc_arena};
     lt_set_grad_slots(r->ctx, &slots);
 }
 

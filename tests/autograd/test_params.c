@@ -98,16 +98,16 @@ typedef struct lender {
     int lent, came_back;
 } lender;
 
-static void take_back(void *ud, void *data)
+static void release(void *ud, void *data)
 {
     lender *l = ud;
     l->came_back += data == l->memory;
 }
 
-static bool lend_once(void *ud, size_t bytes, lt_loan *loan)
+static bool alloc_once(void *ud, size_t bytes, lt_external_memory *memory)
 {
     lender *l = ud;
-    *loan = (lt_loan){l->memory, take_back, l};
+    *memory = (lt_external_memory){l->memory, release, l};
     return bytes <= sizeof l->memory && l->lent++ == 0;
 }
 
@@ -115,7 +115,7 @@ TEST(gradients_may_lie_in_memory_that_is_lent)
 {
     lt_ctx *ctx = lt_open(NULL);
     lender l = {{0}, 0, 0};
-    lt_set_grad_slots(ctx, &(lt_grad_slots){.ud = &l, .lend = lend_once});
+    lt_set_grad_slots(ctx, &(lt_grad_slots){.ud = &l, .alloc_arena = alloc_once});
     lt_tensor *x[2];
     for (int i = 0; i < 2; i++) { /* the second one's arena is not lent */
         lt_params *p = lt_params_new(ctx);

@@ -119,9 +119,9 @@ static lt_status sum_in_loans(rank *r)
 {
     enum { N = 300007 };
     for (int round = 0; round <= r->size; round++) {
-        lt_loan loan = {0};
-        bool lent = r->rank != round && lt__group_lend(r->group, N * sizeof(float), &loan);
-        float *x = lent ? loan.data : malloc(N * sizeof *x);
+        lt_external_memory memory = {0};
+        bool lent = r->rank != round && lt__group_alloc_shared(r->group, N * sizeof(float), &memory);
+        float *x = lent ? memory.data : malloc(N * sizeof *x);
         int wrong = lent != (r->rank != round);
         for (int i = 0; i < N; i++)
             x[i] = (float)(i % 1000 + r->rank);
@@ -130,7 +130,7 @@ static lt_status sum_in_loans(rank *r)
         for (int i = 0; i < N; i++)
             wrong += x[i] != (float)(r->size * (i % 1000) + r->size * (r->size - 1) / 2);
         if (lent)
-            loan.give(loan.ud, x);
+            memory.deleter(memory.ud, x);
         else
             free(x);
         if (wrong > 0)
