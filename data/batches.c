@@ -27,11 +27,11 @@
 enum {
     AHEAD = 4,  /* batches in the making; of these, */
     SENT = 2,   /* on their way to an accelerator */
-    PIECE = 16, /* images: few, so that a pass that is given up ends soon */
+    CHUNK = 16, /* images: few, so that a pass that is given up ends soon */
     MAX_WORKERS = 1024
 };
 
-typedef struct piece { /* of a batch: what a worker does at a time */
+typedef struct chunk { /* of a batch: what a worker does at a time */
     int64_t first;     /* place in the order */
     int64_t count;
     char *x; /* where its images go, and its labels */
@@ -40,26 +40,26 @@ typedef struct piece { /* of a batch: what a worker does at a time */
     double seconds; /* that it took */
     lt_status status;
     char message[1024];
-} piece;
+} chunk;
 
 typedef struct slot { /* a batch in the making */
     lt_tensor *x, *y;
     lt_storage *stage[2];         /* their memory, of all batches in turn, for an accelerator */
     lt_tensor *there_x, *there_y; /* on that, when they were sent */
     uint64_t mark;                /* behind this, also of the last batch, whose memory it was */
-    piece *pieces;
-    int n_pieces, n_open; /* all, and those that are not back yet */
+    chunk *chunks;
+    int n_chunks, n_open; /* all, and those that are not back yet */
 } slot;
 
 typedef struct worker {
     struct lt_batches *batches;
     pthread_t thread;
-    lt_workshop shop;
+    lt_sample_buffers buffers;
 } worker;
 
 struct lt_batches {
     lt_ctx *ctx;
-    lt_recipe recipe;
+    lt_sample_spec spec;
     lt_tensor *table; /* of the recipe */
     lt_tensor *there; /* what an accelerator makes of bytes, (c, 256); or NULL: it gets no bytes */
     lt_tensor *order; /* (n) i64, or NULL: as they come */
@@ -69,29 +69,29 @@ struct lt_batches {
 
     slot slots[AHEAD]; /* a ring of n_slots */
     int n_slots, head, busy;
-    piece *pieces; /* of all slots */
+    chunk *chunks; /* of all slots */
     lt_queue *to_do, *done;
     worker *workers;          /* when there are none, one for the owner */
     int n_workers, n_started; /* threads */
     lt_batch_stats stats;
 };
 
-static int n_shops(const lt_batches *b) { return b->n_workers > 0 ? b->n_workers : 1; }
+static int n_buffers(const lt_batches *b) { return b->n_workers > 0 ? b->n_workers : 1; }
 
 /* ==== Workers ================================================================================= */
 
 /* Up to the first image that fails. */
-static void make_piece(const lt_batches *b, piece *p, lt_workshop *shop)
+static void make_chunk(const lt_batches *b, chunk *p, lt_sample_buffers *buffers)
 {
-    const lt_source *source = b->recipe.source;
+    const lt_source *source = b->spec.source;
     const int64_t *order = b->order ? b->order->data : NULL;
     size_t image_bytes = (size_t)(source->h * source->w * source->c) *
-                         lt_dtype_bytes(b->recipe.options.dtype);
+                         lt_dtype_bytes(b->spec.options.dtype);
     double start = lt__seconds();
     p->status = LT_OK;
     for (int64_t i = 0; i < p->count && p->status == LT_OK; i++) {
         int64_t sample = order ? order[p->first + i] : p->first + i;
-        p->status = lt__sample_make(&b->recipe, sample, shop, p->x + (size_t)i * image_bytes,
+        p->status = lt__sample_make(&b->spec, sample, buffers, p->x + (size_t)i * image_bytes,
                                     &p->y[i]);
     }
     if (p->status != LT_OK)
@@ -102,8 +102,8 @@ static void make_piece(const lt_batches *b, piece *p, lt_workshop *shop)
 static void *work(void *ud)
 {
     worker *w = ud;
-    for (piece *p; (p = lt__queue_take(w->batches->to_do));) {
-        make_piece(w->batches, p, &w->shop);
+    for (chunk *p; (p = lt__queue_take(w->batches->to_do));) {
+        make_chunk(w->batches, p, &w->buffers);
         lt__queue_put(w->batches->done, p);
     }
     return NULL;
@@ -252,32 +252,32 @@ static lt_status arrive(const lt_batches *b, slot *s)
 static void cut(const lt_batches *b, slot *s, int64_t first, int64_t count)
 {
     size_t image_bytes = (size_t)(lt_count(s->x) / count) *
-                         lt_dtype_bytes(b->recipe.options.dtype);
-    s->n_pieces = 0;
-    for (int64_t done = 0; done < count; done += PIECE)
-        s->pieces[s->n_pieces++] = (piece){.first = first + done,
-                                           .count = count - done < PIECE ? count - done : PIECE,
+                         lt_dtype_bytes(b->spec.options.dtype);
+    s->n_chunks = 0;
+    for (int64_t done = 0; done < count; done += CHUNK)
+        s->chunks[s->n_chunks++] = (chunk){.first = first + done,
+                                           .count = count - done < CHUNK ? count - done : CHUNK,
                                            .x = (char *)s->x->data + (size_t)done * image_bytes,
                                            .y = (int64_t *)s->y->data + done,
                                            .slot = s};
-    s->n_open = s->n_pieces;
+    s->n_open = s->n_chunks;
 }
 
 /* Another batch goes into the making. */
 static lt_status plan(lt_batches *b)
 {
     slot *s = &b->slots[(b->head + b->busy) % b->n_slots];
-    const lt_source *source = b->recipe.source;
+    const lt_source *source = b->spec.source;
     int64_t left = b->n - b->planned, all = left < b->batch ? left : b->batch, first, count;
-    lt_shard(all, b->recipe.options.grain, b->recipe.options.rank + b->shard,
-             b->recipe.options.ranks, &first, &count);
+    lt_shard(all, b->spec.options.grain, b->spec.options.rank + b->shard,
+             b->spec.options.ranks, &first, &count);
     if (count == 0) {
         first = 0;
         count = 1;
     }
     start_workers(b);
     LT_TRY(await_sent(b, s));
-    s->x = new_staged(b, &s->stage[0], b->recipe.options.dtype, 4,
+    s->x = new_staged(b, &s->stage[0], b->spec.options.dtype, 4,
                       (int64_t[]){count, source->h, source->w, source->c});
     s->y = new_staged(b, &s->stage[1], LT_I64, 1, &count);
     if (!s->x || !s->y) {
@@ -285,15 +285,15 @@ static lt_status plan(lt_batches *b)
         return lt_errcode();
     }
     cut(b, s, b->planned + first, count);
-    for (int i = 0; i < s->n_pieces && b->n_workers > 0; i++)
-        lt__queue_put(b->to_do, &s->pieces[i]);
-    b->shard = (b->shard + 1) % b->recipe.options.shards;
+    for (int i = 0; i < s->n_chunks && b->n_workers > 0; i++)
+        lt__queue_put(b->to_do, &s->chunks[i]);
+    b->shard = (b->shard + 1) % b->spec.options.shards;
     b->planned += b->shard == 0 ? all : 0;
     b->busy++;
     return LT_OK;
 }
 
-static void take_piece(lt_batches *b, const piece *p)
+static void take_chunk(lt_batches *b, const chunk *p)
 {
     p->slot->n_open--;
     b->stats.work_s += p->seconds;
@@ -304,12 +304,12 @@ static void complete(lt_batches *b, slot *s)
 {
     double start = lt__seconds();
     while (s->n_open > 0) {
-        piece *p;
+        chunk *p;
         if (b->n_workers > 0)
             p = lt__queue_take(b->done); /* of this batch or of a later one */
         else
-            make_piece(b, p = &s->pieces[s->n_pieces - s->n_open], &b->workers->shop);
-        take_piece(b, p);
+            make_chunk(b, p = &s->chunks[s->n_chunks - s->n_open], &b->workers->buffers);
+        take_chunk(b, p);
     }
     b->stats.wait_s += lt__seconds() - start;
 }
@@ -317,9 +317,9 @@ static void complete(lt_batches *b, slot *s)
 /* The failure of the first image that has one, whoever met it. */
 static lt_status outcome(const slot *s)
 {
-    for (int i = 0; i < s->n_pieces; i++)
-        if (s->pieces[i].status != LT_OK)
-            return lt_fail(s->pieces[i].status, "%s", s->pieces[i].message);
+    for (int i = 0; i < s->n_chunks; i++)
+        if (s->chunks[i].status != LT_OK)
+            return lt_fail(s->chunks[i].status, "%s", s->chunks[i].message);
     return LT_OK;
 }
 
@@ -328,11 +328,11 @@ static lt_status outcome(const slot *s)
 static void send_ahead(lt_batches *b)
 {
     lt_status status = LT_OK;
-    piece *p;
+    chunk *p;
     if (b->ctx->device->is_host || b->n_workers == 0)
         return;
     while ((p = lt__queue_poll(b->done)))
-        take_piece(b, p);
+        take_chunk(b, p);
     for (int i = 0; i < SENT && i < b->busy; i++) {
         slot *s = &b->slots[(b->head + i) % b->n_slots];
         if (status == LT_OK && s->n_open == 0 && outcome(s) == LT_OK)
@@ -393,8 +393,8 @@ lt_status lt_batches_next(lt_batches *b, lt_tensor **x, lt_tensor **y)
 
 int64_t lt_batches_count(const lt_batches *b)
 {
-    int64_t left = b->n - b->recipe.options.first, count;
-    if (__builtin_mul_overflow(left / b->batch + (left % b->batch != 0), b->recipe.options.shards,
+    int64_t left = b->n - b->spec.options.first, count;
+    if (__builtin_mul_overflow(left / b->batch + (left % b->batch != 0), b->spec.options.shards,
                                &count))
         return INT64_MAX;
     return count;
@@ -461,8 +461,8 @@ static int worker_count(int wanted, bool in_files)
 
 static void set_options(lt_batches *b, const lt_batch_options *options)
 {
-    lt_batch_options *o = &b->recipe.options;
-    const lt_source *source = b->recipe.source;
+    lt_batch_options *o = &b->spec.options;
+    const lt_source *source = b->spec.source;
     *o = *options;
     for (int i = 0; i < LT_MAX_CHANNELS; i++)
         o->std[i] = o->std[i] == 0 ? 1 : o->std[i];
@@ -482,49 +482,49 @@ static void set_options(lt_batches *b, const lt_batch_options *options)
 
 static lt_status make_table(lt_batches *b)
 {
-    lt_dtype *dtype = &b->recipe.options.dtype;
+    lt_dtype *dtype = &b->spec.options.dtype;
     lt_device *device = b->ctx->device;
-    int64_t dims[] = {b->recipe.source->c, 256};
+    int64_t dims[] = {b->spec.source->c, 256};
     b->table = new_here(b, *dtype, 2, dims);
     if (!b->table)
         return lt_errcode();
-    lt__sample_table(&b->recipe, b->table->data);
-    b->recipe.table = b->table->data;
-    if (device->is_host || b->recipe.source->dtype != LT_U8 || *dtype == LT_U8)
+    lt__sample_table(&b->spec, b->table->data);
+    b->spec.table = b->table->data;
+    if (device->is_host || b->spec.source->dtype != LT_U8 || *dtype == LT_U8)
         return LT_OK;
     if (!(b->there = lt__tensor_new(b->ctx, device, *dtype, 2, dims, true)))
         return lt_errcode();
     LT_TRY(lt_write(b->there, b->table->data));
     *dtype = LT_U8; /* which makes the recipe's table that of bytes, which stay what they are */
-    lt__sample_table(&b->recipe, b->table->data);
+    lt__sample_table(&b->spec, b->table->data);
     return LT_OK;
 }
 
 static lt_status make_order(lt_batches *b)
 {
-    if (!b->recipe.options.shuffle)
+    if (!b->spec.options.shuffle)
         return LT_OK;
     if (!(b->order = new_here(b, LT_I64, 1, &b->n)))
         return lt_errcode();
-    lt_shuffle(b->recipe.seed, b->recipe.options.epoch, b->order->data, b->n);
+    lt_shuffle(b->spec.seed, b->spec.options.epoch, b->order->data, b->n);
     return LT_OK;
 }
 
-static lt_status make_shop(lt_batches *b)
+static lt_status make_buffers(lt_batches *b)
 {
     enum { MOST = (INT_MAX - 1) / AHEAD }; /* queues count in int */
-    int64_t wanted = b->batch / PIECE + (b->batch % PIECE != 0);
+    int64_t wanted = b->batch / CHUNK + (b->batch % CHUNK != 0);
     size_t each = (size_t)wanted, all = each * (size_t)b->n_slots + 1;
     if (wanted > MOST)
         return lt_fail(LT_EINVAL, "batches: batch wants at most %lld, it is %lld",
-                       (long long)MOST * PIECE, (long long)b->batch);
-    b->pieces = calloc(all, sizeof *b->pieces);
-    b->workers = calloc((size_t)n_shops(b), sizeof *b->workers);
-    if (!b->pieces || !b->workers)
+                       (long long)MOST * CHUNK, (long long)b->batch);
+    b->chunks = calloc(all, sizeof *b->chunks);
+    b->workers = calloc((size_t)n_buffers(b), sizeof *b->workers);
+    if (!b->chunks || !b->workers)
         return lt_fail(LT_ENOMEM, "out of memory for batches");
     for (int i = 0; i < b->n_slots; i++)
-        b->slots[i].pieces = b->pieces + (size_t)i * each;
-    for (int i = 0; i < n_shops(b); i++)
+        b->slots[i].chunks = b->chunks + (size_t)i * each;
+    for (int i = 0; i < n_buffers(b); i++)
         b->workers[i].batches = b;
     b->to_do = lt__queue_new((int)all);
     b->done = b->to_do ? lt__queue_new((int)all) : NULL;
@@ -541,10 +541,10 @@ lt_batches *lt_batches_new(lt_ctx *ctx, lt_source *source, const lt_batch_option
         return NULL;
     }
     b->ctx = lt__ctx_retain(ctx);
-    b->recipe.source = lt_source_retain(source);
-    b->recipe.seed = lt_seed(ctx);
+    b->spec.source = lt_source_retain(source);
+    b->spec.seed = lt_seed(ctx);
     set_options(b, options);
-    if (make_table(b) != LT_OK || make_order(b) != LT_OK || make_shop(b) != LT_OK) {
+    if (make_table(b) != LT_OK || make_order(b) != LT_OK || make_buffers(b) != LT_OK) {
         lt_batches_free(b);
         return NULL;
     }
@@ -569,16 +569,16 @@ void lt_batches_free(lt_batches *b)
         stop_workers(b);
     for (int i = 0; i < b->n_slots; i++)
         close_slot(b, &b->slots[i]);
-    for (int i = 0; b->workers && i < n_shops(b); i++)
-        lt__workshop_free(&b->workers[i].shop);
+    for (int i = 0; b->workers && i < n_buffers(b); i++)
+        lt__sample_buffers_free(&b->workers[i].buffers);
     lt__queue_free(b->to_do);
     lt__queue_free(b->done);
     free(b->workers);
-    free(b->pieces);
+    free(b->chunks);
     lt_release(b->table);
     lt_release(b->there);
     lt_release(b->order);
-    lt_source_release(b->recipe.source);
+    lt_source_release(b->spec.source);
     lt__ctx_release(b->ctx);
     free(b);
 }

@@ -11,7 +11,7 @@
 
 enum { PIXELS = 32 * 32, RECORD = 1 + 3 * PIXELS, CLASSES = 10 };
 
-static lt_status read_records(const char *path, lt_buffer *file, int64_t *count)
+static lt_status read_records(const char *path, lt_bytes *file, int64_t *count)
 {
     size_t n;
     LT_TRY(lt__read_whole(path, INT_MAX, file, &n));
@@ -35,7 +35,7 @@ static void put_image(const uint8_t *planes, uint8_t *pixels)
             pixels[3 * i + c] = planes[c * PIXELS + i];
 }
 
-static lt_status count_records(int n, const char *const *paths, lt_buffer *file, int64_t *total)
+static lt_status count_records(int n, const char *const *paths, lt_bytes *file, int64_t *total)
 {
     *total = 0;
     for (int k = 0; k < n; k++) {
@@ -46,7 +46,7 @@ static lt_status count_records(int n, const char *const *paths, lt_buffer *file,
     return LT_OK;
 }
 
-static lt_status fill(int n, const char *const *paths, lt_buffer *file, int64_t room,
+static lt_status fill(int n, const char *const *paths, lt_bytes *file, int64_t room,
                       uint8_t *pixels, uint8_t *labels)
 {
     for (int k = 0; k < n; k++) {
@@ -70,7 +70,7 @@ static lt_status fill(int n, const char *const *paths, lt_buffer *file, int64_t 
 lt_status lt_cifar10_read(lt_ctx *ctx, int n, const char *const *paths, lt_tensor **images,
                           lt_tensor **labels)
 {
-    lt_buffer file = {0};
+    lt_bytes file = {0};
     int64_t count;
     *images = *labels = NULL;
     lt_status status = count_records(n, paths, &file, &count);

@@ -63,7 +63,7 @@ static lt_status read_all(int fd, const char *path, uint8_t *data, size_t bytes,
     return LT_OK;
 }
 
-lt_status lt__read_whole(const char *path, size_t most, lt_buffer *buffer, size_t *n)
+lt_status lt__read_whole(const char *path, size_t most, lt_bytes *buffer, size_t *n)
 {
     int64_t bytes;
     lt_status status;
@@ -73,7 +73,7 @@ lt_status lt__read_whole(const char *path, size_t most, lt_buffer *buffer, size_
     if ((uint64_t)bytes > most)
         status = lt_fail(LT_EDATA, "%s has %lld bytes, luatrain takes at most %zu", LT_SHOW(path),
                          (long long)bytes, most);
-    else if (!lt__buffer_need(buffer, (size_t)bytes))
+    else if (!lt__bytes_reserve(buffer, (size_t)bytes))
         status = lt_errcode();
     else
         status = read_all(fd, path, buffer->data, (size_t)bytes, n);

@@ -212,7 +212,7 @@ static lt_status list_all(folder *f)
 
 /* ==== The source ============================================================================== */
 
-static lt_status read_image(const lt_source *source, int64_t i, lt_workshop *shop, lt_image *image,
+static lt_status read_image(const lt_source *source, int64_t i, lt_sample_buffers *buffers, lt_image *image,
                             int64_t *label)
 {
     const folder *f = (const folder *)source;
@@ -220,8 +220,8 @@ static lt_status read_image(const lt_source *source, int64_t i, lt_workshop *sho
     char path[PATH_MAX];
     size_t n;
     LT_TRY(image_path(f, file, path));
-    LT_TRY(lt__read_whole(path, INT_MAX, &shop->file, &n));
-    LT_TRY(lt__image_decode(path, shop->file.data, n, (int)source->c, shop, image));
+    LT_TRY(lt__read_whole(path, INT_MAX, &buffers->file, &n));
+    LT_TRY(lt__image_decode(path, buffers->file.data, n, (int)source->c, buffers, image));
     if (f->sized && (image->h != source->h || image->w != source->w))
         return lt_fail(LT_EDATA, "%s has %lldx%lld pixels (height x width), the first image has "
                        "%lldx%lld; name a size that all are brought to", LT_SHOW(path),
@@ -233,17 +233,17 @@ static lt_status read_image(const lt_source *source, int64_t i, lt_workshop *sho
 
 static lt_status take_size_of_first(folder *f)
 {
-    lt_workshop shop = {0};
+    lt_sample_buffers buffers = {0};
     lt_image image;
     int64_t label;
-    lt_status status = read_image(&f->base, 0, &shop, &image, &label);
+    lt_status status = read_image(&f->base, 0, &buffers, &image, &label);
     if (status == LT_OK) {
         f->base.h = image.h;
         f->base.w = image.w;
         f->sized = true;
     }
-    free(shop.file.data);
-    free(shop.decoded.data);
+    free(buffers.file.data);
+    free(buffers.decoded.data);
     return status;
 }
 

@@ -345,7 +345,7 @@ static lt_status check(const uint8_t *bytes, size_t n)
 }
 
 lt_status lt__image_decode(const char *path, const uint8_t *bytes, size_t n, int channels,
-                           lt_workshop *shop, lt_image *image)
+                           lt_sample_buffers *buffers, lt_image *image)
 {
     int h, w, c;
     if (check(bytes, n) != LT_OK)
@@ -354,24 +354,24 @@ lt_status lt__image_decode(const char *path, const uint8_t *bytes, size_t n, int
     uint8_t *pixels = stbi_load_from_memory(bytes, (int)n, &w, &h, &c, channels);
     if (!pixels)
         return lt_fail_prefix("%s: no image", LT_SHOW(path));
-    free(shop->decoded.data);
-    shop->decoded = (lt_buffer){pixels, (size_t)h * (size_t)w * (size_t)channels};
+    free(buffers->decoded.data);
+    buffers->decoded = (lt_bytes){pixels, (size_t)h * (size_t)w * (size_t)channels};
     *image = (lt_image){pixels, LT_U8, h, w, channels};
     return LT_OK;
 }
 
 lt_tensor *lt_image_read(lt_ctx *ctx, const char *path, int channels)
 {
-    lt_workshop shop = {0};
+    lt_sample_buffers buffers = {0};
     lt_image image;
     lt_tensor *x = NULL;
     size_t n;
     if (channels != 1 && channels != 3)
         lt_fail(LT_EINVAL, "image: channels wants 1 or 3, it is %d", channels);
-    else if (lt__read_whole(path, INT_MAX, &shop.file, &n) == LT_OK &&
-             lt__image_decode(path, shop.file.data, n, channels, &shop, &image) == LT_OK)
+    else if (lt__read_whole(path, INT_MAX, &buffers.file, &n) == LT_OK &&
+             lt__image_decode(path, buffers.file.data, n, channels, &buffers, &image) == LT_OK)
         x = lt_tensor_from(ctx, LT_U8, 3, (int64_t[]){image.h, image.w, image.c}, image.pixels);
-    free(shop.file.data);
-    free(shop.decoded.data);
+    free(buffers.file.data);
+    free(buffers.decoded.data);
     return x;
 }

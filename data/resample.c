@@ -70,15 +70,15 @@ static void *cut(uint8_t **at, size_t bytes)
     return p;
 }
 
-lt_status lt__resample(const lt_image *image, lt_window window, int64_t h, int64_t w,
-                       lt_workshop *shop, lt_image *result)
+lt_status lt__resample(const lt_image *image, lt_crop crop, int64_t h, int64_t w,
+                       lt_sample_buffers *buffers, lt_image *result)
 {
-    axis y = {.n = h, .most = 2 * (int64_t)ceil(shrink(window.h, h)) + 1};
-    axis x = {.n = w, .most = 2 * (int64_t)ceil(shrink(window.w, w)) + 1};
+    axis y = {.n = h, .most = 2 * (int64_t)ceil(shrink(crop.h, h)) + 1};
+    axis x = {.n = w, .most = 2 * (int64_t)ceil(shrink(crop.w, w)) + 1};
     size_t row = (size_t)(image->w * image->c) * sizeof(float), out = (size_t)(h * w * image->c);
     size_t taps = (size_t)(h + w) * sizeof(struct taps);
     size_t weights = (size_t)(h * y.most + w * x.most) * sizeof(float);
-    uint8_t *block = lt__buffer_need(&shop->resized, taps + weights + row + out + 6 * 16);
+    uint8_t *block = lt__bytes_reserve(&buffers->resized, taps + weights + row + out + 6 * 16);
     if (!block)
         return LT_ENOMEM;
     y.taps = cut(&block, (size_t)h * sizeof(struct taps));
@@ -87,8 +87,8 @@ lt_status lt__resample(const lt_image *image, lt_window window, int64_t h, int64
     x.weights = cut(&block, (size_t)(w * x.most) * sizeof(float));
     float *sum = cut(&block, row);
     *result = (lt_image){block, LT_U8, h, w, image->c};
-    weigh(&y, image->h, window.y, window.h);
-    weigh(&x, image->w, window.x, window.w);
+    weigh(&y, image->h, crop.y, crop.h);
+    weigh(&x, image->w, crop.x, crop.w);
     int64_t begin = x.taps[0].first * image->c;
     int64_t length = (x.taps[w - 1].first + x.taps[w - 1].count) * image->c - begin;
     for (int64_t i = 0; i < h; i++) {

@@ -14,12 +14,12 @@
 
 #include "data/sample.h"
 
-void lt__workshop_free(lt_workshop *shop)
+void lt__sample_buffers_free(lt_sample_buffers *buffers)
 {
-    free(shop->file.data);
-    free(shop->decoded.data);
-    free(shop->resized.data);
-    free(shop->arranged.data);
+    free(buffers->file.data);
+    free(buffers->decoded.data);
+    free(buffers->resized.data);
+    free(buffers->arranged.data);
 }
 
 /* ==== Brought to size ========================================================================= */
@@ -31,28 +31,28 @@ static double draw_between(uint32_t word, double low, double high)
 
 /* A share of the area from `least` to 1, at an aspect ratio (width / height) from 3/4 to 4/3, or as
  * near as that share of this image can come. */
-static lt_window random_window(const lt_image *image, double least, const uint32_t word[4])
+static lt_crop random_crop(const lt_image *image, double least, const uint32_t word[4])
 {
     double height = (double)image->h, width = (double)image->w;
     double area = draw_between(word[0], least, 1) * height * width;
     double aspect = exp(draw_between(word[1], log(3.0 / 4), log(4.0 / 3)));
     aspect = fmin(fmax(aspect, area / (height * height)), width * width / area);
     double h = fmin(sqrt(area / aspect), height), w = fmin(sqrt(area * aspect), width);
-    return (lt_window){draw_between(word[2], 0, height - h), draw_between(word[3], 0, width - w), h,
+    return (lt_crop){draw_between(word[2], 0, height - h), draw_between(word[3], 0, width - w), h,
                        w};
 }
 
 /* The middle, with a margin of one part in 16 all around where the image is narrowest: 224 of 256
  * pixels, as is the custom for ImageNet. */
-static lt_window centre_window(const lt_image *image, int64_t h, int64_t w)
+static lt_crop centre_crop(const lt_image *image, int64_t h, int64_t w)
 {
     double height = (double)image->h, width = (double)image->w;
     double scale = fmin(height / (double)h, width / (double)w) * 224 / 256;
     double part_h = scale * (double)h, part_w = scale * (double)w;
-    return (lt_window){(height - part_h) / 2, (width - part_w) / 2, part_h, part_w};
+    return (lt_crop){(height - part_h) / 2, (width - part_w) / 2, part_h, part_w};
 }
 
-static lt_status resize(const lt_recipe *r, int64_t i, lt_workshop *shop, lt_image *image)
+static lt_status resize(const lt_sample_spec *r, int64_t i, lt_sample_buffers *buffers, lt_image *image)
 {
     const lt_source *source = r->source;
     const lt_batch_options *o = &r->options;
@@ -60,13 +60,13 @@ static lt_status resize(const lt_recipe *r, int64_t i, lt_workshop *shop, lt_ima
     if (o->area < 1) {
         uint32_t word[4];
         lt_random(r->seed, LT_RNG_AUGMENT, o->epoch, 2 * (uint64_t)i + 1, word);
-        return lt__resample(&whole, random_window(&whole, o->area, word), source->h, source->w,
-                            shop, image);
+        return lt__resample(&whole, random_crop(&whole, o->area, word), source->h, source->w,
+                            buffers, image);
     }
     if (image->h == source->h && image->w == source->w)
         return LT_OK;
-    return lt__resample(&whole, centre_window(&whole, source->h, source->w), source->h, source->w,
-                        shop, image);
+    return lt__resample(&whole, centre_crop(&whole, source->h, source->w), source->h, source->w,
+                        buffers, image);
 }
 
 /* ==== Moved and mirrored ====================================================================== */
@@ -101,7 +101,7 @@ static void move_row(char *to, const char *row, int64_t w, int64_t dx, size_t pi
     }
 }
 
-static lt_status arrange(const lt_batch_options *o, const uint32_t word[4], lt_workshop *shop,
+static lt_status arrange(const lt_batch_options *o, const uint32_t word[4], lt_sample_buffers *buffers,
                          lt_image *image)
 {
     int64_t dy = draw_shift(word[0], o->crop), dx = draw_shift(word[1], o->crop);
@@ -109,7 +109,7 @@ static lt_status arrange(const lt_batch_options *o, const uint32_t word[4], lt_w
     if (dy == 0 && dx == 0 && !mirrored)
         return LT_OK;
     size_t pixel = (size_t)image->c * lt_dtype_bytes(image->dtype), row = (size_t)image->w * pixel;
-    char *to = (char *)lt__buffer_need(&shop->arranged, (size_t)image->h * row);
+    char *to = (char *)lt__bytes_reserve(&buffers->arranged, (size_t)image->h * row);
     const char *from = image->pixels;
     if (!to)
         return LT_ENOMEM;
@@ -132,7 +132,7 @@ static double normalise(const lt_batch_options *o, int64_t c, double value)
     return c < LT_MAX_CHANNELS ? (value - o->mean[c]) / o->std[c] : value;
 }
 
-void lt__sample_table(const lt_recipe *r, void *table)
+void lt__sample_table(const lt_sample_spec *r, void *table)
 {
     lt_dtype dtype = r->options.dtype;
     char *to = table;
@@ -157,7 +157,7 @@ void lt__sample_table(const lt_recipe *r, void *table)
     else                                                                                           \
         LOOK_UP(T, image->c)
 
-static void put_bytes(const lt_recipe *r, const lt_image *image, void *restrict x)
+static void put_bytes(const lt_sample_spec *r, const lt_image *image, void *restrict x)
 {
     const uint8_t *from = image->pixels;
     const void *table = r->table;
@@ -171,7 +171,7 @@ static void put_bytes(const lt_recipe *r, const lt_image *image, void *restrict 
 }
 
 /* Through double. */
-static void put_floats(const lt_recipe *r, const lt_image *image, void *x)
+static void put_floats(const lt_sample_spec *r, const lt_image *image, void *x)
 {
     enum { CHUNK = 256 };
     double buffer[CHUNK];
@@ -189,16 +189,16 @@ static void put_floats(const lt_recipe *r, const lt_image *image, void *x)
 
 /* ==== All of it =============================================================================== */
 
-lt_status lt__sample_make(const lt_recipe *r, int64_t i, lt_workshop *shop, void *x,
+lt_status lt__sample_make(const lt_sample_spec *r, int64_t i, lt_sample_buffers *buffers, void *x,
                           int64_t *label)
 {
     const lt_batch_options *o = &r->options;
     uint32_t word[4];
     lt_image image;
-    LT_TRY(r->source->read(r->source, i, shop, &image, label));
-    LT_TRY(resize(r, i, shop, &image));
+    LT_TRY(r->source->read(r->source, i, buffers, &image, label));
+    LT_TRY(resize(r, i, buffers, &image));
     lt_random(r->seed, LT_RNG_AUGMENT, o->epoch, 2 * (uint64_t)i, word);
-    LT_TRY(arrange(o, word, shop, &image));
+    LT_TRY(arrange(o, word, buffers, &image));
     if (image.dtype == LT_U8)
         put_bytes(r, &image, x);
     else

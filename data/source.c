@@ -8,7 +8,7 @@
 #include "core/hash.h"
 #include "data/sample.h"
 
-uint8_t *lt__buffer_need(lt_buffer *buffer, size_t bytes)
+uint8_t *lt__bytes_reserve(lt_bytes *buffer, size_t bytes)
 {
     if (bytes > buffer->room || !buffer->data) {
         free(buffer->data);
@@ -57,11 +57,11 @@ typedef struct sized {
 } sized;
 
 /* As it is: a batch brings it to the size that the source has. */
-static lt_status read_sized(const lt_source *source, int64_t i, lt_workshop *shop, lt_image *image,
+static lt_status read_sized(const lt_source *source, int64_t i, lt_sample_buffers *buffers, lt_image *image,
                             int64_t *label)
 {
     const lt_source *of = ((const sized *)source)->of;
-    return of->read(of, i, shop, image, label);
+    return of->read(of, i, buffers, image, label);
 }
 
 static const char *sized_class(const lt_source *source, int64_t i)
@@ -113,12 +113,12 @@ enum { SAMPLE = 16 }; /* images */
 
 /* Adds image i and its label. An image that cannot be read is no error here: the error comes when a
  * batch needs it. */
-static void add_image(const lt_source *s, int64_t i, lt_workshop *shop, uint32_t *labels,
+static void add_image(const lt_source *s, int64_t i, lt_sample_buffers *buffers, uint32_t *labels,
                       uint32_t *images)
 {
     lt_image image;
     int64_t label;
-    if (s->read(s, i, shop, &image, &label) != LT_OK) {
+    if (s->read(s, i, buffers, &image, &label) != LT_OK) {
         *images = lt__fnv32(*images, "?", 1);
         return;
     }
@@ -139,14 +139,14 @@ static int64_t place_of(int64_t i, int64_t n, int64_t count)
 
 void lt_source_digest(const lt_source *s, uint32_t *labels, uint32_t *images)
 {
-    lt_workshop shop = {0};
+    lt_sample_buffers buffers = {0};
     *labels = *images = LT_FNV32_START;
     if (s->digest_labels)
         *labels = s->digest_labels(s, *labels);
     int64_t n = s->count < SAMPLE ? s->count : SAMPLE;
     for (int64_t i = 0; i < n; i++)
-        add_image(s, place_of(i, n, s->count), &shop, labels, images);
-    lt__workshop_free(&shop);
+        add_image(s, place_of(i, n, s->count), &buffers, labels, images);
+    lt__sample_buffers_free(&buffers);
 }
 
 /* ==== Images in memory ======================================================================== */
@@ -156,13 +156,13 @@ typedef struct tensors {
     lt_tensor *images, *labels; /* on the CPU: views or copies, outside of every scope */
 } tensors;
 
-static lt_status read_tensors(const lt_source *source, int64_t i, lt_workshop *shop,
+static lt_status read_tensors(const lt_source *source, int64_t i, lt_sample_buffers *buffers,
                               lt_image *image, int64_t *label)
 {
     const tensors *t = (const tensors *)source;
     lt_dtype dtype = lt_tensor_dtype(t->images), label_dtype = lt_tensor_dtype(t->labels);
     int64_t bytes = source->h * source->w * source->c * (int64_t)lt_dtype_bytes(dtype);
-    (void)shop;
+    (void)buffers;
     *image = (lt_image){(const char *)t->images->data + i * bytes, dtype, source->h, source->w,
                         source->c};
     lt_convert(label, LT_I64,

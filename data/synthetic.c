@@ -22,12 +22,12 @@ static void make_colour(const synthetic *s, int64_t class, unsigned colour[LT_MA
 }
 
 /* The noise of image i: stream i, from index part * 2^40 on. */
-static lt_status read_synthetic(const lt_source *source, int64_t i, lt_workshop *shop,
+static lt_status read_synthetic(const lt_source *source, int64_t i, lt_sample_buffers *buffers,
                                 lt_image *image, int64_t *label)
 {
     const synthetic *s = (const synthetic *)source;
     int64_t h = source->h, w = source->w, channels = source->c;
-    uint8_t *to = lt__buffer_need(&shop->decoded, (size_t)(h * w * channels));
+    uint8_t *to = lt__bytes_reserve(&buffers->decoded, (size_t)(h * w * channels));
     uint64_t block = s->part << 40;
     unsigned colour[LT_MAX_CHANNELS], k = 0;
     uint32_t word[4];

@@ -320,12 +320,12 @@ typedef struct numbers {
     atomic_bool open_to_signals, freed;
 } numbers;
 
-static lt_status read_number(const lt_source *source, int64_t i, lt_workshop *shop, lt_image *image,
+static lt_status read_number(const lt_source *source, int64_t i, lt_sample_buffers *buffers, lt_image *image,
                              int64_t *label)
 {
     numbers *s = (numbers *)source;
     sigset_t blocked;
-    uint8_t *pixel = lt__buffer_need(&shop->decoded, 1);
+    uint8_t *pixel = lt__bytes_reserve(&buffers->decoded, 1);
     s->reads++;
     pthread_sigmask(SIG_SETMASK, NULL, &blocked);
     if (!sigismember(&blocked, SIGINT) || !sigismember(&blocked, SIGTERM))

@@ -93,7 +93,7 @@ TEST(names_are_sorted_byte_by_byte)
     static const char *const order[] = {"A/x.y.Jpeg", "B/Z.PNG", "B/a10.jpeg", "B/a9.JPG",
                                         "B/b.jpg", "B/\xc3\xa9.jpg", "a b/1.png"};
     static const char *const classes[] = {"A", "B", "a b"};
-    lt_workshop shop = {0};
+    lt_sample_buffers buffers = {0};
     int64_t shape[3], label;
     lt_image image;
     empty_root();
@@ -112,11 +112,11 @@ TEST(names_are_sorted_byte_by_byte)
     for (int i = 0; i < 7; i++) {
         char text[PATH_MAX + 64];
         snprintf(text, sizeof text, "%s: no image: the file is empty", in_root(order[i]));
-        CHECK_FAILS(s->read(s, i, &shop, &image, &label), LT_EDATA, "");
+        CHECK_FAILS(s->read(s, i, &buffers, &image, &label), LT_EDATA, "");
         CHECK_STR(lt_errmsg(), text);
     }
     lt_source_release(s);
-    free(shop.file.data);
+    free(buffers.file.data);
 }
 
 TEST(the_rest_is_left_alone)
@@ -242,7 +242,7 @@ TEST(what_a_name_leads_to_is_said)
 /* These are there, so that they may be missed by mistake: an error, when they are wanted. */
 TEST(what_may_not_be_read_is_an_error)
 {
-    lt_workshop shop = {0};
+    lt_sample_buffers buffers = {0};
     lt_image image;
     int64_t label;
     uid_t self = geteuid();
@@ -266,11 +266,11 @@ TEST(what_may_not_be_read_is_an_error)
     setfsuid(self == 0 ? 65534 : self);
     lt_source *s = open_root();
     CHECK_EQ(lt_source_count(s), 3);
-    CHECK_FAILS(s->read(s, 0, &shop, &image, &label), LT_EDATA, "cannot open ");
+    CHECK_FAILS(s->read(s, 0, &buffers, &image, &label), LT_EDATA, "cannot open ");
     CHECK_MSG("/cat/a.jpg: Permission denied");
     setfsuid(self);
     lt_source_release(s);
-    free(shop.file.data);
+    free(buffers.file.data);
 }
 
 TEST(names_do_not_reach_the_terminal_as_they_are)
@@ -280,7 +280,7 @@ TEST(names_do_not_reach_the_terminal_as_they_are)
         {"\xc3\xa9\xc2\x9b\xc2\xa0\xff.png", "\xc3\xa9?\xc2\xa0\xff.png"}};
     for (int i = 0; i < 2; i++) {
         char name[64], text[PATH_MAX + 64];
-        lt_workshop shop = {0};
+        lt_sample_buffers buffers = {0};
         lt_image image;
         int64_t label;
         empty_root();
@@ -288,12 +288,12 @@ TEST(names_do_not_reach_the_terminal_as_they_are)
         snprintf(name, sizeof name, "cat/%s", cases[i].name);
         make_file(name, NULL);
         lt_source *s = open_root();
-        CHECK_FAILS(s->read(s, 0, &shop, &image, &label), LT_EDATA, "");
+        CHECK_FAILS(s->read(s, 0, &buffers, &image, &label), LT_EDATA, "");
         snprintf(text, sizeof text, "%s/cat/%s: no image: the file is empty", root,
                  cases[i].shown);
         CHECK_STR(lt_errmsg(), text);
         lt_source_release(s);
-        free(shop.file.data);
+        free(buffers.file.data);
     }
 }
 
@@ -316,7 +316,7 @@ TEST(a_long_path_leaves_room_for_the_reason)
 
 TEST(images_are_read_with_their_labels)
 {
-    lt_workshop shop = {0};
+    lt_sample_buffers buffers = {0};
     int64_t label;
     lt_image image;
     empty_root();
@@ -335,7 +335,7 @@ TEST(images_are_read_with_their_labels)
         CHECK_EQ(shape[1], size ? size : 17);
         CHECK_EQ(s->dtype, LT_U8);
         for (int i = 0; i < 2; i++) {
-            CHECK_OK(s->read(s, i, &shop, &image, &label));
+            CHECK_OK(s->read(s, i, &buffers, &image, &label));
             CHECK_EQ(label, i);
             CHECK(image.h == 13 && image.w == 17 && image.c == 3);
             CHECK_EQ(memcmp(image.pixels, lt_data(want), 13 * 17 * 3), 0);
@@ -343,8 +343,8 @@ TEST(images_are_read_with_their_labels)
         lt_source_release(s);
     }
     lt_release(want);
-    free(shop.file.data);
-    free(shop.decoded.data);
+    free(buffers.file.data);
+    free(buffers.decoded.data);
 }
 
 TEST(without_a_size_all_have_that_of_the_first)
@@ -354,7 +354,7 @@ TEST(without_a_size_all_have_that_of_the_first)
         0, 0, 0, 58, 126, 155, 85, 0, 0, 0, 10, 73, 68, 65, 84, 120, 156, 99, 96, 0, 0, 0, 2, 0, 1,
         72, 175, 164, 113, 0, 0, 0, 0, 73, 69, 78, 68, 174, 66, 96, 130};
     char text[PATH_MAX + 128];
-    lt_workshop shop = {0};
+    lt_sample_buffers buffers = {0};
     lt_image image;
     int64_t label;
     empty_root();
@@ -365,16 +365,16 @@ TEST(without_a_size_all_have_that_of_the_first)
     CHECK_EQ(fclose(out), 0);
     lt_source *s = lt_source_folder(ctx, root, 0, 0, 1);
     CHECK(s != NULL);
-    CHECK_OK(s->read(s, 0, &shop, &image, &label));
-    CHECK_FAILS(s->read(s, 1, &shop, &image, &label), LT_EDATA, "");
+    CHECK_OK(s->read(s, 0, &buffers, &image, &label));
+    CHECK_FAILS(s->read(s, 1, &buffers, &image, &label), LT_EDATA, "");
     snprintf(text, sizeof text, "%s has 1x1 pixels (height x width), the first image has 13x17; "
              "name a size that all are brought to", in_root("x/2.png"));
     CHECK_STR(lt_errmsg(), text);
     lt_source_release(s);
     make_file("x/0.png", NULL);
     check_refused(0, "0.png: no image: the file is empty");
-    free(shop.file.data);
-    free(shop.decoded.data);
+    free(buffers.file.data);
+    free(buffers.decoded.data);
 }
 
 TEST(no_class_and_no_image_are_errors)

@@ -50,23 +50,23 @@ static file load(const char *name)
 }
 
 /* A copy of exactly n bytes, so that ASan sees a step too far. */
-static lt_status decode(const uint8_t *bytes, size_t n, int channels, lt_workshop *shop,
+static lt_status decode(const uint8_t *bytes, size_t n, int channels, lt_sample_buffers *buffers,
                         lt_image *image)
 {
     uint8_t *copy = malloc(n > 0 ? n : 1);
     memcpy(copy, bytes, n);
-    lt_status status = lt__image_decode("cat/1.jpg", copy, n, channels, shop, image);
+    lt_status status = lt__image_decode("cat/1.jpg", copy, n, channels, buffers, image);
     free(copy);
     return status;
 }
 
 static void check_refused(const file *f, const char *text)
 {
-    lt_workshop shop = {0};
+    lt_sample_buffers buffers = {0};
     lt_image image;
-    CHECK_FAILS(decode(f->bytes, f->n, 3, &shop, &image), LT_EDATA, text);
+    CHECK_FAILS(decode(f->bytes, f->n, 3, &buffers, &image), LT_EDATA, text);
     CHECK(strncmp(lt_errmsg(), "cat/1.jpg: no image: ", 21) == 0);
-    CHECK(shop.decoded.data == NULL);
+    CHECK(buffers.decoded.data == NULL);
 }
 
 /* Place of the first such bytes. */
@@ -100,11 +100,11 @@ static void mend(file *f, size_t at)
 /* All pixels of a file: at most so far from the gradient, or its luma, and on average. */
 static void check_near(const char *name, int channels, bool grey, int most, double average)
 {
-    lt_workshop shop = {0};
+    lt_sample_buffers buffers = {0};
     lt_image image;
     file f = load(name);
     double sum = 0;
-    CHECK_OK(decode(f.bytes, f.n, channels, &shop, &image));
+    CHECK_OK(decode(f.bytes, f.n, channels, &buffers, &image));
     CHECK_EQ(image.h, H);
     CHECK_EQ(image.w, W);
     CHECK_EQ(image.c, channels);
@@ -117,7 +117,7 @@ static void check_near(const char *name, int channels, bool grey, int most, doub
         sum += abs(p[i] - want);
     }
     CHECK(sum <= average * H * W * channels);
-    free(shop.decoded.data);
+    free(buffers.decoded.data);
 }
 
 TEST(png_is_exact)
@@ -168,7 +168,7 @@ TEST(palette_and_16_bits)
 
 TEST(every_truncation_is_an_error)
 {
-    lt_workshop shop = {0};
+    lt_sample_buffers buffers = {0};
     lt_image image;
     for (int i = 0; i < FILES; i++) {
         file f = load(files[i]);
@@ -178,9 +178,9 @@ TEST(every_truncation_is_an_error)
                               : f.n < (i < JPEGS ? 2 : 8) ? "neither a JPEG nor a PNG"
                                                          : "is cut short: it has no ");
         memset(f.bytes + whole, 0x5a, 7); /* behind the end is nobody's business */
-        CHECK_OK(decode(f.bytes, whole + 7, 3, &shop, &image));
+        CHECK_OK(decode(f.bytes, whole + 7, 3, &buffers, &image));
     }
-    free(shop.decoded.data);
+    free(buffers.decoded.data);
 }
 
 TEST(every_flipped_bit_of_a_png_is_an_error)
@@ -201,15 +201,15 @@ TEST(a_flipped_bit_of_a_jpeg_is_an_error_or_other_pixels)
     for (int i = 0; i < JPEGS; i++) {
         file f = load(files[i]);
         for (size_t bit = 0; bit < 8 * f.n; bit++) {
-            lt_workshop shop = {0};
+            lt_sample_buffers buffers = {0};
             lt_image image;
             f.bytes[bit / 8] ^= 1 << bit % 8;
-            if (decode(f.bytes, f.n, 3, &shop, &image) == LT_OK)
+            if (decode(f.bytes, f.n, 3, &buffers, &image) == LT_OK)
                 CHECK(image.h > 0 && image.w > 0 && image.c == 3);
             else
                 CHECK_EQ(lt_errcode(), LT_EDATA);
             f.bytes[bit / 8] ^= 1 << bit % 8;
-            free(shop.decoded.data);
+            free(buffers.decoded.data);
         }
     }
 }
@@ -322,15 +322,15 @@ TEST(a_jpeg_has_at_most_100_scans)
 {
     static const uint8_t refine_dc[] = {0xff, 0xda, 0, 12, 3, 1, 0, 2, 0, 3, 0, 0, 0, 0x10};
     file f = load("progressive.jpg"); /* has 10 */
-    lt_workshop shop = {0}, more = {0};
+    lt_sample_buffers buffers = {0}, more = {0};
     lt_image image, same;
-    CHECK_OK(decode(f.bytes, f.n, 3, &shop, &image));
+    CHECK_OK(decode(f.bytes, f.n, 3, &buffers, &image));
     insert_scans(&f, refine_dc, sizeof refine_dc, 90);
     CHECK_OK(decode(f.bytes, f.n, 3, &more, &same));
     CHECK_EQ(memcmp(image.pixels, same.pixels, H * W * 3), 0);
     insert_scans(&f, refine_dc, sizeof refine_dc, 1);
     check_refused(&f, "it has more than 100 scans, luatrain takes a JPEG of at most 100");
-    free(shop.decoded.data);
+    free(buffers.decoded.data);
     free(more.decoded.data);
 }
 
@@ -338,16 +338,16 @@ TEST(a_jpeg_has_at_most_100_scans)
 TEST(scans_of_a_jpeg_are_bounded_by_its_bytes)
 {
     static const uint8_t refine_ac[] = {0xff, 0xda, 0, 8, 1, 1, 0, 1, 63, 0x10, 0, 0};
-    lt_workshop shop = {0};
+    lt_sample_buffers buffers = {0};
     lt_image image;
     file f = load("progressive.jpg");
     size_t frame = find(&f, "\xff\xc2", 2);
     insert_scans(&f, refine_ac, sizeof refine_ac, 90);
-    CHECK_OK(decode(f.bytes, f.n, 3, &shop, &image));
+    CHECK_OK(decode(f.bytes, f.n, 3, &buffers, &image));
     put32(f.bytes + frame + 5, 480 << 16 | 512);
     check_refused(&f, "its first 31 scans visit 111360 blocks of 8x8 pixels, luatrain takes at "
                       "most 64 for each of its 1688 bytes; save it with fewer scans");
-    free(shop.decoded.data);
+    free(buffers.decoded.data);
 }
 
 /* 1.5 blocks per 8x8 pixels. Each block takes a bit in its first scan. */
@@ -422,7 +422,7 @@ TEST(a_png_has_known_chunks_in_order)
 TEST(the_first_data_of_a_png_are_not_empty)
 {
     static const uint8_t empty[12] = {0, 0, 0, 0, 'I', 'D', 'A', 'T'};
-    lt_workshop shop = {0};
+    lt_sample_buffers buffers = {0};
     lt_image image;
     file f = load("rgb.png"), later = f;
     size_t data = find_chunk(&f, "IDAT");
@@ -432,8 +432,8 @@ TEST(the_first_data_of_a_png_are_not_empty)
     data = find_chunk(&later, "IEND");
     insert(&later, data, empty, sizeof empty);
     mend(&later, data);
-    CHECK_OK(decode(later.bytes, later.n, 3, &shop, &image));
-    free(shop.decoded.data);
+    CHECK_OK(decode(later.bytes, later.n, 3, &buffers, &image));
+    free(buffers.decoded.data);
 }
 
 /* ==== Files =================================================================================== */
@@ -467,7 +467,7 @@ TEST(what_is_no_plain_file_is_a_sentence)
 
 TEST(a_file_has_a_limit)
 {
-    lt_buffer buffer = {0};
+    lt_bytes buffer = {0};
     size_t n, size = load("rgb.png").n;
     char text[128];
     CHECK_OK(lt__read_whole("tests/data/rgb.png", size, &buffer, &n));

@@ -178,13 +178,13 @@ TEST(augmentation_is_a_function_of_seed_epoch_and_image)
 /* ==== Brought to size ========================================================================= */
 
 /* Fails unless out is that window of the image. */
-static void check_window(const uint8_t *out, lt_image image, lt_window window, int64_t h, int64_t w)
+static void check_crop(const uint8_t *out, lt_image image, lt_crop crop, int64_t h, int64_t w)
 {
-    lt_workshop shop = {0};
+    lt_sample_buffers buffers = {0};
     lt_image want;
-    CHECK_OK(lt__resample(&image, window, h, w, &shop, &want));
+    CHECK_OK(lt__resample(&image, crop, h, w, &buffers, &want));
     CHECK_EQ(memcmp(out, want.pixels, (size_t)(h * w * image.c)), 0);
-    free(shop.resized.data);
+    free(buffers.resized.data);
 }
 
 static double between(uint32_t word, double low, double high)
@@ -194,7 +194,7 @@ static double between(uint32_t word, double low, double high)
 
 /* The part of an image of height x width: the share of its area that was drawn, all of it; at the
  * aspect ratio that was drawn, where it fits, else as high or as wide as the image. */
-static lt_window part_of(const uint32_t word[4], double least, double height, double width)
+static lt_crop part_of(const uint32_t word[4], double least, double height, double width)
 {
     double share = between(word[0], least, 1), area = share * height * width;
     double aspect = 0.75 * pow(16.0 / 9, word[1] / 4294967296.0);
@@ -208,7 +208,7 @@ static lt_window part_of(const uint32_t word[4], double least, double height, do
     }
     CHECK(h <= height && w <= width);
     CHECK_NEAR(h * w / (height * width), share, 1e-12);
-    return (lt_window){between(word[2], 0, height - h), between(word[3], 0, width - w), h, w};
+    return (lt_crop){between(word[2], 0, height - h), between(word[3], 0, width - w), h, w};
 }
 
 TEST(a_random_part_comes_to_the_full_size)
@@ -222,11 +222,11 @@ TEST(a_random_part_comes_to_the_full_size)
     for (int64_t i = 0; i < N; i++) {
         uint32_t word[4];
         lt_random(SEED, LT_RNG_AUGMENT, EPOCH, 2 * (uint64_t)i + 1, word);
-        lt_window window = part_of(word, 0.2, H, W);
-        double area = window.h * window.w / (H * W);
+        lt_crop crop = part_of(word, 0.2, H, W);
+        double area = crop.h * crop.w / (H * W);
         for (int64_t k = 0; k < SIZE; k++)
             pixels[k] = byte_of(i, k / (W * C), k / C % W, k % C);
-        check_window(out + i * SIZE, (lt_image){pixels, LT_U8, H, W, C}, window, H, W);
+        check_crop(out + i * SIZE, (lt_image){pixels, LT_U8, H, W, C}, crop, H, W);
         least = fmin(least, area);
         most = fmax(most, area);
     }
@@ -244,11 +244,11 @@ typedef struct photo {
     uint8_t pixels[PIXELS * 3];
 } photo;
 
-static lt_status read_photo(const lt_source *source, int64_t i, lt_workshop *shop, lt_image *image,
+static lt_status read_photo(const lt_source *source, int64_t i, lt_sample_buffers *buffers, lt_image *image,
                             int64_t *label)
 {
     const photo *p = (const photo *)source;
-    (void)shop;
+    (void)buffers;
     *image = (lt_image){p->pixels, LT_U8, p->h, p->w, 3};
     *label = i;
     return LT_OK;
@@ -279,7 +279,7 @@ TEST(a_random_part_of_an_odd_image_has_all_of_its_share)
         for (int64_t i = 0; i < N; i++) {
             uint32_t word[4];
             lt_random(SEED, LT_RNG_AUGMENT, EPOCH, 2 * (uint64_t)i + 1, word);
-            check_window(out + i * TO * TO * 3, (lt_image){p.pixels, LT_U8, p.h, p.w, 3},
+            check_crop(out + i * TO * TO * 3, (lt_image){p.pixels, LT_U8, p.h, p.w, 3},
                          part_of(word, cases[k].least, (double)p.h, (double)p.w), TO, TO);
         }
     }
@@ -288,7 +288,7 @@ TEST(a_random_part_of_an_odd_image_has_all_of_its_share)
 
 TEST(the_middle_of_a_large_image_is_taken)
 {
-    static const struct { int64_t h, w; lt_window window; } cases[] = {
+    static const struct { int64_t h, w; lt_crop window; } cases[] = {
         {40, 20, {0, 0, 40, 20}},             /* as it is */
         {10, 10, {11.25, 1.25, 17.5, 17.5}},  /* 7/8 of the narrow side */
         {20, 10, {2.5, 1.25, 35, 17.5}},
@@ -300,7 +300,7 @@ TEST(the_middle_of_a_large_image_is_taken)
         photo p = make_photo(1, 40, 20, cases[k].h, cases[k].w);
         lt_batch_options options = {.batch = 1, .dtype = LT_U8};
         CHECK_EQ(collect(ctx, &p.base, &options, out, (size_t)(cases[k].h * cases[k].w * 3)), 1);
-        check_window(out, (lt_image){p.pixels, LT_U8, 40, 20, 3}, cases[k].window, cases[k].h,
+        check_crop(out, (lt_image){p.pixels, LT_U8, 40, 20, 3}, cases[k].window, cases[k].h,
                      cases[k].w);
     }
     lt_ctx_free(ctx);

@@ -20,10 +20,10 @@ TEST(images_in_memory)
     lt_source_release(source);
     CHECK(lt_memory_stats(ctx).live > 0);
     lt_ctx_free(ctx); /* the source keeps what it needs */
-    lt_workshop shop = {0};
+    lt_sample_buffers buffers = {0};
     lt_image image;
     int64_t label;
-    CHECK_OK(source->read(source, 5, &shop, &image, &label));
+    CHECK_OK(source->read(source, 5, &buffers, &image, &label));
     CHECK_EQ(((const uint8_t *)image.pixels)[23], 7);
     CHECK_EQ(label, -5);
     lt_source_release(source);
@@ -92,10 +92,10 @@ static int64_t seen[MAX_SEEN];
 static int n_seen;
 
 /* An image that cannot be read; its number is noted. */
-static lt_status note_number(const lt_source *source, int64_t i, lt_workshop *shop,
+static lt_status note_number(const lt_source *source, int64_t i, lt_sample_buffers *buffers,
                              lt_image *image, int64_t *label)
 {
-    (void)source, (void)shop, (void)image, (void)label;
+    (void)source, (void)buffers, (void)image, (void)label;
     if (n_seen < MAX_SEEN)
         seen[n_seen++] = i;
     return lt_fail(LT_EDATA, "there is no image");

@@ -34,7 +34,7 @@ static void must(bool promise)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    lt_workshop first = {0}, again = {0};
+    lt_sample_buffers first = {0}, again = {0};
     lt_image x, y;
     int channels = size % 4 < 2 ? 3 : 1;
     uint8_t *bytes = malloc(size);
