@@ -357,7 +357,7 @@ static lt_status make_outputs(lt_call *c, int n)
 
 static bool wants_grad(const lt_tensor *x)
 {
-    return x && (x->node || (x->leaf && x->leaf->wanted));
+    return x && (x->node || (x->leaf && x->leaf->collects));
 }
 
 /* Passes a forward call to the op hook. */
@@ -390,7 +390,7 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
     int n_all = all_outputs(op), n_out = lt_op_outputs(op);
     LT_TRY(make_outputs(&call, n_all));
 
-    bool off = ag->off > 0, record = false;
+    bool off = ag->no_grad_depth > 0, record = false;
     if ((op->bwd || op->fast_bwd || op->same_grad) && lt__is_float(spec[0].dtype))
         for (int i = 0; i < n_in && !off; i++)
             record |= wants_grad(in[i]);

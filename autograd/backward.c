@@ -38,7 +38,7 @@ lt_status lt__mark(lt_node *from)
             continue;
         for (int i = 0; i < node->n_in; i++) {
             lt_edge *e = &node->edge[i];
-            if (e->node && e->node->spent)
+            if (e->node && e->node->freed)
                 return lt_fail(LT_EINVAL, "backward: " FREED);
             if (e->node)
                 mark_one(e->node);
@@ -70,11 +70,11 @@ void lt__unmark(lt_node *from)
             if (node->edge[i].leaf) {
                 lt_leaf *leaf = node->edge[i].leaf;
                 const struct lt_autograd *ag = leaf->ctx->slots.autograd;
-                if (leaf->came && ag->scaling.complete && !ag->dry_run.on)
+                if (leaf->touched && ag->scaling.complete && !ag->dry_run.on)
                     lt__leaf_forget_grad(leaf); /* it is scaled still */
                 drop_dry_grads(leaf);
                 leaf->uses = 0;
-                leaf->came = false;
+                leaf->touched = false;
             }
         lt__node_release(node); /* ends no other: what its edges hold is marked and held */
     }
@@ -109,8 +109,8 @@ static lt_status leaf_target(lt_leaf *leaf, lt_tensor **target, bool *add)
     LT_TRY(lt__leaf_need_grad(leaf));
     *target = leaf->grad;
     *add = leaf->has_grad;
-    if (scaling->join && leaf->has_grad && !leaf->came) {
-        leaf->came = true;
+    if (scaling->join && leaf->has_grad && !leaf->touched) {
+        leaf->touched = true;
         return scaling->join(scaling->ud, leaf->x, leaf->grad);
     }
     return LT_OK;
@@ -150,7 +150,7 @@ static lt_status target_of(lt_edge *e, lt_tensor **target, bool *add)
 static void arrived(lt_edge *e)
 {
     if (e->leaf)
-        e->leaf->came = true;
+        e->leaf->touched = true;
     if (e->leaf && !is_dry_run(e->leaf))
         e->leaf->has_grad = true;
 }
@@ -198,7 +198,7 @@ static bool is_half_copy(const lt_edge *e)
 /* A leaf may have been frozen, or have gone, since it was used. */
 static bool wanted(const lt_edge *e)
 {
-    return e->node || (e->leaf && e->leaf->wanted && e->leaf->x);
+    return e->node || (e->leaf && e->leaf->collects && e->leaf->x);
 }
 
 /* The gradient of input i may lie where that of the output does. */
@@ -324,7 +324,7 @@ static lt_status put_inf(lt_leaf *leaf)
 static lt_status finish_dry_grad(struct lt_autograd *ag, lt_leaf *leaf)
 {
     lt_status status = LT_OK;
-    leaf->came = false;
+    leaf->touched = false;
     if (ag->scaling.complete)
         status = ag->scaling.complete(ag->scaling.ud, leaf->x, leaf->dry_grad);
     drop_dry_grads(leaf);
@@ -335,9 +335,9 @@ static lt_status call_hooks(struct lt_autograd *ag, lt_leaf *leaf)
 {
     if (ag->dry_run.on)
         return finish_dry_grad(ag, leaf);
-    if (leaf->fails && leaf->ctx->inf.step == leaf->ctx->step + 1 && leaf->x->count > 0)
+    if (leaf->injects_inf && leaf->ctx->inf.step == leaf->ctx->step + 1 && leaf->x->count > 0)
         LT_TRY(put_inf(leaf));
-    leaf->came = false;
+    leaf->touched = false;
     if (ag->scaling.complete) {
         if (ag->scaling.complete(ag->scaling.ud, leaf->x, leaf->grad) != LT_OK) {
             lt__leaf_forget_grad(leaf);
@@ -383,7 +383,7 @@ static lt_status count_down(struct lt_autograd *ag, lt_node *node)
 {
     for (int i = 0; i < node->n_in; i++) {
         lt_leaf *leaf = node->edge[i].leaf;
-        if (!leaf || leaf->uses == 0 || --leaf->uses > 0 || !leaf->came || !leaf->x)
+        if (!leaf || leaf->uses == 0 || --leaf->uses > 0 || !leaf->touched || !leaf->x)
             continue;
         LT_TRY(complete(ag, leaf, node));
     }
@@ -405,7 +405,7 @@ static lt_status walk(struct lt_autograd *ag, lt_node *from)
         before =
             node->prev; /* a hook may have ended other nodes; what follows ends this one only */
         node->marked = false;
-        lt__node_spend(node);
+        lt__node_free_saved(node);
         lt__node_release(node);
     }
     return LT_OK;
@@ -487,7 +487,7 @@ static lt_status check_loss(lt_tensor *loss)
     if (!lt_requires_grad(loss))
         return lt_fail(LT_EINVAL, "backward: the loss was not computed from anything that requires "
                                   "a gradient");
-    if (loss->node && loss->node->spent)
+    if (loss->node && loss->node->freed)
         return lt_fail(LT_EINVAL, "backward: " FREED);
     const lt_dry_run *r = &loss->ctx->slots.autograd->dry_run;
     if (r->on && loss->node && loss->node->tape != &r->tape)
@@ -520,7 +520,7 @@ static lt_status lead_to_leaf(struct lt_autograd *ag, lt_tensor *loss, lt_tensor
     memcpy(e.spec.dims, loss->dims, sizeof e.spec.dims);
     lt_retain(loss);
     ag->in_backward = true;
-    ag->off++;
+    ag->no_grad_depth++;
     loss->leaf->uses = 1;
     lt_status status = begin(ag, loss);
     loss->leaf->uses = 0;
@@ -529,7 +529,7 @@ static lt_status lead_to_leaf(struct lt_autograd *ag, lt_tensor *loss, lt_tensor
     if (status == LT_OK)
         status = complete(ag, loss->leaf, NULL);
     status = end(ag, loss->ctx, status);
-    ag->off--;
+    ag->no_grad_depth--;
     ag->in_backward = false;
     ag->backwards += status == LT_OK && !ag->dry_run.on;
     drop_dry_grads(loss->leaf);
@@ -546,7 +546,7 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
     LT_TRY(lt__check_open(ctx, "backward"));
     if (ag->in_backward)
         return lt_fail(LT_EINVAL, "backward: called from a hook of a running backward");
-    ag->complete &= ag->dry_run.on;
+    ag->grads_complete &= ag->dry_run.on;
     if (check_loss(loss) != LT_OK) {
         if (lt_errcode() == LT_ENUMERIC) /* such a batch must not reach the running statistics */
             lt_bn_stats_clear(ctx);
@@ -569,7 +569,7 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
     atomic_fetch_add_explicit(&from->refs, 1, memory_order_relaxed);
     from->d_out[loss->out_index] = seed;
     ag->in_backward = true;
-    ag->off++;
+    ag->no_grad_depth++;
     lt_status status = lt__mark(from);
     bool begun = status == LT_OK;
     if (begun)
@@ -578,7 +578,7 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
         status = walk(ag, from);
     if (begun)
         status = end(ag, ctx, status);
-    ag->off--;
+    ag->no_grad_depth--;
     ag->in_backward = false;
     ag->backwards += status == LT_OK && !ag->dry_run.on;
     if (status != LT_OK)

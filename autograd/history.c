@@ -68,7 +68,7 @@ void lt_replay_ops(lt_tensor *loss, lt_op_hook_fn fn, void *ud)
 {
     struct lt_autograd *ag = loss->ctx->slots.autograd;
     lt_op_hook_fn op_hook = ag->op_hook;
-    if (!loss->node || loss->node->spent)
+    if (!loss->node || loss->node->freed)
         return;
     lt_tape *tape = loss->node->tape;
     ag->op_hook = NULL;

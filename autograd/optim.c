@@ -194,7 +194,7 @@ const lt_def *lt_optim_def(const lt_optim *o) { return o->def; }
 
 /* ==== Ranges ================================================================================== */
 
-static bool takes_part(const item *it) { return it->x->leaf->wanted && it->x->leaf->has_grad; }
+static bool takes_part(const item *it) { return it->x->leaf->collects && it->x->leaf->has_grad; }
 
 /* The first item after items[i] that does not continue its range. */
 static int end_of_range(const lt_optim *o, int i)
@@ -280,7 +280,7 @@ static lt_status try_to_complete_grads(lt_optim *o, const char *who)
     if (ag->dry_run.on)
         return lt_fail(LT_EINVAL, "%s in a dry run, which leaves no gradients", who);
     LT_TRY(check_scaling(o, who));
-    if (ag->complete)
+    if (ag->grads_complete)
         return LT_OK;
     ag->step_status = LT_APPLIED;
     if (ag->slots.update)
@@ -288,7 +288,7 @@ static lt_status try_to_complete_grads(lt_optim *o, const char *who)
     if (ag->scaling.decide && ag->step_status != LT_ACCUMULATING)
         LT_TRY(ag->scaling.decide(ag->scaling.ud, &ag->step_status));
     LT_TRY(send_verdict(ag, ctx));
-    ag->complete = true;
+    ag->grads_complete = true;
     return LT_OK;
 }
 
@@ -500,7 +500,7 @@ static lt_status check_backward(const lt_optim *o)
     for (int i = 0; i < o->n_items; i++) {
         if (takes_part(&o->items[i]))
             return LT_OK;
-        wanted |= o->items[i].x->leaf->wanted;
+        wanted |= o->items[i].x->leaf->collects;
     }
     return wanted ? lt_fail(LT_EINVAL, "an optimizer step without gradients: no backward has run "
                             "since the step before; call loss:backward() first") : LT_OK;
@@ -547,7 +547,7 @@ lt_status lt_optim_step_clipped(lt_optim *o, const lt_opt *const *options, int n
     note(ag, o, true);
     if (ag->step_status != LT_ACCUMULATING)
         LT_TRY(lt__note_settings(ag, o->number, o->def, options, n_groups, most));
-    ag->complete = false;
+    ag->grads_complete = false;
     ag->period++;
     o->backwards = ag->backwards;
     for (int i = 0; i < o->n_items && ag->step_status != LT_ACCUMULATING; i++)

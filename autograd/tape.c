@@ -30,7 +30,7 @@ static void clear_tape(lt_tape *tape)
     lt_node *node;
     while ((node = tape->first)) {
         atomic_fetch_add_explicit(&node->refs, 1, memory_order_relaxed);
-        lt__node_spend(node);
+        lt__node_free_saved(node);
         lt__node_release(node);
     }
 }
@@ -39,12 +39,12 @@ static void clear_tape(lt_tape *tape)
 static void closed(lt_ctx *ctx)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
-    clear_tape(&ag->own);
+    clear_tape(&ag->default_tape);
     clear_tape(&ag->dry_run.tape);
     lt_bn_stats_clear(ctx);
 }
 
-static void ctx_gone(lt_ctx *ctx)
+static void ctx_freed(lt_ctx *ctx)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
     lt__deferred_check_free(ctx);
@@ -61,24 +61,24 @@ struct lt_autograd *lt__autograd(lt_ctx *ctx)
     struct lt_autograd *ag = ctx->slots.autograd;
     if (ag || !(ag = lt__alloc_zero(ctx, sizeof *ag)))
         return ag;
-    ag->own.ctx = ag->dry_run.tape.ctx = ctx;
-    ag->tape = &ag->own;
+    ag->default_tape.ctx = ag->dry_run.tape.ctx = ctx;
+    ag->tape = &ag->default_tape;
     ctx->slots.autograd = ag;
     ctx->slots.forget = forget;
     ctx->slots.closed = closed;
-    ctx->slots.ctx_gone = ctx_gone;
+    ctx->slots.ctx_freed = ctx_freed;
     return ag;
 }
 
-void lt_grad_off(lt_ctx *ctx) { ctx->slots.autograd->off++; }
+void lt_grad_off(lt_ctx *ctx) { ctx->slots.autograd->no_grad_depth++; }
 
 void lt_grad_on(lt_ctx *ctx)
 {
-    if (ctx->slots.autograd->off > 0)
-        ctx->slots.autograd->off--;
+    if (ctx->slots.autograd->no_grad_depth > 0)
+        ctx->slots.autograd->no_grad_depth--;
 }
 
-bool lt_grad_enabled(const lt_ctx *ctx) { return ctx->slots.autograd->off == 0; }
+bool lt_grad_enabled(const lt_ctx *ctx) { return ctx->slots.autograd->no_grad_depth == 0; }
 
 void lt_set_grad_slots(lt_ctx *ctx, const lt_grad_slots *slots)
 {
@@ -222,11 +222,11 @@ lt_status lt_set_requires_grad(lt_tensor *x, bool on)
         return LT_ENOMEM;
     if (on && leaf->role == LT_BUFFER)
         return lt_fail(LT_EINVAL, "a buffer has no gradient");
-    leaf->wanted = on;
+    leaf->collects = on;
     return LT_OK;
 }
 
-bool lt_requires_grad(const lt_tensor *x) { return x->node || (x->leaf && x->leaf->wanted); }
+bool lt_requires_grad(const lt_tensor *x) { return x->node || (x->leaf && x->leaf->collects); }
 
 /* Nobody else is at the gradients when this is over. In backward that cannot be waited for. */
 static void synchronize_grads(lt_ctx *ctx)
@@ -309,7 +309,7 @@ void lt_grad_fault(lt_tensor *param, int rank)
 {
     lt_ctx *ctx = param->ctx;
     ctx->inf.armed = true;
-    param->leaf->fails = ctx->inf.rank == rank;
+    param->leaf->injects_inf = ctx->inf.rank == rank;
 }
 
 /* ==== Nodes =================================================================================== */
@@ -344,11 +344,11 @@ static lt_node *drop_edge(lt_edge *e)
                                                                                         : NULL;
 }
 
-void lt__node_spend(lt_node *node)
+void lt__node_free_saved(lt_node *node)
 {
     /* Edges hold nodes that hold edges, and a deep graph must not become a deep recursion: nodes
      * that end here are chained through `next`, which is free once a node is unlisted. */
-    node->spent = true;
+    node->freed = true;
     unlist(node);
     node->next = NULL;
     for (lt_node *head = node, *tail = node; head;) {
@@ -377,7 +377,7 @@ void lt__node_release(lt_node *node)
 {
     if (!node || atomic_fetch_sub_explicit(&node->refs, 1, memory_order_acq_rel) != 1)
         return;
-    lt__node_spend(node);
+    lt__node_free_saved(node);
     lt__free(node->ctx, node, node_bytes(node->def, node->n_in));
 }
 
@@ -405,7 +405,7 @@ lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *c
     const lt_op *op = def->op;
     lt_tape *tape = ag->tape;
     for (int i = 0; i < c->n_in; i++)
-        if (c->in[i] && c->in[i]->node && c->in[i]->node->tape != tape && !c->in[i]->node->spent)
+        if (c->in[i] && c->in[i]->node && c->in[i]->node->tape != tape && !c->in[i]->node->freed)
             return lt_fail(LT_EINVAL, "input %d was recorded on another tape; detach() it", i + 1);
     size_t bytes = node_bytes(def, c->n_in);
     lt_node *node = lt__alloc(c->ctx, bytes);
@@ -435,7 +435,7 @@ lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *c
             e->node = x->node;
             e->out_index = x->out_index;
             atomic_fetch_add_explicit(&x->node->refs, 1, memory_order_relaxed);
-        } else if (x->leaf && x->leaf->wanted) {
+        } else if (x->leaf && x->leaf->collects) {
             e->leaf = x->leaf;
             atomic_fetch_add_explicit(&x->leaf->refs, 1, memory_order_relaxed);
         }
@@ -479,7 +479,7 @@ void lt_tape_free(lt_tape *tape)
     lt_ctx *ctx = tape->ctx;
     clear_tape(tape);
     if (ctx->slots.autograd && ctx->slots.autograd->tape == tape)
-        ctx->slots.autograd->tape = &ctx->slots.autograd->own;
+        ctx->slots.autograd->tape = &ctx->slots.autograd->default_tape;
     lt__free(ctx, tape, sizeof *tape);
     lt__ctx_release(ctx);
 }
@@ -488,7 +488,7 @@ lt_tape *lt_tape_use(lt_ctx *ctx, lt_tape *tape)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
     lt_tape *before = ag->tape;
-    ag->tape = tape ? tape : &ag->own;
+    ag->tape = tape ? tape : &ag->default_tape;
     return before;
 }
 

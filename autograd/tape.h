@@ -31,10 +31,10 @@ typedef struct lt_leaf {
     lt_tensor *grad;          /* its memory stays when the gradient is forgotten */
     lt_hook *hooks;
     int n_hooks;
-    bool wanted;              /* collects */
+    bool collects;              /* collects */
     bool has_grad;            /* grad holds a gradient; else the next one is written over it */
-    bool came;                /* something came in the running backward, or is about to */
-    bool fails;               /* its gradient is to have an inf: see lt_grad_fault() */
+    bool touched;                /* something came in the running backward, or is about to */
+    bool injects_inf;               /* its gradient is to have an inf: see lt_grad_fault() */
     lt_tensor *dry_grad;     /* what has come so far in the backward of a dry run, or NULL */
     const void *scaled_by;    /* ud of who has scaled the gradient, or NULL */
     int optims;               /* that have it */
@@ -65,7 +65,7 @@ typedef struct lt_edge {      /* an input of a node */
 
 typedef struct lt_node {
     atomic_int refs;          /* tensors and edges */
-    bool spent;               /* backward has been here: nothing is saved any more */
+    bool freed;               /* backward has been here: nothing is saved any more */
     bool marked;              /* part of the running backward */
     uint8_t n_in, n_out, n_all; /* inputs; outputs; outputs with the extra ones */
     const lt_def *def;
@@ -130,8 +130,8 @@ struct lt_autograd {
     uint16_t by_name[512];    /* open addressing: id + 1, or 0 */
     const lt_kernels *kernels; /* of the accelerator, by id; NULL: there is none */
     int n_kernels;
-    int off;                  /* depth of lt_grad_off */
-    lt_tape own, *tape;       /* the context's own; the current one */
+    int no_grad_depth;                  /* depth of lt_grad_off */
+    lt_tape default_tape, *tape;       /* the context's own; the current one */
     lt_grad_slots slots;
     lt_scaling scaling;       /* all NULL: there is none */
     lt_cast_fn cast;
@@ -148,7 +148,7 @@ struct lt_autograd {
     lt_bn_entry *bn_stats;           /* in order of first appearance */
     uint64_t trees;           /* placed so far */
     bool in_backward;
-    bool complete;            /* slots.update was called since the last backward, */
+    bool grads_complete;            /* slots.update was called since the last backward, */
     lt_step_status step_status;       /* and said so */
     lt_deferred_check deferred;
     const int32_t *skip;      /* for the calls of an optimizer step, or NULL */
@@ -209,7 +209,7 @@ lt_status lt__record(struct lt_autograd *ag, const lt_def *def, const lt_call *c
                      int64_t first_row);
 void lt__node_release(lt_node *node);
 /* Lets go of all that backward would need. */
-void lt__node_spend(lt_node *node);
+void lt__node_free_saved(lt_node *node);
 
 /* Marks the nodes that from's results were computed from, and counts the uses of their leaves.
  * LT_EINVAL when an earlier backward has been through a part of them. */

@@ -97,10 +97,10 @@ void lt__ctx_release(lt_ctx *ctx)
         return;
     lt__trace_close(ctx);
     lt__deferred_pool_close(ctx);
-    if (ctx->slots.ops_gone)
-        ctx->slots.ops_gone(ctx);
-    if (ctx->slots.ctx_gone)
-        ctx->slots.ctx_gone(ctx);
+    if (ctx->slots.ops_freed)
+        ctx->slots.ops_freed(ctx);
+    if (ctx->slots.ctx_freed)
+        ctx->slots.ctx_freed(ctx);
     for (int i = 0; i < LT_MAX_DEVICES; i++) {
         if (!ctx->devices[i])
             continue;

@@ -140,9 +140,9 @@ typedef struct lt_slots {
     void (*forget)(lt_tensor *x,
                    bool gone);     /* autograd: drop x's history; when gone, its gradient too */
     void (*closed)(lt_ctx *ctx);   /* autograd: lt_ctx_free() was called; ends all graphs */
-    void (*ctx_gone)(lt_ctx *ctx); /* autograd: the last reference is gone; frees autograd */
+    void (*ctx_freed)(lt_ctx *ctx); /* autograd: the last reference is gone; frees autograd */
     struct lt_autograd *autograd;
-    void (*ops_gone)(lt_ctx *ctx); /* ops: likewise */
+    void (*ops_freed)(lt_ctx *ctx); /* ops: likewise */
     struct lt_ops *ops;
 } lt_slots;
 

@@ -15,12 +15,12 @@ typedef union block {
     int64_t i64[BLOCK];
 } block;
 
-typedef struct job {
+typedef struct work {
     const lt_share *share;
     lt_dtype dtype, wire;
     int64_t at;   /* the block's first element */
     int n;        /* its elements */
-} job;
+} work;
 
 bool lt__sum_knows(lt_dtype dtype) { return dtype <= LT_BF16 || dtype == LT_I64; }
 
@@ -54,7 +54,7 @@ LT_SIMD static void sum_two_f32(float *restrict x, float x_scale, float *restric
     }
 }
 
-static void add(const job *j, block *to, const block *x)
+static void add(const work *j, block *to, const block *x)
 {
     if (j->dtype == LT_F64)
         for (int i = 0; i < j->n; i++)
@@ -67,7 +67,7 @@ static void add(const job *j, block *to, const block *x)
 }
 
 /* What the wire leaves of f32. */
-static void round_to_wire(const job *j, block *x)
+static void round_to_wire(const work *j, block *x)
 {
     uint16_t half[BLOCK];
     if (j->dtype != LT_F32 || j->wire == LT_F32)
@@ -76,13 +76,13 @@ static void round_to_wire(const job *j, block *x)
     lt_convert(x->f32, LT_F32, half, j->wire, (size_t)j->n);
 }
 
-static void *place(const job *j, int rank)
+static void *place(const work *j, int rank)
 {
     return (char *)j->share[rank].data + (size_t)j->at * lt_dtype_bytes(j->dtype);
 }
 
 /* A rank's part of the sum. */
-static void take(const job *j, int rank, block *to)
+static void take(const work *j, int rank, block *to)
 {
     double scale = j->share[rank].scale;
     if (j->dtype == LT_F64 || j->dtype == LT_I64)
@@ -98,7 +98,7 @@ static void take(const job *j, int rank, block *to)
 }
 
 /* to[0] = the sum over n ranks from `first` on; what follows it is used. */
-static void add_up(const job *j, int first, int n, block *to)
+static void add_up(const work *j, int first, int n, block *to)
 {
     int left = 1;
     if (n == 1) {
@@ -119,7 +119,7 @@ static void add_up(const job *j, int first, int n, block *to)
 }
 
 /* The block becomes that of all n shares. */
-static void give(const job *j, int n, block *x)
+static void give(const work *j, int n, block *x)
 {
     round_to_wire(j, x);
     for (int rank = 0; rank < n; rank++)
@@ -129,9 +129,9 @@ static void give(const job *j, int n, block *x)
             lt_convert(place(j, rank), j->dtype, x->f32, LT_F32, (size_t)j->n);
 }
 
-static job job_at(const lt_share *share, lt_dtype dtype, lt_dtype wire, int64_t at, int64_t end)
+static work work_at(const lt_share *share, lt_dtype dtype, lt_dtype wire, int64_t at, int64_t end)
 {
-    return (job){share, dtype, wire, at, end - at < BLOCK ? (int)(end - at) : BLOCK};
+    return (work){share, dtype, wire, at, end - at < BLOCK ? (int)(end - at) : BLOCK};
 }
 
 void lt__sum_shares(const lt_share *share, int n, lt_dtype dtype, lt_dtype wire, int64_t first,
@@ -144,7 +144,7 @@ void lt__sum_shares(const lt_share *share, int n, lt_dtype dtype, lt_dtype wire,
         return;
     }
     for (int64_t at = first; at < first + count; at += BLOCK) {
-        job j = job_at(share, dtype, wire, at, first + count);
+        work j = work_at(share, dtype, wire, at, first + count);
         add_up(&j, 0, n, level);
         give(&j, n, level);
     }
@@ -155,7 +155,7 @@ void lt__sum_add(void *to, lt_dtype dtype, const void *from, lt_dtype wire, int6
     block own, other;
     lt_share share = {to, 1};
     for (int64_t at = 0; at < count; at += BLOCK) {
-        job j = job_at(&share, dtype, wire, at, count);
+        work j = work_at(&share, dtype, wire, at, count);
         const char *come = (const char *)from + (size_t)at * lt_dtype_bytes(wire);
         take(&j, 0, &own);
         if (dtype == LT_F64 || dtype == LT_I64)

@@ -15,7 +15,7 @@ char *lt__cpu_backend(char *buffer, size_t bytes)
 
 #endif
 
-static void ops_gone(lt_ctx *ctx)
+static void ops_freed(lt_ctx *ctx)
 {
     struct lt_ops *ops = ctx->slots.ops;
     lt__dnnl_free(ops->dnnl);
@@ -39,7 +39,7 @@ lt_ctx *lt_open(const lt_config *config)
         return NULL;
     if (!(ctx->slots.ops = lt__alloc_zero(ctx, sizeof *ctx->slots.ops)))
         goto fail;
-    ctx->slots.ops_gone = ops_gone;
+    ctx->slots.ops_freed = ops_freed;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         if (lt_op_register(ctx, table[i]) != LT_OK)
             goto fail;

@@ -206,11 +206,11 @@ static sight see_ranks(pid_t mpirun, bool kills)
     return s;
 }
 
-typedef struct wish { /* a request to stop */
+typedef struct stop_request { /* a request to stop */
     int signal;       /* 0: none so far */
     double since;     /* when the first signal came */
     bool kills, sent; /* it ends the job at once; mpirun has been told */
-} wish;
+} stop_request;
 
 typedef struct ranks_seen { /* on this machine */
     double began, last;     /* when mpirun was started, and when there was a rank; 0: never */
@@ -235,19 +235,19 @@ static lt_status kill_if_it_hangs(pid_t mpirun, const ranks_seen *seen, double n
 
 /* The first signal asks the ranks to stop. A second one kills, except SIGHUP and SIGPIPE, which may
  * come twice from one closed terminal or pipe. */
-static void take_signal(wish *w, int got, double now)
+static void take_signal(stop_request *w, int got, double now)
 {
     bool again = w->signal != 0;
     if (again && (got == SIGHUP || got == SIGPIPE))
         return;
-    *w = (wish){.signal = got, .since = again ? w->since : now, .kills = again};
+    *w = (stop_request){.signal = got, .since = again ? w->since : now, .kills = again};
 }
 
 /* Forwards a request to mpirun. ready: all ranks have installed a handler. A request that comes
  * earlier waits for that, up to EARLY_SECONDS, because mpirun does not end at once if it is killed
  * while it starts ranks: they would train for a second or two and save, and launch would not say
  * so. Ranks without a handler are therefore killed first. */
-static void forward(pid_t mpirun, wish *w, bool ready, double now)
+static void forward(pid_t mpirun, stop_request *w, bool ready, double now)
 {
     if (w->signal == 0 || w->sent)
         return;
@@ -261,7 +261,7 @@ static void forward(pid_t mpirun, wish *w, bool ready, double now)
 }
 
 /* *code is mpirun's exit code. */
-static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, wish *w, int *code)
+static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, stop_request *w, int *code)
 {
     ranks_seen seen = {.timeout = timeout, .began = clock_seconds()};
     lt_status status = LT_OK;
@@ -316,7 +316,7 @@ static lt_status run_mpirun(const char **command, double timeout, int *code)
 {
     sigset_t set, before;
     pid_t pid = 0;
-    wish w = {0};
+    stop_request w = {0};
     relay output[2];
     int ends[2];
     find_signals(&set);

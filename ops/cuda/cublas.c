@@ -120,7 +120,7 @@ static cublasStatus_t make_layouts(lt_cublas *d, plan *p)
     return make_layout(d, p, OUT, o->out_dtype, o->m, o->n, o->out_step);
 }
 
-static cublasStatus_t set_preference(lt_cublas *d, cublasLtMatmulPreference_t wish, const plan *p)
+static cublasStatus_t set_preference(lt_cublas *d, cublasLtMatmulPreference_t preference, const plan *p)
 {
     const uint64_t workspace = d->config.workspace;
     const uint32_t in_f32 = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* whatever the result's type */
@@ -131,11 +131,11 @@ static cublasStatus_t set_preference(lt_cublas *d, cublasLtMatmulPreference_t wi
     const uint32_t bytes[] = {(uint32_t)align[B], (uint32_t)align[A], (uint32_t)align[OUT],
                               (uint32_t)align[OUT]};
     BLAS_TRY(d->t.cublasLtMatmulPreferenceSetAttribute(
-        wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
+        preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
     BLAS_TRY(d->t.cublasLtMatmulPreferenceSetAttribute(
-        wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &in_f32, sizeof in_f32));
+        preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &in_f32, sizeof in_f32));
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        BLAS_TRY(d->t.cublasLtMatmulPreferenceSetAttribute(wish, names[i], &bytes[i],
+        BLAS_TRY(d->t.cublasLtMatmulPreferenceSetAttribute(preference, names[i], &bytes[i],
                                                            sizeof bytes[i]));
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -148,15 +148,15 @@ static bool is_refusal(cublasStatus_t status)
 
 static cublasStatus_t choose(lt_cublas *d, plan *p)
 {
-    cublasLtMatmulPreference_t wish;
+    cublasLtMatmulPreference_t preference;
     int n = 0;
-    BLAS_TRY(d->t.cublasLtMatmulPreferenceCreate(&wish));
-    cublasStatus_t status = set_preference(d, wish, p);
+    BLAS_TRY(d->t.cublasLtMatmulPreferenceCreate(&preference));
+    cublasStatus_t status = set_preference(d, preference, p);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = d->t.cublasLtMatmulAlgoGetHeuristic(d->handle, p->desc, p->layout[B], p->layout[A],
-                                                     p->layout[OUT], p->layout[OUT], wish, CHOICES,
+                                                     p->layout[OUT], p->layout[OUT], preference, CHOICES,
                                                      p->found, &n);
-    d->t.cublasLtMatmulPreferenceDestroy(wish);
+    d->t.cublasLtMatmulPreferenceDestroy(preference);
     for (int i = 0; i < n && status == CUBLAS_STATUS_SUCCESS; i++)
         if (p->found[i].state == CUBLAS_STATUS_SUCCESS &&
             (p->n == 0 || p->found[i].workspaceSize <= p->found[0].workspaceSize))

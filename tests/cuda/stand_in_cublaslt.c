@@ -32,10 +32,10 @@ typedef struct product {
 
 enum { A, B, C, D, MATRICES };
 
-typedef struct wish {
+typedef struct preferences {
     uint64_t workspace;
     uint32_t align[MATRICES], schemes;
-} wish;
+} preferences;
 
 /* What heuristics write into an algorithm, and a run reads again. */
 typedef struct algorithm {
@@ -140,8 +140,8 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *made)
 {
-    cublasStatus_t status = make((void **)made, sizeof(wish));
-    *(wish *)*made = (wish){.align = {256, 256, 256, 256},
+    cublasStatus_t status = make((void **)made, sizeof(preferences));
+    *(preferences *)*made = (preferences){.align = {256, 256, 256, 256},
                             .schemes = CUBLASLT_REDUCTION_SCHEME_MASK};
     return status;
 }
@@ -158,7 +158,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t m
     static const cublasLtMatmulPreferenceAttributes_t aligns[MATRICES] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    wish *w = (wish *)made;
+    preferences *w = (preferences *)made;
     for (int i = A; i < MATRICES; i++)
         if (name == aligns[i])
             return set(&w->align[i], sizeof w->align[i], value, bytes);
@@ -200,7 +200,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
 {
     const product *p = (const product *)desc;
     const matrix *of[] = {(matrix *)a, (matrix *)b, (matrix *)c, (matrix *)d};
-    const wish *w = (const wish *)preference;
+    const preferences *w = (const preferences *)preference;
     int64_t m, n, k;
     *n_results = 0;
     stand_in_state.asked[0]++;

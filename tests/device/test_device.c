@@ -42,18 +42,18 @@ static void check_refused(const char *device, lt_status code, const char *text)
 }
 
 /* auto takes the CPU and says why, once somebody listens. */
-typedef struct told { lt_log_level level; char line[256]; } told;
+typedef struct log_line { lt_log_level level; char line[256]; } log_line;
 
 static void keep_line(void *ud, lt_log_level level, const char *line)
 {
-    told *t = ud;
+    log_line *t = ud;
     t->level = level;
     snprintf(t->line, sizeof t->line, "%s", line);
 }
 
 static void check_falls_back(lt_log_level level, const char *why)
 {
-    told t = {.line = ""};
+    log_line t = {.line = ""};
     char backend[96], cpu[96];
     lt_ctx *ctx = open_on("auto");
     CHECK(ctx);

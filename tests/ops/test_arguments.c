@@ -226,7 +226,7 @@ static bool near(const block *a, const block *b)
     return true;
 }
 
-static void judge(const wild_call *w, const answer *a, const answer *b)
+static void check_answers(const wild_call *w, const answer *a, const answer *b)
 {
     size_t name = strlen(w->def->schema.name);
     if (a->status != LT_OK) {
@@ -266,7 +266,7 @@ static void try_call(lt_ctx *reference, lt_ctx *fast, const wild_call *w, int *r
         FAIL("%s: it leaks %lld bytes", show(w),
              (long long)lt_memory_stats(reference).live - (long long)live);
     run_wild(fast, w, &b);
-    judge(w, &a, &b);
+    check_answers(w, &a, &b);
     *right += a.status == LT_OK;
     free_answer(&a);
     free_answer(&b);

@@ -132,7 +132,7 @@ static void free_found(block found[FOUND])
 
 /* Elements in bf16 come rounded; a gradient twice, as it was added to. What sums of n terms in f32
  * are off by goes with sqrt(n), though they may cancel. */
-static void judge(const trial *t, lt_dtype dtype, const block *truth, const block *found)
+static void check_result(const trial *t, lt_dtype dtype, const block *truth, const block *found)
 {
     for (int i = Y; i < FOUND; i++) {
         double squares = 0, share = found[i].dtype == LT_BF16 ? 0x1p-7 : 0x1p-20;
@@ -183,7 +183,7 @@ static void try_shape(contexts c, uint64_t *seed, int64_t rows, int64_t channels
     run(c.truth, &t, LT_F64, LT_F64, truth);
     run(c.one, &t, dtype, LT_F32, one);
     run(c.two, &t, dtype, LT_F32, two);
-    judge(&t, dtype, truth, one);
+    check_result(&t, dtype, truth, one);
     check_same(one, two);
     free_found(truth);
     free_found(one);
