@@ -4,7 +4,7 @@
 
 #include "amp/scale.h"
 
-/* From now on s->watched or not; what was found before is forgotten. */
+/* From now on s->detects_anomaly or not; what was found before is forgotten. */
 void lt__anomaly_enable(lt_loss_scale *s, bool on);
 /* About the first in this step, if need be as far as that can be told from what loss has kept for
  * backward; "": there is none. Borrowed from s. */

@@ -195,12 +195,12 @@ static lt_status seed(void *ud, lt_tensor *grad)
 static lt_status join(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
-    bool is_late = !grad->storage->device->is_host;
+    bool is_on_device = !grad->storage->device->is_host;
     lt_grad_stats leftover = {0};
     LT_TRY(lt_grad_table_rescale(s->table, LT_ROW_LEFTOVER, grad, scale_of(s)));
-    if (!is_late)
+    if (!is_on_device)
         LT_TRY(lt_grad_table_read(s->table, LT_ROW_LEFTOVER, 1, &leftover));
-    if (is_late ? find_row(s, x) : leftover.not_finite == 0)
+    if (is_on_device ? find_row(s, x) : leftover.not_finite == 0)
         return LT_OK;
     LT_TRY(clear_dropped(s));
     return lt_grad_table_zero_leftover(s->table, grad, LT_ROW_LEFTOVER, LT_ROW_FIRST, s->n_measured);

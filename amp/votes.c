@@ -90,11 +90,11 @@ static int exponent_for(int true_exponent)
 /* What is beyond what can be told is nearer to it when the bucket is sent again. */
 bool lt_wire_scales_unpack(lt_wire_scales *w, int bucket, const float *numbers)
 {
-    int told = largest_packed(numbers), *exponent = &w->exponent[bucket % LT_WIRE_SCALES];
-    if (told == LT_NO_EXPONENT)
+    int packed = largest_packed(numbers), *exponent = &w->exponent[bucket % LT_WIRE_SCALES];
+    if (packed == LT_NO_EXPONENT)
         return false;
-    int next = exponent_for(told - *exponent);
-    bool again = (told > TOP || told < LOW) && next != *exponent;
+    int next = exponent_for(packed - *exponent);
+    bool again = (packed > TOP || packed < LOW) && next != *exponent;
     if (bucket >= w->used && bucket < LT_WIRE_SCALES)
         w->used = bucket + 1;
     *exponent = next;

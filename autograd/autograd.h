@@ -137,7 +137,7 @@ typedef struct lt_step_check {
     int32_t skip;        /* not 0: the step changes nothing */
     int32_t padding;
     double loss;         /* the first that is not finite; 0: there is none */
-    lt_grad_stats grads;      /* in gradients, when they were judged; something not finite sets skip */
+    lt_grad_stats grads;      /* in gradients, when they were checked; something not finite sets skip */
     double factor, norm; /* of gradients that are clipped: of the call; and their norm, if it is not
                           * finite, which sets skip. 0: it is, or nobody has asked */
 } lt_step_check;
@@ -326,7 +326,7 @@ typedef enum lt_step_status {
     LT_PENDING /* the one or the other of the first two, the accelerator knows: see lt_synchronize() */
 } lt_step_status;
 
-typedef struct lt_external_memory { /* memory that someone lends; give(ud, data) gives it back */
+typedef struct lt_external_memory { /* memory of someone else; deleter(ud, data) frees it */
     void *data;
     void (*deleter)(void *ud, void *data);
     void *ud;
@@ -380,7 +380,7 @@ typedef struct lt_scaling {
     /* That leaf has hooks of its own, which were called: grad is what they have left. */
     lt_grad_hook changed;
     /* By lt_grad_set() x has a gradient to which this step has added: grad, which is true, and
-     * which the judgement to come is about as well. It may be complete already, as above. */
+     * which the check to come is about as well. It may be complete already, as above. */
     lt_grad_hook given;
     /* Before an optimizer step reads gradients, and after lt_grad_slots.update: LT_APPLIED may become
      * LT_SKIPPED. Not when more of the batch is to come. It may become LT_PENDING, when what was found

@@ -1,7 +1,7 @@
 /* deferred_check.c - what the host hears late of a step on an accelerator: see lt_synchronize().
  *
  * There is one step check, in memory of the accelerator. It is cleared when the first backward after a
- * step begins; losses and judgements go into it, and kernels of updates look at it, all in the
+ * step begins; losses and step checks go into it, and kernels of updates look at it, all in the
  * stream. It is sent to the host when a backward begins, with the loss in it, when the gradients
  * are judged, and when they are clipped. A backward waits for what was sent last, so there is never
  * more than one step to be heard of.
@@ -52,7 +52,7 @@ lt_status lt__deferred_check_send(lt_ctx *ctx)
 static void resolve(lt_ctx *ctx, lt_deferred_check *check)
 {
     lt_step_check v = *check->on_host;
-    lt_scaling judge = check->pending_scaling;
+    lt_scaling scaling = check->pending_scaling;
     bool is_lost = v.loss != 0 || v.norm != 0, applied = !is_lost;
     check->pending_scaling = (lt_scaling){0};
     if (is_lost && !check->reported) {
@@ -61,8 +61,8 @@ static void resolve(lt_ctx *ctx, lt_deferred_check *check)
     }
     if (is_lost) /* such a batch must not reach the running statistics */
         lt_bn_stats_clear(ctx);
-    if (judge.resolve)
-        applied &= judge.resolve(judge.ud, is_lost ? NULL : &v.grads);
+    if (scaling.resolve)
+        applied &= scaling.resolve(scaling.ud, is_lost ? NULL : &v.grads);
     if (ctx->slots.autograd->step_status == LT_PENDING)
         ctx->slots.autograd->step_status = applied ? LT_APPLIED : LT_SKIPPED;
     lt__optims_resolve(check, applied ? LT_APPLIED : LT_SKIPPED);

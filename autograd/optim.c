@@ -256,7 +256,7 @@ static lt_status check_scaling(const lt_optim *o, const char *who)
 }
 
 /* On an accelerator it is decided in the stream what becomes of the step. */
-static lt_status send_verdict(struct lt_autograd *ag, lt_ctx *ctx)
+static lt_status send_step_check(struct lt_autograd *ag, lt_ctx *ctx)
 {
     lt_deferred_check *check = &ag->deferred;
     if (ag->step_status == LT_PENDING && !check->pending_scaling.resolve) {
@@ -287,7 +287,7 @@ static lt_status try_to_complete_grads(lt_optim *o, const char *who)
         LT_TRY(ag->slots.update(ag->slots.ud, ctx, &ag->step_status));
     if (ag->scaling.decide && ag->step_status != LT_ACCUMULATING)
         LT_TRY(ag->scaling.decide(ag->scaling.ud, &ag->step_status));
-    LT_TRY(send_verdict(ag, ctx));
+    LT_TRY(send_step_check(ag, ctx));
     ag->grads_complete = true;
     return LT_OK;
 }

@@ -58,7 +58,7 @@ void lt__segment_release(lt_segment *s)
     lt__ctx_release(ctx);
 }
 
-/* Memory that the slots lend, or NULL. */
+/* External memory of the slots, or NULL. */
 static lt_storage *borrow(lt_ctx *ctx, size_t bytes)
 {
     const lt_grad_slots *slots = &ctx->slots.autograd->slots;

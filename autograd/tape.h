@@ -117,7 +117,7 @@ typedef struct lt_deferred_check {      /* of an accelerator: see lt_synchronize
     uint64_t cleared;         /* 1 + the period in which it was */
     bool sent;                /* it is on its way, with mark behind it */
     uint64_t mark;
-    lt_scaling pending_scaling;         /* whose settle() waits for it; all NULL: nobody's */
+    lt_scaling pending_scaling;         /* whose resolve() waits for it; all NULL: nobody's */
     int64_t step, norm_step;  /* of the losses in it, and of the last norm, from 1 */
     double loss, norm;        /* not finite, and it has not failed yet; or 0 */
     bool reported;              /* since it was cleared: once is enough */
@@ -182,7 +182,7 @@ void lt__deferred_check_set_reported(lt_ctx *ctx);
 lt_status lt__deferred_check_send(lt_ctx *ctx);
 /* The host has heard that the step is none, and has not failed by it yet. */
 bool lt__deferred_check_is_unreported(const lt_deferred_check *check);
-/* lt_bn_stats_commit() of an optimizer step, which need not be settled. */
+/* lt_bn_stats_commit() of an optimizer step, which need not be synchronized. */
 lt_status lt__bn_stats_commit(lt_ctx *ctx);
 /* It is forgotten, with its memory. */
 void lt__deferred_check_free(lt_ctx *ctx);

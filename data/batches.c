@@ -1,12 +1,12 @@
 /* batches.c - one pass over a source: batches in the order of the epoch, made ahead by threads.
  *
  * The owner's thread does all but the images: it fixes the order, makes the tensors of the next
- * few batches, cuts each batch into pieces and puts those into one queue; workers fill them and put
+ * few batches, cuts each batch into chunks and puts those into one queue; workers fill them and put
  * them into another, from which the owner takes until the batch that is next is complete. Nothing
  * else is shared, and what an image becomes depends on nothing but its number: so the bytes are the
- * same whoever makes them, and when. Without workers the owner makes the pieces itself.
+ * same whoever makes them, and when. Without workers the owner makes the chunks itself.
  *
- * Both queues have room for all pieces, so that only taking waits. Tensors of batches ahead are
+ * Both queues have room for all chunks, so that only taking waits. Tensors of batches ahead are
  * outside of every scope; what the caller gets is a view in the scope that is innermost then.
  *
  * Where the context has an accelerator, batches are made in memory that it can copy from, and sent

@@ -33,29 +33,29 @@ static lt_status check_group(const lt_group *group)
 }
 
 /* Until all that was begun is done, but no more than so many seconds: then it is LT_EPEER without a
- * message, and *late. 0: as long as it takes. LT_EPEER too when a rank has failed. */
-static lt_status wait_for(lt_device_comm *comm, const lt_group *group, double seconds, bool *late)
+ * message, and *timed_out. 0: as long as it takes. LT_EPEER too when a rank has failed. */
+static lt_status wait_for(lt_device_comm *comm, const lt_group *group, double seconds, bool *timed_out)
 {
-    double now = lt__seconds(), heard = 0;
+    double now = lt__seconds(), noticed = 0;
     lt_deadline deadline = {now + seconds, now};
     bool done = false;
-    *late = false;
+    *timed_out = false;
     for (int i = 0;; i++) {
         LT_TRY(comm->calls->poll(comm, &done));
         if (done)
             return LT_OK;
         if (i % 16 == 15 && check_group(group) != LT_OK) {
-            heard = heard > 0 ? heard : lt__seconds();
-            if (lt__seconds() > heard + LAG_SECONDS)
+            noticed = noticed > 0 ? noticed : lt__seconds();
+            if (lt__seconds() > noticed + LAG_SECONDS)
                 return LT_EPEER;
         }
-        if (seconds > 0 && (*late = lt__deadline_is_over(&deadline)))
+        if (seconds > 0 && (*timed_out = lt__deadline_is_over(&deadline)))
             return LT_EPEER;
         back_off(i);
     }
 }
 
-static void fail_late(double seconds)
+static void fail_timed_out(double seconds)
 {
     lt_fail(LT_EPEER, "the accelerators of the other ranks have not come within %g s", seconds);
 }
@@ -85,12 +85,12 @@ lt_status lt__device_exchange_wait(lt_device_exchange *r, lt_group *group, const
                          bool others)
 {
     double seconds = others ? lt__group_timeout(group) : 0;
-    bool late = false;
-    lt_status status = begun == LT_OK ? wait_for(r->comm, group, seconds, &late) : begun;
+    bool timed_out = false;
+    lt_status status = begun == LT_OK ? wait_for(r->comm, group, seconds, &timed_out) : begun;
     if (status == LT_OK)
         return LT_OK;
-    if (late)
-        fail_late(seconds);
+    if (timed_out)
+        fail_timed_out(seconds);
     status = explain(group, what, status);
     lt_group_fail(group);
     close_comm(r);
@@ -100,7 +100,7 @@ lt_status lt__device_exchange_wait(lt_device_exchange *r, lt_group *group, const
 /* ==== The choice ============================================================================== */
 
 typedef struct capability {         /* what ranks tell each other of their accelerators */
-    bool can, late;           /* late: it cannot because others have not come */
+    bool can, timed_out;           /* timed_out: it cannot because others have not come */
     char device[16];          /* "cuda:0" */
     char name[LT_COMM_NAME_BYTES];
     char why[400];            /* it cannot */
@@ -117,9 +117,9 @@ static lt_status exchange_capabilities(lt_group *group, const capability *mine, 
 /* Why not, best from one who has not only waited; NULL: they all can, and each rank has its own. */
 static const char *find_obstacle(const capability *all, int size, char text[600])
 {
-    for (int late = 0; late < 2; late++)
+    for (int timed_out = 0; timed_out < 2; timed_out++)
         for (int r = 0; r < size; r++)
-            if (!all[r].can && all[r].late == late) {
+            if (!all[r].can && all[r].timed_out == timed_out) {
                 snprintf(text, 600, "rank %d: %s", r, all[r].why);
                 return text;
             }
@@ -159,9 +159,9 @@ static lt_status open_comm(lt_device_exchange *r, lt_device *device, lt_group *g
         status = device->comm_calls->open(device, all.id, lt_group_rank(group), lt_group_size(group),
                                      &r->comm);
     if (status == LT_OK)
-        status = wait_for(r->comm, group, seconds, &mine->late);
-    if (mine->late)
-        fail_late(seconds);
+        status = wait_for(r->comm, group, seconds, &mine->timed_out);
+    if (mine->timed_out)
+        fail_timed_out(seconds);
     mine->can = status == LT_OK;
     snprintf(mine->why, sizeof mine->why, "%s", all.status ? all.text : lt_errmsg());
     return check_group(group);
@@ -263,9 +263,9 @@ void lt__device_exchange_free(lt_device_exchange *r, lt_ctx *ctx, lt_group *grou
     lt_status code;
     char text[8];
     int rank;
-    bool failed = lt_group_failure(group, &rank, &code, text, sizeof text), late;
+    bool failed = lt_group_failure(group, &rank, &code, text, sizeof text), timed_out;
     if (r->comm && !failed && r->comm->calls->finalize(r->comm) == LT_OK) {
-        lt_status status = wait_for(r->comm, group, timeout < FINALIZE_SECONDS ? timeout : FINALIZE_SECONDS, &late);
+        lt_status status = wait_for(r->comm, group, timeout < FINALIZE_SECONDS ? timeout : FINALIZE_SECONDS, &timed_out);
         (void)status; /* who has not parted by now is aborted */
     }
     close_comm(r);

@@ -1,7 +1,7 @@
 /* dist.h - the door of dist: ranks that train one net together, each with its share of every batch.
  *
  * A rank is a thread or a process with a context of its own. What ties it to the others is its
- * group: the collectives, a thread that communicates while the rank computes, and the news of a
+ * group: the collectives, a thread that communicates while the rank computes, and the notice of a
  * rank that fails. On a group stands the reducer, which makes the gradients of all ranks one, while
  * backward goes on; the optimizers of the ranks then all do the same, so that their weights stay
  * the same bits without being sent.

@@ -6,7 +6,7 @@
 
 /* A fault that names a rank wants one of so many: LT_EUSAGE. */
 lt_status lt__fault_check(const lt_ctx *ctx, int size);
-/* The rank begins its next step: that is when the fault of ctx strikes. LT_EDONE to leave. */
+/* The rank begins its next step: that is when the fault of ctx is injected. LT_EDONE to leave. */
 lt_status lt__fault_trigger(const lt_ctx *ctx, int rank);
 
 #endif

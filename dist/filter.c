@@ -53,10 +53,10 @@ static lt_status sum_in_copy(lt_filter *f, lt_group *group, const lt_sum *bucket
                                float *numbers)
 {
     size_t each = lt_dtype_bytes(bucket->dtype), bytes = (size_t)bucket->count * each;
-    lt_sum aside = *bucket;
+    lt_sum side_sum = *bucket;
     LT_TRY(make_room(&f->side, &f->side_room, bytes + (size_t)f->is.tail * each));
-    memcpy(aside.data = f->side, bucket->data, bytes);
-    LT_TRY(sum_with_tail(group, &aside, exponent, f->is.tail, numbers));
+    memcpy(side_sum.data = f->side, bucket->data, bytes);
+    LT_TRY(sum_with_tail(group, &side_sum, exponent, f->is.tail, numbers));
     memcpy(bucket->data, f->side, bytes);
     return LT_OK;
 }

@@ -357,9 +357,9 @@ lt_status lt_group_time(lt_group *g, int64_t count, lt_dtype wire, bool by_mpi, 
         return lt_fail(LT_EENV, "ranks that are threads do not have MPI between them");
     size_t bytes = ((size_t)count + 1) * sizeof(float);
     lt_external_memory memory = {0};
-    bool lent = lt__group_alloc_shared(g, bytes, &memory);
-    float *own = lent ? NULL : malloc(bytes), *mpi = by_mpi ? malloc(bytes) : NULL;
-    lt_sum sum = {"an allreduce to be timed", lent ? memory.data : own, count, LT_F32, wire,
+    bool is_shared = lt__group_alloc_shared(g, bytes, &memory);
+    float *own = is_shared ? NULL : malloc(bytes), *mpi = by_mpi ? malloc(bytes) : NULL;
+    lt_sum sum = {"an allreduce to be timed", is_shared ? memory.data : own, count, LT_F32, wire,
                   1.0 / g->size};
     lt_status status = sum.data && (mpi || !by_mpi) ? LT_OK
         : lt_fail(LT_ENOMEM, "out of memory for an allreduce of %lld elements", (long long)count);
@@ -370,7 +370,7 @@ lt_status lt_group_time(lt_group *g, int64_t count, lt_dtype wire, bool by_mpi, 
     }
     if (status == LT_OK)
         status = time_sums(g, &sum, mpi, seconds, n);
-    if (lent)
+    if (is_shared)
         memory.deleter(memory.ud, memory.data);
     free(own);
     free(mpi);

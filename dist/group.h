@@ -44,7 +44,7 @@ double lt__group_timeout(const lt_group *group);
 LT_MUST lt_status lt__group_add_as_tree(lt_group *group);
 
 /* Zeros that the others of the node can see, so that sums in them are done in place. False: there
- * is no need, or no such memory. The loan may outlive the group. */
+ * is no need, or no such memory. The memory may outlive the group. */
 bool lt__group_alloc_shared(lt_group *group, size_t bytes, lt_external_memory *memory);
 
 /* The group of the processes at a network, which is taken, also on failure. New. */

@@ -173,10 +173,10 @@ static lt_status broadcast_between(mpi_transport *c, const lt_coll_sig *sig, voi
 
 static int slot_of(const mpi_transport *c, int rank)
 {
-    int seat = 0;
-    while (seat < c->shm.size && c->nodes.rank_of[seat] != rank)
-        seat++;
-    return seat;
+    int slot = 0;
+    while (slot < c->shm.size && c->nodes.rank_of[slot] != rank)
+        slot++;
+    return slot;
 }
 
 /* Within the node of the root first; in the others last. */
@@ -220,18 +220,18 @@ static lt_status barrier(void *self, const char *what)
 static lt_status send(void *self, int to, const void *data, size_t bytes)
 {
     mpi_transport *c = self;
-    int seat = slot_of(c, to);
-    if (seat < c->shm.size)
-        return pass_failure(c, lt__shm_send(&c->shm, seat, data, bytes));
+    int slot = slot_of(c, to);
+    if (slot < c->shm.size)
+        return pass_failure(c, lt__shm_send(&c->shm, slot, data, bytes));
     return share_failure(c, &c->ring, lt__ring_send(&c->ring, to, data, bytes));
 }
 
 static lt_status receive(void *self, int from, void *data, size_t bytes)
 {
     mpi_transport *c = self;
-    int seat = slot_of(c, from);
-    if (seat < c->shm.size)
-        return pass_failure(c, lt__shm_receive(&c->shm, seat, data, bytes));
+    int slot = slot_of(c, from);
+    if (slot < c->shm.size)
+        return pass_failure(c, lt__shm_receive(&c->shm, slot, data, bytes));
     return share_failure(c, &c->ring, lt__ring_receive(&c->ring, from, data, bytes));
 }
 
@@ -321,9 +321,9 @@ static int local_rank(const void *self)
 
 static void free_transport(mpi_transport *c)
 {
-    for (int seat = 0; c->pidfd && seat < c->shm.size; seat++)
-        if (c->pidfd[seat] >= 0)
-            close(c->pidfd[seat]);
+    for (int slot = 0; c->pidfd && slot < c->shm.size; slot++)
+        if (c->pidfd[slot] >= 0)
+            close(c->pidfd[slot]);
     lt__ring_close(&c->ring);
     lt__ring_close(&c->ring_side);
     if (c->shm.staging)
@@ -386,19 +386,19 @@ static uint64_t handle_of(void *ud, const void *data)
     return lt__mapping_handle(((mpi_transport *)ud)->mappings, data);
 }
 
-static void *map_handle(void *ud, int seat, uint64_t name)
+static void *map_handle(void *ud, int slot, uint64_t name)
 {
     mpi_transport *c = ud;
-    return lt__mapping_find(c->mappings, c->nodes.pid[seat], name);
+    return lt__mapping_find(c->mappings, c->nodes.pid[slot], name);
 }
 
-static bool is_alive(void *ud, int seat)
+static bool is_alive(void *ud, int slot)
 {
     const mpi_transport *c = ud;
-    struct pollfd fd = {.fd = c->pidfd[seat], .events = POLLIN};
+    struct pollfd fd = {.fd = c->pidfd[slot], .events = POLLIN};
     if (fd.fd >= 0)
         return poll(&fd, 1, 0) <= 0; /* -1: a signal came */
-    return kill(c->nodes.pid[seat], 0) == 0 || errno != ESRCH;
+    return kill(c->nodes.pid[slot], 0) == 0 || errno != ESRCH;
 }
 
 static lt_status join_shm(mpi_transport *c)
@@ -415,8 +415,8 @@ static lt_status join_shm(mpi_transport *c)
     c->shm.ud = c;
     c->shm.staging_bytes = STAGING_BYTES;
     c->shm.staging = lt__mapping_new(c->mappings, STAGING_BYTES);
-    for (int seat = 0; seat < c->shm.size; seat++)
-        c->pidfd[seat] = (int)syscall(SYS_pidfd_open, c->nodes.pid[seat], 0);
+    for (int slot = 0; slot < c->shm.size; slot++)
+        c->pidfd[slot] = (int)syscall(SYS_pidfd_open, c->nodes.pid[slot], 0);
     return c->shm.staging ? LT_OK : LT_ENOMEM;
 }
 

@@ -11,13 +11,13 @@
 typedef struct lt_notices lt_notices; /* NULL: this rank is not the first, and says and hears nothing */
 
 /* Of node `node` among those whose first ranks are rank[0..n). Their failures become those of
- * team. What is handed over is borrowed. New. NULL with LT_ENOMEM or LT_EPEER. */
+ * shm. What is handed over is borrowed. New. NULL with LT_ENOMEM or LT_EPEER. */
 lt_notices *lt__notices_open(const lt_net *net, lt_shm *shm, const int *rank, int n, int node,
                        lt_liveness *liveness);
 /* Only once they have parted. */
 void lt__notices_free(lt_notices *notices);
 
-/* Both safe in any thread. Says the last word, of team's failure if there is one; takes in what has
+/* Both safe in any thread. Says the last word, of shm's failure if there is one; takes in what has
  * come of the others'. */
 void lt__notices_send(lt_notices *notices);
 void lt__notices_receive(lt_notices *notices);

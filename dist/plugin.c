@@ -36,10 +36,10 @@ lt_status lt_mpi_check(void)
 lt_status lt__net_open(lt_net *net)
 {
     char file[LT_PLUGIN_PATH], text[256];
-    lt_net_open_fn open_wire;
+    lt_net_open_fn open_net;
     LT_TRY(find_plugin(file));
-    LT_TRY(lt__plugin_open(file, "lt_net_open", &open_wire));
-    if (open_wire(LT_VERSION, net, text, sizeof text) != 0)
+    LT_TRY(lt__plugin_open(file, "lt_net_open", &open_net));
+    if (open_net(LT_VERSION, net, text, sizeof text) != 0)
         return lt_fail(LT_EENV, "%s", text);
     if (net->size != started())
         return lt_fail(LT_EENV, "%d processes were started, but %s sees %d; srun wants --mpi=pmix",

@@ -243,22 +243,22 @@ static flow plain_flow(const char *what, int channel, void *data, size_t bytes)
 }
 
 typedef struct header { /* a whole number of cache lines, as parts are */
-    _Alignas(64) lt_coll_sig wish;
+    _Alignas(64) lt_coll_sig sig;
     char seen[LT_SEEN_BYTES];
 } header;
 
 lt_status lt__ring_match(lt_ring *r, const lt_coll_sig *sig)
 {
     int before = member(r, r->index - 1);
-    header pair[2] = {{.wish = *sig}};
+    header pair[2] = {{.sig = *sig}};
     memcpy(pair[0].seen, r->seen, sizeof r->seen);
     flow f = {.what = sig->what, .channel = r->channel, .to = member(r, r->index + 1),
               .from = before, .data = (char *)pair, .dtype = LT_U8, .wire = LT_U8,
               .count = sizeof pair, .parts = 2, .per_part = 1, .out = 1, .in = 1, .lead = 1};
     LT_TRY(run_flow(r, &f));
     memcpy(r->before, pair[1].seen, sizeof r->before);
-    return lt__coll_sigs_match(&pair[1].wish, sig)
-               ? LT_OK : lt__coll_sigs_fail(&pair[1].wish, before, sig, r->net->rank);
+    return lt__coll_sigs_match(&pair[1].sig, sig)
+               ? LT_OK : lt__coll_sigs_fail(&pair[1].sig, before, sig, r->net->rank);
 }
 
 /* One chunk to a member and one from it, added. */

@@ -37,7 +37,7 @@ typedef struct mailbox { /* for what one rank sends to one other */
 typedef enum state { PRESENT, QUIET, LEFT } state;
 
 typedef struct post { /* of a rank in one channel */
-    _Alignas(128) atomic_uint posted, done; /* wishes, since the beginning */
+    _Alignas(128) atomic_uint posted, done; /* collectives, since the beginning */
     lt_coll_sig sig;
     double scale;
     view view;
@@ -80,12 +80,12 @@ static void wake_all(lt_shm_control *b)
         syscall(SYS_futex, &b->futex, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
-/* Until the futex has rung since it was at `heard`, or a slice of time is over. */
-static void sleep_on_futex(lt_shm_control *b, unsigned heard)
+/* Until the futex has rung since it was at `seen_value`, or a slice of time is over. */
+static void sleep_on_futex(lt_shm_control *b, unsigned seen_value)
 {
     struct timespec slice = {.tv_nsec = SLICE_NS};
     atomic_fetch_add(&b->sleepers, 1);
-    syscall(SYS_futex, &b->futex, FUTEX_WAIT, heard, &slice, NULL, 0);
+    syscall(SYS_futex, &b->futex, FUTEX_WAIT, seen_value, &slice, NULL, 0);
     atomic_fetch_sub(&b->sleepers, 1);
 }
 
@@ -104,14 +104,14 @@ static bool claim_failure(lt_shm *t)
     lt_shm_control *b = t->control;
     int was = FINE;
     for (;;) {
-        unsigned heard = atomic_load(&b->futex);
+        unsigned seen_value = atomic_load(&b->futex);
         if (atomic_compare_exchange_strong(&b->failing, &was, WRITING + t->rank))
             return true;
         if (was == FAILED)
             return false;
         if (is_lost(t, was - WRITING))
             continue;
-        sleep_on_futex(b, heard);
+        sleep_on_futex(b, seen_value);
         was = FINE;
     }
 }
@@ -239,10 +239,10 @@ bool lt__shm_is_reporter(lt_shm *t, double seconds)
     bool reports = atomic_compare_exchange_strong(&t->control->reporter, &reporter, t->rank + 1);
     set_state(t, QUIET);
     while (lt__seconds() < deadline) {
-        unsigned heard = atomic_load(&t->control->futex);
+        unsigned seen_value = atomic_load(&t->control->futex);
         if (reports ? all_are_quiet(t) : is_quiet(t, reporter - 1, LEFT))
             break;
-        sleep_on_futex(t->control, heard);
+        sleep_on_futex(t->control, seen_value);
     }
     return reports;
 }
@@ -308,13 +308,13 @@ static lt_status wait_for(lt_shm *t, const wait *w)
     lt_deadline deadline = {now + t->timeout + t->grace, now};
     int spins = t->spin ? SPINS : 0, rank;
     for (;;) {
-        unsigned heard = atomic_load(&t->control->futex);
+        unsigned seen_value = atomic_load(&t->control->futex);
         if ((rank = missing(t, w)) < 0)
             return LT_OK;
         if (spins-- > 0)
             continue;
         LT_TRY(check_wait(t, w, rank, &deadline));
-        sleep_on_futex(t->control, heard);
+        sleep_on_futex(t->control, seen_value);
     }
 }
 
@@ -347,10 +347,10 @@ static lt_status abort_collective(lt_shm *t, lt_status status)
     for (int who = 0; who < t->size && !t->is_alive; who++)
         for (;;) {
             const post *p = post_of(t, who);
-            unsigned heard = atomic_load(&t->control->futex);
+            unsigned seen_value = atomic_load(&t->control->futex);
             if (atomic_load(&p->posted) == atomic_load(&p->done))
                 break;
-            sleep_on_futex(t->control, heard);
+            sleep_on_futex(t->control, seen_value);
         }
     return status;
 }

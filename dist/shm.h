@@ -37,15 +37,15 @@ typedef struct lt_shm {  /* one rank's view */
      * over the staging buffer, a piece of it, a part at a time. Threads see everything by its address and
      * live as long as we do: for them this is NULL. */
     uint64_t (*handle_of)(void *ud, const void *data);     /* what others find it by; 0: not at all */
-    void *(*map)(void *ud, int seat, uint64_t place); /* NULL with LT_ENOMEM */
-    bool (*is_alive)(void *ud, int seat);
+    void *(*map)(void *ud, int slot, uint64_t place); /* NULL with LT_ENOMEM */
+    bool (*is_alive)(void *ud, int slot);
     void *ud;
     char *staging;
     size_t staging_bytes;   /* a multiple of 64 */
 } lt_shm;
 
 lt_status lt__shm_allreduce(lt_shm *shm, const lt_sum *sum);
-/* From the rank in seat `root`. */
+/* From the rank in slot `root`. */
 lt_status lt__shm_broadcast(lt_shm *shm, const char *what, void *data, size_t bytes, int root);
 /* All are there, and want the same. */
 lt_status lt__shm_match(lt_shm *shm, const lt_coll_sig *sig);
@@ -62,7 +62,7 @@ lt_status lt__shm_check(const lt_shm *shm);
 void lt__shm_check_liveness(lt_shm *shm);
 void lt__shm_set_location(lt_shm *shm, const char *where, int64_t step);
 /* Where the rank in a slot said it was: "; it was last seen at train.lua:31, step 7", or "". */
-const char *lt__shm_last_seen(const lt_shm *shm, int seat, char text[LT_SEEN_BYTES]);
+const char *lt__shm_last_seen(const lt_shm *shm, int slot, char text[LT_SEEN_BYTES]);
 /* After a failure: whether this rank is the one to tell the user. It is not before the others have
  * no more to say, they are not before it has left; or so many seconds are over. */
 bool lt__shm_is_reporter(lt_shm *shm, double seconds);

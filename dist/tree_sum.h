@@ -1,7 +1,7 @@
 /* tree_sum.h - the sum of shards that come one after the other. Private to this room.
  *
  * Its order is a balanced tree, as in sum.h: what has a sibling is added to it, and what has none
- * waits on its level. So where 2^k ranks fold 2^m shards each and then sum over the ranks, the
+ * waits on its level. So where 2^k ranks add up 2^m shards each and then sum over the ranks, the
  * bits are the same for every k of one k + m.
  */
 #ifndef LT_DIST_TREE_SUM_H

@@ -31,10 +31,10 @@ LT_BOTH LT_INLINE float lt__exp_f32(float x)
 /* The loss of a row: of its sums of exp(x - largest) and of x - largest, and of x - largest at its
  * label. */
 LT_BOTH static inline double lt__row_loss(double exps, double offsets, double offset,
-                                          double smoothing, int64_t classes)
+                                          double label_smoothing, int64_t classes)
 {
-    if (smoothing > 0) /* else a class that is ruled out by -inf would give NaN */
-        offset = (1 - smoothing) * offset + smoothing * offsets / (double)classes;
+    if (label_smoothing > 0) /* else a class that is ruled out by -inf would give NaN */
+        offset = (1 - label_smoothing) * offset + label_smoothing * offsets / (double)classes;
     return log(exps) - offset;
 }
 
@@ -44,10 +44,10 @@ typedef struct lt_row_gradient {
     double factor, shift, hit;
 } lt_row_gradient;
 
-LT_BOTH static inline lt_row_gradient lt__row_gradient(double g, double inverse, double smoothing,
+LT_BOTH static inline lt_row_gradient lt__row_gradient(double g, double inverse, double label_smoothing,
                                                        int64_t classes)
 {
-    lt_row_gradient r = {g * inverse, -g * smoothing / (double)classes, g * (1 - smoothing)};
+    lt_row_gradient r = {g * inverse, -g * label_smoothing / (double)classes, g * (1 - label_smoothing)};
     return r;
 }
 

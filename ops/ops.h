@@ -45,7 +45,7 @@ LT_MUST lt_status lt_grad_table_clear(lt_grad_table *table, int row);
 LT_MUST lt_status lt_grad_table_read(lt_grad_table *table, int first, int n, lt_grad_stats *stats);
 /* Whether all of these rows, and there are some, are on an accelerator. Then */
 LT_API bool lt_grad_table_is_on_device(const lt_grad_table *table, int first, int n);
-/* they can be judged there: all that is in them goes into lt_step_check_of(). */
+/* they can be checked there: all that is in them goes into lt_step_check_of(). */
 LT_MUST lt_status lt_grad_table_check(lt_grad_table *table, int first, int n);
 /* x = 0, if something in the row `left`, which is about x, is not finite, and nothing in n rows
  * from the first. */

@@ -293,7 +293,7 @@ static size_t cross_entropy_scratch(const lt_call *c, bool backward)
 static double row_loss(const lt_call *c, int64_t r, int64_t classes)
 {
     lt_dtype dtype = (lt_dtype)c->in[X]->dtype;
-    double smoothing = lt__number(c, 0), offset;
+    double label_smoothing = lt__number(c, 0), offset;
     row_sums sums = sum_row(dtype, at(c->in[X], r * classes), classes);
     LT_FLOATS(dtype, T,
         const T *x = at(c->in[X], r * classes);
@@ -302,7 +302,7 @@ static double row_loss(const lt_call *c, int64_t r, int64_t classes)
         kept[1] = (T)(1 / sums.exps);
         offset = x[lt__integer(c->in[LABELS], r)] - sums.largest;
     );
-    return lt__row_loss(sums.exps, sums.offsets, offset, smoothing, classes);
+    return lt__row_loss(sums.exps, sums.offsets, offset, label_smoothing, classes);
 }
 
 static lt_status cross_entropy_forward(lt_call *c)
@@ -334,13 +334,13 @@ static lt_status cross_entropy_backward(lt_call *c)
     lt_dtype dtype = (lt_dtype)x->dtype;
     lt_tensor *dx = c->d_in[X];
     int64_t rows = labels->count, classes = x->dims[x->ndim - 1];
-    double smoothing = lt__number(c, 0);
+    double label_smoothing = lt__number(c, 0);
     LT_PARALLEL_FOR(c, x->count * 8)
     for (int64_t r = 0; r < rows; r++) {
         LT_FLOATS(dtype, T,
             const T *kept = at(c->out[1], 2 * r);
             double g = *(const T *)c->d_out[0]->data / (double)rows;
-            lt_row_gradient of = lt__row_gradient(g, kept[1], smoothing, classes);
+            lt_row_gradient of = lt__row_gradient(g, kept[1], label_smoothing, classes);
             T *d = at(dx, r * classes);
             exp_row(dtype, d, at(x, r * classes), classes, kept[0], of.factor, of.shift,
                     lt__adds(c, X));

@@ -128,7 +128,7 @@ enum { X_IN, LABELS };
 typedef struct label_numbers {
     const void *at;
     int64_t dtype;
-    double smoothing;
+    double label_smoothing;
 } label_numbers;
 
 static label_numbers labels_of(const lt_call *c)
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     double offset = is_class ? (double)lt__value(x[r.first + label]) - (double)most : NAN;
     kept[2 * r.index] = most;
     kept[2 * r.index + 1] = is_class ? (float)(1 / sums.a) : NAN;
-    losses[r.index] = lt__row_loss(sums.a, sums.b, offset, labels.smoothing, p.n);
+    losses[r.index] = lt__row_loss(sums.a, sums.b, offset, labels.label_smoothing, p.n);
     if (!is_class) /* with label_smoothing=1 the label has no part in it */
         losses[r.index] = NAN;
 }
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     if (!r.is)
         return;
     double g = (double)lt__value(*dloss) / (double)p.outer;
-    lt_row_gradient of = lt__row_gradient(g, kept[2 * r.index + 1], labels.smoothing, p.n);
+    lt_row_gradient of = lt__row_gradient(g, kept[2 * r.index + 1], labels.label_smoothing, p.n);
     float most = kept[2 * r.index], factor = (float)of.factor, shift = (float)of.shift;
     int64_t label = lt__id(labels.at, (int)labels.dtype, r.index);
     for (int64_t i = r.lane; i < p.n; i += p.lanes) {

@@ -114,7 +114,7 @@ const lt_op lt__op_add_squares = {
 static lt_status sgd_shape(lt_call *c)
 {
     LT_TRY(lt__number_in(c, LR, 0, INFINITY));
-    LT_TRY(lt__number_in(c, SGD_DECAY, 0, INFINITY));
+    LT_TRY(lt__number_in(c, SGD_WEIGHT_DECAY, 0, INFINITY));
     return check_arenas(c);
 }
 
@@ -146,7 +146,7 @@ static lt_status momentum_shape(lt_call *c)
 {
     LT_TRY(lt__number_in(c, LR, 0, INFINITY));
     LT_TRY(lt__number_in(c, MOMENTUM, 0, INFINITY));
-    LT_TRY(lt__number_in(c, MOMENTUM_DECAY, 0, INFINITY));
+    LT_TRY(lt__number_in(c, MOMENTUM_WEIGHT_DECAY, 0, INFINITY));
     return check_arenas(c);
 }
 
@@ -198,7 +198,7 @@ static double lars_ratio(const lt_call *c)
     double w = sqrt(sum_squares(c, c->in[W], c->scratch));
     double scale = lt__number(c, LARS_SCALE) * factor_of(c);
     double g = sqrt(sum_squares(c, c->in[G], c->scratch)) * fabs(scale);
-    return lt__lars_ratio(w, g, lt__number(c, TRUST), lt__number(c, LARS_DECAY),
+    return lt__lars_ratio(w, g, lt__number(c, TRUST), lt__number(c, LARS_WEIGHT_DECAY),
                           lt__number(c, LARS_EPS));
 }
 
@@ -247,7 +247,7 @@ static lt_status adam_shape(lt_call *c)
             return lt_fail(LT_EINVAL, "%s wants a number of at least 0 and below 1, it is %g",
                            c->schema->opt[k].name, lt__number(c, k));
     LT_TRY(lt__number_in(c, ADAM_EPS, 0, INFINITY));
-    LT_TRY(lt__number_in(c, ADAM_DECAY, 0, INFINITY));
+    LT_TRY(lt__number_in(c, ADAM_WEIGHT_DECAY, 0, INFINITY));
     return check_arenas(c);
 }
 

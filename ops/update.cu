@@ -82,27 +82,27 @@ typedef float T;              /* of the numbers, and of each step */
 
 struct sgd_update {
     enum { SLOTS = 0 };
-    T lr, decay, scale;
+    T lr, weight_decay, scale;
     __device__ void step(T &w, T g, T &, T &) const { LT_SGD_STEP(w, g) }
 };
 
 static lt_status sgd(lt_call *c)
 {
     LT_SGD_NUMBERS(c)
-    return update(c, sgd_update{lr, decay, scale});
+    return update(c, sgd_update{lr, weight_decay, scale});
 }
 
 struct momentum_update {
     enum { SLOTS = 1 };
     bool nesterov;
-    T lr, momentum, decay, scale;
+    T lr, momentum, weight_decay, scale;
     __device__ void step(T &w, T g, T &v, T &) const { LT_MOMENTUM_STEP(w, g, v) }
 };
 
 static lt_status momentum_step(lt_call *c)
 {
     LT_MOMENTUM_NUMBERS(c)
-    return update(c, momentum_update{nesterov, lr, momentum, decay, scale});
+    return update(c, momentum_update{nesterov, lr, momentum, weight_decay, scale});
 }
 
 struct adam_update {
@@ -175,19 +175,19 @@ static size_t squares_scratch(const lt_call *c, bool backward)
 
 enum { RATIO, NORM_W, NORM_G }; /* doubles in scratch; the norms are squared still */
 
-static __global__ void find_ratio(double *number, bool adapt, double trust, double decay,
+static __global__ void find_ratio(double *number, bool adapt, double trust, double weight_decay,
                                   double eps, double scale, const double *factor)
 {
     if (threadIdx.x > 0)
         return;
     double by = factor ? scale * *factor : scale;
     double w = sqrt(number[NORM_W]), g = sqrt(number[NORM_G]) * fabs(by);
-    number[RATIO] = adapt ? lt__lars_ratio(w, g, trust, decay, eps) : 1;
+    number[RATIO] = adapt ? lt__lars_ratio(w, g, trust, weight_decay, eps) : 1;
 }
 
 struct lars_update {
     enum { SLOTS = 1 };
-    T lr, momentum, decay, scale;
+    T lr, momentum, weight_decay, scale;
     const double *ratio;
     __device__ void step(T &w, T g, T &v, T &) const { LT_LARS_STEP(w, g, v, (T)*ratio) }
 };
@@ -201,9 +201,9 @@ static lt_status lars(lt_call *c)
     LT_TRY(sum_squares(cuda, c->in[W], number + NORM_W, rest));
     LT_TRY(sum_squares(cuda, c->in[G], number + NORM_G, rest));
     LT_TRY(lt__launch(cuda, 1, find_ratio, number, lt__flag(c, ADAPT), lt__number(c, TRUST),
-                      lt__number(c, LARS_DECAY), lt__number(c, LARS_EPS),
+                      lt__number(c, LARS_WEIGHT_DECAY), lt__number(c, LARS_EPS),
                       lt__number(c, LARS_SCALE), c->factor));
-    return update(c, lars_update{lr, momentum, decay, scale, number + RATIO});
+    return update(c, lars_update{lr, momentum, weight_decay, scale, number + RATIO});
 }
 
 static size_t lars_scratch(const lt_call *c, bool backward)

@@ -12,56 +12,56 @@
 enum { LT_UPDATE_W, LT_UPDATE_G, LT_UPDATE_SLOT, LT_UPDATE_SLOT2 }; /* inputs */
 
 enum { LR }; /* the first option of each */
-enum { SGD_DECAY = 1, SGD_SCALE };
-enum { MOMENTUM = 1, NESTEROV, MOMENTUM_DECAY, MOMENTUM_SCALE };
-enum { LARS_MOMENTUM = 1, LARS_DECAY, TRUST, LARS_EPS, ADAPT, LARS_SCALE };
-enum { STEP = 1, BETA1, BETA2, ADAM_EPS, ADAM_DECAY, DECOUPLED, ADAM_SCALE };
+enum { SGD_WEIGHT_DECAY = 1, SGD_SCALE };
+enum { MOMENTUM = 1, NESTEROV, MOMENTUM_WEIGHT_DECAY, MOMENTUM_SCALE };
+enum { LARS_MOMENTUM = 1, LARS_WEIGHT_DECAY, TRUST, LARS_EPS, ADAPT, LARS_SCALE };
+enum { STEP = 1, BETA1, BETA2, ADAM_EPS, ADAM_WEIGHT_DECAY, DECOUPLED, ADAM_SCALE };
 
 #define LT_SGD_NUMBERS(c)                                                                          \
     T lr = (T)lt__number(c, LR);                                                                   \
-    T decay = (T)lt__number(c, SGD_DECAY);                                                         \
+    T weight_decay = (T)lt__number(c, SGD_WEIGHT_DECAY);                                                         \
     T scale = (T)lt__number(c, SGD_SCALE);
 
-#define LT_SGD_STEP(w, g) w -= lr * (g * scale + decay * w);
+#define LT_SGD_STEP(w, g) w -= lr * (g * scale + weight_decay * w);
 
 #define LT_MOMENTUM_NUMBERS(c)                                                                     \
     bool nesterov = lt__flag(c, NESTEROV);                                                         \
     T lr = (T)lt__number(c, LR);                                                                   \
     T momentum = (T)lt__number(c, MOMENTUM);                                                       \
-    T decay = (T)lt__number(c, MOMENTUM_DECAY);                                                    \
+    T weight_decay = (T)lt__number(c, MOMENTUM_WEIGHT_DECAY);                                                    \
     T scale = (T)lt__number(c, MOMENTUM_SCALE);
 
 #define LT_MOMENTUM_STEP(w, g, v)                                                                  \
-    T d = g * scale + decay * w;                                                                   \
+    T d = g * scale + weight_decay * w;                                                                   \
     v = momentum * v + d;                                                                          \
     w -= lr * (nesterov ? d + momentum * v : v);
 
 #define LT_LARS_NUMBERS(c)                                                                         \
     T lr = (T)lt__number(c, LR);                                                                   \
     T momentum = (T)lt__number(c, LARS_MOMENTUM);                                                  \
-    T decay = (T)lt__number(c, LARS_DECAY);                                                        \
+    T weight_decay = (T)lt__number(c, LARS_WEIGHT_DECAY);                                                        \
     T scale = (T)lt__number(c, LARS_SCALE);
 
 #define LT_LARS_STEP(w, g, v, ratio)                                                               \
-    v = momentum * v + ratio * (g * scale + decay * w);                                            \
+    v = momentum * v + ratio * (g * scale + weight_decay * w);                                            \
     w -= lr * v;
 
 /* Of the norms of w and of the scaled gradient. */
-LT_BOTH static inline double lt__lars_ratio(double w, double g, double trust, double decay,
+LT_BOTH static inline double lt__lars_ratio(double w, double g, double trust, double weight_decay,
                                             double eps)
 {
     return w == 0 || g == 0 ? 1 /* weights that begin at 0 would stay there */
-                            : trust * w / (g + decay * w + eps);
+                            : trust * w / (g + weight_decay * w + eps);
 }
 
 #define LT_ADAM_NUMBERS(c)                                                                         \
     double step = lt__number(c, STEP), rate = lt__number(c, LR);                                   \
     double b1 = lt__number(c, BETA1), b2 = lt__number(c, BETA2);                                   \
-    double all_decay = lt__number(c, ADAM_DECAY);                                                  \
+    double all_weight_decay = lt__number(c, ADAM_WEIGHT_DECAY);                                                  \
     bool decoupled = lt__flag(c, DECOUPLED);                                                       \
     T scale = (T)lt__number(c, ADAM_SCALE);                                                        \
-    T keep = (T)(decoupled ? 1 - rate * all_decay : 1);                                            \
-    T coupled = (T)(decoupled ? 0 : all_decay);                                                    \
+    T keep = (T)(decoupled ? 1 - rate * all_weight_decay : 1);                                            \
+    T coupled = (T)(decoupled ? 0 : all_weight_decay);                                                    \
     T new1 = (T)(1 - b1);                                                                          \
     T old2 = (T)b2;                                                                                \
     T new2 = (T)(1 - b2);                                                                          \

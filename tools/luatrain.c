@@ -264,7 +264,7 @@ static lt_status choose_threads(settings *s, int n, int cpus)
     return LT_OK;
 }
 
-/* Called before settle(), which chooses a number where the user gave none. The run has as many
+/* Called before choose_threads(), which chooses a number where the user gave none. The run has as many
  * threads as the limit allows. */
 static void warn_of_limit(const settings *s)
 {

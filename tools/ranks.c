@@ -88,14 +88,14 @@ static void block_signals(sigset_t *before)
 }
 
 /* The end after a failure of a process that may not end by itself: a rank is still at work, or
- * others of the cluster are. */
+ * others of the MPI job are. */
 static void leave(const job *j)
 {
-    lt_group *cluster = j->ranks->mpi_group;
-    if (!cluster || lt_group_is_reporter(cluster, GRACE))
+    lt_group *mpi_group = j->ranks->mpi_group;
+    if (!mpi_group || lt_group_is_reporter(mpi_group, GRACE))
         fprintf(stderr, "luatrain: %s\n", j->failed_text);
     if (j->running == 0)
-        lt_group_close(cluster);
+        lt_group_close(mpi_group);
     fflush(NULL);
     _exit(lt_exit_code(j->failed));
 }

@@ -15,9 +15,9 @@ typedef struct ranks {
 } ranks;
 
 /* Runs all ranks. Returns how rank 0 ended or, if one failed, how the first one did, with its
- * message; in a cluster the message is empty, and the user has been told already. Does not return
+ * message; under MPI the message is empty, and the user has been told already. Does not return
  * but ends the process when another one goes on for seconds after that, and after a failure in a
- * cluster, which one of its processes tells the user. */
+ * MPI job, which one of its processes tells the user. */
 LT_MUST lt_status run_ranks(const ranks *r);
 
 /* Whether this is the end of a run that did not do what it was to do. */

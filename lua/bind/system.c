@@ -1,4 +1,4 @@
-/* system.c - what a run needs of the system: clock, folders, a lock, the terminal, the wish to
+/* system.c - what a run needs of the system: clock, folders, a lock, the terminal, the request to
  * stop. Its callers are the embedded files of a run.
  *
  * A path that cannot be made or locked is LT_EENV, one that cannot be written LT_EFILE.
@@ -363,7 +363,7 @@ static int listener_gc(lua_State *L)
 
 static const luaL_Reg listener_methods[] = {{"close", listener_gc}, {NULL, NULL}};
 
-/* listen(): a handle; until it is closed a signal is a wish to stop. */
+/* listen(): a handle; until it is closed a signal is a request to stop. */
 static int listen_to_signals(lua_State *L)
 {
     lt_ctx *ctx = lt__lua(L)->ctx;
@@ -373,7 +373,7 @@ static int listen_to_signals(lua_State *L)
     return 1;
 }
 
-/* clear_stop(): the wish is fulfilled. */
+/* clear_stop(): the request is fulfilled. */
 static int clear_stop(lua_State *L)
 {
     lt_stop(lt__lua(L)->ctx, 0);
@@ -381,7 +381,7 @@ static int clear_stop(lua_State *L)
 }
 
 /* stop_reason(): the signal's name, such as "SIGTERM", or "signal 12" for one that programs are not
- * stopped by as a rule, and its number; nil when there is no wish to stop. stop_reason(n): the same
+ * stopped by as a rule, and its number; nil when there is no request to stop. stop_reason(n): the same
  * for signal n. */
 static int stop_reason(lua_State *L)
 {

@@ -11,7 +11,7 @@
  * depend on the number of threads.
  *
  * Wide rows. A row of few channels is a short loop. All loops therefore run over rows of `width`
- * lanes: as many rows, laid end to end, as make LANES. Sums have a lane each and are folded at
+ * lanes: as many rows, laid end to end, as make LANES. Sums have a lane each and are reduced at
  * the end of a block; coefficients are repeated for each row. Where halves are walked by two, a row
  * has two sides: the lanes of the even channels, then those of the odd ones.
  *
@@ -129,7 +129,7 @@ static lt_pass gradient_over(const lt_call *c, const plan *p, int thread, int64_
 }
 
 /* Adds a row of lanes, which it spoils, to the sums of the channels. */
-LT_SIMD static void fold(const plan *p, float *restrict row, double *restrict sums)
+LT_SIMD static void reduce_lanes(const plan *p, float *restrict row, double *restrict sums)
 {
     int64_t channels = p->channels / p->sides, units = p->width / p->sides;
     for (int side = 0; side < p->sides; side++, row += units, sums += channels) {
@@ -167,8 +167,8 @@ static void add_sums(const plan *p, const lt_pass *q, double *sums)
 {
     memset(q->lanes + AT_SUM * p->room, 0, (size_t)(2 * p->room) * sizeof(float));
     lt__sum_pass(q);
-    fold(p, q->lanes + AT_SUM * p->room, sums);
-    fold(p, q->lanes + AT_PRODUCT * p->room, sums + p->channels);
+    reduce_lanes(p, q->lanes + AT_SUM * p->room, sums);
+    reduce_lanes(p, q->lanes + AT_PRODUCT * p->room, sums + p->channels);
 }
 
 /* The sums of x - center and of its square over elements [first, end). */

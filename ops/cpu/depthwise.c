@@ -444,7 +444,7 @@ static void sum_weights(const lt_call *c, const lt_conv_task *task, const pass *
                     sums);
 }
 
-/* ==== Jobs ==================================================================================== */
+/* ==== Tasks =================================================================================== */
 
 /* Scratch: a pixel of zeros, the rests of two tensors, then packed weights or sums. */
 enum { REST = 2 * LINE };         /* bytes */

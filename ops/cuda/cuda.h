@@ -304,7 +304,7 @@ static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_cal
     X(unary) X(binary) X(compare) X(reduce) X(shape) X(update) X(pool2d) X(matmul)                 \
     X(batch_norm) X(batch_norm_stats) X(layer_norm) X(softmax) X(loss) X(dropout) X(embedding)     \
     X(conv2d)
-#define X(stem) void lt__cuda_##stem(lt_kernels *op);
+#define X(file) void lt__cuda_##file(lt_kernels *op);
 LT_CUDA_OP_FILES(X)
 #undef X
 /* Those of lt_accelerator. */

@@ -49,7 +49,7 @@ void lt__cudnn_free(lt_cudnn *d);
 
 const lt_cuda_env *lt__cudnn_env(const lt_cudnn *d); /* borrowed */
 
-/* ==== Jobs ==================================================================================== */
+/* ==== Tasks =================================================================================== */
 
 typedef enum lt_cudnn_kind {
     LT_CUDNN_CONV,         /* y from x, w and, if task->bias, b */

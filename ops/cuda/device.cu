@@ -343,7 +343,7 @@ static lt_cuda *device_new(const lt_host *host, const lt_accelerator_config *con
     return cuda;
 }
 
-/* What NVIDIA's libraries are lent, and they. False: out of memory. */
+/* The environment of NVIDIA's libraries, and they. False: out of memory. */
 static bool make_env(lt_cuda *cuda, const char *name)
 {
     int major = 0, minor = 0, processors = 0, driver = 0;
@@ -402,7 +402,7 @@ extern "C" LT_API int lt_accelerator_open(const char *version, const lt_host *ho
     accelerator->zero_leftover = lt__cuda_zero_leftover;
     accelerator->check_loss = lt__cuda_check_loss;
     accelerator->clip = lt__cuda_clip;
-#define X(stem) lt__cuda_##stem(accelerator->op);
+#define X(file) lt__cuda_##file(accelerator->op);
     LT_CUDA_OP_FILES(X)
 #undef X
     return 0;

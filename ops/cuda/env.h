@@ -1,4 +1,4 @@
-/* env.h - what the plugin's frame lends to those who call NVIDIA's libraries from C. */
+/* env.h - what the plugin's frame offers to those who call NVIDIA's libraries from C. */
 #ifndef LT_OPS_CUDA_ENV_H
 #define LT_OPS_CUDA_ENV_H
 

@@ -108,7 +108,7 @@ lt_status lt__cuda_measure(const lt_cuda *cuda, const void *data, int64_t count,
 
 size_t lt__cuda_rescale_bytes(void) { return BLOCKS * sizeof(lt_grad_stats); }
 
-/* ==== Verdicts ================================================================================ */
+/* ==== Step checks ============================================================================= */
 
 static __global__ void __launch_bounds__(LT_THREADS)
     check_grads_kernel(const lt_grad_stats *rows, int n, lt_step_check *check)

@@ -410,7 +410,7 @@ TEST(a_leaf_without_an_optimizer_does_not_count)
     end(&n);
 }
 
-TEST(a_scale_judges_its_own_gradients)
+TEST(a_scale_checks_its_own_gradients)
 {
     static const char message[] = "an optimizer step with gradients of a loss scale that is no "
                                   "longer in use; close it after the step, or forget them";
@@ -488,7 +488,7 @@ static lt_status more_to_come(void *ud, lt_ctx *ctx, lt_step_status *step_status
     return LT_OK;
 }
 
-TEST(a_part_of_a_batch_is_not_judged)
+TEST(a_micro_batch_is_not_checked)
 {
     net n = make(4, NULL);
     int left = 2;

@@ -163,9 +163,9 @@ static int carry(ways *w, int bucket, double a, double b, double c, bool *again)
     int exponent = 0;
     for (int i = 0; i < RANKS; i++) {
         float numbers[LT_WIRE_SCALE_NUMBERS] = {0};
-        int told = lt_wire_scales_pack(&w->of[i], bucket, largest[i], numbers);
-        CHECK(i == 0 || told == exponent);
-        exponent = told;
+        int packed = lt_wire_scales_pack(&w->of[i], bucket, largest[i], numbers);
+        CHECK(i == 0 || packed == exponent);
+        exponent = packed;
         for (int n = 0; n < LT_WIRE_SCALE_NUMBERS; n++)
             sum[n] += numbers[n];
     }

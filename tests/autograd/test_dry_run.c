@@ -10,7 +10,7 @@ typedef struct net {
     lt_tensor *w, *scale, *shift, *mean, *var, *x;
     lt_optim *optim;
     int hooks, begins, sums;  /* calls of these */
-    double seen;              /* sum of the outputs that were watched, */
+    double seen;              /* sum of the outputs that were hooked, */
     double grads[8];          /* and those of the gradients of leaves, one by one */
     int hooked, leaves;
 } net;

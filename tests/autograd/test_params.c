@@ -111,13 +111,13 @@ static bool alloc_once(void *ud, size_t bytes, lt_external_memory *memory)
     return bytes <= sizeof l->memory && l->lent++ == 0;
 }
 
-TEST(gradients_may_lie_in_memory_that_is_lent)
+TEST(gradients_may_lie_in_external_memory)
 {
     lt_ctx *ctx = lt_open(NULL);
     lender l = {{0}, 0, 0};
     lt_set_grad_slots(ctx, &(lt_grad_slots){.ud = &l, .alloc_arena = alloc_once});
     lt_tensor *x[2];
-    for (int i = 0; i < 2; i++) { /* the second one's arena is not lent */
+    for (int i = 0; i < 2; i++) { /* the second one's arena is not external */
         lt_params *p = lt_params_new(ctx);
         x[i] = param(ctx, LT_F64, 3, 1);
         CHECK_OK(lt_params_add(p, "x", x[i]));

@@ -164,7 +164,7 @@ static void drop_rows(lt_ctx *ctx, int64_t first, int64_t n, double *grad)
     lt_release(y);
 }
 
-TEST(pieces_of_a_batch_draw_what_the_whole_does)
+TEST(micro_batches_draw_what_the_batch_does)
 {
     double whole[ROWS * WIDE], pieces[ROWS * WIDE], next[ROWS * WIDE];
     lt_ctx *ctx = lt_open(&(lt_config){.seed = 7});

@@ -308,7 +308,7 @@ static volatile sig_atomic_t heard;
 
 static void stop_at(int signal) { heard = lt_stop(listening, signal); }
 
-TEST(a_wish_to_stop_reaches_who_listens)
+TEST(a_request_to_stop_reaches_who_listens)
 {
     listening = lt_ctx_new(NULL);
     CHECK(signal(SIGUSR1, stop_at) != SIG_ERR);

@@ -65,7 +65,7 @@ static inline machine machine_with(bool libraries)
 
 static inline machine machine_open(void) { return machine_with(false); }
 
-/* ==== Twins =================================================================================== */
+/* ==== References ============================================================================== */
 
 /* A tensor on the CPU, and one with the same values on the device. */
 typedef struct mirror {

@@ -24,7 +24,7 @@ static void get(machine *m, void *to, const void *from, size_t bytes)
     must(m->cuda.device->sync(m->cuda.device));
 }
 
-/* ==== Verdicts ================================================================================ */
+/* ==== Step checks ============================================================================= */
 
 /* n rows, of which the one at `odd` has something not finite. */
 static void check_check_grads(machine *m, int n, int odd)
@@ -46,7 +46,7 @@ static void check_check_grads(machine *m, int n, int odd)
     free(rows);
 }
 
-TEST(judgements)
+TEST(step_checks)
 {
     static const int counts[] = {1, 2, 31, 256, 257, 1000};
     machine m = machine_open();
@@ -132,7 +132,7 @@ TEST(leftovers_are_zeroed)
     lt_ctx_free(m.ctx);
 }
 
-/* ==== Vetoes ================================================================================== */
+/* ==== Skipped steps =========================================================================== */
 
 /* All four tensors, in and out, of an op in place, before and behind its kernel. */
 static void check_skip(machine *m, const char *op, const char *options, int n, int32_t skip)

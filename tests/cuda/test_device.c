@@ -311,7 +311,7 @@ TEST(kernels_are_not_waited_for)
     lt_ctx_free(m.ctx);
 }
 
-TEST(a_late_error_is_a_sentence)
+TEST(an_asynchronous_error_is_a_sentence)
 {
     machine m = machine_open();
     lt_tensor *x = values(&m, LT_F32, 1, (int64_t[]){10}, 1, false);

@@ -105,7 +105,7 @@ TEST(where)
 
 /* ==== Reductions ============================================================================== */
 
-static const struct { const char *options, *shapes; bool empty; } folds[] = {
+static const struct { const char *options, *shapes; bool empty; } reductions[] = {
     {"", "-", false}, {"", "1", false}, {"", "31", false}, {"", "33x3", false},
     {"", "60013", false}, {"axis=0", "9001x3", false}, {"axis=-1", "3x9001", false},
     {"axis=-1", "5x64x16", false}, {"axis=1", "2000x5", false}, {"axis=0", "700x70", false},
@@ -114,32 +114,32 @@ static const struct { const char *options, *shapes; bool empty; } folds[] = {
     {"axis=0", "1x5", false}, {"", "0", true}, {"axis=0", "0x3", true}, {"axis=1", "3x0x2", true},
     {"axis=0", "3x0", false}, {"axis=0", "60000x1", false}, {"axis=0,2", "40x3x700", false}};
 
-static void check_folds(const char *op, const lt_dtype *dtypes, int n, bool empty, int spacings)
+static void check_reductions(const char *op, const lt_dtype *dtypes, int n, bool empty, int spacings)
 {
     machine m = machine_open();
     for (int d = 0; d < n; d++)
-        for (int i = 0; i < COUNT(folds); i++)
-            if (empty || !folds[i].empty)
-                check(&m, (spec){.op = op, .options = folds[i].options, .dtype = dtypes[d],
-                                 .shapes = folds[i].shapes,
+        for (int i = 0; i < COUNT(reductions); i++)
+            if (empty || !reductions[i].empty)
+                check(&m, (spec){.op = op, .options = reductions[i].options, .dtype = dtypes[d],
+                                 .shapes = reductions[i].shapes,
                                  .spacings = lt__is_float(dtypes[d]) ? spacings : 0});
     lt_ctx_free(m.ctx);
 }
 
-TEST(sums) { check_folds("sum", numerics, COUNT(numerics), true, 1); }
-TEST(means) { check_folds("mean", numerics, COUNT(numerics), true, 1); }
-TEST(norms) { check_folds("norm", floats, COUNT(floats), true, 1); }
-TEST(largest) { check_folds("max", numerics, COUNT(numerics), false, 0); }
-TEST(smallest) { check_folds("min", numerics, COUNT(numerics), false, 0); }
+TEST(sums) { check_reductions("sum", numerics, COUNT(numerics), true, 1); }
+TEST(means) { check_reductions("mean", numerics, COUNT(numerics), true, 1); }
+TEST(norms) { check_reductions("norm", floats, COUNT(floats), true, 1); }
+TEST(largest) { check_reductions("max", numerics, COUNT(numerics), false, 0); }
+TEST(smallest) { check_reductions("min", numerics, COUNT(numerics), false, 0); }
 
 TEST(places_of_the_largest)
 {
     machine m = machine_open();
     for (int d = 0; d < COUNT(numerics); d++)
-        for (int i = 0; i < COUNT(folds); i++)
-            if (!folds[i].empty && !strchr(folds[i].options, ','))
-                check(&m, (spec){.op = "argmax", .options = folds[i].options,
-                                 .dtype = numerics[d], .shapes = folds[i].shapes});
+        for (int i = 0; i < COUNT(reductions); i++)
+            if (!reductions[i].empty && !strchr(reductions[i].options, ','))
+                check(&m, (spec){.op = "argmax", .options = reductions[i].options,
+                                 .dtype = numerics[d], .shapes = reductions[i].shapes});
     lt_ctx_free(m.ctx);
 }
 

@@ -63,7 +63,7 @@ TEST(cross_entropy)
         {"1x2", "1", 2}, {"31x2", "31", 2}, {"1000x2", "1000", 2}, {"2x10", "2", 10},
         {"31x10", "31", 10}, {"2x1000", "2", 1000}, {"31x1000", "31", 1000}, {"6x1", "6", 1},
         {"2x3x5x7", "2x3x5", 7}, {"9", "-", 9}, {"0x5", "0", 5}, {"5001x3", "5001", 3}};
-    static const char *const smoothing[] = {"", "label_smoothing=0.1", "label_smoothing=1.0"};
+    static const char *const label_smoothing[] = {"", "label_smoothing=0.1", "label_smoothing=1.0"};
     machine m = machine_open();
     for (int d = 0; d < COUNT(floats); d++)
         for (int i = 0; i < COUNT(cases); i++) {
@@ -72,7 +72,7 @@ TEST(cross_entropy)
             bool fits = integers[k] != LT_U8 || classes <= 256;
             snprintf(shapes, sizeof shapes, "%s, %s:%s", cases[i].shapes,
                      lt_dtype_name(integers[fits ? k : 0]), cases[i].labels);
-            check(&m, (spec){.op = "cross_entropy", .options = smoothing[(i + i / 3) % 3],
+            check(&m, (spec){.op = "cross_entropy", .options = label_smoothing[(i + i / 3) % 3],
                              .dtype = floats[d], .shapes = shapes, .ids = classes, .spacings = 2,
                              .slack = {1, 0}, .offset = i % 2 ? 0 : 30});
         }
@@ -142,7 +142,7 @@ static lt_tensor *ids_of(lt_ctx *ctx, int64_t n, const int64_t *values)
     return x;
 }
 
-static void want_late(lt_tensor *y, const char *sentence)
+static void want_deferred(lt_tensor *y, const char *sentence)
 {
     double value;
     CHECK(y != NULL);
@@ -173,7 +173,7 @@ TEST(bad_labels_come_out_of_the_next_wait)
         lt_release(later);
         double value;
         if (i < 2)
-            want_late(loss, said[i]);
+            want_deferred(loss, said[i]);
         CHECK_OK(lt_item(loss, 0, &value));
         CHECK(isnan(value) == (i < 2));
         lt_tensor *two = lt_run(ctx, "mul", NULL, loss, pair, NULL); /* backward takes such NaNs */
@@ -224,7 +224,7 @@ TEST(bad_rows_come_out_of_the_next_wait)
     CHECK_OK(lt_set_requires_grad(w, true));
     lt_tensor *ids = ids_of(ctx, 3, (int64_t[]){5, 0, 4});
     lt_tensor *y = lt_run(ctx, "embedding", NULL, w, ids, NULL), *ones;
-    want_late(y, "embedding: ids[0] is 5, w has 5 rows (ids count from 0)");
+    want_deferred(y, "embedding: ids[0] is 5, w has 5 rows (ids count from 0)");
     ones = lt_tensor_full(ctx, LT_F32, 2, (int64_t[]){3, 3}, 1);
     CHECK_OK(lt_backward(y, ones));
     for (int64_t k = 0; k < 15; k++) {

@@ -27,13 +27,13 @@ static lt_status emu_copy(lt_device *device, void *dst, const void *src, size_t 
 {
     emu *e = emu_of(device);
     pthread_mutex_lock(&e->lock);
-    bool to_host = !is_mine(e, dst) && is_mine(e, src), is_late = is_block(e, dst, bytes);
-    void *to = to_host && is_late ? malloc(bytes + 1) : dst;
+    bool to_host = !is_mine(e, dst) && is_mine(e, src), is_deferred = is_block(e, dst, bytes);
+    void *to = to_host && is_deferred ? malloc(bytes + 1) : dst;
     e->queued++;
     allow(e, PROT_READ | PROT_WRITE);
     lt_status result = e->cpu->copy(e->cpu, to, src, bytes);
     allow(e, PROT_NONE);
-    if (to_host && is_late)
+    if (to_host && is_deferred)
         add_pending(e, IN_STREAM, e->queued, dst, to, bytes);
     else if (to_host)
         come_to(e, end_of_stream(e));
@@ -268,7 +268,7 @@ static lt_status measure(const lt_tensor *x, double by, lt_grad_stats *stats)
     WITH_MEMORY(e, measure_all(x, by, stats));
 }
 
-/* ==== Verdicts ================================================================================ */
+/* ==== Step checks ============================================================================= */
 
 static lt_grad_stats sum_of(const lt_grad_stats *rows, int n)
 {

@@ -169,7 +169,7 @@ TEST(a_norm_that_is_not_finite)
 }
 
 /* A step that is tried again by who was told changes nothing, nor what comes after it. */
-TEST(a_step_after_a_loss_that_was_told)
+TEST(a_step_after_a_loss_that_was_reported)
 {
     static char text[2][TEXT];
     for (int again = 0; again < 2; again++)

@@ -4,35 +4,35 @@
 #include "tests/device/deferred_batches.h"
 
 /* More of them than there is room for, as they were when they were asked for. */
-TEST(later)
+TEST(deferred)
 {
     enum { N = 300 };
     lt_ctx *ctx = open_emu();
     emu_count_fn *count = emu_counter();
     lt_tensor *x = lt_tensor_full(ctx, LT_F16, 1, (int64_t[]){1}, 0);
     lt_tensor *two = lt_tensor_full(ctx, LT_F32, 1, (int64_t[]){2}, 0);
-    lt_deferred *later[N];
+    lt_deferred *deferred[N];
     long waits = count(EMU_WAITS);
     for (int i = 0; i < N; i++) {
         CHECK_OK(lt_fill(x, i));
-        CHECK((later[i] = lt_item_deferred(x)) != NULL);
+        CHECK((deferred[i] = lt_item_deferred(x)) != NULL);
         CHECK(i >= 256 || count(EMU_WAITS) == waits);
     }
     for (int i = N - 1; i >= 0; i--) {
         double value;
         if (i % 3 > 0)
-            CHECK_OK(lt_deferred_item(later[i], &value));
+            CHECK_OK(lt_deferred_item(deferred[i], &value));
         if (i % 3 > 0)
             CHECK_EQ(value, i);
-        lt_deferred_free(later[i]);
+        lt_deferred_free(deferred[i]);
     }
     CHECK_OK(lt_fill(x, -1));
-    later[0] = lt_item_deferred(x); /* in the place of one that was never read */
+    deferred[0] = lt_item_deferred(x); /* in the place of one that was never read */
     double value, again;
-    CHECK_OK(lt_deferred_item(later[0], &value));
-    CHECK_OK(lt_deferred_item(later[0], &again));
+    CHECK_OK(lt_deferred_item(deferred[0], &value));
+    CHECK_OK(lt_deferred_item(deferred[0], &again));
     CHECK(value == -1 && again == -1);
-    lt_deferred_free(later[0]);
+    lt_deferred_free(deferred[0]);
     CHECK(!lt_item_deferred(two));
     CHECK_MSG("one element is read later, this is 2 f32");
     lt_release(two);
@@ -62,12 +62,12 @@ TEST(without_memory)
     setenv("EMU", "no-memory", 1);
     lt_ctx *ctx = open_emu();
     lt_tensor *x = lt_tensor_full(ctx, LT_F32, 0, NULL, 3);
-    lt_deferred *later = lt_item_deferred(x);
-    CHECK_OK(lt_deferred_item(later, &value));
+    lt_deferred *deferred = lt_item_deferred(x);
+    CHECK_OK(lt_deferred_item(deferred, &value));
     CHECK(value == 3);
     CHECK_OK(lt_set_requires_grad(x, true));
     CHECK_FAILS(lt_backward(x, NULL), LT_ENOMEM, "out of memory that cuda:0 can copy to");
-    lt_deferred_free(later);
+    lt_deferred_free(deferred);
     lt_release(x);
     lt_ctx_free(ctx);
     check_batches(1);

@@ -100,7 +100,7 @@ static lt_grad_stats measure(void *ud, lt_tensor *x, lt_tensor *grad)
     CHECK_EQ(lt_count(grad), lt_count(x));
     while (r->w[i] != x)
         i++;
-    int left = r->plan->pieces - 1 - r->measured[i]++ % r->plan->pieces;
+    int left = r->plan->micro_batches - 1 - r->measured[i]++ % r->plan->micro_batches;
     return (lt_grad_stats){expected(r, x) + left, 1 + left};
 }
 
@@ -130,7 +130,7 @@ TEST(gradients_are_measured_when_they_are_complete)
                                .tail = 1};
     for (int few = 0; few < 2; few++) {
         plan p = usual;
-        p.pieces = few ? 1 : 2;
+        p.micro_batches = few ? 1 : 2;
         p.filter = &filter;
         if (few)
             memcpy(p.rows, (int[STEPS]){2, 3, 1, 2, 3}, sizeof p.rows);

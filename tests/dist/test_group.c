@@ -489,14 +489,14 @@ typedef struct side {
     result result;
 } side;
 
-enum { ASIDE = 40, LARGE = 100000 };
+enum { SIDE_SUMS = 40, LARGE = 100000 };
 
 /* Its k-th sum waits, as a bucket does, for what the rank's thread does meanwhile. */
 static lt_status sum_by_turns(void *ud)
 {
     side *a = ud;
     lt_sum sum = {"a bucket", a->x, LARGE, LT_F32, LT_F32, 1};
-    for (int k = 0; k < ASIDE; k++) {
+    for (int k = 0; k < SIDE_SUMS; k++) {
         while (atomic_load(&a->done) < k)
             pause_ms(1);
         LT_TRY(lt_group_allreduce(a->rank->group, &sum));
@@ -515,7 +515,7 @@ static void sum_on_side(rank *r)
         a->x[i] = 1;
     if (lt_group_start(r->group, sum_by_turns, a) != LT_OK)
         return;
-    for (int k = 0; k < ASIDE && status == LT_OK; k++) {
+    for (int k = 0; k < SIDE_SUMS && status == LT_OK; k++) {
         for (int i = 0; i < 3; i++)
             x[i] = r->rank + i + k;
         status = lt_group_allreduce_side(r->group, &(lt_sum){"a norm", x, 3, LT_F64, LT_F64, 1});
@@ -524,7 +524,7 @@ static void sum_on_side(rank *r)
                 status = lt_fail(LT_EINVAL, "sum %d: element %d is %g", k, i, x[i]);
         atomic_fetch_add(&a->done, 1);
     }
-    atomic_store(&a->done, ASIDE);
+    atomic_store(&a->done, SIDE_SUMS);
     note(&a->result, status);
     status = lt_group_wait(r->group);
     if (a->result.status == LT_OK)
@@ -557,7 +557,7 @@ static void fail_beside(rank *r)
     lt_group_fail(r->group);
 }
 
-TEST(a_failure_ends_the_wait_aside)
+TEST(a_failure_ends_the_wait_for_a_side_sum)
 {
     result results[2] = {0};
     on_ranks(2, NULL, fail_beside, results, sizeof *results);

@@ -13,7 +13,7 @@
 #include "tests/dist/processes.h"
 #include "tests/dist/sums.h"
 
-enum { ASIDE = 30, LARGE = 300007, WORDS = 700001 };
+enum { SIDE_SUMS = 30, LARGE = 300007, WORDS = 700001 };
 
 /* ==== Sums ==================================================================================== */
 
@@ -68,7 +68,7 @@ static lt_status check_sums(rank *r)
         for (size_t k = 0; k < sizeof counts / sizeof *counts; k++)
             LT_TRY(check_sum(r, counts[k], sum_types[t].dtype, sum_types[t].wire));
     }
-    LT_TRY(check_sum(r, 150007, LT_F32, LT_F32)); /* more than the staging buffer holds, of 256 KiB */
+    LT_TRY(check_sum(r, 150007, LT_F32, LT_F32)); /* more than staging's 256 KiB */
     LT_TRY(check_sum(r, 300007, LT_F32, LT_BF16));
     return check_sum(r, 65536, LT_F64, LT_F64);
 }
@@ -114,22 +114,22 @@ TEST(sums_may_be_those_of_a_balanced_tree)
     }
 }
 
-/* In memory that is lent; in each round another rank has none. */
-static lt_status sum_in_loans(rank *r)
+/* In memory that is shared; in each round another rank has none. */
+static lt_status sum_in_shared_memory(rank *r)
 {
     enum { N = 300007 };
     for (int round = 0; round <= r->size; round++) {
         lt_external_memory memory = {0};
-        bool lent = r->rank != round && lt__group_alloc_shared(r->group, N * sizeof(float), &memory);
-        float *x = lent ? memory.data : malloc(N * sizeof *x);
-        int wrong = lent != (r->rank != round);
+        bool shared = r->rank != round && lt__group_alloc_shared(r->group, N * sizeof(float), &memory);
+        float *x = shared ? memory.data : malloc(N * sizeof *x);
+        int wrong = shared != (r->rank != round);
         for (int i = 0; i < N; i++)
             x[i] = (float)(i % 1000 + r->rank);
         lt_sum sum = {"numbers", x, N, LT_F32, LT_F32, 1};
         LT_TRY(lt_group_allreduce(r->group, &sum));
         for (int i = 0; i < N; i++)
             wrong += x[i] != (float)(r->size * (i % 1000) + r->size * (r->size - 1) / 2);
-        if (lent)
+        if (shared)
             memory.deleter(memory.ud, x);
         else
             free(x);
@@ -139,10 +139,10 @@ static lt_status sum_in_loans(rank *r)
     return LT_OK;
 }
 
-TEST(what_lies_in_lent_memory_is_summed_there)
+TEST(what_lies_in_shared_memory_is_summed_there)
 {
     result results[MOST];
-    on_ranks(&(job){.nodes = "000", .body = sum_in_loans}, results);
+    on_ranks(&(job){.nodes = "000", .body = sum_in_shared_memory}, results);
     for (int r = 0; r < 3; r++)
         CHECK_STR(results[r].text, "");
 }
@@ -156,7 +156,7 @@ typedef struct side {
 static lt_status sum_by_turns(void *ud)
 {
     side *a = ud;
-    for (int k = 0; k < ASIDE; k++) {
+    for (int k = 0; k < SIDE_SUMS; k++) {
         while (atomic_load(&a->done) < k)
             pause_ms(1);
         lt_sum sum = {"a bucket", a->x, LARGE, LT_F32, LT_F32, 1.0 / a->rank->size};
@@ -173,7 +173,7 @@ static lt_status sum_on_side(rank *r)
     a.rank = r;
     a.x[0] = a.x[LARGE - 1] = 1;
     LT_TRY(lt_group_start(r->group, sum_by_turns, &a));
-    for (int k = 0; k < ASIDE && status == LT_OK; k++) {
+    for (int k = 0; k < SIDE_SUMS && status == LT_OK; k++) {
         for (int i = 0; i < 1000; i++)
             x[i] = r->rank + i + k;
         status = lt_group_allreduce_side(r->group,
@@ -183,7 +183,7 @@ static lt_status sum_on_side(rank *r)
                 status = lt_fail(LT_EINVAL, "sum %d: element %d is %g", k, i, x[i]);
         atomic_fetch_add(&a.done, 1);
     }
-    atomic_store(&a.done, ASIDE);
+    atomic_store(&a.done, SIDE_SUMS);
     LT_TRY(status);
     LT_TRY(lt_group_wait(r->group));
     bool good = fabs(a.x[0] - 1) < 1e-4 && fabs(a.x[LARGE - 1] - 1) < 1e-4;
@@ -452,7 +452,7 @@ TEST(signals_are_not_taken_for_an_end)
     CHECK_STR(results[1].text, "");
 }
 
-static lt_status some_watch(rank *r)
+static lt_status some_poll(rank *r)
 {
     int who;
     char text[256];
@@ -475,7 +475,7 @@ TEST(one_that_is_killed_is_noticed_by_those_who_do_not_wait)
     static const char *const nodes[] = {"00", "01", "011", "001", "012"};
     for (int i = 0; i < 5; i++) {
         int last = (int)strlen(nodes[i]) - 1;
-        on_ranks(&(job){.nodes = nodes[i], .body = some_watch, .timeout = 5, .silent = true},
+        on_ranks(&(job){.nodes = nodes[i], .body = some_poll, .timeout = 5, .silent = true},
                  results);
         for (int r = 0; r < last; r++) {
             char text[64];
@@ -573,7 +573,7 @@ static bool can_unshare(int what)
 }
 
 /* Whom it keeps waiting is not kept for longer than the timeout. */
-TEST(nodes_without_a_lifeline_work_together)
+TEST(nodes_without_liveness_work_together)
 {
     result results[MOST];
     if (!can_unshare(CLONE_NEWNET))

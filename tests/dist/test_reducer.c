@@ -1,5 +1,5 @@
 /* test_reducer.c - several ranks, threads of this process, train as one does: uneven shares,
- * batches in pieces, parameters that few or no ranks use, hooks in any order, batch norm's running
+ * batches in micro-batches, parameters that few or no ranks use, hooks in any order, batch norm's running
  * statistics, half precision on the wire, failures. */
 #include "tests/dist/trainer.h"
 
@@ -37,12 +37,12 @@ TEST(a_rank_without_rows_poisons_nobody)
     check_against_one(&p, 4e-4);
 }
 
-TEST(batches_in_pieces)
+TEST(micro_batches_of_a_batch)
 {
-    for (int pieces = 2; pieces <= 4; pieces++) {
+    for (int micro_batches = 2; micro_batches <= 4; micro_batches++) {
         plan p = usual;
         p.ranks = 2;
-        p.pieces = pieces;
+        p.micro_batches = micro_batches;
         check_against_one(&p, 1e-13);
     }
 }
@@ -55,7 +55,7 @@ TEST(buckets_may_change_between_steps)
 }
 
 /* A rank that shares nothing trains as one that is alone with its rows. */
-TEST(ranks_may_go_apart)
+TEST(ranks_may_take_steps_without_sync)
 {
     static result one[MOST], two[MOST];
     plan p = usual, alone = usual;
@@ -156,10 +156,10 @@ TEST(blocking_gives_the_same_bits)
 TEST(running_statistics_are_those_of_the_global_batch)
 {
     static result one[MOST], many[MOST];
-    for (int pieces = 1; pieces <= 2; pieces++) {
+    for (int micro_batches = 1; micro_batches <= 2; micro_batches++) {
         plan p = usual;
         p.norm = true;
-        p.pieces = pieces;
+        p.micro_batches = micro_batches;
         memcpy(p.rows, (int[STEPS]){13, 12, 12, 13, 12}, sizeof p.rows);
         train_all(&p, many);
         p.ranks = 1;
@@ -295,7 +295,7 @@ TEST(vranks_have_no_batch_norm_of_all_ranks)
                      "vranks a rank goes through 2 parts of it one after the other"));
 }
 
-TEST(a_wish_to_stop_is_that_of_all_at_one_step)
+TEST(a_request_to_stop_is_that_of_all_at_one_step)
 {
     static result results[MOST];
     plan p = usual;

@@ -23,10 +23,10 @@ static void die(int signal)
 
 static bool rank_1_is_dead;
 
-static bool lives(void *ud, int seat)
+static bool lives(void *ud, int slot)
 {
     (void)ud;
-    return seat != 1 || !rank_1_is_dead;
+    return slot != 1 || !rank_1_is_dead;
 }
 
 /* It comes to a text that cannot be read. */

@@ -11,7 +11,7 @@ static void fill(float *x, int shard)
         x[i] = sinf((float)(i * 37 + shard * 1009)) * (float)(1 << (i + shard) % 20);
 }
 
-TEST(a_fold_is_the_sum_over_ranks)
+TEST(a_tree_sum_is_the_sum_over_ranks)
 {
     static float all[MOST][N], one[N];
     for (int shards = 1; shards <= MOST; shards *= 2) {
@@ -33,8 +33,8 @@ TEST(a_fold_is_the_sum_over_ranks)
     }
 }
 
-/* Every way to share 8 shards: each rank folds its own, then they are summed. */
-TEST(ranks_fold_and_add_up_to_the_same_bits)
+/* Every way to share 8 shards: each rank adds up its own, then they are summed. */
+TEST(tree_sums_of_ranks_add_up_to_the_same_bits)
 {
     static float part[8][N], want[N];
     for (int ranks = 8; ranks >= 1; ranks /= 2) {

@@ -135,7 +135,7 @@ TEST_BOTH(tensors_of_scopes_that_were_open)
     lt_release(z);
 }
 
-TEST_BOTH(numbers_that_are_read_later)
+TEST_BOTH(deferred_scalars)
 {
     lt_tensor *x = lt_tensor_full(ctx, LT_F32, 0, NULL, 7);
     lt_deferred *a = lt_item_deferred(x), *b = lt_item_deferred(x);

@@ -4,9 +4,9 @@ local lt = require "luatrain"
 local nn = lt.nn
 local T = require "lt_test"
 
--- The sha256 of a small net with all that is random in it, after a few steps. watch(net, x) may
+-- The sha256 of a small net with all that is random in it, after a few steps. observe(net, x) may
 -- look on.
-local function train(seed, watch)
+local function train(seed, observe)
   lt.seed(seed)
   local net = nn.sequential{
     nn.conv2d{1, 4, 3, pad = 1}, nn.batch_norm{4}, nn.relu(), nn.flatten(), nn.dropout{0.3},
@@ -19,7 +19,7 @@ local function train(seed, watch)
       lt.cross_entropy(net(x), y):backward()
       o:step()
     end)
-    if watch then watch(net, x) end
+    if observe then observe(net, x) end
   end
   return net:sha256()
 end

@@ -458,7 +458,7 @@ T.test("a run that waits for its data says why", function()
                    .. "the net could take 512. ", 1, true), text)
 end)
 
--- ==== Pieces =====================================================================================
+-- ==== Micro-batches ==============================================================================
 
 -- The gradients of a batch in k micro-batches, as one list.
 local function gradients(net, k, x, y)
@@ -499,7 +499,7 @@ T.test("micro-batches of a batch are the batch", function()
   net:zero_grad()
 end)
 
-T.test("pieces of something else", function()
+T.test("micro-batches of something else", function()
   local x, y = lt.zeros({5, 2}), lt.zeros({5}, {dtype = "i64"})
   T.fails(function() lt.micro_batches(0, x, y) end,
           "lt.micro_batches: 'k' wants a whole number from 1 up, it is 0")
@@ -528,7 +528,7 @@ T.test("lt.fit in micro-batches takes the same steps", function()
   for i, value in ipairs(whole) do T.near(parts[i], value, 1e-6) end
 end)
 
-T.test("accumulate of more pieces than a batch can have", function()
+T.test("accumulate of more micro-batches than a batch can have", function()
   local train, test = lt.data.open "synthetic:2x2x1/2/8"
   local net = lt.nn.sequential{lt.nn.flatten(), lt.nn.linear{4, 2}}
   local result = lt.fit{

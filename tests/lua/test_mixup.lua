@@ -83,7 +83,7 @@ local script = [[
 local loops = {
   fit = [[
     lt.fit{net = net, optim = sgd, train = train, test = train, epochs = 2, batch = BATCH,
-           label_smoothing = 0.1, mixup = MIXUP, accumulate = PIECES}
+           label_smoothing = 0.1, mixup = MIXUP, accumulate = MICRO_BATCHES}
   ]],
   run = [[
     local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 2, batch = BATCH,
@@ -120,7 +120,7 @@ local loops = {
 local function trained(options, loop, mixup, micro_batches, batch)
   local folder = T.folder()
   T.write(folder .. "/train.lua", script .. loops[loop]:gsub("MIXUP", mixup or 0.4)
-                                                       :gsub("PIECES", micro_batches or 1)
+                                                       :gsub("MICRO_BATCHES", micro_batches or 1)
                                                        :gsub("BATCH", batch or 10)
           .. [[ if lt.rank() == 0 then lt.save("w.safetensors", net) end ]])
   local text, code = T.run(folder, "--quiet --out out " .. options .. " train.lua")
@@ -147,7 +147,7 @@ end)
 
 T.test("in micro-batches", function() near(trained("", "fit", 0.4, 3), whole, 1e-5) end)
 
-T.test("in more pieces than the last rank has rows of the last batch, which has five", function()
+T.test("in more micro-batches than the last rank has rows of the last batch, which has five", function()
   local one = trained("", "fit", 0.4, 1, 18)
   near(trained("--ranks 2", "fit", 0.4, 2, 18), one, 1e-5)
   near(trained("--deterministic --vranks 2", "fit", 0.4, 4, 18), one, 1e-5)

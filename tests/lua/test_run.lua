@@ -426,7 +426,7 @@ T.test("a hook may close what backward works on", function()
   last:backward()
 end)
 
-T.test("a wish to stop stays until it is taken", function()
+T.test("a request to stop stays until it is taken", function()
   local listener = core.listen()
   os.execute "kill -TERM $PPID; sleep 0.1"
   T.equal(core.stop_reason(), "SIGTERM")

@@ -280,7 +280,7 @@ static void check_untouched(const shape *s, const run *r, const run *before, boo
 }
 
 /* The same tensors once more. */
-static run twin_of(lt_ctx *ctx, const run *from)
+static run reference_of(lt_ctx *ctx, const run *from)
 {
     run r = *from;
     for (int k = 0; k < SETS * ROLES; k++) {
@@ -297,7 +297,7 @@ static int check_direction(lt_ctx *ctx, const shape *s, run *r, const run *truth
                            bool backward)
 {
     static const char *const names[] = {"dx", "dw", "db"};
-    run before = twin_of(ctx, r);
+    run before = reference_of(ctx, r);
     lt_status status = run_kernel(ctx, s, r, backward, true);
     if (status == LT_EUNSUPPORTED)
         check_untouched(s, r, &before, backward);
@@ -401,7 +401,7 @@ static void check_given_up(const shape *s, bool forward)
     lt_ctx *ctx = lt_open(NULL);
     if (!ctx)
         FAIL("%s", lt_errmsg());
-    run r = make_run(ctx, s, LT_BF16, LT_F32, &seed), before = twin_of(ctx, &r);
+    run r = make_run(ctx, s, LT_BF16, LT_F32, &seed), before = reference_of(ctx, &r);
     for (int backward = !forward; backward < 2; backward++) {
         CHECK_EQ(run_kernel(ctx, s, &r, backward, true), LT_EUNSUPPORTED);
         check_untouched(s, &r, &before, backward);

@@ -71,7 +71,7 @@ TEST(stride_1_is_taken_in_bf16)
     CHECK(!takes(&many, LT_BF16, 2));
 }
 
-TEST(other_jobs_are_not_taken)
+TEST(other_tasks_are_not_accepted)
 {
     want_fast_products();
     lt_conv v = conv_of(128, 28, 16, 32, 3, 2);

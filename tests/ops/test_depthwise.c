@@ -114,7 +114,7 @@ static void check_result(const array *truth, const char *name)
     free(got);
 }
 
-static void check_job(const lt_conv *v, lt_conv_task_kind kind, lt_dtype dtype, lt_dtype of_w, bool add,
+static void check_task(const lt_conv *v, lt_conv_task_kind kind, lt_dtype dtype, lt_dtype of_w, bool add,
                       bool biased, uint64_t seed)
 {
     const lt_window *k = &v->window;
@@ -191,7 +191,7 @@ static void check_shapes(lt_conv_task_kind kind)
         lt_dtype dtype = roll(seed, 8, 0, 1) ? LT_BF16 : LT_F32;
         bool mixed = kind == LT_CONV_WEIGHTS && roll(seed, 9, 0, 1);
         bool biased = kind == LT_CONV && roll(seed, 10, 0, 1);
-        check_job(&v, kind, dtype, mixed ? LT_F32 : dtype, kind != LT_CONV && roll(seed, 11, 0, 1),
+        check_task(&v, kind, dtype, mixed ? LT_F32 : dtype, kind != LT_CONV && roll(seed, 11, 0, 1),
                   biased, seed);
     }
 }
@@ -221,7 +221,7 @@ TEST(a_NaN_in_bf16_stays_one)
     }
 }
 
-TEST(other_jobs_are_not_taken)
+TEST(other_tasks_are_not_accepted)
 {
     lt_conv v = conv_of(1, 8, 8, 4, 1, 1);
     lt_operand f32 = {NULL, LT_F32}, bf16 = {NULL, LT_BF16}, f16 = {NULL, LT_F16};

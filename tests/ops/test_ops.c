@@ -215,7 +215,7 @@ static void check_f64(lt_ctx *ctx, const char *where, const op_case *c, const va
 
 /* f(x, x) has as gradient the sum of those of f(x, y) at y = x: both contributions reach one
  * tensor. */
-static void check_twins(lt_ctx *ctx, const op_case *c, const values *v)
+static void check_same_inputs(lt_ctx *ctx, const op_case *c, const values *v)
 {
     const block *x = &v->part[IN], *y = &v->part[IN + 1];
     if (!v->part[DY].at || !y->at || x->dtype != LT_F64 || y->dtype != LT_F64 || !same_dims(x, y))
@@ -438,7 +438,7 @@ static void check_all(lt_ctx **ctx, const op_case *c, const values *v, const res
     if (!large && v->part[DY].at && !has_note(c, "kinked"))
         check_slope(ctx[0], c, v, want);
     if (!large)
-        check_twins(ctx[0], c, v);
+        check_same_inputs(ctx[0], c, v);
     check_dtype(ctx, c, v, LT_F32);
     if (has_note(c, "f32+f64"))
         return;

@@ -89,7 +89,7 @@ static void fill_values(lt_ctx *plain, task *j)
 }
 
 /* All tasks, made once, before a test changes a setting. They live as long as the program. */
-static const task *all_jobs(void)
+static const task *all_tasks(void)
 {
     static task tasks[RUNS];
     if (tasks[RUNS - 1].full.part[OUT].at)
@@ -150,7 +150,7 @@ static void want_openmp(void)
 
 TEST(a_full_team)
 {
-    const task *tasks = all_jobs();
+    const task *tasks = all_tasks();
     lt_ctx *ctx = open_ctx(THREADS, false);
     for (int i = 0; i < RUNS; i++) {
         check(ctx, &tasks[i], &tasks[i].want, false);
@@ -164,7 +164,7 @@ TEST(a_full_team)
 TEST(a_host_that_calls_omp_set_dynamic)
 {
     want_openmp();
-    const task *tasks = all_jobs();
+    const task *tasks = all_tasks();
     cpu_set_t before, one;
     CHECK_EQ(sched_getaffinity(0, sizeof before, &before), 0);
     CPU_ZERO(&one);
@@ -189,7 +189,7 @@ TEST(a_host_that_calls_omp_set_dynamic)
 TEST(a_host_that_calls_in_a_parallel_region)
 {
     want_openmp();
-    const task *tasks = all_jobs();
+    const task *tasks = all_tasks();
     lt_ctx *ctx[2] = {open_ctx(THREADS, false), open_ctx(THREADS, false)};
     int levels = omp_get_max_active_levels();
     jmp_buf *leave = test_exit;
@@ -212,7 +212,7 @@ TEST(a_host_that_calls_in_a_parallel_region)
 TEST(a_host_without_levels_of_parallel_regions)
 {
     want_openmp();
-    const task *tasks = all_jobs();
+    const task *tasks = all_tasks();
     int levels = omp_get_max_active_levels();
     lt_ctx *early = open_ctx(THREADS, false);
     omp_set_max_active_levels(0);
@@ -232,7 +232,7 @@ TEST(a_host_without_levels_of_parallel_regions)
 /* A context has the threads that there are: the same bits as if it had asked for these. */
 static void check_limit(int limit)
 {
-    const task *tasks = all_jobs();
+    const task *tasks = all_tasks();
     lt_ctx *ctx = open_ctx(THREADS, false), *same = open_ctx(limit, false);
     CHECK_EQ(lt_threads(ctx), limit < THREADS ? limit : THREADS);
     CHECK_EQ(lt_threads(same), limit);

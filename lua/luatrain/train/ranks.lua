@@ -19,7 +19,7 @@ local function print_to_file(...) io.write(log.line(...)) end
 -- lt_lua_join() calls this.
 function ranks.begin()
   exits.begin_rank()
-  sources.watch()
+  sources.track()
   if core.rank() == 0 then return end
   kept = io.tmpfile()
   io.output(kept or "/dev/null")

@@ -161,7 +161,7 @@ local function new(given)
     mark = now, waited = 0.0,          -- the end of the last step; how long its batch took to come
     epoch_s = 0.0, epoch_images = 0,   -- the time and the samples of steps in this epoch
     data_wait = data_wait.new(), folder = false, out = false, lock = false, log = false,
-    listener = false,                  -- while it is open, a signal is a wish to stop
+    listener = false,                  -- while it is open, a signal is a request to stop
     checkpoints = {},                  -- its own in the folder: see checkpoint.prune
     unfinished = false,                -- the folder of the run before, if that can go on
     observer = observer,                 -- told of each step: see bench.lua

@@ -36,7 +36,7 @@ local function load_text(path, text, ...)
 end
 
 -- From now on all files that are loaded are kept.
-function sources.watch()
+function sources.track()
   local search, load_file, do_file = package.searchers[2], loadfile, dofile
   package.searchers[2] = function(module)
     local loader, path = search(module)
