@@ -83,7 +83,8 @@ LT_API lt_status lt_errcode(void);
             return lt_try_;                                                                        \
     } while (0)
 
-/* Index in names[0..n) of the name nearest to word, or -1 when none is near. For "did you mean". */
+/* Index in names[0..n) of the name nearest to word, or -1 when none is near. For "did you mean".
+ * When no spelling is near, a name that ends with the word will do: weight_decay for decay. */
 LT_API int lt_nearest(const char *word, const char *const *names, int n);
 
 /* ==== Dtypes ================================================================================== */

@@ -93,6 +93,14 @@ static int distance(const char *a, const char *b)
     return row[nb];
 }
 
+/* Does name end with word after a - or _? */
+static bool ends_with_word(const char *name, const char *word)
+{
+    size_t in_all = strlen(name), n = strlen(word);
+    return n > 0 && in_all > n && strchr("-_", name[in_all - n - 1]) &&
+           strcmp(name + in_all - n, word) == 0;
+}
+
 int lt_nearest(const char *word, const char *const *names, int n)
 {
     int nearest = -1, least = 3;
@@ -105,5 +113,9 @@ int lt_nearest(const char *word, const char *const *names, int n)
             nearest = i;
         }
     }
+    word += strspn(word, "-");
+    for (int i = 0; i < n && nearest < 0; i++)
+        if (ends_with_word(names[i], word))
+            nearest = i;
     return nearest;
 }

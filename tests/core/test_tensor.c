@@ -301,6 +301,14 @@ TEST(messages)
     CHECK_EQ(lt_nearest("strides", names, 3), 0);
     CHECK_EQ(lt_nearest("dilaton", names, 3), 2);
     CHECK_EQ(lt_nearest("kernel", names, 3), -1);
+
+    const char *const words[] = {"--lr", "--weight-decay", "--label-smoothing", "decay_bias"};
+    CHECK_EQ(lt_nearest("--decay", words, 4), 1);
+    CHECK_EQ(lt_nearest("smoothing", words, 4), 2);
+    CHECK_EQ(lt_nearest("bias", words, 4), 3);
+    CHECK_EQ(lt_nearest("oothing", words, 4), -1);
+    CHECK_EQ(lt_nearest("--", words, 4), -1);
+    CHECK_EQ(lt_nearest("", words, 4), -1);
 }
 
 static lt_ctx *listening;

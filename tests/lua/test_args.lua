@@ -38,6 +38,13 @@ T.test("refused", function()
   refuses("script.lua: --data wants a value", "--data", "--epochs", "3")
 end)
 
+T.test("the last word of a flag's name leads to the flag", function()
+  arg = {[0] = "script.lua", "--decay", "1e-4"}
+  local ok, why = pcall(lt.args, {weight_decay = 1e-4, decay_steps = 3})
+  assert(not ok)
+  T.equal(why, "script.lua: unknown option '--decay' (did you mean '--weight-decay'?)")
+end)
+
 T.test("the least number follows from the default", function()
   refuses("script.lua: --epochs wants a whole number from 1 up, it is '0'", "--epochs", "0")
   refuses("script.lua: --epochs wants a whole number from 1 up, it is '-1'", "--epochs", "-1")

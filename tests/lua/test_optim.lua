@@ -99,6 +99,8 @@ T.test("settings may change between steps", function()
   o:step()
   T.near(net.w:item(), 0)
   T.fails(function() o.Lr = 0.1 end, "optim.sgd: unknown key 'Lr' (did you mean 'lr'?)")
+  T.fails(function() o.decay = 0.1 end,
+          "optim.sgd: unknown key 'decay' (did you mean 'weight_decay'?)")
   o.lr = "fast"
   net():backward()
   T.fails(function() o:step() end, "optim.sgd: 'lr' wants a number from 0 up, it is 'fast'")
