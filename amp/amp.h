@@ -152,8 +152,9 @@ LT_API void lt_loss_scale_finish(lt_loss_scale *scale);
  * shrunk by more than 12, that shows in numbers that go with the bucket, and it is to be sent
  * again: overflow on the wire costs no step and moves no scale. */
 enum {
-    LT_WIRE_SCALE_LOW = -120, LT_WIRE_SCALE_HIGH = 100, /* of f32, with bits to spare for shares: true gradients
-                                             * below 2^-112 or so become 0 on their way */
+    LT_WIRE_SCALE_LOW = -120,
+    LT_WIRE_SCALE_HIGH = 100, /* of f32, with bits to spare for shares: true gradients
+                               * below 2^-112 or so become 0 on their way */
     LT_WIRE_SCALE_NUMBERS = LT_EXPONENTS,
     LT_WIRE_SCALES = 256
 };
@@ -165,7 +166,8 @@ typedef struct lt_wire_scales {    /* all of it is to be saved with a training *
 LT_API lt_wire_scales lt_wire_scales_init(void);
 /* The exponent for a bucket, in which this rank has true gradients up to `largest`, of those that
  * are finite. numbers (LT_WIRE_SCALE_NUMBERS) are 0. */
-LT_API int lt_wire_scales_pack(const lt_wire_scales *wires, int bucket, double largest, float *numbers);
+LT_API int lt_wire_scales_pack(const lt_wire_scales *wires, int bucket, double largest,
+                               float *numbers);
 /* The sums. True: the bucket is to be sent again, as it may have overflowed, or underflowed more
  * than it has to. */
 LT_API bool lt_wire_scales_unpack(lt_wire_scales *wires, int bucket, const float *numbers);

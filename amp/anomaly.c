@@ -94,11 +94,14 @@ static void describe_input(const view *v, lt_tensor *x, int64_t index, const cha
         describe(v, "", name, "it is %s%s to begin with; look at the data", word(value),
             f16 ? ", or beyond 65504, the largest number of f16," : "");
     else if (f16)
-        describe(v, "", name, "a parameter, which is inf or beyond 65504, the largest number of f16; "
-            "look at the learning rate, and at what was loaded");
+        describe(v, "", name,
+                 "a parameter, which is inf or beyond 65504, the largest number of f16; "
+                 "look at the learning rate, and at what was loaded");
     else
-        describe(v, "", name, "a parameter, which is %s before the step; look at the learning rate, and "
-            "at what was loaded", word(value));
+        describe(v, "", name,
+                 "a parameter, which is %s before the step; look at the learning rate, and "
+                 "at what was loaded",
+                 word(value));
 }
 
 /* number: its text, or "it". */
@@ -106,12 +109,15 @@ static void describe_overflow(const view *v, const char *what, const char *numbe
 {
     int k = v->scale->scaler.k;
     if (!v->backward)
-        describe(v, "", what, "%s does not fit f16, whose largest number is 65504; " IN_F32, number);
+        describe(v, "", what, "%s does not fit f16, whose largest number is 65504; " IN_F32,
+                 number);
     else
-        describe(v, "the gradient of ", what, "with the loss scale of 2^%d in it, %s does not fit f16, "
-            "whose largest number is 65504; %s", k, number,
-            k > LT_SCALE_LOW ? "lower the scale, or let it be adaptive"
-                             : IN_F32 ", a smaller learning rate may keep it small");
+        describe(v, "the gradient of ", what,
+                 "with the loss scale of 2^%d in it, %s does not fit f16, "
+                 "whose largest number is 65504; %s",
+                 k, number,
+                 k > LT_SCALE_LOW ? "lower the scale, or let it be adaptive"
+                                  : IN_F32 ", a smaller learning rate may keep it small");
 }
 
 /* What it has made of numbers that are finite: element `index` of x, which is out[i] or d_in[i]. */
@@ -133,7 +139,8 @@ static void describe_output(const view *v, const char *what, lt_tensor *x, int i
             "the data, and for a division by 0", word(value));
 }
 
-/* ==== The op hook =============================================================================== */
+/* ==== The op hook ===============================================================================
+ * */
 
 /* Says of the first of list[0..n) that is not finite, if one is, that it was so before. */
 static bool input_is_first(const view *v, lt_tensor *const *list, int n)
@@ -160,8 +167,10 @@ static bool d_out_is_first(const view *v, lt_tensor *const *d_out, int n)
         if (d_out[i]->dtype == LT_F16 && isinf(value))
             describe_overflow(v, "output", "it");
         else
-            describe(v, "the gradient of ", "output", "it is %s, as what backward began with or as a "
-                "sum; look at the learning rate and at the data", word(value));
+            describe(v, "the gradient of ", "output",
+                     "it is %s, as what backward began with or as a "
+                     "sum; look at the learning rate and at the data",
+                     word(value));
         return true;
     }
     return false;

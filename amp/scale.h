@@ -27,7 +27,8 @@ struct lt_loss_scale {
     bool found_inf_here;                /* in this step a gradient was not finite on this rank, */
     bool found_inf_elsewhere;           /* or on another one only */
     bool detects_anomaly;             /* in this step: see anomaly.h */
-    char anomaly[LT_ANOMALY_BYTES]; /* about what was not finite first, in the step; "": nothing was */
+    char anomaly[LT_ANOMALY_BYTES]; /* about what was not finite first, in the step; "": nothing was
+                                     */
 };
 
 /* Of a magnitude; the nearest that ranks can tell each other. LT_NO_EXPONENT for 0. */

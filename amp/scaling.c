@@ -203,7 +203,8 @@ static lt_status join(void *ud, lt_tensor *x, lt_tensor *grad)
     if (is_on_device ? find_row(s, x) : leftover.not_finite == 0)
         return LT_OK;
     LT_TRY(clear_dropped(s));
-    return lt_grad_table_zero_leftover(s->table, grad, LT_ROW_LEFTOVER, LT_ROW_FIRST, s->n_measured);
+    return lt_grad_table_zero_leftover(s->table, grad, LT_ROW_LEFTOVER, LT_ROW_FIRST,
+                                       s->n_measured);
 }
 
 static lt_status complete(void *ud, lt_tensor *x, lt_tensor *grad)
@@ -234,8 +235,8 @@ static lt_status given(void *ud, lt_tensor *x, lt_tensor *grad)
     return lt_grad_table_clear(s->table, s->last);
 }
 
-/* Fails when no scale helps, and only after a step with anomaly detection: a training that goes on from a
- * checkpoint begins without. */
+/* Fails when no scale helps, and only after a step with anomaly detection: a training that goes on
+ * from a checkpoint begins without. */
 static lt_status give_up(lt_loss_scale *s)
 {
     long long skipped = s->scaler.in_a_row;

@@ -84,7 +84,9 @@ int lt_wire_scales_pack(const lt_wire_scales *w, int bucket, double largest, flo
 static int exponent_for(int true_exponent)
 {
     int exponent = TOP - SPARE - true_exponent;
-    return exponent < LT_WIRE_SCALE_LOW ? LT_WIRE_SCALE_LOW : exponent > LT_WIRE_SCALE_HIGH ? LT_WIRE_SCALE_HIGH : exponent;
+    return exponent < LT_WIRE_SCALE_LOW    ? LT_WIRE_SCALE_LOW
+           : exponent > LT_WIRE_SCALE_HIGH ? LT_WIRE_SCALE_HIGH
+                                           : exponent;
 }
 
 /* What is beyond what can be told is nearer to it when the bucket is sent again. */

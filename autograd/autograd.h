@@ -137,7 +137,7 @@ typedef struct lt_step_check {
     int32_t skip;        /* not 0: the step changes nothing */
     int32_t padding;
     double loss;         /* the first that is not finite; 0: there is none */
-    lt_grad_stats grads;      /* in gradients, when they were checked; something not finite sets skip */
+    lt_grad_stats grads; /* in gradients, when they were checked; something not finite sets skip */
     double factor, norm; /* of gradients that are clipped: of the call; and their norm, if it is not
                           * finite, which sets skip. 0: it is, or nobody has asked */
 } lt_step_check;
@@ -293,8 +293,9 @@ LT_API void lt_tape_free(lt_tape *tape);   /* its nodes go with it */
 LT_API lt_tape *lt_tape_use(lt_ctx *ctx, lt_tape *tape);
 LT_API lt_tape *lt_tape_current(lt_ctx *ctx);
 /* What runs from now on is a pass over rows of the global batch from first_row on: random calls are
- * counted from the first again, so that a batch in micro-batches draws what a whole one does. An optimizer
- * step goes back to row 0. A step that begins by it draws the same, whatever ran before. */
+ * counted from the first again, so that a batch in micro-batches draws what a whole one does. An
+ * optimizer step goes back to row 0. A step that begins by it draws the same, whatever ran before.
+ * */
 LT_API void lt_tape_set_first_row(lt_tape *tape, int64_t first_row);
 LT_API int lt_tape_nodes(const lt_tape *tape);
 /* Number i of the tensors that are kept for the backward of the op that made x; NULL past the last
@@ -321,9 +322,10 @@ LT_API void lt_grad_fault(lt_tensor *param, int rank);
 /* What becomes of the gradients that an optimizer finds. */
 typedef enum lt_step_status {
     LT_APPLIED,
-    LT_SKIPPED,   /* a step that changes nothing, running statistics neither */
-    LT_ACCUMULATING,   /* no step yet: more of the batch is to come */
-    LT_PENDING /* the one or the other of the first two, the accelerator knows: see lt_synchronize() */
+    LT_SKIPPED, /* a step that changes nothing, running statistics neither */
+    LT_ACCUMULATING, /* no step yet: more of the batch is to come */
+    LT_PENDING /* the one or the other of the first two, the accelerator knows: see lt_synchronize()
+                */
 } lt_step_status;
 
 typedef struct lt_external_memory { /* memory of someone else; deleter(ud, data) frees it */
@@ -382,9 +384,9 @@ typedef struct lt_scaling {
     /* By lt_grad_set() x has a gradient to which this step has added: grad, which is true, and
      * which the check to come is about as well. It may be complete already, as above. */
     lt_grad_hook given;
-    /* Before an optimizer step reads gradients, and after lt_grad_slots.update: LT_APPLIED may become
-     * LT_SKIPPED. Not when more of the batch is to come. It may become LT_PENDING, when what was found
-     * is on its way into lt_step_check_of(). */
+    /* Before an optimizer step reads gradients, and after lt_grad_slots.update: LT_APPLIED may
+     * become LT_SKIPPED. Not when more of the batch is to come. It may become LT_PENDING, when what
+     * was found is on its way into lt_step_check_of(). */
     lt_status (*decide)(void *ud, lt_step_status *step_status);
     /* What was pending: what was found. Returns whether the step was applied. NULL: it was none,
      * as its loss was not finite. By then another one may be in use. */
@@ -567,8 +569,8 @@ LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, i
 LT_MUST lt_status lt_optim_step_clipped(lt_optim *optim, const lt_opt *const *options,
                                         int n_groups, double most, lt_tensor **squares,
                                         lt_step_status *step_status);
-/* What became of its last step, which may be waited for: never LT_PENDING. LT_ACCUMULATING before the first
- * one. */
+/* What became of its last step, which may be waited for: never LT_PENDING. LT_ACCUMULATING before
+ * the first one. */
 LT_API lt_step_status lt_optim_step_status(lt_optim *optim);
 /* The 2-norm of the gradients that the next step would use, all in one, added up in double in a
  * fixed order; 0 if it would use none. LT_ENUMERIC when it is not finite. */

@@ -1,10 +1,10 @@
 /* deferred_check.c - what the host hears late of a step on an accelerator: see lt_synchronize().
  *
- * There is one step check, in memory of the accelerator. It is cleared when the first backward after a
- * step begins; losses and step checks go into it, and kernels of updates look at it, all in the
- * stream. It is sent to the host when a backward begins, with the loss in it, when the gradients
- * are judged, and when they are clipped. A backward waits for what was sent last, so there is never
- * more than one step to be heard of.
+ * There is one step check, in memory of the accelerator. It is cleared when the first backward
+ * after a step begins; losses and step checks go into it, and kernels of updates look at it, all in
+ * the stream. It is sent to the host when a backward begins, with the loss in it, when the
+ * gradients are judged, and when they are clipped. A backward waits for what was sent last, so
+ * there is never more than one step to be heard of.
  */
 #include <math.h>
 
@@ -24,8 +24,9 @@ lt_status lt__deferred_check_open(lt_ctx *ctx)
         check->on_device = lt__device_alloc(ctx, device, sizeof *check->on_device);
     if (check->on_device)
         check->on_host = lt__host_alloc(device, sizeof *check->on_host);
-    return check->on_host ? device->fill(device, check->on_device, LT_U8, sizeof *check->on_device, 0)
-                      : lt_errcode();
+    return check->on_host
+               ? device->fill(device, check->on_device, LT_U8, sizeof *check->on_device, 0)
+               : lt_errcode();
 }
 
 void lt__deferred_check_free(lt_ctx *ctx)
@@ -96,7 +97,10 @@ lt_status lt_synchronize(lt_ctx *ctx)
                      : lt__refuse_norm(check->norm_step, norm);
 }
 
-bool lt__deferred_check_is_unreported(const lt_deferred_check *check) { return check->loss != 0 || check->norm != 0; }
+bool lt__deferred_check_is_unreported(const lt_deferred_check *check)
+{
+    return check->loss != 0 || check->norm != 0;
+}
 
 void lt__deferred_check_set_reported(lt_ctx *ctx)
 {

@@ -132,7 +132,8 @@ lt_step_status lt_optim_step_status(lt_optim *o)
 {
     if (o->step_status == LT_PENDING)
         lt_synchronize_quiet(o->ctx);
-    return o->step_status == LT_PENDING ? LT_SKIPPED : o->step_status; /* of a device that has failed */
+    return o->step_status == LT_PENDING ? LT_SKIPPED
+                                        : o->step_status; /* of a device that has failed */
 }
 
 void lt_optim_free(lt_optim *o)
@@ -265,7 +266,8 @@ static lt_status send_step_check(struct lt_autograd *ag, lt_ctx *ctx)
     }
     if (ag->step_status == LT_APPLIED && check->sent)
         ag->step_status = LT_PENDING;
-    else if (ag->step_status == LT_APPLIED && (check->reported || lt__deferred_check_is_unreported(check)))
+    else if (ag->step_status == LT_APPLIED &&
+             (check->reported || lt__deferred_check_is_unreported(check)))
         ag->step_status = LT_SKIPPED;
     return LT_OK;
 }

@@ -113,7 +113,8 @@ typedef struct lt_dry_run {
 typedef struct lt_deferred_check {      /* of an accelerator: see lt_synchronize() */
     lt_check_loss_fn check_loss;
     lt_clip_fn clip;
-    lt_step_check *on_device, *on_host; /* its own; memory of the CPU that it is sent to. NULL at first */
+    lt_step_check *on_device,
+        *on_host; /* its own; memory of the CPU that it is sent to. NULL at first */
     uint64_t cleared;         /* 1 + the period in which it was */
     bool sent;                /* it is on its way, with mark behind it */
     uint64_t mark;

@@ -168,12 +168,12 @@ LT_API int lt_thread_limit(void);
 LT_API int64_t lt_step(const lt_ctx *ctx);
 LT_API void lt_set_step(lt_ctx *ctx, int64_t step);
 
-/* A request to stop, for whoever trains in ctx: it saves, clears the request by lt_stop(ctx, 0), and
- * leaves with LT_ESTOPPED. Safe in a signal handler and in other threads. reason is a signal's
+/* A request to stop, for whoever trains in ctx: it saves, clears the request by lt_stop(ctx, 0),
+ * and leaves with LT_ESTOPPED. Safe in a signal handler and in other threads. reason is a signal's
  * number. False, and nothing happens, while nobody listens; false for 0. */
 LT_API bool lt_stop(lt_ctx *ctx, int reason);
-/* One listener more, or one less. A request that comes too late for the last one waits for the next,
- * so it is not lost between two trainings, nor when it comes just as that one leaves. */
+/* One listener more, or one less. A request that comes too late for the last one waits for the
+ * next, so it is not lost between two trainings, nor when it comes just as that one leaves. */
 LT_API void lt_listen(lt_ctx *ctx, bool on);
 /* The reason of the request, 0 when there is none. */
 LT_API int lt_stop_reason(const lt_ctx *ctx);

@@ -1,4 +1,5 @@
-/* deferred.c - numbers that are read later: on their way from an accelerator while the host goes on.
+/* deferred.c - numbers that are read later: on their way from an accelerator while the host goes
+ * on.
  *
  * They come in one block of memory that the accelerator can copy to, made when the first is asked
  * for. Who finds it full gets a number that was waited for. The thread of the context asks for
@@ -102,8 +103,11 @@ lt_deferred *lt_item_deferred(lt_tensor *x)
     lt_deferred *deferred = lt__alloc_zero(x->ctx, sizeof *deferred);
     if (!deferred)
         return NULL;
-    *deferred = (lt_deferred){.ctx = lt__ctx_retain(x->ctx), .device = x->storage->device, .slot = -1,
-                        .dtype = (lt_dtype)x->dtype, .value = NAN};
+    *deferred = (lt_deferred){.ctx = lt__ctx_retain(x->ctx),
+                              .device = x->storage->device,
+                              .slot = -1,
+                              .dtype = (lt_dtype)x->dtype,
+                              .value = NAN};
     if (send(deferred, x) == LT_OK)
         return deferred;
     lt_deferred_free(deferred);

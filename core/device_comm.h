@@ -1,11 +1,11 @@
-/* device_comm.h - what the accelerators of several ranks do among themselves: sums of gradients that
- * never leave their devices. A part of tensor.h.
+/* device_comm.h - what the accelerators of several ranks do among themselves: sums of gradients
+ * that never leave their devices. A part of tensor.h.
  *
  * An accelerator that can do so has a table of calls, as a plugin supplies it. None of them waits
  * for the device, nor for another rank: what was begun goes on until poll() says that it is done,
- * and who asks has the patience. All calls for a rank's communicator come from one thread at a time. What
- * the library fails with is LT_EPEER, with its own sentence; the device, LT_EENV. Then only close()
- * is left.
+ * and who asks has the patience. All calls for a rank's communicator come from one thread at a
+ * time. What the library fails with is LT_EPEER, with its own sentence; the device, LT_EENV. Then
+ * only close() is left.
  */
 #ifndef LT_CORE_DEVICE_COMM_H
 #define LT_CORE_DEVICE_COMM_H

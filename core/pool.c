@@ -3,9 +3,9 @@
  *
  * A small request is rounded up to a size class; a freed block goes to its class's list and serves
  * the next request of that class. Classes are four to a power of two: at most a fifth is wasted. A
- * large one is rounded up to pages and cut out of a region (large_blocks.c). Either way a training loop
- * allocates nothing from the system after its first steps. When the system has no more, what is
- * free is given back and the request tried again. Callers remember the size, so blocks carry no
+ * large one is rounded up to pages and cut out of a region (large_blocks.c). Either way a training
+ * loop allocates nothing from the system after its first steps. When the system has no more, what
+ * is free is given back and the request tried again. Callers remember the size, so blocks carry no
  * header, keep their alignment and may lie where the CPU cannot write. A list has room for every
  * block of its class that exists, so that giving one back cannot fail.
  */

@@ -1,8 +1,8 @@
 /* sha256.c - the Secure Hash Algorithm SHA-256 of FIPS 180-4. Names and steps are those of its
  * section 6.2.
  *
- * Every checkpoint passes through here, so there is a fast version for CPUs that have instructions for
- * it: 1.2 GB/s where plain C makes 0.2.
+ * Every checkpoint passes through here, so there is a fast version for CPUs that have instructions
+ * for it: 1.2 GB/s where plain C makes 0.2.
  */
 #include <string.h>
 

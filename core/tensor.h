@@ -83,8 +83,8 @@ typedef struct lt_device {
     void *(*alloc_host)(struct lt_device *device, size_t bytes);
     void (*free_host)(struct lt_device *device, void *p);
     /* Copies from such memory to the device's, behind the mark `after`, but beside all else that is
-     * in the stream and comes into it: that may use dst behind a call of stream_wait(). *mark is behind
-     * the copy. Uploads come one after the other. From either thread. */
+     * in the stream and comes into it: that may use dst behind a call of stream_wait(). *mark is
+     * behind the copy. Uploads come one after the other. From either thread. */
     lt_status (*upload)(struct lt_device *device, void *dst, const void *src, size_t bytes,
                         uint64_t after, uint64_t *mark);
     /* The way back, to such memory, in an order of its own; mark may be NULL. Until *mark was
@@ -237,8 +237,8 @@ lt_tensor *lt__tensor_pending(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64
 void lt__tensor_place(lt_tensor *x, lt_storage *storage, int64_t offset);
 /* New; uninitialised. */
 lt_storage *lt__storage_new(lt_ctx *ctx, lt_device *device, size_t bytes);
-/* A storage on the CPU over memory that someone else has made: deleter(ud, data) is called at its end.
- * New. NULL with LT_ENOMEM, then data is the caller's still. */
+/* A storage on the CPU over memory that someone else has made: deleter(ud, data) is called at its
+ * end. New. NULL with LT_ENOMEM, then data is the caller's still. */
 lt_storage *lt__storage_over(lt_ctx *ctx, void *data, size_t bytes,
                              void (*deleter)(void *ud, void *data), void *ud);
 void lt__storage_release(lt_storage *storage);

@@ -212,8 +212,8 @@ static lt_status list_all(folder *f)
 
 /* ==== The source ============================================================================== */
 
-static lt_status read_image(const lt_source *source, int64_t i, lt_sample_buffers *buffers, lt_image *image,
-                            int64_t *label)
+static lt_status read_image(const lt_source *source, int64_t i, lt_sample_buffers *buffers,
+                            lt_image *image, int64_t *label)
 {
     const folder *f = (const folder *)source;
     const entry *file = &f->images.items[i];

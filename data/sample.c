@@ -52,7 +52,8 @@ static lt_crop centre_crop(const lt_image *image, int64_t h, int64_t w)
     return (lt_crop){(height - part_h) / 2, (width - part_w) / 2, part_h, part_w};
 }
 
-static lt_status resize(const lt_sample_spec *r, int64_t i, lt_sample_buffers *buffers, lt_image *image)
+static lt_status resize(const lt_sample_spec *r, int64_t i, lt_sample_buffers *buffers,
+                        lt_image *image)
 {
     const lt_source *source = r->source;
     const lt_batch_options *o = &r->options;
@@ -101,8 +102,8 @@ static void move_row(char *to, const char *row, int64_t w, int64_t dx, size_t pi
     }
 }
 
-static lt_status arrange(const lt_batch_options *o, const uint32_t word[4], lt_sample_buffers *buffers,
-                         lt_image *image)
+static lt_status arrange(const lt_batch_options *o, const uint32_t word[4],
+                         lt_sample_buffers *buffers, lt_image *image)
 {
     int64_t dy = draw_shift(word[0], o->crop), dx = draw_shift(word[1], o->crop);
     bool mirrored = o->flip && word[2] >> 31;

@@ -14,8 +14,8 @@ typedef struct lt_sample_spec { /* only read, by any number of threads */
 /* Fills recipe->table. */
 void lt__sample_table(const lt_sample_spec *spec, void *table);
 /* Writes image i of the source, (h, w, c) of options.dtype, and its label. LT_EDATA, LT_ENOMEM. */
-lt_status lt__sample_make(const lt_sample_spec *spec, int64_t i, lt_sample_buffers *buffers, void *x,
-                          int64_t *label);
+lt_status lt__sample_make(const lt_sample_spec *spec, int64_t i, lt_sample_buffers *buffers,
+                          void *x, int64_t *label);
 void lt__sample_buffers_free(lt_sample_buffers *buffers);
 
 #endif

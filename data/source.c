@@ -57,8 +57,8 @@ typedef struct sized {
 } sized;
 
 /* As it is: a batch brings it to the size that the source has. */
-static lt_status read_sized(const lt_source *source, int64_t i, lt_sample_buffers *buffers, lt_image *image,
-                            int64_t *label)
+static lt_status read_sized(const lt_source *source, int64_t i, lt_sample_buffers *buffers,
+                            lt_image *image, int64_t *label)
 {
     const lt_source *of = ((const sized *)source)->of;
     return of->read(of, i, buffers, image, label);

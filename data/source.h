@@ -1,7 +1,7 @@
 /* source.h - the inside of sources, and what reading an image needs. Private to this room.
  *
- * A worker owns one lt_sample_buffers and uses it for one sample after the other; nothing else is written
- * by more than one thread.
+ * A worker owns one lt_sample_buffers and uses it for one sample after the other; nothing else is
+ * written by more than one thread.
  */
 #ifndef LT_DATA_SOURCE_H
 #define LT_DATA_SOURCE_H
@@ -41,15 +41,16 @@ struct lt_source {
     lt_dtype dtype;    /* of the images */
     bool in_files;     /* reading takes long: more workers pay */
     /* Image i and its label. The pixels stay until the buffers' next sample. In any thread. */
-    lt_status (*read)(const lt_source *source, int64_t i, lt_sample_buffers *buffers, lt_image *image,
-                      int64_t *label);
+    lt_status (*read)(const lt_source *source, int64_t i, lt_sample_buffers *buffers,
+                      lt_image *image, int64_t *label);
     const char *(*class_name)(const lt_source *source, int64_t i); /* or NULL */
     /* Adds all labels to a digest, or what determines them. NULL where they are computed. */
     uint32_t (*digest_labels)(const lt_source *source, uint32_t digest);
     void (*free)(lt_source *source); /* all of it */
 };
 
-/* Decodes n bytes of JPEG or PNG into buffers->decoded. path is for messages. LT_EDATA, LT_ENOMEM. */
+/* Decodes n bytes of JPEG or PNG into buffers->decoded. path is for messages. LT_EDATA, LT_ENOMEM.
+ * */
 lt_status lt__image_decode(const char *path, const uint8_t *bytes, size_t n, int channels,
                            lt_sample_buffers *buffers, lt_image *image);
 

@@ -81,8 +81,9 @@ static lt_status make_staging(lt_bn_layers *layers)
         n->at = bytes;
         bytes += 2 * row_bytes(n);
     }
-    return layers->device ? lt__staging_grow(layers->device, &layers->staging, &layers->staging_bytes, bytes)
-                         : LT_OK;
+    return layers->device
+               ? lt__staging_grow(layers->device, &layers->staging, &layers->staging_bytes, bytes)
+               : LT_OK;
 }
 
 static lt_status fetch(lt_bn_layers *layers, lt_bn_layer *n, const lt_bn_stats *s)
@@ -113,8 +114,9 @@ static lt_status mark_last(lt_bn_layers *layers)
     int k = 0;
     while (device_of(&layers->list[k])->is_host)
         k++;
-    return layers->device->download(layers->device, layers->staging, layers->list[k].running_mean->data, 0,
-                                   layers->mark, &layers->mark);
+    return layers->device->download(layers->device, layers->staging,
+                                    layers->list[k].running_mean->data, 0, layers->mark,
+                                    &layers->mark);
 }
 
 lt_status lt__bn_layers_write(lt_bn_layers *layers, lt_ctx *ctx, bool counts, double *at)
@@ -141,14 +143,15 @@ lt_status lt__bn_layers_collect(lt_bn_layers *layers, double *at)
     for (int k = 0; k < layers->n; at += count_of(&layers->list[k++])) {
         lt_bn_layer *n = &layers->list[k];
         if (n->pending_count > 0)
-            write_sums(n, row_of(layers, n, 0), row_of(layers, n, 1), n->dtype, (double)n->pending_count,
-                       at);
+            write_sums(n, row_of(layers, n, 0), row_of(layers, n, 1), n->dtype,
+                       (double)n->pending_count, at);
         n->pending_count = 0;
     }
     return LT_OK;
 }
 
-static lt_status read_layer(const lt_bn_layers *layers, lt_ctx *ctx, const lt_bn_layer *n, const double *at)
+static lt_status read_layer(const lt_bn_layers *layers, lt_ctx *ctx, const lt_bn_layer *n,
+                            const double *at)
 {
     lt_device *device = device_of(n);
     double count = at[COUNT];

@@ -1,5 +1,5 @@
-/* bn_layers.h - the statistics of batch norms over all ranks, as numbers that can be summed. Private to
- * this room.
+/* bn_layers.h - the statistics of batch norms over all ranks, as numbers that can be summed.
+ * Private to this room.
  *
  * A norm gives, in double: its count of values, that times its momentum, where its buffer lies, for
  * a check, and over each channel the sums of its values and of their squares, from the mean and
@@ -32,8 +32,8 @@ LT_MUST lt_status lt__bn_layers_register(lt_bn_layers *layers, lt_ctx *ctx);
 /* How many numbers they are. */
 size_t lt__bn_layers_numbers(const lt_bn_layers *layers);
 /* Adds those of the statistics that wait in ctx to `at`, unless this rank's do not count. Those on
- * an accelerator are sent for; lt__bn_layers_collect(), on any thread, waits for them and adds their
- * sums. */
+ * an accelerator are sent for; lt__bn_layers_collect(), on any thread, waits for them and adds
+ * their sums. */
 LT_MUST lt_status lt__bn_layers_write(lt_bn_layers *layers, lt_ctx *ctx, bool counts, double *at);
 LT_MUST lt_status lt__bn_layers_collect(lt_bn_layers *layers, double *at);
 /* The statistics that wait in ctx become those of the sums. LT_ENOMEM, or LT_EDESYNC when the ranks

@@ -142,8 +142,8 @@ static lt_status send_on_device(void *ud, lt_packet *p, int exponent)
 
 /* In `count` elements of a bucket, which become zeros in the first n pieces; as soon as the
  * accelerator is so far. */
-static lt_status measure_on_device(lt_reducer *r, const part *b, void *data, int64_t count, int zeros,
-                            lt_grad_stats *stats)
+static lt_status measure_on_device(lt_reducer *r, const part *b, void *data, int64_t count,
+                                   int zeros, lt_grad_stats *stats)
 {
     lt_device_exchange *exchange = &r->device_exchange;
     lt_device_comm *comm = exchange->comm;
@@ -165,7 +165,8 @@ static lt_status measure_deciding(lt_reducer *r, const part *b, lt_grad_stats *s
             ;
         if (end > i)
             LT_TRY(measure_on_device(r, b, lt__bucket_item_data(item_of(r, b, i)),
-                              lt__bucket_plan_span(&r->plan, b->first + i, b->first + end), 0, stats));
+                                     lt__bucket_plan_span(&r->plan, b->first + i, b->first + end),
+                                     0, stats));
     }
     return LT_OK;
 }
@@ -182,7 +183,8 @@ static lt_status prepare(lt_reducer *r, const part *b, lt_packet *packet)
         if (has(r, it))
             r->sent[packet->n++] = it->x;
         else
-            r->device_exchange.zeros[n++] = (lt_bucket_range){it->place.offset - first, it->x->count};
+            r->device_exchange.zeros[n++] = (lt_bucket_range){it->place.offset - first,
+                                                              it->x->count};
         all_decide &= !only_travels(r, it);
     }
     LT_TRY(measure_on_device(r, b, b->place, packet->count, n, &all));

@@ -1,19 +1,23 @@
-/* bucket_plan.h - which parameters a reducer has, and the buckets in which their gradients travel. Private
- * to this room.
+/* bucket_plan.h - which parameters a reducer has, and the buckets in which their gradients travel.
+ * Private to this room.
  */
 #ifndef LT_DIST_BUCKET_PLAN_H
 #define LT_DIST_BUCKET_PLAN_H
 
 #include "dist/dist.h"
 
-typedef enum lt_grad_state { LT_GRAD_NONE, LT_GRAD_PENDING, LT_GRAD_READY } lt_grad_state; /* of a gradient, on a rank */
+typedef enum lt_grad_state {
+    LT_GRAD_NONE,
+    LT_GRAD_PENDING,
+    LT_GRAD_READY
+} lt_grad_state; /* of a gradient, on a rank */
 
 typedef struct lt_bucket_item {  /* a parameter */
     lt_tensor *x;
     lt_grad_place place;
     int arena;          /* arenas are numbered as they come: addresses differ between ranks */
     int bucket;
-    lt_grad_state state;       /* written by the rank's thread before an exchange, or under the lock */
+    lt_grad_state state; /* written by the rank's thread before an exchange, or under the lock */
     bool frozen;        /* at the first backward of the step */
     bool has_optim;        /* an optimizer has it, so what is found in it counts */
     bool measured;      /* this is of its gradient as it is now: */
@@ -39,7 +43,8 @@ typedef struct lt_bucket_plan {  /* zero: nothing to send */
     int n_items, n_buckets, n_arenas;
 } lt_bucket_plan;
 
-/* One more, which is kept. LT_ENOMEM, or what lt_grad_find() says. lt__bucket_plan_cut() is to follow. */
+/* One more, which is kept. LT_ENOMEM, or what lt_grad_find() says. lt__bucket_plan_cut() is to
+ * follow. */
 LT_MUST lt_status lt__bucket_plan_add(lt_bucket_plan *plan, lt_tensor *x);
 /* Cuts the items into buckets, of which the first has at most so many bytes, and others `most`; but
  * none is more than half of what is left, as the last ones, which no backward hides, had better be

@@ -1,5 +1,5 @@
-/* coll_sig.h - what a rank wants of the others in a collective. All must want the same. Private to this
- * room.
+/* coll_sig.h - what a rank wants of the others in a collective. All must want the same. Private to
+ * this room.
  */
 #ifndef LT_DIST_COLL_SIG_H
 #define LT_DIST_COLL_SIG_H
@@ -9,7 +9,12 @@
 enum { LT_WHAT_BYTES = 48 };
 enum { LT_SEEN_BYTES = 128 }; /* for "; it was last seen at train.lua:31, step 7" */
 
-typedef enum lt_coll_kind { LT_COLL_NONE, LT_COLL_ALLREDUCE, LT_COLL_BROADCAST, LT_COLL_BARRIER } lt_coll_kind;
+typedef enum lt_coll_kind {
+    LT_COLL_NONE,
+    LT_COLL_ALLREDUCE,
+    LT_COLL_BROADCAST,
+    LT_COLL_BARRIER
+} lt_coll_kind;
 
 typedef struct lt_coll_sig { /* travels between processes as it is */
     lt_coll_kind kind;

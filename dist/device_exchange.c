@@ -34,7 +34,8 @@ static lt_status check_group(const lt_group *group)
 
 /* Until all that was begun is done, but no more than so many seconds: then it is LT_EPEER without a
  * message, and *timed_out. 0: as long as it takes. LT_EPEER too when a rank has failed. */
-static lt_status wait_for(lt_device_comm *comm, const lt_group *group, double seconds, bool *timed_out)
+static lt_status wait_for(lt_device_comm *comm, const lt_group *group, double seconds,
+                          bool *timed_out)
 {
     double now = lt__seconds(), noticed = 0;
     lt_deadline deadline = {now + seconds, now};
@@ -81,8 +82,8 @@ static void close_comm(lt_device_exchange *r)
     r->comm = NULL;
 }
 
-lt_status lt__device_exchange_wait(lt_device_exchange *r, lt_group *group, const char *what, lt_status begun,
-                         bool others)
+lt_status lt__device_exchange_wait(lt_device_exchange *r, lt_group *group, const char *what,
+                                   lt_status begun, bool others)
 {
     double seconds = others ? lt__group_timeout(group) : 0;
     bool timed_out = false;
@@ -149,15 +150,16 @@ static lt_status share_id(lt_device *device, lt_group *group, comm_id *all)
 
 /* mine->can: this rank is in. In half the time that others are waited for: if it takes longer,
  * there is still time to say so. */
-static lt_status open_comm(lt_device_exchange *r, lt_device *device, lt_group *group, capability *mine)
+static lt_status open_comm(lt_device_exchange *r, lt_device *device, lt_group *group,
+                           capability *mine)
 {
     comm_id all;
     double seconds = lt__group_timeout(group) / 2;
     LT_TRY(share_id(device, group, &all));
     lt_status status = all.status;
     if (status == LT_OK)
-        status = device->comm_calls->open(device, all.id, lt_group_rank(group), lt_group_size(group),
-                                     &r->comm);
+        status = device->comm_calls->open(device, all.id, lt_group_rank(group),
+                                          lt_group_size(group), &r->comm);
     if (status == LT_OK)
         status = wait_for(r->comm, group, seconds, &mine->timed_out);
     if (mine->timed_out)
@@ -184,7 +186,8 @@ static lt_status compare_choices(lt_ctx *ctx, lt_group *group, lt_sum_backend su
     return LT_OK;
 }
 
-static lt_status choose(lt_device_exchange *r, lt_ctx *ctx, lt_group *group, lt_sum_backend sums, capability *all)
+static lt_status choose(lt_device_exchange *r, lt_ctx *ctx, lt_group *group, lt_sum_backend sums,
+                        capability *all)
 {
     lt_device *device = ctx->device;
     char text[600];
@@ -212,7 +215,8 @@ static lt_status choose(lt_device_exchange *r, lt_ctx *ctx, lt_group *group, lt_
     return LT_OK;
 }
 
-lt_status lt__device_exchange_choose(lt_device_exchange *r, lt_ctx *ctx, lt_group *group, lt_sum_backend sums)
+lt_status lt__device_exchange_choose(lt_device_exchange *r, lt_ctx *ctx, lt_group *group,
+                                     lt_sum_backend sums)
 {
     bool may = false;
     int size = lt_group_size(group);
@@ -233,7 +237,8 @@ lt_status lt__device_exchange_choose(lt_device_exchange *r, lt_ctx *ctx, lt_grou
 
 /* ==== Memory ================================================================================== */
 
-lt_status lt__device_exchange_make_room(lt_device_exchange *r, lt_ctx *ctx, const lt_bucket_plan *plan, lt_dtype wire)
+lt_status lt__device_exchange_make_room(lt_device_exchange *r, lt_ctx *ctx,
+                                        const lt_bucket_plan *plan, lt_dtype wire)
 {
     size_t most = 0;
     for (int k = 0; k < plan->n_buckets && wire != LT_F32; k++) {
@@ -265,7 +270,8 @@ void lt__device_exchange_free(lt_device_exchange *r, lt_ctx *ctx, lt_group *grou
     int rank;
     bool failed = lt_group_failure(group, &rank, &code, text, sizeof text), timed_out;
     if (r->comm && !failed && r->comm->calls->finalize(r->comm) == LT_OK) {
-        lt_status status = wait_for(r->comm, group, timeout < FINALIZE_SECONDS ? timeout : FINALIZE_SECONDS, &timed_out);
+        lt_status status = wait_for(
+            r->comm, group, timeout < FINALIZE_SECONDS ? timeout : FINALIZE_SECONDS, &timed_out);
         (void)status; /* who has not parted by now is aborted */
     }
     close_comm(r);

@@ -143,9 +143,9 @@ LT_MUST lt_status lt_group_compare_numbers(lt_group *group, const char *what,
  * parameters it uses, its loss, the sums of its batch norm statistics, its signature to stop.
  *
  * A step may have several backwards, which add up. The last one sends. If nobody says which one
- * that is (lt_reducer_expect_backwards()), it is taken to be as in the steps before; the first step sends
- * when an optimizer wants the gradients. A parameter that only some ranks have used counts as zero
- * on the others; one that none has used is not sent, and not updated. Ranks come to a batch
+ * that is (lt_reducer_expect_backwards()), it is taken to be as in the steps before; the first step
+ * sends when an optimizer wants the gradients. A parameter that only some ranks have used counts as
+ * zero on the others; one that none has used is not sent, and not updated. Ranks come to a batch
  * norm for the first time in the same step and the same order, make the same optimizers in one
  * order, and take the same steps of them; or it is LT_EDESYNC.
  *
@@ -178,8 +178,8 @@ typedef struct lt_reducer_config { /* zero means default */
     lt_dtype wire;                 /* of f32 gradients; the same on all ranks */
     lt_sum_backend sum_backend;                  /* the same on all ranks */
     bool blocking;                 /* nothing is sent before the optimizer wants it */
-    bool no_sync;                    /* nothing is sent at all, and weights go apart: to measure what
-                                    * it costs to be together */
+    bool no_sync; /* nothing is sent at all, and weights go apart: to measure what
+                   * it costs to be together */
     int vranks;                    /* a step has so many shards, a power of two: each rank goes
                                     * through its part of them one after the other, with its share
                                     * set, backward and the optimizer's step for each, of which only
@@ -214,8 +214,8 @@ LT_API void lt_reducer_set_data(lt_reducer *reducer, uint32_t digest);
  * after the last step: the settings of every other step are compared in the step that follows. */
 LT_MUST lt_status lt_reducer_compare(lt_reducer *reducer);
 
-/* For lt_set_allreduce(), with the reducer as ud. All ranks must go through as many such sums in each
- * step. LT_EUSAGE with vranks, unless each rank has one: the others have not come yet. */
+/* For lt_set_allreduce(), with the reducer as ud. All ranks must go through as many such sums in
+ * each step. LT_EUSAGE with vranks, unless each rank has one: the others have not come yet. */
 LT_MUST lt_status lt_reducer_sum(void *reducer, double *numbers, int64_t n, bool backward);
 
 /* Each step has so many backwards from now on. 0, as in the beginning: to be found out; then a step
@@ -254,8 +254,8 @@ typedef struct lt_packet {      /* a bucket on its way */
     int bucket;
     lt_tensor *const *x;        /* n parameters whose gradients this rank has in it. Borrowed */
     int n;
-    lt_grad_stats stats;             /* in theirs, as far as it decides about the step: if an optimizer
-                                 * has the parameter, and some rank has added to it */
+    lt_grad_stats stats; /* in theirs, as far as it decides about the step: if an optimizer
+                          * has the parameter, and some rank has added to it */
     double largest;             /* in_f16: magnitude of what is finite in all of theirs */
     const void *data;           /* (count) elements: its gradients; for unpack() those of all. NULL:
                                  * they stay on an accelerator */

@@ -104,7 +104,8 @@ lt_status lt__filter_allreduce(lt_filter *f, lt_group *group, const lt_sum *buck
     return lt__filter_send(&f->is, p, send_on_host, &(host_bucket){f, group, bucket, bytes, owns});
 }
 
-lt_grad_stats lt__filter_measure(const lt_bucket_filter *filter, const lt_bucket_item *item, void *data)
+lt_grad_stats lt__filter_measure(const lt_bucket_filter *filter, const lt_bucket_item *item,
+                                 void *data)
 {
     lt_ctx *ctx = item->x->ctx;
     lt_storage storage = {.ctx = ctx, .device = ctx->devices[0], .data = data,

@@ -27,7 +27,8 @@ LT_MUST lt_status lt__filter_allreduce(lt_filter *filter, lt_group *group, const
                                        bool owns, lt_packet *packet);
 /* What is found in an item, whose gradient is at `data` on the CPU: what was measured when it was
  * complete, or what the filter sees when it looks. */
-lt_grad_stats lt__filter_measure(const lt_bucket_filter *filter, const lt_bucket_item *item, void *data);
+lt_grad_stats lt__filter_measure(const lt_bucket_filter *filter, const lt_bucket_item *item,
+                                 void *data);
 void lt__grad_stats_add(lt_grad_stats *to, lt_grad_stats from);
 void lt__filter_free(lt_filter *filter);
 

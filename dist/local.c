@@ -1,5 +1,5 @@
-/* local.c - the transport of ranks that are threads of one process: always there. Their control block is in
- * ordinary memory, and the data of a rank is where its pointer says.
+/* local.c - the transport of ranks that are threads of one process: always there. Their control
+ * block is in ordinary memory, and the data of a rank is where its pointer says.
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -75,7 +75,10 @@ static void set_location(void *self, const char *where, int64_t step)
     lt__shm_set_location(shm_of(self), where, step);
 }
 
-static bool is_reporter(void *self, double seconds) { return lt__shm_is_reporter(shm_of(self), seconds); }
+static bool is_reporter(void *self, double seconds)
+{
+    return lt__shm_is_reporter(shm_of(self), seconds);
+}
 static void set_spin(void *self, bool spin) { shm_of(self)->spin = spin; }
 
 static int cpus(const void *self)
@@ -100,10 +103,21 @@ static void leave(void *self)
 }
 
 static const lt_transport transport = {
-    .name = "local", .allreduce = allreduce, .allreduce_side = allreduce_side,
-    .broadcast = broadcast, .barrier = barrier, .send = send, .receive = receive,
-    .bytes = bytes_so_far, .fail = fail, .failure = failure, .set_location = set_location, .is_reporter = is_reporter,
-    .set_spin = set_spin, .cpus = cpus, .local_rank = local_rank,
+    .name = "local",
+    .allreduce = allreduce,
+    .allreduce_side = allreduce_side,
+    .broadcast = broadcast,
+    .barrier = barrier,
+    .send = send,
+    .receive = receive,
+    .bytes = bytes_so_far,
+    .fail = fail,
+    .failure = failure,
+    .set_location = set_location,
+    .is_reporter = is_reporter,
+    .set_spin = set_spin,
+    .cpus = cpus,
+    .local_rank = local_rank,
     .close = leave,
 };
 

@@ -10,7 +10,8 @@
 
 #include "core/core.h"
 
-typedef struct lt_mappings lt_mappings; /* those of this process, and its views of those of others */
+typedef struct lt_mappings
+    lt_mappings; /* those of this process, and its views of those of others */
 
 lt_mappings *lt__mappings_new(void);    /* new; NULL with LT_ENOMEM */
 /* Views are unmapped; windows live until they are freed. NULL is fine. */

@@ -1,11 +1,12 @@
-/* mpi_transport.c - the transport of ranks that are processes. Those of a node are a communicator around a control block
- * in shared memory; the first ranks of all nodes are a ring. A collective is done within each node,
- * then between the nodes, then handed on within each node.
+/* mpi_transport.c - the transport of ranks that are processes. Those of a node are a communicator
+ * around a control block in shared memory; the first ranks of all nodes are a ring. A collective is
+ * done within each node, then between the nodes, then handed on within each node.
  *
- * A failure is on the control block of each node, whose first rank tells those of the others of it, and
- * misses those that end without a word.
+ * A failure is on the control block of each node, whose first rank tells those of the others of it,
+ * and misses those that end without a word.
  *
- * Two threads may be in collectives at once, each in its channel: a communicator, a ring, a channel of a network.
+ * Two threads may be in collectives at once, each in its channel: a communicator, a ring, a channel
+ * of a network.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -30,7 +31,7 @@
 
 enum { STAGING_BYTES = 256 << 10 }; /* stays in the cache */
 enum { POLL_NS = 2000 * 1000 }; /* between looks for who has left */
-enum { GRACE_SECONDS = 1 };             /* seconds more for those who wait for one that waits for others */
+enum { GRACE_SECONDS = 1 }; /* seconds more for those who wait for one that waits for others */
 /* Until one that has ended without a word is missed; one that waits for it is first, and says for
  * what. */
 static const double LOST_SECONDS = 0.1, LIVENESS_SECONDS = 0.4;
@@ -66,7 +67,8 @@ static lt_status check_peer(void *ud, const lt_ring *ring, int rank, const char 
     if (c->notices && lt__notices_has_left(c->notices, lt__node_of(&c->nodes, rank)))
         return lt_fail(LT_EPEER, "rank %d has left, but rank %d waits for it in %s%s", rank,
                        c->net.rank, what, lt__ring_last_seen(ring, rank));
-    if (c->liveness && lt__liveness_is_lost(c->liveness, lt__node_of(&c->nodes, rank), LOST_SECONDS))
+    if (c->liveness &&
+        lt__liveness_is_lost(c->liveness, lt__node_of(&c->nodes, rank), LOST_SECONDS))
         return lt__ring_fail_peer(ring, rank, what);
     return LT_OK;
 }
@@ -253,7 +255,8 @@ static lt_status mpi_allreduce(void *self, const float *from, float *to, size_t 
     if (!c->net.sum)
         return lt_fail(LT_EENV, "%s has no allreduce of its own", c->net.name);
     if (c->net.sum(c->net.self, from, to, count) != 0)
-        return share_failure(c, &c->ring, lt_fail(LT_EPEER, "%s: its allreduce failed", c->net.name));
+        return share_failure(c, &c->ring,
+                             lt_fail(LT_EPEER, "%s: its allreduce failed", c->net.name));
     return LT_OK;
 }
 
@@ -273,7 +276,8 @@ static void fail(void *self, lt_status code, const char *text)
 
 static bool failure(const void *self, int *rank, lt_status *code, char *text, size_t bytes)
 {
-    mpi_transport *c = (mpi_transport *)self; /* to look whether the others live changes nothing of it */
+    mpi_transport *c = (mpi_transport *)
+        self; /* to look whether the others live changes nothing of it */
     lt__shm_check_liveness(&c->shm);
     check_nodes(c);
     return lt__shm_failure(&c->shm, rank, code, text, bytes);
@@ -357,8 +361,9 @@ static lt_status leave(void *self)
     return lt__shm_check(&c->shm);
 }
 
-/* After a failure requests may be open that point into all this, so it stays; and so does the network:
- * all would have to come to its end, and mpirun may crash when it ends ranks that wait there. */
+/* After a failure requests may be open that point into all this, so it stays; and so does the
+ * network: all would have to come to its end, and mpirun may crash when it ends ranks that wait
+ * there. */
 static void close_transport(void *self)
 {
     mpi_transport *c = self;
@@ -372,11 +377,26 @@ static void close_transport(void *self)
 }
 
 static const lt_transport transport = {
-    .name = "cluster", .allreduce = allreduce, .allreduce_side = allreduce_side,
-    .broadcast = broadcast, .barrier = barrier, .send = send, .receive = receive,
-    .add_as_tree = add_as_tree, .bytes = bytes_so_far, .fail = fail, .failure = failure, .set_location = set_location,
-    .alloc_shared = alloc_shared, .mpi_allreduce = mpi_allreduce, .is_reporter = is_reporter, .set_spin = set_spin,
-    .cpus = cpus, .local_rank = local_rank, .leave = leave, .close = close_transport,
+    .name = "cluster",
+    .allreduce = allreduce,
+    .allreduce_side = allreduce_side,
+    .broadcast = broadcast,
+    .barrier = barrier,
+    .send = send,
+    .receive = receive,
+    .add_as_tree = add_as_tree,
+    .bytes = bytes_so_far,
+    .fail = fail,
+    .failure = failure,
+    .set_location = set_location,
+    .alloc_shared = alloc_shared,
+    .mpi_allreduce = mpi_allreduce,
+    .is_reporter = is_reporter,
+    .set_spin = set_spin,
+    .cpus = cpus,
+    .local_rank = local_rank,
+    .leave = leave,
+    .close = close_transport,
 };
 
 /* ==== The beginning =========================================================================== */
@@ -403,8 +423,10 @@ static bool is_alive(void *ud, int slot)
 
 static lt_status join_shm(mpi_transport *c)
 {
-    c->shm = (lt_shm){.control = c->nodes.control, .size = c->nodes.n_here, .rank_of = c->nodes.rank_of,
-                        .timeout = c->ring.timeout};
+    c->shm = (lt_shm){.control = c->nodes.control,
+                      .size = c->nodes.n_here,
+                      .rank_of = c->nodes.rank_of,
+                      .timeout = c->ring.timeout};
     while (c->nodes.rank_of[c->shm.rank] != c->net.rank)
         c->shm.rank++;
     if (c->shm.size == 1) /* nobody else looks at its data */

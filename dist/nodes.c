@@ -1,5 +1,5 @@
-/* nodes.c - see nodes.h. The first rank on a machine offers the others there a control block in a window of
- * its own. All get it, or each has one for itself alone.
+/* nodes.c - see nodes.h. The first rank on a machine offers the others there a control block in a
+ * window of its own. All get it, or each has one for itself alone.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -65,7 +65,8 @@ typedef struct offer { /* of the first rank on a machine to the others there */
     int pid;
 } offer;
 
-/* The process ids of all on this machine, if all can map the first one's control block; else zeros. */
+/* The process ids of all on this machine, if all can map the first one's control block; else zeros.
+ * */
 static lt_status offer_control(lt_nodes *nodes, lt_ring *ring, lt_mappings *mappings)
 {
     const lt_net *w = ring->net;

@@ -1,5 +1,5 @@
-/* nodes.h - who is on which node: the network tells which ranks are on one machine, and those of them
- * that can map each other's memory are a node. Private to this room.
+/* nodes.h - who is on which node: the network tells which ranks are on one machine, and those of
+ * them that can map each other's memory are a node. Private to this room.
  */
 #ifndef LT_DIST_NODES_H
 #define LT_DIST_NODES_H
@@ -17,8 +17,8 @@ typedef struct lt_nodes {
     int own;                 /* this one's place among them */
 } lt_nodes;
 
-/* Both are collectives, of letters over the network of ring, and fail as those do, or with LT_ENOMEM.
- * First who is on this node, of *nodes that is zero; then who is on others. */
+/* Both are collectives, of letters over the network of ring, and fail as those do, or with
+ * LT_ENOMEM. First who is on this node, of *nodes that is zero; then who is on others. */
 lt_status lt__nodes_share_memory(lt_nodes *nodes, lt_ring *ring, lt_mappings *mappings);
 lt_status lt__nodes_find(lt_nodes *nodes, lt_ring *ring);
 void lt__nodes_free(lt_nodes *nodes, lt_mappings *mappings);

@@ -1,4 +1,5 @@
-/* notices.c - see notices.h. A receive for the last word of each other node is open from the start. */
+/* notices.c - see notices.h. A receive for the last word of each other node is open from the start.
+ * */
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
@@ -74,8 +75,8 @@ static void send_notice(lt_notices *notices)
     lt__liveness_leave(notices->liveness);
     lt__shm_failure(notices->shm, &own->rank, &own->status, own->text, sizeof own->text);
     for (int i = 0; i < notices->n; i++)
-        if (i != notices->node && w->send(w->self, notices->rank[i], LT_NET_NOTICES, own, sizeof *own,
-                                       &notices->peer[i].sending) != 0)
+        if (i != notices->node && w->send(w->self, notices->rank[i], LT_NET_NOTICES, own,
+                                          sizeof *own, &notices->peer[i].sending) != 0)
             notices->peer[i].has_sent = true; /* there is nobody to hear it */
 }
 

@@ -8,7 +8,8 @@
 #include "dist/shm.h"
 #include "dist/net.h"
 
-typedef struct lt_notices lt_notices; /* NULL: this rank is not the first, and says and hears nothing */
+typedef struct lt_notices
+    lt_notices; /* NULL: this rank is not the first, and says and hears nothing */
 
 /* Of node `node` among those whose first ranks are rank[0..n). Their failures become those of
  * shm. What is handed over is borrowed. New. NULL with LT_ENOMEM or LT_EPEER. */

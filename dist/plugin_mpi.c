@@ -1,5 +1,5 @@
-/* plugin_mpi.c - libluatrain-mpi.so: a network of MPI. It calls nothing of luatrain: what it knows of
- * it is net.h.
+/* plugin_mpi.c - libluatrain-mpi.so: a network of MPI. It calls nothing of luatrain: what it knows
+ * of it is net.h.
  *
  * A lock lets one thread at a time into MPI, so MPI_THREAD_SERIALIZED will do. A program that has
  * initialised MPI itself also ends it.

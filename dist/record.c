@@ -47,7 +47,8 @@ void lt__record_forget_losses(lt_record *r)
     r->loss = 0;
 }
 
-lt_status lt__record_write(lt_record *r, lt_ctx *ctx, int ranks, int parameters, const lt_rank_record *own)
+lt_status lt__record_write(lt_record *r, lt_ctx *ctx, int ranks, int parameters,
+                           const lt_rank_record *own)
 {
     LT_TRY(lt__bn_layers_register(&r->bn_layers, ctx));
     size_t count = HEAD + OF_RANK * (size_t)ranks + (size_t)parameters +

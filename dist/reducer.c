@@ -36,8 +36,13 @@ static void take_slots(lt_reducer *r)
 {
     lt_grad_slots slots = {.ud = r, .alloc_arena = alloc_arena};
     if (!r->config.no_sync)
-        slots = (lt_grad_slots){.ud = r, .begin = begin, .ready = ready, .end = end,
-                                .update = update, .synchronize = synchronize, .alloc_arena = alloc_arena};
+        slots = (lt_grad_slots){.ud = r,
+                                .begin = begin,
+                                .ready = ready,
+                                .end = end,
+                                .update = update,
+                                .synchronize = synchronize,
+                                .alloc_arena = alloc_arena};
     lt_set_grad_slots(r->ctx, &slots);
 }
 
@@ -118,7 +123,10 @@ lt_status lt_reducer_set_filter(lt_reducer *r, const lt_bucket_filter *filter)
     return LT_OK;
 }
 
-void lt_reducer_expect_backwards(lt_reducer *r, int backwards) { r->expected_backwards = backwards; }
+void lt_reducer_expect_backwards(lt_reducer *r, int backwards)
+{
+    r->expected_backwards = backwards;
+}
 
 lt_reduced_step lt_reducer_last(const lt_reducer *r) { return r->last; }
 
@@ -146,7 +154,8 @@ static lt_status make_room(lt_reducer *r, const lt_tensor *x)
     r->written = written ? written : r->written;
     lt_tensor **sent = realloc(r->sent, (size_t)(r->plan.n_items + 1) * sizeof *sent);
     r->sent = sent ? sent : r->sent;
-    lt_tree_sum *tree_sums = realloc(r->tree_sums, (size_t)(r->plan.n_arenas + 1) * sizeof *tree_sums);
+    lt_tree_sum *tree_sums = realloc(r->tree_sums,
+                                     (size_t)(r->plan.n_arenas + 1) * sizeof *tree_sums);
     r->tree_sums = tree_sums ? tree_sums : r->tree_sums;
     if (!sent || !tree_sums || !written)
         return lt_fail(LT_ENOMEM, "out of memory for a reducer");
@@ -183,13 +192,16 @@ static lt_status add_item(lt_reducer *r, lt_tensor *x)
  * order. */
 static lt_status compare_sums(const lt_reducer *r)
 {
-    static const char *const sums[] = {
-        [LT_SUM_BACKEND_AUTO] = "auto", [LT_SUM_BACKEND_HOST] = "host", [LT_SUM_BACKEND_NCCL] = "nccl"};
+    static const char *const sums[] = {[LT_SUM_BACKEND_AUTO] = "auto",
+                                       [LT_SUM_BACKEND_HOST] = "host",
+                                       [LT_SUM_BACKEND_NCCL] = "nccl"};
     lt_dtype wire = r->config.wire;
     char text[96];
     snprintf(text, sizeof text, "--wire %s\n--sums %s\nparts of a deterministic run: %d",
-             wire == LT_F16 ? "fp16" : wire == LT_BF16 ? "bf16" : "fp32", sums[r->config.sum_backend],
-             r->config.vranks);
+             wire == LT_F16    ? "fp16"
+             : wire == LT_BF16 ? "bf16"
+                               : "fp32",
+             sums[r->config.sum_backend], r->config.vranks);
     return lt_group_compare(r->group, "how gradients are summed", text);
 }
 
@@ -198,7 +210,8 @@ lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
     int before = r->plan.n_items, gone_through = r->shard + r->summed;
     if (!r->device_exchange.chosen)
         LT_TRY(compare_sums(r));
-    LT_TRY(lt__device_exchange_choose(&r->device_exchange, r->ctx, r->group, r->config.sum_backend));
+    LT_TRY(
+        lt__device_exchange_choose(&r->device_exchange, r->ctx, r->group, r->config.sum_backend));
     for (int i = 0; i < n; i++) {
         if (lt__bucket_plan_find(&r->plan, params[i]))
             continue;
@@ -251,7 +264,8 @@ static lt_status read_record(lt_reducer *r)
     return lt__record_read_bn_stats(&r->record, r->ctx);
 }
 
-/* ==== The exchange: on the group's thread ======================================================== */
+/* ==== The exchange: on the group's thread ========================================================
+ * */
 
 static lt_status exchange(void *ud)
 {
@@ -288,7 +302,9 @@ static void note_grad_states(lt_reducer *r)
         r->plan.buckets[k].pending = 0;
     for (int i = 0; i < r->plan.n_items; i++) {
         lt_bucket_item *it = &r->plan.items[i];
-        it->state = lt_grad_uses(it->x) > 0 ? LT_GRAD_PENDING : lt_grad(it->x) ? LT_GRAD_READY : LT_GRAD_NONE;
+        it->state = lt_grad_uses(it->x) > 0 ? LT_GRAD_PENDING
+                    : lt_grad(it->x)        ? LT_GRAD_READY
+                                            : LT_GRAD_NONE;
         it->has_optim = lt_has_optim(it->x);
         r->plan.buckets[it->bucket].pending += it->state == LT_GRAD_PENDING;
     }
@@ -306,7 +322,8 @@ static uint64_t mark_now(const lt_reducer *r)
 static lt_status start_exchange(lt_reducer *r)
 {
     if (r->device_exchange.comm)
-        LT_TRY(lt__device_exchange_make_room(&r->device_exchange, r->ctx, &r->plan, r->config.wire));
+        LT_TRY(
+            lt__device_exchange_make_room(&r->device_exchange, r->ctx, &r->plan, r->config.wire));
     else if (!r->ctx->device->is_host)
         LT_TRY(lt__staging_make_room(&r->staging, &r->plan));
     uint64_t mark = mark_now(r); /* behind what memory was filled with */
@@ -330,7 +347,8 @@ static lt_status add_to_tree_sums(lt_reducer *r)
         if (it->state == LT_GRAD_NONE || r->share == 0)
             memset(lt__bucket_item_data(it), 0, lt__bucket_item_bytes(it));
         else
-            lt__grad_stats_add(&it->stats_before, lt__filter_measure(&r->filter.is, it, lt__bucket_item_data(it)));
+            lt__grad_stats_add(&it->stats_before,
+                               lt__filter_measure(&r->filter.is, it, lt__bucket_item_data(it)));
         it->stats = (lt_grad_stats){0};
         it->measured = true;
         it->summed = it->state != LT_GRAD_NONE || (it->summed && r->shard > 0);

@@ -1,10 +1,11 @@
 /* shm.c - collectives over shared memory; see shm.h.
  *
- * A collective has two phases. In the first each rank posts its signature and waits for those of all;
- * then the data of all may be read and written. In the second each says that it is through, and
- * waits for that of all; then its own data is its own again. In between the ranks share the work:
- * each sums one part of the elements for all, which reads and writes every element once per rank.
- * What cannot be seen by others is done in pieces that fit on the staging buffer, each in its two phases.
+ * A collective has two phases. In the first each rank posts its signature and waits for those of
+ * all; then the data of all may be read and written. In the second each says that it is through,
+ * and waits for that of all; then its own data is its own again. In between the ranks share the
+ * work: each sums one part of the elements for all, which reads and writes every element once per
+ * rank. What cannot be seen by others is done in pieces that fit on the staging buffer, each in its
+ * two phases.
  */
 #include <errno.h>
 #include <linux/futex.h>
@@ -71,7 +72,8 @@ size_t lt__shm_control_bytes(int size)
 
 void lt__shm_control_init(lt_shm_control *control, int size) { control->size = size; }
 
-/* ==== The futex ================================================================================ */
+/* ==== The futex ================================================================================
+ * */
 
 static void wake_all(lt_shm_control *b)
 {
@@ -89,7 +91,10 @@ static void sleep_on_futex(lt_shm_control *b, unsigned seen_value)
     atomic_fetch_sub(&b->sleepers, 1);
 }
 
-static post *post_of(const lt_shm *t, int who) { return &t->control->slot[who].channel[t->channel]; }
+static post *post_of(const lt_shm *t, int who)
+{
+    return &t->control->slot[who].channel[t->channel];
+}
 
 /* ==== Failure ================================================================================= */
 
@@ -97,8 +102,8 @@ static int rank_of(const lt_shm *t, int who) { return t->rank_of ? t->rank_of[wh
 
 static bool is_lost(const lt_shm *t, int who) { return t->is_alive && !t->is_alive(t->ud, who); }
 
-/* The control block is this rank's to write a failure on; false: there is one. What another writes is
- * waited for, but who has died over it is taken over from. */
+/* The control block is this rank's to write a failure on; false: there is one. What another writes
+ * is waited for, but who has died over it is taken over from. */
 static bool claim_failure(lt_shm *t)
 {
     lt_shm_control *b = t->control;
@@ -318,7 +323,8 @@ static lt_status wait_for(lt_shm *t, const wait *w)
     }
 }
 
-/* ==== Signatures ================================================================================== */
+/* ==== Signatures
+ * ================================================================================== */
 
 /* All ranks find the same two that differ. */
 static lt_status compare(lt_shm *t)

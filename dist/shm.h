@@ -1,11 +1,11 @@
 /* shm.h - ranks that share memory: threads of a process, or processes with a shared mapping.
  * Private to this room.
  *
- * They meet at a control block in that memory. Each rank has a slot there, which it alone writes: it says
- * what collective it wants and how far it has come, and waits until the others have said the same.
- * Then every rank does its part with the data of all, in place. Whoever changes a slot rings the
- * bell, a futex, for those who sleep. A wait ends when the others have come, or when one of them
- * has failed, left, died or is too late.
+ * They meet at a control block in that memory. Each rank has a slot there, which it alone writes:
+ * it says what collective it wants and how far it has come, and waits until the others have said
+ * the same. Then every rank does its part with the data of all, in place. Whoever changes a slot
+ * rings the bell, a futex, for those who sleep. A wait ends when the others have come, or when one
+ * of them has failed, left, died or is too late.
  */
 #ifndef LT_DIST_SHM_H
 #define LT_DIST_SHM_H
@@ -19,8 +19,8 @@ size_t lt__shm_control_bytes(int size);
 /* Makes one of zeroed memory that is aligned to 128 bytes. Its first failure is not set. */
 void lt__shm_control_init(lt_shm_control *control, int size);
 
-/* A slot has two channels, whose collectives take no notice of each other: two threads of a rank, with
- * a view each, may be in one of either. Failures, and who is there, are the same in both. */
+/* A slot has two channels, whose collectives take no notice of each other: two threads of a rank,
+ * with a view each, may be in one of either. Failures, and who is there, are the same in both. */
 enum { LT_SHM_CHANNELS = 2 };
 
 typedef struct lt_shm {  /* one rank's view */
@@ -34,9 +34,9 @@ typedef struct lt_shm {  /* one rank's view */
     uint32_t collectives;      /* collectives so far */
     uint64_t bytes;       /* that others have had of this rank, and it of them */
     /* For processes, which see of each other what lies in shared memory: what lies elsewhere goes
-     * over the staging buffer, a piece of it, a part at a time. Threads see everything by its address and
-     * live as long as we do: for them this is NULL. */
-    uint64_t (*handle_of)(void *ud, const void *data);     /* what others find it by; 0: not at all */
+     * over the staging buffer, a piece of it, a part at a time. Threads see everything by its
+     * address and live as long as we do: for them this is NULL. */
+    uint64_t (*handle_of)(void *ud, const void *data); /* what others find it by; 0: not at all */
     void *(*map)(void *ud, int slot, uint64_t place); /* NULL with LT_ENOMEM */
     bool (*is_alive)(void *ud, int slot);
     void *ud;

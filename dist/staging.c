@@ -56,7 +56,8 @@ lt_status lt__staging_stream_wait(lt_staging *s)
 
 void lt__staging_free(lt_staging *s)
 {
-    lt_status status = lt__staging_stream_wait(s); /* who gets the gradients' memory next comes behind */
+    lt_status status = lt__staging_stream_wait(
+        s); /* who gets the gradients' memory next comes behind */
     (void)status; /* a device that has failed fails again */
     for (int i = 0; i < 2; i++)
         if (s->stage[i].at)

@@ -18,10 +18,11 @@ typedef struct lt_tree_sum { /* zero: nothing has come */
 
 /* Whether n ranks can share `shards` shards, whose gradients travel as wire: LT_EUSAGE. */
 LT_MUST lt_status lt__tree_sum_check(int shards, int n, lt_dtype wire);
-/* Number `shard` of `shards`, a power of two: scale * data[0..count) goes into the tree sum. After the
- * last one data is the sum. Data may become longer, by what counts as zeros before. LT_ENOMEM. */
-LT_MUST lt_status lt__tree_sum_add(lt_tree_sum *sum, int shard, int shards, void *data, int64_t count,
-                               lt_dtype dtype, double scale);
+/* Number `shard` of `shards`, a power of two: scale * data[0..count) goes into the tree sum. After
+ * the last one data is the sum. Data may become longer, by what counts as zeros before. LT_ENOMEM.
+ * */
+LT_MUST lt_status lt__tree_sum_add(lt_tree_sum *sum, int shard, int shards, void *data,
+                                   int64_t count, lt_dtype dtype, double scale);
 void lt__tree_sum_free(lt_tree_sum *sum);
 
 #endif

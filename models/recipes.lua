@@ -15,7 +15,8 @@ local recipes = {}
 -- ended at 78.3 to 78.6 % top1; 90 epochs without (--mixup 0 of train_recipe.lua) at 76.9 to
 -- 77.2 %, 50 epochs at 75.8 %.
 recipes.resnet50_78 = {
-  arch = "resnet50", epochs = 250, batch = 2048, lr = 2.048, momentum = 0.875, weight_decay = 2.0 ^ -15,
+  arch = "resnet50", epochs = 250, batch = 2048, lr = 2.048, momentum = 0.875,
+      weight_decay = 2.0 ^ -15,
   label_smoothing = 0.1, mixup = 0.2, schedule = lt.schedule.cosine{warmup = 8},
 }
 
@@ -23,7 +24,8 @@ recipes.resnet50_78 = {
 -- github.com/dmlc/web-data; 73.28 % top1. Colours were changed at random too, which is left out.
 recipes.mobilenet_73 = {
   arch = "mobilenet_v1", epochs = 200, batch = 1024, lr = 0.4, momentum = 0.9, nesterov = true,
-  weight_decay = 1e-4, label_smoothing = 0.1, mixup = 0.2, schedule = lt.schedule.cosine{warmup = 5},
+  weight_decay = 1e-4, label_smoothing = 0.1, mixup = 0.2,
+      schedule = lt.schedule.cosine{warmup = 5},
 }
 
 -- Straight lines: {{from epoch, to epoch, value there, value here}, ...}.
@@ -120,7 +122,8 @@ function recipes.fit(name, given)
       decay_bias = false}),
     schedule = schedule_of(recipe, parts),
     sizes = recipe.sizes and sizes_of(recipe, parts, batch, o.train.height),
-    label_smoothing = recipe.label_smoothing, mixup = o.mixup or recipe.mixup, accumulate = o.accumulate,
+    label_smoothing = recipe.label_smoothing, mixup = o.mixup or recipe.mixup,
+        accumulate = o.accumulate,
     target = o.target,
   }
 end

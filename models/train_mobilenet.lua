@@ -30,7 +30,8 @@ local net = mobilenet[opt.arch]{
 
 lt.fit{
   net = net, train = train, test = test, epochs = opt.epochs, batch = opt.batch,
-  optim = lt.optim.sgd(net, {lr = opt.lr, momentum = 0.9, nesterov = true, weight_decay = opt.weight_decay,
+  optim = lt.optim.sgd(net, {lr = opt.lr, momentum = 0.9, nesterov = true,
+      weight_decay = opt.weight_decay,
                              decay_bias = false}),
   schedule = lt.schedule.cosine{warmup = opt.warmup},
   label_smoothing = opt.label_smoothing,

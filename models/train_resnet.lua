@@ -8,7 +8,8 @@ local lt = require "luatrain"
 local resnet = require "resnet"
 
 local opt = lt.args{
-  data = "fashion-mnist", epochs = 3, batch = 128, lr = 0.2, weight_decay = 5e-4, label_smoothing = 0.0,
+  data = "fashion-mnist", epochs = 3, batch = 128, lr = 0.2, weight_decay = 5e-4,
+      label_smoothing = 0.0,
   warmup = 1.0, sync_bn = false,
   arch = {"resnet20", "resnet32", "resnet44", "resnet56",
           "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"},
@@ -30,7 +31,8 @@ local net = resnet[opt.arch]{
 
 lt.fit{
   net = net, train = train, test = test, epochs = opt.epochs, batch = opt.batch,
-  optim = lt.optim.sgd(net, {lr = opt.lr, momentum = 0.9, nesterov = true, weight_decay = opt.weight_decay,
+  optim = lt.optim.sgd(net, {lr = opt.lr, momentum = 0.9, nesterov = true,
+      weight_decay = opt.weight_decay,
                              decay_bias = false}),
   schedule = lt.schedule.cosine{warmup = opt.warmup},
   label_smoothing = opt.label_smoothing,

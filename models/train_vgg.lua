@@ -28,6 +28,7 @@ local net = vgg[opt.arch]{
 
 lt.fit{
   net = net, train = train, test = test, epochs = opt.epochs, batch = opt.batch,
-  optim = lt.optim.sgd(net, {lr = opt.lr, momentum = 0.9, weight_decay = opt.weight_decay, decay_bias = false}),
+  optim = lt.optim.sgd(net, {lr = opt.lr, momentum = 0.9, weight_decay = opt.weight_decay,
+      decay_bias = false}),
   schedule = lt.schedule.cosine{warmup = opt.warmup},
 }

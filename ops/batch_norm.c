@@ -10,8 +10,8 @@
  * Where act stops the gradient, y tells. Without a residual y follows from x, which backward reads
  * anyway: y is kept for it only when both are there.
  *
- * The kernels here are the reference versions of those in batch_norm_simd.c, channel by channel and in
- * double; they also serve f64.
+ * The kernels here are the reference versions of those in batch_norm_simd.c, channel by channel and
+ * in double; they also serve f64.
  */
 #include "ops/batch_norm.h"
 
@@ -72,7 +72,8 @@ static lt_status shape(lt_call *c)
     return LT_OK;
 }
 
-/* ==== The reference version ========================================================================== */
+/* ==== The reference version
+ * ========================================================================== */
 
 /* Runs fn for each channel. */
 static void each_channel(lt_call *c, void (*fn)(lt_call *c, int64_t k))

@@ -7,8 +7,8 @@
  * channels) by (channels, channels), or, when each channel is a group of its own, a product channel
  * by channel. Each part of a result belongs to one thread. A pointwise convolution is linear().
  *
- * The fast kernels hand each result, as a task, to whoever has code for it: depthwise.c, winograd.c,
- * conv_thin.c, conv_weights.c, or oneDNN.
+ * The fast kernels hand each result, as a task, to whoever has code for it: depthwise.c,
+ * winograd.c, conv_thin.c, conv_weights.c, or oneDNN.
  */
 #include "ops/cpu/conv_thin.h"
 #include "ops/cpu/conv_weights.h"
@@ -318,8 +318,8 @@ static size_t scratch(const lt_call *c, bool backward)
 
 static bool ours(const lt_call *c, const lt_conv_task *task)
 {
-    return lt__depthwise_accepts(task) || lt__winograd_accepts(task) || lt__conv_thin_accepts(task) ||
-           lt__conv_weights_accepts(c, task);
+    return lt__depthwise_accepts(task) || lt__winograd_accepts(task) ||
+           lt__conv_thin_accepts(task) || lt__conv_weights_accepts(c, task);
 }
 
 static lt_status task_ready(const lt_call *c, const lt_conv_task *task)

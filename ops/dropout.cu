@@ -46,7 +46,8 @@ __global__ void __launch_bounds__(LT_THREADS)
 }
 
 /* out (+)= mask in / (1 - p) */
-template <class E> static lt_status launch_dropout(lt_call *c, lt_tensor *out, const lt_tensor *in, bool add)
+template <class E>
+static lt_status launch_dropout(lt_call *c, lt_tensor *out, const lt_tensor *in, bool add)
 {
     enum { V = 16 / sizeof(E) };
     drawing q = {};

@@ -44,10 +44,11 @@ typedef struct lt_row_gradient {
     double factor, shift, hit;
 } lt_row_gradient;
 
-LT_BOTH static inline lt_row_gradient lt__row_gradient(double g, double inverse, double label_smoothing,
-                                                       int64_t classes)
+LT_BOTH static inline lt_row_gradient lt__row_gradient(double g, double inverse,
+                                                       double label_smoothing, int64_t classes)
 {
-    lt_row_gradient r = {g * inverse, -g * label_smoothing / (double)classes, g * (1 - label_smoothing)};
+    lt_row_gradient r = {g * inverse, -g * label_smoothing / (double)classes,
+                         g * (1 - label_smoothing)};
     return r;
 }
 

@@ -29,7 +29,8 @@ lt_status lt__cuda_sum_rows(const lt_cuda *cuda, void *to, int to_dtype, const v
     int64_t dims[] = {rows, cols};
     lt_reduction_end end = {to, to_dtype, false, add, 1};
     lt_reduction_plan plan;
-    lt__plan_reduction(&plan, 2, dims, 1 << 0, (size_t)(lt__cuda_at(NULL, from_dtype, 1) - (char *)0));
+    lt__plan_reduction(&plan, 2, dims, 1 << 0,
+                       (size_t)(lt__cuda_at(NULL, from_dtype, 1) - (char *)0));
     if (lt__reduction_scratch(&plan, sizeof(double)) > lt__cuda_sum_rows_bytes())
         return cuda->host->fail(LT_EINVAL, "%s: %lld rows of %lld columns are too many sums",
                                 cuda->name, (lt_ll)rows, (lt_ll)cols);
@@ -234,8 +235,8 @@ static lt_matrices<E> factor_of(const products *v, int f, const lt_tensor *t, in
 }
 
 /* to (+)= the products of what t has: x, y and out, or its gradient. */
-static lt_status run_pairs(lt_call *c, const pairs *s, int wanted, lt_tensor *const t[3], lt_tensor *to,
-                     bool add)
+static lt_status run_pairs(lt_call *c, const pairs *s, int wanted, lt_tensor *const t[3],
+                           lt_tensor *to, bool add)
 {
     lt_cuda *cuda = lt__cuda(c->ctx);
     const products v = products_of(s, wanted);

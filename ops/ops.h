@@ -49,7 +49,8 @@ LT_API bool lt_grad_table_is_on_device(const lt_grad_table *table, int first, in
 LT_MUST lt_status lt_grad_table_check(lt_grad_table *table, int first, int n);
 /* x = 0, if something in the row `left`, which is about x, is not finite, and nothing in n rows
  * from the first. */
-LT_MUST lt_status lt_grad_table_zero_leftover(lt_grad_table *table, lt_tensor *x, int left, int first, int n);
+LT_MUST lt_status lt_grad_table_zero_leftover(lt_grad_table *table, lt_tensor *x, int left,
+                                              int first, int n);
 
 #ifdef __cplusplus
 }

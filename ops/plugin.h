@@ -37,9 +37,11 @@ typedef struct lt_accelerator {
     /* *stats = what is in x, multiplied by `by`. */
     lt_status (*measure)(const lt_tensor *x, double by, lt_grad_stats *stats);
     /* check->grads = all that is in rows[0..n); something not finite sets skip. */
-    lt_status (*check_grads)(lt_device *device, const lt_grad_stats *rows, int n, lt_step_check *check);
+    lt_status (*check_grads)(lt_device *device, const lt_grad_stats *rows, int n,
+                             lt_step_check *check);
     /* x = 0, if something in *left is not finite, and nothing in rows[0..n). */
-    lt_status (*zero_leftover)(lt_tensor *x, const lt_grad_stats *leftover, const lt_grad_stats *rows, int n);
+    lt_status (*zero_leftover)(lt_tensor *x, const lt_grad_stats *leftover,
+                               const lt_grad_stats *rows, int n);
     lt_check_loss_fn check_loss;
     lt_clip_fn clip;
     char name[96];             /* what computes: "NVIDIA H200 (cuDNN 9.19.0, CUDA 13.0)" */

@@ -238,7 +238,8 @@ static lt_status back(lt_call *c)
 static void plan_global(lt_reduction_plan *plan, const lt_tensor *x)
 {
     int64_t dims[] = {x->dims[0], x->dims[1] * x->dims[2], x->dims[3]};
-    lt__plan_reduction(plan, 3, dims, 1 << 1, (size_t)(lt__cuda_at(NULL, x->dtype, 1) - (char *)NULL));
+    lt__plan_reduction(plan, 3, dims, 1 << 1,
+                       (size_t)(lt__cuda_at(NULL, x->dtype, 1) - (char *)NULL));
 }
 
 static size_t global_scratch(const lt_call *c, bool backward)
@@ -256,8 +257,9 @@ static lt_status global_fwd(lt_call *c)
     lt_reduction_end end = {y->data, y->dtype, false, false, (double)(x->dims[1] * x->dims[2])};
     lt_reduction_plan plan;
     plan_global(&plan, x);
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), x->dtype, E,
-                   return lt__reduce<lt_sum_reduction<E>>(lt__cuda(c->ctx), &plan, x->data, end, c->scratch);)
+    LT_CUDA_FLOATS(
+        lt__cuda(c->ctx), x->dtype, E,
+        return lt__reduce<lt_sum_reduction<E>>(lt__cuda(c->ctx), &plan, x->data, end, c->scratch);)
 }
 
 template <class E> struct shared : lt_types<1, E> {

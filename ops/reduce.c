@@ -5,11 +5,11 @@
  * (outer, rows, width) and reduces the rows: acc[j] += x[r][j]. Sums of floats are made in double,
  * of integers in 64 bits.
  *
- * Narrow rows are laid end to end until they fill the lanes of wide loads, and the lanes are reduced
- * last; so a sum over the last axis, whose width is 1, is as fast as any. If that axis is short,
- * many outer positions are reduced side by side, as columns. A pass of few but long columns is cut
- * into parts, so that threads can share the work, and one more pass reduces the parts. All cuts
- * depend on the shape alone: the bits do not depend on the number of threads.
+ * Narrow rows are laid end to end until they fill the lanes of wide loads, and the lanes are
+ * reduced last; so a sum over the last axis, whose width is 1, is as fast as any. If that axis is
+ * short, many outer positions are reduced side by side, as columns. A pass of few but long columns
+ * is cut into parts, so that threads can share the work, and one more pass reduces the parts. All
+ * cuts depend on the shape alone: the bits do not depend on the number of threads.
  */
 #include "ops/cpu/loops.h"
 
@@ -118,7 +118,7 @@ static size_t plan_scratch(const reduction_plan *p)
 
 /* acc[j] = value, a formula of a = acc[j] and of x, row r of column j. The inner loop is the one
  * that runs on in memory. */
-#define REDUCE(A, T, value)                                                                          \
+#define REDUCE(A, T, value)                                                                        \
     do {                                                                                           \
         A *restrict accs = acc;                                                                    \
         const T *restrict xs = data;                                                               \
@@ -143,8 +143,8 @@ static size_t plan_scratch(const reduction_plan *p)
 
 /* Reduces columns, `width` of them and across apart, of rows that are down apart. One of the two
  * steps is 1. */
-LT_SIMD static void reduce_block(reduction_kind kind, lt_dtype dtype, void *acc, const void *data, int64_t rows,
-                         int64_t width, int64_t down, int64_t across)
+LT_SIMD static void reduce_block(reduction_kind kind, lt_dtype dtype, void *acc, const void *data,
+                                 int64_t rows, int64_t width, int64_t down, int64_t across)
 {
     if (kind == MAX)
         LT_NUMERICS(dtype, T, REDUCE(T, T, x > a || x != x ? x : a););
@@ -218,8 +218,8 @@ static void run_task(const reduction *r, const reduction_pass *p, bool first, bo
         memcpy(lt__at(dst, r->acc, to), acc, (size_t)n * lt_dtype_bytes(r->acc));
 }
 
-static void reduce(const lt_call *c, const reduction *r, const reduction_plan *plan, const void *src,
-                   void *dst, void *scratch)
+static void reduce(const lt_call *c, const reduction *r, const reduction_plan *plan,
+                   const void *src, void *dst, void *scratch)
 {
     for (int i = 0; i < plan->n; i++) {
         const reduction_pass *p = &plan->pass[i];

@@ -46,7 +46,8 @@ static void plan_passes(lt_reduction_plan *plan, int64_t outer, int64_t rows, in
         plan_pass(plan, outer, parts, width, left);
 }
 
-void lt__plan_reduction(lt_reduction_plan *plan, int ndim, const int64_t *dims, uint32_t mask, size_t bytes)
+void lt__plan_reduction(lt_reduction_plan *plan, int ndim, const int64_t *dims, uint32_t mask,
+                        size_t bytes)
 {
     int64_t size[LT_MAX_DIMS], width = 1;
     bool reduced[LT_MAX_DIMS];
@@ -86,7 +87,8 @@ size_t lt__reduction_scratch(const lt_reduction_plan *plan, size_t bytes)
     return sum;
 }
 
-/* ==== Kinds of reduces ========================================================================== */
+/* ==== Kinds of reduces ==========================================================================
+ * */
 
 /* Sums of integers, in 64 bits. */
 template <class E> struct integer_sum {
@@ -244,7 +246,8 @@ static lt_status argmax_fwd(lt_call *c)
 
 /* ==== Sums for broadcasting ops =============================================================== */
 
-static void plan_to(lt_reduction_plan *plan, const lt_tensor *dst, const lt_tensor *like, size_t bytes)
+static void plan_to(lt_reduction_plan *plan, const lt_tensor *dst, const lt_tensor *like,
+                    size_t bytes)
 {
     uint32_t mask = 0;
     for (int i = 1; i <= like->ndim; i++)

@@ -352,8 +352,9 @@ static lt_status cross_entropy_backward(lt_call *c)
 
 const lt_op lt__op_cross_entropy = {
     .sig = "cross_entropy(x, labels; label_smoothing=0.0)",
-    .doc = "Mean over rows of -sum(q log softmax(x)), with q = (1 - label_smoothing) onehot(labels) + "
-           "label_smoothing / classes; labels count from 0. No rows: 0.",
+    .doc =
+        "Mean over rows of -sum(q log softmax(x)), with q = (1 - label_smoothing) onehot(labels) + "
+        "label_smoothing / classes; labels count from 0. No rows: 0.",
     .cast = LT_CAST_F32,
     .n_aux = 1,
     .save = LT_SAVE_IN(X) | LT_SAVE_IN(LABELS) | LT_SAVE_OUT(1),

@@ -224,9 +224,11 @@ static lt_status lars(lt_call *c)
 }
 
 const lt_op lt__op_lars_step = {
-    .sig = "lars_step(w, g, v; lr#, momentum=0.9, weight_decay=0.0, trust=0.001, eps=1e-8, adapt=true, "
+    .sig = "lars_step(w, g, v; lr#, momentum=0.9, weight_decay=0.0, trust=0.001, eps=1e-8, "
+           "adapt=true, "
            "scale=1.0)",
-    .doc = "LARS (You, Gitman and Ginsburg, 2017), of one parameter: d = scale g + weight_decay w; q = "
+    .doc = "LARS (You, Gitman and Ginsburg, 2017), of one parameter: d = scale g + weight_decay w; "
+           "q = "
            "trust |w| / (|scale g| + weight_decay |w| + eps), or 1 where a norm is 0 and with "
            "adapt=false; v = momentum v + q d; w -= lr v.",
     .in_place = 1 << W | 1 << SLOT,
@@ -273,7 +275,8 @@ static lt_status adam(lt_call *c) { return for_blocks(c, adam_block); }
 const lt_op lt__op_adam_step = {
     .sig = "adam_step(w, g, m, v; lr#, step#, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, "
            "decoupled=false, scale=1.0)",
-    .doc = "Adam (Kingma and Ba, 2015), steps counted from 1: d = scale g + weight_decay w; m = beta1 m + "
+    .doc = "Adam (Kingma and Ba, 2015), steps counted from 1: d = scale g + weight_decay w; m = "
+           "beta1 m + "
            "(1 - beta1) d; v = beta2 v + (1 - beta2) d^2; w -= lr / (1 - beta1^step) m / (sqrt(v / "
            "(1 - beta2^step)) + eps). With decoupled=true AdamW (Loshchilov and Hutter, 2019): "
            "w *= 1 - lr weight_decay first, and d = scale g.",

@@ -19,7 +19,7 @@ enum { STEP = 1, BETA1, BETA2, ADAM_EPS, ADAM_WEIGHT_DECAY, DECOUPLED, ADAM_SCAL
 
 #define LT_SGD_NUMBERS(c)                                                                          \
     T lr = (T)lt__number(c, LR);                                                                   \
-    T weight_decay = (T)lt__number(c, SGD_WEIGHT_DECAY);                                                         \
+    T weight_decay = (T)lt__number(c, SGD_WEIGHT_DECAY);                                           \
     T scale = (T)lt__number(c, SGD_SCALE);
 
 #define LT_SGD_STEP(w, g) w -= lr * (g * scale + weight_decay * w);
@@ -28,22 +28,22 @@ enum { STEP = 1, BETA1, BETA2, ADAM_EPS, ADAM_WEIGHT_DECAY, DECOUPLED, ADAM_SCAL
     bool nesterov = lt__flag(c, NESTEROV);                                                         \
     T lr = (T)lt__number(c, LR);                                                                   \
     T momentum = (T)lt__number(c, MOMENTUM);                                                       \
-    T weight_decay = (T)lt__number(c, MOMENTUM_WEIGHT_DECAY);                                                    \
+    T weight_decay = (T)lt__number(c, MOMENTUM_WEIGHT_DECAY);                                      \
     T scale = (T)lt__number(c, MOMENTUM_SCALE);
 
 #define LT_MOMENTUM_STEP(w, g, v)                                                                  \
-    T d = g * scale + weight_decay * w;                                                                   \
+    T d = g * scale + weight_decay * w;                                                            \
     v = momentum * v + d;                                                                          \
     w -= lr * (nesterov ? d + momentum * v : v);
 
 #define LT_LARS_NUMBERS(c)                                                                         \
     T lr = (T)lt__number(c, LR);                                                                   \
     T momentum = (T)lt__number(c, LARS_MOMENTUM);                                                  \
-    T weight_decay = (T)lt__number(c, LARS_WEIGHT_DECAY);                                                        \
+    T weight_decay = (T)lt__number(c, LARS_WEIGHT_DECAY);                                          \
     T scale = (T)lt__number(c, LARS_SCALE);
 
 #define LT_LARS_STEP(w, g, v, ratio)                                                               \
-    v = momentum * v + ratio * (g * scale + weight_decay * w);                                            \
+    v = momentum * v + ratio * (g * scale + weight_decay * w);                                     \
     w -= lr * v;
 
 /* Of the norms of w and of the scaled gradient. */
@@ -57,11 +57,11 @@ LT_BOTH static inline double lt__lars_ratio(double w, double g, double trust, do
 #define LT_ADAM_NUMBERS(c)                                                                         \
     double step = lt__number(c, STEP), rate = lt__number(c, LR);                                   \
     double b1 = lt__number(c, BETA1), b2 = lt__number(c, BETA2);                                   \
-    double all_weight_decay = lt__number(c, ADAM_WEIGHT_DECAY);                                                  \
+    double all_weight_decay = lt__number(c, ADAM_WEIGHT_DECAY);                                    \
     bool decoupled = lt__flag(c, DECOUPLED);                                                       \
     T scale = (T)lt__number(c, ADAM_SCALE);                                                        \
-    T keep = (T)(decoupled ? 1 - rate * all_weight_decay : 1);                                            \
-    T coupled = (T)(decoupled ? 0 : all_weight_decay);                                                    \
+    T keep = (T)(decoupled ? 1 - rate * all_weight_decay : 1);                                     \
+    T coupled = (T)(decoupled ? 0 : all_weight_decay);                                             \
     T new1 = (T)(1 - b1);                                                                          \
     T old2 = (T)b2;                                                                                \
     T new2 = (T)(1 - b2);                                                                          \

@@ -7,8 +7,8 @@
 -- channels_last and without; the better stays.
 --
 -- of limit: what the ops of a step would take if none took longer than the product or the copy that
--- binds it (see lua/luatrain/commands/bench.lua), as a share of the step. It is that of our fastest round,
--- and so is the table of ops.
+-- binds it (see lua/luatrain/commands/bench.lua), as a share of the step. It is that of our fastest
+-- round, and so is the table of ops.
 local lt = require "luatrain"
 local bench = require "luatrain.commands.bench"
 local json = require "luatrain.json"

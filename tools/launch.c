@@ -261,7 +261,8 @@ static void forward(pid_t mpirun, stop_request *w, bool ready, double now)
 }
 
 /* *code is mpirun's exit code. */
-static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, stop_request *w, int *code)
+static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, stop_request *w,
+                          int *code)
 {
     ranks_seen seen = {.timeout = timeout, .began = clock_seconds()};
     lt_status status = LT_OK;

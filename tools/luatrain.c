@@ -44,10 +44,12 @@ static void warn_of_unused(lua_State *L)
     (void)status; /* of no account: a script may have made require() something else */
 }
 
-/* The subcommands that look at how a script trains: attach() of luatrain/commands/NAME.lua takes what follows
- * the name and returns which of it is the script, and a function. The script runs until it is told
- * that all was seen, as LT_EDONE; then the function is called. There may be no script. */
-static const char attach_script[] = "return require('luatrain.commands.' .. ...).attach(select(2, ...))";
+/* The subcommands that look at how a script trains: attach() of luatrain/commands/NAME.lua takes
+ * what follows the name and returns which of it is the script, and a function. The script runs
+ * until it is told that all was seen, as LT_EDONE; then the function is called. There may be no
+ * script. */
+static const char attach_script[] =
+    "return require('luatrain.commands.' .. ...).attach(select(2, ...))";
 
 static lt_status run_attached(lua_State *L, const char *name, int argc, char **argv)
 {
@@ -264,8 +266,8 @@ static lt_status choose_threads(settings *s, int n, int cpus)
     return LT_OK;
 }
 
-/* Called before choose_threads(), which chooses a number where the user gave none. The run has as many
- * threads as the limit allows. */
+/* Called before choose_threads(), which chooses a number where the user gave none. The run has as
+ * many threads as the limit allows. */
 static void warn_of_limit(const settings *s)
 {
     int limit = lt_thread_limit();

@@ -79,8 +79,9 @@ static lt_status set_wire(settings *s, const char *who, const char *value)
 
 static lt_status set_sums(settings *s, const char *who, const char *value)
 {
-    static const char *const names[] = {
-        [LT_SUM_BACKEND_AUTO] = "auto", [LT_SUM_BACKEND_HOST] = "host", [LT_SUM_BACKEND_NCCL] = "nccl"};
+    static const char *const names[] = {[LT_SUM_BACKEND_AUTO] = "auto",
+                                        [LT_SUM_BACKEND_HOST] = "host",
+                                        [LT_SUM_BACKEND_NCCL] = "nccl"};
     for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
         if (strcmp(value, names[i]) == 0) {
             s->reducer.sum_backend = (lt_sum_backend)i;

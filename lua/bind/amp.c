@@ -75,7 +75,8 @@ static bool unpack(void *ud, const lt_packet *p)
     char text[64];
     if (s->scale)
         lt_loss_scale_unpack(s->scale, p->tail);
-    bool again = p->in_f16 && lt_wire_scales_unpack(&s->wire_scales, p->bucket, p->tail + scale_numbers(s));
+    bool again = p->in_f16 &&
+                 lt_wire_scales_unpack(&s->wire_scales, p->bucket, p->tail + scale_numbers(s));
     snprintf(text, sizeof text, "bucket %d is %s", p->bucket,
              s->scale && p->tail[0] > 0 ? "not finite" : again ? "sent again" : "finite");
     lt_trace(s->ctx, LT_TRACK_COMM, text, lt__seconds(), 0);
@@ -256,7 +257,8 @@ static int now(lua_State *L)
     return 3;
 }
 
-/* wire_scales(): a table of what is to be saved of the way of buckets in f16; empty if none goes it. */
+/* wire_scales(): a table of what is to be saved of the way of buckets in f16; empty if none goes
+ * it. */
 static int wire_scales(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
@@ -288,7 +290,8 @@ static bool get_within(lua_State *L, const char *name, lua_Integer low, lua_Inte
     return true;
 }
 
-/* restore_wire_scales(table): such as wire_scales() has given; what cannot be in one is as at first. */
+/* restore_wire_scales(table): such as wire_scales() has given; what cannot be in one is as at
+ * first. */
 static int restore_wire_scales(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -312,10 +315,14 @@ static int restore_wire_scales(lua_State *L)
 static const luaL_Reg methods[] = {
     {"now", now}, {"state", state}, {"load", load}, {"latest", latest},
     {"last", last}, {NULL, NULL}};
-static const luaL_Reg functions[] = {
-    {"new_loss_scale", new_loss_scale}, {"use_loss_scale", use_loss_scale},
-    {"loss_scale", loss_scale}, {"wire_scales", wire_scales}, {"restore_wire_scales", restore_wire_scales},
-    {"fault", fault}, {"arm_fault", arm_fault}, {NULL, NULL}};
+static const luaL_Reg functions[] = {{"new_loss_scale", new_loss_scale},
+                                     {"use_loss_scale", use_loss_scale},
+                                     {"loss_scale", loss_scale},
+                                     {"wire_scales", wire_scales},
+                                     {"restore_wire_scales", restore_wire_scales},
+                                     {"fault", fault},
+                                     {"arm_fault", arm_fault},
+                                     {NULL, NULL}};
 
 void lt__open_amp(lua_State *L)
 {

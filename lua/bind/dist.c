@@ -152,7 +152,8 @@ static int is_alone(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
     bool is_only = size_of(s) * lt__shards(s) == 1;
-    lua_pushboolean(L, !s->group || (is_only && s->reducer_config.sum_backend != LT_SUM_BACKEND_NCCL));
+    lua_pushboolean(L,
+                    !s->group || (is_only && s->reducer_config.sum_backend != LT_SUM_BACKEND_NCCL));
     return 1;
 }
 
@@ -289,8 +290,8 @@ static int reduced(lua_State *L)
     return 4;
 }
 
-/* configure(no_sync, blocking, bucket): how gradients are made one from the next step on: not at all;
- * not before the optimizer wants them; in buckets of so many bytes, 0 for the usual ones. */
+/* configure(no_sync, blocking, bucket): how gradients are made one from the next step on: not at
+ * all; not before the optimizer wants them; in buckets of so many bytes, 0 for the usual ones. */
 static int configure(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -355,14 +356,29 @@ static int wire(lua_State *L)
     return 2;
 }
 
-static const luaL_Reg functions[] = {
-    {"rank", rank}, {"on_root", on_root}, {"compare", compare},
-    {"compare_numbers", compare_numbers}, {"broadcast_text", broadcast_text}, {"sum", sum},
-    {"reduce", reduce}, {"is_alone", is_alone}, {"deterministic", deterministic},
-    {"shards", shards}, {"shard", shard}, {"take_shard", take_shard}, {"least_rows", least_rows},
-    {"compare_step", compare_step}, {"complete", complete}, {"digest", digest},
-    {"expect_backwards", expect_backwards}, {"reduced", reduced}, {"configure", configure}, {"buckets", buckets},
-    {"time_sums", time_sums}, {"wire", wire}, {NULL, NULL}};
+static const luaL_Reg functions[] = {{"rank", rank},
+                                     {"on_root", on_root},
+                                     {"compare", compare},
+                                     {"compare_numbers", compare_numbers},
+                                     {"broadcast_text", broadcast_text},
+                                     {"sum", sum},
+                                     {"reduce", reduce},
+                                     {"is_alone", is_alone},
+                                     {"deterministic", deterministic},
+                                     {"shards", shards},
+                                     {"shard", shard},
+                                     {"take_shard", take_shard},
+                                     {"least_rows", least_rows},
+                                     {"compare_step", compare_step},
+                                     {"complete", complete},
+                                     {"digest", digest},
+                                     {"expect_backwards", expect_backwards},
+                                     {"reduced", reduced},
+                                     {"configure", configure},
+                                     {"buckets", buckets},
+                                     {"time_sums", time_sums},
+                                     {"wire", wire},
+                                     {NULL, NULL}};
 
 void lt__open_dist(lua_State *L) { lt__register(L, functions); }
 
@@ -381,7 +397,8 @@ lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *co
     lt_lua *s = lt__lua_of(L);
     if (config)
         s->reducer_config = *config;
-    if (lt_group_size(group) == 1 && s->reducer_config.vranks == 0 && s->reducer_config.sum_backend != LT_SUM_BACKEND_NCCL)
+    if (lt_group_size(group) == 1 && s->reducer_config.vranks == 0 &&
+        s->reducer_config.sum_backend != LT_SUM_BACKEND_NCCL)
         return LT_OK;
     if (!(s->reducer = lt_reducer_new(s->ctx, group, &s->reducer_config)))
         return lt_errcode();

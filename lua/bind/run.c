@@ -421,13 +421,15 @@ static int optim_set_group(lua_State *L)
     return 0;
 }
 
-static const char *const step_statuses[] = {[LT_APPLIED] = "applied", [LT_SKIPPED] = "skipped",
-                                       [LT_ACCUMULATING] = "accumulating", [LT_PENDING] = "pending"};
+static const char *const step_statuses[] = {[LT_APPLIED] = "applied",
+                                            [LT_SKIPPED] = "skipped",
+                                            [LT_ACCUMULATING] = "accumulating",
+                                            [LT_PENDING] = "pending"};
 
 /* optim:step({options of group 1, options of group 2, ...}, clip): what became of it, one of
- * step statuses: "accumulating" when more of the batch is to come, "pending" when that is not known yet. With a
- * clip, the most that the norm of the gradients may be, above 0, a tensor too: the square of what
- * it was. */
+ * step statuses: "accumulating" when more of the batch is to come, "pending" when that is not known
+ * yet. With a clip, the most that the norm of the gradients may be, above 0, a tensor too: the
+ * square of what it was. */
 static int optim_step(lua_State *L)
 {
     lt_lua *s = lt__lua(L);

@@ -381,8 +381,8 @@ static int clear_stop(lua_State *L)
 }
 
 /* stop_reason(): the signal's name, such as "SIGTERM", or "signal 12" for one that programs are not
- * stopped by as a rule, and its number; nil when there is no request to stop. stop_reason(n): the same
- * for signal n. */
+ * stopped by as a rule, and its number; nil when there is no request to stop. stop_reason(n): the
+ * same for signal n. */
 static int stop_reason(lua_State *L)
 {
     static const struct { int signal; const char *name; } known[] = {

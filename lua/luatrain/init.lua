@@ -19,7 +19,8 @@ local lt = {
   fit = require "luatrain.train.fit".fit,
   micro_batches = require "luatrain.train.fit".micro_batches,
   mixup = require "luatrain.api.mixup",   -- lt.mixup(x, y, alpha): images mixed two by two
-  summary = require "luatrain.commands.summary",   -- lt.summary(net, {n, h, w, c}): a table of its layers
+  -- lt.summary(net, {n, h, w, c}): a table of its layers
+  summary = require "luatrain.commands.summary",
   rank = core.rank,              -- lt.rank(): this one, from 0, and how many there are
   on_root = require "luatrain.train.ranks".on_root,
   grad_check = require "luatrain.api.grad_check",

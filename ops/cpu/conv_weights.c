@@ -219,8 +219,8 @@ LT_SIMD static void sum_part_f32(part *p) { sum_part(false, p); }
 LT_SIMD_BF16 static void sum_part_bf16(part *p) { sum_part(true, p); }
 
 /* dw of output channel o from the sums of all parts, which are `apart` floats from each other. */
-LT_SIMD static void put_channel(const lt_conv_task *task, const float *sums, int parts, int64_t apart,
-                                int64_t o)
+LT_SIMD static void put_channel(const lt_conv_task *task, const float *sums, int parts,
+                                int64_t apart, int64_t o)
 {
     int64_t depth = depth_of(task->conv);
     float *dw = (float *)task->w.data + o * depth;

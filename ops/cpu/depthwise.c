@@ -425,7 +425,8 @@ static void put_weights(const lt_conv_task *task, bool half, int64_t b, int h, i
     }
 }
 
-static void sum_weights(const lt_call *c, const lt_conv_task *task, const pass *p, int way, float *sums)
+static void sum_weights(const lt_call *c, const lt_conv_task *task, const pass *p, int way,
+                        float *sums)
 {
     bool half = p->to.half;
     int64_t groups = groups_of(p->to.h), all = p->to.n * groups, parts = parts_of(task->conv);

@@ -488,7 +488,8 @@ static bool key_of(const lt_call *c, const lt_conv_task *task, const lt_operand 
 /* Finds the plan and runs it, unless only it is asked for. oneDNN splits a task by the number of
  * threads that omp_get_max_threads() promises, and never checks how many it gets: fewer leave parts
  * of the result out, or wait for the others for ever. So this thread's settings promise what OpenMP
- * gives, and let it give no less, until the task is done; then they are the host program's again. */
+ * gives, and let it give no less, until the task is done; then they are the host program's again.
+ * */
 static lt_status plan_and_run(const lt_call *c, const lt_conv_task *task, bool and_run)
 {
     const lt_operand operand[OPERANDS] = {task->x, task->w, task->bias, task->y};
@@ -514,5 +515,11 @@ static lt_status plan_and_run(const lt_call *c, const lt_conv_task *task, bool a
     return status;
 }
 
-lt_status lt__dnnl_ready(const lt_call *c, const lt_conv_task *task) { return plan_and_run(c, task, false); }
-lt_status lt__dnnl_run(const lt_call *c, const lt_conv_task *task) { return plan_and_run(c, task, true); }
+lt_status lt__dnnl_ready(const lt_call *c, const lt_conv_task *task)
+{
+    return plan_and_run(c, task, false);
+}
+lt_status lt__dnnl_run(const lt_call *c, const lt_conv_task *task)
+{
+    return plan_and_run(c, task, true);
+}

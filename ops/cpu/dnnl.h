@@ -24,7 +24,12 @@ typedef struct lt_conv {
  *   LT_CONV_DATA     x, the gradient of that x, from w and y, the gradient of that y
  *   LT_CONV_WEIGHTS  w, the gradient of that w, from x and y, the gradient of that y
  * add: to the result that is there, instead of over it; then there is no bias. */
-typedef enum lt_conv_task_kind { LT_PRODUCT, LT_CONV, LT_CONV_DATA, LT_CONV_WEIGHTS } lt_conv_task_kind;
+typedef enum lt_conv_task_kind {
+    LT_PRODUCT,
+    LT_CONV,
+    LT_CONV_DATA,
+    LT_CONV_WEIGHTS
+} lt_conv_task_kind;
 typedef struct lt_conv_task {
     lt_conv_task_kind kind;
     const lt_product *product;  /* sizes, of a product */

@@ -7,7 +7,8 @@
 struct lt_grad_table {
     lt_ctx *ctx;
     lt_device *device;        /* the accelerator, or NULL */
-    lt_grad_stats *on_host, *on_device;   /* rows: on the CPU, and on the accelerator, made when one is there */
+    lt_grad_stats *on_host,
+        *on_device; /* rows: on the CPU, and on the accelerator, made when one is there */
     bool *is_on_device;
     int room;
 };
@@ -23,7 +24,8 @@ static void free_rows(lt_grad_table *table)
     lt__free(table->ctx, table->on_host, rows * sizeof *table->on_host);
     lt__free(table->ctx, table->is_on_device, rows * sizeof *table->is_on_device);
     if (table->on_device)
-        lt__device_free(table->ctx, table->device, table->on_device, rows * sizeof *table->on_device);
+        lt__device_free(table->ctx, table->device, table->on_device,
+                        rows * sizeof *table->on_device);
 }
 
 /* Larger ones take over what there is. */
@@ -44,8 +46,9 @@ static lt_status make_room(lt_grad_table *table, int row)
     if (done && before > 0) {
         memcpy(more.on_host, table->on_host, before * sizeof *table->on_host);
         memcpy(more.is_on_device, table->is_on_device, before * sizeof *table->is_on_device);
-        done = !table->on_device || table->device->copy(table->device, more.on_device, table->on_device,
-                                            before * sizeof *table->on_device) == LT_OK;
+        done = !table->on_device ||
+               table->device->copy(table->device, more.on_device, table->on_device,
+                                   before * sizeof *table->on_device) == LT_OK;
     }
     free_rows(done ? table : &more);
     if (done)
@@ -104,9 +107,9 @@ lt_status lt_grad_table_clear(lt_grad_table *table, int row)
 {
     LT_TRY(make_room(table, row));
     table->on_host[row] = (lt_grad_stats){0};
-    return table->is_on_device[row] ? table->device->fill(table->device, &table->on_device[row], LT_U8,
-                                              sizeof *table->on_device, 0)
-                            : LT_OK;
+    return table->is_on_device[row] ? table->device->fill(table->device, &table->on_device[row],
+                                                          LT_U8, sizeof *table->on_device, 0)
+                                    : LT_OK;
 }
 
 static bool some_are_on_device(const lt_grad_table *table, int first, int n)
@@ -133,30 +136,35 @@ lt_status lt_grad_table_read(lt_grad_table *table, int first, int n, lt_grad_sta
     if (some_are_on_device(table, first, n)) {
         if (!(come = lt__alloc(table->ctx, bytes)))
             return LT_ENOMEM;
-        lt_status status = lt__move(table->ctx->devices[0], come, table->device, table->on_device + first, bytes);
+        lt_status status = lt__move(table->ctx->devices[0], come, table->device,
+                                    table->on_device + first, bytes);
         if (status != LT_OK) {
             lt__free(table->ctx, come, bytes);
             return status;
         }
     }
     for (int i = 0; i < n; i++)
-        *stats = lt__grad_stats_join(*stats, table->is_on_device[first + i] ? come[i] : table->on_host[first + i]);
+        *stats = lt__grad_stats_join(
+            *stats, table->is_on_device[first + i] ? come[i] : table->on_host[first + i]);
     lt__free(table->ctx, come, bytes);
     return LT_OK;
 }
 
 lt_status lt_grad_table_check(lt_grad_table *table, int first, int n)
 {
-    return lt__accelerator(table->ctx)->check_grads(table->device, table->on_device + first, n, lt_step_check_of(table->ctx));
+    return lt__accelerator(table->ctx)
+        ->check_grads(table->device, table->on_device + first, n, lt_step_check_of(table->ctx));
 }
 
 /* What lies on both devices is waited for. */
-lt_status lt_grad_table_zero_leftover(lt_grad_table *table, lt_tensor *x, int left, int first, int n)
+lt_status lt_grad_table_zero_leftover(lt_grad_table *table, lt_tensor *x, int left, int first,
+                                      int n)
 {
     lt_grad_stats of_x, all;
     if (table->is_on_device[left] && (n == 0 || lt_grad_table_is_on_device(table, first, n))) {
         lt__wrote(x);
-        return lt__accelerator(table->ctx)->zero_leftover(x, &table->on_device[left], table->on_device + first, n);
+        return lt__accelerator(table->ctx)
+            ->zero_leftover(x, &table->on_device[left], table->on_device + first, n);
     }
     LT_TRY(lt_grad_table_read(table, left, 1, &of_x));
     if (of_x.not_finite == 0)

@@ -4,9 +4,9 @@
  * kernel need no copies. Two engines answer: oneDNN for whole dense products in f32 and bf16,
  * portable C in f32 and f64 for the rest. The portable one sums in the element type, runs of 256
  * terms in registers and then the runs: it carries training where oneDNN is missing, products in
- * double run at half the speed, and the exact reference of the f32 code is the same code run in f64.
- * Each element is summed by one thread in an order that the sizes alone decide: the bits depend
- * neither on the number of threads nor on the instruction set.
+ * double run at half the speed, and the exact reference of the f32 code is the same code run in
+ * f64. Each element is summed by one thread in an order that the sizes alone decide: the bits
+ * depend neither on the number of threads nor on the instruction set.
  */
 #ifndef LT_OPS_CPU_PRODUCT_H
 #define LT_OPS_CPU_PRODUCT_H

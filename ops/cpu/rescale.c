@@ -46,7 +46,9 @@ static void rescale(lt_tensor *x, double by, lt_grad_stats *stats)
     }
 }
 
-typedef struct block_stats { int32_t largest, not_finite; } block_stats; /* largest: bits of a magnitude */
+typedef struct block_stats {
+    int32_t largest, not_finite;
+} block_stats; /* largest: bits of a magnitude */
 
 static inline void measure_bits(block_stats *s, float value)
 {

@@ -31,7 +31,10 @@ static comm *enter(lt_device_comm *p)
 }
 
 static lt_grad_stats *stats_on_device(const comm *p) { return (lt_grad_stats *)p->on_device; }
-static float *tail_on_device(const comm *p) { return (float *)(p->on_device + sizeof(lt_grad_stats)); }
+static float *tail_on_device(const comm *p)
+{
+    return (float *)(p->on_device + sizeof(lt_grad_stats));
+}
 static char *parts_on_device(const comm *p)
 {
     return p->on_device + LT_CUDA_ALIGN + LT_COMM_TAIL * sizeof(float);
@@ -176,7 +179,8 @@ static lt_status prepare(lt_device_comm *given, void *data, int64_t count, lt_dt
         error = cudaMemsetAsync(at, 0, bytes, p->side.stream);
     }
     if (error == cudaSuccess && finds) {
-        LT_TRY(lt__cuda_measure(&p->side, data, count, dtype, parts_on_device(p), stats_on_device(p)));
+        LT_TRY(
+            lt__cuda_measure(&p->side, data, count, dtype, parts_on_device(p), stats_on_device(p)));
         error = copy(p, &p->on_host->found, stats_on_device(p), sizeof(lt_grad_stats));
     }
     return record_event(p, error);

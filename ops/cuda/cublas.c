@@ -120,7 +120,8 @@ static cublasStatus_t make_layouts(lt_cublas *d, plan *p)
     return make_layout(d, p, OUT, o->out_dtype, o->m, o->n, o->out_step);
 }
 
-static cublasStatus_t set_preference(lt_cublas *d, cublasLtMatmulPreference_t preference, const plan *p)
+static cublasStatus_t set_preference(lt_cublas *d, cublasLtMatmulPreference_t preference,
+                                     const plan *p)
 {
     const uint64_t workspace = d->config.workspace;
     const uint32_t in_f32 = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* whatever the result's type */
@@ -154,8 +155,8 @@ static cublasStatus_t choose(lt_cublas *d, plan *p)
     cublasStatus_t status = set_preference(d, preference, p);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = d->t.cublasLtMatmulAlgoGetHeuristic(d->handle, p->desc, p->layout[B], p->layout[A],
-                                                     p->layout[OUT], p->layout[OUT], preference, CHOICES,
-                                                     p->found, &n);
+                                                     p->layout[OUT], p->layout[OUT], preference,
+                                                     CHOICES, p->found, &n);
     d->t.cublasLtMatmulPreferenceDestroy(preference);
     for (int i = 0; i < n && status == CUBLAS_STATUS_SUCCESS; i++)
         if (p->found[i].state == CUBLAS_STATUS_SUCCESS &&

@@ -289,7 +289,8 @@ template <class T> __host__ __device__ inline T lt__saturated(double d)
     default: { typedef uint64_t E; __VA_ARGS__ }                                                   \
     }
 
-/* ==== The op files =============================================================================== */
+/* ==== The op files ===============================================================================
+ * */
 
 static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_call *, bool),
                                    lt_kernel fwd, lt_kernel bwd)
@@ -300,7 +301,7 @@ static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_cal
 }
 
 /* Each sets its kernels in op[LT_OP_name]. */
-#define LT_CUDA_OP_FILES(X)                                                                           \
+#define LT_CUDA_OP_FILES(X)                                                                        \
     X(unary) X(binary) X(compare) X(reduce) X(shape) X(update) X(pool2d) X(matmul)                 \
     X(batch_norm) X(batch_norm_stats) X(layer_norm) X(softmax) X(loss) X(dropout) X(embedding)     \
     X(conv2d)
@@ -311,8 +312,10 @@ LT_CUDA_OP_FILES(X)
 lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_grad_stats *stats);
 lt_status lt__cuda_measure_scaled(const lt_tensor *x, double by, lt_grad_stats *stats);
 size_t lt__cuda_rescale_bytes(void); /* of cuda->partial */
-lt_status lt__cuda_check_grads(lt_device *device, const lt_grad_stats *rows, int n, lt_step_check *check);
-lt_status lt__cuda_zero_leftover(lt_tensor *x, const lt_grad_stats *leftover, const lt_grad_stats *rows, int n);
+lt_status lt__cuda_check_grads(lt_device *device, const lt_grad_stats *rows, int n,
+                               lt_step_check *check);
+lt_status lt__cuda_zero_leftover(lt_tensor *x, const lt_grad_stats *leftover,
+                                 const lt_grad_stats *rows, int n);
 lt_status lt__cuda_check_loss(lt_tensor *loss, lt_step_check *check);
 lt_status lt__cuda_clip(lt_tensor *squares, double most, lt_step_check *check);
 

@@ -142,7 +142,8 @@ static lt_status complete(lt_cudnn *d, lt_ctx *ctx, lt_cudnn_plan *p)
 }
 
 /* *stats: the plan for a task, made if need be. Borrowed until the next one is made. */
-static lt_status plan_for(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task, lt_cudnn_plan **found)
+static lt_status plan_for(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task,
+                          lt_cudnn_plan **found)
 {
     lt_cudnn_plan *p = find_plan(d, task);
     if ((*found = p))
@@ -311,7 +312,8 @@ void lt__cudnn_free(lt_cudnn *d)
     if (!d)
         return;
     if (d->file)
-        (void)lt__plan_file_write(d->file, note, sizeof note); /* no context is left to hear of it */
+        (void)lt__plan_file_write(d->file, note,
+                                  sizeof note); /* no context is left to hear of it */
     lt__plan_file_free(d->file);
     plans_free(d);
     lt__desc_cut(d, &d->made, 0);

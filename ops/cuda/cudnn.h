@@ -1,6 +1,6 @@
 /* cudnn.h - convolutions by cuDNN's graph API. cudnn.c, cudnn_graph.c and cudnn_engine.c alone call
- * cuDNN; cudnn_calls.c makes tasks of the calls of ops. Part of libluatrain-cuda.so, and of no other
- * library.
+ * cuDNN; cudnn_calls.c makes tasks of the calls of ops. Part of libluatrain-cuda.so, and of no
+ * other library.
  *
  * Tensors are dense, images (n, h, w, c), weights (out, kh, kw, in/groups), f32, f16 or bf16; sums
  * are in f32. The answer LT_EUNSUPPORTED comes before anything is written: cuDNN has no engine for
@@ -37,8 +37,8 @@ typedef struct lt_cudnn_config {
 
 #define LT_CUDNN_WORKSPACE ((size_t)512 << 20) /* the networks' top engines want 210 MB at most */
 
-/* What cuDNN knows for one device and one stream: its handle, and plans by task. For one thread at a
- * time. */
+/* What cuDNN knows for one device and one stream: its handle, and plans by task. For one thread at
+ * a time. */
 typedef struct lt_cudnn lt_cudnn;
 
 /* table is copied, env borrowed. New. NULL with a sentence in text. */

@@ -105,7 +105,8 @@ static void note_choice(lt_cudnn *d, lt_cudnn_plan *p, lt_desc config)
 }
 
 /* The same for number i of those that were proposed; it leaves their pile. */
-static bool try_proposed(lt_cudnn *d, lt_cudnn_plan *p, lt_desc_list *proposed, int i, bool in_order)
+static bool try_proposed(lt_cudnn *d, lt_cudnn_plan *p, lt_desc_list *proposed, int i,
+                         bool in_order)
 {
     int before = p->made.n;
     lt_desc config = proposed->at[i];

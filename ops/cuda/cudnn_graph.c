@@ -67,7 +67,8 @@ int64_t lt__desc_get(lt_cudnn *d, lt_desc from, lt_attribute name,
     return d->status == CUDNN_STATUS_SUCCESS ? count : 0;
 }
 
-/* ==== The graph of a task ====================================================================== */
+/* ==== The graph of a task ======================================================================
+ * */
 
 static cudnnDataType_t type_of(const lt_cudnn_task *task)
 {
@@ -77,8 +78,8 @@ static cudnnDataType_t type_of(const lt_cudnn_task *task)
 }
 
 /* Dims in cuDNN's order (n, c, h, w) and channels last in memory. */
-static lt_desc tensor(lt_cudnn *d, lt_cudnn_plan *p, int64_t number, cudnnDataType_t type, int64_t n,
-                      int64_t c, int64_t h, int64_t w)
+static lt_desc tensor(lt_cudnn *d, lt_cudnn_plan *p, int64_t number, cudnnDataType_t type,
+                      int64_t n, int64_t c, int64_t h, int64_t w)
 {
     const lt_cudnn_task *task = &p->task;
     int64_t dims[4] = {n, c, h, w}, strides[4] = {h * w * c, 1, w * c, c};

@@ -207,9 +207,9 @@ static pass pass_of(const lt_cuda_conv *v, bool back)
 lt_status lt__cuda_depthwise_fwd(const lt_cuda_conv *v, lt_call *c)
 {
     const lt_tensor *bias = c->n_in > B ? c->in[B] : NULL;
-    return run_dtype(lt__cuda(c->ctx), v->w.stride[0] == 1 ? BY_ONE : BY_TWO, pass_of(v, false), v->n,
-               c->in[X]->dtype, c->in[X]->data, c->in[W]->data, bias ? bias->data : NULL,
-               c->out[0]->data);
+    return run_dtype(lt__cuda(c->ctx), v->w.stride[0] == 1 ? BY_ONE : BY_TWO, pass_of(v, false),
+                     v->n, c->in[X]->dtype, c->in[X]->data, c->in[W]->data,
+                     bias ? bias->data : NULL, c->out[0]->data);
 }
 
 static lt_status data_gradient(const lt_cuda_conv *v, lt_call *c)

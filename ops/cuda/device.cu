@@ -1,5 +1,5 @@
-/* device.cu - a CUDA device as the library sees it: memory, copies, conversions; and the one function
- * that the plugin exports.
+/* device.cu - a CUDA device as the library sees it: memory, copies, conversions; and the one
+ * function that the plugin exports.
  *
  * All work goes into one stream, in order. Memory of the host that is copied, pageable or pinned,
  * is left alone until the stream has come so far: CUDA promises no more of cudaMemcpyAsync() than

@@ -1,10 +1,10 @@
 /* reduction.h - reducing many elements into few on CUDA: sums, extremes and where they are.
  *
- * A reduction sees its elements as (outer, rows, width) and reduces the rows. A block of threads takes
- * some columns of one part of the rows, each thread every so manieth row; then its accumulators
- * are joined in a tree. Few columns of many rows are cut into parts, so that there is work for all
- * multiprocessors, and one more pass joins the parts. Cuts and orders depend on the shape alone:
- * the bits are the same each time.
+ * A reduction sees its elements as (outer, rows, width) and reduces the rows. A block of threads
+ * takes some columns of one part of the rows, each thread every so manieth row; then its
+ * accumulators are joined in a tree. Few columns of many rows are cut into parts, so that there is
+ * work for all multiprocessors, and one more pass joins the parts. Cuts and orders depend on the
+ * shape alone: the bits are the same each time.
  */
 #ifndef LT_OPS_CUDA_REDUCTION_H
 #define LT_OPS_CUDA_REDUCTION_H
@@ -29,7 +29,8 @@ typedef struct lt_reduction_plan {
 } lt_reduction_plan;
 
 /* Reduces the axes of mask, of elements of so many bytes. */
-void lt__plan_reduction(lt_reduction_plan *p, int ndim, const int64_t *dims, uint32_t mask, size_t bytes);
+void lt__plan_reduction(lt_reduction_plan *p, int ndim, const int64_t *dims, uint32_t mask,
+                        size_t bytes);
 /* Bytes that accumulators of so many bytes each take between the passes. */
 size_t lt__reduction_scratch(const lt_reduction_plan *p, size_t bytes);
 
@@ -68,8 +69,9 @@ __device__ inline typename F::Acc lt__join_lanes(typename F::Acc a, int columns,
 
 /* a and the elements of one thread: rows first, first + step, ..., of `run` each. */
 template <class F>
-__device__ inline typename F::Acc lt__reduce_rows(const lt_reduction_pass &p, const typename F::In *x,
-                                                int64_t first, int64_t last, int64_t step)
+__device__ inline typename F::Acc lt__reduce_rows(const lt_reduction_pass &p,
+                                                  const typename F::In *x, int64_t first,
+                                                  int64_t last, int64_t step)
 {
     typedef typename F::In In;
     enum { V = sizeof(In) < 16 ? 16 / sizeof(In) : 1 };
@@ -93,7 +95,8 @@ __device__ inline typename F::Acc lt__reduce_rows(const lt_reduction_pass &p, co
     return a;
 }
 
-/* For sm_100 ptxas spills four bytes of some reductions, unless it is told what there is room for. */
+/* For sm_100 ptxas spills four bytes of some reductions, unless it is told what there is room for.
+ * */
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ == 1000
 #define LT_REDUCTION_BOUNDS LT_FOUR_BLOCKS
 #else
@@ -141,8 +144,8 @@ lt_status lt__reduction_pass(const lt_cuda *cuda, lt_reduction_pass p, const voi
                         const lt_reduction_end &end)
 {
     p.wide = lt__is_wide(&p, x);
-    return lt__launch(cuda, lt__reduction_blocks(&p), lt__reduction_kernel<F>, p, (const typename F::In *)x,
-                      (typename F::Acc *)left, end);
+    return lt__launch(cuda, lt__reduction_blocks(&p), lt__reduction_kernel<F>, p,
+                      (const typename F::In *)x, (typename F::Acc *)left, end);
 }
 
 /* All passes over x. scratch: lt__reduction_scratch() bytes. */

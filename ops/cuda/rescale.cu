@@ -1,5 +1,5 @@
-/* rescale.cu - the CUDA side of rescale.c and grad_table.c: what is found in gradients and losses stays
- * on the device, where it decides on the step. */
+/* rescale.cu - the CUDA side of rescale.c and grad_table.c: what is found in gradients and losses
+ * stays on the device, where it decides on the step. */
 #include "ops/cuda/reduction.h"
 
 enum { BLOCKS = 1024 };       /* at most, and so many findings lie in cuda->partial */
@@ -81,8 +81,8 @@ static lt_status measure(const lt_cuda *cuda, void *data, int64_t count, int dty
 static lt_status join(const lt_cuda *cuda, const void *partial, int64_t count, double by,
                       lt_grad_stats *stats)
 {
-    return lt__launch(cuda, 1, join_kernel, (const lt_grad_stats *)partial, (int)blocks_of(count), by,
-                      stats);
+    return lt__launch(cuda, 1, join_kernel, (const lt_grad_stats *)partial, (int)blocks_of(count),
+                      by, stats);
 }
 
 lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_grad_stats *stats)
@@ -121,7 +121,8 @@ static __global__ void __launch_bounds__(LT_THREADS)
         check->skip = 1;
 }
 
-lt_status lt__cuda_check_grads(lt_device *device, const lt_grad_stats *rows, int n, lt_step_check *check)
+lt_status lt__cuda_check_grads(lt_device *device, const lt_grad_stats *rows, int n,
+                               lt_step_check *check)
 {
     lt_cuda *cuda = (lt_cuda *)device;
     (void)cudaSetDevice(cuda->index);
@@ -131,7 +132,8 @@ lt_status lt__cuda_check_grads(lt_device *device, const lt_grad_stats *rows, int
 /* Each block looks at all rows: they are few, and only leaves that nobody optimizes come here. */
 template <class E>
 __global__ void __launch_bounds__(LT_THREADS)
-    zero_leftover_kernel(E *x, int64_t count, const lt_grad_stats *leftover, const lt_grad_stats *rows, int n)
+    zero_leftover_kernel(E *x, int64_t count, const lt_grad_stats *leftover,
+                         const lt_grad_stats *rows, int n)
 {
     if (leftover->not_finite == 0)
         return;
@@ -144,14 +146,16 @@ __global__ void __launch_bounds__(LT_THREADS)
 }
 
 template <class E>
-static lt_status launch_zero_leftover(const lt_cuda *cuda, lt_tensor *x, const lt_grad_stats *leftover,
-                               const lt_grad_stats *rows, int n)
+static lt_status launch_zero_leftover(const lt_cuda *cuda, lt_tensor *x,
+                                      const lt_grad_stats *leftover, const lt_grad_stats *rows,
+                                      int n)
 {
     return lt__launch(cuda, lt__cuts(x->count, LT_THREADS), zero_leftover_kernel<E>, (E *)x->data,
                       x->count, leftover, rows, n);
 }
 
-lt_status lt__cuda_zero_leftover(lt_tensor *x, const lt_grad_stats *leftover, const lt_grad_stats *rows, int n)
+lt_status lt__cuda_zero_leftover(lt_tensor *x, const lt_grad_stats *leftover,
+                                 const lt_grad_stats *rows, int n)
 {
     const lt_cuda *cuda = lt__cuda(x->ctx);
     if (x->dtype == LT_F64)

@@ -96,8 +96,9 @@ static inline __device__ void lt__add_slices(const lt_slice &a, const lt_slice &
 struct lt_tile_sums { alignas(16) float at[LT_TILE][LT_TILE + LT_PATCH]; };
 
 template <class O>
-__device__ inline void lt__put_tile(const lt_results<O> &r, const lt_tiles &t, const lt_tile_sums &sums,
-                                    int part, int batch, int top, int left)
+__device__ inline void lt__put_tile(const lt_results<O> &r, const lt_tiles &t,
+                                    const lt_tile_sums &sums, int part, int batch, int top,
+                                    int left)
 {
     int j = left + threadIdx.x % LT_TILE;
     float bias = r.bias && j < t.n ? lt__value(r.bias[(int64_t)batch * t.n + j]) : 0;

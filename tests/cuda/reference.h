@@ -1,5 +1,5 @@
-/* reference.h - runs one call of an op twice, by the reference kernels of the CPU and by those of the
- * CUDA backend on the device that the CPU plays, and compares what comes out.
+/* reference.h - runs one call of an op twice, by the reference kernels of the CPU and by those of
+ * the CUDA backend on the device that the CPU plays, and compares what comes out.
  *
  * The backend is libluatrain-cuda.so from beside the test.
  */

@@ -1,7 +1,8 @@
 /* stand_in_cudnn.c - a libcudnn.so.9 that computes on the CPU, in plain loops over host memory: the
- * part of the graph API that ops/cuda/cudnn*.c call. It is as strict as cuDNN is, or more: attributes
- * that are unknown, of another type, missing or that contradict each other are refused, and plans
- * read what they were made of when they run (AddressSanitizer sees what was ended too soon).
+ * part of the graph API that ops/cuda/cudnn*.c call. It is as strict as cuDNN is, or more:
+ * attributes that are unknown, of another type, missing or that contradict each other are refused,
+ * and plans read what they were made of when they run (AddressSanitizer sees what was ended too
+ * soon).
  */
 #include "tests/cuda/stand_in_cudnn.h"
 

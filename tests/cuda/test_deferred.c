@@ -204,9 +204,11 @@ static void updated(machine *m, const char *op, const char *options, int n, cons
 /* One that the device has is as good as one in an option. */
 TEST(updates_with_a_factor)
 {
-    static const struct { const char *op, *options; int n; } cases[] = {
-        {"sgd_step", "lr=0.1 weight_decay=0.01", 2}, {"momentum_step", "lr=0.1 weight_decay=0.01", 3},
-        {"lars_step", "lr=0.1 weight_decay=0.01", 3}, {"adam_step", "lr=0.1 step=1 weight_decay=0.01", 4}};
+    static const struct { const char *op, *options; int n;
+    } cases[] = {{"sgd_step", "lr=0.1 weight_decay=0.01", 2},
+                 {"momentum_step", "lr=0.1 weight_decay=0.01", 3},
+                 {"lars_step", "lr=0.1 weight_decay=0.01", 3},
+                 {"adam_step", "lr=0.1 step=1 weight_decay=0.01", 4}};
     static float got[4 * 1001], want[4 * 1001];
     machine m = machine_open();
     double factor = 0.3;

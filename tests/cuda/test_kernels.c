@@ -114,7 +114,8 @@ static const struct { const char *options, *shapes; bool empty; } reductions[] =
     {"axis=0", "1x5", false}, {"", "0", true}, {"axis=0", "0x3", true}, {"axis=1", "3x0x2", true},
     {"axis=0", "3x0", false}, {"axis=0", "60000x1", false}, {"axis=0,2", "40x3x700", false}};
 
-static void check_reductions(const char *op, const lt_dtype *dtypes, int n, bool empty, int spacings)
+static void check_reductions(const char *op, const lt_dtype *dtypes, int n, bool empty,
+                             int spacings)
 {
     machine m = machine_open();
     for (int d = 0; d < n; d++)

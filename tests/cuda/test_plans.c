@@ -38,7 +38,8 @@ static void append(list *l, const lt_cudnn_task *task)
     l->at[l->n++] = *task;
 }
 
-/* ==== A forward task as a line ================================================================= */
+/* ==== A forward task as a line =================================================================
+ * */
 
 enum { MAX_POOL = LT_CUDNN_KINDS, AVG_POOL, KINDS }; /* which have own kernels */
 static const char *const names[KINDS] = {"conv2d", "conv2d-dx", "conv2d-dw", "max_pool2d",
@@ -242,7 +243,8 @@ static int plan_all(const char *device, const list *tasks, bool strict,
     return wrong;
 }
 
-/* ==== Which tasks ============================================================================== */
+/* ==== Which tasks ==============================================================================
+ * */
 
 static const lt_dtype dtypes[] = {LT_F16, LT_BF16, LT_F32};
 enum { DTYPES = 3 };

@@ -30,9 +30,12 @@ typedef struct rank {
 static lt_status call(rank *r, lua_State *L)
 {
     char code[512];
-    lt_reducer_config small = {.first_bucket = 64, .bucket = 64, .blocking = r->way.blocking,
+    lt_reducer_config small = {.first_bucket = 64,
+                               .bucket = 64,
+                               .blocking = r->way.blocking,
                                .wire = r->way.wire,
-                               .sum_backend = r->way.own ? LT_SUM_BACKEND_NCCL : LT_SUM_BACKEND_AUTO};
+                               .sum_backend = r->way.own ? LT_SUM_BACKEND_NCCL
+                                                         : LT_SUM_BACKEND_AUTO};
     LT_TRY(lt_lua_join(L, r->group, &small));
     if (luaL_loadfile(L, "tests/device/deferred.lua") != LUA_OK)
         FAIL("%s", lua_tostring(L, -1));

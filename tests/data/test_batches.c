@@ -320,8 +320,8 @@ typedef struct numbers {
     atomic_bool open_to_signals, freed;
 } numbers;
 
-static lt_status read_number(const lt_source *source, int64_t i, lt_sample_buffers *buffers, lt_image *image,
-                             int64_t *label)
+static lt_status read_number(const lt_source *source, int64_t i, lt_sample_buffers *buffers,
+                             lt_image *image, int64_t *label)
 {
     numbers *s = (numbers *)source;
     sigset_t blocked;

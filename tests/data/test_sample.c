@@ -244,8 +244,8 @@ typedef struct photo {
     uint8_t pixels[PIXELS * 3];
 } photo;
 
-static lt_status read_photo(const lt_source *source, int64_t i, lt_sample_buffers *buffers, lt_image *image,
-                            int64_t *label)
+static lt_status read_photo(const lt_source *source, int64_t i, lt_sample_buffers *buffers,
+                            lt_image *image, int64_t *label)
 {
     const photo *p = (const photo *)source;
     (void)buffers;

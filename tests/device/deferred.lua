@@ -1,5 +1,5 @@
--- deferred.lua - trainings for test_deferred.c, which runs them on the emulated accelerator and on the CPU:
--- what they return is a text that is to be the same.
+-- deferred.lua - trainings for test_deferred.c, which runs them on the emulated accelerator and on
+-- the CPU: what they return is a text that is to be the same.
 
 local lt = require "luatrain"
 local nn = lt.nn

@@ -1,4 +1,5 @@
-/* deferred_batches.h - for tests of accelerators: that batches come to one as they are on the CPU. */
+/* deferred_batches.h - for tests of accelerators: that batches come to one as they are on the CPU.
+ * */
 #ifndef TESTS_DEVICE_DEFERRED_BATCHES_H
 #define TESTS_DEVICE_DEFERRED_BATCHES_H
 

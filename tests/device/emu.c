@@ -5,11 +5,11 @@
  * lt_config.reference. Like a GPU it has no f64, but for casts and the total of add_squares.
  *
  * What is put into its stream is done at once. But what comes to memory of alloc_host(), or from
- * there by upload(), does so at the last moment: when somebody waits for it, or calls stream_wait(). So
- * a download() has what is there then, not what was there when it was asked for. Before that such
- * memory is full of NaNs; and two copies by upload() or download() with the same memory of the
- * host, the first of which nobody has waited for, end the process. Waiting is counted, for each
- * thread by itself.
+ * there by upload(), does so at the last moment: when somebody waits for it, or calls
+ * stream_wait(). So a download() has what is there then, not what was there when it was asked for.
+ * Before that such memory is full of NaNs; and two copies by upload() or download() with the same
+ * memory of the host, the first of which nobody has waited for, end the process. Waiting is
+ * counted, for each thread by itself.
  *
  * The variable EMU says what is missing: no-driver, no-device, no-pow, a kernel, or no-memory, of
  * alloc_host().
@@ -287,21 +287,23 @@ static lt_status check_all_grads(const lt_grad_stats *rows, int n, lt_step_check
     return LT_OK;
 }
 
-static lt_status check_grads(lt_device *device, const lt_grad_stats *rows, int n, lt_step_check *check)
+static lt_status check_grads(lt_device *device, const lt_grad_stats *rows, int n,
+                             lt_step_check *check)
 {
     emu *e = emu_of(device);
     WITH_MEMORY(e, check_all_grads(rows, n, check));
 }
 
-static lt_status zero_leftover_if(emu *e, lt_tensor *x, const lt_grad_stats *leftover, const lt_grad_stats *rows,
-                            int n)
+static lt_status zero_leftover_if(emu *e, lt_tensor *x, const lt_grad_stats *leftover,
+                                  const lt_grad_stats *rows, int n)
 {
     if (leftover->not_finite == 0 || sum_of(rows, n).not_finite > 0)
         return LT_OK;
     return e->cpu->fill(e->cpu, x->data, (lt_dtype)x->dtype, (size_t)x->count, 0);
 }
 
-static lt_status zero_leftover(lt_tensor *x, const lt_grad_stats *leftover, const lt_grad_stats *rows, int n)
+static lt_status zero_leftover(lt_tensor *x, const lt_grad_stats *leftover,
+                               const lt_grad_stats *rows, int n)
 {
     emu *e = emu_of(x->storage->device);
     WITH_MEMORY(e, zero_leftover_if(e, x, leftover, rows, n));

@@ -1,5 +1,5 @@
-/* reference.h - the cases of ops/cases.txt on an accelerator that the CPU plays, beside the reference
- * kernels of the CPU. */
+/* reference.h - the cases of ops/cases.txt on an accelerator that the CPU plays, beside the
+ * reference kernels of the CPU. */
 #ifndef TESTS_DEVICE_REFERENCE_H
 #define TESTS_DEVICE_REFERENCE_H
 

@@ -1,5 +1,5 @@
-/* test_deferred.c - steps on an accelerator that nobody waits for: what becomes of them is what it is
- * on the CPU, where each is decided on at once. The accelerator is the emulator. */
+/* test_deferred.c - steps on an accelerator that nobody waits for: what becomes of them is what it
+ * is on the CPU, where each is decided on at once. The accelerator is the emulator. */
 #include <lauxlib.h>
 
 #include "amp/amp.h"

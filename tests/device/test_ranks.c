@@ -315,13 +315,16 @@ TEST(the_way)
 
 TEST(a_way_that_cannot_be)
 {
-    check_way(LT_SUM_BACKEND_NCCL, ON_ONE, "", LT_EENV, "--sums nccl: ranks 0 and 1 share cuda:0", "");
+    check_way(LT_SUM_BACKEND_NCCL, ON_ONE, "", LT_EENV, "--sums nccl: ranks 0 and 1 share cuda:0",
+              "");
     check_way(LT_SUM_BACKEND_NCCL, ON_OWN, "no-comm", LT_EENV,
               "--sums nccl: rank 0: there is nothing between emulators", "");
     check_way(LT_SUM_BACKEND_NCCL, ON_OWN, "one-refuses", LT_EENV,
               "--sums nccl: rank 1: cuda:1 does not want to", "");
-    check_way(LT_SUM_BACKEND_NCCL, ON_CPU, "", LT_EENV, "--sums nccl wants each rank on an accelerator, "
-              "and 2 of 2 are not; use --device cuda", "");
+    check_way(LT_SUM_BACKEND_NCCL, ON_CPU, "", LT_EENV,
+              "--sums nccl wants each rank on an accelerator, "
+              "and 2 of 2 are not; use --device cuda",
+              "");
 }
 
 /* A sum that does not come ends both: the first who has waited too long tells the other. */

@@ -1,5 +1,5 @@
-/* fake_net.h - a network of pipes in memory that threads or forked processes share. Include it in one
- * file of a test. */
+/* fake_net.h - a network of pipes in memory that threads or forked processes share. Include it in
+ * one file of a test. */
 #ifndef LT_TESTS_DIST_FAKE_NET_H
 #define LT_TESTS_DIST_FAKE_NET_H
 

@@ -1,5 +1,5 @@
-/* test_liveness.c - connections among strangers: who comes first and says nothing or something else,
- * and which end of a member is one without a word. */
+/* test_liveness.c - connections among strangers: who comes first and says nothing or something
+ * else, and which end of a member is one without a word. */
 #include <arpa/inet.h>
 #include <pthread.h>
 #include <sys/socket.h>

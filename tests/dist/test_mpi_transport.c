@@ -1,6 +1,6 @@
-/* test_mpi_transport.c - ranks that are processes, on one node and on several that a fake wire joins:
- * sums against a sum in f64, the same bits on all ranks, ranks that disagree, fail, leave, do not
- * come or are killed. */
+/* test_mpi_transport.c - ranks that are processes, on one node and on several that a fake wire
+ * joins: sums against a sum in f64, the same bits on all ranks, ranks that disagree, fail, leave,
+ * do not come or are killed. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sched.h>
@@ -120,7 +120,8 @@ static lt_status sum_in_shared_memory(rank *r)
     enum { N = 300007 };
     for (int round = 0; round <= r->size; round++) {
         lt_external_memory memory = {0};
-        bool shared = r->rank != round && lt__group_alloc_shared(r->group, N * sizeof(float), &memory);
+        bool shared = r->rank != round &&
+                      lt__group_alloc_shared(r->group, N * sizeof(float), &memory);
         float *x = shared ? memory.data : malloc(N * sizeof *x);
         int wrong = shared != (r->rank != round);
         for (int i = 0; i < N; i++)

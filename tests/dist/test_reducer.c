@@ -1,6 +1,6 @@
 /* test_reducer.c - several ranks, threads of this process, train as one does: uneven shares,
- * batches in micro-batches, parameters that few or no ranks use, hooks in any order, batch norm's running
- * statistics, half precision on the wire, failures. */
+ * batches in micro-batches, parameters that few or no ranks use, hooks in any order, batch norm's
+ * running statistics, half precision on the wire, failures. */
 #include "tests/dist/trainer.h"
 
 TEST(ranks_train_as_one_does)

@@ -1,5 +1,5 @@
-/* test_ring.c - collectives over a network: sums against a sum in f64, the same bits on all members,
- * those that want something else, do not come or are gone. */
+/* test_ring.c - collectives over a network: sums against a sum in f64, the same bits on all
+ * members, those that want something else, do not come or are gone. */
 #include <pthread.h>
 
 #include "dist/ring.h"

@@ -1,5 +1,5 @@
-/* test_shm.c - the control block of a communicator, where test_group.c and test_mpi_transport.c cannot reach: a process
- * that is killed while it writes to it. */
+/* test_shm.c - the control block of a communicator, where test_group.c and test_mpi_transport.c
+ * cannot reach: a process that is killed while it writes to it. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdlib.h>
@@ -44,7 +44,8 @@ TEST(one_that_is_killed_while_it_writes_a_failure)
     pid_t child = fork();
     if (child == 0) {
         signal(SIGSEGV, die);
-        lt__shm_fail(&(lt_shm){.control = control, .rank = 1, .size = 2}, 1, LT_ENUMERIC, unreadable);
+        lt__shm_fail(&(lt_shm){.control = control, .rank = 1, .size = 2}, 1, LT_ENUMERIC,
+                     unreadable);
         _exit(0);
     }
     CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));

@@ -250,7 +250,8 @@ static lt_status take_step(rank *r, int step)
         first = 1;
         own = 1;
     }
-    int64_t micro_batches = p->micro_batches + (p->grows ? step : 0), size = (own + micro_batches - 1) / micro_batches;
+    int64_t micro_batches = p->micro_batches + (p->grows ? step : 0),
+            size = (own + micro_batches - 1) / micro_batches;
     if (r->reducer && p->tells)
         lt_reducer_expect_backwards(r->reducer, (int)((own + size - 1) / size));
     for (int64_t at = 0; at < own; at += size) {
@@ -386,7 +387,10 @@ static void check_against_one(const plan *p, double tolerance)
                      i, many[0].w[k][i], one[0].w[k][i]);
 }
 
-static const plan usual = {.ranks = 3, .dtype = LT_F64, .rows = {13, 9, 6, 12, 11}, .micro_batches = 1,
+static const plan usual = {.ranks = 3,
+                           .dtype = LT_F64,
+                           .rows = {13, 9, 6, 12, 11},
+                           .micro_batches = 1,
                            .config = {.first_bucket = 400, .bucket = 700}};
 
 #endif

@@ -59,7 +59,8 @@ local function train_frozen(inside, between, micro_batches)
     if micro_batches == 1 then
       sum = go(x, y, 1.0)
     else
-      for part, labels, share in lt.micro_batches(micro_batches, x, y) do sum = sum + go(part, labels, share) end
+      for part, labels, share in lt.micro_batches(micro_batches, x, y) do sum = sum + go(part,
+          labels, share) end
     end
     sgd:step()
     looks[inside](net, x, y)

@@ -504,8 +504,10 @@ T.test("micro-batches of something else", function()
   T.fails(function() lt.micro_batches(0, x, y) end,
           "lt.micro_batches: 'k' wants a whole number from 1 up, it is 0")
   T.fails(function() lt.micro_batches(2, x) end, "lt.micro_batches: 'y' wants a tensor, it is nil")
-  T.fails(function() lt.micro_batches(2, {}, y) end, "lt.micro_batches: 'x' wants a tensor, it is a table")
-  T.fails(function() lt.micro_batches(2, x, lt.zeros({4})) end, "lt.micro_batches: x has 5 samples, y has 4")
+  T.fails(function() lt.micro_batches(2, {}, y) end,
+      "lt.micro_batches: 'x' wants a tensor, it is a table")
+  T.fails(function() lt.micro_batches(2, x, lt.zeros({4})) end,
+      "lt.micro_batches: x has 5 samples, y has 4")
 end)
 
 -- lt.fit with a batch of 32 in micro-batches: its weights as one list.

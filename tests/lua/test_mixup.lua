@@ -147,7 +147,8 @@ end)
 
 T.test("in micro-batches", function() near(trained("", "fit", 0.4, 3), whole, 1e-5) end)
 
-T.test("in more micro-batches than the last rank has rows of the last batch, which has five", function()
+T.test("in more micro-batches than the last rank has rows of the last batch, which has five",
+    function()
   local one = trained("", "fit", 0.4, 1, 18)
   near(trained("--ranks 2", "fit", 0.4, 2, 18), one, 1e-5)
   near(trained("--deterministic --vranks 2", "fit", 0.4, 4, 18), one, 1e-5)

@@ -21,7 +21,8 @@ static lt_conv conv_of(int64_t n, int64_t side, int64_t in, int64_t out, int64_t
 static bool takes(const lt_conv *v, lt_conv_task_kind kind, lt_dtype dtype)
 {
     lt_operand of = {NULL, dtype};
-    return lt__conv_thin_accepts(&(lt_conv_task){.kind = kind, .conv = v, .x = of, .w = of, .y = of});
+    return lt__conv_thin_accepts(
+        &(lt_conv_task){.kind = kind, .conv = v, .x = of, .w = of, .y = of});
 }
 
 static void want_fast_products(void)

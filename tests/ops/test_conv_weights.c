@@ -22,7 +22,8 @@ static lt_conv conv_of(int64_t n, int64_t side, int64_t in, int64_t out, int64_t
 static lt_conv_task task_of(const lt_conv *v, lt_dtype dtype)
 {
     lt_operand of = {NULL, dtype};
-    return (lt_conv_task){.kind = LT_CONV_WEIGHTS, .conv = v, .x = of, .w = {NULL, LT_F32}, .y = of};
+    return (lt_conv_task){
+        .kind = LT_CONV_WEIGHTS, .conv = v, .x = of, .w = {NULL, LT_F32}, .y = of};
 }
 
 static bool takes(const lt_conv *v, lt_dtype dtype, int threads)
@@ -129,8 +130,11 @@ TEST(bits_are_the_same_each_time)
         lt_conv v = conv_of(67, 13, in, 48, 3, 2);
         int64_t of_x = 67 * 13 * 13 * in, of_w = 48 * 9 * in, of_y = 67 * 7 * 7 * 48;
         lt_dtype dtype = i & 2 ? LT_BF16 : LT_F32;
-        lt_conv_task task = {.kind = LT_CONV_WEIGHTS, .conv = &v, .x = random_operand(dtype, of_x, 4),
-                      .w = random_operand(LT_F32, of_w, 5), .y = random_operand(dtype, of_y, 3)};
+        lt_conv_task task = {.kind = LT_CONV_WEIGHTS,
+                             .conv = &v,
+                             .x = random_operand(dtype, of_x, 4),
+                             .w = random_operand(LT_F32, of_w, 5),
+                             .y = random_operand(dtype, of_y, 3)};
         lt_conv_task again = task;
         again.w = random_operand(LT_F32, of_w, 7);
         run(&task, 3, 0xff);

@@ -80,7 +80,8 @@ static void define(const lt_conv_task *task, array *x, array *w, array *y)
     }
 }
 
-/* ==== One task ================================================================================= */
+/* ==== One task =================================================================================
+ * */
 
 /* Runs the task into fresh memory; result gets it. */
 static void run(lt_conv_task *task, lt_operand *result, const array *truth, const void *before,
@@ -114,8 +115,8 @@ static void check_result(const array *truth, const char *name)
     free(got);
 }
 
-static void check_task(const lt_conv *v, lt_conv_task_kind kind, lt_dtype dtype, lt_dtype of_w, bool add,
-                      bool biased, uint64_t seed)
+static void check_task(const lt_conv *v, lt_conv_task_kind kind, lt_dtype dtype, lt_dtype of_w,
+                       bool add, bool biased, uint64_t seed)
 {
     const lt_window *k = &v->window;
     array x = array_new(dtype, v->n * k->in[0] * k->in[1] * v->in, seed);

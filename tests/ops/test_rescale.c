@@ -50,7 +50,8 @@ static void check_one(lt_ctx *ctx, lt_dtype dtype, int64_t n)
             CHECK_OK(lt_rescale(x, 1, &stats));
             CHECK_EQ(stats.not_finite, 1);
             CHECK(i % 3 == 2 ? isnan(at(x, i)) : at(x, i) == wrong[i % 3]);
-            CHECK(lt_grad_stats_of(x).not_finite == 1 && lt_grad_stats_of(x).largest == stats.largest);
+            CHECK(lt_grad_stats_of(x).not_finite == 1 &&
+                  lt_grad_stats_of(x).largest == stats.largest);
             set(x, i, -500);
             CHECK_OK(lt_rescale(x, 1, &stats));
             CHECK_NEAR(stats.largest, 500, 0);

@@ -112,7 +112,8 @@ static const task *all_tasks(void)
 }
 
 /* exact: the same bits; else the same up to what the order of sums and rounding may change. */
-static void compare(const task *j, const block *got, const block *want, const char *name, bool exact)
+static void compare(const task *j, const block *got, const block *want, const char *name,
+                    bool exact)
 {
     double most = 0, margin = 0;
     for (int64_t i = 0; i < want->count; i++)

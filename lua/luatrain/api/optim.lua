@@ -147,7 +147,8 @@ end
 local sgd = check("optim.sgd(net, {; lr:amount, momentum=0.0, nesterov=false, weight_decay=0.0, "
                   .. "decay_bias=true, " .. common)
 
--- v = momentum v + g + weight_decay w;  w = w - lr v, or with nesterov w - lr (g + weight_decay w + momentum v)
+-- v = momentum v + g + weight_decay w;  w = w - lr v, or with nesterov w - lr (g + weight_decay w +
+-- momentum v)
 function optim.sgd(what, options)
   return new(sgd, what, options, function(self, groups)
     local momentum = self.momentum ~= 0
@@ -165,12 +166,14 @@ local lars = check("optim.lars(net, {; lr:amount, momentum=0.9, weight_decay=0.0
                    .. "decay_bias=false, " .. common)
 
 -- For large batches (You, Gitman and Ginsburg 2017, arXiv:1708.03888): each parameter's step is in
--- proportion to its norm, v = momentum v + q (g + weight_decay w) with q = trust |w| / (|g| + weight_decay |w| +
--- eps) and w = w - lr v; those of at most one axis have q = 1. In the paper lr is within v; here a
--- change of lr holds at once, as with sgd, and while lr is constant both are the same.
+-- proportion to its norm, v = momentum v + q (g + weight_decay w) with q = trust |w| / (|g| +
+-- weight_decay |w| + eps) and w = w - lr v; those of at most one axis have q = 1. In the paper lr
+-- is within v; here a change of lr holds at once, as with sgd, and while lr is constant both are
+-- the same.
 function optim.lars(what, options)
   return new(lars, what, options, function()
-    return {update = "lars_step", keys = {"lr", "momentum", "weight_decay", "trust", "eps"}, adapts = true}
+    return {update = "lars_step", keys = {"lr", "momentum", "weight_decay", "trust", "eps"},
+        adapts = true}
   end)
 end
 
@@ -217,9 +220,9 @@ local function count_pending(inner)
 end
 
 -- One step for all parameters that have a gradient, which is forgotten then. Returns what became of
--- it: "applied", "skipped" by a loss scale (lt.amp), or "accumulating" when more of the batch is to come.
--- An accelerator decides by itself, and nobody waits for it: there it is "pending", and what became
--- of it shows later, in scaler.skipped.
+-- it: "applied", "skipped" by a loss scale (lt.amp), or "accumulating" when more of the batch is to
+-- come. An accelerator decides by itself, and nobody waits for it: there it is "pending", and what
+-- became of it shows later, in scaler.skipped.
 function Optim:step()
   local inner, list = self[INNER], {}
   count_pending(inner)

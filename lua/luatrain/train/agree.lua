@@ -32,7 +32,8 @@ end
 -- The files that rank 0 has loaded since the last call. A rank need not have loaded all of them:
 -- rank 0 may be the only one that plots.
 local function compare_files()
-  local labels = core.broadcast_text("the files of the script", table.concat(sorted(sources.texts), "\n"))
+  local labels = core.broadcast_text("the files of the script", table.concat(sorted(sources.texts),
+      "\n"))
   for label in labels:gmatch "[^\n]+" do
     if not compared[label] then
       compared[label] = true

@@ -1,5 +1,5 @@
--- command_line.lua - the command line of this process: what it calls itself, and how one goes on with a
--- run that stops.
+-- command_line.lua - the command line of this process: what it calls itself, and how one goes on
+-- with a run that stops.
 
 local command_line = {}
 

@@ -15,11 +15,11 @@ local function fail(code, ...) core.fail(code, string.format(...)) end
 
 local micro_batches = check "lt.micro_batches{k, x:tensor, y:tensor}"
 
--- for x_i, y_i, share in lt.micro_batches(k, x, y) do ... end: a batch in k micro-batches, or fewer, so that none
--- is empty. share is the micro-batch's part of the samples: the sum of loss * share over the micro-batches is
--- the loss of the whole batch, and likewise its gradients. What is random in the net is what it
--- would be in one micro-batch. All shards of a batch are cut into as many micro-batches, for nets in which the
--- ranks wait for each other.
+-- for x_i, y_i, share in lt.micro_batches(k, x, y) do ... end: a batch in k micro-batches, or
+-- fewer, so that none is empty. share is the micro-batch's part of the samples: the sum of loss *
+-- share over the micro-batches is the loss of the whole batch, and likewise its gradients. What is
+-- random in the net is what it would be in one micro-batch. All shards of a batch are cut into as
+-- many micro-batches, for nets in which the ranks wait for each other.
 function exports.micro_batches(k, x, y)
   k, x, y = micro_batches:value("k", k), micro_batches:value("x", x), micro_batches:value("y", y)
   local rows = x:dim(1)
@@ -55,12 +55,13 @@ local function check_sets(train, test)
 end
 
 -- Trains net and returns the last report: {top1 = , loss = , train_loss = }. accumulate = k: each
--- batch goes through the net in k micro-batches, which takes less memory and gives the same step. mixup,
--- sizes, target and scaler are those of lt.run.
+-- batch goes through the net in k micro-batches, which takes less memory and gives the same step.
+-- mixup, sizes, target and scaler are those of lt.run.
 function exports.fit(given)
   local o = spec(given)
   if o.loss and o.label_smoothing ~= 0 then
-    fail("EINVAL", "lt.fit: label_smoothing belongs to the loss of lt.fit; a function 'loss' has its own")
+    fail("EINVAL",
+        "lt.fit: label_smoothing belongs to the loss of lt.fit; a function 'loss' has its own")
   end
   check_sets(o.train, o.test)
   core.compare("lt.fit", ("accumulate = %d\nlabel_smoothing = %.9g\neval_batch = %s")

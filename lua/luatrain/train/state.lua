@@ -1,11 +1,11 @@
 -- state.lua - what of a run stands in its checkpoints beside the tensors, and how a run that goes
 -- on takes it over.
 --
--- The settings of the optimizer stand there twice: as they were when lt.run was called ("initial.lr")
--- and as they were last ("current.lr"). A script that is run again with the same first values gets the
--- last ones back, so what it had set in between goes on to hold; where the first values differ,
--- somebody has changed the script or its flags, and the new ones hold. Those of the scaler
--- ("initial_scaler.scale") have their last values in its own state.
+-- The settings of the optimizer stand there twice: as they were when lt.run was called
+-- ("initial.lr") and as they were last ("current.lr"). A script that is run again with the same
+-- first values gets the last ones back, so what it had set in between goes on to hold; where the
+-- first values differ, somebody has changed the script or its flags, and the new ones hold. Those
+-- of the scaler ("initial_scaler.scale") have their last values in its own state.
 
 local core = ...
 local checkpoint = require "luatrain.train.checkpoint"

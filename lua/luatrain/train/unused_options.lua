@@ -1,5 +1,5 @@
--- unused_options.lua - options of luatrain for mixed precision that found nothing in the script which they
--- are for: only lt.run knows what to do with them.
+-- unused_options.lua - options of luatrain for mixed precision that found nothing in the script
+-- which they are for: only lt.run knows what to do with them.
 
 local core = ...
 local command_line = require "luatrain.train.command_line"
