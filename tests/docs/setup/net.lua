@@ -1,0 +1,3 @@
+-- net.lua - a net.
+lt = require "luatrain"
+net = lt.models.lenet{}

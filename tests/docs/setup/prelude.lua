@@ -1,0 +1,7 @@
+-- prelude.lua - runs before every Lua block: Fashion-MNIST is a few images in the folder DIR.
+local lt = require "luatrain"
+
+local open = lt.data.open
+rawset(lt.data, "open", function(name, options)
+  return open(name == "fashion-mnist" and "fashion-mnist:DIR" or name, options)
+end)

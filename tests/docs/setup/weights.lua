@@ -1,0 +1,5 @@
+-- weights.lua - the weights that a run has left, and images for the net.
+lt = require "luatrain"
+os.execute "mkdir -p runs/x"
+lt.save("runs/x/weights.safetensors", lt.models.lenet{})
+images = lt.zeros{2, 28, 28, 1}
