@@ -1,9 +1,9 @@
 -- loop.lua - a run that has just given a batch.
-lt = require "luatrain"
-net = lt.models.lenet{}
-sgd = lt.optim.sgd(net, {lr = 0.05})
+local lt = require "luatrain"
+local net = lt.models.lenet{}
+local sgd = lt.optim.sgd(net, {lr = 0.05})
 local train = lt.data.open "synthetic:28x28x1/10/64"
-run = lt.run{net = net, optim = sgd, train = train, epochs = 1, batch = 32}
+local run = lt.run{net = net, optim = sgd, train = train, epochs = 1, batch = 32}
 run:epochs()()
-x, y = run:batches()()
-total = 0
+local x, y = run:batches()()
+return {lt = lt, net = net, sgd = sgd, run = run, x = x, y = y, total = 0}

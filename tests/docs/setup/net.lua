@@ -1,3 +1,3 @@
 -- net.lua - a net.
-lt = require "luatrain"
-net = lt.models.lenet{}
+local lt = require "luatrain"
+return {lt = lt, net = lt.models.lenet{}}

@@ -1,10 +1,10 @@
 -- small.lua - a net and small images; lt.fit trains with an eighth of the size and a 64th of the
 -- batch, each size for an epoch.
-lt = require "luatrain"
+local lt = require "luatrain"
 local nn = lt.nn
-train, test = lt.data.open "synthetic:16x16x3/10/128"
-net = nn.sequential{nn.conv2d{3, 8, 3, stride = 2}, nn.batch_norm{8}, lt.relu,
-                    lt.global_avg_pool2d, nn.flatten(), nn.linear{8, 10}}
+local train, test = lt.data.open "synthetic:16x16x3/10/128"
+local net = nn.sequential{nn.conv2d{3, 8, 3, stride = 2}, nn.batch_norm{8}, lt.relu,
+                          lt.global_avg_pool2d, nn.flatten(), nn.linear{8, 10}}
 
 local fit = lt.fit
 rawset(lt, "fit", function(settings)
@@ -16,3 +16,5 @@ rawset(lt, "fit", function(settings)
   end
   return fit(settings)
 end)
+
+return {lt = lt, train = train, test = test, net = net}

@@ -1,5 +1,5 @@
 -- weights.lua - the weights that a run has left, and images for the net.
-lt = require "luatrain"
+local lt = require "luatrain"
 os.execute "mkdir -p runs/x"
 lt.save("runs/x/weights.safetensors", lt.models.lenet{})
-images = lt.zeros{2, 28, 28, 1}
+return {lt = lt, images = lt.zeros{2, 28, 28, 1}}
