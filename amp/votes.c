@@ -1,4 +1,4 @@
-/* ranks.c - what several ranks tell each other, so that they decide alike about a step, and about
+/* votes.c - what several ranks tell each other, so that they decide alike about a step, and about
  * the way of a bucket in f16; see amp.h.
  */
 #include <math.h>

@@ -1,4 +1,4 @@
-/* mapping.c - see window.h. Windows are few: they are looked for one by one. */
+/* mapping.c - see mapping.h. Windows are few: they are looked for one by one. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-/* window.h - memory of one process that the others of its node can map. Private to this room.
+/* mapping.h - memory of one process that the others of its node can map. Private to this room.
  *
  * A window is a memfd, which others open as /proc/PID/fd/N: no file anywhere, nothing to be cleaned
  * up, no limit but the memory itself. A place, one word, names a byte of a window to other

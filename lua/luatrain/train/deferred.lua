@@ -1,4 +1,4 @@
--- late.lua - losses that are not waited for: on an accelerator a loss is there long after the host
+-- deferred.lua - losses that are not waited for: on an accelerator a loss is there long after the host
 -- has gone on, so it is a number that is read later.
 
 local core = ...
