@@ -289,8 +289,11 @@ template <class T> __host__ __device__ inline T lt__saturated(double d)
     default: { typedef uint64_t E; __VA_ARGS__ }                                                   \
     }
 
-/* ==== The op files ===============================================================================
- * */
+/* ==== The op files =============================================================================
+ *
+ * ops/NAME.cu defines void lt__cuda_NAME(lt_kernels *op), which sets its kernels in op[LT_OP_...].
+ * The build lists these files for device.cu.
+ */
 
 static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_call *, bool),
                                    lt_kernel fwd, lt_kernel bwd)
@@ -300,14 +303,6 @@ static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_cal
     k->bwd = bwd;
 }
 
-/* Each sets its kernels in op[LT_OP_name]. */
-#define LT_CUDA_OP_FILES(X)                                                                        \
-    X(unary) X(binary) X(compare) X(reduce) X(shape) X(update) X(pool2d) X(matmul)                 \
-    X(batch_norm) X(batch_norm_stats) X(layer_norm) X(softmax) X(loss) X(dropout) X(embedding)     \
-    X(conv2d)
-#define X(file) void lt__cuda_##file(lt_kernels *op);
-LT_CUDA_OP_FILES(X)
-#undef X
 /* Those of lt_accelerator. */
 lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_grad_stats *stats);
 lt_status lt__cuda_measure_scaled(const lt_tensor *x, double by, lt_grad_stats *stats);

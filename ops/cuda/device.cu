@@ -5,11 +5,16 @@
  * is left alone until the stream has come so far: CUDA promises no more of cudaMemcpyAsync() than
  * that it may wait.
  */
+#include <cuda_op_files.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "ops/cuda/map.h"
 #include "ops/cuda/tile.h"
+
+#define X(file) void lt__cuda_##file(lt_kernels *op);
+LT_CUDA_OP_FILES(X)
+#undef X
 
 static lt_cuda *enter(lt_device *device)
 {

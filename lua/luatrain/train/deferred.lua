@@ -1,5 +1,5 @@
--- deferred.lua - losses that are not waited for: on an accelerator a loss is there long after the host
--- has gone on, so it is a number that is read later.
+-- deferred.lua - losses as deferred scalars: on an accelerator the host does not wait for a loss,
+-- but reads its value later.
 
 local core = ...
 local check = require "luatrain.check"
