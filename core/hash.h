@@ -1,6 +1,6 @@
-/* hash.h - FNV-1a, the hash of Fowler, Noll and Vo: http://www.isthe.com/chongo/tech/comp/fnv
+/* hash.h - the FNV-1a hash by Fowler, Noll and Vo: http://www.isthe.com/chongo/tech/comp/fnv
  *
- * For tables and for digests that detect differences. It does not resist an attacker.
+ * For hash tables, and for digests that detect accidental differences. Not cryptographic.
  */
 #ifndef LT_CORE_HASH_H
 #define LT_CORE_HASH_H
@@ -11,7 +11,7 @@
 #define LT_FNV32_START 2166136261u
 #define LT_FNV64_START 14695981039346656037u
 
-/* The hash of what was hashed so far, followed by bytes of data. */
+/* Extends a hash by bytes of data. Start with LT_FNV32_START or LT_FNV64_START. */
 static inline uint32_t lt__fnv32(uint32_t hash, const void *data, size_t bytes)
 {
     const uint8_t *at = data;

@@ -1,8 +1,8 @@
-/* locale.h - the C locale for a while, so that numbers have a decimal point whatever locale the
- * program has chosen.
+/* locale.h - temporarily switches to the C locale, so that numbers have a decimal point in any
+ * locale of the program.
  *
- * Only the calling thread changes its locale, and it gets back the one that it had. Threads that
- * the program has left in the global locale follow setlocale() again afterwards.
+ * Only the locale of the calling thread changes, and it is restored afterwards. A thread that was
+ * in the global locale follows setlocale() again afterwards.
  */
 #ifndef LT_CORE_LOCALE_H
 #define LT_CORE_LOCALE_H
@@ -15,8 +15,8 @@
 
 typedef struct lt_locale { locale_t c, before; } lt_locale;
 
-/* In glibc and musl the C locale is there already: nothing is allocated, and it cannot fail. Where
- * it does, uselocale() changes nothing. */
+/* In glibc and musl, newlocale() returns a static C locale: it allocates nothing and cannot fail.
+ * Elsewhere, if it fails, uselocale() changes nothing. */
 static inline lt_locale lt__enter_c_locale(void)
 {
     locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);

@@ -1,8 +1,8 @@
-/* plugin.h - parts of luatrain that are opened at run time, since what they stand on is not on
- * every machine: libluatrain-mpi.so, libluatrain-cuda.so. A door for the rooms above core.
+/* plugin.h - loads plugins at run time: libluatrain-mpi.so and libluatrain-cuda.so, whose
+ * dependencies are not on every machine. Public to the rooms above core. Not installed.
  *
- * A plugin lies in the folder that the variable LUATRAIN_PLUGINS names, else where it was built or
- * installed: beside the library or the program, or in lib/luatrain.
+ * Plugins are searched in the folder $LUATRAIN_PLUGINS, then in the folder of the library or
+ * program, in its subfolder luatrain, and in ../lib/luatrain.
  */
 #ifndef LT_CORE_PLUGIN_H
 #define LT_CORE_PLUGIN_H
@@ -13,10 +13,10 @@
 
 enum { LT_PLUGIN_PATH = PATH_MAX + 64 };
 
-/* The path of libluatrain-NAME.so into file; false when there is none. */
+/* Writes the path of libluatrain-NAME.so to file. Returns false if it is not found. */
 bool lt__plugin_find(const char *name, char file[LT_PLUGIN_PATH]);
-/* Opens the plugin in file, and never closes it: MPI and CUDA are not made for that. *function, a
- * pointer to a function, is what it exports as symbol. LT_EENV. */
+/* Loads the plugin in file and never unloads it, since MPI and CUDA do not support unloading.
+ * *function, a pointer to a function, becomes the function exported as symbol. LT_EENV. */
 lt_status lt__plugin_open(const char *file, const char *symbol, void *function);
 
 #endif

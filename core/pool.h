@@ -1,19 +1,19 @@
-/* pool.h - the inside of a device's pool; private to core. */
+/* pool.h - internals of a device's memory pool; private to core. */
 #ifndef LT_CORE_POOL_H
 #define LT_CORE_POOL_H
 
 #include "core/tensor.h"
 
-/* Returns every cached block and the pool's own lists to the system. */
+/* Returns all cached blocks to the system and frees the pool's own lists. */
 void lt__pool_close(lt_ctx *ctx, lt_device *device);
 
-/* Large blocks of whole pages; the caller has the lock. */
-void *lt__large_block_alloc(lt_device *device, size_t bytes); /* NULL when the system has no more */
+/* Large blocks of whole pages. The caller holds ctx->lock. */
+void *lt__large_block_alloc(lt_device *device, size_t bytes); /* NULL if out of memory */
 void lt__large_block_free(lt_device *device, void *p, size_t bytes);
-/* Gives regions back that are free as a whole. Returns how many bytes that was. */
+/* Returns regions that are entirely free to the system. Returns their total size in bytes. */
 size_t lt__large_block_trim(lt_device *device);
 
-/* For AddressSanitizer memory that is free in the pool is as good as given back to the system. */
+/* Tells AddressSanitizer that memory which is free in the pool must not be accessed. */
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
 #define LT_FORBID(p, bytes) ASAN_POISON_MEMORY_REGION((p), (bytes))
@@ -24,10 +24,10 @@ size_t lt__large_block_trim(lt_device *device);
 #endif
 
 lt_device *
-lt__cpu_device_new(int threads); /* new; close() gives it back. NULL when out of memory */
+lt__cpu_device_new(int threads); /* new, freed by its close(); NULL if out of memory */
 
-/* Starts the n - 1 threads that will compute together with this one. LT_ENOMEM: the system has no
- * room for that many. */
+/* Starts the n - 1 threads that compute together with the calling thread. LT_ENOMEM if the system
+ * has no room for that many. */
 lt_status lt__start_threads(int n);
 
 #endif

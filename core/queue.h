@@ -1,5 +1,5 @@
-/* queue.h - where threads meet: a queue of pointers with a limit, for any number of threads on both
- * sides. A door of core for the rooms above. Not installed.
+/* queue.h - a bounded queue of pointers for any number of producer and consumer threads. Public to
+ * the rooms above core. Not installed.
  */
 #ifndef LT_CORE_QUEUE_H
 #define LT_CORE_QUEUE_H
@@ -8,18 +8,20 @@
 
 typedef struct lt_queue lt_queue;
 
-/* room: how many items may wait, at least 1. New. NULL with LT_ENOMEM. */
+/* Creates a queue for up to room items; room is at least 1. New. NULL with LT_ENOMEM. */
 lt_queue *lt__queue_new(int room);
-/* No thread may be inside any more. NULL is fine. */
+/* Frees the queue, but not its items. No thread may still be using it. NULL is allowed. */
 void lt__queue_free(lt_queue *queue);
-/* Puts an item, which is not NULL, at the end; waits while the queue is full. False, and the item
- * stays the caller's, when it is closed. */
+/* Appends an item, which must not be NULL; blocks while the queue is full. If the queue is closed,
+ * returns false and the caller still owns the item. */
 bool lt__queue_put(lt_queue *queue, void *item);
-/* The oldest item; waits while there is none. NULL when the queue is closed and empty. */
+/* Removes and returns the oldest item; blocks while the queue is empty. NULL if it is closed and
+ * empty. */
 void *lt__queue_take(lt_queue *queue);
-/* The oldest item, or NULL: there is none by now. */
+/* Removes and returns the oldest item, or NULL if the queue is empty. Does not block. */
 void *lt__queue_poll(lt_queue *queue);
-/* Wakes all that wait; nothing can be put any more. What is in it can still be taken. */
+/* Closes the queue and wakes all waiting threads. No more items can be added; remaining items can
+ * still be taken. */
 void lt__queue_close(lt_queue *queue);
 
 #endif
