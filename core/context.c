@@ -1,4 +1,4 @@
-/* context.c - the thing that everything hangs off, and its log. */
+/* context.c - contexts: configuration, reference counts, stop requests and the log. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "core/locale.h"
 #include "core/pool.h"
 
-/* What is to go wrong, for tests: see lt_config. */
+/* Parses the fault to inject, for tests; see lt_config. */
 static lt_status parse_fault(lt_ctx *ctx, const char *text)
 {
     static const char *const of_rank[] = {
@@ -16,7 +16,7 @@ static lt_status parse_fault(lt_ctx *ctx, const char *text)
         [LT_FAULT_HANG] = "hang:rank=%9[0-9]:step=%18[0-9]%n",
         [LT_FAULT_DELAY] = "delay:rank=%9[0-9]:ms=%18[0-9]%n"};
     char rank[10] = "0", number[19] = "0", param[sizeof ctx->inf.param];
-    int used = 0; /* nothing, unless a form fits */
+    int used = 0; /* characters parsed; 0 if no form matches */
     if (!text || !*text)
         return LT_OK;
     lt_fault_kind kind = LT_FAULT_NONE;
@@ -54,7 +54,7 @@ lt_ctx *lt_ctx_new(const lt_config *config)
     pthread_mutex_init(&ctx->lock, NULL);
     const char *fault = ctx->config.fault ? ctx->config.fault : getenv("LUATRAIN_FAULT");
     const char *device = ctx->config.device;
-    ctx->config.fault = ctx->config.device = NULL; /* the caller's text may go now */
+    ctx->config.fault = ctx->config.device = NULL; /* the caller may free its strings now */
     if (parse_fault(ctx, fault) != LT_OK)
         goto fail;
     if (device && strcmp(device, "cpu") != 0 && strcmp(device, "auto") != 0) {

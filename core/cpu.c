@@ -1,10 +1,10 @@
-/* cpu.c - the CPU as a device: aligned memory and the memory kernels.
+/* cpu.c - the CPU as a device: aligned allocation and the memory kernels.
  *
- * Large blocks ask for huge pages: a kernel that goes through memory then gets a fifth more out of
- * it. Their resident size grows by whole ones, of 2 MB.
+ * Large blocks request huge pages, which make memory-bound kernels about a fifth faster. Their
+ * resident size then grows in steps of 2 MB.
  *
- * What is written and not soon read again, since it is larger than the caches, is streamed past
- * them: a line need not be read before it is overwritten.
+ * Results that are larger than the caches and not read again soon are written with non-temporal
+ * stores, so that a cache line need not be read before it is overwritten.
  */
 #define _GNU_SOURCE
 #include <limits.h>
@@ -22,10 +22,11 @@
 
 #include "core/pool.h"
 
-/* Loops bound by memory are cut into pieces; a team repays its waking only beyond the caches. */
+/* Memory-bound loops run in pieces. Waking the threads pays off only for arrays beyond the
+ * caches. */
 enum { PIECE = 16384, PARALLEL_FROM = 262144 }; /* elements */
 enum { HUGE_PAGE = 2 << 20, HUGE_FROM = 4 * HUGE_PAGE };
-enum { HEADROOM = 16 << 20 }; /* that tensors leave to libraries */
+enum { HEADROOM = 16 << 20 }; /* bytes that tensors leave free for libraries */
 
 #ifdef _OPENMP
 #define LT_PARALLEL                                                                                \
@@ -72,7 +73,7 @@ static void *cpu_alloc(lt_device *device, size_t bytes)
         return NULL;
     }
     if (p && huge)
-        (void)madvise(p, bytes, MADV_HUGEPAGE); /* a wish: without it all works too */
+        (void)madvise(p, bytes, MADV_HUGEPAGE); /* a hint; may fail */
     return p;
 }
 
@@ -112,7 +113,7 @@ static lt_status cpu_copy(lt_device *device, void *dst, const void *src, size_t 
     char *to = dst;
     const char *from = src;
     size_t n = bytes, distance = to > from ? (size_t)(to - from) : (size_t)(from - to);
-    (void)device; /* without OpenMP */
+    (void)device; /* unused without OpenMP */
     if (!lt__bypasses_cache(bytes) || distance < bytes) {
         if (bytes > 0)
             memmove(dst, src, bytes);
@@ -130,7 +131,7 @@ static lt_status cpu_convert(lt_device *device, void *dst, lt_dtype dst_dtype, c
                              lt_dtype src_dtype, size_t n)
 {
     size_t dst_size = lt_dtype_bytes(dst_dtype), src_size = lt_dtype_bytes(src_dtype);
-    (void)device; /* without OpenMP */
+    (void)device; /* unused without OpenMP */
     LT_PARALLEL
     for (size_t i = 0; i < n; i += PIECE)
         lt_convert((char *)dst + i * dst_size, dst_dtype, (const char *)src + i * src_size,
@@ -147,7 +148,7 @@ static lt_status cpu_fill(lt_device *device, void *dst, lt_dtype dtype, size_t n
         return LT_OK;
     lt_convert(one, dtype, &value, LT_F64, 1);
     memcpy(to, one, size);
-    for (size_t done = 1; done < n;) { /* doubles what is there */
+    for (size_t done = 1; done < n;) { /* copies the part filled so far */
         size_t more = done < n - done ? done : n - done;
         if (more > 4096)
             more = 4096;
@@ -157,7 +158,7 @@ static lt_status cpu_fill(lt_device *device, void *dst, lt_dtype dtype, size_t n
     return LT_OK;
 }
 
-/* In f32, rounded once. */
+/* Adds in f32 and rounds once. */
 static void add_halves(uint16_t *h, const uint16_t *k, lt_dtype dtype, size_t n)
 {
     enum { BLOCK = 1024 };

@@ -1,9 +1,9 @@
-/* deferred.c - numbers that are read later: on their way from an accelerator while the host goes
- * on.
+/* deferred.c - deferred scalars: single elements that are copied from an accelerator to the host in
+ * the background.
  *
- * They come in one block of memory that the accelerator can copy to, made when the first is asked
- * for. Who finds it full gets a number that was waited for. The thread of the context asks for
- * them; one more may read them.
+ * They use slots in one block of pinned memory, allocated at the first request. If no slot is free,
+ * or there is no pinned memory, the read is synchronous. The context's thread makes the requests;
+ * one other thread may read the values.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -21,9 +21,9 @@ typedef struct lt_deferred_pool {
 struct lt_deferred {
     lt_ctx *ctx;
     lt_device *device;
-    int slot;                 /* or -1: value is known */
-    lt_dtype dtype;           /* of what comes */
-    uint64_t mark;            /* behind it */
+    int slot;                 /* or -1: value is valid */
+    lt_dtype dtype;           /* of the element in the slot */
+    uint64_t mark;            /* behind the copy */
     double value;
 };
 
@@ -68,7 +68,7 @@ static void give_slot(lt_deferred *deferred)
     deferred->slot = -1;
 }
 
-/* -1: there is none. */
+/* Returns a free slot, or -1. */
 static int take_slot(lt_ctx *ctx)
 {
     lt_deferred_pool *l = ctx->deferred_pool;

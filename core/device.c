@@ -1,8 +1,8 @@
-/* device.c - two devices: which one a name means, and the ways between their memory.
+/* device.c - finds devices by name and copies between their memory.
  *
- * Addresses of an accelerator are the accelerator's; the CPU may not even be able to read them. So
- * all bytes that cross go through its copy(), which knows both kinds, and the host waits until they
- * have: afterwards it may do with its own memory what it likes.
+ * The CPU may be unable to read the addresses of an accelerator. All copies between the two go
+ * through the accelerator's copy(), which accepts both kinds of addresses, and the host waits for
+ * them to finish. Afterwards the caller may change its own memory.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +27,7 @@ int lt__cuda_index(const char *text)
     return n > 0 && n < 4 && !digits[n] ? atoi(digits) : -1;
 }
 
-/* "cuda" is any device of that kind: there is only one. */
+/* "cuda" without a number matches any CUDA device: a context has at most one. */
 static bool is_called(const lt_device *device, const char *name)
 {
     size_t n = strlen(name);
@@ -78,7 +78,7 @@ lt_status lt__copy_across(lt_tensor *dst, lt_tensor *src)
     lt_device *to = dst->storage->device, *from = src->storage->device;
     if (dst->dtype == src->dtype)
         return lt__move(to, dst->data, from, src->data, bytes_of(dst));
-    /* The fewer bytes make the way. */
+    /* Convert on the side where the smaller of the two representations crosses. */
     bool first = bytes_of(dst) < bytes_of(src);
     lt_tensor *between = lt__tensor_new(dst->ctx, first ? from : to,
                                         (lt_dtype)(first ? dst : src)->dtype, src->ndim, src->dims,
@@ -92,7 +92,7 @@ lt_status lt__copy_across(lt_tensor *dst, lt_tensor *src)
     return status;
 }
 
-/* x's values in memory of a device of its own. New. */
+/* Copies x to a device. New. */
 static lt_tensor *copy_on(lt_tensor *x, lt_device *device, bool kept)
 {
     lt_tensor *y = lt__tensor_new(x->ctx, device, (lt_dtype)x->dtype, x->ndim, x->dims, kept);

@@ -1,15 +1,15 @@
-/* large_blocks.c - large blocks, cut out of a few regions of a device's memory.
+/* large_blocks.c - allocates large blocks from a few regions of a device's memory.
  *
- * A training step takes blocks of many sizes and gives them back in about the reverse order: what
- * forward keeps, backward lets go. Free neighbours become one again, so that the memory of late
- * layers serves the gradients of early ones, a smaller last batch lies where the whole ones lay,
- * and hardly more is touched than is ever in use at once. A block is cut from the low end of the
- * smallest free range that can hold it, so that what was never touched stays whole, and is used
- * last; on a CPU it is not resident.
+ * A training step allocates blocks of many sizes and frees them in roughly the reverse order:
+ * backward frees what forward saved. Adjacent free ranges are merged. So memory of late layers is
+ * reused for the gradients of early ones, a smaller last batch fits where full batches were, and
+ * the memory touched is hardly more than the peak in use. Best fit: a block is cut from the low end
+ * of the smallest free range that can hold it. Untouched memory therefore stays in one piece and is
+ * used last; on a CPU it is not resident.
  *
- * Nothing is written into the blocks: a CPU may be unable to. There are at most as many free ranges
- * as there are regions and blocks in use. Room for so many, and for the one that is about to be
- * joined, is made when a block is taken: giving one back cannot fail.
+ * Nothing is stored in the blocks, since the CPU may be unable to write there. There are at most as
+ * many free ranges as regions plus blocks in use. Room for all of them, and for the range about to
+ * be merged, is reserved on allocation, so freeing cannot fail.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +33,7 @@ static bool need_room(lt_ranges *r, size_t n)
     return true;
 }
 
-/* The index of the first range that starts at p or behind it. */
+/* The index of the first range that starts at or after p. */
 static size_t place_of(const lt_ranges *r, const char *p)
 {
     size_t low = 0, high = r->n;
@@ -65,7 +65,7 @@ static void drop(lt_ranges *r, size_t i)
     memmove(&r->at[i], &r->at[i + 1], (--r->n - i) * sizeof *r->at);
 }
 
-/* The smallest range of at least so many bytes, the first of those; NULL if there is none. */
+/* The smallest range of at least this many bytes (the first one of that size), or NULL. */
 static lt_range *best_fit(const lt_ranges *r, size_t bytes)
 {
     lt_range *best = NULL;
@@ -75,11 +75,12 @@ static lt_range *best_fit(const lt_ranges *r, size_t bytes)
     return best;
 }
 
-/* ==== Taking and giving back ================================================================== */
+/* ==== Allocating and freeing ================================================================= */
 
-/* A region that is large only so that they stay few. An accelerator's memory is for others too, who
- * are short of it without a word to us: kernels that are loaded when they first run, libraries.
- * NULL if it would leave them less than HEADROOM. */
+/* Allocates a region that is larger than the request, which only keeps the number of regions small.
+ * Other users share an accelerator's memory and fail without a clear error when it runs out:
+ * kernels loaded at first use, libraries. Returns NULL if less than HEADROOM would be left for
+ * them. */
 static char *generous(lt_device *device, size_t size)
 {
     char *p = device->alloc(device, size);
@@ -93,8 +94,8 @@ static char *generous(lt_device *device, size_t size)
     return rest ? p : NULL;
 }
 
-/* One region more, of at least so many bytes; half of what there is already, so that they stay few.
- * False when the system has no more. */
+/* Adds a region of at least this many bytes, normally half of the current total, so that there are
+ * few regions. Returns false if the system is out of memory. */
 static bool grow(lt_device *device, size_t bytes)
 {
     lt_large_blocks *large = &device->pool.large;
@@ -132,7 +133,8 @@ void *lt__large_block_alloc(lt_device *device, size_t bytes)
     return p;
 }
 
-/* Regions may touch, but are not joined: each goes back to the system as it came. */
+/* Adjacent regions are not merged, since each must be returned to the system as it was
+ * allocated. */
 void lt__large_block_free(lt_device *device, void *p, size_t bytes)
 {
     lt_large_blocks *large = &device->pool.large;

@@ -1,28 +1,31 @@
-/* pool.c - the one seam for memory: a caching allocator with accounting, the same for every
- * device.
+/* pool.c - a caching allocator with accounting, the same for every device.
  *
- * A small request is rounded up to a size class; a freed block goes to its class's list and serves
- * the next request of that class. Classes are four to a power of two: at most a fifth is wasted. A
- * large one is rounded up to pages and cut out of a region (large_blocks.c). Either way a training
- * loop allocates nothing from the system after its first steps. When the system has no more, what
- * is free is given back and the request tried again. Callers remember the size, so blocks carry no
- * header, keep their alignment and may lie where the CPU cannot write. A list has room for every
- * block of its class that exists, so that giving one back cannot fail.
+ * A small request is rounded up to a size class; a freed block goes to the list of its class and
+ * serves the next request of that class. There are four classes per power of two, so at most a
+ * fifth is wasted. A large request is rounded up to whole pages and cut from a region
+ * (large_blocks.c). Either way a training loop allocates nothing from the system after its first
+ * steps. When the system is out of memory, the cached blocks are returned to it and the request is
+ * retried.
+ *
+ * Callers pass the size when they free. Blocks therefore have no header, stay aligned and may be in
+ * memory that the CPU cannot write. Each list has room for every existing block of its class, so
+ * freeing cannot fail.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/pool.h"
 
-/* AddressSanitizer is to see the end of a large block too, though another may begin there. */
+/* The guard lets AddressSanitizer detect an overrun of a large block when the next block is
+ * adjacent. */
 #ifdef __SANITIZE_ADDRESS__
 enum { PAGE = 4096, GUARD = 64 };
 #else
 enum { PAGE = 4096, GUARD = 0 };
 #endif
 
-/* Class 4k + q for q = 1..4 holds 64 * 2^k * (4 + q) / 4 bytes; class 0 (k = 0, q = 0) holds
- * 64. What is beyond the last class is large. */
+/* Class 4k + q, with q = 1..4, holds 64 * 2^k * (4 + q) / 4 bytes; class 0 (k = 0, q = 0) holds 64.
+ * Requests beyond the last class are large. */
 static size_t class_bytes(int i)
 {
     if (i == 0)
@@ -42,7 +45,8 @@ static int class_of(size_t bytes)
     return 4 * k + (int)q;
 }
 
-/* What a request takes: a function of it alone, as giving back asks again. */
+/* The size of the block for a request. It depends only on bytes, since freeing computes it
+ * again. */
 static size_t block_bytes(size_t bytes)
 {
     int i = class_of(bytes);
@@ -50,13 +54,13 @@ static size_t block_bytes(size_t bytes)
                                : (bytes + GUARD + PAGE - 1) & ~(size_t)(PAGE - 1);
 }
 
-/* Blocks go from free to in use, or to and from the system: the numbers of the device, and those of
- * all that ctx has. */
+/* Updates the statistics of the device and of ctx when blocks change between cached, in use, and
+ * returned to the system. */
 static void account(lt_ctx *ctx, lt_device *device, size_t live, size_t cached)
 {
     lt_memory *of[] = {&device->pool.memory, &ctx->memory};
     for (int i = 0; i < 2; i++) {
-        of[i]->live += live; /* differences, which wrap around below 0 */
+        of[i]->live += live; /* unsigned differences; a negative one wraps around */
         of[i]->cached += cached;
         if (of[i]->live > of[i]->peak)
             of[i]->peak = of[i]->live;
@@ -86,7 +90,7 @@ void lt__pool_close(lt_ctx *ctx, lt_device *device)
     free(device->pool.large.free.at);
 }
 
-/* A block of class i from the system, and room for it in its list. */
+/* Allocates a block of class i from the system and makes room for it in its list. */
 static void *fresh(lt_device *device, int i)
 {
     struct lt_free_list *list = &device->pool.list[i];
@@ -105,7 +109,7 @@ static void *fresh(lt_device *device, int i)
     return p;
 }
 
-/* A block for the request, or NULL when the system has no more. */
+/* Returns a block for the request, or NULL if the system is out of memory. */
 static void *take(lt_ctx *ctx, lt_device *device, size_t bytes)
 {
     int i = class_of(bytes);
@@ -124,7 +128,8 @@ static void *take(lt_ctx *ctx, lt_device *device, size_t bytes)
     return list->blocks[--list->n];
 }
 
-/* An accelerator that has failed gives no memory either. If it has, that is the message. */
+/* A failed accelerator returns no memory either. Returns false then, with its error as the
+ * message. */
 static bool has_not_failed(lt_device *device)
 {
     return device->is_host || device->sync(device) == LT_OK;
@@ -159,7 +164,7 @@ void *lt__device_alloc(lt_ctx *ctx, lt_device *device, size_t bytes)
     else if (p && ctx->config.poison && device->is_host)
         memset(p, 0xff, bytes);
     else if (p && ctx->config.poison)
-        (void)device->fill(device, p, LT_U8, bytes, 0xff); /* a failure comes again */
+        (void)device->fill(device, p, LT_U8, bytes, 0xff); /* a later call reports the failure */
     return p;
 }
 

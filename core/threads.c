@@ -1,5 +1,5 @@
-/* threads.c - starts the threads that OpenMP computes with. It finds out first whether the system
- * has room for them: where it has not, OpenMP's library prints a line of its own and calls exit().
+/* threads.c - starts the OpenMP threads. It first checks that the system has room for them:
+ * otherwise the OpenMP runtime would print an error and call exit().
  */
 #include <pthread.h>
 #include <signal.h>
@@ -16,8 +16,8 @@ static void *pass(void *gate)
     return NULL;
 }
 
-/* The size of the stacks of OpenMP's threads: OMP_STACKSIZE counts KiB, or what its unit says. 0:
- * it is not set, or OpenMP's library does not understand it either. */
+/* The stack size of OpenMP's threads: OMP_STACKSIZE, in KiB or in the unit it names. 0 if it is not
+ * set, or if the OpenMP runtime would not accept it either. */
 static size_t stack_bytes(void)
 {
     static const char units[] = "BKMG";
@@ -33,10 +33,10 @@ static size_t stack_bytes(void)
     return unit && n <= SIZE_MAX >> shift ? (size_t)n << shift : 0;
 }
 
-/* Fails unless n more threads can exist at the same time. They have all signals blocked. */
+/* Fails unless n more threads can exist at the same time. The threads block all signals. */
 static lt_status try_threads(int n)
 {
-    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* closed until all have started */
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* locked until all have started */
     pthread_t *threads = malloc((size_t)n * sizeof *threads);
     size_t stack = stack_bytes();
     pthread_attr_t attr;
@@ -46,7 +46,8 @@ static lt_status try_threads(int n)
         return lt_fail(LT_ENOMEM, "out of memory for a context");
     pthread_attr_init(&attr);
     if (stack > 0)
-        (void)pthread_attr_setstacksize(&attr, stack); /* too small: OpenMP keeps the default too */
+        (void)pthread_attr_setstacksize(&attr, stack); /* if too small, the default stays, as in
+                                                        * OpenMP */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_mutex_lock(&gate);
@@ -71,7 +72,7 @@ lt_status lt__start_threads(int n)
     LT_TRY(try_threads(n - 1));
 #pragma omp parallel num_threads(n)
     {
-        __asm__ volatile(""); /* or the compiler would drop it */
+        __asm__ volatile(""); /* keeps the compiler from removing the region */
     }
     return LT_OK;
 }

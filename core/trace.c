@@ -1,6 +1,6 @@
-/* trace.c - what happened when, in the format of chrome://tracing (Google, Trace Event Format): an
- * array of events, one a line, whose end may be missing. So several contexts, in several processes
- * too, add to one file, whole lines at a time.
+/* trace.c - writes traces in the format of chrome://tracing (Google, Trace Event Format): a JSON
+ * array with one event per line, whose closing bracket may be missing. Several contexts, also in
+ * several processes, can therefore append to one file, in whole lines.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +19,7 @@ enum { ROOM = 1 << 16, LINE = 256 };
 struct lt_trace {
     pthread_mutex_t lock;
     int file, rank;
-    double base;        /* what makes lt__seconds() the time of day, which ranks have in common */
+    double base;        /* add to lt__seconds() to get the time of day, which all ranks share */
     size_t used;
     char text[ROOM];
 };
@@ -29,8 +29,8 @@ static lt_status cannot(const char *path)
     return lt_fail(LT_EENV, "%s: cannot write there: %s", path, strerror(errno));
 }
 
-/* *file: the descriptor. Opening a FIFO would wait for a reader, and writing to one for the reader
- * to catch up. */
+/* Stores the descriptor in *file. Rejects FIFOs: opening one would block until there is a reader,
+ * and writing would block until the reader catches up. */
 static lt_status open_trace(const char *path, int flags, int *file)
 {
     struct stat now;
@@ -51,7 +51,8 @@ lt_status lt_trace_create(const char *path)
     return status;
 }
 
-/* Gives the lines to the file; a full disk costs them, and not the run. */
+/* Writes the buffered lines to the file. If the disk is full they are lost, but training
+ * continues. */
 static void flush(struct lt_trace *t)
 {
     for (size_t done = 0; done < t->used;) {
@@ -100,7 +101,7 @@ lt_status lt_trace_to(lt_ctx *ctx, const char *path, int rank)
         free(t);
         return status;
     }
-    lt__trace_close(ctx); /* the one before */
+    lt__trace_close(ctx); /* closes the previous trace */
     pthread_mutex_init(&t->lock, NULL);
     clock_gettime(CLOCK_REALTIME, &now);
     t->base = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - lt__seconds();
