@@ -1,22 +1,23 @@
 /* dtype.c - names and sizes of the dtypes, and conversion between any two of them.
  *
- * The halves meet f32 only. A value of a wider type (f64, i64, i32) comes to f32 rounded to odd:
- * truncated, with the last bit set when anything was lost. Rounding that to the half gives what
- * rounding the wide value at once would give, since f32 has more than two bits to spare, for the
- * subnormal numbers of both halves too (S. Boldo and G. Melquiond, Emulation of FMA and correctly
- * rounded sums: proved algorithms using rounding to odd, IEEE Trans. Comput. 57(4), 2008).
+ * f16 and bf16 are converted to and from f32 only. A value of a wider type (f64, i64, i32) is first
+ * rounded to odd in f32: truncated, with the last bit set if the result is inexact. Rounding that
+ * to f16 or bf16 gives the same result as rounding the wide value directly, since f32 has more than
+ * two extra bits. This includes the subnormal numbers of both (S. Boldo and G. Melquiond, Emulation
+ * of FMA and correctly rounded sums: proved algorithms using rounding to odd, IEEE Trans. Comput.
+ * 57(4), 2008).
  *
- * The vector code gives the same bits as the scalar functions, which tests compare it with. It has
- * one level, AVX2 with F16C: AVX-512 was faster only where the data lay in the caches.
- * AVX-512-BF16 is of no use, as VCVTNEPS2BF16 takes subnormal numbers for zero; integer arithmetic
- * rounds them as it does all others.
+ * The vector code gives the same bits as the scalar functions; tests compare the two. It uses AVX2
+ * with F16C only: AVX-512 was faster only for data in the caches. AVX-512-BF16 cannot be used,
+ * since VCVTNEPS2BF16 treats subnormal numbers as zero; the integer code rounds them correctly.
  */
 #include <math.h>
 #include <string.h>
 
 #include "core/tensor.h"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) /* clang cannot ask for F16C */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) /* not with clang: no runtime
+                                                                     * check for F16C */
 #include <immintrin.h>
 #define FAST __attribute__((target("avx2,f16c")))
 #endif
@@ -68,7 +69,8 @@ static inline float float_of(uint32_t u)
     return v.f;
 }
 
-/* u / 2^shift to nearest, ties to even. A carry out of the fraction is right in the exponent. */
+/* u / 2^shift, rounded to nearest even. A carry out of the fraction correctly increments the
+ * exponent. */
 static inline uint32_t shift_nearest(uint32_t u, int shift)
 {
     return (u + (1u << (shift - 1)) - 1 + (u >> shift & 1)) >> shift;
@@ -77,15 +79,16 @@ static inline uint32_t shift_nearest(uint32_t u, int shift)
 uint16_t lt__f32_to_f16(float f)
 {
     uint32_t u = bits_of(f), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;
-    if (a > 0x7f800000) /* NaN: quiet, with what fits of its payload */
+    if (a > 0x7f800000) /* NaN: quiet, with the part of the payload that fits */
         return (uint16_t)(sign | 0x7e00 | (a >> 13 & 0x3ff));
-    if (a >= 0x47800000) /* 65536 and more */
+    if (a >= 0x47800000) /* at least 65536 */
         return (uint16_t)(sign | 0x7c00);
-    if (a >= 0x38800000) /* 2^-14 and more: normal; the bias falls from 127 to 15 */
+    if (a >= 0x38800000) /* at least 2^-14: normal; rebias the exponent from 127 to 15 */
         return (uint16_t)(sign | shift_nearest(a - ((127u - 15) << 23), 13));
-    if (a <= 0x33000000) /* up to 2^-25, half of the smallest */
+    if (a <= 0x33000000) /* at most 2^-25, half the smallest subnormal */
         return (uint16_t)sign;
-    uint32_t fraction = (a & 0x7fffff) | 0x800000; /* times 2^(exponent - 150), in 2^-24 now */
+    uint32_t fraction = (a & 0x7fffff) | 0x800000; /* unit 2^(exponent - 150); converted to unit
+                                                    * 2^-24 below */
     return (uint16_t)(sign | shift_nearest(fraction, 126 - (int)(a >> 23)));
 }
 
@@ -112,7 +115,7 @@ static float f64_to_odd(double d)
     if (isnan(d) || (double)f == d)
         return f;
     uint32_t u = bits_of(f);
-    if (fabs((double)f) > fabs(d)) /* rounded away from zero: back, from infinity too */
+    if (fabs((double)f) > fabs(d)) /* was rounded away from zero (or to infinity): undo */
         u--;
     return float_of(u | 1);
 }
@@ -153,7 +156,7 @@ bool lt__is_exact_double(int64_t value)
     return near < 0x1p63 && (int64_t)near == value;
 }
 
-/* Toward zero, saturated; NaN gives 0. */
+/* Truncates toward zero and saturates; NaN gives 0. */
 static inline I64 to_i64(double d)
 {
     return isnan(d) ? 0 : d >= 0x1p63 ? INT64_MAX : d <= -0x1p63 ? INT64_MIN : (I64)d;
@@ -184,7 +187,7 @@ typedef void (*loop)(void *dst, const void *src, size_t n);
         }                                                                                        \
     }
 
-/*    from  to   of the value v */
+/*    from  to   conversion of v */
 #define LOOP_LIST(X)                                                                             \
     X(F32,  F64, v) X(F32, I64, to_i64(v)) X(F32, I32, to_i32(v)) X(F32, U8,  to_u8(v))          \
     X(F64,  F32, v) X(F64, I64, to_i64(v)) X(F64, I32, to_i32(v)) X(F64, U8,  to_u8(v))          \

@@ -1,4 +1,4 @@
-/* plugin.c - finds plugins and opens them. */
+/* plugin.c - finds and loads plugins. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <libgen.h>
@@ -9,7 +9,7 @@
 
 #include "core/plugin.h"
 
-/* The folder of the file that this code is in: the library, or a program that contains it. */
+/* The folder of the file that contains this code: the library, or a program linked with it. */
 static const char *own_folder(char path[PATH_MAX])
 {
     Dl_info info;
@@ -46,6 +46,6 @@ lt_status lt__plugin_open(const char *file, const char *symbol, void *function)
     void *found = dlsym(plugin, symbol);
     if (!found)
         return lt_fail(LT_EENV, "%s is no plugin of luatrain", file);
-    memcpy(function, &found, sizeof found); /* the C way from an object to a function */
+    memcpy(function, &found, sizeof found); /* C has no cast from void * to a function pointer */
     return LT_OK;
 }

@@ -128,8 +128,8 @@ static void *take(lt_ctx *ctx, lt_device *device, size_t bytes)
     return list->blocks[--list->n];
 }
 
-/* A failed accelerator returns no memory either. Returns false then, with its error as the
- * message. */
+/* Returns false for an accelerator that has failed, which is another reason for NULL. Its error is
+ * then the message. */
 static bool has_not_failed(lt_device *device)
 {
     return device->is_host || device->sync(device) == LT_OK;

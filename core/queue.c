@@ -1,11 +1,12 @@
-/* queue.c - a ring of pointers under a mutex, with one condition for each side. */
+/* queue.c - a ring buffer of pointers with a mutex and two condition variables, not_full and
+ * not_empty. */
 #include <pthread.h>
 #include <stdlib.h>
 
 #include "core/queue.h"
 
 struct lt_queue {
-    pthread_mutex_t lock; /* guards what follows */
+    pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t not_full, not_empty;
     bool closed;
     int room, first, count;

@@ -1,11 +1,12 @@
-/* rng.c - Philox4x32-10, the fills, and the shuffle. Nothing here has a state: the numbers of a
- * fill depend on (seed, purpose, stream, index) alone, those of a shuffle on (seed, epoch),
- * whatever the threads or the pieces.
+/* rng.c - Philox4x32-10, random fills and the shuffle. All of it is stateless: the numbers of a
+ * fill depend only on (seed, purpose, stream, index) and a shuffle only on (seed, epoch), whatever
+ * the number of threads or pieces.
  *
- * A block, which is one counter, gives two 64-bit words; elements 2j and 2j + 1 of a fill share
- * block j. A uniform number has 53 random bits. A pair of normal ones comes from two such numbers
- * by Box and Muller (A note on the generation of random normal deviates, Ann. Math. Stat. 29(2),
- * 1958); none is further than 8.6 deviations out.
+ * A block (one counter value) yields two 64-bit words. Elements with index 2j and 2j + 1 share
+ * block j. A uniform number has 53 random bits. A pair of normal numbers is computed from two
+ * uniform numbers with the Box-Muller transform (A note on the generation of random normal
+ * deviates, Ann. Math. Stat. 29(2), 1958); no result is more than 8.6 standard deviations from the
+ * mean.
  */
 #include <math.h>
 
@@ -41,7 +42,7 @@ typedef struct fill {
     uint64_t stream, first;
     bool normal;
     double base, factor; /* low and high - low, or mean and deviation */
-    double top;          /* of the uniform ones: the largest number of the dtype below high */
+    double top;          /* uniform only: the largest number of the dtype below high */
 } fill;
 
 static void fill_pair(const fill *f, const uint64_t bits[2], double value[2])
@@ -55,7 +56,7 @@ static void fill_pair(const fill *f, const uint64_t bits[2], double value[2])
     }
     value[0] = f->base + f->factor * u;
     value[1] = f->base + f->factor * v;
-    if (!f->normal) { /* a sum, or its rounding to the dtype, may reach high */
+    if (!f->normal) { /* the sum, or its rounding to the dtype, may reach high */
         value[0] = fmin(value[0], f->top);
         value[1] = fmin(value[1], f->top);
     }
@@ -68,7 +69,7 @@ static void fill_piece(const fill *f, uint64_t start, size_t n)
 {
     double value[PIECE + 2];
     uint64_t seed = lt_seed(f->x->ctx), index = f->first + start, odd = index & 1;
-    for (size_t i = 0; i < odd + n; i += 2) { /* from the beginning of the first block */
+    for (size_t i = 0; i < odd + n; i += 2) { /* starts at the first block */
         uint64_t bits[2];
         random_pair(seed, f->purpose, f->stream, (index + i) / 2, bits);
         fill_pair(f, bits, value + i);
@@ -87,7 +88,7 @@ static void fill_on_host(const fill *f)
         fill_piece(f, i, n - i < PIECE ? n - i : PIECE);
 }
 
-/* Numbers for another device are made on the CPU: they are the same everywhere. */
+/* Numbers for another device are generated on the CPU, so they are the same on every device. */
 static lt_status run_fill(const fill *f)
 {
     lt_tensor *x = f->x;
@@ -124,7 +125,7 @@ static double rounded(double value, lt_dtype dtype)
     return value;
 }
 
-/* The largest number of dtype below value, which is one of its finite numbers. */
+/* The largest number of dtype below value, which must be finite and exact in dtype. */
 static double below(double value, lt_dtype dtype)
 {
     uint64_t bits = 0, sign = (uint64_t)1 << (8 * lt_dtype_bytes(dtype) - 1);
@@ -164,10 +165,10 @@ lt_status lt_fill_normal(lt_tensor *x, lt_purpose purpose, uint64_t stream, uint
 
 /* ==== Shuffle =============================================================================== */
 
-/* Fisher and Yates, from the end. A number below i + 1 is the upper half of (random word) * (i +
- * 1), after D. Lemire, Fast random integer generation in an interval, ACM TOMACS 29(1), 2019: words
- * whose lower half is below 2^64 mod (i + 1) are passed over, and what remains is exactly uniform.
- * The words are those of blocks 0, 1, 2, ... in turn. */
+/* The Fisher-Yates shuffle, from the end. A random number below i + 1 is the upper half of (random
+ * word) * (i + 1), after D. Lemire, Fast random integer generation in an interval, ACM TOMACS
+ * 29(1), 2019. Words whose lower half is below 2^64 mod (i + 1) are rejected, which makes the
+ * result exactly uniform. The words come from blocks 0, 1, 2, ... in order. */
 void lt_shuffle(uint64_t seed, uint64_t epoch, int64_t *order, int64_t n)
 {
     uint64_t pair[2], word = 0;

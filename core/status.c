@@ -1,8 +1,7 @@
-/* status.c - codes, their texts, and this thread's message.
+/* status.c - status codes, their texts, and the error message of each thread.
  *
- * The message slot is the library's only thread-local state. It has a fixed size, so that
- * reporting a failure cannot fail, and a prefix that does not fit shortens the end, never the
- * beginning.
+ * The message is the library's only thread-local state. Its buffer has a fixed size, so reporting a
+ * failure cannot fail. If a prefix does not fit, the end of the message is cut off, not the start.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,7 +58,7 @@ lt_status lt_fail_prefix(const char *fmt, ...)
     va_start(args, fmt);
     int n = lt__vformat(fresh, sizeof fresh, fmt, args);
     va_end(args);
-    int room = (int)sizeof fresh - 3 - n; /* for the old message */
+    int room = (int)sizeof fresh - 3 - n; /* left for the old message */
     if (n >= 0 && room > 0)
         snprintf(fresh + n, sizeof fresh - (size_t)n, ": %.*s", room, message);
     memcpy(message, fresh, sizeof message);
@@ -69,7 +68,7 @@ lt_status lt_fail_prefix(const char *fmt, ...)
 const char *lt_errmsg(void) { return message; }
 lt_status lt_errcode(void) { return last; }
 
-/* Levenshtein's distance, with words cut at 31 letters. */
+/* The Levenshtein distance; words are truncated to 31 characters. */
 static int distance(const char *a, const char *b)
 {
     enum { LONGEST = 31 };
@@ -93,7 +92,7 @@ static int distance(const char *a, const char *b)
     return row[nb];
 }
 
-/* Does name end with word after a - or _? */
+/* Whether name ends with word, preceded by - or _. */
 static bool ends_with_word(const char *name, const char *word)
 {
     size_t in_all = strlen(name), n = strlen(word);

@@ -1,9 +1,9 @@
-/* tensor.c - tensors, their storages, and the scopes that end them.
+/* tensor.c - tensors, their storages and scopes.
  *
- * A scope is a list of the tensors made while it was innermost. Popping it takes the memory of
- * each away, though handles may be left: a script's collector runs too late for large memory,
- * and cannot see a device's at all. What survives is said aloud (lt_keep) or made outside the
- * list (parameters, slots, buffers).
+ * A scope is a list of the tensors made while it was innermost. Popping it takes the memory of each
+ * tensor away even if handles remain: the garbage collector of a script runs too late for large
+ * memory, and it does not see a device's memory at all. A tensor survives only if it is kept
+ * explicitly (lt_keep) or was never put into the list (parameters, slots, buffers).
  */
 #include <stdio.h>
 #include <string.h>
@@ -100,7 +100,7 @@ lt_status lt_scope_push(lt_ctx *ctx)
     return LT_OK;
 }
 
-/* The scope is over for x, to which the caller has a reference. */
+/* Ends x with its scope. The caller holds a reference to x. */
 static void end_in_scope(lt_tensor *x)
 {
     lt_ctx *ctx = x->ctx;
@@ -126,7 +126,7 @@ void lt_scope_pop(lt_ctx *ctx)
         if (x) {
             unlink_scope(x);
             refs = atomic_load_explicit(&x->refs, memory_order_relaxed);
-            /* 0: another thread is about to free it, and only waits for the lock */
+            /* 0: another thread is about to free x and is waiting for the lock */
             while (refs > 0 && !atomic_compare_exchange_weak(&x->refs, &refs, refs + 1))
                 ;
         }
@@ -179,7 +179,7 @@ lt_status lt__count_dims(int ndim, const int64_t *dims, int64_t *count)
     if (ndim < 0 || ndim > LT_MAX_DIMS)
         return lt_fail(LT_EINVAL, "a tensor has at most %d axes, %d were asked for", LT_MAX_DIMS,
                        ndim);
-    int64_t n = 1, nonzero = 1; /* a 0 must not hide a product that overflows */
+    int64_t n = 1, nonzero = 1; /* a dim of 0 must not hide an overflow */
     for (int i = 0; i < ndim; i++) {
         if (dims[i] < 0)
             return lt_fail(LT_EINVAL, "axis %d has %lld elements; a count cannot be negative",
@@ -193,7 +193,7 @@ lt_status lt__count_dims(int ndim, const int64_t *dims, int64_t *count)
     return LT_OK;
 }
 
-/* A header without memory, in the current scope unless kept. */
+/* Creates a tensor struct without memory, in the current scope unless kept. */
 static lt_tensor *header(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims, int64_t count,
                          bool kept)
 {
@@ -320,7 +320,7 @@ void lt_release(lt_tensor *x)
     lt__ctx_release(ctx);
 }
 
-/* ==== Looking at tensors ====================================================================== */
+/* ==== Reading tensors ========================================================================= */
 
 lt_ctx *lt_tensor_ctx(const lt_tensor *x) { return x->ctx; }
 lt_dtype lt_tensor_dtype(const lt_tensor *x) { return (lt_dtype)x->dtype; }
@@ -340,7 +340,7 @@ void *lt_data(lt_tensor *x)
     return NULL;
 }
 
-/* Element index, converted. */
+/* Reads one element and converts it to dtype. */
 static lt_status element(lt_tensor *x, int64_t index, void *value, lt_dtype dtype)
 {
     char one[8];
@@ -456,8 +456,8 @@ lt_status lt_fill(lt_tensor *dst, double value)
     return device->fill(device, dst->data, dtype, (size_t)dst->count, value);
 }
 
-/* Devices fill with a double. What a double does not hold is written once, then copied over and
- * over, twice as much each time. */
+/* Devices fill with a double. A value that a double cannot hold is written once and then copied
+ * repeatedly, doubling the filled part each time. */
 lt_status lt_fill_integer(lt_tensor *dst, int64_t value)
 {
     lt_dtype dtype = (lt_dtype)dst->dtype;
