@@ -1,19 +1,19 @@
-/* file.c - reads files of named tensors, in the safetensors format; save.c writes them.
+/* file.c - reads files of named tensors in the safetensors format; save.c writes them.
  *
- * A file is a little-endian u64 with the length of the header, the header, which is JSON, and the
- * data, in which the tensors lie one after the other without holes. The reader believes nothing:
- * each size is checked against the file's own before memory is taken for it, and what the format
- * does not allow is refused. It copies with pread into memory of its own, because a mapped file
- * that somebody shortens is a crash.
+ * A file consists of a little-endian u64 with the length of the header, the JSON header, and the
+ * data: the tensors one after the other, without holes. The reader trusts nothing: each size is
+ * checked against the size of the file before memory is allocated for it, and anything the format
+ * does not allow is rejected. The reader uses pread instead of mmap, because a mapped file that
+ * another process truncates crashes the program.
  *
- * The JSON parser is cJSON, which is lenient where this format is not: it lets NUL cut strings
- * short, takes bytes that are no UTF-8, rounds numbers, and builds a tree of up to forty times the
- * text. So scan_header() looks the text over first. The tree is in memory of cJSON's own; it is
- * bounded by MAX_VALUES and gone when lt_file_open() returns.
+ * The JSON parser is cJSON, which is laxer than this format: it lets a NUL cut strings short,
+ * accepts invalid UTF-8, rounds numbers, and builds a tree of up to forty times the size of the
+ * text. Therefore scan_header() checks the text first. cJSON allocates the tree in its own memory;
+ * its size is bounded by MAX_VALUES, and it is freed before lt_file_open() returns.
  *
- * One wrong bit anywhere in a file of ours is found, by lt_file_open() or by lt_file_verify().
- * Where the format has nothing to tell it by, the digest does; and a file is still ours when one
- * character around its digest is not as it must be, such as a letter of the key.
+ * lt_file_open() or lt_file_verify() detects any single flipped bit in a file that we wrote. Where
+ * the format itself gives no way to notice it, the digest does. A file still counts as ours if one
+ * character around its digest is wrong, such as a letter of the key.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -31,9 +31,9 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a file's data are copied as they are");
 
 enum {
-    MAX_VALUES = 1 << 18, /* JSON values: up to 14 for a tensor, 1 for a piece of metadata */
-    MAX_DIGITS = 15,      /* of a number, so that cJSON's double holds it */
-    CHUNK = 4096          /* elements copied at a time */
+    MAX_VALUES = 1 << 18, /* JSON values: up to 14 per tensor, 1 per metadata entry */
+    MAX_DIGITS = 15,      /* of a number, so that a double in cJSON is exact */
+    CHUNK = 4096          /* elements read at a time */
 };
 
 const char *const lt__format_names[LT_DTYPE_COUNT] = {
@@ -41,7 +41,7 @@ const char *const lt__format_names[LT_DTYPE_COUNT] = {
     [LT_I64] = "I64", [LT_I32] = "I32", [LT_U8] = "U8",
 };
 
-typedef struct named {   /* what entries and pairs begin with */
+typedef struct named {   /* first member of entry and pair */
     const char *name;
     int position;        /* in the header */
 } named;
@@ -52,7 +52,7 @@ typedef struct entry {
     int ndim;
     int64_t dims[LT_MAX_DIMS];
     uint64_t count;
-    uint64_t begin, end; /* bytes, from the beginning of the data */
+    uint64_t begin, end; /* byte offsets from the start of the data */
 } entry;
 
 typedef struct pair {
@@ -64,14 +64,16 @@ struct lt_file {
     lt_ctx *ctx;
     char *path;
     int fd;
-    uint64_t bytes;      /* of the file, */
-    struct timespec modified; /* which was last written to then */
-    uint64_t data;       /* where the data begin */
-    int unlike;          /* 0: the file is ours; 1: it was; more: it is another program's */
-    char *text;          /* data - 7 bytes: the header and a NUL; later the strings below */
+    uint64_t bytes;      /* size of the file */
+    struct timespec modified; /* mtime when the file was opened */
+    uint64_t data;       /* offset of the data in the file */
+    int unlike;          /* characters that differ around the digest: 0 ours, 1 ours but damaged,
+                          * more: not ours */
+    char *text;          /* (data - 7) bytes: the header and a NUL; later the strings of entries and
+                          * meta */
     int n, n_meta;
-    entry *entries;      /* n, in the order of their data */
-    pair *meta;          /* n_meta, in the order of the header */
+    entry *entries;      /* (n), in the order of their data */
+    pair *meta;          /* (n_meta), in the order of the header */
 };
 
 lt_status lt__bad(const char *path, const char *fmt, ...)
@@ -87,7 +89,7 @@ lt_status lt__bad(const char *path, const char *fmt, ...)
 const char *lt__shown(const char *text, char buffer[72])
 {
     size_t n = strnlen(text, 64);
-    while (n > 0 && ((uint8_t)text[n] & 0xc0) == 0x80) /* no part of a character */
+    while (n > 0 && ((uint8_t)text[n] & 0xc0) == 0x80) /* does not split a UTF-8 character */
         n--;
     for (size_t i = 0; i < n; i++)
         buffer[i] = (uint8_t)text[i] < 0x20 || text[i] == 0x7f ? '?' : text[i];
@@ -138,7 +140,7 @@ static lt_status read_at(const lt_file *f, uint64_t offset, void *to, size_t byt
     return LT_OK;
 }
 
-/* How many of the characters around our digest a header of n bytes has not. */
+/* The number of characters around our digest that differ in a header of n bytes. */
 static int unlike_ours(const char *header, uint64_t n)
 {
     static const char begin[] = LT_DIGEST_BEGIN;
@@ -151,14 +153,14 @@ static int unlike_ours(const char *header, uint64_t n)
     return unlike;
 }
 
-/* The first so many pieces of metadata are ours: the digest. */
+/* The number of leading metadata entries that are hidden from the caller: our digest, or none. */
 static int hidden_meta(const lt_file *f) { return f->unlike == 0; }
 
 static lt_status load_header(lt_file *f)
 {
     struct stat info;
     uint64_t length;
-    f->fd = lt__open(f->path, O_RDONLY | O_NONBLOCK); /* a pipe's other end may never come */
+    f->fd = lt__open(f->path, O_RDONLY | O_NONBLOCK); /* opening a FIFO could block forever */
     if (f->fd < 0 || fstat(f->fd, &info) != 0)
         return lt__bad(f->path, "cannot open: %s", strerror(errno));
     if (!S_ISREG(info.st_mode))
@@ -178,14 +180,14 @@ static lt_status load_header(lt_file *f)
     f->data = sizeof length + length;
     if (!(f->text = lt__alloc(f->ctx, length + 1)))
         return LT_ENOMEM;
-    f->text[length] = 0; /* ends what is read ahead, as by cJSON 1.7.15 one byte past the end */
+    f->text[length] = 0; /* cJSON 1.7.15 reads one byte past the end */
     LT_TRY(read_at(f, sizeof length, f->text, length));
     f->unlike = unlike_ours(f->text, length);
     return LT_OK;
 }
 
-/* Finds what cJSON would not, and bounds what it takes: then there are only objects, lists, strings
- * and counts, at most three deep, without NUL. */
+/* Rejects what cJSON would accept, and bounds the memory it needs: afterwards there are only
+ * objects, lists, strings and counts, at most three levels deep and without NUL. */
 static lt_status scan_header(const lt_file *f)
 {
     const char *s = f->text, *wrong = s[0] == '{' ? NULL : "does not begin an object";
@@ -224,7 +226,7 @@ static lt_status scan_header(const lt_file *f)
     return wrong ? lt__bad(f->path, "byte %zu of the header %s", i, wrong) : LT_OK;
 }
 
-/* A list of at most max counts. */
+/* Reads a list of at most max counts. */
 static bool read_counts(const cJSON *list, int max, int64_t *counts, int *n)
 {
     *n = 0;
@@ -236,7 +238,7 @@ static bool read_counts(const cJSON *list, int max, int64_t *counts, int *n)
     return true;
 }
 
-/* What the three members of item say, in itself. */
+/* Reads and checks each of the three members of item. */
 static lt_status read_members(const lt_file *f, const cJSON *item, entry *e)
 {
     const cJSON *dtype = NULL, *shape = NULL, *offsets = NULL;
@@ -272,7 +274,7 @@ static lt_status read_members(const lt_file *f, const cJSON *item, entry *e)
     return LT_OK;
 }
 
-/* And whether it fits together and into the file. */
+/* Reads an entry and checks that its members are consistent and that it fits into the file. */
 static lt_status read_entry(const lt_file *f, const cJSON *item, entry *e)
 {
     int64_t count;
@@ -301,7 +303,8 @@ static int compare_positions(const void *a, const void *b)
     return ((const named *)a)->position - ((const named *)b)->position;
 }
 
-/* No two of n things that begin with a name have the same. They are sorted by it, and back. */
+/* Checks that no two of n elements, which start with a struct named, have the same name. Sorts them
+ * by name and back. */
 static lt_status check_names(const lt_file *f, void *things, int n, size_t size)
 {
     const char *name = NULL, *at = things;
@@ -323,12 +326,12 @@ static int compare_offsets(const void *a, const void *b)
     const entry *x = a, *y = b;
     if (x->begin != y->begin)
         return x->begin < y->begin ? -1 : 1;
-    if (x->end != y->end) /* an empty one comes before the one that begins where it lies */
+    if (x->end != y->end) /* an empty tensor goes before the one at the same offset */
         return x->end < y->end ? -1 : 1;
     return x->key.position - y->key.position;
 }
 
-/* Brings the entries into the order of their data, which they must cover from end to end. */
+/* Sorts the entries by the order of their data, which must cover the data section without gaps. */
 static lt_status order_entries(lt_file *f)
 {
     uint64_t covered = 0;
@@ -348,7 +351,8 @@ static lt_status order_entries(lt_file *f)
     return LT_OK;
 }
 
-/* Copies a string of the tree to *room: over the header's text, of which it was the longer part. */
+/* Copies a string of the tree to *room and advances it. The strings replace the header's text,
+ * which is always longer. */
 static const char *keep_string(char **room, const char *string)
 {
     char *kept = *room;
@@ -504,7 +508,8 @@ lt_tensor *lt_file_read(lt_file *f, int i)
     return x;
 }
 
-/* Whether lt_file_verify() and lt_file_read() have seen the same bytes. */
+/* Checks that the file was not modified since it was opened, so that lt_file_verify() and
+ * lt_file_read() see the same bytes. */
 static lt_status check_unchanged(const lt_file *f)
 {
     struct stat now;
@@ -515,12 +520,12 @@ static lt_status check_unchanged(const lt_file *f)
     return LT_OK;
 }
 
-/* Over memory of the CPU, in its dtype. */
+/* Reads the elements of e to CPU memory and converts them to dtype. */
 static lt_status read_elements(lt_file *f, const entry *e, char *to, lt_dtype dtype)
 {
     size_t size = lt_dtype_bytes(dtype), file_size = lt_dtype_bytes(e->dtype);
     for (size_t done = 0, n; done < e->count; done += n) {
-        uint64_t raw[CHUNK]; /* room for elements of 8 bytes */
+        uint64_t raw[CHUNK]; /* has room for 8-byte elements */
         n = e->count - done < CHUNK ? e->count - done : CHUNK;
         LT_TRY(read_at(f, f->data + e->begin + done * file_size, raw, n * file_size));
         lt_convert(to + done * size, dtype, raw, e->dtype, n);
@@ -554,7 +559,7 @@ lt_status lt_file_read_into(lt_file *f, int i, lt_tensor *dst)
     return status;
 }
 
-/* ==== Its digest ============================================================================== */
+/* ==== Digest ================================================================================== */
 
 bool lt_file_has_digest(const lt_file *f) { return f->unlike <= 1; }
 

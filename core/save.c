@@ -1,8 +1,8 @@
-/* save.c - replaces files, and writes those of named tensors; file.c reads them and says what the
- * format is.
+/* save.c - replaces files atomically and writes files of named tensors. file.c reads them and
+ * describes the format.
  *
- * Whatever happens, path holds the old file or the whole new one. Nothing is allocated: the writer
- * goes over the header twice, the first time to count its bytes.
+ * Whatever happens, path holds the old file or the complete new one. The writer allocates nothing:
+ * it generates the header twice, the first time only to count its bytes.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 
 /* ==== Replacing a file ======================================================================== */
 
-/* All of it; errno, or 0. */
+/* Writes all bytes. Returns errno, or 0. */
 static int write_all(int fd, const char *data, size_t bytes)
 {
     for (size_t done = 0; done < bytes;) {
@@ -39,8 +39,8 @@ static int sync_descriptor(int fd)
     return failed ? errno : 0;
 }
 
-/* The plain file that path leads to, behind symbolic links, and its permissions; path itself and 0
- * when there is nothing yet. Devices and the like are not replaced. */
+/* Finds the regular file that path refers to, through symbolic links, and its permissions; path
+ * itself and 0 if there is no file yet. Other kinds of files, such as devices, are not replaced. */
 static lt_status find_target(const char *path, char target[PATH_MAX], mode_t *mode)
 {
     struct stat now;
@@ -55,7 +55,7 @@ static lt_status find_target(const char *path, char target[PATH_MAX], mode_t *mo
     return realpath(path, target) ? LT_OK : lt__bad(path, "cannot follow it: %s", strerror(errno));
 }
 
-/* A new file PATH.tmpN, which nobody else has; -1 with LT_EFILE when it cannot be made. */
+/* Creates a new file PATH.tmpN with a name not in use. Returns -1 with LT_EFILE on failure. */
 static int create_beside(const char *path, char temporary[PATH_MAX])
 {
     int fd = -1;
@@ -71,7 +71,7 @@ static int create_beside(const char *path, char temporary[PATH_MAX])
     return fd;
 }
 
-/* The folder's entries down to the disk: only then is a rename sure to outlive a crash. */
+/* Syncs the folder of path to disk; only then is a rename certain to survive a crash. */
 static lt_status sync_folder(const char *path)
 {
     char folder[PATH_MAX] = ".";
@@ -82,12 +82,12 @@ static lt_status sync_folder(const char *path)
     int error = fd < 0 ? errno : sync_descriptor(fd);
     if (fd >= 0)
         close(fd);
-    if (error && error != EINVAL) /* as file systems say that have nothing to sync in a folder */
+    if (error && error != EINVAL) /* EINVAL: this file system does not sync folders */
         return lt__bad(path, "cannot write its folder to the disk: %s", strerror(error));
     return LT_OK;
 }
 
-/* A file that is about to be replaced: the new one is written to fd. */
+/* The replacement of a file; the new content is written to fd. */
 typedef struct replacement {
     const char *path;
     char target[PATH_MAX], temporary[PATH_MAX];
@@ -103,7 +103,7 @@ static lt_status begin(replacement *r, const char *path)
     return r->fd < 0 ? LT_EFILE : LT_OK;
 }
 
-/* Puts the new file in the old one's place; or removes it again, if writing it had no success. */
+/* Moves the new file over the old one, or removes it if writing failed (status). */
 static lt_status finish(replacement *r, lt_status status)
 {
     int error = status == LT_OK ? sync_descriptor(r->fd) : 0;
@@ -130,12 +130,12 @@ lt_status lt_file_replace(const char *path, const void *data, size_t bytes)
     return finish(&r, error ? lt__bad(path, "cannot write: %s", strerror(error)) : LT_OK);
 }
 
-/* ==== What is written ========================================================================= */
+/* ==== Writing tensors ========================================================================= */
 
 typedef struct writer {
-    int fd;              /* -1: it only counts */
+    int fd;              /* -1: count bytes only */
     int error;           /* errno of the first failure; nothing is written after it */
-    uint64_t bytes;      /* put so far */
+    uint64_t bytes;      /* written or counted so far */
     lt_sha256 sha;       /* of these bytes */
     size_t used;
     char buffer[8192];
@@ -174,7 +174,7 @@ static LT_PRINTF(2, 3) void put_text(writer *w, const char *fmt, ...)
     put(w, text, (size_t)n);
 }
 
-/* As a JSON string; w->error is EILSEQ when it is not UTF-8. */
+/* Writes a JSON string. Sets w->error to EILSEQ if it is not UTF-8. */
 static void put_string(writer *w, const char *s)
 {
     put(w, "\"", 1);
@@ -194,7 +194,7 @@ static void put_string(writer *w, const char *s)
     put(w, "\"", 1);
 }
 
-/* What lt_file_save() was given. */
+/* The arguments of lt_file_save(). */
 typedef struct content {
     const char *path;
     int n, n_meta;
@@ -225,7 +225,7 @@ static void put_header(writer *w, const content *c)
     put_text(w, "}");
 }
 
-/* The name that comes twice among n that lie `stride` apart, or NULL. */
+/* Returns a name that occurs twice among n names, which are `stride` apart, or NULL. */
 static const char *repeated(const char *const *names, int n, int stride)
 {
     for (int i = 0; i < n; i++)
@@ -235,7 +235,8 @@ static const char *repeated(const char *const *names, int n, int stride)
     return NULL;
 }
 
-/* The caller's mistakes; *header = the length of the header, padded to a multiple of 8. */
+/* Checks the arguments (LT_EINVAL). Stores the length of the header, padded to a multiple of 8, in
+ * *header. */
 static lt_status check_content(const content *c, uint64_t *header)
 {
     writer w = {.fd = -1};
@@ -268,7 +269,7 @@ static lt_status check_content(const content *c, uint64_t *header)
 
 static lt_status put_data(writer *w, lt_tensor *x)
 {
-    enum { PIECE = 32768 }; /* bytes that are in the cache from the digest to the buffer */
+    enum { PIECE = 32768 }; /* bytes; small enough to stay in the cache from hashing to copying */
     lt_tensor *here = lt__on_host(x);
     if (!here)
         return lt_errcode();
@@ -281,7 +282,7 @@ static lt_status put_data(writer *w, lt_tensor *x)
     return LT_OK;
 }
 
-/* Over the zeros, when all is written. */
+/* Writes the digest over its placeholder zeros, after all else is written. */
 static void put_digest(writer *w)
 {
     char hex[LT_DIGITS + 1];
@@ -295,7 +296,7 @@ static void put_digest(writer *w)
     }
 }
 
-/* The whole file into fd. */
+/* Writes the whole file to fd. */
 static lt_status write_file(int fd, const content *c, uint64_t header)
 {
     writer w = {.fd = fd};
