@@ -1,4 +1,4 @@
-/* data.h - the door of data: sources of images with labels, and batches made from them. */
+/* data.h - public header of data: sources of labelled images, and batches made from them. */
 #ifndef LUATRAIN_DATA_H
 #define LUATRAIN_DATA_H
 
@@ -10,128 +10,137 @@ extern "C" {
 
 /* ==== Files =================================================================================== */
 
-/* Reads a whole IDX file to the CPU, the format of MNIST (http://yann.lecun.com/exdb/mnist), gzip
- * or plain: bytes become u8, 32-bit integers i32, floats f32 and f64. Signed bytes and 16-bit
- * integers have no dtype here and are refused. The data are counted before memory is taken for
- * them: a header cannot make a small file cost much. Bytes after the data are an error; those after
- * a gzip stream are ignored, as gzip does. New. NULL with LT_EDATA (path and reason) or
- * LT_ENOMEM. */
+/* Reads a whole IDX file, the format of MNIST (http://yann.lecun.com/exdb/mnist), gzip-compressed
+ * or plain, to the CPU. Bytes become u8, 32-bit integers i32, floats f32 and f64. Signed bytes and
+ * 16-bit integers have no dtype here and are rejected. The data are counted before memory is
+ * allocated for them, so a header cannot make a small file use much memory. Bytes after the data
+ * are an error; bytes after a gzip stream are ignored, as gzip does. New. NULL with LT_EDATA (path
+ * and reason) or LT_ENOMEM. */
 LT_API lt_tensor *lt_idx_read(lt_ctx *ctx, const char *path);
 
-/* Reads CIFAR-10's binary files (https://www.cs.toronto.edu/~kriz/cifar.html), one after the other,
- * to the CPU: *images (n, 32, 32, 3) u8, *labels (n) u8; both new. LT_EDATA (path and reason: a
- * length that is no multiple of a record's 3073 bytes, a label above 9) or LT_ENOMEM. */
+/* Reads n binary files of CIFAR-10 (https://www.cs.toronto.edu/~kriz/cifar.html) in this order to
+ * the CPU: *images (count, 32, 32, 3) u8 and *labels (count) u8. Both new. LT_EDATA (path and
+ * reason: a length that is not a multiple of the record length 3073, a label above 9) or
+ * LT_ENOMEM. */
 LT_MUST lt_status lt_cifar10_read(lt_ctx *ctx, int n, const char *const *paths, lt_tensor **images,
                                   lt_tensor **labels);
 
-/* Decodes a JPEG or PNG file to (h, w, channels) u8 on the context's device; channels is 1 or 3. Of
- * 16 bits the upper 8 are taken; transparency, colour profiles and EXIF are not looked at. A file
- * that ends early, has more than 64 million pixels, or is a JPEG of more than 100 scans is refused.
- * So is one whose few bytes would take the decoder far too long. New. NULL with LT_EINVAL
- * (channels), LT_EDATA (path and reason) or LT_ENOMEM. */
+/* Decodes a JPEG or PNG file to (h, w, channels) u8 on the context's device. channels is 1 or 3.
+ * 16-bit samples are truncated to their upper 8 bits; transparency, colour profiles and EXIF data
+ * are ignored. Rejects truncated files, images of more than 64 million pixels, JPEGs with more than
+ * 100 scans, and small files that would take disproportionately long to decode. New. NULL with
+ * LT_EINVAL (channels), LT_EDATA (path and reason) or LT_ENOMEM. */
 LT_API lt_tensor *lt_image_read(lt_ctx *ctx, const char *path, int channels);
 
 /* ==== Sources ================================================================================= */
 
-/* Images with labels, read by number in any order and by any thread. Counted references. */
+/* A source of labelled images, read by index, in any order and from any thread. Reference
+ * counted. */
 typedef struct lt_source lt_source;
 
-/* Images in memory: images (n, h, w, c), or (n, h, w) for one channel, u8 or a float dtype, with a
- * pixel and a channel at least; labels (n) u8, i32 or i64; both kept, or copied if they are not on
- * the CPU. Threads read them: they must not be written while batches of them are open. New. NULL
- * with LT_EINVAL or LT_ENOMEM. */
+/* A source of images in memory. images is (n, h, w, c), or (n, h, w) for one channel, of dtype u8
+ * or a float dtype, with at least one pixel and one channel. labels is (n) u8, i32 or i64. Both are
+ * kept, or copied if they are not on the CPU. Worker threads read them, so do not write to them
+ * while an lt_batches over the source exists. New. NULL with LT_EINVAL or LT_ENOMEM. */
 LT_API lt_source *lt_source_tensors(lt_ctx *ctx, lt_tensor *images, lt_tensor *labels);
-/* Files path/CLASS/NAME.jpg, .jpeg or .png, in the order of their names, byte by byte; so are the
- * classes, which count from 0. A file is decoded when a batch wants it, and brought to height x
- * width, at most 16384 each; 0 x 0: all have one size already, that of the first. Links are
- * followed. Links that lead nowhere are left out, and so are a FIFO, socket, device or folder of
- * such a name; a warning in the log counts them and names the first. A file that may not be read
- * is an error when a batch wants it. New. NULL with LT_EINVAL (channels, sizes), LT_EDATA (no
- * folder, no class, no image) or LT_ENOMEM. */
+/* A source of image files path/CLASS/NAME.jpg, .jpeg or .png. Classes and files are sorted by name,
+ * bytewise; class numbers count from 0. A file is decoded when a batch needs it, and resized to
+ * height x width, at most 16384 each. 0 x 0 means no resizing: all images must have the size of the
+ * first. Symbolic links are followed. Dangling links are skipped, as are FIFOs, sockets, devices
+ * and folders with the name of an image; one warning in the log gives their number and the first
+ * name. An unreadable file is an error when a batch needs it. New. NULL with LT_EINVAL (channels,
+ * sizes), LT_EDATA (no folder, no class, no image) or LT_ENOMEM. */
 LT_API lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height, int64_t width,
                                    int channels);
-/* Noise with a colour that tells the class, to try things without data: image i is of class
- * i % classes, and a function of (seed, part, i). New. NULL with LT_EINVAL or LT_ENOMEM. */
+/* A source of generated images, for trials without data: noise with a class-specific colour. Image
+ * i has class i % classes and is a function of (seed, part, i), with the seed of ctx. New. NULL
+ * with LT_EINVAL or LT_ENOMEM. */
 LT_API lt_source *lt_source_synthetic(lt_ctx *ctx, uint64_t part, int64_t count, int64_t height,
                                       int64_t width, int64_t channels, int64_t classes);
 
-/* The images of a source, kept, which are u8, brought to height x width when a batch wants them.
- * New. NULL with LT_EINVAL or LT_ENOMEM. */
+/* A source with the images of another source, resized to height x width when a batch needs them.
+ * source must have u8 images; it is kept. New. NULL with LT_EINVAL or LT_ENOMEM. */
 LT_API lt_source *lt_source_sized(lt_source *source, int64_t height, int64_t width);
 
 LT_API lt_source *lt_source_retain(lt_source *source);
-LT_API void lt_source_release(lt_source *source); /* NULL is fine */
+LT_API void lt_source_release(lt_source *source); /* NULL is allowed */
 LT_API int64_t lt_source_count(const lt_source *source);
 LT_API void lt_source_shape(const lt_source *source, int64_t shape[3]); /* (h, w, c) */
-/* How many classes there are; 0 when nobody has said. */
+/* The number of classes, or 0 if unknown. */
 LT_API int64_t lt_source_classes(const lt_source *source);
-/* Digests of the labels, and of a sample of at most 16 images, spread over the source: the same on
- * all machines that have the same data, wherever it is stored. *labels covers all labels of a
- * source in memory, and the names of all classes and files of a folder. Pixels of a float dtype are
- * left out, as their last bits may depend on the CPU that has computed them. */
+/* Digests for comparing data between machines: they are equal where the data are equal, wherever
+ * they are stored. *labels covers all labels of a source in memory, or all class and file names of
+ * a folder. *images covers at most 16 images, spread evenly over the source. Pixels of a float
+ * dtype are not included, as their last bits may depend on the CPU that computed them. */
 LT_API void lt_source_digest(const lt_source *source, uint32_t *labels, uint32_t *images);
-/* The name of a folder's class; NULL past the end, and for other sources. Borrowed. */
+/* The name of class i of a folder; NULL past the end, and for other sources. Borrowed. */
 LT_API const char *lt_source_class(const lt_source *source, int64_t i);
 
 /* ==== Batches ================================================================================= */
 
-/* Of so many rows of a batch rank has rows [*first, *first + *count), of `ranks` parts with as many
- * grains each, or nearly so; a grain is so many rows that stay together. *count may be 0, but not
- * for rank 0 of a batch that has rows. */
+/* Divides the rows of a batch among ranks. `ranks` shards get the same number of grains, or nearly;
+ * a grain is a group of this many consecutive rows that stay together. rank gets rows [*first,
+ * *first + *count). *count may be 0, but not for rank 0 of a non-empty batch. */
 LT_API void lt_shard(int64_t rows, int64_t grain, int rank, int ranks, int64_t *first,
                      int64_t *count);
 
-#define LT_MAX_CHANNELS 4 /* that mean and std can be given for */
+#define LT_MAX_CHANNELS 4 /* channels that have a mean and std */
 
-typedef struct lt_batch_options { /* zero means default, where there is one */
-    int64_t batch;                /* images a batch, the last one may be smaller; must be given */
-    bool shuffle;                 /* default: in the order of the source */
-    uint64_t epoch;               /* with the context's seed: the order, and what is drawn below */
-    int64_t first;                /* so many images of the epoch were seen; they are left out */
-    int rank, ranks;              /* of each batch, only the shard of this rank; where that has no
-                                   * rows the first one of the batch. 0 ranks: all of it */
-    int shards;                   /* so many ranks' from this one on, one after the other; 0: 1 */
-    int64_t grain;                /* of the shards; 0: 1 */
-    lt_dtype dtype;               /* of the images handed out: a float one, or u8: as they are */
-    double mean[LT_MAX_CHANNELS]; /* by channel */
-    double std[LT_MAX_CHANNELS];  /* by channel; 0 means 1 */
+typedef struct lt_batch_options { /* zero selects the default, if there is one */
+    int64_t batch;                /* images per batch (the last may have fewer); required */
+    bool shuffle;                 /* default: in source order */
+    uint64_t epoch;               /* with the context's seed, determines the order and the random
+                                   * augmentation */
+    int64_t first;                /* number of images of the epoch to skip, to resume a pass */
+    int rank, ranks;              /* each batch is reduced to the shard of this rank; if that has no
+                                   * rows, to the first row of the batch. ranks = 0: whole
+                                   * batches */
+    int shards;                   /* number of consecutive shards per batch, from rank on, each
+                                   * returned as a batch of its own; 0: 1 */
+    int64_t grain;                /* rows that stay together in a shard; 0: 1 */
+    lt_dtype dtype;               /* of the returned images: a float dtype; or u8, for raw bytes of
+                                   * a u8 source */
+    double mean[LT_MAX_CHANNELS]; /* per channel */
+    double std[LT_MAX_CHANNELS];  /* per channel; 0 means 1 */
 
-    /* Augmentation of sample i: a function of (seed, epoch, i). */
-    int64_t crop; /* moved by up to so many pixels each way; black comes in from outside */
-    bool flip;    /* mirrored left to right, every other one */
-    double area; /* a random part of at least this share of the area, at an aspect ratio from 3/4 to
-                  * 4/3, brought to the full size (Szegedy et al., Going Deeper with Convolutions,
-                  * 2014: 0.08); 0 means 1: all of it. Not together with crop. u8 images only */
+    /* Augmentation of sample i; its random choices are a function of (seed, epoch, i). */
+    int64_t crop; /* shift by up to this many pixels per axis; black fills the border */
+    bool flip;    /* mirror left to right, with probability 1/2 */
+    double area; /* random crop with at least this fraction of the image's area and an aspect ratio
+                  * from 3/4 to 4/3, resized to the full size (Szegedy et al., Going Deeper with
+                  * Convolutions, 2014, use 0.08). 0 means 1: the whole image. Requires u8 images;
+                  * excludes crop */
 
-    int workers; /* threads that make batches ahead; default: 1 for images in memory, as many as
-                  * there are CPUs for files; negative: none, the caller waits for each. Where
-                  * fewer can be started, that is logged, and those that could be do the work */
+    int workers; /* worker threads that prepare batches ahead. Default: 1 for images in memory, the
+                  * number of CPUs for other sources. Negative: none; lt_batches_next() does the
+                  * work. If fewer threads can be started, a warning is logged and the pass
+                  * continues with those */
 } lt_batch_options;
 
 /* One pass over a source. */
 typedef struct lt_batches lt_batches;
 
-/* source: kept. The order is fixed now; threads start with the first batch. New. NULL with
- * LT_EINVAL or LT_ENOMEM. */
+/* Starts a pass; the order is fixed here. source is kept. Threads start with the first batch. New.
+ * NULL with LT_EINVAL or LT_ENOMEM. */
 LT_API lt_batches *lt_batches_new(lt_ctx *ctx, lt_source *source, const lt_batch_options *options);
-/* Waits for the threads. NULL is fine. */
+/* Stops the worker threads and waits for them. NULL is allowed. */
 LT_API void lt_batches_free(lt_batches *batches);
 /* The number of batches in the pass, at most INT64_MAX. */
 LT_API int64_t lt_batches_count(const lt_batches *batches);
-/* The next batch, on the context's device: *x (b, h, w, c) = (value - mean) / std, where the value
- * of a u8 image is its byte / 255, and *y (b) i64. Both new; both NULL after the last batch. Each
- * image comes once. The same bytes for any number of workers. LT_EDATA names the file of an image
- * that cannot be read; from then on every call fails with it: a pass that lacks images never ends
- * as if it were whole. */
+/* Returns the next batch on the context's device: *x (b, h, w, c) = (value - mean) / std, where the
+ * value of a u8 image is byte / 255, or the bytes themselves if dtype is u8; and *y (b) i64. Both
+ * new; both NULL after the last batch. Each image occurs once. The result does not depend on the
+ * number of workers. If an image cannot be read, this and every later call fail with LT_EDATA,
+ * naming the file, so an incomplete pass never ends like a complete one. */
 LT_MUST lt_status lt_batches_next(lt_batches *batches, lt_tensor **x, lt_tensor **y);
 
 typedef struct lt_batch_stats {
-    double wait_s;  /* seconds that lt_batches_next() has waited */
-    double work_s;  /* seconds that the workers have worked, added up */
-    int64_t images; /* made by them */
+    double wait_s;  /* seconds lt_batches_next() waited for images */
+    double work_s;  /* seconds the workers worked, summed */
+    int64_t images; /* images prepared */
     int workers;
 } lt_batch_stats;
-/* At any time, in the thread that takes the batches. */
+/* Statistics of the pass so far. Call it from the thread that calls lt_batches_next(). */
 LT_API lt_batch_stats lt_batches_stats(const lt_batches *batches);
 
 #ifdef __cplusplus
