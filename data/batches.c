@@ -1,17 +1,19 @@
-/* batches.c - one pass over a source: batches in the order of the epoch, made ahead by threads.
+/* batches.c - one pass over a source: worker threads prepare batches ahead, in the order of the
+ * epoch.
  *
- * The owner's thread does all but the images: it fixes the order, makes the tensors of the next
- * few batches, cuts each batch into chunks and puts those into one queue; workers fill them and put
- * them into another, from which the owner takes until the batch that is next is complete. Nothing
- * else is shared, and what an image becomes depends on nothing but its number: so the bytes are the
- * same whoever makes them, and when. Without workers the owner makes the chunks itself.
+ * The owner's thread does everything except the images. It determines the order, allocates the
+ * tensors of the next few batches, cuts each batch into chunks and puts them into a queue. Workers
+ * fill the chunks and put them into a second queue, from which the owner takes chunks until the
+ * next batch is complete. Nothing else is shared, and an image depends only on its index. The bytes
+ * are therefore the same whichever thread prepares them, and when. Without workers the owner fills
+ * the chunks itself.
  *
- * Both queues have room for all chunks, so that only taking waits. Tensors of batches ahead are
- * outside of every scope; what the caller gets is a view in the scope that is innermost then.
+ * Both queues have room for all chunks, so only taking can block. Tensors of batches in preparation
+ * are outside any scope; the caller gets a view in its innermost scope.
  *
- * Where the context has an accelerator, batches are made in memory that it can copy from, and sent
- * beside what it computes: with a batch that is given out, those of the next two that are made by
- * then are on their way. Images of bytes travel as bytes, and are normalised there.
+ * If the context has an accelerator, batches are prepared in pinned memory and uploaded while it
+ * computes: when a batch is returned, the next two are uploaded if they are complete. Byte images
+ * are uploaded as bytes and normalised on the accelerator.
  */
 #include <limits.h>
 #include <math.h>
@@ -25,30 +27,31 @@
 #include "data/sample.h"
 
 enum {
-    AHEAD = 4,  /* batches in the making; of these, */
-    SENT = 2,   /* on their way to an accelerator */
-    CHUNK = 16, /* images: few, so that a pass that is given up ends soon */
+    AHEAD = 4,  /* batches in preparation */
+    SENT = 2,   /* of these, batches uploaded ahead to an accelerator */
+    CHUNK = 16, /* images; small, so that an abandoned pass ends soon */
     MAX_WORKERS = 1024
 };
 
-typedef struct chunk { /* of a batch: what a worker does at a time */
-    int64_t first;     /* place in the order */
+typedef struct chunk { /* part of a batch; a unit of work */
+    int64_t first;     /* position in the order */
     int64_t count;
-    char *x; /* where its images go, and its labels */
+    char *x; /* output: images, and labels */
     int64_t *y;
     struct slot *slot;
-    double seconds; /* that it took */
+    double seconds; /* time spent */
     lt_status status;
     char message[1024];
 } chunk;
 
-typedef struct slot { /* a batch in the making */
+typedef struct slot { /* a batch in preparation */
     lt_tensor *x, *y;
-    lt_storage *stage[2];         /* their memory, of all batches in turn, for an accelerator */
-    lt_tensor *there_x, *there_y; /* on that, when they were sent */
-    uint64_t mark;                /* behind this, also of the last batch, whose memory it was */
+    lt_storage *stage[2];         /* pinned memory for x and y, reused by each batch of the slot */
+    lt_tensor *there_x, *there_y; /* copies on the accelerator, once uploaded */
+    uint64_t mark;                /* behind the upload; also of the slot's previous batch, until its
+                                   * memory is free */
     chunk *chunks;
-    int n_chunks, n_open; /* all, and those that are not back yet */
+    int n_chunks, n_open; /* all chunks, and those not completed yet */
 } slot;
 
 typedef struct worker {
@@ -60,18 +63,18 @@ typedef struct worker {
 struct lt_batches {
     lt_ctx *ctx;
     lt_sample_spec spec;
-    lt_tensor *table; /* of the recipe */
-    lt_tensor *there; /* what an accelerator makes of bytes, (c, 256); or NULL: it gets no bytes */
-    lt_tensor *order; /* (n) i64, or NULL: as they come */
-    int64_t n, batch; /* images; at most so many a batch */
-    int64_t planned;  /* place in the order of the first image that is in no slot yet, */
-    int shard;        /* and how many shards of its batch are */
+    lt_tensor *table; /* holds spec.table */
+    lt_tensor *there; /* (c, 256) lookup table on the accelerator, if bytes are uploaded; or NULL */
+    lt_tensor *order; /* (n) i64, or NULL for source order */
+    int64_t n, batch; /* images in the source; images per batch */
+    int64_t planned;  /* position of the first image not in a slot yet */
+    int shard;        /* number of shards of its batch that are in slots */
 
-    slot slots[AHEAD]; /* a ring of n_slots */
+    slot slots[AHEAD]; /* a ring buffer of n_slots */
     int n_slots, head, busy;
     chunk *chunks; /* of all slots */
     lt_queue *to_do, *done;
-    worker *workers;          /* when there are none, one for the owner */
+    worker *workers;          /* without threads, one entry for the owner */
     int n_workers, n_started; /* threads */
     lt_batch_stats stats;
 };
@@ -80,7 +83,7 @@ static int n_buffers(const lt_batches *b) { return b->n_workers > 0 ? b->n_worke
 
 /* ==== Workers ================================================================================= */
 
-/* Up to the first image that fails. */
+/* Fills a chunk; stops at the first image that fails. */
 static void make_chunk(const lt_batches *b, chunk *p, lt_sample_buffers *buffers)
 {
     const lt_source *source = b->spec.source;
@@ -109,8 +112,8 @@ static void *work(void *ud)
     return NULL;
 }
 
-/* Signals are for the threads of the program. Where there is a limit for threads, those that could
- * be started do, or none. */
+/* Starts the workers, with all signals blocked: those belong to the program's own threads. If the
+ * system limits the number of threads, the pass uses the workers that could be started, or none. */
 static void start_workers(lt_batches *b)
 {
     sigset_t all, old;
@@ -143,7 +146,7 @@ static void stop_workers(lt_batches *b)
 
 /* ==== Batches ================================================================================= */
 
-/* The rows before those of a rank: grains rank / ranks, rounded up. */
+/* The number of rows before those of rank: its first grain is grains * rank / ranks, rounded up. */
 static int64_t rows_before(int64_t rows, int64_t grain, int rank, int ranks)
 {
     int64_t grains = rows / grain + (rows % grain != 0), rest = grains % ranks;
@@ -157,7 +160,7 @@ void lt_shard(int64_t rows, int64_t grain, int rank, int ranks, int64_t *first, 
     *count = rows_before(rows, grain, rank + 1, ranks) - *first;
 }
 
-/* On the CPU, where batches are made. New. */
+/* Creates a tensor on the CPU, where batches are prepared. New. */
 static lt_tensor *new_here(const lt_batches *b, lt_dtype dtype, int ndim, const int64_t *dims)
 {
     return lt__tensor_new(b->ctx, b->ctx->devices[0], dtype, ndim, dims, true);
@@ -172,11 +175,11 @@ static void give_back(slot *s)
     s->x = s->y = s->there_x = s->there_y = NULL;
 }
 
-/* ==== To an accelerator ======================================================================= */
+/* ==== Uploads ================================================================================= */
 
 static void give_stage(void *device, void *data) { ((lt_device *)device)->free_host(device, data); }
 
-/* Memory of the CPU that the accelerator copies from. New. NULL: there is none. */
+/* Allocates pinned memory for uploads. New. NULL if there is none. */
 static lt_storage *new_stage(const lt_batches *b, size_t bytes)
 {
     lt_device *device = b->ctx->device;
@@ -189,8 +192,8 @@ static lt_storage *new_stage(const lt_batches *b, size_t bytes)
     return stage;
 }
 
-/* On the CPU, where batches are made: for an accelerator in *stage, which has room for the largest
- * one. New. */
+/* Creates a tensor on the CPU. For an accelerator it is in *stage, pinned memory with room for the
+ * largest batch, which is allocated when first needed. New. */
 static lt_tensor *new_staged(const lt_batches *b, lt_storage **stage, lt_dtype dtype, int ndim,
                              const int64_t *dims)
 {
@@ -205,7 +208,7 @@ static lt_tensor *new_staged(const lt_batches *b, lt_storage **stage, lt_dtype d
                   : new_here(b, dtype, ndim, dims);
 }
 
-/* The last batch of a slot has left its memory. */
+/* Waits until the slot's previous batch is uploaded, so that its memory can be reused. */
 static lt_status await_sent(const lt_batches *b, slot *s)
 {
     lt_device *device = b->ctx->device;
@@ -221,7 +224,7 @@ static lt_status upload(lt_tensor *x, lt_device *device, lt_tensor **there, uint
         return lt_errcode();
     lt_status status = device->upload(device, (*there)->data, x->data,
                                       (size_t)x->count * lt_dtype_bytes((lt_dtype)x->dtype),
-                                      device->mark(device), mark); /* memory that was in use */
+                                      device->mark(device), mark); /* dst may have been in use */
     if (status != LT_OK) {
         lt_release(*there);
         *there = NULL;
@@ -229,7 +232,7 @@ static lt_status upload(lt_tensor *x, lt_device *device, lt_tensor **there, uint
     return status;
 }
 
-/* A batch that is complete is put on its way, if there is one. */
+/* Starts the upload of a complete batch, if it is in pinned memory and not uploaded yet. */
 static lt_status send(const lt_batches *b, slot *s)
 {
     lt_device *device = b->ctx->device;
@@ -239,16 +242,16 @@ static lt_status send(const lt_batches *b, slot *s)
     return upload(s->y, device, &s->there_y, &s->mark);
 }
 
-/* What uses a batch comes behind it. */
+/* Makes work submitted from now on wait for the upload of s. */
 static lt_status arrive(const lt_batches *b, slot *s)
 {
     lt_device *device = b->ctx->device;
     return s->there_x ? device->stream_wait(device, s->mark) : LT_OK;
 }
 
-/* ==== Making ================================================================================== */
+/* ==== Preparation ============================================================================= */
 
-/* The images from this place in the order on. */
+/* Cuts a batch into chunks; first is the position of its first image in the order. */
 static void cut(const lt_batches *b, slot *s, int64_t first, int64_t count)
 {
     size_t image_bytes = (size_t)(lt_count(s->x) / count) *
@@ -263,7 +266,7 @@ static void cut(const lt_batches *b, slot *s, int64_t first, int64_t count)
     s->n_open = s->n_chunks;
 }
 
-/* Another batch goes into the making. */
+/* Starts the preparation of the next batch. */
 static lt_status plan(lt_batches *b)
 {
     slot *s = &b->slots[(b->head + b->busy) % b->n_slots];
@@ -306,7 +309,7 @@ static void complete(lt_batches *b, slot *s)
     while (s->n_open > 0) {
         chunk *p;
         if (b->n_workers > 0)
-            p = lt__queue_take(b->done); /* of this batch or of a later one */
+            p = lt__queue_take(b->done); /* a chunk of this batch or of a later one */
         else
             make_chunk(b, p = &s->chunks[s->n_chunks - s->n_open], &b->workers->buffers);
         take_chunk(b, p);
@@ -314,7 +317,7 @@ static void complete(lt_batches *b, slot *s)
     b->stats.wait_s += lt__seconds() - start;
 }
 
-/* The failure of the first image that has one, whoever met it. */
+/* Returns the failure of the first image that failed, whichever worker met it. */
 static lt_status outcome(const slot *s)
 {
     for (int i = 0; i < s->n_chunks; i++)
@@ -323,8 +326,8 @@ static lt_status outcome(const slot *s)
     return LT_OK;
 }
 
-/* Those of the next batches that are made, and as they should be. What cannot be sent now is sent
- * when it is given out, or fails then. */
+/* Uploads the next batches that are complete and without failure. If an upload cannot be started
+ * now, give_out() retries it and reports the error. */
 static void send_ahead(lt_batches *b)
 {
     lt_status status = LT_OK;
@@ -340,7 +343,7 @@ static void send_ahead(lt_batches *b)
     }
 }
 
-/* What becomes of the bytes, which are taken. New. */
+/* Normalises bytes on the accelerator. bytes: taken. New. */
 static lt_tensor *normalised(const lt_batches *b, lt_tensor *bytes)
 {
     lt_device *device = b->ctx->device;
@@ -356,7 +359,7 @@ static lt_tensor *normalised(const lt_batches *b, lt_tensor *bytes)
     return x;
 }
 
-/* What the caller gets of s: on the context's device. New. */
+/* Creates the tensors for the caller, on the context's device. Both new. */
 static lt_status give_out(const lt_batches *b, slot *s, lt_tensor **x, lt_tensor **y)
 {
     LT_TRY(send(b, s));
@@ -382,7 +385,7 @@ lt_status lt_batches_next(lt_batches *b, lt_tensor **x, lt_tensor **y)
         return LT_OK;
     slot *s = &b->slots[b->head];
     complete(b, s);
-    LT_TRY(outcome(s)); /* the batch stays the next one: so does its failure */
+    LT_TRY(outcome(s)); /* the batch stays at the head, so every later call fails too */
     LT_TRY(give_out(b, s, x, y));
     give_back(s);
     b->head = (b->head + 1) % b->n_slots;
@@ -495,7 +498,7 @@ static lt_status make_table(lt_batches *b)
     if (!(b->there = lt__tensor_new(b->ctx, device, *dtype, 2, dims, true)))
         return lt_errcode();
     LT_TRY(lt_write(b->there, b->table->data));
-    *dtype = LT_U8; /* which makes the recipe's table that of bytes, which stay what they are */
+    *dtype = LT_U8; /* spec.table then maps each byte to itself */
     lt__sample_table(&b->spec, b->table->data);
     return LT_OK;
 }
@@ -551,11 +554,11 @@ lt_batches *lt_batches_new(lt_ctx *ctx, lt_source *source, const lt_batch_option
     return b;
 }
 
-/* What is on its way comes to memory that nobody uses before. */
+/* Frees a slot. Memory with an upload in progress is not reused before the upload has finished. */
 static void close_slot(const lt_batches *b, slot *s)
 {
     lt_status status = arrive(b, s);
-    (void)status; /* of a device that has failed */
+    (void)status; /* fails only if the device has failed */
     give_back(s);
     lt__storage_release(s->stage[0]);
     lt__storage_release(s->stage[1]);
