@@ -1,8 +1,8 @@
-/* cifar.c - reads CIFAR-10's binary files: records of a label and an image, whose 32x32 pixels come
- * in three planes, red, green and blue.
+/* cifar.c - reads the binary files of CIFAR-10: records of a label and an image of 32x32 pixels in
+ * three planes, red, green and blue.
  *
- * The files are read twice: first they are counted and their labels looked at, then memory is taken
- * and filled.
+ * The files are read twice: first to count the records and check the labels, then to fill the
+ * allocated tensors.
  */
 #include <limits.h>
 #include <stdlib.h>
@@ -27,7 +27,7 @@ static lt_status read_records(const char *path, lt_bytes *file, int64_t *count)
     return LT_OK;
 }
 
-/* From planes to pixels. */
+/* Converts planes (3, 32, 32) to pixels (32, 32, 3). */
 static void put_image(const uint8_t *planes, uint8_t *pixels)
 {
     for (int i = 0; i < PIXELS; i++)

@@ -1,4 +1,5 @@
-/* file.c - files on their way in: opened without waiting, read whole, and their paths in messages.
+/* file.c - opens regular files without blocking, reads them whole, and shows their paths in
+ * messages.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -8,8 +9,8 @@
 
 #include "data/source.h"
 
-/* Whoever sees a name in a file system may have been given it by others: it must not steer the
- * terminal, nor leave no room for the reason. */
+/* File names may come from untrusted sources: they must not send control codes to the terminal, nor
+ * take up the space for the reason. */
 const char *lt__show_path(const char *path, char room[LT_SHOWN_PATH])
 {
     enum { DOTS = 3, MOST = LT_SHOWN_PATH - DOTS - 1 };
@@ -19,12 +20,12 @@ const char *lt__show_path(const char *path, char room[LT_SHOWN_PATH])
         from = end - MOST;
         const void *slash = memchr(from, '/', MOST);
         for (from = slash ? slash : from; (*from & 0xc0) == 0x80; from++)
-            ; /* no part of a character */
+            ; /* does not split a UTF-8 character */
         memcpy(to, "...", DOTS);
         to += DOTS;
     }
     for (; *from; from++) {
-        bool wide = from[0] == 0xc2 && (from[1] & 0xe0) == 0x80; /* U+0080 to U+009F, in UTF-8 */
+        bool wide = from[0] == 0xc2 && (from[1] & 0xe0) == 0x80; /* U+0080 to U+009F in UTF-8 */
         *to++ = wide || *from < 0x20 || *from == 0x7f ? '?' : (char)*from;
         from += wide;
     }
@@ -35,7 +36,7 @@ const char *lt__show_path(const char *path, char room[LT_SHOWN_PATH])
 int lt__open_plain(const char *path, int64_t *bytes)
 {
     struct stat s;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* does not wait where a FIFO would */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a FIFO must not block */
     if (fd < 0 || fstat(fd, &s) != 0) {
         lt_fail(LT_EDATA, "cannot open %s: %s", LT_SHOW(path), strerror(errno));
     } else if (!S_ISREG(s.st_mode)) {
@@ -49,7 +50,7 @@ int lt__open_plain(const char *path, int64_t *bytes)
     return -1;
 }
 
-/* The file's bytes, or as many as there are now. */
+/* Reads the file's bytes, or fewer if the file has become shorter. */
 static lt_status read_all(int fd, const char *path, uint8_t *data, size_t bytes, size_t *n)
 {
     for (*n = 0; *n < bytes;) {

@@ -1,8 +1,8 @@
-/* folder.c - a source of images in files: path/CLASS/NAME.jpg.
+/* folder.c - a source of image files: path/CLASS/NAME.jpg.
  *
- * The names are listed once and sorted, so that the number of an image and of its class are a
- * function of the names alone; names of the system's own order would shuffle differently on each
- * machine. They lie one behind the other in one block, since there may be a million of them.
+ * The names are listed once and sorted. So the indices of images and classes depend only on the
+ * names; the system's order of directory entries would shuffle differently on each machine. All
+ * names are stored back to back in one block, since there may be a million of them.
  */
 #define _GNU_SOURCE /* qsort_r */
 #include <dirent.h>
@@ -17,8 +17,8 @@
 #include "core/hash.h"
 #include "data/source.h"
 
-typedef struct entry { /* an image, or a class */
-    size_t name;       /* its place in the block */
+typedef struct entry { /* an image or a class */
+    size_t name;       /* offset in names */
     int64_t class;
 } entry;
 
@@ -29,7 +29,7 @@ typedef struct list {
 
 typedef struct folder {
     lt_source base;
-    bool sized;        /* the images must have the source's size */
+    bool sized;        /* all images must have the size of the source */
     char *path;
     list classes, images;
     char *names;
@@ -99,15 +99,15 @@ static bool is_image(const char *name)
                    strcasecmp(dot, ".png") == 0);
 }
 
-/* Names that lead to no file. */
+/* Directory entries that were skipped because they are not files. */
 typedef struct left_out {
-    int64_t n, class;         /* class: of the first one; negative: it is a class itself */
-    char first[NAME_MAX + 1]; /* in the order of bytes */
-    mode_t kind;              /* what it is instead; 0: it is a link that leads nowhere, */
-    int error;                /* and this is why */
+    int64_t n, class;         /* class: of the first one; negative if it is a class itself */
+    char first[NAME_MAX + 1]; /* first in byte order */
+    mode_t kind;              /* its file type; 0 for a dangling link */
+    int error;                /* why the link cannot be followed */
 } left_out;
 
-/* What e is, or what it is a link to: S_IFREG, S_IFDIR...; 0 for a link that leads nowhere. */
+/* Finds the type of e, or of what it links to: S_IFREG, S_IFDIR...; 0 for a dangling link. */
 static lt_status find_kind(DIR *dir, const char *path, const struct dirent *e, mode_t *kind,
                            int *error)
 {
@@ -133,7 +133,7 @@ static void leave_out(left_out *l, int64_t class, const char *name, mode_t kind,
     l->error = error;
 }
 
-/* A sentence about the entries that were left out. There is at least one. */
+/* Writes a sentence about the skipped entries. There is at least one. */
 static const char *describe(const folder *f, const left_out *l, char text[512])
 {
     const char *class = l->class < 0 ? "" : f->names + f->classes.items[l->class].name;
@@ -149,7 +149,8 @@ static const char *describe(const folder *f, const left_out *l, char text[512])
     return text;
 }
 
-/* class < 0: the folders in path, as classes; else the images in it, of this class. */
+/* Lists the folders in path as classes if class < 0, otherwise the images in path, of this
+ * class. */
 static lt_status list_folder(folder *f, const char *path, int64_t class, left_out *l)
 {
     int error = 0;
@@ -253,7 +254,7 @@ static const char *class_name(const lt_source *source, int64_t i)
     return i >= 0 && i < f->classes.n ? f->names + f->classes.items[i].name : NULL;
 }
 
-/* The names of the classes and images, in order. They determine the labels. */
+/* Adds the names of the classes and images in order. They determine the labels. */
 static uint32_t digest_labels(const lt_source *source, uint32_t digest)
 {
     const folder *f = (const folder *)source;

@@ -1,12 +1,12 @@
-/* sample.c - one image on its way into a batch: brought to size, moved and mirrored, normalised.
+/* sample.c - prepares one image for a batch: resizes, shifts, mirrors and normalises it.
  *
- * Images are mostly bytes, and a byte of a channel has 256 possible results. They are computed
- * once, in double, rounded once to the dtype wanted and looked up from then on: exact, the same
- * for every dtype, and as fast as arithmetic.
+ * Most images are bytes, and a byte of a channel has only 256 possible results. These are computed
+ * once in double, rounded once to the target dtype, and then looked up. This is exact, works the
+ * same for every dtype, and is as fast as arithmetic.
  *
- * What is drawn for a sample is a closed form of a fixed number of random words, so that nothing
- * depends on the samples before it. Word by word: block 2i has the shift down, the shift right and
- * the mirror; block 2i + 1 the area, the aspect ratio and the place of a random part.
+ * The random choices for a sample use a fixed number of random words, so nothing depends on other
+ * samples. Block 2i holds, word by word, the vertical shift, the horizontal shift and the mirror
+ * flag; block 2i + 1 the area, the aspect ratio and the position (y, x) of a random crop.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -22,15 +22,15 @@ void lt__sample_buffers_free(lt_sample_buffers *buffers)
     free(buffers->arranged.data);
 }
 
-/* ==== Brought to size ========================================================================= */
+/* ==== Resizing ================================================================================ */
 
 static double draw_between(uint32_t word, double low, double high)
 {
     return low + (high - low) * ((double)word * 0x1p-32);
 }
 
-/* A share of the area from `least` to 1, at an aspect ratio (width / height) from 3/4 to 4/3, or as
- * near as that share of this image can come. */
+/* A random crop with a fraction of the area from `least` to 1 and an aspect ratio (width / height)
+ * from 3/4 to 4/3, or as close to that as this image allows for the area. */
 static lt_crop random_crop(const lt_image *image, double least, const uint32_t word[4])
 {
     double height = (double)image->h, width = (double)image->w;
@@ -42,8 +42,8 @@ static lt_crop random_crop(const lt_image *image, double least, const uint32_t w
                        w};
 }
 
-/* The middle, with a margin of one part in 16 all around where the image is narrowest: 224 of 256
- * pixels, as is the custom for ImageNet. */
+/* The centre of the image, with a margin of 1/16 at each side of its tighter axis: 224 of 256
+ * pixels, as is usual for ImageNet. */
 static lt_crop centre_crop(const lt_image *image, int64_t h, int64_t w)
 {
     double height = (double)image->h, width = (double)image->w;
@@ -70,9 +70,9 @@ static lt_status resize(const lt_sample_spec *r, int64_t i, lt_sample_buffers *b
                         buffers, image);
 }
 
-/* ==== Moved and mirrored ====================================================================== */
+/* ==== Shifting and mirroring ================================================================== */
 
-/* A whole number from -most to most. */
+/* A random integer in [-most, most]. */
 static int64_t draw_shift(uint32_t word, int64_t most)
 {
     return (int64_t)((uint64_t)word * (2 * (uint64_t)most + 1) >> 32) - most;
@@ -88,8 +88,8 @@ static void mirror_row(char *row, int64_t w, size_t pixel)
         }
 }
 
-/* to (w pixels) = a row of the image from column dx on; black, which is zero in every dtype, where
- * there is none. */
+/* Copies a row of w pixels shifted by dx: pixel x of `to` is pixel x + dx of `row`. Pixels outside
+ * the row become black, which is zero in every dtype. */
 static void move_row(char *to, const char *row, int64_t w, int64_t dx, size_t pixel)
 {
     size_t inside = (size_t)(w - llabs(dx)) * pixel, outside = (size_t)llabs(dx) * pixel;
@@ -126,7 +126,7 @@ static lt_status arrange(const lt_batch_options *o, const uint32_t word[4],
     return LT_OK;
 }
 
-/* ==== Normalised ============================================================================== */
+/* ==== Normalising ============================================================================= */
 
 static double normalise(const lt_batch_options *o, int64_t c, double value)
 {
@@ -144,8 +144,8 @@ void lt__sample_table(const lt_sample_spec *r, void *table)
     }
 }
 
-/* Results are moved, not computed with, so that only their width matters. With the number of
- * channels known the inner loop goes away. */
+/* The results are copied, so only their width matters. With a constant number of channels the
+ * compiler unrolls the inner loop. */
 #define LOOK_UP(T, channels)                                                                       \
     for (int64_t i = 0, k = 0; i < pixels; i++)                                                    \
         for (int64_t c = 0; c < (channels); c++, k++)                                              \
@@ -171,7 +171,7 @@ static void put_bytes(const lt_sample_spec *r, const lt_image *image, void *rest
     }
 }
 
-/* Through double. */
+/* Normalises in double. */
 static void put_floats(const lt_sample_spec *r, const lt_image *image, void *x)
 {
     enum { CHUNK = 256 };
@@ -188,7 +188,7 @@ static void put_floats(const lt_sample_spec *r, const lt_image *image, void *x)
     }
 }
 
-/* ==== All of it =============================================================================== */
+/* ==== The whole sample ======================================================================== */
 
 lt_status lt__sample_make(const lt_sample_spec *r, int64_t i, lt_sample_buffers *buffers, void *x,
                           int64_t *label)

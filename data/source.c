@@ -1,7 +1,7 @@
-/* source.c - what all sources share, and the source of images in memory.
+/* source.c - code that all sources share, and the source of images in memory.
  *
- * Images in memory are held as views outside of every scope: they live as long as the source,
- * whatever becomes of the caller's tensors, and a worker never finds them dead.
+ * Images in memory are held as views outside any scope. They live as long as the source, whatever
+ * happens to the caller's tensors, so a worker never finds a dead tensor.
  */
 #include <stdlib.h>
 
@@ -49,14 +49,14 @@ const char *lt_source_class(const lt_source *source, int64_t i)
     return source->class_name ? source->class_name(source, i) : NULL;
 }
 
-/* ==== Another size ============================================================================ */
+/* ==== Resizing ================================================================================ */
 
 typedef struct sized {
     lt_source base;
     lt_source *of;
 } sized;
 
-/* As it is: a batch brings it to the size that the source has. */
+/* Returns the original image; the batch resizes it to the size of the source. */
 static lt_status read_sized(const lt_source *source, int64_t i, lt_sample_buffers *buffers,
                             lt_image *image, int64_t *label)
 {
@@ -100,19 +100,19 @@ lt_source *lt_source_sized(lt_source *source, int64_t height, int64_t width)
     s->of = lt_source_retain(source);
     s->base = (lt_source){.ctx = lt__ctx_retain(source->ctx), .count = source->count, .h = height,
                           .w = width, .c = source->c, .classes = source->classes, .dtype = LT_U8,
-                          .in_files = true, /* resizing takes as long */
+                          .in_files = true, /* resizing is slow too */
                           .read = read_sized, .class_name = sized_class,
                           .digest_labels = sized_labels, .free = free_sized};
     atomic_init(&s->base.refs, 1);
     return &s->base;
 }
 
-/* ==== A digest ================================================================================ */
+/* ==== Digest ================================================================================== */
 
 enum { SAMPLE = 16 }; /* images */
 
-/* Adds image i and its label. An image that cannot be read is no error here: the error comes when a
- * batch needs it. */
+/* Adds image i and its label to the digests. An image that cannot be read is not an error here; the
+ * error comes when a batch needs the image. */
 static void add_image(const lt_source *s, int64_t i, lt_sample_buffers *buffers, uint32_t *labels,
                       uint32_t *images)
 {
@@ -129,8 +129,8 @@ static void add_image(const lt_source *s, int64_t i, lt_sample_buffers *buffers,
         *images = lt__fnv32(*images, image.pixels, (size_t)(image.h * image.w * image.c));
 }
 
-/* Image i of n that are spread evenly over count, with the first and the last among them. This is
- * i * (count - 1) / (n - 1), without its overflow. */
+/* The index of image i of n that are spread evenly over count, including the first and the last: i
+ * * (count - 1) / (n - 1), without overflow. */
 static int64_t place_of(int64_t i, int64_t n, int64_t count)
 {
     int64_t steps = n > 1 ? n - 1 : 1, last = count - 1;
@@ -153,7 +153,7 @@ void lt_source_digest(const lt_source *s, uint32_t *labels, uint32_t *images)
 
 typedef struct tensors {
     lt_source base;
-    lt_tensor *images, *labels; /* on the CPU: views or copies, outside of every scope */
+    lt_tensor *images, *labels; /* on the CPU: views or copies, outside any scope */
 } tensors;
 
 static lt_status read_tensors(const lt_source *source, int64_t i, lt_sample_buffers *buffers,
@@ -215,7 +215,7 @@ static lt_status check(const lt_tensor *images, const lt_tensor *labels)
     return LT_OK;
 }
 
-/* x on the CPU, outside of every scope. New. */
+/* Returns a view of x, or of a copy of x on the CPU, outside any scope. New. */
 static lt_tensor *view_here(lt_tensor *x)
 {
     lt_tensor *here = lt__on_host(x);
