@@ -1,10 +1,10 @@
 /* idx.c - reads IDX files, the format of MNIST: two zero bytes, a type, the number of dims, the
- * dims as big-endian 32-bit integers, the elements in row-major order, big-endian too.
+ * dims as big-endian 32-bit integers, and the elements in row-major order, also big-endian.
  *
- * Nothing is believed: a first pass counts what is really there, through gzip's checksum, and
- * only then is memory taken and filled by a second one. Twice the decompression (0.2 s for 60,000
- * images of 28x28) buys that no header, whatever its bits, makes a small file ask for much
- * memory.
+ * The header is not trusted. A first pass counts the data that are really there, past gzip's
+ * checksum; only then is memory allocated and filled in a second pass. The price is decompressing
+ * twice (0.2 s for 60,000 images of 28x28). In return, no header can make a small file allocate
+ * much memory.
  */
 #include <string.h>
 #include <unistd.h>
@@ -16,11 +16,12 @@ typedef struct header {
     lt_dtype dtype;
     int ndim;
     int64_t dims[LT_MAX_DIMS];
-    size_t bytes;                  /* of the header itself */
-    size_t data_bytes;             /* that it promises */
+    size_t bytes;                  /* length of the header */
+    size_t data_bytes;             /* length of the data according to the header */
 } header;
 
-/* zlib's reason begins with the name that it has for a descriptor. */
+/* Reports an error of zlib. Its message starts with zlib's name for the file descriptor, which is
+ * cut off. */
 static lt_status read_failed(gzFile file, const char *path)
 {
     int code;
@@ -31,7 +32,7 @@ static lt_status read_failed(gzFile file, const char *path)
                    colon ? colon + 2 : reason);
 }
 
-/* Reads bytes, or up to the end of the file: *got tells. */
+/* Reads up to `bytes` bytes, fewer only at the end of the file. Stores the number read in *got. */
 static lt_status read_up_to(gzFile file, const char *path, void *buffer, size_t bytes,
                             size_t *got)
 {
@@ -42,7 +43,7 @@ static lt_status read_up_to(gzFile file, const char *path, void *buffer, size_t 
         int n = gzread(file, (char *)buffer + *got, (unsigned)(rest < MOST ? rest : MOST));
         int code;
         gzerror(file, &code);
-        if (n < 0 || code != Z_OK) /* a stream that ends early is 0 bytes and a code */
+        if (n < 0 || code != Z_OK) /* gzread returns 0 with an error code if truncated */
             return read_failed(file, path);
         if (n == 0)
             break;
@@ -92,7 +93,8 @@ static lt_status read_header(gzFile file, const char *path, header *h)
     return LT_OK;
 }
 
-/* Counts the data behind the header, to the end of the file or one byte past what is promised. */
+/* Compares the length of the data with the header. Reads to the end of the file, or until there is
+ * more than the header promises. */
 static lt_status check_size(gzFile file, const char *path, const header *h)
 {
     char buffer[1 << 14];
@@ -112,7 +114,7 @@ static lt_status check_size(gzFile file, const char *path, const header *h)
     return LT_OK;
 }
 
-/* From big-endian; the machines we build for are little-endian. */
+/* Converts from big-endian; all supported machines are little-endian. */
 static void swap_bytes(unsigned char *p, size_t bytes, size_t width)
 {
     for (unsigned char *end = p + bytes; p < end; p += width)
@@ -143,7 +145,7 @@ lt_tensor *lt_idx_read(lt_ctx *ctx, const char *path)
     int fd = lt__open_plain(path, &bytes);
     if (fd < 0)
         return NULL;
-    gzFile file = gzdopen(fd, "rb"); /* it closes fd */
+    gzFile file = gzdopen(fd, "rb"); /* takes fd */
     if (!file) {
         close(fd);
         lt_fail(LT_ENOMEM, "out of memory for reading a file");

@@ -1,19 +1,19 @@
-/* image.c - reads JPEG and PNG files. The decoder is stb_image, whom only this file knows.
+/* image.c - reads JPEG and PNG files. The decoder is stb_image; only this file uses it.
  *
- * stb_image decodes whatever it can make sense of: it looks at no checksum, fills in what is
- * missing, and a few thousand Huffman codes where 256 have room lead it out of its tables. So the
- * file is walked over first, marker by marker or chunk by chunk: it must be there to its end, and
- * so must all that the decoder will want; no header makes a file cost more memory than its bytes
- * can stand for, and none more than 1 GB. A progressive JPEG may have 100 scans, and the blocks
- * that they visit are bounded by its bytes. All of a PNG lies under checksums, and no flipped bit
- * gets through. A JPEG has none: one whose coefficients were changed is another image, and nobody
- * can tell.
+ * stb_image decodes whatever it can: it verifies no checksums, fills in missing data, and reads
+ * past its tables if a Huffman table has a few thousand codes instead of at most 256. Therefore the
+ * file is first scanned marker by marker or chunk by chunk. It must be complete, and so must all
+ * the tables that the decoder will need. No header can make a file use more memory than its bytes
+ * justify, and none more than 1 GB. A progressive JPEG may have at most 100 scans, and the number
+ * of blocks they visit is limited by its size. Checksums protect all of a PNG, so every flipped bit
+ * is detected. A JPEG has no checksum: changed coefficients give a different image, and this cannot
+ * be detected.
  *
- * The decoder's memory is zeroed, so that the pixels of a strange file are a function of its bytes.
- * Of colours with 16 bits the upper 8 are taken, alpha is dropped, grey is luma. Orientation and
- * colour profiles are not looked at. Where a JPEG has half as many colours across as it has pixels
+ * The decoder's memory is zeroed, so that the pixels of a malformed file are a function of its
+ * bytes. 16-bit samples are truncated to their upper 8 bits, alpha is dropped, and grey is luma.
+ * Orientation and colour profiles are ignored. For JPEGs with half the horizontal colour resolution
  * (4:2:2), stb_image swaps two weights: in the last column but one a colour is 3/4 of its left
- * neighbour's and 1/4 of its own, not the other way round.
+ * neighbour's and 1/4 of its own instead of the reverse.
  */
 #include <limits.h>
 #include <stdlib.h>
@@ -22,9 +22,9 @@
 
 #include "data/source.h"
 
-enum { MAX_PIXELS = 64000000, MAX_BYTES = 256 << 20 }; /* of a PNG's rows */
+enum { MAX_PIXELS = 64000000, MAX_BYTES = 256 << 20 }; /* MAX_BYTES: of a PNG's rows */
 
-/* Says which: stb_image itself only gives NULL. */
+/* Sets the error message, as stb_image itself returns only NULL. */
 static void *allocate(size_t bytes)
 {
     void *p = calloc(1, bytes);
@@ -33,8 +33,8 @@ static void *allocate(size_t bytes)
     return p;
 }
 
-/* What grows, by doubling, are a PNG's data: the compressed ones, and the rows where they are more
- * than the header says. */
+/* Only PNG data grow, by doubling: the compressed data, and the rows if there are more than the
+ * header says. */
 static void *reallocate(void *old, size_t old_bytes, size_t bytes)
 {
     char *p = bytes <= 2 * (size_t)MAX_BYTES ? realloc(old, bytes) : NULL;
@@ -52,15 +52,15 @@ static void *reallocate(void *old, size_t old_bytes, size_t bytes)
 #define STBI_NO_STDIO
 #define STBI_NO_HDR
 #define STBI_NO_LINEAR
-#define STBI_NO_FAILURE_STRINGS /* one is in a buffer that all threads share */
+#define STBI_NO_FAILURE_STRINGS /* their buffer is shared by all threads */
 #define STBI_ASSERT(x) ((void)0)
 #define STBI_MALLOC(bytes) allocate(bytes)
 #define STBI_REALLOC_SIZED(p, old_bytes, bytes) reallocate(p, old_bytes, bytes)
 #define STBI_FREE(p) free(p)
 #define STBI_MAX_DIMENSIONS MAX_PIXELS
-#include <stb/stb_image.h> /* a system header: its warnings are not ours */
+#include <stb/stb_image.h> /* a system header, so its warnings are suppressed */
 
-/* ==== What both have in common ================================================================ */
+/* ==== Common to both formats ================================================================== */
 
 static lt_status check_size(uint64_t height, uint64_t width)
 {
@@ -73,7 +73,7 @@ static lt_status check_size(uint64_t height, uint64_t width)
     return LT_OK;
 }
 
-/* least: the bytes without which so many pixels cannot be. */
+/* Checks the file size n against least, the minimum for an image of this size. */
 static lt_status check_bytes(uint64_t height, uint64_t width, uint64_t least, size_t n)
 {
     if (least > n)
@@ -95,11 +95,11 @@ static uint32_t read32(const uint8_t *p) { return (uint32_t)read16(p) << 16 | re
 
 static const uint8_t png_signature[8] = {137, 'P', 'N', 'G', 13, 10, 26, 10};
 
-/* The rows, each with a byte for its filter, are what the decoder takes memory for, and again for
- * the pixels. deflate makes at most 1032 bytes of one. */
+/* The decoder allocates the rows, each with a filter byte, and the pixels. deflate expands one byte
+ * to at most 1032. */
 static lt_status see_header(const uint8_t *p, size_t n)
 {
-    static const struct { uint8_t colours, depths; /* depths: the allowed ones, added up */
+    static const struct { uint8_t colours, depths; /* depths: sum of the allowed bit depths */
     } types[] = {{1, 1 + 2 + 4 + 8 + 16}, {0, 0}, {3, 8 + 16}, {1, 1 + 2 + 4 + 8}, {2, 8 + 16},
                  {0, 0}, {4, 8 + 16}};
     uint64_t w = read32(p), h = read32(p + 4), bits = p[8], type = p[9];
@@ -115,7 +115,7 @@ static lt_status see_header(const uint8_t *p, size_t n)
     return check_bytes(h, w, rows / 1032, n);
 }
 
-/* Chunks: a length, a name, so many bytes, and a checksum over name and bytes. */
+/* Checks the chunks: a length, a name, the data, and a checksum of name and data. */
 static lt_status check_png(const uint8_t *p, size_t n)
 {
     size_t at = sizeof png_signature, length;
@@ -147,27 +147,27 @@ static lt_status check_png(const uint8_t *p, size_t n)
 
 /* ==== JPEG ==================================================================================== */
 
-/* The standard: ITU-T T.81. */
+/* Standard: ITU-T T.81. */
 enum { SOF0 = 0xc0, SOF2 = 0xc2, DHT = 0xc4, SOF15 = 0xcf, RST0 = 0xd0, RST7 = 0xd7, SOI = 0xd8,
        EOI = 0xd9, SOS = 0xda, DQT = 0xdb, APP14 = 0xee };
 
 enum { DC, AC, QUANTIZATION };          /* kinds of tables */
 
-enum { MAX_SCANS = 100, MAX_VISITS = 64 }; /* visits: of blocks, for each byte of the file */
+enum { MAX_SCANS = 100, MAX_VISITS = 64 }; /* MAX_VISITS: block visits per byte of the file */
 
 typedef struct jpeg {
     unsigned tables;                    /* defined so far: bit 4 * kind + number */
     uint64_t height, width;
-    int components;                     /* 0: no frame header so far */
-    uint8_t id[4], quantization[4];     /* by component */
-    unsigned across[4], down[4];        /* sampling factors: its blocks in an interleaved unit */
-    unsigned most_across, most_down;    /* of these */
+    int components;                     /* 0 before the frame header */
+    uint8_t id[4], quantization[4];     /* per component */
+    unsigned across[4], down[4];        /* sampling factors: blocks per interleaved unit */
+    unsigned most_across, most_down;    /* maxima of these */
     bool progressive;
     unsigned scanned;                   /* bit i: component i was in a scan */
     int scans;
-    uint64_t visits;                    /* of blocks, by all scans */
-    uint64_t bits;                      /* visits that read a bit or more */
-    bool adobe;                         /* says how four components are meant */
+    uint64_t visits;                    /* block visits of all scans */
+    uint64_t bits;                      /* visits that read at least one bit */
+    bool adobe;                         /* has Adobe's segment: says what 4 components mean */
 } jpeg;
 
 static lt_status damaged(const char *what)
@@ -206,7 +206,7 @@ static lt_status see_frame(jpeg *j, int marker, const uint8_t *p, size_t bytes)
     return check_size(j->height, j->width);
 }
 
-/* Tables come several in a segment. */
+/* A segment can contain several tables. */
 static lt_status see_huffman(jpeg *j, const uint8_t *p, size_t bytes)
 {
     while (bytes > 0) {
@@ -237,7 +237,8 @@ static lt_status see_quantization(jpeg *j, const uint8_t *p, size_t bytes)
 
 static uint64_t units(uint64_t pixels, uint64_t unit) { return (pixels + unit - 1) / unit; }
 
-/* Blocks of component i in a scan, which it has for itself or shares (T.81, A.2). */
+/* The number of blocks of component i in a scan, which contains it alone or with others (T.81,
+ * A.2). */
 static uint64_t blocks_of(const jpeg *j, int i, bool alone)
 {
     if (alone)
@@ -247,10 +248,10 @@ static uint64_t blocks_of(const jpeg *j, int i, bool alone)
            units(j->height, 8 * j->most_down) * j->down[i];
 }
 
-/* Each scan of a progressive JPEG visits all blocks of its components. A block takes at least a bit
- * in a scan that has its first coefficient. In other scans a few bytes can stand for 32767 empty
- * blocks. A blank image as libjpeg and mozjpeg save it has up to 22 visits for each byte of the
- * file, photographs have up to 2. */
+/* Each scan of a progressive JPEG visits all blocks of its components. A block takes at least one
+ * bit in a scan that includes its first coefficient. In other scans a few bytes can represent 32767
+ * empty blocks. A blank image saved by libjpeg or mozjpeg has up to 22 visits per byte of the file,
+ * photographs have up to 2. */
 static lt_status check_work(const jpeg *j, size_t n)
 {
     if (j->scans > MAX_SCANS)
@@ -291,8 +292,8 @@ static lt_status see_scan(jpeg *j, const uint8_t *p, size_t bytes, size_t n)
     return check_work(j, n);
 }
 
-/* Segments: 0xff, a marker, a length and so many bytes; behind that of a scan its data, in which
- * 0xff is followed by 0 or by a restart marker. */
+/* Checks the segments: 0xff, a marker, a length and the contents. A scan is followed by its data,
+ * in which 0xff is followed by 0 or by a restart marker. */
 static lt_status check_jpeg(const uint8_t *p, size_t n)
 {
     jpeg j = {0};
@@ -350,7 +351,7 @@ lt_status lt__image_decode(const char *path, const uint8_t *bytes, size_t n, int
     int h, w, c;
     if (check(bytes, n) != LT_OK)
         return lt_fail_prefix("%s: no image", LT_SHOW(path));
-    lt_fail(LT_EDATA, "its compressed data are damaged; fetch it again"); /* or allocate() says */
+    lt_fail(LT_EDATA, "its compressed data are damaged; fetch it again"); /* default message */
     uint8_t *pixels = stbi_load_from_memory(bytes, (int)n, &w, &h, &c, channels);
     if (!pixels)
         return lt_fail_prefix("%s: no image", LT_SHOW(path));

@@ -1,28 +1,29 @@
-/* resample.c - brings a part of an image to another size, by a triangle filter (linear
- * interpolation) that widens when it shrinks.
+/* resample.c - resizes a region of an image with a triangle filter (linear interpolation) that
+ * widens when shrinking.
  *
- * It gives what Pillow's resize(size, BILINEAR, box = window) gives, but for a last bit, as Pillow
- * rounds between the two axes too; torchvision resizes so, with antialias. At the image's edges the
- * weights of the pixels that are there are brought to a sum of 1. The window's edges are no edges:
- * pixels around it count as any others.
+ * The result is that of Pillow's resize(size, BILINEAR, box = crop), except for the last bit, since
+ * Pillow also rounds between the two axes. torchvision with antialias resizes the same way. At the
+ * edges of the image the weights of the existing pixels are normalised to a sum of 1. The edges of
+ * the region are not special: pixels around it contribute too.
  *
- * A row of the result is a weighted sum of rows of the image, in floats, and then one across it. So
- * there is no image in between, and the long loop runs over contiguous memory.
+ * Each row of the result is a weighted sum of rows of the image, in float, which is then summed
+ * across. So there is no intermediate image, and the long loop runs over contiguous memory.
  */
 #include <math.h>
 #include <string.h>
 
 #include "data/source.h"
 
-typedef struct axis { /* what the n places of the result are sums of */
+typedef struct axis { /* for each of n output positions: the input pixels and weights */
     int64_t n, most;
-    struct taps { int64_t first, count; } *taps; /* pixels of the image, at most `most` of them */
+    struct taps { int64_t first, count; } *taps; /* (n) ranges of at most `most` input pixels */
     float *weights;                              /* (n, most) */
 } axis;
 
 static double shrink(double length, int64_t n) { return fmax(length / (double)n, 1); }
 
-/* size: of the image along the axis; begin and length: the window's. */
+/* Computes the taps and weights of an axis. size is the length of the image along it; begin and
+ * length are those of the region. */
 static void weigh(axis *a, int64_t size, double begin, double length)
 {
     double scale = length / (double)a->n, reach = shrink(length, a->n);
@@ -47,14 +48,14 @@ static void add_row(float *sum, const uint8_t *row, float weight, int64_t n)
         sum[i] += weight * row[i];
 }
 
-/* One row of the result. sum begins with pixel x->taps[0].first. */
+/* Writes one row of the result. sum starts at pixel x->taps[0].first. */
 static void put_row(const axis *x, const float *sum, int64_t c, uint8_t *out)
 {
     for (int64_t i = 0; i < x->n; i++) {
         const float *weights = x->weights + i * x->most;
         const float *from = sum + (x->taps[i].first - x->taps[0].first) * c;
         for (int64_t channel = 0; channel < c; channel++) {
-            float value = 0.5f; /* to the nearest; the weights' sum keeps it below 256 */
+            float value = 0.5f; /* rounds to nearest; the weights sum to 1, so it stays below 256 */
             for (int64_t k = 0; k < x->taps[i].count; k++)
                 value += weights[k] * from[k * c + channel];
             *out++ = (uint8_t)value;
@@ -62,7 +63,7 @@ static void put_row(const axis *x, const float *sum, int64_t c, uint8_t *out)
     }
 }
 
-/* Cuts bytes off the block at *at. */
+/* Takes bytes from the block at *at, rounded up to a multiple of 16. */
 static void *cut(uint8_t **at, size_t bytes)
 {
     void *p = *at;

@@ -1,8 +1,8 @@
-/* synthetic.c - images made of numbers: noise, with a colour that tells the class.
+/* synthetic.c - generated images: noise with a class-specific colour.
  *
- * A byte is the mean of a byte of noise and of the colour of its class in that channel. The colours
- * are as far apart as they can be: the digits of the class, one a channel, to the smallest base
- * that has a number for each class.
+ * Each byte is the mean of a noise byte and the class's colour in that channel. The colours are as
+ * far apart as possible: one digit of the class number per channel, in the smallest base that has a
+ * number for each class.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 typedef struct synthetic {
     lt_source base;
     uint64_t seed, part;
-    int64_t radix; /* of the digits */
+    int64_t radix; /* base of the digits */
 } synthetic;
 
 static void make_colour(const synthetic *s, int64_t class, unsigned colour[LT_MAX_CHANNELS])
@@ -21,7 +21,7 @@ static void make_colour(const synthetic *s, int64_t class, unsigned colour[LT_MA
         colour[c] = s->radix > 1 ? (unsigned)(255 * (class % s->radix) / (s->radix - 1)) : 0;
 }
 
-/* The noise of image i: stream i, from index part * 2^40 on. */
+/* Generates image i. Its noise comes from stream i, starting at index part * 2^40. */
 static lt_status read_synthetic(const lt_source *source, int64_t i, lt_sample_buffers *buffers,
                                 lt_image *image, int64_t *label)
 {
@@ -73,7 +73,7 @@ static lt_status check(uint64_t part, int64_t count, int64_t height, int64_t wid
     return LT_OK;
 }
 
-/* The smallest one with which so many digits give each class a number of its own. */
+/* The smallest radix for which this many digits can represent every class. */
 static int64_t find_radix(int64_t classes, int64_t digits)
 {
     for (int64_t radix = 1;; radix++)
@@ -94,7 +94,7 @@ lt_source *lt_source_synthetic(lt_ctx *ctx, uint64_t part, int64_t count, int64_
     *s = (synthetic){.seed = lt_seed(ctx), .part = part, .radix = find_radix(classes, channels)};
     s->base = (lt_source){.ctx = lt__ctx_retain(ctx), .count = count, .h = height, .w = width,
                           .c = channels, .classes = classes, .dtype = LT_U8,
-                          .in_files = true, /* it takes as long */
+                          .in_files = true, /* generating is slow too */
                           .read = read_synthetic, .free = free_synthetic};
     atomic_init(&s->base.refs, 1);
     return &s->base;
