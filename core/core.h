@@ -146,8 +146,8 @@ typedef struct lt_config { /* zero selects the default */
 } lt_config;
 
 /* Creates a bare context with memory and a CPU device, but without ops or other devices; lt_open()
- * in ops.h adds those. config may be NULL. New. NULL with LT_ENOMEM, LT_EENV (a device other than
- * the CPU) or LT_EUSAGE (unknown device or fault, invalid number of threads). */
+ * in ops.h adds those. config is copied and may be NULL. New. NULL with LT_ENOMEM, LT_EENV (a
+ * device other than the CPU) or LT_EUSAGE (unknown device or fault, invalid number of threads). */
 LT_API lt_ctx *lt_ctx_new(const lt_config *config);
 /* Closes the context and ends its scopes and graphs. NULL is allowed. Do not use ctx afterwards.
  * Objects made in ctx may outlive it and are freed as usual, in any order: tensors, tapes,
@@ -185,7 +185,7 @@ LT_API void lt_listen(lt_ctx *ctx, bool on);
 /* The reason of the pending stop request, or 0. */
 LT_API int lt_stop_reason(const lt_ctx *ctx);
 
-typedef struct lt_memory { /* bytes in use by one context */
+typedef struct lt_memory { /* memory of one context, in bytes */
     size_t live;           /* in use now */
     size_t peak;           /* highest value of live so far */
     size_t cached;         /* allocated from the system but unused */
@@ -199,18 +199,21 @@ LT_API void lt_memory_trim(lt_ctx *ctx);
 
 typedef enum lt_log_level { LT_LOG_DEBUG, LT_LOG_INFO, LT_LOG_WARN } lt_log_level;
 typedef void (*lt_log_fn)(void *ud, lt_log_level level, const char *line);
-/* Sets the log callback of the library; there is none by default. line has no newline. */
+/* Sets the log callback; without one the library logs nothing. line has no newline. A note about
+ * the choice of device that came before the first callback is passed to it at once. */
 LT_API void lt_log_to(lt_ctx *ctx, lt_log_fn fn, void *ud);
+/* Logs one line, cut off after 1023 bytes. */
 LT_API void lt_log(lt_ctx *ctx, lt_log_level level, const char *fmt, ...) LT_PRINTF(3, 4);
 
 /* Creates a trace file for chrome://tracing or https://ui.perfetto.dev. path must not be a FIFO.
  * LT_EENV if it cannot be written. */
 LT_MUST lt_status lt_trace_create(const char *path);
-/* Appends the spans of ctx to that file from now on, labelled with rank; an earlier trace file of
- * ctx is closed. Call it before other threads use ctx. LT_EENV or LT_ENOMEM. */
+/* Appends the spans of ctx to the trace file path from now on, labelled with rank; an earlier trace
+ * file of ctx is closed. Call it before other threads use ctx. LT_EENV or LT_ENOMEM. */
 LT_MUST lt_status lt_trace_to(lt_ctx *ctx, const char *path, int rank);
-/* Records a span. Any thread may call it. start is a monotonic clock reading in seconds. name must
- * not contain quotes or control characters. Does nothing without lt_trace_to(). */
+/* Records a span. Any thread may call it. start is a reading of the monotonic clock and seconds the
+ * duration, both in seconds. name must not contain quotes or control characters. Does nothing
+ * without lt_trace_to(). */
 typedef enum lt_track { LT_TRACK_STEP, LT_TRACK_COMPUTE, LT_TRACK_COMM } lt_track;
 LT_API void lt_trace(lt_ctx *ctx, lt_track track, const char *name, double start, double seconds);
 
@@ -260,13 +263,13 @@ LT_API const char *lt_device_of(const lt_tensor *x);
 LT_API lt_tensor *lt_to(lt_tensor *x, const char *device);
 /* Reads one element as a double; index is row major, from 0. LT_EINVAL if it is out of range. */
 LT_MUST lt_status lt_item(lt_tensor *x, int64_t index, double *value);
-/* Starts reading the only element of x. On an accelerator the copy is queued behind the work
- * submitted so far and runs in the background. lt_deferred_item() returns the value. New. NULL with
- * LT_EINVAL or LT_ENOMEM. */
+/* Starts reading the element of x, which must have exactly one. On an accelerator the copy is
+ * queued behind the work submitted so far and runs in the background. New. NULL with LT_EINVAL or
+ * LT_ENOMEM. */
 typedef struct lt_deferred lt_deferred;
 LT_API lt_deferred *lt_item_deferred(lt_tensor *x);
-/* Blocks until the value has arrived. Reports errors of the accelerator that happened until
- * then. */
+/* Blocks until the value has arrived. One thread other than the context's may call it. Returns
+ * errors of the accelerator that occurred before that. */
 LT_MUST lt_status lt_deferred_item(lt_deferred *deferred, double *value);
 LT_API void lt_deferred_free(lt_deferred *deferred); /* NULL is allowed */
 /* Like lt_item(), but as an integer; exact for i64. */
@@ -294,7 +297,7 @@ LT_API char *lt_describe(const lt_tensor *x, char *buffer, size_t bytes);
 
 /* A tensor made between push and pop loses its memory at pop, even if handles to it remain. Using
  * such a dead tensor is an error with a clear message. Kept tensors, parameters, optimizer slots
- * and buffers survive. Scopes nest. */
+ * and buffers survive. Scopes nest. LT_EINVAL after lt_ctx_free(), LT_ENOMEM. */
 LT_MUST lt_status lt_scope_push(lt_ctx *ctx);
 LT_API void lt_scope_pop(lt_ctx *ctx);
 /* Makes x outlive all scopes. Its history on the tape still ends with the scope that made it. */
@@ -315,15 +318,17 @@ typedef enum lt_purpose {
     LT_RNG_SYNTHETIC, LT_RNG_MIXUP
 } lt_purpose;
 
+/* Computes one Philox block: 128 random bits from a counter and a key. */
 LT_API void lt_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 /* Writes four random 32-bit words to out. */
 LT_API void lt_random(uint64_t seed, lt_purpose purpose, uint64_t stream, uint64_t index,
                       uint32_t out[4]);
-/* Fills x (a float dtype) with uniform numbers in [low, high). Element i uses index first + i. */
+/* Fills x with uniform numbers in [low, high). Element i uses index first + i. LT_EINVAL if x has
+ * no float dtype, or unless low <= high and both are finite in that dtype. */
 LT_MUST lt_status lt_fill_uniform(lt_tensor *x, lt_purpose purpose, uint64_t stream, uint64_t first,
                                   double low, double high);
 /* The same with normally distributed numbers of this mean and standard deviation (Box-Muller, in
- * double). */
+ * double). LT_EINVAL if one of them is not finite or deviation is negative. */
 LT_MUST lt_status lt_fill_normal(lt_tensor *x, lt_purpose purpose, uint64_t stream, uint64_t first,
                                  double mean, double deviation);
 /* Writes a permutation of 0..n-1 to order[0..n). It depends only on (seed, LT_RNG_SHUFFLE,
@@ -375,7 +380,8 @@ LT_API bool lt_file_has_digest(const lt_file *file);
 
 /* Writes n named tensors and n_meta metadata pairs (key, value, key, value, ...), atomically like
  * lt_file_replace(). A SHA-256 digest of the file is stored in the metadata under "sha256".
- * LT_EFILE with the system's reason; LT_EINVAL for a duplicate or reserved name. */
+ * LT_EFILE with the system's reason; LT_EINVAL for a name that is duplicate, reserved or not UTF-8,
+ * too many names, or a dead tensor. */
 LT_MUST lt_status lt_file_save(const char *path, int n, const char *const *names,
                                lt_tensor *const *tensors, int n_meta, const char *const *meta);
 
@@ -390,6 +396,7 @@ LT_MUST lt_status lt_file_replace(const char *path, const void *data, size_t byt
 typedef struct lt_sha256 { uint32_t h[8]; uint64_t bytes; uint8_t block[64]; } lt_sha256;
 LT_API void lt_sha256_begin(lt_sha256 *s);
 LT_API void lt_sha256_add(lt_sha256 *s, const void *data, size_t bytes);
+/* Finishes the digest and writes it as 64 lower-case hex digits and a NUL. */
 LT_API void lt_sha256_end(lt_sha256 *s, char hex[65]);
 
 #ifdef __cplusplus

@@ -87,14 +87,14 @@ typedef struct lt_device {
      * *mark is behind the copy. Uploads run one after the other. Either thread may call it. */
     lt_status (*upload)(struct lt_device *device, void *dst, const void *src, size_t bytes,
                         uint64_t after, uint64_t *mark);
-    /* Copies from the device to pinned memory, in the same way; downloads have an order of their
-     * own. mark may be NULL. Until wait(*mark) has returned, do not submit work that writes to src.
-     * Either thread may call it. */
+    /* Copies from the device to pinned memory, in the same way. Downloads run in order,
+     * independently of uploads. mark may be NULL. Until wait(*mark) has returned, do not submit
+     * work that writes to src. Either thread may call it. */
     lt_status (*download)(struct lt_device *device, void *dst, const void *src, size_t bytes,
                           uint64_t after, uint64_t *mark);
+    /* Makes work submitted to the stream from now on wait for the mark of an upload. */
     lt_status (*stream_wait)(struct lt_device *device, uint64_t mark);
-    const lt_device_comm_calls *comm_calls;  /* allreduce between ranks' devices; NULL if
-                                              * unsupported */
+    const lt_device_comm_calls *comm_calls;  /* sums over ranks; NULL if unsupported */
     bool is_host; /* the CPU can access its memory */
     int threads;                                                  /* CPU only */
     lt_pool pool;                                                 /* guarded by ctx->lock */

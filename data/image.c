@@ -60,7 +60,7 @@ static void *reallocate(void *old, size_t old_bytes, size_t bytes)
 #define STBI_MAX_DIMENSIONS MAX_PIXELS
 #include <stb/stb_image.h> /* a system header, so its warnings are suppressed */
 
-/* ==== Common to both formats ================================================================== */
+/* ==== Common to both formats ================================================================= */
 
 static lt_status check_size(uint64_t height, uint64_t width)
 {
