@@ -1,9 +1,10 @@
-/* apply.c - the only way an op is run: check the arguments, shape rule, outputs, kernel, record.
+/* apply.c - runs an op: checks the arguments, applies the shape rule, makes the outputs, runs the
+ * kernel, records a node. Optimizers call lt__run_kernel() themselves, on ranges of their arenas.
  *
- * Kernels know f32 and f64. An f16 or bf16 tensor reaches a kernel as an f32 copy and its
- * results are rounded once on the way back: what Tensor Cores do. Ops that only move bytes, or
- * convert block by block, take halves as they are (any_dtype). So do all kernels of an accelerator:
- * a call whose tensors are there gets those, and nothing that the CPU has.
+ * CPU kernels compute in f32 and f64. An f16 or bf16 tensor reaches a kernel as an f32 copy, and
+ * results are rounded once on the way back, as on Tensor Cores. Ops that only move bytes, or that
+ * convert block by block, take halves directly (any_dtype). So do the kernels of an accelerator.
+ * A call whose tensors are on an accelerator never runs CPU code.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -13,7 +14,7 @@
 
 /* ==== Kernels ================================================================================= */
 
-/* Runs it; twice, where ranks add up in between. */
+/* Runs a kernel; twice if it needs sums over all ranks. */
 static lt_status call_kernel(lt_call *c, lt_kernel kernel, bool backward)
 {
     const struct lt_autograd *ag = c->ctx->slots.autograd;
@@ -38,7 +39,7 @@ static lt_status pick_kernel(lt_call *c, const lt_op *op, bool backward)
                  : lt_fail(LT_EUNSUPPORTED, "there is no kernel for this");
 }
 
-/* kernel, or the one that is picked if it is NULL. */
+/* Runs `kernel`, or if NULL the one that pick_kernel() chooses, with its scratch memory. */
 static lt_status run_with_scratch(lt_call *c, const lt_op *op, bool backward, lt_kernel kernel)
 {
     size_t bytes = op->scratch ? op->scratch(c, backward) : 0;
@@ -50,13 +51,13 @@ static lt_status run_with_scratch(lt_call *c, const lt_op *op, bool backward, lt
     return status;
 }
 
-/* One of a call's arrays of tensors, with its halves replaced by f32 copies. */
+/* One of the tensor arrays of a call, with halves replaced by f32 copies. */
 typedef struct {
     lt_tensor **at;           /* the array in the call */
     int n;
-    uint64_t read;            /* bit i: the kernel reads what is in element i */
-    uint64_t write;           /* bit i: the kernel writes element i: round it back */
-    lt_tensor *half[LT_MAX_LIST];
+    uint64_t read;            /* bit i: the kernel reads element i */
+    uint64_t write;           /* bit i: the kernel writes element i, which is rounded afterwards */
+    lt_tensor *half[LT_MAX_LIST]; /* the replaced tensors, or NULL */
 } lt_wide;
 
 static lt_status widen(lt_wide *w)
@@ -125,7 +126,7 @@ static lt_status run_widened(lt_call *c, const lt_op *op, bool backward)
     return status;
 }
 
-/* The call's tensors of a dtype. */
+/* Whether any tensor of the call has this dtype. */
 static bool call_has(const lt_call *c, const lt_op *op, bool backward, lt_dtype dtype)
 {
     return has(c->in, c->n_in, dtype) || has(c->out, all_outputs(op), dtype) ||
@@ -176,7 +177,7 @@ static lt_status run_on_device(lt_call *c, const lt_def *def, bool backward)
     return status;
 }
 
-/* ==== Either way ============================================================================== */
+/* ==== On either device ======================================================================== */
 
 static lt_status run_on_cpu(lt_call *c, const lt_op *op, bool backward)
 {
@@ -200,7 +201,7 @@ static lt_status run_kernel(lt_call *c, const lt_def *def, bool backward)
 
 bool lt__is_idle(const lt_op *op, lt_tensor *const *to, int n)
 {
-    bool idle = !op->sums; /* other ranks wait for those */
+    bool idle = !op->sums; /* other ranks wait for the sums */
     for (int i = 0; i < n; i++)
         idle &= !to[i] || to[i]->count == 0;
     return idle;
@@ -212,7 +213,7 @@ lt_status lt__run_kernel(lt_call *c, const lt_def *def, bool backward)
     c->threads = c->ctx->threads;
     if (!ag->timer && !c->ctx->trace)
         return run_kernel(c, def, backward);
-    LT_TRY(c->device->sync(c->device)); /* what was started before is not this one's time */
+    LT_TRY(c->device->sync(c->device)); /* exclude the time of earlier kernels */
     double before = lt__seconds();
     lt_status status = run_kernel(c, def, backward);
     if (status == LT_OK)
@@ -228,9 +229,9 @@ lt_status lt__run_kernel(lt_call *c, const lt_def *def, bool backward)
     return status;
 }
 
-/* ==== Once more, in f32 ======================================================================= */
+/* ==== Again in f32 ============================================================================ */
 
-/* to[0..n) = those of from that are there, their halves in f32. New. */
+/* to[0..n) = from[0..n), with halves converted to f32; NULL stays NULL. New. */
 static lt_status copy_wide(lt_tensor *const *from, int n, lt_tensor **to)
 {
     for (int i = 0; i < n; i++) {
@@ -243,7 +244,7 @@ static lt_status copy_wide(lt_tensor *const *from, int n, lt_tensor **to)
     return LT_OK;
 }
 
-/* Memory in the place of those that a kernel writes. New. */
+/* to[0..n) = new tensors for a kernel to write, in f32 instead of halves. New. */
 static lt_status make_wide(lt_tensor *const *from, int n, lt_tensor **to)
 {
     for (int i = 0; i < n; i++) {
@@ -293,12 +294,12 @@ lt_status lt_recompute_f32(const lt_call *call, bool backward, int which, int64_
 
 /* ==== Arguments =============================================================================== */
 
-/* All inputs lie on one device. */
+/* Finds the device of a call. LT_EINVAL unless all inputs are on the same one. */
 static lt_status find_device(const lt_def *def, lt_tensor *const *in, int n_in, lt_device **device)
 {
     const lt_schema *s = &def->schema;
     int first = 0;
-    while (!in[first]) /* some input must be given */
+    while (!in[first]) /* at least one input is required */
         first++;
     *device = in[first]->storage->device;
     for (int i = first + 1; i < n_in; i++) {
@@ -338,7 +339,7 @@ static lt_status check_inputs(lt_ctx *ctx, const lt_def *def, lt_tensor *const *
     return LT_OK;
 }
 
-/* out[0..n) as their specs say. On failure none is left. */
+/* Creates out[0..n) by their specs. On failure all of them are released. */
 static lt_status make_outputs(lt_call *c, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -394,7 +395,7 @@ static lt_status apply(lt_ctx *ctx, struct lt_autograd *ag, const lt_def *def, l
     if ((op->bwd || op->fast_bwd || op->same_grad) && lt__is_float(spec[0].dtype))
         for (int i = 0; i < n_in && !off; i++)
             record |= wants_grad(in[i]);
-    uint64_t *draws = &ag->tape->draws[off]; /* measuring must not shift a training's numbers */
+    uint64_t *draws = &ag->tape->draws[off]; /* evaluation must not shift the numbers of training */
     if (call.draws)
         call.stream = (uint64_t)off << 63 | (uint64_t)ctx->step << 32 | *draws;
     bool view = n_all > 0 && spec[0].view;
@@ -436,8 +437,8 @@ lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *given, int 
     }
     memcpy(in, given, (size_t)n_in * sizeof *in);
     lt_status status = LT_OK;
-    if (ag->cast) { /* replaced inputs are new references; the rest get one too, so that all can be
-                       released */
+    if (ag->cast) { /* replaced inputs are new references; retain the others too, so that all can
+                       be released */
         for (int i = 0; i < n_in; i++)
             lt_retain(in[i]);
         status = ag->cast(ag->cast_ud, def, in, n_in);
@@ -473,7 +474,7 @@ lt_tensor *lt_runv(lt_ctx *ctx, const char *op, const char *options, lt_tensor *
 
 lt_tensor *lt_run(lt_ctx *ctx, const char *op, const char *options, ...)
 {
-    lt_tensor *in[LT_MAX_LIST + 1]; /* one more than any op takes, which lt_apply() says */
+    lt_tensor *in[LT_MAX_LIST + 1]; /* one too many lets lt_apply() report the error */
     int n = 0;
     va_list args;
     va_start(args, options);

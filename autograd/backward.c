@@ -1,13 +1,13 @@
 /* backward.c - the reverse walk.
  *
- * Two passes over the tape from the loss's node back. The first marks the nodes that the loss
- * was computed from and counts for each leaf how many of them use it; so a hook can be called at
- * the moment when a leaf's last contribution is in, whatever the graph of this step looks like.
- * The second runs the kernels. A gradient is written by its first contribution and added to by
- * the others, so nothing is ever cleared beforehand. Where an op's gradient is the incoming one
- * itself (add, reshape), the tensor is handed on, and copied only if somebody must add to it
- * while it is shared. Where an op's backward works element by element (relu), the new gradient is
- * written over the incoming one, if nobody shares that.
+ * Two passes over the tape, from the node of the loss back. The first marks the nodes that the loss
+ * was computed from, and counts for each leaf how many of them use it, so that its hooks can run as
+ * soon as its last contribution is added, whatever the graph looks like. The second pass runs the
+ * kernels. The first contribution to a gradient overwrites it and the others add to it, so nothing
+ * is zeroed beforehand. Where the gradient of an input equals the incoming one (add, reshape), the
+ * tensor is passed on, and copied only if something must be added to it while it is shared. Where
+ * backward works element by element (relu), the new gradient overwrites the incoming one unless
+ * that is shared.
  */
 #include <math.h>
 #include <string.h>
@@ -20,8 +20,8 @@
 
 /* ==== First pass ============================================================================== */
 
-/* A marked node is held: its outputs' handles may be gone, and so may the nodes that used it by
- * then. */
+/* A marked node is retained: the handles of its outputs may be gone, and the nodes that used it may
+ * be freed before the walk gets to it. */
 static void mark_one(lt_node *node)
 {
     if (node->marked)
@@ -71,18 +71,18 @@ void lt__unmark(lt_node *from)
                 lt_leaf *leaf = node->edge[i].leaf;
                 const struct lt_autograd *ag = leaf->ctx->slots.autograd;
                 if (leaf->touched && ag->scaling.complete && !ag->dry_run.on)
-                    lt__leaf_forget_grad(leaf); /* it is scaled still */
+                    lt__leaf_forget_grad(leaf); /* it is still scaled */
                 drop_dry_grads(leaf);
                 leaf->uses = 0;
                 leaf->touched = false;
             }
-        lt__node_release(node); /* ends no other: what its edges hold is marked and held */
+        lt__node_release(node); /* frees no other node: those in its edges are marked and held */
     }
 }
 
 /* ==== Where a gradient goes =================================================================== */
 
-/* What came by a half copy is half, the parameter's gradient is not. */
+/* dst += src. A gradient that came through a half copy is a half, the parameter's is f32. */
 static lt_status add_to(lt_tensor *dst, lt_tensor *src)
 {
     lt_tensor *same = src->dtype == dst->dtype ? lt_retain(src)
@@ -103,6 +103,7 @@ static bool shared(const lt_tensor *x)
            atomic_load_explicit(&x->storage->refs, memory_order_relaxed) > 1;
 }
 
+/* The tensor that holds a leaf's gradient. *add: it has contributions already. */
 static lt_status leaf_target(lt_leaf *leaf, lt_tensor **target, bool *add)
 {
     const lt_scaling *scaling = &leaf->ctx->slots.autograd->scaling;
@@ -118,14 +119,14 @@ static lt_status leaf_target(lt_leaf *leaf, lt_tensor **target, bool *add)
 
 static bool is_dry_run(const lt_leaf *leaf) { return leaf->ctx->slots.autograd->dry_run.on; }
 
-/* In memory of device. New. */
+/* A tensor in the memory of device, with the dims of spec. New. */
 static lt_tensor *new_grad(lt_ctx *ctx, lt_device *device, lt_dtype dtype, const lt_spec *spec)
 {
     return lt__tensor_new(ctx, device, dtype, spec->ndim, spec->dims, true);
 }
 
-/* The gradient of edge e to write into, or to add to when *add. Borrowed by the node or leaf it
- * belongs to. */
+/* *target = the tensor for the gradient of edge e; *add: add to it, otherwise overwrite it.
+ * Borrowed from the node or leaf that it belongs to. */
 static lt_status target_of(lt_edge *e, lt_tensor **target, bool *add)
 {
     lt_leaf *leaf = e->leaf;
@@ -155,7 +156,7 @@ static void arrived(lt_edge *e)
         e->leaf->has_grad = true;
 }
 
-/* Gives grad itself, under the edge's dims, to the edge. */
+/* Passes grad itself on to the edge, as a view with the edge's dims, or adds it there. */
 static lt_status hand_on(lt_edge *e, lt_tensor *grad)
 {
     lt_tensor *target = NULL;
@@ -189,19 +190,19 @@ static lt_status check_saved(const lt_node *node)
     return LT_OK;
 }
 
-/* e's gradient goes to a parameter, in another dtype than the half copy that was read. */
+/* Whether the input was the half copy of a parameter, whose gradient has another dtype. */
 static bool is_half_copy(const lt_edge *e)
 {
     return e->leaf && (lt_dtype)e->leaf->x->dtype != e->spec.dtype;
 }
 
-/* A leaf may have been frozen, or have gone, since it was used. */
+/* Whether e needs a gradient. A leaf may have been frozen or freed since it was used. */
 static bool wanted(const lt_edge *e)
 {
     return e->node || (e->leaf && e->leaf->collects && e->leaf->x);
 }
 
-/* The gradient of input i may lie where that of the output does. */
+/* Whether the gradient of input i may overwrite the gradient of the output. */
 static bool takes_over(const lt_node *node, int i)
 {
     const lt_edge *e = &node->edge[i];
@@ -213,8 +214,8 @@ static bool takes_over(const lt_node *node, int i)
            lt__count_dims(e->spec.ndim, e->spec.dims, &count) == LT_OK && count == grad->count;
 }
 
-/* Runs the kernel for the inputs in `left`. Two inputs that are the same tensor have one
- * gradient: the later one goes into a tensor of its own first, so that kernels never see the
+/* Runs the kernel for the inputs in `left`. If two inputs are the same tensor, they share one
+ * gradient: the later one is first written to a tensor of its own, so that a kernel never gets the
  * same memory twice. */
 static lt_status run_backward(lt_node *node, uint64_t left)
 {
@@ -310,7 +311,7 @@ static lt_status step_back(lt_node *node)
 
 /* ==== Hooks =================================================================================== */
 
-/* For tests: see lt_grad_fault(). */
+/* For tests: sets the first element to inf, see lt_grad_fault(). */
 static lt_status put_inf(lt_leaf *leaf)
 {
     lt_tensor *one = lt__tensor_view(leaf->grad, 0, NULL, 0, true);
@@ -320,7 +321,7 @@ static lt_status put_inf(lt_leaf *leaf)
     return status;
 }
 
-/* In a dry run, of which nothing is left. */
+/* Completes a leaf's gradient in a dry run, and discards it. */
 static lt_status finish_dry_grad(struct lt_autograd *ag, lt_leaf *leaf)
 {
     lt_status status = LT_OK;
@@ -345,7 +346,7 @@ static lt_status call_hooks(struct lt_autograd *ag, lt_leaf *leaf)
         }
         leaf->scaled_by = ag->scaling.ud;
     }
-    int n = leaf->n_hooks; /* without those that a hook registers */
+    int n = leaf->n_hooks; /* excludes those that a hook registers */
     for (lt_hook *h = leaf->hooks; n > 0; h = h->next, n--)
         LT_TRY(h->fn(h->ud, leaf->x, leaf->grad));
     if (leaf->hooks && ag->scaling.changed)
@@ -366,8 +367,8 @@ static lt_status tell_ready(struct lt_autograd *ag, lt_leaf *leaf, const lt_node
     return status != LT_OK && node ? failed(node) : status;
 }
 
-/* The gradient is complete. node used the leaf last; NULL: the leaf is the loss. A hook may release
- * the tensor. */
+/* Runs the hooks of a leaf whose gradient is complete. node used the leaf last; NULL if the leaf is
+ * the loss. A hook may release the tensor. */
 static lt_status complete(struct lt_autograd *ag, lt_leaf *leaf, const lt_node *node)
 {
     lt_tensor *x = lt_retain(leaf->x);
@@ -378,7 +379,7 @@ static lt_status complete(struct lt_autograd *ag, lt_leaf *leaf, const lt_node *
     return status;
 }
 
-/* One use of each leaf of node is over. */
+/* Counts one use of each leaf of node as done, and completes the leaves without further uses. */
 static lt_status count_down(struct lt_autograd *ag, lt_node *node)
 {
     for (int i = 0; i < node->n_in; i++) {
@@ -403,7 +404,7 @@ static lt_status walk(struct lt_autograd *ag, lt_node *from)
             return failed(node);
         LT_TRY(count_down(ag, node));
         before =
-            node->prev; /* a hook may have ended other nodes; what follows ends this one only */
+            node->prev; /* a hook may have freed other nodes; the lines below free only this one */
         node->marked = false;
         lt__node_free_saved(node);
         lt__node_release(node);
@@ -411,7 +412,7 @@ static lt_status walk(struct lt_autograd *ag, lt_node *from)
     return LT_OK;
 }
 
-/* The gradient that starts the walk. New. NULL on failure. */
+/* The gradient that the walk starts with. New. NULL on failure. */
 static lt_tensor *seed_grad(lt_tensor *loss, lt_tensor *grad)
 {
     char a[96], b[96];
@@ -460,7 +461,7 @@ lt_status lt__refuse_loss(int64_t step, double value, const char *why)
                           "at the data", word, (long long)step);
 }
 
-/* It is waited for. */
+/* Checks the loss synchronously. */
 static lt_status check_finite(lt_tensor *loss)
 {
     const lt_scaling *scaling = &loss->ctx->slots.autograd->scaling;
@@ -473,8 +474,8 @@ static lt_status check_finite(lt_tensor *loss)
     return lt__refuse_loss(loss->ctx->step + 1, value, why);
 }
 
-/* Somebody waits for each kernel, or looks at all that it makes: then a loss may as well be looked
- * at, while what it was computed from is there and can be told of. */
+/* Whether each kernel is synchronous anyway, or all results are inspected. Then the loss is checked
+ * at once, while the tensors that can explain it exist. */
 static bool waits_for_loss(const lt_ctx *ctx)
 {
     const struct lt_autograd *ag = ctx->slots.autograd;
@@ -500,7 +501,7 @@ static lt_status check_loss(lt_tensor *loss)
     return loss->count == 1 && (is_here || waits_for_loss(loss->ctx)) ? check_finite(loss) : LT_OK;
 }
 
-/* The slots' own begin and end. */
+/* The begin and end callbacks of lt_grad_slots, which a dry run skips. */
 static lt_status begin(struct lt_autograd *ag, lt_tensor *loss)
 {
     bool is_there = ag->slots.begin && !ag->dry_run.on;
@@ -513,7 +514,7 @@ static lt_status end(struct lt_autograd *ag, lt_ctx *ctx, lt_status status)
     return is_there ? ag->slots.end(ag->slots.ud, ctx, status) : status;
 }
 
-/* Backward of a loss that is a leaf itself. */
+/* Backward of a loss that is itself a leaf. */
 static lt_status lead_to_leaf(struct lt_autograd *ag, lt_tensor *loss, lt_tensor *seed)
 {
     lt_edge e = {.leaf = loss->leaf, .spec = {.ndim = loss->ndim}};
@@ -548,7 +549,7 @@ lt_status lt_backward(lt_tensor *loss, lt_tensor *grad)
         return lt_fail(LT_EINVAL, "backward: called from a hook of a running backward");
     ag->grads_complete &= ag->dry_run.on;
     if (check_loss(loss) != LT_OK) {
-        if (lt_errcode() == LT_ENUMERIC) /* such a batch must not reach the running statistics */
+        if (lt_errcode() == LT_ENUMERIC) /* keep this batch out of the running statistics */
             lt_bn_stats_clear(ctx);
         return lt_errcode();
     }
