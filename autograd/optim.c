@@ -1,9 +1,9 @@
-/* optim.c - runs an update op over the flat ranges of parameters that got a gradient, and finds the
+/* optim.c - runs an update op over flat ranges of parameters that have gradients, and computes the
  * norm of these gradients.
  *
- * Parameters that lie side by side in an arena, belong to one group and all have a gradient are
- * one range and one kernel call, unless the update op wants each of them alone. The zero padding
- * between them takes part: every update op maps zeros to zeros.
+ * Parameters that are adjacent in an arena, belong to one group and all have a gradient form one
+ * range, which takes one kernel call, unless the update op must run on whole parameters. The zero
+ * padding between them is updated too: every update op maps zeros to zeros.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -20,13 +20,13 @@ typedef struct arena { lt_segment *segment; lt_storage *slot[MAX_SLOTS]; } arena
 struct lt_optim {
     lt_ctx *ctx;
     const lt_def *def;
-    uint32_t number; /* in its context */
+    uint32_t number; /* of the optimizer in its context, from 1 */
     int n_slots, n_items, n_arenas, room; /* room: of both arrays */
-    item *items;     /* by arena, then offset */
+    item *items;     /* sorted by arena, then offset */
     arena *arenas;
-    uint64_t backwards; /* those that its last step has seen */
-    lt_step_status step_status; /* of that step */
-    lt_optim *next;     /* that waits for its outcome */
+    uint64_t backwards; /* count of the context's backwards at the last step */
+    lt_step_status step_status; /* of the last step */
+    lt_optim *next;     /* in the list of optimizers whose step is pending */
 };
 
 static int by_place(const void *a, const void *b)
@@ -104,7 +104,7 @@ lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *par
     return NULL;
 }
 
-/* In the list of those that wait, while their last step is pending. */
+/* Adds o to the list of optimizers whose last step is pending. */
 static void start_waiting(lt_optim *o)
 {
     lt_deferred_check *check = &o->ctx->slots.autograd->deferred;
@@ -133,7 +133,7 @@ lt_step_status lt_optim_step_status(lt_optim *o)
     if (o->step_status == LT_PENDING)
         lt_synchronize_quiet(o->ctx);
     return o->step_status == LT_PENDING ? LT_SKIPPED
-                                        : o->step_status; /* of a device that has failed */
+                                        : o->step_status; /* LT_SKIPPED if the device has failed */
 }
 
 void lt_optim_free(lt_optim *o)
@@ -217,12 +217,12 @@ static int end_of_range(const lt_optim *o, int i)
 }
 
 typedef struct range {
-    int first, end;         /* items */
+    int first, end;         /* items [first, end) */
     arena *in;
-    int64_t offset, count;  /* elements of the arena */
+    int64_t offset, count;  /* elements of the arena, including padding between parameters */
 } range;
 
-/* The range that begins at items[r->end] or after it; false when there is none. */
+/* *r = the next range that starts at items[r->end] or later; false if there is none. */
 static bool next_range(const lt_optim *o, range *r)
 {
     int i = r->end;
@@ -243,7 +243,8 @@ static lt_tensor *tensor_over(const range *r, lt_storage *storage)
     return lt__tensor_over(storage, r->in->segment->dtype, 1, &r->count, r->offset, true);
 }
 
-/* Whoever has scaled a gradient knows whether it is to be used. */
+/* LT_EINVAL if some gradients were scaled by a loss scale that is no longer in use: only that one
+ * knows whether they may be applied. */
 static lt_status check_scaling(const lt_optim *o, const char *who)
 {
     const lt_scaling *scaling = &o->ctx->slots.autograd->scaling;
@@ -256,7 +257,8 @@ static lt_status check_scaling(const lt_optim *o, const char *who)
     return LT_OK;
 }
 
-/* On an accelerator it is decided in the stream what becomes of the step. */
+/* On an accelerator the step check decides in the stream. Sends it to the host if the scaling waits
+ * for it, and updates the status of the step. */
 static lt_status send_step_check(struct lt_autograd *ag, lt_ctx *ctx)
 {
     lt_deferred_check *check = &ag->deferred;
@@ -294,8 +296,8 @@ static lt_status try_to_complete_grads(lt_optim *o, const char *who)
     return LT_OK;
 }
 
-/* Before gradients are read: those of a backward that more belongs to are made complete. The batch
- * of gradients that are not finite must not reach the running statistics. */
+/* Completes the gradients of the last backward before they are read, and decides on the step. On
+ * LT_ENUMERIC the batch must not reach the running statistics. */
 static lt_status complete_grads(lt_optim *o, const char *who)
 {
     lt_status status = try_to_complete_grads(o, who);
@@ -317,7 +319,7 @@ lt_status lt_optim_complete(lt_optim *o, lt_step_status *step_status)
     return LT_OK;
 }
 
-/* Something that a step changes is, where no skip of an accelerator is seen. */
+/* Whether a step changes anything on the CPU, where kernels do not see an accelerator's skip. */
 static bool is_on_cpu(const lt_optim *o)
 {
     bool is = false;
@@ -334,7 +336,7 @@ static bool may_apply(const lt_ctx *ctx)
     return step_status == LT_APPLIED || step_status == LT_PENDING;
 }
 
-/* Adds a step of an optimizer, or a norm, to the digest. */
+/* Adds a step of an optimizer, or a computation of its norm, to the digest. */
 static void note(struct lt_autograd *ag, const lt_optim *o, bool is_step)
 {
     uint32_t event = 2 * o->number + is_step;
@@ -354,7 +356,7 @@ static lt_device *device_of(const lt_optim *o)
     return o->n_arenas > 0 ? o->arenas[0].segment->values->device : o->ctx->device;
 }
 
-/* The squares of the gradients that the next step would use, added up; 0: it uses none. New. */
+/* The sum of squares of the gradients that the next step would use, f64; 0 if none. New. */
 static lt_tensor *add_squares(lt_optim *o)
 {
     const lt_def *squares = lt_op_find(o->ctx, "add_squares");
@@ -379,7 +381,7 @@ lt_status lt__refuse_norm(int64_t step, double norm)
                    "learning rate and at the data", isnan(norm) ? "nan" : "inf", (long long)step);
 }
 
-/* *norm, as it comes of its square. */
+/* *norm = the root of squares. LT_ENUMERIC if it is not finite. */
 static lt_status read_norm(lt_ctx *ctx, lt_tensor *squares, double *norm)
 {
     LT_TRY(lt_item(squares, 0, norm));
@@ -403,7 +405,7 @@ lt_status lt_optim_grad_norm(lt_optim *o, double *norm)
     return status;
 }
 
-/* *factor = what brings gradients of this norm down to `most`. */
+/* *factor = min(1, most / norm), on the CPU. */
 static lt_status clip_here(lt_ctx *ctx, double most, lt_tensor *squares, double *factor)
 {
     double norm;
@@ -412,7 +414,7 @@ static lt_status clip_here(lt_ctx *ctx, double most, lt_tensor *squares, double 
     return LT_OK;
 }
 
-/* The same in the stream, if the step may be applied. */
+/* The same in the stream of the accelerator, if the step may be applied. */
 static lt_status clip_there(lt_ctx *ctx, double most, lt_tensor *squares)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
@@ -424,7 +426,8 @@ static lt_status clip_there(lt_ctx *ctx, double most, lt_tensor *squares)
     return lt__deferred_check_send(ctx);
 }
 
-/* *factor is what the update is to multiply gradients with; *own is memory for it. */
+/* Computes the factor that clips the gradients. *factor points to it: to *own on the CPU, to the
+ * step check on an accelerator. */
 static lt_status clip(lt_optim *o, double most, double *own, const double **factor,
                       lt_tensor **squares)
 {
@@ -448,7 +451,7 @@ static lt_status clip(lt_optim *o, double most, double *own, const double **fact
 
 /* ==== A step ================================================================================== */
 
-/* The update op over a range and its slots. */
+/* Runs the update op over a range and its slots. */
 static lt_status update_range(lt_optim *o, const range *r, const lt_opt *opts,
                               const double *factor)
 {
@@ -491,8 +494,8 @@ static lt_status update_all(lt_optim *o, const lt_opt *const *options, int n_gro
     return LT_OK;
 }
 
-/* A step whose backward was forgotten is an error. A backward may have left no gradients here: it
- * was one of another part of a net, or they were forgotten so that this batch trains nothing. */
+/* LT_EINVAL for a step without a new backward. A step without gradients is fine after a backward:
+ * it may have been for another part of the net, or the gradients were discarded on purpose. */
 static lt_status check_backward(const lt_optim *o)
 {
     const struct lt_autograd *ag = o->ctx->slots.autograd;
@@ -508,7 +511,7 @@ static lt_status check_backward(const lt_optim *o)
                             "since the step before; call loss:backward() first") : LT_OK;
 }
 
-/* Weights and running statistics move, unless the step is skipped. */
+/* Updates weights and running statistics, unless the step is skipped. */
 static lt_status apply_or_not(lt_optim *o, const lt_opt *const *options, int n_groups,
                               const double *factor)
 {
@@ -523,7 +526,7 @@ static lt_status apply_or_not(lt_optim *o, const lt_opt *const *options, int n_g
     return status;
 }
 
-/* All of a step but what it forgets. */
+/* A step, without the cleanup that follows it. */
 static lt_status run_step(lt_optim *o, const lt_opt *const *options, int n_groups, double most,
                           lt_tensor **squares)
 {

@@ -1,11 +1,11 @@
 /* params.c - parameters in flat arenas.
  *
- * A parameter starts as a shape and an initialiser. When its tree is placed, all of the tree's
- * parameters get memory in one go: one arena of values per dtype, each parameter from a 64-byte
- * boundary on, the padding zero; buffers likewise in an arena of their own. The arena of
- * gradients has the same layout and comes with the first gradient, and so does one of half copies,
- * which comes with the first lt_half(). Optimizers, and later the reducer and the scaler, see long
- * flat ranges instead of lists of tensors. Nothing moves afterwards.
+ * A parameter starts as a shape and an initialiser. When its tree is placed, all its parameters get
+ * memory at once: one arena of values per dtype, in which each parameter starts at a 64-byte
+ * boundary and padding is zero. Buffers have arenas of their own. The arena of gradients has the
+ * same layout and is created with the first gradient, the arena of half copies by the first
+ * lt_half(). Optimizers, the reducer and the scaler work on long flat ranges instead of lists of
+ * tensors. Memory never moves afterwards.
  */
 #include <string.h>
 
@@ -58,7 +58,7 @@ void lt__segment_release(lt_segment *s)
     lt__ctx_release(ctx);
 }
 
-/* External memory of the slots, or NULL. */
+/* Memory from lt_grad_slots.alloc_arena, or NULL if that has none. */
 static lt_storage *borrow(lt_ctx *ctx, size_t bytes)
 {
     const lt_grad_slots *slots = &ctx->slots.autograd->slots;
@@ -145,9 +145,9 @@ bool lt_is_buffer(const lt_tensor *x) { return x->leaf && x->leaf->role == LT_BU
 
 /* ==== Half copies ============================================================================= */
 
-/* Brings s->half up to date. Its version becomes that of the values: a graph that has saved a half
- * copy is spoiled by what would spoil it if it had saved the parameter, and by nothing else.
- * Optimizers count their updates in the leaf, which both share. */
+/* Brings s->half up to date. It gets the version of the values, so that a write which invalidates a
+ * graph that saved the parameter also invalidates one that saved the half copy, and no other write
+ * does. Optimizers count their updates in the leaf, which both tensors share. */
 static lt_status refresh_half(lt_segment *s, lt_dtype dtype)
 {
     uint32_t written = atomic_load_explicit(&s->values->version, memory_order_relaxed);
@@ -224,7 +224,7 @@ void lt_params_free(lt_params *p)
     lt__ctx_release(ctx);
 }
 
-/* Room for one more in each array; there are never more spans or segments than names. */
+/* Makes room for an entry in each array. There are never more spans or segments than names. */
 static lt_status make_room(lt_params *p)
 {
     if (p->n_names < p->room)
@@ -263,7 +263,7 @@ static int segment_index(lt_params *p, lt_segment *s)
     return p->n_segments++;
 }
 
-/* The span's place, once its tensor has memory. */
+/* Fills in where a span is stored, once its tensor has memory. */
 static void locate(lt_params *p, lt_span *span)
 {
     lt_leaf *leaf = span->value->leaf;
@@ -313,7 +313,7 @@ static int64_t padded(int64_t count, lt_dtype dtype)
     return (count + step - 1) / step * step;
 }
 
-/* The stream of a parameter's initial values, from its name and its tree's number. */
+/* The random stream of a parameter's initial values, from its name and the number of its tree. */
 static uint64_t init_stream(const char *name, uint64_t tree)
 {
     return lt__fnv64(LT_FNV64_START + tree * 0x9e3779b97f4a7c15u, name, strlen(name));
@@ -330,8 +330,8 @@ static lt_status initialise(lt_tensor *x, const char *name, uint64_t tree)
     }
 }
 
-/* *count: elements of the arena for the pending tensors of a dtype, padding included; *any: there
- * are some. LT_EINVAL when they cannot be counted. */
+/* *count = elements of the arena for the pending tensors of a dtype, including padding; *any:
+ * whether there are any such tensors. LT_EINVAL if the count overflows. */
 static lt_status measure_arena(const lt_params *p, lt_dtype dtype, bool buffer, int64_t *count,
                                bool *any)
 {
@@ -342,7 +342,7 @@ static lt_status measure_arena(const lt_params *p, lt_dtype dtype, bool buffer, 
             continue;
         *any = true;
         *count += padded(p->spans[i].count, dtype);
-        if (*count > INT64_MAX / 16) /* as for the elements of one tensor */
+        if (*count > INT64_MAX / 16) /* the same limit as for one tensor */
             return lt_fail(LT_EINVAL, "the %s of %s are too many to be counted",
                            buffer ? "buffers" : "parameters", lt_dtype_name(dtype));
     }

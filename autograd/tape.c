@@ -1,5 +1,5 @@
-/* tape.c - the state of autograd in a context; leaves, nodes, tapes, hooks. See tape.h for who
- * holds whom. */
+/* tape.c - the state of autograd in a context; leaves, nodes, tapes, hooks. tape.h explains the
+ * ownership. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +8,7 @@
 
 /* ==== State =================================================================================== */
 
+/* Called by core: drops the history of x, and its leaf if x is freed (gone). */
 static void forget(lt_tensor *x, bool gone)
 {
     if (x->node) {
@@ -15,7 +16,7 @@ static void forget(lt_tensor *x, bool gone)
         x->node = NULL;
     }
     if (gone && x->leaf) {
-        if (x->leaf->x == x) { /* and not its half copy, which would keep the leaf for ever */
+        if (x->leaf->x == x) { /* x is not the half copy, which holds the leaf and must go too */
             lt_tensor *half = x->leaf->half;
             x->leaf->x = x->leaf->half = NULL;
             lt_release(half);
@@ -35,7 +36,8 @@ static void clear_tape(lt_tape *tape)
     }
 }
 
-/* Statistics hold tensors, and these the context: they must not wait for its last reference. */
+/* Statistics hold tensors, and tensors hold the context: free them when it is closed, not with its
+ * last reference. */
 static void closed(lt_ctx *ctx)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
@@ -228,7 +230,7 @@ lt_status lt_set_requires_grad(lt_tensor *x, bool on)
 
 bool lt_requires_grad(const lt_tensor *x) { return x->node || (x->leaf && x->leaf->collects); }
 
-/* Nobody else is at the gradients when this is over. In backward that cannot be waited for. */
+/* Waits until no other thread writes gradients. In backward this is impossible. */
 static void synchronize_grads(lt_ctx *ctx)
 {
     const struct lt_autograd *ag = ctx->slots.autograd;
@@ -331,11 +333,11 @@ static void unlist(lt_node *node)
     node->tape = NULL;
 }
 
-/* Lets go of one edge; returns its node if that was the node's last reference. */
+/* Releases all that an edge holds; returns its node if this was the node's last reference. */
 static lt_node *drop_edge(lt_edge *e)
 {
     lt_node *from = e->node;
-    lt_release(e->saved); /* before its node: this cannot be the node's last reference then */
+    lt_release(e->saved); /* first: the edge still holds the node, so it is not freed here */
     lt__leaf_release(e->leaf);
     e->saved = NULL;
     e->leaf = NULL;
@@ -346,8 +348,8 @@ static lt_node *drop_edge(lt_edge *e)
 
 void lt__node_free_saved(lt_node *node)
 {
-    /* Edges hold nodes that hold edges, and a deep graph must not become a deep recursion: nodes
-     * that end here are chained through `next`, which is free once a node is unlisted. */
+    /* Edges hold nodes that hold edges, and a deep graph must not cause a deep recursion. Nodes
+     * freed here are chained through `next`, which is unused once a node is unlisted. */
     node->freed = true;
     unlist(node);
     node->next = NULL;
