@@ -1,5 +1,5 @@
-/* bn_stats.c - running statistics that move once a step; the arithmetic is in the ops
- * batch_norm_merge and _update. */
+/* bn_stats.c - batch-norm running statistics, which move once per step. The ops batch_norm_merge
+ * and batch_norm_update do the arithmetic. */
 #include "autograd/tape.h"
 
 static lt_status run_in_place(lt_ctx *ctx, const char *name, lt_tensor *const in[4], double a,
@@ -58,7 +58,7 @@ lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *runni
         return LT_ENOMEM;
     s->running_mean = lt_retain(running_mean);
     s->running_var = lt_retain(running_var);
-    s->mean = lt__tensor_copy(mean, (lt_dtype)mean->dtype); /* its own are saved for backward */
+    s->mean = lt__tensor_copy(mean, (lt_dtype)mean->dtype); /* backward needs the original */
     s->var = lt__tensor_copy(var, (lt_dtype)var->dtype);
     s->count = count;
     s->momentum = momentum;
@@ -70,7 +70,8 @@ lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *runni
     return LT_OK;
 }
 
-/* Moves the running values of all shards, or of those alone that wait for nothing. */
+/* Moves the running values by all statistics, or only by those that no backward in this period has
+ * followed. */
 static lt_status commit(lt_ctx *ctx, bool all)
 {
     struct lt_autograd *ag = ctx->slots.autograd;

@@ -1,10 +1,10 @@
-/* deferred_check.c - what the host hears late of a step on an accelerator: see lt_synchronize().
+/* deferred_check.c - decisions about a step that an accelerator makes: see lt_synchronize().
  *
- * There is one step check, in memory of the accelerator. It is cleared when the first backward
- * after a step begins; losses and step checks go into it, and kernels of updates look at it, all in
- * the stream. It is sent to the host when a backward begins, with the loss in it, when the
- * gradients are judged, and when they are clipped. A backward waits for what was sent last, so
- * there is never more than one step to be heard of.
+ * There is one lt_step_check, in the memory of the accelerator. The first backward after a step
+ * clears it. Losses and gradient statistics are written to it, and update kernels read it, in the
+ * stream. It is copied to the host when a backward starts, with the loss in it, when a decision on
+ * the gradients is made, and when they are clipped. A backward first waits for the last copy, so
+ * that never more than one step is unknown.
  */
 #include <math.h>
 
@@ -49,7 +49,7 @@ lt_status lt__deferred_check_send(lt_ctx *ctx)
     return LT_OK;
 }
 
-/* What was sent is here. */
+/* The step check has arrived on the host: acts on it. */
 static void resolve(lt_ctx *ctx, lt_deferred_check *check)
 {
     lt_step_check v = *check->on_host;
@@ -60,7 +60,7 @@ static void resolve(lt_ctx *ctx, lt_deferred_check *check)
         check->loss = v.loss;
         check->norm = v.norm;
     }
-    if (is_lost) /* such a batch must not reach the running statistics */
+    if (is_lost) /* keep this batch out of the running statistics */
         lt_bn_stats_clear(ctx);
     if (scaling.resolve)
         applied &= scaling.resolve(scaling.ud, is_lost ? NULL : &v.grads);
@@ -69,7 +69,7 @@ static void resolve(lt_ctx *ctx, lt_deferred_check *check)
     lt__optims_resolve(check, applied ? LT_APPLIED : LT_SKIPPED);
 }
 
-/* What wait() gives; if that is a failure, nothing more is to be heard. */
+/* Waits for the copy of the step check, if one was sent. After a failure nothing is pending. */
 static lt_status wait_for_check(lt_ctx *ctx)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
@@ -110,7 +110,7 @@ void lt__deferred_check_set_reported(lt_ctx *ctx)
     check->reported = check->on_device != NULL;
 }
 
-/* A device that has failed fails again. */
+/* May ignore the error: a device that has failed fails again. */
 void lt_synchronize_quiet(lt_ctx *ctx)
 {
     lt_status status = wait_for_check(ctx);

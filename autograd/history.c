@@ -1,7 +1,8 @@
-/* history.c - what the ops of a graph have made, as far as that is kept or can be made again. */
+/* history.c - lt_replay_ops(): the results of a graph's ops, where they are saved or can be
+ * recomputed. */
 #include "autograd/tape.h"
 
-/* The input as the op has read it. Borrowed; NULL if it is not kept. */
+/* The input as the op read it. Borrowed; NULL if it was not saved. */
 static lt_tensor *input_of(const lt_edge *e)
 {
     lt_tensor *x = e->saved ? e->saved : e->leaf ? e->leaf->x : NULL;
@@ -12,7 +13,7 @@ static lt_tensor *input_of(const lt_edge *e)
 
 static bool is_view(const lt_op *op) { return !op->fwd && !op->fast_fwd; }
 
-/* What node has made, as those have kept it that read it: itself or a view. Borrowed. */
+/* Output i of node, if an op that read it has saved it or a view of it. Borrowed, or NULL. */
 static lt_tensor *kept_by_readers(const lt_node *node, int i)
 {
     lt_tensor *x = NULL;
@@ -27,7 +28,7 @@ static lt_tensor *kept_by_readers(const lt_node *node, int i)
     return x;
 }
 
-/* Its outputs from its inputs, if all of these are kept. New. */
+/* Recomputes the outputs of node from its inputs, if all of these are saved. New. */
 static void make_again(const lt_node *node, lt_tensor **in, lt_tensor **out)
 {
     lt_ctx *ctx = node->ctx;

@@ -1,7 +1,7 @@
-/* schema.c - reads signature texts and option texts, and keeps the list of a context's ops.
+/* schema.c - parses signatures and options, and keeps the list of ops of a context.
  *
- * The signature is the one truth about an op's arguments: dispatch, the Lua binding,
- * documentation and messages all read the lt_schema made from it here.
+ * The signature is the only description of an op's arguments: dispatch, the Lua binding, the
+ * documentation and messages all use the lt_schema that is parsed from it here.
  */
 #include <errno.h>
 #include <math.h>
@@ -32,7 +32,7 @@ static bool is_in_names(char c)
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-/* A name of letters, digits and underscores into name[room]. */
+/* Reads a name of letters, digits and underscores into name[room]. False if empty or too long. */
 static bool take_name(const char **p, char *name, size_t room)
 {
     skip_blanks(p);
@@ -56,7 +56,7 @@ static bool is_position(const char *name)
     return false;
 }
 
-/* A number text that takes all of [p, p + n), or false. */
+/* Parses a number that takes up all of [p, p + n). */
 static bool read_number(const char *p, size_t n, double *value)
 {
     char text[40], *end;
@@ -86,7 +86,7 @@ static size_t token_length(const char *p) { return strcspn(p, " ,)"); }
 
 enum { MAX_WORDS = 8, WORD_BYTES = 16 };
 
-/* "none|relu|relu6". Returns how many there are, 0 when they cannot be read. */
+/* Parses "none|relu|relu6". Returns the number of words, or 0 if it is malformed. */
 static int take_words(const char **p, char words[MAX_WORDS][WORD_BYTES])
 {
     int n = 0;
@@ -97,7 +97,7 @@ static int take_words(const char **p, char words[MAX_WORDS][WORD_BYTES])
     return n;
 }
 
-/* Option k's text after its name: "=1", "=kernel", "#", "?" or nothing. */
+/* Parses the text after the name of option k: "=1", "=kernel", "#", "?" or nothing. */
 static bool read_default(const char **p, lt_schema *s, int k)
 {
     lt_opt *v = &s->opt[k].value;
@@ -336,7 +336,7 @@ lt_status lt_opts_parse(const lt_schema *s, const char *text, lt_opt *opts)
 
 /* ==== The ops of a context ==================================================================== */
 
-/* The slot of name in the table: its own, or the empty one where it belongs. */
+/* The slot of a name in the hash table; empty if no op has this name. */
 static uint16_t *slot_of(struct lt_autograd *ag, const char *name)
 {
     enum { SLOTS = sizeof ag->by_name / sizeof *ag->by_name };

@@ -1,5 +1,5 @@
-/* settings.c - the settings of the steps of optimizers: as a digest, which ranks compare in every
- * step, and as text, which they compare when their digests differ.
+/* settings.c - the settings of optimizer steps, as a digest, which ranks compare in every step, and
+ * as text, which they compare when their digests differ.
  *
  * The settings of a step stay here until the step after the next call of lt_settings_digest(), so
  * that a rank can still print them when it learns that another rank has different ones.
@@ -12,7 +12,7 @@
 #include "core/hash.h"
 #include "core/locale.h"
 
-/* Numbers count as f32: libm may give lr a different last bit on another CPU. */
+/* The bits of a number as f32: libm may compute another last bit of lr on another CPU. */
 static uint32_t bits_of(double number)
 {
     float rounded = (float)number;
