@@ -1,15 +1,15 @@
-/* anomaly.h - who was the first that is not finite. Private to this room. */
+/* anomaly.h - finds the first result that is not finite. Private to this room. */
 #ifndef LT_AMP_ANOMALY_H
 #define LT_AMP_ANOMALY_H
 
 #include "amp/scale.h"
 
-/* From now on s->detects_anomaly or not; what was found before is forgotten. */
+/* Turns anomaly detection on or off for the next step, and discards earlier findings. */
 void lt__anomaly_enable(lt_loss_scale *s, bool on);
-/* About the first in this step, if need be as far as that can be told from what loss has kept for
- * backward; "": there is none. Borrowed from s. */
+/* Describes the first result in this step that is not finite, or "". Without anomaly detection it
+ * replays the ops of loss, as far as its saved tensors allow. Borrowed from s. */
 const char *lt__anomaly_first(lt_loss_scale *s, lt_tensor *loss);
-/* s is in use in ctx from now on, or nothing if it is NULL. */
+/* Sets the op hook of s in ctx, if s detects anomalies; otherwise, or if s is NULL, removes it. */
 void lt__anomaly_install(lt_ctx *ctx, lt_loss_scale *s);
 
 #endif

@@ -1,10 +1,9 @@
-/* scaling.c - gradients under a loss scale: they go backward multiplied by it, and are true again
- * as soon as they are complete.
+/* scaling.c - loss scaling: gradients are scaled during backward and unscaled as soon as they are
+ * complete.
  *
- * Everybody behind autograd's slot, hooks and the reducer and optimizers, sees true gradients only;
- * so nothing has to be undone by whoever reads them, and nothing can be forgotten. A gradient to
- * which a further backward is to add is brought up to the scale first. With a power of two none of
- * this rounds.
+ * Everything after lt_scaling.complete, such as hooks, the reducer and optimizers, sees unscaled
+ * gradients only, so that no reader has to unscale them, and none can forget to. A gradient is
+ * scaled again before another backward adds to it. The scale is a power of two, so nothing rounds.
  */
 #include <math.h>
 #include <string.h>
@@ -13,7 +12,7 @@
 #include "core/tensor.h"
 #include "ops/ops.h"
 
-enum { MAX_AT_FLOOR = 10 }; /* skipped steps whose scale could not have been lower */
+enum { MAX_AT_FLOOR = 10 }; /* skipped steps in a row whose scale could not have been lower */
 
 int lt__exponent_of(double magnitude)
 {
@@ -46,15 +45,15 @@ static void release_measured(lt_loss_scale *s)
         lt_release(s->measured[--s->n_measured]);
 }
 
-/* It is decided what becomes of the step. */
+/* Resets the state of the step after its decision. */
 static void end_step(lt_loss_scale *s)
 {
     s->reduced = (lt_grad_stats){0};
     s->is_reduced = s->has_backward = s->found_inf_here = s->found_inf_elsewhere = false;
 }
 
-/* What a skipped step has left in gradients whose optimizer has not come since is forgotten, as
- * what that optimizer had come for. */
+/* Starts a step with its first backward. If the last step was skipped, discards the gradients whose
+ * optimizers have not stepped since: such a step would have discarded them too. */
 static void begin_step(lt_loss_scale *s)
 {
     for (int i = 0; i < s->n_measured && s->step_status == LT_SKIPPED; i++)
@@ -64,7 +63,7 @@ static void begin_step(lt_loss_scale *s)
     s->has_backward = true;
 }
 
-/* What is pending is waited for. */
+/* Blocks while the decision is pending. */
 static void synchronize(lt_loss_scale *s)
 {
     if (s->step_status == LT_PENDING)
@@ -108,7 +107,7 @@ lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *s, int64_t number)
     if (number > 0 && s->recent[number % LT_STEPS_KEPT].number == number)
         return s->recent[number % LT_STEPS_KEPT];
     lt_scaled_step step = s->step;
-    step.skipped = s->scaler.skipped; /* it may have been put back */
+    step.skipped = s->scaler.skipped; /* the scaler may have been restored */
     return step;
 }
 
@@ -121,9 +120,9 @@ lt_grad_stats lt_loss_scale_last(const lt_loss_scale *s)
     return stats;
 }
 
-/* ==== Findings ================================================================================ */
+/* ==== Gradient statistics ===================================================================== */
 
-/* Those in gradients that were dropped count no more. */
+/* Clears the rows of gradients that were discarded. */
 static lt_status clear_dropped(lt_loss_scale *s)
 {
     for (int i = 0; i < s->n_measured; i++)
@@ -132,7 +131,7 @@ static lt_status clear_dropped(lt_loss_scale *s)
     return LT_OK;
 }
 
-/* There is room for one more. */
+/* Makes room for one more parameter. */
 static lt_status make_room(lt_loss_scale *s)
 {
     if (s->n_measured < s->room)
@@ -149,8 +148,8 @@ static lt_status make_room(lt_loss_scale *s)
     return LT_OK;
 }
 
-/* Whether x has a row in this step, which is the one at s->at then. Backwards complete gradients in
- * the same order, so it is most often the one after the last. */
+/* Whether x has a row in this step; if so, s->at is its index. Backwards usually complete gradients
+ * in the same order, so the search starts after the last one. */
 static bool find_row(lt_loss_scale *s, const lt_tensor *x)
 {
     int n = s->n_measured, i = 0;
@@ -160,8 +159,8 @@ static bool find_row(lt_loss_scale *s, const lt_tensor *x)
     return i < n;
 }
 
-/* s->last = the row for what is found in x's gradient: in place of what was found before, which is
- * part of it. */
+/* s->last = the row for the statistics of x's gradient. They replace those of earlier backwards,
+ * whose contributions are part of this gradient. */
 static lt_status take_row(lt_loss_scale *s, lt_tensor *x)
 {
     s->last = LT_ROW_UNOWNED;
@@ -175,7 +174,7 @@ static lt_status take_row(lt_loss_scale *s, lt_tensor *x)
     return LT_OK;
 }
 
-/* ==== The slot ================================================================================ */
+/* ==== The callbacks of lt_scaling ============================================================= */
 
 static double scale_of(const lt_loss_scale *s) { return ldexp(1, s->scaler.k); }
 
@@ -189,9 +188,9 @@ static lt_status seed(void *ud, lt_tensor *grad)
     return lt_rescale(grad, scale_of(s), NULL);
 }
 
-/* What is not finite, when all gradients of this step are so far, was left by one that was skipped:
- * of a leaf that no optimizer has, to forget it. It would make all further steps skipped. Not so
- * where a leaf has a row: what is not finite in it is in the row too. */
+/* If the leftover gradient is not finite although all gradients of this step are so far, a skipped
+ * step has left it, on a leaf without an optimizer. It is zeroed, as it would cause all further
+ * steps to be skipped. A leaf that has a row needs no such check: the row covers the leftover. */
 static lt_status join(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
@@ -214,7 +213,7 @@ static lt_status complete(void *ud, lt_tensor *x, lt_tensor *grad)
     return lt_grad_table_rescale(s->table, s->last, grad, 1 / scale_of(s));
 }
 
-/* A hook may have made of a gradient what must not be applied, or may have mended it. */
+/* A hook may have made a gradient finite or not finite. */
 static lt_status changed(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
@@ -222,7 +221,7 @@ static lt_status changed(void *ud, lt_tensor *x, lt_tensor *grad)
     return lt_grad_table_measure(s->table, s->last, grad, scale_of(s));
 }
 
-/* If only other ranks have added to it, they tell what they have found. */
+/* If only other ranks have added to it, their votes cover it. */
 static lt_status given(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_loss_scale *s = ud;
@@ -235,8 +234,8 @@ static lt_status given(void *ud, lt_tensor *x, lt_tensor *grad)
     return lt_grad_table_clear(s->table, s->last);
 }
 
-/* Fails when no scale helps, and only after a step with anomaly detection: a training that goes on
- * from a checkpoint begins without. */
+/* LT_ENUMERIC when no scale helps, but only after a step with anomaly detection: a training resumed
+ * from a checkpoint starts without it. */
 static lt_status give_up(lt_loss_scale *s)
 {
     long long skipped = s->scaler.in_a_row;
@@ -251,7 +250,7 @@ static lt_status give_up(lt_loss_scale *s)
     return status;
 }
 
-/* Of a step in which that was found. */
+/* Reports the statistics of a step to the scaler and records its decision. */
 static lt_status update_scaler(lt_loss_scale *s, lt_grad_stats stats)
 {
     s->step = (lt_scaled_step){.k = s->scaler.k, .exponent = lt__exponent_of(stats.largest),
@@ -264,7 +263,7 @@ static lt_status update_scaler(lt_loss_scale *s, lt_grad_stats stats)
     return give_up(s);
 }
 
-/* Near the floor the next forward may be one with anomaly detection: then it is decided at once. */
+/* Near the floor the next forward may need anomaly detection, so the decision must not wait. */
 static bool can_defer(const lt_loss_scale *s)
 {
     return !s->is_reduced && s->scaler.at_floor < MAX_AT_FLOOR - 2 &&
@@ -274,13 +273,13 @@ static bool can_defer(const lt_loss_scale *s)
 static lt_status decide_now(lt_loss_scale *s)
 {
     lt_grad_stats stats = s->reduced;
-    LT_TRY(lt_synchronize(s->ctx)); /* a loss that is not finite is no step */
+    LT_TRY(lt_synchronize(s->ctx)); /* a loss that is not finite does not count as a step */
     if (!s->is_reduced)
         LT_TRY(lt_grad_table_read(s->table, LT_ROW_FIRST, s->n_measured, &stats));
     return update_scaler(s, stats);
 }
 
-/* All optimizers that come without a backward in between belong to one step. */
+/* All optimizer steps without a backward in between belong to one step and share its decision. */
 static lt_status decide(void *ud, lt_step_status *step_status)
 {
     lt_loss_scale *s = ud;
@@ -300,7 +299,7 @@ static lt_status decide(void *ud, lt_step_status *step_status)
     return status;
 }
 
-/* Too far from the floor to fail. */
+/* Ignores the status: can_defer() makes sure that give_up() does not fail here. */
 static bool resolve(void *ud, const lt_grad_stats *stats)
 {
     lt_loss_scale *s = ud;
@@ -312,8 +311,8 @@ static bool resolve(void *ud, const lt_grad_stats *stats)
 
 static const char *explain(void *ud, lt_tensor *loss) { return lt__anomaly_first(ud, loss); }
 
-/* While it was not in use, gradients may have come that it has not scaled. A step that was skipped
- * is over for them, and goes on for optimizers alone that have not come to it yet. */
+/* Called when s is used again. Meanwhile there may have been gradients that it did not scale. A
+ * skipped step is over for these; it lasts only if an optimizer has yet to step for it. */
 static void come_back(lt_loss_scale *s)
 {
     bool goes_on = s->has_backward || s->step_status != LT_SKIPPED;
