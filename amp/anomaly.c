@@ -1,10 +1,9 @@
-/* anomaly.c - who was the first that is not finite, and why.
+/* anomaly.c - finds the first result that is not finite, and why it is not.
  *
- * What an op makes is looked at as soon as it is there, forwards and backwards. The first op in it
- * of which something is not finite has either been given such a number, by somebody who is no op,
- * or has made it itself. Then its kernel runs once more with f32 in the place of f16: a number that
- * is finite there has become too large for f16; any other one is the doing of the op and of what it
- * was given, in any dtype.
+ * The results of each op are checked as soon as they exist, forward and backward. The first op with
+ * a result that is not finite has either received such a number from outside, such as the data, or
+ * made it. In the second case its kernel runs again in f32 instead of f16. If the number is finite
+ * then, it was too large for f16. Otherwise the op and its inputs cause it in any dtype.
  */
 #include <math.h>
 #include <stdarg.h>
@@ -18,7 +17,7 @@
 
 /* ==== Tensors ================================================================================= */
 
-/* Index of the first element whose exponent is all ones, as that of inf and NaN is; -1: none. x is
+/* Index of the first element whose exponent bits are all ones, as in inf and NaN; -1 if none. x is
  * on the CPU. */
 #define FIND(bits, mask)                                                                           \
     for (int64_t i = 0; i < x->count; i++)                                                         \
@@ -57,16 +56,16 @@ static const char *word(double value) { return isnan(value) ? "nan" : value > 0 
 
 /* ==== The sentence ============================================================================ */
 
-/* One call that is looked at. */
+/* A call that is checked. */
 typedef struct view {
     lt_loss_scale *scale;
     const lt_call *call;
     bool backward;
     const char *where;
-    bool whole;                /* all tensors of the call are there */
+    bool whole;                /* no tensor of the call is missing */
 } view;
 
-/* "net.4 conv2d: its x is the first that is not finite: ...". of: "" or "the gradient of ". */
+/* Writes "net.4 conv2d: its x is the first that is not finite: ...". of: "", "the gradient of ". */
 LT_PRINTF(4, 5)
 static void describe(const view *v, const char *of, const char *what, const char *why, ...)
 {
@@ -104,7 +103,7 @@ static void describe_input(const view *v, lt_tensor *x, int64_t index, const cha
                  word(value));
 }
 
-/* number: its text, or "it". */
+/* number: the value as text, or "it". */
 static void describe_overflow(const view *v, const char *what, const char *number)
 {
     int k = v->scale->scaler.k;
@@ -120,14 +119,14 @@ static void describe_overflow(const view *v, const char *what, const char *numbe
                                   : IN_F32 ", a smaller learning rate may keep it small");
 }
 
-/* What it has made of numbers that are finite: element `index` of x, which is out[i] or d_in[i]. */
+/* Describes element `index` of x, which is out[i] or d_in[i]. All inputs of the call are finite. */
 static void describe_output(const view *v, const char *what, lt_tensor *x, int i, int64_t index)
 {
     double value = value_at(x, index), wide = value;
     bool seen = v->whole && lt_recompute_f32(v->call, v->backward, i, index, &wide) == LT_OK;
     bool f16 = x->dtype == LT_F16 && (seen ? isfinite(wide) : isinf(value));
     char number[32] = "it";
-    if (seen && fabs(wide) > 65504) /* else it has become so with what it was added to */
+    if (seen && fabs(wide) > 65504) /* else the sum with an earlier d_in overflowed */
         lt__format(number, sizeof number, "%.6g", wide);
     if (f16)
         describe_overflow(v, what, number);
@@ -139,10 +138,9 @@ static void describe_output(const view *v, const char *what, lt_tensor *x, int i
             "the data, and for a division by 0", word(value));
 }
 
-/* ==== The op hook ===============================================================================
- * */
+/* ==== The op hook ============================================================================= */
 
-/* Says of the first of list[0..n) that is not finite, if one is, that it was so before. */
+/* Whether one of list[0..n) is not finite, so that the op is not the cause. Describes it. */
 static bool input_is_first(const view *v, lt_tensor *const *list, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -155,8 +153,8 @@ static bool input_is_first(const view *v, lt_tensor *const *list, int n)
     return false;
 }
 
-/* Likewise of the gradients that came: those that ops have made were finite, but the sum of several
- * need not be, nor what backward began with. */
+/* Likewise for the incoming gradients. Those made by ops were finite, but the sum of several may
+ * not be, nor the gradient that backward started with. */
 static bool d_out_is_first(const view *v, lt_tensor *const *d_out, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -193,8 +191,8 @@ static void check_call(const view *v)
         describe_output(v, v->backward ? input_name(c, i) : "output", made[i], i, index);
 }
 
-/* While gradients are off nothing comes of it for them, as in an evaluation; in backward they
- * always are. */
+/* Ignores ops with gradients off, as in an evaluation: they do not affect training. Gradients are
+ * always off in backward. */
 static void op_hook(void *ud, const lt_call *c, bool backward, const char *where)
 {
     lt_loss_scale *s = ud;

@@ -1,15 +1,14 @@
-/* autocast.c - the cast policy: which dtype each input of an op is brought to before it runs.
+/* autocast.c - the cast policy: the dtype to which each input of an op is converted before it runs.
  *
- * An f32 parameter is read through its half copy, which is made once a step for the whole arena.
- * Anything else goes through the op `cast`, recorded like any other, so that its gradient comes
- * back in its own dtype. A call with an f64 tensor in it is left alone: that is a gradient check,
- * or meant.
+ * An f32 parameter is read through its half copy, which is made once per step for the whole arena.
+ * Other tensors go through the op `cast`, which is recorded, so that their gradients come back in
+ * their own dtype. A call with an f64 tensor is left alone: it is a gradient check, or intended.
  */
 #include "amp/amp.h"
 
 static bool is_half(lt_dtype dtype) { return dtype == LT_F16 || dtype == LT_BF16; }
 
-/* The dtype for the float inputs of a call; LT_DTYPE_COUNT: as they come. */
+/* The dtype for the float inputs of a call; LT_DTYPE_COUNT to leave them as they are. */
 static lt_dtype wanted(lt_cast_policy policy, lt_dtype half, lt_tensor *const *in, int n_in)
 {
     lt_dtype widest = LT_DTYPE_COUNT;
@@ -17,7 +16,7 @@ static lt_dtype wanted(lt_cast_policy policy, lt_dtype half, lt_tensor *const *i
         lt_dtype dtype = in[i] ? lt_tensor_dtype(in[i]) : LT_DTYPE_COUNT;
         if (dtype == LT_F64)
             return LT_DTYPE_COUNT;
-        if (dtype == LT_F32 || is_half(dtype)) /* f32 holds both halves, neither holds the other */
+        if (dtype == LT_F32 || is_half(dtype)) /* f16 and bf16 together become f32 */
             widest = widest == LT_DTYPE_COUNT || widest == dtype ? dtype : LT_F32;
     }
     return policy == LT_CAST_HALF ? half : policy == LT_CAST_F32 ? LT_F32 : widest;
@@ -38,7 +37,7 @@ static lt_tensor *cast_to(lt_tensor *x, lt_dtype dtype)
 static lt_status cast_inputs(void *ud, const lt_def *def, lt_tensor **in, int n_in)
 {
     lt_cast_policy policy = def->op->cast;
-    if (policy == LT_CAST_ANY || def->op->in_place) /* which would write a copy */
+    if (policy == LT_CAST_ANY || def->op->in_place) /* an in-place op would write to the copy */
         return LT_OK;
     lt_dtype dtype = wanted(policy, *(const lt_dtype *)ud, in, n_in);
     for (int i = 0; i < n_in && dtype != LT_DTYPE_COUNT; i++) {

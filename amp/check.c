@@ -1,9 +1,9 @@
-/* check.c - the same pass in half precision and in f32, and what the half has done to each tensor.
+/* check.c - runs a pass in half precision and in f32, and compares each tensor.
  *
- * In the first pass all that ops make is kept: their outputs, and the gradients of their inputs. In
- * the second each tensor is compared, as soon as it is there, with the next one of the first that
- * comes from the same op in the same place and has the same dims; that one is let go then. Casts
- * are in one of the passes only: what they round shows in what is computed from it.
+ * The first pass keeps all results of ops: outputs, and gradients of inputs. The second compares
+ * each result at once with the next one of the first pass that has the same op, place and dims, and
+ * releases that one. Casts occur in only one of the passes and are skipped: their rounding shows in
+ * the results computed from them.
  */
 #include <math.h>
 #include <string.h>
@@ -18,25 +18,25 @@ typedef struct made {      /* a tensor of the first pass */
     char where[WHERE_BYTES];
     bool backward, leaf, compared;
     int index;             /* of the output, or of the input whose gradient it is */
-    lt_tensor *x;          /* until it is compared, on the CPU */
-    lt_precision row;      /* from then on */
+    lt_tensor *x;          /* on the CPU; released once compared */
+    lt_precision row;      /* valid once compared */
 } made;
 
 struct lt_precision_check {
     lt_ctx *ctx;
     made *list;
-    int n, room, next;     /* next: of these, to be compared */
+    int n, room, next;     /* next: index of the next entry to compare */
     int k;
-    bool second;           /* pass */
-    lt_dtype half;         /* that ops of the first pass have taken or made; LT_F32: none has */
-    lt_cast_fn cast;       /* to be put back */
+    bool second;           /* the second pass */
+    lt_dtype half;         /* used by ops of the first pass; LT_F32 if none was */
+    lt_cast_fn cast;       /* restored at the end of a pass */
     void *cast_ud;
     lt_status status;      /* the first failure */
 };
 
 /* ==== Comparing =============================================================================== */
 
-/* The smallest number of a half that has all its bits. */
+/* The smallest normal number of a half. */
 static float smallest_normal(lt_dtype half) { return half == LT_F16 ? 0x1p-14f : 0x1p-126f; }
 
 static lt_precision compare_all(const float *half, const float *wide, int64_t n, float smallest)
@@ -112,7 +112,7 @@ static bool is_same(const made *a, const made *b, const lt_tensor *x)
            lt__same_dims(a->x, x) && strcmp(a->where, b->where) == 0;
 }
 
-/* What stands between two that belong together has no like in the other pass. */
+/* Compares x with its counterpart in the first pass, if any. Entries before that have none. */
 static lt_status find_and_compare(lt_precision_check *c, const made *m, lt_tensor *x)
 {
     for (int i = c->next; i < c->n; i++)
@@ -207,7 +207,7 @@ lt_status lt_precision_check_begin(lt_precision_check *c, int k, bool second)
     return LT_OK;
 }
 
-/* Lets go of what the second pass had not. */
+/* Drops the entries without a counterpart in the second pass. */
 static void drop_the_rest(lt_precision_check *c)
 {
     int n = 0;

@@ -4,15 +4,15 @@
 #include "amp/amp.h"
 
 enum {
-    TOP = 15,             /* exponent of the largest number of f16 */
-    SPARE = 2,            /* bits without which an adaptive scale does not grow; */
-    PLENTY = 10, SOON = 10, /* with so many, after so many steps; */
-    MAX_SPARE = TOP + 25, /* those of gradients below 2^-24, which are all zero */
-    FIRST = 20, LAST = 2000 /* intervals */
+    TOP = 15,             /* exponent of the largest f16 number */
+    SPARE = 2,            /* spare bits that an adaptive scale needs to grow */
+    PLENTY = 10, SOON = 10, /* with PLENTY spare bits it grows after SOON steps */
+    MAX_SPARE = TOP + 25, /* for gradients that are all zero, hence below 2^-24 */
+    FIRST = 20, LAST = 2000 /* the shortest and longest interval */
 };
 static const double MEAN_DECAY = 0.99, VARIANCE_DECAY = 0.999, QUANTILE = 3.09, /* of LogMax */
-                    MAX_WEIGHT = 0.01, /* of one step in the variance, also of the first ones */
-                    MAX_VARIANCE = 1e9; /* of exponents above -10000 */
+                    MAX_WEIGHT = 0.01, /* of one step in the variance, even of the first ones */
+                    MAX_VARIANCE = 1e9; /* limit for valid states; exponents are above -10000 */
 
 static int least(int a, int b) { return a < b ? a : b; }
 
@@ -50,17 +50,17 @@ lt_status lt_scaler_check(const lt_scaler *s)
     return what ? lt_fail(LT_EINVAL, "no scaler has such a '%s'", what) : LT_OK;
 }
 
-/* ==== Anticipation ============================================================================ */
+/* ==== Predicting overflows ==================================================================== */
 
-/* The weight of a new value in an average whose old values fade by decay. With 1 for the first,
- * nothing is biased towards 0, and where all values are equal, the average is exactly that. */
+/* The weight of a new value in a moving average with this decay, with bias correction: the first
+ * value has weight 1, and the average of equal values is exactly their value. */
 static double weight(double *old, double decay)
 {
     *old *= decay;
     return (1 - decay) / (1 - *old);
 }
 
-/* The true gradients of a step were below 2^x. */
+/* Adds to the averages that the unscaled gradients of a step were below 2^x. */
 static void take_note(lt_scaler *s, double x)
 {
     double above = s->old_mean < 1 && x > s->mean ? x - s->mean : 0;
@@ -69,7 +69,7 @@ static void take_note(lt_scaler *s, double x)
     s->mean += weight(&s->old_mean, MEAN_DECAY) * (x - s->mean);
 }
 
-/* The largest k with which the next gradients probably stay below 2^16. */
+/* The largest k that will probably keep the next gradients below 2^16. */
 static int highest(const lt_scaler *s)
 {
     if (s->old_mean == 1)
@@ -81,7 +81,7 @@ static int highest(const lt_scaler *s)
 
 /* ==== Steps =================================================================================== */
 
-/* By how much an overflow lowers k. */
+/* How much an overflow lowers k. */
 static int excess(const lt_scaler *s, int exponent)
 {
     int64_t doubled = s->in_a_row > 6 ? 64 : 1 << (s->in_a_row - 1);
@@ -92,8 +92,8 @@ static int excess(const lt_scaler *s, int exponent)
 static void shrink(lt_scaler *s, int exponent)
 {
     if (s->policy == LT_SCALE_ADAPTIVE) {
-        /* Something was 2^16 or more; LogMax would take 2^16 for the exponent. Those that follow at
-         * once tell of the same gradients, and not that they grow. */
+        /* A gradient reached 2^16 or more; LogMax would take 2^16 as the exponent. Further
+         * overflows in a row show the same gradients again, not that they grow. */
         if (s->in_a_row == 1)
             take_note(s, (exponent > TOP ? exponent + 1 : TOP + 2) - s->k);
         s->interval = s->since >= s->interval ? FIRST : least(2 * s->interval, LAST);
@@ -116,7 +116,7 @@ static void go_on_dynamic(lt_scaler *s)
         grow(s, 1);
 }
 
-/* With little to spare, a growth may be a mistake: each is tried after a longer interval. */
+/* A growth into the last spare bits may be a mistake, so the next one needs a longer interval. */
 static void go_on_adaptive(lt_scaler *s, int exponent)
 {
     int e = exponent == LT_NO_EXPONENT ? TOP - MAX_SPARE : exponent, spare = TOP - e;

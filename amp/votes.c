@@ -1,12 +1,12 @@
-/* votes.c - what several ranks tell each other, so that they decide alike about a step, and about
- * the way of a bucket in f16; see amp.h.
+/* votes.c - the numbers that ranks exchange to make the same decision about a step, and about the
+ * wire scale of each bucket in f16; see amp.h.
  */
 #include <math.h>
 
 #include "amp/scale.h"
 
-/* Exponents are told by one number for each: how many ranks have it as their largest. What is
- * beyond the first or the last is told as this. */
+/* A vote has one number per exponent: how many ranks have it as their largest. Exponents out of
+ * range count as the first or the last one. */
 
 static void pack_exponent(double magnitude, float *numbers)
 {
@@ -15,7 +15,7 @@ static void pack_exponent(double magnitude, float *numbers)
         numbers[exponent - LT_EXPONENT_LOW] = 1;
 }
 
-/* LT_NO_EXPONENT: none was told. */
+/* LT_NO_EXPONENT if no rank has an exponent. */
 static int largest_packed(const float *numbers)
 {
     int i = LT_EXPONENTS - 1;
@@ -26,8 +26,8 @@ static int largest_packed(const float *numbers)
 
 /* ==== The step ================================================================================ */
 
-/* The numbers: how many ranks have something that is not finite; and exponents of what is, with the
- * scale in it. */
+/* The numbers of a vote: how many ranks have a gradient that is not finite; then the exponents of
+ * the largest finite gradients, scaled. */
 enum { NOT_FINITE, EXPONENTS };
 
 void lt_loss_scale_pack(lt_loss_scale *s, const lt_grad_stats *stats, float *numbers)
@@ -57,12 +57,12 @@ void lt_loss_scale_finish(lt_loss_scale *s)
     s->is_reduced = true;
 }
 
-/* ==== The way in f16 ========================================================================== */
+/* ==== Wire scales ============================================================================= */
 
 enum {
-    FIRST = 24,  /* to begin too high costs a bucket one way, once */
-    TOP = 14,    /* the largest exponent of a sum below 2^15 */
-    LOW = 0,     /* 14 bits above the smallest normal number of f16 */
+    FIRST = 24,  /* initial wire scale; if it is too high, the first step sends the bucket twice */
+    TOP = 14,    /* the largest exponent of a sum that stays below 2^15 */
+    LOW = 0,     /* 14 bits above the smallest normal f16 number */
     SPARE = 2    /* bits by which gradients may grow from one step to the next */
 };
 
@@ -89,7 +89,7 @@ static int exponent_for(int true_exponent)
                                            : exponent;
 }
 
-/* What is beyond what can be told is nearer to it when the bucket is sent again. */
+/* An exponent out of the range of a vote comes closer to it each time the bucket is sent again. */
 bool lt_wire_scales_unpack(lt_wire_scales *w, int bucket, const float *numbers)
 {
     int packed = largest_packed(numbers), *exponent = &w->exponent[bucket % LT_WIRE_SCALES];
