@@ -31,7 +31,7 @@ LT_API lt_dtype lt_autocast(const lt_ctx *ctx);
  *           k + 1 after `interval` finite steps in a row.
  * adaptive  The spare bits of a step are the exponent bits left before its largest gradient would
  *           have overflowed. An overflow lowers k by the excess that the finite gradients show, and
- *           at least by 1, 2, 4, 8... for overflows in a row. k grows after `interval` steps in a
+ *           at least by 1, 2, 4... 64 for overflows in a row. k grows after `interval` steps in a
  *           row with 2 spare bits or more: by half of what the step with the fewest had beyond 2,
  *           and at least by 1. With 10 spare bits it grows after 10 steps. The interval is 20 at
  *           first. It doubles, up to 2000, when k grows into the last spare bits, and when an

@@ -16,7 +16,7 @@ static lt_dtype wanted(lt_cast_policy policy, lt_dtype half, lt_tensor *const *i
         lt_dtype dtype = in[i] ? lt_tensor_dtype(in[i]) : LT_DTYPE_COUNT;
         if (dtype == LT_F64)
             return LT_DTYPE_COUNT;
-        if (dtype == LT_F32 || is_half(dtype)) /* f16 and bf16 together become f32 */
+        if (dtype == LT_F32 || is_half(dtype)) /* only f32 holds both halves */
             widest = widest == LT_DTYPE_COUNT || widest == dtype ? dtype : LT_F32;
     }
     return policy == LT_CAST_HALF ? half : policy == LT_CAST_F32 ? LT_F32 : widest;

@@ -188,8 +188,8 @@ static lt_status seed(void *ud, lt_tensor *grad)
     return lt_rescale(grad, scale_of(s), NULL);
 }
 
-/* If the leftover gradient is not finite although all gradients of this step are so far, a skipped
- * step has left it, on a leaf without an optimizer. It is zeroed, as it would cause all further
+/* If the leftover gradient is not finite, but all gradients of this step so far are, a skipped step
+ * has left it, on a leaf without an optimizer. It is zeroed, as it would cause all further
  * steps to be skipped. A leaf that has a row needs no such check: the row covers the leftover. */
 static lt_status join(void *ud, lt_tensor *x, lt_tensor *grad)
 {
@@ -311,8 +311,8 @@ static bool resolve(void *ud, const lt_grad_stats *stats)
 
 static const char *explain(void *ud, lt_tensor *loss) { return lt__anomaly_first(ud, loss); }
 
-/* Called when s is used again. Meanwhile there may have been gradients that it did not scale. A
- * skipped step is over for these; it lasts only if an optimizer has yet to step for it. */
+/* Called when s comes into use again. If its last step was skipped, that is over for gradients
+ * computed meanwhile without it. It still holds for optimizers that have not stepped yet. */
 static void come_back(lt_loss_scale *s)
 {
     bool goes_on = s->has_backward || s->step_status != LT_SKIPPED;

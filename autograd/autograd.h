@@ -1,10 +1,10 @@
-/* autograd.h - the door of autograd: ops and their signatures, running ops, the tape, backward,
- * hooks, parameters, optimizers.
+/* autograd.h - the door of autograd: ops, the tape, backward, hooks, parameters, optimizers.
  *
  * An op is a constant lt_op: a signature text, a shape rule and kernels. A context registers ops by
  * name. lt_apply() runs one: it checks the arguments, applies the shape rule, creates the outputs,
  * runs the kernel and records a node. Only optimizers run their update op without it, directly on
- * the arenas. Backward walks the nodes in reverse order. Second derivatives are not supported.
+ * the arenas. Backward walks the nodes in reverse order. It is not recorded itself, so second
+ * derivatives are not supported.
  */
 #ifndef LUATRAIN_AUTOGRAD_H
 #define LUATRAIN_AUTOGRAD_H
@@ -222,8 +222,7 @@ typedef lt_status (*lt_check_loss_fn)(lt_tensor *loss, lt_step_check *check);
 /* Also in the stream: sets check->factor = min(1, most / norm). `squares` holds the norm squared,
  * an f64 scalar. A norm that is not finite goes into check->norm and sets skip. */
 typedef lt_status (*lt_clip_fn)(lt_tensor *squares, double most, lt_step_check *check);
-/* Sets the kernels that the accelerator of ctx has for the first n ops, in order of registration.
- * Borrowed as long as ops run. */
+/* Sets the accelerator's kernels for ops 0..n-1, by lt_def.id. Borrowed as long as ops run. */
 LT_API void lt_set_kernels(lt_ctx *ctx, const lt_kernels *kernels, int n,
                            lt_check_loss_fn check_loss, lt_clip_fn clip);
 
@@ -242,7 +241,7 @@ LT_API lt_tensor *lt_run(lt_ctx *ctx, const char *op, const char *options, ...)
 LT_API lt_tensor *lt_runv(lt_ctx *ctx, const char *op, const char *options, lt_tensor *const *in,
                           int n_in);
 
-/* Ops are not recorded while lt_grad_off() was called more often than lt_grad_on(). */
+/* lt_grad_off() stops the recording of ops until the matching lt_grad_on(). Calls nest. */
 LT_API void lt_grad_off(lt_ctx *ctx);
 LT_API void lt_grad_on(lt_ctx *ctx);
 LT_API bool lt_grad_enabled(const lt_ctx *ctx);
@@ -291,12 +290,12 @@ LT_API lt_tape *lt_tape_new(lt_ctx *ctx);  /* new */
 LT_API void lt_tape_free(lt_tape *tape);   /* frees its nodes too; NULL is fine */
 /* Records on tape from now on; NULL: on the context's own. Returns the previous one. Borrowed. */
 LT_API lt_tape *lt_tape_use(lt_ctx *ctx, lt_tape *tape);
-LT_API lt_tape *lt_tape_current(lt_ctx *ctx);
+LT_API lt_tape *lt_tape_current(lt_ctx *ctx); /* borrowed */
 /* Starts a pass over rows of the global batch from first_row on, and restarts the count of random
  * calls, so that micro-batches draw the same numbers as the whole batch, and a step draws the same
  * numbers whatever ran before it. An optimizer step resets the row to 0. */
 LT_API void lt_tape_set_first_row(lt_tape *tape, int64_t first_row);
-LT_API int lt_tape_nodes(const lt_tape *tape);
+LT_API int lt_tape_nodes(const lt_tape *tape); /* how many it lists */
 /* Tensor i of those saved for the backward of the op that made x; NULL past the last one, or if x
  * has no history. Borrowed. */
 LT_API lt_tensor *lt_saved(const lt_tensor *x, int i);
@@ -474,7 +473,7 @@ LT_MUST lt_status lt_bn_stats_commit(lt_ctx *ctx);
  * saving. Statistics that a backward has followed stay pending until an optimizer or lt_zero_grad()
  * ends their step, so that reading does not change the training. */
 LT_MUST lt_status lt_bn_stats_synchronize(lt_ctx *ctx);
-LT_API int lt_bn_stats_pending(const lt_ctx *ctx);
+LT_API int lt_bn_stats_pending(const lt_ctx *ctx); /* how many entries are pending */
 /* Entry i of the pending statistics, merged; false past the last. Borrowed until they change. */
 typedef struct lt_bn_stats {
     lt_tensor *running_mean, *running_var, *mean, *var;
@@ -554,7 +553,8 @@ typedef struct lt_optim lt_optim;
 /* An optimizer for n placed parameters, all in group 0. New. LT_EINVAL for a tensor that is not a
  * parameter, or a parameter given twice. */
 LT_API lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *params, int n);
-LT_API void lt_optim_free(lt_optim *optim);
+LT_API void lt_optim_free(lt_optim *optim); /* NULL is fine */
+/* Moves a parameter to a group >= 0. LT_EINVAL if the optimizer does not hold it. */
 LT_MUST lt_status lt_optim_set_group(lt_optim *optim, lt_tensor *param, int group);
 /* One step. options[g] are the options of group g, complete; n_groups covers every group in use.
  * Parameters without a gradient stay as they are. LT_EINVAL if no parameter has one and no backward
@@ -592,7 +592,7 @@ LT_MUST lt_status lt_optim_complete(lt_optim *optim, lt_step_status *step_status
 LT_API lt_tensor *lt_optim_slot(lt_optim *optim, int k, lt_tensor *param);
 /* The name of slot k in the signature; NULL past the last one. Borrowed. */
 LT_API const char *lt_optim_slot_name(const lt_optim *optim, int k);
-LT_API const lt_def *lt_optim_def(const lt_optim *optim);
+LT_API const lt_def *lt_optim_def(const lt_optim *optim); /* its update op. Borrowed */
 
 #ifdef __cplusplus
 }

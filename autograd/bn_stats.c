@@ -70,8 +70,8 @@ lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *runni
     return LT_OK;
 }
 
-/* Moves the running values by all statistics, or only by those that no backward in this period has
- * followed. */
+/* Moves the running values by the pending statistics: by all of them, or only by those that no
+ * backward of this period has followed. */
 static lt_status commit(lt_ctx *ctx, bool all)
 {
     struct lt_autograd *ag = ctx->slots.autograd;

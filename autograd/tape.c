@@ -36,8 +36,8 @@ static void clear_tape(lt_tape *tape)
     }
 }
 
-/* Statistics hold tensors, and tensors hold the context: free them when it is closed, not with its
- * last reference. */
+/* Called by lt_ctx_free(). Frees the graphs and statistics now, not with the last reference to the
+ * context: they hold tensors, which hold the context. */
 static void closed(lt_ctx *ctx)
 {
     struct lt_autograd *ag = ctx->slots.autograd;

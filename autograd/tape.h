@@ -131,7 +131,7 @@ struct lt_autograd {
     uint16_t by_name[512];    /* open addressing: id + 1, or 0 */
     const lt_kernels *kernels; /* of the accelerator, by id; NULL without one */
     int n_kernels;
-    int no_grad_depth;        /* calls of lt_grad_off() less those of lt_grad_on() */
+    int no_grad_depth;        /* nested calls of lt_grad_off(); ops are recorded while it is 0 */
     lt_tape default_tape, *tape; /* the context's own; the current one */
     lt_grad_slots slots;
     lt_scaling scaling;       /* all NULL if none is set */
