@@ -1,9 +1,9 @@
-/* kernel.h - what the op files of this room share: reading options, filling specs, typed and
- * parallel loops.
+/* kernel.h - helpers shared by all op files: reading options, checking inputs, filling specs, and
+ * typed and parallel loops.
  *
- * A kernel computes. It does not allocate, synchronise, read the environment or know Lua. Sizes
- * it may trust: the shape rule has checked them. A shape rule's message need not name the op,
- * its caller does:
+ * A kernel only computes. It does not allocate, synchronise, read the environment or know Lua. It
+ * may trust the sizes, because the shape rule has checked them. The message of a shape rule does
+ * not name the op, because the caller prepends the name:
  *     return lt_fail(LT_EINVAL, "w wants %lld input channels, x has %lld (x %s, w %s)", ...);
  */
 #ifndef LT_OPS_KERNEL_H
@@ -18,67 +18,78 @@
 
 /* ==== Options, by position in the signature =================================================== */
 
+/* k is the position of the option in the op's signature, from 0. The functions that return
+ * lt_status check the value too: LT_EINVAL if it is not as described. */
+
 static inline bool lt__given(const lt_call *c, int k) { return c->opt[k].n > 0; }
 static inline double lt__number(const lt_call *c, int k)
 {
     return c->opt[k].kind == LT_INTS ? (double)c->opt[k].i[0] : c->opt[k].f;
 }
 static inline bool lt__flag(const lt_call *c, int k) { return c->opt[k].i[0] != 0; }
-/* Which of its words the option is, from 0. */
+/* Index, from 0, of the word chosen among those that the signature lists. */
 static inline int lt__word(const lt_call *c, int k) { return (int)c->opt[k].i[0]; }
-/* One integer, at least low. */
+/* *value = the option, one integer >= low. */
 lt_status lt__int(const lt_call *c, int k, int64_t low, int64_t *value);
-/* One integer for both, or two (height, width), each at least low. */
+/* value = (height, width), each >= low. The option has both, or one integer for both. */
 lt_status lt__pair(const lt_call *c, int k, int64_t low, int64_t value[2]);
-/* One axis of ndim, brought into 0..ndim-1. */
+/* *axis = the option, one axis of a tensor with ndim axes, mapped to 0..ndim-1. */
 lt_status lt__axis(const lt_call *c, int k, int ndim, int *axis);
-/* A set of axes as a bit mask; all of them when the option is not given. A repeated axis is
- * LT_EINVAL. */
+/* *mask = the option, a set of axes: bit i for axis i. All axes if the option is not given. A
+ * repeated axis is LT_EINVAL. */
 lt_status lt__axes(const lt_call *c, int k, int ndim, uint32_t *mask);
 
-/* A number within [low, high]: "p wants a number from 0 to 1, it is 2". */
+/* Checks that the option is in [low, high]: "p wants a number from 0 to 1, it is 2". */
 lt_status lt__number_in(const lt_call *c, int k, double low, double high);
 
 /* ==== Shape rules ============================================================================= */
 
+/* Describes output `out`: dtype and dims[0..ndim), in memory of its own. */
 void lt__spec(lt_call *c, int out, lt_dtype dtype, int ndim, const int64_t *dims);
+/* Describes output `out` with the dtype and dims of x. */
 void lt__spec_like(lt_call *c, int out, const lt_tensor *x);
-/* Inputs 0..n-1 that are present have one dtype, and it is a float one:
+
+/* The checks below return LT_EINVAL with a message that names the input. */
+
+/* The inputs 0..n-1 that are present must have the same float dtype:
  * "x is f32, y is i64; cast one of them, e.g. y:cast('f32')". */
 lt_status lt__same_float(const lt_call *c, int n);
-/* The same for any one dtype. */
+/* The inputs 0..n-1 that are present must have the same dtype, whichever. */
 lt_status lt__same_dtype(const lt_call *c, int n);
-/* Input i has an integer dtype. */
+/* Input i must have an integer dtype: i64, i32 or u8. */
 lt_status lt__want_integers(const lt_call *c, int i);
-/* Input i has ndim axes: "x wants 4 axes (n, h, w, c), it has 2 (32x10 f32)". layout is the text
- * in brackets. */
+/* Input i must have ndim axes: "x wants 4 axes (n, h, w, c), it has 2 (32x10 f32)". layout is the
+ * axes' text, "(n, h, w, c)". */
 lt_status lt__want_ndim(const lt_call *c, int i, int ndim, const char *layout);
-/* Input i has exactly these dims. what: "one value per channel". */
+/* Input i must have exactly these dims. `what` describes them in the message: "one value per
+ * channel". */
 lt_status lt__want_dims(const lt_call *c, int i, int ndim, const int64_t *dims, const char *what);
-/* Input i's name in the signature. */
+/* The name of input i in the signature. The last name also covers the inputs after it. */
 static inline const char *lt__in_name(const lt_call *c, int i)
 {
     return c->schema->in[i < c->schema->n_in ? i : c->schema->n_in - 1].name;
 }
-/* y's dims under broadcasting of a and b (from the last axis backwards, 1 stretches), or
- * LT_EINVAL with both. */
+/* dims[0..*ndim) = inputs a and b broadcast together: axes are matched from the last one backwards,
+ * and a missing axis or one of size 1 is stretched. LT_EINVAL, with both shapes in the message, if
+ * they do not match. */
 lt_status lt__broadcast(const lt_call *c, int a, int b, int *ndim, int64_t dims[LT_MAX_DIMS]);
 
-/* "32x10 f32" of input i, in a buffer of the caller: LT_TEXT(x) in an argument list. */
+/* "32x10 f32": describes a tensor, for use in an argument list. The buffer is a temporary of the
+ * calling block. */
 #define LT_TEXT(t) lt_describe((t), (char[96]){0}, 96)
 typedef long long lt_ll; /* for %lld */
 
 /* ==== Loops =================================================================================== */
 
-/* Runs body once with T standing for the C type of a float dtype (f32 or f64: halves come
- * widened). */
+/* Runs the body once with T defined as the C type of a float dtype, float or double. Half-precision
+ * elements have already been converted to f32. */
 #define LT_FLOATS(dtype, T, ...)                                                                   \
     do {                                                                                           \
         if ((dtype) == LT_F64) { typedef double T; __VA_ARGS__ }                                   \
         else { typedef float T; __VA_ARGS__ }                                                      \
     } while (0)
 
-/* The same for f32, f64, i64, i32 and u8. */
+/* As LT_FLOATS, for f32, f64, i64, i32 and u8. */
 #define LT_NUMERICS(dtype, T, ...)                                                                 \
     do {                                                                                           \
         switch (dtype) {                                                                           \
@@ -92,9 +103,9 @@ typedef long long lt_ll; /* for %lld */
 
 #ifdef _OPENMP
 #define LT_PRAGMA(text) _Pragma(#text)
-/* Before a for over independent iterations: in parallel when work (a count of simple operations)
- * repays waking the team. Which thread runs which iteration is fixed, so sums kept per iteration
- * give the same bits every time. */
+/* Goes before a for loop over independent iterations. Runs it in parallel if `work`, a count of
+ * simple operations, repays starting the threads. The schedule is static: every run gives the same
+ * iterations to the same threads, and sums kept per iteration are bit-identical. */
 #define LT_PARALLEL_FOR(c, work)                                                                   \
     LT_PRAGMA(omp parallel for schedule(static) num_threads((c)->threads)                          \
               if ((work) > 32768 && (c)->threads > 1))
@@ -102,15 +113,15 @@ typedef long long lt_ll; /* for %lld */
 #define LT_PARALLEL_FOR(c, work)
 #endif
 
-/* Before a for whose iterations are independent though pointers in it may be equal: gcc vectorises
- * it without a look at them. */
+/* Goes before a for loop whose iterations are independent even if some of its pointers are equal:
+ * gcc then vectorises it without checking for aliasing. */
 #ifdef __clang__
 #define LT_IVDEP
 #else
 #define LT_IVDEP _Pragma("GCC ivdep")
 #endif
 
-/* dst (+)= value: the two ways to give a gradient. */
+/* dst (+)= value: adds the gradient to dst, or overwrites dst. */
 #define LT_PUT(add, dst, value)                                                                    \
     do {                                                                                           \
         if (add)                                                                                   \
@@ -119,7 +130,7 @@ typedef long long lt_ll; /* for %lld */
             (dst) = (value);                                                                       \
     } while (0)
 
-/* Element i of an i64, i32 or u8 tensor. */
+/* Element i of an i64, i32 or u8 tensor on the CPU. */
 static inline int64_t lt__integer(const lt_tensor *x, int64_t i)
 {
     return x->dtype == LT_I64   ? ((const int64_t *)x->data)[i]
@@ -127,29 +138,30 @@ static inline int64_t lt__integer(const lt_tensor *x, int64_t i)
                                 : ((const uint8_t *)x->data)[i];
 }
 
+/* Whether backward must add to d_in[i] instead of overwriting it. */
 static inline bool lt__adds(const lt_call *c, int i) { return c->add >> i & 1; }
 
 /* ==== Room-private state ====================================================================== */
 
-/* This context's oneDNN engine, plans and so on; made on first use by dnnl.c, freed with the
- * context. */
+/* What ops keeps in a context. Freed with the context. */
 struct lt_ops {
-    struct lt_dnnl *dnnl;
-    struct lt_accelerator *accelerator; /* of the plugin, or NULL */
+    struct lt_dnnl *dnnl;               /* oneDNN engine and plans; created by dnnl.c on first use */
+    struct lt_accelerator *accelerator; /* filled by the plugin; NULL if none is open */
 };
 void lt__dnnl_free(struct lt_dnnl *dnnl);
-/* What lt_backend() says of the CPU. */
+/* The CPU part of lt_backend(): writes the backend's name to buffer and returns buffer. */
 char *lt__cpu_backend(char *buffer, size_t bytes);
 
-/* Whether a device text is that of an accelerator, or "auto". */
+/* Whether device, which may be NULL, names an accelerator or is "auto". */
 bool lt__is_accelerator(const char *device);
-/* Opens it for ctx, whose ops are registered, so that new tensors go there. LT_EENV; under "auto"
- * only a note for the log. */
+/* Opens the accelerator and makes it the device of new tensors in ctx. The ops of ctx must be
+ * registered already. LT_EENV if it cannot be used, or with "auto" LT_OK and a note for the log;
+ * LT_ENOMEM. */
 lt_status lt__accelerator_open(lt_ctx *ctx, const char *device);
 void lt__accelerator_free(lt_ctx *ctx, struct lt_accelerator *accelerator); /* NULL is fine */
-/* Borrowed; NULL: there is none. */
+/* The accelerator of ctx, or NULL. Borrowed. */
 const struct lt_accelerator *lt__accelerator(const lt_ctx *ctx);
-/* What all of both is. */
+/* The statistics of both sets of elements together. */
 lt_grad_stats lt__grad_stats_join(lt_grad_stats a, lt_grad_stats b);
 
 #define X(name) extern const lt_op lt__op_##name;

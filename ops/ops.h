@@ -1,6 +1,6 @@
-/* ops.h - the door of ops: a context with every op in it. The ops themselves are reached by
- * name: lt_run(), lt_op_find() and lt_apply() of autograd.h. list.h has their names, each .c its
- * signature and formula. */
+/* ops.h - the public header of ops: opens a context with all ops registered. Ops are called by
+ * name, with lt_run(), lt_op_find() and lt_apply() of autograd.h. list.h lists their names; each
+ * ops/NAME.c defines the signatures and formulas. */
 #ifndef LUATRAIN_OPS_H
 #define LUATRAIN_OPS_H
 
@@ -10,45 +10,53 @@
 extern "C" {
 #endif
 
-/* lt_ctx_new(config) with all ops registered: what a program starts with. config->device may be an
- * accelerator, whose plugin libluatrain-cuda.so is in the folder that the variable LUATRAIN_PLUGINS
- * names, or where it was built or installed; new tensors then go there, and ops compute where their
- * inputs are. What loaders and files hold before they hand it out stays on the CPU. New. NULL
- * with what lt_ctx_new() fails with; LT_EENV when the accelerator cannot be used, with the reason,
- * which "auto" only gives the log, as a debug note. */
+/* Opens a context as lt_ctx_new(config) does, with all ops registered. Programs start here.
+ * config->device may also name an accelerator: new tensors are then allocated on it. Each op
+ * computes on the device of its inputs. Loaders and files keep their internal buffers on the CPU.
+ * The accelerator's plugin, libluatrain-cuda.so, is searched for in $LUATRAIN_PLUGINS, or else
+ * where it was built or installed.
+ * New. NULL with the errors of lt_ctx_new(), or LT_EENV if the accelerator cannot be used. With
+ * "auto" that is no error: the context uses the CPU, and the reason is only logged, at debug level
+ * if the machine has no accelerator, else as a warning. */
 LT_API lt_ctx *lt_open(const lt_config *config);
 
-/* What computes in ctx, into buffer (96 bytes do): "oneDNN 3.2.0 (AVX512_CORE_BF16)", "reference
- * kernels", or the accelerator's name and versions; returns buffer. ctx NULL: of the CPU. */
+/* Writes the name of the compute backend of ctx to buffer (96 bytes suffice) and returns buffer:
+ * "oneDNN 3.2.0 (AVX512_CORE_BF16)", "reference kernels", or the accelerator's name and versions.
+ * If ctx is NULL, names the CPU backend. */
 LT_API char *lt_backend(const lt_ctx *ctx, char *buffer, size_t bytes);
 
-/* x *= by, for a float x, in one pass in which it looks at the elements, as they were, and adds to
- * *stats, which may be NULL. Not recorded. by is a power of two: then f32 and f64 are not rounded,
- * but where they leave their range. On an accelerator what is found is waited for. */
+/* x *= by, and merges the statistics of the old elements of x into *stats, in a single pass.
+ * x must have a float dtype and `by` must be a power of two, else LT_EINVAL. A power of two scales
+ * f32 and f64 exactly unless they overflow or underflow. stats may be NULL; otherwise the call
+ * blocks until an accelerator has finished. Not recorded for backward. */
 LT_MUST lt_status lt_rescale(lt_tensor *x, double by, lt_grad_stats *stats);
 
-/* What is in x, which is on the CPU, in this thread alone. */
+/* The statistics of a float tensor x, which must be on the CPU. Single-threaded. */
 LT_API lt_grad_stats lt_grad_stats_of(const lt_tensor *x);
 
-/* A table has rows of what was found, numbered from 0, which lie where the tensors are that it was
- * found in: on an accelerator nobody waits for them before they are read. */
+/* A table of gradient statistics. Rows are numbered from 0 and created when first written, which
+ * may fail with LT_ENOMEM. A row is stored on the device of the tensor that was measured, so that
+ * writing it does not wait for an accelerator; only reading does. */
 typedef struct lt_grad_table lt_grad_table;
-LT_API lt_grad_table *lt_grad_table_new(lt_ctx *ctx); /* new */
+LT_API lt_grad_table *lt_grad_table_new(lt_ctx *ctx); /* new; NULL with LT_ENOMEM */
 LT_API void lt_grad_table_free(lt_grad_table *table); /* NULL is fine */
-/* lt_rescale(); the row has what was found in this call. */
+/* As lt_rescale(); sets the row to the statistics of the old elements of x. */
 LT_MUST lt_status lt_grad_table_rescale(lt_grad_table *table, int row, lt_tensor *x, double by);
-/* The row has what is in x, multiplied by `by`, a power of two; x stays as it is. */
+/* Sets the row to the statistics that by * x would have; `by` is a power of two. Leaves x
+ * unchanged. */
 LT_MUST lt_status lt_grad_table_measure(lt_grad_table *table, int row, lt_tensor *x, double by);
-/* Nothing was found. */
+/* Sets the row to the statistics of an empty tensor. */
 LT_MUST lt_status lt_grad_table_clear(lt_grad_table *table, int row);
-/* *stats = all that is in n rows from the first. Waits for those on an accelerator. */
+/* *stats = rows first..first+n-1 combined. Blocks until rows on an accelerator are complete. */
 LT_MUST lt_status lt_grad_table_read(lt_grad_table *table, int first, int n, lt_grad_stats *stats);
-/* Whether all of these rows, and there are some, are on an accelerator. Then */
+/* Whether n > 0 and all of rows first..first+n-1 are stored on an accelerator. */
 LT_API bool lt_grad_table_is_on_device(const lt_grad_table *table, int first, int n);
-/* they can be checked there: all that is in them goes into lt_step_check_of(). */
+/* Combines rows first..first+n-1 into lt_step_check_of() on the accelerator, without waiting; a
+ * non-finite gradient makes the step be skipped. All of these rows must be on the accelerator. */
 LT_MUST lt_status lt_grad_table_check(lt_grad_table *table, int first, int n);
-/* x = 0, if something in the row `left`, which is about x, is not finite, and nothing in n rows
- * from the first. */
+/* Sets x, a leftover gradient, to zero if it is not finite although this step's gradients are. Row
+ * `left` holds the statistics of x, rows first..first+n-1 hold those of this step. Blocks if some
+ * of these rows are on an accelerator and some are not. */
 LT_MUST lt_status lt_grad_table_zero_leftover(lt_grad_table *table, lt_tensor *x, int left,
                                               int first, int n);
 
