@@ -1,6 +1,6 @@
-/* batch_norm.h - what the files of batch norm share: batch_norm.c has the op and its plain kernels,
- * batch_norm_simd.c the fast ones, batch_norm_pass.c the loops of these over memory, batch_norm.cu
- * those for CUDA. */
+/* batch_norm.h - shared by the files of batch norm: batch_norm.c has the ops and their reference
+ * kernels, cpu/batch_norm_simd.c the fast CPU kernels, cpu/batch_norm_pass.c the loops over memory
+ * of the fast kernels, batch_norm.cu and batch_norm_stats.cu the CUDA kernels. */
 #ifndef LT_OPS_BATCH_NORM_H
 #define LT_OPS_BATCH_NORM_H
 
@@ -10,25 +10,26 @@ enum { X, SCALE, SHIFT, MEAN, VAR, RESIDUAL }; /* inputs */
 enum { TRAIN, MOMENTUM, EPS, ACT, SYNC };      /* options */
 enum { Y, BATCH_MEAN, BATCH_VAR };             /* outputs */
 
-/* act brings a value into low..high, and stops the gradient at both and beyond. No number is below
- * or above a NaN: that is no bound. */
+/* The activation clamps y to low..high. The gradient is 0 where y is at a bound. A bound that is
+ * NaN has no effect, because every comparison with NaN is false. */
 typedef struct lt_bounds {
     float low, high;
 } lt_bounds;
 
+/* The bounds of option act: none, relu or relu6. */
 static inline lt_bounds lt__bounds(const lt_call *c)
 {
     static const lt_bounds of[] = {{NAN, NAN}, {0, NAN}, {0, 6}};
     return of[lt__word(c, ACT)];
 }
 
-/* Input i of the call, or its gradient, that may be absent. */
+/* Entry i of `of`, which is c->in or c->d_in, or NULL if the call does not have input i. */
 static inline lt_tensor *lt__optional(const lt_call *c, lt_tensor **of, int i)
 {
     return i < c->n_in ? of[i] : NULL;
 }
 
-/* All axes of x but the last are rows. */
+/* The number of rows of x: the product of all dims but the last, which is the channels. */
 static inline int64_t lt__rows_of(const lt_tensor *x)
 {
     int64_t rows = 1;
@@ -37,31 +38,34 @@ static inline int64_t lt__rows_of(const lt_tensor *x)
     return rows;
 }
 
-/* ==== The rows of all ranks =================================================================== */
+/* ==== Statistics over all ranks =============================================================== */
 
-/* With sync=true the ranks add up, between the two runs of a kernel: their count of rows, and for
- * each channel two sums. */
+/* With sync=true a kernel runs twice. The first run only fills c->sums: the number of rows, then
+ * two sums for each channel. The ranks add these up. The second run continues with the totals. */
 
-/* This is the first of two runs, which ends with the sums. */
+/* Whether this is the first of two runs, which ends once c->sums is filled. */
 static inline bool lt__is_first_run(const lt_call *c) { return c->sums && !c->summed; }
+/* The two sums of a channel. */
 static inline double *lt__sums_of(const lt_call *c, int64_t channel)
 {
     return c->sums + 1 + 2 * channel;
 }
 
+/* The number of rows of all ranks in the second run, else of this rank. */
 static inline double lt__all_rows(const lt_call *c)
 {
     return c->summed ? c->sums[0] : (double)lt__rows_of(c->in[X]);
 }
 
-/* The mean and the sum of squared deviations from it, over some rows. They travel as sums about a
- * center that all ranks have alike, the running mean: one that is k deviations off costs about k^2
- * of the 1e16 that a double can tell apart. */
+/* The mean of some rows, and the sum of squared deviations from it. Ranks exchange them as sums of
+ * deviations from a center that is the same on all ranks, the running mean. If the center is k
+ * standard deviations from the mean, the relative error grows from about 1e-16 to k^2 times
+ * that. */
 typedef struct lt_moments {
     double mean, squares;
 } lt_moments;
 
-/* The moments of this rank's rows, in the first run, or of all, in the second. */
+/* First run: writes the moments m of this rank's rows to the sums of the channel. */
 static inline void lt__give_moments(const lt_call *c, int64_t channel, double center, lt_moments m)
 {
     double *sums = lt__sums_of(c, channel), d = m.mean - center;
@@ -69,6 +73,7 @@ static inline void lt__give_moments(const lt_call *c, int64_t channel, double ce
     sums[1] = m.squares + c->sums[0] * d * d;
 }
 
+/* Second run: the moments of the rows of all ranks. */
 static inline lt_moments lt__take_moments(const lt_call *c, int64_t channel, double center)
 {
     const double *sums = lt__sums_of(c, channel);
@@ -77,36 +82,38 @@ static inline lt_moments lt__take_moments(const lt_call *c, int64_t channel, dou
     return m;
 }
 
-/* LT_EINVAL when they are one. */
+/* LT_EINVAL in training if lt__all_rows() is 1, because one row has no variance. */
 lt_status lt__check_rows(const lt_call *c);
 
 /* ==== Arithmetic ============================================================================== */
 
-/* For floats, and for vectors of them. */
+/* y before the residual and act, and dx. d: x - mean. For scalars and for vectors of floats. */
 #define LT_NORMALISED(x, mean, factor, shift) (((x) - (mean)) * (factor) + (shift))
 #define LT_NORMALISED_BACK(g, d, factor, slope, offset)                                            \
     ((factor) * (g) + ((slope) * (d) + (offset)))
 
+/* v clamped by act. */
 LT_BOTH LT_INLINE float lt__bounded(lt_bounds act, float v)
 {
     v = v < act.low ? act.low : v;
     return v > act.high ? act.high : v;
 }
 
-/* dy where act lets y pass, else 0. */
+/* The gradient through act: dy if y is within the bounds, else 0. */
 LT_BOTH LT_INLINE float lt__passed(lt_bounds act, float y, float dy)
 {
     dy = y <= act.low ? 0 : dy;
     return y >= act.high ? 0 : dy;
 }
 
+/* The factor of x - mean in y. */
 LT_BOTH LT_INLINE double lt__norm_factor(float scale, float var, double eps)
 {
     return scale / sqrt(var + eps);
 }
 
-/* The coefficients of x - mean and of 1 in dx, of the sums of g and of g (x - mean). share: 1 /
- * rows, or 0 in evaluation. */
+/* The coefficient of x - mean in dx, and the constant term of dx. sum: of g over the rows; product:
+ * the sum of g (x - mean). share: 1 / rows in training, 0 in evaluation. */
 LT_BOTH LT_INLINE float lt__norm_slope(float factor, float var, double eps, double product,
                                        double share)
 {
@@ -119,8 +126,8 @@ LT_BOTH LT_INLINE float lt__norm_offset(float factor, double sum, double share)
     return (float)(-factor * sum * share);
 }
 
-/* What comes of moments and those of further rows, which are `share` of both, and weight = rows
- * before * share (Chan, Golub and LeVeque, 1983). */
+/* The combined moments of two sets of rows (Chan, Golub and LeVeque, 1983). share: the fraction of
+ * all rows that are in `more`; weight: the number of rows in m, times share. */
 LT_BOTH LT_INLINE lt_moments lt__merged(lt_moments m, lt_moments more, double share, double weight)
 {
     double d = more.mean - m.mean;
@@ -129,7 +136,7 @@ LT_BOTH LT_INLINE lt_moments lt__merged(lt_moments m, lt_moments more, double sh
     return m;
 }
 
-/* The same of a mean and a biased variance; `part` as share. */
+/* The same for means and biased variances. part: the fraction of all values in the second set. */
 LT_BOTH LT_INLINE double lt__merged_var(double mean, double var, double mean2, double var2,
                                         double part)
 {
@@ -142,52 +149,55 @@ LT_BOTH LT_INLINE double lt__merged_mean(double mean, double mean2, double part)
     return mean + (mean2 - mean) * part;
 }
 
+/* The running statistic after one step. now: the statistic of the batch. */
 LT_BOTH LT_INLINE double lt__moved(double running, double now, double momentum)
 {
     return (1 - momentum) * running + momentum * now;
 }
 
-/* By what a biased variance is multiplied. */
+/* The factor that makes a biased variance of `count` values unbiased. 1 for a count of 1. */
 static inline double lt__unbias(double count) { return count > 1 ? count / (count - 1) : 1; }
 
 /* ==== Passes ================================================================================== */
 
-/* What a unit of an array is: a float, a half, or two halves. */
+/* The form of an array's units: a unit is one f32, one bf16 or a pair of bf16. */
 enum { FLOATS, HALVES, PAIRS };
 
-/* Of few channels as many rows are laid end to end as make so many lanes. */
+/* Rows with fewer channels than this are laid end to end, to form wide rows of at least this many
+ * lanes. */
 enum { LANES = 128 };
 
-/* Rows of coefficients, and of sums. */
+/* Indices of the rows in lt_pass.coefs, and in lt_pass.lanes. */
 enum { AT_MEAN, AT_FACTOR, AT_SHIFT, AT_SLOPE, AT_OFFSET, COEFFICIENTS };
 enum { AT_CENTER, AT_SUM, AT_PRODUCT, SUMS };
 
-/* Where a gradient comes through act: everywhere, or where y lies between the bounds, which is read
- * or made from x again. Moments: in place of a gradient stands x - center itself. */
+/* How g is obtained. MOMENTS: g is x - center, to sum moments. OPEN: g is dy. BY_Y: g is dy where y
+ * is within the bounds of act, else 0. BY_X: the same, with y computed again from x. */
 enum { MOMENTS, OPEN, BY_Y, BY_X };
 
-/* A pass over some wide rows. Arrays that it does not need are NULL. */
+/* A pass over some wide rows. Arrays that the pass does not need are NULL. Borrows all arrays. */
 typedef struct lt_pass {
-    int64_t n, units, room;       /* units in all, and in a row */
+    int64_t n, units, room;       /* units in all; units of a row; floats from row to row
+                                        * of coefs and of lanes */
     const float *coefs, *center;
-    float *lanes;
+    float *lanes;                      /* the sums: one for each lane of a row */
     const void *x, *dy, *y, *residual;
     void *out;
-    int form, gate;
-    bool add, nontemporal;             /* to what is in out; out is written past the caches */
+    int form, gate;                    /* of the enums above */
+    bool add, nontemporal;             /* add to out; write out with nontemporal stores */
     lt_bounds act;
 } lt_pass;
 
 /* out = act((x - mean) factor + shift + residual) */
 void lt__forward_pass(const lt_pass *p);
-/* out (+)= the dy that passed, by y */
+/* out (+)= g, the gradient of the residual. Reads y and dy, whatever the gate. */
 void lt__residual_pass(const lt_pass *p);
-/* lanes += the sums of g, that dy, and of g (x - center) */
+/* lanes += the sums of g and of g (x - center) */
 void lt__sum_pass(const lt_pass *p);
 /* out (+)= factor g + slope (x - mean) + offset */
 void lt__backward_pass(const lt_pass *p);
 
-/* ==== The fast kernels ======================================================================== */
+/* ==== The fast CPU kernels ==================================================================== */
 
 lt_status lt__batch_norm_fwd(lt_call *c);
 lt_status lt__batch_norm_bwd(lt_call *c);

@@ -1,5 +1,5 @@
-/* binary.c - arithmetic of two tensors, which broadcast as in numpy: axes are matched from the last
- * one backwards, and one that is missing, or 1, is repeated. */
+/* binary.c - elementwise arithmetic on two tensors, which broadcast as in NumPy: axes are matched
+ * from the last one backwards, and an axis that is missing or has size 1 is repeated. */
 #include <tgmath.h>
 
 #include "ops/binary.h"
@@ -22,8 +22,8 @@ static lt_status forward(lt_call *c, lt_block_fn fn, int cost)
     return LT_OK;
 }
 
-/* fn[i] gives the gradient of input i; its inputs are dz and, if the op saves them, x and y. That
- * of x comes last: it may lie where dz is. */
+/* fn[i] computes the gradient of input i from dz and, if the op saves them, from x and y. dx is
+ * computed last, because it may be in the memory of dz. */
 static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
 {
     lt_array dz = lt__array(c->d_out[0]);
@@ -54,14 +54,14 @@ static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
         );                                                                                         \
     }
 
-/* saved: whether x and y are there. */
+/* saved: whether the op saves x and y; if not, they are not used. */
 #define BACKWARD_BLOCK(name, saved, d_of)                                                          \
     LT_SIMD static void name(const lt_block *b)                                                    \
     {                                                                                              \
         LT_AND_BF16(LT_FLOATS, b->dtype, T, E,                                                     \
             const E *dzs = b->in[0];                                                               \
             const E *xs = b->in[(saved) ? 1 : 0], *ys = b->in[(saved) ? 2 : 0];                    \
-            E *out = b->z; /* may be dzs */                                                        \
+            E *out = b->z; /* may be equal to dzs */                                               \
             const bool add = b->add;                                                               \
             const int64_t n = b->n;                                                                \
             LT_IVDEP                                                                               \

@@ -1,17 +1,19 @@
-/* binary.h - the formulas of arithmetic of two tensors, for the CPU (binary.c) and for CUDA
- * (binary.cu). They are type generic, like those of unary.h. */
+/* binary.h - the formulas of elementwise arithmetic on two tensors, for the CPU (binary.c) and CUDA
+ * (binary.cu). The formulas are type generic, as in unary.h. */
 #ifndef LT_OPS_BINARY_H
 #define LT_OPS_BINARY_H
 
 #include "ops/kernel.h"
 
-/* An op: its name; the types that forward is for, of which WRAPPING are unsigned; its cost and its
- * policy under autocast; what backward needs, BOTH inputs or NONE; the inputs whose gradient is dz
- * itself, as bits; what it is; z, a formula of x and y; dx and dy, formulas of dz and, if there, x
- * and y.
+/* The columns of a row are:
+ *   name, types of the forward kernel (NUMERICS; WRAPPING: the same with unsigned integers, so that
+ *   overflow wraps), cost, autocast policy, inputs saved for backward (BOTH or NONE),
+ *   inputs whose gradient is dz itself (bit i for input i), the documentation text,
+ *   z as a formula of x and y,
+ *   dx and dy as formulas of dz and, if saved, of x and y.
  *
- * The limits of pow are PyTorch's: d/dx is 0 for y = 0, d/dy is 0 for x = 0 and y >= 0. For
- * negative x, d/dy is no real number: nan. */
+ * The limits of pow are as in PyTorch: dx is 0 for y = 0, and dy is 0 for x = 0 and y >= 0. For
+ * negative x, dy is NaN because it is no real number. */
 #define LT_BINARY_LIST(X)                                                                          \
     X(add, WRAPPING, LT_CHEAP, LT_CAST_WIDEST, NONE, 3, "x + y.",                                  \
       x + y, dz, dz)                                                                               \
@@ -28,13 +30,15 @@
       y == 0 ? 0 : dz * (y * pow(x, y - 1)),                                                       \
       x == 0 && y >= 0 ? 0 : dz * (pow(x, y) * log(x)))
 
-/* Truncates toward zero. What has no answer gets one: x / 0 is 0, the least integer / -1 itself. */
+/* x / y, truncated toward zero. Defined for all inputs: x / 0 is 0, and the smallest integer
+ * divided by -1 is itself. */
 LT_BOTH static inline int64_t lt__integer_quotient(int64_t x, int64_t y)
 {
     return y == 0 ? 0 : y == -1 ? (int64_t)-(uint64_t)x : x / y;
 }
 
-/* By squaring, modulo 2^64. A negative power is 1 / x^-y, truncated. */
+/* x^y modulo 2^64, by repeated squaring. A negative power is 1 / x^-y, truncated toward zero; 0 to
+ * a negative power is 0. */
 LT_BOTH static inline int64_t lt__integer_power(int64_t x, int64_t y)
 {
     if (y < 0)

@@ -1,5 +1,5 @@
-/* compare.c - comparisons, which give u8 with 1 for true, and `where`, which picks by such a
- * tensor. All broadcast. */
+/* compare.c - comparisons, which return a u8 tensor with 1 for true, and `where`, which selects by
+ * such a tensor. All of them broadcast. */
 #include "ops/cpu/loops.h"
 
 /* ==== Comparisons ============================================================================= */
@@ -48,7 +48,8 @@ COMPARISON(ge, >=, "1 where x >= y, else 0.")
 
 enum { COND, X, Y }; /* inputs */
 
-/* The dims of all three together, at the end of dims. Three shapes broadcast if each two do. */
+/* Broadcasts all three inputs together. The result is the last *ndim entries of dims. Three shapes
+ * broadcast if each pair of them does. */
 static lt_status broadcast_three(const lt_call *c, int *ndim, int64_t dims[LT_MAX_DIMS])
 {
     static const int pairs[3][2] = {{X, Y}, {COND, X}, {COND, Y}};
@@ -103,7 +104,7 @@ static lt_status where_fwd(lt_call *c)
     return LT_OK;
 }
 
-/* dz where cond is as wanted, else 0. */
+/* d (+)= dz where cond, as a boolean, equals `wanted`, else 0. */
 #define MASKED(name, wanted)                                                                       \
     LT_SIMD static void name(const lt_block *b)                                                    \
     {                                                                                              \

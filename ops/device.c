@@ -1,5 +1,5 @@
-/* device.c - where a context computes: opens the plugin of an accelerator, hangs its memory and its
- * kernels into the context, and says what computes.
+/* device.c - the accelerator of a context: opens its plugin, adds its device and kernels to the
+ * context, and names the backend.
  */
 #include <stdio.h>
 
@@ -12,7 +12,8 @@ bool lt__is_accelerator(const char *device)
     return device && (strcmp(device, "auto") == 0 || lt__cuda_index(device) >= 0);
 }
 
-/* Fills *a; LT_EENV with what is missing. *none: this machine has no accelerator. */
+/* Fills *a. LT_EENV, with the reason, if that fails; then *none tells whether the machine or this
+ * build has no accelerator at all. */
 static lt_status open_plugin(const lt_ctx *ctx, const char *device, lt_accelerator *a, bool *none)
 {
     lt_accelerator_config config = {.index = LT_ANY_DEVICE, .local_rank = ctx->config.local_rank,
@@ -57,7 +58,7 @@ lt_status lt__accelerator_open(lt_ctx *ctx, const char *device)
 
 void lt__accelerator_free(lt_ctx *ctx, struct lt_accelerator *a)
 {
-    lt__free(ctx, a, sizeof *a); /* its device is closed with the context, behind the last tensor */
+    lt__free(ctx, a, sizeof *a); /* the context closes the device, after the last tensor */
 }
 
 char *lt_backend(const lt_ctx *ctx, char *buffer, size_t bytes)

@@ -1,14 +1,15 @@
-/* dropout.c - dropout (Srivastava et al., 2014) whose mask is a function of the element's place.
+/* dropout.c - dropout (Srivastava et al., 2014) with a mask that is a function of the element's
+ * index in the global batch.
  *
- * Element i of the global batch is kept when word i % 4 of lt_random(seed, LT_RNG_DROPOUT, stream,
- * i / 4) is at least p 2^32. i counts from the first row of the global batch, so the shards of a
- * batch draw what the whole would, on any number of ranks. Backward draws the mask again: that is
- * simpler than keeping it, and takes no memory.
+ * Element i is kept if word i % 4 of lt_random(seed, LT_RNG_DROPOUT, stream, i / 4) is at least p
+ * 2^32. Because i counts from the first row of the global batch, the mask does not depend on how
+ * the batch is divided into shards or on the number of ranks. Backward draws the mask again, which
+ * is simpler than saving it and takes no memory.
  */
 #include "ops/dropout.h"
 #include "ops/cpu/loops.h"
 
-/* Random numbers go by an element's place in the global batch. */
+/* LT_EINVAL if the index of an element in the global batch would overflow. */
 static lt_status check_place(const lt_call *c)
 {
     const lt_tensor *x = c->in[0];
@@ -34,7 +35,8 @@ static lt_status shape(lt_call *c)
     return LT_OK;
 }
 
-/* The words of n <= LT_BLOCK elements from element `first` of the global batch: within word[]. */
+/* Draws the random words of n <= LT_BLOCK elements, from element `first` of the global batch on.
+ * Returns the first of them, which is inside word[LT_BLOCK + 8]. */
 static const uint32_t *draw(const lt_call *c, int64_t first, int64_t n, uint32_t *word)
 {
     for (int64_t k = 0; k < first % 4 + n; k += 4)
@@ -48,7 +50,7 @@ LT_SIMD static void mask(const lt_block *b, double p, const uint32_t *restrict w
     uint32_t lowest = lt__lowest_kept(p);
     LT_FLOATS(b->dtype, T,
         const T *in = b->in[0];
-        T *out = b->z; /* may be in */
+        T *out = b->z; /* may be equal to in */
         const bool add = b->add;
         T scale = (T)lt__kept_scale(p);
         LT_IVDEP
@@ -61,13 +63,13 @@ LT_SIMD static void mask(const lt_block *b, double p, const uint32_t *restrict w
 
 static void drop_block(const lt_block *b)
 {
-    const lt_tensor *x = b->c->out[0] ? b->c->out[0] : b->c->d_out[0]; /* or of its dims */
+    const lt_tensor *x = b->c->out[0] ? b->c->out[0] : b->c->d_out[0]; /* same dims */
     int64_t first = lt__elements_before(b->c, x) + b->first;
     uint32_t word[LT_BLOCK + 8];
     mask(b, lt__number(b->c, P), draw(b->c, first, b->n, word));
 }
 
-/* y (+)= mask x / (1 - p), or the same of gradients. */
+/* y (+)= mask x / (1 - p). Backward calls it with dx for y, and dy for x. */
 static lt_status drop(lt_call *c, lt_tensor *y, const lt_tensor *x, bool add)
 {
     lt_dtype dtype = (lt_dtype)x->dtype;

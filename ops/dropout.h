@@ -1,4 +1,4 @@
-/* dropout.h - what dropout keeps, for the CPU (dropout.c) and for CUDA (dropout.cu). */
+/* dropout.h - which elements dropout keeps, for the CPU (dropout.c) and CUDA (dropout.cu). */
 #ifndef LT_OPS_DROPOUT_H
 #define LT_OPS_DROPOUT_H
 
@@ -6,18 +6,20 @@
 
 enum { P, TRAIN };            /* options */
 
-/* A random word is kept from this one on. */
+/* An element is kept if its random word is at least this. p: the probability of dropping it. */
 static inline uint32_t lt__lowest_kept(double p)
 {
     return p < 1 ? (uint32_t)ldexp(p, 32) : UINT32_MAX;
 }
 
+/* The factor of the elements that are kept. */
 static inline double lt__kept_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
 
+/* y of an element whose x is already scaled: 0 if it is dropped. */
 #define LT_DROPPED(scaled, word, lowest) ((word) >= (lowest) ? (scaled) : 0)
 
-/* Elements of the global batch before the first of x. The shape rule has seen that there are not
- * too many. */
+/* Index of the first element of x in the global batch. The shape rule has checked that it does not
+ * overflow. */
 static inline int64_t lt__elements_before(const lt_call *c, const lt_tensor *x)
 {
     int64_t rows = x->ndim > 0 ? x->dims[0] : 1;

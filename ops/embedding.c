@@ -1,7 +1,7 @@
-/* embedding.c - rows of a table, looked up by integer ids.
+/* embedding.c - looks up rows of a table by integer ids.
  *
  * Forward copies bytes, whatever the dtype. Backward adds rows to the gradient of the table in the
- * order of ids, in one thread: an id that comes twice gets the same bits every time.
+ * order of ids, in one thread, so that the sum for a repeated id is bit-identical every time.
  */
 #include "ops/ids.h"
 #include "ops/kernel.h"
@@ -44,7 +44,8 @@ static lt_status forward(lt_call *c)
     return LT_OK;
 }
 
-/* A half gradient is summed in f32: the sums of the whole table, and one row of d_out. */
+/* A half-precision gradient is summed in f32. Scratch holds the sums, of the size of the table,
+ * then one row of d_out in f32. */
 static size_t scratch(const lt_call *c, bool backward)
 {
     if (!backward || !lt__is_half((lt_dtype)c->d_in[W]->dtype))
@@ -53,7 +54,7 @@ static size_t scratch(const lt_call *c, bool backward)
     return (size_t)(dw->count + dw->count / (dw->dims[0] > 0 ? dw->dims[0] : 1)) * sizeof(float);
 }
 
-/* dw[id] += the row of d_out, in the order of ids. Ids were checked by forward. */
+/* dw[ids[i]] += d_out[i], in the order of i. Forward has checked the ids. */
 static lt_status backward(lt_call *c)
 {
     lt_tensor *dw = c->d_in[W];

@@ -1,4 +1,5 @@
-/* ids.h - what is said of an integer that names nothing: its place, it, and how many there are. */
+/* ids.h - the messages for labels and ids that are out of range, for the CPU and CUDA. The
+ * arguments are the position of the integer, its value, and the number of classes or rows. */
 #ifndef LT_OPS_IDS_H
 #define LT_OPS_IDS_H
 

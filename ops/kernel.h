@@ -145,7 +145,7 @@ static inline bool lt__adds(const lt_call *c, int i) { return c->add >> i & 1; }
 
 /* What ops keeps in a context. Freed with the context. */
 struct lt_ops {
-    struct lt_dnnl *dnnl;               /* oneDNN engine and plans; created by dnnl.c on first use */
+    struct lt_dnnl *dnnl;               /* oneDNN engine and plans; dnnl.c makes it on first use */
     struct lt_accelerator *accelerator; /* filled by the plugin; NULL if none is open */
 };
 void lt__dnnl_free(struct lt_dnnl *dnnl);

@@ -1,19 +1,20 @@
 /* layer_norm.c - layer normalisation over the last axis (Ba, Kiros and Hinton, 2016).
  *
- * x is (rows, n) to this file. Each row is normalised alone; its mean and 1 / sqrt(var + eps) are
- * kept in an extra output (rows, 2) for backward. Sums along a row are in double, in a fixed number
- * of lanes, so that they vectorise without changing their order. The gradients of scale and shift
- * are sums over rows: groups of rows, fixed by the dims, each have their own, merged in order.
+ * This file treats x as (rows, n). Each row is normalised separately. Its mean and
+ * 1 / sqrt(var + eps) are saved in an extra output (rows, 2) for backward. Sums along a row are in
+ * double and in a fixed number of lanes, so that they vectorise without changing their order. The
+ * gradients of scale and shift are sums over rows. Each group of rows has partial sums, which are
+ * added in order. The groups depend only on the dims, so the bits do not depend on the threads.
  */
 #include "ops/layer_norm.h"
 
 enum { LANES = 16 };
-enum { GROUP = 65536 }; /* elements of x that are worth a group */
+enum { GROUP = 65536 }; /* elements of x that repay a group of their own */
 enum { MAX_GROUPS = 64 };
 
 typedef struct {
     int64_t rows, n;
-    int64_t group, groups; /* rows in a group */
+    int64_t group, groups; /* rows in a group; number of groups */
 } plan;
 
 static plan plan_for(const lt_tensor *x)
@@ -42,7 +43,7 @@ static lt_status shape(lt_call *c)
     return LT_OK;
 }
 
-/* The elements of x from row i of n elements each. */
+/* Address of row i of x, whose rows have n elements. */
 static inline void *row(const lt_tensor *x, int64_t i, int64_t n)
 {
     return (char *)x->data + (size_t)(i * n) * lt_dtype_bytes((lt_dtype)x->dtype);
@@ -97,8 +98,8 @@ static lt_status forward(lt_call *c)
     return LT_OK;
 }
 
-/* With h = (x - mean) r and g = dy scale: dx (+)= r (g - mean(g) - h mean(g h)), where the means
- * are over the row; dy h is added to dscale and dy to dshift. */
+/* With h = (x - mean) r and g = dy scale, dx (+)= r (g - mean(g) - h mean(g h)), where the means
+ * are over the row. Adds dy h to dscale and dy to dshift. d_in may be NULL. */
 LT_SIMD static void row_backward(lt_dtype dtype, void *d_in, const void *d_out, const void *in,
                                  const void *scales, const void *stats, int64_t n, bool add,
                                  double *restrict dscale, double *restrict dshift)
@@ -152,7 +153,7 @@ static lt_status backward(lt_call *c)
 {
     plan p = plan_for(c->in[X]);
     lt_dtype dtype = (lt_dtype)c->in[X]->dtype;
-    double *sums = c->scratch; /* (groups, 2, n): of scale, of shift */
+    double *sums = c->scratch; /* (groups, 2, n): dscale and dshift of each group */
     for (int64_t i = 0; i < p.groups * 2 * p.n; i++)
         sums[i] = 0;
     LT_PARALLEL_FOR(c, p.rows * p.n)

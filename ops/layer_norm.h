@@ -1,4 +1,4 @@
-/* layer_norm.h - the formulas of layer_norm, for the CPU (layer_norm.c) and for CUDA
+/* layer_norm.h - the formulas of layer_norm, for the CPU (layer_norm.c) and CUDA
  * (layer_norm.cu). */
 #ifndef LT_OPS_LAYER_NORM_H
 #define LT_OPS_LAYER_NORM_H
@@ -7,10 +7,10 @@
 
 enum { X, SCALE, SHIFT };     /* inputs */
 
-/* r: 1 / sqrt(var + eps). */
+/* h, the normalised x, and y. r: 1 / sqrt(var + eps). */
 #define LT_LAYER_H(x, mean, r) (((x) - (mean)) * (r))
 #define LT_LAYER_NORM(x, mean, r, scale, shift) (LT_LAYER_H(x, mean, r) * (scale) + (shift))
-/* g: dy scale; its mean over the row, and that of g h. */
+/* dx. g: dy scale. mean_g and mean_gh: the means of g and of g h over the row. */
 #define LT_LAYER_NORM_BACK(g, h, r, mean_g, mean_gh) ((r) * ((g) - (mean_g) - (h) * (mean_gh)))
 
 #endif

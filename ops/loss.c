@@ -2,7 +2,7 @@
 #include "ops/loss.h"
 
 enum { X, Y };
-enum { BLOCK = 4096, LANES = 16 }; /* elements; a block has a sum of its own */
+enum { BLOCK = 4096, LANES = 16 }; /* elements of a block, and partial sums of a block */
 
 static lt_status shape(lt_call *c)
 {
@@ -18,7 +18,7 @@ static size_t scratch(const lt_call *c, bool backward)
     return backward ? 0 : (size_t)(c->in[X]->count / BLOCK + 1) * sizeof(double);
 }
 
-/* Sum of (x - y)^2 over n elements from the first. */
+/* The sum of (x - y)^2 over elements [first, first + n). */
 LT_SIMD static double block_sum(const lt_call *c, int64_t first, int64_t n)
 {
     double sum = 0;

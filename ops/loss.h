@@ -1,16 +1,16 @@
-/* loss.h - the formulas of softmax, cross_entropy and mse_loss, for the CPU (softmax.c, loss.c) and
- * for CUDA (softmax.cu, loss.cu). */
+/* loss.h - the formulas of softmax, log_softmax, cross_entropy and mse_loss, for the CPU
+ * (softmax.c, loss.c) and CUDA (softmax.cu, loss.cu). */
 #ifndef LT_OPS_LOSS_H
 #define LT_OPS_LOSS_H
 
 #include "ops/kernel.h"
 
-/* e^x for x <= 0, within 2 ulp, by plain arithmetic that compilers vectorise: 2^k e^r with
- * |r| <= ln(2) / 2 and the series of e^r to r^7. Where f32 has no normal number it is 0; a NaN
- * stays one. */
+/* e^x for x <= 0, within 2 ulp, in plain arithmetic that compilers can vectorise: 2^k e^r, with the
+ * Taylor series of e^r up to r^7 for |r| <= ln(2) / 2. Results below the normal f32 range are 0.
+ * NaN gives NaN. */
 LT_BOTH LT_INLINE float lt__exp_f32(float x)
 {
-    const float lowest = -87.3f, round = 12582912.0f; /* 1.5 * 2^23: its last bit is worth 1 */
+    const float lowest = -87.3f, round = 12582912.0f; /* 1.5 * 2^23, whose ulp is 1 */
     const float ln2_high = 0x1.63p-1f, ln2_low = -0x1.bd0106p-13f;
     union { float f; uint32_t u; } k, power;
     float t = x < lowest ? lowest : x;
@@ -23,23 +23,25 @@ LT_BOTH LT_INLINE float lt__exp_f32(float x)
     return x < lowest ? 0.0f : series * power.f;
 }
 
-/* sum: of dy y, or of dy; total: of exp(x - largest). */
+/* dx of softmax, y of log_softmax, and dx of log_softmax. sum: of dy y over the row for softmax, of
+ * dy for log_softmax. largest: of x in the row. log_total: log of the sum of exp(x - largest). */
 #define LT_SOFTMAX_BACK(dy, y, sum) ((y) * ((dy) - (sum)))
 #define LT_LOG_SOFTMAX(x, largest, log_total) ((x) - (largest) - (log_total))
 #define LT_LOG_SOFTMAX_BACK(dy, exp_y, sum) ((dy) - (exp_y) * (sum))
 
-/* The loss of a row: of its sums of exp(x - largest) and of x - largest, and of x - largest at its
- * label. */
+/* The cross-entropy of a row. exps and offsets: the sums over the row of exp(x - largest) and of
+ * x - largest. offset: x - largest at the row's label. */
 LT_BOTH static inline double lt__row_loss(double exps, double offsets, double offset,
                                           double label_smoothing, int64_t classes)
 {
-    if (label_smoothing > 0) /* else a class that is ruled out by -inf would give NaN */
+    if (label_smoothing > 0) /* not for 0: a class with x = -inf would give NaN */
         offset = (1 - label_smoothing) * offset + label_smoothing * offsets / (double)classes;
     return log(exps) - offset;
 }
 
-/* What the gradient of a row is made of: (p - q) g / rows = exp(x - largest) factor + shift, and at
- * its label less by `hit`. inverse: 1 / sum exp(x - largest). */
+/* The gradient of a row of cross_entropy: g (p - q) = exp(x - largest) factor + shift, minus `hit`
+ * at the label, with p the probabilities and q the smoothed labels. g: the gradient of the mean
+ * loss, divided by the number of rows. inverse: 1 / sum exp(x - largest). */
 typedef struct lt_row_gradient {
     double factor, shift, hit;
 } lt_row_gradient;
@@ -52,7 +54,7 @@ LT_BOTH static inline lt_row_gradient lt__row_gradient(double g, double inverse,
     return r;
 }
 
-/* Of n pairs; g: the gradient of their mean. */
+/* dx of mse_loss is this factor times x - y. n: number of elements; g: the gradient of the loss. */
 LT_BOTH static inline double lt__mse_factor(double g, int64_t n) { return 2.0 * g / (double)n; }
 
 #endif

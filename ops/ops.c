@@ -1,4 +1,4 @@
-/* ops.c - opens a context with all ops, and the helpers of kernel.h. */
+/* ops.c - opens a context with all ops registered, and implements the helpers of kernel.h. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -33,7 +33,7 @@ lt_ctx *lt_open(const lt_config *config)
     lt_config own = config ? *config : (lt_config){0};
     const char *device = own.device;
     if (lt__is_accelerator(device))
-        own.device = "cpu"; /* there is more, later */
+        own.device = "cpu"; /* lt__accelerator_open() adds the accelerator below */
     lt_ctx *ctx = lt_ctx_new(&own);
     if (!ctx)
         return NULL;

@@ -1,8 +1,8 @@
-/* plugin.h - what the library and the plugin of an accelerator tell each other.
+/* plugin.h - the interface between the library and an accelerator's plugin.
  *
- * libluatrain-cuda.so is opened at run time, so that neither program nor library needs CUDA. It
- * exports lt_accelerator_open(), and calls nothing of the library but what the host table has.
- * Both sides see the same structs: versions that differ are refused.
+ * libluatrain-cuda.so is loaded at run time, so that neither the program nor the library depends on
+ * CUDA. It exports lt_accelerator_open() and calls only those functions of the library that are in
+ * lt_host. Both sides share these structs, so a plugin of another version is refused.
  */
 #ifndef LT_OPS_PLUGIN_H
 #define LT_OPS_PLUGIN_H
@@ -14,6 +14,7 @@
 #include "ops/list.h"
 #include "ops/ops.h"
 
+/* An op's index in lt_accelerator.op: its position in list.h. */
 typedef enum lt_op_id {
 #define X(name) LT_OP_##name,
     LT_OP_LIST(X)
@@ -21,48 +22,50 @@ typedef enum lt_op_id {
     LT_OPS
 } lt_op_id;
 
-typedef struct lt_host {       /* of the library: what a plugin may call */
+typedef struct lt_host {       /* the functions of the library that a plugin may call */
     lt_status (*fail)(lt_status code, const char *fmt, ...);
     void (*log)(lt_ctx *ctx, lt_log_level level, const char *fmt, ...);
 } lt_host;
 
-typedef struct lt_accelerator {
-    lt_device *device;         /* new; its close() ends it, after the last tensor */
-    lt_kernels op[LT_OPS];     /* fwd and bwd NULL: it has none for this op. Views have no kernel,
-                                * and the total of add_squares is f64 */
-    /* Beside ops; all of it in the stream, and what is pointed to is on the device.
-     * lt_rescale() of a tensor that is there: *stats is what it has seen in this call. It may be
-     * NULL. */
+typedef struct lt_accelerator { /* filled by lt_accelerator_open() */
+    lt_device *device;         /* new; freed by its close(), after the last tensor */
+    lt_kernels op[LT_OPS];     /* fwd and bwd are NULL if there is no kernel for an op. Views need
+                                * none. add_squares must accept an f64 total */
+    /* The functions below run asynchronously in the device's stream. The statistics and checks
+     * that they point to are in device memory. */
+    /* As lt_rescale(), but sets *stats to the statistics of the old x. stats may be NULL. */
     lt_status (*rescale)(lt_tensor *x, double by, lt_grad_stats *stats);
-    /* *stats = what is in x, multiplied by `by`. */
+    /* *stats = the statistics that by * x would have; x is unchanged. */
     lt_status (*measure)(const lt_tensor *x, double by, lt_grad_stats *stats);
-    /* check->grads = all that is in rows[0..n); something not finite sets skip. */
+    /* check->grads = rows[0..n) combined. Sets check->skip if any value is not finite. */
     lt_status (*check_grads)(lt_device *device, const lt_grad_stats *rows, int n,
                              lt_step_check *check);
-    /* x = 0, if something in *left is not finite, and nothing in rows[0..n). */
+    /* Sets x to zero if *leftover has non-finite values and rows[0..n) have none. */
     lt_status (*zero_leftover)(lt_tensor *x, const lt_grad_stats *leftover,
                                const lt_grad_stats *rows, int n);
     lt_check_loss_fn check_loss;
     lt_clip_fn clip;
-    char name[96];             /* what computes: "NVIDIA H200 (cuDNN 9.19.0, CUDA 13.0)" */
+    char name[96];             /* for lt_backend(): "NVIDIA H200 (cuDNN 9.19.0, CUDA 13.0)" */
 } lt_accelerator;
 
 typedef struct lt_accelerator_config {
-    int index;                 /* of the device, from 0; or LT_ANY_DEVICE */
-    int local_rank;            /* of any: the one of this number, counted round those there are */
+    int index;                 /* device number, from 0, or LT_ANY_DEVICE */
+    int local_rank;            /* with LT_ANY_DEVICE: take device local_rank % number of devices */
     bool deterministic, tf32;  /* as in lt_config */
 } lt_accelerator_config;
 
 enum { LT_ANY_DEVICE = -1 };
 enum { LT_NO_ACCELERATOR = -2 };
 
-/* host lives as long as the process. 0; or, with a sentence in text, LT_NO_ACCELERATOR, when this
- * machine has none, or -1, when what it has cannot be used. */
+/* Opens a device and fills *accelerator. version: the library's LT_VERSION. host is borrowed for
+ * the life of the process. Returns 0 on success, LT_NO_ACCELERATOR if the machine has no
+ * accelerator, or -1 if it has one that cannot be used. On failure writes the reason to
+ * text[0..bytes). */
 typedef int (*lt_accelerator_open_fn)(const char *version, const lt_host *host,
                                       const lt_accelerator_config *config,
                                       lt_accelerator *accelerator, char *text, size_t bytes);
 
-/* For a plugin: false, with the sentence, when the library is of another version. */
+/* For plugins: false, with the reason in text, if the library has another version. */
 static inline bool lt__same_version(const char *version, char *text, size_t bytes)
 {
     if (strcmp(version, LT_VERSION) == 0)

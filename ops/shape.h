@@ -1,24 +1,25 @@
-/* shape.h - how the ops of shape.c read their options, on the CPU and by CUDA. What these want has
- * been checked by the shape rules. */
+/* shape.h - reads the options of the ops of shape.c, for the CPU and CUDA. The shape rules have
+ * checked the options before. */
 #ifndef LT_OPS_SHAPE_H
 #define LT_OPS_SHAPE_H
 
 #include "ops/kernel.h"
 
-/* Axis i of the list in option 0, which is where each of these ops has its axes. */
+/* Entry i of option 0, in which all of these ops take their axes, mapped to 0..ndim-1. */
 static inline int axis_at(const lt_call *c, int i, int ndim)
 {
     int64_t axis = c->opt[0].i[i];
     return (int)(axis < 0 ? axis + ndim : axis);
 }
 
-/* axes[i]: the axis of x, which has ndim, that becomes axis i of y. */
+/* axes[i] = the axis of x that becomes axis i of y; both have ndim axes. */
 static inline void axes_of_permute(const lt_call *c, int ndim, int *axes)
 {
     for (int i = 0; i < ndim; i++)
         axes[i] = axis_at(c, i, ndim);
 }
 
+/* The same for transpose, which swaps two axes, by default the last two. */
 static inline void axes_of_transpose(const lt_call *c, int ndim, int *axes)
 {
     int a = lt__given(c, 0) ? axis_at(c, 0, ndim) : ndim - 2;
@@ -29,6 +30,7 @@ static inline void axes_of_transpose(const lt_call *c, int ndim, int *axes)
 
 enum { AXIS, FIRST, LAST };    /* options of slice */
 
+/* Option k of slice as a position in 0..dim-1; negative positions count from the end. */
 static inline int64_t position(const lt_call *c, int k, int64_t dim)
 {
     int64_t p = c->opt[k].i[0];
@@ -37,6 +39,7 @@ static inline int64_t position(const lt_call *c, int k, int64_t dim)
 
 enum { BEFORE, AFTER, VALUE }; /* options of pad */
 
+/* Elements to pad an axis with; option k has one count for all axes, or one per axis. */
 static inline int64_t amount(const lt_call *c, int k, int axis)
 {
     return c->opt[k].i[c->opt[k].n == 1 ? 0 : axis];

@@ -1,11 +1,11 @@
-/* unary.c - ops of one tensor, element by element. A new one is a row of the table in unary.h and a
+/* unary.c - elementwise ops with one input. To add one, write a row in the table of unary.h and a
  * name in list.h. */
 #include <tgmath.h>
 
 #include "ops/cpu/loops.h"
 #include "ops/unary.h"
 
-/* bf16: fn is for that too. */
+/* Runs fn over x. bf16: whether fn takes bf16 elements as they are. */
 static lt_status forward(lt_call *c, lt_block_fn fn, int cost, bool bf16)
 {
     lt_array x = lt__array(c->in[0]), y = lt__array(c->out[0]);
@@ -13,7 +13,7 @@ static lt_status forward(lt_call *c, lt_block_fn fn, int cost, bool bf16)
     return LT_OK;
 }
 
-/* fn's inputs are dy and what was saved (dy again if nothing was). */
+/* Runs fn over dy and the saved x or y, or dy twice if nothing was saved. */
 static lt_status backward(lt_call *c, lt_block_fn fn, int cost, bool bf16)
 {
     bool add = lt__adds(c, 0);
@@ -23,7 +23,7 @@ static lt_status backward(lt_call *c, lt_block_fn fn, int cost, bool bf16)
     return LT_OK;
 }
 
-/* The two loops of an op for elements of type E, computed in T. */
+/* The forward and backward loops of an op, for elements of type E. They compute in type T. */
 #define FORWARD_LOOP(T, E, y_of)                                                                   \
     const E *restrict in = b->in[0];                                                               \
     E *restrict out = b->z;                                                                        \
@@ -34,7 +34,7 @@ static lt_status backward(lt_call *c, lt_block_fn fn, int cost, bool bf16)
 
 #define BACKWARD_LOOP(T, E, dx_of)                                                                 \
     const E *in = b->in[0], *saved = b->in[1];                                                     \
-    E *out = b->z; /* may be in */                                                                 \
+    E *out = b->z; /* may be equal to in */                                                        \
     const bool add = b->add;                                                                       \
     const int64_t n = b->n;                                                                        \
     LT_IVDEP                                                                                       \
@@ -47,8 +47,8 @@ static lt_status backward(lt_call *c, lt_block_fn fn, int cost, bool bf16)
         out[i] = LT_ELEMENT(E, dx);                                                                \
     }
 
-/* Both for all types, and the kernels NAME_fwd and NAME_bwd. types is the macro that supplies T in
- * forward; only floats have gradients. */
+/* Defines both loops for all types, and the kernels NAME_fwd and NAME_bwd. types: the macro of the
+ * forward loop that defines T, such as LT_FLOATS. Backward is for floats only. */
 #define KERNELS(name, types, cost, y_of, dx_of)                                                    \
     LT_SIMD static void name##_forward_block(const lt_block *b)                                    \
     {                                                                                              \
@@ -127,8 +127,8 @@ static lt_status clamp_shape(lt_call *c)
     return same_any(c);
 }
 
-/* min and max in the type of x. Those of integers are the integers within; infinities become
- * the least and the largest. */
+/* min and max in the type of x. For integers they are rounded inwards, and bounds that the type
+ * cannot hold, such as infinities, become its smallest and largest value. */
 #define BOUNDS(T)                                                                                  \
     T min, max;                                                                                    \
     double low = lt__number(b->c, MIN), high = lt__number(b->c, MAX);                              \

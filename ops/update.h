@@ -1,8 +1,8 @@
-/* update.h - what optimizers do to one weight, for the CPU (update.c) and for CUDA (update.cu): the
- * options of the ops by position, numbers made of them, and steps.
+/* update.h - the update of one weight by each optimizer, for the CPU (update.c) and CUDA
+ * (update.cu): the positions of the ops' options, the constants computed from them, and the steps.
  *
- * Numbers and steps are written for a type T and find each other by name. w, g, v and m are places
- * of type T: the weight, its gradient and its slots.
+ * LT_..._NUMBERS(c) declares constants of type T, which LT_..._STEP uses by name. The arguments w,
+ * g, v and m of a step are lvalues of type T: the weight, its gradient and its slots.
  */
 #ifndef LT_OPS_UPDATE_H
 #define LT_OPS_UPDATE_H
@@ -11,7 +11,7 @@
 
 enum { LT_UPDATE_W, LT_UPDATE_G, LT_UPDATE_SLOT, LT_UPDATE_SLOT2 }; /* inputs */
 
-enum { LR }; /* the first option of each */
+enum { LR }; /* the first option of every update op */
 enum { SGD_WEIGHT_DECAY = 1, SGD_SCALE };
 enum { MOMENTUM = 1, NESTEROV, MOMENTUM_WEIGHT_DECAY, MOMENTUM_SCALE };
 enum { LARS_MOMENTUM = 1, LARS_WEIGHT_DECAY, TRUST, LARS_EPS, ADAPT, LARS_SCALE };
@@ -46,11 +46,11 @@ enum { STEP = 1, BETA1, BETA2, ADAM_EPS, ADAM_WEIGHT_DECAY, DECOUPLED, ADAM_SCAL
     v = momentum * v + ratio * (g * scale + weight_decay * w);                                     \
     w -= lr * v;
 
-/* Of the norms of w and of the scaled gradient. */
+/* The trust ratio of LARS. w and g: the norms of the weights and of the scaled gradient. */
 LT_BOTH static inline double lt__lars_ratio(double w, double g, double trust, double weight_decay,
                                             double eps)
 {
-    return w == 0 || g == 0 ? 1 /* weights that begin at 0 would stay there */
+    return w == 0 || g == 0 ? 1 /* else weights that start at 0 would stay 0 */
                             : trust * w / (g + weight_decay * w + eps);
 }
 
@@ -69,7 +69,7 @@ LT_BOTH static inline double lt__lars_ratio(double w, double g, double trust, do
     T unbias = (T)sqrt(1 - pow(b2, step));                                                         \
     T eps = (T)lt__number(c, ADAM_EPS);
 
-/* root: the square root of a T. */
+/* root: a function that returns the square root of a T. */
 #define LT_ADAM_STEP(w, g, m, v, root)                                                             \
     T kept = w * keep;                                                                             \
     T d = g * scale + coupled * kept;                                                              \

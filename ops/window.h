@@ -1,8 +1,8 @@
-/* window.h - the geometry of a kernel that slides over an image, for conv2d and the pools, on the
- * CPU and by CUDA.
+/* window.h - the geometry of a window that slides over an image, for conv2d and pooling, on the CPU
+ * and CUDA.
  *
- * Arrays of two are (height, width). Output o and tap k of an axis meet input
- * o * stride - pad + k * dilation, or padding when that is outside [0, in).
+ * Arrays of two are (height, width). A tap is one position in the window. Along an axis, tap k of
+ * output o reads input o * stride - pad + k * dilation, or padding if that is outside [0, in).
  */
 #ifndef LT_OPS_WINDOW_H
 #define LT_OPS_WINDOW_H
@@ -13,8 +13,8 @@ typedef struct lt_window {
     int64_t in[2], out[2], kernel[2], stride[2], pad[2], dilation[2];
 } lt_window;
 
-/* The pair of option k: one integer for both, or two. That they are sound the shape rule has seen;
- * lt__pair() is what it asks. */
+/* value = option k, one integer for both or (height, width). Does not check it: the shape rule has
+ * done so with lt__pair(). */
 static inline void lt__pair_of(const lt_call *c, int k, int64_t value[2])
 {
     value[0] = c->opt[k].i[0];
@@ -22,6 +22,7 @@ static inline void lt__pair_of(const lt_call *c, int k, int64_t value[2])
 }
 
 #ifndef __cplusplus
+/* LT_EINVAL if value, the option of this name, exceeds INT32_MAX. */
 static inline lt_status lt__window_limit(const char *name, int64_t value)
 {
     return value <= INT32_MAX ? LT_OK
@@ -29,8 +30,9 @@ static inline lt_status lt__window_limit(const char *name, int64_t value)
                                         INT32_MAX, (lt_ll)value);
 }
 
-/* Fills w->in from x (n, h, w, c), and w->out; the rest is set and at least 1 (pad: 0). LT_EINVAL
- * when no output fits, and for steps so large that products of them would overflow. */
+/* Computes w->in, from x (n, h, w, c), and w->out. The caller has set all other members, to at
+ * least 1 (pad: 0). LT_EINVAL if the window is larger than the padded image, or if pad, stride or
+ * dilation is so large that offsets could overflow. */
 static inline lt_status lt__window_fit(lt_window *w, const lt_tensor *x)
 {
     bool fits = true;
@@ -60,13 +62,13 @@ static inline lt_status lt__window_fit(lt_window *w, const lt_tensor *x)
 }
 #endif
 
-/* The input that output o and tap k meet; it may be outside. */
+/* The input that tap k of output o reads. It may be outside the image. */
 LT_BOTH static inline int64_t lt__window_in(const lt_window *w, int axis, int64_t o, int64_t k)
 {
     return o * w->stride[axis] - w->pad[axis] + k * w->dilation[axis];
 }
 
-/* The output whose tap k meets input i, or -1. */
+/* The output whose tap k reads input i, or -1 if there is none. */
 LT_BOTH static inline int64_t lt__window_out(const lt_window *w, int axis, int64_t i, int64_t k)
 {
     int64_t at = i + w->pad[axis] - k * w->dilation[axis];
@@ -75,7 +77,7 @@ LT_BOTH static inline int64_t lt__window_out(const lt_window *w, int axis, int64
     return at / w->stride[axis];
 }
 
-/* The outputs [*first, *end) whose tap k meets an input inside. */
+/* The outputs [*first, *end) whose tap k is inside the image. */
 static inline void lt__window_range(const lt_window *w, int axis, int64_t k, int64_t *first,
                                     int64_t *end)
 {
@@ -89,11 +91,11 @@ static inline void lt__window_range(const lt_window *w, int axis, int64_t k, int
         *first = *end;
 }
 
-/* ==== Windows of pools: without dilation ====================================================== */
+/* ==== Pooling windows, which have no dilation ================================================= */
 
 typedef struct lt_extent { int64_t first, end; } lt_extent;
 
-/* The taps of output o that meet the image: at least one. */
+/* The taps of output o that are inside the image. There is at least one. */
 LT_BOTH static inline lt_extent lt__window_taps(const lt_window *w, int axis, int64_t o)
 {
     int64_t at = o * w->stride[axis] - w->pad[axis], left = w->in[axis] - at;
@@ -101,7 +103,7 @@ LT_BOTH static inline lt_extent lt__window_taps(const lt_window *w, int axis, in
     return taps;
 }
 
-/* The outputs whose windows hold input i. */
+/* The outputs whose windows contain input i. */
 LT_BOTH static inline lt_extent lt__window_outputs(const lt_window *w, int axis, int64_t i)
 {
     int64_t at = i + w->pad[axis], before = at - w->kernel[axis], last = at / w->stride[axis];
@@ -110,7 +112,7 @@ LT_BOTH static inline lt_extent lt__window_outputs(const lt_window *w, int axis,
     return outputs;
 }
 
-/* The number of the tap of output (oh, ow) that meets input (ih, iw). */
+/* The number, row-major, of the tap of output (oh, ow) that reads input (ih, iw). */
 LT_BOTH static inline int64_t lt__window_tap(const lt_window *w, int64_t ih, int64_t iw, int64_t oh,
                                              int64_t ow)
 {
@@ -118,7 +120,8 @@ LT_BOTH static inline int64_t lt__window_tap(const lt_window *w, int64_t ih, int
            ow * w->stride[1];
 }
 
-/* Whether v comes in the place of the most so far: the first of equals stays, and the first nan. */
+/* Whether v replaces `most`, the maximum so far. A NaN does; after it, and among equal values, the
+ * first one stays. */
 #define LT_IS_MORE(v, most) (!((v) <= (most)) && (most) == (most))
 
 #endif
