@@ -1,24 +1,26 @@
-/* batch_norm.c - batch normalisation (Ioffe and Szegedy, 2015) with what often follows it, a sum
- * and an activation; and the two ops that move its running statistics.
+/* batch_norm.c - batch normalisation (Ioffe and Szegedy, 2015), fused with the residual sum and the
+ * activation that often follow it; and the two ops that update its running statistics.
  *
- * x is (rows, channels) to this file: all axes but the last are rows. In training the op gives,
- * beside y, the mean and the biased variance of its rows as extra outputs; it never writes the
- * running buffers. Those move once a step, in lt_bn_stats_commit(), which merges the shards by
- * batch_norm_merge and ends with batch_norm_update. In evaluation the extra outputs are copies of
- * the buffers: backward reads one place, and the buffers may change before it runs.
+ * This file treats x as (rows, channels): all axes but the last are rows. In training the op
+ * returns the mean and the biased variance of its rows as extra outputs. It never writes the
+ * running buffers. lt_bn_stats_commit() updates these once a step: it merges the statistics of the
+ * shards with batch_norm_merge, then calls batch_norm_update. In evaluation the extra outputs are
+ * copies of the buffers, so that backward always reads the extra outputs, and the buffers may
+ * change before backward runs.
  *
- * Where act stops the gradient, y tells. Without a residual y follows from x, which backward reads
- * anyway: y is kept for it only when both are there.
+ * Backward needs y to know where act stops the gradient. Without a residual it computes y again
+ * from x, which it reads anyway, so y is saved only if the call has both an activation and a
+ * residual.
  *
- * The kernels here are the reference versions of those in batch_norm_simd.c, channel by channel and
- * in double; they also serve f64.
+ * The kernels here are the reference kernels for those in cpu/batch_norm_simd.c. They work channel
+ * by channel and in double, and also serve f64.
  */
 #include "ops/batch_norm.h"
 
 /* ==== Arguments =============================================================================== */
 
-/* Inputs 0..n-1 that are there are float, and f64 all or none: a half x may come with f32
- * parameters. */
+/* LT_EINVAL unless the inputs 0..n-1 that are present are all f64, or all floats other than f64: a
+ * half-precision x may have f32 parameters. */
 static lt_status check_floats(const lt_call *c, int n)
 {
     LT_TRY(lt__same_float(c, 1));
@@ -72,10 +74,9 @@ static lt_status shape(lt_call *c)
     return LT_OK;
 }
 
-/* ==== The reference version
- * ========================================================================== */
+/* ==== The reference kernels =================================================================== */
 
-/* Runs fn for each channel. */
+/* Runs fn for every channel k. */
 static void each_channel(lt_call *c, void (*fn)(lt_call *c, int64_t k))
 {
     const lt_tensor *x = c->in[X];
@@ -87,7 +88,7 @@ static void each_channel(lt_call *c, void (*fn)(lt_call *c, int64_t k))
 
 static void *data_of(const lt_tensor *x) { return x ? x->data : NULL; }
 
-/* The mean and variance that rows are normalised by. */
+/* Computes the mean and variance of channel k, by which its rows are normalised. */
 static void channel_statistics(lt_call *c, int64_t k)
 {
     int64_t n = c->in[X]->count, channels = c->in[SCALE]->count, rows = lt__rows_of(c->in[X]);
@@ -150,9 +151,9 @@ static lt_status forward(lt_call *c)
  *     dresidual = g,  dshift = sum g,  dscale = sum g h
  *     train:  dx = scale r (g - sum g / rows - h sum(g h) / rows)
  *     eval:   dx = scale r g
- * The running buffers are constants: their gradient is zero. dx may lie where dy does. With sync
- * the sums and rows in dx are those of all ranks. dscale and dshift are this rank's, as gradients
- * of parameters are before someone sums them. */
+ * The running buffers are constants, so their gradients are zero. dx may be in the memory of dy.
+ * With sync, the sums and the number of rows in dx are over all ranks. dscale and dshift are over
+ * the rows of this rank, because the reducer sums gradients of parameters later. */
 static void channel_backward(lt_call *c, int64_t k)
 {
     int64_t n = c->in[X]->count, channels = c->in[SCALE]->count;
@@ -211,7 +212,7 @@ static lt_status backward(lt_call *c)
     return LT_OK;
 }
 
-/* dx alone depends on what others have. */
+/* The number of sums for other ranks, or 0. In backward only dx depends on other ranks. */
 static int64_t sums(const lt_call *c, bool backward)
 {
     const lt_tensor *x = c->in[X];
@@ -255,7 +256,7 @@ const lt_op lt__op_batch_norm = {
 
 /* ==== Running statistics ====================================================================== */
 
-/* Four tensors (channels); the first n options are counts. */
+/* LT_EINVAL unless the inputs are four tensors (channels), and the first n options counts >= 0. */
 static lt_status check_statistics(const lt_call *c, int n)
 {
     LT_TRY(check_floats(c, 4));

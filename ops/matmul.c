@@ -1,4 +1,4 @@
-/* matmul.c - products of matrices, and the linear layer. */
+/* matmul.c - matrix products, and the linear layer. */
 #include "ops/cpu/loops.h"
 #include "ops/cpu/product.h"
 
@@ -8,17 +8,19 @@ static const lt_operand nothing = {.data = NULL};
 
 /* ==== matmul ================================================================================== */
 
-/* How the leading axes of x and y pair up matrices: `times` products of p each. There is one unless
- * a leading axis is stretched on one side only; then each pair is a product of its own. */
+/* How the matrices of x and y are paired by their leading axes: `times` products, each as described
+ * by p. One batched product suffices unless a leading axis is stretched on one side only. In that
+ * case every pair of matrices is a product of its own. */
 typedef struct {
     lt_product p;
     int64_t times;
     int n_lead;
-    int64_t lead[LT_MAX_DIMS];                      /* leading dims of out */
-    int64_t x_step[LT_MAX_DIMS], y_step[LT_MAX_DIMS]; /* in elements; 0 where stretched */
+    int64_t lead[LT_MAX_DIMS];                      /* leading dims of the output */
+    int64_t x_step[LT_MAX_DIMS], y_step[LT_MAX_DIMS]; /* elements; 0 where stretched */
 } pairs;
 
-/* Step of each axis of lead through t's matrices; returns how many matrices t has. */
+/* step[i] = elements of t from one position of leading axis i to the next. Returns the number of
+ * matrices in t. */
 static int64_t lead_steps(const pairs *s, const lt_tensor *t, int64_t *step)
 {
     int64_t matrices = 1, size = t->dims[t->ndim - 2] * t->dims[t->ndim - 1];
@@ -46,7 +48,7 @@ static lt_status pair_up(const lt_call *c, pairs *s)
                        "y %s)", (lt_ll)k, (lt_ll)y->dims[y->ndim - 2], LT_TEXT(x), LT_TEXT(y));
     s->n_lead = (x->ndim > y->ndim ? x->ndim : y->ndim) - 2;
     int64_t total = 1, each;
-    if (__builtin_mul_overflow(m, n, &each)) /* of empty tensors */
+    if (__builtin_mul_overflow(m, n, &each)) /* possible if x and y are empty */
         return lt_fail(LT_EINVAL, "x %s times y %s is too large", LT_TEXT(x), LT_TEXT(y));
     for (int i = 0; i < s->n_lead; i++) {
         int ax = i - s->n_lead + x->ndim - 2, ay = i - s->n_lead + y->ndim - 2;
@@ -60,7 +62,7 @@ static lt_status pair_up(const lt_call *c, pairs *s)
     }
     int64_t of_x = lead_steps(s, x, s->x_step), of_y = lead_steps(s, y, s->y_step);
     s->times = total > 0;
-    if (of_y == 1 && of_x == total)      /* x's matrices are the rows of one */
+    if (of_y == 1 && of_x == total)      /* stack the rows of all matrices of x */
         s->p = lt__product_of(1, total * m, n, k, false, false);
     else if (of_x == total && of_y == total)
         s->p = lt__product_of(total, m, n, k, false, false);
@@ -71,7 +73,7 @@ static lt_status pair_up(const lt_call *c, pairs *s)
     return LT_OK;
 }
 
-/* Elements before the matrix that pair i takes from the side with these steps. */
+/* Offset, in elements, of the matrix of pair i in the tensor with these steps. */
 static int64_t pair_offset(const pairs *s, const int64_t *step, int64_t i)
 {
     int64_t offset = 0;
@@ -106,15 +108,16 @@ static lt_status matmul(lt_call *c, bool fast)
     return LT_OK;
 }
 
-/* The gradient of a side is a product too: dx = dy y^T, dy = x^T dy. */
+/* The gradient of a side is a product too. With dz the gradient of the output, dx = dz y^T and
+ * dy = x^T dz. */
 static lt_product gradient_product(const lt_product *p, int side)
 {
     return side == X ? lt__product_of(p->batch, p->m, p->k, p->n, false, true)
                      : lt__product_of(p->batch, p->k, p->n, p->m, true, false);
 }
 
-/* d_in[side] (+)= that, over all pairs. With several pairs a matrix may collect from more than one
- * of them: all add, after zeros. */
+/* d_in[side] (+)= the gradient, summed over all pairs. With several pairs, more than one may
+ * contribute to a matrix. In that case the gradient is cleared first and all pairs add to it. */
 static lt_status matmul_gradient(lt_call *c, bool fast, const pairs *s, int side)
 {
     lt_tensor *grad = c->d_in[side];
@@ -134,8 +137,9 @@ static lt_status matmul_gradient(lt_call *c, bool fast, const pairs *s, int side
     return LT_OK;
 }
 
-/* Nothing is written before it is known that all can be. In bf16 several pairs would be added with
- * a rounding each. */
+/* LT_EUNSUPPORTED if the fast kernels cannot compute d_in[side]. Called for both sides before
+ * anything is written. Several pairs are refused in bf16, because the sum would be rounded once for
+ * each pair. */
 static lt_status matmul_ready(const lt_call *c, const pairs *s, int side)
 {
     lt_product p = gradient_product(&s->p, side);
@@ -197,7 +201,7 @@ static lt_status linear_shape(lt_call *c)
     return LT_OK;
 }
 
-/* y (m, n) = x (m, k) w^T + b. A pointwise conv2d is this too, with w (n, 1, 1, k). */
+/* y (m, n) = x (m, k) w^T + b (n). Pointwise conv2d uses it too, with w (n, 1, 1, k). */
 typedef struct { int64_t m, n, k; } sizes;
 
 static sizes linear_sizes(const lt_tensor *w, const lt_tensor *y)
@@ -221,7 +225,7 @@ static lt_status linear(lt_call *c, bool fast)
                        bias_of(c, c->in), lt__operand(c->out[0], 0), false);
 }
 
-/* dx = dy w;  dw = dy^T x;  db = the sum of dy's rows */
+/* dx = dy w;  dw = dy^T x;  db = the sum of the rows of dy */
 static lt_status linear_back(lt_call *c, bool fast)
 {
     sizes s = linear_sizes(c->in[W], c->d_out[0]);

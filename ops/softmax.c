@@ -1,22 +1,24 @@
-/* softmax.c - softmax and log_softmax along an axis, and cross_entropy over the last one.
+/* softmax.c - softmax and log_softmax along an axis, and cross_entropy over the last axis.
  *
- * The row is the unit: n numbers of which the largest is subtracted before exp, so that nothing
- * overflows. Along the last axis a row is contiguous; along another one it is copied into scratch
- * and back. Sums along a row have 16 lanes, folded in order at the end: they vectorise, and their
- * bits do not depend on the instruction set or the number of threads.
+ * All of them work on rows, the n elements along the axis. The largest element of the row is
+ * subtracted before exp, so that nothing overflows. Along the last axis a row is contiguous; along
+ * any other axis it is copied to scratch and back. Sums along a row have 16 lanes, which are added
+ * in order at the end: the loops vectorise, and the bits do not depend on the instruction set or on
+ * the number of threads.
  *
- * cross_entropy keeps two numbers a row for backward, the largest and 1 / sum exp(x - largest), and
- * computes the probabilities again from x: less memory traffic than keeping them.
+ * cross_entropy saves two numbers for each row, the largest element and 1 / sum exp(x - largest).
+ * Backward computes the probabilities again from x, which takes less memory traffic than saving
+ * them.
  */
 #include "ops/ids.h"
 #include "ops/loss.h"
 
 enum { LANES = 16 };
-enum { ROWS = 64 }; /* in a block of cross_entropy, which has a sum of its own */
+enum { ROWS = 64 }; /* rows of a block of cross_entropy; each block has its own sum */
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Element i of x. */
+/* Address of element i of x. */
 static inline void *at(const lt_tensor *x, int64_t i)
 {
     return (char *)x->data + (size_t)i * lt_dtype_bytes((lt_dtype)x->dtype);
@@ -27,12 +29,12 @@ static inline void *at(const lt_tensor *x, int64_t i)
 #define EXP(x) _Generic((x), float: lt__exp_f32, double: exp)(x)
 
 typedef struct {
-    double largest;  /* of the x of a row */
+    double largest;  /* element x of the row */
     double exps;     /* sum of exp(x - largest) */
     double offsets;  /* sum of x - largest */
 } row_sums;
 
-/* Of a row of at least one element. */
+/* The sums of a row of n >= 1 elements. */
 LT_SIMD static row_sums sum_row(lt_dtype dtype, const void *in, int64_t n)
 {
     row_sums sums = {0};
@@ -78,7 +80,7 @@ LT_SIMD static void exp_row(lt_dtype dtype, void *out, const void *in, int64_t n
         T max = (T)largest;
         T a = (T)factor;
         T b = (T)shift;
-        if (add) /* two loops: compilers do not vectorise a long body with a choice in it */
+        if (add) /* two loops, as compilers do not vectorise a long body with a branch */
             for (int64_t i = 0; i < n; i++)
                 y[i] += EXP(x[i] - max) * a + b;
         else
@@ -91,7 +93,7 @@ LT_SIMD static void exp_row(lt_dtype dtype, void *out, const void *in, int64_t n
 
 typedef struct {
     int64_t rows, n; /* n: elements of a row */
-    int64_t stride;  /* between them */
+    int64_t stride;  /* from one element of a row to the next */
 } plan;
 
 static plan plan_for(const lt_call *c, const lt_tensor *x)
@@ -115,7 +117,7 @@ static lt_status shape(lt_call *c)
     return LT_OK;
 }
 
-/* Three rows for each thread, when rows are not contiguous. */
+/* Buffers for three rows for each thread if rows are not contiguous, else nothing. */
 static size_t scratch(const lt_call *c, bool backward)
 {
     const lt_tensor *x = backward ? c->out[0] : c->in[0];
@@ -124,7 +126,7 @@ static size_t scratch(const lt_call *c, bool backward)
                ? 0 : (size_t)(c->threads * 3 * p.n) * lt_dtype_bytes((lt_dtype)x->dtype);
 }
 
-/* Row r of x: where it is, or copied into buffer. */
+/* Row r of x: in place if rows are contiguous, else copied into buffer. */
 static void *take_row(const lt_tensor *x, const plan *p, int64_t r, void *buffer)
 {
     if (p->stride == 1)
@@ -138,7 +140,7 @@ static void *take_row(const lt_tensor *x, const plan *p, int64_t r, void *buffer
     return buffer;
 }
 
-/* Brings a taken row back to x. */
+/* Copies row r back to x, unless take_row() returned it in place. */
 static void give_row(lt_tensor *x, const plan *p, int64_t r, const void *buffer)
 {
     if (p->stride == 1)
@@ -165,7 +167,7 @@ LT_SIMD static void log_row(lt_dtype dtype, void *out, const void *in, int64_t n
     );
 }
 
-/* Row k of the three that thread t has in scratch; NULL where rows are contiguous. */
+/* Buffer k, of three, of thread t in scratch; NULL if rows are contiguous. */
 static void *buffer_of(const lt_call *c, const plan *p, lt_dtype dtype, int t, int k)
 {
     int64_t row = (int64_t)t * 3 + k;
@@ -289,7 +291,8 @@ static size_t cross_entropy_scratch(const lt_call *c, bool backward)
     return backward ? 0 : (size_t)(c->in[LABELS]->count / ROWS + 1) * sizeof(double);
 }
 
-/* The loss of row r; its largest element and 1 / sum exp(x - largest) go to the extra output. */
+/* The loss of row r. Writes its largest element and 1 / sum exp(x - largest) to the extra
+ * output. */
 static double row_loss(const lt_call *c, int64_t r, int64_t classes)
 {
     lt_dtype dtype = (lt_dtype)c->in[X]->dtype;
@@ -327,7 +330,7 @@ static lt_status cross_entropy_forward(lt_call *c)
     return LT_OK;
 }
 
-/* dx (+)= g / rows (p - q), with p the probabilities and q the smoothed labels. */
+/* dx (+)= dloss / rows (p - q), with p the probabilities and q the smoothed labels. */
 static lt_status cross_entropy_backward(lt_call *c)
 {
     const lt_tensor *x = c->in[X], *labels = c->in[LABELS];

@@ -1,17 +1,17 @@
-/* update.c - what optimizers do to weights: SGD, SGD with momentum, LARS, Adam and AdamW; and how
- * large the gradients are.
+/* update.c - the update ops of the optimizers (SGD, SGD with momentum, LARS, Adam and AdamW), and
+ * the sum of squares for gradient norms.
  *
- * Each op is one pass over flat arenas, in place; LARS looks for norms before. The arithmetic is
- * that of torch.optim, term by term in the element type, with slots that are zero before the first
- * step. `scale` multiplies the gradient first: a loss scale or a count of shards is undone here,
- * without a pass of its own.
+ * Each update op is one in-place pass over flat arenas; LARS computes two norms before it. The
+ * arithmetic is as in torch.optim, term by term in the element type, with slots that are zero
+ * before the first step. `scale` multiplies the gradient first, so that a loss scale or a number of
+ * shards is undone without a pass of its own.
  */
 #include "ops/update.h"
 
 enum { BLOCK = 16384 }; /* elements */
 enum { W = LT_UPDATE_W, G = LT_UPDATE_G, SLOT = LT_UPDATE_SLOT, SLOT2 = LT_UPDATE_SLOT2 };
 
-/* Inputs of one float dtype and as many elements as w. */
+/* LT_EINVAL unless all inputs have one float dtype and the same number of elements as w. */
 static lt_status check_arenas(const lt_call *c)
 {
     LT_TRY(lt__same_float(c, c->n_in));
@@ -22,7 +22,8 @@ static lt_status check_arenas(const lt_call *c)
     return LT_OK;
 }
 
-/* Runs block over all elements; each is updated alone, so the cut does not show in the result. */
+/* Runs block over all elements. Each element is updated independently, so the result does not
+ * depend on how they are divided into blocks. */
 static lt_status for_blocks(lt_call *c, void (*block)(const lt_call *c, int64_t first, int64_t n))
 {
     int64_t n = c->in[W]->count;
@@ -32,16 +33,17 @@ static lt_status for_blocks(lt_call *c, void (*block)(const lt_call *c, int64_t 
     return LT_OK;
 }
 
+/* The factor of the gradients from clipping, or 1. */
 static double factor_of(const lt_call *c) { return c->factor ? *c->factor : 1; }
 
 /* ==== Sums of squares ========================================================================= */
 
 static int64_t blocks_of(const lt_tensor *x) { return (x->count + BLOCK - 1) / BLOCK; }
 
-/* The sum of the squares of n elements from the first. */
+/* The sum of the squares of elements [first, first + n). */
 LT_SIMD static double squares_of(const lt_tensor *x, int64_t first, int64_t n)
 {
-    enum { LANES = 16 }; /* sums side by side, for vector instructions */
+    enum { LANES = 16 }; /* partial sums, for vector instructions */
     double lane[LANES] = {0}, sum = 0;
     LT_FLOATS(x->dtype, T,
         const T *at = (const T *)x->data + first;
@@ -57,7 +59,8 @@ LT_SIMD static double squares_of(const lt_tensor *x, int64_t first, int64_t n)
     return sum;
 }
 
-/* Of all of x. Each block has a sum of its own, so the threads do not show in the result. */
+/* The sum of the squares of all elements. block[] receives one sum for each block. They are added
+ * in order, so the result does not depend on the number of threads. */
 static double sum_squares(const lt_call *c, const lt_tensor *x, double *block)
 {
     double sum = 0;
@@ -184,13 +187,14 @@ static lt_status lars_shape(lt_call *c)
     return check_arenas(c);
 }
 
-/* The ratio, and before it is known a sum for each block. */
+/* One sum for each block. Later the first element holds the ratio. */
 static size_t lars_scratch(const lt_call *c, bool backward)
 {
     (void)backward;
     return (size_t)(blocks_of(c->in[W]) + 1) * sizeof(double);
 }
 
+/* The trust ratio of the parameter, or 1 with adapt=false. */
 static double lars_ratio(const lt_call *c)
 {
     if (!lt__flag(c, ADAPT))
