@@ -1,14 +1,14 @@
-/* conv2d.c - two-dimensional convolution, grouped and depthwise included.
+/* conv2d.c - two-dimensional convolution, including grouped and depthwise.
  *
  *     y[n, oh, ow, o] = b[o] + sum over kh, kw, i of x[n, ih, iw, i] w[o, kh, kw, i]
  *
- * with ih = oh * stride - pad + kh * dilation and i in the group of o. The portable kernels walk
- * rows of images: one tap of the kernel over one row is a small matrix product of (pixels,
- * channels) by (channels, channels), or, when each channel is a group of its own, a product channel
- * by channel. Each part of a result belongs to one thread. A pointwise convolution is linear().
+ * with ih = oh * stride - pad + kh * dilation, and i in the group of o. The portable kernels work
+ * on rows of images. One tap of the kernel over one row is a small matrix product of (pixels,
+ * channels) by (channels, channels), or a product channel by channel if the convolution is
+ * depthwise. Each part of a result is computed by one thread. A pointwise convolution is linear().
  *
- * The fast kernels hand each result, as a task, to whoever has code for it: depthwise.c,
- * winograd.c, conv_thin.c, conv_weights.c, or oneDNN.
+ * The fast kernels make one task for each result, and run it with the first implementation that
+ * accepts it: cpu/depthwise.c, cpu/winograd.c, cpu/conv_thin.c, cpu/conv_weights.c, else oneDNN.
  */
 #include "ops/cpu/conv_thin.h"
 #include "ops/cpu/conv_weights.h"
@@ -22,6 +22,7 @@ enum { BLOCK = 32 }; /* output channels of a task of the weight gradient */
 
 /* ==== Shape =================================================================================== */
 
+/* Fills *v from the inputs and options of the call. LT_EINVAL if they do not fit together. */
 static lt_status describe(const lt_call *c, lt_conv *v)
 {
     const lt_tensor *x = c->in[X], *w = c->in[W];
@@ -64,7 +65,8 @@ static lt_status shape(lt_call *c)
     return LT_OK;
 }
 
-/* 1x1 over every pixel: linear(), which wants no copy of the weights in another layout. */
+/* Whether the kernel is 1x1 over every pixel. linear() computes this, without a copy of the weights
+ * in another layout. */
 static bool pointwise(const lt_conv *v)
 {
     const lt_window *w = &v->window;
@@ -74,18 +76,20 @@ static bool pointwise(const lt_conv *v)
     return yes;
 }
 
+/* Whether each channel is a group of its own. */
 static bool depthwise(const lt_conv *v) { return v->groups == v->in && v->groups == v->out; }
 
 /* ==== One tap over one row ==================================================================== */
 
-enum { IN, OUT }; /* the two sides of a tap */
+enum { IN, OUT }; /* the two sides of a tap: x and y, or their gradients */
 
-/* Where tap (kh, kw) meets row oh of image n. In elements, to the first pixel that it meets. */
+/* One tap (kh, kw) of the kernel over row oh of image n. Offsets and steps are in elements. Entry
+ * IN of an array is for x, entry OUT for y. */
 typedef struct {
-    int64_t pixels;
-    int64_t at[2], pixel[2]; /* in x and in y; from one pixel to the next */
+    int64_t pixels;          /* output pixels of the row whose tap is inside the image */
+    int64_t at[2], pixel[2]; /* offset of the first pixel; step to the next pixel */
     int64_t depth[2];        /* channels of a group */
-    int64_t w, w_out;        /* in w; from one output channel to the next */
+    int64_t w, w_out;        /* offset of the tap in w; step to the next output channel */
 } tap;
 
 static tap tap_at(const lt_conv *v, int64_t n, int64_t ih, int64_t oh, int64_t kh, int64_t kw)
@@ -104,7 +108,8 @@ static tap tap_at(const lt_conv *v, int64_t n, int64_t ih, int64_t oh, int64_t k
     };
 }
 
-/* out[i, ch] += a[i, ch] factor[ch * step] over pixels i, which are a_pixel and out_pixel apart. */
+/* out[i, ch] += a[i, ch] factor[ch * step] for all pixels i and channels ch. a_pixel and out_pixel:
+ * elements from one pixel to the next. */
 LT_SIMD static void scale_channels(lt_dtype dtype, int64_t pixels, int64_t channels,
                                    const void *restrict a, int64_t a_pixel, const void *factor,
                                    int64_t step, void *restrict out, int64_t out_pixel)
@@ -144,7 +149,7 @@ LT_SIMD static void dot_channels(lt_dtype dtype, int64_t pixels, int64_t n, cons
     );
 }
 
-/* Carries pixels through a tap: y += x w from IN to OUT, dx += dy w^T from OUT to IN. */
+/* Applies one tap: y += x w if `from` is IN, dx += dy w^T if it is OUT. */
 static void carry(const lt_conv *v, lt_dtype dtype, const tap *t, int from, const void *source,
                   const void *w, void *result)
 {
@@ -167,7 +172,7 @@ static void carry(const lt_conv *v, lt_dtype dtype, const tap *t, int from, cons
 
 /* ==== Portable kernels ======================================================================== */
 
-/* In double: a count of work, which must not overflow. */
+/* The number of multiplications, as a measure of work. In double, so that it does not overflow. */
 static double multiplications(const lt_conv *v)
 {
     const lt_window *w = &v->window;
@@ -175,7 +180,7 @@ static double multiplications(const lt_conv *v)
            (double)(w->kernel[0] * w->kernel[1] * (v->in / v->groups));
 }
 
-/* Row oh of image n of y, which holds the bias or zero. */
+/* Adds the convolution to row oh of image n of y, which already holds the bias or zero. */
 static void output_row(const lt_conv *v, lt_dtype dtype, int64_t n, int64_t oh, const void *x,
                        const void *w, void *y)
 {
@@ -190,7 +195,7 @@ static void output_row(const lt_conv *v, lt_dtype dtype, int64_t n, int64_t oh, 
     }
 }
 
-/* Row ih of image n of dx, which holds zero or what is added to. */
+/* Adds the gradient to row ih of image n of dx, which already holds zero or another gradient. */
 static void input_row(const lt_conv *v, lt_dtype dtype, int64_t n, int64_t ih, const void *dy,
                       const void *w, void *dx)
 {
@@ -205,7 +210,8 @@ static void input_row(const lt_conv *v, lt_dtype dtype, int64_t n, int64_t ih, c
     }
 }
 
-/* Tap (kh, kw) of dw for n output channels from `first`, all of one group or each of its own. */
+/* Adds the gradient to tap (kh, kw) of dw, for output channels [first, first + n). They are all in
+ * one group, or the convolution is depthwise. */
 static void weight_block(const lt_conv *v, lt_dtype dtype, int64_t kh, int64_t kw, int64_t first,
                          int64_t n, const void *x, const void *dy, void *dw)
 {
@@ -225,7 +231,7 @@ static void weight_block(const lt_conv *v, lt_dtype dtype, int64_t kh, int64_t k
             const void *dys = lt__at(dy, dtype, t.at[OUT] + first);
             if (depthwise(v))
                 dot_channels(dtype, t.pixels, n, xs, t.pixel[IN], dys, t.pixel[OUT], to, t.w_out);
-            else if (in < n) /* vectors go along the longer side */
+            else if (in < n) /* vectorise along the longer side */
                 lt__product_add(dtype, &turned, xs, dys, to);
             else
                 lt__product_add(dtype, &p, dys, xs, to);
@@ -270,7 +276,7 @@ static void portable_weight_gradient(const lt_call *c, const lt_conv *v)
     lt_tensor *dw = c->d_in[W];
     lt_dtype dtype = (lt_dtype)dw->dtype;
     int64_t width = v->window.kernel[1], taps = v->window.kernel[0] * width;
-    int64_t run = depthwise(v) ? v->out : v->out / v->groups; /* channels that a block may span */
+    int64_t run = depthwise(v) ? v->out : v->out / v->groups; /* channels a block may be part of */
     int64_t blocks = (run + BLOCK - 1) / BLOCK;
     if (!lt__adds(c, W))
         memset(dw->data, 0, (size_t)dw->count * lt_dtype_bytes(dtype));
@@ -316,12 +322,14 @@ static size_t scratch(const lt_call *c, bool backward)
     return backward ? larger(bytes, lt__conv_weights_scratch(c, &v)) : bytes;
 }
 
+/* Whether one of our own kernels accepts the task. */
 static bool ours(const lt_call *c, const lt_conv_task *task)
 {
     return lt__depthwise_accepts(task) || lt__winograd_accepts(task) ||
            lt__conv_thin_accepts(task) || lt__conv_weights_accepts(c, task);
 }
 
+/* LT_OK if task_run() can run the task, else LT_EUNSUPPORTED. */
 static lt_status task_ready(const lt_call *c, const lt_conv_task *task)
 {
     return ours(c, task) ? LT_OK : lt__dnnl_ready(c, task);
@@ -376,7 +384,8 @@ static lt_status bwd(lt_call *c)
     return LT_OK;
 }
 
-/* linear() gives all but the gradient of w, if there is code here for that. */
+/* Backward of a pointwise convolution. linear() computes the gradients, except that of w if
+ * conv_weights.c accepts it. */
 static lt_status pointwise_bwd(lt_call *c, const lt_conv_task *weights)
 {
     if (!c->d_in[W] || !lt__conv_weights_accepts(c, weights))
@@ -389,9 +398,9 @@ static lt_status pointwise_bwd(lt_call *c, const lt_conv_task *weights)
     return LT_OK;
 }
 
-/* A gradient that no fast code gives comes from the portable one, on its own: another that has been
- * added must not be added again. The portable code does not know bf16: there both are given up, and
- * before the first is written. */
+/* If no fast kernel accepts one of the two tasks, the portable kernel runs for that gradient alone.
+ * A fallback of the whole call could add the other gradient twice. The portable kernels do not take
+ * bf16: in this case the call returns LT_EUNSUPPORTED before it writes anything. */
 static lt_status fast_bwd(lt_call *c)
 {
     lt_conv v;

@@ -1,19 +1,19 @@
 /* pool2d.c - max_pool2d, avg_pool2d and global_avg_pool2d, which is avg_pool2d with one window.
  *
- * oneDNN's pooling is no faster, and its maximum drops NaN, so that training would go on blindly.
- * Here NaN comes through, as in PyTorch.
+ * oneDNN's pooling is not faster, and its maximum drops NaN, so that training would continue
+ * without noticing it. Here NaN propagates, as in PyTorch.
  *
- * max_pool2d keeps as an extra output which tap of its window each maximum came from. Backward asks
- * for each pixel of x which windows hold it and chose it: x is not read, and each gradient is
- * written once, by one thread. Where each pixel is in one window, the fast kernel goes from window
- * to window instead.
+ * max_pool2d saves, as an extra output, which tap of its window each maximum came from. For each
+ * pixel of x, backward sums over the windows that contain the pixel and selected it. It does not
+ * read x, and each gradient is written once, by one thread. If every pixel is in exactly one
+ * window, the fast kernel iterates over windows instead.
  */
 #include "ops/cpu/loops.h"
 #include "ops/cpu/simd.h"
 #include "ops/window.h"
 
 enum { KERNEL, STRIDE, PAD };
-enum { FROM = 1, BYTES = 256 }; /* the extra output of max_pool2d; taps that bytes can number */
+enum { FROM = 1, BYTES = 256 }; /* the extra output of max_pool2d; taps that a u8 can number */
 
 /* ==== Shape =================================================================================== */
 
@@ -27,7 +27,7 @@ static lt_status want_pixels(const lt_call *c)
     return LT_OK;
 }
 
-/* The window over x, or over a gradient of the same dims. */
+/* *w = the window over x, or over a gradient of the same dims. LT_EINVAL if it does not fit. */
 static lt_status describe(const lt_call *c, const lt_tensor *x, lt_window *w)
 {
     LT_TRY(lt__pair(c, KERNEL, 1, w->kernel));
@@ -71,15 +71,17 @@ static lt_status global_shape(lt_call *c)
 
 /* ==== One call ================================================================================ */
 
+/* A forward or backward call. big is (images, w.in[0], w.in[1], channels), small is the same with
+ * w.out. */
 typedef struct {
     lt_window w;
     int64_t images, channels;
-    double taps, share; /* of a window; 1 / taps */
+    double taps, share; /* taps of a window; 1 / taps */
     lt_dtype dtype;
     void *big, *small; /* x and y, or their gradients */
-    lt_tensor *from;   /* the tap of each y; NULL: a mean */
-    bool add;          /* to what is in big */
-    bool fast;         /* the kernels over vectors take it */
+    lt_tensor *from;   /* the tap of each maximum; NULL for a mean */
+    bool add;          /* add to big instead of overwriting it */
+    bool fast;         /* the vector kernels accept the call */
 } pool;
 
 static pool pool_of(const lt_call *c, const lt_tensor *big, const lt_tensor *small)
@@ -101,9 +103,10 @@ static pool pool_of(const lt_call *c, const lt_tensor *big, const lt_tensor *sma
     return p;
 }
 
-/* Runs fn over all rows of one side, which it writes; image is its number in the batch. */
+/* Computes row `row` of y, or of the gradient of x, of one image. image: index in the batch. */
 typedef void (*row_fn)(const pool *p, int64_t image, int64_t row);
 
+/* Runs fn for `rows` rows of each image. */
 static lt_status run_rows(const lt_call *c, const pool *p, int64_t rows, row_fn fn)
 {
     double outputs = (double)(p->images * p->w.out[0] * p->w.out[1] * p->channels);
@@ -113,7 +116,7 @@ static lt_status run_rows(const lt_call *c, const pool *p, int64_t rows, row_fn 
     return LT_OK;
 }
 
-/* Those of input i, when r was that of input i - 1: no division. */
+/* Advances *r from lt__window_outputs() of input i - 1 to that of input i, without a division. */
 static inline void move_outputs(const lt_window *w, int axis, int64_t i, lt_extent *r)
 {
     int64_t at = i + w->pad[axis], stride = w->stride[axis];
@@ -121,7 +124,7 @@ static inline void move_outputs(const lt_window *w, int axis, int64_t i, lt_exte
     r->end += r->end < w->out[axis] && r->end * stride <= at;
 }
 
-/* Where the channels of a pixel begin. */
+/* Offset, in elements, of the channels of a pixel in big, and in small. */
 static inline int64_t big_at(const pool *p, int64_t image, int64_t ih, int64_t iw)
 {
     return ((image * p->w.in[0] + ih) * p->w.in[1] + iw) * p->channels;
@@ -132,7 +135,7 @@ static inline int64_t small_at(const pool *p, int64_t image, int64_t oh, int64_t
     return ((image * p->w.out[0] + oh) * p->w.out[1] + ow) * p->channels;
 }
 
-/* Where those of tap (0, 0) of an output would begin. */
+/* Offset in big of tap (0, 0) of an output. It may be in the padding, outside big. */
 static inline int64_t window_at(const pool *p, int64_t image, int64_t oh, int64_t ow)
 {
     const lt_window *w = &p->w;
@@ -211,14 +214,14 @@ static lt_status bwd(lt_call *c)
 
 /* ==== Fast kernels: blocks of channels ======================================================== */
 
-/* A block is a vector of f32, or 32 halves, the even ones and the odd ones as a vector each. */
-enum { MOST = 2 };                /* vectors of a block */
+/* A block is one vector of f32, or 2 * LT_LANES bf16 as two vectors: the even and the odd ones. */
+enum { MOST = 2 };                /* most vectors of a block */
 typedef struct { lt_vec v[MOST]; } block;
 
 LT_INLINE int vectors_of(bool half) { return half ? 2 : 1; }
 LT_INLINE int block_of(bool half) { return half ? 2 * LT_LANES : LT_LANES; }
 
-/* Elements i, i + 1, ...: n of them. The lanes beyond hold 0. */
+/* Loads elements [i, i + n). The remaining lanes are 0. */
 LT_INLINE block load(const void *from, int64_t i, int n, bool half)
 {
     block b = {{{0}}};
@@ -251,7 +254,7 @@ LT_INLINE void store(void *to, int64_t i, int n, bool half, block b)
     }
 }
 
-/* n bytes as the lanes of a block. */
+/* Loads n bytes into the lanes of a block. */
 LT_INLINE void load_bytes(const uint8_t *from, int n, bool half, lt_vec_i32 v[MOST])
 {
     uint8_t part[2 * LT_LANES] = {0};
@@ -287,17 +290,17 @@ LT_INLINE void store_bytes(uint8_t *to, int n, bool half, const lt_vec_i32 v[MOS
         memcpy(to, part, (size_t)n);
 }
 
-/* A pixel to read: where its channels begin, and which tap of a window it is or meets. */
+/* A pixel to read: the offset of its channels, and its tap in the window concerned. */
 typedef struct {
     int64_t at;
     int32_t tap;
 } place;
 
-/* In loops of two or three turns: vectors would cost more than they save. */
+/* Keeps a loop of two or three iterations from being vectorised, which costs more than it saves. */
 #define FEW __asm__ volatile("")
 
-/* The pixels of x in the window of an output, from its tap (0, 0) on, and how many. down, right:
- * lt__window_taps() it. */
+/* list = the pixels of x in the window of an output, with offsets from its tap (0, 0). Returns
+ * their number. down, right: lt__window_taps() of the output. */
 static int places_in(const pool *p, lt_extent down, lt_extent right, place *list)
 {
     int n = 0;
@@ -310,8 +313,8 @@ static int places_in(const pool *p, lt_extent down, lt_extent right, place *list
     return n;
 }
 
-/* The outputs whose windows hold a pixel of x, and how many. down, right: lt__window_outputs() it.
- */
+/* list = the outputs whose windows contain a pixel of x. Returns their number. down, right:
+ * lt__window_outputs() of the pixel. */
 static int places_over(const pool *p, int64_t image, int64_t ih, lt_extent down, int64_t iw,
                        lt_extent right, place *list)
 {
@@ -325,7 +328,7 @@ static int places_over(const pool *p, int64_t image, int64_t ih, lt_extent down,
     return n;
 }
 
-/* Where x is the larger, most and tap become x and id. The first NaN stays. */
+/* In lanes where x is larger than most, most = x and tap = id. The first NaN stays. */
 LT_INLINE void take_larger(lt_vec x, int32_t id, lt_vec *most, lt_vec_i32 *tap)
 {
     lt_vec old = *most, new = old;
@@ -339,8 +342,8 @@ LT_INLINE void take_larger(lt_vec x, int32_t id, lt_vec *most, lt_vec_i32 *tap)
     *tap = from;
 }
 
-/* Has memory bring what the next row of windows has there, for caches see two rows at a time and do
- * not guess it. A block is a line. */
+/* Prefetches the block at the same position in the next row of windows. Hardware prefetchers see
+ * two rows at a time and do not predict this access. A block is one cache line. */
 LT_INLINE void fetch_next(const pool *p, int64_t at, bool half, bool write)
 {
     int64_t row = p->w.in[1] * p->channels;
@@ -350,7 +353,7 @@ LT_INLINE void fetch_next(const pool *p, int64_t at, bool half, bool write)
           : __builtin_prefetch((const void *)address, 0, 2);
 }
 
-/* n channels of one output, which begin at `to`, as those of the window do at `at`. */
+/* Computes n channels of one output, at offset `to`. at: the offset of the window's tap (0, 0). */
 LT_INLINE void output_of(const pool *p, const place *list, int places, int64_t at, int64_t to,
                          int n, bool max, bool half)
 {
@@ -376,7 +379,7 @@ LT_INLINE void output_of(const pool *p, const place *list, int places, int64_t a
         store_bytes((uint8_t *)p->from->data + to, n, half, tap);
 }
 
-/* n channels of the gradient of one pixel of x. */
+/* Computes channels [j, j + n) of the gradient of one pixel of x, whose channels start at `to`. */
 LT_INLINE void gradient_of(const pool *p, const place *list, int places, int64_t j, int64_t to,
                            int n, bool max, bool half)
 {
@@ -404,7 +407,7 @@ LT_INLINE void gradient_of(const pool *p, const place *list, int places, int64_t
     store(p->big, to + j, n, half, sum);
 }
 
-/* The same of all that output_of() reads, when no other output does. */
+/* Computes the gradients of all pixels in one window. No other window may contain them. */
 LT_INLINE void gradients_of(const pool *p, const place *list, int places, int64_t at, int64_t to,
                             int n, bool max, bool half)
 {
@@ -415,7 +418,8 @@ LT_INLINE void gradients_of(const pool *p, const place *list, int places, int64_
     }
 }
 
-/* A row of outputs, or of gradients of their windows: inside, only their place differs. */
+/* Computes a row of outputs, or with `back` the gradients of the pixels in their windows. Windows
+ * that are inside the image differ only in their offset, so they share one list of places. */
 LT_INLINE void windows(const pool *p, int64_t image, int64_t oh, bool back, bool max, bool half)
 {
     place list[BYTES];
@@ -438,6 +442,7 @@ LT_INLINE void windows(const pool *p, int64_t image, int64_t oh, bool back, bool
     }
 }
 
+/* Computes a row of gradients of x, pixel by pixel. */
 LT_INLINE void gradients(const pool *p, int64_t image, int64_t ih, bool max, bool half)
 {
     place list[BYTES];
@@ -452,7 +457,8 @@ LT_INLINE void gradients(const pool *p, int64_t image, int64_t ih, bool max, boo
     }
 }
 
-/* Each choice is made here once: inside, it is a constant. */
+/* Defines a row_fn. It branches on the kind of pooling and the dtype, so that both are constants in
+ * the inlined code. */
 #define ROW_OF(name, pixels, ...)                                                                  \
     LT_SIMD static void name(const pool *p, int64_t image, int64_t row)                            \
     {                                                                                              \
@@ -469,7 +475,7 @@ ROW_OF(output_row, windows, p, image, row, false)
 ROW_OF(window_row, windows, p, image, row, true)
 ROW_OF(input_row, gradients, p, image, row)
 
-/* Whether each pixel of x is in one window, along the axis. */
+/* Whether each position of x along the axis is in exactly one window. */
 static bool tiles(const lt_window *w, int axis)
 {
     return w->pad[axis] == 0 && w->stride[axis] == w->kernel[axis] &&
@@ -517,7 +523,7 @@ const lt_op lt__op_avg_pool2d = {
 
 /* ==== global_avg_pool2d ======================================================================= */
 
-enum { RUN = 64 * LT_LANES }; /* channels of a pixel that are read together */
+enum { RUN = 64 * LT_LANES }; /* channels of a pixel that one task reads */
 
 LT_INLINE void add_block(block *sum, block x, bool half)
 {
@@ -525,8 +531,9 @@ LT_INLINE void add_block(block *sum, block x, bool half)
         sum->v[h] += x.v[h];
 }
 
-/* y of some channels of an image, which is its only window: pixel after pixel, as they lie in
- * memory. Each row is summed alone: of many pixels a sum of sums is nearer to the truth. */
+/* Computes up to RUN channels of y, from `first` on, of one image, which is a single window. Reads
+ * the pixels in the order of memory. Each row has its own sum, because a sum of sums is more
+ * accurate for many pixels. */
 LT_INLINE void mean_of_run(const pool *p, int64_t image, int64_t first, bool half)
 {
     int64_t n = lt__least(RUN, p->channels - first), size = block_of(half), whole = n / size;

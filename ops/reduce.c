@@ -1,15 +1,14 @@
-/* reduce.c - sums, means, extremes and norms over any set of axes.
+/* reduce.c - sums, means, norms, maxima, minima and argmax, over any set of axes.
  *
- * How a reduction is made. Neighbouring axes of one kind, kept or reduced, are one axis. The
- * reduced ones are reduced from the last to the first, one pass each. A pass sees its data as
- * (outer, rows, width) and reduces the rows: acc[j] += x[r][j]. Sums of floats are made in double,
- * of integers in 64 bits.
+ * Neighbouring axes of one kind, kept or reduced, are merged into one axis. The reduced axes are
+ * reduced from the last to the first, with one pass each. A pass treats its data as (outer, rows,
+ * width) and reduces the rows: acc[j] += x[r][j]. Floats are summed in double, integers in 64 bits.
  *
- * Narrow rows are laid end to end until they fill the lanes of wide loads, and the lanes are
- * reduced last; so a sum over the last axis, whose width is 1, is as fast as any. If that axis is
- * short, many outer positions are reduced side by side, as columns. A pass of few but long columns
- * is cut into parts, so that threads can share the work, and one more pass reduces the parts. All
- * cuts depend on the shape alone: the bits do not depend on the number of threads.
+ * Several narrow rows are treated as one long row, so that wide loads are filled; its lanes are
+ * reduced last. So a sum over the last axis, whose width is 1, is as fast as any other. If that
+ * axis is short, many outer positions are reduced in parallel, as columns. A pass over few but long
+ * columns is divided into parts that threads can share, and an additional pass reduces the parts.
+ * The division depends only on the shape, so the bits do not depend on the number of threads.
  */
 #include "ops/cpu/loops.h"
 
@@ -18,18 +17,19 @@ enum { AXIS, KEEP }; /* options of every op here */
 typedef enum { SUM, MEAN, NORM, MAX, MIN } reduction_kind;
 
 enum {
-    LANES = 64,               /* columns that narrow rows laid end to end make */
-    COLUMNS = 256,            /* of a block: what one task reduces, with its results on the stack */
+    LANES = 64,               /* most columns of narrow rows laid end to end */
+    COLUMNS = 256,            /* of a block, the work of a task, whose results fit on the stack */
     PART = 16384,             /* elements of a block that repay a part of their own */
     MAX_PARTS = 64,
-    ENOUGH_TASKS = 32,        /* blocks from which on there are no parts */
-    MAX_PASSES = LT_MAX_DIMS  /* every other group of axes is reduced, each in one pass or two */
+    ENOUGH_TASKS = 32,        /* with this many blocks, no parts are needed */
+    MAX_PASSES = LT_MAX_DIMS  /* every other merged axis is reduced, in one or two passes */
 };
 
+/* A reduction of the rows of (outer, rows, width) to (outer, width). Steps are in elements. */
 typedef struct {
     int64_t outer, rows, width;
     int64_t part;             /* rows that one task reduces */
-    int64_t down, across;     /* steps from row to row and from column to column */
+    int64_t down, across;     /* steps to the next row, and to the next column */
 } reduction_pass;
 
 typedef struct {
@@ -40,14 +40,15 @@ typedef struct {
 typedef struct {
     reduction_kind kind;
     lt_dtype in, acc, out;
-    char start[8];            /* what a reduction begins with, of type acc */
-    double divisor;           /* of a float result */
-    bool add;                 /* to what is there */
+    char start[8];            /* start value of a reduction, of type acc */
+    double divisor;           /* of float results: the count for a mean, else 1 */
+    bool add;                 /* add to the output instead of overwriting it */
 } reduction;
 
 /* ==== Planning ================================================================================ */
 
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+/* Pieces that n elements are divided into. */
 static int64_t cuts(int64_t n, int64_t piece) { return (n + piece - 1) / piece; }
 
 static int64_t parts_of(const reduction_pass *p)
@@ -55,6 +56,7 @@ static int64_t parts_of(const reduction_pass *p)
     return p->rows > p->part ? cuts(p->rows, p->part) : 1;
 }
 
+/* Appends a pass, and a second one if the first is divided into parts. */
 static void plan_pass(reduction_plan *p, int64_t outer, int64_t rows, int64_t width)
 {
     reduction_pass *first = &p->pass[p->n++];
@@ -69,7 +71,7 @@ static void plan_pass(reduction_plan *p, int64_t outer, int64_t rows, int64_t wi
         p->pass[p->n++] = (reduction_pass){outer, parts, width, parts, width, 1};
 }
 
-/* Bit i of mask: axis i is reduced. */
+/* Plans the reduction of dims[0..ndim). Bit i of mask: axis i is reduced. */
 static void plan_for(reduction_plan *p, int ndim, const int64_t *dims, uint32_t mask)
 {
     int64_t size[LT_MAX_DIMS], width = 1;
@@ -100,7 +102,7 @@ static void plan_for(reduction_plan *p, int ndim, const int64_t *dims, uint32_t 
         plan_pass(p, 1, 1, width);
 }
 
-/* Bytes of what a pass leaves for the next one. */
+/* Bytes of the results that a pass leaves for the next pass. */
 static size_t left_by(const reduction_pass *p)
 {
     return lt__aligned((size_t)(p->outer * parts_of(p) * p->width) * 8);
@@ -114,10 +116,10 @@ static size_t plan_scratch(const reduction_plan *p)
     return bytes;
 }
 
-/* ==== Folding ================================================================================= */
+/* ==== Running a plan ========================================================================== */
 
-/* acc[j] = value, a formula of a = acc[j] and of x, row r of column j. The inner loop is the one
- * that runs on in memory. */
+/* acc[j] = value for all rows r and columns j. value is a formula of a, which is acc[j], and of x,
+ * the element in row r and column j. The inner loop runs over contiguous memory. */
 #define REDUCE(A, T, value)                                                                        \
     do {                                                                                           \
         A *restrict accs = acc;                                                                    \
@@ -141,8 +143,8 @@ static size_t plan_scratch(const reduction_plan *p)
         }                                                                                          \
     } while (0)
 
-/* Reduces columns, `width` of them and across apart, of rows that are down apart. One of the two
- * steps is 1. */
+/* Reduces `rows` rows of `width` columns into acc. down: step to the next row; across: step to the
+ * next column. One of the two is 1. */
 LT_SIMD static void reduce_block(reduction_kind kind, lt_dtype dtype, void *acc, const void *data,
                                  int64_t rows, int64_t width, int64_t down, int64_t across)
 {
@@ -158,6 +160,7 @@ LT_SIMD static void reduce_block(reduction_kind kind, lt_dtype dtype, void *acc,
         LT_INTEGERS(dtype, T, REDUCE(uint64_t, T, a + (uint64_t)x););
 }
 
+/* Sets n accumulators to the start value. */
 static void set_start(const reduction *r, void *acc, int64_t n)
 {
     LT_SIZES(lt_dtype_bytes(r->acc), T, {
@@ -168,6 +171,7 @@ static void set_start(const reduction *r, void *acc, int64_t n)
     });
 }
 
+/* Converts n accumulators to results. */
 static void finish(const reduction *r, void *out, const void *acc, int64_t n)
 {
     if (!lt__is_float(r->out) || r->kind == MAX || r->kind == MIN) {
@@ -184,7 +188,7 @@ static void finish(const reduction *r, void *out, const void *acc, int64_t n)
     });
 }
 
-/* One block of columns of one part. first and last: of the passes of this reduction. */
+/* Reduces one block of columns of one part. first, last: whether p is that pass of its plan. */
 static void run_task(const reduction *r, const reduction_pass *p, bool first, bool last,
                      const void *src, void *dst, int64_t task)
 {
@@ -198,7 +202,7 @@ static void run_task(const reduction *r, const reduction_pass *p, bool first, bo
     reduction_kind now = first ? r->kind : later;
     const void *x = lt__at(src, dtype, o * p->rows * p->width + row * p->down + column * p->across);
 
-    int64_t together = 1; /* rows end to end */
+    int64_t together = 1; /* rows laid end to end */
     if (p->across == 1 && n == p->down)
         together = most(1, lt__least(LANES / n, rows));
     int64_t left = rows % together;
@@ -206,7 +210,7 @@ static void run_task(const reduction *r, const reduction_pass *p, bool first, bo
     reduce_block(now, dtype, acc, x, rows / together, together * n, together * p->down, p->across);
     if (left > 0)
         reduce_block(now, dtype, acc, lt__at(x, dtype, (rows - left) * n), left, n, n, 1);
-    while (together > 1) { /* its last half into its first */
+    while (together > 1) { /* adds the last half to the first */
         int64_t half = together / 2;
         together -= half;
         reduce_block(later, r->acc, acc, lt__at(acc, r->acc, together * n), 1, half * n, 0, 1);
@@ -224,7 +228,7 @@ static void reduce(const lt_call *c, const reduction *r, const reduction_plan *p
     for (int i = 0; i < plan->n; i++) {
         const reduction_pass *p = &plan->pass[i];
         bool first = i == 0, last = i == plan->n - 1;
-        void *to = last || !scratch ? dst : scratch; /* no scratch: the pass leaves nothing */
+        void *to = last || !scratch ? dst : scratch; /* NULL only if nothing is passed on */
         int64_t tasks = p->width > 0 ? p->outer * parts_of(p) * cuts(p->width, COLUMNS) : 0;
         if (tasks == 1) {
             run_task(r, p, first, last, src, to, 0);
@@ -239,6 +243,7 @@ static void reduce(const lt_call *c, const reduction *r, const reduction_plan *p
     }
 }
 
+/* The reduction of a kind, with its accumulator's dtype and start value. */
 static reduction reduction_of(reduction_kind kind, lt_dtype in, lt_dtype out, double divisor,
                               bool add)
 {
@@ -252,6 +257,7 @@ static reduction reduction_of(reduction_kind kind, lt_dtype in, lt_dtype out, do
 
 /* ==== Sums for broadcasting ops =============================================================== */
 
+/* Plans a sum over the axes in which dst has size 1 or no axis. Axes are matched from the last. */
 static void plan_to(reduction_plan *p, int dst_ndim, const int64_t *dst_dims, int ndim,
                     const int64_t *dims)
 {
@@ -313,7 +319,7 @@ static lt_status norm_shape(lt_call *c)
     return sum_shape(c);
 }
 
-/* The axes of a call whose shape rule has passed; x has ndim of them. */
+/* The mask of reduced axes, of the ndim axes of x. Cannot fail after the shape rule. */
 static uint32_t axes_of(const lt_call *c, int ndim)
 {
     uint32_t mask;
@@ -362,8 +368,8 @@ static lt_status min_fwd(lt_call *c) { return forward(c, MIN); }
 
 /* ==== Backward ================================================================================ */
 
-/* y's elements with the reduced axes kept as 1, so that they broadcast to x. dims holds
- * LT_MAX_DIMS. */
+/* The elements of y with the reduced axes kept as size 1, so that they broadcast to x. dims:
+ * memory of LT_MAX_DIMS entries for the result, which borrows it. */
 static lt_array kept(const lt_call *c, const lt_tensor *y, int64_t *dims)
 {
     const lt_tensor *dx = c->d_in[0];
@@ -373,8 +379,8 @@ static lt_array kept(const lt_call *c, const lt_tensor *y, int64_t *dims)
     return (lt_array){y->data, dims, y->count, dx->ndim, (lt_dtype)y->dtype};
 }
 
-/* dx (+)= d_of, a formula of dy and, where the map has three inputs, of x and y; n elements were
- * reduced into one. */
+/* dx (+)= d_of, a formula of dy, of n, the number of elements reduced to one, and of x and y if
+ * `inputs` is 3. */
 #define GRADIENT_BLOCK(name, inputs, d_of)                                                         \
     LT_SIMD static void name(const lt_block *b)                                                    \
     {                                                                                              \
@@ -395,8 +401,9 @@ static lt_array kept(const lt_call *c, const lt_tensor *y, int64_t *dims)
 GRADIENT_BLOCK(sum_dx, 1, dy)
 GRADIENT_BLOCK(mean_dx, 1, dy / n)
 GRADIENT_BLOCK(norm_dx, 3, y == 0 ? 0 : dy * (x / y))
-GRADIENT_BLOCK(extreme_dx, 3, x != 0 ? dy / y : 0) /* x: 1 at the extremes, y: how many there are */
+GRADIENT_BLOCK(extreme_dx, 3, x != 0 ? dy / y : 0) /* x: 1 at extremes; y: their number */
 
+/* The gradient of an op that needs only dy. */
 static lt_status spread(lt_call *c, lt_block_fn fn)
 {
     int64_t dims[LT_MAX_DIMS];
@@ -419,7 +426,7 @@ static lt_status norm_bwd(lt_call *c)
     return LT_OK;
 }
 
-/* 1 where x is the extreme y, else 0. A nan is the extreme of its group. */
+/* z = 1 where x equals y, the extreme of its group, else 0. If y is NaN, each NaN in x counts. */
 LT_SIMD static void at_extreme(const lt_block *b)
 {
     LT_FLOATS(b->dtype, T, {
@@ -430,11 +437,11 @@ LT_SIMD static void at_extreme(const lt_block *b)
     });
 }
 
-/* The scratch of extreme_bwd: a mark for each element of x, a count for each of y, and what the
- * counting needs. */
+/* The layout of the scratch of extreme_bwd(): a mark for each element of x, a count of marks for
+ * each element of y, and the scratch of the plan that counts them. */
 typedef struct {
     reduction_plan plan;
-    size_t counts, partials, bytes; /* offsets of the last two; of it all */
+    size_t counts, partials, bytes; /* offsets of the last two; total */
 } tally;
 
 static tally tally_for(const lt_call *c)
@@ -476,7 +483,7 @@ static lt_status extreme_bwd(lt_call *c)
 
 /* ==== argmax ================================================================================== */
 
-/* x as (outer, rows, width): the axis chosen is rows, or all elements are. */
+/* x as (outer, rows, width), where rows is the given axis, or all elements if none is given. */
 static reduction_pass argmax_pass(const lt_call *c)
 {
     const lt_tensor *x = c->in[0];
@@ -501,7 +508,8 @@ static lt_status argmax_shape(lt_call *c)
     return LT_OK;
 }
 
-/* index[j] = the row of the largest x[row * width + j], for j < n <= COLUMNS. */
+/* index[j] = the row of the largest x[row * width + j], for j < n <= COLUMNS. The first of equals
+ * wins, and the first NaN wins over all numbers. */
 LT_SIMD static void argmax_columns(lt_dtype dtype, const void *data, int64_t rows, int64_t width,
                                    int64_t n, int64_t *index)
 {

@@ -1,14 +1,13 @@
 /* shape.c - ops that only move elements: reshape, transpose, permute, slice, pad, cat; and cast.
  *
- * slice, pad and cat are one thing seen from three sides: a dense tensor, the part, lies as a box
- * in another one, the whole. Their forward and backward copy or add from one to the other. Elements
- * of any dtype are moved as they are; gradients are added by the device, which knows how to add
- * halves.
+ * slice, pad and cat share one implementation: a dense tensor, the part, is a box inside another
+ * tensor, the whole. Forward and backward copy or add elements from one to the other. Elements of
+ * any dtype are moved unchanged. Gradients are added by the device, which can add all float dtypes.
  */
 #include "ops/cpu/loops.h"
 #include "ops/shape.h"
 
-/* dst (+)= n elements of src. */
+/* dst (+)= src, for n elements. */
 static void put(const lt_call *c, lt_dtype dtype, void *dst, const void *src, int64_t n, bool add)
 {
     lt_device *cpu = c->ctx->devices[0];
@@ -56,15 +55,15 @@ const lt_op lt__op_reshape = {
 
 /* ==== transpose and permute =================================================================== */
 
-/* A copy between two orders of axes, as dst has them. Axes of 1 are gone; neighbours that stay
- * neighbours are one. */
+/* A copy that reorders axes. The axes are in the order of dst. Axes of size 1 are left out, and
+ * neighbours that remain neighbours are merged into one axis. */
 typedef struct {
     int ndim;
     int64_t dims[LT_MAX_DIMS];
-    int64_t from[LT_MAX_DIMS], to[LT_MAX_DIMS]; /* steps in src and in dst */
+    int64_t from[LT_MAX_DIMS], to[LT_MAX_DIMS]; /* steps in src and dst, in elements */
 } moves;
 
-/* axes[i]: the axis of src that is axis i of dst. */
+/* Fills *m. axes[i]: the axis of src that becomes axis i of dst. */
 static void plan_moves(moves *m, int ndim, const int64_t *src_dims, const int *axes)
 {
     int64_t from[LT_MAX_DIMS], step = 1;
@@ -97,9 +96,10 @@ static void plan_moves(moves *m, int ndim, const int64_t *src_dims, const int *a
     }
 }
 
-enum { TILE = 1024, LINE = 16 }; /* elements of a tile, and along the axis that runs on in dst */
+enum { TILE = 1024, LINE = 16 }; /* elements of a tile, and of its side along dst's last axis */
 
-/* dst[r][j] (+)= src[j][r], where rows of dst are `to` apart, and those of src `from`. */
+/* dst[r][j] (+)= src[j][r] for r < rows and j < n. A row of dst has `to` elements, a row of src
+ * `from`. */
 static void move_tile(const lt_call *c, lt_dtype dtype, void *dst, int64_t to, const void *src,
                       int64_t from, int64_t rows, int64_t n, bool add)
 {
@@ -116,11 +116,11 @@ static void move_tile(const lt_call *c, lt_dtype dtype, void *dst, int64_t to, c
         put(c, dtype, lt__at(dst, dtype, r * to), lt__at(buffer, dtype, r * n), n, true);
 }
 
-/* dst (+)= src, count elements. */
+/* dst (+)= src with its axes reordered; count: elements of either. */
 static void move(const lt_call *c, lt_dtype dtype, const moves *m, void *dst, const void *src,
                  int64_t count, bool add)
 {
-    int inner = m->ndim - 1, other = inner; /* the axes that run on in dst and in src */
+    int inner = m->ndim - 1, other = inner; /* the contiguous axes of dst and src */
     int64_t piece[LT_MAX_DIMS], cuts[LT_MAX_DIMS], tasks = 1;
     if (count == 0)
         return;
@@ -129,7 +129,7 @@ static void move(const lt_call *c, lt_dtype dtype, const moves *m, void *dst, co
     for (int i = 0; i <= inner; i++)
         piece[i] = 1;
     piece[inner] = lt__least(m->dims[inner], inner == other ? m->dims[inner] : LINE);
-    if (inner != other) { /* what a short axis leaves of a tile, the other one takes */
+    if (inner != other) { /* if one axis is short, the tile extends along the other */
         piece[other] = lt__least(m->dims[other], TILE / piece[inner]);
         piece[inner] = lt__least(m->dims[inner], TILE / piece[other]);
     }
@@ -156,7 +156,8 @@ static void move(const lt_call *c, lt_dtype dtype, const moves *m, void *dst, co
     }
 }
 
-/* axes[i]: the axis of x, which has ndim, that becomes axis i of y. Fails only in a shape rule. */
+/* axes[i] = the axis of x that becomes axis i of y; both have ndim axes. Fails only in a shape
+ * rule, with LT_EINVAL. */
 typedef lt_status (*axes_fn)(const lt_call *c, int ndim, int axes[LT_MAX_DIMS]);
 
 static lt_status permute_axes(const lt_call *c, int ndim, int axes[LT_MAX_DIMS])
@@ -233,16 +234,17 @@ REORDERING(permute, "permute(x; axes)", "x with its axes in another order; a cop
 
 /* ==== Boxes: slice, pad, cat ================================================================== */
 
-/* Where a part lies in a whole. Axes that it fills are merged with those before them, so the last
- * axis is one run in both. Begins as one axis of 1. */
+/* The position of a part in a whole. An axis that the part fills is merged with the axis before it,
+ * so the last axis is contiguous in both. Starts as no_axes, a single axis of size 1. */
 typedef struct {
     int ndim;
     int64_t part[LT_MAX_DIMS + 1], whole[LT_MAX_DIMS + 1]; /* dims */
-    int64_t first[LT_MAX_DIMS + 1];                        /* where the part begins in the whole */
+    int64_t first[LT_MAX_DIMS + 1];                        /* start of the part in the whole */
 } box;
 
 static const box no_axes = {.ndim = 1, .part = {1}, .whole = {1}};
 
+/* Appends an axis, given the sizes of the part and the whole, and the part's start. */
 static void add_axis(box *b, int64_t part, int64_t whole, int64_t first)
 {
     int i = part == whole ? b->ndim - 1 : b->ndim++;
@@ -257,7 +259,7 @@ static void add_axis(box *b, int64_t part, int64_t whole, int64_t first)
     }
 }
 
-/* The box in the whole (+)= the part, or the other way around. */
+/* Box in the whole (+)= part if to_whole, else part (+)= box in the whole. */
 static void copy_box(const lt_call *c, const box *b, lt_dtype dtype, void *whole, void *part,
                      bool to_whole, bool add)
 {
@@ -283,7 +285,7 @@ static void copy_box(const lt_call *c, const box *b, lt_dtype dtype, void *whole
     }
 }
 
-/* The part that has `count` from position first of one axis, and all of the others. */
+/* The part with positions [first, first + count) of one axis, and all positions of the others. */
 static box box_along(int ndim, const int64_t *whole, int axis, int64_t first, int64_t count)
 {
     box b = no_axes;
@@ -294,7 +296,7 @@ static box box_along(int ndim, const int64_t *whole, int axis, int64_t first, in
 
 /* ==== slice =================================================================================== */
 
-/* As a script would write it: counted from 1. */
+/* A position as a script writes it, counted from 1, for messages. */
 static lt_ll shown(const lt_call *c, int k)
 {
     int64_t p = c->opt[k].i[0];
@@ -321,7 +323,7 @@ static lt_status slice_shape(lt_call *c)
     return LT_OK;
 }
 
-/* Where the slice lies in a tensor of x's dims. */
+/* The box of the slice in a tensor with the dims of x. */
 static box slice_box(const lt_call *c, const lt_tensor *like)
 {
     int axis = axis_at(c, 0, like->ndim);
@@ -380,7 +382,7 @@ static lt_status pad_shape(lt_call *c)
     return LT_OK;
 }
 
-/* Where x lies in a tensor of y's dims. */
+/* The box of x in a tensor with the dims of y. */
 static box pad_box(const lt_call *c, const lt_tensor *y)
 {
     box b = no_axes;
@@ -417,7 +419,7 @@ const lt_op lt__op_pad = {
 
 /* ==== cat ===================================================================================== */
 
-enum { SIZES = 1 }; /* the extra output: each input's size along the axis, for backward */
+enum { SIZES = 1 }; /* the extra output: size of each input along the axis, for backward */
 
 static lt_status cat_shape(lt_call *c)
 {
@@ -441,7 +443,8 @@ static lt_status cat_shape(lt_call *c)
     return LT_OK;
 }
 
-/* Copies between the parts, one for each size, and the whole. NULL parts are left out. */
+/* Copies all parts to the whole, or the whole to its parts. sizes[i]: the size of part i along the
+ * axis. Skips parts that are NULL. */
 static void copy_parts(const lt_call *c, lt_tensor *whole, lt_tensor **parts,
                        const int64_t *sizes, bool to_whole)
 {
@@ -489,7 +492,7 @@ static lt_status cast_shape(lt_call *c)
     return LT_OK;
 }
 
-/* dst (+)= src, of other dtypes. */
+/* dst (+)= src, converted to the dtype of dst. */
 static lt_status convert(const lt_call *c, lt_tensor *dst, const lt_tensor *src, bool add)
 {
     lt_dtype from = (lt_dtype)src->dtype, to = (lt_dtype)dst->dtype;

@@ -29,7 +29,7 @@ static inline void *at(const lt_tensor *x, int64_t i)
 #define EXP(x) _Generic((x), float: lt__exp_f32, double: exp)(x)
 
 typedef struct {
-    double largest;  /* element x of the row */
+    double largest;  /* element of the row */
     double exps;     /* sum of exp(x - largest) */
     double offsets;  /* sum of x - largest */
 } row_sums;
