@@ -10,8 +10,8 @@ enum { X, SCALE, SHIFT, MEAN, VAR, RESIDUAL }; /* inputs */
 enum { TRAIN, MOMENTUM, EPS, ACT, SYNC };      /* options */
 enum { Y, BATCH_MEAN, BATCH_VAR };             /* outputs */
 
-/* The activation clamps y to low..high. The gradient is 0 where y is at a bound. A bound that is
- * NaN has no effect, because every comparison with NaN is false. */
+/* The activation clamps y to low..high. The gradient is 0 where y is at or beyond a bound. A
+ * bound that is NaN has no effect, because every comparison with NaN is false. */
 typedef struct lt_bounds {
     float low, high;
 } lt_bounds;
@@ -58,9 +58,8 @@ static inline double lt__all_rows(const lt_call *c)
 }
 
 /* The mean of some rows, and the sum of squared deviations from it. Ranks exchange them as sums of
- * deviations from a center that is the same on all ranks, the running mean. If the center is k
- * standard deviations from the mean, the relative error grows from about 1e-16 to k^2 times
- * that. */
+ * deviations from a center that is the same on all ranks, the running mean. A center k standard
+ * deviations from the mean makes the relative error k^2 times as large, from about 1e-16. */
 typedef struct lt_moments {
     double mean, squares;
 } lt_moments;
@@ -99,7 +98,7 @@ LT_BOTH LT_INLINE float lt__bounded(lt_bounds act, float v)
     return v > act.high ? act.high : v;
 }
 
-/* The gradient through act: dy if y is within the bounds, else 0. */
+/* The gradient through act: dy if y is strictly between the bounds, else 0. */
 LT_BOTH LT_INLINE float lt__passed(lt_bounds act, float y, float dy)
 {
     dy = y <= act.low ? 0 : dy;
@@ -171,8 +170,8 @@ enum { LANES = 128 };
 enum { AT_MEAN, AT_FACTOR, AT_SHIFT, AT_SLOPE, AT_OFFSET, COEFFICIENTS };
 enum { AT_CENTER, AT_SUM, AT_PRODUCT, SUMS };
 
-/* How g is obtained. MOMENTS: g is x - center, to sum moments. OPEN: g is dy. BY_Y: g is dy where y
- * is within the bounds of act, else 0. BY_X: the same, with y computed again from x. */
+/* How g is obtained. MOMENTS: g is x - center, to sum moments. OPEN: g is dy. BY_Y: g is
+ * lt__passed() of y and dy. BY_X: the same, with y computed again from x. */
 enum { MOMENTS, OPEN, BY_Y, BY_X };
 
 /* A pass over some wide rows. Arrays that the pass does not need are NULL. Borrows all arrays. */

@@ -5,7 +5,8 @@
  * with ih = oh * stride - pad + kh * dilation, and i in the group of o. The portable kernels work
  * on rows of images. One tap of the kernel over one row is a small matrix product of (pixels,
  * channels) by (channels, channels), or a product channel by channel if the convolution is
- * depthwise. Each part of a result is computed by one thread. A pointwise convolution is linear().
+ * depthwise. Each part of a result is computed by one thread. linear() computes pointwise
+ * convolutions.
  *
  * The fast kernels make one task for each result, and run it with the first implementation that
  * accepts it: cpu/depthwise.c, cpu/winograd.c, cpu/conv_thin.c, cpu/conv_weights.c, else oneDNN.
@@ -276,7 +277,7 @@ static void portable_weight_gradient(const lt_call *c, const lt_conv *v)
     lt_tensor *dw = c->d_in[W];
     lt_dtype dtype = (lt_dtype)dw->dtype;
     int64_t width = v->window.kernel[1], taps = v->window.kernel[0] * width;
-    int64_t run = depthwise(v) ? v->out : v->out / v->groups; /* channels a block may be part of */
+    int64_t run = depthwise(v) ? v->out : v->out / v->groups; /* a block stays in one run */
     int64_t blocks = (run + BLOCK - 1) / BLOCK;
     if (!lt__adds(c, W))
         memset(dw->data, 0, (size_t)dw->count * lt_dtype_bytes(dtype));

@@ -12,7 +12,7 @@ static inline uint32_t lt__lowest_kept(double p)
     return p < 1 ? (uint32_t)ldexp(p, 32) : UINT32_MAX;
 }
 
-/* The factor of the elements that are kept. */
+/* The factor of the elements that are kept. For p = 1 it is 0, so that all of y is 0. */
 static inline double lt__kept_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
 
 /* y of an element whose x is already scaled: 0 if it is dropped. */

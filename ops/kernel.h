@@ -33,7 +33,7 @@ static inline int lt__word(const lt_call *c, int k) { return (int)c->opt[k].i[0]
 lt_status lt__int(const lt_call *c, int k, int64_t low, int64_t *value);
 /* value = (height, width), each >= low. The option has both, or one integer for both. */
 lt_status lt__pair(const lt_call *c, int k, int64_t low, int64_t value[2]);
-/* *axis = the option, one axis of a tensor with ndim axes, mapped to 0..ndim-1. */
+/* *axis = the option, one axis of ndim, mapped to 0..ndim-1. Negative ones count from the end. */
 lt_status lt__axis(const lt_call *c, int k, int ndim, int *axis);
 /* *mask = the option, a set of axes: bit i for axis i. All axes if the option is not given. A
  * repeated axis is LT_EINVAL. */
@@ -58,8 +58,8 @@ lt_status lt__same_float(const lt_call *c, int n);
 lt_status lt__same_dtype(const lt_call *c, int n);
 /* Input i must have an integer dtype: i64, i32 or u8. */
 lt_status lt__want_integers(const lt_call *c, int i);
-/* Input i must have ndim axes: "x wants 4 axes (n, h, w, c), it has 2 (32x10 f32)". layout is the
- * axes' text, "(n, h, w, c)". */
+/* Input i must have ndim axes: "x wants 4 axes (n, h, w, c), it has 2 (32x10 f32)". layout names
+ * the axes, "(n, h, w, c)". */
 lt_status lt__want_ndim(const lt_call *c, int i, int ndim, const char *layout);
 /* Input i must have exactly these dims. `what` describes them in the message: "one value per
  * channel". */
@@ -141,7 +141,7 @@ static inline int64_t lt__integer(const lt_tensor *x, int64_t i)
 /* Whether backward must add to d_in[i] instead of overwriting it. */
 static inline bool lt__adds(const lt_call *c, int i) { return c->add >> i & 1; }
 
-/* ==== Room-private state ====================================================================== */
+/* ==== State and devices ======================================================================= */
 
 /* What ops keeps in a context. Freed with the context. */
 struct lt_ops {

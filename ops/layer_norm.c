@@ -9,7 +9,7 @@
 #include "ops/layer_norm.h"
 
 enum { LANES = 16 };
-enum { GROUP = 65536 }; /* elements of x that repay a group of their own */
+enum { GROUP = 65536 }; /* elements of x in a group, unless there are MAX_GROUPS */
 enum { MAX_GROUPS = 64 };
 
 typedef struct {

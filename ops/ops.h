@@ -51,8 +51,8 @@ LT_MUST lt_status lt_grad_table_clear(lt_grad_table *table, int row);
 LT_MUST lt_status lt_grad_table_read(lt_grad_table *table, int first, int n, lt_grad_stats *stats);
 /* Whether n > 0 and all of rows first..first+n-1 are stored on an accelerator. */
 LT_API bool lt_grad_table_is_on_device(const lt_grad_table *table, int first, int n);
-/* Combines rows first..first+n-1 into lt_step_check_of() on the accelerator, without waiting; a
- * non-finite gradient makes the step be skipped. All of these rows must be on the accelerator. */
+/* Combines rows first..first+n-1, all on the accelerator, into lt_step_check_of(). The accelerator
+ * does so asynchronously. If a value is not finite, the step is skipped. */
 LT_MUST lt_status lt_grad_table_check(lt_grad_table *table, int first, int n);
 /* Sets x, a leftover gradient, to zero if it is not finite although this step's gradients are. Row
  * `left` holds the statistics of x, rows first..first+n-1 hold those of this step. Blocks if some

@@ -18,8 +18,8 @@ typedef enum { SUM, MEAN, NORM, MAX, MIN } reduction_kind;
 
 enum {
     LANES = 64,               /* most columns of narrow rows laid end to end */
-    COLUMNS = 256,            /* of a block, the work of a task, whose results fit on the stack */
-    PART = 16384,             /* elements of a block that repay a part of their own */
+    COLUMNS = 256,            /* of a block, which one task reduces, with results on the stack */
+    PART = 16384,             /* least elements of a part */
     MAX_PARTS = 64,
     ENOUGH_TASKS = 32,        /* with this many blocks, no parts are needed */
     MAX_PASSES = LT_MAX_DIMS  /* every other merged axis is reduced, in one or two passes */

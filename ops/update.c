@@ -2,9 +2,9 @@
  * the sum of squares for gradient norms.
  *
  * Each update op is one in-place pass over flat arenas; LARS computes two norms before it. The
- * arithmetic is as in torch.optim, term by term in the element type, with slots that are zero
- * before the first step. `scale` multiplies the gradient first, so that a loss scale or a number of
- * shards is undone without a pass of its own.
+ * arithmetic is as in torch.optim, which has no LARS: term by term in the element type, with slots
+ * that are zero before the first step. `scale` multiplies the gradient first, so that a loss scale
+ * or a number of shards is undone without a pass of its own.
  */
 #include "ops/update.h"
 
