@@ -1,10 +1,10 @@
-/* dist.h - the door of dist: ranks that train one net together, each with its share of every batch.
+/* dist.h - the door of dist: data-parallel training. Each rank computes its share of every batch.
  *
- * A rank is a thread or a process with a context of its own. What ties it to the others is its
- * group: the collectives, a thread that communicates while the rank computes, and the notice of a
- * rank that fails. On a group stands the reducer, which makes the gradients of all ranks one, while
- * backward goes on; the optimizers of the ranks then all do the same, so that their weights stay
- * the same bits without being sent.
+ * A rank is a thread or a process with its own context. A group connects it to the other ranks: it
+ * provides collectives, a thread that communicates while the rank computes, and failure notices.
+ * The reducer works on top of a group and averages the gradients of all ranks during backward. The
+ * optimizers of all ranks then take the same step, so the weights stay bit-identical on all ranks
+ * without being sent.
  */
 #ifndef LUATRAIN_DIST_H
 #define LUATRAIN_DIST_H
@@ -22,11 +22,11 @@ typedef struct lt_group lt_group;
 enum { LT_GROUP_TIMEOUT = 120 }; /* seconds */
 
 typedef struct lt_group_config { /* zero means default */
-    double timeout; /* seconds to wait for another rank; LT_GROUP_TIMEOUT */
+    double timeout; /* seconds to wait for another rank; the default is LT_GROUP_TIMEOUT */
     /* For ranks that are processes. MPI_Init and MPI_Finalize return only when all ranks have
-     * called them, and have no timeout. in_mpi(ud, "MPI_Init") is called before such a call and
-     * in_mpi(ud, NULL) after it, so that another thread can watch the call. That thread cannot
-     * interrupt it; it can only end the process. NULL: no callback. */
+     * called them, and they have no timeout. in_mpi(ud, "MPI_Init") is called before such a call
+     * and in_mpi(ud, NULL) after it, so that another thread can watch the call. That thread cannot
+     * interrupt it; it can only end the process. NULL for no callback. */
     void (*in_mpi)(void *ud, const char *call);
     void *ud;
 } lt_group_config;
@@ -36,265 +36,288 @@ static inline double lt_group_timeout(const lt_group_config *config)
     return config->timeout > 0 ? config->timeout : (double)LT_GROUP_TIMEOUT;
 }
 
-/* Groups for n ranks that are threads of this process: group[r] is for the thread of rank r, and
- * for no other. config may be NULL. New, n of them. */
+/* Opens groups for n ranks that are threads of this process. Only the thread of rank r may use
+ * group[r]. config may be NULL. New, all n of them. LT_EUSAGE if n is out of range, LT_ENOMEM. */
 LT_MUST lt_status lt_local_open(int n, const lt_group_config *config, lt_group **group);
-/* Whether mpirun or srun has started this process as one of several, by its variables. */
+/* Whether the environment variables of mpirun or srun say that this process is one of several. */
 LT_API bool lt_mpi_is_launched(void);
-/* LT_EENV unless the plugin is installed that such processes need. */
+/* LT_EENV unless the MPI plugin, which ranks that are processes need, is installed. */
 LT_MUST lt_status lt_mpi_check(void);
-/* The group of the processes that mpirun or srun has started, each a rank: all of them open it.
- * Those of a node work in shared memory; between nodes MPI carries the bytes, through the plugin
- * libluatrain-mpi.so: in the folder that the variable LUATRAIN_PLUGINS names, or where it was built
- * or installed. config may be NULL. New. LT_EENV without the plugin, or when it is of another
- * version. */
+/* Opens the group of the processes that mpirun or srun has started. Each process is a rank, and all
+ * must call this. Processes on one node use shared memory. Between nodes, MPI carries the bytes.
+ * MPI comes from the plugin libluatrain-mpi.so, which is searched for in the folder that
+ * LUATRAIN_PLUGINS names and where it was built or installed. config may be NULL. New. LT_EENV if
+ * the plugin is missing or has another version. */
 LT_MUST lt_status lt_mpi_open(const lt_group_config *config, lt_group **group);
-/* This rank wants nothing more: LT_OK when the others have left too, those that are processes of
- * this node. Who still wants something of this rank fails, which then is the status here. */
+/* Declares that this rank makes no more calls. If ranks are processes, waits until all ranks of
+ * this node have left. If one of them still needs this rank, it fails, and that failure is the
+ * status here. */
 LT_MUST lt_status lt_group_leave(lt_group *group);
 /* Leaves and frees. NULL is fine. */
 LT_API void lt_group_close(lt_group *group);
 
 LT_API int lt_group_rank(const lt_group *group);
 LT_API int lt_group_size(const lt_group *group);
-/* Its number among those of its machine, from 0 on. */
+/* The number of this rank among the ranks of its machine, from 0. */
 LT_API int lt_group_local_rank(const lt_group *group);
-/* The CPUs that are this rank's part of those it shares with other ranks; 1 or more. */
+/* This rank's part of the CPUs that it shares with other ranks; at least 1. */
 LT_API int lt_group_cpus(const lt_group *group);
-/* The rank computes with so many threads. A wait may then burn a CPU that none of them needs, for
- * some microseconds, before it sleeps; until this is said it does not. */
+/* Sets the number of threads that this rank computes with. If that leaves a CPU free, a wait spins
+ * on it for some microseconds before it sleeps. Before this call, waits do not spin. */
 LT_API void lt_group_set_threads(lt_group *group, int threads);
 
 /* ==== Collectives ============================================================================= */
 
-/* All ranks call the same ones in the same order, with equal counts and types: if not, LT_EDESYNC
- * tells which rank wanted what. Each waits until the others have come, for LT_EPEER when one does
- * not come in time, has failed or has left. After a failure all further ones fail alike. */
+/* All ranks must call the same collectives in the same order, with equal counts and dtypes. If they
+ * do not, the result is LT_EDESYNC, with a message that says which rank called what. A collective
+ * waits for the other ranks. It returns LT_EPEER if one of them does not arrive before the timeout,
+ * has failed or has left. After a failure, all further collectives fail with the same cause. */
 
-typedef struct lt_sum {  /* data = the sum over all ranks of scale * data, the same bits on all */
-    const char *what;    /* "bucket 3": for messages. Borrowed */
-    void *data;
+typedef struct lt_sum {  /* data = the sum over all ranks of scale * data, bit-identical on all */
+    const char *what;    /* name for messages, such as "bucket 3". Borrowed */
+    void *data;          /* (count) */
     int64_t count;       /* elements */
-    lt_dtype dtype;      /* a float dtype, or i64, whose scale is 1 */
-    lt_dtype wire;       /* what f32 is rounded to before it travels: f32, f16 or bf16. Sums are in
-                          * f32; what is beyond f16 becomes inf and stays so */
-    double scale;        /* of this rank; applied before the rounding */
+    lt_dtype dtype;      /* a float dtype, or i64 with scale 1 */
+    lt_dtype wire;       /* f32, f16 or bf16: f32 data is rounded to it before it is sent; for other
+                          * dtypes, dtype itself. Sums are in f32. Overflow in f16 becomes inf */
+    double scale;        /* of this rank; applied before rounding */
 } lt_sum;
 
 LT_MUST lt_status lt_group_allreduce(lt_group *group, const lt_sum *sum);
-/* data of rank `root` to all. */
+/* Copies data of rank `root` to all ranks. */
 LT_MUST lt_status lt_group_broadcast(lt_group *group, const char *what, void *data, size_t bytes,
                                      int root);
 LT_MUST lt_status lt_group_barrier(lt_group *group, const char *what);
-/* From one rank to another, in order of sending; equal bytes. Others take no part. send() returns
- * once data may be changed. */
+/* Sends from one rank to another; other ranks take no part. Messages arrive in the order of
+ * sending, and both sides must give the same number of bytes. lt_group_send() returns when data may
+ * be changed. */
 LT_MUST lt_status lt_group_send(lt_group *group, int to, const void *data, size_t bytes);
 LT_MUST lt_status lt_group_receive(lt_group *group, int from, void *data, size_t bytes);
 
-/* For benchmarks: the seconds that each of n allreduces of `count` f32 elements takes this rank, in
- * memory like that of gradients. by_mpi: MPI_Allreduce does them; LT_EENV when the ranks are
- * threads of one process. A collective. */
+/* For benchmarks: times n allreduces of `count` f32 elements, in the same kind of memory as
+ * gradients. seconds[i] is the time of number i on this rank. by_mpi uses MPI_Allreduce instead;
+ * LT_EENV if the ranks are threads of one process. A collective. */
 LT_MUST lt_status lt_group_time(lt_group *group, int64_t count, lt_dtype wire, bool by_mpi,
                                 double *seconds, int n);
 
-/* Bytes that this rank has sent to others, or that they have read from it, so far. */
+/* Total bytes that this rank has sent to other ranks or exchanged with them in shared memory. */
 LT_API uint64_t lt_group_bytes(const lt_group *group);
 
 /* ==== In the background ======================================================================= */
 
-/* Runs fn(ud) on the group's own thread, after what was started before; it may call collectives.
- * Those that the rank's thread calls wait until all that was started is done. */
+/* Runs fn(ud) on the group's own thread, after all tasks started before. fn may call collectives. A
+ * collective that the rank's thread calls waits until all started tasks are done. LT_ENOMEM. */
 LT_MUST lt_status lt_group_start(lt_group *group, lt_status (*fn)(void *ud), void *ud);
-/* Until all is done. The first failure, with its message. */
+/* Waits until all started tasks are done. Returns the first failure so far, with its message. */
 LT_MUST lt_status lt_group_wait(lt_group *group);
-/* A sum that does not wait for what was started, nor that for it: those of the rank's thread are in
- * step with those of the other ranks' threads alone. */
+/* An allreduce that is independent of started tasks: neither waits for the other. It matches only
+ * other calls of lt_group_allreduce_side(), in their order. */
 LT_MUST lt_status lt_group_allreduce_side(lt_group *group, const lt_sum *sum);
 
 /* ==== Failure ================================================================================= */
 
-/* This rank ends with this thread's message and code: the others fail with LT_EPEER, soon. */
+/* Declares that this rank has failed, with the error code and message of this thread. The other
+ * ranks fail with LT_EPEER soon after. */
 LT_API void lt_group_fail(lt_group *group);
-/* The first failure of the job: its rank, code and message; false when there is none. Every rank
- * has the same answer. text holds `bytes`. */
+/* The first failure of the job: rank, code and message, the same on every rank. text has room for
+ * `bytes`. Returns false if there is no failure. */
 LT_API bool lt_group_failure(const lt_group *group, int *rank, lt_status *code, char *text,
                              size_t bytes);
-/* After a failure, of ranks that are processes: whether this one is to tell the user. It returns
- * when the others have no more to say, and they when that one has closed its group; or after so
- * many seconds. */
+/* After a failure: whether this rank reports it to the user; exactly one rank does. On that rank
+ * the call returns when the other ranks will print nothing more. On the others it returns when the
+ * reporter has closed its group. Either way it returns after `seconds` at the latest. */
 LT_API bool lt_group_is_reporter(lt_group *group, double seconds);
-/* Where the rank is, for messages of others that miss it: "train.lua:31", and the step. Cheap. */
+/* Sets the location, such as "train.lua:31", and the step of this rank. Other ranks show them in
+ * messages when this rank is missing. Cheap. */
 LT_API void lt_group_set_location(lt_group *group, const char *where, int64_t step);
 
-/* LT_EDESYNC with the first line that a rank has otherwise than rank 0, unless all have the same
- * text. */
+/* Checks that all ranks have the same text. If not, LT_EDESYNC with the first line that differs
+ * from rank 0. A collective; `what` names the text in messages. */
 LT_MUST lt_status lt_group_compare(lt_group *group, const char *what, const char *text);
-/* The same for n numbers; n must be equal on all ranks. Numbers may differ by `tolerance` times the
- * largest of rank 0, since the last bits of computed numbers depend on the CPU. */
+/* As lt_group_compare(), for n numbers; n must be equal on all ranks. Numbers may differ by
+ * `tolerance` times the largest finite magnitude on rank 0, because the last bits of computed
+ * numbers depend on the CPU. */
 LT_MUST lt_status lt_group_compare_numbers(lt_group *group, const char *what,
                                            const double *numbers, int n, double tolerance);
 
 /* ==== The reducer ============================================================================= */
 
-/* Makes the gradients of all ranks one, on the hooks of a context's backward: the mean over the
- * global batch, of which each rank has gone through its share. Parameters are sent in buckets,
- * spans of the gradient arena; the last ones, whose gradients come first, go first, and while
- * backward goes on. In front of them goes the record of the step, a few numbers of each rank: which
- * parameters it uses, its loss, the sums of its batch norm statistics, its signature to stop.
+/* Averages the gradients of all ranks, using the hooks of a context's backward. The result is the
+ * gradient of the mean loss over the global batch, of which each rank computes its share.
  *
- * A step may have several backwards, which add up. The last one sends. If nobody says which one
- * that is (lt_reducer_expect_backwards()), it is taken to be as in the steps before; the first step
- * sends when an optimizer wants the gradients. A parameter that only some ranks have used counts as
- * zero on the others; one that none has used is not sent, and not updated. Ranks come to a batch
- * norm for the first time in the same step and the same order, make the same optimizers in one
- * order, and take the same steps of them; or it is LT_EDESYNC.
+ * Gradients travel in buckets, which are spans of the gradient arena. Backward produces the
+ * gradients of the last parameters first, so the last buckets are sent first, while backward still
+ * runs. The step record is sent before the buckets. It holds a few numbers of each rank: the
+ * parameters it uses, its loss, the sums of its batch-norm statistics and its stop request.
  *
- * It is also LT_EDESYNC when ranks take a step of an optimizer with different settings, which the
- * record of the next step shows; when they have batches of different rows or of different data
- * (lt_reducer_set_data()); and when different parameters are frozen at the first backward of a
- * step. If only some ranks have written to parameters since the last record (as lt_fill() does;
- * writes through lt_data() are not seen), all ranks compare the values. The record has digests of
- * all this, so it costs nothing while the ranks agree.
+ * A step may have several backwards, whose gradients add up. The last one sends.
+ * lt_reducer_expect_backwards() sets how many there are. Without it, the reducer expects as many as
+ * in earlier steps, and the first step sends when an optimizer needs the gradients. If only some
+ * ranks have used a parameter, its gradient counts as zero on the others. A parameter that no rank
+ * has used is neither sent nor updated.
  *
- * Gradients on an accelerator stay there, if each rank has one of its own and there is a library
- * by which they reach each other, as NCCL: it adds in the dtype that travels. If not, they are
- * summed on the CPU: each bucket is brought over when it is complete and sent back, while the
- * accelerator goes on. Nobody waits in backward; the optimizer's step waits until the last bucket
- * was summed, for all ranks decide alike whether it is applied.
+ * The ranks must agree in the following, or the step fails with LT_EDESYNC:
+ * - They run each batch norm for the first time in the same step and in the same order.
+ * - They make the same optimizers in the same order and take the same steps of them, with the same
+ *   settings. Settings are compared in the record of the next step.
+ * - Their global batches have the same number of rows and come from the same data
+ *   (lt_reducer_set_data()).
+ * - The same parameters are frozen at the first backward of a step.
+ * If only some ranks have written to parameters since the last record, all ranks compare the
+ * values. lt_fill(), for example, is noticed; a write through lt_data() is not. The record only
+ * holds digests of all this, so the checks cost nothing while the ranks agree.
  *
- * Between backward and the optimizer a gradient is this rank's own, or that of all if it was sent:
- * lt_grad() and lt_zero_grad() wait for that. To forget one then is for all ranks to do, or their
- * weights part: that is not compared. */
+ * Gradients on accelerators are summed there if each rank has its own accelerator and a library
+ * such as NCCL connects them. That library adds in the wire dtype. Otherwise each bucket is copied
+ * to the CPU when it is complete, summed there and copied back, while the accelerator continues.
+ * Backward never waits. The optimizer step waits for the last bucket, because all ranks must make
+ * the same decision whether to apply the step.
+ *
+ * Between backward and the optimizer step, a gradient is this rank's own if it has not been sent,
+ * and the average of all ranks if it has; lt_grad() and lt_zero_grad() wait for an exchange under
+ * way. If gradients are forgotten at that point, all ranks must forget them, or their weights
+ * diverge. This is not checked. */
 typedef struct lt_reducer lt_reducer;
 
-typedef enum lt_sum_backend {      /* where the gradients of accelerators are summed */
-    LT_SUM_BACKEND_AUTO,             /* on them, if that can be; rank 0 logs why not */
+typedef enum lt_sum_backend {      /* where gradients on accelerators are summed */
+    LT_SUM_BACKEND_AUTO,             /* on accelerators if possible; if not, rank 0 logs why */
     LT_SUM_BACKEND_HOST,             /* on the CPU */
-    LT_SUM_BACKEND_NCCL              /* on them, or it is an error */
+    LT_SUM_BACKEND_NCCL              /* on accelerators; an error if that is not possible */
 } lt_sum_backend;
 
 typedef struct lt_reducer_config { /* zero means default */
-    size_t first_bucket, bucket;   /* bytes; 1 MiB for the first, at most 8 for others */
-    lt_dtype wire;                 /* of f32 gradients; the same on all ranks */
+    size_t first_bucket, bucket;   /* bytes at most; defaults: 1 MiB for the first, 8 for others */
+    lt_dtype wire;                 /* dtype in which f32 gradients travel; same on all ranks */
     lt_sum_backend sum_backend;                  /* the same on all ranks */
-    bool blocking;                 /* nothing is sent before the optimizer wants it */
-    bool no_sync; /* nothing is sent at all, and weights go apart: to measure what
-                   * it costs to be together */
-    int vranks;                    /* a step has so many shards, a power of two: each rank goes
-                                    * through its part of them one after the other, with its share
-                                    * set, backward and the optimizer's step for each, of which only
-                                    * the last is one. Weights are then the same bits for any number
-                                    * of ranks. LT_EUSAGE when a backward follows that step.
-                                    * 0: each rank has one, overlapping with backward */
+    bool blocking;                 /* send nothing before the optimizer step */
+    bool no_sync; /* send nothing at all, so the weights of the ranks diverge. For measuring
+                   * the cost of synchronization */
+    int vranks;                    /* number of shards of a step, a power of two, or 0. A rank
+                                    * computes its shards one after the other: for each it sets the
+                                    * share, runs backward and calls the optimizer step, and only
+                                    * the call for the last shard takes a step. Weights are then
+                                    * bit-identical for any number of ranks. Another backward of a
+                                    * shard after its optimizer step is LT_EUSAGE. 0: one shard for
+                                    * each rank, and sending overlaps with backward */
 } lt_reducer_config;
 
-/* Takes the slots of ctx's backward. The group is used from now on, and outlives the reducer.
- * config may be NULL. New. NULL with LT_ENOMEM, or LT_EUSAGE for vranks that the ranks cannot
- * share, that are to travel in halves, or where not each node has as many ranks, in a row; and for
- * a fault of a rank that is not among them. LT_EUNSUPPORTED for vranks where ctx is not on the
- * CPU. */
+/* Makes a reducer, which sets the gradient slots of ctx (lt_set_grad_slots()). The group must
+ * outlive the reducer. config may be NULL. New. NULL with LT_ENOMEM, or with LT_EUSAGE if the ranks
+ * cannot share `vranks` shards evenly, if vranks is used with a half wire, on an accelerator, or on
+ * nodes that do not have the same number of consecutive ranks, or if the injected fault of ctx
+ * names a rank that does not exist. */
 LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config);
 LT_API void lt_reducer_free(lt_reducer *reducer);
-/* From the next step on, with other buckets and at other times, on all ranks alike. wire, sums
- * and vranks stay as they are. */
+/* Changes the bucket sizes, blocking and no_sync from the next step on. All ranks must make the
+ * same change. wire, sum_backend and vranks keep their values. */
 LT_MUST lt_status lt_reducer_configure(lt_reducer *reducer, const lt_reducer_config *config);
-/* The gradients of these parameters, which are placed, are to be made one. A collective: they get
- * the values of rank 0. Those that it has already are passed over. LT_EUSAGE for others between
- * the shards of a step. The first time the ranks find out where gradients are summed: LT_EENV if
- * that cannot be as config.sums wants it, LT_EDESYNC if wire or sums differ between ranks. */
+/* Adds n parameters, which must be placed, to the reducer and broadcasts their values from rank 0.
+ * Parameters that the reducer already has are skipped. A collective. LT_EUSAGE for new parameters
+ * between the shards of a step. The first call also decides where gradients are summed: LT_EENV if
+ * config.sum_backend is not possible, LT_EDESYNC if ranks differ in wire, sum_backend or vranks.
+ * Parameters are kept. */
 LT_MUST lt_status lt_reducer_add(lt_reducer *reducer, lt_tensor *const *params, int n);
-/* What this rank, or its shard, has of the batch from now on: rows of so many. Before the first
- * call each rank has an equal share. A rank with 0 rows must still go through some, for nothing. */
+/* Sets the share of the next batches: this rank, or its current shard, has `rows` of `total` rows.
+ * Before the first call, all ranks have equal shares. A rank with 0 rows must still run backward on
+ * some rows, which do not count. */
 LT_API void lt_reducer_set_share(lt_reducer *reducer, int64_t rows, int64_t total);
 
-/* A digest of the data that this rank's batches are from. It must be the same on all ranks. 0: not
- * known. */
+/* Sets a digest of the data from which this rank's batches come. It must be the same on all ranks.
+ * 0 if it is not known. */
 LT_API void lt_reducer_set_data(lt_reducer *reducer, uint32_t digest);
-/* LT_EDESYNC unless all ranks have taken the last step with the same settings. A collective, for
- * after the last step: the settings of every other step are compared in the step that follows. */
+/* LT_EDESYNC unless all ranks have taken the last step with the same settings. A collective. Call
+ * it after the final step: the settings of every other step are compared in the next step. */
 LT_MUST lt_status lt_reducer_compare(lt_reducer *reducer);
 
-/* For lt_set_allreduce(), with the reducer as ud. All ranks must go through as many such sums in
- * each step. LT_EUSAGE with vranks, unless each rank has one: the others have not come yet. */
+/* A function for lt_set_allreduce(), with the reducer as ud. All ranks must make the same number of
+ * these calls in each step. LT_EUSAGE if vranks gives a rank more than one shard, because the later
+ * shards have not been computed yet. */
 LT_MUST lt_status lt_reducer_sum(void *reducer, double *numbers, int64_t n, bool backward);
 
-/* Each step has so many backwards from now on. 0, as in the beginning: to be found out; then a step
- * with more of them than any before must have them on all ranks. */
+/* Sets the number of backwards in each step from now on. 0, the default, means as many as in
+ * earlier steps. A step with more backwards than any step before must then have them on all
+ * ranks. */
 LT_API void lt_reducer_expect_backwards(lt_reducer *reducer, int backwards);
 
-typedef struct lt_reduced_step { /* the last step that was made one */
-    double loss;            /* of the global batch, all backwards of the step added */
-    int stop_reason;        /* of a rank that is to stop, or 0; see lt_stop() */
-    int buckets;            /* sent */
-    double waited;          /* seconds that the optimizer had to wait for */
+typedef struct lt_reduced_step { /* the last step whose gradients were exchanged */
+    double loss;            /* mean over the global batch, added over the backwards of the step */
+    int stop_reason;        /* of the first rank with a stop request, or 0; see lt_stop() */
+    int buckets;            /* number of buckets sent */
+    double waited;          /* seconds that the optimizer step waited for the exchange */
 } lt_reduced_step;
 LT_API lt_reduced_step lt_reducer_last(const lt_reducer *reducer);
 
-typedef struct lt_bucket { /* in the last step; seconds since its last backward began */
-    size_t bytes;          /* of gradients that were summed; 0: none were, and no time counts */
-    double ready;          /* this rank had the last of them; an accelerator was given it */
-    double began, ended;   /* the allreduce */
+typedef struct lt_bucket { /* of the last step; times are seconds since its last backward began */
+    size_t bytes;          /* of gradients that were summed; if 0, the times have no meaning */
+    double ready;          /* backward completed the bucket (on an accelerator: enqueued it) */
+    double began, ended;   /* of the allreduce */
 } lt_bucket;
-/* One of them, from 0 on in the order of sending. False: there are not so many. */
+/* Bucket i, counted from 0 in the order of sending. False if there are not that many. */
 LT_API bool lt_reducer_bucket(const lt_reducer *reducer, int i, lt_bucket *bucket);
 
 /* ==== The bucket filter ======================================================================= */
 
-/* What amp lays over the buckets. With each of them some numbers go to all ranks and come back as
- * their sums, in the same allreduce: a decision that all ranks take alike costs no collective of
- * its own. Where gradients travel in f16, a bucket may be multiplied by a power of two for its
- * way, so that its values are such as f16 holds well; and if the sum shows that this was too
- * much, it is sent again. */
+/* Callbacks that measure, pack and unpack each bucket; amp uses them. A bucket carries a tail of
+ * numbers in its allreduce, and each rank gets their sums. All ranks can so make the same decision
+ * without a further collective. If gradients travel in f16, the filter may multiply a bucket by a
+ * power of two, so that its values fit f16. If the sum overflows all the same, the filter can have
+ * the bucket sent again. */
 enum {
-    LT_MAX_TAIL = 256,  /* numbers */
-    LT_MAX_RESENDS = 4  /* of a bucket in a step */
+    LT_MAX_TAIL = 256,  /* numbers in a tail */
+    LT_MAX_RESENDS = 4  /* of one bucket in one exchange */
 };
 
-typedef struct lt_packet {      /* a bucket on its way */
-    int bucket;
-    lt_tensor *const *x;        /* n parameters whose gradients this rank has in it. Borrowed */
+typedef struct lt_packet {      /* a bucket in an allreduce */
+    int bucket;                 /* index, in the order of sending */
+    lt_tensor *const *x;        /* (n) parameters with a gradient of this rank in it. Borrowed */
     int n;
-    lt_grad_stats stats; /* in theirs, as far as it decides about the step: if an optimizer
-                          * has the parameter, and some rank has added to it */
-    double largest;             /* in_f16: magnitude of what is finite in all of theirs */
-    const void *data;           /* (count) elements: its gradients; for unpack() those of all. NULL:
-                                 * they stay on an accelerator */
+    lt_grad_stats stats; /* of the gradients of x that decide about the step: an optimizer
+                          * has the parameter, and some rank has added to its gradient */
+    double largest;             /* if in_f16: largest finite magnitude in all gradients of x */
+    const void *data;           /* (count) gradients of this rank; in unpack(), the sums over all
+                                 * ranks. NULL if they stay on an accelerator */
     int64_t count;
     lt_dtype dtype;
-    bool in_f16;                /* it travels in that, which overflows at 2^16 */
-    int sent;                   /* times, before this one */
-    int exponent;               /* of two: pack() may set it, for f16; the same on all ranks */
-    float tail[LT_MAX_TAIL];   /* pack() writes, unpack() finds the sums: whole numbers, of which
-                                 * bf16 holds the sums up to 256 and f16 up to 2048 */
+    bool in_f16;                /* the bucket travels in f16, which overflows at 2^16 */
+    int sent;                   /* number of times it has been sent before */
+    int exponent;               /* pack() may set it if in_f16, to the same value on all ranks: the
+                                 * bucket is multiplied by 2^exponent while it travels */
+    float tail[LT_MAX_TAIL];   /* pack() writes it; in unpack() it holds the sums. Whole numbers:
+                                 * sums are exact up to 256 in bf16 and up to 2048 in f16 */
 } lt_packet;
 
 typedef struct lt_bucket_filter {
     void *ud;
-    int tail;                   /* numbers that are used of it */
-    /* What is in a gradient. On the rank's thread, when x's gradient of a backward is complete, its
-     * hooks have been called and all that earlier backwards have left is in grad, which is on the
-     * CPU; not on a rank, nor in a shard, without rows. May be NULL. */
+    int tail;                   /* how many numbers of lt_packet.tail are used */
+    /* Returns the statistics of a gradient. Called on the rank's thread when backward has completed
+     * the gradient of x and its hooks have run. grad is on the CPU and includes the gradients of
+     * earlier backwards. Not called for a rank or shard without rows. May be NULL. */
     lt_grad_stats (*measure)(void *ud, lt_tensor *x, lt_tensor *grad);
-    /* The same of one that it was not called for, being on an accelerator or left by an earlier
-     * step. grad is borrowed for this call, on the CPU, and may be a copy. On the group's thread
-     * before pack(), with vranks on the rank's. A bucket that stays on an accelerator is looked at
-     * there instead of this and of measure(). NULL: nothing is found. */
+    /* As measure(), for gradients that measure() was not called for: they were on an accelerator or
+     * are left over from an earlier step. grad is on the CPU, may be a copy, and is borrowed for
+     * this call. Called on the group's thread before pack(), or with vranks on the rank's thread.
+     * A bucket that is summed on accelerators is measured there, without these two calls, if look
+     * is set. NULL if nothing needs to be measured. */
     lt_grad_stats (*look)(void *ud, const lt_tensor *grad);
-    /* On the group's thread, before the first bucket of a step; once more when all are sent again,
-     * as more was added to them. May be NULL. */
+    /* Called on the group's thread before the first bucket of an exchange. A step has a second
+     * exchange if gradients were added after the first. May be NULL. */
     void (*start)(void *ud);
-    /* On the group's thread, in the order of sending. A rank without rows has n = 0, and zeros.
-     * Without pack() the filter only measures, and does what done() does. */
+    /* Called on the group's thread for each bucket, in the order of sending. On a rank without rows
+     * n is 0 and data is all zeros. If pack is NULL, buckets have no tail and unpack() is not
+     * called; the other callbacks still are. */
     void (*pack)(void *ud, lt_packet *packet);
-    /* True: once more, from pack() on. The same on all ranks. */
+    /* Called after the allreduce. Returns true to send the bucket again, beginning with pack();
+     * this applies to f16 only. All ranks must return the same value. */
     bool (*unpack)(void *ud, const lt_packet *packet);
-    /* On the rank's thread, when an optimizer wants gradients and all buckets have come. The same
-     * on all ranks. Not between shards of a step, of which vranks has several. NULL: LT_APPLIED. */
+    /* Called on the rank's thread in an optimizer step, when all buckets have been summed. Returns
+     * what becomes of the step; all ranks must return the same value. Not called between the
+     * shards of a step with vranks. NULL means LT_APPLIED. */
     lt_step_status (*done)(void *ud, lt_ctx *ctx);
 } lt_bucket_filter;
 
-/* From the next sum of buckets on, on all ranks alike; copied. NULL: none. The old one is not
- * called any more. LT_EINVAL: tail is too much. */
+/* Sets the filter from the next exchange on; all ranks must make the same change. Waits for an
+ * exchange under way, after which the old filter is not called again. filter is copied; NULL
+ * removes it. LT_EINVAL if filter->tail is negative or above LT_MAX_TAIL. */
 LT_MUST lt_status lt_reducer_set_filter(lt_reducer *reducer, const lt_bucket_filter *filter);
 
 #ifdef __cplusplus
