@@ -1,4 +1,4 @@
-/* bucket_plan.h - which parameters a reducer has, and the buckets in which their gradients travel.
+/* bucket_plan.h - the parameters of a reducer and the buckets in which their gradients travel.
  * Private to this room.
  */
 #ifndef LT_DIST_BUCKET_PLAN_H
@@ -10,64 +10,66 @@ typedef enum lt_grad_state {
     LT_GRAD_NONE,
     LT_GRAD_PENDING,
     LT_GRAD_READY
-} lt_grad_state; /* of a gradient, on a rank */
+} lt_grad_state; /* of a gradient on this rank; PENDING: the running backward will add to it */
 
 typedef struct lt_bucket_item {  /* a parameter */
-    lt_tensor *x;
+    lt_tensor *x;       /* kept */
     lt_grad_place place;
-    int arena;          /* arenas are numbered as they come: addresses differ between ranks */
+    int arena;          /* number, in the order of first use; addresses differ between ranks */
     int bucket;
     lt_grad_state state; /* written by the rank's thread before an exchange, or under the lock */
     bool frozen;        /* at the first backward of the step */
-    bool has_optim;        /* an optimizer has it, so what is found in it counts */
-    bool measured;      /* this is of its gradient as it is now: */
-    lt_grad_stats stats;
-    lt_grad_stats stats_before;    /* in those in the tree sums of this step */
-    bool summed;        /* a shard of this step had it */
-    void *leftover;         /* what earlier steps have left, for each shard anew; NULL: nothing */
-    bool added;         /* this rank has added to it in this step */
-    bool used;        /* some rank has it, in the last exchange, */
-    bool accumulated;         /* and some rank has added to it */
+    bool has_optim;        /* an optimizer has x, so stats may decide about the step */
+    bool measured;      /* stats are up to date */
+    lt_grad_stats stats; /* of the gradient, if measured */
+    lt_grad_stats stats_before;    /* of the shards already in the tree sums of this step */
+    bool summed;        /* some shard of this step had a gradient */
+    void *leftover;         /* copy of the leftover gradient, restored for each shard; or NULL */
+    bool added;         /* this rank has added to the gradient in this step */
+    bool used;        /* in the last exchange, some rank had a gradient */
+    bool accumulated;         /* in the last exchange, some rank had added to it */
 } lt_bucket_item;
 
 typedef struct lt_planned_bucket {
-    int first, end;     /* items, all of one arena */
-    int pending;         /* of them, in the running backward; under the lock */
-    uint64_t mark;      /* likewise: in the stream of an accelerator, behind the last one */
-    lt_bucket times;    /* but from no beginning */
+    int first, end;     /* items [first, end), all in one arena */
+    int pending;         /* number of pending items in the running backward; under the lock */
+    uint64_t mark;      /* in the accelerator's stream, after the last gradient; under the lock */
+    lt_bucket times;    /* as lt__seconds(), not relative to backward */
 } lt_planned_bucket;
 
-typedef struct lt_bucket_plan {  /* zero: nothing to send */
-    lt_bucket_item *items;     /* by arena, then offset */
-    lt_planned_bucket *buckets; /* in the order of sending: the last items first */
+typedef struct lt_bucket_plan {  /* all zeros: no parameters */
+    lt_bucket_item *items;     /* sorted by arena, then offset */
+    lt_planned_bucket *buckets; /* in the order of sending, which begins with the last items */
     int n_items, n_buckets, n_arenas;
 } lt_bucket_plan;
 
-/* One more, which is kept. LT_ENOMEM, or what lt_grad_find() says. lt__bucket_plan_cut() is to
- * follow. */
+/* Adds parameter x, which is kept. lt__bucket_plan_cut() must follow. LT_ENOMEM, or the error of
+ * lt_grad_find(). */
 LT_MUST lt_status lt__bucket_plan_add(lt_bucket_plan *plan, lt_tensor *x);
-/* Cuts the items into buckets, of which the first has at most so many bytes, and others `most`; but
- * none is more than half of what is left, as the last ones, which no backward hides, had better be
- * small. LT_ENOMEM. */
+/* Sorts the items and cuts them into buckets. The first bucket has at most `first` bytes, the
+ * others at most `most`. A bucket also takes at most half of the bytes left in its arena, but
+ * `first` bytes are always allowed: sending the last buckets does not overlap with backward, so
+ * they should be small. A larger parameter gets a bucket of its own. LT_ENOMEM. */
 LT_MUST lt_status lt__bucket_plan_cut(lt_bucket_plan *plan, size_t first, size_t most);
 void lt__bucket_plan_free(lt_bucket_plan *plan);
 
-/* NULL: it is none of them. */
+/* The item of parameter x, or NULL. */
 lt_bucket_item *lt__bucket_plan_find(const lt_bucket_plan *plan, const lt_tensor *x);
-/* The elements of the arena that items [first, end) span. */
+/* The number of arena elements that items [first, end) span, with the padding between them. */
 int64_t lt__bucket_plan_span(const lt_bucket_plan *plan, int first, int end);
-/* Whether the `count` elements behind a bucket that ends before item `end` are nobody else's: those
- * of items behind it, padding, or the room behind the arena. */
+/* Whether an exchange may use the `count` elements after a bucket that ends before item `end`. It
+ * may if they belong to later items of this plan, to padding, or to the room after the arena. */
 bool lt__bucket_plan_owns_behind(const lt_bucket_plan *plan, int end, int64_t count);
-/* Where an arena's items end, in elements of it. */
+/* The end of the last item of an arena, in elements from the beginning of the arena. */
 int64_t lt__bucket_plan_arena_end(const lt_bucket_plan *plan, int arena);
-/* Before the first of several shards: keeps the gradients that there are, as earlier steps have
- * left them for optimizers that have not come since. All ranks have the same, so that they stay
- * what they are if each shard has them, for the shards' shares add up to 1. LT_ENOMEM. */
+/* Copies the leftover gradients before the first of several shards. All ranks have the same
+ * leftover gradients. If each shard starts with them, the sum leaves them unchanged, because the
+ * shares of the shards add up to 1. LT_ENOMEM. */
 LT_MUST lt_status lt__bucket_plan_save_leftover(lt_bucket_plan *plan);
-/* Before another shard: these gradients are there again, and no others. */
+/* Before the next shard: restores the leftover gradients and clears all others. */
 LT_MUST lt_status lt__bucket_plan_restore_leftover(lt_bucket_plan *plan);
 void lt__bucket_plan_drop_leftover(lt_bucket_plan *plan);
+/* The gradient of an item in its arena, and its size. */
 void *lt__bucket_item_data(const lt_bucket_item *item);
 size_t lt__bucket_item_bytes(const lt_bucket_item *item);
 

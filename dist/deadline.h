@@ -1,7 +1,8 @@
-/* deadline.h - how long a rank waits for another one. Private to this room.
+/* deadline.h - a deadline for waiting for another rank. Private to this room.
  *
- * A job may be stopped as a whole, as by Ctrl-Z, and go on later: nobody was late then. Who waits
- * looks at the time all the while, so time in which it did not look is none that it has waited.
+ * The whole job may be suspended, for example by Ctrl-Z, and resumed later. That time must not
+ * count. A waiting rank checks its deadline several times a second, so a gap of more than a second
+ * between two checks means that the process did not run, and the deadline moves by the gap.
  */
 #ifndef LT_DIST_DEADLINE_H
 #define LT_DIST_DEADLINE_H
@@ -9,10 +10,10 @@
 #include "core/tensor.h"
 
 typedef struct lt_deadline {
-    double at, looked; /* now, in the beginning */
+    double at, looked; /* lt__seconds(): the deadline, and the last check; start with now */
 } lt_deadline;
 
-/* To be asked several times a second. */
+/* Whether the deadline has passed. Call it several times a second. */
 static inline bool lt__deadline_is_over(lt_deadline *d)
 {
     double before = d->looked;

@@ -1,64 +1,69 @@
-/* record.h - the record of a step: what each rank tells the others in front of its gradients, as
- * numbers that are summed over the ranks. Private to this room.
+/* record.h - the step record: numbers that are summed over the ranks before the buckets of a step.
+ * Private to this room.
  *
- * It has the loss; some numbers of each rank by itself; for each parameter how many ranks use it,
- * and whether any adds to it; and the statistics of batch norms.
+ * It holds the loss, a few separate numbers for each rank, the batch-norm statistics, and for each
+ * parameter one number that says whether some rank uses it and whether some rank has added to its
+ * gradient.
  */
 #ifndef LT_DIST_RECORD_H
 #define LT_DIST_RECORD_H
 
 #include "dist/bn_layers.h"
 
-typedef struct lt_record { /* zero: nothing was written */
-    double *data;
+typedef struct lt_record { /* all zeros: nothing written yet */
+    double *data;         /* (count) */
     size_t count;
     int ranks, parameters;
     lt_bn_layers bn_layers;
-    double loss;          /* of this rank, so far in the step; and those that are still to come */
-    lt_deferred **losses;
+    double loss;          /* of this rank in this step, without the losses that are deferred: */
+    lt_deferred **losses; /* (n_losses) on an accelerator */
     int n_losses, room;
-    char where[LT_WHERE_BYTES]; /* the first of those was made */
-    double share;         /* of this rank's loss in that of all, */
-    int64_t step;         /* in this step */
+    char where[LT_WHERE_BYTES]; /* location of the first deferred loss, for messages */
+    double share;         /* weight of this rank's loss in the loss of the global batch */
+    int64_t step;         /* of this record, for messages */
 } lt_record;
 
-typedef struct lt_rank_record {   /* what a rank tells of itself */
+typedef struct lt_rank_record {   /* the separate numbers of one rank */
     int rank;
     double share;         /* of the batch */
     int backwards, stop_reason;
     uint32_t steps;       /* lt_steps_digest() */
-    int tail;             /* numbers that go with each bucket */
+    int tail;             /* numbers in the tail of each bucket */
     uint32_t agree;       /* a digest of what must be the same on all ranks */
     uint32_t writes;      /* to parameters since the last record, other than by optimizers */
 } lt_rank_record;
 
-/* What a backward of this step begins with; of more elements than one it is none. */
+/* Adds the loss of a backward to the step. A loss with more than one element is ignored. LT_ENOMEM,
+ * or a failure of the accelerator. */
 LT_MUST lt_status lt__record_add_loss(lt_record *record, lt_tensor *loss);
-/* The next part of a batch begins. */
+/* Forgets the losses, before the next shard or step. */
 void lt__record_forget_losses(lt_record *record);
-/* That of a rank which uses no parameter so far. LT_ENOMEM. */
+/* Writes the record of this rank, in which it uses no parameter yet. LT_ENOMEM. */
 LT_MUST lt_status lt__record_write(lt_record *record, lt_ctx *ctx, int ranks, int parameters,
                                    const lt_rank_record *own);
-/* added: in this step; else it is what earlier ones have left. */
+/* Notes that this rank has a gradient for a parameter. added: this step has added to it; otherwise
+ * it is a leftover gradient. */
 void lt__record_use(lt_record *record, int parameter, bool added);
-/* On any thread, before the record is summed: waits for what comes from an accelerator. LT_ENUMERIC
- * for a loss that is not finite. */
+/* Before the record is summed: waits for the numbers that come from an accelerator. On any thread.
+ * LT_ENUMERIC if a loss is not finite. */
 LT_MUST lt_status lt__record_collect(lt_record *record);
 
-/* Once it is the sum over the ranks: */
+/* All functions below require the sum over the ranks. */
+/* Whether some rank uses the parameter, and whether some rank has added to its gradient. */
 bool lt__record_uses(const lt_record *record, int parameter);
 bool lt__record_adds(const lt_record *record, int parameter);
 double lt__record_loss(const lt_record *record);
-/* Of the rank that has most. */
+/* The largest number of backwards of any rank. */
 int lt__record_backwards(const lt_record *record);
-/* Of the first rank that has one; or 0. */
+/* The stop reason of the first rank that has one, or 0. */
 int lt__record_stop_reason(const lt_record *record);
-/* LT_EDESYNC unless all ranks have taken the same steps, and send as much with buckets. */
+/* LT_EDESYNC unless all ranks have taken the same steps and have tails of the same length. */
 LT_MUST lt_status lt__record_check(const lt_record *record);
-/* Whether all ranks have the same own.agree, and the same own.writes. */
+/* Whether lt_rank_record.agree is equal on all ranks, and whether .writes is. */
 bool lt__record_agrees(const lt_record *record);
 bool lt__record_writes_agree(const lt_record *record);
-/* The statistics that wait in ctx become those of all ranks. LT_ENOMEM or LT_EDESYNC. */
+/* Replaces the pending batch-norm statistics of ctx by those over all ranks. LT_ENOMEM or
+ * LT_EDESYNC. */
 LT_MUST lt_status lt__record_read_bn_stats(const lt_record *record, lt_ctx *ctx);
 
 void lt__record_free(lt_record *record);
