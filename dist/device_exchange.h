@@ -1,8 +1,9 @@
-/* device_exchange.h - gradients that are summed where they are, by accelerators that reach each
- * other: the part of the reducer that asks for it and has the patience. Private to this room.
+/* device_exchange.h - sums of gradients on accelerators, by a device communicator such as NCCL. The
+ * calls of a communicator do not block; this part of the reducer polls them and handles timeouts
+ * and failures. Private to this room.
  *
- * Each rank needs an accelerator of its own. What is no gradient, as the record of a step, takes
- * the way of the group all the same.
+ * Each rank needs its own accelerator. Only gradients are summed this way; everything else, such as
+ * the step record, uses the group.
  */
 #ifndef LT_DIST_DEVICE_EXCHANGE_H
 #define LT_DIST_DEVICE_EXCHANGE_H
@@ -12,30 +13,32 @@
 
 _Static_assert((int)LT_MAX_TAIL <= (int)LT_COMM_TAIL, "a filter's numbers may go with a sum");
 
-typedef struct lt_device_exchange {     /* zero: nothing was found out yet */
+typedef struct lt_device_exchange {     /* all zeros: not chosen yet */
     bool chosen;
     lt_device_comm *comm;          /* NULL: buckets are summed on the CPU */
-    void *on_wire;            /* of the device: a bucket as it travels */
-    size_t room;              /* bytes of it */
-    lt_bucket_range *zeros;          /* room for as many as items */
+    void *on_wire;            /* on the device: a bucket in the wire dtype */
+    size_t room;              /* bytes of on_wire */
+    lt_bucket_range *zeros;          /* (n_zeros) room for one range per item */
     int n_zeros;
 } lt_device_exchange;
 
-/* Finds out where buckets are summed, and if by a communicator, comes together with them. A
- * collective of the group, in the rank's thread. LT_EENV when that is not what sums wants,
- * LT_EDESYNC when others want something else. */
+/* Decides whether buckets are summed on accelerators, and if so opens the communicator. Does
+ * nothing once chosen. A collective of the group, on the rank's thread. `sums` must be the same on
+ * all ranks. LT_EENV if it is LT_SUM_BACKEND_NCCL and that is not possible. LT_ENOMEM. */
 LT_MUST lt_status lt__device_exchange_choose(lt_device_exchange *exchange, lt_ctx *ctx,
                                              lt_group *group, lt_sum_backend sums);
-/* In the rank's thread, while nothing is summed: room for all buckets of a plan. LT_ENOMEM. */
+/* Allocates room for the largest bucket of a plan. On the rank's thread, while no exchange runs.
+ * LT_ENOMEM. */
 LT_MUST lt_status lt__device_exchange_make_room(lt_device_exchange *exchange, lt_ctx *ctx,
                                                 const lt_bucket_plan *plan, lt_dtype wire);
-/* On the group's thread, behind a call for the communicator, which has given `begun`: until all is
- * done that was begun. others: for it they are needed, who are waited for as long as the group
- * waits. LT_EPEER, with the bucket, or what the device fails with: then the group has failed, and
- * there are no communicator any more. */
+/* Waits until the communicator has done what a call has begun. `begun` is the status of that call.
+ * others: the call needs the other ranks, so the timeout of the group applies. `what` names the
+ * bucket in messages. LT_EPEER, or the failure of the device; the group has then failed, and the
+ * communicator is closed. On the group's thread. */
 LT_MUST lt_status lt__device_exchange_wait(lt_device_exchange *exchange, lt_group *group,
                                            const char *what, lt_status begun, bool others);
-/* Parts from the others, unless the group has failed. A NULL communicator is fine. */
+/* Finalizes the communicator together with the other ranks, unless the group has failed, and frees
+ * everything. Also allowed if there is no communicator. */
 void lt__device_exchange_free(lt_device_exchange *exchange, lt_ctx *ctx, lt_group *group);
 
 #endif

@@ -1,12 +1,13 @@
-/* fault.h - a rank that goes wrong on purpose, for tests; see lt_config. Private to this room. */
+/* fault.h - injects the fault of a rank that a test has set in lt_config. Private to this room. */
 #ifndef LT_DIST_FAULT_H
 #define LT_DIST_FAULT_H
 
 #include "core/core.h"
 
-/* A fault that names a rank wants one of so many: LT_EUSAGE. */
+/* LT_EUSAGE if the fault of ctx names a rank that is not below `size`. */
 lt_status lt__fault_check(const lt_ctx *ctx, int size);
-/* The rank begins its next step: that is when the fault of ctx is injected. LT_EDONE to leave. */
+/* Injects the fault of ctx if it is for this rank and its next step. Call it when a step begins.
+ * LT_EDONE if the fault is that the rank leaves. */
 lt_status lt__fault_trigger(const lt_ctx *ctx, int rank);
 
 #endif

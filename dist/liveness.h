@@ -1,30 +1,32 @@
-/* liveness.h - a connection between the first ranks of each two nodes, over which nothing is sent
- * before they part: the system closes it when a process ends, however that comes. Private to this
- * room.
+/* liveness.h - detects processes that have died on other nodes. Private to this room.
  *
- * MPI over TCP does not miss a process that was killed on another machine: what was to come from it
- * is only late. A connection that cannot be made is none, as behind a firewall or without IPv4, and
- * --timeout remains.
+ * The first ranks of any two nodes keep a TCP connection. Nothing is sent on it until one of them
+ * leaves. The system closes it when a process ends, for whatever reason. MPI over TCP does not
+ * notice that a process was killed on another machine; its messages just do not arrive. If a
+ * connection cannot be made, for example because of a firewall or without IPv4, only --timeout
+ * remains.
  */
 #ifndef LT_DIST_LIVENESS_H
 #define LT_DIST_LIVENESS_H
 
 #include "dist/ring.h"
 
-typedef struct lt_liveness lt_liveness; /* NULL: there are none */
+typedef struct lt_liveness lt_liveness; /* the connections of this process to the other members */
 
-/* From this member of a ring to all others: a collective, which takes 2 seconds at most, or half of
- * the ring's timeout, as others may wait for those who are at it. New.
- * LT_ENOMEM, or why the members did not come together. */
+/* Connects this member of a ring to all others. A collective of the ring. Connecting takes at most
+ * 2 seconds or half of the ring's timeout, whichever is less, because other ranks may be waiting
+ * for the members. New. LT_ENOMEM, or the failure of the ring. */
 lt_status lt__liveness_open(lt_ring *ring, lt_liveness **liveness);
+/* NULL is fine. */
 void lt__liveness_close(lt_liveness *liveness);
 
-/* Both safe in any thread. When this process ends, others are not to miss it. */
+/* The functions below are safe in any thread. */
+/* Announces that this process leaves, so that its end does not count as a loss. */
 void lt__liveness_leave(lt_liveness *liveness);
-/* Whether the process of a member has ended and did not part, and this was known so many seconds
+/* Whether the process of a member ended without leaving, and this was noticed at least `seconds`
  * ago. */
 bool lt__liveness_is_lost(lt_liveness *liveness, int member, double seconds);
-/* Whether there is one, and it is not cut. */
+/* Whether there is a connection to a member and the member is not lost. */
 bool lt__liveness_is_connected(lt_liveness *liveness, int member);
 
 #endif

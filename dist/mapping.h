@@ -1,9 +1,10 @@
-/* mapping.h - memory of one process that the others of its node can map. Private to this room.
+/* mapping.h - memory of one process that other processes of its node can map. Private to this room.
  *
- * A window is a memfd, which others open as /proc/PID/fd/N: no file anywhere, nothing to be cleaned
- * up, no limit but the memory itself. A place, one word, names a byte of a window to other
- * processes; they map the window when they first meet its name, and keep it mapped. It is
- * memory as long as anyone has it mapped.
+ * A mapping is a memfd, which other processes open as /proc/PID/fd/N. No file system is involved,
+ * nothing must be cleaned up, and there is no size limit but the memory itself. A handle is a
+ * 64-bit word that names one byte of a mapping to other processes. A process maps the whole memfd
+ * when it first uses such a handle, and keeps this view. The memory exists as long as any process
+ * has it mapped.
  */
 #ifndef LT_DIST_MAPPING_H
 #define LT_DIST_MAPPING_H
@@ -11,21 +12,21 @@
 #include "core/core.h"
 
 typedef struct lt_mappings
-    lt_mappings; /* those of this process, and its views of those of others */
+    lt_mappings; /* the mappings of this process, and its views of those of other processes */
 
 lt_mappings *lt__mappings_new(void);    /* new; NULL with LT_ENOMEM */
-/* Views are unmapped; windows live until they are freed. NULL is fine. */
+/* Unmaps all views. Own mappings live until each of them is freed. NULL is fine. */
 void lt__mappings_free(lt_mappings *mappings);
 
-/* Memory of zeros from the start of a page on. New. NULL with LT_ENOMEM. Safe in any thread, as
- * giving it back is, which may be later than windows was freed. */
+/* Makes a mapping: zeroed, page-aligned memory. New. NULL with LT_ENOMEM. Both functions are safe
+ * in any thread. A mapping may be freed after lt__mappings_free(). */
 void *lt__mapping_new(lt_mappings *mappings, size_t bytes);
 void lt__mapping_free(lt_mappings *mappings, void *data);
 
-/* The name of a byte for other processes; 0 if it lies in no window. Safe in any thread. */
+/* The handle of a byte, or 0 if it is in no mapping of this process. Safe in any thread. */
 uint64_t lt__mapping_handle(lt_mappings *mappings, const void *data);
-/* Where this process has what process pid calls so. NULL with LT_EENV when it cannot be mapped.
- * Safe in any thread. */
+/* The address in this process of a byte for which process pid gave the handle `place`. Borrowed.
+ * NULL with LT_EENV if it cannot be mapped. Safe in any thread. */
 void *lt__mapping_find(lt_mappings *mappings, int pid, uint64_t place);
 
 #endif

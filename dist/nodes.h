@@ -1,5 +1,6 @@
-/* nodes.h - who is on which node: the network tells which ranks are on one machine, and those of
- * them that can map each other's memory are a node. Private to this room.
+/* nodes.h - finds out which ranks form a node. The network knows which ranks are on one machine.
+ * They are one node if all of them can map shared memory of the first; otherwise each is a node of
+ * its own. Private to this room.
  */
 #ifndef LT_DIST_NODES_H
 #define LT_DIST_NODES_H
@@ -9,21 +10,22 @@
 #include "dist/mapping.h"
 
 typedef struct lt_nodes {
-    int *rank_of, *pid, n_here; /* of each slot of this node: the rank, and its process */
+    int *rank_of, *pid, n_here; /* (n_here) rank and process id of each slot of this node */
     lt_shm_control *control;         /* of this node */
-    void *own_mapping;              /* the window in which this rank has made one; or NULL */
-    int *first_of;           /* of each rank: the first rank of its node */
-    int *first, n;           /* the first rank of each node; */
-    int own;                 /* this one's place among them */
+    void *own_mapping;              /* if this rank made a control block, its mapping; or NULL */
+    int *first_of;           /* (ranks) the first rank of the node of each rank */
+    int *first, n;           /* (n) the first rank of each node */
+    int own;                 /* the index of this node */
 } lt_nodes;
 
-/* Both are collectives, of letters over the network of ring, and fail as those do, or with
- * LT_ENOMEM. First who is on this node, of *nodes that is zero; then who is on others. */
+/* Both functions are collectives over the network of ring. They fail with LT_ENOMEM or as
+ * lt__ring_send() and lt__ring_receive() do. The first one takes *nodes with all zeros and sets up
+ * this node; the second one finds the other nodes. */
 lt_status lt__nodes_share_memory(lt_nodes *nodes, lt_ring *ring, lt_mappings *mappings);
 lt_status lt__nodes_find(lt_nodes *nodes, lt_ring *ring);
 void lt__nodes_free(lt_nodes *nodes, lt_mappings *mappings);
 
-/* The node of a rank. */
+/* The index of the node of a rank. */
 int lt__node_of(const lt_nodes *nodes, int rank);
 
 #endif

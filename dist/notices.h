@@ -1,5 +1,5 @@
-/* notices.h - the last words of nodes: the first rank of each tells those of the others, once, that
- * its node has left or what has failed. Private to this room.
+/* notices.h - final notices between nodes. The first rank of each node sends one notice to those of
+ * all other nodes: that its node has left, or that and why it has failed. Private to this room.
  */
 #ifndef LT_DIST_NOTICES_H
 #define LT_DIST_NOTICES_H
@@ -9,24 +9,27 @@
 #include "dist/net.h"
 
 typedef struct lt_notices
-    lt_notices; /* NULL: this rank is not the first, and says and hears nothing */
+    lt_notices; /* NULL if this rank is not the first of its node: all calls then do nothing */
 
-/* Of node `node` among those whose first ranks are rank[0..n). Their failures become those of
- * shm. What is handed over is borrowed. New. NULL with LT_ENOMEM or LT_EPEER. */
+/* Opens the notices of node `node`. rank[0..n) are the first ranks of all nodes. Failures of other
+ * nodes are written to shm. All arguments are borrowed until lt__notices_free(). New. NULL with
+ * LT_ENOMEM or LT_EPEER. */
 lt_notices *lt__notices_open(const lt_net *net, lt_shm *shm, const int *rank, int n, int node,
                        lt_liveness *liveness);
-/* Only once they have parted. */
+/* Only after lt__notices_finish() has returned true. NULL is fine. */
 void lt__notices_free(lt_notices *notices);
 
-/* Both safe in any thread. Says the last word, of shm's failure if there is one; takes in what has
- * come of the others'. */
+/* Both are safe in any thread. The first one sends the notice of this node, with the failure in shm
+ * if there is one; further calls do nothing. The second one handles notices that have arrived. */
 void lt__notices_send(lt_notices *notices);
 void lt__notices_receive(lt_notices *notices);
-/* Whether a node has said its last word, so long ago that nothing else of it is on its way. */
+/* Whether the notice of a node arrived so long ago that no other message of it is in transit. */
 bool lt__notices_has_left(lt_notices *notices, int node);
-/* Until the last word has gone and, unless something has failed, those of the others have come, but
- * no longer than so many seconds for one to which there is no connection: who lives may go on by
- * itself for as long as it likes. Whether that is so. */
+/* Sends the notice of this node and waits until it is sent and, unless something has failed, the
+ * notices of all other nodes have arrived. Waits without limit for nodes that are connected, since
+ * they may continue alone for as long as they need. If one is not connected, waits at most
+ * `seconds`, and about one second after a failure. Returns whether everything was sent and
+ * received. */
 bool lt__notices_finish(lt_notices *notices, double seconds);
 
 #endif

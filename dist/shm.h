@@ -1,11 +1,11 @@
-/* shm.h - ranks that share memory: threads of a process, or processes with a shared mapping.
- * Private to this room.
+/* shm.h - the shared-memory communicator, for ranks that are threads of a process or processes with
+ * a shared mapping. Private to this room.
  *
- * They meet at a control block in that memory. Each rank has a slot there, which it alone writes:
- * it says what collective it wants and how far it has come, and waits until the others have said
- * the same. Then every rank does its part with the data of all, in place. Whoever changes a slot
- * rings the bell, a futex, for those who sleep. A wait ends when the others have come, or when one
- * of them has failed, left, died or is too late.
+ * The ranks synchronize by a control block in shared memory. Each rank has a slot in it, which only
+ * that rank writes. A rank posts the signature of a collective in its slot and waits until all
+ * others have posted the same. Then each rank does its part of the work in place, on the data of
+ * all ranks. After changing a slot, a rank wakes sleeping ranks by a futex. A wait ends when the
+ * other ranks have arrived, or when one of them has failed, left, died or timed out.
  */
 #ifndef LT_DIST_SHM_H
 #define LT_DIST_SHM_H
@@ -14,61 +14,67 @@
 
 typedef struct lt_shm_control lt_shm_control;
 
-/* Bytes of a control block for so many ranks. */
+/* The size in bytes of a control block for `size` ranks. */
 size_t lt__shm_control_bytes(int size);
-/* Makes one of zeroed memory that is aligned to 128 bytes. Its first failure is not set. */
+/* Initializes a control block in zeroed memory that is aligned to 128 bytes. */
 void lt__shm_control_init(lt_shm_control *control, int size);
 
-/* A slot has two channels, whose collectives take no notice of each other: two threads of a rank,
- * with a view each, may be in one of either. Failures, and who is there, are the same in both. */
+/* A slot has two channels, whose collectives are independent: two threads of a rank may be in a
+ * collective at once, each in its own channel and with its own lt_shm. Failures and the state of
+ * ranks are common to both. */
 enum { LT_SHM_CHANNELS = 2 };
 
-typedef struct lt_shm {  /* one rank's view */
+typedef struct lt_shm {  /* one rank's view of the communicator */
     lt_shm_control *control;
-    int rank, size;       /* its slot, and how many there are */
+    int rank, size;       /* the slot of this rank; number of slots */
     int channel;
-    const int *rank_of;      /* of the rank in each slot, for messages; NULL: the slot's own */
-    double timeout;       /* seconds */
-    double grace;         /* and a few more, for those who wait for one that waits for others */
-    bool spin;            /* there is a CPU to burn */
-    uint32_t collectives;      /* collectives so far */
-    uint64_t bytes;       /* that others have had of this rank, and it of them */
-    /* For processes, which see of each other what lies in shared memory: what lies elsewhere goes
-     * over the staging buffer, a piece of it, a part at a time. Threads see everything by its
-     * address and live as long as we do: for them this is NULL. */
-    uint64_t (*handle_of)(void *ud, const void *data); /* what others find it by; 0: not at all */
-    void *(*map)(void *ud, int slot, uint64_t place); /* NULL with LT_ENOMEM */
+    const int *rank_of;      /* (size) rank in the group of each slot, or NULL if it is the slot */
+    double timeout;       /* seconds until a wait fails */
+    double grace;         /* more seconds, for a rank that may itself be waiting for others */
+    bool spin;            /* waits may spin before they sleep */
+    uint32_t collectives;      /* number of collectives so far */
+    uint64_t bytes;       /* exchanged with other ranks so far */
+    /* For ranks that are processes; NULL for threads. A process sees only shared memory of another.
+     * Data elsewhere is copied through the staging buffer, one chunk at a time. Threads see all
+     * data by its address and do not die alone. */
+    uint64_t (*handle_of)(void *ud, const void *data); /* 0 if data is not in shared memory */
+    void *(*map)(void *ud, int slot, uint64_t place); /* address of a handle; NULL with LT_EENV */
     bool (*is_alive)(void *ud, int slot);
     void *ud;
     char *staging;
     size_t staging_bytes;   /* a multiple of 64 */
 } lt_shm;
 
+/* Collectives. LT_EDESYNC, LT_EPEER, or the code with which `map` failed. */
 lt_status lt__shm_allreduce(lt_shm *shm, const lt_sum *sum);
 /* From the rank in slot `root`. */
 lt_status lt__shm_broadcast(lt_shm *shm, const char *what, void *data, size_t bytes, int root);
-/* All are there, and want the same. */
+/* A barrier that also checks that all ranks have the same signature. */
 lt_status lt__shm_match(lt_shm *shm, const lt_coll_sig *sig);
+/* `to` and `from` are slots. */
 lt_status lt__shm_send(lt_shm *shm, int to, const void *data, size_t bytes);
 lt_status lt__shm_receive(lt_shm *shm, int from, void *data, size_t bytes);
 
-/* The first failure of the job: set unless there is one already. rank: its name. */
+/* Sets the first failure of the job; does nothing if there is one. rank: number in the group. */
 void lt__shm_fail(lt_shm *shm, int rank, lt_status code, const char *text);
+/* The first failure. text has room for `bytes`. False if there is none. */
 bool lt__shm_failure(const lt_shm *shm, int *rank, lt_status *code, char *text, size_t bytes);
 bool lt__shm_has_failed(const lt_shm *shm);
-/* LT_OK while nobody has failed; else what those who have not are to say of it. */
+/* LT_OK if there is no failure; otherwise the error that the other ranks report. */
 lt_status lt__shm_check(const lt_shm *shm);
-/* One that has died is a failure, though nobody waits for it. */
+/* Records a failure if a rank has died, even if no rank waits for it. */
 void lt__shm_check_liveness(lt_shm *shm);
 void lt__shm_set_location(lt_shm *shm, const char *where, int64_t step);
-/* Where the rank in a slot said it was: "; it was last seen at train.lua:31, step 7", or "". */
+/* The last location of the rank in a slot, as text for the end of a message:
+ * "; it was last seen at train.lua:31, step 7", or "". Returns text. */
 const char *lt__shm_last_seen(const lt_shm *shm, int slot, char text[LT_SEEN_BYTES]);
-/* After a failure: whether this rank is the one to tell the user. It is not before the others have
- * no more to say, they are not before it has left; or so many seconds are over. */
+/* After a failure: whether this rank is the one that reports it to the user. On that rank, returns
+ * when the others will report nothing more; on the others, when the reporter has left. Returns
+ * after `seconds` at the latest. */
 bool lt__shm_is_reporter(lt_shm *shm, double seconds);
-/* Nobody is to wait for this rank any more. */
+/* Declares that this rank takes no further part, so that others do not wait for it. */
 void lt__shm_leave(lt_shm *shm);
-/* Whether all ranks have. */
+/* Whether all ranks have left. */
 bool lt__shm_has_left(const lt_shm *shm);
 
 #endif

@@ -1,8 +1,8 @@
-/* tree_sum.h - the sum of shards that come one after the other. Private to this room.
+/* tree_sum.h - the sum of shards that are added one after the other. Private to this room.
  *
- * Its order is a balanced tree, as in sum.h: what has a sibling is added to it, and what has none
- * waits on its level. So where 2^k ranks add up 2^m shards each and then sum over the ranks, the
- * bits are the same for every k of one k + m.
+ * The order is a balanced tree, as in sum.h. A partial sum whose sibling exists is added to it;
+ * otherwise it is stored at its level of the tree until the sibling arrives. If 2^k ranks sum 2^m
+ * shards each and then sum over the ranks, the result depends only on k + m, bit for bit.
  */
 #ifndef LT_DIST_TREE_SUM_H
 #define LT_DIST_TREE_SUM_H
@@ -11,16 +11,16 @@
 
 enum { LT_TREE_SUM_LEVELS = 8 }; /* for up to 256 shards */
 
-typedef struct lt_tree_sum { /* zero: nothing has come */
+typedef struct lt_tree_sum { /* all zeros: nothing added yet */
     void *level[LT_TREE_SUM_LEVELS];
-    size_t bytes;        /* of each */
+    size_t bytes;        /* of each level */
 } lt_tree_sum;
 
-/* Whether n ranks can share `shards` shards, whose gradients travel as wire: LT_EUSAGE. */
+/* LT_EUSAGE unless `shards` is 0, or n ranks can share that many shards with gradients in wire. */
 LT_MUST lt_status lt__tree_sum_check(int shards, int n, lt_dtype wire);
-/* Number `shard` of `shards`, a power of two: scale * data[0..count) goes into the tree sum. After
- * the last one data is the sum. Data may become longer, by what counts as zeros before. LT_ENOMEM.
- * */
+/* Adds scale * data[0..count) to the tree sum, as shard number `shard`, from 0, of `shards`, a power
+ * of two. data is overwritten; after the last shard it holds the sum. A later shard may have more
+ * elements; earlier shards then count as zero there. LT_ENOMEM. */
 LT_MUST lt_status lt__tree_sum_add(lt_tree_sum *sum, int shard, int shards, void *data,
                                    int64_t count, lt_dtype dtype, double scale);
 void lt__tree_sum_free(lt_tree_sum *sum);
