@@ -36,7 +36,7 @@ static uint32_t digest_of(lt_reducer *r)
     return digest;
 }
 
-/* Writes to the arenas since the last time. */
+/* Writes to the parameter arenas since the last call. */
 static uint32_t count_writes(lt_reducer *r)
 {
     uint32_t count = 0;
@@ -59,9 +59,9 @@ void lt__agree_write(lt_reducer *r, lt_rank_record *own)
     own->writes = count_writes(r);
 }
 
-/* ==== As text ================================================================================= */
+/* ==== Comparing as text ======================================================================= */
 
-/* Room for that many lines and a terminating zero. New, for free(). NULL with LT_ENOMEM. */
+/* Room for `lines` lines and a terminating zero. New, for free(). NULL with LT_ENOMEM. */
 static char *new_text(int lines)
 {
     char *text = calloc((size_t)lines + 1, LINE);
@@ -70,7 +70,7 @@ static char *new_text(int lines)
     return text;
 }
 
-/* "parameter 3 (f32 64x3x3x1)". Returns its length, at most half of a line. */
+/* Prints "parameter 3 (f32 64x3x3x1)". Returns its length, at most half of a line. */
 static int print_parameter(char *to, const lt_reducer *r, int i)
 {
     char shape[96];
@@ -113,7 +113,7 @@ lt_status lt__agree_name(lt_reducer *r)
                    "settings (lr, momentum, ...) in all steps");
 }
 
-/* "parameter 1 (f32 64x3x3x1): " and the first digits of its digest. */
+/* Appends "parameter 1 (f32 64x3x3x1): " and the first digits of the digest of its values. */
 static lt_status print_values(char **to, const lt_reducer *r, int i)
 {
     lt_sha256 sha;

@@ -1,11 +1,12 @@
-/* bn_layers.c - statistics of batch norms as sums; see bn_layers.h. */
+/* bn_layers.c - batch-norm statistics as sums over the ranks; see bn_layers.h. */
 #include <stdlib.h>
 
 #include "core/tensor.h"
 #include "dist/bn_layers.h"
 #include "dist/staging.h"
 
-enum { COUNT, MOMENTUM, SHARDS, PLACES, SUMS }; /* then the sums, and as many squares */
+/* The numbers of a layer. SUMS is followed by (channels) sums and (channels) sums of squares. */
+enum { COUNT, MOMENTUM, SHARDS, PLACES, SUMS };
 
 static size_t count_of(const lt_bn_layer *n) { return SUMS + 2 * (size_t)n->channels; }
 
@@ -37,7 +38,8 @@ size_t lt__bn_layers_numbers(const lt_bn_layers *layers)
     return count;
 }
 
-/* Sums over a shard of `count` values from its mean and variance. */
+/* Writes the sums over a shard of `count` values per channel, from its mean and variance:
+ * sum = count * mean, squares = count * (var + mean^2). */
 static void write_sums(const lt_bn_layer *n, const void *mean, const void *var, lt_dtype dtype,
                        double count, double *at)
 {
@@ -50,8 +52,8 @@ static void write_sums(const lt_bn_layer *n, const void *mean, const void *var, 
     }
 }
 
-/* Where the norm's buffer lies in its arena: the same number on all ranks, another for each norm of
- * a net. */
+/* The offset of the layer's buffer in its arena. It is the same on all ranks, and different for
+ * each layer. */
 static double position_of(const lt_bn_layer *n)
 {
     const lt_tensor *x = n->running_mean;
@@ -60,7 +62,7 @@ static double position_of(const lt_bn_layer *n)
 
 static lt_device *device_of(const lt_bn_layer *n) { return n->running_mean->storage->device; }
 
-/* Of one of its two rows, mean and variance, in any dtype. */
+/* Room for one row, the mean or the variance, in any dtype. */
 static size_t row_bytes(const lt_bn_layer *n) { return (size_t)n->channels * sizeof(double); }
 
 static void *row_of(const lt_bn_layers *layers, const lt_bn_layer *n, int row)
@@ -68,7 +70,7 @@ static void *row_of(const lt_bn_layers *layers, const lt_bn_layer *n, int row)
     return (char *)layers->staging + n->at + (size_t)row * row_bytes(n);
 }
 
-/* For all that an accelerator has. */
+/* Allocates staging memory for all layers on an accelerator. */
 static lt_status make_staging(lt_bn_layers *layers)
 {
     size_t bytes = 0;
@@ -108,7 +110,8 @@ static lt_status write_layer(lt_bn_layers *layers, lt_bn_layer *n, const lt_bn_s
     return LT_OK;
 }
 
-/* layers->mark = one behind all that was sent for: downloads come in order, nothing is the last. */
+/* Sets layers->mark to a mark after all downloads so far. Downloads run in order, so an empty one
+ * gives that mark. */
 static lt_status mark_last(lt_bn_layers *layers)
 {
     int k = 0;
@@ -204,7 +207,7 @@ void lt__bn_layers_free(lt_bn_layers *layers)
     }
     if (layers->staging) {
         lt_status status = layers->device->wait(layers->device, layers->mark);
-        (void)status; /* a device that has failed fails again */
+        (void)status; /* a failed device has already reported its failure */
         layers->device->free_host(layers->device, layers->staging);
     }
     free(layers->list);

@@ -1,7 +1,8 @@
-/* bucket.c - the work on one bucket of an exchange, on the group's thread; see reducer.h.
+/* bucket.c - sums one bucket over all ranks, on the group's thread; see reducer.h.
  *
- * It has three ways: a bucket on the CPU is summed where it is; one of an accelerator comes over to
- * the CPU, is summed there and goes back; or it stays, and accelerators sum among themselves.
+ * There are three cases. A bucket on the CPU is summed in place. A bucket on an accelerator is
+ * copied to the CPU, summed there and copied back. Or it stays on the accelerator and is summed by
+ * a device communicator.
  */
 #define _GNU_SOURCE
 #include <math.h>
@@ -32,7 +33,7 @@ static lt_status wait_until_ready(lt_reducer *r, const lt_planned_bucket *b)
     return code == LT_OK ? LT_OK : LT_EPEER;
 }
 
-/* Whether the gradients of this rank count; if not, even what is not finite in them does not. */
+/* Whether the gradients of this rank count. If not, non-finite values in them are ignored, too. */
 static bool counts(const lt_reducer *r) { return r->shards > 0 || r->share > 0; }
 
 static bool has(const lt_reducer *r, const lt_bucket_item *item)
@@ -42,7 +43,8 @@ static bool has(const lt_reducer *r, const lt_bucket_item *item)
 
 static double scale_of(const lt_reducer *r) { return r->shards > 0 || !counts(r) ? 1 : r->share; }
 
-/* What is found in it decides about the step; if not, it waits for its optimizer, or has none. */
+/* Whether the gradient decides if the step is applied. If not, it is a leftover gradient or has no
+ * optimizer. */
 static bool decides(const lt_bucket_item *item) { return item->has_optim && item->accumulated; }
 static bool only_travels(const lt_reducer *r, const lt_bucket_item *item)
 {
@@ -54,13 +56,13 @@ static lt_dtype wire_of(const lt_reducer *r, lt_dtype dtype)
     return dtype == LT_F32 ? r->config.wire : dtype;
 }
 
-/* The items [first, end) of a bucket. */
+/* Items [first, end) of the plan: the part of a bucket that some rank uses. */
 typedef struct part {
     int index, first, end;
     lt_planned_bucket *plan;
     char what[32];            /* "bucket 3" */
-    void *place;              /* in the arena */
-    double began;             /* to be summed */
+    void *place;              /* address in the arena */
+    double began;             /* time when the sum began */
 } part;
 
 static const lt_bucket_item *item_of(const lt_reducer *r, const part *b, int i)
@@ -78,7 +80,8 @@ static lt_packet packet_of(const lt_reducer *r, const part *b, void *data)
 
 /* ==== On the CPU ============================================================================== */
 
-/* What this rank has of a bucket, which is at data; zeros where it has nothing. */
+/* Prepares the bucket at data: writes zeros where this rank has no gradient, and measures the
+ * others. Returns its packet. */
 static lt_packet gather(lt_reducer *r, const part *b, void *data)
 {
     lt_packet packet = packet_of(r, b, data);
@@ -120,13 +123,13 @@ static lt_status sum_on_host(lt_reducer *r, part *b)
 
 /* ==== On accelerators ========================================================================= */
 
-typedef struct device_bucket {        /* a bucket that stays */
+typedef struct device_bucket {        /* a bucket that is summed on the accelerator */
     lt_reducer *r;
     const char *what;
     lt_device_sum sum;
 } device_bucket;
 
-/* Once over, with the numbers; the bucket itself stays as it was where there is an on_wire. */
+/* One allreduce of the bucket and its tail. With on_wire, the bucket itself does not change. */
 static lt_status send_on_device(void *ud, lt_packet *p, int exponent)
 {
     const device_bucket *t = ud;
@@ -140,8 +143,8 @@ static lt_status send_on_device(void *ud, lt_packet *p, int exponent)
     return LT_OK;
 }
 
-/* In `count` elements of a bucket, which become zeros in the first n pieces; as soon as the
- * accelerator is so far. */
+/* Sets the first `zeros` ranges of exchange->zeros in the bucket to zero and adds the statistics of
+ * `count` elements at data to *stats. Waits until the accelerator has completed the bucket. */
 static lt_status measure_on_device(lt_reducer *r, const part *b, void *data, int64_t count,
                                    int zeros, lt_grad_stats *stats)
 {
@@ -156,7 +159,8 @@ static lt_status measure_on_device(lt_reducer *r, const part *b, void *data, int
     return LT_OK;
 }
 
-/* In what is between items that only travel: seldom are there any. */
+/* Measures the items that decide about the step, when some items of the bucket only travel. This is
+ * rare. */
 static lt_status measure_deciding(lt_reducer *r, const part *b, lt_grad_stats *stats)
 {
     int n = b->end - b->first;
@@ -171,7 +175,7 @@ static lt_status measure_deciding(lt_reducer *r, const part *b, lt_grad_stats *s
     return LT_OK;
 }
 
-/* Zeros where this rank has nothing; and what there is in the rest, if the filter asks. */
+/* Writes zeros where this rank has no gradient. Measures the others if the filter needs it. */
 static lt_status prepare(lt_reducer *r, const part *b, lt_packet *packet)
 {
     int64_t first = item_of(r, b, 0)->place.offset;
@@ -217,7 +221,7 @@ static lt_status sum_on_device(lt_reducer *r, part *b)
     return lt__device_exchange_wait(&r->device_exchange, r->group, b->what, begun, false);
 }
 
-/* ==== Either ================================================================================== */
+/* ==== Both ==================================================================================== */
 
 lt_status lt__bucket_reduce(lt_reducer *r, int index)
 {

@@ -1,4 +1,4 @@
-/* bucket_plan.c - see bucket_plan.h. */
+/* bucket_plan.c - sorts parameters into buckets; see bucket_plan.h. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,7 +29,7 @@ int64_t lt__bucket_plan_span(const lt_bucket_plan *p, int first, int end)
     return last->place.offset + last->x->count - p->items[first].place.offset;
 }
 
-/* Parameters are aligned to 64 bytes. */
+/* Whether a gap of that many elements is padding: parameters are aligned to 64 bytes. */
 static bool is_padding(const lt_bucket_item *it, int64_t elements)
 {
     return (size_t)elements * lt_dtype_bytes(it->place.dtype) < 64;
@@ -56,7 +56,7 @@ int64_t lt__bucket_plan_arena_end(const lt_bucket_plan *p, int arena)
     return end;
 }
 
-/* array = room for n elements of `bytes`, what is in it kept. */
+/* Grows an array to n elements of `bytes` each and keeps its contents. */
 static lt_status grow(void **array, int n, size_t bytes)
 {
     void *more = realloc(*array, (size_t)n * bytes);

@@ -1,14 +1,14 @@
-/* reducer.c - one gradient of many; see dist.h.
+/* reducer.c - averages the gradients of all ranks; see dist.h.
  *
- * A exchange is what the ranks exchange for one step: the record, then each bucket that has a
- * parameter which some rank uses, in one order on all of them. It runs on the group's own thread;
- * the rank's thread goes on with its backward, and tells for each parameter when its gradient is
- * complete. Which parameters will come is known when backward begins, from its tape.
+ * The gradient exchange of a step consists of the step record and then, in the same order on all
+ * ranks, each bucket with a parameter that some rank uses. It runs on the group's own thread.
+ * Meanwhile the rank's thread runs backward and reports each gradient that is complete. Which
+ * gradients to wait for is known from the tape when backward begins.
  *
- * A rank's gradient is multiplied by its share of the batch as it is added to those of others, so
- * the result is the gradient of the global batch. When a further backward adds to a gradient that
- * was sent already, it is sent once more: what all ranks have alike stays what it is, for their
- * shares add up to 1.
+ * A sum multiplies each rank's gradient by the rank's share of the batch, so the result is the
+ * gradient of the global batch. If another backward adds to a gradient that was already exchanged,
+ * it is exchanged again. The part that was already summed is equal on all ranks and does not
+ * change, because the shares add up to 1.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@
 #include "dist/group.h"
 #include "dist/reducer.h"
 
-/* ==== Beginning and end ======================================================================= */
+/* ==== Open and close ========================================================================== */
 
 static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss);
 static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad);
@@ -84,7 +84,7 @@ void lt_reducer_free(lt_reducer *r)
     lt_ctx *ctx = r->ctx;
     lt_set_grad_slots(ctx, NULL);
     lt_status status = lt_group_wait(r->group);
-    (void)status; /* whoever wanted what failed knows */
+    (void)status; /* the optimizer step has already reported a failure */
     lt__record_free(&r->record);
     lt__device_exchange_free(&r->device_exchange, ctx, r->group);
     lt__staging_free(&r->staging);
@@ -118,7 +118,7 @@ lt_status lt_reducer_set_filter(lt_reducer *r, const lt_bucket_filter *filter)
         return lt_fail(LT_EINVAL, "a filter has up to %d numbers behind a bucket, not %d",
                        LT_MAX_TAIL, filter->tail);
     lt_status status = lt_group_wait(r->group);
-    (void)status; /* whoever wanted what failed knows */
+    (void)status; /* the optimizer step reports a failure */
     r->filter.is = filter ? *filter : none;
     return LT_OK;
 }
@@ -147,7 +147,7 @@ static lt_status cut(lt_reducer *r)
     return lt__bucket_plan_cut(&r->plan, first, r->config.bucket > 0 ? r->config.bucket : 8 << 20);
 }
 
-/* The arrays that follow the plan have room for one more item, x. */
+/* Grows the arrays that parallel the plan by one item, x. */
 static lt_status make_room(lt_reducer *r, const lt_tensor *x)
 {
     uint32_t *written = realloc(r->written, (size_t)(r->plan.n_arenas + 1) * sizeof *written);
@@ -164,7 +164,7 @@ static lt_status make_room(lt_reducer *r, const lt_tensor *x)
     return LT_OK;
 }
 
-/* x gets the values of rank 0. */
+/* Sets x to its values on rank 0. */
 static lt_status broadcast(lt_reducer *r, lt_tensor *x)
 {
     lt_tensor *here = lt__on_host(x);
@@ -184,12 +184,11 @@ static lt_status add_item(lt_reducer *r, lt_tensor *x)
     LT_TRY(make_room(r, x));
     LT_TRY(lt__bucket_plan_add(&r->plan, x));
     LT_TRY(broadcast(r, x));
-    r->more = true; /* than the record had, if this is in the middle of a step */
+    r->more = true; /* if a record was already sent in this step, it did not have x */
     return LT_OK;
 }
 
-/* LT_EDESYNC unless all ranks send gradients in the same dtype and sum them in the same place and
- * order. */
+/* LT_EDESYNC unless all ranks have the same wire, sum_backend and vranks. */
 static lt_status compare_sums(const lt_reducer *r)
 {
     static const char *const sums[] = {[LT_SUM_BACKEND_AUTO] = "auto",
@@ -215,7 +214,7 @@ lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
     for (int i = 0; i < n; i++) {
         if (lt__bucket_plan_find(&r->plan, params[i]))
             continue;
-        if (gone_through > 0 && gone_through < r->shards) /* their records have no place for it */
+        if (gone_through > 0 && gone_through < r->shards) /* earlier records have no place for it */
             return lt_fail(LT_EUSAGE, "with vranks a parameter comes before the first part of a "
                            "batch, not between its parts");
         LT_TRY(add_item(r, params[i]));
@@ -239,7 +238,7 @@ lt_status lt_reducer_configure(lt_reducer *r, const lt_reducer_config *config)
 
 static lt_status write_record(lt_reducer *r)
 {
-    bool is_last = r->shard + 1 >= r->shards; /* what it has by itself, a rank tells once */
+    bool is_last = r->shard + 1 >= r->shards; /* records are summed: write these numbers once */
     lt_rank_record own = {.rank = r->rank, .share = r->share, .backwards = r->backwards};
     if (is_last) {
         own.stop_reason = lt_stop_reason(r->ctx);
@@ -264,8 +263,7 @@ static lt_status read_record(lt_reducer *r)
     return lt__record_read_bn_stats(&r->record, r->ctx);
 }
 
-/* ==== The exchange: on the group's thread ========================================================
- * */
+/* ==== The exchange: on the group's thread ===================================================== */
 
 static lt_status exchange(void *ud)
 {
@@ -273,13 +271,13 @@ static lt_status exchange(void *ud)
     lt_sum sum = {.what = "the record of the step", .data = r->record.data, .dtype = LT_F64,
                   .count = (int64_t)r->record.count, .wire = LT_F64, .scale = 1};
     if (lt__record_collect(&r->record) != LT_OK) {
-        lt_group_fail(r->group); /* before another rank takes the step */
+        lt_group_fail(r->group); /* so that no other rank takes the step */
         return lt_errcode();
     }
     LT_TRY(lt_group_allreduce(r->group, &sum));
     LT_TRY(lt__record_check(&r->record));
     r->disagrees = !lt__record_agrees(&r->record);
-    if (r->disagrees) /* which the rank's thread will name */
+    if (r->disagrees) /* the rank's thread finds out in what: see finish_exchange() */
         return LT_OK;
     for (int i = 0; i < r->plan.n_items; i++) {
         r->plan.items[i].used = lt__record_uses(&r->record, i);
@@ -294,7 +292,7 @@ static lt_status exchange(void *ud)
 
 /* ==== The slots: on the rank's thread ========================================================= */
 
-/* What there is of each gradient, and what will come. */
+/* Sets the state of each gradient: absent, complete, or pending in the backward that begins. */
 static void note_grad_states(lt_reducer *r)
 {
     pthread_mutex_lock(&r->lock);
@@ -311,14 +309,14 @@ static void note_grad_states(lt_reducer *r)
     pthread_mutex_unlock(&r->lock);
 }
 
-/* Behind what an accelerator has been given so far. */
+/* A mark after all work that the accelerator has been given so far; 0 on the CPU. */
 static uint64_t mark_now(const lt_reducer *r)
 {
     lt_device *device = r->ctx->device;
     return device->is_host ? 0 : device->mark(device);
 }
 
-/* Of the record that was written. */
+/* Starts the exchange on the group's thread. The record must have been written. */
 static lt_status start_exchange(lt_reducer *r)
 {
     if (r->device_exchange.comm)
@@ -326,7 +324,7 @@ static lt_status start_exchange(lt_reducer *r)
             lt__device_exchange_make_room(&r->device_exchange, r->ctx, &r->plan, r->config.wire));
     else if (!r->ctx->device->is_host)
         LT_TRY(lt__staging_make_room(&r->staging, &r->plan));
-    uint64_t mark = mark_now(r); /* behind what memory was filled with */
+    uint64_t mark = mark_now(r); /* after the operations that have filled the arenas */
     for (int k = 0; k < r->plan.n_buckets; k++)
         r->plan.buckets[k].mark = mark;
     r->last.buckets = 0;
@@ -335,8 +333,8 @@ static lt_status start_exchange(lt_reducer *r)
     return lt_group_start(r->group, exchange, r);
 }
 
-/* What this shard has goes into the tree sums: its record, and all gradients times its share. After
- * the last one the arenas and the record are what this rank has of the step. */
+/* Adds the record of this shard, and all gradients times its share, to the tree sums. After the
+ * last shard, the arenas and the record hold the sums over all shards of this rank. */
 static lt_status add_to_tree_sums(lt_reducer *r)
 {
     bool last = r->shard == r->shards - 1;
@@ -373,8 +371,9 @@ static lt_status add_to_tree_sums(lt_reducer *r)
     return LT_OK;
 }
 
-/* Gradients are there on this rank, too, that only others had; once, for all may be forgotten. In
- * the order in which backwards complete them, which those who are told look them up by. */
+/* Waits for the exchange. Then marks the gradients that some rank had as present on this rank. This
+ * is done once per exchange, because a caller may forget gradients afterwards. The order is that in
+ * which backward completes gradients; lt_scaling.given() looks them up in that order. */
 static lt_status finish_exchange(lt_reducer *r)
 {
     LT_TRY(lt_group_wait(r->group));
@@ -395,7 +394,7 @@ static void synchronize(void *ud)
 {
     lt_reducer *r = ud;
     lt_status status = r->exchanged ? finish_exchange(r) : LT_OK;
-    (void)status; /* the step fails, too */
+    (void)status; /* the optimizer step fails with the same error */
 }
 
 static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
@@ -410,7 +409,7 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
     if (r->summed && r->shards > 1 && !r->has_share)
         return lt_fail(LT_EUSAGE, "with vranks all backwards of a part of a batch come before its "
                        "optimizer steps; here is one between those and the next part");
-    if (r->exchanged) /* too early, and over before more is added */
+    if (r->exchanged) /* it began before the last backward: let it end before gradients change */
         LT_TRY(finish_exchange(r));
     LT_TRY(lt__record_add_loss(&r->record, loss));
     if (r->backwards++ == 0)
@@ -467,7 +466,7 @@ static lt_status end(void *ud, lt_ctx *ctx, lt_status status)
         lt_group_fail(r->group);
     pthread_mutex_lock(&r->lock);
     r->broken = failed;
-    for (int i = 0; i < r->plan.n_items; i++) /* uses that brought no gradient after all */
+    for (int i = 0; i < r->plan.n_items; i++) /* expected gradients that did not come */
         if (r->plan.items[i].state == LT_GRAD_PENDING)
             r->plan.items[i].state = lt_grad(r->plan.items[i].x) ? LT_GRAD_READY : LT_GRAD_NONE;
     for (int k = 0; k < r->plan.n_buckets; k++) {
@@ -484,11 +483,11 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_step_status *step_status)
 {
     lt_reducer *r = ud;
     double before = lt__seconds();
-    if (r->summed) { /* another optimizer of the same step */
+    if (r->summed) { /* a second optimizer in the same step */
         *step_status = r->step_status;
         return LT_OK;
     }
-    LT_TRY(lt_synchronize(ctx)); /* a loss that is not finite is no step */
+    LT_TRY(lt_synchronize(ctx)); /* no step if a loss is not finite */
     if (r->exchanged)
         LT_TRY(finish_exchange(r));
     if (!r->exchanged || r->more) {
@@ -521,8 +520,10 @@ static lt_status update(void *ud, lt_ctx *ctx, lt_step_status *step_status)
     return LT_OK;
 }
 
-/* Gradients are those of a rank's own loss, of which the global one has its share; what comes back
- * will be multiplied by that, too. A rank without rows goes through some that do not count. */
+/* In backward, numbers[1..n) are sums of the gradient of this rank's own loss. The gradient of the
+ * global loss is that times the rank's share, so the numbers are multiplied by the share before the
+ * sum. They are divided by it afterwards, because the exchange will multiply the resulting
+ * gradients by the share. A rank without rows contributes zeros. */
 lt_status lt_reducer_sum(void *ud, double *numbers, int64_t n, bool backward)
 {
     lt_reducer *r = ud;

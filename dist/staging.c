@@ -1,4 +1,4 @@
-/* staging.c - see staging.h. */
+/* staging.c - buckets between an accelerator and the CPU; see staging.h. */
 #include "dist/staging.h"
 
 lt_status lt__staging_grow(lt_device *device, void **at, size_t *room, size_t bytes)
@@ -57,8 +57,8 @@ lt_status lt__staging_stream_wait(lt_staging *s)
 void lt__staging_free(lt_staging *s)
 {
     lt_status status = lt__staging_stream_wait(
-        s); /* who gets the gradients' memory next comes behind */
-    (void)status; /* a device that has failed fails again */
+        s); /* the next user of the gradients' memory must come after the uploads */
+    (void)status; /* a failed device has already reported its failure */
     for (int i = 0; i < 2; i++)
         if (s->stage[i].at)
             s->device->free_host(s->device, s->stage[i].at);

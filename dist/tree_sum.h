@@ -18,9 +18,9 @@ typedef struct lt_tree_sum { /* all zeros: nothing added yet */
 
 /* LT_EUSAGE unless `shards` is 0, or n ranks can share that many shards with gradients in wire. */
 LT_MUST lt_status lt__tree_sum_check(int shards, int n, lt_dtype wire);
-/* Adds scale * data[0..count) to the tree sum, as shard number `shard`, from 0, of `shards`, a power
- * of two. data is overwritten; after the last shard it holds the sum. A later shard may have more
- * elements; earlier shards then count as zero there. LT_ENOMEM. */
+/* Adds scale * data[0..count) to the tree sum, as shard number `shard`, from 0, of `shards`, which
+ * is a power of two. data is overwritten; after the last shard it holds the sum. A later shard may
+ * have more elements; earlier shards then count as zero there. LT_ENOMEM. */
 LT_MUST lt_status lt__tree_sum_add(lt_tree_sum *sum, int shard, int shards, void *data,
                                    int64_t count, lt_dtype dtype, double scale);
 void lt__tree_sum_free(lt_tree_sum *sum);
