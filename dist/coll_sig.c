@@ -1,4 +1,4 @@
-/* coll_sig.c - signatures, compared and in words; see coll_sig.h. */
+/* coll_sig.c - compares and describes signatures of collectives; see coll_sig.h. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* device_exchange.c - see device_exchange.h. */
+/* device_exchange.c - sums of gradients on accelerators; see device_exchange.h. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,20 +8,21 @@
 #include "dist/group.h"
 #include "dist/device_exchange.h"
 
-/* Seconds that the others have to part too; that the group has to learn who has failed, when a sum
- * did; and that a sum has to come when a rank did, which may have given its part before. */
+/* Timeouts in seconds. FINALIZE: for finalizing the communicator together with the other ranks.
+ * BLAME: after a failed sum, for the group to find out which rank has failed. LAG: after a rank has
+ * failed, for a sum to complete, since that rank may have contributed before. */
 static const double FINALIZE_SECONDS = 10, BLAME_SECONDS = 1, LAG_SECONDS = 0.2;
 
-/* ==== Patience ================================================================================ */
+/* ==== Waiting ================================================================================= */
 
-/* Most sums take less time than it takes to wake up. */
+/* Spins at first: most sums take less time than a sleep and a wake-up. */
 static void back_off(int times)
 {
     if (times > 200)
         nanosleep(&(struct timespec){.tv_nsec = times < 2000 ? 20 * 1000 : 200 * 1000}, NULL);
 }
 
-/* LT_EPEER with the failure of the group; LT_OK: there is none. */
+/* LT_EPEER with the failure of the group, or LT_OK if there is none. */
 static lt_status check_group(const lt_group *group)
 {
     char text[512];
@@ -32,8 +33,9 @@ static lt_status check_group(const lt_group *group)
     return lt_fail(LT_EPEER, "rank %d failed: %s", rank, text);
 }
 
-/* Until all that was begun is done, but no more than so many seconds: then it is LT_EPEER without a
- * message, and *timed_out. 0: as long as it takes. LT_EPEER too when a rank has failed. */
+/* Waits until the communicator has done all that was begun. After `seconds`, sets *timed_out and
+ * returns LT_EPEER without a message; 0 means no timeout. Also returns LT_EPEER if a rank has
+ * failed. */
 static lt_status wait_for(lt_device_comm *comm, const lt_group *group, double seconds,
                           bool *timed_out)
 {
@@ -61,8 +63,8 @@ static void fail_timed_out(double seconds)
     lt_fail(LT_EPEER, "the accelerators of the other ranks have not come within %g s", seconds);
 }
 
-/* What the library says of a connection that broke tells nobody which rank has gone: the group may
- * know, soon. The message becomes better, or names the bucket. */
+/* The library's message about a broken connection does not say which rank is gone, but the group
+ * may soon find out. Replaces the message by the group's, or else prefixes it with `what`. */
 static lt_status explain(const lt_group *group, const char *what, lt_status status)
 {
     char why[600];
@@ -100,11 +102,11 @@ lt_status lt__device_exchange_wait(lt_device_exchange *r, lt_group *group, const
 
 /* ==== The choice ============================================================================== */
 
-typedef struct capability {         /* what ranks tell each other of their accelerators */
-    bool can, timed_out;           /* timed_out: it cannot because others have not come */
+typedef struct capability {         /* what a rank tells the others about its accelerator */
+    bool can, timed_out;           /* timed_out: it cannot because other ranks did not arrive */
     char device[16];          /* "cuda:0" */
-    char name[LT_COMM_NAME_BYTES];
-    char why[400];            /* it cannot */
+    char name[LT_COMM_NAME_BYTES]; /* unique name of the device */
+    char why[400];            /* the reason if it cannot */
 } capability;
 
 static lt_status exchange_capabilities(lt_group *group, const capability *mine, capability *all)
@@ -115,7 +117,8 @@ static lt_status exchange_capabilities(lt_group *group, const capability *mine, 
     return LT_OK;
 }
 
-/* Why not, best from one who has not only waited; NULL: they all can, and each rank has its own. */
+/* Why accelerators cannot be used, or NULL if all can and each rank has its own. The reason of a
+ * rank that has not just timed out is preferred. */
 static const char *find_obstacle(const capability *all, int size, char text[600])
 {
     for (int timed_out = 0; timed_out < 2; timed_out++)
@@ -139,7 +142,7 @@ typedef struct comm_id {
     char text[400];
 } comm_id;
 
-/* The others hear of what is wrong on rank 0. */
+/* Rank 0 makes the id of the communicator. Broadcasts it, or the reason why that failed. */
 static lt_status share_id(lt_device *device, lt_group *group, comm_id *all)
 {
     memset(all, 0, sizeof *all);
@@ -148,8 +151,8 @@ static lt_status share_id(lt_device *device, lt_group *group, comm_id *all)
     return lt_group_broadcast(group, "what accelerators come together by", all, sizeof *all, 0);
 }
 
-/* mine->can: this rank is in. In half the time that others are waited for: if it takes longer,
- * there is still time to say so. */
+/* Opens the communicator and sets mine->can to whether that worked. Waits for half the timeout of
+ * the group, so that there is time left to tell the other ranks. */
 static lt_status open_comm(lt_device_exchange *r, lt_device *device, lt_group *group,
                            capability *mine)
 {
@@ -169,7 +172,7 @@ static lt_status open_comm(lt_device_exchange *r, lt_device *device, lt_group *g
     return check_group(group);
 }
 
-/* Whether all ranks may sum among accelerators; sums is the same on all of them. */
+/* *may = whether all ranks are on accelerators and may sum there. `sums` is equal on all ranks. */
 static lt_status compare_choices(lt_ctx *ctx, lt_group *group, lt_sum_backend sums, bool *may)
 {
     bool there = !ctx->device->is_host;
@@ -230,7 +233,7 @@ lt_status lt__device_exchange_choose(lt_device_exchange *r, lt_ctx *ctx, lt_grou
     if (!all)
         return lt_fail(LT_ENOMEM, "out of memory for %d ranks", size);
     lt_status status = choose(r, ctx, group, sums, all);
-    r->chosen = status == LT_OK; /* who wants it all the same is told again */
+    r->chosen = status == LT_OK; /* after a failure, the next call fails again */
     free(all);
     return status;
 }
@@ -272,7 +275,7 @@ void lt__device_exchange_free(lt_device_exchange *r, lt_ctx *ctx, lt_group *grou
     if (r->comm && !failed && r->comm->calls->finalize(r->comm) == LT_OK) {
         lt_status status = wait_for(
             r->comm, group, timeout < FINALIZE_SECONDS ? timeout : FINALIZE_SECONDS, &timed_out);
-        (void)status; /* who has not parted by now is aborted */
+        (void)status; /* close() aborts what has not finished by now */
     }
     close_comm(r);
     lt__device_free(ctx, ctx->device, r->on_wire, r->room);

@@ -1,4 +1,4 @@
-/* fault.c - faults of ranks; see fault.h. */
+/* fault.c - injected faults of ranks; see fault.h. */
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>

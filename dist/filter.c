@@ -1,4 +1,4 @@
-/* filter.c - see filter.h. */
+/* filter.c - allreduces of buckets with their tails; see filter.h. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,8 +21,8 @@ static lt_status make_room(void **memory, size_t *room, size_t bytes)
     return LT_OK;
 }
 
-/* The sum of bucket and tail at once. A tail is divided by what the sum multiplies it with; its
- * numbers are whole, so rounding gives them back. */
+/* Sums bucket and tail in one allreduce. The tail is first divided by the factor that the sum
+ * applies. Its numbers are whole, so rounding the sums makes them exact again. */
 static lt_status sum_with_tail(lt_group *group, const lt_sum *bucket, int exponent, int tail,
                                float *numbers)
 {
@@ -48,7 +48,7 @@ static lt_status sum_with_tail(lt_group *group, const lt_sum *bucket, int expone
     return status;
 }
 
-/* The same where others may use what is behind the bucket. */
+/* As sum_with_tail(), in a copy, if the memory after the bucket may be in use. */
 static lt_status sum_in_copy(lt_filter *f, lt_group *group, const lt_sum *bucket, int exponent,
                                float *numbers)
 {

@@ -1,4 +1,4 @@
-/* record.c - see record.h. */
+/* record.c - the step record; see record.h. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,7 +6,8 @@
 #include "core/tensor.h"
 #include "dist/record.h"
 
-/* The numbers: these, then some for each rank, one for each parameter, and the norms. */
+/* Layout of the record: HEAD numbers, OF_RANK for each rank, one for each parameter, and those of
+ * the batch-norm layers. */
 enum { LOSS, HEAD };
 enum { BACKWARDS, STOP, STEPS, TAIL, AGREE, WRITES, OF_RANK };
 
@@ -89,7 +90,8 @@ lt_status lt__record_collect(lt_record *r)
     return lt__bn_layers_collect(&r->bn_layers, of_bn_layers(r));
 }
 
-/* A use that has added counts as many. */
+/* The number of a parameter is 1 for a gradient, and this for one that the step has added to. The
+ * sum then shows both, because fewer ranks and shards than this add to it. */
 static const double ADDED = 1 << 20;
 
 void lt__record_use(lt_record *r, int parameter, bool added)
@@ -121,7 +123,7 @@ lt_status lt__record_check(const lt_record *r)
     return LT_OK;
 }
 
-/* Whether all ranks have the same number of this kind. */
+/* Whether a separate number, such as AGREE, is equal on all ranks. */
 static bool is_same(const lt_record *r, int number)
 {
     int rank = 1;

@@ -1,11 +1,11 @@
 /* shm.c - collectives over shared memory; see shm.h.
  *
- * A collective has two phases. In the first each rank posts its signature and waits for those of
- * all; then the data of all may be read and written. In the second each says that it is through,
- * and waits for that of all; then its own data is its own again. In between the ranks share the
- * work: each sums one part of the elements for all, which reads and writes every element once per
- * rank. What cannot be seen by others is done in pieces that fit on the staging buffer, each in its
- * two phases.
+ * A collective has two phases. In the first, each rank posts its signature and waits until all have
+ * posted. Then each rank may read and write the data of all. In the second, each rank reports that
+ * it is done and waits until all are done. Then its data is its own again. Between the phases the
+ * ranks share the work: each sums one part of the elements, for all ranks. Each element is thus
+ * read and written once per rank. Data that other ranks cannot see is processed in chunks that fit
+ * in the staging buffer. Each chunk goes through both phases.
  */
 #include <errno.h>
 #include <linux/futex.h>
@@ -21,24 +21,24 @@
 #include "dist/shm.h"
 
 enum { WHERE_WORDS = 8, TEXT_BYTES = 1024 };
-enum { SPINS = 4000 };                  /* looks before a wait sleeps, some tens of microseconds */
-enum { SLICE_NS = 100 * 1000 * 1000 };  /* of sleep, between looks for those who cannot ring */
+enum { SPINS = 4000 };                  /* checks before a wait sleeps; some tens of microseconds */
+enum { SLICE_NS = 100 * 1000 * 1000 };  /* longest sleep: a rank that has died does not wake us */
 
-typedef struct view { /* what others can see of a rank's data */
+typedef struct view { /* how other ranks see a rank's data */
     uint64_t handle;
-    bool staged;         /* a copy, of as much as the staging buffer holds */
+    bool staged;         /* it is a copy in the staging buffer, as much as fits */
 } view;
 
-typedef struct mailbox { /* for what one rank sends to one other */
-    _Alignas(64) atomic_uint sent, taken;
-    size_t bytes;
+typedef struct mailbox { /* for messages from one rank to one other */
+    _Alignas(64) atomic_uint sent, taken; /* number of chunks so far */
+    size_t bytes;        /* of the whole message */
     view view;
 } mailbox;
 
 typedef enum state { PRESENT, QUIET, LEFT } state;
 
-typedef struct post { /* of a rank in one channel */
-    _Alignas(128) atomic_uint posted, done; /* collectives, since the beginning */
+typedef struct post { /* of one rank in one channel */
+    _Alignas(128) atomic_uint posted, done; /* number of collectives so far */
     lt_coll_sig sig;
     double scale;
     view view;
@@ -48,20 +48,20 @@ typedef struct slot {
     post channel[LT_SHM_CHANNELS];
     _Alignas(128) atomic_int state;
     _Atomic int64_t step;
-    _Atomic uint64_t where[WHERE_WORDS]; /* text: others may read it at any moment */
+    _Atomic uint64_t where[WHERE_WORDS]; /* text; other ranks may read it at any time */
 } slot;
 
-typedef enum failing { FINE, FAILED, WRITING /* and the slot that does */ } failing;
+typedef enum failing { FINE, FAILED, WRITING /* + the slot that writes */ } failing;
 
 struct lt_shm_control {
-    _Alignas(128) atomic_uint futex; /* counts changes */
+    _Alignas(128) atomic_uint futex; /* number of changes so far */
     atomic_uint sleepers;
-    atomic_int reporter;   /* 1 + its slot */
-    _Alignas(128) atomic_int failing;
+    atomic_int reporter;   /* 1 + its slot, or 0 */
+    _Alignas(128) atomic_int failing; /* see enum failing */
     int size, failed_rank;
     lt_status failed_code;
     char failed_text[TEXT_BYTES];
-    slot slot[];          /* and behind them the boxes, by sender and receiver */
+    slot slot[];          /* (size), followed by mailboxes (sender, receiver) */
 };
 
 size_t lt__shm_control_bytes(int size)
@@ -72,8 +72,7 @@ size_t lt__shm_control_bytes(int size)
 
 void lt__shm_control_init(lt_shm_control *control, int size) { control->size = size; }
 
-/* ==== The futex ================================================================================
- * */
+/* ==== The futex =============================================================================== */
 
 static void wake_all(lt_shm_control *b)
 {
@@ -82,7 +81,7 @@ static void wake_all(lt_shm_control *b)
         syscall(SYS_futex, &b->futex, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
-/* Until the futex has rung since it was at `seen_value`, or a slice of time is over. */
+/* Sleeps until the futex is no longer at `seen_value`, at most SLICE_NS. */
 static void sleep_on_futex(lt_shm_control *b, unsigned seen_value)
 {
     struct timespec slice = {.tv_nsec = SLICE_NS};
@@ -102,8 +101,8 @@ static int rank_of(const lt_shm *t, int who) { return t->rank_of ? t->rank_of[wh
 
 static bool is_lost(const lt_shm *t, int who) { return t->is_alive && !t->is_alive(t->ud, who); }
 
-/* The control block is this rank's to write a failure on; false: there is one. What another writes
- * is waited for, but who has died over it is taken over from. */
+/* Gets the right to write the failure in the control block. False if there is a failure already. If
+ * another rank is writing, waits for it; if that rank has died, takes over. */
 static bool claim_failure(lt_shm *t)
 {
     lt_shm_control *b = t->control;
@@ -158,7 +157,7 @@ lt_status lt__shm_check(const lt_shm *t)
     return lt_fail(LT_EPEER, "rank %d failed: %s", rank, text);
 }
 
-/* This rank has found out what is wrong: everybody is to know. */
+/* Makes this thread's error the failure of the job, caused by the rank in slot `who`. */
 static lt_status fail_with(lt_shm *t, int who, lt_status code)
 {
     lt__shm_fail(t, rank_of(t, who), code, lt_errmsg());
@@ -226,7 +225,7 @@ static bool is_quiet(const lt_shm *t, int who, state least)
     return atomic_load(&t->control->slot[who].state) >= (int)least || is_lost(t, who);
 }
 
-/* But for the one that is missed: it may never be. */
+/* Whether all ranks are quiet, except the rank whose loss is the failure: it may never be. */
 static bool all_are_quiet(const lt_shm *t)
 {
     const lt_shm_control *b = t->control;
@@ -254,13 +253,13 @@ bool lt__shm_is_reporter(lt_shm *t, double seconds)
 
 /* ==== Waiting ================================================================================= */
 
-/* Until a counter has come to a number: that of a rank, or one of each slot. */
+/* Waits until a counter has reached a number: a single counter, or one counter of each slot. */
 typedef struct wait {
     const char *what;
     unsigned number;
-    const atomic_uint *counter;    /* NULL: of each slot, posted or through */
-    int rank;                      /* whose turn it is; of each slot: its own */
-    bool until_done;
+    const atomic_uint *counter;    /* NULL: the counter `posted` or `done` of each slot */
+    int rank;                      /* the slot that advances the single counter */
+    bool until_done;               /* wait for `done`, not `posted` */
 } wait;
 
 static bool has_come(const lt_shm *t, const wait *w, int rank)
@@ -270,7 +269,7 @@ static bool has_come(const lt_shm *t, const wait *w, int rank)
     return (int)(atomic_load(counter) - w->number) >= 0;
 }
 
-/* One that has not come; -1 when all have. */
+/* A slot that has not arrived, or -1 if all have. */
 static int missing(const lt_shm *t, const wait *w)
 {
     if (w->counter)
@@ -281,8 +280,8 @@ static int missing(const lt_shm *t, const wait *w)
     return -1;
 }
 
-/* Why there is no use in waiting for a rank any longer; LT_OK while there is. Between threads
- * nothing ends the second phase but its end: a rank that reads our data is still at it. */
+/* LT_OK, or the reason why it is useless to wait any longer for the rank in slot `who`. Threads
+ * never give up the second phase, because another rank may still be reading this rank's data. */
 static lt_status check_wait(lt_shm *t, const wait *w, int who, lt_deadline *deadline)
 {
     char seen[LT_SEEN_BYTES];
@@ -323,10 +322,9 @@ static lt_status wait_for(lt_shm *t, const wait *w)
     }
 }
 
-/* ==== Signatures
- * ================================================================================== */
+/* ==== Signatures ============================================================================== */
 
-/* All ranks find the same two that differ. */
+/* Compares the signatures of all ranks. All ranks find the same pair that differs. */
 static lt_status compare(lt_shm *t)
 {
     const lt_coll_sig *w = &post_of(t, 0)->sig;
@@ -338,15 +336,16 @@ static lt_status compare(lt_shm *t)
     return LT_OK;
 }
 
-/* This rank is through with the data of others, and says so. */
+/* Reports that this rank is done with the data of other ranks. */
 static void set_done(lt_shm *t)
 {
     atomic_store(&post_of(t, t->rank)->done, t->collectives);
     wake_all(t->control);
 }
 
-/* This rank has failed. Another thread that had all posts before it knew of that is at the data of
- * all, and waited for. One that posts only now looks for a failure after that, and turns back. */
+/* This rank gives up a collective. Another thread may have seen all posts before it learned of the
+ * failure, and then works on the data of all ranks; so wait until it is done. A thread that posts
+ * later checks for a failure after that, and does not touch the data. */
 static lt_status abort_collective(lt_shm *t, lt_status status)
 {
     set_done(t);
@@ -361,7 +360,7 @@ static lt_status abort_collective(lt_shm *t, lt_status status)
     return status;
 }
 
-/* Posts a signature; then waits for those of all, which must be equal. */
+/* Posts a signature, waits until all ranks have posted, and checks that all signatures match. */
 static lt_status post_and_wait(lt_shm *t, const lt_coll_sig *mine, double scale, view shown)
 {
     post *p = post_of(t, t->rank);
@@ -380,8 +379,8 @@ static lt_status post_and_wait(lt_shm *t, const lt_coll_sig *mine, double scale,
     return status == LT_OK ? LT_OK : abort_collective(t, status);
 }
 
-/* Waits until all are through. One of them may have failed after all had met: then it has not done
- * its part. */
+/* Waits until all ranks are done. A rank may have failed after all had posted. Its part is then
+ * missing, so this checks for a failure at the end. */
 static lt_status finish(lt_shm *t)
 {
     set_done(t);
@@ -406,13 +405,13 @@ static void *map_view(const lt_shm *t, int who, const view *s)
     return t->map ? t->map(t->ud, who, s->handle) : (void *)(uintptr_t)s->handle;
 }
 
-/* How much of so many bytes is to be seen at once. */
+/* How many of `bytes` are visible at once. */
 static size_t visible_bytes(const lt_shm *t, const view *s, size_t bytes)
 {
     return s->staged && bytes > t->staging_bytes ? t->staging_bytes : bytes;
 }
 
-/* This rank cannot do its part. */
+/* This rank cannot do its part of the work: records a failure. */
 static lt_status give_up(lt_shm *t)
 {
     lt_status status = fail_with(t, t->rank, lt_errcode());
@@ -422,7 +421,7 @@ static lt_status give_up(lt_shm *t)
 
 /* ==== Collectives ============================================================================= */
 
-/* Where part `rank` of `count` elements begins; parts begin at cache lines. */
+/* The beginning of part `rank` of `count` elements. Parts begin at cache lines. */
 static int64_t part_begin(const lt_shm *t, int rank, int64_t count, lt_dtype dtype)
 {
     int64_t line = 64 / (int64_t)lt_dtype_bytes(dtype), lines = (count + line - 1) / line;
@@ -430,7 +429,7 @@ static int64_t part_begin(const lt_shm *t, int rank, int64_t count, lt_dtype dty
     return at < count ? at : count;
 }
 
-/* The shares of all in what is to be seen of the next *bytes, which may become fewer. */
+/* Finds the data of all ranks for the next *bytes. Reduces *bytes to what is visible of all. */
 static lt_status find_shares(const lt_shm *t, void *own, lt_share *share, size_t *bytes)
 {
     for (int who = 0; who < t->size; who++) {
@@ -444,7 +443,7 @@ static lt_status find_shares(const lt_shm *t, void *own, lt_share *share, size_t
     return LT_OK;
 }
 
-/* The sum of what is to be seen of the next *bytes, which become so many. */
+/* Sums as many of the next *bytes as are visible at once, and sets *bytes to that number. */
 static lt_status sum_chunk(lt_shm *t, const lt_sum *sum, const lt_coll_sig *sig, char *data,
                           size_t *bytes)
 {
@@ -477,7 +476,7 @@ lt_status lt__shm_allreduce(lt_shm *t, const lt_sum *sum)
     return LT_OK;
 }
 
-/* Of the next *bytes as many as are to be seen. */
+/* Broadcasts as many of the next *bytes as are visible at once, and sets *bytes to that number. */
 static lt_status broadcast_chunk(lt_shm *t, const lt_coll_sig *sig, char *data, size_t *bytes,
                                 int root)
 {
@@ -516,14 +515,14 @@ lt_status lt__shm_match(lt_shm *t, const lt_coll_sig *sig)
     return finish(t);
 }
 
-/* ==== From one to another ===================================================================== */
+/* ==== Point to point ========================================================================== */
 
 static mailbox *mailbox_of(const lt_shm *t, int from, int to)
 {
     return (mailbox *)&t->control->slot[t->size] + from * t->size + to;
 }
 
-/* The other takes the bytes from where they lie, as many of them as it sees. */
+/* The receiver copies the bytes from this rank's memory. Sets *bytes to the number that it sees. */
 static lt_status send_chunk(lt_shm *t, int to, const char *data, size_t all, size_t *bytes)
 {
     char what[LT_WHAT_BYTES];
