@@ -1,5 +1,5 @@
-/* group.c - what every group has, whatever carries its bytes: the checks of collectives, the thread
- * in the background, and turns between it and the rank's own thread.
+/* group.c - the part of a group that does not depend on its transport: argument checks, the
+ * background thread, and the order between that thread and the rank's own.
  */
 #include <math.h>
 #include <pthread.h>
@@ -23,16 +23,16 @@ struct lt_group {
     const lt_transport *transport;
     void *self;
     int rank, size;
-    double timeout;              /* seconds that others are waited for */
-    int threads;                 /* that the rank computes with; 0: who knows */
-    lt_queue *tasks;             /* NULL: nothing was ever started */
+    double timeout;              /* seconds to wait for another rank */
+    int threads;                 /* the rank computes with; 0 if unknown */
+    lt_queue *tasks;             /* NULL until the first lt_group_start() */
     pthread_t thread;
-    pthread_mutex_t lock;        /* guards what follows */
+    pthread_mutex_t lock;        /* guards the fields below */
     pthread_cond_t idle;
-    atomic_bool awaited;         /* the rank's thread waits, and computes nothing */
-    int open;                    /* tasks that were started and are not done */
-    lt_status status;            /* of the first that failed, */
-    char message[1024];          /* and what it said */
+    atomic_bool awaited;         /* the rank's thread is in lt_group_wait() and computes nothing */
+    int open;                    /* number of tasks that are started and not done */
+    lt_status status;            /* of the first task that failed */
+    char message[1024];          /* its error message */
 };
 
 lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int size,
@@ -103,7 +103,7 @@ lt_status lt__group_add_as_tree(lt_group *g)
 static void *work(void *ud)
 {
     lt_group *g = ud;
-    pthread_mutex_lock(&g->lock); /* until begin_work() has written g->thread */
+    pthread_mutex_lock(&g->lock); /* wait until begin_work() has written g->thread */
     pthread_mutex_unlock(&g->lock);
     for (task *t; (t = lt__queue_take(g->tasks));) {
         lt_status status = t->fn(t->ud);
@@ -164,13 +164,15 @@ lt_status lt_group_wait(lt_group *g)
 
 /* ==== Collectives ============================================================================= */
 
-/* Whether a thread that waits may keep its processor, beside others or in their stead. */
+/* Whether a waiting thread may spin. beside: it needs a CPU in addition to the computing threads;
+ * otherwise it takes the place of one. */
 static bool may_spin(const lt_group *g, bool beside)
 {
     return g->threads > 0 && g->threads + beside <= g->transport->cpus(g->self);
 }
 
-/* The rank's thread goes behind what was started; the one in the background is there already. */
+/* Before a collective: the rank's thread waits for all started tasks; the background thread runs
+ * one of them, so it does not wait. */
 static lt_status take_turn(lt_group *g)
 {
     bool behind = g->tasks && pthread_equal(pthread_self(), g->thread);
@@ -219,7 +221,7 @@ lt_status lt_group_allreduce_side(lt_group *g, const lt_sum *sum)
 {
     LT_TRY(check_sum(sum));
     pthread_mutex_lock(&g->lock);
-    bool beside = g->open > 0; /* the thread of what was started */
+    bool beside = g->open > 0; /* the background thread may be running, too */
     pthread_mutex_unlock(&g->lock);
     return g->transport->allreduce_side(g->self, sum, may_spin(g, beside));
 }
@@ -251,11 +253,11 @@ lt_status lt_group_receive(lt_group *g, int from, void *data, size_t bytes)
     return g->transport->receive(g->self, from, data, bytes);
 }
 
-/* The line at `at`, without its end. */
+/* The length of the line at `at`, without its newline. */
 static int line_bytes(const char *at) { return (int)strcspn(at, "\n"); }
 
-/* Of two lines that differ, the bytes to leave out at their begin: what is the same in both, but
- * for some that show the place. */
+/* How many bytes to omit at the beginning of two lines that differ: a long common prefix, except
+ * its last bytes, which show the context. */
 static int bytes_to_skip(const char *first, const char *own)
 {
     enum { SHOWN = 100, BEFORE = 20 };
@@ -265,7 +267,7 @@ static int bytes_to_skip(const char *first, const char *own)
     return same > SHOWN ? same - BEFORE : 0;
 }
 
-/* The first line in which this rank's text differs from that of rank 0. */
+/* Fails with LT_EDESYNC and the first line in which this rank's text differs from rank 0's. */
 static lt_status name_difference(const lt_group *g, const char *what, const char *first,
                                  const char *own)
 {
@@ -304,7 +306,7 @@ lt_status lt_group_compare(lt_group *g, const char *what, const char *text)
     return status == LT_OK ? lt_group_barrier(g, what) : status;
 }
 
-/* nan is near nan, and inf near inf. */
+/* Whether two numbers differ by at most `most`. nan equals nan, and inf equals inf. */
 static bool is_near(double a, double b, double most)
 {
     return a == b || (isnan(a) && isnan(b)) || fabs(a - b) <= most;
@@ -349,7 +351,7 @@ static lt_status time_sums(lt_group *g, const lt_sum *sum, float *mpi, double *s
     return LT_OK;
 }
 
-/* MPI gets a second array, in which it is faster than in place. */
+/* MPI gets a second array, because MPI_Allreduce is slower in place. */
 lt_status lt_group_time(lt_group *g, int64_t count, lt_dtype wire, bool by_mpi, double *seconds,
                         int n)
 {
@@ -364,7 +366,7 @@ lt_status lt_group_time(lt_group *g, int64_t count, lt_dtype wire, bool by_mpi, 
     lt_status status = sum.data && (mpi || !by_mpi) ? LT_OK
         : lt_fail(LT_ENOMEM, "out of memory for an allreduce of %lld elements", (long long)count);
     for (int64_t i = 0; status == LT_OK && i < count; i++) {
-        ((float *)sum.data)[i] = 1; /* pages that were never written are all the same one */
+        ((float *)sum.data)[i] = 1; /* pages never written all share one page of zeros */
         if (mpi)
             mpi[i] = 1;
     }

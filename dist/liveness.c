@@ -1,6 +1,9 @@
-/* liveness.c - see liveness.h. Every member listens, connects to those before it and accepts those
- * after it. A machine may have several addresses, of which not all lead to it from everywhere, and
- * one may lead somewhere else: so all are tried at once, and who answers must know the mark.
+/* liveness.c - TCP connections between the first ranks of all nodes; see liveness.h.
+ *
+ * Each member listens, connects to the members before it and accepts those after it. A machine may
+ * have several addresses. Some may not be reachable from everywhere, and some may lead to another
+ * machine. So all are tried at once, and the member that answers must prove itself by a random
+ * mark.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -21,20 +24,20 @@
 enum { MAX_ADDRESSES = 16 };
 static const double OPEN_SECONDS = 2;
 
-typedef struct offer { /* of a member to the others */
+typedef struct offer { /* broadcast by each member */
     uint64_t mark;      /* random */
-    int n;              /* addresses; 0: it does not listen */
+    int n;              /* number of addresses; 0 if the member cannot listen */
     struct sockaddr_in address[MAX_ADDRESSES];
 } offer;
 
-typedef struct hello { /* to the one that listens, which sends it back */
-    uint64_t mark;      /* of its offer */
-    uint64_t member;    /* that connects */
+typedef struct hello { /* sent to a listening member, which sends it back */
+    uint64_t mark;      /* from the offer of the listening member */
+    uint64_t member;    /* the member that connects */
 } hello;
 
 typedef struct connection {
-    int fd;             /* -1: there is none */
-    _Atomic double lost; /* since when; 0: it is not */
+    int fd;             /* -1 if there is no connection */
+    _Atomic double lost; /* lt__seconds() when it was lost, or 0 */
 } connection;
 
 struct lt_liveness {
@@ -51,7 +54,7 @@ static void drop(connection *l)
 
 /* ==== Listening =============================================================================== */
 
-/* Those of this machine, for a port. Returns how many. */
+/* Writes the IPv4 addresses of this machine, with a port, to `to`. Returns how many. */
 static int find_addresses(struct sockaddr_in *to, in_port_t port)
 {
     struct ifaddrs *all;
@@ -67,8 +70,8 @@ static int find_addresses(struct sockaddr_in *to, in_port_t port)
     return n;
 }
 
-/* Fills the offer. Returns the socket, or -1. Who connects but says nothing is not let in, so that
- * nobody waits behind a stranger. */
+/* Starts to listen and fills the offer. Returns the socket, or -1. TCP_DEFER_ACCEPT keeps out
+ * clients that connect but send nothing, so that they do not hold up the members. */
 static int begin_to_listen(offer *o)
 {
     struct sockaddr_in any = {.sin_family = AF_INET};
@@ -105,7 +108,7 @@ static bool send_hello(int fd, const hello *h)
     return send(fd, h, sizeof *h, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof *h;
 }
 
-/* Until all members after this one have come. */
+/* Accepts connections until all members after this one are connected, or until the deadline. */
 static void accept_all(lt_liveness *liveness, int own, int listener, uint64_t mark, double deadline)
 {
     int missing = liveness->n - 1 - own;
@@ -117,7 +120,7 @@ static void accept_all(lt_liveness *liveness, int own, int listener, uint64_t ma
         bool good = is_readable(fd, deadline) && receive_hello(fd, &h) && h.mark == mark &&
                     h.member > (uint64_t)own && h.member < (uint64_t)liveness->n &&
                     liveness->connection[h.member].fd < 0 && send_hello(fd, &h);
-        if (!good) { /* a stranger */
+        if (!good) { /* not one of the members */
             close(fd);
             continue;
         }
@@ -139,8 +142,8 @@ static int begin_to_connect(const struct sockaddr_in *to)
     return fd;
 }
 
-/* Something has happened to an attempt: it is connected, has an answer, or has failed. Whether it
- * is the right one. */
+/* Handles an event of an attempt: it is connected, has an answer, or has failed. Returns whether it
+ * has reached the right member. */
 static bool advance(struct pollfd *attempt, const hello *h)
 {
     hello back;
@@ -163,7 +166,7 @@ static int open_attempts(const struct pollfd *attempts, int n)
     return open;
 }
 
-/* A connection to the one with this offer, or -1. */
+/* Connects to the member with this offer. Returns the socket, or -1. */
 static int connect_to(const offer *o, int own, double deadline)
 {
     struct pollfd attempts[MAX_ADDRESSES];
@@ -182,12 +185,12 @@ static int connect_to(const offer *o, int own, double deadline)
     return found < 0 ? -1 : attempts[found].fd;
 }
 
-/* ==== All ===================================================================================== */
+/* ==== All members ============================================================================= */
 
-/* Of the line between two of n members. */
+/* The index of the connection between members a and b of n. */
 static int64_t place(int64_t n, int64_t a, int64_t b) { return a < b ? a * n + b : b * n + a; }
 
-/* Time may be over for one end of a line only: then it is none. */
+/* Drops connections that only one end regards as made, because the other end has timed out. */
 static lt_status drop_half_connections(lt_ring *ring, lt_liveness *liveness)
 {
     int64_t n = liveness->n, own = ring->index;
@@ -254,11 +257,12 @@ void lt__liveness_leave(lt_liveness *liveness)
     for (int i = 0; i < liveness->n; i++)
         if (liveness->connection[i].fd >= 0) {
             ssize_t sent = send(liveness->connection[i].fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-            (void)sent; /* the other is not there to miss us */
+            (void)sent; /* if it fails, the other process is gone and needs no notice */
         }
 }
 
-/* What has come stays there, for the other thread. */
+/* Whether the other process has ended without leaving. Peeks only: the byte of a member that has
+ * left stays in the socket, so the connection does not look closed. */
 static bool has_ended(int fd)
 {
     char byte;

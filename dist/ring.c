@@ -1,5 +1,7 @@
-/* ring.c - what ring.h promises, over flows of chunks: some go to one rank, some come from one, and
- * a chunk goes out once those have come that it is made of.
+/* ring.c - collectives between nodes; see ring.h.
+ *
+ * Each is made of flows. A flow sends chunks to one rank and receives chunks from one rank. A chunk
+ * is sent as soon as the chunks that it depends on have arrived.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -9,13 +11,13 @@
 #include "dist/ring.h"
 #include "dist/sum.h"
 
-/* Bytes of a chunk on the wire, so few that MPI does not ask the receiver first (over TCP it does
- * from 64 KiB on), which halves the rate when both directions are busy; and how many are under way
- * in each direction. */
+/* CHUNK: bytes of a chunk in the wire dtype. MPI over TCP uses a rendezvous from 64 KiB on, which
+ * halves the rate when both directions are busy, so chunks are smaller. DEPTH: chunks in transit in
+ * each direction. */
 enum { CHUNK = 48 << 10, DEPTH = 64 };
-enum { SMALL = 32 << 10 };               /* bytes up to which a sum is exchanged by pairs */
-static const double SPIN_SECONDS = 30e-6; /* a look is microseconds of MPI's */
-enum { SHORTEST_NS = 1000, LONGEST_NS = 1000 * 1000 };
+enum { SMALL = 32 << 10 };               /* sums of at most that many bytes use pairs of members */
+static const double SPIN_SECONDS = 30e-6; /* a test takes MPI some microseconds */
+enum { SHORTEST_NS = 1000, LONGEST_NS = 1000 * 1000 }; /* of a sleep */
 
 lt_status lt__ring_open(lt_ring *r)
 {
@@ -35,8 +37,8 @@ const char *lt__ring_last_seen(const lt_ring *r, int rank)
 /* ==== Waiting ================================================================================= */
 
 typedef struct backoff {
-    long ns;          /* of the next sleep */
-    double spins_until;
+    long ns;          /* length of the next sleep */
+    double spins_until; /* time; until then, no sleep */
     lt_deadline deadline;
 } backoff;
 
@@ -47,8 +49,9 @@ static backoff new_backoff(const lt_ring *r)
                       {now + r->timeout + r->grace, now}};
 }
 
-/* Something has moved. What flows is looked after less often than what has just begun: each look
- * takes time from those who compute, and chunks enough are under way. */
+/* Called after progress: restarts the timeout, but keeps the length of the sleeps. A running flow
+ * needs less frequent tests than one that has just begun, because enough chunks are in transit, and
+ * each test takes time from the computing threads. */
 static void reset_backoff(const lt_ring *r, backoff *p)
 {
     long ns = p->ns;
@@ -77,7 +80,7 @@ lt_status lt__ring_fail_peer(const lt_ring *r, int rank, const char *what)
                    r->net->rank, what, lt__ring_last_seen(r, rank));
 }
 
-/* Why it is lost may be known. */
+/* The network has lost a rank. Fails with the reason if check() knows it. */
 static lt_status lost(lt_ring *r, int rank, const char *what)
 {
     r->missing = rank;
@@ -90,24 +93,24 @@ static lt_status lost(lt_ring *r, int rank, const char *what)
 typedef struct flow {
     const char *what;
     int channel;
-    int to, from;        /* ranks of the wire */
-    char *data;
+    int to, from;        /* ranks of the network */
+    char *data;          /* (count) of dtype */
     lt_dtype dtype, wire;
     int64_t count;       /* elements */
-    int64_t parts, part; /* the parts of the data go out in descending order, from this one on, and
-                          * come in from the one before it on, */
-    int64_t per_part;    /* each in so many chunks */
-    int64_t out, in;     /* chunks to send and to receive */
-    int64_t lead;        /* chunk i goes out once i - lead + 1 have come in */
-    int64_t adds;        /* so many chunks that come in are added, the others written */
-    bool in_place;       /* chunks go out from where they lie */
+    int64_t parts, part; /* number of parts of data. They are sent in descending order, beginning
+                          * with `part`, and received beginning with the one before `part` */
+    int64_t per_part;    /* chunks of each part */
+    int64_t out, in;     /* number of chunks to send and to receive */
+    int64_t lead;        /* chunk i is sent when i - lead + 1 chunks have been received */
+    int64_t adds;        /* the first `adds` chunks received are added, the others are written */
+    bool in_place;       /* chunks are sent from data, not from a slot */
 } flow;
 
 typedef struct piece { int64_t first, count; } piece; /* elements of a chunk */
 
 static int64_t wire_bytes(const flow *f) { return (int64_t)lt_dtype_bytes(f->wire); }
 
-/* Where a part begins. */
+/* The first element of a part. Parts begin at multiples of 64 bytes. */
 static int64_t part_begin(const flow *f, int64_t part)
 {
     int64_t line = 64 / wire_bytes(f), lines = (f->count + line - 1) / line;
@@ -153,7 +156,7 @@ static void use(const flow *f, int64_t i, const char *slot)
         convert(place(f, p), f->dtype, slot, f->wire, p.count);
 }
 
-typedef struct window { /* of chunks in one direction: [done, begun) are under way */
+typedef struct window { /* the chunks of one direction; [done, begun) are in transit */
     int64_t begun, done;
     char *slots;
     lt_request request[DEPTH];
@@ -186,7 +189,7 @@ static int begin_out(lt_ring *r, const flow *f, window *w)
     return r->net->send(r->net->self, f->to, f->channel, from, bytes, &w->request[i % DEPTH]);
 }
 
-/* 1: the first one under way is done. */
+/* Tests the first chunk in transit. 1 if it is done, 0 if not, -1 if the other rank is lost. */
 static int look_at_first(const lt_ring *r, window *w)
 {
     if (w->done == w->begun)
@@ -194,7 +197,8 @@ static int look_at_first(const lt_ring *r, window *w)
     return r->net->test(r->net->self, &w->request[w->done % DEPTH]);
 }
 
-/* Whether what comes as chunk i may be written: what lies there, and was to go out, has gone. */
+/* Whether received chunk i may be written: an earlier chunk that is sent from that place must have
+ * been sent. */
 static bool is_free(const flow *f, const window *out, int64_t i)
 {
     return !f->in_place || f->adds == 0 || i - f->adds < out->done;
@@ -234,7 +238,7 @@ static lt_status run_flow(lt_ring *r, const flow *f)
 
 /* ==== Collectives ============================================================================= */
 
-/* Bytes as they lie, in so many chunks. */
+/* A flow of plain bytes, in one part, sent from data. */
 static flow plain_flow(const char *what, int channel, void *data, size_t bytes)
 {
     return (flow){.what = what, .channel = channel, .data = data, .dtype = LT_U8,
@@ -242,7 +246,7 @@ static flow plain_flow(const char *what, int channel, void *data, size_t bytes)
                   .per_part = chunks_of((int64_t)bytes, LT_U8), .lead = INT64_MAX / 2};
 }
 
-typedef struct header { /* a whole number of cache lines, as parts are */
+typedef struct header { /* a multiple of 64 bytes, so that each header is one part */
     _Alignas(64) lt_coll_sig sig;
     char seen[LT_SEEN_BYTES];
 } header;
@@ -261,7 +265,7 @@ lt_status lt__ring_match(lt_ring *r, const lt_coll_sig *sig)
                ? LT_OK : lt__coll_sigs_fail(&pair[1].sig, before, sig, r->net->rank);
 }
 
-/* One chunk to a member and one from it, added. */
+/* Sends one chunk to a member, if `to`, and receives one from it, if `from`. */
 static lt_status exchange(lt_ring *r, flow f, int with, bool to, bool from)
 {
     f.to = f.from = member(r, with);
@@ -270,7 +274,8 @@ static lt_status exchange(lt_ring *r, flow f, int with, bool to, bool from)
     return run_flow(r, &f);
 }
 
-/* The members beyond a power of two give theirs to others first, and get the result last. */
+/* Recursive doubling. Members beyond the largest power of two first send their values to another
+ * member, and receive the result at the end. */
 static lt_status sum_by_pairs(lt_ring *r, flow f)
 {
     int whole = 1, i = r->index;
@@ -325,7 +330,7 @@ lt_status lt__ring_allreduce(lt_ring *r, const lt_sum *sum)
     return LT_OK;
 }
 
-/* Along the ring, from the root on. */
+/* Forwards the chunks along the ring, beginning at the root. */
 lt_status lt__ring_broadcast(lt_ring *r, const char *what, void *data, size_t bytes, int root)
 {
     int behind = (r->index - root + r->size) % r->size;
@@ -339,7 +344,7 @@ lt_status lt__ring_broadcast(lt_ring *r, const char *what, void *data, size_t by
     return run_flow(r, &f);
 }
 
-/* ==== From one to another ===================================================================== */
+/* ==== Point to point ========================================================================== */
 
 lt_status lt__ring_send(lt_ring *r, int to, const void *data, size_t bytes)
 {
