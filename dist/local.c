@@ -1,5 +1,5 @@
-/* local.c - the transport of ranks that are threads of one process: always there. Their control
- * block is in ordinary memory, and the data of a rank is where its pointer says.
+/* local.c - the transport of ranks that are threads of one process. It is always available. The
+ * control block is in ordinary memory, and ranks see each other's data by its address.
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -9,13 +9,13 @@
 #include "dist/sum.h"
 #include "dist/shm.h"
 
-typedef struct shared { /* by all ranks of a job */
+typedef struct shared { /* one for all ranks of the job */
     atomic_int refs;
     _Alignas(128) char control[];
 } shared;
 
-typedef struct local { /* of one rank */
-    lt_shm shm, side; /* in either channel */
+typedef struct local { /* the state of one rank */
+    lt_shm shm, side; /* one for each channel */
     shared *shared;
 } local;
 

@@ -1,4 +1,6 @@
-/* mapping.c - see mapping.h. Windows are few: they are looked for one by one. */
+/* mapping.c - memory that other processes can map; see mapping.h. There are few mappings, so a
+ * linear search is enough.
+ */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -15,23 +17,23 @@
 
 #define NAME "luatrain"
 
-/* A place, from its high bits on: the number of the window, which no other one of the process ever
- * has, its descriptor, an offset. */
+/* A handle, from the high bits: the number of the mapping, which the process never reuses; its file
+ * descriptor; an offset. */
 enum { NUMBER_BITS = 12, FD_BITS = 14, OFFSET_BITS = 64 - NUMBER_BITS - FD_BITS };
 
 typedef struct mapping {
     struct mapping *next;
-    int pid;                /* of the owner; 0: this process */
+    int pid;                /* of the owner, or 0 for this process */
     unsigned number;
-    int fd;                 /* at the owner */
+    int fd;                 /* in the owner's process */
     char *data;
     size_t bytes;
 } mapping;
 
 struct lt_mappings {
-    atomic_int refs;        /* the owner's, and one for each window of this process */
-    atomic_uint made;       /* windows of this process, ever */
-    pthread_mutex_t lock;   /* guards what follows */
+    atomic_int refs;        /* the owner's, and one for each own mapping */
+    atomic_uint made;       /* number of own mappings made so far */
+    pthread_mutex_t lock;   /* guards the list */
     mapping *first;
 };
 
@@ -63,8 +65,8 @@ static void close_mapping(mapping *x)
     free(x);
 }
 
-/* Unmaps the views of others' windows: all, or of a process's window that had this descriptor. The
- * caller has the lock. */
+/* Unmaps views of other processes' mappings: all if pid is 0, else those of process pid with this
+ * descriptor. The caller holds the lock. */
 static void drop_views(lt_mappings *w, int pid, int fd)
 {
     for (mapping **at = &w->first, *x; (x = *at);) {
@@ -101,9 +103,10 @@ static mapping *mapping_over(int fd, size_t bytes)
     return x;
 }
 
-/* ==== Own windows ============================================================================= */
+/* ==== Own mappings ============================================================================ */
 
-/* The pages are taken at once: a machine that has not so many says so here, not by a signal. */
+/* posix_fallocate() allocates the pages now. If the machine does not have enough, that is an error
+ * here and not a signal later. */
 void *lt__mapping_new(lt_mappings *w, size_t bytes)
 {
     int fd = memfd_create(NAME, MFD_CLOEXEC);
@@ -127,7 +130,7 @@ void *lt__mapping_new(lt_mappings *w, size_t bytes)
     return x->data;
 }
 
-/* The own window that has the byte, as the link to it; the caller has the lock. */
+/* The link in the list to the own mapping that contains the byte. The caller holds the lock. */
 static mapping **own(lt_mappings *w, const char *data)
 {
     mapping **at = &w->first;
@@ -158,9 +161,10 @@ uint64_t lt__mapping_handle(lt_mappings *w, const void *data)
     return place;
 }
 
-/* ==== Those of others ========================================================================= */
+/* ==== Mappings of other processes ============================================================= */
 
-/* A process id may mean another process here than there. */
+/* Opens a memfd of another process. Checks its name, because pid may be another process here if the
+ * two have different pid namespaces. */
 static int open_mapping(int pid, int fd)
 {
     char path[64], target[64] = "";
@@ -193,7 +197,7 @@ static mapping *map_view(int pid, unsigned number, int fd)
     return x;
 }
 
-/* The caller has the lock. */
+/* The view of a mapping, made if necessary. The caller holds the lock. */
 static mapping *find_view(lt_mappings *w, int pid, unsigned number, int fd)
 {
     mapping *x = w->first;
@@ -201,7 +205,7 @@ static mapping *find_view(lt_mappings *w, int pid, unsigned number, int fd)
         x = x->next;
     if (x)
         return x;
-    drop_views(w, pid, fd); /* a descriptor that names another window now */
+    drop_views(w, pid, fd); /* a view of an earlier mapping that had this descriptor */
     if ((x = map_view(pid, number, fd))) {
         x->next = w->first;
         w->first = x;

@@ -1,12 +1,12 @@
-/* mpi_transport.c - the transport of ranks that are processes. Those of a node are a communicator
- * around a control block in shared memory; the first ranks of all nodes are a ring. A collective is
- * done within each node, then between the nodes, then handed on within each node.
+/* mpi_transport.c - the transport of ranks that are processes. The ranks of a node form a
+ * shared-memory communicator (shm.h). The first ranks of all nodes form a ring (ring.h). A
+ * collective runs within each node, then between the nodes, then within each node again.
  *
- * A failure is on the control block of each node, whose first rank tells those of the others of it,
- * and misses those that end without a word.
+ * The control block of each node holds the first failure. The first rank of a node notifies the
+ * first ranks of the other nodes of it, and detects nodes that end without a notice.
  *
- * Two threads may be in collectives at once, each in its channel: a communicator, a ring, a channel
- * of a network.
+ * Two threads may be in collectives at once, each in a channel of its own: a shared-memory
+ * communicator, a ring and a channel of the network.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -29,37 +29,37 @@
 #include "dist/ring.h"
 #include "dist/sum.h"
 
-enum { STAGING_BYTES = 256 << 10 }; /* stays in the cache */
-enum { POLL_NS = 2000 * 1000 }; /* between looks for who has left */
-enum { GRACE_SECONDS = 1 }; /* seconds more for those who wait for one that waits for others */
-/* Until one that has ended without a word is missed; one that waits for it is first, and says for
- * what. */
+enum { STAGING_BYTES = 256 << 10 }; /* small enough for the cache */
+enum { POLL_NS = 2000 * 1000 }; /* between checks while leaving */
+enum { GRACE_SECONDS = 1 }; /* added to timeouts when the other rank may be waiting itself */
+/* Seconds after a connection was lost until it is reported: LOST by a rank that waits for the other
+ * one, LIVENESS by any other. The waiting rank comes first because its message says more. */
 static const double LOST_SECONDS = 0.1, LIVENESS_SECONDS = 0.4;
 
 typedef struct mpi_transport {
     lt_net net;
     lt_mappings *mappings;
-    lt_shm shm, shm_side;   /* in either channel */
+    lt_shm shm, shm_side;   /* one for each channel, like the rings */
     lt_ring ring, ring_side;
     lt_nodes nodes;
-    int *pidfd;                 /* of each slot; -1: there are no pidfds here */
+    int *pidfd;                 /* (slots); -1 if the system has no pidfds */
     int cpus;
-    lt_notices *notices;              /* of the other nodes, for the first rank; else NULL */
-    lt_liveness *liveness;        /* to these */
+    lt_notices *notices;              /* of other nodes; NULL if not the first rank of its node */
+    lt_liveness *liveness;        /* of other nodes; likewise */
     lt_group_config config;
-    pthread_mutex_t lock;       /* guards what follows */
-    char before[LT_SEEN_BYTES]; /* of the node before this one: see lt__ring_last_seen() */
+    pthread_mutex_t lock;       /* guards the field below */
+    char before[LT_SEEN_BYTES]; /* location of the previous node: see lt__ring_last_seen() */
 } mpi_transport;
 
 /* ==== Failure ================================================================================= */
 
 static bool is_first(const mpi_transport *c) { return c->shm.rank == 0; }
 
-/* The ring asks while it waits for a rank of another node. */
+/* The ring calls this while it waits for a rank of another node. */
 static lt_status check_peer(void *ud, const lt_ring *ring, int rank, const char *what)
 {
     mpi_transport *c = ud;
-    if (c->shm.control) { /* not at the very beginning */
+    if (c->shm.control) { /* NULL while the transport opens */
         lt__notices_receive(c->notices);
         lt__shm_check_liveness(&c->shm);
         LT_TRY(lt__shm_check(&c->shm));
@@ -73,6 +73,7 @@ static lt_status check_peer(void *ud, const lt_ring *ring, int rank, const char 
     return LT_OK;
 }
 
+/* Makes the loss of the first rank of a node the failure of the job. */
 static void report_gone(mpi_transport *c, int node)
 {
     char text[32 + LT_SEEN_BYTES];
@@ -84,8 +85,9 @@ static void report_gone(mpi_transport *c, int node)
     lt__shm_fail(&c->shm, rank, LT_EPEER, text);
 }
 
-/* What nodes tell each other though nobody waits. But when one is lost, MPI over TCP may wait for
- * mpirun, which is about to kill us and does not answer. */
+/* Exchanges notices with the other nodes while no rank waits for them. Does not call MPI when a
+ * connection is lost: MPI over TCP may then wait for mpirun, which is about to kill this process
+ * and does not answer. */
 static void check_nodes(mpi_transport *c)
 {
     bool cut = false;
@@ -101,7 +103,7 @@ static void check_nodes(mpi_transport *c)
         lt__notices_send(c->notices);
 }
 
-/* How something between nodes has ended: a failure is everybody's. */
+/* After an operation between nodes: passes a failure on to this node and to all others. */
 static lt_status share_failure(mpi_transport *c, const lt_ring *ring, lt_status status)
 {
     if (status != LT_OK) {
@@ -111,7 +113,7 @@ static lt_status share_failure(mpi_transport *c, const lt_ring *ring, lt_status 
     return status;
 }
 
-/* How something within the node has ended. */
+/* After an operation within the node: passes a failure on to the other nodes. */
 static lt_status pass_failure(mpi_transport *c, lt_status status)
 {
     if (status != LT_OK)
@@ -121,7 +123,7 @@ static lt_status pass_failure(mpi_transport *c, lt_status status)
 
 /* ==== Collectives ============================================================================= */
 
-/* Between the first ranks: all want the same. */
+/* Checks that all nodes have the same signature, and exchanges locations. */
 static lt_status match(mpi_transport *c, lt_ring *ring, const lt_coll_sig *sig)
 {
     ring->grace = GRACE_SECONDS;
@@ -181,7 +183,7 @@ static int slot_of(const mpi_transport *c, int rank)
     return slot;
 }
 
-/* Within the node of the root first; in the others last. */
+/* Broadcasts within the node of the root, then between the nodes, then within the other nodes. */
 static lt_status broadcast(void *self, const char *what, void *data, size_t bytes, int root)
 {
     mpi_transport *c = self;
@@ -277,7 +279,7 @@ static void fail(void *self, lt_status code, const char *text)
 static bool failure(const void *self, int *rank, lt_status *code, char *text, size_t bytes)
 {
     mpi_transport *c = (mpi_transport *)
-        self; /* to look whether the others live changes nothing of it */
+        self; /* const for the caller: checking the other ranks changes nothing that it sees */
     lt__shm_check_liveness(&c->shm);
     check_nodes(c);
     return lt__shm_failure(&c->shm, rank, code, text, bytes);
@@ -311,7 +313,7 @@ static void set_spin(void *self, bool spin)
 
 static int cpus(const void *self) { return ((const mpi_transport *)self)->cpus; }
 
-/* A slot would not do: ranks of a machine that share no memory are nodes of their own. */
+/* Not the slot: if the ranks of a machine cannot share memory, each is a node of its own. */
 static int local_rank(const void *self)
 {
     const lt_net *w = &((const mpi_transport *)self)->net;
@@ -321,7 +323,7 @@ static int local_rank(const void *self)
     return i;
 }
 
-/* ==== The end ================================================================================= */
+/* ==== Leave and close ========================================================================= */
 
 static void free_transport(mpi_transport *c)
 {
@@ -361,9 +363,9 @@ static lt_status leave(void *self)
     return lt__shm_check(&c->shm);
 }
 
-/* After a failure requests may be open that point into all this, so it stays; and so does the
- * network: all would have to come to its end, and mpirun may crash when it ends ranks that wait
- * there. */
+/* After a failure, requests may be pending that point into the transport, so it is not freed. The
+ * network is not closed either: closing waits for all ranks, and mpirun may crash when it kills
+ * ranks that wait there. */
 static void close_transport(void *self)
 {
     mpi_transport *c = self;
@@ -399,7 +401,7 @@ static const lt_transport transport = {
     .close = close_transport,
 };
 
-/* ==== The beginning =========================================================================== */
+/* ==== Open ==================================================================================== */
 
 static uint64_t handle_of(void *ud, const void *data)
 {
@@ -417,7 +419,7 @@ static bool is_alive(void *ud, int slot)
     const mpi_transport *c = ud;
     struct pollfd fd = {.fd = c->pidfd[slot], .events = POLLIN};
     if (fd.fd >= 0)
-        return poll(&fd, 1, 0) <= 0; /* -1: a signal came */
+        return poll(&fd, 1, 0) <= 0; /* readable if the process has ended; -1 for a signal */
     return kill(c->nodes.pid[slot], 0) == 0 || errno != ESRCH;
 }
 
@@ -429,7 +431,7 @@ static lt_status join_shm(mpi_transport *c)
                       .timeout = c->ring.timeout};
     while (c->nodes.rank_of[c->shm.rank] != c->net.rank)
         c->shm.rank++;
-    if (c->shm.size == 1) /* nobody else looks at its data */
+    if (c->shm.size == 1) /* no other rank reads its data */
         return LT_OK;
     c->shm.handle_of = handle_of;
     c->shm.map = map_handle;
@@ -442,7 +444,7 @@ static lt_status join_shm(mpi_transport *c)
     return c->shm.staging ? LT_OK : LT_ENOMEM;
 }
 
-/* The first ranks of all nodes are a ring, and hear of each other. */
+/* The first ranks of all nodes form a ring and open liveness and notices. */
 static lt_status join_ring(mpi_transport *c)
 {
     c->ring.rank = c->nodes.first;
@@ -456,7 +458,7 @@ static lt_status join_ring(mpi_transport *c)
     return c->notices ? LT_OK : lt_errcode();
 }
 
-/* A CPU that n ranks may use is the n-th part of one to each of them. */
+/* Counts the CPUs of this rank. A CPU that n ranks may use counts as 1/n for each of them. */
 static lt_status count_cpus(mpi_transport *c)
 {
     int64_t users[CPU_SETSIZE] = {0};
@@ -474,7 +476,7 @@ static lt_status count_cpus(mpi_transport *c)
     return LT_OK;
 }
 
-/* The first lane is complete. */
+/* Opens the second channel, as a copy of the first, which is complete. */
 static lt_status open_side(mpi_transport *c)
 {
     c->shm_side = c->shm;
@@ -510,7 +512,7 @@ static lt_status begin(mpi_transport *c)
     return count_cpus(c);
 }
 
-/* The beginning has failed. The first cause may be another rank that is further on. */
+/* Opening has failed. Reports the first failure, which may be that of another rank. */
 static lt_status say_why(mpi_transport *c, lt_status status)
 {
     char text[1024];
@@ -522,7 +524,7 @@ static lt_status say_why(mpi_transport *c, lt_status status)
     return lt_fail(status, "%s", text);
 }
 
-/* When the beginning fails nothing is given back, as at any other failure: see end(). */
+/* If opening fails, nothing is freed, as after any other failure: see close_transport(). */
 lt_status lt__mpi_open_over(const lt_net *net, const lt_group_config *config, lt_group **group)
 {
     mpi_transport *c = calloc(1, sizeof *c);

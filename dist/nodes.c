@@ -1,5 +1,6 @@
-/* nodes.c - see nodes.h. The first rank on a machine offers the others there a control block in a
- * window of its own. All get it, or each has one for itself alone.
+/* nodes.c - groups ranks into nodes; see nodes.h. The first rank on a machine offers the others a
+ * control block in a mapping of its own. Either all ranks of the machine use it, or each makes one
+ * for itself alone.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +9,8 @@
 #include "core/tensor.h"
 #include "dist/nodes.h"
 
-enum { MARK_BYTES = 128 }; /* in front of a control block; keeps it aligned */
+/* A mark is before the control block, to recognize the mapping; its size keeps that aligned. */
+enum { MARK_BYTES = 128 };
 
 static lt_status allocate(lt_nodes *nodes, int size)
 {
@@ -47,7 +49,7 @@ static void set_control(lt_nodes *nodes, void *window)
     nodes->control = (lt_shm_control *)((char *)window + MARK_BYTES);
 }
 
-/* For so many ranks. */
+/* Makes a control block for n ranks. */
 static lt_status make_control(lt_nodes *nodes, int n, lt_mappings *mappings)
 {
     uint64_t mark = (uint64_t)getpid() << 32 ^ (uint64_t)(1e6 * lt__seconds());
@@ -60,13 +62,13 @@ static lt_status make_control(lt_nodes *nodes, int n, lt_mappings *mappings)
     return LT_OK;
 }
 
-typedef struct offer { /* of the first rank on a machine to the others there */
+typedef struct offer { /* sent by the first rank on a machine to the others there */
     uint64_t handle, mark;
     int pid;
 } offer;
 
-/* The process ids of all on this machine, if all can map the first one's control block; else zeros.
- * */
+/* On the first rank: makes the control block and offers it. Sets nodes->pid on all ranks of the
+ * machine to their process ids if all of them can map it, or else to zeros. */
 static lt_status offer_control(lt_nodes *nodes, lt_ring *ring, lt_mappings *mappings)
 {
     const lt_net *w = ring->net;
@@ -90,6 +92,7 @@ static lt_status offer_control(lt_nodes *nodes, lt_ring *ring, lt_mappings *mapp
     return LT_OK;
 }
 
+/* On the other ranks: the counterpart of offer_control(). */
 static lt_status accept_control(lt_nodes *nodes, lt_ring *ring, lt_mappings *mappings)
 {
     const lt_net *w = ring->net;
@@ -120,9 +123,9 @@ lt_status lt__nodes_share_memory(lt_nodes *nodes, lt_ring *ring, lt_mappings *ma
     return nodes->own_mapping ? LT_OK : make_control(nodes, 1, mappings);
 }
 
-/* ==== On all ================================================================================== */
+/* ==== On all machines ========================================================================= */
 
-/* Rank 0 asks all and tells all. */
+/* Rank 0 gathers the first rank of each rank's node, and sends the result to all. */
 lt_status lt__nodes_find(lt_nodes *nodes, lt_ring *ring)
 {
     int rank = ring->net->rank, size = ring->net->size;

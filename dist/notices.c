@@ -1,5 +1,6 @@
-/* notices.c - see notices.h. A receive for the last word of each other node is open from the start.
- * */
+/* notices.c - final notices between nodes; see notices.h. A receive for the notice of each other
+ * node is pending from the start.
+ */
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
@@ -7,10 +8,10 @@
 #include "core/tensor.h"
 #include "dist/notices.h"
 
-enum { LAST_SECONDS = 1 };              /* for the last words after a failure */
-static const double DELAY_SECONDS = 0.3; /* what was sent before a last word may come after it */
+enum { LAST_SECONDS = 1 };              /* for sending the notices after a failure */
+static const double DELAY_SECONDS = 0.3; /* messages sent before a notice may arrive after it */
 
-typedef struct notice { /* travels as it is; status LT_OK: the node has left */
+typedef struct notice { /* sent byte by byte; status is LT_OK if the node has left */
     lt_status status;
     int rank;
     char text[1024];
@@ -19,8 +20,8 @@ typedef struct notice { /* travels as it is; status LT_OK: the node has left */
 typedef struct peer { /* another node */
     lt_request sending, receiving;
     notice notice;                /* of the peer */
-    bool has_sent, has_received; /* the own word has gone, the peer's has come, */
-    double when;              /* at this time */
+    bool has_sent, has_received; /* the own notice is sent; the peer's has arrived */
+    double when;              /* time of arrival */
 } peer;
 
 struct lt_notices {
@@ -29,9 +30,9 @@ struct lt_notices {
     const int *rank;
     int n, node;
     lt_liveness *liveness;
-    pthread_mutex_t lock;     /* guards what follows */
-    bool is_sent;
-    notice notice;                /* the own one, when it is said */
+    pthread_mutex_t lock;     /* guards the fields below */
+    bool is_sent;             /* lt__notices_send() was called */
+    notice notice;                /* of this node, once is_sent */
     peer peer[];
 };
 
@@ -54,7 +55,7 @@ lt_notices *lt__notices_open(const lt_net *net, lt_shm *shm, const int *rank, in
         if (i != node && net->receive(net->self, rank[i], LT_NET_NOTICES, &notices->peer[i].notice,
                                        sizeof(notice), &notices->peer[i].receiving) != 0) {
             lt_fail(LT_EPEER, "rank %d is gone", rank[i]);
-            return NULL; /* other requests point into it, so it stays */
+            return NULL; /* not freed, because pending requests point into it */
         }
     return notices;
 }
@@ -77,7 +78,7 @@ static void send_notice(lt_notices *notices)
     for (int i = 0; i < notices->n; i++)
         if (i != notices->node && w->send(w->self, notices->rank[i], LT_NET_NOTICES, own,
                                           sizeof *own, &notices->peer[i].sending) != 0)
-            notices->peer[i].has_sent = true; /* there is nobody to hear it */
+            notices->peer[i].has_sent = true; /* the peer is lost and needs no notice */
 }
 
 void lt__notices_send(lt_notices *notices)

@@ -1,10 +1,10 @@
-/* plugin.c - the MPI plugin, when the process was started as one of several. */
+/* plugin.c - finds and opens the MPI plugin, for a process that is one of several. */
 #include <stdlib.h>
 
 #include "core/plugin.h"
 #include "dist/group.h"
 
-/* How many processes were started together, as mpirun or srun says: 1 if nobody does. */
+/* How many processes mpirun or srun has started together, or 1 without them. */
 static int started(void)
 {
     static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};

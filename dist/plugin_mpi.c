@@ -1,8 +1,8 @@
-/* plugin_mpi.c - libluatrain-mpi.so: a network of MPI. It calls nothing of luatrain: what it knows
- * of it is net.h.
+/* plugin_mpi.c - libluatrain-mpi.so: a network based on MPI. It calls no function of luatrain; its
+ * interface is net.h.
  *
- * A lock lets one thread at a time into MPI, so MPI_THREAD_SERIALIZED will do. A program that has
- * initialised MPI itself also ends it.
+ * A lock admits one thread at a time to MPI, so MPI_THREAD_SERIALIZED is enough. If the program has
+ * initialized MPI itself, the program also finalizes it.
  */
 #include <limits.h>
 #include <mpi.h>
@@ -18,11 +18,11 @@
 _Static_assert(sizeof(MPI_Request) <= sizeof(lt_request), "a request of MPI fits");
 
 typedef struct mpi {
-    MPI_Comm world;      /* our own: messages of others do not meet ours */
+    MPI_Comm world;      /* a duplicate, so that messages do not mix with those of the program */
     pthread_mutex_t lock;
-    atomic_bool sums;    /* somebody has the lock for long */
-    int *node;
-    int is_ours;         /* MPI was initialised here */
+    atomic_bool sums;    /* a thread holds the lock for a whole allreduce */
+    int *node;           /* becomes lt_net.node */
+    int is_ours;         /* MPI was initialized here, so it is finalized here */
 } mpi;
 
 static int started(int status, MPI_Request request, lt_request *r)
@@ -75,7 +75,7 @@ static int sum(void *self, const float *from, float *to, size_t count)
     atomic_store(&m->sums, true);
     pthread_mutex_lock(&m->lock);
     for (size_t n; count > 0 && status == MPI_SUCCESS; from += n, to += n, count -= n) {
-        n = count < INT_MAX ? count : INT_MAX; /* what MPI can count */
+        n = count < INT_MAX ? count : INT_MAX; /* MPI counts are int */
         status = MPI_Allreduce(from, to, (int)n, MPI_FLOAT, MPI_SUM, m->world);
     }
     pthread_mutex_unlock(&m->lock);
@@ -94,7 +94,7 @@ static void end(void *self)
     free(m);
 }
 
-/* "Open MPI v4.1.4" of a text that goes on for long. */
+/* The beginning of the version text of MPI, up to a comma or newline: "Open MPI v4.1.4". */
 static void name_library(char *name, size_t bytes)
 {
     char text[MPI_MAX_LIBRARY_VERSION_STRING];
@@ -105,7 +105,7 @@ static void name_library(char *name, size_t bytes)
     snprintf(name, bytes, "%.*s", (int)strcspn(text, ",\n"), text);
 }
 
-/* The ranks that are on this one's machine. */
+/* Finds the ranks on this machine. Returns whether that worked. */
 static int find_node(mpi *m, lt_net *w)
 {
     MPI_Comm here;

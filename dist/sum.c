@@ -1,14 +1,16 @@
-/* sum.c - sums over ranks, a block at a time that stays in the cache: each element is read once
- * from every rank and written once to every rank. Two ranks, the most usual, need no block.
+/* sum.c - sums over ranks; see sum.h. They are computed in blocks that fit in the cache, so each
+ * element is read once from every rank and written once to every rank. Sums of two ranks in f32,
+ * the most common case, need no block.
  */
 #include <string.h>
 
 #include "core/simd.h"
 #include "dist/sum.h"
 
-enum { BLOCK = 512, LEVELS = 10 }; /* of a tree over LT_MAX_SHARES ranks, and one to spare */
+/* BLOCK: elements. LEVELS: of a tree over LT_MAX_SHARES ranks, and one to spare. */
+enum { BLOCK = 512, LEVELS = 10 };
 
-/* Elements of a block as they are added up. */
+/* The elements of a block, in the type in which they are added. */
 typedef union block {
     float f32[BLOCK];
     double f64[BLOCK];
@@ -18,8 +20,8 @@ typedef union block {
 typedef struct work {
     const lt_share *share;
     lt_dtype dtype, wire;
-    int64_t at;   /* the block's first element */
-    int n;        /* its elements */
+    int64_t at;   /* first element of the block */
+    int n;        /* number of its elements */
 } work;
 
 bool lt__sum_knows(lt_dtype dtype) { return dtype <= LT_BF16 || dtype == LT_I64; }
@@ -43,7 +45,7 @@ LT_SIMD static void add_two_f32(float *restrict to, const float *x, float x_scal
         to[i] = x[i] * x_scale + y[i] * y_scale;
 }
 
-/* The same for both, in their places. */
+/* As add_two_f32(), in place: both arrays get the sum. */
 LT_SIMD static void sum_two_f32(float *restrict x, float x_scale, float *restrict y, float y_scale,
                                 int64_t n)
 {
@@ -66,7 +68,7 @@ static void add(const work *j, block *to, const block *x)
         add_f32(to->f32, x->f32, j->n);
 }
 
-/* What the wire leaves of f32. */
+/* Rounds f32 values to the wire dtype. */
 static void round_to_wire(const work *j, block *x)
 {
     uint16_t half[BLOCK];
@@ -81,7 +83,7 @@ static void *place(const work *j, int rank)
     return (char *)j->share[rank].data + (size_t)j->at * lt_dtype_bytes(j->dtype);
 }
 
-/* A rank's part of the sum. */
+/* Loads the block of a rank, scaled and rounded to the wire. */
 static void take(const work *j, int rank, block *to)
 {
     double scale = j->share[rank].scale;
@@ -97,7 +99,7 @@ static void take(const work *j, int rank, block *to)
     round_to_wire(j, to);
 }
 
-/* to[0] = the sum over n ranks from `first` on; what follows it is used. */
+/* to[0] = the sum over ranks [first, first + n). Overwrites the following blocks of `to`. */
 static void add_up(const work *j, int first, int n, block *to)
 {
     int left = 1;
@@ -118,7 +120,7 @@ static void add_up(const work *j, int first, int n, block *to)
     add(j, to, to + 1);
 }
 
-/* The block becomes that of all n shares. */
+/* Rounds the block to the wire and stores it in all n shares. */
 static void give(const work *j, int n, block *x)
 {
     round_to_wire(j, x);

@@ -1,4 +1,4 @@
-/* tree_sum.c - sums of shards that come one after the other; see tree_sum.h. */
+/* tree_sum.c - sums of shards that are added one after the other; see tree_sum.h. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@ lt_status lt__tree_sum_check(int shards, int n, lt_dtype wire)
     return LT_OK;
 }
 
-/* Every level has room for so many bytes; what is new is zero. */
+/* Grows every level to at least `bytes`. New memory is zero. */
 static lt_status make_room(lt_tree_sum *f, int levels, size_t bytes)
 {
     for (int i = 0; i < levels; i++) {
