@@ -37,7 +37,7 @@ size_t lt__bn_layers_numbers(const lt_bn_layers *layers);
  * for them and writes their sums, on any thread. */
 LT_MUST lt_status lt__bn_layers_write(lt_bn_layers *layers, lt_ctx *ctx, bool counts, double *at);
 LT_MUST lt_status lt__bn_layers_collect(lt_bn_layers *layers, double *at);
-/* Replaces the pending statistics of ctx by those of the sums over all ranks, which are in `at`.
+/* Replaces the pending statistics of ctx by statistics over all ranks, from the sums in `at`.
  * LT_ENOMEM, or LT_EDESYNC if the ranks have the layers in different orders. */
 LT_MUST lt_status lt__bn_layers_read(const lt_bn_layers *layers, lt_ctx *ctx, const double *at);
 void lt__bn_layers_free(lt_bn_layers *layers);

@@ -45,7 +45,7 @@ LT_API bool lt_mpi_is_launched(void);
 LT_MUST lt_status lt_mpi_check(void);
 /* Opens the group of the processes that mpirun or srun has started. Each process is a rank, and all
  * must call this. Processes on one node use shared memory. Between nodes, MPI carries the bytes.
- * MPI comes from the plugin libluatrain-mpi.so, which is searched for in the folder that
+ * MPI is used through the plugin libluatrain-mpi.so, which is searched for in the folder that
  * LUATRAIN_PLUGINS names and where it was built or installed. config may be NULL. New. LT_EENV if
  * the plugin is missing or has another version. */
 LT_MUST lt_status lt_mpi_open(const lt_group_config *config, lt_group **group);
@@ -71,7 +71,8 @@ LT_API void lt_group_set_threads(lt_group *group, int threads);
 /* All ranks must call the same collectives in the same order, with equal counts and dtypes. If they
  * do not, the result is LT_EDESYNC, with a message that says which rank called what. A collective
  * waits for the other ranks. It returns LT_EPEER if one of them does not arrive before the timeout,
- * has failed or has left. After a failure, all further collectives fail with the same cause. */
+ * has failed or has left, and LT_EINVAL for invalid arguments. After a failure, all further
+ * collectives fail with the same cause. */
 
 typedef struct lt_sum {  /* data = the sum over all ranks of scale * data, bit-identical on all */
     const char *what;    /* name for messages, such as "bucket 3". Borrowed */
@@ -79,7 +80,8 @@ typedef struct lt_sum {  /* data = the sum over all ranks of scale * data, bit-i
     int64_t count;       /* elements */
     lt_dtype dtype;      /* a float dtype, or i64 with scale 1 */
     lt_dtype wire;       /* f32, f16 or bf16: f32 data is rounded to it before it is sent; for other
-                          * dtypes, dtype itself. Sums are in f32. Overflow in f16 becomes inf */
+                          * dtypes, dtype itself. f64 and i64 are added as they are, all others in
+                          * f32. Overflow in f16 becomes inf */
     double scale;        /* of this rank; applied before rounding */
 } lt_sum;
 
@@ -89,8 +91,8 @@ LT_MUST lt_status lt_group_broadcast(lt_group *group, const char *what, void *da
                                      int root);
 LT_MUST lt_status lt_group_barrier(lt_group *group, const char *what);
 /* Sends from one rank to another; other ranks take no part. Messages arrive in the order of
- * sending, and both sides must give the same number of bytes. lt_group_send() returns when data may
- * be changed. */
+ * sending, and both sides must give the same number of bytes, or it is LT_EDESYNC.
+ * lt_group_send() returns when data may be changed. */
 LT_MUST lt_status lt_group_send(lt_group *group, int to, const void *data, size_t bytes);
 LT_MUST lt_status lt_group_receive(lt_group *group, int from, void *data, size_t bytes);
 
@@ -123,9 +125,10 @@ LT_API void lt_group_fail(lt_group *group);
  * `bytes`. Returns false if there is no failure. */
 LT_API bool lt_group_failure(const lt_group *group, int *rank, lt_status *code, char *text,
                              size_t bytes);
-/* After a failure: whether this rank reports it to the user; exactly one rank does. On that rank
- * the call returns when the other ranks will print nothing more. On the others it returns when the
- * reporter has closed its group. Either way it returns after `seconds` at the latest. */
+/* After a failure: whether this rank reports it to the user. One rank of each node does. On that
+ * rank the call returns when the other ranks of the node have no more to say. On the others it
+ * returns when the reporter has left its group. Either way it returns after `seconds` at the
+ * latest. */
 LT_API bool lt_group_is_reporter(lt_group *group, double seconds);
 /* Sets the location, such as "train.lua:31", and the step of this rank. Other ranks show them in
  * messages when this rank is missing. Cheap. */
@@ -201,11 +204,11 @@ typedef struct lt_reducer_config { /* zero means default */
                                     * each rank, and sending overlaps with backward */
 } lt_reducer_config;
 
-/* Makes a reducer, which sets the gradient slots of ctx (lt_set_grad_slots()). The group must
- * outlive the reducer. config may be NULL. New. NULL with LT_ENOMEM, or with LT_EUSAGE if the ranks
- * cannot share `vranks` shards evenly, if vranks is used with a half wire, on an accelerator, or on
- * nodes that do not have the same number of consecutive ranks, or if the injected fault of ctx
- * names a rank that does not exist. */
+/* Makes a reducer, which sets the gradient slots of ctx (lt_set_grad_slots()). ctx is kept; the
+ * group must outlive the reducer. config may be NULL. New. NULL with LT_ENOMEM, or with LT_EUSAGE
+ * in these cases: the ranks cannot share `vranks` shards evenly; vranks is used with a half wire, on
+ * an accelerator, or on nodes that do not have the same number of consecutive ranks; the injected
+ * fault of ctx names a rank that does not exist. */
 LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config);
 LT_API void lt_reducer_free(lt_reducer *reducer);
 /* Changes the bucket sizes, blocking and no_sync from the next step on. All ranks must make the
@@ -258,10 +261,10 @@ LT_API bool lt_reducer_bucket(const lt_reducer *reducer, int i, lt_bucket *bucke
 /* ==== The bucket filter ======================================================================= */
 
 /* Callbacks that measure, pack and unpack each bucket; amp uses them. A bucket carries a tail of
- * numbers in its allreduce, and each rank gets their sums. All ranks can so make the same decision
- * without a further collective. If gradients travel in f16, the filter may multiply a bucket by a
- * power of two, so that its values fit f16. If the sum overflows all the same, the filter can have
- * the bucket sent again. */
+ * numbers in its allreduce, and each rank gets their sums. This lets all ranks make the same
+ * decision without a further collective. If gradients travel in f16, the filter may multiply a
+ * bucket by a power of two, so that its values fit f16. If the sum overflows all the same, the
+ * filter can have the bucket sent again. */
 enum {
     LT_MAX_TAIL = 256,  /* numbers in a tail */
     LT_MAX_RESENDS = 4  /* of one bucket in one exchange */
@@ -309,9 +312,9 @@ typedef struct lt_bucket_filter {
     /* Called after the allreduce. Returns true to send the bucket again, beginning with pack();
      * this applies to f16 only. All ranks must return the same value. */
     bool (*unpack)(void *ud, const lt_packet *packet);
-    /* Called on the rank's thread in an optimizer step, when all buckets have been summed. Returns
-     * what becomes of the step; all ranks must return the same value. Not called between the
-     * shards of a step with vranks. NULL means LT_APPLIED. */
+    /* Called on the rank's thread when an optimizer needs the gradients and all buckets have been
+     * summed. Returns what becomes of the step; all ranks must return the same value. Not called
+     * between the shards of a step with vranks. NULL means LT_APPLIED. */
     lt_step_status (*done)(void *ud, lt_ctx *ctx);
 } lt_bucket_filter;
 

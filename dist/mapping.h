@@ -12,7 +12,7 @@
 #include "core/core.h"
 
 typedef struct lt_mappings
-    lt_mappings; /* the mappings of this process, and its views of those of other processes */
+    lt_mappings; /* the own mappings of this process, and its views of other processes' mappings */
 
 lt_mappings *lt__mappings_new(void);    /* new; NULL with LT_ENOMEM */
 /* Unmaps all views. Own mappings live until each of them is freed. NULL is fine. */

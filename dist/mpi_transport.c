@@ -5,8 +5,8 @@
  * The control block of each node holds the first failure. The first rank of a node notifies the
  * first ranks of the other nodes of it, and detects nodes that end without a notice.
  *
- * Two threads may be in collectives at once, each in a channel of its own: a shared-memory
- * communicator, a ring and a channel of the network.
+ * Two threads may be in collectives at once, each in a channel of its own. A channel consists of an
+ * lt_shm, an lt_ring and a channel of the network.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -85,9 +85,9 @@ static void report_gone(mpi_transport *c, int node)
     lt__shm_fail(&c->shm, rank, LT_EPEER, text);
 }
 
-/* Exchanges notices with the other nodes while no rank waits for them. Does not call MPI when a
- * connection is lost: MPI over TCP may then wait for mpirun, which is about to kill this process
- * and does not answer. */
+/* Reports lost nodes and exchanges notices, even if no rank waits for another node. Does not call
+ * MPI when a connection is lost: MPI over TCP may then wait for mpirun, which is about to kill this
+ * process and does not answer. */
 static void check_nodes(mpi_transport *c)
 {
     bool cut = false;
@@ -512,7 +512,7 @@ static lt_status begin(mpi_transport *c)
     return count_cpus(c);
 }
 
-/* Opening has failed. Reports the first failure, which may be that of another rank. */
+/* Opening has failed. Reports the first failure, which may come from another rank. */
 static lt_status say_why(mpi_transport *c, lt_status status)
 {
     char text[1024];

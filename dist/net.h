@@ -2,8 +2,8 @@
  * the whole interface of that plugin, so it includes nothing of luatrain.
  *
  * Messages from one rank to another on one channel arrive in the order of sending, and each has the
- * number of bytes that the receiver expects. Only sum() blocks. Several threads may make calls at
- * the same time, except close(). While a thread is in sum(), test() finds no request done.
+ * number of bytes that the receiver expects. Only sum() and close() block. Several threads may make
+ * calls at the same time, except close(). While a thread is in sum(), test() finds no request done.
  */
 #ifndef LT_DIST_NET_H
 #define LT_DIST_NET_H

@@ -1,5 +1,5 @@
-/* notices.h - final notices between nodes. The first rank of each node sends one notice to those of
- * all other nodes: that its node has left, or that and why it has failed. Private to this room.
+/* notices.h - final notices between nodes. The first rank of each node notifies the first ranks of
+ * all other nodes once: that its node has left, or that and why it has failed. Private to this room.
  */
 #ifndef LT_DIST_NOTICES_H
 #define LT_DIST_NOTICES_H

@@ -6,8 +6,8 @@
 #include "core/tensor.h"
 #include "dist/record.h"
 
-/* Layout of the record: HEAD numbers, OF_RANK for each rank, one for each parameter, and those of
- * the batch-norm layers. */
+/* Layout of the record: HEAD numbers, OF_RANK for each rank, one for each parameter, and the
+ * numbers of the batch-norm layers. */
 enum { LOSS, HEAD };
 enum { BACKWARDS, STOP, STEPS, TAIL, AGREE, WRITES, OF_RANK };
 

@@ -15,8 +15,8 @@ typedef struct lt_record { /* all zeros: nothing written yet */
     size_t count;
     int ranks, parameters;
     lt_bn_layers bn_layers;
-    double loss;          /* of this rank in this step, without the losses that are deferred: */
-    lt_deferred **losses; /* (n_losses) on an accelerator */
+    double loss;          /* of this rank in this step, except deferred losses */
+    lt_deferred **losses; /* (n_losses) deferred losses of this step, from an accelerator */
     int n_losses, room;
     char where[LT_WHERE_BYTES]; /* location of the first deferred loss, for messages */
     double share;         /* weight of this rank's loss in the loss of the global batch */

@@ -84,7 +84,7 @@ void lt_reducer_free(lt_reducer *r)
     lt_ctx *ctx = r->ctx;
     lt_set_grad_slots(ctx, NULL);
     lt_status status = lt_group_wait(r->group);
-    (void)status; /* the optimizer step has already reported a failure */
+    (void)status; /* the optimizer step that needs the result reports a failure */
     lt__record_free(&r->record);
     lt__device_exchange_free(&r->device_exchange, ctx, r->group);
     lt__staging_free(&r->staging);
@@ -118,7 +118,7 @@ lt_status lt_reducer_set_filter(lt_reducer *r, const lt_bucket_filter *filter)
         return lt_fail(LT_EINVAL, "a filter has up to %d numbers behind a bucket, not %d",
                        LT_MAX_TAIL, filter->tail);
     lt_status status = lt_group_wait(r->group);
-    (void)status; /* the optimizer step reports a failure */
+    (void)status; /* likewise */
     r->filter.is = filter ? *filter : none;
     return LT_OK;
 }

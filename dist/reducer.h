@@ -14,8 +14,8 @@
 #include "dist/staging.h"
 
 struct lt_reducer {
-    lt_ctx *ctx;
-    lt_group *group;
+    lt_ctx *ctx;        /* kept */
+    lt_group *group;    /* borrowed */
     lt_reducer_config config;
     int rank, size;
     lt_bucket_plan plan;

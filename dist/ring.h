@@ -43,7 +43,8 @@ void lt__ring_close(lt_ring *ring);
 /* The last known location of a rank, as text for the end of a message; "" if it is not known. */
 const char *lt__ring_last_seen(const lt_ring *ring, int rank);
 
-/* Checks the signature of a collective. LT_EDESYNC if that of the previous member differs. */
+/* Checks the signature of a collective. LT_EDESYNC if the previous member has a different
+ * one. */
 lt_status lt__ring_match(lt_ring *ring, const lt_coll_sig *sig);
 /* Fails with LT_EPEER: the rank that this member waits for is gone. */
 lt_status lt__ring_fail_peer(const lt_ring *ring, int rank, const char *what);
