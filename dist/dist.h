@@ -206,9 +206,9 @@ typedef struct lt_reducer_config { /* zero means default */
 
 /* Makes a reducer, which sets the gradient slots of ctx (lt_set_grad_slots()). ctx is kept; the
  * group must outlive the reducer. config may be NULL. New. NULL with LT_ENOMEM, or with LT_EUSAGE
- * in these cases: the ranks cannot share `vranks` shards evenly; vranks is used with a half wire, on
- * an accelerator, or on nodes that do not have the same number of consecutive ranks; the injected
- * fault of ctx names a rank that does not exist. */
+ * in these cases: the ranks cannot share `vranks` shards evenly; vranks is used with a half wire,
+ * on an accelerator, or on nodes that do not have the same number of consecutive ranks; the
+ * injected fault of ctx names a rank that does not exist. */
 LT_API lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config *config);
 LT_API void lt_reducer_free(lt_reducer *reducer);
 /* Changes the bucket sizes, blocking and no_sync from the next step on. All ranks must make the

@@ -1,5 +1,6 @@
 /* notices.h - final notices between nodes. The first rank of each node notifies the first ranks of
- * all other nodes once: that its node has left, or that and why it has failed. Private to this room.
+ * all other nodes once: that its node has left, or that it has failed and why. Private to this
+ * room.
  */
 #ifndef LT_DIST_NOTICES_H
 #define LT_DIST_NOTICES_H
@@ -9,7 +10,7 @@
 #include "dist/net.h"
 
 typedef struct lt_notices
-    lt_notices; /* NULL if this rank is not the first of its node: all calls then do nothing */
+    lt_notices; /* NULL if this rank is not the first of its node; calls then have no effect */
 
 /* Opens the notices of node `node`. rank[0..n) are the first ranks of all nodes. Failures of other
  * nodes are written to shm. All arguments are borrowed until lt__notices_free(). New. NULL with
