@@ -43,13 +43,12 @@ void lt__ring_close(lt_ring *ring);
 /* The last known location of a rank, as text for the end of a message; "" if it is not known. */
 const char *lt__ring_last_seen(const lt_ring *ring, int rank);
 
-/* Checks the signature of a collective. LT_EDESYNC if the previous member has a different
- * one. */
+/* Checks the signature of a collective. LT_EDESYNC if the previous member's differs. */
 lt_status lt__ring_match(lt_ring *ring, const lt_coll_sig *sig);
 /* Fails with LT_EPEER: the rank that this member waits for is gone. */
 lt_status lt__ring_fail_peer(const lt_ring *ring, int rank, const char *what);
-/* data = the sum over the members. sum->scale is not applied and must be 1. The values of data must
- * already be rounded to sum->wire. */
+/* data = the sum over the members. sum->scale is ignored: data must already be scaled, and rounded
+ * to sum->wire. */
 lt_status lt__ring_allreduce(lt_ring *ring, const lt_sum *sum);
 /* root: the index of a member. */
 lt_status lt__ring_broadcast(lt_ring *ring, const char *what, void *data, size_t bytes, int root);
