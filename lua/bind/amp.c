@@ -1,5 +1,5 @@
-/* amp.c - the loss scale, for scaler.lua; and the fault that puts it to the test. With several
- * ranks it is in the filter of the reducer, and so is what buckets have for their way in f16.
+/* amp.c - the loss scale for scaler.lua, and the injected fault that tests it. With several ranks,
+ * the reducer's bucket filter applies the loss scale and the wire scales of buckets in f16.
  */
 #include <math.h>
 
@@ -7,9 +7,9 @@
 #include "lua/bind/bind.h"
 
 static const char class[] = "luatrain.LossScale";
-static const char key_used; /* its address is the key in the registry of the one in use */
+static const char key_used; /* its address is the registry key of the loss scale in use */
 
-/* What is saved of a scaler: X(field, type to push it as). */
+/* The saved fields of a scaler: X(field, Lua type). */
 #define FIELDS(X)                                                                                  \
     X(policy, integer) X(k, integer) X(interval, integer) X(good, integer) X(spare, integer)       \
     X(since, integer) X(steps, integer) X(skipped, integer) X(in_a_row, integer)                   \
@@ -20,7 +20,7 @@ static const char *const policies[] = {
     [LT_SCALE_ADAPTIVE] = "adaptive", [LT_SCALE_DYNAMIC] = "dynamic",
     [LT_SCALE_STATIC] = "static", NULL};
 
-/* new_loss_scale(policy, k, interval): policy is one of core.policies. */
+/* new_loss_scale(policy, k, interval): a scale of 2^k; policy is one of core.policies. */
 static int new_loss_scale(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -33,8 +33,9 @@ static int new_loss_scale(lua_State *L)
 
 /* ==== The bucket filter; ud is the lt_lua ===================================================== */
 
-/* The numbers behind a bucket: those of the scale in use, if there is one; then those of its way in
- * f16, if buckets go that way. So a rank without a scale does not take one with it for its like. */
+/* The tail of a bucket: first the numbers of the loss scale if one is in use, then the numbers of
+ * the wire scale if buckets travel in f16. The tail's length depends on both, so a rank without a
+ * scaler is never mistaken for one that has one. */
 
 static bool goes_in_f16(const lt_lua *s) { return s->reducer_config.wire == LT_F16; }
 static int scale_numbers(const lt_lua *s) { return s->scale ? LT_SCALE_NUMBERS : 0; }
@@ -87,10 +88,10 @@ static lt_step_status done(void *ud, lt_ctx *ctx)
 {
     (void)ctx;
     lt_loss_scale_finish(((lt_lua *)ud)->scale);
-    return LT_APPLIED; /* the scaler is asked next */
+    return LT_APPLIED; /* autograd asks the scaler next */
 }
 
-/* The one that now suits s, or none. */
+/* Installs the bucket filter that s needs, or removes it if s needs none. */
 static lt_status set_filter(lt_lua *s)
 {
     lt_bucket_filter filter = {.ud = s, .look = measure_tensor, .start = start, .pack = pack,
@@ -109,7 +110,8 @@ lt_status lt__send_in_f16(lt_lua *s)
     return set_filter(s);
 }
 
-/* The scale in use, or NULL. In this order no other thread finds one that has gone. */
+/* Makes scale the loss scale in use; NULL for none. The order of the calls ensures that no other
+ * thread uses a scale that was freed. */
 static lt_status use(lt_lua *s, lt_loss_scale *scale)
 {
     LT_TRY(lt_use_loss_scale(s->ctx, scale));
@@ -119,7 +121,7 @@ static lt_status use(lt_lua *s, lt_loss_scale *scale)
     return s->reducer ? set_filter(s) : LT_OK;
 }
 
-/* The one in use is in the registry: it goes when the state does. */
+/* The registry holds the scale in use, so that one is collected only when the state closes. */
 static int loss_scale_gc(lua_State *L)
 {
     void **handle = lua_touserdata(L, 1);
@@ -133,7 +135,7 @@ static int loss_scale_gc(lua_State *L)
     return 0;
 }
 
-/* use_loss_scale(scale or nil): the one that was in use before, or nil. */
+/* use_loss_scale(scale or nil): returns the scale that was in use before, or nil. */
 static int use_loss_scale(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -146,14 +148,14 @@ static int use_loss_scale(lua_State *L)
     return 1;
 }
 
-/* Nobody writes to what buckets come by. */
+/* Waits until no bucket is in flight: the group's thread reads and writes the scales. */
 static void wait_for_buckets(const lt_lua *s)
 {
     lt_status status = s->group ? lt_group_wait(s->group) : LT_OK;
-    (void)status; /* the step fails, too */
+    (void)status; /* the next step reports the failure */
 }
 
-/* scale:state(): its scaler, by the names of the fields. */
+/* scale:state(): returns the fields of the scaler as a table. */
 static int state(lua_State *L)
 {
     lt_loss_scale *scale = lt__check_handle(L, class);
@@ -170,7 +172,7 @@ static int state(lua_State *L)
 typedef lua_Integer value_integer;
 typedef lua_Number value_number;
 
-/* scale:load(table): such a table, whole. */
+/* scale:load(table): restores a table from scale:state(); no field may be missing. */
 static int load(lua_State *L)
 {
     lt_loss_scale *scale = lt__check_handle(L, class);
@@ -192,16 +194,16 @@ static int load(lua_State *L)
     return 0;
 }
 
-/* scale:latest(): the number of the last step, which is not waited for. */
+/* scale:latest(): returns the number of the last step, without waiting for the device. */
 static int latest(lua_State *L)
 {
     lua_pushinteger(L, lt_loss_scale_latest(lt__check_handle(L, class)));
     return 1;
 }
 
-/* scale:last(number): of the step of this number, or of the last one, the exponent of its scale;
- * the bits that gradients had to spare, or nil if they were all zero or not finite; how many steps
- * were skipped up to it. */
+/* scale:last(number): describes the step of this number; without a number, the last step. Returns
+ * the exponent of its scale; its headroom in bits, or nil if the gradients were all zero or not
+ * finite; and the number of steps skipped so far, up to this one. */
 static int last(lua_State *L)
 {
     lt_loss_scale *scale = lt__check_handle(L, class);
@@ -217,7 +219,7 @@ static int last(lua_State *L)
     return 3;
 }
 
-/* loss_scale(): the one in use; 1 if there is none. */
+/* loss_scale(): returns the loss scale in use, or 1. */
 static int loss_scale(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
@@ -225,8 +227,9 @@ static int loss_scale(lua_State *L)
     return 1;
 }
 
-/* fault(): the name of the parameter whose gradient is to get an inf, the rank, the step, and
- * whether it has got it; or nothing. */
+/* fault(): describes the fault that LUATRAIN_FAULT sets: the name of the parameter whose gradient
+ * gets an inf, the rank, the step (from 1), and whether the inf was injected. Returns nothing
+ * without a fault. */
 static int fault(lua_State *L)
 {
     const lt_inf_fault *inf = &lt__lua(L)->ctx->inf;
@@ -239,14 +242,15 @@ static int fault(lua_State *L)
     return 4;
 }
 
-/* arm_fault(parameter, rank): it is that one, on this rank. */
+/* arm_fault(parameter, rank): passes on the parameter that the fault names; rank is this rank. */
 static int arm_fault(lua_State *L)
 {
     lt_grad_fault(lt__self(L, "arm_fault"), (int)luaL_checkinteger(L, 2));
     return 0;
 }
 
-/* scale:now(): its exponent; so far the steps, and how many of them were skipped. */
+/* scale:now(): returns the exponent of the scale, the number of steps so far, and how many of them
+ * were skipped. */
 static int now(lua_State *L)
 {
     lt_loss_scale *scale = lt__check_handle(L, class);
@@ -257,8 +261,8 @@ static int now(lua_State *L)
     return 3;
 }
 
-/* wire_scales(): a table of what is to be saved of the way of buckets in f16; empty if none goes
- * it. */
+/* wire_scales(): returns the state of the wire scales as a table to save; empty if buckets do not
+ * travel in f16. */
 static int wire_scales(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
@@ -276,7 +280,8 @@ static int wire_scales(lua_State *L)
     return 1;
 }
 
-/* Whether the field of the table at 1 is an integer in that range, which then is *value. */
+/* If the field of the table at 1 is an integer from low to high, stores it in *value and returns
+ * true. */
 static bool get_within(lua_State *L, const char *name, lua_Integer low, lua_Integer high,
                        lua_Integer *value)
 {
@@ -290,8 +295,8 @@ static bool get_within(lua_State *L, const char *name, lua_Integer low, lua_Inte
     return true;
 }
 
-/* restore_wire_scales(table): such as wire_scales() has given; what cannot be in one is as at
- * first. */
+/* restore_wire_scales(table): restores a table from wire_scales(). Missing or invalid entries get
+ * their initial values. */
 static int restore_wire_scales(lua_State *L)
 {
     lt_lua *s = lt__lua(L);

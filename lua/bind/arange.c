@@ -1,23 +1,22 @@
 /* arange.c - lt.arange(n) = 0, 1, ..., n - 1, and lt.arange(first, stop, step = 1) = first,
- * first + step, ..., without stop.
+ * first + step, ..., excluding stop.
  *
- * Where all of first, stop and step are integers, the elements are computed as integers, so i64 is
- * exact.
+ * If first, stop and step are all integers, the elements are computed as integers, so i64 is exact.
  */
 #include <math.h>
 
 #include "core/tensor.h"
 #include "lua/bind/bind.h"
 
-/* The numbers of an arange: doubles, or integers where all three are. */
+/* The arguments of lt.arange. The integers are valid if whole is set. */
 typedef struct range {
     bool whole;
     double first, stop, step;
     lua_Integer i_first, i_stop, i_step;
 } range;
 
-/* How many there are, none if it is negative; a double, because it may be huge. Differences of
- * integers are taken in unsigned arithmetic, which does not overflow. */
+/* Returns the number of elements; a result below 0 means none. It is a double because it may be
+ * huge. Integers are subtracted in unsigned arithmetic to avoid overflow. */
 static double count_of(const range *r)
 {
     uint64_t first = (uint64_t)r->i_first, stop = (uint64_t)r->i_stop, step = (uint64_t)r->i_step;
@@ -36,7 +35,7 @@ static void push_value(lua_State *L, const range *r, int64_t i)
         lua_pushnumber(L, r->first + (double)i * r->step);
 }
 
-/* The leading arguments that are numbers: n_numbers of them. */
+/* Reads the leading arguments that are numbers. *n_numbers is their count. */
 static range read_range(lua_State *L, lt_lua *s, int *n_numbers)
 {
     range r = {.whole = true, .step = 1, .i_step = 1};

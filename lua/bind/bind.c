@@ -1,12 +1,13 @@
-/* bind.c - Lua states: how one is opened, what is shared by all that is bound, when the collector
- * runs.
+/* bind.c - opens Lua states, defines the helpers that all parts of the binding share, and decides
+ * when the collector runs.
  *
  * The collector. Lua counts 40 bytes for a tensor of a gigabyte, so its own pace says nothing about
- * tensors. Bytes of tensors drive it instead: when a quarter as many new bytes have been given to
- * Lua as were alive after the last collection, but at least MIN_FRESH, the next maker of a tensor
- * first runs a full collection. So garbage never takes more than that. Backward lets go of what it
- * has been through, which frees nothing as long as garbage holds it too: so it runs a collection
- * first, when there are bytes enough. Within lt.step() the end of the scope frees what is left.
+ * tensors. The bytes of tensors drive the collector instead. Before a new tensor is created, a full
+ * collection runs if the tensors given to Lua since the last collection exceed a quarter of the
+ * bytes that were live after it, and also MIN_FRESH. This bounds the memory of garbage tensors.
+ * Backward releases each node that it has processed, but that frees no memory while garbage still
+ * refers to the tensors. So backward also runs a collection first if there may be enough garbage.
+ * Inside lt.step() the end of the scope frees the rest.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -22,10 +23,11 @@
 
 enum {
     MIN_FRESH = 128 << 20,
-    MANY = 64 /* times Lua's own memory: making so many bytes takes far longer than reading that */
+    MANY = 64 /* times Lua's own memory: computing that many bytes of tensors takes far longer than
+               * traversing Lua's memory */
 };
 
-/* Their addresses are keys in the registry. */
+/* Registry keys, by address. */
 static const char key_context, key_state;
 
 /* ==== Tensors as values ======================================================================= */
@@ -97,7 +99,7 @@ lt_tensor *lt__check_tensor(lua_State *L, lt_lua *s, int index, const char *who,
     return x;
 }
 
-/* As tostring() does it in the C locale. */
+/* Pushes a float as tostring() formats it in the C locale. */
 static const char *push_float(lua_State *L, double value)
 {
     char text[40];
@@ -213,11 +215,12 @@ void lt__new_class(lua_State *L, const char *name, const luaL_Reg *methods, lua_
     lua_newtable(L);
     lt__register(L, methods);
     lua_setfield(L, -2, "__index");
-    lua_pushboolean(L, 0); /* scripts do not get at it: its functions trust their arguments */
+    lua_pushboolean(L, 0); /* hides it from scripts: its functions do not check their arguments */
     lua_setfield(L, -2, "__metatable");
 }
 
-/* Runs an embedded file (upvalue 1) as the loader of its module; its argument is the core. */
+/* The package loader of an embedded module. Upvalue 1 is its lt_embedded; upvalue 2, the core
+ * table, is passed to the file as its argument. */
 static int load_embedded(lua_State *L)
 {
     const lt_embedded *file = lua_touserdata(L, lua_upvalueindex(1));
@@ -262,7 +265,7 @@ static uint64_t variable(lua_State *L, const char *name, uint64_t most)
     return value;
 }
 
-/* The context that lt_lua_new() was given, or one of our own. */
+/* Sets s->ctx to the context passed to lt_lua_new(), or to a new context that s owns. */
 static void find_context(lua_State *L, lt_lua *s)
 {
     if (lua_rawgetp(L, LUA_REGISTRYINDEX, &key_context) == LUA_TLIGHTUSERDATA) {
@@ -299,8 +302,8 @@ static lt_lua *new_state(lua_State *L)
     return s;
 }
 
-/* The table of all that is written in C. Only the embedded files see it, as some of it trusts its
- * arguments. */
+/* Pushes the core, the table of all functions written in C. Only the embedded files see it, because
+ * some of its functions do not check their arguments. */
 static void push_core(lua_State *L, lt_lua *s)
 {
     lua_newtable(L);
@@ -365,7 +368,7 @@ lua_State *lt_lua_new(lt_ctx *ctx)
     return NULL;
 }
 
-/* ==== For programs ============================================================================ */
+/* ==== The C API =============================================================================== */
 
 typedef struct script {
     const char *path;
@@ -373,7 +376,7 @@ typedef struct script {
     char **argv;
 } script;
 
-/* The chunk and its arguments; the global arg. */
+/* Pushes the chunk of a script and its arguments, and sets the global arg. */
 static int load_script(lua_State *L)
 {
     const script *f = lua_touserdata(L, 1);
@@ -455,7 +458,7 @@ lt_status lt_lua_run(lua_State *L, lt_tensor *const *in, int n_in, lt_tensor **o
 
 void lt_lua_close(lua_State *L)
 {
-    lt_locale l = lt__enter_c_locale(); /* for finalizers */
+    lt_locale l = lt__enter_c_locale(); /* finalizers run Lua code */
     if (L)
         lua_close(L);
     lt__leave_c_locale(l);

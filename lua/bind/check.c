@@ -1,14 +1,15 @@
-/* check.c - what half precision does to a pass of a script, for amp_check.lua.
+/* check.c - measures how half precision changes the tensors of a pass, for amp_check.lua.
  *
- * A dry run calls the function of a step. Its first backward cuts it off by an error value that
- * no script has: what comes after it, as the step of the optimizer, is for the real call.
+ * A dry run calls the function of a training step. After its first backward it raises an error
+ * value that no script can create, which ends the function. The rest of the function, such as the
+ * optimizer's step, runs only in the real call.
  */
 #include <math.h>
 
 #include "lua/bind/bind.h"
 
 static const char class[] = "luatrain.PrecisionCheck";
-static const char key_cut; /* its address is that error value */
+static const char key_cut; /* its address is the error value that ends a dry run */
 
 void lt__dry_run_loss(lt_lua *s, lt_tensor *loss)
 {
@@ -41,8 +42,9 @@ static int new_precision_check(lua_State *L)
     return 1;
 }
 
-/* check:pass(second, fn, ...): calls fn(...) up to the end of its first backward, under the scale
- * in use. Its loss. second: in f32, whatever lt.autocast says. */
+/* check:pass(second, fn, ...): calls fn(...) up to the end of its first backward, with the loss
+ * scale in use, and returns the loss. If second is true, computes in f32 and ignores
+ * lt.autocast. */
 static int pass(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -78,8 +80,8 @@ static void set_text(lua_State *L, const char *key, const char *text)
     lua_setfield(L, -2, key);
 }
 
-/* check:rows(): of each tensor that was compared {where = , op = , of = , leaf = , count = ,
- * underflows = , overflows = , norm = , error = }; see lt_precision. */
+/* check:rows(): returns a list with one table for each compared tensor: {where = , op = , of = ,
+ * leaf = , count = , underflows = , overflows = , norm = , error = }; see lt_precision. */
 static int rows(lua_State *L)
 {
     const lt_precision_check *check = lt__check_handle(L, class);
@@ -102,7 +104,7 @@ static int rows(lua_State *L)
     return 1;
 }
 
-/* check:half(): whether the first pass has computed anything in a half. */
+/* check:half(): whether the first pass computed anything in half precision. */
 static int half(lua_State *L)
 {
     lua_pushboolean(L, lt_precision_check_half(lt__check_handle(L, class)) != LT_F32);

@@ -1,4 +1,4 @@
-/* deferred.c - numbers that are read later, and waiting for an accelerator. */
+/* deferred.c - deferred scalars, and synchronization with the device. */
 #include "core/tensor.h"
 #include "lua/bind/bind.h"
 
@@ -12,7 +12,8 @@ static int deferred_gc(lua_State *L)
     return 0;
 }
 
-/* deferred(tensor): its one element, as it is now. */
+/* deferred(tensor): starts to copy the tensor's only element to the host, with its current value.
+ * Returns a deferred scalar. */
 static int deferred(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -21,7 +22,7 @@ static int deferred(lua_State *L)
     return 1;
 }
 
-/* deferred:number(): waits until it is there. */
+/* deferred:number(): waits until the copy is done and returns the number. */
 static int number(lua_State *L)
 {
     double value;
@@ -30,7 +31,7 @@ static int number(lua_State *L)
     return 1;
 }
 
-/* sync(): waits until all that was begun is done. */
+/* sync(): waits until all work on the device is done and all deferred checks are known. */
 static int sync(lua_State *L)
 {
     lt_ctx *ctx = lt__lua(L)->ctx;

@@ -1,14 +1,15 @@
-/* dist.c - the other ranks, as the embedded Lua files see them. A state that has not joined a
- * group is rank 0 of 1: what it would do with others then does nothing.
+/* dist.c - data parallelism for the embedded Lua files. A state that has not joined a group is rank
+ * 0 of 1, and its collectives do nothing.
  *
- * A collective that only one rank calls would wait for ever, so those in lt.on_root() are errors.
+ * A collective that only one rank calls never returns. So collectives raise inside lt.on_root().
  */
 #include <string.h>
 
 #include "core/tensor.h"
 #include "lua/bind/bind.h"
 
-/* The group, for a collective. NULL when there are no others to take part. */
+/* Returns the group for a collective, borrowed; NULL if there are no other ranks or no_sync is set.
+ * Raises inside lt.on_root. */
 static lt_group *others(lua_State *L, const char *who)
 {
     lt_lua *s = lt__lua(L);
@@ -34,7 +35,7 @@ static int rank_of(const lt_lua *s) { return s->group ? lt_group_rank(s->group) 
 
 static int size_of(const lt_lua *s) { return s->group ? lt_group_size(s->group) : 1; }
 
-/* rank(): this one, from 0, and how many there are. */
+/* rank(): returns this rank, from 0, and the number of ranks. */
 static int rank(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
@@ -43,7 +44,7 @@ static int rank(lua_State *L)
     return 2;
 }
 
-/* on_root(is_on): whether collectives are errors from now on. Returns whether they were. */
+/* on_root(is_on): sets whether collectives raise, and returns the previous setting. */
 static int on_root(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -52,7 +53,8 @@ static int on_root(lua_State *L)
     return 1;
 }
 
-/* compare(what, text): an error that names the first line which a rank has otherwise. */
+/* compare(what, text): raises if text differs between ranks. The error names the first line that
+ * differs. */
 static int compare(lua_State *L)
 {
     const char *what = luaL_checkstring(L, 1), *text = luaL_checkstring(L, 2);
@@ -62,7 +64,8 @@ static int compare(lua_State *L)
     return 0;
 }
 
-/* compare_numbers(what, list, tolerance): likewise; see lt_group_compare_numbers(). */
+/* compare_numbers(what, list, tolerance): raises if numbers differ between ranks; see
+ * lt_group_compare_numbers(). */
 static int compare_numbers(lua_State *L)
 {
     const char *what = luaL_checkstring(L, 1);
@@ -80,7 +83,7 @@ static int compare_numbers(lua_State *L)
     return 0;
 }
 
-/* broadcast_text(what, text): the text of rank 0. */
+/* broadcast_text(what, text): returns the text of rank 0 on every rank. */
 static int broadcast_text(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -101,7 +104,7 @@ static int broadcast_text(lua_State *L)
     return 1;
 }
 
-/* sum(what, a, b, ...): the sums of each number over all ranks. */
+/* sum(what, a, b, ...): returns the sum of each number over all ranks. */
 static int sum(lua_State *L)
 {
     const char *what = luaL_checkstring(L, 1);
@@ -121,8 +124,8 @@ static int sum(lua_State *L)
     return n;
 }
 
-/* reduce(parameters): their gradients are made one with those of the other ranks from now on, and
- * their values are those of rank 0. */
+/* reduce(parameters): adds parameters to the gradient exchange and gives them the values of rank
+ * 0. */
 static int reduce(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -146,8 +149,8 @@ int lt__shards(const lt_lua *s)
     return split ? s->reducer_config.vranks / lt_group_size(s->group) : 1;
 }
 
-/* is_alone(): whether there are no other shards to make gradients one with; nor is it to be done as
- * if there were. */
+/* is_alone(): whether no gradient exchange is needed: there is one shard, and the user did not
+ * request sums by NCCL. */
 static int is_alone(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
@@ -157,7 +160,7 @@ static int is_alone(lua_State *L)
     return 1;
 }
 
-/* deterministic(): whether the run's bits are to be those of any number of ranks. */
+/* deterministic(): whether the run must be bit-identical for any number of ranks (--vranks). */
 static int deterministic(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
@@ -165,18 +168,19 @@ static int deterministic(lua_State *L)
     return 1;
 }
 
-/* shards(): how many parts of each batch this rank goes through, one after the other. */
+/* shards(): returns the number of shards of each batch that this rank computes in turn. */
 static int shards(lua_State *L)
 {
     lua_pushinteger(L, lt__shards(lt__lua(L)));
     return 1;
 }
 
-/* The third argument of what cuts batches: so many rows stay together; 1 when it is not there. */
+/* Reads argument 3 of functions that split batches: the grain, the number of adjacent rows that
+ * are never split. The default is 1. */
 static int64_t grain_at(lua_State *L) { return luaL_optinteger(L, 3, 1); }
 
-/* shard(rows, part, grain): of so many rows those of this rank's part, from 1 on: how many are
- * before it, and how many it has. */
+/* shard(rows, part, grain): splits a batch of `rows` rows. For this rank's shard number `part`,
+ * from 1, returns the number of rows before it and the number of its rows. */
 static int shard(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
@@ -189,7 +193,8 @@ static int shard(lua_State *L)
     return 2;
 }
 
-/* Of the shard that has fewest; one that has none goes through one row, for nothing. */
+/* Returns the rows of the smallest shard, at least 1: an empty shard computes one row with weight
+ * 0. */
 static int64_t least_of(int64_t rows, int64_t grain, int shards)
 {
     int64_t least = rows, first, count;
@@ -200,9 +205,9 @@ static int64_t least_of(int64_t rows, int64_t grain, int shards)
     return least > 0 ? least : 1;
 }
 
-/* take_shard(rows, part, grain, data): from now on this rank computes that part of a batch of
- * `rows` rows. data is the digest of their data set, or nil. In lt.on_root it does nothing: no step
- * takes the rows that rank 0 looks at. */
+/* take_shard(rows, part, grain, data): makes shard `part` (from 1) of a batch of `rows` rows the
+ * one that this rank computes. data is the digest of the data set, or nil. Does nothing inside
+ * lt.on_root, where rank 0 reads rows that belong to no step. */
 static int take_shard(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -222,8 +227,8 @@ static int take_shard(lua_State *L)
     return 0;
 }
 
-/* least_rows(rows): of any shard of a batch, of which this rank's has so many; and as many when
- * this is not the shard that was taken last. */
+/* least_rows(rows): returns the rows of the batch's smallest shard, where rows is the size of the
+ * shard taken last. If it is not, returns rows. */
 static int least_rows(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
@@ -232,7 +237,7 @@ static int least_rows(lua_State *L)
     return 1;
 }
 
-/* compare_step(): raises an error if another rank had other settings in the last step. */
+/* compare_step(): raises an error if another rank used different settings in the last step. */
 static int compare_step(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -241,8 +246,8 @@ static int compare_step(lua_State *L)
     return 0;
 }
 
-/* complete(optim): completes the allreduce of its gradients. Returns whether its next step will be
- * applied. */
+/* complete(optim): completes the allreduce of the optimizer's gradients. Returns whether its next
+ * step will be applied. */
 static int complete(lua_State *L)
 {
     lt_step_status step_status;
@@ -253,7 +258,7 @@ static int complete(lua_State *L)
     return 1;
 }
 
-/* digest(tensor): the first 16 hexadecimal digits of the SHA-256 of its values. */
+/* digest(tensor): returns the first 16 hexadecimal digits of the SHA-256 of its values. */
 static int digest(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -266,7 +271,7 @@ static int digest(lua_State *L)
     return 1;
 }
 
-/* expect_backwards(n): each step has so many backwards from now on; 0: who knows. */
+/* expect_backwards(n): declares that each step calls backward n times; 0 if that is unknown. */
 static int expect_backwards(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -275,8 +280,9 @@ static int expect_backwards(lua_State *L)
     return 0;
 }
 
-/* reduced(): of the last step: seconds that the optimizer waited for the others, collectives,
- * bytes so far, and the signal that a rank is to stop by, or 0. */
+/* reduced(): returns, for the last step, the seconds that the optimizer waited for other ranks and
+ * the number of buckets sent; then the group's bytes so far; then the signal that asked a rank to
+ * stop, or 0. */
 static int reduced(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
@@ -290,8 +296,9 @@ static int reduced(lua_State *L)
     return 4;
 }
 
-/* configure(no_sync, blocking, bucket): how gradients are made one from the next step on: not at
- * all; not before the optimizer wants them; in buckets of so many bytes, 0 for the usual ones. */
+/* configure(no_sync, blocking, bucket): configures the gradient exchange from the next step on.
+ * no_sync disables it; blocking delays it until the optimizer's step; bucket is the size of a
+ * bucket in bytes, 0 for the default. */
 static int configure(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -309,7 +316,8 @@ static void set_number(lua_State *L, const char *key, double value)
     lua_setfield(L, -2, key);
 }
 
-/* buckets(): of the last step: {{bytes = , ready = , began = , ended = }, ...}; see lt_bucket. */
+/* buckets(): returns a list of the last step's buckets, each {bytes = , ready = , began = ,
+ * ended = }; see lt_bucket. */
 static int buckets(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
@@ -327,8 +335,8 @@ static int buckets(lua_State *L)
     return 1;
 }
 
-/* time_sums(count, n, by_mpi): a list of the seconds that n allreduces of so many f32 elements
- * took; nil where there is no MPI to do them. */
+/* time_sums(count, n, by_mpi): runs n allreduces of count f32 elements and returns a list of their
+ * seconds. by_mpi runs them by MPI; returns nothing if there is no MPI. */
 static int time_sums(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -347,7 +355,7 @@ static int time_sums(lua_State *L)
     return 1;
 }
 
-/* wire(): the name of what gradients travel as, and its bytes. */
+/* wire(): returns the name of the dtype in which gradients travel, and its size in bytes. */
 static int wire(lua_State *L)
 {
     lt_dtype dtype = lt__lua(L)->reducer_config.wire;
@@ -382,7 +390,7 @@ static const luaL_Reg functions[] = {{"rank", rank},
 
 void lt__open_dist(lua_State *L) { lt__register(L, functions); }
 
-/* lt_allreduce_fn; ud is the lt_lua. */
+/* The lt_allreduce_fn of the context; ud is the lt_lua. */
 static lt_status sum_in_pass(void *ud, double *numbers, int64_t n, bool backward)
 {
     lt_lua *s = ud;

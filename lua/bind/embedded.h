@@ -1,10 +1,10 @@
-/* embedded.h - the Lua half of the library, as text inside the binary. */
+/* embedded.h - the library's Lua files, embedded in the binary as text. */
 #ifndef LT_LUA_BIND_EMBEDDED_H
 #define LT_LUA_BIND_EMBEDDED_H
 
 #include <stddef.h>
 
-#define LT_EMBEDDED "=luatrain/" /* begins the names of their chunks */
+#define LT_EMBEDDED "=luatrain/" /* prefix of their chunk names */
 
 typedef struct lt_embedded { const char *name, *text; size_t length; } lt_embedded;
 extern const lt_embedded lt__embedded[]; /* ends with a NULL name */

@@ -1,12 +1,14 @@
-/* error.c - how an error crosses: the library's becomes Lua's, and Lua's the library's.
+/* error.c - turns library errors into Lua errors, and Lua errors into library errors.
  *
- * An error is a string: "train.lua:9: net.4 conv2d: w wants ...". The line is that of the nearest
- * frame of the user's code: frames of C and of the embedded luatrain/NAME.lua are passed over. The
- * module is the nearest one that is being called: the frame of its __call has it as first local.
- * Both are read off Lua's own stack when they are needed, so a call of a module costs nothing, and
- * nothing needs cleaning up after an error. The statuses of the last errors raised here are
- * kept with their messages; at the top, an error that contains such a message has its status.
- * Several are kept, because another error may be raised and caught while one propagates.
+ * An error is a string: "train.lua:9: net.4 conv2d: w wants ...". The line is from the innermost
+ * stack frame of user code; frames of C and of the embedded luatrain/NAME.lua are skipped. The
+ * module ("net.4") is the innermost one that is being called: the first local of its __call frame
+ * is the module. Both are read from the Lua stack only when needed, so calling a module costs
+ * nothing, and no state must be reset after an error.
+ *
+ * The last LT_KEPT_ERRORS statuses raised here are kept with their messages. When an error reaches
+ * lt_lua_call(), it gets the status of the kept message that its text contains. Several are kept
+ * because other errors may be raised and caught while one propagates.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,15 +18,16 @@
 #include "lua/bind/bind.h"
 #include "lua/bind/embedded.h"
 
-enum { DEEPEST = 100 };
+enum { DEEPEST = 100 }; /* stack levels that are searched */
 
-/* Their addresses are keys: of the registry, and of modules. */
+/* Keys by address: of the registry, and of the tables that are modules. */
 static const char key_messages, key_module;
 
 /* ==== Where an error comes from =============================================================== */
 
-/* Pushes the module that the Lua frame ar calls, if it does. The key &key_module of a module holds
- * its record {path, __call}: see module.lua. Allocates nothing, so it cannot raise. */
+/* If the Lua frame ar is the __call of a module, pushes the module and returns true. A module
+ * stores its record {path, __call} under the key &key_module; see module.lua. Allocates nothing,
+ * so it cannot raise. */
 static bool push_module_of(lua_State *L, lua_Debug *ar)
 {
     int top = lua_gettop(L);
@@ -45,7 +48,7 @@ typedef struct place {
     char module[120];           /* "net.4 " */
 } place;
 
-/* Of a long path the end, in which layers differ. */
+/* Truncates a long path at its start, because the paths of layers differ at the end. */
 static void set_module(place *p, const char *path)
 {
     size_t length = strlen(path), most = sizeof p->module - 2;
@@ -55,7 +58,7 @@ static void set_module(place *p, const char *path)
         snprintf(p->module, sizeof p->module, "%s ", path);
 }
 
-/* p->line, without snprintf: each op on the tape pays for this. */
+/* Sets p->line. Avoids snprintf() because this runs for every op recorded on the tape. */
 static void set_line(place *p, const char *source, int line)
 {
     char digits[12], *first = digits + sizeof digits;
@@ -70,8 +73,8 @@ static void set_line(place *p, const char *source, int line)
     memcpy(p->line + length + 1 + n, ": ", 3);
 }
 
-/* Looks from a level of the stack outwards: for the line in the user's code, and for the module,
- * there or further out when `far`. */
+/* Searches the stack outwards from level for a line of user code and for a module. The search for
+ * the module ends at that line unless far is set. */
 static void find_place(lua_State *L, int level, bool far, place *p)
 {
     lua_Debug ar;
@@ -84,7 +87,7 @@ static void find_place(lua_State *L, int level, bool far, place *p)
             lua_rawgetp(L, -1, &key_module);
             lua_rawgeti(L, -1, 1);
             const char *path = lua_tostring(L, -1);
-            if (path && *path) /* else it is not placed: what is around it says more */
+            if (path && *path) /* a module without a path has no parent yet: skip it */
                 set_module(p, path);
             lua_pop(L, 3);
         }
@@ -101,7 +104,7 @@ void lt__where(void *ud, char *text, size_t bytes)
     find_place(((lt_lua *)ud)->running, 1, false, &p);
     const char *line = p.line;
     size_t length = strlen(line), rest = strlen(p.module) + 1;
-    if (length + rest > bytes) { /* too long: do without the folder */
+    if (length + rest > bytes) { /* too long: drop the folder */
         const char *slash = strrchr(line, '/');
         line = slash ? slash + 1 : line;
         length = strlen(line);
@@ -114,7 +117,8 @@ void lt__where(void *ud, char *text, size_t bytes)
     }
 }
 
-/* active_module(self): the nearest module that is being called and is not self, or nil. */
+/* active_module(self): returns the innermost module that is being called, other than self; or
+ * nil. */
 static int active_module(lua_State *L)
 {
     lua_Debug ar;
@@ -129,7 +133,8 @@ static int active_module(lua_State *L)
 
 /* ==== Errors ================================================================================== */
 
-/* "train.lua:9: ...": an error of a node or of a hook that has its line already. */
+/* Whether text starts with a place, as in "train.lua:9: ...". Errors of tape nodes and of hooks
+ * already do. */
 static bool has_line(const char *text)
 {
     const char *colon = strchr(text, ':');
@@ -139,7 +144,8 @@ static bool has_line(const char *text)
     return digits > 0 && colon[1 + digits] == ':';
 }
 
-/* A wrong flag, or an end that the user asked for, is not the script's doing. */
+/* Whether the script caused the error. It does not cause a wrong flag, nor an end that the user
+ * requested. */
 static bool is_scripts(lt_status status)
 {
     return status != LT_EUSAGE && status != LT_EDONE && status != LT_ESTOPPED;
@@ -182,8 +188,9 @@ noreturn void lt__unknown(lua_State *L, lt_lua *s, const char *who, const char *
     lt__refuse(L, s, "%s: unknown %s '%s'", who, what, word);
 }
 
-/* Whether the text of an error contains one of the last messages raised here; *status is then the
- * status of the latest one. Otherwise the script raised the error, or Lua is out of memory. */
+/* Whether the text of an error contains one of the last messages raised here. *status is then the
+ * status of the most recent such message; otherwise LT_ENOMEM if Lua ran out of memory, else
+ * LT_ESCRIPT. */
 static bool raised_here(lua_State *L, const char *text, lt_status *status)
 {
     const lt_lua *s = lt__lua_of(L);
@@ -206,8 +213,9 @@ static bool raised_here(lua_State *L, const char *text, lt_status *status)
     return here;
 }
 
-/* Whether Lua has left an error without a line: what its own functions in C come upon, as in
- * ipairs(nil), and assert(io.open(path)); not error(text, 0), which is without one on purpose. */
+/* Whether the error at 1 was raised without a line by one of Lua's own C functions, as in
+ * ipairs(nil) or assert(io.open(path)). error(text, 0) omits the line on purpose and does not
+ * count. */
 static bool wants_line(lua_State *L)
 {
     lua_Debug ar;
@@ -223,7 +231,7 @@ static bool is_text(lua_State *L, int index)
     return lua_type(L, index) == LUA_TSTRING || lua_type(L, index) == LUA_TNUMBER;
 }
 
-/* Pushes "key = value" of the key and value on top, if both can be read. */
+/* Pushes "key = value" for the key and value on top, if both can be printed. */
 static bool push_field(lua_State *L)
 {
     int key = lua_gettop(L) - 1, value = key + 1;
@@ -242,7 +250,7 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Pushes "{code = 3, message = 'hello'}" for the table at 1: at most 16 of its fields, sorted. */
+/* Pushes "{code = 3, message = 'hello'}" for the table at 1: at most 16 fields, sorted. */
 static void push_table(lua_State *L)
 {
     enum { MOST = 16 };
@@ -254,7 +262,7 @@ static void push_table(lua_State *L)
         if (!push_field(L))
             continue;
         fields[n++] = lua_tostring(L, -1);
-        lua_insert(L, key++); /* it stays below the key */
+        lua_insert(L, key++); /* keeps the text on the stack, below the key */
     }
     qsort(fields, (size_t)n, sizeof *fields, by_text);
     luaL_Buffer b;
@@ -270,7 +278,7 @@ static void push_table(lua_State *L)
     lua_settop(L, top + 1);
 }
 
-/* Whether the error at 1 can be told as it is. */
+/* Whether the error at 1 is a text, or converts itself to one by __tostring. */
 static bool has_text(lua_State *L)
 {
     if (!luaL_getmetafield(L, 1, "__tostring"))
@@ -279,7 +287,7 @@ static bool has_text(lua_State *L)
     return true;
 }
 
-/* Pushes an error that is not a text, as one. */
+/* Pushes a text that describes the error at 1, which is not a text. */
 static void push_odd(lua_State *L)
 {
     if (lua_isnil(L, 1)) {
@@ -294,7 +302,7 @@ static void push_odd(lua_State *L)
     lua_remove(L, -2);
 }
 
-/* Message handler: the error as a string; its traceback to the log. */
+/* The message handler of lt_lua_call(): converts the error to a string and logs its traceback. */
 static int trace(lua_State *L)
 {
     lt_lua *s = lt__lua_of(L);
@@ -320,7 +328,8 @@ static int trace(lua_State *L)
     return 1;
 }
 
-/* Pops the error of a protected call into this thread's message. */
+/* Pops the error of a protected call, stores it as this thread's message, and returns its
+ * status. */
 static lt_status caught(lua_State *L, int rc)
 {
     const char *text = lua_tostring(L, -1);
@@ -348,7 +357,7 @@ lt_status lt_lua_call(lua_State *L, int n_args, int n_results)
 
 /* ==== For the embedded files ================================================================== */
 
-/* fail(status, message): raises as the library does; status is "EINVAL", "EUSAGE", ... */
+/* fail(status, message): raises an error with the status "EINVAL", "EUSAGE", ... */
 static int fail(lua_State *L)
 {
     static const char *const names[] = {
@@ -364,14 +373,14 @@ static int fail(lua_State *L)
     lt__error(L, lt__lua(L), (lt_status)status, "%s", luaL_checkstring(L, 2));
 }
 
-/* exit(code, message): the error by which a script ends the program with this code. */
+/* exit(code, message): raises the error that makes the program exit with this code. */
 static int exit_with(lua_State *L)
 {
     lt_status status = (lt_status)(LT_EXIT + luaL_checkinteger(L, 1));
     lt__error(L, lt__lua(L), status, "%s", luaL_checkstring(L, 2));
 }
 
-/* nearest(word, names): the name that word may have been meant for, or nil. */
+/* nearest(word, names): returns the name most similar to word, or nil if none is similar. */
 static int nearest(lua_State *L)
 {
     const char *word = luaL_checkstring(L, 1);
@@ -387,8 +396,8 @@ static int nearest(lua_State *L)
     return 1;
 }
 
-/* exit_code(error): what a program that ends with this error exits with: of several ranks, with the
- * first failure. */
+/* exit_code(error): returns the exit code of a program that ends with this error. With several
+ * ranks it is the code of the first failure. */
 static int exit_code(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);

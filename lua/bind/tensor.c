@@ -1,7 +1,7 @@
-/* tensor.c - tensors in Lua: makers, what can be asked of one, element access, metamethods.
+/* tensor.c - tensors in Lua: creation, properties, element access, metamethods.
  *
- * A tensor is a userdata that holds one reference to an lt_tensor. Several may hold the same one
- * (x.grad makes a new one each time); == compares what they hold.
+ * A tensor is a userdata that holds one reference to an lt_tensor. Several userdata may refer to
+ * the same lt_tensor (each x.grad creates one), so == compares the lt_tensor.
  */
 #include <math.h>
 #include <string.h>
@@ -78,7 +78,7 @@ void lt__push_dims(lua_State *L, const lt_tensor *x)
     }
 }
 
-/* A device of this context, by its name. */
+/* Reads the name of a device of this context. Returns the device, borrowed. */
 static lt_device *check_device(lua_State *L, lt_lua *s, int index, const char *who)
 {
     if (lua_type(L, index) != LUA_TSTRING)
@@ -150,7 +150,7 @@ void lt__store_number(lua_State *L, int index, lt_dtype dtype, void *element)
 
 /* ==== Makers ================================================================================== */
 
-/* Of the shape in argument 1, filled with the number at the index `value`. */
+/* Creates a tensor of the shape in argument 1, filled with the number at stack index value. */
 static int make_full(lua_State *L, const char *who, int value, int options)
 {
     lt_lua *s = lt__lua(L);
@@ -197,16 +197,16 @@ static int make_random(lua_State *L, const char *who, lt_fill_fn fill)
 static int rand_uniform(lua_State *L) { return make_random(L, "lt.rand", lt_fill_uniform); }
 static int rand_normal(lua_State *L) { return make_random(L, "lt.randn", lt_fill_normal); }
 
-/* A nested table on its way into a tensor. */
+/* State of the conversion of a nested table to a tensor. */
 typedef struct nest {
     lt_lua *s;
     lt_dtype dtype;
     int ndim;
     int64_t dims[LT_MAX_DIMS];
-    char *next; /* where the next element goes */
+    char *next; /* destination of the next element */
 } nest;
 
-/* The dims, from the first of each level. */
+/* Sets t->ndim and t->dims from the first item of each nesting level. */
 static void measure(lua_State *L, nest *t)
 {
     int top = lua_gettop(L);
@@ -222,7 +222,7 @@ static void measure(lua_State *L, nest *t)
     lua_settop(L, top);
 }
 
-/* Reads the value on top, which is at depth, and all below it. */
+/* Reads the value on top, at nesting level depth, and everything nested in it. */
 static void read_nested(lua_State *L, nest *t, int depth)
 {
     bool table = lua_istable(L, -1);
@@ -255,7 +255,7 @@ static int tensor(lua_State *L)
     if (!lua_istable(L, 1))
         lt__check_element(L, s, 1, "lt.tensor", t.dtype);
     measure(L, &t);
-    double count = 1; /* no more than the table holds, unless it is ragged */
+    double count = 1; /* elements of the tensor; exceeds those of the table only if it is ragged */
     for (int i = 0; i < t.ndim; i++)
         count *= (double)t.dims[i];
     if (count > 0x1p40)
@@ -293,7 +293,7 @@ static void push_element(lua_State *L, lt_lua *s, lt_tensor *x, int64_t index)
     }
 }
 
-/* The place in row-major order of the element at the indices from argument 2 on. */
+/* Returns the row-major offset, in elements, of the element whose n indices start at argument 2. */
 static int64_t check_indices(lua_State *L, lt_lua *s, const lt_tensor *x, int n, const char *who)
 {
     char text[96];
@@ -366,7 +366,7 @@ static int totable(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     int64_t next = 0;
-    lt_tensor **box = lt__push_box(L, s); /* holds it too: making the tables may close the other */
+    lt_tensor **box = lt__push_box(L, s); /* a second reference: creating the tables may close the argument */
     lt__share_on_host(L, s, box, lt__self(L, "totable"));
     push_nested(L, s, *box, 0, &next);
     return 1;
@@ -391,7 +391,7 @@ static int copy(lua_State *L)
     return 1;
 }
 
-/* ==== What can be asked ======================================================================= */
+/* ==== Properties ============================================================================== */
 
 static int dim(lua_State *L)
 {
@@ -415,7 +415,8 @@ static int count_elements(lua_State *L)
     return 1;
 }
 
-/* "2x3 f32", and why there are no values to show: "dead" or "pending", else nil. */
+/* Returns a description such as "2x3 f32" and, if there are no values to print, "dead" or
+ * "pending". */
 static int describe(lua_State *L)
 {
     lt_tensor *x = lt__self(L, "tostring");
@@ -426,7 +427,7 @@ static int describe(lua_State *L)
     return 2;
 }
 
-/* to(device): a view of the values if they are there, else a copy. */
+/* to(device): returns a view if x is on that device already, else a copy. */
 static int to(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -469,7 +470,7 @@ static int same(lua_State *L)
     return 1;
 }
 
-/* x.grad: mostly nil, and then nothing is made. */
+/* Pushes x.grad. Usually it is nil; then no box is created. */
 static int push_grad(lua_State *L, lt_lua *s)
 {
     if (!lt_grad(lt__self(L, "grad")))
@@ -482,7 +483,7 @@ static int push_grad(lua_State *L, lt_lua *s)
 enum property { SHAPE, DTYPE, DEVICE, GRAD, ON_TAPE };
 static const char *const properties[] = {"shape", "dtype", "device", "grad", "on_tape", NULL};
 
-/* x.name. Upvalue 2 is the table of methods, which holds the number of each property too. */
+/* x.name. Upvalue 2 is the table of methods. It also maps each property to its number. */
 static int index_tensor(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -521,7 +522,7 @@ static const luaL_Reg metamethods[] = {{"__len", length}, {"__eq", same}, {NULL,
 
 static const luaL_Reg helpers[] = {{"describe", describe}, {"is_tensor", is_tensor}, {NULL, NULL}};
 
-/* Adds makers, helpers, tensor_methods and tensor_meta to the core. */
+/* Adds makers, helpers, tensor_methods and tensor_meta to the core table. */
 void lt__open_tensor(lua_State *L, lt_lua *s)
 {
     lt__register(L, helpers);
