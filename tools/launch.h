@@ -1,12 +1,13 @@
-/* launch.h - luatrain launch: ranks as processes, on one machine or on several. */
+/* launch.h - luatrain launch: starts the ranks as processes, on one machine or several. */
 #ifndef LT_TOOLS_LAUNCH_H
 #define LT_TOOLS_LAUNCH_H
 
 #include "tools/options.h"
 
-/* Runs the command of a rank, the words after the program, in as many processes as s wants, and
- * waits for them. *code is then the exit code of the job. LT_EUSAGE or LT_EENV when it cannot be
- * started. Ends this process as a signal would when one has ended the job. */
+/* Runs the program with the arguments words in s->processes processes and waits for them. Sets
+ * *code to the job's exit code. LT_EUSAGE, LT_EENV or LT_ENOMEM if the job cannot be started;
+ * LT_EPEER if mpirun hung and was killed. If a signal ended the job, this process ends by the same
+ * signal. */
 LT_MUST lt_status launch(const settings *s, const char *program, char *const *words, int *code);
 
 #endif

@@ -1,6 +1,6 @@
-/* options.h - the options of luatrain, and what they say. A value comes from the flag, else from
- * the variable LUATRAIN_NAME, else it is the library's. A flag is checked here and becomes the
- * variable: there the embedded Lua finds it.
+/* options.h - the command line options of luatrain. A value comes from the flag, else from the
+ * environment variable LUATRAIN_NAME, else from the library's defaults. Each flag is checked here
+ * and then stored in its variable, where the embedded Lua files read it.
  */
 #ifndef LT_TOOLS_OPTIONS_H
 #define LT_TOOLS_OPTIONS_H
@@ -11,25 +11,27 @@
 
 typedef struct settings {
     lt_config config;
-    lt_log_level level;       /* the least that is shown */
-    lt_dtype amp;             /* for loops that are no run; a run looks up the variable */
-    int ranks;                /* 0: nobody has said */
-    const char *trace;        /* a path; or NULL */
-    bool under_mpi;          /* this process is one rank of several */
+    lt_log_level level;       /* lowest level that is shown */
+    lt_dtype amp;             /* autocast dtype outside lt.run, which reads LUATRAIN_AMP itself */
+    int ranks;                /* ranks in this process; 0 if not given */
+    const char *trace;        /* path of the trace, or NULL */
+    bool under_mpi;          /* this process is one rank of an MPI job */
     lt_group_config group;
     lt_reducer_config reducer;
-    bool launches;            /* ranks as processes, */
-    int processes;            /* so many, */
-    const char *hosts;        /* there; NULL: here */
-    const char *text;         /* "help" or "version": wanted instead of a run; or NULL */
-    int argc;                 /* what to run: the subcommand or script, and what follows it */
-    char **argv;
+    bool launches;            /* the subcommand is launch */
+    int processes;            /* launch -n: number of processes; 0 if not given */
+    const char *hosts;        /* launch -H: hosts; NULL for this machine */
+    const char *text;         /* "help" or "version": print it instead of a run; or NULL */
+    int argc;                 /* subcommand or script, and its arguments */
+    char **argv;              /* borrowed from main() */
 } settings;
 
-/* Reads variables and flags into s, and warns of variables that look like a slip. The words of
- * launch go out of argv: what is left is the command of one rank. */
+/* Reads environment variables and flags into s, and warns of misspelled variables. Removes "launch"
+ * and its own flags from argv, which then holds the command of one rank. LT_EUSAGE, LT_ENOMEM. */
 LT_MUST lt_status read_options(settings *s, char **argv);
+/* Prints the list of options. */
 void print_help(FILE *to);
+/* Prints versions, the number of threads and the device of s to stdout. Fails as lt_open(). */
 LT_MUST lt_status print_version(const settings *s);
 
 #endif

@@ -1,26 +1,26 @@
-/* ranks.h - luatrain --ranks N: ranks as threads of this process; or one rank, whose others are
- * processes that mpirun has started. */
+/* ranks.h - runs the ranks of a job: all as threads of this process (luatrain --ranks N), or one
+ * rank of an MPI job, whose other ranks are processes. */
 #ifndef LT_TOOLS_RANKS_H
 #define LT_TOOLS_RANKS_H
 
 #include "lua/luatrain.h"
 
 typedef struct ranks {
-    int n;
+    int n;                 /* ranks in this process */
     lt_group_config group;
-    lt_group *mpi_group;   /* of processes, taken; n is 1. NULL: ranks are threads */
-    /* What a rank does, in a thread of its own. */
+    lt_group *mpi_group;   /* the MPI job's group, taken; then n is 1. NULL if ranks are threads */
+    /* Runs one rank, in its own thread. group is borrowed. */
     lt_status (*run)(void *ud, lt_group *group);
     void *ud;
 } ranks;
 
-/* Runs all ranks. Returns how rank 0 ended or, if one failed, how the first one did, with its
- * message; under MPI the message is empty, and the user has been told already. Does not return
- * but ends the process when another one goes on for seconds after that, and after a failure in a
- * MPI job, which one of its processes tells the user. */
+/* Runs all ranks. Returns the status and message of the first rank that failed, else those of rank
+ * 0. Under MPI the message is empty, because rank 0 has printed it already. Does not return but
+ * ends the process if a rank is still running a few seconds after a failure, and after any failure
+ * in an MPI job, in which one process prints the message. */
 LT_MUST lt_status run_ranks(const ranks *r);
 
-/* Whether this is the end of a run that did not do what it was to do. */
+/* Whether a rank with this status failed: not LT_OK, LT_EDONE or LT_ESTOPPED. */
 bool is_failure(lt_status status);
 
 #endif

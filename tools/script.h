@@ -1,4 +1,4 @@
-/* script.h - finds and runs the script that luatrain is called with. */
+/* script.h - finds and runs the script named on the command line. */
 #ifndef LT_TOOLS_SCRIPT_H
 #define LT_TOOLS_SCRIPT_H
 
@@ -7,11 +7,12 @@
 
 #include "lua/luatrain.h"
 
-/* The path of this program; false, and "", when the system does not tell. */
+/* Sets path to that of this program. Returns false, and sets "", if the system does not know it. */
 bool find_program(char path[PATH_MAX]);
-/* Runs the script argv[0]: a file here or among the models of luatrain; "-" is stdin. A pipe that
- * the shell has opened, as in `luatrain <(command)`, is read to its end first. Everything else is
- * LT_EUSAGE: to open a FIFO or a device could wait without end. */
+/* Runs the script argv[0] with the arguments that follow. It is a file, a file among luatrain's
+ * models, or "-" for stdin. A pipe that the shell opened, as in `luatrain <(command)`, is read to
+ * its end first. FIFOs, devices and sockets are LT_EUSAGE, because opening one may block forever.
+ * Otherwise fails as lt_lua_dofile(). */
 LT_MUST lt_status run_script(lua_State *L, int argc, char **argv);
 
 #endif

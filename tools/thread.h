@@ -1,5 +1,5 @@
-/* thread.h - threads that never run a signal handler. Files that include it first define
- * _GNU_SOURCE. */
+/* thread.h - starts threads that never run a signal handler. Define _GNU_SOURCE before including
+ * it. */
 #ifndef LT_TOOLS_THREAD_H
 #define LT_TOOLS_THREAD_H
 
@@ -9,7 +9,7 @@
 
 #include "core/core.h"
 
-/* Starts run(ud) in a thread that has all signals blocked. LT_ENOMEM. */
+/* Starts a thread that calls run(ud) with all signals blocked. LT_ENOMEM. */
 static inline lt_status thread_start(pthread_t *thread, void *(*run)(void *ud), void *ud)
 {
     sigset_t all, before;

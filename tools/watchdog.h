@@ -1,5 +1,5 @@
-/* watchdog.h - ends this process, a rank, when MPI_Init or MPI_Finalize takes too long. They return
- * only after all ranks have called them, and have no timeout. */
+/* watchdog.h - ends this process, one rank of an MPI job, if MPI_Init or MPI_Finalize takes too
+ * long. These calls return only after all ranks have called them, and have no timeout. */
 #ifndef LT_TOOLS_WATCHDOG_H
 #define LT_TOOLS_WATCHDOG_H
 
@@ -9,19 +9,20 @@
 #include "lua/luatrain.h"
 
 typedef struct watchdog {
-    double seconds;        /* the most that a call may take */
-    int rank;              /* as numbered by the launcher */
+    double seconds;        /* time limit of a call */
+    int rank;              /* the launcher's number for this process */
     pthread_t thread;
     pthread_mutex_t lock;  /* guards call and stopped */
     pthread_cond_t changed;
-    const char *call;      /* NULL: the process is not in MPI */
-    bool stopped;
+    const char *call;      /* name of the MPI call in progress, or NULL */
+    bool stopped;          /* the thread is to end */
 } watchdog;
 
-/* Starts the thread. LT_ENOMEM. */
+/* Starts the thread. w must stay in place until watchdog_stop(). LT_ENOMEM. */
 LT_MUST lt_status watchdog_start(watchdog *w, double seconds);
-/* in_mpi of lt_group_config. */
+/* The in_mpi callback of lt_group_config; w is the watchdog. call is NULL after an MPI call. */
 void watchdog_see(void *w, const char *call);
+/* Ends the thread and waits for it. */
 void watchdog_stop(watchdog *w);
 
 #endif

@@ -1,8 +1,8 @@
-/* data.c - sources of images in Lua, and batches of them. Its caller is the embedded data.lua,
- * which has checked what scripts give.
+/* data.c - data sources and batches in Lua. The only caller is the embedded data.lua, which checks
+ * the arguments of scripts.
  *
- * Making a userdata may run the collector, and a finalizer may close anything. So each function
- * first makes what will own its result, then fetches the pointers that it calls the library with.
+ * Creating a userdata may run the collector, and a finalizer may close any object. So each function
+ * first creates the userdata that will own its result, then fetches the pointers of its arguments.
  */
 #include <errno.h>
 #include <limits.h>
@@ -16,8 +16,8 @@ static const char source_class[] = "luatrain.Source", batches_class[] = "luatrai
 
 /* ==== Files =================================================================================== */
 
-/* exists(path): whether something is there, readable or not; nil and the reason when that cannot be
- * known. */
+/* exists(path): whether path exists, readable or not; nil and a reason if that cannot be
+ * determined. */
 static int exists(lua_State *L)
 {
     struct stat now;
@@ -31,7 +31,7 @@ static int exists(lua_State *L)
     return 2;
 }
 
-/* read_idx(path) */
+/* read_idx(path): returns the tensor in an IDX file. */
 static int read_idx(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -40,7 +40,7 @@ static int read_idx(lua_State *L)
     return 1;
 }
 
-/* read_image(path, channels) */
+/* read_image(path, channels): returns an image as a tensor. */
 static int read_image(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -51,7 +51,7 @@ static int read_image(lua_State *L)
     return 1;
 }
 
-/* read_cifar10(paths): images and labels. */
+/* read_cifar10(paths): returns the images and labels of all files. */
 static int read_cifar10(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -61,7 +61,7 @@ static int read_cifar10(lua_State *L)
     for (int i = 0; i < n; i++) {
         lua_rawgeti(L, 1, i + 1);
         paths[i] = lt__check_path(L, s, lua_gettop(L), "data");
-        lua_pop(L, 1); /* the list holds it */
+        lua_pop(L, 1); /* the list keeps the string alive */
     }
     lt__check(L, s, lt_cifar10_read(s->ctx, n, paths, x, y));
     lt__fill_box(L, s, x, *x);
@@ -114,7 +114,7 @@ static int source_synthetic(lua_State *L)
     return 1;
 }
 
-/* source_sized(source, size): the same images brought to size x size. */
+/* source_sized(source, size): returns a source of the same images, resized to size x size. */
 static int source_sized(lua_State *L)
 {
     int64_t size = luaL_checkinteger(L, 2);
@@ -130,7 +130,7 @@ static int source_count(lua_State *L)
     return 1;
 }
 
-/* source:shape(): height, width, channels. */
+/* source:shape(): returns height, width and channels. */
 static int source_shape(lua_State *L)
 {
     int64_t shape[3];
@@ -140,7 +140,7 @@ static int source_shape(lua_State *L)
     return 3;
 }
 
-/* source:digest(): of the labels, and of a sample of the images. */
+/* source:digest(): returns two digests: of the labels, and of a sample of the images. */
 static int source_digest(lua_State *L)
 {
     uint32_t labels, images;
@@ -150,7 +150,8 @@ static int source_digest(lua_State *L)
     return 2;
 }
 
-/* source:names(): of its classes. A source that is closed meanwhile raises. */
+/* source:names(): returns the names of its classes. Raises if a finalizer closes the source in the
+ * meantime. */
 static int source_names(lua_State *L)
 {
     const char *name;
@@ -166,8 +167,9 @@ static const luaL_Reg source_methods[] = {
     {"count", source_count}, {"shape", source_shape}, {"digest", source_digest},
     {"names", source_names}, {NULL, NULL}};
 
-/* scan_labels(labels, classes): the highest of labels, and the place (from 1) and the value of the
- * first one that is not from 0 to classes - 1, or nil. */
+/* scan_labels(labels, classes): returns the highest label. If a label is not from 0 to classes - 1,
+ * also returns the position (from 1) and the value of the first such label, and then the highest
+ * label is that of the labels before it. */
 static int scan_labels(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -189,7 +191,8 @@ static int scan_labels(lua_State *L)
     return 1;
 }
 
-/* mixup_draws(step): two numbers in (0, 1), functions of the seed and the step. */
+/* mixup_draws(step): returns two random numbers in (0, 1) that depend only on the seed and the
+ * step. */
 static int mixup_draws(lua_State *L)
 {
     uint32_t word[4];
@@ -209,7 +212,8 @@ static int batches_gc(lua_State *L)
     return 0;
 }
 
-/* Raises unless argument 1 of a method is a pass, open or closed. */
+/* Returns the pass over the data in argument 1 of a method; NULL if it was closed. Raises if the
+ * argument is anything else. */
 static lt_batches *check_pass(lua_State *L, const char *method)
 {
     lt_batches **h = luaL_testudata(L, 1, batches_class);
@@ -250,7 +254,7 @@ static bool boolean_field(lua_State *L, int index, const char *name)
     return value;
 }
 
-/* Items of the list at index; the channels that it does not have get 0. */
+/* Reads one number per channel from the list at index; 0 for channels that it does not have. */
 static void get_channels(lua_State *L, int index, double values[LT_MAX_CHANNELS])
 {
     for (int i = 0; i < LT_MAX_CHANNELS; i++) {
@@ -260,7 +264,8 @@ static void get_channels(lua_State *L, int index, double values[LT_MAX_CHANNELS]
     }
 }
 
-/* new_batches(source, options, mean, std) */
+/* new_batches(source, options, mean, std): returns a pass over the data; mean and std are lists
+ * with one number per channel. */
 static int new_batches(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -291,7 +296,7 @@ static int new_batches(lua_State *L)
     return 1;
 }
 
-/* batches:next(): images and labels, or nil at the end. */
+/* batches:next(): returns images and labels, or nil after the last batch. */
 static int batches_next(lua_State *L)
 {
     lt_lua *s = lt__lua(L);

@@ -336,7 +336,7 @@ static int buckets(lua_State *L)
 }
 
 /* time_sums(count, n, by_mpi): runs n allreduces of count f32 elements and returns a list of their
- * seconds. by_mpi runs them by MPI; returns nothing if there is no MPI. */
+ * seconds. by_mpi selects MPI_Allreduce; returns nothing if the ranks are threads. */
 static int time_sums(lua_State *L)
 {
     lt_lua *s = lt__lua(L);

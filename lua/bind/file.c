@@ -1,4 +1,4 @@
-/* file.c - files of tensors in Lua. Its callers are the embedded init.lua and module.lua. */
+/* file.c - files of tensors in Lua. The callers are the embedded init.lua and module.lua. */
 #include "lua/bind/bind.h"
 
 static const char file_class[] = "luatrain.File";
@@ -19,7 +19,8 @@ static int open_file(lua_State *L)
     return 1;
 }
 
-/* file:names(): in file order. A file that is closed meanwhile raises, here and below. */
+/* file:names(): returns the names of the tensors in file order. Here and below, allocations in Lua
+ * may run a finalizer that closes the file; then the function raises. */
 static int file_names(lua_State *L)
 {
     int n = lt_file_count(lt__check_handle(L, file_class));
@@ -40,7 +41,7 @@ static int find_in_file(lua_State *L, lt_file *f)
     return i;
 }
 
-/* file:shape(name): "64x3x3x1". */
+/* file:shape(name): returns the shape as a string such as "64x3x3x1". */
 static int file_shape(lua_State *L)
 {
     lt_file *f = lt__check_handle(L, file_class);
@@ -78,14 +79,15 @@ static int file_read_into(lua_State *L)
     return 0;
 }
 
-/* file:verify(): raises when the file is not what was saved. */
+/* file:verify(): raises if the file's contents do not match its digest. */
 static int file_verify(lua_State *L)
 {
     lt__check(L, lt__lua(L), lt_file_verify(lt__check_handle(L, file_class)));
     return 0;
 }
 
-/* file:has_digest(): whether verify can tell that it is what lt.save wrote. */
+/* file:has_digest(): whether the file has a digest, as files from lt.save do, so that verify() can
+ * check it. */
 static int file_has_digest(lua_State *L)
 {
     lua_pushboolean(L, lt_file_has_digest(lt__check_handle(L, file_class)));
@@ -110,7 +112,7 @@ static const luaL_Reg file_methods[] = {
     {"read_into", file_read_into}, {"verify", file_verify}, {"has_digest", file_has_digest},
     {"meta", file_meta}, {NULL, NULL}};
 
-/* save(names, tensors, path, meta): meta is a list key, value, key, value, ... */
+/* save(names, tensors, path, meta): meta is a list {key, value, key, value, ...}. */
 static int save(lua_State *L)
 {
     lt_lua *s = lt__lua(L);

@@ -1,15 +1,16 @@
-/* load.c - load, loadfile, dofile and require for source text alone.
+/* load.c - load, loadfile, dofile and require that accept only source text.
  *
- * Lua does not check compiled code: a damaged or hostile chunk crashes the program, or makes it do
- * anything. So the states of lt_lua_new() do not load any. A Lua that only requires luatrain keeps
- * its own functions.
+ * Lua does not verify compiled code: a damaged or hostile chunk can crash the program or run
+ * arbitrary code. So states from lt_lua_new() refuse compiled chunks. A stock Lua that requires
+ * luatrain keeps its own functions.
  */
 #include <string.h>
 
 #include "lua/bind/bind.h"
 
-/* What a failed load has left on top. Lua's own refusal of a binary chunk is replaced. That has no
- * chunk's name in front of it, as other messages have, which may quote such words. */
+/* Replaces the message of a failed load on top of the stack if it is Lua's refusal of a binary
+ * chunk. Only that message starts with these words; others start with the chunk's name. Returns
+ * LUA_ERRSYNTAX. */
 static int explain(lua_State *L, const char *who)
 {
     static const char refusal[] = "attempt to load a binary chunk";
@@ -28,7 +29,8 @@ int lt__load_file(lua_State *L, const char *path)
     return rc == LUA_ERRSYNTAX ? explain(L, path ? path : "stdin") : rc;
 }
 
-/* Whether the mode at index allows text; if not, pushes what load and loadfile return then. */
+/* Whether the mode at index allows text. If not, pushes nil and a message, the results of load and
+ * loadfile. */
 static bool allows_text(lua_State *L, int index, const char *who)
 {
     const char *mode = luaL_optstring(L, index, "bt");
@@ -40,7 +42,8 @@ static bool allows_text(lua_State *L, int index, const char *who)
     return false;
 }
 
-/* load(chunk, name, mode, env). Upvalue 1 is Lua's own. An env of nil is not none. */
+/* load(chunk, name, mode, env). Upvalue 1 is Lua's own load. An env of nil differs from a missing
+ * env, so the number of arguments is preserved. */
 static int load_text(lua_State *L)
 {
     if (!lua_isstring(L, 1))
@@ -95,7 +98,8 @@ static int dofile_text(lua_State *L)
     return finish_dofile(L, LUA_OK, 0);
 }
 
-/* A searcher of require(): a file on package.path. Upvalues: package, package.searchpath. */
+/* The searcher of require() that loads a file on package.path. Upvalues: package,
+ * package.searchpath. */
 static int search_text(lua_State *L)
 {
     const char *name = luaL_checkstring(L, 1);
@@ -105,7 +109,7 @@ static int search_text(lua_State *L)
         return luaL_error(L, "'package.path' must be a string");
     lua_call(L, 2, 2);
     if (lua_isnil(L, -2))
-        return 1; /* where it has looked */
+        return 1; /* the list of the paths it tried */
     lua_pop(L, 1);
     const char *path = lua_tostring(L, -1);
     if (lt__load_file(L, path) != LUA_OK)
@@ -127,6 +131,6 @@ void lt__open_load(lua_State *L)
     lua_pushvalue(L, -2);
     lua_getfield(L, -3, "searchpath");
     lua_pushcclosure(L, search_text, 2);
-    lua_rawseti(L, -2, 2); /* the first looks into package.preload, those behind it for C */
+    lua_rawseti(L, -2, 2); /* searcher 1 uses package.preload; 3 and 4 load C libraries */
     lua_pop(L, 2);
 }

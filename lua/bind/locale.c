@@ -1,12 +1,13 @@
-/* locale.c - the C locale for functions of the embedded files.
+/* locale.c - runs functions of the embedded files in the C locale.
  *
- * lt_lua_call() runs all Lua in the C locale. A stock Lua that requires luatrain keeps its own
- * locale: there these functions enter the C locale for as long as they run.
+ * lt_lua_call() runs all Lua code in the C locale. A stock Lua that requires luatrain keeps its own
+ * locale, so functions that depend on it enter the C locale while they run.
  */
 #include "core/locale.h"
 #include "lua/bind/bind.h"
 
-/* Upvalue 2 is the function. It must not yield: the thread would keep the C locale. */
+/* Calls upvalue 2 in the C locale. That function must not yield, because the thread would keep the
+ * C locale. */
 static int call_in_c_locale(lua_State *L)
 {
     lua_pushvalue(L, lua_upvalueindex(2));
@@ -17,8 +18,8 @@ static int call_in_c_locale(lua_State *L)
     return rc == LUA_OK ? lua_gettop(L) : lua_error(L);
 }
 
-/* in_c_locale(function): a function that calls it in the C locale: numbers have a decimal point,
- * and strings are in the order of their bytes. */
+/* in_c_locale(function): returns a function that calls the given one in the C locale, where numbers
+ * have a decimal point and strings compare bytewise. */
 static int in_c_locale(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TFUNCTION);

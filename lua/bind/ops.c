@@ -1,11 +1,13 @@
-/* ops.c - every op of the registry as a function and as a method: one loop, no line per op.
+/* ops.c - binds every op of the registry as a function and as a method, in one loop over the
+ * registry.
  *
  *     lt.conv2d(x, w, b, 2, 1)
  *     lt.conv2d(x, w, b, {stride = 2, pad = 1})
  *     x:conv2d(w, b, {stride = 2, pad = 1})
- * are the same call: inputs by position, as the signature names them, then options by position or
- * in one last table. A number where a tensor must be given stands for a tensor of no axes, of the
- * dtype of the last tensor among the inputs. An op of any number of tensors takes them in a list:
+ * are the same call. Inputs are passed by position, in the order of the signature. Options follow,
+ * by position or in one table at the end. A number in place of a required tensor becomes a tensor
+ * of no axes with the dtype and device of the last tensor among the inputs. A variadic op takes its
+ * tensors in a list:
  *     lt.cat({a, b}, 1)
  */
 #include <string.h>
@@ -15,7 +17,8 @@
 
 /* ==== Options ================================================================================= */
 
-/* Lua counts positions from 1. */
+/* Converts a position (an axis or index option) from Lua, which counts from 1, to C. Negative
+ * values count from the end in both. */
 static int64_t to_position(lua_State *L, lt_lua *s, const lt_schema *schema, int k, int64_t value)
 {
     if (value == 0)
@@ -55,7 +58,7 @@ static void read_integers(lua_State *L, lt_lua *s, const lt_schema *schema, int 
     opt->n = (uint8_t)n;
 }
 
-/* opts[k] = the value at index. */
+/* Sets opts[k] to the value at index. */
 static void read_option(lua_State *L, lt_lua *s, const lt_schema *schema, int k, int index,
                         lt_opt *opts)
 {
@@ -113,7 +116,7 @@ void lt__check_options(lua_State *L, lt_lua *s, const lt_schema *schema, int ind
     lt__check(L, s, lt_opts_complete(schema, opts));
 }
 
-/* A table with a name in it holds options, and so does {}; others are lists. */
+/* Whether the table at index holds options: it has a string key or no items. Others are lists. */
 static bool has_names(lua_State *L, int index)
 {
     bool names = lua_rawlen(L, index) == 0;
@@ -125,7 +128,7 @@ static bool has_names(lua_State *L, int index)
     return names;
 }
 
-/* Arguments first to top are options. False if there are none. */
+/* Reads the options from argument first on. Returns false if there are none. */
 static bool read_options(lua_State *L, lt_lua *s, const lt_schema *schema, int first, lt_opt *opts)
 {
     int top = lua_gettop(L), n = top - first + 1;
@@ -148,11 +151,11 @@ static bool read_options(lua_State *L, lt_lua *s, const lt_schema *schema, int f
 /* ==== Inputs ================================================================================== */
 
 typedef struct inputs {
-    int n;                     /* arguments that they take */
-    lt_tensor *x[LT_MAX_LIST]; /* NULL: absent, or a number */
+    int n;                     /* arguments that are inputs */
+    lt_tensor *x[LT_MAX_LIST]; /* borrowed; NULL if absent or a number */
     uint64_t number;           /* bit i: input i is a number */
-    lt_dtype dtype;            /* for the numbers: that of a tensor beside them, */
-    lt_device *device;         /* and where it is */
+    lt_dtype dtype;            /* of the last tensor; numbers get it, */
+    lt_device *device;         /* and its device */
 } inputs;
 
 noreturn static void bad_input(lua_State *L, lt_lua *s, const lt_schema *schema, int i)
@@ -197,8 +200,8 @@ static void read_inputs(lua_State *L, lt_lua *s, const lt_schema *schema, inputs
                        lt_dtype_name(in->dtype));
 }
 
-/* For an op of any number of tensors. A list of them in argument 1 is replaced by its items. One
- * tensor without a list is an error: what is meant may be several, from table.unpack(). */
+/* For a variadic op: replaces a list of tensors in argument 1 by its items. A single tensor without
+ * a list is an error, because it may be the truncated result of table.unpack(). */
 static void spread_list(lua_State *L, lt_lua *s, const lt_schema *schema)
 {
     const char *name = schema->name;
@@ -220,7 +223,7 @@ static void spread_list(lua_State *L, lt_lua *s, const lt_schema *schema)
         if (!lua_isinteger(L, -2) || lua_tointeger(L, -2) < 1)
             lt__refuse(L, s, "%s: the list of tensors has a key %s; its items count from 1", name,
                        lt__text(L, -2));
-        if (lua_tonumber(L, -2) > most) /* there is a hole */
+        if (lua_tonumber(L, -2) > most) /* the list has a hole */
             most++;
     }
     luaL_checkstack(L, most + 1, NULL);
@@ -234,7 +237,8 @@ static void spread_list(lua_State *L, lt_lua *s, const lt_schema *schema)
     lua_remove(L, 1);
 }
 
-/* Pushing the outputs may have run a finalizer that closed an input. */
+/* Fetches the input pointers again: pushing the outputs may have run a finalizer that closed an
+ * input. Raises in that case. */
 static void refetch_inputs(lua_State *L, lt_lua *s, inputs *in)
 {
     for (int i = 0; i < in->n; i++)
@@ -242,7 +246,8 @@ static void refetch_inputs(lua_State *L, lt_lua *s, inputs *in)
             in->x[i] = lt__to_tensor(L, s, i + 1);
 }
 
-/* Numbers become tensors. On failure none is left. */
+/* Creates tensors for the inputs that are numbers; release_numbers() releases them. On failure,
+ * in->number has only the bits of those already created. */
 static lt_status make_numbers(lua_State *L, lt_lua *s, inputs *in)
 {
     for (int i = 0; i < in->n; i++) {
@@ -268,10 +273,10 @@ static void release_numbers(inputs *in)
 
 /* ==== The call ================================================================================ */
 
-static const char key_observer; /* its address is the key of the observer in the registry */
+static const char key_observer; /* its address is the registry key of the observer */
 
-/* Tells the observer, if there is one, of an op that was done. Arguments lie from 1 on, outputs
- * follow. */
+/* Reports a finished op to the observer, if there is one. On the stack are the arguments, from
+ * index 1, and then the outputs. */
 static void call_observer(lua_State *L, const char *name, int n_args, int n_out)
 {
     if (lua_rawgetp(L, LUA_REGISTRYINDEX, &key_observer) != LUA_TFUNCTION) {
@@ -289,7 +294,7 @@ static void call_observer(lua_State *L, const char *name, int n_args, int n_out)
     lua_call(L, n_args + 2, 0);
 }
 
-/* Upvalue 2 is the lt_def. */
+/* Calls the op of upvalue 2, an lt_def. */
 static int call(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -321,7 +326,7 @@ static int call(lua_State *L)
     return n_out;
 }
 
-/* -x comes with x twice. */
+/* Lua calls __unm with x twice. */
 static int negate(lua_State *L)
 {
     lua_settop(L, 1);
@@ -335,7 +340,7 @@ static void push_op(lua_State *L, const lt_def *def, lua_CFunction function)
     lua_pushcclosure(L, function, 2);
 }
 
-/* help(name): the signature and the sentence of an op. */
+/* help(name): returns the signature and the description of an op. */
 static int help(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -349,9 +354,9 @@ static int help(lua_State *L)
     return 1;
 }
 
-/* ==== Watching ================================================================================ */
+/* ==== Inspection ============================================================================== */
 
-/* observe(f): f(name, output, arguments...) is called after each op; nil: no longer. */
+/* observe(f): calls f(name, first output, arguments...) after each op; nil removes the observer. */
 static int observe(lua_State *L)
 {
     lua_settop(L, 1);
@@ -359,7 +364,7 @@ static int observe(lua_State *L)
     return 0;
 }
 
-/* saved(x, i): tensor i, from 1, of those that are kept for the backward of the op that made x. */
+/* saved(x, i): returns tensor i, from 1, that the op which made x saved for backward; or nil. */
 static int saved(lua_State *L)
 {
     int i = (int)luaL_checkinteger(L, 2) - 1;
@@ -368,7 +373,8 @@ static int saved(lua_State *L)
     return 1;
 }
 
-/* memory_of(x): the memory that x lies in, as a value that tells it from others, and its bytes. */
+/* memory_of(x): returns the storage of x as a light userdata, equal for tensors that share it, and
+ * its size in bytes. */
 static int memory_of(lua_State *L)
 {
     const lt_tensor *x = lt__self(L, "memory_of");
@@ -381,7 +387,8 @@ static const luaL_Reg functions[] = {
     {"help", help}, {"observe", observe}, {"saved", saved}, {"memory_of", memory_of},
     {NULL, NULL}};
 
-/* Adds the table ops to the core, the ops to the methods of tensors, and the operators. */
+/* Adds the table ops to the core, the ops to the tensor methods, and the operators to the
+ * metatable. */
 void lt__open_ops(lua_State *L, lt_lua *s)
 {
     static const char *const operators[][2] = {

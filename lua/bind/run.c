@@ -1,8 +1,8 @@
-/* run.c - what a training step needs: backward, hooks, scopes, parameters, optimizers; and
- * where a run stands.
+/* run.c - training steps (backward, hooks, scopes, parameters, optimizers) and the progress of a
+ * run (seed, steps, random draws).
  *
- * The embedded Lua files are the only callers of the functions that are no methods of tensors,
- * which is why those take plain lists.
+ * Functions that are not tensor methods are called only by the embedded Lua files, so they take
+ * plain lists.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -42,7 +42,8 @@ static int keep(lua_State *L)
     return 1;
 }
 
-/* Hooks run Lua, which may close what backward works on: it is held meanwhile. */
+/* Hooks run Lua code, which may close the loss or its gradient, so this holds both until backward
+ * returns. */
 static int backward(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -54,7 +55,7 @@ static int backward(lua_State *L)
     lua_State *outer = s->running;
     double start = lt__seconds();
     s->running = L;
-    if (s->dry_run.on) /* which no other rank has to know of */
+    if (s->dry_run.on) /* a dry run involves no other rank */
         lt__dry_run_loss(s, x);
     else
         lt__group_set_location(L);
@@ -74,12 +75,12 @@ static int backward(lua_State *L)
 
 /* ==== Hooks =================================================================================== */
 
-/* A leaf may outlive the Lua state, so the hook lives on the C side and knows whether its state is
- * still there. */
+/* A Lua gradient hook. A leaf may outlive the Lua state, so the hook is a C object that knows
+ * whether its state still exists. */
 typedef struct lt_lua_hook {
     struct lt_lua_hook *next, *prev;
     lt_lua *owner; /* NULL once the state is closed */
-    int function;  /* in the registry */
+    int function;  /* reference in the registry */
 } lt_lua_hook;
 
 static int call_function(lua_State *L)
@@ -92,7 +93,8 @@ static int call_function(lua_State *L)
     return 0;
 }
 
-/* x holds the leaf, and this the hook: both stay when the function drops them. */
+/* Holds x and grad during the call, because the function may drop its references. The leaf x holds
+ * the hook. */
 static lt_status run_hook(void *ud, lt_tensor *x, lt_tensor *grad)
 {
     lt_lua_hook *h = ud;
@@ -146,7 +148,7 @@ static int on_grad(lua_State *L)
     lt_lua_hook *h = calloc(1, sizeof *h);
     lt_status status = h ? lt_on_grad(x, run_hook, h, free_hook)
                          : lt_fail(LT_ENOMEM, "out of memory for a hook");
-    if (status != LT_OK) { /* h is gone: lt_on_grad() takes it */
+    if (status != LT_OK) { /* lt_on_grad() took h and freed it */
         luaL_unref(L, LUA_REGISTRYINDEX, function);
         lt__raise(L, s);
     }
@@ -159,9 +161,9 @@ static int on_grad(lua_State *L)
 
 /* ==== Scopes ================================================================================== */
 
-/* What lt.step, lt.no_grad or lt.autocast opened is closed when its function ends, by an error too:
- * a guard is a to-be-closed value. Of a coroutine that fails Lua closes none; there the error is
- * caught, and raised again. */
+/* Ends a scope, no_grad or autocast when its function ends, also by an error. A guard is a Lua
+ * to-be-closed value. Lua does not close these in a coroutine that ends by an error, so there
+ * call_guarded() catches the error and raises it again. */
 typedef struct guard {
     uint64_t serial; /* 0: closed */
     int place;
@@ -190,8 +192,8 @@ static int close_guard(lua_State *L)
     return 0;
 }
 
-/* lua_call() of what is behind the guard in slot 1. On the main thread, which does not die of an
- * error, it is not caught, so that a traceback has where it was. */
+/* lua_call() of the function after the guard in slot 1. On the main thread, where Lua closes the
+ * guard, errors are not caught, so that the traceback shows where they were raised. */
 static void call_guarded(lua_State *L, lt_lua *s, guard *g)
 {
     int n_args = lua_gettop(L) - 2;
@@ -205,7 +207,8 @@ static void call_guarded(lua_State *L, lt_lua *s, guard *g)
     }
 }
 
-/* What a step gives back survives it: tensors, and tensors in tables. */
+/* Keeps the results of a step, from index first on, beyond its scope: tensors, and tensors that are
+ * direct items of tables. */
 static void keep_results(lua_State *L, lt_lua *s, int first)
 {
     for (int i = first; i <= lua_gettop(L); i++) {
@@ -224,8 +227,8 @@ static void keep_results(lua_State *L, lt_lua *s, int first)
     }
 }
 
-/* Calls the function in argument 1 with the arguments behind it, with something open; autocast in
- * dtype. */
+/* Calls the function in argument 1 with the arguments that follow, inside a scope, no_grad or
+ * autocast. dtype is that of autocast. */
 static int call_within(lua_State *L, const char *who, lt_opened what, lt_dtype dtype)
 {
     lt_lua *s = lt__lua(L);
@@ -262,7 +265,7 @@ static int no_grad(lua_State *L) { return call_within(L, "lt.no_grad", LT_OPEN_N
 static const struct { const char *word; lt_dtype dtype; } precisions[] = {
     {"off", LT_F32}, {"bf16", LT_BF16}, {"fp16", LT_F16}, {NULL, LT_F32}};
 
-/* autocast("off", "bf16" or "fp16", function, ...) */
+/* autocast(precision, function, ...): precision is "off", "bf16" or "fp16". */
 static int autocast(lua_State *L)
 {
     const char *word = lua_type(L, 1) == LUA_TSTRING ? lua_tostring(L, 1) : "";
@@ -277,7 +280,7 @@ static int autocast(lua_State *L)
     return call_within(L, "lt.autocast", LT_OPEN_AUTOCAST, in_f32 ? LT_F32 : precisions[i].dtype);
 }
 
-/* amp(): the word for what lt.autocast has set. */
+/* amp(): returns the precision that lt.autocast has set: "off", "bf16" or "fp16". */
 static int amp(lua_State *L)
 {
     lt_dtype dtype = lt_autocast(lt__lua(L)->ctx);
@@ -290,7 +293,8 @@ static int amp(lua_State *L)
 
 /* ==== Parameters ============================================================================== */
 
-/* new_parameter(dims, kind, a, b, buffer): kind is "constant", "uniform" or "normal". */
+/* new_parameter(dims, kind, a, b, buffer): kind is "constant", "uniform" or "normal", with a and b
+ * as in lt_init. If buffer is true, creates a buffer. */
 static int new_parameter(lua_State *L)
 {
     static const char *const kinds[] = {"constant", "uniform", "normal", NULL};
@@ -309,7 +313,7 @@ static int new_parameter(lua_State *L)
     return 1;
 }
 
-/* "parameter", "buffer" or nil; for any value. */
+/* role(value): returns "parameter", "buffer" or nil, for a value of any type. */
 static int role(lua_State *L)
 {
     lt_tensor *x = lt__to_tensor(L, lt__lua(L), 1);
@@ -324,7 +328,7 @@ static int set_dtype(lua_State *L)
     return 0;
 }
 
-/* The checked lists at 1 and 2 as a tree. New. NULL on failure. Does not raise. */
+/* Builds an lt_params from the n checked names at 1 and tensors at 2. New; NULL on failure. */
 static lt_params *named_params(lua_State *L, lt_lua *s, int n)
 {
     lt_params *p = lt_params_new(s->ctx);
@@ -340,7 +344,7 @@ static lt_params *named_params(lua_State *L, lt_lua *s, int n)
     return p;
 }
 
-/* place(names, tensors): all that are pending get memory. */
+/* place(names, tensors): allocates memory for all pending tensors. */
 static int place(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -363,7 +367,7 @@ static int sha256(lua_State *L)
     return 1;
 }
 
-/* freeze(names, tensors, on): tensors are parameters. */
+/* freeze(names, tensors, on): freezes or unfreezes parameters. */
 static int freeze(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -426,10 +430,10 @@ static const char *const step_statuses[] = {[LT_APPLIED] = "applied",
                                             [LT_ACCUMULATING] = "accumulating",
                                             [LT_PENDING] = "pending"};
 
-/* optim:step({options of group 1, options of group 2, ...}, clip): what became of it, one of
- * step statuses: "accumulating" when more of the batch is to come, "pending" when that is not known
- * yet. With a clip, the most that the norm of the gradients may be, above 0, a tensor too: the
- * square of what it was. */
+/* optim:step({options of group 1, options of group 2, ...}, clip): takes a step and returns its
+ * step status: "applied", "skipped", "accumulating" if more of the batch follows, or "pending" if
+ * the device has not decided yet. clip is the maximum norm of the gradients, 0 for none. With clip,
+ * also returns a tensor that holds the square of the norm before clipping. */
 static int optim_step(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -461,14 +465,16 @@ static int optim_step(lua_State *L)
     return 2;
 }
 
-/* optim:step_status(): what became of its last step, never "pending". */
+/* optim:step_status(): returns the status of the last step. Waits for the device, so it is never
+ * "pending". */
 static int optim_step_status(lua_State *L)
 {
     lua_pushstring(L, step_statuses[lt_optim_step_status(lt__check_handle(L, optim_class))]);
     return 1;
 }
 
-/* optim:slot(k, parameter): slot k of the parameter and its name, or nil past the last. */
+/* optim:slot(k, parameter): returns optimizer state k, from 1, of the parameter and its name; nil
+ * after the last. */
 static int optim_slot(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -488,9 +494,9 @@ static const luaL_Reg optim_methods[] = {
     {"set_group", optim_set_group}, {"step", optim_step},
     {"slot", optim_slot}, {"step_status", optim_step_status}, {NULL, NULL}};
 
-/* ==== Where a run stands ====================================================================== */
+/* ==== Progress of a run ======================================================================= */
 
-/* Argument 1: a count from 0. */
+/* Reads argument 1, a count of at least 0. */
 static int64_t check_count(lua_State *L, const char *who)
 {
     int whole;
@@ -501,7 +507,7 @@ static int64_t check_count(lua_State *L, const char *who)
     return n;
 }
 
-/* seed(): the seed. seed(n): a new one, unless the user set LUATRAIN_SEED. */
+/* seed(n): sets the seed to n, unless n is nil or the user set LUATRAIN_SEED. Returns the seed. */
 static int seed(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -515,14 +521,14 @@ static int seed(lua_State *L)
     return 1;
 }
 
-/* steps(): optimizer steps taken in this context. */
+/* steps(): returns the number of optimizer steps taken in this context. */
 static int steps(lua_State *L)
 {
     lua_pushinteger(L, lt_step(lt__lua(L)->ctx));
     return 1;
 }
 
-/* set_step(n): what follows is the beginning of the step after n. */
+/* set_step(n): sets the number of steps taken to n; the next step starts at row 0 of the batch. */
 static int set_step(lua_State *L)
 {
     lt_ctx *ctx = lt__lua(L)->ctx;
@@ -531,7 +537,7 @@ static int set_step(lua_State *L)
     return 0;
 }
 
-/* draws(): how often lt.randn and the like have drawn since the seed was set. */
+/* draws(): returns how often lt.rand and lt.randn have drawn since the seed was set. */
 static int draws(lua_State *L)
 {
     lt_ctx *ctx = lt__lua(L)->ctx;
@@ -547,8 +553,7 @@ static int set_draws(lua_State *L)
     return 0;
 }
 
-/* set_first_row(n): what follows is a pass over rows of this rank's part of the batch, from row n
- * on, counted from 0. */
+/* set_first_row(n): declares that the next pass starts at row n, from 0, of this rank's shard. */
 static int set_first_row(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);
@@ -557,7 +562,8 @@ static int set_first_row(lua_State *L)
     return 0;
 }
 
-/* times(): seconds spent so far in backward and in the steps of optimizers. */
+/* times(): returns {backward = , optimizer = }, the seconds spent so far in backward and in
+ * optimizer steps. */
 static int times(lua_State *L)
 {
     const lt_lua *s = lt__lua(L);

@@ -1,7 +1,7 @@
-/* system.c - what a run needs of the system: clock, folders, a lock, the terminal, the request to
- * stop. Its callers are the embedded files of a run.
+/* system.c - system services for a training run: clock, folders, files, a lock, the terminal, and
+ * requests to stop. The callers are the embedded files of a run.
  *
- * A path that cannot be made or locked is LT_EENV, one that cannot be written LT_EFILE.
+ * LT_EENV if a path cannot be created or locked, LT_EFILE if it cannot be written.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -22,7 +22,7 @@
 
 /* ==== Folders ================================================================================= */
 
-/* make_folder(path): it, and those around it. */
+/* make_folder(path): creates the folder and its parents, if they do not exist. */
 static int make_folder(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -34,7 +34,7 @@ static int make_folder(lua_State *L)
         if (*end != '/')
             continue;
         *end = '\0';
-        (void)mkdir(path, 0777); /* what is wrong shows in the last one */
+        (void)mkdir(path, 0777); /* an error here makes the last mkdir() fail too */
         *end = '/';
     }
     struct stat now;
@@ -47,7 +47,7 @@ static int make_folder(lua_State *L)
     return 0;
 }
 
-/* new_folder(path): true, or false when something has this name already. */
+/* new_folder(path): creates a folder. Returns false if the name already exists. */
 static int new_folder(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -61,7 +61,7 @@ static int new_folder(lua_State *L)
 
 static const char names_class[] = "luatrain.Names";
 
-typedef struct names { /* what scandir() gave */
+typedef struct names { /* the result of scandir() */
     struct dirent **list;
     int n;
 } names;
@@ -81,15 +81,16 @@ static int by_name(const struct dirent **a, const struct dirent **b)
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-/* list_folder(path): the names in it, sorted by their bytes; nil when it is no folder that can be
- * read. */
+/* list_folder(path): returns the names in a folder, sorted bytewise; nil if path is not a readable
+ * folder. */
 static int list_folder(lua_State *L)
 {
     const char *path = lt__check_path(L, lt__lua(L), 1, "run");
     names *found = lua_newuserdatauv(L, sizeof *found, 0);
     *found = (names){NULL, 0};
     luaL_setmetatable(L, names_class);
-    lua_toclose(L, -1); /* what a finalizer makes when the state closes is not collected */
+    lua_toclose(L, -1); /* not left to the collector, which misses objects that a finalizer creates
+                         * while the state closes */
     int n = scandir(path, &found->list, NULL, by_name);
     if (n < 0)
         return 0;
@@ -107,7 +108,7 @@ static int list_folder(lua_State *L)
 
 /* ==== Files =================================================================================== */
 
-/* write_file(path, text): path then has the old text or the whole new one. */
+/* write_file(path, text): replaces a file atomically: it holds either the old or the new text. */
 static int write_file(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -118,7 +119,7 @@ static int write_file(lua_State *L)
     return 0;
 }
 
-/* cut_file(path, bytes): what is after so many bytes goes. */
+/* cut_file(path, bytes): truncates a file to this length. */
 static int cut_file(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -128,8 +129,9 @@ static int cut_file(lua_State *L)
     return 0;
 }
 
-/* Opens a plain file. -1 with errno: EISDIR for a folder, ENXIO for anything else that is no plain
- * file. Does not block, as open() does on a FIFO until another process opens the other end. */
+/* Opens a regular file. On failure returns -1 and sets errno: EISDIR for a folder, ENXIO for
+ * anything else that is not a regular file. Never blocks, as open() does on a FIFO that no other
+ * process has opened. */
 static int open_descriptor(const char *path, int flags)
 {
     struct stat now;
@@ -146,7 +148,7 @@ static int open_descriptor(const char *path, int flags)
     return error ? -1 : fd;
 }
 
-/* Why open_descriptor() failed. */
+/* Returns the reason why open_descriptor() failed. */
 static const char *open_error(void)
 {
     return errno == ENXIO ? "this is no plain file" : strerror(errno);
@@ -158,8 +160,9 @@ static int close_stream(lua_State *L)
     return luaL_fileresult(L, fclose(stream->f) == 0, NULL);
 }
 
-/* open_plain(path, mode): like io.open() with mode "r" or "a", but opens only plain files and never
- * blocks. Returns nil if there is no file to read; nil and a reason if it cannot be opened. */
+/* open_plain(path, mode): like io.open() with mode "r" or "a", but opens only regular files and
+ * never blocks. Returns nil if there is no file to read; nil and a reason if it cannot be
+ * opened. */
 static int open_plain(lua_State *L)
 {
     const char *path = lt__check_path(L, lt__lua(L), 1, "run");
@@ -198,16 +201,16 @@ static int lock_gc(lua_State *L)
     return 0;
 }
 
-/* Says in the file who has locked it. */
+/* Writes this process's id into the locked file. */
 static void sign(int fd)
 {
     char text[32];
     int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
     if (ftruncate(fd, 0) != 0 || write(fd, text, (size_t)n) != n)
-        return; /* a full disk: the lock holds without */
+        return; /* for example a full disk: the lock is held anyway */
 }
 
-/* Pushes the id of the process that last locked the file, or nil. */
+/* Pushes the id of the process that last locked the file, or nil if it is unknown. */
 static void push_signer(lua_State *L, int fd)
 {
     char text[32] = "";
@@ -218,9 +221,9 @@ static void push_signer(lua_State *L, int fd)
         lua_pushnil(L);
 }
 
-/* lock:look(): "held" if the path still leads to the file that was locked, or if stat() fails with
- * another error than ENOENT; "gone" if the path does not exist; "taken" if it leads to another
- * file, followed by the id of the process that locked that file last, or nil. */
+/* lock:look(): returns "held" if the path still leads to the locked file, or if stat() fails for a
+ * reason other than ENOENT, ENOTDIR or ELOOP; "gone" if the path does not exist; "taken" if it is
+ * another file now, followed by the id of the process that last locked that file, or nil. */
 static int lock_look(lua_State *L)
 {
     const held_lock *held = lua_touserdata(L, 1);
@@ -247,8 +250,9 @@ static int lock_look(lua_State *L)
 static const luaL_Reg lock_methods[] = {
     {"close", lock_gc}, {"look", lock_look}, {NULL, NULL}};
 
-/* lock(path): a handle; until it is closed, others in whatever process get nil and the id of this
- * process, if that can be known. The file stays: who removed it could remove the next one's. */
+/* lock(path): creates and locks a file, and returns a handle that holds the lock until it is
+ * closed. If another handle holds it, in any process, returns nil and the id of that process, or
+ * nil. Closing does not remove the file, because another process may have locked it already. */
 static int lock(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -264,7 +268,7 @@ static int lock(lua_State *L)
         sign(held->fd);
         return 1;
     }
-    if (errno != EWOULDBLOCK) /* a file system that knows no locks, as on some clusters */
+    if (errno != EWOULDBLOCK) /* a file system without locks, as on some clusters */
         return 1;
     lua_pushnil(L);
     push_signer(L, held->fd);
@@ -273,14 +277,14 @@ static int lock(lua_State *L)
 
 /* ==== The machine and the process ============================================================= */
 
-/* clock(): seconds, from any point on. */
+/* clock(): returns monotonic seconds since an arbitrary start. */
 static int read_clock(lua_State *L)
 {
     lua_pushnumber(L, lt__seconds());
     return 1;
 }
 
-/* trace(name, start): a span from then until now, in a trace if there is one. */
+/* trace(name, start): adds a span from start until now to the trace, if one is recorded. */
 static int trace(lua_State *L)
 {
     double start = luaL_checknumber(L, 2);
@@ -288,8 +292,8 @@ static int trace(lua_State *L)
     return 0;
 }
 
-/* terminal(): how many columns it has, nil when stdout is none. That of mpirun's processes leads to
- * mpirun, which may write into a file. */
+/* terminal(): returns the columns of the terminal; nothing if stdout is not a terminal. Processes
+ * of mpirun never count: their output goes to mpirun, which may write it to a file. */
 static int terminal(lua_State *L)
 {
     struct winsize size;
@@ -311,8 +315,8 @@ static void push_memory(lua_State *L, lt_memory m)
     lua_setfield(L, -2, "cached");
 }
 
-/* memory(): bytes of tensors: live now, the most so far, free for reuse; of all devices together,
- * and in the field device of the one that computes alone. */
+/* memory(): returns the bytes of tensors on all devices: {live = , peak = , cached = , device = }.
+ * cached bytes are free for reuse. The field device has the same for the computing device only. */
 static int memory(lua_State *L)
 {
     const lt_ctx *ctx = lt__lua(L)->ctx;
@@ -322,7 +326,7 @@ static int memory(lua_State *L)
     return 1;
 }
 
-/* peak_rss(): the most bytes of memory that this process ever had. */
+/* peak_rss(): returns the largest resident set of this process so far, in bytes. */
 static int peak_rss(lua_State *L)
 {
     struct rusage used;
@@ -363,7 +367,7 @@ static int listener_gc(lua_State *L)
 
 static const luaL_Reg listener_methods[] = {{"close", listener_gc}, {NULL, NULL}};
 
-/* listen(): a handle; until it is closed a signal is a request to stop. */
+/* listen(): returns a handle. Until it is closed, signals request that the run stop. */
 static int listen_to_signals(lua_State *L)
 {
     lt_ctx *ctx = lt__lua(L)->ctx;
@@ -373,16 +377,16 @@ static int listen_to_signals(lua_State *L)
     return 1;
 }
 
-/* clear_stop(): the request is fulfilled. */
+/* clear_stop(): clears the request to stop. */
 static int clear_stop(lua_State *L)
 {
     lt_stop(lt__lua(L)->ctx, 0);
     return 0;
 }
 
-/* stop_reason(): the signal's name, such as "SIGTERM", or "signal 12" for one that programs are not
- * stopped by as a rule, and its number; nil when there is no request to stop. stop_reason(n): the
- * same for signal n. */
+/* stop_reason(): returns the name and the number of the signal that requested a stop; nothing if
+ * there is no request. The name is such as "SIGTERM", or "signal 12" for a signal that does not
+ * usually stop programs. stop_reason(n): the same for signal n. */
 static int stop_reason(lua_State *L)
 {
     static const struct { int signal; const char *name; } known[] = {

@@ -366,7 +366,7 @@ static int totable(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     int64_t next = 0;
-    lt_tensor **box = lt__push_box(L, s); /* a second reference: creating the tables may close the argument */
+    lt_tensor **box = lt__push_box(L, s); /* a second reference: a finalizer may close the first */
     lt__share_on_host(L, s, box, lt__self(L, "totable"));
     push_nested(L, s, *box, 0, &next);
     return 1;

@@ -1,9 +1,8 @@
-/* times.c - where the time goes: what each op took, forwards and backwards, summed over the
- * calls that do the same. Its callers are the embedded files of a measurement.
+/* times.c - measures the time of each op, forward and backward, summed over calls with the same
+ * shapes. The callers are the embedded files that measure speed.
  *
- * The timer is called within the library, where nothing may be raised. So the sums are kept on this
- * side, in a hash table, until they are asked for; when there was no memory for a row, that is said
- * then.
+ * The library calls the timer where no Lua error may be raised. So a hash table in C holds the sums
+ * until op_times() reads them. If memory for a row ran out, op_times() raises the error.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -14,27 +13,28 @@
 
 enum { FIRST_ROOM = 256, SHAPES = 3 };
 
-/* What tells calls apart: the op, its direction, the gradients that were wanted; dtype and dims of
- * its first two inputs and of its first output. All bytes count, so it is cleared first. */
+/* Calls with equal keys are summed. The key holds the op, its direction, the gradients that were
+ * computed, and the dtype and dims of the first two inputs and of the first output. Keys are hashed
+ * and compared as bytes, so padding must be cleared. */
 typedef struct key {
     const lt_schema *schema;
-    uint64_t wanted;           /* bit i: the gradient of input i */
+    uint64_t wanted;           /* bit i: the gradient of input i was computed */
     int64_t dims[SHAPES][LT_MAX_DIMS];
-    int8_t ndim[SHAPES];       /* -1: there is no such tensor */
+    int8_t ndim[SHAPES];       /* -1 if there is no such tensor */
     uint8_t dtype[SHAPES];
     bool backward;
 } key;
 
 typedef struct row {
     key key;
-    int64_t calls, bytes;      /* calls: 0 where there is no row */
+    int64_t calls, bytes;      /* calls is 0 in an empty row */
     double seconds;
 } row;
 
 typedef struct lt_lua_times {
-    row *rows;                 /* open addressing; room is a power of 2 */
-    size_t n, room;
-    bool lost;                 /* there was no memory for a row */
+    row *rows;                 /* hash table with open addressing */
+    size_t n, room;            /* rows in use, and allocated: a power of 2 */
+    bool lost;                 /* a call was not counted because memory ran out */
 } lt_lua_times;
 
 /* ==== The table =============================================================================== */
@@ -45,7 +45,7 @@ static size_t hash(const key *k)
     return (size_t)(h ^ h >> 32);
 }
 
-/* The row of k, or the free one where it belongs. */
+/* Returns the row of k, or the empty row to use for it. */
 static row *find_row(row *rows, size_t room, const key *k)
 {
     size_t i = hash(k) & (room - 1);
@@ -54,7 +54,8 @@ static row *find_row(row *rows, size_t room, const key *k)
     return &rows[i];
 }
 
-/* Keeps a quarter of the rows free. */
+/* Grows the table so that a quarter of the rows stays empty after one more is added. False if out
+ * of memory. */
 static bool grow(lt_lua_times *t)
 {
     if (4 * (t->n + 1) <= 3 * t->room)
@@ -94,13 +95,13 @@ static void set_shape(key *k, int i, const lt_tensor *x)
     memcpy(k->dims[i], x->dims, (size_t)x->ndim * sizeof *x->dims);
 }
 
-/* Tensor i of a list of a call, which may not be there. */
+/* Returns tensor i of a list, or NULL if the list is NULL or shorter. */
 static const lt_tensor *at(lt_tensor *const *list, int n, int i)
 {
     return list && i < n ? list[i] : NULL;
 }
 
-/* What is not saved for backward has the shape of its gradient. */
+/* A tensor that was not saved for backward is NULL; its gradient has the same shape. */
 static const lt_tensor *either(const lt_tensor *x, const lt_tensor *grad) { return x ? x : grad; }
 
 static void set_key(key *k, const lt_call *c, bool backward)
@@ -126,8 +127,8 @@ static int64_t bytes_of(lt_tensor *const *list, int n, uint64_t mask)
     return bytes;
 }
 
-/* Each tensor that the call reads counts once, and so does each that it writes: one that is written
- * in place or added to counts twice. */
+/* Returns the bytes that a call reads and writes. A tensor that is updated in place or accumulated
+ * into counts twice. */
 static int64_t traffic(const lt_call *c, bool backward)
 {
     int n_out = c->op->n_out ? c->op->n_out : !c->op->in_place, n = c->n_in;
@@ -159,7 +160,7 @@ static void add_call(void *ud, const lt_call *call, bool backward, double second
 
 /* ==== For Lua ================================================================================= */
 
-/* time_ops(on): whether from now on the calls of ops are added up. */
+/* time_ops(on): starts or pauses the timing of ops. */
 static int time_ops(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -214,9 +215,10 @@ static void push_row(lua_State *L, const row *r)
     lua_setfield(L, -2, "bytes");
 }
 
-/* op_times(): a list of all sums, in no order: {op, backward, dtype of the first input, shapes of
- * the first two inputs and of the output (false where there is none), wanted: the inputs whose
- * gradients were, calls, seconds, bytes that they read and wrote}. Ends the timing, and forgets. */
+/* op_times(): ends the timing and returns all sums as a list, in no particular order. Each item has
+ * op, backward, dtype (of the first input), shapes (of the first two inputs and the first output;
+ * false for a missing tensor), wanted (the names of the inputs whose gradients were computed),
+ * calls, seconds, and bytes (read and written). Discards the sums. */
 static int op_times(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
