@@ -1,12 +1,14 @@
 /* launch.c - luatrain launch; see launch.h. mpirun starts the ranks, and this process waits for it.
  *
- * mpirun alone is not enough. At SIGTERM it gives the ranks one second, whatever they have to save;
- * but SIGUSR1 it hands on to them: so a signal that asks for an end becomes that one. It runs in a
- * process group of its own, where a terminal's Ctrl-C does not reach it. When nobody reads its
- * output any more it kills the ranks and crashes: so it writes to this process, see relay.h. It
- * ends with 137 when a rank was killed, where a job of luatrain ends with the code of a lost peer.
- * And while it cannot reach another machine, or when it hangs itself after a failure, it does not
- * end at all, though all ranks have.
+ * This process works around several properties of mpirun:
+ * - On SIGTERM it kills the ranks after one second, even while they save. It forwards SIGUSR1 to
+ *   them, so requests to stop are sent as SIGUSR1. mpirun runs in its own process group, where the
+ *   terminal's Ctrl-C does not reach it.
+ * - If the reader of its output goes away, it kills the ranks and crashes. So it writes to this
+ *   process, which relays the output; see relay.h.
+ * - It exits with 137 if a rank was killed. This process exits with the code of LT_EPEER instead.
+ * - It may hang after all ranks have ended, when it cannot reach another machine or after a
+ *   failure. This process then kills it.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -26,15 +28,16 @@
 #include "tools/launch.h"
 #include "tools/relay.h"
 
-enum { EARLY_SECONDS = 3 };   /* in which ranks start; it cannot see those on other machines */
-enum { LONELY_SECONDS = 10 }; /* that mpirun may go on when no rank is left on this machine */
-enum { LOOK_NS = 100 * 1000 * 1000 };
+enum { EARLY_SECONDS = 3 };   /* time for ranks to start; those on other machines are not visible */
+enum { LONELY_SECONDS = 10 }; /* how long mpirun may run after the last rank on this machine */
+enum { LOOK_NS = 100 * 1000 * 1000 }; /* polling interval */
 
 extern char **environ;
 
 /* ==== The command ============================================================================= */
 
-/* The environment goes to processes on this machine by itself, to others not. */
+/* Whether to pass an environment variable to the ranks with -x. mpirun passes the environment only
+ * to processes on this machine. */
 static bool is_for_ranks(const char *entry)
 {
     return strncmp(entry, "LUATRAIN_", 9) == 0 || strncmp(entry, "OMP_", 4) == 0;
@@ -48,9 +51,9 @@ static int count(char *const *words)
     return n;
 }
 
-/* mpirun counts cores as slots, of which a rank may need less than one, and binds ranks to cores
- * without knowing of their threads: luatrain shares out the CPUs itself. New; NULL with LT_ENOMEM.
- */
+/* Returns the mpirun command. New; NULL with LT_ENOMEM. mpirun allows one rank per core and binds
+ * ranks to cores, regardless of their threads. The command disables both, because luatrain divides
+ * the CPUs among the ranks itself. */
 static const char **make_command(const settings *s, const char *program, char *const *words,
                                  char number[16])
 {
@@ -67,7 +70,7 @@ static const char **make_command(const settings *s, const char *program, char *c
     *end++ = "--oversubscribe";
     *end++ = "--bind-to";
     *end++ = "none";
-    *end++ = "--stdin"; /* out of the foreground it would be stopped for reading a terminal */
+    *end++ = "--stdin"; /* reading the terminal would stop it, as it is in the background */
     *end++ = "none";
     *end++ = "-n";
     *end++ = number;
@@ -87,7 +90,8 @@ static const char **make_command(const settings *s, const char *program, char *c
     return command;
 }
 
-/* For the command that goes on, which a run prints when it is stopped. */
+/* Stores the flags of launch in the environment, for the command that resumes the run, which a
+ * stopped run prints. */
 static lt_status leave_word(const settings *s)
 {
     char text[4096];
@@ -99,9 +103,10 @@ static lt_status leave_word(const settings *s)
                ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for the environment");
 }
 
-/* ==== Its process ============================================================================= */
+/* ==== The process of mpirun =================================================================== */
 
-/* Those that ask for an end, unless they are ignored, as nohup wants it; and the end of a child. */
+/* Sets *set to SIGCHLD and the signals that request a stop, except those that are ignored, as under
+ * nohup. */
 static void find_signals(sigset_t *set)
 {
     static const int asking[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGPIPE};
@@ -114,8 +119,8 @@ static void find_signals(sigset_t *set)
             sigaddset(set, asking[i]);
 }
 
-/* In the child: becomes mpirun, or writes to the pipe why not. mpirun ends when this process's
- * parent does. */
+/* In the child: executes mpirun, or writes the error number to pipe. mpirun gets SIGTERM when the
+ * launch process ends. */
 static void become(const char **command, const sigset_t *mask, const int output[2], int pipe)
 {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
@@ -145,7 +150,8 @@ static lt_status start(const char **command, const sigset_t *mask, const int out
     return failed ? lt_fail(LT_EENV, "mpirun cannot be started: %s", strerror(why)) : LT_OK;
 }
 
-/* It runs this program, which may have been replaced meanwhile; ssh is none. */
+/* Whether a process runs this program, as opposed to ssh. Compares the executable's inode, because
+ * the file may have been replaced in the meantime. */
 static bool is_rank(int pid)
 {
     char link[32];
@@ -155,7 +161,7 @@ static bool is_rank(int pid)
            its.st_dev == own.st_dev && its.st_ino == own.st_ino;
 }
 
-/* It has a handler for SIGUSR1, which it would die of before it has one. */
+/* Whether a process has a handler for SIGUSR1. Until it has one, the signal kills it. */
 static bool hears(int pid)
 {
     char path[32], line[256];
@@ -170,11 +176,12 @@ static bool hears(int pid)
     return caught >> (SIGUSR1 - 1) & 1;
 }
 
-typedef struct sight { /* of mpirun's ranks on this machine */
-    bool any, deaf;    /* there is one; one has no handler for SIGUSR1 */
+typedef struct sight { /* mpirun's ranks on this machine */
+    bool any, deaf;    /* at least one exists; at least one has no handler for SIGUSR1 */
 } sight;
 
-/* kills: whether to kill the ranks that have no handler for SIGUSR1. */
+/* Adds the ranks among the process ids in a file to *s. If kills is set, kills those that have no
+ * handler for SIGUSR1. */
 static void look_at(const char *path, bool kills, sight *s)
 {
     FILE *list = fopen(path, "r");
@@ -191,7 +198,7 @@ static void look_at(const char *path, bool kills, sight *s)
         fclose(list);
 }
 
-/* Each thread of mpirun may have started some. */
+/* Finds the ranks on this machine. Any thread of mpirun may be the parent of some. */
 static sight see_ranks(pid_t mpirun, bool kills)
 {
     char pattern[64];
@@ -207,17 +214,18 @@ static sight see_ranks(pid_t mpirun, bool kills)
 }
 
 typedef struct stop_request { /* a request to stop */
-    int signal;       /* 0: none so far */
-    double since;     /* when the first signal came */
-    bool kills, sent; /* it ends the job at once; mpirun has been told */
+    int signal;       /* the latest signal; 0 if none came */
+    double since;     /* time of the first signal */
+    bool kills, sent; /* end the job at once; already forwarded to mpirun */
 } stop_request;
 
-typedef struct ranks_seen { /* on this machine */
-    double began, last;     /* when mpirun was started, and when there was a rank; 0: never */
-    double timeout;         /* seconds in which mpirun starts one; 0: none may be on this machine */
+typedef struct ranks_seen { /* ranks on this machine */
+    double began, last;     /* times of mpirun's start and of the last sight of a rank, or 0 */
+    double timeout;         /* seconds for mpirun to start a rank; 0 if none may be here */
 } ranks_seen;
 
-/* mpirun may hang when it has just lost a rank, and crashes on a signal then. LT_EPEER: it was
+/* Kills mpirun if it has started no rank in time, or still runs long after the last one ended.
+ * mpirun may hang after it lost a rank, and then crashes on milder signals. LT_EPEER if it was
  * killed. */
 static lt_status kill_if_it_hangs(pid_t mpirun, const ranks_seen *seen, double now)
 {
@@ -233,8 +241,8 @@ static lt_status kill_if_it_hangs(pid_t mpirun, const ranks_seen *seen, double n
     return LT_EPEER;
 }
 
-/* The first signal asks the ranks to stop. A second one kills, except SIGHUP and SIGPIPE, which may
- * come twice from one closed terminal or pipe. */
+/* Records a signal. The first signal requests a stop. A second one kills the job, except SIGHUP and
+ * SIGPIPE, which one closed terminal or pipe may cause twice. */
 static void take_signal(stop_request *w, int got, double now)
 {
     bool again = w->signal != 0;
@@ -243,10 +251,10 @@ static void take_signal(stop_request *w, int got, double now)
     *w = (stop_request){.signal = got, .since = again ? w->since : now, .kills = again};
 }
 
-/* Forwards a request to mpirun. ready: all ranks have installed a handler. A request that comes
- * earlier waits for that, up to EARLY_SECONDS, because mpirun does not end at once if it is killed
- * while it starts ranks: they would train for a second or two and save, and launch would not say
- * so. Ranks without a handler are therefore killed first. */
+/* Forwards a request to mpirun. ready means that all ranks have installed a handler. An earlier
+ * request is delayed until then, up to EARLY_SECONDS. After that, ranks without a handler are
+ * killed first: mpirun does not end at once if it is killed while it starts ranks, so they would
+ * train for a second or two and save without a message from launch. */
 static void forward(pid_t mpirun, stop_request *w, bool ready, double now)
 {
     if (w->signal == 0 || w->sent)
@@ -260,7 +268,8 @@ static void forward(pid_t mpirun, stop_request *w, bool ready, double now)
     w->sent = true;
 }
 
-/* *code is mpirun's exit code. */
+/* Waits until mpirun ends, and forwards signals. Sets *code to mpirun's exit code. LT_EPEER if
+ * mpirun hung and was killed. */
 static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, stop_request *w,
                           int *code)
 {
@@ -283,6 +292,7 @@ static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, sto
     return status;
 }
 
+/* Ends this process by a signal. */
 static void end_by(int number)
 {
     sigset_t set;
@@ -293,8 +303,8 @@ static void end_by(int number)
     sigprocmask(SIG_UNBLOCK, &set, NULL);
 }
 
-/* Copies the rest of the output of mpirun, which has ended or was never started. Signals are
- * unblocked first, so that this process can be ended while the output blocks. */
+/* Copies the remaining output of mpirun, which has ended or was never started. Unblocks signals
+ * first, so that they can end this process while the output blocks. */
 static void finish(relay output[2], const sigset_t *before)
 {
     sigprocmask(SIG_SETMASK, before, NULL);
@@ -332,7 +342,7 @@ static lt_status run_mpirun(const char **command, double timeout, int *code)
     if (w.kills || (w.signal != 0 && *code > 128))
         end_by(w.signal);
     LT_TRY(status);
-    if (*code > 128 && *code <= 128 + SIGRTMAX) /* a larger one is the script's: os.exit(-1) */
+    if (*code > 128 && *code <= 128 + SIGRTMAX) /* larger codes come from the script: os.exit(-1) */
         *code = lt_exit_code(LT_EPEER);
     return LT_OK;
 }

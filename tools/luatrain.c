@@ -1,5 +1,6 @@
-/* luatrain.c - the command line: opens a context and a Lua state for each rank, runs a script and
- * turns the status into the exit code. The library never prints or exits; this program does both.
+/* luatrain.c - the command line program. It opens a context and a Lua state for each rank, runs a
+ * script, and converts the status to an exit code. The library never prints or exits; this program
+ * does both.
  */
 #include <fcntl.h>
 #include <limits.h>
@@ -22,7 +23,7 @@
 /* ==== Running a script ======================================================================== */
 
 typedef struct speaker {
-    lt_log_level level; /* the least that is shown */
+    lt_log_level level; /* lowest level that is shown */
     int rank;
 } speaker;
 
@@ -35,19 +36,19 @@ static void show_log(void *ud, lt_log_level level, const char *line)
         fprintf(stderr, "luatrain: rank %d: %s\n", who->rank, line);
 }
 
-/* Says which options the script, which is over, had no use for. */
+/* After the script has ended: warns of options that it did not use. */
 static void warn_of_unused(lua_State *L)
 {
     static const char text[] = "require('luatrain.train.unused_options').warn()";
     bool is_loaded = luaL_loadbuffer(L, text, sizeof text - 1, "=unused_options") == LUA_OK;
     lt_status status = is_loaded ? lt_lua_call(L, 0, 0) : LT_ENOMEM;
-    (void)status; /* of no account: a script may have made require() something else */
+    (void)status; /* ignored: a script may have replaced require() */
 }
 
-/* The subcommands that look at how a script trains: attach() of luatrain/commands/NAME.lua takes
- * what follows the name and returns which of it is the script, and a function. The script runs
- * until it is told that all was seen, as LT_EDONE; then the function is called. There may be no
- * script. */
+/* Subcommands that observe how a script trains. attach() in luatrain/commands/NAME.lua gets the
+ * arguments after the name. It returns the position of the script among them, or 0 for no script,
+ * and a function. The script runs until it ends or the observer ends it with LT_EDONE; then the
+ * function is called. */
 static const char attach_script[] =
     "return require('luatrain.commands.' .. ...).attach(select(2, ...))";
 
@@ -73,8 +74,8 @@ static lt_status run_attached(lua_State *L, const char *name, int argc, char **a
 
 /* ==== bench dispatch ========================================================================== */
 
-/* What one op costs beside its arithmetic: add of two tensors of one element, the least of some
- * rounds, in nanoseconds of processor time. */
+/* Measures the overhead of one op: add of two tensors of one element, in nanoseconds of CPU time,
+ * the minimum over ROUNDS rounds of OPS ops. */
 enum { ROUNDS = 7, OPS = 100000 };
 
 static lt_status run_adds(lt_ctx *ctx, const lt_def *add, lt_tensor *const *in, double *least)
@@ -130,7 +131,8 @@ static lt_status bench(lt_ctx *ctx, lua_State *L, int argc, char **argv)
     return bench_lua(L);
 }
 
-/* A table on a full disk is none. */
+/* Returns the status of a command that prints; LT_EFILE if stdout could not be written, as on a
+ * full disk. */
 static lt_status shown(const char *name, lt_status status)
 {
     if (status == LT_OK && (fflush(stdout) != 0 || ferror(stdout)))
@@ -140,7 +142,7 @@ static lt_status shown(const char *name, lt_status status)
 
 /* ==== Signals ================================================================================= */
 
-/* The one that a signal is for: a handler has no other way to know. */
+/* The context that a signal asks to stop. Signal handlers have no argument for it. */
 static lt_ctx *volatile signalled;
 
 static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGPIPE};
@@ -154,7 +156,8 @@ static void handle(int signal, void (*handler)(int))
     sigaction(signal, &next, NULL);
 }
 
-/* Those that are ignored stay so: nohup and shells mean it. */
+/* Installs a handler for all signals above, except those that nohup or a shell has set to be
+ * ignored. */
 static void handle_signals(void (*handler)(int))
 {
     struct sigaction now;
@@ -163,15 +166,15 @@ static void handle_signals(void (*handler)(int))
             handle(signals[i], handler);
 }
 
-/* A run saves and stops at its next step. A second signal kills, and so does the first one when
- * there is no run. But a terminal that has gone may say so twice, and a reader that has gone does
- * with each line: they are not in a hurry. */
+/* The signal handler. The first signal asks the run to save and stop at its next step. A second
+ * signal kills the process, and so does the first if there is no run. A repeated SIGHUP or SIGPIPE
+ * does not: a closed terminal may send SIGHUP twice, a closed pipe causes SIGPIPE at each line. */
 static void stop(int signal)
 {
     bool again = lt_stop_reason(signalled) != 0;
     if (again ? signal == SIGHUP || signal == SIGPIPE : lt_stop(signalled, signal)) {
         if (signal == SIGPIPE)
-            handle(SIGPIPE, SIG_IGN); /* what is said after the run is lost too */
+            handle(SIGPIPE, SIG_IGN); /* output after the run is lost too */
         return;
     }
     handle(signal, SIG_DFL);
@@ -180,7 +183,7 @@ static void stop(int signal)
 
 /* ==== main ==================================================================================== */
 
-/* A subcommand that only looks at something. */
+/* Whether name is a subcommand that does not train. */
 static bool looks(const char *name)
 {
     return strcmp(name, "summary") == 0 || strcmp(name, "report") == 0;
@@ -199,7 +202,7 @@ static lt_status run_command(const settings *s, lt_ctx *ctx, lua_State *L)
     return LT_OK;
 }
 
-/* One rank, or all there is when group is NULL. */
+/* Runs the command as one rank of group, or alone if group is NULL. */
 static lt_status run_in(const settings *s, lt_ctx *ctx, lt_group *group)
 {
     lua_State *L = lt_lua_new(ctx);
@@ -213,11 +216,11 @@ static lt_status run_in(const settings *s, lt_ctx *ctx, lt_group *group)
     if (status == LT_OK)
         status = run_command(s, ctx, L);
     if (status == LT_ESTOPPED && s->under_mpi)
-        signal(SIGUSR1, SIG_IGN); /* another rank was told first; mpirun is yet to tell this one */
+        signal(SIGUSR1, SIG_IGN); /* another rank got the signal first; this one's is on the way */
     if (status == LT_OK)
-        status = lt_synchronize(ctx); /* the last step may have been none */
+        status = lt_synchronize(ctx); /* the last step's deferred check may fail */
     if (group && is_failure(status))
-        lt_group_fail(group); /* before the state waits for what it has begun with others */
+        lt_group_fail(group); /* before lt_lua_close() waits for collectives in flight */
     lt_lua_close(L);
     return status;
 }
@@ -249,9 +252,10 @@ static lt_status run_rank(void *ud, lt_group *group)
     return status;
 }
 
-/* What depends on the number n of ranks, and on the CPUs of each. The bits of a deterministic run
- * are those of the threads of a rank, which are to be as many for any number of ranks. It is one
- * on the CPU; alone on an accelerator, which is asked for by name, it needs no parts. */
+/* Chooses the settings that depend on the number n of ranks and on the CPUs of each. The bits of a
+ * deterministic run depend on the threads of a rank, so it uses one thread per rank for any number
+ * of ranks. It runs on the CPU unless the user names a device. A single rank on an accelerator
+ * needs no vranks. */
 static lt_status choose_threads(settings *s, int n, int cpus)
 {
     if (!s->config.deterministic && s->reducer.vranks > 0)
@@ -266,8 +270,8 @@ static lt_status choose_threads(settings *s, int n, int cpus)
     return LT_OK;
 }
 
-/* Called before choose_threads(), which chooses a number where the user gave none. The run has as
- * many threads as the limit allows. */
+/* Warns if the user requested more threads than OpenMP's limit; the run uses as many as the limit
+ * allows. Call this before choose_threads(), which sets a number if the user gave none. */
 static void warn_of_limit(const settings *s)
 {
     int limit = lt_thread_limit();
@@ -277,7 +281,7 @@ static void warn_of_limit(const settings *s)
                 s->config.threads);
 }
 
-/* mpirun binds a process to one core, if nobody says otherwise. */
+/* Warns if mpirun has bound the ranks to too few CPUs. By default it binds each to one core. */
 static void warn_of_binding(const settings *s, const lt_group *group, int cpus)
 {
     int machine = (int)sysconf(_SC_NPROCESSORS_ONLN);
@@ -291,7 +295,7 @@ static void warn_of_binding(const settings *s, const lt_group *group, int cpus)
                 "--bind-to none does not)\n", cpus, machine);
 }
 
-/* This process is one rank; it has its part of the CPUs of those on its node. */
+/* Runs this process as one rank of an MPI job. The ranks on a node share its CPUs. */
 static lt_status run_process(void *ud, lt_group *group)
 {
     settings *s = ud;
@@ -342,18 +346,19 @@ static lt_status run_all(settings *s)
     return run_ranks(&(ranks){.n = n, .group = s->group, .run = run_rank, .ud = s});
 }
 
-/* A closed stdin, stdout or stderr would be the next file that is opened, and what is printed would
- * go into it. */
+/* Opens /dev/null as stdin, stdout and stderr if they are closed. Otherwise the next opened file
+ * would get such a descriptor, and printed text would go into it. */
 static void fill_descriptors(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) == -1 && open("/dev/null", O_RDWR) == -1)
-            return; /* no /dev: there is nothing to be done */
+            return; /* there is no /dev */
 }
 
-/* OpenMP's threads spin while they wait, which on a machine with other work takes the time from
- * those that are waited for: a step becomes several times slower. How long they spin is read when
- * the library is loaded, so the program starts again with its own choice, unless there is one. */
+/* Limits the spinning of OpenMP's threads. Waiting threads spin, which on a busy machine takes CPU
+ * time from the threads they wait for and makes a step several times slower. libgomp reads the
+ * limit when it is loaded, so this sets the variable and executes the program again, unless the
+ * user set one. */
 static void spin_little(char **argv)
 {
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT"))
@@ -363,7 +368,7 @@ static void spin_little(char **argv)
         execv(program, argv); /* if it returns, training is only slower */
 }
 
-/* "summary --help": it has no help of its own. */
+/* Whether to print the help: for --help, and for "summary --help", which has no help of its own. */
 static bool asks_for_help(const settings *s)
 {
     bool summary = s->argc > 1 && strcmp(s->argv[0], "summary") == 0;
@@ -371,7 +376,7 @@ static bool asks_for_help(const settings *s)
            (summary && strcmp(s->argv[1], "--help") == 0);
 }
 
-/* The exit code: code, unless something has failed. */
+/* Prints the message of a failure. Returns the exit code: code if status is LT_OK. */
 static int finish(lt_status status, int code)
 {
     if (status != LT_OK && *lt_errmsg())
@@ -382,7 +387,7 @@ static int finish(lt_status status, int code)
 int main(int argc, char **argv)
 {
     fill_descriptors();
-    signal(SIGXFSZ, SIG_IGN); /* a file that grows too large is a disk that is full */
+    signal(SIGXFSZ, SIG_IGN); /* so that a write beyond the file size limit fails with EFBIG */
     spin_little(argv);
     settings s = {.level = LT_LOG_INFO, .config = {.device = "auto"}};
     lt_status status = argc > 0 ? read_options(&s, argv) : LT_OK;

@@ -11,12 +11,12 @@
 
 extern char **environ;
 
-/* Takes the value given by who: "--seed" or "LUATRAIN_SEED". */
+/* Parses and stores an option's value. who is its source, "--seed" or "LUATRAIN_SEED". */
 typedef lt_status (*setter)(settings *s, const char *who, const char *value);
 
 static lt_status set_device(settings *s, const char *who, const char *value)
 {
-    (void)who; /* the context checks it */
+    (void)who; /* lt_open() checks the value */
     s->config.device = value;
     return LT_OK;
 }
@@ -33,7 +33,7 @@ static lt_status parse_number(const char *who, const char *value, uint64_t low, 
     return LT_OK;
 }
 
-/* A whole number from 1 to most. */
+/* Parses a whole number from 1 to most. */
 static lt_status parse_int(const char *who, const char *value, int most, int *number)
 {
     uint64_t n;
@@ -130,7 +130,7 @@ static lt_status set_log(settings *s, const char *who, const char *value)
     return lt_fail(LT_EUSAGE, "%s wants text or json, it is '%s'", who, value);
 }
 
-/* Switches have no value on the command line; as variables they are 1 or 0. */
+/* Parses a switch, which has no value on the command line and is 1 or 0 as a variable. */
 static lt_status parse_switch(const char *who, const char *value, bool *on)
 {
     *on = strcmp(value, "1") == 0;
@@ -168,9 +168,9 @@ static lt_status set_verbose(settings *s, const char *who, const char *value)
 }
 
 static const struct option {
-    const char *name, *value; /* value: what it is called in the help; NULL for a switch */
+    const char *name, *value; /* value: its placeholder in the help; NULL for a switch */
     const char *help;
-    setter set;               /* NULL: asks for a text instead of a run */
+    setter set;               /* NULL for --help and --version */
 } options[] = {
     {"device", "auto|cpu|cuda[:I]", "what computes (auto: CUDA if it is there)", set_device},
     {"threads", "N", "threads of the kernels, of each rank (the CPUs there are, shared)",
@@ -247,7 +247,7 @@ lt_status print_version(const settings *s)
     return LT_OK;
 }
 
-/* The option whose name is nearest to word, or NULL. */
+/* Returns the option whose name is most similar to word, or NULL if none is similar. */
 static const struct option *nearest_option(const char *word)
 {
     const char *names[N_OPTIONS];
@@ -270,7 +270,7 @@ static lt_status unknown_option(const char *arg)
                    other);
 }
 
-/* The option that arg names, "--seed" or "--seed=7"; NULL if there is none. */
+/* Returns the option that arg names, as in "--seed" or "--seed=7"; NULL if there is none. */
 static const struct option *find_option(const char *arg)
 {
     if (strncmp(arg, "--", 2) != 0)
@@ -282,7 +282,7 @@ static const struct option *find_option(const char *arg)
     return NULL;
 }
 
-/* "save-every" as "LUATRAIN_SAVE_EVERY". */
+/* Writes the variable's name, such as "LUATRAIN_SAVE_EVERY" for "save-every". */
 static const char *variable_of(const struct option *o, char name[32])
 {
     snprintf(name, 32, "LUATRAIN_%s", o->name);
@@ -302,7 +302,7 @@ static lt_status read_variables(settings *s)
     return LT_OK;
 }
 
-/* A variable that looks like one of ours is most likely a slip. */
+/* Warns of variables with names similar to luatrain's, which are probably misspelled. */
 static void warn_of_variables(void)
 {
     static const char prefix[] = "LUATRAIN_";
@@ -333,7 +333,7 @@ static lt_status set_option(settings *s, const struct option *o, const char *val
     return LT_OK;
 }
 
-/* The option at *at, and its value, are read: *at is what comes after them. */
+/* Reads the option at *at and its value, and advances *at past them. */
 static lt_status read_flag(settings *s, char ***at)
 {
     const char *arg = *(*at)++, *equals = strchr(arg, '=');
@@ -348,7 +348,7 @@ static lt_status read_flag(settings *s, char ***at)
     return LT_OK;
 }
 
-/* Takes n words out of a command. */
+/* Removes the first n words of a NULL-terminated list. */
 static void take_out(char **words, int n)
 {
     do
@@ -356,7 +356,7 @@ static void take_out(char **words, int n)
     while (*words++);
 }
 
-/* -n N or -H HOSTS. */
+/* Reads -n N or -H HOSTS, and removes both words. */
 static lt_status read_launch_flag(settings *s, char **words)
 {
     bool is_n = strcmp(words[0], "-n") == 0;
@@ -370,7 +370,7 @@ static lt_status read_launch_flag(settings *s, char **words)
     return LT_OK;
 }
 
-/* Reads options, up to the first word that is none. */
+/* Reads options up to the first word that is not an option. */
 static lt_status read_flags(settings *s, char ***at)
 {
     while (**at && ***at == '-' && (**at)[1] != '\0') { /* "-" is a script: stdin */

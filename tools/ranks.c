@@ -1,5 +1,5 @@
-/* ranks.c - one thread for each rank; see ranks.h. The process's own thread waits for them, looks
- * whether other processes have failed, and takes the signals.
+/* ranks.c - runs one thread per rank; see ranks.h. The main thread waits for them, checks whether
+ * other processes failed, and handles signals.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -12,17 +12,18 @@
 #include "tools/clock.h"
 #include "tools/ranks.h"
 
-/* Seconds that the others have to end after a failure; and if mpirun is about to kill them all. */
+/* Seconds that the other ranks have to end after a failure. The short one applies if a process of
+ * an MPI job was lost, because mpirun is about to kill them all. */
 static const double GRACE = 4, SHORT_GRACE = 0.4;
-enum { LOOK_NS = 100 * 1000 * 1000 };
+enum { LOOK_NS = 100 * 1000 * 1000 }; /* polling interval */
 
 typedef struct job {
     const ranks *ranks;
-    pthread_mutex_t lock;      /* guards what follows */
+    pthread_mutex_t lock;      /* guards the fields below */
     pthread_cond_t ended;
-    int running;
-    lt_status first, failed;   /* how the first rank here ended, and the first that failed */
-    char first_text[1024], failed_text[1024];
+    int running;               /* ranks that have not ended */
+    lt_status first, failed;   /* status of the first rank here, and of the first that failed */
+    char first_text[1024], failed_text[1024]; /* their messages */
 } job;
 
 typedef struct member {
@@ -36,7 +37,7 @@ bool is_failure(lt_status status)
     return status != LT_OK && status != LT_EDONE && status != LT_ESTOPPED;
 }
 
-/* The first failure of the group, in words. */
+/* Stores the status and the message of the group's first failure in j, if there is one. */
 static void describe_failure(job *j, lt_group *group)
 {
     char text[sizeof j->failed_text - 16];
@@ -44,7 +45,7 @@ static void describe_failure(job *j, lt_group *group)
     if (!lt_group_failure(group, &rank, &j->failed, text, sizeof text))
         return;
     bool of_all = j->failed == LT_EPEER || j->failed == LT_EDESYNC || j->failed == LT_EUSAGE ||
-                  (int)j->failed >= LT_EXIT; /* it names the rank */
+                  (int)j->failed >= LT_EXIT; /* the message names the rank itself */
     if (rank == 0 || of_all)
         snprintf(j->failed_text, sizeof j->failed_text, "%s", text);
     else
@@ -74,8 +75,8 @@ static void *run_member(void *ud)
     return NULL;
 }
 
-/* Signals that ask for an end are for the process's own thread. Threads that are made meanwhile
- * inherit that; SIGPIPE comes to who writes. */
+/* Blocks the signals that request a stop, so that threads created before they are unblocked leave
+ * them to the main thread. SIGPIPE stays unblocked: the thread that writes gets it. */
 static void block_signals(sigset_t *before)
 {
     sigset_t asking;
@@ -87,8 +88,8 @@ static void block_signals(sigset_t *before)
     pthread_sigmask(SIG_BLOCK, &asking, before);
 }
 
-/* The end after a failure of a process that may not end by itself: a rank is still at work, or
- * others of the MPI job are. */
+/* Ends the process after a failure: a rank here may still be running, or other processes of the MPI
+ * job are. */
 static void leave(const job *j)
 {
     lt_group *mpi_group = j->ranks->mpi_group;
@@ -100,8 +101,8 @@ static void leave(const job *j)
     _exit(lt_exit_code(j->failed));
 }
 
-/* What rank 0 has to say of an end that is no failure: before others end, since mpirun kills those
- * that are left as soon as one ends with another code than 0. */
+/* Prints the message of rank 0 after an end that is not a failure, before any process ends: mpirun
+ * kills all others when one ends with a code other than 0. */
 static void say(job *j)
 {
     if (j->first_text[0] != '\0')
@@ -110,7 +111,7 @@ static void say(job *j)
     j->first_text[0] = '\0';
 }
 
-/* Until all ranks have ended, or have had their time after a failure. */
+/* Waits until all ranks have ended. Ends the process if they do not end in time after a failure. */
 static void wait_for_all(job *j)
 {
     double deadline = 0;
@@ -128,7 +129,7 @@ static void wait_for_all(job *j)
     pthread_mutex_unlock(&j->lock);
 }
 
-/* Starts a thread for each; returns how many could be. */
+/* Starts a thread for each member. Returns the number of threads that were started. */
 static int start(member *members, int n)
 {
     sigset_t before;

@@ -12,7 +12,8 @@
 
 enum { BYTES = 1 << 16, LOOK_MS = 50 };
 
-/* Returns whether all was written. SIGPIPE is blocked in this thread: a closed pipe is an error. */
+/* Writes all bytes; false on an error. SIGPIPE is blocked in this thread, so a closed pipe is
+ * EPIPE. */
 static bool write_all(int to, const char *data, size_t bytes)
 {
     while (bytes > 0) {
@@ -34,7 +35,7 @@ static void *pass_on(void *ud)
     bool writes = true;
     for (;;) {
         struct pollfd in = {.fd = r->from, .events = POLLIN};
-        bool ended = atomic_load(&r->ended); /* if so, all that the child wrote is in the pipe */
+        bool ended = atomic_load(&r->ended); /* then all output of the child is in the pipe */
         int ready = poll(&in, 1, LOOK_MS);
         if (ready == 0 && ended)
             return NULL;

@@ -15,10 +15,11 @@
 
 #include "tools/script.h"
 
-enum { PIPE_SECONDS = 10, PIPE_BYTES = 64 << 20 }; /* of silence; in all */
+/* Limits for a script read from a pipe: seconds without data, and total bytes. */
+enum { PIPE_SECONDS = 10, PIPE_BYTES = 64 << 20 };
 
-/* Where the models are, seen from this program: installed in share/, or in the repository whose
- * build folder this is. */
+/* The folders of models, relative to this program: installed in share/, or in the repository if
+ * this is its build folder. */
 static const char *const models[] = {"../share/luatrain/models", "../models"};
 enum { N_MODELS = sizeof models / sizeof *models };
 
@@ -31,7 +32,7 @@ bool find_program(char path[PATH_MAX])
 
 /* ==== Pipes =================================================================================== */
 
-/* The descriptor that a path like /dev/fd/63 stands for; -1: it is no such path. */
+/* Returns the descriptor that a path such as /dev/fd/63 names, or -1 for other paths. */
 static int descriptor_of(const char *path)
 {
     int fd, used = 0;
@@ -43,7 +44,7 @@ static int descriptor_of(const char *path)
     return path[used] == '\0' ? fd : -1;
 }
 
-/* *n: the bytes that have come; 0 at the end. */
+/* Reads up to `bytes` bytes from a pipe. *n is the number read, 0 at the end. */
 static lt_status read_some(const char *path, int pipe, char *data, size_t bytes, ssize_t *n)
 {
     struct pollfd in = {.fd = pipe, .events = POLLIN};
@@ -74,7 +75,8 @@ static lt_status copy(const char *path, int pipe, int file)
     }
 }
 
-/* A file in memory takes the place of the pipe, so that each rank can read it, by the same path. */
+/* Copies a pipe to a file in memory and replaces the pipe's descriptor by it, so that each rank can
+ * read the script by the same path. */
 static lt_status keep(const char *path, int pipe)
 {
     int file = memfd_create("script", 0);
@@ -87,7 +89,7 @@ static lt_status keep(const char *path, int pipe)
     return status;
 }
 
-/* If a pipe is behind the path, there is a file afterwards. */
+/* If path names a pipe, replaces the pipe by a file with the same content. */
 static lt_status keep_pipe(const char *path)
 {
     static pthread_mutex_t one_rank_at_a_time = PTHREAD_MUTEX_INITIALIZER;
@@ -103,7 +105,8 @@ static lt_status keep_pipe(const char *path)
 
 /* ==== The script ============================================================================== */
 
-/* Whether the script is there. LT_EUSAGE when something else is. */
+/* Sets *is_there to whether the script exists. LT_EUSAGE if path is a FIFO, a socket or a
+ * device. */
 static lt_status look(const char *path, bool *is_there)
 {
     struct stat now;
@@ -138,7 +141,7 @@ static lt_status find_script(const char *name, char path[PATH_MAX])
                    "there is no script '%s', neither here nor among the models of luatrain", name);
 }
 
-/* require() looks into the script's folder first, and last among the models. */
+/* Makes require() search the script's folder first, and the folders of models last. */
 static void add_to_package_path(lua_State *L, const char *script)
 {
     char folder[PATH_MAX], program[PATH_MAX];

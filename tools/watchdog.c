@@ -1,6 +1,6 @@
-/* watchdog.c - see watchdog.h. The process is blocked in a call that nothing can interrupt, so a
- * thread waits beside it. It writes a sentence and calls _exit(): exit() would run the handlers of
- * a library that is in the middle of something.
+/* watchdog.c - see watchdog.h. The MPI call cannot be interrupted, so a separate thread watches the
+ * time. At the limit it prints a message and calls _exit(), because exit() would run exit handlers
+ * of the MPI library in the middle of the call.
  *
  * Each rank knows only that another one is missing. To print the message once instead of once per
  * rank, the ranks end at different times: rank 0 first, then 1, then 2 and 3, then 4 to 7. mpirun
@@ -16,9 +16,9 @@
 #include "tools/watchdog.h"
 
 enum { PARTS = 10 };                /* checks per second */
-static const double STAGGER = 2;    /* seconds; mpirun needs one to kill the others */
+static const double STAGGER = 2;    /* seconds between the groups; mpirun takes 1 s to kill all */
 
-/* MPI knows the rank only after MPI_Init, so this reads the launcher's variables. */
+/* Reads the rank from the launcher's variables, because MPI reports it only after MPI_Init. */
 static int rank_of_launcher(void)
 {
     static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK",
@@ -49,8 +49,8 @@ static _Noreturn void give_up(const char *call, int rank, double seconds)
     _exit(lt_exit_code(LT_EPEER));
 }
 
-/* Counts checks instead of reading a clock, so that time in which the whole job is stopped, as by
- * Ctrl-Z, does not count. */
+/* The thread. Counts checks instead of reading a clock, so that time during which the whole job is
+ * stopped, as by Ctrl-Z, does not count. */
 static void *watch(void *ud)
 {
     watchdog *w = ud;
