@@ -46,7 +46,7 @@ static void warn_of_unused(lua_State *L)
 }
 
 /* Subcommands that observe how a script trains. attach() in luatrain/commands/NAME.lua gets the
- * arguments after the name. It returns the position of the script among them, or 0 for no script,
+ * arguments after the name. It returns the position of the script among them, or nil for no script,
  * and a function. The script runs until it ends or the observer ends it with LT_EDONE; then the
  * function is called. */
 static const char attach_script[] =
