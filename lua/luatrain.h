@@ -1,5 +1,5 @@
-/* luatrain.h - the only header that a program needs. It includes the public header of every room
- * and declares Lua states for programs that embed them.
+/* luatrain.h - the only header that a program needs. It includes the public headers of all parts of
+ * the library, and declares functions for programs that embed Lua.
  *
  * A program trains a model written in Lua as follows. It does not need Lua's own headers.
  *     lt_ctx *ctx = lt_open(NULL);
@@ -31,17 +31,17 @@ extern "C" {
 typedef struct lua_State lua_State; /* as in lua.h; include lua.h to use Lua's own API */
 
 /* Creates a Lua state with the standard libraries, in which require "luatrain" uses ctx. A context
- * can have one state at a time. After lt_ctx_free(), ops in the state fail; the state must still be
- * closed. load, loadfile, dofile and require accept source text only and refuse compiled chunks.
- * New. NULL with LT_ENOMEM. */
+ * can have one state at a time. After lt_ctx_free(ctx), ops in the state fail; the state must still
+ * be closed. load, loadfile, dofile and require accept source text only and refuse compiled chunks.
+ * New; NULL with LT_ENOMEM. */
 LT_API lua_State *lt_lua_new(lt_ctx *ctx);
-LT_API void lt_lua_close(lua_State *L); /* NULL is fine */
+LT_API void lt_lua_close(lua_State *L); /* L may be NULL */
 
 /* Makes the state train together with the other ranks of group. Each rank has its own state in its
  * own thread or process, runs the same script, and computes its part of every batch. Output of
  * ranks other than 0 goes to the file rank-N.log in the run's folder. Call this before the first
- * script. group is borrowed and must outlive the state; config may be NULL. LT_ENOMEM, or LT_EUSAGE
- * or LT_EUNSUPPORTED as from lt_reducer_new(). */
+ * script. group is borrowed and must outlive the state; config is copied, or NULL for the defaults.
+ * LT_ENOMEM, or LT_EUSAGE or LT_EUNSUPPORTED as from lt_reducer_new(). */
 LT_MUST lt_status lt_lua_join(lua_State *L, lt_group *group, const lt_reducer_config *config);
 
 /* Runs a script with the global table arg = {[0] = path, argv[0], argv[1], ...} and leaves its
@@ -56,7 +56,7 @@ LT_MUST lt_status lt_lua_run(lua_State *L, lt_tensor *const *in, int n_in, lt_te
                              int n_out);
 
 /* lua_pcall() with errors as in lt_lua_dofile(). Pops n_args arguments and the function or module
- * below them, calls it, and pushes n_results results, or none on failure. */
+ * below them, calls it, and pushes n_results results (LUA_MULTRET for all), or none on failure. */
 LT_MUST lt_status lt_lua_call(lua_State *L, int n_args, int n_results);
 
 /* Pushes x; kept. The state must belong to x's context. LT_ENOMEM. */

@@ -1,5 +1,5 @@
-# Writes the C file OUT, which defines lt__embedded[] with {name, text, length} for each of FILES.
-# The name of lua/luatrain/api/nn.lua is "api.nn", that of models/resnet.lua "models.resnet".
+# Writes OUT, a C file with the text of each of FILES in lt__embedded[]: {name, bytes, length}.
+# lua/luatrain/api/nn.lua is "api.nn", models/resnet.lua is "models.resnet".
 set(table "")
 set(text "/* Made by tools/embed.cmake */\n#include \"lua/bind/embedded.h\"\n")
 foreach(file ${FILES})

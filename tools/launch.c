@@ -220,7 +220,7 @@ typedef struct stop_request { /* a request to stop */
 } stop_request;
 
 typedef struct ranks_seen { /* ranks on this machine */
-    double began, last;     /* times of mpirun's start and of the last sight of a rank, or 0 */
+    double began, last;     /* when mpirun started, and when a rank was last seen; 0 for never */
     double timeout;         /* seconds for mpirun to start a rank; 0 if none may be here */
 } ranks_seen;
 

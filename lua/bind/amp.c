@@ -1,5 +1,6 @@
 /* amp.c - the loss scale for scaler.lua, and the injected fault that tests it. With several ranks,
- * the reducer's bucket filter applies the loss scale and the wire scales of buckets in f16.
+ * a filter of the reducer's buckets exchanges the votes of the loss scale, and applies the wire
+ * scales if buckets travel in f16.
  */
 #include <math.h>
 
@@ -242,7 +243,7 @@ static int fault(lua_State *L)
     return 4;
 }
 
-/* arm_fault(parameter, rank): passes on the parameter that the fault names; rank is this rank. */
+/* arm_fault(parameter, rank): tells the library which parameter the fault names, and this rank. */
 static int arm_fault(lua_State *L)
 {
     lt_grad_fault(lt__self(L, "arm_fault"), (int)luaL_checkinteger(L, 2));

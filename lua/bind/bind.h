@@ -53,7 +53,7 @@ typedef struct lt_lua {
     bool no_sync;                /* bench dist: this rank skips the gradient exchange for now */
     bool on_root;              /* inside lt.on_root: only rank 0 is here; see dist.c */
     int64_t first_row;         /* this shard's first row in the batch, from 0 */
-    int64_t shard_rows;        /* rows of this shard, at least 1 */
+    int64_t shard_rows;        /* rows of this shard, at least 1; 0 before the first batch */
     int64_t least_rows;        /* rows of the smallest shard, at least 1 */
 } lt_lua;
 
@@ -71,8 +71,8 @@ void lt__push_lua(lua_State *L);
 lt_lua *lt__lua_of(lua_State *L);
 /* Adds functions, with the lt_lua as upvalue 1, to the table on top. */
 void lt__register(lua_State *L, const luaL_Reg *functions);
-/* Creates and pushes the metatable of a userdata class: methods with the lt_lua as upvalue 1, and
- * gc as both __gc and __close. */
+/* Creates and pushes the metatable of a userdata class. Its methods get the lt_lua as upvalue 1; gc
+ * becomes both __gc and __close. */
 void lt__new_class(lua_State *L, const char *name, const luaL_Reg *methods, lua_CFunction gc);
 
 /* ==== Errors ================================================================================== */
@@ -197,7 +197,8 @@ lt_status lt__send_in_f16(lt_lua *s);
 void lt__open_deferred(lua_State *L);
 void lt__open_check(lua_State *L);
 void lt__open_locale(lua_State *L);
-/* In a dry run, before backward: records the value of loss, or NAN if it cannot be read. */
+/* In a dry run, before backward: records the value of loss, or NAN if it has no single value. A
+ * second backward changes nothing. */
 void lt__dry_run_loss(lt_lua *s, lt_tensor *loss);
 /* In a dry run, after backward: raises the error that ends the function of the dry run. */
 noreturn void lt__end_dry_run(lua_State *L, lt_lua *s);

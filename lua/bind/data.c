@@ -40,7 +40,7 @@ static int read_idx(lua_State *L)
     return 1;
 }
 
-/* read_image(path, channels): returns an image as a tensor. */
+/* read_image(path, channels): decodes an image file to a tensor. */
 static int read_image(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -79,7 +79,7 @@ static int source_gc(lua_State *L)
     return 0;
 }
 
-/* source_tensors(images, labels) */
+/* source_tensors(images, labels): returns a source of images in memory. */
 static int source_tensors(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -90,7 +90,8 @@ static int source_tensors(lua_State *L)
     return 1;
 }
 
-/* source_folder(path, height, width, channels) */
+/* source_folder(path, height, width, channels): returns a source of image files, resized to height
+ * x width. With 0 x 0, all files must have the size of the first. */
 static int source_folder(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
@@ -102,7 +103,8 @@ static int source_folder(lua_State *L)
     return 1;
 }
 
-/* source_synthetic(part, count, height, width, channels, classes) */
+/* source_synthetic(part, count, height, width, channels, classes): returns a source of generated
+ * images. */
 static int source_synthetic(lua_State *L)
 {
     int64_t v[6];
@@ -167,9 +169,9 @@ static const luaL_Reg source_methods[] = {
     {"count", source_count}, {"shape", source_shape}, {"digest", source_digest},
     {"names", source_names}, {NULL, NULL}};
 
-/* scan_labels(labels, classes): returns the highest label. If a label is not from 0 to classes - 1,
- * also returns the position (from 1) and the value of the first such label, and then the highest
- * label is that of the labels before it. */
+/* scan_labels(labels, classes): returns the highest label, or -1 if there are none. Stops at the
+ * first label that is not from 0 to classes - 1; then returns the highest label before it, its
+ * position (from 1) and its value. */
 static int scan_labels(lua_State *L)
 {
     lt_lua *s = lt__lua(L);

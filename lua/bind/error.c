@@ -87,7 +87,7 @@ static void find_place(lua_State *L, int level, bool far, place *p)
             lua_rawgetp(L, -1, &key_module);
             lua_rawgeti(L, -1, 1);
             const char *path = lua_tostring(L, -1);
-            if (path && *path) /* a module without a path has no parent yet: skip it */
+            if (path && *path) /* a module outside a net has no path: an outer one says more */
                 set_module(p, path);
             lua_pop(L, 3);
         }
@@ -144,8 +144,8 @@ static bool has_line(const char *text)
     return digits > 0 && colon[1 + digits] == ':';
 }
 
-/* Whether the script caused the error. It does not cause a wrong flag, nor an end that the user
- * requested. */
+/* Whether an error gets the script's line. A wrong flag, or an end that the user requested, is not
+ * the script's fault. */
 static bool is_scripts(lt_status status)
 {
     return status != LT_EUSAGE && status != LT_EDONE && status != LT_ESTOPPED;

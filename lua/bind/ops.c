@@ -154,8 +154,8 @@ typedef struct inputs {
     int n;                     /* arguments that are inputs */
     lt_tensor *x[LT_MAX_LIST]; /* borrowed; NULL if absent or a number */
     uint64_t number;           /* bit i: input i is a number */
-    lt_dtype dtype;            /* of the last tensor; numbers get it, */
-    lt_device *device;         /* and its device */
+    lt_dtype dtype;            /* for numbers: dtype of the last tensor, or f32 */
+    lt_device *device;         /* for numbers: device of the last tensor, or the context's */
 } inputs;
 
 noreturn static void bad_input(lua_State *L, lt_lua *s, const lt_schema *schema, int i)

@@ -251,8 +251,8 @@ static const luaL_Reg lock_methods[] = {
     {"close", lock_gc}, {"look", lock_look}, {NULL, NULL}};
 
 /* lock(path): creates and locks a file, and returns a handle that holds the lock until it is
- * closed. If another handle holds it, in any process, returns nil and the id of that process, or
- * nil. Closing does not remove the file, because another process may have locked it already. */
+ * closed. If another handle in any process holds it, returns nil and the id of that process, if
+ * known. Closing does not remove the file, because another process may have locked it already. */
 static int lock(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
