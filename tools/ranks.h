@@ -14,10 +14,10 @@ typedef struct ranks {
     void *ud;
 } ranks;
 
-/* Runs all ranks. Returns the status and message of the first rank that failed, else those of rank
- * 0. Under MPI the message is empty, because rank 0 has printed it already. Does not return but
- * ends the process if a rank is still running a few seconds after a failure, and after any failure
- * in an MPI job, in which one process prints the message. */
+/* Runs all ranks. Returns the status of the first rank that failed, or else of rank 0, and sets the
+ * message to that rank's. In an MPI job the message is empty, because rank 0 has printed it. Ends
+ * the process instead of returning if a rank still runs a few seconds after a failure, and after
+ * any failure in an MPI job; one process of the job prints the message. */
 LT_MUST lt_status run_ranks(const ranks *r);
 
 /* Whether a rank with this status failed: not LT_OK, LT_EDONE or LT_ESTOPPED. */

@@ -7,7 +7,7 @@
 
 #include "lua/luatrain.h"
 
-/* Sets path to that of this program. Returns false, and sets "", if the system does not know it. */
+/* Sets path to the path of this program. Returns false and sets it to "" if that is unknown. */
 bool find_program(char path[PATH_MAX]);
 /* Runs the script argv[0] with the arguments that follow. It is a file, a file among luatrain's
  * models, or "-" for stdin. A pipe that the shell opened, as in `luatrain <(command)`, is read to

@@ -45,12 +45,12 @@ typedef struct lt_lua {
     struct {
         bool on, in_f32, done; /* done: the first backward has run and ended the function */
         double loss;           /* loss of that backward, or NAN */
-    } dry_run;               /* see check.c */
+    } dry_run;                 /* see check.c */
     lt_group *group;           /* this rank's group, borrowed; NULL without other ranks */
     lt_reducer_config reducer_config;
     lt_reducer *reducer;       /* NULL without a group */
-    lt_wire_scales wire_scales;            /* used if buckets travel in f16 */
-    bool no_sync;                /* bench dist: this rank skips the gradient exchange for now */
+    lt_wire_scales wire_scales; /* used if buckets travel in f16 */
+    bool no_sync;              /* bench dist: this rank skips the gradient exchange for now */
     bool on_root;              /* inside lt.on_root: only rank 0 is here; see dist.c */
     int64_t first_row;         /* this shard's first row in the batch, from 0 */
     int64_t shard_rows;        /* rows of this shard, at least 1; 0 before the first batch */
@@ -159,8 +159,8 @@ void lt__check_options(lua_State *L, lt_lua *s, const lt_schema *schema, int ind
 
 /* Returns the path at index, borrowed from the Lua string. Raises for a path with a zero byte. */
 const char *lt__check_path(lua_State *L, lt_lua *s, int index, const char *who);
-/* Checks that arguments 1 and 2 are a list of names and a list of as many tensors. Returns the
- * length. */
+/* Checks that argument 1 is a list of names, and that argument 2 has a tensor for each. Returns
+ * their number. */
 int lt__check_named(lua_State *L, lt_lua *s, const char *who);
 
 /* ==== Handles: userdata that hold one pointer ================================================= */

@@ -23,7 +23,7 @@ enum { DEEPEST = 100 }; /* stack levels that are searched */
 /* Keys by address: of the registry, and of the tables that are modules. */
 static const char key_messages, key_module;
 
-/* ==== Where an error comes from =============================================================== */
+/* ==== The place of an error =================================================================== */
 
 /* If the Lua frame ar is the __call of a module, pushes the module and returns true. A module
  * stores its record {path, __call} under the key &key_module; see module.lua. Allocates nothing,

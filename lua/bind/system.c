@@ -292,8 +292,8 @@ static int trace(lua_State *L)
     return 0;
 }
 
-/* terminal(): returns the columns of the terminal; nothing if stdout is not a terminal. Processes
- * of mpirun never count: their output goes to mpirun, which may write it to a file. */
+/* terminal(): returns the columns of the terminal; nothing if stdout is not a terminal, and nothing
+ * under mpirun, which may write the output to a file. */
 static int terminal(lua_State *L)
 {
     struct winsize size;

@@ -255,7 +255,7 @@ static int tensor(lua_State *L)
     if (!lua_istable(L, 1))
         lt__check_element(L, s, 1, "lt.tensor", t.dtype);
     measure(L, &t);
-    double count = 1; /* elements of the tensor; exceeds those of the table only if it is ragged */
+    double count = 1; /* elements of the tensor; a ragged table may hold fewer */
     for (int i = 0; i < t.ndim; i++)
         count *= (double)t.dims[i];
     if (count > 0x1p40)
