@@ -1,4 +1,4 @@
-/* conv.h - the sizes of a convolution, for the .cu files that compute one. */
+/* conv.h - the description of a convolution, shared by the .cu files that compute one. */
 #ifndef LT_OPS_CUDA_CONV_H
 #define LT_OPS_CUDA_CONV_H
 
@@ -7,20 +7,20 @@
 
 typedef struct lt_cuda_conv {
     lt_window w;
-    int64_t n, in, out, groups; /* images; channels of x and of y */
-    int64_t in_each, out_each;  /* of a group */
+    int64_t n, in, out, groups; /* images; channels of x; channels of y */
+    int64_t in_each, out_each;  /* channels per group */
 } lt_cuda_conv;
 
-/* ==== depthwise.cu: each channel a group of its own, 3x3 ====================================== */
+/* ==== depthwise.cu: 3x3 convolutions in which each channel is its own group =================== */
 
-/* Whether the functions below have kernels for it: stride 1 or 2 along both axes, no dilation, and
- * pad 0 or 1. All shapes and addresses will do; those of whole vectors are faster. */
+/* Whether the functions below support the convolution: stride 1 or 2 along both axes, no dilation,
+ * and pad 0 or 1. Any shape and alignment works; aligned whole vectors are faster. */
 bool lt__cuda_is_depthwise(const lt_cuda_conv *v);
-/* Of conv2d's call: y; the gradient of input i, 0 (x) or 1 (w), of which that of w may be f32
- * beside halves. */
+/* For calls of conv2d: y, and the gradient of input i, which is 0 (x) or 1 (w). The gradient of w
+ * may be f32 when the inputs are f16 or bf16. */
 lt_status lt__cuda_depthwise_fwd(const lt_cuda_conv *v, lt_call *c);
 lt_status lt__cuda_depthwise_grad(const lt_cuda_conv *v, lt_call *c, int i);
-/* Bytes of call->scratch for the gradient of w. */
+/* Bytes of call->scratch that the gradient of w needs. */
 size_t lt__cuda_depthwise_scratch(const lt_cuda_conv *v);
 
 #endif

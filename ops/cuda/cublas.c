@@ -1,11 +1,11 @@
-/* cublas.c - the one file that calls cuBLASLt.
+/* cublas.c - matrix products with cuBLASLt.
  *
- * To it matrices are column-major: what we store as (rows, columns) it sees as the transpose. So it
- * is asked for out^T = b^T a^T: its A is our b, its B our a, and its rows are our columns.
+ * cuBLASLt is column-major: a matrix that we store as (rows, columns) is its transpose to cuBLASLt.
+ * So we compute out^T = b^T a^T: its A is our b, its B is our a, and its rows are our columns.
  *
- * A plan is the descriptors of one product and the algorithms that heuristics propose. Plans are
- * kept by product, and so is the answer that there is none. What heuristics propose may be refused
- * when it is to run: then the next one runs, from then on.
+ * A plan is the descriptors of one product and the algorithms that the heuristic proposes. Plans
+ * are cached by product, and so are failures to find an algorithm. An algorithm may still be
+ * refused at run time; then the next proposal runs, and is used from then on.
  */
 #include "ops/cuda/cublas.h"
 
@@ -17,12 +17,12 @@ enum { A = LT_CUBLAS_A, B, OUT, SIDE };
 enum { BUCKETS = 256, MAX_PLANS = 1024, MAX_MATRICES = 65535, CHOICES = 4 };
 
 typedef struct plan {
-    struct plan *next; /* in its bucket */
+    struct plan *next; /* next plan in its bucket */
     lt_cublas_product product;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t layout[OUT + 1];
-    cublasLtMatmulHeuristicResult_t found[CHOICES]; /* none wants more workspace than the first */
-    int n, at;         /* so many; the one that runs */
+    cublasLtMatmulHeuristicResult_t found[CHOICES]; /* none needs more workspace than the first */
+    int n, at;         /* number of algorithms; index of the one to run */
 } plan;
 
 struct lt_cublas {
@@ -53,7 +53,7 @@ static const char *version_of(const lt_cublaslt_table *t, char text[32])
 static lt_status failed(const lt_cublas *d, cublasStatus_t status)
 {
     char version[32];
-    LT_TRY(d->env->device->sync(d->env->device)); /* what a kernel has failed with before */
+    LT_TRY(d->env->device->sync(d->env->device)); /* reports an earlier kernel's failure first */
     if (status == CUBLAS_STATUS_ALLOC_FAILED)
         return d->env->host->fail(LT_ENOMEM, "out of memory in cuBLASLt; try a smaller batch");
     return d->env->host->fail(LT_EENV, "%s failed: %s", version_of(&d->t, version),
@@ -94,7 +94,7 @@ static cublasStatus_t make_desc(lt_cublas *d, plan *p)
     return set_desc(d, p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &side_type, sizeof side_type);
 }
 
-/* A matrix of so many rows of so many columns, as we see it. */
+/* Makes a layout for (rows, cols) in our row-major view. */
 static cublasStatus_t make_layout(lt_cublas *d, plan *p, int which, int64_t dtype, int64_t rows,
                                   int64_t cols, int64_t step)
 {
@@ -124,7 +124,7 @@ static cublasStatus_t set_preference(lt_cublas *d, cublasLtMatmulPreference_t pr
                                      const plan *p)
 {
     const uint64_t workspace = d->config.workspace;
-    const uint32_t in_f32 = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* whatever the result's type */
+    const uint32_t in_f32 = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* for any result type */
     const cublasLtMatmulPreferenceAttributes_t names[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
@@ -141,7 +141,7 @@ static cublasStatus_t set_preference(lt_cublas *d, cublasLtMatmulPreference_t pr
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* What the library says of a product that it does not know, or that is beyond it. */
+/* Whether the status means that cuBLASLt does not support a product. */
 static bool is_refusal(cublasStatus_t status)
 {
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
@@ -165,7 +165,7 @@ static cublasStatus_t choose(lt_cublas *d, plan *p)
     return is_refusal(status) ? CUBLAS_STATUS_SUCCESS : status;
 }
 
-/* Fills p for its product; p->n stays 0 when no algorithm takes it. */
+/* Fills p for its product. p->n stays 0 if no algorithm supports it. */
 static cublasStatus_t complete(lt_cublas *d, plan *p)
 {
     BLAS_TRY(make_desc(d, p));
@@ -206,7 +206,7 @@ static plan **bucket_of(lt_cublas *d, const lt_cublas_product *o)
     return &d->bucket[hash % BUCKETS];
 }
 
-/* *stats: the plan for a product, made if need be. Borrowed until the next one is made. */
+/* Sets *found to the plan of a product, which is made if needed. Borrowed until the next call. */
 static lt_status plan_for(lt_cublas *d, const lt_cublas_product *o, plan **found)
 {
     plan **bucket = bucket_of(d, o), *p = *bucket;
@@ -214,7 +214,7 @@ static lt_status plan_for(lt_cublas *d, const lt_cublas_product *o, plan **found
         p = p->next;
     if ((*found = p))
         return LT_OK;
-    if (d->n_plans == MAX_PLANS) /* sizes that never repeat: start again rather than grow */
+    if (d->n_plans == MAX_PLANS) /* sizes keep changing: start over instead of growing */
         plans_free(d);
     if (!(p = calloc(1, sizeof *p)))
         return d->env->host->fail(LT_ENOMEM, "out of memory for plans of cuBLASLt");
@@ -234,7 +234,8 @@ static lt_status plan_for(lt_cublas *d, const lt_cublas_product *o, plan **found
 
 static bool is_half(int64_t dtype) { return dtype == LT_F16 || dtype == LT_BF16; }
 
-/* What cuBLASLt may be asked about; more matrices it may refuse to run, in spite of a plan. */
+/* Whether cuBLASLt may be asked for the product. For larger batches it may return a plan and then
+ * refuse to run it. */
 static bool is_asked(const lt_cublas_product *o)
 {
     if (o->dtype != LT_F32 && !is_half(o->dtype))
@@ -242,7 +243,7 @@ static bool is_asked(const lt_cublas_product *o)
     return (o->out_dtype == o->dtype || o->out_dtype == LT_F32) && o->batch <= MAX_MATRICES;
 }
 
-/* It computes nothing, or it is all zeros. */
+/* Whether the result has no elements or is all zeros. */
 static bool is_empty(const lt_cublas_product *o)
 {
     return o->batch == 0 || o->m == 0 || o->n == 0 || (o->k == 0 && o->side == LT_CUBLAS_NO_SIDE);

@@ -1,12 +1,12 @@
-/* cublas.h - matrix products by cuBLASLt. cublas.c alone calls it; cublas_calls.c makes products of
- * the calls of matmul and linear. Part of libluatrain-cuda.so, and of no other library.
+/* cublas.h - matrix products with cuBLASLt. Only cublas.c calls cuBLASLt; cublas_calls.c turns
+ * calls of matmul and linear into products. Part of libluatrain-cuda.so only.
  *
- * Matrices are dense and row-major; factors are f32, f16 or bf16, both the same, and the result is
- * of that type or f32. Sums are in f32. LT_EUNSUPPORTED comes before anything is written: cuBLASLt
- * has nothing for that, and an own kernel has to do it. Those are
- *   - f64, and integers
- *   - sums of no terms that get a bias
- *   - what its heuristics refuse, know no algorithm for, or none with so much workspace
+ * Matrices are dense and row-major. Both factors have the same dtype: f32, f16 or bf16. The result
+ * has that dtype or f32. Sums are in f32. LT_EUNSUPPORTED is returned before anything is written;
+ * it means that cuBLASLt cannot compute the product and that our own kernel must. This concerns
+ *   - f64 and integers
+ *   - products with k = 0 and a bias
+ *   - products for which cuBLASLt's heuristic finds no algorithm within the workspace limit
  */
 #ifndef LT_OPS_CUDA_CUBLAS_H
 #define LT_OPS_CUDA_CUBLAS_H
@@ -19,58 +19,63 @@ extern "C" {
 #endif
 
 typedef struct lt_cublas_config {
-    bool tf32;          /* f32 factors may be rounded to 10 bits, on tensor cores */
-    size_t workspace;   /* bytes that a product may want; 0: LT_CUBLAS_WORKSPACE */
+    bool tf32;          /* f32 factors may be rounded to 10 mantissa bits, for tensor cores */
+    size_t workspace;   /* most bytes of workspace per product; 0 means LT_CUBLAS_WORKSPACE */
 } lt_cublas_config;
 
-#define LT_CUBLAS_WORKSPACE ((size_t)32 << 20) /* what NVIDIA advises for Hopper */
+#define LT_CUBLAS_WORKSPACE ((size_t)32 << 20) /* NVIDIA's recommendation for Hopper */
 
-/* A handle, and plans by product, for one device and one stream. For one thread at a time. */
+/* A cuBLASLt handle and its plan cache, for one device and one stream. Not thread-safe. */
 typedef struct lt_cublas lt_cublas;
 
-/* table is copied, env borrowed. New. NULL with a sentence in text. */
+/* Returns a new object, or NULL with a message in text. The table is copied, env is borrowed. */
 lt_cublas *lt__cublas_new(const lt_cublaslt_table *table, const lt_cuda_env *env,
                           const lt_cublas_config *config, char *text, size_t bytes);
-void lt__cublas_free(lt_cublas *d); /* NULL is fine */
+void lt__cublas_free(lt_cublas *d); /* accepts NULL */
 const lt_cuda_env *lt__cublas_env(const lt_cublas *d); /* borrowed */
 
 /* ==== Products ================================================================================ */
 
-/* What goes with a product, in a vector. */
+/* The use of the side vector of a product. */
 typedef enum lt_cublas_side {
     LT_CUBLAS_NO_SIDE,
     LT_CUBLAS_BIAS,      /* side (n) is added to each row of the result */
-    LT_CUBLAS_ROW_SUMS   /* side (m) gets the sums of a's rows: of the terms, not of the result */
+    LT_CUBLAS_ROW_SUMS   /* side (m) receives the sums of a's rows (of the factor, not of the
+                          * result) */
 } lt_cublas_side;
 
 enum { LT_CUBLAS_A, LT_CUBLAS_B, LT_CUBLAS_OUT, LT_CUBLAS_SIDE, LT_CUBLAS_OPERANDS };
 
 /* out[i] (m, n) = a[i] (m, k) b[i] (k, n) for i < batch, written or added. All members are 64-bit
- * words: equal products have equal bytes. */
+ * words, so that equal products have equal bytes. */
 typedef struct lt_cublas_product {
     int64_t dtype, out_dtype;    /* lt_dtype of a and b; of out and side */
     int64_t batch, m, n, k;
-    int64_t turn_a, turn_b;      /* 1: a is stored as (k, m), b as (n, k) */
-    int64_t a_step, b_step, out_step; /* elements from one matrix of the batch to the next; 0: one
-                                       * for all, not of out */
-    int64_t side, add;           /* lt_cublas_side; 1: to what is in out */
-    int64_t align[LT_CUBLAS_OUT + 1]; /* bytes that addresses of a, b and out are multiples of */
+    int64_t turn_a, turn_b;      /* 1 if a is stored as (k, m); 1 if b is stored as (n, k) */
+    int64_t a_step, b_step, out_step; /* elements between matrices of the batch; a_step or b_step
+                                       * 0 means one shared matrix */
+    int64_t side, add;           /* lt_cublas_side; 1 to add to the values in out */
+    int64_t align[LT_CUBLAS_OUT + 1]; /* the addresses of a, b and out are multiples of so many
+                                       * bytes */
 } lt_cublas_product;
 
-/* LT_OK and how many bytes of workspace it wants; LT_EUNSUPPORTED; LT_ENOMEM; LT_EENV. Plans are
- * kept, answers of LT_EUNSUPPORTED too. Products without elements or terms want none. */
+/* Finds an algorithm for p and sets *workspace to the bytes it needs. Fails with LT_EUNSUPPORTED,
+ * LT_ENOMEM or LT_EENV. Plans are cached, and so is LT_EUNSUPPORTED. Empty products and products
+ * with k = 0 need no workspace. */
 lt_status lt__cublas_plan(lt_cublas *d, const lt_cublas_product *p, size_t *workspace);
-/* Puts it into the stream. operand: addresses on the device, by LT_CUBLAS_A and so on. */
+/* Enqueues the product in the stream. operand holds device addresses, indexed by LT_CUBLAS_A
+ * etc. */
 lt_status lt__cublas_run(lt_cublas *d, const lt_cublas_product *p,
                          void *const operand[LT_CUBLAS_OPERANDS], void *workspace);
 
 /* ==== Calls of ops ============================================================================ */
 
-/* Bytes of call->scratch. LT_NO_SCRATCH when a plan has failed otherwise than by
+/* Bytes of call->scratch. LT_NO_SCRATCH if planning failed with an error other than
  * LT_EUNSUPPORTED. */
 size_t lt__cublas_linear_scratch(lt_cublas *d, const lt_call *c, bool backward);
 lt_status lt__cublas_linear_fwd(lt_cublas *d, lt_call *c);
-/* All gradients. Those of w and b may be f32 beside halves, and are not rounded then. */
+/* Computes all gradients. The gradients of w and b may be f32 when the inputs are f16 or bf16; they
+ * are not rounded to 16 bits then. */
 lt_status lt__cublas_linear_bwd(lt_cublas *d, lt_call *c);
 
 size_t lt__cublas_matmul_scratch(lt_cublas *d, const lt_call *c, bool backward);

@@ -1,7 +1,7 @@
-/* cublas_calls.c - calls of linear and matmul as products for cuBLASLt.
+/* cublas_calls.c - turns calls of linear and matmul into products for cuBLASLt.
  *
- * A gradient that several products add up is f32 on its way, and rounded once: scratch then begins
- * with it, and the products' workspace follows.
+ * A gradient that is the sum of several products is accumulated in f32 and rounded once. Scratch
+ * then begins with that sum, followed by the workspace of the products.
  */
 #include <string.h>
 
@@ -12,7 +12,7 @@ enum { A = LT_CUBLAS_A, OF_B, OUT, SIDE, OPERANDS };
 
 /* ==== Products ================================================================================ */
 
-/* A dense product, as lt__product_of() of product.h. */
+/* A dense product, as lt__product_of() in product.h. */
 static lt_cublas_product product_of(int64_t batch, int64_t m, int64_t n, int64_t k, bool turn_a,
                                     bool turn_b)
 {
@@ -21,7 +21,8 @@ static lt_cublas_product product_of(int64_t batch, int64_t m, int64_t n, int64_t
                                .out_step = m * n};
 }
 
-/* What an address, and all that are steps from it, are multiples of. */
+/* The alignment in bytes, at most 16, of an address and of all addresses `step` bytes apart from
+ * it. */
 static int64_t alignment(const void *at, int64_t step)
 {
     uintptr_t bits = (uintptr_t)at | (uintptr_t)step | 16;
@@ -34,7 +35,8 @@ typedef struct part {
     void *operand[OPERANDS];
 } part;
 
-/* Elements of a type from `offset` on; each: of them there is one at every so many elements. */
+/* Sets operand i to data + offset. `each` is the distance between the matrices of a batch. Both are
+ * in elements. */
 static void put(part *t, int i, void *data, int64_t dtype, int64_t offset, int64_t each)
 {
     const int64_t bytes = (int64_t)lt__cuda_dtype_bytes((lt_dtype)dtype);
@@ -48,8 +50,9 @@ static void put(part *t, int i, void *data, int64_t dtype, int64_t offset, int64
 
 static void put_all(part *t, int i, const lt_tensor *x) { put(t, i, x->data, x->dtype, 0, 0); }
 
-/* Whether x can be read or written beside a product. cuBLASLt is told how the operands lie, but not
- * how this does, and takes it to begin at a multiple of 16 bytes. A view need not. */
+/* Whether x can be a side vector of a product with this result. Plans carry the alignment of the
+ * operands but not of the side vector, which cuBLASLt assumes to be aligned to 16 bytes. A view may
+ * not be. */
 static bool fits_beside(const lt_tensor *x, const lt_tensor *out)
 {
     return x->dtype == out->dtype && alignment(x->data, 0) == 16;
@@ -57,7 +60,7 @@ static bool fits_beside(const lt_tensor *x, const lt_tensor *out)
 
 /* ==== linear ================================================================================== */
 
-/* y (m, n) = x (m, k) w^T + b. A pointwise conv2d is this too, with w (n, 1, 1, k). */
+/* y (m, n) = x (m, k) w^T + b. A pointwise conv2d is the same, with w (n, 1, 1, k). */
 typedef struct { int64_t m, n, k; } sizes;
 
 static sizes sizes_of(const lt_tensor *w, const lt_tensor *y)
@@ -70,7 +73,7 @@ static sizes sizes_of(const lt_tensor *w, const lt_tensor *y)
 
 static lt_tensor *bias_of(const lt_call *c, lt_tensor **of) { return c->n_in > B ? of[B] : NULL; }
 
-/* y, or LT_EUNSUPPORTED for operands of several types, or that do not fit. */
+/* Describes y. Fails with LT_EUNSUPPORTED if dtypes differ or the bias cannot be a side vector. */
 static lt_status linear_part(const lt_call *c, part *t)
 {
     const lt_tensor *bias = bias_of(c, c->in);
@@ -88,8 +91,8 @@ static lt_status linear_part(const lt_call *c, part *t)
                : LT_EUNSUPPORTED;
 }
 
-/* dx = dy w;  dw = dy^T x, beside which come the sums of dy's rows, if they are to be written, and
- * to what is of dw's type: that is db. */
+/* Describes dx = dy w, or dw = dy^T x. The product for dw also computes db, the sums of dy^T's
+ * rows, if db is to be written (not added to) and has the dtype of dw. */
 static lt_status linear_grad_part(lt_cublas *d, const lt_call *c, int i, part *t, size_t *bytes)
 {
     const lt_tensor *w = c->in[W] ? c->in[W] : c->d_in[W], *dy = c->d_out[0];
@@ -164,13 +167,13 @@ lt_status lt__cublas_linear_bwd(lt_cublas *d, lt_call *c)
 
 /* ==== matmul ================================================================================== */
 
-/* How the leading axes of x and y pair up matrices, as in matmul.c. */
+/* How the leading axes of x and y pair up their matrices, as in matmul.c. */
 typedef struct pairs {
-    int64_t m, n, k;                  /* of a product */
-    int64_t total, of[2];             /* pairs; matrices of x and of y */
+    int64_t m, n, k;                  /* sizes of one product */
+    int64_t total, of[2];             /* number of pairs; of matrices in x and in y */
     int n_lead;
     int64_t lead[LT_MAX_DIMS];
-    int64_t step[2][LT_MAX_DIMS];     /* in elements; 0 where stretched */
+    int64_t step[2][LT_MAX_DIMS];     /* in elements; 0 where broadcast */
 } pairs;
 
 static void lead_steps(pairs *s, int side, const lt_tensor *t)
@@ -197,7 +200,7 @@ static pairs pair_up(const lt_tensor *x, const lt_tensor *y)
     lead_steps(&s, Y, y);
     for (int i = 0; i < s.n_lead; i++)
         s.total *= s.lead[i];
-    if (s.of[Y] == 1 && s.of[X] == s.total) { /* x's matrices are the rows of one */
+    if (s.of[Y] == 1 && s.of[X] == s.total) { /* treat x's matrices as the rows of one matrix */
         s.m *= s.total;
         s.total = s.of[X] = 1;
         s.n_lead = 0;
@@ -205,7 +208,7 @@ static pairs pair_up(const lt_tensor *x, const lt_tensor *y)
     return s;
 }
 
-/* Elements before the matrix that pair i takes from x or y. */
+/* The offset, in elements, of the matrix that pair i takes from x or y. */
 static int64_t offset_of(const pairs *s, int side, int64_t i)
 {
     int64_t offset = 0;
@@ -216,19 +219,19 @@ static int64_t offset_of(const pairs *s, int side, int64_t i)
     return offset;
 }
 
-/* The products of all pairs: forward, or the gradient of x or of y. */
+/* The products of all pairs: the forward pass, or the gradient of x or of y. */
 typedef struct products {
     pairs s;
-    lt_cublas_product p;              /* of one pair */
+    lt_cublas_product p;              /* the product of one pair */
     const lt_tensor *t[OUT + 1];
-    int of[OUT + 1];                  /* X, Y or OUT: which of the op's tensors each is, or whose
-                                       * gradient */
-    bool at_once;                     /* as one batch; else one by one */
-    bool collects;                    /* of those some add to the same matrix */
-    size_t sums;                      /* bytes of scratch to do that in */
+    int of[OUT + 1]; /* X, Y or OUT: the tensor of the op, or the one whose gradient it is */
+    bool at_once;                     /* run as one batch, otherwise one by one */
+    bool collects;                    /* several products add to the same matrix */
+    size_t sums;                      /* bytes of scratch for the f32 sums */
 } products;
 
-/* A batch has for each pair a matrix of each tensor, or one for all where it is not written. */
+/* The products can run as one batch if each tensor has one matrix per pair, or, for inputs, a
+ * single matrix. */
 static void plan_pairs(products *v)
 {
     v->at_once = true;
@@ -242,7 +245,7 @@ static void plan_pairs(products *v)
         v->sums = lt__cuda_padded((size_t)v->t[OUT]->count * sizeof(float));
 }
 
-/* y, or the gradient of input i. */
+/* Describes y, or the gradient of input i. */
 static products products_of(const lt_call *c, bool backward, int i)
 {
     const lt_tensor *x = c->in[X] ? c->in[X] : c->d_in[X], *y = c->in[Y] ? c->in[Y] : c->d_in[Y];
@@ -266,7 +269,8 @@ static products products_of(const lt_call *c, bool backward, int i)
     return v;
 }
 
-/* Pair i, or all of them; sums: where they are collected, or NULL. add: to what is there. */
+/* Describes the product of pair i, or of all pairs. sums is the f32 accumulator, or NULL. add: add
+ * to the existing result. */
 static part part_of(const products *v, int64_t i, void *sums, bool add)
 {
     const pairs *s = &v->s;
@@ -286,7 +290,8 @@ static part part_of(const products *v, int64_t i, void *sums, bool add)
     return t;
 }
 
-/* Bytes of scratch; LT_EUNSUPPORTED. All products of a call are alike, so one is asked about. */
+/* Sets *bytes to the scratch needed, or fails with LT_EUNSUPPORTED. All products of a call have the
+ * same shape, so planning one is enough. */
 static lt_status needs(lt_cublas *d, const products *v, bool add, size_t *bytes)
 {
     char any[16] __attribute__((aligned(16)));

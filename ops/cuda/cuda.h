@@ -1,14 +1,14 @@
-/* cuda.h - what the CUDA sides of the op files share: the device behind a call, launching, types of
- * elements.
+/* cuda.h - what the .cu op files share: the device of a call, kernel launches, element types.
  *
- * A .cu holds kernels for calls whose tensors lie on the accelerator. They are put into its one
- * stream and nobody waits for them. Halves come as they are: arithmetic is in float, and rounded
- * once. There is no arithmetic in f64, but for sums and for what a row or a channel has one of.
- * Sums are in double, those of batch_norm, windows and products in f32 at first; in an order that
- * depends on shapes alone, without atomics.
+ * A .cu file holds the kernels for calls whose tensors are on the accelerator. Kernels run
+ * asynchronously in the device's single stream. f16 and bf16 inputs are read as they are, computed
+ * in float, and rounded once. Only sums, and values that exist once per row or channel, use f64.
+ * Sums are in double; batch_norm, windows and products sum in f32 first. The order of a sum depends
+ * only on the shapes, and no atomics are used.
  *
- * The library has no symbol in here: a plugin calls it through lt_host. The tests compile the same
- * sources for the CPU (tests/cuda/), so they use no <<<>>> and no library of NVIDIA's but cudart.
+ * This code must not use symbols of the library: the plugin calls the library through lt_host. The
+ * tests compile the same sources for the CPU (tests/cuda/). Therefore there is no <<<>>> here, and
+ * no NVIDIA library except cudart.
  */
 #ifndef LT_OPS_CUDA_CUDA_H
 #define LT_OPS_CUDA_CUDA_H
@@ -21,9 +21,9 @@
 #include "ops/kernel.h"
 #include "ops/plugin.h"
 
-enum { LT_THREADS = 256 };    /* of a block, everywhere */
-/* What bounds a kernel of which four blocks are to fill a multiprocessor's registers. For sm_80 and
- * sm_90 these take no more by themselves. */
+enum { LT_THREADS = 256 };    /* per block, in every kernel */
+/* Launch bounds of a kernel that needs four resident blocks per multiprocessor, which limits its
+ * registers. On sm_80 and sm_90 the compiler stays within that limit by itself. */
 #if !defined __CUDA_ARCH__ || __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900
 #define LT_FOUR_BLOCKS __launch_bounds__(LT_THREADS)
 #else
@@ -31,38 +31,38 @@ enum { LT_THREADS = 256 };    /* of a block, everywhere */
 #endif
 
 typedef struct lt_cuda {
-    lt_device device;         /* first, so that the one is the other */
+    lt_device device;         /* must be first: the pointer is cast to lt_device * and back */
     const lt_host *host;
     int index;
     cudaStream_t stream;
-    void *partial;            /* of lt_rescale(), on the device */
-    void *sums;               /* of lt__cuda_sum_rows() */
-    lt_cuda_env env;        /* to nvidia */
+    void *partial;            /* workspace of lt_rescale(), on the device */
+    void *sums;               /* workspace of lt__cuda_sum_rows(), on the device */
+    lt_cuda_env env;        /* passed to nvidia */
     lt_nvidia *nvidia;
     char model[160];
-    struct lt_bad_id *bad_id; /* pinned; see lt__cuda_check_ids() */
-    cudaStream_t uploads, downloads; /* copies beside it */
-    pthread_mutex_t lock;     /* guards the marks, and what is read of bad_id */
-    cudaEvent_t event[LT_MARKS]; /* of the last marks; */
-    uint64_t marks;           /* so many there were */
+    struct lt_bad_id *bad_id; /* pinned host memory; see lt__cuda_check_ids() */
+    cudaStream_t uploads, downloads; /* streams for copies, beside the main stream */
+    pthread_mutex_t lock;     /* guards the marks, and reads of bad_id */
+    cudaEvent_t event[LT_MARKS]; /* events of the last LT_MARKS marks */
+    uint64_t marks;           /* how many marks were recorded */
     char name[16];            /* "cuda:0" */
 } lt_cuda;
 
-/* The accelerator of a context, which becomes the current device of this thread. */
+/* Returns the accelerator of a context, and makes it the current device of this thread. */
 static inline lt_cuda *lt__cuda(const lt_ctx *ctx)
 {
     lt_cuda *cuda = (lt_cuda *)ctx->devices[1];
-    (void)cudaSetDevice(cuda->index); /* what is wrong with it, the next call says too */
+    (void)cudaSetDevice(cuda->index); /* the next CUDA call reports an error too */
     return cuda;
 }
 
-/* LT_OK, or LT_ENOMEM or LT_EENV with what CUDA has to say: perhaps of work that was put into the
- * stream long ago. */
+/* Returns LT_OK, or LT_ENOMEM or LT_EENV with CUDA's message. The error may come from work that was
+ * enqueued much earlier. */
 lt_status lt__cuda_status(const lt_cuda *cuda, cudaError_t error);
-/* LT_EUNSUPPORTED: "cuda:0 does not compute in f64; ..." */
+/* Fails with LT_EUNSUPPORTED: "cuda:0 does not compute in f64; ..." */
 lt_status lt__no_kernel(const lt_cuda *cuda, int dtype);
 
-/* Runs kernel(args...) in so many blocks; none is nothing to do. */
+/* Launches kernel(args...) in the stream with the given number of blocks. 0 blocks do nothing. */
 template <class... P, class... A>
 lt_status lt__launch(const lt_cuda *cuda, int64_t blocks, void (*kernel)(P...), A... args)
 {
@@ -76,7 +76,7 @@ lt_status lt__launch(const lt_cuda *cuda, int64_t blocks, void (*kernel)(P...), 
 }
 
 static inline int64_t lt__least(int64_t a, int64_t b) { return a < b ? a : b; }
-/* The least power of two from n on, at most `most`. */
+/* Returns the smallest power of two >= n, but at most `most`. */
 static inline int lt__power_from(int64_t n, int most)
 {
     int p = 1;
@@ -86,17 +86,18 @@ static inline int lt__power_from(int64_t n, int most)
 }
 
 static inline int64_t lt__cuts(int64_t n, int64_t piece) { return (n + piece - 1) / piece; }
-/* a / b of numbers from 0 on: in 32 bits where they fit, which takes a fraction of the time. */
+/* a / b for nonnegative numbers. Uses a 32-bit division where both fit, which takes a fraction of
+ * the time. */
 static inline __device__ int64_t lt__quotient(int64_t a, int64_t b)
 {
     return (uint64_t)(a | b) >> 32 ? a / b : (int64_t)((uint32_t)a / (uint32_t)b);
 }
-/* bytes, rounded up so that what follows them in scratch is aligned like scratch itself. */
+/* Rounds bytes up, so that the next part of scratch is aligned like scratch itself. */
 static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /* ==== Elements ================================================================================ */
 
-/* What elements of type E are computed in, and rounded from. */
+/* The type that elements of type E are computed in, and the rounding to E. */
 template <class E> struct lt_element {
     typedef E wide;
     static __device__ E of(E v) { return v; }
@@ -115,10 +116,10 @@ template <class E> __device__ inline E lt__value(E e) { return e; }
 __device__ inline float lt__value(__half e) { return __half2float(e); }
 __device__ inline float lt__value(__nv_bfloat16 e) { return __bfloat162float(e); }
 
-/* Moved by one load or store; of 16 bytes, where the elements lie so. */
+/* Loaded or stored in one instruction: 16 bytes where the elements are aligned. */
 template <class E, int N> struct alignas(sizeof(E) * N) lt_pack { E at[N]; };
 
-/* Element i of so many bytes each. */
+/* Returns the address of element i. */
 static inline char *lt__cuda_at(const void *data, int dtype, int64_t i)
 {
     static const uint8_t bytes[] = {
@@ -129,8 +130,8 @@ static inline char *lt__cuda_at(const void *data, int dtype, int64_t i)
     return (char *)data + i * bytes[dtype];
 }
 
-/* Moved by one load if wide is set, and only as far as the n elements of the array reach: what is
- * behind them is 0. */
+/* Reads V elements of an array of n elements, from index i on. Uses one load if wide is set.
+ * Elements outside the array read as 0. */
 template <int V, class E>
 __device__ inline lt_pack<E, V> lt__load(const E *array, int64_t i, int64_t n, bool wide)
 {
@@ -156,14 +157,15 @@ __device__ inline void lt__store(E *array, int64_t i, int64_t n, bool wide,
             array[i + k] = p.at[k];
 }
 
-/* Whether packs from 16-byte places on are to be found in each of so many arrays; NULL ones are not
- * read. */
+/* Whether every array starts at a multiple of 16 bytes, so that packs can be loaded from it. NULL
+ * pointers count as aligned; they are never read. */
 template <class... P> inline bool lt__are_wide(const P *...at)
 {
     return ((((uintptr_t)at) % 16 == 0) && ...);
 }
 
-/* Elements of any float dtype that kernels compute in, one by one: of what is small. */
+/* Access to single elements of any float dtype that kernels compute in. Slow, for small tensors
+ * only. */
 static __device__ inline float lt__get_float(const void *from, int dtype, int64_t i)
 {
     return dtype == LT_F32   ? ((const float *)from)[i]
@@ -182,8 +184,9 @@ static __device__ inline void lt__put_float(void *to, int dtype, int64_t i, bool
         ((__nv_bfloat16 *)to)[i] = __float2bfloat16_rn(sum);
 }
 
-/* The elements of a tensor for them; at: NULL when there is none. dtype leaves no gap: with what
- * lies in one, it might look like an address of the host's, to who checks arguments of kernels. */
+/* A tensor's elements for these functions; at is NULL if there is no tensor. dtype is 64 bits wide
+ * so that the struct has no padding: a checker of kernel arguments could mistake leftover bytes
+ * there for a host address. */
 typedef struct lt_numbers {
     void *at;
     int64_t dtype;
@@ -205,7 +208,7 @@ static __device__ inline void lt__put_number(const lt_numbers &n, int64_t i, boo
     lt__put_float(n.at, (int)n.dtype, i, add, value);
 }
 
-/* LT_OK, or what lt__no_kernel() says: a tensor is not of these. */
+/* Returns LT_OK, or fails as lt__no_kernel() if a tensor is not f32, f16 or bf16. NULLs pass. */
 static inline lt_status lt__want_kernels(const lt_cuda *cuda, const lt_tensor *const *x, int n)
 {
     for (int i = 0; i < n; i++)
@@ -214,17 +217,17 @@ static inline lt_status lt__want_kernels(const lt_cuda *cuda, const lt_tensor *c
     return LT_OK;
 }
 
-/* ==== Integers that name something ============================================================ */
+/* ==== Indices ================================================================================= */
 
-/* One that names nothing. A kernel sees it and the host is not waiting, so it is written to memory
- * of the host and said by the next wait, as other late errors are: the one that is furthest off, of
- * the first call that had any. Meanwhile results that depend on it are NaN, so that nothing can be
- * mistaken for a training that goes well. */
+/* An index that is out of range. The kernel finds it while the host runs ahead, so it is written to
+ * pinned host memory and reported by the next wait, as other deferred errors are. The report names
+ * the first call with a bad index, and among its bad indices the one furthest out of range. Results
+ * that depend on a bad index are NaN until then, so that training does not seem to go well. */
 typedef struct lt_bad_id {
-    int64_t kind;             /* 0: there is none */
+    int64_t kind;             /* LT_NO_BAD_ID (0) if there is none */
     int64_t place, id, limit;
 } lt_bad_id;
-enum { LT_NO_BAD_ID, LT_BAD_LABEL, LT_BAD_ROW }; /* kinds */
+enum { LT_NO_BAD_ID, LT_BAD_LABEL, LT_BAD_ROW }; /* values of kind */
 
 static __device__ inline int64_t lt__id(const void *ids, int dtype, int64_t i)
 {
@@ -233,28 +236,28 @@ static __device__ inline int64_t lt__id(const void *ids, int dtype, int64_t i)
                              : ((const uint8_t *)ids)[i];
 }
 
-/* Looks for an id that is not in 0..limit-1, in one or two small kernels; in embedding.cu. scratch:
- * as many bytes as lt__cuda_ids_scratch() says. */
+/* Checks that all ids are in 0..limit-1, with one or two small kernels. scratch holds
+ * lt__cuda_ids_scratch() bytes. In embedding.cu. */
 lt_status lt__cuda_check_ids(const lt_cuda *cuda, const lt_tensor *ids, int64_t limit, int kind,
                              void *scratch);
 size_t lt__cuda_ids_scratch(const lt_tensor *ids);
-/* LT_EDATA with the sentence about one that was found. After a wait. Those for marks leave it
- * there, as not everybody listens to them; sync() forgets it. */
+/* Fails with LT_EDATA and a message if a bad index was found. To be called after a wait. Waits for
+ * marks leave the record in place, as not every caller checks their result; sync() clears it. */
 lt_status lt__cuda_say_bad_id(const lt_cuda *cuda);
 
-/* d brought into the integers of type T; NaN gives 0. */
+/* Converts d to the integer type T, saturating. NaN gives 0. */
 template <class T> __host__ __device__ inline T lt__saturated(double d)
 {
     const T least = (T)-1 < 0 ? (T)((uint64_t)1 << (8 * sizeof(T) - 1)) : 0, most = (T)~least;
     return d != d ? 0 : d >= (double)most ? most : d <= (double)least ? least : (T)d;
 }
 
-/* ==== From dtypes to types ==================================================================== */
+/* ==== Dispatch on dtypes ====================================================================== */
 
 #define LT_CASE(dtype, type, E, ...) case dtype: { typedef type E; __VA_ARGS__ } break;
 
-/* Runs body once with E standing for the type of the elements; without one for this dtype it
- * returns lt__no_kernel(). */
+/* Runs the body once with E as the element type. Returns lt__no_kernel() for a dtype that has
+ * none. */
 #define LT_CUDA_FLOATS(cuda, dtype, E, ...)                                                        \
     switch (dtype) {                                                                               \
     LT_CASE(LT_F32, float, E, __VA_ARGS__)                                                         \
@@ -271,7 +274,7 @@ template <class T> __host__ __device__ inline T lt__saturated(double d)
     default: LT_CUDA_FLOATS(cuda, dtype, E, __VA_ARGS__)                                           \
     }
 
-/* With unsigned integers: overflow wraps. */
+/* As LT_CUDA_NUMERICS with unsigned integers, whose overflow wraps. */
 #define LT_CUDA_WRAPPING(cuda, dtype, E, ...)                                                      \
     switch (dtype) {                                                                               \
     LT_CASE(LT_I64, uint64_t, E, __VA_ARGS__)                                                      \
@@ -280,7 +283,8 @@ template <class T> __host__ __device__ inline T lt__saturated(double d)
     default: LT_CUDA_FLOATS(cuda, dtype, E, __VA_ARGS__)                                           \
     }
 
-/* With an unsigned integer of the same size, for moving elements of any dtype. */
+/* Runs the body with an unsigned integer of the dtype's size as E, to move elements of any
+ * dtype. */
 #define LT_CUDA_SIZES(dtype, E, ...)                                                               \
     switch (lt__cuda_at(NULL, dtype, 1) - (char *)NULL) {                                          \
     LT_CASE(1, uint8_t, E, __VA_ARGS__)                                                            \
@@ -289,12 +293,7 @@ template <class T> __host__ __device__ inline T lt__saturated(double d)
     default: { typedef uint64_t E; __VA_ARGS__ }                                                   \
     }
 
-/* ==== The op files =============================================================================
- *
- * ops/NAME.cu defines void lt__cuda_NAME(lt_kernels *op), which sets its kernels in op[LT_OP_...].
- * The build lists these files for device.cu.
- */
-
+/* ==== The op files ======================================================================
 static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_call *, bool),
                                    lt_kernel fwd, lt_kernel bwd)
 {
@@ -303,10 +302,10 @@ static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_cal
     k->bwd = bwd;
 }
 
-/* Those of lt_accelerator. */
+/* Members of lt_accelerator. */
 lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_grad_stats *stats);
 lt_status lt__cuda_measure_scaled(const lt_tensor *x, double by, lt_grad_stats *stats);
-size_t lt__cuda_rescale_bytes(void); /* of cuda->partial */
+size_t lt__cuda_rescale_bytes(void); /* size of cuda->partial */
 lt_status lt__cuda_check_grads(lt_device *device, const lt_grad_stats *rows, int n,
                                lt_step_check *check);
 lt_status lt__cuda_zero_leftover(lt_tensor *x, const lt_grad_stats *leftover,
@@ -314,19 +313,19 @@ lt_status lt__cuda_zero_leftover(lt_tensor *x, const lt_grad_stats *leftover,
 lt_status lt__cuda_check_loss(lt_tensor *loss, lt_step_check *check);
 lt_status lt__cuda_clip(lt_tensor *squares, double most, lt_step_check *check);
 
-/* Makes what marks and copies beside the stream need, and sets their functions. */
+/* Creates what marks and side streams need, and sets their functions. */
 cudaError_t lt__cuda_stream_open(lt_cuda *cuda);
 void lt__cuda_stream_close(lt_cuda *cuda);
-cudaError_t lt__cuda_wait_for_all(const lt_cuda *cuda); /* its streams: not those of comm.cu */
-/* Puts what is behind a mark before what comes into another stream: of one that is old, all that is
- * in the device's stream by now. */
+cudaError_t lt__cuda_wait_for_all(const lt_cuda *cuda); /* all streams but those of comm.cu */
+/* Makes `stream` wait for the work before a mark. For an old mark, whose event was reused, it waits
+ * for everything that is in the device's stream now. */
 cudaError_t lt__cuda_stream_wait_mark(lt_cuda *cuda, cudaStream_t stream, uint64_t mark);
 
-/* Kernels that look for what is in (count) elements, of a float dtype: *stats is that. partial: as
- * many bytes as lt__cuda_rescale_bytes() says. In the stream of cuda. */
+/* Enqueues kernels in the stream of cuda that measure `count` elements of a float dtype and write
+ * the result to *stats. partial holds lt__cuda_rescale_bytes() bytes. */
 lt_status lt__cuda_measure(const lt_cuda *cuda, const void *data, int64_t count, int dtype,
                         void *partial, lt_grad_stats *stats);
-/* Sums with other ranks' devices; in comm.cu. */
+/* Sums with the devices of other ranks. In comm.cu. */
 extern const lt_device_comm_calls lt__cuda_comm_calls;
 
 #endif

@@ -1,13 +1,13 @@
-/* cudnn.c - tasks, plans, and running them. With cudnn_graph.c and cudnn_engine.c it is what calls
- * cuDNN: its graph API, of 9.8 or later.
+/* cudnn.c - makes plans for tasks and runs them. Together with cudnn_graph.c and cudnn_engine.c it
+ * is all code that calls cuDNN: its graph API, version 9.8 or later.
  *
- * A plan is what cuDNN made for one task: a graph of one or two operations, an engine for it with
- * its knobs, and the code. Plans are kept by task, and so is the answer that no engine takes it; a
- * file remembers engine and knobs from run to run. The descriptors that a plan was made of live as
- * long as it does.
+ * A plan is what cuDNN built for one task: a graph of one or two operations, an engine with its
+ * knobs, and compiled code. Plans are cached by task, and so is the result that no engine supports
+ * it. The plan file keeps engine and knobs between runs. The descriptors used to build a plan live
+ * as long as the plan.
  *
- * Gradients are added by the engine itself (beta = 1): cuDNN 9.19 proposes about as many engines
- * then as else.
+ * The engine itself adds to an existing gradient (beta = 1). cuDNN 9.19 proposes about as many
+ * engines for that as without.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +30,7 @@ static const char *version_of(const lt_cudnn_table *t, char text[32])
 static lt_status failed(const lt_cudnn *d, cudnnStatus_t status, const char *doing)
 {
     char version[32], why[256] = "";
-    if (d->handle) /* a kernel's fault comes out of every call after it: then it is what failed */
+    if (d->handle) /* after a kernel fault every call fails: report the kernel's error first */
         LT_TRY(d->env->device->sync(d->env->device));
     if (lt__cudnn_is_memory(status))
         return d->env->host->fail(LT_ENOMEM, "out of memory in cuDNN; try a smaller batch");
@@ -39,7 +39,7 @@ static lt_status failed(const lt_cudnn *d, cudnnStatus_t status, const char *doi
                                d->t.cudnnGetErrorString(status), why[0] ? ": " : "", why);
 }
 
-/* ==== The file ================================================================================ */
+/* ==== The plan file =========================================================================== */
 
 static void key_text(const lt_cudnn *d, const lt_cudnn_task *task, char text[LT_CHOICE_BYTES])
 {
@@ -109,15 +109,15 @@ static lt_cudnn_plan *find_plan(const lt_cudnn *d, const lt_cudnn_task *task)
     return p;
 }
 
-/* What cuDNN says of a task that it does not know, or that is beyond it. */
+/* Whether the status means that cuDNN does not support a task. */
 static bool is_refusal(cudnnStatus_t status)
 {
     return CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_NOT_SUPPORTED ||
            CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_BAD_PARAM;
 }
 
-/* Fills p for its task; p->plan stays NULL when no engine takes it. That is not for the file: what
- * was missing on this machine may be there tomorrow. */
+/* Fills p for its task. p->plan stays NULL if no engine supports it. This is not written to the
+ * plan file, because what is missing on this machine may be installed later. */
 static lt_status complete(lt_cudnn *d, lt_ctx *ctx, lt_cudnn_plan *p)
 {
     char key[LT_CHOICE_BYTES], why[256] = "";
@@ -141,15 +141,15 @@ static lt_status complete(lt_cudnn *d, lt_ctx *ctx, lt_cudnn_plan *p)
     return LT_OK;
 }
 
-/* *stats: the plan for a task, made if need be. Borrowed until the next one is made. */
+/* Sets *found to the plan of a task, which is made if needed. Borrowed until the next call. */
 static lt_status plan_for(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task,
                           lt_cudnn_plan **found)
 {
     lt_cudnn_plan *p = find_plan(d, task);
     if ((*found = p))
         return LT_OK;
-    if (d->n_plans == MAX_PLANS) { /* sizes that never repeat: start again rather than grow */
-        LT_TRY(d->env->device->sync(d->env->device)); /* with none of them under way */
+    if (d->n_plans == MAX_PLANS) { /* sizes keep changing: start over instead of growing */
+        LT_TRY(d->env->device->sync(d->env->device)); /* running plans must not be freed */
         plans_free(d);
     }
     if (!(p = calloc(1, sizeof *p)))
@@ -167,7 +167,7 @@ static lt_status plan_for(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task,
     return LT_OK;
 }
 
-/* cuDNN has no word for a tensor without elements. */
+/* Whether cuDNN may be asked for the task. It cannot describe an empty tensor. */
 static bool is_asked(const lt_cudnn_task *task)
 {
     if (task->dtype != LT_F32 && task->dtype != LT_F16 && task->dtype != LT_BF16)
@@ -194,11 +194,11 @@ const char *lt__cudnn_choice(const lt_cudnn *d, const lt_cudnn_task *task)
 
 /* ==== Running ================================================================================= */
 
-/* p->pack for these addresses: that of the run before, when they are the same. */
+/* Sets p->pack for these addresses. Reuses the one of the last run if they are unchanged. */
 static void pack(lt_cudnn *d, lt_cudnn_plan *p, void *const operand[OPERANDS], void *workspace)
 {
     static const int64_t numbers[OPERANDS] = {X, W, Y, B};
-    const int64_t n = p->task.bias ? OPERANDS : B; /* the bias is the last */
+    const int64_t n = p->task.bias ? OPERANDS : B; /* the bias is the last operand */
     lt_desc_list made = {.n = 0};
     if (p->pack && p->workspace == workspace &&
         memcmp(p->operand, operand, sizeof p->operand) == 0)
@@ -237,7 +237,7 @@ lt_status lt__cudnn_run(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task,
 
 /* ==== The state =============================================================================== */
 
-/* The properties of the device that config->json describes, or of the one that is here. */
+/* Creates the properties of the device that json describes, or of this machine's if it is NULL. */
 static lt_desc properties(lt_cudnn *d, lt_desc_list *pile, const char *json)
 {
     const int32_t index = d->env->index;
@@ -313,7 +313,7 @@ void lt__cudnn_free(lt_cudnn *d)
         return;
     if (d->file)
         (void)lt__plan_file_write(d->file, note,
-                                  sizeof note); /* no context is left to hear of it */
+                                  sizeof note); /* there is no context left to log to */
     lt__plan_file_free(d->file);
     plans_free(d);
     lt__desc_cut(d, &d->made, 0);

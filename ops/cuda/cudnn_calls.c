@@ -1,8 +1,8 @@
-/* cudnn_calls.c - calls of conv2d as tasks for cuDNN.
+/* cudnn_calls.c - turns calls of conv2d into tasks for cuDNN.
  *
- * A task's result goes to the gradient itself, or to scratch where that is of another type than the
- * factors (f32 gradients of half copies). Scratch is: what the plan wants, the result, the result
- * in the gradient's type.
+ * A task writes its result into the gradient, or into scratch if the gradient's dtype differs from
+ * the factors' (f32 gradients for f16 or bf16 inputs). Scratch holds the plan's workspace, the
+ * result, and the result converted to the gradient's dtype.
  */
 #include <string.h>
 
@@ -10,15 +10,15 @@
 #include "ops/window.h"
 
 enum { X, W, B };                        /* inputs of conv2d */
-enum { STRIDE, PAD, DILATION, GROUPS };  /* its options */
+enum { STRIDE, PAD, DILATION, GROUPS };  /* options of conv2d */
 
-typedef struct part {         /* one result of a call */
+typedef struct part {         /* the task for one result of a call */
     lt_cudnn_task task;
     void *operand[LT_CUDNN_OPERANDS];
-    int result;               /* which of them it is */
-    lt_tensor *to;            /* where it belongs */
-    bool staged, add;          /* it goes to scratch first; to is added to */
-    size_t workspace, bytes, cast_bytes; /* of scratch */
+    int result;               /* index of the result among the operands */
+    lt_tensor *to;            /* the tensor for the result */
+    bool staged, add;          /* the result goes through scratch; it is added to `to` */
+    size_t workspace, bytes, cast_bytes; /* sizes of the three parts of scratch */
 } part;
 
 /* ==== Describing a part ======================================================================= */
@@ -34,7 +34,7 @@ static void images(const lt_tensor *x, const lt_tensor *y, lt_cudnn_task *task)
     }
 }
 
-/* Operand i of p; all but the result are of the task's type. */
+/* Sets operand i of p. Returns false if an input does not have the dtype of the task. */
 static bool put(part *p, int i, const lt_tensor *x)
 {
     p->operand[i] = x->data;
@@ -43,7 +43,7 @@ static bool put(part *p, int i, const lt_tensor *x)
     return i == p->result || x->dtype == p->task.dtype;
 }
 
-/* Where the result goes, and what that takes. */
+/* Decides where the result goes, and plans the task. */
 static lt_status place(lt_cudnn *d, const lt_call *c, part *p)
 {
     p->staged = p->to->dtype != p->task.dtype;
@@ -60,7 +60,7 @@ static size_t scratch_of(const part *p)
     return lt__cuda_padded(p->workspace) + lt__cuda_padded(p->bytes) + p->cast_bytes;
 }
 
-/* Runs a part that place() has found a plan for. */
+/* Runs a part that place() has planned. */
 static lt_status run_task(lt_cudnn *d, const lt_cuda_env *env, lt_call *c, part *p)
 {
     lt_dtype have = (lt_dtype)p->task.dtype, want = (lt_dtype)p->to->dtype;
@@ -80,7 +80,7 @@ static lt_status run_task(lt_cudnn *d, const lt_cuda_env *env, lt_call *c, part 
 
 /* ==== conv2d ================================================================================== */
 
-/* Forward without d_in; else the gradient of input i. */
+/* Describes the forward pass, or the gradient of input i. */
 static lt_status conv_part(lt_cudnn *d, const lt_call *c, bool backward, int i, part *p)
 {
     const lt_tensor *x = c->in[X] ? c->in[X] : c->d_in[X], *w = c->in[W] ? c->in[W] : c->d_in[W];

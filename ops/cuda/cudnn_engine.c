@@ -1,8 +1,8 @@
-/* cudnn_engine.c - which of cuDNN's engines does a task, and with which knobs.
+/* cudnn_engine.c - chooses the cuDNN engine and knobs for a task.
  *
- * Heuristics propose engines, the likely fastest first: mode A, then B, then the fallback. The
- * first one is taken that the configuration allows, that can be built, and that wants no more
- * workspace than it may have. Sums without a fixed order are taken where there is nothing else.
+ * cuDNN's heuristics propose engines, best first: mode A, then mode B, then the fallback. We use
+ * the first engine that the configuration allows, that can be built, and whose workspace is within
+ * the limit. Engines whose sums have no fixed order are used only if there is no other.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,12 +10,13 @@
 #include "ops/cuda/cudnn_plan.h"
 
 enum { MAX_KNOBS = 64, MAX_CONFIGS = 60, MAX_NOTES = 16 };
-/* The search has a pile of its own; a plan has its graph, an engine, knobs and itself. */
+/* The search has a descriptor list of its own. A plan's list holds graph, engine, knobs and
+ * plan. */
 _Static_assert((int)MAX_CONFIGS + 1 < (int)LT_MAX_MADE, "a pile has room");
 _Static_assert((int)MAX_KNOBS + 32 < (int)LT_MAX_MADE, "a pile has room");
 
-/* Whether the configuration allows an engine of which cuDNN notes this. in_order: its sums must
- * have a fixed order. */
+/* Whether the configuration allows an engine with this numerical note. in_order: its sums must have
+ * a fixed order. */
 static bool allowed(const lt_cudnn *d, const lt_cudnn_task *task, cudnnBackendNumericalNote_t note,
                     bool in_order)
 {
@@ -24,7 +25,7 @@ static bool allowed(const lt_cudnn *d, const lt_cudnn_task *task, cudnnBackendNu
     case CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC: return !in_order;
     case CUDNN_NUMERICAL_NOTE_TENSOR_CORE: return !f32 || d->config.tf32;
     case CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS: return !f32 && !strict;
-    case CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION: return false; /* sums are in f32 */
+    case CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION: return false; /* sums must be in f32 */
     case CUDNN_NUMERICAL_NOTE_FFT:
     case CUDNN_NUMERICAL_NOTE_WINOGRAD:
     case CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4:
@@ -50,15 +51,15 @@ static bool config_allowed(lt_cudnn *d, lt_cudnn_plan *p, lt_desc config, bool i
     return yes;
 }
 
-/* What is wrong with one proposal does not end the search, unless memory is short. */
+/* A failed proposal does not end the search, unless memory is short. */
 static void forgive(lt_cudnn *d)
 {
     if (!lt__cudnn_is_memory(d->status))
         d->status = CUDNN_STATUS_SUCCESS;
 }
 
-/* Takes the configuration over into p and makes the plan, if it can be built and wants no more
- * workspace than it may have. */
+/* Builds p->plan from the configuration. Returns false if that fails or if the workspace would
+ * exceed the limit. */
 static bool build(lt_cudnn *d, lt_cudnn_plan *p, lt_desc config)
 {
     int64_t bytes = 0;
@@ -77,7 +78,7 @@ static bool build(lt_cudnn *d, lt_cudnn_plan *p, lt_desc config)
     return true;
 }
 
-/* Writes into p->choice which engine and knobs p has. */
+/* Writes p's engine and knobs to p->choice. */
 static void note_choice(lt_cudnn *d, lt_cudnn_plan *p, lt_desc config)
 {
     int before = p->made.n;
@@ -99,12 +100,12 @@ static void note_choice(lt_cudnn *d, lt_cudnn_plan *p, lt_desc config)
                        (long long)value);
     }
     if (d->status != CUDNN_STATUS_SUCCESS || at >= LT_CHOICE_BYTES)
-        p->choice[0] = 0; /* not for the file */
+        p->choice[0] = 0; /* do not store it in the plan file */
     lt__desc_cut(d, &p->made, before);
     forgive(d);
 }
 
-/* The same for number i of those that were proposed; it leaves their pile. */
+/* Tries to build proposal i. Its descriptor moves from the list of proposals to p. */
 static bool try_proposed(lt_cudnn *d, lt_cudnn_plan *p, lt_desc_list *proposed, int i,
                          bool in_order)
 {
@@ -123,7 +124,7 @@ static bool try_proposed(lt_cudnn *d, lt_cudnn_plan *p, lt_desc_list *proposed, 
     return false;
 }
 
-/* Takes the first proposal of a heuristic mode that is allowed and built. */
+/* Builds the first proposal of a heuristic mode that is allowed and can be built. */
 static void choose(lt_cudnn *d, lt_cudnn_plan *p, cudnnBackendHeurMode_t mode, bool in_order)
 {
     lt_desc_list proposed = {.n = 0};
@@ -154,14 +155,14 @@ void lt__cudnn_choose(lt_cudnn *d, lt_cudnn_plan *p)
         choose(d, p, modes[i % 3], i < 3);
 }
 
-/* The configuration that a text of note_choice() describes. */
+/* Creates the engine configuration from a text written by note_choice(). */
 static lt_desc config_of(lt_cudnn *d, lt_cudnn_plan *p, const char *text)
 {
     lt_desc knobs[MAX_KNOBS];
     int n = 0;
     char *at;
     int64_t number = strtoll(text, &at, 10);
-    (void)strtoll(at, &at, 10); /* bytes, which the plan says again */
+    (void)strtoll(at, &at, 10); /* skip the workspace size; the plan returns it */
     lt_desc engine = lt__desc_new(d, &p->made, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     lt__desc_link(d, engine, CUDNN_ATTR_ENGINE_OPERATION_GRAPH, p->graph);
     lt__desc_ints(d, engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, 1, &number);

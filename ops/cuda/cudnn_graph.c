@@ -1,8 +1,8 @@
-/* cudnn_graph.c - a task as cuDNN wants to be told of it: descriptors, made one by one. */
+/* cudnn_graph.c - builds the graph descriptors of a task. */
 #include "ops/cuda/cudnn_plan.h"
 
 enum { X = LT_CUDNN_X, W, Y, B };
-enum { BETWEEN = 100 }; /* the number of a tensor inside a graph; operands have their own */
+enum { BETWEEN = 100 }; /* id of the intermediate tensor; operands have their own ids */
 
 /* ==== Descriptors ============================================================================= */
 
@@ -67,8 +67,7 @@ int64_t lt__desc_get(lt_cudnn *d, lt_desc from, lt_attribute name,
     return d->status == CUDNN_STATUS_SUCCESS ? count : 0;
 }
 
-/* ==== The graph of a task ======================================================================
- * */
+/* ==== The graph of a task ===================================================================== */
 
 static cudnnDataType_t type_of(const lt_cudnn_task *task)
 {
@@ -77,7 +76,7 @@ static cudnnDataType_t type_of(const lt_cudnn_task *task)
                                    : CUDNN_DATA_FLOAT;
 }
 
-/* Dims in cuDNN's order (n, c, h, w) and channels last in memory. */
+/* The dims are in cuDNN's order (n, c, h, w); the strides put channels last in memory. */
 static lt_desc tensor(lt_cudnn *d, lt_cudnn_plan *p, int64_t number, cudnnDataType_t type,
                       int64_t n, int64_t c, int64_t h, int64_t w)
 {
@@ -120,7 +119,7 @@ static lt_desc convolution(lt_cudnn *d, lt_cudnn_plan *p)
     return c;
 }
 
-/* What the three operations call their parts. */
+/* The attribute names of the three kinds of operation. */
 static const struct {
     cudnnBackendDescriptorType_t type;
     lt_attribute conv, x, w, y, alpha, beta;

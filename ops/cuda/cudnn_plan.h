@@ -1,4 +1,4 @@
-/* cudnn_plan.h - what the three files that call cuDNN share: cudnn.c, cudnn_graph.c and
+/* cudnn_plan.h - declarations shared by the three files that call cuDNN: cudnn.c, cudnn_graph.c and
  * cudnn_engine.c. */
 #ifndef LT_OPS_CUDA_CUDNN_PLAN_H
 #define LT_OPS_CUDA_CUDNN_PLAN_H
@@ -11,19 +11,19 @@ typedef cudnnBackendAttributeName_t lt_attribute;
 
 enum { LT_MAX_MADE = 128, LT_CHOICE_BYTES = 1024, LT_PLAN_BUCKETS = 256 };
 
-typedef struct lt_desc_list { /* of descriptors, in the order in which they were made */
+typedef struct lt_desc_list { /* descriptors in the order of their creation */
     lt_desc at[LT_MAX_MADE];
     int n;
 } lt_desc_list;
 
 typedef struct lt_cudnn_plan {
-    struct lt_cudnn_plan *next; /* in its bucket */
+    struct lt_cudnn_plan *next; /* next plan in its bucket */
     lt_cudnn_task task;
-    lt_desc_list made;         /* what the plan was made of, and itself */
-    lt_desc graph, plan;  /* of these; plan NULL: no engine takes the task */
-    lt_desc pack;         /* of operands and workspace, as below; NULL: none yet */
+    lt_desc_list made;         /* all descriptors of the plan, including its own */
+    lt_desc graph, plan;  /* both in `made`; plan is NULL if no engine takes the task */
+    lt_desc pack;         /* variant pack for the addresses below; NULL before the first run */
     void *operand[LT_CUDNN_OPERANDS], *workspace;
-    int64_t bytes;        /* of workspace */
+    int64_t bytes;        /* size of the workspace */
     char choice[LT_CHOICE_BYTES];
 } lt_cudnn_plan;
 
@@ -31,28 +31,28 @@ struct lt_cudnn {
     lt_cudnn_table t;
     const lt_cuda_env *env;
     lt_cudnn_config config;
-    cudnnHandle_t handle; /* NULL: the device is not here */
+    cudnnHandle_t handle; /* NULL if the device is absent */
     lt_desc_list made;
-    lt_desc device;       /* its properties, when it is not here */
-    cudnnStatus_t status; /* the first failure of what is being made: the rest is not tried */
-    lt_plan_file *file;       /* NULL: none, or not read yet */
+    lt_desc device;       /* device properties, if the device is absent */
+    cudnnStatus_t status; /* first failure of the current plan; later calls are skipped */
+    lt_plan_file *file;       /* NULL if there is none, or before it is read */
     bool read;
     int n_plans;
     lt_cudnn_plan *bucket[LT_PLAN_BUCKETS];
 };
 
-/* ==== Descriptors: cudnn_graph.c. Nothing happens after a failure, which d->status has ======== */
+/* ==== Descriptors (cudnn_graph.c). They do nothing once d->status has a failure =============== */
 
-/* Borrowed from the pile. */
+/* Creates a descriptor that the list owns. Borrowed. */
 lt_desc lt__desc_new(lt_cudnn *d, lt_desc_list *pile, cudnnBackendDescriptorType_t type);
-/* Back to the first `left` ones. */
+/* Destroys all but the first `left` descriptors of the list. */
 void lt__desc_cut(lt_cudnn *d, lt_desc_list *pile, int left);
 void lt__desc_set(lt_cudnn *d, lt_desc to, lt_attribute name, cudnnBackendAttributeType_t type,
                   int64_t n, const void *values);
 void lt__desc_link(lt_cudnn *d, lt_desc to, lt_attribute name, lt_desc value);
 void lt__desc_ints(lt_cudnn *d, lt_desc to, lt_attribute name, int64_t n, const int64_t *values);
-void lt__desc_end(lt_cudnn *d, lt_desc made); /* all attributes are set */
-/* How many values there are; up to n of them in values. */
+void lt__desc_end(lt_cudnn *d, lt_desc made); /* finalizes it, once all attributes are set */
+/* Returns how many values the attribute has, and copies up to n of them to values. */
 int64_t lt__desc_get(lt_cudnn *d, lt_desc from, lt_attribute name,
                      cudnnBackendAttributeType_t type, int64_t n, void *values);
 
@@ -64,11 +64,11 @@ static inline bool lt__cudnn_is_memory(cudnnStatus_t status)
            status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED;
 }
 
-/* p->graph for p->task. */
+/* Builds p->graph for p->task. */
 void lt__cudnn_graph(lt_cudnn *d, lt_cudnn_plan *p);
-/* p->plan by the first engine that the configuration allows; p->choice says which. */
+/* Builds p->plan with the first engine that the configuration allows, and sets p->choice. */
 void lt__cudnn_choose(lt_cudnn *d, lt_cudnn_plan *p);
-/* p->plan by what an earlier p->choice says. False: it cannot be built. */
+/* Builds p->plan from p->choice of an earlier run. Returns false if that fails. */
 bool lt__cudnn_restore(lt_cudnn *d, lt_cudnn_plan *p, const char *choice);
 
 #endif

@@ -1,4 +1,4 @@
-/* env.h - what the plugin's frame offers to those who call NVIDIA's libraries from C. */
+/* env.h - what the C files of the plugin that call NVIDIA's libraries need from its .cu files. */
 #ifndef LT_OPS_CUDA_ENV_H
 #define LT_OPS_CUDA_ENV_H
 
@@ -8,35 +8,37 @@
 extern "C" {
 #endif
 
-typedef struct lt_cuda_env {  /* borrowed for as long as they live */
+typedef struct lt_cuda_env {  /* borrowed by its users for their whole lifetime */
     const lt_host *host;
-    lt_device *device;         /* its copy, convert, fill and add go into the stream */
+    lt_device *device;         /* its copy, convert, fill and add are enqueued in the stream */
     void *stream;              /* cudaStream_t */
-    int index;                 /* of the device, from 0 */
+    int index;                 /* of the CUDA device, from 0 */
     bool deterministic, tf32;  /* as in lt_config */
-    const char *model;         /* "NVIDIA H200, sm_90, 132 SMs, driver 13000": plans on disk are for
-                                * no other one */
-    /* to (cols) = the sum of the rows of from (rows, cols), written or added. Into the stream. */
+    const char *model;         /* "NVIDIA H200, sm_90, 132 SMs, driver 13000"; a plan file is
+                                * only valid for the same text */
+    /* to (cols) = the sum over the rows of from (rows, cols), written or added. Enqueued in the
+     * stream. */
     lt_status (*sum_rows)(lt_device *device, void *to, lt_dtype to_dtype, const void *from,
                           lt_dtype from_dtype, int64_t rows, int64_t cols, bool add);
 } lt_cuda_env;
 
-/* For scratch of several parts: each begins at a multiple of so many bytes. */
+/* For scratch with several parts: each part is aligned to LT_CUDA_ALIGN bytes. */
 enum { LT_CUDA_ALIGN = 256 };
 static inline size_t lt__cuda_padded(size_t bytes)
 {
     return (bytes + LT_CUDA_ALIGN - 1) & ~(size_t)(LT_CUDA_ALIGN - 1);
 }
 
-/* For scratch() of lt_kernels: the larger of `most` and what one part needs, where status says
- * whether the part has a plan. */
+/* For scratch() of lt_kernels: the maximum of `most` and the bytes of one part. status is the
+ * result of planning that part: LT_EUNSUPPORTED counts as 0 bytes, other errors give
+ * LT_NO_SCRATCH. */
 static inline size_t lt__cuda_scratch(size_t most, lt_status status, size_t bytes)
 {
     size_t part = status == LT_OK ? bytes : status == LT_EUNSUPPORTED ? 0 : LT_NO_SCRATCH;
     return part > most ? part : most;
 }
 
-/* Bytes of an element: the library's own function is not the plugin's to call. */
+/* Bytes of an element. The plugin must not call lt_dtype_bytes() of the library. */
 static inline size_t lt__cuda_dtype_bytes(lt_dtype dtype)
 {
     return dtype == LT_F64 || dtype == LT_I64 ? 8

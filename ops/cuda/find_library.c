@@ -1,7 +1,7 @@
 /* find_library.c - see find_library.h.
  *
- * Nothing is closed again: these libraries have threads and handlers of their own, and are not made
- * to be unloaded.
+ * Libraries are never closed: they have threads and handlers of their own, and are not designed to
+ * be unloaded.
  */
 #define _GNU_SOURCE
 #include "ops/cuda/find_library.h"
@@ -19,11 +19,11 @@
 typedef struct search {
     const char *soname;
     const char *packages;
-    char found[PATH_MAX];  /* the last file that was there */
-    char why[512];         /* and what the loader says against it */
+    char found[PATH_MAX];  /* the last file found */
+    char why[512];         /* the loader's error for that file */
 } search;
 
-/* Opens FOLDER/soname, if it is there. */
+/* Opens FOLDER/soname if that file exists. */
 static void *try_folder(search *s, const char *folder, size_t length)
 {
     char file[PATH_MAX];
@@ -39,7 +39,7 @@ static void *try_folder(search *s, const char *folder, size_t length)
     return library;
 }
 
-/* The next part of a list with colons between, which *list is moved behind; NULL at the end. */
+/* Returns the next part of a list separated by colons, and advances *list. NULL at the end. */
 static const char *next_part(const char **list, size_t *length)
 {
     const char *part = *list;
@@ -68,13 +68,13 @@ static void *try_toolkit(search *s, const char *root)
     return try_folders(s, folders);
 }
 
-/* 3.10 is newer than 3.9. */
+/* Orders 3.10 before 3.9. */
 static int newest_first(const void *a, const void *b)
 {
     return strverscmp(*(char *const *)b, *(char *const *)a);
 }
 
-/* The nvidia packages of a Python that is installed below root. */
+/* Tries the nvidia packages of a Python that is installed below root. */
 static void *try_python(search *s, const char *root)
 {
     static const char *const below[] = {"site-packages", "dist-packages"};
@@ -98,7 +98,8 @@ static void *try_python(search *s, const char *root)
     return library;
 }
 
-/* The folder above that of the first python3 in $PATH; links are followed only if asked. */
+/* Tries the Python installation of the first python3 in $PATH. follow: resolve symbolic links
+ * first. */
 static void *try_first_python(search *s, bool follow)
 {
     const char *path = getenv("PATH");
@@ -155,7 +156,8 @@ void *lt__cuda_open(const char *soname, const char *packages, const char *what,
                  "install %s or later", soname, what);
     for (int i = 0; library && i < n; i++) {
         void *symbol = dlsym(library, names[i]);
-        memcpy(&functions[i], &symbol, sizeof symbol); /* the C way from object to function */
+        memcpy(&functions[i], &symbol, sizeof symbol); /* conversion from object to function
+                                                        * pointer that ISO C allows */
         if (!symbol) {
             snprintf(text, bytes, "%s has no %s; install %s or later", s.found, names[i], what);
             library = NULL;

@@ -1,9 +1,9 @@
-/* find_library.h - where NVIDIA's libraries are.
+/* find_library.h - finds and opens NVIDIA's libraries.
  *
- * A library is looked for in the folders of $LUATRAIN_CUDA_LIBS (with colons between them), where
- * the loader looks, in the toolkit's lib64 and lib ($CUDA_HOME, /usr/local/cuda), and in the
- * nvidia packages of the Pythons that can be seen: $VIRTUAL_ENV, that of python3 in $PATH,
- * ~/.local, /usr/local and /usr. The first one that opens is taken, and stays.
+ * Search order: the folders of $LUATRAIN_CUDA_LIBS (separated by colons), the loader's own search
+ * path, lib64 and lib of the toolkit ($CUDA_HOME, /usr/local/cuda), and the nvidia packages of the
+ * Python installations in $VIRTUAL_ENV, of the python3 in $PATH, and in ~/.local, /usr/local and
+ * /usr. The first library that opens is used, and stays loaded.
  */
 #ifndef LT_OPS_CUDA_FIND_LIBRARY_H
 #define LT_OPS_CUDA_FIND_LIBRARY_H
@@ -14,9 +14,9 @@
 extern "C" {
 #endif
 
-/* soname: "libnccl.so.2"; packages: the folders below nvidia/ that may have
- * it, with colons between them; what: "NCCL 2.18". functions[0..n) are set by names[0..n). The
- * handle, as of dlopen(), or NULL with a sentence. */
+/* Opens a library and resolves names[0..n) into functions[0..n). soname: "libnccl.so.2"; packages:
+ * the folders below nvidia/ that may contain it, separated by colons; what: "NCCL 2.18", for
+ * messages. Returns the handle from dlopen(), or NULL with a message in text. */
 void *lt__cuda_open(const char *soname, const char *packages, const char *what,
                     const char *const *names, void (**functions)(void), int n, char *text,
                     size_t bytes);

@@ -1,10 +1,10 @@
-/* libraries.c - fills the tables of the functions of NVIDIA's libraries. */
+/* libraries.c - fills the tables of functions of cuDNN and cuBLASLt. */
 #include "ops/cuda/libraries.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* "9.8.0" of 90800 with hundred = 100, in a buffer of the caller. */
+/* Formats 90800 as "9.8.0" in the caller's buffer. */
 static const char *dotted(size_t version, char text[24])
 {
     snprintf(text, 24, "%zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
@@ -16,7 +16,7 @@ static const char *const cudnn_names[] = {LT_CUDNN_LIST(X)};
 static const char *const cublaslt_names[] = {LT_CUBLASLT_LIST(X)};
 #undef X
 
-/* A table is nothing but pointers to functions, in the order of its names. */
+/* A table consists only of function pointers, in the order of its names. */
 enum {
     CUDNN_NAMES = sizeof cudnn_names / sizeof *cudnn_names,
     CUBLASLT_NAMES = sizeof cublaslt_names / sizeof *cublaslt_names

@@ -1,11 +1,11 @@
 /* libraries.h - NVIDIA's libraries, opened at run time: tables of the functions that the plugin
- * calls. Their headers are needed to build it, the libraries are not.
+ * calls. Building the plugin needs their headers, but not the libraries.
  */
 #ifndef LT_OPS_CUDA_LIBRARIES_H
 #define LT_OPS_CUDA_LIBRARIES_H
 
 #include <cublasLt.h>
-#include <stdbool.h> /* cudnn.h wants it */
+#include <stdbool.h> /* needed by cudnn.h */
 #include <cudnn.h>
 
 #include "ops/cuda/find_library.h"
@@ -14,7 +14,8 @@
 extern "C" {
 #endif
 
-#define LT_CUDNN_OLDEST 90800 /* plans are made for a device that its properties describe */
+#define LT_CUDNN_OLDEST 90800 /* the first version that can plan for a device described by
+                               * properties */
 #define LT_CUBLASLT_OLDEST 130000
 
 #define LT_CUDNN_LIST(X)                                                                           \
@@ -36,8 +37,8 @@ typedef struct lt_cudnn_table { LT_CUDNN_LIST(X) } lt_cudnn_table;
 typedef struct lt_cublaslt_table { LT_CUBLASLT_LIST(X) } lt_cublaslt_table;
 #undef X
 
-/* Fill a table. 0, or -1 with a sentence in text: the library is missing, cannot be loaded, is too
- * old, or lacks a function. cuBLASLt comes first: cuDNN opens it by its name. */
+/* Fill a table. Return 0, or -1 with a message in text if the library is missing, cannot be loaded,
+ * is too old, or lacks a function. Open cuBLASLt first: cuDNN loads it by its soname. */
 int lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes);
 int lt__cudnn_open_library(lt_cudnn_table *table, char *text, size_t bytes);
 

@@ -1,37 +1,38 @@
-/* map.h - loops over elements on CUDA: z (+)= f(a, b, c), where operands may be stretched,
- * permuted or boxes of larger tensors.
+/* map.h - elementwise loops on CUDA: z (+)= f(a, b, c), where operands may be broadcast, permuted,
+ * or boxes of larger tensors.
  *
- * A thread makes as many neighbouring elements as 16 bytes hold of the widest type, with one load
- * for each operand, where shape and addresses allow; else it makes as many one by one, each warp
- * side by side.
+ * A thread computes as many elements as fit 16 bytes of the widest operand type. Where shapes and
+ * addresses allow, the elements are neighbours and each operand takes one load. Otherwise the
+ * thread computes them one by one, so that the threads of a warp access neighbouring elements.
  */
 #ifndef LT_OPS_CUDA_MAP_H
 #define LT_OPS_CUDA_MAP_H
 
 #include "ops/cuda/cuda.h"
 
-enum { LT_OPERANDS = 4 };     /* z, which is number 0, and up to three inputs */
+enum { LT_OPERANDS = 4 };     /* z, which is operand 0, and up to three inputs */
 
-/* A way through all elements of a shape: for each operand, how far from one to the next along each
- * axis. Axes are as in a tensor until lt__walk_merge(), and the innermost first from then on. */
+/* A traversal of all elements of a shape: the step of each operand along each axis, in elements.
+ * Axes are in the order of the tensor until lt__walk_merge(), and innermost first afterwards. */
 typedef struct lt_walk {
     int64_t count;
     int ndim;
-    bool small;               /* count fits 31 bits */
-    bool wide;                /* set by lt__map() */
+    bool small;               /* count fits in 31 bits */
+    bool wide;                /* elements are moved in packs; set by lt__map() */
     int64_t dims[LT_MAX_DIMS], step[LT_OPERANDS][LT_MAX_DIMS];
 } lt_walk;
 
-/* Over a shape that all operands fill densely. */
+/* Starts a walk over a shape; all operands are dense and have that shape. */
 void lt__walk_over(lt_walk *w, int ndim, const int64_t *dims);
-/* Operand k has its own shape, which broadcasts to the walk's. */
+/* Gives operand k a shape of its own, which broadcasts to the walk's shape. */
 void lt__walk_stretch(lt_walk *w, int k, int ndim, const int64_t *dims);
-/* Makes one of neighbouring axes over which all n operands run on; axes of 1 go. */
+/* Merges neighbouring axes that are contiguous in all n operands, drops axes of size 1, and
+ * reverses the order of axes. */
 void lt__walk_merge(lt_walk *w, int n);
-/* The three in one: z of that shape, and n inputs that broadcast to it, merged. */
+/* Does all three: a merged walk over the shape of z, with n inputs that broadcast to it. */
 void lt__walk_inputs(lt_walk *w, const lt_tensor *z, int n, const lt_tensor *const *in);
 
-/* at[k] = where operand k has element i. */
+/* Sets at[k] to the offset of element i in operand k. */
 template <int N>
 __device__ inline void lt__locate(const lt_walk &w, int64_t i, int64_t (&at)[N])
 {
@@ -53,9 +54,9 @@ __device__ inline void lt__locate(const lt_walk &w, int64_t i, int64_t (&at)[N])
 template <class T, class U> using lt_larger = lt_pack<uint8_t, (sizeof(T) > sizeof(U) ? sizeof(T)
                                                                                  : sizeof(U))>;
 
-/* The types of a map's operands: f is made of this, and has
+/* The operand types of a map. The functor f derives from this and has
  *     lt_wide<Z> operator()(lt_wide<A> a, lt_wide<B> b, lt_wide<C> c) const;
- * of which the first N are there. A thread makes V elements. */
+ * of whose arguments only the first N are used. A thread computes V elements. */
 template <int N_, class Z_, class A_ = Z_, class B_ = Z_, class C_ = Z_> struct lt_types {
     typedef Z_ Z;
     typedef A_ A;
@@ -69,7 +70,7 @@ template <class F> struct lt_operands {
     const typename F::A *a;
     const typename F::B *b;
     const typename F::C *c;
-    bool add;                 /* to what is in z */
+    bool add;                 /* add to the values in z */
 };
 
 template <class F>
@@ -80,7 +81,7 @@ __device__ inline typename F::Z lt__map_of(const F &f, bool add, typename F::Z o
     return lt_element<typename F::Z>::of(add ? (lt_wide<typename F::Z>)(lt__value(old) + z) : z);
 }
 
-/* V elements from one on, or the one V times. */
+/* Loads V elements in a row, or repeats a single element V times if step is 0. */
 template <int V, class E> __device__ inline lt_pack<E, V> lt__take(const E *from, int64_t step)
 {
     lt_pack<E, V> p;
@@ -147,7 +148,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     }
 }
 
-/* Whether operand k, at that address, can be moved V elements at once. */
+/* Whether V elements of operand k, which starts at `at`, can be moved at once. */
 static inline bool lt__is_wide(const lt_walk *w, int k, const void *at, size_t size, int V)
 {
     if (k > 0 && w->step[k][0] == 0)
@@ -158,8 +159,8 @@ static inline bool lt__is_wide(const lt_walk *w, int k, const void *at, size_t s
     return wide;
 }
 
-/* z (+)= f(a, b, c) along a merged walk. z may be an input: an element is written by the thread
- * that has read that place. */
+/* Computes z (+)= f(a, b, c) over a merged walk. z may be one of the inputs: each element is
+ * written by the thread that read it. */
 template <class F>
 lt_status lt__map(const lt_cuda *cuda, lt_walk w, const F &f, bool add, void *z, const void *a,
                   const void *b = NULL, const void *c = NULL)
@@ -176,20 +177,22 @@ lt_status lt__map(const lt_cuda *cuda, lt_walk w, const F &f, bool add, void *z,
 
 /* ==== Gradients of broadcasting ops =========================================================== */
 
-/* What is stretched to make an output, and so has the sum of many gradients: whether input i is. */
+/* Whether input i is stretched by broadcasting, so that its gradient is a sum over output
+ * elements. */
 static inline bool lt__is_stretched(const lt_call *c, int i)
 {
     return c->d_in[i]->count != c->d_out[0]->count;
 }
 
-/* dst (+)= the sum of src, which has the shape of like, over the axes in which dst is 1 or absent.
- * In reduce.cu. */
+/* dst (+)= the sum of src over the axes in which dst has size 1 or no axis. src has the shape of
+ * `like`. In reduce.cu. */
 lt_status lt__cuda_sum_to(const lt_cuda *cuda, lt_tensor *dst, const lt_tensor *like,
                           const float *src, bool add, void *scratch);
 size_t lt__cuda_sum_to_scratch(const lt_tensor *dst, const lt_tensor *like);
 
-/* d_in[i] (+)= f(in...), where f gives the gradient at each element of the output: in f32, in
- * scratch, where the input was stretched. F<E>: of elements E; F<E, float>: with float results. */
+/* d_in[i] (+)= f(in...), where f computes the gradient for one element of the output. If the input
+ * is stretched, f writes f32 to scratch, which is then summed. F<E, E> returns elements of type E,
+ * F<float, E> returns floats. */
 template <template <class Z, class E> class F, class E>
 lt_status lt__put_grad(lt_call *c, int i, int n, const lt_tensor *const *in)
 {
@@ -206,7 +209,7 @@ lt_status lt__put_grad(lt_call *c, int i, int n, const lt_tensor *const *in)
     return lt__cuda_sum_to(cuda, d, dz, (const float *)c->scratch, add,
                            (char *)c->scratch + lt__aligned((size_t)dz->count * sizeof(float)));
 }
-/* The scratch that lt__put_grad() needs, whichever the input: for lt_kernels.scratch. */
+/* The scratch that lt__put_grad() needs for any of the inputs; for lt_kernels.scratch. */
 size_t lt__cuda_grad_scratch(const lt_call *c, bool backward);
 
 #endif

@@ -11,7 +11,7 @@
 static const char *const names[] = {LT_NCCL_LIST(X) "ncclGetErrorString", "ncclGetLastError"};
 #undef X
 
-/* The table is nothing but pointers to functions, in the order of their names. */
+/* The table consists only of function pointers, in the order of their names. */
 enum { NAMES = sizeof names / sizeof *names };
 _Static_assert(sizeof(lt_nccl_table) == NAMES * sizeof(void (*)(void)), "a table");
 
@@ -28,11 +28,11 @@ int lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t
     }
     snprintf(text, bytes, "NCCL is version %d.%d.%d, luatrain wants 2.18 or later",
              v < 10000 ? v / 1000 : v / 10000, v < 10000 ? v % 1000 / 100 : v % 10000 / 100,
-             v % 100); /* versions before 2.9 are such as 2804 */
+             v % 100); /* versions before 2.9 are encoded like 2804 */
     return -1;
 }
 
-/* LT_OK if a call was done or has begun. */
+/* Returns LT_OK if a call succeeded or is in progress. */
 static lt_status status_of(const lt_nccl *n, const char *call, int result)
 {
     if (result == LT_NCCL_SUCCESS || result == LT_NCCL_IN_PROGRESS)
@@ -83,7 +83,7 @@ static int dtype_of(lt_dtype dtype)
                              : LT_NCCL_BF16;
 }
 
-/* A group that was started is ended, whatever comes between: it is this thread's. */
+/* A started group must be ended even after an error, as it belongs to this thread. */
 lt_status lt__nccl_sum(lt_nccl *n, void *data, int64_t count, lt_dtype dtype, float *tail,
                        int n_tail, void *stream)
 {
@@ -110,5 +110,5 @@ void lt__nccl_destroy(lt_nccl *n)
 {
     if (n->comm)
         (void)(n->finalized ? n->calls->ncclCommDestroy : n->calls->ncclCommAbort)(n->comm);
-    n->comm = NULL; /* a communicator that cannot be freed is nobody's any more */
+    n->comm = NULL; /* if freeing it failed, the communicator is leaked */
 }

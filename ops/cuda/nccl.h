@@ -1,8 +1,8 @@
-/* nccl.h - NCCL, opened at run time: sums of several GPUs among themselves.
+/* nccl.h - NCCL, opened at run time: allreduce between GPUs.
  *
- * Its header is not needed to build this. What is declared here of it is what is called, as nccl.h
- * of NCCL 2.28 has it; sections of NVIDIA's NCCL User Guide in brackets. A test compares both where
- * there is an nccl.h.
+ * NCCL's header is not needed for the build. The declarations here are copied for the functions
+ * that we call, from nccl.h of NCCL 2.28; sections of NVIDIA's NCCL User Guide are in brackets. A
+ * test compares both where an nccl.h is installed.
  */
 #ifndef LT_OPS_CUDA_NCCL_H
 #define LT_OPS_CUDA_NCCL_H
@@ -24,17 +24,17 @@ enum { LT_NCCL_SUM = 0 };                                         /* ncclRedOp_t
 
 typedef struct lt_nccl_id { char bytes[LT_NCCL_ID_BYTES]; } lt_nccl_id; /* ncclUniqueId */
 
-/* What ncclConfig_t began with in NCCL 2.18. Joined ones take as much of it as its size says, and
- * what they have beyond that is as they like it best. [Communicator Creation] */
+/* The members that ncclConfig_t had in NCCL 2.18. Later versions read as many bytes as `size` says
+ * and use defaults for newer members. [Communicator Creation] */
 typedef struct lt_nccl_config {
     size_t size;
-    unsigned magic, version;  /* of NCCL, that the struct is of */
+    unsigned magic, version;  /* the NCCL version whose struct this is */
     int blocking, cga_cluster_size, min_ctas, max_ctas;
     const char *net_name;
     int split_share;
 } lt_nccl_config;
 
-/* X(name, its arguments): all return an ncclResult_t. */
+/* X(name, arguments): all functions return an ncclResult_t. */
 #define LT_NCCL_LIST(X)                                                                            \
     X(ncclGetVersion, (int *version))                                                              \
     X(ncclGetUniqueId, (lt_nccl_id *id))                                                           \
@@ -57,35 +57,35 @@ typedef struct lt_nccl_table {
     const char *(*ncclGetLastError)(void *comm);
 } lt_nccl_table;
 
-/* Fills a table; *version as 22809 for NCCL 2.28.9. 0, or -1 with a sentence in text: the library
- * is missing, cannot be loaded, is too old, or lacks a function. */
+/* Fills a table and sets *version, which is 22809 for NCCL 2.28.9. Returns 0, or -1 with a message
+ * in text if the library is missing, cannot be loaded, is too old, or lacks a function. */
 int lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t bytes);
 
 /* ==== A communicator ========================================================================== */
 
-/* It never blocks: what was begun is over when lt__nccl_is_ready() says so. The functions fail with
- * LT_EPEER and what NCCL has to say. */
+/* A nonblocking communicator. An operation is complete when lt__nccl_is_ready() sets *ready. The
+ * functions fail with LT_EPEER and NCCL's message. */
 typedef struct lt_nccl {
     const lt_nccl_table *calls; /* borrowed */
-    const lt_cuda_env *env;   /* likewise */
+    const lt_cuda_env *env;   /* borrowed */
     void *comm;                 /* or NULL */
     bool finalizing, finalized;
 } lt_nccl;
 
 lt_status lt__nccl_make_id(const lt_nccl *n, char id[LT_NCCL_ID_BYTES]);
-/* Begins to come together with the others that begin with this id. [Creating a communicator with
+/* Starts joining the communicator of all ranks that use this id. [Creating a communicator with
  * options] */
 lt_status lt__nccl_init(lt_nccl *n, const char id[LT_NCCL_ID_BYTES], int rank, int size);
 lt_status lt__nccl_is_ready(lt_nccl *n, bool *ready);
-/* Puts sums over all into a cudaStream_t, in place: of data, and of n_tail floats beside it. They
- * are in the stream when the communicator is ready again. [Group Calls: Group Operation Ordering
+/* Allreduces data (count elements) and tail (n_tail floats) in place. The sums are in `stream`, a
+ * cudaStream_t, once the communicator is ready again. [Group Calls: Group Operation Ordering
  * Semantics, Nonblocking Group Operation] */
 lt_status lt__nccl_sum(lt_nccl *n, void *data, int64_t count, lt_dtype dtype, float *tail,
                        int n_tail, void *stream);
-/* Begins to part. [Finalizing a communicator] */
+/* Starts finalizing the communicator. [Finalizing a communicator] */
 lt_status lt__nccl_finalize(lt_nccl *n);
-/* Frees the communicator, which is aborted if it has not parted. [Destroying a communicator, Error
- * handling and communicator abort] */
+/* Frees the communicator, and aborts it first if it is not finalized. [Destroying a communicator,
+ * Error handling and communicator abort] */
 void lt__nccl_destroy(lt_nccl *n);
 
 #ifdef __cplusplus

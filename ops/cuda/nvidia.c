@@ -1,4 +1,4 @@
-/* nvidia.c - which of NVIDIA's libraries there are, and who has the handles. */
+/* nvidia.c - opens NVIDIA's libraries and owns their handles. */
 #include "ops/cuda/nvidia.h"
 
 #include <stdlib.h>
@@ -9,9 +9,9 @@
 #endif
 
 typedef struct library {
-    const char *name, *work;  /* what it does, and own kernels without it */
+    const char *name, *work;  /* what the library computes, for the warning */
     bool there, warned;
-    char why[512];            /* it is not */
+    char why[512];            /* why it is not there */
 } library;
 
 struct lt_nvidia {
@@ -22,7 +22,7 @@ struct lt_nvidia {
 #ifdef LT_WITH_CUDNN
     lt_cudnn_table cudnn_table;
     lt_cublaslt_table cublas_table;
-    lt_cudnn *of_cudnn;       /* NULL: nobody has wanted it yet */
+    lt_cudnn *of_cudnn;       /* NULL until the first use */
     lt_cublas *of_cublas;
     char *plans;
 #endif

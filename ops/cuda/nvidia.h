@@ -1,11 +1,11 @@
-/* nvidia.h - cuDNN, cuBLASLt and NCCL as an accelerator has them, for the .cu files, which do
- * not see NVIDIA's headers.
+/* nvidia.h - cuDNN, cuBLASLt and NCCL of an accelerator, for the .cu files, which do not include
+ * NVIDIA's headers.
  *
- * All are looked for when the accelerator opens: that costs little, and tells versions for its
- * name. A handle, which loads the code of kernels and takes memory of the device, is made by the
- * first call that wants it. No library is a must: where one is missing, too old or does not start,
- * or was not there when this was built, own kernels run in its place, and the first call that would
- * have used it warns of that, once. They know no tensor cores.
+ * The libraries are opened with the accelerator, which is cheap and gives the versions for its
+ * name. A library's handle is created by the first call that needs it, because it loads kernel code
+ * and takes device memory. Every library is optional. If one is missing, too old, cannot start, or
+ * was not present at build time, our own kernels run instead, without tensor cores. The first call
+ * that would have used the library logs one warning.
  */
 #ifndef LT_OPS_CUDA_NVIDIA_H
 #define LT_OPS_CUDA_NVIDIA_H
@@ -17,21 +17,21 @@
 extern "C" {
 #endif
 
-/* For one thread at a time. */
+/* Not thread-safe. */
 typedef struct lt_nvidia lt_nvidia;
 
-/* Plans of cuDNN are remembered in the file that the variable LUATRAIN_PLANS names, if it names
- * one. env is borrowed. New. NULL: out of memory. */
+/* Returns a new object, or NULL if out of memory. env is borrowed. cuDNN's plans are stored in the
+ * file named by $LUATRAIN_PLANS, if that is set. */
 lt_nvidia *lt__nvidia_new(const lt_cuda_env *env);
-/* NULL is fine. */
+/* Accepts NULL. */
 void lt__nvidia_free(lt_nvidia *n);
-/* "cuDNN 9.19.0, NCCL 2.28.9", or "without cuDNN", in a buffer of the caller. */
+/* Writes "cuDNN 9.19.0, NCCL 2.28.9", or "without cuDNN", to text, and returns text. */
 const char *lt__nvidia_version(const lt_nvidia *n, char text[48]);
-/* Borrowed. NULL, with the sentence of what is missing in *why, which is borrowed too. */
+/* Returns NCCL's table, or NULL with the reason in *why. Both are borrowed. */
 const lt_nccl_table *lt__nvidia_nccl(const lt_nvidia *n, const char **why);
 
-/* Calls of conv2d, linear and matmul, as in cudnn.h and cublas.h. LT_EUNSUPPORTED, before anything
- * is written: own kernels have to do it. */
+/* Calls of conv2d, linear and matmul, as in cudnn.h and cublas.h. LT_EUNSUPPORTED means that
+ * nothing was written and that our own kernels must run. */
 size_t lt__nvidia_conv2d_scratch(lt_nvidia *n, const lt_call *c, bool backward);
 lt_status lt__nvidia_conv2d_fwd(lt_nvidia *n, lt_call *c);
 lt_status lt__nvidia_conv2d_grad(lt_nvidia *n, lt_call *c, int i);

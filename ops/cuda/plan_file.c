@@ -1,8 +1,8 @@
-/* plan_file.c - the file of choices.
+/* plan_file.c - reads and writes the plan file.
  *
  *     luatrain plans 1
  *     cuDNN 91900, CUDA 13000, NVIDIA H200, sm_90, 132 SMs, driver 13000      the stamp
- *     KEY \t VALUE                                                            and so on
+ *     KEY \t VALUE                                                            one line per entry
  *     end b8f2c5d1e0a39477                                FNV-1a of all bytes before this line
  */
 #define _GNU_SOURCE
@@ -23,7 +23,7 @@
 #include "core/hash.h"
 
 #define HEAD "luatrain plans 1\n"
-enum { LARGEST = 16 << 20, END = 21 }; /* bytes of a file, and of its last line */
+enum { LARGEST = 16 << 20, END = 21 }; /* maximum bytes of a file; bytes of its last line */
 
 typedef struct entry { char *key, *value; } entry;
 
@@ -114,7 +114,7 @@ void lt__plan_file_free(lt_plan_file *plans)
 
 /* ==== Reading ================================================================================= */
 
-/* The bytes of a file and a NUL; NULL when it cannot be read, with errno set. New. */
+/* Returns the content of a file with a NUL appended, or NULL with errno set. New. */
 static char *read_all(const char *path, size_t *bytes)
 {
     FILE *file = fopen(path, "rb");
@@ -132,7 +132,8 @@ static char *read_all(const char *path, size_t *bytes)
     return text;
 }
 
-/* What is wrong with a file, or NULL when all its entries were taken. "" for want of memory. */
+/* Takes all entries of the file. Returns NULL, a message if the file is invalid, or "" if out of
+ * memory. */
 static const char *take(lt_plan_file *plans, const char *text, size_t bytes)
 {
     char last[END + 1];
@@ -195,7 +196,7 @@ lt_plan_file *lt__plan_file_read(const char *path, const char *stamp, char *note
 
 /* ==== Writing ================================================================================= */
 
-/* The whole file as a text. New. NULL: out of memory. */
+/* Returns the text of the whole file, or NULL if out of memory. New. */
 static char *text_of(const lt_plan_file *plans, size_t *bytes)
 {
     char *text = NULL, last[END + 1];

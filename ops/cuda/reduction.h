@@ -1,10 +1,10 @@
-/* reduction.h - reducing many elements into few on CUDA: sums, extremes and where they are.
+/* reduction.h - reductions of many elements to few on CUDA: sums, extremes and their positions.
  *
- * A reduction sees its elements as (outer, rows, width) and reduces the rows. A block of threads
- * takes some columns of one part of the rows, each thread every so manieth row; then its
- * accumulators are joined in a tree. Few columns of many rows are cut into parts, so that there is
- * work for all multiprocessors, and one more pass joins the parts. Cuts and orders depend on the
- * shape alone: the bits are the same each time.
+ * A reduction treats its elements as (outer, rows, width) and reduces the rows. A thread block
+ * takes some columns of one part of the rows, strided over its threads, then joins the threads'
+ * accumulators in a tree. Where columns are few and rows many, the rows are split into parts to
+ * occupy all multiprocessors, and another pass joins the parts. The split and the order depend only
+ * on the shape, so that results are bit-identical in every run.
  */
 #ifndef LT_OPS_CUDA_REDUCTION_H
 #define LT_OPS_CUDA_REDUCTION_H
@@ -13,45 +13,46 @@
 
 typedef struct lt_reduction_pass {
     int64_t outer, rows, width;
-    int64_t part;             /* rows of a part */
-    unsigned parts, blocks;   /* of the rows; of the columns */
-    int columns, lanes, group; /* of a block's threads: side by side; down the rows; of how many
+    int64_t part;             /* rows per part */
+    unsigned parts, blocks;   /* parts of the rows; blocks that cover the columns */
+    int columns, lanes, group; /* threads of a block: per row (side by side), down the rows, over
                                 * outer positions. Their product is LT_THREADS */
-    int run;                  /* neighbouring rows that a thread takes at once */
-    bool wide;                /* with one load */
+    int run;                  /* adjacent rows that a thread takes per turn */
+    bool wide;                /* loads a run with one instruction */
 } lt_reduction_pass;
 
-enum { LT_MAX_PASSES = LT_MAX_DIMS }; /* every other axis is reduced, each in one pass or two */
+enum { LT_MAX_PASSES = LT_MAX_DIMS }; /* at worst every second axis is reduced, in one or two
+                                       * passes each */
 
 typedef struct lt_reduction_plan {
     int n;
     lt_reduction_pass pass[LT_MAX_PASSES];
 } lt_reduction_plan;
 
-/* Reduces the axes of mask, of elements of so many bytes. */
+/* Plans to reduce the axes in mask of elements of the given size in bytes. */
 void lt__plan_reduction(lt_reduction_plan *p, int ndim, const int64_t *dims, uint32_t mask,
                         size_t bytes);
-/* Bytes that accumulators of so many bytes each take between the passes. */
+/* Bytes of scratch for the accumulators between passes. bytes: size of one accumulator. */
 size_t lt__reduction_scratch(const lt_reduction_plan *p, size_t bytes);
 
-typedef struct lt_reduction_end {  /* what becomes of the last accumulators */
+typedef struct lt_reduction_end {  /* how to turn the final accumulators into results */
     void *out;
-    int dtype;                /* of out */
-    bool root, add;           /* the square root is meant; to what is there */
+    int dtype;                /* lt_dtype of out */
+    bool root, add;           /* take the square root; add to the values in out */
     double divisor;
 } lt_reduction_end;
 
-/* A kind of reduction is a type with In, Acc, Joined (the kind that joins accumulators) and, on the
- * device,
- *     static Acc start();                       of no element
+/* A kind of reduction is a type with In, Acc, Joined (the kind that joins accumulators) and the
+ * device functions
+ *     static Acc start();                       accumulator of no elements
  *     static Acc reduce(Acc a, In x, int64_t row)
- *     static Acc join(Acc a, Acc b)             a is of earlier rows, or neighbours them
+ *     static Acc join(Acc a, Acc b)             a is from earlier or adjacent rows
  *     static void end(const lt_reduction_end &e, int64_t i, Acc a)
  */
 
-/* Joins the accumulators of each `lanes` threads that are `columns` apart; each of them gets all.
- * Every thread of the block calls it; once more for the same kind behind another barrier, or where
- * only the first of the lanes uses what it gets, which lies in its own place. */
+/* Joins the accumulators of each `lanes` threads that are `columns` apart, and returns the result
+ * to all of them. All threads of the block must call it. A second call for the same F needs a
+ * barrier before it, unless only lane 0 uses the result, which it reads from its own slot. */
 template <class F>
 __device__ inline typename F::Acc lt__join_lanes(typename F::Acc a, int columns, int lanes)
 {
@@ -67,7 +68,8 @@ __device__ inline typename F::Acc lt__join_lanes(typename F::Acc a, int columns,
     return all[threadIdx.x - lane * columns];
 }
 
-/* a and the elements of one thread: rows first, first + step, ..., of `run` each. */
+/* Joins a with the elements of one thread: rows first, first + step, ..., each a run of p.run
+ * rows. */
 template <class F>
 __device__ inline typename F::Acc lt__reduce_rows(const lt_reduction_pass &p,
                                                   const typename F::In *x, int64_t first,
@@ -95,15 +97,14 @@ __device__ inline typename F::Acc lt__reduce_rows(const lt_reduction_pass &p,
     return a;
 }
 
-/* For sm_100 ptxas spills four bytes of some reductions, unless it is told what there is room for.
- * */
+/* On sm_100 ptxas spills four bytes in some reductions unless it knows the available registers. */
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ == 1000
 #define LT_REDUCTION_BOUNDS LT_FOUR_BLOCKS
 #else
 #define LT_REDUCTION_BOUNDS __launch_bounds__(LT_THREADS)
 #endif
 
-/* left: where the accumulators go when more passes follow; NULL in the last one. */
+/* left receives the accumulators if more passes follow; it is NULL in the last pass. */
 template <class F>
 __global__ void LT_REDUCTION_BOUNDS
     lt__reduction_kernel(const __grid_constant__ lt_reduction_pass p, const typename F::In *x,
@@ -133,7 +134,7 @@ static inline int64_t lt__reduction_blocks(const lt_reduction_pass *p)
     return lt__cuts(p->outer, p->group) * p->parts * p->blocks;
 }
 
-/* Whether 16 bytes at a time can be read of a pass's elements. */
+/* Whether the elements of a pass can be loaded 16 bytes at a time. */
 static inline bool lt__is_wide(const lt_reduction_pass *p, const void *x)
 {
     return p->run > 1 && (uintptr_t)x % 16 == 0 && p->rows % p->run == 0;
@@ -148,7 +149,7 @@ lt_status lt__reduction_pass(const lt_cuda *cuda, lt_reduction_pass p, const voi
                       (const typename F::In *)x, (typename F::Acc *)left, end);
 }
 
-/* All passes over x. scratch: lt__reduction_scratch() bytes. */
+/* Runs all passes over x. scratch holds lt__reduction_scratch() bytes. */
 template <class F>
 lt_status lt__reduce(const lt_cuda *cuda, const lt_reduction_plan *plan, const void *x,
                    const lt_reduction_end &end, void *scratch)
@@ -175,7 +176,7 @@ template <class T> __device__ inline void lt__put_sum(void *out, int64_t i, bool
     *to = lt_element<T>::of(add ? lt__value(*to) + sum : sum);
 }
 
-/* In double; the root of it or a quotient is rounded to the type of the result. */
+/* Sums in double. The square root or the quotient is rounded to the dtype of the result. */
 template <class E> struct lt_sum_reduction {
     typedef E In;
     typedef double Acc;

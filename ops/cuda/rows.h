@@ -1,7 +1,7 @@
-/* rows.h - matrices on CUDA: rows that a few threads go through together, and sums over rows
- * for each column.
+/* rows.h - matrices on CUDA: rows that are each processed by a few threads, and sums over rows for
+ * each column.
  *
- * Which thread has what depends on the shape alone, and so do the bits of sums.
+ * The assignment of elements to threads depends only on the shape, and so do the bits of sums.
  */
 #ifndef LT_OPS_CUDA_ROWS_H
 #define LT_OPS_CUDA_ROWS_H
@@ -10,17 +10,17 @@
 
 /* ==== Rows ==================================================================================== */
 
-/* `outer` times `stride` rows of n elements that are `stride` apart. */
+/* `outer` times `stride` rows, each of n elements that are `stride` apart. */
 typedef struct lt_row_plan {
     int64_t outer, n, stride;
-    unsigned blocks;          /* of the rows that lie side by side */
-    int columns, lanes, group; /* of a block's threads: rows side by side; threads of a row; outer
+    unsigned blocks;          /* blocks that cover the `stride` adjacent rows */
+    int columns, lanes, group; /* threads of a block: adjacent rows, threads per row, outer
                                 * positions. Their product is LT_THREADS */
 } lt_row_plan;
 
 static inline lt_row_plan lt__rows_over(int64_t outer, int64_t n, int64_t stride)
 {
-    enum { RUN = 8 };         /* elements that are worth a thread */
+    enum { RUN = 8 };         /* elements per thread at least */
     lt_row_plan p = {};
     p.outer = outer;
     p.n = n;
@@ -37,10 +37,10 @@ static inline int64_t lt__row_blocks(const lt_row_plan *p)
     return lt__cuts(p->outer, p->group) * p->blocks;
 }
 
-/* A thread's row. */
+/* The row of a thread. */
 typedef struct lt_row {
-    bool is;                  /* there is one */
-    int64_t index, first;     /* of the row; of its first element */
+    bool is;                  /* false if this thread has no row */
+    int64_t index, first;     /* index of the row; offset of its first element */
     int lane;
 } lt_row;
 
@@ -56,7 +56,7 @@ __device__ inline lt_row lt__row_of(const lt_row_plan &p)
     return r;
 }
 
-/* What the threads of a row have, in one; for all of them. */
+/* Joins the accumulators of the threads of a row, and returns the result to all of them. */
 template <class F> __device__ inline typename F::Acc lt__join_row(const lt_row_plan &p,
                                                                   typename F::Acc a)
 {
@@ -65,21 +65,22 @@ template <class F> __device__ inline typename F::Acc lt__join_row(const lt_row_p
 
 /* ==== Sums over rows ========================================================================== */
 
-/* Rows are cut into parts. A block sums a part of some columns, each thread every so manieth row;
+/* The rows are split into parts. A block sums some columns of one part, strided over its threads;
  * another kernel joins the parts. */
 typedef struct lt_column_plan {
-    int64_t rows, width;      /* columns may be packs of some */
-    int64_t part;             /* rows of one */
-    unsigned parts, blocks;   /* of the rows; of the columns */
-    int columns, lanes;       /* of a block's threads: side by side; down the rows */
+    int64_t rows, width;      /* a column may also be a pack of columns */
+    int64_t part;             /* rows per part */
+    unsigned parts, blocks;   /* parts of the rows; blocks that cover the columns */
+    int columns, lanes;       /* threads of a block: side by side; down the rows */
 } lt_column_plan;
 
 static inline lt_column_plan lt__columns_over(int64_t rows, int64_t width)
 {
     enum {
-        ENOUGH_BLOCKS = 512,  /* from which on there are no more parts for the sake of them */
-        MIN_TURNS = 8,      /* of a thread of a part, so that it repays its joining */
-        MAX_TURNS = 256      /* rounding errors of sums in f32 grow with them */
+        ENOUGH_BLOCKS = 512,  /* more parts are not needed to fill the device */
+        MIN_TURNS = 8,      /* rows per thread at least, so that a part is worth its join */
+        MAX_TURNS = 256      /* rows per thread at most, as the rounding error of f32 sums grows
+                              * with them */
     };
     lt_column_plan p = {};
     p.rows = rows;
@@ -97,11 +98,11 @@ static inline lt_column_plan lt__columns_over(int64_t rows, int64_t width)
     return p;
 }
 
-typedef struct lt_column {    /* a thread's */
+typedef struct lt_column {    /* the part of a thread */
     bool is;
-    int64_t index, first, last; /* rows of its part */
+    int64_t index, first, last; /* column; first row of its part, and the one after its last */
     int64_t part;
-    int lane, among;          /* among the block's columns */
+    int lane, among;          /* position among the block's columns */
 } lt_column;
 
 __device__ inline lt_column lt__column_of(const lt_column_plan &p)
@@ -122,8 +123,8 @@ static inline int64_t lt__column_blocks(const lt_column_plan *p)
     return (int64_t)p->parts * p->blocks;
 }
 
-/* The threads of a block that joins parts: a few columns, so that there are many blocks and each
- * has few turns; a row of them is as much as memory gives at once. */
+/* Threads of a block that joins parts. A block takes few columns, so that there are many blocks of
+ * few turns each; the columns of one row just fill one memory transaction. */
 enum { LT_JOINED_COLUMNS = 4, LT_JOINING_LANES = LT_THREADS / LT_JOINED_COLUMNS };
 
 typedef struct lt_two { double a, b; } lt_two;
@@ -134,8 +135,8 @@ struct lt_two_sums {
     static __device__ lt_two join(lt_two x, lt_two y) { return lt_two{x.a + y.a, x.b + y.b}; }
 };
 
-/* The sum of `rows` rows of (rows, width), for the column of this thread: for all threads that
- * have it. */
+/* Sums `rows` rows of (rows, width) for this thread's column, and returns the sums to all threads
+ * of that column. */
 __device__ inline lt_two lt__join_parts(const lt_two *from, int64_t rows, int64_t width,
                                         int64_t column)
 {

@@ -1,14 +1,16 @@
-/* tile.h - products on CUDA that are tiled through shared memory, whatever the factors lie in:
- * matrices, or images behind a window.
+/* tile.h - matrix products on CUDA, tiled through shared memory. The factors may be matrices, or
+ * images seen through a window.
  *
  *     out[i, j] (+)= bias[j] + the sum over k of a(i, k) b(j, k)
  *
- * for each of a batch. A block makes a tile of results: slices of both factors pass through shared
- * memory, and a thread adds up a patch of the tile. Sums are in f32, term after term. Where tiles
- * are few and terms many, the terms are cut into parts, and one more pass adds these up. Cuts
- * depend on the sizes alone: the bits are the same each time.
+ * for each matrix of a batch. A block computes one tile of the result: slices of both factors pass
+ * through shared memory, and each thread accumulates a patch of the tile. Sums are in f32, in the
+ * order of the terms. Where tiles are few and terms many, the terms are split into parts, and
+ * another pass adds the parts. The split depends only on the sizes, so that results are
+ * bit-identical in every run.
  *
- * Tensor cores are not used: this is for what the libraries refuse, and for machines without them.
+ * Tensor cores are not used. This code is for products that NVIDIA's libraries refuse, and for
+ * machines without these libraries.
  */
 #ifndef LT_OPS_CUDA_TILE_H
 #define LT_OPS_CUDA_TILE_H
@@ -18,32 +20,32 @@
 enum { LT_TILE = 64, LT_SLICE = 8, LT_PATCH = 4 };
 
 typedef struct lt_tiles {
-    int batch, m, n, k;       /* results are (batch, m, n), and sums of k terms */
-    int part, parts;          /* terms of a part */
+    int batch, m, n, k;       /* results are (batch, m, n), each the sum of k terms */
+    int part, parts;          /* terms per part; number of parts */
 } lt_tiles;
 
-/* A factor is a type with
- *     bool along;            in memory a row's terms are neighbours; else a term's rows are
- *     Row row(int batch, int i) const;             what there is to know about a row,
- *     Term term(int k) const;                      about a term,
- *     float at(const Row &, const Term &) const;   and what is where they meet
- * on the device. */
+/* A factor is a type with the following members, on the device:
+ *     bool along;            true if the terms of a row are adjacent in memory, false if the
+ *                            rows of a term are
+ *     Row row(int batch, int i) const;             what at() needs to know about a row
+ *     Term term(int k) const;                      and about a term
+ *     float at(const Row &, const Term &) const;   the value at their intersection */
 
-/* Steps are in elements, and within a row it is 1. Bias and rows of out are one type. */
+/* Steps are in elements; the step within a row is 1. bias and out have the same type. */
 template <class O> struct lt_results {
     O *out;
-    int64_t batch, row;       /* from one to the next */
-    int dtype, add;           /* of out; 1: to what is there */
+    int64_t batch, row;       /* step between matrices; between rows */
+    int dtype, add;           /* dtype of out; 1 to add to the values in out */
     const O *bias;            /* NULL, or (batch, n) */
-    float *sums;              /* (parts, batch, m, n): where they go when there are several parts */
+    float *sums; /* (parts, batch, m, n), receives the sums if there are several parts */
 };
 
 /* ==== A slice of a factor in shared memory ==================================================== */
 
 struct lt_slice { alignas(16) float at[LT_SLICE][LT_TILE + LT_PATCH]; };
 
-/* The rows that a thread brings, of the tile that begins at a row. Rows beside the edge repeat the
- * last: their results are not stored. */
+/* The rows that a thread loads, in the tile that begins at row `first`. Rows beyond the edge repeat
+ * the last row; their results are not stored. */
 template <class F> struct lt_bringer {
     enum { TURNS = LT_TILE * LT_SLICE / LT_THREADS };
     typename F::Row row[TURNS];
@@ -58,7 +60,7 @@ template <class F> struct lt_bringer {
         }
     }
 
-    /* Terms from `first` on; those from `last` on are zeros. */
+    /* Loads terms from `first` on into the slice. Terms from `last` on are zero. */
     __device__ void bring(const F &f, lt_slice &slice, int first, int last) const
     {
         int down = threadIdx.x / LT_TILE, across = threadIdx.x % LT_TILE;
@@ -92,7 +94,7 @@ static inline __device__ void lt__add_slices(const lt_slice &a, const lt_slice &
     }
 }
 
-/* A tile of sums in shared memory, from where it is stored row by row. */
+/* A tile of sums in shared memory. It is stored from there row by row. */
 struct lt_tile_sums { alignas(16) float at[LT_TILE][LT_TILE + LT_PATCH]; };
 
 template <class O>
@@ -155,8 +157,8 @@ static inline int64_t lt__tile_count(const lt_tiles *t)
     return lt__cuts(t->m, LT_TILE) * lt__cuts(t->n, LT_TILE) * t->batch;
 }
 
-/* cut: the results are dense and have no bias, so that parts may be added up. Sizes beyond an int,
- * which no memory holds, give batch -1. */
+/* cut: the terms may be split into parts, because the results are dense and have no bias. Sizes
+ * that do not fit an int give batch -1; no memory could hold such products. */
 static inline lt_tiles lt__tiles_of(int64_t batch, int64_t m, int64_t n, int64_t k, bool cut)
 {
     enum { ENOUGH_BLOCKS = 256, MIN_TERMS = 256 };
@@ -174,19 +176,19 @@ static inline lt_tiles lt__tiles_of(int64_t batch, int64_t m, int64_t n, int64_t
     return t;
 }
 
-/* Bytes: at most 8 MB, of 512 tiles. */
+/* Bytes of scratch: at most 8 MB, for 512 tiles. */
 static inline size_t lt__tile_scratch(const lt_tiles *t)
 {
     return t->parts > 1 ? (size_t)t->parts * t->batch * t->m * t->n * sizeof(float) : 0;
 }
 
-/* to (cols) = the sum of the rows of from (rows, cols), floats of these types; written or added. In
- * double, by cuda->sums. In matmul.cu. */
+/* to (cols) = the sum over the rows of from (rows, cols), written or added. Both are float dtypes.
+ * Sums are in double, in cuda->sums. In matmul.cu. */
 lt_status lt__cuda_sum_rows(const lt_cuda *cuda, void *to, int to_dtype, const void *from,
                             int from_dtype, int64_t rows, int64_t cols, bool add);
-size_t lt__cuda_sum_rows_bytes(void); /* of cuda->sums */
+size_t lt__cuda_sum_rows_bytes(void); /* size of cuda->sums */
 
-/* scratch: lt__tile_scratch() bytes. */
+/* scratch holds lt__tile_scratch() bytes. */
 template <class A, class B, class O>
 lt_status lt__tile_product(const lt_cuda *cuda, const lt_tiles *t, const A &a, const B &b,
                            lt_results<O> r, void *scratch)
@@ -203,7 +205,7 @@ lt_status lt__tile_product(const lt_cuda *cuda, const lt_tiles *t, const A &a, c
 
 /* ==== Matrices ================================================================================ */
 
-/* Axes of a tensor, the innermost first. */
+/* Axes of a tensor, innermost first. */
 typedef struct lt_axes {
     int n, dims[LT_MAX_DIMS];
     int64_t step[LT_MAX_DIMS]; /* in elements */
@@ -221,14 +223,15 @@ static inline __device__ int64_t lt__axes_at(const lt_axes &axes, int i)
     return at;
 }
 
-/* A factor of matrices. Terms may go through several of them, one after the other. */
+/* A matrix factor. The terms may run through several matrices, one after the other. */
 template <class E> struct lt_matrices {
     typedef int64_t Row, Term;
     const E *data;
     bool along;
-    int terms;                /* of one matrix */
+    int terms;                /* terms per matrix */
     int64_t row_step, term_step;
-    lt_axes batch, more;      /* matrices of results; matrices whose products are added up */
+    lt_axes batch, more;      /* axes over the result's matrices; axes over the matrices whose
+                               * products are summed */
 
     __device__ int64_t row(int b, int i) const { return lt__axes_at(batch, b) + i * row_step; }
     __device__ int64_t term(int k) const
@@ -241,7 +244,7 @@ template <class E> struct lt_matrices {
     __device__ float at(int64_t row, int64_t term) const { return lt__value(data[row + term]); }
 };
 
-/* One matrix, or a batch of them that are batch_step apart. */
+/* A single matrix, or a batch of matrices that are batch_step elements apart. */
 template <class E>
 lt_matrices<E> lt__matrices_of(const void *data, int64_t row_step, int64_t term_step,
                                int batch, int64_t batch_step)
