@@ -1,17 +1,17 @@
-/* conv_thin.c - convolutions of images of a few channels, by vectors of channels of y.
+/* conv_thin.c - convolutions of images with few channels, vectorised over the channels of y.
  *
- * A number of x is spread over a vector and meets the weights of as many channels of y, or their
- * gradients:
+ * A number of x is broadcast to a vector and multiplied with the weights of as many channels of y,
+ * or with elements of dy for their gradients:
  *
  *     y (pixel, out) = b (out) + the sum over taps of x (pixel, tap) w (tap, out)
  *     dw (tap, out) = the sum over pixels of x (pixel, tap) dy (pixel, out)
  *
- * where a tap is a channel of x at a place of the kernel. A thread takes some rows of y of an image
- * at a time and copies what they meet of x into a strip, with zeros for padding: inside there are
- * no borders, and a tap is an offset. The strip stays in the nearest cache.
+ * A tap is a channel of x at a position in the kernel. A thread takes some rows of y of one image
+ * at a time and copies the rows of x that they need to a strip, with zeros for padding. Within the
+ * strip there are no borders, and a tap is an offset. The strip stays in the L1 cache.
  *
- * Each thread sums gradients of a part of the rows, and the parts are summed in order: bits depend
- * on the number of threads, as they do in oneDNN.
+ * For gradients, each thread sums a part of the rows, and the parts are summed in order. The bits
+ * depend on the number of threads, as they do in oneDNN.
  */
 #include "ops/cpu/conv_thin.h"
 #include "ops/cpu/loops.h"
@@ -19,18 +19,18 @@
 
 enum { MAX_CHANNELS = 4, MAX_TAPS = 7 * 7 * MAX_CHANNELS };
 enum { COLUMNS = MOST * LT_LANES };
-enum { PIXELS = 7, TAPS = 9 }; /* that have COLUMNS sums each; widths of images are often 7 * 2^n */
-enum { STRIP = 4096 };         /* numbers, unless one row of y meets more */
+enum { PIXELS = 7, TAPS = 9 }; /* sums of COLUMNS each; widths of images are often 7 * 2^n */
+enum { STRIP = 4096 };         /* floats per strip, unless one row of y needs more */
 
 /* ==== Strips ================================================================================== */
 
-/* How a convolution is divided. A strip: (rows, columns, in), a row of it `pitch` numbers. */
+/* How a convolution is divided. A strip is (rows, columns, in); its rows are `pitch` floats. */
 typedef struct {
     const lt_conv *conv;
-    int64_t rows, strips;               /* of y that a strip is for; of an image */
-    int64_t pitch, words;               /* numbers of a strip's row; of all */
-    int64_t taps, tiles;                /* and tiles of TAPS of them */
-    int64_t offset[MAX_TAPS + TAPS];   /* of a tap in the strip; 0 beside the last */
+    int64_t rows, strips;               /* rows of y per strip; strips per image */
+    int64_t pitch, words;               /* floats per row of a strip; per strip */
+    int64_t taps, tiles;                /* taps; tiles of TAPS taps */
+    int64_t offset[MAX_TAPS + TAPS];   /* offset of each tap in the strip; 0 beyond the last */
 } plan;
 
 static plan plan_of(const lt_conv *v)
@@ -39,7 +39,7 @@ static plan plan_of(const lt_conv *v)
     int64_t across = (w->out[1] + PIXELS - 1) / PIXELS * PIXELS, run = w->kernel[1] * v->in;
     plan p = {.conv = v, .taps = w->kernel[0] * run};
     p.pitch = (across - 1) * w->stride[1] * v->in + run;
-    int64_t spare = STRIP / p.pitch - w->kernel[0]; /* rows, beside those for one of y */
+    int64_t spare = STRIP / p.pitch - w->kernel[0]; /* rows beyond those for one row of y */
     p.rows = lt__least(spare < 0 ? 1 : spare / w->stride[0] + 1, w->out[0]);
     p.strips = (w->out[0] + p.rows - 1) / p.rows;
     p.words = ((p.rows - 1) * w->stride[0] + w->kernel[0]) * p.pitch;
@@ -50,7 +50,7 @@ static plan plan_of(const lt_conv *v)
     return p;
 }
 
-/* Rows of y of an image. */
+/* A range of rows of y in an image. */
 typedef struct {
     int64_t image, first, n;
 } range;
@@ -61,7 +61,7 @@ static range rows_of(const plan *p, int64_t strip)
     return (range){strip / p->strips, first, lt__least(p->rows, p->conv->window.out[0] - first)};
 }
 
-/* Copies what rows of y meet of x. Columns of padding have been 0 from the start. */
+/* Copies the rows of x that rows of y need. The padding columns are zero from the start. */
 static void fill(const plan *p, const float *x, const range *rows, float *strip)
 {
     const lt_window *w = &p->conv->window;
@@ -79,7 +79,7 @@ static void fill(const plan *p, const float *x, const range *rows, float *strip)
 
 /* ==== y ======================================================================================= */
 
-/* w as (out / COLUMNS, tap, COLUMNS). */
+/* Packs w as (out / COLUMNS, tap, COLUMNS). */
 static void pack(const lt_conv_task *task, int64_t taps, float *panel)
 {
     const float *w = task->w.data;
@@ -88,7 +88,8 @@ static void pack(const lt_conv_task *task, int64_t taps, float *panel)
             panel[(o / COLUMNS * taps + k) * COLUMNS + o % COLUMNS] = w[o * taps + k];
 }
 
-/* n <= PIXELS pixels of a row of y, COLUMNS channels. The strip has columns for PIXELS. */
+/* Computes n <= PIXELS pixels of a row of y, for COLUMNS channels. The strip has columns for PIXELS
+ * pixels. */
 LT_INLINE void put_pixels(const plan *p, const float *strip, const float *panel, const float *bias,
                           int64_t n, float *y)
 {
@@ -130,7 +131,7 @@ LT_SIMD static void put_rows(const plan *p, const float *strip, const float *pan
 
 /* ==== The gradient of w ======================================================================= */
 
-/* sums (tap, out) += those of TAPS taps and COLUMNS channels over n rows of y. */
+/* Adds the sums of TAPS taps and COLUMNS channels over n rows of y to sums (tap, out). */
 LT_INLINE void add_taps(const plan *p, const int64_t *offset, const float *strip, const float *dy,
                         int64_t n, float *sums)
 {
@@ -164,7 +165,7 @@ LT_SIMD static void add_rows(const plan *p, const float *strip, const float *dy,
             add_taps(p, p->offset + k, strip, dy + o, n, sums + o);
 }
 
-/* dw from the sums of all parts, which are `apart` numbers from each other. */
+/* Computes dw from the sums of all parts, which are `apart` floats apart. */
 static void put_gradient(const lt_conv_task *task, int64_t taps, const float *sums, int parts,
                          int64_t apart)
 {
@@ -191,8 +192,8 @@ static bool fits(const lt_conv *v)
     return yes;
 }
 
-/* At y of three channels, or with strides, oneDNN is as fast. Of fewer it takes twice as long when
- * its result is not in a cache yet, as in training. */
+/* For y with three input channels, or with strides, oneDNN is as fast. With fewer channels it takes
+ * twice as long if its result is not in a cache yet, as in training. */
 static bool pays(const lt_conv_task *task)
 {
     const lt_window *w = &task->conv->window;
@@ -206,8 +207,8 @@ bool lt__conv_thin_accepts(const lt_conv_task *task)
     return f32 && pays(task) && fits(task->conv) && has_fast_products(false);
 }
 
-/* The scratch: the weights packed, if it is for y, then for each thread a strip, and sums if it is
- * for their gradient. */
+/* Layout of the scratch: the packed weights (forward only), then for each thread the sums (gradient
+ * only) and a strip. */
 static int64_t words_of_sums(const plan *p, bool backward)
 {
     return backward ? p->tiles * TAPS * p->conv->out : 0;

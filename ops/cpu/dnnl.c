@@ -1,20 +1,21 @@
-/* dnnl.c - the one file that knows oneDNN (its C API, version 3.2 or later).
+/* dnnl.c - the only file that uses oneDNN (its C API, version 3.2 or later).
  *
- * A plan is what oneDNN made for one kind of call: its primitive, and memory objects that each run
- * points at the tensors of the moment. Plans are cached in the context by kind, types, sizes and
- * threads; that oneDNN has no optimised code for a call is cached too. A context belongs to one
- * thread, so nothing here is locked, and contexts share nothing but oneDNN's own cache of compiled
- * code, which is safe in threads.
+ * A plan is what oneDNN built for one kind of call: a primitive, and memory objects that each run
+ * points at the current tensors. Plans are cached in the context by kind, dtypes, sizes and
+ * threads. The result that oneDNN has no optimised code for a call is cached too. A context belongs
+ * to one thread, so nothing is locked here. Contexts share only oneDNN's own cache of compiled
+ * code, which is thread-safe.
  *
- * Activations stay as they are, dense and channels last: oneDNN is about as fast on them as in a
- * layout of its own choice, depthwise convolutions excepted. The layout of a convolution's weights
- * is left to it, for it has nothing optimised for ours; they are packed before a run, or unpacked
- * after one that computes their gradient. That is a few percent of a run, and a sixth where small
- * batches of small images meet many channels. They change at every step: packed ones are not kept.
+ * Activations stay dense and channels last: oneDNN is about as fast on them as in a layout of its
+ * own choice, except for depthwise convolutions. The layout of a convolution's weights is left to
+ * oneDNN, which has no optimised code for ours. They are packed before a run, or unpacked after a
+ * run that computes their gradient. That takes a few percent of a run, and a sixth where small
+ * batches of small images have many channels. Weights change at every step, so packed weights are
+ * not kept.
  *
- * All that a run needs beside its tensors lies in the workspace, one block per context that is as
- * large as the largest run so far wanted it. In the steady state nothing is allocated, and the
- * memory is counted and limited by the context like any other.
+ * All that a run needs besides its tensors is in the workspace, one block per context that is as
+ * large as any run so far required. In the steady state nothing is allocated, and the context
+ * counts and limits this memory like any other.
  */
 #include <dnnl.h>
 #include <dnnl_debug.h>
@@ -26,7 +27,7 @@
 /* Operands of a task. */
 enum { X, W, BIAS, Y, OPERANDS };
 
-/* What oneDNN calls them in each kind, and which of them is the result. */
+/* oneDNN's names for the operands in each kind, and the operand that is the result. */
 static const struct {
     int arg[OPERANDS], result;
 } role[] = {
@@ -36,27 +37,28 @@ static const struct {
     [LT_CONV_WEIGHTS] = {{DNNL_ARG_SRC, DNNL_ARG_DIFF_WEIGHTS, 0, DNNL_ARG_DIFF_DST}, W},
 };
 
-/* All members are 64-bit words: equal keys have equal bytes. */
+/* All members are 64-bit words, so that equal keys have equal bytes. */
 typedef struct {
     int64_t kind, threads;
-    int64_t type[OPERANDS]; /* dnnl_data_type_t; dnnl_data_type_undef: there is none */
+    int64_t type[OPERANDS]; /* dnnl_data_type_t; dnnl_data_type_undef if absent */
     union {
         lt_product product;
         lt_conv conv;
     };
 } key;
 
-/* Parts of the workspace: scratchpads of the primitive and of the packer, packed weights, a result
- * that will be added. */
+/* Parts of the workspace: scratchpads of the primitive and of the packer, packed weights, and a
+ * result that is then added. */
 enum { OWN, PACKER_OWN, PACKED, ADDED, PARTS };
 
 typedef struct plan {
-    struct plan *next; /* in its bucket */
+    struct plan *next; /* next plan in its bucket */
     key key;
-    dnnl_primitive_t primitive; /* NULL: oneDNN has nothing optimised */
-    dnnl_primitive_t packer;    /* NULL: the weights are used as they are */
-    dnnl_memory_t operand[OPERANDS]; /* as the caller has them; NULL: there is none */
-    dnnl_memory_t part[PARTS];  /* NULL: not wanted, and ADDED: operand[result] is pointed there */
+    dnnl_primitive_t primitive; /* NULL if oneDNN has no optimised code */
+    dnnl_primitive_t packer;    /* NULL if weights are used as they are */
+    dnnl_memory_t operand[OPERANDS]; /* in the caller's layout; NULL if absent */
+    dnnl_memory_t part[PARTS];  /* NULL if unused. ADDED is always NULL: operand[result] points
+                                 * there instead */
     size_t bytes[PARTS];
     dnnl_exec_arg_t arg[OPERANDS + 1], packer_arg[3];
     int n_args, n_packer_args;
@@ -68,7 +70,7 @@ struct lt_dnnl {
     lt_ctx *ctx;
     dnnl_engine_t engine;
     dnnl_stream_t stream;
-    dnnl_primitive_attr_t attr; /* scratchpads are ours */
+    dnnl_primitive_attr_t attr; /* user-provided scratchpads */
     void *workspace;
     size_t workspace_bytes;
     int n_plans;
@@ -107,21 +109,21 @@ static lt_status failed(dnnl_status_t status)
                    dnnl_status2str(status));
 }
 
-/* oneDNN 3.2 does not check all that it allocates for the code that it makes: it crashes, or throws
+/* oneDNN 3.2 does not check all allocations for the code that it generates. It crashes, or throws
  * an exception that C cannot catch. */
 static lt_status check_room(void)
 {
-    enum { ROOM = 64 << 20 }; /* several times what it takes */
+    enum { ROOM = 64 << 20 }; /* several times what oneDNN needs */
     return lt__has_room(ROOM) ? LT_OK
                               : lt_fail(LT_ENOMEM, "out of memory: less than the %d MiB are left "
                                         "that oneDNN may want for its code", ROOM >> 20);
 }
 
-/* What is needed only while a plan is made. */
+/* Descriptors that are needed only while a plan is made. */
 typedef struct {
     dnnl_memory_desc_t operand[OPERANDS];
-    dnnl_memory_desc_t free_w; /* of W, with the layout left to oneDNN; NULL for products */
-    dnnl_memory_desc_t hint_w; /* the same in the type that forward had */
+    dnnl_memory_desc_t free_w; /* W in a layout of oneDNN's choice; NULL for products */
+    dnnl_memory_desc_t hint_w; /* the same with the dtype of the forward pass */
     dnnl_primitive_desc_t hint, primitive, packer;
 } drafts;
 
@@ -141,7 +143,7 @@ static dnnl_data_type_t type_of(const key *k, int operand)
     return (dnnl_data_type_t)k->type[operand];
 }
 
-/* A batch of one is a plain matrix. */
+/* A batch of one is described as a plain matrix. */
 static dnnl_status_t matrix(dnnl_memory_desc_t *desc, dnnl_data_type_t type, int64_t batch,
                             int64_t rows, int64_t cols, int64_t each, int64_t row, int64_t col)
 {
@@ -174,7 +176,8 @@ static dnnl_status_t draft_conv(struct lt_dnnl *d, const key *k, drafts *m)
     const lt_conv *v = &k->conv;
     const lt_window *w = &v->window;
     int64_t groups = v->groups;
-    dnnl_dims_t x_dims = {v->n, v->in, w->in[0], w->in[1]}; /* logical order; the tag has ours */
+    dnnl_dims_t x_dims = {v->n, v->in, w->in[0], w->in[1]}; /* logical order; the tag gives the
+                                                             * layout */
     dnnl_dims_t y_dims = {v->n, v->out, w->out[0], w->out[1]}, bias_dims = {v->out};
     dnnl_dims_t dense = {v->out, v->in, w->kernel[0], w->kernel[1]};
     dnnl_dims_t grouped = {groups, v->out / groups, v->in / groups, w->kernel[0], w->kernel[1]};
@@ -212,7 +215,7 @@ static dnnl_status_t draft_conv(struct lt_dnnl *d, const key *k, drafts *m)
     return dnnl_success;
 }
 
-/* The reference code of oneDNN is slower than ours. */
+/* oneDNN's reference code is slower than our portable code. */
 static bool is_optimised(const_dnnl_primitive_desc_t primitive)
 {
     const char *name = "";
@@ -221,7 +224,7 @@ static bool is_optimised(const_dnnl_primitive_desc_t primitive)
            strncmp(name, "ref", 3) != 0;
 }
 
-/* A part of the workspace, if the descriptor asks for one, as argument `arg`. */
+/* Creates the memory object of a part of the workspace, unless the descriptor is empty. */
 static dnnl_status_t add_part(struct lt_dnnl *d, plan *p, int part, const_dnnl_memory_desc_t desc)
 {
     p->bytes[part] = dnnl_memory_desc_get_size(desc);
@@ -230,7 +233,8 @@ static dnnl_status_t add_part(struct lt_dnnl *d, plan *p, int part, const_dnnl_m
     return dnnl_memory_create(&p->part[part], desc, d->engine, DNNL_MEMORY_NONE);
 }
 
-/* Between the weights as the caller has them and as the primitive wants them, if they differ. */
+/* Adds a reorder between the caller's layout of the weights and the primitive's layout, if they
+ * differ. */
 static dnnl_status_t add_packer(struct lt_dnnl *d, plan *p, drafts *m)
 {
     bool unpack = role[p->key.kind].result == W;
@@ -252,7 +256,7 @@ static dnnl_status_t add_packer(struct lt_dnnl *d, plan *p, drafts *m)
     return dnnl_success;
 }
 
-/* Fills p for its key. p->primitive stays NULL when oneDNN has nothing optimised. */
+/* Fills p for its key. p->primitive stays NULL if oneDNN has no optimised code. */
 static dnnl_status_t complete(struct lt_dnnl *d, plan *p, drafts *m)
 {
     const key *k = &p->key;
@@ -314,14 +318,15 @@ static plan **bucket_of(struct lt_dnnl *d, const key *k)
     return &d->bucket[hash % BUCKETS];
 }
 
-/* The plan for k, made if need be. Borrowed until the next one is made; NULL on failure. */
+/* Returns the plan for k, which is made if needed, or NULL on failure. Borrowed until the next
+ * call. */
 static plan *plan_for(struct lt_dnnl *d, const key *k)
 {
     plan **bucket = bucket_of(d, k);
     for (plan *p = *bucket; p; p = p->next)
         if (memcmp(&p->key, k, sizeof *k) == 0)
             return p;
-    if (d->n_plans == MAX_PLANS) /* sizes that never repeat: start again rather than grow */
+    if (d->n_plans == MAX_PLANS) /* sizes keep changing: start over instead of growing */
         plans_free(d);
     plan *p = check_room() == LT_OK ? lt__alloc_zero(d->ctx, sizeof *p) : NULL;
     if (!p)
@@ -341,7 +346,7 @@ static plan *plan_for(struct lt_dnnl *d, const key *k)
     return p;
 }
 
-/* This context's state, made on first use. Borrowed; NULL on failure. */
+/* Returns this context's state, which is made on first use, or NULL on failure. Borrowed. */
 static struct lt_dnnl *state_of(lt_ctx *ctx)
 {
     struct lt_dnnl *d = ctx->slots.ops->dnnl;
@@ -376,7 +381,8 @@ void lt__dnnl_free(struct lt_dnnl *d)
 
 /* ==== Running ================================================================================= */
 
-/* Points the parts of the workspace that p wants at their places; *added is that of the result. */
+/* Assigns the parts that p uses to the workspace, which grows if needed. *added is the address of
+ * the ADDED part. */
 static lt_status lay_out(struct lt_dnnl *d, plan *p, bool add, void **added)
 {
     size_t offset[PARTS], total = 0;
@@ -425,7 +431,7 @@ static lt_status run_primitive(struct lt_dnnl *d, plan *p, const lt_operand *ope
     return add ? cpu->add(cpu, to->data, added, to->dtype, count) : LT_OK;
 }
 
-/* oneDNN is not asked about empty tensors and sizes beyond int: the portable kernels know both. */
+/* oneDNN is not used for empty tensors and sizes beyond int; the portable kernels handle both. */
 static bool in_reach(const int64_t *sizes, size_t bytes)
 {
     for (size_t i = 0; i < bytes / sizeof *sizes; i++)
@@ -434,9 +440,10 @@ static bool in_reach(const int64_t *sizes, size_t bytes)
     return true;
 }
 
-/* In bf16 version 3.2 gives gradients of w wrong where images are narrower than a stride. On CPUs
- * with AMX it gives wrong results of even kernels with stride 2 over 48, 80, 112... channels; and
- * at times, when one of its threads is held up, of kernels of several rows with a larger stride. */
+/* Known bugs of version 3.2 in bf16. Gradients of w are wrong where images are narrower than the
+ * stride. On CPUs with AMX, forward results are wrong for even kernel widths with stride 2 over 48,
+ * 80, 112... channels. They are sometimes wrong, when one of its threads is delayed, for kernels of
+ * several rows with a larger stride. */
 static bool is_wrong(const key *k)
 {
     const lt_conv *v = &k->conv;
@@ -450,15 +457,15 @@ static bool is_wrong(const key *k)
             (w->kernel[0] > 1 && w->kernel[0] < w->stride[0]));
 }
 
-/* The threads that a parallel region gets here: one inside another region, where oneDNN starts no
- * team, and at most the limit, which may have changed since the context was made. */
+/* The number of threads that a parallel region gets here: one inside another region, where oneDNN
+ * starts no team, and at most the limit, which may have changed since the context was made. */
 static int threads_for(const lt_call *c)
 {
     int limit = omp_in_parallel() ? 1 : lt_thread_limit();
     return c->threads < limit ? c->threads : limit;
 }
 
-/* False for what oneDNN is not asked about. */
+/* Returns false for tasks that oneDNN is not used for. */
 static bool key_of(const lt_call *c, const lt_conv_task *task, const lt_operand *operand, key *k)
 {
     memset(k, 0, sizeof *k);
@@ -485,11 +492,11 @@ static bool key_of(const lt_call *c, const lt_conv_task *task, const lt_operand 
     return in_reach(sizes, sizeof sizes) && !is_wrong(k);
 }
 
-/* Finds the plan and runs it, unless only it is asked for. oneDNN splits a task by the number of
- * threads that omp_get_max_threads() promises, and never checks how many it gets: fewer leave parts
- * of the result out, or wait for the others for ever. So this thread's settings promise what OpenMP
- * gives, and let it give no less, until the task is done; then they are the host program's again.
- * */
+/* Finds or makes the plan and, if and_run is set, runs it. oneDNN splits a task by
+ * omp_get_max_threads() and never checks how many threads it gets: with fewer, parts of the result
+ * are missing, or it waits forever. So this sets the thread's OpenMP settings to the number of
+ * threads that it will get, without dynamic adjustment, and restores the host program's settings
+ * afterwards. */
 static lt_status plan_and_run(const lt_call *c, const lt_conv_task *task, bool and_run)
 {
     const lt_operand operand[OPERANDS] = {task->x, task->w, task->bias, task->y};

@@ -1,4 +1,4 @@
-/* grad_table.c - rows of what was found in gradients, on either device. */
+/* grad_table.c - rows of gradient statistics, on the CPU or the accelerator. */
 #include <stdlib.h>
 
 #include "ops/kernel.h"
@@ -8,7 +8,7 @@ struct lt_grad_table {
     lt_ctx *ctx;
     lt_device *device;        /* the accelerator, or NULL */
     lt_grad_stats *on_host,
-        *on_device; /* rows: on the CPU, and on the accelerator, made when one is there */
+        *on_device; /* rows on the CPU; on the accelerator, or NULL */
     bool *is_on_device;
     int room;
 };
@@ -28,7 +28,7 @@ static void free_rows(lt_grad_table *table)
                         rows * sizeof *table->on_device);
 }
 
-/* Larger ones take over what there is. */
+/* Grows the table to hold `row`. Keeps the existing rows. */
 static lt_status make_room(lt_grad_table *table, int row)
 {
     int room = table->room ? table->room : 64;
@@ -156,7 +156,7 @@ lt_status lt_grad_table_check(lt_grad_table *table, int first, int n)
         ->check_grads(table->device, table->on_device + first, n, lt_step_check_of(table->ctx));
 }
 
-/* What lies on both devices is waited for. */
+/* Waits for the accelerator if the rows are on both devices. */
 lt_status lt_grad_table_zero_leftover(lt_grad_table *table, lt_tensor *x, int left, int first,
                                       int n)
 {

@@ -1,17 +1,16 @@
-/* loops.c - lt__map(): elementwise loops in blocks, with broadcasting; gradients of what was
- * stretched. */
+/* loops.c - lt__map(): elementwise loops in blocks, with broadcasting, and their gradients. */
 #include "ops/cpu/loops.h"
 
-enum { TASK = 16 * LT_BLOCK }; /* cheap elements that one thread takes at a time */
+enum { TASK = 16 * LT_BLOCK }; /* cheap elements per task of a thread */
 
 /* ==== Stretched inputs ======================================================================== */
 
-/* How an input lies under z's dims: a step of 0 repeats it. Neighbouring axes over which it runs
- * on are one; axes of 1 are gone. */
+/* The traversal of an input along z's dims; a step of 0 repeats elements. Neighbouring axes that
+ * are contiguous in the input are merged, and axes of size 1 are dropped. */
 typedef struct {
-    int ndim;                 /* 0: it is as dense as z */
-    int64_t period;           /* it repeats itself after so many elements; 0: not within a block */
-    int64_t dims[LT_MAX_DIMS], step[LT_MAX_DIMS]; /* the innermost axis first */
+    int ndim;                 /* 0 if the input is as dense as z */
+    int64_t period; /* the input repeats after this many elements; 0 if not within a block */
+    int64_t dims[LT_MAX_DIMS], step[LT_MAX_DIMS]; /* innermost axis first */
 } walk;
 
 static void walk_over(walk *w, const lt_array *x, const lt_array *z)
@@ -37,7 +36,8 @@ static void walk_over(walk *w, const lt_array *x, const lt_array *z)
     w->period = scalar ? 1 : row ? w->dims[0] : 0;
 }
 
-/* dst[0..n) = elements first, first + 1, ... of the walk over src. The innermost step is 0 or 1. */
+/* Copies elements first, first + 1, ... of the walk over src to dst. The innermost step is 0 or
+ * 1. */
 static void gather(const walk *w, size_t bytes, const char *src, int64_t first, char *dst,
                    int64_t n)
 {
@@ -73,12 +73,12 @@ static void gather(const walk *w, size_t bytes, const char *src, int64_t first, 
 
 /* ==== Maps ==================================================================================== */
 
-/* What a map computes in: halves are widened block by block, and rounded once; unless fn does so
- * itself for bf16, number by number. */
+/* The dtype that a map computes in. Halves are widened block by block and rounded once, unless fn
+ * handles bf16 itself, number by number. */
 static lt_dtype widened(lt_dtype dtype) { return lt__is_half(dtype) ? LT_F32 : dtype; }
 
-/* n dense elements of input x from element i: as they are, or in the buffer. widen: halves become
- * f32. fresh: the buffer does not hold them yet. */
+/* Returns n dense elements of input x from element i on, in place or in the buffer. widen: convert
+ * halves to f32. fresh: the buffer does not hold them yet. */
 static const void *take(const lt_array *x, const walk *w, int64_t i, int64_t n, bool widen,
                         bool fresh, char *buffer)
 {
@@ -99,7 +99,7 @@ static const void *take(const lt_array *x, const walk *w, int64_t i, int64_t n, 
     return buffer;
 }
 
-/* Whether fn is to read and write bf16 as it is. */
+/* Whether fn reads and writes bf16 itself. */
 static bool is_direct(const lt_map *m)
 {
     bool direct = m->bf16 && m->z.dtype == LT_BF16;
@@ -108,8 +108,8 @@ static bool is_direct(const lt_map *m)
     return direct;
 }
 
-/* Elements [first, last). A block is whole periods where that is possible, so that a repeated
- * scalar or row is copied once for all blocks. */
+/* Computes elements [first, last). Where possible, a block is a multiple of the inputs' periods, so
+ * that a repeated scalar or row is copied only once. */
 static void map_range(const lt_call *c, const lt_map *m, const walk *walks, int64_t first,
                       int64_t last)
 {
@@ -159,13 +159,13 @@ void lt__map(const lt_call *c, const lt_map *m)
 
 /* ==== Gradients =============================================================================== */
 
-/* Of x's elements in the dtype that they are computed in; what follows is aligned. */
+/* Bytes of x's elements in the dtype to compute in, padded so that the next part is aligned. */
 static size_t wide_bytes(const lt_tensor *x)
 {
     return lt__aligned((size_t)x->count * lt_dtype_bytes(widened((lt_dtype)x->dtype)));
 }
 
-/* d (+)= the sum of what lies under z, by way of f32 where d is half. */
+/* d (+)= z, summed over the stretched axes; in f32 if d is half. */
 static void put_sum(const lt_call *c, lt_tensor *d, lt_array z, bool add, char *scratch)
 {
     lt_array sum = lt__array(d);

@@ -1,17 +1,17 @@
 /* loops.h - elementwise loops over arrays of different shapes, for the op files that broadcast.
  *
- * A op file writes one plain loop over dense blocks (an lt_block_fn). lt__map() cuts the work into
- * blocks, shares them out to the threads, and copies what is stretched, or half, into small buffers
- * first; so no loop knows about broadcasting or halves, and every one vectorises. Results of halves
- * are rounded once, from what f32 copies of the tensors would give.
+ * An op file writes one plain loop over dense blocks (an lt_block_fn). lt__map() splits the work
+ * into blocks, distributes them over the threads, and first copies inputs that are stretched or of
+ * half precision into small buffers. So the loops need not handle broadcasting or halves, and all
+ * of them vectorise. Results of halves equal the rounded results for f32 copies of the tensors.
  */
 #ifndef LT_OPS_CPU_LOOPS_H
 #define LT_OPS_CPU_LOOPS_H
 
 #include "ops/kernel.h"
 
-/* Dense elements and a shape for them, which need not be that of the tensor they lie in. Borrows
- * both. */
+/* Dense elements with a shape, which may differ from the shape of the tensor that holds them. Both
+ * pointers are borrowed. */
 typedef struct lt_array {
     void *data;
     const int64_t *dims;
@@ -25,7 +25,7 @@ static inline lt_array lt__array(const lt_tensor *x)
     return (lt_array){x->data, x->dims, x->count, x->ndim, (lt_dtype)x->dtype};
 }
 
-/* Address of element i. */
+/* Returns the address of element i. */
 static inline void *lt__at(const void *data, lt_dtype dtype, int64_t i)
 {
     return (char *)data + i * (int64_t)lt_dtype_bytes(dtype);
@@ -33,12 +33,12 @@ static inline void *lt__at(const void *data, lt_dtype dtype, int64_t i)
 
 static inline int64_t lt__least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* bytes, rounded up so that what follows them in scratch is aligned like scratch itself. */
+/* Rounds bytes up, so that the next part of scratch is aligned like scratch itself. */
 static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* ==== Typed loops ============================================================================= */
+/* ==== Dispatch on dtypes ====================================================================== */
 
-/* Runs body once with T standing for i64, i32 or u8. */
+/* Runs the body with T as int64_t, int32_t or uint8_t. */
 #define LT_INTEGERS(dtype, T, ...)                                                                 \
     do {                                                                                           \
         switch (dtype) {                                                                           \
@@ -48,7 +48,7 @@ static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; 
         }                                                                                          \
     } while (0)
 
-/* As LT_NUMERICS, with unsigned types for the integers: sums, differences and products are the
+/* As LT_NUMERICS, but with unsigned types for integers. Sums, differences and products have the
  * same bits, and overflow wraps instead of being undefined. */
 #define LT_WRAPPING(dtype, T, ...)                                                                 \
     do {                                                                                           \
@@ -61,7 +61,7 @@ static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; 
         }                                                                                          \
     } while (0)
 
-/* Runs body once with T standing for an unsigned integer of so many bytes: for moving elements. */
+/* Runs the body with T as the unsigned integer of the given size, to move elements of any dtype. */
 #define LT_SIZES(bytes, T, ...)                                                                    \
     do {                                                                                           \
         switch (bytes) {                                                                           \
@@ -72,65 +72,65 @@ static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; 
         }                                                                                          \
     } while (0)
 
-/* Runs body once with T standing for the type to compute in and E for that of the elements: float
- * and uint16_t for bf16, else the one that `types` gives for both. */
+/* Runs the body with T as the type to compute in and E as the type of elements: float and uint16_t
+ * for bf16, otherwise the type from `types` for both. */
 #define LT_AND_BF16(types, dtype, T, E, ...)                                                       \
     do {                                                                                           \
         if ((dtype) == LT_BF16) { typedef float T; typedef uint16_t E; __VA_ARGS__ }               \
         else types(dtype, T, typedef T E; __VA_ARGS__);                                            \
     } while (0)
 
-/* To the nearest, ties to even. A NaN that comes of bf16 or of arithmetic ends in 16 zeros, and so
- * stays one. */
+/* Rounds to nearest, ties to even. A NaN from bf16 or from arithmetic has 16 trailing zeros and
+ * stays a NaN. */
 static inline uint16_t lt__round_bf16(float f)
 {
     union { float f; uint32_t u; } v = {f};
     return (uint16_t)((v.u + 0x7fff + (v.u >> 16 & 1)) >> 16);
 }
 
-/* The value of an element; the element, of type E, for a value. */
+/* The value of an element; a value converted to an element of type E. */
 #define LT_VALUE(e) _Generic((e), uint16_t: lt__bf16_to_f32((uint16_t)(e)), default: (e))
 #define LT_ELEMENT(E, v) _Generic((E)0, uint16_t: lt__round_bf16((float)(v)), default: (E)(v))
 
 /* ==== Maps ==================================================================================== */
 
-enum { LT_BLOCK = 1024 };     /* elements; a block of each operand stays in the first cache */
+enum { LT_BLOCK = 1024 };     /* elements; a block of each operand fits the L1 cache */
 
-typedef struct lt_block {     /* one run of elements, all dense */
+typedef struct lt_block {     /* a run of dense elements */
     int64_t n;
-    int64_t first;            /* element of z, of the n */
+    int64_t first;            /* index of the first element in z */
     void *z;                  /* n results */
     const void *in[3];        /* n elements of each input */
-    lt_dtype dtype;           /* to compute in; never half, but bf16 where the map says so */
-    bool add;                 /* to what is in z */
-    const lt_call *c;         /* for options */
+    lt_dtype dtype; /* dtype to compute in: never half, except bf16 if the map allows it */
+    bool add;                 /* add to the values in z */
+    const lt_call *c;         /* for the op's options */
 } lt_block;
 typedef void (*lt_block_fn)(const lt_block *b);
 
-/* What an element costs, in simple operations. */
-enum { LT_CHEAP = 1, LT_COSTLY = 16 /* calls the mathematical library */ };
+/* Cost of one element, in simple operations. */
+enum { LT_CHEAP = 1, LT_COSTLY = 16 /* calls libm */ };
 
 typedef struct lt_map {       /* z (+)= fn(in...), where each input broadcasts to z's dims */
     lt_block_fn fn;
-    lt_dtype dtype;           /* to compute in; a half one stands for f32 */
+    lt_dtype dtype;           /* dtype to compute in; f32 is used for a half dtype */
     int cost;
     bool add;
-    bool bf16;                /* fn reads and writes bf16 itself, where all is bf16 */
+    bool bf16;                /* fn reads and writes bf16 itself, if all operands are bf16 */
     int n_in;
     lt_array z, in[3];
 } lt_map;
 void lt__map(const lt_call *c, const lt_map *map);
 
-/* The gradient of input i of a broadcasting op. map gives it at each element of the output, whose
- * dims are in map->z; where to write it, and whether to add, is filled in here. If the input was
- * stretched, all that is computed in scratch, then summed over the stretched axes. */
+/* Computes the gradient of input i of a broadcasting op. map computes the gradient for each element
+ * of the output, whose dims are in map->z; this function fills in its destination and `add`. If the
+ * input is stretched, the gradient goes to scratch and is then summed over the stretched axes. */
 void lt__put_grad(const lt_call *c, int i, lt_map *map);
-/* The scratch that lt__put_grad() needs, whichever the input: for op->scratch. */
+/* The scratch that lt__put_grad() needs for any of the inputs; for op->scratch. */
 size_t lt__grad_scratch(const lt_call *c, bool backward);
 
-/* dst (+)= the sum of src, of the same float dtype, over the axes in which dst is 1 or absent
- * (from the last axis backwards). In double, in an order that depends on the shapes alone.
- * In reduce.c. */
+/* dst (+)= the sum of src over the axes in which dst has size 1 or no axis (aligned at the last
+ * axis). Both have the same float dtype. Sums are in double, in an order that depends only on the
+ * shapes. In reduce.c. */
 void lt__sum_to(const lt_call *c, lt_array dst, lt_array src, bool add, void *scratch);
 size_t lt__sum_to_scratch(const lt_tensor *dst, const lt_tensor *src);
 

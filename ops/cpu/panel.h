@@ -1,23 +1,22 @@
-/* panel.h - products of vectors of channels, for the convolutions that this room has code of its
- * own for (winograd.c, conv_thin.c, conv_weights.c).
+/* panel.h - products of vectors of channels, for this room's own convolution code (winograd.c,
+ * conv_thin.c, conv_weights.c).
  *
- * Factors are read in words of 32 bits, the terms that are multiplied and summed: one of f32, or
- * two of bf16, which one instruction takes at once. A panel is made of vectors of words, one after
- * the other. A thread sums ROWS x MOST vectors at a time in its registers; that pays where there
- * are 32 of 64 bytes.
+ * Factors are read in 32-bit words, which hold the terms to multiply and add: one f32, or two bf16,
+ * which one instruction processes. A panel is a sequence of vectors of such words. A thread keeps
+ * ROWS x MOST vectors of sums in registers. That pays if there are 32 registers of 64 bytes.
  */
 #ifndef LT_OPS_CPU_PANEL_H
 #define LT_OPS_CPU_PANEL_H
 
 #include "ops/cpu/simd.h"
 
-enum { ROWS = 8, MOST = 2 }; /* sums: rows, and vectors of each */
+enum { ROWS = 8, MOST = 2 }; /* sums: rows, and vectors per row */
 
 #define UNROLL _Pragma("GCC unroll 16")
 
 LT_INLINE int64_t bytes_of(bool half) { return half ? 2 : 4; }
 
-/* Words of two bf16, the first of each from a. */
+/* Interleaves a and b to words of two bf16, with a in the lower half. */
 LT_INLINE lt_vec weave(const uint16_t *a, const uint16_t *b)
 {
     lt_vec_u16 first, second;
@@ -28,7 +27,8 @@ LT_INLINE lt_vec weave(const uint16_t *a, const uint16_t *b)
                                            29, 14, 30, 15, 31);
 }
 
-/* Vector k, of n, goes to panel + k * step: of a in f32, of both in bf16. */
+/* Copies n vectors to panel, `step` floats apart: from a in f32, from a and b interleaved in
+ * bf16. */
 LT_INLINE void pack_words(bool half, int64_t n, const void *a, const void *b, float *panel,
                           int64_t step)
 {
@@ -37,8 +37,8 @@ LT_INLINE void pack_words(bool half, int64_t n, const void *a, const void *b, fl
                                   : lt__load_f32((const float *)a + i));
 }
 
-/* sum[i][j] += the sum over words s of a[i * a_row + s * a_word] and vector s of the panel that
- * begins at b + j * b_step. */
+/* sum[i][j] += the sum over words s of a[i * a_row + s * a_word] times vector s of the panel at b +
+ * j * b_step. */
 LT_INLINE void add_products(bool half, int vectors, int64_t words, const float *a, int64_t a_row,
                             int64_t a_word, const float *b, int64_t b_step,
                             lt_vec sum[ROWS][MOST])
@@ -58,12 +58,12 @@ LT_INLINE void add_products(bool half, int vectors, int64_t words, const float *
     }
 }
 
-/* Whether this machine has what makes them fast. */
+/* Whether this machine has the instructions that make these products fast. */
 static inline bool has_fast_products(bool half)
 {
-    (void)half; /* not asked everywhere */
+    (void)half; /* unused on some architectures */
 #if defined(LT_NO_CLONES)
-    return true; /* a build for tests: its speed is no matter */
+    return true; /* test builds; speed does not matter */
 #elif defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
     return half ? lt__has_bf16_products() : __builtin_cpu_supports("x86-64-v4");
 #else

@@ -1,10 +1,10 @@
 /* product.c - portable matrix products and column sums.
  *
- * The kernel holds a tile of ROWS rows and one vector of columns in registers and runs over at most
- * DEPTH terms. The columns of b that it needs are first copied into a panel, which makes them
- * dense whatever the strides, and padded with zeros, so that the inner loop knows no edges: numbers
- * beside the edge are computed and not stored. Vectors are GCC's generic ones: 64 bytes are one
- * register or several, as the instruction set has it, and the sums are the same bits.
+ * The kernel keeps a tile of ROWS rows and one vector of columns in registers and runs over at most
+ * DEPTH terms. It first copies the columns of b to a panel, which makes them dense for any stride
+ * and pads them with zeros. So the inner loop has no edge cases; elements beyond the edge are
+ * computed and not stored. The vectors are GCC's generic ones: 64 bytes are one register or
+ * several, depending on the instruction set, and the bits of the sums are the same.
  */
 #include "ops/cpu/dnnl.h"
 #include "ops/cpu/loops.h"
@@ -12,8 +12,8 @@
 #include "ops/cpu/simd.h"
 
 enum { ROWS = 4, DEPTH = 256, VECTOR_BYTES = 64 };
-enum { TILE = 64 };  /* rows and columns of a task of lt__product() */
-enum { STRIP = 256, PARTS = 16 };  /* columns at a time and parts of the rows in lt__sum_rows() */
+enum { TILE = 64 };  /* rows and columns per task of lt__product() */
+enum { STRIP = 256, PARTS = 16 };  /* lt__sum_rows(): columns at a time; parts of the rows */
 enum { RUN = 64 };                /* rows of f32 and bf16 that are summed in f32 */
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -39,7 +39,7 @@ LT_SIMD void lt__product_add(lt_dtype dtype, const lt_product *p, const void *a,
                 }
                 for (int64_t row = 0; row < p->m; row += ROWS) {
                     int rows = (int)least(ROWS, p->m - row);
-                    const T *from[ROWS]; /* rows beside the edge repeat the first */
+                    const T *from[ROWS]; /* rows beyond the edge repeat the first one */
                     vector sum[ROWS] = {{0}};
                     for (int i = 0; i < ROWS; i++)
                         from[i] = (const T *)a + (row + (i < rows ? i : 0)) * p->a_row +
@@ -58,7 +58,7 @@ LT_SIMD void lt__product_add(lt_dtype dtype, const lt_product *p, const void *a,
     );
 }
 
-/* Rows [0, m) of out = bias, or zero. */
+/* Sets rows [0, m) of out to the bias, or to zero. */
 static void begin_rows(lt_dtype dtype, const lt_product *p, const void *bias, void *out)
 {
     size_t bytes = (size_t)p->n * lt_dtype_bytes(dtype);
@@ -90,11 +90,11 @@ lt_status lt__product_ready(const lt_call *c, const lt_product *p, lt_operand a,
     return any_half(a, b, out) ? lt__dnnl_ready(c, &task) : LT_OK;
 }
 
-/* The portable engine; all operands are of one type. */
+/* The portable implementation. All operands have the same dtype. */
 static void multiply(const lt_call *c, const lt_product *p, const void *a, const void *b,
                      const void *bias, void *out, lt_dtype dtype, bool add)
 {
-    (void)c; /* without OpenMP */
+    (void)c; /* unused without OpenMP */
     int64_t down = (p->m + TILE - 1) / TILE, across = (p->n + TILE - 1) / TILE;
     LT_PARALLEL_FOR(c, (double)(p->batch * p->m * p->n) * (double)p->k)
     for (int64_t task = 0; task < p->batch * down * across; task++) {
@@ -122,7 +122,7 @@ lt_status lt__product(const lt_call *c, bool fast, const lt_product *p, lt_opera
     return LT_OK;
 }
 
-/* Rows of floats or of bf16, one vector of columns after the other. */
+/* Sums rows of f32 or bf16, one vector of columns after the other. */
 LT_INLINE void sum_vectors(bool half, int64_t rows, int64_t stride, int64_t vectors, const void *in,
                            double sum[STRIP])
 {
@@ -138,7 +138,7 @@ LT_INLINE void sum_vectors(bool half, int64_t rows, int64_t stride, int64_t vect
         }
 }
 
-/* n <= STRIP columns of rows that are stride apart. */
+/* Sums n <= STRIP columns over rows that are stride apart. */
 LT_SIMD static void sum_strip(int64_t rows, int64_t stride, int64_t n, const void *in,
                               lt_dtype dtype, double sum[STRIP])
 {
@@ -169,7 +169,7 @@ static void put_sums(int64_t n, const double *sum, void *out, lt_dtype dtype, bo
 void lt__sum_rows(const lt_call *c, int64_t rows, int64_t cols, lt_operand x, lt_operand out,
                   bool add)
 {
-    (void)c; /* without OpenMP */
+    (void)c; /* unused without OpenMP */
     for (int64_t col = 0; col < cols; col += STRIP) {
         double sum[PARTS][STRIP];
         int64_t n = least(STRIP, cols - col);

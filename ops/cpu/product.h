@@ -1,11 +1,11 @@
-/* product.h - matrix products and column sums: what matmul, linear and conv2d are made of.
+/* product.h - matrix products and column sums, the building blocks of matmul, linear and conv2d.
  *
- * A product is described by strides, so that transposed factors, rows of an image and taps of a
- * kernel need no copies. Two engines answer: oneDNN for whole dense products in f32 and bf16,
- * portable C in f32 and f64 for the rest. The portable one sums in the element type, runs of 256
- * terms in registers and then the runs: it carries training where oneDNN is missing, products in
- * double run at half the speed, and the exact reference of the f32 code is the same code run in
- * f64. Each element is summed by one thread in an order that the sizes alone decide: the bits
+ * A product is described by strides, so that transposed factors, rows of images and taps of kernels
+ * need no copies. There are two implementations: oneDNN for dense products in f32 and bf16, and
+ * portable C in f32 and f64 for the rest. The portable code sums in the element type, 256 terms at
+ * a time in registers, then over these partial sums. It makes training without oneDNN possible,
+ * runs at half the speed in double, and is the exact reference for f32 when run in f64. Each
+ * element is summed by one thread in an order that depends only on the sizes, so that the bits
  * depend neither on the number of threads nor on the instruction set.
  */
 #ifndef LT_OPS_CPU_PRODUCT_H
@@ -22,7 +22,7 @@ typedef struct lt_product {
     int64_t out_batch, out_row, out_col;
 } lt_product;
 
-/* A product of dense matrices; turn_a: a is stored as (k, m), turn_b: b is stored as (n, k). */
+/* A product of dense matrices. turn_a: a is stored as (k, m); turn_b: b is stored as (n, k). */
 static inline lt_product lt__product_of(int64_t batch, int64_t m, int64_t n, int64_t k, bool turn_a,
                                         bool turn_b)
 {
@@ -32,13 +32,13 @@ static inline lt_product lt__product_of(int64_t batch, int64_t m, int64_t n, int
                         .out_batch = m * n, .out_row = n, .out_col = 1};
 }
 
-/* Elements of a type, for kernels that take several types. */
+/* An array with its dtype, for kernels that accept several dtypes. */
 typedef struct lt_operand {
     void *data;
     lt_dtype dtype;
 } lt_operand;
 
-/* x from element `offset` on; without data when x is NULL. */
+/* The elements of x from `offset` on. data is NULL if x is NULL. */
 static inline lt_operand lt__operand(const lt_tensor *x, int64_t offset)
 {
     if (!x)
@@ -47,21 +47,21 @@ static inline lt_operand lt__operand(const lt_tensor *x, int64_t offset)
     return (lt_operand){(char *)x->data + offset * (int64_t)lt_dtype_bytes(dtype), dtype};
 }
 
-/* The products of lt__product_of() on the threads of the call, written over out or added to it.
- * bias (n), whose data may be NULL, is added to each row when out is written. fast: try oneDNN.
- * LT_EUNSUPPORTED, and nothing is written, for bf16 that oneDNN does not take;
- * lt__product_ready() says so beforehand. */
+/* Computes a product of lt__product_of() on the threads of the call, and writes it to out or adds
+ * it. bias (n), whose data may be NULL, is added to each row if out is written. fast: try oneDNN
+ * first. Fails with LT_EUNSUPPORTED, before anything is written, for bf16 that oneDNN does not
+ * support. lt__product_ready() reports that beforehand. */
 lt_status lt__product(const lt_call *c, bool fast, const lt_product *p, lt_operand a, lt_operand b,
                       lt_operand bias, lt_operand out, bool add);
 lt_status lt__product_ready(const lt_call *c, const lt_product *p, lt_operand a, lt_operand b,
                             lt_operand bias, lt_operand out);
 
-/* out += a b by portable code in this thread, for kernels that divide the work themselves. Any
- * strides; batch is ignored. */
+/* out += a b with portable code in the calling thread, for kernels that divide the work themselves.
+ * Strides are arbitrary; batch is ignored. */
 void lt__product_add(lt_dtype dtype, const lt_product *p, const void *a, const void *b, void *out);
 
-/* out (cols) = the sum of the rows of x (rows, cols), written or added. Sums are in
- * double, of f32 and bf16 by way of runs of 64 rows in f32. */
+/* out (cols) = the sum over the rows of x (rows, cols), written or added. Sums are in double; for
+ * f32 and bf16, 64 rows at a time are first summed in f32. */
 void lt__sum_rows(const lt_call *c, int64_t rows, int64_t cols, lt_operand x, lt_operand out,
                   bool add);
 

@@ -1,8 +1,8 @@
-/* rescale.c - multiplies gradients by a power of two, and looks at them on the way.
+/* rescale.c - multiplies gradients by a power of two and measures them in the same pass.
  *
- * It is no op of the list: nobody differentiates it, and what it finds is no tensor. The pass
- * over f32, which almost all gradients are, works on their bits: those of magnitudes are in the
- * order of the magnitudes, and end at those of infinity.
+ * This is not an op: it has no gradient, and its result is not a tensor. The pass over f32, which
+ * almost all gradients are, works on their bits: the bits of magnitudes are ordered like the
+ * magnitudes, and infinity has the largest.
  */
 #include "ops/kernel.h"
 #include "ops/plugin.h"
@@ -48,7 +48,7 @@ static void rescale(lt_tensor *x, double by, lt_grad_stats *stats)
 
 typedef struct block_stats {
     int32_t largest, not_finite;
-} block_stats; /* largest: bits of a magnitude */
+} block_stats; /* largest: the bits of a magnitude */
 
 static inline void measure_bits(block_stats *s, float value)
 {
@@ -119,7 +119,7 @@ static void rescale_f32(lt_tensor *x, float by, lt_grad_stats *stats)
         stats->largest = most.f;
 }
 
-/* It is waited for. */
+/* Waits for the device if stats is not NULL. */
 static lt_status rescale_on_device(lt_tensor *x, double by, lt_grad_stats *stats)
 {
     lt_device *device = x->storage->device;

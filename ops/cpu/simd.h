@@ -1,9 +1,9 @@
-/* simd.h - vectors of 16 floats, for kernels that the compiler does not vectorise by itself: plain
- * C over a vector type, which becomes one register, two or four as the instruction set has it.
+/* simd.h - vectors of 16 floats, for kernels that the compiler does not vectorise by itself. This
+ * is plain C over a vector type, which maps to one, two or four registers of the instruction set.
  *
- * Functions over them are inlined into one that is marked LT_SIMD (kernel.h) and so compiled for
- * each instruction set. Loads and stores want no alignment. bf16 is rounded to nearest, ties to
- * even; a NaN stays one.
+ * The functions are inlined into functions marked LT_SIMD (kernel.h), which are compiled for each
+ * instruction set. Loads and stores need no alignment. bf16 is rounded to nearest, ties to even; a
+ * NaN stays a NaN.
  */
 #ifndef LT_OPS_CPU_SIMD_H
 #define LT_OPS_CPU_SIMD_H
@@ -17,8 +17,8 @@ typedef int32_t lt_vec_i32 __attribute__((vector_size(64)));
 typedef uint32_t lt_vec_u32 __attribute__((vector_size(64)));
 typedef uint16_t lt_vec_u16 __attribute__((vector_size(32)));
 
-/* A loop over the lanes of vectors: for what depends on comparisons, of which gcc 12 makes scalar
- * code when whole vectors are compared; unrolled, it would not see vectors in it either. */
+/* A loop over the lanes of vectors, for code that depends on comparisons. gcc 12 makes scalar code
+ * of comparisons of whole vectors, and of such a loop when it is unrolled. */
 #ifdef __clang__
 #define LT_EACH_LANE(k) for (int k = 0; k < LT_LANES; k++)
 #else
@@ -51,8 +51,8 @@ LT_INLINE void lt__store_bf16(uint16_t *to, lt_vec v)
     memcpy(to, &half, sizeof half);
 }
 
-/* 32 numbers as two vectors, the even ones and the odd ones: one instruction makes either of the
- * words that hold both, and none has to move. */
+/* Loads 32 bf16 as two vectors of floats, the even and the odd elements. Each takes one instruction
+ * on words that hold a pair, and no element changes its lane. */
 LT_INLINE void lt__load_pairs(const uint16_t *from, lt_vec v[2])
 {
     lt_vec_u32 pairs;
@@ -61,7 +61,7 @@ LT_INLINE void lt__load_pairs(const uint16_t *from, lt_vec v[2])
     v[1] = (lt_vec)(pairs & 0xffff0000);
 }
 
-/* A NaN that comes of bf16, or of arithmetic, ends in 16 zeros: rounding, it stays one. */
+/* Rounding keeps a NaN from bf16 or arithmetic, which has 16 trailing zeros. */
 LT_INLINE lt_vec_u32 lt__round_pairs(lt_vec v)
 {
     lt_vec_u32 bits = (lt_vec_u32)v;
@@ -79,14 +79,14 @@ LT_INLINE void lt__store_pairs(uint16_t *to, const lt_vec v[2])
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(LT_NO_CLONES)
 #define LT_SIMD_BF16 __attribute__((target("arch=x86-64-v4,avx512bf16")))
 
-/* False where oneDNN has those of whole tiles (AMX), which are faster still. */
+/* False where oneDNN can use AMX tiles, which are faster still. */
 static inline bool lt__has_bf16_products(void)
 {
     return __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512bf16") &&
            !__builtin_cpu_supports("amx-bf16");
 }
 
-/* As lt__store_bf16(), but numbers too small to be normal become zero. */
+/* As lt__store_bf16(), but subnormal numbers become zero. */
 LT_INLINE void lt__store_bf16_at_once(uint16_t *to, lt_vec v)
 {
     lt_vec_u16 half;
@@ -94,7 +94,7 @@ LT_INLINE void lt__store_bf16_at_once(uint16_t *to, lt_vec v)
     memcpy(to, &half, sizeof half);
 }
 
-/* Words of two bf16: a in the lower half of each, b in the upper one. */
+/* Packs words of two bf16: a in the lower half of each, b in the upper half. */
 LT_INLINE lt_vec lt__pair_bf16(lt_vec a, lt_vec b)
 {
     typedef uint16_t halves __attribute__((vector_size(64)));
@@ -105,7 +105,7 @@ LT_INLINE lt_vec lt__pair_bf16(lt_vec a, lt_vec b)
                                            14, 30, 15, 31);
 }
 
-/* sum + the products of both halves of words of two bf16. */
+/* Adds to sum the products of both bf16 halves of each word. */
 LT_INLINE lt_vec lt__dot_bf16(lt_vec sum, lt_vec a, lt_vec b)
 {
     __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
@@ -113,7 +113,7 @@ LT_INLINE lt_vec lt__dot_bf16(lt_vec sum, lt_vec a, lt_vec b)
 }
 #else
 #define LT_SIMD_BF16
-/* By plain C: only tests use it. */
+/* Plain C versions, used only by tests. */
 static inline bool lt__has_bf16_products(void) { return false; }
 
 LT_INLINE void lt__store_bf16_at_once(uint16_t *to, lt_vec v) { lt__store_bf16(to, v); }

@@ -1,24 +1,24 @@
-/* winograd_tile.h - tiles of F(2x2, 3x3), a vector of channels at a time: reading them from images,
- * their transforms, writing them. For winograd.c, which says what they are for. The matrices are
+/* winograd_tile.h - tiles of F(2x2, 3x3), one vector of channels at a time: reads them from images,
+ * transforms them, and writes them. winograd.c explains the algorithm. The matrices are
  *
  *     B' = 1  0 -1  0      G = 1    0    0      A' = 1  1  1  0
  *          0  1  1  0          1/2  1/2  1/2         0  1 -1 -1
  *          0 -1  1  0          1/2 -1/2  1/2
  *          0  1  0 -1          0    0    1
  *
- * Images are f32 or bf16 (half), transforms are in f32. What becomes a factor of products is kept
- * in words of 32 bits: one term of f32, or two of bf16.
+ * Images are f32 or bf16 (half); transforms are in f32. Factors of products are stored in 32-bit
+ * words: one f32 term, or two bf16 terms.
  */
 #ifndef LT_OPS_CPU_WINOGRAD_TILE_H
 #define LT_OPS_CPU_WINOGRAD_TILE_H
 
 #include "ops/cpu/panel.h"
 
-enum { SIDE = 3, TILE = 4, POINTS = TILE * TILE }; /* of the kernel; of the tile of x */
+enum { SIDE = 3, TILE = 4, POINTS = TILE * TILE }; /* side of the kernel; side of a tile of x */
 
 /* ==== Transforms ============================================================================== */
 
-/* v = B' d, of one column of a tile of x; or, of a row of what that gave, v' = d' B. */
+/* v = B' d for a column d of a tile of x; or v' = d' B for a row of that result. */
 LT_INLINE void transform_input(const lt_vec d[TILE], lt_vec v[TILE])
 {
     v[0] = d[0] - d[2];
@@ -95,24 +95,24 @@ LT_INLINE void transform_kernel_gradient(lt_vec u[TILE][TILE], lt_vec g[SIDE][SI
 
 /* ==== Images ================================================================================== */
 
-/* An image, and the tiles that it is cut into. */
+/* An image. */
 typedef struct {
     void *data;
     int64_t h, w, c;
 } image;
 
 typedef struct {
-    image x, y;             /* what tiles of 4x4 are read from; what those of 2x2 belong to */
-    bool half;              /* both are bf16 */
+    image x, y;             /* read in tiles of 4x4; divided into tiles of 2x2 */
+    bool half;              /* both images are bf16 */
     int64_t pad[2];
-    int64_t down, across;   /* tiles of an image */
-    int64_t count;          /* of all images */
+    int64_t down, across;   /* tiles per image */
+    int64_t count;          /* tiles of all images */
 } grid;
 
-/* A square of pixels of an image: some may be outside. */
+/* A square of pixels that may extend beyond the image. */
 typedef struct {
     char *data;
-    int64_t row, pixel;               /* bytes from one to the next */
+    int64_t row, pixel;               /* bytes between rows; between pixels */
     int64_t top, bottom, left, right; /* rows [top, bottom), columns [left, right) are inside */
 } square;
 
@@ -128,7 +128,7 @@ LT_INLINE void *pixel_of(const square *s, int64_t i, int64_t j)
     return s->data + i * s->row + j * s->pixel;
 }
 
-/* Tiles one after the other, without a division for each. */
+/* A position in the sequence of tiles, advanced without divisions. */
 typedef struct {
     int64_t n, row, column;
 } cursor;
@@ -138,7 +138,7 @@ static inline cursor tile_at(const grid *g, int64_t t)
     return (cursor){t / (g->down * g->across), t / g->across % g->down * 2, t % g->across * 2};
 }
 
-/* By n tiles, which end with the row at most. */
+/* Advances by n tiles, at most to the end of the row. */
 LT_INLINE void go_on(const grid *g, cursor *at, int64_t n)
 {
     if ((at->column += 2 * n) < g->y.w)
@@ -150,7 +150,7 @@ LT_INLINE void go_on(const grid *g, cursor *at, int64_t n)
     at->n++;
 }
 
-/* The tile in x, and in y. */
+/* The tile's square in x, and in y. */
 LT_INLINE square input_of(bool half, const grid *g, const cursor *at)
 {
     return square_of(half, &g->x, at->n, at->row - g->pad[0], at->column - g->pad[1]);
@@ -175,7 +175,7 @@ LT_INLINE void put(bool half, void *data, int64_t i, lt_vec v)
         lt__store_f32((float *)data + i, v);
 }
 
-/* Pixel (i, j), or zero where it is outside. rows: all of them are inside. */
+/* Loads pixel (i, j), or zero outside the image. rows: all rows are known to be inside. */
 LT_INLINE lt_vec load_pixel(bool half, const square *s, bool rows, int i, int64_t j,
                             int64_t channel)
 {
@@ -183,7 +183,7 @@ LT_INLINE lt_vec load_pixel(bool half, const square *s, bool rows, int i, int64_
     return inside ? load(half, pixel_of(s, i, j), channel) : (lt_vec){0};
 }
 
-/* B' d of columns j and j + 1 of x. */
+/* Computes B' d for columns j and j + 1 of x. */
 LT_INLINE void read_columns(bool half, const square *s, bool rows, int64_t j, int64_t channel,
                             lt_vec columns[2][TILE])
 {
@@ -195,8 +195,8 @@ LT_INLINE void read_columns(bool half, const square *s, bool rows, int64_t j, in
     }
 }
 
-/* v = B' d B of the tile of x whose last columns are j and j + 1; the others are the last ones of
- * the tile on its left, of which `columns` holds B' d. */
+/* v = B' d B for the tile of x whose last columns are j and j + 1. Its other columns are the last
+ * two of the tile on its left, for which `columns` holds B' d. */
 LT_INLINE void read_input(bool half, const square *s, bool rows, int64_t j, int64_t channel,
                           lt_vec columns[TILE][TILE], lt_vec v[TILE][TILE])
 {
@@ -209,7 +209,7 @@ LT_INLINE void read_input(bool half, const square *s, bool rows, int64_t j, int6
     }
 }
 
-/* w = A y A' of the tile of dy whose columns are j and j + 1. */
+/* w = A y A' for the tile of dy whose columns are j and j + 1. */
 LT_INLINE void read_output_gradient(bool half, const square *s, bool rows, int64_t j,
                                     int64_t channel, lt_vec w[TILE][TILE])
 {
