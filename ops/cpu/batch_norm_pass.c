@@ -1,24 +1,25 @@
-/* batch_norm_pass.c - the loops of batch norm over memory, in f32 and bf16.
+/* batch_norm_pass.c - the inner loops of batch norm in f32 and bf16.
  *
- * They run over wide rows (batch_norm_simd.c): each lane has coefficients and sums. Sums of rows of
- * LANES lanes stay in registers, and memory is walked in order. Of other rows four are taken at a
- * time, so that a lane is loaded and stored once for them. Prefetchers lose track of that; what
- * follows is asked for in the order of the memory, and early.
+ * The loops run over wide rows (see batch_norm_simd.c), with coefficients and sums for each lane.
+ * Sums of rows of LANES lanes stay in registers, and memory is read in order. Other rows are
+ * processed four at a time, so that each lane's sums are loaded and stored once per four rows.
+ * Hardware prefetchers cannot follow that, so the code prefetches early and in the order of memory.
  *
- * Halves are walked by two where channels are even: one instruction makes either of the floats of
- * the word that holds both, and they go back into it without a shuffle. The lanes of the even
- * channels come first then, behind them those of the odd ones: the two sides of a row.
+ * Halves are processed in pairs if the number of channels is even: one instruction extracts either
+ * of the two from their word, and they are stored without a shuffle. A row then has two sides, the
+ * lanes of the even channels followed by those of the odd ones.
  *
- * A large result in f32 is streamed: it would push x out of the caches, of which the sums have read
- * the end. In bf16 the arithmetic takes longer than the memory, and nothing is won.
+ * A large f32 result is written with streaming stores. Otherwise it would evict x, whose end was
+ * cached by the sums. In bf16 the arithmetic takes longer than the memory, so nothing would be
+ * gained.
  */
 #include "ops/batch_norm.h"
 #include "ops/cpu/simd.h"
 
-enum { BAND = 4, STRIP = 64 };    /* wide rows whose sums are made together; units of them */
-enum { AHEAD = 3072 };            /* units from what is read next to what is prefetched */
+enum { BAND = 4, STRIP = 64 };    /* wide rows that are summed together; units of a strip of them */
+enum { AHEAD = 3072 };            /* units between the next read and the prefetch */
 enum { VECTORS = LANES / LT_LANES };
-enum { PIECE = 2048 };            /* bytes that are streamed at a time */
+enum { PIECE = 2048 };            /* bytes per streaming write */
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -31,15 +32,15 @@ LT_INLINE float float_of(uint32_t u)
     return v.f;
 }
 
-/* To the nearest, ties to even; the half is above. A NaN that comes of bf16 ends in 16 zeros, and
- * so do those of coefficients and of arithmetic: rounding, it stays one. */
+/* Rounds to nearest, ties to even; the bf16 is in the upper half. A NaN from bf16, coefficients or
+ * arithmetic has 16 trailing zeros and stays a NaN. */
 LT_INLINE uint32_t rounded(float f)
 {
     union { float f; uint32_t u; } v = {f};
     return v.u + 0x7fff + (v.u >> 16 & 1);
 }
 
-/* One side of unit i. */
+/* Returns one side of unit i. */
 LT_INLINE float get(const void *from, int64_t i, int form, int side)
 {
     uint32_t pair;
@@ -51,7 +52,7 @@ LT_INLINE float get(const void *from, int64_t i, int form, int side)
     return float_of(side == 0 ? pair << 16 : pair & 0xffff0000);
 }
 
-/* Unit i = v, or += v. */
+/* Stores v as unit i, or adds it. */
 LT_INLINE void put(void *to, int64_t i, int form, bool add, float v[2])
 {
     SIDES(side, form)
@@ -67,7 +68,7 @@ LT_INLINE void put(void *to, int64_t i, int form, bool add, float v[2])
     }
 }
 
-/* A vector of 16 units. */
+/* Loads 16 units as a vector. */
 LT_INLINE lt_vec get_vec(const void *from, int64_t i, int form, int side)
 {
     lt_vec_u32 v;
@@ -84,7 +85,7 @@ LT_INLINE lt_vec passed_vec(lt_bounds act, lt_vec y, lt_vec dy)
     return dy;
 }
 
-/* n units of an array, from the one at i on. */
+/* Prefetches n units of an array from unit i on. */
 LT_INLINE void prefetch(const void *array, int64_t i, int64_t n, int form)
 {
     int64_t bytes = form == HALVES ? 2 : 4;
@@ -93,15 +94,15 @@ LT_INLINE void prefetch(const void *array, int64_t i, int64_t n, int form)
         __builtin_prefetch((const void *)(at + (uintptr_t)b), 0, 2);
 }
 
-/* Whether all rows are whole, and of LANES lanes: a few registers hold one. */
+/* Whether all rows are whole and have LANES lanes, so that a few registers hold one. */
 LT_INLINE bool has_lanes(const lt_pass *p, int form)
 {
     return form != HALVES && p->units == (form == PAIRS ? LANES / 2 : LANES) &&
            p->n % p->units == 0;
 }
 
-/* to = act((x - mean) factor + shift + residual) for n units from i on, of which the first has the
- * coefficients of unit k of a row. */
+/* Writes act((x - mean) factor + shift + residual) to `to`, for n units from i on. The first unit
+ * has the coefficients of unit k of a row. */
 LT_INLINE void forward_units(const lt_pass *p, int form, bool residual, int64_t i, int64_t k,
                              int64_t n, void *to)
 {
@@ -133,7 +134,7 @@ LT_INLINE lt_vec clamp_vec(lt_bounds act, lt_vec v)
     return v;
 }
 
-/* The same of whole rows of LANES lanes, whose coefficients stay in registers. */
+/* The same for whole rows of LANES lanes, with the coefficients in registers. */
 LT_INLINE void forward_lanes(const lt_pass *p, int form, bool residual, int64_t i, int64_t n,
                              void *to)
 {
@@ -178,7 +179,7 @@ LT_INLINE void forward_rows(const lt_pass *p, int form, bool residual)
                           (char *)p->out + i * bytes);
 }
 
-/* The same past the caches, in pieces that rows need not fit. */
+/* The same with streaming stores, in pieces that need not be whole rows. */
 LT_INLINE void stream_rows(const lt_pass *p, int form, bool residual)
 {
     _Alignas(64) char piece[PIECE];
@@ -200,7 +201,7 @@ LT_INLINE void stream_rows(const lt_pass *p, int form, bool residual)
     }
 }
 
-/* The gradient of the residual: g, the dy that passed. */
+/* The gradient of the residual: g, which is dy where the activation passes it. */
 LT_INLINE void residual_rows(const lt_pass *p, int form, bool add)
 {
     const void *y = p->y, *dy = p->dy;
@@ -216,8 +217,8 @@ LT_INLINE void residual_rows(const lt_pass *p, int form, bool add)
     }
 }
 
-/* Sums of g and of g (x - center) over units [first, end) of some rows, the first of which begins
- * at unit i. */
+/* Adds g and g (x - center) to the sums, over units [first, end) of some rows, the first of which
+ * begins at unit i. */
 LT_INLINE void sum_strip(const lt_pass *p, int form, int gate, int rows, int64_t i, int64_t first,
                          int64_t end)
 {
@@ -250,7 +251,7 @@ LT_INLINE void sum_strip(const lt_pass *p, int form, int gate, int rows, int64_t
         }
 }
 
-/* Rows of any width. */
+/* Sums rows of any width. */
 LT_INLINE void sum_rows(const lt_pass *p, int form, int gate)
 {
     int64_t i = 0, units = p->units;
@@ -268,8 +269,8 @@ LT_INLINE void sum_rows(const lt_pass *p, int form, int gate)
         sum_strip(p, form, gate, 1, i, 0, least(units, p->n - i));
 }
 
-/* The same of rows of LANES lanes. Their sums stay in registers, so that memory is walked in order:
- * prefetchers like that best. */
+/* The same for rows of LANES lanes. The sums stay in registers and memory is read in order, which
+ * suits the prefetchers. */
 LT_INLINE void sum_lanes(const lt_pass *p, int form, int gate)
 {
     const float *factor = p->coefs + AT_FACTOR * p->room, *shift = p->coefs + AT_SHIFT * p->room;
@@ -337,15 +338,15 @@ LT_INLINE void backward_rows(const lt_pass *p, int form, int gate, bool add)
     }
 }
 
-/* Runs body with name as a constant that has the flag's value, so that loops in it are made without
- * the other case. */
+/* Runs the body with name as a compile-time constant, so that its loops are compiled separately for
+ * true and false. */
 #define FIXED(name, flag, ...)                                                                     \
     do {                                                                                           \
         if (flag) { const bool name = true; __VA_ARGS__ }                                          \
         else { const bool name = false; __VA_ARGS__ }                                              \
     } while (0)
 
-/* The same for one of three. */
+/* The same for a value that is one of three. */
 #define FIXED_OF(name, value, a, b, c, ...)                                                        \
     do {                                                                                           \
         switch (value) {                                                                           \
@@ -370,7 +371,7 @@ LT_SIMD static void residual_pass(const lt_pass *p)
     FIXED_FORM(FIXED(add, p->add, residual_rows(p, form, add);););
 }
 
-/* By the fastest way. */
+/* Sums with the fastest loop. */
 LT_INLINE void sum_by(const lt_pass *p, int form, int gate)
 {
     if (has_lanes(p, form))

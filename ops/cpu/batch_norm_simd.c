@@ -1,21 +1,22 @@
-/* batch_norm_simd.c - the fast kernels of batch norm: f32 and bf16, with parameters, statistics and
- * sums in f32. Each direction reads memory twice: for its sums, and for its result.
+/* batch_norm_simd.c - the fast kernels of batch norm in f32 and bf16. Parameters, statistics and
+ * sums are in f32. Each direction reads memory twice: for the sums and for the result.
  *
- * How the moments are made. x is cut into groups, and a group into blocks that fit in a near cache.
- * The mean of a group's first eighth is its center; then come the sums of d = x - center and of
- * d d, in f32 within a block and in double from block to block (the shifted algorithm of Chan,
- * Golub and LeVeque, Algorithms for Computing the Sample Variance, 1983). A mean far from zero
- * costs no digits: that eighth alone makes the squared deviations of the group at least an eighth
- * of rows (center - mean)^2, so rounding errors grow by 9 at the very worst. Groups are merged in
- * order by their formula for two samples. All this depends on the dims alone, so the bits do not
- * depend on the number of threads.
+ * Moments. x is divided into groups, and groups into blocks that fit a near cache. The center of a
+ * group is the mean of its first eighth. Then d = x - center and d d are summed, in f32 within a
+ * block and in double across blocks (the shifted algorithm of Chan, Golub and LeVeque, Algorithms
+ * for Computing the Sample Variance, 1983). A mean far from zero costs no digits: that eighth alone
+ * makes the squared deviations of the group at least an eighth of rows (center - mean)^2, so
+ * rounding errors grow by a factor of 9 at worst. Groups are merged in order by their formula for
+ * two samples. All this depends only on the dims, so that the bits do not depend on the number of
+ * threads.
  *
- * Wide rows. A row of few channels is a short loop. All loops therefore run over rows of `width`
- * lanes: as many rows, laid end to end, as make LANES. Sums have a lane each and are reduced at
- * the end of a block; coefficients are repeated for each row. Where halves are walked by two, a row
- * has two sides: the lanes of the even channels, then those of the odd ones.
+ * Wide rows. A row of few channels would be a short loop. So all loops run over rows of `width`
+ * lanes, which are as many rows, end to end, as make LANES. Each lane has its own sums, which are
+ * reduced at the end of a block. Coefficients are repeated for each row. Where halves are processed
+ * in pairs, a row has two sides: the lanes of the even channels, then those of the odd ones.
  *
- * Results are made from the last group to the first: what the sums read last is still in a cache.
+ * Results are computed from the last group to the first, as the data that the sums read last is
+ * still in a cache.
  */
 #include "ops/batch_norm.h"
 
@@ -23,8 +24,8 @@ enum { LINE = 16, BLOCK = 8192, BLOCK_ROWS = 32, MAX_GROUPS = 64 };
 
 typedef struct {
     int64_t rows, channels, n;    /* n: elements of x */
-    int64_t width, room;          /* lanes of a wide row; what one takes in scratch */
-    int64_t block, group, groups; /* elements in a block, in a group */
+    int64_t width, room;          /* lanes of a wide row; floats that one takes in scratch */
+    int64_t block, group, groups; /* elements per block and per group; number of groups */
     int64_t lead;                 /* elements of a group whose mean is its center */
     int form, sides;
 } plan;
@@ -40,7 +41,7 @@ static plan plan_for(const lt_tensor *x)
     p.width = p.channels > 0 ? p.channels : 1;
     if (p.width < LANES)
         p.width = ceil_to(LANES, p.width);
-    p.room = ceil_to(p.width, LINE) + LINE; /* or all would meet in the same sets of a cache */
+    p.room = ceil_to(p.width, LINE) + LINE; /* padded, so that rows do not share cache sets */
     int64_t rows = BLOCK / p.width;
     p.block = p.width * (rows > BLOCK_ROWS ? rows : BLOCK_ROWS);
     int64_t blocks = p.n > 0 ? (p.n + p.block - 1) / p.block : 1;
@@ -52,8 +53,8 @@ static plan plan_for(const lt_tensor *x)
 
 /* ==== Scratch ================================================================================= */
 
-/* Wide rows of coefficients, then of sums for each thread; then the sums (2, channels) of each
- * group, in double. */
+/* Layout: wide rows of coefficients, wide rows of sums for each thread, then the sums (2, channels)
+ * of each group in double. */
 size_t lt__batch_norm_scratch(const lt_call *c, bool backward)
 {
     (void)backward;
@@ -77,7 +78,7 @@ static double *group_sums(const lt_call *c, const plan *p, int64_t g)
     return (double *)lanes(c, p, c->threads) + g * 2 * p->channels;
 }
 
-/* The place of a channel in sums; its lane in a row. */
+/* The index of a channel in the sums; below, its lane in a wide row. */
 static inline int64_t place_of(const plan *p, int64_t channel)
 {
     return channel % p->sides * (p->channels / p->sides) + channel / p->sides;
@@ -88,8 +89,8 @@ static inline int64_t lane_of(const plan *p, int64_t channel)
     return channel % p->sides * (p->width / p->sides) + channel / p->sides;
 }
 
-/* A row of coefficients in which each channel has been set once: the others repeat them. NaN loses
- * what else it may say. */
+/* Fills a row of coefficients in which each channel is set once by repeating them. NaNs are
+ * replaced by the canonical NaN. */
 static void repeat(const plan *p, float *row)
 {
     int64_t channels = p->channels / p->sides, units = p->width / p->sides;
@@ -100,13 +101,13 @@ static void repeat(const plan *p, float *row)
 
 /* ==== Sums ==================================================================================== */
 
-/* Elements [first, first + n) of an array like x. */
+/* Returns the address of element `first` of an array with the shape of x, or NULL. */
 static void *part(const lt_tensor *x, int64_t first)
 {
     return x ? (char *)x->data + (size_t)first * lt_dtype_bytes((lt_dtype)x->dtype) : NULL;
 }
 
-/* A pass over n elements from first on, or those that are left. */
+/* Describes a pass over n elements from `first` on, or fewer at the end of x. */
 static lt_pass pass_over(const lt_call *c, const plan *p, int thread, int64_t first, int64_t n)
 {
     return (lt_pass){.n = least(n, p->n - first) / p->sides, .units = p->width / p->sides,
@@ -115,8 +116,8 @@ static lt_pass pass_over(const lt_call *c, const plan *p, int thread, int64_t fi
                   .x = part(c->in[X], first), .form = p->form, .act = lt__bounds(c)};
 }
 
-/* What backward reads in such a pass. What passes of dy is the residual's gradient: once that has
- * been written, it is read instead. */
+/* Describes a backward pass. Once g, the gradient of the residual, has been written, it is read
+ * instead of dy and y. */
 static lt_pass gradient_over(const lt_call *c, const plan *p, int thread, int64_t first, int64_t n)
 {
     lt_pass q = pass_over(c, p, thread, first, n);
@@ -128,7 +129,7 @@ static lt_pass gradient_over(const lt_call *c, const plan *p, int thread, int64_
     return q;
 }
 
-/* Adds a row of lanes, which it spoils, to the sums of the channels. */
+/* Adds a row of lanes to the sums of the channels. Overwrites the row. */
 LT_SIMD static void reduce_lanes(const plan *p, float *restrict row, double *restrict sums)
 {
     int64_t channels = p->channels / p->sides, units = p->width / p->sides;
@@ -149,7 +150,7 @@ static float parameter(const lt_tensor *x, int64_t k)
                                            : ((const float *)x->data)[k];
 }
 
-/* Runs fn for all groups: each thread has a run of them, and may take it from its end. */
+/* Runs fn for all groups. Each thread has a range of groups, which from_end reverses. */
 static void each_group(lt_call *c, const plan *p, group_fn fn, bool from_end)
 {
     LT_PARALLEL_FOR(c, p->n)
@@ -162,7 +163,7 @@ static void each_group(lt_call *c, const plan *p, group_fn fn, bool from_end)
 
 static int64_t end_of_group(const plan *p, int64_t g) { return least((g + 1) * p->group, p->n); }
 
-/* Adds the sums of g and of g (x - center) in a block to sums (2, channels). */
+/* Adds the sums of g and of g (x - center) over a block to sums (2, channels). */
 static void add_sums(const plan *p, const lt_pass *q, double *sums)
 {
     memset(q->lanes + AT_SUM * p->room, 0, (size_t)(2 * p->room) * sizeof(float));
@@ -171,7 +172,7 @@ static void add_sums(const plan *p, const lt_pass *q, double *sums)
     reduce_lanes(p, q->lanes + AT_PRODUCT * p->room, sums + p->channels);
 }
 
-/* The sums of x - center and of its square over elements [first, end). */
+/* Computes the sums of x - center and of its square over elements [first, end). */
 static void sum_moments(lt_call *c, const plan *p, int thread, int64_t first, int64_t end,
                         double *sums)
 {
@@ -184,7 +185,7 @@ static void sum_moments(lt_call *c, const plan *p, int thread, int64_t first, in
     }
 }
 
-/* Group g's moments (2, channels): means, and sums of squared deviations from them. */
+/* Computes the moments (2, channels) of group g: means, and sums of squared deviations. */
 static void group_moments(lt_call *c, const plan *p, int thread, int64_t g)
 {
     double *sums = group_sums(c, p, g), *squares = sums + p->channels;
@@ -206,7 +207,7 @@ static void group_moments(lt_call *c, const plan *p, int thread, int64_t g)
     }
 }
 
-/* The moments of `more` are merged into `all`. */
+/* Merges the moments of `more` into `all`. */
 LT_SIMD static void merge(int64_t channels, double *restrict all, int64_t rows,
                           const double *restrict more, int64_t more_rows)
 {
@@ -219,7 +220,7 @@ LT_SIMD static void merge(int64_t channels, double *restrict all, int64_t rows,
     }
 }
 
-/* Into the first group's. */
+/* Computes the moments of the batch, in the sums of the first group. */
 static void batch_moments(lt_call *c, const plan *p)
 {
     each_group(c, p, group_moments, false);
@@ -228,7 +229,7 @@ static void batch_moments(lt_call *c, const plan *p)
               (end_of_group(p, g) - g * p->group) / p->channels);
 }
 
-/* Mean and biased variance of all rows. */
+/* Computes the mean and the biased variance over all rows. */
 static void batch_statistics(lt_call *c, const plan *p, float *mean, float *var)
 {
     const double *means = group_sums(c, p, 0), *squares = means + p->channels;
@@ -245,11 +246,13 @@ static void batch_statistics(lt_call *c, const plan *p, float *mean, float *var)
             m = lt__take_moments(c, k, center);
         double variance = m.squares / lt__all_rows(c);
         mean[k] = (float)m.mean;
-        var[k] = variance < 0 ? 0 : (float)variance; /* it may round below zero; a NaN stays one */
+        var[k] = variance < 0 ? 0 : (float)variance; /* rounding may give a value below zero; a
+                                                      * NaN stays a NaN */
     }
 }
 
-/* The residual's gradient in a block: dy, if there is no act and autograd does not hand it on. */
+/* Writes the residual's gradient in a block. It equals dy if there is no activation; autograd may
+ * have passed that on without this call. */
 static void write_residual(const lt_call *c, const plan *p, int64_t first, int64_t n)
 {
     lt_tensor *d_residual = lt__optional(c, c->d_in, RESIDUAL);
@@ -263,7 +266,8 @@ static void write_residual(const lt_call *c, const plan *p, int64_t first, int64
     lt__residual_pass(&q);
 }
 
-/* Group g's sums (2, channels) of g and of g (x - mean). Writes the gradient of the residual. */
+/* Computes the sums (2, channels) of g and of g (x - mean) over group g. Writes the gradient of the
+ * residual. */
 static void group_products(lt_call *c, const plan *p, int thread, int64_t g)
 {
     double *sums = group_sums(c, p, g);
@@ -275,7 +279,7 @@ static void group_products(lt_call *c, const plan *p, int thread, int64_t g)
     }
 }
 
-/* Into the first group's. */
+/* Computes those sums over the batch, in the sums of the first group. */
 static void batch_products(lt_call *c, const plan *p)
 {
     double *all = group_sums(c, p, 0);
@@ -289,7 +293,7 @@ static void batch_products(lt_call *c, const plan *p)
 
 /* ==== The kernels ============================================================================= */
 
-/* x is f32 or bf16, the others are like it where they are there, and parameters are one of both. */
+/* Whether x is f32 or bf16 and not empty, and all present tensors of like_x have its dtype. */
 static bool ours(const lt_call *c, lt_tensor *const *like_x, int n)
 {
     lt_dtype dtype = (lt_dtype)c->in[X]->dtype;
@@ -299,7 +303,7 @@ static bool ours(const lt_call *c, lt_tensor *const *like_x, int n)
     return same;
 }
 
-/* The coefficients of (x - mean) factor + shift. shift may be NULL. */
+/* Sets the coefficients of (x - mean) factor + shift. shift may be NULL. */
 static void set_coefficients(const lt_call *c, const plan *p, const lt_tensor *shift)
 {
     float *means = coefficients(c, p, AT_MEAN), *factors = coefficients(c, p, AT_FACTOR);
@@ -373,7 +377,7 @@ static void give(const lt_call *c, int i, int64_t k, double value)
         ((float *)grad->data)[k] = v;
 }
 
-/* The gradients of parameters are of this rank's rows. */
+/* The gradients of the parameters are sums over this rank's rows only. */
 static void give_parameters(lt_call *c, const plan *p)
 {
     const double *sums = group_sums(c, p, 0), *products = sums + p->channels;
@@ -392,7 +396,7 @@ static void give_parameters(lt_call *c, const plan *p)
     }
 }
 
-/* That of x depends on all rows. */
+/* The gradient of x depends on the rows of all ranks. */
 static void set_slopes(const lt_call *c, const plan *p)
 {
     const double *sums = group_sums(c, p, 0), *products = sums + p->channels;
@@ -414,7 +418,7 @@ static void set_slopes(const lt_call *c, const plan *p)
     repeat(p, offset);
 }
 
-/* The formulas are those of batch_norm.c. */
+/* See batch_norm.c for the formulas. */
 lt_status lt__batch_norm_bwd(lt_call *c)
 {
     lt_tensor *like_x[] = {c->d_out[Y], c->out[Y], c->d_in[X], lt__optional(c, c->d_in, RESIDUAL)};

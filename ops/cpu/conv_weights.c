@@ -1,24 +1,25 @@
 /* conv_weights.c - the gradient of a convolution's weights as a sum of outer products over the
- * pixels of y. Where window(p) is all that output pixel p meets, kh * kw * in numbers of x and of
- * padding,
+ * pixels of y. With window(p) as the kh * kw * in numbers of x and padding that contribute to
+ * output pixel p,
  *
  *     dw (out, kh * kw * in) = the sum over p of dy(p) window(p)'
  *
- * Each thread sums a part of the pixels, and the parts are summed in order: bits depend on the
+ * Each thread sums a part of the pixels, and the parts are summed in order. The bits depend on the
  * number of threads, as they do in oneDNN.
  *
- * There are few channels and many pixels, so both factors come from memory. A thread packs some
- * pixels of both into panels that stay in its cache while their products are summed, and has the
- * next ones fetched meanwhile.
+ * With few channels and many pixels, both factors come from memory. A thread packs some pixels of
+ * both into panels that stay in its cache while their products are summed, and prefetches the next
+ * pixels meanwhile.
  */
 #include "ops/cpu/conv_weights.h"
 #include "ops/cpu/loops.h"
 #include "ops/cpu/panel.h"
 
 enum { COLUMNS = MOST * LT_LANES };
-enum { WORDS = 64 };                     /* vectors of a panel; as far as lines of the cache ... */
-enum { PANEL = (WORDS + 1) * LT_LANES }; /* ... are concerned, panels must not lie equally */
-enum { LINE = 64 };                      /* bytes that memory gives at once */
+enum { WORDS = 64 };                     /* vectors per panel */
+enum { PANEL = (WORDS + 1) * LT_LANES }; /* one vector more, so that panels do not share cache
+                                          * sets */
+enum { LINE = 64 };                      /* bytes of a cache line */
 
 /* ==== Sizes =================================================================================== */
 
@@ -27,14 +28,14 @@ static int64_t pixels_of(const lt_conv *v)
     return v->n * v->window.out[0] * v->window.out[1];
 }
 
-/* Numbers that a pixel of y meets. */
+/* Numbers in the window of a pixel of y. */
 static int64_t depth_of(const lt_conv *v)
 {
     return v->window.kernel[0] * v->window.kernel[1] * v->in;
 }
 
-/* The scratch of a part, in words: sums (depth / COLUMNS, out, COLUMNS), rounded up; panels of dy
- * and of x; a pixel of zeros of either. */
+/* The scratch of a part, in floats: sums (depth / COLUMNS, out, COLUMNS), rounded up; panels of dy
+ * and of x; a pixel of zeros for either. */
 typedef struct {
     int64_t dy, x, zeros, all;
 } layout;
@@ -50,7 +51,7 @@ static layout layout_of(const lt_conv *v)
 
 /* ==== Windows ================================================================================= */
 
-/* Pixels of y one after the other, without a division for each. */
+/* A pixel of y, advanced without divisions. */
 typedef struct {
     int64_t n, oh, ow;
 } cursor;
@@ -66,7 +67,7 @@ static void go_on(const lt_window *w, cursor *at)
     at->n++;
 }
 
-/* What a pixel of y meets: rows and columns of x from (top, left) on, which is at `data`. */
+/* The window of a pixel of y: rows and columns of x from (top, left) on, which is at `data`. */
 typedef struct {
     const char *data;
     int64_t top, left;
@@ -85,13 +86,13 @@ LT_INLINE bool has_row(const lt_window *w, const patch *at, int64_t kh)
     return at->top + kh >= 0 && at->top + kh < w->in[0];
 }
 
-/* Columns [from, to) of the window. */
+/* Whether columns [from, to) of the window are inside the image. */
 LT_INLINE bool has_columns(const lt_window *w, const patch *at, int64_t from, int64_t to)
 {
     return at->left + from >= 0 && at->left + to <= w->in[1];
 }
 
-/* The pixel of tap (kh, kw), maybe one of padding. */
+/* The pixel of tap (kh, kw), or zeros if it is padding. */
 LT_INLINE const char *tap_of(const lt_window *w, const patch *at, int64_t kh, int64_t kw,
                              int64_t pixel, const char *zeros)
 {
@@ -99,7 +100,7 @@ LT_INLINE const char *tap_of(const lt_window *w, const patch *at, int64_t kh, in
     return inside ? at->data + (kh * w->in[1] + kw) * pixel : zeros;
 }
 
-/* A word of each of the numbers that pixels a and, in bf16, b meet. */
+/* Packs a word for each number in the window of pixel a, and in bf16 of pixels a and b. */
 LT_INLINE void pack_windows(bool half, const lt_conv *v, const patch *a, const patch *b,
                             const char *zeros, float *panel)
 {
@@ -123,13 +124,13 @@ LT_INLINE void pack_windows(bool half, const lt_conv *v, const patch *a, const p
 
 typedef struct {
     const lt_conv_task *task;
-    int64_t pixel, end;     /* what is left of the part */
-    cursor at;              /* the same pixel */
-    float *sums, *dy, *x;   /* and panels */
+    int64_t pixel, end;     /* the pixels that remain */
+    cursor at;              /* the position of `pixel` */
+    float *sums, *dy, *x;   /* sums; panels */
     const char *zeros;
 } part;
 
-/* Packs the next pixels, as many as panels hold. Returns the words of a channel. */
+/* Packs the next pixels, as many as fit the panels. Returns the number of words per channel. */
 LT_INLINE int64_t pack_pixels(bool half, part *p)
 {
     const lt_conv *v = p->task->conv;
@@ -144,14 +145,14 @@ LT_INLINE int64_t pack_pixels(bool half, part *p)
             b = patch_of(half, p->task, &p->at);
             p->pixel++;
             go_on(&v->window, &p->at);
-        } /* an odd one has zeros beside it in dy */
+        } /* an odd last pixel is paired with zeros in dy */
         pack_words(half, v->out / LT_LANES, dy, next, p->dy + words * LT_LANES, PANEL);
         pack_windows(half, v, &a, &b, p->zeros, p->x + words * LT_LANES);
     }
     return words;
 }
 
-/* Memory that is fetched a little at a time. */
+/* Memory that is prefetched in steps. */
 typedef struct {
     uintptr_t at, end, step;
 } range;
@@ -168,7 +169,7 @@ LT_INLINE void fetch(range *r)
         __builtin_prefetch((const void *)r->at, 0, 2);
 }
 
-/* ROWS rows of `vectors` vectors of sums: written first, then added to. */
+/* Adds to ROWS rows of `vectors` vectors of sums, or writes them. */
 LT_INLINE void sum_tile(bool half, int vectors, int64_t words, const float *dy, const float *x,
                         float *sums, bool add)
 {
@@ -182,13 +183,13 @@ LT_INLINE void sum_tile(bool half, int vectors, int64_t words, const float *dy, 
             lt__store_f32(sums + i * COLUMNS + j * LT_LANES, sum[i][j]);
 }
 
-/* Adds the products of what is packed, and fetches about as many pixels as that was. */
+/* Adds the products of the packed pixels, and prefetches about as many pixels. */
 LT_INLINE void sum_panels(bool half, part *p, int64_t words, bool add)
 {
     const lt_conv *v = p->task->conv;
     const lt_window *w = &v->window;
     int64_t depth = depth_of(v), tiles = (depth + COLUMNS - 1) / COLUMNS * (v->out / ROWS);
-    int64_t of_y = v->out * bytes_of(half); /* bytes for each pixel of y */
+    int64_t of_y = v->out * bytes_of(half); /* bytes per pixel of y */
     int64_t of_x = w->in[0] * w->in[1] * v->in * bytes_of(half) / (w->out[0] * w->out[1]);
     int64_t next = lt__least(words * (half ? 2 : 1), p->end - p->pixel);
     range dy = range_of((char *)p->task->y.data + p->pixel * of_y, next * of_y, tiles);
@@ -218,7 +219,7 @@ LT_INLINE void sum_part(bool half, part *p)
 LT_SIMD static void sum_part_f32(part *p) { sum_part(false, p); }
 LT_SIMD_BF16 static void sum_part_bf16(part *p) { sum_part(true, p); }
 
-/* dw of output channel o from the sums of all parts, which are `apart` floats from each other. */
+/* Computes dw of output channel o from the sums of all parts, which are `apart` floats apart. */
 LT_SIMD static void put_channel(const lt_conv_task *task, const float *sums, int parts,
                                 int64_t apart, int64_t o)
 {
@@ -252,9 +253,9 @@ static bool is_strided(const lt_window *w) { return w->stride[0] > 1 || w->strid
 
 static bool is_pointwise(const lt_window *w) { return w->kernel[0] == 1 && w->kernel[1] == 1; }
 
-/* Sums of more than 4 MB, or of less than a thousand pixels in a part, cost too much to write.
- * Windows with stride 1 have most of their pixels in common, and packing does not make use of
- * that: oneDNN is slower only in bf16, from 32 channels up to 64 by 128. */
+/* Sums of more than 4 MB, or fewer than 1024 pixels per thread, cost too much to write. Windows
+ * with stride 1 share most of their pixels, which packing cannot exploit; there oneDNN is slower
+ * only in bf16, from 32 input channels up to in * out = 64 * 128. */
 static bool pays(const lt_call *c, const lt_conv *v, bool half)
 {
     if (pixels_of(v) < 1024 * c->threads || depth_of(v) * v->out > 1 << 20)

@@ -1,29 +1,30 @@
 /* depthwise.c - depthwise 3x3 convolution of images (n, h, w, c) in f32 and bf16.
  *
- * Nine multiplications for each element that is written are little: what counts is how often an
- * element is loaded, and that memory is walked in order and asked for in time. So the kernels work
- * on a tile of a few pixels at a time, for one block of channels after the other, while they
- * prefetch the rows that follow. Each pixel that the tile meets is loaded once. In the place of
- * pixels beyond the edges stands a pixel of zeros.
+ * There are only nine multiplications per element of the result, so what counts is how often an
+ * element is loaded, and that memory is read in order and prefetched in time. The kernels process a
+ * tile of a few pixels, one block of channels after the other, and prefetch the rows that follow.
+ * Each pixel that the tile needs is loaded once. Pixels beyond the edges are replaced by a pixel of
+ * zeros.
  *
- * A block is a line of memory: 16 channels in f32, 32 in bf16, of which those with even numbers and
- * those with odd ones make a vector each, for one instruction makes either of the words that hold
- * both. Where channels are not a multiple, the last block reaches back over its neighbour, and only
- * what is new in it is kept. A pixel of less than a block is loaded with what lies behind it; the
- * last ones of a tensor, which would be loaded beyond its end, are copied first.
+ * A block is one cache line: 16 channels in f32, 32 in bf16. In bf16, even and odd channels form a
+ * vector each, because one instruction extracts either from the words that hold both. If the number
+ * of channels is not a multiple of the block, the last block overlaps its neighbour, and only its
+ * new channels are stored. A pixel smaller than a block is loaded along with the bytes behind it;
+ * the last pixels of a tensor, for which that would read beyond its end, are copied first.
  *
- * The gradient of x is, with stride 1, the convolution of dy with the kernel turned round; with
- * stride 2 it goes the way back. Gradients of w are summed over parts of the batch, and the parts
- * in order: both depend on the sizes alone, so the bits do not depend on the number of threads.
+ * With stride 1, the gradient of x is the convolution of dy with the rotated kernel; with stride 2,
+ * each pixel of dx gathers from dy. Gradients of w are summed over parts of the batch, then over
+ * the parts in order. Both depend only on the sizes, so that the bits do not depend on the number
+ * of threads.
  */
 #include "ops/cpu/depthwise.h"
 #include "ops/cpu/loops.h"
 #include "ops/cpu/simd.h"
 
 enum { SIDE = 3, TAPS = SIDE * SIDE };
-enum { START = TAPS, PACKED };    /* packed weights: the taps, and what sums begin with */
+enum { START = TAPS, PACKED };    /* packed weights: the taps, then the start value of sums */
 enum { ROWS = 4, MAX_COLUMNS = 2, TILE = ROWS * MAX_COLUMNS };
-enum { MAX_MET = 9 * SIDE };     /* pixels that a tile meets */
+enum { MAX_MET = 9 * SIDE };     /* pixels that a tile needs */
 enum { LINE = 64 };               /* bytes of a block */
 enum { MAX_PARTS = 64, PART_PIXELS = 64 };
 
@@ -35,13 +36,13 @@ typedef struct {
     void *data;
     int64_t n, h, w, c;
     bool half;
-    int64_t safe;             /* pixels of which a block can be loaded; the others ... */
-    const char *rest;         /* ... are here */
+    int64_t safe;             /* pixels from which a whole block can be loaded */
+    const char *rest;         /* copies of the other pixels */
 } images;
 
 static inline int64_t pixel_bytes(const images *x) { return x->c * (x->half ? 2 : 4); }
 
-/* Channels of a block, and the vectors that they make. */
+/* Channels per block, and vectors per block. */
 LT_INLINE int block_of(bool half) { return half ? 2 * LT_LANES : LT_LANES; }
 LT_INLINE int vectors_of(bool half) { return half ? 2 : 1; }
 
@@ -50,7 +51,7 @@ static inline int64_t blocks_of(int64_t channels, bool half)
     return (channels + block_of(half) - 1) / block_of(half);
 }
 
-/* The first channel of block b. */
+/* Returns the first channel of block b. */
 static inline int64_t channel_of(int64_t b, int64_t channels, bool half)
 {
     int64_t last = channels > block_of(half) ? channels - block_of(half) : 0;
@@ -73,8 +74,9 @@ static __attribute__((noinline)) void look_up(const images *x, int64_t n, int64_
     }
 }
 
-/* The rows x columns pixels of image n from (row, column) on; `outside` for those that are. There
- * may be in `pixel` those of `by` columns before (0: not), which are quickly moved. */
+/* Finds the rows x columns pixels of image n from (row, column) on; `outside` is used for pixels
+ * outside the image. If by > 0, `pixel` holds the pixels `by` columns to the left, which can be
+ * moved quickly. */
 LT_INLINE void find_pixels(const images *x, int64_t n, int64_t row, int64_t column, int rows,
                            int columns, int by, const void *outside, const void **pixel)
 {
@@ -87,7 +89,7 @@ LT_INLINE void find_pixels(const images *x, int64_t n, int64_t row, int64_t colu
         look_up(x, n, row, column, rows, columns, outside, pixel);
 }
 
-/* Vector i of the block at a channel. */
+/* Loads vector i of the block that begins at a channel. */
 LT_INLINE lt_vec load(bool half, const void *pixel, int64_t channel, int i)
 {
     if (!half)
@@ -97,7 +99,7 @@ LT_INLINE lt_vec load(bool half, const void *pixel, int64_t channel, int i)
     return (lt_vec)(i == 0 ? pairs << 16 : pairs & 0xffff0000);
 }
 
-/* The vectors of a block; f32 has the first alone. */
+/* Stores the vectors of a block. In f32 there is only the first. */
 LT_INLINE void store(bool half, void *pixel, int64_t channel, const lt_vec v[2])
 {
     if (!half) {
@@ -123,16 +125,16 @@ static void put_element(lt_operand x, int64_t i, bool add, float value)
         ((float *)x.data)[i] = value;
 }
 
-/* ==== Ways ==================================================================================== */
+/* ==== Directions ============================================================================== */
 
-/* How pixel r of a source and tap k meet a pixel of the results, along one axis: */
+/* How pixel r of the source and tap k map to a pixel of the result, along one axis: */
 enum {
     BY_ONE,                   /* r - k: stride 1 */
-    BY_TWO,                   /* (r - k) / 2: stride 2 */
-    BACK                      /* 2 (r - 1) + k: from the results of stride 2 to its source */
+    BY_TWO,                   /* (r - k) / 2 if even: stride 2 */
+    BACK                      /* 2 (r - 1) + k: from dy to dx with stride 2 */
 };
 
-/* That pixel, or -1 when there is none among `size`. */
+/* Returns that pixel, or -1 if it is not one of `size` pixels. */
 LT_INLINE int meet(int way, int r, int k, int size)
 {
     int i = way == BACK ? 2 * (r - 1) + k : r - k;
@@ -142,16 +144,16 @@ LT_INLINE int meet(int way, int r, int k, int size)
     return i < size ? i : -1;
 }
 
-/* Pixels of the source that `size` pixels of the results meet. */
+/* The number of source pixels that `size` pixels of the result need. */
 LT_INLINE int reach(int way, int size)
 {
     return way == BY_ONE ? size + SIDE - 1 : way == BY_TWO ? 2 * size + SIDE - 2 : size / 2 + 1;
 }
 
-/* The tile of a way has ROWS rows and so many columns. */
+/* Columns of a tile, which has ROWS rows. */
 LT_INLINE int columns_of(int way) { return way == BY_TWO ? 1 : 2; }
 
-/* What n pixels of the results are in the source. */
+/* The distance in the source that corresponds to n pixels of the result. */
 LT_INLINE int64_t in_source(int way, int64_t n)
 {
     return way == BY_ONE ? n : way == BY_TWO ? 2 * n : n / 2;
@@ -160,16 +162,16 @@ LT_INLINE int64_t in_source(int way, int64_t n)
 typedef struct {
     images from, to;
     int64_t pad;
-    const void *zeros;        /* a pixel */
-    const float *w;           /* packed */
+    const void *zeros;        /* a pixel of zeros */
+    const float *w;           /* packed weights */
     bool add;
 } pass;
 
-/* The tiles of a group of rows from left to right. */
+/* Traverses the tiles of a group of rows from left to right. */
 typedef struct {
-    int64_t n, row, column;   /* of the results; on the way back they have the padding too */
+    int64_t n, row, column;   /* position in the result; for BACK it includes the padding */
     const void *from[MAX_MET], *to[TILE];
-    uintptr_t next_from, next_to; /* what is to be prefetched */
+    uintptr_t next_from, next_to; /* addresses to prefetch */
 } walk;
 
 static inline uintptr_t address_of(const images *x, int64_t n, int64_t row)
@@ -190,7 +192,8 @@ LT_INLINE walk walk_from(const pass *p, int way, int64_t n, int64_t row)
     return at;
 }
 
-/* Goes to the next tile; false behind the last. outside: what `to` has there. */
+/* Advances to the next tile, or returns false after the last one. outside is the address used for
+ * pixels of `to` outside the image. */
 LT_INLINE bool walk_on(const pass *p, int way, const void *outside, walk *at)
 {
     int columns = columns_of(way), by = at->column < 0 ? 0 : columns;
@@ -205,7 +208,7 @@ LT_INLINE bool walk_on(const pass *p, int way, const void *outside, walk *at)
     return true;
 }
 
-/* As many lines as a tile has in a block; into the second cache, for they are many. */
+/* Prefetches as many lines as a block of a tile has, to the L2 cache, as they are many. */
 LT_INLINE void prefetch(int way, walk *at)
 {
     int lines = ROWS * columns_of(way);
@@ -222,13 +225,13 @@ LT_INLINE void prefetch(int way, walk *at)
 
 LT_INLINE void copy_part(void *to, const void *from, int64_t bytes)
 {
-    if (bytes == LINE / 2) /* 16 channels in bf16: no call */
+    if (bytes == LINE / 2) /* 16 channels in bf16, without a call */
         memcpy(to, from, LINE / 2);
     else
         memcpy(to, from, (size_t)bytes);
 }
 
-/* What is new in the last block of a pixel, b, which is not a whole one. */
+/* Stores the new channels of b, the last block of a pixel, which is not a whole one. */
 LT_INLINE void put_part(const pass *p, bool half, int64_t b, void *pixel, lt_vec sum[2])
 {
     char line[LINE] = {0}, *there = (char *)pixel + b * LINE;
@@ -267,7 +270,7 @@ LT_INLINE void put_tile(const pass *p, int way, bool half, int64_t b, const void
             store(half, (void *)to[i], channel, sum[i]);
 }
 
-/* Block b of the tile. */
+/* Computes block b of the tile. */
 LT_INLINE void compute_tile(const pass *p, int way, bool half, const walk *at, int64_t b)
 {
     int columns = columns_of(way);
@@ -322,19 +325,19 @@ LT_SIMD static void compute_group(const pass *p, int way, int64_t n, int64_t row
     }
 }
 
-/* In double: a count of work, which must not overflow. */
+/* In double, as the product may overflow an integer. */
 static inline double work_of(const pass *p)
 {
     return (double)(p->to.n * p->to.h * p->to.w) * (double)p->to.c * TAPS;
 }
 
-/* Groups of ROWS rows in an image of the results. */
+/* Groups of ROWS rows in an image of the result. */
 static int64_t groups_of(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
 
 static void compute(const lt_call *c, const pass *p, int way)
 {
     int64_t groups = groups_of(p->to.h + (way == BACK ? p->pad : 0));
-    (void)c; /* without OpenMP */
+    (void)c; /* unused without OpenMP */
     LT_PARALLEL_FOR(c, work_of(p))
     for (int64_t g = 0; g < p->to.n * groups; g++)
         compute_group(p, way, g / groups, g % groups * ROWS);
@@ -342,7 +345,7 @@ static void compute(const lt_call *c, const pass *p, int way)
 
 /* ==== The gradient of the weights ============================================================= */
 
-/* sums (vectors, TAPS, LT_LANES) += those of block b of the tile, x being `from` and dy `to`. */
+/* Adds block b of the tile to sums (vectors, TAPS, LT_LANES). `from` is x and `to` is dy. */
 LT_INLINE void correlate_tile(const pass *p, int way, bool half, const walk *at, int64_t b,
                               float *sums)
 {
@@ -388,7 +391,7 @@ LT_INLINE void correlate_rows(const pass *p, int way, bool half, int64_t n, int6
         }
 }
 
-/* Adds those of the group to sums (blocks, vectors, TAPS, LT_LANES). */
+/* Adds a group of rows to sums (blocks, vectors, TAPS, LT_LANES). */
 LT_SIMD static void correlate_group(const pass *p, int way, int64_t n, int64_t row, float *sums)
 {
     switch (2 * way + p->to.half) {
@@ -399,7 +402,7 @@ LT_SIMD static void correlate_group(const pass *p, int way, int64_t n, int64_t r
     }
 }
 
-/* Parts of the batch whose sums are kept apart, each of some groups. */
+/* Parts of the batch that are summed separately, each of some groups. */
 static int64_t parts_of(const lt_conv *v)
 {
     const int64_t *out = v->window.out;
@@ -407,7 +410,7 @@ static int64_t parts_of(const lt_conv *v)
     return parts < 1 ? 1 : lt__least(parts, MAX_PARTS);
 }
 
-/* dw (+)= the sums of the parts, which are `room` apart, for vector h of block b. */
+/* dw (+)= the sums of the parts, which are `room` floats apart, for vector h of block b. */
 static void put_weights(const lt_conv_task *task, bool half, int64_t b, int h, int64_t parts,
                         int64_t room, const float *sums)
 {
@@ -432,7 +435,7 @@ static void sum_weights(const lt_call *c, const lt_conv_task *task, const pass *
     int64_t groups = groups_of(p->to.h), all = p->to.n * groups, parts = parts_of(task->conv);
     int64_t vectors = blocks_of(p->to.c, half) * vectors_of(half);
     int64_t room = vectors * TAPS * LT_LANES;
-    (void)c; /* without OpenMP */
+    (void)c; /* unused without OpenMP */
     LT_PARALLEL_FOR(c, work_of(p))
     for (int64_t part = 0; part < parts; part++) {
         memset(sums + part * room, 0, (size_t)room * sizeof *sums);
@@ -447,12 +450,13 @@ static void sum_weights(const lt_call *c, const lt_conv_task *task, const pass *
 
 /* ==== Tasks =================================================================================== */
 
-/* Scratch: a pixel of zeros, the rests of two tensors, then packed weights or sums. */
-enum { REST = 2 * LINE };         /* bytes */
+/* Layout of the scratch: a pixel of zeros, the copied last pixels of two tensors, then packed
+ * weights or sums. */
+enum { REST = 2 * LINE };         /* bytes for the copied pixels of a tensor */
 
 static int64_t room_of(int64_t channels) { return blocks_of(channels, true) * block_of(true); }
 
-/* (out, 3, 3, 1) as (blocks, vectors, PACKED, LT_LANES), zero beside the channels. */
+/* Packs (out, 3, 3, 1) as (blocks, vectors, PACKED, LT_LANES), with zeros beyond the channels. */
 static void pack(const lt_conv_task *task, bool half, bool turned, float *packed)
 {
     int64_t channels = task->conv->in;
@@ -471,8 +475,8 @@ static void pack(const lt_conv_task *task, bool half, bool turned, float *packed
     }
 }
 
-/* Images of that height and width. rest: room for a copy of those last pixels of which a block
- * would be loaded beyond the end; NULL: nothing is loaded. */
+/* Describes images of the given height and width. rest receives copies of the last pixels, for
+ * which loading a block would read beyond the tensor. It is NULL for images that are not loaded. */
 static images images_of(const lt_conv *v, const int64_t size[2], lt_operand of, char *rest)
 {
     images x = {.data = of.data, .n = v->n, .h = size[0], .w = size[1], .c = v->in,
@@ -507,7 +511,8 @@ bool lt__depthwise_accepts(const lt_conv_task *task)
         return false;
     if (task->bias.data && (weights || task->bias.dtype != dtype))
         return false;
-    /* where half of a block is empty oneDNN is faster, but for what it has no code of its own */
+    /* oneDNN is faster where half of a block is empty, except for tasks that it has no special code
+     * for */
     return dtype == LT_F32 || v->in >= block_of(true) || v->window.stride[0] == 2 || weights;
 }
 

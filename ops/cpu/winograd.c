@@ -1,51 +1,51 @@
-/* winograd.c - convolutions with 3x3 kernels and stride 1 by F(2x2, 3x3): Lavin and Gray, Fast
- * Algorithms for Convolutional Neural Networks, CVPR 2016, whose names the matrices have here.
+/* winograd.c - convolutions with 3x3 kernels and stride 1 by F(2x2, 3x3), with the matrix names of
+ * Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016.
  *
- * Four pixels of y, a tile of 2x2, are functions of a tile of 4x4 of x: with U = G g G' of the
+ * A tile of 2x2 pixels of y is a function of a tile of 4x4 pixels of x. With U = G g G' of the
  * kernel and V = B' d B of the tile of x,
  *
  *     y = A' (U . V) A    where U . V = the sum over channels of products, element by element
  *
- * so each of the 16 points of a tile is a matrix product of its own, (tiles, channels) by
- * (channels, channels): 16 multiplications where the direct way takes 36. The gradient of x is a
- * convolution of dy with the turned kernel. For that of the kernel, dg = G' (the sum over tiles of
- * V . W) G with W = A dy A'.
+ * So each of the 16 points of a tile is a matrix product of its own, (tiles, channels) by
+ * (channels, channels). That takes 16 multiplications where direct convolution takes 36. The
+ * gradient of x is a convolution of dy with the kernel rotated by 180 degrees. The gradient of the
+ * kernel is dg = G' (the sum over tiles of V . W) G with W = A dy A'.
  *
- * Errors in f32, over 16 to 512 channels: y and dx 2e-7 to 7e-7 of a typical element, where the
- * longer sums of oneDNN's direct code err by 2e-7 to 11e-7; dw 2e-7 to 9e-7, where that errs by
- * 1e-7 to 3e-7.
+ * Errors in f32, relative to a typical element, over 16 to 512 channels: y and dx 2e-7 to 7e-7,
+ * where the longer sums of oneDNN's direct code have 2e-7 to 11e-7; dw 2e-7 to 9e-7, where oneDNN
+ * has 1e-7 to 3e-7.
  *
- * In bf16 transforms and sums are in f32, but what is multiplied is rounded: y and dx err by 4.2e-3
- * of a typical element, where oneDNN's have 1.7e-3 from the rounding of the result alone; dw by
- * 4.0e-3, where its sums in f32 of exact products err by less than 1e-6.
+ * In bf16, transforms and sums are in f32, but the factors are rounded. y and dx have errors of
+ * 4.2e-3, where oneDNN has 1.7e-3 from the rounding of the result alone. dw has 4.0e-3, where
+ * oneDNN's f32 sums of exact products have less than 1e-6.
  *
- * Memory decides whether that pays: a thread takes so many tiles at a time that what it makes of
- * them stays in its cache until it is used, and asks for the next ones meanwhile.
+ * Whether that pays depends on memory. A thread processes as many tiles at a time as stay in its
+ * cache until they are used, and prefetches the next ones meanwhile.
  */
 #include "ops/cpu/winograd.h"
 #include "ops/cpu/loops.h"
 #include "ops/cpu/winograd_tile.h"
 
 enum { COLUMNS = MOST * LT_LANES };
-enum { PADDING = 16 };    /* words between points: equal ones would fall on the same cache lines */
+enum { PADDING = 16 };    /* words between points; without it points would share cache sets */
 
-/* name_f32() and name_bf16() from an inlined name() that is told whether it is half. */
+/* Defines name_f32() and name_bf16() from an inlined name() whose first argument is `half`. */
 #define FOR_BOTH(name, parameters, ...)                                                            \
     LT_SIMD static void name##_f32 parameters { name(false, __VA_ARGS__); }                        \
     LT_SIMD_BF16 static void name##_bf16 parameters { name(true, __VA_ARGS__); }
 
 /* ==== Words =================================================================================== */
 
-/* Factors of products are kept in words of 32 bits: of one term in f32, of two in bf16. */
+/* Factors of products are stored in 32-bit words: one f32 term, or two bf16 terms. */
 LT_INLINE int terms_of(bool half) { return half ? 2 : 1; }
 
-/* Where words of tiles lie, point by point: vector k of tile t from t * tile + k * vector on. */
+/* Words of tiles, point by point: vector k of tile t begins at t * tile + k * vector. */
 typedef struct {
     float *data;
     int64_t point, tile, vector;
 } store;
 
-/* Term i of sums, in its words: in bf16 they hold the one before if i is odd. */
+/* Stores v as term i of sums. In bf16 and for odd i, the words already hold term i - 1. */
 LT_INLINE void put_term(bool half, float *words, int64_t i, lt_vec v)
 {
     if (half && i % 2)
@@ -55,8 +55,9 @@ LT_INLINE void put_term(bool half, float *words, int64_t i, lt_vec v)
     lt__store_f32(words, v);
 }
 
-/* V of n tiles of x, or W of those of dy, that follow each other in the row of the square, as
- * tiles t and so on of the store. A word of bf16 holds neighbouring channels, or tiles. */
+/* Computes V of n tiles of x, or W of n tiles of dy, which are neighbours in a row that begins at
+ * the square, and stores them as tiles t, t + 1, ... A word of two bf16 holds neighbouring tiles if
+ * `tiles` is set, otherwise neighbouring channels. */
 LT_INLINE void spread_row(bool half, bool of_x, bool tiles, const square *s, bool rows,
                           int64_t channels, int64_t n, int64_t t, const store *to)
 {
@@ -80,7 +81,7 @@ LT_INLINE void spread_row(bool half, bool of_x, bool tiles, const square *s, boo
     }
 }
 
-/* The same of n tiles from `first` on, as the first of the store. */
+/* The same for n tiles from `first` on, stored as tiles 0, 1, ... */
 LT_INLINE void spread(bool half, bool of_x, bool tiles, const grid *g, int64_t first, int64_t n,
                       const store *to)
 {
@@ -98,8 +99,8 @@ LT_INLINE void spread(bool half, bool of_x, bool tiles, const grid *g, int64_t f
 
 /* ==== Products ================================================================================ */
 
-/* ROWS rows of `vectors` vectors of out (+)= a b, both in words: element (i, s) of a is
- * a[i * a_row + s * a_word], vector j of row s of b is at b + j * b_vector + s * LT_LANES. */
+/* Computes ROWS rows of `vectors` vectors of out (+)= a b. Factors are words: element (i, s) of a
+ * is a[i * a_row + s * a_word], vector j of row s of b is at b + j * b_vector + s * LT_LANES. */
 LT_INLINE void multiply(bool half, int vectors, int64_t words, const float *a, int64_t a_row,
                         int64_t a_word, const float *b, int64_t b_vector, float *out,
                         int64_t out_row, bool add)
@@ -118,8 +119,8 @@ LT_INLINE void multiply(bool half, int vectors, int64_t words, const float *a, i
 
 /* ==== y, and the gradient of x ================================================================ */
 
-/* Turns LANES rows of LANES floats into columns: four rounds that mix each row of the first half
- * with one of the second. */
+/* Transposes LANES rows of LANES floats in four rounds, each of which interleaves the rows of the
+ * first half with those of the second. */
 LT_INLINE void transpose(lt_vec rows[LT_LANES])
 {
     UNROLL for (int round = 0; round < 4; round++) {
@@ -136,7 +137,7 @@ LT_INLINE void transpose(lt_vec rows[LT_LANES])
     }
 }
 
-/* Term i of U of LANES channels. */
+/* Computes U of LANES channels and stores it as term i. */
 LT_INLINE void put_kernel(bool half, lt_vec g[SIDE][SIDE], float *u, int64_t point, int64_t i)
 {
     lt_vec v[TILE][TILE];
@@ -145,8 +146,8 @@ LT_INLINE void put_kernel(bool half, lt_vec g[SIDE][SIDE], float *u, int64_t poi
         put_term(half, u + k * point + i / terms_of(half) * LT_LANES, i, v[k / TILE][k % TILE]);
 }
 
-/* U of LANES output channels from o on, for y: vectors of w go along input channels, those of u
- * along output channels. u: (point, out / LANES, in / terms, LANES, terms) */
+/* Computes U of LANES output channels from o on, for y. Vectors of w run along input channels,
+ * vectors of u along output channels. u: (point, out / LANES, in / terms, LANES, terms) */
 LT_INLINE void pack_kernel(bool half, const void *w, int64_t out, int64_t in, int64_t o, float *u)
 {
     int64_t words = in / terms_of(half);
@@ -166,8 +167,8 @@ LT_INLINE void pack_kernel(bool half, const void *w, int64_t out, int64_t in, in
     }
 }
 
-/* The same of the turned kernel, for the gradient of x.
- * u: (point, in / LANES, out / terms, LANES, terms) */
+/* The same for the rotated kernel, for the gradient of x. u: (point, in / LANES, out / terms,
+ * LANES, terms) */
 LT_INLINE void pack_turned_kernel(bool half, const void *w, int64_t out, int64_t in, int64_t first,
                                   float *u)
 {
@@ -191,8 +192,8 @@ LT_INLINE void pack(bool half, const lt_conv_task *task, int64_t o, float *u)
 }
 FOR_BOTH(pack, (const lt_conv_task *task, int64_t o, float *u), task, o, u)
 
-/* One tile of y for a vector of channels: the pixels that are inside get `start`, or are added
- * to. */
+/* Writes one tile of y for a vector of channels, or adds to it. Pixels outside the image are
+ * skipped; written pixels include `start`. */
 LT_INLINE void collect_tile(bool half, const square *s, const float *m, int64_t point,
                             int64_t channel, lt_vec start, bool add)
 {
@@ -207,7 +208,7 @@ LT_INLINE void collect_tile(bool half, const square *s, const float *m, int64_t 
         }
 }
 
-/* n tiles of y, `vectors` vectors of channels from `channel` on. */
+/* Writes n tiles of y, for `vectors` vectors of channels from `channel` on. */
 LT_INLINE void collect(bool half, const grid *g, int64_t first, int64_t n, const store *m,
                        int64_t channel, int vectors, lt_operand bias, bool add)
 {
@@ -223,11 +224,11 @@ LT_INLINE void collect(bool half, const grid *g, int64_t first, int64_t n, const
     }
 }
 
-/* What the next tiles have in an image, roughly, for it lies in their order: asked for in steps, so
- * that memory works while products are summed. */
+/* The memory of an image that the next tiles roughly need, as the image is in the order of the
+ * tiles. It is prefetched in steps, so that memory works while products are summed. */
 typedef struct {
     uintptr_t next, end;
-    int64_t step;           /* bytes */
+    int64_t step;           /* bytes per step */
 } ahead;
 
 LT_INLINE ahead ahead_of(bool half, const grid *g, const image *x, int64_t first, int64_t n,
@@ -245,7 +246,8 @@ LT_INLINE void prefetch(ahead *a)
         __builtin_prefetch((const void *)a->next, 0, 2);
 }
 
-/* Tiles [first, first + n) of y. Rows beside the n are products of what is there, and not used. */
+/* Computes tiles [first, first + n) of y. Rows beyond n are computed from leftover data and not
+ * used. */
 LT_INLINE void convolve(bool half, const grid *g, int64_t first, int64_t n, const float *u,
                         lt_operand bias, bool add, const store *v, const store *m)
 {
@@ -275,7 +277,7 @@ LT_INLINE void convolve(bool half, const grid *g, int64_t first, int64_t n, cons
 FOR_BOTH(convolve, (const grid *g, int64_t first, int64_t n, const float *u, lt_operand bias,
                     bool add, const store *v, const store *m), g, first, n, u, bias, add, v, m)
 
-/* Tiles that a thread takes at a time: their V is to stay in its cache. */
+/* Tiles that a thread takes at a time, so that their V stays in its cache. */
 static int64_t tiles_at_a_time(int64_t words)
 {
     enum { WORDS = 1 << 18 };
@@ -293,7 +295,7 @@ static int64_t words_of_m(int64_t words)
     return POINTS * (tiles_at_a_time(words) * COLUMNS + PADDING);
 }
 
-/* Part `part` of as many as there are threads. */
+/* Computes one of as many parts as there are threads. */
 static void convolve_part(const lt_call *c, const grid *g, const lt_conv_task *task, int part)
 {
     int64_t words = g->x.c / terms_of(g->half), most = tiles_at_a_time(words);
@@ -320,7 +322,7 @@ static void run_convolution(const lt_call *c, const grid *g, const lt_conv_task 
 
 /* ==== The gradient of the kernel ============================================================== */
 
-/* V and W of n tiles, as tiles `at` and so on of the stores. */
+/* Computes V and W of n tiles, and stores them as tiles `at`, `at` + 1, ... */
 LT_INLINE void spread_both(bool half, const grid *g, int64_t first, int64_t n, store v, store w,
                            int64_t at)
 {
@@ -332,7 +334,7 @@ LT_INLINE void spread_both(bool half, const grid *g, int64_t first, int64_t n, s
 FOR_BOTH(spread_both, (const grid *g, int64_t first, int64_t n, store v, store w, int64_t at),
          g, first, n, v, w, at)
 
-/* One point of LANES output channels from o on: du (+)= the sum over n tiles of w v.
+/* Adds or writes one point of LANES output channels from o on: du (+)= the sum over n tiles of w v.
  * du: (point, out, in) */
 LT_INLINE void sum_point(bool half, int k, int64_t o, int64_t n, const store *v, const store *w,
                          int64_t in, int64_t out, float *du, bool add)
@@ -352,7 +354,7 @@ LT_INLINE void sum_point(bool half, int k, int64_t o, int64_t n, const store *v,
 FOR_BOTH(sum_point, (int k, int64_t o, int64_t n, const store *v, const store *w, int64_t in,
                      int64_t out, float *du, bool add), k, o, n, v, w, in, out, du, add)
 
-/* dw of output channel o from the sums of all parts. */
+/* Computes dw of output channel o from the sums of all parts. */
 LT_INLINE void put_kernel_gradient(bool half, const float *du, int64_t part, int parts, int64_t out,
                                    int64_t in, int64_t o, lt_operand dw, bool add)
 {
@@ -378,15 +380,16 @@ FOR_BOTH(put_kernel_gradient, (const float *du, int64_t part, int parts, int64_t
                                int64_t o, lt_operand dw, bool add),
          du, part, parts, out, in, o, dw, add)
 
-/* Where sums of a part of the tiles lie: U's gradient, then V and W of some tiles. */
+/* Layout of the sums of one part: the gradient of U, then V and W of some tiles. */
 typedef struct {
-    int64_t tiles;           /* that are transformed at a time */
-    int64_t v, w, words;     /* where V and W begin; all that a part needs */
+    int64_t tiles;           /* tiles that are transformed at a time */
+    int64_t v, w, words;     /* offsets of V and W; floats per part */
     int parts;
 } sums;
 
-/* Few channels: each thread has sums of its own, of its part of the tiles. Many: there is one, in
- * the order of the tiles, and the threads share out transforms and sums in turn. */
+/* With few channels, each thread sums a part of the tiles in memory of its own. With many, there is
+ * one sum, in the order of the tiles, and the threads divide the transforms and then the
+ * products. */
 static sums sums_of(const lt_call *c, const grid *g)
 {
     enum { FEW = 128 * 256, OWN = 1 << 17, SHARED = 1 << 22, LEAST = 64 };
@@ -408,7 +411,7 @@ static store store_of(float *data, const grid *g, const sums *s, int64_t channel
     return (store){data, words * channels + PADDING, LT_LANES, words * LT_LANES};
 }
 
-/* The sums of one part, by one thread. */
+/* Computes the sums of one part in one thread. */
 static void sum_part(const lt_call *c, const grid *g, const sums *s, int part)
 {
     int64_t in = g->x.c, out = g->y.c;
@@ -427,10 +430,10 @@ static void sum_part(const lt_call *c, const grid *g, const sums *s, int part)
     }
 }
 
-/* The only sums, by all threads. */
+/* Computes the only sums with all threads. */
 static void sum_together(const lt_call *c, const grid *g, const sums *s)
 {
-    enum { SHARE = 16 }; /* tiles of a task */
+    enum { SHARE = 16 }; /* tiles per task */
     int64_t in = g->x.c, out = g->y.c, blocks = out / LT_LANES;
     float *du = c->scratch;
     store v = store_of(du + s->v, g, s, in), w = store_of(du + s->w, g, s, out);
@@ -498,10 +501,10 @@ bool lt__winograd_can(const lt_conv_task *task)
            (of_w == dtype || (weights && of_w == LT_F32)) && has_fast_products(half);
 }
 
-/* As measured beside oneDNN. From one vector of channels to one the transforms cost what they save.
- * In bf16 the direct way costs half: there 50 tiles do not repay U, while 128 do, nor do tiles that
- * reach far beyond the image, those of 5x5 pixels as against 7x7. But its gradients of w are slow,
- * even those of one vector by one. */
+/* Measured against oneDNN. With one vector of channels on both sides, the transforms cost what they
+ * save. In bf16 direct convolution costs half: there 50 tiles do not repay U, while 128 do, and
+ * tiles that extend far beyond the image do not pay (5x5 pixels, as opposed to 7x7). But oneDNN's
+ * gradients of w are slow in bf16, even with one vector of channels on both sides. */
 bool lt__winograd_accepts(const lt_conv_task *task)
 {
     enum { ENOUGH = 128 };
