@@ -1,31 +1,31 @@
 /* batch_norm.cu - the CUDA side of batch_norm.c.
  *
- * Memory is read and written so many times: forward x for the moments, then x and the residual for
- * y; in evaluation the second alone. Backward x and dy for the sums, and y where it tells what act
- * let pass; then x and dy once more, and y, for dx. A residual's gradient is written on the way of
- * the first, and the second reads it in the place of dy and y.
+ * Memory traffic. In training, forward reads x for the moments, then x and the residual for y; in
+ * evaluation only the latter. Backward reads x and dy for the sums, and y if the activation's
+ * gradient depends on it; then x and dy again, and y, for dx. The gradient of a residual is written
+ * in the first pass, and the second pass reads it instead of dy and y.
  *
- * Moments. A block's center is the mean of its part's first rows, which are in the cache when they
- * come again. Sums of d = x - center and of d d are in f32 within a thread, of at most 256 rows,
- * as many GPUs have few units for doubles, and in double from there on: the shifted algorithm of
- * batch_norm_simd.c. Parts are joined by the formula for two samples, in a tree that depends on the
- * shape alone.
+ * Moments. The center of a block is the mean of the first rows of its part, which are still cached
+ * when they are read again. The sums of d = x - center and of d d are in f32 within a thread, over
+ * at most 256 rows, because many GPUs have few f64 units, and in double from there on: the shifted
+ * algorithm of batch_norm_simd.c. Parts are joined by the formula for two samples, in a tree that
+ * depends only on the shape.
  *
- * Wide rows. As many rows are laid end to end as make packs of 16 bytes, and some for the threads
- * of a block; only the last of them may be short. Coefficients are repeated for each of the rows,
- * sums have a lane each and are joined with those of other parts.
+ * Wide rows. Rows are laid end to end until they make packs of 16 bytes, and enough packs for the
+ * threads of a block. Only the last wide row may be short. Coefficients are repeated for each of
+ * its rows; each lane has its own sums, which are joined with those of other parts.
  */
 #include "ops/batch_norm.h"
 #include "ops/cuda/rows.h"
 
-enum { MIN_PACKS = 8 };     /* of a wide row */
-enum { LEAD = 4 };            /* turns of a part whose mean is the center */
+enum { MIN_PACKS = 8 };     /* packs per wide row, at least */
+enum { LEAD = 4 }; /* rows per thread, at the start of a part, whose mean is the center */
 
 typedef struct plan {
     int64_t n, channels;      /* n: elements of x */
-    int64_t width, whole;     /* lanes of a wide row; rows that are not short */
-    int64_t packs;            /* of a row */
-    lt_column_plan columns;       /* packs */
+    int64_t width, whole;     /* lanes of a wide row; number of full wide rows */
+    int64_t packs;            /* packs per wide row */
+    lt_column_plan columns;       /* plan over columns of packs */
 } plan;
 
 static plan plan_for(const lt_tensor *x)
@@ -43,7 +43,7 @@ static plan plan_for(const lt_tensor *x)
     return p;
 }
 
-/* Rows of coefficients, then the moments or sums of each part. */
+/* Layout of the scratch: wide rows of coefficients, then the moments or sums of each part. */
 static float *coefficients(const lt_call *c) { return (float *)c->scratch; }
 
 static size_t coefficient_bytes(const plan *p)
@@ -68,13 +68,13 @@ static size_t scratch(const lt_call *c, bool backward)
 template <class E> struct sum_pass {
     plan p;
     const E *x, *dy, *y;
-    E *d_residual;            /* what passed of dy goes there */
+    E *d_residual;            /* receives g, the dy that the activation passes, or NULL */
     const float *coefs;
     lt_bounds act;
-    bool add, wide;           /* to what is in d_residual; whether arrays lie for packs */
+    bool add, wide;           /* add to d_residual; arrays are aligned for packs */
 };
 
-/* The coefficients of V lanes. */
+/* Loads the coefficients of V lanes. */
 template <int V> __device__ void take(const float *row, int64_t lane, float (&to)[V])
 {
     lt_pack<float, V> from = *(const lt_pack<float, V> *)(row + lane);
@@ -82,8 +82,8 @@ template <int V> __device__ void take(const float *row, int64_t lane, float (&to
         to[k] = from.at[k];
 }
 
-/* Adds up what the lanes of a block have in `all`, for value k of each column: as many threads as
- * there are such values have one each. */
+/* Sums value `value` of one column over the lanes of a block. The thread's column is its index
+ * modulo `columns`. */
 template <int V>
 __device__ double sum_of_lanes(const float (*all)[LT_THREADS], int columns, int lanes, int value)
 {
@@ -94,8 +94,8 @@ __device__ double sum_of_lanes(const float (*all)[LT_THREADS], int columns, int 
     return sum;
 }
 
-/* centers[k columns + column] = the mean of the first rows of a part; of the short row only if
- * there is no other. */
+/* Sets centers[k columns + column] to the mean of the first rows of the part. The short row is used
+ * only if the part has no other. */
 template <class E, int V>
 __device__ void find_centers(const sum_pass<E> &q, const lt_column &at, float (*all)[LT_THREADS],
                              float *centers)
@@ -127,14 +127,14 @@ template <int V> struct sums_of {
     float sum[V], product[V];
 };
 
-/* Of a whole row all elements are there. */
+/* Loads a pack. All elements of a WHOLE row exist, so there is no bounds check. */
 template <bool WHOLE, int V, class E>
 __device__ lt_pack<E, V> load(const sum_pass<E> &q, const E *array, int64_t i)
 {
     return lt__load<V>(array, i, WHOLE ? INT64_MAX : q.p.n, q.wide);
 }
 
-/* Adds the V elements at i, or those before the end of x. */
+/* Adds the V elements at i, or as many as x has there. */
 template <int GATE, bool WHOLE, class E, int V>
 __device__ void add_pack(const sum_pass<E> &q, int64_t i, sums_of<V> &s)
 {
@@ -164,7 +164,7 @@ __device__ void add_pack(const sum_pass<E> &q, int64_t i, sums_of<V> &s)
         lt__store(q.d_residual, i, WHOLE ? INT64_MAX : q.p.n, q.wide, out);
 }
 
-/* The rows of lane `lane` of a wide row that a part has. */
+/* The number of rows of a part that contain this lane. */
 __device__ static int64_t rows_in(const plan &p, int64_t part, int64_t lane)
 {
     int64_t first = part * p.columns.part, last = first + p.columns.part;
@@ -173,8 +173,8 @@ __device__ static int64_t rows_in(const plan &p, int64_t part, int64_t lane)
     return last - first - is_short;
 }
 
-/* MOMENTS: the mean of each lane of a part, and the squared deviations from it. Else the sums of g,
- * which is the dy that passed, and of g (x - mean). */
+/* MOMENTS: computes the mean of each lane over a part, and the squared deviations from it.
+ * Otherwise the sums of g, which is the dy that the activation passes, and of g (x - mean). */
 template <class E, int GATE>
 __global__ void __launch_bounds__(LT_THREADS)
     sum_kernel(const __grid_constant__ sum_pass<E> q, lt_two *parts)
@@ -238,7 +238,7 @@ typedef struct channels {
     double eps;
 } channels;
 
-/* In each row of a wide one. */
+/* Sets a coefficient of channel k in each row of the wide row. */
 __device__ static void set(const channels &c, int which, int64_t k, float value)
 {
     for (int64_t lane = k; lane < c.p.width; lane += c.p.channels)
@@ -252,8 +252,8 @@ __device__ static void set_coefficients(const channels &c, int64_t k, float mean
     set(c, AT_SHIFT, k, c.shift.at ? lt__number_at(c.shift, k) : 0);
 }
 
-/* Of a mean and a variance that are there, which are copied to `mean` and `var` if these are
- * given. */
+/* Sets the coefficients for a given mean and variance, and copies these to `mean` and `var` unless
+ * they are NULL. */
 static __global__ void __launch_bounds__(LT_THREADS)
     coefficient_kernel(const __grid_constant__ channels c, const __grid_constant__ lt_numbers from,
                        const __grid_constant__ lt_numbers from_var, float *mean, float *var)
@@ -302,17 +302,17 @@ static __global__ void __launch_bounds__(LT_THREADS)
         return;
     double v = all.rows > 0 ? all.m.squares / all.rows : 0;
     mean[k] = (float)all.m.mean;
-    var[k] = v < 0 ? 0 : (float)v; /* it may round below zero; a NaN stays one */
+    var[k] = v < 0 ? 0 : (float)v; /* rounding may give a value below zero; a NaN stays a NaN */
     set_coefficients(c, k, mean[k], var[k]);
 }
 
-typedef struct gradients {    /* of the parameters; with what is to be added to */
+typedef struct gradients {    /* gradients of the parameters, and whether to add to them */
     lt_numbers scale, shift, mean, var;
     bool add_scale, add_shift, add_mean, add_var;
 } gradients;
 
-/* Joins the sums of all parts; of a constant the gradient is 0. share: 1 / rows, or 0 in
- * evaluation. */
+/* Joins the sums of all parts. The running statistics are constants, so their gradients are 0.
+ * share: 1 / rows, or 0 in evaluation. */
 static __global__ void __launch_bounds__(LT_THREADS)
     products_kernel(const __grid_constant__ channels c, const lt_two *parts, const float *var,
                     const __grid_constant__ gradients d, double share)
@@ -355,7 +355,8 @@ static lt_status join_parts(const lt_call *c, const plan *p, void (*kernel)(
                       (float *)c->out[BATCH_MEAN]->data, (float *)c->out[BATCH_VAR]->data);
 }
 
-/* Of these statistics, which are given back in training's place if `give` is set. */
+/* Sets the coefficients for these statistics. give: also copy them to the outputs for the batch
+ * statistics. */
 static lt_status use_statistics(const lt_call *c, const plan *p, const lt_tensor *mean,
                                 const lt_tensor *var, bool give)
 {
@@ -373,10 +374,10 @@ template <class E> struct result_pass {
     E *out;
     const float *coefs;
     lt_bounds act;
-    bool add, wide, small;    /* to what is in out; for packs; packs are counted in 31 bits */
+    bool add, wide, small; /* add to out; arrays are aligned for packs; pack indices fit 31 bits */
 };
 
-/* A thread's pack: the element it begins with, and the lane of that. */
+/* Finds the thread's pack: its first element, and that element's lane. */
 template <int V, class E>
 __device__ bool find_pack(const result_pass<E> &q, int64_t *i, int64_t *lane)
 {
@@ -486,8 +487,8 @@ template <class E> static lt_status forward(const lt_call *c)
     return launch_results(lt__cuda(c->ctx), q, forward_kernel<E>);
 }
 
-/* x and the residual are of one dtype here, and with sync=true the shape rule has not counted the
- * rows. */
+/* Requires x and the residual to have one dtype. Also checks the number of rows, which the shape
+ * rule does not check with sync=true. */
 static lt_status check(const lt_cuda *cuda, const lt_call *c)
 {
     const lt_tensor *x = c->in[X], *residual = lt__optional(c, c->in, RESIDUAL);
@@ -532,7 +533,7 @@ static lt_status join_products(const lt_call *c, const plan *p)
                       (const float *)c->out[BATCH_VAR]->data, d, share);
 }
 
-/* The sums of a call; which of dy passes is told as gate says. */
+/* Computes the sums of a call. gate says how the dy that the activation passes is determined. */
 template <class E> static lt_status sum_products(const lt_call *c, const plan *p, int gate)
 {
     const lt_cuda *cuda = lt__cuda(c->ctx);
@@ -560,7 +561,8 @@ template <class E> static lt_status backward(const lt_call *c)
     const lt_tensor *d_residual = lt__optional(c, c->d_in, RESIDUAL);
     plan p = plan_for(c->in[X]);
     int gate = lt__word(c, ACT) == 0 ? OPEN : c->out[Y] ? BY_Y : BY_X;
-    bool passed = d_residual && !lt__adds(c, RESIDUAL); /* is to be found there */
+    bool passed = d_residual && !lt__adds(c, RESIDUAL); /* g was written there, and can be read
+                                                         * instead of dy */
     LT_TRY(use_statistics(c, &p, c->out[BATCH_MEAN], c->out[BATCH_VAR], false));
     LT_TRY(sum_products<E>(c, &p, gate));
     if (!c->d_in[X])

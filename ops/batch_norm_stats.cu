@@ -1,13 +1,13 @@
-/* batch_norm_stats.cu - the CUDA side of the two ops of batch_norm.c that move running statistics:
- * once a step, one value for each channel. */
+/* batch_norm_stats.cu - the CUDA side of the two ops of batch_norm.c that update running
+ * statistics, once per step and with one value per channel. */
 #include "ops/batch_norm.h"
 #include "ops/cuda/cuda.h"
 
-/* Four of a call: a mean and a variance that move, and two that they move by. */
+/* The operands of a call: the mean and variance to update, and those to update with. */
 typedef struct statistics {
     lt_numbers mean, var, mean2, var2;
-    int64_t n;                /* channels */
-    const int32_t *skip;      /* of the call */
+    int64_t n;                /* number of channels */
+    const int32_t *skip;      /* the call's skip flag, or NULL */
 } statistics;
 
 static statistics statistics_of(const lt_call *c)
@@ -17,7 +17,7 @@ static statistics statistics_of(const lt_call *c)
     return s;
 }
 
-/* The channel of a thread; false if it has none. */
+/* Finds the channel of a thread. Returns false if it has none, or if the step is skipped. */
 __device__ static bool find_channel(const statistics &s, int64_t *k)
 {
     *k = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
@@ -31,7 +31,7 @@ static lt_status launch(const lt_call *c, void (*kernel)(statistics, A...), A...
                       statistics_of(c), args...);
 }
 
-/* part: of all values, those that mean2 and var2 are of. */
+/* part: the fraction of all values that mean2 and var2 describe. */
 static __global__ void __launch_bounds__(LT_THREADS)
     merge_kernel(const __grid_constant__ statistics s, double part)
 {

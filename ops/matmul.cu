@@ -1,12 +1,12 @@
-/* matmul.cu - the CUDA side of matmul.c and of product.c: matmul, linear, and sums of rows.
- * Products are cuBLASLt's, and by own kernels where it has none, or is not there. */
+/* matmul.cu - the CUDA side of matmul.c and product.c: matmul, linear, and sums of rows. Products
+ * use cuBLASLt, or our own kernels if cuBLASLt is missing or does not support them. */
 #include "ops/cuda/reduction.h"
 #include "ops/cuda/tile.h"
 
 enum { X, Y, W = 1, B };
 
-/* Runs body with E standing for the type of factors and O for that of a result, which is the same
- * or f32. */
+/* Runs the body with E as the type of the factors and O as the type of the result, which is E or
+ * float. */
 #define FACTORS_AND_RESULT(cuda, dtype, to, E, O, ...)                                             \
     LT_CUDA_FLOATS(cuda, dtype, E, if ((to) == LT_F32) { typedef float O; __VA_ARGS__ }            \
                                    else { typedef E O; __VA_ARGS__ })
@@ -19,7 +19,8 @@ static lt_results<O> results_of(void *out, int dtype, int64_t batch, int64_t row
 
 /* ==== Sums of rows ============================================================================ */
 
-enum { MAX_SUMS = 1 << 15 }; /* that lt__plan_reduction() makes of one matrix's columns, in parts */
+enum { MAX_SUMS = 1 << 15 }; /* most partial sums that lt__plan_reduction() makes of the columns
+                              * of a matrix */
 
 size_t lt__cuda_sum_rows_bytes(void) { return MAX_SUMS * sizeof(double); }
 
@@ -40,7 +41,7 @@ lt_status lt__cuda_sum_rows(const lt_cuda *cuda, void *to, int to_dtype, const v
 
 /* ==== linear ================================================================================== */
 
-/* y (m, n) = x (m, k) w^T + b, where w may be of a pointwise conv2d too. */
+/* y (m, n) = x (m, k) w^T + b. w may also be the weights of a pointwise conv2d. */
 typedef struct sizes { int64_t m, n, k; } sizes;
 
 static sizes sizes_of(const lt_tensor *w, const lt_tensor *y)
@@ -66,7 +67,7 @@ static lt_status own_linear_fwd(lt_call *c)
                                 lt__matrices_of<E>(w->data, s.k, 1, 1, 0), r, NULL);)
 }
 
-/* dx = dy w, dw = dy^T x: of their results and terms. */
+/* The tiles of dx = dy w, or of dw = dy^T x. */
 static lt_tiles linear_tiles(const lt_call *c, int i)
 {
     sizes s = sizes_of(c->in[W] ? c->in[W] : c->d_in[W], c->d_out[0]);
@@ -127,11 +128,11 @@ static lt_status linear_bwd(lt_call *c)
 
 /* ==== matmul ================================================================================== */
 
-/* How the leading axes of x and y pair up matrices, the innermost first. */
+/* How the leading axes of x and y pair up their matrices, innermost first. */
 typedef struct pairs {
-    int64_t m, n, k;          /* of a product */
+    int64_t m, n, k;          /* sizes of one product */
     int n_lead;
-    int64_t lead[LT_MAX_DIMS], step[3][LT_MAX_DIMS]; /* of x, y and out; 0 where stretched */
+    int64_t lead[LT_MAX_DIMS], step[3][LT_MAX_DIMS]; /* steps of x, y and out; 0 where broadcast */
 } pairs;
 
 enum { OUT = 2 };
@@ -164,7 +165,8 @@ static pairs pair_up(const lt_tensor *x, const lt_tensor *y)
     s.n_lead = (x->ndim > y->ndim ? x->ndim : y->ndim) - 2;
     for (int i = 0; i < s.n_lead; i++)
         s.lead[i] = 1;
-    if (matrices_of(y) == 1 && y->ndim <= x->ndim) { /* x's matrices are the rows of one */
+    if (matrices_of(y) == 1 && y->ndim <= x->ndim) { /* treat x's matrices as the rows of one
+                                                      * matrix */
         s.m *= matrices_of(x);
         s.n_lead = 0;
     }
@@ -174,7 +176,8 @@ static pairs pair_up(const lt_tensor *x, const lt_tensor *y)
     return s;
 }
 
-/* A product of all pairs: which sides its factors and its result are, or are gradients of. */
+/* The products of all pairs. `of` names the tensor (X, Y or OUT) that each factor and the result
+ * is, or is the gradient of. */
 typedef struct products {
     int of[3];                /* a, b, and the result */
     int64_t row[2], term[2];  /* steps of the factors */
@@ -183,8 +186,8 @@ typedef struct products {
     int64_t row_out;
 } products;
 
-/* A lead axis is one of the batch where the result has it; where it is stretched there, products
- * are added up. */
+/* Sorts the leading axes. Axes that the result has belong to the batch; over axes that it
+ * broadcasts, products are summed. */
 static void share_axes(products *v, const pairs *s, int64_t *batch, int64_t *more)
 {
     *batch = *more = 1;
@@ -201,7 +204,7 @@ static void share_axes(products *v, const pairs *s, int64_t *batch, int64_t *mor
     }
 }
 
-/* z = x y; the gradient of x = dz y^T, that of y = x^T dz. wanted: X, Y or OUT. */
+/* z = x y; the gradient of x is dz y^T, the gradient of y is x^T dz. wanted: X, Y or OUT (z). */
 static products products_of(const pairs *s, int wanted)
 {
     products v = {};
@@ -234,7 +237,7 @@ static lt_matrices<E> factor_of(const products *v, int f, const lt_tensor *t, in
     return a;
 }
 
-/* to (+)= the products of what t has: x, y and out, or its gradient. */
+/* to (+)= the wanted product of the tensors in t: x, y, and the gradient of out. */
 static lt_status run_pairs(lt_call *c, const pairs *s, int wanted, lt_tensor *const t[3],
                            lt_tensor *to, bool add)
 {

@@ -1,18 +1,18 @@
-/* reduce.cu - the CUDA side of reduce.c, and how reductions are planned. */
+/* reduce.cu - the CUDA side of reduce.c, and the planning of reductions. */
 #include "ops/cuda/reduction.h"
 #include "ops/cuda/map.h"
 
-enum { AXIS, KEEP };          /* options of every op here */
+enum { AXIS, KEEP };          /* options of all ops in this file */
 
 /* ==== Planning ================================================================================ */
 
 enum {
-    ENOUGH_BLOCKS = 512,      /* from which on rows are not cut into parts */
-    MIN_TURNS = 8,          /* of a thread of a part, so that it repays its joining */
-    ACCUMULATOR = 16          /* bytes of the largest one, and so of which no two are one load */
+    ENOUGH_BLOCKS = 512,      /* with as many blocks, rows are not split into parts */
+    MIN_TURNS = 8,          /* rows per thread at least, so that a part is worth its join */
+    ACCUMULATOR = 16 /* bytes of the largest accumulator; so big that one load never takes two */
 };
 
-/* bytes: of an element of this pass. */
+/* bytes: size of an element of this pass. */
 static void plan_pass(lt_reduction_plan *plan, int64_t outer, int64_t rows, int64_t width,
                       size_t bytes)
 {
@@ -36,7 +36,7 @@ static void plan_pass(lt_reduction_plan *plan, int64_t outer, int64_t rows, int6
     p->parts = (unsigned)lt__cuts(rows, p->part);
 }
 
-/* A pass over these rows, and one more over its parts. */
+/* Plans a pass over the rows, and one over its parts if there are several. */
 static void plan_passes(lt_reduction_plan *plan, int64_t outer, int64_t rows, int64_t width,
                         size_t bytes, size_t left)
 {
@@ -87,10 +87,9 @@ size_t lt__reduction_scratch(const lt_reduction_plan *plan, size_t bytes)
     return sum;
 }
 
-/* ==== Kinds of reduces ==========================================================================
- * */
+/* ==== Kinds of reductions ===================================================================== */
 
-/* Sums of integers, in 64 bits. */
+/* Sums of integers, in 64 bits, wrapping. */
 template <class E> struct integer_sum {
     typedef E In;
     typedef int64_t Acc;
@@ -115,7 +114,7 @@ template <> struct lowest<float> { static __device__ float of() { return -INFINI
 template <class T> struct highest { static __device__ T of() { return lt__saturated<T>(1e300); } };
 template <> struct highest<float> { static __device__ float of() { return INFINITY; } };
 
-/* The largest element, or the smallest. A nan wins. */
+/* The largest or smallest element. A NaN wins. */
 template <class E, bool MAX, class O = E> struct extreme {
     typedef E In;
     typedef lt_wide<E> Acc;
@@ -132,7 +131,7 @@ template <class E, bool MAX, class O = E> struct extreme {
     }
 };
 
-/* Where the largest element is: the first of equals, a nan before all. */
+/* The row of the largest element: the first among equals. A NaN wins. */
 template <class T> struct place { T value; int64_t row; };
 
 template <class T> struct first_place {
@@ -147,7 +146,7 @@ template <class T> struct first_place {
     {
         ((int64_t *)e.out)[i] = a.row;
     }
-    static __device__ place<T> start() { return place<T>{0, -1}; } /* nowhere */
+    static __device__ place<T> start() { return place<T>{0, -1}; } /* no element yet */
 };
 
 template <class T> struct joined_place : first_place<T> {
@@ -274,7 +273,7 @@ lt_status lt__cuda_sum_to(const lt_cuda *cuda, lt_tensor *dst, const lt_tensor *
 
 /* ==== Backward ================================================================================ */
 
-/* n: how many elements were reduced into one. */
+/* n: number of elements that were reduced to one. */
 template <class E> struct spread : lt_types<1, E> {
     float n;
     __device__ float operator()(float dy, float, float) const { return dy / n; }
@@ -287,7 +286,7 @@ template <class E> struct norm_dx : lt_types<3, E> {
     }
 };
 
-/* 1 where x is the extreme y, else 0. A nan is the extreme of its group. */
+/* 1 where x is the extreme y, else 0. A NaN is the extreme of its group. */
 template <class E> struct is_extreme : lt_types<2, uint8_t, E, E> {
     __device__ uint8_t operator()(float x, float y, uint8_t) const
     {
@@ -295,7 +294,7 @@ template <class E> struct is_extreme : lt_types<2, uint8_t, E, E> {
     }
 };
 
-/* count: of the extremes of a group. */
+/* count: number of elements of the group that are the extreme. */
 template <class E> struct extreme_dx : lt_types<3, E, E, uint8_t, int64_t> {
     __device__ float operator()(float dy, uint8_t mark, int64_t count) const
     {
@@ -303,8 +302,8 @@ template <class E> struct extreme_dx : lt_types<3, E, E, uint8_t, int64_t> {
     }
 };
 
-/* Over dx; `kept` are the operands from 1 on, as bits, that are as the output is: 1 on the axes
- * that were reduced. */
+/* Plans a walk over dx. Bit k of `kept` is set if operand k has the shape of the output, with size
+ * 1 in the reduced axes. */
 static void walk_back(lt_walk *w, const lt_call *c, int n, uint32_t kept)
 {
     const lt_tensor *dx = c->d_in[0];
@@ -352,11 +351,11 @@ static lt_status norm_bwd(lt_call *c)
     LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_in[0]->dtype, E, return norm_back<E>(c);)
 }
 
-/* The scratch of extreme_bwd: a mark for each element of x, a count for each of y, and what the
- * counting needs. */
+/* The scratch of extreme_bwd(): a mark for each element of x, a count for each element of y, and
+ * the scratch of the counting. */
 typedef struct tally {
     lt_reduction_plan plan;
-    size_t counts, partials, bytes; /* offsets of the last two; of it all */
+    size_t counts, partials, bytes; /* offsets of counts and counting scratch; total size */
 } tally;
 
 static tally tally_for(const lt_call *c)

@@ -1,9 +1,9 @@
-/* comm.cu - sums of a CUDA device with those of other ranks, by NCCL: see core/device_comm.h.
+/* comm.cu - allreduce between the CUDA devices of several ranks with NCCL: see core/device_comm.h.
  *
- * All of it goes into a stream of its own, of the highest priority: a sum has few blocks, and those
- * of the kernels that compute are to make room for them. What a kernel can do at its leisure, as to
- * multiply by the rank's share, it does in f32 before NCCL sees the numbers: so a half that travels
- * was rounded once, and NCCL only adds.
+ * All work is enqueued in a separate stream of the highest priority: an allreduce has few blocks,
+ * and blocks of compute kernels should make room for them. Our own kernels do in f32 what need not
+ * be part of the allreduce, such as multiplying by the rank's share. So a gradient that travels as
+ * f16 or bf16 was rounded once, and NCCL only adds.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,16 +11,16 @@
 #include "ops/cuda/map.h"
 
 struct comm {
-    lt_device_comm base;            /* first, so that the one is the other */
+    lt_device_comm base;            /* must be first: the pointer is cast */
     lt_cuda *cuda;
-    lt_cuda side;             /* as kernels see it, but for the stream: this one */
+    lt_cuda side;             /* copy of the device for kernels, with the stream below */
     lt_nccl nccl;
-    cudaEvent_t event;        /* behind all that was begun, */
-    bool begun;               /* if something was; */
-    bool summing;             /* or a sum, that is not in the stream yet. Then come */
-    int n_tail;               /* its numbers */
-    char *on_device;              /* on the device: what is looked for, its parts, the tail */
-    struct { lt_grad_stats found; float tail[LT_COMM_TAIL]; } *on_host; /* pinned */
+    cudaEvent_t event;        /* recorded after all work begun */
+    bool begun;               /* whether event is pending */
+    bool summing;             /* an allreduce has begun that may not be in the stream yet */
+    int n_tail;               /* length of its tail */
+    char *on_device;              /* on the device: statistics, the tail, partial statistics */
+    struct { lt_grad_stats found; float tail[LT_COMM_TAIL]; } *on_host; /* pinned host memory */
 };
 
 static comm *enter(lt_device_comm *p)
@@ -46,7 +46,7 @@ static cudaError_t copy(comm *p, void *to, const void *from, size_t bytes)
                       : cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, p->side.stream);
 }
 
-/* All that was put into the stream is what the next poll() asks for. */
+/* Records the event that the next poll() queries, after all work in the stream. */
 static lt_status record_event(comm *p, cudaError_t error)
 {
     if (error == cudaSuccess)
@@ -146,7 +146,8 @@ static lt_status finalize(lt_device_comm *given) { return lt__nccl_finalize(&ent
 
 /* ==== Work ==================================================================================== */
 
-/* NCCL puts a sum into the stream when it likes, so what comes behind it is put there as late. */
+/* NCCL may enqueue the allreduce after the call returns, so the copy of the tail is enqueued only
+ * when NCCL is ready. */
 static lt_status comm_poll(lt_device_comm *given, bool *done)
 {
     comm *p = enter(given);
@@ -202,7 +203,7 @@ static lt_status scale(const comm *p, void *to, const void *from, int64_t count,
     return lt__map(&p->side, w, f, false, to, from);
 }
 
-/* What is to be summed is where NCCL takes it from. */
+/* Scales the data, and puts it where NCCL reads it. */
 static lt_status scale_for_sum(const comm *p, const lt_device_sum *s)
 {
     if (s->on_wire && s->wire == LT_F16)

@@ -1,15 +1,15 @@
-/* depthwise.cu - depthwise 3x3 convolution on CUDA, forward and back, for conv2d.cu.
+/* depthwise.cu - depthwise 3x3 convolution on CUDA, forward and backward, for conv2d.cu.
  *
- * Nine multiplications for each element are little, and tensor cores are no help: what counts is
- * how often an element is loaded. A thread makes a patch of 2x2 results in neighbouring
- * channels, so that it loads 4 pixels (with stride 2: 6) for each result where one alone would load
- * 9, and its block keeps the weights in shared memory. It takes 8 bytes of each pixel: with 16 the
- * sums would want more registers than four blocks of a multiprocessor have, and those four keep as
- * many bytes on their way as two with 16 would.
+ * There are only nine multiplications per element, and tensor cores are no help, so what counts is
+ * how often an element is loaded. A thread computes a patch of 2x2 results in neighbouring
+ * channels. It loads 4 pixels per result (6 with stride 2), where separate results would load 9,
+ * and its block keeps the weights in shared memory. A thread loads 8 bytes of each pixel. With 16
+ * bytes, the sums would need more registers than four resident blocks leave, and four blocks with 8
+ * bytes have as many bytes in flight as two with 16.
  *
- * The gradient of x is, with stride 1, the convolution of dy with the kernel turned round; with
- * stride 2 it goes the way back. The gradient of w is summed in f32 by parts of the pixels, and the
- * parts in double: both depend on sizes alone.
+ * With stride 1, the gradient of x is the convolution of dy with the rotated kernel; with stride 2,
+ * each pixel of dx gathers from dy. The gradient of w is summed in f32 over parts of the pixels,
+ * and the parts are summed in double. Both depend only on the sizes.
  */
 #include "ops/cuda/conv.h"
 #include "ops/cuda/reduction.h"
@@ -19,21 +19,22 @@ enum { X, W, B };
 enum { SIDE = 3, TAPS = SIDE * SIDE, PATCH = 2, TURNS = 4 };
 enum { MAX_VECTOR = 4, MAX_COLUMNS = 32 };
 
-/* Elements that a thread takes of a pixel. */
+/* Elements of a pixel that a thread loads at once. */
 template <class E> struct vector { enum { N = 8 / sizeof(E) }; };
 
-/* How results and their source meet along an axis: stride 1, stride 2, back over stride 2. */
+/* How results map to their source along an axis: stride 1, stride 2, from dx to dy with stride
+ * 2. */
 enum { BY_ONE, BY_TWO, BACK };
 
 typedef struct pass {
     int from[2], to[2];       /* heights and widths */
-    int channels, groups;     /* groups of as many channels as a thread takes */
-    int columns, blocks;      /* groups side by side in a block; blocks side by side */
+    int channels, groups;     /* groups of the channels that a thread computes */
+    int columns, blocks;      /* adjacent groups in a block; blocks that cover the groups */
     int pad;
     bool turned, add;
-    int patches[2];           /* of an image, down and across */
-    int all;                  /* patches, or pixels of a gradient of w */
-    int part;                 /* of these, those of a block */
+    int patches[2];           /* of an image, vertically and horizontally */
+    int all;                  /* number of patches, or of pixels for a gradient of w */
+    int part;                 /* patches or pixels per block */
 } pass;
 
 static void put_channels(pass *p, int64_t channels, int V)
@@ -48,16 +49,16 @@ static void put_channels(pass *p, int64_t channels, int V)
 
 struct kernels { alignas(16) float at[TAPS][MAX_COLUMNS * MAX_VECTOR]; };
 
-/* Pixels of the source that the patch meets along an axis. */
+/* Source pixels that a patch needs along an axis. */
 template <int WAY> struct met { enum { N = WAY == BY_ONE ? 4 : WAY == BY_TWO ? 5 : 2 }; };
 
-/* The tap by which pixel r of the source comes to result i of the patch; others are not in 0..2. */
+/* The tap between source pixel r and result i of the patch. Not in 0..2 if there is none. */
 template <int WAY> __device__ constexpr int tap_of(int r, int i)
 {
     return WAY == BY_ONE ? r - i : WAY == BY_TWO ? r - 2 * i : i + 2 - 2 * r;
 }
 
-/* The first pixel of the source that patch i meets, and its first result. */
+/* The first source pixel that patch i needs, and its first result. */
 template <int WAY> __device__ int source_of(int i, int pad)
 {
     return WAY == BACK ? i - 1 : (WAY == BY_ONE ? PATCH : 2 * PATCH) * i - pad;
@@ -72,7 +73,7 @@ static __device__ bool is_in(int h, int w, const int size[2])
     return h >= 0 && h < size[0] && w >= 0 && w < size[1];
 }
 
-/* The weights of a block's channels, from the first one on. */
+/* Loads the weights of the block's n channels, from channel `first` on. */
 template <class E> __device__ void fetch(const pass &p, const E *w, int first, int n, kernels &to)
 {
     for (int i = threadIdx.x; i < n * TAPS; i += LT_THREADS) {
@@ -86,7 +87,7 @@ template <class E, int V, int WAY>
 __device__ void add_up(const pass &p, const E *from, const kernels &w, int lane, int top, int left,
                        float (&sum)[PATCH][PATCH][V])
 {
-#pragma unroll 1 /* else all pixels are loaded first, into more registers than there are */
+#pragma unroll 1 /* fully unrolled, it would load all pixels first and run out of registers */
     for (int r = 0; r < met<WAY>::N; r++)
 #pragma unroll
         for (int q = 0; q < met<WAY>::N; q++) {
@@ -106,7 +107,7 @@ __device__ void add_up(const pass &p, const E *from, const kernels &w, int lane,
         }
 }
 
-/* One patch: its number in all images, and its thread's channels. */
+/* Computes one patch, which is numbered over all images, for the thread's channels. */
 template <class E, int V, int WAY>
 __device__ void make_patch(const pass &p, const E *from, const kernels &w, int lane, int channel,
                            const E *bias, int patch, E *to)
@@ -154,7 +155,7 @@ __global__ void __launch_bounds__(LT_THREADS)
         make_patch<E, V, WAY>(p, from, of_block, lane, (side + lane) * V, bias, patch, to);
 }
 
-/* x and y, or their gradients: from, to. */
+/* Computes `to` from `from`: x and y, or their gradients. */
 template <class E, int V, int WAY>
 static lt_status run_pass(const lt_cuda *cuda, pass p, int64_t images, const void *from,
                           const void *w, const void *bias, void *to)
@@ -177,7 +178,7 @@ static lt_status run_way(const lt_cuda *cuda, int way, const pass &p, int64_t im
                            : run_pass<E, V, BACK>(cuda, p, images, from, w, bias, to);
 }
 
-/* Whether images of so many channels at these addresses can be moved by vectors. */
+/* Whether pixels of images with these channels and addresses can be loaded as vectors. */
 template <class E> static bool is_wide(int64_t channels, const void *a, const void *b)
 {
     return channels % vector<E>::N == 0 && (uintptr_t)a % 8 == 0 && (uintptr_t)b % 8 == 0;
@@ -236,10 +237,11 @@ template <int V> struct vector_sum {
     }
 };
 
-/* Loads stay on their side of it: those of nine pixels at once would take too many registers. */
+/* Keeps the compiler from moving loads across it. Loading nine pixels at once would take too many
+ * registers. */
 #define ROW_BY_ROW __asm__ volatile("" ::: "memory")
 
-/* from: x; to: of dy. sums: (parts, channels, taps). */
+/* p.from is the size of x, p.to that of dy. sums: (parts, channels, taps). */
 template <class E, int V, int STRIDE>
 __global__ void __launch_bounds__(LT_THREADS, 4)
     weights_kernel(const __grid_constant__ pass p, const E *x, const E *dy, float *sums)
@@ -282,8 +284,9 @@ __global__ void __launch_bounds__(LT_THREADS, 4)
 
 static int64_t pixels_of(const lt_cuda_conv *v) { return v->n * v->w.out[0] * v->w.out[1]; }
 
-/* So many parts, for a thread to have eight pixels or more. They are cut for as wide vectors as the
- * channels allow, whatever the addresses do: the order of sums is to follow shapes alone. */
+/* Returns the number of parts, so that a thread has at least eight pixels. The split assumes the
+ * widest vectors that the channels allow, even if the addresses do not allow them: the order of
+ * sums must depend only on the shapes. */
 template <class E> static int64_t cut(const lt_cuda_conv *v, pass *p)
 {
     enum { ENOUGH_BLOCKS = 1024, MIN_TURNS = 8 };

@@ -1,9 +1,9 @@
-/* device.cu - a CUDA device as the library sees it: memory, copies, conversions; and the one
- * function that the plugin exports.
+/* device.cu - lt_device for CUDA: memory, copies and conversions, and the only function that the
+ * plugin exports.
  *
- * All work goes into one stream, in order. Memory of the host that is copied, pageable or pinned,
- * is left alone until the stream has come so far: CUDA promises no more of cudaMemcpyAsync() than
- * that it may wait.
+ * All work is enqueued in one stream, in order. The source or destination of a copy in host memory,
+ * pageable or pinned, must not be touched until the stream has reached the copy: CUDA only
+ * documents that cudaMemcpyAsync() may be synchronous.
  */
 #include <cuda_op_files.h>
 #include <stdio.h>
@@ -27,7 +27,7 @@ lt_status lt__cuda_status(const lt_cuda *cuda, cudaError_t error)
 {
     if (error == cudaSuccess)
         return LT_OK;
-    (void)cudaGetLastError(); /* some stay until they are read */
+    (void)cudaGetLastError(); /* clears errors that persist until they are read */
     return cuda->host->fail(error == cudaErrorMemoryAllocation ? LT_ENOMEM : LT_EENV, "%s: %s",
                             cuda->name, cudaGetErrorString(error));
 }
@@ -60,12 +60,12 @@ static void *cuda_alloc(lt_device *device, size_t bytes)
     return NULL;
 }
 
-/* cudaFree() may wait for kernels, says CUDA, and promises nothing. */
+/* CUDA documents that cudaFree() may wait for kernels, but does not guarantee it. */
 static void cuda_free(lt_device *device, void *p, size_t bytes)
 {
     lt_cuda *cuda = enter(device);
     (void)bytes;
-    (void)lt__cuda_wait_for_all(cuda); /* what goes wrong, a later call says too */
+    (void)lt__cuda_wait_for_all(cuda); /* a later call reports an error too */
     (void)cudaFree(p);
 }
 
@@ -105,15 +105,15 @@ static void cuda_close(lt_device *device)
 
 /* ==== Conversion between any two dtypes ======================================================= */
 
-/* Rounded to odd: rounding that to a half gives what rounding d at once would give (core/dtype.c
- * says why). */
+/* Rounds to float by rounding to odd. Rounding the result to a half then equals rounding d directly
+ * (see core/dtype.c). */
 static __device__ float to_odd(double d)
 {
     float f = (float)d;
     if (d != d || (double)f == d)
         return f;
     uint32_t bits = __float_as_uint(f);
-    if (fabs((double)f) > fabs(d)) /* rounded away from zero: back, from infinity too */
+    if (fabs((double)f) > fabs(d)) /* rounded away from zero, maybe to infinity: step back */
         bits--;
     return __uint_as_float(bits | 1);
 }
@@ -129,7 +129,7 @@ static __device__ float to_odd(int64_t i)
 template <class I> __device__ I to_integer(double d) { return lt__saturated<I>(d); }
 template <class I> __device__ I to_integer(int64_t i) { return (I)i; }
 
-/* to[i] = v, a double or an int64_t. */
+/* to[i] = v; T is double or int64_t. */
 template <class T> __device__ void store(void *to, int dtype, int64_t i, T v)
 {
     switch (dtype) {
@@ -162,7 +162,7 @@ static __global__ void __launch_bounds__(LT_THREADS)
     }
 }
 
-/* The pairs that training needs all the time, 16 bytes at a time. */
+/* The conversions that training uses all the time, 16 bytes at a time. */
 template <class Z, class A> struct converted : lt_types<1, Z, A> {
     __device__ lt_wide<Z> operator()(lt_wide<A> x, lt_wide<Z>, lt_wide<Z>) const { return x; }
 };
@@ -227,7 +227,7 @@ static lt_status cuda_add(lt_device *device, void *dst, const void *src, lt_dtyp
     LT_CUDA_FLOATS(cuda, dtype, E, return lt__map(cuda, w, converted<E, E>(), true, dst, src);)
 }
 
-enum { LOOKS = 4 };           /* of a thread, in a row */
+enum { LOOKS = 4 };           /* consecutive elements per thread */
 
 template <class T> __global__ void __launch_bounds__(LT_THREADS)
     look_up_kernel(T *to, const uint8_t *from, const T *table, int64_t n, int64_t channels)
@@ -260,11 +260,11 @@ static lt_status cuda_look_up(lt_device *device, void *dst, const uint8_t *src, 
 
 /* ==== Opening ================================================================================= */
 
-/* As people write versions of CUDA: 13000 is 13.0. */
+/* Major and minor version of CUDA: 13000 is 13.0. */
 static int major_of(int version) { return version / 1000; }
 static int minor_of(int version) { return version % 1000 / 10; }
 
-/* The index of the device that is meant; or what lt_accelerator_open() returns. */
+/* Returns the index of the requested device, or an error code of lt_accelerator_open(). */
 static int find_device(const lt_accelerator_config *config, char *text, size_t bytes)
 {
     int driver = 0, n = 0, major = 0, index = config->index;
@@ -299,7 +299,7 @@ static int find_device(const lt_accelerator_config *config, char *text, size_t b
                ? LT_NO_ACCELERATOR : -1;
 }
 
-/* The stream and the little memory that a device has from the start. */
+/* Creates the stream and the fixed buffers of a device. */
 static cudaError_t begin(lt_cuda *cuda)
 {
     size_t bytes = lt__cuda_rescale_bytes();
@@ -348,7 +348,7 @@ static lt_cuda *device_new(const lt_host *host, const lt_accelerator_config *con
     return cuda;
 }
 
-/* The environment of NVIDIA's libraries, and they. False: out of memory. */
+/* Opens NVIDIA's libraries and completes their environment. Returns false if out of memory. */
 static bool make_env(lt_cuda *cuda, const char *name)
 {
     int major = 0, minor = 0, processors = 0, driver = 0;

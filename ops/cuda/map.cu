@@ -1,4 +1,4 @@
-/* map.cu - ways through the elements of tensors: the host's part of map.h. */
+/* map.cu - the host code of map.h: traversals of the elements of tensors. */
 #include "ops/cuda/map.h"
 
 static void dense(int64_t *step, int n, int ndim, const int64_t *dims)
@@ -28,7 +28,7 @@ void lt__walk_stretch(lt_walk *w, int k, int ndim, const int64_t *dims)
     dense(w->step[k], w->ndim, ndim, dims);
 }
 
-/* Whether axis i of w continues axis `last` of m for all operands. */
+/* Whether axis i of w continues axis `last` of m in all operands. */
 static bool continues(const lt_walk *w, int i, const lt_walk *m, int last, int n)
 {
     for (int k = 0; k < n; k++)

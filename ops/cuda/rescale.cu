@@ -1,8 +1,8 @@
-/* rescale.cu - the CUDA side of rescale.c and grad_table.c: what is found in gradients and losses
- * stays on the device, where it decides on the step. */
+/* rescale.cu - the CUDA side of rescale.c and grad_table.c. The statistics of gradients and losses
+ * stay on the device, where they decide whether the step is applied. */
 #include "ops/cuda/reduction.h"
 
-enum { BLOCKS = 1024 };       /* at most, and so many findings lie in cuda->partial */
+enum { BLOCKS = 1024 };       /* at most; cuda->partial has one lt_grad_stats for each */
 
 struct stats_join {
     typedef lt_grad_stats Acc;
@@ -20,7 +20,7 @@ static __device__ lt_grad_stats measure_elements(double value)
     return lt_grad_stats{finite ? fabs(value) : 0, !finite};
 }
 
-/* x = by * x, if it is to be; and what was found in it. */
+/* Measures x, and multiplies it by `by` if RESCALE. */
 template <bool RESCALE, class E>
 __global__ void __launch_bounds__(LT_THREADS)
     measure_kernel(E *x, int64_t count, double by, lt_grad_stats *stats)
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(LT_THREADS)
         stats[blockIdx.x] = seen;
 }
 
-/* In the block's first thread: all n of them. */
+/* Joins n statistics. Only the block's first thread gets the result. */
 static __device__ lt_grad_stats join_all(const lt_grad_stats *stats, int n)
 {
     lt_grad_stats seen = stats_join::start();
@@ -55,7 +55,7 @@ static __global__ void __launch_bounds__(LT_THREADS)
         *row = lt_grad_stats{by * seen.largest, seen.not_finite};
 }
 
-/* As many findings come of count elements. */
+/* The number of blocks for count elements, and of the statistics that they write. */
 static int64_t blocks_of(int64_t count)
 {
     return lt__least(lt__cuts(count, LT_THREADS * 8), BLOCKS);
@@ -129,7 +129,7 @@ lt_status lt__cuda_check_grads(lt_device *device, const lt_grad_stats *rows, int
     return lt__launch(cuda, 1, check_grads_kernel, rows, n, check);
 }
 
-/* Each block looks at all rows: they are few, and only leaves that nobody optimizes come here. */
+/* Every block reads all rows. They are few, and this only runs for leaves without an optimizer. */
 template <class E>
 __global__ void __launch_bounds__(LT_THREADS)
     zero_leftover_kernel(E *x, int64_t count, const lt_grad_stats *leftover,

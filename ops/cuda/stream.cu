@@ -1,8 +1,8 @@
-/* stream.cu - marks in the stream of a CUDA device, pinned memory of the host, and copies to
- * it and from it beside the stream.
+/* stream.cu - marks in the stream of a CUDA device, pinned host memory, and copies in streams of
+ * their own.
  *
- * A mark is an event. There are LT_MARKS of them, used in turn. An older mark has none any more; in
- * its place stands all that there is by now.
+ * A mark is an event. There are LT_MARKS events, used in turn. A mark whose event was reused is
+ * old; waiting for it means waiting for everything enqueued so far.
  */
 #include "ops/cuda/cuda.h"
 
@@ -13,14 +13,14 @@ static lt_cuda *enter(lt_device *device)
     return cuda;
 }
 
-/* Guards a scope: marks are set, and asked for, by two threads. */
+/* Locks for a scope: two threads record marks and query them. */
 struct guard {
     lt_cuda *cuda;
     explicit guard(lt_cuda *c) : cuda(c) { pthread_mutex_lock(&c->lock); }
     ~guard() { pthread_mutex_unlock(&cuda->lock); }
 };
 
-/* What goes wrong here, a later call says too. */
+/* Records a mark. A later call reports an error too. */
 static uint64_t mark_in(lt_cuda *cuda, cudaStream_t stream)
 {
     uint64_t mark = ++cuda->marks;
@@ -52,7 +52,8 @@ cudaError_t lt__cuda_wait_for_all(const lt_cuda *cuda)
     return error;
 }
 
-/* While an event is waited for, it may become that of another mark, perhaps of another stream. */
+/* The event may be reused for another mark, perhaps in another stream, while this waits. Then it
+ * waits for all streams. */
 static cudaError_t wait_for(lt_cuda *cuda, uint64_t mark)
 {
     if (!has_become_old(cuda, mark)) {
@@ -81,15 +82,15 @@ static void *cuda_alloc_host(lt_device *device, size_t bytes)
     return NULL;
 }
 
-/* That cudaFreeHost() waits for copies is written nowhere. */
+/* CUDA does not document that cudaFreeHost() waits for copies. */
 static void cuda_free_host(lt_device *device, void *p)
 {
     lt_cuda *cuda = enter(device);
-    (void)lt__cuda_wait_for_all(cuda); /* what goes wrong, a later call says too */
+    (void)lt__cuda_wait_for_all(cuda); /* a later call reports an error too */
     (void)cudaFreeHost(p);
 }
 
-/* With the lock. */
+/* The caller holds the lock. */
 static cudaError_t stream_wait_mark(lt_cuda *cuda, cudaStream_t stream, uint64_t mark)
 {
     mark = is_old(cuda, mark) ? mark_in(cuda, cuda->stream) : mark;
