@@ -10,7 +10,7 @@ template <class F> static lt_status forward(lt_call *c)
     return lt__map(lt__cuda(c->ctx), w, F(), false, z->data, c->in[0]->data, c->in[1]->data);
 }
 
-/* The gradient of input i, F of dz and, where the op saves them, of x and y. */
+/* The gradient of input i: F of dz, or of dz, x and y if the op saves its inputs. */
 template <template <class, class> class F, class E>
 static lt_status put_grad(lt_call *c, int i)
 {
@@ -28,11 +28,11 @@ static inline __device__ int64_t power(int64_t x, int64_t y) { return lt__intege
 
 #define LT_QUOTIENT(x, y) quotient((W)x, (W)y)
 #define LT_POWER(x, y) power((W)x, (W)y)
-/* W: what a quotient or a power is computed in. */
+/* W is the type in which quotients and powers are computed. */
 template <class T> struct widest { typedef int64_t type; };
 template <> struct widest<float> { typedef float type; };
 
-#define NONE 1                /* inputs of a gradient: dz, or dz, x and y */
+#define NONE 1                /* number of inputs of a gradient: dz, or dz, x and y */
 #define BOTH 3
 
 #define GRADIENT(name, n, d_of)                                                                    \
@@ -45,7 +45,7 @@ template <> struct widest<float> { typedef float type; };
         }                                                                                          \
     };
 
-/* The gradient of x comes last: it may lie where dz is. */
+/* The gradient of x is computed last, as it may overwrite dz. */
 #define BINARY(name, types, cost, policy, saves, same, text, z_of, dx_of, dy_of)                   \
     template <class E> struct name##_z : lt_types<2, E> {                                          \
         typedef lt_wide<E> T;                                                                      \

@@ -3,9 +3,9 @@
 
 /* ==== Comparisons ============================================================================= */
 
-enum { LESS = 1, EQUAL = 2, MORE = 4, UNORDERED = 8 /* one is a nan */ };
+enum { LESS = 1, EQUAL = 2, MORE = 4, UNORDERED = 8 /* one is a NaN */ };
 
-/* 1 where x and y are as one of the bits of `wanted` says. */
+/* 1 where the relation of x and y is one of the bits in `wanted`. */
 template <class E> struct as_wanted : lt_types<2, uint8_t, E, E> {
     typedef lt_wide<E> T;
     int wanted;
@@ -46,7 +46,7 @@ template <class E> struct pick : lt_types<3, E, uint8_t, E, E> {
     __device__ E operator()(uint8_t cond, E x, E y) const { return cond ? x : y; }
 };
 
-/* dz where cond is as wanted, else 0. */
+/* dz where cond equals WANTED, else 0. */
 template <class Z, class E, bool WANTED> struct masked : lt_types<2, Z, uint8_t, E> {
     __device__ float operator()(uint8_t cond, float dz, float) const
     {

@@ -1,13 +1,13 @@
-/* conv2d.cu - the CUDA side of conv2d.c. A convolution is depthwise.cu's, if that takes it; else
- * cuDNN's, if that is there and takes it; else it is computed here, by products whose factors are
- * matrices, and images behind a window:
+/* conv2d.cu - the CUDA side of conv2d.c. A convolution runs in depthwise.cu if that supports it,
+ * otherwise in cuDNN if that is present and supports it, otherwise here. Here it is a matrix
+ * product whose factors are matrices, and images seen through a window:
  *
  *     y (pixels, out)    = windows of x (pixels, taps) by w^T
- *     dx (pixels, in)    = what windows of y reach a pixel (pixels, taps) by w, turned
+ *     dx (pixels, in)    = the pixels of dy that use a pixel of x (pixels, taps) by rotated w
  *     dw (out, taps)     = dy^T by windows of x
  *
- * for each group. A tap is a place in the kernel and a channel of the group, the channel running
- * fastest, as in w.
+ * for each group. A tap is a position in the kernel and a channel of the group. The channel is
+ * innermost, as in w.
  */
 #include "ops/cuda/conv.h"
 #include "ops/cuda/tile.h"
@@ -15,21 +15,22 @@
 enum { X, W, B };
 enum { STRIDE, PAD, DILATION, GROUPS };
 
-/* ==== Images behind a window ================================================================== */
+/* ==== Images seen through a window ============================================================ */
 
-/* One axis of a window, in ints: what is beyond them cuts no image. */
+/* One axis of a window in ints. Values beyond that are clamped; they never overlap an image. */
 typedef struct axis { int in, out, kernel, stride, pad, dilation; } axis;
 
 typedef struct frame {
     axis h, w;
-    int channels, each;       /* of an image; of a group */
+    int channels, each;       /* channels per image; per group */
 } frame;
 
-/* Where the window of an output begins, or an input is; its image and group begin at `base`. */
+/* The start of an output's window, or the position of an input. `base` is the offset of its image
+ * and group. */
 typedef struct spot { int64_t base; int h, w; } spot;
 typedef struct tap { int h, w, channel; } tap;
 
-/* Pixel i of images of these sizes, of a group. */
+/* Pixel i of images of the given size, in a group. */
 static __device__ spot spot_of(const frame &f, int group, int i, int height, int width)
 {
     int line = i / width, image = line / height;
@@ -44,7 +45,7 @@ static __device__ tap tap_of(const frame &f, int k)
     return tap{row, at - row * f.w.kernel, k - at * f.each};
 }
 
-/* The element of an image at a row and a column, of which one may be outside. */
+/* The element of an image at (h, w), or 0 outside the image. */
 template <class E>
 __device__ float inside(const frame &f, const E *image, int64_t base, int h, int w, int channel)
 {
@@ -53,7 +54,7 @@ __device__ float inside(const frame &f, const E *image, int64_t base, int h, int
     return lt__value(image[base + ((int64_t)h * f.w.in + w) * f.channels + channel]);
 }
 
-/* Row: an output pixel; term: a tap. */
+/* Factor: a row is an output pixel, a term is a tap. */
 template <class E> struct windows {
     typedef spot Row;
     typedef tap Term;
@@ -81,7 +82,7 @@ template <class E> struct windows {
     }
 };
 
-/* The same the other way round: a row is a tap, a term an output pixel. */
+/* The transposed factor: a row is a tap, a term is an output pixel. */
 template <class E> struct turned_windows {
     struct Row { tap at; int group; };
     typedef spot Term;
@@ -96,20 +97,21 @@ template <class E> struct turned_windows {
     }
 };
 
-/* The output whose tap k meets input i, or -1. */
+/* Returns the output whose tap k reads input i, or -1. */
 static __device__ int met(const axis &a, int i, int k)
 {
     int at = i + a.pad - k * a.dilation, o = at / a.stride;
     return at >= 0 && o * a.stride == at ? o : -1;
 }
 
-/* Row: an input pixel; term: a tap, of the outputs that meet it. The frame's images are outputs. */
+/* Factor: a row is an input pixel, a term is a tap of the outputs that read it. The images of the
+ * frame are outputs. */
 template <class E> struct reached {
     typedef spot Row;
     typedef tap Term;
     static constexpr bool along = true;
     const E *dy;
-    frame f;                  /* with `in` and `out` changed */
+    frame f;                  /* `in` and `out` are exchanged */
 
     __device__ spot row(int group, int i) const
     {
@@ -122,7 +124,8 @@ template <class E> struct reached {
     }
 };
 
-/* Row: a channel of x in a group; term: a place in the kernel, and a channel of y in the group. */
+/* Factor: a row is a channel of x in a group, a term is a position in the kernel and a channel of y
+ * in the group. */
 template <class E> struct turned_weights {
     typedef int64_t Row, Term;
     static constexpr bool along = false;
@@ -168,7 +171,7 @@ static lt_cuda_conv conv_of(const lt_call *c, bool backward)
 
 static int64_t places_of(const lt_cuda_conv *v) { return v->w.kernel[0] * v->w.kernel[1]; }
 
-/* y, dx and dw: (groups, m, n) of k terms. */
+/* The tiles of y, dx and dw: results (groups, m, n), each the sum of k terms. */
 static lt_tiles tiles_of_y(const lt_cuda_conv *v)
 {
     return lt__tiles_of(v->groups, v->n * v->w.out[0] * v->w.out[1], v->out_each,
@@ -191,8 +194,8 @@ enum { MOST = INT32_MAX / 4 };
 
 static int as_int(int64_t i) { return i < MOST ? (int)i : (int)MOST; }
 
-/* back: the frame's images are outputs, and its pixels inputs. A step beyond MOST leads out of any
- * image, and so does MOST. */
+/* back: the images of the frame are outputs, and its pixels are inputs. Steps beyond MOST, and MOST
+ * itself, lead out of any image. */
 static axis axis_of(const lt_window *w, int i, bool back)
 {
     return axis{as_int(back ? w->out[i] : w->in[i]), as_int(back ? w->in[i] : w->out[i]),
@@ -206,7 +209,7 @@ static frame frame_of(const lt_cuda_conv *v, bool back)
                  as_int(back ? v->out : v->in), as_int(back ? v->out_each : v->in_each)};
 }
 
-/* ==== Own kernels ============================================================================= */
+/* ==== Our own kernels ========================================================================= */
 
 template <class O>
 static lt_results<O> results_of(lt_tensor *t, int64_t batch, int64_t row, bool add)
@@ -228,7 +231,7 @@ static lt_status own_fwd(const lt_cuda_conv *v, lt_call *c)
         return lt__tile_product(cuda, &t, a, b, r, NULL);)
 }
 
-/* E: of what is read; O: of the gradient. */
+/* E is the dtype of the factors, O that of the gradient. */
 template <class E, class O> static lt_status own_dx(const lt_cuda_conv *v, lt_call *c)
 {
     lt_tiles t = tiles_of_dx(v);
@@ -277,7 +280,7 @@ static lt_status fwd(lt_call *c)
     return status == LT_EUNSUPPORTED ? own_fwd(&v, c) : status;
 }
 
-/* What depthwise.cu makes is of the type of what it reads, but for dw. */
+/* depthwise.cu computes dx only in the dtype of dy; dw may have another dtype. */
 static lt_status put_grad(const lt_cuda_conv *v, lt_call *c, int i)
 {
     if (lt__cuda_is_depthwise(v))

@@ -1,21 +1,21 @@
-/* dropout.cu - the CUDA side of dropout.c: the same elements are kept, bit for bit.
+/* dropout.cu - the CUDA side of dropout.c. It keeps exactly the same elements.
  *
- * A thread makes a pack of neighbouring elements of the global batch, counted from its beginning:
- * so all words of a random block are used where they are drawn. The first and the last pack may
- * reach beyond x.
+ * A thread computes a pack of neighbouring elements of the global batch, aligned to the start of
+ * that batch, so that it uses all words of a random block that it generates. The first and the last
+ * pack may extend beyond x.
  */
 #include "ops/cuda/cuda.h"
 #include "ops/dropout.h"
 
 typedef struct drawing {
-    int64_t before, n;        /* elements of the global batch before those of x, and these */
+    int64_t before, n;        /* elements of the global batch before x; elements of x */
     uint64_t stream;
     uint32_t key[2], lowest;
     float scale;
     bool add, wide;
 } drawing;
 
-/* Of the four elements of random block number `block`. */
+/* Drops or scales the four elements that belong to random block number `block`. */
 template <class E>
 __device__ void drop_four(const drawing &q, uint64_t block, const E *x, E *y)
 {

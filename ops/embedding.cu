@@ -1,22 +1,23 @@
-/* embedding.cu - the CUDA side of embedding.c; and how ids are looked at.
+/* embedding.cu - the CUDA side of embedding.c, and the check of ids.
  *
  * Backward. Each block owns a few neighbouring rows of the table. It reads all ids, 256 at a time,
- * and adds the gradients of those that name a row of its own, in the order of ids: no atomics, and
- * the bits of the CPU. So ids are read once by each of at most 1024 blocks, from the cache; rows
- * that come often are added one after the other, by one block. A half table is summed in f32.
+ * and adds the gradients of those that refer to its rows, in the order of the ids. So no atomics
+ * are needed and the bits equal those of the CPU. Each of at most 1024 blocks reads all ids once,
+ * from the cache; the gradients of a frequent row are added one after the other by one block. A
+ * half table is summed in f32.
  */
 #include "ops/cuda/reduction.h"
 #include "ops/ids.h"
 
 enum { W, IDS };
 
-/* ==== Ids that name nothing =================================================================== */
+/* ==== Ids out of range ======================================================================== */
 
-/* The id that is the largest as an unsigned number, and so one that is less than 0 if there is
- * any; the first of equals. */
+/* The id that is largest as an unsigned number, so a negative one if there is any; the first of
+ * equal ones. */
 typedef struct far_id {
     uint64_t id;
-    int64_t place;            /* -1: none */
+    int64_t place;            /* -1 if there is none */
 } far_id;
 
 struct furthest {
@@ -26,7 +27,7 @@ struct furthest {
         bool further = a.place < 0 || b.id > a.id || (b.id == a.id && b.place < a.place);
         return b.place >= 0 && further ? b : a;
     }
-    /* e.divisor: the limit. */
+    /* e.divisor holds the limit, e.dtype the kind. */
     static __device__ void end(const lt_reduction_end &e, int64_t, far_id a)
     {
         lt_bad_id *bad = (lt_bad_id *)e.out;
@@ -96,8 +97,8 @@ lt_status lt__cuda_say_bad_id(const lt_cuda *cuda)
 
 typedef struct table {
     const void *ids;
-    int64_t dtype;            /* of ids */
-    int64_t rows, width, n;   /* of the table; ids */
+    int64_t dtype;            /* dtype of ids */
+    int64_t rows, width, n;   /* rows and columns of the table; number of ids */
 } table;
 
 static table table_of(const lt_call *c, const lt_tensor *w)
@@ -108,7 +109,8 @@ static table table_of(const lt_call *c, const lt_tensor *w)
     return t;
 }
 
-/* Rows of units U, as bytes. What a bad id would name has all bits set: NaN, of a float. */
+/* Copies rows in units U, as bytes. A row for a bad id has all bits set, which is NaN for
+ * floats. */
 template <class U>
 __global__ void __launch_bounds__(LT_THREADS)
     gather_kernel(U *to, const U *from, const __grid_constant__ table t)
@@ -158,7 +160,7 @@ static lt_status embedding_fwd(lt_call *c)
 
 enum { MAX_BLOCKS = 1024 };
 
-/* What a block's rows begin with, in f32. A column is the same thread's all the time. */
+/* Sets the initial f32 sums of a block's rows. A column always belongs to the same thread. */
 template <class E>
 __device__ void begin_rows(const table &t, int64_t first, int64_t last, float *sums, const E *dw,
                            bool add)
@@ -168,14 +170,14 @@ __device__ void begin_rows(const table &t, int64_t first, int64_t last, float *s
             sums[r * t.width + k] = add ? lt__value(dw[r * t.width + k]) : 0;
 }
 
-/* rows: of a block. sums: dw itself, when that is f32. */
+/* rows: number of rows per block. sums: dw itself if dw is f32. */
 template <class E>
 __global__ void __launch_bounds__(LT_THREADS)
     scatter_kernel(const __grid_constant__ table t, int64_t rows, float *sums, E *dw, const E *dy,
                    bool add)
 {
     __shared__ int64_t ids[LT_THREADS];
-    __shared__ unsigned mine[LT_THREADS / 32]; /* bits of those that name a row of the block */
+    __shared__ unsigned mine[LT_THREADS / 32]; /* bits of the ids that refer to rows of the block */
     int64_t first = blockIdx.x * rows, last = first + rows < t.rows ? first + rows : t.rows;
     bool apart = (void *)sums != (void *)dw;
     if (apart || !add)

@@ -1,9 +1,10 @@
 /* layer_norm.cu - the CUDA side of layer_norm.c.
  *
- * Rows are normalised by a few threads each (cuda/rows.h). Forward goes over a row twice, backward
- * for dx too: the second time it is in the caches. The moments are sums of x - center and of its
- * square in double, with the first element as center: no digits are lost that a float has. The
- * gradients of scale and shift are sums over rows of x and dy once more, in double.
+ * Each row is processed by a few threads (cuda/rows.h). Forward reads a row twice, and so does
+ * backward for dx; the second read comes from the caches. The moments are sums of x - center and of
+ * its square in double, with the first element as center, so that no digits of a float are lost.
+ * The gradients of scale and shift take another pass over x and dy and are summed over rows in
+ * double.
  */
 #include "ops/cuda/rows.h"
 #include "ops/layer_norm.h"
@@ -18,7 +19,7 @@ static lt_row_plan rows_of(const lt_tensor *x)
 
 /* ==== Forward ================================================================================= */
 
-/* stats (rows, 2): the mean, and 1 / sqrt(var + eps). */
+/* stats (rows, 2): the mean and 1 / sqrt(var + eps). */
 template <class E>
 __global__ void __launch_bounds__(LT_THREADS)
     forward_kernel(const __grid_constant__ lt_row_plan p, E *y, const E *x, const E *scale,

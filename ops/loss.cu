@@ -4,9 +4,9 @@
 #include "ops/loss.h"
 
 enum { X_IN, Y_IN };
-enum { TURNS = 8 };           /* packs of a thread */
+enum { TURNS = 8 };           /* packs per thread */
 
-/* sums[block] = that of (x - y)^2 over a piece of n elements. */
+/* sums[block] = the sum of (x - y)^2 over the elements of the block. */
 template <class E>
 __global__ void __launch_bounds__(LT_THREADS)
     squares_kernel(const E *x, const E *y, int64_t n, bool wide, double *sums)
@@ -54,7 +54,7 @@ template <class E> static lt_status forward(lt_call *c)
                                     (char *)sums + lt__aligned((size_t)blocks * sizeof(double)));
 }
 
-/* g is the gradient of the loss: the same for all n elements. */
+/* g is the gradient of the loss, the same for all n elements. */
 template <class E> struct mse_dx : lt_types<3, E> {
     int64_t n;
     float sign;

@@ -1,31 +1,32 @@
 /* pool2d.cu - the CUDA side of pool2d.c.
  *
- * What counts is memory: a thread makes as many neighbouring channels of a pixel as 16 bytes hold,
- * with one load for each tap, and neighbours share the taps in cache. Windows are small: their sums
- * are in f32. Backward gathers, as on the CPU: each gradient is written once, by one thread, so
- * there are no atomics and the bits are the same each time. That is why maxima are not cuDNN's,
- * whose backward scatters, and whose NaNs and ties are its own; means have nothing to gain there.
+ * Memory limits the speed. A thread computes as many neighbouring channels of a pixel as fit in 16
+ * bytes, with one load per tap, and neighbouring outputs share the taps in the cache. Windows are
+ * small, so their sums are in f32. Backward gathers, as on the CPU: each gradient is written once,
+ * by one thread, so there are no atomics and results are bit-identical in every run. This is why
+ * max pooling does not use cuDNN, whose backward scatters and which treats NaNs and ties
+ * differently. For mean pooling cuDNN would gain nothing.
  */
 #include "ops/cuda/reduction.h"
 #include "ops/cuda/map.h"
 #include "ops/window.h"
 
 enum { KERNEL, STRIDE, PAD };
-enum { FROM = 1 };            /* the extra output of max_pool2d: which tap is the most */
+enum { FROM = 1 };            /* the extra output of max_pool2d: the tap of the maximum */
 
 typedef struct pool {
     lt_window w;
-    int64_t groups;           /* of the channels that a thread makes, in a pixel */
+    int64_t groups;           /* groups of V channels in a pixel */
     int64_t threads;
-    float taps, share;        /* of a window; 1 / taps */
-    int row, column;          /* taps from an output to the one below and beside it */
+    float taps, share;        /* taps of a window; 1 / taps */
+    int row, column;          /* taps from an output to the one below; to the one on its right */
     bool add;
 } pool;
 
-/* Elements of E that a thread makes. */
+/* Elements of E per thread. */
 template <class E> struct run { enum { V = 16 / sizeof(E) }; };
 
-/* big, small: x and y, or their gradients. results: of which side; V: of a thread. */
+/* big and small are x and y, or their gradients; results is one of them. V: elements per thread. */
 static pool pool_of(const lt_call *c, const lt_tensor *big, const lt_tensor *small,
                     const lt_tensor *results, int V)
 {
@@ -49,7 +50,7 @@ static pool pool_of(const lt_call *c, const lt_tensor *big, const lt_tensor *sma
 
 typedef struct place { int64_t image, row, column, channel; } place;
 
-/* Where a thread's channels are, on the side of the results. */
+/* Finds the pixel and channels of a thread, in the tensor of the results. */
 static __device__ place place_of(const pool &p, int64_t thread, const int64_t size[2], int V)
 {
     int64_t pixel = lt__quotient(thread, p.groups), line = lt__quotient(pixel, size[1]);
@@ -61,7 +62,7 @@ static __device__ place place_of(const pool &p, int64_t thread, const int64_t si
     return at;
 }
 
-/* The first channel of a thread, in a pixel of the other side. */
+/* The offset of the thread's first channel in a pixel of the other tensor. */
 static __device__ int64_t pixel_at(const pool &p, const place &at, const int64_t size[2], int V,
                                    int64_t row, int64_t column)
 {
@@ -122,7 +123,7 @@ __global__ void LT_FOUR_BLOCKS
     *(lt_pack<E, V> *)(y + thread * V) = mean;
 }
 
-/* Whether a tensor can be moved V elements at once; size: of one. */
+/* Whether V elements of the given size can be moved at once. */
 static bool is_wide(const void *at, size_t size, int V) { return (uintptr_t)at % (size * V) == 0; }
 
 template <class E, class I, int V> static lt_status launch_max(lt_call *c)
@@ -173,7 +174,7 @@ static lt_status mean_fwd(lt_call *c)
 
 /* ==== Backward ================================================================================ */
 
-/* Of maxima when from is there, else of means. */
+/* The gradient of max pooling if `from` is given, else of mean pooling. */
 template <class E, class I, int V>
 __global__ void __launch_bounds__(LT_THREADS, 4)
     back_kernel(const __grid_constant__ pool p, const E *dy, const I *from, E *dx)
@@ -234,7 +235,7 @@ static lt_status back(lt_call *c)
 
 /* ==== global_avg_pool2d ======================================================================= */
 
-/* A reduction over the pixels of each image. */
+/* Plans a reduction over the pixels of each image. */
 static void plan_global(lt_reduction_plan *plan, const lt_tensor *x)
 {
     int64_t dims[] = {x->dims[0], x->dims[1] * x->dims[2], x->dims[3]};

@@ -1,8 +1,8 @@
-/* shape.cu - the CUDA side of shape.c: what moves elements, and cast. A view needs no kernel. */
+/* shape.cu - the CUDA side of shape.c: ops that move elements, and cast. Views need no kernel. */
 #include "ops/cuda/map.h"
 #include "ops/shape.h"
 
-/* dst (+)= src along a merged walk, whose operands they are. Elements are moved as they are;
+/* dst (+)= src along a merged walk over dst and src. Elements of any dtype are moved; only
  * gradients are added. */
 template <class E> struct same : lt_types<1, E> {
     typedef lt_wide<E> T;
@@ -19,17 +19,18 @@ static lt_status put(const lt_cuda *cuda, const lt_walk *w, int dtype, void *dst
 
 /* ==== transpose and permute =================================================================== */
 
-enum { SIDE = 32, SLICES = LT_THREADS / SIDE }; /* of a tile; rows that a block moves at once */
+enum { SIDE = 32, SLICES = LT_THREADS / SIDE }; /* side of a tile; rows that a block moves at
+                                                 * once */
 
-/* A tile's two axes, and a walk over all others. */
+/* The two axes of a tile, and a walk over all other axes. */
 typedef struct tile_plan {
     lt_walk others;
-    int64_t rows, from_row;   /* the axis that runs on in dst, and its step in src */
-    int64_t columns, to_column; /* that which runs on in src, and its step in dst */
+    int64_t rows, from_row;   /* the axis that is contiguous in dst, and its step in src */
+    int64_t columns, to_column; /* the axis that is contiguous in src, and its step in dst */
 } tile_plan;
 
-/* Through shared memory, so that both sides are read and written side by side. A column more keeps
- * its banks apart. */
+/* Moves tiles through shared memory, so that both reads and writes are coalesced. The extra column
+ * avoids bank conflicts. */
 template <class E, bool ADD>
 __global__ void __launch_bounds__(LT_THREADS)
     move_tiles(const __grid_constant__ tile_plan t, E *dst, const E *src)
@@ -58,7 +59,7 @@ static lt_status launch_tiles(const lt_cuda *cuda, const tile_plan *t, void *dst
     return lt__launch(cuda, tiles, move_tiles<E, ADD>, *t, (E *)dst, (const E *)src);
 }
 
-/* w: a merged walk over dst, whose innermost axis is 0; `other` runs on in src. */
+/* w: a merged walk over dst. Its axis 0 is contiguous in dst, its axis `other` in src. */
 static lt_status move_by_tiles(const lt_cuda *cuda, const lt_walk *w, int other, int dtype,
                                void *dst, const void *src, bool add)
 {
@@ -84,7 +85,7 @@ static lt_status move_by_tiles(const lt_cuda *cuda, const lt_walk *w, int other,
     LT_CUDA_SIZES(dtype, E, return (launch_tiles<E, false>(cuda, &t, dst, src));)
 }
 
-/* axes[i]: the axis of src, which has these dims, that is axis i of dst. */
+/* dims: the dims of src. axes[i]: the axis of src that is axis i of dst. */
 static lt_status move(const lt_cuda *cuda, int dtype, int ndim, const int64_t *dims,
                       const int *axes, void *dst, const void *src, bool add)
 {
@@ -137,7 +138,7 @@ static lt_status permute_bwd(lt_call *c) { return reorder_back(c, axes_of_permut
 
 /* ==== Boxes: slice, pad, cat ================================================================== */
 
-/* Where a part, with dims of its own, lies in a whole; what lies at `first` of it. */
+/* The position of a part in a whole: the part begins at index `first` of the whole. */
 typedef struct box {
     int ndim;
     int64_t part[LT_MAX_DIMS], whole[LT_MAX_DIMS], first[LT_MAX_DIMS];
@@ -160,7 +161,7 @@ static box box_along(int ndim, const int64_t *dims, int axis, int64_t first, int
     return b;
 }
 
-/* The box in the whole (+)= the part, or the other way around. */
+/* Copies the part to its box in the whole, or the box to the part, or adds it. */
 static lt_status copy_box(const lt_cuda *cuda, const box *b, int dtype, void *whole, void *part,
                           bool to_whole, bool add)
 {
@@ -259,8 +260,8 @@ static lt_status cat_fwd(lt_call *c)
     return lt__launch(cuda, 1, write_sizes, sizes, c->n_in, (int64_t *)c->out[SIZES]->data);
 }
 
-/* Where a part begins, the device alone knows: the host would have to wait for the sizes of those
- * whose gradients nobody wants. */
+/* Only the device knows where a part begins: the host would have to wait for the sizes of inputs
+ * that need no gradient. */
 template <class E, bool ADD>
 __global__ void __launch_bounds__(LT_THREADS)
     take_part(E *part, const E *whole, const int64_t *sizes, int number, int64_t count,
@@ -313,7 +314,7 @@ static lt_status cast_fwd(lt_call *c)
                                 (lt_dtype)x->dtype, (size_t)x->count);
 }
 
-/* Rounded before it is added, as on the CPU. */
+/* The gradient is rounded before it is added, as on the CPU. */
 template <class Z, class A> struct rounded : lt_types<1, Z, A> {
     __device__ float operator()(lt_wide<A> x, float, float) const
     {

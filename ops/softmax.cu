@@ -1,11 +1,11 @@
 /* softmax.cu - the CUDA side of softmax.c.
  *
- * A row is a few threads' (cuda/rows.h). They go over it three times, for the largest element, for
- * sums and for the results; but for very long rows all but the first time is in the caches. Sums
- * are in double.
+ * Each row is processed by a few threads (cuda/rows.h). They read it three times: for the largest
+ * element, for the sums and for the results. Unless rows are very long, all reads but the first
+ * come from the caches. Sums are in double.
  *
- * cross_entropy looks at its labels in a kernel of its own (lt__cuda_check_ids). A row whose label
- * is no class has the loss NaN and a gradient of NaNs.
+ * cross_entropy checks its labels in a separate kernel (lt__cuda_check_ids). A row whose label is
+ * out of range gets a NaN loss and a gradient of NaNs.
  */
 #include "ops/cuda/rows.h"
 #include "ops/loss.h"
@@ -25,7 +25,7 @@ template <class E> __device__ float largest_of(const lt_row_plan &p, const lt_ro
     return lt__join_row<largest>(p, a);
 }
 
-/* The sums of exp(x - most) and of x - most. */
+/* The sums of exp(x - most) and of x - most over a row. */
 template <class E>
 __device__ lt_two exps_of(const lt_row_plan &p, const lt_row &r, const E *x, float most)
 {
@@ -137,7 +137,7 @@ static label_numbers labels_of(const lt_call *c)
     return l;
 }
 
-/* kept (rows, 2): the largest element of each row and 1 / sum exp(x - largest). */
+/* kept (rows, 2): the largest element of each row, and 1 / sum exp(x - largest). */
 template <class E>
 __global__ void __launch_bounds__(LT_THREADS)
     loss_kernel(const __grid_constant__ lt_row_plan p, const E *x, const label_numbers labels,
@@ -154,11 +154,11 @@ __global__ void __launch_bounds__(LT_THREADS)
     kept[2 * r.index] = most;
     kept[2 * r.index + 1] = is_class ? (float)(1 / sums.a) : NAN;
     losses[r.index] = lt__row_loss(sums.a, sums.b, offset, labels.label_smoothing, p.n);
-    if (!is_class) /* with label_smoothing=1 the label has no part in it */
+    if (!is_class) /* with label_smoothing=1 the loss would not depend on the label */
         losses[r.index] = NAN;
 }
 
-/* dloss: the gradient of the mean. */
+/* dloss: the gradient of the mean loss. */
 template <class E>
 __global__ void __launch_bounds__(LT_THREADS)
     loss_back_kernel(const __grid_constant__ lt_row_plan p, E *dx, const E *x,
@@ -195,7 +195,8 @@ static size_t losses_bytes(const lt_call *c)
     return lt__aligned((size_t)c->in[LABELS]->count * sizeof(double));
 }
 
-/* The losses of all rows; then what either kind of reduce needs. */
+/* Layout of the scratch: the losses of all rows, then the scratch of the reduction or of the label
+ * check, which run one after the other. */
 static size_t loss_scratch(const lt_call *c, bool backward)
 {
     lt_reduction_plan plan;

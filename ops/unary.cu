@@ -2,7 +2,7 @@
 #include "ops/cuda/map.h"
 #include "ops/unary.h"
 
-/* y = f(x); f, made for the type of the elements. */
+/* y = f(x), with f for the type of the elements. */
 template <class F> static lt_status forward(lt_call *c, const F &f)
 {
     const lt_tensor *x = c->in[0], *y = c->out[0];
@@ -11,7 +11,7 @@ template <class F> static lt_status forward(lt_call *c, const F &f)
     return lt__map(lt__cuda(c->ctx), w, f, false, y->data, x->data);
 }
 
-/* dx (+)= f(dy, what was saved: dy again if nothing was). */
+/* dx (+)= f(dy, saved tensor). Passes dy again if the op saves nothing. */
 template <class F> static lt_status backward(lt_call *c, const F &f)
 {
     const lt_tensor *dy = c->d_out[0], *dx = c->d_in[0];
@@ -39,7 +39,7 @@ template <class F> static lt_status backward(lt_call *c, const F &f)
         }                                                                                          \
     };
 
-/* types: FLOATS, NUMERICS or WRAPPING, for forward. */
+/* types: FLOATS, NUMERICS or WRAPPING, the dtypes of the forward kernel. */
 #define KERNELS(name, types, y_of, dx_of)                                                          \
     FORWARD(name, y_of)                                                                            \
     BACKWARD(name, dx_of)                                                                          \
@@ -80,7 +80,8 @@ template <class E> struct clamp_dx : lt_types<2, E> {
     __device__ T operator()(T dy, T x, T) const { return LT_CLAMP_BACK; }
 };
 
-/* Those of integers are the integers within; infinities become the least and the largest. */
+/* For integers: the least and the largest integer within the bounds. Infinite bounds become the
+ * limits of T. */
 template <class T> static void set_bounds(const lt_call *c, T *min, T *max)
 {
     *min = lt__saturated<T>(ceil(lt__number(c, MIN)));

@@ -1,4 +1,4 @@
-/* update.cu - the CUDA side of update.c: one pass over flat arenas, in place, 16 bytes of each at a
+/* update.cu - the CUDA side of update.c: one in-place pass over flat arenas, 16 bytes of each at a
  * time. */
 #include "ops/cuda/reduction.h"
 #include "ops/update.h"
@@ -7,17 +7,17 @@ enum { W = LT_UPDATE_W, G = LT_UPDATE_G, SLOT = LT_UPDATE_SLOT, SLOT2 = LT_UPDAT
 
 /* ==== Steps =================================================================================== */
 
-/* The arenas of a call: w, g and slots, of which a step has so many. */
+/* The arenas of a call: w, g and the slots that the update uses. */
 template <class E> struct arenas {
     E *at[4];
     int64_t count;
-    const int32_t *skip;      /* of the call, */
-    const double *factor;     /* as this is */
+    const int32_t *skip;      /* the call's skip flag, or NULL */
+    const double *factor;     /* the call's factor for gradients, or NULL */
     bool wide;
 };
 
-/* F: an update; it has SLOTS, how many there are, the scale of gradients, and a device's
- * step(w, g, first slot, second slot). */
+/* F is an update. It has SLOTS, the number of slots; `scale`, the factor of gradients; and a device
+ * function step(w, g, first slot, second slot). */
 template <class F, class E>
 __global__ void __launch_bounds__(LT_THREADS)
     update_kernel(F f, const __grid_constant__ arenas<E> a)
@@ -78,7 +78,7 @@ template <class F> static lt_status update(lt_call *c, const F &f)
     LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[W]->dtype, E, return (launch_update<F, E>(c, f));)
 }
 
-typedef float T;              /* of the numbers, and of each step */
+typedef float T;              /* dtype of the hyperparameters and of each step */
 
 struct sgd_update {
     enum { SLOTS = 0 };
@@ -132,7 +132,7 @@ static size_t squares_bytes(const lt_tensor *x)
     return lt__reduction_scratch(&plan, sizeof(double));
 }
 
-/* *sum, on the device, = that of x^2. */
+/* *sum (on the device) = the sum of x^2. */
 static lt_status sum_squares(const lt_cuda *cuda, const lt_tensor *x, double *sum, void *scratch)
 {
     lt_reduction_plan plan;
@@ -142,8 +142,8 @@ static lt_status sum_squares(const lt_cuda *cuda, const lt_tensor *x, double *su
                    return lt__reduce<lt_squares_reduction<E>>(cuda, &plan, x->data, end, scratch);)
 }
 
-enum { TOTAL, X_IN };         /* of add_squares */
-enum { NUMBERS = 64 };        /* bytes at the beginning of scratch, for what sums come to */
+enum { TOTAL, X_IN };         /* inputs of add_squares */
+enum { NUMBERS = 64 };        /* bytes at the start of scratch, for the sums */
 
 template <class E> __global__ void add_to_total(E *total, const double *sum, const int32_t *skip)
 {
@@ -173,7 +173,7 @@ static size_t squares_scratch(const lt_call *c, bool backward)
 
 /* ==== lars_step =============================================================================== */
 
-enum { RATIO, NORM_W, NORM_G }; /* doubles in scratch; the norms are squared still */
+enum { RATIO, NORM_W, NORM_G }; /* doubles in scratch; the norms are still squared */
 
 static __global__ void find_ratio(double *number, bool adapt, double trust, double weight_decay,
                                   double eps, double scale, const double *factor)

@@ -220,9 +220,10 @@ static inline lt_status lt__want_kernels(const lt_cuda *cuda, const lt_tensor *c
 /* ==== Indices ================================================================================= */
 
 /* An index that is out of range. The kernel finds it while the host runs ahead, so it is written to
- * pinned host memory and reported by the next wait, as other deferred errors are. The report names
- * the first call with a bad index, and among its bad indices the one furthest out of range. Results
- * that depend on a bad index are NaN until then, so that training does not seem to go well. */
+ * pinned host memory and reported by the next wait, as other deferred errors are. The report is
+ * about the first call with a bad index. It names the index that is largest as an unsigned number:
+ * a negative one if there is any. Until then, results that depend on a bad index are NaN, so that
+ * training does not seem to go well. */
 typedef struct lt_bad_id {
     int64_t kind;             /* LT_NO_BAD_ID (0) if there is none */
     int64_t place, id, limit;
