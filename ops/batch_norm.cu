@@ -12,8 +12,8 @@
  * depends only on the shape.
  *
  * Wide rows. Rows are laid end to end until they make packs of 16 bytes, and enough packs for the
- * threads of a block. Only the last wide row may be short. Coefficients are repeated for each of
- * its rows; each lane has its own sums, which are joined with those of other parts.
+ * threads of a block. Only the last wide row may be short. Coefficients are repeated for each row
+ * in a wide row. Each lane has its own sums, which are joined with those of other parts.
  */
 #include "ops/batch_norm.h"
 #include "ops/cuda/rows.h"
@@ -533,7 +533,7 @@ static lt_status join_products(const lt_call *c, const plan *p)
                       (const float *)c->out[BATCH_VAR]->data, d, share);
 }
 
-/* Computes the sums of a call. gate says how the dy that the activation passes is determined. */
+/* Computes the sums of a call. gate: how to determine which dy the activation passes. */
 template <class E> static lt_status sum_products(const lt_call *c, const plan *p, int gate)
 {
     const lt_cuda *cuda = lt__cuda(c->ctx);

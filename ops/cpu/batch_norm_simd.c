@@ -251,8 +251,8 @@ static void batch_statistics(lt_call *c, const plan *p, float *mean, float *var)
     }
 }
 
-/* Writes the residual's gradient in a block. It equals dy if there is no activation; autograd may
- * have passed that on without this call. */
+/* Writes the residual's gradient in a block. Without an activation it is dy, which autograd may
+ * pass on itself instead of requesting it here. */
 static void write_residual(const lt_call *c, const plan *p, int64_t first, int64_t n)
 {
     lt_tensor *d_residual = lt__optional(c, c->d_in, RESIDUAL);

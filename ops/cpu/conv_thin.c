@@ -1,7 +1,7 @@
 /* conv_thin.c - convolutions of images with few channels, vectorised over the channels of y.
  *
- * A number of x is broadcast to a vector and multiplied with the weights of as many channels of y,
- * or with elements of dy for their gradients:
+ * A number of x is broadcast to a vector. For y it is multiplied by the weights of as many channels
+ * of y, for the gradient of w by as many channels of dy:
  *
  *     y (pixel, out) = b (out) + the sum over taps of x (pixel, tap) w (tap, out)
  *     dw (tap, out) = the sum over pixels of x (pixel, tap) dy (pixel, out)
@@ -179,7 +179,7 @@ static void put_gradient(const lt_conv_task *task, int64_t taps, const float *su
     }
 }
 
-/* ==== For conv2d.c ============================================================================ */
+/* ==== Interface for conv2d.c ================================================================== */
 
 static bool fits(const lt_conv *v)
 {

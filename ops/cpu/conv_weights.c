@@ -237,7 +237,7 @@ LT_SIMD static void put_channel(const lt_conv_task *task, const float *sums, int
     }
 }
 
-/* ==== For conv2d.c ============================================================================ */
+/* ==== Interface for conv2d.c ================================================================== */
 
 static bool fits(const lt_conv *v)
 {

@@ -440,10 +440,10 @@ static bool in_reach(const int64_t *sizes, size_t bytes)
     return true;
 }
 
-/* Known bugs of version 3.2 in bf16. Gradients of w are wrong where images are narrower than the
+/* Known bugs of oneDNN 3.2 in bf16. Gradients of w are wrong where images are narrower than the
  * stride. On CPUs with AMX, forward results are wrong for even kernel widths with stride 2 over 48,
- * 80, 112... channels. They are sometimes wrong, when one of its threads is delayed, for kernels of
- * several rows with a larger stride. */
+ * 80, 112... channels. They are sometimes wrong, when one of oneDNN's threads is delayed, for
+ * kernels of several rows with a larger stride. */
 static bool is_wrong(const key *k)
 {
     const lt_conv *v = &k->conv;

@@ -61,7 +61,8 @@ LT_INLINE void lt__load_pairs(const uint16_t *from, lt_vec v[2])
     v[1] = (lt_vec)(pairs & 0xffff0000);
 }
 
-/* Rounding keeps a NaN from bf16 or arithmetic, which has 16 trailing zeros. */
+/* Rounds to bf16, in the upper half of each lane. A NaN from bf16 or arithmetic has 16 trailing
+ * zeros and stays a NaN. */
 LT_INLINE lt_vec_u32 lt__round_pairs(lt_vec v)
 {
     lt_vec_u32 bits = (lt_vec_u32)v;

@@ -1,5 +1,5 @@
-/* winograd.c - convolutions with 3x3 kernels and stride 1 by F(2x2, 3x3), with the matrix names of
- * Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016.
+/* winograd.c - convolutions with 3x3 kernels and stride 1 by F(2x2, 3x3): Lavin and Gray, Fast
+ * Algorithms for Convolutional Neural Networks, CVPR 2016. The matrices have the same names here.
  *
  * A tile of 2x2 pixels of y is a function of a tile of 4x4 pixels of x. With U = G g G' of the
  * kernel and V = B' d B of the tile of x,
@@ -19,8 +19,8 @@
  * 4.2e-3, where oneDNN has 1.7e-3 from the rounding of the result alone. dw has 4.0e-3, where
  * oneDNN's f32 sums of exact products have less than 1e-6.
  *
- * Whether that pays depends on memory. A thread processes as many tiles at a time as stay in its
- * cache until they are used, and prefetches the next ones meanwhile.
+ * Whether this is faster depends on memory. A thread processes as many tiles at a time as stay in
+ * its cache until they are used, and prefetches the next ones meanwhile.
  */
 #include "ops/cpu/winograd.h"
 #include "ops/cpu/loops.h"
@@ -466,7 +466,7 @@ static void run_kernel_gradient(const lt_call *c, const grid *g, const lt_conv_t
             c->scratch, s.words, s.parts, out, in, o, task->w, task->add);
 }
 
-/* ==== For conv2d.c ============================================================================ */
+/* ==== Interface for conv2d.c ================================================================== */
 
 static grid grid_of(lt_conv_task_kind kind, const lt_conv *v, bool half)
 {

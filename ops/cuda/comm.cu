@@ -144,7 +144,7 @@ static lt_status comm_open(lt_device *device, const char id[LT_COMM_ID_BYTES], i
 
 static lt_status finalize(lt_device_comm *given) { return lt__nccl_finalize(&enter(given)->nccl); }
 
-/* ==== Work ==================================================================================== */
+/* ==== Allreduce =============================================================================== */
 
 /* NCCL may enqueue the allreduce after the call returns, so the copy of the tail is enqueued only
  * when NCCL is ready. */

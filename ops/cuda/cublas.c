@@ -307,7 +307,7 @@ lt_status lt__cublas_run(lt_cublas *d, const lt_cublas_product *o,
     return status == CUBLAS_STATUS_SUCCESS ? LT_OK : failed(d, status);
 }
 
-/* ==== The state =============================================================================== */
+/* ==== Creation and release ==================================================================== */
 
 const lt_cuda_env *lt__cublas_env(const lt_cublas *d) { return d->env; }
 

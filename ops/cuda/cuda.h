@@ -22,8 +22,8 @@
 #include "ops/plugin.h"
 
 enum { LT_THREADS = 256 };    /* per block, in every kernel */
-/* Launch bounds of a kernel that needs four resident blocks per multiprocessor, which limits its
- * registers. On sm_80 and sm_90 the compiler stays within that limit by itself. */
+/* Launch bounds of a kernel that limit its registers so that four blocks fit a multiprocessor. On
+ * sm_80 and sm_90 the compiler stays within that limit by itself. */
 #if !defined __CUDA_ARCH__ || __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900
 #define LT_FOUR_BLOCKS __launch_bounds__(LT_THREADS)
 #else
@@ -303,7 +303,7 @@ static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_cal
     k->bwd = bwd;
 }
 
-/* Members of lt_accelerator. */
+/* Functions of lt_accelerator. */
 lt_status lt__cuda_rescale(lt_tensor *x, double by, lt_grad_stats *stats);
 lt_status lt__cuda_measure_scaled(const lt_tensor *x, double by, lt_grad_stats *stats);
 size_t lt__cuda_rescale_bytes(void); /* size of cuda->partial */

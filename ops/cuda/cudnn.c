@@ -1,5 +1,5 @@
-/* cudnn.c - makes plans for tasks and runs them. Together with cudnn_graph.c and cudnn_engine.c it
- * is all code that calls cuDNN: its graph API, version 9.8 or later.
+/* cudnn.c - makes plans for tasks and runs them. Only this file, cudnn_graph.c and cudnn_engine.c
+ * call cuDNN. They use its graph API, version 9.8 or later.
  *
  * A plan is what cuDNN built for one task: a graph of one or two operations, an engine with its
  * knobs, and compiled code. Plans are cached by task, and so is the result that no engine supports
@@ -235,7 +235,7 @@ lt_status lt__cudnn_run(lt_cudnn *d, lt_ctx *ctx, const lt_cudnn_task *task,
     return d->status == CUDNN_STATUS_SUCCESS ? LT_OK : failed(d, d->status, "to run a plan");
 }
 
-/* ==== The state =============================================================================== */
+/* ==== Creation and release ==================================================================== */
 
 /* Creates the properties of the device that json describes, or of this machine's if it is NULL. */
 static lt_desc properties(lt_cudnn *d, lt_desc_list *pile, const char *json)

@@ -21,7 +21,7 @@ typedef struct lt_cudnn_plan {
     lt_cudnn_task task;
     lt_desc_list made;         /* all descriptors of the plan, including its own */
     lt_desc graph, plan;  /* both in `made`; plan is NULL if no engine takes the task */
-    lt_desc pack;         /* variant pack for the addresses below; NULL before the first run */
+    lt_desc pack;         /* variant pack for the addresses below, or NULL */
     void *operand[LT_CUDNN_OPERANDS], *workspace;
     int64_t bytes;        /* size of the workspace */
     char choice[LT_CHOICE_BYTES];

@@ -22,8 +22,7 @@ enum { MAX_VECTOR = 4, MAX_COLUMNS = 32 };
 /* Elements of a pixel that a thread loads at once. */
 template <class E> struct vector { enum { N = 8 / sizeof(E) }; };
 
-/* How results map to their source along an axis: stride 1, stride 2, from dx to dy with stride
- * 2. */
+/* How results map to their source along an axis: stride 1; stride 2; dx from dy with stride 2. */
 enum { BY_ONE, BY_TWO, BACK };
 
 typedef struct pass {
@@ -326,7 +325,7 @@ static lt_status weights_gradient(const lt_cuda_conv *v, lt_call *c)
                    : sum_weights<E, 1>(cuda, v, c);)
 }
 
-/* ==== For conv2d.cu =========================================================================== */
+/* ==== Interface for conv2d.cu ================================================================= */
 
 bool lt__cuda_is_depthwise(const lt_cuda_conv *v)
 {

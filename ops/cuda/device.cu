@@ -1,9 +1,9 @@
 /* device.cu - lt_device for CUDA: memory, copies and conversions, and the only function that the
  * plugin exports.
  *
- * All work is enqueued in one stream, in order. The source or destination of a copy in host memory,
- * pageable or pinned, must not be touched until the stream has reached the copy: CUDA only
- * documents that cudaMemcpyAsync() may be synchronous.
+ * All work is enqueued in one stream, in order. Host memory that takes part in a copy, pageable or
+ * pinned, must not be touched until the stream has reached the copy: CUDA only documents that
+ * cudaMemcpyAsync() may be synchronous.
  */
 #include <cuda_op_files.h>
 #include <stdio.h>

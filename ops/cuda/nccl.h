@@ -1,8 +1,8 @@
 /* nccl.h - NCCL, opened at run time: allreduce between GPUs.
  *
- * NCCL's header is not needed for the build. The declarations here are copied for the functions
- * that we call, from nccl.h of NCCL 2.28; sections of NVIDIA's NCCL User Guide are in brackets. A
- * test compares both where an nccl.h is installed.
+ * NCCL's header is not needed for the build. This file declares only what we call, copied from
+ * nccl.h of NCCL 2.28; sections of NVIDIA's NCCL User Guide are in brackets. A test compares both
+ * where an nccl.h is installed.
  */
 #ifndef LT_OPS_CUDA_NCCL_H
 #define LT_OPS_CUDA_NCCL_H

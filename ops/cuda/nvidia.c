@@ -104,7 +104,7 @@ static void close_libraries(lt_nvidia *n) { (void)n; }
     return otherwise
 #endif
 
-/* ==== The state =============================================================================== */
+/* ==== Creation and release ==================================================================== */
 
 lt_nvidia *lt__nvidia_new(const lt_cuda_env *env)
 {

@@ -9,9 +9,9 @@
 typedef struct lt_plan_file lt_plan_file;
 
 /* Reads the file at path. The stamp names what the choices depend on: versions and device. A file
- * that is damaged or has another stamp counts as empty. note (at least 512 bytes) says so, or that
- * the file cannot be replaced; otherwise it is "". Returns a new object, or NULL if out of
- * memory. */
+ * that is damaged or has another stamp counts as empty. note (512 bytes are enough) receives a
+ * warning about that, or that the file cannot be replaced; otherwise "". Returns a new object, or
+ * NULL if out of memory. */
 lt_plan_file *lt__plan_file_read(const char *path, const char *stamp, char *note, size_t bytes);
 /* Returns the value, or NULL if there is none. Borrowed until the next put. */
 const char *lt__plan_file_find(const lt_plan_file *plans, const char *key);

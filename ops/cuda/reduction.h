@@ -15,8 +15,8 @@ typedef struct lt_reduction_pass {
     int64_t outer, rows, width;
     int64_t part;             /* rows per part */
     unsigned parts, blocks;   /* parts of the rows; blocks that cover the columns */
-    int columns, lanes, group; /* threads of a block: per row (side by side), down the rows, over
-                                * outer positions. Their product is LT_THREADS */
+    int columns, lanes, group; /* threads of a block: side by side, down the rows, over outer
+                                * positions. Their product is LT_THREADS */
     int run;                  /* adjacent rows that a thread takes per turn */
     bool wide;                /* loads a run with one instruction */
 } lt_reduction_pass;

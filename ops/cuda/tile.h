@@ -37,7 +37,7 @@ template <class O> struct lt_results {
     int64_t batch, row;       /* step between matrices; between rows */
     int dtype, add;           /* dtype of out; 1 to add to the values in out */
     const O *bias;            /* NULL, or (batch, n) */
-    float *sums; /* (parts, batch, m, n), receives the sums if there are several parts */
+    float *sums;              /* (parts, batch, m, n), used if there are several parts */
 };
 
 /* ==== A slice of a factor in shared memory ==================================================== */
