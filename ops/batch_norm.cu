@@ -19,7 +19,7 @@
 #include "ops/cuda/rows.h"
 
 enum { MIN_PACKS = 8 };     /* packs per wide row, at least */
-enum { LEAD = 4 }; /* rows per thread, at the start of a part, whose mean is the center */
+enum { LEAD = 4 };            /* rows per thread, whose mean is the center of a part */
 
 typedef struct plan {
     int64_t n, channels;      /* n: elements of x */
@@ -374,7 +374,7 @@ template <class E> struct result_pass {
     E *out;
     const float *coefs;
     lt_bounds act;
-    bool add, wide, small; /* add to out; arrays are aligned for packs; pack indices fit 31 bits */
+    bool add, wide, small;    /* add to out; arrays aligned for packs; pack indices fit 31 bits */
 };
 
 /* Finds the thread's pack: its first element, and that element's lane. */

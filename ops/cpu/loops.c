@@ -9,7 +9,7 @@ enum { TASK = 16 * LT_BLOCK }; /* cheap elements per task of a thread */
  * are contiguous in the input are merged, and axes of size 1 are dropped. */
 typedef struct {
     int ndim;                 /* 0 if the input is as dense as z */
-    int64_t period; /* the input repeats after this many elements; 0 if not within a block */
+    int64_t period;           /* elements until the input repeats; 0 if not within a block */
     int64_t dims[LT_MAX_DIMS], step[LT_MAX_DIMS]; /* innermost axis first */
 } walk;
 

@@ -55,8 +55,7 @@ typedef struct lt_cublas_product {
     int64_t a_step, b_step, out_step; /* elements between matrices of the batch; a_step or b_step
                                        * 0 means one shared matrix */
     int64_t side, add;           /* lt_cublas_side; 1 to add to the values in out */
-    int64_t align[LT_CUBLAS_OUT + 1]; /* the addresses of a, b and out are multiples of so many
-                                       * bytes */
+    int64_t align[LT_CUBLAS_OUT + 1]; /* alignment of the addresses of a, b and out, in bytes */
 } lt_cublas_product;
 
 /* Finds an algorithm for p and sets *workspace to the bytes it needs. Fails with LT_EUNSUPPORTED,

@@ -224,7 +224,8 @@ typedef struct products {
     pairs s;
     lt_cublas_product p;              /* the product of one pair */
     const lt_tensor *t[OUT + 1];
-    int of[OUT + 1]; /* X, Y or OUT: the tensor of the op, or the one whose gradient it is */
+    int of[OUT + 1];                  /* X, Y or OUT: the op's tensor that each is, or is the
+                                       * gradient of */
     bool at_once;                     /* run as one batch, otherwise one by one */
     bool collects;                    /* several products add to the same matrix */
     size_t sums;                      /* bytes of scratch for the f32 sums */

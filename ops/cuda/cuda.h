@@ -41,7 +41,7 @@ typedef struct lt_cuda {
     lt_nvidia *nvidia;
     char model[160];
     struct lt_bad_id *bad_id; /* pinned host memory; see lt__cuda_check_ids() */
-    cudaStream_t uploads, downloads; /* streams for copies, beside the main stream */
+    cudaStream_t uploads, downloads; /* separate streams for copies */
     pthread_mutex_t lock;     /* guards the marks, and reads of bad_id */
     cudaEvent_t event[LT_MARKS]; /* events of the last LT_MARKS marks */
     uint64_t marks;           /* how many marks were recorded */

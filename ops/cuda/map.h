@@ -56,7 +56,7 @@ template <class T, class U> using lt_larger = lt_pack<uint8_t, (sizeof(T) > size
 
 /* The operand types of a map. The functor f derives from this and has
  *     lt_wide<Z> operator()(lt_wide<A> a, lt_wide<B> b, lt_wide<C> c) const;
- * of whose arguments only the first N are used. A thread computes V elements. */
+ * Only the first N arguments are used. A thread computes V elements. */
 template <int N_, class Z_, class A_ = Z_, class B_ = Z_, class C_ = Z_> struct lt_types {
     typedef Z_ Z;
     typedef A_ A;

@@ -29,7 +29,7 @@ typedef struct lt_reduction_plan {
     lt_reduction_pass pass[LT_MAX_PASSES];
 } lt_reduction_plan;
 
-/* Plans to reduce the axes in mask of elements of the given size in bytes. */
+/* Plans the reduction of the axes in mask. bytes: size of an element. */
 void lt__plan_reduction(lt_reduction_plan *p, int ndim, const int64_t *dims, uint32_t mask,
                         size_t bytes);
 /* Bytes of scratch for the accumulators between passes. bytes: size of one accumulator. */
