@@ -59,7 +59,7 @@ static inline lt_cuda *lt__cuda(const lt_ctx *ctx)
 /* Returns LT_OK, or LT_ENOMEM or LT_EENV with CUDA's message. The error may come from work that was
  * enqueued much earlier. */
 lt_status lt__cuda_status(const lt_cuda *cuda, cudaError_t error);
-/* Fails with LT_EUNSUPPORTED: "cuda:0 does not compute in f64; ..." */
+/* Fails with LT_EUNSUPPORTED: "cuda:0 does not compute in f64 here; ..." */
 lt_status lt__no_kernel(const lt_cuda *cuda, int dtype);
 
 /* Launches kernel(args...) in the stream with the given number of blocks. 0 blocks do nothing. */
