@@ -294,7 +294,12 @@ template <class T> __host__ __device__ inline T lt__saturated(double d)
     default: { typedef uint64_t E; __VA_ARGS__ }                                                   \
     }
 
-/* ==== The op files ======================================================================
+/* ==== The op files =============================================================================
+ *
+ * ops/NAME.cu defines void lt__cuda_NAME(lt_kernels *op), which sets its kernels in op[LT_OP_...].
+ * The build lists these files for device.cu.
+ */
+
 static inline void lt__set_kernels(lt_kernels *k, size_t (*scratch)(const lt_call *, bool),
                                    lt_kernel fwd, lt_kernel bwd)
 {
