@@ -1,4 +1,5 @@
-/* autograd.h - the door of autograd: ops, the tape, backward, hooks, parameters, optimizers.
+/* autograd.h - the door of autograd: ops, the tape, backward, hooks. It includes params.h and
+ * optim.h.
  *
  * An op is a constant lt_op: a signature text, a shape rule and kernels. A context registers ops by
  * name. lt_apply() runs one: it checks the arguments, applies the shape rule, creates the outputs,
@@ -484,117 +485,11 @@ LT_API bool lt_bn_stats_at(const lt_ctx *ctx, int i, lt_bn_stats *stats);
 /* Discards all pending statistics. */
 LT_API void lt_bn_stats_clear(lt_ctx *ctx);
 
-/* ==== Parameters ============================================================================== */
-
-typedef enum lt_init_kind { LT_INIT_CONSTANT, LT_INIT_UNIFORM, LT_INIT_NORMAL } lt_init_kind;
-typedef struct lt_init {
-    lt_init_kind kind;
-    double a, b;
-} lt_init; /* a: value, low or mean; b: high or deviation */
-
-/* A pending parameter, or buffer (state without a gradient): it has a shape and an initialiser but
- * no memory yet. New. */
-LT_API lt_tensor *lt_param_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims,
-                               lt_init init);
-LT_API lt_tensor *lt_buffer_new(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims,
-                                lt_init init);
-/* Changes the dtype of a pending parameter or buffer. LT_EINVAL once it has memory. */
-LT_MUST lt_status lt_param_set_dtype(lt_tensor *x, lt_dtype dtype);
-LT_API bool lt_is_param(const lt_tensor *x);
-LT_API bool lt_is_buffer(const lt_tensor *x);
-/* The half copy of a placed f32 parameter: its values in dtype (f16 or bf16), for ops to read.
- * Gradients of results computed from it are added to the parameter's own gradient, in f32. This
- * call refreshes the values, for the whole arena at once, if an optimizer, an op or lt_copy() has
- * written the parameters since, but not after writes through lt_data(). Borrowed until the
- * parameter ends or its half copy in the other dtype is requested. NULL with LT_EINVAL or
- * LT_ENOMEM. */
-LT_API lt_tensor *lt_half(lt_tensor *param, lt_dtype dtype);
-
-/* A tree of parameters. lt_params_place() allocates memory: per dtype one segment, which is a flat
- * arena of values and one of gradients; buffers have a segment of values only. Parameters added
- * later open further segments. Offsets are 64-byte aligned, padding is zero, memory never moves. */
-typedef struct lt_params lt_params;
-
-typedef struct lt_span {
-    const char *name;            /* the first of its names; borrowed */
-    lt_tensor *value;            /* borrowed */
-    int segment;
-    int64_t offset, count;       /* elements in the segment */
-    bool buffer, frozen;
-    int aliases;                 /* number of further names of the same tensor */
-} lt_span;
-
-LT_API lt_params *lt_params_new(lt_ctx *ctx); /* new */
-LT_API void lt_params_free(lt_params *params); /* tensors live on if they have other owners */
-/* Adds a pending or placed parameter or buffer under a name; x is kept. Adding the same tensor
- * again makes an alias. LT_EINVAL for a duplicate name, or a tensor that is neither. */
-LT_MUST lt_status lt_params_add(lt_params *params, const char *name, lt_tensor *x);
-/* Gives all pending ones memory and initial values, which depend on the seed, the number of the
- * tree in this context and the name only. */
-LT_MUST lt_status lt_params_place(lt_params *params);
-LT_API int lt_params_count(const lt_params *params); /* of spans, aliases excluded */
-LT_API const lt_span *lt_params_span(const lt_params *params,
-                                     int i); /* borrowed; in layout order */
-LT_API const lt_span *lt_params_find(const lt_params *params,
-                                     const char *name); /* NULL if not found; borrowed */
-/* Name i of all names including aliases, and its tensor; false past the end. Borrowed. */
-LT_API bool lt_params_name(const lt_params *params, int i, const char **name, lt_tensor **x);
-/* A frozen span gets no gradient, update or weight decay, and is not sent. Not for buffers. */
-LT_MUST lt_status lt_params_freeze(lt_params *params, int span, bool frozen);
-/* SHA-256 over parameters, then buffers, in layout order without padding. */
-LT_MUST lt_status lt_params_sha256(lt_params *params, char hex[65]);
-
-/* ==== Optimizers ============================================================================== */
-
-/* An optimizer runs an update op such as "sgd(w, g, v; lr, ...)" over flat arenas. The inputs after
- * w and g are its slots: state in the layout of the parameters, initially zero. */
-typedef struct lt_optim lt_optim;
-
-/* An optimizer for n placed parameters, all in group 0. New. LT_EINVAL for a tensor that is not a
- * parameter, or a parameter given twice. */
-LT_API lt_optim *lt_optim_new(lt_ctx *ctx, const char *update_op, lt_tensor *const *params, int n);
-LT_API void lt_optim_free(lt_optim *optim); /* NULL is fine */
-/* Moves a parameter to a group >= 0. LT_EINVAL if the optimizer does not hold it. */
-LT_MUST lt_status lt_optim_set_group(lt_optim *optim, lt_tensor *param, int group);
-/* One step. options[g] are the options of group g, complete; n_groups covers every group in use.
- * Parameters without a gradient stay as they are. LT_EINVAL if no parameter has one and no backward
- * has run since this optimizer's last step, unless all are frozen. Commits pending batch-norm
- * statistics, or drops them if the step is skipped. Discards the gradients and counts the step in
- * the context, except with LT_ACCUMULATING. step_status may be NULL. */
-LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, int n_groups,
-                                lt_step_status *step_status);
-/* As lt_optim_step(), but if the norm of the gradients (lt_optim_grad_norm()) exceeds `most`, they
- * are multiplied by most / norm; 0: no clipping. *squares: the norm squared, an f64 scalar on the
- * device of the gradients; new; squares may be NULL. LT_ENUMERIC if it is not finite; on an
- * accelerator this error is deferred, see lt_synchronize(). */
-LT_MUST lt_status lt_optim_step_clipped(lt_optim *optim, const lt_opt *const *options,
-                                        int n_groups, double most, lt_tensor **squares,
-                                        lt_step_status *step_status);
-/* The status of its last step, LT_ACCUMULATING before the first one. Blocks while it is pending;
- * never LT_PENDING. */
-LT_API lt_step_status lt_optim_step_status(lt_optim *optim);
-/* The 2-norm of all gradients that the next step would use, summed in double in a fixed order; 0 if
- * it would use none. LT_ENUMERIC if it is not finite. */
-LT_MUST lt_status lt_optim_grad_norm(lt_optim *optim, double *norm);
-/* A digest of the sequence of all steps and norms in ctx so far, and of the optimizers they use. */
-LT_API uint32_t lt_steps_digest(const lt_ctx *ctx);
-/* A digest of the settings of all these steps: options and clip limits, rounded to f32. Steps count
- * only while lt_grad_slots.update is set. */
-LT_API uint32_t lt_settings_digest(lt_ctx *ctx);
-/* The settings of the steps since the second-to-last call of lt_settings_digest(), one per line:
- * "optimizer 1: lr = 0.1". New; the caller frees it with free(). NULL with LT_ENOMEM. */
-LT_API char *lt_settings_text(const lt_ctx *ctx);
-/* Completes the gradients that the next step will use, as the step itself would. *step_status is
- * the status that the step will have; never LT_PENDING. */
-LT_MUST lt_status lt_optim_complete(lt_optim *optim, lt_step_status *step_status);
-/* Slot k of a parameter, as a view with the parameter's dims. New. NULL past the last slot, or for
- * a parameter that it does not hold. */
-LT_API lt_tensor *lt_optim_slot(lt_optim *optim, int k, lt_tensor *param);
-/* The name of slot k in the signature; NULL past the last one. Borrowed. */
-LT_API const char *lt_optim_slot_name(const lt_optim *optim, int k);
-LT_API const lt_def *lt_optim_def(const lt_optim *optim); /* its update op. Borrowed */
-
 #ifdef __cplusplus
 }
 #endif
+
+#include "autograd/optim.h"
+#include "autograd/params.h"
+
 #endif

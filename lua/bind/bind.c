@@ -311,6 +311,7 @@ static void push_core(lua_State *L, lt_lua *s)
     lt__open_tensor(L, s);
     lt__open_ops(L, s);
     lt__open_run(L);
+    lt__open_optim(L);
     lt__open_file(L);
     lt__open_data(L);
     lt__open_system(L);

@@ -185,6 +185,7 @@ void lt__open_error(lua_State *L);
 void lt__open_tensor(lua_State *L, lt_lua *s);
 void lt__open_ops(lua_State *L, lt_lua *s); /* after lt__open_tensor(): ops are also methods */
 void lt__open_run(lua_State *L);
+void lt__open_optim(lua_State *L);
 void lt__open_file(lua_State *L);
 void lt__open_data(lua_State *L);
 void lt__open_system(lua_State *L);

@@ -1,0 +1,215 @@
+/* optim.c - parameters and optimizers.
+ *
+ * Functions that are not methods are called only by the embedded Lua files, so they take plain
+ * lists.
+ */
+#include "core/tensor.h"
+#include "lua/bind/bind.h"
+
+/* ==== Parameters ============================================================================== */
+
+/* new_parameter(dims, kind, a, b, buffer): kind is "constant", "uniform" or "normal", with a and b
+ * as in lt_init. If buffer is true, creates a buffer. */
+static int new_parameter(lua_State *L)
+{
+    static const char *const kinds[] = {"constant", "uniform", "normal", NULL};
+    lt_lua *s = lt__lua(L);
+    int64_t dims[LT_MAX_DIMS];
+    int ndim = lt__check_dims(L, s, 1, "nn.parameter", dims);
+    lt_init init = {(lt_init_kind)luaL_checkoption(L, 2, NULL, kinds), luaL_checknumber(L, 3),
+                    luaL_optnumber(L, 4, 0)};
+    bool buffer = lua_toboolean(L, 5);
+    lt_tensor **box = lt__push_box(L, s);
+    lt_tensor *x = buffer ? lt_buffer_new(s->ctx, LT_F32, ndim, dims, init)
+                          : lt_param_new(s->ctx, LT_F32, ndim, dims, init);
+    if (!x)
+        lt__raise(L, s);
+    *box = x;
+    return 1;
+}
+
+/* role(value): returns "parameter", "buffer" or nil, for a value of any type. */
+static int role(lua_State *L)
+{
+    lt_tensor *x = lt__to_tensor(L, lt__lua(L), 1);
+    lua_pushstring(L, !x ? NULL : lt_is_param(x) ? "parameter" : lt_is_buffer(x) ? "buffer" : NULL);
+    return 1;
+}
+
+static int set_dtype(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt__check(L, s, lt_param_set_dtype(lt__self(L, "to"), lt__check_dtype(L, s, 2, "to")));
+    return 0;
+}
+
+/* Builds an lt_params from the n checked names at 1 and tensors at 2. New; NULL on failure. */
+static lt_params *named_params(lua_State *L, lt_lua *s, int n)
+{
+    lt_params *p = lt_params_new(s->ctx);
+    for (int i = 1; p && i <= n; i++) {
+        lua_rawgeti(L, 1, i);
+        lua_rawgeti(L, 2, i);
+        if (lt_params_add(p, lua_tostring(L, -2), *(lt_tensor **)lua_touserdata(L, -1)) != LT_OK) {
+            lt_params_free(p);
+            p = NULL;
+        }
+        lua_pop(L, 2);
+    }
+    return p;
+}
+
+/* place(names, tensors): allocates memory for all pending tensors. */
+static int place(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_params *p = named_params(L, s, lt__check_named(L, s, "net"));
+    lt_status status = p ? lt_params_place(p) : lt_errcode();
+    lt_params_free(p);
+    lt__check(L, s, status);
+    return 0;
+}
+
+static int sha256(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    char hex[65];
+    lt_params *p = named_params(L, s, lt__check_named(L, s, "sha256"));
+    lt_status status = p ? lt_params_sha256(p, hex) : lt_errcode();
+    lt_params_free(p);
+    lt__check(L, s, status);
+    lua_pushstring(L, hex);
+    return 1;
+}
+
+/* freeze(names, tensors, on): freezes or unfreezes parameters. */
+static int freeze(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_params *p = named_params(L, s, lt__check_named(L, s, "freeze"));
+    lt_status status = p ? LT_OK : lt_errcode();
+    for (int i = 0; status == LT_OK && i < lt_params_count(p); i++)
+        status = lt_params_freeze(p, i, lua_toboolean(L, 3));
+    lt_params_free(p);
+    lt__check(L, s, status);
+    return 0;
+}
+
+/* ==== Optimizers ============================================================================== */
+
+static const char optim_class[] = "luatrain.Optim";
+
+static int optim_gc(lua_State *L)
+{
+    void **h = lua_touserdata(L, 1);
+    lt_optim_free(*h);
+    *h = NULL;
+    return 0;
+}
+
+/* new_optim(update, parameters) */
+static int new_optim(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    const char *update = luaL_checkstring(L, 1);
+    int n = (int)luaL_len(L, 2);
+    lt_tensor **params = lua_newuserdatauv(L, (size_t)n * sizeof *params, 0);
+    void **h = lt__push_handle(L, optim_class);
+    for (int i = 0; i < n; i++) {
+        lua_rawgeti(L, 2, i + 1);
+        params[i] = lt__check_tensor(L, s, lua_gettop(L), "optim", "a parameter");
+        lua_pop(L, 1);
+    }
+    lt__fill_handle(L, h, lt_optim_new(s->ctx, update, params, n));
+    return 1;
+}
+
+/* optim:set_group(parameter, group): groups count from 1. */
+static int optim_set_group(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    lt_optim *o = lt__check_handle(L, optim_class);
+    lt_tensor *x = lt__check_tensor(L, s, 2, "optim", "a parameter");
+    lt__check(L, s, lt_optim_set_group(o, x, (int)luaL_checkinteger(L, 3) - 1));
+    return 0;
+}
+
+static const char *const step_statuses[] = {[LT_APPLIED] = "applied",
+                                            [LT_SKIPPED] = "skipped",
+                                            [LT_ACCUMULATING] = "accumulating",
+                                            [LT_PENDING] = "pending"};
+
+/* optim:step({options of group 1, options of group 2, ...}, clip): takes a step and returns its
+ * step status: "applied", "skipped", "accumulating" if more of the batch follows, or "pending" if
+ * the device has not decided yet. clip is the maximum norm of the gradients, 0 for none. With clip,
+ * also returns a tensor that holds the square of the norm before clipping. */
+static int optim_step(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    int n = (int)luaL_len(L, 2);
+    lt_opt *values = lua_newuserdatauv(L, (size_t)n * LT_MAX_OPT * sizeof *values, 0);
+    const lt_opt **options = lua_newuserdatauv(L, (size_t)n * sizeof *options, 0);
+    lt_optim *o = lt__check_handle(L, optim_class);
+    const lt_schema *schema = &lt_optim_def(o)->schema;
+    for (int g = 0; g < n; g++) {
+        lua_rawgeti(L, 2, g + 1);
+        options[g] = values + (size_t)g * LT_MAX_OPT;
+        lt__check_options(L, s, schema, lua_gettop(L), values + (size_t)g * LT_MAX_OPT);
+        lua_pop(L, 1);
+    }
+    lt_step_status step_status = LT_APPLIED;
+    double clip = luaL_checknumber(L, 3);
+    lt_tensor **box = lt__push_box(L, s), *squares = NULL;
+    double start = lt__seconds();
+    lt__group_set_location(L);
+    lt_status status = lt_optim_step_clipped(o, options, n, clip, &squares, &step_status);
+    s->optimizer_s += lt__seconds() - start;
+    lt_trace(s->ctx, LT_TRACK_STEP, "optimizer", start, lt__seconds() - start);
+    lt__check(L, s, status);
+    lua_pushstring(L, step_statuses[step_status]);
+    if (!squares)
+        return 1;
+    lt__fill_box(L, s, box, squares);
+    lua_rotate(L, -2, 1);
+    return 2;
+}
+
+/* optim:step_status(): returns the status of the last step. Waits for the device, so it is never
+ * "pending". */
+static int optim_step_status(lua_State *L)
+{
+    lua_pushstring(L, step_statuses[lt_optim_step_status(lt__check_handle(L, optim_class))]);
+    return 1;
+}
+
+/* optim:slot(k, parameter): returns optimizer state k, from 1, of the parameter and its name; nil
+ * after the last. */
+static int optim_slot(lua_State *L)
+{
+    lt_lua *s = lt__lua(L);
+    int k = (int)luaL_checkinteger(L, 2) - 1;
+    lt_tensor **box = lt__push_box(L, s);
+    lt_optim *o = lt__check_handle(L, optim_class);
+    const char *name = lt_optim_slot_name(o, k);
+    lt_tensor *x = lt__check_tensor(L, s, 3, "optim", "a parameter");
+    if (!name)
+        return 0;
+    lt__fill_box(L, s, box, lt_optim_slot(o, k, x));
+    lua_pushstring(L, name);
+    return 2;
+}
+
+static const luaL_Reg methods[] = {
+    {"set_group", optim_set_group}, {"step", optim_step},
+    {"slot", optim_slot}, {"step_status", optim_step_status}, {NULL, NULL}};
+
+static const luaL_Reg functions[] = {
+    {"new_parameter", new_parameter}, {"role", role}, {"set_dtype", set_dtype}, {"place", place},
+    {"sha256", sha256}, {"freeze", freeze}, {"new_optim", new_optim}, {NULL, NULL}};
+
+void lt__open_optim(lua_State *L)
+{
+    lt__register(L, functions);
+    lt__new_class(L, optim_class, methods, optim_gc);
+    lua_pop(L, 1);
+}
