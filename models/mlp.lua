@@ -1,4 +1,4 @@
--- mlp.lua - a multilayer perceptron: two hidden layers. The least that learns.
+-- mlp.lua - a multilayer perceptron with two hidden layers, the smallest example of a net.
 -- mlp{} has 269,322 parameters.
 local lt = require "luatrain"
 local nn = lt.nn

@@ -2,15 +2,15 @@
 -- Mobile Vision Applications, arXiv:1704.04861.
 --
 --   mobilenet_v1{}                                       224 x 224, 4,231,976 parameters
---   mobilenet_v1{width = 0.5}                            half of the channels: 1,331,592
---   mobilenet_v1{classes = 10, channels = 1, stride = 1} small images: the first convolution keeps
---                                                        their size
---   mobilenet_v1{sync_bn = true}                         batch norm of all ranks
+--   mobilenet_v1{width = 0.5}                            half the channels, 1,331,592 parameters
+--   mobilenet_v1{classes = 10, channels = 1, stride = 1} small grey images: the first convolution
+--                                                        keeps their size
+--   mobilenet_v1{sync_bn = true}                         batch norm synchronized over all ranks
 local lt = require "luatrain"
 local nn = lt.nn
 
--- Table 1: channels and stride of the depthwise separable convolutions. (The last stride is 2 in
--- the paper, and its shapes say 1.)
+-- Table 1: {output channels, stride} of each depthwise separable convolution. The paper prints 2
+-- for the last stride, but its shapes require 1.
 local layers = {
   {  64, 1},
   { 128, 2}, { 128, 1},
@@ -19,7 +19,8 @@ local layers = {
   {1024, 2}, {1024, 1},
 }
 
--- A filter of 3x3 for each channel alone, then a mix of all channels.
+-- A depthwise separable convolution: a 3x3 filter per channel, then a 1x1 convolution that mixes
+-- the channels. norm makes the batch norms.
 local function separable(c_in, c, stride, norm)
   return nn.sequential{
     depthwise = nn.conv2d{c_in, c_in, 3, stride = stride, pad = 1, groups = c_in, bias = false,

@@ -1,34 +1,37 @@
--- recipes.lua - how others have trained nets on ImageNet, as settings of lt.fit.
+-- recipes.lua - published ImageNet trainings, as settings of lt.fit.
 --
 --   local recipes = require "recipes"
 --   recipes.fit("resnet50_fast", {train = train, test = test, epochs = 10, batch = 256})
 --
--- A recipe is for batches of `batch` and for images of 224 x 224. Another batch has its learning
--- rate in proportion, and images of another size have theirs in proportion where the recipe changes
--- sizes; another number of epochs stretches all that happens in them. Where sizes change, each has
--- whole epochs, and its own part of the schedule: with few epochs a size may have none.
+-- A recipe is written for its own `batch` and `epochs` and for images of 224 x 224. With another
+-- batch, the learning rate changes in proportion. With another number of epochs, the schedule is
+-- stretched. With other images, a recipe that changes the image size during the training scales its
+-- sizes in proportion. Each size gets a whole number of epochs and its own part of the schedule; in
+-- a short training a size may get no epoch.
 local lt = require "luatrain"
 
 local recipes = {}
 
--- NVIDIA, DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5: 250 epochs with mixup
--- ended at 78.3 to 78.6 % top1; 90 epochs without (--mixup 0 of train_recipe.lua) at 76.9 to
--- 77.2 %, 50 epochs at 75.8 %.
+-- NVIDIA, DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5. Reported top1: 78.3
+-- to 78.6 % after 250 epochs with mixup; without mixup (train_recipe.lua --mixup 0), 76.9 to 77.2 %
+-- after 90 epochs and 75.8 % after 50.
 recipes.resnet50_78 = {
   arch = "resnet50", epochs = 250, batch = 2048, lr = 2.048, momentum = 0.875,
       weight_decay = 2.0 ^ -15,
   label_smoothing = 0.1, mixup = 0.2, schedule = lt.schedule.cosine{warmup = 8},
 }
 
--- GluonCV's mobilenet1.0, by its log: logs/classification/imagenet/mobilenet1.0.log of
--- github.com/dmlc/web-data; 73.28 % top1. Colours were changed at random too, which is left out.
+-- GluonCV's mobilenet1.0: 73.28 % top1. The settings are from its log,
+-- logs/classification/imagenet/mobilenet1.0.log in github.com/dmlc/web-data. GluonCV also used
+-- random color jitter, which this recipe omits.
 recipes.mobilenet_73 = {
   arch = "mobilenet_v1", epochs = 200, batch = 1024, lr = 0.4, momentum = 0.9, nesterov = true,
   weight_decay = 1e-4, label_smoothing = 0.1, mixup = 0.2,
       schedule = lt.schedule.cosine{warmup = 5},
 }
 
--- Straight lines: {{from epoch, to epoch, value there, value here}, ...}.
+-- Returns a piecewise linear schedule. Each item of list is {first epoch, last epoch, factor at the
+-- first, factor at the last}.
 local function lines(list)
   return function(epoch)
     for i, line in ipairs(list) do
@@ -40,10 +43,10 @@ local function lines(list)
   end
 end
 
--- fast.ai and DIUx: one machine of 8 V100 in train.py of github.com/cybertronai/imagenet18_old;
--- 93.0 % top5 in 109 minutes. Lambda repeated it: 75.92 % top1. Test images were rectangles at the
--- end, here they are squares. The batch follows the memory that images of a size take, and the rate
--- the batch.
+-- fast.ai and DIUx, the settings for one machine with 8 V100 in train.py of
+-- github.com/cybertronai/imagenet18_old: 93.0 % top5 in 109 minutes. Lambda reproduced it with
+-- 75.92 % top1. The original ends with rectangular test images; here they are square. Larger images
+-- need more memory, so their batch is smaller, and the learning rate is in proportion to the batch.
 local of_224, of_288 = 224 / 512, 128 / 512
 recipes.resnet50_fast = {
   arch = "resnet50", options = {zero_init = true}, epochs = 28, batch = 8 * 512, lr = 1.0,
@@ -58,12 +61,13 @@ recipes.resnet50_fast = {
     {epochs = 3, size = 288, area = 0.5, batch = 8 * 128}},
 }
 
--- ==== Running one ================================================================================
+-- ==== Running a recipe ===========================================================================
 
 local function round(x) return math.max(1, math.floor(x + 0.5)) end
 
--- What becomes of a recipe's stages in so many epochs, which each has whole: those that still have
--- some, from which epoch on, and from which of the recipe's.
+-- Spreads `epochs` over the stages of a recipe, a whole number for each. Returns a list of {stage,
+-- from, first, last}: the stage begins at epoch `from` of the recipe and covers the epochs from
+-- first to last, excluding last. Stages that get no epoch are left out.
 local function parts_of(recipe, epochs)
   local list, before, done = {}, 0, 0
   for _, stage in ipairs(recipe.sizes or {{epochs = recipe.epochs}}) do
@@ -76,7 +80,8 @@ local function parts_of(recipe, epochs)
   return list
 end
 
--- The sizes of these parts for other batches and images.
+-- Returns the `sizes` of lt.fit for the list of parts_of, scaled to the batch and to images whose
+-- side is `side`.
 local function sizes_of(recipe, parts, batch, side)
   local list = {}
   for i, part in ipairs(parts) do
@@ -88,8 +93,8 @@ local function sizes_of(recipe, parts, batch, side)
   return list
 end
 
--- The schedule, in which each part passes through its own stage: the rates of a stage are for its
--- batch.
+-- Returns a schedule that stretches each stage of the recipe over its part. A schedule stretched as
+-- a whole would use the rates of one stage with the batch of another.
 local function schedule_of(recipe, parts)
   return function(epoch)
     local i = 1
@@ -103,7 +108,8 @@ end
 local spec = lt.check("recipes.fit(name, {; train:set, test:set, epochs?, batch?, accumulate=1, "
                       .. "mixup?:amount, target?:share})")
 
--- Trains a recipe's net and returns what lt.fit does.
+-- Trains the net of the recipe `name` and returns the result of lt.fit. epochs, batch and mixup
+-- default to the recipe's values.
 function recipes.fit(name, given)
   local recipe, o = recipes[name], spec(given)
   if type(recipe) ~= "table" then

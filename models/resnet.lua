@@ -4,9 +4,10 @@
 --   resnet50{}                             for images of 224 x 224, 25,557,032 parameters
 --   resnet20{classes = 10, channels = 1}   for small images, such as 32 x 32
 --
--- Shortcuts are the identity, or a 1x1 convolution where the shape changes (the paper's B). The
--- bottleneck has its stride in the 3x3 convolution, as is usual since. Every net takes images of
--- other sizes too. sync_bn: batch norm is that of all ranks.
+-- A shortcut is the identity, or a 1x1 convolution where the shape changes (option B of the paper).
+-- The bottleneck has its stride in the 3x3 convolution, as in torchvision; the paper has it in the
+-- first 1x1 convolution. All nets accept other image sizes too. With sync_bn = true, batch norm is
+-- synchronized over all ranks.
 local lt = require "luatrain"
 local nn = lt.nn
 
@@ -23,8 +24,8 @@ local function shortcut(c_in, c, stride, norm)
   return nn.sequential{conv(c_in, c, 1, stride), norm{c}}
 end
 
--- Blocks go from c_in channels to block.widen * c. norm makes their normalisations, of which the
--- last starts with the scale `last`.
+-- A block maps c_in channels to block.widen * c channels. norm makes its batch norms; the scale of
+-- the last one is initialized to `last`.
 local basic = {widen = 1}
 local bottleneck = {widen = 4}
 
@@ -51,8 +52,8 @@ function bottleneck.new(c_in, c, stride, norm, last)
   end, "bottleneck")
 end
 
--- Appends stages of so many blocks and the head. All stages but the first halve the sides and
--- double the channels.
+-- Appends the stages, with counts[i] blocks in stage i, and the head. Each stage after the first
+-- halves the height and width and doubles the channels.
 local function finish(net, block, counts, c, o)
   local c_in, norm = c, norm_of(o)
   for i, count in ipairs(counts) do
@@ -70,7 +71,7 @@ local function finish(net, block, counts, c, o)
   return nn.sequential(net)
 end
 
--- ==== For 224 x 224 (table 1) ====================================================================
+-- ==== Nets for 224 x 224 (table 1) ===============================================================
 
 local large = {
   resnet18  = {basic,      {2, 2,  2, 2}},
@@ -87,9 +88,9 @@ local function make_large(block, counts, o)
   }, block, counts, 64, o)
 end
 
--- ==== For small images (section 4.2) =============================================================
+-- ==== Nets for small images (section 4.2) ========================================================
 
-local small = {                        -- 6 n + 2 layers
+local small = {                        -- n: the net has 6 n + 2 layers
   resnet20 = 3,
   resnet32 = 5,
   resnet44 = 7,
@@ -102,10 +103,10 @@ local function make_small(n, o)
   }, basic, {n, n, n}, 16, o)
 end
 
--- ==== By name ====================================================================================
+-- ==== Makers by name =============================================================================
 
--- zero_init: the last norm of each block starts with a scale of 0, so that the block is the
--- identity at first; it helps with large batches.
+-- zero_init = true initializes the scale of the last norm of each block to 0, so that every block
+-- starts as the identity. This helps with large batches.
 local makers = {}
 
 for name, row in pairs(large) do

@@ -1,5 +1,5 @@
--- train_lenet.lua - trains LeNet, or a perceptron, with an explicit loop: what lt.fit does, in the
--- open.
+-- train_lenet.lua - trains LeNet or a multilayer perceptron with an explicit training loop. lt.fit,
+-- which the other examples use, contains the same loop.
 --
 --   luatrain train_lenet.lua                      LeNet on Fashion-MNIST
 --   luatrain train_lenet.lua --arch mlp --lr 0.02
@@ -26,8 +26,8 @@ local run <close> = lt.run{
   schedule = lt.schedule.linear{}}
 
 for _ in run:epochs() do
-  for x, y in run:batches() do                   -- x (n, h, w, c), y (n): shuffled
-    run:step(function()                          -- temporaries die with each step
+  for x, y in run:batches() do                   -- shuffled; x (n, h, w, c), y (n)
+    run:step(function()                          -- frees its temporaries at the end
       local loss = lt.cross_entropy(net(x), y)
       loss:backward()
       sgd:step()

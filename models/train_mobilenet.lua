@@ -1,6 +1,6 @@
 -- train_mobilenet.lua - trains a MobileNet.
 --
---   luatrain train_mobilenet.lua                                 half as wide, on Fashion-MNIST
+--   luatrain train_mobilenet.lua                                 half the width, on Fashion-MNIST
 --   luatrain train_mobilenet.lua --data cifar10:DIR --width 1 --epochs 30
 --   luatrain train_mobilenet.lua --data images:DIR --width 1 --epochs 90 --batch 256 \
 --     --weight-decay 4e-5
@@ -26,7 +26,7 @@ local opt = lt.args{
 local train, test = lt.data.open(opt.data)
 local net = mobilenet[opt.arch]{
   classes = train.classes, channels = train.channels, width = opt.width, sync_bn = opt.sync_bn,
-  stride = train.height < 128 and 1 or 2}        -- small images keep their size at first
+  stride = train.height < 128 and 1 or 2}        -- the first convolution keeps small images' size
 
 lt.fit{
   net = net, train = train, test = test, epochs = opt.epochs, batch = opt.batch,

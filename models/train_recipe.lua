@@ -1,4 +1,4 @@
--- train_recipe.lua - trains a net as others have: see recipes.lua.
+-- train_recipe.lua - trains a net with a published recipe: see recipes.lua.
 --
 --   luatrain train_recipe.lua --recipe resnet50_fast --data images:DIR --batch 256 --target 0.756
 --   luatrain train_recipe.lua --recipe mobilenet_73 --data images:DIR --batch 256 --epochs 30

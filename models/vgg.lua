@@ -1,15 +1,16 @@
 -- vgg.lua - Simonyan and Zisserman 2014, Very Deep Convolutional Networks for Large-Scale Image
--- Recognition, arXiv:1409.1556. The names with _bn have batch norm after every convolution.
+-- Recognition, arXiv:1409.1556. Nets named _bn have a batch norm after each convolution.
 --
 --   vgg16{}                                               224 x 224, 138,357,544 parameters
 --   vgg11_bn{classes = 10, size = 32, hidden = 512}       small images, 9,756,426 parameters
 --
--- `size` is the images' side, which the first linear layer depends on; `hidden` the width of the
--- two hidden ones, which have most of the parameters. With sync_bn batch norm is that of all ranks.
+-- `size` is the height and width of the images, which sets the inputs of the first linear layer.
+-- `hidden` is the width of the two hidden linear layers, which hold most of the parameters. With
+-- sync_bn = true, batch norm is synchronized over all ranks.
 local lt = require "luatrain"
 local nn = lt.nn
 
--- Table 1: how many convolutions of 3x3 there are in each stage.
+-- Table 1: the output channels of each stage, and its number of 3x3 convolutions.
 local channels_of_stage = {64, 128, 256, 512, 512}
 local nets = {
   vgg11 = {1, 1, 2, 2, 2},
@@ -33,7 +34,7 @@ local function make(counts, norm, o)
   local net, c_in, side = {}, o.channels, o.size
   for i, c in ipairs(channels_of_stage) do
     local layers = stage(c_in, c, counts[i], norm)
-    if side > 1 then                              -- small images are down to one pixel early
+    if side > 1 then                              -- small images reach one pixel before the end
       layers.pool = nn.max_pool2d{2}
       side = side // 2
     end

@@ -1,12 +1,12 @@
--- deferred.lua - losses as deferred scalars: on an accelerator the host does not wait for a loss,
--- but reads its value later.
+-- deferred.lua - losses that are read later. An accelerator computes a loss asynchronously; taking
+-- it as a deferred scalar lets the host continue without waiting.
 
 local core = ...
 local check = require "luatrain.check"
 
 local deferred = {}
 
-local Sum = {}
+local Sum = {}                 -- class of a list of losses of which at least one is deferred
 Sum.__index = Sum
 
 function Sum:number()
@@ -15,7 +15,9 @@ function Sum:number()
   return sum
 end
 
--- What a function has returned for its loss: a number, or what deferred.number() makes one of.
+-- Turns the loss that a function returned into a number, or into a deferred scalar if it is a
+-- tensor of one element on an accelerator; deferred.number() reads either. who names the function
+-- in errors.
 function deferred.take(loss, who)
   if getmetatable(loss) == Sum then return loss end
   if not core.is_tensor(loss) or loss:count() ~= 1 or loss.device == "cpu" then
@@ -24,7 +26,8 @@ function deferred.take(loss, who)
   return core.deferred(loss)
 end
 
--- The sum of such losses, as deferred.take() gives it.
+-- The sum of a list of results of deferred.take(): a number if all are numbers, else a deferred sum
+-- that deferred.number() reads. Takes the list.
 function deferred.sum(list)
   local sum = setmetatable(list, Sum)
   for _, loss in ipairs(list) do
@@ -33,10 +36,10 @@ function deferred.sum(list)
   return sum:number()
 end
 
--- Waits for it, if it is not there yet.
+-- The value of a result of deferred.take() or deferred.sum(). Blocks until it is known.
 function deferred.number(loss) return type(loss) == "number" and loss or loss:number() end
 
--- That of a step is to be finite.
+-- Raises ENUMERIC unless the loss of step number `step` is finite.
 function deferred.check_finite(loss, step)
   if loss - loss == 0 then return end
   core.fail("ENUMERIC", ("the loss is %s at step %d; look at the learning rate and at the data")
