@@ -1,17 +1,17 @@
 -- arity.lua - raises an error for a call with more arguments than the function has parameters. Lua
 -- would drop them silently. Trailing nils do not count.
 --
---   local Run = arity.methods "run:"            a table; functions put into it are checked
---   arity.functions(nn, "nn.")                  the functions in a table
---   arity.of(core.seed, "lt.seed", {"n"})       a C function, whose parameters have no names
+--   local Run = arity.methods "run:"            a new table that checks each method put into it
+--   arity.functions(nn, "nn.")                  checks all functions of a table
+--   arity.of(core.seed, "lt.seed", {"n"})       checks a C function, given its parameters' names
 --
--- Functions with varargs are left as they are.
+-- Functions with varargs are left unchanged.
 
 local core = ...
 
 local arity = {}
 
--- What a message calls a parameter, where the name says nothing.
+-- How messages call a parameter whose name would mean nothing to the user.
 local says = {given = "a table"}
 
 local function count(...)
@@ -32,7 +32,7 @@ end
 
 arity.parameters_of = parameters_of
 
--- A message if there are more arguments than names, else nil.
+-- Returns an error message if there are more arguments than names, else nil. who: the function.
 local function excess(who, names, ...)
   local n = count(...)
   if n <= #names then return nil end
@@ -46,8 +46,9 @@ end
 
 arity.excess = excess
 
--- fn with a check. If the last parameter is a table of options, fn itself refuses other types: it
--- knows the options.
+-- Wraps fn, which takes `skip` unnamed arguments (self) before the named ones, in the check. If the
+-- last parameter is a table of options and the call passes another type, fn runs and raises the
+-- error itself, because it can name the options.
 local function with_check(fn, who, names, skip)
   local most, last = #names + skip, names[#names]
   local asks = last == "given" or last == "options"
@@ -63,23 +64,23 @@ local function with_check(fn, who, names, skip)
 end
 
 function arity.of(fn, who, names) return with_check(fn, who, names, 0) end
--- The same for a method, or a __call.
+-- As arity.of, for a method or a __call, whose first argument is self.
 function arity.of_method(fn, who, names) return with_check(fn, who, names, 1) end
 
--- fn with a check, if it names its parameters. prefix: what a message puts before the name, "nn."
--- of a function, "net:" of a method.
+-- Wraps fn in the check if it names its parameters, else returns fn. Messages put prefix before the
+-- name: "nn." for a function, "net:" for a method.
 local function checked(fn, prefix, name)
   local skip = prefix:sub(-1) == ":" and 1 or 0
   local names = type(fn) == "function" and parameters_of(fn, skip)
   return names and with_check(fn, prefix .. name, names, skip) or fn
 end
 
--- All functions of a table.
+-- Replaces all functions of a table by checked ones.
 function arity.functions(functions, prefix)
   for name, fn in next, functions do functions[name] = checked(fn, prefix, name) end
 end
 
--- A table for methods that are to come.
+-- A new table that wraps each method in the check when it is assigned.
 function arity.methods(prefix)
   return setmetatable({}, {__newindex = function(methods, name, fn)
     rawset(methods, name, checked(fn, prefix, name))

@@ -1,5 +1,5 @@
--- init.lua - what require "luatrain" gives: all ops and makers as functions, nn, optim, data, and
--- what a run needs.
+-- init.lua - the table that require "luatrain" returns: all ops and tensor makers as functions, nn,
+-- optim, data, and the functions that train, evaluate and save a net.
 
 local core = ...
 local arity = require "luatrain.arity"
@@ -12,23 +12,23 @@ local lt = {
   optim = require "luatrain.api.optim",
   schedule = require "luatrain.api.schedule",
   models = require "luatrain.api.models",
-  check = require "luatrain.check",   -- lt.check "net{; classes=10}": strict options of a maker
+  check = require "luatrain.check",   -- lt.check "net{; classes=10}": checks a maker's options
   data = require "luatrain.api.data",
   args = require "luatrain.api.args",
   run = require "luatrain.train.run",
   fit = require "luatrain.train.fit".fit,
   micro_batches = require "luatrain.train.fit".micro_batches,
-  mixup = require "luatrain.api.mixup",   -- lt.mixup(x, y, alpha): images mixed two by two
-  -- lt.summary(net, {n, h, w, c}): a table of its layers
+  mixup = require "luatrain.api.mixup",   -- lt.mixup(x, y, alpha): mixes pairs of images
+  -- lt.summary(net, {n, h, w, c}): a table of the net's layers
   summary = require "luatrain.commands.summary",
-  rank = core.rank,              -- lt.rank(): this one, from 0, and how many there are
+  rank = core.rank,              -- lt.rank(): this rank, from 0, and the number of ranks
   on_root = require "luatrain.train.ranks".on_root,
   grad_check = require "luatrain.api.grad_check",
   version = core.version,
-  help = core.help,              -- lt.help "conv2d": its signature and what it computes
-  step = core.step,              -- lt.step(fn, ...): temporaries die with fn, results survive
-  no_grad = core.no_grad,        -- lt.no_grad(fn, ...): nothing is recorded
-  autocast = core.autocast,      -- lt.autocast("bf16", fn, ...): in mixed precision; "off": not
+  help = core.help,              -- lt.help "conv2d": the op's signature and description
+  step = core.step,              -- lt.step(fn, ...): calls fn, frees all tensors but its results
+  no_grad = core.no_grad,        -- lt.no_grad(fn, ...): calls fn without recording the tape
+  autocast = core.autocast,      -- lt.autocast("bf16", fn, ...): mixed precision; "off": none
   amp = require "luatrain.api.amp",
   seed = core.seed,
   steps = core.steps,
@@ -37,7 +37,8 @@ local lt = {
 for name, op in pairs(core.ops) do lt[name] = op end
 for name, maker in pairs(core.makers) do lt[name] = maker end
 
--- Functions of C do not name their parameters. Ops check theirs themselves; so do get and set.
+-- C functions do not name their parameters, so the names for the check of arity are listed here.
+-- Ops, x:get and x:set check their own arguments.
 local made = {"shape", "options"}
 for name, names in pairs{
   rank = {}, steps = {}, memory = {}, help = {"name"}, seed = {"n"}, tensor = {"value", "options"},
@@ -59,7 +60,7 @@ core.tensor_meta.__tostring = require "luatrain.api.show"
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
--- Names and tensors of what is to be saved, in a fixed order.
+-- The names and tensors that lt.save writes for a net or a table of tensors, in a fixed order.
 local function contents(what)
   if is_module(what) then return what:state() end
   if type(what) ~= "table" then fail("lt.save wants a table of tensors or a net") end
@@ -77,8 +78,8 @@ local text_of = core.in_c_locale(tostring)
 
 local META = {string = true, number = true, boolean = true}
 
--- Writes a table of tensors, or a net, as safetensors. meta: texts, numbers and booleans by name,
--- to be read back as texts.
+-- lt.save(path, what[, meta]): writes a net or a table of tensors by name as a safetensors file.
+-- meta is a table of strings, numbers and booleans by name; lt.load returns them as strings.
 function lt.save(path, what, meta)
   local names, tensors = contents(what)
   local list = {}
@@ -97,8 +98,8 @@ function lt.save(path, what, meta)
   core.save(names, tensors, path, list)
 end
 
--- The tensors of a safetensors file by name, and its texts. One that lt.save wrote is read only if
--- it still has its digest.
+-- lt.load(path): returns the tensors of a safetensors file by name, and its metadata as a table of
+-- strings. If the file holds a digest, as those of lt.save do, a mismatch is an error.
 function lt.load(path)
   local file <close> = core.open_file(path)
   file:verify()

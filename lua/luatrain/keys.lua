@@ -1,5 +1,5 @@
--- keys.lua - the keys of a table in their order, for all that must not depend on how pairs() walks.
--- Strings are in the order of their bytes, as no locale changes.
+-- keys.lua - the sorted keys of a table, for code whose result must not depend on the order of
+-- pairs(). Strings are sorted by their bytes, independent of the locale.
 
 local core = ...
 

@@ -1,22 +1,22 @@
--- args.lua - the flags of a script, declared by their defaults.
+-- args.lua - lt.args: the command-line flags of a script, declared by their defaults.
 --
 --   local opt = lt.args{
 --     data = "fashion-mnist", arch = {"lenet", "mlp"}, epochs = 3, lr = 0.05, verbose = false,
 --     help = {epochs = "passes over the training images"}}
 --
--- A default's type is the flag's: a string, a whole number, a number, a switch; a list of strings
--- is a choice, and its first is the default. A number does not go below 0 unless its default does,
--- and a whole number whose default is not 0 begins at 1: there are no -1 epochs, and no 0.
+-- The type of the default is the type of the flag: string, integer, float or boolean (a switch). A
+-- list of strings is a choice, whose default is the first. A number may be negative only if its
+-- default is. An integer must be at least 1 if its default is: 0 epochs is an error.
 --
--- --name value and --name=value set a flag; --switch alone means true; a - in a flag stands for the
--- _ of its name. --help shows all, with the sentences of `help`. What is wrong is a usage error.
+-- --name value and --name=value set a flag; --switch alone means true. A flag has - where its name
+-- has _. --help prints all flags with their text in `help`. Errors are usage errors (EUSAGE).
 
 local core = ...
 local check = require "luatrain.check"
 local command_line = require "luatrain.train.command_line"
 
-local FIRST = {"data", "arch", "epochs", "batch", "lr"}     -- in the help, before the alphabet
-local WIDTH = 80                                            -- of its lines
+local FIRST = {"data", "arch", "epochs", "batch", "lr"}     -- first in --help; the rest by name
+local WIDTH = 80                                            -- columns of --help
 
 local function script() return arg and arg[0] and arg[0]:match "[^/]*$" or "script" end
 local function fail(...) core.fail("EUSAGE", script() .. ": " .. string.format(...)) end
@@ -64,7 +64,7 @@ local function read_help(help, by_name, names)
   end
 end
 
--- The flags by name, and their names in the order of the help.
+-- Returns the flags by name, and their names in the order of --help.
 local function read_flags(defaults)
   if type(defaults) ~= "table" then refuse " wants a table of defaults: lt.args{epochs = 3}" end
   local by_name, names, rank = {}, {}, {}
@@ -115,7 +115,7 @@ end
 
 -- ==== Help =======================================================================================
 
--- Text as lines of at most `width` characters.
+-- Breaks text into lines of at most `width` characters.
 local function wrap(text, width)
   local lines = {""}
   for word in text:gmatch "%S+" do
@@ -133,7 +133,7 @@ end
 
 local VALUES = {choice = " NAME", integer = " N", float = " X", string = " TEXT", boolean = ""}
 
--- What stands left and right in the help of a flag.
+-- The left and the right column of a flag in --help.
 local function help_of(f)
   local left, right = f.flag .. VALUES[f.kind], f.help or ""
   if f.default == true then left = left .. "=false" end
@@ -175,7 +175,7 @@ local function unknown(text, names)
   fail("unknown option '%s'%s", text, check.hint(text, flags, otherwise))
 end
 
--- The values of the flags declared by defaults, from the command line.
+-- lt.args(defaults): parses the command line and returns the values of all flags by name.
 return core.in_c_locale(function(defaults)
   local by_name, names = read_flags(defaults)
   local given, values, i = arg or {}, {}, 1

@@ -1,18 +1,18 @@
--- module.lua - what a module is: a callable tree of parts.
+-- module.lua - modules: callable trees of parts.
 --
 -- A module is a plain table. Its fields are its parts (parameters, buffers, other modules, and
--- lists of these) and its settings. It is called like a function. Parts have an order, that of
--- their making (of their numbers in a list), and a name in the tree: net[4].w is "4.w",
+-- lists of these) and its settings. It is called like a function. Parts are ordered by the time
+-- when they were made, or by number in a list. Each has a name in the tree: net[4].w is "4.w",
 -- net.block1.conv.w is "block1.conv.w".
 --
--- Parameters are made without memory. A whole tree gets it in one piece when it is first called,
--- listed, loaded, saved or given to an optimizer, whichever part of it that happens to. So a
--- module knows the one that it is a part of.
+-- Parameters are made without memory. The whole tree gets memory at once when any part of it is
+-- first called, listed, loaded, saved or given to an optimizer. To find the whole tree, a module
+-- keeps a link to its parent.
 --
--- Behind a module is a record, under a key that is no string: [1] its path "net.4" and [2] the
--- function that calls it, by which the binding finds it on the stack (bind/error.c); forward; text,
--- for tostring; parameters, the names of those of forward; kind and takes, for nn.lua; parent;
--- placed; order, of parts that may not become more.
+-- Each module has a private record, under a key that is not a string: [1], its path "net.4"; [2],
+-- the function that calls it, by which the binding finds it on the stack (bind/error.c); forward;
+-- text, for tostring; parameters, the names of forward's parameters; kind and takes, for nn.lua;
+-- parent; placed, whether its tensors have memory; order, the keys of its parts if they are fixed.
 
 local core = ...
 local arity = require "luatrain.arity"
@@ -24,7 +24,7 @@ local KEY = core.module_key
 local exports = {}
 local Module = arity.methods "net:"               -- the methods of all modules
 local meta = {__index = Module, __name = "luatrain.Module"}
-local births = setmetatable({}, {__mode = "k"})   -- of modules and parameters: when each was made
+local births = setmetatable({}, {__mode = "k"})   -- modules, parameters -> counter at creation
 local n_births = 0
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
@@ -40,7 +40,7 @@ end
 
 -- ==== The tree ===================================================================================
 
--- When a value was made, if it is a part or a list with parts in it; else nil.
+-- The birth of a part, or the earliest birth in a list of parts; nil for other values.
 local function birth_of(value)
   if births[value] or not is_list(value) then return births[value] end
   local first
@@ -59,8 +59,8 @@ local function by_order(a, b)
   return a.name < b.name
 end
 
--- The parts of a module or list in order: {key, name, value, birth} each. Functions are parts for
--- tostring alone.
+-- Returns the parts of a module or list in order, each {key, name, value, birth}. `functions`
+-- includes functions, which only tostring shows.
 local function parts(node, functions)
   local list = {}
   for key, value in pairs(node) do
@@ -74,8 +74,8 @@ local function parts(node, functions)
   return list
 end
 
--- Appends all modules and tensors below a node to list: {name, value, owner} each, a module
--- before what is in it.
+-- Appends {name, value, owner} to list for each module and tensor below a node; a module comes
+-- before its parts. owner is the module that contains it; above is the set of the node's ancestors.
 local function flatten(node, prefix, owner, list, above)
   if above[node] then
     local what = is_module(node) and node[KEY].text or "a list in " .. owner[KEY].text
@@ -100,7 +100,7 @@ end
 
 local function tree(module) return flatten(module, "", module, {}, {}) end
 
--- Names and tensors of a tree in order. A tensor that is in several places comes several times.
+-- The names and tensors in a list of flatten(), in order. A shared tensor appears several times.
 local function tensors_of(list)
   local names, tensors = {}, {}
   for _, entry in ipairs(list) do
@@ -111,14 +111,14 @@ local function tensors_of(list)
   return names, tensors
 end
 
--- The part of a tree, or its root, that holds a module; nil if it is not there.
+-- The module in a tree, or its root, that directly contains `module`; nil if none does.
 local function owner_in(root, module)
   for _, entry in ipairs(tree(root)) do
     if entry.value == module then return entry.owner end
   end
 end
 
--- The module that this one is a part of, or nil. It may have been taken out since it was linked.
+-- The parent of a module, or nil. Checks the link, since the module may have been removed.
 local function parent_of(module)
   local record = module[KEY]
   record.parent = record.parent and owner_in(record.parent, module)
@@ -130,7 +130,7 @@ local function name_of_root(root)
   return type(name) == "string" and name or "net"
 end
 
--- Gives memory to the whole tree that a module is a part of.
+-- Gives memory to the whole tree that contains a module, and sets the path of every module in it.
 local function place(module)
   local root = module
   while parent_of(root) do root = parent_of(root) end
@@ -138,7 +138,7 @@ local function place(module)
   core.place(tensors_of(list))
   local path = name_of_root(root)
   root[KEY][1], root[KEY].placed = path, true
-  for i = #list, 1, -1 do      -- backwards, so that the first of several names stays
+  for i = #list, 1, -1 do      -- backwards, so that a shared module keeps its first name
     local entry = list[i]
     if is_module(entry.value) then
       local record = entry.value[KEY]
@@ -147,7 +147,7 @@ local function place(module)
   end
 end
 
--- Names and tensors below a module, all with memory.
+-- The names and tensors below a module. Places the tree first if a tensor has no memory yet.
 local function placed_tensors(module)
   local names, tensors = tensors_of(tree(module))
   for _, tensor in ipairs(tensors) do
@@ -160,8 +160,8 @@ local function placed_tensors(module)
   return names, tensors
 end
 
--- Of names and tensors: each tensor once, under its first name, if it has the role "parameter" or
--- "buffer" (nil: both).
+-- Filters names and tensors: keeps each tensor once, under its first name, if its role is `role`,
+-- "parameter" or "buffer"; nil keeps both.
 local function once(names, tensors, role)
   local seen, some_names, some_tensors = {}, {}, {}
   for i, tensor in ipairs(tensors) do
@@ -180,8 +180,8 @@ end
 
 -- ==== Calling ====================================================================================
 
--- A module that was assigned to a field later has no link to its owner yet; its caller is, or
--- holds, that owner.
+-- Places a module that is called for the first time. If it was assigned to a field after its parent
+-- was made, it has no parent link yet; the parent is then its caller or below its caller.
 local function place_for_call(module, record)
   local caller = core.active_module(module)
   if caller and not parent_of(module) then
@@ -196,7 +196,8 @@ end
 
 local function all(...) return ... end
 
--- Not a tail call: the frame of this function tells that the module runs.
+-- Calls forward. Must not be a tail call: core.active_module() and error messages find the running
+-- module by the frame of this function.
 function meta.__call(self, ...)
   local record = self[KEY]
   local names = record.parameters
@@ -218,8 +219,8 @@ local function adopt(parent, value)
   end
 end
 
--- Turns a table of fields into a module. forward(self, ...) computes; text is for tostring; by kind
--- and takes nn.lua knows what it can fuse with its neighbours.
+-- Turns a table of fields into a module, in place. forward(self, ...) computes its result; tostring
+-- shows text. kind and takes tell nn.lua how the module can be fused with its neighbours.
 function exports.new(text, fields, forward, kind, takes)
   for key, value in pairs(fields) do
     if Module[key] then
@@ -233,12 +234,12 @@ function exports.new(text, fields, forward, kind, takes)
   return born(setmetatable(fields, meta))
 end
 
--- A parameter, or a buffer, with an initialiser: see new_parameter in bind/run.c.
+-- A new parameter, or a buffer, with its initialiser: see new_parameter in bind/run.c.
 function exports.tensor(shape, kind, a, b, buffer)
   return born(core.new_parameter(shape, kind, a, b, buffer))
 end
 
--- From now on a module has the parts that it has. Returns their keys in order.
+-- Fixes the set of a module's parts: adding one later is an error. Returns their keys in order.
 function exports.fix_parts(self)
   local order = {}
   for i, part in ipairs(parts(self)) do order[i] = part.key end
@@ -248,7 +249,7 @@ end
 
 -- ==== Methods ====================================================================================
 
--- The parameters in order, each once.
+-- The list of all parameters in order, each once.
 function Module:parameters()
   local _, tensors = collect(self, "parameter")
   return tensors
@@ -266,7 +267,7 @@ end
 function Module:named_parameters() return each(collect(self, "parameter")) end
 function Module:named_buffers() return each(collect(self, "buffer")) end
 
--- How many numbers there are to learn.
+-- The number of elements of all parameters.
 function Module:count()
   local n = 0
   local names, tensors = tensors_of(tree(self))
@@ -285,13 +286,13 @@ end
 
 function Module:train() return set_training(self, true) end
 
--- Batch norm's running statistics take in what is pending before anything reads them.
+-- Sets eval mode. First synchronizes batch norm's running statistics with pending steps.
 function Module:eval()
   core.bn_stats_synchronize()
   return set_training(self, false)
 end
 
--- Returns a function that gives all modules of the tree the mode back that they have now.
+-- Returns a function that restores the current mode of every module in the tree.
 function exports.keep_modes(self)
   local before = {[self] = self.training}
   for _, entry in ipairs(tree(self)) do
@@ -302,14 +303,14 @@ function exports.keep_modes(self)
   end
 end
 
--- The dtype of all parameters and buffers; before they have memory.
+-- Sets the dtype of all parameters and buffers. Must be called before they have memory.
 function Module:to(dtype)
   local _, tensors = tensors_of(tree(self))
   for _, tensor in ipairs(tensors) do core.set_dtype(tensor, dtype) end
   return self
 end
 
--- Frozen parameters get no gradients and no updates; freeze(false) thaws them.
+-- Freezes all parameters: they get no gradients and no updates. freeze(false) unfreezes them.
 function Module:freeze(on)
   if on ~= nil and type(on) ~= "boolean" then
     fail("net:freeze wants true or false, it is %s", shown(on))
@@ -323,13 +324,13 @@ function Module:zero_grad()
   for _, tensor in ipairs(self:parameters()) do tensor:zero_grad() end
 end
 
--- Fingerprint of all values: parameters, then buffers.
+-- SHA-256 of all parameters and buffers, as a string of hexadecimal digits.
 function Module:sha256()
   core.bn_stats_synchronize()
   return core.sha256(placed_tensors(self))
 end
 
--- For lt.save: names and tensors of all that is worth saving.
+-- The names and tensors that lt.save writes: all parameters and buffers, each once.
 function Module:state()
   core.bn_stats_synchronize()
   return collect(self)
@@ -341,8 +342,9 @@ local function set_of(list)
   return set
 end
 
--- What keeps the tensors of a file whose names begin with prefix from fitting, as a list of
--- sentences; owner: what the others are in. A tensor may stand in the file under any of its names.
+-- Compares the tensors of a file whose names begin with prefix with those given. Returns a list of
+-- messages, one for each difference. owner names the object that has the given tensors. A shared
+-- tensor may be in the file under any of its names.
 local function differences(file, in_file, prefix, names, tensors, owner)
   local found, wanted, list = {}, {}, {}
   for i, name in ipairs(names) do
@@ -370,9 +372,9 @@ local function differences(file, in_file, prefix, names, tensors, owner)
   return list
 end
 
--- Reads from an open file, over the tensors, what stands there under prefix .. name for each of the
--- names. All names that begin with prefix and all shapes must agree, or nothing is read. owner, for
--- the error: what the tensors are in, the "net" if it is not given.
+-- Reads the tensor prefix .. names[i] of an open file into tensors[i], for each i. EFILE, and
+-- nothing is read, unless all names with this prefix and all shapes match. owner ("net" if nil)
+-- names the object that has the tensors in the error.
 function exports.read_file(file, path, prefix, names, tensors, owner)
   local in_file = set_of(file:names())
   local wrong = differences(file, in_file, prefix, names, tensors, owner or "net")
@@ -386,7 +388,7 @@ function exports.read_file(file, path, prefix, names, tensors, owner)
   end
 end
 
--- Reads what lt.save(path, net) wrote. All names and shapes must agree.
+-- Loads a file of lt.save(path, net). EFILE unless all names and shapes match.
 function Module:load(path)
   core.bn_stats_synchronize()
   local file <close> = core.open_file(path)
@@ -405,7 +407,8 @@ local function function_name(f)
   return ("function %s:%d"):format(info.short_src, info.linedefined)
 end
 
--- Appends one row {left, count} for each module and function below self.
+-- Appends a row {left, count}, the two columns of tostring, for self and for each module and
+-- function below it.
 local function add_rows(self, name, depth, rows, seen)
   local left = ("  "):rep(depth) .. name .. ": "
   if type(self) == "function" then

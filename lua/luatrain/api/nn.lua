@@ -1,6 +1,6 @@
--- nn.lua - makers of modules: of what has parameters or modes. All else is a function: lt.relu(x),
--- x + y. A maker takes one table: nn.conv2d{3, 64, 3, stride = 2}; what may be in it is said in
--- the line of text above the maker.
+-- nn.lua - makers of modules. Operations without parameters or modes are also plain functions:
+-- lt.relu(x), x + y. A maker takes one table: nn.conv2d{3, 64, 3, stride = 2}. The string above
+-- each maker declares the keys of its table, with their kinds and defaults: see check.lua.
 
 local core = ...
 local check = require "luatrain.check"
@@ -13,7 +13,8 @@ local nn = {}
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
--- A module of your own: forward(self, ...) computes with the fields; text is what tostring shows.
+-- nn.module(fields, forward[, text]): a custom module. forward(self, ...) computes its result from
+-- the fields; tostring shows text. Takes the table of fields.
 function nn.module(fields, forward, text)
   if not is_list(fields) or type(forward) ~= "function" then
     fail("nn.module wants a table of fields and a function: "
@@ -41,17 +42,18 @@ local function make_tensor(shape, given, buffer)
   return module.tensor(shape, kind, a, b, buffer)
 end
 
--- A field that is learnt: nn.parameter({64, 3}, {low = -0.1, high = 0.1}); or a normal one by
--- mean and deviation.
+-- A learnable field. init is {value = 0}, a constant; {low = -0.1, high = 0.1}, uniform; or
+-- {mean = 0, deviation = 1}, normal.
 function nn.parameter(shape, init) return make_tensor(shape, init, false) end
--- A field that is saved but not learnt.
+-- A field that is saved but not trained, with the same options.
 function nn.buffer(shape, init) return make_tensor(shape, init, true) end
 
--- Weights of a shape, and a bias for each output if there is to be one. init says how they start:
---   "uniform"  PyTorch's default, both within 1 / sqrt(fan_in)
---   "he"       normal, of deviation sqrt(2 / fan_out), which keeps gradients of one size through
---              layers with relu (He et al. 2015, arXiv:1502.01852, section 2.2); bias 0
---   a number   normal, of this deviation; bias 0
+-- Returns weights of a shape, and a bias (out) if f.bias, else nil. f.init is their initialisation:
+--   "uniform"  PyTorch's default: weights and bias uniform within +-1 / sqrt(fan_in)
+--   "he"       normal with standard deviation sqrt(2 / fan_out), which preserves the variance of
+--              gradients through layers with relu (He et al. 2015, arXiv:1502.01852, section 2.2);
+--              bias 0
+--   a number   normal with this standard deviation; bias 0
 local function weights(shape, f, fan_in, fan_out)
   local start, bias
   if f.init == "uniform" then
@@ -93,15 +95,15 @@ function nn.linear(given)
   return new(text, f, function(self, x) return ops.linear(x, self.w, self.b) end)
 end
 
--- norm(x) is act(the normalised x), norm(x, residual) is act(the normalised x + residual); act is
--- "none", "relu" or "relu6".
--- scale is what the parameter starts with: 0 in the last norm of a residual branch makes the block
--- the identity at first (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
+-- Batch norm. norm(x) computes act(normalised x), norm(x, residual) computes act(normalised x +
+-- residual); act is "none", "relu" or "relu6". x: (n, ..., channels).
+-- scale is the initial value of the scale parameter. With 0 in the last norm of a residual branch,
+-- the block starts as the identity (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
 local function dims_of(x) return core.is_tensor(x) and table.concat(x.shape, "x") end
 local function norm_takes(self) return self.act == "none", self.act == "none" end
 
--- nn.sync_batch_norm normalises by the mean and variance of the whole batch, however many ranks
--- share it; each has to call it as often as the others.
+-- nn.sync_batch_norm normalises by the mean and variance of the whole batch over all ranks. All
+-- ranks must call it the same number of times.
 for name, sync in pairs{batch_norm = false, sync_batch_norm = true} do
   local spec = check("nn." .. name .. "{channels; momentum=0.1, eps=1e-5, scale=1.0, act:act=none}")
   nn[name] = function(given)
@@ -110,7 +112,7 @@ for name, sync in pairs{batch_norm = false, sync_batch_norm = true} do
     f.mean, f.var = nn.buffer({f.channels}), nn.buffer({f.channels}, {value = 1})
     return new(text, f, function(self, x, residual, act)
       act = act or self.act
-      local behind = residual and dims_of(residual) ~= dims_of(x)  -- a sum that repeats one of them
+      local behind = residual and dims_of(residual) ~= dims_of(x)  -- broadcasts: add afterwards
       if residual and not behind and core.amp() ~= "off" and residual.dtype ~= x.dtype then
         residual = residual:cast(x.dtype)
       end
@@ -144,28 +146,28 @@ end
 
 -- ==== Modules of modules =========================================================================
 --
--- Batch norm can add a residual and apply an activation in the pass over memory that it makes
--- anyway. A module that ends with one therefore takes both when it is called: module(x, residual,
--- act). Those that stand around it see to it that this is used.
+-- Batch norm can add a residual and apply an activation in its own pass over memory. A module that
+-- ends with a batch norm therefore accepts both as arguments: module(x, residual, act). nn.residual
+-- and nn.sequential pass them where the module accepts them.
 
 local function kind_of(layer) return is_module(layer) and layer[KEY].kind end
 
--- "relu" or "relu6" if a layer is that, as a module or a function.
+-- "relu" or "relu6" if a layer is that activation, as a module or a function; else nil.
 local function act_of(layer)
   for _, name in ipairs{"relu", "relu6"} do
     if layer == ops[name] or kind_of(layer) == name then return name end
   end
 end
 
--- Whether a layer takes an activation, and whether it takes a residual.
+-- Returns whether a layer accepts an activation, and whether it accepts a residual.
 local function takes(layer)
   local asks = is_module(layer) and layer[KEY].takes
   if asks then return asks(layer) end
   return false, false
 end
 
--- The layers of self in order: of a list of their keys, or of numbers if it is nil. The last takes
--- residual and act.
+-- Runs the layers of self on x in the order of the keys in `order`, or by number if it is nil, and
+-- fuses activations where it can. The last layer gets residual and act.
 local function run(self, order, x, residual, act)
   local i, n = 1, #(order or self)
   local function layer_at(k) return self[order and order[k] or k] end
@@ -175,7 +177,7 @@ local function run(self, order, x, residual, act)
     if act_behind and takes(layer) then
       x, i = layer(x, nil, act_behind), i + 2
     elseif act_of(layer) and kind_of(behind) == "max_pool2d" then
-      x, i = layer(behind(x)), i + 2             -- the same, of fewer elements
+      x, i = layer(behind(x)), i + 2             -- the same result, on fewer elements
     elseif i == n and (residual or act) then
       x, i = layer(x, residual, act), i + 1
     else
@@ -213,9 +215,9 @@ local function by_name(layers)
   return self
 end
 
--- One layer after the other: modules and functions by number, or modules by name, which then run
--- in the order of their making: that of the text when they are made in place. The string field
--- `name` is the root's name in messages.
+-- Runs layers in sequence: modules and functions by number, or modules by name. Named layers run in
+-- the order in which they were made; in a table constructor, that is the order of the text. The
+-- string field `name` is the name of the root in messages.
 function nn.sequential(layers)
   if not is_list(layers) then
     fail("nn.sequential wants one table of layers: nn.sequential{nn.conv2d{...}, lt.relu}")
@@ -256,7 +258,7 @@ end
 
 -- ==== Modules without parameters =================================================================
 
--- nn.relu() for lt.relu, and so on.
+-- nn.relu() is a module that calls lt.relu; the others likewise.
 for _, name in ipairs{"relu", "relu6", "gelu", "sigmoid", "tanh", "global_avg_pool2d"} do
   local spec = check("nn." .. name .. "{}")
   nn[name] = function(given)
@@ -284,7 +286,7 @@ end
 
 local flatten_spec = check "nn.flatten{}"
 
--- (n, h, w, c) to (n, h w c).
+-- Reshapes (n, h, w, c) to (n, h w c).
 function nn.flatten(given)
   local f, text = flatten_spec(given)
   return new(text, f, function(_, x)

@@ -1,20 +1,21 @@
--- optim.lua - optimizers: update ops over the flat arenas, with settings that a script may change
--- at any step.
+-- optim.lua - optimizers. They run update ops over the flat arenas; a script may change their
+-- settings before any step.
 --
 --   local sgd = optim.sgd(net, {lr = 0.1, momentum = 0.9, weight_decay = 5e-4})
---   sgd.lr = 0.05                                -- for all groups that have no lr of their own
---   sgd.lr_factor = 0.5                          -- times every lr: what a schedule sets
+--   sgd.lr = 0.05                                -- for all groups without an lr of their own
+--   sgd.lr_factor = 0.5                          -- multiplies every lr; schedules set it
 --   optim.adam({{params = net.body}, {params = net.head, lr = 1e-3}}, {lr = 1e-4})
 --
--- What is optimized is a module, a list of parameters, or a list of groups: tables with params
--- and settings that differ.
+-- The first argument is a module, a list of parameters, or a list of groups. A group is a table
+-- with `params`, a module or a list of parameters, and settings that override the optimizer's.
 --
--- decay_bias = false spares the parameters of at most one axis: biases, and the scales and shifts
--- of norms. So each group is two for the core: of n groups, g has the others, n + g these.
+-- decay_bias = false exempts parameters of at most one axis from weight decay: biases, and the
+-- scales and shifts of norms. The core therefore sees two groups for each group of the script: of n
+-- groups, core group g holds the parameters of more axes and core group n + g the others.
 --
--- clip > 0 is the most that the norm of all gradients together may be: longer ones are shortened,
--- their direction stays (Pascanu et al. 2013). After such a step sgd.grad_norm is what it
--- was, and 0 after one that was skipped; on an accelerator who reads it waits for it.
+-- clip > 0 limits the global L2 norm of all gradients: a longer gradient is scaled down to it
+-- (Pascanu et al. 2013). After a step with clip, sgd.grad_norm is the norm before clipping, or 0 if
+-- the step was skipped. On an accelerator, reading it blocks until the step is computed.
 
 local core = ...
 local agree = require "luatrain.train.agree"
@@ -26,7 +27,7 @@ local sorted = require "luatrain.keys"
 
 local optim = {}
 local Optim = require "luatrain.arity".methods "optim:"
-local INNER = {}               -- key of the inside of an optimizer, which new() fills
+local INNER = {}               -- key of an optimizer's private state, which new() fills
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
@@ -37,12 +38,13 @@ local meta = {
     local squares = self[INNER].squares
     return squares and math.sqrt(deferred.number(squares))
   end,
-  __newindex = function(self, key) self[INNER].spec:value(key) end,   -- it is unknown: an error
+  __newindex = function(self, key) self[INNER].spec:value(key) end,   -- unknown key: raises
 }
 
--- ==== What is optimized ==========================================================================
+-- ==== Parameters and groups ======================================================================
 
--- Appends {name, tensor, group} for each parameter of a module or list.
+-- Appends {name, tensor, group} to list for each parameter of `what`, a module or a list of
+-- parameters. who names the optimizer in errors.
 local function add_parameters(list, what, group, prefix, who)
   if is_module(what) then
     for name, tensor in what:named_parameters() do
@@ -68,7 +70,7 @@ local function add_parameters(list, what, group, prefix, who)
 end
 
 local common = "clip:amount=0.0, lr_factor:amount=1.0})"
-local of_all = {clip = true, lr_factor = true}      -- no group has its own
+local of_all = {clip = true, lr_factor = true}      -- groups cannot override these
 
 local function group_value(spec, key, value)
   if type(key) ~= "string" then
@@ -78,7 +80,7 @@ local function group_value(spec, key, value)
   return spec:value(key, value)
 end
 
--- The groups, and the parameters of all of them.
+-- Returns the list of groups, each with its own settings, and the list of all their parameters.
 local function read_groups(what, spec)
   local first = type(what) == "table" and not is_module(what) and what[1]
   local groups, list = {}, {}
@@ -100,7 +102,8 @@ local function read_groups(what, spec)
   return groups, list
 end
 
--- For tests: the gradient that is to get an inf, if it is one of these.
+-- For tests: arms the injected fault of core.fault(), which sets a gradient to inf, if the list
+-- contains its parameter. EUSAGE if its rank does not exist.
 local function arm_fault(list)
   local name, of = core.fault()
   local rank, size = core.rank()
@@ -113,7 +116,7 @@ local function arm_fault(list)
   end
 end
 
--- All settings by name as they are now: "lr", and "2.lr" for what group 2 has of its own.
+-- The current settings by name: "lr" for the optimizer's, "2.lr" for an override of group 2.
 local function settings_of(spec, self, groups)
   local list = {}
   for _, name in ipairs(spec.names) do list[name] = self[name] end
@@ -142,13 +145,13 @@ local function new(spec, what, options, update)
   return setmetatable(self, meta)
 end
 
--- ==== The kinds ==================================================================================
+-- ==== Optimizers =================================================================================
 
 local sgd = check("optim.sgd(net, {; lr:amount, momentum=0.0, nesterov=false, weight_decay=0.0, "
                   .. "decay_bias=true, " .. common)
 
--- v = momentum v + g + weight_decay w;  w = w - lr v, or with nesterov w - lr (g + weight_decay w +
--- momentum v)
+-- v = momentum v + g + weight_decay w;  w = w - lr v
+-- With nesterov: w = w - lr (g + weight_decay w + momentum v)
 function optim.sgd(what, options)
   return new(sgd, what, options, function(self, groups)
     local momentum = self.momentum ~= 0
@@ -165,11 +168,12 @@ local lars = check("optim.lars(net, {; lr:amount, momentum=0.9, weight_decay=0.0
                    .. "eps=1e-8, "
                    .. "decay_bias=false, " .. common)
 
--- For large batches (You, Gitman and Ginsburg 2017, arXiv:1708.03888): each parameter's step is in
--- proportion to its norm, v = momentum v + q (g + weight_decay w) with q = trust |w| / (|g| +
--- weight_decay |w| + eps) and w = w - lr v; those of at most one axis have q = 1. In the paper lr
--- is within v; here a change of lr holds at once, as with sgd, and while lr is constant both are
--- the same.
+-- LARS, for large batches (You, Gitman and Ginsburg 2017, arXiv:1708.03888). Each parameter's step
+-- is in proportion to the parameter's norm:
+--   v = momentum v + q (g + weight_decay w);  w = w - lr v
+--   q = trust |w| / (|g| + weight_decay |w| + eps), or 1 for parameters of at most one axis
+-- The paper multiplies by lr inside v. Here a new lr takes full effect at once, as with sgd; while
+-- lr is constant, both are the same.
 function optim.lars(what, options)
   return new(lars, what, options, function()
     return {update = "lars_step", keys = {"lr", "momentum", "weight_decay", "trust", "eps"},
@@ -194,14 +198,14 @@ adam_like("adamw", "0.01", true)   -- Loshchilov and Hutter 2019; weight_decay s
 
 -- ==== Methods ====================================================================================
 
--- A setting of a group, or else the optimizer's.
+-- The value of a setting for a group: the group's own, or the optimizer's.
 local function setting(self, group, key)
   local value = group[key]
   if value == nil then value = self[key] end
   return self[INNER].spec:value(key, value)
 end
 
--- The options of the update op for a group, or for those of it that have at most one axis.
+-- The options of the update op for a group. is_bias selects its parameters of at most one axis.
 local function options_of(self, group, is_bias)
   local inner = self[INNER]
   local options = {decoupled = inner.decoupled, step = inner.counts and inner.steps + 1 or nil}
@@ -212,17 +216,17 @@ local function options_of(self, group, is_bias)
   return options
 end
 
--- Counts the last step, if it was not known then whether it was applied.
+-- If the last step was pending, waits for its status and counts it if it was applied.
 local function count_pending(inner)
   if not inner.pending then return end
   inner.pending = false
   if inner.handle:step_status() == "applied" then inner.steps = inner.steps + 1 end
 end
 
--- One step for all parameters that have a gradient, which is forgotten then. Returns what became of
--- it: "applied", "skipped" by a loss scale (lt.amp), or "accumulating" when more of the batch is to
--- come. An accelerator decides by itself, and nobody waits for it: there it is "pending", and what
--- became of it shows later, in scaler.skipped.
+-- Takes one step for all parameters that have a gradient, then drops the gradients. Returns the
+-- step status: "applied"; "skipped" if a loss scale (lt.amp) skipped it; "accumulating" if more
+-- parts of the batch follow; "pending" on an accelerator, which decides asynchronously whether to
+-- apply the step. scaler.skipped later counts skipped steps.
 function Optim:step()
   local inner, list = self[INNER], {}
   count_pending(inner)
@@ -241,7 +245,7 @@ function Optim:step()
   return outcome
 end
 
--- Whether a tensor is one of those that it changes.
+-- Whether this optimizer updates a tensor.
 function Optim:has(tensor)
   for _, item in ipairs(self[INNER].parameters) do
     if item.tensor == tensor then return true end
@@ -249,12 +253,13 @@ function Optim:has(tensor)
   return false
 end
 
--- Which one it is: "optim.sgd".
+-- The name of its maker: "optim.sgd".
 function Optim:class() return self[INNER].spec.name end
 
 function Optim:settings() return settings_of(self[INNER].spec, self, self.groups) end
 
--- Sets one by such a name, if its group is there; nil takes from a group what it has of its own.
+-- Sets a setting by its name in settings(). Does nothing if its group does not exist. nil removes a
+-- group's override.
 function Optim:set(name, value)
   local g, key = name:match "^(%d+)%.(.*)$"
   local group = g and self.groups[tonumber(g)]
@@ -266,8 +271,8 @@ function Optim:zero_grad()
   for _, item in ipairs(self[INNER].parameters) do item.tensor:zero_grad() end
 end
 
--- A flat table of tensors for lt.save: "v.conv1.w" is slot v of parameter conv1.w; "steps" counts
--- the steps. The slots are the optimizer's own, not copies.
+-- Returns a flat table of tensors for lt.save: "v.conv1.w" is slot v of parameter conv1.w; "steps"
+-- is the number of applied steps. The slots are the optimizer's own tensors, not copies.
 function Optim:state()
   local inner = self[INNER]
   count_pending(inner)
@@ -282,8 +287,8 @@ function Optim:state()
   return state
 end
 
--- Takes over what state() gave, as lt.load reads it; the texts that come with it are not looked at.
--- All ranks call this together, with the same state.
+-- Copies a state of state() into this optimizer. optim:load(lt.load(path)) works: the metadata is
+-- ignored. All ranks must call this together, with the same state.
 function Optim:load(state, _)
   local mine = self:state()
   if type(state) ~= "table" then

@@ -1,12 +1,12 @@
--- schedule.lua - how the learning rate changes: functions f(epoch, epochs) that give what it is
--- multiplied with.
+-- schedule.lua - learning rate schedules. A schedule is a function f(epoch, epochs) that returns a
+-- factor for the learning rate.
 --
 --   local f = lt.schedule.cosine{warmup = 1}
---   f(0.5, 10)     0.5: half of the first epoch, in which it rises
+--   f(0.5, 10)     0.5: halfway through the warm-up epoch
 --
--- epoch is a number from 0 to epochs that moves with each step: samples seen / samples an epoch.
--- Any function of these two is a schedule. In the first `warmup` epochs the factor rises from
--- `start` to 1 along `ramp`.
+-- epoch is a fractional number from 0 to epochs that grows with each step: samples seen / samples
+-- per epoch. Any function of these two arguments is a schedule. During the first `warmup` epochs
+-- the factor rises from `start` to 1 along the curve `ramp`.
 
 local core = ...
 local check = require "luatrain.check"
@@ -15,25 +15,27 @@ local schedule = {}
 
 -- ==== Warm-up ====================================================================================
 
--- The factor where a share t of the warm-up is over.
+-- The factor at fraction t of the warm-up, 0 <= t < 1.
 local ramps = {
-  -- Goyal et al. 2017, arXiv:1706.02677, section 2.2: from the rate of a small batch to that of the
-  -- large one, start = small / large; and what they found to be worse, the small one all the time.
+  -- Goyal et al. 2017, arXiv:1706.02677, section 2.2. linear rises from the learning rate of a
+  -- small batch to the rate of the large one: start = small / large. constant keeps the small rate
+  -- until the warm-up ends; they found it to be worse.
   linear = function(t, start) return start + (1 - start) * t end,
   constant = function(_, start) return start end,
-  -- Without a corner at either end.
+  -- Smooth at both ends.
   cosine = function(t, start) return start + (1 - start) * 0.5 * (1 - math.cos(math.pi * t)) end,
-  -- Our own: each step raises the rate by the same share of itself, as a rate does that is
-  -- proportional to the way which the weights have gone. A straight line doubles it in its second
-  -- step and hardly moves it in the last; but what a net bears grows with what it is given: its
-  -- sharpness settles where the rate lets it (Cohen et al. 2021, arXiv:2103.00065).
-  -- docs/experiments/large_batch.txt has what came of each: in a short training it is the best.
+  -- Our own: each step raises the rate by the same fraction, as a rate would that is proportional
+  -- to the distance that the weights have moved. A linear ramp from 0 doubles the rate in its
+  -- second step and barely changes it in the last. But the rate that a net tolerates grows with the
+  -- rate that it is trained with: its sharpness settles at the limit that the rate sets (Cohen et
+  -- al. 2021, arXiv:2103.00065). docs/experiments/large_batch.txt compares the ramps; in a short
+  -- training, exponential is the best.
   exponential = function(t, start) return start ^ (1 - t) end,
 }
 
 local settings = "warmup:amount=0.0, ramp:ramp=linear, start:share=0.0}"
 
--- The factor of an epoch because of the warm-up.
+-- Returns the warm-up factor as a function of epoch, for the options o of schedule `name`.
 local function rising(o, name)
   local ramp, warmup, start = ramps[o.ramp], o.warmup, o.start
   if warmup > 0 and start == 0 and (o.ramp == "constant" or o.ramp == "exponential") then
@@ -43,7 +45,7 @@ local function rising(o, name)
   return function(epoch) return epoch < warmup and ramp(epoch / warmup, start) or 1 end
 end
 
--- Where epoch is between the end of the warm-up (0) and the end of all (1).
+-- The position of epoch between the end of the warm-up (0) and the end of the training (1).
 local function progress(epoch, epochs, warmup)
   return epoch > warmup and math.min((epoch - warmup) / (epochs - warmup), 1) or 0
 end
@@ -57,8 +59,8 @@ function schedule.constant(given)
   return rising(o, "constant")
 end
 
--- Schedules that go from 1 to `final` along a curve, which is given from (0, 1) to (1, 0), and may
--- have a setting of its own.
+-- Defines a schedule that falls from 1 to `final` after the warm-up. curve(t, options) falls from 1
+-- at t = 0 to 0 at t = 1. own: text of the check for options of this curve.
 local function falling(name, curve, own)
   local spec = check(("schedule.%s{; %sfinal:amount=0.0, "):format(name, own or "") .. settings)
   schedule[name] = function(given)
@@ -77,13 +79,13 @@ local function cosine(t) return 0.5 * (1 + math.cos(math.pi * t)) end
 falling("linear", line)
 falling("cosine", cosine)                            -- Loshchilov and Hutter 2017, arXiv:1608.03983
 falling("polynomial", function(t, o) return (1 - t) ^ o.power end, "power:amount=2.0, ")
--- The share `mix` of a line, the rest of a cosine.
+-- The weighted mean of a line, with weight `mix`, and a cosine.
 falling("cosine_linear", function(t, o) return (1 - o.mix) * cosine(t) + o.mix * line(t) end,
         "mix:share=0.5, ")
 
 local step = check("schedule.step{at:epochs; factor:amount=0.1, " .. settings)
 
--- Times `factor` at each epoch of the list `at`: schedule.step{at = {30, 60, 80}}.
+-- Multiplies the rate by `factor` at each epoch in the list `at`: schedule.step{at = {30, 60, 80}}.
 function schedule.step(given)
   local o = step(given)
   local rise = rising(o, "step")
@@ -100,9 +102,9 @@ end
 
 local lr_for_batch = check "schedule.lr_for_batch{base:amount, batch; per:count=256}"
 
--- The learning rate for a batch when `base` is the one for batches of `per`: in proportion (Goyal
--- et al.). It may change at any step: the momentum of optim.sgd and optim.lars is a sum of
--- gradients, not of steps, so there is nothing to correct.
+-- The learning rate for batches of `batch` samples, in proportion to `base`, the rate for batches
+-- of `per` samples (linear scaling, Goyal et al.). The rate may change at any step without momentum
+-- correction, because the momentum of optim.sgd and optim.lars sums gradients, not steps.
 function schedule.lr_for_batch(given)
   local o = lr_for_batch(given)
   return o.base * o.batch / o.per
