@@ -1,13 +1,14 @@
--- check.lua - strict arguments: one line of text says what a maker takes, and is the check and
--- the help of it.
+-- check.lua - strict arguments: one line of text declares the arguments of a maker. It serves as
+-- their check and as their help.
 --
 --   local spec = check "nn.conv2d{in, out, kernel:pair; stride:pair=1, bias=true}"
 --   local given, text = spec{3, 64, 3, stride = 2}
 --   given    {["in"] = 3, out = 64, kernel = 3, stride = 2, bias = true}
 --   text     "conv2d{3, 64, 3, stride = 2}"
 --
--- What stands before the semicolon may be given by position, and all by name. `name?` may be left
--- out, `name=default` too. The kind follows a colon, or is that of the default, or is a count.
+-- Arguments before the semicolon may be given by position; all may be given by name. `name?` and
+-- `name=default` are optional. The kind follows a colon; without a colon it is the kind of the
+-- default, or count if there is no default.
 
 local core = ...
 local arity = require "luatrain.arity"
@@ -21,7 +22,7 @@ local function class_of(value)
   return type(meta) == "table" and meta.__name
 end
 
--- A value as a message says it.
+-- A value as messages show it.
 local function shown(value)
   if type(value) == "string" then return "'" .. value .. "'" end
   if core.is_tensor(value) then return "a tensor" end
@@ -32,12 +33,13 @@ end
 
 check.shown = shown
 
--- For what a function returned: "a tensor f32 {2, 3}", "a nil".
+-- Describes a value that a function returned: "a tensor f32 {2, 3}", "a nil".
 function check.described(value)
   return "a " .. (core.is_tensor(value) and "tensor " .. core.describe(value) or type(value))
 end
 
--- A loss as a number: of a tensor of one element, or one already.
+-- Converts a loss, a number or a tensor of one element, to a number. who names the function that
+-- returned it, for errors.
 function check.number(loss, who)
   if core.is_tensor(loss) and loss:count() == 1 then return loss:item() end
   if type(loss) == "number" then return loss end
@@ -57,7 +59,7 @@ local function is_module(value)
   return type(value) == "table" and rawget(value, core.module_key) ~= nil
 end
 
--- Whether a value is a table without other keys than 1 to #value.
+-- Whether a value is a table with no keys other than 1 to #value.
 local function is_list(value)
   if type(value) ~= "table" then return false end
   for key in pairs(value) do
@@ -87,7 +89,8 @@ local function one_of(...)
   end}
 end
 
--- Each kind: what it wants, and a function that gives the value back, or nil for a wrong one.
+-- Each kind: its description in errors, and a function that returns the checked value, or nil if
+-- the value is wrong.
 local kinds = {
   count = {"a whole number from 1 up", function(value) return whole(value, 1) end},
   integer = {"a whole number from 0 up", function(value) return whole(value, 0) end},
@@ -143,9 +146,9 @@ local kinds = {
 }
 local unsaid = {layer = true, init = true, net = true, optim = true, set = true, call = true,
                 list = true, options = true,
-                tensor = true}                    -- kinds that are not part of the text
+                tensor = true}                    -- kinds that describe() leaves out
 
--- "stride:pair=1" as a table. A default may be the name of one of the items before it.
+-- Parses an item such as "stride:pair=1". The default may be the name of an earlier item.
 local function read_item(text, items)
   local name, optional, kind, default = text:match "^%s*([%w_]+)(%??):?(%a*)=?(%S*)%s*$"
   local item = {name = name, optional = optional == "?", kind = kind}
@@ -167,7 +170,7 @@ end
 local Spec = {}
 Spec.__index = Spec
 
--- The value for one name, checked.
+-- Checks a value for the argument `name` and returns it. EINVAL for an unknown name.
 function Spec:value(name, value)
   local item = self.items[name]
   if not item then
@@ -182,7 +185,8 @@ function Spec:value(name, value)
   return good
 end
 
--- "conv2d{3, 64, 3, stride = 2}": what differs from the defaults.
+-- The call as text, with the arguments that differ from the defaults: "conv2d{3, 64, 3, stride =
+-- 2}".
 local function describe(self, values)
   local list = {}
   for i, item in ipairs(self.items) do
@@ -226,7 +230,7 @@ end
 
 Spec.__call = arity.of_method(read_given, "the check of a maker", {"given"})
 
--- Makes the check of a text like the one above.
+-- lt.check(text): makes the check for a declaration like the one above.
 local function new(_, text)
   if type(text) ~= "string" or not text:match "^[%w_.]+.*{.*}" then
     fail("lt.check wants a text like 'net{in, out; bias=true}', it is %s", shown(text))
@@ -251,14 +255,14 @@ local function new(_, text)
   return setmetatable(self, Spec)
 end
 
--- " (did you mean 'near'?)", or otherwise.
+-- " (did you mean 'near'?)" if one of names is close to word, else `otherwise`.
 function check.hint(word, names, otherwise)
   local near = core.nearest(word, names)
   return near and (" (did you mean '%s'?)"):format(near) or otherwise
 end
 
--- Reading a name that a table of functions does not have is an error; so is a call of one of them
--- with more arguments than it takes. prefix: see arity.lua.
+-- Makes a table of functions strict and returns it: reading an unknown name is an error, and so is
+-- a call with too many arguments. name is for errors; prefix: see arity.lua.
 function check.strict(functions, name, prefix)
   local old = getmetatable(functions)
   arity.functions(functions, prefix or name .. ".")

@@ -1,10 +1,11 @@
--- json.lua - JSON, for the files that a run and a measurement leave.
+-- json.lua - writes and reads JSON, for the files of runs and benchmarks.
 --
 --   json.text{loss = 0.5, dims = {3, 4}}       '{"dims":[3,4],"loss":0.5}'
 --   json.read '{"dims": [3, 4], "loss": 0.5}'  {dims = {3, 4}, loss = 0.5}
 --
--- A table with items 1 to n is a list, and so is an empty one; any other has its keys in their
--- order. nan and inf, which JSON has not, are written as null; null is read as nil.
+-- A table with items 1 to n is written as a list, and so is an empty table; any other is written as
+-- an object with sorted keys. nan and inf, which JSON lacks, are written as null. null is read as
+-- nil.
 
 local core = ...
 local sorted = require "luatrain.keys"
@@ -19,7 +20,7 @@ local function escape(c) return ESCAPES[c] or ("\\u%04x"):format(c:byte()) end
 
 local function string_text(value)
   value = value:gsub('[%c"\\]', escape)
-  if not utf8.len(value) then value = value:gsub("[\x80-\xff]", escape) end   -- it is no UTF-8
+  if not utf8.len(value) then value = value:gsub("[\x80-\xff]", escape) end   -- not UTF-8
   return '"' .. value .. '"'
 end
 
@@ -30,8 +31,8 @@ local function float_text(value)
   return text:find "[.e]" and text or text .. ".0"
 end
 
--- The value as text. lines: how many levels of tables have each of their items on a line of its
--- own; none if it is not given.
+-- The value as JSON text. lines: the number of outer levels of tables that are written with one
+-- item per line; 0 if nil. indent: for the recursion.
 function json.text(value, lines, indent)
   local kind = math.type(value) or type(value)
   if kind == "float" then return float_text(value) end
@@ -68,7 +69,8 @@ local function unescape(letter, digits)
   return (LETTERS[letter] or letter) .. digits
 end
 
--- Each of these gives the value that begins at a place and the place behind it.
+-- Each of these functions parses the value that begins at byte `at`. It returns the value and the
+-- position after it.
 
 local function read_string(text, at)
   local last = at + 1
@@ -125,7 +127,7 @@ function read_value(text, at)
   return number or refuse(at, "value"), after
 end
 
--- The value of a text; EDATA says at which byte it is no JSON.
+-- Parses JSON text and returns its value. Raises EDATA with the byte position of a syntax error.
 function json.read(text)
   local value, at = read_value(text, blank(text, 1))
   at = blank(text, at)

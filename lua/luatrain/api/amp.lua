@@ -1,10 +1,10 @@
--- amp.lua - lt.amp: what a loop of one's own in fp16 needs beside lt.autocast. lt.fit and lt.run
--- make a scaler themselves.
+-- amp.lua - lt.amp: the loss scaler that a custom fp16 training loop needs besides lt.autocast.
+-- lt.fit and lt.run make their own.
 --
 --   local scaler <close> = lt.amp.scaler{}
 --   lt.step(lt.autocast, "fp16", function()
 --     local loss = lt.cross_entropy(net(x), y)
---     loss:backward()                    -- under the scale; gradients are true when this ends
+--     loss:backward()                    -- scales the loss, and unscales the gradients at the end
 --     if sgd:step() == "skipped" then print(scaler.skipped, scaler.scale) end
 --   end)
 
@@ -14,15 +14,16 @@ local scaler = require "luatrain.api.scaler"
 
 local amp = {}
 
--- A loss scale that is in use until it is closed: {policy = "adaptive", "dynamic" or "static";
--- scale = 65536, the first; growth_interval = 2000, of dynamic}. amp/amp.h says what they do.
+-- Makes a loss scaler and puts it in use until it is closed. Options: policy = "adaptive" (the
+-- default), "dynamic" or "static"; scale = 65536, the initial scale; growth_interval = 2000, in
+-- steps, for dynamic only. amp/amp.h describes the policies.
 function amp.scaler(options)
   return scaler.new(options):begin()
 end
 
--- What half precision does to one pass: fn goes forward and backward, as the function of a step
--- does, under lt.autocast. Returns a table of errors and shares of underflow and overflow, layer by
--- layer; amp_check.lua says which. The training does not change by it.
+-- Measures the error that half precision causes in one pass. fn runs a forward and a backward pass
+-- under lt.autocast, as the function of a step does. Returns a table of errors, underflow and
+-- overflow per layer, described in amp_check.lua. Has no effect on the training.
 --
 --   local found = lt.amp.check(lt.autocast, "fp16", function()
 --     lt.cross_entropy(net(x), y):backward()

@@ -1,21 +1,22 @@
--- amp_check.lua - lt.amp.check and --amp-check: what half precision does to one pass of a script.
+-- amp_check.lua - lt.amp.check and --amp-check: the error of half precision in one pass.
 --
 --   local result = require "luatrain.api.amp_check".check(fn, ...)
 --
--- fn is the function of a step. It is called twice up to the end of its first backward, once as it
--- is and once in f32, and nothing that the library knows of changes by it: weights, gradients,
--- statistics, random numbers, the scaler. What the script itself does before that backward, as a
--- number from math.random, happens twice more. Each tensor that an op makes is compared.
+-- fn is the function of a step. It is called twice, each time up to the end of its first backward
+-- pass: once as it is and once in f32. Both calls are dry runs: weights, gradients, statistics,
+-- random numbers and the scaler do not change. But side effects of the script itself before that
+-- backward, such as a call of math.random, happen twice more. All tensors that ops make are
+-- compared.
 --
 -- result      {scale = , loss = , loss_f32 = , underflow = , overflow = , layers = {...}}
--- layers      {layer = "net.conv1", output = , input_grad = , param_grad = , underflow = ,
---             overflow = } each, in the order of forward; what is in no module has the op's name
+-- layers      a list of {layer = "net.conv1", output = , input_grad = , param_grad = ,
+--             underflow = , overflow = } in forward order; an op outside modules has its own name
 --
--- output, input_grad and param_grad are errors: |half - f32| / |f32|, of all such tensors of a
--- layer together. underflow is the share of numbers that have become 0 for being too small,
--- overflow of those that are no longer finite; of a layer those of the tensor that has most, of the
--- whole those of all gradients. Gradients have the loss scale in them. Of several ranks each looks
--- at its own part of the batch.
+-- output, input_grad and param_grad are relative errors |half - f32| / |f32|, each over all tensors
+-- of its kind in the layer. underflow is the fraction of elements that were too small and became 0,
+-- overflow the fraction that is not finite. For a layer these are the highest of its tensors, for
+-- the result those of all gradients. Gradients are compared with the loss scale applied. With
+-- several ranks, each rank checks its own shard of the batch.
 
 local core = ...
 
@@ -23,10 +24,10 @@ local amp_check = {}
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
--- Four digits say enough.
+-- value with four significant digits.
 local function rounded(value) return tonumber(("%.4g"):format(value)) + 0.0 end
 
--- "train.lua:9: net.4 " as "net.4".
+-- The name of a row's layer: "net.4" for "train.lua:9: net.4 ", or its op outside modules.
 local function layer_of(row)
   local module = (row.where:match "^.-:%d+: (.*)$" or row.where):match "^(.-)%s*$"
   return module ~= "" and module or row.op
@@ -39,14 +40,14 @@ local function kind_of(row)
   return not row.of and "output" or row.leaf and "param_grad" or "input_grad"
 end
 
--- What a layer is known by so far.
+-- A layer's entry before its first row. squares: for each kind, sums of |half - f32|^2 and |f32|^2.
 local function new_layer(name)
   local layer = {layer = name, underflow = 0.0, overflow = 0.0, squares = {}}
   for kind in pairs(KINDS) do layer.squares[kind] = {off = 0.0, all = 0.0} end
   return layer
 end
 
--- value is the worst of its kind if it is larger than those before.
+-- Keeps value in worst[what] if it is the largest so far.
 local function compare(worst, what, value, layer, kind)
   if value > (worst[what] and worst[what].value or 0) then
     worst[what] = {value = value, layer = layer.layer, kind = kind}
@@ -65,8 +66,8 @@ local function add_row(layer, row, worst)
   end
 end
 
--- The errors of what its tensors of a kind are together: one that should be 0, as the gradient of a
--- bias before a batch norm, is nothing but rounding.
+-- Computes each error over all tensors of a kind in the layer. An error per tensor would mislead: a
+-- gradient that is 0 in exact arithmetic, as of a bias before a batch norm, is all rounding error.
 local function add_errors(layer, worst)
   for kind, squares in pairs(layer.squares) do
     if squares.all > 0 then
@@ -78,8 +79,8 @@ local function add_errors(layer, worst)
   layer.squares = nil
 end
 
--- The layers; the worst by error, underflow and overflow; underflows, overflows and count of all
--- gradients.
+-- Returns the layers; the worst error, underflow and overflow; and the sums of underflows,
+-- overflows and count over all gradients.
 local function sum_up(rows)
   local layers, by_name, worst = {}, {}, {}
   local all = {underflows = 0, overflows = 0, count = 0}
@@ -100,7 +101,7 @@ local function sum_up(rows)
   return layers, worst, all
 end
 
--- See above. The second result is what text() wants.
+-- Returns the result described above, and the worst values for text().
 function amp_check.check(fn, ...)
   if type(fn) ~= "function" then fail("amp check wants a function, it is %s", tostring(fn)) end
   local check <close> = core.new_precision_check()
@@ -126,14 +127,15 @@ end
 
 local function loss_text(loss) return loss ~= loss and "nan" or ("%.6g"):format(loss) end
 
--- A line for people.
+-- The line that the log shows for a check.
 function amp_check.text(step, result, worst)
   return ("amp check at step %d, scale %.14g: loss %s, in f32 %s; at most %s, %s, %s"):format(
     step, result.scale, loss_text(result.loss), loss_text(result.loss_f32),
     worst_text(worst, "error"), worst_text(worst, "underflow"), worst_text(worst, "overflow"))
 end
 
--- Before a step of a run, where --amp-check wants it: as amp_check.check, with an event and a line.
+-- Called before each step of a run. If --amp-check is due, runs amp_check.check on fn and logs an
+-- event and a line.
 function amp_check.begin_step(run, fn, ...)
   local o, before = run.settings, core.clock()
   if not o.amp_check or run.steps % o.amp_check > 0 or o.trial or o.amp == "off" then return end
@@ -152,7 +154,7 @@ function amp_check.begin_step(run, fn, ...)
   result.step = run.steps + 1
   run.log:event("amp_check", result)
   run.log:note(amp_check.text(result.step, result, worst))
-  run.mark = run.mark + (core.clock() - before)      -- it is no part of the step
+  run.mark = run.mark + (core.clock() - before)      -- excludes the check from the step's time
 end
 
 return amp_check

@@ -1,11 +1,11 @@
--- data.lua - sets of images with labels, and batches of them.
+-- data.lua - data sets of labelled images, and passes over them in batches.
 --
 --   local train, test = lt.data.open "fashion-mnist"           -- or "fashion-mnist:DIR"
 --   local mine = lt.data.set{images = x, labels = y}           -- (n, h, w, c) and (n)
 --   for x, y in train:batches{batch = 64, shuffle = true, epoch = 1} do ... end
 --
--- x is (n, h, w, c), normalised; y (n), classes counted from 0. The order of an epoch is a
--- function of seed and epoch; what augmentation does to an image one of seed, epoch and image.
+-- x is (n, h, w, c), normalised; y is (n), classes counted from 0. The order of the images is a
+-- function of seed and epoch. The augmentation of an image is a function of seed, epoch and image.
 
 local core = ...
 local agree = require "luatrain.train.agree"
@@ -13,8 +13,8 @@ local check = require "luatrain.check"
 
 local data = {}
 
--- A path or a name as messages show it: without control codes for a terminal, and of a long one the
--- end, as in "...DIR/NAME.jpg".
+-- A path or a name as messages show it: without control characters, and abbreviated to its end if
+-- it is long, as in "...DIR/NAME.jpg".
 local function shown(value)
   if type(value) ~= "string" then return value end
   local text = value:gsub("\xc2[\x80-\x9f]", "?"):gsub("%c", "?")
@@ -34,14 +34,15 @@ local function refuse(...) core.fail("EINVAL", format(...)) end
 
 -- ==== Sets =======================================================================================
 --
--- A set has count (also #set), classes, names, height, width, channels, mean and std (a number for
--- each channel), augment (what people do with such images: options of batches) and, when they are
--- in memory, images and labels.
+-- A set has the fields count (also #set), classes, names, height, width, channels, mean and std
+-- (lists of a number per channel), augment (the usual augmentation of such images, as options of
+-- batches) and, if they are in memory, images and labels.
 
 local Set = require "luatrain.arity".methods "set:"
 local set_meta = {__index = Set, __name = "luatrain.Set"}
 
--- A number, or one for each channel, as a list.
+-- Checks value, a number or a list of a number per channel. Returns it as a list. name is for
+-- errors.
 local function per_channel(name, value, channels)
   local list = type(value) == "table" and value or {}
   if type(value) == "number" then
@@ -62,22 +63,24 @@ local batches = check("batches{batch; shuffle=false, epoch=1, first=0, dtype=f32
                       .. "flip=false, area=1.0, workers?:integer, shard=false, grain:count=1}")
 
 local function open_batches(set, o)
-  if o.area <= 0 then                              -- 0 is all of it in the core
+  if o.area <= 0 then                              -- to the core, 0 would mean the whole image
     refuse("batches: 'area' wants a share above 0 and up to 1, it is %g", o.area)
   end
-  if o.workers == 0 then o.workers = -1 end        -- none; 0 is the default there
+  if o.workers == 0 then o.workers = -1 end        -- no workers; to the core, 0 is the default
   return core.new_batches(set.source, o, per_channel("mean", set.mean, set.channels),
                           per_channel("std", set.std, set.channels))
 end
 
--- A pass: pass:next() gives x and y, each image once, or nil at the end; the last batch may be
--- smaller. pass:stats() and pass:close(). shard: of each batch only what this rank has of it, and
--- where that is nothing its first image; grain images of a batch stay on one rank.
+-- Opens a pass over the set. pass:next() returns x and y, or nil at the end; the pass yields each
+-- image once, and the last batch may be smaller. The pass also has pass:stats() and pass:close().
+-- With shard = true, it yields only this rank's shard of each batch, or the batch's first image if
+-- the shard is empty. Groups of `grain` consecutive images of a batch stay on one rank.
 function Set:open_batches(given) return open_batches(self, batches(given)) end
 
--- The same pass for a loop over x, y. It has no closing value: in Lua 5.4.4 a `break` can leave one
--- unclosed. A pass that is not finished goes with the next collection. One that is shuffled is
--- there to train with: each rank gets its shard, or with --vranks its shards one after the other.
+-- for x, y in set:batches{...} do: the same pass as an iterator. It has no closing value, because a
+-- `break` in Lua 5.4.4 may not close it; the garbage collector frees an unfinished pass. A shuffled
+-- pass is for training and implies shard: each rank gets its shard of every batch, or with --vranks
+-- its shards one after the other.
 function Set:batches(given)
   local o = batches(given)
   o.shard = o.shard or o.shuffle
@@ -104,8 +107,8 @@ local function new_set(source, set)
   return setmetatable(set, set_meta)
 end
 
--- The same set with images that are brought to size x size, which those of u8 can be; with nil or
--- the size that they have, the set itself.
+-- Returns a set with the same images resized to size x size; they must be u8. Returns the set
+-- itself if size is nil or the images already have this size.
 function Set:sized(size)
   if not size or self.height == size and self.width == size then return self end
   local pixels = type(size) == "number" and math.tointeger(size)
@@ -117,8 +120,8 @@ function Set:sized(size)
     std = self.std, augment = self.augment})
 end
 
--- Labels without a class are an error; where tells whose they are. Returns the number of classes,
--- which is one more than the highest label if nobody has said.
+-- Checks that each label is a class. Returns the number of classes; if `classes` is nil, it is the
+-- highest label + 1. where names the source of the labels in errors.
 local function check_labels(where, labels, classes)
   local highest, i, label = core.scan_labels(labels, classes or math.maxinteger)
   if i and classes then
@@ -140,8 +143,9 @@ end
 local own = check("data.set{images:tensor, labels:tensor; classes?, names?:names, mean?:numbers, "
                   .. "std?:numbers}")
 
--- One's own images (n, h, w, c), or (n, h, w): bytes, or floats that are taken as they are; labels
--- (n) of a whole dtype. mean and std: of values from 0 to 1, one number or one for each channel.
+-- A set of your own. images: (n, h, w, c) or (n, h, w), u8 or a float dtype; labels: (n), of an
+-- integer dtype. Both are kept. u8 pixels are divided by 255, floats are used as they are; both are
+-- then normalised by mean and std, each one number or a list of a number per channel.
 function data.set(given)
   local o = own(given)
   local classes = o.classes or o.names and #o.names
@@ -162,7 +166,7 @@ function data.set(given)
   return set
 end
 
--- A JPEG or PNG file as (h, w, channels) u8; channels is 1 or 3.
+-- Reads a JPEG or PNG file. Returns a u8 tensor (h, w, channels). channels: 1 or 3, the default.
 function data.image(path, channels)
   if channels ~= nil and channels ~= 1 and channels ~= 3 then
     refuse("data.image: channels is 1 or 3, not %s", channels)
@@ -178,7 +182,7 @@ local function exists(path)
   return there
 end
 
--- Two sets of one task have the same classes.
+-- EDATA unless the training and the test set have the same classes.
 local function same_classes(train, test, train_path, test_path)
   local all = {}
   for _, name in ipairs(train.names) do all[name] = true end
@@ -240,7 +244,7 @@ local function read_cifar_files(folder, ...)
   return cifar_set(folder, images, labels, cifar_names)
 end
 
--- All images of a folder of folders, decoded at once.
+-- Decodes all images in a folder of class folders into memory.
 local function read_cifar_folder(folder)
   local source = core.source_folder(folder, 0, 0, 3)
   local height, width = source:shape()
@@ -277,7 +281,7 @@ local function open_cifar10(folder)
   return train, test
 end
 
--- ---- Folders of images, which stay on disk ----
+-- ---- Folders of images, which are read from disk for each batch ----
 
 local function open_folder(path, size)
   local source = core.source_folder(path, size, size, 3)
@@ -310,7 +314,7 @@ local function open_synthetic(text)
   local good = #numbers > 0
   for i, digits in ipairs(numbers) do
     numbers[i] = tonumber(digits)
-    good = good and math.type(numbers[i]) == "integer"     -- one of 20 digits is a float
+    good = good and math.type(numbers[i]) == "integer"     -- 20 digits would give a float
   end
   local height, width, channels, classes, count = table.unpack(numbers)
   if not good then
@@ -337,7 +341,8 @@ local forms = "fashion-mnist[:DIR], cifar10:DIR, images:DIR, synthetic:HxWxC/CLA
 
 local options = check "data.open{; size?}"
 
--- The training set and the test set. size = 224: that images:DIR are brought to.
+-- lt.data.open(what[, {size = 224}]): opens the data set named `what`, in one of the forms above.
+-- Returns the training set and the test set. Images of images:DIR are resized to size x size.
 function data.open(what, given)
   local name, rest = tostring(what):match "^([^:]*):?(.*)$"
   local size = options(given).size

@@ -1,5 +1,5 @@
--- grad_check.lua - are the gradients of a function right? Each one is compared with a central
--- difference, in float64 on the CPU.
+-- grad_check.lua - lt.grad_check: compares the gradients of a function with central differences, in
+-- float64 on the CPU.
 
 local core = ...
 local check = require "luatrain.check"
@@ -9,8 +9,8 @@ local spec = check "lt.grad_check(f, inputs, {; eps=1e-5, tol=1e-6})"
 
 local function fail(...) core.fail("EINVAL", "lt.grad_check: " .. string.format(...)) end
 
--- One number from what f gives. The elements have weights that differ, so that their errors
--- cannot cancel.
+-- Reduces the result of f to one number. Each element has a different weight, so that errors of
+-- several elements do not cancel.
 local function project(y)
   if not core.is_tensor(y) then
     fail("the function wants to return a tensor, it returned a %s", type(y))
@@ -28,7 +28,7 @@ local function leaf(x)
   return makers.zeros(x.shape, {dtype = "f64", device = "cpu"}):copy(x):requires_grad()
 end
 
--- The indices of element k in row-major order: "(2, 3)".
+-- The indices of element k in row-major order, as text: "(2, 3)".
 local function indices(k, shape)
   local list = {}
   for axis = #shape, 1, -1 do
@@ -38,7 +38,7 @@ local function indices(k, shape)
   return "(" .. table.concat(list, ", ") .. ")"
 end
 
--- The differences for all elements of x, which value() depends on.
+-- The central differences of value() for all elements of x, as a list. value() must depend on x.
 local function numeric(x, value, eps)
   local flat, list = ops.reshape(x:detach(), {x:count()}), {}
   for k = 1, #flat do
@@ -52,8 +52,8 @@ local function numeric(x, value, eps)
   return list
 end
 
--- True, or an error that names the first element whose gradient is wrong. The float tensors among
--- inputs are checked; f gets copies of them in float64 on the CPU.
+-- Returns true, or raises an error that names the first element with a wrong gradient. Checks the
+-- float tensors among inputs; f gets copies of them in float64 on the CPU.
 return function(f, inputs, options)
   local given, copies, differences = spec(options), {}, {}
   if type(f) ~= "function" or type(inputs) ~= "table" then

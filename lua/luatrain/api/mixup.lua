@@ -1,24 +1,25 @@
--- mixup.lua - images mixed two by two (Zhang et al. 2018, mixup: Beyond Empirical Risk
+-- mixup.lua - lt.mixup: mixes pairs of images (Zhang et al. 2018, mixup: Beyond Empirical Risk
 -- Minimization, arXiv:1710.09412).
 --
 --   local mixed, other, share = lt.mixup(x, y, 0.2)
 --   local z = net(mixed)
 --   local loss = share * lt.cross_entropy(z, y) + (1 - share) * lt.cross_entropy(z, other)
 --
--- The first image of a batch and the second are mixed with each other, the third and the fourth,
--- and so on; the last of an odd number stays as it is. Shuffling has made these pairs random. So a
--- batch that is cut between pairs, for ranks, has the same pairs: lt.run{mixup = 0.2} and lt.fit
--- cut it there.
+-- Images 1 and 2 of a batch are mixed with each other, images 3 and 4, and so on; the last image of
+-- an odd number is not mixed. The batch is shuffled, so the pairs are random. Fixed pairs allow a
+-- batch to be split over ranks between pairs without changing the result: lt.run{mixup = 0.2} and
+-- lt.fit split it so.
 --
--- One share is drawn for each step, from Beta(alpha, alpha); it is a function of seed and step.
+-- One share is drawn per step from Beta(alpha, alpha), as a function of seed and step.
 
 local core = ...
 local check = require "luatrain.check"
 local ops = core.ops
 
--- A number from Beta(alpha, alpha) by two that are uniform in (0, 1): half of 1 + t / sqrt(2 alpha
--- + t^2), where t has Student's distribution with 2 alpha degrees of freedom, which is drawn by
--- Bailey's polar method (Devroye 1996, Random variate generation in one line of code).
+-- Draws from Beta(alpha, alpha), given u and v, uniform in (0, 1). The result is
+-- (1 + t / sqrt(2 alpha + t^2)) / 2, where t has Student's distribution with 2 alpha degrees of
+-- freedom, drawn by Bailey's polar method (Devroye 1996, Random variate generation in one line of
+-- code).
 local function draw_beta(alpha, u, v)
   local cosine = math.cos(2 * math.pi * v)
   local squared = (u ^ (-1 / alpha) - 1) * cosine ^ 2        -- t^2 / (2 alpha)
@@ -26,7 +27,7 @@ local function draw_beta(alpha, u, v)
   return cosine < 0 and 0.5 - half or 0.5 + half
 end
 
--- x with its rows 1 and 2, 3 and 4, ... exchanged.
+-- Returns x with rows 1 and 2, 3 and 4, ... exchanged.
 local function exchange(x)
   local shape, pairs = x.shape, x:dim(1) // 2
   if pairs == 0 then return x end
@@ -39,7 +40,8 @@ end
 
 local spec = check "lt.mixup{x:tensor, y:tensor, alpha:amount}"
 
--- The mixed images, the labels of what is mixed into each, and the share that each keeps.
+-- Returns the mixed images, (n, ...) as x; for each image, the label of the image mixed into it,
+-- (n); and the weight of the original image, from 0 to 1.
 return function(x, y, alpha)
   x, y, alpha = spec:value("x", x), spec:value("y", y), spec:value("alpha", alpha)
   if x:dim(1) ~= y:dim(1) then

@@ -1,6 +1,6 @@
 -- models.lua - lt.models: the makers of all nets in models/, by name: lt.models.resnet50{classes =
--- 1000}. Those files are ordinary user code that happens to be embedded in the library. They want
--- luatrain, so they are read when the first of them is asked for.
+-- 1000}. Those files are ordinary user code that is embedded in the library. They require luatrain
+-- themselves, so they are loaded on first use.
 
 local check = require "luatrain.check"
 local PREFIX = "luatrain.models."
@@ -15,7 +15,7 @@ local function read_all()
     end
   end
   for arch, maker in pairs(makers) do rawset(models, arch, maker) end
-  return check.strict(models, "models")      -- which is not lazy any more
+  return check.strict(models, "models")      -- replaces the lazy metatable
 end
 
 return setmetatable(models, {

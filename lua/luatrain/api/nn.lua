@@ -96,7 +96,7 @@ function nn.linear(given)
 end
 
 -- Batch norm. norm(x) computes act(normalised x), norm(x, residual) computes act(normalised x +
--- residual); act is "none", "relu" or "relu6". x: (n, ..., channels).
+-- residual); act is "none", "relu" or "relu6". x: (..., channels).
 -- scale is the initial value of the scale parameter. With 0 in the last norm of a residual branch,
 -- the block starts as the identity (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
 local function dims_of(x) return core.is_tensor(x) and table.concat(x.shape, "x") end

@@ -1,8 +1,8 @@
--- scaler.lua - the loss scale of training in fp16: what is made from a script's options, and saved.
+-- scaler.lua - the loss scaler for training in fp16: its options, its methods and its saved state.
 --
 --   local scaler = require "luatrain.api.scaler".new{policy = "dynamic"}
---   scaler:inside(fn, ...)     -- what fn returns; its backwards and steps are under this scale
---   scaler.scale               -- now; also scaler.steps, scaler.skipped, scaler.headroom
+--   scaler:inside(fn, ...)     -- calls fn; its backward passes and steps use this scale
+--   scaler.scale               -- the current scale; also .steps, .skipped, .headroom, .last_scale
 
 local core = ...
 local check = require "luatrain.check"
@@ -10,12 +10,13 @@ local unused_options = require "luatrain.train.unused_options"
 
 local scaler = {}
 local Scaler = require "luatrain.arity".methods "scaler:"
-local HANDLE = {}              -- key of what core.new_loss_scale gave
-local MADE = {}                -- of the settings that the script has made it with
+local HANDLE = {}              -- key of the handle of core.new_loss_scale
+local MADE = {}                -- key of the settings that it was made with
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
--- What else can be read: of the scale's state, and of its last step.
+-- Fields that can be read: from the current state (scale, steps, skipped) and from the last step
+-- (last_scale, headroom).
 local fields = {
   scale = function(handle) return 2.0 ^ handle:now() end,
   last_scale = function(handle) return 2.0 ^ handle:last() end,
@@ -37,7 +38,7 @@ meta = {
 local spec = check("amp.scaler{; policy:policy=adaptive, scale:amount=65536.0, "
                    .. "growth_interval=2000}")
 
--- growth_interval is that of policy dynamic.
+-- A new scaler. scale: the initial scale, a power of two. growth_interval: for policy dynamic only.
 function scaler.new(options)
   local o = spec(options)
   local fraction, exponent = o.scale, 0
@@ -62,7 +63,8 @@ local function handle_of(self, who)
   return rawget(self, HANDLE)
 end
 
--- Scalers of several ranks are told the same of each step, and stay alike if they are so at first.
+-- Compares the scaler's state over all ranks. All ranks update it with the same votes at each step,
+-- so states that are equal once stay equal.
 function Scaler:compare()
   if select(2, core.rank()) == 1 then return end
   local state = self:state()
@@ -77,7 +79,8 @@ function Scaler:compare()
                        table.concat(lines, "\n")))
 end
 
--- Calls fn(...) under this scale; afterwards that of before is back.
+-- Calls fn(...) with this scale in use and returns its results. Restores the previous scale
+-- afterwards, also after an error.
 function Scaler:inside(fn, ...)
   local handle = handle_of(self, "scaler:inside")
   if type(fn) ~= "function" then
@@ -88,8 +91,8 @@ function Scaler:inside(fn, ...)
   return fn(...)
 end
 
--- From now on all backwards and steps are under this scale, until it is closed. All ranks call
--- this, and load, together.
+-- Puts this scale in use for all backward passes and optimizer steps until close(). EINVAL if
+-- another scaler is in use. All ranks must call begin, and load, together.
 function Scaler:begin()
   local handle = handle_of(self, "scaler:begin")
   self:compare()
@@ -102,10 +105,12 @@ function Scaler:begin()
   return self
 end
 
--- The number of the last step that was asked about, which is not waited for.
+-- The number of the last step that was submitted. Does not block.
 function Scaler:latest() return handle_of(self, "scaler:latest"):latest() end
 
--- Of that step, if it is one of the last: its scale, its headroom, how many were skipped up to it.
+-- Returns the scale of step `number`, its headroom in bits (nil if its gradients were not finite or
+-- all zero), and the number of steps skipped up to it. Only the last eight steps are kept; for
+-- another number, or nil, these are the values of the last step.
 function Scaler:at(number)
   local handle = handle_of(self, "scaler:at")
   if number ~= nil and not math.tointeger(number) then
@@ -122,14 +127,14 @@ function Scaler:close()
 end
 function meta.__close(self) self:close() end
 
--- What it was made with, as far as that matters to its policy.
+-- The settings that it was made with. growth_interval is nil unless the policy is dynamic.
 function Scaler:settings()
   handle_of(self, "scaler:settings")
   local made = rawget(self, MADE)
   return {scale = made.scale, growth_interval = made.growth_interval}
 end
 
--- All of it in a flat table of numbers.
+-- The whole state, as a flat table of numbers.
 function Scaler:state()
   return handle_of(self, "scaler:state"):state()
 end
@@ -145,9 +150,9 @@ function Scaler:load(state)
   self:compare()
 end
 
--- Loads a state of a scaler that was made with settings of which this one has other values, which
--- hold: the scale is the first one again, and nothing was skipped under it. changed[name] is true
--- of these.
+-- Loads the state of a scaler that was made with other settings; the settings of this scaler apply.
+-- changed[name] is true for each setting that differs. If the scale differs, it restarts from this
+-- scaler's initial scale, with its counts of consecutive good and skipped steps at 0.
 function Scaler:load_but(state, changed)
   local first = self:state()
   self:load(state)
@@ -161,7 +166,7 @@ function Scaler:load_but(state, changed)
   self:load(now)
 end
 
--- The policy's name in a state; nil if there is none.
+-- The name of the policy in a state, or nil if the state has none.
 function scaler.policy_of(state)
   local index = math.tointeger(state.policy)
   return index and core.policies[index + 1]

@@ -1,11 +1,11 @@
--- show.lua - a tensor as text: nested as lt.tensor reads it, then shape and dtype. Of long axes
--- the ends are shown.
+-- show.lua - tostring(tensor): nested tables, as lt.tensor reads them, then shape and dtype. Long
+-- axes are abbreviated: only their ends are shown.
 
 local core = ...
 
 local LONG, ENDS = 12, 5
 
--- The indices of an axis of n elements that are shown; 0 stands for those left out.
+-- The indices that are shown of an axis of n elements; 0 marks the gap.
 local function shown(n)
   local list = {}
   for i = 1, n do
@@ -18,7 +18,7 @@ local function shown(n)
   return list
 end
 
--- The numbers to show, nested; false for those left out. flat collects them.
+-- Returns the numbers to show as nested lists, with false for each gap. Appends them to flat too.
 local function read(x, shape, indices, flat)
   local depth = #indices + 1
   if depth > #shape then
@@ -34,7 +34,7 @@ local function read(x, shape, indices, flat)
   return list
 end
 
--- One format for all numbers; nan and inf fit any.
+-- Chooses one format for all numbers. It ignores nan and inf, which fit any format.
 local function format_of(flat)
   if math.type(flat[1]) == "integer" then return "%d" end
   local whole, least, most = true, math.huge, 0
