@@ -1,10 +1,10 @@
--- checkpoint.lua - the state of a run in a file, and which file a run goes on from.
+-- checkpoint.lua - saves the state of a run to a file, and finds the file that a run resumes from.
 --
 -- FOLDER/step-00000120.safetensors holds the tensors of the net (net.*) and of its optimizer
--- (optim.*), and as metadata everything else that decides what the next step computes. Numbers are
--- written so that they are read back to the last bit. A digest over the whole file tells a damaged
--- one; then the one before is used, which is why two are kept. Nothing here ever starts over by
--- itself: when there are checkpoints and none can be used, that is an error.
+-- (optim.*), and as metadata all other state that the next step depends on. Numbers are written
+-- without loss of a bit. A digest over the whole file detects damage; the run then resumes from the
+-- checkpoint before, which is why two are kept. A run never starts over silently: if there are
+-- checkpoints and none is usable, that is an error.
 
 local core = ...
 local read_file = require "luatrain.api.module".read_file
@@ -17,7 +17,7 @@ local KEPT = 2
 
 local function fail(...) core.fail("EFILE", string.format(...)) end
 
--- A message without the script's line: to stand inside of another one.
+-- An error message without its script line, for use inside another message.
 function checkpoint.reason(err) return (tostring(err):gsub("^[^:\n]*:%d+: ", "")) end
 
 -- ==== The files of a folder ======================================================================
@@ -37,7 +37,7 @@ local function named(folder)
   return found
 end
 
--- What a killed process left half written goes. Nobody writes it now: the folder is locked.
+-- Removes the temporary files of a killed process. No other process writes: the folder is locked.
 function checkpoint.clean(folder)
   for _, name in ipairs(core.list_folder(folder) or {}) do
     local of = name:match "^(.*)%.tmp%d+$"
@@ -48,7 +48,7 @@ function checkpoint.clean(folder)
   end
 end
 
--- All that a run has written goes.
+-- Removes all files that a run has written to a folder, for --resume never.
 function checkpoint.remove(folder)
   local paths = {}
   for i, entry in ipairs(named(folder)) do paths[i] = entry.path end
@@ -75,13 +75,13 @@ end
 
 -- ==== Writing ====================================================================================
 
--- A number, boolean or text as text: a float exactly, by its bits.
+-- A number, boolean or string as text. A float is written exactly, in hexadecimal.
 local text_of = core.in_c_locale(function(value)
   return math.type(value) == "float" and ("%a"):format(value) or tostring(value)
 end)
 
--- Writes net, optimizer and state, a flat table of numbers and booleans in which `optim` alone is a
--- text, the class of the optimizer.
+-- Writes a checkpoint of net, optimizer and state. state is a flat table of numbers and booleans,
+-- except for state.optim, a string: the class of the optimizer.
 function checkpoint.save(path, net, optim, state)
   local names, tensors, meta = {}, {}, {"format", tostring(FORMAT)}
   local net_names, net_tensors = net:state()
@@ -105,13 +105,13 @@ end
 local WORDS = {["true"] = true, ["false"] = false, inf = math.huge, ["-inf"] = -math.huge,
                nan = 0 / 0, ["-nan"] = 0 / 0}
 
--- What save() wrote of a number or boolean; nil for another text.
+-- The number or boolean that save() wrote as text; nil for any other text.
 local value_of = core.in_c_locale(function(text)
   if WORDS[text] ~= nil then return WORDS[text] end
   return tonumber(text)
 end)
 
--- The state in the header of an open file, which may be damaged.
+-- The state in the header of an open file. Does not verify the file. EFILE if it is no checkpoint.
 local function read_state(file, path)
   if not file:has_digest() then
     fail("%s: it has no digest: it is no checkpoint of luatrain, or damaged", path)
@@ -126,15 +126,14 @@ local function read_state(file, path)
   return state
 end
 
--- Opens a checkpoint and makes sure that every bit of it is as it was written. Returns the file
--- and its state.
+-- Opens a checkpoint and verifies its digest. Returns the file and its state.
 local function open(path)
   local file = core.open_file(path)
   file:verify()
   return file, read_state(file, path)
 end
 
--- The step that a checkpoint holds, by its header alone.
+-- The step of a checkpoint. Reads only the header.
 local function step_in(path)
   local file <close> = core.open_file(path)
   local step = read_state(file, path).step
@@ -142,7 +141,7 @@ local function step_in(path)
   return step
 end
 
--- A sentence if the name of a checkpoint has another step than it holds; or nil.
+-- A warning if the step in a checkpoint's name differs from the step that it holds; else nil.
 local function misnamed(path, step)
   local digits = path:match "step%-0*(%d+)%.safetensors$"
   return digits and tonumber(digits) ~= step
@@ -199,7 +198,7 @@ local function newest(folder)
   local entries, wrong = list(folder), {}
   for _, entry in ipairs(entries) do
     local text = entry.is_read and misnamed(entry.path, entry.step)
-    if text then                     -- or a damaged file has another step than it had
+    if text then                     -- misnamed, or its step is damaged: verify tells which
       local ok, why = pcall(verify, entry.path)
       wrong[#wrong + 1] = ok and text or checkpoint.reason(why)
       entry.is_damaged = not ok
@@ -219,7 +218,7 @@ local function newest(folder)
   return nil, nil, nil, wrong
 end
 
--- Reads file over net and optimizer.
+-- Reads the tensors of a checkpoint into net and optim.
 local function restore(file, path, net, optim)
   local state, slots = optim:state(), {}
   local keys = sorted(state)
@@ -229,9 +228,10 @@ local function restore(file, path, net, optim)
   optim:load(state)
 end
 
--- Restores net and optimizer from a checkpoint, or from the newest of a folder. check(state, path)
--- may refuse it before. Returns the state, its path, and a list of what is wrong with names and
--- other files; nil for the first two when a folder has no checkpoint.
+-- Restores net and optimizer from a checkpoint, or from the newest one in a folder. Calls
+-- check(state, path) first, which may raise an error to reject it. Returns the state, its path, and
+-- a list of problems with names and other files; state and path are nil if a folder has no
+-- checkpoint.
 function checkpoint.load(from, net, optim, check)
   local file, state, path, wrong
   if core.list_folder(from) then
@@ -261,7 +261,7 @@ local function newest_run(name)
   return most
 end
 
--- Whether a run in this folder was stopped before its end, and is not going on just now.
+-- Whether the run in a folder stopped before its end and is not running now.
 local function is_unfinished(folder)
   if core.exists(folder .. "/weights.safetensors") or not named(folder)[1] then return false end
   local known, lock = pcall(core.lock, folder .. "/.lock")
@@ -269,9 +269,9 @@ local function is_unfinished(folder)
   return known and lock ~= nil
 end
 
--- The folder that a run writes into, made if it is new: out if that is given; the folder that
--- `resume` names; with resume = "auto" the script's newest; else a new one of its own. For a new
--- one: the folder before it too, if the run there is not finished.
+-- Returns the folder that a run writes into, and makes it if it is new: out, if given; else the
+-- folder that `resume` names; else, with resume = "auto", the newest of this script; else a new
+-- runs/NAME-N. In the last case also returns the folder before it, if its run is unfinished.
 function checkpoint.folder(out, resume, name)
   if not out and resume and resume ~= "auto" and core.list_folder(resume) then out = resume end
   if out then

@@ -1,9 +1,9 @@
--- command_line.lua - the command line of this process: what it calls itself, and how one goes on
--- with a run that stops.
+-- command_line.lua - the command line of this process: the name of its script, and the command that
+-- resumes a run.
 
 local command_line = {}
 
--- luatrain's own options for a run, and whether they have a value.
+-- luatrain's own options for a run, and whether each takes a value.
 command_line.options = {
   ["--out"] = true, ["--resume"] = true, ["--save-every"] = true, ["--max-steps"] = true,
   ["--log"] = true, ["--seed"] = true, ["--threads"] = true, ["--device"] = true,
@@ -12,7 +12,7 @@ command_line.options = {
   ["--tf32"] = false,
   ["--check-sync"] = true, ["--amp-check"] = true, ["--quiet"] = false, ["--verbose"] = false}
 
--- The arguments of this process, the program first. A script may have changed arg.
+-- The arguments of this process, the program first. Not from `arg`, which a script may change.
 local function arguments()
   local list = {}
   local file = io.open("/proc/self/cmdline", "rb")
@@ -23,8 +23,8 @@ local function arguments()
   return list
 end
 
--- The place in list before that of the script; nil when the program is a Lua that required
--- luatrain.
+-- The index in list of the last argument before the script; nil if the program is not luatrain but
+-- a Lua interpreter that required luatrain.
 local function last_option(list)
   if (list[1] or ""):match "[^/]*$" ~= "luatrain" then return nil end
   local i = 2
@@ -34,7 +34,7 @@ local function last_option(list)
   return i - 1
 end
 
--- The name of the script without folder and ending.
+-- The name of the script without folder and extension; "stdin" for "-".
 function command_line.script()
   local list = arguments()
   local last = last_option(list)
@@ -43,7 +43,7 @@ function command_line.script()
   return (tostring(path or "run"):match "[^/]*$":gsub("%.lua$", ""))
 end
 
--- As a shell reads it.
+-- Quotes text for a shell, if necessary.
 local function quote(text)
   if text:find "^[%w_./:=,+@%%-]+$" then return text end
   return "'" .. text:gsub("'", "'\\''") .. "'"
@@ -53,7 +53,7 @@ local function names_option(text, name)
   return text == name or text:sub(1, #name + 1) == name .. "="
 end
 
--- Whether luatrain was called with this option.
+-- Whether luatrain was called with the option `name`.
 function command_line.has(name)
   local list = arguments()
   for i = 2, last_option(list) or 0 do
@@ -79,8 +79,8 @@ local function insert(list, name, value)
   table.insert(list, 2, name)
 end
 
--- This process's command with --out out (if the script does not say it itself), so that it goes on
--- instead of starting anew. The option `without` is left out.
+-- The command that resumes this process's run. out: the folder for --out, nil if the script sets it
+-- itself. resume: the run's setting. without: an option to leave out, or nil.
 function command_line.line(out, resume, without)
   local list = arguments()
   local last = last_option(list)

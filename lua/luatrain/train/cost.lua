@@ -1,11 +1,10 @@
--- cost.lua - what a run has cost: device-hours, which is its ranks times the time that it took, and
--- how many until its accuracy was reached, at the end of the first epoch whose test top1 is at
--- least the target. Evaluation and saving are part of it; what was lost when a run was killed is
--- not. It is what one device would have needed on average, all that ranks lose to each other
--- included.
+-- cost.lua - the cost of a run in device-hours: its wall time times its ranks. Also the cost until
+-- a target accuracy was reached, which is at the end of the first epoch whose test top1 is at least
+-- the target. Evaluation, saving and the overhead of communication are included; work lost when a
+-- run was killed is not.
 --
--- metrics.jsonl has all that: a run may go on with another number of ranks, and another target may
--- be asked for later.
+-- It is computed from metrics.jsonl, since a run may resume with another number of ranks, and a
+-- user may ask for another target later.
 
 local json_read = require "luatrain.json".read
 local lines_of = require "luatrain.train.log".lines
@@ -15,8 +14,8 @@ local cost = {}
 
 local READ = {start = true, epoch = true, ["end"] = true}
 
--- The events of such a file: those in READ whole, of others the name and the time. A torn line is
--- none.
+-- Iterates over the events of a metrics.jsonl: those in READ complete, others as {event, t} only.
+-- Skips torn lines.
 local function events(path)
   local lines = lines_of(path)
   return function()
@@ -36,13 +35,13 @@ local function is_number(value) return type(value) == "number" end
 local function is_number_or_nil(value) return value == nil or is_number(value) end
 local function is_count(value) return (math.tointeger(value) or 0) >= 1 end
 
--- What is read of an event, each of which must have it.
+-- The fields that an event must have, each with a function that checks its value.
 local KINDS = {
   start = {ranks = is_count, threads = is_count, target = is_number_or_nil,
            device = function(value) return type(value) == "string" end},
   epoch = {epoch = is_count, top1 = is_number_or_nil}}
 
--- Whose name is not in the event as it should be, or nil.
+-- The name of the first field that is missing or invalid in an event, or nil.
 local function odd_field(event)
   if not is_number(event.t) then return "t" end
   for _, name in ipairs(sorted(KINDS[event.event] or {})) do
@@ -50,13 +49,14 @@ local function odd_field(event)
   end
 end
 
--- {start = the last event "start", seconds = , device_s = , best = the highest top1, reached = }
--- of a run. target: that of the run if it is not given. reached has epoch, top1, seconds and
--- device_s of the epoch that reached it, and is nil before. until_t: the time it is now, for a run
--- that is not over. nil and a reason when such a line is not as a run writes it.
+-- Returns the cost of the run whose metrics.jsonl is at path: {start = the last event "start",
+-- seconds = , device_s = , best = the highest top1, target = , reached = }. target defaults to the
+-- run's target. reached has epoch, top1, seconds and device_s of the epoch that reached it, or is
+-- nil. until_t: the current time in seconds since the run began, for a run that is not over.
+-- Returns nil and a reason if a line is not as a run writes it.
 function cost.of(path, target, until_t)
   local c, ranks = {seconds = 0.0, device_s = 0.0}, nil
-  local function go_to(t)           -- which may be back, when a run goes on from a checkpoint
+  local function go_to(t)           -- may go backward, when a run resumes from a checkpoint
     c.device_s, c.seconds = c.device_s + (t - c.seconds) * ranks, t
   end
   for event in events(path) do
@@ -78,7 +78,7 @@ function cost.of(path, target, until_t)
   return c
 end
 
--- Adds it to the fields of a run's end line, if it can be known.
+-- Adds the cost to the fields of a run's end line, if it can be computed.
 function cost.add(fields, path, target, until_t)
   local ok, c = pcall(cost.of, path, target, until_t)
   if not ok or not c then return end

@@ -1,4 +1,4 @@
--- fit.lua - lt.fit: the whole loop of a training in one call, and lt.micro_batches: micro-batches.
+-- fit.lua - lt.fit, a whole training in one call, and lt.micro_batches, which splits a batch.
 --
 --   lt.fit{net = net, train = train, test = test, optim = sgd, epochs = 10, batch = 128}
 
@@ -15,11 +15,12 @@ local function fail(code, ...) core.fail(code, string.format(...)) end
 
 local micro_batches = check "lt.micro_batches{k, x:tensor, y:tensor}"
 
--- for x_i, y_i, share in lt.micro_batches(k, x, y) do ... end: a batch in k micro-batches, or
--- fewer, so that none is empty. share is the micro-batch's part of the samples: the sum of loss *
--- share over the micro-batches is the loss of the whole batch, and likewise its gradients. What is
--- random in the net is what it would be in one micro-batch. All shards of a batch are cut into as
--- many micro-batches, for nets in which the ranks wait for each other.
+-- for x_i, y_i, share in lt.micro_batches(k, x, y) do ... end: splits a batch into k micro-batches,
+-- or fewer, so that none is empty. share is the micro-batch's fraction of the samples: the sum of
+-- loss * share over the micro-batches is the loss of the whole batch, and so are the gradients.
+-- Random ops in the net draw the same numbers as in one pass over the whole batch. All shards of a
+-- batch are split into the same number of micro-batches, because in some nets, as with
+-- nn.sync_batch_norm, ranks wait for each other in each pass.
 function exports.micro_batches(k, x, y)
   k, x, y = micro_batches:value("k", k), micro_batches:value("x", x), micro_batches:value("y", y)
   local rows = x:dim(1)
@@ -43,7 +44,8 @@ local spec = check("lt.fit{net:net, train:set, test:set, optim:optim, epochs, ba
                    .. "out?:path, resume?:path, save_every?, max_steps?, amp?:amp, "
                    .. "scaler?:options}")
 
--- What the test set must have in common with the training set.
+-- EDATA unless the images of the test set have the shape of the training set's, and its classes are
+-- not more.
 local function check_sets(train, test)
   if shape_of(train) ~= shape_of(test) then
     fail("EDATA", "lt.fit: the images of the test set are %s, those of the training set %s",
@@ -54,9 +56,9 @@ local function check_sets(train, test)
   end
 end
 
--- Trains net and returns the last report: {top1 = , loss = , train_loss = }. accumulate = k: each
--- batch goes through the net in k micro-batches, which takes less memory and gives the same step.
--- mixup, sizes, target and scaler are those of lt.run.
+-- Trains net and returns the last report: {top1 = , loss = , train_loss = }. accumulate = k splits
+-- each batch into k micro-batches, which saves memory and gives the same step. mixup, sizes, target
+-- and scaler are as in lt.run.
 function exports.fit(given)
   local o = spec(given)
   if o.loss and o.label_smoothing ~= 0 then
@@ -75,7 +77,8 @@ function exports.fit(given)
     end
     return loss
   end
-  -- The loss of logits where the samples' labels are y, or are mixed of those and others.
+  -- The loss of logits for images with labels y, mixed with images with labels `others`. kept is
+  -- the weight of y; 1 means unmixed.
   local function mixed_loss(logits, y, others, kept)
     local loss = loss_of(logits, y)
     return kept == 1 and loss or loss * kept + loss_of(logits, others) * (1 - kept)

@@ -1,4 +1,4 @@
--- progress.lua - how far a run is, and the line that says so after each step.
+-- progress.lua - the progress of a run, and its log entry after each step.
 
 local core = ...
 local check = require "luatrain.check"
@@ -8,16 +8,16 @@ local progress = {}
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
--- The number of the last step, if all epochs go on as they are.
+-- The number of the run's last step, if its settings stay the same.
 function progress.last_step(run)
   local o = run.settings
   return run.steps + stages.steps(o.stages, run.epoch, run.done, o.epochs, #o.train)
 end
 
--- All that have been seen.
+-- The number of samples that the run has trained on, over all epochs.
 function progress.samples(run) return (run.epoch - 1) * #run.settings.train + run.done end
 
--- "8 of 16 steps were skipped", with `before` before it; nil if there were none.
+-- "8 of 16 steps were skipped", after the prefix `before`; nil if none was skipped.
 function progress.skipped(run, before)
   local scale = run.settings.scaler
   local n = scale and scale.skipped or 0
@@ -26,8 +26,8 @@ function progress.skipped(run, before)
     before or "", n, run.steps, run.steps == 1 and "" or "s", n == 1 and "was" or "were")
 end
 
--- Time as fractions of the step: what is not one of the named parts is `other`. What an accelerator
--- does when, the host does not know.
+-- The time of a step by activity, as fractions that add up to 1; `other` is the rest. On an
+-- accelerator the host cannot time forward, backward and optimizer, so they are part of `other`.
 local function fractions(total, waited, spent)
   local exposed = core.reduced()
   local f = {data = waited / total, exposed_comm = exposed / total}
@@ -41,8 +41,9 @@ local function fractions(total, waited, spent)
   return f
 end
 
--- Writes the line of the last step. What of it may be gone from run is in step: loss, a number;
--- rows; rate; waited, for data; spent, seconds and bytes; scaled, its number in the scaler.
+-- Logs the last step. step holds its values, since run may have moved on: loss, a number; rows;
+-- rate, the learning rate; waited, seconds spent on data; spent, seconds and bytes; scaled, its
+-- number in the scaler.
 function progress.record(run, step)
   local o, spent = run.settings, step.spent
   local f = fractions(spent.total, step.waited, spent)
@@ -55,7 +56,7 @@ function progress.record(run, step)
   run.log:step(f)
 end
 
--- What run:report was given.
+-- EINVAL unless the argument of run:report is nil or a table of numbers by name.
 function progress.check_report(numbers)
   if numbers ~= nil and type(numbers) ~= "table" then
     fail("run:report wants numbers by name, as run:evaluate gives them; it is %s",

@@ -1,4 +1,4 @@
--- run.lua - lt.run: a training run that can be watched, stopped and gone on with.
+-- run.lua - lt.run: a training run that can be watched, stopped and resumed.
 --
 --   local run <close> = lt.run{net = net, optim = sgd, train = train, epochs = 5, batch = 128}
 --   for epoch in run:epochs() do
@@ -13,17 +13,16 @@
 --     run:report(run:evaluate(test))
 --   end
 --
--- A run knows its position: an epoch, and how many of its samples are done. Order and augmentation
--- of the samples are functions of seed and epoch, so this, the tensors and a few counters are all
--- that a run needs to go on as if it had never been stopped. What happens between two steps of the
--- net is the script's own; it is not saved. run.folder, run.epoch, run.steps, run.stage and
--- run.result, what was reported last, may be read.
+-- A run knows its position: the epoch, and the number of samples done in it. The order and the
+-- augmentation of the samples are functions of seed and epoch. The position, the tensors and a few
+-- counters therefore suffice to resume a run as if it had never stopped. Other state of the script
+-- is not saved. run.folder, run.epoch, run.steps, run.stage and run.result (the last report) may be
+-- read.
 --
--- It ends in one of five ways: after the last epoch; at --max-steps; by a signal; by an error; and
--- early, when its variable is closed before that or the script calls os.exit(), which leaves a
--- checkpoint to go on from.
--- Each writes an end line with the exit code. A run whose variable is not <close> is found when
--- it is collected: that is said, and its end line does not know the exit code.
+-- A run ends after the last epoch; at --max-steps; by a signal; by an error; or early, if its
+-- variable is closed or the script calls os.exit(), which saves a checkpoint. Each writes an end
+-- line with the exit code. If the variable is not <close>, the run ends when it is collected, with
+-- a warning and an end line without an exit code.
 
 local core = ...
 local agree = require "luatrain.train.agree"
@@ -49,7 +48,7 @@ local trial = require "luatrain.train.trial"
 local data_wait = require "luatrain.train.data_wait"
 
 local Run = require "luatrain.arity".methods "run:"
-local SAVE_SECONDS = 600       -- the longest that a checkpoint lies back
+local SAVE_SECONDS = 600       -- most seconds between two checkpoints
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
@@ -61,8 +60,8 @@ local meta = {
 
 -- ==== Beginning ==================================================================================
 
--- mixup: its alpha, see mixup.lua; sizes: stages.lua; target: cost.lua; scaler: options of
--- lt.amp.scaler, for fp16; false: the loss is not scaled
+-- mixup: alpha, see mixup.lua; sizes: see stages.lua; target: top1, see cost.lua; scaler: options
+-- of lt.amp.scaler, for fp16, or false for no loss scale.
 local spec = check("lt.run{net:net, optim:optim, train:set, epochs, batch; schedule?:call, "
                    .. "augment?:options, mixup:amount=0.0, sizes?:list, target?:share, "
                    .. "workers?:integer, out?:path, resume?:path, save_every?, max_steps?, "
@@ -76,7 +75,7 @@ local function has_one_of(optim, parameters)
   return false
 end
 
--- The settings of a run, checked; those from outside beat the script's.
+-- Checks the settings of a run. Command-line options and variables override the script's settings.
 local function read_settings(given)
   local o = overrides(spec(given))
   if not has_one_of(o.optim, o.net:parameters()) then
@@ -88,7 +87,7 @@ local function read_settings(given)
   return o
 end
 
--- The loss scale of a run, from its options, which are checked in each precision; false: none.
+-- Makes the loss scaler of a run; false if it has none. The options are checked in any precision.
 local function make_scaler(o)
   local made = o.scaler ~= false and scaler.new(o.scaler or {})
   return o.amp == "fp16" and made
@@ -108,17 +107,17 @@ local function say_start(self)
     epoch = resumed and self.epoch <= o.epochs and self.epoch or nil}
 end
 
--- Everything that may fail once the folder is locked.
+-- The part of lt.run that may fail after the folder is locked; new() then releases the lock.
 local function start(self)
   local o = self.settings
   self.initial = state.settings(o)
-  self.listener = core.listen()          -- on all ranks, before one of them says that it began
+  self.listener = core.listen()          -- on all ranks, before any rank reports its start
   agree.settings(self)
   local warnings = state.resume(self)
   agree.start(self)
   self.log = self.root and log.new{folder = self.folder, mode = o.log, quiet = o.quiet,
                                    seconds = core.clock() - self.began} or log.other()
-  setmetatable(self, meta)     -- after all that __gc needs: what is made last is collected first
+  setmetatable(self, meta)     -- last, so that __gc runs before the finalizers of what it uses
   say_start(self)
   if self.unfinished then
     self.log:note(("%s is not finished; --out %s goes on with it"):format(self.unfinished,
@@ -131,40 +130,40 @@ local function start(self)
   exits.add(self)
 end
 
--- lt.run: see the top.
+-- lt.run: see the top of the file.
 local function new(given)
   local o = read_settings(given)
-  local observer = core.on_run and core.on_run(o) or false      -- which may change them
+  local observer = core.on_run and core.on_run(o) or false      -- on_run may change the settings
   o.auto = o.amp == "auto"
   o.trial = trial.begin(o)
   o.scaler = make_scaler(o)
   local now, rank, size = core.clock(), core.rank()
   local self = {
     settings = o, began = now, saved_at = now, failed_saves = 0,
-    root = rank == 0,                  -- it speaks and saves for all ranks
+    root = rank == 0,                  -- rank 0 logs and saves for all ranks
     ranks = size, alone = size == 1 and core.shards() == 1,
-    stop = false,                      -- the signal that a rank is to stop by
-    shards = core.shards(), shard = 0, -- of a batch, which this rank computes in turn; this one
-    losses = {}, spent = false,        -- of these: shares of the batch's loss; seconds, bytes
-    open_step = false,                 -- the last step, while its loss is not read: see end_step
-    rate = false,                      -- of learning, in this batch
-    initial = false,                   -- the settings of the optimizer at this moment
-    grain = o.mixup > 0 and 2 or 1,    -- so many images of a batch stay on one rank
-    epoch = 1, done = 0, steps = 0,    -- position: samples of the epoch that are done; all steps
-    stage = o.stages[1],               -- that of the epoch
-    loss_sum = 0.0,                    -- over these samples
-    result = false,                    -- what was reported last
-    phase = "new",                     -- then "epoch" and "reported" in turn; in the end "over"
-    loader = false, rows = false,      -- what gives batches; the size of the one without a step
-    counter = 0, inside = false,       -- lt.steps() when that one came; whether it is in its step
-    saved = false,                     -- whether a checkpoint has all that was done
-    mark = now, waited = 0.0,          -- the end of the last step; how long its batch took to come
+    stop = false,                      -- the signal by which a rank requested a stop
+    shards = core.shards(), shard = 0, -- this rank's shards per batch; the current one, from 1
+    losses = {}, spent = false,        -- per shard: its share of the loss; the step's time, bytes
+    open_step = false,                 -- the last step until its loss is read: see end_step
+    rate = false,                      -- learning rate of the current batch
+    initial = false,                   -- settings of the optimizer when lt.run was called
+    grain = o.mixup > 0 and 2 or 1,    -- groups of this many images stay on one rank
+    epoch = 1, done = 0, steps = 0,    -- position: the epoch, its samples done; total steps
+    stage = o.stages[1],               -- the stage of the current epoch
+    loss_sum = 0.0,                    -- sum of the loss over the epoch's samples so far
+    result = false,                    -- the last report
+    phase = "new",                     -- then "epoch" and "reported" in turn; finally "over"
+    loader = false, rows = false,      -- yields batches; size of the batch that awaits its step
+    counter = 0, inside = false,       -- core.steps() at that batch; whether run:step calls fn
+    saved = false,                     -- whether the last checkpoint is up to date
+    mark = now, waited = 0.0,          -- when the last step ended; seconds spent on its data
     epoch_s = 0.0, epoch_images = 0,   -- the time and the samples of steps in this epoch
     data_wait = data_wait.new(), folder = false, out = false, lock = false, log = false,
     listener = false,                  -- while it is open, a signal is a request to stop
-    checkpoints = {},                  -- its own in the folder: see checkpoint.prune
-    unfinished = false,                -- the folder of the run before, if that can go on
-    observer = observer,                 -- told of each step: see bench.lua
+    checkpoints = {},                  -- this run's, in the folder: see checkpoint.prune
+    unfinished = false,                -- the folder of the previous run, if it can be resumed
+    observer = observer,                 -- called at each step: see bench.lua
   }
   folder.take(self)
   local ok, err = pcall(start, self)
@@ -184,8 +183,8 @@ local function close_loader(self)
   self.loader, self.rows = false, false
 end
 
--- Reads the loss of the last step, if that was not done. With one that is not finite the step has
--- changed nothing, and is none.
+-- Reads the loss of the last step, if it was deferred, and records the step. A step whose loss is
+-- not finite did not change the net: it is taken back from the position, and an error is raised.
 local function close_step(self)
   local step = self.open_step
   if not step then return end
@@ -199,11 +198,11 @@ local function close_step(self)
   progress.record(self, step)
 end
 
--- Writes the end line and gives everything back. exit: the process's exit code, if the script does
--- nothing else; nil when the run is collected, which can be at any moment of another one.
+-- Writes the end line and releases everything. exit: the process's exit code, unless the script
+-- changes it; nil if the run is garbage-collected, possibly in the middle of another run.
 local function finish(self, exit)
   pcall(close_step, self)
-  pcall(core.sync)             -- what has failed late has nothing more to say
+  pcall(core.sync)             -- asynchronous errors no longer matter
   local scale, missed = self.settings.scaler, exit and ranks.missed_fault()
   self.phase = "over"
   close_loader(self)
@@ -229,10 +228,10 @@ local function finish(self, exit)
   if self.lock then self.lock:close() end
 end
 
--- Since then the run did something that is no part of a step.
+-- Excludes the time since `since` from the next step.
 local function pass_over(self, since) self.mark = self.mark + (core.clock() - since) end
 
--- Writes a checkpoint. Returns whether that was possible, or the reason why it was not.
+-- Writes a checkpoint. Returns true, or false and the reason.
 local function save(self)
   local o, before = self.settings, core.clock()
   if not self.root then return true end
@@ -250,7 +249,7 @@ local function save(self)
   return true
 end
 
--- A full disk does not end a training.
+-- A failed save, as on a full disk, is only a warning.
 local function save_or_warn(self)
   local ok, err = save(self)
   if not ok then
@@ -258,7 +257,7 @@ local function save_or_warn(self)
   end
 end
 
--- Ends the run because what had to be saved was not.
+-- Ends the run with an error because a required file could not be saved.
 local function give_up(self, what, err)
   finish(self, 5)
   core.fail("EFILE", ("%s: %s. What was saved before is whole; the same command with --out %s goes "
@@ -275,7 +274,7 @@ local function draw_curves(self)
   if not ok then self.log:warn("no curves: " .. checkpoint.reason(err)) end
 end
 
--- The run has done what it was to do.
+-- Ends the run after its last epoch: saves weights and curves.
 local function complete(self)
   if not self.root then return finish(self, 0) end
   local names, tensors = self.settings.net:state()
@@ -289,8 +288,8 @@ local function complete(self)
   finish(self, 0)
 end
 
--- The script has left its loop before the last epoch. A step that os.exit() has cut in two is not
--- saved: the net may be ahead of the position. exit: the process's exit code.
+-- Ends the run if the script left its loop early. Saves a checkpoint, except in a step that
+-- os.exit() interrupted: the net may be ahead of the position. exit: the process's exit code.
 local function leave(self, exit)
   close_step(self)
   folder.check(self)
@@ -307,7 +306,7 @@ local function leave(self, exit)
   finish(self, exit)
 end
 
--- The script leaves the run; exit: the process's exit code.
+-- Called when the script closes the run or ends; exit: the process's exit code.
 function meta.__exit(self, exit)
   if self.phase == "over" then return end
   local is_done = exit == 0 and self.epoch > self.settings.epochs
@@ -329,7 +328,7 @@ function meta.__gc(self)
   finish(self, nil)
 end
 
--- Ends the run, and the script with it, if that is wanted: with everything saved.
+-- If a stop was requested or max_steps is reached, saves a checkpoint and ends run and script.
 local function stop_if_wanted(self)
   folder.check(self)
   local o, reason = self.settings, self.stop or self.alone and core.stop_reason()
@@ -353,7 +352,7 @@ end
 
 -- ==== The loop ===================================================================================
 
--- What all calls of a run want.
+-- The checks that all methods share.
 local function check_call(self, who)
   if getmetatable(self) ~= meta then fail("%s is written with a colon, as it is here", who) end
   if self.phase == "over" then fail("%s: this run is over", who) end
@@ -365,8 +364,8 @@ local function expect(self, phase, who, otherwise)
   if self.phase ~= phase then fail("%s: %s", who, otherwise) end
 end
 
--- for epoch in run:epochs() do: those that are not done yet. An epoch that the script does not
--- report is reported here. After the last one the run is complete.
+-- for epoch in run:epochs() do: iterates over the remaining epochs. Reports an epoch that the
+-- script did not report. After the last epoch, completes the run.
 function Run:epochs()
   expect(self, "new", "run:epochs", "it was called before, and a run is one loop")
   return function()
@@ -379,9 +378,9 @@ function Run:epochs()
   end
 end
 
--- for x, y in run:batches() do: the rest of this epoch, shuffled and augmented. Each batch wants
--- one run:step. The loop has no closing value, which `break` can leave unclosed in Lua 5.4.4; one
--- that was left is closed by what comes next.
+-- for x, y in run:batches() do: iterates over the rest of this epoch, shuffled and augmented. Each
+-- batch requires one run:step. The loop has no closing value, because `break` in Lua 5.4.4 may not
+-- close it; the next call on the run closes a loader that was left open.
 function Run:batches()
   local o, stage = self.settings, self.stage
   expect(self, "epoch", "run:batches", "it belongs into: for epoch in run:epochs() do ... end, "
@@ -410,7 +409,7 @@ function Run:batches()
   end
 end
 
--- The learning rate of this step: that of the middle of its samples.
+-- Sets the learning rate of this step and returns it: the schedule at the middle of its samples.
 local function set_rate(self, rows)
   local o = self.settings
   if o.schedule then
@@ -435,11 +434,11 @@ end
 
 local inside_meta = {__close = function(self) self.run.inside = false end}
 
--- What lt.step(fn, ...) returns; meanwhile the run knows that it is inside.
+-- Calls lt.step(fn, ...) in the run's precision and with its loss scale; sets `inside` meanwhile.
 local function call_inside(self, fn, ...)
   local _ <close> = setmetatable({run = self}, inside_meta)
   self.inside = true
-  -- What was looked at before draws nothing from this step; lt.micro_batches sets their number.
+  -- Undoes the effect of passes between steps on random draws; lt.micro_batches sets the count.
   core.take_shard(self.rows, self.shard, self.grain)
   core.expect_backwards(0)
   local o = self.settings
@@ -447,12 +446,12 @@ local function call_inside(self, fn, ...)
   return (o.scaler:inside(core.step, core.autocast, o.amp, fn, ...))
 end
 
--- Goes through one part of the batch. Returns its loss, and what fn gave for it.
+-- Runs fn on one shard of the batch. Returns its loss, and the value that run:step returns for it.
 local function step_shard(self, fn, ...)
   local started, before, spent = core.clock(), core.times(), self.spent
   local given = call_inside(self, fn, ...)
   local loss = deferred.take(given, "run:step: the function")
-  if self.settings.trial or self.observer then core.sync() end    -- who measure what it takes
+  if self.settings.trial or self.observer then core.sync() end    -- they time the step
   local after, _, count = core.times(), core.shard(self.rows, self.shard, self.grain)
   spent.inside = spent.inside + (core.clock() - started)
   spent.backward = spent.backward + (after.backward - before.backward)
@@ -464,8 +463,7 @@ local function step_shard(self, fn, ...)
   return loss, type(loss) == "number" and loss or given
 end
 
--- The loss of the batch. What the ranks have told each other in this step says whether one of them
--- is to stop.
+-- The loss of the batch over all ranks. Sets `stop` if a rank requested it in this step's exchange.
 local function loss_of_all(self, loss)
   if self.alone then return loss end
   local _, _, _, signal = core.reduced()
@@ -473,8 +471,9 @@ local function loss_of_all(self, loss)
   return ranks.sum_shards("the loss", self.losses)
 end
 
--- The optimizer has taken its step, after the last part of the batch. Returns the loss of it all. A
--- loss that is still to come is waited for when the next step is over, or who wants it asks.
+-- Ends a step after its last shard: updates the position, logs, saves if due, stops if requested.
+-- Returns the loss of the batch. A deferred loss is read at the end of the next step, or earlier by
+-- a call that needs it.
 local function end_step(self, loss)
   local rows, o = self.rows, self.settings
   close_step(self)
@@ -507,11 +506,11 @@ local function end_step(self, loss)
   return loss
 end
 
--- run:step(fn, ...): calls fn(...) as lt.step does; it goes forward and backward, takes the step
--- of the optimizer and returns the loss, a mean over the batch. Then comes all that belongs to a
--- step: metrics, saving when it is due, stopping when that is wanted. Returns the loss, a number;
--- with --vranks that of this part of the batch, until the last one has come. On an accelerator a
--- loss that fn has returned as a tensor is not waited for: it comes back as it is.
+-- run:step(fn, ...): one training step. Calls fn(...) as lt.step does. fn runs the forward and
+-- backward pass, takes the optimizer's step and returns the loss, a mean over the batch. run:step
+-- then logs, saves if due and stops if requested. Returns the loss as a number; with --vranks, the
+-- shard's loss until the last shard of the batch. On an accelerator, a loss that fn returned as a
+-- tensor is returned unchanged, without waiting for it.
 function Run:step(fn, ...)
   expect(self, "epoch", "run:step", "it belongs into: for x, y in run:batches() do ... end")
   if type(fn) ~= "function" then fail("run:step wants a function, it is %s", tostring(fn)) end
@@ -534,8 +533,8 @@ function Run:step(fn, ...)
   return given
 end
 
--- run:mixup(x, y): lt.mixup with the alpha of the run's setting `mixup`, by which it is known that
--- pairs of images stay together. For the function of run:step.
+-- run:mixup(x, y): lt.mixup with the run's setting `mixup` as alpha. The setting also makes the run
+-- keep pairs of images on one rank. For use in the function of run:step.
 function Run:mixup(x, y)
   if getmetatable(self) ~= meta then fail "run:mixup is written with a colon, as it is here" end
   return mixup(x, y, self.settings.mixup)
@@ -543,9 +542,9 @@ end
 
 -- ==== Evaluation and report ======================================================================
 
--- {top1 = , loss = } of the net in eval mode: each sample counts once. Batches of the size that
--- training has, the default, take no memory that training has not had. Images have the size that
--- they have in training.
+-- run:evaluate(set[, {batch = , loss = }]): returns {top1 = , loss = } of the net in eval mode over
+-- the set, each sample counted once. batch defaults to the training batch, which needs no more
+-- memory than training. Images are resized to the size of the current training stage.
 function Run:evaluate(set, given)
   check_call(self, "run:evaluate")
   local before, o = core.clock(), self.settings
@@ -559,7 +558,8 @@ function Run:evaluate(set, given)
   return result
 end
 
--- Ends the epoch: its line, with numbers by name as run:evaluate gives them, and a checkpoint.
+-- run:report(numbers): ends the epoch. Logs it with numbers, a table by name such as run:evaluate
+-- returns, saves a checkpoint, and returns the report: the numbers and train_loss.
 function Run:report(numbers)
   expect(self, "epoch", "run:report", self.phase == "reported" and "this epoch was reported already"
                                       or "it belongs into: for epoch in run:epochs() do ... end")
@@ -569,7 +569,7 @@ function Run:report(numbers)
   progress.check_report(numbers)
   local before = core.clock()
   close_step(self)
-  self.epoch_s = self.epoch_s + (core.clock() - before)          -- the last steps may end by now
+  self.epoch_s = self.epoch_s + (core.clock() - before)          -- the last steps may end here
   core.compare_step()
   state.check_weights(self)
   close_loader(self)

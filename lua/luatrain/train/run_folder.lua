@@ -1,4 +1,4 @@
--- run_folder.lua - the folder of a run: finds or makes it, locks it, and notices when it is lost.
+-- run_folder.lua - the folder of a run: finds or makes it, locks it, and detects its loss.
 --
 -- The lock is on the file OUT/.lock, not on its name: after `rm -rf OUT` another run can make and
 -- lock a new OUT. So the run checks after each step, and before and after it writes a file, that
@@ -11,15 +11,15 @@ local ranks = require "luatrain.train.ranks"
 
 local folder = {}
 
-local runs, first_folder = 0, nil   -- made by this script
+local runs, first_folder = 0, nil   -- number of runs of this script; the folder of the first
 
 local function process_id()
   local file <close> = io.open("/proc/self/stat", "rb")
   return file and file:read "n"
 end
 
--- The folder, locked. A script that makes several runs and does not say where they go has one --out
--- for all: that of the first, and beside it OUT-2, OUT-3, ...
+-- Finds or makes the run's folder and locks it. If a script makes several runs and sets no `out`,
+-- the first uses the folder of --out, and the others use OUT-2, OUT-3, ... beside it.
 local function lock_folder(run)
   local o, out = run.settings, run.settings.out
   runs = runs + 1
@@ -44,14 +44,14 @@ local function lock_folder(run)
   checkpoint.clean(run.folder)
 end
 
--- Gives run its folder, which is rank 0's to write into.
+-- Gives run its folder. Only rank 0 locks it and writes to it, except for rank-N.log.
 function folder.take(run)
   if run.root then lock_folder(run) end
   run.folder = core.broadcast_text("the run's folder", run.folder)
   ranks.print_into(run.folder)
 end
 
--- What has happened to a run's folder, or nil if the run still has it.
+-- A message that says how a run's folder was lost, or nil if the run still has it.
 local function loss_of(run)
   if not run.lock then return nil end      -- only rank 0 writes
   local state, process = run.lock:look()

@@ -1,8 +1,8 @@
--- sources.lua - the text of the Lua files that a script loads by require, dofile and loadfile, for
--- ranks to compare. A file goes by its module or by its name without a folder, as ranks on several
--- machines may have it in different folders.
+-- sources.lua - records the text of all Lua files that a script loads by require, dofile and
+-- loadfile, so that ranks can compare them. A file is known by its module, or by its name without
+-- the folder, because folders may differ between machines.
 
-local sources = {texts = {}}   -- by "module layers" or "file layers.lua"
+local sources = {texts = {}}   -- label, "module layers" or "file layers.lua" -> text
 local texts = sources.texts
 
 -- A file's text, or nil.
@@ -13,7 +13,7 @@ function sources.read(path)
   return text
 end
 
--- A second file of the same name is "file layers.lua (2)".
+-- Records a text. A second file of the same name gets the label "file layers.lua (2)".
 local function keep(label, text)
   local name, n = label, 1
   while texts[name] and texts[name] ~= text do
@@ -23,19 +23,19 @@ local function keep(label, text)
   texts[name] = text
 end
 
--- Whether a file is there and is source text, which the mode allows. Lua's own functions get all
--- others, for their error messages.
+-- Whether text was read, is Lua source and is allowed by mode. In all other cases the callers use
+-- Lua's own functions, for their error messages.
 local function is_source(text, mode)
   return text and not text:find "^\27" and (mode == nil or tostring(mode):find "t")
 end
 
--- What loadfile does with a file's text. It is not read again, since it may come from a pipe.
+-- As loadfile, for a file whose text was read. The file may be a pipe, so it is not read again.
 local function load_text(path, text, ...)
   keep("file " .. path:match "[^/]*$", text)
   return load(text:gsub("^\xef\xbb\xbf", ""):gsub("^#[^\n]*", ""), "@" .. path, ...)
 end
 
--- From now on all files that are loaded are kept.
+-- Starts recording: replaces the searcher of require, loadfile and dofile.
 function sources.track()
   local search, load_file, do_file = package.searchers[2], loadfile, dofile
   package.searchers[2] = function(module)
