@@ -1,7 +1,7 @@
--- agree.lua - compares, before a training, what must be the same on all ranks: the program, the
--- data, the net and the settings. What may change from step to step is compared by dist/agree.c.
+-- agree.lua - before a training, checks that all ranks have the same program, data, net and
+-- settings. dist/agree.c compares what may change from step to step.
 --
--- Devices, threads, workers, folders and logs may differ between ranks. They are not compared.
+-- Devices, threads, workers, folders and logs may differ between ranks and are not compared.
 
 local core = ...
 local command_line = require "luatrain.train.command_line"
@@ -20,17 +20,17 @@ end
 
 local function script_text() return type(arg) == "table" and sources.read(arg[0]) or "" end
 
-local compared = setmetatable({}, {__mode = "k"})            -- labels of files, and sets
+local compared = setmetatable({}, {__mode = "k"})            -- labels of files, sets -> true
 
--- Compares texts of Lua files. How their lines end is no difference to Lua. core.compare ends at a
--- byte of 0.
+-- Compares the text of a Lua file. Ignores differences in line endings, as Lua does. Escapes NUL,
+-- where core.compare would stop.
 local function compare_text(what, text)
   text = text:gsub("\r\n", "\n"):gsub("\n+$", ""):gsub("\0", "\\0")
   core.compare(what, text)
 end
 
--- The files that rank 0 has loaded since the last call. A rank need not have loaded all of them:
--- rank 0 may be the only one that plots.
+-- Compares the files that rank 0 has loaded since the last call. A rank that has not loaded a file
+-- accepts it: only rank 0 may load code for plotting, for example.
 local function compare_files()
   local labels = core.broadcast_text("the files of the script", table.concat(sorted(sources.texts),
       "\n"))
@@ -69,8 +69,8 @@ end
 
 local function trained(tensor) return tensor.on_tape and "" or ", frozen" end
 
--- Compares a new optimizer: `who` makes it, with settings by name, for parameters, each
--- {name = , tensor = }.
+-- Compares a new optimizer over all ranks. who: the name of its maker; settings: a table by name;
+-- parameters: a list of {name = , tensor = }.
 function agree.optimizer(who, settings, parameters)
   local lines = {}
   for i, item in ipairs(parameters) do
@@ -81,7 +81,7 @@ function agree.optimizer(who, settings, parameters)
   core.compare("the parameters to be trained", table.concat(lines, "\n"))
 end
 
--- An optimizer of a class loads a state: tensors by name, and the steps that it has taken.
+-- Compares the state that an optimizer of a class loads: tensors by name, and its number of steps.
 function agree.state(class, steps, state)
   if is_alone() then return end
   local lines = {"steps = " .. steps}
@@ -95,7 +95,7 @@ end
 
 local SAMPLE = 64              -- pixels
 
--- Some pixels of float images, spread over the set.
+-- A list of up to SAMPLE pixels of float images, evenly spread over the set; empty for u8 images.
 local function sample_pixels(set)
   local list = {}
   if not set.images or set.images.dtype == "u8" then return list end
@@ -112,14 +112,14 @@ end
 
 local digests = setmetatable({}, {__mode = "k"})
 
--- A set's digests, of its labels and of a sample of its images. They are computed once.
+-- Returns a set's digests, of its labels and of a sample of its images. Computes them once per set.
 local function digests_of(set)
   if not digests[set] then digests[set] = {set.source:digest()} end
   return table.unpack(digests[set])
 end
 
--- Compares a data set over all ranks. Bytes must be equal. Floats may differ a little, because they
--- may have been computed on different CPUs.
+-- Compares a data set over all ranks. Bytes must be equal. Floats may differ by a tolerance of
+-- 1e-4, because they may have been computed on different CPUs.
 function agree.set(what, set)
   if is_alone() or compared[set] then return end
   local labels, images = digests_of(set)
@@ -135,8 +135,8 @@ function agree.set(what, set)
   compared[set] = true
 end
 
--- One number for a set. It goes into the record of each step that trains with the set. 0: there is
--- only one rank.
+-- A 32-bit digest of a set, which goes into the step record of each step that trains with the set.
+-- 0 if there is only one rank.
 function agree.digest(set)
   if is_alone() then return 0 end
   local labels, images = digests_of(set)
@@ -145,7 +145,7 @@ end
 
 -- ==== Runs =======================================================================================
 
--- The settings of a run, in the order in which they are compared.
+-- The settings of a run as text, in the order in which they are compared.
 local function run_text(o)
   local lines = {"batch = " .. o.batch, "epochs = " .. o.epochs}
   local function add(name, value) lines[#lines + 1] = name .. " = " .. text_of(value) end
@@ -161,7 +161,8 @@ local function run_text(o)
   return table.concat(lines, "\n")
 end
 
--- Before a run looks for a checkpoint: that can fail on one rank, if its settings differ.
+-- Compares the settings of a run. Called before it looks for a checkpoint, since with different
+-- settings the search could fail on one rank only.
 function agree.settings(run)
   if is_alone() then return end
   local o = run.settings
@@ -170,8 +171,7 @@ function agree.settings(run)
   agree.set("the training set", o.train)
 end
 
--- The tree of a net as text, without the folders of functions and without the blanks that align
--- columns.
+-- tostring(net), without the folders of functions and the blanks that align columns.
 local function tree_text(net)
   return (tostring(net):gsub("function [^\n]*/", "function "):gsub("(%S)  +", "%1 "))
 end
@@ -182,11 +182,11 @@ local function frozen_text(net)
   return table.concat(lines, "\n")
 end
 
-local due = false              -- gradients of the next step are to be compared
+local due = false              -- whether to compare the gradients of the next step
 
 local function is_due(o, step) return o.check_sync ~= nil and step % o.check_sync == 0 end
 
--- Before the first step of a run: the ranks are at the same place of it, with the same net.
+-- Called before the first step of a run: compares its position, optimizer, net and precision.
 function agree.start(run)
   local o = run.settings
   if is_alone() then return end
@@ -204,7 +204,8 @@ end
 
 -- ==== With --check-sync ==========================================================================
 
--- Before a step of an optimizer. Its gradients are summed over all ranks first.
+-- Called before a step of an optimizer: compares the gradients if due, once they are summed over
+-- all ranks.
 function agree.gradients(handle, parameters)
   if not due or not core.complete(handle) then return end
   local lines = {}
@@ -215,11 +216,11 @@ function agree.gradients(handle, parameters)
   core.compare(("the gradients for step %d"):format(core.steps() + 1), table.concat(lines, "\n"))
 end
 
--- After a step of a run.
+-- Called after a step of a run: compares the weights if due.
 function agree.step(o, step)
   if is_alone() then return end
   if is_due(o, step) then
-    core.compare_step()        -- which can name a setting
+    core.compare_step()        -- first, since its error can name a setting that differs
     core.compare(("the weights after step %d"):format(step), o.net:sha256())
   end
   due = is_due(o, step + 1)

@@ -1,4 +1,4 @@
--- data_wait.lua - notices when a run waits for its data, and says why.
+-- data_wait.lua - detects that a run is limited by its data, and explains why.
 
 local core = ...
 local log = require "luatrain.train.log"
@@ -6,9 +6,9 @@ local sum = require "luatrain.sum"
 
 local data_wait = {}
 local DataWait = {}
-local LAST = 50                -- steps that are looked at
-local SECONDS = 5              -- the first ones do not count
-local SHARE = 0.2              -- of the time of these steps
+local LAST = 50                -- number of recent steps that are considered
+local SECONDS = 5              -- no warning in the first seconds of a run
+local SHARE = 0.2              -- warns above this fraction of their time
 
 function data_wait.new()
   return setmetatable({n = 0, seconds = 0.0, waited = {}, total = {}}, {__index = DataWait})
@@ -31,8 +31,8 @@ local function cause(share, images_per_s, stats)
   return text .. "Smaller images, less augmentation or more CPUs help"
 end
 
--- After each step: how long it waited for its batch of images, and how long it took. Returns a
--- warning, once.
+-- Called after each step. waited: seconds spent waiting for its batch of `images` images; total:
+-- seconds for the whole step. Returns a warning, once per run, or nil.
 function DataWait:step(waited, total, images, loader)
   local i = self.n % LAST + 1
   self.waited[i], self.total[i] = waited, total

@@ -1,7 +1,7 @@
--- evaluate.lua - how good a net is: run:evaluate without the run.
+-- evaluate.lua - evaluates a net on a set; the part of run:evaluate that does not need the run.
 --
--- Each sample of the set counts once, on however many ranks: each rank goes through its shards of
--- every batch, and after it they add up what they saw, in the order of the shards.
+-- Each sample of the set counts once, whatever the number of ranks: each rank evaluates its shards
+-- of every batch. After each batch the ranks sum their results in the order of the shards.
 
 local core = ...
 local agree = require "luatrain.train.agree"
@@ -23,14 +23,15 @@ local function read(set, given)
   return spec(all)
 end
 
--- Hits and summed loss of some samples.
+-- Returns the number of correct predictions and the sum of the losses of the samples in x, y.
 local function evaluate_batch(net, loss, x, y)
   local logits = net(x)
   local lost = check.number(loss(logits, y), "run:evaluate: 'loss'")
   return ops.eq(ops.argmax(logits, 2), y):sum():item(), lost * x:dim(1)
 end
 
--- Those of this rank's shards of a batch of so many rows: hits of all, the loss of each.
+-- Evaluates this rank's shards of a batch of `rows` samples. Returns the number of correct
+-- predictions, and a list of the summed loss of each shard.
 local function evaluate_shards(pass, rows, amp, net, loss)
   local hits, losses = 0, {}
   for part = 1, core.shards() do
@@ -43,10 +44,9 @@ local function evaluate_shards(pass, rows, amp, net, loss)
   return hits, losses
 end
 
--- {top1 = , loss = } of net in eval mode; given: what run:evaluate was given beside set; like: the
--- run's batch, amp and size of images. After each batch stop(reason) is called, with the signal by
--- which one of the ranks is to stop, or false. Afterwards, by an error too, net is in the mode it
--- was in.
+-- Returns {top1 = , loss = } of net in eval mode. given: the options of run:evaluate; like: the
+-- run's batch, amp and image size. Calls stop(reason) after each batch, with the signal by which a
+-- stop was requested on any rank, or false. Restores the net's mode, also after an error.
 return function(net, set, given, like, stop)
   local o = read(set, given)
   agree.set("an evaluation", set)

@@ -1,16 +1,16 @@
--- exits.lua - os.exit(), which ends a process without an error that anybody could catch.
+-- exits.lua - replaces os.exit(), so that open runs write their end lines before the process ends.
 --
--- A run that is open then writes its end line. On one of several ranks, os.exit() raises an error
--- that pcall does not catch. os.exit(0) ends that rank alone, and os.exit(7) the whole job.
+-- On one of several ranks, os.exit() raises an error that pcall does not catch. os.exit(0) ends
+-- only that rank, another code such as os.exit(7) the whole job.
 
 local core = ...
 
 local exits = {}
 
 local exit = os.exit
-local runs = setmetatable({}, {__mode = "k"})     -- those that were begun
+local runs = setmetatable({}, {__mode = "k"})     -- all runs that have begun -> true
 
--- The number that the process would end with; nil: os.exit does not take this.
+-- The exit code of the process for an argument of os.exit; nil if the argument is invalid.
 local function number_of(code)
   if code == nil or code == true then return 0 end
   if code == false then return 1 end
@@ -18,8 +18,8 @@ local function number_of(code)
   return number and number & 0xff
 end
 
--- The run's __exit is called with the code when the script ends the process. It does nothing when
--- the run is over.
+-- Registers a run: os.exit() calls its __exit with the exit code. __exit does nothing if the run is
+-- over.
 function exits.add(run) runs[run] = true end
 
 function os.exit(code, ...)
@@ -28,7 +28,7 @@ function os.exit(code, ...)
   exit(code, ...)
 end
 
-local left                     -- the text of the error by which this rank leaves
+local left                     -- message of the error by which this rank exits
 
 local function exit_rank(code, ...)
   local number = number_of(code)
@@ -39,13 +39,13 @@ local function exit_rank(code, ...)
   core.exit(number, left)
 end
 
--- Returns what pcall has returned, or raises the error by which a rank leaves again.
+-- Returns the results of pcall, or raises the exit error of this rank again.
 local function pass_on(ok, ...)
   if not ok and left and tostring((...)):find(left, 1, true) then error((...), 0) end
   return ok, ...
 end
 
--- Makes os.exit() of this Lua state, a rank's, end the whole run.
+-- Makes os.exit() in this Lua state, which belongs to a rank, work as described above.
 function exits.begin_rank()
   local call, call_with_handler, resume = pcall, xpcall, coroutine.resume
   os.exit = exit_rank

@@ -1,13 +1,13 @@
--- log.lua - what a run says: for programs one object a line in metrics.jsonl, for people a live
--- line on a terminal or plain lines into a pipe.
+-- log.lua - the log of a run: metrics.jsonl, with a JSON object per line, and for people a live
+-- line on a terminal or plain lines in a pipe.
 --
 --   local log = require "luatrain.train.log".new{folder = "runs/x"}
 --   log:step{step = 7, epoch = 1, epochs = 5, steps = 2345, samples = 896, loss = 0.3, ...}
 --   log:epoch{epoch = 1, epochs = 5, loss = 0.3, top1 = 0.9, ...}
 --   log:close()
 --
--- A line of the file is written with one call of the system, so a run that is killed leaves at most
--- the last one torn. While a log is open, print clears the live line first.
+-- Each line of the file is written with one system call, so that a killed run leaves at most its
+-- last line torn. While a log is open, print clears the live line first.
 
 local core = ...
 local check = require "luatrain.check"
@@ -17,13 +17,13 @@ local log = {}
 local Log = {}
 local meta = {__index = Log, __name = "luatrain.Log"}
 
-local PLAIN, LIVE = 10, 0.1    -- seconds from one line, or one look of the live line, to the next
-local FADE = 30                -- seconds after which a step counts 1/e in the rate
+local PLAIN, LIVE = 10, 0.1    -- seconds between plain lines; between updates of the live line
+local FADE = 30                -- time constant of the rate's exponential mean, in seconds
 
 -- ==== JSON =======================================================================================
 
--- The fields in the order of a line; others come after them by name. What is measured, not
--- computed, has a format: no more digits than mean something.
+-- The fields in the order of a line; other fields follow, sorted by name. A format limits the
+-- digits of measured values to the significant ones.
 local FIELDS = {
   {"step"}, {"epoch"}, {"samples"}, {"loss"}, {"lr"}, {"top1"}, {"test_loss"},
   {"samples_per_s", "%.1f"}, {"data", "%.4f"}, {"forward", "%.4f"}, {"backward", "%.4f"},
@@ -48,7 +48,7 @@ local function value_text(value, format)
   return measured and format:format(value) or json_text(value)
 end
 
--- An event, without the fields in `unsaid`, as a line.
+-- The line for an event. t: seconds since the run began. Leaves out the fields in `unsaid`.
 local line_of = core.in_c_locale(function(name, t, fields, unsaid)
   local items, n = {('{"event":%s,"t":%.3f'):format(json_text(name), t)}, 1
   for i = 1, #FIELDS do
@@ -73,8 +73,8 @@ end)
 
 -- ==== Reading ====================================================================================
 
--- Lines are read with patterns, as line_of() wrote them: a quote within a string has a backslash
--- before it, so `"step":` is never a part of one. A torn line has no end.
+-- Lines are read with patterns that rely on the format of line_of(). Quotes in strings are escaped,
+-- so a match for `"step":` is never inside a string. A torn line does not end with "}\n".
 local function is_whole(line) return line:sub(-2) == "}\n" end
 local function step_in(line) return tonumber(line:match '"step":(%d+)') or 0 end
 
@@ -94,7 +94,8 @@ function log.lines(path)
   end
 end
 
--- Iterates over the events up to a step, or all: the name and the numbers of each.
+-- Iterates over the events of a file up to a step, or all if nil. Each event is a table with its
+-- name, `event`, and its numbers.
 function log.read(path, up_to_step)
   local lines = log.lines(path)
   return function()
@@ -118,9 +119,9 @@ local function bytes_before(path, step, epoch)
   end
 end
 
--- Cuts off what came after a position: the steps after it will be written again, and so will the
--- report of an epoch that was not saved as reported; and a last line that is torn. One in between,
--- as a disk that was full for a while leaves it, stays: what comes after it is whole.
+-- Truncates the file at a position, for a run that resumes there: removes the steps after it and
+-- the reports of unfinished epochs, which will be written again, and a torn last line. A torn line
+-- in the middle, as a disk that was temporarily full leaves it, stays.
 function log.cut(path, step, epoch)
   if core.exists(path) == false then return end
   local ok, bytes = pcall(bytes_before, path, step, epoch)
@@ -128,7 +129,7 @@ function log.cut(path, step, epoch)
   if bytes then core.cut_file(path, bytes) end
 end
 
--- ==== Words for people ===========================================================================
+-- ==== Text for people ============================================================================
 
 -- 1180.4 as "1,180".
 function log.thousands(n)
@@ -159,7 +160,7 @@ end
 
 local function counted(n, one, many) return thousands(n) .. " " .. (n == 1 and one or many) end
 
--- The parts of a line; false and nil are left out.
+-- Joins the parts of a line. Leaves out false and nil.
 local function joined(...)
   local list, parts = {}, table.pack(...)
   for i = 1, parts.n do
@@ -168,7 +169,8 @@ local function joined(...)
   return table.concat(list, "  ")
 end
 
--- What a run says first; fields.step and fields.epoch are there when it goes on.
+-- The text at the start of a run, from the fields of its event "start". f.step and f.epoch are set
+-- only if it resumes.
 log.start_text = core.in_c_locale(function(f)
   return joined("luatrain " .. f.version, f.device, f.backend,
                 f.ranks > 1 and counted(f.ranks, "rank", "ranks"),
@@ -216,20 +218,21 @@ end)
 
 -- ==== The log of a run ===========================================================================
 
--- The line that print would write.
+-- The line that print(...) would write.
 function log.line(...)
   local list = table.pack(...)
   for i = 1, list.n do list[i] = tostring(list[i]) end
   return table.concat(list, "\t") .. "\n"
 end
 
--- In mode json programs read stdout.
+-- In mode json, stdout is for programs only.
 local function print_to_stderr(...) io.stderr:write(log.line(...)) end
 
 local spec = check "log.new{folder:string; mode=text, quiet=false, seconds=0.0}"
 
--- Appends to folder/metrics.jsonl. Mode "json": the lines of the file go to stdout, each of them;
--- no text does, and print writes to stderr. seconds: how long the run took before it went on here.
+-- Opens a log that appends to folder/metrics.jsonl. In mode "json", every line of the file also
+-- goes to stdout, no text does, and print writes to stderr. seconds: the run's time before it was
+-- resumed.
 function log.new(given)
   local self = spec(given)
   local path = self.folder .. "/metrics.jsonl"
@@ -240,8 +243,8 @@ function log.new(given)
   self.text = self.mode == "text" and not self.quiet
   self.json = self.mode == "json" and not self.quiet
   self.live = self.text and core.terminal() ~= nil
-  self.width = 0                                         -- of the live line that is on the terminal
-  self.images, self.seconds = 0, 0                       -- of the last steps, faded
+  self.width = 0                                         -- of the live line on the terminal
+  self.images, self.seconds = 0, 0                       -- exponentially weighted sums over steps
   self.print = print
   self.own_print = function(...)
     self:clear()
@@ -251,7 +254,7 @@ function log.new(given)
   return setmetatable(self, meta)
 end
 
--- Takes the live line off the terminal.
+-- Clears the live line.
 function Log:clear()
   if self.width > 0 then io.stdout:write("\r", (" "):rep(self.width), "\r"):flush() end
   self.width = 0
@@ -267,7 +270,7 @@ local function complain(self, text)
   io.stderr:write("luatrain: warning: ", text, "\n")
 end
 
-local NOTHING, NOT_IN_EPOCH = {}, {epochs = true}        -- what lines leave out
+local NOTHING, NOT_IN_EPOCH = {}, {epochs = true}        -- fields that lines leave out
 local NOT_IN_STEP = {epochs = true, steps = true, images = true, batch = true}
 
 -- Writes an event to the file. Returns its line.
@@ -282,7 +285,7 @@ local function record(self, name, fields, unsaid)
   return line
 end
 
--- Strings, numbers, booleans and lists of these, by name.
+-- Writes an event. fields: strings, numbers, booleans and lists of these, by name.
 function Log:event(name, fields)
   local line = record(self, name, fields, NOTHING)
   if self.json then io.stdout:write(line):flush() end
@@ -297,15 +300,16 @@ function Log:warn(text)
   complain(self, text)
 end
 
--- The event "start", and what people read of it.
+-- Writes the event "start", and prints its text.
 function Log:start(fields)
   self:event("start", fields)
   self:note(log.start_text(fields))
 end
 
--- The rate is that of the last steps alone: what lies between them, as an evaluation, is no part.
+-- Returns the rate over the last steps, in images per second, and the remaining seconds; the latter
+-- is nil at the first step. Time between steps, as for an evaluation, does not count.
 local function count(self, f)
-  local first = not self.counting                        -- it is slow, and not counted
+  local first = not self.counting                        -- the first step is slow: not counted
   self.counting = true
   if first then return f.samples_per_s end
   local seconds = f.batch / f.samples_per_s
@@ -318,7 +322,7 @@ end
 local function draw(self, f, rate, eta)
   local width, without = (core.terminal() or 80) - 1, {}   -- the last column would wrap
   local text = step_text(f, rate, eta, without)
-  for _, name in ipairs{"lr", "rate", "step", "scale"} do  -- what is missed least goes first
+  for _, name in ipairs{"lr", "rate", "step", "scale"} do  -- drops the least important first
     if #text <= width then break end
     without[name] = true
     text = step_text(f, rate, eta, without)
@@ -328,9 +332,9 @@ local function draw(self, f, rate, eta)
   self.width = #text
 end
 
--- epochs and steps are those of the whole run, samples too: those of epochs before count in full.
--- images: in an epoch. batch: in this step. samples_per_s is what this step had, the wait for its
--- data included.
+-- Writes the event of a step and shows it if due. fields.epochs and fields.steps are totals of the
+-- run. samples: seen so far, over all epochs; images: per epoch; batch: samples in this step;
+-- samples_per_s: the rate of this step, including the wait for its data.
 function Log:step(fields)
   local line = record(self, "step", fields, NOT_IN_STEP)
   local rate, eta = count(self, fields)
@@ -346,15 +350,16 @@ function Log:step(fields)
   end
 end
 
--- The end of an epoch: loss, samples_per_s and wall_s of its training; top1, test_loss and other
--- numbers of the evaluation, if there was one. remark: what people are told beside it, or nil.
+-- Writes and shows the end of an epoch. fields: loss, samples_per_s and wall_s of its training;
+-- top1, test_loss and other numbers of the evaluation, if there was one. remark: text that is only
+-- shown, or nil.
 function Log:epoch(fields, remark)
   local line = record(self, "epoch", fields, NOT_IN_EPOCH)
   if self.json then io.stdout:write(line):flush() end
   self:note(epoch_text(fields, remark))
 end
 
--- Gives print back. Further calls do nothing.
+-- Closes the file and restores print. Further calls do nothing.
 function Log:close()
   self:clear()
   if print == self.own_print then print = self.print end
@@ -363,7 +368,7 @@ function Log:close()
   self.close = function() end
 end
 
--- The log of a rank for which rank 0 speaks: warnings only, to where its print goes.
+-- The log of ranks other than 0: shows warnings only, with print.
 local Other = {}
 for _, name in ipairs{"start", "step", "epoch", "event", "note", "close"} do
   Other[name] = function() end
@@ -372,7 +377,7 @@ function Other.warn(_, text) print("warning: " .. text) end
 
 function log.other() return setmetatable({}, {__index = Other}) end
 
--- What a script prints before its first run and after the last one is for people too.
+-- In mode json, stdout is for programs before the first run and after the last one too.
 if os.getenv "LUATRAIN_LOG" == "json" then print = print_to_stderr end
 
 return log

@@ -1,5 +1,5 @@
--- overrides.lua - the settings of a run that come from outside of the script: `luatrain --out X` is
--- the variable LUATRAIN_OUT=X here. They beat what the script says.
+-- overrides.lua - the settings of a run from the environment; they override the script's. The
+-- option `luatrain --out X` sets the variable LUATRAIN_OUT=X.
 
 local core = ...
 local check = require "luatrain.check"
@@ -8,7 +8,7 @@ local unused_options = require "luatrain.train.unused_options"
 
 local function fail(...) core.fail("EUSAGE", string.format(...)) end
 
--- A variable's text; one that is empty is not there.
+-- The text of an environment variable; nil if it is not set or empty.
 local function text_of(name)
   local text = os.getenv(name)
   return text ~= "" and text or nil
@@ -34,18 +34,18 @@ local function choice_of(name, words)
   end
 end
 
--- "runs/x/" as "runs/x".
+-- A path without trailing slashes: "runs/x" for "runs/x/".
 local function folder(path) return path and (path:gsub("(.)/+$", "%1")) end
 
--- Where max_steps comes from: a flag is a variable too.
+-- The name of the setting that max_steps comes from, for messages.
 local function source_of_max_steps(is_override)
   if not is_override then return "max_steps" end
   return command_line.has "--max-steps" and "--max-steps" or "LUATRAIN_MAX_STEPS"
 end
 
--- Puts out, resume, save_every, max_steps, amp, log and quiet into the settings o of a run. resume
--- is false when there is nothing to go on with, as in a new folder; amp is that of an lt.autocast
--- around the run when nobody says it.
+-- Applies the overrides to the settings o of a run: out, resume, save_every, max_steps, check_sync,
+-- amp_check, amp, log and quiet. resume is false if there is nothing to resume from, as in a new
+-- folder. amp defaults to the precision of an enclosing lt.autocast.
 return function(o)
   unused_options.run = true
   local out, max_steps = text_of "LUATRAIN_OUT", count_of "LUATRAIN_MAX_STEPS"

@@ -1,5 +1,5 @@
--- ranks.lua - a run on several ranks: rank 0 speaks and writes for all; what the others print goes
--- to rank-N.log in the run's folder.
+-- ranks.lua - a run on several ranks. Rank 0 prints and saves for all; the output of the others
+-- goes to rank-N.log in the run's folder.
 
 local core = ...
 local agree = require "luatrain.train.agree"
@@ -10,13 +10,13 @@ local sum = require "luatrain.sum"
 
 local ranks = {}
 
--- ==== What the others print ======================================================================
+-- ==== Output of the other ranks ==================================================================
 
-local kept                     -- what was printed before there is a folder
+local kept                     -- temporary file with the output before the run has a folder
 
 local function print_to_file(...) io.write(log.line(...)) end
 
--- lt_lua_join() calls this.
+-- Prepares this Lua state as a rank. lt_lua_join() calls this.
 function ranks.begin()
   exits.begin_rank()
   sources.track()
@@ -26,7 +26,7 @@ function ranks.begin()
   print = print_to_file
 end
 
--- The run has a folder: from now on what this rank prints goes there.
+-- Redirects this rank's output to rank-N.log in the run's folder, and moves earlier output there.
 function ranks.print_into(folder)
   if not kept then return end
   local file = core.open_plain(("%s/rank-%d.log"):format(folder, core.rank()), "a")
@@ -39,10 +39,10 @@ function ranks.print_into(folder)
   io.output(file)
 end
 
--- ==== Together ===================================================================================
+-- ==== Collective functions =======================================================================
 
--- lt.on_root(fn, ...): what fn returns, on rank 0; others pass it by. What all ranks do together,
--- as a step or an evaluation, is an error in it.
+-- lt.on_root(fn, ...): on rank 0, calls fn(...) and returns its results; on other ranks, does
+-- nothing. In fn, collective operations such as a step or an evaluation raise an error.
 function ranks.on_root(fn, ...)
   if core.rank() > 0 then return end
   local before = core.on_root(true)
@@ -50,7 +50,8 @@ function ranks.on_root(fn, ...)
   return fn(...)
 end
 
--- The numbers of all ranks, each of which has as many, one rank behind the other.
+-- Gathers lists of numbers: returns the lists of all ranks, concatenated in rank order. Each rank's
+-- list must have the same length.
 function ranks.gather(what, list)
   local rank, size = core.rank()
   local all = {}
@@ -59,17 +60,17 @@ function ranks.gather(what, list)
   return {core.sum(what, table.unpack(all))}
 end
 
--- Bytes that this rank has sent to others, or that they have read from it, so far.
+-- The total bytes that this rank has sent to others, or that they have read from it.
 function ranks.sent()
   local _, _, bytes = core.reduced()
   return bytes
 end
 
--- The sum over all shards of a batch, in their order, of a number that each has; list has those of
--- this rank's.
+-- The sum of a number over all shards of a batch, in the order of the shards. list has the numbers
+-- of this rank's shards.
 function ranks.sum_shards(what, list) return sum(ranks.gather(what, list)) end
 
--- For tests: a sentence about a fault of this rank that was armed and did not come; or nil.
+-- For tests: a message if a fault was armed for this rank but not injected; else nil.
 function ranks.missed_fault()
   local name, of, step, injected = core.fault()
   if not name or injected or of ~= core.rank() then return nil end
@@ -77,8 +78,8 @@ function ranks.missed_fault()
          :format(step, name)
 end
 
--- Starts the allreduce of gradients for parameters, each {name = , tensor = }, of an optimizer that
--- `who` makes with these settings.
+-- Makes the reducer that averages gradients over the ranks, for the parameters of a new optimizer,
+-- a list of {name = , tensor = }. who (the optimizer's maker) and settings are compared first.
 function ranks.reduce(parameters, who, settings)
   if core.is_alone() then return end
   local tensors = {}

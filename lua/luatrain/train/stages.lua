@@ -1,12 +1,12 @@
--- stages.lua - the parts of a run in which images have one size.
+-- stages.lua - the stages of a run, each with its own image size.
 --
 --   lt.fit{..., epochs = 28, batch = 512, sizes = {
 --     {epochs = 13, size = 128}, {epochs = 12, size = 224, batch = 224, area = 0.087},
 --     {size = 288, batch = 128, area = 0.5}}}
 --
--- A stage has size, of each side, or none: images stay as they are; batch; area, the least part of
--- an image to train with; and `last`, its last epoch. What the list does not say of a stage is as
--- in the rest of the run.
+-- A stage has size, the images' height and width, or nil for their own size; batch; area, the
+-- smallest fraction of an image that a random crop keeps; and `last`, its last epoch. batch and
+-- area default to those of the run.
 
 local core = ...
 local check = require "luatrain.check"
@@ -17,7 +17,7 @@ local function fail(code, ...) core.fail(code, string.format(...)) end
 
 local spec = check "sizes{; size, epochs?, batch?, area?:share}"
 
--- The stages of a run with these settings.
+-- The list of stages of a run with settings o. Checks `sizes`.
 function stages.read(o)
   local list, last = {}, 0
   if o.sizes and #o.sizes == 0 then fail("EINVAL", "lt.run: sizes has no item") end
@@ -38,7 +38,7 @@ function stages.read(o)
   end
   if not o.sizes then list[1] = {batch = o.batch, area = o.augment.area, last = math.huge} end
   for _, stage in ipairs(list) do
-    o.train:sized(stage.size)          -- or it fails
+    o.train:sized(stage.size)          -- raises an error if the images cannot be resized
     if stage.batch > #o.train then
       fail("EDATA", "lt.run: batch wants at most the %d images of the training set, it is %d",
            #o.train, stage.batch)
@@ -47,16 +47,17 @@ function stages.read(o)
   return list
 end
 
--- The one of an epoch.
+-- The stage of an epoch.
 function stages.at(list, epoch)
   local i = 1
   while epoch > list[i].last do i = i + 1 end
   return list[i]
 end
 
-local MOST = 2 ^ 53            -- steps: every program that reads JSON counts so far
+local MOST = 2 ^ 53            -- steps: the largest count that all JSON readers represent exactly
 
--- How many steps it is from `done` images of an epoch to the end of epochs; at most 2^53.
+-- The number of steps from the position (epoch, done images in it) to the end of the last epoch, at
+-- most 2^53. images: in an epoch.
 function stages.steps(list, epoch, done, epochs, images)
   local steps, next_epoch = 0.0, epoch
   for _, stage in ipairs(list) do

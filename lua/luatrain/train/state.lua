@@ -1,11 +1,11 @@
--- state.lua - what of a run stands in its checkpoints beside the tensors, and how a run that goes
--- on takes it over.
+-- state.lua - the state of a run in its checkpoints besides the tensors, and its restoration.
 --
--- The settings of the optimizer stand there twice: as they were when lt.run was called
--- ("initial.lr") and as they were last ("current.lr"). A script that is run again with the same
--- first values gets the last ones back, so what it had set in between goes on to hold; where the
--- first values differ, somebody has changed the script or its flags, and the new ones hold. Those
--- of the scaler ("initial_scaler.scale") have their last values in its own state.
+-- A checkpoint has the optimizer's settings twice: their values when lt.run was called
+-- ("initial.lr") and when it was saved ("current.lr"). If the resumed script starts with the same
+-- initial value, it gets the current one back, so that its changes during the run persist. If the
+-- initial values differ, the user has changed the script or its flags, and the new value applies.
+-- The scaler's settings are saved as initial values only ("initial_scaler.scale"); its own state
+-- has the current ones.
 
 local core = ...
 local checkpoint = require "luatrain.train.checkpoint"
@@ -17,28 +17,29 @@ local state = {}
 
 -- ==== Saving =====================================================================================
 
--- "32x32x3": what the images of a set are, or were.
+-- The shape of the images of a set or a saved state, as text: "32x32x3" (h, w, c).
 function state.shape_of(set)
   return ("%dx%dx%d"):format(set.height, set.width, set.channels)
 end
 local shape_of = state.shape_of
 
--- The settings of a run's optimizer as they are now. lr_factor is the schedule's, if there is one.
+-- The current settings of a run's optimizer. With a schedule, which sets lr_factor, it counts as 1.
 function state.settings(o)
   local settings = o.optim:settings()
   if o.schedule then settings.lr_factor = 1.0 end
   return settings
 end
 
--- The sum of large numbers may be infinite; that of each times 0 is not.
+-- Whether all elements are finite. The sum of large finite elements may overflow; then each element
+-- is multiplied by 0 first.
 local function is_finite(tensor)
   local sum = tensor:sum():item()
   if sum - sum ~= 0 then sum = (tensor * 0):sum():item() end
   return sum == sum
 end
 
--- Raises an error when a number of the net is nan or infinite: only the last two checkpoints are
--- kept, so one with it would cost a good one.
+-- Raises ENUMERIC if a parameter or buffer of the net is not finite. Called before each save: only
+-- two checkpoints are kept, so a bad one would replace a good one.
 function state.check_weights(run)
   local names, tensors = run.settings.net:state()
   for i, name in ipairs(names) do
@@ -52,7 +53,7 @@ function state.check_weights(run)
   end
 end
 
--- The flat table that checkpoint.save wants.
+-- The state of a run as the flat table that checkpoint.save takes.
 function state.of(run)
   local o, train = run.settings, run.settings.train
   local s = {
@@ -74,15 +75,15 @@ function state.of(run)
   return s
 end
 
--- ==== Going on ===================================================================================
+-- ==== Resuming ===================================================================================
 
--- What of it must be there, and of which kind.
+-- The required fields of a state, by type.
 local KINDS = {integer = {"step", "counter", "draws", "seed", "epoch", "done", "epochs", "batch",
                           "epoch_images", "images", "height", "width", "channels", "classes"},
                float = {"loss_sum", "seconds", "epoch_s"},
                boolean = {"bf16", "fp16", "auto"}}
 
--- Refuses a checkpoint in which something is missing.
+-- EFILE if a required field of a checkpoint is missing or has an invalid value.
 local function check_whole(s, path)
   for _, kind in ipairs(sorted(KINDS)) do
     for _, name in ipairs(KINDS[kind]) do
@@ -97,7 +98,7 @@ local function check_whole(s, path)
   end
 end
 
--- Refuses a checkpoint of a run that this one cannot continue.
+-- EFILE if a run with settings o cannot resume from a checkpoint with state s.
 local function check(o, s, path)
   check_whole(s, path)
   if s.seed ~= core.seed() then
@@ -118,7 +119,7 @@ local function check(o, s, path)
   end
 end
 
--- The entries of s whose names begin with a prefix, without it.
+-- The entries of s whose names begin with prefix, with the prefix removed.
 local function part(s, prefix)
   local list = {}
   for key, value in pairs(s) do
@@ -136,8 +137,8 @@ local function changed_text(path, name, was, is)
          :format(path, name, shown(was), shown(is))
 end
 
--- Gives the optimizer the settings that it had last. Appends a warning for each that was changed
--- from outside since.
+-- Restores the optimizer's settings as described above. Appends a warning for each setting that the
+-- user has changed.
 local function restore_settings(run, s, path, warnings)
   local initial, current, all = part(s, "initial."), part(s, "current."), {}
   for _, list in ipairs{initial, current, run.initial} do
@@ -153,13 +154,13 @@ local function restore_settings(run, s, path, warnings)
   end
 end
 
--- What amp auto has chosen holds.
+-- Restores the precision that amp = "auto" has chosen, if its trial was over.
 local function restore_amp(o, s)
   if o.trial and s.auto then o.amp, o.trial = s.bf16 and "bf16" or "off", false end
 end
 
--- The loss scale goes on, if there was one of this policy. Appends a warning if there was not, and
--- for each setting that was changed since.
+-- Restores the loss scaler, if the checkpoint has one with the same policy. Appends a warning if
+-- not, and for each setting that the user has changed.
 local function restore_scaler(run, s, path, warnings)
   local state, initial, is = part(s, "scaler."), part(s, "initial_scaler."), run.settings.scaler
   if not is then return end
@@ -192,7 +193,8 @@ local function take_over(run, s)
   if next(result) then run.result = result end
 end
 
--- What is different, but no reason to stop.
+-- Appends a warning for each difference in batch, epochs and precision, which does not prevent
+-- resuming.
 local function differences(o, s, path, warnings)
   for _, item in ipairs{
     {"with batches of %d images, now they have %d", s.batch, o.batch},
@@ -207,7 +209,8 @@ local function differences(o, s, path, warnings)
   end
 end
 
--- Goes on from a checkpoint, if there is one that is to be used. Returns warnings.
+-- Resumes a run from a checkpoint as its setting `resume` says, if there is one. Returns a list of
+-- warnings.
 function state.resume(run)
   local o, folder = run.settings, run.folder
   if not o.resume then return {} end

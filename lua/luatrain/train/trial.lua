@@ -1,5 +1,5 @@
--- trial.lua - amp = "auto": the first steps of a run are steps as any others, in each precision in
--- turn; then the faster one is kept.
+-- trial.lua - amp = "auto": the first steps of a run use the precisions in turn; the rest of the
+-- run uses the faster one. The first steps are ordinary training steps.
 
 local core = ...
 
@@ -9,13 +9,13 @@ local Trial = {}
 local meta = {__name = "luatrain.Trial", __index = Trial}
 
 local PRECISIONS = {"off", "bf16"}
--- Which of them each step has. The first two of each are not counted, as memory and plans are made
--- in them; what else changes from step to step is shared out.
+-- The precision of each step. The first two steps of each precision are not timed, because they
+-- allocate memory and make plans. The order is balanced, so that drift affects both the same.
 local ORDER, WARM_UP = {1, 2, 1, 2, 1, 2, 2, 1, 1, 2, 2, 1, 1, 2}, 4
-local LEAST = 0.05      -- of the time is to be saved, or it is not worth the rounding
+local LEAST = 0.05      -- fraction of the time that bf16 must save to be worth its rounding
 
--- The trial of a run with settings o; false: there is none. Until it is over, o.amp is that of the
--- step.
+-- The trial of a run with settings o, or false unless o.amp is "auto". During the trial, o.amp is
+-- the precision of the current step.
 function trial.begin(o)
   if o.amp ~= "auto" then return false end
   if core.deterministic() then
@@ -26,7 +26,7 @@ function trial.begin(o)
   return setmetatable({done = 0, seconds = {{}, {}}}, meta)
 end
 
--- That of the next step.
+-- The precision of the next step.
 function Trial:precision() return PRECISIONS[ORDER[self.done + 1]] end
 
 local function median(list)
@@ -36,8 +36,8 @@ end
 
 local function short(ms) return (ms < 100 and "%.3g" or "%.0f"):format(ms) end
 
--- A step took so long. nil, or after the last one which precision it is to be, on all ranks, what
--- each takes in milliseconds, and a line that says so.
+-- Records the time of a step. After the last step of the trial, returns the choice, the same on all
+-- ranks, as {amp = , off_ms = , bf16_ms = }, and a line for the log; before that, nil.
 function Trial:end_step(seconds)
   self.done = self.done + 1
   if self.done > WARM_UP then table.insert(self.seconds[ORDER[self.done]], seconds) end

@@ -1,12 +1,13 @@
--- unused_options.lua - options of luatrain for mixed precision that found nothing in the script
--- which they are for: only lt.run knows what to do with them.
+-- unused_options.lua - warns about options for mixed precision that had no effect, because the
+-- script calls neither lt.run nor lt.fit.
 
 local core = ...
 local command_line = require "luatrain.train.command_line"
 
-local unused_options = {run = false, scaler = false}     -- whether the script has had one
+local unused_options = {run = false, scaler = false}     -- whether the script has made one
 
--- The option as it was given: as a flag, or as a variable.
+-- Returns an option as the user gave it, "--amp bf16" or "LUATRAIN_AMP=bf16", and its value; nil if
+-- it was not given.
 local function given(flag, variable)
   local value = os.getenv(variable)
   if not value or value == "" then return nil end
@@ -19,7 +20,7 @@ local function say(...)
   end
 end
 
--- The script is over.
+-- Called after the script.
 function unused_options.warn()
   if unused_options.run then return end
   local amp, precision = given("--amp", "LUATRAIN_AMP")
