@@ -1,14 +1,14 @@
--- bench.lua - luatrain beside PyTorch, the peer: whole training steps of some nets, and the time
--- until a training reaches an accuracy. tools/bench runs it.
+-- bench.lua - compares luatrain with PyTorch, the peer: the speed of whole training steps of some
+-- nets, and the time until a training reaches an accuracy. tools/bench runs it.
 --
--- Every measurement is a process of its own, and the two take turns: ours, peer, ours, peer. What
--- the machine does on the side then hits both, and the median of the ratios of such pairs says more
--- than the ratio of two sums. The peer has as many threads as we do. The first round tries it with
--- channels_last and without; the better stays.
+-- Each measurement runs in a process of its own, and the two alternate: ours, peer, ours, peer.
+-- Other load on the machine then affects both, and the median of the ratios of such pairs is more
+-- reliable than the ratio of two sums. The peer has as many threads as we do. The first round tries
+-- it with and without channels_last; the later rounds use the faster layout.
 --
--- of limit: what the ops of a step would take if none took longer than the product or the copy that
--- binds it (see lua/luatrain/commands/bench.lua), as a share of the step. It is that of our fastest
--- round, and so is the table of ops.
+-- The column "of limit" is the time that the ops of a step would take if each reached its limit,
+-- the product or the copy (see lua/luatrain/commands/bench.lua), as a fraction of the step. It and
+-- the table of ops are from our fastest round.
 local lt = require "luatrain"
 local bench = require "luatrain.commands.bench"
 local json = require "luatrain.json"
@@ -52,7 +52,7 @@ end
 
 local function refuse(...) fail(2, ...) end
 
--- At once, for those who watch; a table on a full disk is none.
+-- Prints a line and flushes it, to show progress. A failed write, as on a full disk, is an error.
 local function print(text)
   local ok, why = io.stdout:write(text, "\n")
   if ok then ok, why = io.stdout:flush() end
@@ -61,7 +61,7 @@ end
 
 -- ==== Processes ==================================================================================
 
--- luatrain tells OpenMP how long to spin, by a variable that the peer must not have.
+-- Calls the peer. luatrain sets GOMP_SPINCOUNT for OpenMP, which the peer must not inherit.
 local function call_peer(what, options)
   return call({"env", "-u", "GOMP_SPINCOUNT", opt.peer, folder .. "/bench_torch.py", what}, options)
 end
@@ -89,7 +89,7 @@ local function measure_peer(cell, layout, compiled)
     ["channels-last"] = layout == "channels_last", ["warm-up"] = 2, compile = compiled})
 end
 
--- The better layout for the peer, and its result there; nil when it fails.
+-- Returns the faster layout for the peer, and its result with it; nil if the peer fails.
 local function try_layouts(cell)
   local last = measure_peer(cell, "channels_last")
   local plain = last and measure_peer(cell, "contiguous")
@@ -98,7 +98,8 @@ local function try_layouts(cell)
   return "contiguous", plain
 end
 
--- Rounds of one kind of measurement: their rates, and the result of the fastest.
+-- Adds a result to a series of rounds, which has their rates, their median rate, and the fastest
+-- result. Returns false if result is nil, after a failure.
 local function add(series, result)
   if not result then return false end
   series.rates[#series.rates + 1] = result.images_per_s
@@ -108,7 +109,8 @@ local function add(series, result)
   return true
 end
 
--- One more of each kind. False when ours or the peer's fails; it need not be able to compile.
+-- Runs one round of each kind. Returns false if ours or the peer's fails. A failure of
+-- torch.compile is only noted.
 local function round(cell)
   if not add(cell.ours, measure(cell)) then return false end
   if opt.peer == "" then return true end
@@ -125,14 +127,14 @@ local function round(cell)
   return true
 end
 
--- The median of how many times as fast as a peer we are, of the pairs of each round.
+-- The median, over all rounds, of our rate divided by the peer's.
 local function ratio(cell, peer)
   local list = {}
   for i, rate in ipairs(peer.rates) do list[i] = cell.ours.rates[i] / rate end
   return #list > 0 and bench.spread(list) or nil
 end
 
--- One line of the table: a net in one precision.
+-- A cell: a line of the table, for a net in one precision.
 local function new_cell(model, dtype)
   return {model = model, dtype = dtype, batch = opt.batch > 0 and opt.batch or BATCHES[model],
           ours = {rates = {}}, peer = {rates = {}}, compiled = {rates = {}}}
@@ -174,7 +176,7 @@ local function cell_text(cell)
   return row(cell.model, cell.dtype, cell.batch, table.unpack(texts))
 end
 
--- The best that any of the processes saw.
+-- The highest limits that any of our processes measured.
 local function best_limits(cells)
   local limits = {gemm = {f32 = 0, bf16 = 0}, copy = 0}
   for _, cell in ipairs(cells) do
@@ -185,8 +187,8 @@ local function best_limits(cells)
   return limits
 end
 
--- Measures all cells, and prints each when it is there. Returns those that did not fail, and
--- whether nothing did.
+-- Measures all cells, and prints each when it is done. Returns the cells that did not fail, and
+-- whether all succeeded.
 local function measure_all(models, dtypes)
   local cells, all = {}, true
   print(HEAD)
@@ -207,8 +209,8 @@ local function measure_all(models, dtypes)
   return cells, all
 end
 
--- Prints how cells differ from those of an earlier table. Returns whether none is slower than the
--- margin allows.
+-- Compares cells with those of an earlier table and prints the differences. Returns false if one is
+-- slower than the margin allows.
 local function compare(cells, before)
   local was, good = {}, true
   for _, cell in ipairs(before) do was[cell.model .. " " .. cell.dtype] = cell end
@@ -229,7 +231,9 @@ end
 
 -- ==== Time to an accuracy ========================================================================
 
--- Seconds from the start of the process to the end of the evaluation that first saw it.
+-- Trains in one precision. Returns {reached, epoch, top1, seconds}; seconds is the time from the
+-- start of the process to the end of the evaluation that first reached the accuracy. nil if the
+-- training fails.
 local function train(dtype)
   local out = os.tmpname()
   os.remove(out)
@@ -252,7 +256,7 @@ local function train(dtype)
   return result
 end
 
--- The peer's seconds begin when it has been loaded.
+-- The same for the peer. Its seconds begin after PyTorch is loaded.
 local function train_peer(dtype, layout)
   return call_peer("train", {
     dtype = dtype, to = opt.to, epochs = opt.epochs, threads = bench.machine().threads,
@@ -264,7 +268,8 @@ local function training_text(who, r)
     who, r.reached and "there" or "not there", r.seconds, 100 * r.top1, r.epoch)
 end
 
--- Prints both times. Returns them, and whether all went well and ours is there.
+-- Trains with both and prints their times. Returns the results, and whether none failed and ours
+-- reached the accuracy.
 local function race(dtype)
   local ours, peer, layout = train(dtype), nil, nil
   if not ours then
@@ -282,9 +287,9 @@ local function race(dtype)
   return {dtype = dtype, ours = ours, peer = peer, layout = layout}, good
 end
 
--- ==== All of it ==================================================================================
+-- ==== Main =======================================================================================
 
--- The words of a text with commas between them, each a key of known.
+-- Splits the value of a flag at its commas. Each word must be a key of known.
 local function words_of(flag, text, known)
   local list, names = {}, {}
   for name in pairs(known) do names[#names + 1] = name end

@@ -1,5 +1,5 @@
--- bench_net.lua - takes steps of one net on random images, as fast as they go, and prints what was
--- measured as one line of JSON. tools/bench and gpu_bench run it, in turn with bench_torch.py.
+-- bench_net.lua - runs training steps of one net on random images as fast as possible, and prints
+-- the results as a line of JSON. tools/bench and gpu_bench run it, alternating with bench_torch.py.
 local lt = require "luatrain"
 local bench = require "luatrain.commands.bench"
 local json = require "luatrain.json"

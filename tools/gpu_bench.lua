@@ -1,13 +1,14 @@
--- gpu_bench.lua - whole training steps on a GPU, beside PyTorch's: a table, within ten minutes.
--- tools/gpu_bench runs it.
+-- gpu_bench.lua - compares whole training steps on a GPU with PyTorch, as a table, in at most ten
+-- minutes. tools/gpu_bench runs it.
 --
--- As in tools/bench each measurement is a process of its own: ours, the peer's (eager, as a CUDA
--- graph), ours again, and the ratio is that of our mean. A process takes steps so many at a time,
--- and waits for the device before and behind these alone; the median counts. Our ops are timed in
--- further steps, each waited for.
+-- As in tools/bench, each measurement runs in a process of its own: ours, the peer's (eager, then
+-- as a CUDA graph), ours again; the ratio uses the mean of ours. A process runs groups of steps,
+-- waits for the device only before and after each group, and reports the median. Further steps time
+-- our ops and wait for the device after each op.
 --
--- What matters most comes first, and what there is no time for is a line that says so: the order is
--- the first batch in each dtype, torch.compile beside it, then the other batches.
+-- The most important measurements come first: the first batch size in each dtype, then
+-- torch.compile, then the other batch sizes. A measurement that there is no time for is reported as
+-- such.
 local lt = require "luatrain"
 local bench = require "luatrain.commands.bench"
 local json = require "luatrain.json"
@@ -33,7 +34,7 @@ local opt = lt.args{
 local folder = arg[0]:match "^(.*)/" or "."
 local program = processes.program()
 local deadline = bench.clock() + opt.seconds
-local OF_STEPS = opt.device == "cpu" and 0.0 or 1.5     -- seconds of them that a process takes
+local OF_STEPS = opt.device == "cpu" and 0.0 or 1.5     -- seconds of steps per process
 
 local function refuse(...)
   io.stderr:write("tools/gpu_bench: ", string.format(...), "\n")
@@ -47,15 +48,15 @@ end
 
 -- ==== Measuring ==================================================================================
 
--- What an exit code of a process means for the table.
+-- The text in the table for the exit code of a process.
 local function why(code)
   if code == 7 then return "out of memory" end
   if code == 124 or code == 137 then return "no time" end
   return ("failed (%d)"):format(code or 0)
 end
 
--- Runs a command for so many seconds at most, and not beyond the end. What it says last; or nil and
--- why there is nothing.
+-- Runs a command for at most `seconds`, and not beyond the deadline. Returns its result as
+-- processes.call does, or nil and a reason.
 local function call(words, options, seconds)
   local left = math.min(seconds, deadline - bench.clock()) // 1 | 0
   if left < 1 then return nil, "no time" end
@@ -65,7 +66,7 @@ local function call(words, options, seconds)
 end
 
 local net = {program, "--device", opt.device, folder .. "/bench_net.lua"}
-local limits              -- what the device can do, once it is known
+local limits              -- the limits of the device, once measured
 
 local function ours(cell)
   return call(net, {
@@ -74,12 +75,14 @@ local function ours(cell)
     ["warm-up"] = 2}, opt.cell)
 end
 
--- luatrain tells OpenMP how long to spin, by a variable that the peer must not have.
+-- The command of the peer. luatrain sets GOMP_SPINCOUNT for OpenMP, which the peer must not
+-- inherit.
 local function peer_words(what)
   return {"env", "-u", "GOMP_SPINCOUNT", opt.peer, folder .. "/bench_torch.py", what}
 end
 
--- {eager = {images_per_s, peak_bytes} or {failed}, ...}; also for what could not be asked.
+-- Measures the peer in a list of modes. Returns a table by mode: {images_per_s = , peak_bytes = },
+-- or {failed = reason}, also for modes that did not run.
 local function theirs(cell, modes, dtype, seconds)
   local result, reason = call(peer_words "modes", {
     device = opt.device, model = cell.model, dtype = dtype, batch = cell.batch, modes = modes,
@@ -90,7 +93,7 @@ local function theirs(cell, modes, dtype, seconds)
   return found
 end
 
--- Ours around the peer's.
+-- Measures a cell: ours, the peer's, and ours again.
 local function fill(cell)
   cell.rounds = {}
   for turn = 1, opt.peer ~= "" and 2 or 1 do
@@ -119,7 +122,7 @@ local function line(...) print("%s", (FORMAT:format(...):gsub(" +$", ""))) end
 local function rate_text(rate) return (rate < 100 and "%.1f" or "%.0f"):format(rate) end
 local function memory_text(bytes) return ("%.2f GB"):format(bytes / 1e9) end
 
--- A peer's rate or why there is none; and how many times as fast we are.
+-- A peer's rate, or why there is none; and our rate divided by the peer's.
 local function peer_texts(cell, found)
   if not found then return "", "" end
   if not found.images_per_s then return (found.failed or "failed"):sub(1, 13), "" end
@@ -159,7 +162,7 @@ local function times_text(a, b)
   return a and b and a > 0 and b > 0 and ("%.2fx"):format(a / b) or "-"
 end
 
--- What mixed precision gains, for us and for the peer, whose f32 may also be TF32.
+-- Prints the speedup of mixed precision, for us and for the peer, over its f32 and its TF32.
 local function report_gains(models, batch)
   for _, model in ipairs(models) do
     local half, single = find(model, "fp16", batch), find(model, "f32", batch)
@@ -176,7 +179,7 @@ local function report_gains(models, batch)
   end
 end
 
--- torch.compile, for the first dtype: it takes a minute or two for each net.
+-- Measures torch.compile, for the first dtype only: it takes a minute or two per net.
 local function compile(models, dtype, batch)
   for _, model in ipairs(models) do
     local cell = find(model, dtype, batch)
@@ -186,7 +189,7 @@ local function compile(models, dtype, batch)
   end
 end
 
--- ==== All of it ==================================================================================
+-- ==== Main =======================================================================================
 
 local function words_of(flag, text, known)
   local list = {}

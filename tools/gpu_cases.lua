@@ -1,8 +1,8 @@
--- gpu_cases.lua - the cases of tests/ops/cases.txt for scripts in Lua: what goes into one, a run of
--- it, and how far what came is from the truth. gpu_check_ops.lua walks them.
+-- gpu_cases.lua - the cases of tests/ops/cases.txt for Lua scripts: makes the inputs of a case,
+-- runs it, and measures the error of the results. gpu_check_ops.lua uses it.
 --
--- The values, the rounding of them, and what an element may be off by are those of tests/ops
--- (cases.h, test_ops.c); the same values come from tests/oracle/make.py.
+-- The values, their rounding and the tolerances are those of tests/ops (cases.h, test_ops.c).
+-- tests/oracle/make.py makes the same values.
 local lt = require "luatrain"
 
 local cases = {}
@@ -13,14 +13,14 @@ local LARGE = 4096
 
 cases.roundoff = ROUNDOFF
 
--- Ops whose backward reads their output, which came rounded.
+-- Ops whose backward reads their output, which is rounded to the dtype.
 local READS_OUTPUT = {}
 for name in ("exp sqrt sigmoid tanh relu relu6 norm max min softmax log_softmax cross_entropy "
              .. "layer_norm batch_norm"):gmatch "%S+" do READS_OUTPUT[name] = true end
 
 -- ==== Values =====================================================================================
 
--- FNV-1a.
+-- The 64-bit FNV-1a hash.
 local function hash(text)
   local h = 0xcbf29ce484222325
   for i = 1, #text do h = (h ~ text:byte(i)) * 0x100000001b3 end
@@ -44,7 +44,7 @@ end
 local KINKS = {-1.0, 0.0, 0.0, 1.0, 6.0}
 local SPECIAL = {0 / 0, 1 / 0, -1 / 0, 0.0, -1.0, 2.0}
 
--- Element i of n, from 0.
+-- Functions (seed, i, n) that return element i, from 0, of n.
 local kinds = {
   normal = normal,
   offset = function(seed, i) return normal(seed, i) + 100 end,
@@ -61,7 +61,7 @@ local kinds = {
   mask = function(seed, i) return uniform(seed, 4 * i) < 0.5 and 1 or 0 end,
 }
 
--- The function of a kind, and its dtype.
+-- Returns the function of a kind of values, and the dtype of the tensor.
 local function kind_of(kind)
   local most, narrow = kind:match "^ids(%d+)(.*)$"
   if most then
@@ -81,7 +81,7 @@ local function product(dims)
   return n
 end
 
--- On the CPU.
+-- A tensor of this kind on the CPU.
 local function make(dims, kind, seed)
   local value, dtype = kind_of(kind)
   local n, list, where = product(dims), {}, {dtype = dtype, device = "cpu"}
@@ -137,7 +137,7 @@ local function case_of(text, line)
   return c
 end
 
--- All cases of a file, in its order.
+-- All cases in a file, in its order.
 function cases.read(path)
   local list, line = {}, 0
   for text in io.lines(path) do
@@ -147,8 +147,8 @@ function cases.read(path)
   return list
 end
 
--- The names in ops/list.h, in its order. A name that has no case, or that luatrain has not, is an
--- error.
+-- The names of ops in ops/list.h, in its order. An op without a case, a case of an unknown op, and
+-- an op that luatrain lacks are errors.
 function cases.ops(path, list)
   local file <close> = assert(io.open(path, "r"))
   local names, known = {}, {}
@@ -171,9 +171,10 @@ local function rounded(x, dtype)
   return is_float(x) and x:cast(dtype):cast "f64" or x
 end
 
-local synchronizer = lt.nn.linear{1, 1}   -- with its help running statistics move
+local synchronizer = lt.nn.linear{1, 1}   -- its eval() updates running statistics
 
--- Forward with the leaves, and backward with upstream gradients times factor. The outputs.
+-- Runs forward with the leaves as inputs, then backward with the upstream gradients dy times
+-- factor. Returns the outputs.
 local function pass(c, leaves, dy, factor)
   local args = c.op == "cat" and {leaves} or table.move(leaves, 1, #leaves, 1, {})
   args[#args + 1] = c.options
@@ -183,15 +184,15 @@ local function pass(c, leaves, dy, factor)
       y:backward((dy[k] * factor):cast(y.dtype):to(y.device))
     end
   end
-  synchronizer:zero_grad()                -- the step is over,
-  synchronizer:eval()                     -- and somebody looks
+  synchronizer:zero_grad()                -- ends the step
+  synchronizer:eval()                     -- synchronizes running statistics
   return outputs
 end
 
--- What comes of a case on a device, all of it brought to the CPU, floats in f64: out.0, grad.NAME,
--- after.NAME. given: {inputs = by number, dy = by number of the output, from 1; none: no
--- gradients}, as make() gives them. twice: gradients are written, then added to, and divided. The
--- second table has their dtypes.
+-- Runs a case on a device. Returns its results by name, as f64 on the CPU: out.K, the outputs from
+-- 0; grad.NAME, the gradients; after.NAME, the inputs afterwards. The second result has their
+-- dtypes. given: {inputs = a list, dy = upstream gradients by output, from 1, empty for no
+-- gradients}. With twice, a second backward accumulates into the gradients, which are then divided.
 function cases.run(c, given, dtype, device, twice)
   local leaves, found, dtypes = {}, {}, {}
   local function keep(name, x, factor)
@@ -213,8 +214,8 @@ function cases.run(c, given, dtype, device, twice)
   return found, dtypes
 end
 
--- What goes into a case in dtype: its values rounded to that, and upstream gradients of the float
--- outputs where it has gradients.
+-- The inputs of a case in a dtype, for cases.run: its values rounded to dtype and, if it has
+-- gradients, upstream gradients of its float outputs.
 function cases.given(c, dtype)
   local given = {inputs = {}, dy = {}}
   local floats = false
@@ -246,16 +247,16 @@ local function root_mean_square(x)
   return math.sqrt((finite * finite):mean():item())
 end
 
--- x moved up or down by one f32 roundoff of each element.
+-- A copy of x with each element moved up or down by one f32 roundoff.
 local function shaken(x)
   if not is_float(x) then return x end
   local sign = lt.randn(x.shape, {dtype = "f64", device = "cpu"}):gt(0.0):cast "f64" * 2.0 - 1.0
   return x * (sign * 2.0 ^ -24 + 1.0)
 end
 
--- How far each element moves when one of the tensors that go in is shaken, the larger of two tries,
--- and all of these together. That is what the case's condition makes of errors that no f32 kernel
--- can avoid.
+-- How far each element of the results moves when an input is perturbed by shaken(): the larger of
+-- two tries, summed over all inputs. This is how the condition of the case amplifies errors that no
+-- f32 kernel can avoid.
 function cases.wobble(c, given, truth)
   local total = {}
   for _, list in pairs{inputs = given.inputs, dy = given.dy} do
@@ -277,9 +278,10 @@ function cases.wobble(c, given, truth)
   return total
 end
 
--- margin: what an element may be off by: relative, of itself; typical, of the root mean square;
--- absolute; spread, a tensor. Returns the largest error as a part of it: at most 1 if all is well,
--- NaN if a number or a NaN is where it should not be. dtype: what `got` was stored in.
+-- Returns the largest error of got, relative to the margin: at most 1 if got is right; NaN if only
+-- one of got and want is NaN somewhere. dtype: the dtype in which got was stored. margin: the
+-- allowed error of an element, the sum of relative, times the element; typical, times the root mean
+-- square of want; absolute; and spread, a tensor or nil.
 function cases.worst(got, want, dtype, margin)
   if #got.shape ~= #want.shape or got:count() ~= want:count() then return 1 / 0 end
   if got:count() == 0 then return 0.0 end
@@ -292,7 +294,7 @@ function cases.worst(got, want, dtype, margin)
   return lt.where(same, 0.0, (got - want):abs() / allowed):max():item()
 end
 
--- The margin of a part of a case (see test_ops.c).
+-- The margin of the result `name` of a case, as in test_ops.c.
 function cases.margin(c, name, dtype, given, wobble)
   local single = ROUNDOFF.f32
   local half = (dtype == "f16" or dtype == "bf16") and 2 * ROUNDOFF[dtype] or 0.0
@@ -305,7 +307,7 @@ function cases.margin(c, name, dtype, given, wobble)
           absolute = absolute, spread = wobble[name] and wobble[name] * 32.0}
 end
 
--- Whether two runs gave the same bits; a NaN is any NaN.
+-- Whether the results of two runs are equal in each element. NaN equals NaN, and -0 equals 0.
 function cases.same(a, b)
   for name, x in pairs(a) do
     local y = b[name]

@@ -1,8 +1,8 @@
--- gpu_check.lua - whether a device computes what the CPU does: a table, within ten minutes.
--- tools/gpu_check runs it.
+-- gpu_check.lua - checks that a device computes the same results as the CPU, as a table, in at most
+-- ten minutes. tools/gpu_check runs it.
 --
--- Every part is done by processes of their own, which may die; this one never touches the device.
--- --device cpu is a dry run: the same, in small sizes.
+-- All parts run in separate processes, which may crash; this process never uses the device.
+-- --device cpu tests the check itself, with small sizes.
 local lt = require "luatrain"
 local bench = require "luatrain.commands.bench"
 local json = require "luatrain.json"
@@ -21,7 +21,7 @@ local opt = lt.args{
 local folder = arg[0]:match "^(.*)/" or "."
 local program = processes.program()
 local small = opt.small or opt.device == "cpu"
-local deadline = math.huge -- until the device is known to be there
+local deadline = math.huge -- set once the device is known to exist
 local log = opt.out .. "/log.txt"
 local result = {device = opt.device, parts = {}}
 local good = true
@@ -38,9 +38,10 @@ end
 
 -- ==== Processes ==================================================================================
 
--- Starts a command that may take so many seconds, and what is left of all. What it says to stderr
--- goes to the file `errors` and to the log.
-local errors = opt.out .. "/errors.txt"
+local errors = opt.out .. "/errors.txt"   -- stderr of the last command
+
+-- Returns a shell command that runs words for at most `seconds` and not beyond the deadline, with
+-- stderr in the file `errors`; and its time limit.
 
 local function limited(words, options, seconds)
   seconds = math.max(math.min(seconds, deadline - bench.clock()), 1) // 1 | 0
@@ -48,7 +49,8 @@ local function limited(words, options, seconds)
                                             processes.quote(errors)), seconds
 end
 
--- Its exit code, once it has been read to its end. 124: there was no more time.
+-- Closes the pipe of a command and logs the command. Returns its exit code, 124 if it timed out,
+-- and its stderr.
 local function ended(pipe, words)
   local _, how, code = pipe:close()
   if how == "signal" then code = 128 + code end
@@ -59,7 +61,7 @@ local function ended(pipe, words)
   return code or 0, said
 end
 
--- Runs a command. Its exit code, what it has said to stdout and to stderr.
+-- Runs a command. Returns its exit code, its stdout and its stderr.
 local function run(words, options, seconds)
   if bench.clock() > deadline then return 124, "", "there was no more time" end
   local pipe = assert(io.popen(limited(words, options, seconds), "r"))
@@ -68,7 +70,7 @@ local function run(words, options, seconds)
   return code, text, said
 end
 
--- The last sentence of luatrain's, or the last line, of what a process has said.
+-- The last line of a process's stderr that begins with "luatrain", or its last line.
 local function sentence(said, code)
   local last
   for line in said:gmatch "[^\n]+" do
@@ -77,8 +79,8 @@ local function sentence(said, code)
   return last or "exit " .. code
 end
 
--- What is said where kernels of our own do the work of NVIDIA's libraries: that is right, and not
--- what was to be checked. nil where they do their work.
+-- The messages of luatrain that its own kernels replace NVIDIA's libraries, or nil if the libraries
+-- are in use. The results are correct without them, but then the libraries are not checked.
 local function without_libraries(said)
   local list = {}
   for _, work in ipairs{"convolutions", "matrix products"} do
@@ -93,7 +95,8 @@ end
 
 -- ==== The table ==================================================================================
 
--- One line: what was checked, "good", "FAIL", or else why it was not, and more.
+-- Reports one line. what: the subject; verdict: "good", "FAIL", or "-" if it was not checked; then
+-- an optional format with details.
 local function report(what, verdict, ...)
   local text = select("#", ...) > 0 and string.format(...) or ""
   print("%-38s %-5s %s", what, verdict, text)
@@ -113,7 +116,7 @@ local function cell(row)
   return row.worst and ("%.2f"):format(row.worst) or "nan"
 end
 
--- A line for what was done in all dtypes.
+-- Reports one line for an op or layer in all dtypes. rows: by dtype.
 local function report_rows(name, rows)
   local texts, verdict, why, count = {}, "good", "", 0
   for i, dtype in ipairs(DTYPES) do
@@ -132,8 +135,8 @@ end
 
 local parts = {}
 
--- What cuDNN says of the device, for plans that are made elsewhere. Only where a library is not
--- installed is there nothing to be asked.
+-- Saves cuDNN's properties of the device, with which tests/cuda makes plans on other machines. An
+-- error is a failure unless a library is not installed.
 function parts.properties()
   local what = "properties of the device"
   if opt.device == "cpu" then return report(what, "-", "the CPU has none") end
@@ -150,8 +153,7 @@ function parts.properties()
   report(what, "good", "%s/%s.json, for tests/cuda", opt.out, name)
 end
 
--- Where a walk has ended without being done: the row of what it was at, or nil if there is no more
--- to do.
+-- The row for the op and dtype at which a walk ended early, with its error.
 local function row_of_end(at, code, said, seconds)
   local name, dtype = at:match "^(%S+) (%S+)$"
   local row = {name = name, dtype = dtype, cases = 0, late = code == 124}
@@ -160,8 +162,9 @@ local function row_of_end(at, code, said, seconds)
   return row
 end
 
--- Runs gpu_check_ops.lua to its end, behind the op in which it has died once more. each(row) gets
--- what it says. Returns how many rows, the last exit code, and what else is wrong.
+-- Runs gpu_check_ops.lua to its end. If it crashes, restarts it after the op in which it crashed.
+-- Calls each(row) for each result. Returns the number of rows, the last exit code, and another
+-- problem or nil.
 local function walk(words, options, seconds, each)
   local until_then, count, at, without = bench.clock() + seconds, 0, "", nil
   while true do
@@ -188,7 +191,7 @@ local function walk(words, options, seconds, each)
   end
 end
 
--- Ops or layers, as a table.
+-- Checks all ops or all layers, and prints the table.
 local function walk_all(title, options, seconds)
   local rows, name, bits, total = {}, nil, nil, 0
   local function flush()
@@ -213,7 +216,8 @@ local function walk_all(title, options, seconds)
          "%s", bits or ("%d cases"):format(total))
 end
 
--- What the peer gives for all cases, as files for gpu_check_ops.lua; nil without it.
+-- Writes the peer's results for all cases to files, for gpu_check_ops.lua. Returns the prefix of
+-- their paths, or nil without a peer.
 local function ask_peer()
   if opt.peer == "" then return nil end
   local prefix = opt.out .. "/peer-"
@@ -240,7 +244,7 @@ end
 
 local NETS = {{"lenet", "conv1.w"}, {"resnet20", "conv1.w"}, {"depthwise", "1.w"}}
 
--- What a run has written: its losses, how many steps were skipped, and the digest of its weights.
+-- Reads the files of a run: returns its losses, number of skipped steps, and digest of weights.
 local function read_run(out)
   local run = {losses = {}}
   for line in io.lines(out .. "/metrics.jsonl") do
@@ -254,7 +258,8 @@ end
 
 local trainings = 0
 
--- Trains a net. words: of luatrain, before the script. nil and why if that fails.
+-- Trains a net. words: luatrain's options before the script. Returns the result of read_run(), or
+-- nil, a reason and the exit code.
 local function train(words, arch, steps, fault)
   trainings = trainings + 1
   local out = ("%s/run-%d"):format(opt.out, trainings)
@@ -268,7 +273,7 @@ local function train(words, arch, steps, fault)
   return read_run(out)
 end
 
--- By how much losses differ at most, as a part of the others.
+-- The largest relative difference of the losses of run a from those of run b.
 local function apart(a, b)
   local most = #a.losses == #b.losses and 0.0 or 1 / 0
   for i, loss in ipairs(a.losses) do
@@ -296,7 +301,7 @@ local function compare_training(arch, amp, steps, fault, allowed)
   return skipped
 end
 
--- Curves on the device beside the CPU's.
+-- Compares loss curves on the device with those on the CPU.
 function parts.losses()
   local steps = small and 6 or 20
   print("\ntrainings of %d steps on %s and on the CPU", steps, opt.device)
@@ -309,7 +314,8 @@ function parts.losses()
   end
 end
 
--- Two ranks beside one. There may be no plugin for MPI.
+-- Compares a run on several ranks with `one`, on one rank. Exit code 3 means that this machine
+-- lacks something, such as the MPI plugin; that is no failure.
 local function compare_ranks(what, words, steps, one)
   local many, why, code = train(words, "lenet", steps)
   if many then
@@ -321,7 +327,7 @@ end
 
 function parts.ranks()
   local steps = small and 6 or 20
-  local device = opt.device == "cuda" and "cuda:0" or opt.device       -- of several one for all
+  local device = opt.device == "cuda" and "cuda:0" or opt.device       -- all ranks share one
   print("\nranks that share %s, beside one", device)
   local one, why = train({"--device", device}, "lenet", steps)
   if not one then return report("one rank", "FAIL", "%s", why) end
@@ -346,19 +352,19 @@ local function find_sanitizer()
   return pipe:read "l"
 end
 
--- A call of CUDA's that fails is nothing to memcheck here: NVIDIA's libraries try what there is by
--- such calls, and ours are errors of the process.
+-- memcheck must not report failed CUDA calls: NVIDIA's libraries probe features by such calls, and
+-- in our code they are errors of the process anyway.
 local OF_TOOL = {memcheck = {"--report-api-errors", "no"}, racecheck = {}}
 
--- What names of kernels of NVIDIA's libraries have in them. Whatever those are called with, a race
--- in their shared memory is none of ours; and racecheck is known to suspect some that are right.
+-- Substrings of the names of kernels in NVIDIA's libraries, which racecheck skips. A race in their
+-- shared memory cannot be our error, and racecheck is known to report false positives for some.
 local NVIDIAS = {"cublas", "cudnn", "cutlass", "gemm", "gemv", "nccl", "nvjet", "xmma"}
 for _, name in ipairs(NVIDIAS) do
   table.insert(OF_TOOL.racecheck, "--kernel-name-exclude")
   table.insert(OF_TOOL.racecheck, "kns=" .. name)
 end
 
--- The files whose names begin like that, the oldest first: each process of a walk has its own.
+-- The log files with a prefix, the oldest first. Each process of a walk writes its own.
 local function files_of(prefix)
   local pipe <close> = io.popen("ls -tr " .. processes.quote(prefix) .. "*.txt 2>/dev/null")
   local files = {}
@@ -366,8 +372,8 @@ local function files_of(prefix)
   return files
 end
 
--- The first thing that a tool has found, as its files say, and in which; nil if it is nothing. All
--- that they have beside it is the banner, and, of a process that has come to its end, the summary.
+-- Returns the first finding in the log files of a tool, and its file; nil if there is none. Besides
+-- findings, a log has only the banner and, if the process ended normally, the summary.
 local function finding(files)
   for _, path in ipairs(files) do
     for line in io.lines(path) do
@@ -383,7 +389,7 @@ local function sanitize(sanitizer, tool, seconds)
   local prefix = ("%s/%s-"):format(opt.out, tool)
   os.execute("rm -f " .. processes.quote(prefix) .. "*.txt")
   local words = {sanitizer, "--tool", tool, "--error-exitcode", "99",
-                 "--log-file", prefix .. "%p.txt"} -- it puts its own process id there
+                 "--log-file", prefix .. "%p.txt"} -- %p: the process id
   for _, word in ipairs(OF_TOOL[tool]) do words[#words + 1] = word end
   for _, word in ipairs(on(opt.device, "gpu_check_ops.lua")) do words[#words + 1] = word end
   local wrong, late
@@ -397,7 +403,7 @@ local function sanitize(sanitizer, tool, seconds)
     return report(tool, "-", "the CPU makes no call that it could watch")
   end
   why = why or wrong
-  if code == 124 then                 -- what it has found is in its files, and in no exit code
+  if code == 124 then                 -- findings are in the log files, not in the exit code
     why = why or #files == 0 and "it has written no log" or count == 0 and late or nil
   end
   if code == 0 and not why and not idle then
@@ -422,7 +428,7 @@ function parts.sanitizer()
   end
 end
 
--- ==== All of it ==================================================================================
+-- ==== Main =======================================================================================
 
 local names = {}
 for name in opt.parts:gmatch "[^,]+" do

@@ -1,8 +1,8 @@
--- gpu_check_ops.lua - ops on a device beside the CPU. Says a line of JSON for each op and dtype
--- when it is there, for tools/gpu_check, which goes on behind one in which the process has ended.
+-- gpu_check_ops.lua - compares ops on a device with the CPU. Prints a line of JSON per op and dtype
+-- as soon as it is done. If the process crashes in an op, tools/gpu_check restarts it after the op.
 --
--- The truth for what goes in, rounded to the dtype, is what the CPU's kernels give in f64; or what
--- PyTorch does: FILE-DTYPE of tests/oracle/make.py.
+-- The inputs are rounded to the dtype. The expected results are those of the CPU's kernels in f64,
+-- or PyTorch's, from the files PREFIX-DTYPE of tests/oracle/make.py.
 local lt = require "luatrain"
 local cases = require "gpu_cases"
 local json = require "luatrain.json"
@@ -28,7 +28,7 @@ end
 
 -- ==== Cases ======================================================================================
 
-local truths = {}             -- by dtype: what the peer has
+local truths = {}             -- dtype -> the peer's results by name
 if opt.peer ~= "" then
   for dtype in opt.dtypes:gmatch "[^,]+" do
     truths[dtype] = lt.load(opt.peer .. dtype .. ".safetensors")
@@ -42,20 +42,21 @@ local function peer_truth(c, dtype, own)
     local theirs = truths[dtype][c.key .. "." .. name]
     if theirs then
       truth[name] = theirs:to "cpu":cast "f64"
-    else                      -- no gradient goes there, or nothing has changed it
+    else                      -- the gradient is zero, or the input is unchanged
       truth[name] = name:find "^grad" and x * 0.0 or x
     end
   end
   return truth
 end
 
--- What is wrong with the dtype of a part; nil if nothing is.
+-- A message if a result has the wrong dtype, else nil. is: its dtype; dtype: the inputs'; in_f64:
+-- its dtype if the inputs are f64.
 local function wrong_dtype(c, name, is, dtype, in_f64)
   if in_f64 ~= "f64" or is == dtype or c.options.dtype or is == "f64" then return nil end
   return is == "f32" and c.op == "add_squares" and nil or ("%s is %s"):format(name, is)
 end
 
--- Adds what came of one case to the row.
+-- Checks one case and adds the result to the row.
 local function check(c, dtype, row)
   local given = cases.given(c, dtype)
   local own, in_f64 = cases.run(c, given, "f64", "cpu")
@@ -83,7 +84,7 @@ end
 
 local of_cases = {check = check, skips = skips, name = function(c) return "line " .. c.line end}
 
--- What came of an op's: of cases, or of layers.
+-- Checks all cases or layers of an op in a dtype. Returns the row.
 local function walk(kind, list, op, dtype)
   local row = {name = op, dtype = dtype, cases = 0, worst = 0.0}
   for _, c in ipairs(list) do
@@ -101,7 +102,8 @@ end
 
 -- ==== Layers =====================================================================================
 
--- What follows a name in a line of tests/cuda/graphs.txt: "x 56x56x64" has {56, 56, 64} as x.
+-- The numbers after each name in a line of tests/cuda/graphs.txt: x = {56, 56, 64} for
+-- "x 56x56x64".
 local function numbers_of(text)
   local found = {}
   for name, words in text:gmatch " (%l+) ([%dx]+)" do
@@ -113,7 +115,8 @@ end
 
 local function most(value, limit) return limit > 0 and math.min(value, limit) or value end
 
--- A layer: its op, the shapes of its inputs, its options, and how many terms each sum has.
+-- Parses a layer: its op, the shapes of its inputs, its options, and the number of terms of the
+-- sums in its output and in the gradient of each input.
 local function layer_of(text)
   local op, v = text:match "^%S+", numbers_of(text)
   local height, width = most(v.x[1], opt.side), most(v.x[2], opt.side)
@@ -133,7 +136,7 @@ local function layer_of(text)
           terms = {area * w[4], area * out // groups, pixels, pixels}}
 end
 
--- Those of the file, and what else the networks are made of.
+-- The layers in the file, and the batch norms and linear layers of the networks.
 local function read_layers(path)
   local list, rows = {}, opt.channels > 0 and 3 or 64
   for text in io.lines(path) do
@@ -155,7 +158,8 @@ local function read_layers(path)
   return list
 end
 
--- Random numbers, or for max_pool2d such that no window has two alike: bf16 holds them all.
+-- Input i of a layer: random numbers; for max_pool2d, numbers that differ within each window and
+-- are exact in bf16.
 local function values_of(layer, i, dtype)
   local where = {device = "cpu"}
   if layer.op ~= "max_pool2d" then
@@ -168,7 +172,7 @@ local function values_of(layer, i, dtype)
   return (lt.zeros({n, h, w, c}, where) + x):cast(dtype)
 end
 
--- Outputs and gradients, brought to the CPU.
+-- Runs a layer. Returns its output and its gradients by name, on the CPU in f64.
 local function run_layer(layer, inputs, dy, where, dtype)
   local leaves, args = {}, {}
   for i, x in ipairs(inputs) do
@@ -185,8 +189,9 @@ local function run_layer(layer, inputs, dy, where, dtype)
   return found
 end
 
--- The truth here is what the CPU gives in f32. Of a sum of n terms each rounding is of a partial
--- sum, n of which err by some sqrt(n) roundoffs of the result in all; twice, for the CPU's own.
+-- Checks a layer against the CPU in f32. In a sum of n terms, each of the n partial sums is
+-- rounded; together they err by about sqrt(n) roundoffs of the result. Twice that is allowed, since
+-- the CPU's result has the same error.
 local function check_layer(layer, dtype, row)
   local inputs, upstream = {}, nil
   for i = 1, #layer.shapes do inputs[i] = values_of(layer, i, dtype) end
@@ -217,7 +222,7 @@ local of_layers = {
   check = check_layer, skips = function() return false end,
   name = function(layer) return "x " .. table.concat(layer.shapes[1], "x") end}
 
--- ==== All of it ==================================================================================
+-- ==== Main =======================================================================================
 
 local list, names, kind
 if opt.layers then

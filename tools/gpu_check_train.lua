@@ -1,9 +1,9 @@
--- gpu_check_train.lua - a short training of a small net, for tools/gpu_check: the run's folder has
--- its losses, what was skipped, and the digest of its weights.
+-- gpu_check_train.lua - a short training of a small net, for tools/gpu_check, which reads the
+-- losses, the skipped steps and the digest of the weights from the run's folder.
 --
--- What differs in the last bits grows from step to step, the faster the deeper the net and the
--- higher the rate. These are such that 20 steps leave little of it: the first 4 blocks of a
--- MobileNet stand for all, and rates are low.
+-- Differences in the last bits grow with each step, faster in a deeper net and at a higher learning
+-- rate. The nets here are shallow, with four blocks instead of a whole MobileNet, and the rates
+-- low, so that the differences are still small after 20 steps.
 local lt = require "luatrain"
 local nn = lt.nn
 

@@ -1,10 +1,10 @@
--- processes.lua - other programs, for the scripts of tools/ that measure and check in processes of
--- their own.
+-- processes.lua - runs other programs, for the scripts in tools/ that measure or check in separate
+-- processes.
 local json = require "luatrain.json"
 
 local processes = {}
 
--- This very program.
+-- The path of the running program, luatrain.
 function processes.program()
   local file <close> = assert(io.open("/proc/self/cmdline", "rb"))
   return file:read "a":match "^[^\0]*"
@@ -12,8 +12,8 @@ end
 
 function processes.quote(word) return "'" .. tostring(word):gsub("'", "'\\''") .. "'" end
 
--- The words of a command as a shell reads them; then --name=value for each option, or --name for
--- true.
+-- A command line for a shell: the quoted words, then --name=value for each option, or --name if its
+-- value is true. Leaves out options that are false.
 function processes.command(words, options)
   local list = {}
   for i, word in ipairs(words) do list[i] = processes.quote(word) end
@@ -27,8 +27,8 @@ function processes.command(words, options)
   return table.concat(list, " ")
 end
 
--- What a command says last, one line of JSON; nil and its exit code when it fails, of which it has
--- said why, or says something else.
+-- Runs a command and returns its last line of output, parsed as JSON. Returns nil and the exit code
+-- if the command fails, which prints its own error, or if the line is not a JSON object.
 function processes.call(words, options)
   local pipe = assert(io.popen(processes.command(words, options), "r"))
   local last = ""

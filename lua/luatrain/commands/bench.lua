@@ -1,17 +1,17 @@
--- bench.lua - how fast a training is on this machine, op by op, and how near to what the machine
--- can do: `luatrain bench script.lua`.
+-- bench.lua - measures the speed of a training, op by op, and compares it with the limits of the
+-- machine: `luatrain bench script.lua`.
 --
--- The script's first run is watched for some steps. Steps are timed as the run does it, from the
--- end of one to the end of the next, the wait for data included; and every op within, by the timer
--- of the library. What the machine can do is measured afterwards in the same process: the rate of a
--- product of large matrices, and the bandwidth of the fastest copy of a large tensor.
+-- Measures some steps of the script's first run. The time of a step is from the end of the step
+-- before to its own end, including the wait for data, as in the run's log. The library's timer
+-- measures each op. The limits of the machine are measured afterwards in the same process: the rate
+-- of a product of large matrices, and the bandwidth of the fastest copy of a large tensor.
 --
--- The bytes of an op are those of each tensor that it reads and of each that it writes; one that is
--- written in place is both. Batch norm reads twice what the last cache cannot hold, for its sums
--- and for its results. An op cannot be done before its multiply-adds are, at the rate of the
--- product, nor before its bytes have moved, at the bandwidth of the copy. The longer of the two
--- binds it, and `of_limit` is that time as a share of what it took. Tensors that stay in a cache
--- move faster than a copy does: small ones may be beyond 1.
+-- The bytes of an op are the sizes of all tensors that it reads or writes; a tensor updated in
+-- place counts twice. Batch norm reads a tensor that exceeds the last-level cache twice: for its
+-- sums and for its results. An op takes at least the time of its multiply-adds at the rate of the
+-- product, and of its bytes at the bandwidth of the copy (a roofline). The longer of the two is its
+-- limit; `of_limit` is that time divided by the measured one. Small tensors that stay in a cache
+-- move faster than a copy, so their of_limit may exceed 1.
 
 local core = ...
 local checkpoint = require "luatrain.train.checkpoint"
@@ -24,10 +24,10 @@ local ops, makers = core.ops, core.makers
 
 local bench = {clock = core.clock}
 
-local WARM_UP = 5                 -- steps before those that are timed
-local SLOWER, LEAST = 1.1, 0.01   -- an op that takes so much more time than before is named, if it
-                                  -- has so much of the step
-local SHOWN = 0.99                -- rows of the table are shown until they have this of the time
+local WARM_UP = 5                 -- steps before the timed ones
+local SLOWER, LEAST = 1.1, 0.01   -- reports ops that are slower than before by this factor, if they
+                                  -- take at least this fraction of the step
+local SHOWN = 0.99                -- the table ends when its rows cover this fraction of the time
 
 local function refuse(...) core.fail("EUSAGE", "bench: " .. string.format(...)) end
 bench.refuse = refuse
@@ -39,16 +39,16 @@ local function cpu_model()
   return file and file:read "a":match "model name%s*:%s*([^\n]*)" or "unknown CPU"
 end
 
--- What it is, for results of all kinds.
+-- Identifies the machine, for all kinds of results.
 function bench.machine()
   return {version = core.version, cpu = cpu_model(), backend = core.backend(),
           threads = core.threads()}
 end
 
--- Whether tensors go to an accelerator.
+-- Whether new tensors are on an accelerator.
 local function on_device() return makers.zeros{1}.device ~= "cpu" end
 
--- The least seconds of some calls of f, for whose end a device is waited.
+-- The shortest time of `calls` calls of f, in seconds; waits for the device before and after each.
 local function least(calls, f)
   local best = math.huge
   for _ = 1, calls do
@@ -61,7 +61,7 @@ local function least(calls, f)
   return best
 end
 
--- FLOP a second of a product of square matrices, so large that it takes a moment.
+-- The FLOP/s of a product of square matrices, large enough to take 50 ms or of size 8192.
 local function gemm_rate(dtype)
   local n, seconds = 128
   repeat
@@ -72,15 +72,15 @@ local function gemm_rate(dtype)
   return 2 * n ^ 3 / seconds
 end
 
--- Bytes read and written a second: by a copy, which is streamed past the caches, or by an op that
--- goes over a tensor, whichever moves more.
+-- The bytes read and written per second by a copy, which bypasses the caches, or by an elementwise
+-- op, whichever is faster.
 function bench.copy_rate()
   local x, y = makers.zeros{1 << 26}, makers.zeros{1 << 26}
   local seconds = math.min(least(4, function() y:copy(x) end), least(4, function() ops.neg(x) end))
   return 2 * 4 * x:count() / seconds
 end
 
--- Bytes of the largest cache of a processor; 0 where the system does not say, and for a device.
+-- The size of the CPU's largest cache in bytes; 0 if unknown, and on an accelerator.
 local function cache_bytes()
   if on_device() then return 0 end
   local most = 0
@@ -93,7 +93,8 @@ local function cache_bytes()
   return most
 end
 
--- What the ops of this machine are held against. CPUs compute f16 in f32.
+-- Measures the limits of this machine: rates in FLOP/s, copy in bytes/s, cache in bytes. There is
+-- no f16 rate for CPUs, which compute f16 in f32.
 function bench.limits()
   collectgarbage()
   return {gemm = {f32 = gemm_rate "f32", bf16 = gemm_rate "bf16",
@@ -106,7 +107,8 @@ end
 local Meter = {}
 Meter.__index = Meter
 
--- What steps take: begin_step() and end_step() go around each. The first warm_up do not count.
+-- A meter for the time of steps. begin_step() and end_step() enclose each step. The first warm_up
+-- steps are not counted.
 function bench.meter(warm_up)
   return setmetatable({left = warm_up, rates = {}, images = 0, seconds = 0.0, waited = 0.0,
                        peak_rss = 0, peak_tensors = 0}, Meter)
@@ -114,7 +116,7 @@ end
 
 function Meter:begin_step() core.time_ops(self.left == 0) end
 
--- images: in the step. seconds: what it took, of which it waited for data.
+-- images: in the step; seconds: its time; waited: the part of it spent waiting for data.
 function Meter:end_step(images, seconds, waited)
   core.time_ops(false)
   if self.left > 0 then
@@ -127,7 +129,7 @@ function Meter:end_step(images, seconds, waited)
   self.peak_rss, self.peak_tensors = core.peak_rss(), core.memory().peak
 end
 
--- Takes the step f(...) on so many images. Returns the seconds so far.
+-- Runs and measures one step f(...) on `images` images. Returns the total seconds so far.
 function Meter:step(images, f, ...)
   self:begin_step()
   local before = core.clock()
@@ -136,9 +138,9 @@ function Meter:step(images, f, ...)
   return self.seconds
 end
 
--- Images a second of steps f(...), whose ops are not timed, so that a device need not be waited
--- for: that is done before and behind so many steps alone, as often as takes `seconds`, three times
--- at least. The median and the best of these.
+-- Measures images per second of steps f(...) without timing ops, so that the device runs
+-- asynchronously: it waits for the device only before and after `steps` steps. Repeats this for
+-- `seconds` in total, at least three times. Returns the median and the best rate.
 function bench.rates(images, steps, seconds, f, ...)
   local rates, total = {}, 0.0
   repeat
@@ -152,7 +154,7 @@ function bench.rates(images, steps, seconds, f, ...)
   return bench.spread(rates)
 end
 
--- Bytes that batch norm reads a second time: x, and backwards dy as well.
+-- The bytes that batch norm reads a second time: x, and in backward dy too. 0 for other ops.
 local function read_again(row, limits)
   if row.op ~= "batch_norm" or row.bytes / row.calls <= limits.cache then return 0 end
   local bytes = row.calls * (row.dtype == "f32" and 4 or 2) * (row.backward and 2 or 1)
@@ -160,7 +162,7 @@ local function read_again(row, limits)
   return bytes
 end
 
--- Adds flops, which limit binds it, and its share of that one; all per step.
+-- Adds flops, limit and of_limit to the row of an op, and makes all its numbers per step.
 local function rate_op(row, steps, limits)
   local gradients = row.backward and 0 or 1
   for _, name in ipairs(row.wanted) do
@@ -176,7 +178,7 @@ local function rate_op(row, steps, limits)
   row.of_limit = math.max(products, moves) / row.seconds
 end
 
--- The middle and the largest of a list of numbers.
+-- Returns the median and the largest of a list of numbers.
 function bench.spread(list)
   local sorted = table.move(list, 1, #list, 1, {})
   table.sort(sorted)
@@ -185,9 +187,9 @@ function bench.spread(list)
   return middle, sorted[#sorted]
 end
 
--- Everything that is known of the steps: what --json writes. Ops in the order of their time;
--- fractions of the step's time: outside of ops, waiting for data, and what the ops would take if
--- each took no longer than its limit.
+-- All results of a meter, as --json writes them. ops: sorted by time. Fractions of the step's time:
+-- outside, the time outside of ops; waiting, for data; of_limit, the time that the ops would take
+-- if each reached its limit.
 function bench.result(meter, limits)
   local steps, rows = #meter.rates, core.op_times()
   local inside, at_limits = 0.0, 0.0
@@ -215,14 +217,15 @@ local function dims_text(dims)
   return dims and (#dims > 0 and table.concat(dims, "x") or "1")
 end
 
--- "conv2d back x,w": with the gradients, where their number decides how much there is to do.
+-- "conv2d back x,w": names the computed gradients of ops with multiply-adds, whose cost depends on
+-- their number.
 local function op_text(row)
   local text = row.op .. (row.dtype == "f32" and "" or " " .. row.dtype)
   if not row.backward then return text end
   return text .. " back" .. (row.flops > 0 and " " .. table.concat(row.wanted, ",") or "")
 end
 
--- "8x8x3 16x3x3x3 > 8x8x16"; one that is like the first is left out.
+-- "8x8x3 16x3x3x3 > 8x8x16": the shapes of the inputs and, unless it equals the first, the output.
 local function shapes_text(row)
   local x, w, out = table.unpack(row.shapes)
   local first, second, last = dims_text(x) or "", dims_text(w), dims_text(out)
@@ -244,7 +247,8 @@ local function cells_of(row, step_s)
           ("%.0f %% %s"):format(100 * row.of_limit, row.limit)}
 end
 
--- Lists of texts as lines of columns: so many to the left, the rest to the right.
+-- Formats lists of cells as aligned lines: the first `left` columns are left-aligned, the others
+-- right-aligned.
 function bench.columns(lines, left)
   local widths = {}
   for _, cells in ipairs(lines) do
@@ -300,16 +304,17 @@ local function text_of(r)
                                                             r.peak_tensor_bytes / 1e9))
 end
 
--- ==== An earlier result ==========================================================================
+-- ==== Comparison with an earlier result ==========================================================
 
 local function percent(now, before) return ("%+.1f %%"):format(100 * (now / before - 1)) end
 
--- What compare() reads of an earlier result, by example: {item} is a list.
+-- The fields that compare() requires of an earlier result, as an example; {item} is a list.
 bench.COMPARED = {
   images_per_s = 0, parameters = 0, batch = 0, machine = {}, ops = {{op = "", seconds = 0}},
   limits = {gemm = {f32 = 0, bf16 = 0}, copy = 0}}
 
--- The name of what a value has not, or has of another type than `wanted`; nil when it has all.
+-- The name of a field that is missing in value, or has another type than in the example `wanted`;
+-- nil if value has all.
 local function lack(value, wanted, name)
   if type(value) ~= type(wanted) then return name end
   if type(wanted) ~= "table" then return nil end
@@ -319,7 +324,7 @@ local function lack(value, wanted, name)
   end
 end
 
--- The value in a file that --json wrote; `wanted` is an example of it.
+-- Reads a file that --json wrote. EUSAGE unless it has all fields of the example `wanted`.
 function bench.read(path, wanted)
   local file, why = io.open(path, "rb")
   if not file then refuse("cannot read %s", why) end
@@ -331,7 +336,7 @@ function bench.read(path, wanted)
   return value
 end
 
--- Refuses a path that write() could not write, before time is spent on what is to be there.
+-- EUSAGE if the path is not writable. Called before the measurement.
 function bench.want_file(path)
   local file, why = io.open(path, "ab")
   if not file then refuse("cannot write %s", why) end
@@ -340,7 +345,7 @@ end
 
 function bench.write(path, value) core.write_file(path, json.text(value, 2) .. "\n") end
 
--- How the machine, and the precision, differ from what they were.
+-- The differences between two results in machine and precision, as text.
 local function compare_machines(r, before)
   local now, was, text = r.limits, before.limits, ""
   for _, key in ipairs{"cpu", "threads", "backend"} do
@@ -358,8 +363,8 @@ local function key_of(row)
   return json.text{row.op, row.backward, row.dtype, row.shapes, row.wanted}
 end
 
--- Lines that say how a result differs from an earlier one of the same net: its speed, the machine,
--- and the ops that have become slower and matter. Fails when they cannot be compared.
+-- Compares a result with an earlier one of the same net. Returns lines of text: the speed, the
+-- machine, and the ops that became notably slower. EUSAGE if the net or the batch differs.
 function bench.compare(r, before, who)
   if r.parameters ~= before.parameters or r.batch ~= before.batch then
     refuse("%s: it was another net or batch before: %d parameters, %g images", who,
@@ -397,7 +402,7 @@ Times some steps of the script's training, op by op, and what the machine can do
 `luatrain bench dispatch` measures what an op costs beside its arithmetic; `luatrain bench dist`
 what it costs to train on several ranks.]]
 
--- What values of options are to be: in words, and how to read them.
+-- Kinds of option values: a description, and a function that converts the text or returns false.
 local values = {
   path = {"a path", function(text) return text ~= "" and text end},
   count = {"a whole number from 1 up", function(text)
@@ -412,11 +417,11 @@ local values = {
   end},
 }
 
--- What luatrain is told about a run means nothing to one that ends when all is measured.
+-- Options of luatrain that make no sense here, because a measured run leaves nothing behind.
 local FOR_RUNS = {"--out", "--resume", "--save-every", "--max-steps", "--log"}
 
--- Reads options before the script, {name = kind of value} or true for one without. What is not
--- given is as in `o`. Returns which argument is the script, if there is one.
+-- Parses the options before the script into `o`, which has the defaults. kinds: {name = kind of its
+-- value, or true for a switch}. Returns the index of the script in list, or nil.
 function bench.read_options(list, kinds, o, help)
   for _, name in ipairs(FOR_RUNS) do
     if command_line.has(name) then
@@ -429,7 +434,8 @@ function bench.read_options(list, kinds, o, help)
   return list[i] and i
 end
 
--- A folder for what a run writes. It is removed by its owner, or goes when the object does.
+-- A temporary folder for the files of a run. The owner removes it; otherwise the garbage collector
+-- does.
 function bench.remove_folder(folder)
   checkpoint.remove(folder.path)
   os.remove(folder.path .. "/.lock")
@@ -442,7 +448,8 @@ function bench.passing_folder()
   return setmetatable({path = path}, {__gc = bench.remove_folder})
 end
 
--- The settings of the run that is watched: it leaves nothing, and is long enough.
+-- Changes the settings of the run to be measured: it has at least `steps` steps, writes only to the
+-- temporary folder, and prints nothing.
 function bench.change(settings, steps, folder, amp)
   local per_epoch = (#settings.train + settings.batch - 1) // settings.batch
   settings.epochs = math.max(settings.epochs, steps // per_epoch + 1)
@@ -457,7 +464,8 @@ end
 
 local OPTIONS = {steps = "count", amp = "amp", json = "path", baseline = "path", margin = "number"}
 
--- Prints how r differs from an earlier result; fails when it is slower by more than the margin.
+-- Compares r with an earlier result and prints the lines. ESCRIPT if it is slower than the margin
+-- allows.
 local function compare(r, before, o)
   print("\n" .. table.concat(bench.compare(r, before, o.baseline), "\n"))
   if r.images_per_s < (1 - o.margin / 100) * before.images_per_s then
@@ -466,8 +474,9 @@ local function compare(r, before, o)
   end
 end
 
--- From now on the first run is measured, and ends the script. Takes the arguments after `bench`;
--- returns which of them is the script, and what is to be called when it has ended.
+-- Prepares `luatrain bench`: the script's first run will be measured, and end the script. Takes the
+-- arguments after `bench`. Returns the index of the script among them, and a function to call after
+-- the script.
 function bench.attach(...)
   local o = {steps = 20, margin = 5}
   local script = bench.read_options({...}, OPTIONS, o, HELP:format(WARM_UP)) or refuse(
@@ -492,7 +501,7 @@ function bench.attach(...)
   end
 
   local function finish()
-    bench.remove_folder(folder)  -- from now on a signal ends the process
+    bench.remove_folder(folder)  -- before limits(), where a signal ends the process
     if #meter.rates < o.steps then
       core.fail("ESCRIPT", ("bench: %s %s"):format(
         name, parameters and "ended before all steps were measured; look at --steps"
@@ -507,7 +516,8 @@ function bench.attach(...)
   return script, finish
 end
 
--- `luatrain bench dispatch`: the least nanoseconds of an op, of some rounds.
+-- `luatrain bench dispatch`: prints the overhead of a small op in nanoseconds, the best of `rounds`
+-- rounds of n ops.
 function bench.dispatch(rounds, n)
   local a, b = makers.ones{1}, makers.ones{1}
   local function run_adds()

@@ -1,17 +1,17 @@
--- bench_dist.lua - what it costs the ranks of a training to work together: `luatrain bench dist`.
+-- bench_dist.lua - measures the cost of data parallelism: `luatrain bench dist`.
 --
--- First the allreduce by size, beside MPI_Allreduce where there is MPI. Then, with a script, the
--- steps of its training: a few apart, as if each rank were alone, a few together, and so on in
--- turn, so that what the machine does on the side hits both; the first of a few is not timed. Some
--- are apart but end together, with nothing sent: what these lose, ranks lose by not being equally
--- fast in each step, and no way of communicating would win it back.
+-- First it times the allreduce by size, and MPI_Allreduce if MPI is available. Then, with a script,
+-- it times steps of its training: a few apart, as if each rank were alone, a few together, and so
+-- on in turn, so that other load on the machine affects both. The first step after each change is
+-- not timed. Some steps run apart but end together, with nothing sent. Their loss shows how much
+-- the ranks differ in speed from step to step, which no communication method could recover.
 --
--- Last a prediction, for networks and numbers of ranks that are not here. It is simulated: forward,
--- backward and optimizer take what they take apart, and each bucket is sent when its gradients are
--- there and the bucket before is done. In a ring of n an allreduce of S bytes takes
--- 2 (n - 1) alpha + 2 (n - 1) / n S beta (Thakur et al. 2005), where alpha is the time until a
--- message comes and beta that of a byte. Left out is that ranks wait for the slowest, and the time
--- of processors that communication takes.
+-- Finally it predicts the speed for other networks and numbers of ranks by a simulation. Forward,
+-- backward and optimizer take the time measured apart. Each bucket is sent when its gradients are
+-- ready and the bucket before is done. In a ring of n ranks, an allreduce of S bytes takes
+-- 2 (n - 1) alpha + 2 (n - 1) / n S beta (Thakur et al. 2005), where alpha is the latency of a
+-- message and beta the time per byte. The simulation ignores the wait for the slowest rank and the
+-- CPU time of communication.
 
 local core = ...
 local bench = require "luatrain.commands.bench"
@@ -20,20 +20,20 @@ local sum = require "luatrain.sum"
 
 local bench_dist = {}
 
-local WARM_UP, FEW = 3, 3         -- steps in the beginning, and those that are timed at a time
-local SMALLEST = 1 << 10          -- bytes of an allreduce
-local SECONDS = 0.3               -- for those of one size, at least LEAST of them, at most MOST
-local LEAST, MOST = 5, 200
-local FIT = {1 << 16, 1 << 24}    -- bytes, from and to: where alpha and beta are taken from
-local LATENCY = 30                -- microseconds, of a network for which nobody says it
-local RANKS = {24, 32}            -- that are predicted, beside those that there are
+local WARM_UP, FEW = 3, 3         -- untimed steps at the start; timed steps per turn of a way
+local SMALLEST = 1 << 10          -- bytes of the smallest allreduce
+local SECONDS = 0.3               -- time for all allreduces of one size, which are
+local LEAST, MOST = 5, 200        -- at least LEAST and at most MOST
+local FIT = {1 << 16, 1 << 24}    -- range of sizes in bytes from which alpha and beta are fitted
+local LATENCY = 30                -- default latency of a network, in microseconds
+local RANKS = {24, 32}            -- numbers of ranks to predict, besides the actual number
 
 local rank, size = core.rank()
 local wire, wire_bytes = core.wire()
 
--- ==== Numbers of all ranks =======================================================================
+-- ==== Statistics over all ranks ==================================================================
 
--- Of each number of a list, which every rank has: the mean over the ranks, and the largest.
+-- For a list of numbers on each rank: returns the means and the maxima over the ranks, as lists.
 local function over_ranks(list)
   local means, most = {}, {}
   for i, number in ipairs(list) do
@@ -47,13 +47,14 @@ local function mean(list) return sum(list) / #list end
 
 -- ==== Allreduce ==================================================================================
 
--- The middle of the seconds of allreduces of so many bytes; nil when MPI is wanted and not there.
+-- The median time of n allreduces of `bytes` bytes, in seconds. With by_mpi, of MPI_Allreduce, or
+-- nil if MPI is not available.
 local function time_sums(bytes, n, by_mpi)
   local seconds = core.time_sums(bytes // 4, n, by_mpi)
   return seconds and over_ranks{(bench.spread(seconds))}[1]
 end
 
--- Ours and MPI's take turns.
+-- Times allreduces of one size, ours and MPI's in turn.
 local function measure_sums(bytes)
   local once = time_sums(bytes, 3)
   local n = math.max(LEAST, math.min(MOST, math.floor(SECONDS / 4 / once)))
@@ -79,7 +80,8 @@ local function bytes_text(bytes)
   return bytes < 1 << 20 and ("%d KiB"):format(bytes >> 10) or ("%d MiB"):format(bytes >> 20)
 end
 
--- The share of the copy: each rank reads its part of what all have, and what others have summed.
+-- The table of allreduces. "of copy" relates the memory traffic to the rate of a copy: each rank
+-- reads its part of all ranks' data, and then the sums of the other parts.
 local function sums_text(list, copy)
   local lines = {{"allreduce", "us", "GB/s", "of copy", "MPI us", "GB/s", "times as fast"}}
   for _, s in ipairs(list) do
@@ -97,8 +99,8 @@ end
 
 -- ==== Steps ======================================================================================
 
--- The ways in which steps are taken; those after the first three are for --ablation. A bucket of
--- one byte holds one parameter.
+-- The ways to run steps; those after the first three are for --ablation. bucket: its size in bytes,
+-- 0 for the default; 1 byte makes a bucket per parameter.
 local WAYS = {
   {name = "apart", apart = true, blocking = false, bucket = 0},
   {name = "together", apart = false, blocking = false, bucket = 0},
@@ -122,7 +124,7 @@ local function parts_of(spent, apart)
           backward = spent.backward, optimizer = spent.optimizer - waited, waited = waited}
 end
 
--- When each bucket that was sent was there, and its bytes.
+-- Records the bytes of each bucket sent in the last step, and the time when it was ready.
 local function record_buckets(way)
   local n = 0
   for _, b in ipairs(core.buckets()) do
@@ -135,7 +137,7 @@ local function record_buckets(way)
   way.collectives = n
 end
 
--- Takes the steps of a run in turn in all ways; done when each has had so many.
+-- Runs the steps of a run in all ways in turn, until each way has o.steps timed steps.
 local Turns = {}
 Turns.__index = Turns
 
@@ -145,7 +147,7 @@ local function new_turns(o)
   return self
 end
 
--- The next way, for a step that does not count and a few that do. The ranks begin together.
+-- Switches to the next way, for one untimed step and FEW timed ones. Synchronizes the ranks first.
 function Turns:change()
   core.configure(false, false, 0)
   core.sum("a change of the way", 0)
@@ -155,7 +157,7 @@ function Turns:change()
   self.left = 1 + FEW
 end
 
--- The seconds until all ranks are here, of which each goes on alone.
+-- Waits until all ranks are here, then separates them again. Returns the seconds.
 local function wait_for_all()
   local before = core.clock()
   core.configure(false, false, 0)
@@ -189,9 +191,9 @@ function Turns:is_done()
   return self.at == 1 and #self.ways[#self.ways].total >= self.steps
 end
 
--- What the steps of a way took: each part as a mean over the ranks, and all of it of the rank that
--- was the slowest over a few steps, which is when the others are done too. `apart` is the result to
--- compare with, round by round.
+-- The result of a way. Each part of the step is a mean over the ranks. The total is the time of the
+-- slowest rank in each round of FEW steps, since the others wait for it. ratio compares it with
+-- `apart`, the result of that way, round by round.
 local function way_result(way, apart)
   local r, parts, ratios = {name = way.kind.name, collectives = way.collectives}, {}, {}
   r.sent = mean(way.sent)
@@ -204,7 +206,7 @@ local function way_result(way, apart)
   return r
 end
 
--- The bytes of each bucket in the order of sending, and the seconds of backward until it is there.
+-- The buckets in the order of sending: {bytes, ready = seconds of backward until it is ready}.
 local function buckets_of(way)
   local list, ready = {}, {}
   for i, b in ipairs(way.ready) do
@@ -233,8 +235,8 @@ end
 
 -- ==== Prediction =================================================================================
 
--- alpha and beta, from what allreduces among n ranks have taken: the line through these times that
--- has the least relative squares.
+-- Estimates alpha (seconds) and beta (seconds per byte) from measured allreduces over n_ranks
+-- ranks, by a linear fit with least squares of the relative errors.
 function bench_dist.fit(list, n_ranks)
   local n, sx, sy, sxx, sxy = 0.0, 0.0, 0.0, 0.0, 0.0
   for _, s in ipairs(list) do
@@ -249,8 +251,8 @@ function bench_dist.fit(list, n_ranks)
   return {alpha = start / (2 * (n_ranks - 1)), beta = slope * n_ranks / (2 * (n_ranks - 1))}
 end
 
--- The same of a network of so many Gbit/s, whose messages take so many microseconds. Bytes are
--- those of f32, whatever travels.
+-- alpha and beta of a network with `gbit` Gbit/s and a latency in microseconds. beta is per byte of
+-- f32 gradients, whatever the wire's dtype.
 local function network(gbit, latency)
   return {alpha = 1e-6 * latency, beta = wire_bytes / 4 * 8 / (1e9 * gbit)}
 end
@@ -259,7 +261,7 @@ local function sum_seconds(n, link, bytes)
   return 2 * (n - 1) * link.alpha + 2 * (n - 1) / n * bytes * link.beta
 end
 
--- The seconds of a step of n ranks.
+-- The predicted time of a step of n ranks in seconds. apart: the result of steps apart.
 function bench_dist.predict(n, link, apart, buckets)
   local free = sum_seconds(n, link, 0)              -- after the record of the step
   for _, b in ipairs(buckets) do
@@ -292,7 +294,7 @@ local function predictions_text(list, apart)
   return bench.columns(lines, 1)
 end
 
--- What a step would take if nothing but the bytes on the network mattered.
+-- A lower bound for the time of a step: the bandwidth of the network is the only cost.
 local function bound(o, apart, buckets)
   local bytes = 0.0
   for _, b in ipairs(buckets) do bytes = bytes + b.bytes end
@@ -351,8 +353,7 @@ local function finish(o, turns)
   if o.json and rank == 0 then bench.write(o.json, r) end
 end
 
--- As bench.attach: the script's first run is measured, and ends it. Without a script there is no
--- run.
+-- As bench.attach, for `luatrain bench dist`. Without a script, only the allreduce is measured.
 function bench_dist.attach(...)
   local o = {steps = 12, most = 64, latency = LATENCY}
   local script = bench.read_options({...}, OPTIONS, o, HELP:format(LATENCY))
@@ -375,7 +376,7 @@ function bench_dist.attach(...)
   function core.on_run(settings)
     local all = (o.steps + FEW) * (1 + FEW) // FEW * #turns.ways + WARM_UP
     bench.change(settings, all, folder, o.amp)
-    if settings.scaler ~= false then            -- those of ranks that are apart would part
+    if settings.scaler ~= false then            -- scalers of ranks apart would diverge
       settings.scaler = {policy = "static", scale = 1.0}
     end
     return observer

@@ -1,12 +1,13 @@
--- flags.lua - the options of a subcommand, which stand before its other arguments.
+-- flags.lua - parses the options of a subcommand, which precede its other arguments.
 
 local core = ...
 local check = require "luatrain.check"
 local sorted = require "luatrain.keys"
 
--- Reads them from list into o. known has what each wants, in words, and a function that gives its
--- value for a text, or nothing; true for one without a value. refuse(format, ...) fails. Returns
--- which argument is the first after them.
+-- Parses the options in list into o. known[name] is {description of the value, function that
+-- converts its text, or returns false or nil if it is invalid}; or true for a switch. help: the
+-- text of --help. refuse(format, ...) raises the error. Returns the index of the first argument
+-- after the options.
 return function(list, known, o, help, refuse)
   local i = 1
   while (list[i] or ""):sub(1, 1) == "-" do

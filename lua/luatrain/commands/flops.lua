@@ -1,5 +1,5 @@
--- flops.lua - the floating-point operations of an op: two for each multiply-add, in the ops that
--- consist of them. No others are counted.
+-- flops.lua - counts the floating-point operations of an op: two per multiply-add, for
+-- convolutions, linear layers and matrix products. Other ops count as 0.
 
 local function product(dims, first)
   local n = 1
@@ -7,8 +7,8 @@ local function product(dims, first)
   return n
 end
 
--- Of the op's forward, or of its backward for one of the first two inputs, from the shapes of these
--- and of the output.
+-- The FLOP of an op's forward, which equal those of the gradient of either of its first two inputs.
+-- x, w, out: the shapes of these inputs and of the output.
 return function(op, x, w, out)
   if op == "conv2d" or op == "linear" then return 2 * product(out, 1) * product(w, 2) end
   if op == "matmul" then return 2 * product(out, 1) * x[#x] end

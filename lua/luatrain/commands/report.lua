@@ -1,8 +1,8 @@
--- report.lua - what runs have cost, beside what others have published: `luatrain report FOLDER`.
+-- report.lua - shows the cost of runs beside published ones: `luatrain report FOLDER`.
 --
--- See cost.lua for what is counted. Device-hours compare like with like; for unlike devices they
--- are brought to V100s, in proportion to the peak rates of dense products in 16 bits, or in 32
--- where a device is not faster in 16.
+-- cost.lua defines the cost. Device-hours are only comparable between equal devices; for different
+-- devices they are converted to V100-hours, in proportion to the peak rates of dense products in 16
+-- bits, or in 32 bits if a device is not faster in 16.
 
 local core = ...
 local columns = require "luatrain.commands.bench".columns
@@ -16,8 +16,8 @@ local function refuse(...) core.fail("EUSAGE", "report: " .. string.format(...))
 
 local V100 = 125                  -- Tflop/s
 
--- ResNet-50 on ImageNet, by their authors: who, devices, of which kind, the kind's Tflop/s by its
--- data sheet, seconds, top1 in percent; fast.ai gave top5 (93 %) alone.
+-- Published trainings of ResNet-50 on ImageNet: {authors, number of devices, device, its peak
+-- Tflop/s from the data sheet, seconds, top1 in percent}. fast.ai published only top5 (93 %).
 local PUBLISHED = {
   {"Goyal et al. 2017", 256, "P100", 21.2, 3600, 76.3},
   {"Akiba et al. 2017", 1024, "P100", 21.2, 900, 74.9},
@@ -49,7 +49,8 @@ local function hours_text(device_s) return device_s and ("%.3g"):format(device_s
 
 local function percent_text(share) return share and ("%.2f %%"):format(share) or "" end
 
--- system, devices, time, top1, device-hours, those of a V100
+-- The cells of a row: system, devices, time, top1, device-hours, V100-hours. peak: in Tflop/s, nil
+-- if unknown.
 local function cells(system, devices, seconds, top1, device_s, peak)
   return {system, devices, seconds and duration(seconds) or "not reached", percent_text(top1),
           hours_text(device_s), peak and hours_text(device_s and device_s * peak / V100) or ""}
@@ -97,7 +98,8 @@ end
 local OPTIONS = {target = {"a number from 0 to 1", up_to(1)},
                  peak = {"a number of Tflop/s", up_to(math.huge)}, help = true}
 
--- There is no script: only what is to be called.
+-- Prepares `luatrain report`. Returns nil, since there is no script, and a function that prints the
+-- report.
 function report.attach(...)
   local list, o = {...}, {}
   local folders = table.move(list, read_flags(list, OPTIONS, o, HELP, refuse), #list, 1, {})

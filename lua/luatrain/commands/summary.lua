@@ -1,11 +1,11 @@
--- summary.lua - what a net does with a batch, as a table: layers, output shapes, parameters,
--- floating-point operations, and the bytes that backward keeps.
+-- summary.lua - a table of a net's layers for a batch: output shapes, parameters, floating-point
+-- operations, and the bytes that are kept for backward.
 --
 --   print(lt.summary(net, {32, 28, 28, 1}))
 --
--- It is found by looking: the net is called, with zeros, while every call of a module and every op
--- is written down. Two and three images are enough: all counts are linear in the size of the batch,
--- so two points give the rest, and a batch for a large machine can be looked at on a small one.
+-- The net is called with zeros, and every call of a module and every op is recorded. All counts are
+-- linear in the batch size, so calls with two and three images suffice to compute them for any
+-- batch, even one that does not fit this machine.
 
 local core = ...
 local arity = require "luatrain.arity"
@@ -19,12 +19,13 @@ local WIDTH = 100              -- of the table, at most
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 
--- ==== Looking ====================================================================================
+-- ==== Tracing ====================================================================================
 
 local function shape_of(x) return core.is_tensor(x) and x.shape end
 
--- Bytes of what is kept for the op that made out and is not in seen, where it is put. A half copy
--- of a parameter, which goes by its role, is there once for all steps.
+-- The bytes of the tensors that are kept for the backward of the op that made out, excluding memory
+-- in seen; adds it to seen. Excludes half-precision copies of parameters, which have a role: they
+-- exist once for all steps.
 local function kept_by(out, seen)
   local bytes, i = 0, 1
   local tensor = core.saved(out, i)
@@ -43,11 +44,12 @@ local function new_node(fields)
   return fields
 end
 
--- Calls f when the variable that holds the result ends, by an error too.
+-- Returns a value for a <close> variable: calls f when the variable goes out of scope, also by an
+-- error.
 local function finally(f) return setmetatable({}, {__close = f}) end
 
--- The calls of net(x) as a tree of nodes, each with those within it: module, or op for a function;
--- shape of the output, flops and kept, those of the nodes within included.
+-- Calls net(x) and returns the calls as a tree. A node has module, or op for an op; shape, of its
+-- output; flops and kept, including those of its children; and its children as list items.
 local function trace(net, shape)
   local class, root = getmetatable(net), new_node{}
   local call, current, seen, alive = class.__call, root, {}, {}
@@ -67,7 +69,7 @@ local function trace(net, shape)
 
   local function done(name, out, x, w)
     if not out then return end
-    alive[#alive + 1] = out                    -- or its memory could be that of a later one
+    alive[#alive + 1] = out                    -- keeps its memory from being reused
     local node = new_node{op = name}
     current[#current + 1] = node
     node.shape, node.kept = out.shape, kept_by(out, seen)
@@ -85,7 +87,7 @@ local function trace(net, shape)
   return root[1]
 end
 
--- The node for a batch of n from those for 2 and for 3.
+-- Extrapolates the trees for batches of 2 and 3, a and b, to a batch of n.
 local function extend(a, b, n)
   if #a ~= #b or a.op ~= b.op then
     fail("lt.summary: the net does not do the same with 2 images and with 3")
@@ -98,7 +100,7 @@ local function extend(a, b, n)
   return node
 end
 
--- Looking changes nothing: running statistics and random numbers go on as if it had not been.
+-- Traces a net without side effects: restores running statistics and random numbers.
 local function look(net, shape)
   local buffers = {}
   for _, buffer in net:named_buffers() do
@@ -115,8 +117,8 @@ end
 
 -- ==== The table ==================================================================================
 
--- Gives each node its count of parameters, 0 where its module was seen before, and a text that is
--- the same for nodes that do the same.
+-- Sets the parameter count of each node, 0 if its module was seen before, and `same`, a text that
+-- is equal for nodes that do the same.
 local function label(node, seen)
   local self = node.module
   node.shared = self and seen[self]
@@ -132,7 +134,7 @@ local function label(node, seen)
   node.same = table.concat(parts, " ")
 end
 
--- The name of a node's module within the module around it; nil for an op.
+-- The name of a node's module relative to its parent's module; nil for an op.
 local function name_of(node, outer)
   local path = node.module and node.module[KEY][1]
   local above = outer and outer.module[KEY][1] .. "."
@@ -140,7 +142,7 @@ local function name_of(node, outer)
   return path
 end
 
--- "2", or "2-4" for the first and the last of several.
+-- The name of a node, "2", or of several consecutive nodes, "2-4".
 local function names_of(first, last, outer)
   local name, other = name_of(first, outer), name_of(last, outer)
   if not name or name == other then return name end
@@ -149,13 +151,13 @@ local function names_of(first, last, outer)
   return name .. " to " .. other
 end
 
--- Appends a row for `n` nodes that do the same, of which these are the first and the last, and for
--- what is within the first.
+-- Appends a row for n consecutive nodes that do the same, from first to last, and the rows of the
+-- first one's children.
 local function add_rows(rows, first, last, n, outer, depth)
   local name = names_of(first, last, outer)
   local text = (name and name .. ": " or "") .. first.text .. (n > 1 and ", each of " .. n or "")
   rows[#rows + 1] = {("  "):rep(depth) .. text, first}
-  if not first.nested then return end            -- ops are shown beside modules alone
+  if not first.nested then return end            -- shows ops only among modules
   local i = 1
   while i <= #first do
     local j = i
@@ -165,7 +167,8 @@ local function add_rows(rows, first, last, n, outer, depth)
   end
 end
 
--- The largest unit in which an amount is at least `least`, else the smallest: prefix and size.
+-- The largest unit in which an amount is at least `least`, else the smallest. Returns its prefix
+-- and its size.
 local function unit_of(amount, least)
   for _, unit in ipairs{{"T", 1e12}, {"G", 1e9}, {"M", 1e6}} do
     if amount >= least * unit[2] then return table.unpack(unit) end
@@ -218,7 +221,7 @@ local function is_shape(shape)
   return true
 end
 
--- lt.summary(net, {n, h, w, c}): the table as text, for a batch of n.
+-- lt.summary(net, {n, h, w, c}): returns the table as text, for a batch of n images.
 local function summarize(_, net, shape)
   if not module.is_module(net) or not is_shape(shape) then
     fail("lt.summary wants a net and the shape of its input: lt.summary(net, {n, h, w, c})")
@@ -228,8 +231,8 @@ local function summarize(_, net, shape)
   return write(net, root, shape[1])
 end
 
--- `luatrain summary script.lua`: from now on a run shows its net instead, and ends the script.
--- Returns which argument is the script, and what is to be called when it has ended.
+-- Prepares `luatrain summary script.lua`: the script's first run will show its net and end the
+-- script. Returns the index of the script among the arguments, and a function to call after it.
 function summary.attach(script)
   local shown = false
   if not script or script:sub(1, 1) == "-" then

@@ -1,6 +1,6 @@
--- plot.lua - the curves of a run as SVG. Above is the loss of each step, faint, with a smoothed
--- line over it, and the test loss after each epoch; below is top-1 after each epoch. The text
--- stands alone, has a few KB, and colours for light and dark.
+-- plot.lua - draws the curves of a run as SVG. The upper panel shows the loss of each step, faint,
+-- a smoothed line over it, and the test loss after each epoch. The lower panel shows top-1 after
+-- each epoch. The SVG is self-contained, has a few KB, and adapts to light and dark mode.
 --
 --   local svg = require "luatrain.train.plot".curves(log.read(path), "train_resnet-1")
 
@@ -9,13 +9,13 @@ local log = require "luatrain.train.log"
 
 local plot = {}
 
--- In pixels; right of the panels there is room for the labels of the lines.
+-- Positions in pixels. The space right of the panels is for the labels of the lines.
 local WIDTH, LEFT, RIGHT = 760, 60, 640
 local LOSS, TOP1 = {top = 78, bottom = 288}, {top = 332, bottom = 436}
-local BELOW = 48                       -- for the x axis
-local BINS = 160                       -- a line is made of about as many points
-local LINE = 15                        -- between two labels
-local FEW, MANY = 12, 40               -- points: each has its value; none is drawn
+local BELOW = 48                       -- height of the x axis, in pixels
+local BINS = 160                       -- approximate number of points in a line
+local LINE = 15                        -- smallest distance of two labels, in pixels
+local FEW, MANY = 12, 40               -- up to FEW points: all labelled; from MANY on: one dot
 
 local STYLE = [[
 text{font:12px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif;fill:#59636e}
@@ -36,7 +36,8 @@ circle.top1,text.top1{fill:#3fb950}text.nan{fill:#f85149}}
 
 -- ==== Scales =====================================================================================
 
--- The largest of 1, 2 and 5 times a power of ten that divides span into at least n parts.
+-- The largest step of the form 1, 2 or 5 times a power of ten that divides span into at least n
+-- parts.
 local function tick_step(span, n)
   local power = 10 ^ math.floor(math.log(span / n, 10) + 1e-9)
   for _, factor in ipairs{5, 2} do
@@ -45,13 +46,13 @@ local function tick_step(span, n)
   return power
 end
 
--- The function from a value to a pixel; and ticks, as they are given.
+-- Returns a linear function from [low, high] to pixels [from, to]; and ticks, unchanged.
 local function linear(low, high, from, to, ticks)
   local function at(value) return from + (value - low) / (high - low) * (to - from) end
   return at, ticks
 end
 
--- Multiples of step from low to high.
+-- The list of multiples of step from low to high.
 local function multiples(low, high, step)
   local list = {}
   for k = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) do
@@ -60,8 +61,8 @@ local function multiples(low, high, step)
   return list
 end
 
--- A y axis for values from low to high in a panel: from 0 where that is not far off, logarithmic
--- where they differ much.
+-- The y scale for losses from low to high in a panel: logarithmic for a large range, otherwise
+-- linear, and from 0 if low is small. Returns a function from a loss to a pixel, and the ticks.
 local function loss_scale(low, high, panel)
   if low > 0 and high > 25 * low then
     local a, b, list = math.log(low), math.log(high), {}
@@ -81,7 +82,7 @@ local function loss_scale(low, high, panel)
   return linear(low, high, panel.bottom, panel.top, multiples(low, high, step))
 end
 
--- For fractions from low to high, with room above for the values at the points.
+-- The y scale for fractions from low to high, with room above for the labels of points.
 local function top1_scale(low, high, panel)
   local room = 1.3 * math.max(high - low, 0.01)
   local step = tick_step(room, 2)
@@ -90,7 +91,7 @@ local function top1_scale(low, high, panel)
   return linear(low, high, panel.bottom, panel.top, multiples(low, math.min(high, 1), step))
 end
 
--- ==== What is drawn ==============================================================================
+-- ==== SVG elements ===============================================================================
 
 local function escaped(text)
   if not utf8.len(text) then text = text:gsub("[\x80-\xff]", "?") end
@@ -115,7 +116,7 @@ local function dot(out, class, x, y)
   out[#out + 1] = ('<circle class="%s" cx="%s" cy="%s" r="3"/>'):format(class, pixel(x), pixel(y))
 end
 
--- A line through points {x, y}, in pixels; false is a gap.
+-- A line through points, a list of {x, y} in pixels; false makes a gap.
 local function line(out, class, points)
   local d, pen = {}, "M"
   for _, p in ipairs(points) do
@@ -135,8 +136,8 @@ end
 
 -- ==== The data ===================================================================================
 
--- steps, their losses (false for nan), and the epochs in order. Of an epoch that was reported twice
--- the last report counts.
+-- Collects {steps = , losses = , epochs = } from an iterator over events. A loss is false if it is
+-- nan. epochs: the epoch events in order; if an epoch was reported twice, only its last report.
 local function gather(events)
   local run = {steps = {}, losses = {}, epochs = {}}
   local by_epoch = {}
@@ -153,16 +154,16 @@ local function gather(events)
   return run
 end
 
--- The mean of the i-th loss and those around it: equally many on either side, at the end fewer
--- after it. Sums are those of the first 0, 1, 2, ... losses.
+-- The mean of loss i and its neighbours: up to n / 50 on either side, fewer near the ends. sums[k]
+-- and counts[k] are the sum and number of the first k losses that are not nan.
 local function smooth(sums, counts, i, n)
   local before = math.min(n // 50, i - 1)
   local first, last = i - before - 1, i + math.min(before, n - i)
   return (sums[last] - sums[first]) / (counts[last] - counts[first])
 end
 
--- Points {step, loss}, false for a gap, of the faint and of the smoothed line. Of many steps the
--- faint one keeps the least and the greatest of each bin, in their order.
+-- Returns the points {step, loss} of the faint and of the smoothed line; false is a gap. The steps
+-- are grouped into bins; the faint line shows the smallest and the largest loss of each bin.
 local function thin(steps, losses)
   local sums, counts, raw, even, n = {[0] = 0}, {[0] = 0}, {}, {}, #steps
   for i, loss in ipairs(losses) do
@@ -186,7 +187,8 @@ local function thin(steps, losses)
   return raw, even
 end
 
--- The least and the greatest of what a line shows, without its rarest points; nil if there is none.
+-- The smallest and the largest value of a line, after dropping 1 / spare of its points at each end.
+-- nil if it has no points.
 local function range(points, spare)
   local values = {}
   for _, p in ipairs(points) do
@@ -207,7 +209,7 @@ local function placed(points, x, y, panel)
   return list
 end
 
--- Texts {point, text, class} beside the ends of lines, none over another.
+-- Draws labels {point, text, class} beside the ends of lines, without overlap.
 local function end_labels(out, list)
   table.sort(list, function(a, b) return a[1][2] < b[1][2] end)
   local least = 0
@@ -232,7 +234,7 @@ local function dots(out, class, points)
   end
 end
 
--- A loss that is no number up to the end: from where on.
+-- If the loss is nan from some step to the end, marks that step.
 local function mark_nan(out, run, x)
   local n = #run.losses
   local first = n + 1
@@ -290,7 +292,7 @@ local function top1_panel(out, points, x)
   end_labels(out, {{pixels[#pixels], ("top-1 %.2f %%"):format(100 * last[2]), "top1"}})
 end
 
--- Epochs where there are several, else steps.
+-- The x axis, in epochs if the run has several, else in steps.
 local function x_axis(out, run, bottom, x)
   local last, n, each, name = run.steps[#run.steps], run.steps[#run.steps], 1, "step"
   local epoch = run.epochs[#run.epochs]
@@ -306,7 +308,7 @@ local function x_axis(out, run, bottom, x)
   label(out, RIGHT + 20, bottom + 18, name)
 end
 
--- The SVG of an iterator over events, as log.read() gives them.
+-- Returns the SVG text for the events of a run. events: an iterator from log.read().
 function plot.curves(events, title)
   local run = gather(events)
   local top1 = points_of(run.epochs, "top1")
