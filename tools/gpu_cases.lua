@@ -98,7 +98,7 @@ local POSITIONS = {axis = true, axes = true, first = true, last = true}
 local function option_of(name, word)
   if word == "true" or word == "false" then return word == "true" end
   local value = math.tointeger(word) or tonumber(word) or word
-  if POSITIONS[name] and value >= 0 then value = value + 1 end     -- Lua's count from 1
+  if POSITIONS[name] and value >= 0 then value = value + 1 end     -- positions in Lua are from 1
   return value
 end
 
@@ -108,7 +108,7 @@ local function options_of(text)
     local list = {}
     for word in words:gmatch "[^,]+" do list[#list + 1] = option_of(name, word) end
     options[name] = list
-    if #list == 1 then options[name] = list[1] end     -- it may be false
+    if #list == 1 then options[name] = list[1] end     -- not `and ... or`: it may be false
   end
   return options
 end
@@ -199,7 +199,7 @@ function cases.run(c, given, dtype, device, twice)
     dtypes[name] = x.dtype
     x = x:detach():to "cpu"
     if x.dtype ~= "f64" then x = x:cast "f64" end
-    found[name] = factor and x / factor or x * 1     -- a copy, for x may be changed
+    found[name] = factor and x / factor or x * 1     -- a copy: x may change later
   end
   for i, x in ipairs(given.inputs) do
     leaves[i] = (is_float(x) and (x * 1):cast(dtype) or x):to(device)

@@ -1,4 +1,4 @@
--- sum.lua - the sum of a list of numbers.
+-- sum.lua - returns the sum of a list of numbers, added in order.
 
 return function(list)
   local sum = 0.0

@@ -52,7 +52,7 @@ local function per_channel(name, value, channels)
     refuse("data: %s has %d numbers, the images have %d channels", name, #list, channels)
   end
   for c, number in ipairs(list) do
-    if not math.type(number) or number - number ~= 0 then          -- inf and nan are not
+    if not math.type(number) or number - number ~= 0 then          -- inf, nan
       refuse("data: %s wants finite numbers, channel %d has %s", name, c, number)
     end
   end
@@ -217,7 +217,7 @@ local function read_fashion(folder, part)
   end
   return in_memory(folder .. "/" .. part .. "-*", images, labels, {
     names = fashion_names, classes = check_labels(path, labels, #fashion_names),
-    mean = 0.2860, std = 0.3530,                   -- of the training images, from 0 to 1
+    mean = 0.2860, std = 0.3530,                   -- of the training images, scaled to 0..1
     augment = {flip = true}})
 end
 
@@ -288,7 +288,7 @@ local function open_folder(path, size)
   local names = source:names()
   return new_set(source, {
     names = names, classes = #names, augment = {area = 0.08, flip = true},
-    mean = {0.485, 0.456, 0.406}, std = {0.229, 0.224, 0.225}})      -- those of ImageNet
+    mean = {0.485, 0.456, 0.406}, std = {0.229, 0.224, 0.225}})      -- of ImageNet
 end
 
 local function open_images(folder, size)

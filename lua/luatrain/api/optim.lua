@@ -193,8 +193,8 @@ local function adam_like(name, weight_decay, decoupled)
   end
 end
 
-adam_like("adam", "0.0", false)    -- Kingma and Ba 2015; weight_decay is added to the gradient
-adam_like("adamw", "0.01", true)   -- Loshchilov and Hutter 2019; weight_decay shrinks the weights
+adam_like("adam", "0.0", false)    -- Kingma and Ba 2015; adds weight_decay w to the gradient
+adam_like("adamw", "0.01", true)   -- Loshchilov and Hutter 2019; decoupled weight decay
 
 -- ==== Methods ====================================================================================
 
@@ -223,10 +223,10 @@ local function count_pending(inner)
   if inner.handle:step_status() == "applied" then inner.steps = inner.steps + 1 end
 end
 
--- Takes one step for all parameters that have a gradient, then drops the gradients. Returns the
--- step status: "applied"; "skipped" if a loss scale (lt.amp) skipped it; "accumulating" if more
--- parts of the batch follow; "pending" on an accelerator, which decides asynchronously whether to
--- apply the step. scaler.skipped later counts skipped steps.
+-- Takes one step for all parameters that have a gradient. Returns the step status: "applied";
+-- "skipped", by a loss scale (lt.amp); "accumulating", if more shards of the batch follow
+-- (--vranks); or "pending", on an accelerator, which decides asynchronously whether to apply it;
+-- scaler.skipped later counts it if it was skipped. Drops the gradients unless accumulating.
 function Optim:step()
   local inner, list = self[INNER], {}
   count_pending(inner)

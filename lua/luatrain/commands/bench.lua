@@ -166,7 +166,7 @@ end
 local function rate_op(row, steps, limits)
   local gradients = row.backward and 0 or 1
   for _, name in ipairs(row.wanted) do
-    if name ~= "b" then gradients = gradients + 1 end      -- a bias takes no products
+    if name ~= "b" then gradients = gradients + 1 end      -- a bias needs no multiply-adds
   end
   local x, w, out = table.unpack(row.shapes)
   row.flops = flops_of(row.op, x, w, out) * row.calls * gradients / steps
@@ -275,7 +275,7 @@ function bench.limits_text(limits)
     limits.gemm.f32 / 1e9, limits.gemm.bf16 / 1e9, f16, limits.copy / 1e9)
 end
 
--- The ops of a result as a table, per step.
+-- The table of a result's ops, with times per step.
 function bench.table_text(r)
   local lines, seconds, total = {HEAD}, 0.0, r.step_s * (1 - r.outside)
   for i, row in ipairs(r.ops) do

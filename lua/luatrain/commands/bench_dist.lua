@@ -263,7 +263,7 @@ end
 
 -- The predicted time of a step of n ranks in seconds. apart: the result of steps apart.
 function bench_dist.predict(n, link, apart, buckets)
-  local free = sum_seconds(n, link, 0)              -- after the record of the step
+  local free = sum_seconds(n, link, 0)              -- the network is busy with the step record
   for _, b in ipairs(buckets) do
     free = math.max(free, b.ready) + sum_seconds(n, link, b.bytes)
   end

@@ -14,7 +14,7 @@ local report = {}
 
 local function refuse(...) core.fail("EUSAGE", "report: " .. string.format(...)) end
 
-local V100 = 125                  -- Tflop/s
+local V100 = 125                  -- peak Tflop/s in 16 bits
 
 -- Published trainings of ResNet-50 on ImageNet: {authors, number of devices, device, its peak
 -- Tflop/s from the data sheet, seconds, top1 in percent}. fast.ai published only top5 (93 %).

@@ -15,7 +15,7 @@ local thousands = require "luatrain.train.log".thousands
 
 local summary = {}
 local KEY = core.module_key
-local WIDTH = 100              -- of the table, at most
+local WIDTH = 100              -- largest width of the table
 
 local function fail(...) core.fail("EINVAL", string.format(...)) end
 

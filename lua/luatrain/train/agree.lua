@@ -93,7 +93,7 @@ end
 
 -- ==== Sets =======================================================================================
 
-local SAMPLE = 64              -- pixels
+local SAMPLE = 64              -- number of pixels to compare
 
 -- A list of up to SAMPLE pixels of float images, evenly spread over the set; empty for u8 images.
 local function sample_pixels(set)

@@ -27,7 +27,8 @@ function checkpoint.path(folder, step)
   return ("%s/step-%08d.safetensors"):format(folder, step)
 end
 
--- {path, digits = the step in its name} of each file that has the name of a checkpoint.
+-- The files in a folder that are named like checkpoints: a list of {path, digits = the step in the
+-- name}.
 local function named(folder)
   local found = {}
   for _, name in ipairs(core.list_folder(folder) or {}) do
@@ -169,7 +170,7 @@ local function list(folder)
   return found
 end
 
--- The step of the folder's newest checkpoint whose header can be read; 0 when there is none.
+-- The step of the newest checkpoint in a folder whose header can be read; 0 if there is none.
 function checkpoint.newest_step(folder)
   for _, entry in ipairs(list(folder)) do
     if entry.is_read then return entry.step end
@@ -177,8 +178,8 @@ function checkpoint.newest_step(folder)
   return 0
 end
 
--- The list for checkpoint.prune(), for a run that resumes in a folder from a step. Checkpoints that
--- are newer must be damaged, or the run would have resumed from them. prune() removes them first.
+-- The list for checkpoint.prune(), for a run that resumes in a folder from a step. Newer
+-- checkpoints must be damaged, since the run did not resume from them; prune() removes them first.
 function checkpoint.own(folder, step)
   local own, newer, entries = {}, {}, list(folder)
   for i = #entries, 1, -1 do
@@ -192,8 +193,8 @@ local function verify(path)
   local _ <close> = open(path)
 end
 
--- The newest readable checkpoint of a folder: its file, state and path, or nothing if the folder
--- has no checkpoint. Then a list of the problems of other checkpoints, and of wrong names.
+-- Finds the newest readable checkpoint in a folder. Returns its file, state and path, all nil if
+-- the folder has no checkpoint; then a list of problems with other checkpoints and with names.
 local function newest(folder)
   local entries, wrong = list(folder), {}
   for _, entry in ipairs(entries) do

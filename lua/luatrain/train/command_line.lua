@@ -62,7 +62,7 @@ function command_line.has(name)
   return false
 end
 
--- Takes `--name VALUE` or `--name=VALUE` out of the options in list[2..last]. Returns the new last.
+-- Removes `--name VALUE` or `--name=VALUE` from the options in list[2..last]. Returns the new last.
 local function drop(list, last, name)
   for i = last, 2, -1 do
     if names_option(list[i], name) then

@@ -12,7 +12,7 @@ local ops = core.ops
 
 local spec = check "run.evaluate{set:set; batch?, loss?:call}"
 
--- The arguments of run:evaluate, checked.
+-- Checks the arguments of run:evaluate and returns them as one table.
 local function read(set, given)
   local all = {set = set}
   if given ~= nil and type(given) ~= "table" then

@@ -78,9 +78,9 @@ end)
 local function is_whole(line) return line:sub(-2) == "}\n" end
 local function step_in(line) return tonumber(line:match '"step":(%d+)') or 0 end
 
--- Iterates over the lines of a file, line ends included. Raises an error if the file cannot be read
--- or is no plain file; a FIFO does not block. Uses error(), because core.fail() in a pcall while a
--- run ends would hide the exit code of the error that ended it.
+-- Iterates over the lines of a file, including line ends. Raises an error if the file is not
+-- readable or not a regular file; a FIFO does not block. Uses error(), because core.fail() in a
+-- pcall while a run ends would hide the exit code of the error that ended it.
 function log.lines(path)
   local file, why = core.open_plain(path, "r")
   if not file then
@@ -340,7 +340,7 @@ function Log:step(fields)
   local rate, eta = count(self, fields)
   local now = core.clock()
   if self.json then io.stdout:write(line):flush() end
-  local last = self.live and fields.samples % fields.images == 0                 -- of its epoch
+  local last = self.live and fields.samples % fields.images == 0          -- last step of its epoch
   if not last and now < self.shown + (self.live and LIVE or PLAIN) then return end
   self.shown = now
   if self.live then

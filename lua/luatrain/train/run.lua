@@ -20,9 +20,9 @@
 -- read.
 --
 -- A run ends after the last epoch; at --max-steps; by a signal; by an error; or early, if its
--- variable is closed or the script calls os.exit(), which saves a checkpoint. Each writes an end
--- line with the exit code. If the variable is not <close>, the run ends when it is collected, with
--- a warning and an end line without an exit code.
+-- variable is closed or the script calls os.exit(), which saves a checkpoint. In each case it
+-- writes an end line with the exit code. If the variable is not <close>, the run ends when it is
+-- garbage-collected, with a warning and without an exit code in its end line.
 
 local core = ...
 local agree = require "luatrain.train.agree"
@@ -158,7 +158,7 @@ local function new(given)
     counter = 0, inside = false,       -- core.steps() at that batch; whether run:step calls fn
     saved = false,                     -- whether the last checkpoint is up to date
     mark = now, waited = 0.0,          -- when the last step ended; seconds spent on its data
-    epoch_s = 0.0, epoch_images = 0,   -- the time and the samples of steps in this epoch
+    epoch_s = 0.0, epoch_images = 0,   -- time and samples of the steps in this epoch
     data_wait = data_wait.new(), folder = false, out = false, lock = false, log = false,
     listener = false,                  -- while it is open, a signal is a request to stop
     checkpoints = {},                  -- this run's, in the folder: see checkpoint.prune

@@ -1,8 +1,8 @@
 -- run_folder.lua - the folder of a run: finds or makes it, locks it, and detects its loss.
 --
--- The lock is on the file OUT/.lock, not on its name: after `rm -rf OUT` another run can make and
--- lock a new OUT. So the run checks after each step, and before and after it writes a file, that
--- the path still leads to the file that it locked.
+-- The lock is on the file OUT/.lock, not on its name: after `rm -rf OUT`, another run can make and
+-- lock a new OUT. The run therefore checks after each step, and before and after it writes a file,
+-- that the path still leads to the file that it locked.
 
 local core = ...
 local checkpoint = require "luatrain.train.checkpoint"

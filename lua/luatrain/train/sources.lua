@@ -5,7 +5,7 @@
 local sources = {texts = {}}   -- label, "module layers" or "file layers.lua" -> text
 local texts = sources.texts
 
--- A file's text, or nil.
+-- The text of a file, or nil if it cannot be read.
 function sources.read(path)
   local file = type(path) == "string" and io.open(path, "rb")
   local text = file and file:read "a"
