@@ -23,7 +23,7 @@ recipes.resnet50_78 = {
 
 -- GluonCV's mobilenet1.0: 73.28 % top1. The settings are from its log,
 -- logs/classification/imagenet/mobilenet1.0.log in github.com/dmlc/web-data. GluonCV also used
--- random color jitter, which this recipe omits.
+-- random colour jitter, which this recipe omits.
 recipes.mobilenet_73 = {
   arch = "mobilenet_v1", epochs = 200, batch = 1024, lr = 0.4, momentum = 0.9, nesterov = true,
   weight_decay = 1e-4, label_smoothing = 0.1, mixup = 0.2,

@@ -1,8 +1,8 @@
 -- gpu_cases.lua - the cases of tests/ops/cases.txt for Lua scripts: makes the inputs of a case,
 -- runs it, and measures the error of the results. gpu_check_ops.lua uses it.
 --
--- The values, their rounding and the tolerances are those of tests/ops (cases.h, test_ops.c).
--- tests/oracle/make.py makes the same values.
+-- The values, their rounding and the tolerances are the same as in tests/ops (cases.h, test_ops.c);
+-- the values are the same as in tests/oracle/make.py.
 local lt = require "luatrain"
 
 local cases = {}

@@ -99,7 +99,7 @@ function lt.save(path, what, meta)
 end
 
 -- lt.load(path): returns the tensors of a safetensors file by name, and its metadata as a table of
--- strings. If the file holds a digest, as those of lt.save do, a mismatch is an error.
+-- strings. EFILE if the file has a digest, as files of lt.save have, and does not match it.
 function lt.load(path)
   local file <close> = core.open_file(path)
   file:verify()

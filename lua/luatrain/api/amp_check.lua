@@ -14,9 +14,9 @@
 --
 -- output, input_grad and param_grad are relative errors |half - f32| / |f32|, each over all tensors
 -- of its kind in the layer. underflow is the fraction of elements that were too small and became 0,
--- overflow the fraction that is not finite. For a layer these are the highest of its tensors, for
--- the result those of all gradients. Gradients are compared with the loss scale applied. With
--- several ranks, each rank checks its own shard of the batch.
+-- overflow the fraction that is not finite. For a layer, they are the highest of its tensors; for
+-- the whole result, the fractions of all gradient elements. Gradients are compared with the loss
+-- scale applied. With several ranks, each rank checks its own shard of the batch.
 
 local core = ...
 

@@ -7,8 +7,8 @@ local function product(dims, first)
   return n
 end
 
--- The FLOP of an op's forward, which equal those of the gradient of either of its first two inputs.
--- x, w, out: the shapes of these inputs and of the output.
+-- The number of FLOP in an op's forward; the gradient of either of its first two inputs takes the
+-- same number. x, w, out: the shapes of these inputs and of the output.
 return function(op, x, w, out)
   if op == "conv2d" or op == "linear" then return 2 * product(out, 1) * product(w, 2) end
   if op == "matmul" then return 2 * product(out, 1) * x[#x] end

@@ -438,7 +438,7 @@ local inside_meta = {__close = function(self) self.run.inside = false end}
 local function call_inside(self, fn, ...)
   local _ <close> = setmetatable({run = self}, inside_meta)
   self.inside = true
-  -- Undoes the effect of passes between steps on random draws; lt.micro_batches sets the count.
+  -- Passes between steps must not shift random draws. 0: lt.micro_batches may set the number.
   core.take_shard(self.rows, self.shard, self.grain)
   core.expect_backwards(0)
   local o = self.settings

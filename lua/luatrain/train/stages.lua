@@ -6,7 +6,7 @@
 --
 -- A stage has size, the images' height and width, or nil for their own size; batch; area, the
 -- smallest fraction of an image that a random crop keeps; and `last`, its last epoch. batch and
--- area default to those of the run.
+-- area default to the settings of the run.
 
 local core = ...
 local check = require "luatrain.check"
