@@ -71,6 +71,8 @@ end
 local conv2d = check("nn.conv2d{in, out, kernel:pair; stride:pair=1, pad:pair=0, dilation:pair=1, "
                      .. "groups:count=1, bias=true, init:init=uniform}")
 
+-- Maps x (n, h, w, in) to (n, h', w', out). Weights w: (out, kh, kw, in / groups); bias b: (out).
+-- kernel, stride, pad (on each side) and dilation: a number, or {height, width}.
 function nn.conv2d(given)
   local f, text = conv2d(given)
   local kernel = type(f.kernel) == "table" and f.kernel or {f.kernel, f.kernel}
@@ -89,6 +91,7 @@ end
 
 local linear = check "nn.linear{in, out; bias=true, init:init=uniform}"
 
+-- Maps x (..., in) to x w^T + b (..., out). Weights w: (out, in); bias b: (out).
 function nn.linear(given)
   local f, text = linear(given)
   f.w, f.b = weights({f.out, f["in"]}, f, f["in"], f.out)
@@ -128,6 +131,7 @@ end
 
 local layer_norm = check "nn.layer_norm{n; eps=1e-5}"
 
+-- Normalises over the last axis of x (..., n). eps is added to the variance.
 function nn.layer_norm(given)
   local f, text = layer_norm(given)
   f.scale, f.shift = nn.parameter({f.n}, {value = 1}), nn.parameter({f.n})
@@ -138,6 +142,7 @@ end
 
 local embedding = check "nn.embedding{rows, dim}"
 
+-- Maps ids, integers counted from 0, of any shape (...) to rows of w: (..., dim). w: (rows, dim).
 function nn.embedding(given)
   local f, text = embedding(given)
   f.w = nn.parameter({f.rows, f.dim}, {mean = 0, deviation = 1})
@@ -267,6 +272,7 @@ for _, name in ipairs{"relu", "relu6", "gelu", "sigmoid", "tanh", "global_avg_po
   end
 end
 
+-- Pooling over windows of x (n, h, w, c); pad applies on each side.
 for _, name in ipairs{"max_pool2d", "avg_pool2d"} do
   local spec = check("nn." .. name .. "{kernel:pair; stride:pair=kernel, pad:pair=0}")
   nn[name] = function(given)
@@ -279,6 +285,7 @@ end
 
 local dropout = check "nn.dropout{p=0.5}"
 
+-- In training mode, sets each element to 0 with probability p and divides the others by 1 - p.
 function nn.dropout(given)
   local f, text = dropout(given)
   return new(text, f, function(self, x) return ops.dropout(x, self.p, self.training) end)
