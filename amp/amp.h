@@ -48,28 +48,32 @@ LT_API lt_dtype lt_autocast(const lt_ctx *ctx);
  *
  * A scaler knows no tensors. Equal histories give equal scalers, bit for bit. */
 typedef enum lt_scale_policy {
-    LT_SCALE_ADAPTIVE, LT_SCALE_DYNAMIC, LT_SCALE_STATIC
+    LT_SCALE_ADAPTIVE,
+    LT_SCALE_DYNAMIC,
+    LT_SCALE_STATIC
 } lt_scale_policy;
 
 enum {
-    LT_SCALE_LOW = -14, /* of k: the gradient that backward starts with, 1, is then still a normal
-                         * f16 number, at least 2^-14, and as precise as any */
-    LT_SCALE_HIGH = 24, /* of k: scales the smallest f16 number, 2^-24, to 1. A larger scale would
-                         * cost range at the top to keep gradients that are negligible */
+    /* of k: the gradient that backward starts with, 1, is then still a normal f16 number, at least
+     * 2^-14, and as precise as any */
+    LT_SCALE_LOW = -14,
+    /* of k: scales the smallest f16 number, 2^-24, to 1. A larger scale would cost range at the top
+     * to keep gradients that are negligible */
+    LT_SCALE_HIGH = 24,
     LT_NO_EXPONENT = -10000 /* the exponent of a step whose gradients are all zero */
 };
 
 typedef struct lt_scaler { /* checkpoints must save all of it */
     lt_scale_policy policy;
     int k;
-    int interval;          /* see above */
-    int good;              /* steps in a row that count towards the interval */
-    int spare;             /* adaptive: fewest spare bits in these steps */
-    int since;             /* steps since the last growth, at most 2000 */
+    int interval;           /* see above */
+    int good;               /* steps in a row that count towards the interval */
+    int spare;              /* adaptive: fewest spare bits in these steps */
+    int since;              /* steps since the last growth, at most 2000 */
     int64_t steps, skipped; /* so far; of these, skipped */
-    int64_t in_a_row;      /* skipped in a row, up to the last step */
-    int at_floor;          /* of in_a_row, those whose scale could not have been lower */
-    double mean, variance; /* adaptive: of the exponents of unscaled gradients in recent steps */
+    int64_t in_a_row;       /* skipped in a row, up to the last step */
+    int at_floor;           /* of in_a_row, those whose scale could not have been lower */
+    double mean, variance;  /* adaptive: of the exponents of unscaled gradients in recent steps */
     double old_mean, old_variance; /* weight that these still give to times before the first step */
 } lt_scaler;
 
@@ -116,12 +120,13 @@ LT_MUST lt_status lt_use_loss_scale(lt_ctx *ctx, lt_loss_scale *scale);
 LT_API lt_scaler *lt_loss_scale_scaler(lt_loss_scale *scale);
 
 typedef struct lt_scaled_step { /* a step that was decided on */
-    int k;               /* its scale was 2^k */
-    int exponent;        /* of its largest finite gradient, scaled, or LT_NO_EXPONENT. 15 - exponent
-                          * is the number of its spare bits */
-    bool finite;         /* and therefore applied */
-    int64_t number;      /* of the step, counted from 1 as in lt_scaler */
-    int64_t skipped;     /* how many steps up to this one were skipped */
+    int k;                      /* its scale was 2^k */
+    /* of its largest finite gradient, scaled, or LT_NO_EXPONENT. 15 - exponent is the number of its
+     * spare bits */
+    int exponent;
+    bool finite;     /* and therefore applied */
+    int64_t number;  /* of the step, counted from 1 as in lt_scaler */
+    int64_t skipped; /* how many steps up to this one were skipped */
 } lt_scaled_step;
 /* The last step. */
 LT_API lt_scaled_step lt_loss_scale_step(lt_loss_scale *scale);
@@ -137,7 +142,8 @@ LT_API lt_scaled_step lt_loss_scale_step_at(lt_loss_scale *scale, int64_t number
  * callbacks of a bucket filter in dist call these functions: measure() calls lt_loss_scale_last(),
  * done() lt_loss_scale_finish(), the others those of their own names. */
 enum {
-    LT_EXPONENT_LOW = -40, LT_EXPONENT_HIGH = 80, /* range of the exponents in a vote */
+    LT_EXPONENT_LOW = -40,
+    LT_EXPONENT_HIGH = 80, /* range of the exponents in a vote */
     LT_EXPONENTS = LT_EXPONENT_HIGH - LT_EXPONENT_LOW + 1,
     LT_SCALE_NUMBERS = 1 + LT_EXPONENTS
 };
@@ -161,15 +167,16 @@ LT_API void lt_loss_scale_finish(lt_loss_scale *scale);
  * again: overflow on the wire costs no step and changes no loss scale. */
 enum {
     LT_WIRE_SCALE_LOW = -120,
-    LT_WIRE_SCALE_HIGH = 100, /* fits f32, with spare bits for the ranks' shares. Unscaled gradients
-                               * below about 2^-112 become 0 on the wire */
+    /* fits f32, with spare bits for the ranks' shares. Unscaled gradients below about 2^-112 become
+     * 0 on the wire */
+    LT_WIRE_SCALE_HIGH = 100,
     LT_WIRE_SCALE_NUMBERS = LT_EXPONENTS,
     LT_WIRE_SCALES = 256
 };
-typedef struct lt_wire_scales {    /* checkpoints must save all of it */
-    int exponent[LT_WIRE_SCALES];  /* of bucket i, i + LT_WIRE_SCALES, ... */
-    int used;                /* the first n exponents are in use */
-    int64_t resends;         /* buckets sent again so far */
+typedef struct lt_wire_scales {   /* checkpoints must save all of it */
+    int exponent[LT_WIRE_SCALES]; /* of bucket i, i + LT_WIRE_SCALES, ... */
+    int used;                     /* the first n exponents are in use */
+    int64_t resends;              /* buckets sent again so far */
 } lt_wire_scales;
 LT_API lt_wire_scales lt_wire_scales_init(void);
 /* Returns the exponent for a bucket, and writes this rank's numbers for it. largest: the largest
@@ -208,16 +215,18 @@ LT_MUST lt_status lt_precision_check_end(lt_precision_check *check);
 /* The half of the first pass; LT_F32 if no op used one. */
 LT_API lt_dtype lt_precision_check_half(const lt_precision_check *check);
 
-typedef struct lt_precision {    /* of one tensor, over the elements that are not 0 in f32 */
-    const char *where, *op;      /* place as in lt_where_fn, "train.lua:9: net.4 "; "conv2d".
-                                  * Borrowed, like `of`, until the next begin */
-    const char *of;              /* the input whose gradient this is; NULL for an output */
-    bool leaf;                   /* that input is a leaf, such as a parameter */
-    int64_t count;               /* elements that are finite and not 0 in f32 */
-    int64_t underflows;          /* of these, 0 in the half, and in f32 below its smallest normal
-                                  * number. Larger ones are 0 because their inputs were wrong */
-    int64_t overflows;           /* of these, not finite in the half */
-    double norm, error;          /* without overflows: 2-norm |f32|; |half - f32| / |f32| */
+typedef struct lt_precision { /* of one tensor, over the elements that are not 0 in f32 */
+    /* place as in lt_where_fn, "train.lua:9: net.4 "; "conv2d". Borrowed, like `of`, until the next
+     * begin */
+    const char *where, *op;
+    const char *of; /* the input whose gradient this is; NULL for an output */
+    bool leaf;      /* that input is a leaf, such as a parameter */
+    int64_t count;  /* elements that are finite and not 0 in f32 */
+    /* of these, 0 in the half, and in f32 below its smallest normal number. Larger ones are 0
+     * because their inputs were wrong */
+    int64_t underflows;
+    int64_t overflows;  /* of these, not finite in the half */
+    double norm, error; /* without overflows: 2-norm |f32|; |half - f32| / |f32| */
 } lt_precision;
 /* Tensor i of those compared, in the order of the first pass; false past the last. Left out are
  * tensors of only one pass, results of cast, views, and gradients passed on unchanged. */

@@ -62,7 +62,7 @@ typedef struct view {
     const lt_call *call;
     bool backward;
     const char *where;
-    bool whole;                /* no tensor of the call is missing */
+    bool whole; /* no tensor of the call is missing */
 } view;
 
 /* Writes "net.4 conv2d: its x is the first that is not finite: ...". of: "", "the gradient of ". */
@@ -71,8 +71,9 @@ static void describe(const view *v, const char *of, const char *what, const char
 {
     char *text = v->scale->anomaly;
     va_list args;
-    int n = snprintf(text, LT_ANOMALY_BYTES, "%s%s%s: %sits %s is the first that is not finite: ",
-                     v->where, v->backward ? "backward of " : "", v->call->schema->name, of, what);
+    int n = snprintf(text, LT_ANOMALY_BYTES,
+                     "%s%s%s: %sits %s is the first that is not finite: ", v->where,
+                     v->backward ? "backward of " : "", v->call->schema->name, of, what);
     va_start(args, why);
     if (n > 0 && n < LT_ANOMALY_BYTES)
         vsnprintf(text + n, (size_t)(LT_ANOMALY_BYTES - n), why, args);
@@ -91,7 +92,7 @@ static void describe_input(const view *v, lt_tensor *x, int64_t index, const cha
     bool f16 = x->dtype == LT_F16 && isinf(value);
     if (!lt_is_param(x))
         describe(v, "", name, "it is %s%s to begin with; look at the data", word(value),
-            f16 ? ", or beyond 65504, the largest number of f16," : "");
+                 f16 ? ", or beyond 65504, the largest number of f16," : "");
     else if (f16)
         describe(v, "", name,
                  "a parameter, which is inf or beyond 65504, the largest number of f16; "
@@ -133,9 +134,12 @@ static void describe_output(const view *v, const char *what, lt_tensor *x, int i
     else if (!v->whole)
         describe(v, "", what, "it is %s; look at the learning rate and at the data", word(value));
     else
-        describe(v, v->backward ? "the gradient of " : "", what, "it is %s, and would be in f32 as "
+        describe(
+            v, v->backward ? "the gradient of " : "", what,
+            "it is %s, and would be in f32 as "
             "well, although all that it was computed from is finite; look at the learning rate, at "
-            "the data, and for a division by 0", word(value));
+            "the data, and for a division by 0",
+            word(value));
 }
 
 /* ==== The op hook ============================================================================= */

@@ -13,25 +13,25 @@
 
 enum { WHERE_BYTES = 200 };
 
-typedef struct made {      /* a tensor of the first pass */
+typedef struct made {        /* a tensor of the first pass */
     const lt_schema *schema; /* of its op */
     char where[WHERE_BYTES];
     bool backward, leaf, compared;
-    int index;             /* of the output, or of the input whose gradient it is */
-    lt_tensor *x;          /* on the CPU; released once compared */
-    lt_precision row;      /* valid once compared */
+    int index;        /* of the output, or of the input whose gradient it is */
+    lt_tensor *x;     /* on the CPU; released once compared */
+    lt_precision row; /* valid once compared */
 } made;
 
 struct lt_precision_check {
     lt_ctx *ctx;
     made *list;
-    int n, room, next;     /* next: index of the next entry to compare */
+    int n, room, next; /* next: index of the next entry to compare */
     int k;
-    bool second;           /* the second pass */
-    lt_dtype half;         /* used by ops of the first pass; LT_F32 if none was */
-    lt_cast_fn cast;       /* restored at the end of a pass */
+    bool second;     /* the second pass */
+    lt_dtype half;   /* used by ops of the first pass; LT_F32 if none was */
+    lt_cast_fn cast; /* restored at the end of a pass */
     void *cast_ud;
-    lt_status status;      /* the first failure */
+    lt_status status; /* the first failure */
 };
 
 /* ==== Comparing =============================================================================== */
@@ -226,7 +226,7 @@ lt_status lt_precision_check_end(lt_precision_check *c)
     if (c->second)
         drop_the_rest(c);
     return c->status == LT_ENOMEM ? lt_fail(LT_ENOMEM, "out of memory for a check of precision, "
-                                            "which keeps all that a pass makes")
+                                                       "which keeps all that a pass makes")
                                   : c->status;
 }
 

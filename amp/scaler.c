@@ -4,49 +4,52 @@
 #include "amp/amp.h"
 
 enum {
-    TOP = 15,             /* exponent of the largest f16 number */
-    SPARE = 2,            /* spare bits that an adaptive scale needs to grow */
-    PLENTY = 10, SOON = 10, /* with PLENTY spare bits it grows after SOON steps */
+    TOP = 15,  /* exponent of the largest f16 number */
+    SPARE = 2, /* spare bits that an adaptive scale needs to grow */
+    PLENTY = 10,
+    SOON = 10,            /* with PLENTY spare bits it grows after SOON steps */
     MAX_SPARE = TOP + 25, /* for gradients that are all zero, hence below 2^-24 */
-    FIRST = 20, LAST = 2000 /* the shortest and longest interval */
+    FIRST = 20,
+    LAST = 2000 /* the shortest and longest interval */
 };
 static const double MEAN_DECAY = 0.99, VARIANCE_DECAY = 0.999, QUANTILE = 3.09, /* of LogMax */
-                    MAX_WEIGHT = 0.01, /* of one step in the variance, even of the first ones */
-                    MAX_VARIANCE = 1e9; /* limit for valid states; exponents are above -10000 */
+    MAX_WEIGHT = 0.01,  /* of one step in the variance, even of the first ones */
+    MAX_VARIANCE = 1e9; /* limit for valid states; exponents are above -10000 */
 
 static int least(int a, int b) { return a < b ? a : b; }
 
-static int within(int k)
-{
-    return k < LT_SCALE_LOW ? LT_SCALE_LOW : least(k, LT_SCALE_HIGH);
-}
+static int within(int k) { return k < LT_SCALE_LOW ? LT_SCALE_LOW : least(k, LT_SCALE_HIGH); }
 
 lt_scaler lt_scaler_init(lt_scale_policy policy, int k, int interval)
 {
-    return (lt_scaler){.policy = policy, .k = within(k),
+    return (lt_scaler){.policy = policy,
+                       .k = within(k),
                        .interval = policy == LT_SCALE_ADAPTIVE ? FIRST
                                    : interval > 0              ? interval
                                                                : LAST,
-                       .since = LAST, .old_mean = 1, .old_variance = 1};
+                       .since = LAST,
+                       .old_mean = 1,
+                       .old_variance = 1};
 }
 
 lt_status lt_scaler_check(const lt_scaler *s)
 {
-    const char *what =
-        s->policy > LT_SCALE_STATIC ? "policy"
-        : s->k != within(s->k) ? "k"
-        : s->interval < 1 || (s->policy == LT_SCALE_ADAPTIVE && s->interval > LAST) ? "interval"
-        : s->good < 0 || s->good > s->interval ? "good"
-        : s->spare < LT_NO_EXPONENT || s->spare > -LT_NO_EXPONENT ? "spare"
-        : s->since < 0 || s->since > LAST ? "since"
-        : s->at_floor < 0 || s->at_floor > s->in_a_row ? "at_floor"
-        : s->in_a_row < 0 || s->in_a_row > s->skipped ? "in_a_row"
-        : s->skipped > s->steps ? "skipped"
-        : s->steps > (int64_t)1 << 53 ? "steps"
-        : !(fabs(s->mean) <= -LT_NO_EXPONENT) ? "mean"
-        : !(s->variance >= 0 && s->variance <= MAX_VARIANCE) ? "variance"
-        : !(s->old_mean >= 0 && s->old_mean <= 1) ? "old_mean"
-        : !(s->old_variance >= 0 && s->old_variance <= 1) ? "old_variance" : NULL;
+    const char *what = s->policy > LT_SCALE_STATIC ? "policy"
+                       : s->k != within(s->k)      ? "k"
+                       : s->interval < 1 || (s->policy == LT_SCALE_ADAPTIVE && s->interval > LAST)
+                           ? "interval"
+                       : s->good < 0 || s->good > s->interval                    ? "good"
+                       : s->spare < LT_NO_EXPONENT || s->spare > -LT_NO_EXPONENT ? "spare"
+                       : s->since < 0 || s->since > LAST                         ? "since"
+                       : s->at_floor < 0 || s->at_floor > s->in_a_row            ? "at_floor"
+                       : s->in_a_row < 0 || s->in_a_row > s->skipped             ? "in_a_row"
+                       : s->skipped > s->steps                                   ? "skipped"
+                       : s->steps > (int64_t)1 << 53                             ? "steps"
+                       : !(fabs(s->mean) <= -LT_NO_EXPONENT)                     ? "mean"
+                       : !(s->variance >= 0 && s->variance <= MAX_VARIANCE)      ? "variance"
+                       : !(s->old_mean >= 0 && s->old_mean <= 1)                 ? "old_mean"
+                       : !(s->old_variance >= 0 && s->old_variance <= 1)         ? "old_variance"
+                                                                                 : NULL;
     return what ? lt_fail(LT_EINVAL, "no scaler has such a '%s'", what) : LT_OK;
 }
 
@@ -75,7 +78,8 @@ static int highest(const lt_scaler *s)
     if (s->old_mean == 1)
         return LT_SCALE_HIGH;
     double x = s->mean + QUANTILE * sqrt(s->variance);
-    return x > TOP + 1 - LT_SCALE_LOW ? LT_SCALE_LOW : x < -LT_SCALE_HIGH ? LT_SCALE_HIGH
+    return x > TOP + 1 - LT_SCALE_LOW ? LT_SCALE_LOW
+           : x < -LT_SCALE_HIGH       ? LT_SCALE_HIGH
                                       : within((int)floor(TOP + 1 - x));
 }
 
@@ -85,8 +89,9 @@ static int highest(const lt_scaler *s)
 static int excess(const lt_scaler *s, int exponent)
 {
     int64_t doubled = s->in_a_row > 6 ? 64 : 1 << (s->in_a_row - 1);
-    return s->policy == LT_SCALE_DYNAMIC ? 1 : exponent - TOP > doubled ? exponent - TOP
-                                                                         : (int)doubled;
+    return s->policy == LT_SCALE_DYNAMIC ? 1
+           : exponent - TOP > doubled    ? exponent - TOP
+                                         : (int)doubled;
 }
 
 static void shrink(lt_scaler *s, int exponent)

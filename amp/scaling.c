@@ -19,8 +19,9 @@ int lt__exponent_of(double magnitude)
     if (magnitude == 0)
         return LT_NO_EXPONENT;
     int exponent = ilogb(magnitude);
-    return exponent < LT_EXPONENT_LOW ? LT_EXPONENT_LOW
-           : exponent > LT_EXPONENT_HIGH ? LT_EXPONENT_HIGH : exponent;
+    return exponent < LT_EXPONENT_LOW    ? LT_EXPONENT_LOW
+           : exponent > LT_EXPONENT_HIGH ? LT_EXPONENT_HIGH
+                                         : exponent;
 }
 
 lt_loss_scale *lt_loss_scale_new(lt_ctx *ctx, const lt_scaler *scaler)
@@ -34,8 +35,8 @@ lt_loss_scale *lt_loss_scale_new(lt_ctx *ctx, const lt_scaler *scaler)
     }
     s->ctx = lt__ctx_retain(ctx);
     s->scaler = *scaler;
-    s->step = (lt_scaled_step){.k = scaler->k, .exponent = LT_NO_EXPONENT, .finite = true,
-                               .skipped = scaler->skipped};
+    s->step = (lt_scaled_step){
+        .k = scaler->k, .exponent = LT_NO_EXPONENT, .finite = true, .skipped = scaler->skipped};
     return s;
 }
 
@@ -241,11 +242,15 @@ static lt_status give_up(lt_loss_scale *s)
     long long skipped = s->scaler.in_a_row;
     lt_status status = LT_OK;
     if (s->detects_anomaly && s->scaler.at_floor >= MAX_AT_FLOOR && !s->found_inf_elsewhere)
-        status = s->anomaly[0]
-            ? lt_fail(LT_ENUMERIC, "%s (%lld steps in a row were skipped)", s->anomaly, skipped)
-            : lt_fail(LT_ENUMERIC, "the gradients were not finite in %lld steps in a row, in the "
+        status =
+            s->anomaly[0]
+                ? lt_fail(LT_ENUMERIC, "%s (%lld steps in a row were skipped)", s->anomaly, skipped)
+                : lt_fail(
+                      LT_ENUMERIC,
+                      "the gradients were not finite in %lld steps in a row, in the "
                       "last with a loss scale of 2^%d, although no op has made them so; look at "
-                      "the learning rate and at the data", skipped, s->step.k);
+                      "the learning rate and at the data",
+                      skipped, s->step.k);
     lt__anomaly_enable(s, s->scaler.at_floor >= MAX_AT_FLOOR - 1);
     return status;
 }
@@ -253,7 +258,8 @@ static lt_status give_up(lt_loss_scale *s)
 /* Reports the statistics of a step to the scaler and records its decision. */
 static lt_status update_scaler(lt_loss_scale *s, lt_grad_stats stats)
 {
-    s->step = (lt_scaled_step){.k = s->scaler.k, .exponent = lt__exponent_of(stats.largest),
+    s->step = (lt_scaled_step){.k = s->scaler.k,
+                               .exponent = lt__exponent_of(stats.largest),
                                .finite = stats.not_finite == 0};
     bool applied = lt_scaler_update(&s->scaler, s->step.exponent, s->step.finite);
     s->step_status = applied ? LT_APPLIED : LT_SKIPPED;

@@ -60,10 +60,10 @@ void lt_loss_scale_finish(lt_loss_scale *s)
 /* ==== Wire scales ============================================================================= */
 
 enum {
-    FIRST = 24,  /* initial wire scale; if it is too high, the first step sends the bucket twice */
-    TOP = 14,    /* the largest exponent of a sum that stays below 2^15 */
-    LOW = 0,     /* 14 bits above the smallest normal f16 number */
-    SPARE = 2    /* bits by which gradients may grow from one step to the next */
+    FIRST = 24, /* initial wire scale; if it is too high, the first step sends the bucket twice */
+    TOP = 14,   /* the largest exponent of a sum that stays below 2^15 */
+    LOW = 0,    /* 14 bits above the smallest normal f16 number */
+    SPARE = 2   /* bits by which gradients may grow from one step to the next */
 };
 
 lt_wire_scales lt_wire_scales_init(void)

@@ -53,10 +53,10 @@ static lt_status run_with_scratch(lt_call *c, const lt_op *op, bool backward, lt
 
 /* One of the tensor arrays of a call, with halves replaced by f32 copies. */
 typedef struct {
-    lt_tensor **at;           /* the array in the call */
+    lt_tensor **at; /* the array in the call */
     int n;
-    uint64_t read;            /* bit i: the kernel reads element i */
-    uint64_t write;           /* bit i: the kernel writes element i, which is rounded afterwards */
+    uint64_t read;  /* bit i: the kernel reads element i */
+    uint64_t write; /* bit i: the kernel writes element i, which is rounded afterwards */
     lt_tensor *half[LT_MAX_LIST]; /* the replaced tensors, or NULL */
 } lt_wide;
 
@@ -161,11 +161,15 @@ static lt_status run_on_device(lt_call *c, const lt_def *def, bool backward)
     lt_device *device = c->device;
     c->skip = def->op->in_place ? ag->skip : NULL;
     if (!kernel)
-        return lt_fail(LT_EUNSUPPORTED, "there is no kernel for %s on %s; on the CPU there is, for "
-                       "copies by x:to('cpu')", backward ? "its backward" : "it", device->name);
+        return lt_fail(LT_EUNSUPPORTED,
+                       "there is no kernel for %s on %s; on the CPU there is, for "
+                       "copies by x:to('cpu')",
+                       backward ? "its backward" : "it", device->name);
     if (ag->allreduce && def->op->sums && def->op->sums(c, backward) > 0)
-        return lt_fail(LT_EUNSUPPORTED, "sums over all ranks are not made on %s yet; use the CPU, "
-                       "or leave sync out", device->name);
+        return lt_fail(LT_EUNSUPPORTED,
+                       "sums over all ranks are not made on %s yet; use the CPU, "
+                       "or leave sync out",
+                       device->name);
     size_t bytes = own->scratch ? own->scratch(c, backward) : 0;
     if (bytes == LT_NO_SCRATCH)
         return lt_errcode();
@@ -195,8 +199,7 @@ static lt_status run_on_cpu(lt_call *c, const lt_op *op, bool backward)
 
 static lt_status run_kernel(lt_call *c, const lt_def *def, bool backward)
 {
-    return c->device->is_host ? run_on_cpu(c, def->op, backward)
-                              : run_on_device(c, def, backward);
+    return c->device->is_host ? run_on_cpu(c, def->op, backward) : run_on_device(c, def, backward);
 }
 
 bool lt__is_idle(const lt_op *op, lt_tensor *const *to, int n)
@@ -261,7 +264,7 @@ static lt_status make_wide(lt_tensor *const *from, int n, lt_tensor **to)
 }
 
 lt_status lt_recompute_f32(const lt_call *call, bool backward, int which, int64_t index,
-                        double *value)
+                           double *value)
 {
     enum { IN, OUT, D_OUT, D_IN };
     const lt_op *op = call->op;
@@ -306,9 +309,10 @@ static lt_status find_device(const lt_def *def, lt_tensor *const *in, int n_in, 
         const char *name = s->in[i < s->n_in ? i : s->n_in - 1].name;
         const char *there = in[i] ? in[i]->storage->device->name : NULL;
         if (in[i] && in[i]->storage->device != *device)
-            return lt_fail(LT_EINVAL, "%s is on %s, %s is on %s; bring one to the other, e.g. "
-                           "%s:to('%s')", s->in[first].name, (*device)->name, name, there, name,
-                           (*device)->name);
+            return lt_fail(LT_EINVAL,
+                           "%s is on %s, %s is on %s; bring one to the other, e.g. "
+                           "%s:to('%s')",
+                           s->in[first].name, (*device)->name, name, there, name, (*device)->name);
     }
     return LT_OK;
 }
@@ -437,8 +441,8 @@ lt_status lt_apply(lt_ctx *ctx, const lt_def *def, lt_tensor *const *given, int 
     }
     memcpy(in, given, (size_t)n_in * sizeof *in);
     lt_status status = LT_OK;
-    if (ag->cast) { /* replaced inputs are new references; retain the others too, so that all can
-                       be released */
+    /* replaced inputs are new references; retain the others too, so that all can be released */
+    if (ag->cast) {
         for (int i = 0; i < n_in; i++)
             lt_retain(in[i]);
         status = ag->cast(ag->cast_ud, def, in, n_in);

@@ -38,22 +38,25 @@ enum { LT_MAX_IN = 6, LT_MAX_OUT = 4, LT_MAX_OPT = 8, LT_MAX_LIST = 64 };
 
 typedef enum lt_kind { LT_INTS, LT_NUMBER, LT_BOOL, LT_DTYPE, LT_WORD } lt_kind;
 
-typedef struct lt_opt {          /* one option of one call */
-    uint8_t kind;                /* lt_kind */
-    uint8_t n;                   /* number of values; 0 if not given and without a default */
+typedef struct lt_opt { /* one option of one call */
+    uint8_t kind;       /* lt_kind */
+    uint8_t n;          /* number of values; 0 if not given and without a default */
     union {
-        int64_t i[LT_MAX_DIMS];  /* LT_INTS; the other kinds store a bool, an lt_dtype or the index
-                                  * of a word in i[0] */
-        double f;                /* LT_NUMBER */
+        /* LT_INTS; the other kinds store a bool, an lt_dtype or the index of a word in i[0] */
+        int64_t i[LT_MAX_DIMS];
+        double f; /* LT_NUMBER */
     };
 } lt_opt;
 
 typedef struct lt_schema {
     char name[24];
-    int n_in, min_in;            /* inputs in the signature; how many of them are required */
-    bool variadic;               /* the last input is a list of one or more tensors */
+    int n_in, min_in; /* inputs in the signature; how many of them are required */
+    bool variadic;    /* the last input is a list of one or more tensors */
     int n_opt;
-    struct { char name[16]; bool optional; } in[LT_MAX_IN];
+    struct {
+        char name[16];
+        bool optional;
+    } in[LT_MAX_IN];
     struct {
         char name[16];
         bool optional, position; /* optional without a default; a position, see above */
@@ -84,12 +87,12 @@ typedef struct lt_op lt_op;
 typedef struct lt_def lt_def;
 typedef struct lt_call lt_call;
 
-typedef struct lt_spec {         /* an output that has no memory yet */
+typedef struct lt_spec { /* an output that has no memory yet */
     lt_dtype dtype;
     int ndim;
     int64_t dims[LT_MAX_DIMS];
-    int view;                    /* 1 + index of the input it is a view of; 0: it owns memory */
-    int64_t offset;              /* of the view, in elements */
+    int view;       /* 1 + index of the input it is a view of; 0: it owns memory */
+    int64_t offset; /* of the view, in elements */
 } lt_spec;
 
 /* One run of a kernel. Forward reads `in` and writes `out`. Backward reads the saved tensors and
@@ -97,51 +100,54 @@ typedef struct lt_spec {         /* an output that has no memory yet */
  * `add` is set. */
 struct lt_call {
     lt_ctx *ctx;
-    struct lt_device *device;    /* of all tensors of the call; see tensor.h */
+    struct lt_device *device; /* of all tensors of the call; see tensor.h */
     const lt_op *op;
-    const lt_schema *schema;     /* names, for messages */
-    const lt_opt *opt;           /* in the order of the signature */
-    int n_in;                    /* inputs of the call; absent optional ones are NULL */
-    lt_tensor **in;              /* backward: NULL unless saved */
-    lt_tensor **out;             /* op->n_out + op->n_aux; backward: NULL unless saved */
-    lt_tensor **d_out;           /* op->n_out; NULL means a zero gradient */
-    lt_tensor **d_in;            /* n_in; NULL where no gradient is needed */
-    uint64_t add;                /* bit i: add to d_in[i] */
-    uint64_t leaves;             /* backward, bit i: d_in[i] is the gradient of a leaf */
-    uint32_t save, same_grad;    /* from the op; its shape rule may change them for this call */
-    lt_spec *spec;               /* shape rule only: one per element of `out` */
-    bool draws;                  /* set by a shape rule if the kernel will use `stream` */
-    void *scratch;               /* device memory of scratch() bytes, 64-byte aligned */
-    double *sums;                /* n_sums numbers, or NULL; see lt_op.sums */
-    bool summed;                 /* `sums` holds the sums over all ranks */
+    const lt_schema *schema;  /* names, for messages */
+    const lt_opt *opt;        /* in the order of the signature */
+    int n_in;                 /* inputs of the call; absent optional ones are NULL */
+    lt_tensor **in;           /* backward: NULL unless saved */
+    lt_tensor **out;          /* op->n_out + op->n_aux; backward: NULL unless saved */
+    lt_tensor **d_out;        /* op->n_out; NULL means a zero gradient */
+    lt_tensor **d_in;         /* n_in; NULL where no gradient is needed */
+    uint64_t add;             /* bit i: add to d_in[i] */
+    uint64_t leaves;          /* backward, bit i: d_in[i] is the gradient of a leaf */
+    uint32_t save, same_grad; /* from the op; its shape rule may change them for this call */
+    lt_spec *spec;            /* shape rule only: one per element of `out` */
+    bool draws;               /* set by a shape rule if the kernel will use `stream` */
+    void *scratch;            /* device memory of scratch() bytes, 64-byte aligned */
+    double *sums;             /* n_sums numbers, or NULL; see lt_op.sums */
+    bool summed;              /* `sums` holds the sums over all ranks */
     int64_t n_sums;
     int threads;
-    uint64_t stream;             /* of random numbers: step << 32 | index of this random call in its
-                                  * pass, recorded or not. Calls with gradients off have bit 63 set
-                                  * and a separate count, so that they do not shift the others */
-    int64_t first_row;           /* index in the global batch of row 0 */
-    const int32_t *skip;         /* in-place ops on an accelerator: flag in device memory, or NULL.
-                                  * The kernel changes nothing if it is not 0 when it runs */
-    const double *factor;        /* update ops: factor for the gradients, in device memory; NULL
-                                  * means 1 */
+    /* of random numbers: step << 32 | index of this random call in its pass, recorded or not. Calls
+     * with gradients off have bit 63 set and a separate count, so that they do not shift the others
+     */
+    uint64_t stream;
+    int64_t first_row; /* index in the global batch of row 0 */
+    /* in-place ops on an accelerator: flag in device memory, or NULL. The kernel changes nothing if
+     * it is not 0 when it runs */
+    const int32_t *skip;
+    /* update ops: factor for the gradients, in device memory; NULL means 1 */
+    const double *factor;
 };
 
 typedef lt_status (*lt_kernel)(lt_call *call);
 
 /* Statistics of numbers such as gradients. */
 typedef struct lt_grad_stats {
-    double largest;      /* largest finite magnitude; 0 if there is none */
-    int64_t not_finite;  /* how many are inf or NaN */
+    double largest;     /* largest finite magnitude; 0 if there is none */
+    int64_t not_finite; /* how many are inf or NaN */
 } lt_grad_stats;
 
 /* The state of a step in the memory of an accelerator, ahead of the host. */
 typedef struct lt_step_check {
-    int32_t skip;        /* not 0: the step changes nothing */
+    int32_t skip; /* not 0: the step changes nothing */
     int32_t padding;
     double loss;         /* the first loss that is not finite, or 0 */
     lt_grad_stats grads; /* of the gradients, once checked; not_finite > 0 sets skip */
-    double factor, norm; /* the factor that clips the gradients; their norm if it is not finite,
-                          * which sets skip, otherwise 0 */
+    /* the factor that clips the gradients; their norm if it is not finite, which sets skip,
+     * otherwise 0 */
+    double factor, norm;
 } lt_step_check;
 
 #define LT_NO_SCRATCH SIZE_MAX
@@ -153,42 +159,45 @@ typedef struct lt_kernels {
     /* Bytes of device memory. LT_NO_SCRATCH on failure, with this thread's message set. NULL: 0. */
     size_t (*scratch)(const lt_call *call, bool backward);
     lt_kernel fwd, bwd; /* or NULL. LT_EUNSUPPORTED for a dtype or options they do not support */
-    bool f32_grads; /* bwd accepts an f32 d_in for an f16 or bf16 input: the gradient of a parameter
-                     * that was read through its half copy. Otherwise each d_in has the dtype of its
-                     * input and is converted after bwd */
+    /* bwd accepts an f32 d_in for an f16 or bf16 input: the gradient of a parameter that was read
+     * through its half copy. Otherwise each d_in has the dtype of its input and is converted after
+     * bwd */
+    bool f32_grads;
 } lt_kernels;
 
 /* Tensors that backward may read: inputs, outputs, extra outputs. */
-#define LT_SAVE_IN(i)  (1u << (i))
-#define LT_SAVE_OUT(i) (1u << (8 + (i)))  /* extra outputs follow the outputs in this count */
+#define LT_SAVE_IN(i) (1u << (i))
+#define LT_SAVE_OUT(i) (1u << (8 + (i))) /* extra outputs follow the outputs in this count */
 
-typedef enum lt_cast_policy {    /* under autocast an op ... */
-    LT_CAST_ANY,                 /* takes its inputs as they are */
-    LT_CAST_HALF,                /* runs in half precision */
-    LT_CAST_F32,                 /* runs in f32 */
-    LT_CAST_WIDEST               /* converts its inputs to the widest of their dtypes */
+/* under autocast an op ... */
+typedef enum lt_cast_policy {
+    LT_CAST_ANY,   /* takes its inputs as they are */
+    LT_CAST_HALF,  /* runs in half precision */
+    LT_CAST_F32,   /* runs in f32 */
+    LT_CAST_WIDEST /* converts its inputs to the widest of their dtypes */
 } lt_cast_policy;
 
 struct lt_op {
     const char *sig;
-    const char *doc;             /* one sentence with the formula */
+    const char *doc; /* one sentence with the formula */
     lt_cast_policy cast;
-    uint8_t n_out;               /* tensors it returns; 0 means 1, unless in_place is set */
-    uint8_t n_aux;               /* extra outputs, visible to backward and `after` only */
-    uint8_t in_place;            /* bit i: writes input i. Such an op returns nothing and is never
-                                  * recorded */
-    bool whole_params;           /* an update op that must run on one whole parameter at a time */
-    bool any_dtype; /* kernels take f16 and bf16 directly; otherwise they get f32 copies */
-    bool fast_bf16; /* the fast kernels take bf16 directly, mixed with f32: parameters, and the
-                     * gradients of half copies (lt_half). When they return LT_EUNSUPPORTED, the
-                     * reference kernel gets f32 copies */
-    uint32_t save;               /* LT_SAVE_* */
+    uint8_t n_out; /* tensors it returns; 0 means 1, unless in_place is set */
+    uint8_t n_aux; /* extra outputs, visible to backward and `after` only */
+    /* bit i: writes input i. Such an op returns nothing and is never recorded */
+    uint8_t in_place;
+    bool whole_params; /* an update op that must run on one whole parameter at a time */
+    bool any_dtype;    /* kernels take f16 and bf16 directly; otherwise they get f32 copies */
+    /* the fast kernels take bf16 directly, mixed with f32: parameters, and the gradients of half
+     * copies (lt_half). When they return LT_EUNSUPPORTED, the reference kernel gets f32 copies */
+    bool fast_bf16;
+    uint32_t save; /* LT_SAVE_* */
     uint32_t
         same_grad; /* bit i: the gradient of input i is d_out[0] itself if the counts are equal */
-    uint8_t grad_in_place;       /* bit i, for one input: backward may get d_in[i] in the memory of
-                                  * d_out[0] if nothing else reads that. The kernel must read an
-                                  * element before it writes it, and write all other d_in first */
-    lt_status (*shape)(lt_call *call);                   /* checks in and opt, fills spec */
+    /* bit i, for one input: backward may get d_in[i] in the memory of d_out[0] if nothing else
+     * reads that. The kernel must read an element before it writes it, and write all other d_in
+     * first */
+    uint8_t grad_in_place;
+    lt_status (*shape)(lt_call *call);                     /* checks in and opt, fills spec */
     size_t (*scratch)(const lt_call *call, bool backward); /* may be NULL */
     /* How many numbers the kernel needs summed over all ranks, the first of them a count. NULL if
      * always none. With several ranks (lt_set_allreduce()) the kernel runs twice: first it fills
@@ -201,7 +210,7 @@ struct lt_op {
     lt_status (*after)(lt_call *call); /* called after each forward, recorded or not; or NULL */
 };
 
-struct lt_def {                  /* an op as registered in one context */
+struct lt_def { /* an op as registered in one context */
     const lt_op *op;
     lt_schema schema;
     lt_opt defaults[LT_MAX_OPT]; /* valid unless must_give */
@@ -287,8 +296,8 @@ LT_API void lt_synchronize_quiet(lt_ctx *ctx);
 /* A tape holds the state of one pass over one part of the batch: its nodes, its first row in the
  * global batch and its count of random calls. Each context has one; pipelines use several. */
 typedef struct lt_tape lt_tape;
-LT_API lt_tape *lt_tape_new(lt_ctx *ctx);  /* new */
-LT_API void lt_tape_free(lt_tape *tape);   /* frees its nodes too; NULL is fine */
+LT_API lt_tape *lt_tape_new(lt_ctx *ctx); /* new */
+LT_API void lt_tape_free(lt_tape *tape);  /* frees its nodes too; NULL is fine */
 /* Records on tape from now on; NULL: on the context's own. Returns the previous one. Borrowed. */
 LT_API lt_tape *lt_tape_use(lt_ctx *ctx, lt_tape *tape);
 LT_API lt_tape *lt_tape_current(lt_ctx *ctx); /* borrowed */
@@ -337,7 +346,7 @@ typedef struct lt_grad_slots {
     void *ud;
     /* Backward starts: the uses of all leaves are counted, no gradient has been computed. */
     lt_status (*begin)(void *ud, lt_ctx *ctx, lt_tensor *loss);
-    lt_grad_hook ready;          /* after the leaf's own hooks */
+    lt_grad_hook ready; /* after the leaf's own hooks */
     /* Backward has ended with status; returns the status of lt_backward(). Follows each begin. */
     lt_status (*end)(void *ud, lt_ctx *ctx, lt_status status);
     /* Called before an optimizer step reads gradients. */
@@ -359,7 +368,7 @@ enum { LT_GRAD_ROOM = 2048 };
 typedef struct lt_grad_place {
     void *arena;
     lt_dtype dtype;
-    int64_t offset, end;         /* in elements: of the gradient; of the end of the arena */
+    int64_t offset, end; /* in elements: of the gradient; of the end of the arena */
 } lt_grad_place;
 /* LT_EINVAL if param is not a placed parameter. */
 LT_MUST lt_status lt_grad_find(lt_tensor *param, lt_grad_place *place);
@@ -437,7 +446,7 @@ LT_API void lt_replay_ops(lt_tensor *loss, lt_op_hook_fn fn, void *ud);
  * `index` of the new out[i], or in backward of d_in[i], without what that was added to.
  * LT_EUNSUPPORTED for in-place ops, and if other ranks would have to take part. */
 LT_MUST lt_status lt_recompute_f32(const lt_call *call, bool backward, int i, int64_t index,
-                                double *value);
+                                   double *value);
 
 /* A dry run is a forward and backward pass without side effects, to inspect the computation before
  * the training pass. It draws the same random numbers as the next pass. Until it ends, backward
@@ -447,7 +456,7 @@ LT_MUST lt_status lt_recompute_f32(const lt_call *call, bool backward, int i, in
  * before, and for a nested dry run. Meanwhile `scaling` (NULL: none) replaces the current scaling;
  * only its seed and complete are called, if set. op_hook replaces the current op hook. */
 LT_MUST lt_status lt_dry_run_begin(lt_ctx *ctx, const lt_scaling *scaling, lt_op_hook_fn op_hook,
-                                     void *ud);
+                                   void *ud);
 /* Frees what was recorded, and restores the scaling and the op hook. */
 LT_API void lt_dry_run_end(lt_ctx *ctx);
 
@@ -466,7 +475,7 @@ LT_API void lt_where(lt_ctx *ctx, char where[LT_WHERE_BYTES]);
  * given running buffers, which are kept; mean and var are copied. Shards of the same buffers are
  * merged by Chan's formula in order of arrival. */
 LT_MUST lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
-                               lt_tensor *mean, lt_tensor *var, int64_t count, double momentum);
+                                  lt_tensor *mean, lt_tensor *var, int64_t count, double momentum);
 /* Moves the running values and discards the pending statistics, as each optimizer step does. Calls
  * lt_synchronize() first and returns its errors. */
 LT_MUST lt_status lt_bn_stats_commit(lt_ctx *ctx);

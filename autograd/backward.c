@@ -136,7 +136,7 @@ static lt_status target_of(lt_edge *e, lt_tensor **target, bool *add)
     lt_dtype dtype = leaf ? (lt_dtype)leaf->x->dtype : e->spec.dtype;
     *add = *slot != NULL;
     if (!*slot || shared(*slot)) {
-        lt_tensor *own = *slot ? lt__tensor_copy(*slot, dtype)
+        lt_tensor *own = *slot  ? lt__tensor_copy(*slot, dtype)
                          : leaf ? new_grad(leaf->ctx, leaf->x->storage->device, dtype, &e->spec)
                                 : new_grad(e->node->ctx, e->node->device, dtype, &e->spec);
         if (!own)
@@ -437,8 +437,10 @@ static lt_tensor *seed_grad(lt_tensor *loss, lt_tensor *grad)
         return NULL;
     }
     if (grad && grad->storage->device != loss->storage->device) {
-        lt_fail(LT_EINVAL, "backward: the gradient is on %s, the loss on %s; copy it, e.g. "
-                "grad:to('%s')", lt_device_of(grad), lt_device_of(loss), lt_device_of(loss));
+        lt_fail(LT_EINVAL,
+                "backward: the gradient is on %s, the loss on %s; copy it, e.g. "
+                "grad:to('%s')",
+                lt_device_of(grad), lt_device_of(loss), lt_device_of(loss));
         return NULL;
     }
     if (grad)
@@ -457,8 +459,10 @@ lt_status lt__refuse_loss(int64_t step, double value, const char *why)
     const char *word = isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
     return *why ? lt_fail(LT_ENUMERIC, "%s (the loss is %s at step %lld)", why, word,
                           (long long)step)
-                : lt_fail(LT_ENUMERIC, "the loss is %s at step %lld; look at the learning rate and "
-                          "at the data", word, (long long)step);
+                : lt_fail(LT_ENUMERIC,
+                          "the loss is %s at step %lld; look at the learning rate and "
+                          "at the data",
+                          word, (long long)step);
 }
 
 /* Checks the loss synchronously. */

@@ -31,7 +31,7 @@ void lt_bn_stats_clear(lt_ctx *ctx)
 }
 
 lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *running_var,
-                       lt_tensor *mean, lt_tensor *var, int64_t count, double momentum)
+                          lt_tensor *mean, lt_tensor *var, int64_t count, double momentum)
 {
     struct lt_autograd *ag = ctx->slots.autograd;
     lt_bn_entry **end = &ag->bn_stats, *s;
@@ -45,8 +45,10 @@ lt_status lt_bn_stats_add(lt_ctx *ctx, lt_tensor *running_mean, lt_tensor *runni
         if (s->running_mean != running_mean || s->running_var != running_var)
             continue;
         if (count > INT64_MAX - s->count)
-            return lt_fail(LT_EINVAL, "batch norm statistics: count wants at most %lld more, it is "
-                           "%lld", (long long)(INT64_MAX - s->count), (long long)count);
+            return lt_fail(LT_EINVAL,
+                           "batch norm statistics: count wants at most %lld more, it is "
+                           "%lld",
+                           (long long)(INT64_MAX - s->count), (long long)count);
         LT_TRY(run_in_place(ctx, "batch_norm_merge", (lt_tensor *[]){s->mean, s->var, mean, var},
                             (double)s->count, (double)count));
         s->count += count;
@@ -118,7 +120,7 @@ bool lt_bn_stats_at(const lt_ctx *ctx, int i, lt_bn_stats *stats)
     while (s && i-- > 0)
         s = s->next;
     if (s)
-        *stats = (lt_bn_stats){s->running_mean, s->running_var, s->mean, s->var, s->count,
-                            s->momentum};
+        *stats =
+            (lt_bn_stats){s->running_mean, s->running_var, s->mean, s->var, s->count, s->momentum};
     return s != NULL;
 }

@@ -22,8 +22,7 @@ static lt_tensor *kept_by_readers(const lt_node *node, int i)
             const lt_edge *e = &reader->edge[k];
             if (e->node != node || e->out_index != i)
                 continue;
-            x = e->saved ? e->saved
-                : is_view(reader->def->op) ? kept_by_readers(reader, 0) : NULL;
+            x = e->saved ? e->saved : is_view(reader->def->op) ? kept_by_readers(reader, 0) : NULL;
         }
     return x;
 }
@@ -52,16 +51,26 @@ static void call_hook(const lt_node *node, lt_op_hook_fn fn, void *ud)
     for (int i = 0; i < node->n_in; i++)
         in[i] = input_of(&node->edge[i]);
     for (int i = 0; i < node->n_all; i++)
-        out[i] = node->saved_out[i]  ? node->saved_out[i]
-                 : i < node->n_out ? kept_by_readers(node, i) : NULL;
+        out[i] = node->saved_out[i] ? node->saved_out[i]
+                 : i < node->n_out  ? kept_by_readers(node, i)
+                                    : NULL;
     if (!out[0] && node->n_all == 1 && !op->sums && !op->after) {
         make_again(node, in, made);
         out[0] = made[0];
     }
-    fn(ud, &(lt_call){.ctx = node->ctx, .device = node->device, .op = op,
-                      .schema = &node->def->schema, .opt = node->opt, .n_in = node->n_in, .in = in,
-                      .out = out, .threads = node->ctx->threads, .stream = node->stream,
-                      .first_row = node->first_row}, false, node->where);
+    fn(ud,
+       &(lt_call){.ctx = node->ctx,
+                  .device = node->device,
+                  .op = op,
+                  .schema = &node->def->schema,
+                  .opt = node->opt,
+                  .n_in = node->n_in,
+                  .in = in,
+                  .out = out,
+                  .threads = node->ctx->threads,
+                  .stream = node->stream,
+                  .first_row = node->first_row},
+       false, node->where);
     lt_release(made[0]);
 }
 

@@ -14,19 +14,25 @@
 
 enum { MAX_SLOTS = LT_MAX_IN - 2 };
 
-typedef struct item { lt_tensor *x; int arena, group; } item;
-typedef struct arena { lt_segment *segment; lt_storage *slot[MAX_SLOTS]; } arena;
+typedef struct item {
+    lt_tensor *x;
+    int arena, group;
+} item;
+typedef struct arena {
+    lt_segment *segment;
+    lt_storage *slot[MAX_SLOTS];
+} arena;
 
 struct lt_optim {
     lt_ctx *ctx;
     const lt_def *def;
-    uint32_t number; /* of the optimizer in its context, from 1 */
+    uint32_t number;                      /* of the optimizer in its context, from 1 */
     int n_slots, n_items, n_arenas, room; /* room: of both arrays */
-    item *items;     /* sorted by arena, then offset */
+    item *items;                          /* sorted by arena, then offset */
     arena *arenas;
-    uint64_t backwards; /* count of the context's backwards at the last step */
+    uint64_t backwards;         /* count of the context's backwards at the last step */
     lt_step_status step_status; /* of the last step */
-    lt_optim *next;     /* in the list of optimizers whose step is pending */
+    lt_optim *next;             /* in the list of optimizers whose step is pending */
 };
 
 static int by_place(const void *a, const void *b)
@@ -53,9 +59,9 @@ static lt_status add_item(lt_optim *o, lt_tensor *x)
         o->n_arenas++;
         LT_TRY(lt__segment_need_grads(segment));
         for (int k = 0; k < o->n_slots; k++) {
-            lt_storage *slot = lt__storage_new(o->ctx, segment->values->device,
-                                               (size_t)segment->count *
-                                                   lt_dtype_bytes(segment->dtype));
+            lt_storage *slot =
+                lt__storage_new(o->ctx, segment->values->device,
+                                (size_t)segment->count * lt_dtype_bytes(segment->dtype));
             if (!slot)
                 return LT_ENOMEM;
             o->arenas[a].slot[k] = slot;
@@ -217,9 +223,9 @@ static int end_of_range(const lt_optim *o, int i)
 }
 
 typedef struct range {
-    int first, end;         /* items [first, end) */
+    int first, end; /* items [first, end) */
     arena *in;
-    int64_t offset, count;  /* elements of the arena, including padding between parameters */
+    int64_t offset, count; /* elements of the arena, including padding between parameters */
 } range;
 
 /* *r = the next range that starts at items[r->end] or later; false if there is none. */
@@ -251,8 +257,10 @@ static lt_status check_scaling(const lt_optim *o, const char *who)
     for (int i = 0; i < o->n_items; i++) {
         const lt_leaf *leaf = o->items[i].x->leaf;
         if (takes_part(&o->items[i]) && leaf->scaled_by && leaf->scaled_by != scaling->ud)
-            return lt_fail(LT_EINVAL, "%s with gradients of a loss scale that is no longer in use; "
-                           "close it after the step, or forget them by zero_grad", who);
+            return lt_fail(LT_EINVAL,
+                           "%s with gradients of a loss scale that is no longer in use; "
+                           "close it after the step, or forget them by zero_grad",
+                           who);
     }
     return LT_OK;
 }
@@ -377,8 +385,10 @@ static lt_tensor *add_squares(lt_optim *o)
 
 lt_status lt__refuse_norm(int64_t step, double norm)
 {
-    return lt_fail(LT_ENUMERIC, "the norm of the gradients is %s at step %lld; look at the "
-                   "learning rate and at the data", isnan(norm) ? "nan" : "inf", (long long)step);
+    return lt_fail(LT_ENUMERIC,
+                   "the norm of the gradients is %s at step %lld; look at the "
+                   "learning rate and at the data",
+                   isnan(norm) ? "nan" : "inf", (long long)step);
 }
 
 /* *norm = the root of squares. LT_ENUMERIC if it is not finite. */
@@ -452,14 +462,18 @@ static lt_status clip(lt_optim *o, double most, double *own, const double **fact
 /* ==== A step ================================================================================== */
 
 /* Runs the update op over a range and its slots. */
-static lt_status update_range(lt_optim *o, const range *r, const lt_opt *opts,
-                              const double *factor)
+static lt_status update_range(lt_optim *o, const range *r, const lt_opt *opts, const double *factor)
 {
     lt_tensor *in[LT_MAX_IN] = {NULL};
     const lt_op *op = o->def->op;
     int n = o->n_slots + 2;
-    lt_call call = {.ctx = o->ctx, .device = r->in->segment->values->device, .op = op,
-                    .schema = &o->def->schema, .opt = opts, .n_in = n, .in = in,
+    lt_call call = {.ctx = o->ctx,
+                    .device = r->in->segment->values->device,
+                    .op = op,
+                    .schema = &o->def->schema,
+                    .opt = opts,
+                    .n_in = n,
+                    .in = in,
                     .factor = factor};
     lt_status status = LT_OK;
     for (int i = 0; i < n && status == LT_OK; i++) {
@@ -508,7 +522,8 @@ static lt_status check_backward(const lt_optim *o)
         wanted |= o->items[i].x->leaf->collects;
     }
     return wanted ? lt_fail(LT_EINVAL, "an optimizer step without gradients: no backward has run "
-                            "since the step before; call loss:backward() first") : LT_OK;
+                                       "since the step before; call loss:backward() first")
+                  : LT_OK;
 }
 
 /* Updates weights and running statistics, unless the step is skipped. */

@@ -29,8 +29,8 @@ LT_MUST lt_status lt_optim_step(lt_optim *optim, const lt_opt *const *options, i
  * are multiplied by most / norm; 0: no clipping. *squares: the norm squared, an f64 scalar on the
  * device of the gradients; new; squares may be NULL. LT_ENUMERIC if it is not finite; on an
  * accelerator this error is deferred, see lt_synchronize(). */
-LT_MUST lt_status lt_optim_step_clipped(lt_optim *optim, const lt_opt *const *options,
-                                        int n_groups, double most, lt_tensor **squares,
+LT_MUST lt_status lt_optim_step_clipped(lt_optim *optim, const lt_opt *const *options, int n_groups,
+                                        double most, lt_tensor **squares,
                                         lt_step_status *step_status);
 /* The status of its last step, LT_ACCUMULATING before the first one. Blocks while it is pending;
  * never LT_PENDING. */

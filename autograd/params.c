@@ -14,7 +14,11 @@
 
 struct lt_params {
     lt_ctx *ctx;
-    struct name { char *text; lt_tensor *x; int span; } *names;
+    struct name {
+        char *text;
+        lt_tensor *x;
+        int span;
+    } * names;
     lt_span *spans;
     lt_segment **segments;
     int n_names, n_spans, n_segments, room; /* room: of each of the three arrays */
@@ -155,8 +159,8 @@ static lt_status refresh_half(lt_segment *s, lt_dtype dtype)
     if (s->half && s->half_dtype == dtype && s->half_stamp == stamp)
         return LT_OK;
     if (!s->half || s->half_dtype != dtype) {
-        lt_storage *half = lt__storage_new(s->ctx, s->values->device,
-                                           (size_t)s->count * lt_dtype_bytes(dtype));
+        lt_storage *half =
+            lt__storage_new(s->ctx, s->values->device, (size_t)s->count * lt_dtype_bytes(dtype));
         if (!half)
             return LT_ENOMEM;
         lt__storage_release(s->half);
@@ -164,8 +168,8 @@ static lt_status refresh_half(lt_segment *s, lt_dtype dtype)
         s->half_dtype = dtype;
     }
     lt_device *device = s->values->device;
-    LT_TRY(device->convert(device, s->half->data, dtype, s->values->data, s->dtype,
-                           (size_t)s->count));
+    LT_TRY(
+        device->convert(device, s->half->data, dtype, s->values->data, s->dtype, (size_t)s->count));
     s->half_stamp = stamp;
     atomic_store_explicit(&s->half->version, written, memory_order_relaxed);
     return LT_OK;
@@ -176,8 +180,10 @@ lt_tensor *lt_half(lt_tensor *x, lt_dtype dtype)
     char text[96];
     lt_leaf *leaf = x->leaf;
     if (!lt_is_param(x) || x->dtype != LT_F32 || !lt__is_half(dtype)) {
-        lt_fail(LT_EINVAL, "a half copy is one in f16 or bf16 of a parameter in f32, not one in %s "
-                "of %s %s", lt_dtype_name(dtype), lt_is_param(x) ? "a parameter" : "a tensor",
+        lt_fail(LT_EINVAL,
+                "a half copy is one in f16 or bf16 of a parameter in f32, not one in %s "
+                "of %s %s",
+                lt_dtype_name(dtype), lt_is_param(x) ? "a parameter" : "a tensor",
                 lt_describe(x, text, sizeof text));
         return NULL;
     }
@@ -294,8 +300,8 @@ lt_status lt_params_add(lt_params *p, const char *name, lt_tensor *x)
         p->spans[span].aliases++;
         return LT_OK;
     }
-    p->spans[p->n_spans] = (lt_span){
-        .name = text, .value = x, .count = x->count, .buffer = lt_is_buffer(x)};
+    p->spans[p->n_spans] =
+        (lt_span){.name = text, .value = x, .count = x->count, .buffer = lt_is_buffer(x)};
     locate(p, &p->spans[p->n_spans++]);
     return LT_OK;
 }

@@ -38,15 +38,15 @@ LT_API lt_tensor *lt_half(lt_tensor *param, lt_dtype dtype);
 typedef struct lt_params lt_params;
 
 typedef struct lt_span {
-    const char *name;            /* the first of its names; borrowed */
-    lt_tensor *value;            /* borrowed */
+    const char *name; /* the first of its names; borrowed */
+    lt_tensor *value; /* borrowed */
     int segment;
-    int64_t offset, count;       /* elements in the segment */
+    int64_t offset, count; /* elements in the segment */
     bool buffer, frozen;
-    int aliases;                 /* number of further names of the same tensor */
+    int aliases; /* number of further names of the same tensor */
 } lt_span;
 
-LT_API lt_params *lt_params_new(lt_ctx *ctx); /* new */
+LT_API lt_params *lt_params_new(lt_ctx *ctx);  /* new */
 LT_API void lt_params_free(lt_params *params); /* tensors live on if they have other owners */
 /* Adds a pending or placed parameter or buffer under a name; x is kept. Adding the same tensor
  * again makes an alias. LT_EINVAL for a duplicate name, or a tensor that is neither. */

@@ -233,11 +233,15 @@ int lt_schema_word(const lt_schema *s, int k, const char *word)
             return i;
         names[i] = words[i];
         snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s",
-                 i == 0 ? "" : i == n - 1 ? " or " : ", ", words[i]);
+                 i == 0       ? ""
+                 : i == n - 1 ? " or "
+                              : ", ",
+                 words[i]);
     }
     int near = lt_nearest(word, names, n);
-    lt_fail(LT_EINVAL, near >= 0 ? "%s: option '%s' wants %s, not '%s' (did you mean '%s'?)"
-                                 : "%s: option '%s' wants %s, not '%s'",
+    lt_fail(LT_EINVAL,
+            near >= 0 ? "%s: option '%s' wants %s, not '%s' (did you mean '%s'?)"
+                      : "%s: option '%s' wants %s, not '%s'",
             s->name, s->opt[k].name, list, word, near >= 0 ? names[near] : NULL);
     return -1;
 }
@@ -269,9 +273,7 @@ static bool read_value(const char *p, size_t n, lt_opt *opt)
 {
     char word[8];
     switch (opt->kind) {
-    case LT_NUMBER:
-        opt->n = 1;
-        return read_number(p, n, &opt->f);
+    case LT_NUMBER: opt->n = 1; return read_number(p, n, &opt->f);
     case LT_BOOL:
         opt->n = 1;
         opt->i[0] = n == 4 && strncmp(p, "true", n) == 0;

@@ -100,8 +100,7 @@ static int print_owner(char *to, size_t room, const lt_noted *noted)
 {
     if (noted->group == 0)
         return snprintf(to, room, "optimizer %u: ", (unsigned)noted->optim);
-    return snprintf(to, room, "optimizer %u, group %d: ", (unsigned)noted->optim,
-                    noted->group + 1);
+    return snprintf(to, room, "optimizer %u, group %d: ", (unsigned)noted->optim, noted->group + 1);
 }
 
 char *lt_settings_text(const lt_ctx *ctx)

@@ -201,8 +201,8 @@ lt_status lt__leaf_need_grad(lt_leaf *leaf)
         leaf->grad = lt__tensor_over(leaf->segment->grads, (lt_dtype)x->dtype, x->ndim, x->dims,
                                      leaf->offset, true);
     } else {
-        leaf->grad = lt__tensor_new(x->ctx, x->storage->device, (lt_dtype)x->dtype, x->ndim,
-                                    x->dims, true);
+        leaf->grad =
+            lt__tensor_new(x->ctx, x->storage->device, (lt_dtype)x->dtype, x->ndim, x->dims, true);
     }
     return leaf->grad ? LT_OK : LT_ENOMEM;
 }
@@ -285,8 +285,10 @@ static lt_status add_hook(lt_tensor *x, const lt_hook *hook)
                                   "op");
     lt_leaf *leaf = lt__leaf_of(x);
     if (leaf && leaf->n_hooks == LT_MAX_HOOKS)
-        return lt_fail(LT_EINVAL, "on_grad: this tensor has %d hooks, which is the most; a hook "
-                       "that registers itself doubles them in every backward", LT_MAX_HOOKS);
+        return lt_fail(LT_EINVAL,
+                       "on_grad: this tensor has %d hooks, which is the most; a hook "
+                       "that registers itself doubles them in every backward",
+                       LT_MAX_HOOKS);
     lt_hook *own = leaf ? lt__alloc(x->ctx, sizeof *own) : NULL;
     if (!own)
         return LT_ENOMEM;

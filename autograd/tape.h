@@ -27,24 +27,24 @@ typedef enum lt_role { LT_PLAIN, LT_PARAM, LT_BUFFER } lt_role;
 typedef struct lt_leaf {
     atomic_int refs;
     lt_ctx *ctx;
-    lt_tensor *x;             /* borrowed; NULL once x is freed */
-    lt_tensor *grad;          /* its memory stays when the gradient is discarded */
+    lt_tensor *x;    /* borrowed; NULL once x is freed */
+    lt_tensor *grad; /* its memory stays when the gradient is discarded */
     lt_hook *hooks;
     int n_hooks;
-    bool collects;            /* requires a gradient, and is not frozen */
-    bool has_grad;            /* grad holds a gradient; otherwise the next one overwrites it */
-    bool touched;             /* the running backward has added to grad, or is about to */
-    bool injects_inf;         /* lt_grad_fault(): its gradient gets an inf */
-    lt_tensor *dry_grad;      /* in a dry run: the gradient so far in this backward, or NULL */
-    const void *scaled_by;    /* ud of the lt_scaling that scaled the gradient, or NULL */
-    int optims;               /* number of optimizers that hold it */
-    int uses;                 /* nodes that may still contribute in the running backward */
+    bool collects;         /* requires a gradient, and is not frozen */
+    bool has_grad;         /* grad holds a gradient; otherwise the next one overwrites it */
+    bool touched;          /* the running backward has added to grad, or is about to */
+    bool injects_inf;      /* lt_grad_fault(): its gradient gets an inf */
+    lt_tensor *dry_grad;   /* in a dry run: the gradient so far in this backward, or NULL */
+    const void *scaled_by; /* ud of the lt_scaling that scaled the gradient, or NULL */
+    int optims;            /* number of optimizers that hold it */
+    int uses;              /* nodes that may still contribute in the running backward */
     lt_role role;
     lt_init init;
-    lt_tensor *half;          /* the last result of lt_half(). Holds this leaf; ends with x */
+    lt_tensor *half;            /* the last result of lt_half(). Holds this leaf; ends with x */
     struct lt_segment *segment; /* arena of a placed parameter or buffer, */
     int64_t offset;             /* and its first element in it */
-    uint32_t version; /* updates by optimizers, which bypass the version of the storage */
+    uint32_t version;           /* updates by optimizers, which bypass the version of the storage */
 } lt_leaf;
 
 /* Changes whenever the elements of x are written in place. Saved tensors are checked against it. */
@@ -54,33 +54,33 @@ static inline uint32_t lt__version_of(const lt_tensor *x)
            (x->leaf ? x->leaf->version : 0);
 }
 
-typedef struct lt_edge {      /* an input of a node */
-    struct lt_node *node;     /* the node that made the input, */
-    lt_leaf *leaf;            /* or its leaf; both NULL if it needs no gradient */
-    lt_tensor *saved;         /* the input itself if backward reads it */
-    uint32_t version;         /* of `saved` when it was saved */
-    uint8_t out_index;        /* which output of `node` it is */
-    lt_spec spec;             /* dtype and dims of the input, for its gradient */
+typedef struct lt_edge {  /* an input of a node */
+    struct lt_node *node; /* the node that made the input, */
+    lt_leaf *leaf;        /* or its leaf; both NULL if it needs no gradient */
+    lt_tensor *saved;     /* the input itself if backward reads it */
+    uint32_t version;     /* of `saved` when it was saved */
+    uint8_t out_index;    /* which output of `node` it is */
+    lt_spec spec;         /* dtype and dims of the input, for its gradient */
 } lt_edge;
 
 typedef struct lt_node {
-    atomic_int refs;          /* tensors and edges */
-    bool freed;               /* by backward: no saved tensors are left */
-    bool marked;              /* part of the running backward */
+    atomic_int refs;            /* tensors and edges */
+    bool freed;                 /* by backward: no saved tensors are left */
+    bool marked;                /* part of the running backward */
     uint8_t n_in, n_out, n_all; /* inputs; outputs; outputs including the extra ones */
     const lt_def *def;
     lt_ctx *ctx;
-    lt_device *device;        /* of all its tensors */
-    lt_tape *tape;            /* NULL once unlisted */
+    lt_device *device; /* of all its tensors */
+    lt_tape *tape;     /* NULL once unlisted */
     struct lt_node *next, *prev;
-    uint64_t stream;          /* of random numbers, as in lt_call */
+    uint64_t stream; /* of random numbers, as in lt_call */
     int64_t first_row;
-    uint32_t same_grad;       /* as in lt_call */
-    lt_tensor *d_out[LT_MAX_OUT];     /* gradients of its outputs so far */
+    uint32_t same_grad;           /* as in lt_call */
+    lt_tensor *d_out[LT_MAX_OUT]; /* gradients of its outputs so far */
     lt_tensor *saved_out[LT_MAX_OUT];
     uint32_t out_version[LT_MAX_OUT]; /* of saved_out when they were saved */
     char where[LT_WHERE_BYTES];
-    lt_opt *opt;              /* schema.n_opt of them, stored after the edges */
+    lt_opt *opt; /* schema.n_opt of them, stored after the edges */
     lt_edge edge[];
 } lt_node;
 
@@ -88,11 +88,11 @@ struct lt_tape {
     lt_ctx *ctx;
     lt_node *first, *last;
     int nodes;
-    int64_t first_row;        /* of the current pass, in the global batch */
-    uint64_t draws[2];        /* random calls so far in this pass: gradients on; gradients off */
+    int64_t first_row; /* of the current pass, in the global batch */
+    uint64_t draws[2]; /* random calls so far in this pass: gradients on; gradients off */
 };
 
-typedef struct lt_bn_entry {      /* merged batch-norm statistics of one pair of running buffers */
+typedef struct lt_bn_entry { /* merged batch-norm statistics of one pair of running buffers */
     struct lt_bn_entry *next;
     lt_tensor *running_mean, *running_var, *mean, *var;
     int64_t count;
@@ -102,39 +102,38 @@ typedef struct lt_bn_entry {      /* merged batch-norm statistics of one pair of
 
 typedef struct lt_dry_run {
     bool on;
-    lt_tape tape;             /* the tape of the dry run. The rest is restored at its end: */
+    lt_tape tape; /* the tape of the dry run. The rest is restored at its end: */
     lt_tape *before;
     lt_scaling scaling;
     lt_op_hook_fn op_hook;
     void *op_hook_ud;
-    uint64_t draws;           /* ctx->draws */
+    uint64_t draws; /* ctx->draws */
 } lt_dry_run;
 
 typedef struct lt_deferred_check { /* of an accelerator: see lt_synchronize() */
     lt_check_loss_fn check_loss;
     lt_clip_fn clip;
-    lt_step_check *on_device,
-        *on_host;             /* in device memory; the host's copy. NULL at first */
-    uint64_t cleared;         /* 1 + the period in which on_device was last cleared */
-    bool sent;                /* a copy to on_host is under way, and complete at `mark` */
+    lt_step_check *on_device, *on_host; /* in device memory; the host's copy. NULL at first */
+    uint64_t cleared;                   /* 1 + the period in which on_device was last cleared */
+    bool sent;                          /* a copy to on_host is under way, and complete at `mark` */
     uint64_t mark;
-    lt_scaling pending_scaling; /* whose resolve() waits for the copy, or all NULL */
-    int64_t step, norm_step;  /* of the last loss checked, and of the last norm, from 1 */
-    double loss, norm;        /* not finite and not reported as an error yet; otherwise 0 */
-    bool reported;            /* an error was reported since on_device was cleared */
+    lt_scaling pending_scaling;      /* whose resolve() waits for the copy, or all NULL */
+    int64_t step, norm_step;         /* of the last loss checked, and of the last norm, from 1 */
+    double loss, norm;               /* not finite and not reported as an error yet; otherwise 0 */
+    bool reported;                   /* an error was reported since on_device was cleared */
     struct lt_optim *pending_optims; /* optimizers whose last step is pending */
 } lt_deferred_check;
 
 struct lt_autograd {
-    lt_def **defs;            /* by id */
+    lt_def **defs; /* by id */
     int n_defs, room;
-    uint16_t by_name[512];    /* open addressing: id + 1, or 0 */
+    uint16_t by_name[512];     /* open addressing: id + 1, or 0 */
     const lt_kernels *kernels; /* of the accelerator, by id; NULL without one */
     int n_kernels;
-    int no_grad_depth;        /* nested calls of lt_grad_off(); ops are recorded while it is 0 */
+    int no_grad_depth;           /* nested calls of lt_grad_off(); ops are recorded while it is 0 */
     lt_tape default_tape, *tape; /* the context's own; the current one */
     lt_grad_slots slots;
-    lt_scaling scaling;       /* all NULL if none is set */
+    lt_scaling scaling; /* all NULL if none is set */
     lt_cast_fn cast;
     void *cast_ud;
     lt_allreduce_fn allreduce;
@@ -146,21 +145,21 @@ struct lt_autograd {
     lt_op_hook_fn op_hook;
     void *op_hook_ud;
     lt_dry_run dry_run;
-    lt_bn_entry *bn_stats;    /* in order of first arrival */
-    uint64_t trees;           /* parameter trees placed so far */
+    lt_bn_entry *bn_stats; /* in order of first arrival */
+    uint64_t trees;        /* parameter trees placed so far */
     bool in_backward;
-    bool grads_complete;      /* decided since the last backward or step, with this result: */
+    bool grads_complete; /* decided since the last backward or step, with this result: */
     lt_step_status step_status;
     lt_deferred_check deferred;
-    const int32_t *skip;      /* lt_call.skip during an optimizer step, or NULL */
-    uint64_t period;          /* incremented when gradients are used or discarded */
-    uint64_t backwards;       /* completed so far, excluding dry runs */
-    uint32_t optims;          /* created so far */
-    uint32_t digest;          /* see lt_steps_digest() */
-    uint32_t settings;        /* see lt_settings_digest(); the rest is for settings.c */
+    const int32_t *skip; /* lt_call.skip during an optimizer step, or NULL */
+    uint64_t period;     /* incremented when gradients are used or discarded */
+    uint64_t backwards;  /* completed so far, excluding dry runs */
+    uint32_t optims;     /* created so far */
+    uint32_t digest;     /* see lt_steps_digest() */
+    uint32_t settings;   /* see lt_settings_digest(); the rest is for settings.c */
     struct lt_noted *noted;
     int n_noted, noted_room;
-    bool noted_read;          /* the next step starts a new list */
+    bool noted_read; /* the next step starts a new list */
 };
 
 /* The state of autograd in ctx, created on first use. Borrowed. NULL with LT_ENOMEM. */
@@ -191,11 +190,11 @@ void lt__deferred_check_free(lt_ctx *ctx);
 lt_status lt__refuse_loss(int64_t step, double value, const char *why);
 /* Sets the error for a gradient norm that is not finite. LT_ENUMERIC. */
 lt_status lt__refuse_norm(int64_t step, double norm);
-typedef struct lt_noted {     /* the settings of one parameter group in a step of an optimizer */
-    uint32_t optim;           /* the optimizer's number */
+typedef struct lt_noted { /* the settings of one parameter group in a step of an optimizer */
+    uint32_t optim;       /* the optimizer's number */
     int group;
     const lt_def *def;
-    double clip;              /* the largest norm; 0: no clipping */
+    double clip; /* the largest norm; 0: no clipping */
     lt_opt opt[LT_MAX_OPT];
 } lt_noted;
 
@@ -230,15 +229,15 @@ const lt_kernels *lt__kernels_of(const struct lt_autograd *ag, const lt_def *def
 
 /* The flat arenas of one dtype: values and gradients. */
 typedef struct lt_segment {
-    atomic_int refs;          /* trees, leaves, optimizers */
+    atomic_int refs; /* trees, leaves, optimizers */
     lt_ctx *ctx;
     lt_dtype dtype;
-    int64_t count;            /* elements, including padding */
+    int64_t count;              /* elements, including padding */
     lt_storage *values, *grads; /* grads: created, zeroed, with the first gradient */
-    uint32_t updates;         /* by optimizers, which bypass the version of `values` */
-    lt_storage *half;         /* `values` converted to half_dtype, or NULL */
+    uint32_t updates;           /* by optimizers, which bypass the version of `values` */
+    lt_storage *half;           /* `values` converted to half_dtype, or NULL */
     lt_dtype half_dtype;
-    uint32_t half_stamp;      /* version of `values` + `updates` at the conversion */
+    uint32_t half_stamp; /* version of `values` + `updates` at the conversion */
 } lt_segment;
 
 void lt__segment_release(lt_segment *segment);

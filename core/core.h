@@ -36,6 +36,7 @@ extern "C" {
 /* ==== Status ================================================================================== */
 
 /*    name               exit  meaning */
+/* clang-format off */
 #define LT_STATUS_LIST(X)                                                                          \
     X(LT_OK,              0, "ok")                                                                 \
     X(LT_EINVAL,          1, "invalid argument")         /* shape, dtype, option, misuse */        \
@@ -58,6 +59,7 @@ typedef enum lt_status {
 #undef X
     LT_STATUS_COUNT
 } lt_status;
+/* clang-format on */
 
 /* LT_EXIT + code, with code from 1 to 255, is the status of a script that ends the program with
  * that exit code. */
@@ -94,6 +96,7 @@ LT_API int lt_nearest(const char *word, const char *const *names, int n);
 /* ==== Dtypes ================================================================================== */
 
 /*    name  bytes  text */
+/* clang-format off */
 #define LT_DTYPE_LIST(X)                                                                           \
     X(LT_F32, 4, "f32") X(LT_F64, 8, "f64") X(LT_F16, 2, "f16") X(LT_BF16, 2, "bf16")              \
     X(LT_I64, 8, "i64") X(LT_I32, 4, "i32") X(LT_U8, 1, "u8")
@@ -104,6 +107,7 @@ typedef enum lt_dtype {
 #undef X
     LT_DTYPE_COUNT
 } lt_dtype;
+/* clang-format on */
 
 LT_API size_t lt_dtype_bytes(lt_dtype dtype);
 LT_API const char *lt_dtype_name(lt_dtype dtype);
@@ -124,19 +128,21 @@ typedef struct lt_tensor lt_tensor;
 
 typedef struct lt_config { /* zero selects the default */
     uint64_t seed;
-    int threads;           /* threads for kernels; default: the CPUs this process may run on. Capped
-                            * at lt_thread_limit(); lt_threads() returns the actual number */
-    bool reference;        /* use only the reference kernels */
-    bool poison; /* fill new memory with NaN, to find kernels that skip elements */
-    const char *device;    /* device of new tensors: "cpu" (default). lt_open() in ops.h also
-                            * accepts "cuda", "cuda:1" and "auto", which selects an accelerator if
-                            * there is one */
-    int local_rank;        /* rank number on this machine. It selects the device for "cuda" and
-                            * "auto", modulo the number of devices */
-    bool deterministic;    /* an accelerator uses only algorithms that sum in a fixed order and do
-                            * not round more than necessary. CPU results always depend only on the
-                            * inputs and the number of threads */
-    bool tf32;             /* an accelerator may round factors of f32 products to 10 bits */
+    /* threads for kernels; default: the CPUs this process may run on. Capped at lt_thread_limit();
+     * lt_threads() returns the actual number */
+    int threads;
+    bool reference; /* use only the reference kernels */
+    bool poison;    /* fill new memory with NaN, to find kernels that skip elements */
+    /* device of new tensors: "cpu" (default). lt_open() in ops.h also accepts "cuda", "cuda:1" and
+     * "auto", which selects an accelerator if there is one */
+    const char *device;
+    /* rank number on this machine. It selects the device for "cuda" and "auto", modulo the number
+     * of devices */
+    int local_rank;
+    /* an accelerator uses only algorithms that sum in a fixed order and do not round more than
+     * necessary. CPU results always depend only on the inputs and the number of threads */
+    bool deterministic;
+    bool tf32; /* an accelerator may round factors of f32 products to 10 bits */
     /* Fault to inject, for tests. "alloc:n=5": the 5th allocation fails. "kill:rank=1:step=3": in
      * distributed training, rank 1 kills its process in the backward pass of step 3. "leave:...":
      * rank 1 stops there with LT_EDONE. "hang:...": it sleeps there forever. "delay:rank=1:ms=100":
@@ -245,8 +251,8 @@ LT_API lt_dtype lt_tensor_dtype(const lt_tensor *x);
 LT_API int lt_ndim(const lt_tensor *x);
 LT_API int64_t lt_dim(const lt_tensor *x,
                       int axis); /* axis counts from 0; negative axes count from the end */
-LT_API const int64_t *lt_dims(const lt_tensor *x);   /* borrowed; lt_ndim() values */
-LT_API int64_t lt_count(const lt_tensor *x);         /* number of elements */
+LT_API const int64_t *lt_dims(const lt_tensor *x); /* borrowed; lt_ndim() values */
+LT_API int64_t lt_count(const lt_tensor *x);       /* number of elements */
 /* The elements. Borrowed. NULL with LT_EINVAL if the scope that made x has ended, if x is a
  * parameter without memory yet, or if x is on a device whose memory the CPU cannot read. */
 LT_API void *lt_data(lt_tensor *x);
@@ -314,8 +320,13 @@ LT_API bool lt_is_dead(const lt_tensor *x);
  * step or a sample id; each use documents which. key = splitmix64(seed + purpose *
  * 0x9e3779b97f4a7c15); counter = (index, stream). */
 typedef enum lt_purpose {
-    LT_RNG_USER = 1, LT_RNG_INIT, LT_RNG_DROPOUT, LT_RNG_SHUFFLE, LT_RNG_AUGMENT,
-    LT_RNG_SYNTHETIC, LT_RNG_MIXUP
+    LT_RNG_USER = 1,
+    LT_RNG_INIT,
+    LT_RNG_DROPOUT,
+    LT_RNG_SHUFFLE,
+    LT_RNG_AUGMENT,
+    LT_RNG_SYNTHETIC,
+    LT_RNG_MIXUP
 } lt_purpose;
 
 /* Computes one Philox block: 128 random bits from a counter and a key. */
@@ -352,7 +363,7 @@ typedef struct lt_file lt_file;
 LT_API lt_file *lt_file_open(lt_ctx *ctx, const char *path);
 LT_API void lt_file_close(lt_file *file);
 LT_API int lt_file_count(const lt_file *file);
-LT_API const char *lt_file_name(const lt_file *file, int i); /* borrowed; in file order */
+LT_API const char *lt_file_name(const lt_file *file, int i);    /* borrowed; in file order */
 LT_API int lt_file_find(const lt_file *file, const char *name); /* index or -1 */
 /* dtype and dims of tensor i. dims must have room for LT_MAX_DIMS values. */
 LT_API void lt_file_shape(const lt_file *file, int i, lt_dtype *dtype, int *ndim, int64_t *dims);
@@ -393,7 +404,11 @@ LT_MUST lt_status lt_file_replace(const char *path, const void *data, size_t byt
 
 /* ==== SHA-256 (FIPS 180-4) ==================================================================== */
 
-typedef struct lt_sha256 { uint32_t h[8]; uint64_t bytes; uint8_t block[64]; } lt_sha256;
+typedef struct lt_sha256 {
+    uint32_t h[8];
+    uint64_t bytes;
+    uint8_t block[64];
+} lt_sha256;
 LT_API void lt_sha256_begin(lt_sha256 *s);
 LT_API void lt_sha256_add(lt_sha256 *s, const void *data, size_t bytes);
 /* Finishes the digest and writes it as 64 lower-case hex digits and a NUL. */

@@ -21,9 +21,9 @@ typedef struct lt_deferred_pool {
 struct lt_deferred {
     lt_ctx *ctx;
     lt_device *device;
-    int slot;                 /* or -1: value is valid */
-    lt_dtype dtype;           /* of the element in the slot */
-    uint64_t mark;            /* behind the copy */
+    int slot;       /* or -1: value is valid */
+    lt_dtype dtype; /* of the element in the slot */
+    uint64_t mark;  /* behind the copy */
     double value;
 };
 

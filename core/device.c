@@ -48,8 +48,10 @@ lt_device *lt__device_find(lt_ctx *ctx, const char *name)
 lt_status lt__move(lt_device *to, void *dst, lt_device *from, const void *src, size_t bytes)
 {
     if (to != from && !to->is_host && !from->is_host)
-        return lt_fail(LT_EINVAL, "no copy goes from %s of one context to %s of another; take the "
-                       "way over the CPU", from->name, to->name);
+        return lt_fail(LT_EINVAL,
+                       "no copy goes from %s of one context to %s of another; take the "
+                       "way over the CPU",
+                       from->name, to->name);
     lt_device *device = to->is_host ? from : to;
     LT_TRY(device->copy(device, dst, src, bytes));
     return to == from ? LT_OK : device->sync(device);

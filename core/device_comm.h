@@ -15,33 +15,34 @@
 struct lt_device;
 
 enum {
-    LT_COMM_ID_BYTES = 128,        /* bytes of an id that all communicators of a job share */
+    LT_COMM_ID_BYTES = 128, /* bytes of an id that all communicators of a job share */
     LT_COMM_NAME_BYTES = 64,
-    LT_COMM_TAIL = 256       /* maximum length of a tail */
+    LT_COMM_TAIL = 256 /* maximum length of a tail */
 };
 
-typedef struct lt_device_comm {     /* of this rank; private fields of the plugin follow */
+typedef struct lt_device_comm { /* of this rank; private fields of the plugin follow */
     const struct lt_device_comm_calls *calls;
-    double largest;           /* found by prepare(): largest finite magnitude, or 0 */
-    int64_t not_finite;       /* found by prepare(): number of non-finite elements */
-    float *tail;              /* (LT_COMM_TAIL) in CPU memory. The caller writes it before a sum;
-                               * afterwards it holds the sums over all ranks */
+    double largest;     /* found by prepare(): largest finite magnitude, or 0 */
+    int64_t not_finite; /* found by prepare(): number of non-finite elements */
+    /* (LT_COMM_TAIL) in CPU memory. The caller writes it before a sum; afterwards it holds the sums
+     * over all ranks */
+    float *tail;
 } lt_device_comm;
 
-typedef struct lt_bucket_range {     /* a range of elements of a bucket */
+typedef struct lt_bucket_range { /* a range of elements of a bucket */
     int64_t at, count;
 } lt_bucket_range;
 
 typedef struct lt_device_sum { /* data = sum over all ranks of scale * data */
-    void *data;               /* (count) on the device */
+    void *data;                /* (count) on the device */
     int64_t count;
-    lt_dtype dtype;           /* a float dtype */
-    lt_dtype wire;            /* dtype of the sum: same as dtype, or f16 or bf16 if dtype is f32 */
-    void *on_wire;            /* (count) of dtype wire, on the device; NULL if wire == dtype, then
-                               * data itself is summed */
-    double scale;             /* of this rank. Multiplied in f32 (f64 for f64), then rounded to
-                               * wire */
-    int n_tail;               /* numbers of comm->tail to sum */
+    lt_dtype dtype; /* a float dtype */
+    lt_dtype wire;  /* dtype of the sum: same as dtype, or f16 or bf16 if dtype is f32 */
+    /* (count) of dtype wire, on the device; NULL if wire == dtype, then data itself is summed */
+    void *on_wire;
+    /* of this rank. Multiplied in f32 (f64 for f64), then rounded to wire */
+    double scale;
+    int n_tail; /* numbers of comm->tail to sum */
 } lt_device_sum;
 
 typedef struct lt_device_comm_calls {
@@ -59,7 +60,7 @@ typedef struct lt_device_comm_calls {
      * measures the whole bucket: the number of non-finite elements and the largest finite
      * magnitude. */
     lt_status (*prepare)(lt_device_comm *comm, void *data, int64_t count, lt_dtype dtype,
-                      const lt_bucket_range *zeros, int n, bool finds, uint64_t after);
+                         const lt_bucket_range *zeros, int n, bool finds, uint64_t after);
     /* After the operations started so far: scales data and sums it over all ranks, in sum->on_wire,
      * or in data if on_wire is NULL. */
     lt_status (*allreduce)(lt_device_comm *comm, const lt_device_sum *sum);

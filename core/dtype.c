@@ -16,8 +16,8 @@
 
 #include "core/tensor.h"
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) /* not with clang: no runtime
-                                                                     * check for F16C */
+/* not with clang: no runtime check for F16C */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #include <immintrin.h>
 #define FAST __attribute__((target("avx2,f16c")))
 #endif
@@ -59,13 +59,19 @@ int lt_dtype_find(const char *name)
 
 static inline uint32_t bits_of(float f)
 {
-    union { float f; uint32_t u; } v = {f};
+    union {
+        float f;
+        uint32_t u;
+    } v = {f};
     return v.u;
 }
 
 static inline float float_of(uint32_t u)
 {
-    union { uint32_t u; float f; } v = {u};
+    union {
+        uint32_t u;
+        float f;
+    } v = {u};
     return v.f;
 }
 
@@ -87,8 +93,8 @@ uint16_t lt__f32_to_f16(float f)
         return (uint16_t)(sign | shift_nearest(a - ((127u - 15) << 23), 13));
     if (a <= 0x33000000) /* at most 2^-25, half the smallest subnormal */
         return (uint16_t)sign;
-    uint32_t fraction = (a & 0x7fffff) | 0x800000; /* unit 2^(exponent - 150); converted to unit
-                                                    * 2^-24 below */
+    /* unit 2^(exponent - 150); converted to unit 2^-24 below */
+    uint32_t fraction = (a & 0x7fffff) | 0x800000;
     return (uint16_t)(sign | shift_nearest(fraction, 126 - (int)(a >> 23)));
 }
 
@@ -176,18 +182,19 @@ static inline U8 to_u8(double d)
 
 typedef void (*loop)(void *dst, const void *src, size_t n);
 
-#define LOOP(name, FROM, TO, value)                                                              \
-    static void name(void *dst, const void *src, size_t n)                                       \
-    {                                                                                            \
-        const FROM *restrict from = src;                                                         \
-        TO *restrict to = dst;                                                                   \
-        for (size_t i = 0; i < n; i++) {                                                         \
-            FROM v = from[i];                                                                    \
-            to[i] = (TO)(value);                                                                 \
-        }                                                                                        \
+#define LOOP(name, FROM, TO, value)                                                                \
+    static void name(void *dst, const void *src, size_t n)                                         \
+    {                                                                                              \
+        const FROM *restrict from = src;                                                           \
+        TO *restrict to = dst;                                                                     \
+        for (size_t i = 0; i < n; i++) {                                                           \
+            FROM v = from[i];                                                                      \
+            to[i] = (TO)(value);                                                                   \
+        }                                                                                          \
     }
 
 /*    from  to   conversion of v */
+/* clang-format off */
 #define LOOP_LIST(X)                                                                             \
     X(F32,  F64, v) X(F32, I64, to_i64(v)) X(F32, I32, to_i32(v)) X(F32, U8,  to_u8(v))          \
     X(F64,  F32, v) X(F64, I64, to_i64(v)) X(F64, I32, to_i32(v)) X(F64, U8,  to_u8(v))          \
@@ -196,6 +203,7 @@ typedef void (*loop)(void *dst, const void *src, size_t n);
     X(U8,   F32, v) X(U8,  F64, v)         X(U8,  I64, v)         X(U8,  I32, v)                 \
     X(F16,  F32, lt__f16_to_f32(v))        X(F32, F16, lt__f32_to_f16(v))                        \
     X(BF16, F32, lt__bf16_to_f32(v))       X(F32, BF16, f32_to_bf16(v))
+/* clang-format on */
 
 #define X(FROM, TO, value) LOOP(FROM##_##TO, FROM, TO, value)
 LOOP_LIST(X)
@@ -213,7 +221,9 @@ LOOP(I64_odd, I64, F32, i64_to_odd(v))
 LOOP(I32_odd, I32, F32, f64_to_odd(v))
 
 static const loop odd_loops[LT_DTYPE_COUNT] = {
-    [LT_F64] = F64_odd, [LT_I64] = I64_odd, [LT_I32] = I32_odd,
+    [LT_F64] = F64_odd,
+    [LT_I64] = I64_odd,
+    [LT_I32] = I32_odd,
 };
 
 #ifdef FAST
@@ -240,6 +250,7 @@ FAST static void F16_F32_fast(void *dst, const void *src, size_t n)
     F16_F32(to + i, from + i, n - i);
 }
 
+/* clang-format off */
 FAST LOOP(F32_BF16_fast, F32, BF16, f32_to_bf16(v))
 FAST LOOP(BF16_F32_fast, BF16, F32, lt__bf16_to_f32(v))
 
@@ -249,6 +260,7 @@ static const loop fast_loops[LT_DTYPE_COUNT][LT_DTYPE_COUNT] = {
     [LT_F32][LT_BF16] = F32_BF16_fast,
     [LT_BF16][LT_F32] = BF16_F32_fast,
 };
+/* clang-format on */
 
 #endif
 

@@ -41,9 +41,9 @@ const char *const lt__format_names[LT_DTYPE_COUNT] = {
     [LT_I64] = "I64", [LT_I32] = "I32", [LT_U8] = "U8",
 };
 
-typedef struct named {   /* first member of entry and pair */
+typedef struct named { /* first member of entry and pair */
     const char *name;
-    int position;        /* in the header */
+    int position; /* in the header */
 } named;
 
 typedef struct entry {
@@ -64,16 +64,16 @@ struct lt_file {
     lt_ctx *ctx;
     char *path;
     int fd;
-    uint64_t bytes;      /* size of the file */
+    uint64_t bytes;           /* size of the file */
     struct timespec modified; /* mtime when the file was opened */
-    uint64_t data;       /* offset of the data in the file */
-    int unlike;          /* characters that differ around the digest: 0 ours, 1 ours but damaged,
-                          * more: not ours */
-    char *text;          /* (data - 7) bytes: the header and a NUL; later the strings of entries and
-                          * meta */
+    uint64_t data;            /* offset of the data in the file */
+    /* characters that differ around the digest: 0 ours, 1 ours but damaged, more: not ours */
+    int unlike;
+    /* (data - 7) bytes: the header and a NUL; later the strings of entries and meta */
+    char *text;
     int n, n_meta;
-    entry *entries;      /* (n), in the order of their data */
-    pair *meta;          /* (n_meta), in the order of the header */
+    entry *entries; /* (n), in the order of their data */
+    pair *meta;     /* (n_meta), in the order of the header */
 };
 
 lt_status lt__bad(const char *path, const char *fmt, ...)
@@ -172,11 +172,15 @@ static lt_status load_header(lt_file *f)
         return lt__bad(f->path, "%llu bytes are too few for a safetensors file", (lt_ull)f->bytes);
     LT_TRY(read_at(f, 0, &length, sizeof length));
     if (length > LT_MAX_HEADER)
-        return lt__bad(f->path, "the header would have %llu bytes, the format allows %d; is this a "
-                       "safetensors file?", (lt_ull)length, LT_MAX_HEADER);
+        return lt__bad(f->path,
+                       "the header would have %llu bytes, the format allows %d; is this a "
+                       "safetensors file?",
+                       (lt_ull)length, LT_MAX_HEADER);
     if (length > f->bytes - sizeof length)
-        return lt__bad(f->path, "the header has %llu bytes, the file only %llu; it is cut short or "
-                       "damaged", (lt_ull)length, (lt_ull)f->bytes);
+        return lt__bad(f->path,
+                       "the header has %llu bytes, the file only %llu; it is cut short or "
+                       "damaged",
+                       (lt_ull)length, (lt_ull)f->bytes);
     f->data = sizeof length + length;
     if (!(f->text = lt__alloc(f->ctx, length + 1)))
         return LT_ENOMEM;
@@ -259,9 +263,10 @@ static lt_status read_members(const lt_file *f, const cJSON *item, entry *e)
     while (--found >= 0 && strcmp(dtype->valuestring, lt__format_names[found]) != 0)
         ;
     if (found < 0)
-        return lt__bad(f->path, "tensor '%s' has dtype %s, which luatrain does not know; convert "
-                       "it to F32, F64, F16, BF16, I64, I32 or U8", LT_SHOWN(e->key.name),
-                       LT_SHOWN(dtype->valuestring));
+        return lt__bad(f->path,
+                       "tensor '%s' has dtype %s, which luatrain does not know; convert "
+                       "it to F32, F64, F16, BF16, I64, I32 or U8",
+                       LT_SHOWN(e->key.name), LT_SHOWN(dtype->valuestring));
     if (!read_counts(shape, LT_MAX_DIMS, e->dims, &e->ndim))
         return lt__bad(f->path, "the shape of tensor '%s' is no list of at most %d counts",
                        LT_SHOWN(e->key.name), LT_MAX_DIMS);
@@ -283,9 +288,10 @@ static lt_status read_entry(const lt_file *f, const cJSON *item, entry *e)
         return lt__bad(f->path, "tensor '%s': %s", LT_SHOWN(e->key.name), lt_errmsg());
     e->count = (uint64_t)count;
     if (e->end > f->bytes - f->data)
-        return lt__bad(f->path, "tensor '%s' ends at byte %llu of the data, the file has %llu; it "
-                       "is cut short or damaged", LT_SHOWN(e->key.name), (lt_ull)e->end,
-                       (lt_ull)(f->bytes - f->data));
+        return lt__bad(f->path,
+                       "tensor '%s' ends at byte %llu of the data, the file has %llu; it "
+                       "is cut short or damaged",
+                       LT_SHOWN(e->key.name), (lt_ull)e->end, (lt_ull)(f->bytes - f->data));
     if (e->end - e->begin != e->count * lt_dtype_bytes(e->dtype))
         return lt__bad(f->path, "tensor '%s' has %llu elements of %s, but %llu bytes",
                        LT_SHOWN(e->key.name), (lt_ull)e->count, lt__format_names[e->dtype],
@@ -340,7 +346,8 @@ static lt_status order_entries(lt_file *f)
     for (int i = 0; i < f->n; i++) {
         const entry *e = &f->entries[i];
         if (e->begin != covered)
-            return lt__bad(f->path, "tensor '%s' begins at byte %llu of the data, the one before "
+            return lt__bad(f->path,
+                           "tensor '%s' begins at byte %llu of the data, the one before "
                            "ends at byte %llu; there may be no holes and no overlaps",
                            LT_SHOWN(e->key.name), (lt_ull)e->begin, (lt_ull)covered);
         covered = e->end;
@@ -364,7 +371,8 @@ static lt_status read_tree(lt_file *f, const cJSON *root)
 {
     const cJSON *metadata = NULL, *item;
     char *room = f->text;
-    cJSON_ArrayForEach(item, root) {
+    cJSON_ArrayForEach(item, root)
+    {
         if (strcmp(item->string, LT_METADATA) != 0)
             f->n++;
         else if (metadata || !cJSON_IsObject(item))
@@ -380,7 +388,8 @@ static lt_status read_tree(lt_file *f, const cJSON *root)
         !(f->meta = lt__alloc(f->ctx, (size_t)f->n_meta * sizeof *f->meta)))
         return LT_ENOMEM;
     int position = 0;
-    cJSON_ArrayForEach(item, metadata) {
+    cJSON_ArrayForEach(item, metadata)
+    {
         if (!cJSON_IsString(item))
             return lt__bad(f->path, "the metadata '%s' is no string", LT_SHOWN(item->string));
         pair *p = &f->meta[position];
@@ -388,7 +397,8 @@ static lt_status read_tree(lt_file *f, const cJSON *root)
         p->value = keep_string(&room, item->valuestring);
     }
     position = 0;
-    cJSON_ArrayForEach(item, root) {
+    cJSON_ArrayForEach(item, root)
+    {
         if (item == metadata)
             continue;
         entry *e = &f->entries[position];

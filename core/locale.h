@@ -13,7 +13,9 @@
 
 #include "core/core.h"
 
-typedef struct lt_locale { locale_t c, before; } lt_locale;
+typedef struct lt_locale {
+    locale_t c, before;
+} lt_locale;
 
 /* In glibc and musl, newlocale() returns a static C locale: it allocates nothing and cannot fail.
  * Elsewhere, if it fails, uselocale() changes nothing. */

@@ -39,7 +39,7 @@ static int class_of(size_t bytes)
 {
     if (bytes <= 64)
         return 0;
-    int k = 63 - __builtin_clzll((bytes - 1) / 64);     /* 64 * 2^k < bytes <= 64 * 2^(k + 1) */
+    int k = 63 - __builtin_clzll((bytes - 1) / 64); /* 64 * 2^k < bytes <= 64 * 2^(k + 1) */
     size_t quarter = (size_t)16 << k;
     size_t q = (bytes - ((size_t)64 << k) + quarter - 1) / quarter;
     return 4 * k + (int)q;
@@ -50,8 +50,7 @@ static int class_of(size_t bytes)
 static size_t block_bytes(size_t bytes)
 {
     int i = class_of(bytes);
-    return i < LT_POOL_CLASSES ? class_bytes(i)
-                               : (bytes + GUARD + PAGE - 1) & ~(size_t)(PAGE - 1);
+    return i < LT_POOL_CLASSES ? class_bytes(i) : (bytes + GUARD + PAGE - 1) & ~(size_t)(PAGE - 1);
 }
 
 /* Updates the statistics of the device and of ctx when blocks change between cached, in use, and

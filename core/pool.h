@@ -23,8 +23,7 @@ size_t lt__large_block_trim(lt_device *device);
 #define LT_ALLOW(p, bytes) ((void)(p), (void)(bytes))
 #endif
 
-lt_device *
-lt__cpu_device_new(int threads); /* new, freed by its close(); NULL if out of memory */
+lt_device *lt__cpu_device_new(int threads); /* new, freed by its close(); NULL if out of memory */
 
 /* Starts the n - 1 threads that compute together with the calling thread. LT_ENOMEM if the system
  * has no room for that many. */

@@ -142,12 +142,19 @@ lt_status lt_fill_uniform(lt_tensor *x, lt_purpose purpose, uint64_t stream, uin
     lt_dtype dtype = (lt_dtype)x->dtype;
     double from = rounded(low, dtype), to = rounded(high, dtype);
     if (!isfinite(to - from) || low > high)
-        return lt_fail(LT_EINVAL, "uniform numbers want low <= high, both finite in %s; low is %g, "
-                       "high is %g", lt_dtype_name(dtype), low, high);
+        return lt_fail(LT_EINVAL,
+                       "uniform numbers want low <= high, both finite in %s; low is %g, "
+                       "high is %g",
+                       lt_dtype_name(dtype), low, high);
     if (from == to)
         return lt_fill(x, from);
-    return run_fill(&(fill){.x = x, .purpose = purpose, .stream = stream, .first = first,
-                            .base = from, .factor = to - from, .top = below(to, dtype)});
+    return run_fill(&(fill){.x = x,
+                            .purpose = purpose,
+                            .stream = stream,
+                            .first = first,
+                            .base = from,
+                            .factor = to - from,
+                            .top = below(to, dtype)});
 }
 
 lt_status lt_fill_normal(lt_tensor *x, lt_purpose purpose, uint64_t stream, uint64_t first,
@@ -159,8 +166,13 @@ lt_status lt_fill_normal(lt_tensor *x, lt_purpose purpose, uint64_t stream, uint
                        "normal numbers want a finite mean and a deviation of at least 0; "
                        "mean is %g, deviation is %g",
                        mean, deviation);
-    return run_fill(&(fill){.x = x, .purpose = purpose, .stream = stream, .first = first,
-                            .normal = true, .base = mean, .factor = deviation});
+    return run_fill(&(fill){.x = x,
+                            .purpose = purpose,
+                            .stream = stream,
+                            .first = first,
+                            .normal = true,
+                            .base = mean,
+                            .factor = deviation});
 }
 
 /* ==== Shuffle =============================================================================== */

@@ -133,10 +133,10 @@ lt_status lt_file_replace(const char *path, const void *data, size_t bytes)
 /* ==== Writing tensors ========================================================================= */
 
 typedef struct writer {
-    int fd;              /* -1: count bytes only */
-    int error;           /* errno of the first failure; nothing is written after it */
-    uint64_t bytes;      /* written or counted so far */
-    lt_sha256 sha;       /* of these bytes */
+    int fd;         /* -1: count bytes only */
+    int error;      /* errno of the first failure; nothing is written after it */
+    uint64_t bytes; /* written or counted so far */
+    lt_sha256 sha;  /* of these bytes */
     size_t used;
     char buffer[8192];
 } writer;
@@ -241,8 +241,10 @@ static lt_status check_content(const content *c, uint64_t *header)
 {
     writer w = {.fd = -1};
     if (c->n > LT_MAX_NAMES || c->n_meta > LT_MAX_NAMES)
-        return lt_fail(LT_EINVAL, "%s: %d tensors and %d metadata are too many, the most is %d of "
-                       "each", c->path, c->n, c->n_meta, LT_MAX_NAMES);
+        return lt_fail(LT_EINVAL,
+                       "%s: %d tensors and %d metadata are too many, the most is %d of "
+                       "each",
+                       c->path, c->n, c->n_meta, LT_MAX_NAMES);
     const char *twice = repeated(c->names, c->n, 1);
     if (!twice)
         twice = repeated(c->meta, c->n_meta, 2);
@@ -312,8 +314,8 @@ static lt_status write_file(int fd, const content *c, uint64_t header)
     return w.error ? lt__bad(c->path, "cannot write: %s", strerror(w.error)) : LT_OK;
 }
 
-lt_status lt_file_save(const char *path, int n, const char *const *names,
-                       lt_tensor *const *tensors, int n_meta, const char *const *meta)
+lt_status lt_file_save(const char *path, int n, const char *const *names, lt_tensor *const *tensors,
+                       int n_meta, const char *const *meta)
 {
     const content c = {path, n, n_meta, names, meta, tensors};
     replacement r;

@@ -21,8 +21,7 @@ static const uint32_t constants[64] = {
     0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
     0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
-    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2
-};
+    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
 static inline uint32_t rotr(uint32_t x, int n) { return x >> n | x << (32 - n); }
 
@@ -44,10 +43,23 @@ static void compress_block(uint32_t h[8], const uint8_t block[64])
         uint32_t t1 = last + sum1 + ((e & f) ^ (~e & g)) + constants[t] + w[t];
         uint32_t sum0 = rotr(a, 2) ^ rotr(a, 13) ^ rotr(a, 22);
         uint32_t t2 = sum0 + ((a & b) ^ (a & c) ^ (b & c));
-        last = g; g = f; f = e; e = d + t1;
-        d = c; c = b; b = a; a = t1 + t2;
+        last = g;
+        g = f;
+        f = e;
+        e = d + t1;
+        d = c;
+        c = b;
+        b = a;
+        a = t1 + t2;
     }
-    h[0] += a; h[1] += b; h[2] += c; h[3] += d; h[4] += e; h[5] += f; h[6] += g; h[7] += last;
+    h[0] += a;
+    h[1] += b;
+    h[2] += c;
+    h[3] += d;
+    h[4] += e;
+    h[5] += f;
+    h[6] += g;
+    h[7] += last;
 }
 
 void lt__sha256_plain(uint32_t h[8], const uint8_t *from, size_t blocks)
@@ -59,8 +71,8 @@ void lt__sha256_plain(uint32_t h[8], const uint8_t *from, size_t blocks)
 #ifdef HAS_SHA_INSTRUCTIONS
 /* Source: Intel SHA Extensions, Intel, 2013. The instructions take the state as (a, b, e, f) and
  * (c, d, g, h), each from the highest word down, and do two rounds at a time. */
-__attribute__((target("sha,sse4.1")))
-static void compress_fast(uint32_t h[8], const uint8_t *from, size_t blocks)
+__attribute__((target("sha,sse4.1"))) static void compress_fast(uint32_t h[8], const uint8_t *from,
+                                                                size_t blocks)
 {
     const __m128i big_endian = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
     __m128i *state = (__m128i *)h, w[4]; /* w: the last 16 words of the message schedule */
@@ -75,9 +87,10 @@ static void compress_fast(uint32_t h[8], const uint8_t *from, size_t blocks)
             if (t < 4)
                 *now = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)from + t), big_endian);
             else
-                *now = _mm_sha256msg2_epu32(
-                    _mm_add_epi32(_mm_sha256msg1_epu32(*now, w[(t + 1) % 4]),
-                                  _mm_alignr_epi8(before, w[(t + 2) % 4], 4)), before);
+                *now =
+                    _mm_sha256msg2_epu32(_mm_add_epi32(_mm_sha256msg1_epu32(*now, w[(t + 1) % 4]),
+                                                       _mm_alignr_epi8(before, w[(t + 2) % 4], 4)),
+                                         before);
             __m128i k = _mm_loadu_si128((const __m128i *)constants + t);
             k = _mm_add_epi32(k, *now);
             cdgh = _mm_sha256rnds2_epu32(cdgh, abef, k);
@@ -106,10 +119,8 @@ static void compress(uint32_t h[8], const uint8_t *from, size_t blocks)
 void lt_sha256_begin(lt_sha256 *s)
 {
     /* Section 5.3.3: the same fractions of the square roots of the first 8 primes. */
-    static const uint32_t start[8] = {
-        0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-        0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19
-    };
+    static const uint32_t start[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                      0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     memcpy(s->h, start, sizeof start);
     s->bytes = 0;
 }

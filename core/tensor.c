@@ -335,8 +335,10 @@ void *lt_data(lt_tensor *x)
         return NULL;
     if (x->storage->device->is_host)
         return x->data;
-    lt_fail(LT_EINVAL, "the CPU cannot read a tensor on %s; lt_to(x, \"cpu\") and lt_read() copy "
-            "it", x->storage->device->name);
+    lt_fail(LT_EINVAL,
+            "the CPU cannot read a tensor on %s; lt_to(x, \"cpu\") and lt_read() copy "
+            "it",
+            x->storage->device->name);
     return NULL;
 }
 

@@ -29,20 +29,29 @@ typedef atomic_uint lt_atomic_uint;
 #define LT_ATOMIC _Atomic
 #endif
 
-typedef struct lt_range { char *start; size_t bytes; } lt_range;
-typedef struct lt_ranges { lt_range *at; size_t n, room; } lt_ranges; /* sorted by address */
+typedef struct lt_range {
+    char *start;
+    size_t bytes;
+} lt_range;
+typedef struct lt_ranges {
+    lt_range *at;
+    size_t n, room;
+} lt_ranges; /* sorted by address */
 
-typedef struct lt_large_blocks {           /* implemented in large_blocks.c */
+typedef struct lt_large_blocks { /* implemented in large_blocks.c */
     lt_ranges all, free;
-    size_t bytes, taken;              /* total size of all regions; number of blocks in use */
+    size_t bytes, taken; /* total size of all regions; number of blocks in use */
 } lt_large_blocks;
 
 #define LT_POOL_CLASSES 49
 
 typedef struct lt_pool {
-    struct lt_free_list { void **blocks; size_t n, room, total; } list[LT_POOL_CLASSES];
+    struct lt_free_list {
+        void **blocks;
+        size_t n, room, total;
+    } list[LT_POOL_CLASSES];
     lt_large_blocks large;
-    lt_memory memory;                 /* statistics of this device only */
+    lt_memory memory; /* statistics of this device only */
 } lt_pool;
 
 /* The functions a device supplies. Addresses are device addresses. Calls may be asynchronous in the
@@ -54,7 +63,7 @@ typedef struct lt_pool {
  * Only the context's thread makes these calls, with one exception: wait, download and upload may
  * also be called by one other thread at the same time. */
 typedef struct lt_device {
-    const char *name;                                             /* "cpu", "cuda:0" */
+    const char *name; /* "cpu", "cuda:0" */
     void *(*alloc)(struct lt_device *device,
                    size_t bytes); /* 64-byte aligned; NULL if out of memory */
     void (*free)(struct lt_device *device, void *p, size_t bytes);
@@ -63,20 +72,20 @@ typedef struct lt_device {
                          lt_dtype src_dtype, size_t n);
     lt_status (*fill)(struct lt_device *device, void *dst, lt_dtype dtype, size_t n, double value);
     lt_status (*add)(struct lt_device *device, void *dst, const void *src, lt_dtype dtype,
-                     size_t n);                  /* dst += src */
+                     size_t n); /* dst += src */
     /* dst[i] = table[i % channels][src[i]], table (channels, 256). Copies n elements of `each`
      * bytes (1, 2, 4 or 8). dst and src are aligned to 32 bytes. */
     lt_status (*look_up)(struct lt_device *device, void *dst, const uint8_t *src, const void *table,
                          size_t each, int64_t n, int64_t channels);
     lt_status (*sync)(struct lt_device *device); /* blocks; returns pending errors */
-    void (*close)(struct lt_device *device);                      /* frees the device */
+    void (*close)(struct lt_device *device);     /* frees the device */
 
     /* For accelerators only; the CPU is synchronous. mark() records a mark behind all work
      * submitted to the stream so far; marks count from 1. Only the last LT_MARKS are remembered.
      * Waiting for an older mark waits for all work submitted so far. */
     uint64_t (*mark)(struct lt_device *device);
-    lt_status (*wait)(struct lt_device *device, uint64_t mark); /* blocks; returns pending errors
-                                                                 * too. Either thread */
+    /* blocks; returns pending errors too. Either thread */
+    lt_status (*wait)(struct lt_device *device, uint64_t mark);
     /* Pinned CPU memory that copy() reads and writes asynchronously. Do not touch it until wait()
      * has returned for a mark behind the copy. alloc_host returns NULL if out of memory. Both may
      * block; free_host waits for all pending copies. */
@@ -94,15 +103,15 @@ typedef struct lt_device {
                           uint64_t after, uint64_t *mark);
     /* Makes work submitted to the stream from now on wait for the mark of an upload. */
     lt_status (*stream_wait)(struct lt_device *device, uint64_t mark);
-    const lt_device_comm_calls *comm_calls;  /* sums over ranks; NULL if unsupported */
-    bool is_host; /* the CPU can access its memory */
-    int threads;                                                  /* CPU only */
-    lt_pool pool;                                                 /* guarded by ctx->lock */
+    const lt_device_comm_calls *comm_calls; /* sums over ranks; NULL if unsupported */
+    bool is_host;                           /* the CPU can access its memory */
+    int threads;                            /* CPU only */
+    lt_pool pool;                           /* guarded by ctx->lock */
 } lt_device;
 
 enum { LT_MARKS = 256 };
 
-#define LT_MAX_DEVICES 2              /* per context: the CPU and one accelerator */
+#define LT_MAX_DEVICES 2 /* per context: the CPU and one accelerator */
 
 typedef struct lt_storage {
     lt_atomic_int refs;
@@ -120,16 +129,16 @@ struct lt_tensor {
     lt_atomic_int refs;
     uint8_t dtype, ndim, out_index;
     bool dead, kept;
-    bool pending;                     /* a parameter without memory yet */
+    bool pending; /* a parameter without memory yet */
     int64_t count;
     int64_t dims[LT_MAX_DIMS];
     void *data;
     lt_storage *storage;
     lt_ctx *ctx;
-    struct lt_node *node;             /* autograd: the op that produced it; NULL if not recorded */
-    struct lt_leaf *leaf; /* autograd: holds its gradient; NULL if it requires none */
-    struct lt_scope *scope;           /* the scope that will end it, or NULL */
-    struct lt_tensor *next, *prev;    /* linked list of that scope */
+    struct lt_node *node;          /* autograd: the op that produced it; NULL if not recorded */
+    struct lt_leaf *leaf;          /* autograd: holds its gradient; NULL if it requires none */
+    struct lt_scope *scope;        /* the scope that will end it, or NULL */
+    struct lt_tensor *next, *prev; /* linked list of that scope */
 };
 
 typedef struct lt_scope {
@@ -140,8 +149,8 @@ typedef struct lt_scope {
 /* Callbacks and state of the rooms above core. Each pointer is set once by the room named here. */
 typedef struct lt_slots {
     void (*forget)(lt_tensor *x,
-                   bool gone);     /* autograd: drops x's history; if gone, also its gradient */
-    void (*closed)(lt_ctx *ctx);   /* autograd: ends all graphs; called by lt_ctx_free() */
+                   bool gone);      /* autograd: drops x's history; if gone, also its gradient */
+    void (*closed)(lt_ctx *ctx);    /* autograd: ends all graphs; called by lt_ctx_free() */
     void (*ctx_freed)(lt_ctx *ctx); /* autograd: frees its state; called with the last reference */
     struct lt_autograd *autograd;
     void (*ops_freed)(lt_ctx *ctx); /* ops: the same */
@@ -149,21 +158,25 @@ typedef struct lt_slots {
 } lt_slots;
 
 typedef enum lt_fault_kind {
-    LT_FAULT_NONE, LT_FAULT_KILL, LT_FAULT_LEAVE, LT_FAULT_HANG, LT_FAULT_DELAY
+    LT_FAULT_NONE,
+    LT_FAULT_KILL,
+    LT_FAULT_LEAVE,
+    LT_FAULT_HANG,
+    LT_FAULT_DELAY
 } lt_fault_kind;
 
 typedef struct lt_fault { /* fault of a rank, for tests; dist triggers it */
     lt_fault_kind kind;
     int rank;
-    int64_t number;       /* step, from 1; for a delay, milliseconds */
+    int64_t number; /* step, from 1; for a delay, milliseconds */
 } lt_fault;
 
 typedef struct lt_inf_fault { /* inf in a gradient, for tests; autograd injects it */
     int rank;
-    int64_t step;         /* from 1; 0 if no inf is to be injected */
+    int64_t step; /* from 1; 0 if no inf is to be injected */
     char param[96];
-    bool armed;           /* lt_grad_fault() was called */
-    bool injected;          /* the inf has been injected */
+    bool armed;    /* lt_grad_fault() was called */
+    bool injected; /* the inf has been injected */
 } lt_inf_fault;
 
 struct lt_ctx {
@@ -174,22 +187,22 @@ struct lt_ctx {
     int64_t step;
     uint64_t draws;
     lt_atomic_int listeners, stop_reason; /* lock-free, for signal handlers */
-    lt_scope *LT_ATOMIC scope;          /* innermost, or NULL; written only by the owner's thread */
+    lt_scope *LT_ATOMIC scope; /* innermost, or NULL; written only by the owner's thread */
     lt_slots slots;
     lt_device *devices[LT_MAX_DEVICES]; /* [0] is the CPU; [1] the accelerator or NULL */
-    lt_device *device;                /* device of new tensors */
+    lt_device *device;                  /* device of new tensors */
     lt_log_fn log;
     void *log_ud;
-    char note[256];                   /* logged once a log callback is set */
+    char note[256]; /* logged once a log callback is set */
     lt_log_level note_level;
-    struct lt_trace *trace;           /* or NULL */
-    struct lt_deferred_pool *deferred_pool;         /* see deferred.c; or NULL */
+    struct lt_trace *trace;                 /* or NULL */
+    struct lt_deferred_pool *deferred_pool; /* see deferred.c; or NULL */
     lt_fault fault;
     lt_inf_fault inf;
 
-    pthread_mutex_t lock;             /* guards the fields below, the pools and scope links */
+    pthread_mutex_t lock; /* guards the fields below, the pools and scope links */
     lt_memory memory;
-    uint64_t fail_at;                 /* number of the allocation that fails; 0 if none */
+    uint64_t fail_at; /* number of the allocation that fails; 0 if none */
 };
 
 /* Allocates memory from the pool of ctx for a device: 64-byte aligned, uninitialised. NULL with
@@ -342,7 +355,10 @@ uint16_t lt__f32_to_bf16(float f);
 uint16_t lt__f64_to_bf16(double d);
 static inline float lt__bf16_to_f32(uint16_t h)
 {
-    union { uint32_t u; float f; } v = {(uint32_t)h << 16};
+    union {
+        uint32_t u;
+        float f;
+    } v = {(uint32_t)h << 16};
     return v.f;
 }
 

@@ -46,8 +46,8 @@ static lt_status try_threads(int n)
         return lt_fail(LT_ENOMEM, "out of memory for a context");
     pthread_attr_init(&attr);
     if (stack > 0)
-        (void)pthread_attr_setstacksize(&attr, stack); /* if too small, the default stays, as in
-                                                        * OpenMP */
+        /* if too small, the default stays, as in OpenMP */
+        (void)pthread_attr_setstacksize(&attr, stack);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_mutex_lock(&gate);
@@ -61,8 +61,10 @@ static lt_status try_threads(int n)
     free(threads);
     if (made == n)
         return LT_OK;
-    return lt_fail(LT_ENOMEM, "the system has no room for the %d threads of a context: %s; use "
-                   "fewer threads", n + 1, strerror(error));
+    return lt_fail(LT_ENOMEM,
+                   "the system has no room for the %d threads of a context: %s; use "
+                   "fewer threads",
+                   n + 1, strerror(error));
 }
 
 lt_status lt__start_threads(int n)

@@ -19,7 +19,7 @@ enum { ROOM = 1 << 16, LINE = 256 };
 struct lt_trace {
     pthread_mutex_t lock;
     int file, rank;
-    double base;        /* add to lt__seconds() to get the time of day, which all ranks share */
+    double base; /* add to lt__seconds() to get the time of day, which all ranks share */
     size_t used;
     char text[ROOM];
 };
@@ -83,11 +83,15 @@ static void add_line(struct lt_trace *t, const char *format, ...)
 static void name_rank(struct lt_trace *t)
 {
     static const char *const tracks[] = {"steps", "compute", "communication"};
-    add_line(t, "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank "
-             "%d\"}},\n", t->rank, t->rank);
+    add_line(t,
+             "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank "
+             "%d\"}},\n",
+             t->rank, t->rank);
     for (int i = 0; i < (int)(sizeof tracks / sizeof *tracks); i++)
-        add_line(t, "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name"
-                 "\":\"%s\"}},\n", t->rank, i, tracks[i]);
+        add_line(t,
+                 "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name"
+                 "\":\"%s\"}},\n",
+                 t->rank, i, tracks[i]);
 }
 
 lt_status lt_trace_to(lt_ctx *ctx, const char *path, int rank)
@@ -116,8 +120,10 @@ void lt_trace(lt_ctx *ctx, lt_track track, const char *name, double start, doubl
 {
     struct lt_trace *t = ctx->trace;
     if (t)
-        add_line(t, "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.1f,\"dur\":%.1f"
-                 "},\n", name, t->rank, (int)track, 1e6 * (t->base + start), 1e6 * seconds);
+        add_line(t,
+                 "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.1f,\"dur\":%.1f"
+                 "},\n",
+                 name, t->rank, (int)track, 1e6 * (t->base + start), 1e6 * seconds);
 }
 
 void lt__trace_close(lt_ctx *ctx)

@@ -48,8 +48,8 @@ typedef struct slot { /* a batch in preparation */
     lt_tensor *x, *y;
     lt_storage *stage[2];         /* pinned memory for x and y, reused by each batch of the slot */
     lt_tensor *there_x, *there_y; /* copies on the accelerator, once uploaded */
-    uint64_t mark;                /* behind the upload; also of the slot's previous batch, until its
-                                   * memory is free */
+    /* behind the upload; also of the slot's previous batch, until its memory is free */
+    uint64_t mark;
     chunk *chunks;
     int n_chunks, n_open; /* all chunks, and those not completed yet */
 } slot;
@@ -94,8 +94,8 @@ static void make_chunk(const lt_batches *b, chunk *p, lt_sample_buffers *buffers
     p->status = LT_OK;
     for (int64_t i = 0; i < p->count && p->status == LT_OK; i++) {
         int64_t sample = order ? order[p->first + i] : p->first + i;
-        p->status = lt__sample_make(&b->spec, sample, buffers, p->x + (size_t)i * image_bytes,
-                                    &p->y[i]);
+        p->status =
+            lt__sample_make(&b->spec, sample, buffers, p->x + (size_t)i * image_bytes, &p->y[i]);
     }
     if (p->status != LT_OK)
         snprintf(p->message, sizeof p->message, "%s", lt_errmsg());
@@ -123,8 +123,8 @@ static void start_workers(lt_batches *b)
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     for (; b->n_started < b->n_workers && !error; b->n_started += !error)
-        error = pthread_create(&b->workers[b->n_started].thread, NULL, work,
-                               &b->workers[b->n_started]);
+        error =
+            pthread_create(&b->workers[b->n_started].thread, NULL, work, &b->workers[b->n_started]);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (!error)
         return;
@@ -254,8 +254,7 @@ static lt_status arrive(const lt_batches *b, slot *s)
 /* Cuts a batch into chunks; first is the position of its first image in the order. */
 static void cut(const lt_batches *b, slot *s, int64_t first, int64_t count)
 {
-    size_t image_bytes = (size_t)(lt_count(s->x) / count) *
-                         lt_dtype_bytes(b->spec.options.dtype);
+    size_t image_bytes = (size_t)(lt_count(s->x) / count) * lt_dtype_bytes(b->spec.options.dtype);
     s->n_chunks = 0;
     for (int64_t done = 0; done < count; done += CHUNK)
         s->chunks[s->n_chunks++] = (chunk){.first = first + done,
@@ -272,8 +271,8 @@ static lt_status plan(lt_batches *b)
     slot *s = &b->slots[(b->head + b->busy) % b->n_slots];
     const lt_source *source = b->spec.source;
     int64_t left = b->n - b->planned, all = left < b->batch ? left : b->batch, first, count;
-    lt_shard(all, b->spec.options.grain, b->spec.options.rank + b->shard,
-             b->spec.options.ranks, &first, &count);
+    lt_shard(all, b->spec.options.grain, b->spec.options.rank + b->shard, b->spec.options.ranks,
+             &first, &count);
     if (count == 0) {
         first = 0;
         count = 1;
@@ -349,7 +348,8 @@ static lt_tensor *normalised(const lt_batches *b, lt_tensor *bytes)
     lt_device *device = b->ctx->device;
     size_t each = lt_dtype_bytes((lt_dtype)b->there->dtype);
     lt_tensor *x = bytes ? lt__tensor_new(b->ctx, device, (lt_dtype)b->there->dtype, bytes->ndim,
-                                          bytes->dims, false) : NULL;
+                                          bytes->dims, false)
+                         : NULL;
     if (x && device->look_up(device, x->data, bytes->data, b->there->data, each, x->count,
                              x->dims[3]) != LT_OK) {
         lt_release(x);

@@ -16,7 +16,8 @@ static lt_status read_records(const char *path, lt_bytes *file, int64_t *count)
     size_t n;
     LT_TRY(lt__read_whole(path, INT_MAX, file, &n));
     if (n == 0 || n % RECORD != 0)
-        return lt_fail(LT_EDATA, "%s is no file of CIFAR-10, or cut short: it has %zu bytes, which "
+        return lt_fail(LT_EDATA,
+                       "%s is no file of CIFAR-10, or cut short: it has %zu bytes, which "
                        "is no multiple of %d, the length of a record; fetch it again",
                        LT_SHOW(path), n, RECORD);
     *count = (int64_t)(n / RECORD);

@@ -89,32 +89,33 @@ LT_API void lt_shard(int64_t rows, int64_t grain, int rank, int ranks, int64_t *
 typedef struct lt_batch_options { /* zero selects the default, if there is one */
     int64_t batch;                /* images per batch (the last may have fewer); required */
     bool shuffle;                 /* default: in source order */
-    uint64_t epoch;               /* with the context's seed, determines the order and the random
-                                   * augmentation */
-    int64_t first;                /* number of images of the epoch to skip, to resume a pass */
-    int rank, ranks;              /* each batch is reduced to the shard of this rank; if that has no
-                                   * rows, to the first row of the batch. ranks = 0: whole
-                                   * batches */
-    int shards;                   /* number of consecutive shards per batch, from rank on, each
-                                   * returned as a batch of its own; 0: 1 */
-    int64_t grain;                /* rows that stay together in a shard; 0: 1 */
-    lt_dtype dtype;               /* of the returned images: a float dtype; or u8, for raw bytes of
-                                   * a u8 source */
+    /* with the context's seed, determines the order and the random augmentation */
+    uint64_t epoch;
+    int64_t first; /* number of images of the epoch to skip, to resume a pass */
+    /* each batch is reduced to the shard of this rank; if that has no rows, to the first row of the
+     * batch. ranks = 0: whole batches */
+    int rank, ranks;
+    /* number of consecutive shards per batch, from rank on, each returned as a batch of its own; 0:
+     * 1 */
+    int shards;
+    int64_t grain; /* rows that stay together in a shard; 0: 1 */
+    /* of the returned images: a float dtype; or u8, for raw bytes of a u8 source */
+    lt_dtype dtype;
     double mean[LT_MAX_CHANNELS]; /* per channel */
     double std[LT_MAX_CHANNELS];  /* per channel; 0 means 1 */
 
     /* Augmentation of sample i; its random choices are a function of (seed, epoch, i). */
     int64_t crop; /* shift by up to this many pixels per axis; black fills the border */
     bool flip;    /* mirror left to right, with probability 1/2 */
-    double area; /* random crop with at least this fraction of the image's area and an aspect ratio
-                  * from 3/4 to 4/3, resized to the full size (Szegedy et al., Going Deeper with
-                  * Convolutions, 2014, use 0.08). 0 means 1: the whole image. Requires u8 images;
-                  * excludes crop */
+    /* random crop with at least this fraction of the image's area and an aspect ratio from 3/4 to
+     * 4/3, resized to the full size (Szegedy et al., Going Deeper with Convolutions, 2014, use
+     * 0.08). 0 means 1: the whole image. Requires u8 images; excludes crop */
+    double area;
 
-    int workers; /* worker threads that prepare batches ahead. Default: 1 for images in memory, the
-                  * number of CPUs for other sources. Negative: none; lt_batches_next() does the
-                  * work. If fewer threads can be started, a warning is logged and the pass
-                  * continues with those */
+    /* worker threads that prepare batches ahead. Default: 1 for images in memory, the number of
+     * CPUs for other sources. Negative: none; lt_batches_next() does the work. If fewer threads can
+     * be started, a warning is logged and the pass continues with those */
+    int workers;
 } lt_batch_options;
 
 /* One pass over a source. */

@@ -29,7 +29,7 @@ typedef struct list {
 
 typedef struct folder {
     lt_source base;
-    bool sized;        /* all images must have the size of the source */
+    bool sized; /* all images must have the size of the source */
     char *path;
     list classes, images;
     char *names;
@@ -199,8 +199,10 @@ static lt_status list_all(folder *f)
     left_out l = {0};
     LT_TRY(list_folder(f, f->path, -1, &l));
     if (f->classes.n == 0)
-        return lt_fail(LT_EDATA, "%s has no class: its images want to be in folders, as in "
-                       "%s/CLASS/NAME.jpg", LT_SHOW(f->path), LT_SHOW(f->path));
+        return lt_fail(LT_EDATA,
+                       "%s has no class: its images want to be in folders, as in "
+                       "%s/CLASS/NAME.jpg",
+                       LT_SHOW(f->path), LT_SHOW(f->path));
     sort(f, f->classes.items, f->classes.n);
     for (int64_t i = 0; i < f->classes.n; i++)
         LT_TRY(list_class(f, i, &l));
@@ -224,10 +226,11 @@ static lt_status read_image(const lt_source *source, int64_t i, lt_sample_buffer
     LT_TRY(lt__read_whole(path, INT_MAX, &buffers->file, &n));
     LT_TRY(lt__image_decode(path, buffers->file.data, n, (int)source->c, buffers, image));
     if (f->sized && (image->h != source->h || image->w != source->w))
-        return lt_fail(LT_EDATA, "%s has %lldx%lld pixels (height x width), the first image has "
-                       "%lldx%lld; name a size that all are brought to", LT_SHOW(path),
-                       (long long)image->h, (long long)image->w, (long long)source->h,
-                       (long long)source->w);
+        return lt_fail(LT_EDATA,
+                       "%s has %lldx%lld pixels (height x width), the first image has "
+                       "%lldx%lld; name a size that all are brought to",
+                       LT_SHOW(path), (long long)image->h, (long long)image->w,
+                       (long long)source->h, (long long)source->w);
     *label = file->class;
     return LT_OK;
 }
@@ -283,9 +286,10 @@ lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height, int64
 {
     if (height < 0 || width < 0 || height > LT_MAX_SIDE || width > LT_MAX_SIDE ||
         (height == 0) != (width == 0) || (channels != 1 && channels != 3)) {
-        lt_fail(LT_EINVAL, "images: height x width wants a size of at most %dx%d, or 0x0 for that "
-                "of the files, and channels 1 or 3; they are %lldx%lld and %d", LT_MAX_SIDE,
-                LT_MAX_SIDE, (long long)height, (long long)width, channels);
+        lt_fail(LT_EINVAL,
+                "images: height x width wants a size of at most %dx%d, or 0x0 for that "
+                "of the files, and channels 1 or 3; they are %lldx%lld and %d",
+                LT_MAX_SIDE, LT_MAX_SIDE, (long long)height, (long long)width, channels);
         return NULL;
     }
     folder *f = calloc(1, sizeof *f);
@@ -294,9 +298,15 @@ lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height, int64
         no_memory();
         return NULL;
     }
-    f->base = (lt_source){.ctx = lt__ctx_retain(ctx), .h = height, .w = width, .c = channels,
-                          .dtype = LT_U8, .in_files = true, .read = read_image,
-                          .class_name = class_name, .digest_labels = digest_labels,
+    f->base = (lt_source){.ctx = lt__ctx_retain(ctx),
+                          .h = height,
+                          .w = width,
+                          .c = channels,
+                          .dtype = LT_U8,
+                          .in_files = true,
+                          .read = read_image,
+                          .class_name = class_name,
+                          .digest_labels = digest_labels,
                           .free = free_folder};
     atomic_init(&f->base.refs, 1);
     if (list_all(f) != LT_OK || (height == 0 && take_size_of_first(f) != LT_OK)) {

@@ -16,8 +16,8 @@ typedef struct header {
     lt_dtype dtype;
     int ndim;
     int64_t dims[LT_MAX_DIMS];
-    size_t bytes;                  /* length of the header */
-    size_t data_bytes;             /* length of the data according to the header */
+    size_t bytes;      /* length of the header */
+    size_t data_bytes; /* length of the data according to the header */
 } header;
 
 /* Reports an error of zlib. Its message starts with zlib's name for the file descriptor, which is
@@ -33,8 +33,7 @@ static lt_status read_failed(gzFile file, const char *path)
 }
 
 /* Reads up to `bytes` bytes, fewer only at the end of the file. Stores the number read in *got. */
-static lt_status read_up_to(gzFile file, const char *path, void *buffer, size_t bytes,
-                            size_t *got)
+static lt_status read_up_to(gzFile file, const char *path, void *buffer, size_t bytes, size_t *got)
 {
     enum { MOST = 1 << 30 }; /* gzread counts in int */
     *got = 0;
@@ -68,13 +67,15 @@ static lt_status read_header(gzFile file, const char *path, header *h)
     case 0x0d: h->dtype = LT_F32; break;
     case 0x0e: h->dtype = LT_F64; break;
     default:
-        return lt_fail(LT_EDATA, "%s holds elements of IDX type 0x%02x; luatrain reads 0x08 (u8), "
-                       "0x0c (i32), 0x0d (f32) and 0x0e (f64)", LT_SHOW(path), magic[2]);
+        return lt_fail(LT_EDATA,
+                       "%s holds elements of IDX type 0x%02x; luatrain reads 0x08 (u8), "
+                       "0x0c (i32), 0x0d (f32) and 0x0e (f64)",
+                       LT_SHOW(path), magic[2]);
     }
     h->ndim = magic[3];
     if (h->ndim < 1 || h->ndim > LT_MAX_DIMS)
-        return lt_fail(LT_EDATA, "%s has %d dims, luatrain reads 1 to %d", LT_SHOW(path),
-                       h->ndim, LT_MAX_DIMS);
+        return lt_fail(LT_EDATA, "%s has %d dims, luatrain reads 1 to %d", LT_SHOW(path), h->ndim,
+                       LT_MAX_DIMS);
     LT_TRY(read_up_to(file, path, sizes, 4 * (size_t)h->ndim, &got));
     if (got < 4 * (size_t)h->ndim)
         return lt_fail(LT_EDATA, "%s ends inside its header; fetch it again", LT_SHOW(path));
@@ -84,8 +85,7 @@ static lt_status read_header(gzFile file, const char *path, header *h)
         const unsigned char *s = sizes + 4 * i;
         h->dims[i] = (int64_t)s[0] << 24 | s[1] << 16 | s[2] << 8 | s[3];
         if (h->dims[i] == 0)
-            return lt_fail(LT_EDATA, "%s is empty: axis %d has 0 elements", LT_SHOW(path),
-                           i + 1);
+            return lt_fail(LT_EDATA, "%s is empty: axis %d has 0 elements", LT_SHOW(path), i + 1);
         if (__builtin_mul_overflow(h->data_bytes, (size_t)h->dims[i], &h->data_bytes))
             return lt_fail(LT_EDATA, "%s promises more elements than any file can hold",
                            LT_SHOW(path));

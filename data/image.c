@@ -68,8 +68,10 @@ static lt_status check_size(uint64_t height, uint64_t width)
     if (h == 0 || w == 0)
         return lt_fail(LT_EDATA, "its header says %llux%llu pixels (height x width)", h, w);
     if (h > MAX_PIXELS / w)
-        return lt_fail(LT_EDATA, "it has %llux%llu pixels (height x width), luatrain takes at "
-                       "most 64 million", h, w);
+        return lt_fail(LT_EDATA,
+                       "it has %llux%llu pixels (height x width), luatrain takes at "
+                       "most 64 million",
+                       h, w);
     return LT_OK;
 }
 
@@ -77,9 +79,10 @@ static lt_status check_size(uint64_t height, uint64_t width)
 static lt_status check_bytes(uint64_t height, uint64_t width, uint64_t least, size_t n)
 {
     if (least > n)
-        return lt_fail(LT_EDATA, "its header promises %llux%llu pixels (height x width), more "
-                       "than %zu bytes can hold", (unsigned long long)height,
-                       (unsigned long long)width, n);
+        return lt_fail(LT_EDATA,
+                       "its header promises %llux%llu pixels (height x width), more "
+                       "than %zu bytes can hold",
+                       (unsigned long long)height, (unsigned long long)width, n);
     return LT_OK;
 }
 
@@ -99,9 +102,15 @@ static const uint8_t png_signature[8] = {137, 'P', 'N', 'G', 13, 10, 26, 10};
  * to at most 1032. */
 static lt_status see_header(const uint8_t *p, size_t n)
 {
-    static const struct { uint8_t colours, depths; /* depths: sum of the allowed bit depths */
-    } types[] = {{1, 1 + 2 + 4 + 8 + 16}, {0, 0}, {3, 8 + 16}, {1, 1 + 2 + 4 + 8}, {2, 8 + 16},
-                 {0, 0}, {4, 8 + 16}};
+    static const struct {
+        uint8_t colours, depths; /* depths: sum of the allowed bit depths */
+    } types[] = {{1, 1 + 2 + 4 + 8 + 16},
+                 {0, 0},
+                 {3, 8 + 16},
+                 {1, 1 + 2 + 4 + 8},
+                 {2, 8 + 16},
+                 {0, 0},
+                 {4, 8 + 16}};
     uint64_t w = read32(p), h = read32(p + 4), bits = p[8], type = p[9];
     if (type >= sizeof types / sizeof *types || bits == 0 || (bits & (bits - 1)) != 0 ||
         !(types[type].depths & bits))
@@ -109,9 +118,11 @@ static lt_status see_header(const uint8_t *p, size_t n)
     LT_TRY(check_size(h, w));
     uint64_t rows = h * ((w * bits * types[type].colours + 7) / 8 + 1);
     if (rows > MAX_BYTES)
-        return lt_fail(LT_EDATA, "its %llux%llu pixels (height x width) are %llu bytes, luatrain "
-                       "takes a PNG of at most %d", (unsigned long long)h, (unsigned long long)w,
-                       (unsigned long long)rows, MAX_BYTES);
+        return lt_fail(LT_EDATA,
+                       "its %llux%llu pixels (height x width) are %llu bytes, luatrain "
+                       "takes a PNG of at most %d",
+                       (unsigned long long)h, (unsigned long long)w, (unsigned long long)rows,
+                       MAX_BYTES);
     return check_bytes(h, w, rows / 1032, n);
 }
 
@@ -125,8 +136,10 @@ static lt_status check_png(const uint8_t *p, size_t n)
             return cut_short("PNG", "chunk IEND at its end");
         const uint8_t *chunk = p + at + 4;
         if (crc32(0, chunk, (uInt)length + 4) != read32(chunk + 4 + length))
-            return lt_fail(LT_EDATA, "the checksum of the PNG chunk at byte %zu is wrong; "
-                           "fetch it again", at);
+            return lt_fail(LT_EDATA,
+                           "the checksum of the PNG chunk at byte %zu is wrong; "
+                           "fetch it again",
+                           at);
         bool is_header = memcmp(chunk, "IHDR", 4) == 0;
         if (is_header != (at == sizeof png_signature) || (is_header && length != 13))
             return lt_fail(LT_EDATA, "a PNG has one header, at its beginning; this one has not");
@@ -136,38 +149,51 @@ static lt_status check_png(const uint8_t *p, size_t n)
             return LT_OK;
         else if (memcmp(chunk, "IDAT", 4) == 0 && length == 0 && !has_data)
             return lt_fail(LT_EDATA, "the first IDAT chunk of the PNG is empty; save the image "
-                           "again");
+                                     "again");
         else if (memcmp(chunk, "IDAT", 4) == 0)
             has_data = true;
         else if (!(chunk[0] & 32) && memcmp(chunk, "PLTE", 4) != 0)
-            return lt_fail(LT_EDATA, "luatrain does not know the PNG chunk at byte %zu, without "
-                           "which it cannot be decoded", at);
+            return lt_fail(LT_EDATA,
+                           "luatrain does not know the PNG chunk at byte %zu, without "
+                           "which it cannot be decoded",
+                           at);
     }
 }
 
 /* ==== JPEG ==================================================================================== */
 
 /* Standard: ITU-T T.81. */
-enum { SOF0 = 0xc0, SOF2 = 0xc2, DHT = 0xc4, SOF15 = 0xcf, RST0 = 0xd0, RST7 = 0xd7, SOI = 0xd8,
-       EOI = 0xd9, SOS = 0xda, DQT = 0xdb, APP14 = 0xee };
+enum {
+    SOF0 = 0xc0,
+    SOF2 = 0xc2,
+    DHT = 0xc4,
+    SOF15 = 0xcf,
+    RST0 = 0xd0,
+    RST7 = 0xd7,
+    SOI = 0xd8,
+    EOI = 0xd9,
+    SOS = 0xda,
+    DQT = 0xdb,
+    APP14 = 0xee
+};
 
-enum { DC, AC, QUANTIZATION };          /* kinds of tables */
+enum { DC, AC, QUANTIZATION }; /* kinds of tables */
 
 enum { MAX_SCANS = 100, MAX_VISITS = 64 }; /* MAX_VISITS: block visits per byte of the file */
 
 typedef struct jpeg {
-    unsigned tables;                    /* defined so far: bit 4 * kind + number */
+    unsigned tables; /* defined so far: bit 4 * kind + number */
     uint64_t height, width;
-    int components;                     /* 0 before the frame header */
-    uint8_t id[4], quantization[4];     /* per component */
-    unsigned across[4], down[4];        /* sampling factors: blocks per interleaved unit */
-    unsigned most_across, most_down;    /* maxima of these */
+    int components;                  /* 0 before the frame header */
+    uint8_t id[4], quantization[4];  /* per component */
+    unsigned across[4], down[4];     /* sampling factors: blocks per interleaved unit */
+    unsigned most_across, most_down; /* maxima of these */
     bool progressive;
-    unsigned scanned;                   /* bit i: component i was in a scan */
+    unsigned scanned; /* bit i: component i was in a scan */
     int scans;
-    uint64_t visits;                    /* block visits of all scans */
-    uint64_t bits;                      /* visits that read at least one bit */
-    bool adobe;                         /* has Adobe's segment: says what 4 components mean */
+    uint64_t visits; /* block visits of all scans */
+    uint64_t bits;   /* visits that read at least one bit */
+    bool adobe;      /* has Adobe's segment: says what 4 components mean */
 } jpeg;
 
 static lt_status damaged(const char *what)
@@ -179,7 +205,7 @@ static lt_status see_frame(jpeg *j, int marker, const uint8_t *p, size_t bytes)
 {
     if (marker > SOF2)
         return lt_fail(LT_EDATA, "it is a lossless, hierarchical or arithmetic JPEG; luatrain "
-                       "reads baseline and progressive ones");
+                                 "reads baseline and progressive ones");
     if (j->components || bytes < 6 || bytes != 6 + 3 * (size_t)p[5])
         return damaged("frame header");
     if (p[0] != 8)
@@ -244,8 +270,8 @@ static uint64_t blocks_of(const jpeg *j, int i, bool alone)
     if (alone)
         return units(units(j->width * j->across[i], j->most_across), 8) *
                units(units(j->height * j->down[i], j->most_down), 8);
-    return units(j->width, 8 * j->most_across) * j->across[i] *
-           units(j->height, 8 * j->most_down) * j->down[i];
+    return units(j->width, 8 * j->most_across) * j->across[i] * units(j->height, 8 * j->most_down) *
+           j->down[i];
 }
 
 /* Each scan of a progressive JPEG visits all blocks of its components. A block takes at least one
@@ -259,10 +285,10 @@ static lt_status check_work(const jpeg *j, size_t n)
                        MAX_SCANS, MAX_SCANS);
     LT_TRY(check_bytes(j->height, j->width, j->bits / 8, n));
     if (j->visits / MAX_VISITS > n)
-        return lt_fail(LT_EDATA, "its first %d scans visit %llu blocks of 8x8 pixels, luatrain "
+        return lt_fail(LT_EDATA,
+                       "its first %d scans visit %llu blocks of 8x8 pixels, luatrain "
                        "takes at most %d for each of its %zu bytes; save it with fewer scans",
-                       j->scans,
-                       (unsigned long long)j->visits, MAX_VISITS, n);
+                       j->scans, (unsigned long long)j->visits, MAX_VISITS, n);
     return LT_OK;
 }
 
@@ -326,7 +352,7 @@ static lt_status check_jpeg(const uint8_t *p, size_t n)
         return lt_fail(LT_EDATA, "the JPEG ends before all of its colours have come");
     if (j.components == 4 && !j.adobe)
         return lt_fail(LT_EDATA, "the JPEG has four colours and does not say which (Adobe's "
-                       "segment is missing)");
+                                 "segment is missing)");
     return LT_OK;
 }
 

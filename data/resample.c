@@ -16,8 +16,10 @@
 
 typedef struct axis { /* for each of n output positions: the input pixels and weights */
     int64_t n, most;
-    struct taps { int64_t first, count; } *taps; /* (n) ranges of at most `most` input pixels */
-    float *weights;                              /* (n, most) */
+    struct taps {
+        int64_t first, count;
+    } * taps;       /* (n) ranges of at most `most` input pixels */
+    float *weights; /* (n, most) */
 } axis;
 
 static double shrink(double length, int64_t n) { return fmax(length / (double)n, 1); }
@@ -36,8 +38,7 @@ static void weigh(axis *a, int64_t size, double begin, double length)
         for (int64_t k = first; k < end; k++)
             sum += fmax(1 - fabs((double)k + 0.5 - centre) / reach, 0);
         for (int64_t k = first; k < end; k++)
-            weights[k - first] =
-                (float)(fmax(1 - fabs((double)k + 0.5 - centre) / reach, 0) / sum);
+            weights[k - first] = (float)(fmax(1 - fabs((double)k + 0.5 - centre) / reach, 0) / sum);
         a->taps[i] = (struct taps){first, end - first};
     }
 }
@@ -96,8 +97,8 @@ lt_status lt__resample(const lt_image *image, lt_crop crop, int64_t h, int64_t w
         memset(sum, 0, (size_t)length * sizeof *sum);
         for (int64_t k = 0; k < y.taps[i].count; k++)
             add_row(sum,
-                    (const uint8_t *)image->pixels +
-                        (y.taps[i].first + k) * image->w * image->c + begin,
+                    (const uint8_t *)image->pixels + (y.taps[i].first + k) * image->w * image->c +
+                        begin,
                     y.weights[i * y.most + k], length);
         put_row(&x, sum, image->c, block + i * w * image->c);
     }

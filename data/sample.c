@@ -39,7 +39,7 @@ static lt_crop random_crop(const lt_image *image, double least, const uint32_t w
     aspect = fmin(fmax(aspect, area / (height * height)), width * width / area);
     double h = fmin(sqrt(area / aspect), height), w = fmin(sqrt(area * aspect), width);
     return (lt_crop){draw_between(word[2], 0, height - h), draw_between(word[3], 0, width - w), h,
-                       w};
+                     w};
 }
 
 /* The centre of the image, with a margin of 1/16 at each side of its tighter axis: 224 of 256

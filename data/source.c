@@ -87,9 +87,11 @@ lt_source *lt_source_sized(lt_source *source, int64_t height, int64_t width)
 {
     if (source->dtype != LT_U8 || height < 1 || width < 1 || height > LT_MAX_SIDE ||
         width > LT_MAX_SIDE) {
-        lt_fail(LT_EINVAL, "data: images can be brought to a size of 1x1 to %dx%d if they are u8; "
-                "these are %s, and the size is %lldx%lld", LT_MAX_SIDE, LT_MAX_SIDE,
-                lt_dtype_name(source->dtype), (long long)height, (long long)width);
+        lt_fail(LT_EINVAL,
+                "data: images can be brought to a size of 1x1 to %dx%d if they are u8; "
+                "these are %s, and the size is %lldx%lld",
+                LT_MAX_SIDE, LT_MAX_SIDE, lt_dtype_name(source->dtype), (long long)height,
+                (long long)width);
         return NULL;
     }
     sized *s = malloc(sizeof *s);
@@ -98,11 +100,18 @@ lt_source *lt_source_sized(lt_source *source, int64_t height, int64_t width)
         return NULL;
     }
     s->of = lt_source_retain(source);
-    s->base = (lt_source){.ctx = lt__ctx_retain(source->ctx), .count = source->count, .h = height,
-                          .w = width, .c = source->c, .classes = source->classes, .dtype = LT_U8,
+    s->base = (lt_source){.ctx = lt__ctx_retain(source->ctx),
+                          .count = source->count,
+                          .h = height,
+                          .w = width,
+                          .c = source->c,
+                          .classes = source->classes,
+                          .dtype = LT_U8,
                           .in_files = true, /* resizing is slow too */
-                          .read = read_sized, .class_name = sized_class,
-                          .digest_labels = sized_labels, .free = free_sized};
+                          .read = read_sized,
+                          .class_name = sized_class,
+                          .digest_labels = sized_labels,
+                          .free = free_sized};
     atomic_init(&s->base.refs, 1);
     return &s->base;
 }
@@ -234,10 +243,15 @@ lt_source *lt_source_tensors(lt_ctx *ctx, lt_tensor *images, lt_tensor *labels)
         return NULL;
     }
     const int64_t *dims = lt_dims(images);
-    t->base = (lt_source){.ctx = lt__ctx_retain(ctx), .count = dims[0], .h = dims[1], .w = dims[2],
+    t->base = (lt_source){.ctx = lt__ctx_retain(ctx),
+                          .count = dims[0],
+                          .h = dims[1],
+                          .w = dims[2],
                           .c = lt_ndim(images) == 4 ? dims[3] : 1,
-                          .dtype = lt_tensor_dtype(images), .read = read_tensors,
-                          .digest_labels = tensor_labels, .free = free_tensors};
+                          .dtype = lt_tensor_dtype(images),
+                          .read = read_tensors,
+                          .digest_labels = tensor_labels,
+                          .free = free_tensors};
     atomic_init(&t->base.refs, 1);
     t->images = view_here(images);
     t->labels = view_here(labels);

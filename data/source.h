@@ -37,10 +37,10 @@ typedef struct lt_sample_buffers {
 
 struct lt_source {
     atomic_int refs;
-    lt_ctx *ctx;       /* kept */
+    lt_ctx *ctx; /* kept */
     int64_t count, h, w, c, classes;
-    lt_dtype dtype;    /* of the images */
-    bool in_files;     /* reading is slow, so use more workers by default */
+    lt_dtype dtype; /* of the images */
+    bool in_files;  /* reading is slow, so use more workers by default */
     /* Reads image i and its label. The pixels are valid until the buffers are used for the next
      * sample. Thread-safe. */
     lt_status (*read)(const lt_source *source, int64_t i, lt_sample_buffers *buffers,

@@ -60,8 +60,10 @@ static lt_status check(uint64_t part, int64_t count, int64_t height, int64_t wid
         return lt_fail(LT_EINVAL, "synthetic data: part wants a number below 2^24, it is %llu",
                        (unsigned long long)part);
     if (height < 1 || width < 1 || height > LT_MAX_SIDE || width > LT_MAX_SIDE)
-        return lt_fail(LT_EINVAL, "synthetic data: images want 1 to %d pixels each way, "
-                       "they are %lldx%lld", LT_MAX_SIDE, (long long)height, (long long)width);
+        return lt_fail(LT_EINVAL,
+                       "synthetic data: images want 1 to %d pixels each way, "
+                       "they are %lldx%lld",
+                       LT_MAX_SIDE, (long long)height, (long long)width);
     if (channels < 1 || channels > LT_MAX_CHANNELS)
         return lt_fail(LT_EINVAL, "synthetic data: images want 1 to %d channels, they have %lld",
                        LT_MAX_CHANNELS, (long long)channels);
@@ -92,10 +94,16 @@ lt_source *lt_source_synthetic(lt_ctx *ctx, uint64_t part, int64_t count, int64_
         return NULL;
     }
     *s = (synthetic){.seed = lt_seed(ctx), .part = part, .radix = find_radix(classes, channels)};
-    s->base = (lt_source){.ctx = lt__ctx_retain(ctx), .count = count, .h = height, .w = width,
-                          .c = channels, .classes = classes, .dtype = LT_U8,
+    s->base = (lt_source){.ctx = lt__ctx_retain(ctx),
+                          .count = count,
+                          .h = height,
+                          .w = width,
+                          .c = channels,
+                          .classes = classes,
+                          .dtype = LT_U8,
                           .in_files = true, /* generating is slow too */
-                          .read = read_synthetic, .free = free_synthetic};
+                          .read = read_synthetic,
+                          .free = free_synthetic};
     atomic_init(&s->base.refs, 1);
     return &s->base;
 }

@@ -110,7 +110,7 @@ lt_status lt__agree_name(lt_reducer *r)
     LT_TRY(lt_reducer_compare(r));
     LT_TRY(compare_step(r));
     return lt_fail(LT_EDESYNC, "the ranks disagree: their optimizers have not had the same "
-                   "settings (lr, momentum, ...) in all steps");
+                               "settings (lr, momentum, ...) in all steps");
 }
 
 /* Appends "parameter 1 (f32 64x3x3x1): " and the first digits of the digest of its values. */

@@ -24,8 +24,8 @@ lt_status lt__bn_layers_register(lt_bn_layers *layers, lt_ctx *ctx)
             return lt_fail(LT_ENOMEM, "out of memory for a reducer");
         layers->list = more;
         more[layers->n++] = (lt_bn_layer){.running_mean = lt_retain(s.running_mean),
-                                     .running_var = lt_retain(s.running_var),
-                                     .channels = s.mean->count};
+                                          .running_var = lt_retain(s.running_var),
+                                          .channels = s.mean->count};
     }
     return LT_OK;
 }
@@ -180,7 +180,7 @@ static lt_status read_layer(const lt_bn_layers *layers, lt_ctx *ctx, const lt_bn
                               (size_t)n->channels * lt_dtype_bytes((lt_dtype)like[i]->dtype));
     if (status == LT_OK)
         status = lt_bn_stats_add(ctx, n->running_mean, n->running_var, stat[0], stat[1],
-                              (int64_t)count, at[MOMENTUM] / count);
+                                 (int64_t)count, at[MOMENTUM] / count);
     lt_release(stat[0]);
     lt_release(stat[1]);
     return status;
@@ -192,7 +192,7 @@ lt_status lt__bn_layers_read(const lt_bn_layers *layers, lt_ctx *ctx, const doub
     for (int k = 0; k < layers->n; at += count_of(&layers->list[k++])) {
         if (at[PLACES] != at[SHARDS] * position_of(&layers->list[k]))
             return lt_fail(LT_EDESYNC, "the ranks disagree: they went through batch norms for the "
-                           "first time in different orders");
+                                       "first time in different orders");
         if (at[COUNT] > 0)
             LT_TRY(read_layer(layers, ctx, &layers->list[k], at));
     }

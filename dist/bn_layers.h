@@ -14,18 +14,18 @@
 typedef struct lt_bn_layer {
     lt_tensor *running_mean, *running_var; /* kept */
     int64_t channels;
-    size_t at;            /* on an accelerator: offset of its rows in lt_bn_layers.staging, bytes */
-    int64_t pending_count;       /* values behind the statistics being downloaded; 0 if none are */
-    lt_dtype dtype;       /* of the statistics being downloaded */
+    size_t at; /* on an accelerator: offset of its rows in lt_bn_layers.staging, bytes */
+    int64_t pending_count; /* values behind the statistics being downloaded; 0 if none are */
+    lt_dtype dtype;        /* of the statistics being downloaded */
 } lt_bn_layer;
 
 typedef struct lt_bn_layers { /* all layers seen, in the same order on all ranks; zeros: none */
     lt_bn_layer *list;
     int n;
-    lt_device *device;    /* the accelerator that has some of them, or NULL */
-    void *staging;            /* CPU memory for copies from and to device */
+    lt_device *device; /* the accelerator that has some of them, or NULL */
+    void *staging;     /* CPU memory for copies from and to device */
     size_t staging_bytes;
-    uint64_t mark;        /* in the stream of device, after the downloads */
+    uint64_t mark; /* in the stream of device, after the downloads */
 } lt_bn_layers;
 
 /* Adds the layers that have pending statistics in ctx and are not in the list. LT_ENOMEM. */

@@ -60,9 +60,9 @@ static lt_dtype wire_of(const lt_reducer *r, lt_dtype dtype)
 typedef struct part {
     int index, first, end;
     lt_planned_bucket *plan;
-    char what[32];            /* "bucket 3" */
-    void *place;              /* address in the arena */
-    double began;             /* time when the sum began */
+    char what[32]; /* "bucket 3" */
+    void *place;   /* address in the arena */
+    double began;  /* time when the sum began */
 } part;
 
 static const lt_bucket_item *item_of(const lt_reducer *r, const part *b, int i)
@@ -73,7 +73,10 @@ static const lt_bucket_item *item_of(const lt_reducer *r, const part *b, int i)
 static lt_packet packet_of(const lt_reducer *r, const part *b, void *data)
 {
     lt_dtype dtype = item_of(r, b, 0)->place.dtype;
-    return (lt_packet){.bucket = b->index, .x = r->sent, .data = data, .dtype = dtype,
+    return (lt_packet){.bucket = b->index,
+                       .x = r->sent,
+                       .data = data,
+                       .dtype = dtype,
                        .count = lt__bucket_plan_span(&r->plan, b->first, b->end),
                        .in_f16 = dtype == LT_F32 && r->config.wire == LT_F16};
 }
@@ -114,8 +117,12 @@ static lt_status sum_on_host(lt_reducer *r, part *b)
         LT_TRY(lt__staging_fetch(&r->staging, b->place, bytes, b->plan->mark, &data));
     b->began = lt__seconds();
     lt_packet packet = gather(r, b, data);
-    lt_sum sum = {.what = b->what, .data = data, .count = packet.count, .dtype = dtype,
-                  .wire = wire_of(r, dtype), .scale = scale_of(r)};
+    lt_sum sum = {.what = b->what,
+                  .data = data,
+                  .count = packet.count,
+                  .dtype = dtype,
+                  .wire = wire_of(r, dtype),
+                  .scale = scale_of(r)};
     bool owns = !is_here || lt__bucket_plan_owns_behind(&r->plan, b->end, r->filter.is.tail);
     LT_TRY(lt__filter_allreduce(&r->filter, r->group, &sum, owns, &packet));
     return is_here ? LT_OK : lt__staging_send(&r->staging, b->place, bytes, b->plan->mark);
@@ -123,7 +130,7 @@ static lt_status sum_on_host(lt_reducer *r, part *b)
 
 /* ==== On accelerators ========================================================================= */
 
-typedef struct device_bucket {        /* a bucket that is summed on the accelerator */
+typedef struct device_bucket { /* a bucket that is summed on the accelerator */
     lt_reducer *r;
     const char *what;
     lt_device_sum sum;
@@ -152,7 +159,7 @@ static lt_status measure_on_device(lt_reducer *r, const part *b, void *data, int
     lt_device_comm *comm = exchange->comm;
     bool finds = r->filter.is.look != NULL;
     lt_status begun = comm->calls->prepare(comm, data, count, item_of(r, b, 0)->place.dtype,
-                                         exchange->zeros, zeros, finds, b->plan->mark);
+                                           exchange->zeros, zeros, finds, b->plan->mark);
     LT_TRY(lt__device_exchange_wait(exchange, r->group, b->what, begun, false));
     if (finds)
         lt__grad_stats_add(stats, (lt_grad_stats){comm->largest, comm->not_finite});
@@ -187,8 +194,8 @@ static lt_status prepare(lt_reducer *r, const part *b, lt_packet *packet)
         if (has(r, it))
             r->sent[packet->n++] = it->x;
         else
-            r->device_exchange.zeros[n++] = (lt_bucket_range){it->place.offset - first,
-                                                              it->x->count};
+            r->device_exchange.zeros[n++] =
+                (lt_bucket_range){it->place.offset - first, it->x->count};
         all_decide &= !only_travels(r, it);
     }
     LT_TRY(measure_on_device(r, b, b->place, packet->count, n, &all));
@@ -207,10 +214,15 @@ static lt_status sum_on_device(lt_reducer *r, part *b)
     lt_dtype wire = wire_of(r, packet.dtype);
     LT_TRY(prepare(r, b, &packet));
     b->began = lt__seconds();
-    device_bucket t = {r, b->what, {.data = b->place, .count = packet.count, .dtype = packet.dtype,
-                            .wire = wire, .scale = scale_of(r),
-                            .on_wire = wire == packet.dtype ? NULL : r->device_exchange.on_wire,
-                            .n_tail = filter->pack ? filter->tail : 0}};
+    device_bucket t = {r,
+                       b->what,
+                       {.data = b->place,
+                        .count = packet.count,
+                        .dtype = packet.dtype,
+                        .wire = wire,
+                        .scale = scale_of(r),
+                        .on_wire = wire == packet.dtype ? NULL : r->device_exchange.on_wire,
+                        .n_tail = filter->pack ? filter->tail : 0}};
     LT_TRY(filter->pack ? lt__filter_send(filter, &packet, send_on_device, &t)
                         : send_on_device(&t, &packet, 0));
     if (!t.sum.on_wire)

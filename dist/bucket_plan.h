@@ -12,33 +12,33 @@ typedef enum lt_grad_state {
     LT_GRAD_READY
 } lt_grad_state; /* of a gradient on this rank; PENDING: the running backward will add to it */
 
-typedef struct lt_bucket_item {  /* a parameter */
-    lt_tensor *x;       /* kept */
+typedef struct lt_bucket_item { /* a parameter */
+    lt_tensor *x;               /* kept */
     lt_grad_place place;
-    int arena;          /* number, in the order of first use; addresses differ between ranks */
+    int arena; /* number, in the order of first use; addresses differ between ranks */
     int bucket;
     lt_grad_state state; /* written by the rank's thread before an exchange, or under the lock */
-    bool frozen;        /* at the first backward of the step */
-    bool has_optim;        /* an optimizer has x, so stats may decide about the step */
-    bool measured;      /* stats are up to date */
+    bool frozen;         /* at the first backward of the step */
+    bool has_optim;      /* an optimizer has x, so stats may decide about the step */
+    bool measured;       /* stats are up to date */
     lt_grad_stats stats; /* of the gradient, if measured */
-    lt_grad_stats stats_before;    /* of the shards already in the tree sums of this step */
-    bool summed;        /* some shard of this step had a gradient */
-    void *leftover;         /* copy of the leftover gradient, restored for each shard; or NULL */
-    bool added;         /* this rank has added to the gradient in this step */
+    lt_grad_stats stats_before; /* of the shards already in the tree sums of this step */
+    bool summed;                /* some shard of this step had a gradient */
+    void *leftover;   /* copy of the leftover gradient, restored for each shard; or NULL */
+    bool added;       /* this rank has added to the gradient in this step */
     bool used;        /* in the last exchange, some rank had a gradient */
-    bool accumulated;         /* in the last exchange, some rank had added to it */
+    bool accumulated; /* in the last exchange, some rank had added to it */
 } lt_bucket_item;
 
 typedef struct lt_planned_bucket {
-    int first, end;     /* items [first, end), all in one arena */
-    int pending;         /* number of pending items in the running backward; under the lock */
-    uint64_t mark;      /* in the accelerator's stream, after the last gradient; under the lock */
-    lt_bucket times;    /* as lt__seconds(), not relative to backward */
+    int first, end;  /* items [first, end), all in one arena */
+    int pending;     /* number of pending items in the running backward; under the lock */
+    uint64_t mark;   /* in the accelerator's stream, after the last gradient; under the lock */
+    lt_bucket times; /* as lt__seconds(), not relative to backward */
 } lt_planned_bucket;
 
-typedef struct lt_bucket_plan {  /* all zeros: no parameters */
-    lt_bucket_item *items;     /* sorted by arena, then offset */
+typedef struct lt_bucket_plan { /* all zeros: no parameters */
+    lt_bucket_item *items;      /* sorted by arena, then offset */
     lt_planned_bucket *buckets; /* in the order of sending, which begins with the last items */
     int n_items, n_buckets, n_arenas;
 } lt_bucket_plan;

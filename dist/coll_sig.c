@@ -21,8 +21,8 @@ lt_coll_sig lt__coll_sig_of_sum(const lt_sum *sum)
 
 bool lt__coll_sigs_match(const lt_coll_sig *a, const lt_coll_sig *b)
 {
-    return a->kind == b->kind && a->root == b->root && a->dtype == b->dtype &&
-           a->wire == b->wire && a->count == b->count && strcmp(a->what, b->what) == 0;
+    return a->kind == b->kind && a->root == b->root && a->dtype == b->dtype && a->wire == b->wire &&
+           a->count == b->count && strcmp(a->what, b->what) == 0;
 }
 
 static const char *describe(const lt_coll_sig *w, char *text, size_t bytes)

@@ -17,9 +17,9 @@ typedef enum lt_coll_kind {
 
 typedef struct lt_coll_sig { /* sent between processes byte by byte */
     lt_coll_kind kind;
-    int root;            /* of a broadcast */
+    int root; /* of a broadcast */
     lt_dtype dtype, wire;
-    int64_t count;       /* elements of a sum; bytes of a broadcast */
+    int64_t count;            /* elements of a sum; bytes of a broadcast */
     char what[LT_WHAT_BYTES]; /* name for messages, such as "bucket 3" */
 } lt_coll_sig;
 

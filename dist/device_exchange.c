@@ -102,11 +102,11 @@ lt_status lt__device_exchange_wait(lt_device_exchange *r, lt_group *group, const
 
 /* ==== The choice ============================================================================== */
 
-typedef struct capability {         /* what a rank tells the others about its accelerator */
+typedef struct capability {        /* what a rank tells the others about its accelerator */
     bool can, timed_out;           /* timed_out: it cannot because other ranks did not arrive */
-    char device[16];          /* "cuda:0" */
+    char device[16];               /* "cuda:0" */
     char name[LT_COMM_NAME_BYTES]; /* unique name of the device */
-    char why[400];            /* the reason if it cannot */
+    char why[400];                 /* the reason if it cannot */
 } capability;
 
 static lt_status exchange_capabilities(lt_group *group, const capability *mine, capability *all)
@@ -178,14 +178,20 @@ static lt_status compare_choices(lt_ctx *ctx, lt_group *group, lt_sum_backend su
     bool there = !ctx->device->is_host;
     int size = lt_group_size(group);
     double on_device = there;
-    lt_sum sum = {.what = "where gradients are summed", .data = &on_device, .count = 1,
-                  .dtype = LT_F64, .wire = LT_F64, .scale = 1};
+    lt_sum sum = {.what = "where gradients are summed",
+                  .data = &on_device,
+                  .count = 1,
+                  .dtype = LT_F64,
+                  .wire = LT_F64,
+                  .scale = 1};
     LT_TRY(lt_group_allreduce(group, &sum));
     int missing = size - (int)on_device;
     *may = missing == 0 && sums != LT_SUM_BACKEND_HOST;
     if (!*may && sums == LT_SUM_BACKEND_NCCL)
-        return lt_fail(LT_EENV, "--sums nccl wants each rank on an accelerator, and %d of %d %s; "
-                       "use --device cuda", missing, size, missing == 1 ? "is not" : "are not");
+        return lt_fail(LT_EENV,
+                       "--sums nccl wants each rank on an accelerator, and %d of %d %s; "
+                       "use --device cuda",
+                       missing, size, missing == 1 ? "is not" : "are not");
     return LT_OK;
 }
 

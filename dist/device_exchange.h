@@ -13,12 +13,12 @@
 
 _Static_assert((int)LT_MAX_TAIL <= (int)LT_COMM_TAIL, "a filter's numbers may go with a sum");
 
-typedef struct lt_device_exchange {     /* all zeros: not chosen yet */
+typedef struct lt_device_exchange { /* all zeros: not chosen yet */
     bool chosen;
-    lt_device_comm *comm;          /* NULL: buckets are summed on the CPU */
-    void *on_wire;            /* on the device: a bucket in the wire dtype */
-    size_t room;              /* bytes of on_wire */
-    lt_bucket_range *zeros;          /* (n_zeros) room for one range per item */
+    lt_device_comm *comm;   /* NULL: buckets are summed on the CPU */
+    void *on_wire;          /* on the device: a bucket in the wire dtype */
+    size_t room;            /* bytes of on_wire */
+    lt_bucket_range *zeros; /* (n_zeros) room for one range per item */
     int n_zeros;
 } lt_device_exchange;
 

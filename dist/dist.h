@@ -74,15 +74,15 @@ LT_API void lt_group_set_threads(lt_group *group, int threads);
  * has failed or has left, and LT_EINVAL for invalid arguments. After a failure, all further
  * collectives fail with the same cause. */
 
-typedef struct lt_sum {  /* data = the sum over all ranks of scale * data, bit-identical on all */
-    const char *what;    /* name for messages, such as "bucket 3". Borrowed */
-    void *data;          /* (count) */
-    int64_t count;       /* elements */
-    lt_dtype dtype;      /* a float dtype, or i64 with scale 1 */
-    lt_dtype wire;       /* f32, f16 or bf16: f32 data is rounded to it before it is sent; for other
-                          * dtypes, dtype itself. f64 and i64 are added as they are, all others in
-                          * f32. Overflow in f16 becomes inf */
-    double scale;        /* of this rank; applied before rounding */
+typedef struct lt_sum { /* data = the sum over all ranks of scale * data, bit-identical on all */
+    const char *what;   /* name for messages, such as "bucket 3". Borrowed */
+    void *data;         /* (count) */
+    int64_t count;      /* elements */
+    lt_dtype dtype;     /* a float dtype, or i64 with scale 1 */
+    /* f32, f16 or bf16: f32 data is rounded to it before it is sent; for other dtypes, dtype
+     * itself. f64 and i64 are added as they are, all others in f32. Overflow in f16 becomes inf */
+    lt_dtype wire;
+    double scale; /* of this rank; applied before rounding */
 } lt_sum;
 
 LT_MUST lt_status lt_group_allreduce(lt_group *group, const lt_sum *sum);
@@ -140,8 +140,8 @@ LT_MUST lt_status lt_group_compare(lt_group *group, const char *what, const char
 /* As lt_group_compare(), for n numbers; n must be equal on all ranks. Numbers may differ by
  * `tolerance` times the largest finite magnitude on rank 0, because the last bits of computed
  * numbers depend on the CPU. */
-LT_MUST lt_status lt_group_compare_numbers(lt_group *group, const char *what,
-                                           const double *numbers, int n, double tolerance);
+LT_MUST lt_status lt_group_compare_numbers(lt_group *group, const char *what, const double *numbers,
+                                           int n, double tolerance);
 
 /* ==== The reducer ============================================================================= */
 
@@ -182,26 +182,27 @@ LT_MUST lt_status lt_group_compare_numbers(lt_group *group, const char *what,
  * diverge. This is not checked. */
 typedef struct lt_reducer lt_reducer;
 
-typedef enum lt_sum_backend {      /* where gradients on accelerators are summed */
-    LT_SUM_BACKEND_AUTO,             /* on accelerators if possible; if not, rank 0 logs why */
-    LT_SUM_BACKEND_HOST,             /* on the CPU */
-    LT_SUM_BACKEND_NCCL              /* on accelerators; an error if that is not possible */
+/* where gradients on accelerators are summed */
+typedef enum lt_sum_backend {
+    LT_SUM_BACKEND_AUTO, /* on accelerators if possible; if not, rank 0 logs why */
+    LT_SUM_BACKEND_HOST, /* on the CPU */
+    LT_SUM_BACKEND_NCCL  /* on accelerators; an error if that is not possible */
 } lt_sum_backend;
 
 typedef struct lt_reducer_config { /* zero means default */
     size_t first_bucket, bucket;   /* bytes at most; defaults: 1 MiB for the first, 8 for others */
     lt_dtype wire;                 /* dtype in which f32 gradients travel; same on all ranks */
-    lt_sum_backend sum_backend;                  /* the same on all ranks */
+    lt_sum_backend sum_backend;    /* the same on all ranks */
     bool blocking;                 /* send nothing before the optimizer step */
-    bool no_sync; /* send nothing at all, so the weights of the ranks diverge. For measuring
-                   * the cost of synchronization */
-    int vranks;                    /* number of shards of a step, a power of two, or 0. A rank
-                                    * computes its shards one after the other: for each it sets the
-                                    * share, runs backward and calls the optimizer step, and only
-                                    * the call for the last shard takes a step. Weights are then
-                                    * bit-identical for any number of ranks. Another backward of a
-                                    * shard after its optimizer step is LT_EUSAGE. 0: one shard for
-                                    * each rank, and sending overlaps with backward */
+    /* send nothing at all, so the weights of the ranks diverge. For measuring the cost of
+     * synchronization */
+    bool no_sync;
+    /* number of shards of a step, a power of two, or 0. A rank computes its shards one after the
+     * other: for each it sets the share, runs backward and calls the optimizer step, and only the
+     * call for the last shard takes a step. Weights are then bit-identical for any number of ranks.
+     * Another backward of a shard after its optimizer step is LT_EUSAGE. 0: one shard for each
+     * rank, and sending overlaps with backward */
+    int vranks;
 } lt_reducer_config;
 
 /* Makes a reducer, which sets the gradient slots of ctx (lt_set_grad_slots()). ctx is kept; the
@@ -243,10 +244,10 @@ LT_MUST lt_status lt_reducer_sum(void *reducer, double *numbers, int64_t n, bool
 LT_API void lt_reducer_expect_backwards(lt_reducer *reducer, int backwards);
 
 typedef struct lt_reduced_step { /* the last step whose gradients were exchanged */
-    double loss;            /* mean over the global batch, added over the backwards of the step */
-    int stop_reason;        /* of the first rank with a stop request, or 0; see lt_stop() */
-    int buckets;            /* number of buckets sent */
-    double waited;          /* seconds that the optimizer step waited for the exchange */
+    double loss;     /* mean over the global batch, added over the backwards of the step */
+    int stop_reason; /* of the first rank with a stop request, or 0; see lt_stop() */
+    int buckets;     /* number of buckets sent */
+    double waited;   /* seconds that the optimizer step waited for the exchange */
 } lt_reduced_step;
 LT_API lt_reduced_step lt_reducer_last(const lt_reducer *reducer);
 
@@ -266,32 +267,36 @@ LT_API bool lt_reducer_bucket(const lt_reducer *reducer, int i, lt_bucket *bucke
  * bucket by a power of two, so that its values fit f16. If the sum overflows all the same, the
  * filter can have the bucket sent again. */
 enum {
-    LT_MAX_TAIL = 256,  /* numbers in a tail */
-    LT_MAX_RESENDS = 4  /* of one bucket in one exchange */
+    LT_MAX_TAIL = 256, /* numbers in a tail */
+    LT_MAX_RESENDS = 4 /* of one bucket in one exchange */
 };
 
-typedef struct lt_packet {      /* a bucket in an allreduce */
-    int bucket;                 /* index, in the order of sending */
-    lt_tensor *const *x;        /* (n) parameters with a gradient of this rank in it. Borrowed */
+typedef struct lt_packet { /* a bucket in an allreduce */
+    int bucket;            /* index, in the order of sending */
+    lt_tensor *const *x;   /* (n) parameters with a gradient of this rank in it. Borrowed */
     int n;
-    lt_grad_stats stats; /* of the gradients of x that decide about the step: an optimizer
-                          * has the parameter, and some rank has added to its gradient */
-    double largest;             /* if in_f16: largest finite magnitude in all gradients of x */
-    const void *data;           /* (count) gradients of this rank; in unpack(), the sums over all
-                                 * ranks. NULL if they stay on an accelerator */
+    /* of the gradients of x that decide about the step: an optimizer has the parameter, and some
+     * rank has added to its gradient */
+    lt_grad_stats stats;
+    double largest; /* if in_f16: largest finite magnitude in all gradients of x */
+    /* (count) gradients of this rank; in unpack(), the sums over all ranks. NULL if they stay on an
+     * accelerator */
+    const void *data;
     int64_t count;
     lt_dtype dtype;
-    bool in_f16;                /* the bucket travels in f16, which overflows at 2^16 */
-    int sent;                   /* number of times it has been sent before */
-    int exponent;               /* pack() may set it if in_f16, to the same value on all ranks: the
-                                 * bucket is multiplied by 2^exponent while it travels */
-    float tail[LT_MAX_TAIL];   /* pack() writes it; in unpack() it holds the sums. Whole numbers:
-                                 * sums are exact up to 256 in bf16 and up to 2048 in f16 */
+    bool in_f16; /* the bucket travels in f16, which overflows at 2^16 */
+    int sent;    /* number of times it has been sent before */
+    /* pack() may set it if in_f16, to the same value on all ranks: the bucket is multiplied by
+     * 2^exponent while it travels */
+    int exponent;
+    /* pack() writes it; in unpack() it holds the sums. Whole numbers: sums are exact up to 256 in
+     * bf16 and up to 2048 in f16 */
+    float tail[LT_MAX_TAIL];
 } lt_packet;
 
 typedef struct lt_bucket_filter {
     void *ud;
-    int tail;                   /* how many numbers of lt_packet.tail are used */
+    int tail; /* how many numbers of lt_packet.tail are used */
     /* Returns the statistics of a gradient. Called on the rank's thread when backward has completed
      * the gradient of x and its hooks have run. grad is on the CPU and includes the gradients of
      * earlier backwards. Not called for a rank or shard without rows. May be NULL. */

@@ -21,17 +21,14 @@ lt_status lt__fault_trigger(const lt_ctx *ctx, int rank)
         (f->kind != LT_FAULT_DELAY && f->number != ctx->step + 1))
         return LT_OK;
     switch (f->kind) {
-    case LT_FAULT_KILL:
-        kill(getpid(), SIGKILL);
-        break;
+    case LT_FAULT_KILL: kill(getpid(), SIGKILL); break;
     case LT_FAULT_HANG:
         for (;;)
             pause();
     case LT_FAULT_LEAVE:
         return lt_fail(LT_EDONE, "rank %d leaves in step %lld (fault leave)", rank,
                        (long long)f->number);
-    default:
-        nanosleep(&(struct timespec){f->number / 1000, f->number % 1000 * 1000000}, NULL);
+    default: nanosleep(&(struct timespec){f->number / 1000, f->number % 1000 * 1000000}, NULL);
     }
     return LT_OK;
 }

@@ -50,7 +50,7 @@ static lt_status sum_with_tail(lt_group *group, const lt_sum *bucket, int expone
 
 /* As sum_with_tail(), in a copy, if the memory after the bucket may be in use. */
 static lt_status sum_in_copy(lt_filter *f, lt_group *group, const lt_sum *bucket, int exponent,
-                               float *numbers)
+                             float *numbers)
 {
     size_t each = lt_dtype_bytes(bucket->dtype), bytes = (size_t)bucket->count * each;
     lt_sum side_sum = *bucket;
@@ -73,7 +73,7 @@ lt_status lt__filter_send(const lt_bucket_filter *filter, lt_packet *p, lt_send_
     }
 }
 
-typedef struct host_bucket {         /* a bucket on the CPU */
+typedef struct host_bucket { /* a bucket on the CPU */
     lt_filter *filter;
     lt_group *group;
     const lt_sum *bucket;
@@ -108,10 +108,15 @@ lt_grad_stats lt__filter_measure(const lt_bucket_filter *filter, const lt_bucket
                                  void *data)
 {
     lt_ctx *ctx = item->x->ctx;
-    lt_storage storage = {.ctx = ctx, .device = ctx->devices[0], .data = data,
-                          .bytes = lt__bucket_item_bytes(item)};
-    lt_tensor grad = {.dtype = (uint8_t)item->place.dtype, .ndim = item->x->ndim, .kept = true,
-                      .count = item->x->count, .data = data, .storage = &storage, .ctx = ctx};
+    lt_storage storage = {
+        .ctx = ctx, .device = ctx->devices[0], .data = data, .bytes = lt__bucket_item_bytes(item)};
+    lt_tensor grad = {.dtype = (uint8_t)item->place.dtype,
+                      .ndim = item->x->ndim,
+                      .kept = true,
+                      .count = item->x->count,
+                      .data = data,
+                      .storage = &storage,
+                      .ctx = ctx};
     for (int i = 0; i < grad.ndim; i++)
         grad.dims[i] = item->x->dims[i];
     return item->measured ? item->stats

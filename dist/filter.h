@@ -8,8 +8,9 @@
 
 typedef struct lt_filter { /* all zeros: no filter */
     lt_bucket_filter is;
-    void *copy, *side;    /* a copy of an f16 bucket, in case it must be sent again; and where a
-                            * bucket is summed if the memory after it is not free */
+    /* a copy of an f16 bucket, in case it must be sent again; and where a bucket is summed if the
+     * memory after it is not free */
+    void *copy, *side;
     size_t room, side_room; /* bytes of copy and of side */
 } lt_filter;
 
@@ -20,7 +21,7 @@ typedef lt_status (*lt_send_fn)(void *ud, lt_packet *packet, int exponent);
 /* Calls pack(), send and unpack() until unpack() accepts the sum, at most 1 + LT_MAX_RESENDS
  * times. filter->pack must not be NULL. */
 LT_MUST lt_status lt__filter_send(const lt_bucket_filter *filter, lt_packet *packet,
-                                   lt_send_fn send, void *ud);
+                                  lt_send_fn send, void *ud);
 
 /* Sums a bucket on the CPU, and the tail of its packet in the same allreduce. If owns, the tail is
  * placed after the bucket, and the memory there is restored afterwards; every arena has

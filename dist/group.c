@@ -23,16 +23,16 @@ struct lt_group {
     const lt_transport *transport;
     void *self;
     int rank, size;
-    double timeout;              /* seconds to wait for another rank */
-    int threads;                 /* the rank computes with; 0 if unknown */
-    lt_queue *tasks;             /* NULL until the first lt_group_start() */
+    double timeout;  /* seconds to wait for another rank */
+    int threads;     /* the rank computes with; 0 if unknown */
+    lt_queue *tasks; /* NULL until the first lt_group_start() */
     pthread_t thread;
-    pthread_mutex_t lock;        /* guards the fields below */
+    pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t idle;
-    atomic_bool awaited;         /* the rank's thread is in lt_group_wait() and computes nothing */
-    int open;                    /* number of tasks that are started and not done */
-    lt_status status;            /* of the first task that failed */
-    char message[1024];          /* its error message */
+    atomic_bool awaited; /* the rank's thread is in lt_group_wait() and computes nothing */
+    int open;            /* number of tasks that are started and not done */
+    lt_status status;    /* of the first task that failed */
+    char message[1024];  /* its error message */
 };
 
 lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int size,
@@ -44,8 +44,8 @@ lt_group *lt__group_new(const lt_transport *transport, void *self, int rank, int
         lt_fail(LT_ENOMEM, "out of memory for a group");
         return NULL;
     }
-    *g = (lt_group){.transport = transport, .self = self, .rank = rank, .size = size,
-                    .timeout = timeout};
+    *g = (lt_group){
+        .transport = transport, .self = self, .rank = rank, .size = size, .timeout = timeout};
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->idle, NULL);
     return g;
@@ -282,9 +282,8 @@ static lt_status name_difference(const lt_group *g, const char *what, const char
     int skip = bytes_to_skip(first, own);
     const char *dots = skip > 0 ? "..." : "";
     int first_bytes = line_bytes(first += skip), own_bytes = line_bytes(own += skip);
-    return lt_fail(LT_EDESYNC,
-                   "the ranks disagree: %s: rank 0 has '%s%.*s', rank %d has '%s%.*s'", what, dots,
-                   first_bytes < MOST ? first_bytes : MOST, first, g->rank, dots,
+    return lt_fail(LT_EDESYNC, "the ranks disagree: %s: rank 0 has '%s%.*s', rank %d has '%s%.*s'",
+                   what, dots, first_bytes < MOST ? first_bytes : MOST, first, g->rank, dots,
                    own_bytes < MOST ? own_bytes : MOST, own);
 }
 
@@ -327,8 +326,10 @@ lt_status lt_group_compare_numbers(lt_group *g, const char *what, const double *
     while (i < n && is_near(first[i], numbers[i], tolerance * largest))
         i++;
     if (status == LT_OK && i < n) {
-        status = lt_fail(LT_EDESYNC, "the ranks disagree: %s: number %d is %.9g on rank 0 and %.9g "
-                         "on rank %d", what, i + 1, first[i], numbers[i], g->rank);
+        status = lt_fail(LT_EDESYNC,
+                         "the ranks disagree: %s: number %d is %.9g on rank 0 and %.9g "
+                         "on rank %d",
+                         what, i + 1, first[i], numbers[i], g->rank);
         lt_group_fail(g);
     }
     free(first);
@@ -361,10 +362,16 @@ lt_status lt_group_time(lt_group *g, int64_t count, lt_dtype wire, bool by_mpi, 
     lt_external_memory memory = {0};
     bool is_shared = lt__group_alloc_shared(g, bytes, &memory);
     float *own = is_shared ? NULL : malloc(bytes), *mpi = by_mpi ? malloc(bytes) : NULL;
-    lt_sum sum = {"an allreduce to be timed", is_shared ? memory.data : own, count, LT_F32, wire,
+    lt_sum sum = {"an allreduce to be timed",
+                  is_shared ? memory.data : own,
+                  count,
+                  LT_F32,
+                  wire,
                   1.0 / g->size};
-    lt_status status = sum.data && (mpi || !by_mpi) ? LT_OK
-        : lt_fail(LT_ENOMEM, "out of memory for an allreduce of %lld elements", (long long)count);
+    lt_status status = sum.data && (mpi || !by_mpi)
+                           ? LT_OK
+                           : lt_fail(LT_ENOMEM, "out of memory for an allreduce of %lld elements",
+                                     (long long)count);
     for (int64_t i = 0; status == LT_OK && i < count; i++) {
         ((float *)sum.data)[i] = 1; /* pages never written all share one page of zeros */
         if (mpi)

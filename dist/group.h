@@ -25,12 +25,12 @@ typedef struct lt_transport {
     /* MPI_Allreduce, for comparison in benchmarks; or NULL. */
     lt_status (*mpi_allreduce)(void *self, const float *from, float *to, size_t count);
     bool (*is_reporter)(void *self, double seconds);
-    void (*set_spin)(void *self, bool spin); /* whether the next waits may spin; allreduce_side
-                                              * has its own parameter for this */
+    /* whether the next waits may spin; allreduce_side has its own parameter for this */
+    void (*set_spin)(void *self, bool spin);
     int (*cpus)(const void *self); /* of this rank; 0 if there are fewer CPUs than ranks */
     int (*local_rank)(const void *self);
     lt_status (*leave)(void *self); /* or NULL */
-    void (*close)(void *self);  /* leaves, and frees self */
+    void (*close)(void *self);      /* leaves, and frees self */
 } lt_transport;
 
 /* Makes the group of this rank. timeout: seconds to wait for another rank. self is taken, also on

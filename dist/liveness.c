@@ -25,18 +25,18 @@ enum { MAX_ADDRESSES = 16 };
 static const double OPEN_SECONDS = 2;
 
 typedef struct offer { /* broadcast by each member */
-    uint64_t mark;      /* random */
-    int n;              /* number of addresses; 0 if the member cannot listen */
+    uint64_t mark;     /* random */
+    int n;             /* number of addresses; 0 if the member cannot listen */
     struct sockaddr_in address[MAX_ADDRESSES];
 } offer;
 
 typedef struct hello { /* sent to a listening member, which sends it back */
-    uint64_t mark;      /* from the offer of the listening member */
-    uint64_t member;    /* the member that connects */
+    uint64_t mark;     /* from the offer of the listening member */
+    uint64_t member;   /* the member that connects */
 } hello;
 
 typedef struct connection {
-    int fd;             /* -1 if there is no connection */
+    int fd;              /* -1 if there is no connection */
     _Atomic double lost; /* lt__seconds() when it was lost, or 0 */
 } connection;
 

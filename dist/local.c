@@ -15,7 +15,7 @@ typedef struct shared { /* one for all ranks of the job */
 } shared;
 
 typedef struct local { /* the state of one rank */
-    lt_shm shm, side; /* one for each channel */
+    lt_shm shm, side;  /* one for each channel */
     shared *shared;
 } local;
 
@@ -81,10 +81,7 @@ static bool is_reporter(void *self, double seconds)
 }
 static void set_spin(void *self, bool spin) { shm_of(self)->spin = spin; }
 
-static int cpus(const void *self)
-{
-    return lt_cpu_count() / ((const local *)self)->shm.size;
-}
+static int cpus(const void *self) { return lt_cpu_count() / ((const local *)self)->shm.size; }
 
 static int local_rank(const void *self) { return ((const local *)self)->shm.rank; }
 
@@ -140,8 +137,10 @@ static lt_group *member(shared *s, int rank, int size, const lt_group_config *co
         return NULL;
     atomic_fetch_add(&s->refs, 1);
     l->shared = s;
-    l->shm = (lt_shm){.control = (lt_shm_control *)s->control, .rank = rank, .size = size,
-                        .timeout = lt_group_timeout(config)};
+    l->shm = (lt_shm){.control = (lt_shm_control *)s->control,
+                      .rank = rank,
+                      .size = size,
+                      .timeout = lt_group_timeout(config)};
     l->side = l->shm;
     l->side.channel = 1;
     return lt__group_new(&transport, l, rank, size, l->shm.timeout);
@@ -151,8 +150,8 @@ lt_status lt_local_open(int n, const lt_group_config *config, lt_group **group)
 {
     static const lt_group_config defaults;
     if (n < 1 || n > LT_MAX_SHARES)
-        return lt_fail(LT_EUSAGE, "there can be 1 to %d ranks in a process, not %d",
-                       LT_MAX_SHARES, n);
+        return lt_fail(LT_EUSAGE, "there can be 1 to %d ranks in a process, not %d", LT_MAX_SHARES,
+                       n);
     shared *s = shared_new(n);
     lt_status status = s ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for %d ranks", n);
     int made = 0;

@@ -23,17 +23,17 @@ enum { NUMBER_BITS = 12, FD_BITS = 14, OFFSET_BITS = 64 - NUMBER_BITS - FD_BITS 
 
 typedef struct mapping {
     struct mapping *next;
-    int pid;                /* of the owner, or 0 for this process */
+    int pid; /* of the owner, or 0 for this process */
     unsigned number;
-    int fd;                 /* in the owner's process */
+    int fd; /* in the owner's process */
     char *data;
     size_t bytes;
 } mapping;
 
 struct lt_mappings {
-    atomic_int refs;        /* the owner's, and one for each own mapping */
-    atomic_uint made;       /* number of own mappings made so far */
-    pthread_mutex_t lock;   /* guards the list */
+    atomic_int refs;      /* the owner's, and one for each own mapping */
+    atomic_uint made;     /* number of own mappings made so far */
+    pthread_mutex_t lock; /* guards the list */
     mapping *first;
 };
 

@@ -14,7 +14,7 @@
 typedef struct lt_mappings
     lt_mappings; /* the own mappings of this process, and its views of other processes' mappings */
 
-lt_mappings *lt__mappings_new(void);    /* new; NULL with LT_ENOMEM */
+lt_mappings *lt__mappings_new(void); /* new; NULL with LT_ENOMEM */
 /* Unmaps all views. Own mappings live until each of them is freed. NULL is fine. */
 void lt__mappings_free(lt_mappings *mappings);
 

@@ -30,7 +30,7 @@
 #include "dist/sum.h"
 
 enum { STAGING_BYTES = 256 << 10 }; /* small enough for the cache */
-enum { POLL_NS = 2000 * 1000 }; /* between checks while leaving */
+enum { POLL_NS = 2000 * 1000 };     /* between checks while leaving */
 enum { GRACE_SECONDS = 1 }; /* added to timeouts when the other rank may be waiting itself */
 /* Seconds after a connection was lost until it is reported: LOST by a rank that waits for the other
  * one, LIVENESS by any other. The waiting rank comes first because its message says more. */
@@ -39,13 +39,13 @@ static const double LOST_SECONDS = 0.1, LIVENESS_SECONDS = 0.4;
 typedef struct mpi_transport {
     lt_net net;
     lt_mappings *mappings;
-    lt_shm shm, shm_side;   /* one for each channel, like the rings */
+    lt_shm shm, shm_side; /* one for each channel, like the rings */
     lt_ring ring, ring_side;
     lt_nodes nodes;
-    int *pidfd;                 /* (slots); -1 if the system has no pidfds */
+    int *pidfd; /* (slots); -1 if the system has no pidfds */
     int cpus;
-    lt_notices *notices;              /* of other nodes; NULL if not the first rank of its node */
-    lt_liveness *liveness;        /* of other nodes; likewise */
+    lt_notices *notices;   /* of other nodes; NULL if not the first rank of its node */
+    lt_liveness *liveness; /* of other nodes; likewise */
     lt_group_config config;
     pthread_mutex_t lock;       /* guards the field below */
     char before[LT_SEEN_BYTES]; /* location of the previous node: see lt__ring_last_seen() */
@@ -152,7 +152,7 @@ static lt_status sum_in(mpi_transport *c, lt_shm *shm, lt_ring *ring, const lt_s
         LT_TRY(share_failure(c, ring, sum_between(c, ring, sum)));
     shm->grace = 2 * GRACE_SECONDS;
     return pass_failure(c, lt__shm_broadcast(shm, sum->what, sum->data,
-                                      (size_t)sum->count * lt_dtype_bytes(sum->dtype), 0));
+                                             (size_t)sum->count * lt_dtype_bytes(sum->dtype), 0));
 }
 
 static lt_status allreduce(void *self, const lt_sum *sum)
@@ -192,7 +192,7 @@ static lt_status broadcast(void *self, const char *what, void *data, size_t byte
     sig.root = root;
     c->shm.grace = 0;
     LT_TRY(pass_failure(c, is_here ? lt__shm_broadcast(&c->shm, what, data, bytes, slot_of(c, root))
-                           : lt__shm_match(&c->shm, &sig)));
+                                   : lt__shm_match(&c->shm, &sig)));
     if (is_first(c) && c->nodes.n > 1)
         LT_TRY(share_failure(c, &c->ring, broadcast_between(c, &sig, data)));
     c->shm.grace = 2 * GRACE_SECONDS;
@@ -246,7 +246,7 @@ static lt_status add_as_tree(void *self)
     for (int rank = 0; rank < c->net.size; rank++)
         if (c->nodes.first_of[rank] != rank - rank % each)
             return lt_fail(LT_EUSAGE, "vranks wants as many ranks on each machine, in a row, as "
-                           "with -H one:2,other:2");
+                                      "with -H one:2,other:2");
     c->ring.tree = c->ring_side.tree = true;
     return LT_OK;
 }
@@ -453,8 +453,8 @@ static lt_status join_ring(mpi_transport *c)
     if (!is_first(c) || c->nodes.n == 1)
         return LT_OK;
     LT_TRY(lt__liveness_open(&c->ring, &c->liveness));
-    c->notices = lt__notices_open(&c->net, &c->shm, c->nodes.first, c->nodes.n, c->nodes.own,
-                            c->liveness);
+    c->notices =
+        lt__notices_open(&c->net, &c->shm, c->nodes.first, c->nodes.n, c->nodes.own, c->liveness);
     return c->notices ? LT_OK : lt_errcode();
 }
 
@@ -496,8 +496,11 @@ static lt_status begin(mpi_transport *c)
     if (c->net.n_node > LT_MAX_SHARES)
         return lt_fail(LT_EUSAGE, "there can be 1 to %d ranks on a node, not %d", LT_MAX_SHARES,
                        c->net.n_node);
-    c->ring = (lt_ring){.net = &c->net, .channel = LT_NET_DATA,
-                        .timeout = lt_group_timeout(&c->config), .check = check_peer, .ud = c};
+    c->ring = (lt_ring){.net = &c->net,
+                        .channel = LT_NET_DATA,
+                        .timeout = lt_group_timeout(&c->config),
+                        .check = check_peer,
+                        .ud = c};
     LT_TRY(lt__ring_open(&c->ring));
     c->pidfd = malloc(size * sizeof *c->pidfd);
     c->mappings = lt__mappings_new();

@@ -18,18 +18,18 @@ typedef struct lt_request { /* a pending send or receive; its contents belong to
 enum { LT_NET_DATA, LT_NET_SIDE, LT_NET_CONTROL, LT_NET_NOTICES }; /* channels */
 
 typedef struct lt_net {
-    char name[64];        /* "Open MPI 4.1.4" */
+    char name[64]; /* "Open MPI 4.1.4" */
     int rank, size;
-    int n_node;           /* number of ranks on this machine, this one included */
-    int *node;            /* (n_node) these ranks, in ascending order. Owned by the network */
-    void *self;           /* the first argument of all calls */
+    int n_node; /* number of ranks on this machine, this one included */
+    int *node;  /* (n_node) these ranks, in ascending order. Owned by the network */
+    void *self; /* the first argument of all calls */
     /* Start a send or receive. The network uses data until the request is done. Return 0, or -1 if
      * the other rank is lost. */
     int (*send)(void *self, int to, int channel, const void *data, size_t bytes, lt_request *r);
     int (*receive)(void *self, int from, int channel, void *data, size_t bytes, lt_request *r);
     int (*test)(void *self, lt_request *r); /* 1 if done, 0 if not, -1 if the other rank is lost */
-    int (*sum)(void *self, const float *from, float *to, size_t count); /* the network's own
-                            * allreduce over all ranks; blocks. Returns 0 or -1. May be NULL */
+    /* the network's own allreduce over all ranks; blocks. Returns 0 or -1. May be NULL */
+    int (*sum)(void *self, const float *from, float *to, size_t count);
     /* Closes the network and frees self and node. All ranks must call it; it waits for them. Not
      * allowed after a failure. */
     void (*close)(void *self);

@@ -11,11 +11,11 @@
 
 typedef struct lt_nodes {
     int *rank_of, *pid, n_here; /* (n_here) rank and process id of each slot of this node */
-    lt_shm_control *control;         /* of this node */
-    void *own_mapping;              /* if this rank made a control block, its mapping; or NULL */
-    int *first_of;           /* (ranks) the first rank of the node of each rank */
-    int *first, n;           /* (n) the first rank of each node */
-    int own;                 /* the index of this node */
+    lt_shm_control *control;    /* of this node */
+    void *own_mapping;          /* if this rank made a control block, its mapping; or NULL */
+    int *first_of;              /* (ranks) the first rank of the node of each rank */
+    int *first, n;              /* (n) the first rank of each node */
+    int own;                    /* the index of this node */
 } lt_nodes;
 
 /* Both functions are collectives over the network of ring. They fail with LT_ENOMEM or as

@@ -8,7 +8,7 @@
 #include "core/tensor.h"
 #include "dist/notices.h"
 
-enum { LAST_SECONDS = 1 };              /* for sending the notices after a failure */
+enum { LAST_SECONDS = 1 };               /* for sending the notices after a failure */
 static const double DELAY_SECONDS = 0.3; /* messages sent before a notice may arrive after it */
 
 typedef struct notice { /* sent byte by byte; status is LT_OK if the node has left */
@@ -19,9 +19,9 @@ typedef struct notice { /* sent byte by byte; status is LT_OK if the node has le
 
 typedef struct peer { /* another node */
     lt_request sending, receiving;
-    notice notice;                /* of the peer */
+    notice notice;               /* of the peer */
     bool has_sent, has_received; /* the own notice is sent; the peer's has arrived */
-    double when;              /* time of arrival */
+    double when;                 /* time of arrival */
 } peer;
 
 struct lt_notices {
@@ -30,14 +30,14 @@ struct lt_notices {
     const int *rank;
     int n, node;
     lt_liveness *liveness;
-    pthread_mutex_t lock;     /* guards the fields below */
-    bool is_sent;             /* lt__notices_send() was called */
-    notice notice;                /* of this node, once is_sent */
+    pthread_mutex_t lock; /* guards the fields below */
+    bool is_sent;         /* lt__notices_send() was called */
+    notice notice;        /* of this node, once is_sent */
     peer peer[];
 };
 
 lt_notices *lt__notices_open(const lt_net *net, lt_shm *shm, const int *rank, int n, int node,
-                       lt_liveness *liveness)
+                             lt_liveness *liveness)
 {
     lt_notices *notices = calloc(1, sizeof *notices + (size_t)n * sizeof *notices->peer);
     if (!notices) {
@@ -53,7 +53,7 @@ lt_notices *lt__notices_open(const lt_net *net, lt_shm *shm, const int *rank, in
     pthread_mutex_init(&notices->lock, NULL);
     for (int i = 0; i < n; i++)
         if (i != node && net->receive(net->self, rank[i], LT_NET_NOTICES, &notices->peer[i].notice,
-                                       sizeof(notice), &notices->peer[i].receiving) != 0) {
+                                      sizeof(notice), &notices->peer[i].receiving) != 0) {
             lt_fail(LT_EPEER, "rank %d is gone", rank[i]);
             return NULL; /* not freed, because pending requests point into it */
         }

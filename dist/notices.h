@@ -16,7 +16,7 @@ typedef struct lt_notices
  * nodes are written to shm. All arguments are borrowed until lt__notices_free(). New. NULL with
  * LT_ENOMEM or LT_EPEER. */
 lt_notices *lt__notices_open(const lt_net *net, lt_shm *shm, const int *rank, int n, int node,
-                       lt_liveness *liveness);
+                             lt_liveness *liveness);
 /* Only after lt__notices_finish() has returned true. NULL is fine. */
 void lt__notices_free(lt_notices *notices);
 

@@ -24,7 +24,7 @@ static lt_status find_plugin(char file[LT_PLUGIN_PATH])
     if (lt__plugin_find("mpi", file))
         return LT_OK;
     return lt_fail(LT_EENV, "luatrain has no libluatrain-mpi.so, without which ranks cannot be "
-                   "processes; build it where there is mpicc");
+                            "processes; build it where there is mpicc");
 }
 
 lt_status lt_mpi_check(void)

@@ -18,11 +18,11 @@
 _Static_assert(sizeof(MPI_Request) <= sizeof(lt_request), "a request of MPI fits");
 
 typedef struct mpi {
-    MPI_Comm world;      /* a duplicate, so that messages do not mix with those of the program */
+    MPI_Comm world; /* a duplicate, so that messages do not mix with those of the program */
     pthread_mutex_t lock;
-    atomic_bool sums;    /* a thread holds the lock for a whole allreduce */
-    int *node;           /* becomes lt_net.node */
-    int is_ours;         /* MPI was initialized here, so it is finalized here */
+    atomic_bool sums; /* a thread holds the lock for a whole allreduce */
+    int *node;        /* becomes lt_net.node */
+    int is_ours;      /* MPI was initialized here, so it is finalized here */
 } mpi;
 
 static int started(int status, MPI_Request request, lt_request *r)
@@ -42,8 +42,7 @@ static int start_send(void *self, int to, int channel, const void *data, size_t 
     return started(status, request, r);
 }
 
-static int start_receive(void *self, int from, int channel, void *data, size_t bytes,
-                         lt_request *r)
+static int start_receive(void *self, int from, int channel, void *data, size_t bytes, lt_request *r)
 {
     mpi *m = self;
     MPI_Request request = MPI_REQUEST_NULL;
@@ -110,8 +109,8 @@ static int find_node(mpi *m, lt_net *w)
 {
     MPI_Comm here;
     MPI_Group group_here, group_world;
-    int ok = MPI_Comm_split_type(m->world, MPI_COMM_TYPE_SHARED, w->rank, MPI_INFO_NULL, &here)
-             == MPI_SUCCESS;
+    int ok = MPI_Comm_split_type(m->world, MPI_COMM_TYPE_SHARED, w->rank, MPI_INFO_NULL, &here) ==
+             MPI_SUCCESS;
     if (!ok)
         return 0;
     MPI_Comm_size(here, &w->n_node);
@@ -122,8 +121,8 @@ static int find_node(mpi *m, lt_net *w)
         place[i] = i;
     MPI_Comm_group(here, &group_here);
     MPI_Comm_group(m->world, &group_world);
-    ok = ok && MPI_Group_translate_ranks(group_here, w->n_node, place, group_world, m->node)
-               == MPI_SUCCESS;
+    ok = ok && MPI_Group_translate_ranks(group_here, w->n_node, place, group_world, m->node) ==
+                   MPI_SUCCESS;
     MPI_Group_free(&group_here);
     MPI_Group_free(&group_world);
     MPI_Comm_free(&here);
@@ -142,8 +141,10 @@ LT_API int lt_net_open(const char *version, lt_net *net, char *text, size_t byte
 {
     int is_up = 0, granted = MPI_THREAD_SINGLE;
     if (strcmp(version, LT_VERSION) != 0) {
-        snprintf(text, bytes, "the MPI plugin is of luatrain %s, this is luatrain %s; install both "
-                 "from one build", LT_VERSION, version);
+        snprintf(text, bytes,
+                 "the MPI plugin is of luatrain %s, this is luatrain %s; install both "
+                 "from one build",
+                 LT_VERSION, version);
         return -1;
     }
     mpi *m = calloc(1, sizeof *m);
@@ -157,13 +158,18 @@ LT_API int lt_net_open(const char *version, lt_net *net, char *text, size_t byte
     else if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &granted) != MPI_SUCCESS)
         return fail(text, bytes, "MPI does not start");
     if (granted < MPI_THREAD_SERIALIZED)
-        return fail(text, bytes, "MPI grants calls from one thread only; luatrain wants "
+        return fail(text, bytes,
+                    "MPI grants calls from one thread only; luatrain wants "
                     "MPI_THREAD_SERIALIZED");
     if (MPI_Comm_dup(MPI_COMM_WORLD, &m->world) != MPI_SUCCESS)
         return fail(text, bytes, "MPI gives no communicator");
     MPI_Comm_set_errhandler(m->world, MPI_ERRORS_RETURN);
-    *net = (lt_net){.self = m, .send = start_send, .receive = start_receive, .test = test,
-                      .sum = sum, .close = end};
+    *net = (lt_net){.self = m,
+                    .send = start_send,
+                    .receive = start_receive,
+                    .test = test,
+                    .sum = sum,
+                    .close = end};
     MPI_Comm_rank(m->world, &net->rank);
     MPI_Comm_size(m->world, &net->size);
     name_library(net->name, sizeof net->name);

@@ -80,9 +80,14 @@ lt_status lt__record_collect(lt_record *r)
     for (int i = 0; i < r->n_losses; i++) {
         LT_TRY(lt_deferred_item(r->losses[i], &value));
         if (!isfinite(value))
-            return lt_fail(LT_ENUMERIC, "%sthe loss is %s at step %lld; look at the learning rate "
-                           "and at the data", r->where,
-                           isnan(value) ? "nan" : value > 0 ? "inf" : "-inf", (long long)r->step);
+            return lt_fail(LT_ENUMERIC,
+                           "%sthe loss is %s at step %lld; look at the learning rate "
+                           "and at the data",
+                           r->where,
+                           isnan(value) ? "nan"
+                           : value > 0  ? "inf"
+                                        : "-inf",
+                           (long long)r->step);
         loss += value;
     }
     if (r->n_losses > 0)
@@ -105,20 +110,25 @@ lt_status lt__record_check(const lt_record *r)
     for (int rank = 1; rank < r->ranks; rank++) {
         const double *other = of_rank(r, rank);
         if (other[TAIL] != first[TAIL])
-            return lt_fail(LT_EDESYNC, "the ranks disagree: rank %d has %g numbers to go with each "
+            return lt_fail(LT_EDESYNC,
+                           "the ranks disagree: rank %d has %g numbers to go with each "
                            "bucket, and rank 0 has %g; a loss scale must be in use on all ranks, "
-                           "or on none", rank, other[TAIL], first[TAIL]);
+                           "or on none",
+                           rank, other[TAIL], first[TAIL]);
         if (other[STEPS] == first[STEPS])
             continue;
         if (other[BACKWARDS] != first[BACKWARDS])
-            return lt_fail(LT_EDESYNC, "the ranks disagree: rank %d comes with %g backwards for a "
+            return lt_fail(LT_EDESYNC,
+                           "the ranks disagree: rank %d comes with %g backwards for a "
                            "step, and rank 0 with %g for another one; a step that has more of them "
                            "than any before must have them on all ranks, and so must each step of "
-                           "an optimizer", rank, other[BACKWARDS],
-                           first[BACKWARDS]);
-        return lt_fail(LT_EDESYNC, "the ranks disagree: rank %d has not taken the same steps of "
+                           "an optimizer",
+                           rank, other[BACKWARDS], first[BACKWARDS]);
+        return lt_fail(LT_EDESYNC,
+                       "the ranks disagree: rank %d has not taken the same steps of "
                        "optimizers, with or without clip, as rank 0; what decides about a step "
-                       "must be the same on all ranks", rank);
+                       "must be the same on all ranks",
+                       rank);
     }
     return LT_OK;
 }

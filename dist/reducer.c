@@ -55,8 +55,10 @@ lt_reducer *lt_reducer_new(lt_ctx *ctx, lt_group *group, const lt_reducer_config
         lt__fault_check(ctx, size) != LT_OK)
         return NULL;
     if (!ctx->device->is_host && config && config->vranks > 0) {
-        lt_fail(LT_EUSAGE, "a deterministic run, which has vranks, is one on the CPU, and "
-                "this rank computes on %s; use --device cpu", lt_device_name(ctx));
+        lt_fail(LT_EUSAGE,
+                "a deterministic run, which has vranks, is one on the CPU, and "
+                "this rank computes on %s; use --device cpu",
+                lt_device_name(ctx));
         return NULL;
     }
     lt_reducer *r = calloc(1, sizeof *r);
@@ -154,8 +156,8 @@ static lt_status make_room(lt_reducer *r, const lt_tensor *x)
     r->written = written ? written : r->written;
     lt_tensor **sent = realloc(r->sent, (size_t)(r->plan.n_items + 1) * sizeof *sent);
     r->sent = sent ? sent : r->sent;
-    lt_tree_sum *tree_sums = realloc(r->tree_sums,
-                                     (size_t)(r->plan.n_arenas + 1) * sizeof *tree_sums);
+    lt_tree_sum *tree_sums =
+        realloc(r->tree_sums, (size_t)(r->plan.n_arenas + 1) * sizeof *tree_sums);
     r->tree_sums = tree_sums ? tree_sums : r->tree_sums;
     if (!sent || !tree_sums || !written)
         return lt_fail(LT_ENOMEM, "out of memory for a reducer");
@@ -216,7 +218,7 @@ lt_status lt_reducer_add(lt_reducer *r, lt_tensor *const *params, int n)
             continue;
         if (gone_through > 0 && gone_through < r->shards) /* earlier records have no place for it */
             return lt_fail(LT_EUSAGE, "with vranks a parameter comes before the first part of a "
-                           "batch, not between its parts");
+                                      "batch, not between its parts");
         LT_TRY(add_item(r, params[i]));
     }
     return r->plan.n_items > before ? cut(r) : LT_OK;
@@ -268,8 +270,12 @@ static lt_status read_record(lt_reducer *r)
 static lt_status exchange(void *ud)
 {
     lt_reducer *r = ud;
-    lt_sum sum = {.what = "the record of the step", .data = r->record.data, .dtype = LT_F64,
-                  .count = (int64_t)r->record.count, .wire = LT_F64, .scale = 1};
+    lt_sum sum = {.what = "the record of the step",
+                  .data = r->record.data,
+                  .dtype = LT_F64,
+                  .count = (int64_t)r->record.count,
+                  .wire = LT_F64,
+                  .scale = 1};
     if (lt__record_collect(&r->record) != LT_OK) {
         lt_group_fail(r->group); /* so that no other rank takes the step */
         return lt_errcode();
@@ -339,7 +345,7 @@ static lt_status add_to_tree_sums(lt_reducer *r)
 {
     bool last = r->shard == r->shards - 1;
     LT_TRY(lt__tree_sum_add(&r->record_sum, r->shard, r->shards, r->record.data,
-                        (int64_t)r->record.count, LT_F64, 1));
+                            (int64_t)r->record.count, LT_F64, 1));
     for (int i = 0; i < r->plan.n_items; i++) {
         lt_bucket_item *it = &r->plan.items[i];
         if (it->state == LT_GRAD_NONE || r->share == 0)
@@ -357,7 +363,8 @@ static lt_status add_to_tree_sums(lt_reducer *r)
         if (r->plan.items[i].arena != arena)
             continue;
         LT_TRY(lt__tree_sum_add(&r->tree_sums[arena], r->shard, r->shards, place->arena,
-                            lt__bucket_plan_arena_end(&r->plan, arena), place->dtype, r->share));
+                                lt__bucket_plan_arena_end(&r->plan, arena), place->dtype,
+                                r->share));
         arena++;
     }
     if (!last) {
@@ -408,7 +415,7 @@ static lt_status begin(void *ud, lt_ctx *ctx, lt_tensor *loss)
         return lt_fail(LT_EPEER, "an earlier backward failed, and the other ranks with it");
     if (r->summed && r->shards > 1 && !r->has_share)
         return lt_fail(LT_EUSAGE, "with vranks all backwards of a part of a batch come before its "
-                       "optimizer steps; here is one between those and the next part");
+                                  "optimizer steps; here is one between those and the next part");
     if (r->exchanged) /* it began before the last backward: let it end before gradients change */
         LT_TRY(finish_exchange(r));
     LT_TRY(lt__record_add_loss(&r->record, loss));
@@ -440,7 +447,7 @@ static lt_status ready(void *ud, lt_tensor *x, lt_tensor *grad)
         return LT_OK;
     if (!lt_grad(x))
         return lt_fail(LT_EINVAL, "a hook has forgotten the gradient that it was called with, "
-                       "which the other ranks count on; it may fill it with zeros");
+                                  "which the other ranks count on; it may fill it with zeros");
     lt_planned_bucket *b = &r->plan.buckets[it->bucket];
     it->measured = r->filter.is.measure && r->share > 0 && r->ctx->device->is_host;
     if (it->measured)
@@ -528,11 +535,17 @@ lt_status lt_reducer_sum(void *ud, double *numbers, int64_t n, bool backward)
 {
     lt_reducer *r = ud;
     lt_sum sum = {.what = backward ? "the gradients of batch norm" : "the statistics of batch norm",
-                  .data = numbers, .count = n, .dtype = LT_F64, .wire = LT_F64, .scale = 1};
+                  .data = numbers,
+                  .count = n,
+                  .dtype = LT_F64,
+                  .wire = LT_F64,
+                  .scale = 1};
     double before = lt__seconds(), weight = backward && r->share > 0 ? r->share : 1;
     if (r->shards > 1)
-        return lt_fail(LT_EUSAGE, "sync wants the whole batch at once, but with vranks a rank "
-                       "goes through %d parts of it one after the other", r->shards);
+        return lt_fail(LT_EUSAGE,
+                       "sync wants the whole batch at once, but with vranks a rank "
+                       "goes through %d parts of it one after the other",
+                       r->shards);
     if (r->config.no_sync)
         return LT_OK;
     if (r->share == 0)

@@ -14,40 +14,40 @@
 #include "dist/staging.h"
 
 struct lt_reducer {
-    lt_ctx *ctx;        /* kept */
-    lt_group *group;    /* borrowed */
+    lt_ctx *ctx;     /* kept */
+    lt_group *group; /* borrowed */
     lt_reducer_config config;
     int rank, size;
     lt_bucket_plan plan;
-    lt_record record;   /* the step record; its parameters are in the order of plan.items */
+    lt_record record; /* the step record; its parameters are in the order of plan.items */
     lt_filter filter;
-    lt_device_exchange device_exchange;     /* for sums on accelerators */
-    lt_staging staging; /* for gradients on an accelerator that are summed on the CPU */
-    lt_tensor **sent;   /* room for plan.n_items; becomes lt_packet.x */
-    double share;       /* rows of this rank / rows of all ranks */
-    double began;       /* time when the last backward began */
-    int backwards;      /* in this step so far */
-    int most_backwards;          /* the most in any step so far; 0 before the first step */
-    int expected_backwards;       /* in each step, or 0 if not set */
+    lt_device_exchange device_exchange; /* for sums on accelerators */
+    lt_staging staging;     /* for gradients on an accelerator that are summed on the CPU */
+    lt_tensor **sent;       /* room for plan.n_items; becomes lt_packet.x */
+    double share;           /* rows of this rank / rows of all ranks */
+    double began;           /* time when the last backward began */
+    int backwards;          /* in this step so far */
+    int most_backwards;     /* the most in any step so far; 0 before the first step */
+    int expected_backwards; /* in each step, or 0 if not set */
     bool exchanged;         /* an exchange was started since the last update */
-    bool synchronized;       /* that exchange is over and the summed gradients are in place */
-    bool more;          /* gradients or parameters were added since that exchange */
-    bool broken;        /* backward failed during an exchange */
-    int64_t begun_step;      /* the last step whose first backward has begun */
-    int64_t rows;       /* of the global batch; 0 if not set */
-    uint32_t data;      /* see lt_reducer_set_data() */
-    uint32_t *written;  /* for each arena, the version of its parameters at the last record */
-    bool looked;        /* lt__agree_look() was called in this step */
-    bool disagrees;     /* the last record shows that the ranks disagree */
-    int shards, shard;  /* of this rank in a step, and the current one; 0 without vranks */
-    bool has_share;          /* the share of the current shard is set */
-    bool summed;        /* the current shard is in the tree sums */
-    lt_tree_sum *tree_sums;     /* one for each arena */
+    bool synchronized;      /* that exchange is over and the summed gradients are in place */
+    bool more;              /* gradients or parameters were added since that exchange */
+    bool broken;            /* backward failed during an exchange */
+    int64_t begun_step;     /* the last step whose first backward has begun */
+    int64_t rows;           /* of the global batch; 0 if not set */
+    uint32_t data;          /* see lt_reducer_set_data() */
+    uint32_t *written;      /* for each arena, the version of its parameters at the last record */
+    bool looked;            /* lt__agree_look() was called in this step */
+    bool disagrees;         /* the last record shows that the ranks disagree */
+    int shards, shard;      /* of this rank in a step, and the current one; 0 without vranks */
+    bool has_share;         /* the share of the current shard is set */
+    bool summed;            /* the current shard is in the tree sums */
+    lt_tree_sum *tree_sums; /* one for each arena */
     lt_tree_sum record_sum; /* of the records of the shards */
     lt_step_status step_status; /* of the last update */
     lt_reduced_step last;
-    pthread_mutex_t lock;   /* guards what the two threads share: see bucket_plan.h */
-    pthread_cond_t ready;   /* a bucket is complete, or backward has ended */
+    pthread_mutex_t lock; /* guards what the two threads share: see bucket_plan.h */
+    pthread_cond_t ready; /* a bucket is complete, or backward has ended */
 };
 
 /* agree.c: checks of what must be the same on all ranks. */

@@ -15,7 +15,7 @@
  * halves the rate when both directions are busy, so chunks are smaller. DEPTH: chunks in transit in
  * each direction. */
 enum { CHUNK = 48 << 10, DEPTH = 64 };
-enum { SMALL = 32 << 10 };               /* sums of at most that many bytes use pairs of members */
+enum { SMALL = 32 << 10 };                /* sums of at most that many bytes use pairs of members */
 static const double SPIN_SECONDS = 30e-6; /* a test takes MPI some microseconds */
 enum { SHORTEST_NS = 1000, LONGEST_NS = 1000 * 1000 }; /* of a sleep */
 
@@ -37,7 +37,7 @@ const char *lt__ring_last_seen(const lt_ring *r, int rank)
 /* ==== Waiting ================================================================================= */
 
 typedef struct backoff {
-    long ns;          /* length of the next sleep */
+    long ns;            /* length of the next sleep */
     double spins_until; /* time; until then, no sleep */
     lt_deadline deadline;
 } backoff;
@@ -45,8 +45,8 @@ typedef struct backoff {
 static backoff new_backoff(const lt_ring *r)
 {
     double now = lt__seconds();
-    return (backoff){SHORTEST_NS, r->spin ? now + SPIN_SECONDS : now,
-                      {now + r->timeout + r->grace, now}};
+    return (backoff){
+        SHORTEST_NS, r->spin ? now + SPIN_SECONDS : now, {now + r->timeout + r->grace, now}};
 }
 
 /* Called after progress: restarts the timeout, but keeps the length of the sleeps. A running flow
@@ -93,20 +93,23 @@ static lt_status lost(lt_ring *r, int rank, const char *what)
 typedef struct flow {
     const char *what;
     int channel;
-    int to, from;        /* ranks of the network */
-    char *data;          /* (count) of dtype */
+    int to, from; /* ranks of the network */
+    char *data;   /* (count) of dtype */
     lt_dtype dtype, wire;
-    int64_t count;       /* elements */
-    int64_t parts, part; /* number of parts of data. They are sent in descending order, beginning
-                          * with `part`, and received beginning with the one before `part` */
-    int64_t per_part;    /* chunks of each part */
-    int64_t out, in;     /* number of chunks to send and to receive */
-    int64_t lead;        /* chunk i is sent when i - lead + 1 chunks have been received */
-    int64_t adds;        /* the first `adds` chunks received are added, the others are written */
-    bool in_place;       /* chunks are sent from data, not from a slot */
+    int64_t count; /* elements */
+    /* number of parts of data. They are sent in descending order, beginning with `part`, and
+     * received beginning with the one before `part` */
+    int64_t parts, part;
+    int64_t per_part; /* chunks of each part */
+    int64_t out, in;  /* number of chunks to send and to receive */
+    int64_t lead;     /* chunk i is sent when i - lead + 1 chunks have been received */
+    int64_t adds;     /* the first `adds` chunks received are added, the others are written */
+    bool in_place;    /* chunks are sent from data, not from a slot */
 } flow;
 
-typedef struct piece { int64_t first, count; } piece; /* elements of a chunk */
+typedef struct piece {
+    int64_t first, count;
+} piece; /* elements of a chunk */
 
 static int64_t wire_bytes(const flow *f) { return (int64_t)lt_dtype_bytes(f->wire); }
 
@@ -174,7 +177,7 @@ static int begin_in(const lt_ring *r, const flow *f, window *w)
     int64_t i = w->begun++;
     size_t bytes = (size_t)(piece_at(f, i, true).count * wire_bytes(f));
     return r->net->receive(r->net->self, f->from, f->channel, slot_of(w, i), bytes,
-                            &w->request[i % DEPTH]);
+                           &w->request[i % DEPTH]);
 }
 
 static int begin_out(lt_ring *r, const flow *f, window *w)
@@ -241,9 +244,17 @@ static lt_status run_flow(lt_ring *r, const flow *f)
 /* A flow of plain bytes, in one part, sent from data. */
 static flow plain_flow(const char *what, int channel, void *data, size_t bytes)
 {
-    return (flow){.what = what, .channel = channel, .data = data, .dtype = LT_U8,
-                  .wire = LT_U8, .in_place = true, .count = (int64_t)bytes, .parts = 1, .part = 0,
-                  .per_part = chunks_of((int64_t)bytes, LT_U8), .lead = INT64_MAX / 2};
+    return (flow){.what = what,
+                  .channel = channel,
+                  .data = data,
+                  .dtype = LT_U8,
+                  .wire = LT_U8,
+                  .in_place = true,
+                  .count = (int64_t)bytes,
+                  .parts = 1,
+                  .part = 0,
+                  .per_part = chunks_of((int64_t)bytes, LT_U8),
+                  .lead = INT64_MAX / 2};
 }
 
 typedef struct header { /* a multiple of 64 bytes, so that each header is one part */
@@ -256,13 +267,24 @@ lt_status lt__ring_match(lt_ring *r, const lt_coll_sig *sig)
     int before = member(r, r->index - 1);
     header pair[2] = {{.sig = *sig}};
     memcpy(pair[0].seen, r->seen, sizeof r->seen);
-    flow f = {.what = sig->what, .channel = r->channel, .to = member(r, r->index + 1),
-              .from = before, .data = (char *)pair, .dtype = LT_U8, .wire = LT_U8,
-              .count = sizeof pair, .parts = 2, .per_part = 1, .out = 1, .in = 1, .lead = 1};
+    flow f = {.what = sig->what,
+              .channel = r->channel,
+              .to = member(r, r->index + 1),
+              .from = before,
+              .data = (char *)pair,
+              .dtype = LT_U8,
+              .wire = LT_U8,
+              .count = sizeof pair,
+              .parts = 2,
+              .per_part = 1,
+              .out = 1,
+              .in = 1,
+              .lead = 1};
     LT_TRY(run_flow(r, &f));
     memcpy(r->before, pair[1].seen, sizeof r->before);
     return lt__coll_sigs_match(&pair[1].sig, sig)
-               ? LT_OK : lt__coll_sigs_fail(&pair[1].sig, before, sig, r->net->rank);
+               ? LT_OK
+               : lt__coll_sigs_fail(&pair[1].sig, before, sig, r->net->rank);
 }
 
 /* Sends one chunk to a member, if `to`, and receives one from it, if `from`. */
@@ -315,8 +337,14 @@ static lt_status sum_around(lt_ring *r, flow f)
 
 lt_status lt__ring_allreduce(lt_ring *r, const lt_sum *sum)
 {
-    flow f = {.what = sum->what, .channel = r->channel, .data = sum->data, .dtype = sum->dtype,
-              .wire = sum->wire, .count = sum->count, .parts = 1, .per_part = 1};
+    flow f = {.what = sum->what,
+              .channel = r->channel,
+              .data = sum->data,
+              .dtype = sum->dtype,
+              .wire = sum->wire,
+              .count = sum->count,
+              .parts = 1,
+              .per_part = 1};
     if (r->size == 1 || sum->count == 0)
         return LT_OK;
     if (!r->tree && sum->count * wire_bytes(&f) > SMALL)
@@ -368,7 +396,9 @@ lt_status lt__ring_receive(lt_ring *r, int from, void *data, size_t bytes)
     body.in = body.per_part;
     LT_TRY(run_flow(r, &head));
     if (size != bytes)
-        return lt_fail(LT_EDESYNC, "the ranks disagree: rank %d sends %llu bytes, rank %d wants "
-                       "%zu", from, (unsigned long long)size, r->net->rank, bytes);
+        return lt_fail(LT_EDESYNC,
+                       "the ranks disagree: rank %d sends %llu bytes, rank %d wants "
+                       "%zu",
+                       from, (unsigned long long)size, r->net->rank, bytes);
     return run_flow(r, &body);
 }

@@ -28,11 +28,11 @@ typedef struct lt_ring { /* one member's view */
      * useless to wait any longer. */
     lt_status (*check)(void *ud, const struct lt_ring *ring, int rank, const char *what);
     void *ud;
-    char *slots;         /* for chunks in transit */
-    uint64_t bytes;      /* sent so far */
+    char *slots;                /* for chunks in transit */
+    uint64_t bytes;             /* sent so far */
     char seen[LT_SEEN_BYTES];   /* location of this member, sent to others: lt__shm_last_seen() */
     char before[LT_SEEN_BYTES]; /* location of the previous member at the last lt__ring_match() */
-    int missing;         /* after a failure, the rank that probably caused it */
+    int missing;                /* after a failure, the rank that probably caused it */
 } lt_ring;
 
 /* Allocates the slots of *ring, whose other fields are set. LT_ENOMEM. */

@@ -21,23 +21,23 @@
 #include "dist/shm.h"
 
 enum { WHERE_WORDS = 8, TEXT_BYTES = 1024 };
-enum { SPINS = 4000 };                  /* checks before a wait sleeps; some tens of microseconds */
-enum { SLICE_NS = 100 * 1000 * 1000 };  /* longest sleep: a rank that has died does not wake us */
+enum { SPINS = 4000 };                 /* checks before a wait sleeps; some tens of microseconds */
+enum { SLICE_NS = 100 * 1000 * 1000 }; /* longest sleep: a rank that has died does not wake us */
 
 typedef struct view { /* how other ranks see a rank's data */
     uint64_t handle;
-    bool staged;         /* it is a copy in the staging buffer, as much as fits */
+    bool staged; /* it is a copy in the staging buffer, as much as fits */
 } view;
 
-typedef struct mailbox { /* for messages from one rank to one other */
+typedef struct mailbox {                  /* for messages from one rank to one other */
     _Alignas(64) atomic_uint sent, taken; /* number of chunks so far */
-    size_t bytes;        /* of the whole message */
+    size_t bytes;                         /* of the whole message */
     view view;
 } mailbox;
 
 typedef enum state { PRESENT, QUIET, LEFT } state;
 
-typedef struct post { /* of one rank in one channel */
+typedef struct post {                       /* of one rank in one channel */
     _Alignas(128) atomic_uint posted, done; /* number of collectives so far */
     lt_coll_sig sig;
     double scale;
@@ -56,12 +56,12 @@ typedef enum failing { FINE, FAILED, WRITING /* + the slot that writes */ } fail
 struct lt_shm_control {
     _Alignas(128) atomic_uint futex; /* number of changes so far */
     atomic_uint sleepers;
-    atomic_int reporter;   /* 1 + its slot, or 0 */
+    atomic_int reporter;              /* 1 + its slot, or 0 */
     _Alignas(128) atomic_int failing; /* see enum failing */
     int size, failed_rank;
     lt_status failed_code;
     char failed_text[TEXT_BYTES];
-    slot slot[];          /* (size), followed by mailboxes (sender, receiver) */
+    slot slot[]; /* (size), followed by mailboxes (sender, receiver) */
 };
 
 size_t lt__shm_control_bytes(int size)
@@ -257,9 +257,9 @@ bool lt__shm_is_reporter(lt_shm *t, double seconds)
 typedef struct wait {
     const char *what;
     unsigned number;
-    const atomic_uint *counter;    /* NULL: the counter `posted` or `done` of each slot */
-    int rank;                      /* the slot that advances the single counter */
-    bool until_done;               /* wait for `done`, not `posted` */
+    const atomic_uint *counter; /* NULL: the counter `posted` or `done` of each slot */
+    int rank;                   /* the slot that advances the single counter */
+    bool until_done;            /* wait for `done`, not `posted` */
 } wait;
 
 static bool has_come(const lt_shm *t, const wait *w, int rank)
@@ -298,8 +298,8 @@ static lt_status check_wait(lt_shm *t, const wait *w, int who, lt_deadline *dead
         lt_fail(LT_EPEER, "rank %d has left, but rank %d waits for it in %s%s", rank, own, w->what,
                 seen);
     else if (lost)
-        lt_fail(LT_EPEER, "rank %d is gone, while rank %d waits for it in %s%s", rank, own,
-                w->what, seen);
+        lt_fail(LT_EPEER, "rank %d is gone, while rank %d waits for it in %s%s", rank, own, w->what,
+                seen);
     else
         lt_fail(LT_EPEER, "rank %d did not come to %s within %g s%s", rank, w->what, t->timeout,
                 seen);
@@ -445,7 +445,7 @@ static lt_status find_shares(const lt_shm *t, void *own, lt_share *share, size_t
 
 /* Sums as many of the next *bytes as are visible at once, and sets *bytes to that number. */
 static lt_status sum_chunk(lt_shm *t, const lt_sum *sum, const lt_coll_sig *sig, char *data,
-                          size_t *bytes)
+                           size_t *bytes)
 {
     lt_share share[LT_MAX_SHARES];
     view shown = expose(t, data, *bytes);
@@ -478,7 +478,7 @@ lt_status lt__shm_allreduce(lt_shm *t, const lt_sum *sum)
 
 /* Broadcasts as many of the next *bytes as are visible at once, and sets *bytes to that number. */
 static lt_status broadcast_chunk(lt_shm *t, const lt_coll_sig *sig, char *data, size_t *bytes,
-                                int root)
+                                 int root)
 {
     const view *from = &post_of(t, root)->view;
     view shown = {0};

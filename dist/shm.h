@@ -24,25 +24,25 @@ void lt__shm_control_init(lt_shm_control *control, int size);
  * ranks are common to both. */
 enum { LT_SHM_CHANNELS = 2 };
 
-typedef struct lt_shm {  /* one rank's view of the communicator */
+typedef struct lt_shm { /* one rank's view of the communicator */
     lt_shm_control *control;
-    int rank, size;       /* the slot of this rank; number of slots */
+    int rank, size; /* the slot of this rank; number of slots */
     int channel;
-    const int *rank_of;      /* (size) rank in the group of each slot, or NULL if it is the slot */
+    const int *rank_of;   /* (size) rank in the group of each slot, or NULL if it is the slot */
     double timeout;       /* seconds until a wait fails */
     double grace;         /* more seconds, for a rank that may itself be waiting for others */
     bool spin;            /* waits may spin before they sleep */
-    uint32_t collectives;      /* number of collectives so far */
+    uint32_t collectives; /* number of collectives so far */
     uint64_t bytes;       /* exchanged with other ranks so far */
     /* For ranks that are processes; NULL for threads. A process sees only shared memory of another.
      * Data elsewhere is copied through the staging buffer, one chunk at a time. Threads see all
      * data by its address and do not die alone. */
     uint64_t (*handle_of)(void *ud, const void *data); /* 0 if data is not in shared memory */
-    void *(*map)(void *ud, int slot, uint64_t place); /* address of a handle; NULL with LT_EENV */
+    void *(*map)(void *ud, int slot, uint64_t place);  /* address of a handle; NULL with LT_EENV */
     bool (*is_alive)(void *ud, int slot);
     void *ud;
     char *staging;
-    size_t staging_bytes;   /* a multiple of 64 */
+    size_t staging_bytes; /* a multiple of 64 */
 } lt_shm;
 
 /* Collectives. LT_EDESYNC, LT_EPEER, or the code with which `map` failed. */

@@ -57,7 +57,7 @@ lt_status lt__staging_stream_wait(lt_staging *s)
 void lt__staging_free(lt_staging *s)
 {
     lt_status status = lt__staging_stream_wait(
-        s); /* the next user of the gradients' memory must come after the uploads */
+        s);       /* the next user of the gradients' memory must come after the uploads */
     (void)status; /* a failed device has already reported its failure */
     for (int i = 0; i < 2; i++)
         if (s->stage[i].at)

@@ -13,12 +13,12 @@
 typedef struct lt_staging { /* all zeros, except the device */
     lt_device *device;
     struct lt_stage {
-        void *at;           /* (room) bytes on the CPU */
+        void *at; /* (room) bytes on the CPU */
         size_t room;
-        uint64_t mark;      /* of the upload from it; 0 if no upload is pending */
-    } stage[2];             /* used in turn */
+        uint64_t mark; /* of the upload from it; 0 if no upload is pending */
+    } stage[2];        /* used in turn */
     int turn;
-    uint64_t last;          /* mark of the last upload; 0 if the stream already waits for it */
+    uint64_t last; /* mark of the last upload; 0 if the stream already waits for it */
 } lt_staging;
 
 /* If *room is less than `bytes`, replaces *at by CPU memory of at least `bytes` that the device can

@@ -20,8 +20,8 @@ typedef union block {
 typedef struct work {
     const lt_share *share;
     lt_dtype dtype, wire;
-    int64_t at;   /* first element of the block */
-    int n;        /* number of its elements */
+    int64_t at; /* first element of the block */
+    int n;      /* number of its elements */
 } work;
 
 bool lt__sum_knows(lt_dtype dtype) { return dtype <= LT_BF16 || dtype == LT_I64; }

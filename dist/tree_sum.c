@@ -10,11 +10,15 @@ lt_status lt__tree_sum_check(int shards, int n, lt_dtype wire)
     bool fits = shards > 0 && shards <= 1 << LT_TREE_SUM_LEVELS && (shards & (shards - 1)) == 0 &&
                 shards % n == 0;
     if (shards != 0 && !fits)
-        return lt_fail(LT_EUSAGE, "vranks wants a power of two up to %d that %d rank%s can share, "
-                       "it is %d", 1 << LT_TREE_SUM_LEVELS, n, n == 1 ? "" : "s", shards);
+        return lt_fail(LT_EUSAGE,
+                       "vranks wants a power of two up to %d that %d rank%s can share, "
+                       "it is %d",
+                       1 << LT_TREE_SUM_LEVELS, n, n == 1 ? "" : "s", shards);
     if (shards != 0 && wire != LT_F32)
-        return lt_fail(LT_EUSAGE, "with vranks gradients travel in f32, not in %s: their bits "
-                       "would be those of the number of ranks", lt_dtype_name(wire));
+        return lt_fail(LT_EUSAGE,
+                       "with vranks gradients travel in f32, not in %s: their bits "
+                       "would be those of the number of ranks",
+                       lt_dtype_name(wire));
     return LT_OK;
 }
 
@@ -44,7 +48,7 @@ static int levels_of(int shards)
 }
 
 lt_status lt__tree_sum_add(lt_tree_sum *f, int shard, int shards, void *data, int64_t count,
-                       lt_dtype dtype, double scale)
+                           lt_dtype dtype, double scale)
 {
     size_t bytes = (size_t)count * lt_dtype_bytes(dtype);
     int level = 0;

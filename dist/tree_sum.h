@@ -13,7 +13,7 @@ enum { LT_TREE_SUM_LEVELS = 8 }; /* for up to 256 shards */
 
 typedef struct lt_tree_sum { /* all zeros: nothing added yet */
     void *level[LT_TREE_SUM_LEVELS];
-    size_t bytes;        /* of each level */
+    size_t bytes; /* of each level */
 } lt_tree_sum;
 
 /* LT_EUSAGE unless `shards` is 0, or n ranks can share that many shards with gradients in wire. */

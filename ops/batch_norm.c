@@ -41,8 +41,10 @@ lt_status lt__check_rows(const lt_call *c)
 {
     if (!lt__flag(c, TRAIN) || lt__all_rows(c) != 1)
         return LT_OK;
-    return lt_fail(LT_EINVAL, "train=true wants more than one value per channel, x has one (%s); "
-                   "use a larger batch or train=false", LT_TEXT(c->in[X]));
+    return lt_fail(LT_EINVAL,
+                   "train=true wants more than one value per channel, x has one (%s); "
+                   "use a larger batch or train=false",
+                   LT_TEXT(c->in[X]));
 }
 
 static lt_status shape(lt_call *c)
@@ -228,7 +230,7 @@ static lt_status after(lt_call *c)
     if (!lt__flag(c, TRAIN) || rows == 0)
         return LT_OK;
     return lt_bn_stats_add(c->ctx, c->in[MEAN], c->in[VAR], c->out[BATCH_MEAN], c->out[BATCH_VAR],
-                        rows, lt__number(c, MOMENTUM));
+                           rows, lt__number(c, MOMENTUM));
 }
 
 const lt_op lt__op_batch_norm = {

@@ -18,14 +18,14 @@
 #include "ops/batch_norm.h"
 #include "ops/cuda/rows.h"
 
-enum { MIN_PACKS = 8 };     /* packs per wide row, at least */
-enum { LEAD = 4 };            /* rows per thread, whose mean is the center of a part */
+enum { MIN_PACKS = 8 }; /* packs per wide row, at least */
+enum { LEAD = 4 };      /* rows per thread, whose mean is the center of a part */
 
 typedef struct plan {
-    int64_t n, channels;      /* n: elements of x */
-    int64_t width, whole;     /* lanes of a wide row; number of full wide rows */
-    int64_t packs;            /* packs per wide row */
-    lt_column_plan columns;       /* plan over columns of packs */
+    int64_t n, channels;    /* n: elements of x */
+    int64_t width, whole;   /* lanes of a wide row; number of full wide rows */
+    int64_t packs;          /* packs per wide row */
+    lt_column_plan columns; /* plan over columns of packs */
 } plan;
 
 static plan plan_for(const lt_tensor *x)
@@ -68,10 +68,10 @@ static size_t scratch(const lt_call *c, bool backward)
 template <class E> struct sum_pass {
     plan p;
     const E *x, *dy, *y;
-    E *d_residual;            /* receives g, the dy that the activation passes, or NULL */
+    E *d_residual; /* receives g, the dy that the activation passes, or NULL */
     const float *coefs;
     lt_bounds act;
-    bool add, wide;           /* add to d_residual; arrays are aligned for packs */
+    bool add, wide; /* add to d_residual; arrays are aligned for packs */
 };
 
 /* Loads the coefficients of V lanes. */
@@ -117,8 +117,8 @@ __device__ void find_centers(const sum_pass<E> &q, const lt_column &at, float (*
     __syncthreads();
     int k = (int)threadIdx.x / c.columns;
     if (k < V)
-        centers[threadIdx.x] = (float)(sum_of_lanes<V>(all, c.columns, c.lanes, k) /
-                                       (double)(end - at.first));
+        centers[threadIdx.x] =
+            (float)(sum_of_lanes<V>(all, c.columns, c.lanes, k) / (double)(end - at.first));
     __syncthreads();
 }
 
@@ -234,7 +234,7 @@ static lt_status launch_sums(const lt_cuda *cuda, const sum_pass<E> &q, lt_two *
 typedef struct channels {
     plan p;
     float *coefs;
-    lt_numbers scale, shift;     /* shift may be NULL */
+    lt_numbers scale, shift; /* shift may be NULL */
     double eps;
 } channels;
 
@@ -306,7 +306,7 @@ static __global__ void __launch_bounds__(LT_THREADS)
     set_coefficients(c, k, mean[k], var[k]);
 }
 
-typedef struct gradients {    /* gradients of the parameters, and whether to add to them */
+typedef struct gradients { /* gradients of the parameters, and whether to add to them */
     lt_numbers scale, shift, mean, var;
     bool add_scale, add_shift, add_mean, add_var;
 } gradients;
@@ -347,8 +347,8 @@ static channels channels_of(const lt_call *c, const plan *p)
     return k;
 }
 
-static lt_status join_parts(const lt_call *c, const plan *p, void (*kernel)(
-                                const channels, const lt_two *, float *, float *))
+static lt_status join_parts(const lt_call *c, const plan *p,
+                            void (*kernel)(const channels, const lt_two *, float *, float *))
 {
     return lt__launch(lt__cuda(c->ctx), lt__cuts(p->channels, LT_JOINED_COLUMNS), kernel,
                       channels_of(c, p), (const lt_two *)part_sums(c, p),
@@ -374,7 +374,7 @@ template <class E> struct result_pass {
     E *out;
     const float *coefs;
     lt_bounds act;
-    bool add, wide, small;    /* add to out; arrays aligned for packs; pack indices fit 31 bits */
+    bool add, wide, small; /* add to out; arrays aligned for packs; pack indices fit 31 bits */
 };
 
 /* Finds the thread's pack: its first element, and that element's lane. */
@@ -498,7 +498,7 @@ static lt_status check(const lt_cuda *cuda, const lt_call *c)
                                 cuda->name);
     if (lt__flag(c, TRAIN) && lt__rows_of(x) == 1)
         return cuda->host->fail(LT_EINVAL, "train=true wants more than one value per channel, x "
-                                "has one; use a larger batch or train=false");
+                                           "has one; use a larger batch or train=false");
     return LT_OK;
 }
 
@@ -561,8 +561,8 @@ template <class E> static lt_status backward(const lt_call *c)
     const lt_tensor *d_residual = lt__optional(c, c->d_in, RESIDUAL);
     plan p = plan_for(c->in[X]);
     int gate = lt__word(c, ACT) == 0 ? OPEN : c->out[Y] ? BY_Y : BY_X;
-    bool passed = d_residual && !lt__adds(c, RESIDUAL); /* g was written there, and can be read
-                                                         * instead of dy */
+    /* g was written there, and can be read instead of dy */
+    bool passed = d_residual && !lt__adds(c, RESIDUAL);
     LT_TRY(use_statistics(c, &p, c->out[BATCH_MEAN], c->out[BATCH_VAR], false));
     LT_TRY(sum_products<E>(c, &p, gate));
     if (!c->d_in[X])

@@ -176,14 +176,14 @@ enum { MOMENTS, OPEN, BY_Y, BY_X };
 
 /* A pass over some wide rows. Arrays that the pass does not need are NULL. Borrows all arrays. */
 typedef struct lt_pass {
-    int64_t n, units, room;       /* units in all; units of a row; floats from row to row
-                                        * of coefs and of lanes */
+    /* units in all; units of a row; floats from row to row of coefs and of lanes */
+    int64_t n, units, room;
     const float *coefs, *center;
-    float *lanes;                      /* the sums: one for each lane of a row */
+    float *lanes; /* the sums: one for each lane of a row */
     const void *x, *dy, *y, *residual;
     void *out;
-    int form, gate;                    /* of the enums above */
-    bool add, nontemporal;             /* add to out; write out with nontemporal stores */
+    int form, gate;        /* of the enums above */
+    bool add, nontemporal; /* add to out; write out with nontemporal stores */
     lt_bounds act;
 } lt_pass;
 

@@ -6,14 +6,14 @@
 /* The operands of a call: the mean and variance to update, and those to update with. */
 typedef struct statistics {
     lt_numbers mean, var, mean2, var2;
-    int64_t n;                /* number of channels */
-    const int32_t *skip;      /* the call's skip flag, or NULL */
+    int64_t n;           /* number of channels */
+    const int32_t *skip; /* the call's skip flag, or NULL */
 } statistics;
 
 static statistics statistics_of(const lt_call *c)
 {
     statistics s = {lt__numbers_of(c->in[0]), lt__numbers_of(c->in[1]), lt__numbers_of(c->in[2]),
-                    lt__numbers_of(c->in[3]), c->in[0]->count, c->skip};
+                    lt__numbers_of(c->in[3]), c->in[0]->count,          c->skip};
     return s;
 }
 

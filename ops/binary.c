@@ -44,36 +44,31 @@ static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
 #define FORWARD_BLOCK(name, types, z_of)                                                           \
     LT_SIMD static void name(const lt_block *b)                                                    \
     {                                                                                              \
-        LT_AND_BF16(types, b->dtype, T, E,                                                         \
-            const E *restrict xs = b->in[0], *restrict ys = b->in[1];                              \
-            E *restrict out = b->z;                                                                \
-            for (int64_t i = 0; i < b->n; i++) {                                                   \
+        LT_AND_BF16(                                                                               \
+            types, b->dtype, T, E, const E *restrict xs = b->in[0], *restrict ys = b->in[1];       \
+            E *restrict out = b->z; for (int64_t i = 0; i < b->n; i++) {                           \
                 const T x = LT_VALUE(xs[i]), y = LT_VALUE(ys[i]);                                  \
                 out[i] = LT_ELEMENT(E, (T)(z_of));                                                 \
-            }                                                                                      \
-        );                                                                                         \
+            });                                                                                    \
     }
 
 /* saved: whether the op saves x and y; if not, they are not used. */
 #define BACKWARD_BLOCK(name, saved, d_of)                                                          \
     LT_SIMD static void name(const lt_block *b)                                                    \
     {                                                                                              \
-        LT_AND_BF16(LT_FLOATS, b->dtype, T, E,                                                     \
-            const E *dzs = b->in[0];                                                               \
+        LT_AND_BF16(                                                                               \
+            LT_FLOATS, b->dtype, T, E, const E *dzs = b->in[0];                                    \
             const E *xs = b->in[(saved) ? 1 : 0], *ys = b->in[(saved) ? 2 : 0];                    \
             E *out = b->z; /* may be equal to dzs */                                               \
-            const bool add = b->add;                                                               \
-            const int64_t n = b->n;                                                                \
-            LT_IVDEP                                                                               \
-            for (int64_t i = 0; i < n; i++) {                                                      \
+            const bool add = b->add; const int64_t n = b->n;                                       \
+            LT_IVDEP for (int64_t i = 0; i < n; i++) {                                             \
                 const T dz = LT_VALUE(dzs[i]), x = LT_VALUE(xs[i]), y = LT_VALUE(ys[i]);           \
                 T d = (T)(d_of);                                                                   \
                 (void)x, (void)y;                                                                  \
                 if (add)                                                                           \
                     d += LT_VALUE(out[i]);                                                         \
                 out[i] = LT_ELEMENT(E, d);                                                         \
-            }                                                                                      \
-        );                                                                                         \
+            });                                                                                    \
     }
 
 #define BINARY(name, types, cost, policy, saves, same, text, z_of, dx_of, dy_of)                   \
@@ -86,16 +81,29 @@ static lt_status backward(lt_call *c, const lt_block_fn fn[2], int cost)
         return backward(c, (const lt_block_fn[]){name##_dx_block, name##_dy_block}, cost);         \
     }                                                                                              \
     const lt_op lt__op_##name = {                                                                  \
-        .sig = #name "(x, y)", .doc = text, .cast = policy, .any_dtype = true, .save = saves,      \
-        .same_grad = same, .grad_in_place = 1, .shape = binary_shape,                              \
-        .scratch = lt__grad_scratch, .fwd = name##_fwd, .bwd = name##_bwd,                         \
+        .sig = #name "(x, y)",                                                                     \
+        .doc = text,                                                                               \
+        .cast = policy,                                                                            \
+        .any_dtype = true,                                                                         \
+        .save = saves,                                                                             \
+        .same_grad = same,                                                                         \
+        .grad_in_place = 1,                                                                        \
+        .shape = binary_shape,                                                                     \
+        .scratch = lt__grad_scratch,                                                               \
+        .fwd = name##_fwd,                                                                         \
+        .bwd = name##_bwd,                                                                         \
     };
 #define NONE 0
 #define BOTH (LT_SAVE_IN(0) | LT_SAVE_IN(1))
 
 #define LT_QUOTIENT(x, y)                                                                          \
-    _Generic(x, float: x / y, double: x / y, default: lt__integer_quotient((int64_t)x, (int64_t)y))
+    _Generic(x, float                                                                              \
+             : x / y, double                                                                       \
+             : x / y, default                                                                      \
+             : lt__integer_quotient((int64_t)x, (int64_t)y))
 #define LT_POWER(x, y)                                                                             \
-    _Generic(x, float: pow(x, y), double: pow(x, y),                                               \
-             default: lt__integer_power((int64_t)x, (int64_t)y))
+    _Generic(x, float                                                                              \
+             : pow(x, y), double                                                                   \
+             : pow(x, y), default                                                                  \
+             : lt__integer_power((int64_t)x, (int64_t)y))
 LT_BINARY_LIST(BINARY)

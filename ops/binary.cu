@@ -11,8 +11,7 @@ template <class F> static lt_status forward(lt_call *c)
 }
 
 /* The gradient of input i: F of dz, or of dz, x and y if the op saves its inputs. */
-template <template <class, class> class F, class E>
-static lt_status put_grad(lt_call *c, int i)
+template <template <class, class> class F, class E> static lt_status put_grad(lt_call *c, int i)
 {
     const lt_tensor *in[] = {c->d_out[0], c->in[0], c->in[1]};
     return c->d_in[i] ? lt__put_grad<F, E>(c, i, c->op->save ? 3 : 1, in) : LT_OK;
@@ -29,10 +28,14 @@ static inline __device__ int64_t power(int64_t x, int64_t y) { return lt__intege
 #define LT_QUOTIENT(x, y) quotient((W)x, (W)y)
 #define LT_POWER(x, y) power((W)x, (W)y)
 /* W is the type in which quotients and powers are computed. */
-template <class T> struct widest { typedef int64_t type; };
-template <> struct widest<float> { typedef float type; };
+template <class T> struct widest {
+    typedef int64_t type;
+};
+template <> struct widest<float> {
+    typedef float type;
+};
 
-#define NONE 1                /* number of inputs of a gradient: dz, or dz, x and y */
+#define NONE 1 /* number of inputs of a gradient: dz, or dz, x and y */
 #define BOTH 3
 
 #define GRADIENT(name, n, d_of)                                                                    \
@@ -61,9 +64,8 @@ template <> struct widest<float> { typedef float type; };
     static lt_status name##_bwd(lt_call *c)                                                        \
     {                                                                                              \
         LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_out[0]->dtype, E,                                    \
-            LT_TRY((put_grad<name##_dy, E>(c, 1)));                                                \
-            return put_grad<name##_dx, E>(c, 0);                                                   \
-        )                                                                                          \
+                       LT_TRY((put_grad<name##_dy, E>(c, 1)));                                     \
+                       return put_grad<name##_dx, E>(c, 0);)                                       \
     }
 LT_BINARY_LIST(BINARY)
 

@@ -14,6 +14,7 @@
  *
  * The limits of pow are as in PyTorch: dx is 0 for y = 0, and dy is 0 for x = 0 and y >= 0. For
  * negative x, dy is NaN because it is no real number. */
+/* clang-format off */
 #define LT_BINARY_LIST(X)                                                                          \
     X(add, WRAPPING, LT_CHEAP, LT_CAST_WIDEST, NONE, 3, "x + y.",                                  \
       x + y, dz, dz)                                                                               \
@@ -29,12 +30,13 @@
       LT_POWER(x, y),                                                                              \
       y == 0 ? 0 : dz * (y * pow(x, y - 1)),                                                       \
       x == 0 && y >= 0 ? 0 : dz * (pow(x, y) * log(x)))
+/* clang-format on */
 
 /* x / y, truncated toward zero. Defined for all inputs: x / 0 is 0, and the smallest integer
  * divided by -1 is itself. */
 LT_BOTH static inline int64_t lt__integer_quotient(int64_t x, int64_t y)
 {
-    return y == 0 ? 0 : y == -1 ? (int64_t)-(uint64_t)x : x / y;
+    return y == 0 ? 0 : y == -1 ? (int64_t) - (uint64_t)x : x / y;
 }
 
 /* x^y modulo 2^64, by repeated squaring. A negative power is 1 / x^-y, truncated toward zero; 0 to

@@ -29,12 +29,16 @@ static lt_status compare(lt_call *c, lt_block_fn fn)
             uint8_t *restrict z = b->z;                                                            \
             for (int64_t i = 0; i < b->n; i++)                                                     \
                 z[i] = x[i] op y[i];                                                               \
-        );                                                                                         \
+        );              \
     }                                                                                              \
     static lt_status name##_fwd(lt_call *c) { return compare(c, name##_each); }                    \
     const lt_op lt__op_##name = {                                                                  \
-        .sig = #name "(x, y)", .doc = text, .cast = LT_CAST_WIDEST, .any_dtype = true,             \
-        .shape = compare_shape, .fwd = name##_fwd,                                                 \
+        .sig = #name "(x, y)",                                                                     \
+        .doc = text,                                                                               \
+        .cast = LT_CAST_WIDEST,                                                                    \
+        .any_dtype = true,                                                                         \
+        .shape = compare_shape,                                                                    \
+        .fwd = name##_fwd,                                                                         \
     };
 
 COMPARISON(eq, ==, "1 where x = y, else 0.")
@@ -115,7 +119,7 @@ static lt_status where_fwd(lt_call *c)
             const bool add = b->add;                                                               \
             for (int64_t i = 0; i < b->n; i++)                                                     \
                 LT_PUT(add, d[i], (cond[i] != 0) == wanted ? dz[i] : 0);                           \
-        );                                                                                         \
+        );       \
     }
 MASKED(where_dx_each, true)
 MASKED(where_dy_each, false)
@@ -133,7 +137,13 @@ static lt_status where_bwd(lt_call *c)
 }
 
 const lt_op lt__op_where = {
-    .sig = "where(cond, x, y)", .doc = "x where cond is not 0, else y.", .cast = LT_CAST_WIDEST,
-    .any_dtype = true, .save = LT_SAVE_IN(COND), .shape = where_shape,
-    .scratch = lt__grad_scratch, .fwd = where_fwd, .bwd = where_bwd,
+    .sig = "where(cond, x, y)",
+    .doc = "x where cond is not 0, else y.",
+    .cast = LT_CAST_WIDEST,
+    .any_dtype = true,
+    .save = LT_SAVE_IN(COND),
+    .shape = where_shape,
+    .scratch = lt__grad_scratch,
+    .fwd = where_fwd,
+    .bwd = where_bwd,
 };

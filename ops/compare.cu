@@ -22,8 +22,7 @@ template <class E> static lt_status compare_as(lt_call *c, int wanted)
     lt_walk w;
     f.wanted = wanted;
     lt__walk_inputs(&w, c->out[0], 2, c->in);
-    return lt__map(lt__cuda(c->ctx), w, f, false, c->out[0]->data, c->in[0]->data,
-                   c->in[1]->data);
+    return lt__map(lt__cuda(c->ctx), w, f, false, c->out[0]->data, c->in[0]->data, c->in[1]->data);
 }
 
 static lt_status compare(lt_call *c, int wanted)
@@ -40,7 +39,7 @@ static lt_status ge(lt_call *c) { return compare(c, MORE | EQUAL); }
 
 /* ==== where =================================================================================== */
 
-enum { COND, X_IN, Y_IN };    /* inputs */
+enum { COND, X_IN, Y_IN }; /* inputs */
 
 template <class E> struct pick : lt_types<3, E, uint8_t, E, E> {
     __device__ E operator()(uint8_t cond, E x, E y) const { return cond ? x : y; }
@@ -53,8 +52,10 @@ template <class Z, class E, bool WANTED> struct masked : lt_types<2, Z, uint8_t,
         return (cond != 0) == WANTED ? dz : 0;
     }
 };
-template <class Z, class E> struct where_dx : masked<Z, E, true> {};
-template <class Z, class E> struct where_dy : masked<Z, E, false> {};
+template <class Z, class E> struct where_dx : masked<Z, E, true> {
+};
+template <class Z, class E> struct where_dy : masked<Z, E, false> {
+};
 
 template <class E> static lt_status where_of(lt_call *c)
 {
@@ -73,10 +74,8 @@ static lt_status where_bwd(lt_call *c)
 {
     const lt_tensor *in[] = {c->in[COND], c->d_out[0]};
     LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_out[0]->dtype, E,
-        if (c->d_in[X_IN])
-            LT_TRY((lt__put_grad<where_dx, E>(c, X_IN, 2, in)));
-        return c->d_in[Y_IN] ? lt__put_grad<where_dy, E>(c, Y_IN, 2, in) : LT_OK;
-    )
+                   if (c->d_in[X_IN]) LT_TRY((lt__put_grad<where_dx, E>(c, X_IN, 2, in)));
+                   return c->d_in[Y_IN] ? lt__put_grad<where_dy, E>(c, Y_IN, 2, in) : LT_OK;)
 }
 
 void lt__cuda_compare(lt_kernels *op)

@@ -37,20 +37,25 @@ static lt_status describe(const lt_call *c, lt_conv *v)
     v->in = x->dims[3];
     v->out = w->dims[0];
     if (v->in % v->groups != 0 || v->out % v->groups != 0)
-        return lt_fail(LT_EINVAL, "groups %lld must divide the %lld channels of x and the %lld "
-                       "output channels of w (x %s, w %s)", (lt_ll)v->groups, (lt_ll)v->in,
-                       (lt_ll)v->out, LT_TEXT(x), LT_TEXT(w));
+        return lt_fail(LT_EINVAL,
+                       "groups %lld must divide the %lld channels of x and the %lld "
+                       "output channels of w (x %s, w %s)",
+                       (lt_ll)v->groups, (lt_ll)v->in, (lt_ll)v->out, LT_TEXT(x), LT_TEXT(w));
     if (w->dims[3] != v->in / v->groups && v->groups > 1)
-        return lt_fail(LT_EINVAL, "w wants %lld input channels in each of %lld groups, x has %lld "
-                       "(x %s, w %s)", (lt_ll)w->dims[3], (lt_ll)v->groups,
-                       (lt_ll)(v->in / v->groups), LT_TEXT(x), LT_TEXT(w));
+        return lt_fail(LT_EINVAL,
+                       "w wants %lld input channels in each of %lld groups, x has %lld "
+                       "(x %s, w %s)",
+                       (lt_ll)w->dims[3], (lt_ll)v->groups, (lt_ll)(v->in / v->groups), LT_TEXT(x),
+                       LT_TEXT(w));
     if (w->dims[3] != v->in / v->groups)
         return lt_fail(LT_EINVAL, "w wants %lld input channels, x has %lld (x %s, w %s)",
                        (lt_ll)w->dims[3], (lt_ll)v->in, LT_TEXT(x), LT_TEXT(w));
     for (int i = 0; i < 2; i++)
         if ((v->window.kernel[i] = w->dims[1 + i]) < 1)
-            return lt_fail(LT_EINVAL, "w wants a kernel of at least 1x1, it is %s (out, kh, kw, "
-                           "in/groups)", LT_TEXT(w));
+            return lt_fail(LT_EINVAL,
+                           "w wants a kernel of at least 1x1, it is %s (out, kh, kw, "
+                           "in/groups)",
+                           LT_TEXT(w));
     return lt__window_fit(&v->window, x);
 }
 
@@ -161,10 +166,15 @@ static void carry(const lt_conv *v, lt_dtype dtype, const tap *t, int from, cons
                        t->pixel[to]);
         return;
     }
-    lt_product p = {.m = t->pixels, .n = t->depth[to], .k = t->depth[from],
-                    .a_row = t->pixel[from], .a_col = 1,
-                    .b_row = from == IN ? 1 : t->w_out, .b_col = from == IN ? t->w_out : 1,
-                    .out_row = t->pixel[to], .out_col = 1};
+    lt_product p = {.m = t->pixels,
+                    .n = t->depth[to],
+                    .k = t->depth[from],
+                    .a_row = t->pixel[from],
+                    .a_col = 1,
+                    .b_row = from == IN ? 1 : t->w_out,
+                    .b_col = from == IN ? t->w_out : 1,
+                    .out_row = t->pixel[to],
+                    .out_col = 1};
     for (int64_t g = 0; g < v->groups; g++)
         lt__product_add(dtype, &p, lt__at(source, dtype, t->at[from] + g * t->depth[from]),
                         lt__at(w, dtype, t->w + g * t->depth[OUT] * t->w_out),
@@ -219,10 +229,24 @@ static void weight_block(const lt_conv *v, lt_dtype dtype, int64_t kh, int64_t k
     int64_t from, end;
     tap t = tap_at(v, 0, 0, 0, kh, kw);
     int64_t in = t.depth[IN], channel = first / t.depth[OUT] * in;
-    lt_product p = {.m = n, .n = in, .k = t.pixels, .a_row = 1, .a_col = t.pixel[OUT],
-                    .b_row = t.pixel[IN], .b_col = 1, .out_row = t.w_out, .out_col = 1};
-    lt_product turned = {.m = in, .n = n, .k = t.pixels, .a_row = 1, .a_col = t.pixel[IN],
-                         .b_row = t.pixel[OUT], .b_col = 1, .out_row = 1, .out_col = t.w_out};
+    lt_product p = {.m = n,
+                    .n = in,
+                    .k = t.pixels,
+                    .a_row = 1,
+                    .a_col = t.pixel[OUT],
+                    .b_row = t.pixel[IN],
+                    .b_col = 1,
+                    .out_row = t.w_out,
+                    .out_col = 1};
+    lt_product turned = {.m = in,
+                         .n = n,
+                         .k = t.pixels,
+                         .a_row = 1,
+                         .a_col = t.pixel[IN],
+                         .b_row = t.pixel[OUT],
+                         .b_col = 1,
+                         .out_row = 1,
+                         .out_col = t.w_out};
     void *to = lt__at(dw, dtype, t.w + first * t.w_out);
     lt__window_range(&v->window, 0, kh, &from, &end);
     for (int64_t image = 0; image < v->n; image++)
@@ -317,8 +341,8 @@ static size_t scratch(const lt_call *c, bool backward)
     bool half = (backward ? c->d_out : c->out)[0]->dtype == LT_BF16;
     if (describe(c, &v) != LT_OK)
         return 0;
-    size_t bytes = larger(lt__depthwise_scratch(&v, backward),
-                          lt__winograd_scratch(c, &v, half, backward));
+    size_t bytes =
+        larger(lt__depthwise_scratch(&v, backward), lt__winograd_scratch(c, &v, half, backward));
     bytes = larger(bytes, lt__conv_thin_scratch(c, &v, backward));
     return backward ? larger(bytes, lt__conv_weights_scratch(c, &v)) : bytes;
 }
@@ -357,9 +381,12 @@ static lt_status fast_fwd(lt_call *c)
     LT_TRY(describe(c, &v));
     if (pointwise(&v))
         return lt__op_linear.fast_fwd(c);
-    lt_conv_task task = {.kind = LT_CONV, .conv = &v, .x = lt__operand(c->in[X], 0),
-                  .w = lt__operand(c->in[W], 0), .bias = bias_of(c, c->in),
-                  .y = lt__operand(c->out[0], 0)};
+    lt_conv_task task = {.kind = LT_CONV,
+                         .conv = &v,
+                         .x = lt__operand(c->in[X], 0),
+                         .w = lt__operand(c->in[W], 0),
+                         .bias = bias_of(c, c->in),
+                         .y = lt__operand(c->out[0], 0)};
     return task_run(c, &task);
 }
 
@@ -407,11 +434,18 @@ static lt_status fast_bwd(lt_call *c)
     lt_conv v;
     LT_TRY(describe(c, &v));
     lt_operand dy = lt__operand(c->d_out[0], 0);
-    const lt_conv_task task[2] = {
-        [X] = {.kind = LT_CONV_DATA, .conv = &v, .x = lt__operand(c->d_in[X], 0),
-               .w = lt__operand(c->in[W], 0), .y = dy, .add = lt__adds(c, X)},
-        [W] = {.kind = LT_CONV_WEIGHTS, .conv = &v, .x = lt__operand(c->in[X], 0),
-               .w = lt__operand(c->d_in[W], 0), .y = dy, .add = lt__adds(c, W)}};
+    const lt_conv_task task[2] = {[X] = {.kind = LT_CONV_DATA,
+                                         .conv = &v,
+                                         .x = lt__operand(c->d_in[X], 0),
+                                         .w = lt__operand(c->in[W], 0),
+                                         .y = dy,
+                                         .add = lt__adds(c, X)},
+                                  [W] = {.kind = LT_CONV_WEIGHTS,
+                                         .conv = &v,
+                                         .x = lt__operand(c->in[X], 0),
+                                         .w = lt__operand(c->d_in[W], 0),
+                                         .y = dy,
+                                         .add = lt__adds(c, W)}};
     lt_status ready[2];
     if (pointwise(&v))
         return pointwise_bwd(c, &task[W]);
@@ -435,8 +469,11 @@ const lt_op lt__op_conv2d = {
            "b (out); padding is zero.",
     .cast = LT_CAST_HALF,
     .save = LT_SAVE_IN(X) | LT_SAVE_IN(W),
-    .shape = shape, .scratch = scratch,
-    .fwd = fwd, .bwd = bwd,
+    .shape = shape,
+    .scratch = scratch,
+    .fwd = fwd,
+    .bwd = bwd,
     .fast_bf16 = true,
-    .fast_fwd = fast_fwd, .fast_bwd = fast_bwd,
+    .fast_fwd = fast_fwd,
+    .fast_bwd = fast_bwd,
 };

@@ -18,17 +18,24 @@ enum { STRIDE, PAD, DILATION, GROUPS };
 /* ==== Images seen through a window ============================================================ */
 
 /* One axis of a window in ints. Values beyond that are clamped; they never overlap an image. */
-typedef struct axis { int in, out, kernel, stride, pad, dilation; } axis;
+typedef struct axis {
+    int in, out, kernel, stride, pad, dilation;
+} axis;
 
 typedef struct frame {
     axis h, w;
-    int channels, each;       /* channels per image; per group */
+    int channels, each; /* channels per image; per group */
 } frame;
 
 /* The start of an output's window, or the position of an input. `base` is the offset of its image
  * and group. */
-typedef struct spot { int64_t base; int h, w; } spot;
-typedef struct tap { int h, w, channel; } tap;
+typedef struct spot {
+    int64_t base;
+    int h, w;
+} spot;
+typedef struct tap {
+    int h, w, channel;
+} tap;
 
 /* Pixel i of images of the given size, in a group. */
 static __device__ spot spot_of(const frame &f, int group, int i, int height, int width)
@@ -84,7 +91,10 @@ template <class E> struct windows {
 
 /* The transposed factor: a row is a tap, a term is an output pixel. */
 template <class E> struct turned_windows {
-    struct Row { tap at; int group; };
+    struct Row {
+        tap at;
+        int group;
+    };
     typedef spot Term;
     static constexpr bool along = false;
     windows<E> of;
@@ -111,12 +121,9 @@ template <class E> struct reached {
     typedef tap Term;
     static constexpr bool along = true;
     const E *dy;
-    frame f;                  /* `in` and `out` are exchanged */
+    frame f; /* `in` and `out` are exchanged */
 
-    __device__ spot row(int group, int i) const
-    {
-        return spot_of(f, group, i, f.h.out, f.w.out);
-    }
+    __device__ spot row(int group, int i) const { return spot_of(f, group, i, f.h.out, f.w.out); }
     __device__ tap term(int k) const { return tap_of(f, k); }
     __device__ float at(const spot &s, const tap &t) const
     {
@@ -198,15 +205,18 @@ static int as_int(int64_t i) { return i < MOST ? (int)i : (int)MOST; }
  * itself, lead out of any image. */
 static axis axis_of(const lt_window *w, int i, bool back)
 {
-    return axis{as_int(back ? w->out[i] : w->in[i]), as_int(back ? w->in[i] : w->out[i]),
-                as_int(w->kernel[i]), as_int(w->stride[i]), as_int(w->pad[i]),
+    return axis{as_int(back ? w->out[i] : w->in[i]),
+                as_int(back ? w->in[i] : w->out[i]),
+                as_int(w->kernel[i]),
+                as_int(w->stride[i]),
+                as_int(w->pad[i]),
                 as_int(w->dilation[i])};
 }
 
 static frame frame_of(const lt_cuda_conv *v, bool back)
 {
-    return frame{axis_of(&v->w, 0, back), axis_of(&v->w, 1, back),
-                 as_int(back ? v->out : v->in), as_int(back ? v->out_each : v->in_each)};
+    return frame{axis_of(&v->w, 0, back), axis_of(&v->w, 1, back), as_int(back ? v->out : v->in),
+                 as_int(back ? v->out_each : v->in_each)};
 }
 
 /* ==== Our own kernels ========================================================================= */
@@ -223,12 +233,12 @@ static lt_status own_fwd(const lt_cuda_conv *v, lt_call *c)
     lt_cuda *cuda = lt__cuda(c->ctx);
     lt_tiles t = tiles_of_y(v);
     LT_CUDA_FLOATS(cuda, c->in[X]->dtype, E,
-        windows<E> a = {(const E *)c->in[X]->data, frame_of(v, false)};
-        lt_matrices<E> b = lt__matrices_of<E>(c->in[W]->data, t.k, 1, t.batch,
-                                              v->out_each * (int64_t)t.k);
-        lt_results<E> r = results_of<E>(c->out[0], v->out_each, v->out, false);
-        r.bias = (const E *)(bias ? bias->data : NULL);
-        return lt__tile_product(cuda, &t, a, b, r, NULL);)
+                   windows<E> a = {(const E *)c->in[X]->data, frame_of(v, false)};
+                   lt_matrices<E> b = lt__matrices_of<E>(c->in[W]->data, t.k, 1, t.batch,
+                                                         v->out_each * (int64_t)t.k);
+                   lt_results<E> r = results_of<E>(c->out[0], v->out_each, v->out, false);
+                   r.bias = (const E *)(bias ? bias->data : NULL);
+                   return lt__tile_product(cuda, &t, a, b, r, NULL);)
 }
 
 /* E is the dtype of the factors, O that of the gradient. */
@@ -255,9 +265,9 @@ template <class E, class O> static lt_status own_dw(const lt_cuda_conv *v, lt_ca
 static lt_status own_grad(const lt_cuda_conv *v, lt_call *c, int i)
 {
     LT_CUDA_FLOATS(lt__cuda(c->ctx), c->d_out[0]->dtype, E,
-        if (c->d_in[i]->dtype == LT_F32)
-            return i == X ? own_dx<E, float>(v, c) : own_dw<E, float>(v, c);
-        return i == X ? own_dx<E, E>(v, c) : own_dw<E, E>(v, c);)
+                   if (c->d_in[i]->dtype == LT_F32) return i == X ? own_dx<E, float>(v, c)
+                                                                  : own_dw<E, float>(v, c);
+                   return i == X ? own_dx<E, E>(v, c) : own_dw<E, E>(v, c);)
 }
 
 /* ==== Calls =================================================================================== */
@@ -285,7 +295,7 @@ static lt_status put_grad(const lt_cuda_conv *v, lt_call *c, int i)
 {
     if (lt__cuda_is_depthwise(v))
         return i == W || c->d_in[i]->dtype == c->d_out[0]->dtype ? lt__cuda_depthwise_grad(v, c, i)
-                                                                  : own_grad(v, c, i);
+                                                                 : own_grad(v, c, i);
     lt_status status = lt__nvidia_conv2d_grad(lt__cuda(c->ctx)->nvidia, c, i);
     return status == LT_EUNSUPPORTED ? own_grad(v, c, i) : status;
 }

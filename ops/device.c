@@ -16,7 +16,8 @@ bool lt__is_accelerator(const char *device)
  * build has no accelerator at all. */
 static lt_status open_plugin(const lt_ctx *ctx, const char *device, lt_accelerator *a, bool *none)
 {
-    lt_accelerator_config config = {.index = LT_ANY_DEVICE, .local_rank = ctx->config.local_rank,
+    lt_accelerator_config config = {.index = LT_ANY_DEVICE,
+                                    .local_rank = ctx->config.local_rank,
                                     .deterministic = ctx->config.deterministic,
                                     .tf32 = ctx->config.tf32};
 
@@ -28,7 +29,7 @@ static lt_status open_plugin(const lt_ctx *ctx, const char *device, lt_accelerat
     *none = !lt__plugin_find("cuda", file);
     if (*none)
         return lt_fail(LT_EENV, "luatrain has no libluatrain-cuda.so, which is built where there "
-                       "is nvcc");
+                                "is nvcc");
     LT_TRY(lt__plugin_open(file, "lt_accelerator_open", &open_accelerator));
     int rc = open_accelerator(LT_VERSION, &host, &config, a, text, sizeof text);
     *none = rc == LT_NO_ACCELERATOR;

@@ -14,11 +14,13 @@ static lt_status check_place(const lt_call *c)
 {
     const lt_tensor *x = c->in[0];
     int64_t rows = x->ndim > 0 ? x->dims[0] : 1, before = 0;
-    if (rows > 0 && (c->first_row < 0 ||
-                     __builtin_mul_overflow(c->first_row, x->count / rows, &before) ||
-                     before > INT64_MAX / 2))
-        return lt_fail(LT_EINVAL, "row %lld of the batch, of %lld elements each, is beyond what "
-                       "can be counted", (lt_ll)c->first_row, (lt_ll)(x->count / rows));
+    if (rows > 0 &&
+        (c->first_row < 0 || __builtin_mul_overflow(c->first_row, x->count / rows, &before) ||
+         before > INT64_MAX / 2))
+        return lt_fail(LT_EINVAL,
+                       "row %lld of the batch, of %lld elements each, is beyond what "
+                       "can be counted",
+                       (lt_ll)c->first_row, (lt_ll)(x->count / rows));
     return LT_OK;
 }
 
@@ -80,10 +82,7 @@ static lt_status drop(lt_call *c, lt_tensor *y, const lt_tensor *x, bool add)
 
 static lt_status forward(lt_call *c) { return drop(c, c->out[0], c->in[0], false); }
 
-static lt_status backward(lt_call *c)
-{
-    return drop(c, c->d_in[0], c->d_out[0], lt__adds(c, 0));
-}
+static lt_status backward(lt_call *c) { return drop(c, c->d_in[0], c->d_out[0], lt__adds(c, 0)); }
 
 const lt_op lt__op_dropout = {
     .sig = "dropout(x; p=0.5, train=true)",

@@ -8,7 +8,7 @@
 #include "ops/dropout.h"
 
 typedef struct drawing {
-    int64_t before, n;        /* elements of the global batch before x; elements of x */
+    int64_t before, n; /* elements of the global batch before x; elements of x */
     uint64_t stream;
     uint32_t key[2], lowest;
     float scale;
@@ -16,8 +16,7 @@ typedef struct drawing {
 } drawing;
 
 /* Drops or scales the four elements that belong to random block number `block`. */
-template <class E>
-__device__ void drop_four(const drawing &q, uint64_t block, const E *x, E *y)
+template <class E> __device__ void drop_four(const drawing &q, uint64_t block, const E *x, E *y)
 {
     uint32_t word[4], counter[4] = {(uint32_t)block, (uint32_t)(block >> 32), (uint32_t)q.stream,
                                     (uint32_t)(q.stream >> 32)};

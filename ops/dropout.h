@@ -4,7 +4,7 @@
 
 #include "ops/kernel.h"
 
-enum { P, TRAIN };            /* options */
+enum { P, TRAIN }; /* options */
 
 /* An element is kept if its random word is at least this. p: the probability of dropping it. */
 static inline uint32_t lt__lowest_kept(double p)

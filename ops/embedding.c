@@ -17,8 +17,10 @@ static lt_status shape(lt_call *c)
     LT_TRY(lt__want_integers(c, IDS));
     int ndim = ids->ndim + w->ndim - 1;
     if (ndim > LT_MAX_DIMS)
-        return lt_fail(LT_EINVAL, "the result would have %d axes, at most %d are possible (w %s, "
-                       "ids %s)", ndim, LT_MAX_DIMS, LT_TEXT(w), LT_TEXT(ids));
+        return lt_fail(LT_EINVAL,
+                       "the result would have %d axes, at most %d are possible (w %s, "
+                       "ids %s)",
+                       ndim, LT_MAX_DIMS, LT_TEXT(w), LT_TEXT(ids));
     for (int i = 0; i < ndim; i++)
         dims[i] = i < ids->ndim ? ids->dims[i] : w->dims[i - ids->ndim + 1];
     lt__spec(c, 0, (lt_dtype)w->dtype, ndim, dims);

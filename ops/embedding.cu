@@ -17,7 +17,7 @@ enum { W, IDS };
  * equal ones. */
 typedef struct far_id {
     uint64_t id;
-    int64_t place;            /* -1 if there is none */
+    int64_t place; /* -1 if there is none */
 } far_id;
 
 struct furthest {
@@ -87,9 +87,9 @@ lt_status lt__cuda_say_bad_id(const lt_cuda *cuda)
     lt_bad_id bad = *cuda->bad_id;
     if (bad.kind == LT_NO_BAD_ID)
         return LT_OK;
-    return cuda->host->fail(LT_EDATA, bad.kind == LT_BAD_LABEL
-                                          ? "cross_entropy: " LT_BAD_LABEL_TEXT
-                                          : "embedding: " LT_BAD_ROW_TEXT,
+    return cuda->host->fail(LT_EDATA,
+                            bad.kind == LT_BAD_LABEL ? "cross_entropy: " LT_BAD_LABEL_TEXT
+                                                     : "embedding: " LT_BAD_ROW_TEXT,
                             (lt_ll)bad.place, (lt_ll)bad.id, (lt_ll)bad.limit);
 }
 
@@ -97,8 +97,8 @@ lt_status lt__cuda_say_bad_id(const lt_cuda *cuda)
 
 typedef struct table {
     const void *ids;
-    int64_t dtype;            /* dtype of ids */
-    int64_t rows, width, n;   /* rows and columns of the table; number of ids */
+    int64_t dtype;          /* dtype of ids */
+    int64_t rows, width, n; /* rows and columns of the table; number of ids */
 } table;
 
 static table table_of(const lt_call *c, const lt_tensor *w)
@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(LT_THREADS)
     to[i] = unit;
 }
 
-template <class U> static lt_status gather(const lt_cuda *cuda, const table &t, void *to,
-                                           const void *from)
+template <class U>
+static lt_status gather(const lt_cuda *cuda, const table &t, void *to, const void *from)
 {
     return lt__launch(cuda, lt__cuts(t.n * t.width, LT_THREADS), gather_kernel<U>, (U *)to,
                       (const U *)from, t);
@@ -209,8 +209,8 @@ template <class E> static lt_status scatter(lt_call *c)
     int64_t rows = lt__cuts(t.rows, MAX_BLOCKS);
     float *sums = (float *)(dw->dtype == LT_F32 ? dw->data : c->scratch);
     return lt__launch(lt__cuda(c->ctx), t.width > 0 && rows > 0 ? lt__cuts(t.rows, rows) : 0,
-                      scatter_kernel<E>, t, rows, sums, (E *)dw->data,
-                      (const E *)c->d_out[0]->data, lt__adds(c, W));
+                      scatter_kernel<E>, t, rows, sums, (E *)dw->data, (const E *)c->d_out[0]->data,
+                      lt__adds(c, W));
 }
 
 static lt_status embedding_bwd(lt_call *c)

@@ -85,19 +85,39 @@ typedef long long lt_ll; /* for %lld */
  * elements have already been converted to f32. */
 #define LT_FLOATS(dtype, T, ...)                                                                   \
     do {                                                                                           \
-        if ((dtype) == LT_F64) { typedef double T; __VA_ARGS__ }                                   \
-        else { typedef float T; __VA_ARGS__ }                                                      \
+        if ((dtype) == LT_F64) {                                                                   \
+            typedef double T;                                                                      \
+            __VA_ARGS__                                                                            \
+        } else {                                                                                   \
+            typedef float T;                                                                       \
+            __VA_ARGS__                                                                            \
+        }                                                                                          \
     } while (0)
 
 /* As LT_FLOATS, for f32, f64, i64, i32 and u8. */
 #define LT_NUMERICS(dtype, T, ...)                                                                 \
     do {                                                                                           \
         switch (dtype) {                                                                           \
-        case LT_F64: { typedef double T; __VA_ARGS__ } break;                                      \
-        case LT_I64: { typedef int64_t T; __VA_ARGS__ } break;                                     \
-        case LT_I32: { typedef int32_t T; __VA_ARGS__ } break;                                     \
-        case LT_U8: { typedef uint8_t T; __VA_ARGS__ } break;                                      \
-        default: { typedef float T; __VA_ARGS__ } break;                                           \
+        case LT_F64: {                                                                             \
+            typedef double T;                                                                      \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
+        case LT_I64: {                                                                             \
+            typedef int64_t T;                                                                     \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
+        case LT_I32: {                                                                             \
+            typedef int32_t T;                                                                     \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
+        case LT_U8: {                                                                              \
+            typedef uint8_t T;                                                                     \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
+        default: {                                                                                 \
+            typedef float T;                                                                       \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
         }                                                                                          \
     } while (0)
 

@@ -44,8 +44,7 @@ __global__ void __launch_bounds__(LT_THREADS)
     }
     for (int64_t i = r.lane; i < p.n; i += p.lanes)
         y[r.first + i] = lt_element<E>::of(LT_LAYER_NORM(lt__value(x[r.first + i]), mean, root,
-                                                         lt__value(scale[i]),
-                                                         lt__value(shift[i])));
+                                                         lt__value(scale[i]), lt__value(shift[i])));
 }
 
 template <class E> static lt_status forward(lt_call *c)
@@ -141,9 +140,8 @@ template <class E> static lt_status sum_rows(const lt_call *c)
     lt_column_plan p = columns_of(c->in[X]);
     lt_tensor *dscale = c->d_in[SCALE], *dshift = c->d_in[SHIFT];
     lt_two *parts = (lt_two *)c->scratch;
-    LT_TRY(lt__launch(cuda, lt__column_blocks(&p), sum_kernel<E>, p,
-                      (const E *)c->d_out[0]->data, (const E *)c->in[X]->data,
-                      (const float *)c->out[1]->data, parts));
+    LT_TRY(lt__launch(cuda, lt__column_blocks(&p), sum_kernel<E>, p, (const E *)c->d_out[0]->data,
+                      (const E *)c->in[X]->data, (const float *)c->out[1]->data, parts));
     return lt__launch(cuda, lt__cuts(p.width, LT_JOINED_COLUMNS), join_kernel<E>,
                       (const lt_two *)parts, (int64_t)p.parts, p.width,
                       (E *)(dscale ? dscale->data : NULL), lt__adds(c, SCALE),
@@ -157,10 +155,10 @@ template <class E> static lt_status backward(lt_call *c)
         LT_TRY(sum_rows<E>(c));
     if (!c->d_in[X])
         return LT_OK;
-    return lt__launch(lt__cuda(c->ctx), lt__row_blocks(&p), dx_kernel<E>, p,
-                      (E *)c->d_in[X]->data, (const E *)c->d_out[0]->data,
-                      (const E *)c->in[X]->data, (const E *)c->in[SCALE]->data,
-                      (const float *)c->out[1]->data, lt__adds(c, X));
+    return lt__launch(lt__cuda(c->ctx), lt__row_blocks(&p), dx_kernel<E>, p, (E *)c->d_in[X]->data,
+                      (const E *)c->d_out[0]->data, (const E *)c->in[X]->data,
+                      (const E *)c->in[SCALE]->data, (const float *)c->out[1]->data,
+                      lt__adds(c, X));
 }
 
 static lt_status layer_norm_bwd(lt_call *c)

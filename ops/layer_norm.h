@@ -5,7 +5,7 @@
 
 #include "ops/kernel.h"
 
-enum { X, SCALE, SHIFT };     /* inputs */
+enum { X, SCALE, SHIFT }; /* inputs */
 
 /* h, the normalised x, and y. r: 1 / sqrt(var + eps). */
 #define LT_LAYER_H(x, mean, r) (((x) - (mean)) * (r))

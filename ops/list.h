@@ -4,6 +4,7 @@
 #ifndef LT_OPS_LIST_H
 #define LT_OPS_LIST_H
 
+/* clang-format off */
 #define LT_OP_LIST(X)                                                                              \
     X(add) X(sub) X(mul) X(div) X(pow)                                        /* binary.c */       \
     X(eq) X(ne) X(lt) X(le) X(gt) X(ge) X(where)                              /* compare.c */      \
@@ -21,5 +22,6 @@
     X(softmax) X(log_softmax) X(cross_entropy)                                /* softmax.c */      \
     X(mse_loss)                                                               /* loss.c */         \
     X(add_squares) X(sgd_step) X(momentum_step) X(lars_step) X(adam_step)     /* update.c */
+/* clang-format on */
 
 #endif

@@ -4,7 +4,7 @@
 #include "ops/loss.h"
 
 enum { X_IN, Y_IN };
-enum { TURNS = 8 };           /* packs per thread */
+enum { TURNS = 8 }; /* packs per thread */
 
 /* sums[block] = the sum of (x - y)^2 over the elements of the block. */
 template <class E>
@@ -36,8 +36,9 @@ static size_t scratch(const lt_call *c, bool backward)
     lt_reduction_plan plan;
     int64_t blocks = blocks_for(c->in[X_IN]);
     lt__plan_reduction(&plan, 1, &blocks, 1, sizeof(double));
-    return backward ? 0 : lt__aligned((size_t)blocks * sizeof(double)) +
-                              lt__reduction_scratch(&plan, sizeof(double));
+    return backward ? 0
+                    : lt__aligned((size_t)blocks * sizeof(double)) +
+                          lt__reduction_scratch(&plan, sizeof(double));
 }
 
 template <class E> static lt_status forward(lt_call *c)
@@ -50,8 +51,8 @@ template <class E> static lt_status forward(lt_call *c)
     lt_reduction_end end = {c->out[0]->data, c->out[0]->dtype, false, false, n > 0 ? (double)n : 1};
     LT_TRY(lt__launch(cuda, blocks, squares_kernel<E>, x, y, n, lt__are_wide(x, y), sums));
     lt__plan_reduction(&plan, 1, &blocks, 1, sizeof(double));
-    return lt__reduce<lt_sum_reduction<double>>(cuda, &plan, sums, end,
-                                    (char *)sums + lt__aligned((size_t)blocks * sizeof(double)));
+    return lt__reduce<lt_sum_reduction<double>>(
+        cuda, &plan, sums, end, (char *)sums + lt__aligned((size_t)blocks * sizeof(double)));
 }
 
 /* g is the gradient of the loss, the same for all n elements. */
@@ -87,10 +88,8 @@ static lt_status mse_loss_fwd(lt_call *c)
 
 static lt_status mse_loss_bwd(lt_call *c)
 {
-    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[X_IN]->dtype, E,
-        LT_TRY(backward<E>(c, X_IN));
-        return backward<E>(c, Y_IN);
-    )
+    LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[X_IN]->dtype, E, LT_TRY(backward<E>(c, X_IN));
+                   return backward<E>(c, Y_IN);)
 }
 
 void lt__cuda_loss(lt_kernels *op)

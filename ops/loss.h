@@ -12,7 +12,10 @@ LT_BOTH LT_INLINE float lt__exp_f32(float x)
 {
     const float lowest = -87.3f, round = 12582912.0f; /* 1.5 * 2^23, whose ulp is 1 */
     const float ln2_high = 0x1.63p-1f, ln2_low = -0x1.bd0106p-13f;
-    union { float f; uint32_t u; } k, power;
+    union {
+        float f;
+        uint32_t u;
+    } k, power;
     float t = x < lowest ? lowest : x;
     k.f = t * 1.44269504f + round;
     power.u = (k.u + 127u) << 23;

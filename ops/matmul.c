@@ -15,7 +15,7 @@ typedef struct {
     lt_product p;
     int64_t times;
     int n_lead;
-    int64_t lead[LT_MAX_DIMS];                      /* leading dims of the output */
+    int64_t lead[LT_MAX_DIMS];                        /* leading dims of the output */
     int64_t x_step[LT_MAX_DIMS], y_step[LT_MAX_DIMS]; /* elements; 0 where stretched */
 } pairs;
 
@@ -40,12 +40,14 @@ static lt_status pair_up(const lt_call *c, pairs *s)
         if (c->in[i]->ndim < 2)
             return lt_fail(LT_EINVAL,
                            "%s wants 2 or more axes (..., rows, columns), it has %d (%s); reshape "
-                           "a vector to one row or one column", lt__in_name(c, i), c->in[i]->ndim,
-                           LT_TEXT(c->in[i]));
+                           "a vector to one row or one column",
+                           lt__in_name(c, i), c->in[i]->ndim, LT_TEXT(c->in[i]));
     int64_t m = x->dims[x->ndim - 2], k = x->dims[x->ndim - 1], n = y->dims[y->ndim - 1];
     if (y->dims[y->ndim - 2] != k)
-        return lt_fail(LT_EINVAL, "y wants %lld rows, one for each column of x, it has %lld (x %s, "
-                       "y %s)", (lt_ll)k, (lt_ll)y->dims[y->ndim - 2], LT_TEXT(x), LT_TEXT(y));
+        return lt_fail(LT_EINVAL,
+                       "y wants %lld rows, one for each column of x, it has %lld (x %s, "
+                       "y %s)",
+                       (lt_ll)k, (lt_ll)y->dims[y->ndim - 2], LT_TEXT(x), LT_TEXT(y));
     s->n_lead = (x->ndim > y->ndim ? x->ndim : y->ndim) - 2;
     int64_t total = 1, each;
     if (__builtin_mul_overflow(m, n, &each)) /* possible if x and y are empty */
@@ -54,15 +56,17 @@ static lt_status pair_up(const lt_call *c, pairs *s)
         int ax = i - s->n_lead + x->ndim - 2, ay = i - s->n_lead + y->ndim - 2;
         int64_t dx = ax < 0 ? 1 : x->dims[ax], dy = ay < 0 ? 1 : y->dims[ay];
         if (dx != dy && dx != 1 && dy != 1)
-            return lt_fail(LT_EINVAL, "the leading axes of x and y do not broadcast: %lld and %lld "
-                           "(x %s, y %s)", (lt_ll)dx, (lt_ll)dy, LT_TEXT(x), LT_TEXT(y));
+            return lt_fail(LT_EINVAL,
+                           "the leading axes of x and y do not broadcast: %lld and %lld "
+                           "(x %s, y %s)",
+                           (lt_ll)dx, (lt_ll)dy, LT_TEXT(x), LT_TEXT(y));
         s->lead[i] = dx == 1 ? dy : dx;
         if (__builtin_mul_overflow(total, s->lead[i], &total))
             return lt_fail(LT_EINVAL, "x %s times y %s is too large", LT_TEXT(x), LT_TEXT(y));
     }
     int64_t of_x = lead_steps(s, x, s->x_step), of_y = lead_steps(s, y, s->y_step);
     s->times = total > 0;
-    if (of_y == 1 && of_x == total)      /* stack the rows of all matrices of x */
+    if (of_y == 1 && of_x == total) /* stack the rows of all matrices of x */
         s->p = lt__product_of(1, total * m, n, k, false, false);
     else if (of_x == total && of_y == total)
         s->p = lt__product_of(total, m, n, k, false, false);
@@ -175,9 +179,11 @@ const lt_op lt__op_matmul = {
     .cast = LT_CAST_HALF,
     .save = LT_SAVE_IN(X) | LT_SAVE_IN(Y),
     .shape = matmul_shape,
-    .fwd = matmul_fwd, .bwd = matmul_bwd,
+    .fwd = matmul_fwd,
+    .bwd = matmul_bwd,
     .fast_bf16 = true,
-    .fast_fwd = matmul_fast_fwd, .fast_bwd = matmul_fast_bwd,
+    .fast_fwd = matmul_fast_fwd,
+    .fast_bwd = matmul_fast_bwd,
 };
 
 /* ==== linear ================================================================================== */
@@ -202,7 +208,9 @@ static lt_status linear_shape(lt_call *c)
 }
 
 /* y (m, n) = x (m, k) w^T + b (n). Pointwise conv2d uses it too, with w (n, 1, 1, k). */
-typedef struct { int64_t m, n, k; } sizes;
+typedef struct {
+    int64_t m, n, k;
+} sizes;
 
 static sizes linear_sizes(const lt_tensor *w, const lt_tensor *y)
 {
@@ -258,7 +266,9 @@ const lt_op lt__op_linear = {
     .cast = LT_CAST_HALF,
     .save = LT_SAVE_IN(X) | LT_SAVE_IN(W),
     .shape = linear_shape,
-    .fwd = linear_fwd, .bwd = linear_bwd,
+    .fwd = linear_fwd,
+    .bwd = linear_bwd,
     .fast_bf16 = true,
-    .fast_fwd = linear_fast_fwd, .fast_bwd = linear_fast_bwd,
+    .fast_fwd = linear_fast_fwd,
+    .fast_bwd = linear_fast_bwd,
 };

@@ -19,8 +19,8 @@ static lt_results<O> results_of(void *out, int dtype, int64_t batch, int64_t row
 
 /* ==== Sums of rows ============================================================================ */
 
-enum { MAX_SUMS = 1 << 15 }; /* most partial sums that lt__plan_reduction() makes of the columns
-                              * of a matrix */
+/* most partial sums that lt__plan_reduction() makes of the columns of a matrix */
+enum { MAX_SUMS = 1 << 15 };
 
 size_t lt__cuda_sum_rows_bytes(void) { return MAX_SUMS * sizeof(double); }
 
@@ -42,7 +42,9 @@ lt_status lt__cuda_sum_rows(const lt_cuda *cuda, void *to, int to_dtype, const v
 /* ==== linear ================================================================================== */
 
 /* y (m, n) = x (m, k) w^T + b. w may also be the weights of a pointwise conv2d. */
-typedef struct sizes { int64_t m, n, k; } sizes;
+typedef struct sizes {
+    int64_t m, n, k;
+} sizes;
 
 static sizes sizes_of(const lt_tensor *w, const lt_tensor *y)
 {
@@ -61,10 +63,10 @@ static lt_status own_linear_fwd(lt_call *c)
     sizes s = sizes_of(w, y);
     lt_tiles t = lt__tiles_of(1, s.m, s.n, s.k, false);
     LT_CUDA_FLOATS(cuda, x->dtype, E,
-        lt_results<E> r = results_of<E>(y->data, y->dtype, 0, s.n, false);
-        r.bias = (const E *)(b ? b->data : NULL);
-        return lt__tile_product(cuda, &t, lt__matrices_of<E>(x->data, s.k, 1, 1, 0),
-                                lt__matrices_of<E>(w->data, s.k, 1, 1, 0), r, NULL);)
+                   lt_results<E> r = results_of<E>(y->data, y->dtype, 0, s.n, false);
+                   r.bias = (const E *)(b ? b->data : NULL);
+                   return lt__tile_product(cuda, &t, lt__matrices_of<E>(x->data, s.k, 1, 1, 0),
+                                           lt__matrices_of<E>(w->data, s.k, 1, 1, 0), r, NULL);)
 }
 
 /* The tiles of dx = dy w, or of dw = dy^T x. */
@@ -81,11 +83,11 @@ static lt_status linear_grad(lt_call *c, int i)
     lt_cuda *cuda = lt__cuda(c->ctx);
     lt_tiles t = linear_tiles(c, i);
     FACTORS_AND_RESULT(cuda, dy->dtype, d->dtype, E, O,
-        lt_matrices<E> a = i == X ? lt__matrices_of<E>(dy->data, t.k, 1, 1, 0)
-                                  : lt__matrices_of<E>(dy->data, 1, t.m, 1, 0);
-        return lt__tile_product(cuda, &t, a, lt__matrices_of<E>(with->data, 1, t.n, 1, 0),
-                                results_of<O>(d->data, d->dtype, 0, t.n, c->add >> i & 1),
-                                c->scratch);)
+                       lt_matrices<E> a = i == X ? lt__matrices_of<E>(dy->data, t.k, 1, 1, 0)
+                                                 : lt__matrices_of<E>(dy->data, 1, t.m, 1, 0);
+                       return lt__tile_product(
+                           cuda, &t, a, lt__matrices_of<E>(with->data, 1, t.n, 1, 0),
+                           results_of<O>(d->data, d->dtype, 0, t.n, c->add >> i & 1), c->scratch);)
 }
 
 static lt_status own_linear_bwd(lt_call *c)
@@ -97,8 +99,7 @@ static lt_status own_linear_bwd(lt_call *c)
     if (!db)
         return LT_OK;
     return lt__cuda_sum_rows(lt__cuda(c->ctx), db->data, db->dtype, dy->data, dy->dtype,
-                             db->count > 0 ? dy->count / db->count : 0, db->count,
-                             c->add >> B & 1);
+                             db->count > 0 ? dy->count / db->count : 0, db->count, c->add >> B & 1);
 }
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -130,7 +131,7 @@ static lt_status linear_bwd(lt_call *c)
 
 /* How the leading axes of x and y pair up their matrices, innermost first. */
 typedef struct pairs {
-    int64_t m, n, k;          /* sizes of one product */
+    int64_t m, n, k; /* sizes of one product */
     int n_lead;
     int64_t lead[LT_MAX_DIMS], step[3][LT_MAX_DIMS]; /* steps of x, y and out; 0 where broadcast */
 } pairs;
@@ -165,8 +166,8 @@ static pairs pair_up(const lt_tensor *x, const lt_tensor *y)
     s.n_lead = (x->ndim > y->ndim ? x->ndim : y->ndim) - 2;
     for (int i = 0; i < s.n_lead; i++)
         s.lead[i] = 1;
-    if (matrices_of(y) == 1 && y->ndim <= x->ndim) { /* treat x's matrices as the rows of one
-                                                      * matrix */
+    /* treat x's matrices as the rows of one matrix */
+    if (matrices_of(y) == 1 && y->ndim <= x->ndim) {
         s.m *= matrices_of(x);
         s.n_lead = 0;
     }
@@ -179,8 +180,8 @@ static pairs pair_up(const lt_tensor *x, const lt_tensor *y)
 /* The products of all pairs. `of` names the tensor (X, Y or OUT) that each factor and the result
  * is, or is the gradient of. */
 typedef struct products {
-    int of[3];                /* a, b, and the result */
-    int64_t row[2], term[2];  /* steps of the factors */
+    int of[3];               /* a, b, and the result */
+    int64_t row[2], term[2]; /* steps of the factors */
     lt_axes batch[2], more[2];
     lt_tiles tiles;
     int64_t row_out;
@@ -245,11 +246,12 @@ static lt_status run_pairs(lt_call *c, const pairs *s, int wanted, lt_tensor *co
     const products v = products_of(s, wanted);
     const lt_tensor *a = t[v.of[0]], *b = t[v.of[1]];
     int64_t terms = wanted == X ? s->n : wanted == Y ? s->m : s->k;
-    FACTORS_AND_RESULT(cuda, a->dtype, to->dtype, E, O,
-        return lt__tile_product(cuda, &v.tiles, factor_of<E>(&v, 0, a, terms),
-                                factor_of<E>(&v, 1, b, terms),
-                                results_of<O>(to->data, to->dtype, (int64_t)v.tiles.m * v.tiles.n,
-                                              v.row_out, add), c->scratch);)
+    FACTORS_AND_RESULT(
+        cuda, a->dtype, to->dtype, E, O,
+        return lt__tile_product(
+            cuda, &v.tiles, factor_of<E>(&v, 0, a, terms), factor_of<E>(&v, 1, b, terms),
+            results_of<O>(to->data, to->dtype, (int64_t)v.tiles.m * v.tiles.n, v.row_out, add),
+            c->scratch);)
 }
 
 static lt_status own_matmul_fwd(lt_call *c)

@@ -19,18 +19,19 @@ typedef enum lt_op_id {
 #define X(name) LT_OP_##name,
     LT_OP_LIST(X)
 #undef X
-    LT_OPS
+        LT_OPS
 } lt_op_id;
 
-typedef struct lt_host {       /* the functions of the library that a plugin may call */
+typedef struct lt_host { /* the functions of the library that a plugin may call */
     lt_status (*fail)(lt_status code, const char *fmt, ...);
     void (*log)(lt_ctx *ctx, lt_log_level level, const char *fmt, ...);
 } lt_host;
 
 typedef struct lt_accelerator { /* filled by lt_accelerator_open() */
-    lt_device *device;         /* new; freed by its close(), after the last tensor */
-    lt_kernels op[LT_OPS];     /* fwd and bwd are NULL if there is no kernel for an op. Views need
-                                * none. add_squares must accept an f64 total */
+    lt_device *device;          /* new; freed by its close(), after the last tensor */
+    /* fwd and bwd are NULL if there is no kernel for an op. Views need none. add_squares must
+     * accept an f64 total */
+    lt_kernels op[LT_OPS];
     /* The functions below run asynchronously in the device's stream. The statistics and checks
      * that they point to are in device memory. */
     /* As lt_rescale(), but sets *stats to the statistics of the old x. stats may be NULL. */
@@ -45,13 +46,13 @@ typedef struct lt_accelerator { /* filled by lt_accelerator_open() */
                                const lt_grad_stats *rows, int n);
     lt_check_loss_fn check_loss;
     lt_clip_fn clip;
-    char name[96];             /* for lt_backend(): "NVIDIA H200 (cuDNN 9.19.0, CUDA 13.0)" */
+    char name[96]; /* for lt_backend(): "NVIDIA H200 (cuDNN 9.19.0, CUDA 13.0)" */
 } lt_accelerator;
 
 typedef struct lt_accelerator_config {
-    int index;                 /* device number, from 0, or LT_ANY_DEVICE */
-    int local_rank;            /* with LT_ANY_DEVICE: take device local_rank % number of devices */
-    bool deterministic, tf32;  /* as in lt_config */
+    int index;                /* device number, from 0, or LT_ANY_DEVICE */
+    int local_rank;           /* with LT_ANY_DEVICE: take device local_rank % number of devices */
+    bool deterministic, tf32; /* as in lt_config */
 } lt_accelerator_config;
 
 enum { LT_ANY_DEVICE = -1 };
@@ -70,8 +71,10 @@ static inline bool lt__same_version(const char *version, char *text, size_t byte
 {
     if (strcmp(version, LT_VERSION) == 0)
         return true;
-    snprintf(text, bytes, "libluatrain-cuda.so is of luatrain %s, this is luatrain %s; take both "
-             "from one build", LT_VERSION, version);
+    snprintf(text, bytes,
+             "libluatrain-cuda.so is of luatrain %s, this is luatrain %s; take both "
+             "from one build",
+             LT_VERSION, version);
     return false;
 }
 

@@ -36,9 +36,10 @@ static lt_status describe(const lt_call *c, const lt_tensor *x, lt_window *w)
     w->dilation[0] = w->dilation[1] = 1;
     for (int i = 0; i < 2; i++)
         if (w->pad[i] > w->kernel[i] / 2)
-            return lt_fail(LT_EINVAL, "pad wants at most half the kernel, here %lldx%lld, it is "
-                           "%lldx%lld", (lt_ll)(w->kernel[0] / 2), (lt_ll)(w->kernel[1] / 2),
-                           (lt_ll)w->pad[0], (lt_ll)w->pad[1]);
+            return lt_fail(LT_EINVAL,
+                           "pad wants at most half the kernel, here %lldx%lld, it is %lldx%lld",
+                           (lt_ll)(w->kernel[0] / 2), (lt_ll)(w->kernel[1] / 2), (lt_ll)w->pad[0],
+                           (lt_ll)w->pad[1]);
     return lt__window_fit(w, x);
 }
 
@@ -71,8 +72,7 @@ static lt_status global_shape(lt_call *c)
 
 /* ==== One call ================================================================================ */
 
-/* A forward or backward call. big is (images, w.in[0], w.in[1], channels), small is the same with
- * w.out. */
+/* A forward or backward call. big: (images, w.in[0], w.in[1], channels); small: with w.out. */
 typedef struct {
     lt_window w;
     int64_t images, channels;
@@ -86,8 +86,11 @@ typedef struct {
 
 static pool pool_of(const lt_call *c, const lt_tensor *big, const lt_tensor *small)
 {
-    pool p = {.images = big->dims[0], .channels = big->dims[3], .dtype = (lt_dtype)big->dtype,
-              .big = big->data, .small = small->data,
+    pool p = {.images = big->dims[0],
+              .channels = big->dims[3],
+              .dtype = (lt_dtype)big->dtype,
+              .big = big->data,
+              .small = small->data,
               .from = c->op->n_aux > 0 ? c->out[FROM] : NULL};
     if (c->schema->n_opt > 0) {
         (void)describe(c, big, &p.w); /* passes, as it did in the shape rule */
@@ -215,8 +218,10 @@ static lt_status bwd(lt_call *c)
 /* ==== Fast kernels: blocks of channels ======================================================== */
 
 /* A block is one vector of f32, or 2 * LT_LANES bf16 as two vectors: the even and the odd ones. */
-enum { MOST = 2 };                /* most vectors of a block */
-typedef struct { lt_vec v[MOST]; } block;
+enum { MOST = 2 }; /* most vectors of a block */
+typedef struct {
+    lt_vec v[MOST];
+} block;
 
 LT_INLINE int vectors_of(bool half) { return half ? 2 : 1; }
 LT_INLINE int block_of(bool half) { return half ? 2 * LT_LANES : LT_LANES; }
@@ -307,8 +312,8 @@ static int places_in(const pool *p, lt_extent down, lt_extent right, place *list
     for (int64_t kh = down.first; kh < down.end; kh++)
         for (int64_t kw = right.first; kw < right.end; kw++) {
             FEW;
-            list[n++] = (place){(kh * p->w.in[1] + kw) * p->channels,
-                                (int32_t)(kh * p->w.kernel[1] + kw)};
+            list[n++] =
+                (place){(kh * p->w.in[1] + kw) * p->channels, (int32_t)(kh * p->w.kernel[1] + kw)};
         }
     return n;
 }
@@ -322,8 +327,8 @@ static int places_over(const pool *p, int64_t image, int64_t ih, lt_extent down,
     for (int64_t oh = down.first; oh < down.end; oh++)
         for (int64_t ow = right.first; ow < right.end; ow++) {
             FEW;
-            list[n++] = (place){small_at(p, image, oh, ow),
-                                (int32_t)lt__window_tap(&p->w, ih, iw, oh, ow)};
+            list[n++] =
+                (place){small_at(p, image, oh, ow), (int32_t)lt__window_tap(&p->w, ih, iw, oh, ow)};
         }
     return n;
 }
@@ -508,7 +513,10 @@ const lt_op lt__op_max_pool2d = {
     .fast_bf16 = true,
     .save = LT_SAVE_OUT(FROM),
     .shape = pool_shape,
-    .fwd = fwd, .bwd = bwd, .fast_fwd = fast_fwd, .fast_bwd = fast_bwd,
+    .fwd = fwd,
+    .bwd = bwd,
+    .fast_fwd = fast_fwd,
+    .fast_bwd = fast_bwd,
 };
 
 const lt_op lt__op_avg_pool2d = {
@@ -518,7 +526,10 @@ const lt_op lt__op_avg_pool2d = {
     .cast = LT_CAST_ANY,
     .fast_bf16 = true,
     .shape = pool_shape,
-    .fwd = fwd, .bwd = bwd, .fast_fwd = fast_fwd, .fast_bwd = fast_bwd,
+    .fwd = fwd,
+    .bwd = bwd,
+    .fast_fwd = fast_fwd,
+    .fast_bwd = fast_bwd,
 };
 
 /* ==== global_avg_pool2d ======================================================================= */
@@ -582,5 +593,8 @@ const lt_op lt__op_global_avg_pool2d = {
     .cast = LT_CAST_ANY,
     .fast_bf16 = true,
     .shape = global_shape,
-    .fwd = fwd, .bwd = bwd, .fast_fwd = global_fast_fwd, .fast_bwd = fast_bwd,
+    .fwd = fwd,
+    .bwd = bwd,
+    .fast_fwd = global_fast_fwd,
+    .fast_bwd = fast_bwd,
 };

@@ -12,19 +12,21 @@
 #include "ops/window.h"
 
 enum { KERNEL, STRIDE, PAD };
-enum { FROM = 1 };            /* the extra output of max_pool2d: the tap of the maximum */
+enum { FROM = 1 }; /* the extra output of max_pool2d: the tap of the maximum */
 
 typedef struct pool {
     lt_window w;
-    int64_t groups;           /* groups of V channels in a pixel */
+    int64_t groups; /* groups of V channels in a pixel */
     int64_t threads;
-    float taps, share;        /* taps of a window; 1 / taps */
-    int row, column;          /* taps from an output to the one below; to the one on its right */
+    float taps, share; /* taps of a window; 1 / taps */
+    int row, column;   /* taps from an output to the one below; to the one on its right */
     bool add;
 } pool;
 
 /* Elements of E per thread. */
-template <class E> struct run { enum { V = 16 / sizeof(E) }; };
+template <class E> struct run {
+    enum { V = 16 / sizeof(E) };
+};
 
 /* big and small are x and y, or their gradients; results is one of them. V: elements per thread. */
 static pool pool_of(const lt_call *c, const lt_tensor *big, const lt_tensor *small,
@@ -48,7 +50,9 @@ static pool pool_of(const lt_call *c, const lt_tensor *big, const lt_tensor *sma
     return p;
 }
 
-typedef struct place { int64_t image, row, column, channel; } place;
+typedef struct place {
+    int64_t image, row, column, channel;
+} place;
 
 /* Finds the pixel and channels of a thread, in the tensor of the results. */
 static __device__ place place_of(const pool &p, int64_t thread, const int64_t size[2], int V)
@@ -72,8 +76,7 @@ static __device__ int64_t pixel_at(const pool &p, const place &at, const int64_t
 /* ==== Forward ================================================================================= */
 
 template <class E, class I, int V>
-__global__ void LT_FOUR_BLOCKS
-    max_kernel(const __grid_constant__ pool p, const E *x, E *y, I *from)
+__global__ void LT_FOUR_BLOCKS max_kernel(const __grid_constant__ pool p, const E *x, E *y, I *from)
 {
     int64_t thread = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
     if (thread >= p.threads)
@@ -100,8 +103,7 @@ __global__ void LT_FOUR_BLOCKS
 }
 
 template <class E, int V>
-__global__ void LT_FOUR_BLOCKS
-    mean_kernel(const __grid_constant__ pool p, const E *x, E *y)
+__global__ void LT_FOUR_BLOCKS mean_kernel(const __grid_constant__ pool p, const E *x, E *y)
 {
     int64_t thread = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x;
     if (thread >= p.threads)

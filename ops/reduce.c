@@ -17,19 +17,19 @@ enum { AXIS, KEEP }; /* options of every op here */
 typedef enum { SUM, MEAN, NORM, MAX, MIN } reduction_kind;
 
 enum {
-    LANES = 64,               /* most columns of narrow rows laid end to end */
-    COLUMNS = 256,            /* of a block, which one task reduces, with results on the stack */
-    PART = 16384,             /* least elements of a part */
+    LANES = 64,    /* most columns of narrow rows laid end to end */
+    COLUMNS = 256, /* of a block, which one task reduces, with results on the stack */
+    PART = 16384,  /* least elements of a part */
     MAX_PARTS = 64,
-    ENOUGH_TASKS = 32,        /* with this many blocks, no parts are needed */
-    MAX_PASSES = LT_MAX_DIMS  /* every other merged axis is reduced, in one or two passes */
+    ENOUGH_TASKS = 32,       /* with this many blocks, no parts are needed */
+    MAX_PASSES = LT_MAX_DIMS /* every other merged axis is reduced, in one or two passes */
 };
 
 /* A reduction of the rows of (outer, rows, width) to (outer, width). Steps are in elements. */
 typedef struct {
     int64_t outer, rows, width;
-    int64_t part;             /* rows that one task reduces */
-    int64_t down, across;     /* steps to the next row, and to the next column */
+    int64_t part;         /* rows that one task reduces */
+    int64_t down, across; /* steps to the next row, and to the next column */
 } reduction_pass;
 
 typedef struct {
@@ -40,9 +40,9 @@ typedef struct {
 typedef struct {
     reduction_kind kind;
     lt_dtype in, acc, out;
-    char start[8];            /* start value of a reduction, of type acc */
-    double divisor;           /* of float results: the count for a mean, else 1 */
-    bool add;                 /* add to the output instead of overwriting it */
+    char start[8];  /* start value of a reduction, of type acc */
+    double divisor; /* of float results: the count for a mean, else 1 */
+    bool add;       /* add to the output instead of overwriting it */
 } reduction;
 
 /* ==== Planning ================================================================================ */
@@ -381,6 +381,7 @@ static lt_array kept(const lt_call *c, const lt_tensor *y, int64_t *dims)
 
 /* dx (+)= d_of, a formula of dy, of n, the number of elements reduced to one, and of x and y if
  * `inputs` is 3. */
+/* clang-format off */
 #define GRADIENT_BLOCK(name, inputs, d_of)                                                         \
     LT_SIMD static void name(const lt_block *b)                                                    \
     {                                                                                              \
@@ -398,6 +399,7 @@ static lt_array kept(const lt_call *c, const lt_tensor *y, int64_t *dims)
             }                                                                                      \
         });                                                                                        \
     }
+/* clang-format on */
 GRADIENT_BLOCK(sum_dx, 1, dy)
 GRADIENT_BLOCK(mean_dx, 1, dy / n)
 GRADIENT_BLOCK(norm_dx, 3, y == 0 ? 0 : dy * (x / y))
@@ -551,8 +553,14 @@ static lt_status argmax_fwd(lt_call *c)
 
 #define SUMMING(name, saves, text)                                                                 \
     const lt_op lt__op_##name = {                                                                  \
-        .sig = #name "(x; axis?, keep=false)", .doc = text, .cast = LT_CAST_F32, .save = saves,    \
-        .shape = name##_shape, .scratch = forward_scratch, .fwd = name##_fwd, .bwd = name##_bwd,   \
+        .sig = #name "(x; axis?, keep=false)",                                                     \
+        .doc = text,                                                                               \
+        .cast = LT_CAST_F32,                                                                       \
+        .save = saves,                                                                             \
+        .shape = name##_shape,                                                                     \
+        .scratch = forward_scratch,                                                                \
+        .fwd = name##_fwd,                                                                         \
+        .bwd = name##_bwd,                                                                         \
     };
 SUMMING(sum, 0, "The sum over one axis, several or all; integers give i64.")
 SUMMING(mean, 0, "The mean over one axis, several or all; integers give f32.")
@@ -561,10 +569,14 @@ SUMMING(norm, LT_SAVE_IN(0) | LT_SAVE_OUT(0),
 
 #define EXTREME(name, text)                                                                        \
     const lt_op lt__op_##name = {                                                                  \
-        .sig = #name "(x; axis?, keep=false)", .doc = text                                         \
+        .sig = #name "(x; axis?, keep=false)",                                                     \
+        .doc = text                                                                                \
         " over one axis, several or all; a nan wins; equals share the gradient evenly.",           \
-        .save = LT_SAVE_IN(0) | LT_SAVE_OUT(0), .shape = extreme_shape,                            \
-        .scratch = extreme_scratch, .fwd = name##_fwd, .bwd = extreme_bwd,                         \
+        .save = LT_SAVE_IN(0) | LT_SAVE_OUT(0),                                                    \
+        .shape = extreme_shape,                                                                    \
+        .scratch = extreme_scratch,                                                                \
+        .fwd = name##_fwd,                                                                         \
+        .bwd = extreme_bwd,                                                                        \
     };
 EXTREME(max, "The largest element")
 EXTREME(min, "The smallest element")
@@ -572,5 +584,6 @@ EXTREME(min, "The smallest element")
 const lt_op lt__op_argmax = {
     .sig = "argmax(x; axis?, keep=false)",
     .doc = "Where the largest element is, counted from 0: the first of equals, a nan before all.",
-    .shape = argmax_shape, .fwd = argmax_fwd,
+    .shape = argmax_shape,
+    .fwd = argmax_fwd,
 };

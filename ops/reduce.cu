@@ -2,14 +2,14 @@
 #include "ops/cuda/reduction.h"
 #include "ops/cuda/map.h"
 
-enum { AXIS, KEEP };          /* options of all ops in this file */
+enum { AXIS, KEEP }; /* options of all ops in this file */
 
 /* ==== Planning ================================================================================ */
 
 enum {
-    ENOUGH_BLOCKS = 512,      /* with as many blocks, rows are not split into parts */
-    MIN_TURNS = 8,          /* rows per thread at least, so that a part is worth its join */
-    ACCUMULATOR = 16          /* bytes of the largest accumulator; one load never takes two */
+    ENOUGH_BLOCKS = 512, /* with as many blocks, rows are not split into parts */
+    MIN_TURNS = 8,       /* rows per thread at least, so that a part is worth its join */
+    ACCUMULATOR = 16     /* bytes of the largest accumulator; one load never takes two */
 };
 
 /* bytes: size of an element of this pass. */
@@ -109,10 +109,18 @@ template <class E> struct integer_sum {
     }
 };
 
-template <class T> struct lowest { static __device__ T of() { return lt__saturated<T>(-1e300); } };
-template <> struct lowest<float> { static __device__ float of() { return -INFINITY; } };
-template <class T> struct highest { static __device__ T of() { return lt__saturated<T>(1e300); } };
-template <> struct highest<float> { static __device__ float of() { return INFINITY; } };
+template <class T> struct lowest {
+    static __device__ T of() { return lt__saturated<T>(-1e300); }
+};
+template <> struct lowest<float> {
+    static __device__ float of() { return -INFINITY; }
+};
+template <class T> struct highest {
+    static __device__ T of() { return lt__saturated<T>(1e300); }
+};
+template <> struct highest<float> {
+    static __device__ float of() { return INFINITY; }
+};
 
 /* The largest or smallest element. A NaN wins. */
 template <class E, bool MAX, class O = E> struct extreme {
@@ -121,10 +129,7 @@ template <class E, bool MAX, class O = E> struct extreme {
     typedef extreme<Acc, MAX, O> Joined;
     static __device__ Acc start() { return MAX ? lowest<Acc>::of() : highest<Acc>::of(); }
     static __device__ Acc reduce(Acc a, E e, int64_t) { return join(a, lt__value(e)); }
-    static __device__ Acc join(Acc a, Acc x)
-    {
-        return (MAX ? x > a : x < a) || x != x ? x : a;
-    }
+    static __device__ Acc join(Acc a, Acc x) { return (MAX ? x > a : x < a) || x != x ? x : a; }
     static __device__ void end(const lt_reduction_end &e, int64_t i, Acc a)
     {
         ((O *)e.out)[i] = lt_element<O>::of(a);
@@ -132,7 +137,10 @@ template <class E, bool MAX, class O = E> struct extreme {
 };
 
 /* The row of the largest element: the first among equals. A NaN wins. */
-template <class T> struct place { T value; int64_t row; };
+template <class T> struct place {
+    T value;
+    int64_t row;
+};
 
 template <class T> struct first_place {
     static __device__ place<T> join(place<T> a, place<T> b)
@@ -384,7 +392,7 @@ template <class E> static lt_status extreme_back(lt_call *c)
     walk_back(&w, c, 3, 1 << 2);
     LT_TRY(lt__map(cuda, w, is_extreme<E>(), false, marks, c->in[0]->data, c->out[0]->data));
     LT_TRY(lt__reduce<integer_sum<uint8_t>>(cuda, &t.plan, marks, end,
-                                          (char *)c->scratch + t.partials));
+                                            (char *)c->scratch + t.partials));
     walk_back(&w, c, 4, 1 << 1 | 1 << 3);
     return lt__map(cuda, w, extreme_dx<E>(), c->add & 1, c->d_in[0]->data, c->d_out[0]->data, marks,
                    counts);

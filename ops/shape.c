@@ -50,7 +50,9 @@ static lt_status reshape_shape(lt_call *c)
 const lt_op lt__op_reshape = {
     .sig = "reshape(x; shape)",
     .doc = "The same elements under another shape, of which one axis may be -1; a view.",
-    .any_dtype = true, .same_grad = 1, .shape = reshape_shape,
+    .any_dtype = true,
+    .same_grad = 1,
+    .shape = reshape_shape,
 };
 
 /* ==== transpose and permute =================================================================== */
@@ -151,8 +153,7 @@ static void move(const lt_call *c, lt_dtype dtype, const moves *m, void *dst, co
         if (inner == other)
             put(c, dtype, y, x, size[inner], add);
         else
-            move_tile(c, dtype, y, m->to[other], x, m->from[inner], size[other], size[inner],
-                      add);
+            move_tile(c, dtype, y, m->to[other], x, m->from[inner], size[other], size[inner], add);
     }
 }
 
@@ -225,8 +226,12 @@ static lt_status reorder_back(lt_call *c, axes_fn axes_of)
     static lt_status name##_fwd(lt_call *c) { return reorder(c, name##_axes); }                    \
     static lt_status name##_bwd(lt_call *c) { return reorder_back(c, name##_axes); }               \
     const lt_op lt__op_##name = {                                                                  \
-        .sig = signature, .doc = text, .any_dtype = true,                                          \
-        .shape = name##_shape, .fwd = name##_fwd, .bwd = name##_bwd,                               \
+        .sig = signature,                                                                          \
+        .doc = text,                                                                               \
+        .any_dtype = true,                                                                         \
+        .shape = name##_shape,                                                                     \
+        .fwd = name##_fwd,                                                                         \
+        .bwd = name##_bwd,                                                                         \
     };
 REORDERING(transpose, "transpose(x; axes?)",
            "x with two axes swapped, the last two by default; a copy.")
@@ -352,7 +357,10 @@ static lt_status slice_bwd(lt_call *c)
 const lt_op lt__op_slice = {
     .sig = "slice(x; axis, first, last)",
     .doc = "Positions first to last, both included, of an axis; a view if it is the leading one.",
-    .any_dtype = true, .shape = slice_shape, .fwd = slice_fwd, .bwd = slice_bwd,
+    .any_dtype = true,
+    .shape = slice_shape,
+    .fwd = slice_fwd,
+    .bwd = slice_bwd,
 };
 
 /* ==== pad ===================================================================================== */
@@ -414,7 +422,10 @@ static lt_status pad_bwd(lt_call *c)
 const lt_op lt__op_pad = {
     .sig = "pad(x; before, after, value=0.0)",
     .doc = "x with so many elements of one value before and after it: one count, or one per axis.",
-    .any_dtype = true, .shape = pad_shape, .fwd = pad_fwd, .bwd = pad_bwd,
+    .any_dtype = true,
+    .shape = pad_shape,
+    .fwd = pad_fwd,
+    .bwd = pad_bwd,
 };
 
 /* ==== cat ===================================================================================== */
@@ -436,8 +447,10 @@ static lt_status cat_shape(lt_call *c)
             return lt_fail(LT_EINVAL, "tensor %d is %s, the first is %s; only axis %d may differ",
                            k + 1, LT_TEXT(y), LT_TEXT(x), axis + 1);
         if (__builtin_add_overflow(c->spec[0].dims[axis], y->dims[axis], &c->spec[0].dims[axis]))
-            return lt_fail(LT_EINVAL, "the tensors together are too long to be counted along axis "
-                           "%d", axis + 1);
+            return lt_fail(LT_EINVAL,
+                           "the tensors together are too long to be counted along axis "
+                           "%d",
+                           axis + 1);
     }
     lt__spec(c, SIZES, LT_I64, 1, (const int64_t[]){c->n_in});
     return LT_OK;
@@ -445,8 +458,8 @@ static lt_status cat_shape(lt_call *c)
 
 /* Copies all parts to the whole, or the whole to its parts. sizes[i]: the size of part i along the
  * axis. Skips parts that are NULL. */
-static void copy_parts(const lt_call *c, lt_tensor *whole, lt_tensor **parts,
-                       const int64_t *sizes, bool to_whole)
+static void copy_parts(const lt_call *c, lt_tensor *whole, lt_tensor **parts, const int64_t *sizes,
+                       bool to_whole)
 {
     int axis = axis_at(c, 0, whole->ndim);
     int64_t first = 0;
@@ -478,8 +491,13 @@ static lt_status cat_bwd(lt_call *c)
 const lt_op lt__op_cat = {
     .sig = "cat(x...; axis)",
     .doc = "Tensors joined along one axis, in which alone they may differ. Lua: cat({a, b}, axis).",
-    .n_aux = 1, .save = LT_SAVE_OUT(SIZES), .cast = LT_CAST_WIDEST, .any_dtype = true,
-    .shape = cat_shape, .fwd = cat_fwd, .bwd = cat_bwd,
+    .n_aux = 1,
+    .save = LT_SAVE_OUT(SIZES),
+    .cast = LT_CAST_WIDEST,
+    .any_dtype = true,
+    .shape = cat_shape,
+    .fwd = cat_fwd,
+    .bwd = cat_bwd,
 };
 
 /* ==== cast ==================================================================================== */
@@ -516,5 +534,9 @@ static lt_status cast_bwd(lt_call *c)
 const lt_op lt__op_cast = {
     .sig = "cast(x; dtype=f32)",
     .doc = "x in another dtype, rounded to nearest even; floats to integers are cut and saturate.",
-    .any_dtype = true, .same_grad = 1, .shape = cast_shape, .fwd = cast_fwd, .bwd = cast_bwd,
+    .any_dtype = true,
+    .same_grad = 1,
+    .shape = cast_shape,
+    .fwd = cast_fwd,
+    .bwd = cast_bwd,
 };

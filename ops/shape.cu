@@ -19,13 +19,13 @@ static lt_status put(const lt_cuda *cuda, const lt_walk *w, int dtype, void *dst
 
 /* ==== transpose and permute =================================================================== */
 
-enum { SIDE = 32, SLICES = LT_THREADS / SIDE }; /* side of a tile; rows that a block moves at
-                                                 * once */
+/* side of a tile; rows that a block moves at once */
+enum { SIDE = 32, SLICES = LT_THREADS / SIDE };
 
 /* The two axes of a tile, and a walk over all other axes. */
 typedef struct tile_plan {
     lt_walk others;
-    int64_t rows, from_row;   /* the axis that is contiguous in dst, and its step in src */
+    int64_t rows, from_row;     /* the axis that is contiguous in dst, and its step in src */
     int64_t columns, to_column; /* the axis that is contiguous in src, and its step in dst */
 } tile_plan;
 
@@ -199,8 +199,8 @@ static lt_status slice_bwd(lt_call *c)
     lt_cuda *cuda = lt__cuda(c->ctx);
     box b = slice_box(c, dx);
     if (!(c->add & 1))
-        LT_TRY(cuda->device.fill(&cuda->device, dx->data, (lt_dtype)dx->dtype, (size_t)dx->count,
-                                 0));
+        LT_TRY(
+            cuda->device.fill(&cuda->device, dx->data, (lt_dtype)dx->dtype, (size_t)dx->count, 0));
     return copy_box(cuda, &b, dx->dtype, dx->data, c->d_out[0]->data, true, c->add & 1);
 }
 
@@ -235,7 +235,9 @@ static lt_status pad_bwd(lt_call *c)
 
 enum { SIZES = 1 }; /* the extra output: each input's size along the axis, for backward */
 
-typedef struct size_list { int64_t at[LT_MAX_LIST]; } size_list;
+typedef struct size_list {
+    int64_t at[LT_MAX_LIST];
+} size_list;
 
 static __global__ void write_sizes(const __grid_constant__ size_list sizes, int n, int64_t *to)
 {
@@ -264,8 +266,8 @@ static lt_status cat_fwd(lt_call *c)
  * that need no gradient. */
 template <class E, bool ADD>
 __global__ void __launch_bounds__(LT_THREADS)
-    take_part(E *part, const E *whole, const int64_t *sizes, int number, int64_t count,
-              int64_t run, int64_t whole_run, int64_t inner)
+    take_part(E *part, const E *whole, const int64_t *sizes, int number, int64_t count, int64_t run,
+              int64_t whole_run, int64_t inner)
 {
     int64_t i = (int64_t)blockIdx.x * LT_THREADS + threadIdx.x, first = 0;
     if (i >= count)

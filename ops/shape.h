@@ -28,7 +28,7 @@ static inline void axes_of_transpose(const lt_call *c, int ndim, int *axes)
         axes[i] = i == a ? b : i == b ? a : i;
 }
 
-enum { AXIS, FIRST, LAST };    /* options of slice */
+enum { AXIS, FIRST, LAST }; /* options of slice */
 
 /* Option k of slice as a position in 0..dim-1; negative positions count from the end. */
 static inline int64_t position(const lt_call *c, int k, int64_t dim)

@@ -26,12 +26,12 @@ static inline void *at(const lt_tensor *x, int64_t i)
 
 /* ==== Rows ==================================================================================== */
 
-#define EXP(x) _Generic((x), float: lt__exp_f32, double: exp)(x)
+#define EXP(x) _Generic((x), float : lt__exp_f32, double : exp)(x)
 
 typedef struct {
-    double largest;  /* element of the row */
-    double exps;     /* sum of exp(x - largest) */
-    double offsets;  /* sum of x - largest */
+    double largest; /* element of the row */
+    double exps;    /* sum of exp(x - largest) */
+    double offsets; /* sum of x - largest */
 } row_sums;
 
 /* The sums of a row of n >= 1 elements. */
@@ -123,7 +123,8 @@ static size_t scratch(const lt_call *c, bool backward)
     const lt_tensor *x = backward ? c->out[0] : c->in[0];
     plan p = plan_for(c, x);
     return p.stride == 1 || x->count == 0
-               ? 0 : (size_t)(c->threads * 3 * p.n) * lt_dtype_bytes((lt_dtype)x->dtype);
+               ? 0
+               : (size_t)(c->threads * 3 * p.n) * lt_dtype_bytes((lt_dtype)x->dtype);
 }
 
 /* Row r of x: in place if rows are contiguous, else copied into buffer. */

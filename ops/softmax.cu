@@ -216,7 +216,7 @@ template <class E> static lt_status loss_forward(lt_call *c)
     double *losses = (double *)c->scratch;
     char *rest = (char *)c->scratch + losses_bytes(c);
     lt_reduction_end end = {c->out[0]->data, c->out[0]->dtype, false, false,
-                       p.outer > 0 ? (double)p.outer : 1};
+                            p.outer > 0 ? (double)p.outer : 1};
     LT_TRY(lt__cuda_check_ids(cuda, c->in[LABELS], p.n, LT_BAD_LABEL, rest));
     LT_TRY(lt__launch(cuda, lt__row_blocks(&p), loss_kernel<E>, p, (const E *)c->in[X_IN]->data,
                       labels_of(c), (float *)c->out[1]->data, losses));

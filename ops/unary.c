@@ -58,10 +58,12 @@ static lt_status backward(lt_call *c, lt_block_fn fn, int cost, bool bf16)
     {                                                                                              \
         LT_AND_BF16(LT_FLOATS, b->dtype, T, E, BACKWARD_LOOP(T, E, dx_of));                        \
     }                                                                                              \
-    static lt_status name##_fwd(lt_call *c) {                                                      \
+    static lt_status name##_fwd(lt_call *c)                                                        \
+    {                                                                                              \
         return forward(c, name##_forward_block, cost, true);                                       \
     }                                                                                              \
-    static lt_status name##_bwd(lt_call *c) {                                                      \
+    static lt_status name##_bwd(lt_call *c)                                                        \
+    {                                                                                              \
         return backward(c, name##_backward_block, cost, true);                                     \
     }
 
@@ -77,8 +79,15 @@ static lt_status same_float(lt_call *c)
 #define UNARY(name, cost, policy, saves, text, y_of, dx_of)                                        \
     KERNELS(name, LT_FLOATS, cost, y_of, dx_of)                                                    \
     const lt_op lt__op_##name = {                                                                  \
-        .sig = #name "(x)", .doc = text, .cast = policy, .any_dtype = true, .save = saves,         \
-        .grad_in_place = 1, .shape = same_float, .fwd = name##_fwd, .bwd = name##_bwd,             \
+        .sig = #name "(x)",                                                                        \
+        .doc = text,                                                                               \
+        .cast = policy,                                                                            \
+        .any_dtype = true,                                                                         \
+        .save = saves,                                                                             \
+        .grad_in_place = 1,                                                                        \
+        .shape = same_float,                                                                       \
+        .fwd = name##_fwd,                                                                         \
+        .bwd = name##_bwd,                                                                         \
     };
 #define IN LT_SAVE_IN(0)
 #define OUT LT_SAVE_OUT(0)
@@ -96,23 +105,36 @@ static lt_status same_signed(lt_call *c)
 {
     if (c->in[0]->dtype == LT_U8)
         return lt_fail(LT_EINVAL, "x is u8, which has no negative numbers; cast it, e.g. "
-                       "x:cast('i32')");
+                                  "x:cast('i32')");
     return same_any(c);
 }
 
 KERNELS(neg, LT_WRAPPING, LT_CHEAP, LT_NEG, LT_NEG_BACK)
 const lt_op lt__op_neg = {
-    .sig = "neg(x)", .doc = "-x; the least integer stays what it is.",
-    .any_dtype = true, .grad_in_place = 1, .shape = same_signed, .fwd = neg_fwd, .bwd = neg_bwd,
+    .sig = "neg(x)",
+    .doc = "-x; the least integer stays what it is.",
+    .any_dtype = true,
+    .grad_in_place = 1,
+    .shape = same_signed,
+    .fwd = neg_fwd,
+    .bwd = neg_bwd,
 };
 
 KERNELS(abs, LT_NUMERICS, LT_CHEAP,
-        _Generic(x, float: fabs(x), double: fabs(x), default: lt__magnitude((int64_t)x)),
+        _Generic(x, float
+                 : fabs(x), double
+                 : fabs(x), default
+                 : lt__magnitude((int64_t)x)),
         LT_ABS_BACK)
 const lt_op lt__op_abs = {
-    .sig = "abs(x)", .doc = "The absolute value of x; its gradient at 0 is 0.",
-    .any_dtype = true, .save = IN, .grad_in_place = 1,
-    .shape = same_any, .fwd = abs_fwd, .bwd = abs_bwd,
+    .sig = "abs(x)",
+    .doc = "The absolute value of x; its gradient at 0 is 0.",
+    .any_dtype = true,
+    .save = IN,
+    .grad_in_place = 1,
+    .shape = same_any,
+    .fwd = abs_fwd,
+    .bwd = abs_bwd,
 };
 
 /* ==== clamp =================================================================================== */
@@ -154,10 +176,7 @@ LT_SIMD static void clamp_backward_block(const lt_block *b)
     );
 }
 
-static lt_status clamp_fwd(lt_call *c)
-{
-    return forward(c, clamp_forward_block, LT_CHEAP, false);
-}
+static lt_status clamp_fwd(lt_call *c) { return forward(c, clamp_forward_block, LT_CHEAP, false); }
 
 static lt_status clamp_bwd(lt_call *c)
 {
@@ -167,6 +186,10 @@ static lt_status clamp_bwd(lt_call *c)
 const lt_op lt__op_clamp = {
     .sig = "clamp(x; min=-inf, max=inf)",
     .doc = "x brought into min..max (max if min is above it); the gradient passes between them.",
-    .any_dtype = true, .save = IN, .grad_in_place = 1,
-    .shape = clamp_shape, .fwd = clamp_fwd, .bwd = clamp_bwd,
+    .any_dtype = true,
+    .save = IN,
+    .grad_in_place = 1,
+    .shape = clamp_shape,
+    .fwd = clamp_fwd,
+    .bwd = clamp_bwd,
 };

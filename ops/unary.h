@@ -15,6 +15,7 @@
  *   what is saved for backward (IN: the input x; OUT: the output y), the documentation text,
  *   y as a formula of x,
  *   dx as a formula of dy and of x (if IN) or y (if OUT). */
+/* clang-format off */
 #define LT_UNARY_LIST(X)                                                                           \
     X(exp, LT_COSTLY, LT_CAST_F32, OUT, "e to the power of x.",                                    \
       exp(x), dy * y)                                                                              \
@@ -34,6 +35,7 @@
     X(gelu, LT_COSTLY, LT_CAST_ANY, IN,                                                            \
       "x P(X <= x), X normal: x (1 + erf(x / sqrt(2))) / 2.",                                      \
       x * LT_NORMAL_P(x), dy * (LT_NORMAL_P(x) + x * LT_NORMAL_DENSITY(x)))
+/* clang-format on */
 
 /* The cumulative distribution function and the density of the standard normal distribution, for
  * gelu (Hendrycks and Gimpel, Gaussian Error Linear Units, 2016). */
@@ -50,7 +52,7 @@
 /* |x|; the smallest integer, whose magnitude does not fit, stays as it is. */
 LT_BOTH static inline int64_t lt__magnitude(int64_t x)
 {
-    return x < 0 ? (int64_t)-(uint64_t)x : x;
+    return x < 0 ? (int64_t) - (uint64_t)x : x;
 }
 
 #endif

@@ -257,7 +257,7 @@ static lt_status adam_shape(lt_call *c)
     return check_arenas(c);
 }
 
-#define SQRT(x) _Generic((x), float: sqrtf, double: sqrt)(x)
+#define SQRT(x) _Generic((x), float : sqrtf, double : sqrt)(x)
 
 LT_SIMD static void adam_block(const lt_call *c, int64_t first, int64_t n)
 {

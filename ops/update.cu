@@ -11,8 +11,8 @@ enum { W = LT_UPDATE_W, G = LT_UPDATE_G, SLOT = LT_UPDATE_SLOT, SLOT2 = LT_UPDAT
 template <class E> struct arenas {
     E *at[4];
     int64_t count;
-    const int32_t *skip;      /* the call's skip flag, or NULL */
-    const double *factor;     /* the call's factor for gradients, or NULL */
+    const int32_t *skip;  /* the call's skip flag, or NULL */
+    const double *factor; /* the call's factor for gradients, or NULL */
     bool wide;
 };
 
@@ -78,7 +78,7 @@ template <class F> static lt_status update(lt_call *c, const F &f)
     LT_CUDA_FLOATS(lt__cuda(c->ctx), c->in[W]->dtype, E, return (launch_update<F, E>(c, f));)
 }
 
-typedef float T;              /* dtype of the hyperparameters and of each step */
+typedef float T; /* dtype of the hyperparameters and of each step */
 
 struct sgd_update {
     enum { SLOTS = 0 };
@@ -142,8 +142,8 @@ static lt_status sum_squares(const lt_cuda *cuda, const lt_tensor *x, double *su
                    return lt__reduce<lt_squares_reduction<E>>(cuda, &plan, x->data, end, scratch);)
 }
 
-enum { TOTAL, X_IN };         /* inputs of add_squares */
-enum { NUMBERS = 64 };        /* bytes at the start of scratch, for the sums */
+enum { TOTAL, X_IN };  /* inputs of add_squares */
+enum { NUMBERS = 64 }; /* bytes at the start of scratch, for the sums */
 
 template <class E> __global__ void add_to_total(E *total, const double *sum, const int32_t *skip)
 {
@@ -160,9 +160,9 @@ static lt_status add_squares(lt_call *c)
     if (c->in[TOTAL]->dtype == LT_F64)
         return lt__launch(cuda, 1, add_to_total<double>, (double *)total, (const double *)sum,
                           c->skip);
-    LT_CUDA_FLOATS(cuda, c->in[TOTAL]->dtype, E,
-                   return lt__launch(cuda, 1, add_to_total<E>, (E *)total, (const double *)sum,
-                                     c->skip);)
+    LT_CUDA_FLOATS(
+        cuda, c->in[TOTAL]->dtype, E,
+        return lt__launch(cuda, 1, add_to_total<E>, (E *)total, (const double *)sum, c->skip);)
 }
 
 static size_t squares_scratch(const lt_call *c, bool backward)

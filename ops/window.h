@@ -93,7 +93,9 @@ static inline void lt__window_range(const lt_window *w, int axis, int64_t k, int
 
 /* ==== Pooling windows, which have no dilation ================================================= */
 
-typedef struct lt_extent { int64_t first, end; } lt_extent;
+typedef struct lt_extent {
+    int64_t first, end;
+} lt_extent;
 
 /* The taps of output o that are inside the image. There is at least one. */
 LT_BOTH static inline lt_extent lt__window_taps(const lt_window *w, int axis, int64_t o)
@@ -108,7 +110,7 @@ LT_BOTH static inline lt_extent lt__window_outputs(const lt_window *w, int axis,
 {
     int64_t at = i + w->pad[axis], before = at - w->kernel[axis], last = at / w->stride[axis];
     lt_extent outputs = {before < 0 ? 0 : before / w->stride[axis] + 1,
-                       w->out[axis] < last + 1 ? w->out[axis] : last + 1};
+                         w->out[axis] < last + 1 ? w->out[axis] : last + 1};
     return outputs;
 }
 
@@ -116,8 +118,7 @@ LT_BOTH static inline lt_extent lt__window_outputs(const lt_window *w, int axis,
 LT_BOTH static inline int64_t lt__window_tap(const lt_window *w, int64_t ih, int64_t iw, int64_t oh,
                                              int64_t ow)
 {
-    return (ih + w->pad[0] - oh * w->stride[0]) * w->kernel[1] + iw + w->pad[1] -
-           ow * w->stride[1];
+    return (ih + w->pad[0] - oh * w->stride[0]) * w->kernel[1] + iw + w->pad[1] - ow * w->stride[1];
 }
 
 /* Whether v replaces `most`, the maximum so far. A NaN does; after it, and among equal values, the

@@ -33,14 +33,14 @@ static lt_test *test_first, **test_end = &test_first;
 static atomic_bool test_failed, test_skipped;
 static _Thread_local jmp_buf *test_exit; /* NULL in threads that a test made */
 
-#define TEST(title)                                                                              \
-    static void test_body_##title(void);                                                         \
-    __attribute__((constructor)) static void test_add_##title(void)                              \
-    {                                                                                            \
-        static lt_test test = {#title, test_body_##title, NULL};                                 \
-        *test_end = &test;                                                                       \
-        test_end = &test.next;                                                                   \
-    }                                                                                            \
+#define TEST(title)                                                                                \
+    static void test_body_##title(void);                                                           \
+    __attribute__((constructor)) static void test_add_##title(void)                                \
+    {                                                                                              \
+        static lt_test test = {#title, test_body_##title, NULL};                                   \
+        *test_end = &test;                                                                         \
+        test_end = &test.next;                                                                     \
+    }                                                                                              \
     static void test_body_##title(void)
 
 LT_PRINTF(4, 5)
@@ -67,48 +67,47 @@ static inline void test_leave(atomic_bool *to, const char *file, int line, const
 #define CHECK(cond) ((cond) ? (void)0 : FAIL("%s is false", #cond))
 
 /* Integers are equal. */
-#define CHECK_EQ(got, want)                                                                      \
-    do {                                                                                         \
-        long long got_ = (long long)(got), want_ = (long long)(want);                            \
-        if (got_ != want_)                                                                       \
-            FAIL("%s is %lld, not %s = %lld", #got, got_, #want, want_);                         \
+#define CHECK_EQ(got, want)                                                                        \
+    do {                                                                                           \
+        long long got_ = (long long)(got), want_ = (long long)(want);                              \
+        if (got_ != want_)                                                                         \
+            FAIL("%s is %lld, not %s = %lld", #got, got_, #want, want_);                           \
     } while (0)
 
 /* Numbers are at most tolerance apart; two equal infinities are, a NaN never is. */
-#define CHECK_NEAR(got, want, tolerance)                                                         \
-    do {                                                                                         \
-        double got_ = (got), want_ = (want), tolerance_ = (tolerance);                           \
-        if (got_ != want_ && !(fabs(got_ - want_) <= tolerance_))                                \
-            FAIL("%s is %.17g, not %.17g (tolerance %g)", #got, got_, want_, tolerance_);        \
+#define CHECK_NEAR(got, want, tolerance)                                                           \
+    do {                                                                                           \
+        double got_ = (got), want_ = (want), tolerance_ = (tolerance);                             \
+        if (got_ != want_ && !(fabs(got_ - want_) <= tolerance_))                                  \
+            FAIL("%s is %.17g, not %.17g (tolerance %g)", #got, got_, want_, tolerance_);          \
     } while (0)
 
 /* Strings are equal. */
-#define CHECK_STR(got, want)                                                                     \
-    do {                                                                                         \
-        const char *got_ = (got), *want_ = (want);                                               \
-        if (!got_ || strcmp(got_, want_) != 0)                                                   \
-            FAIL("%s is \"%s\", not \"%s\"", #got, got_ ? got_ : "(NULL)", want_);               \
+#define CHECK_STR(got, want)                                                                       \
+    do {                                                                                           \
+        const char *got_ = (got), *want_ = (want);                                                 \
+        if (!got_ || strcmp(got_, want_) != 0)                                                     \
+            FAIL("%s is \"%s\", not \"%s\"", #got, got_ ? got_ : "(NULL)", want_);                 \
     } while (0)
 
 /* The call succeeds; if not, its message is shown. */
-#define CHECK_OK(call)                                                                           \
-    ((call) == LT_OK ? (void)0 : FAIL("%s failed: %s", #call, lt_errmsg()))
+#define CHECK_OK(call) ((call) == LT_OK ? (void)0 : FAIL("%s failed: %s", #call, lt_errmsg()))
 
 /* The call fails with this code and a message that contains text. */
-#define CHECK_FAILS(call, code, text)                                                            \
-    do {                                                                                         \
-        lt_status got_ = (call);                                                                 \
-        if (got_ != (code))                                                                      \
-            FAIL("%s gave '%s': %s", #call, lt_status_text(got_), lt_errmsg());                  \
-        CHECK_MSG(text);                                                                         \
+#define CHECK_FAILS(call, code, text)                                                              \
+    do {                                                                                           \
+        lt_status got_ = (call);                                                                   \
+        if (got_ != (code))                                                                        \
+            FAIL("%s gave '%s': %s", #call, lt_status_text(got_), lt_errmsg());                    \
+        CHECK_MSG(text);                                                                           \
     } while (0)
 
 /* This thread's last message contains text. */
-#define CHECK_MSG(text)                                                                          \
-    do {                                                                                         \
-        const char *want_text_ = (text);                                                         \
-        if (!strstr(lt_errmsg(), want_text_))                                                    \
-            FAIL("the message is \"%s\", without \"%s\"", lt_errmsg(), want_text_);              \
+#define CHECK_MSG(text)                                                                            \
+    do {                                                                                           \
+        const char *want_text_ = (text);                                                           \
+        if (!strstr(lt_errmsg(), want_text_))                                                      \
+            FAIL("the message is \"%s\", without \"%s\"", lt_errmsg(), want_text_);                \
     } while (0)
 
 static inline bool test_wanted(const lt_test *test, int argc, char **argv)

@@ -100,7 +100,8 @@ static lt_status leave_word(const settings *s)
     if (n >= (int)sizeof text)
         return lt_fail(LT_EUSAGE, "launch: -H has too many hosts");
     return setenv("LUATRAIN_LAUNCH", text, 1) == 0
-               ? LT_OK : lt_fail(LT_ENOMEM, "out of memory for the environment");
+               ? LT_OK
+               : lt_fail(LT_ENOMEM, "out of memory for the environment");
 }
 
 /* ==== The process of mpirun =================================================================== */
@@ -146,7 +147,7 @@ static lt_status start(const char **command, const sigset_t *mask, const int out
     close(ends[0]);
     if (failed && why == ENOENT)
         return lt_fail(LT_EENV, "launch wants mpirun, and there is none: install Open MPI (Debian: "
-                       "openmpi-bin), or stay in one process with --ranks");
+                                "openmpi-bin), or stay in one process with --ranks");
     return failed ? lt_fail(LT_EENV, "mpirun cannot be started: %s", strerror(why)) : LT_OK;
 }
 
@@ -157,8 +158,8 @@ static bool is_rank(int pid)
     char link[32];
     struct stat its, own;
     snprintf(link, sizeof link, "/proc/%d/exe", pid);
-    return stat(link, &its) == 0 && stat("/proc/self/exe", &own) == 0 &&
-           its.st_dev == own.st_dev && its.st_ino == own.st_ino;
+    return stat(link, &its) == 0 && stat("/proc/self/exe", &own) == 0 && its.st_dev == own.st_dev &&
+           its.st_ino == own.st_ino;
 }
 
 /* Whether a process has a handler for SIGUSR1. Until it has one, the signal kills it. */
@@ -214,9 +215,9 @@ static sight see_ranks(pid_t mpirun, bool kills)
 }
 
 typedef struct stop_request { /* a request to stop */
-    int signal;       /* the latest signal; 0 if none came */
-    double since;     /* time of the first signal */
-    bool kills, sent; /* end the job at once; already forwarded to mpirun */
+    int signal;               /* the latest signal; 0 if none came */
+    double since;             /* time of the first signal */
+    bool kills, sent;         /* end the job at once; already forwarded to mpirun */
 } stop_request;
 
 typedef struct ranks_seen { /* ranks on this machine */
@@ -352,10 +353,10 @@ lt_status launch(const settings *s, const char *program, char *const *words, int
     char number[16];
     if (s->processes == 0)
         return lt_fail(LT_EUSAGE, "launch wants -n N, so many ranks: luatrain launch -n 4 "
-                       "script.lua");
+                                  "script.lua");
     if (s->ranks > 0)
         return lt_fail(LT_EUSAGE, "--ranks is for ranks in one process, launch -n for ranks that "
-                       "are processes");
+                                  "are processes");
     if (lt_mpi_is_launched())
         return lt_fail(LT_EUSAGE, "launch starts processes, but mpirun or srun has already");
     LT_TRY(lt_mpi_check());

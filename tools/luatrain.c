@@ -276,9 +276,10 @@ static void warn_of_limit(const settings *s)
 {
     int limit = lt_thread_limit();
     if (s->config.threads > limit)
-        fprintf(stderr, "luatrain: warning: OpenMP gives %d of the %d threads asked for; "
-                "OMP_THREAD_LIMIT or OMP_MAX_ACTIVE_LEVELS sets that limit\n", limit,
-                s->config.threads);
+        fprintf(stderr,
+                "luatrain: warning: OpenMP gives %d of the %d threads asked for; "
+                "OMP_THREAD_LIMIT or OMP_MAX_ACTIVE_LEVELS sets that limit\n",
+                limit, s->config.threads);
 }
 
 /* Warns if mpirun has bound the ranks to too few CPUs. By default it binds each to one core. */
@@ -286,13 +287,16 @@ static void warn_of_binding(const settings *s, const lt_group *group, int cpus)
 {
     int machine = (int)sysconf(_SC_NPROCESSORS_ONLN);
     if (s->config.threads > cpus)
-        fprintf(stderr, "luatrain: warning: rank %d has %d CPU%s for its %d threads (mpirun "
-                "--bind-to none lets it use all)\n", lt_group_rank(group), cpus,
-                cpus == 1 ? "" : "s", s->config.threads);
+        fprintf(stderr,
+                "luatrain: warning: rank %d has %d CPU%s for its %d threads (mpirun "
+                "--bind-to none lets it use all)\n",
+                lt_group_rank(group), cpus, cpus == 1 ? "" : "s", s->config.threads);
     else if (lt_group_rank(group) == 0 && getenv("OMPI_MCA_orte_bound_at_launch") &&
              lt_group_size(group) * cpus < machine)
-        fprintf(stderr, "luatrain: warning: mpirun binds each rank to %d of %d CPUs (mpirun "
-                "--bind-to none does not)\n", cpus, machine);
+        fprintf(stderr,
+                "luatrain: warning: mpirun binds each rank to %d of %d CPUs (mpirun "
+                "--bind-to none does not)\n",
+                cpus, machine);
 }
 
 /* Runs this process as one rank of an MPI job. The ranks on a node share its CPUs. */
@@ -317,7 +321,7 @@ static lt_status run_under_mpi(settings *s)
     watchdog dog;
     if (s->ranks > 0)
         return lt_fail(LT_EUSAGE, "--ranks is for ranks in one process, but mpirun or srun has "
-                       "started several; let it start as many as there are to be");
+                                  "started several; let it start as many as there are to be");
     LT_TRY(watchdog_start(&dog, lt_group_timeout(&s->group)));
     s->group.in_mpi = watchdog_see;
     s->group.ud = &dog;

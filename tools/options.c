@@ -67,8 +67,10 @@ static lt_status set_timeout(settings *s, const char *who, const char *value)
 
 static lt_status set_wire(settings *s, const char *who, const char *value)
 {
-    static const struct { const char *name; lt_dtype dtype; } wires[] = {
-        {"fp32", LT_F32}, {"fp16", LT_F16}, {"bf16", LT_BF16}};
+    static const struct {
+        const char *name;
+        lt_dtype dtype;
+    } wires[] = {{"fp32", LT_F32}, {"fp16", LT_F16}, {"bf16", LT_BF16}};
     for (size_t i = 0; i < sizeof wires / sizeof *wires; i++)
         if (strcmp(value, wires[i].name) == 0) {
             s->reducer.wire = wires[i].dtype;
@@ -170,7 +172,7 @@ static lt_status set_verbose(settings *s, const char *who, const char *value)
 static const struct option {
     const char *name, *value; /* value: its placeholder in the help; NULL for a switch */
     const char *help;
-    setter set;               /* NULL for --help and --version */
+    setter set; /* NULL for --help and --version */
 } options[] = {
     {"device", "auto|cpu|cuda[:I]", "what computes (auto: CUDA if it is there)", set_device},
     {"threads", "N", "threads of the kernels, of each rank (the CPUs there are, shared)",

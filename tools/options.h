@@ -11,19 +11,19 @@
 
 typedef struct settings {
     lt_config config;
-    lt_log_level level;       /* lowest level that is shown */
-    lt_dtype amp;             /* autocast dtype outside lt.run, which reads LUATRAIN_AMP itself */
-    int ranks;                /* ranks in this process; 0 if not given */
-    const char *trace;        /* path of the trace, or NULL */
-    bool under_mpi;           /* this process is one rank of an MPI job */
+    lt_log_level level; /* lowest level that is shown */
+    lt_dtype amp;       /* autocast dtype outside lt.run, which reads LUATRAIN_AMP itself */
+    int ranks;          /* ranks in this process; 0 if not given */
+    const char *trace;  /* path of the trace, or NULL */
+    bool under_mpi;     /* this process is one rank of an MPI job */
     lt_group_config group;
     lt_reducer_config reducer;
-    bool launches;            /* the subcommand is launch */
-    int processes;            /* launch -n: number of processes; 0 if not given */
-    const char *hosts;        /* launch -H: hosts; NULL for this machine */
-    const char *text;         /* "help" or "version": print it instead of a run; or NULL */
-    int argc;                 /* subcommand or script, and its arguments */
-    char **argv;              /* borrowed from main() */
+    bool launches;     /* the subcommand is launch */
+    int processes;     /* launch -n: number of processes; 0 if not given */
+    const char *hosts; /* launch -H: hosts; NULL for this machine */
+    const char *text;  /* "help" or "version": print it instead of a run; or NULL */
+    int argc;          /* subcommand or script, and its arguments */
+    char **argv;       /* borrowed from main() */
 } settings;
 
 /* Reads environment variables and flags into s, and warns of misspelled variables. Removes "launch"

@@ -19,10 +19,10 @@ enum { LOOK_NS = 100 * 1000 * 1000 }; /* polling interval */
 
 typedef struct job {
     const ranks *ranks;
-    pthread_mutex_t lock;      /* guards the fields below */
+    pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t ended;
-    int running;               /* ranks that have not ended */
-    lt_status first, failed;   /* status of the first rank here, and of the first that failed */
+    int running;             /* ranks that have not ended */
+    lt_status first, failed; /* status of the first rank here, and of the first that failed */
     char first_text[1024], failed_text[1024]; /* their messages */
 } job;
 

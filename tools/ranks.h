@@ -6,9 +6,9 @@
 #include "lua/luatrain.h"
 
 typedef struct ranks {
-    int n;                 /* ranks in this process */
+    int n; /* ranks in this process */
     lt_group_config group;
-    lt_group *mpi_group;   /* the MPI job's group, taken; then n is 1. NULL if ranks are threads */
+    lt_group *mpi_group; /* the MPI job's group, taken; then n is 1. NULL if ranks are threads */
     /* Runs one rank, in its own thread. group is borrowed. */
     lt_status (*run)(void *ud, lt_group *group);
     void *ud;

@@ -113,9 +113,13 @@ static lt_status look(const char *path, bool *is_there)
     *is_there = stat(path, &now) == 0 && !S_ISDIR(now.st_mode);
     if (!*is_there || S_ISREG(now.st_mode))
         return LT_OK;
-    return lt_fail(LT_EUSAGE, "the script '%s' is a %s, and luatrain runs files; `luatrain -` "
-                   "reads the script from stdin", path,
-                   S_ISFIFO(now.st_mode) ? "FIFO" : S_ISSOCK(now.st_mode) ? "socket" : "device");
+    return lt_fail(LT_EUSAGE,
+                   "the script '%s' is a %s, and luatrain runs files; `luatrain -` "
+                   "reads the script from stdin",
+                   path,
+                   S_ISFIFO(now.st_mode)   ? "FIFO"
+                   : S_ISSOCK(now.st_mode) ? "socket"
+                                           : "device");
 }
 
 static lt_status find_script(const char *name, char path[PATH_MAX])

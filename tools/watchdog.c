@@ -15,8 +15,8 @@
 #include "tools/thread.h"
 #include "tools/watchdog.h"
 
-enum { PARTS = 10 };                /* checks per second */
-static const double STAGGER = 2;    /* seconds between the groups; mpirun takes 1 s to kill all */
+enum { PARTS = 10 };             /* checks per second */
+static const double STAGGER = 2; /* seconds between the groups; mpirun takes 1 s to kill all */
 
 /* Reads the rank from the launcher's variables, because MPI reports it only after MPI_Init. */
 static int rank_of_launcher(void)
@@ -43,9 +43,10 @@ static _Noreturn void give_up(const char *call, int rank, double seconds)
 {
     char host[64] = "";
     gethostname(host, sizeof host - 1);
-    dprintf(STDERR_FILENO, "luatrain: rank %d on %s is still in %s after %g s: another rank is "
-            "stopped, stuck or not yet started; --timeout S waits longer\n", rank, host, call,
-            seconds);
+    dprintf(STDERR_FILENO,
+            "luatrain: rank %d on %s is still in %s after %g s: another rank is "
+            "stopped, stuck or not yet started; --timeout S waits longer\n",
+            rank, host, call, seconds);
     _exit(lt_exit_code(LT_EPEER));
 }
 
@@ -71,8 +72,10 @@ static void *watch(void *ud)
 
 lt_status watchdog_start(watchdog *w, double seconds)
 {
-    *w = (watchdog){.seconds = seconds, .rank = rank_of_launcher(),
-                    .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    *w = (watchdog){.seconds = seconds,
+                    .rank = rank_of_launcher(),
+                    .lock = PTHREAD_MUTEX_INITIALIZER,
+                    .changed = PTHREAD_COND_INITIALIZER};
     return thread_start(&w->thread, watch, w);
 }
 

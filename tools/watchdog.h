@@ -9,13 +9,13 @@
 #include "lua/luatrain.h"
 
 typedef struct watchdog {
-    double seconds;        /* time limit of a call */
-    int rank;              /* the launcher's number for this process */
+    double seconds; /* time limit of a call */
+    int rank;       /* the launcher's number for this process */
     pthread_t thread;
-    pthread_mutex_t lock;  /* guards call and stopped */
+    pthread_mutex_t lock; /* guards call and stopped */
     pthread_cond_t changed;
-    const char *call;      /* name of the MPI call in progress, or NULL */
-    bool stopped;          /* the thread is to end */
+    const char *call; /* name of the MPI call in progress, or NULL */
+    bool stopped;     /* the thread is to end */
 } watchdog;
 
 /* Starts the thread. w must stay in place until watchdog_stop(). LT_ENOMEM. */

@@ -11,22 +11,25 @@ static const char class[] = "luatrain.LossScale";
 static const char key_used; /* its address is the registry key of the loss scale in use */
 
 /* The saved fields of a scaler: X(field, Lua type). */
+/* clang-format off */
 #define FIELDS(X)                                                                                  \
     X(policy, integer) X(k, integer) X(interval, integer) X(good, integer) X(spare, integer)       \
     X(since, integer) X(steps, integer) X(skipped, integer) X(in_a_row, integer)                   \
     X(at_floor, integer)                                                                           \
     X(mean, number) X(variance, number) X(old_mean, number) X(old_variance, number)
+/* clang-format on */
 
-static const char *const policies[] = {
-    [LT_SCALE_ADAPTIVE] = "adaptive", [LT_SCALE_DYNAMIC] = "dynamic",
-    [LT_SCALE_STATIC] = "static", NULL};
+static const char *const policies[] = {[LT_SCALE_ADAPTIVE] = "adaptive",
+                                       [LT_SCALE_DYNAMIC] = "dynamic",
+                                       [LT_SCALE_STATIC] = "static",
+                                       NULL};
 
 /* new_loss_scale(policy, k, interval): a scale of 2^k; policy is one of core.policies. */
 static int new_loss_scale(lua_State *L)
 {
     lt_lua *s = lt__lua(L);
     lt_scaler scaler = lt_scaler_init((lt_scale_policy)luaL_checkoption(L, 1, NULL, policies),
-                                       (int)luaL_checkinteger(L, 2), (int)luaL_checkinteger(L, 3));
+                                      (int)luaL_checkinteger(L, 2), (int)luaL_checkinteger(L, 3));
     void **handle = lt__push_handle(L, class);
     lt__fill_handle(L, handle, lt_loss_scale_new(s->ctx, &scaler));
     return 1;
@@ -67,8 +70,8 @@ static void pack(void *ud, lt_packet *p)
     if (s->scale)
         lt_loss_scale_pack(s->scale, &p->stats, p->tail);
     if (p->in_f16)
-        p->exponent = lt_wire_scales_pack(&s->wire_scales, p->bucket, p->largest,
-                                    p->tail + scale_numbers(s));
+        p->exponent =
+            lt_wire_scales_pack(&s->wire_scales, p->bucket, p->largest, p->tail + scale_numbers(s));
 }
 
 static bool unpack(void *ud, const lt_packet *p)
@@ -80,7 +83,9 @@ static bool unpack(void *ud, const lt_packet *p)
     bool again = p->in_f16 &&
                  lt_wire_scales_unpack(&s->wire_scales, p->bucket, p->tail + scale_numbers(s));
     snprintf(text, sizeof text, "bucket %d is %s", p->bucket,
-             s->scale && p->tail[0] > 0 ? "not finite" : again ? "sent again" : "finite");
+             s->scale && p->tail[0] > 0 ? "not finite"
+             : again                    ? "sent again"
+                                        : "finite");
     lt_trace(s->ctx, LT_TRACK_COMM, text, lt__seconds(), 0);
     return again;
 }
@@ -95,8 +100,8 @@ static lt_step_status done(void *ud, lt_ctx *ctx)
 /* Installs the bucket filter that s needs, or removes it if s needs none. */
 static lt_status set_filter(lt_lua *s)
 {
-    lt_bucket_filter filter = {.ud = s, .look = measure_tensor, .start = start, .pack = pack,
-                               .unpack = unpack};
+    lt_bucket_filter filter = {
+        .ud = s, .look = measure_tensor, .start = start, .pack = pack, .unpack = unpack};
     filter.tail = scale_numbers(s) + (goes_in_f16(s) ? LT_WIRE_SCALE_NUMBERS : 0);
     if (s->scale) {
         filter.measure = measure;
@@ -318,9 +323,8 @@ static int restore_wire_scales(lua_State *L)
     return 0;
 }
 
-static const luaL_Reg methods[] = {
-    {"now", now}, {"state", state}, {"load", load}, {"latest", latest},
-    {"last", last}, {NULL, NULL}};
+static const luaL_Reg methods[] = {{"now", now},       {"state", state}, {"load", load},
+                                   {"latest", latest}, {"last", last},   {NULL, NULL}};
 static const luaL_Reg functions[] = {{"new_loss_scale", new_loss_scale},
                                      {"use_loss_scale", use_loss_scale},
                                      {"loss_scale", loss_scale},

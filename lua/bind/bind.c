@@ -23,8 +23,9 @@
 
 enum {
     MIN_FRESH = 128 << 20,
-    MANY = 64 /* times Lua's own memory: computing that many bytes of tensors takes far longer than
-               * traversing Lua's memory */
+    /* times Lua's own memory: computing that many bytes of tensors takes far longer than traversing
+     * Lua's memory */
+    MANY = 64
 };
 
 /* Registry keys, by address. */
@@ -224,8 +225,8 @@ void lt__new_class(lua_State *L, const char *name, const luaL_Reg *methods, lua_
 static int load_embedded(lua_State *L)
 {
     const lt_embedded *file = lua_touserdata(L, lua_upvalueindex(1));
-    const char *chunk = lua_pushfstring(L, LT_EMBEDDED "%s.lua",
-                                        luaL_gsub(L, file->name, ".", "/"));
+    const char *chunk =
+        lua_pushfstring(L, LT_EMBEDDED "%s.lua", luaL_gsub(L, file->name, ".", "/"));
     if (luaL_loadbufferx(L, file->text, file->length, chunk, "t") != LUA_OK)
         return lua_error(L);
     lua_pushvalue(L, lua_upvalueindex(2));

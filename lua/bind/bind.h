@@ -29,32 +29,32 @@ typedef struct lt_lua {
     const void *tensor_meta;   /* address of the tensors' metatable; also its registry key */
     struct lt_lua_hook *hooks; /* list of the Lua hooks that leaves of ctx hold */
     lt_status raised[LT_KEPT_ERRORS]; /* ring of the statuses raised last; see error.c */
-    unsigned n_raised;         /* errors raised so far */
+    unsigned n_raised;                /* errors raised so far */
     struct {
         uint64_t serial;
         lt_opened what;
-        lt_dtype before;       /* autocast dtype to restore */
-    } open[LT_MAX_OPEN];       /* stack of active lt.step, lt.no_grad and lt.autocast calls */
-    int n_open;                /* its depth */
-    uint64_t serial;           /* serial of the latest entry ever pushed */
-    size_t fresh;              /* bytes of tensors given to Lua since the last collection */
-    size_t limit;              /* a collection starts when fresh exceeds this */
+        lt_dtype before;            /* autocast dtype to restore */
+    } open[LT_MAX_OPEN];            /* stack of active lt.step, lt.no_grad and lt.autocast calls */
+    int n_open;                     /* its depth */
+    uint64_t serial;                /* serial of the latest entry ever pushed */
+    size_t fresh;                   /* bytes of tensors given to Lua since the last collection */
+    size_t limit;                   /* a collection starts when fresh exceeds this */
     double backward_s, optimizer_s; /* seconds spent in lt_backward() and lt_optim_step() */
-    struct lt_lua_times *times; /* op timings until op_times() returns them, or NULL */
-    lt_loss_scale *scale;      /* the scale in use, held by the registry; or NULL */
+    struct lt_lua_times *times;     /* op timings until op_times() returns them, or NULL */
+    lt_loss_scale *scale;           /* the scale in use, held by the registry; or NULL */
     struct {
         bool on, in_f32, done; /* done: the first backward has run and ended the function */
         double loss;           /* loss of that backward, or NAN */
     } dry_run;                 /* see check.c */
     lt_group *group;           /* this rank's group, borrowed; NULL without other ranks */
     lt_reducer_config reducer_config;
-    lt_reducer *reducer;       /* NULL without a group */
+    lt_reducer *reducer;        /* NULL without a group */
     lt_wire_scales wire_scales; /* used if buckets travel in f16 */
-    bool no_sync;              /* bench dist: this rank skips the gradient exchange for now */
-    bool on_root;              /* inside lt.on_root: only rank 0 is here; see dist.c */
-    int64_t first_row;         /* this shard's first row in the batch, from 0 */
-    int64_t shard_rows;        /* rows of this shard, at least 1; 0 before the first batch */
-    int64_t least_rows;        /* rows of the smallest shard, at least 1 */
+    bool no_sync;               /* bench dist: this rank skips the gradient exchange for now */
+    bool on_root;               /* inside lt.on_root: only rank 0 is here; see dist.c */
+    int64_t first_row;          /* this shard's first row in the batch, from 0 */
+    int64_t shard_rows;         /* rows of this shard, at least 1; 0 before the first batch */
+    int64_t least_rows;         /* rows of the smallest shard, at least 1 */
 } lt_lua;
 
 static inline lt_lua *lt__lua(lua_State *L)

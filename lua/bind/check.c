@@ -111,10 +111,8 @@ static int half(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg methods[] = {
-    {"pass", pass}, {"rows", rows}, {"half", half}, {NULL, NULL}};
-static const luaL_Reg functions[] = {
-    {"new_precision_check", new_precision_check}, {NULL, NULL}};
+static const luaL_Reg methods[] = {{"pass", pass}, {"rows", rows}, {"half", half}, {NULL, NULL}};
+static const luaL_Reg functions[] = {{"new_precision_check", new_precision_check}, {NULL, NULL}};
 
 void lt__open_check(lua_State *L)
 {

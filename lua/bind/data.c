@@ -111,8 +111,8 @@ static int source_synthetic(lua_State *L)
     for (int i = 0; i < 6; i++)
         v[i] = luaL_checkinteger(L, i + 1);
     void **h = lt__push_handle(L, source_class);
-    lt__fill_handle(L, h, lt_source_synthetic(lt__lua(L)->ctx, (uint64_t)v[0], v[1], v[2], v[3],
-                                              v[4], v[5]));
+    lt__fill_handle(
+        L, h, lt_source_synthetic(lt__lua(L)->ctx, (uint64_t)v[0], v[1], v[2], v[3], v[4], v[5]));
     return 1;
 }
 
@@ -165,9 +165,11 @@ static int source_names(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg source_methods[] = {
-    {"count", source_count}, {"shape", source_shape}, {"digest", source_digest},
-    {"names", source_names}, {NULL, NULL}};
+static const luaL_Reg source_methods[] = {{"count", source_count},
+                                          {"shape", source_shape},
+                                          {"digest", source_digest},
+                                          {"names", source_names},
+                                          {NULL, NULL}};
 
 /* scan_labels(labels, classes): returns the highest label, or -1 if there are none. Stops at the
  * first label that is not from 0 to classes - 1; then returns the highest label before it, its
@@ -220,8 +222,10 @@ static lt_batches *check_pass(lua_State *L, const char *method)
 {
     lt_batches **h = luaL_testudata(L, 1, batches_class);
     if (!h)
-        lt__refuse(L, lt__lua(L), "batches: this is called as pass:%s(), on what set:open_batches "
-                   "gave; it was called on %s", method, lt__text(L, 1));
+        lt__refuse(L, lt__lua(L),
+                   "batches: this is called as pass:%s(), on what set:open_batches "
+                   "gave; it was called on %s",
+                   method, lt__text(L, 1));
     return *h;
 }
 
@@ -229,7 +233,8 @@ static lt_batches *check_open(lua_State *L, const char *method)
 {
     lt_batches *b = check_pass(L, method);
     if (!b)
-        lt__refuse(L, lt__lua(L), "batches: this pass over the data was closed; open another with "
+        lt__refuse(L, lt__lua(L),
+                   "batches: this pass over the data was closed; open another with "
                    "set:batches");
     return b;
 }
@@ -331,19 +336,18 @@ static int batches_stats(lua_State *L)
 static const luaL_Reg batches_methods[] = {
     {"next", batches_next}, {"stats", batches_stats}, {"close", batches_close}, {NULL, NULL}};
 
-static const luaL_Reg functions[] = {
-    {"exists", exists},
-    {"read_idx", read_idx},
-    {"read_image", read_image},
-    {"read_cifar10", read_cifar10},
-    {"source_tensors", source_tensors},
-    {"source_folder", source_folder},
-    {"source_synthetic", source_synthetic},
-    {"source_sized", source_sized},
-    {"scan_labels", scan_labels},
-    {"mixup_draws", mixup_draws},
-    {"new_batches", new_batches},
-    {NULL, NULL}};
+static const luaL_Reg functions[] = {{"exists", exists},
+                                     {"read_idx", read_idx},
+                                     {"read_image", read_image},
+                                     {"read_cifar10", read_cifar10},
+                                     {"source_tensors", source_tensors},
+                                     {"source_folder", source_folder},
+                                     {"source_synthetic", source_synthetic},
+                                     {"source_sized", source_sized},
+                                     {"scan_labels", scan_labels},
+                                     {"mixup_draws", mixup_draws},
+                                     {"new_batches", new_batches},
+                                     {NULL, NULL}};
 
 void lt__open_data(lua_State *L)
 {

@@ -115,8 +115,8 @@ static int sum(lua_State *L)
     double *numbers = lua_newuserdatauv(L, (size_t)n * sizeof *numbers, 0);
     for (int i = 0; i < n; i++)
         numbers[i] = luaL_checknumber(L, i + 2);
-    lt_sum all = {.what = what, .data = numbers, .count = n, .dtype = LT_F64, .wire = LT_F64,
-                  .scale = 1};
+    lt_sum all = {
+        .what = what, .data = numbers, .count = n, .dtype = LT_F64, .wire = LT_F64, .scale = 1};
     luaL_checkstack(L, n, what);
     lt__check(L, lt__lua(L), lt_group_allreduce(group, &all));
     for (int i = 0; i < n; i++)

@@ -6,7 +6,10 @@
 
 #define LT_EMBEDDED "=luatrain/" /* prefix of their chunk names */
 
-typedef struct lt_embedded { const char *name, *text; size_t length; } lt_embedded;
+typedef struct lt_embedded {
+    const char *name, *text;
+    size_t length;
+} lt_embedded;
 extern const lt_embedded lt__embedded[]; /* ends with a NULL name */
 
 #endif

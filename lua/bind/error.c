@@ -194,8 +194,8 @@ noreturn void lt__unknown(lua_State *L, lt_lua *s, const char *who, const char *
 static bool raised_here(lua_State *L, const char *text, lt_status *status)
 {
     const lt_lua *s = lt__lua_of(L);
-    int top = lua_gettop(L), kept = s && s->n_raised < LT_KEPT_ERRORS ? (int)s->n_raised
-                                                                      : LT_KEPT_ERRORS;
+    int top = lua_gettop(L),
+        kept = s && s->n_raised < LT_KEPT_ERRORS ? (int)s->n_raised : LT_KEPT_ERRORS;
     bool here = false;
     *status = text && strcmp(text, "not enough memory") == 0 ? LT_ENOMEM : LT_ESCRIPT;
     if (!s || !text || lua_rawgetp(L, LUA_REGISTRYINDEX, &key_messages) != LUA_TTABLE)
@@ -412,8 +412,8 @@ static int exit_code(lua_State *L)
 }
 
 static const luaL_Reg functions[] = {
-    {"active_module", active_module}, {"fail", fail}, {"exit", exit_with},
-    {"nearest", nearest}, {"exit_code", exit_code}, {NULL, NULL}};
+    {"active_module", active_module}, {"fail", fail}, {"exit", exit_with}, {"nearest", nearest},
+    {"exit_code", exit_code},         {NULL, NULL}};
 
 void lt__open_error(lua_State *L)
 {

@@ -107,10 +107,10 @@ static int file_meta(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg file_methods[] = {
-    {"names", file_names}, {"shape", file_shape}, {"read", file_read},
-    {"read_into", file_read_into}, {"verify", file_verify}, {"has_digest", file_has_digest},
-    {"meta", file_meta}, {NULL, NULL}};
+static const luaL_Reg file_methods[] = {{"names", file_names},   {"shape", file_shape},
+                                        {"read", file_read},     {"read_into", file_read_into},
+                                        {"verify", file_verify}, {"has_digest", file_has_digest},
+                                        {"meta", file_meta},     {NULL, NULL}};
 
 /* save(names, tensors, path, meta): meta is a list {key, value, key, value, ...}. */
 static int save(lua_State *L)

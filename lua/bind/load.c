@@ -17,8 +17,10 @@ static int explain(lua_State *L, const char *who)
     const char *text = lua_tostring(L, -1);
     if (text && strncmp(text, refusal, strlen(refusal)) == 0) {
         lua_pop(L, 1);
-        lua_pushfstring(L, "%s: this is compiled Lua code, which luatrain does not run; "
-                        "give it the source text", who);
+        lua_pushfstring(L,
+                        "%s: this is compiled Lua code, which luatrain does not run; "
+                        "give it the source text",
+                        who);
     }
     return LUA_ERRSYNTAX;
 }
@@ -37,8 +39,10 @@ static bool allows_text(lua_State *L, int index, const char *who)
     if (strchr(mode, 't'))
         return true;
     luaL_pushfail(L);
-    lua_pushfstring(L, "%s: mode '%s' asks for compiled Lua code, which luatrain does not run; "
-                    "use mode 't'", who, mode);
+    lua_pushfstring(L,
+                    "%s: mode '%s' asks for compiled Lua code, which luatrain does not run; "
+                    "use mode 't'",
+                    who, mode);
     return false;
 }
 

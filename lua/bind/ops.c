@@ -51,8 +51,9 @@ static void read_integers(lua_State *L, lt_lua *s, const lt_schema *schema, int 
         lua_pop(L, 1);
     }
     if (list) {
-        lt__check_keys(L, s, index, n, lua_pushfstring(L, "%s: option '%s'", schema->name,
-                                                       schema->opt[k].name), "");
+        lt__check_keys(L, s, index, n,
+                       lua_pushfstring(L, "%s: option '%s'", schema->name, schema->opt[k].name),
+                       "");
         lua_pop(L, 1);
     }
     opt->n = (uint8_t)n;
@@ -85,8 +86,9 @@ static void read_option(lua_State *L, lt_lua *s, const lt_schema *schema, int k,
         break;
     case LT_DTYPE: opt->i[0] = lt__check_dtype(L, s, index, schema->name); break;
     case LT_WORD:
-        opt->i[0] = lt_schema_word(schema, k, lua_type(L, index) == LUA_TSTRING
-                                                  ? lua_tostring(L, index) : lt__text(L, index));
+        opt->i[0] = lt_schema_word(schema, k,
+                                   lua_type(L, index) == LUA_TSTRING ? lua_tostring(L, index)
+                                                                     : lt__text(L, index));
         if (opt->i[0] < 0)
             lt__raise(L, s);
         break;
@@ -162,9 +164,10 @@ noreturn static void bad_input(lua_State *L, lt_lua *s, const lt_schema *schema,
 {
     const char *name = schema->in[i].name;
     if (schema->in[i].optional)
-        lt__refuse(L, s, "%s: %s wants a tensor or nil, it is %s; "
-                   "options go into a table: {name = value}", schema->name, name,
-                   lt__text(L, i + 1));
+        lt__refuse(L, s,
+                   "%s: %s wants a tensor or nil, it is %s; "
+                   "options go into a table: {name = value}",
+                   schema->name, name, lt__text(L, i + 1));
     lt__refuse(L, s, "%s: %s wants a tensor, it is %s", schema->name, name, lt__text(L, i + 1));
 }
 
@@ -195,9 +198,10 @@ static void read_inputs(lua_State *L, lt_lua *s, const lt_schema *schema, inputs
     }
     for (int i = 0; i < in->n; i++)
         if (in->number >> i & 1 && !lt__number_fits(L, i + 1, in->dtype))
-            lt__refuse(L, s, "%s: %s does not fit into the other tensor's %s; "
-                       "cast that, e.g. x:cast('f32')", schema->name, lt__text(L, i + 1),
-                       lt_dtype_name(in->dtype));
+            lt__refuse(L, s,
+                       "%s: %s does not fit into the other tensor's %s; "
+                       "cast that, e.g. x:cast('f32')",
+                       schema->name, lt__text(L, i + 1), lt_dtype_name(in->dtype));
 }
 
 /* For a variadic op: replaces a list of tensors in argument 1 by its items. A single tensor without
@@ -206,9 +210,10 @@ static void spread_list(lua_State *L, lt_lua *s, const lt_schema *schema)
 {
     const char *name = schema->name;
     if (lt__to_tensor(L, s, 1) && !lt__to_tensor(L, s, 2))
-        lt__refuse(L, s, "%s wants a list of tensors, as in lt.%s({a, b}, 1); it was given one "
-                   "tensor (table.unpack(t) before other arguments is the first of t alone)", name,
-                   name);
+        lt__refuse(L, s,
+                   "%s wants a list of tensors, as in lt.%s({a, b}, 1); it was given one "
+                   "tensor (table.unpack(t) before other arguments is the first of t alone)",
+                   name, name);
     if (!lua_istable(L, 1))
         return;
     lua_Unsigned n = lua_rawlen(L, 1);
@@ -218,8 +223,10 @@ static void spread_list(lua_State *L, lt_lua *s, const lt_schema *schema)
     int most = (int)n;
     for (lua_pushnil(L); lua_next(L, 1); lua_pop(L, 1)) {
         if (lua_type(L, -2) != LUA_TNUMBER)
-            lt__refuse(L, s, "%s: the list of tensors has a key %s; options follow the list, as in "
-                       "lt.%s({a, b}, {...})", name, lt__text(L, -2), name);
+            lt__refuse(L, s,
+                       "%s: the list of tensors has a key %s; options follow the list, as in "
+                       "lt.%s({a, b}, {...})",
+                       name, lt__text(L, -2), name);
         if (!lua_isinteger(L, -2) || lua_tointeger(L, -2) < 1)
             lt__refuse(L, s, "%s: the list of tensors has a key %s; its items count from 1", name,
                        lt__text(L, -2));
@@ -384,16 +391,15 @@ static int memory_of(lua_State *L)
 }
 
 static const luaL_Reg functions[] = {
-    {"help", help}, {"observe", observe}, {"saved", saved}, {"memory_of", memory_of},
-    {NULL, NULL}};
+    {"help", help}, {"observe", observe}, {"saved", saved}, {"memory_of", memory_of}, {NULL, NULL}};
 
 /* Adds the table ops to the core, the ops to the tensor methods, and the operators to the
  * metatable. */
 void lt__open_ops(lua_State *L, lt_lua *s)
 {
-    static const char *const operators[][2] = {
-        {"__add", "add"}, {"__sub", "sub"}, {"__mul", "mul"},
-        {"__div", "div"}, {"__pow", "pow"}, {"__unm", "neg"}};
+    static const char *const operators[][2] = {{"__add", "add"}, {"__sub", "sub"},
+                                               {"__mul", "mul"}, {"__div", "div"},
+                                               {"__pow", "pow"}, {"__unm", "neg"}};
     const lt_def *def;
     int core = lua_gettop(L);
     lt__register(L, functions);

@@ -199,13 +199,20 @@ static int optim_slot(lua_State *L)
     return 2;
 }
 
-static const luaL_Reg methods[] = {
-    {"set_group", optim_set_group}, {"step", optim_step},
-    {"slot", optim_slot}, {"step_status", optim_step_status}, {NULL, NULL}};
+static const luaL_Reg methods[] = {{"set_group", optim_set_group},
+                                   {"step", optim_step},
+                                   {"slot", optim_slot},
+                                   {"step_status", optim_step_status},
+                                   {NULL, NULL}};
 
-static const luaL_Reg functions[] = {
-    {"new_parameter", new_parameter}, {"role", role}, {"set_dtype", set_dtype}, {"place", place},
-    {"sha256", sha256}, {"freeze", freeze}, {"new_optim", new_optim}, {NULL, NULL}};
+static const luaL_Reg functions[] = {{"new_parameter", new_parameter},
+                                     {"role", role},
+                                     {"set_dtype", set_dtype},
+                                     {"place", place},
+                                     {"sha256", sha256},
+                                     {"freeze", freeze},
+                                     {"new_optim", new_optim},
+                                     {NULL, NULL}};
 
 void lt__open_optim(lua_State *L)
 {

@@ -262,8 +262,10 @@ static int call_within(lua_State *L, const char *who, lt_opened what, lt_dtype d
 static int step(lua_State *L) { return call_within(L, "lt.step", LT_OPEN_SCOPE, LT_F32); }
 static int no_grad(lua_State *L) { return call_within(L, "lt.no_grad", LT_OPEN_NO_GRAD, LT_F32); }
 
-static const struct { const char *word; lt_dtype dtype; } precisions[] = {
-    {"off", LT_F32}, {"bf16", LT_BF16}, {"fp16", LT_F16}, {NULL, LT_F32}};
+static const struct {
+    const char *word;
+    lt_dtype dtype;
+} precisions[] = {{"off", LT_F32}, {"bf16", LT_BF16}, {"fp16", LT_F16}, {NULL, LT_F32}};
 
 /* autocast(precision, function, ...): precision is "off", "bf16" or "fp16". */
 static int autocast(lua_State *L)
@@ -379,14 +381,22 @@ static int times(lua_State *L)
 }
 
 static const luaL_Reg tensor_methods[] = {
-    {"requires_grad", requires_grad}, {"zero_grad", zero_grad}, {"detach", detach},
-    {"keep", keep}, {"backward", backward}, {"on_grad", on_grad}, {NULL, NULL}};
+    {"requires_grad", requires_grad}, {"zero_grad", zero_grad}, {"detach", detach}, {"keep", keep},
+    {"backward", backward},           {"on_grad", on_grad},     {NULL, NULL}};
 
-static const luaL_Reg functions[] = {
-    {"step", step}, {"no_grad", no_grad}, {"autocast", autocast}, {"amp", amp},
-    {"bn_stats_synchronize", bn_stats_synchronize}, {"seed", seed}, {"steps", steps},
-    {"set_step", set_step}, {"draws", draws}, {"set_draws", set_draws},
-    {"set_first_row", set_first_row}, {"times", times}, {NULL, NULL}};
+static const luaL_Reg functions[] = {{"step", step},
+                                     {"no_grad", no_grad},
+                                     {"autocast", autocast},
+                                     {"amp", amp},
+                                     {"bn_stats_synchronize", bn_stats_synchronize},
+                                     {"seed", seed},
+                                     {"steps", steps},
+                                     {"set_step", set_step},
+                                     {"draws", draws},
+                                     {"set_draws", set_draws},
+                                     {"set_first_row", set_first_row},
+                                     {"times", times},
+                                     {NULL, NULL}};
 
 void lt__open_run(lua_State *L)
 {

@@ -89,8 +89,9 @@ static int list_folder(lua_State *L)
     names *found = lua_newuserdatauv(L, sizeof *found, 0);
     *found = (names){NULL, 0};
     luaL_setmetatable(L, names_class);
-    lua_toclose(L, -1); /* not left to the collector, which misses objects that a finalizer creates
-                         * while the state closes */
+    /* not left to the collector, which misses objects that a finalizer creates while the state
+     * closes */
+    lua_toclose(L, -1);
     int n = scandir(path, &found->list, NULL, by_name);
     if (n < 0)
         return 0;
@@ -140,8 +141,10 @@ static int open_descriptor(const char *path, int flags)
         ;
     if (fd < 0)
         return -1;
-    int error = fstat(fd, &now) != 0 ? errno : S_ISREG(now.st_mode) ? 0
-                : S_ISDIR(now.st_mode) ? EISDIR : ENXIO;
+    int error = fstat(fd, &now) != 0   ? errno
+                : S_ISREG(now.st_mode) ? 0
+                : S_ISDIR(now.st_mode) ? EISDIR
+                                       : ENXIO;
     if (error)
         close(fd);
     errno = error;
@@ -247,8 +250,7 @@ static int lock_look(lua_State *L)
     return 2;
 }
 
-static const luaL_Reg lock_methods[] = {
-    {"close", lock_gc}, {"look", lock_look}, {NULL, NULL}};
+static const luaL_Reg lock_methods[] = {{"close", lock_gc}, {"look", lock_look}, {NULL, NULL}};
 
 /* lock(path): creates and locks a file, and returns a handle that holds the lock until it is
  * closed. If another handle in any process holds it, returns nil and the id of that process, if
@@ -389,9 +391,14 @@ static int clear_stop(lua_State *L)
  * usually stop programs. stop_reason(n): the same for signal n. */
 static int stop_reason(lua_State *L)
 {
-    static const struct { int signal; const char *name; } known[] = {
-        {SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"},
-        {SIGUSR1, "SIGUSR1"}, {SIGPIPE, "SIGPIPE"}};
+    static const struct {
+        int signal;
+        const char *name;
+    } known[] = {{SIGINT, "SIGINT"},
+                 {SIGTERM, "SIGTERM"},
+                 {SIGHUP, "SIGHUP"},
+                 {SIGUSR1, "SIGUSR1"},
+                 {SIGPIPE, "SIGPIPE"}};
     int signal = (int)luaL_optinteger(L, 1, lt_stop_reason(lt__lua(L)->ctx));
     if (signal == 0)
         return 0;
@@ -406,13 +413,25 @@ static int stop_reason(lua_State *L)
     return 2;
 }
 
-static const luaL_Reg functions[] = {
-    {"make_folder", make_folder}, {"new_folder", new_folder}, {"list_folder", list_folder},
-    {"write_file", write_file}, {"cut_file", cut_file}, {"open_plain", open_plain}, {"lock", lock},
-    {"clock", read_clock}, {"trace", trace}, {"terminal", terminal}, {"peak_rss", peak_rss},
-    {"memory", memory}, {"backend", backend}, {"device", device}, {"threads", threads},
-    {"listen", listen_to_signals},
-    {"stop_reason", stop_reason}, {"clear_stop", clear_stop}, {NULL, NULL}};
+static const luaL_Reg functions[] = {{"make_folder", make_folder},
+                                     {"new_folder", new_folder},
+                                     {"list_folder", list_folder},
+                                     {"write_file", write_file},
+                                     {"cut_file", cut_file},
+                                     {"open_plain", open_plain},
+                                     {"lock", lock},
+                                     {"clock", read_clock},
+                                     {"trace", trace},
+                                     {"terminal", terminal},
+                                     {"peak_rss", peak_rss},
+                                     {"memory", memory},
+                                     {"backend", backend},
+                                     {"device", device},
+                                     {"threads", threads},
+                                     {"listen", listen_to_signals},
+                                     {"stop_reason", stop_reason},
+                                     {"clear_stop", clear_stop},
+                                     {NULL, NULL}};
 
 void lt__open_system(lua_State *L)
 {

@@ -511,12 +511,12 @@ static int index_tensor(lua_State *L)
 }
 
 static const luaL_Reg makers[] = {
-    {"tensor", tensor}, {"zeros", zeros}, {"ones", ones}, {"full", full}, {"rand", rand_uniform},
-    {"randn", rand_normal}, {"arange", lt__arange}, {NULL, NULL}};
+    {"tensor", tensor},     {"zeros", zeros},       {"ones", ones},         {"full", full},
+    {"rand", rand_uniform}, {"randn", rand_normal}, {"arange", lt__arange}, {NULL, NULL}};
 
 static const luaL_Reg methods[] = {
-    {"get", get}, {"set", set}, {"item", item}, {"totable", totable}, {"fill", fill},
-    {"copy", copy}, {"to", to}, {"dim", dim}, {"count", count_elements}, {NULL, NULL}};
+    {"get", get},   {"set", set}, {"item", item}, {"totable", totable},      {"fill", fill},
+    {"copy", copy}, {"to", to},   {"dim", dim},   {"count", count_elements}, {NULL, NULL}};
 
 static const luaL_Reg metamethods[] = {{"__len", length}, {"__eq", same}, {NULL, NULL}};
 

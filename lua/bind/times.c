@@ -18,23 +18,23 @@ enum { FIRST_ROOM = 256, SHAPES = 3 };
  * and compared as bytes, so padding must be cleared. */
 typedef struct key {
     const lt_schema *schema;
-    uint64_t wanted;           /* bit i: the gradient of input i was computed */
+    uint64_t wanted; /* bit i: the gradient of input i was computed */
     int64_t dims[SHAPES][LT_MAX_DIMS];
-    int8_t ndim[SHAPES];       /* -1 if there is no such tensor */
+    int8_t ndim[SHAPES]; /* -1 if there is no such tensor */
     uint8_t dtype[SHAPES];
     bool backward;
 } key;
 
 typedef struct row {
     key key;
-    int64_t calls, bytes;      /* calls is 0 in an empty row */
+    int64_t calls, bytes; /* calls is 0 in an empty row */
     double seconds;
 } row;
 
 typedef struct lt_lua_times {
-    row *rows;                 /* hash table with open addressing */
-    size_t n, room;            /* rows in use, and allocated: a power of 2 */
-    bool lost;                 /* a call was not counted because memory ran out */
+    row *rows;      /* hash table with open addressing */
+    size_t n, room; /* rows in use, and allocated: a power of 2 */
+    bool lost;      /* a call was not counted because memory ran out */
 } lt_lua_times;
 
 /* ==== The table =============================================================================== */

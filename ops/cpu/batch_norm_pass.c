@@ -16,10 +16,10 @@
 #include "ops/batch_norm.h"
 #include "ops/cpu/simd.h"
 
-enum { BAND = 4, STRIP = 64 };    /* wide rows that are summed together; units of a strip of them */
-enum { AHEAD = 3072 };            /* units between the next read and the prefetch */
+enum { BAND = 4, STRIP = 64 }; /* wide rows that are summed together; units of a strip of them */
+enum { AHEAD = 3072 };         /* units between the next read and the prefetch */
 enum { VECTORS = LANES / LT_LANES };
-enum { PIECE = 2048 };            /* bytes per streaming write */
+enum { PIECE = 2048 }; /* bytes per streaming write */
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -28,7 +28,10 @@ static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 LT_INLINE float float_of(uint32_t u)
 {
-    union { uint32_t u; float f; } v = {u};
+    union {
+        uint32_t u;
+        float f;
+    } v = {u};
     return v.f;
 }
 
@@ -36,7 +39,10 @@ LT_INLINE float float_of(uint32_t u)
  * arithmetic has 16 trailing zeros and stays a NaN. */
 LT_INLINE uint32_t rounded(float f)
 {
-    union { float f; uint32_t u; } v = {f};
+    union {
+        float f;
+        uint32_t u;
+    } v = {f};
     return v.u + 0x7fff + (v.u >> 16 & 1);
 }
 
@@ -56,8 +62,8 @@ LT_INLINE float get(const void *from, int64_t i, int form, int side)
 LT_INLINE void put(void *to, int64_t i, int form, bool add, float v[2])
 {
     SIDES(side, form)
-        if (add)
-            v[side] += get(to, i, form, side);
+    if (add)
+        v[side] += get(to, i, form, side);
     if (form == FLOATS)
         ((float *)to)[i] = v[0];
     if (form == HALVES)
@@ -115,10 +121,11 @@ LT_INLINE void forward_units(const lt_pass *p, int form, bool residual, int64_t 
     LT_IVDEP
     for (int64_t j = 0; j < n; j++) {
         float v[2];
-        SIDES(side, form) {
+        SIDES(side, form)
+        {
             int64_t lane = j + side * units;
-            v[side] = LT_NORMALISED(get(x, i + j, form, side), mean[lane], factor[lane],
-                                    shift[lane]);
+            v[side] =
+                LT_NORMALISED(get(x, i + j, form, side), mean[lane], factor[lane], shift[lane]);
             if (residual)
                 v[side] += get(more, i + j, form, side);
             v[side] = lt__bounded(act, v[side]);
@@ -154,8 +161,8 @@ LT_INLINE void forward_lanes(const lt_pass *p, int form, bool residual, int64_t 
             UNROLL
             for (int side = 0; side < sides; side++) {
                 int lane = side * of_side + u;
-                v[side] = LT_NORMALISED(get_vec(p->x, i + at, form, side), mean[lane],
-                                        factor[lane], shift[lane]);
+                v[side] = LT_NORMALISED(get_vec(p->x, i + at, form, side), mean[lane], factor[lane],
+                                        shift[lane]);
                 if (residual)
                     v[side] += get_vec(p->residual, i + at, form, side);
                 v[side] = clamp_vec(p->act, v[side]);
@@ -212,7 +219,7 @@ LT_INLINE void residual_rows(const lt_pass *p, int form, bool add)
     for (int64_t i = 0; i < n; i++) {
         float v[2];
         SIDES(side, form)
-            v[side] = lt__passed(act, get(y, i, form, side), get(dy, i, form, side));
+        v[side] = lt__passed(act, get(y, i, form, side), get(dy, i, form, side));
         put(out, i, form, add, v);
     }
 }
@@ -232,7 +239,8 @@ LT_INLINE void sum_strip(const lt_pass *p, int form, int gate, int rows, int64_t
     int64_t units = p->units;
     LT_IVDEP
     for (int64_t k = first; k < end; k++)
-        SIDES(side, form) {
+        SIDES(side, form)
+        {
             int64_t lane = k + side * units;
             float s = sum[lane], q = product[lane];
             for (int r = 0; r < rows; r++) {
@@ -324,7 +332,8 @@ LT_INLINE void backward_rows(const lt_pass *p, int form, int gate, bool add)
         LT_IVDEP
         for (int64_t k = 0; k < m; k++) {
             float v[2];
-            SIDES(side, form) {
+            SIDES(side, form)
+            {
                 int64_t lane = k + side * units;
                 float d = get(x, i + k, form, side) - mean[lane], g = get(dy, i + k, form, side);
                 if (gate == BY_Y)
@@ -342,17 +351,31 @@ LT_INLINE void backward_rows(const lt_pass *p, int form, int gate, bool add)
  * true and false. */
 #define FIXED(name, flag, ...)                                                                     \
     do {                                                                                           \
-        if (flag) { const bool name = true; __VA_ARGS__ }                                          \
-        else { const bool name = false; __VA_ARGS__ }                                              \
+        if (flag) {                                                                                \
+            const bool name = true;                                                                \
+            __VA_ARGS__                                                                            \
+        } else {                                                                                   \
+            const bool name = false;                                                               \
+            __VA_ARGS__                                                                            \
+        }                                                                                          \
     } while (0)
 
 /* The same for a value that is one of three. */
 #define FIXED_OF(name, value, a, b, c, ...)                                                        \
     do {                                                                                           \
         switch (value) {                                                                           \
-        case a: { const int name = a; __VA_ARGS__ } break;                                         \
-        case b: { const int name = b; __VA_ARGS__ } break;                                         \
-        case c: { const int name = c; __VA_ARGS__ } break;                                         \
+        case a: {                                                                                  \
+            const int name = a;                                                                    \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
+        case b: {                                                                                  \
+            const int name = b;                                                                    \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
+        case c: {                                                                                  \
+            const int name = c;                                                                    \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
         }                                                                                          \
     } while (0)
 #define FIXED_FORM(...) FIXED_OF(form, p->form, FLOATS, HALVES, PAIRS, __VA_ARGS__)

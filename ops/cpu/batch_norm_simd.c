@@ -110,10 +110,15 @@ static void *part(const lt_tensor *x, int64_t first)
 /* Describes a pass over n elements from `first` on, or fewer at the end of x. */
 static lt_pass pass_over(const lt_call *c, const plan *p, int thread, int64_t first, int64_t n)
 {
-    return (lt_pass){.n = least(n, p->n - first) / p->sides, .units = p->width / p->sides,
-                  .room = p->room, .coefs = coefficients(c, p, 0),
-                  .center = coefficients(c, p, AT_MEAN), .lanes = lanes(c, p, thread),
-                  .x = part(c->in[X], first), .form = p->form, .act = lt__bounds(c)};
+    return (lt_pass){.n = least(n, p->n - first) / p->sides,
+                     .units = p->width / p->sides,
+                     .room = p->room,
+                     .coefs = coefficients(c, p, 0),
+                     .center = coefficients(c, p, AT_MEAN),
+                     .lanes = lanes(c, p, thread),
+                     .x = part(c->in[X], first),
+                     .form = p->form,
+                     .act = lt__bounds(c)};
 }
 
 /* Describes a backward pass. Once g, the gradient of the residual, has been written, it is read
@@ -246,8 +251,8 @@ static void batch_statistics(lt_call *c, const plan *p, float *mean, float *var)
             m = lt__take_moments(c, k, center);
         double variance = m.squares / lt__all_rows(c);
         mean[k] = (float)m.mean;
-        var[k] = variance < 0 ? 0 : (float)variance; /* rounding may give a value below zero; a
-                                                      * NaN stays a NaN */
+        /* rounding may give a value below zero; a NaN stays a NaN */
+        var[k] = variance < 0 ? 0 : (float)variance;
     }
 }
 
@@ -312,8 +317,8 @@ static void set_coefficients(const lt_call *c, const plan *p, const lt_tensor *s
     for (int64_t k = 0; k < p->channels; k++) {
         int64_t lane = lane_of(p, k);
         means[lane] = mean[k];
-        factors[lane] = (float)lt__norm_factor(parameter(c->in[SCALE], k), var[k],
-                                               lt__number(c, EPS));
+        factors[lane] =
+            (float)lt__norm_factor(parameter(c->in[SCALE], k), var[k], lt__number(c, EPS));
         shifts[lane] = shift ? parameter(shift, k) : 0;
     }
     repeat(p, means);

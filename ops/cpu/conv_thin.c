@@ -27,10 +27,10 @@ enum { STRIP = 4096 };         /* floats per strip, unless one row of y needs mo
 /* How a convolution is divided. A strip is (rows, columns, in); its rows are `pitch` floats. */
 typedef struct {
     const lt_conv *conv;
-    int64_t rows, strips;               /* rows of y per strip; strips per image */
-    int64_t pitch, words;               /* floats per row of a strip; per strip */
-    int64_t taps, tiles;                /* taps; tiles of TAPS taps */
-    int64_t offset[MAX_TAPS + TAPS];   /* offset of each tap in the strip; 0 beyond the last */
+    int64_t rows, strips;            /* rows of y per strip; strips per image */
+    int64_t pitch, words;            /* floats per row of a strip; per strip */
+    int64_t taps, tiles;             /* taps; tiles of TAPS taps */
+    int64_t offset[MAX_TAPS + TAPS]; /* offset of each tap in the strip; 0 beyond the last */
 } plan;
 
 static plan plan_of(const lt_conv *v)
@@ -95,22 +95,17 @@ LT_INLINE void put_pixels(const plan *p, const float *strip, const float *panel,
 {
     int64_t pixel = p->conv->window.stride[1] * p->conv->in;
     lt_vec sum[PIXELS][MOST];
-    UNROLL for (int i = 0; i < PIXELS; i++)
-        UNROLL for (int j = 0; j < MOST; j++)
-            sum[i][j] = bias ? lt__load_f32(bias + j * LT_LANES) : (lt_vec){0};
+    UNROLL for (int i = 0; i < PIXELS; i++) UNROLL for (int j = 0; j < MOST; j++)
+        sum[i][j] = bias ? lt__load_f32(bias + j * LT_LANES) : (lt_vec){0};
     for (int64_t k = 0; k < p->taps; k++, panel += COLUMNS) {
         const float *x = strip + p->offset[k];
         lt_vec with[MOST];
-        UNROLL for (int j = 0; j < MOST; j++)
-            with[j] = lt__load_f32(panel + j * LT_LANES);
-        UNROLL for (int i = 0; i < PIXELS; i++)
-            UNROLL for (int j = 0; j < MOST; j++)
-                sum[i][j] += with[j] * x[i * pixel];
+        UNROLL for (int j = 0; j < MOST; j++) with[j] = lt__load_f32(panel + j * LT_LANES);
+        UNROLL for (int i = 0; i < PIXELS; i++) UNROLL for (int j = 0; j < MOST; j++)
+            sum[i][j] += with[j] * x[i * pixel];
     }
-    UNROLL for (int i = 0; i < PIXELS; i++)
-        if (i < n)
-            UNROLL for (int j = 0; j < MOST; j++)
-                lt__store_f32(y + i * p->conv->out + j * LT_LANES, sum[i][j]);
+    UNROLL for (int i = 0; i < PIXELS; i++) if (i < n) UNROLL for (int j = 0; j < MOST; j++)
+        lt__store_f32(y + i * p->conv->out + j * LT_LANES, sum[i][j]);
 }
 
 LT_SIMD static void put_rows(const plan *p, const float *strip, const float *panel,
@@ -142,18 +137,16 @@ LT_INLINE void add_taps(const plan *p, const int64_t *offset, const float *strip
         const float *x = strip;
         for (int64_t ow = 0; ow < w->out[1]; ow++, dy += out, x += pixel) {
             lt_vec with[MOST];
-            UNROLL for (int j = 0; j < MOST; j++)
-                with[j] = lt__load_f32(dy + j * LT_LANES);
-            UNROLL for (int i = 0; i < TAPS; i++)
-                UNROLL for (int j = 0; j < MOST; j++)
-                    sum[i][j] += with[j] * x[offset[i]];
+            UNROLL for (int j = 0; j < MOST; j++) with[j] = lt__load_f32(dy + j * LT_LANES);
+            UNROLL for (int i = 0; i < TAPS; i++) UNROLL for (int j = 0; j < MOST; j++)
+                sum[i][j] += with[j] * x[offset[i]];
         }
     }
-    UNROLL for (int i = 0; i < TAPS; i++)
-        UNROLL for (int j = 0; j < MOST; j++) {
-            float *to = sums + i * out + j * LT_LANES;
-            lt__store_f32(to, lt__load_f32(to) + sum[i][j]);
-        }
+    UNROLL for (int i = 0; i < TAPS; i++) UNROLL for (int j = 0; j < MOST; j++)
+    {
+        float *to = sums + i * out + j * LT_LANES;
+        lt__store_f32(to, lt__load_f32(to) + sum[i][j]);
+    }
 }
 
 LT_SIMD static void add_rows(const plan *p, const float *strip, const float *dy, int64_t n,
@@ -225,7 +218,8 @@ size_t lt__conv_thin_scratch(const lt_call *c, const lt_conv *v, bool backward)
         return 0;
     plan p = plan_of(v);
     return (size_t)(words_of_panel(&p, backward) +
-                    c->threads * (words_of_sums(&p, backward) + p.words)) * sizeof(float);
+                    c->threads * (words_of_sums(&p, backward) + p.words)) *
+           sizeof(float);
 }
 
 void lt__conv_thin_run(const lt_call *c, const lt_conv_task *task)

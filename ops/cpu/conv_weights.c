@@ -16,17 +16,14 @@
 #include "ops/cpu/panel.h"
 
 enum { COLUMNS = MOST * LT_LANES };
-enum { WORDS = 64 };                     /* vectors per panel */
-enum { PANEL = (WORDS + 1) * LT_LANES }; /* one vector more, so that panels do not share cache
-                                          * sets */
-enum { LINE = 64 };                      /* bytes of a cache line */
+enum { WORDS = 64 }; /* vectors per panel */
+/* one vector more, so that panels do not share cache sets */
+enum { PANEL = (WORDS + 1) * LT_LANES };
+enum { LINE = 64 }; /* bytes of a cache line */
 
 /* ==== Sizes =================================================================================== */
 
-static int64_t pixels_of(const lt_conv *v)
-{
-    return v->n * v->window.out[0] * v->window.out[1];
-}
+static int64_t pixels_of(const lt_conv *v) { return v->n * v->window.out[0] * v->window.out[1]; }
 
 /* Numbers in the window of a pixel of y. */
 static int64_t depth_of(const lt_conv *v)
@@ -124,9 +121,9 @@ LT_INLINE void pack_windows(bool half, const lt_conv *v, const patch *a, const p
 
 typedef struct {
     const lt_conv_task *task;
-    int64_t pixel, end;     /* the pixels that remain */
-    cursor at;              /* the position of `pixel` */
-    float *sums, *dy, *x;   /* sums; panels */
+    int64_t pixel, end;   /* the pixels that remain */
+    cursor at;            /* the position of `pixel` */
+    float *sums, *dy, *x; /* sums; panels */
     const char *zeros;
 } part;
 
@@ -174,13 +171,11 @@ LT_INLINE void sum_tile(bool half, int vectors, int64_t words, const float *dy, 
                         float *sums, bool add)
 {
     lt_vec sum[ROWS][MOST];
-    UNROLL for (int i = 0; i < ROWS; i++)
-        UNROLL for (int j = 0; j < vectors; j++)
-            sum[i][j] = add ? lt__load_f32(sums + i * COLUMNS + j * LT_LANES) : (lt_vec){0};
+    UNROLL for (int i = 0; i < ROWS; i++) UNROLL for (int j = 0; j < vectors; j++)
+        sum[i][j] = add ? lt__load_f32(sums + i * COLUMNS + j * LT_LANES) : (lt_vec){0};
     add_products(half, vectors, words, dy, 1, LT_LANES, x, PANEL, sum);
-    UNROLL for (int i = 0; i < ROWS; i++)
-        UNROLL for (int j = 0; j < vectors; j++)
-            lt__store_f32(sums + i * COLUMNS + j * LT_LANES, sum[i][j]);
+    UNROLL for (int i = 0; i < ROWS; i++) UNROLL for (int j = 0; j < vectors; j++)
+        lt__store_f32(sums + i * COLUMNS + j * LT_LANES, sum[i][j]);
 }
 
 /* Adds the products of the packed pixels, and prefetches about as many pixels. */
@@ -291,9 +286,13 @@ void lt__conv_weights_run(const lt_call *c, const lt_conv_task *task)
     for (int i = 0; i < c->threads; i++) {
         float *own = sums + i * at.all;
         int64_t first = pixels * i / c->threads;
-        part p = {.task = task, .pixel = first, .end = pixels * (i + 1) / c->threads,
+        part p = {.task = task,
+                  .pixel = first,
+                  .end = pixels * (i + 1) / c->threads,
                   .at = {first / image, first % image / w->out[1], first % w->out[1]},
-                  .sums = own, .dy = own + at.dy, .x = own + at.x,
+                  .sums = own,
+                  .dy = own + at.dy,
+                  .x = own + at.x,
                   .zeros = (char *)(own + at.zeros)};
         memset(own + at.zeros, 0, (size_t)(at.all - at.zeros) * sizeof *own);
         (task->x.dtype == LT_BF16 ? sum_part_bf16 : sum_part_f32)(&p);

@@ -22,10 +22,10 @@
 #include "ops/cpu/simd.h"
 
 enum { SIDE = 3, TAPS = SIDE * SIDE };
-enum { START = TAPS, PACKED };    /* packed weights: the taps, then the start value of sums */
+enum { START = TAPS, PACKED }; /* packed weights: the taps, then the start value of sums */
 enum { ROWS = 4, MAX_COLUMNS = 2, TILE = ROWS * MAX_COLUMNS };
-enum { MAX_MET = 9 * SIDE };     /* pixels that a tile needs */
-enum { LINE = 64 };               /* bytes of a block */
+enum { MAX_MET = 9 * SIDE }; /* pixels that a tile needs */
+enum { LINE = 64 };          /* bytes of a block */
 enum { MAX_PARTS = 64, PART_PIXELS = 64 };
 
 #define UNROLL _Pragma("GCC unroll 32")
@@ -36,8 +36,8 @@ typedef struct {
     void *data;
     int64_t n, h, w, c;
     bool half;
-    int64_t safe;             /* pixels from which a whole block can be loaded */
-    const char *rest;         /* copies of the other pixels */
+    int64_t safe;     /* pixels from which a whole block can be loaded */
+    const char *rest; /* copies of the other pixels */
 } images;
 
 static inline int64_t pixel_bytes(const images *x) { return x->c * (x->half ? 2 : 4); }
@@ -66,10 +66,9 @@ static __attribute__((noinline)) void look_up(const images *x, int64_t n, int64_
         bool inside = row + r >= 0 && row + r < x->h;
         for (int t = 0; t < columns; t++) {
             int64_t i = (n * x->h + row + r) * x->w + column + t;
-            pixel[r * columns + t] =
-                !inside || column + t < 0 || column + t >= x->w ? outside
-                : i < x->safe ? (const char *)x->data + i * pixel_bytes(x)
-                              : x->rest + (i - x->safe) * pixel_bytes(x);
+            pixel[r * columns + t] = !inside || column + t < 0 || column + t >= x->w ? outside
+                                     : i < x->safe ? (const char *)x->data + i * pixel_bytes(x)
+                                                   : x->rest + (i - x->safe) * pixel_bytes(x);
         }
     }
 }
@@ -83,8 +82,7 @@ LT_INLINE void find_pixels(const images *x, int64_t n, int64_t row, int64_t colu
     int64_t end = (n * x->h + row + rows - 1) * x->w + column + columns;
     if (by > 0 && column >= by && column + columns <= x->w && end <= x->safe)
         for (int i = 0; i < rows * columns; i++)
-            pixel[i] = pixel[i] == outside ? outside
-                                           : (const char *)pixel[i] + by * pixel_bytes(x);
+            pixel[i] = pixel[i] == outside ? outside : (const char *)pixel[i] + by * pixel_bytes(x);
     else
         look_up(x, n, row, column, rows, columns, outside, pixel);
 }
@@ -129,9 +127,9 @@ static void put_element(lt_operand x, int64_t i, bool add, float value)
 
 /* How pixel r of the source and tap k map to a pixel of the result, along one axis: */
 enum {
-    BY_ONE,                   /* r - k: stride 1 */
-    BY_TWO,                   /* (r - k) / 2 if even: stride 2 */
-    BACK                      /* 2 (r - 1) + k: from dy to dx with stride 2 */
+    BY_ONE, /* r - k: stride 1 */
+    BY_TWO, /* (r - k) / 2 if even: stride 2 */
+    BACK    /* 2 (r - 1) + k: from dy to dx with stride 2 */
 };
 
 /* Returns that pixel, or -1 if it is not one of `size` pixels. */
@@ -162,14 +160,14 @@ LT_INLINE int64_t in_source(int way, int64_t n)
 typedef struct {
     images from, to;
     int64_t pad;
-    const void *zeros;        /* a pixel of zeros */
-    const float *w;           /* packed weights */
+    const void *zeros; /* a pixel of zeros */
+    const float *w;    /* packed weights */
     bool add;
 } pass;
 
 /* Traverses the tiles of a group of rows from left to right. */
 typedef struct {
-    int64_t n, row, column;   /* position in the result; for BACK it includes the padding */
+    int64_t n, row, column; /* position in the result; for BACK it includes the padding */
     const void *from[MAX_MET], *to[TILE];
     uintptr_t next_from, next_to; /* addresses to prefetch */
 } walk;
@@ -452,7 +450,7 @@ static void sum_weights(const lt_call *c, const lt_conv_task *task, const pass *
 
 /* Layout of the scratch: a pixel of zeros, the copied last pixels of two tensors, then packed
  * weights or sums. */
-enum { REST = 2 * LINE };         /* bytes for the copied pixels of a tensor */
+enum { REST = 2 * LINE }; /* bytes for the copied pixels of a tensor */
 
 static int64_t room_of(int64_t channels) { return blocks_of(channels, true) * block_of(true); }
 
@@ -479,8 +477,13 @@ static void pack(const lt_conv_task *task, bool half, bool turned, float *packed
  * which loading a block would read beyond the tensor. It is NULL for images that are not loaded. */
 static images images_of(const lt_conv *v, const int64_t size[2], lt_operand of, char *rest)
 {
-    images x = {.data = of.data, .n = v->n, .h = size[0], .w = size[1], .c = v->in,
-                .half = of.dtype == LT_BF16, .rest = rest};
+    images x = {.data = of.data,
+                .n = v->n,
+                .h = size[0],
+                .w = size[1],
+                .c = v->in,
+                .half = of.dtype == LT_BF16,
+                .rest = rest};
     int64_t pixels = x.n * x.h * x.w, bytes = pixel_bytes(&x), spare = pixels * bytes - LINE;
     x.safe = pixels;
     if (rest && bytes < LINE) {
@@ -528,8 +531,12 @@ void lt__depthwise_run(const lt_call *c, const lt_conv_task *task)
     float *room = (float *)(rest + 2 * REST);
     images x = images_of(v, w->in, task->x, back ? NULL : rest);
     images y = images_of(v, w->out, task->y, task->kind == LT_CONV ? NULL : rest + REST);
-    pass p = {.from = back ? y : x, .to = back ? x : y, .zeros = zeros, .w = room,
-              .pad = turned ? SIDE - 1 - w->pad[0] : w->pad[0], .add = task->add};
+    pass p = {.from = back ? y : x,
+              .to = back ? x : y,
+              .zeros = zeros,
+              .w = room,
+              .pad = turned ? SIDE - 1 - w->pad[0] : w->pad[0],
+              .add = task->add};
     memset(zeros, 0, (size_t)room_of(v->in) * sizeof *zeros);
     if (task->kind == LT_CONV_WEIGHTS) {
         sum_weights(c, task, &p, way, room);

@@ -54,11 +54,11 @@ enum { OWN, PACKER_OWN, PACKED, ADDED, PARTS };
 typedef struct plan {
     struct plan *next; /* next plan in its bucket */
     key key;
-    dnnl_primitive_t primitive; /* NULL if oneDNN has no optimised code */
-    dnnl_primitive_t packer;    /* NULL if weights are used as they are */
+    dnnl_primitive_t primitive;      /* NULL if oneDNN has no optimised code */
+    dnnl_primitive_t packer;         /* NULL if weights are used as they are */
     dnnl_memory_t operand[OPERANDS]; /* in the caller's layout; NULL if absent */
-    dnnl_memory_t part[PARTS];  /* NULL if unused. ADDED is always NULL: operand[result] points
-                                 * there instead */
+    /* NULL if unused. ADDED is always NULL: operand[result] points there instead */
+    dnnl_memory_t part[PARTS];
     size_t bytes[PARTS];
     dnnl_exec_arg_t arg[OPERANDS + 1], packer_arg[3];
     int n_args, n_packer_args;
@@ -115,8 +115,10 @@ static lt_status check_room(void)
 {
     enum { ROOM = 64 << 20 }; /* several times what oneDNN needs */
     return lt__has_room(ROOM) ? LT_OK
-                              : lt_fail(LT_ENOMEM, "out of memory: less than the %d MiB are left "
-                                        "that oneDNN may want for its code", ROOM >> 20);
+                              : lt_fail(LT_ENOMEM,
+                                        "out of memory: less than the %d MiB are left "
+                                        "that oneDNN may want for its code",
+                                        ROOM >> 20);
 }
 
 /* Descriptors that are needed only while a plan is made. */
@@ -166,9 +168,8 @@ static dnnl_status_t draft_product(struct lt_dnnl *d, const key *k, drafts *m)
     if (k->type[BIAS])
         DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[BIAS], 2, one_row, type_of(k, BIAS),
                                                   dnnl_ab));
-    return dnnl_matmul_primitive_desc_create(&m->primitive, d->engine, m->operand[X],
-                                             m->operand[W], m->operand[BIAS], m->operand[Y],
-                                             d->attr);
+    return dnnl_matmul_primitive_desc_create(&m->primitive, d->engine, m->operand[X], m->operand[W],
+                                             m->operand[BIAS], m->operand[Y], d->attr);
 }
 
 static dnnl_status_t draft_conv(struct lt_dnnl *d, const key *k, drafts *m)
@@ -176,8 +177,8 @@ static dnnl_status_t draft_conv(struct lt_dnnl *d, const key *k, drafts *m)
     const lt_conv *v = &k->conv;
     const lt_window *w = &v->window;
     int64_t groups = v->groups;
-    dnnl_dims_t x_dims = {v->n, v->in, w->in[0], w->in[1]}; /* logical order; the tag gives the
-                                                             * layout */
+    /* logical order; the tag gives the layout */
+    dnnl_dims_t x_dims = {v->n, v->in, w->in[0], w->in[1]};
     dnnl_dims_t y_dims = {v->n, v->out, w->out[0], w->out[1]}, bias_dims = {v->out};
     dnnl_dims_t dense = {v->out, v->in, w->kernel[0], w->kernel[1]};
     dnnl_dims_t grouped = {groups, v->out / groups, v->in / groups, w->kernel[0], w->kernel[1]};
@@ -187,10 +188,8 @@ static dnnl_status_t draft_conv(struct lt_dnnl *d, const key *k, drafts *m)
     int n_w = groups == 1 ? 4 : 5;
     bool weights = k->kind == LT_CONV_WEIGHTS;
 
-    DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[X], 4, x_dims, type_of(k, X),
-                                              dnnl_nhwc));
-    DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[Y], 4, y_dims, type_of(k, Y),
-                                              dnnl_nhwc));
+    DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[X], 4, x_dims, type_of(k, X), dnnl_nhwc));
+    DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[Y], 4, y_dims, type_of(k, Y), dnnl_nhwc));
     DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[W], n_w, w_dims, type_of(k, W),
                                               groups == 1 ? dnnl_ohwi : dnnl_gohwi));
     DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->free_w, n_w, w_dims, type_of(k, W),
@@ -198,12 +197,12 @@ static dnnl_status_t draft_conv(struct lt_dnnl *d, const key *k, drafts *m)
     DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->hint_w, n_w, w_dims, type_of(k, X),
                                               dnnl_format_tag_any));
     if (k->type[BIAS])
-        DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[BIAS], 1, bias_dims,
-                                                  type_of(k, BIAS), dnnl_a));
+        DNNL_TRY(dnnl_memory_desc_create_with_tag(&m->operand[BIAS], 1, bias_dims, type_of(k, BIAS),
+                                                  dnnl_a));
     DNNL_TRY(dnnl_convolution_forward_primitive_desc_create(
         k->kind == LT_CONV ? &m->primitive : &m->hint, d->engine, dnnl_forward_training,
-        dnnl_convolution_direct, m->operand[X], weights ? m->hint_w : m->free_w,
-        m->operand[BIAS], m->operand[Y], stride, skip, pad, pad, d->attr));
+        dnnl_convolution_direct, m->operand[X], weights ? m->hint_w : m->free_w, m->operand[BIAS],
+        m->operand[Y], stride, skip, pad, pad, d->attr));
     if (k->kind == LT_CONV_DATA)
         return dnnl_convolution_backward_data_primitive_desc_create(
             &m->primitive, d->engine, dnnl_convolution_direct, m->operand[X], m->free_w,
@@ -268,8 +267,8 @@ static dnnl_status_t complete(struct lt_dnnl *d, plan *p, drafts *m)
         return dnnl_success;
     for (int i = 0; i < OPERANDS; i++)
         if (m->operand[i])
-            DNNL_TRY(dnnl_memory_create(&p->operand[i], m->operand[i], d->engine,
-                                        DNNL_MEMORY_NONE));
+            DNNL_TRY(
+                dnnl_memory_create(&p->operand[i], m->operand[i], d->engine, DNNL_MEMORY_NONE));
     if (m->free_w)
         DNNL_TRY(add_packer(d, p, m));
     DNNL_TRY(add_part(d, p, OWN,
@@ -486,8 +485,8 @@ static bool key_of(const lt_call *c, const lt_conv_task *task, const lt_operand 
     }
     const lt_conv *v = task->conv;
     const lt_window *w = &v->window;
-    int64_t sizes[] = {v->n, v->in, v->out, w->in[0], w->in[1], w->out[0], w->out[1],
-                       w->stride[0], w->stride[1]};
+    int64_t sizes[] = {v->n,      v->in,     v->out,       w->in[0],    w->in[1],
+                       w->out[0], w->out[1], w->stride[0], w->stride[1]};
     k->conv = *v;
     return in_reach(sizes, sizeof sizes) && !is_wrong(k);
 }

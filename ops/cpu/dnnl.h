@@ -31,8 +31,8 @@ typedef enum lt_conv_task_kind {
 } lt_conv_task_kind;
 typedef struct lt_conv_task {
     lt_conv_task_kind kind;
-    const lt_product *product;  /* sizes of a product */
-    const lt_conv *conv;        /* sizes of a convolution */
+    const lt_product *product; /* sizes of a product */
+    const lt_conv *conv;       /* sizes of a convolution */
     lt_operand x, w, bias, y;
     bool add;
 } lt_conv_task;

@@ -6,9 +6,8 @@
 
 struct lt_grad_table {
     lt_ctx *ctx;
-    lt_device *device;        /* the accelerator, or NULL */
-    lt_grad_stats *on_host,
-        *on_device; /* rows on the CPU; on the accelerator, or NULL */
+    lt_device *device;                  /* the accelerator, or NULL */
+    lt_grad_stats *on_host, *on_device; /* rows on the CPU; on the accelerator, or NULL */
     bool *is_on_device;
     int room;
 };
@@ -136,8 +135,8 @@ lt_status lt_grad_table_read(lt_grad_table *table, int first, int n, lt_grad_sta
     if (some_are_on_device(table, first, n)) {
         if (!(come = lt__alloc(table->ctx, bytes)))
             return LT_ENOMEM;
-        lt_status status = lt__move(table->ctx->devices[0], come, table->device,
-                                    table->on_device + first, bytes);
+        lt_status status =
+            lt__move(table->ctx->devices[0], come, table->device, table->on_device + first, bytes);
         if (status != LT_OK) {
             lt__free(table->ctx, come, bytes);
             return status;

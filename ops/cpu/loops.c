@@ -8,8 +8,8 @@ enum { TASK = 16 * LT_BLOCK }; /* cheap elements per task of a thread */
 /* The traversal of an input along z's dims; a step of 0 repeats elements. Neighbouring axes that
  * are contiguous in the input are merged, and axes of size 1 are dropped. */
 typedef struct {
-    int ndim;                 /* 0 if the input is as dense as z */
-    int64_t period;           /* elements until the input repeats; 0 if not within a block */
+    int ndim;       /* 0 if the input is as dense as z */
+    int64_t period; /* elements until the input repeats; 0 if not within a block */
     int64_t dims[LT_MAX_DIMS], step[LT_MAX_DIMS]; /* innermost axis first */
 } walk;
 
@@ -126,8 +126,8 @@ static void map_range(const lt_call *c, const lt_map *m, const walk *walks, int6
         for (int k = 0; k < m->n_in; k++) {
             const walk *w = &walks[k];
             bool repeats = w->ndim > 0 && w->period > 0 && block % w->period == 0;
-            b.in[k] = take(&m->in[k], w, b.first, b.n, widen, b.first == first || !repeats,
-                           buffer[k]);
+            b.in[k] =
+                take(&m->in[k], w, b.first, b.n, widen, b.first == first || !repeats, buffer[k]);
         }
         void *z = lt__at(m->z.data, m->z.dtype, b.first);
         b.z = half ? wide : z;

@@ -42,9 +42,18 @@ static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; 
 #define LT_INTEGERS(dtype, T, ...)                                                                 \
     do {                                                                                           \
         switch (dtype) {                                                                           \
-        case LT_I64: { typedef int64_t T; __VA_ARGS__ } break;                                     \
-        case LT_I32: { typedef int32_t T; __VA_ARGS__ } break;                                     \
-        default: { typedef uint8_t T; __VA_ARGS__ } break;                                         \
+        case LT_I64: {                                                                             \
+            typedef int64_t T;                                                                     \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
+        case LT_I32: {                                                                             \
+            typedef int32_t T;                                                                     \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
+        default: {                                                                                 \
+            typedef uint8_t T;                                                                     \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
         }                                                                                          \
     } while (0)
 
@@ -53,11 +62,26 @@ static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; 
 #define LT_WRAPPING(dtype, T, ...)                                                                 \
     do {                                                                                           \
         switch (dtype) {                                                                           \
-        case LT_F64: { typedef double T; __VA_ARGS__ } break;                                      \
-        case LT_I64: { typedef uint64_t T; __VA_ARGS__ } break;                                    \
-        case LT_I32: { typedef uint32_t T; __VA_ARGS__ } break;                                    \
-        case LT_U8: { typedef uint8_t T; __VA_ARGS__ } break;                                      \
-        default: { typedef float T; __VA_ARGS__ } break;                                           \
+        case LT_F64: {                                                                             \
+            typedef double T;                                                                      \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
+        case LT_I64: {                                                                             \
+            typedef uint64_t T;                                                                    \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
+        case LT_I32: {                                                                             \
+            typedef uint32_t T;                                                                    \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
+        case LT_U8: {                                                                              \
+            typedef uint8_t T;                                                                     \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
+        default: {                                                                                 \
+            typedef float T;                                                                       \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
         }                                                                                          \
     } while (0)
 
@@ -65,10 +89,22 @@ static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; 
 #define LT_SIZES(bytes, T, ...)                                                                    \
     do {                                                                                           \
         switch (bytes) {                                                                           \
-        case 1: { typedef uint8_t T; __VA_ARGS__ } break;                                          \
-        case 2: { typedef uint16_t T; __VA_ARGS__ } break;                                         \
-        case 4: { typedef uint32_t T; __VA_ARGS__ } break;                                         \
-        default: { typedef uint64_t T; __VA_ARGS__ } break;                                        \
+        case 1: {                                                                                  \
+            typedef uint8_t T;                                                                     \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
+        case 2: {                                                                                  \
+            typedef uint16_t T;                                                                    \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
+        case 4: {                                                                                  \
+            typedef uint32_t T;                                                                    \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
+        default: {                                                                                 \
+            typedef uint64_t T;                                                                    \
+            __VA_ARGS__                                                                            \
+        } break;                                                                                   \
         }                                                                                          \
     } while (0)
 
@@ -76,46 +112,53 @@ static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; 
  * for bf16, otherwise the type from `types` for both. */
 #define LT_AND_BF16(types, dtype, T, E, ...)                                                       \
     do {                                                                                           \
-        if ((dtype) == LT_BF16) { typedef float T; typedef uint16_t E; __VA_ARGS__ }               \
-        else types(dtype, T, typedef T E; __VA_ARGS__);                                            \
+        if ((dtype) == LT_BF16) {                                                                  \
+            typedef float T;                                                                       \
+            typedef uint16_t E;                                                                    \
+            __VA_ARGS__                                                                            \
+        } else                                                                                     \
+            types(dtype, T, typedef T E; __VA_ARGS__);                                             \
     } while (0)
 
 /* Rounds to nearest, ties to even. A NaN from bf16 or from arithmetic has 16 trailing zeros and
  * stays a NaN. */
 static inline uint16_t lt__round_bf16(float f)
 {
-    union { float f; uint32_t u; } v = {f};
+    union {
+        float f;
+        uint32_t u;
+    } v = {f};
     return (uint16_t)((v.u + 0x7fff + (v.u >> 16 & 1)) >> 16);
 }
 
 /* The value of an element; a value converted to an element of type E. */
-#define LT_VALUE(e) _Generic((e), uint16_t: lt__bf16_to_f32((uint16_t)(e)), default: (e))
-#define LT_ELEMENT(E, v) _Generic((E)0, uint16_t: lt__round_bf16((float)(v)), default: (E)(v))
+#define LT_VALUE(e) _Generic((e), uint16_t : lt__bf16_to_f32((uint16_t)(e)), default : (e))
+#define LT_ELEMENT(E, v) _Generic((E)0, uint16_t : lt__round_bf16((float)(v)), default : (E)(v))
 
 /* ==== Maps ==================================================================================== */
 
-enum { LT_BLOCK = 1024 };     /* elements; a block of each operand fits the L1 cache */
+enum { LT_BLOCK = 1024 }; /* elements; a block of each operand fits the L1 cache */
 
-typedef struct lt_block {     /* a run of dense elements */
+typedef struct lt_block { /* a run of dense elements */
     int64_t n;
-    int64_t first;            /* index of the first element in z */
-    void *z;                  /* n results */
-    const void *in[3];        /* n elements of each input */
-    lt_dtype dtype;           /* to compute in: never half, except bf16 if the map allows it */
-    bool add;                 /* add to the values in z */
-    const lt_call *c;         /* for the op's options */
+    int64_t first;     /* index of the first element in z */
+    void *z;           /* n results */
+    const void *in[3]; /* n elements of each input */
+    lt_dtype dtype;    /* to compute in: never half, except bf16 if the map allows it */
+    bool add;          /* add to the values in z */
+    const lt_call *c;  /* for the op's options */
 } lt_block;
 typedef void (*lt_block_fn)(const lt_block *b);
 
 /* Cost of one element, in simple operations. */
 enum { LT_CHEAP = 1, LT_COSTLY = 16 /* calls libm */ };
 
-typedef struct lt_map {       /* z (+)= fn(in...), where each input broadcasts to z's dims */
+typedef struct lt_map { /* z (+)= fn(in...), where each input broadcasts to z's dims */
     lt_block_fn fn;
-    lt_dtype dtype;           /* dtype to compute in; f32 is used for a half dtype */
+    lt_dtype dtype; /* dtype to compute in; f32 is used for a half dtype */
     int cost;
     bool add;
-    bool bf16;                /* fn reads and writes bf16 itself, if all operands are bf16 */
+    bool bf16; /* fn reads and writes bf16 itself, if all operands are bf16 */
     int n_in;
     lt_array z, in[3];
 } lt_map;

@@ -40,20 +40,18 @@ LT_INLINE void pack_words(bool half, int64_t n, const void *a, const void *b, fl
 /* sum[i][j] += the sum over words s of a[i * a_row + s * a_word] times vector s of the panel at b +
  * j * b_step. */
 LT_INLINE void add_products(bool half, int vectors, int64_t words, const float *a, int64_t a_row,
-                            int64_t a_word, const float *b, int64_t b_step,
-                            lt_vec sum[ROWS][MOST])
+                            int64_t a_word, const float *b, int64_t b_step, lt_vec sum[ROWS][MOST])
 {
     for (int64_t s = 0; s < words; s++, a += a_word, b += LT_LANES) {
         lt_vec with[MOST];
-        UNROLL for (int j = 0; j < vectors; j++)
-            with[j] = lt__load_f32(b + j * b_step);
-        UNROLL for (int i = 0; i < ROWS; i++) {
+        UNROLL for (int j = 0; j < vectors; j++) with[j] = lt__load_f32(b + j * b_step);
+        UNROLL for (int i = 0; i < ROWS; i++)
+        {
             uint32_t word;
             memcpy(&word, a + i * a_row, sizeof word);
             lt_vec all = (lt_vec)(word + (lt_vec_u32){0});
-            UNROLL for (int j = 0; j < vectors; j++)
-                sum[i][j] = half ? lt__dot_bf16(sum[i][j], all, with[j])
-                                 : sum[i][j] + all * with[j];
+            UNROLL for (int j = 0; j < vectors; j++) sum[i][j] =
+                half ? lt__dot_bf16(sum[i][j], all, with[j]) : sum[i][j] + all * with[j];
         }
     }
 }

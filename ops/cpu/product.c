@@ -12,8 +12,8 @@
 #include "ops/cpu/simd.h"
 
 enum { ROWS = 4, DEPTH = 256, VECTOR_BYTES = 64 };
-enum { TILE = 64 };  /* rows and columns per task of lt__product() */
-enum { STRIP = 256, PARTS = 16 };  /* lt__sum_rows(): columns at a time; parts of the rows */
+enum { TILE = 64 };               /* rows and columns per task of lt__product() */
+enum { STRIP = 256, PARTS = 16 }; /* lt__sum_rows(): columns at a time; parts of the rows */
 enum { RUN = 64 };                /* rows of f32 and bf16 that are summed in f32 */
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -72,10 +72,10 @@ static void begin_rows(lt_dtype dtype, const lt_product *p, const void *bias, vo
 }
 
 static lt_conv_task task_of(const lt_product *p, lt_operand a, lt_operand b, lt_operand bias,
-                     lt_operand out, bool add)
+                            lt_operand out, bool add)
 {
-    return (lt_conv_task){.kind = LT_PRODUCT, .product = p, .x = a, .w = b, .bias = bias, .y = out,
-                    .add = add};
+    return (lt_conv_task){
+        .kind = LT_PRODUCT, .product = p, .x = a, .w = b, .bias = bias, .y = out, .add = add};
 }
 
 static bool any_half(lt_operand a, lt_operand b, lt_operand out)

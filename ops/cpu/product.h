@@ -26,10 +26,19 @@ typedef struct lt_product {
 static inline lt_product lt__product_of(int64_t batch, int64_t m, int64_t n, int64_t k, bool turn_a,
                                         bool turn_b)
 {
-    return (lt_product){.batch = batch, .m = m, .n = n, .k = k,
-                        .a_batch = m * k, .a_row = turn_a ? 1 : k, .a_col = turn_a ? m : 1,
-                        .b_batch = k * n, .b_row = turn_b ? 1 : n, .b_col = turn_b ? k : 1,
-                        .out_batch = m * n, .out_row = n, .out_col = 1};
+    return (lt_product){.batch = batch,
+                        .m = m,
+                        .n = n,
+                        .k = k,
+                        .a_batch = m * k,
+                        .a_row = turn_a ? 1 : k,
+                        .a_col = turn_a ? m : 1,
+                        .b_batch = k * n,
+                        .b_row = turn_b ? 1 : n,
+                        .b_col = turn_b ? k : 1,
+                        .out_batch = m * n,
+                        .out_row = n,
+                        .out_col = 1};
 }
 
 /* An array with its dtype, for kernels that accept several dtypes. */

@@ -52,7 +52,10 @@ typedef struct block_stats {
 
 static inline void measure_bits(block_stats *s, float value)
 {
-    union { float f; int32_t i; } is = {value};
+    union {
+        float f;
+        int32_t i;
+    } is = {value};
     int32_t size = is.i & MAGNITUDE, finite = size < INFINITE ? size : 0;
     s->largest = finite > s->largest ? finite : s->largest;
     s->not_finite += size >= INFINITE;
@@ -81,7 +84,10 @@ static lt_grad_stats measure_f32(const float *x, int64_t count)
     lt_grad_stats stats = {0};
     for (int64_t i = 0; i < count; i += BLOCK) {
         block_stats s = measure_block(x + i, count - i < BLOCK ? count - i : BLOCK);
-        union { int32_t i; float f; } most = {s.largest};
+        union {
+            int32_t i;
+            float f;
+        } most = {s.largest};
         stats = lt__grad_stats_join(stats, (lt_grad_stats){most.f, s.not_finite});
     }
     return stats;
@@ -113,7 +119,10 @@ static void rescale_f32(lt_tensor *x, float by, lt_grad_stats *stats)
         largest = s.largest > largest ? s.largest : largest;
         not_finite += s.not_finite;
     }
-    union { int32_t i; float f; } most = {largest};
+    union {
+        int32_t i;
+        float f;
+    } most = {largest};
     stats->not_finite += not_finite;
     if (most.f > stats->largest)
         stats->largest = most.f;

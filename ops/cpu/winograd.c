@@ -27,7 +27,7 @@
 #include "ops/cpu/winograd_tile.h"
 
 enum { COLUMNS = MOST * LT_LANES };
-enum { PADDING = 16 };    /* words between points; without it points would share cache sets */
+enum { PADDING = 16 }; /* words between points; without it points would share cache sets */
 
 /* Defines name_f32() and name_bf16() from an inlined name() whose first argument is `half`. */
 #define FOR_BOTH(name, parameters, ...)                                                            \
@@ -72,11 +72,9 @@ LT_INLINE void spread_row(bool half, bool of_x, bool tiles, const square *s, boo
                 read_input(half, s, rows, 2 * i + 2, c, columns, v);
             else
                 read_output_gradient(half, s, rows, 2 * i, c, v);
-            UNROLL for (int k = 0; k < POINTS; k++)
-                if (tiles)
-                    put_term(half, at + k * to->point, t + i, v[k / TILE][k % TILE]);
-                else
-                    put(half, at + k * to->point, 0, v[k / TILE][k % TILE]);
+            UNROLL for (int k = 0; k < POINTS; k++) if (tiles)
+                put_term(half, at + k * to->point, t + i, v[k / TILE][k % TILE]);
+            else put(half, at + k * to->point, 0, v[k / TILE][k % TILE]);
         }
     }
 }
@@ -106,15 +104,14 @@ LT_INLINE void multiply(bool half, int vectors, int64_t words, const float *a, i
                         int64_t out_row, bool add)
 {
     lt_vec sum[ROWS][MOST];
-    UNROLL for (int i = 0; i < ROWS; i++)
-        UNROLL for (int j = 0; j < vectors; j++)
-            sum[i][j] = (lt_vec){0};
+    UNROLL for (int i = 0; i < ROWS; i++) UNROLL for (int j = 0; j < vectors; j++)
+        sum[i][j] = (lt_vec){0};
     add_products(half, vectors, words, a, a_row, a_word, b, b_vector, sum);
-    UNROLL for (int i = 0; i < ROWS; i++)
-        UNROLL for (int j = 0; j < vectors; j++) {
-            float *to = out + i * out_row + j * LT_LANES;
-            lt__store_f32(to, add ? lt__load_f32(to) + sum[i][j] : sum[i][j]);
-        }
+    UNROLL for (int i = 0; i < ROWS; i++) UNROLL for (int j = 0; j < vectors; j++)
+    {
+        float *to = out + i * out_row + j * LT_LANES;
+        lt__store_f32(to, add ? lt__load_f32(to) + sum[i][j] : sum[i][j]);
+    }
 }
 
 /* ==== y, and the gradient of x ================================================================ */
@@ -123,17 +120,18 @@ LT_INLINE void multiply(bool half, int vectors, int64_t words, const float *a, i
  * first half with those of the second. */
 LT_INLINE void transpose(lt_vec rows[LT_LANES])
 {
-    UNROLL for (int round = 0; round < 4; round++) {
+    UNROLL for (int round = 0; round < 4; round++)
+    {
         lt_vec mixed[LT_LANES];
-        UNROLL for (int i = 0; i < LT_LANES / 2; i++) {
+        UNROLL for (int i = 0; i < LT_LANES / 2; i++)
+        {
             lt_vec a = rows[i], b = rows[i + LT_LANES / 2];
             mixed[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21,
                                                    6, 22, 7, 23);
             mixed[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28,
                                                        13, 29, 14, 30, 15, 31);
         }
-        UNROLL for (int i = 0; i < LT_LANES; i++)
-            rows[i] = mixed[i];
+        UNROLL for (int i = 0; i < LT_LANES; i++) rows[i] = mixed[i];
     }
 }
 
@@ -160,8 +158,7 @@ LT_INLINE void pack_kernel(bool half, const void *w, int64_t out, int64_t in, in
         }
         for (int i = 0; i < LT_LANES; i++) {
             lt_vec g[SIDE][SIDE];
-            UNROLL for (int k = 0; k < SIDE * SIDE; k++)
-                g[k / SIDE][k % SIDE] = taps[k][i];
+            UNROLL for (int k = 0; k < SIDE * SIDE; k++) g[k / SIDE][k % SIDE] = taps[k][i];
             put_kernel(half, g, u + o * words, out * words + PADDING, c + i);
         }
     }
@@ -198,14 +195,13 @@ LT_INLINE void collect_tile(bool half, const square *s, const float *m, int64_t 
                             int64_t channel, lt_vec start, bool add)
 {
     lt_vec p[TILE][TILE], y[2][2];
-    UNROLL for (int k = 0; k < POINTS; k++)
-        p[k / TILE][k % TILE] = lt__load_f32(m + k * point);
+    UNROLL for (int k = 0; k < POINTS; k++) p[k / TILE][k % TILE] = lt__load_f32(m + k * point);
     transform_output(p, y);
-    UNROLL for (int k = 0; k < 4; k++)
-        if (k / 2 < s->bottom && k % 2 < s->right) {
-            void *to = pixel_of(s, k / 2, k % 2);
-            put(half, to, channel, y[k / 2][k % 2] + (add ? load(half, to, channel) : start));
-        }
+    UNROLL for (int k = 0; k < 4; k++) if (k / 2 < s->bottom && k % 2 < s->right)
+    {
+        void *to = pixel_of(s, k / 2, k % 2);
+        put(half, to, channel, y[k / 2][k % 2] + (add ? load(half, to, channel) : start));
+    }
 }
 
 /* Writes n tiles of y, for `vectors` vectors of channels from `channel` on. */
@@ -228,7 +224,7 @@ LT_INLINE void collect(bool half, const grid *g, int64_t first, int64_t n, const
  * tiles. It is prefetched in steps, so that memory works while products are summed. */
 typedef struct {
     uintptr_t next, end;
-    int64_t step;           /* bytes per step */
+    int64_t step; /* bytes per step */
 } ahead;
 
 LT_INLINE ahead ahead_of(bool half, const grid *g, const image *x, int64_t first, int64_t n,
@@ -274,8 +270,10 @@ LT_INLINE void convolve(bool half, const grid *g, int64_t first, int64_t n, cons
         collect(half, g, first, n, m, c, vectors, bias, add);
     }
 }
-FOR_BOTH(convolve, (const grid *g, int64_t first, int64_t n, const float *u, lt_operand bias,
-                    bool add, const store *v, const store *m), g, first, n, u, bias, add, v, m)
+FOR_BOTH(convolve,
+         (const grid *g, int64_t first, int64_t n, const float *u, lt_operand bias, bool add,
+          const store *v, const store *m),
+         g, first, n, u, bias, add, v, m)
 
 /* Tiles that a thread takes at a time, so that their V stays in its cache. */
 static int64_t tiles_at_a_time(int64_t words)
@@ -331,8 +329,8 @@ LT_INLINE void spread_both(bool half, const grid *g, int64_t first, int64_t n, s
     spread(half, true, true, g, first, n, &v);
     spread(half, false, true, g, first, n, &w);
 }
-FOR_BOTH(spread_both, (const grid *g, int64_t first, int64_t n, store v, store w, int64_t at),
-         g, first, n, v, w, at)
+FOR_BOTH(spread_both, (const grid *g, int64_t first, int64_t n, store v, store w, int64_t at), g,
+         first, n, v, w, at)
 
 /* Adds or writes one point of LANES output channels from o on: du (+)= the sum over n tiles of w v.
  * du: (point, out, in) */
@@ -351,8 +349,10 @@ LT_INLINE void sum_point(bool half, int k, int64_t o, int64_t n, const store *v,
                 multiply(half, MOST, words, a, 1, LT_LANES, b, v->vector, to, in, add);
         }
 }
-FOR_BOTH(sum_point, (int k, int64_t o, int64_t n, const store *v, const store *w, int64_t in,
-                     int64_t out, float *du, bool add), k, o, n, v, w, in, out, du, add)
+FOR_BOTH(sum_point,
+         (int k, int64_t o, int64_t n, const store *v, const store *w, int64_t in, int64_t out,
+          float *du, bool add),
+         k, o, n, v, w, in, out, du, add)
 
 /* Computes dw of output channel o from the sums of all parts. */
 LT_INLINE void put_kernel_gradient(bool half, const float *du, int64_t part, int parts, int64_t out,
@@ -361,7 +361,8 @@ LT_INLINE void put_kernel_gradient(bool half, const float *du, int64_t part, int
     bool to_half = half && dw.dtype == LT_BF16;
     for (int64_t c = 0; c < in; c += LT_LANES) {
         lt_vec u[TILE][TILE], g[SIDE][SIDE];
-        UNROLL for (int k = 0; k < POINTS; k++) {
+        UNROLL for (int k = 0; k < POINTS; k++)
+        {
             const float *at = du + (k * out + o) * in + c;
             lt_vec sum = lt__load_f32(at);
             for (int i = 1; i < parts; i++)
@@ -369,21 +370,23 @@ LT_INLINE void put_kernel_gradient(bool half, const float *du, int64_t part, int
             u[k / TILE][k % TILE] = sum;
         }
         transform_kernel_gradient(u, g);
-        UNROLL for (int k = 0; k < SIDE * SIDE; k++) {
+        UNROLL for (int k = 0; k < SIDE * SIDE; k++)
+        {
             int64_t at = (o * SIDE * SIDE + k) * in + c;
             lt_vec there = add ? load(to_half, dw.data, at) : (lt_vec){0};
             put(to_half, dw.data, at, g[k / SIDE][k % SIDE] + there);
         }
     }
 }
-FOR_BOTH(put_kernel_gradient, (const float *du, int64_t part, int parts, int64_t out, int64_t in,
-                               int64_t o, lt_operand dw, bool add),
+FOR_BOTH(put_kernel_gradient,
+         (const float *du, int64_t part, int parts, int64_t out, int64_t in, int64_t o,
+          lt_operand dw, bool add),
          du, part, parts, out, in, o, dw, add)
 
 /* Layout of the sums of one part: the gradient of U, then V and W of some tiles. */
 typedef struct {
-    int64_t tiles;           /* tiles that are transformed at a time */
-    int64_t v, w, words;     /* offsets of V and W; floats per part */
+    int64_t tiles;       /* tiles that are transformed at a time */
+    int64_t v, w, words; /* offsets of V and W; floats per part */
     int parts;
 } sums;
 
@@ -441,13 +444,12 @@ static void sum_together(const lt_call *c, const grid *g, const sums *s)
         int64_t n = lt__least(s->tiles, g->count - first);
         LT_PARALLEL_FOR(c, (double)(n * (in + out)) * POINTS)
         for (int64_t at = 0; at < n; at += SHARE)
-            (g->half ? spread_both_bf16 : spread_both_f32)(g, first + at,
-                                                           lt__least(SHARE, n - at), v, w, at);
+            (g->half ? spread_both_bf16 : spread_both_f32)(g, first + at, lt__least(SHARE, n - at),
+                                                           v, w, at);
         LT_PARALLEL_FOR(c, (double)(n * in) * (double)out)
         for (int64_t task = 0; task < POINTS * blocks; task++)
-            (g->half ? sum_point_bf16 : sum_point_f32)((int)(task / blocks),
-                                                       task % blocks * LT_LANES, n, &v, &w, in,
-                                                       out, du, first > 0);
+            (g->half ? sum_point_bf16 : sum_point_f32)(
+                (int)(task / blocks), task % blocks * LT_LANES, n, &v, &w, in, out, du, first > 0);
     }
 }
 

@@ -31,11 +31,13 @@ LT_INLINE void transform_input(const lt_vec d[TILE], lt_vec v[TILE])
 LT_INLINE void transform_output(lt_vec m[TILE][TILE], lt_vec y[2][2])
 {
     lt_vec s[2][TILE];
-    UNROLL for (int j = 0; j < TILE; j++) {
+    UNROLL for (int j = 0; j < TILE; j++)
+    {
         s[0][j] = m[0][j] + m[1][j] + m[2][j];
         s[1][j] = m[1][j] - m[2][j] - m[3][j];
     }
-    UNROLL for (int i = 0; i < 2; i++) {
+    UNROLL for (int i = 0; i < 2; i++)
+    {
         y[i][0] = s[i][0] + s[i][1] + s[i][2];
         y[i][1] = s[i][1] - s[i][2] - s[i][3];
     }
@@ -45,13 +47,15 @@ LT_INLINE void transform_output(lt_vec m[TILE][TILE], lt_vec y[2][2])
 LT_INLINE void transform_output_gradient(lt_vec y[2][2], lt_vec w[TILE][TILE])
 {
     lt_vec s[TILE][2];
-    UNROLL for (int j = 0; j < 2; j++) {
+    UNROLL for (int j = 0; j < 2; j++)
+    {
         s[0][j] = y[0][j];
         s[1][j] = y[0][j] + y[1][j];
         s[2][j] = y[0][j] - y[1][j];
         s[3][j] = -y[1][j];
     }
-    UNROLL for (int i = 0; i < TILE; i++) {
+    UNROLL for (int i = 0; i < TILE; i++)
+    {
         w[i][0] = s[i][0];
         w[i][1] = s[i][0] + s[i][1];
         w[i][2] = s[i][0] - s[i][1];
@@ -63,13 +67,15 @@ LT_INLINE void transform_output_gradient(lt_vec y[2][2], lt_vec w[TILE][TILE])
 LT_INLINE void transform_kernel(lt_vec g[SIDE][SIDE], lt_vec u[TILE][TILE])
 {
     lt_vec s[TILE][SIDE];
-    UNROLL for (int j = 0; j < SIDE; j++) {
+    UNROLL for (int j = 0; j < SIDE; j++)
+    {
         s[0][j] = g[0][j];
         s[1][j] = 0.5f * (g[0][j] + g[1][j] + g[2][j]);
         s[2][j] = 0.5f * (g[0][j] - g[1][j] + g[2][j]);
         s[3][j] = g[2][j];
     }
-    UNROLL for (int i = 0; i < TILE; i++) {
+    UNROLL for (int i = 0; i < TILE; i++)
+    {
         u[i][0] = s[i][0];
         u[i][1] = 0.5f * (s[i][0] + s[i][1] + s[i][2]);
         u[i][2] = 0.5f * (s[i][0] - s[i][1] + s[i][2]);
@@ -81,12 +87,14 @@ LT_INLINE void transform_kernel(lt_vec g[SIDE][SIDE], lt_vec u[TILE][TILE])
 LT_INLINE void transform_kernel_gradient(lt_vec u[TILE][TILE], lt_vec g[SIDE][SIDE])
 {
     lt_vec s[SIDE][TILE];
-    UNROLL for (int j = 0; j < TILE; j++) {
+    UNROLL for (int j = 0; j < TILE; j++)
+    {
         s[0][j] = u[0][j] + 0.5f * (u[1][j] + u[2][j]);
         s[1][j] = 0.5f * (u[1][j] - u[2][j]);
         s[2][j] = 0.5f * (u[1][j] + u[2][j]) + u[3][j];
     }
-    UNROLL for (int i = 0; i < SIDE; i++) {
+    UNROLL for (int i = 0; i < SIDE; i++)
+    {
         g[i][0] = s[i][0] + 0.5f * (s[i][1] + s[i][2]);
         g[i][1] = 0.5f * (s[i][1] - s[i][2]);
         g[i][2] = 0.5f * (s[i][1] + s[i][2]) + s[i][3];
@@ -102,11 +110,11 @@ typedef struct {
 } image;
 
 typedef struct {
-    image x, y;             /* read in tiles of 4x4; divided into tiles of 2x2 */
-    bool half;              /* both images are bf16 */
+    image x, y; /* read in tiles of 4x4; divided into tiles of 2x2 */
+    bool half;  /* both images are bf16 */
     int64_t pad[2];
-    int64_t down, across;   /* tiles per image */
-    int64_t count;          /* tiles of all images */
+    int64_t down, across; /* tiles per image */
+    int64_t count;        /* tiles of all images */
 } grid;
 
 /* A square of pixels that may extend beyond the image. */
@@ -119,8 +127,13 @@ typedef struct {
 LT_INLINE square square_of(bool half, const image *x, int64_t n, int64_t row, int64_t column)
 {
     int64_t pixel = x->c * bytes_of(half);
-    return (square){(char *)x->data + ((n * x->h + row) * x->w + column) * pixel, x->w * pixel,
-                    pixel, -row, x->h - row, -column, x->w - column};
+    return (square){(char *)x->data + ((n * x->h + row) * x->w + column) * pixel,
+                    x->w * pixel,
+                    pixel,
+                    -row,
+                    x->h - row,
+                    -column,
+                    x->w - column};
 }
 
 LT_INLINE void *pixel_of(const square *s, int64_t i, int64_t j)
@@ -163,8 +176,7 @@ LT_INLINE square output_of(bool half, const grid *g, const cursor *at)
 
 LT_INLINE lt_vec load(bool half, const void *data, int64_t i)
 {
-    return half ? lt__load_bf16((const uint16_t *)data + i)
-                : lt__load_f32((const float *)data + i);
+    return half ? lt__load_bf16((const uint16_t *)data + i) : lt__load_f32((const float *)data + i);
 }
 
 LT_INLINE void put(bool half, void *data, int64_t i, lt_vec v)
@@ -187,10 +199,10 @@ LT_INLINE lt_vec load_pixel(bool half, const square *s, bool rows, int i, int64_
 LT_INLINE void read_columns(bool half, const square *s, bool rows, int64_t j, int64_t channel,
                             lt_vec columns[2][TILE])
 {
-    UNROLL for (int k = 0; k < 2; k++) {
+    UNROLL for (int k = 0; k < 2; k++)
+    {
         lt_vec d[TILE];
-        UNROLL for (int i = 0; i < TILE; i++)
-            d[i] = load_pixel(half, s, rows, i, j + k, channel);
+        UNROLL for (int i = 0; i < TILE; i++) d[i] = load_pixel(half, s, rows, i, j + k, channel);
         transform_input(d, columns[k]);
     }
 }
@@ -203,7 +215,8 @@ LT_INLINE void read_input(bool half, const square *s, bool rows, int64_t j, int6
     UNROLL for (int k = 0; k < 2 * TILE; k++)
         columns[k / TILE][k % TILE] = columns[k / TILE + 2][k % TILE];
     read_columns(half, s, rows, j, channel, columns + 2);
-    UNROLL for (int i = 0; i < TILE; i++) {
+    UNROLL for (int i = 0; i < TILE; i++)
+    {
         lt_vec row[TILE] = {columns[0][i], columns[1][i], columns[2][i], columns[3][i]};
         transform_input(row, v[i]);
     }

@@ -11,16 +11,19 @@
 #include "ops/cuda/map.h"
 
 struct comm {
-    lt_device_comm base;            /* must be first: the pointer is cast */
+    lt_device_comm base; /* must be first: the pointer is cast */
     lt_cuda *cuda;
-    lt_cuda side;             /* copy of the device for kernels, with the stream below */
+    lt_cuda side; /* copy of the device for kernels, with the stream below */
     lt_nccl nccl;
-    cudaEvent_t event;        /* recorded after all work begun */
-    bool begun;               /* whether event is pending */
-    bool summing;             /* an allreduce has begun that may not be in the stream yet */
-    int n_tail;               /* length of its tail */
-    char *on_device;              /* on the device: statistics, the tail, partial statistics */
-    struct { lt_grad_stats found; float tail[LT_COMM_TAIL]; } *on_host; /* pinned host memory */
+    cudaEvent_t event; /* recorded after all work begun */
+    bool begun;        /* whether event is pending */
+    bool summing;      /* an allreduce has begun that may not be in the stream yet */
+    int n_tail;        /* length of its tail */
+    char *on_device;   /* on the device: statistics, the tail, partial statistics */
+    struct {
+        lt_grad_stats found;
+        float tail[LT_COMM_TAIL];
+    } * on_host; /* pinned host memory */
 };
 
 static comm *enter(lt_device_comm *p)
@@ -118,7 +121,7 @@ static cudaError_t make(comm *p)
 }
 
 static lt_status comm_open(lt_device *device, const char id[LT_COMM_ID_BYTES], int rank, int size,
-                            lt_device_comm **out)
+                           lt_device_comm **out)
 {
     lt_cuda *cuda = (lt_cuda *)device;
     comm *p = (comm *)calloc(1, sizeof *p);
@@ -155,8 +158,8 @@ static lt_status comm_poll(lt_device_comm *given, bool *done)
     LT_TRY(lt__nccl_is_ready(&p->nccl, done));
     if (*done && p->summing) {
         p->summing = false;
-        LT_TRY(record_event(p, copy(p, p->on_host->tail, tail_on_device(p),
-                                (size_t)p->n_tail * sizeof(float))));
+        LT_TRY(record_event(
+            p, copy(p, p->on_host->tail, tail_on_device(p), (size_t)p->n_tail * sizeof(float))));
     }
     if (!*done || !p->begun)
         return LT_OK;
@@ -169,7 +172,7 @@ static lt_status comm_poll(lt_device_comm *given, bool *done)
 }
 
 static lt_status prepare(lt_device_comm *given, void *data, int64_t count, lt_dtype dtype,
-                      const lt_bucket_range *zeros, int n, bool finds, uint64_t after)
+                         const lt_bucket_range *zeros, int n, bool finds, uint64_t after)
 {
     comm *p = enter(given);
     lt_cuda *cuda = p->cuda;
@@ -234,11 +237,11 @@ static lt_status allreduce(lt_device_comm *given, const lt_device_sum *s)
 static lt_status unpack(lt_device_comm *given, const lt_device_sum *s, double factor)
 {
     comm *p = enter(given);
-    lt_status status =
-        s->wire == LT_F16 ? scale<float, __half>(p, s->data, s->on_wire, s->count, factor)
-                          : scale<float, __nv_bfloat16>(p, s->data, s->on_wire, s->count, factor);
+    lt_status status = s->wire == LT_F16
+                           ? scale<float, __half>(p, s->data, s->on_wire, s->count, factor)
+                           : scale<float, __nv_bfloat16>(p, s->data, s->on_wire, s->count, factor);
     return status == LT_OK ? record_event(p, cudaSuccess) : status;
 }
 
-const lt_device_comm_calls lt__cuda_comm_calls = {identify, make_id, comm_open, comm_poll, prepare,
-                                             allreduce, unpack, finalize, comm_close};
+const lt_device_comm_calls lt__cuda_comm_calls = {identify,  make_id, comm_open, comm_poll, prepare,
+                                                  allreduce, unpack,  finalize,  comm_close};

@@ -22,7 +22,7 @@ typedef struct plan {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t layout[OUT + 1];
     cublasLtMatmulHeuristicResult_t found[CHOICES]; /* none needs more workspace than the first */
-    int n, at;         /* number of algorithms; index of the one to run */
+    int n, at; /* number of algorithms; index of the one to run */
 } plan;
 
 struct lt_cublas {
@@ -57,7 +57,7 @@ static lt_status failed(const lt_cublas *d, cublasStatus_t status)
     if (status == CUBLAS_STATUS_ALLOC_FAILED)
         return d->env->host->fail(LT_ENOMEM, "out of memory in cuBLASLt; try a smaller batch");
     return d->env->host->fail(LT_EENV, "%s failed: %s", version_of(&d->t, version),
-                               d->t.cublasLtGetStatusString(status));
+                              d->t.cublasLtGetStatusString(status));
 }
 
 /* ==== Making a plan =========================================================================== */
@@ -84,10 +84,10 @@ static cublasStatus_t make_desc(lt_cublas *d, plan *p)
     const int32_t side_type = type_of(o->out_dtype);
     BLAS_TRY(d->t.cublasLtMatmulDescCreate(
         &p->desc, fast ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    BLAS_TRY(set_desc(d, p, CUBLASLT_MATMUL_DESC_TRANSA, o->turn_b ? &turn : &as_it_is,
-                      sizeof turn));
-    BLAS_TRY(set_desc(d, p, CUBLASLT_MATMUL_DESC_TRANSB, o->turn_a ? &turn : &as_it_is,
-                      sizeof turn));
+    BLAS_TRY(
+        set_desc(d, p, CUBLASLT_MATMUL_DESC_TRANSA, o->turn_b ? &turn : &as_it_is, sizeof turn));
+    BLAS_TRY(
+        set_desc(d, p, CUBLASLT_MATMUL_DESC_TRANSB, o->turn_a ? &turn : &as_it_is, sizeof turn));
     BLAS_TRY(set_desc(d, p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
     if (o->side == LT_CUBLAS_NO_SIDE)
         return CUBLAS_STATUS_SUCCESS;
@@ -276,7 +276,7 @@ static lt_status fill_zeros(lt_cublas *d, const lt_cublas_product *o, void *out)
 }
 
 static cublasStatus_t run_plan(lt_cublas *d, const plan *p, void *const operand[LT_CUBLAS_OPERANDS],
-                          bool add, void *workspace)
+                               bool add, void *workspace)
 {
     const float one = 1, beta = add ? 1 : 0;
     return d->t.cublasLtMatmul(d->handle, p->desc, &one, operand[B], p->layout[B], operand[A],
@@ -296,8 +296,8 @@ lt_status lt__cublas_run(lt_cublas *d, const lt_cublas_product *o,
     LT_TRY(plan_for(d, o, &p));
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
     if (o->side != LT_CUBLAS_NO_SIDE)
-        status = set_desc(d, p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &operand[SIDE],
-                          sizeof operand[SIDE]);
+        status =
+            set_desc(d, p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &operand[SIDE], sizeof operand[SIDE]);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = run_plan(d, p, operand, o->add, workspace);
     while (status == CUBLAS_STATUS_NOT_SUPPORTED && p->at + 1 < p->n) {

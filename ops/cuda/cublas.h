@@ -19,8 +19,8 @@ extern "C" {
 #endif
 
 typedef struct lt_cublas_config {
-    bool tf32;          /* f32 factors may be rounded to 10 mantissa bits, for tensor cores */
-    size_t workspace;   /* most bytes of workspace per product; 0 means LT_CUBLAS_WORKSPACE */
+    bool tf32;        /* f32 factors may be rounded to 10 mantissa bits, for tensor cores */
+    size_t workspace; /* most bytes of workspace per product; 0 means LT_CUBLAS_WORKSPACE */
 } lt_cublas_config;
 
 #define LT_CUBLAS_WORKSPACE ((size_t)32 << 20) /* NVIDIA's recommendation for Hopper */
@@ -31,7 +31,7 @@ typedef struct lt_cublas lt_cublas;
 /* Returns a new object, or NULL with a message in text. The table is copied, env is borrowed. */
 lt_cublas *lt__cublas_new(const lt_cublaslt_table *table, const lt_cuda_env *env,
                           const lt_cublas_config *config, char *text, size_t bytes);
-void lt__cublas_free(lt_cublas *d); /* accepts NULL */
+void lt__cublas_free(lt_cublas *d);                    /* accepts NULL */
 const lt_cuda_env *lt__cublas_env(const lt_cublas *d); /* borrowed */
 
 /* ==== Products ================================================================================ */
@@ -39,9 +39,9 @@ const lt_cuda_env *lt__cublas_env(const lt_cublas *d); /* borrowed */
 /* The use of the side vector of a product. */
 typedef enum lt_cublas_side {
     LT_CUBLAS_NO_SIDE,
-    LT_CUBLAS_BIAS,      /* side (n) is added to each row of the result */
-    LT_CUBLAS_ROW_SUMS   /* side (m) receives the sums of a's rows (of the factor, not of the
-                          * result) */
+    LT_CUBLAS_BIAS, /* side (n) is added to each row of the result */
+    /* side (m) receives the sums of a's rows (of the factor, not of the result) */
+    LT_CUBLAS_ROW_SUMS
 } lt_cublas_side;
 
 enum { LT_CUBLAS_A, LT_CUBLAS_B, LT_CUBLAS_OUT, LT_CUBLAS_SIDE, LT_CUBLAS_OPERANDS };
@@ -49,12 +49,12 @@ enum { LT_CUBLAS_A, LT_CUBLAS_B, LT_CUBLAS_OUT, LT_CUBLAS_SIDE, LT_CUBLAS_OPERAN
 /* out[i] (m, n) = a[i] (m, k) b[i] (k, n) for i < batch, written or added. All members are 64-bit
  * words, so that equal products have equal bytes. */
 typedef struct lt_cublas_product {
-    int64_t dtype, out_dtype;    /* lt_dtype of a and b; of out and side */
+    int64_t dtype, out_dtype; /* lt_dtype of a and b; of out and side */
     int64_t batch, m, n, k;
-    int64_t turn_a, turn_b;      /* 1 if a is stored as (k, m); 1 if b is stored as (n, k) */
-    int64_t a_step, b_step, out_step; /* elements between matrices of the batch; a_step or b_step
-                                       * 0 means one shared matrix */
-    int64_t side, add;           /* lt_cublas_side; 1 to add to the values in out */
+    int64_t turn_a, turn_b; /* 1 if a is stored as (k, m); 1 if b is stored as (n, k) */
+    /* elements between matrices of the batch; a_step or b_step 0 means one shared matrix */
+    int64_t a_step, b_step, out_step;
+    int64_t side, add;                /* lt_cublas_side; 1 to add to the values in out */
     int64_t align[LT_CUBLAS_OUT + 1]; /* alignment of the addresses of a, b and out, in bytes */
 } lt_cublas_product;
 

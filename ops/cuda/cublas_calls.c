@@ -16,8 +16,14 @@ enum { A = LT_CUBLAS_A, OF_B, OUT, SIDE, OPERANDS };
 static lt_cublas_product product_of(int64_t batch, int64_t m, int64_t n, int64_t k, bool turn_a,
                                     bool turn_b)
 {
-    return (lt_cublas_product){.batch = batch, .m = m, .n = n, .k = k, .turn_a = turn_a,
-                               .turn_b = turn_b, .a_step = m * k, .b_step = k * n,
+    return (lt_cublas_product){.batch = batch,
+                               .m = m,
+                               .n = n,
+                               .k = k,
+                               .turn_a = turn_a,
+                               .turn_b = turn_b,
+                               .a_step = m * k,
+                               .b_step = k * n,
                                .out_step = m * n};
 }
 
@@ -61,7 +67,9 @@ static bool fits_beside(const lt_tensor *x, const lt_tensor *out)
 /* ==== linear ================================================================================== */
 
 /* y (m, n) = x (m, k) w^T + b. A pointwise conv2d is the same, with w (n, 1, 1, k). */
-typedef struct { int64_t m, n, k; } sizes;
+typedef struct {
+    int64_t m, n, k;
+} sizes;
 
 static sizes sizes_of(const lt_tensor *w, const lt_tensor *y)
 {
@@ -161,19 +169,19 @@ lt_status lt__cublas_linear_bwd(lt_cublas *d, lt_call *c)
     if (!db || summed)
         return LT_OK;
     int64_t n = db->count;
-    return env->sum_rows(env->device, db->data, (lt_dtype)db->dtype, dy->data,
-                          (lt_dtype)dy->dtype, n > 0 ? dy->count / n : 0, n, c->add >> B & 1);
+    return env->sum_rows(env->device, db->data, (lt_dtype)db->dtype, dy->data, (lt_dtype)dy->dtype,
+                         n > 0 ? dy->count / n : 0, n, c->add >> B & 1);
 }
 
 /* ==== matmul ================================================================================== */
 
 /* How the leading axes of x and y pair up their matrices, as in matmul.c. */
 typedef struct pairs {
-    int64_t m, n, k;                  /* sizes of one product */
-    int64_t total, of[2];             /* number of pairs; of matrices in x and in y */
+    int64_t m, n, k;      /* sizes of one product */
+    int64_t total, of[2]; /* number of pairs; of matrices in x and in y */
     int n_lead;
     int64_t lead[LT_MAX_DIMS];
-    int64_t step[2][LT_MAX_DIMS];     /* in elements; 0 where broadcast */
+    int64_t step[2][LT_MAX_DIMS]; /* in elements; 0 where broadcast */
 } pairs;
 
 static void lead_steps(pairs *s, int side, const lt_tensor *t)
@@ -192,8 +200,11 @@ static void lead_steps(pairs *s, int side, const lt_tensor *t)
 
 static pairs pair_up(const lt_tensor *x, const lt_tensor *y)
 {
-    pairs s = {.m = x->dims[x->ndim - 2], .n = y->dims[y->ndim - 1], .k = x->dims[x->ndim - 1],
-               .total = 1, .n_lead = (x->ndim > y->ndim ? x->ndim : y->ndim) - 2};
+    pairs s = {.m = x->dims[x->ndim - 2],
+               .n = y->dims[y->ndim - 1],
+               .k = x->dims[x->ndim - 1],
+               .total = 1,
+               .n_lead = (x->ndim > y->ndim ? x->ndim : y->ndim) - 2};
     for (int i = 0; i < s.n_lead; i++)
         s.lead[i] = 1;
     lead_steps(&s, X, x);
@@ -222,13 +233,13 @@ static int64_t offset_of(const pairs *s, int side, int64_t i)
 /* The products of all pairs: the forward pass, or the gradient of x or of y. */
 typedef struct products {
     pairs s;
-    lt_cublas_product p;              /* the product of one pair */
+    lt_cublas_product p; /* the product of one pair */
     const lt_tensor *t[OUT + 1];
-    int of[OUT + 1];                  /* X, Y or OUT: the op's tensor that each is, or is the
-                                       * gradient of */
-    bool at_once;                     /* run as one batch, otherwise one by one */
-    bool collects;                    /* several products add to the same matrix */
-    size_t sums;                      /* bytes of scratch for the f32 sums */
+    /* X, Y or OUT: the op's tensor that each is, or is the gradient of */
+    int of[OUT + 1];
+    bool at_once;  /* run as one batch, otherwise one by one */
+    bool collects; /* several products add to the same matrix */
+    size_t sums;   /* bytes of scratch for the f32 sums */
 } products;
 
 /* The products can run as one batch if each tensor has one matrix per pair, or, for inputs, a
@@ -255,12 +266,12 @@ static products products_of(const lt_call *c, bool backward, int i)
     v.t[A] = x;
     v.t[OF_B] = y;
     v.t[OUT] = backward ? c->d_in[i] : c->out[0];
-    if (backward && i == X) {         /* dx = dy y^T */
+    if (backward && i == X) { /* dx = dy y^T */
         v.p = product_of(1, s.m, s.k, s.n, false, true);
         v.of[A] = OUT;
         v.of[OUT] = X;
         v.t[A] = c->d_out[0];
-    } else if (backward) {            /* dy = x^T dy */
+    } else if (backward) { /* dy = x^T dy */
         v.p = product_of(1, s.k, s.n, s.m, true, false);
         v.of[OF_B] = OUT;
         v.of[OUT] = Y;

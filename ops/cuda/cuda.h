@@ -21,7 +21,7 @@
 #include "ops/kernel.h"
 #include "ops/plugin.h"
 
-enum { LT_THREADS = 256 };    /* per block, in every kernel */
+enum { LT_THREADS = 256 }; /* per block, in every kernel */
 /* Launch bounds of a kernel that limit its registers so that four blocks fit a multiprocessor. On
  * sm_80 and sm_90 the compiler stays within that limit by itself. */
 #if !defined __CUDA_ARCH__ || __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900
@@ -31,21 +31,21 @@ enum { LT_THREADS = 256 };    /* per block, in every kernel */
 #endif
 
 typedef struct lt_cuda {
-    lt_device device;         /* must be first: the pointer is cast to lt_device * and back */
+    lt_device device; /* must be first: the pointer is cast to lt_device * and back */
     const lt_host *host;
     int index;
     cudaStream_t stream;
-    void *partial;            /* workspace of lt_rescale(), on the device */
-    void *sums;               /* workspace of lt__cuda_sum_rows(), on the device */
-    lt_cuda_env env;        /* passed to nvidia */
+    void *partial;   /* workspace of lt_rescale(), on the device */
+    void *sums;      /* workspace of lt__cuda_sum_rows(), on the device */
+    lt_cuda_env env; /* passed to nvidia */
     lt_nvidia *nvidia;
     char model[160];
-    struct lt_bad_id *bad_id; /* pinned host memory; see lt__cuda_check_ids() */
+    struct lt_bad_id *bad_id;        /* pinned host memory; see lt__cuda_check_ids() */
     cudaStream_t uploads, downloads; /* separate streams for copies */
-    pthread_mutex_t lock;     /* guards the marks, and reads of bad_id */
-    cudaEvent_t event[LT_MARKS]; /* events of the last LT_MARKS marks */
-    uint64_t marks;           /* how many marks were recorded */
-    char name[16];            /* "cuda:0" */
+    pthread_mutex_t lock;            /* guards the marks, and reads of bad_id */
+    cudaEvent_t event[LT_MARKS];     /* events of the last LT_MARKS marks */
+    uint64_t marks;                  /* how many marks were recorded */
+    char name[16];                   /* "cuda:0" */
 } lt_cuda;
 
 /* Returns the accelerator of a context, and makes it the current device of this thread. */
@@ -117,7 +117,9 @@ __device__ inline float lt__value(__half e) { return __half2float(e); }
 __device__ inline float lt__value(__nv_bfloat16 e) { return __bfloat162float(e); }
 
 /* Loaded or stored in one instruction: 16 bytes where the elements are aligned. */
-template <class E, int N> struct alignas(sizeof(E) * N) lt_pack { E at[N]; };
+template <class E, int N> struct alignas(sizeof(E) * N) lt_pack {
+    E at[N];
+};
 
 /* Returns the address of element i. */
 static inline char *lt__cuda_at(const void *data, int dtype, int64_t i)
@@ -145,8 +147,7 @@ __device__ inline lt_pack<E, V> lt__load(const E *array, int64_t i, int64_t n, b
 }
 
 template <int V, class E>
-__device__ inline void lt__store(E *array, int64_t i, int64_t n, bool wide,
-                                 const lt_pack<E, V> &p)
+__device__ inline void lt__store(E *array, int64_t i, int64_t n, bool wide, const lt_pack<E, V> &p)
 {
     if (wide && i <= n - V) {
         *(lt_pack<E, V> *)(array + i) = p;
@@ -225,7 +226,7 @@ static inline lt_status lt__want_kernels(const lt_cuda *cuda, const lt_tensor *c
  * a negative one if there is any. Until then, results that depend on a bad index are NaN, so that
  * training does not seem to go well. */
 typedef struct lt_bad_id {
-    int64_t kind;             /* LT_NO_BAD_ID (0) if there is none */
+    int64_t kind; /* LT_NO_BAD_ID (0) if there is none */
     int64_t place, id, limit;
 } lt_bad_id;
 enum { LT_NO_BAD_ID, LT_BAD_LABEL, LT_BAD_ROW }; /* values of kind */
@@ -255,32 +256,36 @@ template <class T> __host__ __device__ inline T lt__saturated(double d)
 
 /* ==== Dispatch on dtypes ====================================================================== */
 
-#define LT_CASE(dtype, type, E, ...) case dtype: { typedef type E; __VA_ARGS__ } break;
+#define LT_CASE(dtype, type, E, ...)                                                               \
+    case dtype: {                                                                                  \
+        typedef type E;                                                                            \
+        __VA_ARGS__                                                                                \
+    } break;
 
 /* Runs the body once with E as the element type. Returns lt__no_kernel() for a dtype that has
  * none. */
 #define LT_CUDA_FLOATS(cuda, dtype, E, ...)                                                        \
     switch (dtype) {                                                                               \
-    LT_CASE(LT_F32, float, E, __VA_ARGS__)                                                         \
-    LT_CASE(LT_F16, __half, E, __VA_ARGS__)                                                        \
-    LT_CASE(LT_BF16, __nv_bfloat16, E, __VA_ARGS__)                                                \
+        LT_CASE(LT_F32, float, E, __VA_ARGS__)                                                     \
+        LT_CASE(LT_F16, __half, E, __VA_ARGS__)                                                    \
+        LT_CASE(LT_BF16, __nv_bfloat16, E, __VA_ARGS__)                                            \
     default: return lt__no_kernel(cuda, dtype);                                                    \
     }
 
 #define LT_CUDA_NUMERICS(cuda, dtype, E, ...)                                                      \
     switch (dtype) {                                                                               \
-    LT_CASE(LT_I64, int64_t, E, __VA_ARGS__)                                                       \
-    LT_CASE(LT_I32, int32_t, E, __VA_ARGS__)                                                       \
-    LT_CASE(LT_U8, uint8_t, E, __VA_ARGS__)                                                        \
+        LT_CASE(LT_I64, int64_t, E, __VA_ARGS__)                                                   \
+        LT_CASE(LT_I32, int32_t, E, __VA_ARGS__)                                                   \
+        LT_CASE(LT_U8, uint8_t, E, __VA_ARGS__)                                                    \
     default: LT_CUDA_FLOATS(cuda, dtype, E, __VA_ARGS__)                                           \
     }
 
 /* As LT_CUDA_NUMERICS with unsigned integers, whose overflow wraps. */
 #define LT_CUDA_WRAPPING(cuda, dtype, E, ...)                                                      \
     switch (dtype) {                                                                               \
-    LT_CASE(LT_I64, uint64_t, E, __VA_ARGS__)                                                      \
-    LT_CASE(LT_I32, uint32_t, E, __VA_ARGS__)                                                      \
-    LT_CASE(LT_U8, uint8_t, E, __VA_ARGS__)                                                        \
+        LT_CASE(LT_I64, uint64_t, E, __VA_ARGS__)                                                  \
+        LT_CASE(LT_I32, uint32_t, E, __VA_ARGS__)                                                  \
+        LT_CASE(LT_U8, uint8_t, E, __VA_ARGS__)                                                    \
     default: LT_CUDA_FLOATS(cuda, dtype, E, __VA_ARGS__)                                           \
     }
 
@@ -288,10 +293,13 @@ template <class T> __host__ __device__ inline T lt__saturated(double d)
  * dtype. */
 #define LT_CUDA_SIZES(dtype, E, ...)                                                               \
     switch (lt__cuda_at(NULL, dtype, 1) - (char *)NULL) {                                          \
-    LT_CASE(1, uint8_t, E, __VA_ARGS__)                                                            \
-    LT_CASE(2, uint16_t, E, __VA_ARGS__)                                                           \
-    LT_CASE(4, uint32_t, E, __VA_ARGS__)                                                           \
-    default: { typedef uint64_t E; __VA_ARGS__ }                                                   \
+        LT_CASE(1, uint8_t, E, __VA_ARGS__)                                                        \
+        LT_CASE(2, uint16_t, E, __VA_ARGS__)                                                       \
+        LT_CASE(4, uint32_t, E, __VA_ARGS__)                                                       \
+    default: {                                                                                     \
+        typedef uint64_t E;                                                                        \
+        __VA_ARGS__                                                                                \
+    }                                                                                              \
     }
 
 /* ==== The op files =============================================================================
@@ -330,7 +338,7 @@ cudaError_t lt__cuda_stream_wait_mark(lt_cuda *cuda, cudaStream_t stream, uint64
 /* Enqueues kernels in the stream of cuda that measure `count` elements of a float dtype and write
  * the result to *stats. partial holds lt__cuda_rescale_bytes() bytes. */
 lt_status lt__cuda_measure(const lt_cuda *cuda, const void *data, int64_t count, int dtype,
-                        void *partial, lt_grad_stats *stats);
+                           void *partial, lt_grad_stats *stats);
 /* Sums with the devices of other ranks. In comm.cu. */
 extern const lt_device_comm_calls lt__cuda_comm_calls;
 

@@ -36,7 +36,7 @@ static lt_status failed(const lt_cudnn *d, cudnnStatus_t status, const char *doi
         return d->env->host->fail(LT_ENOMEM, "out of memory in cuDNN; try a smaller batch");
     d->t.cudnnGetLastErrorString(why, sizeof why);
     return d->env->host->fail(LT_EENV, "%s failed %s: %s%s%s", version_of(&d->t, version), doing,
-                               d->t.cudnnGetErrorString(status), why[0] ? ": " : "", why);
+                              d->t.cudnnGetErrorString(status), why[0] ? ": " : "", why);
 }
 
 /* ==== The plan file =========================================================================== */
@@ -135,7 +135,7 @@ static lt_status complete(lt_cudnn *d, lt_ctx *ctx, lt_cudnn_plan *p)
         d->t.cudnnGetLastErrorString(why, sizeof why);
     if (!p->plan)
         d->env->host->log(ctx, LT_LOG_DEBUG, "no engine of cuDNN takes task %s%s%s", key,
-                           why[0] ? ": " : "", why);
+                          why[0] ? ": " : "", why);
     if (d->file && p->plan && p->choice[0] && !lt__plan_file_put(d->file, key, p->choice))
         return d->env->host->fail(LT_ENOMEM, "out of memory for plans of cuDNN");
     return LT_OK;
@@ -200,16 +200,14 @@ static void pack(lt_cudnn *d, lt_cudnn_plan *p, void *const operand[OPERANDS], v
     static const int64_t numbers[OPERANDS] = {X, W, Y, B};
     const int64_t n = p->task.bias ? OPERANDS : B; /* the bias is the last operand */
     lt_desc_list made = {.n = 0};
-    if (p->pack && p->workspace == workspace &&
-        memcmp(p->operand, operand, sizeof p->operand) == 0)
+    if (p->pack && p->workspace == workspace && memcmp(p->operand, operand, sizeof p->operand) == 0)
         return;
     drop_pack(d, p);
     p->pack = lt__desc_new(d, &made, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
     lt__desc_ints(d, p->pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, n, numbers);
     lt__desc_set(d, p->pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, n,
                  operand);
-    lt__desc_set(d, p->pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1,
-                 &workspace);
+    lt__desc_set(d, p->pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
     lt__desc_end(d, p->pack);
     if (d->status != CUDNN_STATUS_SUCCESS) {
         drop_pack(d, p);

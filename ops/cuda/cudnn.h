@@ -23,18 +23,21 @@ extern "C" {
 #endif
 
 typedef struct lt_cudnn_config {
-    bool deterministic; /* excludes engines of reduced precision and engines whose sums have no
-                         * fixed order. Otherwise the latter are the last choice */
-    bool tf32;          /* f32 factors may be rounded to 10 mantissa bits, for tensor cores */
-    size_t workspace;   /* most bytes of workspace per plan; 0 means LT_CUDNN_WORKSPACE */
-    const char *plans;  /* path of the plan file, or NULL. Read when the first plan is requested,
-                         * replaced by lt__cudnn_free(). Borrowed until then */
-    const char *json;   /* NULL, or the properties of an absent device, as returned by
-                         * lt__cudnn_properties(). Then plans can be made but not run. Borrowed */
+    /* excludes engines of reduced precision and engines whose sums have no fixed order. Otherwise
+     * the latter are the last choice */
+    bool deterministic;
+    bool tf32;        /* f32 factors may be rounded to 10 mantissa bits, for tensor cores */
+    size_t workspace; /* most bytes of workspace per plan; 0 means LT_CUDNN_WORKSPACE */
+    /* path of the plan file, or NULL. Read when the first plan is requested, replaced by
+     * lt__cudnn_free(). Borrowed until then */
+    const char *plans;
+    /* NULL, or the properties of an absent device, as returned by lt__cudnn_properties(). Then
+     * plans can be made but not run. Borrowed */
+    const char *json;
 } lt_cudnn_config;
 
-#define LT_CUDNN_WORKSPACE ((size_t)512 << 20) /* the best engines need at most 210 MB for our
-                                                * networks */
+/* the best engines need at most 210 MB for our networks */
+#define LT_CUDNN_WORKSPACE ((size_t)512 << 20)
 
 /* A cuDNN handle and its plan cache, for one device and one stream. Not thread-safe. */
 typedef struct lt_cudnn lt_cudnn;

@@ -9,15 +9,15 @@
 #include "ops/cuda/cudnn.h"
 #include "ops/window.h"
 
-enum { X, W, B };                        /* inputs of conv2d */
-enum { STRIDE, PAD, DILATION, GROUPS };  /* options of conv2d */
+enum { X, W, B };                       /* inputs of conv2d */
+enum { STRIDE, PAD, DILATION, GROUPS }; /* options of conv2d */
 
-typedef struct part {         /* the task for one result of a call */
+typedef struct part { /* the task for one result of a call */
     lt_cudnn_task task;
     void *operand[LT_CUDNN_OPERANDS];
-    int result;               /* index of the result among the operands */
-    lt_tensor *to;            /* the tensor for the result */
-    bool staged, add;          /* the result goes through scratch; it is added to `to` */
+    int result;                          /* index of the result among the operands */
+    lt_tensor *to;                       /* the tensor for the result */
+    bool staged, add;                    /* the result goes through scratch; it is added to `to` */
     size_t workspace, bytes, cast_bytes; /* sizes of the three parts of scratch */
 } part;
 

@@ -91,8 +91,8 @@ static void note_choice(lt_cudnn *d, lt_cudnn_plan *p, lt_desc config)
         knobs[i] = lt__desc_new(d, &p->made, CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR);
     int64_t n = lt__desc_get(d, config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES,
                              CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_KNOBS, knobs);
-    int at = snprintf(p->choice, LT_CHOICE_BYTES, "%lld %lld", (long long)number,
-                      (long long)p->bytes);
+    int at =
+        snprintf(p->choice, LT_CHOICE_BYTES, "%lld %lld", (long long)number, (long long)p->bytes);
     for (int64_t i = 0; i < n && i < MAX_KNOBS && at < LT_CHOICE_BYTES; i++) {
         lt__desc_get(d, knobs[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &type);
         lt__desc_get(d, knobs[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, 1, &value);
@@ -180,8 +180,8 @@ static lt_desc config_of(lt_cudnn *d, lt_cudnn_plan *p, const char *text)
     lt_desc config = lt__desc_new(d, &p->made, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     lt__desc_link(d, config, CUDNN_ATTR_ENGINECFG_ENGINE, engine);
     if (n > 0)
-        lt__desc_set(d, config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR,
-                     n, knobs);
+        lt__desc_set(d, config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR, n,
+                     knobs);
     lt__desc_end(d, config);
     return config;
 }

@@ -58,8 +58,8 @@ void lt__desc_end(lt_cudnn *d, lt_desc made)
         d->status = d->t.cudnnBackendFinalize(made);
 }
 
-int64_t lt__desc_get(lt_cudnn *d, lt_desc from, lt_attribute name,
-                     cudnnBackendAttributeType_t type, int64_t n, void *values)
+int64_t lt__desc_get(lt_cudnn *d, lt_desc from, lt_attribute name, cudnnBackendAttributeType_t type,
+                     int64_t n, void *values)
 {
     int64_t count = 0;
     if (d->status == CUDNN_STATUS_SUCCESS)
@@ -73,7 +73,7 @@ static cudnnDataType_t type_of(const lt_cudnn_task *task)
 {
     return task->dtype == LT_F16    ? CUDNN_DATA_HALF
            : task->dtype == LT_BF16 ? CUDNN_DATA_BFLOAT16
-                                   : CUDNN_DATA_FLOAT;
+                                    : CUDNN_DATA_FLOAT;
 }
 
 /* The dims are in cuDNN's order (n, c, h, w); the strides put channels last in memory. */
@@ -175,7 +175,7 @@ static int operations(lt_cudnn *d, lt_cudnn_plan *p, lt_desc *ops)
     lt_desc w = tensor(d, p, W, type_of(task), task->out, task->in / task->groups, task->kernel[0],
                        task->kernel[1]);
     lt_desc y = task->bias ? tensor_y(d, p, BETWEEN, CUDNN_DATA_FLOAT)
-                          : tensor_y(d, p, Y, type_of(task));
+                           : tensor_y(d, p, Y, type_of(task));
     lt_desc op = ops[0] = lt__desc_new(d, &p->made, conv_names[task->kind].type);
     lt__desc_link(d, op, conv_names[task->kind].conv, conv);
     lt__desc_link(d, op, conv_names[task->kind].x, x);

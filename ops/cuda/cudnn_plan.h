@@ -19,11 +19,11 @@ typedef struct lt_desc_list { /* descriptors in the order of their creation */
 typedef struct lt_cudnn_plan {
     struct lt_cudnn_plan *next; /* next plan in its bucket */
     lt_cudnn_task task;
-    lt_desc_list made;         /* all descriptors of the plan, including its own */
-    lt_desc graph, plan;  /* both in `made`; plan is NULL if no engine takes the task */
-    lt_desc pack;         /* variant pack for the addresses below, or NULL */
+    lt_desc_list made;   /* all descriptors of the plan, including its own */
+    lt_desc graph, plan; /* both in `made`; plan is NULL if no engine takes the task */
+    lt_desc pack;        /* variant pack for the addresses below, or NULL */
     void *operand[LT_CUDNN_OPERANDS], *workspace;
-    int64_t bytes;        /* size of the workspace */
+    int64_t bytes; /* size of the workspace */
     char choice[LT_CHOICE_BYTES];
 } lt_cudnn_plan;
 
@@ -35,7 +35,7 @@ struct lt_cudnn {
     lt_desc_list made;
     lt_desc device;       /* device properties, if the device is absent */
     cudnnStatus_t status; /* first failure of the current plan; later calls are skipped */
-    lt_plan_file *file;       /* NULL if there is none, or before it is read */
+    lt_plan_file *file;   /* NULL if there is none, or before it is read */
     bool read;
     int n_plans;
     lt_cudnn_plan *bucket[LT_PLAN_BUCKETS];
@@ -53,8 +53,8 @@ void lt__desc_link(lt_cudnn *d, lt_desc to, lt_attribute name, lt_desc value);
 void lt__desc_ints(lt_cudnn *d, lt_desc to, lt_attribute name, int64_t n, const int64_t *values);
 void lt__desc_end(lt_cudnn *d, lt_desc made); /* finalizes it, once all attributes are set */
 /* Returns how many values the attribute has, and copies up to n of them to values. */
-int64_t lt__desc_get(lt_cudnn *d, lt_desc from, lt_attribute name,
-                     cudnnBackendAttributeType_t type, int64_t n, void *values);
+int64_t lt__desc_get(lt_cudnn *d, lt_desc from, lt_attribute name, cudnnBackendAttributeType_t type,
+                     int64_t n, void *values);
 
 /* ==== Making a plan =========================================================================== */
 

@@ -20,20 +20,22 @@ enum { SIDE = 3, TAPS = SIDE * SIDE, PATCH = 2, TURNS = 4 };
 enum { MAX_VECTOR = 4, MAX_COLUMNS = 32 };
 
 /* Elements of a pixel that a thread loads at once. */
-template <class E> struct vector { enum { N = 8 / sizeof(E) }; };
+template <class E> struct vector {
+    enum { N = 8 / sizeof(E) };
+};
 
 /* How results map to their source along an axis: stride 1; stride 2; dx from dy with stride 2. */
 enum { BY_ONE, BY_TWO, BACK };
 
 typedef struct pass {
-    int from[2], to[2];       /* heights and widths */
-    int channels, groups;     /* groups of the channels that a thread computes */
-    int columns, blocks;      /* adjacent groups in a block; blocks that cover the groups */
+    int from[2], to[2];   /* heights and widths */
+    int channels, groups; /* groups of the channels that a thread computes */
+    int columns, blocks;  /* adjacent groups in a block; blocks that cover the groups */
     int pad;
     bool turned, add;
-    int patches[2];           /* of an image, vertically and horizontally */
-    int all;                  /* number of patches, or of pixels for a gradient of w */
-    int part;                 /* patches or pixels per block */
+    int patches[2]; /* of an image, vertically and horizontally */
+    int all;        /* number of patches, or of pixels for a gradient of w */
+    int part;       /* patches or pixels per block */
 } pass;
 
 static void put_channels(pass *p, int64_t channels, int V)
@@ -46,10 +48,14 @@ static void put_channels(pass *p, int64_t channels, int V)
 
 /* ==== y and dx ================================================================================ */
 
-struct kernels { alignas(16) float at[TAPS][MAX_COLUMNS * MAX_VECTOR]; };
+struct kernels {
+    alignas(16) float at[TAPS][MAX_COLUMNS * MAX_VECTOR];
+};
 
 /* Source pixels that a patch needs along an axis. */
-template <int WAY> struct met { enum { N = WAY == BY_ONE ? 4 : WAY == BY_TWO ? 5 : 2 }; };
+template <int WAY> struct met {
+    enum { N = WAY == BY_ONE ? 4 : WAY == BY_TWO ? 5 : 2 };
+};
 
 /* The tap between source pixel r and result i of the patch. Not in 0..2 if there is none. */
 template <int WAY> __device__ constexpr int tap_of(int r, int i)
@@ -184,12 +190,12 @@ template <class E> static bool is_wide(int64_t channels, const void *a, const vo
 }
 
 static lt_status run_dtype(const lt_cuda *cuda, int way, const pass &p, int64_t images, int dtype,
-                     const void *from, const void *w, const void *bias, void *to)
+                           const void *from, const void *w, const void *bias, void *to)
 {
     LT_CUDA_FLOATS(cuda, dtype, E,
-        return is_wide<E>(p.channels, from, to)
-                   ? run_way<E, vector<E>::N>(cuda, way, p, images, from, w, bias, to)
-                   : run_way<E, 1>(cuda, way, p, images, from, w, bias, to);)
+                   return is_wide<E>(p.channels, from, to)
+                              ? run_way<E, vector<E>::N>(cuda, way, p, images, from, w, bias, to)
+                              : run_way<E, 1>(cuda, way, p, images, from, w, bias, to);)
 }
 
 static pass pass_of(const lt_cuda_conv *v, bool back)
@@ -221,7 +227,7 @@ static lt_status data_gradient(const lt_cuda_conv *v, lt_call *c)
     if (by_one)
         p.pad = SIDE - 1 - p.pad;
     return run_dtype(lt__cuda(c->ctx), by_one ? BY_ONE : BACK, p, v->n, c->d_out[0]->dtype,
-               c->d_out[0]->data, c->in[W]->data, NULL, c->d_in[X]->data);
+                     c->d_out[0]->data, c->in[W]->data, NULL, c->d_in[X]->data);
 }
 
 /* ==== dw ====================================================================================== */
@@ -320,9 +326,9 @@ static lt_status weights_gradient(const lt_cuda_conv *v, lt_call *c)
 {
     lt_cuda *cuda = lt__cuda(c->ctx);
     LT_CUDA_FLOATS(cuda, c->d_out[0]->dtype, E,
-        return is_wide<E>(v->in, c->in[X]->data, c->d_out[0]->data)
-                   ? sum_weights<E, vector<E>::N>(cuda, v, c)
-                   : sum_weights<E, 1>(cuda, v, c);)
+                   return is_wide<E>(v->in, c->in[X]->data, c->d_out[0]->data)
+                              ? sum_weights<E, vector<E>::N>(cuda, v, c)
+                              : sum_weights<E, 1>(cuda, v, c);)
 }
 
 /* ==== Interface for conv2d.cu ================================================================= */

@@ -44,8 +44,10 @@ static const char *dtype_name(int dtype)
 
 lt_status lt__no_kernel(const lt_cuda *cuda, int dtype)
 {
-    return cuda->host->fail(LT_EUNSUPPORTED, "%s does not compute in %s here; cast it to f32, or "
-                            "compute it on the CPU", cuda->name, dtype_name(dtype));
+    return cuda->host->fail(LT_EUNSUPPORTED,
+                            "%s does not compute in %s here; cast it to f32, or "
+                            "compute it on the CPU",
+                            cuda->name, dtype_name(dtype));
 }
 
 /* ==== Memory ================================================================================== */
@@ -74,8 +76,7 @@ static lt_status cuda_copy(lt_device *device, void *dst, const void *src, size_t
     lt_cuda *cuda = enter(device);
     if (bytes == 0)
         return LT_OK;
-    return lt__cuda_status(cuda, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault,
-                                                 cuda->stream));
+    return lt__cuda_status(cuda, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, cuda->stream));
 }
 
 static lt_status cuda_sync(lt_device *device)
@@ -185,16 +186,15 @@ static lt_status cuda_convert(lt_device *device, void *dst, lt_dtype dst_dtype, 
     walk_dense(&w, n);
     switch (src_dtype * LT_DTYPE_COUNT + dst_dtype) {
 #define PAIR(from, A, to, Z)                                                                       \
-    case from * LT_DTYPE_COUNT + to:                                                               \
-        return lt__map(cuda, w, converted<Z, A>(), false, dst, src);
-    PAIR(LT_F32, float, LT_F16, __half)
-    PAIR(LT_F16, __half, LT_F32, float)
-    PAIR(LT_F32, float, LT_BF16, __nv_bfloat16)
-    PAIR(LT_BF16, __nv_bfloat16, LT_F32, float)
-    PAIR(LT_U8, uint8_t, LT_F32, float)
+    case from *LT_DTYPE_COUNT + to: return lt__map(cuda, w, converted<Z, A>(), false, dst, src);
+        PAIR(LT_F32, float, LT_F16, __half)
+        PAIR(LT_F16, __half, LT_F32, float)
+        PAIR(LT_F32, float, LT_BF16, __nv_bfloat16)
+        PAIR(LT_BF16, __nv_bfloat16, LT_F32, float)
+        PAIR(LT_U8, uint8_t, LT_F32, float)
     }
-    return lt__launch(cuda, lt__cuts((int64_t)n, LT_THREADS), convert_any, dst, (int)dst_dtype,
-                      src, (int)src_dtype, (int64_t)n);
+    return lt__launch(cuda, lt__cuts((int64_t)n, LT_THREADS), convert_any, dst, (int)dst_dtype, src,
+                      (int)src_dtype, (int64_t)n);
 }
 
 static __global__ void __launch_bounds__(LT_THREADS)
@@ -209,10 +209,12 @@ static lt_status cuda_fill(lt_device *device, void *dst, lt_dtype dtype, size_t 
 {
     lt_cuda *cuda = enter(device);
     if (n > 0 && value == 0 && !signbit(value))
-        return lt__cuda_status(cuda, cudaMemsetAsync(dst, 0, (size_t)(lt__cuda_at(
-                                         NULL, dtype, (int64_t)n) - (char *)NULL), cuda->stream));
-    return lt__launch(cuda, lt__cuts((int64_t)n, LT_THREADS), fill_any, dst, (int)dtype,
-                      (int64_t)n, value);
+        return lt__cuda_status(
+            cuda,
+            cudaMemsetAsync(dst, 0, (size_t)(lt__cuda_at(NULL, dtype, (int64_t)n) - (char *)NULL),
+                            cuda->stream));
+    return lt__launch(cuda, lt__cuts((int64_t)n, LT_THREADS), fill_any, dst, (int)dtype, (int64_t)n,
+                      value);
 }
 
 static lt_status cuda_add(lt_device *device, void *dst, const void *src, lt_dtype dtype, size_t n)
@@ -227,9 +229,10 @@ static lt_status cuda_add(lt_device *device, void *dst, const void *src, lt_dtyp
     LT_CUDA_FLOATS(cuda, dtype, E, return lt__map(cuda, w, converted<E, E>(), true, dst, src);)
 }
 
-enum { LOOKS = 4 };           /* consecutive elements per thread */
+enum { LOOKS = 4 }; /* consecutive elements per thread */
 
-template <class T> __global__ void __launch_bounds__(LT_THREADS)
+template <class T>
+__global__ void __launch_bounds__(LT_THREADS)
     look_up_kernel(T *to, const uint8_t *from, const T *table, int64_t n, int64_t channels)
 {
     int64_t i = ((int64_t)blockIdx.x * LT_THREADS + threadIdx.x) * LOOKS;
@@ -241,8 +244,9 @@ template <class T> __global__ void __launch_bounds__(LT_THREADS)
     lt__store<LOOKS>(to, i, n, true, values);
 }
 
-template <class T> static lt_status look_up(lt_cuda *cuda, void *dst, const uint8_t *src,
-                                            const void *table, int64_t n, int64_t channels)
+template <class T>
+static lt_status look_up(lt_cuda *cuda, void *dst, const uint8_t *src, const void *table, int64_t n,
+                         int64_t channels)
 {
     return lt__launch(cuda, lt__cuts(n, LT_THREADS * LOOKS), look_up_kernel<T>, (T *)dst, src,
                       (const T *)table, n, channels);
@@ -275,11 +279,14 @@ static int find_device(const lt_accelerator_config *config, char *text, size_t b
     if (driver == 0)
         snprintf(text, bytes, "there is no NVIDIA driver (libcuda.so.1) on this machine");
     else if (error == cudaErrorInsufficientDriver)
-        snprintf(text, bytes, "the NVIDIA driver is for CUDA %d.%d, this build wants %d.%d; "
-                 "install a newer driver", major_of(driver), minor_of(driver),
-                 major_of(CUDART_VERSION), minor_of(CUDART_VERSION));
+        snprintf(text, bytes,
+                 "the NVIDIA driver is for CUDA %d.%d, this build wants %d.%d; "
+                 "install a newer driver",
+                 major_of(driver), minor_of(driver), major_of(CUDART_VERSION),
+                 minor_of(CUDART_VERSION));
     else if (error == cudaErrorNoDevice || (error == cudaSuccess && n == 0))
-        snprintf(text, bytes, "there is no CUDA device that this process may use "
+        snprintf(text, bytes,
+                 "there is no CUDA device that this process may use "
                  "(CUDA_VISIBLE_DEVICES hides them too)");
     else if (error != cudaSuccess)
         snprintf(text, bytes, "CUDA does not start: %s", cudaGetErrorString(error));
@@ -290,13 +297,16 @@ static int find_device(const lt_accelerator_config *config, char *text, size_t b
              cudaSuccess)
         snprintf(text, bytes, "cuda:%d does not answer: %s", index, cudaGetErrorString(error));
     else if (major < 8)
-        snprintf(text, bytes, "cuda:%d is too old: its compute capability is %d, this build wants "
-                 "8 (A100) or more", index, major);
+        snprintf(text, bytes,
+                 "cuda:%d is too old: its compute capability is %d, this build wants "
+                 "8 (A100) or more",
+                 index, major);
     else
         return index;
     (void)cudaGetLastError();
     return driver == 0 || error == cudaErrorNoDevice || (error == cudaSuccess && n == 0)
-               ? LT_NO_ACCELERATOR : -1;
+               ? LT_NO_ACCELERATOR
+               : -1;
 }
 
 /* Creates the stream and the fixed buffers of a device. */
@@ -331,8 +341,8 @@ static lt_cuda *device_new(const lt_host *host, const lt_accelerator_config *con
     pthread_mutex_init(&cuda->lock, NULL);
     cuda->host = host;
     cuda->index = index;
-    cuda->env = lt_cuda_env{host, &cuda->device, NULL, index, config->deterministic, config->tf32,
-                              cuda->model, sum_rows};
+    cuda->env = lt_cuda_env{host,         &cuda->device, NULL,    index, config->deterministic,
+                            config->tf32, cuda->model,   sum_rows};
     snprintf(cuda->name, sizeof cuda->name, "cuda:%d", index);
     lt_device *device = &cuda->device;
     device->name = cuda->name;

@@ -8,14 +8,14 @@
 extern "C" {
 #endif
 
-typedef struct lt_cuda_env {  /* borrowed by its users for their whole lifetime */
+typedef struct lt_cuda_env { /* borrowed by its users for their whole lifetime */
     const lt_host *host;
-    lt_device *device;         /* its copy, convert, fill and add are enqueued in the stream */
-    void *stream;              /* cudaStream_t */
-    int index;                 /* of the CUDA device, from 0 */
-    bool deterministic, tf32;  /* as in lt_config */
-    const char *model;         /* "NVIDIA H200, sm_90, 132 SMs, driver 13000"; a plan file is
-                                * only valid for the same text */
+    lt_device *device;        /* its copy, convert, fill and add are enqueued in the stream */
+    void *stream;             /* cudaStream_t */
+    int index;                /* of the CUDA device, from 0 */
+    bool deterministic, tf32; /* as in lt_config */
+    /* "NVIDIA H200, sm_90, 132 SMs, driver 13000"; a plan file is only valid for the same text */
+    const char *model;
     /* to (cols) = the sum over the rows of from (rows, cols), written or added. Enqueued in the
      * stream. */
     lt_status (*sum_rows)(lt_device *device, void *to, lt_dtype to_dtype, const void *from,
@@ -41,10 +41,10 @@ static inline size_t lt__cuda_scratch(size_t most, lt_status status, size_t byte
 /* Bytes of an element. The plugin must not call lt_dtype_bytes() of the library. */
 static inline size_t lt__cuda_dtype_bytes(lt_dtype dtype)
 {
-    return dtype == LT_F64 || dtype == LT_I64 ? 8
-         : dtype == LT_F32 || dtype == LT_I32 ? 4
-         : dtype == LT_U8                     ? 1
-                                              : 2;
+    return dtype == LT_F64 || dtype == LT_I64   ? 8
+           : dtype == LT_F32 || dtype == LT_I32 ? 4
+           : dtype == LT_U8                     ? 1
+                                                : 2;
 }
 
 #ifdef __cplusplus

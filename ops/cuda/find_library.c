@@ -19,8 +19,8 @@
 typedef struct search {
     const char *soname;
     const char *packages;
-    char found[PATH_MAX];  /* the last file found */
-    char why[512];         /* the loader's error for that file */
+    char found[PATH_MAX]; /* the last file found */
+    char why[512];        /* the loader's error for that file */
 } search;
 
 /* Opens FOLDER/soname if that file exists. */
@@ -151,13 +151,15 @@ void *lt__cuda_open(const char *soname, const char *packages, const char *what,
     if (!library && s.found[0])
         snprintf(text, bytes, "%s cannot be loaded: %s", s.found, s.why);
     else if (!library)
-        snprintf(text, bytes, "there is no %s on this machine: it is not where the loader looks, "
+        snprintf(text, bytes,
+                 "there is no %s on this machine: it is not where the loader looks, "
                  "nor in $LUATRAIN_CUDA_LIBS, /usr/local/cuda or a Python's nvidia packages; "
-                 "install %s or later", soname, what);
+                 "install %s or later",
+                 soname, what);
     for (int i = 0; library && i < n; i++) {
         void *symbol = dlsym(library, names[i]);
-        memcpy(&functions[i], &symbol, sizeof symbol); /* conversion from object to function
-                                                        * pointer that ISO C allows */
+        /* conversion from object to function pointer that ISO C allows */
+        memcpy(&functions[i], &symbol, sizeof symbol);
         if (!symbol) {
             snprintf(text, bytes, "%s has no %s; install %s or later", s.found, names[i], what);
             library = NULL;

@@ -14,16 +14,19 @@
 extern "C" {
 #endif
 
-#define LT_CUDNN_OLDEST 90800 /* the first version that can plan for a device described by
-                               * properties */
+/* the first version that can plan for a device described by properties */
+#define LT_CUDNN_OLDEST 90800
 #define LT_CUBLASLT_OLDEST 130000
 
+/* clang-format off */
 #define LT_CUDNN_LIST(X)                                                                           \
     X(cudnnGetVersion) X(cudnnGetCudartVersion) X(cudnnGetErrorString)                             \
     X(cudnnGetLastErrorString) X(cudnnCreate) X(cudnnDestroy) X(cudnnSetStream)                    \
     X(cudnnBackendCreateDescriptor) X(cudnnBackendDestroyDescriptor) X(cudnnBackendSetAttribute)   \
     X(cudnnBackendGetAttribute) X(cudnnBackendFinalize) X(cudnnBackendExecute)
+/* clang-format on */
 
+/* clang-format off */
 #define LT_CUBLASLT_LIST(X)                                                                        \
     X(cublasLtGetVersion) X(cublasLtGetStatusString) X(cublasLtCreate) X(cublasLtDestroy)          \
     X(cublasLtMatmulDescCreate) X(cublasLtMatmulDescDestroy) X(cublasLtMatmulDescSetAttribute)     \
@@ -31,10 +34,15 @@ extern "C" {
     X(cublasLtMatrixLayoutSetAttribute) X(cublasLtMatmulPreferenceCreate)                          \
     X(cublasLtMatmulPreferenceDestroy) X(cublasLtMatmulPreferenceSetAttribute)                     \
     X(cublasLtMatmulAlgoGetHeuristic) X(cublasLtMatmul)
+/* clang-format on */
 
 #define X(name) __typeof__(name) *name;
-typedef struct lt_cudnn_table { LT_CUDNN_LIST(X) } lt_cudnn_table;
-typedef struct lt_cublaslt_table { LT_CUBLASLT_LIST(X) } lt_cublaslt_table;
+typedef struct lt_cudnn_table {
+    LT_CUDNN_LIST(X)
+} lt_cudnn_table;
+typedef struct lt_cublaslt_table {
+    LT_CUBLASLT_LIST(X)
+} lt_cublaslt_table;
 #undef X
 
 /* Fill a table. Return 0, or -1 with a message in text if the library is missing, cannot be loaded,

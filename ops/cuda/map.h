@@ -10,15 +10,15 @@
 
 #include "ops/cuda/cuda.h"
 
-enum { LT_OPERANDS = 4 };     /* z, which is operand 0, and up to three inputs */
+enum { LT_OPERANDS = 4 }; /* z, which is operand 0, and up to three inputs */
 
 /* A traversal of all elements of a shape: the step of each operand along each axis, in elements.
  * Axes are in the order of the tensor until lt__walk_merge(), and innermost first afterwards. */
 typedef struct lt_walk {
     int64_t count;
     int ndim;
-    bool small;               /* count fits in 31 bits */
-    bool wide;                /* elements are moved in packs; set by lt__map() */
+    bool small; /* count fits in 31 bits */
+    bool wide;  /* elements are moved in packs; set by lt__map() */
     int64_t dims[LT_MAX_DIMS], step[LT_OPERANDS][LT_MAX_DIMS];
 } lt_walk;
 
@@ -33,8 +33,7 @@ void lt__walk_merge(lt_walk *w, int n);
 void lt__walk_inputs(lt_walk *w, const lt_tensor *z, int n, const lt_tensor *const *in);
 
 /* Sets at[k] to the offset of element i in operand k. */
-template <int N>
-__device__ inline void lt__locate(const lt_walk &w, int64_t i, int64_t (&at)[N])
+template <int N> __device__ inline void lt__locate(const lt_walk &w, int64_t i, int64_t (&at)[N])
 {
     int last = w.ndim - 1;
     for (int k = 0; k < N; k++)
@@ -51,8 +50,8 @@ __device__ inline void lt__locate(const lt_walk &w, int64_t i, int64_t (&at)[N])
         at[k] += i * w.step[k][last];
 }
 
-template <class T, class U> using lt_larger = lt_pack<uint8_t, (sizeof(T) > sizeof(U) ? sizeof(T)
-                                                                                 : sizeof(U))>;
+template <class T, class U>
+using lt_larger = lt_pack<uint8_t, (sizeof(T) > sizeof(U) ? sizeof(T) : sizeof(U))>;
 
 /* The operand types of a map. The functor f derives from this and has
  *     lt_wide<Z> operator()(lt_wide<A> a, lt_wide<B> b, lt_wide<C> c) const;
@@ -70,12 +69,12 @@ template <class F> struct lt_operands {
     const typename F::A *a;
     const typename F::B *b;
     const typename F::C *c;
-    bool add;                 /* add to the values in z */
+    bool add; /* add to the values in z */
 };
 
 template <class F>
-__device__ inline typename F::Z lt__map_of(const F &f, bool add, typename F::Z old,
-                                           typename F::A a, typename F::B b, typename F::C c)
+__device__ inline typename F::Z lt__map_of(const F &f, bool add, typename F::Z old, typename F::A a,
+                                           typename F::B b, typename F::C c)
 {
     lt_wide<typename F::Z> z = f(lt__value(a), lt__value(b), lt__value(c));
     return lt_element<typename F::Z>::of(add ? (lt_wide<typename F::Z>)(lt__value(old) + z) : z);

@@ -39,8 +39,8 @@ static lt_status status_of(const lt_nccl *n, const char *call, int result)
         return LT_OK;
     const char *last = n->comm ? n->calls->ncclGetLastError(n->comm) : NULL;
     return n->env->host->fail(LT_EPEER, "%s: %s: %s%s%.300s", n->env->device->name, call,
-                               n->calls->ncclGetErrorString(result), last && *last ? ": " : "",
-                               last ? last : "");
+                              n->calls->ncclGetErrorString(result), last && *last ? ": " : "",
+                              last ? last : "");
 }
 
 lt_status lt__nccl_make_id(const lt_nccl *n, char id[LT_NCCL_ID_BYTES])
@@ -55,10 +55,14 @@ lt_status lt__nccl_make_id(const lt_nccl *n, char id[LT_NCCL_ID_BYTES])
 lt_status lt__nccl_init(lt_nccl *n, const char id[LT_NCCL_ID_BYTES], int rank, int size)
 {
     const int as_it_likes = INT_MIN; /* NCCL_CONFIG_UNDEF_INT */
-    lt_nccl_config config = {.size = sizeof config, .magic = (unsigned)LT_NCCL_MAGIC,
-                             .version = LT_NCCL_OLDEST, .blocking = 0,
-                             .cga_cluster_size = as_it_likes, .min_ctas = as_it_likes,
-                             .max_ctas = as_it_likes, .split_share = as_it_likes};
+    lt_nccl_config config = {.size = sizeof config,
+                             .magic = (unsigned)LT_NCCL_MAGIC,
+                             .version = LT_NCCL_OLDEST,
+                             .blocking = 0,
+                             .cga_cluster_size = as_it_likes,
+                             .min_ctas = as_it_likes,
+                             .max_ctas = as_it_likes,
+                             .split_share = as_it_likes};
     lt_nccl_id all;
     memcpy(all.bytes, id, sizeof all.bytes);
     int result = n->calls->ncclCommInitRankConfig(&n->comm, size, all, rank, &config);
@@ -89,13 +93,13 @@ lt_status lt__nccl_sum(lt_nccl *n, void *data, int64_t count, lt_dtype dtype, fl
 {
     const lt_nccl_table *c = n->calls;
     LT_TRY(status_of(n, "ncclGroupStart", c->ncclGroupStart()));
-    int result = c->ncclAllReduce(data, data, (size_t)count, dtype_of(dtype), LT_NCCL_SUM, n->comm,
-                                  stream);
+    int result =
+        c->ncclAllReduce(data, data, (size_t)count, dtype_of(dtype), LT_NCCL_SUM, n->comm, stream);
     lt_status status = status_of(n, "ncclAllReduce", result);
     if (status == LT_OK && n_tail > 0)
-        status = status_of(n, "ncclAllReduce", c->ncclAllReduce(tail, tail, (size_t)n_tail,
-                                                                LT_NCCL_F32, LT_NCCL_SUM, n->comm,
-                                                                stream));
+        status = status_of(n, "ncclAllReduce",
+                           c->ncclAllReduce(tail, tail, (size_t)n_tail, LT_NCCL_F32, LT_NCCL_SUM,
+                                            n->comm, stream));
     result = c->ncclGroupEnd();
     return status == LT_OK ? status_of(n, "ncclGroupEnd", result) : status;
 }

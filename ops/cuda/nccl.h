@@ -13,28 +13,27 @@
 extern "C" {
 #endif
 
-enum {
-    LT_NCCL_OLDEST = 21800,
-    LT_NCCL_ID_BYTES = 128,
-    LT_NCCL_MAGIC = (int)0xcafebeef
-};
+enum { LT_NCCL_OLDEST = 21800, LT_NCCL_ID_BYTES = 128, LT_NCCL_MAGIC = (int)0xcafebeef };
 enum { LT_NCCL_SUCCESS = 0, LT_NCCL_IN_PROGRESS = 7 };            /* ncclResult_t */
 enum { LT_NCCL_F16 = 6, LT_NCCL_F32, LT_NCCL_F64, LT_NCCL_BF16 }; /* ncclDataType_t */
 enum { LT_NCCL_SUM = 0 };                                         /* ncclRedOp_t */
 
-typedef struct lt_nccl_id { char bytes[LT_NCCL_ID_BYTES]; } lt_nccl_id; /* ncclUniqueId */
+typedef struct lt_nccl_id {
+    char bytes[LT_NCCL_ID_BYTES];
+} lt_nccl_id; /* ncclUniqueId */
 
 /* The members that ncclConfig_t had in NCCL 2.18. Later versions read as many bytes as `size` says
  * and use defaults for newer members. [Communicator Creation] */
 typedef struct lt_nccl_config {
     size_t size;
-    unsigned magic, version;  /* the NCCL version whose struct this is */
+    unsigned magic, version; /* the NCCL version whose struct this is */
     int blocking, cga_cluster_size, min_ctas, max_ctas;
     const char *net_name;
     int split_share;
 } lt_nccl_config;
 
 /* X(name, arguments): all functions return an ncclResult_t. */
+/* clang-format off */
 #define LT_NCCL_LIST(X)                                                                            \
     X(ncclGetVersion, (int *version))                                                              \
     X(ncclGetUniqueId, (lt_nccl_id *id))                                                           \
@@ -48,6 +47,7 @@ typedef struct lt_nccl_config {
     X(ncclGroupEnd, (void))                                                                        \
     X(ncclAllReduce, (const void *from, void *to, size_t count, int dtype, int op, void *comm,     \
                       void *stream))
+/* clang-format on */
 
 typedef struct lt_nccl_table {
 #define X(name, arguments) int(*name) arguments;
@@ -67,7 +67,7 @@ int lt__nccl_open_library(lt_nccl_table *table, int *version, char *text, size_t
  * functions fail with LT_EPEER and NCCL's message. */
 typedef struct lt_nccl {
     const lt_nccl_table *calls; /* borrowed */
-    const lt_cuda_env *env;   /* borrowed */
+    const lt_cuda_env *env;     /* borrowed */
     void *comm;                 /* or NULL */
     bool finalizing, finalized;
 } lt_nccl;

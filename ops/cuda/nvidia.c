@@ -9,9 +9,9 @@
 #endif
 
 typedef struct library {
-    const char *name, *work;  /* what the library computes, for the warning */
+    const char *name, *work; /* what the library computes, for the warning */
     bool there, warned;
-    char why[512];            /* why it is not there */
+    char why[512]; /* why it is not there */
 } library;
 
 struct lt_nvidia {
@@ -22,7 +22,7 @@ struct lt_nvidia {
 #ifdef LT_WITH_CUDNN
     lt_cudnn_table cudnn_table;
     lt_cublaslt_table cublas_table;
-    lt_cudnn *of_cudnn;       /* NULL until the first use */
+    lt_cudnn *of_cudnn; /* NULL until the first use */
     lt_cublas *of_cublas;
     char *plans;
 #endif
@@ -32,15 +32,15 @@ static void warn(lt_nvidia *n, library *l, lt_ctx *ctx)
 {
     if (!l->warned)
         n->env->host->log(ctx, LT_LOG_WARN, "%s computes %s without %s, and slowly: %s",
-                           n->env->device->name, l->work, l->name, l->why);
+                          n->env->device->name, l->work, l->name, l->why);
     l->warned = true;
 }
 
 #ifdef LT_WITH_CUDNN
 static lt_cudnn *cudnn_of(lt_nvidia *n, lt_ctx *ctx)
 {
-    const lt_cudnn_config config = {.deterministic = n->env->deterministic,
-                                    .tf32 = n->env->tf32, .plans = n->plans};
+    const lt_cudnn_config config = {
+        .deterministic = n->env->deterministic, .tf32 = n->env->tf32, .plans = n->plans};
     library *l = &n->cudnn;
     if (!n->of_cudnn && l->there)
         n->of_cudnn = lt__cudnn_new(&n->cudnn_table, n->env, &config, l->why, sizeof l->why);
@@ -88,7 +88,8 @@ static void close_libraries(lt_nvidia *n)
 #else
 static bool find_libraries(lt_nvidia *n)
 {
-    snprintf(n->cudnn.why, sizeof n->cudnn.why, "its headers were not there when luatrain was "
+    snprintf(n->cudnn.why, sizeof n->cudnn.why,
+             "its headers were not there when luatrain was "
              "built");
     memcpy(n->cublas.why, n->cudnn.why, sizeof n->cublas.why);
     return true;

@@ -25,7 +25,9 @@
 #define HEAD "luatrain plans 1\n"
 enum { LARGEST = 16 << 20, END = 21 }; /* maximum bytes of a file; bytes of its last line */
 
-typedef struct entry { char *key, *value; } entry;
+typedef struct entry {
+    char *key, *value;
+} entry;
 
 struct lt_plan_file {
     char *path, *stamp;

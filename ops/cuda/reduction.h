@@ -13,16 +13,17 @@
 
 typedef struct lt_reduction_pass {
     int64_t outer, rows, width;
-    int64_t part;             /* rows per part */
-    unsigned parts, blocks;   /* parts of the rows; blocks that cover the columns */
-    int columns, lanes, group; /* threads of a block: side by side, down the rows, over outer
-                                * positions. Their product is LT_THREADS */
-    int run;                  /* adjacent rows that a thread takes per turn */
-    bool wide;                /* loads a run with one instruction */
+    int64_t part;           /* rows per part */
+    unsigned parts, blocks; /* parts of the rows; blocks that cover the columns */
+    /* threads of a block: side by side, down the rows, over outer positions. Their product is
+     * LT_THREADS */
+    int columns, lanes, group;
+    int run;   /* adjacent rows that a thread takes per turn */
+    bool wide; /* loads a run with one instruction */
 } lt_reduction_pass;
 
-enum { LT_MAX_PASSES = LT_MAX_DIMS }; /* at worst every second axis is reduced, in one or two
-                                       * passes each */
+/* at worst every second axis is reduced, in one or two passes each */
+enum { LT_MAX_PASSES = LT_MAX_DIMS };
 
 typedef struct lt_reduction_plan {
     int n;
@@ -35,10 +36,10 @@ void lt__plan_reduction(lt_reduction_plan *p, int ndim, const int64_t *dims, uin
 /* Bytes of scratch for the accumulators between passes. bytes: size of one accumulator. */
 size_t lt__reduction_scratch(const lt_reduction_plan *p, size_t bytes);
 
-typedef struct lt_reduction_end {  /* how to turn the final accumulators into results */
+typedef struct lt_reduction_end { /* how to turn the final accumulators into results */
     void *out;
-    int dtype;                /* lt_dtype of out */
-    bool root, add;           /* take the square root; add to the values in out */
+    int dtype;      /* lt_dtype of out */
+    bool root, add; /* take the square root; add to the values in out */
     double divisor;
 } lt_reduction_end;
 
@@ -107,8 +108,8 @@ __device__ inline typename F::Acc lt__reduce_rows(const lt_reduction_pass &p,
 /* left receives the accumulators if more passes follow; it is NULL in the last pass. */
 template <class F>
 __global__ void LT_REDUCTION_BOUNDS
-    lt__reduction_kernel(const __grid_constant__ lt_reduction_pass p, const typename F::In *x,
-                    typename F::Acc *left, const lt_reduction_end end)
+lt__reduction_kernel(const __grid_constant__ lt_reduction_pass p, const typename F::In *x,
+                     typename F::Acc *left, const lt_reduction_end end)
 {
     unsigned above = blockIdx.x / p.blocks;
     int64_t column = (int64_t)(blockIdx.x % p.blocks) * p.columns + threadIdx.x % p.columns;
@@ -120,7 +121,7 @@ __global__ void LT_REDUCTION_BOUNDS
     typename F::Acc a = F::start();
     if (mine)
         a = lt__reduce_rows<F>(p, x + o * p.rows * p.width + column, first + (int64_t)lane * p.run,
-                             last, (int64_t)p.lanes * p.run);
+                               last, (int64_t)p.lanes * p.run);
     a = lt__join_lanes<F>(a, p.columns, p.lanes);
     int64_t to = (o * p.parts + part) * p.width + column;
     if (mine && lane == 0 && left)
@@ -142,7 +143,7 @@ static inline bool lt__is_wide(const lt_reduction_pass *p, const void *x)
 
 template <class F>
 lt_status lt__reduction_pass(const lt_cuda *cuda, lt_reduction_pass p, const void *x, void *left,
-                        const lt_reduction_end &end)
+                             const lt_reduction_end &end)
 {
     p.wide = lt__is_wide(&p, x);
     return lt__launch(cuda, lt__reduction_blocks(&p), lt__reduction_kernel<F>, p,
@@ -152,7 +153,7 @@ lt_status lt__reduction_pass(const lt_cuda *cuda, lt_reduction_pass p, const voi
 /* Runs all passes over x. scratch holds lt__reduction_scratch() bytes. */
 template <class F>
 lt_status lt__reduce(const lt_cuda *cuda, const lt_reduction_plan *plan, const void *x,
-                   const lt_reduction_end &end, void *scratch)
+                     const lt_reduction_end &end, void *scratch)
 {
     typedef typename F::Acc Acc;
     for (int i = 0; i < plan->n; i++) {
@@ -161,8 +162,8 @@ lt_status lt__reduce(const lt_cuda *cuda, const lt_reduction_plan *plan, const v
         LT_TRY(i == 0 ? lt__reduction_pass<F>(cuda, *p, x, left, end)
                       : lt__reduction_pass<typename F::Joined>(cuda, *p, x, left, end));
         x = left;
-        scratch = (char *)scratch + lt__aligned((size_t)(p->outer * p->parts * p->width) *
-                                                sizeof(Acc));
+        scratch = (char *)scratch +
+                  lt__aligned((size_t)(p->outer * p->parts * p->width) * sizeof(Acc));
     }
     return LT_OK;
 }

@@ -2,7 +2,7 @@
  * stay on the device, where they decide whether the step is applied. */
 #include "ops/cuda/reduction.h"
 
-enum { BLOCKS = 1024 };       /* at most; cuda->partial has one lt_grad_stats for each */
+enum { BLOCKS = 1024 }; /* at most; cuda->partial has one lt_grad_stats for each */
 
 struct stats_join {
     typedef lt_grad_stats Acc;
@@ -10,7 +10,7 @@ struct stats_join {
     static __device__ lt_grad_stats join(lt_grad_stats a, lt_grad_stats b)
     {
         return lt_grad_stats{a.largest > b.largest ? a.largest : b.largest,
-                        a.not_finite + b.not_finite};
+                             a.not_finite + b.not_finite};
     }
 };
 
@@ -70,12 +70,11 @@ static lt_status launch(const lt_cuda *cuda, void *data, int64_t count, double b
 
 template <bool RESCALE>
 static lt_status measure(const lt_cuda *cuda, void *data, int64_t count, int dtype, double by,
-                      void *partial)
+                         void *partial)
 {
     if (dtype == LT_F64)
         return launch<RESCALE, double>(cuda, data, count, by, partial);
-    LT_CUDA_FLOATS(cuda, dtype, E,
-                   return (launch<RESCALE, E>(cuda, data, count, by, partial));)
+    LT_CUDA_FLOATS(cuda, dtype, E, return (launch<RESCALE, E>(cuda, data, count, by, partial));)
 }
 
 static lt_status join(const lt_cuda *cuda, const void *partial, int64_t count, double by,
@@ -100,7 +99,7 @@ lt_status lt__cuda_measure_scaled(const lt_tensor *x, double by, lt_grad_stats *
 }
 
 lt_status lt__cuda_measure(const lt_cuda *cuda, const void *data, int64_t count, int dtype,
-                        void *partial, lt_grad_stats *stats)
+                           void *partial, lt_grad_stats *stats)
 {
     LT_TRY(measure<false>(cuda, (void *)data, count, dtype, 1, partial));
     return join(cuda, partial, count, 1, stats);

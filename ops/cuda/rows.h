@@ -13,14 +13,15 @@
 /* `outer` times `stride` rows, each of n elements that are `stride` apart. */
 typedef struct lt_row_plan {
     int64_t outer, n, stride;
-    unsigned blocks;          /* blocks that cover the `stride` adjacent rows */
-    int columns, lanes, group; /* threads of a block: adjacent rows, threads per row, outer
-                                * positions. Their product is LT_THREADS */
+    unsigned blocks; /* blocks that cover the `stride` adjacent rows */
+    /* threads of a block: adjacent rows, threads per row, outer positions. Their product is
+     * LT_THREADS */
+    int columns, lanes, group;
 } lt_row_plan;
 
 static inline lt_row_plan lt__rows_over(int64_t outer, int64_t n, int64_t stride)
 {
-    enum { RUN = 8 };         /* elements per thread at least */
+    enum { RUN = 8 }; /* elements per thread at least */
     lt_row_plan p = {};
     p.outer = outer;
     p.n = n;
@@ -39,8 +40,8 @@ static inline int64_t lt__row_blocks(const lt_row_plan *p)
 
 /* The row of a thread. */
 typedef struct lt_row {
-    bool is;                  /* false if this thread has no row */
-    int64_t index, first;     /* index of the row; offset of its first element */
+    bool is;              /* false if this thread has no row */
+    int64_t index, first; /* index of the row; offset of its first element */
     int lane;
 } lt_row;
 
@@ -57,8 +58,8 @@ __device__ inline lt_row lt__row_of(const lt_row_plan &p)
 }
 
 /* Joins the accumulators of the threads of a row, and returns the result to all of them. */
-template <class F> __device__ inline typename F::Acc lt__join_row(const lt_row_plan &p,
-                                                                  typename F::Acc a)
+template <class F>
+__device__ inline typename F::Acc lt__join_row(const lt_row_plan &p, typename F::Acc a)
 {
     return lt__join_lanes<F>(a, p.columns, p.lanes);
 }
@@ -68,19 +69,19 @@ template <class F> __device__ inline typename F::Acc lt__join_row(const lt_row_p
 /* The rows are split into parts. A block sums some columns of one part, strided over its threads;
  * another kernel joins the parts. */
 typedef struct lt_column_plan {
-    int64_t rows, width;      /* a column may also be a pack of columns */
-    int64_t part;             /* rows per part */
-    unsigned parts, blocks;   /* parts of the rows; blocks that cover the columns */
-    int columns, lanes;       /* threads of a block: side by side; down the rows */
+    int64_t rows, width;    /* a column may also be a pack of columns */
+    int64_t part;           /* rows per part */
+    unsigned parts, blocks; /* parts of the rows; blocks that cover the columns */
+    int columns, lanes;     /* threads of a block: side by side; down the rows */
 } lt_column_plan;
 
 static inline lt_column_plan lt__columns_over(int64_t rows, int64_t width)
 {
     enum {
-        ENOUGH_BLOCKS = 512,  /* more parts are not needed to fill the device */
-        MIN_TURNS = 8,      /* rows per thread at least, so that a part is worth its join */
-        MAX_TURNS = 256      /* rows per thread at most, as the rounding error of f32 sums grows
-                              * with them */
+        ENOUGH_BLOCKS = 512, /* more parts are not needed to fill the device */
+        MIN_TURNS = 8,       /* rows per thread at least, so that a part is worth its join */
+        /* rows per thread at most, as the rounding error of f32 sums grows with them */
+        MAX_TURNS = 256
     };
     lt_column_plan p = {};
     p.rows = rows;
@@ -98,11 +99,11 @@ static inline lt_column_plan lt__columns_over(int64_t rows, int64_t width)
     return p;
 }
 
-typedef struct lt_column {    /* the part of a thread */
+typedef struct lt_column { /* the part of a thread */
     bool is;
     int64_t index, first, last; /* column; first row of its part, and the one after its last */
     int64_t part;
-    int lane, among;          /* position among the block's columns */
+    int lane, among; /* position among the block's columns */
 } lt_column;
 
 __device__ inline lt_column lt__column_of(const lt_column_plan &p)
@@ -127,7 +128,9 @@ static inline int64_t lt__column_blocks(const lt_column_plan *p)
  * few turns each; the columns of one row just fill one memory transaction. */
 enum { LT_JOINED_COLUMNS = 4, LT_JOINING_LANES = LT_THREADS / LT_JOINED_COLUMNS };
 
-typedef struct lt_two { double a, b; } lt_two;
+typedef struct lt_two {
+    double a, b;
+} lt_two;
 
 struct lt_two_sums {
     typedef lt_two Acc;

@@ -134,8 +134,8 @@ static lt_status cuda_stream_wait(lt_device *device, uint64_t mark)
     lt_cuda *cuda = enter(device);
     guard g(cuda);
     mark = is_old(cuda, mark) ? mark_in(cuda, cuda->uploads) : mark;
-    return lt__cuda_status(cuda, cudaStreamWaitEvent(cuda->stream, cuda->event[mark % LT_MARKS],
-                                                     0));
+    return lt__cuda_status(cuda,
+                           cudaStreamWaitEvent(cuda->stream, cuda->event[mark % LT_MARKS], 0));
 }
 
 cudaError_t lt__cuda_stream_open(lt_cuda *cuda)

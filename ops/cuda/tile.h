@@ -20,8 +20,8 @@
 enum { LT_TILE = 64, LT_SLICE = 8, LT_PATCH = 4 };
 
 typedef struct lt_tiles {
-    int batch, m, n, k;       /* results are (batch, m, n), each the sum of k terms */
-    int part, parts;          /* terms per part; number of parts */
+    int batch, m, n, k; /* results are (batch, m, n), each the sum of k terms */
+    int part, parts;    /* terms per part; number of parts */
 } lt_tiles;
 
 /* A factor is a type with the following members, on the device:
@@ -34,15 +34,17 @@ typedef struct lt_tiles {
 /* Steps are in elements; the step within a row is 1. bias and out have the same type. */
 template <class O> struct lt_results {
     O *out;
-    int64_t batch, row;       /* step between matrices; between rows */
-    int dtype, add;           /* dtype of out; 1 to add to the values in out */
-    const O *bias;            /* NULL, or (batch, n) */
-    float *sums;              /* (parts, batch, m, n), used if there are several parts */
+    int64_t batch, row; /* step between matrices; between rows */
+    int dtype, add;     /* dtype of out; 1 to add to the values in out */
+    const O *bias;      /* NULL, or (batch, n) */
+    float *sums;        /* (parts, batch, m, n), used if there are several parts */
 };
 
 /* ==== A slice of a factor in shared memory ==================================================== */
 
-struct lt_slice { alignas(16) float at[LT_SLICE][LT_TILE + LT_PATCH]; };
+struct lt_slice {
+    alignas(16) float at[LT_SLICE][LT_TILE + LT_PATCH];
+};
 
 /* The rows that a thread loads, in the tile that begins at row `first`. Rows beyond the edge repeat
  * the last row; their results are not stored. */
@@ -95,7 +97,9 @@ static inline __device__ void lt__add_slices(const lt_slice &a, const lt_slice &
 }
 
 /* A tile of sums in shared memory. It is stored from there row by row. */
-struct lt_tile_sums { alignas(16) float at[LT_TILE][LT_TILE + LT_PATCH]; };
+struct lt_tile_sums {
+    alignas(16) float at[LT_TILE][LT_TILE + LT_PATCH];
+};
 
 template <class O>
 __device__ inline void lt__put_tile(const lt_results<O> &r, const lt_tiles &t,
@@ -119,9 +123,10 @@ __device__ inline void lt__put_tile(const lt_results<O> &r, const lt_tiles &t,
 }
 
 template <class A, class B, class O>
-__global__ void LT_FOUR_BLOCKS
-    lt__tile_kernel(const __grid_constant__ lt_tiles t, const __grid_constant__ A a,
-                    const __grid_constant__ B b, const __grid_constant__ lt_results<O> r)
+__global__ void LT_FOUR_BLOCKS lt__tile_kernel(const __grid_constant__ lt_tiles t,
+                                               const __grid_constant__ A a,
+                                               const __grid_constant__ B b,
+                                               const __grid_constant__ lt_results<O> r)
 {
     __shared__ lt_slice of_a, of_b;
     __shared__ lt_tile_sums sums;
@@ -228,10 +233,10 @@ template <class E> struct lt_matrices {
     typedef int64_t Row, Term;
     const E *data;
     bool along;
-    int terms;                /* terms per matrix */
+    int terms; /* terms per matrix */
     int64_t row_step, term_step;
-    lt_axes batch, more;      /* axes over the result's matrices; axes over the matrices whose
-                               * products are summed */
+    /* axes over the result's matrices; axes over the matrices whose products are summed */
+    lt_axes batch, more;
 
     __device__ int64_t row(int b, int i) const { return lt__axes_at(batch, b) + i * row_step; }
     __device__ int64_t term(int k) const
@@ -246,8 +251,8 @@ template <class E> struct lt_matrices {
 
 /* A single matrix, or a batch of matrices that are batch_step elements apart. */
 template <class E>
-lt_matrices<E> lt__matrices_of(const void *data, int64_t row_step, int64_t term_step,
-                               int batch, int64_t batch_step)
+lt_matrices<E> lt__matrices_of(const void *data, int64_t row_step, int64_t term_step, int batch,
+                               int64_t batch_step)
 {
     lt_matrices<E> f = {};
     f.data = (const E *)data;

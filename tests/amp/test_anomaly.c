@@ -101,10 +101,7 @@ static lt_tensor *linear(net *n) { return lt_run(n->ctx, "linear", NULL, n->x, n
 static lt_tensor *relu_of_linear(net *n) { return then(n, "relu", linear(n), NULL); }
 
 /* linear(x)^v: 0 of inf for v = -1, but its gradient is not. */
-static lt_tensor *power(net *n)
-{
-    return then(n, "pow", then(n, "relu", linear(n), NULL), n->v);
-}
+static lt_tensor *power(net *n) { return then(n, "pow", then(n, "relu", linear(n), NULL), n->v); }
 
 /* linear(x), times a number in f16, twice. */
 static lt_tensor *times(net *n, double by)
@@ -265,7 +262,8 @@ TEST(no_op_at_all)
         status = lt_optim_step(n.optim, (const lt_opt *const[]){opts}, 1, NULL);
     }
     CHECK_EQ(status, LT_ENUMERIC);
-    CHECK_STR(lt_errmsg(), "the gradients were not finite in 10 steps in a row, in the last with a "
+    CHECK_STR(lt_errmsg(),
+              "the gradients were not finite in 10 steps in a row, in the last with a "
               "loss scale of 2^4, although no op has made them so; look at the learning rate and "
               "at the data");
     lt_release(seed);

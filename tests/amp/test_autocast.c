@@ -51,8 +51,12 @@ static lt_status set_to_3(lt_call *call) { return lt_fill(call->in[0], 3); }
 
 TEST(an_op_that_writes_its_input_gets_it_as_it_is)
 {
-    static const lt_op op = {.sig = "set_to_3(x)", .doc = "x = 3.", .cast = LT_CAST_HALF,
-                             .in_place = 1, .shape = any_shape, .fwd = set_to_3};
+    static const lt_op op = {.sig = "set_to_3(x)",
+                             .doc = "x = 3.",
+                             .cast = LT_CAST_HALF,
+                             .in_place = 1,
+                             .shape = any_shape,
+                             .fwd = set_to_3};
     lt_ctx *ctx = lt_open(NULL);
     double value;
     CHECK_OK(lt_op_register(ctx, &op));
@@ -77,8 +81,8 @@ TEST(out_of_memory_on_the_way)
             continue;
         lt_set_autocast(ctx, LT_BF16);
         lt_params *p = lt_params_new(ctx);
-        lt_tensor *w = lt_param_new(ctx, LT_F32, 2, (int64_t[]){2, 2},
-                                    (lt_init){LT_INIT_CONSTANT, 1, 0});
+        lt_tensor *w =
+            lt_param_new(ctx, LT_F32, 2, (int64_t[]){2, 2}, (lt_init){LT_INIT_CONSTANT, 1, 0});
         lt_tensor *x = lt_tensor_full(ctx, LT_F32, 2, (int64_t[]){2, 2}, 1);
         if (p && w && x && lt_params_add(p, "w", w) == LT_OK && lt_params_place(p) == LT_OK) {
             lt_tensor *y = lt_run(ctx, "linear", NULL, x, w, NULL);

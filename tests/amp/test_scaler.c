@@ -7,8 +7,12 @@ enum { END = 1000, OVERFLOW = 500 };
 /* n steps whose true gradients have this exponent. OVERFLOW + e: of those that are finite, and
  * there are others too. NONE: all are zero. */
 enum { NONE = -400 };
-typedef struct part { int n, exponent; } part;
-typedef struct move { int step, k; } move; /* after this step k is that */
+typedef struct part {
+    int n, exponent;
+} part;
+typedef struct move {
+    int step, k;
+} move; /* after this step k is that */
 
 static int scaled(const lt_scaler *s, int exponent)
 {
@@ -49,8 +53,14 @@ TEST(a_static_scale_stays)
 TEST(a_dynamic_scale_moves_as_that_of_pytorch)
 {
     lt_scaler s = lt_scaler_init(LT_SCALE_DYNAMIC, 16, 0);
-    expect(&s, (part[]){{1999, -30}, {1, OVERFLOW + 9}, {1999, 10}, {2, -30}, {2, OVERFLOW - 9},
-                        {4000, NONE}, {0}},
+    expect(&s,
+           (part[]){{1999, -30},
+                    {1, OVERFLOW + 9},
+                    {1999, 10},
+                    {2, -30},
+                    {2, OVERFLOW - 9},
+                    {4000, NONE},
+                    {0}},
            (move[]){{2000, 15}, {4000, 16}, {4002, 15}, {4003, 14}, {6003, 15}, {8003, 16}, {0}});
     CHECK_EQ(s.skipped, 3);
     CHECK_EQ(s.in_a_row, 0);

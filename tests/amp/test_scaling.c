@@ -42,8 +42,8 @@ static net make(int k, const char *fault)
     CHECK_OK(lt_params_place(n.params));
     n.x = lt_tensor_new(n.ctx, LT_F32, 2, (int64_t[]){4, 6});
     CHECK_OK(lt_fill_uniform(n.x, LT_RNG_USER, 0, 0, -1, 1));
-    n.optim = lt_optim_new(n.ctx, "momentum_step",
-                           (lt_tensor *[]){n.w1, n.w2, n.scale, n.shift}, 4);
+    n.optim =
+        lt_optim_new(n.ctx, "momentum_step", (lt_tensor *[]){n.w1, n.w2, n.scale, n.shift}, 4);
     CHECK(n.optim != NULL);
     if (k != NO_SCALE) {
         lt_scaler scaler = lt_scaler_init(LT_SCALE_STATIC, k, 0);
@@ -79,8 +79,8 @@ static lt_tensor *forward(net *n, lt_tensor *x, double by)
     lt_tensor *a = run(n, "linear", NULL, x, n->w1);
     lt_tensor *b = run(n, "linear", NULL, x, n->w2);
     lt_tensor *c = run(n, "add", NULL, a, b);
-    lt_tensor *d = lt_run(n->ctx, "batch_norm", "train=true", c, n->scale, n->shift, n->mean,
-                          n->var, NULL);
+    lt_tensor *d =
+        lt_run(n->ctx, "batch_norm", "train=true", c, n->scale, n->shift, n->mean, n->var, NULL);
     lt_tensor *e = run(n, "relu", NULL, d, NULL);
     lt_tensor *f = run(n, "linear", NULL, e, n->w2);
     lt_tensor *g = run(n, "mul", NULL, f, f);
@@ -187,7 +187,12 @@ TEST(the_exponent_is_that_of_the_largest_gradient)
     end(&n);
 }
 
-typedef struct seen { int calls; double sum; lt_grad_stats stats; lt_loss_scale *scale; } seen;
+typedef struct seen {
+    int calls;
+    double sum;
+    lt_grad_stats stats;
+    lt_loss_scale *scale;
+} seen;
 
 static lt_status look(void *ud, lt_tensor *x, lt_tensor *grad)
 {

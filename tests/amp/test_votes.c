@@ -148,7 +148,9 @@ TEST(what_was_heard_before_all_came_anew_does_not_count)
 
 /* ==== On the way in f16 ======================================================================= */
 
-typedef struct ways { lt_wire_scales of[RANKS]; } ways;
+typedef struct ways {
+    lt_wire_scales of[RANKS];
+} ways;
 
 static ways all_begin(void)
 {
@@ -199,7 +201,7 @@ TEST(the_way_follows_the_gradients_with_two_bits_to_spare)
     carry_through(&w, 0, 1, 4, 0x1p-4, 1, 8);
     carry_through(&w, 1, 0x1p-24, 0, 0, 1, 24); /* another bucket, as at first */
     carry_through(&w, 1, 0x1p-24, 0, 0, 1, 36);
-    carry_through(&w, 1, 0, 0, 0, 1, 36);       /* says nothing */
+    carry_through(&w, 1, 0, 0, 0, 1, 36); /* says nothing */
     carry_through(&w, 1, 0x1p-24, 0, 0, 1, 36);
     CHECK_EQ(w.of[0].used, 2);
     CHECK_EQ(w.of[0].resends, 1);

@@ -9,9 +9,9 @@ typedef struct net {
     lt_params *params;
     lt_tensor *w, *scale, *shift, *mean, *var, *x;
     lt_optim *optim;
-    int hooks, begins, sums;  /* calls of these */
-    double seen;              /* sum of the outputs that were hooked, */
-    double grads[8];          /* and those of the gradients of leaves, one by one */
+    int hooks, begins, sums; /* calls of these */
+    double seen;             /* sum of the outputs that were hooked, */
+    double grads[8];         /* and those of the gradients of leaves, one by one */
     int hooked, leaves;
 } net;
 
@@ -27,8 +27,7 @@ static lt_tensor *add(net *n, const char *name, bool buffer, int ndim, double a)
 
 static net make(const char *fault)
 {
-    net n = {.ctx = lt_open(&(lt_config){.seed = 5, .threads = 1, .poison = true,
-                                         .fault = fault})};
+    net n = {.ctx = lt_open(&(lt_config){.seed = 5, .threads = 1, .poison = true, .fault = fault})};
     n.params = lt_params_new(n.ctx);
     n.w = add(&n, "w", false, 2, 1);
     n.scale = add(&n, "scale", false, 1, 1);
@@ -57,8 +56,8 @@ static void end(net *n)
 static lt_tensor *forward(net *n)
 {
     lt_tensor *y = lt_run(n->ctx, "linear", NULL, n->x, n->w, NULL);
-    lt_tensor *z = lt_run(n->ctx, "batch_norm", "train=true", y, n->scale, n->shift, n->mean,
-                          n->var, NULL);
+    lt_tensor *z =
+        lt_run(n->ctx, "batch_norm", "train=true", y, n->scale, n->shift, n->mean, n->var, NULL);
     lt_release(y);
     y = lt_run(n->ctx, "dropout", "p=0.5 train=true", z, NULL);
     lt_release(z);
@@ -175,8 +174,7 @@ TEST(nothing_comes_of_a_dry_run)
     net n = make("inf:rank=0:step=1:param=w");
     lt_grad_fault(n.w, 0);
     CHECK_OK(lt_on_grad(n.w, count_hook, &n, NULL));
-    lt_set_grad_slots(n.ctx, &(lt_grad_slots){.ud = &n, .begin = count_begin,
-                                              .ready = count_hook});
+    lt_set_grad_slots(n.ctx, &(lt_grad_slots){.ud = &n, .begin = count_begin, .ready = count_hook});
     lt_set_allreduce(n.ctx, count_sum, &n);
     CHECK_OK(lt_dry_run_begin(n.ctx, NULL, look, &n));
     lt_tensor *y = lt_run(n.ctx, "batch_norm", "train=true sync=true", n.x, n.scale, n.shift,
@@ -227,7 +225,10 @@ TEST(gradients_are_seen_and_those_of_before_stay)
     end(&n);
 }
 
-typedef struct scaled { int seeds, completes; double largest; } scaled;
+typedef struct scaled {
+    int seeds, completes;
+    double largest;
+} scaled;
 
 static lt_status seed(void *ud, lt_tensor *grad)
 {

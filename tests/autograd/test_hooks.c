@@ -3,10 +3,10 @@
 #include "tests/autograd/graph.h"
 
 typedef struct probe {
-    lt_tensor *x;             /* what the hook acts on */
+    lt_tensor *x; /* what the hook acts on */
     int calls;
-    lt_status status;         /* of what it tried last, */
-    char message[160];        /* and its message */
+    lt_status status;  /* of what it tried last, */
+    char message[160]; /* and its message */
 } probe;
 
 static void remember(probe *p, lt_status status)
@@ -285,10 +285,12 @@ static lt_status call_attempt(void *ud, lt_tensor *x, lt_tensor *grad)
 
 TEST(backward_within_a_hook_is_refused_and_the_outer_one_goes_on)
 {
-    static const struct { lt_status (*call)(lt_tensor *x); const char *message; } wrong[] = {
-        {go_back, "backward: called from a hook of a running backward"},
-        {begin_dry_run, "a dry run does not begin within backward"},
-        {rescale, "the scale of gradients does not change within backward"}};
+    static const struct {
+        lt_status (*call)(lt_tensor *x);
+        const char *message;
+    } wrong[] = {{go_back, "backward: called from a hook of a running backward"},
+                 {begin_dry_run, "a dry run does not begin within backward"},
+                 {rescale, "the scale of gradients does not change within backward"}};
     lt_ctx *ctx = lt_open(NULL);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         lt_tensor *x = leaf(ctx, 2, 3);

@@ -230,8 +230,8 @@ TEST(the_norm_of_all_gradients)
                 give_grad(x[i], 0.1 * (i + 1));
         CHECK_OK(lt_optim_grad_norm(o, &norms[threads - 1]));
         double a = (float)0.1, b = (float)0.2, d = (float)0.4;
-        CHECK_NEAR(norms[threads - 1],
-                   sqrt(100001 * a * a + 3 * b * b + 40000 * d * d + 7 * 0.25), 1e-11);
+        CHECK_NEAR(norms[threads - 1], sqrt(100001 * a * a + 3 * b * b + 40000 * d * d + 7 * 0.25),
+                   1e-11);
         CHECK_OK(lt_params_freeze(p, 0, true));
         CHECK_OK(lt_optim_grad_norm(o, &norm));
         CHECK_NEAR(norm, sqrt(3 * b * b + 40000 * d * d + 7 * 0.25), 1e-12);
@@ -327,8 +327,8 @@ TEST(running_statistics_of_shards_are_those_of_the_batch)
             lt_tensor *x = lt_tensor_from(ctx, LT_F64, 2,
                                           (int64_t[]){cut[split][part + 1] - cut[split][part], 1},
                                           values + cut[split][part]);
-            lt_tensor *y = lt_run(ctx, "batch_norm", "train=true", x, scale, shift, mean, var,
-                                  NULL);
+            lt_tensor *y =
+                lt_run(ctx, "batch_norm", "train=true", x, scale, shift, mean, var, NULL);
             CHECK(y != NULL);
             lt_release(x);
             lt_release(y);
@@ -403,8 +403,11 @@ static lt_status go_back(lt_tensor *loss)
 
 TEST(half_copies_follow_their_parameters)
 {
-    static const struct { lt_dtype dtype; double tenth, fifth; } halves[] = {
-        {LT_BF16, 0.10009765625, 0.2001953125}, {LT_F16, 0.0999755859375, 0.199951171875}};
+    static const struct {
+        lt_dtype dtype;
+        double tenth, fifth;
+    } halves[] = {{LT_BF16, 0.10009765625, 0.2001953125},
+                  {LT_F16, 0.0999755859375, 0.199951171875}};
     for (int i = 0; i < 2; i++) {
         pair q = pair_new(0.1);
         lt_dtype dtype = halves[i].dtype;

@@ -6,8 +6,8 @@ TEST(gradients_accumulate)
     lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
     lt_tensor *x = leaf(ctx, 3, 2);
     for (int pass = 1; pass <= 3; pass++) {
-        lt_tensor *loss = take1(
-            "sum", lt_run(ctx, "mul", NULL, x, x, NULL)); /* one tensor twice in one op */
+        lt_tensor *loss =
+            take1("sum", lt_run(ctx, "mul", NULL, x, x, NULL)); /* one tensor twice in one op */
         CHECK_OK(lt_backward(loss, NULL));
         lt_release(loss);
         CHECK_NEAR(grad_at(x, 2), 4 * pass, 0);
@@ -22,10 +22,10 @@ TEST(a_tensor_used_in_several_places)
 {
     lt_ctx *ctx = lt_open(&(lt_config){.poison = true});
     lt_tensor *x = leaf(ctx, 2, 3);
-    lt_tensor *h = lt_run(ctx, "mul", NULL, x, x, NULL);                /* 9 */
+    lt_tensor *h = lt_run(ctx, "mul", NULL, x, x, NULL); /* 9 */
     lt_tensor *a = lt_run(ctx, "add", NULL, h, h, NULL); /* 2h: hands the same gradient on twice */
-    lt_tensor *b = lt_run(ctx, "mul", NULL, h, x, NULL);                /* hx */
-    lt_tensor *loss = take1("sum", take2("add", a, b));                 /* 2x^2 + x^3 */
+    lt_tensor *b = lt_run(ctx, "mul", NULL, h, x, NULL); /* hx */
+    lt_tensor *loss = take1("sum", take2("add", a, b));  /* 2x^2 + x^3 */
     CHECK_OK(lt_backward(loss, NULL));
     CHECK_NEAR(grad_at(x, 0), 4 * 3 + 3 * 9, 0);
     lt_release(h);
@@ -313,8 +313,14 @@ TEST(memory_goes_as_backward_walks)
 
 /* ==== Hooks =================================================================================== */
 
-typedef struct log_of { char text[256]; lt_status fail; } log_of;
-typedef struct named { log_of *log; const char *name; } named;
+typedef struct log_of {
+    char text[256];
+    lt_status fail;
+} log_of;
+typedef struct named {
+    log_of *log;
+    const char *name;
+} named;
 
 static lt_status note(void *ud, lt_tensor *x, lt_tensor *grad)
 {

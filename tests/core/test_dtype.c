@@ -233,9 +233,27 @@ TEST(random_f64_bits)
 TEST(special_numbers)
 {
     static const double x[] = {
-        0.0, -0.0, INFINITY, -INFINITY, NAN, 65504, 65519.99, 65520, 1e300, -1e300, 5e-324,
-        0x1p-24, 0x1p-25, 0x1.0000000000001p-25, 0x1p-133, 0x1p-134, 0x1.0000000000001p-134,
-        0x1.fep127, 0x1.fefp127, 0x1.ffp127, 0x1.fffffep127,
+        0.0,
+        -0.0,
+        INFINITY,
+        -INFINITY,
+        NAN,
+        65504,
+        65519.99,
+        65520,
+        1e300,
+        -1e300,
+        5e-324,
+        0x1p-24,
+        0x1p-25,
+        0x1.0000000000001p-25,
+        0x1p-133,
+        0x1p-134,
+        0x1.0000000000001p-134,
+        0x1.fep127,
+        0x1.fefp127,
+        0x1.ffp127,
+        0x1.fffffep127,
     };
     size_t n = sizeof x / sizeof *x;
     float y[sizeof x / sizeof *x];
@@ -294,7 +312,12 @@ TEST(integers_to_halves)
 
 TEST(floats_to_integers_truncate_and_saturate)
 {
-    static const struct { double x; int64_t i64; int32_t i32; uint8_t u8; } known[] = {
+    static const struct {
+        double x;
+        int64_t i64;
+        int32_t i32;
+        uint8_t u8;
+    } known[] = {
         {0.0, 0, 0, 0},
         {-0.0, 0, 0, 0},
         {0.99, 0, 0, 0},

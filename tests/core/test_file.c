@@ -5,8 +5,12 @@
 
 TEST(everything_comes_back)
 {
-    static const struct { int ndim; int64_t dims[8]; } shapes[] = {
-        {0, {0}}, {1, {1}}, {1, {0}}, {2, {3, 5}}, {4, {2, 0, 3, 4}}, {8, {1, 2, 1, 2, 1, 2, 1, 3}},
+    static const struct {
+        int ndim;
+        int64_t dims[8];
+    } shapes[] = {
+        {0, {0}},       {1, {1}},          {1, {0}},
+        {2, {3, 5}},    {4, {2, 0, 3, 4}}, {8, {1, 2, 1, 2, 1, 2, 1, 3}},
         {2, {123, 77}},
     };
     enum { SHAPES = sizeof shapes / sizeof *shapes, N = SHAPES * LT_DTYPE_COUNT };
@@ -280,13 +284,16 @@ TEST(a_flipped_bit_of_a_large_file_is_found)
 /* Whose digests, if they have any, are none of our business. */
 TEST(files_of_other_programs_are_not_verified)
 {
-    static const struct { const char *header, *sha256; } known[] = {
+    static const struct {
+        const char *header, *sha256;
+    } known[] = {
         {"{}", NULL},
         {"{\"__metadata__\":{\"format\":\"pt\"}}", NULL},
         {"{\"__metadata__\":{\"format\":\"pt\",\"sha256\":\"x\"}}", "x"},
         {"{\"__metadata__\":{\"sha256\":\"x\"}}", "x"},
         {"{\"__metadata__\":{\"sha512\":\"fd4a469a1a2b3372bd390aa085330f62a3d3be747aea1aee9b3fb42"
-         "15aad8704\"}}", NULL},
+         "15aad8704\"}}",
+         NULL},
         {"{ \"__metadata__\":{\"sha256\":\"0000000000000000000000000000000000000000000000000000000"
          "000000000\"}}",
          "0000000000000000000000000000000000000000000000000000000000000000"},
@@ -305,13 +312,17 @@ TEST(files_of_other_programs_are_not_verified)
     done(ctx);
 }
 
-#define TENSOR(dtype, shape, offsets)                                                            \
+#define TENSOR(dtype, shape, offsets)                                                              \
     "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 #define ONE(dtype, shape, offsets) "{\"a\":" TENSOR(dtype, shape, offsets) "}"
 
 TEST(hostile_headers_are_refused)
 {
-    static const struct { const char *header; size_t data; const char *text; } known[] = {
+    static const struct {
+        const char *header;
+        size_t data;
+        const char *text;
+    } known[] = {
         {"", 0, "byte 0 of the header does not begin an object"},
         {" {}", 0, "byte 0 of the header does not begin an object"},
         {"[]", 0, "byte 0 of the header does not begin an object"},

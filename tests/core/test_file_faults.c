@@ -17,10 +17,10 @@
 typedef enum call { NO_CALL, PREAD, WRITE, PWRITE, FSYNC, CLOSE, RENAME } call;
 
 static struct {
-    call call;       /* which call fails ... */
-    int n, error;    /* ... the n-th time, and how; error 0: pread finds the end of the file */
-    bool interrupt;  /* every other call before CLOSE is interrupted */
-    size_t most;     /* bytes of one pread, write or pwrite; 0: any */
+    call call;      /* which call fails ... */
+    int n, error;   /* ... the n-th time, and how; error 0: pread finds the end of the file */
+    bool interrupt; /* every other call before CLOSE is interrupted */
+    size_t most;    /* bytes of one pread, write or pwrite; 0: any */
     int seen, calls;
 } fault;
 
@@ -193,7 +193,11 @@ TEST(a_file_that_shrinks_while_it_is_read)
 
 TEST(a_save_that_fails_leaves_the_old_file)
 {
-    static const struct { call call; int n, error; const char *text; } known[] = {
+    static const struct {
+        call call;
+        int n, error;
+        const char *text;
+    } known[] = {
         {WRITE, 1, ENOSPC, "cannot write: No space left on device"},
         {WRITE, 2, ENOSPC, "cannot write: No space left on device"},
         {WRITE, 3, EDQUOT, "cannot write: Disk quota exceeded"},
@@ -239,7 +243,11 @@ TEST(a_save_that_fails_leaves_the_old_file)
 
 TEST(any_file_is_replaced_whole_or_not_at_all)
 {
-    static const struct { call call; int error; const char *text; } known[] = {
+    static const struct {
+        call call;
+        int error;
+        const char *text;
+    } known[] = {
         {WRITE, ENOSPC, "any.svg: cannot write: No space left on device"},
         {FSYNC, EIO, "any.svg: cannot write to the disk: Input/output error"},
         {CLOSE, EIO, "any.svg: cannot close: Input/output error"},

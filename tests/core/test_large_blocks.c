@@ -7,7 +7,7 @@
 enum { MB = 1 << 20, MOST = 64 };
 
 /* Takes whole pages, so many MB, with the guard that AddressSanitizer wants and without. */
-#define ABOUT(n) ((size_t)(n) * MB - 100)
+#define ABOUT(n) ((size_t)(n)*MB - 100)
 
 /* A context whose device counts what it asks the system for, and may be refused. */
 static struct {
@@ -203,10 +203,10 @@ TEST(headroom_of_an_accelerator)
     next_block = (char *)(uintptr_t)MB;
     CHECK_EQ(after(&d, (size_t)300 * MB), 700);
     CHECK_EQ(after(&d, (size_t)150 * MB), 550);
-    CHECK_EQ(after(&d, (size_t)50 * MB), 325);   /* half of 450 */
+    CHECK_EQ(after(&d, (size_t)50 * MB), 325); /* half of 450 */
     CHECK_EQ(after(&d, (size_t)175 * MB), 325);
     left = (size_t)400 * MB;
-    CHECK_EQ(after(&d, (size_t)50 * MB), 350);   /* half of 675 would leave too little */
+    CHECK_EQ(after(&d, (size_t)50 * MB), 350); /* half of 675 would leave too little */
     CHECK_EQ(after(&d, (size_t)340 * MB), 10);
     CHECK(!lt__large_block_alloc(&d, (size_t)20 * MB));
     CHECK_EQ(left / MB, 10);
@@ -230,7 +230,10 @@ TEST(a_host_needs_none)
 TEST(blocks_do_not_overlap)
 {
     lt_ctx *ctx = counting_ctx();
-    struct { unsigned char *p; size_t bytes; } held_by[MOST] = {{0}};
+    struct {
+        unsigned char *p;
+        size_t bytes;
+    } held_by[MOST] = {{0}};
     size_t asked = 0;
     for (uint32_t i = 0; i < 4000; i++) {
         uint32_t word[4];

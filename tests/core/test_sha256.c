@@ -31,7 +31,8 @@ static void hash_plain(const void *data, size_t bytes, char hex[65])
 /* FIPS 180-2, appendix B, and the examples page of FIPS 180-4. */
 TEST(published_digests)
 {
-    static const struct { const char *text, *digest;
+    static const struct {
+        const char *text, *digest;
     } known[] = {
         {"", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
         {"abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},

@@ -234,11 +234,23 @@ TEST(faults)
     lt_release(x);
     CHECK_EQ(lt_memory_stats(ctx).live, 0);
     lt_ctx_free(ctx);
-    static const char *const wrong[] = {
-        "alloc:m=4", "alloc:n=0", "alloc:n=-4", "alloc:n=4x", "alloc:rank=1:n=4", "flood",
-        "kill:rank=1", "kill:step=3:rank=1", "kill:rank=1:step=0", "kill:rank=1:step=3:ms=1",
-        "kill:rank=1:ms=3", "leave:rank=:step=3", "hang:rank=1:step= 3", "delay:rank=1:step=3",
-        "inf:rank=0:step=1", "inf:rank=0:step=0:param=w", "inf:rank=0:step=2:param="};
+    static const char *const wrong[] = {"alloc:m=4",
+                                        "alloc:n=0",
+                                        "alloc:n=-4",
+                                        "alloc:n=4x",
+                                        "alloc:rank=1:n=4",
+                                        "flood",
+                                        "kill:rank=1",
+                                        "kill:step=3:rank=1",
+                                        "kill:rank=1:step=0",
+                                        "kill:rank=1:step=3:ms=1",
+                                        "kill:rank=1:ms=3",
+                                        "leave:rank=:step=3",
+                                        "hang:rank=1:step= 3",
+                                        "delay:rank=1:step=3",
+                                        "inf:rank=0:step=1",
+                                        "inf:rank=0:step=0:param=w",
+                                        "inf:rank=0:step=2:param="};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         CHECK(!lt_ctx_new(&(lt_config){.fault = wrong[i]}));
         CHECK_EQ(lt_errcode(), LT_EUSAGE);

@@ -19,8 +19,8 @@ typedef struct machine {
     void (*pretend)(int driver, int devices, int capability);
     void (*fault)(const char *fmt, ...);
     void (*renew)(void);
-    uint64_t digest;          /* of what was compared since it was set */
-    int64_t kernels_wait;     /* so often have they, since it was set */
+    uint64_t digest;      /* of what was compared since it was set */
+    int64_t kernels_wait; /* so often have they, since it was set */
 } machine;
 
 static const lt_host host_table = {lt_fail, lt_log};
@@ -69,11 +69,11 @@ static inline machine machine_open(void) { return machine_with(false); }
 
 /* A tensor on the CPU, and one with the same values on the device. */
 typedef struct mirror {
-    lt_tensor *host;          /* NULL: there is none */
-    lt_tensor tensor;         /* on the device */
+    lt_tensor *host;  /* NULL: there is none */
+    lt_tensor tensor; /* on the device */
     lt_storage storage;
-    void *block;              /* of its memory */
-    size_t bytes;             /* of the block; its first elements are not the tensor's */
+    void *block;  /* of its memory */
+    size_t bytes; /* of the block; its first elements are not the tensor's */
 } mirror;
 
 static inline void must(lt_status status)
@@ -190,10 +190,10 @@ static inline char *fetch(machine *m, const mirror *t)
     return got;
 }
 
-typedef struct slack {        /* what a tensor may be off by, beside spacings of each element: */
-    double spacings;          /* of f32, at the largest element */
-    double least;             /* of which this is the least; */
-    double by;                /* and this much more */
+typedef struct slack { /* what a tensor may be off by, beside spacings of each element: */
+    double spacings;   /* of f32, at the largest element */
+    double least;      /* of which this is the least; */
+    double by;         /* and this much more */
 } slack;
 
 /* Each element of the device's tensor is that of the host's, but for so many spacings; 0 of them:
@@ -229,21 +229,21 @@ static inline void compare(machine *m, const char *what, mirror *t, int spacings
 
 /* ==== Calls =================================================================================== */
 
-typedef struct spec {         /* of a test */
+typedef struct spec { /* of a test */
     const char *op, *options;
-    lt_dtype dtype;           /* of inputs that do not say theirs */
-    const char *shapes;       /* "33x7, u8:7, -": of the inputs; - has no axes */
+    lt_dtype dtype;     /* of inputs that do not say theirs */
+    const char *shapes; /* "33x7, u8:7, -": of the inputs; - has no axes */
     int spacings;
     bool special;
     int shift;
     slack slack;
-    double offset, apart;     /* of the first input; of its columns from one to the next */
-    uint32_t positive;        /* bits of inputs that are more than 0 */
-    int ids;                  /* integers are from 0 to ids - 1, if it is not 0 */
+    double offset, apart; /* of the first input; of its columns from one to the next */
+    uint32_t positive;    /* bits of inputs that are more than 0 */
+    int ids;              /* integers are from 0 to ids - 1, if it is not 0 */
     int64_t first_row;
     uint64_t stream;
-    double grad_offset;       /* of the output's gradient */
-    bool f32_grads;           /* gradients are f32, whatever the inputs are */
+    double grad_offset; /* of the output's gradient */
+    bool f32_grads;     /* gradients are f32, whatever the inputs are */
 } spec;
 
 /* Reads one shape; *text moves behind it. */
@@ -434,7 +434,7 @@ static inline uint64_t digest_of_inputs(machine *m, mirrored_call *t)
 
 /* Once more on the device, where it may not change anything. */
 static inline void check_skipped(machine *m, const lt_def *def, mirrored_call *t, lt_call call,
-                              const char *where)
+                                 const char *where)
 {
     lt_device *device = m->cuda.device;
     int32_t one = 1, *skip = device->alloc(device, sizeof *skip);
@@ -465,10 +465,18 @@ static inline void check_call(machine *m, const spec *s, const char *where)
     must(lt_opts_parse(&def->schema, s->options, opts));
     make_inputs(m, s, &t);
     take_side(&t, false, &host);
-    lt_call call = {.ctx = m->ctx, .op = def->op, .schema = &def->schema, .opt = opts,
-                    .n_in = t.n_in, .in = host.in, .out = host.out, .save = def->op->save,
-                    .same_grad = def->op->same_grad, .spec = specs,
-                    .first_row = s->first_row, .stream = s->stream};
+    lt_call call = {.ctx = m->ctx,
+                    .op = def->op,
+                    .schema = &def->schema,
+                    .opt = opts,
+                    .n_in = t.n_in,
+                    .in = host.in,
+                    .out = host.out,
+                    .save = def->op->save,
+                    .same_grad = def->op->same_grad,
+                    .spec = specs,
+                    .first_row = s->first_row,
+                    .stream = s->stream};
     must(def->op->shape(&call));
     t.n_out = (def->op->n_out ? def->op->n_out : !def->op->in_place) + def->op->n_aux;
     for (int k = 0; k < t.n_out; k++) {

@@ -104,8 +104,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
     switch (name) {
     case CUBLASLT_MATMUL_DESC_TRANSA: return set(&p->turn[A], sizeof p->turn[A], value, bytes);
     case CUBLASLT_MATMUL_DESC_TRANSB: return set(&p->turn[B], sizeof p->turn[B], value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE:
-        return set(&p->epilogue, sizeof p->epilogue, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: return set(&p->epilogue, sizeof p->epilogue, value, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(&p->side, sizeof p->side, value, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
         return set(&p->side_type, sizeof p->side_type, value, bytes);
@@ -119,8 +118,8 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDa
     if (rows == 0 || cols == 0 || ld < (int64_t)rows)
         return CUBLAS_STATUS_INVALID_VALUE;
     cublasStatus_t status = make((void **)layout, sizeof(matrix));
-    *(matrix *)*layout = (matrix){.type = type, .rows = (int64_t)rows, .cols = (int64_t)cols,
-                                  .ld = ld, .batch = 1};
+    *(matrix *)*layout =
+        (matrix){.type = type, .rows = (int64_t)rows, .cols = (int64_t)cols, .ld = ld, .batch = 1};
     return status;
 }
 
@@ -141,8 +140,8 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *made)
 {
     cublasStatus_t status = make((void **)made, sizeof(preferences));
-    *(preferences *)*made = (preferences){.align = {256, 256, 256, 256},
-                            .schemes = CUBLASLT_REDUCTION_SCHEME_MASK};
+    *(preferences *)*made =
+        (preferences){.align = {256, 256, 256, 256}, .schemes = CUBLASLT_REDUCTION_SCHEME_MASK};
     return status;
 }
 
@@ -192,11 +191,12 @@ static bool types_fit(const product *p, const matrix *of[MATRICES])
     return p->epilogue == CUBLASLT_EPILOGUE_DEFAULT || p->side_type == (int32_t)out;
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
-    cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-    cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-    cublasLtMatmulPreference_t preference, int room, cublasLtMatmulHeuristicResult_t results[],
-    int *n_results)
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int room,
+                                              cublasLtMatmulHeuristicResult_t results[],
+                                              int *n_results)
 {
     const product *p = (const product *)desc;
     const matrix *of[] = {(matrix *)a, (matrix *)b, (matrix *)c, (matrix *)d};

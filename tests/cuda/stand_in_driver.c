@@ -41,6 +41,7 @@ int cuGetErrorString(int status, const char **text)
 int cuGetErrorName(int status, const char **text);
 int cuGetErrorName(int status, const char **text) { return cuGetErrorString(status, text); }
 
+/* clang-format off */
 #define OTHERS(X)                                                                                  \
     X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuCtxGetLimit) X(cuCtxPopCurrent) X(cuCtxPopCurrent_v2) \
     X(cuCtxPushCurrent) X(cuCtxPushCurrent_v2) X(cuDeviceGet) X(cuDeviceGetAttribute)              \
@@ -54,6 +55,7 @@ int cuGetErrorName(int status, const char **text) { return cuGetErrorString(stat
     X(cuModuleUnload) X(cuOccupancyMaxActiveBlocksPerMultiprocessor)                               \
     X(cuOccupancyMaxPotentialClusterSize) X(cuStreamGetCtx) X(cuStreamSynchronize)                 \
     X(cuTensorMapEncodeTiled)
+/* clang-format on */
 #define X(name)                                                                                    \
     int name(void);                                                                                \
     int name(void) { return STUB_LIBRARY; }

@@ -38,8 +38,8 @@ typedef struct op {
 typedef struct comm {
     struct job *job;
     int rank, slow, error;
-    int posted, done;         /* groups */
-    op op[MAX_OPS];          /* of the last one */
+    int posted, done; /* groups */
+    op op[MAX_OPS];   /* of the last one */
     int n_ops;
     bool finalized;
 } comm;
@@ -54,7 +54,10 @@ typedef struct job {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static job *jobs;
 static int ids;
-static _Thread_local struct { int depth; comm *comm; } group;
+static _Thread_local struct {
+    int depth;
+    comm *comm;
+} group;
 static _Thread_local char last[160];
 
 static int wrong(const char *what)
@@ -114,7 +117,9 @@ int ncclCommInitRankConfig(void **out, int size, lt_nccl_id id, int rank, lt_ncc
     job *j = job_of(&id, size);
     comm *c = calloc(1, sizeof *c);
     bool fits = j->size == size && rank >= 0 && rank < size && !j->rank[rank];
-    *c = (comm){.job = j, .rank = rank, .slow = stand_in_nccl_state.slow,
+    *c = (comm){.job = j,
+                .rank = rank,
+                .slow = stand_in_nccl_state.slow,
                 .error = fits && !stand_in_nccl_state.refuses ? 0 : wrong("no such rank")};
     j->rank[rank] = fits ? c : j->rank[rank];
     j->came++;
@@ -275,8 +280,8 @@ int ncclAllReduce(const void *from, void *to, size_t count, int dtype, int what,
                   void *stream)
 {
     comm *c = comm_;
-    if (group.depth != 1 || what != LT_NCCL_SUM || !stream || c->finalized ||
-        c->posted > c->done || (group.comm && group.comm != c))
+    if (group.depth != 1 || what != LT_NCCL_SUM || !stream || c->finalized || c->posted > c->done ||
+        (group.comm && group.comm != c))
         return wrong("it is not ready for a sum");
     if (!group.comm)
         c->n_ops = 0;

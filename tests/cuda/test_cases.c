@@ -60,10 +60,13 @@ static bool near_with_f32(const block *a, const block *b)
 
 static same_fn near_for(const char *op)
 {
-    static const struct { const char *op; same_fn is_near; } others[] = {
-        {"matmul", near_in_f32}, {"linear", near_in_f32}, {"conv2d", near_in_f32},
-        {"max_pool2d", near_in_f32}, {"avg_pool2d", near_in_f32},
-        {"batch_norm", near_with_f32}, {"softmax", near_with_f32}, {"log_softmax", near_with_f32}};
+    static const struct {
+        const char *op;
+        same_fn is_near;
+    } others[] = {{"matmul", near_in_f32},     {"linear", near_in_f32},
+                  {"conv2d", near_in_f32},     {"max_pool2d", near_in_f32},
+                  {"avg_pool2d", near_in_f32}, {"batch_norm", near_with_f32},
+                  {"softmax", near_with_f32},  {"log_softmax", near_with_f32}};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (strcmp(op, others[i].op) == 0)
             return others[i].is_near;
@@ -89,10 +92,12 @@ static void walk_op(const char *op, bool libraries)
     FAIL("the CUDA backend has no %s", op);
 }
 
-#define X(name) TEST(name) { walk_op(#name, true); }
+#define X(name)                                                                                    \
+    TEST(name) { walk_op(#name, true); }
 LT_OP_LIST(X)
 #undef X
 
-#define X(name) TEST(own_##name) { walk_op(#name, false); }
+#define X(name)                                                                                    \
+    TEST(own_##name) { walk_op(#name, false); }
 X(matmul) X(linear) X(conv2d)
 #undef X

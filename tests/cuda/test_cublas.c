@@ -17,7 +17,7 @@ static stand_in *library;
 static lt_cuda_env env;
 static lt_ctx *ctx;
 static lt_cublas *blas;
-static int summed;            /* calls of sum_rows() */
+static int summed; /* calls of sum_rows() */
 
 static lt_status sum_rows(lt_device *device, void *to, lt_dtype to_dtype, const void *from,
                           lt_dtype from_dtype, int64_t rows, int64_t cols, bool add)
@@ -46,8 +46,8 @@ static void begin(const lt_cublas_config *config)
     library = open_stand_in("libcublasLt.so.13");
     library->engines[0][0].workspace = 100;
     ctx = lt_open(&(lt_config){.reference = true, .poison = true, .threads = 1});
-    env = (lt_cuda_env){.host = &test_host, .device = ctx->devices[0], .stream = test_stream,
-                          .sum_rows = sum_rows};
+    env = (lt_cuda_env){
+        .host = &test_host, .device = ctx->devices[0], .stream = test_stream, .sum_rows = sum_rows};
     summed = 0;
     if (lt__cublaslt_open(&table, text, sizeof text) != 0 ||
         !(blas = lt__cublas_new(&table, &env, config, text, sizeof text)))
@@ -72,9 +72,16 @@ typedef struct problem {
 
 static lt_call call_of(problem *p)
 {
-    return (lt_call){.ctx = ctx, .op = p->def->op, .schema = &p->def->schema, .n_in = p->n_in,
-                     .in = p->in, .out = p->out, .d_out = p->d_out, .d_in = p->d_in,
-                     .add = p->add, .threads = 1};
+    return (lt_call){.ctx = ctx,
+                     .op = p->def->op,
+                     .schema = &p->def->schema,
+                     .n_in = p->n_in,
+                     .in = p->in,
+                     .out = p->out,
+                     .d_out = p->d_out,
+                     .d_in = p->d_in,
+                     .add = p->add,
+                     .threads = 1};
 }
 
 /* Output and gradients for the inputs that are there; that of w in grad_dtype, as a rule that of b
@@ -89,9 +96,10 @@ static void complete(problem *p, lt_dtype dtype, lt_dtype grad_dtype, uint64_t *
     p->d_out[0] = random_tensor(ctx, dtype, spec->ndim, spec->dims, seed);
     for (int i = 0; i < p->n_in; i++)
         if (p->in[i] && draw(seed, 8))
-            p->d_in[i] = random_tensor(ctx, i == X                      ? dtype
-                                            : i == B && draw(seed, 8) == 0 ? LT_F32
-                                                                           : grad_dtype,
+            p->d_in[i] = random_tensor(ctx,
+                                       i == X                         ? dtype
+                                       : i == B && draw(seed, 8) == 0 ? LT_F32
+                                                                      : grad_dtype,
                                        p->in[i]->ndim, p->in[i]->dims, seed);
     p->add = (uint64_t)draw(seed, 8);
 }
@@ -286,8 +294,8 @@ TEST(matmul_bf16) { walk_matmul(LT_BF16); }
 /* One product does it: batches, one matrix for all, and rows of several matrices. */
 TEST(batches_are_one_product)
 {
-    static const int64_t dims[][2][3] = {{{3, 4, 5}, {3, 5, 2}}, {{1, 4, 5}, {3, 5, 2}},
-                                         {{3, 4, 5}, {1, 5, 2}}};
+    static const int64_t dims[][2][3] = {
+        {{3, 4, 5}, {3, 5, 2}}, {{1, 4, 5}, {3, 5, 2}}, {{3, 4, 5}, {1, 5, 2}}};
     uint64_t seed = 71;
     begin(&(lt_cublas_config){.tf32 = true});
     for (int i = 0; i < 3; i++) {
@@ -338,8 +346,7 @@ TEST(own_kernels_are_for)
     const int64_t x[2] = {3, 0}, w[2] = {2, 0};
     begin(&(lt_cublas_config){.tf32 = true});
     problem p = draw_linear(LT_F32, LT_F32, &seed), exact = exact_problem(&p);
-    CHECK_EQ(go(&exact, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false),
-             LT_EUNSUPPORTED);
+    CHECK_EQ(go(&exact, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EUNSUPPORTED);
     CHECK_EQ(go(&exact, lt__cublas_linear_bwd, lt__cublas_linear_scratch, true), LT_EUNSUPPORTED);
     CHECK_EQ(library->asked[0], 0);
     library->engines[0][0].fails = true;

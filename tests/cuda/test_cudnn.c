@@ -29,8 +29,8 @@ static void open_setting(setting *s)
     s->ctx = lt_open(&(lt_config){.reference = true, .poison = true, .threads = 1});
     s->library = open_stand_in("libcudnn.so.9");
     s->library->engines[0][0].workspace = 100;
-    s->env = (lt_cuda_env){.host = &test_host, .device = s->ctx->devices[0],
-                             .stream = test_stream, .model = "none"};
+    s->env = (lt_cuda_env){
+        .host = &test_host, .device = s->ctx->devices[0], .stream = test_stream, .model = "none"};
     if (lt__cudnn_open_library(&table, text, sizeof text) != 0 ||
         !(s->cudnn = lt__cudnn_new(&table, &s->env, &config, text, sizeof text)))
         FAIL("%s", text);
@@ -57,8 +57,13 @@ typedef struct problem { /* forward and backward of one op, with all its tensors
 static void make_outputs(setting *s, problem *p)
 {
     lt_spec spec[2];
-    lt_call c = {.ctx = s->ctx, .op = p->def->op, .schema = &p->def->schema, .opt = p->opts,
-                 .n_in = p->n_in, .in = p->in, .spec = spec};
+    lt_call c = {.ctx = s->ctx,
+                 .op = p->def->op,
+                 .schema = &p->def->schema,
+                 .opt = p->opts,
+                 .n_in = p->n_in,
+                 .in = p->in,
+                 .spec = spec};
     CHECK_OK(p->def->op->shape(&c));
     for (int i = 0; i < 1 + p->def->op->n_aux; i++)
         p->out[i] = lt_tensor_new(s->ctx, spec[i].dtype, spec[i].ndim, spec[i].dims);
@@ -91,9 +96,17 @@ static problem exact_problem(const problem *from)
 
 static lt_call call_of(setting *s, problem *p)
 {
-    return (lt_call){.ctx = s->ctx, .op = p->def->op, .schema = &p->def->schema, .opt = p->opts,
-                     .n_in = p->n_in, .in = p->in, .out = p->out, .d_out = p->d_out,
-                     .d_in = p->d_in, .add = p->add, .threads = 1};
+    return (lt_call){.ctx = s->ctx,
+                     .op = p->def->op,
+                     .schema = &p->def->schema,
+                     .opt = p->opts,
+                     .n_in = p->n_in,
+                     .in = p->in,
+                     .out = p->out,
+                     .d_out = p->d_out,
+                     .d_in = p->d_in,
+                     .add = p->add,
+                     .threads = 1};
 }
 
 typedef size_t (*scratch_fn)(lt_cudnn *d, const lt_call *c, bool backward);

@@ -53,8 +53,11 @@ TEST(step_checks)
     check_check_grads(&m, 0, -1);
     for (int i = 0; i < COUNT(counts); i++)
         for (int k = 0; k < 4; k++)
-            check_check_grads(&m, counts[i], k == 0 ? -1 : k == 1 ? 0 : k == 2 ? counts[i] / 2
-                                                                         : counts[i] - 1);
+            check_check_grads(&m, counts[i],
+                              k == 0   ? -1
+                              : k == 1 ? 0
+                              : k == 2 ? counts[i] / 2
+                                       : counts[i] - 1);
     lt_ctx_free(m.ctx);
 }
 
@@ -148,8 +151,14 @@ static void check_skip(machine *m, const char *op, const char *options, int n, i
         t[i] = mirror_of(m, values(m, LT_F32, 1, &count, (uint32_t)i + 1, false), 0);
         in[i] = on_device(&t[i]);
     }
-    lt_call c = {.ctx = m->ctx, .op = def->op, .schema = &def->schema, .opt = opts, .n_in = n,
-                 .in = in, .skip = there, .device = m->cuda.device};
+    lt_call c = {.ctx = m->ctx,
+                 .op = def->op,
+                 .schema = &def->schema,
+                 .opt = opts,
+                 .n_in = n,
+                 .in = in,
+                 .skip = there,
+                 .device = m->cuda.device};
     run_on_device(m, def, &c, false);
     if (skip)
         for (int i = 0; i < n; i++)
@@ -192,8 +201,14 @@ static void updated(machine *m, const char *op, const char *options, int n, cons
         t[i] = mirror_of(m, x, 0);
         in[i] = on_device(&t[i]);
     }
-    lt_call c = {.ctx = m->ctx, .op = def->op, .schema = &def->schema, .opt = opts, .n_in = n,
-                 .in = in, .factor = factor, .device = m->cuda.device};
+    lt_call c = {.ctx = m->ctx,
+                 .op = def->op,
+                 .schema = &def->schema,
+                 .opt = opts,
+                 .n_in = n,
+                 .in = in,
+                 .factor = factor,
+                 .device = m->cuda.device};
     run_on_device(m, def, &c, false);
     for (int i = 0; i < n; i++) {
         get(m, all_of_it + i * COUNT_W, t[i].tensor.data, COUNT_W * sizeof(float));
@@ -204,7 +219,9 @@ static void updated(machine *m, const char *op, const char *options, int n, cons
 /* One that the device has is as good as one in an option. */
 TEST(updates_with_a_factor)
 {
-    static const struct { const char *op, *options; int n;
+    static const struct {
+        const char *op, *options;
+        int n;
     } cases[] = {{"sgd_step", "lr=0.1 weight_decay=0.01", 2},
                  {"momentum_step", "lr=0.1 weight_decay=0.01", 3},
                  {"lars_step", "lr=0.1 weight_decay=0.01", 3},
@@ -233,7 +250,7 @@ typedef struct training {
     lt_tensor *p, *x;
     lt_params *params;
     lt_optim *optim;
-    lt_loss_scale *scale;     /* or NULL */
+    lt_loss_scale *scale; /* or NULL */
     lt_opt opts[LT_MAX_OPT];
 } training;
 
@@ -386,7 +403,8 @@ TEST(a_norm_that_is_not_finite)
     CHECK_OK(backward(&t, 1));
     CHECK_OK(lt_fill(lt_grad(t.p), INFINITY));
     CHECK_OK(clipped_update(&t));
-    CHECK_FAILS(clipped_step(&t, 1), LT_ENUMERIC, "the norm of the gradients is inf at step 2; "
+    CHECK_FAILS(clipped_step(&t, 1), LT_ENUMERIC,
+                "the norm of the gradients is inf at step 2; "
                 "look at the learning rate and at the data");
     check_going_on(&t, clipped_step, before);
     training_free(&t);
@@ -399,7 +417,8 @@ TEST(two_that_clip)
     use_plugins("");
     training t = training_new(true, false);
     lt_optim *other = lt_optim_new(t.ctx, "momentum_step", &t.p, 1);
-    CHECK_FAILS(clipped_update(&t), LT_EINVAL, "an optimizer step without gradients: no backward "
+    CHECK_FAILS(clipped_update(&t), LT_EINVAL,
+                "an optimizer step without gradients: no backward "
                 "has run since the step before; call loss:backward() first");
     for (int k = 0; k < 4; k++) {
         CHECK_OK(clipped_step(&t, 1));

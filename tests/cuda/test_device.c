@@ -31,23 +31,31 @@ static void want_refusal(int rc, const char *sentence, const char *version, int 
 TEST(what_a_machine_lacks)
 {
     machine m = machine_open();
-    want_refusal(-1, "libluatrain-cuda.so is of luatrain " LT_VERSION ", this is luatrain 0.0.9; "
-                 "take both from one build", "0.0.9", 0);
+    want_refusal(-1,
+                 "libluatrain-cuda.so is of luatrain " LT_VERSION ", this is luatrain 0.0.9; "
+                 "take both from one build",
+                 "0.0.9", 0);
     m.pretend(0, 0, 0);
     want_refusal(LT_NO_ACCELERATOR, "there is no NVIDIA driver (libcuda.so.1) on this machine",
                  LT_VERSION, 0);
     m.pretend(12020, 1, 9);
-    want_refusal(-1, "the NVIDIA driver is for CUDA 12.2, this build wants 13.0; install a newer "
-                 "driver", LT_VERSION, 0);
+    want_refusal(-1,
+                 "the NVIDIA driver is for CUDA 12.2, this build wants 13.0; install a newer "
+                 "driver",
+                 LT_VERSION, 0);
     m.pretend(13000, 0, 9);
-    want_refusal(LT_NO_ACCELERATOR, "there is no CUDA device that this process may use "
-                 "(CUDA_VISIBLE_DEVICES hides them too)", LT_VERSION, 0);
+    want_refusal(LT_NO_ACCELERATOR,
+                 "there is no CUDA device that this process may use "
+                 "(CUDA_VISIBLE_DEVICES hides them too)",
+                 LT_VERSION, 0);
     m.pretend(13000, 2, 9);
     want_refusal(-1, "there is no device cuda:2; this machine has 2, from cuda:0 on", LT_VERSION,
                  2);
     m.pretend(13000, 1, 7);
-    want_refusal(-1, "cuda:0 is too old: its compute capability is 7, this build wants 8 (A100) or "
-                 "more", LT_VERSION, 0);
+    want_refusal(-1,
+                 "cuda:0 is too old: its compute capability is 7, this build wants 8 (A100) or "
+                 "more",
+                 LT_VERSION, 0);
     m.pretend(13010, 1, 9);
     CHECK_EQ(open_plugin(LT_VERSION, 0), 0);
     m.pretend(13000, 1, 9);
@@ -59,14 +67,16 @@ TEST(any_device_is_that_of_the_local_rank)
     machine m = machine_open();
     m.pretend(13000, 2, 9);
     for (int rank = 0; rank < 4; rank++) {
-        machine of_rank = machine_as(false, &(lt_accelerator_config){.index = LT_ANY_DEVICE,
-                                                                     .local_rank = rank});
+        machine of_rank =
+            machine_as(false, &(lt_accelerator_config){.index = LT_ANY_DEVICE, .local_rank = rank});
         CHECK(strcmp(of_rank.cuda.device->name, rank % 2 ? "cuda:1" : "cuda:0") == 0);
         lt_ctx_free(of_rank.ctx);
     }
     m.pretend(13000, 0, 9);
-    want_refusal(LT_NO_ACCELERATOR, "there is no CUDA device that this process may use "
-                 "(CUDA_VISIBLE_DEVICES hides them too)", LT_VERSION, LT_ANY_DEVICE);
+    want_refusal(LT_NO_ACCELERATOR,
+                 "there is no CUDA device that this process may use "
+                 "(CUDA_VISIBLE_DEVICES hides them too)",
+                 LT_VERSION, LT_ANY_DEVICE);
     m.pretend(13000, 1, 9);
     lt_ctx_free(m.ctx);
 }
@@ -155,13 +165,56 @@ TEST(copies_in_any_direction)
 /* Values on both sides of all borders, in from. */
 static lt_tensor *special_values(machine *m, lt_dtype from)
 {
-    static const double list[] = {
-        0, -0.0, 1, -1, 0.5, 2.5, -2.5, 255, 256, 255.5, -0.9, 65504, 65519.9, 65520, 1e30, -1e30,
-        0x1p-24, 0x1p-25, 0x1.8p-25, 0x1p-14, 0x1.ffcp-15, 0x1p-126, 0x1p-133, 0x1p-134, 0x1p-149,
-        0x1p-150, 0x1.000001p0, 0x1.004p0, 0x1.0040001p0, 0x1.01p0, 0x1.0100000000001p0, 0x1.03p0,
-        2147483647, 2147483648.0, -2147483649.0, 0x1p53, 0x1p62, 0x1p63, -0x1p63, 0x1.fep62, 1e300,
-        INFINITY, -INFINITY, NAN, 3.4028235e38, 3.39e38, 100000, 4097, 16777217,
-        9007199254740993.0};
+    static const double list[] = {0,
+                                  -0.0,
+                                  1,
+                                  -1,
+                                  0.5,
+                                  2.5,
+                                  -2.5,
+                                  255,
+                                  256,
+                                  255.5,
+                                  -0.9,
+                                  65504,
+                                  65519.9,
+                                  65520,
+                                  1e30,
+                                  -1e30,
+                                  0x1p-24,
+                                  0x1p-25,
+                                  0x1.8p-25,
+                                  0x1p-14,
+                                  0x1.ffcp-15,
+                                  0x1p-126,
+                                  0x1p-133,
+                                  0x1p-134,
+                                  0x1p-149,
+                                  0x1p-150,
+                                  0x1.000001p0,
+                                  0x1.004p0,
+                                  0x1.0040001p0,
+                                  0x1.01p0,
+                                  0x1.0100000000001p0,
+                                  0x1.03p0,
+                                  2147483647,
+                                  2147483648.0,
+                                  -2147483649.0,
+                                  0x1p53,
+                                  0x1p62,
+                                  0x1p63,
+                                  -0x1p63,
+                                  0x1.fep62,
+                                  1e300,
+                                  INFINITY,
+                                  -INFINITY,
+                                  NAN,
+                                  3.4028235e38,
+                                  3.39e38,
+                                  100000,
+                                  4097,
+                                  16777217,
+                                  9007199254740993.0};
     lt_tensor *x = lt_tensor_new(m->ctx, from, 1, (int64_t[]){3 * COUNT(list)});
     size_t size = lt_dtype_bytes(from);
     for (int64_t i = 0; i < x->count; i++) {
@@ -185,8 +238,7 @@ TEST(conversions_of_all_pairs)
             lt_convert(y->data, all[j], x->data, all[i], (size_t)x->count);
             mirror from = mirror_of(&m, x, 1), to = mirror_of(&m, y, 3);
             must(d->fill(d, to.tensor.data, all[j], (size_t)y->count, 77));
-            must(d->convert(d, to.tensor.data, all[j], from.tensor.data, all[i],
-                            (size_t)x->count));
+            must(d->convert(d, to.tensor.data, all[j], from.tensor.data, all[i], (size_t)x->count));
             snprintf(what, sizeof what, "%s to %s", lt_dtype_name(all[i]), lt_dtype_name(all[j]));
             compare(&m, what, &to, 0);
             mirror_free(&m, &from);

@@ -6,13 +6,13 @@
 #ifdef LT_WITH_CUDNN
 #include "tests/cuda/cuda_test.h"
 
-enum { A, BE, FALLBACK };     /* modes of heuristics */
+enum { A, BE, FALLBACK }; /* modes of heuristics */
 
 static stand_in *library;
 static lt_cudnn_table table;
 static lt_cuda_env env;
 static lt_ctx *ctx;
-static char notes[4096];      /* what was logged */
+static char notes[4096]; /* what was logged */
 
 static void note(void *ud, lt_log_level level, const char *line)
 {
@@ -31,8 +31,8 @@ static void begin(void)
     ctx = lt_open(&(lt_config){.reference = true});
     lt_log_to(ctx, note, NULL);
     notes[0] = 0;
-    env = (lt_cuda_env){.host = &test_host, .device = ctx->devices[0], .stream = test_stream,
-                          .model = "model A"};
+    env = (lt_cuda_env){
+        .host = &test_host, .device = ctx->devices[0], .stream = test_stream, .model = "model A"};
 }
 
 static lt_cudnn *make(const lt_cudnn_config *config)
@@ -54,9 +54,19 @@ static void end(lt_cudnn *d)
 /* 2 images of 5x6 with 3 channels to 4, by 3x3. */
 static lt_cudnn_task sample(void)
 {
-    return (lt_cudnn_task){.kind = LT_CUDNN_CONV, .dtype = LT_F16, .aligned = 1, .n = 2, .in = 3,
-                          .out = 4, .groups = 1, .size = {5, 6}, .out_size = {5, 6},
-                          .kernel = {3, 3}, .stride = {1, 1}, .pad = {1, 1}, .dilation = {1, 1}};
+    return (lt_cudnn_task){.kind = LT_CUDNN_CONV,
+                           .dtype = LT_F16,
+                           .aligned = 1,
+                           .n = 2,
+                           .in = 3,
+                           .out = 4,
+                           .groups = 1,
+                           .size = {5, 6},
+                           .out_size = {5, 6},
+                           .kernel = {3, 3},
+                           .stride = {1, 1},
+                           .pad = {1, 1},
+                           .dilation = {1, 1}};
 }
 
 /* The number of the engine that a task gets; 0: none. */

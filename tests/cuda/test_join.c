@@ -20,7 +20,9 @@ static void listen_to(void *ud, lt_log_level level, const char *text)
     }
 }
 
-typedef struct libraries { stand_in *dnn, *blas; } libraries;
+typedef struct libraries {
+    stand_in *dnn, *blas;
+} libraries;
 
 static libraries both(void)
 {
@@ -29,8 +31,12 @@ static libraries both(void)
 
 static void run(machine *m, const char *op, const char *options, const char *shapes)
 {
-    const spec s = {.op = op, .options = options, .dtype = LT_F32, .shapes = shapes,
-                    .spacings = 1, .slack = {.by = 0x1p-12}};
+    const spec s = {.op = op,
+                    .options = options,
+                    .dtype = LT_F32,
+                    .shapes = shapes,
+                    .spacings = 1,
+                    .slack = {.by = 0x1p-12}};
     check_call(m, &s, op);
 }
 

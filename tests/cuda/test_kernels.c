@@ -10,18 +10,20 @@ static const lt_dtype floats[] = {LT_F32, LT_F16, LT_BF16};
 static const lt_dtype numerics[] = {LT_F32, LT_F16, LT_BF16, LT_I64, LT_I32, LT_U8};
 #define COUNT(array) (int)(sizeof(array) / sizeof *(array))
 
-static const char *const shapes_of_one[] = {
-    "-", "1", "2", "31", "33", "0", "3x0x2", "4099", "3x5x7", "2x1x3x1x2x1x2x3"};
+static const char *const shapes_of_one[] = {"-", "1",     "2",    "31",    "33",
+                                            "0", "3x0x2", "4099", "3x5x7", "2x1x3x1x2x1x2x3"};
 
 TEST(unary_ops)
 {
-    static const char *const ops[] = {"exp", "log", "sqrt", "sigmoid", "tanh", "relu", "relu6",
-                                      "gelu", "neg", "abs", "clamp"};
+    static const char *const ops[] = {"exp",   "log",  "sqrt", "sigmoid", "tanh", "relu",
+                                      "relu6", "gelu", "neg",  "abs",     "clamp"};
     machine m = machine_open();
     for (int k = 0; k < COUNT(ops); k++)
         for (int d = 0; d < COUNT(floats); d++)
             for (int i = 0; i < COUNT(shapes_of_one); i++)
-                check(&m, (spec){.op = ops[k], .dtype = floats[d], .shapes = shapes_of_one[i],
+                check(&m, (spec){.op = ops[k],
+                                 .dtype = floats[d],
+                                 .shapes = shapes_of_one[i],
                                  .special = true});
     lt_ctx_free(m.ctx);
 }
@@ -37,18 +39,31 @@ TEST(unary_ops_of_integers)
         }
     for (int d = 0; d < COUNT(numerics); d++) {
         lt_dtype t = numerics[d];
-        check(&m, (spec){.op = "clamp", .options = "min=-1.5 max=1.5", .dtype = t,
-                         .shapes = "333"});
+        check(&m,
+              (spec){.op = "clamp", .options = "min=-1.5 max=1.5", .dtype = t, .shapes = "333"});
         check(&m, (spec){.op = "clamp", .options = "min=1", .dtype = t, .shapes = "333"});
         check(&m, (spec){.op = "clamp", .options = "min=2 max=-2", .dtype = t, .shapes = "33"});
     }
     lt_ctx_free(m.ctx);
 }
 
-static const char *const shapes_of_two[] = {
-    "-, -", "7, 7", "33x7, 7", "7, 33x7", "64x24, 24", "64x24, 64x1", "5x1x3, 4x1", "1x1, 6x5",
-    "-, 2x3", "3x40, -", "2x3x1x2x1x3x2x2, 3x1x1x2x3x1x1", "0x3, 3", "1, 0", "700x33, 33",
-    "40x16x8, 1x16x1", "1, 5000", "3, 1x3"};
+static const char *const shapes_of_two[] = {"-, -",
+                                            "7, 7",
+                                            "33x7, 7",
+                                            "7, 33x7",
+                                            "64x24, 24",
+                                            "64x24, 64x1",
+                                            "5x1x3, 4x1",
+                                            "1x1, 6x5",
+                                            "-, 2x3",
+                                            "3x40, -",
+                                            "2x3x1x2x1x3x2x2, 3x1x1x2x3x1x1",
+                                            "0x3, 3",
+                                            "1, 0",
+                                            "700x33, 33",
+                                            "40x16x8, 1x16x1",
+                                            "1, 5000",
+                                            "3, 1x3"};
 
 TEST(binary_ops)
 {
@@ -57,7 +72,9 @@ TEST(binary_ops)
     for (int k = 0; k < COUNT(ops); k++)
         for (int d = 0; d < COUNT(numerics); d++)
             for (int i = 0; i < COUNT(shapes_of_two); i++)
-                check(&m, (spec){.op = ops[k], .dtype = numerics[d], .shapes = shapes_of_two[i],
+                check(&m, (spec){.op = ops[k],
+                                 .dtype = numerics[d],
+                                 .shapes = shapes_of_two[i],
                                  .spacings = lt__is_float(numerics[d])});
     lt_ctx_free(m.ctx);
 }
@@ -69,8 +86,9 @@ TEST(binary_ops_bit_by_bit)
     machine m = machine_open();
     for (int k = 0; k < COUNT(ops); k++)
         for (int d = 0; d < COUNT(floats); d++) {
-            check(&m, (spec){.op = ops[k], .dtype = floats[d], .shapes = "1031, 1031",
-                             .special = true});
+            check(
+                &m,
+                (spec){.op = ops[k], .dtype = floats[d], .shapes = "1031, 1031", .special = true});
             check(&m, (spec){.op = ops[k], .dtype = floats[d], .shapes = "6x9x8, 6x9x8"});
         }
     lt_ctx_free(m.ctx);
@@ -83,36 +101,56 @@ TEST(comparisons)
     for (int k = 0; k < COUNT(ops); k++)
         for (int d = 0; d < COUNT(numerics); d++)
             for (int i = 0; i < COUNT(shapes_of_two); i++)
-                check(&m, (spec){.op = ops[k], .dtype = numerics[d], .shapes = shapes_of_two[i],
+                check(&m, (spec){.op = ops[k],
+                                 .dtype = numerics[d],
+                                 .shapes = shapes_of_two[i],
                                  .special = true});
     lt_ctx_free(m.ctx);
 }
 
 TEST(where)
 {
-    static const char *const shapes[] = {
-        "u8:33, 33, 33", "u8:5x1, 7, 5x7", "u8:-, 4x8, 8", "u8:64x32, 1, 32", "u8:3x1x2, 4x1, -",
-        "u8:0, 1, 0", "u8:900x16, 16, 900x1"};
+    static const char *const shapes[] = {"u8:33, 33, 33",       "u8:5x1, 7, 5x7",   "u8:-, 4x8, 8",
+                                         "u8:64x32, 1, 32",     "u8:3x1x2, 4x1, -", "u8:0, 1, 0",
+                                         "u8:900x16, 16, 900x1"};
     machine m = machine_open();
     for (int d = 0; d < COUNT(numerics); d++)
         for (int i = 0; i < COUNT(shapes); i++)
-            check(&m, (spec){.op = "where", .dtype = numerics[d], .shapes = shapes[i],
+            check(&m, (spec){.op = "where",
+                             .dtype = numerics[d],
+                             .shapes = shapes[i],
                              .spacings = lt__is_float(numerics[d])});
-    check(&m, (spec){.op = "where", .dtype = LT_F32, .shapes = "u8:515, 515, 515",
-                     .special = true});
+    check(&m,
+          (spec){.op = "where", .dtype = LT_F32, .shapes = "u8:515, 515, 515", .special = true});
     lt_ctx_free(m.ctx);
 }
 
 /* ==== Reductions ============================================================================== */
 
-static const struct { const char *options, *shapes; bool empty; } reductions[] = {
-    {"", "-", false}, {"", "1", false}, {"", "31", false}, {"", "33x3", false},
-    {"", "60013", false}, {"axis=0", "9001x3", false}, {"axis=-1", "3x9001", false},
-    {"axis=-1", "5x64x16", false}, {"axis=1", "2000x5", false}, {"axis=0", "700x70", false},
-    {"axis=1 keep=true", "4x33x65", false}, {"axis=0,2", "5x7x9x11", false},
-    {"axis=0,1,2", "3x5x4x6", false}, {"axis=0,2,4,6", "2x3x2x3x2x1x3x2", false},
-    {"axis=0", "1x5", false}, {"", "0", true}, {"axis=0", "0x3", true}, {"axis=1", "3x0x2", true},
-    {"axis=0", "3x0", false}, {"axis=0", "60000x1", false}, {"axis=0,2", "40x3x700", false}};
+static const struct {
+    const char *options, *shapes;
+    bool empty;
+} reductions[] = {{"", "-", false},
+                  {"", "1", false},
+                  {"", "31", false},
+                  {"", "33x3", false},
+                  {"", "60013", false},
+                  {"axis=0", "9001x3", false},
+                  {"axis=-1", "3x9001", false},
+                  {"axis=-1", "5x64x16", false},
+                  {"axis=1", "2000x5", false},
+                  {"axis=0", "700x70", false},
+                  {"axis=1 keep=true", "4x33x65", false},
+                  {"axis=0,2", "5x7x9x11", false},
+                  {"axis=0,1,2", "3x5x4x6", false},
+                  {"axis=0,2,4,6", "2x3x2x3x2x1x3x2", false},
+                  {"axis=0", "1x5", false},
+                  {"", "0", true},
+                  {"axis=0", "0x3", true},
+                  {"axis=1", "3x0x2", true},
+                  {"axis=0", "3x0", false},
+                  {"axis=0", "60000x1", false},
+                  {"axis=0,2", "40x3x700", false}};
 
 static void check_reductions(const char *op, const lt_dtype *dtypes, int n, bool empty,
                              int spacings)
@@ -121,7 +159,9 @@ static void check_reductions(const char *op, const lt_dtype *dtypes, int n, bool
     for (int d = 0; d < n; d++)
         for (int i = 0; i < COUNT(reductions); i++)
             if (empty || !reductions[i].empty)
-                check(&m, (spec){.op = op, .options = reductions[i].options, .dtype = dtypes[d],
+                check(&m, (spec){.op = op,
+                                 .options = reductions[i].options,
+                                 .dtype = dtypes[d],
                                  .shapes = reductions[i].shapes,
                                  .spacings = lt__is_float(dtypes[d]) ? spacings : 0});
     lt_ctx_free(m.ctx);
@@ -139,8 +179,10 @@ TEST(places_of_the_largest)
     for (int d = 0; d < COUNT(numerics); d++)
         for (int i = 0; i < COUNT(reductions); i++)
             if (!reductions[i].empty && !strchr(reductions[i].options, ','))
-                check(&m, (spec){.op = "argmax", .options = reductions[i].options,
-                                 .dtype = numerics[d], .shapes = reductions[i].shapes});
+                check(&m, (spec){.op = "argmax",
+                                 .options = reductions[i].options,
+                                 .dtype = numerics[d],
+                                 .shapes = reductions[i].shapes});
     lt_ctx_free(m.ctx);
 }
 
@@ -150,7 +192,10 @@ TEST(a_nan_is_an_extreme)
     machine m = machine_open();
     for (int k = 0; k < COUNT(ops); k++)
         for (int d = 0; d < COUNT(floats); d++) {
-            spec s = {.op = ops[k], .options = "axis=1", .dtype = floats[d], .shapes = "40x9",
+            spec s = {.op = ops[k],
+                      .options = "axis=1",
+                      .dtype = floats[d],
+                      .shapes = "40x9",
                       .special = true};
             check(&m, s);
             s.options = "axis=0";
@@ -166,7 +211,9 @@ TEST(a_nan_is_an_extreme)
 
 static const lt_dtype all[] = {LT_F32, LT_F64, LT_F16, LT_BF16, LT_I64, LT_I32, LT_U8};
 
-typedef struct moved { const char *op, *options, *shapes; } moved;
+typedef struct moved {
+    const char *op, *options, *shapes;
+} moved;
 
 /* In all dtypes that kernels move. */
 static void check_moves(const moved *cases, int n)
@@ -175,35 +222,49 @@ static void check_moves(const moved *cases, int n)
     for (int d = 0; d < COUNT(all); d++)
         for (int i = 0; i < n; i++)
             if (all[d] != LT_F64)
-                check(&m, (spec){.op = cases[i].op, .options = cases[i].options,
-                                 .dtype = all[d], .shapes = cases[i].shapes});
+                check(&m, (spec){.op = cases[i].op,
+                                 .options = cases[i].options,
+                                 .dtype = all[d],
+                                 .shapes = cases[i].shapes});
     lt_ctx_free(m.ctx);
 }
 
 TEST(transposes)
 {
-    static const moved cases[] = {
-        {"transpose", "", "33x65"}, {"transpose", "", "1x5"}, {"transpose", "", "2x3x5"},
-        {"transpose", "axes=0,2", "9x4x35"}, {"transpose", "", "0x4"}, {"transpose", "", "3x100"},
-        {"permute", "axes=0,2,3,1", "2x3x5x7"}, {"permute", "axes=0,3,1,2", "2x9x9x40"},
-        {"permute", "axes=2,1,0", "8x16x24"}, {"permute", "axes=1,0,2", "5x6x32"},
-        {"permute", "axes=0,1,2", "5x6x3"}, {"permute", "axes=0", "5"},
-        {"permute", "axes=7,6,5,4,3,2,1,0", "2x3x1x2x3x2x1x4"},
-        {"permute", "axes=3,0,4,1,5,2,7,6", "2x3x2x2x3x2x3x4"}};
+    static const moved cases[] = {{"transpose", "", "33x65"},
+                                  {"transpose", "", "1x5"},
+                                  {"transpose", "", "2x3x5"},
+                                  {"transpose", "axes=0,2", "9x4x35"},
+                                  {"transpose", "", "0x4"},
+                                  {"transpose", "", "3x100"},
+                                  {"permute", "axes=0,2,3,1", "2x3x5x7"},
+                                  {"permute", "axes=0,3,1,2", "2x9x9x40"},
+                                  {"permute", "axes=2,1,0", "8x16x24"},
+                                  {"permute", "axes=1,0,2", "5x6x32"},
+                                  {"permute", "axes=0,1,2", "5x6x3"},
+                                  {"permute", "axes=0", "5"},
+                                  {"permute", "axes=7,6,5,4,3,2,1,0", "2x3x1x2x3x2x1x4"},
+                                  {"permute", "axes=3,0,4,1,5,2,7,6", "2x3x2x2x3x2x3x4"}};
     check_moves(cases, COUNT(cases));
 }
 
 TEST(boxes)
 {
-    static const moved cases[] = {
-        {"slice", "axis=1 first=1 last=3", "4x5x3"}, {"slice", "axis=-1 first=8 last=23", "7x32"},
-        {"slice", "axis=1 first=2 last=1", "4x5"}, {"slice", "axis=1 first=0 last=-1", "4x5"},
-        {"slice", "axis=2 first=-2 last=-1", "2x3x64x16"}, {"pad", "before=1 after=2", "3x5"},
-        {"pad", "before=0,8 after=0,16 value=7", "5x40"}, {"pad", "before=0 after=0", "9"},
-        {"pad", "before=0,1,1,0 after=0,1,1,1 value=2", "2x5x5x3"}, {"pad", "before=2 after=1",
-        "0"}, {"cat", "axis=0", "3x4, 2x4, 0x4"}, {"cat", "axis=1", "5x3, 5x1, 5x4"},
-        {"cat", "axis=-1", "6x16, 6x8"}, {"cat", "axis=1", "2x3x64, 2x1x64, 2x5x64, 2x2x64"},
-        {"cat", "axis=0", "33"}};
+    static const moved cases[] = {{"slice", "axis=1 first=1 last=3", "4x5x3"},
+                                  {"slice", "axis=-1 first=8 last=23", "7x32"},
+                                  {"slice", "axis=1 first=2 last=1", "4x5"},
+                                  {"slice", "axis=1 first=0 last=-1", "4x5"},
+                                  {"slice", "axis=2 first=-2 last=-1", "2x3x64x16"},
+                                  {"pad", "before=1 after=2", "3x5"},
+                                  {"pad", "before=0,8 after=0,16 value=7", "5x40"},
+                                  {"pad", "before=0 after=0", "9"},
+                                  {"pad", "before=0,1,1,0 after=0,1,1,1 value=2", "2x5x5x3"},
+                                  {"pad", "before=2 after=1", "0"},
+                                  {"cat", "axis=0", "3x4, 2x4, 0x4"},
+                                  {"cat", "axis=1", "5x3, 5x1, 5x4"},
+                                  {"cat", "axis=-1", "6x16, 6x8"},
+                                  {"cat", "axis=1", "2x3x64, 2x1x64, 2x5x64, 2x2x64"},
+                                  {"cat", "axis=0", "33"}};
     check_moves(cases, COUNT(cases));
 }
 
@@ -211,8 +272,10 @@ TEST(pads_of_floats)
 {
     machine m = machine_open();
     for (int d = 0; d < COUNT(floats); d++)
-        check(&m, (spec){.op = "pad", .options = "before=0,8 after=0,16 value=-1.5",
-                         .dtype = floats[d], .shapes = "5x40"});
+        check(&m, (spec){.op = "pad",
+                         .options = "before=0,8 after=0,16 value=-1.5",
+                         .dtype = floats[d],
+                         .shapes = "5x40"});
     lt_ctx_free(m.ctx);
 }
 
@@ -225,7 +288,10 @@ TEST(casts)
             if (all[to] == all[d] || all[to] == LT_F64 || all[d] == LT_F64)
                 continue;
             snprintf(options, sizeof options, "dtype=%s", lt_dtype_name(all[to]));
-            check(&m, (spec){.op = "cast", .options = options, .dtype = all[d], .shapes = "1037",
+            check(&m, (spec){.op = "cast",
+                             .options = options,
+                             .dtype = all[d],
+                             .shapes = "1037",
                              .special = true});
             check(&m, (spec){.op = "cast", .options = options, .dtype = all[d], .shapes = "2x0"});
         }
@@ -236,13 +302,17 @@ TEST(casts)
 
 TEST(updates)
 {
-    static const struct { const char *op, *options; int n; } ops[] = {
-        {"sgd_step", "lr=0.1", 2}, {"sgd_step", "lr=0.1 weight_decay=0.01 scale=0.5", 2},
-        {"momentum_step", "lr=0.1 momentum=0.8 weight_decay=0.01", 3},
-        {"momentum_step", "lr=0.1 nesterov=true scale=0.25", 3},
-        {"lars_step", "lr=0.1 weight_decay=0.01 scale=0.5", 3},
-        {"lars_step", "lr=0.1 adapt=false", 3}, {"adam_step", "lr=0.1 step=3 weight_decay=0.1", 4},
-        {"adam_step", "lr=0.1 step=1 weight_decay=0.1 decoupled=true scale=2.0", 4}};
+    static const struct {
+        const char *op, *options;
+        int n;
+    } ops[] = {{"sgd_step", "lr=0.1", 2},
+               {"sgd_step", "lr=0.1 weight_decay=0.01 scale=0.5", 2},
+               {"momentum_step", "lr=0.1 momentum=0.8 weight_decay=0.01", 3},
+               {"momentum_step", "lr=0.1 nesterov=true scale=0.25", 3},
+               {"lars_step", "lr=0.1 weight_decay=0.01 scale=0.5", 3},
+               {"lars_step", "lr=0.1 adapt=false", 3},
+               {"adam_step", "lr=0.1 step=3 weight_decay=0.1", 4},
+               {"adam_step", "lr=0.1 step=1 weight_decay=0.1 decoupled=true scale=2.0", 4}};
     static const char *const counts[] = {"1", "33", "4096", "40001", "0"};
     machine m = machine_open();
     for (int k = 0; k < COUNT(ops); k++)
@@ -252,8 +322,11 @@ TEST(updates)
                 for (int j = 0; j < ops[k].n; j++)
                     sprintf(shapes + strlen(shapes), "%s%s", j ? ", " : "", counts[i]);
                 bool lars = ops[k].op[0] == 'l'; /* has a ratio of norms */
-                check(&m, (spec){.op = ops[k].op, .options = ops[k].options, .dtype = floats[d],
-                                 .shapes = shapes, .spacings = lars});
+                check(&m, (spec){.op = ops[k].op,
+                                 .options = ops[k].options,
+                                 .dtype = floats[d],
+                                 .shapes = shapes,
+                                 .spacings = lars});
             }
     lt_ctx_free(m.ctx);
 }
@@ -269,7 +342,9 @@ TEST(sums_of_squares)
             for (int i = 0; i < COUNT(counts); i++) {
                 char shapes[64];
                 snprintf(shapes, sizeof shapes, "%s:-, %s", totals[t], counts[i]);
-                check(&m, (spec){.op = "add_squares", .dtype = floats[d], .shapes = shapes,
+                check(&m, (spec){.op = "add_squares",
+                                 .dtype = floats[d],
+                                 .shapes = shapes,
                                  .spacings = t == 0 ? 64 : 1});
             }
     lt_ctx_free(m.ctx);

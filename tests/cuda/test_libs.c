@@ -140,7 +140,8 @@ TEST(a_library_that_is_not_there)
     char text[512];
     begin();
     CHECK(!look(names, text));
-    CHECK_STR(text, "there is no libltnone.so.3 on this machine: it is not where the loader looks, "
+    CHECK_STR(text,
+              "there is no libltnone.so.3 on this machine: it is not where the loader looks, "
               "nor in $LUATRAIN_CUDA_LIBS, /usr/local/cuda or a Python's nvidia packages; install "
               "Nothing 3.1 or later");
     end();
@@ -153,8 +154,10 @@ TEST(a_library_without_a_function)
     put_library("own");
     setenv("LUATRAIN_CUDA_LIBS", strcat(strcpy(want, folder), "/own"), 1);
     CHECK(!look(no_names, text));
-    snprintf(want, sizeof want, "%s/own/libltnone.so.3 has no cudnnFly; install Nothing 3.1 or "
-             "later", folder);
+    snprintf(want, sizeof want,
+             "%s/own/libltnone.so.3 has no cudnnFly; install Nothing 3.1 or "
+             "later",
+             folder);
     CHECK_STR(text, want);
     end();
 }

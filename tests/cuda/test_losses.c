@@ -17,17 +17,21 @@ static slack slack_of(lt_dtype dtype)
 TEST(softmaxes)
 {
     static const char *const cases[][2] = {
-        {"", "3x5"}, {"axis=1", "2x3x4"}, {"axis=0", "1000x3"}, {"axis=0", "31x129"},
-        {"axis=-1", "31x2"}, {"axis=-1", "2x10"}, {"axis=-1", "7x1000"}, {"axis=-1", "1x2100"},
-        {"axis=0", "5"}, {"axis=1", "0x5"}, {"axis=0", "0x5"}, {"axis=1", "3x64x40"},
-        {"axis=1", "6x1"}, {"axis=0", "2x1000"}, {"axis=1", "40x7x2"}};
+        {"", "3x5"},         {"axis=1", "2x3x4"},  {"axis=0", "1000x3"},  {"axis=0", "31x129"},
+        {"axis=-1", "31x2"}, {"axis=-1", "2x10"},  {"axis=-1", "7x1000"}, {"axis=-1", "1x2100"},
+        {"axis=0", "5"},     {"axis=1", "0x5"},    {"axis=0", "0x5"},     {"axis=1", "3x64x40"},
+        {"axis=1", "6x1"},   {"axis=0", "2x1000"}, {"axis=1", "40x7x2"}};
     machine m = machine_open();
     for (int d = 0; d < COUNT(floats); d++)
         for (int i = 0; i < COUNT(cases); i++)
             for (int k = 0; k < 2; k++)
-                check(&m, (spec){.op = k ? "log_softmax" : "softmax", .options = cases[i][0],
-                                 .dtype = floats[d], .shapes = cases[i][1], .spacings = 2,
-                                 .slack = slack_of(floats[d]), .offset = k ? 100 : 0});
+                check(&m, (spec){.op = k ? "log_softmax" : "softmax",
+                                 .options = cases[i][0],
+                                 .dtype = floats[d],
+                                 .shapes = cases[i][1],
+                                 .spacings = 2,
+                                 .slack = slack_of(floats[d]),
+                                 .offset = k ? 100 : 0});
     lt_ctx_free(m.ctx);
 }
 
@@ -36,9 +40,13 @@ TEST(softmax_of_rows_far_apart)
 {
     machine m = machine_open();
     for (int k = 0; k < 2; k++)
-        check(&m, (spec){.op = k ? "log_softmax" : "softmax", .options = "axis=0",
-                         .dtype = LT_F32, .shapes = "31x129", .spacings = 2,
-                         .slack = {64, 0}, .apart = 200});
+        check(&m, (spec){.op = k ? "log_softmax" : "softmax",
+                         .options = "axis=0",
+                         .dtype = LT_F32,
+                         .shapes = "31x129",
+                         .spacings = 2,
+                         .slack = {64, 0},
+                         .apart = 200});
     lt_ctx_free(m.ctx);
 }
 
@@ -47,11 +55,18 @@ TEST(softmax_of_what_is_not_finite)
     machine m = machine_open();
     for (int d = 0; d < COUNT(floats); d++)
         for (int k = 0; k < 2; k++) {
-            check(&m, (spec){.op = k ? "log_softmax" : "softmax", .dtype = floats[d],
-                             .shapes = "50x9", .special = true, .spacings = 2,
+            check(&m, (spec){.op = k ? "log_softmax" : "softmax",
+                             .dtype = floats[d],
+                             .shapes = "50x9",
+                             .special = true,
+                             .spacings = 2,
                              .slack = slack_of(floats[d])});
-            check(&m, (spec){.op = k ? "log_softmax" : "softmax", .options = "axis=0",
-                             .dtype = floats[d], .shapes = "9x50", .special = true, .spacings = 2,
+            check(&m, (spec){.op = k ? "log_softmax" : "softmax",
+                             .options = "axis=0",
+                             .dtype = floats[d],
+                             .shapes = "9x50",
+                             .special = true,
+                             .spacings = 2,
                              .slack = slack_of(floats[d])});
         }
     lt_ctx_free(m.ctx);
@@ -59,10 +74,13 @@ TEST(softmax_of_what_is_not_finite)
 
 TEST(cross_entropy)
 {
-    static const struct { const char *shapes, *labels; int classes; } cases[] = {
-        {"1x2", "1", 2}, {"31x2", "31", 2}, {"1000x2", "1000", 2}, {"2x10", "2", 10},
-        {"31x10", "31", 10}, {"2x1000", "2", 1000}, {"31x1000", "31", 1000}, {"6x1", "6", 1},
-        {"2x3x5x7", "2x3x5", 7}, {"9", "-", 9}, {"0x5", "0", 5}, {"5001x3", "5001", 3}};
+    static const struct {
+        const char *shapes, *labels;
+        int classes;
+    } cases[] = {{"1x2", "1", 2},         {"31x2", "31", 2},   {"1000x2", "1000", 2},
+                 {"2x10", "2", 10},       {"31x10", "31", 10}, {"2x1000", "2", 1000},
+                 {"31x1000", "31", 1000}, {"6x1", "6", 1},     {"2x3x5x7", "2x3x5", 7},
+                 {"9", "-", 9},           {"0x5", "0", 5},     {"5001x3", "5001", 3}};
     static const char *const label_smoothing[] = {"", "label_smoothing=0.1", "label_smoothing=1.0"};
     machine m = machine_open();
     for (int d = 0; d < COUNT(floats); d++)
@@ -72,22 +90,30 @@ TEST(cross_entropy)
             bool fits = integers[k] != LT_U8 || classes <= 256;
             snprintf(shapes, sizeof shapes, "%s, %s:%s", cases[i].shapes,
                      lt_dtype_name(integers[fits ? k : 0]), cases[i].labels);
-            check(&m, (spec){.op = "cross_entropy", .options = label_smoothing[(i + i / 3) % 3],
-                             .dtype = floats[d], .shapes = shapes, .ids = classes, .spacings = 2,
-                             .slack = {1, 0}, .offset = i % 2 ? 0 : 30});
+            check(&m, (spec){.op = "cross_entropy",
+                             .options = label_smoothing[(i + i / 3) % 3],
+                             .dtype = floats[d],
+                             .shapes = shapes,
+                             .ids = classes,
+                             .spacings = 2,
+                             .slack = {1, 0},
+                             .offset = i % 2 ? 0 : 30});
         }
     lt_ctx_free(m.ctx);
 }
 
 TEST(mse_loss)
 {
-    static const char *const shapes[] = {"-, -", "1, 1", "31x7, 31x7", "1000x129, 1000x129",
-                                         "0x3, 0x3", "2x3x4, 2x3x4"};
+    static const char *const shapes[] = {
+        "-, -", "1, 1", "31x7, 31x7", "1000x129, 1000x129", "0x3, 0x3", "2x3x4, 2x3x4"};
     machine m = machine_open();
     for (int d = 0; d < COUNT(floats); d++)
         for (int i = 0; i < COUNT(shapes); i++)
-            check(&m, (spec){.op = "mse_loss", .dtype = floats[d], .shapes = shapes[i],
-                             .spacings = 1, .offset = i % 2 ? 0 : 9});
+            check(&m, (spec){.op = "mse_loss",
+                             .dtype = floats[d],
+                             .shapes = shapes[i],
+                             .spacings = 1,
+                             .offset = i % 2 ? 0 : 9});
     lt_ctx_free(m.ctx);
 }
 
@@ -102,11 +128,17 @@ TEST(dropout)
     for (int d = 0; d < COUNT(floats); d++)
         for (int i = 0; i < COUNT(shapes); i++)
             for (int k = 0; k < COUNT(options); k++)
-                check(&m, (spec){.op = "dropout", .options = options[k], .dtype = floats[d],
-                                 .shapes = shapes[i], .first_row = (i + k) % 5,
+                check(&m, (spec){.op = "dropout",
+                                 .options = options[k],
+                                 .dtype = floats[d],
+                                 .shapes = shapes[i],
+                                 .first_row = (i + k) % 5,
                                  .stream = ((uint64_t)i << 32) + (unsigned)k});
-    check(&m, (spec){.op = "dropout", .dtype = LT_F32, .shapes = "10x1024",
-                     .first_row = (int64_t)1 << 33, .stream = 5});
+    check(&m, (spec){.op = "dropout",
+                     .dtype = LT_F32,
+                     .shapes = "10x1024",
+                     .first_row = (int64_t)1 << 33,
+                     .stream = 5});
     lt_ctx_free(m.ctx);
 }
 
@@ -115,10 +147,13 @@ TEST(dropout)
 /* Sums are made in the order of ids on both sides: the same bits. */
 TEST(embedding)
 {
-    static const struct { const char *w, *ids; int rows; } cases[] = {
-        {"7x3", "4", 7}, {"2x3", "900", 2}, {"7x3", "2x3", 7}, {"7x3", "0", 7}, {"1x1", "1000", 1},
-        {"97x130", "391", 97}, {"3000x8", "31", 3000}, {"12x4x16", "40x2", 12}, {"9", "20", 9},
-        {"5x0", "3", 5}, {"40x300", "300", 40}};
+    static const struct {
+        const char *w, *ids;
+        int rows;
+    } cases[] = {{"7x3", "4", 7},        {"2x3", "900", 2},       {"7x3", "2x3", 7},
+                 {"7x3", "0", 7},        {"1x1", "1000", 1},      {"97x130", "391", 97},
+                 {"3000x8", "31", 3000}, {"12x4x16", "40x2", 12}, {"9", "20", 9},
+                 {"5x0", "3", 5},        {"40x300", "300", 40}};
     machine m = machine_open();
     for (int d = 0; d < COUNT(floats); d++)
         for (int i = 0; i < COUNT(cases); i++) {
@@ -126,7 +161,9 @@ TEST(embedding)
             int k = cases[i].rows > 256 ? 0 : (i + d) % 3;
             snprintf(shapes, sizeof shapes, "%s, %s:%s", cases[i].w, lt_dtype_name(integers[k]),
                      cases[i].ids);
-            check(&m, (spec){.op = "embedding", .dtype = floats[d], .shapes = shapes,
+            check(&m, (spec){.op = "embedding",
+                             .dtype = floats[d],
+                             .shapes = shapes,
                              .ids = cases[i].rows});
         }
     lt_ctx_free(m.ctx);
@@ -244,13 +281,23 @@ TEST(nobody_waits)
 {
     static const char *const calls[][3] = {
         {"batch_norm", "train=true act=relu", "40x9, 9, 9, 9, 9"},
-        {"batch_norm", "", "9x4, 4, 4, 4, 4"}, {"cross_entropy", "", "9x4, i64:9"},
-        {"embedding", "", "7x3, i64:9"}, {"layer_norm", "", "9x4, 4, 4"}, {"dropout", "", "99"},
-        {"mse_loss", "", "99, 99"}, {"softmax", "", "9x4"}, {"log_softmax", "axis=0", "9x4"}};
+        {"batch_norm", "", "9x4, 4, 4, 4, 4"},
+        {"cross_entropy", "", "9x4, i64:9"},
+        {"embedding", "", "7x3, i64:9"},
+        {"layer_norm", "", "9x4, 4, 4"},
+        {"dropout", "", "99"},
+        {"mse_loss", "", "99, 99"},
+        {"softmax", "", "9x4"},
+        {"log_softmax", "axis=0", "9x4"}};
     machine m = machine_open();
     for (int i = 0; i < COUNT(calls); i++) {
-        spec s = {.op = calls[i][0], .options = calls[i][1], .dtype = LT_F32,
-                  .shapes = calls[i][2], .ids = 4, .spacings = 9, .slack = {9, 0},
+        spec s = {.op = calls[i][0],
+                  .options = calls[i][1],
+                  .dtype = LT_F32,
+                  .shapes = calls[i][2],
+                  .ids = 4,
+                  .spacings = 9,
+                  .slack = {9, 0},
                   .positive = 1 << 4};
         m.kernels_wait = 0;
         check(&m, s);

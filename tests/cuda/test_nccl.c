@@ -63,9 +63,11 @@ TEST(what_is_declared_is_what_nccl_has)
 
 TEST(versions)
 {
-    static const struct { int version; const char *text; } old[] = {
-        {21703, "NCCL is version 2.17.3, luatrain wants 2.18 or later"},
-        {2804, "NCCL is version 2.8.4, luatrain wants 2.18 or later"}};
+    static const struct {
+        int version;
+        const char *text;
+    } old[] = {{21703, "NCCL is version 2.17.3, luatrain wants 2.18 or later"},
+               {2804, "NCCL is version 2.8.4, luatrain wants 2.18 or later"}};
     char text[512];
     lt_nccl_table table;
     int version = 0;
@@ -118,7 +120,7 @@ TEST(the_name_of_the_accelerator_has_the_version)
 typedef struct job {
     int ranks;
     lt_dtype dtype, wire;
-    int exponent, shift;      /* elements before the bucket, by which it is out of line */
+    int exponent, shift; /* elements before the bucket, by which it is out of line */
     char id[LT_COMM_ID_BYTES];
 } job;
 
@@ -151,7 +153,11 @@ static double value_of(int r, int64_t i) { return (double)((i * 31 + r * 7) % 97
 /* As f32 rounds, or as the wire does. */
 static double rounded(double value, lt_dtype dtype)
 {
-    union { double d; float f; uint16_t h[4]; } bits = {0};
+    union {
+        double d;
+        float f;
+        uint16_t h[4];
+    } bits = {0};
     double out;
     if (dtype == LT_F64)
         return value;
@@ -197,8 +203,8 @@ static lt_status look_and_sum(rank *r, lt_device_comm *p, void *there, void *on_
     const job *j = r->job;
     lt_bucket_range zero = {100 * r->number, 50};
     lt_device *d = r->cuda.device;
-    lt_device_sum s = {there, COUNT, j->dtype, j->wire, on_wire,
-                      ldexp(share_of(r->number), j->exponent), TAIL};
+    lt_device_sum s = {
+        there, COUNT, j->dtype, j->wire, on_wire, ldexp(share_of(r->number), j->exponent), TAIL};
     LT_TRY(p->calls->prepare(p, there, COUNT, j->dtype, &zero, 1, true, d->mark(d)));
     LT_TRY(wait_for(p));
     CHECK_EQ(p->not_finite, ends ? 2 : 0);
@@ -331,8 +337,8 @@ static void check_sums(lt_dtype dtype, lt_dtype wire, int exponent)
     static rank ranks[MOST];
     for (int n = 1; n <= MOST; n *= 2)
         for (int shift = 0; shift < 2; shift++) {
-            job j = {.ranks = n, .dtype = dtype, .wire = wire, .exponent = exponent,
-                     .shift = shift};
+            job j = {
+                .ranks = n, .dtype = dtype, .wire = wire, .exponent = exponent, .shift = shift};
             stand_in_nccl *library = open_nccl();
             run_all(&j, ranks);
             for (int i = 0; i < n; i++)
@@ -367,7 +373,7 @@ TEST(an_error_of_a_sum)
     run_all(&j, ranks);
     CHECK_EQ(ranks[1].status, LT_EPEER);
     CHECK_STR(ranks[1].text, "cuda:1: a call between GPUs: remote process exited or there was a "
-              "network error: socket closed by 10.0.0.2");
+                             "network error: socket closed by 10.0.0.2");
     CHECK_EQ(ranks[0].status, LT_EPEER); /* it gives up */
     CHECK_EQ(library->aborted, 2);
     CHECK_EQ(library->live, 0);

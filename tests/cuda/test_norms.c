@@ -11,17 +11,18 @@ static const lt_dtype floats[] = {LT_F32, LT_F16, LT_BF16};
 
 /* ==== batch_norm ============================================================================== */
 
-enum { VAR = 4 };             /* input */
+enum { VAR = 4 }; /* input */
 
 /* Rows and channels that cut packs, wide rows and parts in all ways. */
-static const int sizes[][2] = {
-    {2, 1}, {31, 1}, {1000, 1}, {5003, 1}, {2, 3}, {31, 3}, {1000, 3}, {2, 7}, {31, 7}, {1000, 7},
-    {2, 64}, {31, 64}, {1000, 64}, {2, 129}, {31, 129}, {1000, 129}, {0, 5}, {4100, 16}, {6, 300}};
+static const int sizes[][2] = {{2, 1},      {31, 1},   {1000, 1},  {5003, 1}, {2, 3},
+                               {31, 3},     {1000, 3}, {2, 7},     {31, 7},   {1000, 7},
+                               {2, 64},     {31, 64},  {1000, 64}, {2, 129},  {31, 129},
+                               {1000, 129}, {0, 5},    {4100, 16}, {6, 300}};
 
-typedef struct norm {         /* a call of batch_norm */
+typedef struct norm { /* a call of batch_norm */
     const char *options;
     bool residual;
-    double offset;            /* of x */
+    double offset; /* of x */
 } norm;
 
 /* Of two rows most of dx cancels, even with a large eps. */
@@ -33,8 +34,13 @@ static void check_norm(machine *m, lt_dtype dtype, int rows, int channels, norm 
              channels, channels);
     if (n.residual)
         sprintf(shapes + strlen(shapes), ", %dx%d", rows, channels);
-    check(m, (spec){.op = "batch_norm", .options = options, .dtype = dtype, .shapes = shapes,
-                    .spacings = 2, .slack = {4, fmax(4, sqrt(rows))}, .offset = n.offset,
+    check(m, (spec){.op = "batch_norm",
+                    .options = options,
+                    .dtype = dtype,
+                    .shapes = shapes,
+                    .spacings = 2,
+                    .slack = {4, fmax(4, sqrt(rows))},
+                    .offset = n.offset,
                     .positive = 1 << VAR});
 }
 
@@ -59,7 +65,8 @@ TEST(batch_norm_with_what_follows)
                          {"train=true act=relu", true, 0},
                          {"train=true act=relu6", true, 3},
                          {"train=true", true, 0},
-                         {"train=true act=relu6", false, 1}}, 5);
+                         {"train=true act=relu6", false, 1}},
+                5);
 }
 
 TEST(batch_norm_in_evaluation)
@@ -79,8 +86,12 @@ TEST(batch_norm_far_from_zero)
     check_norm(&m, LT_F32, 4100, 16, (norm){"train=true act=relu", false, -1e4});
     check_norm(&m, LT_F16, 1000, 64, (norm){"train=true", false, 1e3});
     check_norm(&m, LT_BF16, 1000, 7, (norm){"train=true", false, 200});
-    check(&m, (spec){.op = "batch_norm", .options = "train=true", .dtype = LT_F32,
-                     .shapes = "1000x35, 35, 35, 35, 35", .spacings = 2, .slack = {4, 32},
+    check(&m, (spec){.op = "batch_norm",
+                     .options = "train=true",
+                     .dtype = LT_F32,
+                     .shapes = "1000x35, 35, 35, 35, 35",
+                     .spacings = 2,
+                     .slack = {4, 32},
                      .apart = 1e4});
     lt_ctx_free(m.ctx);
 }
@@ -89,28 +100,40 @@ TEST(act_lets_a_nan_through)
 {
     machine m = machine_open();
     for (int d = 0; d < COUNT(floats); d++)
-        check(&m, (spec){.op = "batch_norm", .options = d ? "act=relu" : "act=relu6",
-                         .dtype = floats[d], .shapes = "90x9, f32:9, f32:9, f32:9, f32:9",
-                         .spacings = 2, .slack = {4, 9}, .special = true, .positive = 1 << VAR});
+        check(&m, (spec){.op = "batch_norm",
+                         .options = d ? "act=relu" : "act=relu6",
+                         .dtype = floats[d],
+                         .shapes = "90x9, f32:9, f32:9, f32:9, f32:9",
+                         .spacings = 2,
+                         .slack = {4, 9},
+                         .special = true,
+                         .positive = 1 << VAR});
     lt_ctx_free(m.ctx);
 }
 
 TEST(parameters_of_another_dtype)
 {
     machine m = machine_open();
-    check(&m, (spec){.op = "batch_norm", .options = "train=true act=relu", .dtype = LT_F16,
-                     .shapes = "40x9, f32:9, f32:9, f32:9, f32:9", .spacings = 2,
+    check(&m, (spec){.op = "batch_norm",
+                     .options = "train=true act=relu",
+                     .dtype = LT_F16,
+                     .shapes = "40x9, f32:9, f32:9, f32:9, f32:9",
+                     .spacings = 2,
                      .slack = {4, 0}});
-    check(&m, (spec){.op = "batch_norm", .options = "train=true", .dtype = LT_F32,
-                     .shapes = "4x10x9, bf16:9, f16:9, 9, 9", .spacings = 2, .slack = {4, 0}});
+    check(&m, (spec){.op = "batch_norm",
+                     .options = "train=true",
+                     .dtype = LT_F32,
+                     .shapes = "4x10x9, bf16:9, f16:9, 9, 9",
+                     .spacings = 2,
+                     .slack = {4, 0}});
     lt_ctx_free(m.ctx);
 }
 
 TEST(running_statistics)
 {
     static const char *const options[][2] = {
-        {"batch_norm_merge", "count=4 count2=12"}, {"batch_norm_merge", "count=0 count2=5"},
-        {"batch_norm_merge", "count=5 count2=0"}, {"batch_norm_update", "count=24 momentum=0.1"},
+        {"batch_norm_merge", "count=4 count2=12"},   {"batch_norm_merge", "count=0 count2=5"},
+        {"batch_norm_merge", "count=5 count2=0"},    {"batch_norm_update", "count=24 momentum=0.1"},
         {"batch_norm_update", "count=1 momentum=1"}, {"batch_norm_update", "count=0 momentum=1"}};
     static const char *const shapes[] = {"1, 1, 1, 1", "33, 33, 33, 33", "300, 300, 300, 300",
                                          "f32:7, f32:7, 7, 7", "0, 0, 0, 0"};
@@ -118,8 +141,10 @@ TEST(running_statistics)
     for (int d = 0; d < COUNT(floats); d++)
         for (int k = 0; k < COUNT(options); k++)
             for (int i = 0; i < COUNT(shapes); i++)
-                check(&m, (spec){.op = options[k][0], .options = options[k][1],
-                                 .dtype = floats[d], .shapes = shapes[i]});
+                check(&m, (spec){.op = options[k][0],
+                                 .options = options[k][1],
+                                 .dtype = floats[d],
+                                 .shapes = shapes[i]});
     lt_ctx_free(m.ctx);
 }
 
@@ -128,16 +153,24 @@ TEST(running_statistics)
 TEST(layer_norm)
 {
     static const char *const shapes[] = {
-        "4x5, 5, 5", "1x1000, 1000, 1000", "31x7, 7, 7", "2x64, 64, 64", "3x3x129, 129, 129",
-        "1000x64, 64, 64", "5000x3, 3, 3", "6, 6, 6", "0x4, 4, 4", "3x2100, 2100, 2100",
-        "300x1, 1, 1"};
+        "4x5, 5, 5",         "1x1000, 1000, 1000", "31x7, 7, 7",   "2x64, 64, 64",
+        "3x3x129, 129, 129", "1000x64, 64, 64",    "5000x3, 3, 3", "6, 6, 6",
+        "0x4, 4, 4",         "3x2100, 2100, 2100", "300x1, 1, 1"};
     machine m = machine_open();
     for (int d = 0; d < COUNT(floats); d++)
         for (int i = 0; i < COUNT(shapes); i++)
-            check(&m, (spec){.op = "layer_norm", .options = i % 2 ? "eps=1" : NULL,
-                             .dtype = floats[d], .shapes = shapes[i], .spacings = 1,
-                             .slack = {1, 0}, .offset = i % 3 ? 0 : 5});
-    check(&m, (spec){.op = "layer_norm", .dtype = LT_F32, .shapes = "40x100, 100, 100",
-                     .spacings = 1, .slack = {1, 0}, .offset = 1e4});
+            check(&m, (spec){.op = "layer_norm",
+                             .options = i % 2 ? "eps=1" : NULL,
+                             .dtype = floats[d],
+                             .shapes = shapes[i],
+                             .spacings = 1,
+                             .slack = {1, 0},
+                             .offset = i % 3 ? 0 : 5});
+    check(&m, (spec){.op = "layer_norm",
+                     .dtype = LT_F32,
+                     .shapes = "40x100, 100, 100",
+                     .spacings = 1,
+                     .slack = {1, 0},
+                     .offset = 1e4});
     lt_ctx_free(m.ctx);
 }

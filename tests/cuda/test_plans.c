@@ -45,8 +45,9 @@ enum { MAX_POOL = LT_CUDNN_KINDS, AVG_POOL, KINDS }; /* which have own kernels *
 static const char *const names[KINDS] = {"conv2d", "conv2d-dx", "conv2d-dw", "max_pool2d",
                                          "avg_pool2d"};
 
-#define FORMAT "x %lldx%lldx%lld y %lldx%lldx%lld kernel %lldx%lld stride %lldx%lld "              \
-               "pad %lldx%lld dilation %lldx%lld groups %lld bias %lld"
+#define FORMAT                                                                                     \
+    "x %lldx%lldx%lld y %lldx%lldx%lld kernel %lldx%lld stride %lldx%lld "                         \
+    "pad %lldx%lld dilation %lldx%lld groups %lld bias %lld"
 
 static const char *line_of(const lt_cudnn_task *j, char line[LINE])
 {
@@ -64,10 +65,18 @@ static lt_cudnn_task task_of(const char *line)
     if (sscanf(line, "%31s " FORMAT, name, &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7],
                &v[8], &v[9], &v[10], &v[11], &v[12], &v[13], &v[14], &v[15]) != 17)
         FAIL(GRAPHS " has a line that says nothing: %s", line);
-    lt_cudnn_task task = {.aligned = 1, .n = 1, .size = {v[0], v[1]}, .in = v[2],
-                        .out_size = {v[3], v[4]}, .out = v[5], .kernel = {v[6], v[7]},
-                        .stride = {v[8], v[9]}, .pad = {v[10], v[11]},
-                        .dilation = {v[12], v[13]}, .groups = v[14], .bias = v[15]};
+    lt_cudnn_task task = {.aligned = 1,
+                          .n = 1,
+                          .size = {v[0], v[1]},
+                          .in = v[2],
+                          .out_size = {v[3], v[4]},
+                          .out = v[5],
+                          .kernel = {v[6], v[7]},
+                          .stride = {v[8], v[9]},
+                          .pad = {v[10], v[11]},
+                          .dilation = {v[12], v[13]},
+                          .groups = v[14],
+                          .bias = v[15]};
     for (int i = 0; i < KINDS; i++)
         if (strcmp(name, names[i]) == 0)
             task.kind = i;
@@ -104,13 +113,19 @@ static void record(void *ud, const lt_call *c, bool backward, const char *where)
         return;
     const int64_t *x = lt_dims(c->in[0]), *y = lt_dims(c->out[0]);
     lt_cudnn_task task = {.kind = conv                   ? LT_CUDNN_CONV
-                                : strstr(name, "max_") ? MAX_POOL
-                                                       : AVG_POOL,
-                        .bias = conv && c->n_in > 2 && c->in[2], .aligned = 1, .n = 1,
-                        .groups = conv ? c->opt[3].i[0] : 1, .in = x[3],
-                        .out = global ? y[1] : y[3], .size = {x[1], x[2]},
-                        .out_size = {global ? 1 : y[1], global ? 1 : y[2]},
-                        .kernel = {x[1], x[2]}, .stride = {1, 1}, .dilation = {1, 1}};
+                                  : strstr(name, "max_") ? MAX_POOL
+                                                         : AVG_POOL,
+                          .bias = conv && c->n_in > 2 && c->in[2],
+                          .aligned = 1,
+                          .n = 1,
+                          .groups = conv ? c->opt[3].i[0] : 1,
+                          .in = x[3],
+                          .out = global ? y[1] : y[3],
+                          .size = {x[1], x[2]},
+                          .out_size = {global ? 1 : y[1], global ? 1 : y[2]},
+                          .kernel = {x[1], x[2]},
+                          .stride = {1, 1},
+                          .dilation = {1, 1}};
     if (conv) {
         pair(c, 0, task.stride);
         pair(c, 1, task.pad);
@@ -220,7 +235,8 @@ static int plan_all(const char *device, const list *tasks, bool strict,
     char path[64], line[LINE];
     pthread_t thread[THREADS];
     int wrong = 0;
-    w = (crew){.tasks = tasks, .env = {.host = &host, .model = device},
+    w = (crew){.tasks = tasks,
+               .env = {.host = &host, .model = device},
                .config = {.deterministic = strict, .tf32 = !strict, .json = json}};
     snprintf(path, sizeof path, "tests/cuda/%s.json", device);
     read_text(path, json, sizeof json);

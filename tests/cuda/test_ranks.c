@@ -12,10 +12,10 @@
 
 enum { RANKS = 2, TEXT = 1 << 13 };
 
-typedef struct way {          /* how gradients are summed */
-    bool blocking, own;       /* each rank has a device of its own */
+typedef struct way {    /* how gradients are summed */
+    bool blocking, own; /* each rank has a device of its own */
     lt_dtype wire;
-    double timeout;           /* 0: a minute */
+    double timeout; /* 0: a minute */
 } way;
 
 typedef struct rank {
@@ -53,7 +53,9 @@ static void *run(void *ud)
 {
     rank *r = ud;
     lt_ctx *ctx = lt_open(&(lt_config){.device = r->way.own && r->number ? "cuda:1" : "cuda",
-                                       .threads = 1, .poison = true, .fault = r->fault});
+                                       .threads = 1,
+                                       .poison = true,
+                                       .fault = r->fault});
     lua_State *L = ctx ? lt_lua_new(ctx) : NULL;
     if (!L || call(r, L) != LT_OK) {
         snprintf(r->text, sizeof r->text, "%s", lt_errmsg());
@@ -82,8 +84,8 @@ static void run_all(const char *options, const char *fault, way by, rank *ranks)
     pretend(by.own ? RANKS : 1);
     CHECK_OK(lt_local_open(RANKS, &config, group));
     for (int i = 0; i < RANKS; i++) {
-        ranks[i] = (rank){.number = i, .options = options, .fault = fault, .way = by,
-                          .group = group[i]};
+        ranks[i] =
+            (rank){.number = i, .options = options, .fault = fault, .way = by, .group = group[i]};
         CHECK_EQ(pthread_create(&ranks[i].thread, NULL, run, &ranks[i]), 0);
     }
     for (int i = 0; i < RANKS; i++)
@@ -166,10 +168,11 @@ TEST(a_kernel_fails_beside_nccl)
 /* In f32 two ranks have the sums of the CPU, bit for bit. */
 TEST(loops_by_nccl)
 {
-    static const struct { const char *options, *fault, *part; } loops[] = {
-        {"amp = 'off'", NULL, "done"},
-        {"amp = 'bf16', accumulate = 2, rare = true", NULL, "done"},
-        {"policy = 'dynamic'", inf, " skipped=0x1p+0"}};
+    static const struct {
+        const char *options, *fault, *part;
+    } loops[] = {{"amp = 'off'", NULL, "done"},
+                 {"amp = 'bf16', accumulate = 2, rare = true", NULL, "done"},
+                 {"policy = 'dynamic'", inf, " skipped=0x1p+0"}};
     static char here[TEXT], there[TEXT];
     stand_in_nccl *library = open_nccl();
     for (int i = 0; i < 3; i++) {
@@ -198,7 +201,7 @@ TEST(nccl_fails)
     library->rank = 1;
     run_all("amp = 'off'", NULL, (way){.own = true}, ranks);
     CHECK(strstr(ranks[1].text, "bucket 4: cuda:1: a call between GPUs: remote process exited or "
-                 "there was a network error: socket closed by 10.0.0.2"));
+                                "there was a network error: socket closed by 10.0.0.2"));
     CHECK(strstr(ranks[0].text, "rank 1 failed: "));
     CHECK_EQ(library->aborted, 2);
     CHECK_EQ(library->live, 0);
@@ -214,7 +217,7 @@ TEST(nccl_hangs)
     CHECK(lt__seconds() - before < 20);
     for (int i = 0; i < RANKS; i++)
         CHECK(strstr(ranks[i].text, "bucket 4: the accelerators of the other ranks have not come "
-                     "within 2 s"));
+                                    "within 2 s"));
     CHECK_EQ(library->aborted, 2);
     CHECK_EQ(library->live, 0);
 }

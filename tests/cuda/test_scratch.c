@@ -11,7 +11,10 @@
 #include "tests/cuda/libs.h"
 #include "tests/device/emu.h"
 
-typedef struct sides { lt_ctx *ctx; stand_in *dnn, *blas; } sides;
+typedef struct sides {
+    lt_ctx *ctx;
+    stand_in *dnn, *blas;
+} sides;
 
 static sides open_sides(void)
 {
@@ -39,8 +42,8 @@ static double first_of(lt_tensor *x)
 
 /* op(x, w), forward and backward, when the library has no memory once; then when it has again. */
 static void check_op(lt_ctx *ctx, const char *op, const char *options, lt_tensor *x, lt_tensor *w,
-                     stand_in *library, int no_memory, const char *name, double y_is,
-                     double dx_is, double dw_is)
+                     stand_in *library, int no_memory, const char *name, double y_is, double dx_is,
+                     double dw_is)
 {
     char forward[96], backward[96];
     snprintf(forward, sizeof forward, "%s: out of memory in %s; try a smaller batch", op, name);

@@ -231,7 +231,10 @@ TEST(bad_input_gets_a_sentence)
     lt_tensor *few = lt_tensor_new(ctx, LT_U8, 1, (int64_t[]){N - 1});
     lt_tensor *real = lt_tensor_new(ctx, LT_F32, 1, (int64_t[]){N});
     lt_tensor *floats = lt_tensor_new(ctx, LT_F32, 3, (int64_t[]){N, 2, 3});
-    const struct { lt_tensor *x, *y; lt_batch_options options; const char *text;
+    const struct {
+        lt_tensor *x, *y;
+        lt_batch_options options;
+        const char *text;
     } cases[] = {
         {flat,
          labels,
@@ -248,8 +251,11 @@ TEST(bad_input_gets_a_sentence)
         {images, labels, {.batch = 1, .area = 1.5}, "area wants a share above 0 and up to 1, it"},
         {images, labels, {.batch = 1, .area = NAN}, "area wants a share above 0 and up to 1, it"},
         {images, labels, {.batch = 1, .area = 0.5, .crop = 1}, "area and crop do not go together"},
-        {images, labels, {.batch = 1, .crop = -1}, "crop wants 0 to 1 pixels, less than the images "
-                                                   "have (2x3); it is -1"},
+        {images,
+         labels,
+         {.batch = 1, .crop = -1},
+         "crop wants 0 to 1 pixels, less than the images "
+         "have (2x3); it is -1"},
         {images, labels, {.batch = 1, .crop = 2}, "crop wants 0 to 1 pixels"},
         {images, labels, {.batch = 1, .first = -1}, "first wants 0 to 10, the number of images"},
         {images, labels, {.batch = 1, .first = N + 1}, "first wants 0 to 10"},
@@ -259,11 +265,17 @@ TEST(bad_input_gets_a_sentence)
          {.batch = 1, .std = {1, -2}},
          "std wants positive numbers, channel 2 has -2"},
         {images, labels, {.batch = 1, .std = {NAN}}, "std wants positive numbers, channel 1 has"},
-        {images, labels, {.batch = 1, .std = {1, INFINITY}},
+        {images,
+         labels,
+         {.batch = 1, .std = {1, INFINITY}},
          "std wants positive numbers, channel 2 has inf"},
-        {images, labels, {.batch = 1, .mean = {0, 0, NAN}},
+        {images,
+         labels,
+         {.batch = 1, .mean = {0, 0, NAN}},
          "mean wants finite numbers, channel 3 has"},
-        {images, labels, {.batch = 1, .mean = {-INFINITY}},
+        {images,
+         labels,
+         {.batch = 1, .mean = {-INFINITY}},
          "mean wants finite numbers, channel 1 has -inf"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -345,8 +357,15 @@ static void free_numbers(lt_source *source) { ((numbers *)source)->freed = true;
 static void open_numbers(numbers *s, int64_t count)
 {
     memset(s, 0, sizeof *s);
-    s->base = (lt_source){.refs = 1, .count = count, .h = 1, .w = 1, .c = 1, .dtype = LT_U8,
-                          .in_files = true, .read = read_number, .free = free_numbers};
+    s->base = (lt_source){.refs = 1,
+                          .count = count,
+                          .h = 1,
+                          .w = 1,
+                          .c = 1,
+                          .dtype = LT_U8,
+                          .in_files = true,
+                          .read = read_number,
+                          .free = free_numbers};
     s->fail_at = count;
 }
 
@@ -387,8 +406,8 @@ TEST(any_number_of_workers_gives_the_same)
         for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
             numbers s;
             open_numbers(&s, MANY);
-            lt_batch_options options = {.batch = sizes[k], .shuffle = true, .epoch = 3,
-                                        .dtype = LT_U8, .workers = workers};
+            lt_batch_options options = {
+                .batch = sizes[k], .shuffle = true, .epoch = 3, .dtype = LT_U8, .workers = workers};
             CHECK_EQ(run(ctx, &s, &options, got), MANY);
             CHECK_EQ(memcmp(got, want, sizeof want), 0);
             CHECK_EQ(s.reads, MANY);
@@ -432,8 +451,8 @@ TEST(a_limit_for_threads_leaves_fewer_workers)
         lt_tensor *x, *y;
         numbers s;
         open_numbers(&s, MANY);
-        lt_batch_options options = {.batch = 40, .shuffle = true, .epoch = 3, .dtype = LT_U8,
-                                    .workers = 4};
+        lt_batch_options options = {
+            .batch = 40, .shuffle = true, .epoch = 3, .dtype = LT_U8, .workers = 4};
         lt_batches *batches = lt_batches_new(ctx, &s.base, &options);
         line[0] = '\0';
         threads_left = limit;
@@ -447,8 +466,10 @@ TEST(a_limit_for_threads_leaves_fewer_workers)
         CHECK_EQ(lt_batches_stats(batches).workers, limit);
         CHECK_EQ(lt_batches_stats(batches).images, MANY);
         if (limit < 4)
-            snprintf(wanted, sizeof wanted, "batches: cannot start worker %d of 4 (%s); goes on "
-                     "with %d", limit + 1, strerror(EAGAIN), limit);
+            snprintf(wanted, sizeof wanted,
+                     "batches: cannot start worker %d of 4 (%s); goes on "
+                     "with %d",
+                     limit + 1, strerror(EAGAIN), limit);
         CHECK_STR(line, wanted);
         lt_batches_free(batches);
     }
@@ -482,8 +503,8 @@ TEST(what_was_seen_is_left_out)
     for (int64_t first = 0; first <= MANY; first += 10) {
         numbers s;
         open_numbers(&s, MANY);
-        lt_batch_options options = {.batch = 30, .shuffle = true, .epoch = 1, .first = first,
-                                    .dtype = LT_U8, .workers = 2};
+        lt_batch_options options = {
+            .batch = 30, .shuffle = true, .epoch = 1, .first = first, .dtype = LT_U8, .workers = 2};
         lt_batches *batches = lt_batches_new(ctx, &s.base, &options);
         CHECK_EQ(lt_batches_count(batches), (MANY - first + 29) / 30);
         lt_batches_free(batches);

@@ -82,7 +82,8 @@ TEST(a_file_that_is_cut_is_an_error)
     write_records(other, 0, 1, SIZE_MAX);
     for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
         write_records(path, 0, 2, cuts[i]);
-        snprintf(text, sizeof text, "%s is no file of CIFAR-10, or cut short: it has %zu bytes, "
+        snprintf(text, sizeof text,
+                 "%s is no file of CIFAR-10, or cut short: it has %zu bytes, "
                  "which is no multiple of 3073, the length of a record; fetch it again",
                  path, cuts[i]);
         check_refused(2, text);

@@ -88,10 +88,10 @@ static void check_refused(int64_t size, const char *text)
 
 TEST(names_are_sorted_byte_by_byte)
 {
-    static const char *const files[] = {"B/b.jpg",  "B/Z.PNG",   "B/a10.jpeg", "B/a9.JPG",
+    static const char *const files[] = {"B/b.jpg",        "B/Z.PNG",   "B/a10.jpeg", "B/a9.JPG",
                                         "B/\xc3\xa9.jpg", "a b/1.png", "A/x.y.Jpeg"};
-    static const char *const order[] = {"A/x.y.Jpeg", "B/Z.PNG", "B/a10.jpeg", "B/a9.JPG",
-                                        "B/b.jpg", "B/\xc3\xa9.jpg", "a b/1.png"};
+    static const char *const order[] = {"A/x.y.Jpeg", "B/Z.PNG",        "B/a10.jpeg", "B/a9.JPG",
+                                        "B/b.jpg",    "B/\xc3\xa9.jpg", "a b/1.png"};
     static const char *const classes[] = {"A", "B", "a b"};
     lt_sample_buffers buffers = {0};
     int64_t shape[3], label;
@@ -196,15 +196,19 @@ TEST(names_without_a_file_are_left_out_and_counted)
     CHECK_EQ(lt_source_count(s), 1);
     CHECK_EQ(lt_source_classes(s), 1);
     CHECK_EQ(warnings, 1);
-    snprintf(text, sizeof text, "%s: names that lead to no file are left out: 8, the first is "
-             "cat/b.jpg (No such file or directory)", root);
+    snprintf(text, sizeof text,
+             "%s: names that lead to no file are left out: 8, the first is "
+             "cat/b.jpg (No such file or directory)",
+             root);
     CHECK_STR(warning, text);
     lt_source_release(s);
     CHECK_EQ(unlink(in_root("cat/e.jpg")), 0);
     CHECK_EQ(symlink("loop", in_root("loop")), 0); /* a class, perhaps */
     lt_source_release(open_root());
-    snprintf(text, sizeof text, "%s: names that lead to no file are left out: 8, the first is loop "
-             "(Too many levels of symbolic links)", root);
+    snprintf(text, sizeof text,
+             "%s: names that lead to no file are left out: 8, the first is loop "
+             "(Too many levels of symbolic links)",
+             root);
     CHECK_STR(warning, text);
     CHECK_EQ(warnings, 2);
     lt_log_to(ctx, NULL, NULL);
@@ -228,12 +232,16 @@ TEST(what_a_name_leads_to_is_said)
         else
             CHECK_EQ(symlink("/dev/zero", in_root("cat/b.jpg")), 0);
         lt_source_release(open_root());
-        snprintf(text, sizeof text, "%s: names that lead to no file are left out: 1, the first is "
-                 "cat/b.jpg (%s)", root, kinds[i]);
+        snprintf(text, sizeof text,
+                 "%s: names that lead to no file are left out: 1, the first is "
+                 "cat/b.jpg (%s)",
+                 root, kinds[i]);
         CHECK_STR(warning, text);
         CHECK_EQ(unlink(in_root("cat/a.jpg")), 0);
-        snprintf(text, sizeof text, "/cat has no image: no file .jpg, .jpeg or .png; names that "
-                 "lead to no file are left out: 1, the first is cat/b.jpg (%s)", kinds[i]);
+        snprintf(text, sizeof text,
+                 "/cat has no image: no file .jpg, .jpeg or .png; names that "
+                 "lead to no file are left out: 1, the first is cat/b.jpg (%s)",
+                 kinds[i]);
         check_refused(8, text);
     }
     lt_log_to(ctx, NULL, NULL);
@@ -275,9 +283,10 @@ TEST(what_may_not_be_read_is_an_error)
 
 TEST(names_do_not_reach_the_terminal_as_they_are)
 {
-    static const struct { const char *name, *shown; } cases[] = {
-        {"x\033[31m\n\r\x7f.png", "x?[31m???.png"},
-        {"\xc3\xa9\xc2\x9b\xc2\xa0\xff.png", "\xc3\xa9?\xc2\xa0\xff.png"}};
+    static const struct {
+        const char *name, *shown;
+    } cases[] = {{"x\033[31m\n\r\x7f.png", "x?[31m???.png"},
+                 {"\xc3\xa9\xc2\x9b\xc2\xa0\xff.png", "\xc3\xa9?\xc2\xa0\xff.png"}};
     for (int i = 0; i < 2; i++) {
         char name[64], text[PATH_MAX + 64];
         lt_sample_buffers buffers = {0};
@@ -289,8 +298,7 @@ TEST(names_do_not_reach_the_terminal_as_they_are)
         make_file(name, NULL);
         lt_source *s = open_root();
         CHECK_FAILS(s->read(s, 0, &buffers, &image, &label), LT_EDATA, "");
-        snprintf(text, sizeof text, "%s/cat/%s: no image: the file is empty", root,
-                 cases[i].shown);
+        snprintf(text, sizeof text, "%s/cat/%s: no image: the file is empty", root, cases[i].shown);
         CHECK_STR(lt_errmsg(), text);
         lt_source_release(s);
         free(buffers.file.data);
@@ -349,10 +357,12 @@ TEST(images_are_read_with_their_labels)
 
 TEST(without_a_size_all_have_that_of_the_first)
 {
-    static const uint8_t one_pixel[] = { /* a PNG of 1x1 */
-        137, 80, 78, 71, 13, 10, 26, 10, 0, 0, 0, 13, 73, 72, 68, 82, 0, 0, 0, 1, 0, 0, 0, 1, 8, 0,
-        0, 0, 0, 58, 126, 155, 85, 0, 0, 0, 10, 73, 68, 65, 84, 120, 156, 99, 96, 0, 0, 0, 2, 0, 1,
-        72, 175, 164, 113, 0, 0, 0, 0, 73, 69, 78, 68, 174, 66, 96, 130};
+    static const uint8_t one_pixel[] = {
+        /* a PNG of 1x1 */
+        137, 80,  78,  71,  13, 10, 26, 10,  0,   0,  0,  13, 73,  72,  68,  82, 0,
+        0,   0,   1,   0,   0,  0,  1,  8,   0,   0,  0,  0,  58,  126, 155, 85, 0,
+        0,   0,   10,  73,  68, 65, 84, 120, 156, 99, 96, 0,  0,   0,   2,   0,  1,
+        72,  175, 164, 113, 0,  0,  0,  0,   73,  69, 78, 68, 174, 66,  96,  130};
     char text[PATH_MAX + 128];
     lt_sample_buffers buffers = {0};
     lt_image image;
@@ -367,8 +377,10 @@ TEST(without_a_size_all_have_that_of_the_first)
     CHECK(s != NULL);
     CHECK_OK(s->read(s, 0, &buffers, &image, &label));
     CHECK_FAILS(s->read(s, 1, &buffers, &image, &label), LT_EDATA, "");
-    snprintf(text, sizeof text, "%s has 1x1 pixels (height x width), the first image has 13x17; "
-             "name a size that all are brought to", in_root("x/2.png"));
+    snprintf(text, sizeof text,
+             "%s has 1x1 pixels (height x width), the first image has 13x17; "
+             "name a size that all are brought to",
+             in_root("x/2.png"));
     CHECK_STR(lt_errmsg(), text);
     lt_source_release(s);
     make_file("x/0.png", NULL);
@@ -393,8 +405,8 @@ TEST(no_class_and_no_image_are_errors)
 
 TEST(arguments_are_checked)
 {
-    static const int cases[][3] = {{0, 8, 3}, {8, 0, 3}, {-1, -1, 3}, {8, 8, 2}, {8, 8, 0},
-                                   {16385, 8, 3}, {8, 16385, 3}};
+    static const int cases[][3] = {{0, 8, 3}, {8, 0, 3},     {-1, -1, 3},  {8, 8, 2},
+                                   {8, 8, 0}, {16385, 8, 3}, {8, 16385, 3}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         CHECK(!lt_source_folder(ctx, root, cases[i][0], cases[i][1], cases[i][2]));
         CHECK_EQ(lt_errcode(), LT_EINVAL);

@@ -37,8 +37,8 @@ static size_t read_back(unsigned char *data, size_t room)
 }
 
 /* 2 images of 2x3, bytes 1 to 12 */
-static const unsigned char images[] = {0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 3,
-                                       1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+static const unsigned char images[] = {0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 2,  0,  0,
+                                       0, 3, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
 
 static void check_images(lt_tensor *x)
 {
@@ -125,8 +125,8 @@ TEST(every_truncation_is_an_error)
     size_t size = read_back(packed, sizeof packed);
     for (size_t n = 0; n < size; n++) {
         write_plain(packed, n);
-        check_refused(ctx, n < 2 ? "is not an IDX file"
-                                   : ": unexpected end of file; fetch it again");
+        check_refused(ctx,
+                      n < 2 ? "is not an IDX file" : ": unexpected end of file; fetch it again");
     }
     lt_ctx_free(ctx);
 }

@@ -14,7 +14,7 @@
 
 enum { H = 13, W = 17, ROOM = 4096 };
 
-static const char *const files[] = {"baseline.jpg", "progressive.jpg", "grey.jpg",  "cmyk.jpg",
+static const char *const files[] = {"baseline.jpg", "progressive.jpg", "grey.jpg",   "cmyk.jpg",
                                     "rgb.png",      "alpha.png",       "grey16.png", "palette.png"};
 enum { FILES = sizeof files / sizeof *files, JPEGS = 4 };
 
@@ -174,9 +174,9 @@ TEST(every_truncation_is_an_error)
         file f = load(files[i]);
         size_t whole = f.n;
         for (f.n = 0; f.n < whole; f.n++)
-            check_refused(&f, f.n == 0                   ? "the file is empty"
+            check_refused(&f, f.n == 0                    ? "the file is empty"
                               : f.n < (i < JPEGS ? 2 : 8) ? "neither a JPEG nor a PNG"
-                                                         : "is cut short: it has no ");
+                                                          : "is cut short: it has no ");
         memset(f.bytes + whole, 0x5a, 7); /* behind the end is nobody's business */
         CHECK_OK(decode(f.bytes, whole + 7, 3, &buffers, &image));
     }
@@ -247,8 +247,9 @@ TEST(a_png_is_bounded_by_the_bytes_of_its_rows)
         uint8_t bits, type;
         const char *text; /* NULL: the header promises what may be */
     } cases[] = {
-        {8000, 8000, 16, 6, "its 8000x8000 pixels (height x width) are 512008000 bytes, luatrain "
-                            "takes a PNG of at most 268435456"},
+        {8000, 8000, 16, 6,
+         "its 8000x8000 pixels (height x width) are 512008000 bytes, luatrain "
+         "takes a PNG of at most 268435456"},
         {64000000, 1, 16, 6, "are 576000000 bytes, luatrain takes"},
         {100, 1500, 16, 6, "its header promises 100x1500 pixels (height x width), more than "},
         {100, 1500, 1, 0, NULL},

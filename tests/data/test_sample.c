@@ -61,7 +61,10 @@ static int64_t below(uint32_t word, int64_t n) { return (int64_t)floor(word / 42
 
 /* ==== Moved and mirrored ====================================================================== */
 
-typedef struct move { int64_t dy, dx; bool mirrored; } move;
+typedef struct move {
+    int64_t dy, dx;
+    bool mirrored;
+} move;
 
 static move move_of(int64_t i, int64_t crop, bool flip)
 {
@@ -86,8 +89,8 @@ TEST(moved_and_mirrored_bytes)
     lt_source *source = open_images(ctx, LT_U8);
     for (int64_t crop = 0; crop < 5; crop++)
         for (int flip = 0; flip < 2; flip++) {
-            lt_batch_options options = {.batch = 16, .epoch = EPOCH, .dtype = LT_U8, .crop = crop,
-                                        .flip = flip};
+            lt_batch_options options = {
+                .batch = 16, .epoch = EPOCH, .dtype = LT_U8, .crop = crop, .flip = flip};
             int mirrored = 0;
             CHECK_EQ(collect(ctx, source, &options, out, SIZE), N);
             for (int64_t i = 0, k = 0; i < N; i++) {
@@ -256,8 +259,15 @@ static lt_status read_photo(const lt_source *source, int64_t i, lt_sample_buffer
 
 static photo make_photo(int64_t count, int64_t h, int64_t w, int64_t to_h, int64_t to_w)
 {
-    photo p = {.base = {.refs = 1, .count = count, .h = to_h, .w = to_w, .c = 3, .dtype = LT_U8,
-                        .read = read_photo}, .h = h, .w = w};
+    photo p = {.base = {.refs = 1,
+                        .count = count,
+                        .h = to_h,
+                        .w = to_w,
+                        .c = 3,
+                        .dtype = LT_U8,
+                        .read = read_photo},
+               .h = h,
+               .w = w};
     CHECK_EQ(h * w, PIXELS);
     for (int i = 0; i < PIXELS * 3; i++)
         p.pixels[i] = (uint8_t)(i * i / 7);
@@ -267,20 +277,23 @@ static photo make_photo(int64_t count, int64_t h, int64_t w, int64_t to_h, int64
 TEST(a_random_part_of_an_odd_image_has_all_of_its_share)
 {
     enum { TO = 6 };
-    static const struct { int64_t h, w; double least; } cases[] = {
-        {40, 20, 0.08}, {20, 40, 0.9}, {8, 100, 0.08}, {100, 8, 0.5}, {1, 800, 0.3}, {800, 1, 0.9}};
+    static const struct {
+        int64_t h, w;
+        double least;
+    } cases[] = {{40, 20, 0.08}, {20, 40, 0.9}, {8, 100, 0.08},
+                 {100, 8, 0.5},  {1, 800, 0.3}, {800, 1, 0.9}};
     static uint8_t out[N * TO * TO * 3];
     lt_ctx *ctx = lt_ctx_new(&(lt_config){.seed = SEED});
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         photo p = make_photo(N, cases[k].h, cases[k].w, TO, TO);
-        lt_batch_options options = {.batch = 16, .epoch = EPOCH, .dtype = LT_U8,
-                                    .area = cases[k].least};
+        lt_batch_options options = {
+            .batch = 16, .epoch = EPOCH, .dtype = LT_U8, .area = cases[k].least};
         CHECK_EQ(collect(ctx, &p.base, &options, out, TO * TO * 3), N);
         for (int64_t i = 0; i < N; i++) {
             uint32_t word[4];
             lt_random(SEED, LT_RNG_AUGMENT, EPOCH, 2 * (uint64_t)i + 1, word);
             check_crop(out + i * TO * TO * 3, (lt_image){p.pixels, LT_U8, p.h, p.w, 3},
-                         part_of(word, cases[k].least, (double)p.h, (double)p.w), TO, TO);
+                       part_of(word, cases[k].least, (double)p.h, (double)p.w), TO, TO);
         }
     }
     lt_ctx_free(ctx);
@@ -288,9 +301,12 @@ TEST(a_random_part_of_an_odd_image_has_all_of_its_share)
 
 TEST(the_middle_of_a_large_image_is_taken)
 {
-    static const struct { int64_t h, w; lt_crop window; } cases[] = {
-        {40, 20, {0, 0, 40, 20}},             /* as it is */
-        {10, 10, {11.25, 1.25, 17.5, 17.5}},  /* 7/8 of the narrow side */
+    static const struct {
+        int64_t h, w;
+        lt_crop window;
+    } cases[] = {
+        {40, 20, {0, 0, 40, 20}},            /* as it is */
+        {10, 10, {11.25, 1.25, 17.5, 17.5}}, /* 7/8 of the narrow side */
         {20, 10, {2.5, 1.25, 35, 17.5}},
         {50, 100, {15.625, 1.25, 8.75, 17.5}}, /* larger */
     };
@@ -301,7 +317,7 @@ TEST(the_middle_of_a_large_image_is_taken)
         lt_batch_options options = {.batch = 1, .dtype = LT_U8};
         CHECK_EQ(collect(ctx, &p.base, &options, out, (size_t)(cases[k].h * cases[k].w * 3)), 1);
         check_crop(out, (lt_image){p.pixels, LT_U8, 40, 20, 3}, cases[k].window, cases[k].h,
-                     cases[k].w);
+                   cases[k].w);
     }
     lt_ctx_free(ctx);
 }

@@ -46,8 +46,12 @@ static void check_pass(lt_ctx *ctx, lt_source *source, int64_t batch, int64_t gr
                        int ranks, int shards)
 {
     lt_tensor *x, *y;
-    lt_batch_options options = {.batch = batch, .rank = rank * shards, .ranks = ranks * shards,
-                                .shards = shards, .grain = grain, .workers = rank % 2 ? 2 : -1};
+    lt_batch_options options = {.batch = batch,
+                                .rank = rank * shards,
+                                .ranks = ranks * shards,
+                                .shards = shards,
+                                .grain = grain,
+                                .workers = rank % 2 ? 2 : -1};
     lt_batches *batches = lt_batches_new(ctx, source, &options);
     CHECK_EQ(lt_batches_count(batches), (N + batch - 1) / batch * shards);
     for (int64_t done = 0; done < N; done += batch)
@@ -86,20 +90,22 @@ TEST(shards_of_very_many_rows)
 
 TEST(ranks_that_are_not_there)
 {
-    static const struct { int rank, ranks, shards; const char *text; } cases[] = {
-        {2, 2, 0, "there is no rank 2 of 2"},
-        {1, 0, 0, "there is no rank 1 of 0"},
-        {-1, 2, 0, "there is no rank -1 of 2"},
-        {2, 4, 3, "there is no rank 4 of 4"},
-        {0, 0, 2, "there is no rank 1 of 0"},
-        {INT_MAX, 4, 2, "there is no rank 2147483648 of 4"}};
+    static const struct {
+        int rank, ranks, shards;
+        const char *text;
+    } cases[] = {{2, 2, 0, "there is no rank 2 of 2"},
+                 {1, 0, 0, "there is no rank 1 of 0"},
+                 {-1, 2, 0, "there is no rank -1 of 2"},
+                 {2, 4, 3, "there is no rank 4 of 4"},
+                 {0, 0, 2, "there is no rank 1 of 0"},
+                 {INT_MAX, 4, 2, "there is no rank 2147483648 of 4"}};
     lt_ctx *ctx = lt_ctx_new(NULL);
     lt_source *source = some_images(ctx);
     CHECK(lt_batches_new(ctx, source, &(lt_batch_options){.batch = 1, .grain = -1}) == NULL);
     CHECK_MSG("grain wants at least 1, it is -1");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        lt_batch_options options = {.batch = 1, .rank = cases[i].rank, .ranks = cases[i].ranks,
-                                    .shards = cases[i].shards};
+        lt_batch_options options = {
+            .batch = 1, .rank = cases[i].rank, .ranks = cases[i].ranks, .shards = cases[i].shards};
         CHECK(lt_batches_new(ctx, source, &options) == NULL);
         CHECK_EQ(lt_errcode(), LT_EINVAL);
         CHECK_MSG(cases[i].text);

@@ -164,7 +164,7 @@ TEST(synthetic_colours_tell_the_classes)
 {
     static const int base[] = {0, 10, 4, 3}; /* the smallest with at least 10 numbers */
     for (int64_t channels = 1; channels <= MOST; channels++)
-        for (int64_t class = 0; class < CLASSES; class++) {
+        for (int64_t class = 0; class < CLASSES; class ++) {
             uint8_t image[H * W * MOST];
             CHECK_EQ(synthetic(1, 0, 50 + class, channels, image), class);
             int64_t rest = class;
@@ -180,7 +180,10 @@ TEST(synthetic_colours_tell_the_classes)
 
 TEST(synthetic_refused)
 {
-    static const struct { int64_t count, h, w, c, classes; const char *text; } cases[] = {
+    static const struct {
+        int64_t count, h, w, c, classes;
+        const char *text;
+    } cases[] = {
         {1, 0, 1, 1, 1, "images want 1 to 16384 pixels each way, they are 0x1"},
         {1, 1, 16385, 1, 1, "they are 1x16385"},
         {1, 1, 1, 5, 1, "images want 1 to 4 channels, they have 5"},

@@ -23,8 +23,8 @@ static inline void check_batches(int workers)
     lt_tensor *labels = lt_tensor_from(ctx, LT_I64, 1, (int64_t[]){IMAGES}, label);
     lt_tensor *set[] = {lt_to(images, "cpu"), lt_to(labels, "cpu")};
     lt_source *source = lt_source_tensors(ctx, set[0], set[1]);
-    lt_batches *batches = lt_batches_new(ctx, source, &(lt_batch_options){.batch = BATCH,
-                                                                          .workers = workers});
+    lt_batches *batches =
+        lt_batches_new(ctx, source, &(lt_batch_options){.batch = BATCH, .workers = workers});
     CHECK(batches != NULL);
     for (int i = 0; i < BATCHES; i++)
         CHECK_OK(lt_batches_next(batches, &x[i], &y[i]));
@@ -57,8 +57,13 @@ static inline void take_batch(lt_ctx *ctx, lt_dtype dtype, int64_t channels, int
     lt_tensor *set[] = {lt_tensor_from(ctx, LT_U8, 4, (int64_t[]){IMAGES, H, W, channels}, bytes),
                         lt_tensor_from(ctx, LT_U8, 1, (int64_t[]){IMAGES}, label)};
     lt_source *source = lt_source_tensors(ctx, set[0], set[1]);
-    lt_batch_options options = {.batch = 7, .shuffle = true, .crop = 1, .flip = true,
-                                .dtype = dtype, .workers = workers, .mean = {0.5, 0.4, 0.3},
+    lt_batch_options options = {.batch = 7,
+                                .shuffle = true,
+                                .crop = 1,
+                                .flip = true,
+                                .dtype = dtype,
+                                .workers = workers,
+                                .mean = {0.5, 0.4, 0.3},
                                 .std = {0.1, 0.2, 0.3, 0.4}};
     lt_batches *batches = lt_batches_new(ctx, source, &options);
     CHECK(batches != NULL);

@@ -83,7 +83,7 @@ static void emu_close(lt_device *device)
 typedef struct list {
     lt_tensor **at;
     int n;
-    uint64_t read, write;     /* bits of elements: the kernel reads, or writes them */
+    uint64_t read, write; /* bits of elements: the kernel reads, or writes them */
     lt_tensor *half[LT_MAX_LIST], wide[LT_MAX_LIST];
 } list;
 
@@ -127,8 +127,8 @@ static lt_status run_wide(lt_call *c, bool backward)
     if (!l)
         abort();
     l[0] = (list){.at = c->in, .n = c->n_in, .read = ~0ull, .write = op->in_place};
-    l[1] = (list){.at = c->out, .n = n_all, .read = backward ? ~0ull : 0,
-                  .write = backward ? 0 : ~0ull};
+    l[1] = (list){
+        .at = c->out, .n = n_all, .read = backward ? ~0ull : 0, .write = backward ? 0 : ~0ull};
     l[2] = (list){.at = c->d_out, .n = backward ? n_out : 0, .read = ~0ull};
     l[3] = (list){.at = c->d_in, .n = backward ? c->n_in : 0, .read = c->add, .write = ~0ull};
     for (int i = 0; i < 4; i++)
@@ -187,9 +187,7 @@ static lt_status run_open(lt_call *c, bool backward)
 {
     if (c->skip && *c->skip)
         return LT_OK;
-    return !c->op->any_dtype ? run_wide(c, backward)
-           : backward        ? c->op->bwd(c)
-                             : c->op->fwd(c);
+    return !c->op->any_dtype ? run_wide(c, backward) : backward ? c->op->bwd(c) : c->op->fwd(c);
 }
 
 static lt_status run(lt_call *c, bool backward)
@@ -199,8 +197,10 @@ static lt_status run(lt_call *c, bool backward)
     LT_TRY(check(e, c, backward));
     bool takes_f64 = strcmp(name, "add_squares") == 0 || strcmp(name, "cast") == 0;
     if (is_f64(c, backward) && !takes_f64)
-        return e->host->fail(LT_EUNSUPPORTED, "%s does not compute in f64; the CPU does, for "
-                             "copies by x:to('cpu')", e->name);
+        return e->host->fail(LT_EUNSUPPORTED,
+                             "%s does not compute in f64; the CPU does, for "
+                             "copies by x:to('cpu')",
+                             e->name);
     WITH_MEMORY(e, run_open(c, backward));
 }
 
@@ -352,12 +352,23 @@ static emu *emu_new(const lt_host *host, int index)
     void *start = mmap(NULL, ROOM, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (!e || !cpu || start == MAP_FAILED)
         abort();
-    e->base = (lt_device){.name = e->name, .alloc = emu_alloc, .free = emu_free, .copy = emu_copy,
-                          .convert = emu_convert, .fill = emu_fill, .add = emu_add,
-                          .look_up = emu_look_up, .sync = emu_sync, .close = emu_close,
-                          .mark = emu_mark, .wait = emu_wait, .alloc_host = emu_alloc_host,
-                          .free_host = emu_free_host, .upload = emu_upload,
-                          .download = emu_download, .stream_wait = emu_stream_wait,
+    e->base = (lt_device){.name = e->name,
+                          .alloc = emu_alloc,
+                          .free = emu_free,
+                          .copy = emu_copy,
+                          .convert = emu_convert,
+                          .fill = emu_fill,
+                          .add = emu_add,
+                          .look_up = emu_look_up,
+                          .sync = emu_sync,
+                          .close = emu_close,
+                          .mark = emu_mark,
+                          .wait = emu_wait,
+                          .alloc_host = emu_alloc_host,
+                          .free_host = emu_free_host,
+                          .upload = emu_upload,
+                          .download = emu_download,
+                          .stream_wait = emu_stream_wait,
                           .comm_calls = &comm_calls};
     pthread_mutex_init(&e->lock, NULL);
     e->cpu = cpu;
@@ -391,8 +402,8 @@ LT_API int lt_accelerator_open(const char *version, const lt_host *host,
     a->check_loss = check_loss;
     a->clip = clip;
     for (int id = 0; id < LT_OPS; id++)
-        a->op[id] = (lt_kernels){scratch, forward, backward,
-                                 id == LT_OP_conv2d || id == LT_OP_linear};
+        a->op[id] =
+            (lt_kernels){scratch, forward, backward, id == LT_OP_conv2d || id == LT_OP_linear};
     if (lacks("no-pow"))
         a->op[LT_OP_pow] = (lt_kernels){0};
     snprintf(a->name, sizeof a->name, "emulator (reference kernels)");

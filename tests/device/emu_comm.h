@@ -14,12 +14,12 @@
 
 enum { RANKS = 8 };
 
-typedef struct table {        /* of one job */
+typedef struct table { /* of one job */
     char id[LT_COMM_ID_BYTES];
     int size, refs, came;
-    int posts, taken;         /* so many there were; and so often a sum was taken */
-    bool broken;              /* a rank has gone in the middle of a sum */
-    void *part[2][RANKS];     /* what a rank has posted; used in turn, for it may post the next */
+    int posts, taken;     /* so many there were; and so often a sum was taken */
+    bool broken;          /* a rank has gone in the middle of a sum */
+    void *part[2][RANKS]; /* what a rank has posted; used in turn, for it may post the next */
     float tail[2][RANKS][LT_COMM_TAIL]; /* one before others have taken this */
     struct table *next;
 } table;
@@ -28,8 +28,8 @@ typedef struct comm {
     lt_device_comm base;
     emu *e;
     table *t;
-    int rank, sums;           /* so many were asked for */
-    bool asked, summing;      /* in vain; a sum is not there yet */
+    int rank, sums;      /* so many were asked for */
+    bool asked, summing; /* in vain; a sum is not there yet */
     lt_device_sum sum;
     float tail[LT_COMM_TAIL];
 } comm;
@@ -73,14 +73,14 @@ static table *table_of(const char *id, int size)
 static const lt_device_comm_calls comm_calls;
 
 static lt_status comm_open(lt_device *device, const char id[LT_COMM_ID_BYTES], int rank, int size,
-                            lt_device_comm **out)
+                           lt_device_comm **out)
 {
     comm *p = calloc(1, sizeof *p);
     if (!p)
         abort();
     pthread_mutex_lock(&comm_lock);
-    *p = (comm){.base = {.calls = &comm_calls}, .e = emu_of(device),
-                 .t = table_of(id, size), .rank = rank};
+    *p = (comm){
+        .base = {.calls = &comm_calls}, .e = emu_of(device), .t = table_of(id, size), .rank = rank};
     p->base.tail = p->tail;
     p->t->refs++;
     p->t->came += !(rank == 1 && lacks("one-refuses"));
@@ -119,7 +119,8 @@ static void add_up(table *t, int turn, const lt_device_sum *s)
 static lt_status take_it(emu *e, const lt_device_sum *s, const void *from)
 {
     WITH_MEMORY(e, (memcpy(s->on_wire ? s->on_wire : s->data, from,
-                           (size_t)s->count * lt_dtype_bytes(on_wire(s))), LT_OK));
+                           (size_t)s->count * lt_dtype_bytes(on_wire(s))),
+                    LT_OK));
 }
 
 /* With the lock. */
@@ -179,7 +180,7 @@ static lt_status look_at(comm *p, char *data, int64_t count, lt_dtype dtype,
 }
 
 static lt_status comm_prepare(lt_device_comm *given, void *data, int64_t count, lt_dtype dtype,
-                            const lt_bucket_range *zeros, int n, bool finds, uint64_t after)
+                              const lt_bucket_range *zeros, int n, bool finds, uint64_t after)
 {
     comm *p = (comm *)given;
     (void)finds;
@@ -213,10 +214,7 @@ static lt_status scale_part(const comm *p, void *part)
     return multiply(part, on_wire(s), s->data, s->dtype, s->count, s->scale);
 }
 
-static lt_status post(comm *p, void *part)
-{
-    WITH_MEMORY(p->e, scale_part(p, part));
-}
+static lt_status post(comm *p, void *part) { WITH_MEMORY(p->e, scale_part(p, part)); }
 
 static lt_status comm_allreduce(lt_device_comm *given, const lt_device_sum *s)
 {
@@ -271,8 +269,8 @@ static void comm_close(lt_device_comm *given)
     pthread_mutex_unlock(&comm_lock);
 }
 
-static const lt_device_comm_calls comm_calls = {
-    comm_identify, comm_make_id, comm_open, comm_poll, comm_prepare, comm_allreduce, comm_unpack,
-    comm_finalize, comm_close};
+static const lt_device_comm_calls comm_calls = {comm_identify, comm_make_id,  comm_open,
+                                                comm_poll,     comm_prepare,  comm_allreduce,
+                                                comm_unpack,   comm_finalize, comm_close};
 
 #endif

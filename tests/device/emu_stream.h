@@ -19,13 +19,13 @@ typedef enum lane { IN_STREAM, UP, DOWN } lane;
 /* A copy that is still to come. */
 typedef struct pending {
     lane way;
-    uint64_t at;              /* its place in the stream, or on its way */
-    char *dst, *src;          /* src: of a copy in the stream its own memory */
+    uint64_t at;     /* its place in the stream, or on its way */
+    char *dst, *src; /* src: of a copy in the stream its own memory */
     size_t bytes;
     bool is_done;
 } pending;
 
-typedef struct spot {         /* behind so much in the stream, and on one of the other ways */
+typedef struct spot { /* behind so much in the stream, and on one of the other ways */
     uint64_t at;
     lane way;
     uint64_t on_way;
@@ -33,19 +33,19 @@ typedef struct spot {         /* behind so much in the stream, and on one of the
 
 typedef struct emu {
     lt_device base;
-    lt_device *cpu;           /* its functions do the work, on this memory */
+    lt_device *cpu; /* its functions do the work, on this memory */
     const lt_host *host;
     char *start;
     size_t used;
     char name[24];
-    pthread_mutex_t lock;     /* guards what follows, and the memory while it is open */
-    uint64_t queued, done;    /* so much is in the stream; so far somebody has waited */
-    uint64_t copies;          /* on the other ways */
+    pthread_mutex_t lock;  /* guards what follows, and the memory while it is open */
+    uint64_t queued, done; /* so much is in the stream; so far somebody has waited */
+    uint64_t copies;       /* on the other ways */
     uint64_t marks;
-    spot mark[LT_MARKS];      /* the last ones */
+    spot mark[LT_MARKS]; /* the last ones */
     pending pending[MAX_PENDING];
     int n_pending;
-    lt_range block[BLOCKS];   /* memory on the host that it copies to */
+    lt_range block[BLOCKS]; /* memory on the host that it copies to */
 } emu;
 
 static _Thread_local long counts[EMU_COUNTS];

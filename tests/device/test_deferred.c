@@ -38,8 +38,11 @@ static void call(lt_ctx *ctx, const char *name, const char *options, char *text)
 static lt_ctx *open_with(bool emu, const char *fault)
 {
     use_emu();
-    lt_ctx *ctx = lt_open(&(lt_config){.device = emu ? "cuda" : "cpu", .threads = 1,
-                                       .poison = true, .reference = true, .fault = fault});
+    lt_ctx *ctx = lt_open(&(lt_config){.device = emu ? "cuda" : "cpu",
+                                       .threads = 1,
+                                       .poison = true,
+                                       .reference = true,
+                                       .fault = fault});
     if (!ctx)
         FAIL("%s", lt_errmsg());
     return ctx;
@@ -118,7 +121,7 @@ TEST(an_optimizer_that_comes_late)
     for (int emu = 0; emu < 2; emu++)
         call(open_with(emu, NULL), "apart", "", text[emu]);
     CHECK_STR(text[1], text[0]);
-    CHECK(strncmp(text[0] + 65, text[0], 64) == 0);       /* after step 2: it was skipped */
+    CHECK(strncmp(text[0] + 65, text[0], 64) == 0); /* after step 2: it was skipped */
     CHECK(strncmp(text[0] + 3 * 65, text[0], 64) != 0);
     CHECK(strstr(text[0], "skipped=0x1p+2"));
 }
@@ -137,14 +140,16 @@ TEST(a_leaf_without_an_optimizer)
 TEST(at_the_floor)
 {
     check_loop("policy = 'static', steps = 20, spikes = setmetatable({}, {__index = function() "
-               "return true end})", NULL, "is the first that is not finite");
+               "return true end})",
+               NULL, "is the first that is not finite");
 }
 
 /* ==== A loss that is not finite =============================================================== */
 
 TEST(a_loss_that_is_not_finite)
 {
-    check_loop("amp = 'off', nans = {[3] = true}", NULL, "the loss is nan at step 3; look at the "
+    check_loop("amp = 'off', nans = {[3] = true}", NULL,
+               "the loss is nan at step 3; look at the "
                "learning rate and at the data");
     check_loop("amp = 'off', nans = {true}, adam = true", NULL, "the loss is nan at step 1");
     check_loop("amp = 'bf16', nans = {[6] = true}, accumulate = 2", NULL,
@@ -288,7 +293,10 @@ TEST(a_run_that_goes_on)
 
 /* ==== Waiting ================================================================================= */
 
-typedef struct waits { long waits, drains; int steps, bad; } waits;
+typedef struct waits {
+    long waits, drains;
+    int steps, bad;
+} waits;
 
 /* Before each step: since the one before the host has waited for its check, and perhaps for the
  * memory of a batch, always with more in the stream behind. The first steps make what is needed. */

@@ -42,7 +42,10 @@ static void check_refused(const char *device, lt_status code, const char *text)
 }
 
 /* auto takes the CPU and says why, once somebody listens. */
-typedef struct log_line { lt_log_level level; char line[256]; } log_line;
+typedef struct log_line {
+    lt_log_level level;
+    char line[256];
+} log_line;
 
 static void keep_line(void *ud, lt_log_level level, const char *line)
 {
@@ -68,10 +71,11 @@ static void check_falls_back(lt_log_level level, const char *why)
 TEST(without_the_plugin)
 {
     unsetenv("LUATRAIN_PLUGINS");
-    check_refused("cuda", LT_EENV, "device cuda: luatrain has no libluatrain-cuda.so, which is "
+    check_refused("cuda", LT_EENV,
+                  "device cuda: luatrain has no libluatrain-cuda.so, which is "
                   "built where there is nvcc; use --device cpu");
     check_falls_back(LT_LOG_DEBUG, "computes on the CPU: luatrain has no libluatrain-cuda.so, "
-                     "which is built where there is nvcc");
+                                   "which is built where there is nvcc");
 }
 
 TEST(a_machine_without)
@@ -110,7 +114,7 @@ TEST(a_plugin_of_another_version)
     CHECK(lt__same_version(LT_VERSION, text, sizeof text));
     CHECK(!lt__same_version("0.0.1", text, sizeof text));
     CHECK_STR(text, "libluatrain-cuda.so is of luatrain " LT_VERSION ", this is luatrain 0.0.1; "
-              "take both from one build");
+                    "take both from one build");
 }
 
 TEST(opened)
@@ -323,7 +327,8 @@ TEST(tensors_of_two_devices)
     CHECK_MSG("cat: x is on cuda:0, x is on cpu; bring one to the other");
     CHECK_OK(lt_set_requires_grad(here, true));
     lt_tensor *y = lt_run(ctx, "sum", NULL, here, NULL);
-    CHECK_FAILS(lt_backward(y, one), LT_EINVAL, "backward: the gradient is on cuda:0, the loss on "
+    CHECK_FAILS(lt_backward(y, one), LT_EINVAL,
+                "backward: the gradient is on cuda:0, the loss on "
                 "cpu; copy it, e.g. grad:to('cpu')");
     CHECK_OK(lt_backward(y, NULL)); /* a call on the CPU, and its gradient */
     CHECK_STR(lt_device_of(lt_grad(here)), "cpu");
@@ -473,8 +478,8 @@ TEST(gradients_of_half_copies)
 {
     lt_ctx *ctx = open_emu();
     lt_params *params = lt_params_new(ctx);
-    lt_tensor *p = lt_param_new(ctx, LT_F32, 2, (int64_t[]){3, 2},
-                                (lt_init){LT_INIT_CONSTANT, 1, 0});
+    lt_tensor *p =
+        lt_param_new(ctx, LT_F32, 2, (int64_t[]){3, 2}, (lt_init){LT_INIT_CONSTANT, 1, 0});
     lt_tensor *x = sixes(ctx), *one = lt_tensor_full(ctx, LT_BF16, 2, (int64_t[]){2, 2}, 1);
     lt_tensor *half = lt_run(ctx, "cast", "dtype=bf16", x, NULL);
     CHECK_OK(lt_params_add(params, "p", p));
@@ -536,5 +541,5 @@ TEST(the_first_that_is_not_finite)
     }
     CHECK_STR(text[0], text[1]);
     CHECK(strstr(text[0], "linear: its output is the first that is not finite: 270000 does not fit "
-                 "f16"));
+                          "f16"));
 }

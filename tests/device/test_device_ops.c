@@ -20,7 +20,8 @@ static void walk_op(const char *op)
     walk_cases(op, (lt_ctx *[]){open_emu(), open_reference()}, same);
 }
 
-#define X(name) TEST(name) { walk_op(#name); }
+#define X(name)                                                                                    \
+    TEST(name) { walk_op(#name); }
 #include "ops/list.h"
 LT_OP_LIST(X)
 #undef X

@@ -18,8 +18,8 @@ typedef struct job { /* a function of deferred.lua, called by ranks */
     int ranks;
     where at;
     const char *name, *options, *fault;
-    double timeout;           /* 0: a minute */
-    bool idle;                /* rank 1 has no rows */
+    double timeout; /* 0: a minute */
+    bool idle;      /* rank 1 has no rows */
     lt_reducer_config config;
 } job;
 
@@ -29,9 +29,9 @@ typedef struct rank {
     lt_group *group;
     pthread_t thread;
     lt_status status;
-    char text[TEXT];          /* what the function gives; or the message */
-    char note[256];           /* where gradients are summed */
-    long waits, drains;       /* until the last step that was looked at */
+    char text[TEXT];    /* what the function gives; or the message */
+    char note[256];     /* where gradients are summed */
+    long waits, drains; /* until the last step that was looked at */
     int steps, bad;
 } rank;
 
@@ -84,8 +84,8 @@ static void *run(void *ud)
     char device[16];
     snprintf(device, sizeof device, r->job->at == ON_CPU ? "cpu" : "cuda:%d",
              r->job->at == ON_OWN ? r->number : 0);
-    lt_ctx *ctx = lt_open(&(lt_config){.device = device, .threads = 1, .poison = true,
-                                       .reference = true, .fault = r->job->fault});
+    lt_ctx *ctx = lt_open(&(lt_config){
+        .device = device, .threads = 1, .poison = true, .reference = true, .fault = r->job->fault});
     lua_State *L = ctx ? lt_lua_new(ctx) : NULL;
     if (ctx)
         lt_log_to(ctx, note, r);
@@ -105,8 +105,8 @@ static void run_all(const job *j, rank ranks[MOST])
 {
     lt_group *group[MOST];
     use_emu();
-    CHECK_OK(lt_local_open(j->ranks, &(lt_group_config){.timeout = j->timeout > 0 ? j->timeout
-                                                                               : 60}, group));
+    CHECK_OK(lt_local_open(j->ranks,
+                           &(lt_group_config){.timeout = j->timeout > 0 ? j->timeout : 60}, group));
     for (int i = 0; i < j->ranks; i++) {
         memset(&ranks[i], 0, sizeof ranks[i]);
         ranks[i].job = j;
@@ -153,8 +153,10 @@ static void check_up_to(where last, job j, const char *part)
             compare(&j, ranks[at], ranks[ON_CPU], given);
         if (!strstr(ranks[at][0].text, part))
             FAIL("%d ranks, %s: no '%s' in\n%s", j.ranks, given, part, ranks[at][0].text);
-        CHECK_STR(ranks[at][0].note, at == ON_ONE && j.ranks > 1
-                  ? "ranks 0 and 1 share cuda:0: buckets are summed on the CPU" : "");
+        CHECK_STR(ranks[at][0].note,
+                  at == ON_ONE && j.ranks > 1
+                      ? "ranks 0 and 1 share cuda:0: buckets are summed on the CPU"
+                      : "");
     }
 }
 
@@ -198,16 +200,17 @@ TEST(an_inf_in_any_gradient)
 
 TEST(several_skipped_steps)
 {
-    check_loop(2, "policy = 'dynamic', spikes = {[2] = true, [3] = true}", NULL,
-               "skipped=0x1p+1");
+    check_loop(2, "policy = 'dynamic', spikes = {[2] = true, [3] = true}", NULL, "skipped=0x1p+1");
     check_loop(4, "policy = 'adaptive', accumulate = 2, spikes = {true, [6] = true}", NULL,
                "skipped=0x1p+1");
 }
 
 TEST(no_scale_helps)
 {
-    check_loop(2, "policy = 'static', steps = 20, spikes = setmetatable({}, {__index = function() "
-               "return true end})", NULL, "is the first that is not finite");
+    check_loop(2,
+               "policy = 'static', steps = 20, spikes = setmetatable({}, {__index = function() "
+               "return true end})",
+               NULL, "is the first that is not finite");
 }
 
 TEST(gradients_that_travel_in_halves)
@@ -228,13 +231,13 @@ TEST(a_parameter_of_one_rank)
 
 TEST(a_run)
 {
-    static const char *const options[] = {
-        "amp = 'off'", "amp = 'bf16', accumulate = 3, workers = 2",
-        "amp = 'fp16', policy = 'dynamic', scale = 2.0^24"};
+    static const char *const options[] = {"amp = 'off'",
+                                          "amp = 'bf16', accumulate = 3, workers = 2",
+                                          "amp = 'fp16', policy = 'dynamic', scale = 2.0^24"};
     for (int i = 0; i < 3; i++)
         for (int ranks = 2; ranks <= 4; ranks *= 2)
-            check_job((job){.ranks = ranks, .name = "fit", .options = options[i],
-                            .config = small}, "done");
+            check_job((job){.ranks = ranks, .name = "fit", .options = options[i], .config = small},
+                      "done");
 }
 
 /* The others hear of it before they take the step. */
@@ -242,7 +245,10 @@ TEST(a_rank_that_fails)
 {
     static rank ranks[MOST];
     for (where at = ON_ONE; at <= ON_OWN; at++) {
-        job j = {.ranks = 2, .at = at, .name = "loop", .config = small,
+        job j = {.ranks = 2,
+                 .at = at,
+                 .name = "loop",
+                 .config = small,
                  .options = "amp = 'off', breaks = 3"};
         run_all(&j, ranks);
         CHECK(strstr(ranks[1].text, "broken"));
@@ -284,7 +290,11 @@ static void check_way(lt_sum_backend sums, where at, const char *missing, lt_sta
                       const char *text, const char *note)
 {
     static rank ranks[MOST];
-    job j = {.ranks = 2, .at = at, .name = "loop", .config = small, .options = "amp = 'off'",
+    job j = {.ranks = 2,
+             .at = at,
+             .name = "loop",
+             .config = small,
+             .options = "amp = 'off'",
              .timeout = 12}; /* half of it is spent on one who refuses */
     j.config.sum_backend = sums;
     setenv("EMU", missing, 1);
@@ -331,7 +341,11 @@ TEST(a_way_that_cannot_be)
 TEST(a_sum_that_never_ends)
 {
     static rank ranks[MOST];
-    job j = {.ranks = 2, .at = ON_OWN, .name = "loop", .config = small, .timeout = 1,
+    job j = {.ranks = 2,
+             .at = ON_OWN,
+             .name = "loop",
+             .config = small,
+             .timeout = 1,
              .options = "amp = 'off'"};
     setenv("EMU", "one-hangs", 1);
     double before = lt__seconds();
@@ -340,7 +354,7 @@ TEST(a_sum_that_never_ends)
     CHECK(lt__seconds() - before < 20);
     CHECK(strstr(ranks[0].text, "rank 1 failed: ") || strstr(ranks[0].text, "bucket "));
     CHECK(strstr(ranks[1].text, "bucket 1: the accelerators of the other ranks have not come "
-                 "within 1 s"));
+                                "within 1 s"));
 }
 
 /* One rank, which has nobody to go to. */
@@ -368,7 +382,10 @@ TEST(sums_in_halves)
     static rank ranks[MOST];
     for (int ranks_in_all = 2; ranks_in_all <= 4; ranks_in_all *= 2)
         for (int w = 0; w < 2; w++) {
-            job j = {.ranks = ranks_in_all, .at = ON_OWN, .name = "loop", .config = small,
+            job j = {.ranks = ranks_in_all,
+                     .at = ON_OWN,
+                     .name = "loop",
+                     .config = small,
                      .options = "policy = 'dynamic', spikes = {[2] = true}"};
             j.config.wire = wires[w];
             run_all(&j, ranks);
@@ -421,14 +438,15 @@ static void *take_a_step(void *ud)
     float values[N];
     lt_step_status step_status;
     lt_opt opts[LT_MAX_OPT];
-    lt_bucket_filter filter = {.ud = r, .tail = LT_MAX_TAIL, .look = never, .pack = pack,
-                               .unpack = unpack};
-    lt_ctx *ctx = lt_open(&(lt_config){.device = r->number && r->job->at == ON_OWN ? "cuda:1"
-                                                                                  : "cuda:0",
-                                       .threads = 1, .poison = true});
+    lt_bucket_filter filter = {
+        .ud = r, .tail = LT_MAX_TAIL, .look = never, .pack = pack, .unpack = unpack};
+    lt_ctx *ctx =
+        lt_open(&(lt_config){.device = r->number && r->job->at == ON_OWN ? "cuda:1" : "cuda:0",
+                             .threads = 1,
+                             .poison = true});
     lt_params *params = lt_params_new(ctx);
-    lt_tensor *w = lt_param_new(ctx, LT_F32, 1, (int64_t[]){N},
-                                (lt_init){LT_INIT_CONSTANT, 1 + r->number, 0});
+    lt_tensor *w =
+        lt_param_new(ctx, LT_F32, 1, (int64_t[]){N}, (lt_init){LT_INIT_CONSTANT, 1 + r->number, 0});
     CHECK_OK(lt_params_add(params, "w", w));
     CHECK_OK(lt_params_place(params));
     lt_optim *optim = lt_optim_new(ctx, "momentum_step", &w, 1);

@@ -19,8 +19,8 @@ typedef struct fake_pipe {
     char data[FAKE_PIPE];
 } fake_pipe;
 
-typedef struct fake_hub { /* shared */
-    atomic_bool gone[FAKE_MOST];         /* set by who finds that a process has ended */
+typedef struct fake_hub {        /* shared */
+    atomic_bool gone[FAKE_MOST]; /* set by who finds that a process has ended */
     fake_pipe pipe[FAKE_MOST][FAKE_MOST][FAKE_CHANNELS];
 } fake_hub;
 
@@ -42,7 +42,7 @@ typedef struct fake_op {
 typedef struct fake { /* of one rank */
     fake_hub *hub;
     int rank, node[FAKE_MOST];
-    pthread_mutex_t lock;                /* guards the queues */
+    pthread_mutex_t lock;                        /* guards the queues */
     fake_op *queue[2][FAKE_MOST][FAKE_CHANNELS]; /* in order: sends, receives */
 } fake;
 
@@ -132,9 +132,15 @@ static inline lt_net fake_net_new(fake_hub *hub, int rank, int size, const int *
     f->hub = hub;
     f->rank = rank;
     pthread_mutex_init(&f->lock, NULL);
-    lt_net w = {.name = "a fake wire", .rank = rank, .size = size, .node = f->node, .self = f,
-                 .send = fake_send, .receive = fake_receive, .test = fake_test,
-                 .close = fake_close};
+    lt_net w = {.name = "a fake wire",
+                .rank = rank,
+                .size = size,
+                .node = f->node,
+                .self = f,
+                .send = fake_send,
+                .receive = fake_receive,
+                .test = fake_test,
+                .close = fake_close};
     for (int r = 0; r < size; r++)
         if (node_of[r] == node_of[rank])
             f->node[w.n_node++] = r;

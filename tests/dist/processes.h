@@ -19,8 +19,8 @@ typedef struct result { /* of one rank; shared with the process that checks it *
     lt_status status, later;
     char text[512];
     double seconds;
-    double closed;      /* when its group was */
-    uint64_t bits;      /* of what it has computed */
+    double closed; /* when its group was */
+    uint64_t bits; /* of what it has computed */
     bool spoke;
 } result;
 
@@ -31,11 +31,11 @@ typedef struct rank {
 } rank;
 
 typedef struct job {
-    const char *nodes;      /* "0011": the node of each rank */
-    double timeout;         /* 0: the usual one */
+    const char *nodes; /* "0011": the node of each rank */
+    double timeout;    /* 0: the usual one */
     lt_status (*body)(rank *r);
     void (*before)(int rank); /* the group is opened; or NULL */
-    bool silent;            /* the wire does not tell who is gone, as MPI's over TCP does not */
+    bool silent;              /* the wire does not tell who is gone, as MPI's over TCP does not */
 } job;
 
 static inline void pause_ms(long ms)

@@ -7,9 +7,10 @@
 #include "core/tensor.h"
 
 /* What can be added up, and what it travels as. */
-static const struct { lt_dtype dtype, wire; } sum_types[] = {
-    {LT_F32, LT_F32}, {LT_F32, LT_F16}, {LT_F32, LT_BF16}, {LT_F64, LT_F64}, {LT_F16, LT_F16},
-    {LT_BF16, LT_BF16}, {LT_I64, LT_I64}};
+static const struct {
+    lt_dtype dtype, wire;
+} sum_types[] = {{LT_F32, LT_F32}, {LT_F32, LT_F16},   {LT_F32, LT_BF16}, {LT_F64, LT_F64},
+                 {LT_F16, LT_F16}, {LT_BF16, LT_BF16}, {LT_I64, LT_I64}};
 enum { N_SUM_TYPES = sizeof sum_types / sizeof *sum_types };
 
 /* From -1 up to 1. */
@@ -31,8 +32,10 @@ static inline void elements_of(int who, int64_t count, lt_dtype dtype, void *dat
 
 static inline double roundoff(lt_dtype dtype)
 {
-    return dtype == LT_F16 ? 0x1p-11 : dtype == LT_BF16 ? 0x1p-8 : dtype == LT_F64 ? 0x1p-53
-                                                                                   : 0x1p-24;
+    return dtype == LT_F16    ? 0x1p-11
+           : dtype == LT_BF16 ? 0x1p-8
+           : dtype == LT_F64  ? 0x1p-53
+                              : 0x1p-24;
 }
 
 #endif

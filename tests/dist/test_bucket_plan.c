@@ -53,7 +53,7 @@ static void check_some(lt_tensor **x)
     CHECK(lt__bucket_plan_find(&some, x[1]) == NULL);
     CHECK(!lt__bucket_plan_owns_behind(&some, 1, 7)); /* b comes next */
     CHECK(lt__bucket_plan_owns_behind(&some, 1, 0));
-    CHECK(lt__bucket_plan_owns_behind(&some, 2, 16)); /* of d */
+    CHECK(lt__bucket_plan_owns_behind(&some, 2, 16));  /* of d */
     CHECK(!lt__bucket_plan_owns_behind(&some, 2, 17)); /* behind it is e */
     CHECK(!lt__bucket_plan_owns_behind(&some, 3, 7));
     lt__bucket_plan_free(&some);

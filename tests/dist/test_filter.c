@@ -126,8 +126,8 @@ static bool check_measures(void *ud, const lt_packet *packet)
 TEST(gradients_are_measured_when_they_are_complete)
 {
     static result results[MOST];
-    lt_bucket_filter filter = {.pack = pack_measure, .unpack = check_measures, .measure = measure,
-                               .tail = 1};
+    lt_bucket_filter filter = {
+        .pack = pack_measure, .unpack = check_measures, .measure = measure, .tail = 1};
     for (int few = 0; few < 2; few++) {
         plan p = usual;
         p.micro_batches = few ? 1 : 2;
@@ -210,8 +210,8 @@ static lt_step_status skip(void *ud, lt_ctx *ctx)
 TEST(a_step_may_be_skipped)
 {
     static result results[MOST];
-    lt_bucket_filter filter = {.pack = pack_numbers, .unpack = check_numbers, .done = skip,
-                               .tail = 3};
+    lt_bucket_filter filter = {
+        .pack = pack_numbers, .unpack = check_numbers, .done = skip, .tail = 3};
     plan p = usual;
     train_all(&p, results);
     CHECK(memcmp(results[1].w, results[1].first, sizeof results[1].w) != 0);

@@ -37,7 +37,10 @@ static void on_ranks(int n, const lt_group_config *config, void (*body)(rank *r)
     rank ranks[MOST];
     CHECK_OK(lt_local_open(n, config, group));
     for (int i = 0; i < n; i++) {
-        ranks[i] = (rank){.group = group[i], .rank = i, .size = n, .body = body,
+        ranks[i] = (rank){.group = group[i],
+                          .rank = i,
+                          .size = n,
+                          .body = body,
                           .ud = (char *)ud + (size_t)i * ud_bytes};
         pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]);
     }
@@ -85,8 +88,12 @@ static void check_sum(int n, int64_t count, lt_dtype dtype, lt_dtype wire)
         o[r].before = malloc((size_t)count * sizeof(double) + 1);
         elements_of(r, count, dtype, data, o[r].before);
         ((char *)data)[bytes] = 42;
-        o[r].sum = (lt_sum){.what = "numbers", .data = data, .count = count, .dtype = dtype,
-                            .wire = wire, .scale = dtype == LT_I64 ? 1 : 1.0 / (r + 2)};
+        o[r].sum = (lt_sum){.what = "numbers",
+                            .data = data,
+                            .count = count,
+                            .dtype = dtype,
+                            .wire = wire,
+                            .scale = dtype == LT_I64 ? 1 : 1.0 / (r + 2)};
     }
     on_ranks(n, NULL, add_up, o, sizeof *o);
 
@@ -98,8 +105,9 @@ static void check_sum(int n, int64_t count, lt_dtype dtype, lt_dtype wire)
             want += travelled(&o[r].sum, o[r].before[i]);
             size += fabs(travelled(&o[r].sum, o[r].before[i]));
         }
-        double most = dtype == LT_I64 ? 0 : size * (n * (dtype == LT_F64 ? 0x1p-52 : 0x1p-24)) +
-                      fabs(want) * (roundoff(dtype) + (wire != dtype ? roundoff(wire) : 0));
+        double adding = n * (dtype == LT_F64 ? 0x1p-52 : 0x1p-24);
+        double rounding = roundoff(dtype) + (wire != dtype ? roundoff(wire) : 0);
+        double most = dtype == LT_I64 ? 0 : size * adding + fabs(want) * rounding;
         if (dtype == LT_F16 || wire == LT_F16) /* there are subnormal numbers */
             most += 0x1p-25;
         if (!(fabs(found[i] - want) <= most))
@@ -227,8 +235,9 @@ TEST(ranks_that_disagree_all_say_which)
 
 static void compare(rank *r)
 {
-    note(r->ud, lt_group_compare(r->group, "the parameters", r->rank == 1
-                                 ? "w1 3x3 f32\nw2 3x4 f32" : "w1 3x3 f32\nw2 3x5 f32\nw3 1 f32"));
+    note(r->ud, lt_group_compare(r->group, "the parameters",
+                                 r->rank == 1 ? "w1 3x3 f32\nw2 3x4 f32"
+                                              : "w1 3x3 f32\nw2 3x5 f32\nw3 1 f32"));
 }
 
 static void compare_equal(rank *r)
@@ -309,7 +318,9 @@ static void one_fails(rank *r)
     char text[64];
     lt_status code;
     ((result *)r->ud)->later = lt_group_failure(r->group, &who, &code, text, sizeof text) &&
-                               who == 1 && strstr(text, "nan") ? code : LT_OK;
+                                       who == 1 && strstr(text, "nan")
+                                   ? code
+                                   : LT_OK;
 }
 
 TEST(the_others_hear_of_a_failure)
@@ -485,7 +496,7 @@ TEST(allreduces_take_time)
 typedef struct side {
     rank *rank;
     float *x;
-    atomic_int done;     /* side sums */
+    atomic_int done; /* side sums */
     result result;
 } side;
 
@@ -548,8 +559,8 @@ static void fail_beside(rank *r)
 {
     double x = 1;
     if (r->rank == 0) {
-        note(r->ud, lt_group_allreduce_side(r->group,
-                                             &(lt_sum){"a norm", &x, 1, LT_F64, LT_F64, 1}));
+        note(r->ud,
+             lt_group_allreduce_side(r->group, &(lt_sum){"a norm", &x, 1, LT_F64, LT_F64, 1}));
         return;
     }
     pause_ms(20);

@@ -83,8 +83,12 @@ static void open_among_strangers(int stranger[MEMBERS * KINDS])
         one *m = &members[i];
         m->net = fake_net_new(hub, i, MEMBERS, ranks);
         m->net.test = test_late;
-        m->ring = (lt_ring){.net = &m->net, .rank = ranks, .index = i, .size = MEMBERS,
-                            .timeout = 30, .check = nothing_known};
+        m->ring = (lt_ring){.net = &m->net,
+                            .rank = ranks,
+                            .index = i,
+                            .size = MEMBERS,
+                            .timeout = 30,
+                            .check = nothing_known};
         CHECK_OK(lt__ring_open(&m->ring));
         pthread_create(&m->thread, NULL, open_lines, m);
     }

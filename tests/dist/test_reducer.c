@@ -116,8 +116,10 @@ TEST(ranks_with_another_wire_or_other_sums_disagree)
         p.config = (lt_reducer_config){.wire = wires[i / 3]};
         p.other = &other;
         train_all(&p, results);
-        snprintf(text, sizeof text, "the ranks disagree: how gradients are summed: rank 0 has "
-                 "'--wire %s', rank 1 has '--wire %s'", names[i / 3], names[i % 3]);
+        snprintf(text, sizeof text,
+                 "the ranks disagree: how gradients are summed: rank 0 has "
+                 "'--wire %s', rank 1 has '--wire %s'",
+                 names[i / 3], names[i % 3]);
         CHECK_EQ(results[1].status, i / 3 == i % 3 ? LT_OK : LT_EDESYNC);
         CHECK_STR(results[1].text, i / 3 == i % 3 ? "" : text);
     }
@@ -128,7 +130,7 @@ TEST(ranks_with_another_wire_or_other_sums_disagree)
     train_all(&p, results);
     CHECK_EQ(results[1].status, LT_EDESYNC);
     CHECK_STR(results[1].text, "the ranks disagree: how gradients are summed: rank 0 has "
-              "'--sums auto', rank 1 has '--sums host'");
+                               "'--sums auto', rank 1 has '--sums host'");
 }
 
 TEST(hooks_that_take_their_time)
@@ -244,18 +246,32 @@ TEST(a_backward_that_fails_ends_sums_of_all_ranks)
 /* All ranks end, in the step in which they can know. */
 TEST(ranks_that_train_differently)
 {
-    static const struct { odd odd; const char *text; int steps; } cases[] = {
-        {ODD_LR, "the last step of an optimizer: rank 0 has 'optimizer 1: lr = 0.1', rank 1 has "
-                 "'optimizer 1: lr = 0.2'", 3},
-        {ODD_CLIP, "the last step of an optimizer: rank 0 has 'optimizer 1: clip = 10000', rank 1 "
-                   "has 'optimizer 1: clip = 1000'", 3},
-        {ODD_FROZEN, "step 3: rank 0 has 'parameter 2 (40 f64): trained', rank 1 has 'parameter 2 "
-                     "(40 f64): frozen'", 2},
+    static const struct {
+        odd odd;
+        const char *text;
+        int steps;
+    } cases[] = {
+        {ODD_LR,
+         "the last step of an optimizer: rank 0 has 'optimizer 1: lr = 0.1', rank 1 has "
+         "'optimizer 1: lr = 0.2'",
+         3},
+        {ODD_CLIP,
+         "the last step of an optimizer: rank 0 has 'optimizer 1: clip = 10000', rank 1 "
+         "has 'optimizer 1: clip = 1000'",
+         3},
+        {ODD_FROZEN,
+         "step 3: rank 0 has 'parameter 2 (40 f64): trained', rank 1 has 'parameter 2 "
+         "(40 f64): frozen'",
+         2},
         {ODD_ROWS, "step 3: rank 0 has 'a batch of 6 rows', rank 1 has 'a batch of 7 rows'", 2},
-        {ODD_DATA, "step 3: rank 0 has 'training data with digest 00000000', rank 1 has 'training "
-                   "data with digest 00000007'", 2},
-        {ODD_WRITE, "the weights at step 3, which some ranks have written to: rank 0 has "
-                    "'parameter 3 (4x40 f64): ", 2}};
+        {ODD_DATA,
+         "step 3: rank 0 has 'training data with digest 00000000', rank 1 has 'training "
+         "data with digest 00000007'",
+         2},
+        {ODD_WRITE,
+         "the weights at step 3, which some ranks have written to: rank 0 has "
+         "'parameter 3 (4x40 f64): ",
+         2}};
     static result results[MOST];
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
         for (int blocking = 0; blocking < 2; blocking++) {
@@ -291,7 +307,8 @@ TEST(vranks_have_no_batch_norm_of_all_ranks)
     train_all(&p, results);
     CHECK(results[0].status == LT_EUSAGE || results[1].status == LT_EUSAGE);
     for (int i = 0; i < 2; i++) /* one may have heard of the other's first */
-        CHECK(strstr(results[i].text, "batch_norm: sync wants the whole batch at once, but with "
+        CHECK(strstr(results[i].text,
+                     "batch_norm: sync wants the whole batch at once, but with "
                      "vranks a rank goes through 2 parts of it one after the other"));
 }
 

@@ -42,10 +42,15 @@ static void on_members(int n, one *members, lt_status (*body)(one *m), void *ud,
     fake_hub *hub = fake_hub_new();
     for (int i = 0; i < n; i++) {
         one *m = &members[i];
-        *m = (one){.net = fake_net_new(hub, i, n, ranks), .body = body,
+        *m = (one){.net = fake_net_new(hub, i, n, ranks),
+                   .body = body,
                    .ud = (char *)ud + (size_t)i * ud_bytes};
-        m->ring = (lt_ring){.net = &m->net, .rank = ranks, .index = i, .size = n,
-                            .timeout = 30, .check = nothing_known};
+        m->ring = (lt_ring){.net = &m->net,
+                            .rank = ranks,
+                            .index = i,
+                            .size = n,
+                            .timeout = 30,
+                            .check = nothing_known};
         CHECK_OK(lt__ring_open(&m->ring));
     }
     for (int i = 0; i < n; i++)

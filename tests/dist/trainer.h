@@ -16,24 +16,31 @@ enum { MOST = 5, WIDTH = 3, HIDDEN = 40, CLASSES = 4, STEPS = 5, MAX_ROWS = 13 }
 enum { W1, B1, W2, B2, RARE, NEVER, PARAMS };
 
 typedef enum odd {
-    EVEN, ODD_LR, ODD_CLIP, ODD_FROZEN, ODD_WRITE, PUT_BACK, ODD_ROWS, ODD_DATA
+    EVEN,
+    ODD_LR,
+    ODD_CLIP,
+    ODD_FROZEN,
+    ODD_WRITE,
+    PUT_BACK,
+    ODD_ROWS,
+    ODD_DATA
 } odd;
 
 typedef struct plan { /* of a training */
-    odd odd;                      /* what rank 1 does differently from step 3 on */
+    odd odd;          /* what rank 1 does differently from step 3 on */
     int ranks;
     lt_dtype dtype;
-    int rows[STEPS];              /* of the global batch */
-    int micro_batches;                   /* that a share goes through the net in */
-    bool grows, tells;            /* and one more in each step; which the reducer is told */
-    bool rare;                    /* the rank with row 0 uses RARE */
-    bool late;                    /* ranks pause now and then */
-    bool norm;                    /* batch norm stands first, */
-    bool sync;                    /* or that of all ranks behind the first layer */
-    bool breaks;                  /* backward fails on rank 1 in step 3 */
-    bool stops;                   /* rank 1 is to stop from step 3 on */
-    bool changes;                 /* buckets, and when they are sent, differ from step to step */
-    bool poisons;                 /* a rank without rows has infinite gradients */
+    int rows[STEPS];   /* of the global batch */
+    int micro_batches; /* that a share goes through the net in */
+    bool grows, tells; /* and one more in each step; which the reducer is told */
+    bool rare;         /* the rank with row 0 uses RARE */
+    bool late;         /* ranks pause now and then */
+    bool norm;         /* batch norm stands first, */
+    bool sync;         /* or that of all ranks behind the first layer */
+    bool breaks;       /* backward fails on rank 1 in step 3 */
+    bool stops;        /* rank 1 is to stop from step 3 on */
+    bool changes;      /* buckets, and when they are sent, differ from step to step */
+    bool poisons;      /* a rank without rows has infinite gradients */
     const struct lt_bucket_filter *filter; /* whose ud will be the rank */
     const char *fault;
     lt_reducer_config config;
@@ -59,13 +66,13 @@ typedef struct rank { /* and its trainer */
     lt_optim *optim;
     result *result;
     pthread_t thread;
-    bool poisons;                 /* now */
-    int measured[PARAMS];         /* times, by a filter */
+    bool poisons;         /* now */
+    int measured[PARAMS]; /* times, by a filter */
 } rank;
 
 static const int64_t dims_of[PARAMS][2] = {
-    [W1] = {HIDDEN, WIDTH}, [B1] = {HIDDEN}, [W2] = {CLASSES, HIDDEN}, [B2] = {CLASSES},
-    [RARE] = {CLASSES, WIDTH}, [NEVER] = {7}};
+    [W1] = {HIDDEN, WIDTH}, [B1] = {HIDDEN},           [W2] = {CLASSES, HIDDEN},
+    [B2] = {CLASSES},       [RARE] = {CLASSES, WIDTH}, [NEVER] = {7}};
 
 static void pause_us(long us) { nanosleep(&(struct timespec){.tv_nsec = us * 1000}, NULL); }
 
@@ -137,8 +144,8 @@ static lt_tensor *rows_of(rank *r, int step, int64_t first, int64_t n, bool only
     float values[MAX_ROWS * WIDTH];
     int64_t dims[2] = {n, WIDTH};
     for (int64_t i = 0; i < n * WIDTH; i++)
-        values[i] = only && first + i / WIDTH > 0
-                        ? 0 : number(step, first + i / WIDTH, (int)(i % WIDTH));
+        values[i] =
+            only && first + i / WIDTH > 0 ? 0 : number(step, first + i / WIDTH, (int)(i % WIDTH));
     lt_tensor *x = lt_tensor_new(r->ctx, r->plan->dtype, 2, dims);
     lt_convert(lt_data(x), r->plan->dtype, values, LT_F32, (size_t)(n * WIDTH));
     return x;
@@ -307,8 +314,9 @@ static lt_status train(rank *r)
     lt_listen(r->ctx, true);
     for (int step = 0; step < STEPS; step++) {
         if (r->reducer && r->plan->changes)
-            LT_TRY(lt_reducer_configure(r->reducer, &(lt_reducer_config){
-                .blocking = step % 2, .bucket = 1 + 300 * (size_t)step}));
+            LT_TRY(lt_reducer_configure(
+                r->reducer,
+                &(lt_reducer_config){.blocking = step % 2, .bucket = 1 + 300 * (size_t)step}));
         if (r->plan->stops && r->rank == 1 && step == 2)
             lt_stop(r->ctx, 15);
         LT_TRY(take_step(r, step));
@@ -383,8 +391,8 @@ static void check_against_one(const plan *p, double tolerance)
     for (int k = 0; k < PARAMS; k++)
         for (int i = 0; i < CLASSES * HIDDEN; i++)
             if (!(fabs(many[0].w[k][i] - one[0].w[k][i]) <= tolerance))
-                FAIL("%d ranks, parameter %d, element %d: %.17g, of one rank %.17g", p->ranks, k,
-                     i, many[0].w[k][i], one[0].w[k][i]);
+                FAIL("%d ranks, parameter %d, element %d: %.17g, of one rank %.17g", p->ranks, k, i,
+                     many[0].w[k][i], one[0].w[k][i]);
 }
 
 static const plan usual = {.ranks = 3,

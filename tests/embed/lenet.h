@@ -37,11 +37,18 @@ static void lenet_close(lenet *net)
 static lt_status lenet_open(lenet *net, lt_ctx *ctx, int64_t side)
 {
     int64_t pixels = side / 4 * (side / 4);
-    const struct { int ndim; int64_t dims[4], fan_in; } shapes[LENET_PARAMS] = {
-        {4, {32, 3, 3, 1}, 9},              {1, {32}, 9},
-        {4, {64, 3, 3, 32}, 9 * 32},        {1, {64}, 9 * 32},
-        {2, {128, 64 * pixels}, 64 * pixels}, {1, {128}, 64 * pixels},
-        {2, {10, 128}, 128},                {1, {10}, 128},
+    const struct {
+        int ndim;
+        int64_t dims[4], fan_in;
+    } shapes[LENET_PARAMS] = {
+        {4, {32, 3, 3, 1}, 9},
+        {1, {32}, 9},
+        {4, {64, 3, 3, 32}, 9 * 32},
+        {1, {64}, 9 * 32},
+        {2, {128, 64 * pixels}, 64 * pixels},
+        {1, {128}, 64 * pixels},
+        {2, {10, 128}, 128},
+        {1, {10}, 128},
     };
     *net = (lenet){.ctx = ctx, .params = lt_params_new(ctx)};
     if (!net->params)

@@ -8,12 +8,11 @@
 /* A tensor that C has taken out of a state. Its hook is a function of the state, which is gone. */
 TEST_BOTH(what_a_lua_state_has_made)
 {
-    static const char script[] =
-        "local lt = require 'luatrain'\n"
-        "local w = lt.ones({4}):requires_grad()\n"
-        "w:on_grad(function(g) g:fill(0) end)\n"
-        "local y = (w * w):sum()\n"
-        "return function(x) return w, y end\n";
+    static const char script[] = "local lt = require 'luatrain'\n"
+                                 "local w = lt.ones({4}):requires_grad()\n"
+                                 "w:on_grad(function(g) g:fill(0) end)\n"
+                                 "local y = (w * w):sum()\n"
+                                 "return function(x) return w, y end\n";
     char folder[32], path[64];
     lt_tensor *out[2], *x = leaf(ctx, 4, 3);
     make_folder(folder);
@@ -100,12 +99,11 @@ TEST(finalizers_that_use_tensors_while_a_state_closes)
 /* What it has made can still be looked at, and its hooks are dropped when it closes. */
 TEST_BOTH(a_lua_state)
 {
-    static const char script[] =
-        "local lt = require 'luatrain'\n"
-        "local w = lt.ones({4}):requires_grad()\n"
-        "w:on_grad(function(g) end)\n"
-        "local y = (w * w):sum()\n"
-        "return function(x) return y end, lt.nn.linear{4, 2}\n";
+    static const char script[] = "local lt = require 'luatrain'\n"
+                                 "local w = lt.ones({4}):requires_grad()\n"
+                                 "w:on_grad(function(g) end)\n"
+                                 "local y = (w * w):sum()\n"
+                                 "return function(x) return y end, lt.nn.linear{4, 2}\n";
     static const char again[] = "return function(x) return x * 2 end\n";
     char folder[32], path[64];
     lt_tensor *out, *x = leaf(ctx, 4, 3);

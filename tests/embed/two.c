@@ -16,12 +16,12 @@ enum { STEPS = 8, BATCH = 8, SIDE = 12 };
 
 typedef struct trainer {
     uint64_t seed;
-    const char *model;        /* the script of a model in Lua; NULL: LeNet in C */
+    const char *model; /* the script of a model in Lua; NULL: LeNet in C */
     lt_ctx *ctx;
     lt_tensor *images, *labels;
     lt_batches *batches;
     lenet net;
-    lua_State *L;             /* on its stack: a function (x, y) that trains and returns the loss */
+    lua_State *L; /* on its stack: a function (x, y) that trains and returns the loss */
     double loss[STEPS];
     lt_status status;
 } trainer;
@@ -54,8 +54,8 @@ static lt_status step_trainer(trainer *t, int i)
 {
     lt_tensor *x, *y;
     LT_TRY(lt_batches_next(t->batches, &x, &y));
-    lt_status status =
-        t->model ? lua_step(t->L, x, y, &t->loss[i]) : lenet_step(&t->net, x, y, &t->loss[i]);
+    lt_status status = t->model ? lua_step(t->L, x, y, &t->loss[i])
+                                : lenet_step(&t->net, x, y, &t->loss[i]);
     lt_release(x);
     lt_release(y);
     return status;

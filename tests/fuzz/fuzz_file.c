@@ -21,10 +21,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 /* The entry of a tensor whose data begin at *offset; or, by the upper bits of form, near it. */
 static char *put_entry(char *end, int letter, int form, int *offset)
 {
-    static const struct { const char *name; int bytes;
+    static const struct {
+        const char *name;
+        int bytes;
     } dtypes[] = {{"F32", 4}, {"F64", 8}, {"F16", 2}, {"BF16", 2},
                   {"I64", 8}, {"I32", 4}, {"U8", 1},  {"BOOL", 1}};
-    static const struct { const char *dims; int count;
+    static const struct {
+        const char *dims;
+        int count;
     } shapes[] = {{"", 1},    {"0", 0},   {"3", 3},    {"2,2", 4}, {"1,1,1,1,1,1,1,5", 5},
                   {"4,0", 0}, {"1,7", 7}, {"2,1,2", 4}};
     int first = *offset + (form >> 6 == 2);

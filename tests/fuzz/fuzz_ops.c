@@ -14,11 +14,44 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { MAX_IN = 20, MAX_BYTES = 1 << 18 }; /* inputs of a call; one block of memory */
 
-static const int64_t integers[] = {
-    0, 1, 2, 3, 4, 5, 7, 8, 9, 64, 255, 256, 257, -1, -2, -3, -4, -8, -9, 1 << 16, INT32_MAX,
-    INT32_MAX + 1LL, INT32_MIN, INT32_MIN - 1LL, 1LL << 32, 1LL << 40, 1LL << 58, 1LL << 59,
-    (1LL << 59) - 1, 1LL << 60, 1LL << 62, INT64_MAX / 2, INT64_MAX - 1, INT64_MAX, INT64_MIN,
-    INT64_MIN + 1, INT64_MIN + 8, INT64_MIN / 2};
+static const int64_t integers[] = {0,
+                                   1,
+                                   2,
+                                   3,
+                                   4,
+                                   5,
+                                   7,
+                                   8,
+                                   9,
+                                   64,
+                                   255,
+                                   256,
+                                   257,
+                                   -1,
+                                   -2,
+                                   -3,
+                                   -4,
+                                   -8,
+                                   -9,
+                                   1 << 16,
+                                   INT32_MAX,
+                                   INT32_MAX + 1LL,
+                                   INT32_MIN,
+                                   INT32_MIN - 1LL,
+                                   1LL << 32,
+                                   1LL << 40,
+                                   1LL << 58,
+                                   1LL << 59,
+                                   (1LL << 59) - 1,
+                                   1LL << 60,
+                                   1LL << 62,
+                                   INT64_MAX / 2,
+                                   INT64_MAX - 1,
+                                   INT64_MAX,
+                                   INT64_MIN,
+                                   INT64_MIN + 1,
+                                   INT64_MIN + 8,
+                                   INT64_MIN / 2};
 static const double numbers[] = {0,     -0.0,   1,     -1,       0.5,       3,   1e-5, 0.9, 1e30,
                                  -1e30, 1e-320, 1e308, INFINITY, -INFINITY, NAN, -NAN, 1e19};
 #define PICK(table, byte) (table)[(byte) % (sizeof(table) / sizeof *(table))]
@@ -26,9 +59,14 @@ static const double numbers[] = {0,     -0.0,   1,     -1,       0.5,       3,  
 typedef struct wild_call {
     const lt_def *def;
     int n_in;
-    struct { bool absent; lt_dtype dtype; int ndim; int64_t dims[LT_MAX_DIMS]; } in[MAX_IN];
+    struct {
+        bool absent;
+        lt_dtype dtype;
+        int ndim;
+        int64_t dims[LT_MAX_DIMS];
+    } in[MAX_IN];
     lt_opt opts[LT_MAX_OPT];
-    bool wild_values;         /* extremes instead of small numbers */
+    bool wild_values; /* extremes instead of small numbers */
 } wild_call;
 
 static void must(bool promise, const char *what)
@@ -54,8 +92,8 @@ static lt_ctx *context(bool reference)
     static lt_ctx *ctx[2];
     if (ctx[reference])
         return ctx[reference];
-    lt_ctx *c = ctx[reference] = lt_open(&(lt_config){.threads = 8, .reference = reference,
-                                                      .poison = true});
+    lt_ctx *c = ctx[reference] =
+        lt_open(&(lt_config){.threads = 8, .reference = reference, .poison = true});
     must(c != NULL, "lt_open failed");
     real_alloc = c->devices[0]->alloc;
     c->devices[0]->alloc = alloc;
@@ -95,10 +133,22 @@ static void change_option(wild_call *w, uint8_t which, uint8_t value)
             opt->i[which / s->n_opt % opt->n] = PICK(integers, value);
         }
         break;
-    case LT_NUMBER: opt->n = 1; opt->f = PICK(numbers, value); break;
-    case LT_DTYPE: opt->n = 1; opt->i[0] = value % LT_DTYPE_COUNT; break;
-    case LT_BOOL: opt->n = 1; opt->i[0] = value & 1; break;
-    default: opt->n = 1; opt->i[0] = value % 2; break; /* a word: there are at least two */
+    case LT_NUMBER:
+        opt->n = 1;
+        opt->f = PICK(numbers, value);
+        break;
+    case LT_DTYPE:
+        opt->n = 1;
+        opt->i[0] = value % LT_DTYPE_COUNT;
+        break;
+    case LT_BOOL:
+        opt->n = 1;
+        opt->i[0] = value & 1;
+        break;
+    default:
+        opt->n = 1;
+        opt->i[0] = value % 2;
+        break; /* a word: there are at least two */
     }
 }
 
@@ -152,7 +202,8 @@ static void check_message(const wild_call *w)
     const char *name = w->def->schema.name;
     size_t n = strlen(name);
     must(strncmp(lt_errmsg(), name, n) == 0 && lt_errmsg()[n] == ':' &&
-             strlen(lt_errmsg()) > n + 10, "a message that does not begin with the op's name");
+             strlen(lt_errmsg()) > n + 10,
+         "a message that does not begin with the op's name");
 }
 
 static void go_back(lt_ctx *ctx, lt_tensor *const *out)
@@ -160,8 +211,8 @@ static void go_back(lt_ctx *ctx, lt_tensor *const *out)
     for (int k = 0; k < LT_MAX_OUT && out[k]; k++) {
         if (!lt_requires_grad(out[k]))
             continue;
-        lt_tensor *dy = lt_tensor_full(ctx, lt_tensor_dtype(out[k]), lt_ndim(out[k]),
-                                       lt_dims(out[k]), 0.5);
+        lt_tensor *dy =
+            lt_tensor_full(ctx, lt_tensor_dtype(out[k]), lt_ndim(out[k]), lt_dims(out[k]), 0.5);
         lt_status status = dy ? lt_backward(out[k], dy) : lt_errcode();
         must(status == LT_OK || status == LT_ENOMEM || status == LT_ENUMERIC,
              "backward fails behind a forward that did not");

@@ -22,7 +22,7 @@ typedef struct block {
     lt_dtype dtype;
     int ndim;
     int64_t dims[LT_MAX_DIMS], count;
-    double *at;               /* NULL: there is no such tensor */
+    double *at; /* NULL: there is no such tensor */
 } block;
 
 typedef struct op_case {
@@ -33,7 +33,7 @@ typedef struct op_case {
         int ndim;
         int64_t dims[LT_MAX_DIMS];
     } in[LT_MAX_IN];
-    char key[17];             /* of its values in the fixture */
+    char key[17]; /* of its values in the fixture */
 } op_case;
 
 /* ==== Blocks ================================================================================== */
@@ -319,8 +319,8 @@ static inline lt_status run_backward(lt_ctx *ctx, lt_tensor *const *out)
             CHECK_OK(lt_item(out[k], 0, &loss));
         if (!lt_requires_grad(out[k]) || !isfinite(loss))
             continue;
-        lt_tensor *dy = lt_tensor_full(ctx, lt_tensor_dtype(out[k]), lt_ndim(out[k]),
-                                       lt_dims(out[k]), 0.5);
+        lt_tensor *dy =
+            lt_tensor_full(ctx, lt_tensor_dtype(out[k]), lt_ndim(out[k]), lt_dims(out[k]), 0.5);
         status = dy ? lt_backward(out[k], dy) : lt_errcode();
         lt_release(dy);
     }

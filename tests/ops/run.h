@@ -10,16 +10,17 @@ enum { OUT, GRAD = OUT + LT_MAX_OUT, AFTER = GRAD + LT_MAX_IN, FOUND = AFTER + L
 
 typedef struct values {
     block part[GIVEN];
-    bool same_input;               /* inputs 0 and 1 are one tensor */
-    bool made;                /* float inputs were made by ops, so that a kernel may write their
-                               * gradients over those of the output */
+    bool same_input; /* inputs 0 and 1 are one tensor */
+    /* float inputs were made by ops, so that a kernel may write their gradients over those of the
+     * output */
+    bool made;
 } values;
 
 typedef struct result {
-    block part[FOUND];        /* at is NULL where nothing came */
+    block part[FOUND]; /* at is NULL where nothing came */
 } result;
 
-static int faults;            /* found in the op at hand */
+static int faults; /* found in the op at hand */
 
 /* Notes a fault; the op goes on with its next check. */
 __attribute__((format(printf, 2, 3))) static void fault(const op_case *c, const char *fmt, ...)

@@ -10,12 +10,14 @@
 
 #include "tests/ops/cases.h"
 
-enum { CALLS = 300 };                /* of an op */
-enum { MAX_IN = LT_MAX_IN + 2 };    /* of a call: too many are tried too */
+enum { CALLS = 300 };            /* of an op */
+enum { MAX_IN = LT_MAX_IN + 2 }; /* of a call: too many are tried too */
 
 /* ==== Made-up calls =========================================================================== */
 
-typedef struct rolls { uint64_t call, n; } rolls; /* dice: the call's number, how often they fell */
+typedef struct rolls {
+    uint64_t call, n;
+} rolls; /* dice: the call's number, how often they fell */
 
 static int64_t roll(rolls *r, int64_t sides)
 {
@@ -30,7 +32,7 @@ typedef struct wild_call {
         lt_dtype dtype;
         int ndim;
         int64_t dims[LT_MAX_DIMS];
-        int64_t ids;          /* integers are below this, and at least 0 or this */
+        int64_t ids; /* integers are below this, and at least 0 or this */
     } in[MAX_IN];
     char options[256];
 } wild_call;
@@ -50,18 +52,12 @@ static void make_option(rolls *r, const lt_schema *s, int k, char *text, size_t 
     static const char *const numbers[] = {"0", "1", "0.5", "-1", "1e30", "nan", "inf", "3"};
     char value[64] = "";
     switch (s->opt[k].value.kind) {
-    case LT_NUMBER:
-        snprintf(value, sizeof value, "%s", numbers[roll(r, 8)]);
-        break;
-    case LT_BOOL:
-        snprintf(value, sizeof value, "%s", roll(r, 2) ? "true" : "false");
-        break;
+    case LT_NUMBER: snprintf(value, sizeof value, "%s", numbers[roll(r, 8)]); break;
+    case LT_BOOL: snprintf(value, sizeof value, "%s", roll(r, 2) ? "true" : "false"); break;
     case LT_DTYPE:
         snprintf(value, sizeof value, "%s", lt_dtype_name((lt_dtype)roll(r, LT_DTYPE_COUNT)));
         break;
-    case LT_WORD:
-        make_word(r, s, k, value, sizeof value);
-        break;
+    case LT_WORD: make_word(r, s, k, value, sizeof value); break;
     default:
         for (int64_t n = roll(r, 4); n >= 0; n--)
             snprintf(value + strlen(value), sizeof value - strlen(value), "%lld%s",
@@ -110,28 +106,16 @@ static void bend(rolls *r, wild_call *w)
     struct wild_input *in = &w->in[roll(r, w->n_in)];
     int axis = in->ndim ? (int)roll(r, in->ndim) : 0;
     switch (roll(r, 8)) {
-    case 0:
-        in->dims[axis] = roll(r, 5);
-        break;
-    case 1:
-        in->dims[axis] += roll(r, 2) ? 1 : in->dims[axis] > 0 ? -1 : 0;
-        break;
-    case 2:
-        in->ndim -= in->ndim > 0;
-        break;
+    case 0: in->dims[axis] = roll(r, 5); break;
+    case 1: in->dims[axis] += roll(r, 2) ? 1 : in->dims[axis] > 0 ? -1 : 0; break;
+    case 2: in->ndim -= in->ndim > 0; break;
     case 3:
         if (in->ndim < LT_MAX_DIMS)
             in->dims[in->ndim++] = roll(r, 3);
         break;
-    case 4:
-        in->dtype = (lt_dtype)roll(r, LT_DTYPE_COUNT);
-        break;
-    case 5:
-        in->ids = roll(r, 12) - 2;
-        break;
-    case 6:
-        in->absent = true;
-        break;
+    case 4: in->dtype = (lt_dtype)roll(r, LT_DTYPE_COUNT); break;
+    case 5: in->ids = roll(r, 12) - 2; break;
+    case 6: in->absent = true; break;
     default:
         if (w->def->schema.n_opt > 0) /* of an option that is there twice the second counts */
             make_option(r, &w->def->schema, (int)roll(r, w->def->schema.n_opt), w->options,
@@ -302,7 +286,8 @@ static void try_op(const char *op)
     lt_ctx_free(fast);
 }
 
-#define X(name) TEST(name) { try_op(#name); }
+#define X(name)                                                                                    \
+    TEST(name) { try_op(#name); }
 #include "ops/list.h"
 LT_OP_LIST(X)
 #undef X
@@ -332,7 +317,9 @@ static int tensors_from(lt_ctx *ctx, const char *text, lt_tensor **in)
 
 TEST(messages_to_the_letter)
 {
-    static const struct { const char *op, *options, *in, *message; } wrong[] = {
+    static const struct {
+        const char *op, *options, *in, *message;
+    } wrong[] = {
         {"conv2d", "", "32x32x32x3 f32; 64x3x3x64 f32",
          "conv2d: w wants 64 input channels, x has 3 (x 32x32x32x3 f32, w 64x3x3x64 f32)"},
         {"conv2d", "strides=2", "2x8x8x3 f32; 4x3x3x3 f32",

@@ -12,14 +12,14 @@ enum { X, SCALE, SHIFT, MEAN, VAR, RESIDUAL, INPUTS }; /* and what is found: */
 enum { Y = INPUTS, DY = INPUTS, MOVED_MEAN, MOVED_VAR, DX, DSCALE, DSHIFT, DRESIDUAL, FOUND };
 
 static const char *const found_name[] = {
-    [Y] = "y", [MOVED_MEAN] = "mean", [MOVED_VAR] = "var", [DX] = "dx", [DSCALE] = "dscale",
-    [DSHIFT] = "dshift", [DRESIDUAL] = "dresidual"};
+    [Y] = "y",           [MOVED_MEAN] = "mean", [MOVED_VAR] = "var",      [DX] = "dx",
+    [DSCALE] = "dscale", [DSHIFT] = "dshift",   [DRESIDUAL] = "dresidual"};
 
 typedef struct trial {
-    int64_t dims[2];          /* (rows, channels) */
-    bool residual, made;      /* made: x and the residual are results of ops */
+    int64_t dims[2];     /* (rows, channels) */
+    bool residual, made; /* made: x and the residual are results of ops */
     char options[48];
-    block given[INPUTS + 1];  /* and dy */
+    block given[INPUTS + 1]; /* and dy */
 } trial;
 
 /* ==== Trials ================================================================================== */
@@ -85,8 +85,8 @@ static void pass(const trial *t, lt_tensor **leaf, lt_tensor *dy, block *y)
     lt_tensor *in[INPUTS];
     for (int i = 0; i < INPUTS; i++)
         in[i] = t->made && (i == X || i == RESIDUAL) ? made_of(leaf[i]) : lt_retain(leaf[i]);
-    lt_tensor *out = lt_runv(lt_tensor_ctx(dy), "batch_norm", t->options, in,
-                             t->residual ? INPUTS : RESIDUAL);
+    lt_tensor *out =
+        lt_runv(lt_tensor_ctx(dy), "batch_norm", t->options, in, t->residual ? INPUTS : RESIDUAL);
     if (!out)
         FAIL("%s", lt_errmsg());
     for (int i = 0; i < INPUTS; i++)
@@ -158,7 +158,9 @@ static void check_same(const block *a, const block *b)
         CHECK(!a[i].at || memcmp(a[i].at, b[i].at, (size_t)a[i].count * sizeof *a[i].at) == 0);
 }
 
-typedef struct contexts { lt_ctx *truth, *one, *two; } contexts;
+typedef struct contexts {
+    lt_ctx *truth, *one, *two;
+} contexts;
 
 static contexts open_all(void)
 {
@@ -294,21 +296,26 @@ static int64_t kept(lt_tensor *y, const lt_tensor *x, bool *itself)
 
 TEST(y_is_kept_only_where_x_does_not_tell)
 {
-    static const struct { const char *options; bool residual; int64_t kept; } wants[] = {
-        {"", false, 3 * 8}, {"", true, 3 * 8}, {"act=relu", false, 4 * 8},
-        {"act=relu", true, 3 * 8 + 5 * 8}};
+    static const struct {
+        const char *options;
+        bool residual;
+        int64_t kept;
+    } wants[] = {{"", false, 3 * 8},
+                 {"", true, 3 * 8},
+                 {"act=relu", false, 4 * 8},
+                 {"act=relu", true, 3 * 8 + 5 * 8}};
     lt_ctx *ctx = lt_open(NULL);
     lt_tensor *in[INPUTS];
     for (int i = 0; i < INPUTS; i++) {
         bool large = i == X || i == RESIDUAL;
-        in[i] = lt_tensor_full(ctx, LT_F32, large ? 2 : 1, large ? (int64_t[]){5, 8}
-                                                                : (int64_t[]){8}, 1);
+        in[i] = lt_tensor_full(ctx, LT_F32, large ? 2 : 1,
+                               large ? (int64_t[]){5, 8} : (int64_t[]){8}, 1);
     }
     CHECK_OK(lt_set_requires_grad(in[X], true));
     for (int i = 0; i < 4; i++) {
         bool itself;
-        lt_tensor *y = lt_runv(ctx, "batch_norm", wants[i].options, in,
-                               wants[i].residual ? INPUTS : RESIDUAL);
+        lt_tensor *y =
+            lt_runv(ctx, "batch_norm", wants[i].options, in, wants[i].residual ? INPUTS : RESIDUAL);
         CHECK(y != NULL);
         CHECK_EQ(kept(y, in[X], &itself), wants[i].kept);
         CHECK_EQ(itself, wants[i].kept > 4 * 8);

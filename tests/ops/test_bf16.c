@@ -6,7 +6,7 @@
 #include "ops/ops.h"
 #include "tests/lt_test.h"
 
-enum { N = 40013 };               /* blocks, and a last one of an odd size */
+enum { N = 40013 }; /* blocks, and a last one of an odd size */
 
 /* Random bits, a twentieth of them of a kind that is rare. New. */
 static lt_tensor *bits(lt_ctx *ctx, uint64_t stream)

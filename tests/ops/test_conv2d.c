@@ -73,7 +73,9 @@ static shape draw_shape(uint64_t *seed, int threads)
     case 0: groups = k = c; break;
     case 1: groups = 2, c *= 2, k *= 2; break;
     }
-    shape s = {.dims = {{n, in[0], in[1], c}, {k, kernel[0], kernel[1], c / groups}, {k},
+    shape s = {.dims = {{n, in[0], in[1], c},
+                        {k, kernel[0], kernel[1], c / groups},
+                        {k},
                         {n, out[0], out[1], k}},
                .ndim = {4, 4, 1, 4}};
     snprintf(s.options, sizeof s.options, "stride=%d,%d pad=%d,%d dilation=%d groups=%d",
@@ -97,11 +99,11 @@ static shape draw_many_pixels(uint64_t *seed, int threads)
     }
     int64_t n = threads * 1024 / (out[0] * out[1]) + 1 + draw(seed, 2);
     int64_t c = 16 * (1 + draw(seed, 3)), k = 16 * (1 + draw(seed, 3));
-    shape s = {.dims = {{n, in[0], in[1], c}, {k, kernel[0], kernel[1], c}, {k},
-                        {n, out[0], out[1], k}},
-               .ndim = {4, 4, 1, 4}};
-    snprintf(s.options, sizeof s.options, "stride=%d,%d pad=%d,%d", (int)stride[0],
-             (int)stride[1], (int)pad[0], (int)pad[1]);
+    shape s = {
+        .dims = {{n, in[0], in[1], c}, {k, kernel[0], kernel[1], c}, {k}, {n, out[0], out[1], k}},
+        .ndim = {4, 4, 1, 4}};
+    snprintf(s.options, sizeof s.options, "stride=%d,%d pad=%d,%d", (int)stride[0], (int)stride[1],
+             (int)pad[0], (int)pad[1]);
     return s;
 }
 
@@ -133,11 +135,11 @@ static shape draw_thin(uint64_t *seed, int threads)
         out[i] = (in[i] + 2 * pad[i] - kernel[i]) / stride[i] + 1;
     }
     int64_t n = 1 + draw(seed, 3), c = 1 + draw(seed, 4), k = 32 * (1 + draw(seed, 3));
-    shape s = {.dims = {{n, in[0], in[1], c}, {k, kernel[0], kernel[1], c}, {k},
-                        {n, out[0], out[1], k}},
-               .ndim = {4, 4, 1, 4}};
-    snprintf(s.options, sizeof s.options, "stride=%d,%d pad=%d,%d", (int)stride[0],
-             (int)stride[1], (int)pad[0], (int)pad[1]);
+    shape s = {
+        .dims = {{n, in[0], in[1], c}, {k, kernel[0], kernel[1], c}, {k}, {n, out[0], out[1], k}},
+        .ndim = {4, 4, 1, 4}};
+    snprintf(s.options, sizeof s.options, "stride=%d,%d pad=%d,%d", (int)stride[0], (int)stride[1],
+             (int)pad[0], (int)pad[1]);
     return s;
 }
 
@@ -225,9 +227,17 @@ static lt_status run_kernel(lt_ctx *ctx, const shape *s, run *r, bool backward, 
     const lt_op *op = def->op;
     lt_opt opts[LT_MAX_OPT];
     CHECK_OK(lt_opts_parse(&def->schema, s->options, opts));
-    lt_call c = {.ctx = ctx, .op = op, .schema = &def->schema, .opt = opts, .n_in = 3,
-                 .in = r->at[VALUES], .out = &r->at[VALUES][Y], .d_out = &r->at[GRADS][Y],
-                 .d_in = r->at[GRADS], .threads = ctx->threads, .save = op->save};
+    lt_call c = {.ctx = ctx,
+                 .op = op,
+                 .schema = &def->schema,
+                 .opt = opts,
+                 .n_in = 3,
+                 .in = r->at[VALUES],
+                 .out = &r->at[VALUES][Y],
+                 .d_out = &r->at[GRADS][Y],
+                 .d_in = r->at[GRADS],
+                 .threads = ctx->threads,
+                 .save = op->save};
     for (int i = X; i <= B; i++)
         c.add |= (uint64_t)r->add[i] << i;
     size_t bytes = op->scratch ? op->scratch(&c, backward) : 0;
@@ -382,7 +392,9 @@ TEST(fast_without_channels)
     for (int i = 0; i < 12; i++) {
         int64_t in = of[i / 4][0], out = of[i / 4][1], kernel = i & 1 ? 3 : 1;
         int64_t stride = i & 2 ? 2 : 1, n = lt_threads(ctx) * 1024 * stride * stride / 256 + 1;
-        shape s = {.dims = {{n, 16, 16, in}, {out, kernel, kernel, in}, {out},
+        shape s = {.dims = {{n, 16, 16, in},
+                            {out, kernel, kernel, in},
+                            {out},
                             {n, 16 / stride, 16 / stride, out}},
                    .ndim = {4, 4, 1, 4}};
         snprintf(s.options, sizeof s.options, "stride=%d,%d pad=%d", (int)stride, (int)stride,
@@ -421,9 +433,11 @@ TEST(bf16_without_images_is_given_up)
 TEST(bf16_of_images_narrower_than_a_stride_is_given_up)
 {
     shape depthwise = {.dims = {{1, 12, 1, 16}, {16, 2, 4, 1}, {16}, {1, 11, 1, 16}},
-                       .ndim = {4, 4, 1, 4}, .options = "stride=1,2 pad=0,2 groups=16"};
+                       .ndim = {4, 4, 1, 4},
+                       .options = "stride=1,2 pad=0,2 groups=16"};
     shape dense = {.dims = {{2, 1, 1, 32}, {16, 3, 3, 32}, {16}, {2, 1, 1, 16}},
-                   .ndim = {4, 4, 1, 4}, .options = "stride=2 pad=1"};
+                   .ndim = {4, 4, 1, 4},
+                   .options = "stride=2 pad=1"};
     check_given_up(&depthwise, false);
     check_given_up(&dense, false);
 }
@@ -432,9 +446,11 @@ TEST(bf16_of_images_narrower_than_a_stride_is_given_up)
 TEST(bf16_that_amx_has_wrong_is_right)
 {
     shape even = {.dims = {{2, 7, 8, 48}, {48, 3, 4, 48}, {48}, {2, 3, 3, 48}},
-                  .ndim = {4, 4, 1, 4}, .options = "stride=2 pad=0"};
+                  .ndim = {4, 4, 1, 4},
+                  .options = "stride=2 pad=0"};
     shape rows = {.dims = {{3, 16, 19, 32}, {48, 2, 5, 32}, {48}, {3, 5, 15, 48}},
-                  .ndim = {4, 4, 1, 4}, .options = "stride=3,1 pad=0"};
+                  .ndim = {4, 4, 1, 4},
+                  .options = "stride=3,1 pad=0"};
     uint64_t seed = 21;
     int taken[2] = {0};
     lt_ctx *ctx = lt_open(&(lt_config){.threads = 2});

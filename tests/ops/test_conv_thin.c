@@ -9,9 +9,14 @@
 static lt_conv conv_of(int64_t n, int64_t side, int64_t in, int64_t out, int64_t kernel,
                        int64_t stride)
 {
-    lt_conv v = {.n = n, .in = in, .out = out, .groups = 1,
-                 .window = {.in = {side, side}, .kernel = {kernel, kernel},
-                            .stride = {stride, stride}, .pad = {kernel / 2, kernel / 2},
+    lt_conv v = {.n = n,
+                 .in = in,
+                 .out = out,
+                 .groups = 1,
+                 .window = {.in = {side, side},
+                            .kernel = {kernel, kernel},
+                            .stride = {stride, stride},
+                            .pad = {kernel / 2, kernel / 2},
                             .dilation = {1, 1}}};
     for (int i = 0; i < 2; i++)
         v.window.out[i] = (side + 2 * v.window.pad[i] - kernel) / stride + 1;
@@ -55,8 +60,12 @@ TEST(others_are_not_taken)
 {
     want_fast_products();
     lt_conv v = conv_of(16, 28, 4, 32, 7, 7), odd;
-    int64_t *changed[] = {&odd.in, &odd.out, &odd.groups, &odd.window.kernel[0],
-                          &odd.window.stride[1], &odd.window.dilation[0]};
+    int64_t *changed[] = {&odd.in,
+                          &odd.out,
+                          &odd.groups,
+                          &odd.window.kernel[0],
+                          &odd.window.stride[1],
+                          &odd.window.dilation[0]};
     CHECK(takes(&v, LT_CONV_WEIGHTS, LT_F32));
     for (int i = 0; i < 6; i++) {
         odd = v;
@@ -98,9 +107,11 @@ TEST(bits_are_the_same_each_time)
     lt_conv v = conv_of(5, 67, 3, 64, 5, 2);
     int64_t of_x = 5 * 67 * 67 * 3, of_w = 64 * 25 * 3, of_y = 5 * 34 * 34 * 64;
     for (int i = 0; i < 2; i++) {
-        lt_conv_task task = {.kind = i == 0 ? LT_CONV : LT_CONV_WEIGHTS, .conv = &v,
-                      .x = random_operand(of_x, 4), .w = random_operand(of_w, 5),
-                      .y = random_operand(of_y, 3)};
+        lt_conv_task task = {.kind = i == 0 ? LT_CONV : LT_CONV_WEIGHTS,
+                             .conv = &v,
+                             .x = random_operand(of_x, 4),
+                             .w = random_operand(of_w, 5),
+                             .y = random_operand(of_y, 3)};
         lt_conv_task again = task;
         lt_operand *twice = i == 0 ? &again.y : &again.w, *once = i == 0 ? &task.y : &task.w;
         int64_t count = i == 0 ? of_y : of_w;

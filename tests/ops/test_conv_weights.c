@@ -10,9 +10,14 @@
 static lt_conv conv_of(int64_t n, int64_t side, int64_t in, int64_t out, int64_t kernel,
                        int64_t stride)
 {
-    lt_conv v = {.n = n, .in = in, .out = out, .groups = 1,
-                 .window = {.in = {side, side}, .kernel = {kernel, kernel},
-                            .stride = {stride, stride}, .pad = {kernel / 2, kernel / 2},
+    lt_conv v = {.n = n,
+                 .in = in,
+                 .out = out,
+                 .groups = 1,
+                 .window = {.in = {side, side},
+                            .kernel = {kernel, kernel},
+                            .stride = {stride, stride},
+                            .pad = {kernel / 2, kernel / 2},
                             .dilation = {1, 1}}};
     for (int i = 0; i < 2; i++)
         v.window.out[i] = (side + 2 * v.window.pad[i] - kernel) / stride + 1;

@@ -6,11 +6,11 @@
 #include "ops/cpu/depthwise.h"
 #include "tests/ops/cases.h"
 
-enum { SHAPES = 400, GUARD = 64 };     /* bytes */
+enum { SHAPES = 400, GUARD = 64 }; /* bytes */
 
 typedef struct array {
-    double *at;                        /* the truth: values, or what they should be */
-    double *size;                      /* of a result: the sum of its terms' sizes */
+    double *at;   /* the truth: values, or what they should be */
+    double *size; /* of a result: the sum of its terms' sizes */
     int64_t count;
     lt_operand operand;
 } array;
@@ -123,8 +123,8 @@ static void check_task(const lt_conv *v, lt_conv_task_kind kind, lt_dtype dtype,
     array w = array_new(of_w, v->in * 9, seed + 1), bias = array_new(dtype, v->in, seed + 3);
     array y = array_new(dtype, v->n * k->out[0] * k->out[1] * v->in, seed + 2);
     array *result = kind == LT_CONV ? &y : kind == LT_CONV_DATA ? &x : &w;
-    lt_conv_task task = {.kind = kind, .conv = v, .x = x.operand, .w = w.operand, .y = y.operand,
-                  .add = add};
+    lt_conv_task task = {
+        .kind = kind, .conv = v, .x = x.operand, .w = w.operand, .y = y.operand, .add = add};
     char name[160];
     snprintf(name, sizeof name, "task %d, %s, w %s, %lldx%lldx%lldx%lld stride %lld pad %lld%s%s",
              (int)kind, lt_dtype_name(dtype), lt_dtype_name(of_w), (long long)v->n,
@@ -166,9 +166,15 @@ static int64_t roll(uint64_t seed, uint64_t i, int64_t low, int64_t high)
 
 static lt_conv conv_of(int64_t n, int64_t h, int64_t w, int64_t c, int64_t stride, int64_t pad)
 {
-    lt_conv v = {.n = n, .in = c, .out = c, .groups = c,
-                 .window = {.in = {h, w}, .kernel = {3, 3}, .stride = {stride, stride},
-                            .pad = {pad, pad}, .dilation = {1, 1}}};
+    lt_conv v = {.n = n,
+                 .in = c,
+                 .out = c,
+                 .groups = c,
+                 .window = {.in = {h, w},
+                            .kernel = {3, 3},
+                            .stride = {stride, stride},
+                            .pad = {pad, pad},
+                            .dilation = {1, 1}}};
     for (int i = 0; i < 2; i++)
         v.window.out[i] = (v.window.in[i] + 2 * pad - 3) / stride + 1;
     return v;
@@ -193,7 +199,7 @@ static void check_shapes(lt_conv_task_kind kind)
         bool mixed = kind == LT_CONV_WEIGHTS && roll(seed, 9, 0, 1);
         bool biased = kind == LT_CONV && roll(seed, 10, 0, 1);
         check_task(&v, kind, dtype, mixed ? LT_F32 : dtype, kind != LT_CONV && roll(seed, 11, 0, 1),
-                  biased, seed);
+                   biased, seed);
     }
 }
 
@@ -209,8 +215,8 @@ TEST(a_NaN_in_bf16_stays_one)
     for (int i = 0; i < 4; i++) {
         array x = array_new(LT_BF16, 5 * 6 * 40, 1), w = array_new(LT_BF16, 40 * 9, 2);
         array y = array_new(LT_BF16, x.count, 3);
-        lt_conv_task task = {.kind = LT_CONV, .conv = &v, .x = x.operand, .w = w.operand,
-                      .y = y.operand};
+        lt_conv_task task = {
+            .kind = LT_CONV, .conv = &v, .x = x.operand, .w = w.operand, .y = y.operand};
         for (int64_t k = 0; k < x.count; k++)
             ((uint16_t *)x.operand.data)[k] = kinds[i];
         run(&task, &y.operand, &y, NULL, 1);
@@ -242,8 +248,12 @@ TEST(other_tasks_are_not_accepted)
     CHECK(!lt__depthwise_accepts(&other));
     for (int i = 0; i < 6; i++) {
         lt_conv odd = v;
-        int64_t *changed[] = {&odd.window.kernel[1], &odd.window.dilation[0],
-                              &odd.window.stride[1], &odd.window.pad[0], &odd.out, &odd.groups};
+        int64_t *changed[] = {&odd.window.kernel[1],
+                              &odd.window.dilation[0],
+                              &odd.window.stride[1],
+                              &odd.window.pad[0],
+                              &odd.out,
+                              &odd.groups};
         *changed[i] *= 2;
         other = task;
         other.conv = &odd;

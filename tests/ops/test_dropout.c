@@ -22,8 +22,8 @@ static const setup plain = {.seed = 7, .step = 3, .threads = 1, .reference = tru
 
 static lt_ctx *open_ctx(setup s)
 {
-    lt_ctx *ctx = lt_open(&(lt_config){.seed = s.seed, .threads = s.threads,
-                                       .reference = s.reference, .poison = true});
+    lt_ctx *ctx = lt_open(&(lt_config){
+        .seed = s.seed, .threads = s.threads, .reference = s.reference, .poison = true});
     if (!ctx)
         FAIL("%s", lt_errmsg());
     lt_set_step(ctx, s.step);

@@ -4,9 +4,10 @@
  */
 #include "tests/ops/cases.h"
 
-static const int64_t extremes[] = {
-    INT64_MIN, INT64_MIN + 1, INT32_MIN - 1LL, INT32_MIN, -65537, 65537, INT32_MAX, INT32_MAX + 1LL,
-    1LL << 40, 1LL << 59, INT64_MAX / 2, INT64_MAX - 1, INT64_MAX};
+static const int64_t extremes[] = {INT64_MIN, INT64_MIN + 1, INT32_MIN - 1LL, INT32_MIN,
+                                   -65537,    65537,         INT32_MAX,       INT32_MAX + 1LL,
+                                   1LL << 40, 1LL << 59,     INT64_MAX / 2,   INT64_MAX - 1,
+                                   INT64_MAX};
 enum { EXTREMES = sizeof extremes / sizeof *extremes, FEW_CASES = 4, SMALL_BLOCK = 1 << 20 };
 
 static void *(*alloc_of_cpu)(lt_device *device, size_t bytes);
@@ -41,7 +42,10 @@ static const char *show(const call *e)
     for (int i = 0; i < e->of->n_in; i++)
         for (int k = 0; k < e->of->in[i].ndim; k++)
             snprintf(text + strlen(text), sizeof text - strlen(text), "%s%lld",
-                     k > 0 ? "x" : i > 0 ? ", " : "", (long long)e->dims[i][k]);
+                     k > 0   ? "x"
+                     : i > 0 ? ", "
+                             : "",
+                     (long long)e->dims[i][k]);
     for (int k = 0; k < e->def->schema.n_opt; k++)
         if (e->opts[k].kind == LT_INTS)
             for (int i = 0; i < e->opts[k].n; i++)

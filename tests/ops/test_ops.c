@@ -12,9 +12,14 @@
 #include "tests/ops/run.h"
 
 enum { CONFIGS = 4 };
-static const struct { const char *name; bool reference; int threads; } config_of[CONFIGS] = {
-    {"reference", true, 1}, {"reference, 2 threads", true, 2},
-    {"fast", false, 1}, {"fast, 2 threads", false, 2}};
+static const struct {
+    const char *name;
+    bool reference;
+    int threads;
+} config_of[CONFIGS] = {{"reference", true, 1},
+                        {"reference, 2 threads", true, 2},
+                        {"fast", false, 1},
+                        {"fast, 2 threads", false, 2}};
 
 /* ==== Comparing =============================================================================== */
 
@@ -42,7 +47,7 @@ static double root_mean_square(const block *b)
  * block's root mean square and of the element's wobble, which find_wobble() explains. */
 typedef struct margin {
     double absolute, relative, typical, wobbles;
-    const block *wobble;      /* or NULL */
+    const block *wobble; /* or NULL */
 } margin;
 
 /* f64: tens of roundoffs of sums in another order, times 100 where x is 100 + noise. f32: eight
@@ -59,8 +64,10 @@ static margin margin_for(const lt_op *op, const values *v, lt_dtype dtype, int p
     margin m = {.relative = 1e-12, .typical = 1e-12};
     int typical = strncmp(op->sig, "conv2d(", 7) == 0 ? 64 : 2;
     if (dtype != LT_F64)
-        m = (margin){.relative = 8 * roundoff(LT_F32), .typical = typical * roundoff(LT_F32),
-                     .wobbles = 32, .wobble = wobble};
+        m = (margin){.relative = 8 * roundoff(LT_F32),
+                     .typical = typical * roundoff(LT_F32),
+                     .wobbles = 32,
+                     .wobble = wobble};
     if (lt__is_half(dtype))
         m.relative += 2 * roundoff(dtype);
     if (op->save >= LT_SAVE_OUT(0) && part >= GRAD && part < AFTER)
@@ -284,8 +291,7 @@ static void check_slope(lt_ctx *ctx, const op_case *c, const values *v, const re
             size += fabs(direction[i].at[k] * grad->at[k]);
         }
     }
-    if (moved_loss(ctx, c, v, direction, h, &high) &&
-        moved_loss(ctx, c, v, direction, -h, &low)) {
+    if (moved_loss(ctx, c, v, direction, h, &high) && moved_loss(ctx, c, v, direction, -h, &low)) {
         double found = (high - low) / (2 * h);
         if (!(fabs(found - slope) <= 1e-6 * (size + fabs(high))))
             fault(c, "the finite difference is %.12g, the gradient says %.12g", found, slope);
@@ -475,8 +481,8 @@ static void walk(const char *op)
     const op_case *cases = all_cases(&n);
     faults = 0;
     for (int k = 0; k < CONFIGS; k++) {
-        ctx[k] = lt_open(&(lt_config){.reference = config_of[k].reference,
-                                      .threads = config_of[k].threads, .poison = true});
+        ctx[k] = lt_open(&(lt_config){
+            .reference = config_of[k].reference, .threads = config_of[k].threads, .poison = true});
         if (!ctx[k])
             FAIL("%s", lt_errmsg());
     }
@@ -501,7 +507,8 @@ static void walk(const char *op)
         FAIL("%d faults in %d cases of %s", faults, seen, op);
 }
 
-#define X(name) TEST(name) { walk(#name); }
+#define X(name)                                                                                    \
+    TEST(name) { walk(#name); }
 #include "ops/list.h"
 LT_OP_LIST(X)
 #undef X

@@ -144,8 +144,8 @@ TEST(max_pool2d_of_a_large_window)
     lt_tensor *x = lt_tensor_full(ctx, LT_F32, 4, dims, -1);
     float *at = lt_data(x);
     CHECK_OK(lt_set_requires_grad(x, true));
-    at[2 * 288] = 5;     /* the last tap of one channel, */
-    at[2 * 32 + 1] = 6;  /* number 32 = 288 - 256 of the other */
+    at[2 * 288] = 5;    /* the last tap of one channel, */
+    at[2 * 32 + 1] = 6; /* number 32 = 288 - 256 of the other */
     lt_tensor *y = lt_run(ctx, "max_pool2d", "kernel=17", x, NULL);
     lt_tensor *dy = lt_tensor_full(ctx, LT_F32, 4, lt_dims(y), 1);
     CHECK_OK(lt_backward(y, dy));

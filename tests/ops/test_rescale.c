@@ -42,7 +42,7 @@ static void check_one(lt_ctx *ctx, lt_dtype dtype, int64_t n)
     for (int64_t i = 0; i < n; i++)
         CHECK_NEAR(at(x, i), (i % 2 ? -1 : 1) * (double)(i % 50 + 1) * 0.25, 0);
     if (n > 17) { /* each place counts, wherever a vector or a block begins */
-        for (int64_t i = 0; i < n; i += n > 1000 ? 997 : 1) {
+        for (int64_t i = 0; i<n; i += n> 1000 ? 997 : 1) {
             double was = at(x, i);
             double wrong[] = {INFINITY, -INFINITY, NAN};
             set(x, i, wrong[i % 3]);
@@ -81,10 +81,12 @@ TEST(it_does_so_in_plain_c) { check_all(&(lt_config){.reference = true}); }
 /* What is seen is what was there, not what becomes 0 or overflows. */
 TEST(it_looks_at_what_was_there)
 {
-    static const struct { lt_dtype dtype; double smallest, largest; } ends[] = {
-        {LT_F16, 0x1p-24, 65504},
-        {LT_BF16, 0x1p-133, 0x1.fep127},
-        {LT_F32, 0x1p-149, 0x1.fffffep127}};
+    static const struct {
+        lt_dtype dtype;
+        double smallest, largest;
+    } ends[] = {{LT_F16, 0x1p-24, 65504},
+                {LT_BF16, 0x1p-133, 0x1.fep127},
+                {LT_F32, 0x1p-149, 0x1.fffffep127}};
     for (int plain = 0; plain < 2; plain++)
         for (int k = 0; k < 3; k++) {
             lt_ctx *ctx = lt_open(&(lt_config){.reference = plain});

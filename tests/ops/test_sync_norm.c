@@ -14,10 +14,10 @@ enum { Y, DX, DRESIDUAL, DSCALE, DSHIFT, FOUND };
 static const char *const found_name[FOUND] = {"y", "dx", "dresidual", "dscale", "dshift"};
 
 typedef struct trial {
-    int64_t rows[MOST], channels;      /* of each rank; all of them together stand first */
+    int64_t rows[MOST], channels; /* of each rank; all of them together stand first */
     int ranks;
     lt_dtype dtype;
-    double offset;                     /* of x */
+    double offset; /* of x */
     bool residual;
     const char *options;
 } trial;
@@ -28,7 +28,7 @@ typedef struct rank { /* or all of them, in one context without a group */
     lt_ctx *ctx;
     int64_t first, rows;
     bool reference;
-    int sums;                          /* collectives */
+    int sums; /* collectives */
     double *found[FOUND];
     int64_t count[FOUND];
     char text[256];
@@ -82,8 +82,8 @@ static lt_status pass(rank *r, lt_tensor *in[INPUTS])
                            r->trial->residual ? INPUTS : RESIDUAL);
     lt_status status = y ? lt_backward(y, dy) : lt_errcode();
     if (status == LT_OK) {
-        static const int input[FOUND] = {[DX] = X, [DRESIDUAL] = RESIDUAL, [DSCALE] = SCALE,
-                                         [DSHIFT] = SHIFT};
+        static const int input[FOUND] = {
+            [DX] = X, [DRESIDUAL] = RESIDUAL, [DSCALE] = SCALE, [DSHIFT] = SHIFT};
         find(r, Y, y);
         for (int i = DX; i < FOUND; i++)
             if (i != DRESIDUAL || r->trial->residual)
@@ -101,7 +101,7 @@ static void *run(void *ud)
     if (r->group)
         lt_set_allreduce(r->ctx, all_sum, r);
     lt_tensor *in[INPUTS] = {
-        rows_of(r, 1, r->trial->offset), channels_of(r, 2, 0), channels_of(r, 3, 0),
+        rows_of(r, 1, r->trial->offset),     channels_of(r, 2, 0), channels_of(r, 3, 0),
         channels_of(r, 4, r->trial->offset), channels_of(r, 5, 9), rows_of(r, 6, 0)};
     if (pass(r, in) != LT_OK) {
         snprintf(r->text, sizeof r->text, "%s", lt_errmsg());
@@ -122,7 +122,10 @@ static void run_all(const trial *t, rank many[MOST], rank *one)
     *one = (rank){.trial = t};
     CHECK_OK(lt_local_open(t->ranks, &(lt_group_config){.timeout = 20}, group));
     for (int i = 0; i < t->ranks; i++) {
-        many[i] = (rank){.trial = t, .group = group[i], .first = one->rows, .rows = t->rows[i],
+        many[i] = (rank){.trial = t,
+                         .group = group[i],
+                         .first = one->rows,
+                         .rows = t->rows[i],
                          .reference = i % 3 == 1};
         one->rows += t->rows[i];
         pthread_create(&many[i].thread, NULL, run, &many[i]);
@@ -191,8 +194,10 @@ TEST(ranks_are_normalised_as_one_batch)
     static const lt_dtype dtypes[] = {LT_F64, LT_F32, LT_BF16};
     static const int64_t channels[] = {1, 7, 64, 130};
     for (int i = 0; i < 4 * 3 * 4 * 4; i++) {
-        trial t = {.ranks = ranks_of[i % 4], .dtype = dtypes[i / 4 % 3],
-                   .channels = channels[i / 12 % 4], .options = options[i / 48 % 2],
+        trial t = {.ranks = ranks_of[i % 4],
+                   .dtype = dtypes[i / 4 % 3],
+                   .channels = channels[i / 12 % 4],
+                   .options = options[i / 48 % 2],
                    .residual = i / 96};
         memcpy(t.rows, rows[i % 4], sizeof t.rows);
         check(&t);
@@ -201,7 +206,11 @@ TEST(ranks_are_normalised_as_one_batch)
 
 TEST(a_mean_far_from_zero_costs_few_digits)
 {
-    trial t = {.ranks = 3, .dtype = LT_F64, .channels = 5, .offset = 1e4, .rows = {20, 3, 11},
+    trial t = {.ranks = 3,
+               .dtype = LT_F64,
+               .channels = 5,
+               .offset = 1e4,
+               .rows = {20, 3, 11},
                .options = options[0]};
     check(&t);
 }
@@ -220,7 +229,10 @@ TEST(one_row_in_all_is_too_few)
 
 TEST(evaluation_asks_nobody)
 {
-    trial t = {.ranks = 2, .dtype = LT_F32, .channels = 3, .rows = {4, 1},
+    trial t = {.ranks = 2,
+               .dtype = LT_F32,
+               .channels = 3,
+               .rows = {4, 1},
                .options = "train=false sync=true"};
     rank many[MOST], one;
     run_all(&t, many, &one);

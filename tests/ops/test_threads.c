@@ -122,8 +122,8 @@ static void compare(const task *j, const block *got, const block *want, const ch
         margin = most * (j->dtype == LT_F32 ? 1e-5 : 0.03);
     for (int64_t i = 0; i < want->count; i++)
         if (!(fabs(got->at[i] - want->at[i]) <= margin)) {
-            FAIL("%s in %s: %s[%lld] is %.9g, not %.9g", lines[j->of.line],
-                 lt_dtype_name(j->dtype), name, (long long)i, got->at[i], want->at[i]);
+            FAIL("%s in %s: %s[%lld] is %.9g, not %.9g", lines[j->of.line], lt_dtype_name(j->dtype),
+                 name, (long long)i, got->at[i], want->at[i]);
             return; /* where FAIL() does not leave the test: in a parallel region */
         }
 }

@@ -12,10 +12,10 @@
 #include "tests/ops/cases.h"
 
 enum { X, W, B, Y, ROLES };
-enum { CASES = 40 };          /* with each count of threads */
+enum { CASES = 40 }; /* with each count of threads */
 
 #define ERROR_F32 5e-7
-#define ERROR_BF16 5.2e-3     /* in results of bf16, and in a gradient of w in f32 */
+#define ERROR_BF16 5.2e-3 /* in results of bf16, and in a gradient of w in f32 */
 
 typedef struct {
     lt_conv_task_kind kind;
@@ -84,8 +84,16 @@ static void run_reference(lt_ctx *ctx, const problem *t, lt_tensor *of[ROLES])
     CHECK_OK(lt_opts_parse(&def->schema, text, opts));
     lt_tensor *d_in[] = {t->kind == LT_CONV_DATA ? of[X] : NULL,
                          t->kind == LT_CONV_WEIGHTS ? of[W] : NULL, NULL};
-    lt_call c = {.ctx = ctx, .op = def->op, .schema = &def->schema, .opt = opts, .n_in = 3,
-                 .in = of, .out = &of[Y], .d_out = &of[Y], .d_in = d_in, .threads = ctx->threads,
+    lt_call c = {.ctx = ctx,
+                 .op = def->op,
+                 .schema = &def->schema,
+                 .opt = opts,
+                 .n_in = 3,
+                 .in = of,
+                 .out = &of[Y],
+                 .d_out = &of[Y],
+                 .d_in = d_in,
+                 .threads = ctx->threads,
                  .save = def->op->save};
     CHECK_OK((t->kind == LT_CONV ? def->op->fwd : def->op->bwd)(&c));
 }
@@ -93,9 +101,13 @@ static void run_reference(lt_ctx *ctx, const problem *t, lt_tensor *of[ROLES])
 static void run(const problem *t, lt_tensor *const of[ROLES], int threads)
 {
     lt_call c = {.threads = threads};
-    lt_conv_task task = {.kind = t->kind, .conv = &t->conv, .x = lt__operand(of[X], 0),
-                  .w = lt__operand(of[W], 0), .bias = lt__operand(of[B], 0),
-                  .y = lt__operand(of[Y], 0), .add = t->add};
+    lt_conv_task task = {.kind = t->kind,
+                         .conv = &t->conv,
+                         .x = lt__operand(of[X], 0),
+                         .w = lt__operand(of[W], 0),
+                         .bias = lt__operand(of[B], 0),
+                         .y = lt__operand(of[Y], 0),
+                         .add = t->add};
     CHECK(lt__winograd_can(&task));
     size_t bytes = lt__winograd_scratch(&c, &t->conv, t->dtype == LT_BF16, t->kind != LT_CONV);
     if (!(c.scratch = aligned_alloc(64, (bytes + 63) / 64 * 64)))
@@ -158,9 +170,15 @@ static void check(lt_ctx *ctx, const problem *t, int threads, uint64_t *seed)
 static lt_conv conv_of(int64_t n, int64_t height, int64_t width, int64_t pad_h, int64_t pad_w,
                        int64_t in, int64_t out)
 {
-    return (lt_conv){.n = n, .in = in, .out = out, .groups = 1,
-                     .window = {.in = {height, width}, .kernel = {3, 3}, .stride = {1, 1},
-                                .pad = {pad_h, pad_w}, .dilation = {1, 1},
+    return (lt_conv){.n = n,
+                     .in = in,
+                     .out = out,
+                     .groups = 1,
+                     .window = {.in = {height, width},
+                                .kernel = {3, 3},
+                                .stride = {1, 1},
+                                .pad = {pad_h, pad_w},
+                                .dilation = {1, 1},
                                 .out = {height + 2 * pad_h - 2, width + 2 * pad_w - 2}}};
 }
 
@@ -197,8 +215,11 @@ static void walk(lt_dtype dtype, lt_dtype gradient, uint64_t seed)
     lt_ctx *ctx = reference();
     for (int threads = 1; threads <= 3; threads += 2)
         for (int i = 0; i < 3 * CASES; i++) {
-            problem t = {.kind = LT_CONV + i % 3, .conv = draw_conv(&seed), .dtype = dtype,
-                      .of_bias = draw(&seed, 2) ? dtype : LT_F32, .add = draw(&seed, 2)};
+            problem t = {.kind = LT_CONV + i % 3,
+                         .conv = draw_conv(&seed),
+                         .dtype = dtype,
+                         .of_bias = draw(&seed, 2) ? dtype : LT_F32,
+                         .add = draw(&seed, 2)};
             t.of_w = t.kind == LT_CONV_WEIGHTS ? gradient : dtype;
             t.bias = t.kind == LT_CONV && !t.add && draw(&seed, 2);
             check(ctx, &t, threads, &seed);
@@ -216,8 +237,10 @@ static void check_many_tiles(lt_dtype dtype)
 {
     want_vectors(dtype);
     lt_ctx *ctx = reference();
-    problem few = {.kind = LT_CONV_WEIGHTS, .conv = conv_of(11, 14, 14, 1, 1, 32, 48),
-                .dtype = dtype, .of_w = LT_F32};
+    problem few = {.kind = LT_CONV_WEIGHTS,
+                   .conv = conv_of(11, 14, 14, 1, 1, 32, 48),
+                   .dtype = dtype,
+                   .of_w = LT_F32};
     problem many = few;
     uint64_t seed = 4;
     many.conv = conv_of(5, 14, 14, 1, 1, 16, 2064);
@@ -267,7 +290,7 @@ TEST(other_convolutions_are_not_taken)
         lt_conv other = v;
         lt_window *w = &other.window;
         int64_t *changed[] = {&w->stride[0], &w->dilation[1], &w->kernel[1], &w->pad[0],
-                              &other.groups, &other.in, &other.out};
+                              &other.groups, &other.in,       &other.out};
         *changed[i] += 2;
         CHECK(!takes(LT_CONV_WEIGHTS, other, LT_F32) && !takes(LT_CONV, other, LT_BF16));
         CHECK_EQ(lt__winograd_scratch(&c, &other, true, true), 0);

@@ -22,9 +22,9 @@ namespace {
 enum { STACK = 64 << 10, MOST = 1024 /* threads */, WARP = 32 };
 enum state { NEW, READY, AT_BARRIER, AT_EXCHANGE, DONE };
 
-struct place {                /* where a fiber goes on */
-    ucontext_t context;       /* at first */
-    jmp_buf at;               /* once it has run */
+struct place {          /* where a fiber goes on */
+    ucontext_t context; /* at first */
+    jmp_buf at;         /* once it has run */
     bool has_run;
 };
 
@@ -36,9 +36,9 @@ struct fiber {
 struct thread {
     state is;
     fiber *in;
-    const char *file;         /* where it waits */
+    const char *file; /* where it waits */
     int line;
-    unsigned mask;            /* of its exchange */
+    unsigned mask; /* of its exchange */
     uint64_t value, all[WARP];
 };
 
@@ -47,15 +47,18 @@ fiber fibers[MOST];
 int n_fibers;
 place scheduler;
 thread threads[MOST];
-int sequence[MOST];           /* the order in which threads get their turns */
+int sequence[MOST]; /* the order in which threads get their turns */
 int n_threads, started, current;
-bool spoiled;                 /* shared memory is, and no thread of the grid has waited since */
+bool spoiled; /* shared memory is, and no thread of the grid has waited since */
 const std::function<void()> *body;
 thread_local char some_shared[8] = {0}; /* so that the module has a range of them */
 
 /* ==== Shared memory =========================================================================== */
 
-struct range { char *start; size_t bytes; };
+struct range {
+    char *start;
+    size_t bytes;
+};
 
 int find_range(dl_phdr_info *info, size_t, void *to)
 {

@@ -5,7 +5,9 @@
 
 #include "core/tensor.h"
 
-struct __nv_bfloat16 { uint16_t bits; };
+struct __nv_bfloat16 {
+    uint16_t bits;
+};
 
 static inline float __bfloat162float(__nv_bfloat16 h) { return lt__bf16_to_f32(h.bits); }
 static inline __nv_bfloat16 __float2bfloat16_rn(float f)

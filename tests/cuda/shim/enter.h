@@ -10,7 +10,7 @@ extern "C" {
 
 /* All that is queued in that stream has run, and memory is open from here ... NULL: no stream. */
 void shim_enter_behind(void *stream);
-void shim_leave(void); /* ... to here; what lies around allocations will be looked after */
+void shim_leave(void);      /* ... to here; what lies around allocations will be looked after */
 bool shim_has_failed(void); /* nothing runs any more */
 
 #ifdef __cplusplus

@@ -5,7 +5,7 @@
 #include "shim.h"
 #include "tests/cuda/shim.h"
 
-enum { N = 64 };              /* threads */
+enum { N = 64 }; /* threads */
 
 /* Each takes what its neighbour left. */
 static __global__ void neighbours(int *out, bool barrier)
@@ -64,10 +64,7 @@ static __global__ void fresh(int *out)
     s[threadIdx.x] = 1;
 }
 
-static __global__ void add_one(const int *in, int *out)
-{
-    out[threadIdx.x] = in[threadIdx.x] + 1;
-}
+static __global__ void add_one(const int *in, int *out) { out[threadIdx.x] = in[threadIdx.x] + 1; }
 
 static cudaError_t launch(cudaStream_t stream, void (*kernel)(int *), int *out)
 {
@@ -112,11 +109,17 @@ static __global__ void neighbours_alone(int *out) { neighbours(out, false); }
 /* Runs the probe of that name; out: what it has written. "", or what went wrong. */
 extern "C" SHIM_API const char *shim_probe(const char *name, int *out)
 {
-    static const struct { const char *name; void (*kernel)(int *); } probes[] = {
-        {"neighbours", neighbours_together}, {"no barrier", neighbours_alone},
-        {"some stay away", some_stay_away}, {"two barriers", two_barriers},
-        {"exchanges", exchanges}, {"a lane leaves", a_lane_leaves},
-        {"writes behind", writes_behind}, {"fresh", fresh}};
+    static const struct {
+        const char *name;
+        void (*kernel)(int *);
+    } probes[] = {{"neighbours", neighbours_together},
+                  {"no barrier", neighbours_alone},
+                  {"some stay away", some_stay_away},
+                  {"two barriers", two_barriers},
+                  {"exchanges", exchanges},
+                  {"a lane leaves", a_lane_leaves},
+                  {"writes behind", writes_behind},
+                  {"fresh", fresh}};
     static int on_host[N + 1] = {0};
     static char text[400];
     int *device;

@@ -20,7 +20,7 @@ struct shim_stream {
 };
 
 struct shim_event {
-    shim_stream *stream;      /* NULL: never recorded */
+    shim_stream *stream; /* NULL: never recorded */
     uint64_t position;
     int device;
 };
@@ -32,17 +32,17 @@ const unsigned char UNUSED = 0xff; /* NaNs, of all types */
 
 std::recursive_mutex lock;
 char *arena;
-size_t used;                  /* of the arena, in pages: what is opened */
+size_t used; /* of the arena, in pages: what is opened */
 int open_count;
-bool has_run;                 /* something, since the guards were looked at */
-std::map<char *, size_t> blocks;   /* what is allocated; each with GUARD before and behind it */
+bool has_run;                    /* something, since the guards were looked at */
+std::map<char *, size_t> blocks; /* what is allocated; each with GUARD before and behind it */
 std::map<char *, size_t> pinned;
 std::vector<shim_stream *> streams;
 shim_stream null_stream;
 int64_t counts[SHIM_COUNTS];
 int driver = CUDART_VERSION, n_devices = 1, capability = 9;
 char fault_text[400];
-thread_local int current;     /* device of each thread */
+thread_local int current; /* device of each thread */
 
 typedef std::lock_guard<std::recursive_mutex> guard;
 
