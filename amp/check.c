@@ -234,7 +234,7 @@ lt_dtype lt_precision_check_half(const lt_precision_check *c) { return c->half; 
 
 bool lt_precision_check_row(const lt_precision_check *c, int i, lt_precision *row)
 {
-    if (i >= c->n || !c->second)
+    if (i < 0 || i >= c->n || !c->second)
         return false;
     const made *m = &c->list[i];
     const lt_schema *s = m->schema;

@@ -495,12 +495,12 @@ static lt_status update_all(lt_optim *o, const lt_opt *const *options, int n_gro
                             const double *factor)
 {
     range r = {0};
-    while (next_range(o, &r)) {
-        int group = o->items[r.first].group;
-        if (group >= n_groups)
+    for (int i = 0; i < o->n_items; i++)
+        if (o->items[i].group >= n_groups)
             return lt_fail(LT_EINVAL, "a parameter is in group %d, options came for %d groups",
-                           group, n_groups);
-        LT_TRY(update_range(o, &r, options[group], factor));
+                           o->items[i].group, n_groups);
+    while (next_range(o, &r)) {
+        LT_TRY(update_range(o, &r, options[o->items[r.first].group], factor));
         r.in->segment->updates++;
         for (int i = r.first; i < r.end; i++)
             o->items[i].x->leaf->version++;

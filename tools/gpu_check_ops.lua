@@ -53,7 +53,8 @@ end
 -- its dtype if the inputs are f64.
 local function wrong_dtype(c, name, is, dtype, in_f64)
   if in_f64 ~= "f64" or is == dtype or c.options.dtype or is == "f64" then return nil end
-  return is == "f32" and c.op == "add_squares" and nil or ("%s is %s"):format(name, is)
+  if is == "f32" and c.op == "add_squares" then return nil end
+  return ("%s is %s"):format(name, is)
 end
 
 -- Checks one case and adds the result to the row.

@@ -193,6 +193,11 @@ TEST(a_step_updates_what_has_a_gradient)
     CHECK_NEAR(at(x[0], 0), 0.9, 1e-15);
     CHECK_NEAR(at(x[1], 0), 0.8 - 0.1 * (0.9 * 2 + 1), 1e-15);
     CHECK_FAILS(lt_optim_set_group(o, x[1], -3), LT_EINVAL, "groups count from 0, not from -3");
+    double before = at(x[1], 0);
+    CHECK_OK(lt_optim_set_group(o, x[3], 1));
+    give_grad(x[1], 1);
+    CHECK_FAILS(step(o, 0.1), LT_EINVAL, "a parameter is in group 1, options came for 1 groups");
+    CHECK_NEAR(at(x[1], 0), before, 0);
     CHECK(!lt_optim_new(ctx, "add", x, 4));
     CHECK_MSG("add is no update op");
     CHECK(!lt_optim_new(ctx, "sgd_step", (lt_tensor *[]){x[0], x[1], x[0]}, 3));
