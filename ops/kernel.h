@@ -94,26 +94,21 @@ typedef long long lt_ll; /* for %lld */
         }                                                                                          \
     } while (0)
 
+/* A case of a switch: runs the body with T as `type`. */
+#define LT_CASE(value, type, T, ...)                                                               \
+    case value: {                                                                                  \
+        typedef type T;                                                                            \
+        __VA_ARGS__                                                                                \
+    } break;
+
 /* As LT_FLOATS, for f32, f64, i64, i32 and u8. */
 #define LT_NUMERICS(dtype, T, ...)                                                                 \
     do {                                                                                           \
         switch (dtype) {                                                                           \
-        case LT_F64: {                                                                             \
-            typedef double T;                                                                      \
-            __VA_ARGS__                                                                            \
-        } break;                                                                                   \
-        case LT_I64: {                                                                             \
-            typedef int64_t T;                                                                     \
-            __VA_ARGS__                                                                            \
-        } break;                                                                                   \
-        case LT_I32: {                                                                             \
-            typedef int32_t T;                                                                     \
-            __VA_ARGS__                                                                            \
-        } break;                                                                                   \
-        case LT_U8: {                                                                              \
-            typedef uint8_t T;                                                                     \
-            __VA_ARGS__                                                                            \
-        } break;                                                                                   \
+            LT_CASE(LT_F64, double, T, __VA_ARGS__)                                                \
+            LT_CASE(LT_I64, int64_t, T, __VA_ARGS__)                                               \
+            LT_CASE(LT_I32, int32_t, T, __VA_ARGS__)                                               \
+            LT_CASE(LT_U8, uint8_t, T, __VA_ARGS__)                                                \
         default: {                                                                                 \
             typedef float T;                                                                       \
             __VA_ARGS__                                                                            \

@@ -42,14 +42,8 @@ static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; 
 #define LT_INTEGERS(dtype, T, ...)                                                                 \
     do {                                                                                           \
         switch (dtype) {                                                                           \
-        case LT_I64: {                                                                             \
-            typedef int64_t T;                                                                     \
-            __VA_ARGS__                                                                            \
-        } break;                                                                                   \
-        case LT_I32: {                                                                             \
-            typedef int32_t T;                                                                     \
-            __VA_ARGS__                                                                            \
-        } break;                                                                                   \
+            LT_CASE(LT_I64, int64_t, T, __VA_ARGS__)                                               \
+            LT_CASE(LT_I32, int32_t, T, __VA_ARGS__)                                               \
         default: {                                                                                 \
             typedef uint8_t T;                                                                     \
             __VA_ARGS__                                                                            \
@@ -62,22 +56,10 @@ static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; 
 #define LT_WRAPPING(dtype, T, ...)                                                                 \
     do {                                                                                           \
         switch (dtype) {                                                                           \
-        case LT_F64: {                                                                             \
-            typedef double T;                                                                      \
-            __VA_ARGS__                                                                            \
-        } break;                                                                                   \
-        case LT_I64: {                                                                             \
-            typedef uint64_t T;                                                                    \
-            __VA_ARGS__                                                                            \
-        } break;                                                                                   \
-        case LT_I32: {                                                                             \
-            typedef uint32_t T;                                                                    \
-            __VA_ARGS__                                                                            \
-        } break;                                                                                   \
-        case LT_U8: {                                                                              \
-            typedef uint8_t T;                                                                     \
-            __VA_ARGS__                                                                            \
-        } break;                                                                                   \
+            LT_CASE(LT_F64, double, T, __VA_ARGS__)                                                \
+            LT_CASE(LT_I64, uint64_t, T, __VA_ARGS__)                                              \
+            LT_CASE(LT_I32, uint32_t, T, __VA_ARGS__)                                              \
+            LT_CASE(LT_U8, uint8_t, T, __VA_ARGS__)                                                \
         default: {                                                                                 \
             typedef float T;                                                                       \
             __VA_ARGS__                                                                            \
@@ -89,18 +71,9 @@ static inline size_t lt__aligned(size_t bytes) { return (bytes + 63) / 64 * 64; 
 #define LT_SIZES(bytes, T, ...)                                                                    \
     do {                                                                                           \
         switch (bytes) {                                                                           \
-        case 1: {                                                                                  \
-            typedef uint8_t T;                                                                     \
-            __VA_ARGS__                                                                            \
-        } break;                                                                                   \
-        case 2: {                                                                                  \
-            typedef uint16_t T;                                                                    \
-            __VA_ARGS__                                                                            \
-        } break;                                                                                   \
-        case 4: {                                                                                  \
-            typedef uint32_t T;                                                                    \
-            __VA_ARGS__                                                                            \
-        } break;                                                                                   \
+            LT_CASE(1, uint8_t, T, __VA_ARGS__)                                                    \
+            LT_CASE(2, uint16_t, T, __VA_ARGS__)                                                   \
+            LT_CASE(4, uint32_t, T, __VA_ARGS__)                                                   \
         default: {                                                                                 \
             typedef uint64_t T;                                                                    \
             __VA_ARGS__                                                                            \

@@ -256,12 +256,6 @@ template <class T> __host__ __device__ inline T lt__saturated(double d)
 
 /* ==== Dispatch on dtypes ====================================================================== */
 
-#define LT_CASE(dtype, type, E, ...)                                                               \
-    case dtype: {                                                                                  \
-        typedef type E;                                                                            \
-        __VA_ARGS__                                                                                \
-    } break;
-
 /* Runs the body once with E as the element type. Returns lt__no_kernel() for a dtype that has
  * none. */
 #define LT_CUDA_FLOATS(cuda, dtype, E, ...)                                                        \
