@@ -12,9 +12,10 @@ extern "C" {
 #endif
 
 /* LT_BF16 or LT_F16: each op of ctx now converts its inputs to this half or to f32, as its policy
- * in lt_op.cast says. Any other dtype turns autocast off, as it is at first: ops take their inputs
- * as they are. The setting during forward counts; backward follows it. To switch for a while, save
- * lt_autocast() and restore it. In f16, small gradients become 0 unless the loss is scaled. */
+ * in lt_op.cast says. Any other dtype turns autocast off, which is the default: ops do not
+ * convert their inputs. The setting during forward counts; backward follows it. To switch for a
+ * while, save lt_autocast() and restore it. In f16, small gradients become 0 unless the loss is
+ * scaled. */
 LT_API void lt_set_autocast(lt_ctx *ctx, lt_dtype dtype);
 /* The half that ops run in; LT_F32 while autocast is off. */
 LT_API lt_dtype lt_autocast(const lt_ctx *ctx);

@@ -179,7 +179,7 @@ static void give_back(slot *s)
 
 static void give_stage(void *device, void *data) { ((lt_device *)device)->free_host(device, data); }
 
-/* Allocates pinned memory for uploads. New. NULL if there is none. */
+/* Allocates pinned memory for uploads. New. NULL if the device has no more. */
 static lt_storage *new_stage(const lt_batches *b, size_t bytes)
 {
     lt_device *device = b->ctx->device;

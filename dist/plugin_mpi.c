@@ -18,7 +18,7 @@
 _Static_assert(sizeof(MPI_Request) <= sizeof(lt_request), "a request of MPI fits");
 
 typedef struct mpi {
-    MPI_Comm world; /* a duplicate, so that messages do not mix with those of the program */
+    MPI_Comm world; /* a duplicate, which keeps our messages apart from the program's own */
     pthread_mutex_t lock;
     atomic_bool sums; /* a thread holds the lock for a whole allreduce */
     int *node;        /* becomes lt_net.node */

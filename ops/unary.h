@@ -49,7 +49,7 @@
 #define LT_CLAMP (x > max ? max : x < min ? min : x)
 #define LT_CLAMP_BACK (x > min && x < max ? dy : 0)
 
-/* |x|; the smallest integer, whose magnitude does not fit, stays as it is. */
+/* |x|. The smallest integer is unchanged, because its magnitude does not fit. */
 LT_BOTH static inline int64_t lt__magnitude(int64_t x)
 {
     return x < 0 ? (int64_t) - (uint64_t)x : x;

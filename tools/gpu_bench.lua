@@ -122,7 +122,7 @@ local function line(...) print("%s", (FORMAT:format(...):gsub(" +$", ""))) end
 local function rate_text(rate) return (rate < 100 and "%.1f" or "%.0f"):format(rate) end
 local function memory_text(bytes) return ("%.2f GB"):format(bytes / 1e9) end
 
--- A peer's rate, or why there is none; and our rate divided by the peer's.
+-- Returns a peer's rate, or the reason why it failed, and our rate divided by the peer's.
 local function peer_texts(cell, found)
   if not found then return "", "" end
   if not found.images_per_s then return (found.failed or "failed"):sub(1, 13), "" end

@@ -13,7 +13,7 @@
  * Wide rows. A row of few channels would be a short loop. So all loops run over rows of `width`
  * lanes, which are as many rows, end to end, as make LANES. Each lane has its own sums, which are
  * reduced at the end of a block. Coefficients are repeated for each row. Where halves are processed
- * in pairs, a row has two sides: the lanes of the even channels, then those of the odd ones.
+ * in pairs, a row has two sides: first the lanes of the even channels, then the odd ones.
  *
  * Results are computed from the last group to the first, as the data that the sums read last is
  * still in a cache.

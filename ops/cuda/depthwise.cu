@@ -57,7 +57,7 @@ template <int WAY> struct met {
     enum { N = WAY == BY_ONE ? 4 : WAY == BY_TWO ? 5 : 2 };
 };
 
-/* The tap between source pixel r and result i of the patch. Not in 0..2 if there is none. */
+/* The tap that connects source pixel r with result i of the patch. Outside 0..2 if no tap does. */
 template <int WAY> __device__ constexpr int tap_of(int r, int i)
 {
     return WAY == BY_ONE ? r - i : WAY == BY_TWO ? r - 2 * i : i + 2 - 2 * r;

@@ -24,8 +24,8 @@ typedef struct descriptor {
     int type;
     bool final;
     attribute *attributes;
-    int64_t number, value;          /* of an engine and what has one; of a knob */
-    const struct descriptor *graph; /* of an engine and what has one */
+    int64_t number, value;          /* for engines, descriptors that contain one, and knobs */
+    const struct descriptor *graph; /* for engines and descriptors that contain one */
 } descriptor;
 
 /* Notes what was wrong; returns status. */

@@ -305,7 +305,7 @@ TEST(the_middle_of_a_large_image_is_taken)
         int64_t h, w;
         lt_crop window;
     } cases[] = {
-        {40, 20, {0, 0, 40, 20}},            /* as it is */
+        {40, 20, {0, 0, 40, 20}},            /* no crop */
         {10, 10, {11.25, 1.25, 17.5, 17.5}}, /* 7/8 of the narrow side */
         {20, 10, {2.5, 1.25, 35, 17.5}},
         {50, 100, {15.625, 1.25, 8.75, 17.5}}, /* larger */

@@ -35,7 +35,7 @@ typedef struct job {
     double timeout;    /* 0: the usual one */
     lt_status (*body)(rank *r);
     void (*before)(int rank); /* the group is opened; or NULL */
-    bool silent;              /* the wire does not tell who is gone, as MPI's over TCP does not */
+    bool silent;              /* the net does not report lost ranks, like MPI over TCP */
 } job;
 
 static inline void pause_ms(long ms)

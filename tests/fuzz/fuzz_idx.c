@@ -20,7 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size > 0)
         data++, size--;
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    gzFile file = gzopen(path, pack ? "wb1" : "wbT"); /* T: as it is */
+    gzFile file = gzopen(path, pack ? "wb1" : "wbT"); /* T: uncompressed */
     if (fd < 0 || !file || gzwrite(file, data, (unsigned)size) != (int)size ||
         gzclose(file) != Z_OK)
         abort();

@@ -6,7 +6,7 @@ local check = require "luatrain.check"
 
 local deferred = {}
 
-local Sum = {}                 -- class of a list of losses of which at least one is deferred
+local Sum = {}                 -- class: a list of losses, at least one of them deferred
 Sum.__index = Sum
 
 function Sum:number()
