@@ -31,6 +31,7 @@
 enum { EARLY_SECONDS = 3 };   /* time for ranks to start; those on other machines are not visible */
 enum { LONELY_SECONDS = 10 }; /* how long mpirun may run after the last rank on this machine */
 enum { LOOK_NS = 100 * 1000 * 1000 }; /* polling interval */
+enum { MOST_SECONDS = 1 };    /* counted per poll: time while this process is stopped is not */
 
 extern char **environ;
 
@@ -274,13 +275,16 @@ static void forward(pid_t mpirun, stop_request *w, bool ready, double now)
 static lt_status wait_for(pid_t mpirun, double timeout, const sigset_t *set, stop_request *w,
                           int *code)
 {
-    ranks_seen seen = {.timeout = timeout, .began = clock_seconds()};
+    double clock = clock_seconds(), now = clock;
+    ranks_seen seen = {.timeout = timeout, .began = now};
     lt_status status = LT_OK;
     int ended;
     while (waitpid(mpirun, &ended, WNOHANG) != mpirun) {
         int got = sigtimedwait(set, NULL, &(struct timespec){.tv_nsec = LOOK_NS});
         sight ranks = see_ranks(mpirun, false);
-        double now = clock_seconds();
+        double passed = clock_seconds() - clock;
+        clock += passed;
+        now += passed < MOST_SECONDS ? passed : MOST_SECONDS;
         if (ranks.any)
             seen.last = now;
         if (status == LT_OK)
