@@ -214,9 +214,9 @@ void lt__node_free_saved(lt_node *node);
 /* Marks the nodes that the results of `from` were computed from, and counts the uses of their
  * leaves. LT_EINVAL if an earlier backward has freed some of them. */
 lt_status lt__mark(lt_node *from);
-/* Clears the marks, from the last node of the tape on, and discards the partial gradients of a
+/* Clears the marks of `from` and of all nodes before it, and discards the partial gradients of a
  * backward that failed. */
-void lt__unmark(lt_node *last);
+void lt__unmark(lt_node *from);
 
 /* Runs the forward or backward kernel of a call on its device. On the CPU: the fast or the
  * reference kernel, with f32 copies of halves if needed. Allocates scratch memory. */

@@ -274,10 +274,10 @@ lt_status lt__check_alive(const lt_tensor *x);
 /* Whether a result of this size is written with non-temporal stores: it will not be in a cache when
  * it is next read. */
 static inline bool lt__bypasses_cache(size_t bytes) { return bytes >= (size_t)4 << 20; }
-/* Copies with non-temporal stores; from should be in a cache. After its last copy a thread must
+/* Copies with non-temporal stores; src should be in a cache. After its last copy a thread must
  * call lt__nontemporal_fence() before other threads read. Pieces of 2 KB and more saturate memory
  * bandwidth. */
-void lt__copy_nontemporal(void *to, const void *from, size_t bytes);
+void lt__copy_nontemporal(void *dst, const void *src, size_t bytes);
 void lt__nontemporal_fence(void);
 
 /* The monotonic clock, in seconds. */

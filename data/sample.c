@@ -52,15 +52,15 @@ static lt_crop centre_crop(const lt_image *image, int64_t h, int64_t w)
     return (lt_crop){(height - part_h) / 2, (width - part_w) / 2, part_h, part_w};
 }
 
-static lt_status resize(const lt_sample_spec *r, int64_t i, lt_sample_buffers *buffers,
+static lt_status resize(const lt_sample_spec *spec, int64_t i, lt_sample_buffers *buffers,
                         lt_image *image)
 {
-    const lt_source *source = r->source;
-    const lt_batch_options *o = &r->options;
+    const lt_source *source = spec->source;
+    const lt_batch_options *o = &spec->options;
     lt_image whole = *image;
     if (o->area < 1) {
         uint32_t word[4];
-        lt_random(r->seed, LT_RNG_AUGMENT, o->epoch, 2 * (uint64_t)i + 1, word);
+        lt_random(spec->seed, LT_RNG_AUGMENT, o->epoch, 2 * (uint64_t)i + 1, word);
         return lt__resample(&whole, random_crop(&whole, o->area, word), source->h, source->w,
                             buffers, image);
     }
@@ -133,13 +133,13 @@ static double normalise(const lt_batch_options *o, int64_t c, double value)
     return c < LT_MAX_CHANNELS ? (value - o->mean[c]) / o->std[c] : value;
 }
 
-void lt__sample_table(const lt_sample_spec *r, void *table)
+void lt__sample_table(const lt_sample_spec *spec, void *table)
 {
-    lt_dtype dtype = r->options.dtype;
+    lt_dtype dtype = spec->options.dtype;
     char *to = table;
-    for (int64_t i = 0; i < r->source->c * 256; i++, to += lt_dtype_bytes(dtype)) {
+    for (int64_t i = 0; i < spec->source->c * 256; i++, to += lt_dtype_bytes(dtype)) {
         double byte = (double)(i % 256);
-        double value = dtype == LT_U8 ? byte : normalise(&r->options, i / 256, byte / 255);
+        double value = dtype == LT_U8 ? byte : normalise(&spec->options, i / 256, byte / 255);
         lt_convert(to, dtype, &value, LT_F64, 1);
     }
 }
@@ -158,12 +158,12 @@ void lt__sample_table(const lt_sample_spec *r, void *table)
     else                                                                                           \
         LOOK_UP(T, image->c)
 
-static void put_bytes(const lt_sample_spec *r, const lt_image *image, void *restrict x)
+static void put_bytes(const lt_sample_spec *spec, const lt_image *image, void *restrict x)
 {
     const uint8_t *from = image->pixels;
-    const void *table = r->table;
+    const void *table = spec->table;
     int64_t pixels = image->h * image->w;
-    switch (lt_dtype_bytes(r->options.dtype)) {
+    switch (lt_dtype_bytes(spec->options.dtype)) {
     case 1: PUT_BYTES(uint8_t) break;
     case 2: PUT_BYTES(uint16_t) break;
     case 4: PUT_BYTES(uint32_t) break;
@@ -172,37 +172,37 @@ static void put_bytes(const lt_sample_spec *r, const lt_image *image, void *rest
 }
 
 /* Normalises in double. */
-static void put_floats(const lt_sample_spec *r, const lt_image *image, void *x)
+static void put_floats(const lt_sample_spec *spec, const lt_image *image, void *x)
 {
     enum { CHUNK = 256 };
     double buffer[CHUNK];
-    lt_dtype from = image->dtype, to = r->options.dtype;
+    lt_dtype from = image->dtype, to = spec->options.dtype;
     size_t count = (size_t)(image->h * image->w * image->c);
     for (size_t done = 0; done < count; done += CHUNK) {
         size_t n = count - done < CHUNK ? count - done : CHUNK;
         lt_convert(buffer, LT_F64, (const char *)image->pixels + done * lt_dtype_bytes(from), from,
                    n);
         for (size_t i = 0; i < n; i++)
-            buffer[i] = normalise(&r->options, (int64_t)(done + i) % image->c, buffer[i]);
+            buffer[i] = normalise(&spec->options, (int64_t)(done + i) % image->c, buffer[i]);
         lt_convert((char *)x + done * lt_dtype_bytes(to), to, buffer, LT_F64, n);
     }
 }
 
 /* ==== The whole sample ======================================================================== */
 
-lt_status lt__sample_make(const lt_sample_spec *r, int64_t i, lt_sample_buffers *buffers, void *x,
-                          int64_t *label)
+lt_status lt__sample_make(const lt_sample_spec *spec, int64_t i, lt_sample_buffers *buffers,
+                          void *x, int64_t *label)
 {
-    const lt_batch_options *o = &r->options;
+    const lt_batch_options *o = &spec->options;
     uint32_t word[4];
     lt_image image;
-    LT_TRY(r->source->read(r->source, i, buffers, &image, label));
-    LT_TRY(resize(r, i, buffers, &image));
-    lt_random(r->seed, LT_RNG_AUGMENT, o->epoch, 2 * (uint64_t)i, word);
+    LT_TRY(spec->source->read(spec->source, i, buffers, &image, label));
+    LT_TRY(resize(spec, i, buffers, &image));
+    lt_random(spec->seed, LT_RNG_AUGMENT, o->epoch, 2 * (uint64_t)i, word);
     LT_TRY(arrange(o, word, buffers, &image));
     if (image.dtype == LT_U8)
-        put_bytes(r, &image, x);
+        put_bytes(spec, &image, x);
     else
-        put_floats(r, &image, x);
+        put_floats(spec, &image, x);
     return LT_OK;
 }

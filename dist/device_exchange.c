@@ -77,26 +77,27 @@ static lt_status explain(const lt_group *group, const char *what, lt_status stat
     return lt_fail(status, "%s: %s", what, why);
 }
 
-static void close_comm(lt_device_exchange *r)
+static void close_comm(lt_device_exchange *exchange)
 {
-    if (r->comm)
-        r->comm->calls->close(r->comm);
-    r->comm = NULL;
+    if (exchange->comm)
+        exchange->comm->calls->close(exchange->comm);
+    exchange->comm = NULL;
 }
 
-lt_status lt__device_exchange_wait(lt_device_exchange *r, lt_group *group, const char *what,
+lt_status lt__device_exchange_wait(lt_device_exchange *exchange, lt_group *group, const char *what,
                                    lt_status begun, bool others)
 {
     double seconds = others ? lt__group_timeout(group) : 0;
     bool timed_out = false;
-    lt_status status = begun == LT_OK ? wait_for(r->comm, group, seconds, &timed_out) : begun;
+    lt_status status = begun == LT_OK ? wait_for(exchange->comm, group, seconds, &timed_out)
+                                      : begun;
     if (status == LT_OK)
         return LT_OK;
     if (timed_out)
         fail_timed_out(seconds);
     status = explain(group, what, status);
     lt_group_fail(group);
-    close_comm(r);
+    close_comm(exchange);
     return status;
 }
 
@@ -112,8 +113,9 @@ typedef struct capability {        /* what a rank tells the others about its acc
 static lt_status exchange_capabilities(lt_group *group, const capability *mine, capability *all)
 {
     all[lt_group_rank(group)] = *mine;
-    for (int r = 0; r < lt_group_size(group); r++)
-        LT_TRY(lt_group_broadcast(group, "what accelerators can do", &all[r], sizeof *all, r));
+    for (int exchange = 0; exchange < lt_group_size(group); exchange++)
+        LT_TRY(lt_group_broadcast(group, "what accelerators can do", &all[exchange], sizeof *all,
+                                  exchange));
     return LT_OK;
 }
 
@@ -122,15 +124,15 @@ static lt_status exchange_capabilities(lt_group *group, const capability *mine, 
 static const char *find_obstacle(const capability *all, int size, char text[600])
 {
     for (int timed_out = 0; timed_out < 2; timed_out++)
-        for (int r = 0; r < size; r++)
-            if (!all[r].can && all[r].timed_out == timed_out) {
-                snprintf(text, 600, "rank %d: %s", r, all[r].why);
+        for (int exchange = 0; exchange < size; exchange++)
+            if (!all[exchange].can && all[exchange].timed_out == timed_out) {
+                snprintf(text, 600, "rank %d: %s", exchange, all[exchange].why);
                 return text;
             }
-    for (int r = 1; r < size; r++)
-        for (int k = 0; k < r; k++)
-            if (strcmp(all[r].name, all[k].name) == 0) {
-                snprintf(text, 600, "ranks %d and %d share %s", k, r, all[r].device);
+    for (int exchange = 1; exchange < size; exchange++)
+        for (int k = 0; k < exchange; k++)
+            if (strcmp(all[exchange].name, all[k].name) == 0) {
+                snprintf(text, 600, "ranks %d and %d share %s", k, exchange, all[exchange].device);
                 return text;
             }
     return NULL;
@@ -153,7 +155,7 @@ static lt_status share_id(lt_device *device, lt_group *group, comm_id *all)
 
 /* Opens the communicator and sets mine->can to whether that worked. Waits for half the timeout of
  * the group, so that there is time left to tell the other ranks. */
-static lt_status open_comm(lt_device_exchange *r, lt_device *device, lt_group *group,
+static lt_status open_comm(lt_device_exchange *exchange, lt_device *device, lt_group *group,
                            capability *mine)
 {
     comm_id all;
@@ -162,9 +164,9 @@ static lt_status open_comm(lt_device_exchange *r, lt_device *device, lt_group *g
     lt_status status = all.status;
     if (status == LT_OK)
         status = device->comm_calls->open(device, all.id, lt_group_rank(group),
-                                          lt_group_size(group), &r->comm);
+                                          lt_group_size(group), &exchange->comm);
     if (status == LT_OK)
-        status = wait_for(r->comm, group, seconds, &mine->timed_out);
+        status = wait_for(exchange->comm, group, seconds, &mine->timed_out);
     if (mine->timed_out)
         fail_timed_out(seconds);
     mine->can = status == LT_OK;
@@ -195,8 +197,8 @@ static lt_status compare_choices(lt_ctx *ctx, lt_group *group, lt_sum_backend su
     return LT_OK;
 }
 
-static lt_status choose(lt_device_exchange *r, lt_ctx *ctx, lt_group *group, lt_sum_backend sums,
-                        capability *all)
+static lt_status choose(lt_device_exchange *exchange, lt_ctx *ctx, lt_group *group,
+                        lt_sum_backend sums, capability *all)
 {
     lt_device *device = ctx->device;
     char text[600];
@@ -210,13 +212,13 @@ static lt_status choose(lt_device_exchange *r, lt_ctx *ctx, lt_group *group, lt_
     LT_TRY(exchange_capabilities(group, &mine, all));
     const char *why = find_obstacle(all, lt_group_size(group), text);
     if (!why) {
-        LT_TRY(open_comm(r, device, group, &mine));
+        LT_TRY(open_comm(exchange, device, group, &mine));
         LT_TRY(exchange_capabilities(group, &mine, all));
         why = find_obstacle(all, lt_group_size(group), text);
     }
     if (!why)
         return LT_OK;
-    close_comm(r);
+    close_comm(exchange);
     if (sums == LT_SUM_BACKEND_NCCL)
         return lt_fail(LT_EENV, "--sums nccl: %s", why);
     if (lt_group_rank(group) == 0)
@@ -224,29 +226,29 @@ static lt_status choose(lt_device_exchange *r, lt_ctx *ctx, lt_group *group, lt_
     return LT_OK;
 }
 
-lt_status lt__device_exchange_choose(lt_device_exchange *r, lt_ctx *ctx, lt_group *group,
+lt_status lt__device_exchange_choose(lt_device_exchange *exchange, lt_ctx *ctx, lt_group *group,
                                      lt_sum_backend sums)
 {
     bool may = false;
     int size = lt_group_size(group);
-    if (r->chosen)
+    if (exchange->chosen)
         return LT_OK;
     LT_TRY(compare_choices(ctx, group, sums, &may));
-    r->chosen = !may || (size == 1 && sums != LT_SUM_BACKEND_NCCL);
-    if (r->chosen)
+    exchange->chosen = !may || (size == 1 && sums != LT_SUM_BACKEND_NCCL);
+    if (exchange->chosen)
         return LT_OK;
     capability *all = calloc((size_t)size, sizeof *all);
     if (!all)
         return lt_fail(LT_ENOMEM, "out of memory for %d ranks", size);
-    lt_status status = choose(r, ctx, group, sums, all);
-    r->chosen = status == LT_OK; /* after a failure, the next call fails again */
+    lt_status status = choose(exchange, ctx, group, sums, all);
+    exchange->chosen = status == LT_OK; /* after a failure, the next call fails again */
     free(all);
     return status;
 }
 
 /* ==== Memory ================================================================================== */
 
-lt_status lt__device_exchange_make_room(lt_device_exchange *r, lt_ctx *ctx,
+lt_status lt__device_exchange_make_room(lt_device_exchange *exchange, lt_ctx *ctx,
                                         const lt_bucket_plan *plan, lt_dtype wire)
 {
     size_t most = 0;
@@ -256,34 +258,35 @@ lt_status lt__device_exchange_make_room(lt_device_exchange *r, lt_ctx *ctx,
         if (plan->items[b->first].place.dtype == LT_F32 && bytes > most)
             most = bytes;
     }
-    if (most > r->room) {
-        lt__device_free(ctx, ctx->device, r->on_wire, r->room);
-        r->on_wire = lt__device_alloc(ctx, ctx->device, most);
-        r->room = r->on_wire ? most : 0;
+    if (most > exchange->room) {
+        lt__device_free(ctx, ctx->device, exchange->on_wire, exchange->room);
+        exchange->on_wire = lt__device_alloc(ctx, ctx->device, most);
+        exchange->room = exchange->on_wire ? most : 0;
     }
-    if (plan->n_items > r->n_zeros) {
-        lt_bucket_range *more = realloc(r->zeros, (size_t)plan->n_items * sizeof *more);
-        r->zeros = more ? more : r->zeros;
-        r->n_zeros = more ? plan->n_items : r->n_zeros;
+    if (plan->n_items > exchange->n_zeros) {
+        lt_bucket_range *more = realloc(exchange->zeros, (size_t)plan->n_items * sizeof *more);
+        exchange->zeros = more ? more : exchange->zeros;
+        exchange->n_zeros = more ? plan->n_items : exchange->n_zeros;
     }
-    if ((most > 0 && !r->on_wire) || plan->n_items > r->n_zeros)
+    if ((most > 0 && !exchange->on_wire) || plan->n_items > exchange->n_zeros)
         return lt_fail(LT_ENOMEM, "out of memory for the copy of a bucket");
     return LT_OK;
 }
 
-void lt__device_exchange_free(lt_device_exchange *r, lt_ctx *ctx, lt_group *group)
+void lt__device_exchange_free(lt_device_exchange *exchange, lt_ctx *ctx, lt_group *group)
 {
     double timeout = lt__group_timeout(group);
     lt_status code;
     char text[8];
     int rank;
     bool failed = lt_group_failure(group, &rank, &code, text, sizeof text), timed_out;
-    if (r->comm && !failed && r->comm->calls->finalize(r->comm) == LT_OK) {
-        lt_status status = wait_for(
-            r->comm, group, timeout < FINALIZE_SECONDS ? timeout : FINALIZE_SECONDS, &timed_out);
+    if (exchange->comm && !failed && exchange->comm->calls->finalize(exchange->comm) == LT_OK) {
+        lt_status status = wait_for(exchange->comm, group,
+                                    timeout < FINALIZE_SECONDS ? timeout : FINALIZE_SECONDS,
+                                    &timed_out);
         (void)status; /* close() aborts what has not finished by now */
     }
-    close_comm(r);
-    lt__device_free(ctx, ctx->device, r->on_wire, r->room);
-    free(r->zeros);
+    close_comm(exchange);
+    lt__device_free(ctx, ctx->device, exchange->on_wire, exchange->room);
+    free(exchange->zeros);
 }

@@ -16,7 +16,7 @@ typedef struct lt_liveness lt_liveness; /* the connections of this process to th
 /* Connects this member of a ring to all others. A collective of the ring. Connecting takes at most
  * 2 seconds or half of the ring's timeout, whichever is less, because other ranks may be waiting
  * for the members. New. LT_ENOMEM, or the failure of the ring. */
-lt_status lt__liveness_open(lt_ring *ring, lt_liveness **liveness);
+lt_status lt__liveness_open(lt_ring *ring, lt_liveness **to);
 /* NULL is fine. */
 void lt__liveness_close(lt_liveness *liveness);
 

@@ -39,22 +39,22 @@ struct lt_mappings {
 
 lt_mappings *lt__mappings_new(void)
 {
-    lt_mappings *w = calloc(1, sizeof *w);
-    if (!w) {
+    lt_mappings *mappings = calloc(1, sizeof *mappings);
+    if (!mappings) {
         lt_fail(LT_ENOMEM, "out of memory for shared memory");
         return NULL;
     }
-    atomic_init(&w->refs, 1);
-    pthread_mutex_init(&w->lock, NULL);
-    return w;
+    atomic_init(&mappings->refs, 1);
+    pthread_mutex_init(&mappings->lock, NULL);
+    return mappings;
 }
 
-static void release(lt_mappings *w)
+static void release(lt_mappings *mappings)
 {
-    if (atomic_fetch_sub(&w->refs, 1) != 1)
+    if (atomic_fetch_sub(&mappings->refs, 1) != 1)
         return;
-    pthread_mutex_destroy(&w->lock);
-    free(w);
+    pthread_mutex_destroy(&mappings->lock);
+    free(mappings);
 }
 
 static void close_mapping(mapping *x)
@@ -67,9 +67,9 @@ static void close_mapping(mapping *x)
 
 /* Unmaps views of other processes' mappings: all if pid is 0, else those of process pid with this
  * descriptor. The caller holds the lock. */
-static void drop_views(lt_mappings *w, int pid, int fd)
+static void drop_views(lt_mappings *mappings, int pid, int fd)
 {
-    for (mapping **at = &w->first, *x; (x = *at);) {
+    for (mapping **at = &mappings->first, *x; (x = *at);) {
         if (x->pid == 0 || (pid != 0 && (x->pid != pid || x->fd != fd))) {
             at = &x->next;
             continue;
@@ -79,14 +79,14 @@ static void drop_views(lt_mappings *w, int pid, int fd)
     }
 }
 
-void lt__mappings_free(lt_mappings *w)
+void lt__mappings_free(lt_mappings *mappings)
 {
-    if (!w)
+    if (!mappings)
         return;
-    pthread_mutex_lock(&w->lock);
-    drop_views(w, 0, 0);
-    pthread_mutex_unlock(&w->lock);
-    release(w);
+    pthread_mutex_lock(&mappings->lock);
+    drop_views(mappings, 0, 0);
+    pthread_mutex_unlock(&mappings->lock);
+    release(mappings);
 }
 
 static mapping *mapping_over(int fd, size_t bytes)
@@ -107,10 +107,10 @@ static mapping *mapping_over(int fd, size_t bytes)
 
 /* posix_fallocate() allocates the pages now. If the machine does not have enough, that is an error
  * here and not a signal later. */
-void *lt__mapping_new(lt_mappings *w, size_t bytes)
+void *lt__mapping_new(lt_mappings *mappings, size_t bytes)
 {
     int fd = memfd_create(NAME, MFD_CLOEXEC);
-    unsigned number = atomic_fetch_add(&w->made, 1) + 1;
+    unsigned number = atomic_fetch_add(&mappings->made, 1) + 1;
     mapping *x = NULL;
     if (fd >= 0 && fd < 1 << FD_BITS && bytes > 0 && bytes >> OFFSET_BITS == 0 &&
         number < 1 << NUMBER_BITS && posix_fallocate(fd, 0, (off_t)bytes) == 0)
@@ -122,42 +122,42 @@ void *lt__mapping_new(lt_mappings *w, size_t bytes)
         return NULL;
     }
     x->number = number;
-    atomic_fetch_add(&w->refs, 1);
-    pthread_mutex_lock(&w->lock);
-    x->next = w->first;
-    w->first = x;
-    pthread_mutex_unlock(&w->lock);
+    atomic_fetch_add(&mappings->refs, 1);
+    pthread_mutex_lock(&mappings->lock);
+    x->next = mappings->first;
+    mappings->first = x;
+    pthread_mutex_unlock(&mappings->lock);
     return x->data;
 }
 
 /* The link in the list to the own mapping that contains the byte. The caller holds the lock. */
-static mapping **own(lt_mappings *w, const char *data)
+static mapping **own(lt_mappings *mappings, const char *data)
 {
-    mapping **at = &w->first;
+    mapping **at = &mappings->first;
     while (*at && ((*at)->pid != 0 || data < (*at)->data || data >= (*at)->data + (*at)->bytes))
         at = &(*at)->next;
     return at;
 }
 
-void lt__mapping_free(lt_mappings *w, void *data)
+void lt__mapping_free(lt_mappings *mappings, void *data)
 {
-    pthread_mutex_lock(&w->lock);
-    mapping **at = own(w, data), *x = *at;
+    pthread_mutex_lock(&mappings->lock);
+    mapping **at = own(mappings, data), *x = *at;
     *at = x->next;
-    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_unlock(&mappings->lock);
     close_mapping(x);
-    release(w);
+    release(mappings);
 }
 
-uint64_t lt__mapping_handle(lt_mappings *w, const void *data)
+uint64_t lt__mapping_handle(lt_mappings *mappings, const void *data)
 {
     uint64_t place = 0;
-    pthread_mutex_lock(&w->lock);
-    const mapping *x = *own(w, data);
+    pthread_mutex_lock(&mappings->lock);
+    const mapping *x = *own(mappings, data);
     if (x)
         place = (uint64_t)x->number << (FD_BITS + OFFSET_BITS) | (uint64_t)x->fd << OFFSET_BITS |
                 (uint64_t)((const char *)data - x->data);
-    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_unlock(&mappings->lock);
     return place;
 }
 
@@ -198,29 +198,29 @@ static mapping *map_view(int pid, unsigned number, int fd)
 }
 
 /* The view of a mapping, made if necessary. The caller holds the lock. */
-static mapping *find_view(lt_mappings *w, int pid, unsigned number, int fd)
+static mapping *find_view(lt_mappings *mappings, int pid, unsigned number, int fd)
 {
-    mapping *x = w->first;
+    mapping *x = mappings->first;
     while (x && (x->pid != pid || x->number != number))
         x = x->next;
     if (x)
         return x;
-    drop_views(w, pid, fd); /* a view of an earlier mapping that had this descriptor */
+    drop_views(mappings, pid, fd); /* a view of an earlier mapping that had this descriptor */
     if ((x = map_view(pid, number, fd))) {
-        x->next = w->first;
-        w->first = x;
+        x->next = mappings->first;
+        mappings->first = x;
     }
     return x;
 }
 
-void *lt__mapping_find(lt_mappings *w, int pid, uint64_t place)
+void *lt__mapping_find(lt_mappings *mappings, int pid, uint64_t place)
 {
     unsigned number = (unsigned)(place >> (FD_BITS + OFFSET_BITS));
     int fd = (int)(place >> OFFSET_BITS & ((1 << FD_BITS) - 1));
     uint64_t offset = place & (((uint64_t)1 << OFFSET_BITS) - 1);
-    pthread_mutex_lock(&w->lock);
-    const mapping *x = find_view(w, pid, number, fd);
-    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_lock(&mappings->lock);
+    const mapping *x = find_view(mappings, pid, number, fd);
+    pthread_mutex_unlock(&mappings->lock);
     if (x && offset >= x->bytes)
         lt_fail(LT_EENV, "shared memory of process %d has no byte %llu", pid,
                 (unsigned long long)offset);

@@ -90,40 +90,43 @@ static void sleep_on_futex(lt_shm_control *b, unsigned seen_value)
     atomic_fetch_sub(&b->sleepers, 1);
 }
 
-static post *post_of(const lt_shm *t, int who)
+static post *post_of(const lt_shm *shm, int who)
 {
-    return &t->control->slot[who].channel[t->channel];
+    return &shm->control->slot[who].channel[shm->channel];
 }
 
 /* ==== Failure ================================================================================= */
 
-static int rank_of(const lt_shm *t, int who) { return t->rank_of ? t->rank_of[who] : who; }
+static int rank_of(const lt_shm *shm, int who) { return shm->rank_of ? shm->rank_of[who] : who; }
 
-static bool is_lost(const lt_shm *t, int who) { return t->is_alive && !t->is_alive(t->ud, who); }
+static bool is_lost(const lt_shm *shm, int who)
+{
+    return shm->is_alive && !shm->is_alive(shm->ud, who);
+}
 
 /* Gets the right to write the failure in the control block. False if there is a failure already. If
  * another rank is writing, waits for it; if that rank has died, takes over. */
-static bool claim_failure(lt_shm *t)
+static bool claim_failure(lt_shm *shm)
 {
-    lt_shm_control *b = t->control;
+    lt_shm_control *b = shm->control;
     int was = FINE;
     for (;;) {
         unsigned seen_value = atomic_load(&b->futex);
-        if (atomic_compare_exchange_strong(&b->failing, &was, WRITING + t->rank))
+        if (atomic_compare_exchange_strong(&b->failing, &was, WRITING + shm->rank))
             return true;
         if (was == FAILED)
             return false;
-        if (is_lost(t, was - WRITING))
+        if (is_lost(shm, was - WRITING))
             continue;
         sleep_on_futex(b, seen_value);
         was = FINE;
     }
 }
 
-void lt__shm_fail(lt_shm *t, int rank, lt_status code, const char *text)
+void lt__shm_fail(lt_shm *shm, int rank, lt_status code, const char *text)
 {
-    lt_shm_control *b = t->control;
-    if (!claim_failure(t))
+    lt_shm_control *b = shm->control;
+    if (!claim_failure(shm))
         return;
     b->failed_rank = rank;
     b->failed_code = code;
@@ -132,12 +135,12 @@ void lt__shm_fail(lt_shm *t, int rank, lt_status code, const char *text)
     wake_all(b);
 }
 
-bool lt__shm_has_failed(const lt_shm *t) { return atomic_load(&t->control->failing) == FAILED; }
+bool lt__shm_has_failed(const lt_shm *shm) { return atomic_load(&shm->control->failing) == FAILED; }
 
-bool lt__shm_failure(const lt_shm *t, int *rank, lt_status *code, char *text, size_t bytes)
+bool lt__shm_failure(const lt_shm *shm, int *rank, lt_status *code, char *text, size_t bytes)
 {
-    const lt_shm_control *b = t->control;
-    if (!lt__shm_has_failed(t))
+    const lt_shm_control *b = shm->control;
+    if (!lt__shm_has_failed(shm))
         return false;
     *rank = b->failed_rank;
     *code = b->failed_code;
@@ -145,12 +148,12 @@ bool lt__shm_failure(const lt_shm *t, int *rank, lt_status *code, char *text, si
     return true;
 }
 
-lt_status lt__shm_check(const lt_shm *t)
+lt_status lt__shm_check(const lt_shm *shm)
 {
     char text[TEXT_BYTES];
     lt_status code;
     int rank;
-    if (!lt__shm_failure(t, &rank, &code, text, sizeof text))
+    if (!lt__shm_failure(shm, &rank, &code, text, sizeof text))
         return LT_OK;
     if (code == LT_EDESYNC)
         return lt_fail(code, "%s", text);
@@ -158,15 +161,15 @@ lt_status lt__shm_check(const lt_shm *t)
 }
 
 /* Makes this thread's error the failure of the job, caused by the rank in slot `who`. */
-static lt_status fail_with(lt_shm *t, int who, lt_status code)
+static lt_status fail_with(lt_shm *shm, int who, lt_status code)
 {
-    lt__shm_fail(t, rank_of(t, who), code, lt_errmsg());
+    lt__shm_fail(shm, rank_of(shm, who), code, lt_errmsg());
     return code;
 }
 
-void lt__shm_set_location(lt_shm *t, const char *where, int64_t step)
+void lt__shm_set_location(lt_shm *shm, const char *where, int64_t step)
 {
-    slot *s = &t->control->slot[t->rank];
+    slot *s = &shm->control->slot[shm->rank];
     uint64_t words[WHERE_WORDS] = {0};
     size_t bytes = strlen(where);
     memcpy(words, where, bytes < sizeof words ? bytes : sizeof words - 1);
@@ -175,9 +178,9 @@ void lt__shm_set_location(lt_shm *t, const char *where, int64_t step)
     atomic_store_explicit(&s->step, step, memory_order_relaxed);
 }
 
-const char *lt__shm_last_seen(const lt_shm *t, int who, char text[LT_SEEN_BYTES])
+const char *lt__shm_last_seen(const lt_shm *shm, int who, char text[LT_SEEN_BYTES])
 {
-    slot *s = &t->control->slot[who];
+    slot *s = &shm->control->slot[who];
     uint64_t words[WHERE_WORDS + 1] = {0};
     for (int i = 0; i < WHERE_WORDS; i++)
         words[i] = atomic_load_explicit(&s->where[i], memory_order_relaxed);
@@ -188,65 +191,66 @@ const char *lt__shm_last_seen(const lt_shm *t, int who, char text[LT_SEEN_BYTES]
     return text;
 }
 
-static bool has_left(const lt_shm *t, int who)
+static bool has_left(const lt_shm *shm, int who)
 {
-    return atomic_load(&t->control->slot[who].state) == LEFT;
+    return atomic_load(&shm->control->slot[who].state) == LEFT;
 }
 
-void lt__shm_check_liveness(lt_shm *t)
+void lt__shm_check_liveness(lt_shm *shm)
 {
     char seen[LT_SEEN_BYTES];
-    for (int who = 0; who < t->size; who++)
-        if (is_lost(t, who) && !has_left(t, who)) {
-            lt_fail(LT_EPEER, "rank %d is gone%s", rank_of(t, who),
-                    lt__shm_last_seen(t, who, seen));
-            fail_with(t, who, LT_EPEER);
+    for (int who = 0; who < shm->size; who++)
+        if (is_lost(shm, who) && !has_left(shm, who)) {
+            lt_fail(LT_EPEER, "rank %d is gone%s", rank_of(shm, who),
+                    lt__shm_last_seen(shm, who, seen));
+            fail_with(shm, who, LT_EPEER);
         }
 }
 
-static void set_state(lt_shm *t, state next)
+static void set_state(lt_shm *shm, state next)
 {
-    atomic_store(&t->control->slot[t->rank].state, next);
-    wake_all(t->control);
+    atomic_store(&shm->control->slot[shm->rank].state, next);
+    wake_all(shm->control);
 }
 
-void lt__shm_leave(lt_shm *t) { set_state(t, LEFT); }
+void lt__shm_leave(lt_shm *shm) { set_state(shm, LEFT); }
 
-bool lt__shm_has_left(const lt_shm *t)
+bool lt__shm_has_left(const lt_shm *shm)
 {
-    for (int who = 0; who < t->size; who++)
-        if (!has_left(t, who))
+    for (int who = 0; who < shm->size; who++)
+        if (!has_left(shm, who))
             return false;
     return true;
 }
 
-static bool is_quiet(const lt_shm *t, int who, state least)
+static bool is_quiet(const lt_shm *shm, int who, state least)
 {
-    return atomic_load(&t->control->slot[who].state) >= (int)least || is_lost(t, who);
+    return atomic_load(&shm->control->slot[who].state) >= (int)least || is_lost(shm, who);
 }
 
 /* Whether all ranks are quiet, except the rank whose loss is the failure: it may never be. */
-static bool all_are_quiet(const lt_shm *t)
+static bool all_are_quiet(const lt_shm *shm)
 {
-    const lt_shm_control *b = t->control;
-    bool misses = lt__shm_has_failed(t) && b->failed_code == LT_EPEER;
-    for (int who = 0; who < t->size; who++)
-        if (!is_quiet(t, who, QUIET) && !(misses && rank_of(t, who) == b->failed_rank))
+    const lt_shm_control *b = shm->control;
+    bool misses = lt__shm_has_failed(shm) && b->failed_code == LT_EPEER;
+    for (int who = 0; who < shm->size; who++)
+        if (!is_quiet(shm, who, QUIET) && !(misses && rank_of(shm, who) == b->failed_rank))
             return false;
     return true;
 }
 
-bool lt__shm_is_reporter(lt_shm *t, double seconds)
+bool lt__shm_is_reporter(lt_shm *shm, double seconds)
 {
     double deadline = lt__seconds() + seconds;
     int reporter = 0;
-    bool reports = atomic_compare_exchange_strong(&t->control->reporter, &reporter, t->rank + 1);
-    set_state(t, QUIET);
+    bool reports =
+        atomic_compare_exchange_strong(&shm->control->reporter, &reporter, shm->rank + 1);
+    set_state(shm, QUIET);
     while (lt__seconds() < deadline) {
-        unsigned seen_value = atomic_load(&t->control->futex);
-        if (reports ? all_are_quiet(t) : is_quiet(t, reporter - 1, LEFT))
+        unsigned seen_value = atomic_load(&shm->control->futex);
+        if (reports ? all_are_quiet(shm) : is_quiet(shm, reporter - 1, LEFT))
             break;
-        sleep_on_futex(t->control, seen_value);
+        sleep_on_futex(shm->control, seen_value);
     }
     return reports;
 }
@@ -262,38 +266,38 @@ typedef struct wait {
     bool until_done;            /* wait for `done`, not `posted` */
 } wait;
 
-static bool has_come(const lt_shm *t, const wait *w, int rank)
+static bool has_come(const lt_shm *shm, const wait *w, int rank)
 {
-    const post *p = post_of(t, rank);
+    const post *p = post_of(shm, rank);
     const atomic_uint *counter = w->counter ? w->counter : w->until_done ? &p->done : &p->posted;
     return (int)(atomic_load(counter) - w->number) >= 0;
 }
 
 /* A slot that has not arrived, or -1 if all have. */
-static int missing(const lt_shm *t, const wait *w)
+static int missing(const lt_shm *shm, const wait *w)
 {
     if (w->counter)
-        return has_come(t, w, w->rank) ? -1 : w->rank;
-    for (int rank = 0; rank < t->size; rank++)
-        if (!has_come(t, w, rank))
+        return has_come(shm, w, w->rank) ? -1 : w->rank;
+    for (int rank = 0; rank < shm->size; rank++)
+        if (!has_come(shm, w, rank))
             return rank;
     return -1;
 }
 
 /* LT_OK, or the reason why it is useless to wait any longer for the rank in slot `who`. Threads
  * never give up the second phase, because another rank may still be reading this rank's data. */
-static lt_status check_wait(lt_shm *t, const wait *w, int who, lt_deadline *deadline)
+static lt_status check_wait(lt_shm *shm, const wait *w, int who, lt_deadline *deadline)
 {
     char seen[LT_SEEN_BYTES];
-    if (w->until_done && !t->is_alive)
+    if (w->until_done && !shm->is_alive)
         return LT_OK;
-    LT_TRY(lt__shm_check(t));
-    bool left = has_left(t, who) && !has_come(t, w, who);
-    bool lost = is_lost(t, who) && !has_come(t, w, who);
-    int rank = rank_of(t, who), own = rank_of(t, t->rank);
+    LT_TRY(lt__shm_check(shm));
+    bool left = has_left(shm, who) && !has_come(shm, w, who);
+    bool lost = is_lost(shm, who) && !has_come(shm, w, who);
+    int rank = rank_of(shm, who), own = rank_of(shm, shm->rank);
     if (!left && !lost && !lt__deadline_is_over(deadline))
         return LT_OK;
-    lt__shm_last_seen(t, who, seen);
+    lt__shm_last_seen(shm, who, seen);
     if (left)
         lt_fail(LT_EPEER, "rank %d has left, but rank %d waits for it in %s%s", rank, own, w->what,
                 seen);
@@ -301,286 +305,288 @@ static lt_status check_wait(lt_shm *t, const wait *w, int who, lt_deadline *dead
         lt_fail(LT_EPEER, "rank %d is gone, while rank %d waits for it in %s%s", rank, own, w->what,
                 seen);
     else
-        lt_fail(LT_EPEER, "rank %d did not come to %s within %g s%s", rank, w->what, t->timeout,
+        lt_fail(LT_EPEER, "rank %d did not come to %s within %g s%s", rank, w->what, shm->timeout,
                 seen);
-    return fail_with(t, who, LT_EPEER);
+    return fail_with(shm, who, LT_EPEER);
 }
 
-static lt_status wait_for(lt_shm *t, const wait *w)
+static lt_status wait_for(lt_shm *shm, const wait *w)
 {
     double now = lt__seconds();
-    lt_deadline deadline = {now + t->timeout + t->grace, now};
-    int spins = t->spin ? SPINS : 0, rank;
+    lt_deadline deadline = {now + shm->timeout + shm->grace, now};
+    int spins = shm->spin ? SPINS : 0, rank;
     for (;;) {
-        unsigned seen_value = atomic_load(&t->control->futex);
-        if ((rank = missing(t, w)) < 0)
+        unsigned seen_value = atomic_load(&shm->control->futex);
+        if ((rank = missing(shm, w)) < 0)
             return LT_OK;
         if (spins-- > 0)
             continue;
-        LT_TRY(check_wait(t, w, rank, &deadline));
-        sleep_on_futex(t->control, seen_value);
+        LT_TRY(check_wait(shm, w, rank, &deadline));
+        sleep_on_futex(shm->control, seen_value);
     }
 }
 
 /* ==== Signatures ============================================================================== */
 
 /* Compares the signatures of all ranks. All ranks find the same pair that differs. */
-static lt_status compare(lt_shm *t)
+static lt_status compare(lt_shm *shm)
 {
-    const lt_coll_sig *w = &post_of(t, 0)->sig;
-    for (int rank = 1; rank < t->size; rank++) {
-        const lt_coll_sig *v = &post_of(t, rank)->sig;
+    const lt_coll_sig *w = &post_of(shm, 0)->sig;
+    for (int rank = 1; rank < shm->size; rank++) {
+        const lt_coll_sig *v = &post_of(shm, rank)->sig;
         if (!lt__coll_sigs_match(w, v))
-            return fail_with(t, rank, lt__coll_sigs_fail(w, rank_of(t, 0), v, rank_of(t, rank)));
+            return fail_with(shm, rank,
+                             lt__coll_sigs_fail(w, rank_of(shm, 0), v, rank_of(shm, rank)));
     }
     return LT_OK;
 }
 
 /* Reports that this rank is done with the data of other ranks. */
-static void set_done(lt_shm *t)
+static void set_done(lt_shm *shm)
 {
-    atomic_store(&post_of(t, t->rank)->done, t->collectives);
-    wake_all(t->control);
+    atomic_store(&post_of(shm, shm->rank)->done, shm->collectives);
+    wake_all(shm->control);
 }
 
 /* This rank gives up a collective. Another thread may have seen all posts before it learned of the
  * failure, and then works on the data of all ranks; so wait until it is done. A thread that posts
  * later checks for a failure after that, and does not touch the data. */
-static lt_status abort_collective(lt_shm *t, lt_status status)
+static lt_status abort_collective(lt_shm *shm, lt_status status)
 {
-    set_done(t);
-    for (int who = 0; who < t->size && !t->is_alive; who++)
+    set_done(shm);
+    for (int who = 0; who < shm->size && !shm->is_alive; who++)
         for (;;) {
-            const post *p = post_of(t, who);
-            unsigned seen_value = atomic_load(&t->control->futex);
+            const post *p = post_of(shm, who);
+            unsigned seen_value = atomic_load(&shm->control->futex);
             if (atomic_load(&p->posted) == atomic_load(&p->done))
                 break;
-            sleep_on_futex(t->control, seen_value);
+            sleep_on_futex(shm->control, seen_value);
         }
     return status;
 }
 
 /* Posts a signature, waits until all ranks have posted, and checks that all signatures match. */
-static lt_status post_and_wait(lt_shm *t, const lt_coll_sig *mine, double scale, view shown)
+static lt_status post_and_wait(lt_shm *shm, const lt_coll_sig *mine, double scale, view shown)
 {
-    post *p = post_of(t, t->rank);
-    LT_TRY(lt__shm_check(t));
+    post *p = post_of(shm, shm->rank);
+    LT_TRY(lt__shm_check(shm));
     p->sig = *mine;
     p->scale = scale;
     p->view = shown;
-    atomic_store(&p->posted, ++t->collectives);
-    wake_all(t->control);
-    wait w = {.what = p->sig.what, .number = t->collectives};
-    lt_status status = lt__shm_check(t);
+    atomic_store(&p->posted, ++shm->collectives);
+    wake_all(shm->control);
+    wait w = {.what = p->sig.what, .number = shm->collectives};
+    lt_status status = lt__shm_check(shm);
     if (status == LT_OK)
-        status = wait_for(t, &w);
+        status = wait_for(shm, &w);
     if (status == LT_OK)
-        status = compare(t);
-    return status == LT_OK ? LT_OK : abort_collective(t, status);
+        status = compare(shm);
+    return status == LT_OK ? LT_OK : abort_collective(shm, status);
 }
 
 /* Waits until all ranks are done. A rank may have failed after all had posted. Its part is then
  * missing, so this checks for a failure at the end. */
-static lt_status finish(lt_shm *t)
+static lt_status finish(lt_shm *shm)
 {
-    set_done(t);
-    wait w = {.what = post_of(t, t->rank)->sig.what, .number = t->collectives, .until_done = true};
-    LT_TRY(wait_for(t, &w));
-    return lt__shm_check(t);
+    set_done(shm);
+    wait w = {
+        .what = post_of(shm, shm->rank)->sig.what, .number = shm->collectives, .until_done = true};
+    LT_TRY(wait_for(shm, &w));
+    return lt__shm_check(shm);
 }
 
 /* ==== What others can see ===================================================================== */
 
-static view expose(lt_shm *t, const void *data, size_t bytes)
+static view expose(lt_shm *shm, const void *data, size_t bytes)
 {
-    uint64_t place = t->handle_of ? t->handle_of(t->ud, data) : (uintptr_t)data;
+    uint64_t place = shm->handle_of ? shm->handle_of(shm->ud, data) : (uintptr_t)data;
     if (place != 0 || bytes == 0)
         return (view){place, false};
-    memcpy(t->staging, data, bytes < t->staging_bytes ? bytes : t->staging_bytes);
-    return (view){t->handle_of(t->ud, t->staging), true};
+    memcpy(shm->staging, data, bytes < shm->staging_bytes ? bytes : shm->staging_bytes);
+    return (view){shm->handle_of(shm->ud, shm->staging), true};
 }
 
-static void *map_view(const lt_shm *t, int who, const view *s)
+static void *map_view(const lt_shm *shm, int who, const view *s)
 {
-    return t->map ? t->map(t->ud, who, s->handle) : (void *)(uintptr_t)s->handle;
+    return shm->map ? shm->map(shm->ud, who, s->handle) : (void *)(uintptr_t)s->handle;
 }
 
 /* How many of `bytes` are visible at once. */
-static size_t visible_bytes(const lt_shm *t, const view *s, size_t bytes)
+static size_t visible_bytes(const lt_shm *shm, const view *s, size_t bytes)
 {
-    return s->staged && bytes > t->staging_bytes ? t->staging_bytes : bytes;
+    return s->staged && bytes > shm->staging_bytes ? shm->staging_bytes : bytes;
 }
 
 /* This rank cannot do its part of the work: records a failure. */
-static lt_status give_up(lt_shm *t)
+static lt_status give_up(lt_shm *shm)
 {
-    lt_status status = fail_with(t, t->rank, lt_errcode());
-    set_done(t);
+    lt_status status = fail_with(shm, shm->rank, lt_errcode());
+    set_done(shm);
     return status;
 }
 
 /* ==== Collectives ============================================================================= */
 
 /* The beginning of part `rank` of `count` elements. Parts begin at cache lines. */
-static int64_t part_begin(const lt_shm *t, int rank, int64_t count, lt_dtype dtype)
+static int64_t part_begin(const lt_shm *shm, int rank, int64_t count, lt_dtype dtype)
 {
     int64_t line = 64 / (int64_t)lt_dtype_bytes(dtype), lines = (count + line - 1) / line;
-    int64_t at = lines * rank / t->size * line;
+    int64_t at = lines * rank / shm->size * line;
     return at < count ? at : count;
 }
 
 /* Finds the data of all ranks for the next *bytes. Reduces *bytes to what is visible of all. */
-static lt_status find_shares(const lt_shm *t, void *own, lt_share *share, size_t *bytes)
+static lt_status find_shares(const lt_shm *shm, void *own, lt_share *share, size_t *bytes)
 {
-    for (int who = 0; who < t->size; who++) {
-        const post *p = post_of(t, who);
-        void *data = who == t->rank ? own : map_view(t, who, &p->view);
+    for (int who = 0; who < shm->size; who++) {
+        const post *p = post_of(shm, who);
+        void *data = who == shm->rank ? own : map_view(shm, who, &p->view);
         if (!data && *bytes > 0)
             return lt_errcode();
         share[who] = (lt_share){data, p->scale};
-        *bytes = visible_bytes(t, &p->view, *bytes);
+        *bytes = visible_bytes(shm, &p->view, *bytes);
     }
     return LT_OK;
 }
 
 /* Sums as many of the next *bytes as are visible at once, and sets *bytes to that number. */
-static lt_status sum_chunk(lt_shm *t, const lt_sum *sum, const lt_coll_sig *sig, char *data,
+static lt_status sum_chunk(lt_shm *shm, const lt_sum *sum, const lt_coll_sig *sig, char *data,
                            size_t *bytes)
 {
     lt_share share[LT_MAX_SHARES];
-    view shown = expose(t, data, *bytes);
-    LT_TRY(post_and_wait(t, sig, sum->scale, shown));
-    if (find_shares(t, shown.staged ? t->staging : data, share, bytes) != LT_OK)
-        return give_up(t);
+    view shown = expose(shm, data, *bytes);
+    LT_TRY(post_and_wait(shm, sig, sum->scale, shown));
+    if (find_shares(shm, shown.staged ? shm->staging : data, share, bytes) != LT_OK)
+        return give_up(shm);
     int64_t count = (int64_t)(*bytes / lt_dtype_bytes(sum->dtype));
-    int64_t first = part_begin(t, t->rank, count, sum->dtype);
-    int64_t end = part_begin(t, t->rank + 1, count, sum->dtype);
-    lt__sum_shares(share, t->size, sum->dtype, sum->wire, first, end - first);
-    t->bytes += 2 * (uint64_t)count * lt_dtype_bytes(sum->wire) * (uint64_t)(t->size - 1) /
-                (uint64_t)t->size;
-    LT_TRY(finish(t));
+    int64_t first = part_begin(shm, shm->rank, count, sum->dtype);
+    int64_t end = part_begin(shm, shm->rank + 1, count, sum->dtype);
+    lt__sum_shares(share, shm->size, sum->dtype, sum->wire, first, end - first);
+    shm->bytes += 2 * (uint64_t)count * lt_dtype_bytes(sum->wire) * (uint64_t)(shm->size - 1) /
+                  (uint64_t)shm->size;
+    LT_TRY(finish(shm));
     if (shown.staged)
-        memcpy(data, t->staging, *bytes);
+        memcpy(data, shm->staging, *bytes);
     return LT_OK;
 }
 
-lt_status lt__shm_allreduce(lt_shm *t, const lt_sum *sum)
+lt_status lt__shm_allreduce(lt_shm *shm, const lt_sum *sum)
 {
     lt_coll_sig sig = lt__coll_sig_of_sum(sum);
     size_t all = (size_t)sum->count * lt_dtype_bytes(sum->dtype), done = 0, bytes;
     do {
         bytes = all - done;
-        LT_TRY(sum_chunk(t, sum, &sig, (char *)sum->data + done, &bytes));
+        LT_TRY(sum_chunk(shm, sum, &sig, (char *)sum->data + done, &bytes));
         done += bytes;
     } while (done < all);
     return LT_OK;
 }
 
 /* Broadcasts as many of the next *bytes as are visible at once, and sets *bytes to that number. */
-static lt_status broadcast_chunk(lt_shm *t, const lt_coll_sig *sig, char *data, size_t *bytes,
+static lt_status broadcast_chunk(lt_shm *shm, const lt_coll_sig *sig, char *data, size_t *bytes,
                                  int root)
 {
-    const view *from = &post_of(t, root)->view;
+    const view *from = &post_of(shm, root)->view;
     view shown = {0};
-    if (t->rank == root)
-        shown = expose(t, data, *bytes);
-    LT_TRY(post_and_wait(t, sig, 1, shown));
-    *bytes = visible_bytes(t, from, *bytes);
-    if (t->rank != root && *bytes > 0) {
-        const void *seen = map_view(t, root, from);
+    if (shm->rank == root)
+        shown = expose(shm, data, *bytes);
+    LT_TRY(post_and_wait(shm, sig, 1, shown));
+    *bytes = visible_bytes(shm, from, *bytes);
+    if (shm->rank != root && *bytes > 0) {
+        const void *seen = map_view(shm, root, from);
         if (!seen)
-            return give_up(t);
+            return give_up(shm);
         memcpy(data, seen, *bytes);
-        t->bytes += *bytes;
+        shm->bytes += *bytes;
     }
-    return finish(t);
+    return finish(shm);
 }
 
-lt_status lt__shm_broadcast(lt_shm *t, const char *what, void *data, size_t bytes, int root)
+lt_status lt__shm_broadcast(lt_shm *shm, const char *what, void *data, size_t bytes, int root)
 {
     lt_coll_sig sig = lt__coll_sig(LT_COLL_BROADCAST, what, (int64_t)bytes);
-    sig.root = rank_of(t, root);
+    sig.root = rank_of(shm, root);
     size_t done = 0, some;
     do {
         some = bytes - done;
-        LT_TRY(broadcast_chunk(t, &sig, (char *)data + done, &some, root));
+        LT_TRY(broadcast_chunk(shm, &sig, (char *)data + done, &some, root));
         done += some;
     } while (done < bytes);
     return LT_OK;
 }
 
-lt_status lt__shm_match(lt_shm *t, const lt_coll_sig *sig)
+lt_status lt__shm_match(lt_shm *shm, const lt_coll_sig *sig)
 {
-    LT_TRY(post_and_wait(t, sig, 1, (view){0}));
-    return finish(t);
+    LT_TRY(post_and_wait(shm, sig, 1, (view){0}));
+    return finish(shm);
 }
 
 /* ==== Point to point ========================================================================== */
 
-static mailbox *mailbox_of(const lt_shm *t, int from, int to)
+static mailbox *mailbox_of(const lt_shm *shm, int from, int to)
 {
-    return (mailbox *)&t->control->slot[t->size] + from * t->size + to;
+    return (mailbox *)&shm->control->slot[shm->size] + from * shm->size + to;
 }
 
 /* The receiver copies the bytes from this rank's memory. Sets *bytes to the number that it sees. */
-static lt_status send_chunk(lt_shm *t, int to, const char *data, size_t all, size_t *bytes)
+static lt_status send_chunk(lt_shm *shm, int to, const char *data, size_t all, size_t *bytes)
 {
     char what[LT_WHAT_BYTES];
-    mailbox *b = mailbox_of(t, t->rank, to);
+    mailbox *b = mailbox_of(shm, shm->rank, to);
     unsigned number = atomic_load(&b->sent) + 1;
     b->bytes = all;
-    b->view = expose(t, data, *bytes);
-    *bytes = visible_bytes(t, &b->view, *bytes);
+    b->view = expose(shm, data, *bytes);
+    *bytes = visible_bytes(shm, &b->view, *bytes);
     atomic_store(&b->sent, number);
-    wake_all(t->control);
-    t->bytes += *bytes;
-    snprintf(what, sizeof what, "a receive from rank %d", rank_of(t, t->rank));
+    wake_all(shm->control);
+    shm->bytes += *bytes;
+    snprintf(what, sizeof what, "a receive from rank %d", rank_of(shm, shm->rank));
     wait w = {.what = what, .number = number, .counter = &b->taken, .rank = to};
-    return wait_for(t, &w);
+    return wait_for(shm, &w);
 }
 
-lt_status lt__shm_send(lt_shm *t, int to, const void *data, size_t bytes)
+lt_status lt__shm_send(lt_shm *shm, int to, const void *data, size_t bytes)
 {
     size_t done = 0, some;
     do {
         some = bytes - done;
-        LT_TRY(send_chunk(t, to, (const char *)data + done, bytes, &some));
+        LT_TRY(send_chunk(shm, to, (const char *)data + done, bytes, &some));
         done += some;
     } while (done < bytes);
     return LT_OK;
 }
 
-static lt_status receive_chunk(lt_shm *t, int from, char *data, size_t all, size_t *bytes)
+static lt_status receive_chunk(lt_shm *shm, int from, char *data, size_t all, size_t *bytes)
 {
     char what[LT_WHAT_BYTES];
-    mailbox *b = mailbox_of(t, from, t->rank);
+    mailbox *b = mailbox_of(shm, from, shm->rank);
     unsigned number = atomic_load(&b->taken) + 1;
-    snprintf(what, sizeof what, "a send to rank %d", rank_of(t, t->rank));
+    snprintf(what, sizeof what, "a send to rank %d", rank_of(shm, shm->rank));
     wait w = {.what = what, .number = number, .counter = &b->sent, .rank = from};
-    LT_TRY(wait_for(t, &w));
+    LT_TRY(wait_for(shm, &w));
     if (b->bytes != all) {
         lt_fail(LT_EDESYNC, "the ranks disagree: rank %d sends %zu bytes, rank %d wants %zu",
-                rank_of(t, from), b->bytes, rank_of(t, t->rank), all);
-        return fail_with(t, t->rank, LT_EDESYNC);
+                rank_of(shm, from), b->bytes, rank_of(shm, shm->rank), all);
+        return fail_with(shm, shm->rank, LT_EDESYNC);
     }
-    *bytes = visible_bytes(t, &b->view, *bytes);
+    *bytes = visible_bytes(shm, &b->view, *bytes);
     if (*bytes > 0) {
-        const void *seen = map_view(t, from, &b->view);
+        const void *seen = map_view(shm, from, &b->view);
         if (!seen)
-            return fail_with(t, t->rank, lt_errcode());
+            return fail_with(shm, shm->rank, lt_errcode());
         memcpy(data, seen, *bytes);
     }
     atomic_store(&b->taken, number);
-    wake_all(t->control);
+    wake_all(shm->control);
     return LT_OK;
 }
 
-lt_status lt__shm_receive(lt_shm *t, int from, void *data, size_t bytes)
+lt_status lt__shm_receive(lt_shm *shm, int from, void *data, size_t bytes)
 {
     size_t done = 0, some;
     do {
         some = bytes - done;
-        LT_TRY(receive_chunk(t, from, (char *)data + done, bytes, &some));
+        LT_TRY(receive_chunk(shm, from, (char *)data + done, bytes, &some));
         done += some;
     } while (done < bytes);
     return LT_OK;

@@ -65,9 +65,9 @@ lt_status lt__shm_check(const lt_shm *shm);
 /* Records a failure if a rank has died, even if no rank waits for it. */
 void lt__shm_check_liveness(lt_shm *shm);
 void lt__shm_set_location(lt_shm *shm, const char *where, int64_t step);
-/* The last location of the rank in a slot, as text for the end of a message:
+/* The last location of the rank in slot `who`, as text for the end of a message:
  * "; it was last seen at train.lua:31, step 7", or "". Returns text. */
-const char *lt__shm_last_seen(const lt_shm *shm, int slot, char text[LT_SEEN_BYTES]);
+const char *lt__shm_last_seen(const lt_shm *shm, int who, char text[LT_SEEN_BYTES]);
 /* After a failure: whether this rank is the one that reports it to the user. On that rank, returns
  * when the others will report nothing more; on the others, when the reporter has left. Returns
  * after `seconds` at the latest. */

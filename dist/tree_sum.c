@@ -23,19 +23,19 @@ lt_status lt__tree_sum_check(int shards, int n, lt_dtype wire)
 }
 
 /* Grows every level to at least `bytes`. New memory is zero. */
-static lt_status make_room(lt_tree_sum *f, int levels, size_t bytes)
+static lt_status make_room(lt_tree_sum *sum, int levels, size_t bytes)
 {
     for (int i = 0; i < levels; i++) {
-        if (f->level[i] && f->bytes >= bytes)
+        if (sum->level[i] && sum->bytes >= bytes)
             continue;
-        size_t had = f->level[i] ? f->bytes : 0;
-        void *more = realloc(f->level[i], bytes > 0 ? bytes : 1);
+        size_t had = sum->level[i] ? sum->bytes : 0;
+        void *more = realloc(sum->level[i], bytes > 0 ? bytes : 1);
         if (!more)
             return lt_fail(LT_ENOMEM, "out of memory for the sum of %d shards", 1 << levels);
         memset((char *)more + had, 0, bytes - had);
-        f->level[i] = more;
+        sum->level[i] = more;
     }
-    f->bytes = bytes > f->bytes ? bytes : f->bytes;
+    sum->bytes = bytes > sum->bytes ? bytes : sum->bytes;
     return LT_OK;
 }
 
@@ -47,24 +47,24 @@ static int levels_of(int shards)
     return levels;
 }
 
-lt_status lt__tree_sum_add(lt_tree_sum *f, int shard, int shards, void *data, int64_t count,
+lt_status lt__tree_sum_add(lt_tree_sum *sum, int shard, int shards, void *data, int64_t count,
                            lt_dtype dtype, double scale)
 {
     size_t bytes = (size_t)count * lt_dtype_bytes(dtype);
     int level = 0;
-    LT_TRY(make_room(f, levels_of(shards), bytes));
+    LT_TRY(make_room(sum, levels_of(shards), bytes));
     lt__sum_shares(&(lt_share){data, scale}, 1, dtype, dtype, 0, count);
     for (; shard >> level & 1; level++) {
-        lt_share both[2] = {{f->level[level], 1}, {data, 1}};
+        lt_share both[2] = {{sum->level[level], 1}, {data, 1}};
         lt__sum_shares(both, 2, dtype, dtype, 0, count);
     }
     if (shard < shards - 1)
-        memcpy(f->level[level], data, bytes);
+        memcpy(sum->level[level], data, bytes);
     return LT_OK;
 }
 
-void lt__tree_sum_free(lt_tree_sum *f)
+void lt__tree_sum_free(lt_tree_sum *sum)
 {
     for (int i = 0; i < LT_TREE_SUM_LEVELS; i++)
-        free(f->level[i]);
+        free(sum->level[i]);
 }

@@ -98,7 +98,7 @@ static void find_place(lua_State *L, int level, bool far, place *p)
     }
 }
 
-void lt__where(void *ud, char *text, size_t bytes)
+void lt__where(void *ud, char *where, size_t bytes)
 {
     place p;
     find_place(((lt_lua *)ud)->running, 1, false, &p);
@@ -112,8 +112,8 @@ void lt__where(void *ud, char *text, size_t bytes)
     if (length + rest > bytes)
         length = 0;
     if (rest <= bytes) {
-        memcpy(text, line, length);
-        memcpy(text + length, p.module, rest);
+        memcpy(where, line, length);
+        memcpy(where + length, p.module, rest);
     }
 }
 
