@@ -31,7 +31,7 @@
 enum { EARLY_SECONDS = 3 };   /* time for ranks to start; those on other machines are not visible */
 enum { LONELY_SECONDS = 10 }; /* how long mpirun may run after the last rank on this machine */
 enum { LOOK_NS = 100 * 1000 * 1000 }; /* polling interval */
-enum { MOST_SECONDS = 1 };    /* counted per poll: time while this process is stopped is not */
+enum { MOST_SECONDS = 1 }; /* counted per poll: time while this process is stopped is not */
 
 extern char **environ;
 
