@@ -27,7 +27,7 @@ static lt_status parse_fault(lt_ctx *ctx, const char *text)
     int64_t n = strtoll(number, NULL, 10);
     if (used == 0 || text[used] || n == 0)
         return lt_fail(LT_EUSAGE,
-                       "fault '%s' is not known; there are alloc:n=5, kill:rank=1:step=3, "
+                       "unknown fault '%s'; the faults are alloc:n=5, kill:rank=1:step=3, "
                        "leave:rank=1:step=3, hang:rank=1:step=3, delay:rank=1:ms=100 and "
                        "inf:rank=0:step=7:param=conv1.w",
                        text);
@@ -59,14 +59,15 @@ lt_ctx *lt_ctx_new(const lt_config *config)
         goto fail;
     if (device && strcmp(device, "cpu") != 0 && strcmp(device, "auto") != 0) {
         if (lt__cuda_index(device) >= 0)
-            lt_fail(LT_EENV, "device %s: lt_ctx_new() knows the CPU alone, lt_open() the others",
+            lt_fail(LT_EENV,
+                    "device %s: lt_ctx_new() supports only the CPU; use lt_open() for others",
                     device);
         else
-            lt_fail(LT_EUSAGE, "device '%s' is not known; it is auto, cpu or cuda[:i]", device);
+            lt_fail(LT_EUSAGE, "unknown device '%s'; it must be auto, cpu or cuda[:i]", device);
         goto fail;
     }
     if (ctx->config.threads < 0 || ctx->config.threads > 1024) {
-        lt_fail(LT_EUSAGE, "threads wants a number up to 1024, it is %d", ctx->config.threads);
+        lt_fail(LT_EUSAGE, "threads must be 0 to 1024, but is %d", ctx->config.threads);
         goto fail;
     }
     ctx->threads = ctx->config.threads > 0 ? ctx->config.threads : lt_cpu_count();

@@ -96,7 +96,7 @@ lt_deferred *lt_item_deferred(lt_tensor *x)
         return NULL;
     if (x->count != 1) {
         char text[96];
-        lt_fail(LT_EINVAL, "one element is read later, this is %s",
+        lt_fail(LT_EINVAL, "a deferred scalar must be one element, but this is %s",
                 lt_describe(x, text, sizeof text));
         return NULL;
     }

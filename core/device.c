@@ -40,8 +40,8 @@ lt_device *lt__device_find(lt_ctx *ctx, const char *name)
     for (int i = 0; i < LT_MAX_DEVICES; i++)
         if (ctx->devices[i] && *name && is_called(ctx->devices[i], name))
             return ctx->devices[i];
-    lt_fail(LT_EENV, "device '%s' is not here; there is 'cpu'%s%s%s", name, other ? " and '" : "",
-            other ? other->name : "", other ? "'" : "");
+    lt_fail(LT_EENV, "device '%s' is not available; this context has 'cpu'%s%s%s", name,
+            other ? " and '" : "", other ? other->name : "", other ? "'" : "");
     return NULL;
 }
 
@@ -49,8 +49,7 @@ lt_status lt__move(lt_device *to, void *dst, lt_device *from, const void *src, s
 {
     if (to != from && !to->is_host && !from->is_host)
         return lt_fail(LT_EINVAL,
-                       "no copy goes from %s of one context to %s of another; take the "
-                       "way over the CPU",
+                       "cannot copy from %s of one context to %s of another; copy through the CPU",
                        from->name, to->name);
     lt_device *device = to->is_host ? from : to;
     LT_TRY(device->copy(device, dst, src, bytes));

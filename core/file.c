@@ -133,7 +133,7 @@ static lt_status read_at(const lt_file *f, uint64_t offset, void *to, size_t byt
         if (n < 0 && errno != EINTR)
             return lt__bad(f->path, "cannot read: %s", strerror(errno));
         if (n == 0)
-            return lt__bad(f->path, "the file became shorter while it was read");
+            return lt__bad(f->path, "the file became shorter while it was being read");
         if (n > 0)
             done += (size_t)n;
     }
@@ -165,7 +165,7 @@ static lt_status load_header(lt_file *f)
         return lt__bad(f->path, "cannot open: %s", strerror(errno));
     if (!S_ISREG(info.st_mode))
         return lt__bad(f->path,
-                       S_ISDIR(info.st_mode) ? "this is a folder" : "this is no plain file");
+                       S_ISDIR(info.st_mode) ? "this is a folder" : "this is not a regular file");
     f->bytes = (uint64_t)info.st_size;
     f->modified = info.st_mtim;
     if (f->bytes < sizeof length)
@@ -173,12 +173,12 @@ static lt_status load_header(lt_file *f)
     LT_TRY(read_at(f, 0, &length, sizeof length));
     if (length > LT_MAX_HEADER)
         return lt__bad(f->path,
-                       "the header would have %llu bytes, the format allows %d; is this a "
+                       "the header would have %llu bytes, but the format allows %d; is this a "
                        "safetensors file?",
                        (lt_ull)length, LT_MAX_HEADER);
     if (length > f->bytes - sizeof length)
         return lt__bad(f->path,
-                       "the header has %llu bytes, the file only %llu; it is cut short or "
+                       "the header has %llu bytes, but the file only %llu; it is cut short or "
                        "damaged",
                        (lt_ull)length, (lt_ull)f->bytes);
     f->data = sizeof length + length;
@@ -213,18 +213,18 @@ static lt_status scan_header(const lt_file *f)
         } else if (c >= '0' && c <= '9') {
             step = strspn(s + i, "0123456789");
             if (step > MAX_DIGITS || (c == '0' && step > 1))
-                wrong = "begins a number that is no count below 10^15";
+                wrong = "begins a number that is not a count below 10^15";
         } else if (c == '{' || c == '[') {
             values++;
             if (++depth > 3)
-                wrong = "begins a fourth level, where the format has three";
+                wrong = "begins a fourth level, but the format has three";
         } else if (c == '}' || c == ']') {
             depth--;
         } else if (c == ',') {
             if (++values > MAX_VALUES)
                 wrong = "begins one value too many; split the file";
         } else if (c == 0 || !strchr(": \t\r\n", c)) {
-            wrong = "begins no object, list, string or count";
+            wrong = "does not begin an object, list, string or count";
         }
     }
     return wrong ? lt__bad(f->path, "byte %zu of the header %s", i, wrong) : LT_OK;
@@ -257,18 +257,19 @@ static lt_status read_members(const lt_file *f, const cJSON *item, entry *e)
             offsets = m;
     }
     if (members != 3 || !cJSON_IsString(dtype) || !cJSON_IsArray(shape) || !cJSON_IsArray(offsets))
-        return lt__bad(f->path, "tensor '%s' wants a dtype, a shape, data_offsets and nothing else",
+        return lt__bad(f->path,
+                       "tensor '%s' must have a dtype, a shape, data_offsets and nothing else",
                        LT_SHOWN(e->key.name));
     int found = LT_DTYPE_COUNT;
     while (--found >= 0 && strcmp(dtype->valuestring, lt__format_names[found]) != 0)
         ;
     if (found < 0)
         return lt__bad(f->path,
-                       "tensor '%s' has dtype %s, which luatrain does not know; convert "
-                       "it to F32, F64, F16, BF16, I64, I32 or U8",
+                       "tensor '%s' has dtype %s, which luatrain does not support; convert it to "
+                       "F32, F64, F16, BF16, I64, I32 or U8",
                        LT_SHOWN(e->key.name), LT_SHOWN(dtype->valuestring));
     if (!read_counts(shape, LT_MAX_DIMS, e->dims, &e->ndim))
-        return lt__bad(f->path, "the shape of tensor '%s' is no list of at most %d counts",
+        return lt__bad(f->path, "the shape of tensor '%s' is not a list of at most %d counts",
                        LT_SHOWN(e->key.name), LT_MAX_DIMS);
     if (!read_counts(offsets, 2, range, &n) || n != 2 || range[0] > range[1])
         return lt__bad(f->path, "the data_offsets of tensor '%s' are not two counts in order",
@@ -289,8 +290,8 @@ static lt_status read_entry(const lt_file *f, const cJSON *item, entry *e)
     e->count = (uint64_t)count;
     if (e->end > f->bytes - f->data)
         return lt__bad(f->path,
-                       "tensor '%s' ends at byte %llu of the data, the file has %llu; it "
-                       "is cut short or damaged",
+                       "tensor '%s' ends at byte %llu of the data, but the file has %llu; it is "
+                       "cut short or damaged",
                        LT_SHOWN(e->key.name), (lt_ull)e->end, (lt_ull)(f->bytes - f->data));
     if (e->end - e->begin != e->count * lt_dtype_bytes(e->dtype))
         return lt__bad(f->path, "tensor '%s' has %llu elements of %s, but %llu bytes",
@@ -321,7 +322,7 @@ static lt_status check_names(const lt_file *f, void *things, int n, size_t size)
         const char *before = name;
         name = ((const named *)at)->name;
         if (before && strcmp(before, name) == 0)
-            return lt__bad(f->path, "the name '%s' comes twice", LT_SHOWN(name));
+            return lt__bad(f->path, "the name '%s' occurs twice", LT_SHOWN(name));
     }
     qsort(things, (size_t)n, size, compare_positions);
     return LT_OK;
@@ -347,13 +348,13 @@ static lt_status order_entries(lt_file *f)
         const entry *e = &f->entries[i];
         if (e->begin != covered)
             return lt__bad(f->path,
-                           "tensor '%s' begins at byte %llu of the data, the one before "
-                           "ends at byte %llu; there may be no holes and no overlaps",
+                           "tensor '%s' begins at byte %llu of the data, but the one before ends "
+                           "at byte %llu; holes and overlaps are not allowed",
                            LT_SHOWN(e->key.name), (lt_ull)e->begin, (lt_ull)covered);
         covered = e->end;
     }
     if (covered != f->bytes - f->data)
-        return lt__bad(f->path, "the data go on behind the last tensor, from byte %llu to %llu",
+        return lt__bad(f->path, "the data continue after the last tensor, from byte %llu to %llu",
                        (lt_ull)covered, (lt_ull)(f->bytes - f->data));
     return LT_OK;
 }
@@ -376,13 +377,13 @@ static lt_status read_tree(lt_file *f, const cJSON *root)
         if (strcmp(item->string, LT_METADATA) != 0)
             f->n++;
         else if (metadata || !cJSON_IsObject(item))
-            return lt__bad(f->path, "%s wants to be one object", LT_METADATA);
+            return lt__bad(f->path, "%s must be one object", LT_METADATA);
         else
             metadata = item;
     }
     f->n_meta = metadata ? cJSON_GetArraySize(metadata) : 0;
     if (f->n > LT_MAX_NAMES || f->n_meta - hidden_meta(f) > LT_MAX_NAMES)
-        return lt__bad(f->path, "%d tensors and %d metadata are too many, the most is %d of each",
+        return lt__bad(f->path, "%d tensors and %d metadata are too many; the limit is %d of each",
                        f->n, f->n_meta, LT_MAX_NAMES);
     if (!(f->entries = lt__alloc(f->ctx, (size_t)f->n * sizeof *f->entries)) ||
         !(f->meta = lt__alloc(f->ctx, (size_t)f->n_meta * sizeof *f->meta)))
@@ -391,7 +392,7 @@ static lt_status read_tree(lt_file *f, const cJSON *root)
     cJSON_ArrayForEach(item, metadata)
     {
         if (!cJSON_IsString(item))
-            return lt__bad(f->path, "the metadata '%s' is no string", LT_SHOWN(item->string));
+            return lt__bad(f->path, "the metadata '%s' is not a string", LT_SHOWN(item->string));
         pair *p = &f->meta[position];
         p->key = (named){keep_string(&room, item->string), position++};
         p->value = keep_string(&room, item->valuestring);
@@ -502,7 +503,7 @@ static lt_status check_index(const lt_file *f, int i)
 {
     if (i >= 0 && i < f->n)
         return LT_OK;
-    return lt_fail(LT_EINVAL, "%s has %d tensors, none with the index %d", f->path, f->n, i);
+    return lt_fail(LT_EINVAL, "%s has %d tensors; index %d is out of range", f->path, f->n, i);
 }
 
 lt_tensor *lt_file_read(lt_file *f, int i)
@@ -526,7 +527,7 @@ static lt_status check_unchanged(const lt_file *f)
     if (fstat(f->fd, &now) != 0)
         return lt__bad(f->path, "cannot read: %s", strerror(errno));
     if (now.st_mtim.tv_sec != f->modified.tv_sec || now.st_mtim.tv_nsec != f->modified.tv_nsec)
-        return lt__bad(f->path, "the file was changed while it was read");
+        return lt__bad(f->path, "the file was changed while it was being read");
     return LT_OK;
 }
 
@@ -551,7 +552,7 @@ lt_status lt_file_read_into(lt_file *f, int i, lt_tensor *dst)
     memcpy(like.dims, e->dims, (size_t)e->ndim * sizeof *like.dims);
     LT_TRY(lt__check_alive(dst));
     if (!lt__same_dims(dst, &like))
-        return lt__bad(f->path, "tensor '%s' is %s, it was to fill one of %s",
+        return lt__bad(f->path, "tensor '%s' is %s, but is to be read into %s",
                        LT_SHOWN(e->key.name), lt_describe(&like, (char[96]){0}, 96),
                        lt_describe(dst, (char[96]){0}, 96));
     lt_dtype dtype = (lt_dtype)dst->dtype;
@@ -593,6 +594,6 @@ lt_status lt_file_verify(lt_file *f)
     lt_sha256_end(&sha, found);
     if (strcmp(said, found) == 0)
         return LT_OK;
-    return lt__bad(f->path, "it is damaged: its digest is %.8s..., its content's is %.8s...",
+    return lt__bad(f->path, "it is damaged: its digest is %.8s..., that of its content is %.8s...",
                    LT_SHOWN(said), found);
 }

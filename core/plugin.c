@@ -42,10 +42,10 @@ lt_status lt__plugin_open(const char *file, const char *symbol, void *function)
 {
     void *plugin = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (!plugin)
-        return lt_fail(LT_EENV, "a plugin cannot be loaded: %s", dlerror());
+        return lt_fail(LT_EENV, "cannot load a plugin: %s", dlerror());
     void *found = dlsym(plugin, symbol);
     if (!found)
-        return lt_fail(LT_EENV, "%s is no plugin of luatrain", file);
+        return lt_fail(LT_EENV, "%s is not a luatrain plugin", file);
     memcpy(function, &found, sizeof found); /* C has no cast from void * to a function pointer */
     return LT_OK;
 }

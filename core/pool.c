@@ -157,8 +157,8 @@ void *lt__device_alloc(lt_ctx *ctx, lt_device *device, size_t bytes)
     }
     pthread_mutex_unlock(&ctx->lock);
     if (!p && (fault || has_not_failed(device)))
-        lt_fail(LT_ENOMEM, "out of memory on %s: %.1f MiB wanted, %.1f MiB in use%s", device->name,
-                (double)bytes / 1048576, (double)live / 1048576,
+        lt_fail(LT_ENOMEM, "out of memory on %s: %.1f MiB requested, %.1f MiB in use%s",
+                device->name, (double)bytes / 1048576, (double)live / 1048576,
                 fault ? " (fault alloc)" : "; try a smaller batch");
     else if (p && ctx->config.poison && device->is_host)
         memset(p, 0xff, bytes);
@@ -171,7 +171,7 @@ void *lt__host_alloc(lt_device *device, size_t bytes)
 {
     void *p = device->alloc_host(device, bytes);
     if (!p && has_not_failed(device))
-        lt_fail(LT_ENOMEM, "out of memory that %s can copy to", device->name);
+        lt_fail(LT_ENOMEM, "out of host memory for copies from %s", device->name);
     return p;
 }
 

@@ -112,7 +112,7 @@ static lt_status check_fill(lt_tensor *x)
 {
     LT_TRY(lt__check_alive(x));
     if (!lt__is_float((lt_dtype)x->dtype))
-        return lt_fail(LT_EINVAL, "random numbers want a tensor of a float dtype, this one is %s",
+        return lt_fail(LT_EINVAL, "random numbers require a float tensor, but this one is %s",
                        lt_dtype_name((lt_dtype)x->dtype));
     return LT_OK;
 }
@@ -143,8 +143,8 @@ lt_status lt_fill_uniform(lt_tensor *x, lt_purpose purpose, uint64_t stream, uin
     double from = rounded(low, dtype), to = rounded(high, dtype);
     if (!isfinite(to - from) || low > high)
         return lt_fail(LT_EINVAL,
-                       "uniform numbers want low <= high, both finite in %s; low is %g, "
-                       "high is %g",
+                       "uniform numbers require low <= high, both finite in %s; low is %g, high "
+                       "is %g",
                        lt_dtype_name(dtype), low, high);
     if (from == to)
         return lt_fill(x, from);
@@ -163,8 +163,8 @@ lt_status lt_fill_normal(lt_tensor *x, lt_purpose purpose, uint64_t stream, uint
     LT_TRY(check_fill(x));
     if (!isfinite(mean) || !isfinite(deviation) || deviation < 0)
         return lt_fail(LT_EINVAL,
-                       "normal numbers want a finite mean and a deviation of at least 0; "
-                       "mean is %g, deviation is %g",
+                       "normal numbers require a finite mean and a deviation of at least 0; mean "
+                       "is %g, deviation is %g",
                        mean, deviation);
     return run_fill(&(fill){.x = x,
                             .purpose = purpose,

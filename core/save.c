@@ -50,9 +50,9 @@ static lt_status find_target(const char *path, char target[PATH_MAX], mode_t *mo
         return strlen(path) < PATH_MAX ? LT_OK : lt__bad(path, "%s", strerror(ENAMETOOLONG));
     }
     if (!S_ISREG(now.st_mode))
-        return lt__bad(path, "this is no plain file; it is not replaced");
+        return lt__bad(path, "this is not a regular file; it is not replaced");
     *mode = now.st_mode & 0777;
-    return realpath(path, target) ? LT_OK : lt__bad(path, "cannot follow it: %s", strerror(errno));
+    return realpath(path, target) ? LT_OK : lt__bad(path, "cannot resolve it: %s", strerror(errno));
 }
 
 /* Creates a new file PATH.tmpN with a name not in use. Returns -1 with LT_EFILE on failure. */
@@ -67,7 +67,7 @@ static int create_beside(const char *path, char temporary[PATH_MAX])
             fd = lt__open(temporary, O_WRONLY | O_CREAT | O_EXCL);
     }
     if (fd < 0)
-        (void)lt__bad(path, "cannot make a file beside it: %s", strerror(errno));
+        (void)lt__bad(path, "cannot create a file beside it: %s", strerror(errno));
     return fd;
 }
 
@@ -83,7 +83,7 @@ static lt_status sync_folder(const char *path)
     if (fd >= 0)
         close(fd);
     if (error && error != EINVAL) /* EINVAL: this file system does not sync folders */
-        return lt__bad(path, "cannot write its folder to the disk: %s", strerror(error));
+        return lt__bad(path, "cannot sync its folder to the disk: %s", strerror(error));
     return LT_OK;
 }
 
@@ -110,7 +110,7 @@ static lt_status finish(replacement *r, lt_status status)
     if (error)
         status = lt__bad(r->path, "cannot write to the disk: %s", strerror(error));
     if (r->mode && fchmod(r->fd, r->mode) != 0 && status == LT_OK)
-        status = lt__bad(r->path, "cannot keep its permissions: %s", strerror(errno));
+        status = lt__bad(r->path, "cannot set its permissions: %s", strerror(errno));
     if (close(r->fd) != 0 && errno != EINTR && status == LT_OK)
         status = lt__bad(r->path, "cannot close: %s", strerror(errno));
     if (status == LT_OK && rename(r->temporary, r->target) != 0)
@@ -118,7 +118,7 @@ static lt_status finish(replacement *r, lt_status status)
     if (status == LT_OK)
         return sync_folder(r->target);
     if (unlink(r->temporary) != 0)
-        lt_fail(status, "%s; %s stays behind: %s", lt_errmsg(), r->temporary, strerror(errno));
+        lt_fail(status, "%s; %s is left behind: %s", lt_errmsg(), r->temporary, strerror(errno));
     return status;
 }
 
@@ -242,8 +242,7 @@ static lt_status check_content(const content *c, uint64_t *header)
     writer w = {.fd = -1};
     if (c->n > LT_MAX_NAMES || c->n_meta > LT_MAX_NAMES)
         return lt_fail(LT_EINVAL,
-                       "%s: %d tensors and %d metadata are too many, the most is %d of "
-                       "each",
+                       "%s: %d tensors and %d metadata are too many; the limit is %d of each",
                        c->path, c->n, c->n_meta, LT_MAX_NAMES);
     const char *twice = repeated(c->names, c->n, 1);
     if (!twice)
@@ -252,20 +251,21 @@ static lt_status check_content(const content *c, uint64_t *header)
         return lt_fail(LT_EINVAL, "%s: the name '%s' is given twice", c->path, LT_SHOWN(twice));
     for (int i = 0; i < c->n_meta; i++)
         if (strcmp(c->meta[2 * i], LT_DIGEST) == 0)
-            return lt_fail(LT_EINVAL, "%s: no metadata can be called %s", c->path, LT_DIGEST);
+            return lt_fail(LT_EINVAL, "%s: metadata cannot be named %s", c->path, LT_DIGEST);
     for (int i = 0; i < c->n; i++) {
         if (strcmp(c->names[i], LT_METADATA) == 0)
-            return lt_fail(LT_EINVAL, "%s: no tensor can be called %s", c->path, LT_METADATA);
+            return lt_fail(LT_EINVAL, "%s: a tensor cannot be named %s", c->path, LT_METADATA);
         if (lt__check_alive(c->tensors[i]) != LT_OK)
             return lt_fail_prefix("%s: tensor '%s'", c->path, LT_SHOWN(c->names[i]));
     }
     put_header(&w, c);
     *header = (w.bytes + 7) / 8 * 8;
     if (w.error)
-        return lt_fail(LT_EINVAL, "%s: a name or a piece of metadata is not UTF-8", c->path);
+        return lt_fail(LT_EINVAL, "%s: a name or a metadata value is not UTF-8", c->path);
     if (*header > LT_MAX_HEADER)
-        return lt_fail(LT_EINVAL, "%s: names and metadata take %llu bytes, the format allows %d",
-                       c->path, (lt_ull)*header, LT_MAX_HEADER);
+        return lt_fail(LT_EINVAL,
+                       "%s: names and metadata take %llu bytes, but the format allows %d", c->path,
+                       (lt_ull)*header, LT_MAX_HEADER);
     return LT_OK;
 }
 

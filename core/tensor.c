@@ -177,8 +177,7 @@ lt_status lt__check_alive(const lt_tensor *x)
 lt_status lt__count_dims(int ndim, const int64_t *dims, int64_t *count)
 {
     if (ndim < 0 || ndim > LT_MAX_DIMS)
-        return lt_fail(LT_EINVAL, "a tensor has at most %d axes, %d were asked for", LT_MAX_DIMS,
-                       ndim);
+        return lt_fail(LT_EINVAL, "a tensor can have at most %d axes, got %d", LT_MAX_DIMS, ndim);
     int64_t n = 1, nonzero = 1; /* a dim of 0 must not hide an overflow */
     for (int i = 0; i < ndim; i++) {
         if (dims[i] < 0)
@@ -186,7 +185,7 @@ lt_status lt__count_dims(int ndim, const int64_t *dims, int64_t *count)
                            i + 1, (long long)dims[i]);
         if (__builtin_mul_overflow(nonzero, dims[i] ? dims[i] : 1, &nonzero) ||
             nonzero > INT64_MAX / 16)
-            return lt_fail(LT_EINVAL, "the product of %d dims is too large to be counted", ndim);
+            return lt_fail(LT_EINVAL, "the product of %d dims is too large", ndim);
         n *= dims[i] != 0;
     }
     *count = n * nonzero;
@@ -336,8 +335,7 @@ void *lt_data(lt_tensor *x)
     if (x->storage->device->is_host)
         return x->data;
     lt_fail(LT_EINVAL,
-            "the CPU cannot read a tensor on %s; lt_to(x, \"cpu\") and lt_read() copy "
-            "it",
+            "the CPU cannot read a tensor on %s; copy it with lt_to(x, \"cpu\") or lt_read()",
             x->storage->device->name);
     return NULL;
 }
@@ -348,8 +346,8 @@ static lt_status element(lt_tensor *x, int64_t index, void *value, lt_dtype dtyp
     char one[8];
     LT_TRY(lt__check_alive(x));
     if (index < 0 || index >= x->count)
-        return lt_fail(LT_EINVAL, "element %lld is outside a tensor of %lld", (long long)index,
-                       (long long)x->count);
+        return lt_fail(LT_EINVAL, "element %lld is out of range for a tensor of %lld",
+                       (long long)index, (long long)x->count);
     size_t size = lt_dtype_bytes((lt_dtype)x->dtype);
     LT_TRY(lt__move(x->ctx->devices[0], one, x->storage->device,
                     (char *)x->data + (size_t)index * size, size));
@@ -395,7 +393,7 @@ lt_tensor *lt_view(lt_tensor *x, int ndim, const int64_t *dims)
     if (lt__check_alive(x) != LT_OK || lt__count_dims(ndim, dims, &count) != LT_OK)
         return NULL;
     if (count != x->count) {
-        lt_fail(LT_EINVAL, "a view of %s has %lld elements, the dims ask for %lld",
+        lt_fail(LT_EINVAL, "a view of %s has %lld elements, but the dims require %lld",
                 lt_describe(x, text, sizeof text), (long long)x->count, (long long)count);
         return NULL;
     }
@@ -408,7 +406,7 @@ lt_tensor *lt_rows(lt_tensor *x, int64_t first, int64_t count)
     if (lt__check_alive(x) != LT_OK)
         return NULL;
     if (x->ndim == 0 || first < 0 || count < 0 || first > x->dims[0] - count) {
-        lt_fail(LT_EINVAL, "%lld rows from row %lld (of 0, 1, ...) are outside %s",
+        lt_fail(LT_EINVAL, "%lld rows from row %lld (counted from 0) are outside %s",
                 (long long)count, (long long)first, lt_describe(x, text, sizeof text));
         return NULL;
     }
@@ -424,7 +422,7 @@ lt_status lt_copy(lt_tensor *dst, lt_tensor *src)
     LT_TRY(lt__check_alive(dst));
     LT_TRY(lt__check_alive(src));
     if (dst->count != src->count)
-        return lt_fail(LT_EINVAL, "copy wants the same count of elements: %s is not %s",
+        return lt_fail(LT_EINVAL, "copy requires the same number of elements: %s and %s differ",
                        lt_describe(src, a, sizeof a), lt_describe(dst, b, sizeof b));
     lt_device *device = dst->storage->device;
     lt__wrote(dst);

@@ -62,8 +62,7 @@ static lt_status try_threads(int n)
     if (made == n)
         return LT_OK;
     return lt_fail(LT_ENOMEM,
-                   "the system has no room for the %d threads of a context: %s; use "
-                   "fewer threads",
+                   "the system cannot start the %d threads of a context: %s; use fewer threads",
                    n + 1, strerror(error));
 }
 

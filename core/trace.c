@@ -26,7 +26,7 @@ struct lt_trace {
 
 static lt_status cannot(const char *path)
 {
-    return lt_fail(LT_EENV, "%s: cannot write there: %s", path, strerror(errno));
+    return lt_fail(LT_EENV, "%s: cannot write the trace: %s", path, strerror(errno));
 }
 
 /* Stores the descriptor in *file. Rejects FIFOs: opening one would block until there is a reader,
@@ -35,8 +35,7 @@ static lt_status open_trace(const char *path, int flags, int *file)
 {
     struct stat now;
     if (stat(path, &now) == 0 && S_ISFIFO(now.st_mode))
-        return lt_fail(LT_EENV, "%s: cannot write there: it is a FIFO, and a trace wants a file",
-                       path);
+        return lt_fail(LT_EENV, "%s: cannot write the trace: it is a FIFO, not a file", path);
     *file = open(path, flags | O_WRONLY | O_NONBLOCK | O_CLOEXEC, 0666);
     return *file < 0 ? cannot(path) : LT_OK;
 }

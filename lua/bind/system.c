@@ -154,7 +154,7 @@ static int open_descriptor(const char *path, int flags)
 /* Returns the reason why open_descriptor() failed. */
 static const char *open_error(void)
 {
-    return errno == ENXIO ? "this is no plain file" : strerror(errno);
+    return errno == ENXIO ? "this is not a regular file" : strerror(errno);
 }
 
 static int close_stream(lua_State *L)

@@ -147,11 +147,11 @@ TEST(reading_into_converts)
         CHECK_NEAR(((double *)lt_data(f64))[i], i % 2049, 0);
     }
     CHECK_FAILS(lt_file_read_into(f, 0, other), LT_EFILE,
-                "tensor 'w' is 3x3001 i32, it was to fill one of 9003 f64");
+                "tensor 'w' is 3x3001 i32, but is to be read into 9003 f64");
     CHECK_MSG(path);
     CHECK(lt_file_read(f, lt_file_find(f, "v")) == NULL);
-    CHECK_MSG("has 1 tensors, none with the index -1");
-    CHECK_FAILS(lt_file_read_into(f, 1, f64), LT_EINVAL, "none with the index 1");
+    CHECK_MSG("has 1 tensors; index -1 is out of range");
+    CHECK_FAILS(lt_file_read_into(f, 1, f64), LT_EINVAL, "index 1 is out of range");
     lt_file_close(f);
     lt_release(i32);
     lt_release(f16);
@@ -194,7 +194,7 @@ TEST(every_truncation_is_refused)
     }
     bytes[n] = 0;
     spit(path, bytes, n + 1);
-    refuse(ctx, path, LT_EFILE, "the data go on behind the last tensor");
+    refuse(ctx, path, LT_EFILE, "the data continue after the last tensor");
     done(ctx);
 }
 
@@ -251,7 +251,7 @@ TEST(a_damaged_file_says_so)
     lt_sha256_add(&s, bytes, n);
     lt_sha256_end(&s, hex);
     snprintf(text, sizeof text,
-             "it is damaged: its digest is 00000000..., its content's is %.8s...", hex);
+             "it is damaged: its digest is 00000000..., that of its content is %.8s...", hex);
     CHECK_FAILS(lt_file_verify(f), LT_EFILE, text);
     lt_file_close(f);
     done(ctx);
@@ -338,36 +338,37 @@ TEST(hostile_headers_are_refused)
         {"{\"a\\", 0, "is not JSON"},
         {"{\"a\\u12", 0, "is not JSON"},
         {"{\"\\ud800\":1}", 0, "is not JSON"},
-        {"{}", 1, "the data go on behind the last tensor"},
-        {"{\"a\":1}", 0, "tensor 'a' wants a dtype, a shape, data_offsets and nothing else"},
-        {"{\"a\":\"b\"}", 0, "tensor 'a' wants a dtype"},
-        {"{\"a\":[]}", 0, "tensor 'a' wants a dtype"},
-        {"{\"a\":{}}", 0, "tensor 'a' wants a dtype"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "tensor 'a' wants a dtype"},
+        {"{}", 1, "the data continue after the last tensor"},
+        {"{\"a\":1}", 0, "tensor 'a' must have a dtype, a shape, data_offsets and nothing else"},
+        {"{\"a\":\"b\"}", 0, "tensor 'a' must have a dtype"},
+        {"{\"a\":[]}", 0, "tensor 'a' must have a dtype"},
+        {"{\"a\":{}}", 0, "tensor 'a' must have a dtype"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "tensor 'a' must have a dtype"},
         {"{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[1]}}", 1,
-         "tensor 'a' wants a dtype"},
+         "tensor 'a' must have a dtype"},
         {"{\"a\":{\"dtype\":1,\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
-         "tensor 'a' wants a dtype"},
+         "tensor 'a' must have a dtype"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":1,\"data_offsets\":[0,1]}}", 1,
-         "tensor 'a' wants a dtype"},
+         "tensor 'a' must have a dtype"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"x\":1}}", 1,
          "and nothing else"},
-        {ONE("BOOL", "[1]", "[0,1]"), 1, "tensor 'a' has dtype BOOL, which luatrain does not know"},
+        {ONE("BOOL", "[1]", "[0,1]"), 1,
+         "tensor 'a' has dtype BOOL, which luatrain does not support"},
         {ONE("I8", "[1]", "[0,1]"), 1, "tensor 'a' has dtype I8"},
         {ONE("F8_E4M3", "[1]", "[0,1]"), 1, "convert it to F32, F64, F16, BF16, I64, I32 or U8"},
         {ONE("u8", "[1]", "[0,1]"), 1, "tensor 'a' has dtype u8"},
-        {ONE("U8", "[1,1,1,1,1,1,1,1,1]", "[0,1]"), 1, "no list of at most 8 counts"},
-        {ONE("U8", "[\"1\"]", "[0,1]"), 1, "no list of at most 8 counts"},
+        {ONE("U8", "[1,1,1,1,1,1,1,1,1]", "[0,1]"), 1, "not a list of at most 8 counts"},
+        {ONE("U8", "[\"1\"]", "[0,1]"), 1, "not a list of at most 8 counts"},
         {ONE("U8", "[[1]]", "[0,1]"), 1, "begins a fourth level"},
-        {ONE("U8", "[-1]", "[0,1]"), 1, "begins no object, list, string or count"},
-        {ONE("U8", "[1.0]", "[0,1]"), 1, "begins no object, list, string or count"},
-        {ONE("U8", "[1e0]", "[0,1]"), 1, "begins no object, list, string or count"},
-        {ONE("U8", "[null]", "[0,1]"), 1, "begins no object, list, string or count"},
-        {ONE("U8", "[01]", "[0,1]"), 1, "is no count below 10^15"},
-        {ONE("U8", "[1000000000000000]", "[0,1]"), 1, "is no count below 10^15"},
-        {ONE("U8", "[18446744073709551617]", "[0,1]"), 1, "is no count below 10^15"},
-        {ONE("F32", "[100000000000000,100000000000000]", "[0,1]"), 1, "too large to be counted"},
-        {ONE("F32", "[0,100000000000000,100000000000000]", "[0,0]"), 0, "too large to be counted"},
+        {ONE("U8", "[-1]", "[0,1]"), 1, "does not begin an object, list, string or count"},
+        {ONE("U8", "[1.0]", "[0,1]"), 1, "does not begin an object, list, string or count"},
+        {ONE("U8", "[1e0]", "[0,1]"), 1, "does not begin an object, list, string or count"},
+        {ONE("U8", "[null]", "[0,1]"), 1, "does not begin an object, list, string or count"},
+        {ONE("U8", "[01]", "[0,1]"), 1, "is not a count below 10^15"},
+        {ONE("U8", "[1000000000000000]", "[0,1]"), 1, "is not a count below 10^15"},
+        {ONE("U8", "[18446744073709551617]", "[0,1]"), 1, "is not a count below 10^15"},
+        {ONE("F32", "[100000000000000,100000000000000]", "[0,1]"), 1, "dims is too large"},
+        {ONE("F32", "[0,100000000000000,100000000000000]", "[0,0]"), 0, "dims is too large"},
         {ONE("F32", "[100000000000]", "[0,400000000000]"), 4,
          "ends at byte 400000000000 of the data"},
         {ONE("F32", "[2]", "[0,4]"), 4, "has 2 elements of F32, but 4 bytes"},
@@ -376,24 +377,24 @@ TEST(hostile_headers_are_refused)
         {ONE("U8", "[1]", "[0]"), 1, "are not two counts in order"},
         {ONE("U8", "[1]", "[0,1,2]"), 1, "are not two counts in order"},
         {ONE("U8", "[1]", "[1,2]"), 2,
-         "begins at byte 1 of the data, the one before ends at byte 0"},
+         "begins at byte 1 of the data, but the one before ends at byte 0"},
         {"{\"a\":" TENSOR("U8", "[1]", "[0,1]") ",\"b\":" TENSOR("U8", "[1]", "[2,3]") "}", 3,
-         "no holes"},
+         "holes and overlaps are not allowed"},
         {"{\"a\":" TENSOR("U8", "[2]", "[0,2]") ",\"b\":" TENSOR("U8", "[2]", "[1,3]") "}", 3,
-         "no overlaps"},
+         "holes and overlaps are not allowed"},
         {"{\"a\":" TENSOR("U8", "[2]", "[0,2]") ",\"b\":" TENSOR("U8", "[2]", "[0,2]") "}", 2,
-         "no overlaps"},
+         "holes and overlaps are not allowed"},
         {"{\"a\":" TENSOR("U8", "[2]", "[0,2]") ",\"b\":" TENSOR("U8", "[0]", "[1,1]") "}", 2,
-         "no overlaps"},
+         "holes and overlaps are not allowed"},
         {"{\"a\":" TENSOR("U8", "[1]", "[0,1]") ",\"a\":" TENSOR("U8", "[1]", "[1,2]") "}", 2,
-         "'a' comes twice"},
+         "'a' occurs twice"},
         {"{\"a\":" TENSOR("U8", "[1]", "[0,1]") ",\"\\u0061\":" TENSOR("U8", "[1]", "[1,2]") "}", 2,
-         "'a' comes twice"},
-        {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "the name 'k' comes twice"},
-        {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__ wants to be one object"},
-        {"{\"__metadata__\":\"x\"}", 0, "__metadata__ wants to be one object"},
-        {"{\"__metadata__\":{\"k\":1}}", 0, "the metadata 'k' is no string"},
-        {"{\"__metadata__\":{\"k\":{}}}", 0, "the metadata 'k' is no string"},
+         "'a' occurs twice"},
+        {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "the name 'k' occurs twice"},
+        {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__ must be one object"},
+        {"{\"__metadata__\":\"x\"}", 0, "__metadata__ must be one object"},
+        {"{\"__metadata__\":{\"k\":1}}", 0, "the metadata 'k' is not a string"},
+        {"{\"__metadata__\":{\"k\":{}}}", 0, "the metadata 'k' is not a string"},
         {"{\"a\\u0000b\":" TENSOR("U8", "[1]", "[0,1]") "}", 1,
          "is a control character in a string"},
         {"{\"a\nb\":" TENSOR("U8", "[1]", "[0,1]") "}", 1, "is a control character in a string"},
@@ -404,10 +405,10 @@ TEST(hostile_headers_are_refused)
         {"{\"a\xfc\x80\x80\x80\":1}", 0, "is not UTF-8"},
         {"{\"a\xe2\x82\"}", 0, "is not UTF-8"},
         {"{}\xe2\x82", 0, "is not UTF-8"},
-        {"{\"\\u001b[2Jx\":1}", 0, "tensor '?[2Jx' wants"},
+        {"{\"\\u001b[2Jx\":1}", 0, "tensor '?[2Jx' must have"},
         {"{[[[", 0, "begins a fourth level"},
-        {"{\"a\":true}", 0, "begins no object, list, string or count"},
-        {"{} //", 0, "begins no object, list, string or count"},
+        {"{\"a\":true}", 0, "does not begin an object, list, string or count"},
+        {"{} //", 0, "does not begin an object, list, string or count"},
     };
     lt_ctx *ctx = context();
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -423,7 +424,7 @@ TEST(a_header_with_nul_bytes_is_refused)
     lt_ctx *ctx = context();
     const char *path = in_folder("nul.safetensors");
     spit(path, outside, 12);
-    refuse(ctx, path, LT_EFILE, "byte 2 of the header begins no object");
+    refuse(ctx, path, LT_EFILE, "byte 2 of the header does not begin an object");
     spit(path, inside, 15);
     refuse(ctx, path, LT_EFILE, "byte 3 of the header is a control character in a string");
     done(ctx);
@@ -476,7 +477,7 @@ TEST(too_many_tensors_are_refused)
     memcpy(bytes, &length, 8);
     spit(in_folder("tensors.safetensors"), bytes, used);
     refuse(ctx, in_folder("tensors.safetensors"), LT_EFILE,
-           "16385 tensors and 0 metadata are too many, the most is 16384 of each");
+           "16385 tensors and 0 metadata are too many; the limit is 16384 of each");
     done(ctx);
 }
 
@@ -513,7 +514,7 @@ TEST(a_long_name_is_shown_short)
     for (int i = 0; i < 100; i++)
         strcat(header, "é");
     strcat(header, "\":1}");
-    refuse(ctx, file_of(header, 0), LT_EFILE, "éé...' wants");
+    refuse(ctx, file_of(header, 0), LT_EFILE, "éé...' must have");
     CHECK(strlen(lt_errmsg()) < 200);
     done(ctx);
 }
@@ -531,13 +532,13 @@ TEST(bad_names_are_refused)
     CHECK_FAILS(lt_file_save(path, 2, twice, both, 0, NULL), LT_EINVAL,
                 "the name 'a' is given twice");
     CHECK_FAILS(lt_file_save(path, 2, reserved, both, 0, NULL), LT_EINVAL,
-                "no tensor can be called __metadata__");
+                "a tensor cannot be named __metadata__");
     CHECK_FAILS(lt_file_save(path, 2, latin, both, 0, NULL), LT_EINVAL, "is not UTF-8");
     CHECK_FAILS(lt_file_save(path, 1, twice, both, 2, keys), LT_EINVAL,
                 "the name 'k' is given twice");
     CHECK_FAILS(lt_file_save(path, 1, twice, both, 1, text), LT_EINVAL, "is not UTF-8");
     CHECK_FAILS(lt_file_save(path, 1, twice, both, 1, taken), LT_EINVAL,
-                "names.safetensors: no metadata can be called sha256");
+                "names.safetensors: metadata cannot be named sha256");
     CHECK_FAILS(lt_file_save(path, 16385, NULL, NULL, 0, NULL), LT_EINVAL, "too many");
     CHECK_EQ(access(path, F_OK), -1);
     lt_release(x);

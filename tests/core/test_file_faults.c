@@ -101,9 +101,9 @@ TEST(what_is_no_file_is_refused)
     lt_ctx *ctx = calm_context();
     refuse(ctx, in_folder("missing"), LT_EFILE, "missing: cannot open: No such file or directory");
     refuse(ctx, folder, LT_EFILE, "this is a folder");
-    refuse(ctx, "/dev/full", LT_EFILE, "/dev/full: this is no plain file");
+    refuse(ctx, "/dev/full", LT_EFILE, "/dev/full: this is not a regular file");
     CHECK_EQ(mkfifo(in_folder("fifo.safetensors"), 0600), 0);
-    refuse(ctx, in_folder("fifo.safetensors"), LT_EFILE, "this is no plain file");
+    refuse(ctx, in_folder("fifo.safetensors"), LT_EFILE, "this is not a regular file");
     done(ctx);
 }
 
@@ -134,8 +134,9 @@ TEST(a_file_that_is_written_to_while_it_is_read)
     close(fd);
     CHECK(lt_file_read(f, 2) == NULL);
     CHECK_EQ(lt_errcode(), LT_EFILE);
-    CHECK_MSG("small.safetensors: the file was changed while it was read");
-    CHECK_FAILS(lt_file_read_into(f, 0, x), LT_EFILE, "the file was changed while it was read");
+    CHECK_MSG("small.safetensors: the file was changed while it was being read");
+    CHECK_FAILS(lt_file_read_into(f, 0, x), LT_EFILE,
+                "the file was changed while it was being read");
     lt_release(x);
     lt_file_close(f);
     done(ctx);
@@ -167,12 +168,12 @@ TEST(a_file_that_shrinks_while_it_is_read)
     lt_file *f = open_old(ctx, path);
     CHECK_EQ(truncate(path, (off_t)n - 1), 0);
     CHECK(lt_file_read(f, 0) == NULL);
-    CHECK_MSG("small.safetensors: the file was changed while it was read");
+    CHECK_MSG("small.safetensors: the file was changed while it was being read");
     CHECK(lt_file_read(f, 2) == NULL);
     CHECK_EQ(lt_errcode(), LT_EFILE);
-    CHECK_MSG("small.safetensors: the file became shorter while it was read");
+    CHECK_MSG("small.safetensors: the file became shorter while it was being read");
     CHECK_FAILS(lt_file_verify(f), LT_EFILE,
-                "small.safetensors: the file became shorter while it was read");
+                "small.safetensors: the file became shorter while it was being read");
     fault.call = PREAD;
     fault.n = 1;
     fault.error = EIO;
@@ -183,7 +184,7 @@ TEST(a_file_that_shrinks_while_it_is_read)
         fault.call = PREAD;
         fault.n = k;
         fault.error = fault.seen = 0;
-        refuse(ctx, path, LT_EFILE, "the file became shorter while it was read");
+        refuse(ctx, path, LT_EFILE, "the file became shorter while it was being read");
         fault.error = EIO;
         fault.seen = 0;
         refuse(ctx, path, LT_EFILE, "cannot read: Input/output error");
@@ -231,7 +232,7 @@ TEST(a_save_that_fails_leaves_the_old_file)
     fault.n = 2;
     fault.error = EIO;
     CHECK_FAILS(save_small(path, new), LT_EFILE,
-                "cannot write its folder to the disk: Input/output error");
+                "cannot sync its folder to the disk: Input/output error");
     CHECK_EQ(count_files(), files);
     fault.error = EINVAL; /* a file system that cannot do it */
     fault.seen = 0;
@@ -310,18 +311,19 @@ TEST(where_nothing_can_be_written)
     lt_ctx *ctx = calm_context();
     lt_tensor *x = counting(ctx, LT_F32, 1, (int64_t[]){7});
     CHECK_FAILS(save_small(in_folder("none/x"), x), LT_EFILE,
-                "cannot make a file beside it: No such file or directory");
+                "cannot create a file beside it: No such file or directory");
     spit(in_folder("plain"), "", 0);
     CHECK_FAILS(save_small(in_folder("plain/x"), x), LT_EFILE,
-                "cannot make a file beside it: Not a directory");
-    CHECK_FAILS(save_small("/proc/x", x), LT_EFILE, "/proc/x: cannot make a file beside it: ");
+                "cannot create a file beside it: Not a directory");
+    CHECK_FAILS(save_small("/proc/x", x), LT_EFILE, "/proc/x: cannot create a file beside it: ");
     memset(deep, 'x', sizeof deep);
     deep[sizeof deep - 1] = 0;
-    CHECK_FAILS(save_small(deep, x), LT_EFILE, "cannot make a file beside it: File name too long");
+    CHECK_FAILS(save_small(deep, x), LT_EFILE,
+                "cannot create a file beside it: File name too long");
     mkdir(in_folder("sub"), 0700);
     int files = count_files();
     CHECK_FAILS(save_small(in_folder("sub"), x), LT_EFILE,
-                "this is no plain file; it is not replaced");
+                "this is not a regular file; it is not replaced");
     CHECK_EQ(count_files(), files);
     lt_release(x);
     done(ctx);

@@ -160,7 +160,7 @@ TEST(a_system_with_little_memory)
     CHECK_EQ(held(ctx), (size_t)3 * MB);
     CHECK(!lt__alloc(ctx, ABOUT(6)));
     CHECK_EQ(lt_errcode(), LT_ENOMEM);
-    CHECK_MSG("out of memory on cpu: 6.0 MiB wanted, 3.0 MiB in use; try a smaller batch");
+    CHECK_MSG("out of memory on cpu: 6.0 MiB requested, 3.0 MiB in use; try a smaller batch");
     lt__free(ctx, p, ABOUT(3));
     CHECK(!lt__alloc(ctx, ABOUT(6)));
     CHECK_EQ(held(ctx), 0);

@@ -217,16 +217,16 @@ TEST(bad_fills_are_refused)
     lt_ctx *ctx = context(3, 1);
     lt_tensor *x = line(ctx, LT_F32, 3), *i = line(ctx, LT_I32, 3), *half = line(ctx, LT_F16, 3);
     CHECK_FAILS(lt_fill_uniform(i, LT_RNG_USER, 0, 0, 0, 1), LT_EINVAL,
-                "want a tensor of a float dtype, this one is i32");
+                "require a float tensor, but this one is i32");
     CHECK_FAILS(lt_fill_normal(i, LT_RNG_USER, 0, 0, 0, 1), LT_EINVAL,
-                "want a tensor of a float dtype, this one is i32");
-    CHECK_FAILS(lt_fill_uniform(x, LT_RNG_USER, 0, 0, 1, 0), LT_EINVAL, "want low <= high");
-    CHECK_FAILS(lt_fill_uniform(x, LT_RNG_USER, 0, 0, 0, NAN), LT_EINVAL, "want low <= high");
+                "require a float tensor, but this one is i32");
+    CHECK_FAILS(lt_fill_uniform(x, LT_RNG_USER, 0, 0, 1, 0), LT_EINVAL, "require low <= high");
+    CHECK_FAILS(lt_fill_uniform(x, LT_RNG_USER, 0, 0, 0, NAN), LT_EINVAL, "require low <= high");
     CHECK_FAILS(lt_fill_uniform(x, LT_RNG_USER, 0, 0, -INFINITY, 0), LT_EINVAL, "both finite");
     CHECK_FAILS(lt_fill_uniform(half, LT_RNG_USER, 0, 0, 0, 1e6), LT_EINVAL, "both finite in f16");
     CHECK_FAILS(lt_fill_normal(x, LT_RNG_USER, 0, 0, 0, -1), LT_EINVAL,
                 "a deviation of at least 0");
-    CHECK_FAILS(lt_fill_normal(x, LT_RNG_USER, 0, 0, NAN, 1), LT_EINVAL, "want a finite mean");
+    CHECK_FAILS(lt_fill_normal(x, LT_RNG_USER, 0, 0, NAN, 1), LT_EINVAL, "require a finite mean");
     lt_release(x);
     lt_release(i);
     lt_release(half);

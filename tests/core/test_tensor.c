@@ -28,7 +28,7 @@ TEST(shapes)
     double v;
     CHECK_OK(lt_item(x, 5, &v));
     CHECK_NEAR(v, 1.5, 0);
-    CHECK_FAILS(lt_item(x, 6, &v), LT_EINVAL, "element 6 is outside a tensor of 6");
+    CHECK_FAILS(lt_item(x, 6, &v), LT_EINVAL, "element 6 is out of range for a tensor of 6");
     CHECK(!lt_tensor_new(ctx, LT_F32, 9, dims23));
     CHECK_MSG("at most 8 axes");
     CHECK(!lt_tensor_new(ctx, LT_F32, 2, (int64_t[]){2, -1}));
@@ -91,9 +91,9 @@ TEST(views_share_memory)
     CHECK_OK(lt_item(x, 9, &v));
     CHECK_NEAR(v, 9, 0);
     CHECK(!lt_rows(x, 3, 2));
-    CHECK_MSG("2 rows from row 3 (of 0, 1, ...) are outside 4x3 f32");
+    CHECK_MSG("2 rows from row 3 (counted from 0) are outside 4x3 f32");
     CHECK(!lt_view(x, 1, (int64_t[]){11}));
-    CHECK_MSG("has 12 elements, the dims ask for 11");
+    CHECK_MSG("has 12 elements, but the dims require 11");
     lt_release(x);
     CHECK_OK(lt_item(flat, 5, &v)); /* the view holds the memory */
     lt_release(flat);
@@ -108,7 +108,7 @@ TEST(copies_convert)
     CHECK_EQ(((int32_t *)lt_data(y))[5], 5);
     lt_tensor *z = lt_tensor_new(ctx, LT_I32, 1, (int64_t[]){5});
     CHECK_FAILS(lt_copy(z, x), LT_EINVAL,
-                "copy wants the same count of elements: 2x3 f32 is not 5 i32");
+                "copy requires the same number of elements: 2x3 f32 and 5 i32 differ");
     lt_release(x);
     lt_release(y);
     lt_release(z);
@@ -254,7 +254,7 @@ TEST(faults)
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         CHECK(!lt_ctx_new(&(lt_config){.fault = wrong[i]}));
         CHECK_EQ(lt_errcode(), LT_EUSAGE);
-        CHECK_MSG("there are alloc:n=5, kill:rank=1:step=3, leave:rank=1:step=3, "
+        CHECK_MSG("the faults are alloc:n=5, kill:rank=1:step=3, leave:rank=1:step=3, "
                   "hang:rank=1:step=3, delay:rank=1:ms=100 and "
                   "inf:rank=0:step=7:param=conv1.w");
     }

@@ -88,10 +88,10 @@ TEST(a_machine_without)
     check_refused("cuda", LT_EENV, "device cuda: there is no NVIDIA device; use --device cpu");
     unsetenv("EMU");
     check_refused("cuda:4", LT_EENV, "device cuda:4: there are only 4 devices, cuda:0 to cuda:3");
-    check_refused("cuda:", LT_EUSAGE, "device 'cuda:' is not known; it is auto, cpu or cuda[:i]");
-    check_refused("gpu", LT_EUSAGE, "device 'gpu' is not known; it is auto, cpu or cuda[:i]");
+    check_refused("cuda:", LT_EUSAGE, "unknown device 'cuda:'; it must be auto, cpu or cuda[:i]");
+    check_refused("gpu", LT_EUSAGE, "unknown device 'gpu'; it must be auto, cpu or cuda[:i]");
     CHECK(!lt_ctx_new(&(lt_config){.device = "cuda"}));
-    CHECK_MSG("device cuda: lt_ctx_new() knows the CPU alone, lt_open() the others");
+    CHECK_MSG("device cuda: lt_ctx_new() supports only the CPU; use lt_open() for others");
 }
 
 TEST(a_plugin_that_is_none)
@@ -101,9 +101,9 @@ TEST(a_plugin_that_is_none)
     snprintf(path, sizeof path, "%s/libluatrain-cuda.so", folder);
     CHECK_OK(lt_file_replace(path, "no library", 10));
     setenv("LUATRAIN_PLUGINS", folder, 1);
-    check_refused("cuda", LT_EENV, "device cuda: a plugin cannot be loaded: ");
+    check_refused("cuda", LT_EENV, "device cuda: cannot load a plugin: ");
     CHECK_MSG("too short; use --device cpu");
-    check_falls_back(LT_LOG_WARN, "computes on the CPU: a plugin cannot be loaded: ");
+    check_falls_back(LT_LOG_WARN, "computes on the CPU: cannot load a plugin: ");
     unlink(path);
     rmdir(folder);
 }
@@ -140,7 +140,8 @@ TEST(only_the_device_reads_its_memory)
     lt_ctx *ctx = open_emu();
     lt_tensor *x = sixes(ctx);
     CHECK(!lt_data(x));
-    CHECK_MSG("the CPU cannot read a tensor on cuda:0; lt_to(x, \"cpu\") and lt_read() copy it");
+    CHECK_MSG(
+        "the CPU cannot read a tensor on cuda:0; copy it with lt_to(x, \"cpu\") or lt_read()");
     check_values(x, six);
     fflush(stdout);
     pid_t child = fork();
@@ -188,7 +189,7 @@ TEST(there_and_back)
     CHECK_OK(lt_fill(there, 3));
     check_values(same, (float[]){3, 3, 3, 3, 3, 3});
     CHECK(!lt_to(x, "cuda:1"));
-    CHECK_MSG("device 'cuda:1' is not here; there is 'cpu' and 'cuda:0'");
+    CHECK_MSG("device 'cuda:1' is not available; this context has 'cpu' and 'cuda:0'");
     lt_release(same);
     lt_release(there);
     lt_release(here);
@@ -259,7 +260,7 @@ TEST(memory_is_counted)
     lt_memory_trim(ctx);
     CHECK_EQ(lt_memory_of_device(ctx).cached, 0);
     CHECK(!lt_tensor_new(ctx, LT_U8, 1, (int64_t[]){(int64_t)1 << 40}));
-    CHECK_MSG("out of memory on cuda:0: 1048576.0 MiB wanted, 0.0 MiB in use");
+    CHECK_MSG("out of memory on cuda:0: 1048576.0 MiB requested, 0.0 MiB in use");
     lt_release(x);
     lt_ctx_free(ctx);
 }

@@ -34,7 +34,7 @@ TEST(deferred)
     CHECK(value == -1 && again == -1);
     lt_deferred_free(deferred[0]);
     CHECK(!lt_item_deferred(two));
-    CHECK_MSG("one element is read later, this is 2 f32");
+    CHECK_MSG("a deferred scalar must be one element, but this is 2 f32");
     lt_release(two);
     lt_release(x);
     lt_ctx_free(ctx);
@@ -66,7 +66,7 @@ TEST(without_memory)
     CHECK_OK(lt_deferred_item(deferred, &value));
     CHECK(value == 3);
     CHECK_OK(lt_set_requires_grad(x, true));
-    CHECK_FAILS(lt_backward(x, NULL), LT_ENOMEM, "out of memory that cuda:0 can copy to");
+    CHECK_FAILS(lt_backward(x, NULL), LT_ENOMEM, "out of host memory for copies from cuda:0");
     lt_deferred_free(deferred);
     lt_release(x);
     lt_ctx_free(ctx);

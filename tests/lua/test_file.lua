@@ -36,7 +36,7 @@ T.test("a digest is written, and is no text of the user's", function()
   T.equal(tensors.x:totable(), {1.0, 2.0})
   T.equal(texts, {note = "y"})
   T.fails(function() lt.save(path, {x = lt.tensor(1)}, {sha256 = 5}) end,
-          path .. ": no metadata can be called sha256")
+          path .. ": metadata cannot be named sha256")
 end)
 
 T.test("texts are names with strings, numbers or booleans", function()
@@ -56,7 +56,7 @@ T.test("a flipped bit is found by whoever loads", function()
   local before = net:sha256()
   lt.save(path, nn.sequential{nn.linear{2, 3}})
   flip(-1)
-  local words = "^PATH: it is damaged: its digest is %x+%.%.%., its content's is %x+%.%.%.$"
+  local words = "^PATH: it is damaged: its digest is %x+%.%.%., that of its content is %x+%.%.%.$"
   damaged(lt.load, words)
   damaged(load_net, words)
   T.equal(net:sha256(), before)
@@ -70,8 +70,8 @@ end)
 T.test("a file that was cut short", function()
   lt.save(path, {x = lt.ones({100})})
   spit(slurp():sub(1, -2))
-  damaged(lt.load, "^PATH: tensor 'x' ends at byte 400 of the data, the file has 399; "
-                   .. "it is cut short or damaged$")
+  damaged(lt.load, "^PATH: tensor 'x' ends at byte 400 of the data, but the file has 399; it is "
+                   .. "cut short or damaged$")
 end)
 
 T.test("a file of another program has no digest", function()

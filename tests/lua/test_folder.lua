@@ -200,22 +200,22 @@ local function taken(name, kind, options)
   return text:gsub("^luatrain: t.lua:%d+: ", ""), code
 end
 
-T.test("what is no plain file under a name of a run's files is an error or a warning", function()
+T.test("a run file that is not a regular file is an error or a warning", function()
   for kind in pairs(MAKES) do
-    local is = kind == "folder" and "Is a directory" or "this is no plain file"
+    local is = kind == "folder" and "Is a directory" or "this is not a regular file"
     local text, code = taken("metrics.jsonl", kind)
     T.equal({code, text}, {3, ("cannot read out/metrics.jsonl: %s\n"):format(is)})
     text, code = taken(".lock", kind)
     T.equal({code, text}, {3, ("out/.lock: cannot write there: %s\n"):format(is)})
     text, code = taken("weights.safetensors", kind)
-    T.equal({code, text}, {5, "the weights were not saved: out/weights.safetensors: this is no "
-                              .. "plain file; it is not replaced. What was saved before is whole; "
-                              .. "the same command with --out out goes on from it\n"})
+    T.equal({code, text}, {5, "the weights were not saved: out/weights.safetensors: this is not a "
+                              .. "regular file; it is not replaced. What was saved before is "
+                              .. "whole; the same command with --out out goes on from it\n"})
     text, code = taken("curves.svg", kind)
-    T.equal({code, text}, {0, "luatrain: warning: no curves: out/curves.svg: this is no plain "
-                              .. "file; it is not replaced\n"})
+    T.equal({code, text}, {0, "luatrain: warning: no curves: out/curves.svg: this is not a "
+                              .. "regular file; it is not replaced\n"})
     text, code = taken("step-00000012.safetensors", kind, "--resume auto")
-    is = kind == "folder" and "this is a folder" or "this is no plain file"
+    is = kind == "folder" and "this is a folder" or "this is not a regular file"
     T.equal({code, text}, {5, "out: no checkpoint can be read, and --resume never starts over:\n"
                               .. "  out/step-00000012.safetensors: " .. is .. "\n"})
   end
@@ -229,18 +229,18 @@ end)
 T.test("a FIFO that replaces metrics.jsonl blocks neither the run nor a report", function()
   local at = new_folder()
   local text, code = run(at, "", "--at 9 --cmd 'cd out; rm metrics.jsonl; mkfifo metrics.jsonl'")
-  T.equal({code, text}, {0, "luatrain: warning: no curves: cannot read out/metrics.jsonl: this "
-                            .. "is no plain file\n"})
+  T.equal({code, text}, {0, "luatrain: warning: no curves: cannot read out/metrics.jsonl: this is "
+                            .. "not a regular file\n"})
   text, code = T.run(at, "report --target 0.5 out")
-  T.equal({code, text}, {2, "luatrain: report: cannot read out/metrics.jsonl: this is no "
-                            .. "plain file\n"})
+  T.equal({code, text}, {2, "luatrain: report: cannot read out/metrics.jsonl: this is not a "
+                            .. "regular file\n"})
 end)
 
 T.test("--resume with the name of something that is no checkpoint", function()
   local at = new_folder()
   os.execute(("cd %s; mkfifo fifo; ln -s nowhere link; mkdir empty; ln -s loop loop"):format(at))
-  for from, why in pairs{fifo = "this is no plain file", link = "cannot open: No such file or "
-                         .. "directory", ["/dev/zero"] = "this is no plain file",
+  for from, why in pairs{fifo = "this is not a regular file", link = "cannot open: No such file or "
+                         .. "directory", ["/dev/zero"] = "this is not a regular file",
                          loop = "cannot open: Too many levels of symbolic links"} do
     local text, code = run(at, "--resume " .. from)
     T.equal({code, text:match ": (.*)"}, {5, ("t.lua:6: %s: %s\n"):format(from, why)})

@@ -456,7 +456,7 @@ T.test("a fault that names nothing is an error", function()
     ["inf:rank=0:step=1:param=1.v"] = "the fault is one of 1.v, which is no parameter of an "
                                       .. "optimizer",
     ["inf:rank=1:step=1:param=1.w"] = "the fault is one of rank 1, there are ranks 0 to 0",
-    ["inf:rank=0:param=1.w"] = "fault 'inf:rank=0:param=1.w' is not known",
+    ["inf:rank=0:param=1.w"] = "unknown fault 'inf:rank=0:param=1.w'",
   } do
     local text, code = run_with(fault, out, "--amp fp16 fit.lua")
     T.equal(code, 2)

@@ -32,7 +32,7 @@ T.test("makers refuse", function()
   T.fails(function() lt.zeros({2}, "f64") end,
           "lt.zeros: options are a table such as {dtype = 'f64'}, not 'f64'")
   T.fails(function() lt.zeros({2}, {device = "cuda"}) end,
-          "lt.zeros: device 'cuda' is not here; there is 'cpu'")
+          "lt.zeros: device 'cuda' is not available; this context has 'cpu'")
   T.fails(function() lt.full({2}, 0.5, {dtype = "i64"}) end, "lt.full: 0.5 does not fit into i64")
   T.fails(function() lt.randn({2}, {dtype = "i64"}) end,
           "lt.randn: dtype wants a float one, it is i64")
@@ -152,7 +152,7 @@ T.test("elements", function()
   T.fails(function() lt.zeros({1}, {dtype = "i64"}):set(1, 0.5) end,
           "set: 0.5 does not fit into i64")
   T.fails(function() x:copy(lt.zeros({5})) end,
-          "copy wants the same count of elements: 5 f32 is not 2x3 f32")
+          "copy requires the same number of elements: 5 f32 and 2x3 f32 differ")
 end)
 
 T.test("names", function()
