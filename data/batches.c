@@ -128,7 +128,7 @@ static void start_workers(lt_batches *b)
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (!error)
         return;
-    lt_log(b->ctx, LT_LOG_WARN, "batches: cannot start worker %d of %d (%s); goes on with %d",
+    lt_log(b->ctx, LT_LOG_WARN, "batches: cannot start worker %d of %d (%s); continues with %d",
            b->n_started + 1, b->n_workers, strerror(error), b->n_started);
     b->n_workers = b->stats.workers = b->n_started;
     if (b->n_workers == 0)
@@ -412,45 +412,45 @@ static lt_status check(const lt_source *source, const lt_batch_options *o)
     int64_t side = source->h < source->w ? source->h : source->w;
     bool part = o->area > 0 && o->area < 1;
     if (o->batch < 1)
-        return lt_fail(LT_EINVAL, "batches: batch wants at least 1, it is %lld",
+        return lt_fail(LT_EINVAL, "batches: batch must be at least 1, but is %lld",
                        (long long)o->batch);
     if (o->first < 0 || o->first > source->count)
         return lt_fail(LT_EINVAL,
-                       "batches: first wants 0 to %lld, the number of images; it is %lld",
+                       "batches: first must be 0 to %lld, the number of images, but is %lld",
                        (long long)source->count, (long long)o->first);
     if (!lt__is_float(o->dtype) && (o->dtype != LT_U8 || source->dtype != LT_U8))
-        return lt_fail(LT_EINVAL, "batches: dtype wants a float one%s, it is %s",
+        return lt_fail(LT_EINVAL, "batches: dtype must be a float dtype%s, but is %s",
                        source->dtype == LT_U8 ? " or u8" : "", lt_dtype_name(o->dtype));
     for (int i = 0; i < LT_MAX_CHANNELS; i++)
         if (!isfinite(o->mean[i]))
-            return lt_fail(LT_EINVAL, "batches: mean wants finite numbers, channel %d has %g",
-                           i + 1, o->mean[i]);
+            return lt_fail(LT_EINVAL, "batches: mean must be finite, but channel %d has %g", i + 1,
+                           o->mean[i]);
         else if (!isfinite(o->std[i]) || o->std[i] < 0)
-            return lt_fail(LT_EINVAL, "batches: std wants positive numbers, channel %d has %g",
-                           i + 1, o->std[i]);
+            return lt_fail(LT_EINVAL, "batches: std must be positive, but channel %d has %g", i + 1,
+                           o->std[i]);
     if (o->crop < 0 || (o->crop > 0 && o->crop >= side))
         return lt_fail(LT_EINVAL,
-                       "batches: crop wants 0 to %lld pixels, less than the images have "
-                       "(%lldx%lld); it is %lld",
+                       "batches: crop must be 0 to %lld pixels, less than the size of the images "
+                       "(%lldx%lld), but is %lld",
                        (long long)side - 1, (long long)source->h, (long long)source->w,
                        (long long)o->crop);
     if (!(o->area >= 0 && o->area <= 1))
-        return lt_fail(LT_EINVAL, "batches: area wants a share above 0 and up to 1, it is %g",
+        return lt_fail(LT_EINVAL, "batches: area must be a fraction above 0 and up to 1, but is %g",
                        o->area);
     if (part && o->crop > 0)
-        return lt_fail(LT_EINVAL, "batches: area and crop do not go together; choose one");
+        return lt_fail(LT_EINVAL, "batches: area and crop cannot be combined; choose one");
     if (part && source->dtype != LT_U8)
-        return lt_fail(LT_EINVAL, "batches: area wants images of u8, these are %s",
+        return lt_fail(LT_EINVAL, "batches: area requires u8 images, but these are %s",
                        lt_dtype_name(source->dtype));
     int64_t last = (int64_t)o->rank + (o->shards > 0 ? o->shards - 1 : 0);
     if (o->ranks < 0 || o->rank < 0 || o->shards < 0 || (last > 0 && last >= o->ranks))
-        return lt_fail(LT_EINVAL, "batches: there is no rank %lld of %d", (long long)last,
-                       o->ranks);
+        return lt_fail(LT_EINVAL, "batches: rank %lld is out of range for %d ranks",
+                       (long long)last, o->ranks);
     if (o->grain < 0)
-        return lt_fail(LT_EINVAL, "batches: grain wants at least 1, it is %lld",
+        return lt_fail(LT_EINVAL, "batches: grain must be at least 1, but is %lld",
                        (long long)o->grain);
     if (o->workers > MAX_WORKERS)
-        return lt_fail(LT_EINVAL, "batches: workers wants at most %d, it is %d", MAX_WORKERS,
+        return lt_fail(LT_EINVAL, "batches: workers must be at most %d, but is %d", MAX_WORKERS,
                        o->workers);
     return LT_OK;
 }
@@ -519,7 +519,7 @@ static lt_status make_buffers(lt_batches *b)
     int64_t wanted = b->batch / CHUNK + (b->batch % CHUNK != 0);
     size_t each = (size_t)wanted, all = each * (size_t)b->n_slots + 1;
     if (wanted > MOST)
-        return lt_fail(LT_EINVAL, "batches: batch wants at most %lld, it is %lld",
+        return lt_fail(LT_EINVAL, "batches: batch must be at most %lld, but is %lld",
                        (long long)MOST * CHUNK, (long long)b->batch);
     b->chunks = calloc(all, sizeof *b->chunks);
     b->workers = calloc((size_t)n_buffers(b), sizeof *b->workers);

@@ -17,13 +17,13 @@ static lt_status read_records(const char *path, lt_bytes *file, int64_t *count)
     LT_TRY(lt__read_whole(path, INT_MAX, file, &n));
     if (n == 0 || n % RECORD != 0)
         return lt_fail(LT_EDATA,
-                       "%s is no file of CIFAR-10, or cut short: it has %zu bytes, which "
-                       "is no multiple of %d, the length of a record; fetch it again",
+                       "%s is not a CIFAR-10 file or is cut short: its %zu bytes are not a "
+                       "multiple of %d, the length of a record; fetch it again",
                        LT_SHOW(path), n, RECORD);
     *count = (int64_t)(n / RECORD);
     for (int64_t i = 0; i < *count; i++)
         if (file->data[i * RECORD] >= CLASSES)
-            return lt_fail(LT_EDATA, "%s: record %lld has label %d, CIFAR-10 has labels 0 to 9",
+            return lt_fail(LT_EDATA, "%s: record %lld has label %d, but CIFAR-10 has labels 0 to 9",
                            LT_SHOW(path), (long long)i + 1, file->data[i * RECORD]);
     return LT_OK;
 }
@@ -54,7 +54,7 @@ static lt_status fill(int n, const char *const *paths, lt_bytes *file, int64_t r
         int64_t count;
         LT_TRY(read_records(paths[k], file, &count));
         if (count > room)
-            return lt_fail(LT_EDATA, "%s became longer while it was read", LT_SHOW(paths[k]));
+            return lt_fail(LT_EDATA, "%s became longer while it was being read", LT_SHOW(paths[k]));
         room -= count;
         for (const uint8_t *p = file->data; count > 0; count--, p += RECORD) {
             *labels++ = p[0];
@@ -63,7 +63,7 @@ static lt_status fill(int n, const char *const *paths, lt_bytes *file, int64_t r
         }
     }
     if (room > 0)
-        return lt_fail(LT_EDATA, "%s, or one before it, became shorter while it was read",
+        return lt_fail(LT_EDATA, "%s, or one before it, became shorter while it was being read",
                        LT_SHOW(paths[n - 1]));
     return LT_OK;
 }

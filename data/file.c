@@ -40,7 +40,7 @@ int lt__open_plain(const char *path, int64_t *bytes)
     if (fd < 0 || fstat(fd, &s) != 0) {
         lt_fail(LT_EDATA, "cannot open %s: %s", LT_SHOW(path), strerror(errno));
     } else if (!S_ISREG(s.st_mode)) {
-        lt_fail(LT_EDATA, "%s is no plain file", LT_SHOW(path));
+        lt_fail(LT_EDATA, "%s is not a regular file", LT_SHOW(path));
     } else {
         *bytes = s.st_size;
         return fd;
@@ -72,7 +72,7 @@ lt_status lt__read_whole(const char *path, size_t most, lt_bytes *buffer, size_t
     if (fd < 0)
         return lt_errcode();
     if ((uint64_t)bytes > most)
-        status = lt_fail(LT_EDATA, "%s has %lld bytes, luatrain takes at most %zu", LT_SHOW(path),
+        status = lt_fail(LT_EDATA, "%s has %lld bytes; luatrain accepts at most %zu", LT_SHOW(path),
                          (long long)bytes, most);
     else if (!lt__bytes_reserve(buffer, (size_t)bytes))
         status = lt_errcode();

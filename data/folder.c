@@ -144,7 +144,7 @@ static const char *describe(const folder *f, const left_out *l, char text[512])
                                             : strerror(l->error);
     char first[2 * NAME_MAX + 2];
     snprintf(first, sizeof first, "%s%s%s", class, *class ? "/" : "", l->first);
-    snprintf(text, 512, "names that lead to no file are left out: %lld, the first is %s (%s)",
+    snprintf(text, 512, "entries that are not files are skipped: %lld, the first is %s (%s)",
              (long long)l->n, LT_SHOW(first), why);
     return text;
 }
@@ -183,8 +183,9 @@ static lt_status list_class(folder *f, int64_t class, left_out *all)
     LT_TRY(join(path, f->path, f->names + f->classes.items[class].name));
     LT_TRY(list_folder(f, path, class, &here));
     if (f->images.n == first)
-        return lt_fail(LT_EDATA, "%s has no image: no file .jpg, .jpeg or .png%s%s", LT_SHOW(path),
-                       here.n > 0 ? "; " : "", here.n > 0 ? describe(f, &here, text) : "");
+        return lt_fail(LT_EDATA, "%s has no images: no .jpg, .jpeg or .png files%s%s",
+                       LT_SHOW(path), here.n > 0 ? "; " : "",
+                       here.n > 0 ? describe(f, &here, text) : "");
     sort(f, f->images.items + first, f->images.n - first);
     if (all->n == 0)
         *all = here;
@@ -200,7 +201,7 @@ static lt_status list_all(folder *f)
     LT_TRY(list_folder(f, f->path, -1, &l));
     if (f->classes.n == 0)
         return lt_fail(LT_EDATA,
-                       "%s has no class: its images want to be in folders, as in "
+                       "%s has no classes: images must be in one folder per class, as in "
                        "%s/CLASS/NAME.jpg",
                        LT_SHOW(f->path), LT_SHOW(f->path));
     sort(f, f->classes.items, f->classes.n);
@@ -227,8 +228,8 @@ static lt_status read_image(const lt_source *source, int64_t i, lt_sample_buffer
     LT_TRY(lt__image_decode(path, buffers->file.data, n, (int)source->c, buffers, image));
     if (f->sized && (image->h != source->h || image->w != source->w))
         return lt_fail(LT_EDATA,
-                       "%s has %lldx%lld pixels (height x width), the first image has "
-                       "%lldx%lld; name a size that all are brought to",
+                       "%s has %lldx%lld pixels (height x width), but the first image has "
+                       "%lldx%lld; choose a size to resize all to",
                        LT_SHOW(path), (long long)image->h, (long long)image->w,
                        (long long)source->h, (long long)source->w);
     *label = file->class;
@@ -287,8 +288,8 @@ lt_source *lt_source_folder(lt_ctx *ctx, const char *path, int64_t height, int64
     if (height < 0 || width < 0 || height > LT_MAX_SIDE || width > LT_MAX_SIDE ||
         (height == 0) != (width == 0) || (channels != 1 && channels != 3)) {
         lt_fail(LT_EINVAL,
-                "images: height x width wants a size of at most %dx%d, or 0x0 for that "
-                "of the files, and channels 1 or 3; they are %lldx%lld and %d",
+                "images: height x width must be at most %dx%d, or 0x0 for the size of the files, "
+                "and channels 1 or 3, but they are %lldx%lld and %d",
                 LT_MAX_SIDE, LT_MAX_SIDE, (long long)height, (long long)width, channels);
         return NULL;
     }

@@ -68,13 +68,13 @@ static lt_status read_header(gzFile file, const char *path, header *h)
     case 0x0e: h->dtype = LT_F64; break;
     default:
         return lt_fail(LT_EDATA,
-                       "%s holds elements of IDX type 0x%02x; luatrain reads 0x08 (u8), "
-                       "0x0c (i32), 0x0d (f32) and 0x0e (f64)",
+                       "%s has elements of IDX type 0x%02x; luatrain reads 0x08 (u8), 0x0c (i32), "
+                       "0x0d (f32) and 0x0e (f64)",
                        LT_SHOW(path), magic[2]);
     }
     h->ndim = magic[3];
     if (h->ndim < 1 || h->ndim > LT_MAX_DIMS)
-        return lt_fail(LT_EDATA, "%s has %d dims, luatrain reads 1 to %d", LT_SHOW(path), h->ndim,
+        return lt_fail(LT_EDATA, "%s has %d dims; luatrain reads 1 to %d", LT_SHOW(path), h->ndim,
                        LT_MAX_DIMS);
     LT_TRY(read_up_to(file, path, sizes, 4 * (size_t)h->ndim, &got));
     if (got < 4 * (size_t)h->ndim)
@@ -105,7 +105,7 @@ static lt_status check_size(gzFile file, const char *path, const header *h)
     } while (got == sizeof buffer && count <= h->data_bytes);
     if (count < h->data_bytes)
         return lt_fail(LT_EDATA,
-                       "%s is cut short: its header promises %zu bytes of data, it has %zu; "
+                       "%s is cut short: its header promises %zu bytes of data, but it has %zu; "
                        "fetch it again",
                        LT_SHOW(path), h->data_bytes, count);
     if (count > h->data_bytes)
@@ -132,7 +132,7 @@ static lt_status read_data(gzFile file, const char *path, const header *h, lt_te
         return read_failed(file, path);
     LT_TRY(read_up_to(file, path, lt_data(x), h->data_bytes, &got));
     if (got < h->data_bytes)
-        return lt_fail(LT_EDATA, "%s became shorter while it was read", LT_SHOW(path));
+        return lt_fail(LT_EDATA, "%s became shorter while it was being read", LT_SHOW(path));
     swap_bytes(lt_data(x), h->data_bytes, lt_dtype_bytes(h->dtype));
     return LT_OK;
 }

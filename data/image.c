@@ -69,8 +69,8 @@ static lt_status check_size(uint64_t height, uint64_t width)
         return lt_fail(LT_EDATA, "its header says %llux%llu pixels (height x width)", h, w);
     if (h > MAX_PIXELS / w)
         return lt_fail(LT_EDATA,
-                       "it has %llux%llu pixels (height x width), luatrain takes at "
-                       "most 64 million",
+                       "it has %llux%llu pixels (height x width); luatrain accepts at most 64 "
+                       "million",
                        h, w);
     return LT_OK;
 }
@@ -119,8 +119,8 @@ static lt_status see_header(const uint8_t *p, size_t n)
     uint64_t rows = h * ((w * bits * types[type].colours + 7) / 8 + 1);
     if (rows > MAX_BYTES)
         return lt_fail(LT_EDATA,
-                       "its %llux%llu pixels (height x width) are %llu bytes, luatrain "
-                       "takes a PNG of at most %d",
+                       "its %llux%llu pixels (height x width) are %llu bytes; luatrain accepts "
+                       "PNGs of at most %d",
                        (unsigned long long)h, (unsigned long long)w, (unsigned long long)rows,
                        MAX_BYTES);
     return check_bytes(h, w, rows / 1032, n);
@@ -133,7 +133,7 @@ static lt_status check_png(const uint8_t *p, size_t n)
     bool has_data = false;
     for (;; at += length + 12) {
         if (n - at < 12 || (length = read32(p + at)) > n - at - 12)
-            return cut_short("PNG", "chunk IEND at its end");
+            return cut_short("PNG", "IEND chunk at its end");
         const uint8_t *chunk = p + at + 4;
         if (crc32(0, chunk, (uInt)length + 4) != read32(chunk + 4 + length))
             return lt_fail(LT_EDATA,
@@ -142,7 +142,8 @@ static lt_status check_png(const uint8_t *p, size_t n)
                            at);
         bool is_header = memcmp(chunk, "IHDR", 4) == 0;
         if (is_header != (at == sizeof png_signature) || (is_header && length != 13))
-            return lt_fail(LT_EDATA, "a PNG has one header, at its beginning; this one has not");
+            return lt_fail(LT_EDATA,
+                           "a PNG must have one header, at its beginning; this one does not");
         if (is_header)
             LT_TRY(see_header(chunk + 4, n));
         else if (memcmp(chunk, "IEND", 4) == 0)
@@ -154,8 +155,8 @@ static lt_status check_png(const uint8_t *p, size_t n)
             has_data = true;
         else if (!(chunk[0] & 32) && memcmp(chunk, "PLTE", 4) != 0)
             return lt_fail(LT_EDATA,
-                           "luatrain does not know the PNG chunk at byte %zu, without "
-                           "which it cannot be decoded",
+                           "luatrain does not support the PNG chunk at byte %zu, which is needed "
+                           "to decode it",
                            at);
     }
 }
@@ -209,11 +210,11 @@ static lt_status see_frame(jpeg *j, int marker, const uint8_t *p, size_t bytes)
     if (j->components || bytes < 6 || bytes != 6 + 3 * (size_t)p[5])
         return damaged("frame header");
     if (p[0] != 8)
-        return lt_fail(LT_EDATA, "it is a JPEG with %d bits a colour, luatrain reads those with 8",
-                       p[0]);
+        return lt_fail(LT_EDATA,
+                       "it is a JPEG with %d bits per colour; luatrain reads those with 8", p[0]);
     if (p[5] != 1 && p[5] != 3 && p[5] != 4)
-        return lt_fail(LT_EDATA, "it is a JPEG of %d colours, luatrain reads those of 1, 3 and 4",
-                       p[5]);
+        return lt_fail(LT_EDATA,
+                       "it is a JPEG with %d colours; luatrain reads those with 1, 3 and 4", p[5]);
     j->height = read16(p + 1);
     j->width = read16(p + 3);
     j->components = p[5];
@@ -281,13 +282,14 @@ static uint64_t blocks_of(const jpeg *j, int i, bool alone)
 static lt_status check_work(const jpeg *j, size_t n)
 {
     if (j->scans > MAX_SCANS)
-        return lt_fail(LT_EDATA, "it has more than %d scans, luatrain takes a JPEG of at most %d",
+        return lt_fail(LT_EDATA,
+                       "it has more than %d scans; luatrain accepts JPEGs with at most %d",
                        MAX_SCANS, MAX_SCANS);
     LT_TRY(check_bytes(j->height, j->width, j->bits / 8, n));
     if (j->visits / MAX_VISITS > n)
         return lt_fail(LT_EDATA,
-                       "its first %d scans visit %llu blocks of 8x8 pixels, luatrain "
-                       "takes at most %d for each of its %zu bytes; save it with fewer scans",
+                       "its first %d scans visit %llu blocks of 8x8 pixels; luatrain accepts at "
+                       "most %d for each of its %zu bytes; save it with fewer scans",
                        j->scans, (unsigned long long)j->visits, MAX_VISITS, n);
     return LT_OK;
 }
@@ -308,7 +310,7 @@ static lt_status see_scan(jpeg *j, const uint8_t *p, size_t bytes, size_t n)
         wanted |= dc ? 1u << (4 * DC + (s[1] >> 4 & 3)) : 0;
         wanted |= ac ? 1u << (4 * AC + (s[1] & 3)) : 0;
         if (wanted & ~j->tables)
-            return lt_fail(LT_EDATA, "the JPEG uses a table that it does not bring along");
+            return lt_fail(LT_EDATA, "the JPEG uses a table that it does not define");
         j->scanned |= 1u << i;
         uint64_t blocks = blocks_of(j, i, p[0] == 1);
         j->visits += blocks;
@@ -349,9 +351,9 @@ static lt_status check_jpeg(const uint8_t *p, size_t n)
         at += 4 + bytes;
     }
     if (j.components == 0 || j.scanned != (1u << j.components) - 1)
-        return lt_fail(LT_EDATA, "the JPEG ends before all of its colours have come");
+        return lt_fail(LT_EDATA, "the JPEG ends before all of its colours");
     if (j.components == 4 && !j.adobe)
-        return lt_fail(LT_EDATA, "the JPEG has four colours and does not say which (Adobe's "
+        return lt_fail(LT_EDATA, "the JPEG has four colours but does not say which (the Adobe "
                                  "segment is missing)");
     return LT_OK;
 }
@@ -363,7 +365,7 @@ static lt_status check(const uint8_t *bytes, size_t n)
     if (n == 0)
         return lt_fail(LT_EDATA, "the file is empty");
     if (n > INT_MAX) /* stb_image counts in int */
-        return lt_fail(LT_EDATA, "the file has %zu bytes, luatrain takes at most %d", n, INT_MAX);
+        return lt_fail(LT_EDATA, "the file has %zu bytes; luatrain accepts at most %d", n, INT_MAX);
     if (n >= 2 && bytes[0] == 0xff && bytes[1] == SOI)
         return check_jpeg(bytes, n);
     if (n >= sizeof png_signature && memcmp(bytes, png_signature, sizeof png_signature) == 0)
@@ -376,11 +378,11 @@ lt_status lt__image_decode(const char *path, const uint8_t *bytes, size_t n, int
 {
     int h, w, c;
     if (check(bytes, n) != LT_OK)
-        return lt_fail_prefix("%s: no image", LT_SHOW(path));
+        return lt_fail_prefix("%s: cannot decode", LT_SHOW(path));
     lt_fail(LT_EDATA, "its compressed data are damaged; fetch it again"); /* default message */
     uint8_t *pixels = stbi_load_from_memory(bytes, (int)n, &w, &h, &c, channels);
     if (!pixels)
-        return lt_fail_prefix("%s: no image", LT_SHOW(path));
+        return lt_fail_prefix("%s: cannot decode", LT_SHOW(path));
     free(buffers->decoded.data);
     buffers->decoded = (lt_bytes){pixels, (size_t)h * (size_t)w * (size_t)channels};
     *image = (lt_image){pixels, LT_U8, h, w, channels};
@@ -394,7 +396,7 @@ lt_tensor *lt_image_read(lt_ctx *ctx, const char *path, int channels)
     lt_tensor *x = NULL;
     size_t n;
     if (channels != 1 && channels != 3)
-        lt_fail(LT_EINVAL, "image: channels wants 1 or 3, it is %d", channels);
+        lt_fail(LT_EINVAL, "image: channels must be 1 or 3, but is %d", channels);
     else if (lt__read_whole(path, INT_MAX, &buffers.file, &n) == LT_OK &&
              lt__image_decode(path, buffers.file.data, n, channels, &buffers, &image) == LT_OK)
         x = lt_tensor_from(ctx, LT_U8, 3, (int64_t[]){image.h, image.w, image.c}, image.pixels);

@@ -88,8 +88,8 @@ lt_source *lt_source_sized(lt_source *source, int64_t height, int64_t width)
     if (source->dtype != LT_U8 || height < 1 || width < 1 || height > LT_MAX_SIDE ||
         width > LT_MAX_SIDE) {
         lt_fail(LT_EINVAL,
-                "data: images can be brought to a size of 1x1 to %dx%d if they are u8; "
-                "these are %s, and the size is %lldx%lld",
+                "data: only u8 images can be resized, to 1x1 to %dx%d; these are %s, and the size "
+                "is %lldx%lld",
                 LT_MAX_SIDE, LT_MAX_SIDE, lt_dtype_name(source->dtype), (long long)height,
                 (long long)width);
         return NULL;
@@ -203,23 +203,23 @@ static lt_status check(const lt_tensor *images, const lt_tensor *labels)
     LT_TRY(lt__check_alive(images));
     LT_TRY(lt__check_alive(labels));
     if (lt_ndim(images) != 3 && lt_ndim(images) != 4)
-        return lt_fail(LT_EINVAL, "data: images want axes (n, h, w) or (n, h, w, c), they are %s",
+        return lt_fail(LT_EINVAL,
+                       "data: images must have axes (n, h, w) or (n, h, w, c), but are %s",
                        lt_describe(images, text, sizeof text));
     for (int i = 1; i < lt_ndim(images); i++)
         if (lt_dim(images, i) == 0)
             return lt_fail(LT_EINVAL,
-                           "data: images want at least one pixel and one channel, they are %s",
+                           "data: images must have at least one pixel and one channel, but are %s",
                            lt_describe(images, text, sizeof text));
     if (x != LT_U8 && !lt__is_float(x))
-        return lt_fail(LT_EINVAL, "data: images want u8 or a float dtype, they are %s",
+        return lt_fail(LT_EINVAL, "data: images must be u8 or a float dtype, but are %s",
                        lt_dtype_name(x));
     if (lt_ndim(labels) != 1 || lt_dim(labels, 0) != lt_dim(images, 0))
         return lt_fail(LT_EINVAL,
-                       "data: labels want one axis of %lld, as many as there are images; "
-                       "they are %s",
+                       "data: labels must have one axis of %lld, the number of images, but are %s",
                        (long long)lt_dim(images, 0), lt_describe(labels, text, sizeof text));
     if (y != LT_U8 && y != LT_I32 && y != LT_I64)
-        return lt_fail(LT_EINVAL, "data: labels want u8, i32 or i64, they are %s",
+        return lt_fail(LT_EINVAL, "data: labels must be u8, i32 or i64, but are %s",
                        lt_dtype_name(y));
     return LT_OK;
 }

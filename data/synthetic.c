@@ -57,20 +57,21 @@ static lt_status check(uint64_t part, int64_t count, int64_t height, int64_t wid
 {
     enum { MAX_CLASSES = 1 << 20 };
     if (part >> 24)
-        return lt_fail(LT_EINVAL, "synthetic data: part wants a number below 2^24, it is %llu",
+        return lt_fail(LT_EINVAL, "synthetic data: part must be below 2^24, but is %llu",
                        (unsigned long long)part);
     if (height < 1 || width < 1 || height > LT_MAX_SIDE || width > LT_MAX_SIDE)
         return lt_fail(LT_EINVAL,
-                       "synthetic data: images want 1 to %d pixels each way, "
-                       "they are %lldx%lld",
+                       "synthetic data: images must have 1 to %d pixels per side, but are "
+                       "%lldx%lld",
                        LT_MAX_SIDE, (long long)height, (long long)width);
     if (channels < 1 || channels > LT_MAX_CHANNELS)
-        return lt_fail(LT_EINVAL, "synthetic data: images want 1 to %d channels, they have %lld",
+        return lt_fail(LT_EINVAL,
+                       "synthetic data: images must have 1 to %d channels, but have %lld",
                        LT_MAX_CHANNELS, (long long)channels);
     if (count < 1 || classes < 1 || classes > MAX_CLASSES)
         return lt_fail(LT_EINVAL,
-                       "synthetic data want at least one image and 1 to %d classes; "
-                       "there are %lld images and %lld classes",
+                       "synthetic data: there must be at least one image and 1 to %d classes, got "
+                       "%lld images and %lld classes",
                        MAX_CLASSES, (long long)count, (long long)classes);
     return LT_OK;
 }

@@ -239,44 +239,52 @@ TEST(bad_input_gets_a_sentence)
         {flat,
          labels,
          {.batch = 1},
-         "images want axes (n, h, w) or (n, h, w, c), they are 10x6 u8"},
-        {whole, labels, {.batch = 1}, "images want u8 or a float dtype, they are i64"},
-        {images, few, {.batch = 1}, "one axis of 10, as many as there are images; they are 9 u8"},
-        {images, flat, {.batch = 1}, "labels want one axis of 10"},
-        {images, real, {.batch = 1}, "labels want u8, i32 or i64, they are f32"},
-        {images, labels, {.batch = 0}, "batch wants at least 1, it is 0"},
-        {images, labels, {.batch = 1, .dtype = LT_I32}, "a float one or u8, it is i32"},
-        {floats, labels, {.batch = 1, .dtype = LT_U8}, "dtype wants a float one, it is u8"},
-        {floats, labels, {.batch = 1, .area = 0.5}, "area wants images of u8, these are f32"},
-        {images, labels, {.batch = 1, .area = 1.5}, "area wants a share above 0 and up to 1, it"},
-        {images, labels, {.batch = 1, .area = NAN}, "area wants a share above 0 and up to 1, it"},
-        {images, labels, {.batch = 1, .area = 0.5, .crop = 1}, "area and crop do not go together"},
+         "images must have axes (n, h, w) or (n, h, w, c), but are 10x6 u8"},
+        {whole, labels, {.batch = 1}, "images must be u8 or a float dtype, but are i64"},
+        {images, few, {.batch = 1}, "one axis of 10, the number of images, but are 9 u8"},
+        {images, flat, {.batch = 1}, "labels must have one axis of 10"},
+        {images, real, {.batch = 1}, "labels must be u8, i32 or i64, but are f32"},
+        {images, labels, {.batch = 0}, "batch must be at least 1, but is 0"},
+        {images, labels, {.batch = 1, .dtype = LT_I32}, "a float dtype or u8, but is i32"},
+        {floats, labels, {.batch = 1, .dtype = LT_U8}, "dtype must be a float dtype, but is u8"},
+        {floats, labels, {.batch = 1, .area = 0.5}, "area requires u8 images, but these are f32"},
+        {images,
+         labels,
+         {.batch = 1, .area = 1.5},
+         "area must be a fraction above 0 and up to 1, but"},
+        {images,
+         labels,
+         {.batch = 1, .area = NAN},
+         "area must be a fraction above 0 and up to 1, but"},
+        {images, labels, {.batch = 1, .area = 0.5, .crop = 1}, "area and crop cannot be combined"},
         {images,
          labels,
          {.batch = 1, .crop = -1},
-         "crop wants 0 to 1 pixels, less than the images "
-         "have (2x3); it is -1"},
-        {images, labels, {.batch = 1, .crop = 2}, "crop wants 0 to 1 pixels"},
-        {images, labels, {.batch = 1, .first = -1}, "first wants 0 to 10, the number of images"},
-        {images, labels, {.batch = 1, .first = N + 1}, "first wants 0 to 10"},
-        {images, labels, {.batch = 1, .workers = 1025}, "workers wants at most 1024, it is 1025"},
+         "crop must be 0 to 1 pixels, less than the size of the images (2x3), but is -1"},
+        {images, labels, {.batch = 1, .crop = 2}, "crop must be 0 to 1 pixels"},
+        {images, labels, {.batch = 1, .first = -1}, "first must be 0 to 10, the number of images"},
+        {images, labels, {.batch = 1, .first = N + 1}, "first must be 0 to 10"},
+        {images,
+         labels,
+         {.batch = 1, .workers = 1025},
+         "workers must be at most 1024, but is 1025"},
         {images,
          labels,
          {.batch = 1, .std = {1, -2}},
-         "std wants positive numbers, channel 2 has -2"},
-        {images, labels, {.batch = 1, .std = {NAN}}, "std wants positive numbers, channel 1 has"},
+         "std must be positive, but channel 2 has -2"},
+        {images, labels, {.batch = 1, .std = {NAN}}, "std must be positive, but channel 1 has"},
         {images,
          labels,
          {.batch = 1, .std = {1, INFINITY}},
-         "std wants positive numbers, channel 2 has inf"},
+         "std must be positive, but channel 2 has inf"},
         {images,
          labels,
          {.batch = 1, .mean = {0, 0, NAN}},
-         "mean wants finite numbers, channel 3 has"},
+         "mean must be finite, but channel 3 has"},
         {images,
          labels,
          {.batch = 1, .mean = {-INFINITY}},
-         "mean wants finite numbers, channel 1 has -inf"},
+         "mean must be finite, but channel 1 has -inf"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         CHECK(open_batches(ctx, cases[i].x, cases[i].y, &cases[i].options) == NULL);
@@ -467,9 +475,8 @@ TEST(a_limit_for_threads_leaves_fewer_workers)
         CHECK_EQ(lt_batches_stats(batches).images, MANY);
         if (limit < 4)
             snprintf(wanted, sizeof wanted,
-                     "batches: cannot start worker %d of 4 (%s); goes on "
-                     "with %d",
-                     limit + 1, strerror(EAGAIN), limit);
+                     "batches: cannot start worker %d of 4 (%s); continues with %d", limit + 1,
+                     strerror(EAGAIN), limit);
         CHECK_STR(line, wanted);
         lt_batches_free(batches);
     }
@@ -487,7 +494,7 @@ TEST(a_batch_has_a_limit)
         lt_batch_options options = {.batch = sizes[i], .dtype = LT_U8, .workers = 2};
         CHECK(lt_batches_new(ctx, &s.base, &options) == NULL);
         CHECK_EQ(lt_errcode(), LT_EINVAL);
-        CHECK_MSG("batches: batch wants at most 8589934576, it is ");
+        CHECK_MSG("batches: batch must be at most 8589934576, but is ");
     }
     CHECK_EQ(s.base.refs, 1);
     CHECK_EQ(lt_memory_stats(ctx).live, 0);

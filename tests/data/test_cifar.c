@@ -83,8 +83,8 @@ TEST(a_file_that_is_cut_is_an_error)
     for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
         write_records(path, 0, 2, cuts[i]);
         snprintf(text, sizeof text,
-                 "%s is no file of CIFAR-10, or cut short: it has %zu bytes, "
-                 "which is no multiple of 3073, the length of a record; fetch it again",
+                 "%s is not a CIFAR-10 file or is cut short: its %zu bytes are not a multiple of "
+                 "3073, the length of a record; fetch it again",
                  path, cuts[i]);
         check_refused(2, text);
     }
@@ -97,7 +97,7 @@ TEST(a_label_outside_is_an_error)
     write_records(other, 0, 4, SIZE_MAX);
     FILE *f = fopen(other, "r+b");
     CHECK(f && fseek(f, 2 * RECORD, SEEK_SET) == 0 && fputc(10, f) == 10 && fclose(f) == 0);
-    snprintf(text, sizeof text, "%s: record 3 has label 10, CIFAR-10 has labels 0 to 9", other);
+    snprintf(text, sizeof text, "%s: record 3 has label 10, but CIFAR-10 has labels 0 to 9", other);
     check_refused(2, text);
 }
 
@@ -108,7 +108,7 @@ TEST(a_missing_file_and_a_folder_are_named)
     CHECK_FAILS(lt_cifar10_read(ctx, 1, (const char *[]){"/nowhere/a.bin"}, &x, &y), LT_EDATA,
                 "cannot open /nowhere/a.bin: No such file or directory");
     CHECK_FAILS(lt_cifar10_read(ctx, 1, (const char *[]){"/"}, &x, &y), LT_EDATA,
-                "/ is no plain file");
+                "/ is not a regular file");
     lt_ctx_free(ctx);
 }
 

@@ -111,7 +111,7 @@ TEST(names_are_sorted_byte_by_byte)
     CHECK(shape[0] == 8 && shape[1] == 8 && shape[2] == 3);
     for (int i = 0; i < 7; i++) {
         char text[PATH_MAX + 64];
-        snprintf(text, sizeof text, "%s: no image: the file is empty", in_root(order[i]));
+        snprintf(text, sizeof text, "%s: cannot decode: the file is empty", in_root(order[i]));
         CHECK_FAILS(s->read(s, i, &buffers, &image, &label), LT_EDATA, "");
         CHECK_STR(lt_errmsg(), text);
     }
@@ -197,8 +197,8 @@ TEST(names_without_a_file_are_left_out_and_counted)
     CHECK_EQ(lt_source_classes(s), 1);
     CHECK_EQ(warnings, 1);
     snprintf(text, sizeof text,
-             "%s: names that lead to no file are left out: 8, the first is "
-             "cat/b.jpg (No such file or directory)",
+             "%s: entries that are not files are skipped: 8, the first is cat/b.jpg (No such file "
+             "or directory)",
              root);
     CHECK_STR(warning, text);
     lt_source_release(s);
@@ -206,8 +206,8 @@ TEST(names_without_a_file_are_left_out_and_counted)
     CHECK_EQ(symlink("loop", in_root("loop")), 0); /* a class, perhaps */
     lt_source_release(open_root());
     snprintf(text, sizeof text,
-             "%s: names that lead to no file are left out: 8, the first is loop "
-             "(Too many levels of symbolic links)",
+             "%s: entries that are not files are skipped: 8, the first is loop (Too many levels "
+             "of symbolic links)",
              root);
     CHECK_STR(warning, text);
     CHECK_EQ(warnings, 2);
@@ -233,14 +233,13 @@ TEST(what_a_name_leads_to_is_said)
             CHECK_EQ(symlink("/dev/zero", in_root("cat/b.jpg")), 0);
         lt_source_release(open_root());
         snprintf(text, sizeof text,
-                 "%s: names that lead to no file are left out: 1, the first is "
-                 "cat/b.jpg (%s)",
-                 root, kinds[i]);
+                 "%s: entries that are not files are skipped: 1, the first is cat/b.jpg (%s)", root,
+                 kinds[i]);
         CHECK_STR(warning, text);
         CHECK_EQ(unlink(in_root("cat/a.jpg")), 0);
         snprintf(text, sizeof text,
-                 "/cat has no image: no file .jpg, .jpeg or .png; names that "
-                 "lead to no file are left out: 1, the first is cat/b.jpg (%s)",
+                 "/cat has no images: no .jpg, .jpeg or .png files; entries that are not files "
+                 "are skipped: 1, the first is cat/b.jpg (%s)",
                  kinds[i]);
         check_refused(8, text);
     }
@@ -298,7 +297,8 @@ TEST(names_do_not_reach_the_terminal_as_they_are)
         make_file(name, NULL);
         lt_source *s = open_root();
         CHECK_FAILS(s->read(s, 0, &buffers, &image, &label), LT_EDATA, "");
-        snprintf(text, sizeof text, "%s/cat/%s: no image: the file is empty", root, cases[i].shown);
+        snprintf(text, sizeof text, "%s/cat/%s: cannot decode: the file is empty", root,
+                 cases[i].shown);
         CHECK_STR(lt_errmsg(), text);
         lt_source_release(s);
         free(buffers.file.data);
@@ -378,13 +378,13 @@ TEST(without_a_size_all_have_that_of_the_first)
     CHECK_OK(s->read(s, 0, &buffers, &image, &label));
     CHECK_FAILS(s->read(s, 1, &buffers, &image, &label), LT_EDATA, "");
     snprintf(text, sizeof text,
-             "%s has 1x1 pixels (height x width), the first image has 13x17; "
-             "name a size that all are brought to",
+             "%s has 1x1 pixels (height x width), but the first image has 13x17; choose a size to "
+             "resize all to",
              in_root("x/2.png"));
     CHECK_STR(lt_errmsg(), text);
     lt_source_release(s);
     make_file("x/0.png", NULL);
-    check_refused(0, "0.png: no image: the file is empty");
+    check_refused(0, "0.png: cannot decode: the file is empty");
     free(buffers.file.data);
     free(buffers.decoded.data);
 }
@@ -392,11 +392,11 @@ TEST(without_a_size_all_have_that_of_the_first)
 TEST(no_class_and_no_image_are_errors)
 {
     empty_root();
-    check_refused(8, "has no class: its images want to be in folders, as in ");
+    check_refused(8, "has no classes: images must be in one folder per class, as in ");
     make_folder("a");
     make_folder("b");
     make_file("b/1.jpg", NULL);
-    check_refused(8, "/a has no image: no file .jpg, .jpeg or .png");
+    check_refused(8, "/a has no images: no .jpg, .jpeg or .png files");
     remove_all();
     check_refused(8, "cannot open ");
     CHECK(lt_source_folder(ctx, "tests/lt_test.h", 8, 8, 3) == NULL);
@@ -410,6 +410,6 @@ TEST(arguments_are_checked)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         CHECK(!lt_source_folder(ctx, root, cases[i][0], cases[i][1], cases[i][2]));
         CHECK_EQ(lt_errcode(), LT_EINVAL);
-        CHECK_MSG("images: height x width wants a size of at most 16384x16384, or 0x0 for that");
+        CHECK_MSG("images: height x width must be at most 16384x16384, or 0x0 for the size");
     }
 }

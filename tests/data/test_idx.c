@@ -107,7 +107,7 @@ TEST(other_element_types_are_refused)
 {
     lt_ctx *ctx = lt_ctx_new(NULL);
     write_plain((unsigned char[]){0, 0, 0x0b, 1, 0, 0, 0, 1, 0, 7}, 10);
-    check_refused(ctx, "holds elements of IDX type 0x0b; luatrain reads 0x08 (u8), 0x0c (i32)");
+    check_refused(ctx, "has elements of IDX type 0x0b; luatrain reads 0x08 (u8), 0x0c (i32)");
     lt_ctx_free(ctx);
 }
 
@@ -180,7 +180,8 @@ TEST(a_header_cannot_make_a_small_file_cost_much)
     memset(endless + 4, 255, sizeof endless - 4);
     lt_ctx *ctx = lt_ctx_new(NULL);
     write_gzip(huge, sizeof huge);
-    check_refused(ctx, "is cut short: its header promises 8796076245000 bytes of data, it has 3");
+    check_refused(ctx,
+                  "is cut short: its header promises 8796076245000 bytes of data, but it has 3");
     write_gzip(endless, sizeof endless);
     check_refused(ctx, "promises more elements than any file can hold");
     lt_ctx_free(ctx);
@@ -205,9 +206,9 @@ TEST(dims_have_bounds)
     write_plain((unsigned char[]){0, 0, 8, 2, 0, 0, 0, 3, 0, 0, 0, 0}, 12);
     check_refused(ctx, "is empty: axis 2 has 0 elements");
     write_plain((unsigned char[]){0, 0, 8, 0, 7}, 5);
-    check_refused(ctx, "has 0 dims, luatrain reads 1 to 8");
+    check_refused(ctx, "has 0 dims; luatrain reads 1 to 8");
     write_plain((unsigned char[]){0, 0, 8, 9, 7}, 5);
-    check_refused(ctx, "has 9 dims, luatrain reads 1 to 8");
+    check_refused(ctx, "has 9 dims; luatrain reads 1 to 8");
     lt_ctx_free(ctx);
 }
 
@@ -219,11 +220,11 @@ TEST(what_is_no_plain_file_is_named)
     CHECK_STR(lt_errmsg(), "cannot open /nowhere/train-images: No such file or directory");
     CHECK(lt_idx_read(ctx, "/") == NULL);
     CHECK_EQ(lt_errcode(), LT_EDATA);
-    CHECK_STR(lt_errmsg(), "/ is no plain file");
+    CHECK_STR(lt_errmsg(), "/ is not a regular file");
     unlink(path);
     CHECK_EQ(mkfifo(path, 0600), 0);
     alarm(10); /* nobody writes into it: who waits for that is killed */
-    check_refused(ctx, "is no plain file");
+    check_refused(ctx, "is not a regular file");
     alarm(0);
     unlink(path);
     lt_ctx_free(ctx);

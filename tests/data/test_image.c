@@ -65,7 +65,7 @@ static void check_refused(const file *f, const char *text)
     lt_sample_buffers buffers = {0};
     lt_image image;
     CHECK_FAILS(decode(f->bytes, f->n, 3, &buffers, &image), LT_EDATA, text);
-    CHECK(strncmp(lt_errmsg(), "cat/1.jpg: no image: ", 21) == 0);
+    CHECK(strncmp(lt_errmsg(), "cat/1.jpg: cannot decode: ", 26) == 0);
     CHECK(buffers.decoded.data == NULL);
 }
 
@@ -219,9 +219,9 @@ TEST(a_header_cannot_make_a_small_file_cost_much)
     static const struct {
         unsigned h, w;
         const char *text;
-    } cases[] = {{8001, 8000, "it has 8001x8000 pixels (height x width), luatrain takes"},
+    } cases[] = {{8001, 8000, "it has 8001x8000 pixels (height x width); luatrain accepts"},
                  {8000, 8000, "its header promises 8000x8000 pixels (height x width), more than "},
-                 {65535, 65535, "it has 65535x65535 pixels (height x width), luatrain takes"},
+                 {65535, 65535, "it has 65535x65535 pixels (height x width); luatrain accepts"},
                  {13, 0, "its header says 13x0 pixels"},
                  {0, 17, "its header says 0x17 pixels"}};
     file jpeg = load("baseline.jpg"), png = load("rgb.png");
@@ -248,9 +248,9 @@ TEST(a_png_is_bounded_by_the_bytes_of_its_rows)
         const char *text; /* NULL: the header promises what may be */
     } cases[] = {
         {8000, 8000, 16, 6,
-         "its 8000x8000 pixels (height x width) are 512008000 bytes, luatrain "
-         "takes a PNG of at most 268435456"},
-        {64000000, 1, 16, 6, "are 576000000 bytes, luatrain takes"},
+         "its 8000x8000 pixels (height x width) are 512008000 bytes; luatrain accepts PNGs of at "
+         "most 268435456"},
+        {64000000, 1, 16, 6, "are 576000000 bytes; luatrain accepts"},
         {100, 1500, 16, 6, "its header promises 100x1500 pixels (height x width), more than "},
         {100, 1500, 1, 0, NULL},
         {1, 1200000, 16, 2, "its header promises 1x1200000 pixels"},
@@ -285,14 +285,14 @@ TEST(jpegs_of_other_kinds_are_refused)
     check_refused(&f, "it is a lossless, hierarchical or arithmetic JPEG; luatrain reads baseline");
     f.bytes[frame + 1] = 0xc0;
     f.bytes[frame + 4] = 12;
-    check_refused(&f, "it is a JPEG with 12 bits a colour, luatrain reads those with 8");
+    check_refused(&f, "it is a JPEG with 12 bits per colour; luatrain reads those with 8");
     f = load("baseline.jpg");
     f.bytes[frame + 3] = 14; /* two components, the third is skipped as padding */
     f.bytes[frame + 9] = 2;
-    check_refused(&f, "it is a JPEG of 2 colours, luatrain reads those of 1, 3 and 4");
+    check_refused(&f, "it is a JPEG with 2 colours; luatrain reads those with 1, 3 and 4");
     f = load("cmyk.jpg");
     f.bytes[find(&f, "Adobe", 5)] = 'a';
-    check_refused(&f, "the JPEG has four colours and does not say which");
+    check_refused(&f, "the JPEG has four colours but does not say which");
 }
 
 /* Bytes of a JPEG, at the first place of a marker, become others. */
@@ -330,7 +330,7 @@ TEST(a_jpeg_has_at_most_100_scans)
     CHECK_OK(decode(f.bytes, f.n, 3, &more, &same));
     CHECK_EQ(memcmp(image.pixels, same.pixels, H * W * 3), 0);
     insert_scans(&f, refine_dc, sizeof refine_dc, 1);
-    check_refused(&f, "it has more than 100 scans, luatrain takes a JPEG of at most 100");
+    check_refused(&f, "it has more than 100 scans; luatrain accepts JPEGs with at most 100");
     free(buffers.decoded.data);
     free(more.decoded.data);
 }
@@ -346,7 +346,7 @@ TEST(scans_of_a_jpeg_are_bounded_by_its_bytes)
     insert_scans(&f, refine_ac, sizeof refine_ac, 90);
     CHECK_OK(decode(f.bytes, f.n, 3, &buffers, &image));
     put32(f.bytes + frame + 5, 480 << 16 | 512);
-    check_refused(&f, "its first 31 scans visit 111360 blocks of 8x8 pixels, luatrain takes at "
+    check_refused(&f, "its first 31 scans visit 111360 blocks of 8x8 pixels; luatrain accepts at "
                       "most 64 for each of its 1688 bytes; save it with fewer scans");
     free(buffers.decoded.data);
 }
@@ -375,9 +375,9 @@ TEST(a_jpeg_has_one_frame_and_tables_that_fit)
 
 TEST(a_jpeg_brings_all_that_it_uses)
 {
-    check_jpeg_with("\xff\xc4", 0, "\xff\xfe", 2, "uses a table that it does not bring along");
-    check_jpeg_with("\xff\xdb", 0, "\xff\xfe", 2, "uses a table that it does not bring along");
-    check_jpeg_with("\xff\xda", 0, "\xff\xfe", 2, "ends before all of its colours have come");
+    check_jpeg_with("\xff\xc4", 0, "\xff\xfe", 2, "uses a table that it does not define");
+    check_jpeg_with("\xff\xdb", 0, "\xff\xfe", 2, "uses a table that it does not define");
+    check_jpeg_with("\xff\xda", 0, "\xff\xfe", 2, "ends before all of its colours");
     check_jpeg_with("\xff\xc0", 0, "\xff\xfe", 2, "the scan header of the JPEG is damaged");
     check_jpeg_with("\xff\xda", 4, "\x02", 1, "the scan header of the JPEG is damaged");
     check_jpeg_with("\xff\xda", 5, "\x09", 1, "the scan header of the JPEG is damaged");
@@ -401,18 +401,18 @@ TEST(a_png_has_known_chunks_in_order)
     check_refused(&f, "its compressed data are damaged; fetch it again");
     memcpy(f.bytes + data + 4, "ODAT", 4);
     mend(&f, data);
-    check_refused(&f, "luatrain does not know the PNG chunk at byte 33, without which");
+    check_refused(&f, "luatrain does not support the PNG chunk at byte 33, which is needed");
     memcpy(f.bytes + data + 4, "IHDR", 4);
     mend(&f, data);
-    check_refused(&f, "a PNG has one header, at its beginning; this one has not");
+    check_refused(&f, "a PNG must have one header, at its beginning; this one does not");
     memcpy(f.bytes + 12, "CgBI", 4);
     mend(&f, 8);
-    check_refused(&f, "a PNG has one header, at its beginning; this one has not");
+    check_refused(&f, "a PNG must have one header, at its beginning; this one does not");
     f = load("rgb.png");
     put32(f.bytes + 8, 0);
     mend(&f, 8);
     f.n = 8 + 12;
-    check_refused(&f, "a PNG has one header, at its beginning; this one has not");
+    check_refused(&f, "a PNG must have one header, at its beginning; this one does not");
     f = load("rgb.png");
     memmove(f.bytes + data, f.bytes + end, f.n - end); /* no data at all */
     f.n -= end - data;
@@ -447,22 +447,22 @@ TEST(what_is_no_plain_file_is_a_sentence)
     CHECK_EQ(lt_errcode(), LT_EDATA);
     CHECK_STR(lt_errmsg(), "cannot open /nowhere/cat.jpg: No such file or directory");
     CHECK(lt_image_read(ctx, "/", 3) == NULL);
-    CHECK_STR(lt_errmsg(), "/ is no plain file");
+    CHECK_STR(lt_errmsg(), "/ is not a regular file");
     CHECK(lt_image_read(ctx, "/dev/zero", 3) == NULL);
-    CHECK_STR(lt_errmsg(), "/dev/zero is no plain file");
+    CHECK_STR(lt_errmsg(), "/dev/zero is not a regular file");
     close(mkstemp(pipe));
     unlink(pipe);
     CHECK_EQ(mkfifo(pipe, 0600), 0);
     CHECK(lt_image_read(ctx, pipe, 3) == NULL);
     unlink(pipe);
-    CHECK_MSG("is no plain file");
+    CHECK_MSG("is not a regular file");
     CHECK_EQ(lt_errcode(), LT_EDATA);
     CHECK(lt_image_read(ctx, "tests/data/test_image.c", 3) == NULL);
     CHECK_STR(lt_errmsg(),
-              "tests/data/test_image.c: no image: the file is neither a JPEG nor a PNG");
+              "tests/data/test_image.c: cannot decode: the file is neither a JPEG nor a PNG");
     CHECK(lt_image_read(ctx, "tests/data/rgb.png", 2) == NULL);
     CHECK_EQ(lt_errcode(), LT_EINVAL);
-    CHECK_STR(lt_errmsg(), "image: channels wants 1 or 3, it is 2");
+    CHECK_STR(lt_errmsg(), "image: channels must be 1 or 3, but is 2");
     lt_ctx_free(ctx);
 }
 
@@ -474,7 +474,7 @@ TEST(a_file_has_a_limit)
     CHECK_OK(lt__read_whole("tests/data/rgb.png", size, &buffer, &n));
     CHECK_EQ(n, size);
     CHECK_EQ(memcmp(buffer.data, load("rgb.png").bytes, n), 0);
-    snprintf(text, sizeof text, "tests/data/rgb.png has %zu bytes, luatrain takes at most %zu",
+    snprintf(text, sizeof text, "tests/data/rgb.png has %zu bytes; luatrain accepts at most %zu",
              size, size - 1);
     CHECK_FAILS(lt__read_whole("tests/data/rgb.png", size - 1, &buffer, &n), LT_EDATA, text);
     free(buffer.data);

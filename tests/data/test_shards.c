@@ -93,16 +93,16 @@ TEST(ranks_that_are_not_there)
     static const struct {
         int rank, ranks, shards;
         const char *text;
-    } cases[] = {{2, 2, 0, "there is no rank 2 of 2"},
-                 {1, 0, 0, "there is no rank 1 of 0"},
-                 {-1, 2, 0, "there is no rank -1 of 2"},
-                 {2, 4, 3, "there is no rank 4 of 4"},
-                 {0, 0, 2, "there is no rank 1 of 0"},
-                 {INT_MAX, 4, 2, "there is no rank 2147483648 of 4"}};
+    } cases[] = {{2, 2, 0, "rank 2 is out of range for 2 ranks"},
+                 {1, 0, 0, "rank 1 is out of range for 0 ranks"},
+                 {-1, 2, 0, "rank -1 is out of range for 2 ranks"},
+                 {2, 4, 3, "rank 4 is out of range for 4 ranks"},
+                 {0, 0, 2, "rank 1 is out of range for 0 ranks"},
+                 {INT_MAX, 4, 2, "rank 2147483648 is out of range for 4 ranks"}};
     lt_ctx *ctx = lt_ctx_new(NULL);
     lt_source *source = some_images(ctx);
     CHECK(lt_batches_new(ctx, source, &(lt_batch_options){.batch = 1, .grain = -1}) == NULL);
-    CHECK_MSG("grain wants at least 1, it is -1");
+    CHECK_MSG("grain must be at least 1, but is -1");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         lt_batch_options options = {
             .batch = 1, .rank = cases[i].rank, .ranks = cases[i].ranks, .shards = cases[i].shards};

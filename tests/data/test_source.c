@@ -40,7 +40,7 @@ TEST(images_in_memory_have_a_pixel)
         lt_tensor *images = lt_tensor_full(ctx, LT_U8, i < 3 ? 4 : 3, dims[i], 0);
         CHECK(images && lt_source_tensors(ctx, images, labels) == NULL);
         CHECK_EQ(lt_errcode(), LT_EINVAL);
-        CHECK_MSG("data: images want at least one pixel and one channel, they are ");
+        CHECK_MSG("data: images must have at least one pixel and one channel, but are ");
         CHECK_MSG(texts[i]);
         lt_release(images);
     }
@@ -184,12 +184,12 @@ TEST(synthetic_refused)
         int64_t count, h, w, c, classes;
         const char *text;
     } cases[] = {
-        {1, 0, 1, 1, 1, "images want 1 to 16384 pixels each way, they are 0x1"},
-        {1, 1, 16385, 1, 1, "they are 1x16385"},
-        {1, 1, 1, 5, 1, "images want 1 to 4 channels, they have 5"},
-        {0, 1, 1, 1, 1, "at least one image and 1 to 1048576 classes; there are 0 images"},
-        {1, 1, 1, 1, 0, "there are 1 images and 0 classes"},
-        {1, 1, 1, 1, INT64_MAX, "there are 1 images and 9223372036854775807 classes"},
+        {1, 0, 1, 1, 1, "images must have 1 to 16384 pixels per side, but are 0x1"},
+        {1, 1, 16385, 1, 1, "but are 1x16385"},
+        {1, 1, 1, 5, 1, "images must have 1 to 4 channels, but have 5"},
+        {0, 1, 1, 1, 1, "at least one image and 1 to 1048576 classes, got 0 images"},
+        {1, 1, 1, 1, 0, "got 1 images and 0 classes"},
+        {1, 1, 1, 1, INT64_MAX, "got 1 images and 9223372036854775807 classes"},
     };
     lt_ctx *ctx = lt_ctx_new(NULL);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -199,6 +199,6 @@ TEST(synthetic_refused)
         CHECK_MSG(cases[i].text);
     }
     CHECK(!lt_source_synthetic(ctx, 1 << 24, 1, 1, 1, 1, 1));
-    CHECK_MSG("part wants a number below 2^24");
+    CHECK_MSG("part must be below 2^24");
     lt_ctx_free(ctx);
 }

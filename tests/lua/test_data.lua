@@ -68,7 +68,7 @@ T.test("a FIFO is no file of data", function()
   local out = assert(io.popen(("timeout 20 %s %s/fifo.lua 2>&1"):format(T.program(), folder)))
   local text = out:read "a"
   out:close()
-  assert(text:find("fifo/train-images-idx3-ubyte.gz is no plain file", 1, true), text)
+  assert(text:find("fifo/train-images-idx3-ubyte.gz is not a regular file", 1, true), text)
 end)
 
 T.test("sets and batches", function()
@@ -121,7 +121,7 @@ T.test("refused", function()
   T.fails(function() train:batches{batch = 4, area = 0.0} end,
           "batches: 'area' wants a share above 0 and up to 1, it is 0")
   T.fails(function() train:batches{batch = 4, crop = 2} end,
-          "batches: crop wants 0 to 1 pixels, less than the images have (2x2); it is 2")
+          "batches: crop must be 0 to 1 pixels, less than the size of the images (2x2), but is 2")
   T.fails(function() train:batches{batch = 4, workers = -1} end,
           "batches: 'workers' wants a whole number from 0 up, it is -1")
   T.fails(function() lt.data.open(name, {size = 32}) end,
@@ -190,7 +190,7 @@ T.test("first leaves out what was seen", function()
   T.equal(labels(12), table.move(all, 13, 30, 1, {}))
   T.equal(labels(30), {})
   T.fails(function() set:batches{batch = 4, first = 31} end,
-          "batches: first wants 0 to 30, the number of images; it is 31")
+          "batches: first must be 0 to 30, the number of images, but is 31")
 end)
 
 T.test("a loop may be left, and a pass has numbers", function()
@@ -300,8 +300,8 @@ T.test("one's own images brought to another size", function()
   end
   T.fails(function() lt.data.set{images = lt.zeros{1, 2, 2, 1}, labels = lt.zeros({1},
                                  {dtype = "u8"})}:sized(4) end,
-          "data: images can be brought to a size of 1x1 to 16384x16384 if they are u8; these are "
-          .. "f32, and the size is 4x4")
+          "data: only u8 images can be resized, to 1x1 to 16384x16384; these are f32, and the "
+          .. "size is 4x4")
   for size, text in pairs{[0.5] = "0.5", [1 / 0] = "inf", ["6"] = "'6'", [true] = "true"} do
     T.fails(function() set:sized(size) end,
             "set:sized wants a whole number of pixels, it is " .. text)
@@ -329,16 +329,17 @@ T.test("one's own images, refused", function()
     {{x, y, mean = {1, 1 / 0, 1}}, "data: mean wants finite numbers, channel 2 has inf"},
     {{x, y, std = -1 / 0}, "data: std wants finite numbers, channel 1 has -inf"},
     {{lt.zeros({4, 0, 2, 3}), y},
-     "data: images want at least one pixel and one channel, they are 4x0x2x3 f32"},
+     "data: images must have at least one pixel and one channel, but are 4x0x2x3 f32"},
     {{x, y, std = {1, 0, 1}}, "data.set: std wants positive numbers, channel 2 has 0"},
     {{x, y, std = "1"}, "data.set: 'std' wants a number, or a list of them, it is '1'"},
     {{lt.zeros({4, 1, 1, 5}), y, mean = 0.5},
      "data.set: mean and std are for up to 4 channels, the images have 5"},
     {{lt.zeros({0, 1, 1}), lt.zeros({0}, {dtype = "u8"})}, "data.set: there are no images"},
     {{x, lt.zeros({3}, {dtype = "u8"})},
-     "data: labels want one axis of 4, as many as there are images; they are 3 u8"},
-    {{x, lt.zeros({4})}, "data: labels want u8, i32 or i64, they are f32"},
-    {{lt.zeros({4, 6}), y}, "data: images want axes (n, h, w) or (n, h, w, c), they are 4x6 f32"},
+     "data: labels must have one axis of 4, the number of images, but are 3 u8"},
+    {{x, lt.zeros({4})}, "data: labels must be u8, i32 or i64, but are f32"},
+    {{lt.zeros({4, 6}), y},
+     "data: images must have axes (n, h, w) or (n, h, w, c), but are 4x6 f32"},
   }
   for _, case in ipairs(cases) do
     T.fails(function() lt.data.set(case[1]) end, case[2])
@@ -364,7 +365,7 @@ T.test("synthetic", function()
             .. "it is '" .. text .. "'")
   end
   T.fails(function() lt.data.open "synthetic:6x5x9/4" end,
-          "synthetic data: images want 1 to 4 channels, they have 9")
+          "synthetic data: images must have 1 to 4 channels, but have 9")
 end)
 
 -- ==== Files of images ============================================================================
@@ -479,7 +480,7 @@ T.test("a pass that fails goes on failing", function()
     T.equal(#pass:next(), 2)
     for _ = 1, 6 do
       T.fails(function() pass:next() end,
-              folder .. "/bad/train/a/4.png: no image: the file is empty")
+              folder .. "/bad/train/a/4.png: cannot decode: the file is empty")
     end
   end
 end)
@@ -542,8 +543,8 @@ T.test("CIFAR-10 as folders", function()
           .. "there is images:DIR"):format(folder))
   write("jpg/train/c/2.png", png(31, {0, 0, 0}))
   T.fails(function() lt.data.open(what) end,
-          ("%s/jpg/train/c/2.png has 31x31 pixels (height x width), the first image has 32x32; "
-          .. "name a size that all are brought to"):format(folder))
+          ("%s/jpg/train/c/2.png has 31x31 pixels (height x width), but the first image has "
+          .. "32x32; choose a size to resize all to"):format(folder))
 end)
 
 T.finish()

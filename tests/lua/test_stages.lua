@@ -108,8 +108,8 @@ T.test("refused", function()
   refused({}, "lt.run: sizes has no item")
   local o = settings({{size = 4}})
   o.train = lt.data.set{images = lt.zeros{20, 8, 8, 3}, labels = lt.zeros({20}, {dtype = "u8"})}
-  T.fails(function() lt.run(o) end, "data: images can be brought to a size of 1x1 to 16384x16384 "
-          .. "if they are u8; these are f32, and the size is 4x4")
+  T.fails(function() lt.run(o) end, "data: only u8 images can be resized, to 1x1 to 16384x16384; "
+          .. "these are f32, and the size is 4x4")
   assert(not io.open(o.out), "there is a folder")
 end)
 
