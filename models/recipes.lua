@@ -113,7 +113,7 @@ local spec = lt.check("recipes.fit(name, {; train:set, test:set, epochs?, batch?
 function recipes.fit(name, given)
   local recipe, o = recipes[name], spec(given)
   if type(recipe) ~= "table" then
-    error(("recipes.fit: '%s' is no recipe"):format(name), 2)
+    error(("recipes.fit: unknown recipe '%s'"):format(name), 2)
   end
   local epochs, batch = o.epochs or recipe.epochs, o.batch or recipe.batch
   local options = {classes = o.train.classes, channels = o.train.channels}

@@ -9,10 +9,10 @@ local opt = lt.args{
   data = "fashion-mnist", arch = {"lenet", "mlp"}, epochs = 3, batch = 64, lr = 0.05,
   help = {
     data = "fashion-mnist[:DIR], cifar10:DIR, images:DIR or synthetic:HxWxC/CLASSES",
-    arch = "what to train",
+    arch = "net to train",
     epochs = "passes over the training images",
-    batch = "images a step",
-    lr = "learning rate at first; it falls to 0",
+    batch = "images per step",
+    lr = "initial learning rate; decays to 0",
   }}
 
 local train, test = lt.data.open(opt.data)

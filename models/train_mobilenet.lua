@@ -12,15 +12,15 @@ local opt = lt.args{
   weight_decay = 1e-4, label_smoothing = 0.0, warmup = 1.0, sync_bn = false,
   help = {
     data = "fashion-mnist[:DIR], cifar10:DIR, images:DIR or synthetic:HxWxC/CLASSES",
-    arch = "what to train",
+    arch = "net to train",
     epochs = "passes over the training images",
-    batch = "images a step",
-    lr = "learning rate after the warm-up; it falls to 0 along a cosine",
-    width = "times the channels of the paper",
-    weight_decay = "weight decay; biases and norms have none",
-    label_smoothing = "of the labels: this share is spread over all classes",
-    warmup = "epochs in which the learning rate rises from 0",
-    sync_bn = "batch norm is that of all ranks",
+    batch = "images per step",
+    lr = "learning rate after the warm-up; decays to 0 along a cosine",
+    width = "multiplier of the paper's channel counts",
+    weight_decay = "weight decay; not applied to biases and norms",
+    label_smoothing = "fraction of each label spread over all classes",
+    warmup = "epochs over which the learning rate rises from 0",
+    sync_bn = "synchronize batch norm over all ranks",
   }}
 
 local train, test = lt.data.open(opt.data)

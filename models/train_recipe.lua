@@ -10,12 +10,12 @@ local opt = lt.args{
   epochs = 0, batch = 0, accumulate = 1, mixup = -1.0, target = 0.0,
   help = {
     data = "images:DIR, or synthetic:HxWxC/CLASSES",
-    recipe = "what to do",
-    epochs = "passes over the training images; 0: those of the recipe",
-    batch = "images a step; the learning rate follows; 0: that of the recipe",
-    accumulate = "a step goes through the net in so many micro-batches",
-    mixup = "alpha of mixup; below 0: that of the recipe",
-    target = "top1 to be reached, for the report of what that cost",
+    recipe = "recipe to run",
+    epochs = "passes over the training images; 0: the recipe's",
+    batch = "images per step; the learning rate scales with it; 0: the recipe's",
+    accumulate = "micro-batches per step",
+    mixup = "alpha of mixup; below 0: the recipe's",
+    target = "top1 to reach; the run reports what it took",
   }}
 
 local train, test = lt.data.open(opt.data)

@@ -17,12 +17,12 @@ local opt = lt.args{
     data = "fashion-mnist[:DIR], cifar10:DIR, images:DIR or synthetic:HxWxC/CLASSES",
     arch = "20 to 56 are for small images, the others for 224 x 224",
     epochs = "passes over the training images",
-    batch = "images a step",
-    lr = "learning rate after the warm-up; it falls to 0 along a cosine",
-    weight_decay = "weight decay; biases and norms have none",
-    label_smoothing = "of the labels: this share is spread over all classes",
-    warmup = "epochs in which the learning rate rises from 0",
-    sync_bn = "batch norm is that of all ranks",
+    batch = "images per step",
+    lr = "learning rate after the warm-up; decays to 0 along a cosine",
+    weight_decay = "weight decay; not applied to biases and norms",
+    label_smoothing = "fraction of each label spread over all classes",
+    warmup = "epochs over which the learning rate rises from 0",
+    sync_bn = "synchronize batch norm over all ranks",
   }}
 
 local train, test = lt.data.open(opt.data)

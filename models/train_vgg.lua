@@ -12,13 +12,13 @@ local opt = lt.args{
   arch = {"vgg11_bn", "vgg13_bn", "vgg16_bn", "vgg19_bn", "vgg11", "vgg13", "vgg16", "vgg19"},
   help = {
     data = "fashion-mnist[:DIR], cifar10:DIR, images:DIR or synthetic:HxWxC/CLASSES",
-    arch = "what to train; _bn is with batch norm",
+    arch = "net to train; _bn: with batch norm",
     epochs = "passes over the training images",
-    batch = "images a step",
-    lr = "learning rate after the warm-up; it falls to 0 along a cosine",
-    weight_decay = "weight decay; biases and norms have none",
-    warmup = "epochs in which the learning rate rises from 0",
-    sync_bn = "batch norm is that of all ranks",
+    batch = "images per step",
+    lr = "learning rate after the warm-up; decays to 0 along a cosine",
+    weight_decay = "weight decay; not applied to biases and norms",
+    warmup = "epochs over which the learning rate rises from 0",
+    sync_bn = "synchronize batch norm over all ranks",
   }}
 
 local train, test = lt.data.open(opt.data)

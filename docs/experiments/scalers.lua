@@ -12,9 +12,9 @@ local opt = lt.args{
   policy = {"adaptive", "dynamic", "static"}, scale = 65536,
   help = {
     data = "cifar10:DIR",
-    arch = "what to train",
+    arch = "net to train",
     epochs = "passes over the training images",
-    batch = "images a step",
+    batch = "images per step",
     policy = "of the loss scaler",
     scale = "that it begins with",
   }}

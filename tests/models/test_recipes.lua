@@ -122,7 +122,7 @@ T.test("refused", function()
   end
   refused("recipes has no 'resnet50_79' (did you mean 'resnet50_78'?)", "resnet50_79", {})
   T.fails(function() recipes.fit("fit", {train = set, test = set}) end,
-          "recipes.fit: 'fit' is no recipe")
+          "recipes.fit: unknown recipe 'fit'")
   refused("recipes.fit: unknown key 'epoch' (did you mean 'epochs'?)", "resnet50_78", {epoch = 1})
 end)
 
