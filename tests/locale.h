@@ -1,4 +1,4 @@
-/* locale.h - a locale with decimal commas for tests in C. */
+/* locale.h - a locale with decimal commas for C tests. */
 #ifndef TESTS_LOCALE_H
 #define TESTS_LOCALE_H
 
@@ -9,7 +9,7 @@
 
 #include "tests/lt_test.h"
 
-/* setlocale(LC_ALL, "de_DE.UTF-8"), from tests/locale in the build folder; or skips the test. */
+/* Sets the locale de_DE.UTF-8 from tests/locale in the build folder, or skips the test. */
 static inline void use_commas(void)
 {
     char path[PATH_MAX + 8];
@@ -21,8 +21,7 @@ static inline void use_commas(void)
     strcat(path, "/locale");
     setenv("LOCPATH", path, 1);
     if (!setlocale(LC_ALL, "de_DE.UTF-8"))
-        SKIP("a locale with decimal commas: there is none in %s (tools/setup brings its sources)",
-             path);
+        SKIP("a locale with decimal commas: %s has none (tools/setup installs its sources)", path);
     CHECK_STR(localeconv()->decimal_point, ",");
 }
 

@@ -1,4 +1,4 @@
-/* lt_test.h - the C test runner: include it in one file, write tests, and the program is whole.
+/* lt_test.h - the C test runner. Include it in the only source file of a test program.
  *
  *     TEST(sum_of_an_empty_tensor_is_zero)
  *     {
@@ -6,10 +6,10 @@
  *         CHECK_EQ(lt_count(x), 0);
  *     }
  *
- * Tests register themselves and run in the order of the file; `./test_x NAME...` runs only those
- * named. A check that fails prints file:line and leaves its test, from helper functions too (in a
- * thread that the test made it only notes the failure). Arguments are evaluated once. The last
- * line is `N passed, N failed, N skipped`; the exit code is 1 when a test failed.
+ * Tests register themselves and run in file order; `./test_x NAME...` runs only the named ones. A
+ * failed check prints file:line and ends its test, even from a helper function. In a thread that
+ * the test created, it only records the failure. Arguments are evaluated once. The last line is
+ * `N passed, N failed, N skipped`; the exit code is 1 if a test failed.
  */
 #ifndef LT_TEST_H
 #define LT_TEST_H
@@ -31,7 +31,7 @@ typedef struct lt_test {
 
 static lt_test *test_first, **test_end = &test_first;
 static atomic_bool test_failed, test_skipped;
-static _Thread_local jmp_buf *test_exit; /* NULL in threads that a test made */
+static _Thread_local jmp_buf *test_exit; /* NULL in threads that a test created */
 
 #define TEST(title)                                                                                \
     static void test_body_##title(void);                                                           \
@@ -60,13 +60,13 @@ static inline void test_leave(atomic_bool *to, const char *file, int line, const
         longjmp(*test_exit, 1);
 }
 
-/* Both say why, as printf does, and leave the test. */
+/* Both print a reason, formatted as by printf, and end the test. */
 #define FAIL(...) test_leave(&test_failed, __FILE__, __LINE__, __VA_ARGS__)
 #define SKIP(...) test_leave(&test_skipped, __FILE__, __LINE__, __VA_ARGS__)
 
 #define CHECK(cond) ((cond) ? (void)0 : FAIL("%s is false", #cond))
 
-/* Integers are equal. */
+/* Checks that two integers are equal. */
 #define CHECK_EQ(got, want)                                                                        \
     do {                                                                                           \
         long long got_ = (long long)(got), want_ = (long long)(want);                              \
@@ -74,7 +74,7 @@ static inline void test_leave(atomic_bool *to, const char *file, int line, const
             FAIL("%s is %lld, not %s = %lld", #got, got_, #want, want_);                           \
     } while (0)
 
-/* Numbers are at most tolerance apart; two equal infinities are, a NaN never is. */
+/* Checks that two numbers differ by at most tolerance. Equal infinities pass; NaN always fails. */
 #define CHECK_NEAR(got, want, tolerance)                                                           \
     do {                                                                                           \
         double got_ = (got), want_ = (want), tolerance_ = (tolerance);                             \
@@ -82,7 +82,7 @@ static inline void test_leave(atomic_bool *to, const char *file, int line, const
             FAIL("%s is %.17g, not %.17g (tolerance %g)", #got, got_, want_, tolerance_);          \
     } while (0)
 
-/* Strings are equal. */
+/* Checks that two strings are equal. */
 #define CHECK_STR(got, want)                                                                       \
     do {                                                                                           \
         const char *got_ = (got), *want_ = (want);                                                 \
@@ -90,10 +90,10 @@ static inline void test_leave(atomic_bool *to, const char *file, int line, const
             FAIL("%s is \"%s\", not \"%s\"", #got, got_ ? got_ : "(NULL)", want_);                 \
     } while (0)
 
-/* The call succeeds; if not, its message is shown. */
+/* Checks that the call succeeds; otherwise prints its message. */
 #define CHECK_OK(call) ((call) == LT_OK ? (void)0 : FAIL("%s failed: %s", #call, lt_errmsg()))
 
-/* The call fails with this code and a message that contains text. */
+/* Checks that the call fails with this code and with a message that contains text. */
 #define CHECK_FAILS(call, code, text)                                                              \
     do {                                                                                           \
         lt_status got_ = (call);                                                                   \
@@ -102,7 +102,7 @@ static inline void test_leave(atomic_bool *to, const char *file, int line, const
         CHECK_MSG(text);                                                                           \
     } while (0)
 
-/* This thread's last message contains text. */
+/* Checks that this thread's last message contains text. */
 #define CHECK_MSG(text)                                                                            \
     do {                                                                                           \
         const char *want_text_ = (text);                                                           \
@@ -120,8 +120,8 @@ static inline bool test_wanted(const lt_test *test, int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    static int passed, failed, skipped; /* static: longjmp does not touch them */
-    setvbuf(stdout, NULL, _IOLBF, 0);   /* a test that crashes leaves the lines before it */
+    static int passed, failed, skipped; /* static: preserved by longjmp */
+    setvbuf(stdout, NULL, _IOLBF, 0);   /* so that a crash loses no line */
     for (lt_test *volatile t = test_first; t; t = t->next) {
         jmp_buf here;
         if (!test_wanted(t, argc, argv))
@@ -134,7 +134,7 @@ int main(int argc, char **argv)
         printf("%s %s\n", test_failed ? "FAIL" : test_skipped ? "skip" : "ok", t->name);
     }
     if (passed + failed + skipped < argc - 1) {
-        printf("FAIL: there is no test of one of these names\n");
+        printf("FAIL: unknown test name\n");
         failed++;
     }
     printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);

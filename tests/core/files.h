@@ -1,4 +1,5 @@
-/* files.h - what the tests of files of tensors share: a folder, and files byte by byte. */
+/* files.h - shared by the tests of tensor files: a temporary folder, and files written byte by
+ * byte. */
 #ifndef LT_TESTS_FILES_H
 #define LT_TESTS_FILES_H
 
@@ -11,13 +12,13 @@
 
 static char folder[64];
 
-/* A path of this name in a folder of our own, which goes when the program ends. */
+/* The path of a file with this name in a temporary folder, which is removed at exit. */
 static inline const char *in_folder(const char *name)
 {
     static char path[4][128];
     static int next;
     if (!folder[0]) {
-        const char *memory = "/dev/shm"; /* where rewriting a file a thousand times costs nothing */
+        const char *memory = "/dev/shm"; /* rewriting a file a thousand times is cheap here */
         snprintf(folder, sizeof folder, "%s/lt_test_file.XXXXXX",
                  access(memory, W_OK) == 0 ? memory : "/tmp");
         CHECK(mkdtemp(folder) != NULL);
@@ -59,7 +60,7 @@ static inline size_t slurp(const char *path, void *bytes, size_t most)
     return n;
 }
 
-/* A file of this header and n zero bytes. */
+/* Writes a file with this header and n zero bytes of data. */
 static inline const char *file_of(const char *header, size_t n)
 {
     static char bytes[70000];
@@ -80,7 +81,7 @@ static inline lt_ctx *context(void)
     return ctx;
 }
 
-/* Gives ctx back, which holds no memory any more. */
+/* Frees ctx and checks that no memory was in use. */
 static inline void done(lt_ctx *ctx)
 {
     CHECK_EQ(lt_memory_stats(ctx).live, 0);
@@ -96,7 +97,7 @@ static inline void refuse(lt_ctx *ctx, const char *path, lt_status code, const c
     CHECK_EQ(lt_memory_stats(ctx).live, live);
 }
 
-/* Bytes that differ from each other, and from those of another dtype. */
+/* A tensor whose bytes follow a pattern that depends on the dtype. */
 static inline lt_tensor *counting(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims)
 {
     lt_tensor *x = lt_tensor_new(ctx, dtype, ndim, dims);
@@ -107,7 +108,7 @@ static inline lt_tensor *counting(lt_ctx *ctx, lt_dtype dtype, int ndim, const i
     return x;
 }
 
-/* A file of three tensors; its bytes, and how many they are. */
+/* Saves three tensors to a file and reads its bytes. Returns their number. */
 static inline size_t small_file(lt_ctx *ctx, char *bytes, size_t most)
 {
     const char *names[] = {"conv.w", "conv.b", "n"}, *meta[] = {"step", "17"};
@@ -120,7 +121,7 @@ static inline size_t small_file(lt_ctx *ctx, char *bytes, size_t most)
     return slurp(path, bytes, most);
 }
 
-/* x alone, with a piece of metadata. */
+/* Saves x alone, with one metadata entry. */
 static inline lt_status save_small(const char *path, lt_tensor *x)
 {
     const char *name = "x", *meta[] = {"k", "v"};

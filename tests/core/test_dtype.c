@@ -1,7 +1,7 @@
-/* test_dtype.c - conversions against their definition: of all numbers of the target format the
- * nearest, of two equally near ones the even. The definition is a search in the sorted list of the
- * format's numbers, in long double, where all sources and sums are exact. lt_convert() takes the
- * vector code where this machine has it; the scalar versions are called by their names.
+/* test_dtype.c - compares conversions with their definition: round to nearest, ties to even. The
+ * definition is a search in the sorted list of the format's numbers, in long double, where all
+ * sources and sums are exact. lt_convert() uses vector code where this machine supports it; the
+ * scalar versions are called by name.
  */
 #include <stdlib.h>
 
@@ -13,7 +13,7 @@
 typedef struct format {
     lt_dtype dtype;
     uint16_t infinity;
-    double value[0x7f81]; /* of bits 0..infinity, where infinity stands for the next power of two */
+    double value[0x7f81]; /* of bits 0..infinity; there, the next power of two */
 } format;
 
 static format f16 = {.dtype = LT_F16, .infinity = 0x7c00};
@@ -34,7 +34,7 @@ static void fill_formats(void)
     fill_format(&bf16, 7, 127);
 }
 
-/* The bits of the number nearest to x, which is no NaN. */
+/* The bits of the number nearest to x, which must not be NaN. */
 static uint16_t nearest(const format *f, long double x)
 {
     uint16_t sign = signbit(x) ? 0x8000 : 0;
@@ -86,8 +86,8 @@ static uint16_t scalar_of_f64(const format *f, double x)
     return f == &f16 ? lt__f64_to_f16(x) : lt__f64_to_bf16(x);
 }
 
-/* Checks n floats: vector code, scalar code and definition agree to the bit; a NaN is quiet, with
- * its sign. */
+/* Checks n floats: vector code, scalar code and definition agree in every bit. A NaN becomes quiet
+ * and keeps its sign. */
 static void check_f32(const format *f, const float *x, size_t n)
 {
     static uint16_t h[8192];
@@ -133,7 +133,7 @@ TEST(names_and_sizes)
     CHECK_EQ(lt_dtype_find(""), -1);
 }
 
-/* All 65536 bit patterns to f32, by both codes, and back. */
+/* Converts all 65536 bit patterns to f32, by vector and scalar code, and back. */
 static void check_widening(const format *f)
 {
     static uint16_t all[65536], back[65536];
@@ -161,15 +161,15 @@ static void check_widening(const format *f)
     }
 }
 
-TEST(every_half_widens_exactly_and_comes_back)
+TEST(every_half_widens_exactly_and_round_trips)
 {
     fill_formats();
     check_widening(&f16);
     check_widening(&bf16);
 }
 
-/* Between each two neighbours: the middle, and the nearest numbers on its two sides that the source
- * has. */
+/* Between each pair of adjacent numbers: the midpoint, and the nearest numbers of the source format
+ * on both sides of it. */
 static void check_ties(const format *f)
 {
     for (int i = 0; i < f->infinity; i++) {
@@ -187,7 +187,7 @@ static void check_ties(const format *f)
     }
 }
 
-TEST(every_tie_goes_to_the_even_neighbour)
+TEST(every_tie_rounds_to_even)
 {
     fill_formats();
     check_ties(&f16);
@@ -278,8 +278,8 @@ TEST(no_double_rounding_from_f64)
     CHECK_EQ(lt__f64_to_f16(1 + 0x1p-11), 0x3c00);
 }
 
-/* Integers are exact in long double; the largest are not in double, where a second rounding would
- * hide. */
+/* All integers are exact in long double. The largest are not exact in double, which could hide a
+ * double rounding. */
 TEST(integers_to_halves)
 {
     fill_formats();
@@ -287,7 +287,7 @@ TEST(integers_to_halves)
     for (int k = 0; k < 300000; k++) {
         uint64_t u = random_bits();
         int64_t i = (int64_t)u >> (u & 63);
-        if (k % 3 == 0) /* a power of two, half a last place of bf16, and a little */
+        if (k % 3 == 0) /* a power of two, plus half an ulp of bf16, plus -1, 0 or 1 */
             i = (int64_t)(((uint64_t)1 << u % 63 | (uint64_t)1 << u % 63 >> 8) + (u >> 8) % 3 - 1);
         int32_t j = (int32_t)i;
         uint16_t h[4];
@@ -397,8 +397,8 @@ TEST(large_integers_to_floats_round_once)
     }
 }
 
-/* Between each two dtypes, for every length around the vector width: exact for small counts,
- * nothing written behind. */
+/* For each pair of dtypes and every length around the vector width: small integers convert exactly,
+ * and nothing is written past the end. */
 TEST(every_pair_every_length)
 {
     uint8_t count[80], back[81];
@@ -422,8 +422,8 @@ TEST(every_pair_every_length)
     lt_convert(NULL, LT_F16, NULL, LT_F64, 0);
 }
 
-/* Long enough for several threads and many blocks, from an odd address on. */
-TEST(large_arrays_equal_their_elements)
+/* Long enough for several threads and many blocks; the data start at an unaligned address. */
+TEST(large_arrays_convert_like_single_elements)
 {
     size_t n = 600001;
     float *x = malloc((n + 1) * sizeof *x);

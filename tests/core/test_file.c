@@ -1,9 +1,9 @@
-/* test_file.c - safetensors files: what is written comes back, and what is damaged is refused. */
+/* test_file.c - safetensors files: tensors round-trip, and damaged files are refused. */
 #include "tests/core/files.h"
 
 /* ==== Round trips ============================================================================= */
 
-TEST(everything_comes_back)
+TEST(all_dtypes_and_shapes_round_trip)
 {
     static const struct {
         int ndim;
@@ -67,8 +67,8 @@ TEST(everything_comes_back)
     done(ctx);
 }
 
-/* The digests are those that Python's hashlib gives for the bytes with zeros in their place. */
-TEST(the_bytes_are_those_of_the_format)
+/* The digests are from Python's hashlib, of the bytes with zeros in place of the digest. */
+TEST(the_bytes_follow_the_format)
 {
     static const char header[] =
         "{\"__metadata__\":{\"sha256\":"
@@ -160,7 +160,7 @@ TEST(reading_into_converts)
     done(ctx);
 }
 
-/* Other writers order the header as they like; ours is the order of the data. */
+/* Other programs may write the header in any order; lt_file uses the order of the data. */
 TEST(the_header_may_be_in_any_order)
 {
     lt_ctx *ctx = context();
@@ -198,9 +198,9 @@ TEST(every_truncation_is_refused)
     done(ctx);
 }
 
-/* By opening, or where the format has nothing to tell it by (a name, a dtype of the same size, a
- * value) by the digest; and what can be opened can be read. */
-TEST(every_flipped_bit_is_found)
+/* Opening detects the flip, or the digest does where the format cannot (a name, a dtype of the same
+ * size, a value). If the file opens, all its tensors can be read. */
+TEST(every_flipped_bit_is_detected)
 {
     char bytes[512];
     lt_ctx *ctx = context();
@@ -219,7 +219,7 @@ TEST(every_flipped_bit_is_found)
             continue;
         }
         if (lt_file_verify(f) == LT_OK)
-            FAIL("bit %zu of byte %zu is not found", bit % 8, bit / 8);
+            FAIL("flipped bit %zu of byte %zu is not detected", bit % 8, bit / 8);
         CHECK_EQ(lt_errcode(), LT_EFILE);
         CHECK_MSG("flipped.safetensors: it is damaged: its digest is ");
         CHECK_EQ(lt_file_count(f), 3);
@@ -235,7 +235,7 @@ TEST(every_flipped_bit_is_found)
     done(ctx);
 }
 
-TEST(a_damaged_file_says_so)
+TEST(the_message_about_damage_has_both_digests)
 {
     char bytes[512], text[128];
     lt_ctx *ctx = context();
@@ -257,10 +257,10 @@ TEST(a_damaged_file_says_so)
     done(ctx);
 }
 
-TEST(a_flipped_bit_of_a_large_file_is_found)
+TEST(a_flipped_bit_in_a_large_file_is_detected)
 {
     enum { N = 100003 };
-    static const char flips[] = {0, 0x10, 0x01}; /* none: it is as it was saved */
+    static const char flips[] = {0, 0x10, 0x01}; /* 0: unchanged */
     static char bytes[N + 512];
     lt_ctx *ctx = context();
     lt_tensor *x = counting(ctx, LT_U8, 1, (int64_t[]){N});
@@ -281,7 +281,7 @@ TEST(a_flipped_bit_of_a_large_file_is_found)
     done(ctx);
 }
 
-/* Whose digests, if they have any, are none of our business. */
+/* A "sha256" that another program wrote is ordinary metadata. */
 TEST(files_of_other_programs_are_not_verified)
 {
     static const struct {
@@ -430,7 +430,7 @@ TEST(a_header_with_nul_bytes_is_refused)
     done(ctx);
 }
 
-TEST(announced_lengths_are_not_believed)
+TEST(declared_lengths_are_not_trusted)
 {
     static const uint64_t lengths[] = {
         3, 100000000, 100000001, (uint64_t)1 << 31, (uint64_t)1 << 63, UINT64_MAX, UINT64_MAX - 7};
@@ -447,7 +447,7 @@ TEST(announced_lengths_are_not_believed)
     done(ctx);
 }
 
-/* More than it will take, in the fewest bytes: refused before a tree of them is made. */
+/* Exceeds the limit in as few bytes as possible. It is refused before a JSON tree is built. */
 TEST(too_many_values_are_refused)
 {
     enum { N = 600000 };
@@ -481,7 +481,7 @@ TEST(too_many_tensors_are_refused)
     done(ctx);
 }
 
-/* Comparing each name with each would take minutes. */
+/* Comparing every pair of names would take minutes. */
 TEST(long_and_similar_names_are_compared_fast)
 {
     enum { N = 3000, LENGTH = 8000 };
@@ -507,7 +507,7 @@ TEST(long_and_similar_names_are_compared_fast)
     done(ctx);
 }
 
-TEST(a_long_name_is_shown_short)
+TEST(a_long_name_is_truncated_in_messages)
 {
     char header[400] = "{\"";
     lt_ctx *ctx = context();
@@ -545,7 +545,7 @@ TEST(bad_names_are_refused)
     done(ctx);
 }
 
-TEST(a_dead_tensor_is_refused)
+TEST(a_tensor_of_an_ended_scope_is_refused)
 {
     lt_ctx *ctx = context();
     CHECK_OK(lt_scope_push(ctx));

@@ -1,8 +1,7 @@
-/* test_file_faults.c - files of tensors when the system says no: a save that fails leaves the old
- * file.
+/* test_file_faults.c - tensor files when system calls fail: a failed save leaves the old file.
  *
- * The functions of the system that the library calls for files are defined here again, in front of
- * those of the C library, so that each of them can be made to fail.
+ * The system functions that the library calls for files are defined here, in place of those of the
+ * C library, so that each can be made to fail.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -12,15 +11,15 @@
 
 #include "tests/core/files.h"
 
-/* ==== The system, with faults ================================================================= */
+/* ==== System calls that can fail ============================================================== */
 
 typedef enum call { NO_CALL, PREAD, WRITE, PWRITE, FSYNC, CLOSE, RENAME } call;
 
 static struct {
     call call;      /* which call fails ... */
-    int n, error;   /* ... the n-th time, and how; error 0: pread finds the end of the file */
-    bool interrupt; /* every other call before CLOSE is interrupted */
-    size_t most;    /* bytes of one pread, write or pwrite; 0: any */
+    int n, error;   /* ... the n-th time, with which errno; 0: pread returns end of file */
+    bool interrupt; /* every other call before CLOSE fails with EINTR */
+    size_t most;    /* maximum bytes per pread, write or pwrite; 0: no limit */
     int seen, calls;
 } fault;
 
@@ -76,7 +75,7 @@ int rename(const char *from, const char *to)
     return fails(RENAME) ? -1 : (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
 }
 
-/* Entries in the folder. */
+/* The number of entries in the folder. */
 static int count_files(void)
 {
     int n = 0;
@@ -94,9 +93,9 @@ static lt_ctx *calm_context(void)
     return context();
 }
 
-/* ==== The system says no ====================================================================== */
+/* ==== Failing calls =========================================================================== */
 
-TEST(what_is_no_file_is_refused)
+TEST(paths_that_are_not_files_are_refused)
 {
     lt_ctx *ctx = calm_context();
     refuse(ctx, in_folder("missing"), LT_EFILE, "missing: cannot open: No such file or directory");
@@ -107,7 +106,7 @@ TEST(what_is_no_file_is_refused)
     done(ctx);
 }
 
-/* A file that was written long ago: one that is written now has another time. */
+/* Opens a file after setting its time to long ago, so that any later write changes the time. */
 static lt_file *open_old(lt_ctx *ctx, const char *path)
 {
     const struct timespec times[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
@@ -117,8 +116,8 @@ static lt_file *open_old(lt_ctx *ctx, const char *path)
     return f;
 }
 
-/* Its digest was right, but not what is read now. */
-TEST(a_file_that_is_written_to_while_it_is_read)
+/* The digest was correct when it was verified, but the data changed before they were read. */
+TEST(a_file_modified_while_it_is_read)
 {
     char bytes[512];
     lt_ctx *ctx = calm_context();
@@ -142,8 +141,8 @@ TEST(a_file_that_is_written_to_while_it_is_read)
     done(ctx);
 }
 
-/* The file that was opened stays as it was. */
-TEST(a_file_that_is_replaced_or_removed_while_it_is_read)
+/* The open file keeps its content. */
+TEST(a_file_replaced_or_removed_while_it_is_read)
 {
     char bytes[512];
     lt_ctx *ctx = calm_context();
@@ -192,7 +191,7 @@ TEST(a_file_that_shrinks_while_it_is_read)
     done(ctx);
 }
 
-TEST(a_save_that_fails_leaves_the_old_file)
+TEST(a_failed_save_leaves_the_old_file)
 {
     static const struct {
         call call;
@@ -228,13 +227,13 @@ TEST(a_save_that_fails_leaves_the_old_file)
         CHECK_EQ(memcmp(before, after, n), 0);
     }
     memset(&fault, 0, sizeof fault);
-    fault.call = FSYNC; /* of the folder: the file is new by then, but may not outlive a crash */
+    fault.call = FSYNC; /* of the folder: the file is already new, but may not survive a crash */
     fault.n = 2;
     fault.error = EIO;
     CHECK_FAILS(save_small(path, new), LT_EFILE,
                 "cannot sync its folder to the disk: Input/output error");
     CHECK_EQ(count_files(), files);
-    fault.error = EINVAL; /* a file system that cannot do it */
+    fault.error = EINVAL; /* this file system cannot sync folders */
     fault.seen = 0;
     CHECK_OK(save_small(path, new));
     lt_release(old);
@@ -242,7 +241,7 @@ TEST(a_save_that_fails_leaves_the_old_file)
     done(ctx);
 }
 
-TEST(any_file_is_replaced_whole_or_not_at_all)
+TEST(a_file_is_replaced_completely_or_not_at_all)
 {
     static const struct {
         call call;
@@ -279,7 +278,7 @@ TEST(any_file_is_replaced_whole_or_not_at_all)
     done(ctx);
 }
 
-TEST(interrupted_and_short_calls_go_on)
+TEST(interrupted_and_short_calls_are_continued)
 {
     static char plain[40000], slow[40000];
     lt_ctx *ctx = calm_context();
@@ -305,7 +304,7 @@ TEST(interrupted_and_short_calls_go_on)
     done(ctx);
 }
 
-TEST(where_nothing_can_be_written)
+TEST(unwritable_paths_are_refused)
 {
     char deep[300];
     lt_ctx *ctx = calm_context();
@@ -329,7 +328,7 @@ TEST(where_nothing_can_be_written)
     done(ctx);
 }
 
-TEST(a_strangers_temporary_file_is_left_alone)
+TEST(another_programs_temporary_file_is_not_touched)
 {
     char text[8];
     lt_ctx *ctx = calm_context();
@@ -342,8 +341,8 @@ TEST(a_strangers_temporary_file_is_left_alone)
     done(ctx);
 }
 
-/* Whichever allocation fails, opening and reading end with LT_ENOMEM, and nothing is lost. */
-TEST(every_failing_allocation_is_survived)
+/* Whichever allocation fails, opening and reading return LT_ENOMEM without a leak. */
+TEST(every_allocation_failure_is_handled)
 {
     char bytes[512], text[32];
     lt_ctx *writer = calm_context();
@@ -366,7 +365,7 @@ TEST(every_failing_allocation_is_survived)
     }
 }
 
-TEST(only_plain_files_are_replaced)
+TEST(only_regular_files_are_replaced)
 {
     char pipe[PATH_MAX], file[PATH_MAX], link[PATH_MAX];
     lt_ctx *ctx = lt_ctx_new(NULL);
@@ -385,7 +384,7 @@ TEST(only_plain_files_are_replaced)
     CHECK_EQ(chmod(file, 0600), 0);
     CHECK_EQ(symlink("target.safetensors", link), 0);
     CHECK_OK(lt_fill(x, 2));
-    CHECK_OK(lt_file_save(link, 1, &name, &x, 0, NULL)); /* goes where the link leads */
+    CHECK_OK(lt_file_save(link, 1, &name, &x, 0, NULL)); /* follows the link */
     CHECK_EQ(lstat(link, &now), 0);
     CHECK(S_ISLNK(now.st_mode));
     CHECK_EQ(stat(file, &now), 0);

@@ -1,4 +1,5 @@
-/* Large blocks: cut out of regions, joined again, given back to the system. */
+/* test_large_blocks.c - large blocks are split off regions, merged again, and returned to the
+ * system. */
 #include <stdlib.h>
 
 #include "core/pool.h"
@@ -6,13 +7,13 @@
 
 enum { MB = 1 << 20, MOST = 64 };
 
-/* Takes whole pages, so many MB, with the guard that AddressSanitizer wants and without. */
+/* A size that rounds up to n MB of whole pages, with or without the guard for AddressSanitizer. */
 #define ABOUT(n) ((size_t)(n)*MB - 100)
 
-/* A context whose device counts what it asks the system for, and may be refused. */
+/* A context whose device counts its requests to the system and can be made to refuse them. */
 static struct {
     void *(*alloc)(lt_device *device, size_t bytes);
-    size_t asked, most; /* times; bytes at a time */
+    size_t asked, most; /* number of requests; maximum bytes of one */
 } of_system;
 
 static void *counted(lt_device *device, size_t bytes)
@@ -37,7 +38,7 @@ static size_t held(lt_ctx *ctx)
     return m.live + m.cached;
 }
 
-/* n blocks of so many bytes, then all given back, the first first or the last first. */
+/* Allocates n blocks of this many bytes, then frees them all, from the first or from the last. */
 static void use(lt_ctx *ctx, int n, size_t bytes, bool last_first)
 {
     void *p[MOST];
@@ -47,7 +48,7 @@ static void use(lt_ctx *ctx, int n, size_t bytes, bool last_first)
         lt__free(ctx, p[last_first ? n - 1 - i : i], bytes);
 }
 
-TEST(neighbours_are_joined)
+TEST(adjacent_free_blocks_are_merged)
 {
     lt_ctx *ctx = counting_ctx();
     use(ctx, 30, ABOUT(1), true);
@@ -61,8 +62,8 @@ TEST(neighbours_are_joined)
     lt_ctx_free(ctx);
 }
 
-/* The last batch of an epoch is smaller; its tensors lie where the others lay. */
-TEST(a_smaller_batch_takes_no_memory_of_its_own)
+/* The last batch of an epoch is smaller; its tensors reuse the memory of the others. */
+TEST(a_smaller_batch_needs_no_new_memory)
 {
     lt_ctx *ctx = counting_ctx();
     use(ctx, 40, ABOUT(5), true);
@@ -75,7 +76,7 @@ TEST(a_smaller_batch_takes_no_memory_of_its_own)
     lt_ctx_free(ctx);
 }
 
-TEST(the_best_fit_is_cut)
+TEST(the_best_fit_is_split)
 {
     lt_ctx *ctx = counting_ctx();
     char *a = lt__alloc(ctx, ABOUT(4)), *b = lt__alloc(ctx, ABOUT(1));
@@ -92,7 +93,7 @@ TEST(the_best_fit_is_cut)
     lt_ctx_free(ctx);
 }
 
-TEST(whole_regions_go_back)
+TEST(free_regions_are_returned)
 {
     lt_ctx *ctx = counting_ctx();
     void *small = lt__alloc(ctx, ABOUT(1)), *large = lt__alloc(ctx, ABOUT(50));
@@ -108,7 +109,7 @@ TEST(whole_regions_go_back)
     lt_ctx_free(ctx);
 }
 
-/* Regions that touch, as a device may give them out. */
+/* Allocates adjacent regions, as a device may do. */
 static char *next_region;
 static void *next_to_it(lt_device *device, size_t bytes)
 {
@@ -123,7 +124,7 @@ static void note(lt_device *device, void *p, size_t bytes)
     next_region = p;
 }
 
-TEST(regions_go_back_as_they_came)
+TEST(adjacent_regions_are_returned_separately)
 {
     lt_ctx *ctx = lt_ctx_new(NULL);
     lt_device own = *ctx->device;
@@ -149,7 +150,8 @@ TEST(regions_go_back_as_they_came)
     lt_ctx_free(ctx);
 }
 
-/* Where a generous region is refused, an exact one is asked for; then what is free goes back. */
+/* If a large region is refused, one of the exact size is requested; then free regions are returned
+ * to the system. */
 TEST(a_system_with_little_memory)
 {
     lt_ctx *ctx = counting_ctx();
@@ -167,7 +169,7 @@ TEST(a_system_with_little_memory)
     lt_ctx_free(ctx);
 }
 
-/* An accelerator with so many bytes, at addresses where nothing is. */
+/* A fake accelerator with `left` bytes, at addresses that are not mapped. */
 static size_t left;
 static char *next_block;
 
@@ -188,15 +190,15 @@ static void give_back(lt_device *device, void *p, size_t bytes)
     left += bytes;
 }
 
-/* Takes a block that is never given back; what is left then. */
+/* Allocates a block that is never freed. Returns the memory left, in MB. */
 static size_t after(lt_device *device, size_t bytes)
 {
     CHECK(lt__large_block_alloc(device, bytes) != NULL);
     return left / MB;
 }
 
-/* Some memory of an accelerator stays free for what is no block, until a block needs it. */
-TEST(headroom_of_an_accelerator)
+/* Some memory of an accelerator is left for other users until a block needs it. */
+TEST(an_accelerator_keeps_headroom)
 {
     lt_device d = {.alloc = from_what_is_left, .free = give_back};
     left = (size_t)1000 * MB;
@@ -214,7 +216,7 @@ TEST(headroom_of_an_accelerator)
     free(d.pool.large.free.at);
 }
 
-TEST(a_host_needs_none)
+TEST(a_host_keeps_no_headroom)
 {
     lt_ctx *ctx = counting_ctx();
     void *first = lt__alloc(ctx, ABOUT(100)), *second = lt__alloc(ctx, ABOUT(40));
@@ -225,8 +227,8 @@ TEST(a_host_needs_none)
     lt_ctx_free(ctx);
 }
 
-/* Any order of any sizes: blocks hold what was put into them, so no two overlap; and when all are
- * back, all is one again. */
+/* Random sizes in random order: blocks keep their content, so none overlap. When all are free, they
+ * merge and can be returned. */
 TEST(blocks_do_not_overlap)
 {
     lt_ctx *ctx = counting_ctx();

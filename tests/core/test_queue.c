@@ -1,11 +1,11 @@
-/* test_queue.c - the queue between threads: order, limit, closing, and nothing lost or doubled. */
+/* test_queue.c - the queue between threads: order, limit, closing; no item lost or duplicated. */
 #include <pthread.h>
 #include <unistd.h>
 
 #include "core/queue.h"
 #include "tests/lt_test.h"
 
-TEST(gives_in_the_order_of_putting)
+TEST(items_are_taken_in_the_order_they_were_put)
 {
     int items[5];
     lt_queue *q = lt__queue_new(3);
@@ -19,7 +19,7 @@ TEST(gives_in_the_order_of_putting)
     lt__queue_free(NULL);
 }
 
-TEST(what_is_in_a_closed_queue_can_be_taken)
+TEST(a_closed_queue_can_be_drained)
 {
     int item;
     lt_queue *q = lt__queue_new(2);
@@ -36,9 +36,9 @@ TEST(what_is_in_a_closed_queue_can_be_taken)
 
 typedef struct side {
     lt_queue *q;
-    atomic_int *items; /* to put; how often each was taken */
+    atomic_int *items; /* to put; each counts how often it was taken */
     int n;
-    atomic_int done; /* put, or taken */
+    atomic_int done; /* number put or taken */
     atomic_bool over;
 } side;
 
@@ -60,7 +60,7 @@ static void *take_all(void *ud)
     return NULL;
 }
 
-/* Gives the others time to run too far. */
+/* Waits for n items, and then a little for any that should not come. */
 static void wait_for(const atomic_int *done, int n)
 {
     for (int i = 0; i < 5000 && *done < n; i++)
@@ -68,7 +68,7 @@ static void wait_for(const atomic_int *done, int n)
     usleep(20000);
 }
 
-TEST(putting_waits_while_it_is_full)
+TEST(putting_blocks_while_the_queue_is_full)
 {
     atomic_int items[3];
     side s = {.q = lt__queue_new(2), .items = items, .n = 3};
@@ -107,7 +107,7 @@ TEST(closing_wakes_both_sides)
 
 enum { PUTTERS = 3, TAKERS = 3, EACH = 2000 };
 
-TEST(every_item_comes_once)
+TEST(every_item_is_taken_once)
 {
     static atomic_int seen[PUTTERS][EACH];
     lt_queue *q = lt__queue_new(4);

@@ -1,6 +1,5 @@
-/* test_rng.c - Philox against its published vectors, fills and shuffles against numbers worked out
- * in another language, and what everything rests on: that a number depends on (seed, purpose,
- * stream, index) alone.
+/* test_rng.c - compares Philox with its published vectors, and fills and shuffles with numbers
+ * computed in another language. Each number must depend only on (seed, purpose, stream, index).
  */
 #include <stdlib.h>
 
@@ -21,7 +20,7 @@ static lt_tensor *line(lt_ctx *ctx, lt_dtype dtype, int64_t n)
     return x;
 }
 
-/* Random123's tests/kat_vectors, the lines of philox4x32 with 10 rounds. */
+/* From tests/kat_vectors of Random123: the lines of philox4x32 with 10 rounds. */
 TEST(published_vectors)
 {
     static const struct {
@@ -82,9 +81,9 @@ TEST(fills_give_the_documented_numbers)
     lt_ctx_free(ctx);
 }
 
-/* The whole by 4 threads equals the whole by 1 thread, and any piece begun at its own index, odd or
- * even. */
-static void check_pieces(lt_dtype dtype, bool normal)
+/* A fill by 4 threads equals a fill by 1 thread, and a fill of any part that starts at its own
+ * index, odd or even. */
+static void check_parts(lt_dtype dtype, bool normal)
 {
     enum { N = 30011 };
     lt_ctx *one = context(9, 1), *four = context(9, 4);
@@ -114,15 +113,15 @@ static void check_pieces(lt_dtype dtype, bool normal)
     lt_ctx_free(four);
 }
 
-TEST(fills_do_not_depend_on_threads_or_pieces)
+TEST(fills_do_not_depend_on_threads_or_parts)
 {
     for (lt_dtype dtype = LT_F32; dtype <= LT_BF16; dtype++) {
-        check_pieces(dtype, false);
-        check_pieces(dtype, true);
+        check_parts(dtype, false);
+        check_parts(dtype, true);
     }
 }
 
-/* Moments within 5 standard errors, and each of 16 equal parts with its share. */
+/* The moments are within 5 standard errors, and each of 16 equal bins has its fraction. */
 TEST(uniform_numbers_are_uniform)
 {
     enum { N = 400000 };
@@ -176,7 +175,7 @@ TEST(normal_numbers_are_normal)
     lt_ctx_free(ctx);
 }
 
-/* Rounding to a short dtype would reach the upper end in one of a few hundred numbers. */
+/* Plain rounding to a 16-bit dtype would reach the upper end once in a few hundred numbers. */
 TEST(uniform_numbers_stay_below_high_in_every_dtype)
 {
     static const double ends[][2] = {{0, 1}, {-1, 0}, {-3, -2}, {-1, 1}, {0.1, 0.3}};
@@ -202,7 +201,7 @@ TEST(uniform_numbers_stay_below_high_in_every_dtype)
             lt_release(wide);
             lt_release(end);
         }
-    /* 1000 and 1001 are one number in bf16: nothing lies between, so the lower end it is */
+    /* 1000 and 1001 are the same number in bf16, so every number is the lower end */
     lt_tensor *x = line(ctx, LT_BF16, 3);
     double value;
     CHECK_OK(lt_fill_uniform(x, LT_RNG_USER, 1, 0, 1000, 1001));
@@ -233,7 +232,7 @@ TEST(bad_fills_are_refused)
     lt_ctx_free(ctx);
 }
 
-TEST(an_empty_fill_is_fine)
+TEST(an_empty_fill_succeeds)
 {
     lt_ctx *ctx = context(3, 1);
     lt_tensor *x = line(ctx, LT_F32, 0);
@@ -273,7 +272,7 @@ TEST(a_shuffle_is_a_permutation)
     }
 }
 
-/* Each of the 24 orders of 4 comes equally often: chi-square below the 1e-6 point of 23 degrees of
+/* The 24 orders of 4 are equally frequent: chi-square is below the 1e-6 point for 23 degrees of
  * freedom. */
 TEST(all_orders_are_equally_likely)
 {

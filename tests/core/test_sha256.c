@@ -1,5 +1,5 @@
-/* test_sha256.c - SHA-256 against the published digests, in plain C too, and against itself in
- * pieces. */
+/* test_sha256.c - compares SHA-256, and its plain C version, with published digests; and digests of
+ * data added in parts with those of the whole. */
 #include "core/tensor.h"
 #include "tests/lt_test.h"
 
@@ -11,7 +11,7 @@ static void hash(const void *data, size_t bytes, char hex[65])
     lt_sha256_end(&s, hex);
 }
 
-/* The same in plain C, of a short message: padded as section 5.1.1 says. */
+/* As hash(), in plain C, of a short message; padded as in section 5.1.1 of FIPS 180-4. */
 static void hash_plain(const void *data, size_t bytes, char hex[65])
 {
     uint8_t padded[256] = {0};
@@ -28,7 +28,7 @@ static void hash_plain(const void *data, size_t bytes, char hex[65])
         snprintf(hex + 8 * i, 9, "%08x", s.h[i]);
 }
 
-/* FIPS 180-2, appendix B, and the examples page of FIPS 180-4. */
+/* From FIPS 180-2, appendix B, and the examples page of FIPS 180-4. */
 TEST(published_digests)
 {
     static const struct {
@@ -63,9 +63,8 @@ TEST(a_million_letters_a)
     CHECK_STR(hex, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-/* Every length around the block borders, cut in two at every place, gives the digest of the whole.
- */
-TEST(pieces_give_the_digest_of_the_whole)
+/* Adding data of any length in two parts, split anywhere, gives the digest of the whole. */
+TEST(data_added_in_parts_have_the_same_digest)
 {
     uint8_t data[200];
     char whole[65], cut[65];

@@ -1,4 +1,4 @@
-/* Tensors, scopes, the pool and its faults. */
+/* test_tensor.c - tensors, scopes, the memory pool and injected faults. */
 #include <pthread.h>
 #include <signal.h>
 
@@ -115,7 +115,8 @@ TEST(copies_convert)
     lt_ctx_free(ctx);
 }
 
-/* Those that are streamed, from and to addresses of any kind; within a tensor they may overlap. */
+/* Copies large enough to bypass the cache, at aligned and unaligned addresses. Source and
+ * destination within a tensor may overlap. */
 TEST(large_copies)
 {
     enum { N = (9 << 20) + 77, PART = (4 << 20) + 1 };
@@ -210,13 +211,13 @@ TEST(memory_is_reused)
     lt_ctx_free(ctx);
 }
 
-TEST(every_size_is_held_and_aligned)
+TEST(blocks_of_every_size_are_usable_and_aligned)
 {
     lt_ctx *ctx = lt_ctx_new(&(lt_config){.poison = true});
     for (size_t bytes = 0; bytes < 300000; bytes += bytes < 600 ? 1 : 997) {
         unsigned char *p = lt__alloc(ctx, bytes);
         CHECK(p && (uintptr_t)p % 64 == 0);
-        for (size_t i = 0; i < bytes; i++) /* under ASan a class that is too small shows here */
+        for (size_t i = 0; i < bytes; i++) /* ASan reports a size class that is too small */
             CHECK(p[i] == 0xff);
         lt__free(ctx, p, bytes);
     }
@@ -226,7 +227,7 @@ TEST(every_size_is_held_and_aligned)
 TEST(faults)
 {
     lt_ctx *ctx = lt_ctx_new(&(lt_config){.fault = "alloc:n=4"});
-    lt_tensor *x = counting(ctx, 2, dims23); /* storage, memory, header */
+    lt_tensor *x = counting(ctx, 2, dims23); /* allocates storage, memory and header */
     CHECK(x != NULL);
     CHECK(!lt_tensor_new(ctx, LT_F32, 2, dims23));
     CHECK_EQ(lt_errcode(), LT_ENOMEM);
@@ -328,7 +329,7 @@ static volatile sig_atomic_t heard;
 
 static void stop_at(int signal) { heard = lt_stop(listening, signal); }
 
-TEST(a_request_to_stop_reaches_who_listens)
+TEST(a_stop_request_is_accepted_only_while_listening)
 {
     listening = lt_ctx_new(NULL);
     CHECK(signal(SIGUSR1, stop_at) != SIG_ERR);
@@ -343,7 +344,7 @@ TEST(a_request_to_stop_reaches_who_listens)
     lt_listen(listening, false);
     CHECK_EQ(lt_stop_reason(listening), SIGUSR1);
     lt_listen(listening, false);
-    CHECK_EQ(lt_stop_reason(listening), SIGUSR1); /* for the next one */
+    CHECK_EQ(lt_stop_reason(listening), SIGUSR1); /* kept for the next listener */
     CHECK(!lt_stop(listening, SIGTERM));
     CHECK_EQ(lt_stop_reason(listening), SIGUSR1);
     lt_listen(listening, true);

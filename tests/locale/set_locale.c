@@ -1,5 +1,5 @@
-/* set_locale.c - to be preloaded: makes any program one that has called setlocale(LC_ALL, ""). A
- * locale that cannot be had ends the program, so that no test passes without it. */
+/* set_locale.c - a preloaded library that calls setlocale(LC_ALL, "") at program start. It ends the
+ * program if the locale is missing, so that no test passes without it. */
 #include <locale.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -8,6 +8,6 @@ __attribute__((constructor)) static void set_locale(void)
 {
     if (setlocale(LC_ALL, ""))
         return;
-    dprintf(STDERR_FILENO, "set_locale: the locale of LC_ALL is not here\n");
+    dprintf(STDERR_FILENO, "set_locale: the locale of LC_ALL is missing\n");
     _exit(125);
 }
