@@ -1,5 +1,5 @@
-/* test_batches.c - batches: every image once, in the order of the seed, with exact values, whoever
- * makes them. What happens to a single image is in test_sample.c.
+/* test_batches.c - batches: every image once, in the order of the seed and with exact values, for
+ * any number of workers. test_sample.c tests how a single image is processed.
  */
 #define _GNU_SOURCE /* RTLD_NEXT */
 #include <dlfcn.h>
@@ -13,7 +13,7 @@
 
 enum { N = 10 }; /* images in most tests */
 
-/* Image i of (N, 2, 3) has bytes 20 i + 0..5, its label is i. */
+/* (N, 2, 3): image i has bytes 20 i + 0..5 and label i. */
 static lt_tensor *some_images(lt_ctx *ctx)
 {
     uint8_t bytes[N * 6];
@@ -42,7 +42,8 @@ static lt_batches *open_batches(lt_ctx *ctx, lt_tensor *images, lt_tensor *label
     return batches;
 }
 
-/* Walks a pass over N images; labels[] gets the labels in the order they came. Returns how many. */
+/* Reads all batches of a pass over N images and stores the labels in order. Returns the number of
+ * images. */
 static int walk(lt_batches *batches, int64_t batch, int64_t labels[N])
 {
     int seen = 0, count = 0;
@@ -69,7 +70,7 @@ static int walk(lt_batches *batches, int64_t batch, int64_t labels[N])
     return seen;
 }
 
-TEST(comes_in_order_and_the_last_is_smaller)
+TEST(batches_are_in_order_and_the_last_is_smaller)
 {
     static const lt_dtype dtypes[] = {LT_U8, LT_I32, LT_I64};
     lt_ctx *ctx = lt_ctx_new(NULL);
@@ -92,7 +93,7 @@ TEST(comes_in_order_and_the_last_is_smaller)
     lt_ctx_free(ctx);
 }
 
-TEST(shuffled_order_is_that_of_seed_and_epoch)
+TEST(shuffled_order_depends_on_seed_and_epoch)
 {
     int64_t orders[4][N];
     for (int k = 0; k < 4;
@@ -116,7 +117,7 @@ TEST(shuffled_order_is_that_of_seed_and_epoch)
     CHECK_EQ(memcmp(orders[0], orders[3], sizeof orders[0]), 0);
 }
 
-/* 1 image of (2, 2, c); all bytes come in it when c is 64. Returns the first batch's x. */
+/* One image of (2, 2, c); it has all byte values if c is 64. Returns the x of the first batch. */
 static lt_tensor *normalised(lt_ctx *ctx, lt_dtype from, int64_t c, lt_dtype to, const double *mean,
                              const double *std)
 {
@@ -170,7 +171,7 @@ TEST(values_are_rounded_once)
     lt_ctx_free(ctx);
 }
 
-TEST(images_without_a_channel_axis_get_one)
+TEST(images_without_a_channel_axis_get_one_channel)
 {
     lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *images = some_images(ctx), *labels = some_labels(ctx, LT_U8), *x, *y;
@@ -208,7 +209,7 @@ TEST(batches_belong_to_the_scope_and_the_pass_does_not)
     lt_release(labels);
     lt_release(images);
 
-    CHECK_OK(lt_scope_push(ctx)); /* images that die under the iterator */
+    CHECK_OK(lt_scope_push(ctx)); /* images whose scope ends before the pass */
     images = some_images(ctx);
     labels = some_labels(ctx, LT_U8);
     batches = open_batches(ctx, images, labels, &options);
@@ -222,7 +223,7 @@ TEST(batches_belong_to_the_scope_and_the_pass_does_not)
     lt_ctx_free(ctx);
 }
 
-TEST(bad_input_gets_a_sentence)
+TEST(bad_arguments_get_a_clear_message)
 {
     lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *images = some_images(ctx), *labels = some_labels(ctx, LT_U8);
@@ -302,7 +303,7 @@ TEST(bad_input_gets_a_sentence)
     lt_ctx_free(ctx);
 }
 
-TEST(memory_can_run_out)
+TEST(running_out_of_memory_is_an_error)
 {
     bool through = false;
     for (int n = 1; !through; n++) {
@@ -330,8 +331,8 @@ TEST(memory_can_run_out)
 
 /* ==== Threads ================================================================================= */
 
-/* A source of 1x1x1 images whose byte and label are their number. Reading those from fail_at on
- * fails, reading any takes pause microseconds. */
+/* A source of 1x1x1 images whose byte and label are the image's number. Reading an image takes
+ * `pause` microseconds, and fails from number fail_at on. */
 typedef struct numbers {
     lt_source base;
     int64_t fail_at;
@@ -377,7 +378,8 @@ static void open_numbers(numbers *s, int64_t count)
     s->fail_at = count;
 }
 
-/* The labels of a pass, one behind the other; a batch that is not of its labels' images fails. */
+/* Stores the labels of a pass in order and checks that each image has its label. Returns the number
+ * of images. */
 static int64_t run(lt_ctx *ctx, numbers *s, const lt_batch_options *options, int64_t *labels)
 {
     int64_t seen = 0;
@@ -403,7 +405,7 @@ static int64_t run(lt_ctx *ctx, numbers *s, const lt_batch_options *options, int
     return seen;
 }
 
-TEST(any_number_of_workers_gives_the_same)
+TEST(batches_do_not_depend_on_the_number_of_workers)
 {
     enum { MANY = 1000 };
     static const int64_t sizes[] = {1, 7, 16, 100, MANY, MANY + 1};
@@ -427,7 +429,8 @@ TEST(any_number_of_workers_gives_the_same)
     lt_ctx_free(ctx);
 }
 
-/* A limit for threads: so many can be started yet; below 0: any number. In place of libc's. */
+/* The number of threads that can still be started; -1: no limit. Used by the pthread_create below,
+ * which replaces libc's. */
 static int threads_left = -1;
 
 int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*body)(void *), void *ud)
@@ -446,7 +449,7 @@ static void keep_line(void *ud, lt_log_level level, const char *line)
     snprintf(ud, 128, "%s", line);
 }
 
-TEST(a_limit_for_threads_leaves_fewer_workers)
+TEST(a_limit_on_threads_reduces_the_workers)
 {
     enum { MANY = 300 };
     int64_t want[MANY];
@@ -484,7 +487,7 @@ TEST(a_limit_for_threads_leaves_fewer_workers)
     lt_ctx_free(ctx);
 }
 
-TEST(a_batch_has_a_limit)
+TEST(the_batch_size_has_a_limit)
 {
     lt_ctx *ctx = lt_ctx_new(NULL);
     numbers s;
@@ -501,7 +504,7 @@ TEST(a_batch_has_a_limit)
     lt_ctx_free(ctx);
 }
 
-TEST(what_was_seen_is_left_out)
+TEST(images_before_first_are_skipped)
 {
     enum { MANY = 100 };
     int64_t want[MANY], got[MANY];
@@ -523,7 +526,7 @@ TEST(what_was_seen_is_left_out)
     lt_ctx_free(ctx);
 }
 
-TEST(an_empty_source_is_over_at_once)
+TEST(an_empty_source_has_no_batches)
 {
     lt_ctx *ctx = lt_ctx_new(NULL);
     numbers s;
@@ -539,13 +542,13 @@ TEST(an_empty_source_is_over_at_once)
     lt_ctx_free(ctx);
 }
 
-TEST(the_first_failure_comes_out_of_next)
+TEST(next_reports_the_first_failure)
 {
     lt_ctx *ctx = lt_ctx_new(NULL);
     for (int workers = -1; workers <= 3; workers += 2) {
         numbers s;
         open_numbers(&s, 500);
-        s.fail_at = 120; /* and all after it: later pieces fail too, perhaps sooner */
+        s.fail_at = 120; /* and all later ones: later chunks fail too, perhaps sooner */
         lt_batch_options options = {.batch = 100, .workers = workers};
         lt_batches *batches = lt_batches_new(ctx, &s.base, &options);
         lt_tensor *x, *y;
@@ -553,7 +556,7 @@ TEST(the_first_failure_comes_out_of_next)
         CHECK_EQ(lt_dim(x, 0), 100);
         lt_release(x);
         lt_release(y);
-        for (int again = 0; again < 7; again++) { /* the pass never seems to be whole */
+        for (int again = 0; again < 7; again++) { /* the pass never ends normally */
             CHECK_FAILS(lt_batches_next(batches, &x, &y), LT_EDATA, "number 120 is bad");
             CHECK(!x && !y);
         }
@@ -563,7 +566,7 @@ TEST(the_first_failure_comes_out_of_next)
     lt_ctx_free(ctx);
 }
 
-TEST(a_pass_that_is_given_up_ends_soon)
+TEST(an_abandoned_pass_ends_soon)
 {
     lt_ctx *ctx = lt_ctx_new(NULL);
     for (int workers = -1; workers <= 3; workers += 2)
@@ -581,7 +584,7 @@ TEST(a_pass_that_is_given_up_ends_soon)
             }
             int before = s.reads;
             lt_batches_free(batches);
-            CHECK(s.reads - before < 150); /* what each worker had begun, of the 300 ahead */
+            CHECK(s.reads - before < 150); /* only images in progress, of the 300 ahead */
             CHECK_EQ(s.base.refs, 1);
         }
     CHECK_EQ(lt_memory_stats(ctx).live, 0);

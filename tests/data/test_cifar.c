@@ -1,4 +1,4 @@
-/* test_cifar.c - CIFAR-10's binary files. */
+/* test_cifar.c - the binary files of CIFAR-10. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -24,7 +24,7 @@ __attribute__((destructor)) static void remove_paths(void)
 /* Byte i of the pixels of record r, in the file's order. */
 static int sample(int r, int i) { return (i * 7 + r * 31 + i / 256) % 256; }
 
-/* Records [first, first + n), of labels first % 10 and so on, cut after `bytes` bytes. */
+/* Writes records [first, first + n), labelled first % 10 and so on, truncated to `bytes` bytes. */
 static void write_records(const char *to, int first, int n, size_t bytes)
 {
     FILE *f = fopen(to, "wb");
@@ -75,7 +75,7 @@ TEST(planes_become_pixels)
     lt_ctx_free(ctx);
 }
 
-TEST(a_file_that_is_cut_is_an_error)
+TEST(a_truncated_file_is_an_error)
 {
     static const size_t cuts[] = {0, 1, RECORD - 1, RECORD + 1, 2 * RECORD - 1};
     char text[256];
@@ -90,7 +90,7 @@ TEST(a_file_that_is_cut_is_an_error)
     }
 }
 
-TEST(a_label_outside_is_an_error)
+TEST(a_label_out_of_range_is_an_error)
 {
     char text[128];
     write_records(path, 0, 4, SIZE_MAX);
@@ -101,7 +101,7 @@ TEST(a_label_outside_is_an_error)
     check_refused(2, text);
 }
 
-TEST(a_missing_file_and_a_folder_are_named)
+TEST(a_missing_file_or_a_folder_is_named_in_the_message)
 {
     lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *x, *y;
@@ -112,7 +112,7 @@ TEST(a_missing_file_and_a_folder_are_named)
     lt_ctx_free(ctx);
 }
 
-TEST(memory_can_run_out)
+TEST(running_out_of_memory_is_an_error)
 {
     write_records(path, 0, 2, SIZE_MAX);
     lt_status status = LT_ENOMEM;

@@ -1,7 +1,8 @@
-/* test_folder.c - images in folders: what is listed, in which order, and what is said of the rest.
+/* test_folder.c - images in folders: which entries are listed, in which order, and which messages
+ * the others cause.
  *
- * Where only the names matter the files are empty: reading one fails with a sentence that begins
- * with its path.
+ * Where only names matter, the files are empty: reading one fails with a message that starts with
+ * its path.
  */
 #define _GNU_SOURCE /* nftw */
 #include <ftw.h>
@@ -53,7 +54,7 @@ static void empty_root(void)
     make_folder("");
 }
 
-/* from: a file in tests/data, or NULL for an empty file. */
+/* Creates a copy of `from`, a file in tests/data, or an empty file if it is NULL. */
 static void make_file(const char *name, const char *from)
 {
     char source[64], bytes[4096];
@@ -119,7 +120,7 @@ TEST(names_are_sorted_byte_by_byte)
     free(buffers.file.data);
 }
 
-TEST(the_rest_is_left_alone)
+TEST(other_files_and_folders_are_ignored)
 {
     empty_root();
     make_folder("cat");
@@ -154,8 +155,8 @@ TEST(links_are_followed)
     lt_source_release(s);
 }
 
-static char warning[1024]; /* the last one, and how many there were */
-static int warnings;
+static char warning[1024]; /* the last one */
+static int warnings;       /* number of warnings */
 
 static void keep_warning(void *ud, lt_log_level level, const char *line)
 {
@@ -175,14 +176,14 @@ static void make_socket(const char *name)
     close(fd);
 }
 
-/* Reading the first one would wait without end. */
-TEST(names_without_a_file_are_left_out_and_counted)
+/* Opening the FIFO would block forever. */
+TEST(entries_that_are_not_files_are_skipped_and_counted)
 {
     char text[256];
     empty_root();
     make_folder("cat");
     make_file("cat/a.jpg", NULL);
-    CHECK_EQ(symlink("cat/a.jpg", in_root("a")), 0); /* no class: not counted */
+    CHECK_EQ(symlink("cat/a.jpg", in_root("a")), 0); /* not a class: not counted */
     CHECK_EQ(symlink("gone.jpg", in_root("cat/b.jpg")), 0);
     CHECK_EQ(symlink("../cat", in_root("cat/c.jpg")), 0);
     CHECK_EQ(symlink("/dev/null", in_root("cat/d.jpg")), 0);
@@ -203,7 +204,7 @@ TEST(names_without_a_file_are_left_out_and_counted)
     CHECK_STR(warning, text);
     lt_source_release(s);
     CHECK_EQ(unlink(in_root("cat/e.jpg")), 0);
-    CHECK_EQ(symlink("loop", in_root("loop")), 0); /* a class, perhaps */
+    CHECK_EQ(symlink("loop", in_root("loop")), 0); /* could have been a class: counted */
     lt_source_release(open_root());
     snprintf(text, sizeof text,
              "%s: entries that are not files are skipped: 8, the first is loop (Too many levels "
@@ -214,7 +215,7 @@ TEST(names_without_a_file_are_left_out_and_counted)
     lt_log_to(ctx, NULL, NULL);
 }
 
-TEST(what_a_name_leads_to_is_said)
+TEST(the_warning_names_the_file_type)
 {
     static const char *const kinds[] = {"a folder", "a FIFO", "a socket", "a device"};
     char text[256];
@@ -246,8 +247,8 @@ TEST(what_a_name_leads_to_is_said)
     lt_log_to(ctx, NULL, NULL);
 }
 
-/* These are there, so that they may be missed by mistake: an error, when they are wanted. */
-TEST(what_may_not_be_read_is_an_error)
+/* Such files exist, so the user may expect them in the data set: they are not skipped. */
+TEST(missing_permission_is_an_error)
 {
     lt_sample_buffers buffers = {0};
     lt_image image;
@@ -280,7 +281,7 @@ TEST(what_may_not_be_read_is_an_error)
     free(buffers.file.data);
 }
 
-TEST(names_do_not_reach_the_terminal_as_they_are)
+TEST(messages_escape_control_characters_in_names)
 {
     static const struct {
         const char *name, *shown;
@@ -314,7 +315,7 @@ TEST(a_long_path_leaves_room_for_the_reason)
     CHECK(lt_source_folder(ctx, path, 8, 8, 3) == NULL);
     snprintf(text, sizeof text, "cannot open ...%s: No such file or directory", path + n - 200);
     CHECK_STR(lt_errmsg(), text);
-    memset(path, 'a', 300); /* a name that is longer than that is cut between characters */
+    memset(path, 'a', 300); /* longer names are truncated between characters */
     path[300] = '\0';
     CHECK_EQ(strlen(LT_SHOW(path)), 203);
     memcpy(path + 99, "\xc3\xa9", 2);
@@ -331,7 +332,8 @@ TEST(images_are_read_with_their_labels)
     make_folder("x");
     make_folder("y");
     make_file("x/1.png", "rgb.png");
-    make_file("y/1.jpg", "rgb.png"); /* the bytes say what it is, not the name */
+    make_file("y/1.jpg",
+              "rgb.png"); /* the format is detected from the content, not from the name */
     lt_tensor *want = lt_image_read(ctx, "tests/data/rgb.png", 3);
     CHECK(want != NULL);
     for (int size = 0; size <= 8; size += 8) {
@@ -355,10 +357,10 @@ TEST(images_are_read_with_their_labels)
     free(buffers.decoded.data);
 }
 
-TEST(without_a_size_all_have_that_of_the_first)
+TEST(without_a_size_all_images_must_match_the_first)
 {
     static const uint8_t one_pixel[] = {
-        /* a PNG of 1x1 */
+        /* a 1x1 PNG */
         137, 80,  78,  71,  13, 10, 26, 10,  0,   0,  0,  13, 73,  72,  68,  82, 0,
         0,   0,   1,   0,   0,  0,  1,  8,   0,   0,  0,  0,  58,  126, 155, 85, 0,
         0,   0,   10,  73,  68, 65, 84, 120, 156, 99, 96, 0,  0,   0,   2,   0,  1,

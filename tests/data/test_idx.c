@@ -1,5 +1,4 @@
-/* test_idx.c - IDX files: each element type, gzip, and every way that a small file can be
- * damaged. */
+/* test_idx.c - IDX files: each element type, gzip, and every kind of damage to a small file. */
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -144,14 +143,14 @@ TEST(every_flipped_bit_is_an_error_or_other_values)
             CHECK_EQ(lt_count(x) * (int64_t)lt_dtype_bytes(lt_tensor_dtype(x)), 12);
         else
             CHECK_EQ(lt_errcode(), LT_EDATA);
-        CHECK(x || bit < 8 * 16); /* nothing protects the data */
+        CHECK(x || bit < 8 * 16); /* the data have no checksum */
         lt_release(x);
     }
     CHECK(lt_memory_stats(ctx).peak < 4096);
     lt_ctx_free(ctx);
 }
 
-/* gzip has a checksum, so that what is read is what was written. */
+/* gzip has a checksum, so a file that can be read has the original content. */
 TEST(every_flipped_bit_of_gzip_is_an_error_or_harmless)
 {
     unsigned char packed[256];
@@ -173,7 +172,7 @@ TEST(every_flipped_bit_of_gzip_is_an_error_or_harmless)
     lt_ctx_free(ctx);
 }
 
-TEST(a_header_cannot_make_a_small_file_cost_much)
+TEST(a_small_file_cannot_cause_a_large_allocation)
 {
     unsigned char huge[] = {0, 0, 14, 2, 0, 15, 255, 255, 0, 15, 255, 255, 1, 2, 3};
     unsigned char endless[4 + 4 * 8] = {0, 0, 14, 8};
@@ -187,7 +186,7 @@ TEST(a_header_cannot_make_a_small_file_cost_much)
     lt_ctx_free(ctx);
 }
 
-TEST(data_after_the_end_are_an_error)
+TEST(trailing_data_are_an_error)
 {
     unsigned char longer[sizeof images + 1];
     memcpy(longer, images, sizeof images);
@@ -200,7 +199,7 @@ TEST(data_after_the_end_are_an_error)
     lt_ctx_free(ctx);
 }
 
-TEST(dims_have_bounds)
+TEST(dims_have_limits)
 {
     lt_ctx *ctx = lt_ctx_new(NULL);
     write_plain((unsigned char[]){0, 0, 8, 2, 0, 0, 0, 3, 0, 0, 0, 0}, 12);
@@ -212,7 +211,7 @@ TEST(dims_have_bounds)
     lt_ctx_free(ctx);
 }
 
-TEST(what_is_no_plain_file_is_named)
+TEST(a_path_that_is_not_a_regular_file_is_named)
 {
     lt_ctx *ctx = lt_ctx_new(NULL);
     CHECK(lt_idx_read(ctx, "/nowhere/train-images") == NULL);
@@ -223,14 +222,14 @@ TEST(what_is_no_plain_file_is_named)
     CHECK_STR(lt_errmsg(), "/ is not a regular file");
     unlink(path);
     CHECK_EQ(mkfifo(path, 0600), 0);
-    alarm(10); /* nobody writes into it: who waits for that is killed */
+    alarm(10); /* kills the test if the library blocks on the FIFO */
     check_refused(ctx, "is not a regular file");
     alarm(0);
     unlink(path);
     lt_ctx_free(ctx);
 }
 
-TEST(memory_can_run_out)
+TEST(running_out_of_memory_is_an_error)
 {
     write_gzip(images, sizeof images);
     lt_tensor *x = NULL;
@@ -255,7 +254,7 @@ TEST(reads_fashion_mnist)
     int64_t of_class[10] = {0};
     snprintf(file, sizeof file, "%strain-images-idx3-ubyte.gz", folder);
     if (access(file, R_OK) != 0)
-        SKIP("the package dataset-fashion-mnist is not installed");
+        SKIP("Fashion-MNIST (the package dataset-fashion-mnist is not installed)");
     lt_ctx *ctx = lt_ctx_new(NULL);
     lt_tensor *x = lt_idx_read(ctx, file);
     CHECK(x != NULL);

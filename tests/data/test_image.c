@@ -1,8 +1,8 @@
-/* test_image.c - JPEG and PNG files: what is decoded, and every way that a file can be damaged.
+/* test_image.c - JPEG and PNG files: decoded pixels, and every kind of damage.
  *
- * The files beside this one were made with Pillow, of the gradient below: 13 rows of 17 pixels.
- * rgb.png has it as it is, alpha.png half transparent, the JPEGs at quality 90, baseline.jpg with
- * restart markers. grey16.png has 16 bits, palette.png five colours.
+ * The files in this folder were made with Pillow from the gradient below: 13 rows of 17 pixels.
+ * rgb.png is unchanged, alpha.png is half transparent, and the JPEGs have quality 90, baseline.jpg
+ * with restart markers. grey16.png has 16 bits, palette.png has five colours.
  */
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -49,7 +49,7 @@ static file load(const char *name)
     return f;
 }
 
-/* A copy of exactly n bytes, so that ASan sees a step too far. */
+/* Decodes a copy of exactly n bytes, so that ASan detects reads past the end. */
 static lt_status decode(const uint8_t *bytes, size_t n, int channels, lt_sample_buffers *buffers,
                         lt_image *image)
 {
@@ -69,7 +69,7 @@ static void check_refused(const file *f, const char *text)
     CHECK(buffers.decoded.data == NULL);
 }
 
-/* Place of the first such bytes. */
+/* The offset of the first occurrence of these n bytes. */
 static size_t find(const file *f, const void *what, size_t n)
 {
     size_t at = 0;
@@ -87,17 +87,18 @@ static void put32(uint8_t *p, uint32_t value)
 
 static size_t find_chunk(const file *f, const char *name) { return find(f, name, 4) - 4; }
 
-/* Makes the checksum of the chunk at this place right. */
-static void mend(file *f, size_t at)
+/* Corrects the checksum of the PNG chunk at this offset. */
+static void fix_checksum(file *f, size_t at)
 {
     const uint8_t *p = f->bytes + at;
     uint32_t length = (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
     put32(f->bytes + at + 8 + length, (uint32_t)crc32(0, p + 4, length + 4));
 }
 
-/* ==== What is decoded ========================================================================= */
+/* ==== Decoding ================================================================================ */
 
-/* All pixels of a file: at most so far from the gradient, or its luma, and on average. */
+/* Checks the largest and the average difference of a file's pixels from the gradient or its luma.
+ */
 static void check_near(const char *name, int channels, bool grey, int most, double average)
 {
     lt_sample_buffers buffers = {0};
@@ -128,7 +129,7 @@ TEST(png_is_exact)
     check_near("alpha.png", 1, true, 0, 0);
 }
 
-TEST(jpeg_is_near) /* most of what is lost are colours, kept at half the resolution */
+TEST(jpeg_is_near) /* the main loss is in the colours, stored at half resolution */
 {
     check_near("baseline.jpg", 3, false, 20, 2.5);
     check_near("progressive.jpg", 3, false, 20, 2.5);
@@ -177,7 +178,7 @@ TEST(every_truncation_is_an_error)
             check_refused(&f, f.n == 0                    ? "the file is empty"
                               : f.n < (i < JPEGS ? 2 : 8) ? "neither a JPEG nor a PNG"
                                                           : "is cut short: it has no ");
-        memset(f.bytes + whole, 0x5a, 7); /* behind the end is nobody's business */
+        memset(f.bytes + whole, 0x5a, 7); /* bytes after the end are ignored */
         CHECK_OK(decode(f.bytes, whole + 7, 3, &buffers, &image));
     }
     free(buffers.decoded.data);
@@ -195,7 +196,7 @@ TEST(every_flipped_bit_of_a_png_is_an_error)
     }
 }
 
-/* A JPEG has no checksum: a flipped bit may make another image, but nothing worse. */
+/* A JPEG has no checksum: a flipped bit may change pixels, but nothing else. */
 TEST(a_flipped_bit_of_a_jpeg_is_an_error_or_other_pixels)
 {
     for (int i = 0; i < JPEGS; i++) {
@@ -214,7 +215,7 @@ TEST(a_flipped_bit_of_a_jpeg_is_an_error_or_other_pixels)
     }
 }
 
-TEST(a_header_cannot_make_a_small_file_cost_much)
+TEST(a_small_file_cannot_cause_a_large_allocation)
 {
     static const struct {
         unsigned h, w;
@@ -231,21 +232,21 @@ TEST(a_header_cannot_make_a_small_file_cost_much)
         check_refused(&jpeg, cases[i].text);
         put32(header, cases[i].w);
         put32(header + 4, cases[i].h);
-        mend(&png, 8);
+        fix_checksum(&png, 8);
         check_refused(&png, cases[i].text);
     }
     memset(header, 255, 8);
-    mend(&png, 8);
+    fix_checksum(&png, 8);
     check_refused(&png, "it has 4294967295x4294967295 pixels");
 }
 
-/* 1032 bytes of rows for each of the file's are the most; pixels differ much in what they take. */
-TEST(a_png_is_bounded_by_the_bytes_of_its_rows)
+/* A file of n bytes can hold at most 1032 n bytes of rows. The bytes per pixel vary widely. */
+TEST(the_rows_of_a_png_are_limited_by_its_size)
 {
     static const struct {
         unsigned h, w;
         uint8_t bits, type;
-        const char *text; /* NULL: the header promises what may be */
+        const char *text; /* NULL: the size is possible */
     } cases[] = {
         {8000, 8000, 16, 6,
          "its 8000x8000 pixels (height x width) are 512008000 bytes; luatrain accepts PNGs of at "
@@ -255,7 +256,7 @@ TEST(a_png_is_bounded_by_the_bytes_of_its_rows)
         {100, 1500, 1, 0, NULL},
         {1, 1200000, 16, 2, "its header promises 1x1200000 pixels"},
         {1, 1200000, 1, 3, NULL},
-        {1200000, 1, 1, 0, "its header promises 1200000x1 pixels"}, /* a filter for each row */
+        {1200000, 1, 1, 0, "its header promises 1200000x1 pixels"}, /* each row has a filter byte */
         {8, 8, 8, 1, "the header of the PNG is damaged; fetch it again"},
         {8, 8, 8, 7, "the header of the PNG is damaged; fetch it again"},
         {8, 8, 3, 0, "the header of the PNG is damaged; fetch it again"},
@@ -266,18 +267,18 @@ TEST(a_png_is_bounded_by_the_bytes_of_its_rows)
         {8, 8, 32, 0, "the header of the PNG is damaged; fetch it again"},
     };
     file png = load("rgb.png");
-    CHECK(1200000 / 1032 > png.n && 1200000 / 8 / 1032 < png.n); /* else take other numbers */
+    CHECK(1200000 / 1032 > png.n && 1200000 / 8 / 1032 < png.n); /* else adapt the cases */
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         put32(png.bytes + 16, cases[i].w);
         put32(png.bytes + 20, cases[i].h);
         png.bytes[24] = cases[i].bits;
         png.bytes[25] = cases[i].type;
-        mend(&png, 8);
+        fix_checksum(&png, 8);
         check_refused(&png, cases[i].text ? cases[i].text : "its compressed data are damaged");
     }
 }
 
-TEST(jpegs_of_other_kinds_are_refused)
+TEST(unsupported_jpegs_are_refused)
 {
     file f = load("baseline.jpg");
     size_t frame = find(&f, "\xff\xc0", 2);
@@ -287,7 +288,7 @@ TEST(jpegs_of_other_kinds_are_refused)
     f.bytes[frame + 4] = 12;
     check_refused(&f, "it is a JPEG with 12 bits per colour; luatrain reads those with 8");
     f = load("baseline.jpg");
-    f.bytes[frame + 3] = 14; /* two components, the third is skipped as padding */
+    f.bytes[frame + 3] = 14; /* two components; the third is treated as padding */
     f.bytes[frame + 9] = 2;
     check_refused(&f, "it is a JPEG with 2 colours; luatrain reads those with 1, 3 and 4");
     f = load("cmyk.jpg");
@@ -295,7 +296,7 @@ TEST(jpegs_of_other_kinds_are_refused)
     check_refused(&f, "the JPEG has four colours but does not say which");
 }
 
-/* Bytes of a JPEG, at the first place of a marker, become others. */
+/* Overwrites bytes of a JPEG, at an offset from the first occurrence of a marker. */
 static void check_jpeg_with(const char *marker, size_t offset, const char *bytes, size_t n,
                             const char *text)
 {
@@ -312,7 +313,7 @@ static void insert(file *f, size_t at, const uint8_t *bytes, size_t n)
     f->n += n;
 }
 
-/* Inserts copies of a scan before the end. The decoder takes zeros for data that are missing. */
+/* Inserts copies of a scan before the end. The decoder reads missing data as zeros. */
 static void insert_scans(file *f, const uint8_t *scan, size_t bytes, int count)
 {
     for (int i = 0; i < count; i++)
@@ -335,8 +336,8 @@ TEST(a_jpeg_has_at_most_100_scans)
     free(more.decoded.data);
 }
 
-/* Such a scan costs the file 12 bytes, and the decoder a walk over all blocks of a colour. */
-TEST(scans_of_a_jpeg_are_bounded_by_its_bytes)
+/* Such a scan takes 12 bytes in the file, but the decoder visits all blocks of a colour for it. */
+TEST(the_scans_of_a_jpeg_are_limited_by_its_size)
 {
     static const uint8_t refine_ac[] = {0xff, 0xda, 0, 8, 1, 1, 0, 1, 63, 0x10, 0, 0};
     lt_sample_buffers buffers = {0};
@@ -351,16 +352,16 @@ TEST(scans_of_a_jpeg_are_bounded_by_its_bytes)
     free(buffers.decoded.data);
 }
 
-/* 1.5 blocks per 8x8 pixels. Each block takes a bit in its first scan. */
-TEST(a_block_of_a_jpeg_takes_a_bit)
+/* There are 1.5 blocks per 8x8 pixels, and each block takes at least one bit in its first scan. */
+TEST(the_blocks_of_a_jpeg_are_limited_by_its_size)
 {
     file f = load("baseline.jpg");
     put32(f.bytes + find(&f, "\xff\xc0", 2) + 5, 512 << 16 | 640);
-    CHECK(512 / 8 * 640 / 8 * 3 / 2 / 8 > f.n); /* else take other numbers */
+    CHECK(512 / 8 * 640 / 8 * 3 / 2 / 8 > f.n); /* else choose a larger size */
     check_refused(&f, "its header promises 512x640 pixels (height x width), more than ");
 }
 
-TEST(a_jpeg_has_one_frame_and_tables_that_fit)
+TEST(a_jpeg_has_one_frame_and_valid_tables)
 {
     enum { CODES = 2 * 255 };
     uint8_t table[4 + 17 + CODES] = {0xff, 0xc4, (19 + CODES) >> 8, (19 + CODES) & 255, 3};
@@ -373,7 +374,7 @@ TEST(a_jpeg_has_one_frame_and_tables_that_fit)
     check_refused(&huge, "the Huffman table of the JPEG is damaged");
 }
 
-TEST(a_jpeg_brings_all_that_it_uses)
+TEST(a_jpeg_defines_all_that_it_uses)
 {
     check_jpeg_with("\xff\xc4", 0, "\xff\xfe", 2, "uses a table that it does not define");
     check_jpeg_with("\xff\xdb", 0, "\xff\xfe", 2, "uses a table that it does not define");
@@ -397,20 +398,20 @@ TEST(a_png_has_known_chunks_in_order)
     f.bytes[data + 30] ^= 1;
     check_refused(&f, "the checksum of the PNG chunk at byte 33 is wrong; fetch it again");
     memset(f.bytes + data + 10, 0xff, 20);
-    mend(&f, data);
+    fix_checksum(&f, data);
     check_refused(&f, "its compressed data are damaged; fetch it again");
     memcpy(f.bytes + data + 4, "ODAT", 4);
-    mend(&f, data);
+    fix_checksum(&f, data);
     check_refused(&f, "luatrain does not support the PNG chunk at byte 33, which is needed");
     memcpy(f.bytes + data + 4, "IHDR", 4);
-    mend(&f, data);
+    fix_checksum(&f, data);
     check_refused(&f, "a PNG must have one header, at its beginning; this one does not");
     memcpy(f.bytes + 12, "CgBI", 4);
-    mend(&f, 8);
+    fix_checksum(&f, 8);
     check_refused(&f, "a PNG must have one header, at its beginning; this one does not");
     f = load("rgb.png");
     put32(f.bytes + 8, 0);
-    mend(&f, 8);
+    fix_checksum(&f, 8);
     f.n = 8 + 12;
     check_refused(&f, "a PNG must have one header, at its beginning; this one does not");
     f = load("rgb.png");
@@ -419,8 +420,8 @@ TEST(a_png_has_known_chunks_in_order)
     check_refused(&f, "its compressed data are damaged; fetch it again");
 }
 
-/* The decoder would copy no bytes to NULL, which C does not define. */
-TEST(the_first_data_of_a_png_are_not_empty)
+/* The decoder would call memcpy with NULL and 0 bytes, which is undefined in C. */
+TEST(an_empty_first_data_chunk_is_refused)
 {
     static const uint8_t empty[12] = {0, 0, 0, 0, 'I', 'D', 'A', 'T'};
     lt_sample_buffers buffers = {0};
@@ -428,18 +429,18 @@ TEST(the_first_data_of_a_png_are_not_empty)
     file f = load("rgb.png"), later = f;
     size_t data = find_chunk(&f, "IDAT");
     insert(&f, data, empty, sizeof empty);
-    mend(&f, data);
+    fix_checksum(&f, data);
     check_refused(&f, "the first IDAT chunk of the PNG is empty; save the image again");
     data = find_chunk(&later, "IEND");
     insert(&later, data, empty, sizeof empty);
-    mend(&later, data);
+    fix_checksum(&later, data);
     CHECK_OK(decode(later.bytes, later.n, 3, &buffers, &image));
     free(buffers.decoded.data);
 }
 
 /* ==== Files =================================================================================== */
 
-TEST(what_is_no_plain_file_is_a_sentence)
+TEST(a_path_that_is_not_an_image_file_is_an_error)
 {
     char pipe[] = "/tmp/luatrain-image-XXXXXX";
     lt_ctx *ctx = lt_ctx_new(NULL);
@@ -466,7 +467,7 @@ TEST(what_is_no_plain_file_is_a_sentence)
     lt_ctx_free(ctx);
 }
 
-TEST(a_file_has_a_limit)
+TEST(the_file_size_has_a_limit)
 {
     lt_bytes buffer = {0};
     size_t n, size = load("rgb.png").n;
@@ -480,7 +481,7 @@ TEST(a_file_has_a_limit)
     free(buffer.data);
 }
 
-TEST(memory_can_run_out)
+TEST(running_out_of_memory_is_an_error)
 {
     lt_tensor *x = NULL;
     for (int n = 1; !x; n++) {

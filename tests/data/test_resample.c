@@ -1,4 +1,4 @@
-/* test_resample.c - the resampler against the plain formula, in double, and against Pillow. */
+/* test_resample.c - compares the resampler with the plain formula in double, and with Pillow. */
 #include <stdlib.h>
 
 #include "data/source.h"
@@ -6,7 +6,7 @@
 
 enum { MOST = 64 * 64 * 4 };
 
-/* Something with edges in it, and both ends of the range. */
+/* An image with edges, and with both ends of the range. */
 static lt_image make_image(uint8_t *pixels, int h, int w, int c)
 {
     for (int i = 0; i < h * w * c; i++)
@@ -14,7 +14,7 @@ static lt_image make_image(uint8_t *pixels, int h, int w, int c)
     return (lt_image){pixels, LT_U8, h, w, c};
 }
 
-/* How much pixel k counts for place i of n along an axis, before the sum is brought to 1. */
+/* The weight of input pixel k in output pixel i of n along an axis, before normalisation. */
 static double weight(double begin, double length, int n, int i, int k)
 {
     double scale = length / n, reach = scale > 1 ? scale : 1;
@@ -53,7 +53,7 @@ static void check_case(int ih, int iw, int c, lt_crop crop, int h, int w)
     free(buffers.resized.data);
 }
 
-TEST(it_is_the_triangle_filter)
+TEST(resampling_applies_the_triangle_filter)
 {
     check_case(20, 31, 3, (lt_crop){0, 0, 20, 31}, 7, 9);
     check_case(20, 31, 3, (lt_crop){0, 0, 20, 31}, 33, 50);
@@ -80,7 +80,7 @@ TEST(the_same_size_is_a_copy)
     free(buffers.resized.data);
 }
 
-TEST(what_is_constant_stays_so)
+TEST(constant_images_stay_constant)
 {
     static uint8_t pixels[50 * 50];
     lt_sample_buffers buffers = {0};
@@ -95,8 +95,8 @@ TEST(what_is_constant_stays_so)
     free(buffers.resized.data);
 }
 
-/* Image.resize((n, 1), BILINEAR, box) of Pillow 13. */
-TEST(pillow_gives_the_same)
+/* Expected values: Image.resize((n, 1), BILINEAR, box) of Pillow 13. */
+TEST(the_result_equals_that_of_pillow)
 {
     static const uint8_t row[] = {0, 10, 40, 90, 160, 250, 130, 20};
     static const struct {

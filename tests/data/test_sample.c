@@ -1,5 +1,5 @@
-/* test_sample.c - what happens to an image on its way into a batch, compared with a plain
- * computation pixel by pixel, and that it is a function of (seed, epoch, image) alone.
+/* test_sample.c - augmentation and resizing of the images of a batch, compared with a plain
+ * computation of each pixel. The result must depend only on (seed, epoch, image).
  */
 #include <stdlib.h>
 
@@ -8,13 +8,13 @@
 
 enum { N = 40, H = 5, W = 7, C = 3, SIZE = H * W * C, SEED = 11, EPOCH = 4 };
 
-/* No byte is 0, so that black shows. */
+/* Never 0, so that padding can be told apart. */
 static uint8_t byte_of(int64_t i, int64_t y, int64_t x, int64_t c)
 {
     return (uint8_t)(1 + (37 * i + 41 * y + 11 * x + 83 * c) % 255);
 }
 
-/* (N, H, W, C); floats are the byte / 256. The label of an image is its number. */
+/* (N, H, W, C); floats are the bytes / 256. The label of an image is its number. */
 static lt_source *open_images(lt_ctx *ctx, lt_dtype dtype)
 {
     lt_tensor *images = lt_tensor_new(ctx, dtype, 4, (int64_t[]){N, H, W, C});
@@ -35,7 +35,8 @@ static lt_source *open_images(lt_ctx *ctx, lt_dtype dtype)
     return source;
 }
 
-/* Puts each image of a pass at its number: out (count, image_bytes). Returns how many came. */
+/* Stores each image of a pass at the index of its number: out (count, image_bytes). Returns the
+ * number of images. */
 static int collect(lt_ctx *ctx, lt_source *source, const lt_batch_options *options, void *out,
                    size_t image_bytes)
 {
@@ -59,7 +60,7 @@ static int collect(lt_ctx *ctx, lt_source *source, const lt_batch_options *optio
 
 static int64_t below(uint32_t word, int64_t n) { return (int64_t)floor(word / 4294967296.0 * n); }
 
-/* ==== Moved and mirrored ====================================================================== */
+/* ==== Shifting and mirroring ================================================================== */
 
 typedef struct move {
     int64_t dy, dx;
@@ -74,7 +75,7 @@ static move move_of(int64_t i, int64_t crop, bool flip)
                   flip && word[2] >= 0x80000000u};
 }
 
-/* The byte that an augmented image has there. */
+/* The expected byte of an augmented image. */
 static uint8_t wanted(move m, int64_t i, int64_t y, int64_t x, int64_t c)
 {
     int64_t from_y = y + m.dy, from_x = (m.mirrored ? W - 1 - x : x) + m.dx;
@@ -82,7 +83,7 @@ static uint8_t wanted(move m, int64_t i, int64_t y, int64_t x, int64_t c)
     return inside ? byte_of(i, from_y, from_x, c) : 0;
 }
 
-TEST(moved_and_mirrored_bytes)
+TEST(shifted_and_mirrored_bytes)
 {
     static uint8_t out[N * SIZE];
     lt_ctx *ctx = lt_ctx_new(&(lt_config){.seed = SEED});
@@ -107,7 +108,7 @@ TEST(moved_and_mirrored_bytes)
     lt_ctx_free(ctx);
 }
 
-TEST(black_comes_in_before_normalising)
+TEST(padding_is_black_before_normalisation)
 {
     static const lt_dtype dtypes[] = {LT_U8, LT_F32, LT_F64};
     static float out[N * SIZE];
@@ -130,7 +131,7 @@ TEST(black_comes_in_before_normalising)
     lt_ctx_free(ctx);
 }
 
-TEST(all_shifts_come)
+TEST(all_shifts_occur)
 {
     bool seen[9][9] = {{false}};
     int n = 0;
@@ -178,9 +179,9 @@ TEST(augmentation_is_a_function_of_seed_epoch_and_image)
     lt_ctx_free(ctx);
 }
 
-/* ==== Brought to size ========================================================================= */
+/* ==== Resizing ================================================================================ */
 
-/* Fails unless out is that window of the image. */
+/* Checks that out is this crop of the image, resampled to h x w. */
 static void check_crop(const uint8_t *out, lt_image image, lt_crop crop, int64_t h, int64_t w)
 {
     lt_sample_buffers buffers = {0};
@@ -195,26 +196,27 @@ static double between(uint32_t word, double low, double high)
     return low + (high - low) * (word / 4294967296.0);
 }
 
-/* The part of an image of height x width: the share of its area that was drawn, all of it; at the
- * aspect ratio that was drawn, where it fits, else as high or as wide as the image. */
+/* The random crop of an image of height x width. It has exactly the fraction of the area that was
+ * drawn. It has the aspect ratio that was drawn if that fits; otherwise it is as high or as wide as
+ * the image. */
 static lt_crop part_of(const uint32_t word[4], double least, double height, double width)
 {
-    double share = between(word[0], least, 1), area = share * height * width;
+    double fraction = between(word[0], least, 1), area = fraction * height * width;
     double aspect = 0.75 * pow(16.0 / 9, word[1] / 4294967296.0);
     double h = sqrt(area / aspect), w = sqrt(area * aspect);
     if (h > height) {
         h = height;
-        w = share * width;
+        w = fraction * width;
     } else if (w > width) {
         w = width;
-        h = share * height;
+        h = fraction * height;
     }
     CHECK(h <= height && w <= width);
-    CHECK_NEAR(h * w / (height * width), share, 1e-12);
+    CHECK_NEAR(h * w / (height * width), fraction, 1e-12);
     return (lt_crop){between(word[2], 0, height - h), between(word[3], 0, width - w), h, w};
 }
 
-TEST(a_random_part_comes_to_the_full_size)
+TEST(a_random_crop_is_resized_to_the_full_size)
 {
     static uint8_t out[N * SIZE], pixels[SIZE];
     double least = 1, most = 0;
@@ -238,7 +240,7 @@ TEST(a_random_part_comes_to_the_full_size)
     lt_ctx_free(ctx);
 }
 
-/* Images of one size, 800 pixels, in a source that wants another. */
+/* A source whose images have h x w = 800 pixels, but are resized to another size. */
 enum { PIXELS = 800 };
 
 typedef struct photo {
@@ -274,7 +276,7 @@ static photo make_photo(int64_t count, int64_t h, int64_t w, int64_t to_h, int64
     return p;
 }
 
-TEST(a_random_part_of_an_odd_image_has_all_of_its_share)
+TEST(a_random_crop_of_a_narrow_image_has_the_full_area)
 {
     enum { TO = 6 };
     static const struct {
@@ -299,7 +301,7 @@ TEST(a_random_part_of_an_odd_image_has_all_of_its_share)
     lt_ctx_free(ctx);
 }
 
-TEST(the_middle_of_a_large_image_is_taken)
+TEST(a_large_image_is_cropped_to_its_center)
 {
     static const struct {
         int64_t h, w;
@@ -308,7 +310,7 @@ TEST(the_middle_of_a_large_image_is_taken)
         {40, 20, {0, 0, 40, 20}},            /* no crop */
         {10, 10, {11.25, 1.25, 17.5, 17.5}}, /* 7/8 of the narrow side */
         {20, 10, {2.5, 1.25, 35, 17.5}},
-        {50, 100, {15.625, 1.25, 8.75, 17.5}}, /* larger */
+        {50, 100, {15.625, 1.25, 8.75, 17.5}}, /* enlarged */
     };
     static uint8_t out[50 * 100 * 3];
     lt_ctx *ctx = lt_ctx_new(NULL);

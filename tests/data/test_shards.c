@@ -1,4 +1,4 @@
-/* test_shards.c - what each of several ranks gets of every batch. */
+/* test_shards.c - the part of every batch that each rank gets. */
 #include <limits.h>
 
 #include "data/data.h"
@@ -21,8 +21,8 @@ static lt_source *some_images(lt_ctx *ctx)
 
 static int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* The next of a pass is the shard of rank `rank` of `ranks`, of a batch of `rows` rows of which the
- * first is `done`. */
+/* Checks that the next batch of a pass is the shard of rank `rank` of `ranks`. The whole batch has
+ * `rows` rows, starting at row `done`. */
 static void check_shard(lt_batches *batches, int64_t done, int64_t rows, int64_t grain, int rank,
                         int ranks)
 {
@@ -41,7 +41,7 @@ static void check_shard(lt_batches *batches, int64_t done, int64_t rows, int64_t
     lt_release(y);
 }
 
-/* All batches of rank `rank`, which stands for `shards` of `ranks * shards`. */
+/* Checks all batches of rank `rank`, which has `shards` of the `ranks * shards` shards. */
 static void check_pass(lt_ctx *ctx, lt_source *source, int64_t batch, int64_t grain, int rank,
                        int ranks, int shards)
 {
@@ -81,14 +81,14 @@ TEST(each_rank_has_its_shards_of_every_batch)
 TEST(shards_of_very_many_rows)
 {
     int64_t first, count;
-    lt_shard(INT64_MAX - 1, 1, 254, 255, &first, &count); /* rows times ranks would be too large */
+    lt_shard(INT64_MAX - 1, 1, 254, 255, &first, &count); /* rows * ranks would overflow */
     CHECK_EQ(first + count, INT64_MAX - 1);
     CHECK_EQ(count, (INT64_MAX - 1) / 255);
-    lt_shard(INT64_MAX, 2, 2, 3, &first, &count); /* and so would whole grains */
+    lt_shard(INT64_MAX, 2, 2, 3, &first, &count); /* rounding up to whole grains would overflow */
     CHECK_EQ(first + count, INT64_MAX);
 }
 
-TEST(ranks_that_are_not_there)
+TEST(ranks_out_of_range_are_refused)
 {
     static const struct {
         int rank, ranks, shards;

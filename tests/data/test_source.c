@@ -1,4 +1,4 @@
-/* test_source.c - sources: what they say of themselves, and the synthetic one. */
+/* test_source.c - sources: their properties and digests, and the synthetic source. */
 #include "data/source.h"
 #include "tests/lt_test.h"
 
@@ -30,7 +30,7 @@ TEST(images_in_memory)
     lt_source_release(NULL);
 }
 
-TEST(images_in_memory_have_a_pixel)
+TEST(images_in_memory_have_at_least_one_pixel)
 {
     static const int64_t dims[][4] = {{4, 0, 5, 1}, {4, 5, 0, 1}, {4, 5, 5, 0}, {4, 0, 5, 0}};
     static const char *const texts[] = {"4x0x5x1 u8", "4x5x0x1 u8", "4x5x5x0 u8", "4x0x5 u8"};
@@ -49,8 +49,8 @@ TEST(images_in_memory_have_a_pixel)
     lt_ctx_free(ctx);
 }
 
-/* Digests of six images in memory, with another pixel in image `at`, and another class for image
- * `label`; -1: none. */
+/* Computes the digests of six images in memory, after changing a pixel of image `at` and the class
+ * of image `label`; -1: no change. */
 static void digest_with(lt_dtype dtype, int at, int label, uint32_t digests[2])
 {
     lt_ctx *ctx = lt_ctx_new(NULL);
@@ -70,7 +70,7 @@ static void digest_with(lt_dtype dtype, int at, int label, uint32_t digests[2])
     lt_ctx_free(ctx);
 }
 
-TEST(a_digest_is_of_labels_and_of_a_sample_of_images)
+TEST(digests_cover_labels_and_a_sample_of_images)
 {
     uint32_t usual[2], other[2];
     digest_with(LT_U8, -1, -1, usual);
@@ -83,7 +83,7 @@ TEST(a_digest_is_of_labels_and_of_a_sample_of_images)
         CHECK(other[0] != usual[0] && other[1] == usual[1]);
     }
     digest_with(LT_F32, -1, -1, usual);
-    digest_with(LT_F32, 3, -1, other); /* its last bits may be of another CPU */
+    digest_with(LT_F32, 3, -1, other); /* the last bits may differ between CPUs */
     CHECK(memcmp(usual, other, sizeof usual) == 0);
 }
 
@@ -91,7 +91,7 @@ enum { MAX_SEEN = 32 };
 static int64_t seen[MAX_SEEN];
 static int n_seen;
 
-/* An image that cannot be read; its number is noted. */
+/* Records the number of the image and fails. */
 static lt_status note_number(const lt_source *source, int64_t i, lt_sample_buffers *buffers,
                              lt_image *image, int64_t *label)
 {
@@ -121,7 +121,7 @@ TEST(a_digest_samples_from_the_first_image_to_the_last)
 
 enum { H = 12, W = 9, MOST = 3, CLASSES = 10 };
 
-/* Image i of a seed and a part, and its class. */
+/* Generates image i for a seed and a part. Returns its class. */
 static int64_t synthetic(uint64_t seed, uint64_t part, int64_t i, int64_t channels,
                          uint8_t out[H * W * MOST])
 {
@@ -159,10 +159,10 @@ TEST(synthetic_images_are_a_function_of_seed_part_and_number)
     CHECK(memcmp(a, b, sizeof a) != 0);
 }
 
-/* The mean of an image's channel minus that of noise is half the colour of its class: */
-TEST(synthetic_colours_tell_the_classes)
+/* The mean of an image's channel, minus that of the noise, is half the colour of its class. */
+TEST(synthetic_colours_distinguish_the_classes)
 {
-    static const int base[] = {0, 10, 4, 3}; /* the smallest with at least 10 numbers */
+    static const int base[] = {0, 10, 4, 3}; /* the smallest base with at least 10 colours */
     for (int64_t channels = 1; channels <= MOST; channels++)
         for (int64_t class = 0; class < CLASSES; class ++) {
             uint8_t image[H * W * MOST];
@@ -173,12 +173,12 @@ TEST(synthetic_colours_tell_the_classes)
                 for (int64_t i = 0; i < H * W; i++)
                     sum += image[i * channels + c];
                 double colour = 255 * digit / (base[channels] - 1);
-                CHECK_NEAR(sum / (H * W), 127.5 / 2 + colour / 2, 12); /* 3.4 deviations */
+                CHECK_NEAR(sum / (H * W), 127.5 / 2 + colour / 2, 12); /* 3.4 standard deviations */
             }
         }
 }
 
-TEST(synthetic_refused)
+TEST(bad_synthetic_arguments_are_refused)
 {
     static const struct {
         int64_t count, h, w, c, classes;
