@@ -1,11 +1,11 @@
-/* fuzz_file.c - any bytes may be in a file of tensors: opening it fails with LT_EFILE, or all of it
- * can be read, and comes back the same when it is written and read again. Memory is taken in
- * proportion to the file.
+/* fuzz_file.c - reads tensor files of arbitrary bytes. Either opening fails with LT_EFILE, or all
+ * tensors can be read, and are the same after saving and reading them again. Memory use is
+ * proportional to the size of the file.
  *
- * Byte 0 decides what the others are: the whole file, or a recipe for one, in which a byte below
- * 0x80 is itself, one below 0xc0 a piece of a header, and another one begins an entry for a tensor
- * that fits: without such entries the fuzzer would hardly come past the JSON parser. Byte 1 may add
- * to the data, so that they do not fit any more.
+ * Byte 0 selects the meaning of the others: the whole file, or a recipe for one. In a recipe, a
+ * byte below 0x80 stands for itself, one below 0xc0 for a part of a header, and any other starts an
+ * entry of a valid tensor. Without such entries the fuzzer would hardly get past the JSON parser.
+ * Byte 1 may add data, so that the sizes no longer match.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -18,7 +18,8 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* The entry of a tensor whose data begin at *offset; or, by the upper bits of form, near it. */
+/* Writes the entry of a tensor whose data begin at *offset, or one byte off, depending on the upper
+ * bits of form. */
 static char *put_entry(char *end, int letter, int form, int *offset)
 {
     static const struct {
@@ -94,7 +95,7 @@ static void check_round_trip(lt_ctx *ctx, lt_file *f)
     while (lt_file_meta_at(f, n_meta, &meta[2 * n_meta], &meta[2 * n_meta + 1]) &&
            n_meta < MOST - 1)
         n_meta++;
-    if (n > MOST || n_meta == MOST - 1 || lt_file_meta(f, "sha256")) /* a name that is taken */
+    if (n > MOST || n_meta == MOST - 1 || lt_file_meta(f, "sha256")) /* a reserved name */
         return;
     for (int i = 0; i < n; i++) {
         names[i] = lt_file_name(f, i);

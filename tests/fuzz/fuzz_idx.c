@@ -1,6 +1,6 @@
-/* fuzz_idx.c - any bytes may be in an IDX file: reading gives a tensor or LT_EDATA, and memory
- * only for data that is there. Byte 0 decides whether the rest is packed by gzip first, so that
- * the fuzzer gets past the checksum. */
+/* fuzz_idx.c - reads IDX files of arbitrary bytes: the result is a tensor or LT_EDATA, and memory
+ * is allocated only for data that exist. Byte 0 selects whether the rest is compressed with gzip
+ * first, so that the fuzzer gets past the checksum. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
-/* fuzz_image.c - any bytes may be in an image: decoding gives pixels, the same ones each time, or
- * LT_EDATA with the name of the file. Where the number of bytes is even the checksums of a PNG are
- * put right first, so that the fuzzer gets past them.
+/* fuzz_image.c - decodes images of arbitrary bytes: the result is the same pixels each time, or
+ * LT_EDATA with the name of the file. If the number of bytes is even, the checksums of a PNG are
+ * corrected first, so that the fuzzer gets past them.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@ static size_t read32(const uint8_t *p)
     return (size_t)p[0] << 24 | (size_t)p[1] << 16 | (size_t)p[2] << 8 | p[3];
 }
 
-static void mend_checksums(uint8_t *p, size_t n)
+static void fix_checksums(uint8_t *p, size_t n)
 {
     size_t length;
     for (size_t at = 8; at + 12 <= n && (length = read32(p + at)) <= n - at - 12;
@@ -42,7 +42,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size > 0)
         memcpy(bytes, data, size);
     if (size % 2 == 0)
-        mend_checksums(bytes, size);
+        fix_checksums(bytes, size);
     if (lt__image_decode("a.png", bytes, size, channels, &first, &x) == LT_OK) {
         must(x.h > 0 && x.w > 0 && x.c == channels && x.dtype == LT_U8);
         must(lt__image_decode("a.png", bytes, size, channels, &again, &y) == LT_OK);

@@ -77,7 +77,7 @@ static void must(bool promise, const char *what)
     abort();
 }
 
-/* ==== Short memory ============================================================================ */
+/* ==== Limited memory ========================================================================== */
 
 static void *(*real_alloc)(lt_device *device, size_t bytes);
 
@@ -86,7 +86,7 @@ static void *alloc(lt_device *device, size_t bytes)
     return bytes <= MAX_BYTES ? real_alloc(device, bytes) : NULL;
 }
 
-/* With reference kernels, or with fast ones. Borrowed. */
+/* A context with reference kernels, or with fast ones. Borrowed. */
 static lt_ctx *context(bool reference)
 {
     static lt_ctx *ctx[2];
@@ -105,8 +105,8 @@ static lt_ctx *context(bool reference)
 static void take_case(wild_call *w, lt_ctx *ctx, const op_case *c, lt_dtype dtype)
 {
     w->def = lt_op_find(ctx, c->op);
-    must(w->def != NULL, "a case names an op that does not exist");
-    must(lt_opts_parse(&w->def->schema, c->options, w->opts) == LT_OK, "a case has wrong options");
+    must(w->def != NULL, "a case has an unknown op");
+    must(lt_opts_parse(&w->def->schema, c->options, w->opts) == LT_OK, "a case has bad options");
     w->n_in = c->n_in;
     for (int i = 0; i < c->n_in; i++) {
         w->in[i].dtype = is_float_kind(c->in[i].kind) ? dtype : dtype_of_kind(c->in[i].kind);
@@ -124,7 +124,7 @@ static void change_option(wild_call *w, uint8_t which, uint8_t value)
     lt_opt *opt = &w->opts[k];
     switch (opt->kind) {
     case LT_INTS:
-        if (value >= 0xf8) { /* another count of values, the first of them repeated */
+        if (value >= 0xf8) { /* changes the number of values; all are equal to the first */
             opt->n = (uint8_t)(value & 7) + 1;
             for (int i = 1; i < opt->n; i++)
                 opt->i[i] = opt->i[0];
@@ -148,7 +148,7 @@ static void change_option(wild_call *w, uint8_t which, uint8_t value)
     default:
         opt->n = 1;
         opt->i[0] = value % 2;
-        break; /* a word: there are at least two */
+        break; /* a word: options have at least two */
     }
 }
 
@@ -159,7 +159,7 @@ static void change(wild_call *w, const uint8_t byte[3])
     int64_t *dims = w->in[i].dims, size = PICK(integers, byte[2]);
     switch (byte[0] % 12) {
     case 0: dims[axis] = size; break;
-    case 1: /* only an empty tensor can be as long */
+    case 1: /* makes the tensor empty, since only then can an axis be so long */
         dims[axis] = size;
         if (ndim > 1)
             dims[(axis + 1) % ndim] = 0;
@@ -167,7 +167,7 @@ static void change(wild_call *w, const uint8_t byte[3])
     case 2: w->in[i].ndim = byte[2] % (LT_MAX_DIMS + 1); break;
     case 3: w->in[i].dtype = (lt_dtype)(byte[2] % LT_DTYPE_COUNT); break;
     case 4: w->in[i].absent = byte[2] & 1; break;
-    case 5: /* more inputs, all like this one */
+    case 5: /* adds copies of this input */
         for (int n = byte[2] % 20; n > 0 && w->n_in > 0 && w->n_in < MAX_IN; n--, w->n_in++)
             w->in[w->n_in] = w->in[i];
         break;
@@ -178,12 +178,13 @@ static void change(wild_call *w, const uint8_t byte[3])
 
 /* ==== Running it ============================================================================== */
 
-/* New; NULL when it cannot be. */
+/* New, or NULL if the tensor is invalid or too large. */
 static lt_tensor *make_tensor(lt_ctx *ctx, const wild_call *w, int i)
 {
     lt_tensor *x = lt_tensor_new(ctx, w->in[i].dtype, w->in[i].ndim, w->in[i].dims);
     bool is_float = lt__is_float(w->in[i].dtype);
-    must(x || lt_errcode() == LT_EINVAL || lt_errcode() == LT_ENOMEM, "a tensor fails otherwise");
+    must(x || lt_errcode() == LT_EINVAL || lt_errcode() == LT_ENOMEM,
+         "a tensor fails with another status");
     for (int64_t k = 0; x && k < lt_count(x); k++) {
         void *to = (char *)x->data + (size_t)k * lt_dtype_bytes(w->in[i].dtype);
         double small = (double)(k % 5) - (is_float ? 1 : 0), wild = PICK(numbers, (size_t)k);
@@ -193,7 +194,7 @@ static lt_tensor *make_tensor(lt_ctx *ctx, const wild_call *w, int i)
             lt_convert(to, w->in[i].dtype, &PICK(integers, (size_t)(k * 7 + 2)), LT_I64, 1);
     }
     if (x && is_float && !w->def->op->in_place)
-        must(lt_set_requires_grad(x, true) == LT_OK, "a leaf wants no gradient");
+        must(lt_set_requires_grad(x, true) == LT_OK, "a leaf cannot require a gradient");
     return x;
 }
 
@@ -203,10 +204,10 @@ static void check_message(const wild_call *w)
     size_t n = strlen(name);
     must(strncmp(lt_errmsg(), name, n) == 0 && lt_errmsg()[n] == ':' &&
              strlen(lt_errmsg()) > n + 10,
-         "a message that does not begin with the op's name");
+         "a message does not begin with the op's name");
 }
 
-static void go_back(lt_ctx *ctx, lt_tensor *const *out)
+static void check_backward(lt_ctx *ctx, lt_tensor *const *out)
 {
     for (int k = 0; k < LT_MAX_OUT && out[k]; k++) {
         if (!lt_requires_grad(out[k]))
@@ -215,12 +216,12 @@ static void go_back(lt_ctx *ctx, lt_tensor *const *out)
             lt_tensor_full(ctx, lt_tensor_dtype(out[k]), lt_ndim(out[k]), lt_dims(out[k]), 0.5);
         lt_status status = dy ? lt_backward(out[k], dy) : lt_errcode();
         must(status == LT_OK || status == LT_ENOMEM || status == LT_ENUMERIC,
-             "backward fails behind a forward that did not");
+             "backward fails after a successful forward");
         lt_release(dy);
     }
 }
 
-static void run(lt_ctx *ctx, const wild_call *w, bool goes_back)
+static void run(lt_ctx *ctx, const wild_call *w, bool backward)
 {
     lt_tensor *in[MAX_IN] = {NULL}, *out[LT_MAX_OUT] = {NULL};
     bool made = true;
@@ -229,11 +230,11 @@ static void run(lt_ctx *ctx, const wild_call *w, bool goes_back)
     if (made) {
         lt_status status = lt_apply(ctx, w->def, in, w->n_in, w->opts, out);
         must(status == LT_OK || status == LT_EINVAL || status == LT_EDATA || status == LT_ENOMEM,
-             "a call has another status");
+             "a call fails with another status");
         if (status != LT_OK)
             check_message(w);
-        else if (goes_back)
-            go_back(ctx, out);
+        else if (backward)
+            check_backward(ctx, out);
     }
     lt_bn_stats_clear(ctx);
     for (int k = 0; k < LT_MAX_OUT; k++)
@@ -242,7 +243,7 @@ static void run(lt_ctx *ctx, const wild_call *w, bool goes_back)
         lt_release(in[i]);
 }
 
-/* Views and elements of a tensor at any place. */
+/* Takes views, rows and elements of a tensor at arbitrary indices. */
 static void run_core(lt_ctx *ctx, const wild_call *w)
 {
     const int64_t a = w->opts[0].i[0], b = w->opts[1].i[0];
@@ -250,9 +251,9 @@ static void run_core(lt_ctx *ctx, const wild_call *w)
     lt_tensor *x = w->n_in > 0 ? make_tensor(ctx, w, 0) : NULL;
     lt_tensor *view = x && w->n_in > 1 ? lt_view(x, w->in[1].ndim, w->in[1].dims) : NULL;
     lt_tensor *rows = x ? lt_rows(x, a, b) : NULL;
-    must(!rows || (a >= 0 && b >= 0 && a + b <= lt_dim(x, 0)), "rows that are not there");
+    must(!rows || (a >= 0 && b >= 0 && a + b <= lt_dim(x, 0)), "rows out of range");
     lt_status status = x ? lt_item(x, a, &value) : LT_OK;
-    must(!x || (status == LT_OK) == (a >= 0 && a < lt_count(x)), "an element that is not there");
+    must(!x || (status == LT_OK) == (a >= 0 && a < lt_count(x)), "an element out of range");
     lt_release(rows);
     lt_release(view);
     lt_release(x);

@@ -1,5 +1,6 @@
--- test_bf16.lua - residual nets learn Fashion-MNIST in bf16 as well as in f32, from the same start.
--- The short form takes a small net and some of the images; LUATRAIN_TEST_SLOW=1 ResNet-20 too.
+-- test_bf16.lua - from the same initial weights, residual nets learn Fashion-MNIST in bf16 as well
+-- as in f32. By default, this trains a small net on some of the images; LUATRAIN_TEST_SLOW=1 adds
+-- ResNet-20.
 package.path = "tests/lua/?.lua;" .. package.path
 local lt = require "luatrain"
 local T = require "lt_test"
@@ -29,7 +30,7 @@ local function small_net()
                        nn.global_avg_pool2d(), nn.linear{16, 10}}
 end
 
--- What lt.fit gives back, in each precision.
+-- Returns the results of lt.fit in f32 and in bf16.
 local function both(make_net, train, test, epochs, lr)
   local nets, results = {off = make_net(), bf16 = make_net()}, {}
   lt.save(top, nets.off)
@@ -45,17 +46,17 @@ local function both(make_net, train, test, epochs, lr)
   return results.off, results.bf16
 end
 
--- `least` is what f32 reaches; bf16 is no worse than that by more than the margin.
+-- Checks that the accuracy of f32 is above `least` and that of bf16 is lower by less than margin.
 local function compare(name, least, margin, f32, bf16)
   print(("%s: top-1 %.4f in f32, %.4f in bf16; loss %.4f, %.4f"):format(
         name, f32.top1, bf16.top1, f32.loss, bf16.loss))
   assert(f32.top1 > least, f32.top1)
   assert(bf16.top1 > f32.top1 - margin, bf16.top1)
-  assert(bf16.loss ~= f32.loss)                        -- it was another computation
+  assert(bf16.loss ~= f32.loss)                        -- the computations differ
 end
 
 if not pcall(lt.data.open, "fashion-mnist") then
-  T.skip("training in bf16", "there is no Fashion-MNIST here")
+  T.skip("training in bf16", "Fashion-MNIST is not installed")
   T.finish()
 end
 local train, test = lt.data.open "fashion-mnist"

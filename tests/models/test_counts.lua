@@ -1,13 +1,13 @@
--- test_counts.lua - lt.models: parameter counts against the published ones, shapes, names, options.
+-- test_counts.lua - lt.models: parameter counts as published, shapes, names, options.
 package.path = "tests/lua/?.lua;models/?.lua;" .. package.path
 local lt = require "luatrain"
 local models = lt.models
 local T = require "lt_test"
 
--- Those of torchvision for classes = 1000; MobileNet's is that of the paper's authors with batch
--- norm, 4.2 million in their table. For small images shortcuts are 1x1 convolutions where the shape
--- changes: that of ResNet-20 is 272,474 = 464 (stem) + 14,016 + 51,648 + 205,696 (stages) + 650.
--- The paper's own 0.27 M is for shortcuts without parameters, 269,722.
+-- From torchvision, for classes = 1000. MobileNet is from the paper's authors, with batch norm: 4.2
+-- million in their table. In the nets for small images, shortcuts are 1x1 convolutions where the
+-- shape changes. ResNet-20 has 272,474 = 464 (first layer) + 14,016 + 51,648 + 205,696 (stages) +
+-- 650 parameters. The paper's 0.27 M is for shortcuts without parameters: 269,722.
 local counts = {
   resnet18 = 11689512, resnet34 = 21797672, resnet50 = 25557032, resnet101 = 44549160,
   resnet152 = 60192808,
@@ -19,18 +19,19 @@ local counts = {
   mlp = 784 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10,
 }
 
-T.test("counts are the published ones, and cost no memory", function()
+T.test("parameter counts are as published; counting allocates no weights", function()
   local before = lt.memory().live
   for arch, count in pairs(counts) do
     local net = models[arch]()
     if net:count() ~= count then
-      error(("%s has %d parameters, published are %d"):format(arch, net:count(), count))
+      error(("%s has %d parameters, but the published count is %d"):format(arch, net:count(),
+                                                                            count))
     end
   end
-  assert(lt.memory().live - before < 1 << 20, "counting needs no weights")
+  assert(lt.memory().live - before < 1 << 20, "counting allocated weights")
 end)
 
-T.test("there is no other", function()
+T.test("every model is in the table", function()
   local n = 0
   for arch in pairs(models) do
     assert(counts[arch], arch)
@@ -40,7 +41,7 @@ T.test("there is no other", function()
 end)
 
 T.test("MobileNet by width", function()
-  -- keras.applications, without the moving statistics of batch norm, which it counts as parameters.
+  -- From keras.applications, minus the running statistics of batch norm, which it counts too.
   for width, count in pairs{[0.25] = 470072, [0.5] = 1331592, [0.75] = 2585560} do
     T.equal(models.mobilenet_v1{width = width}:count(), count)
   end
@@ -48,7 +49,7 @@ T.test("MobileNet by width", function()
   T.equal(models.mobilenet_v1{width = 0.01}.conv.out, 8)
 end)
 
--- One forward of two images, in both modes: finite logits of the right shape.
+-- Checks a forward pass of two images in both modes: finite logits of the right shape.
 local function check_forward(net, height, width, channels, classes)
   local x = lt.randn({2, height, width, channels})
   for _, mode in ipairs{"train", "eval"} do
@@ -108,7 +109,7 @@ T.test("initial values", function()
   T.equal(net.stage1[1].bn2.scale:sum():item(), 16.0)
 end)
 
-T.test("batch norm of all ranks, in the places of the other", function()
+T.test("sync_bn replaces every batch norm", function()
   for _, name in ipairs{"resnet20", "resnet50", "mobilenet_v1", "vgg16_bn"} do
     local sync, plain = tostring(models[name]{sync_bn = true}), tostring(models[name]{})
     assert(not sync:find " batch_norm" and not plain:find "sync")
@@ -116,7 +117,7 @@ T.test("batch norm of all ranks, in the places of the other", function()
   end
 end)
 
-T.test("names", function()
+T.test("parameter names", function()
   local names = {}
   for name in models.resnet18{}:named_parameters() do names[#names + 1] = name end
   T.equal(names[1], "conv1.w")
@@ -125,7 +126,7 @@ T.test("names", function()
           .. "stage2.1.bn1.shift stage2.1.conv2.w stage2.1.bn2.scale stage2.1.bn2.shift")
 end)
 
-T.test("strict", function()
+T.test("bad options are refused", function()
   T.fails(function() models.resnet50{clases = 10} end,
           "resnet50: unknown key 'clases' (did you mean 'classes'?)")
   T.fails(function() models.resnet20{classes = 0} end,
@@ -143,7 +144,7 @@ T.test("strict", function()
           "models has no 'resnet51' (did you mean 'resnet50'?)")
 end)
 
-T.test("a wrong image gets the user's line", function()
+T.test("an image of the wrong shape is reported at the caller's line", function()
   local net = models.resnet20{}
   T.fails(function() net(lt.ones({1, 32, 32, 1})) end, "net.conv1 conv2d: w wants 3 input "
           .. "channels, x has 1 (x 1x32x32x1 f32, w 16x3x3x3 f32)")

@@ -1,4 +1,4 @@
--- test_lenet.lua - LeNet step by step beside PyTorch's.
+-- test_lenet.lua - compares the training of LeNet with PyTorch, step by step.
 local lt = require "luatrain"
 local follow = require "trajectory"
 

@@ -1,5 +1,5 @@
--- test_recipes.lua - the recipes: 20 steps of each, their numbers, and how they stretch. ResNet-50
--- takes them with LUATRAIN_TEST_SLOW=1; else it takes 2, and a ResNet-20 in its place 20.
+-- test_recipes.lua - the recipes: 20 steps of each, their settings, and how schedules stretch.
+-- ResNet-50 runs 20 steps with LUATRAIN_TEST_SLOW=1; otherwise it runs 2, and ResNet-20 runs 20.
 package.path = "tests/lua/?.lua;models/?.lua;" .. package.path
 local lt = require "luatrain"
 local recipes = require "recipes"
@@ -8,7 +8,7 @@ local T = require "lt_test"
 local slow = os.getenv "LUATRAIN_TEST_SLOW" == "1"
 local here = io.popen("pwd"):read "l"
 
--- The numbers of a field, in all lines of an event.
+-- Returns the numbers of a field in all lines of an event.
 local function numbers(folder, event, field)
   local list = {}
   for line in io.lines(folder .. "/metrics.jsonl") do
@@ -19,8 +19,9 @@ local function numbers(folder, event, field)
   return list
 end
 
--- So many steps of train_recipe.lua: its batches, and its learning rate where the factor is 1. Its
--- one epoch passes through those of the recipe from `first` to `last`.
+-- Runs `steps` steps of train_recipe.lua and checks the learning rates. `batch` is the batch size,
+-- `rate` the learning rate at factor 1. The single epoch of the run covers those of the recipe from
+-- `first` to `last`.
 local function check_script(name, steps, batch, rate, first, last)
   local folder, recipe = T.folder(), recipes[name]
   local text, code = T.run(folder, ("--quiet --max-steps %d --out . %s/models/train_recipe.lua "
@@ -38,10 +39,10 @@ end
 T.test("steps of train_recipe.lua", function()
   check_script("mobilenet_73", 20, 8, 8 * 0.4 / 1024, 0, 200)
   check_script("resnet50_78", slow and 20 or 2, 8, 8 * 2.048 / 2048, 0, 250)
-  check_script("resnet50_fast", slow and 20 or 2, 4, 8 / 4096, 13, 25)    -- those of 224 x 224
+  check_script("resnet50_fast", slow and 20 or 2, 4, 8 / 4096, 13, 25)    -- the 224 x 224 stage
 end)
 
-T.test("the rates of resnet50_fast, for the batch that it has then", function()
+T.test("the schedule of resnet50_fast accounts for the batch of each stage", function()
   local f, ulp = recipes.resnet50_fast.schedule, 2.0 ^ -52
   for _, point in ipairs{{0, 1}, {3.5, 1.5}, {7, 2}, {10, 1.125}, {13, 0.4375}, {22, 0.04375},
                          {23.5, 0.0240625}, {25, 0.0025}, {28, 0.00025}, {29, 0.00025}} do
@@ -64,7 +65,7 @@ local function fit(name, side, given)
   return settings
 end
 
-T.test("fewer epochs, small images and batches: everything in proportion", function()
+T.test("sizes, batches and rates scale with epochs, images and batch", function()
   local o = fit("resnet50_fast", 28, {epochs = 5, batch = 8, target = 0.25})
   T.equal(o.sizes, {{area = 0.08, batch = 8, epochs = 2, size = 16},
                     {area = 0.087, batch = 4, epochs = 2, size = 28},
@@ -75,12 +76,12 @@ T.test("fewer epochs, small images and batches: everything in proportion", funct
     for i = 1, steps do middles[#middles + 1] = epoch - 1 + (i - 0.5) / steps end
   end
   T.equal({#rates, #middles}, {20, 20})
-  local function place(epoch)                                     -- in the recipe
+  local function recipe_epoch(epoch)
     return epoch < 2 and epoch * 13 / 2 or epoch < 4 and 13 + (epoch - 2) * 12 / 2
            or 25 + (epoch - 4) * 3
   end
   for i, middle in ipairs(middles) do
-    T.near(rates[i], 8 / 4096 * recipes.resnet50_fast.schedule(place(middle)), 1e-12)
+    T.near(rates[i], 8 / 4096 * recipes.resnet50_fast.schedule(recipe_epoch(middle)), 1e-12)
   end
   T.equal(o.target, 0.25)
   o = fit("resnet50_78", 8, {epochs = 10, batch = 8, accumulate = 2})
@@ -90,7 +91,7 @@ T.test("fewer epochs, small images and batches: everything in proportion", funct
   T.equal(fit("mobilenet_73", 8, {epochs = 1, batch = 8, mixup = 0}).mixup, 0)
 end)
 
-T.test("each size has the rates of its batch, for any number of epochs", function()
+T.test("each size has the learning rates of its stage, for any number of epochs", function()
   local recipe, lt_fit, o = recipes.resnet50_fast, lt.fit, nil
   local set = lt.data.open "synthetic:28x28x3/2/16"
   lt.fit = function(given) o = given end
@@ -103,9 +104,9 @@ T.test("each size has the rates of its batch, for any number of epochs", functio
         from, to = to, to + stage.epochs
         if stage.size / 8 == size.size then break end
       end
-      for share = 0.0, 0.99, 0.03 do
-        T.near(o.schedule(first + share * size.epochs, epochs),
-               recipe.schedule(from + share * (to - from)), 1e-9)
+      for fraction = 0.0, 0.99, 0.03 do
+        T.near(o.schedule(first + fraction * size.epochs, epochs),
+               recipe.schedule(from + fraction * (to - from)), 1e-9)
       end
       first = first + size.epochs
     end
@@ -114,7 +115,7 @@ T.test("each size has the rates of its batch, for any number of epochs", functio
   lt.fit = lt_fit
 end)
 
-T.test("refused", function()
+T.test("bad arguments are refused", function()
   local set = lt.data.open "synthetic:8x8x3/2/16"
   local function refused(message, ...)
     local ok, why = pcall(recipes.fit, ...)

@@ -1,5 +1,5 @@
--- test_scripts.lua - the scripts in models/ take steps, at sizes that their nets are for; two of
--- them run to the end.
+-- test_scripts.lua - each script in models/ trains for two steps, at image sizes that suit its
+-- nets; two of them run to the end.
 package.path = "tests/lua/?.lua;" .. package.path
 local lt = require "luatrain"
 local T = require "lt_test"
@@ -7,7 +7,7 @@ local T = require "lt_test"
 local folder = os.tmpname()
 os.remove(folder)
 
--- Exit code and output of `luatrain options models/train_NAME.lua flags`.
+-- Returns the exit code and output of `luatrain options models/train_NAME.lua flags`.
 local function run(options, name, flags)
   local command = ("%s %s models/train_%s.lua %s 2>&1"):format(T.program(), options, name, flags)
   local pipe = assert(io.popen(command))
@@ -16,7 +16,7 @@ local function run(options, name, flags)
   return code, text
 end
 
--- Two steps: the checkpoint after them holds the weights of the net that was asked for.
+-- Trains for two steps and checks that the checkpoint has the weights of the chosen net.
 local function two_steps(name, flags, tensor, shape)
   local out = ("%s/%s"):format(folder, name)
   local code, text = run(("--quiet --max-steps 2 --resume never --out %s"):format(out), name, flags)
@@ -38,19 +38,19 @@ T.test("two steps of each script", function()
             {512, 2048})
 end)
 
-T.test("to the end", function()
+T.test("two scripts run to the end", function()
   for _, name in ipairs{"lenet", "resnet"} do
     local out = ("%s/%s-whole"):format(folder, name)
     local code, text = run("--out " .. out, name,
                            "--data synthetic:16x16x3/3/256 --batch 16 --epochs 2 --lr 0.02")
     if code ~= 0 then error(text) end
     local top1 = tonumber(text:match "epoch 2/2.-top1 ([%d.]+) %%")
-    assert(top1 and top1 > 60, text)            -- a third would be chance
+    assert(top1 and top1 > 60, text)            -- chance is a third
     assert(lt.load(out .. "/weights.safetensors"))
   end
 end)
 
-T.test("flags", function()
+T.test("the scripts' flags and --help", function()
   for _, name in ipairs{"lenet", "resnet", "mobilenet", "vgg"} do
     local code, text = run("", name, "--help")
     T.equal(code, 0)

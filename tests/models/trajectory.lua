@@ -1,10 +1,10 @@
 -- trajectory.lua - trains a net from PyTorch's initial weights on PyTorch's batches and compares
 -- the losses.
 --
--- A fixture of tests/oracle/make.py holds the weights, under this net's names or what
--- name_there(name) makes of them; 32 images with labels; and in loss.f64 and loss.f32 PyTorch's
--- losses: each of a batch of 8 before its step of SGD, and last that of all images in evaluation,
--- which shows the running statistics of batch norm too.
+-- A fixture written by tests/oracle/make.py holds the weights, under the names that
+-- fixture_name(name) returns for this net's names; 32 images with labels; and PyTorch's losses, in
+-- loss.f64 and loss.f32. There is a loss for each batch of 8 before its SGD step. The last loss is
+-- of all images in evaluation mode, which also tests the running statistics of batch norm.
 
 package.path = "tests/lua/?.lua;" .. package.path
 local lt = require "luatrain"
@@ -12,15 +12,15 @@ local T = require "lt_test"
 
 local BATCH = 8
 
-local function take_weights(net, fixture, name_there)
+local function copy_weights(net, fixture, fixture_name)
   for name, p in net:named_parameters() do
-    local there = name_there(name)
-    if not fixture[there] then error("the fixture has no " .. there) end
-    p:copy(fixture[there])
+    local key = fixture_name(name)
+    if not fixture[key] then error("the fixture has no " .. key) end
+    p:copy(fixture[key])
   end
 end
 
--- The losses of all steps, and of all images in evaluation.
+-- Returns the losses of all steps and, last, of all images in evaluation mode.
 local function train(net, fixture, dtype, lr, steps)
   local images, labels = fixture.images:cast(dtype), fixture.labels
   local sgd = lt.optim.sgd(net, {lr = lr, momentum = 0.9, weight_decay = 5e-4})
@@ -40,16 +40,16 @@ local function train(net, fixture, dtype, lr, steps)
   return losses
 end
 
--- One test for each precision: within 1e-8 over 50 steps in f64, within 1e-4 over 10 in f32.
-return function(name, make_net, lr, name_there)
-  name_there = name_there or function(here) return here end
+-- Makes a test for each precision: within 1e-8 over 50 steps in f64, within 1e-4 over 10 in f32.
+return function(name, make_net, lr, fixture_name)
+  fixture_name = fixture_name or function(own_name) return own_name end
   local fixture = lt.load("tests/oracle/" .. name .. ".safetensors")
   for _, case in ipairs{{"f64", 1e-8}, {"f32", 1e-4}} do
     local dtype, tolerance = table.unpack(case)
     T.test(("%s in %s follows PyTorch"):format(name, dtype), function()
       local wanted = fixture["loss." .. dtype]:totable()
       local net = make_net():to(dtype)
-      take_weights(net, fixture, name_there)
+      copy_weights(net, fixture, fixture_name)
       local losses = train(net, fixture, dtype, lr, #wanted - 1)
       local most = 0
       for i, loss in ipairs(losses) do most = math.max(most, math.abs(loss - wanted[i])) end

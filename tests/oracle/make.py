@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
 """Writes the fixtures that the tests compare luatrain with, using PyTorch in float64.
 
-    tests/oracle/make.py             all of them, beside this file
+    tests/oracle/make.py             all of them, in this folder
     tests/oracle/make.py ops         ops.safetensors: the cases of tests/ops/cases.txt
     tests/oracle/make.py models      lenet.safetensors, resnet20.safetensors: 50 steps of training
     tests/oracle/make.py check PREFIX f32 f16 bf16
                                      PREFIXf32.safetensors and so on, for tools/gpu_check: the cases
-                                     with what goes in rounded to that dtype, and all that comes out
+                                     with inputs rounded to that dtype, and all of the results
 
 The fixtures were made with PyTorch 2.15, on the CPU. Inputs and upstream gradients of
-ops.safetensors are functions of the case's text alone and are not stored: cases.h makes the same
-ones. A tensor there is named HASH.WHAT. HASH is that of the case's first four fields, so that a
-changed case no longer finds its values. WHAT is out.K, grad.NAME (the gradient of the sum over K of
-out.K times its upstream gradient) or after.NAME (an input that the op writes), and ends in .sums
-where keep() says so.
+ops.safetensors depend only on the case's text and are not stored: cases.h computes the same ones. A
+tensor in that file is named HASH.WHAT. HASH is a hash of the case's first four fields, so that a
+changed case does not find outdated values. WHAT is out.K, grad.NAME (the gradient of the sum over K
+of out.K times its upstream gradient) or after.NAME (an input that the op writes). It ends in .sums
+if keep() stores sums instead of the tensor.
 """
 import json
 import random
@@ -31,7 +31,7 @@ DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torc
 
 
 def save(path, tensors):
-    """The safetensors format: length of the header, header, data."""
+    """Writes a safetensors file: the length of the header, the header, the data."""
     header, blobs, end = {}, [], 0
     for name, t in tensors.items():
         t = t.detach().contiguous()
@@ -46,7 +46,7 @@ def save(path, tensors):
     print(f"{path.name}: {len(tensors)} tensors, {path.stat().st_size} bytes")
 
 
-# ==== Helpers of the expressions: luatrain's layouts on the outside, PyTorch's inside ====
+# ==== Functions for the expressions in cases.txt: luatrain's layouts outside, PyTorch's inside ====
 
 def nchw(x):
     return x.permute(0, 3, 1, 2)     # also (out, kh, kw, in) -> (out, in, kh, kw)
@@ -69,13 +69,13 @@ def avg_pool2d(x, *options):
 
 
 def batch_norm(x, scale, shift, mean, var, *options):
-    """Channels last. In training PyTorch writes the running mean and var."""
+    """Batch norm with channels last. In training, PyTorch writes the running mean and var."""
     x = x.movedim(-1, 1)
     return F.batch_norm(x, mean.detach(), var.detach(), scale, shift, *options).movedim(1, -1)
 
 
 def merge(mean, var, mean2, var2, n, n2):
-    """Writes mean and biased variance of both sets, by way of their raw moments."""
+    """Writes the mean and biased variance of both sets together, computed from raw moments."""
     m = (n * mean + n2 * mean2) / (n + n2)
     square = (n * (var + mean**2) + n2 * (var2 + mean2**2)) / (n + n2)
     mean.detach().copy_(m)
@@ -84,20 +84,20 @@ def merge(mean, var, mean2, var2, n, n2):
 
 
 def running(running_mean, running_var, mean, var, n, momentum):
-    """Moves the running values as F.batch_norm does: the variance unbiased."""
+    """Updates the running values as F.batch_norm does, with the unbiased variance."""
     running_mean.detach().lerp_(mean, momentum)
     running_var.detach().lerp_(var * n / (n - 1), momentum)
     return ()
 
 
 def add_squares(total, x):
-    """Writes total."""
+    """Adds the sum of the squares of x to total."""
     total.detach().add_(x.detach().square().sum())
     return ()
 
 
 def step(kind, w, g, *state, t=1, **options):
-    """Writes w and the optimizer's state as step number t of torch.optim's kind does."""
+    """Updates w and the optimizer's state like step t of the torch.optim class `kind`."""
     p = w.detach().requires_grad_()
     p.grad = g.detach().clone()
     optim = kind([p], foreach=False, **options)
@@ -110,7 +110,7 @@ def step(kind, w, g, *state, t=1, **options):
 
 
 def lars(w, g, v, lr, momentum=0.9, weight_decay=0.0, trust=0.001, eps=1e-8):
-    """The formula of You, Gitman and Ginsburg; PyTorch has none."""
+    """A LARS step, by the formula of You, Gitman and Ginsburg; PyTorch has no LARS."""
     w, g, v = w.detach(), g.detach(), v.detach()
     w_norm, g_norm = w.square().sum().sqrt(), g.square().sum().sqrt()
     known = w_norm > 0 and g_norm > 0
@@ -136,7 +136,7 @@ def fnv1a(text):
 
 
 def uniform(seed, n, draws=4):
-    """(draws, n) numbers in [0, 1) by splitmix64, the same in cases.h."""
+    """(draws, n) numbers in [0, 1) from splitmix64, the same as in cases.h."""
     z = np.arange(1, draws * n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z += np.uint64(int(seed, 16))
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -151,7 +151,7 @@ def normal(seed, n):
 
 
 def values(kind, n, seed):
-    """n numbers of a kind of cases.txt; cases.h makes the same ones."""
+    """n numbers of a kind in cases.txt; cases.h computes the same ones."""
     i, u = np.arange(n), uniform(seed, n)
     makers = {
         "normal": lambda: normal(seed, n),
@@ -178,7 +178,7 @@ def dtype_of(kind):
 
 
 def rounded(x, dtype):
-    """x, float64, rounded to dtype once: x.to(dtype) may go by way of float32."""
+    """x, a float64, rounded to dtype once; x.to(dtype) may round to float32 first."""
     digits, least = {torch.float64: (53, -1074), torch.float32: (24, -149),
                      torch.float16: (11, -24), torch.bfloat16: (8, -133)}[dtype]
     _, exponent = torch.frexp(x)
@@ -203,7 +203,7 @@ def parse_inputs(text):
 
 
 def keep(found, name, x, whole):
-    """A tensor of up to 512 elements; of a larger one 16 sums, each of every 16th element."""
+    """Stores x if it has up to 512 elements, otherwise 16 sums, each of every 16th element."""
     if x.numel() > 512 and not whole:
         weights = torch.tensor(2 * uniform(fnv1a("sums"), x.numel(), 1)[0] - 1)
         terms = x.detach().double().reshape(-1) * weights
@@ -212,7 +212,7 @@ def keep(found, name, x, whole):
 
 
 def evaluate(key, fields, dtype=torch.float64, whole=False):
-    """All tensors of one case, under their names. What goes in is rounded to dtype."""
+    """Returns all tensors of one case, under their names. Inputs are rounded to dtype."""
     found, pairs = {}, []
     inputs = {name: make_input(key, name, spec, dtype) for name, spec in parse_inputs(fields[1])}
     before = {name: x.detach().clone() for name, x in inputs.items()}
@@ -236,7 +236,7 @@ def evaluate(key, fields, dtype=torch.float64, whole=False):
 
 
 def evaluate_all(dtype, whole):
-    """The tensors of all cases."""
+    """Returns the tensors of all cases."""
     found, keys = {}, set()
     for line in (HERE.parent / "ops" / "cases.txt").read_text().splitlines():
         if not line or line.startswith("#"):
@@ -264,7 +264,7 @@ def make_check(prefix, dtypes):
         save(Path(f"{prefix}{name}.safetensors"), evaluate_all(known[name], True))
 
 
-# ==== Trajectories: 50 steps of training, from weights and images that the fixture holds ====
+# ==== Trajectories: 50 steps of training, with weights and images stored in the fixture ====
 
 class LeNet(torch.nn.Module):
     def __init__(self):
@@ -282,7 +282,7 @@ class LeNet(torch.nn.Module):
 
 
 class Block(torch.nn.Module):
-    """Two 3x3 convolutions; a 1x1 convolution as shortcut where the shape changes."""
+    """Two 3x3 convolutions, with a 1x1 convolution as shortcut if the shape changes."""
 
     def __init__(self, c_in, c, stride):
         super().__init__()
@@ -315,7 +315,7 @@ class ResNet20(torch.nn.Module):
 
 
 def images(n, size, channels, rng):
-    """Noise, with a bright square whose place and size tell the class."""
+    """Noise with a bright square, whose position and channel depend on the class."""
     labels = [i % 10 for i in range(n)]
     x = torch.tensor([rng.random() for _ in range(n * size * size * channels)])
     x = x.reshape(n, size, size, channels)
@@ -326,7 +326,7 @@ def images(n, size, channels, rng):
 
 
 def train(net, x, labels, lr, steps):
-    """The losses of SGD over batches of 8, each before its step; last that of all in evaluation."""
+    """Returns the loss of each batch of 8 before its SGD step, and last of all in eval mode."""
     dtype = next(net.parameters()).dtype
     optim = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
     losses = []
@@ -343,7 +343,7 @@ def train(net, x, labels, lr, steps):
 
 
 def luatrain_name(name):
-    """blocks.0.conv1.weight is blocks.1.conv1.w; a batch norm has scale and shift."""
+    """Converts blocks.0.conv1.weight to blocks.1.conv1.w; a batch norm has scale and shift."""
     parts = [str(int(part) + 1) if part.isdigit() else part for part in name.split(".")]
     *path, layer, kind = parts
     norm = layer.startswith("bn")
@@ -352,12 +352,12 @@ def luatrain_name(name):
 
 
 def make_model(make, seed, lr, size, channels):
-    """PyTorch's initial weights, rounded to bf16 to keep the file small, and its losses.
+    """Writes PyTorch's initial weights, rounded to bf16 to keep the file small, and its losses.
 
-    A ReLU that opens on one side and stays shut on the other moves the later losses of a batch of
-    8. Among the four million that ResNet-20 passes in 10 steps some are within f32 rounding of
-    zero. Its seed and rate are ones where those matter little: in 25 trials, weights moved by 3e-7
-    of themselves moved no f32 loss by more than 3e-5.
+    If a ReLU is active in one program and inactive in the other, the later losses of a batch of 8
+    differ. Of the four million ReLU inputs of ResNet-20 in 10 steps, some are within f32 rounding
+    of zero. Its seed and rate were chosen so that these matter little: in 25 trials, relative
+    changes of the weights by 3e-7 changed no f32 loss by more than 3e-5.
     """
     name = make.__name__.lower()
     torch.manual_seed(seed)
