@@ -1,4 +1,4 @@
-/* cuda_test.h - what the tests of NVIDIA's libraries share. */
+/* cuda_test.h - helpers for the tests that call NVIDIA's libraries. */
 #ifndef TESTS_CUDA_CUDA_TEST_H
 #define TESTS_CUDA_CUDA_TEST_H
 
@@ -6,20 +6,20 @@
 #include "tests/cuda/libs.h"
 
 static const lt_host test_host = {lt_fail, lt_log};
-static void *const test_stream = (void *)&test_host; /* any but the default one */
+static void *const test_stream = (void *)&test_host; /* any stream except the default one */
 
-/* The whole of a small file. */
+/* Reads a whole file, with a final 0, into a buffer of `bytes` bytes. */
 static inline void read_text(const char *path, char *text, size_t bytes)
 {
     FILE *file = fopen(path, "r");
     if (!file)
-        FAIL("%s: cannot be opened", path);
+        FAIL("%s: cannot open the file", path);
     size_t n = fread(text, 1, bytes - 1, file);
     text[n] = 0;
     fclose(file);
 }
 
-/* xorshift64* (Vigna, 2016): from 0 to n - 1. */
+/* A random number from 0 to n - 1, by xorshift64* (Vigna, 2016). */
 static inline int64_t draw(uint64_t *seed, int64_t n)
 {
     *seed ^= *seed >> 12;
@@ -28,7 +28,7 @@ static inline int64_t draw(uint64_t *seed, int64_t n)
     return (int64_t)((*seed * 0x2545f4914f6cdd1d) >> 33) % n;
 }
 
-/* Values between -1 and 1, no two of which are likely to be equal. New. */
+/* Random values between -1 and 1; duplicates are unlikely. New. */
 static inline lt_tensor *random_tensor(lt_ctx *ctx, lt_dtype dtype, int ndim, const int64_t *dims,
                                        uint64_t *seed)
 {
@@ -42,7 +42,7 @@ static inline lt_tensor *random_tensor(lt_ctx *ctx, lt_dtype dtype, int ndim, co
     return x;
 }
 
-/* x in f64; floats only, others are kept. New. */
+/* A copy of x in f64, or in its own dtype if that is an integer. New. */
 static inline lt_tensor *exact_copy(lt_tensor *x)
 {
     bool is_float = lt__is_float((lt_dtype)x->dtype);
@@ -53,14 +53,14 @@ static inline lt_tensor *exact_copy(lt_tensor *x)
     return y;
 }
 
-/* Twice the largest error of rounding a number of size 1. */
+/* Twice the largest rounding error of a number near 1. */
 static inline double rounding(lt_dtype dtype)
 {
     return dtype == LT_BF16 ? 0x1p-8 : dtype == LT_F16 ? 0x1p-11 : 0x1p-24;
 }
 
-/* What a gradient or output may be off by: it, and what was added to the old value, are each
- * rounded to `dtype`, so many times; and what is below f16's numbers to 2^-24. */
+/* Compares with an exact result. The value, and the part of it that was added to `old`, are each
+ * rounded to `dtype` `times` times; numbers below f16's range are rounded to 2^-24. */
 static inline void compare(const char *what, lt_tensor *got, lt_tensor *want, lt_tensor *old,
                            lt_dtype dtype, int times)
 {
@@ -71,7 +71,8 @@ static inline void compare(const char *what, lt_tensor *got, lt_tensor *want, lt
             CHECK_OK(lt_item(old, i, &before));
         double by = times * rounding(dtype) * (fabs(right) + fabs(right - before)) + 0x1p-23;
         if (!(fabs(value - right) <= by))
-            FAIL("%s: element %lld is %.9g, not %.9g", what, (long long)i, value, right);
+            FAIL("%s: element %lld must be near %.9g, but is %.9g", what, (long long)i, right,
+                 value);
     }
 }
 

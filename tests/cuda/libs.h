@@ -1,4 +1,4 @@
-/* libs.h - NVIDIA's libraries as the tests have them: stand-ins beside the test's program. */
+/* libs.h - opens the stand-ins for NVIDIA's libraries, which are beside the test program. */
 #ifndef TESTS_CUDA_LIBS_H
 #define TESTS_CUDA_LIBS_H
 
@@ -12,19 +12,19 @@
 #include "tests/cuda/stand_in_nccl.h"
 #include "tests/lt_test.h"
 
-/* A file beside the test's own program, in a buffer of the caller. */
+/* The path of a file beside the test program, in the caller's buffer. */
 static inline char *beside(const char *name, char path[PATH_MAX])
 {
     char program[PATH_MAX] = "";
     if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
-        FAIL("there is no /proc/self/exe");
+        FAIL("/proc/self/exe is missing");
     if (snprintf(path, PATH_MAX, "%s/%s", dirname(program), name) >= PATH_MAX)
         FAIL("the path is too long");
     return path;
 }
 
-/* What a stand-in beside the program is told, and says: one engine, nothing done yet. Libraries are
- * looked for there first from now on. */
+/* Opens a stand-in and resets its state: one engine, all counters 0. From now on the backend
+ * searches the stand-ins' folder first. */
 static inline stand_in *open_stand_in(const char *soname)
 {
     char path[PATH_MAX];
@@ -37,7 +37,7 @@ static inline stand_in *open_stand_in(const char *soname)
     return state;
 }
 
-/* Likewise, of the stand-in for NCCL: each call is in progress for a while. */
+/* The same for NCCL. Each call stays in progress for two polls. */
 static inline stand_in_nccl *open_nccl(void)
 {
     char path[PATH_MAX];
@@ -50,14 +50,14 @@ static inline stand_in_nccl *open_nccl(void)
     return state;
 }
 
-/* From now on a backend that opens finds both, or finds them too old. */
+/* From now on a backend that opens finds cuDNN and cuBLASLt, or finds both too old. */
 static inline void use_libraries(bool yes)
 {
 #ifdef LT_WITH_CUDNN
     open_stand_in("libcublasLt.so.13")->version = yes ? 0 : 1;
     open_stand_in("libcudnn.so.9")->version = yes ? 0 : 1;
 #else
-    (void)yes; /* it has been built without */
+    (void)yes; /* built without them */
 #endif
 }
 

@@ -1,19 +1,20 @@
-/* properties.c - properties [INDEX]: prints what cuDNN says of a device that is here, from 0, as
- * JSON in one line. That is what *.json beside this file are, for which test_plans.c makes plans.
- * Without a device, or without cuDNN, it says why and ends with 3. tools/gpu_check runs it. */
+/* properties.c - properties [INDEX]: prints cuDNN's properties of a device of this machine (0 if
+ * omitted) as one line of JSON. The *.json files beside this file have this form; test_plans.c
+ * builds plans for them. Without a device or without cuDNN, it prints the reason and exits with
+ * status 3. tools/gpu_check runs it. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #ifdef LT_WITH_CUDNN
 #include "ops/cuda/cudnn.h"
 
-/* lt__cudnn_properties() on the device, on the stream that is there without being made. */
+/* lt__cudnn_properties() of the device, on its default stream. */
 static char *properties(int index, char *why, size_t bytes)
 {
     lt_cudnn_table table;
     lt_cublaslt_table blas;
     const lt_host host = {lt_fail, lt_log};
-    const lt_cuda_env env = {.host = &host, .index = index, .model = "one to be known"};
+    const lt_cuda_env env = {.host = &host, .index = index, .model = "unknown"};
     const lt_cudnn_config config = {.deterministic = false};
     if (lt__cublaslt_open(&blas, why, bytes) != 0 ||
         lt__cudnn_open_library(&table, why, bytes) != 0)
@@ -23,7 +24,7 @@ static char *properties(int index, char *why, size_t bytes)
         return NULL;
     char *json = lt__cudnn_properties(d);
     if (!json)
-        snprintf(why, bytes, "cuDNN does not say what device %d is", index);
+        snprintf(why, bytes, "cuDNN has no properties of device %d", index);
     lt__cudnn_free(d);
     return json;
 }
@@ -31,7 +32,7 @@ static char *properties(int index, char *why, size_t bytes)
 static char *properties(int index, char *why, size_t bytes)
 {
     (void)index;
-    snprintf(why, bytes, "cuDNN's headers were not there when this was built");
+    snprintf(why, bytes, "this program was built without cuDNN's headers");
     return NULL;
 }
 #endif

@@ -1,4 +1,5 @@
-/* shim.h - what tests ask of the CPU that plays a CUDA device; by dlsym() in the plugin. */
+/* shim.h - how tests control the CPU emulation of the CUDA runtime. Tests find these functions in
+ * the plugin by dlsym(). */
 #ifndef TESTS_CUDA_SHIM_H
 #define TESTS_CUDA_SHIM_H
 
@@ -10,18 +11,21 @@
 extern "C" {
 #endif
 
-/* So many kernels and copies have run, and so often has somebody waited for a stream or event; of
- * these, for all that was in the stream. */
+/* Counters: kernels launched, copies queued, waits of the host for a stream or event, and those
+ * waits that emptied a stream with pending work. */
 enum { SHIM_LAUNCHES, SHIM_COPIES, SHIM_WAITS, SHIM_DRAINS, SHIM_COUNTS };
 SHIM_API int64_t shim_count(int what);
-/* Threads of a block run from 0 on, from the last one on, or, from 2 on, mixed by that number. */
-SHIM_API void shim_order(int order);
-/* What the machine has: the version of its driver, 0 for none; devices; their capability. */
-SHIM_API void shim_machine(int driver, int devices, int capability);
-/* Notes what a kernel has done wrong. As on a GPU nothing runs any more then, and all calls fail
- * with the first that was noted, until the device is renewed. */
+/* The order in which the threads of a block run. 0: ascending; 1: descending; 2 and above: a
+ * permutation seeded with the number. */
+SHIM_API void shim_set_order(int order);
+/* The emulated machine: driver version (0: no driver), number of devices, major compute
+ * capability. */
+SHIM_API void shim_set_machine(int driver, int devices, int capability);
+/* Records an error of a kernel. As on a GPU, nothing runs after that, and every call fails with the
+ * first recorded error until shim_reset(). */
 SHIM_API __attribute__((format(printf, 1, 2))) void shim_fault(const char *fmt, ...);
-SHIM_API void shim_renew(void);
+/* Runs all queued work, then clears the recorded error. */
+SHIM_API void shim_reset(void);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
-/* stand_in.h - what the tests tell the stand-ins for NVIDIA's libraries, and hear from them. Each
- * library exports one such struct by the name stand_in_state. */
+/* stand_in.h - how tests control and observe the stand-ins for cuDNN and cuBLASLt. Each library
+ * exports one stand_in by the name stand_in_state. */
 #ifndef TESTS_CUDA_STAND_IN_H
 #define TESTS_CUDA_STAND_IN_H
 
@@ -8,26 +8,27 @@
 
 enum { STAND_IN_MODES = 3, STAND_IN_ENGINES = 4 };
 
-typedef struct stand_in_engine { /* all of them compute the same */
+typedef struct stand_in_engine { /* all engines compute the same */
     int64_t number;              /* from 1; 0: no engine */
     int note;                    /* a cudnnBackendNumericalNote_t, or -1 */
-    int64_t workspace;           /* bytes, all of which it writes */
-    bool fails;                  /* no plan of it can be made */
+    int64_t workspace;           /* bytes; the engine writes all of them */
+    bool fails;                  /* no plan can be built with it */
 } stand_in_engine;
 
 typedef struct stand_in {
-    /* What heuristics propose, by mode: A, B, fallback. Set before plans are made. */
+    /* The engines that the heuristics propose, by mode: A, B, fallback. Set before plans are
+     * built. */
     stand_in_engine engines[STAND_IN_MODES][STAND_IN_ENGINES];
-    int live;                  /* objects that were made and not ended */
-    int asked[STAND_IN_MODES]; /* heuristics of each mode */
-    int built, run;            /* plans made, jobs run */
-    int version;               /* of the library; 0: its headers' */
-    int fail_run;              /* the status of the next run, once; 0: it is run */
-    int fail_ask;              /* likewise of the next question to heuristics */
-    /* the first operation of graphs, by its descriptor's type, or an epilogue, that there is no
-     * engine for; 0: none */
-    int refused;
-    char error[160]; /* what was wrong with the last call that failed */
+    int live;                    /* objects created and not destroyed */
+    int queries[STAND_IN_MODES]; /* queries of the heuristics, by mode */
+    int built, run;              /* plans built, plans run */
+    int version;                 /* of the library; 0: that of its headers */
+    int fail_run;                /* status that the next run returns, once; 0: it runs */
+    int fail_query;              /* status that the next query of the heuristics returns, once */
+    /* No engine supports a graph whose first operation has this descriptor type, or a product with
+     * this epilogue. 0: all are supported. */
+    int unsupported;
+    char error[160]; /* message of the last call that failed */
 } stand_in;
 
 /* What a cudnnHandle_t points to. */

@@ -1,12 +1,13 @@
 /* stand_in_cublaslt.c - a libcublasLt.so.13 that computes on the CPU, in plain loops over host
- * memory: the functions that ops/cuda/cublas.c calls, as strict as the library or more.
+ * memory. It has the functions that ops/cuda/cublas.c calls and is at least as strict as the
+ * library.
  */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#pragma GCC visibility push(default) /* what is declared here is what the library exports */
+#pragma GCC visibility push(default) /* the library exports the declarations below */
 #include <cublasLt.h>
 
 #include "tests/cuda/stand_in.h"
@@ -37,13 +38,14 @@ typedef struct preferences {
     uint32_t align[MATRICES], schemes;
 } preferences;
 
-/* What heuristics write into an algorithm, and a run reads again. */
+/* What the heuristics write into a cublasLtMatmulAlgo_t, and a run reads. */
 typedef struct algorithm {
-    char of[8];
+    char magic[8];
     uint64_t workspace;
     uint32_t align[MATRICES];
 } algorithm;
-_Static_assert(sizeof(algorithm) <= sizeof(cublasLtMatmulAlgo_t), "it fits");
+_Static_assert(sizeof(algorithm) <= sizeof(cublasLtMatmulAlgo_t),
+               "an algorithm must fit into NVIDIA's type");
 
 static cublasStatus_t make(void **made, size_t bytes)
 {
@@ -59,7 +61,7 @@ static cublasStatus_t end(const void *made)
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* *to = value, if it is of the size of one. */
+/* *to = value, if the given size is that of *to. */
 static cublasStatus_t set(void *to, size_t bytes, const void *value, size_t given)
 {
     if (given != bytes || !value)
@@ -75,7 +77,7 @@ size_t cublasLtGetVersion(void)
 
 const char *cublasLtGetStatusString(cublasStatus_t status)
 {
-    return status == CUBLAS_STATUS_EXECUTION_FAILED ? "the execution failed" : "it was refused";
+    return status == CUBLAS_STATUS_EXECUTION_FAILED ? "execution failed" : "not supported";
 }
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) { return make((void **)handle, 1); }
@@ -168,9 +170,9 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t m
     return CUBLAS_STATUS_INVALID_VALUE;
 }
 
-/* ==== What goes together ====================================================================== */
+/* ==== Heuristics ============================================================================== */
 
-/* m, n and k of D = op(A) op(B), or false. */
+/* Computes m, n and k of D = op(A) op(B). False if the shapes do not fit. */
 static bool sizes(const product *p, const matrix *of[MATRICES], int64_t *m, int64_t *n, int64_t *k)
 {
     const bool turn_a = p->turn[A] == CUBLAS_OP_T, turn_b = p->turn[B] == CUBLAS_OP_T;
@@ -194,7 +196,7 @@ static bool types_fit(const product *p, const matrix *of[MATRICES])
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                              cublasLtMatmulPreference_t preference, int room,
+                                              cublasLtMatmulPreference_t preference, int capacity,
                                               cublasLtMatmulHeuristicResult_t results[],
                                               int *n_results)
 {
@@ -203,22 +205,22 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     const preferences *w = (const preferences *)preference;
     int64_t m, n, k;
     *n_results = 0;
-    stand_in_state.asked[0]++;
-    if (!handle || room < 1 || !sizes(p, of, &m, &n, &k) || !types_fit(p, of))
+    stand_in_state.queries[0]++;
+    if (!handle || capacity < 1 || !sizes(p, of, &m, &n, &k) || !types_fit(p, of))
         return CUBLAS_STATUS_INVALID_VALUE;
     for (int i = A; i < MATRICES; i++)
         if (of[i]->batch != of[D]->batch || (i >= C && of[i]->batch > 1 && of[i]->step < m * n))
             return CUBLAS_STATUS_INVALID_VALUE;
-    if (stand_in_state.fail_ask) {
-        cublasStatus_t status = (cublasStatus_t)stand_in_state.fail_ask;
-        stand_in_state.fail_ask = 0;
+    if (stand_in_state.fail_query) {
+        cublasStatus_t status = (cublasStatus_t)stand_in_state.fail_query;
+        stand_in_state.fail_query = 0;
         return status;
     }
-    if ((int)p->epilogue == stand_in_state.refused)
+    if ((int)p->epilogue == stand_in_state.unsupported)
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    for (int i = 0; i < STAND_IN_ENGINES && *n_results < room; i++) {
+    for (int i = 0; i < STAND_IN_ENGINES && *n_results < capacity; i++) {
         const stand_in_engine *engine = &stand_in_state.engines[0][i];
-        algorithm algo = {.of = "stand-in", .workspace = (uint64_t)engine->workspace};
+        algorithm algo = {.magic = "stand-in", .workspace = (uint64_t)engine->workspace};
         if (engine->number == 0 || engine->fails || algo.workspace > w->workspace)
             continue;
         memcpy(algo.align, w->align, sizeof algo.align);
@@ -247,7 +249,7 @@ static void set_element(void *at, cudaDataType_t type, int64_t i, double value)
         ((uint16_t *)at)[i] = (type == CUDA_R_16F ? to_f16 : to_bf16)((float)value);
 }
 
-/* Element (row, col) of op(matrix) number i of a batch. */
+/* Element (row, col) of op(matrix i of the batch). */
 static double of_matrix(const matrix *m, const void *at, cublasOperation_t turn, int64_t i,
                         int64_t row, int64_t col)
 {
@@ -292,8 +294,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     const void *at[] = {a, b, c, d};
     algorithm how;
     memcpy(&how, algo, sizeof how);
-    if (!handle || !stream || /* the default stream, which nobody waits for */
-        memcmp(how.of, "stand-in", sizeof how.of) != 0 || bytes < how.workspace ||
+    if (!handle || !stream || /* the default stream, which the backend never waits for */
+        memcmp(how.magic, "stand-in", sizeof how.magic) != 0 || bytes < how.workspace ||
         (how.workspace > 0 && !workspace) || c != d)
         return CUBLAS_STATUS_INVALID_VALUE;
     for (int i = A; i < MATRICES; i++)

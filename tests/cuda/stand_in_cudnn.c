@@ -1,8 +1,8 @@
-/* stand_in_cudnn.c - a libcudnn.so.9 that computes on the CPU, in plain loops over host memory: the
- * part of the graph API that ops/cuda/cudnn*.c call. It is as strict as cuDNN is, or more:
- * attributes that are unknown, of another type, missing or that contradict each other are refused,
- * and plans read what they were made of when they run (AddressSanitizer sees what was ended too
- * soon).
+/* stand_in_cudnn.c - a libcudnn.so.9 that computes on the CPU, in plain loops over host memory. It
+ * has the part of the graph API that ops/cuda/cudnn*.c call and is at least as strict as cuDNN: it
+ * rejects attributes that are unknown, missing, inconsistent or of the wrong type. A plan reads the
+ * descriptors that it was built from when it runs, so AddressSanitizer finds one that was destroyed
+ * too early.
  */
 #include "tests/cuda/stand_in_cudnn.h"
 
@@ -12,13 +12,16 @@
 
 stand_in stand_in_state = {.engines = {{{.number = 1, .note = -1}}}};
 
-enum { KNOBS = 2 }; /* of each engine: a tile of 3, and the engine's number, so that they tell */
+enum {
+    KNOBS = 2
+}; /* of each engine: tile size 3, and a split-k of the engine's number, which
+                     * tells the engines apart */
 
 /* ==== Attributes ============================================================================== */
 
-/* descriptor, attribute, type, least and most values; least 0: it may be missing. */
+/* Descriptor, attribute, type, minimum and maximum number of values; 0: it is optional. */
 static const struct rule {
-    int of, name, type, least, most;
+    int of, name, type, min, max;
 } rules[] = {
 #define TENSOR CUDNN_BACKEND_TENSOR_DESCRIPTOR
     {TENSOR, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, 1},
@@ -165,7 +168,7 @@ cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t desc)
 {
     descriptor *d = desc;
     if (!d)
-        return refuse(CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "nothing to destroy");
+        return refuse(CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "cannot destroy a NULL descriptor");
     for (attribute *a; (a = d->attributes);) {
         d->attributes = a->next;
         free(a->values);
@@ -176,7 +179,7 @@ cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t desc)
     return CUDNN_STATUS_SUCCESS;
 }
 
-/* What set_attribute() does when all is well. */
+/* Stores an attribute that cudnnBackendSetAttribute() has checked. */
 static cudnnStatus_t put(descriptor *d, int name, int type, int64_t n, const void *from)
 {
     attribute *a = calloc(1, sizeof *a);
@@ -199,24 +202,26 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t desc,
     while (r < rules + RULES && !(r->of == d->type && r->name == (int)name))
         r++;
     if (r == rules + RULES)
-        return refuse(CUDNN_STATUS_NOT_SUPPORTED, "a descriptor %d has no attribute %d", d->type,
+        return refuse(CUDNN_STATUS_NOT_SUPPORTED, "descriptor type %d has no attribute %d", d->type,
                       name);
     if (d->final || find(d, name))
         return refuse(CUDNN_STATUS_BAD_PARAM, "attribute %d is set already", name);
     if (r->type != (int)type)
-        return refuse(CUDNN_STATUS_BAD_PARAM_ATTRIBUTE_TYPE, "attribute %d is no %d", name, type);
-    if (n < r->least || n > r->most || n < 1 || !from)
-        return refuse(CUDNN_STATUS_BAD_PARAM_SIZE_INSUFFICIENT, "attribute %d of %lld", name,
-                      (long long)n);
+        return refuse(CUDNN_STATUS_BAD_PARAM_ATTRIBUTE_TYPE, "attribute %d is not of type %d", name,
+                      type);
+    if (n < r->min || n > r->max || n < 1 || !from)
+        return refuse(CUDNN_STATUS_BAD_PARAM_SIZE_INSUFFICIENT, "attribute %d has %lld values",
+                      name, (long long)n);
     for (int64_t i = 0; i < n && type == CUDNN_TYPE_BACKEND_DESCRIPTOR; i++)
         if (!((descriptor *const *)from)[i] || !((descriptor *const *)from)[i]->final)
-            return refuse(CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED, "attribute %d", name);
+            return refuse(CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED,
+                          "attribute %d refers to a descriptor that is not finalized", name);
     return put(d, name, type, n, from);
 }
 
 /* ==== Engines ================================================================================= */
 
-/* Among those of all modes. */
+/* Searches the engines of all modes; NULL if there is no such number. */
 static const stand_in_engine *engine_of(int64_t number)
 {
     for (int i = 0; i < STAND_IN_MODES * STAND_IN_ENGINES; i++) {
@@ -246,7 +251,7 @@ static cudnnStatus_t end_config(descriptor *d)
     for (int64_t i = 0; i < KNOBS; i++) {
         const descriptor *knob = knobs && i < knobs->n ? ((descriptor **)knobs->values)[i] : NULL;
         if (!knob || knob->number != wanted[i][0] || knob->value != wanted[i][1])
-            return refuse(CUDNN_STATUS_BAD_PARAM, "knob %lld is not that of the engine",
+            return refuse(CUDNN_STATUS_BAD_PARAM, "knob %lld does not belong to the engine",
                           (long long)i);
     }
     d->number = engine->number;
@@ -259,9 +264,9 @@ static cudnnStatus_t end_plan(descriptor *d)
     const descriptor *config = linked(d, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
     const bool here = find(d, CUDNN_ATTR_EXECUTION_PLAN_HANDLE) != NULL;
     if (here == (find(d, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP) != NULL))
-        return refuse(CUDNN_STATUS_BAD_PARAM, "a plan wants a handle or a device");
+        return refuse(CUDNN_STATUS_BAD_PARAM, "a plan requires either a handle or a device");
     if (engine_of(config->number)->fails)
-        return refuse(CUDNN_STATUS_INTERNAL_ERROR_COMPILATION_FAILED, "that engine fails");
+        return refuse(CUDNN_STATUS_INTERNAL_ERROR_COMPILATION_FAILED, "the engine fails");
     d->number = config->number;
     stand_in_state.built++;
     return CUDNN_STATUS_SUCCESS;
@@ -278,10 +283,10 @@ static cudnnStatus_t end(descriptor *d)
         d->value = integer(d, CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE);
         return CUDNN_STATUS_SUCCESS;
     case HEURISTICS:
-        if (stand_in_state.fail_ask) {
-            cudnnStatus_t status = (cudnnStatus_t)stand_in_state.fail_ask;
-            stand_in_state.fail_ask = 0;
-            return refuse(status, "the test said so");
+        if (stand_in_state.fail_query) {
+            cudnnStatus_t status = (cudnnStatus_t)stand_in_state.fail_query;
+            stand_in_state.fail_query = 0;
+            return refuse(status, "failure set by the test");
         }
         d->graph = linked(d, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
         return CUDNN_STATUS_SUCCESS;
@@ -295,19 +300,20 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t desc)
 {
     descriptor *d = desc;
     if (d->final)
-        return refuse(CUDNN_STATUS_BAD_PARAM, "a descriptor %d is finalized twice", d->type);
+        return refuse(CUDNN_STATUS_BAD_PARAM, "a descriptor of type %d is finalized twice",
+                      d->type);
     for (const struct rule *r = rules; r < rules + RULES; r++)
-        if (r->of == d->type && r->least > 0 && !find(d, r->name))
-            return refuse(CUDNN_STATUS_BAD_PARAM, "a descriptor %d without attribute %d", d->type,
-                          r->name);
+        if (r->of == d->type && r->min > 0 && !find(d, r->name))
+            return refuse(CUDNN_STATUS_BAD_PARAM, "a descriptor of type %d has no attribute %d",
+                          d->type, r->name);
     cudnnStatus_t status = end(d);
     d->final = status == CUDNN_STATUS_SUCCESS;
     return status;
 }
 
-/* ==== What can be asked ======================================================================= */
+/* ==== Queries ================================================================================= */
 
-/* Fills a descriptor that the caller has made for it. */
+/* Fills a descriptor that the caller created to receive a result. */
 static void fill(descriptor *d, int64_t number, int64_t value, const descriptor *graph)
 {
     d->number = number;
@@ -316,7 +322,7 @@ static void fill(descriptor *d, int64_t number, int64_t value, const descriptor 
     d->final = true;
 }
 
-static int64_t get_configs(const descriptor *d, int64_t room, descriptor **configs)
+static int64_t get_configs(const descriptor *d, int64_t capacity, descriptor **configs)
 {
     static const cudnnBackendHeurMode_t modes[STAND_IN_MODES] = {
         CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_B, CUDNN_HEUR_MODE_FALLBACK};
@@ -324,41 +330,42 @@ static int64_t get_configs(const descriptor *d, int64_t room, descriptor **confi
     for (int mode = 0; mode < STAND_IN_MODES; mode++) {
         if (word(d, CUDNN_ATTR_ENGINEHEUR_MODE) != (int)modes[mode])
             continue;
-        stand_in_state.asked[mode]++;
-        for (int i = 0; i < STAND_IN_ENGINES && n < room; i++)
+        stand_in_state.queries[mode]++;
+        for (int i = 0; i < STAND_IN_ENGINES && n < capacity; i++)
             if (stand_in_state.engines[mode][i].number > 0)
                 fill(configs[n++], stand_in_state.engines[mode][i].number, 0, d->graph);
     }
     return n;
 }
 
-static int64_t get_text(const descriptor *d, int64_t room, char *text)
+static int64_t get_text(const descriptor *d, int64_t capacity, char *text)
 {
     const char *json = values(d, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION);
     if (!json)
         json = "{\"deviceName\": \"stand-in\"}";
-    if (room > 0)
-        memcpy(text, json, (size_t)room);
+    if (capacity > 0)
+        memcpy(text, json, (size_t)capacity);
     return (int64_t)strlen(json);
 }
 
 cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const desc,
                                        cudnnBackendAttributeName_t name,
-                                       cudnnBackendAttributeType_t type, int64_t room, int64_t *n,
-                                       void *to)
+                                       cudnnBackendAttributeType_t type, int64_t capacity,
+                                       int64_t *n, void *to)
 {
     const descriptor *d = desc;
     descriptor **made = to;
     const stand_in_engine *engine = engine_of(d->number);
     (void)type;
     if (!d->final)
-        return refuse(CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED, "a descriptor %d is asked", d->type);
+        return refuse(CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED,
+                      "a descriptor of type %d is not finalized", d->type);
     *n = 1;
     if (d->type == HEURISTICS && name == CUDNN_ATTR_ENGINEHEUR_RESULTS)
-        *n = get_configs(d, room, made);
+        *n = get_configs(d, capacity, made);
     else if (d->type == CONFIG && name == CUDNN_ATTR_ENGINECFG_ENGINE)
         fill(made[0], d->number, 0, d->graph);
-    else if (d->type == CONFIG && name == CUDNN_ATTR_ENGINECFG_KNOB_CHOICES && room >= KNOBS) {
+    else if (d->type == CONFIG && name == CUDNN_ATTR_ENGINECFG_KNOB_CHOICES && capacity >= KNOBS) {
         fill(made[0], CUDNN_KNOB_TYPE_TILE_SIZE, 3, NULL);
         fill(made[1], CUDNN_KNOB_TYPE_SPLIT_K_SLC, d->number, NULL);
         *n = KNOBS;
@@ -375,13 +382,14 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const desc,
     } else if (d->type == PLAN && name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)
         *(int64_t *)to = engine->workspace;
     else if (d->type == DEVICE && name == CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION)
-        *n = get_text(d, room, to);
+        *n = get_text(d, capacity, to);
     else
-        return refuse(CUDNN_STATUS_NOT_SUPPORTED, "a descriptor %d says no %d", d->type, name);
+        return refuse(CUDNN_STATUS_NOT_SUPPORTED, "descriptor type %d has no attribute %d", d->type,
+                      name);
     return CUDNN_STATUS_SUCCESS;
 }
 
-/* ==== The rest ================================================================================ */
+/* ==== Version, handles, execution ============================================================= */
 
 size_t cudnnGetVersion(void)
 {
@@ -427,9 +435,11 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     const descriptor *config = linked(p, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
     const cudnnHandle_t *of = values(p, CUDNN_ATTR_EXECUTION_PLAN_HANDLE);
     if (!p->final || !with->final || !of || *of != handle)
-        return refuse(CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED, "plan, pack or handle");
+        return refuse(CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED,
+                      "the plan or pack is not finalized, or the handle is another one");
     if (!handle->stream)
-        return refuse(CUDNN_STATUS_BAD_PARAM, "the default stream, which nobody waits for");
+        return refuse(CUDNN_STATUS_BAD_PARAM,
+                      "the handle has the default stream, which the backend never waits for");
     void *workspace = *(void *const *)values(with, CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
     size_t bytes = (size_t)engine_of(p->number)->workspace;
     if (bytes > 0 && !workspace)
@@ -439,7 +449,7 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     if (stand_in_state.fail_run) {
         cudnnStatus_t status = (cudnnStatus_t)stand_in_state.fail_run;
         stand_in_state.fail_run = 0;
-        return refuse(status, "as was asked for");
+        return refuse(status, "failure set by the test");
     }
     stand_in_state.run++;
     return run_graph(config->graph, with);

@@ -1,4 +1,4 @@
-/* stand_in_cudnn.h - what the two halves of the stand-in for cuDNN share. */
+/* stand_in_cudnn.h - what the two source files of the stand-in for cuDNN share. */
 #ifndef TESTS_CUDA_STAND_IN_CUDNN_H
 #define TESTS_CUDA_STAND_IN_CUDNN_H
 
@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#pragma GCC visibility push(default) /* what is declared here is what the library exports */
+#pragma GCC visibility push(default) /* the library exports the declarations below */
 #include <cudnn.h>
 
 #include "tests/cuda/stand_in.h"
@@ -24,23 +24,25 @@ typedef struct descriptor {
     int type;
     bool final;
     attribute *attributes;
-    int64_t number, value;          /* for engines, descriptors that contain one, and knobs */
-    const struct descriptor *graph; /* for engines and descriptors that contain one */
+    int64_t number, value;          /* of an engine, a descriptor that contains one, or a knob */
+    const struct descriptor *graph; /* of an engine or a descriptor that contains one */
 } descriptor;
 
-/* Notes what was wrong; returns status. */
+/* Records an error message; returns status. */
 cudnnStatus_t refuse(cudnnStatus_t status, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
-/* NULL: it is not set. Borrowed. */
+/* The attribute, its values, or the descriptor that it refers to. Borrowed, or NULL if it is not
+ * set. */
 const attribute *find(const descriptor *d, int name);
 const void *values(const descriptor *d, int name);
 const descriptor *linked(const descriptor *d, int name);
-int64_t integer(const descriptor *d, int name); /* the first */
-int word(const descriptor *d, int name);        /* an enum's; -1: it is not set */
+int64_t integer(const descriptor *d, int name); /* its first value */
+int word(const descriptor *d, int name);        /* the value of an enum, or -1 if it is not set */
 
-/* Whether the attributes of a tensor, convolution, operation, graph or pack go together. */
+/* Whether the attributes of a tensor, convolution, operation, graph or variant pack are consistent.
+ */
 cudnnStatus_t check(const descriptor *d);
-/* Runs a graph with a pack. */
+/* Computes a graph on the tensors of a variant pack. */
 cudnnStatus_t run_graph(const descriptor *graph, const descriptor *pack);
 
 #endif

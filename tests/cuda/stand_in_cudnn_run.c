@@ -1,5 +1,5 @@
-/* stand_in_cudnn_run.c - the second half of the stand-in for cuDNN: which attributes go together,
- * and what a graph computes.
+/* stand_in_cudnn_run.c - the second part of the stand-in for cuDNN: checks that attributes are
+ * consistent, and computes graphs.
  */
 #include "tests/cuda/stand_in_cudnn.h"
 
@@ -12,7 +12,7 @@
 /* ==== Tensors ================================================================================= */
 
 enum { N, C, H, W, AXES };
-enum { X_OF, W_OF, Y_OF, PARTS }; /* of a convolution */
+enum { X_OF, W_OF, Y_OF, PARTS }; /* tensors of a convolution */
 
 static const int64_t *dims(const descriptor *t) { return values(t, CUDNN_ATTR_TENSOR_DIMENSIONS); }
 
@@ -37,13 +37,13 @@ static cudnnStatus_t check_tensor(const descriptor *t)
     const int64_t alignment = integer(t, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT);
     for (int i = 0; i < AXES; i++)
         if (d[i] < 1)
-            return refuse(CUDNN_STATUS_BAD_PARAM, "dims of a tensor");
+            return refuse(CUDNN_STATUS_BAD_PARAM, "a dim of a tensor is less than 1");
     if (s[C] != 1 || s[W] != d[C] || s[H] != d[W] * d[C] || s[N] != d[H] * s[H])
-        return refuse(CUDNN_STATUS_NOT_SUPPORTED_LAYOUT, "strides of a tensor");
+        return refuse(CUDNN_STATUS_NOT_SUPPORTED_LAYOUT, "the strides of a tensor are not NHWC");
     if (type != CUDNN_DATA_FLOAT && type != CUDNN_DATA_HALF && type != CUDNN_DATA_BFLOAT16)
-        return refuse(CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE, "type of a tensor");
+        return refuse(CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE, "unsupported type of a tensor");
     if (alignment < element_bytes(type) || (alignment & (alignment - 1)) != 0)
-        return refuse(CUDNN_STATUS_BAD_PARAM, "alignment of a tensor");
+        return refuse(CUDNN_STATUS_BAD_PARAM, "invalid alignment of a tensor");
     return CUDNN_STATUS_SUCCESS;
 }
 
@@ -98,7 +98,7 @@ static int conv_op(const descriptor *d)
     return -1;
 }
 
-/* Where output o and tap k of an axis meet, and how many outputs there are. */
+/* Padding, stride and dilation of a convolution, for h and w. */
 typedef struct window {
     int64_t before[2], after[2], stride[2], dilation[2];
 } window;
@@ -118,8 +118,8 @@ static bool fits(const window *w, const int64_t *x, const int64_t *kernel, const
     for (int i = 0; i < 2; i++) {
         if (w->before[i] < 0 || w->after[i] != w->before[i] || w->stride[i] < 1)
             return false;
-        int64_t room = x[H + i] + w->before[i] + w->after[i] - (kernel[i] - 1) * w->dilation[i] - 1;
-        if (room < 0 || y[H + i] != room / w->stride[i] + 1)
+        int64_t last = x[H + i] + w->before[i] + w->after[i] - (kernel[i] - 1) * w->dilation[i] - 1;
+        if (last < 0 || y[H + i] != last / w->stride[i] + 1)
             return false;
     }
     return true;
@@ -135,17 +135,17 @@ static cudnnStatus_t check_conv(const descriptor *d, int op)
     const int64_t groups = dim[W_OF][C] > 0 ? dim[X_OF][C] / dim[W_OF][C] : 0;
     if (word(conv, CUDNN_ATTR_CONVOLUTION_COMP_TYPE) != CUDNN_DATA_FLOAT ||
         word(conv, CUDNN_ATTR_CONVOLUTION_CONV_MODE) != CUDNN_CROSS_CORRELATION)
-        return refuse(CUDNN_STATUS_NOT_SUPPORTED, "a convolution of another kind");
+        return refuse(CUDNN_STATUS_NOT_SUPPORTED, "the mode or compute type is not supported");
     if (dim[X_OF][N] != dim[Y_OF][N] || dim[W_OF][N] != dim[Y_OF][C] || groups < 1 ||
         dim[X_OF][C] != groups * dim[W_OF][C] || dim[Y_OF][C] % groups != 0)
-        return refuse(CUDNN_STATUS_BAD_PARAM_SHAPE_MISMATCH, "images or channels differ");
+        return refuse(CUDNN_STATUS_BAD_PARAM_SHAPE_MISMATCH, "batch sizes or channels differ");
     if (!fits(&w, dim[X_OF], &dim[W_OF][H], dim[Y_OF]))
         return refuse(CUDNN_STATUS_BAD_PARAM_SHAPE_MISMATCH, "the window does not fit");
     for (int i = 0; i < PARTS; i++) {
         int type = word(part[i], CUDNN_ATTR_TENSOR_DATA_TYPE);
         if (is_virtual(part[i]) ? i != Y_OF || type != CUDNN_DATA_FLOAT
                                 : type != word(part[W_OF], CUDNN_ATTR_TENSOR_DATA_TYPE))
-            return refuse(CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE, "operands of two types");
+            return refuse(CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE, "operands have different types");
     }
     return CUDNN_STATUS_SUCCESS;
 }
@@ -159,7 +159,7 @@ static cudnnStatus_t check_bias(const descriptor *d)
     const int64_t *of = dims(b);
     if (word(how, CUDNN_ATTR_POINTWISE_MODE) != CUDNN_POINTWISE_ADD ||
         word(how, CUDNN_ATTR_POINTWISE_MATH_PREC) != CUDNN_DATA_FLOAT)
-        return refuse(CUDNN_STATUS_NOT_SUPPORTED, "something else than a bias");
+        return refuse(CUDNN_STATUS_NOT_SUPPORTED, "the pointwise operation is not an addition");
     if (memcmp(dims(x), dims(y), AXES * sizeof(int64_t)) != 0 || of[N] != 1 || of[H] != 1 ||
         of[W] != 1 || of[C] != dims(y)[C])
         return refuse(CUDNN_STATUS_BAD_PARAM_SHAPE_MISMATCH, "the bias does not fit");
@@ -170,24 +170,24 @@ static cudnnStatus_t check_pack(const descriptor *d)
 {
     const attribute *numbers = find(d, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
     if (numbers->n != find(d, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS)->n)
-        return refuse(CUDNN_STATUS_BAD_PARAM, "numbers and pointers of a pack");
+        return refuse(CUDNN_STATUS_BAD_PARAM, "a pack has more ids or more pointers");
     return CUDNN_STATUS_SUCCESS;
 }
 
-/* Two operations are a convolution into a virtual tensor, and a bias on that. */
+/* A graph of two operations must be a convolution into a virtual tensor, and a bias added to it. */
 static cudnnStatus_t check_graph(const descriptor *d)
 {
     const attribute *ops = find(d, CUDNN_ATTR_OPERATIONGRAPH_OPS);
     const descriptor *const *op = ops->values;
     const int conv = conv_op(op[0]);
     const descriptor *y = conv >= 0 ? linked(op[0], conv_ops[conv].part[Y_OF]) : NULL;
-    if (op[0]->type == stand_in_state.refused)
-        return refuse(CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "as was asked for");
+    if (op[0]->type == stand_in_state.unsupported)
+        return refuse(CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "failure set by the test");
     if (ops->n == 1)
-        return y && is_virtual(y) ? refuse(CUDNN_STATUS_BAD_PARAM, "a graph without result")
+        return y && is_virtual(y) ? refuse(CUDNN_STATUS_BAD_PARAM, "the graph has no output")
                                   : CUDNN_STATUS_SUCCESS;
     if (!y || !is_virtual(y) || linked(op[1], CUDNN_ATTR_OPERATION_POINTWISE_XDESC) != y)
-        return refuse(CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the operations do not meet");
+        return refuse(CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN, "the operations are not linked");
     return CUDNN_STATUS_SUCCESS;
 }
 
@@ -204,8 +204,8 @@ cudnnStatus_t check(const descriptor *d)
 
 /* ==== Running ================================================================================= */
 
-/* Where a tensor's elements are. NULL: it has no place, or one less aligned than was said. */
-static void *place(const descriptor *pack, const descriptor *t)
+/* The data of a tensor, or NULL if the pack has none or its alignment is less than declared. */
+static void *data_of(const descriptor *pack, const descriptor *t)
 {
     const attribute *numbers = find(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
     void *const *at = values(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
@@ -217,7 +217,7 @@ static void *place(const descriptor *pack, const descriptor *t)
     return NULL;
 }
 
-/* The elements in double, times factor. New. */
+/* The elements as doubles, times factor. New, by malloc. */
 static double *widened(const descriptor *t, const void *at, double factor)
 {
     const int type = word(t, CUDNN_ATTR_TENSOR_DATA_TYPE);
@@ -235,12 +235,12 @@ static int64_t at(const descriptor *t, int64_t n, int64_t c, int64_t h, int64_t 
     return ((n * d[H] + h) * d[W] + w) * d[C] + c;
 }
 
-/* All products of a convolution, added up in the part that is the result. */
+/* Adds all products of a convolution to the result, which is one of its three tensors. */
 static void multiply(const descriptor *const part[PARTS], const window *w, int result, double alpha,
                      double *const v[PARTS])
 {
     const int64_t *x = dims(part[X_OF]), *k = dims(part[W_OF]), *y = dims(part[Y_OF]);
-    const int64_t each = y[C] / (x[C] / k[C]); /* outputs of a group */
+    const int64_t each = y[C] / (x[C] / k[C]); /* output channels of a group */
     for (int64_t i = 0; i < count(part[Y_OF]); i++) {
         int64_t o = i % y[C], ow = i / y[C] % y[W], oh = i / y[C] / y[W] % y[H];
         int64_t n = i / y[C] / y[W] / y[H];
@@ -271,21 +271,22 @@ cudnnStatus_t run_graph(const descriptor *graph, const descriptor *pack)
     const window w = conv_window(linked(d, conv_ops[op].conv));
     const float *alpha = values(d, conv_ops[op].alpha), *beta = values(d, conv_ops[op].beta);
     const descriptor *part[PARTS], *to, *bias = NULL;
-    void *place_of[PARTS];
+    void *data[PARTS];
     for (int i = 0; i < PARTS; i++) {
         part[i] = linked(d, conv_ops[op].part[i]);
-        place_of[i] = place(pack, part[i]);
+        data[i] = data_of(pack, part[i]);
     }
     to = with ? linked(with, CUDNN_ATTR_OPERATION_POINTWISE_YDESC) : part[result];
-    void *target = place(pack, to), *bias_at = NULL;
+    void *target = data_of(pack, to), *bias_at = NULL;
     if (with)
-        bias_at = place(pack, bias = linked(with, CUDNN_ATTR_OPERATION_POINTWISE_BDESC));
+        bias_at = data_of(pack, bias = linked(with, CUDNN_ATTR_OPERATION_POINTWISE_BDESC));
     for (int i = 0; i < PARTS; i++)
-        if ((i != result && !place_of[i]) || !target || (bias && !bias_at))
-            return refuse(CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER, "operand %d has no place", i);
+        if ((i != result && !data[i]) || !target || (bias && !bias_at))
+            return refuse(CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER,
+                          "operand %d is missing or misaligned", i);
     double *v[PARTS];
     for (int i = 0; i < PARTS; i++)
-        v[i] = widened(part[i], place_of[i], i == result ? *beta : 1);
+        v[i] = widened(part[i], data[i], i == result ? *beta : 1);
     multiply(part, &w, result, *alpha, v);
     for (int64_t i = 0; i < count(to); i++) {
         double b = bias ? element(bias_at, word(bias, CUDNN_ATTR_TENSOR_DATA_TYPE), i % dims(to)[C])

@@ -1,7 +1,7 @@
-/* stand_in_driver.c - a libcuda.so.1 for processes that make plans and run none: cuDNN compiles
- * some engines when a plan is made and loads the code into the driver, which here says yes. All
- * else ends as with the library that is only there to link against, so that nobody takes this one
- * for a driver. Parameters that nobody looks at are left out.
+/* stand_in_driver.c - a libcuda.so.1 for processes that build plans but run none. When cuDNN builds
+ * a plan it compiles some engines and loads the code into the driver; here that succeeds. All other
+ * functions fail with the error of NVIDIA's stub library, so that this one is never mistaken for a
+ * driver. Parameters that are not used are omitted.
  */
 #pragma GCC visibility push(default)
 
@@ -29,12 +29,12 @@ int cuKernelSetAttribute(void) { return DONE; }
 int cuLibraryUnload(void);
 int cuLibraryUnload(void) { return DONE; }
 
-/* cuDNN shows the text without a look at the status. */
+/* cuDNN prints the text without checking the status. */
 int cuGetErrorString(int status, const char **text);
 int cuGetErrorString(int status, const char **text)
 {
     (void)status;
-    *text = "there is no driver";
+    *text = "no CUDA driver";
     return DONE;
 }
 

@@ -1,4 +1,4 @@
-/* stand_in_float.h - halves, for stand-ins, which are libraries of their own. */
+/* stand_in_float.h - f16 and bf16 conversions for the stand-ins, which do not link luatrain. */
 #ifndef TESTS_CUDA_STAND_IN_FLOAT_H
 #define TESTS_CUDA_STAND_IN_FLOAT_H
 

@@ -1,8 +1,9 @@
-/* stand_in_nccl.c - a libnccl.so.2 for ranks that are threads, in plain loops over host memory: the
- * functions that ops/cuda/nccl.c calls, as strict as the library or more. It has no streams: what a
- * sum needs is there when its group ends, and the sum is made by the last rank that asks.
+/* stand_in_nccl.c - a libnccl.so.2 for ranks that are threads, in plain loops over host memory. It
+ * has the functions that ops/cuda/nccl.c calls and is at least as strict as the library. It has no
+ * streams: the operands of a sum must be complete when its group ends, and the last rank that polls
+ * computes the sum.
  *
- * Like the library it adds in the dtype that it is given, and rounds each time.
+ * Like the library, it adds in the given dtype and rounds after each addition.
  */
 #include <pthread.h>
 #include <stdbool.h>
@@ -14,7 +15,7 @@
 #include "tests/cuda/stand_in_float.h"
 #include "tests/cuda/stand_in_nccl.h"
 
-#pragma GCC visibility push(default) /* what is declared here is what the library exports */
+#pragma GCC visibility push(default) /* the library exports the declarations below */
 extern stand_in_nccl stand_in_nccl_state;
 #define X(name, arguments) int name arguments;
 LT_NCCL_LIST(X)
@@ -38,15 +39,15 @@ typedef struct op {
 typedef struct comm {
     struct job *job;
     int rank, slow, error;
-    int posted, done; /* groups */
-    op op[MAX_OPS];   /* of the last one */
+    int posted, done; /* groups posted, groups completed */
+    op op[MAX_OPS];   /* of the last group */
     int n_ops;
     bool finalized;
 } comm;
 
 typedef struct job {
     lt_nccl_id id;
-    int size, came, refs;
+    int size, joined, refs;
     comm *rank[MAX_RANKS];
     struct job *next;
 } job;
@@ -122,7 +123,7 @@ int ncclCommInitRankConfig(void **out, int size, lt_nccl_id id, int rank, lt_ncc
                 .slow = stand_in_nccl_state.slow,
                 .error = fits && !stand_in_nccl_state.refuses ? 0 : wrong("no such rank")};
     j->rank[rank] = fits ? c : j->rank[rank];
-    j->came++;
+    j->joined++;
     j->refs++;
     stand_in_nccl_state.live++;
     pthread_mutex_unlock(&lock);
@@ -152,7 +153,7 @@ int ncclCommFinalize(void *comm_)
 {
     comm *c = comm_;
     if (c->posted > c->done || c->finalized)
-        return wrong("something is not done");
+        return wrong("a sum is in progress, or the communicator was finalized already");
     c->finalized = true;
     c->slow = stand_in_nccl_state.slow;
     return LT_NCCL_IN_PROGRESS;
@@ -161,7 +162,7 @@ int ncclCommFinalize(void *comm_)
 int ncclCommDestroy(void *comm_)
 {
     comm *c = comm_;
-    return c->finalized ? release(c) : wrong("it was not finalized");
+    return c->finalized ? release(c) : wrong("the communicator was not finalized");
 }
 
 int ncclCommAbort(void *comm_)
@@ -220,8 +221,8 @@ static void sum(job *j, int k)
     free(all);
 }
 
-/* Sums if all have posted as much. */
-static int come_together(job *j)
+/* Computes the sums of the current group once all ranks have posted it. */
+static int sum_group(job *j)
 {
     for (int r = 0; r < j->size; r++)
         if (!j->rank[r] || j->rank[r]->posted != j->rank[0]->posted ||
@@ -229,7 +230,7 @@ static int come_together(job *j)
             return LT_NCCL_IN_PROGRESS;
     for (int k = 0; k < j->rank[0]->n_ops; k++)
         if (!is_same(j, k))
-            return wrong("ranks want different sums");
+            return wrong("the sums of the ranks differ");
     for (int k = 0; k < j->rank[0]->n_ops; k++)
         sum(j, k);
     for (int r = 0; r < j->size; r++)
@@ -237,8 +238,8 @@ static int come_together(job *j)
     return LT_NCCL_SUCCESS;
 }
 
-/* Whether a sum of which a test has told something is not to end; for the rank that it was told of
- * it may be an error. */
+/* Whether the test has set that the current sum never completes. If it is to fail, it does so on
+ * the rank that the test has set. */
 static bool is_stuck(comm *c)
 {
     const stand_in_nccl *s = &stand_in_nccl_state;
@@ -251,21 +252,21 @@ static bool is_stuck(comm *c)
     return true;
 }
 
-static int look(comm *c)
+static int progress(comm *c)
 {
     if (c->slow > 0 && c->slow-- > 0)
         return LT_NCCL_IN_PROGRESS;
     if (c->error || is_stuck(c))
         return c->error ? c->error : LT_NCCL_IN_PROGRESS;
-    if (c->job->came < c->job->size)
+    if (c->job->joined < c->job->size)
         return LT_NCCL_IN_PROGRESS;
-    return c->posted > c->done ? come_together(c->job) : LT_NCCL_SUCCESS;
+    return c->posted > c->done ? sum_group(c->job) : LT_NCCL_SUCCESS;
 }
 
 int ncclCommGetAsyncError(void *comm_, int *result)
 {
     pthread_mutex_lock(&lock);
-    *result = look(comm_);
+    *result = progress(comm_);
     pthread_mutex_unlock(&lock);
     return LT_NCCL_SUCCESS;
 }
@@ -282,7 +283,7 @@ int ncclAllReduce(const void *from, void *to, size_t count, int dtype, int what,
     comm *c = comm_;
     if (group.depth != 1 || what != LT_NCCL_SUM || !stream || c->finalized || c->posted > c->done ||
         (group.comm && group.comm != c))
-        return wrong("it is not ready for a sum");
+        return wrong("the communicator is not ready for a sum");
     if (!group.comm)
         c->n_ops = 0;
     group.comm = c;

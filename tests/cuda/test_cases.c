@@ -1,12 +1,12 @@
-/* test_cases.c - the cases of ops/cases.txt on the CUDA device that the CPU plays, of all ops that
- * the backend has kernels for: through lt_open() and lt_apply(), as programs go. Once with
- * stand-ins for NVIDIA's libraries, and once more by own kernels alone where these have a part.
+/* test_cases.c - runs the cases of ops/cases.txt on the emulated CUDA device, through lt_open() and
+ * lt_apply() as programs do. Each op runs with the stand-ins for NVIDIA's libraries; the ops that
+ * use those run with our own kernels as well.
  *
- * What comes out is that of the reference kernels on the CPU, but for sums: they are in double on
- * both sides, in another order, so that each may be rounded another way. A gradient is added to
- * once, and so may be off by two roundings of its own and of the larger number before. The ops in
- * `f32_inside` compute in f32 what the reference computes in double, and there is no telling of
- * what size the terms of a sum were that comes to little: four roundings of the largest element.
+ * The results must be those of the reference kernels on the CPU, except for the rounding of sums:
+ * both sides sum in double, but in different orders. A gradient is added to once, so it has up to
+ * two roundings, of its own size and of that of the larger value before. The ops listed in
+ * near_for() compute in f32 what the reference computes in double. If the terms of a sum cancel,
+ * their size is unknown, so the tolerance is relative to the largest element.
  */
 #include "ops/kernel.h"
 #include "ops/plugin.h"
@@ -16,7 +16,7 @@
 static lt_ctx *open_cuda(bool libraries)
 {
     use_libraries(libraries);
-    use_plugins(""); /* it lies beside this test */
+    use_plugins(""); /* the plugin is beside this test program */
     return open_device();
 }
 
@@ -25,7 +25,7 @@ static double roundoff(lt_dtype t)
     return t == LT_F32 ? 0x1p-24 : t == LT_F16 ? 0x1p-11 : t == LT_BF16 ? 0x1p-8 : 0x1p-53;
 }
 
-/* slack: by which they may be apart, as a part of the largest. */
+/* slack: tolerance as a fraction of the largest element. */
 static bool is_near(const block *a, const block *b, double slack)
 {
     double largest = 0;
@@ -48,11 +48,11 @@ static bool is_near(const block *a, const block *b, double slack)
 
 static bool near(const block *a, const block *b) { return is_near(a, b, 0); }
 
-/* Of products and windows, which are added up in f32, term after term: up to 864 of them here, and
- * so as many roundings on either side. */
+/* For products and windows, which are sums in f32 of up to 864 terms here, with one rounding per
+ * term on either side. */
 static bool near_in_f32(const block *a, const block *b) { return is_near(a, b, 0x1p-19); }
 
-/* Of what is summed in double, and then goes on in f32. */
+/* For ops that sum in double and continue in f32. */
 static bool near_with_f32(const block *a, const block *b)
 {
     return is_near(a, b, a->dtype == LT_F32 ? 0x1p-22 : 0);
@@ -73,7 +73,7 @@ static same_fn near_for(const char *op)
     return near;
 }
 
-/* Whether there is all of it that the CPU has. */
+/* Whether the backend has all kernels of the op that the CPU has. */
 static bool has_kernels(lt_ctx *ctx, const char *name)
 {
     const lt_def *def = lt_op_find(ctx, name);
@@ -89,7 +89,7 @@ static void walk_op(const char *op, bool libraries)
         walk_cases(op, ctx, near_for(op));
         return;
     }
-    FAIL("the CUDA backend has no %s", op);
+    FAIL("the CUDA backend has no kernels for %s", op);
 }
 
 #define X(name)                                                                                    \

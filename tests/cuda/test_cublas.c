@@ -1,6 +1,6 @@
-/* test_cublas.c - linear and matmul by cuBLASLt, over random shapes of all kinds, against the
- * reference kernels in f64. The library is a stand-in that computes on the CPU: what is tested is
- * what it is told.
+/* test_cublas.c - compares linear and matmul by cuBLASLt with the reference kernels in f64, over
+ * random shapes. The library is a stand-in that computes on the CPU, so this tests the products
+ * that the backend describes, not cuBLASLt.
  */
 #include "tests/lt_test.h"
 
@@ -84,7 +84,7 @@ static lt_call call_of(problem *p)
                      .threads = 1};
 }
 
-/* Output and gradients for the inputs that are there; that of w in grad_dtype, as a rule that of b
+/* Makes the output and random gradients for most inputs: that of w in grad_dtype, usually that of b
  * too. */
 static void complete(problem *p, lt_dtype dtype, lt_dtype grad_dtype, uint64_t *seed)
 {
@@ -126,11 +126,11 @@ static problem exact_problem(const problem *from)
     return p;
 }
 
-typedef lt_status (*way_fn)(lt_cublas *d, lt_call *c);
+typedef lt_status (*run_fn)(lt_cublas *d, lt_call *c);
 typedef size_t (*scratch_fn)(lt_cublas *d, const lt_call *c, bool backward);
 
-/* With scratch of the size that it wants, and not a byte more. */
-static lt_status go(problem *p, way_fn way, scratch_fn scratch, bool backward)
+/* Calls run() with exactly as much scratch as it requests. */
+static lt_status run_call(problem *p, run_fn run, scratch_fn scratch, bool backward)
 {
     lt_call c = call_of(p);
     size_t bytes = scratch(blas, &c, backward);
@@ -138,7 +138,7 @@ static lt_status go(problem *p, way_fn way, scratch_fn scratch, bool backward)
         FAIL("out of memory");
     if (bytes > 0)
         memset(c.scratch, 0xff, bytes);
-    lt_status status = way(blas, &c);
+    lt_status status = run(blas, &c);
     free(c.scratch);
     return status;
 }
@@ -153,13 +153,13 @@ static void check(problem *p, bool linear)
         old[i] = p->d_in[i] && (p->add >> i & 1) ? exact_copy(p->d_in[i]) : NULL;
     CHECK_OK(p->def->op->fwd(&c));
     CHECK_OK(p->def->op->bwd(&c));
-    CHECK_OK(go(p, linear ? lt__cublas_linear_fwd : lt__cublas_matmul_fwd,
-                linear ? lt__cublas_linear_scratch : lt__cublas_matmul_scratch, false));
-    CHECK_OK(go(p, linear ? lt__cublas_linear_bwd : lt__cublas_matmul_bwd,
-                linear ? lt__cublas_linear_scratch : lt__cublas_matmul_scratch, true));
+    CHECK_OK(run_call(p, linear ? lt__cublas_linear_fwd : lt__cublas_matmul_fwd,
+                      linear ? lt__cublas_linear_scratch : lt__cublas_matmul_scratch, false));
+    CHECK_OK(run_call(p, linear ? lt__cublas_linear_bwd : lt__cublas_matmul_bwd,
+                      linear ? lt__cublas_linear_scratch : lt__cublas_matmul_scratch, true));
     compare("y", p->out[0], exact.out[0], NULL, (lt_dtype)p->out[0]->dtype, 1);
     for (int i = 0; i < INPUTS; i++) {
-        if (p->d_in[i]) /* in f32 up to 16 pairs are added one by one */
+        if (p->d_in[i]) /* in f32, up to 16 products are added one after the other */
             compare(names[i], p->d_in[i], exact.d_in[i], old[i], (lt_dtype)p->d_in[i]->dtype,
                     p->d_in[i]->dtype == LT_F32 && !linear ? 17 : 1);
         lt_release(old[i]);
@@ -174,7 +174,7 @@ static problem draw_linear(lt_dtype dtype, lt_dtype grad_dtype, uint64_t *seed)
     problem p = {.def = lt_op_find(ctx, "linear"), .n_in = INPUTS};
     int64_t x[4] = {1 + draw(seed, 5), 1 + draw(seed, 3), 1 + draw(seed, 3), 1 + draw(seed, 20)};
     int64_t w[2] = {1 + draw(seed, 20), x[3]};
-    int first = (int)draw(seed, 4); /* leading axes that are left out */
+    int first = (int)draw(seed, 4); /* leading axes that are omitted */
     p.in[X] = random_tensor(ctx, dtype, 4 - first, x + first, seed);
     p.in[W] = random_tensor(ctx, dtype, 2, w, seed);
     if (draw(seed, 3))
@@ -192,22 +192,22 @@ static void walk_linear(lt_dtype dtype, lt_dtype grad_dtype)
         check(&p, true);
         free_problem(&p);
     }
-    CHECK(summed > 0 && summed < CASES / 2); /* most sums are found beside dw */
+    CHECK(summed > 0 && summed < CASES / 2); /* cuBLASLt computes most db with dw */
     end();
 }
 
 TEST(linear_f32) { walk_linear(LT_F32, LT_F32); }
 TEST(linear_f16) { walk_linear(LT_F16, LT_F16); }
 TEST(linear_bf16) { walk_linear(LT_BF16, LT_BF16); }
-TEST(linear_f16_with_gradients_in_f32) { walk_linear(LT_F16, LT_F32); }
-TEST(linear_bf16_with_gradients_in_f32) { walk_linear(LT_BF16, LT_F32); }
+TEST(linear_f16_with_f32_gradients) { walk_linear(LT_F16, LT_F32); }
+TEST(linear_bf16_with_f32_gradients) { walk_linear(LT_BF16, LT_F32); }
 
-/* Where the library has no way to find sums beside dw, another one is taken. */
-TEST(linear_without_sums_beside_a_product)
+/* If the library cannot compute db in the epilogue of dw, sum_rows() does. */
+TEST(linear_without_the_bias_gradient_epilogue)
 {
     uint64_t seed = 51;
     begin(&(lt_cublas_config){.tf32 = true});
-    library->refused = CUBLASLT_EPILOGUE_BGRADB;
+    library->unsupported = CUBLASLT_EPILOGUE_BGRADB;
     for (int i = 0; i < CASES / 4; i++) {
         problem p = draw_linear(LT_F16, LT_F16, &seed);
         check(&p, true);
@@ -217,9 +217,9 @@ TEST(linear_without_sums_beside_a_product)
     end();
 }
 
-/* A bias, and the sums that are its gradient, may be rows of a longer tensor: then they do not
- * begin where cuBLASLt takes them to. */
-TEST(a_bias_that_begins_anywhere)
+/* A bias and its gradient may be rows of a longer tensor, and so have less than the alignment that
+ * cuBLASLt requires. */
+TEST(a_misaligned_bias)
 {
     static const int64_t dims[] = {3, 4}, w_dims[] = {5, 4}, longer[] = {6};
     uint64_t seed = 55;
@@ -238,10 +238,11 @@ TEST(a_bias_that_begins_anywhere)
     p.d_in[W] = random_tensor(ctx, LT_F32, 2, w_dims, &seed);
     p.d_in[B] = lt_rows(db, 1, 5);
     p.add = 0;
-    CHECK_EQ(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EUNSUPPORTED);
+    CHECK_EQ(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false),
+             LT_EUNSUPPORTED);
     CHECK_EQ(library->run, 0);
     summed = 0;
-    CHECK_OK(go(&p, lt__cublas_linear_bwd, lt__cublas_linear_scratch, true));
+    CHECK_OK(run_call(&p, lt__cublas_linear_bwd, lt__cublas_linear_scratch, true));
     CHECK_EQ(library->run, 1);
     CHECK_EQ(summed, 1);
     free_problem(&p);
@@ -252,7 +253,7 @@ TEST(a_bias_that_begins_anywhere)
 
 /* ==== matmul ================================================================================== */
 
-/* Leading axes that are equal, of one side alone, or stretched on either. */
+/* A random matmul. Leading axes are equal, missing on one side, or broadcast on either. */
 static problem draw_matmul(lt_dtype dtype, uint64_t *seed)
 {
     problem p = {.def = lt_op_find(ctx, "matmul"), .n_in = 2};
@@ -267,7 +268,7 @@ static problem draw_matmul(lt_dtype dtype, uint64_t *seed)
     dims[Y][3] = 1 + draw(seed, 9);
     for (int i = X; i <= Y; i++) {
         int first = kind == 0 ? 2 : (int)draw(seed, 3);
-        if (kind == 3) /* the same on both sides */
+        if (kind == 3) /* equal on both sides */
             first = 0;
         p.in[i] = random_tensor(ctx, dtype, 4 - first, dims[i] + first, seed);
     }
@@ -291,8 +292,8 @@ TEST(matmul_f32) { walk_matmul(LT_F32); }
 TEST(matmul_f16) { walk_matmul(LT_F16); }
 TEST(matmul_bf16) { walk_matmul(LT_BF16); }
 
-/* One product does it: batches, one matrix for all, and rows of several matrices. */
-TEST(batches_are_one_product)
+/* Batched matrices, and a matrix that is broadcast on one side, need only one product. */
+TEST(a_batch_is_one_product)
 {
     static const int64_t dims[][2][3] = {
         {{3, 4, 5}, {3, 5, 2}}, {{1, 4, 5}, {3, 5, 2}}, {{3, 4, 5}, {1, 5, 2}}};
@@ -307,10 +308,10 @@ TEST(batches_are_one_product)
             if (!p.d_in[k])
                 p.d_in[k] = random_tensor(ctx, LT_F16, 3, dims[i][k], &seed);
         library->run = 0;
-        CHECK_OK(go(&p, lt__cublas_matmul_fwd, lt__cublas_matmul_scratch, false));
+        CHECK_OK(run_call(&p, lt__cublas_matmul_fwd, lt__cublas_matmul_scratch, false));
         CHECK_EQ(library->run, 1);
-        if (i != 1) { /* where x is stretched it gets sums of products */
-            CHECK_OK(go(&p, lt__cublas_matmul_bwd, lt__cublas_matmul_scratch, true));
+        if (i != 1) { /* the gradient of a broadcast x is a sum of products */
+            CHECK_OK(run_call(&p, lt__cublas_matmul_bwd, lt__cublas_matmul_scratch, true));
             CHECK_EQ(library->run, 3);
         }
         free_problem(&p);
@@ -318,7 +319,7 @@ TEST(batches_are_one_product)
     end();
 }
 
-/* ==== Nothing to multiply, and what is left to others ========================================= */
+/* ==== Empty products, and products that the library does not run ============================== */
 
 TEST(without_elements_or_terms)
 {
@@ -340,19 +341,23 @@ TEST(without_elements_or_terms)
     end();
 }
 
-TEST(own_kernels_are_for)
+TEST(unsupported_products)
 {
     uint64_t seed = 91;
     const int64_t x[2] = {3, 0}, w[2] = {2, 0};
     begin(&(lt_cublas_config){.tf32 = true});
     problem p = draw_linear(LT_F32, LT_F32, &seed), exact = exact_problem(&p);
-    CHECK_EQ(go(&exact, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EUNSUPPORTED);
-    CHECK_EQ(go(&exact, lt__cublas_linear_bwd, lt__cublas_linear_scratch, true), LT_EUNSUPPORTED);
-    CHECK_EQ(library->asked[0], 0);
+    CHECK_EQ(run_call(&exact, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false),
+             LT_EUNSUPPORTED);
+    CHECK_EQ(run_call(&exact, lt__cublas_linear_bwd, lt__cublas_linear_scratch, true),
+             LT_EUNSUPPORTED);
+    CHECK_EQ(library->queries[0], 0);
     library->engines[0][0].fails = true;
-    CHECK_EQ(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EUNSUPPORTED);
-    CHECK_EQ(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EUNSUPPORTED);
-    CHECK_EQ(library->asked[0], 1); /* that is remembered */
+    CHECK_EQ(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false),
+             LT_EUNSUPPORTED);
+    CHECK_EQ(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false),
+             LT_EUNSUPPORTED);
+    CHECK_EQ(library->queries[0], 1); /* the result is cached */
     CHECK_EQ(library->run, 0);
     free_problem(&p);
     free_problem(&exact);
@@ -361,62 +366,65 @@ TEST(own_kernels_are_for)
     p.in[W] = random_tensor(ctx, LT_F32, 2, w, &seed);
     p.in[B] = random_tensor(ctx, LT_F32, 1, w, &seed);
     complete(&p, LT_F32, LT_F32, &seed);
-    CHECK_EQ(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EUNSUPPORTED);
+    CHECK_EQ(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false),
+             LT_EUNSUPPORTED);
     free_problem(&p);
     end();
 }
 
-/* By heuristics, which may find fault with it, or when it is to run. */
-TEST(what_is_refused)
+/* The library may reject a product in its heuristics or when it runs. */
+TEST(products_that_the_library_rejects)
 {
     uint64_t seed = 94;
     const int refusals[] = {CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED};
     for (int i = 0; i < 2; i++) {
         begin(&(lt_cublas_config){.tf32 = true});
         problem p = draw_linear(LT_F32, LT_F32, &seed);
-        library->fail_ask = refusals[i];
-        CHECK_EQ(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EUNSUPPORTED);
+        library->fail_query = refusals[i];
+        CHECK_EQ(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false),
+                 LT_EUNSUPPORTED);
         CHECK_EQ(library->run, 0);
         free_problem(&p);
         end();
     }
     begin(&(lt_cublas_config){.tf32 = true});
     problem p = draw_linear(LT_F32, LT_F32, &seed);
-    library->engines[0][1] = (stand_in_engine){.number = 2, .workspace = 101}; /* too much */
+    library->engines[0][1] = (stand_in_engine){.number = 2, .workspace = 101}; /* too large */
     library->engines[0][2] = (stand_in_engine){.number = 3, .workspace = 50};
     for (int i = 0; i < 2; i++) {
         library->fail_run = CUBLAS_STATUS_NOT_SUPPORTED * (i == 0);
-        CHECK_OK(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false));
+        CHECK_OK(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false));
         CHECK_EQ(library->run, 1 + i);
     }
-    library->fail_run = CUBLAS_STATUS_NOT_SUPPORTED; /* the last that there is */
-    CHECK_FAILS(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EENV,
-                "cuBLASLt 13.1.0 failed: it was refused");
+    library->fail_run = CUBLAS_STATUS_NOT_SUPPORTED; /* the last engine fails too */
+    CHECK_FAILS(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EENV,
+                "cuBLASLt 13.1.0 failed: not supported");
     free_problem(&p);
     end();
 }
 
-TEST(a_product_that_fails_says_why)
+TEST(errors_of_a_product_that_fails)
 {
     uint64_t seed = 92;
     begin(&(lt_cublas_config){.tf32 = true});
     problem p = draw_linear(LT_F32, LT_F32, &seed);
     library->fail_run = CUBLAS_STATUS_EXECUTION_FAILED;
-    CHECK_FAILS(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EENV,
-                "cuBLASLt 13.1.0 failed: the execution failed");
+    CHECK_FAILS(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EENV,
+                "cuBLASLt 13.1.0 failed: execution failed");
     library->fail_run = CUBLAS_STATUS_ALLOC_FAILED;
-    CHECK_FAILS(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_ENOMEM,
+    CHECK_FAILS(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_ENOMEM,
                 "out of memory in cuBLASLt; try a smaller batch");
     free_problem(&p);
     end();
 }
 
-TEST(workspace_has_a_limit)
+TEST(the_workspace_limit)
 {
     uint64_t seed = 93;
     begin(&(lt_cublas_config){.tf32 = true, .workspace = 99});
     problem p = draw_linear(LT_F32, LT_F32, &seed);
-    CHECK_EQ(go(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false), LT_EUNSUPPORTED);
+    CHECK_EQ(run_call(&p, lt__cublas_linear_fwd, lt__cublas_linear_scratch, false),
+             LT_EUNSUPPORTED);
     free_problem(&p);
     end();
 }
@@ -430,5 +438,5 @@ TEST(a_cublaslt_that_is_too_old)
     CHECK_STR(text, "cuBLASLt is version 12.9.0, luatrain wants 13.0.0 or later");
 }
 #else
-TEST(cublas) { SKIP("cuBLASLt's headers were not there"); }
+TEST(cublas) { SKIP("cuBLASLt's headers are not installed"); }
 #endif

@@ -1,6 +1,6 @@
-/* test_cudnn.c - conv2d by cuDNN's graph API, over random shapes of all kinds,
- * against the reference kernels in f64. The library is a stand-in that computes on the CPU: what is
- * tested is what it is told.
+/* test_cudnn.c - compares conv2d by cuDNN's graph API with the reference kernels in f64, over
+ * random shapes. The library is a stand-in that computes on the CPU, so this tests the graphs that
+ * the backend builds, not cuDNN.
  */
 #include "tests/lt_test.h"
 
@@ -53,7 +53,7 @@ typedef struct problem { /* forward and backward of one op, with all its tensors
     uint64_t add;
 } problem;
 
-/* The op's shape rule gives the outputs their dims. */
+/* Makes the outputs; the op's shape rule sets their dims. */
 static void make_outputs(setting *s, problem *p)
 {
     lt_spec spec[2];
@@ -80,7 +80,7 @@ static void free_problem(problem *p)
     lt_release(p->d_out[0]);
 }
 
-/* The same in f64. */
+/* A copy of the problem in f64. */
 static problem exact_problem(const problem *from)
 {
     problem p = *from;
@@ -111,8 +111,9 @@ static lt_call call_of(setting *s, problem *p)
 
 typedef size_t (*scratch_fn)(lt_cudnn *d, const lt_call *c, bool backward);
 
-/* Runs a kernel with scratch of the size that it wants, and not a byte more. */
-static void give_scratch(setting *s, lt_call *c, scratch_fn scratch, bool backward)
+/* Allocates exactly as much scratch as the kernel requests, so that AddressSanitizer finds an
+ * overrun. */
+static void alloc_scratch(setting *s, lt_call *c, scratch_fn scratch, bool backward)
 {
     size_t bytes = scratch(s->cudnn, c, backward);
     c->scratch = NULL;
@@ -122,7 +123,7 @@ static void give_scratch(setting *s, lt_call *c, scratch_fn scratch, bool backwa
         memset(c->scratch, 0xff, bytes);
 }
 
-static void take_scratch(lt_call *c)
+static void free_scratch(lt_call *c)
 {
     free(c->scratch);
     c->scratch = NULL;
@@ -130,7 +131,7 @@ static void take_scratch(lt_call *c)
 
 /* ==== conv2d ================================================================================== */
 
-/* Sizes that differ along each axis, so that no two can be taken for each other. */
+/* A random convolution. Each axis has its own random size, so that swapped axes are detected. */
 static problem draw_conv(setting *s, lt_dtype dtype, lt_dtype grad_dtype, uint64_t *seed)
 {
     problem p = {.def = lt_op_find(s->ctx, "conv2d"), .n_in = INPUTS};
@@ -168,13 +169,13 @@ static problem draw_conv(setting *s, lt_dtype dtype, lt_dtype grad_dtype, uint64
 static void run_conv(setting *s, problem *p)
 {
     lt_call c = call_of(s, p);
-    give_scratch(s, &c, lt__cudnn_conv2d_scratch, false);
+    alloc_scratch(s, &c, lt__cudnn_conv2d_scratch, false);
     CHECK_OK(lt__cudnn_conv2d_fwd(s->cudnn, &c));
-    take_scratch(&c);
-    give_scratch(s, &c, lt__cudnn_conv2d_scratch, true);
+    free_scratch(&c);
+    alloc_scratch(s, &c, lt__cudnn_conv2d_scratch, true);
     CHECK_OK(lt__cudnn_conv2d_grad(s->cudnn, &c, X));
     CHECK_OK(lt__cudnn_conv2d_grad(s->cudnn, &c, W));
-    take_scratch(&c);
+    free_scratch(&c);
 }
 
 static void check_conv(setting *s, problem *p)
@@ -211,10 +212,10 @@ static void walk_conv(lt_dtype dtype, lt_dtype grad_dtype)
 TEST(conv2d_f32) { walk_conv(LT_F32, LT_F32); }
 TEST(conv2d_f16) { walk_conv(LT_F16, LT_F16); }
 TEST(conv2d_bf16) { walk_conv(LT_BF16, LT_BF16); }
-TEST(conv2d_f16_with_gradients_of_weights_in_f32) { walk_conv(LT_F16, LT_F32); }
-TEST(conv2d_bf16_with_gradients_of_weights_in_f32) { walk_conv(LT_BF16, LT_F32); }
+TEST(conv2d_f16_with_f32_weight_gradients) { walk_conv(LT_F16, LT_F32); }
+TEST(conv2d_bf16_with_f32_weight_gradients) { walk_conv(LT_BF16, LT_F32); }
 
-/* A tensor one element behind the place of another. New. */
+/* A random tensor that starts one element into its memory. New. */
 static lt_tensor *shifted(setting *s, lt_dtype dtype, int ndim, const int64_t *dims, uint64_t *seed)
 {
     int64_t n = 1, more;
@@ -227,8 +228,8 @@ static lt_tensor *shifted(setting *s, lt_dtype dtype, int ndim, const int64_t *d
     return x;
 }
 
-/* Rows of a batch may begin anywhere. */
-TEST(conv2d_where_nothing_is_aligned)
+/* Inputs may be views that start at any element. */
+TEST(conv2d_of_misaligned_tensors)
 {
     setting s;
     uint64_t seed = 5;
@@ -249,7 +250,7 @@ TEST(conv2d_where_nothing_is_aligned)
     close_setting(&s);
 }
 
-/* The engine is not asked for what nobody wants. */
+/* No plan is built for a gradient that is not needed. */
 TEST(conv2d_gradients_one_by_one)
 {
     setting s;
@@ -259,15 +260,15 @@ TEST(conv2d_gradients_one_by_one)
     lt_tensor *dx = p.d_in[X];
     lt_call c = call_of(&s, &p);
     p.d_in[X] = NULL;
-    give_scratch(&s, &c, lt__cudnn_conv2d_scratch, true);
+    alloc_scratch(&s, &c, lt__cudnn_conv2d_scratch, true);
     CHECK_EQ(s.library->built, 1);
     CHECK_OK(lt__cudnn_conv2d_grad(s.cudnn, &c, W));
     CHECK_EQ(s.library->run, 1);
-    take_scratch(&c);
+    free_scratch(&c);
     lt_release(dx);
     free_problem(&p);
     close_setting(&s);
 }
 #else
-TEST(cudnn) { SKIP("cuDNN's headers were not there"); }
+TEST(cudnn) { SKIP("cuDNN's headers are not installed"); }
 #endif

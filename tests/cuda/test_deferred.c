@@ -1,5 +1,5 @@
-/* test_deferred.c - what the CUDA backend decides in the stream, and the host hears of late. The
- * device's stream does nothing before somebody waits. */
+/* test_deferred.c - deferred checks: what the CUDA backend decides in the stream before the host
+ * learns of it. The emulated stream runs nothing until the host waits. */
 #include "amp/amp.h"
 #include "tests/cuda/reference.h"
 #include "tests/device/emu.h"
@@ -8,7 +8,7 @@
 
 static const lt_dtype all[] = {LT_F32, LT_F16, LT_BF16, LT_F64};
 
-/* On the device, with these values. New. */
+/* Copies bytes to new device memory. New. */
 static void *put(machine *m, const void *from, size_t bytes)
 {
     lt_device *d = m->cuda.device;
@@ -26,8 +26,8 @@ static void get(machine *m, void *to, const void *from, size_t bytes)
 
 /* ==== Step checks ============================================================================= */
 
-/* n rows, of which the one at `odd` has something not finite. */
-static void check_check_grads(machine *m, int n, int odd)
+/* n rows of gradient statistics; row `odd`, if any, has values that are not finite. */
+static void test_check_grads(machine *m, int n, int odd)
 {
     lt_grad_stats *rows = calloc((size_t)n + 1, sizeof *rows), want = {0};
     lt_step_check v = {.loss = 3};
@@ -50,18 +50,18 @@ TEST(step_checks)
 {
     static const int counts[] = {1, 2, 31, 256, 257, 1000};
     machine m = machine_open();
-    check_check_grads(&m, 0, -1);
+    test_check_grads(&m, 0, -1);
     for (int i = 0; i < COUNT(counts); i++)
         for (int k = 0; k < 4; k++)
-            check_check_grads(&m, counts[i],
-                              k == 0   ? -1
-                              : k == 1 ? 0
-                              : k == 2 ? counts[i] / 2
-                                       : counts[i] - 1);
+            test_check_grads(&m, counts[i],
+                             k == 0   ? -1
+                             : k == 1 ? 0
+                             : k == 2 ? counts[i] / 2
+                                      : counts[i] - 1);
     lt_ctx_free(m.ctx);
 }
 
-/* A skip stays, whoever has brought it; the first loss that is not finite does too. */
+/* A skip flag stays set, and the first loss that is not finite is kept. */
 TEST(losses)
 {
     static const double value[] = {1, INFINITY, NAN, -2};
@@ -83,7 +83,7 @@ TEST(losses)
     lt_ctx_free(m.ctx);
 }
 
-/* A skip stays here too. */
+/* Here, too, a skip flag stays set. */
 TEST(norms)
 {
     static const double squares[] = {0, 1, 4, 4.000001, 1e300, INFINITY, NAN};
@@ -137,7 +137,7 @@ TEST(leftovers_are_zeroed)
 
 /* ==== Skipped steps =========================================================================== */
 
-/* All four tensors, in and out, of an op in place, before and behind its kernel. */
+/* Checks that an in-place op leaves its tensors unchanged if skip is set, and only then. */
 static void check_skip(machine *m, const char *op, const char *options, int n, int32_t skip)
 {
     int64_t count = 1001;
@@ -171,7 +171,7 @@ static void check_skip(machine *m, const char *op, const char *options, int n, i
     m->cuda.device->free(m->cuda.device, there, sizeof skip);
 }
 
-TEST(updates_that_are_vetoed)
+TEST(skipped_updates)
 {
     machine m = machine_open();
     for (int32_t skip = 0; skip < 2; skip++) {
@@ -186,9 +186,9 @@ TEST(updates_that_are_vetoed)
 
 /* ==== Factors ================================================================================= */
 
-/* The weights and slots that an update leaves on the device. */
-static void updated(machine *m, const char *op, const char *options, int n, const double *factor,
-                    float *all_of_it)
+/* Runs an update on the device and copies its n tensors, weights and state, to out. */
+static void run_update(machine *m, const char *op, const char *options, int n, const double *factor,
+                       float *out)
 {
     enum { COUNT_W = 1001 };
     lt_opt opts[LT_MAX_OPT];
@@ -211,12 +211,12 @@ static void updated(machine *m, const char *op, const char *options, int n, cons
                  .device = m->cuda.device};
     run_on_device(m, def, &c, false);
     for (int i = 0; i < n; i++) {
-        get(m, all_of_it + i * COUNT_W, t[i].tensor.data, COUNT_W * sizeof(float));
+        get(m, out + i * COUNT_W, t[i].tensor.data, COUNT_W * sizeof(float));
         mirror_free(m, &t[i]);
     }
 }
 
-/* One that the device has is as good as one in an option. */
+/* A factor in device memory has the same effect as the option "scale". */
 TEST(updates_with_a_factor)
 {
     static const struct {
@@ -233,8 +233,8 @@ TEST(updates_with_a_factor)
     for (int i = 0; i < COUNT(cases); i++) {
         char scaled[64];
         snprintf(scaled, sizeof scaled, "%s scale=0.3", cases[i].options);
-        updated(&m, cases[i].op, scaled, cases[i].n, NULL, want);
-        updated(&m, cases[i].op, cases[i].options, cases[i].n, there, got);
+        run_update(&m, cases[i].op, scaled, cases[i].n, NULL, want);
+        run_update(&m, cases[i].op, cases[i].options, cases[i].n, there, got);
         CHECK(memcmp(got, want, (size_t)cases[i].n * 1001 * sizeof(float)) == 0);
     }
     m.cuda.device->free(m.cuda.device, there, sizeof factor);
@@ -284,7 +284,7 @@ static void training_free(training *t)
     lt_ctx_free(t->ctx);
 }
 
-/* Up the gradient of the mean of p x, times by; each element's has the bits of the CPU's. */
+/* Backward of by * mean(p x). Each element of the gradient has the bits of the CPU's. */
 static lt_status backward(training *t, double by)
 {
     lt_tensor *a = lt_run(t->ctx, "mul", NULL, t->p, t->x, NULL);
@@ -292,9 +292,9 @@ static lt_status backward(training *t, double by)
     lt_tensor *b = lt_run(t->ctx, "mean", NULL, a, NULL);
     lt_tensor *loss = lt_run(t->ctx, "mul", NULL, b, factor, NULL);
     lt_status status = lt_backward(loss, NULL);
-    lt_tensor *all_of_it[] = {loss, b, factor, a};
+    lt_tensor *temporaries[] = {loss, b, factor, a};
     for (int i = 0; i < 4; i++)
-        lt_release(all_of_it[i]);
+        lt_release(temporaries[i]);
     return status;
 }
 
@@ -309,7 +309,7 @@ static lt_status step(training *t, double by)
     return update(t, NULL);
 }
 
-/* Of gradients whose norm is to be at most a hundredth. */
+/* Updates with gradients clipped to a norm of 0.01. */
 static lt_status clipped_update(training *t)
 {
     return lt_optim_step_clipped(t->optim, (const lt_opt *[]){t->opts}, 1, 0.01, NULL, NULL);
@@ -321,7 +321,7 @@ static lt_status clipped_step(training *t, double by)
     return clipped_update(t);
 }
 
-/* Whether the weights have this digest. */
+/* Whether the weights have this SHA-256. */
 static bool has_weights(training *t, const char *hex)
 {
     char now[65];
@@ -329,25 +329,27 @@ static bool has_weights(training *t, const char *hex)
     return strcmp(now, hex) == 0;
 }
 
-/* The last step has changed nothing, and the next one does. */
-static void check_going_on(training *t, lt_status (*go)(training *, double), const char *before)
+/* Checks that the last step was skipped, and that the next one is applied. */
+static void check_continues(training *t, lt_status (*run_step)(training *, double),
+                            const char *before)
 {
     CHECK(has_weights(t, before));
     CHECK_EQ(lt_optim_step_status(t->optim), LT_SKIPPED);
-    CHECK_OK(go(t, 1));
+    CHECK_OK(run_step(t, 1));
     CHECK_OK(lt_synchronize(t->ctx));
     CHECK_EQ(lt_optim_step_status(t->optim), LT_APPLIED);
     CHECK(!has_weights(t, before));
 }
 
-static int64_t shim_counted(int what)
+static int64_t counted(int what)
 {
     int64_t (*count)(int);
     *(void **)&count = from_plugin("shim_count");
     return count(what);
 }
 
-/* Two in a row that overflow, and one by itself. Steps wait once, for the step before. */
+/* Two consecutive steps overflow, and a single one. Each step waits at most once, for the one
+ * before. */
 TEST(steps_that_overflow)
 {
     char hex[2][65];
@@ -356,11 +358,11 @@ TEST(steps_that_overflow)
     for (int i = 0; i < 2; i++) {
         training t = training_new(i == 1, true);
         for (int k = 0; k < STEPS; k++) {
-            int64_t waits = shim_counted(SHIM_WAITS), drains = shim_counted(SHIM_DRAINS);
+            int64_t waits = counted(SHIM_WAITS), drains = counted(SHIM_DRAINS);
             bool spike = k == 2 || k == 3 || k == STEPS - 1;
             CHECK_OK(step(&t, spike ? 0x1p125 : 1));
-            CHECK(k < 2 || shim_counted(SHIM_WAITS) - waits <= 1);
-            CHECK(k < 2 || shim_counted(SHIM_DRAINS) == drains);
+            CHECK(k < 2 || counted(SHIM_WAITS) - waits <= 1);
+            CHECK(k < 2 || counted(SHIM_DRAINS) == drains);
         }
         scaler[i] = *lt_loss_scale_scaler(t.scale);
         CHECK_OK(lt_params_sha256(t.params, hex[i]));
@@ -371,7 +373,7 @@ TEST(steps_that_overflow)
     CHECK_STR(hex[1], hex[0]);
 }
 
-/* With a scale of their own, and without. */
+/* With and without a loss scale. */
 TEST(steps_that_are_clipped)
 {
     char hex[2][65];
@@ -380,10 +382,10 @@ TEST(steps_that_are_clipped)
         for (int i = 0; i < 2; i++) {
             training t = training_new(i == 1, scaled);
             for (int k = 0; k < STEPS; k++) {
-                int64_t waits = shim_counted(SHIM_WAITS), drains = shim_counted(SHIM_DRAINS);
+                int64_t waits = counted(SHIM_WAITS), drains = counted(SHIM_DRAINS);
                 CHECK_OK(clipped_step(&t, k == 3 ? 0.01 : scaled && k == 5 ? 0x1p125 : 1));
-                CHECK(k < 2 || shim_counted(SHIM_WAITS) - waits <= 1);
-                CHECK(k < 2 || shim_counted(SHIM_DRAINS) == drains);
+                CHECK(k < 2 || counted(SHIM_WAITS) - waits <= 1);
+                CHECK(k < 2 || counted(SHIM_DRAINS) == drains);
             }
             CHECK_OK(lt_params_sha256(t.params, hex[i]));
             training_free(&t);
@@ -392,7 +394,7 @@ TEST(steps_that_are_clipped)
     }
 }
 
-/* It is found there, and fails as a loss does. */
+/* The device finds it, and it fails like a loss that is not finite. */
 TEST(a_norm_that_is_not_finite)
 {
     char before[65];
@@ -406,13 +408,13 @@ TEST(a_norm_that_is_not_finite)
     CHECK_FAILS(clipped_step(&t, 1), LT_ENUMERIC,
                 "the norm of the gradients is inf at step 2; "
                 "look at the learning rate and at the data");
-    check_going_on(&t, clipped_step, before);
+    check_continues(&t, clipped_step, before);
     training_free(&t);
 }
 
-/* The second optimizer of a step clips too, without a wait. Before the first backward a step is an
- * error, clipped or not. */
-TEST(two_that_clip)
+/* The second optimizer of a step clips without a wait. A step before the first backward is an
+ * error. */
+TEST(two_optimizers_that_clip)
 {
     use_plugins("");
     training t = training_new(true, false);
@@ -422,9 +424,9 @@ TEST(two_that_clip)
                 "has run since the step before; call loss:backward() first");
     for (int k = 0; k < 4; k++) {
         CHECK_OK(clipped_step(&t, 1));
-        int64_t waits = shim_counted(SHIM_WAITS);
+        int64_t waits = counted(SHIM_WAITS);
         CHECK_OK(lt_optim_step_clipped(other, (const lt_opt *[]){t.opts}, 1, 1, NULL, NULL));
-        CHECK_EQ(shim_counted(SHIM_WAITS), waits);
+        CHECK_EQ(counted(SHIM_WAITS), waits);
     }
     char before[65];
     CHECK_OK(lt_synchronize(t.ctx));
@@ -438,25 +440,26 @@ TEST(two_that_clip)
     training_free(&t);
 }
 
-/* It fails a step later, or when it is asked for, and has changed nothing. */
+/* The error comes from the next step or from lt_synchronize(). The weights do not change. */
 TEST(a_loss_that_is_not_finite)
 {
     char before[65];
     use_plugins("");
-    for (int asked = 0; asked < 2; asked++) {
+    for (int synchronize = 0; synchronize < 2; synchronize++) {
         training t = training_new(true, false);
         CHECK_OK(step(&t, 1));
         CHECK_OK(lt_params_sha256(t.params, before));
         CHECK_OK(step(&t, NAN));
-        CHECK_FAILS(asked ? lt_synchronize(t.ctx) : step(&t, 1), LT_ENUMERIC,
+        CHECK_FAILS(synchronize ? lt_synchronize(t.ctx) : step(&t, 1), LT_ENUMERIC,
                     "the loss is nan at step 2; look at the learning rate and at the data");
-        check_going_on(&t, step, before);
+        check_continues(&t, step, before);
         training_free(&t);
     }
 }
 
-/* In one of several backwards of a step: it fails once, and what it has left is in no step. */
-TEST(a_part_whose_loss_is_not_finite)
+/* One of several backwards of a step has such a loss. The error is reported once, and no step uses
+ * the gradients of that step. */
+TEST(a_micro_batch_whose_loss_is_not_finite)
 {
     char before[65];
     lt_step_status step_status;

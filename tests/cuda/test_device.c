@@ -1,5 +1,5 @@
-/* test_device.c - the CUDA backend as a device: how it opens, memory, copies, conversions, what it
- * waits for. */
+/* test_device.c - the CUDA backend as an lt_device: opening, memory, copies, conversions, and when
+ * the host waits. */
 #include "tests/cuda/reference.h"
 
 static const lt_dtype all[] = {LT_F32, LT_F64, LT_F16, LT_BF16, LT_I64, LT_I32, LT_U8};
@@ -7,7 +7,7 @@ static const lt_dtype all[] = {LT_F32, LT_F64, LT_F16, LT_BF16, LT_I64, LT_I32, 
 
 /* ==== Opening ================================================================================= */
 
-static char said[256];
+static char error[256];
 
 static int open_plugin(const char *version, int index)
 {
@@ -15,77 +15,77 @@ static int open_plugin(const char *version, int index)
     lt_accelerator_open_fn open;
     *(void **)&open = from_plugin("lt_accelerator_open");
     const lt_accelerator_config config = {.index = index};
-    int status = open(version, &host_table, &config, &cuda, said, sizeof said);
+    int status = open(version, &host_table, &config, &cuda, error, sizeof error);
     if (status == 0)
         cuda.device->close(cuda.device);
     return status;
 }
 
-static void want_refusal(int rc, const char *sentence, const char *version, int index)
+/* Checks that opening the plugin fails with this status and message. */
+static void check_refusal(int rc, const char *message, const char *version, int index)
 {
     CHECK_EQ(open_plugin(version, index), rc);
-    if (strcmp(said, sentence) != 0)
-        FAIL("it says: %s", said);
+    CHECK_STR(error, message);
 }
 
-TEST(what_a_machine_lacks)
+TEST(machines_that_cannot_run_the_backend)
 {
     machine m = machine_open();
-    want_refusal(-1,
-                 "libluatrain-cuda.so is of luatrain " LT_VERSION ", this is luatrain 0.0.9; "
-                 "take both from one build",
-                 "0.0.9", 0);
-    m.pretend(0, 0, 0);
-    want_refusal(LT_NO_ACCELERATOR, "there is no NVIDIA driver (libcuda.so.1) on this machine",
-                 LT_VERSION, 0);
-    m.pretend(12020, 1, 9);
-    want_refusal(-1,
-                 "the NVIDIA driver is for CUDA 12.2, this build wants 13.0; install a newer "
-                 "driver",
-                 LT_VERSION, 0);
-    m.pretend(13000, 0, 9);
-    want_refusal(LT_NO_ACCELERATOR,
-                 "there is no CUDA device that this process may use "
-                 "(CUDA_VISIBLE_DEVICES hides them too)",
-                 LT_VERSION, 0);
-    m.pretend(13000, 2, 9);
-    want_refusal(-1, "there is no device cuda:2; this machine has 2, from cuda:0 on", LT_VERSION,
-                 2);
-    m.pretend(13000, 1, 7);
-    want_refusal(-1,
-                 "cuda:0 is too old: its compute capability is 7, this build wants 8 (A100) or "
-                 "more",
-                 LT_VERSION, 0);
-    m.pretend(13010, 1, 9);
+    check_refusal(-1,
+                  "libluatrain-cuda.so is of luatrain " LT_VERSION ", this is luatrain 0.0.9; "
+                  "take both from one build",
+                  "0.0.9", 0);
+    m.set_machine(0, 0, 0);
+    check_refusal(LT_NO_ACCELERATOR, "there is no NVIDIA driver (libcuda.so.1) on this machine",
+                  LT_VERSION, 0);
+    m.set_machine(12020, 1, 9);
+    check_refusal(-1,
+                  "the NVIDIA driver is for CUDA 12.2, this build wants 13.0; install a newer "
+                  "driver",
+                  LT_VERSION, 0);
+    m.set_machine(13000, 0, 9);
+    check_refusal(LT_NO_ACCELERATOR,
+                  "there is no CUDA device that this process may use "
+                  "(CUDA_VISIBLE_DEVICES hides them too)",
+                  LT_VERSION, 0);
+    m.set_machine(13000, 2, 9);
+    check_refusal(-1, "there is no device cuda:2; this machine has 2, from cuda:0 on", LT_VERSION,
+                  2);
+    m.set_machine(13000, 1, 7);
+    check_refusal(-1,
+                  "cuda:0 is too old: its compute capability is 7, this build wants 8 (A100) or "
+                  "more",
+                  LT_VERSION, 0);
+    m.set_machine(13010, 1, 9);
     CHECK_EQ(open_plugin(LT_VERSION, 0), 0);
-    m.pretend(13000, 1, 9);
+    m.set_machine(13000, 1, 9);
     lt_ctx_free(m.ctx);
 }
 
-TEST(any_device_is_that_of_the_local_rank)
+TEST(any_device_means_the_one_of_the_local_rank)
 {
     machine m = machine_open();
-    m.pretend(13000, 2, 9);
+    m.set_machine(13000, 2, 9);
     for (int rank = 0; rank < 4; rank++) {
         machine of_rank =
             machine_as(false, &(lt_accelerator_config){.index = LT_ANY_DEVICE, .local_rank = rank});
         CHECK(strcmp(of_rank.cuda.device->name, rank % 2 ? "cuda:1" : "cuda:0") == 0);
         lt_ctx_free(of_rank.ctx);
     }
-    m.pretend(13000, 0, 9);
-    want_refusal(LT_NO_ACCELERATOR,
-                 "there is no CUDA device that this process may use "
-                 "(CUDA_VISIBLE_DEVICES hides them too)",
-                 LT_VERSION, LT_ANY_DEVICE);
-    m.pretend(13000, 1, 9);
+    m.set_machine(13000, 0, 9);
+    check_refusal(LT_NO_ACCELERATOR,
+                  "there is no CUDA device that this process may use "
+                  "(CUDA_VISIBLE_DEVICES hides them too)",
+                  LT_VERSION, LT_ANY_DEVICE);
+    m.set_machine(13000, 1, 9);
     lt_ctx_free(m.ctx);
 }
 
-/* Its functions do not count on what the thread has called before. */
-TEST(two_devices_of_one_thread)
+/* Each function of a device sets the thread's current CUDA device itself. */
+TEST(two_devices_in_one_thread)
 {
     machine m = machine_open();
-    m.pretend(13000, 2, 9);
+    m.set_machine(13000, 2, 9);
     machine each[] = {m, machine_as(false, &(lt_accelerator_config){.index = 1})};
     float *from[2], *to[2];
     void *block[2];
@@ -120,15 +120,15 @@ TEST(two_devices_of_one_thread)
         d->free_host(d, to[i]);
     }
     lt_ctx_free(each[1].ctx);
-    m.pretend(13000, 1, 9);
+    m.set_machine(13000, 1, 9);
     lt_ctx_free(m.ctx);
 }
 
-TEST(its_name)
+TEST(device_name)
 {
     machine m = machine_open();
     const char *start = "shim (without cuDNN", *end = strstr(m.cuda.name, ", CUDA 13.0)");
-    CHECK(strncmp(m.cuda.name, start, strlen(start)) == 0); /* there may be an NCCL */
+    CHECK(strncmp(m.cuda.name, start, strlen(start)) == 0); /* NCCL may be installed */
     CHECK(end && strlen(end) == strlen(", CUDA 13.0)"));
     CHECK(strcmp(m.cuda.device->name, "cuda:0") == 0);
     CHECK(!m.cuda.device->is_host);
@@ -150,7 +150,7 @@ TEST(copies_in_any_direction)
     must(d->sync(d));
     memset(from, 1, 10);
     must(d->copy(d, b + 1, a, 999));
-    must(d->copy(d, to + 3, b + 1, 997)); /* it waits, as `to` is pageable */
+    must(d->copy(d, to + 3, b + 1, 997)); /* synchronous, as `to` is pageable */
     for (int i = 0; i < 997; i++)
         CHECK_EQ(to[i + 3], (char)(i * 7));
     must(d->copy(d, to, from, 5)); /* both on the host */
@@ -162,7 +162,7 @@ TEST(copies_in_any_direction)
     lt_ctx_free(m.ctx);
 }
 
-/* Values on both sides of all borders, in from. */
+/* Values of dtype `from` on both sides of every limit of range and rounding. New. */
 static lt_tensor *special_values(machine *m, lt_dtype from)
 {
     static const double list[] = {0,
@@ -221,7 +221,7 @@ static lt_tensor *special_values(machine *m, lt_dtype from)
         double v = list[i % COUNT(list)] * (i < COUNT(list) ? 1 : i < 2 * COUNT(list) ? -1 : 3);
         lt_convert((char *)x->data + (size_t)i * size, from, &v, LT_F64, 1);
     }
-    for (int64_t i = 0; from == LT_I64 && i < 9; i++) /* which no double has */
+    for (int64_t i = 0; from == LT_I64 && i < 9; i++) /* not representable in double */
         ((int64_t *)x->data)[i] = (((int64_t)1 << (24 + 4 * i)) + 1) * (i % 2 ? -1 : 1);
     return x;
 }
@@ -266,7 +266,7 @@ TEST(fills)
     lt_ctx_free(m.ctx);
 }
 
-TEST(sums_of_gradients)
+TEST(additions_of_gradients)
 {
     machine m = machine_open();
     lt_device *d = m.cuda.device, *cpu = m.ctx->devices[0];
@@ -341,7 +341,7 @@ TEST(rescaling)
 
 /* ==== Waiting ================================================================================= */
 
-TEST(kernels_are_not_waited_for)
+TEST(kernels_run_asynchronously)
 {
     enum { WAITS = SHIM_WAITS };
     machine m = machine_open();
@@ -363,26 +363,27 @@ TEST(kernels_are_not_waited_for)
     lt_ctx_free(m.ctx);
 }
 
-TEST(an_asynchronous_error_is_a_sentence)
+TEST(an_asynchronous_error_has_a_message)
 {
     machine m = machine_open();
     lt_tensor *x = values(&m, LT_F32, 1, (int64_t[]){10}, 1, false);
     mirror t = mirror_of(&m, x, 0);
     lt_tensor *in[] = {on_device(&t)}, far = t.tensor, *outs[] = {&far};
     lt_call call = {.ctx = m.ctx, .n_in = 1, .in = in, .out = outs};
-    far.data = (char *)far.data + 4; /* its last element lies behind the block */
+    far.data = (char *)far.data + 4; /* its last element is outside the block */
     must(m.cuda.op[LT_OP_relu].fwd(&call));
     CHECK(m.cuda.device->sync(m.cuda.device) == LT_EENV);
-    CHECK(strncmp(lt_errmsg(), "cuda:0: something has written around the 40 bytes", 49) == 0);
+    static const char start[] = "cuda:0: a kernel or copy wrote outside the block of 40 bytes";
+    CHECK(strncmp(lt_errmsg(), start, strlen(start)) == 0);
     mirror_free(&m, &t);
     lt_ctx_free(m.ctx);
 }
 
-/* Nothing can be had of a device that has failed, but it is not out of memory. It can be closed;
- * and opened again, when it has been renewed. */
-TEST(what_has_failed_before_comes_again)
+/* After a kernel fails, every call returns that error, and not "out of memory". The device can be
+ * closed, and opened again after a reset. */
+TEST(errors_are_sticky)
 {
-    static const char why[] = "cuda:0: a kernel has read what is not there";
+    static const char why[] = "cuda:0: an illegal memory access was encountered";
     machine m = machine_open();
     lt_device *d = m.cuda.device;
     lt_tensor *x = values(&m, LT_F32, 1, (int64_t[]){10}, 1, false);
@@ -391,7 +392,7 @@ TEST(what_has_failed_before_comes_again)
     lt_call call = {.ctx = m.ctx, .n_in = 1, .in = in, .out = outs};
     void *pinned = lt__host_alloc(d, 1000), *block = lt__device_alloc(m.ctx, d, 1000);
     CHECK(pinned && block);
-    m.fault("a kernel has read %s", "what is not there");
+    m.fault("an illegal memory access was %s", "encountered");
     CHECK(!lt__device_alloc(m.ctx, d, 100000));
     CHECK_EQ(lt_errcode(), LT_EENV);
     CHECK_STR(lt_errmsg(), why);
@@ -406,13 +407,14 @@ TEST(what_has_failed_before_comes_again)
     lt__device_free(m.ctx, d, block, 1000);
     mirror_free(&m, &t);
     lt_ctx_free(m.ctx);
-    want_refusal(-1, "cuda:0 cannot be used: a kernel has read what is not there", LT_VERSION, 0);
-    m.renew();
+    check_refusal(-1, "cuda:0 cannot be used: an illegal memory access was encountered", LT_VERSION,
+                  0);
+    m.reset();
     CHECK_EQ(open_plugin(LT_VERSION, 0), 0);
 }
 
-/* What is queued reads and writes memory until it has run. */
-TEST(memory_is_given_back_when_nothing_uses_it)
+/* Freeing memory waits for queued work that uses it. */
+TEST(memory_is_freed_after_its_last_use)
 {
     enum { LAUNCHES = SHIM_LAUNCHES };
     machine m = machine_open();
@@ -435,7 +437,7 @@ TEST(memory_is_given_back_when_nothing_uses_it)
     lt_ctx_free(m.ctx);
 }
 
-TEST(dtypes_that_no_kernel_is_for)
+TEST(dtypes_without_kernels)
 {
     machine m = machine_open();
     lt_tensor *x = values(&m, LT_F64, 1, (int64_t[]){10}, 1, false);

@@ -1,5 +1,5 @@
-/* test_engines.c - which engine of cuDNN is taken, what is remembered of it, in memory and in a
- * file, and what is left to other kernels. The library is a stand-in, whose engines are made up.
+/* test_engines.c - which cuDNN engine is chosen, how plans are cached in memory and in a file, and
+ * which tasks are left to other kernels. The library is a stand-in with invented engines.
  */
 #include "tests/lt_test.h"
 
@@ -21,7 +21,7 @@ static void note(void *ud, lt_log_level level, const char *line)
         strcat(strcat(notes, line), "\n");
 }
 
-/* With the engines of each mode, in the order of their numbers here. */
+/* Opens the stand-in with its default engines. Tests may then change library->engines. */
 static void begin(void)
 {
     char text[512];
@@ -51,7 +51,7 @@ static void end(lt_cudnn *d)
     CHECK_EQ(library->live, 0);
 }
 
-/* 2 images of 5x6 with 3 channels to 4, by 3x3. */
+/* 2 images of 5 x 6, from 3 channels to 4, with a kernel of 3 x 3. */
 static lt_cudnn_task sample(void)
 {
     return (lt_cudnn_task){.kind = LT_CUDNN_CONV,
@@ -69,7 +69,7 @@ static lt_cudnn_task sample(void)
                            .dilation = {1, 1}};
 }
 
-/* The number of the engine that a task gets; 0: none. */
+/* The number of the engine chosen for a task, or 0 if none. */
 static int engine_for(const lt_cudnn_config *config, lt_cudnn_task task)
 {
     lt_cudnn *d = make(config);
@@ -81,19 +81,19 @@ static int engine_for(const lt_cudnn_config *config, lt_cudnn_task task)
     return number;
 }
 
-/* ==== Which engine ============================================================================ */
+/* ==== Choosing an engine ====================================================================== */
 
-TEST(modes_are_asked_in_turn)
+TEST(heuristic_modes_are_tried_in_order)
 {
     const lt_cudnn_config config = {.tf32 = true};
     begin();
     library->engines[BE][0] = (stand_in_engine){.number = 2, .note = -1};
     library->engines[FALLBACK][0] = (stand_in_engine){.number = 3, .note = -1};
     CHECK_EQ(engine_for(&config, sample()), 1);
-    CHECK_EQ(library->asked[BE] + library->asked[FALLBACK], 0);
+    CHECK_EQ(library->queries[BE] + library->queries[FALLBACK], 0);
     library->engines[A][0].fails = true;
     CHECK_EQ(engine_for(&config, sample()), 2);
-    CHECK_EQ(library->asked[FALLBACK], 0);
+    CHECK_EQ(library->queries[FALLBACK], 0);
     library->engines[BE][0].number = 0;
     CHECK_EQ(engine_for(&config, sample()), 3);
     library->engines[FALLBACK][0].fails = true;
@@ -101,7 +101,7 @@ TEST(modes_are_asked_in_turn)
     end(NULL);
 }
 
-TEST(workspace_has_a_limit)
+TEST(the_workspace_limit)
 {
     lt_cudnn_config config = {.tf32 = true};
     begin();
@@ -116,7 +116,7 @@ TEST(workspace_has_a_limit)
     end(NULL);
 }
 
-/* Engine 1 has the note, engine 2 of the fallback none. */
+/* The engine chosen if engine 1 has this note and engine 2, of the fallback, has none. */
 static int with_note(cudnnBackendNumericalNote_t noted, const lt_cudnn_config *config,
                      lt_dtype dtype, lt_cudnn_kind kind)
 {
@@ -128,9 +128,9 @@ static int with_note(cudnnBackendNumericalNote_t noted, const lt_cudnn_config *c
     return engine_for(config, task);
 }
 
-TEST(what_rounds_more_is_for_who_allows_it)
+TEST(imprecise_engines_must_be_allowed)
 {
-    const lt_cudnn_config free_ = {.tf32 = true}, plain = {.tf32 = false};
+    const lt_cudnn_config tf32 = {.tf32 = true}, plain = {.tf32 = false};
     const lt_cudnn_config strict = {.tf32 = true, .deterministic = true};
     const cudnnBackendNumericalNote_t halves = CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION;
     static const cudnnBackendNumericalNote_t rough[] = {
@@ -141,20 +141,20 @@ TEST(what_rounds_more_is_for_who_allows_it)
     const cudnnBackendNumericalNote_t down = CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS;
     begin();
     for (size_t i = 0; i < sizeof rough / sizeof *rough; i++) {
-        CHECK_EQ(with_note(rough[i], &free_, LT_F16, LT_CUDNN_CONV), 1);
+        CHECK_EQ(with_note(rough[i], &tf32, LT_F16, LT_CUDNN_CONV), 1);
         CHECK_EQ(with_note(rough[i], &strict, LT_F16, LT_CUDNN_CONV), 2);
     }
-    CHECK_EQ(with_note(halves, &free_, LT_F16, LT_CUDNN_CONV), 2); /* sums are in f32 */
-    CHECK_EQ(with_note(cores, &free_, LT_F32, LT_CUDNN_CONV), 1);
+    CHECK_EQ(with_note(halves, &tf32, LT_F16, LT_CUDNN_CONV), 2); /* sums are in f32 */
+    CHECK_EQ(with_note(cores, &tf32, LT_F32, LT_CUDNN_CONV), 1);
     CHECK_EQ(with_note(cores, &plain, LT_F32, LT_CUDNN_CONV), 2);
     CHECK_EQ(with_note(cores, &plain, LT_F16, LT_CUDNN_CONV), 1);
-    CHECK_EQ(with_note(down, &free_, LT_F32, LT_CUDNN_CONV), 2);
-    CHECK_EQ(with_note(down, &free_, LT_F16, LT_CUDNN_CONV), 1);
+    CHECK_EQ(with_note(down, &tf32, LT_F32, LT_CUDNN_CONV), 2);
+    CHECK_EQ(with_note(down, &tf32, LT_F16, LT_CUDNN_CONV), 1);
     CHECK_EQ(with_note(CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP, &strict, LT_F32, LT_CUDNN_CONV), 1);
     end(NULL);
 }
 
-TEST(sums_without_an_order_come_last)
+TEST(nondeterministic_engines_come_last)
 {
     lt_cudnn_config config = {.tf32 = true};
     const cudnnBackendNumericalNote_t any = CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
@@ -167,50 +167,50 @@ TEST(sums_without_an_order_come_last)
     end(NULL);
 }
 
-/* ==== What is left to others ================================================================== */
+/* ==== Tasks that cuDNN does not run =========================================================== */
 
-/* Asked for twice: the second answer is remembered. */
-static void unsupported(lt_cudnn_task task)
+/* Checks that the task is unsupported, and that the second call uses the cached answer. */
+static void check_unsupported(lt_cudnn_task task)
 {
     lt_cudnn *d = make(&(lt_cudnn_config){.tf32 = true});
     void *operand[LT_CUDNN_OPERANDS] = {NULL};
     size_t bytes = 1;
     CHECK_EQ(lt__cudnn_plan(d, ctx, &task, &bytes), LT_EUNSUPPORTED);
     CHECK_EQ(bytes, 0);
-    int asked = library->asked[A];
+    int queries = library->queries[A];
     CHECK_EQ(lt__cudnn_run(d, ctx, &task, operand, NULL), LT_EUNSUPPORTED);
-    CHECK_EQ(library->asked[A], asked);
+    CHECK_EQ(library->queries[A], queries);
     CHECK_EQ(library->run, 0);
     lt__cudnn_free(d);
 }
 
-TEST(own_kernels_are_for)
+TEST(tasks_for_our_own_kernels)
 {
     lt_cudnn_task task = sample();
     begin();
     task.dtype = LT_F64;
-    unsupported(task);
+    check_unsupported(task);
     task = sample();
     task.n = 0;
-    unsupported(task);
+    check_unsupported(task);
     task = sample();
     task.in = 0;
-    unsupported(task);
+    check_unsupported(task);
     task = sample();
     task.out = 0;
-    unsupported(task);
-    CHECK_EQ(library->asked[A], 0); /* of all these cuDNN has heard nothing */
+    check_unsupported(task);
+    CHECK_EQ(library->queries[A], 0); /* cuDNN was not called for any of these */
     library->engines[A][0].fails = true;
-    unsupported(sample());
+    check_unsupported(sample());
     CHECK(strstr(notes, "no engine of cuDNN takes task") != NULL);
     library->engines[A][0].fails = false;
     task = sample();
-    task.out_size[0] = 4; /* contradicts itself: the graph is refused */
-    unsupported(task);
+    task.out_size[0] = 4; /* inconsistent, so cuDNN rejects the graph */
+    check_unsupported(task);
     end(NULL);
 }
 
-TEST(a_device_that_is_not_here_runs_nothing)
+TEST(plans_for_a_device_of_another_machine_do_not_run)
 {
     void *operand[LT_CUDNN_OPERANDS] = {NULL};
     const lt_cudnn_task task = sample();
@@ -230,11 +230,11 @@ TEST(a_device_that_is_not_here_runs_nothing)
     end(d);
 }
 
-/* ==== Remembered ============================================================================== */
+/* ==== The plan cache ========================================================================== */
 
 static float x[2 * 5 * 6 * 3 + 4], w[4 * 3 * 3 * 3 + 4], y[2][2 * 5 * 6 * 4 + 4];
 
-TEST(plans_are_made_once_and_packs_anew)
+TEST(plans_are_built_once_and_packs_for_each_run)
 {
     lt_cudnn_task task = sample();
     size_t bytes;
@@ -255,7 +255,7 @@ TEST(plans_are_made_once_and_packs_anew)
     task.n = 1;
     CHECK_OK(lt__cudnn_plan(d, ctx, &task, &bytes));
     CHECK_EQ(library->built, 2);
-    for (int i = 2; i < 1100; i++) { /* more sizes than are kept */
+    for (int i = 2; i < 1100; i++) { /* more sizes than the cache holds */
         task.n = i;
         CHECK_OK(lt__cudnn_plan(d, ctx, &task, &bytes));
     }
@@ -263,7 +263,7 @@ TEST(plans_are_made_once_and_packs_anew)
     end(d);
 }
 
-TEST(a_run_that_fails_says_why)
+TEST(errors_of_a_run_that_fails)
 {
     lt_cudnn_task task = sample();
     void *operand[LT_CUDNN_OPERANDS] = {x, w, y[0]};
@@ -273,7 +273,7 @@ TEST(a_run_that_fails_says_why)
     lt_cudnn *d = make(&(lt_cudnn_config){.tf32 = true});
     library->fail_run = CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER;
     CHECK_FAILS(lt__cudnn_run(d, ctx, &task, operand, NULL), LT_EENV,
-                "failed to run a plan: CUDNN_STATUS_REFUSED: as was asked for");
+                "failed to run a plan: CUDNN_STATUS_REFUSED: failure set by the test");
     library->fail_run = CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED;
     CHECK_FAILS(lt__cudnn_run(d, ctx, &task, operand, NULL), LT_ENOMEM,
                 "out of memory in cuDNN; try a smaller batch");
@@ -281,7 +281,7 @@ TEST(a_run_that_fails_says_why)
     end(d);
 }
 
-/* ==== The file ================================================================================ */
+/* ==== The plan file =========================================================================== */
 
 static char file[64];
 
@@ -303,14 +303,14 @@ static void end_file(void)
     end(NULL);
 }
 
-/* Whether heuristics were asked for that plan: the file did not have it. */
-static bool asks(bool strict, lt_cudnn_task task)
+/* Whether planning the task queries the heuristics, that is, the file does not have its plan. */
+static bool queries_for(bool strict, lt_cudnn_task task)
 {
     const lt_cudnn_config config = {.tf32 = true, .deterministic = strict, .plans = file};
-    int before = library->asked[A];
+    int before = library->queries[A];
     notes[0] = 0;
     CHECK_EQ(engine_for(&config, task), 2);
-    return library->asked[A] > before;
+    return library->queries[A] > before;
 }
 
 TEST(a_file_remembers_plans)
@@ -318,12 +318,12 @@ TEST(a_file_remembers_plans)
     lt_cudnn_task other = sample();
     other.n = 3;
     begin_file();
-    CHECK(asks(false, sample()));
-    CHECK(!asks(false, sample()));
-    CHECK(asks(false, other));
-    CHECK(!asks(false, sample()) && !asks(false, other));
-    CHECK(asks(true, sample())); /* other options, other plans */
-    CHECK(!asks(true, sample()));
+    CHECK(queries_for(false, sample()));
+    CHECK(!queries_for(false, sample()));
+    CHECK(queries_for(false, other));
+    CHECK(!queries_for(false, sample()) && !queries_for(false, other));
+    CHECK(queries_for(true, sample())); /* other options have other plans */
+    CHECK(!queries_for(true, sample()));
     CHECK_STR(notes, "");
     end_file();
 }
@@ -334,28 +334,28 @@ TEST(a_file_that_cannot_be_written)
     begin_file();
     memcpy(before, file, sizeof file);
     snprintf(file, sizeof file, "/nowhere/plans");
-    CHECK(asks(false, sample()));
+    CHECK(queries_for(false, sample()));
     CHECK_STR(notes, "plans cannot be written to /nowhere/plans: No such file or directory\n");
     memcpy(file, before, sizeof file);
     end_file();
 }
 
-TEST(a_file_for_something_else_is_left_alone)
+TEST(a_file_for_another_device_is_ignored)
 {
     begin_file();
-    CHECK(asks(false, sample()));
+    CHECK(queries_for(false, sample()));
     env.model = "model B";
-    CHECK(asks(false, sample()));
+    CHECK(queries_for(false, sample()));
     CHECK(strstr(notes, "is for another device, driver or version of cuDNN; plans are made anew"));
-    CHECK(!asks(false, sample()));
+    CHECK(!queries_for(false, sample()));
     library->version = 92700;
-    CHECK(asks(false, sample()));
+    CHECK(queries_for(false, sample()));
     CHECK(strstr(notes, "is for another device, driver or version of cuDNN"));
     end_file();
 }
 
-/* What the file holds, with byte i replaced. */
-static void bend(const char *text, size_t bytes, size_t i, char to)
+/* Writes the text to the file with byte i replaced. */
+static void write_damaged(const char *text, size_t bytes, size_t i, char to)
 {
     FILE *f = fopen(file, "w");
     fwrite(text, 1, bytes, f);
@@ -364,44 +364,44 @@ static void bend(const char *text, size_t bytes, size_t i, char to)
     fclose(f);
 }
 
-TEST(a_damaged_file_is_left_alone)
+TEST(a_damaged_file_is_ignored)
 {
     char text[4096];
     begin_file();
-    CHECK(asks(false, sample()));
+    CHECK(queries_for(false, sample()));
     read_text(file, text, sizeof text);
     size_t bytes = strlen(text);
     CHECK(bytes > 100);
-    for (size_t i = 0; i < bytes; i++) { /* one byte wrong */
-        bend(text, bytes, i, text[i] == '7' ? '8' : '7');
-        CHECK(asks(false, sample()));
+    for (size_t i = 0; i < bytes; i++) { /* one wrong byte */
+        write_damaged(text, bytes, i, text[i] == '7' ? '8' : '7');
+        CHECK(queries_for(false, sample()));
         CHECK(strstr(notes, "plans are made anew"));
     }
-    for (size_t n = 0; n < bytes; n += 7) { /* and cut short */
-        bend(text, n, 0, 'l');
-        CHECK(asks(false, sample()));
+    for (size_t n = 0; n < bytes; n += 7) { /* truncated */
+        write_damaged(text, n, 0, 'l');
+        CHECK(queries_for(false, sample()));
     }
-    bend(text, bytes, 10, 0);
-    CHECK(asks(false, sample()));
-    CHECK(!asks(false, sample()));
+    write_damaged(text, bytes, 10, 0);
+    CHECK(queries_for(false, sample()));
+    CHECK(!queries_for(false, sample()));
     end_file();
 }
 
-/* A plan that is no longer possible is looked for once more. */
-TEST(a_plan_that_cannot_be_made_again)
+/* If the plan in the file can no longer be built, another one is chosen and stored. */
+TEST(a_stored_plan_that_cannot_be_built)
 {
     const lt_cudnn_config config = {.tf32 = true, .plans = file};
     begin_file();
-    CHECK(asks(false, sample()));
+    CHECK(queries_for(false, sample()));
     library->engines[A][0].fails = false;
     library->engines[A][1].fails = true;
     CHECK_EQ(engine_for(&config, sample()), 1);
     library->engines[A][1].fails = false;
-    CHECK_EQ(engine_for(&config, sample()), 1); /* that is what the file has now */
+    CHECK_EQ(engine_for(&config, sample()), 1); /* now the plan in the file */
     end_file();
 }
 
-TEST(no_plan_is_not_for_the_file)
+TEST(the_absence_of_a_plan_is_not_stored)
 {
     const lt_cudnn_config config = {.tf32 = true, .plans = file};
     begin_file();
@@ -418,12 +418,12 @@ TEST(a_file_that_cannot_be_read_or_written)
     char path[] = "/proc/none/plans";
     lt_cudnn_config config = {.tf32 = true, .plans = path};
     begin_file();
-    CHECK_EQ(engine_for(&config, sample()), 2); /* no folder to write it to: nobody is told */
+    CHECK_EQ(engine_for(&config, sample()), 2); /* the folder is missing: no warning */
     config.plans = "/tmp";
     CHECK_EQ(engine_for(&config, sample()), 2);
     CHECK(strstr(notes, "the plans in /tmp cannot be read: "));
     end_file();
 }
 #else
-TEST(engines) { SKIP("cuDNN's headers were not there"); }
+TEST(engines) { SKIP("cuDNN's headers are not installed"); }
 #endif

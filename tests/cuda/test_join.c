@@ -1,5 +1,5 @@
-/* test_join.c - the CUDA backend and NVIDIA's libraries: who computes what, what is said where a
- * library is missing, and what becomes of it all when the backend closes. The libraries are
+/* test_join.c - how the CUDA backend uses NVIDIA's libraries: which ops call them, what it logs
+ * when a library is missing, and that it frees everything when it closes. The libraries are
  * stand-ins.
  */
 #include "tests/lt_test.h"
@@ -8,15 +8,15 @@
 #include "ops/cuda/libraries.h"
 #include "tests/cuda/reference.h"
 
-static char said[1024];
+static char last_warning[1024];
 static int warnings;
 
-static void listen_to(void *ud, lt_log_level level, const char *text)
+static void count_warnings(void *ud, lt_log_level level, const char *text)
 {
     (void)ud;
     if (level == LT_LOG_WARN) {
         warnings++;
-        snprintf(said, sizeof said, "%s", text);
+        snprintf(last_warning, sizeof last_warning, "%s", text);
     }
 }
 
@@ -48,38 +48,39 @@ static bool contains(const char *text, const char *part)
     return false;
 }
 
-TEST(its_name_with_libraries)
+TEST(device_name_with_libraries)
 {
     libraries l = both();
+    char text[1024];
     l.dnn->version = 91900;
     open_nccl()->version = 22809;
     lt_accelerator cuda;
     lt_accelerator_open_fn open;
     *(void **)&open = from_plugin("lt_accelerator_open");
     const lt_accelerator_config config = {.index = 0};
-    CHECK_EQ(open(LT_VERSION, &host_table, &config, &cuda, said, sizeof said), 0);
+    CHECK_EQ(open(LT_VERSION, &host_table, &config, &cuda, text, sizeof text), 0);
     CHECK_STR(cuda.name, "shim (cuDNN 9.19.0, NCCL 2.28.9, CUDA 13.0)");
     CHECK_EQ(l.dnn->live, 0); /* no handle yet */
     CHECK_EQ(l.blas->live, 0);
     cuda.device->close(cuda.device);
 }
 
-TEST(convolutions_are_cudnns)
+TEST(convolutions_run_in_cudnn)
 {
     machine m = machine_with(true);
     libraries l = both();
     run(&m, "conv2d", "pad=1", "2x5x4x3, 4x3x3x3, 4");
-    CHECK_EQ(l.dnn->run, 7); /* y; dx and dw, written, added, and the one or the other */
+    CHECK_EQ(l.dnn->run, 7); /* y; dx and dw overwritten, both added to, one of each */
     run(&m, "conv2d", "pad=1 groups=4", "2x5x4x4, 4x3x3x1, 4"); /* depthwise */
     run(&m, "max_pool2d", "kernel=2", "2x4x4x3");
-    run(&m, "conv2d", "pad=1", "0x5x4x3, 4x3x3x3, 4"); /* nothing that it has a word for */
+    run(&m, "conv2d", "pad=1", "0x5x4x3, 4x3x3x3, 4"); /* cuDNN has no empty tensors */
     CHECK_EQ(l.dnn->run, 7);
     CHECK_EQ(l.blas->run, 0);
     lt_ctx_free(m.ctx);
     CHECK_EQ(l.dnn->live, 0);
 }
 
-TEST(products_are_cublas)
+TEST(products_run_in_cublaslt)
 {
     machine m = machine_with(true);
     libraries l = both();
@@ -87,23 +88,23 @@ TEST(products_are_cublas)
     CHECK_EQ(l.blas->run, 7);
     run(&m, "matmul", "", "3x4, 4x5");
     CHECK_EQ(l.blas->run, 14);
-    run(&m, "linear", "", "3x0, 5x0, 5"); /* no terms, and a bias: forward is ours */
+    run(&m, "linear", "", "3x0, 5x0, 5"); /* no terms and a bias: our kernel runs forward */
     lt_ctx_free(m.ctx);
     CHECK_EQ(l.blas->live, 0);
     CHECK_EQ(l.dnn->live, 0);
 }
 
-TEST(what_a_library_refuses)
+TEST(own_kernels_run_what_a_library_does_not_support)
 {
     machine m = machine_with(true);
     libraries l = both();
-    l.dnn->engines[0][0].number = 0; /* it has no engine at all */
+    l.dnn->engines[0][0].number = 0; /* no engine at all */
     run(&m, "conv2d", "pad=1 stride=2", "2x5x4x3, 4x3x3x3, 4");
     CHECK_EQ(l.dnn->run, 0);
     lt_ctx_free(m.ctx);
 }
 
-/* How often cuDNN runs, if it has one engine, of such a note. */
+/* How often cuDNN runs if its only engine has this numerical note. */
 static int runs_of(int note, const lt_accelerator_config *config)
 {
     machine m = machine_as(true, config);
@@ -115,7 +116,7 @@ static int runs_of(int note, const lt_accelerator_config *config)
     return l.dnn->run;
 }
 
-TEST(what_a_config_allows)
+TEST(numerical_notes_that_a_config_allows)
 {
     const lt_accelerator_config plain = {0}, tf32 = {.tf32 = true};
     const lt_accelerator_config strict = {.deterministic = true};
@@ -128,7 +129,7 @@ TEST(what_a_config_allows)
 TEST(without_libraries_it_warns_once)
 {
     machine m = machine_with(false);
-    lt_log_to(m.ctx, listen_to, NULL);
+    lt_log_to(m.ctx, count_warnings, NULL);
     warnings = 0;
     run(&m, "max_pool2d", "kernel=2", "2x4x4x3");
     run(&m, "conv2d", "pad=1 groups=4", "2x5x4x4, 4x3x3x1, 4");
@@ -136,18 +137,21 @@ TEST(without_libraries_it_warns_once)
     run(&m, "conv2d", "", "2x5x4x3, 4x3x3x3, 4");
     run(&m, "conv2d", "pad=1", "2x5x4x3, 4x3x3x3, 4");
     CHECK_EQ(warnings, 1);
-    CHECK(contains(said, "cuda:0 computes convolutions without cuDNN, and slowly: cuDNN is version "
-                         "0.0.1, luatrain wants 9.8.0 or later"));
+    CHECK(contains(last_warning,
+                   "cuda:0 computes convolutions without cuDNN, and slowly: cuDNN is version "
+                   "0.0.1, luatrain wants 9.8.0 or later"));
     run(&m, "matmul", "", "3x4, 4x5");
     run(&m, "linear", "", "3x4, 5x4, 5");
     CHECK_EQ(warnings, 2);
-    CHECK(contains(said, "cuda:0 computes matrix products without cuBLASLt, and slowly: cuBLASLt "
-                         "is version 0.0.1, luatrain wants 13.0.0 or later"));
+    CHECK(contains(last_warning,
+                   "cuda:0 computes matrix products without cuBLASLt, and slowly: cuBLASLt "
+                   "is version 0.0.1, luatrain wants 13.0.0 or later"));
     lt_ctx_free(m.ctx);
 }
 
-/* A library that runs at once still comes behind what is queued, and before what follows. */
-TEST(the_order_of_the_stream)
+/* A stand-in computes inside the call, but after all work queued before it and before all work that
+ * follows. */
+TEST(library_calls_keep_the_order_of_the_stream)
 {
     machine m = machine_with(true);
     lt_tensor *x = values(&m, LT_F32, 2, (int64_t[]){8, 8}, 1, false);
@@ -177,5 +181,5 @@ TEST(the_order_of_the_stream)
     lt_ctx_free(m.ctx);
 }
 #else
-TEST(join) { SKIP("cuDNN's and cuBLASLt's headers were not there"); }
+TEST(join) { SKIP("cuDNN's and cuBLASLt's headers are not installed"); }
 #endif

@@ -1,8 +1,8 @@
-/* test_kernels.c - own CUDA kernels against the reference kernels of the CPU.
+/* test_kernels.c - compares our CUDA kernels with the reference kernels of the CPU.
  *
- * Elementwise arithmetic is the same on both sides, so it must give the same bits; in halves too,
- * where both compute in f32 and round once. Sums are in double on both sides, but in another order:
- * what is left of that in f32 is seldom more than one rounding, so they may be one spacing apart.
+ * Elementwise arithmetic must give the same bits, in f16 and bf16 too, as both sides compute in f32
+ * and round once. Both sides sum in double, but in different orders. After rounding to f32 such
+ * sums rarely differ by more than one rounding, so the tolerance is one spacing.
  */
 #include "tests/cuda/reference.h"
 
@@ -10,8 +10,8 @@ static const lt_dtype floats[] = {LT_F32, LT_F16, LT_BF16};
 static const lt_dtype numerics[] = {LT_F32, LT_F16, LT_BF16, LT_I64, LT_I32, LT_U8};
 #define COUNT(array) (int)(sizeof(array) / sizeof *(array))
 
-static const char *const shapes_of_one[] = {"-", "1",     "2",    "31",    "33",
-                                            "0", "3x0x2", "4099", "3x5x7", "2x1x3x1x2x1x2x3"};
+static const char *const unary_shapes[] = {"-", "1",     "2",    "31",    "33",
+                                           "0", "3x0x2", "4099", "3x5x7", "2x1x3x1x2x1x2x3"};
 
 TEST(unary_ops)
 {
@@ -20,10 +20,10 @@ TEST(unary_ops)
     machine m = machine_open();
     for (int k = 0; k < COUNT(ops); k++)
         for (int d = 0; d < COUNT(floats); d++)
-            for (int i = 0; i < COUNT(shapes_of_one); i++)
+            for (int i = 0; i < COUNT(unary_shapes); i++)
                 check(&m, (spec){.op = ops[k],
                                  .dtype = floats[d],
-                                 .shapes = shapes_of_one[i],
+                                 .shapes = unary_shapes[i],
                                  .special = true});
     lt_ctx_free(m.ctx);
 }
@@ -32,10 +32,10 @@ TEST(unary_ops_of_integers)
 {
     machine m = machine_open();
     for (int d = 3; d < COUNT(numerics); d++)
-        for (int i = 0; i < COUNT(shapes_of_one); i++) {
+        for (int i = 0; i < COUNT(unary_shapes); i++) {
             if (numerics[d] != LT_U8)
-                check(&m, (spec){.op = "neg", .dtype = numerics[d], .shapes = shapes_of_one[i]});
-            check(&m, (spec){.op = "abs", .dtype = numerics[d], .shapes = shapes_of_one[i]});
+                check(&m, (spec){.op = "neg", .dtype = numerics[d], .shapes = unary_shapes[i]});
+            check(&m, (spec){.op = "abs", .dtype = numerics[d], .shapes = unary_shapes[i]});
         }
     for (int d = 0; d < COUNT(numerics); d++) {
         lt_dtype t = numerics[d];
@@ -47,7 +47,7 @@ TEST(unary_ops_of_integers)
     lt_ctx_free(m.ctx);
 }
 
-static const char *const shapes_of_two[] = {"-, -",
+static const char *const binary_shapes[] = {"-, -",
                                             "7, 7",
                                             "33x7, 7",
                                             "7, 33x7",
@@ -71,15 +71,15 @@ TEST(binary_ops)
     machine m = machine_open();
     for (int k = 0; k < COUNT(ops); k++)
         for (int d = 0; d < COUNT(numerics); d++)
-            for (int i = 0; i < COUNT(shapes_of_two); i++)
+            for (int i = 0; i < COUNT(binary_shapes); i++)
                 check(&m, (spec){.op = ops[k],
                                  .dtype = numerics[d],
-                                 .shapes = shapes_of_two[i],
+                                 .shapes = binary_shapes[i],
                                  .spacings = lt__is_float(numerics[d])});
     lt_ctx_free(m.ctx);
 }
 
-/* Without broadcasting there are no sums, and so the same bits. */
+/* Without broadcasting the gradients are not sums, so the bits are equal. */
 TEST(binary_ops_bit_by_bit)
 {
     static const char *const ops[] = {"add", "sub", "mul", "div", "pow"};
@@ -100,10 +100,10 @@ TEST(comparisons)
     machine m = machine_open();
     for (int k = 0; k < COUNT(ops); k++)
         for (int d = 0; d < COUNT(numerics); d++)
-            for (int i = 0; i < COUNT(shapes_of_two); i++)
+            for (int i = 0; i < COUNT(binary_shapes); i++)
                 check(&m, (spec){.op = ops[k],
                                  .dtype = numerics[d],
-                                 .shapes = shapes_of_two[i],
+                                 .shapes = binary_shapes[i],
                                  .special = true});
     lt_ctx_free(m.ctx);
 }
@@ -170,10 +170,10 @@ static void check_reductions(const char *op, const lt_dtype *dtypes, int n, bool
 TEST(sums) { check_reductions("sum", numerics, COUNT(numerics), true, 1); }
 TEST(means) { check_reductions("mean", numerics, COUNT(numerics), true, 1); }
 TEST(norms) { check_reductions("norm", floats, COUNT(floats), true, 1); }
-TEST(largest) { check_reductions("max", numerics, COUNT(numerics), false, 0); }
-TEST(smallest) { check_reductions("min", numerics, COUNT(numerics), false, 0); }
+TEST(maxima) { check_reductions("max", numerics, COUNT(numerics), false, 0); }
+TEST(minima) { check_reductions("min", numerics, COUNT(numerics), false, 0); }
 
-TEST(places_of_the_largest)
+TEST(argmax)
 {
     machine m = machine_open();
     for (int d = 0; d < COUNT(numerics); d++)
@@ -186,7 +186,7 @@ TEST(places_of_the_largest)
     lt_ctx_free(m.ctx);
 }
 
-TEST(a_nan_is_an_extreme)
+TEST(a_nan_is_a_maximum_and_a_minimum)
 {
     static const char *const ops[] = {"max", "min", "argmax"};
     machine m = machine_open();
@@ -215,7 +215,7 @@ typedef struct moved {
     const char *op, *options, *shapes;
 } moved;
 
-/* In all dtypes that kernels move. */
+/* Checks ops that only move elements, in all dtypes that the kernels support. */
 static void check_moves(const moved *cases, int n)
 {
     machine m = machine_open();
@@ -248,7 +248,7 @@ TEST(transposes)
     check_moves(cases, COUNT(cases));
 }
 
-TEST(boxes)
+TEST(slices_pads_and_concatenations)
 {
     static const moved cases[] = {{"slice", "axis=1 first=1 last=3", "4x5x3"},
                                   {"slice", "axis=-1 first=8 last=23", "7x32"},
@@ -321,7 +321,7 @@ TEST(updates)
                 char shapes[64] = "";
                 for (int j = 0; j < ops[k].n; j++)
                     sprintf(shapes + strlen(shapes), "%s%s", j ? ", " : "", counts[i]);
-                bool lars = ops[k].op[0] == 'l'; /* has a ratio of norms */
+                bool lars = ops[k].op[0] == 'l'; /* its rate has a ratio of norms */
                 check(&m, (spec){.op = ops[k].op,
                                  .options = ops[k].options,
                                  .dtype = floats[d],
@@ -331,7 +331,7 @@ TEST(updates)
     lt_ctx_free(m.ctx);
 }
 
-/* The sum may go to a total of another dtype. */
+/* The total may have another dtype. */
 TEST(sums_of_squares)
 {
     static const char *const totals[] = {"f64", "f32", "f16", "bf16"};

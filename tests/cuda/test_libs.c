@@ -1,5 +1,5 @@
-/* test_libs.c - where NVIDIA's libraries are looked for, and what is said when they are missing,
- * too old or something else.
+/* test_libs.c - where the backend searches for NVIDIA's libraries, and its errors when one is
+ * missing, too old or not the expected library.
  */
 #include "tests/lt_test.h"
 
@@ -22,7 +22,7 @@ static void begin(void)
                                             "PATH", "HOME"};
     strcpy(folder, "/tmp/lt-cuda-XXXXXX");
     if (!mkdtemp(folder))
-        FAIL("no folder in /tmp");
+        FAIL("cannot make a folder in /tmp");
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)
         unsetenv(variables[i]);
 }
@@ -46,21 +46,21 @@ static const char *make_folder(const char *below, char path[PATH_MAX])
     }
     path[at] = 0;
     if (mkdir(path, 0700) != 0)
-        FAIL("%s: cannot be made", path);
+        FAIL("%s: cannot make the folder", path);
     return path;
 }
 
-/* Puts the stand-in for cuDNN there, by a name that nothing else has. */
+/* Links the stand-in for cuDNN into folder/below, under a name that no other library has. */
 static void put_library(const char *below)
 {
     char path[PATH_MAX], file[PATH_MAX + 32], from[PATH_MAX];
     make_folder(below, path);
     snprintf(file, sizeof file, "%s/libltnone.so.3", path);
     if (symlink(beside("libs/libcudnn.so.9", from), file) != 0)
-        FAIL("%s: cannot be made", file);
+        FAIL("%s: cannot make the link", file);
 }
 
-static void *look(const char *const *which, char text[512])
+static void *find_library(const char *const *which, char text[512])
 {
     void (*functions[NAMES])(void);
     text[0] = 0;
@@ -68,16 +68,16 @@ static void *look(const char *const *which, char text[512])
                          text, 512);
 }
 
-/* It is found in folder/below once the variable is folder/value. */
-static void found_by(const char *variable, const char *below, const char *value)
+/* Checks that the library in folder/below is found once the variable is folder/value. */
+static void check_found_by(const char *variable, const char *below, const char *value)
 {
     char text[512], at[PATH_MAX + 64];
     begin();
     put_library(below);
-    CHECK(!look(names, text));
+    CHECK(!find_library(names, text));
     snprintf(at, sizeof at, "%s%s", folder, value);
     setenv(variable, at, 1);
-    if (!look(names, text))
+    if (!find_library(names, text))
         FAIL("%s", text);
     CHECK_STR(text, "");
     end();
@@ -85,32 +85,33 @@ static void found_by(const char *variable, const char *below, const char *value)
 
 /* ==== Found =================================================================================== */
 
-TEST(in_a_folder_of_the_variable) { found_by("LUATRAIN_CUDA_LIBS", "own", "/own"); }
-TEST(in_the_toolkit) { found_by("CUDA_HOME", "lib64", ""); }
-TEST(in_the_lib_of_a_toolkit) { found_by("CUDA_HOME", "lib", ""); }
-TEST(in_a_virtual_environment)
+TEST(found_in_luatrain_cuda_libs) { check_found_by("LUATRAIN_CUDA_LIBS", "own", "/own"); }
+TEST(found_in_lib64_of_the_toolkit) { check_found_by("CUDA_HOME", "lib64", ""); }
+TEST(found_in_lib_of_the_toolkit) { check_found_by("CUDA_HOME", "lib", ""); }
+TEST(found_in_a_virtual_environment)
 {
-    found_by("VIRTUAL_ENV", "lib/python3.99/site-packages/nvidia/cudnn/lib", "");
+    check_found_by("VIRTUAL_ENV", "lib/python3.99/site-packages/nvidia/cudnn/lib", "");
 }
-TEST(in_the_packages_of_a_user)
+TEST(found_in_the_user_s_python_packages)
 {
-    found_by("HOME", ".local/lib/python3.8/site-packages/nvidia/cudnn/lib", "");
+    check_found_by("HOME", ".local/lib/python3.8/site-packages/nvidia/cudnn/lib", "");
 }
 
-TEST(in_the_last_of_several_folders)
+TEST(found_in_the_last_of_several_folders)
 {
     char text[512], list[PATH_MAX];
     begin();
     put_library("last");
     snprintf(list, sizeof list, "/nowhere::%s/first:%s/last", folder, folder);
     setenv("LUATRAIN_CUDA_LIBS", list, 1);
-    if (!look(names, text))
+    if (!find_library(names, text))
         FAIL("%s", text);
     end();
 }
 
-/* The python3 that is found first in $PATH, or the one that it is a link to. */
-static void beside_python(bool link)
+/* Checks that the library is found in the packages of the first python3 in $PATH. link: that
+ * python3 is a link into another folder. */
+static void check_found_by_python(bool link)
 {
     char text[512], path[PATH_MAX], file[PATH_MAX + 16], other[PATH_MAX + 16];
     begin();
@@ -123,23 +124,23 @@ static void beside_python(bool link)
     CHECK_EQ(symlink(file, other), 0);
     *strrchr(link ? other : file, '/') = 0;
     setenv("PATH", link ? other : file, 1);
-    if (!look(names, text))
+    if (!find_library(names, text))
         FAIL("%s", text);
     setenv("PATH", "/nowhere", 1);
-    CHECK(!look(names, text));
+    CHECK(!find_library(names, text));
     end();
 }
 
-TEST(in_the_packages_of_python3) { beside_python(false); }
-TEST(in_the_packages_of_what_python3_is_a_link_to) { beside_python(true); }
+TEST(found_in_the_packages_of_python3) { check_found_by_python(false); }
+TEST(found_in_the_packages_of_a_linked_python3) { check_found_by_python(true); }
 
 /* ==== Not found =============================================================================== */
 
-TEST(a_library_that_is_not_there)
+TEST(a_missing_library)
 {
     char text[512];
     begin();
-    CHECK(!look(names, text));
+    CHECK(!find_library(names, text));
     CHECK_STR(text,
               "there is no libltnone.so.3 on this machine: it is not where the loader looks, "
               "nor in $LUATRAIN_CUDA_LIBS, /usr/local/cuda or a Python's nvidia packages; install "
@@ -153,7 +154,7 @@ TEST(a_library_without_a_function)
     begin();
     put_library("own");
     setenv("LUATRAIN_CUDA_LIBS", strcat(strcpy(want, folder), "/own"), 1);
-    CHECK(!look(no_names, text));
+    CHECK(!find_library(no_names, text));
     snprintf(want, sizeof want,
              "%s/own/libltnone.so.3 has no cudnnFly; install Nothing 3.1 or "
              "later",
@@ -162,7 +163,7 @@ TEST(a_library_without_a_function)
     end();
 }
 
-TEST(a_file_that_is_no_library)
+TEST(a_file_that_is_not_a_library)
 {
     char text[512], path[PATH_MAX], file[PATH_MAX + 32], want[PATH_MAX + 96];
     begin();
@@ -172,7 +173,7 @@ TEST(a_file_that_is_no_library)
     fputs("no library", f);
     fclose(f);
     setenv("LUATRAIN_CUDA_LIBS", path, 1);
-    CHECK(!look(names, text));
+    CHECK(!find_library(names, text));
     snprintf(want, sizeof want, "%s cannot be loaded: ", file);
     if (strncmp(text, want, strlen(want)) != 0)
         FAIL("%s", text);
@@ -191,5 +192,5 @@ TEST(a_cudnn_that_is_too_old)
     CHECK_EQ(lt__cudnn_open_library(&table, text, sizeof text), 0);
 }
 #else
-TEST(libraries) { SKIP("cuDNN's headers were not there"); }
+TEST(libraries) { SKIP("cuDNN's headers are not installed"); }
 #endif

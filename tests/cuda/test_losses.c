@@ -1,6 +1,6 @@
-/* test_losses.c - softmax, losses, dropout and embedding on CUDA against the reference kernels of
- * the CPU. Exponentials are the same on both sides, and sums along a row are in double here: what
- * differs is the rounding of these. */
+/* test_losses.c - compares softmax, losses, dropout and embedding on CUDA with the reference
+ * kernels of the CPU. Exponentials are equal on both sides. Sums along a row are in double here, so
+ * only their rounding differs. */
 #include "tests/cuda/reference.h"
 #include "tests/device/emu.h"
 
@@ -8,7 +8,7 @@ static const lt_dtype floats[] = {LT_F32, LT_F16, LT_BF16};
 static const lt_dtype integers[] = {LT_I64, LT_I32, LT_U8};
 #define COUNT(array) (int)(sizeof(array) / sizeof *(array))
 
-/* Backward begins with results of its own, which may be a spacing apart already. */
+/* Backward starts from the device's own results, which may differ by a spacing already. */
 static slack slack_of(lt_dtype dtype)
 {
     return (slack){.spacings = dtype == LT_F32 ? 4 : dtype == LT_F16 ? 0x1p12 : 0x1p15};
@@ -35,7 +35,8 @@ TEST(softmaxes)
     lt_ctx_free(m.ctx);
 }
 
-/* Less the largest of another row nothing would be left of the exponentials. */
+/* The maxima of the rows differ so much that the exponentials underflow if the maximum of the wrong
+ * row is subtracted. */
 TEST(softmax_of_rows_far_apart)
 {
     machine m = machine_open();
@@ -50,7 +51,7 @@ TEST(softmax_of_rows_far_apart)
     lt_ctx_free(m.ctx);
 }
 
-TEST(softmax_of_what_is_not_finite)
+TEST(softmax_of_nonfinite_values)
 {
     machine m = machine_open();
     for (int d = 0; d < COUNT(floats); d++)
@@ -119,7 +120,7 @@ TEST(mse_loss)
 
 /* ==== dropout ================================================================================= */
 
-/* The bits of the CPU, wherever in the global batch a shard begins. */
+/* The bits are those of the CPU, whatever the first row of the shard in the global batch. */
 TEST(dropout)
 {
     static const char *const shapes[] = {"1", "31", "1000", "7x3", "3x7x5", "64x129", "-", "0x4"};
@@ -144,7 +145,7 @@ TEST(dropout)
 
 /* ==== embedding =============================================================================== */
 
-/* Sums are made in the order of ids on both sides: the same bits. */
+/* Both sides sum in the order of the ids, so the bits are equal. */
 TEST(embedding)
 {
     static const struct {
@@ -169,9 +170,9 @@ TEST(embedding)
     lt_ctx_free(m.ctx);
 }
 
-/* ==== Ids that name nothing =================================================================== */
+/* ==== Labels and ids out of range ============================================================= */
 
-/* A tensor of so many elements on the device. New. */
+/* A tensor of n ids on the device. New. */
 static lt_tensor *ids_of(lt_ctx *ctx, int64_t n, const int64_t *values)
 {
     lt_tensor *x = lt_tensor_new(ctx, LT_I64, 1, &n);
@@ -179,18 +180,18 @@ static lt_tensor *ids_of(lt_ctx *ctx, int64_t n, const int64_t *values)
     return x;
 }
 
-static void want_deferred(lt_tensor *y, const char *sentence)
+/* Checks that the first read of y fails with this message, and later ones return NaN. */
+static void check_deferred_error(lt_tensor *y, const char *message)
 {
     double value;
     CHECK(y != NULL);
     CHECK_EQ(lt_item(y, 0, &value), LT_EDATA);
-    if (strcmp(lt_errmsg(), sentence) != 0)
-        FAIL("it says: %s", lt_errmsg());
-    CHECK_OK(lt_item(y, 0, &value)); /* it is said once; */
-    CHECK(isnan(value));             /* but nothing is made of such a thing */
+    CHECK_STR(lt_errmsg(), message);
+    CHECK_OK(lt_item(y, 0, &value)); /* the error is reported once */
+    CHECK(isnan(value));
 }
 
-TEST(bad_labels_come_out_of_the_next_wait)
+TEST(the_next_wait_reports_a_bad_label)
 {
     use_plugins("");
     lt_ctx *ctx = open_device();
@@ -198,25 +199,26 @@ TEST(bad_labels_come_out_of_the_next_wait)
     lt_tensor *pair = lt_tensor_full(ctx, LT_F32, 1, (int64_t[]){2}, 1);
     CHECK_OK(lt_set_requires_grad(x, true));
     static const int64_t wrong[][4] = {{0, 2, 3, 3}, {0, -1, 9, 1}, {2, 1, 0, 1}};
-    static const char *const said[] = {
+    static const char *const messages[] = {
         "cross_entropy: labels[2] is 3, x has 3 classes (labels count from 0)",
         "cross_entropy: labels[1] is -1, x has 3 classes (labels count from 0)"};
     for (int i = 0; i < 3; i++) {
         lt_tensor *labels = ids_of(ctx, 4, wrong[i]), *later = ids_of(ctx, 4, wrong[0]);
         lt_tensor *loss = lt_run(ctx, "cross_entropy", "label_smoothing=1.0", x, labels, NULL);
         CHECK(loss != NULL);
-        if (i == 1) /* a second one says nothing more */
+        if (i == 1) /* a second bad label is not reported */
             lt_release(lt_run(ctx, "cross_entropy", NULL, x, later, NULL));
         lt_release(later);
         double value;
         if (i < 2)
-            want_deferred(loss, said[i]);
+            check_deferred_error(loss, messages[i]);
         CHECK_OK(lt_item(loss, 0, &value));
         CHECK(isnan(value) == (i < 2));
-        lt_tensor *two = lt_run(ctx, "mul", NULL, loss, pair, NULL); /* backward takes such NaNs */
+        lt_tensor *two =
+            lt_run(ctx, "mul", NULL, loss, pair, NULL); /* backward accepts these NaNs */
         CHECK_OK(lt_backward(two, pair));
         lt_release(two);
-        for (int64_t k = 0; k < 12; k++) { /* rows 2 and 3, then 1 and 2, then none are NaN */
+        for (int64_t k = 0; k < 12; k++) { /* NaN in rows 2 and 3, then 1 and 2, then none */
             CHECK_OK(lt_item(lt_grad(x), k, &value));
             bool bad = i == 0 ? k / 3 >= 2 : i == 1 && (k / 3 == 1 || k / 3 == 2);
             CHECK(isnan(value) == bad);
@@ -230,9 +232,9 @@ TEST(bad_labels_come_out_of_the_next_wait)
     lt_ctx_free(ctx);
 }
 
-/* A backward waits for what was sent to the host by the one before: it says what is wrong, rather
- * than that the loss is NaN. */
-TEST(the_next_backward_tells_of_a_bad_label)
+/* A backward waits for the deferred results of the one before. It reports the bad label rather than
+ * a NaN loss. */
+TEST(the_next_backward_reports_a_bad_label)
 {
     use_plugins("");
     lt_ctx *ctx = open_device();
@@ -243,8 +245,7 @@ TEST(the_next_backward_tells_of_a_bad_label)
     lt_tensor *next = lt_run(ctx, "cross_entropy", NULL, x, good, NULL);
     CHECK_OK(lt_backward(loss, NULL));
     CHECK_EQ(lt_backward(next, NULL), LT_EDATA);
-    if (strcmp(lt_errmsg(), "cross_entropy: labels[1] is 3, x has 3 classes (labels count from 0)"))
-        FAIL("it says: %s", lt_errmsg());
+    CHECK_STR(lt_errmsg(), "cross_entropy: labels[1] is 3, x has 3 classes (labels count from 0)");
     lt_release(next);
     lt_release(loss);
     lt_release(good);
@@ -253,7 +254,7 @@ TEST(the_next_backward_tells_of_a_bad_label)
     lt_ctx_free(ctx);
 }
 
-TEST(bad_rows_come_out_of_the_next_wait)
+TEST(the_next_wait_reports_a_bad_id)
 {
     use_plugins("");
     lt_ctx *ctx = open_device();
@@ -261,7 +262,7 @@ TEST(bad_rows_come_out_of_the_next_wait)
     CHECK_OK(lt_set_requires_grad(w, true));
     lt_tensor *ids = ids_of(ctx, 3, (int64_t[]){5, 0, 4});
     lt_tensor *y = lt_run(ctx, "embedding", NULL, w, ids, NULL), *ones;
-    want_deferred(y, "embedding: ids[0] is 5, w has 5 rows (ids count from 0)");
+    check_deferred_error(y, "embedding: ids[0] is 5, w has 5 rows (ids count from 0)");
     ones = lt_tensor_full(ctx, LT_F32, 2, (int64_t[]){3, 3}, 1);
     CHECK_OK(lt_backward(y, ones));
     for (int64_t k = 0; k < 15; k++) {
@@ -276,8 +277,8 @@ TEST(bad_rows_come_out_of_the_next_wait)
     lt_ctx_free(ctx);
 }
 
-/* Nothing here makes the host wait: not the labels, not the loss. */
-TEST(nobody_waits)
+/* None of these kernels waits for the device, not even to check labels. */
+TEST(kernels_do_not_wait)
 {
     static const char *const calls[][3] = {
         {"batch_norm", "train=true act=relu", "40x9, 9, 9, 9, 9"},
@@ -299,9 +300,9 @@ TEST(nobody_waits)
                   .spacings = 9,
                   .slack = {9, 0},
                   .positive = 1 << 4};
-        m.kernels_wait = 0;
+        m.kernel_waits = 0;
         check(&m, s);
-        CHECK_EQ(m.kernels_wait, 0);
+        CHECK_EQ(m.kernel_waits, 0);
     }
     lt_ctx_free(m.ctx);
 }

@@ -1,5 +1,5 @@
-/* test_nccl.c - sums of gradients that stay on their CUDA devices: the CPU plays the devices, ranks
- * are threads, and a stand-in plays NCCL. What dist makes of it: test_ranks.c. */
+/* test_nccl.c - gradient sums between CUDA devices by NCCL. The devices are emulated, NCCL is a
+ * stand-in, and ranks are threads. test_ranks.c tests dist with it. */
 #include <pthread.h>
 
 #include "ops/cuda/nccl.h"
@@ -10,11 +10,11 @@
 #endif
 
 #ifdef LT_WITH_CUDNN
-enum { MOST = 4, COUNT = 1237, GUARDED = COUNT + 2, TAIL = 77 };
+enum { MAX_RANKS = 4, COUNT = 1237, GUARDED = COUNT + 2, TAIL = 77 };
 
 /* ==== The header ============================================================================== */
 
-TEST(what_is_declared_is_what_nccl_has)
+TEST(declarations_match_nccl_h)
 {
 #ifdef HAVE_NCCL_H
     CHECK_EQ(sizeof(ncclUniqueId), sizeof(lt_nccl_id));
@@ -40,7 +40,7 @@ TEST(what_is_declared_is_what_nccl_has)
     SAME_PLACE(max_ctas, maxCTAs);
     SAME_PLACE(net_name, netName);
     SAME_PLACE(split_share, splitShare);
-    /* Handles and enums are pointers and ints. */
+    /* Our declarations have pointers and ints for NCCL's handles and enums. */
 #define SAME_CALL(name, ...)                                                                       \
     CHECK((__builtin_types_compatible_p(__typeof__(name), ncclResult_t(__VA_ARGS__))))
     SAME_CALL(ncclGetVersion, int *);
@@ -55,7 +55,7 @@ TEST(what_is_declared_is_what_nccl_has)
     SAME_CALL(ncclAllReduce, const void *, void *, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t,
               cudaStream_t);
 #else
-    SKIP("there is no nccl.h");
+    SKIP("nccl.h is not installed");
 #endif
 }
 
@@ -83,7 +83,7 @@ TEST(versions)
     CHECK_EQ(version, LT_NCCL_OLDEST);
 }
 
-TEST(a_library_that_is_another_one)
+TEST(a_library_that_is_not_nccl)
 {
     char text[512], folder[] = "/tmp/lt-nccl-XXXXXX", file[64], from[PATH_MAX], want[160];
     lt_nccl_table table;
@@ -99,7 +99,7 @@ TEST(a_library_that_is_another_one)
     rmdir(folder);
 }
 
-TEST(the_name_of_the_accelerator_has_the_version)
+TEST(the_accelerator_name_includes_the_nccl_version)
 {
     stand_in_nccl *library = open_nccl();
     machine m = machine_with(true);
@@ -120,7 +120,8 @@ TEST(the_name_of_the_accelerator_has_the_version)
 typedef struct job {
     int ranks;
     lt_dtype dtype, wire;
-    int exponent, shift; /* elements before the bucket, by which it is out of line */
+    int exponent; /* of the wire scale */
+    int shift;    /* elements before the bucket, to misalign it */
     char id[LT_COMM_ID_BYTES];
 } job;
 
@@ -133,7 +134,7 @@ typedef struct rank {
     char text[256];
 } rank;
 
-/* Until it is done; gives up after some seconds. */
+/* Polls until the operation completes; gives up after five seconds. */
 static lt_status wait_for(lt_device_comm *p)
 {
     bool done = false;
@@ -150,7 +151,7 @@ static lt_status wait_for(lt_device_comm *p)
 static double share_of(int r) { return (r + 1) * 0.25; }
 static double value_of(int r, int64_t i) { return (double)((i * 31 + r * 7) % 97 - 48) / 16; }
 
-/* As f32 rounds, or as the wire does. */
+/* value rounded to dtype, as on the device. */
 static double rounded(double value, lt_dtype dtype)
 {
     union {
@@ -167,10 +168,10 @@ static double rounded(double value, lt_dtype dtype)
     return out;
 }
 
-/* Some elements of each bucket are zeros, other ones on each rank. */
+/* Each rank has zeros in a different range of the bucket. */
 static bool is_zero(int r, int64_t i) { return i >= 100 * r && i < 100 * r + 50; }
 
-static double wanted(const job *j, int64_t i)
+static double expected_sum(const job *j, int64_t i)
 {
     lt_dtype on_wire = j->dtype == LT_F32 ? j->wire : j->dtype;
     double sum = 0;
@@ -184,21 +185,26 @@ static double wanted(const job *j, int64_t i)
 static void check_bucket(const rank *r, lt_dtype dtype, const void *here)
 {
     for (int64_t i = 0; i < COUNT; i++) {
-        double value, want = wanted(r->job, i);
+        double value, want = expected_sum(r->job, i);
         lt_convert(&value, LT_F64, (const char *)here + (size_t)(i + 1) * lt_dtype_bytes(dtype),
                    dtype, 1);
         if (value != want)
-            FAIL("rank %d of %d, %s by %s: element %lld is %a, not %a", r->number, r->job->ranks,
-                 lt_dtype_name(dtype), lt_dtype_name(r->job->wire), (long long)i, value, want);
+            FAIL("rank %d of %d, %s by %s: element %lld must be %a, but is %a", r->number,
+                 r->job->ranks, lt_dtype_name(dtype), lt_dtype_name(r->job->wire), (long long)i,
+                 want, value);
     }
 }
 
+/* Like value_of(), with an infinity, a NaN and a known largest value. */
 static double special(int r, int64_t i)
 {
     return i == 500 ? INFINITY : i == 501 + r ? NAN : i == 99 ? -1000 - r : value_of(r, i);
 }
 
-static lt_status look_and_sum(rank *r, lt_device_comm *p, void *there, void *on_wire, bool ends)
+/* Prepares a bucket and checks its statistics and tail, then sums it over the ranks. only_prepare:
+ * the bucket has special() values and is not summed. */
+static lt_status prepare_and_sum(rank *r, lt_device_comm *p, void *there, void *on_wire,
+                                 bool only_prepare)
 {
     const job *j = r->job;
     lt_bucket_range zero = {100 * r->number, 50};
@@ -207,12 +213,12 @@ static lt_status look_and_sum(rank *r, lt_device_comm *p, void *there, void *on_
         there, COUNT, j->dtype, j->wire, on_wire, ldexp(share_of(r->number), j->exponent), TAIL};
     LT_TRY(p->calls->prepare(p, there, COUNT, j->dtype, &zero, 1, true, d->mark(d)));
     LT_TRY(wait_for(p));
-    CHECK_EQ(p->not_finite, ends ? 2 : 0);
-    if (ends)
+    CHECK_EQ(p->not_finite, only_prepare ? 2 : 0);
+    if (only_prepare)
         CHECK_NEAR(p->largest, rounded(1000 + r->number, j->dtype), 0);
     for (int i = 0; i < TAIL; i++)
         p->tail[i] = (float)(i + r->number);
-    if (ends)
+    if (only_prepare)
         return LT_OK;
     LT_TRY(p->calls->allreduce(p, &s));
     LT_TRY(wait_for(p));
@@ -223,7 +229,7 @@ static lt_status look_and_sum(rank *r, lt_device_comm *p, void *there, void *on_
     return wait_for(p);
 }
 
-/* What is before and behind the bucket is nobody's. */
+/* Fills a bucket, and the guard elements before and after it with 777. */
 static void fill(const rank *r, lt_dtype dtype, char *here, double (*value)(int r, int64_t i))
 {
     for (int64_t i = -1; i <= COUNT; i++) {
@@ -245,11 +251,11 @@ static lt_status work(rank *r, lt_device_comm *p)
     double edge;
     fill(r, j->dtype, here, special);
     must(d->copy(d, there + shift, here, bytes));
-    lt_status status = look_and_sum(r, p, bucket, on_wire, true);
+    lt_status status = prepare_and_sum(r, p, bucket, on_wire, true);
     fill(r, j->dtype, here, value_of);
     must(d->copy(d, there + shift, here, bytes));
     if (status == LT_OK)
-        status = look_and_sum(r, p, bucket, on_wire, false);
+        status = prepare_and_sum(r, p, bucket, on_wire, false);
     if (status == LT_OK) {
         must(d->copy(d, here, there + shift, bytes));
         must(d->sync(d));
@@ -285,14 +291,14 @@ static void *run(void *ud)
     return NULL;
 }
 
-/* Devices cuda:0 and on, one for each rank. */
+/* Runs a job whose rank i has device cuda:i. */
 static void run_all(job *j, rank *ranks)
 {
     char text[256];
     machine m = machine_with(false);
     lt_accelerator_open_fn open;
     *(void **)&open = from_plugin("lt_accelerator_open");
-    m.pretend(13000, j->ranks, 9);
+    m.set_machine(13000, j->ranks, 9);
     for (int i = 0; i < j->ranks; i++) {
         const lt_accelerator_config config = {.index = i};
         ranks[i] = (rank){.job = j, .number = i};
@@ -307,11 +313,11 @@ static void run_all(job *j, rank *ranks)
         pthread_join(ranks[i].thread, NULL);
     for (int i = 0; i < j->ranks; i++)
         ranks[i].cuda.device->close(ranks[i].cuda.device);
-    m.pretend(13000, 1, 9);
+    m.set_machine(13000, 1, 9);
     lt_ctx_free(m.ctx);
 }
 
-TEST(devices_have_names_of_their_own)
+TEST(devices_have_distinct_names)
 {
     char text[256], name[2][LT_COMM_NAME_BYTES];
     open_nccl();
@@ -319,7 +325,7 @@ TEST(devices_have_names_of_their_own)
     lt_accelerator_open_fn open;
     lt_accelerator cuda;
     *(void **)&open = from_plugin("lt_accelerator_open");
-    m.pretend(13000, 2, 9);
+    m.set_machine(13000, 2, 9);
     for (int i = 0; i < 2; i++) {
         const lt_accelerator_config config = {.index = i};
         CHECK_EQ(open(LT_VERSION, &host_table, &config, &cuda, text, sizeof text), 0);
@@ -328,14 +334,14 @@ TEST(devices_have_names_of_their_own)
     }
     CHECK_STR(name[0], "GPU-00000000000000000000000000000000");
     CHECK_STR(name[1], "GPU-01000000000000000000000000000000");
-    m.pretend(13000, 1, 9);
+    m.set_machine(13000, 1, 9);
     lt_ctx_free(m.ctx);
 }
 
 static void check_sums(lt_dtype dtype, lt_dtype wire, int exponent)
 {
-    static rank ranks[MOST];
-    for (int n = 1; n <= MOST; n *= 2)
+    static rank ranks[MAX_RANKS];
+    for (int n = 1; n <= MAX_RANKS; n *= 2)
         for (int shift = 0; shift < 2; shift++) {
             job j = {
                 .ranks = n, .dtype = dtype, .wire = wire, .exponent = exponent, .shift = shift};
@@ -354,18 +360,18 @@ TEST(sums_in_f32) { check_sums(LT_F32, LT_F32, 0); }
 TEST(sums_in_f64) { check_sums(LT_F64, LT_F64, 0); }
 TEST(sums_in_f16) { check_sums(LT_F16, LT_F16, 0); }
 TEST(sums_in_bf16) { check_sums(LT_BF16, LT_BF16, 0); }
-TEST(sums_of_f32_that_travel_in_f16)
+TEST(sums_of_f32_with_f16_wire)
 {
     check_sums(LT_F32, LT_F16, 0);
     check_sums(LT_F32, LT_F16, 9);
 }
-TEST(sums_of_f32_that_travel_in_bf16) { check_sums(LT_F32, LT_BF16, 0); }
+TEST(sums_of_f32_with_bf16_wire) { check_sums(LT_F32, LT_BF16, 0); }
 
-/* ==== What goes wrong ========================================================================= */
+/* ==== Failures ================================================================================ */
 
-TEST(an_error_of_a_sum)
+TEST(a_sum_that_fails)
 {
-    static rank ranks[MOST];
+    static rank ranks[MAX_RANKS];
     job j = {.ranks = 2, .dtype = LT_F32, .wire = LT_F32};
     stand_in_nccl *library = open_nccl();
     library->fail = 1;
@@ -374,14 +380,14 @@ TEST(an_error_of_a_sum)
     CHECK_EQ(ranks[1].status, LT_EPEER);
     CHECK_STR(ranks[1].text, "cuda:1: a call between GPUs: remote process exited or there was a "
                              "network error: socket closed by 10.0.0.2");
-    CHECK_EQ(ranks[0].status, LT_EPEER); /* it gives up */
+    CHECK_EQ(ranks[0].status, LT_EPEER); /* after the timeout */
     CHECK_EQ(library->aborted, 2);
     CHECK_EQ(library->live, 0);
 }
 
-TEST(a_sum_that_never_ends)
+TEST(a_sum_that_never_completes)
 {
-    static rank ranks[MOST];
+    static rank ranks[MAX_RANKS];
     job j = {.ranks = 4, .dtype = LT_F32, .wire = LT_F16};
     stand_in_nccl *library = open_nccl();
     library->hang = 1;
@@ -392,9 +398,9 @@ TEST(a_sum_that_never_ends)
     CHECK_EQ(library->live, 0);
 }
 
-TEST(ranks_that_do_not_come_together)
+TEST(a_communicator_that_cannot_be_created)
 {
-    static rank ranks[MOST];
+    static rank ranks[MAX_RANKS];
     job j = {.ranks = 2, .dtype = LT_F32, .wire = LT_F32};
     stand_in_nccl *library = open_nccl();
     library->refuses = true;
@@ -406,5 +412,5 @@ TEST(ranks_that_do_not_come_together)
     CHECK_EQ(library->live, 0);
 }
 #else
-TEST(nccl) { SKIP("the stand-ins are built where cuDNN's headers are"); }
+TEST(nccl) { SKIP("cuDNN's headers are not installed"); }
 #endif

@@ -1,8 +1,7 @@
-/* test_norms.c - batch_norm and layer_norm on CUDA against the reference kernels of the CPU.
+/* test_norms.c - compares batch_norm and layer_norm on CUDA with the reference kernels of the CPU.
  *
- * The sums of batch_norm are in f32 within a thread, those of the reference in double: what comes
- * of them may be off by a few spacings of f32 at the largest element, or at what a sum of so many
- * rows comes to if nothing cancels.
+ * batch_norm sums in f32 within a thread, the reference in double. So results may differ by a few
+ * f32 spacings, at the largest element or at the typical size of a sum of that many rows.
  */
 #include "tests/cuda/reference.h"
 
@@ -13,7 +12,7 @@ static const lt_dtype floats[] = {LT_F32, LT_F16, LT_BF16};
 
 enum { VAR = 4 }; /* input */
 
-/* Rows and channels that cut packs, wide rows and parts in all ways. */
+/* Rows and channels that exercise all ways to split the work into packs, wide rows and parts. */
 static const int sizes[][2] = {{2, 1},      {31, 1},   {1000, 1},  {5003, 1}, {2, 3},
                                {31, 3},     {1000, 3}, {2, 7},     {31, 7},   {1000, 7},
                                {2, 64},     {31, 64},  {1000, 64}, {2, 129},  {31, 129},
@@ -25,7 +24,7 @@ typedef struct norm { /* a call of batch_norm */
     double offset; /* of x */
 } norm;
 
-/* Of two rows most of dx cancels, even with a large eps. */
+/* With two rows most of dx cancels, so eps is large. */
 static void check_norm(machine *m, lt_dtype dtype, int rows, int channels, norm n)
 {
     char shapes[200], options[100];
@@ -44,7 +43,7 @@ static void check_norm(machine *m, lt_dtype dtype, int rows, int channels, norm 
                     .positive = 1 << VAR});
 }
 
-/* Each size with one of them, in turn; another one in each dtype. */
+/* Checks each size with one of the n norms in turn, and a different one in each dtype. */
 static void check_norms(const norm *norms, int n)
 {
     machine m = machine_open();
@@ -59,7 +58,7 @@ TEST(batch_norm_in_training)
     check_norms((norm[]){{"train=true", false, 0}, {"train=true sync=true", false, 50}}, 2);
 }
 
-TEST(batch_norm_with_what_follows)
+TEST(batch_norm_with_activation_and_residual)
 {
     check_norms((norm[]){{"train=true act=relu", false, 0},
                          {"train=true act=relu", true, 0},
@@ -78,7 +77,7 @@ TEST(batch_norm_in_evaluation)
     lt_ctx_free(m.ctx);
 }
 
-/* Squares of x would leave nothing of the variance in f32, which holds 24 bits. */
+/* Computed from squares of x, the variance would be lost in the 24 bits of f32. */
 TEST(batch_norm_far_from_zero)
 {
     machine m = machine_open();
@@ -96,7 +95,7 @@ TEST(batch_norm_far_from_zero)
     lt_ctx_free(m.ctx);
 }
 
-TEST(act_lets_a_nan_through)
+TEST(act_propagates_nan)
 {
     machine m = machine_open();
     for (int d = 0; d < COUNT(floats); d++)

@@ -1,9 +1,10 @@
-/* test_plans.c - cuDNN has a plan for every convolution of the training scripts, forward and
- * backward, on devices that are not here: their properties are in *.json, and nothing is run.
+/* test_plans.c - checks that cuDNN has a plan for every convolution of the training scripts,
+ * forward and backward. No device is needed: *.json have the properties of devices, and no plan
+ * runs.
  *
- * graphs.txt has what the nets do, each once, their pools too: it was recorded while an image went
- * through them. Plans are made for batches of 64 and 256. Those that cuDNN compiles take a second
- * each: all but some of them are left to the slow tests.
+ * graphs.txt lists the distinct convolutions and pools of the nets, recorded in a forward pass.
+ * Plans are built for batches of 64 and 256. Those that cuDNN compiles take a second each, so the
+ * slow tests build most of them.
  */
 #include "tests/lt_test.h"
 
@@ -16,15 +17,14 @@
 
 #define GRAPHS "tests/cuda/graphs.txt"
 
-/* For AddressSanitizer: NVIDIA's libraries leave memory behind. What ours would leave,
- * test_engines.c finds. */
+/* AddressSanitizer must not report the leaks of NVIDIA's libraries. test_engines.c finds ours. */
 LT_API const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "detect_leaks=0"; }
 
-enum { MOST = 4096, THREADS = 2, LINE = 160 };
+enum { MAX_TASKS = 4096, THREADS = 2, LINE = 160 };
 
 typedef struct list {
-    lt_cudnn_task at[MOST];
+    lt_cudnn_task at[MAX_TASKS];
     int n;
 } list;
 
@@ -33,15 +33,14 @@ static void append(list *l, const lt_cudnn_task *task)
     for (int i = 0; i < l->n; i++)
         if (memcmp(&l->at[i], task, sizeof *task) == 0)
             return;
-    if (l->n == MOST)
-        FAIL("there are more than %d tasks", MOST);
+    if (l->n == MAX_TASKS)
+        FAIL("more than %d tasks", MAX_TASKS);
     l->at[l->n++] = *task;
 }
 
-/* ==== A forward task as a line =================================================================
- * */
+/* ==== A forward task as a line of text ======================================================== */
 
-enum { MAX_POOL = LT_CUDNN_KINDS, AVG_POOL, KINDS }; /* which have own kernels */
+enum { MAX_POOL = LT_CUDNN_KINDS, AVG_POOL, KINDS }; /* pools run in our kernels */
 static const char *const names[KINDS] = {"conv2d", "conv2d-dx", "conv2d-dw", "max_pool2d",
                                          "avg_pool2d"};
 
@@ -64,7 +63,7 @@ static lt_cudnn_task task_of(const char *line)
     char name[32];
     if (sscanf(line, "%31s " FORMAT, name, &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7],
                &v[8], &v[9], &v[10], &v[11], &v[12], &v[13], &v[14], &v[15]) != 17)
-        FAIL(GRAPHS " has a line that says nothing: %s", line);
+        FAIL(GRAPHS " has an invalid line: %s", line);
     lt_cudnn_task task = {.aligned = 1,
                           .n = 1,
                           .size = {v[0], v[1]},
@@ -95,7 +94,7 @@ static void read_graphs(list *l)
         }
 }
 
-/* ==== What the nets do ======================================================================== */
+/* ==== Recording the nets ====================================================================== */
 
 static void pair(const lt_call *c, int k, int64_t value[2])
 {
@@ -103,7 +102,7 @@ static void pair(const lt_call *c, int k, int64_t value[2])
     value[1] = c->opt[k].i[c->opt[k].n - 1];
 }
 
-/* Notes forward's tasks in the list ud. */
+/* An op hook that appends the tasks of forward to the list ud. */
 static void record(void *ud, const lt_call *c, bool backward, const char *where)
 {
     const char *name = c->schema->name;
@@ -146,8 +145,8 @@ static bool is_slow(void)
     return slow && strcmp(slow, "1") == 0;
 }
 
-/* The short form looks at the smallest net. */
-TEST(the_list_is_what_the_nets_do)
+/* Without slow tests, records only the smallest net. */
+TEST(graphs_txt_matches_the_nets)
 {
     static char *const nets[] = {"resnet50", "mobilenet_v1", "vgg16"};
     static list now, listed;
@@ -180,13 +179,13 @@ TEST(the_list_is_what_the_nets_do)
 
 /* ==== Plans =================================================================================== */
 
-typedef struct crew { /* threads that make plans, each with a cuDNN of its own */
+typedef struct crew { /* threads that build plans, each with its own cuDNN handle */
     const list *tasks;
     lt_cudnn_table table;
     lt_cuda_env env;
     lt_cudnn_config config;
     atomic_int next;
-    bool has[MOST];
+    bool has[MAX_TASKS];
 } crew;
 
 static void silent(lt_ctx *ctx, lt_log_level level, const char *fmt, ...)
@@ -214,7 +213,7 @@ static void *work(void *ud)
     return NULL;
 }
 
-/* Opens cuDNN, with something for a driver. */
+/* Opens cuDNN, with the stand-in for the CUDA driver. */
 static void open_cudnn(lt_cudnn_table *table)
 {
     char text[512], path[PATH_MAX];
@@ -226,9 +225,10 @@ static void open_cudnn(lt_cudnn_table *table)
         SKIP("%s", text);
 }
 
-/* Makes plans for all tasks. Returns for how many there is none but those that are known. */
+/* Builds plans for all tasks. Returns how many tasks differ from what is expected: a plan, or none
+ * if lacks_plan(). */
 static int plan_all(const char *device, const list *tasks, bool strict,
-                    bool (*known)(const char *device, const lt_cudnn_task *task))
+                    bool (*lacks_plan)(const char *device, const lt_cudnn_task *task))
 {
     static crew w;
     static char json[4096];
@@ -243,12 +243,12 @@ static int plan_all(const char *device, const list *tasks, bool strict,
     open_cudnn(&w.table);
     for (int i = 0; i < THREADS; i++)
         if (pthread_create(&thread[i], NULL, work, &w) != 0)
-            FAIL("there are no threads");
+            FAIL("cannot create a thread");
     for (int i = 0; i < THREADS; i++)
         pthread_join(thread[i], NULL);
     for (int i = 0; i < tasks->n; i++) {
         const lt_cudnn_task *j = &tasks->at[i];
-        const bool none = known(device, j);
+        const bool none = lacks_plan(device, j);
         if (w.has[i] == !none || (none && j->kind == LT_CUDNN_CONV_WEIGHTS))
             continue;
         printf("%s%s: %s plan for %lld images, %s, %s%s\n", device, strict ? ", strict" : "",
@@ -259,15 +259,14 @@ static int plan_all(const char *device, const list *tasks, bool strict,
     return wrong;
 }
 
-/* ==== Which tasks ==============================================================================
- * */
+/* ==== Tasks =================================================================================== */
 
 static const lt_dtype dtypes[] = {LT_F16, LT_BF16, LT_F32};
 enum { DTYPES = 3 };
 
 static bool is_dense(const lt_cudnn_task *task) { return task->groups == 1; }
 
-/* The forward task and those of its gradients. Images want none. */
+/* Appends a forward task and those of its gradients. The images, with 3 channels, need none. */
 static void append_all(list *l, lt_cudnn_task task, bool added)
 {
     append(l, &task);
@@ -282,8 +281,8 @@ static void append_all(list *l, lt_cudnn_task task, bool added)
     }
 }
 
-/* What is asked of a dtype of those that are compiled: all, in one size of batch or both, or one
- * of each stride. */
+/* Which of the tasks that cuDNN compiles are collected: one for each stride, all with one batch
+ * size, or all with both. */
 enum { SOME, ALL, ALL_TWICE };
 
 static void collect(list *l, lt_dtype dtype, int compiled)
@@ -308,15 +307,15 @@ static void collect(list *l, lt_dtype dtype, int compiled)
     }
 }
 
-/* What has no engine: bf16 on a T4, which does not compute in it. (Gradients of some w have one, of
- * which nobody would have anything.) */
-static bool known(const char *device, const lt_cudnn_task *task)
+/* A T4 has no engines for bf16, as it does not compute in it. (Some weight gradients have one,
+ * which is of no use.) */
+static bool lacks_plan(const char *device, const lt_cudnn_task *task)
 {
     return strcmp(device, "t4") == 0 && task->dtype == LT_BF16;
 }
 
-/* The short form is for an H200, and leaves out most of what is compiled. */
-TEST(every_device_has_a_plan_for_each)
+/* Without slow tests, checks only an H200, and few of the tasks that cuDNN compiles. */
+TEST(every_device_has_a_plan_for_each_task)
 {
     static const char *const devices[] = {"h200", "b200", "a100", "l40s", "t4"};
     static list tasks;
@@ -325,21 +324,21 @@ TEST(every_device_has_a_plan_for_each)
         for (int t = 0; t < DTYPES; t++) {
             tasks.n = 0;
             collect(&tasks, dtypes[t], !is_slow() ? SOME : i == 0 ? ALL_TWICE : ALL);
-            wrong += plan_all(devices[i], &tasks, false, known);
+            wrong += plan_all(devices[i], &tasks, false, lacks_plan);
             printf("%s, %s: %d tasks\n", devices[i], lt_dtype_name(dtypes[t]), tasks.n);
         }
     CHECK_EQ(wrong, 0);
 }
 
-TEST(an_h200_has_a_plan_for_each_that_rounds_nowhere_else)
+TEST(an_h200_has_a_deterministic_plan_for_each_task)
 {
     static list tasks;
     collect(&tasks, LT_F16, SOME);
     collect(&tasks, LT_F32, SOME);
-    CHECK_EQ(plan_all("h200", &tasks, true, known), 0);
+    CHECK_EQ(plan_all("h200", &tasks, true, lacks_plan), 0);
 }
 
-/* Puts value into the file in the place of its only one. */
+/* Replaces the only value in the plan file. */
 static void replace_value(const char *path, const char *value)
 {
     char text[4096], note[512], *stamp, *key;
@@ -353,8 +352,9 @@ static void replace_value(const char *path, const char *value)
     lt__plan_file_free(plans);
 }
 
-/* The first convolution of a ResNet in f32, by the engine that is taken, or that the file says. */
-static void choose_stem(const char *path, bool tf32, char choice[1024])
+/* The engine chosen for the first convolution of a ResNet in f32, with the plan file `path` or
+ * NULL. */
+static void choose_engine(const char *path, bool tf32, char choice[1024])
 {
     static char json[4096];
     static list graphs;
@@ -377,24 +377,25 @@ static void choose_stem(const char *path, bool tf32, char choice[1024])
     lt__cudnn_free(d);
 }
 
-/* Its likely fastest engine rounds, and is only for who allows it. */
-TEST(the_file_has_the_last_word)
+/* The engine in the plan file overrides the heuristics. Its expected fastest engine rounds to tf32,
+ * so the choices with and without tf32 differ. */
+TEST(the_plan_file_overrides_the_heuristics)
 {
     char path[] = "/tmp/lt-plans-XXXXXX", fast[1024], exact[1024], again[1024];
     int made = mkstemp(path);
     CHECK(made >= 0);
     close(made);
     unlink(path);
-    choose_stem(NULL, false, exact);
-    choose_stem(path, true, fast);
+    choose_engine(NULL, false, exact);
+    choose_engine(path, true, fast);
     CHECK(strcmp(fast, exact) != 0);
-    choose_stem(path, true, again);
+    choose_engine(path, true, again);
     CHECK_STR(again, fast);
     replace_value(path, exact);
-    choose_stem(path, true, again);
+    choose_engine(path, true, again);
     CHECK_STR(again, exact);
     unlink(path);
 }
 #else
-TEST(plans) { SKIP("cuDNN's headers were not there"); }
+TEST(plans) { SKIP("cuDNN's headers are not installed"); }
 #endif

@@ -1,5 +1,5 @@
-/* test_ranks.c - ranks that train together, each on a CUDA device that the CPU plays: their buckets
- * are brought over by the group's thread while the rank goes on.
+/* test_ranks.c - data-parallel training of two ranks on emulated CUDA devices. The thread of the
+ * group moves and sums the buckets while the ranks compute.
  */
 #include <lauxlib.h>
 #include <pthread.h>
@@ -12,10 +12,11 @@
 
 enum { RANKS = 2, TEXT = 1 << 13 };
 
-typedef struct way {    /* how gradients are summed */
-    bool blocking, own; /* each rank has a device of its own */
+typedef struct way { /* how gradients are summed */
+    bool blocking;
+    bool own; /* each rank has its own device, and NCCL sums */
     lt_dtype wire;
-    double timeout; /* 0: a minute */
+    double timeout; /* seconds; 0: a minute */
 } way;
 
 typedef struct rank {
@@ -68,11 +69,11 @@ static void *run(void *ud)
     return NULL;
 }
 
-static void pretend(int devices)
+static void set_devices(int n)
 {
-    void (*become)(int driver, int devices, int capability);
-    *(void **)&become = from_plugin("shim_machine");
-    become(13000, devices, 9);
+    void (*set_machine)(int driver, int devices, int capability);
+    *(void **)&set_machine = from_plugin("shim_set_machine");
+    set_machine(13000, n, 9);
 }
 
 static void run_all(const char *options, const char *fault, way by, rank *ranks)
@@ -81,7 +82,7 @@ static void run_all(const char *options, const char *fault, way by, rank *ranks)
     lt_group_config config = {.timeout = by.timeout > 0 ? by.timeout : 60};
     use_libraries(false);
     use_plugins("");
-    pretend(by.own ? RANKS : 1);
+    set_devices(by.own ? RANKS : 1);
     CHECK_OK(lt_local_open(RANKS, &config, group));
     for (int i = 0; i < RANKS; i++) {
         ranks[i] =
@@ -92,8 +93,8 @@ static void run_all(const char *options, const char *fault, way by, rank *ranks)
         pthread_join(ranks[i].thread, NULL);
 }
 
-/* Ranks have the same weights, and the same to say of the scale, though their batches differ, and
- * also when no bucket comes before backward is over. In text. */
+/* Checks that all ranks report the same weights and loss scale, although their batches differ, and
+ * that a blocking reducer gives the same result. Copies the report to text. */
 static void check_loop(const char *options, const char *fault, const char *part, way by,
                        char text[TEXT])
 {
@@ -121,7 +122,7 @@ TEST(loops)
     check_loop("policy = 'dynamic'", inf, " skipped=0x1p+0", host, text);
 }
 
-/* Once so many kernels more have run. */
+/* A thread that records a fault after the given number of further kernels. */
 static void *fail_then(void *ud)
 {
     int64_t (*count)(int what);
@@ -131,16 +132,16 @@ static void *fail_then(void *ud)
     const int64_t until = count(SHIM_LAUNCHES) + *(int *)ud;
     for (int i = 0; i < 60000 && count(SHIM_LAUNCHES) < until; i++)
         usleep(500);
-    fault("a kernel has read what is not there");
+    fault("an illegal memory access was encountered");
     return NULL;
 }
 
-/* All ranks end, and soon: that one says what has happened, and others that it has failed. */
+/* All ranks end soon after a kernel fails, and report its error. */
 static void check_fault(way by)
 {
     static rank ranks[RANKS];
-    void (*renew)(void);
-    *(void **)&renew = from_plugin("shim_renew");
+    void (*reset)(void);
+    *(void **)&reset = from_plugin("shim_reset");
     for (int kernels = 20; kernels <= 180; kernels += 40) {
         pthread_t thread;
         double before = lt__seconds();
@@ -149,24 +150,24 @@ static void check_fault(way by)
         pthread_join(thread, NULL);
         CHECK(lt__seconds() - before < 30);
         for (int i = 0; i < RANKS; i++)
-            if (!strstr(ranks[i].text, "a kernel has read what is not there"))
-                FAIL("after %d kernels rank %d says: %s", kernels, i, ranks[i].text);
-        renew();
+            if (!strstr(ranks[i].text, "an illegal memory access was encountered"))
+                FAIL("after %d kernels rank %d reports: %s", kernels, i, ranks[i].text);
+        reset();
     }
 }
 
 TEST(a_kernel_fails) { check_fault((way){.own = false}); }
 
 #ifdef LT_WITH_CUDNN
-TEST(a_kernel_fails_beside_nccl)
+TEST(a_kernel_fails_with_nccl)
 {
     stand_in_nccl *library = open_nccl();
     check_fault((way){.own = true});
     CHECK_EQ(library->live, 0);
 }
 
-/* In f32 two ranks have the sums of the CPU, bit for bit. */
-TEST(loops_by_nccl)
+/* In f32, the sums of two ranks by NCCL have the bits of those on the CPU. */
+TEST(loops_with_nccl)
 {
     static const struct {
         const char *options, *fault, *part;

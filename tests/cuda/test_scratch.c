@@ -1,6 +1,6 @@
-/* test_scratch.c - libraries that run out of memory while they are asked how much workspace a call
- * wants. The call fails with LT_ENOMEM; it must not run with no workspace. The libraries are
- * stand-ins, which write to all of the workspace that they have asked for.
+/* test_scratch.c - libraries that run out of memory in a query for the workspace of a call. The
+ * call must fail with LT_ENOMEM and must not run without a workspace. The libraries are stand-ins,
+ * which write to all of the workspace that they request.
  */
 #include "tests/lt_test.h"
 
@@ -20,7 +20,7 @@ static sides open_sides(void)
 {
     sides s = {.dnn = open_stand_in("libcudnn.so.9"), .blas = open_stand_in("libcublasLt.so.13")};
     s.dnn->engines[0][0].workspace = s.blas->engines[0][0].workspace = 4096;
-    use_plugins(""); /* it lies beside this test */
+    use_plugins(""); /* the plugin is beside this test program */
     s.ctx = open_device();
     return s;
 }
@@ -40,7 +40,8 @@ static double first_of(lt_tensor *x)
     return value;
 }
 
-/* op(x, w), forward and backward, when the library has no memory once; then when it has again. */
+/* Checks op(x, w), forward and backward: each fails once when the library has no memory, and then
+ * succeeds. */
 static void check_op(lt_ctx *ctx, const char *op, const char *options, lt_tensor *x, lt_tensor *w,
                      stand_in *library, int no_memory, const char *name, double y_is, double dx_is,
                      double dw_is)
@@ -49,7 +50,7 @@ static void check_op(lt_ctx *ctx, const char *op, const char *options, lt_tensor
     snprintf(forward, sizeof forward, "%s: out of memory in %s; try a smaller batch", op, name);
     snprintf(backward, sizeof backward, "backward of %s: out of memory in %s; try a smaller batch",
              op, name);
-    library->fail_ask = no_memory;
+    library->fail_query = no_memory;
     CHECK(lt_run(ctx, op, options, x, w, NULL) == NULL);
     CHECK_EQ(lt_errcode(), LT_ENOMEM);
     CHECK_STR(lt_errmsg(), forward);
@@ -59,9 +60,9 @@ static void check_op(lt_ctx *ctx, const char *op, const char *options, lt_tensor
         FAIL("%s: %s", op, lt_errmsg());
     CHECK_NEAR(first_of(y), y_is, 0);
     lt_tensor *dy = lt_tensor_full(ctx, LT_F32, lt_ndim(y), lt_dims(y), 1);
-    library->fail_ask = no_memory;
+    library->fail_query = no_memory;
     CHECK_FAILS(lt_backward(y, dy), LT_ENOMEM, backward);
-    CHECK(!lt_grad(x) || library->fail_ask == 0);
+    CHECK(!lt_grad(x) || library->fail_query == 0);
     lt_release(y);
 
     lt_zero_grad(x);
@@ -102,5 +103,5 @@ TEST(products)
     lt_ctx_free(s.ctx);
 }
 #else
-TEST(scratch) { SKIP("cuDNN's and cuBLASLt's headers were not there"); }
+TEST(scratch) { SKIP("cuDNN's and cuBLASLt's headers are not installed"); }
 #endif

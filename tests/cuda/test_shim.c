@@ -1,4 +1,4 @@
-/* test_shim.c - the device that the CPU plays finds the mistakes that it is there for. */
+/* test_shim.c - the CPU emulation of the CUDA runtime detects the mistakes that it should. */
 #include <sys/wait.h>
 
 #include "tests/cuda/reference.h"
@@ -12,7 +12,7 @@ static void (*set_order)(int order);
 static void begin(void)
 {
     *(void **)&probe = from_plugin("shim_probe");
-    *(void **)&set_order = from_plugin("shim_order");
+    *(void **)&set_order = from_plugin("shim_set_order");
 }
 
 static bool contains(const char *text, const char *part)
@@ -35,8 +35,8 @@ TEST(threads_meet_at_barriers)
     set_order(0);
 }
 
-/* Some find what nobody has written yet, in each order some others. */
-TEST(a_missing_barrier_shows)
+/* In every order of threads, some threads read values that are not written yet. */
+TEST(a_missing_barrier_is_detected)
 {
     begin();
     for (int order = 0; order < 5; order++) {
@@ -50,15 +50,15 @@ TEST(a_missing_barrier_shows)
     set_order(0);
 }
 
-TEST(barriers_that_are_not_for_all)
+TEST(divergent_barriers)
 {
     begin();
-    CHECK(contains(probe("some stay away", out), "48 of 64 threads have left"));
-    CHECK(contains(probe("two barriers", out), "thread 0 is at the barrier of "));
-    CHECK(strcmp(probe("neighbours", out), "") == 0); /* all goes on */
+    CHECK(contains(probe("partial barrier", out), "48 of 64 threads have exited"));
+    CHECK(contains(probe("two barriers", out), "thread 0 waits at the barrier of "));
+    CHECK(strcmp(probe("neighbours", out), "") == 0); /* the device works again */
 }
 
-TEST(warps_exchange)
+TEST(warp_exchanges)
 {
     begin();
     for (int order = 0; order < 5; order++) {
@@ -68,29 +68,30 @@ TEST(warps_exchange)
             CHECK_EQ(out[i], i < 32 ? 31 * 32 / 2 : 31 * 32 / 2 + 32 * 32);
     }
     set_order(0);
-    CHECK(contains(probe("a lane leaves", out), "waits for ever at "));
+    CHECK(contains(probe("a lane exits", out), "waits forever at "));
 }
 
-TEST(memory_is_looked_after)
+TEST(invalid_memory_accesses)
 {
     begin();
-    CHECK(contains(probe("writes behind", out), "something has written around the 256 bytes at"));
-    CHECK(contains(probe("host", out), "has the address"));
-    CHECK(strcmp(probe("fresh", out), "") == 0);
+    CHECK(contains(probe("out of bounds", out),
+                   "a kernel or copy wrote outside the block of 256 bytes at"));
+    CHECK(contains(probe("host address", out), "a kernel argument contains the host address"));
+    CHECK(strcmp(probe("uninitialized", out), "") == 0);
     for (int i = 0; i < N; i++)
         CHECK_EQ(out[i], 1);
 }
 
-TEST(streams_wait_for_events_alone)
+TEST(streams_wait_only_for_events)
 {
     begin();
     (void)probe("chain", out);
     CHECK_EQ(out[N - 1], 1);
     (void)probe("chain without", out);
-    CHECK_EQ(out[N - 1], 0); /* fresh memory is -1 */
+    CHECK_EQ(out[N - 1], 0); /* new memory is -1 */
 }
 
-/* A child that tries ends by a signal, of which AddressSanitizer makes an exit. */
+/* A child process that tries is killed by a signal, or by AddressSanitizer with an exit status. */
 TEST(the_host_cannot_read_device_memory)
 {
     machine m = machine_open();

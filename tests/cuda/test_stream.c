@@ -1,5 +1,5 @@
-/* test_stream.c - marks in the stream of the CUDA backend, what is fetched from it, and uploads
- * and downloads beside it. The device's streams do nothing before somebody waits. */
+/* test_stream.c - marks and copies in the stream of the CUDA backend, and uploads and downloads in
+ * its other streams. The emulated streams run nothing until the host waits. */
 #include <pthread.h>
 
 #include "tests/cuda/reference.h"
@@ -11,7 +11,7 @@ static void get(machine *m, void *to, const void *from, size_t bytes)
     must(m->cuda.device->sync(m->cuda.device));
 }
 
-TEST(what_is_fetched_comes_late)
+TEST(copies_run_asynchronously)
 {
     enum { N = 1000 };
     machine m = machine_open();
@@ -25,13 +25,13 @@ TEST(what_is_fetched_comes_late)
     must(d->copy(d, here + N, there, N));
     uint64_t second = d->mark(d);
     CHECK(mark > 0 && second > mark);
-    CHECK_EQ(here[0], 1); /* nobody has waited */
+    CHECK_EQ(here[0], 1); /* the host has not waited */
     must(d->wait(d, mark));
     CHECK_EQ(here[N - 1], 7);
-    CHECK_EQ(here[N], 1); /* nor for what is behind the mark */
+    CHECK_EQ(here[N], 1); /* the copy after the mark has not run */
     for (int i = 0; i < LT_MARKS; i++)
         d->mark(d);
-    must(d->wait(d, second)); /* which is told apart no more */
+    must(d->wait(d, second)); /* an old mark, whose event has been reused */
     CHECK_EQ(here[2 * N - 1], 8);
     must(d->wait(d, mark));
     d->free_host(d, here);
@@ -49,11 +49,11 @@ TEST(uploads)
     uint64_t mark, second;
     memset(here, 5, N);
     must(d->fill(d, there, LT_U8, N, 9));
-    must(d->copy(d, to, there, N)); /* it comes before the upload, which writes over it */
+    must(d->copy(d, to, there, N)); /* before the upload, which overwrites `there` */
     must(d->upload(d, there, here, N, d->mark(d), &mark));
     must(d->stream_wait(d, mark));
     must(d->wait(d, mark));
-    memset(here, 6, N); /* its memory is free again */
+    memset(here, 6, N); /* the upload is complete, so its source may change */
     get(&m, got, to, N);
     CHECK_EQ(got[N - 1], 9);
     get(&m, got, there, N);
@@ -62,7 +62,7 @@ TEST(uploads)
     must(d->upload(d, there, here, N, d->mark(d), &second));
     for (int i = 0; i < LT_MARKS; i++)
         d->mark(d);
-    must(d->wait(d, second)); /* told apart no more */
+    must(d->wait(d, second)); /* an old mark */
     memset(here, 7, N);
     must(d->stream_wait(d, second));
     get(&m, got, there, N);
@@ -80,7 +80,7 @@ TEST(uploads)
     lt_ctx_free(m.ctx);
 }
 
-/* What comes beside the stream waits for what is before its mark, and for nothing behind. */
+/* A download waits for the work before its mark, but not for the work after it. */
 TEST(downloads)
 {
     enum { N = 1000 };
@@ -99,7 +99,7 @@ TEST(downloads)
     must(d->wait(d, mark));
     CHECK(here[0] == 7 && here[N - 1] == 7 && here[2 * N] == 7); /* in order */
     CHECK(here[N] == 1 && here[2 * N + N / 2] == 1);
-    must(d->upload(d, other, here, N, after, &mark)); /* not behind the copy */
+    must(d->upload(d, other, here, N, after, &mark)); /* does not wait for the copy */
     must(d->wait(d, mark));
     CHECK_EQ(here[N], 1);
     must(d->sync(d));
@@ -110,7 +110,7 @@ TEST(downloads)
     must(d->download(d, here, there, N, after, &old));
     for (int i = 0; i < LT_MARKS; i++)
         d->mark(d);
-    must(d->wait(d, old)); /* both are told apart no more */
+    must(d->wait(d, old)); /* both marks are old */
     CHECK_EQ(here[N - 1], 9);
     d->free(d, other, N);
     d->free(d, there, N);
@@ -141,7 +141,8 @@ static void *use_marks(void *ud)
     return NULL;
 }
 
-/* The other one takes so many that its marks are often too old when they are waited for. */
+/* The main thread makes so many marks that those of the other thread are often old when it waits
+ * for them. */
 TEST(two_threads)
 {
     machine m = machine_open();
@@ -173,7 +174,7 @@ TEST(batches)
     check_batches_of_bytes();
 }
 
-TEST(batches_that_are_left)
+TEST(abandoned_batches)
 {
     use_plugins("");
     check_batches_left();

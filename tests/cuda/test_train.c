@@ -1,5 +1,6 @@
-/* test_train.c - a training of a small net on the CUDA device that the CPU plays, with stand-ins
- * for NVIDIA's libraries and by own kernels alone: it goes as on the CPU, and two of them alike.
+/* test_train.c - trains a small net on the emulated CUDA device, with stand-ins for NVIDIA's
+ * libraries and with our own kernels only. The losses must be near those of the CPU, and equal
+ * between two runs.
  */
 #include <lauxlib.h>
 
@@ -7,7 +8,7 @@
 #include "tests/cuda/reference.h"
 #include "tests/device/emu.h"
 
-/* autocast: the losses of five steps. */
+/* script(precision) returns the losses of five steps with autocast. */
 static const char script[] =
     "local lt = require 'luatrain'\n"
     "local nn, precision = lt.nn, ...\n"
@@ -30,7 +31,7 @@ static const char script[] =
 
 enum { STEPS = 5 };
 
-/* Trains until what happens in the middle. */
+/* faulty(when, fault) trains and calls fault() at point number `when` of the training. */
 static const char faulty[] =
     "local lt = require 'luatrain'\n"
     "local nn, when, fault = lt.nn, ...\n"
@@ -84,14 +85,14 @@ static void check_training(const char *precision, double allowed)
 {
     double on_cpu[STEPS], on_cuda[2][STEPS];
     train(open_reference(), precision, on_cpu);
-    CHECK(on_cpu[STEPS - 1] < on_cpu[0] * 0.9); /* it learns */
+    CHECK(on_cpu[STEPS - 1] < on_cpu[0] * 0.9); /* the loss decreases */
     for (int libraries = 0; libraries < 2; libraries++) {
         for (int k = 0; k < 2; k++)
             train(open_cuda(libraries), precision, on_cuda[k]);
         for (int i = 0; i < STEPS; i++) {
             CHECK(on_cuda[0][i] == on_cuda[1][i]);
             if (!(fabs(on_cuda[0][i] - on_cpu[i]) <= allowed * on_cpu[i]))
-                FAIL("%s: loss %d is %.9g, on the CPU %.9g", precision, i, on_cuda[0][i],
+                FAIL("%s: loss %d is %.9g, but %.9g on the CPU", precision, i, on_cuda[0][i],
                      on_cpu[i]);
         }
     }
@@ -101,27 +102,28 @@ static int fail_now(lua_State *L)
 {
     void (*fault)(const char *fmt, ...);
     *(void **)&fault = from_plugin("shim_fault");
-    fault("a kernel has read what is not there");
+    fault("an illegal memory access was encountered");
     (void)L;
     return 0;
 }
 
-/* After a kernel's fault each call of CUDA's fails. The training ends with that, wherever it
- * strikes, and all is given back. */
+/* After a fault of a kernel every CUDA call fails. Wherever the fault occurs, the training ends
+ * with its message, and all memory is freed. */
 TEST(a_kernel_that_fails)
 {
-    void (*renew)(void);
-    *(void **)&renew = from_plugin("shim_renew");
+    void (*reset)(void);
+    *(void **)&reset = from_plugin("shim_reset");
     for (int i = 0; i < 2 * 12; i++) {
         lt_ctx *ctx = open_cuda(i % 2);
         lua_State *L = lt_lua_new(ctx);
         CHECK(L && luaL_loadstring(L, faulty) == LUA_OK);
         lua_pushinteger(L, 1 + i / 2);
         lua_pushcfunction(L, fail_now);
-        CHECK_FAILS(lt_lua_call(L, 2, 0), LT_EENV, "cuda:0: a kernel has read what is not there");
+        CHECK_FAILS(lt_lua_call(L, 2, 0), LT_EENV,
+                    "cuda:0: an illegal memory access was encountered");
         lt_lua_close(L);
         lt_ctx_free(ctx);
-        renew();
+        reset();
     }
 }
 

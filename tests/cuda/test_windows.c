@@ -1,12 +1,13 @@
-/* test_windows.c - the CUDA backend's own kernels for products, convolutions and pools, against the
- * reference kernels of the CPU, over odd shapes.
+/* test_windows.c - compares the CUDA backend's own kernels for products, convolutions and pools
+ * with the reference kernels of the CPU, over odd shapes.
  *
- * Sums are in f32 on the device, and in f32 or double on the CPU, in another order: what is left of
- * that in f32 is less than 2^-20 of what they are summed from, and in halves at most a rounding.
+ * Sums are in f32 on the device, and in f32 or double, in another order, on the CPU. In f32 they
+ * differ by less than 2^-20 of the sum of the absolute terms, in f16 and bf16 by at most one
+ * rounding.
  */
 #include "tests/cuda/reference.h"
 
-#ifdef __SANITIZE_ADDRESS__ /* which makes them ten times slower */
+#ifdef __SANITIZE_ADDRESS__ /* makes the kernels ten times slower */
 static const lt_dtype floats[] = {LT_F32, LT_F16};
 #else
 static const lt_dtype floats[] = {LT_F32, LT_F16, LT_BF16};
@@ -17,7 +18,7 @@ typedef struct sample {
     const char *options, *shapes;
 } sample;
 
-/* by: what sums of these samples may be off by. */
+/* by: the absolute tolerance. */
 static void check_all(const char *op, const sample *samples, int n, double by)
 {
     machine m = machine_open();
@@ -59,7 +60,7 @@ TEST(linear_layers)
 
 /* ==== Convolutions ============================================================================ */
 
-static const sample convolutions[] = {{"", "2x5x5x3, 4x3x3x3, 4"},
+static const sample conv_samples[] = {{"", "2x5x5x3, 4x3x3x3, 4"},
                                       {"pad=1", "2x5x4x3, 4x3x3x3"},
                                       {"stride=2 pad=1", "1x7x6x2, 3x3x3x2, 3"},
                                       {"dilation=2", "1x7x8x2, 3x3x3x2"},
@@ -76,7 +77,7 @@ static const sample convolutions[] = {{"", "2x5x5x3, 4x3x3x3, 4"},
                                       {"groups=2", "1x3x3x0, 0x3x3x0, 0"},
                                       {"pad=1 groups=5", "1x7x5x5, 10x3x3x1, 10"}};
 
-TEST(convolutions_of_all_kinds) { check_all("conv2d", convolutions, COUNT(convolutions), 0x1p-12); }
+TEST(convolutions) { check_all("conv2d", conv_samples, COUNT(conv_samples), 0x1p-12); }
 
 static const sample depthwise[] = {{"pad=1 groups=3", "2x5x4x3, 3x3x3x1, 3"},
                                    {"stride=2 pad=1 groups=4", "1x6x6x4, 4x3x3x1"},
@@ -96,7 +97,7 @@ static const sample depthwise[] = {{"pad=1 groups=3", "2x5x4x3, 3x3x3x1, 3"},
 
 TEST(depthwise_convolutions) { check_all("conv2d", depthwise, COUNT(depthwise), 0x1p-12); }
 
-/* Gradients of parameters that were read through their half copies. */
+/* f32 gradients of parameters whose f16 or bf16 copies are the inputs. */
 static void check_f32_grads(const char *op, const sample *samples, int n)
 {
     machine m = machine_open();
@@ -112,10 +113,10 @@ static void check_f32_grads(const char *op, const sample *samples, int n)
     lt_ctx_free(m.ctx);
 }
 
-TEST(f32_gradients_of_halves)
+TEST(f32_gradients_of_f16_and_bf16)
 {
     static const sample linear = {"", "70x9, 5x9, 5"}, matmul = {"", "2x3x4x5, 1x3x5x6"};
-    check_f32_grads("conv2d", convolutions, COUNT(convolutions));
+    check_f32_grads("conv2d", conv_samples, COUNT(conv_samples));
     check_f32_grads("conv2d", depthwise, COUNT(depthwise));
     check_f32_grads("linear", &linear, 1);
     check_f32_grads("matmul", &matmul, 1);
@@ -139,8 +140,8 @@ static const sample pools[] = {{"kernel=2", "2x4x4x3"},
 TEST(maxima) { check_all("max_pool2d", pools, COUNT(pools), 0x1p-18); }
 TEST(means) { check_all("avg_pool2d", pools, COUNT(pools), 0x1p-18); }
 
-/* The first of equals, the first nan; and what they get back, bit by bit. */
-TEST(maxima_of_what_is_special)
+/* The gradient goes to the first of equal elements, or to the first NaN. */
+TEST(maxima_of_special_values)
 {
     machine m = machine_open();
     for (int d = 0; d < COUNT(floats); d++) {

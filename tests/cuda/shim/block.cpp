@@ -1,8 +1,8 @@
 /* block.cpp - runs the threads of blocks on the CPU, as fibers.
  *
- * A fiber runs thread after thread as long as these come to their end; when one has to wait, it
- * waits in this fiber and the next thread gets another. So a kernel without barriers costs no
- * switches.
+ * A fiber runs one thread after the other as long as they run to completion. A thread that must
+ * wait keeps its fiber, and the next thread runs in another one. So a kernel without barriers needs
+ * no context switches.
  */
 #include <link.h>
 #include <setjmp.h>
@@ -19,39 +19,39 @@ dim3 blockDim, gridDim;
 
 namespace {
 
-enum { STACK = 64 << 10, MOST = 1024 /* threads */, WARP = 32 };
+enum { STACK = 64 << 10, MAX_THREADS = 1024, WARP = 32 };
 enum state { NEW, READY, AT_BARRIER, AT_EXCHANGE, DONE };
 
-struct place {          /* where a fiber goes on */
-    ucontext_t context; /* at first */
-    jmp_buf at;         /* once it has run */
+struct position {       /* where a fiber resumes */
+    ucontext_t context; /* the first time */
+    jmp_buf jump;       /* after that */
     bool has_run;
 };
 
 struct fiber {
-    place here;
+    position here;
     bool idle;
 };
 
 struct thread {
     state is;
     fiber *in;
-    const char *file; /* where it waits */
+    const char *file; /* position of the barrier or exchange that it waits at */
     int line;
-    unsigned mask; /* of its exchange */
+    unsigned mask; /* participants of its exchange */
     uint64_t value, all[WARP];
 };
 
 int order;
-fiber fibers[MOST];
+fiber fibers[MAX_THREADS];
 int n_fibers;
-place scheduler;
-thread threads[MOST];
-int sequence[MOST]; /* the order in which threads get their turns */
+position scheduler;
+thread threads[MAX_THREADS];
+int sequence[MAX_THREADS]; /* the order in which threads run */
 int n_threads, started, current;
-bool spoiled; /* shared memory is, and no thread of the grid has waited since */
+bool poisoned; /* shared memory is poisoned, and no thread of the grid has waited since */
 const std::function<void()> *body;
-thread_local char some_shared[8] = {0}; /* so that the module has a range of them */
+thread_local char some_shared[8] = {0}; /* so that this module has a thread-local segment */
 
 /* ==== Shared memory =========================================================================== */
 
@@ -73,10 +73,11 @@ int find_range(dl_phdr_info *info, size_t, void *to)
     return r->start != NULL;
 }
 
-/* Thread-local variables are what __shared__ ones are made of, and nothing else here is. */
-void spoil_shared()
+/* Fills all __shared__ variables with NaNs. They are the only thread-local variables of this
+ * module. */
+void poison_shared()
 {
-    static thread_local int unused; /* keeps the block alive */
+    static thread_local int unused; /* keeps the segment from being optimized away */
     range r = {NULL, 0};
     some_shared[0] = (char)unused;
     dl_iterate_phdr(find_range, &r);
@@ -85,17 +86,18 @@ void spoil_shared()
 
 /* ==== Fibers ================================================================================== */
 
-/* swapcontext() asks the system about signals, each time; AddressSanitizer knows nothing else. */
-__attribute__((noinline)) void go(place *from, place *to)
+/* swapcontext() makes a system call for the signal mask each time, so we use it only for
+ * AddressSanitizer, which does not support switches by _longjmp(). */
+__attribute__((noinline)) void switch_to(position *from, position *to)
 {
 #ifdef __SANITIZE_ADDRESS__
     swapcontext(&from->context, &to->context);
 #else
     from->has_run = true;
-    if (_setjmp(from->at) != 0)
+    if (_setjmp(from->jump) != 0)
         return;
     if (to->has_run)
-        _longjmp(to->at, 1);
+        _longjmp(to->jump, 1);
     setcontext(&to->context);
 #endif
 }
@@ -112,7 +114,7 @@ void run_threads()
             threadIdx.x = (unsigned)current;
         } else {
             self->idle = true;
-            go(&self->here, &scheduler);
+            switch_to(&self->here, &scheduler);
         }
     }
 }
@@ -148,18 +150,18 @@ void resume(int t, fiber *f)
     threadIdx.x = (unsigned)t;
     threads[t].in = f;
     f->idle = false;
-    go(&scheduler, &f->here);
+    switch_to(&scheduler, &f->here);
 }
 
-/* The current thread waits, until the scheduler has found it ready. */
+/* Suspends the current thread until the scheduler finds it ready. */
 void wait(state is, const char *file, int line)
 {
     thread *t = &threads[current];
-    spoiled = false;
+    poisoned = false;
     t->is = is;
     t->file = file;
     t->line = line;
-    go(&t->in->here, &scheduler);
+    switch_to(&t->in->here, &scheduler);
 }
 
 /* ==== Barriers and exchanges ================================================================== */
@@ -171,7 +173,7 @@ bool release_barrier()
         if (threads[t].is != AT_BARRIER)
             return false;
         if (threads[t].line != first->line || strcmp(threads[t].file, first->file) != 0)
-            shim_fault("thread 0 is at the barrier of %s:%d, thread %d at that of %s:%d",
+            shim_fault("thread 0 waits at the barrier of %s:%d, thread %d at the one of %s:%d",
                        first->file, first->line, t, threads[t].file, threads[t].line);
     }
     for (int t = 0; t < n_threads; t++)
@@ -179,7 +181,7 @@ bool release_barrier()
     return true;
 }
 
-/* Whether all lanes that thread t waits for are there, in the same exchange. */
+/* Whether all lanes that thread t waits for have arrived at the same exchange. */
 bool is_complete(int t)
 {
     int warp = t / WARP * WARP;
@@ -207,7 +209,7 @@ void exchange(int t)
     }
 }
 
-/* Lets go on who waits for no more. False when there is nobody. */
+/* Makes those threads ready whose exchange or barrier is complete. False if there are none. */
 bool release()
 {
     bool any = false;
@@ -219,7 +221,7 @@ bool release()
     return any || release_barrier();
 }
 
-void tell_stuck()
+void report_stuck()
 {
     int stuck = 0, done = 0;
     for (int t = 0; t < n_threads; t++) {
@@ -227,7 +229,7 @@ void tell_stuck()
         if (threads[t].is != DONE)
             stuck = t;
     }
-    shim_fault("block %u: thread %d waits for ever at %s:%d; %d of %d threads have left",
+    shim_fault("block %u: thread %d waits forever at %s:%d; %d of %d threads have exited",
                blockIdx.x, stuck, threads[stuck].file, threads[stuck].line, done, n_threads);
 }
 
@@ -260,9 +262,9 @@ bool run_ready()
 
 void run_block()
 {
-    if (!spoiled)
-        spoil_shared();
-    spoiled = true;
+    if (!poisoned)
+        poison_shared();
+    poisoned = true;
     for (int t = 0; t < n_threads; t++)
         threads[t].is = NEW;
     for (started = 0;;) {
@@ -275,12 +277,12 @@ void run_block()
     }
     for (int t = 0; t < n_threads; t++)
         if (threads[t].is != DONE) {
-            tell_stuck();
+            report_stuck();
             break;
         }
     for (int t = 0; t < n_threads; t++)
         if (threads[t].is != DONE)
-            make_fiber(threads[t].in); /* its thread is given up */
+            make_fiber(threads[t].in); /* abandons its thread */
 }
 
 } // namespace
@@ -291,14 +293,15 @@ const uint64_t *shim_exchange(unsigned mask, uint64_t value, const char *file, i
 {
     thread *t = &threads[current];
     if (!(mask >> current % WARP & 1))
-        shim_fault("%s:%d: thread %d is not in its own mask %#x", file, line, current, mask);
+        shim_fault("%s:%d: the mask %#x of thread %d does not include its own lane", file, line,
+                   mask, current);
     t->mask = mask;
     t->value = value;
     wait(AT_EXCHANGE, file, line);
     return t->all;
 }
 
-extern "C" void shim_order(int to) { order = to; }
+extern "C" void shim_set_order(int to) { order = to; }
 
 void shim_run_grid(dim3 grid, dim3 block, const std::function<void()> &thread_body)
 {
@@ -308,7 +311,7 @@ void shim_run_grid(dim3 grid, dim3 block, const std::function<void()> &thread_bo
     blockDim = block;
     threadIdx = blockIdx = uint3{0, 0, 0};
     make_sequence();
-    spoiled = false;
+    poisoned = false;
     for (blockIdx.x = 0; blockIdx.x < grid.x; blockIdx.x++)
         run_block();
 }

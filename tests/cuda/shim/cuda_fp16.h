@@ -1,4 +1,4 @@
-/* cuda_fp16.h - of CUDA's file of that name what our sources use, for the CPU: see cuda_runtime.h.
+/* cuda_fp16.h - emulates the part of CUDA's cuda_fp16.h that our sources use: see cuda_runtime.h.
  */
 #ifndef TESTS_CUDA_SHIM_HALF_H
 #define TESTS_CUDA_SHIM_HALF_H

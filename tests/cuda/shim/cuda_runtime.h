@@ -1,20 +1,19 @@
-/* cuda_runtime.h - CUDA on the CPU, for tests: our .cu files are compiled by g++ against this
- * header instead of NVIDIA's, and linked with shim.cpp.
+/* cuda_runtime.h - a CPU emulation of the CUDA runtime, for tests. g++ compiles our .cu files
+ * against this header instead of NVIDIA's, and links them with runtime.cpp and block.cpp.
  *
- * What it is for is to find mistakes, so it does what CUDA may do rather than what is quick:
- *   - A stream is a queue. Nothing in it runs until somebody waits for it; or asks for an event
- *     in it, in vain the first time.
- *   - The threads of a block run one after the other, each until it has to wait, forward, backward
- *     or mixed (shim_order). __syncthreads() and the exchanges of a warp wait for all who take
- *     part; one who never comes is a fault.
- *   - Shared memory and fresh device memory are full of NaNs.
- *   - Device memory is a range of addresses that only kernels and copies can touch. What lies
- *     around an allocation is looked after; an address of the host's in a kernel's arguments is a
- *     fault.
- * A fault is the error of the next call that waits, with a sentence as its string.
+ * Its purpose is to find mistakes, so it does the worst that CUDA allows rather than the fastest:
+ *   - A stream is a queue. Its work runs only when the host waits for it, or when the host queries
+ *     an event of the stream; the first query returns cudaErrorNotReady.
+ *   - The threads of a block run one after the other, each until it must wait: ascending,
+ *     descending or permuted (shim_set_order). __syncthreads() and warp exchanges wait for all
+ *     participants; a participant that never arrives is a fault.
+ *   - Shared memory and new device memory are filled with NaNs.
+ *   - Only kernels and copies can access device memory. Each allocation has guard bytes around it,
+ *     which are checked for overwrites. A host address in the arguments of a kernel is a fault.
+ * The next call that waits returns the fault, with a description as its error string.
  *
- * Not there: more than one dimension of blocks and threads, <<<>>>, dynamic shared memory, atomics,
- * textures. One thread of the host at a time is in here.
+ * Not emulated: grids and blocks of more than one dimension, <<<>>>, dynamic shared memory,
+ * atomics, textures. Only one host thread at a time runs inside the emulation.
  */
 #ifndef TESTS_CUDA_SHIM_RUNTIME_H
 #define TESTS_CUDA_SHIM_RUNTIME_H
@@ -32,7 +31,7 @@
 #define __global__
 #define __grid_constant__
 #define __launch_bounds__(...)
-#define __shared__ static thread_local /* which makes one range of them all: shim.cpp */
+#define __shared__ static thread_local /* one contiguous range, see poison_shared() in block.cpp */
 
 struct uint3 {
     unsigned x, y, z;
@@ -49,8 +48,8 @@ extern dim3 blockDim, gridDim;
 void shim_barrier(const char *file, int line);
 #define __syncthreads() shim_barrier(__FILE__, __LINE__)
 
-/* Waits for all lanes of mask; gives the values of all 32, in an array that lasts until this
- * thread's next exchange. Those of lanes that take no part are NaNs. */
+/* Waits for all lanes in mask and returns the values of all 32 lanes, in an array that is valid
+ * until this thread's next exchange. Lanes that are not in mask have NaNs. */
 const uint64_t *shim_exchange(unsigned mask, uint64_t value, const char *file, int line);
 
 template <class T>
@@ -113,7 +112,7 @@ static inline uint32_t __float_as_uint(float f)
     return u;
 }
 
-/* From 1; 0 if there is none. */
+/* The position of the lowest set bit, counted from 1, or 0 if x is 0. */
 static inline int __ffs(int x) { return __builtin_ffs(x); }
 
 static inline float __uint_as_float(uint32_t u)
@@ -199,14 +198,14 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 
 cudaError_t shim_launch(const cudaLaunchConfig_t *config, std::function<void()> thread);
-/* Looks for addresses that are not the device's. */
-void shim_look_at_argument(const void *argument, size_t bytes);
+/* Records a fault if a kernel argument contains a host address. */
+void shim_check_argument(const void *argument, size_t bytes);
 
 template <class... P, class... A>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(P...), A &&...args)
 {
     std::tuple<P...> values(args...);
-    std::apply([](const P &...p) { (shim_look_at_argument(&p, sizeof p), ...); }, values);
+    std::apply([](const P &...p) { (shim_check_argument(&p, sizeof p), ...); }, values);
     return shim_launch(config, [=] { std::apply(kernel, values); });
 }
 

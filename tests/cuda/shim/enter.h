@@ -1,4 +1,4 @@
-/* enter.h - how code of the host gets at device memory, as a kernel would. */
+/* enter.h - gives host code access to device memory, as if it were a kernel. */
 #ifndef TESTS_CUDA_SHIM_ENTER_H
 #define TESTS_CUDA_SHIM_ENTER_H
 
@@ -8,10 +8,11 @@
 extern "C" {
 #endif
 
-/* All that is queued in that stream has run, and memory is open from here ... NULL: no stream. */
-void shim_enter_behind(void *stream);
-void shim_leave(void);      /* ... to here; what lies around allocations will be looked after */
-bool shim_has_failed(void); /* nothing runs any more */
+/* Runs everything that is queued in stream (or nothing if NULL), then opens device memory until
+ * shim_leave(). */
+void shim_enter_after(void *stream);
+void shim_leave(void);      /* the next wait checks the guard bytes around all allocations */
+bool shim_has_failed(void); /* a fault is recorded: nothing runs */
 
 #ifdef __cplusplus
 }

@@ -1,9 +1,9 @@
-/* libs.c - the stand-ins for NVIDIA's libraries compute at once, and on the host. So that they may,
- * and in the order of the stream, the functions that run something first have all run that waits in
- * the stream that they were given, and open device memory for as long as they take.
+/* libs.c - connects the stand-ins for NVIDIA's libraries to the emulation. A stand-in computes on
+ * the host, inside the call. To keep the order of the stream, the functions below first run
+ * everything that is queued in the stream of the call, and open device memory for its duration.
  *
- * The linker gives calls of lt__cudnn_open_library(), lt__cublaslt_open() and
- * lt__nccl_open_library() to those here.
+ * The linker (--wrap) redirects calls of lt__cudnn_open_library(), lt__cublaslt_open() and
+ * lt__nccl_open_library() to this file.
  */
 #include "ops/cuda/libraries.h"
 #include "ops/cuda/nccl.h"
@@ -24,7 +24,7 @@ int __wrap_lt__nccl_open_library(lt_nccl_table *table, int *version, char *text,
 static cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
                              cudnnBackendDescriptor_t pack)
 {
-    shim_enter_behind(handle->stream);
+    shim_enter_after(handle->stream);
     cudnnStatus_t status = shim_has_failed() ? CUDNN_STATUS_EXECUTION_FAILED
                                              : run_plan(handle, plan, pack);
     shim_leave();
@@ -38,7 +38,7 @@ static cublasStatus_t multiply(cublasLtHandle_t handle, cublasLtMatmulDesc_t des
                                cublasLtMatrixLayout_t of_d, const cublasLtMatmulAlgo_t *algo,
                                void *workspace, size_t bytes, cudaStream_t stream)
 {
-    shim_enter_behind(stream);
+    shim_enter_after(stream);
     cublasStatus_t status = CUBLAS_STATUS_EXECUTION_FAILED;
     if (!shim_has_failed())
         status = run_product(handle, desc, alpha, a, of_a, b, of_b, beta, c, of_c, d, of_d, algo,
@@ -67,8 +67,8 @@ int __wrap_lt__cublaslt_open(lt_cublaslt_table *table, char *text, size_t bytes)
     return status;
 }
 
-/* Sums are made by the rank that asks last: what each needs is there when its group ends, if the
- * stream of the sum has it. */
+/* The stand-in for NCCL computes a sum in the last rank that polls. So all work that is queued
+ * before the sum in its stream must have run when the group ends. */
 static _Thread_local void *stream_of_sum;
 
 static int all_reduce(const void *from, void *to, size_t count, int dtype, int op, void *comm,
@@ -80,15 +80,15 @@ static int all_reduce(const void *from, void *to, size_t count, int dtype, int o
 
 static int end_group(void)
 {
-    shim_enter_behind(stream_of_sum);
+    shim_enter_after(stream_of_sum);
     int result = nccl.ncclGroupEnd();
     shim_leave();
     return result;
 }
 
-static int ask(void *comm, int *async)
+static int poll_comm(void *comm, int *async)
 {
-    shim_enter_behind(NULL);
+    shim_enter_after(NULL);
     int result = nccl.ncclCommGetAsyncError(comm, async);
     shim_leave();
     return result;
@@ -101,7 +101,7 @@ int __wrap_lt__nccl_open_library(lt_nccl_table *table, int *version, char *text,
         nccl = *table;
         table->ncclAllReduce = all_reduce;
         table->ncclGroupEnd = end_group;
-        table->ncclCommGetAsyncError = ask;
+        table->ncclCommGetAsyncError = poll_comm;
     }
     return status;
 }

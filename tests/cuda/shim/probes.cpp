@@ -1,5 +1,5 @@
-/* probes.cpp - small kernels, right ones and wrong ones, that test_shim.c runs to see what the shim
- * makes of them. */
+/* probes.cpp - small kernels, correct and faulty ones. test_shim.c runs them to check that the
+ * emulation detects the faults. */
 #include <stdio.h>
 
 #include "shim.h"
@@ -7,7 +7,7 @@
 
 enum { N = 64 }; /* threads */
 
-/* Each takes what its neighbour left. */
+/* Each thread reads the value that its neighbour wrote. */
 static __global__ void neighbours(int *out, bool barrier)
 {
     __shared__ int s[N];
@@ -17,7 +17,7 @@ static __global__ void neighbours(int *out, bool barrier)
     out[threadIdx.x] = s[(threadIdx.x + 1) % N];
 }
 
-static __global__ void some_stay_away(int *out)
+static __global__ void partial_barrier(int *out)
 {
     if (threadIdx.x < 16)
         __syncthreads();
@@ -33,7 +33,7 @@ static __global__ void two_barriers(int *out)
     out[threadIdx.x] = 1;
 }
 
-/* The sum over each warp, one lane's number, votes. */
+/* out: the sum over each warp, or -1 if another kind of exchange gave a wrong result. */
 static __global__ void exchanges(int *out)
 {
     int lane = threadIdx.x % 32, sum = (int)threadIdx.x;
@@ -48,16 +48,17 @@ static __global__ void exchanges(int *out)
     out[threadIdx.x] = right ? sum : -1;
 }
 
-static __global__ void a_lane_leaves(int *out)
+static __global__ void a_lane_exits(int *out)
 {
     if (threadIdx.x == 3)
         return;
     out[threadIdx.x] = __shfl_xor_sync(~0u, 1, 1);
 }
 
-static __global__ void writes_behind(int *out) { out[threadIdx.x + 1] = 0; }
+static __global__ void out_of_bounds(int *out) { out[threadIdx.x + 1] = 0; }
 
-static __global__ void fresh(int *out)
+/* out: whether shared memory is NaN. */
+static __global__ void uninitialized(int *out)
 {
     __shared__ float s[N];
     out[threadIdx.x] = s[threadIdx.x] != s[threadIdx.x];
@@ -75,7 +76,7 @@ static cudaError_t launch(cudaStream_t stream, void (*kernel)(int *), int *out)
     return cudaLaunchKernelEx(&config, kernel, out);
 }
 
-/* One stream makes what another takes; waits: for its event. */
+/* The second stream reads what the first one writes. waits: it waits for an event of the first. */
 static void chain(int *host, bool waits)
 {
     cudaStream_t first, second;
@@ -106,7 +107,7 @@ static void chain(int *host, bool waits)
 static __global__ void neighbours_together(int *out) { neighbours(out, true); }
 static __global__ void neighbours_alone(int *out) { neighbours(out, false); }
 
-/* Runs the probe of that name; out: what it has written. "", or what went wrong. */
+/* Runs the named probe and copies what it wrote to out. Returns "" or the error string. */
 extern "C" SHIM_API const char *shim_probe(const char *name, int *out)
 {
     static const struct {
@@ -114,12 +115,12 @@ extern "C" SHIM_API const char *shim_probe(const char *name, int *out)
         void (*kernel)(int *);
     } probes[] = {{"neighbours", neighbours_together},
                   {"no barrier", neighbours_alone},
-                  {"some stay away", some_stay_away},
+                  {"partial barrier", partial_barrier},
                   {"two barriers", two_barriers},
                   {"exchanges", exchanges},
-                  {"a lane leaves", a_lane_leaves},
-                  {"writes behind", writes_behind},
-                  {"fresh", fresh}};
+                  {"a lane exits", a_lane_exits},
+                  {"out of bounds", out_of_bounds},
+                  {"uninitialized", uninitialized}};
     static int on_host[N + 1] = {0};
     static char text[400];
     int *device;
@@ -132,12 +133,12 @@ extern "C" SHIM_API const char *shim_probe(const char *name, int *out)
     for (auto &p : probes)
         if (strcmp(name, p.name) == 0)
             error = launch(NULL, p.kernel, device);
-    if (strcmp(name, "host") == 0)
-        error = launch(NULL, fresh, on_host + 1);
+    if (strcmp(name, "host address") == 0)
+        error = launch(NULL, uninitialized, on_host + 1);
     if (error == cudaSuccess)
         error = cudaDeviceSynchronize();
     snprintf(text, sizeof text, "%s", error == cudaSuccess ? "" : cudaGetErrorString(error));
-    shim_renew();
+    shim_reset();
     cudaMemcpyAsync(out, device, N * sizeof *device, cudaMemcpyDefault, NULL);
     cudaStreamSynchronize(NULL);
     cudaFree(device);

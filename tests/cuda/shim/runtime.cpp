@@ -1,4 +1,4 @@
-/* runtime.cpp - memory, streams and events of a CUDA device that is none. */
+/* runtime.cpp - memory, streams and events of the emulated CUDA device. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,21 +28,21 @@ struct shim_event {
 namespace {
 
 const size_t ARENA = (size_t)8 << 30, ALIGN = 256, GUARD = 512, PAGE = 4096;
-const unsigned char UNUSED = 0xff; /* NaNs, of all types */
+const unsigned char POISON = 0xff; /* a NaN in every float type */
 
 std::recursive_mutex lock;
 char *arena;
-size_t used; /* of the arena, in pages: what is opened */
-int open_count;
-bool has_run;                    /* something, since the guards were looked at */
-std::map<char *, size_t> blocks; /* what is allocated; each with GUARD before and behind it */
-std::map<char *, size_t> pinned;
+size_t used;    /* bytes of the arena in use, whole pages: the part that is opened */
+int open_count; /* how many callers have opened the memory */
+bool has_run;   /* work has run since the last check of the guards */
+std::map<char *, size_t> blocks; /* allocations and sizes; GUARD bytes before and after each */
+std::map<char *, size_t> pinned; /* host allocations and sizes */
 std::vector<shim_stream *> streams;
 shim_stream null_stream;
 int64_t counts[SHIM_COUNTS];
 int driver = CUDART_VERSION, n_devices = 1, capability = 9;
 char fault_text[400];
-thread_local int current; /* device of each thread */
+thread_local int current; /* device of the host thread */
 
 typedef std::lock_guard<std::recursive_mutex> guard;
 
@@ -50,7 +50,7 @@ typedef std::lock_guard<std::recursive_mutex> guard;
 
 void open_memory()
 {
-    open_count++; /* of who has opened it before, more may be in use by now */
+    open_count++; /* opens it again even if it is open: `used` may have grown since */
     if (used)
         mprotect(arena, used, PROT_READ | PROT_WRITE);
 }
@@ -79,10 +79,10 @@ bool is_within(const std::map<char *, size_t> &all, const void *p, size_t bytes)
 
 size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
-bool is_unused(const char *from, const char *to)
+bool is_poison(const char *from, const char *to)
 {
     for (; from < to; from++)
-        if ((unsigned char)*from != UNUSED)
+        if ((unsigned char)*from != POISON)
             return false;
     return true;
 }
@@ -95,16 +95,17 @@ void check_guards()
     has_run = false;
     for (auto &b : blocks) {
         char *end = b.first + b.second;
-        if (is_unused(b.first - GUARD, b.first) &&
-            is_unused(end, b.first + rounded(b.second, ALIGN) + GUARD))
+        if (is_poison(b.first - GUARD, b.first) &&
+            is_poison(end, b.first + rounded(b.second, ALIGN) + GUARD))
             continue;
-        shim_fault("something has written around the %zu bytes at %p", b.second, (void *)b.first);
-        memset(b.first - GUARD, UNUSED, GUARD);
-        memset(end, UNUSED, rounded(b.second, ALIGN) + GUARD - b.second);
+        shim_fault("a kernel or copy wrote outside the block of %zu bytes at %p", b.second,
+                   (void *)b.first);
+        memset(b.first - GUARD, POISON, GUARD);
+        memset(end, POISON, rounded(b.second, ALIGN) + GUARD - b.second);
     }
 }
 
-/* The first gap that is large enough. NULL when there is none. */
+/* The first gap that is large enough, or NULL. */
 char *find_gap(size_t bytes)
 {
     char *at = arena + GUARD;
@@ -116,7 +117,7 @@ char *find_gap(size_t bytes)
     return at + bytes + GUARD <= arena + ARENA ? at : NULL;
 }
 
-/* Where the last page of a block ends. */
+/* The offset in the arena at which the last page of a block ends. */
 size_t end_of(const char *at, size_t bytes)
 {
     return rounded((size_t)(at - arena) + rounded(bytes, ALIGN) + GUARD, PAGE);
@@ -126,6 +127,7 @@ size_t end_of(const char *at, size_t bytes)
 
 shim_stream *of(cudaStream_t stream) { return stream ? stream : &null_stream; }
 
+/* Runs the work of s up to position `to`. */
 void drain(shim_stream *s, uint64_t to)
 {
     if (s->done >= to)
@@ -135,13 +137,13 @@ void drain(shim_stream *s, uint64_t to)
     while (s->done < to && !s->queue.empty()) {
         std::function<void()> run = std::move(s->queue.front());
         s->queue.pop_front();
-        s->done++; /* before it runs: it may drain others, but never itself so far */
+        s->done++; /* before run(), which may drain other streams, but never needs this position */
         if (!fault_text[0])
             run();
     }
 }
 
-/* What any call gives back once a kernel has failed: the first fault, from then on. */
+/* What every call returns: an error once a fault is recorded. */
 cudaError_t state() { return fault_text[0] ? cudaErrorLaunchFailure : cudaSuccess; }
 
 cudaError_t add(cudaStream_t stream, std::function<void()> run)
@@ -158,8 +160,8 @@ void drain_all()
     drain(&null_stream, null_stream.queued);
 }
 
-/* What a call that has waited gives back. */
-cudaError_t late_error()
+/* What a call that has waited returns: also checks the guard bytes. */
+cudaError_t checked_state()
 {
     check_guards();
     return state();
@@ -170,7 +172,7 @@ cudaError_t waited(shim_stream *s, uint64_t to)
     counts[SHIM_WAITS]++;
     counts[SHIM_DRAINS] += s->done < s->queued && to >= s->queued;
     drain(s, to);
-    return late_error();
+    return checked_state();
 }
 
 } // namespace
@@ -185,7 +187,7 @@ void shim_fault(const char *fmt, ...)
     va_end(args);
 }
 
-void shim_enter_behind(void *stream)
+void shim_enter_after(void *stream)
 {
     guard g(lock);
     if (stream)
@@ -200,7 +202,7 @@ void shim_leave(void)
     close_memory();
 }
 
-void shim_renew(void)
+void shim_reset(void)
 {
     guard g(lock);
     drain_all();
@@ -216,7 +218,7 @@ bool shim_has_failed(void)
 
 extern "C" int64_t shim_count(int what) { return counts[what]; }
 
-extern "C" void shim_machine(int a_driver, int devices, int a_capability)
+extern "C" void shim_set_machine(int a_driver, int devices, int a_capability)
 {
     driver = a_driver;
     n_devices = devices;
@@ -303,18 +305,19 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
     used = end > used ? end : used;
     {
         opened memory;
-        memset(at - GUARD, UNUSED, room + 2 * GUARD);
+        memset(at - GUARD, POISON, room + 2 * GUARD);
     }
     blocks[at] = bytes;
     *p = at;
     return cudaSuccess;
 }
 
-/* It may wait, and so may cudaFreeHost(); nobody can count on it. */
+/* CUDA's cudaFree() and cudaFreeHost() may wait for the device. These do not, as callers must not
+ * rely on that. */
 cudaError_t cudaFree(void *p)
 {
     guard g(lock);
-    cudaError_t error = late_error();
+    cudaError_t error = checked_state();
     if (p && !blocks.erase((char *)p))
         return cudaErrorInvalidValue;
     used = blocks.empty() ? 0 : end_of(blocks.rbegin()->first, blocks.rbegin()->second);
@@ -393,7 +396,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
     return cudaStreamCreateWithFlags(stream, flags);
 }
 
-/* It does not wait for what is in there; here that never comes. */
+/* Like CUDA's, it does not wait for queued work. Here that work never runs. */
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     guard g(lock);
@@ -403,7 +406,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
         if (streams[i] == stream)
             streams.erase(streams.begin() + (long)i);
     delete stream;
-    return late_error();
+    return checked_state();
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
@@ -448,7 +451,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
 {
     guard g(lock);
-    shim_event e = *event; /* as it is now */
+    shim_event e = *event; /* a copy, as the event may be recorded again */
     return e.stream ? add(stream, [=] { drain(e.stream, e.position); }) : state();
 }
 
@@ -456,7 +459,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     guard g(lock);
     if (!event->stream || event->stream->done >= event->position)
-        return late_error();
+        return checked_state();
     drain(event->stream, event->position);
     return state() == cudaSuccess ? cudaErrorNotReady : state();
 }
@@ -469,10 +472,10 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
 
 /* ==== Launches ================================================================================ */
 
-/* On 64-bit machines addresses of programs have such a form, and hardly any number has it and is
- * an address in use too. But a bool before the rest of an old address has, in the padding of a
- * struct. */
-void shim_look_at_argument(const void *argument, size_t bytes)
+/* On 64-bit machines host addresses fit this pattern, and hardly any other number does and is a
+ * mapped address as well. One exception: a bool followed by struct padding that still holds the
+ * rest of an old address. */
+void shim_check_argument(const void *argument, size_t bytes)
 {
     for (size_t i = 0; i + 8 <= bytes; i += 8) {
         uint64_t word;
@@ -483,7 +486,7 @@ void shim_look_at_argument(const void *argument, size_t bytes)
         if (may_be_bool || word >> 48 || word >> 32 < 0x1000 || is_device((void *)word) ||
             is_within(pinned, (void *)word, 1) || mincore(page, PAGE, &there) != 0)
             continue;
-        shim_fault("an argument of a kernel has the address %p of the host", (void *)word);
+        shim_fault("a kernel argument contains the host address %p", (void *)word);
     }
 }
 
