@@ -177,5 +177,5 @@ TEST(batches)
 TEST(abandoned_batches)
 {
     use_plugins("");
-    check_batches_left();
+    check_abandoned_batches();
 }

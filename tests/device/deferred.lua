@@ -1,5 +1,5 @@
--- deferred.lua - trainings for test_deferred.c, which runs them on the emulated accelerator and on
--- the CPU: what they return is a text that is to be the same.
+-- deferred.lua - trainings for test_deferred.c and test_ranks.c, which run them on an emulated
+-- accelerator and on the CPU. Each function returns a text that must be equal on both.
 
 local lt = require "luatrain"
 local nn = lt.nn
@@ -22,19 +22,19 @@ end
 
 local labels = {0, 1, 2, 0, 1, 2}
 
--- Steps of a loop. o.spikes, o.nans: whether step t is to overflow, or its loss to be NaN, which
--- ends the loop; o.drops: whether gradients that overflow come and are dropped before it;
--- o.accumulate: backwards in a step; o.curious: the scaler and the norm are asked for after each
--- step; o.norms: the optimizer clips; o.breaks_in: steps in which a hook makes inf; o.leaf: the
--- images get gradients too, which nobody forgets; o.extra: a layer that only what is dropped goes
--- through. Of ranks: o.rank; o.rare: a layer that only rank 0 uses; o.breaks: the step in which
--- backward fails on rank 1; o.one: only rank 0 has nans.
+-- A training loop. o.spikes, o.nans: the steps that overflow, or whose loss is NaN, which ends the
+-- loop; o.drops: the steps before which gradients overflow and are zeroed; o.accumulate: backwards
+-- per step; o.inspect: read the scaler and the norm after each step; o.clips: the optimizer clips;
+-- o.breaks_in: steps in which a hook makes a gradient infinite; o.leaf: the images get gradients
+-- too, which are never zeroed; o.extra: the dropped gradients come through a layer that nothing
+-- else uses; o.grads: read a gradient before each step. With ranks: o.rank; o.rare: only rank 0
+-- uses a layer; o.breaks: backward fails in this step on rank 1; o.one: only rank 0 has the nans.
 function deferred.loop(o)
   lt.seed(4)
   local net = make_net()
   local extra = (o.extra or o.rare) and nn.linear{16, 1}
   local trained = extra and {{params = net}, {params = extra}} or net
-  local clip = o.norms and 1 or nil
+  local clip = o.clips and 1 or nil
   local optim = o.adam and lt.optim.adam(trained, {lr = 0.01, clip = clip})
                 or lt.optim.sgd(trained, {lr = 0.05, momentum = 0.9, clip = clip})
   local scaler = o.policy and lt.amp.scaler{policy = o.policy, scale = o.scale or 256}
@@ -42,7 +42,7 @@ function deferred.loop(o)
   local y = lt.tensor(labels, {dtype = "i64"})
   local text = {}
   if o.rank then x = x * (o.rank + 1) end
-  local function go(factor)
+  local function backward(factor)
     local loss = lt.cross_entropy(net(x), y) * factor
     if o.rare and o.rank == 0 then loss = loss + extra(x:reshape{6, 16}):sum() * factor end
     if o.leaf then loss = loss + (x * factor):sum() end
@@ -53,7 +53,7 @@ function deferred.loop(o)
       if extra then
         (extra(x:reshape{6, 16}):sum() * 2.0 ^ 120):backward()
       else
-        go(2.0 ^ 120)
+        backward(2.0 ^ 120)
       end
       optim:zero_grad()
     end
@@ -61,14 +61,14 @@ function deferred.loop(o)
     for part = 1, o.accumulate or 1 do
       local spike = o.spikes and o.spikes[t] and part == 1
       local is_mine = not o.one or o.rank == 0
-      go(o.nans and o.nans[t] and is_mine and 0 / 0 or spike and 2.0 ^ 120 or 1 / t)
+      backward(o.nans and o.nans[t] and is_mine and 0 / 0 or spike and 2.0 ^ 120 or 1 / t)
     end
-    if o.look then text[#text + 1] = ("%a"):format(net[5].w.grad:abs():sum():item()) end
+    if o.grads then text[#text + 1] = ("%a"):format(net[5].w.grad:abs():sum():item()) end
     optim:step()
-    if o.curious and scaler then
+    if o.inspect and scaler then
       text[#text + 1] = ("%a %d"):format(scaler.scale, scaler.skipped)
     end
-    if o.curious and o.norms then text[#text + 1] = ("%a"):format(optim.grad_norm) end
+    if o.inspect and o.clips then text[#text + 1] = ("%a"):format(optim.grad_norm) end
     if o.leaf then text[#text + 1] = ("%a"):format(x.grad:sum():item()) end
   end
   if o.leaf then x:requires_grad() end
@@ -77,7 +77,7 @@ function deferred.loop(o)
   end
   local ok, why = pcall(function()
     for t = 1, o.steps or 6 do lt.step(lt.autocast, o.amp or "fp16", step, t) end
-    net:eval()               -- whoever looks hears of the last step too
+    net:eval()               -- also reports an error of the last step
   end)
   text[#text + 1] = ok and "done" or tostring(why)
   text[#text + 1] = net:sha256()
@@ -91,9 +91,9 @@ function deferred.loop(o)
   return table.concat(text, "\n")
 end
 
--- Two optimizers, and steps 2, 3, 6 and 7 overflow: in the even ones the second optimizer comes
--- behind the next backward, which is not through its layer.
-function deferred.apart()
+-- Two optimizers; steps 2, 3, 6 and 7 overflow. In steps 2 and 6 the second optimizer steps after
+-- another backward, which does not use its layer.
+function deferred.two_optimizers()
   lt.seed(4)
   local first, second = nn.linear{4, 3}, nn.linear{3, 2}
   local a, b = lt.optim.sgd(first, {lr = 0.05}), lt.optim.adam(second, {lr = 0.01})
@@ -116,9 +116,9 @@ function deferred.apart()
   return table.concat(text, "\n")
 end
 
--- Who looks at running statistics before the next backward hears of a loss first, and they have
--- nothing of its batch.
-function deferred.look()
+-- Reading running statistics before the next backward first reports a loss that is not finite. They
+-- do not include its batch.
+function deferred.read_statistics()
   lt.seed(4)
   local net = make_net()
   local y = lt.tensor(labels, {dtype = "i64"})
@@ -131,7 +131,7 @@ function deferred.look()
   return ("%s %s\n%s"):format(ok, why, net:sha256())
 end
 
--- What half precision does to a pass.
+-- The report of lt.amp.check in the precision o.amp.
 function deferred.check(o)
   lt.seed(4)
   local net, x = make_net(), lt.randn{6, 4, 4, 1}
@@ -149,7 +149,7 @@ function deferred.check(o)
   return table.concat(text, "\n")
 end
 
--- What a file of metrics says, without times.
+-- The contents of metrics.jsonl without times.
 local function metrics(folder)
   local list = {}
   for line in io.lines(folder .. "/metrics.jsonl") do
@@ -163,7 +163,7 @@ local function metrics(folder)
   return table.concat(list, "\n")
 end
 
--- lt.fit; o.nan: the number of the step whose loss is NaN. o.each is called before each step.
+-- lt.fit. o.nan: number of the step whose loss is NaN; o.each: called before each step.
 function deferred.fit(o)
   lt.seed(4)
   local train, test = lt.data.open "synthetic:4x4x1/3/48"
@@ -187,9 +187,9 @@ function deferred.fit(o)
                                metrics(o.out))
 end
 
--- Steps of which the third hears of a NaN before it ends, and is tried all the same if o.again; its
--- optimizer clips.
-function deferred.told(o)
+-- Steps with an optimizer that clips. A backward of the third step reports a NaN loss; o.again: its
+-- optimizer steps nevertheless.
+function deferred.reported(o)
   lt.seed(4)
   local net = make_net()
   local sgd = lt.optim.sgd(net, {lr = 0.05, clip = 1})
@@ -207,7 +207,7 @@ function deferred.told(o)
   return net:sha256()
 end
 
--- A loop over lt.run; o.kind: what run:step returns.
+-- A loop over lt.run. o.kind: the type that run:step must return, "number" or "tensor".
 function deferred.run(o)
   lt.seed(4)
   local net, train = make_net(), (lt.data.open "synthetic:4x4x1/3/48")

@@ -1,5 +1,4 @@
-/* deferred_batches.h - for tests of accelerators: that batches come to one as they are on the CPU.
- * */
+/* deferred_batches.h - checks that batches on an accelerator equal those on the CPU. */
 #ifndef TESTS_DEVICE_DEFERRED_BATCHES_H
 #define TESTS_DEVICE_DEFERRED_BATCHES_H
 
@@ -7,7 +6,7 @@
 #include "data/data.h"
 #include "tests/device/emu.h"
 
-/* All batches of a pass are taken before anything is waited for, and looked at then. */
+/* Takes all batches of an epoch before it waits for any of them, then checks their contents. */
 static inline void check_batches(int workers)
 {
     enum { IMAGES = 100, BATCH = 7, BATCHES = 15 };
@@ -46,8 +45,9 @@ static inline void check_batches(int workers)
     lt_ctx_free(ctx);
 }
 
-/* A batch that ctx makes, in memory of the CPU: of a set of bytes, normalised and augmented. */
-static inline void take_batch(lt_ctx *ctx, lt_dtype dtype, int64_t channels, int workers, char *x)
+/* Copies an epoch of batches that ctx makes from a data set of bytes, normalized and augmented, to
+ * x. */
+static inline void read_batches(lt_ctx *ctx, lt_dtype dtype, int64_t channels, int workers, char *x)
 {
     enum { IMAGES = 20, H = 5, W = 3 };
     uint8_t bytes[IMAGES * H * W * 4], label[IMAGES] = {0};
@@ -67,7 +67,7 @@ static inline void take_batch(lt_ctx *ctx, lt_dtype dtype, int64_t channels, int
                                 .std = {0.1, 0.2, 0.3, 0.4}};
     lt_batches *batches = lt_batches_new(ctx, source, &options);
     CHECK(batches != NULL);
-    for (int i = 0; i < 3; i++) { /* the last of which is smaller */
+    for (int i = 0; i < 3; i++) { /* the last one is smaller */
         CHECK_OK(lt_batches_next(batches, &batch, &labels));
         CHECK_EQ(lt_tensor_dtype(batch), dtype);
         CHECK(strcmp(lt_device_of(batch), lt_device_name(ctx)) == 0);
@@ -91,17 +91,17 @@ static inline void check_batches_of_bytes(void)
         for (int channels = 1; channels <= 4; channels++)
             for (int workers = -1; workers <= 2; workers += 3) {
                 size_t bytes = (size_t)(20 * 5 * 3 * channels) * lt_dtype_bytes(dtypes[i]);
-                take_batch(cpu, dtypes[i], channels, workers, here);
-                take_batch(ctx, dtypes[i], channels, workers, there);
+                read_batches(cpu, dtypes[i], channels, workers, here);
+                read_batches(ctx, dtypes[i], channels, workers, there);
                 if (memcmp(here, there, bytes) != 0)
-                    FAIL("images of %d channels in %s", channels, lt_dtype_name(dtypes[i]));
+                    FAIL("images of %d channels in %s differ", channels, lt_dtype_name(dtypes[i]));
             }
     lt_ctx_free(ctx);
     lt_ctx_free(cpu);
 }
 
-/* A pass that is given up while batches are on their way. */
-static inline void check_batches_left(void)
+/* Abandons an epoch while batches are in progress. */
+static inline void check_abandoned_batches(void)
 {
     lt_ctx *ctx = open_device();
     lt_tensor *images = lt_tensor_full(ctx, LT_F32, 4, (int64_t[]){100, 2, 2, 1}, 1), *x, *y;

@@ -1,18 +1,18 @@
-/* emu.c - an accelerator that is none, for tests: its memory is a reserved range of addresses that
- * nobody may touch but its own functions, and they only while they run; any other access ends the
- * process with SIGSEGV. Its kernels are the reference kernels of the host's ops, with halves
- * widened as the host does it, so that what comes out has the bits of a CPU with
- * lt_config.reference. Like a GPU it has no f64, but for casts and the total of add_squares.
+/* emu.c - an emulated accelerator for tests. Its memory is a reserved range of addresses that only
+ * its own functions can access, while they run; any other access ends the process with SIGSEGV. Its
+ * kernels are the reference kernels of the host's ops. They widen f16 and bf16 as the host does, so
+ * results have the bits of a CPU with lt_config.reference. Like a GPU it has no f64, except for
+ * casts and the total of add_squares.
  *
- * What is put into its stream is done at once. But what comes to memory of alloc_host(), or from
- * there by upload(), does so at the last moment: when somebody waits for it, or calls
- * stream_wait(). So a download() has what is there then, not what was there when it was asked for.
- * Before that such memory is full of NaNs; and two copies by upload() or download() with the same
- * memory of the host, the first of which nobody has waited for, end the process. Waiting is
- * counted, for each thread by itself.
+ * Work in its stream runs at once. But copies to memory of alloc_host(), and uploads from there,
+ * run as late as possible: when the host waits for them or calls stream_wait(). So a download()
+ * copies what the device memory contains at that time, not at the time of the call. Until then
+ * the target is filled with NaNs. If two uploads or downloads use the same host memory and the
+ * first is still pending, the process aborts. The emulator counts waits, for each thread
+ * separately.
  *
- * The variable EMU says what is missing: no-driver, no-device, no-pow, a kernel, or no-memory, of
- * alloc_host().
+ * The environment variable EMU selects what is missing: no-driver, no-device, no-pow (a kernel) or
+ * no-memory (of alloc_host()).
  */
 #include <math.h>
 
@@ -22,21 +22,23 @@
 
 /* ==== Memory kernels ========================================================================== */
 
-/* To the host what comes is what is there now, but it comes late, or is waited for. */
+/* A copy to the host takes the current contents. It is deferred if the target is memory of
+ * alloc_host(), else the host waits for it. */
 static lt_status emu_copy(lt_device *device, void *dst, const void *src, size_t bytes)
 {
     emu *e = emu_of(device);
     pthread_mutex_lock(&e->lock);
-    bool to_host = !is_mine(e, dst) && is_mine(e, src), is_deferred = is_block(e, dst, bytes);
+    bool to_host = !is_on_device(e, dst) && is_on_device(e, src),
+         is_deferred = is_block(e, dst, bytes);
     void *to = to_host && is_deferred ? malloc(bytes + 1) : dst;
     e->queued++;
     allow(e, PROT_READ | PROT_WRITE);
     lt_status result = e->cpu->copy(e->cpu, to, src, bytes);
     allow(e, PROT_NONE);
     if (to_host && is_deferred)
-        add_pending(e, IN_STREAM, e->queued, dst, to, bytes);
+        add_pending(e, STREAM, e->queued, dst, to, bytes);
     else if (to_host)
-        come_to(e, end_of_stream(e));
+        wait_until(e, end_of_stream(e));
     pthread_mutex_unlock(&e->lock);
     return result;
 }
@@ -70,8 +72,8 @@ static lt_status emu_add(lt_device *device, void *dst, const void *src, lt_dtype
 static void emu_close(lt_device *device)
 {
     emu *e = emu_of(device);
-    come_to_end(e);
-    munmap(e->start, ROOM);
+    wait_for_all(e);
+    munmap(e->start, MEMORY);
     e->cpu->close(e->cpu);
     pthread_mutex_destroy(&e->lock);
     free(e);
@@ -79,11 +81,12 @@ static void emu_close(lt_device *device)
 
 /* ==== Kernels ================================================================================= */
 
-/* One of a call's arrays of tensors, its halves replaced by f32 copies in memory of the process. */
+/* One of the arrays of tensors of a call. f16 and bf16 tensors are replaced by f32 copies in host
+ * memory. */
 typedef struct list {
     lt_tensor **at;
     int n;
-    uint64_t read, write; /* bits of elements: the kernel reads, or writes them */
+    uint64_t read, write; /* bit i: the kernel reads, or writes, tensor i */
     lt_tensor *half[LT_MAX_LIST], wide[LT_MAX_LIST];
 } list;
 
@@ -160,29 +163,29 @@ static bool is_f64(const lt_call *c, bool backward)
            (backward && (has(c->d_out, n_out, LT_F64) || has(c->d_in, c->n_in, LT_F64)));
 }
 
-static bool are_mine(const emu *e, lt_tensor *const *x, int n)
+static bool are_on_device(const emu *e, lt_tensor *const *x, int n)
 {
     for (int i = 0; i < n; i++)
-        if (x[i] && !(x[i]->storage->device == &e->base && is_mine(e, x[i]->data)))
+        if (x[i] && !(x[i]->storage->device == &e->base && is_on_device(e, x[i]->data)))
             return false;
     return true;
 }
 
-/* What a kernel is promised, beyond what every kernel is. */
+/* Checks what accelerator kernels may rely on, in addition to CPU kernels. */
 static lt_status check(const emu *e, const lt_call *c, bool backward)
 {
     int n_out = lt_op_outputs(c->op);
     bool halves = backward && is_half(c->d_out[0]);
-    if (!are_mine(e, c->in, c->n_in) || !are_mine(e, c->out, n_out + c->op->n_aux) ||
-        (backward && !(are_mine(e, c->d_out, n_out) && are_mine(e, c->d_in, c->n_in))) ||
-        (c->scratch && !is_mine(e, c->scratch)))
-        return e->host->fail(LT_EINVAL, "something of the call is not on %s", e->name);
+    if (!are_on_device(e, c->in, c->n_in) || !are_on_device(e, c->out, n_out + c->op->n_aux) ||
+        (backward && !(are_on_device(e, c->d_out, n_out) && are_on_device(e, c->d_in, c->n_in))) ||
+        (c->scratch && !is_on_device(e, c->scratch)))
+        return e->host->fail(LT_EINVAL, "a tensor of the call is not on %s", e->name);
     if (halves && strcmp(c->schema->name, "matmul") == 0 && has(c->d_in, c->n_in, LT_F32))
-        return e->host->fail(LT_EINVAL, "matmul here does not give f32 gradients of halves");
+        return e->host->fail(LT_EINVAL, "matmul has no f32 gradients of f16 or bf16 here");
     return LT_OK;
 }
 
-/* What can be skipped is in place. */
+/* Only in-place ops can be skipped, so a skipped call has no outputs to fill. */
 static lt_status run_open(lt_call *c, bool backward)
 {
     if (c->skip && *c->skip)
@@ -195,11 +198,11 @@ static lt_status run(lt_call *c, bool backward)
     emu *e = emu_of(c->device);
     const char *name = c->schema->name;
     LT_TRY(check(e, c, backward));
-    bool takes_f64 = strcmp(name, "add_squares") == 0 || strcmp(name, "cast") == 0;
-    if (is_f64(c, backward) && !takes_f64)
+    bool allows_f64 = strcmp(name, "add_squares") == 0 || strcmp(name, "cast") == 0;
+    if (is_f64(c, backward) && !allows_f64)
         return e->host->fail(LT_EUNSUPPORTED,
-                             "%s does not compute in f64; the CPU does, for "
-                             "copies by x:to('cpu')",
+                             "%s does not compute in f64; copy the tensors "
+                             "to the CPU with x:to('cpu')",
                              e->name);
     WITH_MEMORY(e, run_open(c, backward));
 }
@@ -240,7 +243,7 @@ static lt_status rescale_all(lt_tensor *x, double by, lt_grad_stats *row)
 static lt_status rescale(lt_tensor *x, double by, lt_grad_stats *stats)
 {
     emu *e = emu_of(x->storage->device);
-    if (stats && !is_mine(e, stats))
+    if (stats && !is_on_device(e, stats))
         abort();
     WITH_MEMORY(e, rescale_all(x, by, stats));
 }
@@ -263,7 +266,7 @@ static lt_status measure_all(const lt_tensor *x, double by, lt_grad_stats *row)
 static lt_status measure(const lt_tensor *x, double by, lt_grad_stats *stats)
 {
     emu *e = emu_of(x->storage->device);
-    if (!is_mine(e, stats))
+    if (!is_on_device(e, stats))
         abort();
     WITH_MEMORY(e, measure_all(x, by, stats));
 }
@@ -349,7 +352,7 @@ static emu *emu_new(const lt_host *host, int index)
 {
     emu *e = calloc(1, sizeof *e);
     lt_device *cpu = lt__cpu_device_new(1);
-    void *start = mmap(NULL, ROOM, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *start = mmap(NULL, MEMORY, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (!e || !cpu || start == MAP_FAILED)
         abort();
     e->base = (lt_device){.name = e->name,

@@ -1,4 +1,4 @@
-/* emu.h - for tests on an accelerator that the CPU plays: contexts on it and on the CPU. */
+/* emu.h - helpers for tests on an emulated accelerator: contexts on it and on the CPU. */
 #ifndef TESTS_DEVICE_EMU_H
 #define TESTS_DEVICE_EMU_H
 
@@ -10,7 +10,8 @@
 #include "ops/ops.h"
 #include "tests/lt_test.h"
 
-/* Plugins are looked for in the folder of this test, or in one below it. */
+/* From now on plugins are searched in the folder of this test program, or in a subfolder such as
+ * "/emu". */
 static inline void use_plugins(const char *below)
 {
     char path[PATH_MAX + 8];
@@ -22,7 +23,7 @@ static inline void use_plugins(const char *below)
 
 static inline void use_emu(void) { use_plugins("/emu"); }
 
-/* On the accelerator of these plugins, where fresh memory holds NaNs. New. */
+/* A context on the accelerator of these plugins; new memory is filled with NaNs. New. */
 static inline lt_ctx *open_device(void)
 {
     lt_ctx *ctx = lt_open(&(lt_config){.device = "cuda", .threads = 1, .poison = true});
@@ -31,14 +32,14 @@ static inline lt_ctx *open_device(void)
     return ctx;
 }
 
-/* On the emulator. New. */
+/* A context on the emulator. New. */
 static inline lt_ctx *open_emu(void)
 {
     use_emu();
     return open_device();
 }
 
-/* Its reference on the CPU. New. */
+/* A context with the reference kernels of the CPU. New. */
 static inline lt_ctx *open_reference(void)
 {
     lt_ctx *ctx = lt_open(&(lt_config){.threads = 1, .poison = true, .reference = true});
@@ -47,7 +48,7 @@ static inline lt_ctx *open_reference(void)
     return ctx;
 }
 
-/* A new folder; what is in it goes by remove_folder(). */
+/* Makes a temporary folder. remove_folder() removes it with its contents. */
 static inline void make_folder(char path[32])
 {
     strcpy(path, "/tmp/lt_device_XXXXXX");

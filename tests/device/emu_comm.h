@@ -1,9 +1,10 @@
-/* emu_comm.h - sums of emulators with each other, whose ranks are threads: a part of emu.c. Each
- * puts what it has on a table between them; when all have, each adds it up, in the order of a tree,
- * as ranks on the CPU do. Nothing is done before somebody has asked in vain for it.
+/* emu_comm.h - the communicator of emulators whose ranks are threads: a part of emu.c. For a sum,
+ * each rank posts its part to a shared table. When all have posted, the first rank that polls adds
+ * the parts in the order of a tree, as ranks on the CPU do. Every operation is still in progress at
+ * the first poll.
  *
- * The variable EMU says no-comm; one-refuses: rank 1 does not come together with the others;
- * or one-hangs: its second sum never ends.
+ * The environment variable EMU can be no-comm (no communicator), one-refuses (rank 1 does not
+ * connect) or one-hangs (the second sum of rank 1 never completes).
  */
 #ifndef TESTS_DEVICE_EMU_COMM_H
 #define TESTS_DEVICE_EMU_COMM_H
@@ -16,11 +17,13 @@ enum { RANKS = 8 };
 
 typedef struct table { /* of one job */
     char id[LT_COMM_ID_BYTES];
-    int size, refs, came;
-    int posts, taken;     /* so many there were; and so often a sum was taken */
-    bool broken;          /* a rank has gone in the middle of a sum */
-    void *part[2][RANKS]; /* what a rank has posted; used in turn, for it may post the next */
-    float tail[2][RANKS][LT_COMM_TAIL]; /* one before others have taken this */
+    int size, refs, joined;
+    int posts, taken; /* how often a rank has posted a part, or taken a sum */
+    bool broken;      /* a rank left during a sum */
+    /* The parts and tails that the ranks posted, for even and odd sums: a rank may post the next
+     * part before the others have taken this sum. */
+    void *part[2][RANKS];
+    float tail[2][RANKS][LT_COMM_TAIL];
     struct table *next;
 } table;
 
@@ -28,8 +31,8 @@ typedef struct comm {
     lt_device_comm base;
     emu *e;
     table *t;
-    int rank, sums;      /* so many were asked for */
-    bool asked, summing; /* in vain; a sum is not there yet */
+    int rank, sums;       /* sums: number of sums so far */
+    bool polled, summing; /* polled at least once; a sum is in progress */
     lt_device_sum sum;
     float tail[LT_COMM_TAIL];
 } comm;
@@ -41,7 +44,7 @@ static int ids;
 static lt_status comm_identify(lt_device *device, char name[LT_COMM_NAME_BYTES])
 {
     if (lacks("no-comm"))
-        return emu_of(device)->host->fail(LT_EENV, "there is nothing between emulators");
+        return emu_of(device)->host->fail(LT_EENV, "emulators cannot communicate");
     snprintf(name, LT_COMM_NAME_BYTES, "emulator %s", device->name);
     return LT_OK;
 }
@@ -83,7 +86,7 @@ static lt_status comm_open(lt_device *device, const char id[LT_COMM_ID_BYTES], i
         .base = {.calls = &comm_calls}, .e = emu_of(device), .t = table_of(id, size), .rank = rank};
     p->base.tail = p->tail;
     p->t->refs++;
-    p->t->came += !(rank == 1 && lacks("one-refuses"));
+    p->t->joined += !(rank == 1 && lacks("one-refuses"));
     pthread_mutex_unlock(&comm_lock);
     *out = &p->base;
     return LT_OK;
@@ -105,8 +108,8 @@ static void add_part(lt_dtype dtype, void *x, const void *y, int64_t count)
 
 static lt_dtype on_wire(const lt_device_sum *s) { return s->on_wire ? s->wire : s->dtype; }
 
-/* With the lock, when all have posted; by the first who asks. */
-static void add_up(table *t, int turn, const lt_device_sum *s)
+/* Adds the parts of all ranks. Called once for each sum, with the lock held. */
+static void add_parts(table *t, int turn, const lt_device_sum *s)
 {
     for (int step = 1; step < t->size; step *= 2)
         for (int r = 0; r + step < t->size; r += 2 * step) {
@@ -116,15 +119,15 @@ static void add_up(table *t, int turn, const lt_device_sum *s)
         }
 }
 
-static lt_status take_it(emu *e, const lt_device_sum *s, const void *from)
+static lt_status store_sum(emu *e, const lt_device_sum *s, const void *from)
 {
     WITH_MEMORY(e, (memcpy(s->on_wire ? s->on_wire : s->data, from,
                            (size_t)s->count * lt_dtype_bytes(on_wire(s))),
                     LT_OK));
 }
 
-/* With the lock. */
-static bool has_come(comm *p)
+/* Takes the sum of p if it is complete. Called with the lock held. */
+static bool take_sum(comm *p)
 {
     table *t = p->t;
     int turn = p->sums % 2;
@@ -132,8 +135,8 @@ static bool has_come(comm *p)
         (p->rank == 1 && p->sums == 2 && lacks("one-hangs")))
         return false;
     if (t->taken % t->size == 0)
-        add_up(t, turn, &p->sum);
-    lt_status status = take_it(p->e, &p->sum, t->part[turn][0]);
+        add_parts(t, turn, &p->sum);
+    lt_status status = store_sum(p->e, &p->sum, t->part[turn][0]);
     memcpy(p->tail, t->tail[turn][0], sizeof p->tail);
     if (++t->taken % t->size == 0)
         for (int r = 0; r < t->size; r++) {
@@ -147,21 +150,22 @@ static lt_status comm_poll(lt_device_comm *given, bool *done)
 {
     comm *p = (comm *)given;
     pthread_mutex_lock(&comm_lock);
-    *done = p->asked && p->t->came == p->t->size;
-    p->asked = true;
+    *done = p->polled && p->t->joined == p->t->size;
+    p->polled = true;
     if (*done && p->summing) {
-        *done = has_come(p);
+        *done = take_sum(p);
         p->summing = !*done;
     }
     pthread_mutex_unlock(&comm_lock);
     if (p->rank == 1 && lacks("one-refuses"))
-        return p->e->host->fail(LT_EPEER, "%s does not want to", p->e->name);
+        return p->e->host->fail(LT_EPEER, "%s refuses to connect", p->e->name);
     return LT_OK;
 }
 
-/* Done at once, like all that is in the stream; but nobody hears of it yet. */
-static lt_status look_at(comm *p, char *data, int64_t count, lt_dtype dtype,
-                         const lt_bucket_range *zeros, int n)
+/* Zeroes the given ranges and measures the bucket. This runs at once, like all work in the stream;
+ * the caller learns of it by polling. */
+static lt_status measure_bucket(comm *p, char *data, int64_t count, lt_dtype dtype,
+                                const lt_bucket_range *zeros, int n)
 {
     size_t each = lt_dtype_bytes(dtype);
     for (int i = 0; i < n; i++)
@@ -184,11 +188,11 @@ static lt_status comm_prepare(lt_device_comm *given, void *data, int64_t count, 
 {
     comm *p = (comm *)given;
     (void)finds;
-    p->asked = false;
+    p->polled = false;
     pthread_mutex_lock(&p->e->lock);
-    (void)is_old(p->e, after); /* it is a mark */
+    (void)is_old(p->e, after); /* aborts if it is not a mark */
     pthread_mutex_unlock(&p->e->lock);
-    WITH_MEMORY(p->e, look_at(p, data, count, dtype, zeros, n));
+    WITH_MEMORY(p->e, measure_bucket(p, data, count, dtype, zeros, n));
 }
 
 static lt_status multiply(void *to, lt_dtype to_dtype, const void *from, lt_dtype dtype,
@@ -209,7 +213,7 @@ static lt_status multiply(void *to, lt_dtype to_dtype, const void *from, lt_dtyp
 static lt_status scale_part(const comm *p, void *part)
 {
     const lt_device_sum *s = &p->sum;
-    if (!is_mine(p->e, s->data) || (s->on_wire && !is_mine(p->e, s->on_wire)))
+    if (!is_on_device(p->e, s->data) || (s->on_wire && !is_on_device(p->e, s->on_wire)))
         abort();
     return multiply(part, on_wire(s), s->data, s->dtype, s->count, s->scale);
 }
@@ -223,7 +227,7 @@ static lt_status comm_allreduce(lt_device_comm *given, const lt_device_sum *s)
     if (!part)
         abort();
     p->sum = *s;
-    p->asked = false;
+    p->polled = false;
     p->summing = true;
     lt_status status = post(p, part);
     pthread_mutex_lock(&comm_lock);
@@ -239,13 +243,13 @@ static lt_status comm_allreduce(lt_device_comm *given, const lt_device_sum *s)
 static lt_status comm_unpack(lt_device_comm *given, const lt_device_sum *s, double factor)
 {
     comm *p = (comm *)given;
-    p->asked = false;
+    p->polled = false;
     WITH_MEMORY(p->e, multiply(s->data, s->dtype, s->on_wire, s->wire, s->count, factor));
 }
 
 static lt_status comm_finalize(lt_device_comm *given)
 {
-    ((comm *)given)->asked = false;
+    ((comm *)given)->polled = false;
     return LT_OK;
 }
 

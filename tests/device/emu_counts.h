@@ -1,4 +1,4 @@
-/* emu_counts.h - what the emulator counts. */
+/* emu_counts.h - the emulator's counters of waits. */
 #ifndef TESTS_DEVICE_EMU_COUNTS_H
 #define TESTS_DEVICE_EMU_COUNTS_H
 
@@ -7,12 +7,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* So often has this thread waited for something that it had not waited for before; of these, with
- * nothing behind it in the stream, so that the device has nothing to do. */
+/* Counters of the calling thread. EMU_WAITS: waits for work that no one had waited for before.
+ * EMU_DRAINS: those of them that emptied the stream, so that the device is idle afterwards. */
 enum { EMU_WAITS, EMU_DRAINS, EMU_COUNTS };
 typedef long emu_count_fn(int what);
 
-/* In the plugin that is in use. NULL when that is another one. */
+/* The counter function of the loaded plugin, or NULL if that is not the emulator. */
 static inline emu_count_fn *emu_counter(void)
 {
     char path[PATH_MAX];

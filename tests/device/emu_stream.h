@@ -1,5 +1,5 @@
-/* emu_stream.h - memory and stream of the emulator, and the ways beside it: the first part of
- * emu.c, which says what it is.
+/* emu_stream.h - the emulator's memory, its stream, and its queues of uploads and downloads. A part
+ * of emu.c, which describes the emulator.
  */
 #ifndef TESTS_DEVICE_EMU_STREAM_H
 #define TESTS_DEVICE_EMU_STREAM_H
@@ -11,41 +11,41 @@
 #include "ops/plugin.h"
 #include "tests/device/emu_counts.h"
 
-#define ROOM ((size_t)1 << 36)
+#define MEMORY ((size_t)1 << 36)
 enum { PAGE = 4096, MAX_PENDING = 4096, BLOCKS = 64 };
 
-typedef enum lane { IN_STREAM, UP, DOWN } lane;
+typedef enum queue { STREAM, UPLOADS, DOWNLOADS } queue;
 
-/* A copy that is still to come. */
+/* A copy that has not run yet. */
 typedef struct pending {
-    lane way;
-    uint64_t at;     /* its place in the stream, or on its way */
-    char *dst, *src; /* src: of a copy in the stream its own memory */
+    queue queue;
+    uint64_t at;     /* its position in the stream, or among the uploads and downloads */
+    char *dst, *src; /* src of a copy in the stream is a private buffer */
     size_t bytes;
     bool is_done;
 } pending;
 
-typedef struct spot { /* behind so much in the stream, and on one of the other ways */
+typedef struct point { /* a position in the stream, and one in another queue */
     uint64_t at;
-    lane way;
-    uint64_t on_way;
-} spot;
+    queue queue;
+    uint64_t copies;
+} point;
 
 typedef struct emu {
     lt_device base;
-    lt_device *cpu; /* its functions do the work, on this memory */
+    lt_device *cpu; /* runs memory operations, on the emulator's memory */
     const lt_host *host;
     char *start;
     size_t used;
     char name[24];
-    pthread_mutex_t lock;  /* guards what follows, and the memory while it is open */
-    uint64_t queued, done; /* so much is in the stream; so far somebody has waited */
-    uint64_t copies;       /* on the other ways */
-    uint64_t marks;
-    spot mark[LT_MARKS]; /* the last ones */
+    pthread_mutex_t lock;  /* guards the fields below, and the memory while it is open */
+    uint64_t queued, done; /* positions in the stream: of its end, and waited for by the host */
+    uint64_t copies;       /* number of uploads and downloads so far */
+    uint64_t marks;        /* number of marks so far */
+    point mark[LT_MARKS];  /* the latest ones */
     pending pending[MAX_PENDING];
     int n_pending;
-    lt_range block[BLOCKS]; /* memory on the host that it copies to */
+    lt_range block[BLOCKS]; /* host memory of alloc_host() */
 } emu;
 
 static _Thread_local long counts[EMU_COUNTS];
@@ -66,7 +66,7 @@ static void allow(const emu *e, int access)
         abort();
 }
 
-/* status is what comes of it while the memory is open. */
+/* Evaluates `status` with the device memory open, and returns it. */
 #define WITH_MEMORY(e, status)                                                                     \
     pthread_mutex_lock(&(e)->lock);                                                                \
     (e)->queued++;                                                                                 \
@@ -78,13 +78,13 @@ static void allow(const emu *e, int access)
 
 /* ==== Memory ================================================================================== */
 
-/* Addresses are not used twice. Large blocks begin at a page. */
+/* Addresses are never reused. Large blocks start at a page. */
 static void *emu_alloc(lt_device *device, size_t bytes)
 {
     emu *e = emu_of(device);
     pthread_mutex_lock(&e->lock);
     size_t step = bytes < PAGE ? 64 : PAGE, start = (e->used + step - 1) & ~(step - 1);
-    bool fits = bytes <= ROOM - start;
+    bool fits = bytes <= MEMORY - start;
     e->used = fits ? start + bytes : e->used;
     pthread_mutex_unlock(&e->lock);
     return fits ? e->start + start : NULL;
@@ -97,8 +97,8 @@ static void emu_free(lt_device *device, void *p, size_t bytes)
         (void)madvise(p, bytes & ~(size_t)(PAGE - 1), MADV_DONTNEED);
 }
 
-/* A GPU could not reach what lies elsewhere. */
-static bool is_mine(const emu *e, const void *p)
+/* Whether p is in the device memory. A GPU cannot access other addresses. */
+static bool is_on_device(const emu *e, const void *p)
 {
     return (const char *)p >= e->start && (const char *)p <= e->start + e->used;
 }
@@ -113,13 +113,13 @@ static bool is_block(const emu *e, const void *p, size_t bytes)
     return false;
 }
 
-/* ==== What comes late ========================================================================= */
+/* ==== Pending copies ========================================================================== */
 
-static void add_pending(emu *e, lane way, uint64_t at, void *dst, const void *src, size_t bytes)
+static void add_pending(emu *e, queue q, uint64_t at, void *dst, const void *src, size_t bytes)
 {
     if (e->n_pending == MAX_PENDING)
         abort();
-    e->pending[e->n_pending++] = (pending){way, at, dst, (char *)src, bytes, false};
+    e->pending[e->n_pending++] = (pending){q, at, dst, (char *)src, bytes, false};
 }
 
 static void run_copy(emu *e, pending *l)
@@ -130,17 +130,17 @@ static void run_copy(emu *e, pending *l)
     allow(e, PROT_READ | PROT_WRITE);
     memcpy(l->dst, l->src, l->bytes);
     allow(e, PROT_NONE);
-    if (l->way == IN_STREAM)
+    if (l->queue == STREAM)
         free(l->src);
 }
 
-static bool is_within(const pending *l, const spot *m)
+static bool is_within(const pending *l, const point *m)
 {
-    return l->way == IN_STREAM ? l->at <= m->at : l->way == m->way && l->at <= m->on_way;
+    return l->queue == STREAM ? l->at <= m->at : l->queue == m->queue && l->at <= m->copies;
 }
 
-/* All up to a mark is done, and the host has waited for it. */
-static void come_to(emu *e, spot m)
+/* The host waits until all work up to a position has completed. */
+static void wait_until(emu *e, point m)
 {
     int n = 0;
     if (m.at > e->done) {
@@ -157,16 +157,16 @@ static void come_to(emu *e, spot m)
     e->n_pending = n;
 }
 
-static spot end_of_stream(const emu *e) { return (spot){.at = e->queued}; }
+static point end_of_stream(const emu *e) { return (point){.at = e->queued}; }
 
-/* All that there is, on the other ways too. */
-static void come_to_end(emu *e)
+/* Waits for everything, in all queues. */
+static void wait_for_all(emu *e)
 {
-    for (lane way = IN_STREAM; way <= DOWN; way++)
-        come_to(e, (spot){e->queued, way, e->copies});
+    for (queue q = STREAM; q <= DOWNLOADS; q++)
+        wait_until(e, (point){e->queued, q, e->copies});
 }
 
-static uint64_t add_mark(emu *e, spot m)
+static uint64_t add_mark(emu *e, point m)
 {
     e->mark[++e->marks % LT_MARKS] = m;
     return e->marks;
@@ -193,9 +193,9 @@ static lt_status emu_wait(lt_device *device, uint64_t mark)
     emu *e = emu_of(device);
     pthread_mutex_lock(&e->lock);
     if (is_old(e, mark))
-        come_to_end(e);
+        wait_for_all(e);
     else
-        come_to(e, e->mark[mark % LT_MARKS]);
+        wait_until(e, e->mark[mark % LT_MARKS]);
     pthread_mutex_unlock(&e->lock);
     return LT_OK;
 }
@@ -204,7 +204,7 @@ static lt_status emu_sync(lt_device *device)
 {
     emu *e = emu_of(device);
     pthread_mutex_lock(&e->lock);
-    come_to(e, end_of_stream(e));
+    wait_until(e, end_of_stream(e));
     pthread_mutex_unlock(&e->lock);
     return LT_OK;
 }
@@ -229,7 +229,7 @@ static void emu_free_host(lt_device *device, void *p)
 {
     emu *e = emu_of(device);
     pthread_mutex_lock(&e->lock);
-    come_to_end(e);
+    wait_for_all(e);
     for (int i = 0; i < BLOCKS; i++)
         if (e->block[i].start == p)
             e->block[i] = (lt_range){0};
@@ -237,27 +237,27 @@ static void emu_free_host(lt_device *device, void *p)
     free(p);
 }
 
-/* What lies behind `after` in the stream comes before the copy, which is done when somebody waits
- * for it, or follows. */
-static lt_status copy_beside(emu *e, lane way, void *dst, const void *src, size_t bytes,
-                             uint64_t after, uint64_t *behind)
+/* Queues a copy that starts after the work before mark `after` of the stream. It runs when the host
+ * or the stream waits for it. */
+static lt_status queue_copy(emu *e, queue q, void *dst, const void *src, size_t bytes,
+                            uint64_t after, uint64_t *behind)
 {
-    const char *here = way == UP ? src : dst;
+    const char *here = q == UPLOADS ? src : dst;
     pthread_mutex_lock(&e->lock);
-    if (!is_mine(e, way == UP ? dst : src) || !is_block(e, here, bytes))
+    if (!is_on_device(e, q == UPLOADS ? dst : src) || !is_block(e, here, bytes))
         abort();
     for (int i = 0; i < e->n_pending; i++) {
         const pending *l = &e->pending[i];
-        const char *its = l->way == UP ? l->src : l->dst;
-        if (l->way != IN_STREAM && its < here + bytes && here < its + l->bytes)
+        const char *other = l->queue == UPLOADS ? l->src : l->dst;
+        if (l->queue != STREAM && other < here + bytes && here < other + l->bytes)
             abort();
     }
     uint64_t at = is_old(e, after) ? e->queued : e->mark[after % LT_MARKS].at;
-    add_pending(e, way, ++e->copies, dst, src, bytes);
-    if (way == DOWN)
+    add_pending(e, q, ++e->copies, dst, src, bytes);
+    if (q == DOWNLOADS)
         memset(dst, 0xff, bytes);
     if (behind)
-        *behind = add_mark(e, (spot){at, way, e->copies});
+        *behind = add_mark(e, (point){at, q, e->copies});
     pthread_mutex_unlock(&e->lock);
     return LT_OK;
 }
@@ -265,22 +265,22 @@ static lt_status copy_beside(emu *e, lane way, void *dst, const void *src, size_
 static lt_status emu_upload(lt_device *device, void *dst, const void *src, size_t bytes,
                             uint64_t after, uint64_t *mark)
 {
-    return copy_beside(emu_of(device), UP, dst, src, bytes, after, mark);
+    return queue_copy(emu_of(device), UPLOADS, dst, src, bytes, after, mark);
 }
 
 static lt_status emu_download(lt_device *device, void *dst, const void *src, size_t bytes,
                               uint64_t after, uint64_t *mark)
 {
-    return copy_beside(emu_of(device), DOWN, dst, src, bytes, after, mark);
+    return queue_copy(emu_of(device), DOWNLOADS, dst, src, bytes, after, mark);
 }
 
 static lt_status emu_stream_wait(lt_device *device, uint64_t mark)
 {
     emu *e = emu_of(device);
     pthread_mutex_lock(&e->lock);
-    uint64_t on_way = is_old(e, mark) ? e->copies : e->mark[mark % LT_MARKS].on_way;
+    uint64_t copies = is_old(e, mark) ? e->copies : e->mark[mark % LT_MARKS].copies;
     for (int i = 0; i < e->n_pending; i++)
-        if (e->pending[i].way == UP && e->pending[i].at <= on_way)
+        if (e->pending[i].queue == UPLOADS && e->pending[i].at <= copies)
             run_copy(e, &e->pending[i]);
     pthread_mutex_unlock(&e->lock);
     return LT_OK;

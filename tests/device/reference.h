@@ -1,12 +1,12 @@
-/* reference.h - the cases of ops/cases.txt on an accelerator that the CPU plays, beside the
- * reference kernels of the CPU. */
+/* reference.h - runs the cases of ops/cases.txt on an emulated accelerator and with the reference
+ * kernels of the CPU, and compares the results. */
 #ifndef TESTS_DEVICE_REFERENCE_H
 #define TESTS_DEVICE_REFERENCE_H
 
 #include "tests/device/emu.h"
 #include "tests/ops/run.h"
 
-/* Whether what the accelerator gave is what the CPU gave, as far as it should be. */
+/* Whether the accelerator's result `got` equals or is near enough to the CPU's. */
 typedef bool (*same_fn)(const block *got, const block *want);
 
 /* Upstream gradients of the float outputs. */
@@ -63,10 +63,10 @@ static inline void walk_case(const op_case *c, lt_ctx *ctx[2], lt_dtype dtype, s
     free_values(&v);
 }
 
-/* All cases of an op, in each dtype, on ctx[0] as on ctx[1], which end here. */
+/* Compares all cases of an op, in each dtype, between ctx[0] and ctx[1]. Takes both contexts. */
 static inline void walk_cases(const char *op, lt_ctx *ctx[2], same_fn same)
 {
-#ifdef __SANITIZE_ADDRESS__ /* which makes them ten times slower; f16 has the longest vectors */
+#ifdef __SANITIZE_ADDRESS__ /* ten times slower, so only f16, which has the longest vectors */
     static const lt_dtype dtypes[] = {LT_F16};
 #else
     static const lt_dtype dtypes[] = {LT_F32, LT_F16, LT_BF16};

@@ -1,5 +1,5 @@
-/* test_deferred.c - steps on an accelerator that nobody waits for: what becomes of them is what it
- * is on the CPU, where each is decided on at once. The accelerator is the emulator. */
+/* test_deferred.c - asynchronous steps on an accelerator with deferred checks. The results must
+ * equal those on the CPU, where each step is decided at once. The accelerator is the emulator. */
 #include <lauxlib.h>
 
 #include "amp/amp.h"
@@ -19,7 +19,8 @@ static lua_State *open_lua(lt_ctx *ctx)
     return L;
 }
 
-/* What function `name` of deferred.lua gives for options, a table's text. The context ends. */
+/* Calls function `name` of deferred.lua with options, the fields of a table, and copies its result
+ * to text. Takes ctx. */
 static void call(lt_ctx *ctx, const char *name, const char *options, char *text)
 {
     char code[1024];
@@ -48,7 +49,7 @@ static lt_ctx *open_with(bool emu, const char *fault)
     return ctx;
 }
 
-/* Both devices give the same, which has `part` in it. */
+/* Checks that both devices have the same result, which contains `part`. */
 static void check_loop(const char *options, const char *fault, const char *part)
 {
     static char text[2][TEXT];
@@ -60,17 +61,17 @@ static void check_loop(const char *options, const char *fault, const char *part)
         FAIL("%s %s: no '%s' in\n%s", options, fault ? fault : "", part, text[0]);
 }
 
-/* ==== Steps that are skipped ================================================================== */
+/* ==== Skipped steps =========================================================================== */
 
 TEST(a_loop)
 {
     check_loop("policy = 'static'", NULL, "done");
     check_loop("policy = 'adaptive', scale = 2.0^24", NULL, "done");
-    check_loop("policy = 'dynamic', scale = 2.0^24, curious = true, adam = true", NULL, "done");
+    check_loop("policy = 'dynamic', scale = 2.0^24, inspect = true, adam = true", NULL, "done");
     check_loop("amp = 'bf16', adam = true", NULL, "done");
-    check_loop("amp = 'off', norms = true", NULL, "done");
-    check_loop("amp = 'bf16', norms = true, adam = true, curious = true", NULL, "done");
-    check_loop("policy = 'adaptive', norms = true, accumulate = 2", NULL, "done");
+    check_loop("amp = 'off', clips = true", NULL, "done");
+    check_loop("amp = 'bf16', clips = true, adam = true, inspect = true", NULL, "done");
+    check_loop("policy = 'adaptive', clips = true, accumulate = 2", NULL, "done");
 }
 
 TEST(an_inf_in_any_gradient)
@@ -93,21 +94,21 @@ TEST(several_skipped_steps)
                "skipped=0x1.8p+1");
     check_loop("policy = 'adaptive', accumulate = 2, spikes = {true, [6] = true}, adam = true",
                NULL, "skipped=0x1p+1");
-    check_loop("policy = 'dynamic', norms = true, spikes = {[2] = true, [3] = true}", NULL,
+    check_loop("policy = 'dynamic', clips = true, spikes = {[2] = true, [3] = true}", NULL,
                "skipped=0x1p+1");
-    check_loop("policy = 'dynamic', curious = true, adam = true, spikes = {[2] = true}", NULL,
+    check_loop("policy = 'dynamic', inspect = true, adam = true, spikes = {[2] = true}", NULL,
                "skipped=0x1p+0");
-    check_loop("policy = 'dynamic', look = true, spikes = {[2] = true}", NULL, "skipped=0x1p+0");
+    check_loop("policy = 'dynamic', grads = true, spikes = {[2] = true}", NULL, "skipped=0x1p+0");
 }
 
-TEST(what_hooks_leave_counts)
+TEST(gradients_are_checked_after_hooks)
 {
     check_loop("policy = 'dynamic', breaks_in = {[2] = true, [5] = true}", NULL, "skipped=0x1p+1");
-    check_loop("policy = 'adaptive', breaks_in = {[3] = true}, accumulate = 2, curious = true",
+    check_loop("policy = 'adaptive', breaks_in = {[3] = true}, accumulate = 2, inspect = true",
                NULL, "skipped=0x1p+0");
 }
 
-TEST(what_is_dropped_does_not_count)
+TEST(dropped_gradients_are_not_checked)
 {
     check_loop("policy = 'dynamic', drops = {[2] = true, [3] = true}", NULL, "skipped=0x0p+0");
     check_loop("policy = 'dynamic', extra = true, drops = {[2] = true}", NULL, "skipped=0x0p+0");
@@ -115,19 +116,19 @@ TEST(what_is_dropped_does_not_count)
                NULL, "skipped=0x1p+0");
 }
 
-TEST(an_optimizer_that_comes_late)
+TEST(an_optimizer_that_steps_later)
 {
     static char text[2][TEXT];
     for (int emu = 0; emu < 2; emu++)
-        call(open_with(emu, NULL), "apart", "", text[emu]);
+        call(open_with(emu, NULL), "two_optimizers", "", text[emu]);
     CHECK_STR(text[1], text[0]);
-    CHECK(strncmp(text[0] + 65, text[0], 64) == 0); /* after step 2: it was skipped */
+    CHECK(strncmp(text[0] + 65, text[0], 64) == 0); /* step 2 was skipped */
     CHECK(strncmp(text[0] + 3 * 65, text[0], 64) != 0);
     CHECK(strstr(text[0], "skipped=0x1p+2"));
 }
 
-/* The images are a leaf that no optimizer forgets: what a skipped step has left in its gradient is
- * zeroed by the next, not by the part that comes behind it. */
+/* The images are a leaf whose gradient no optimizer zeroes. The first backward of the next step
+ * zeroes what a skipped step left in it; the following backward of that step does not. */
 TEST(a_leaf_without_an_optimizer)
 {
     check_loop("policy = 'dynamic', leaf = true, accumulate = 2, spikes = {[2] = true}", NULL,
@@ -136,8 +137,8 @@ TEST(a_leaf_without_an_optimizer)
                "skipped=0x1p+1");
 }
 
-/* No scale helps: the last of ten steps is looked at op by op. */
-TEST(at_the_floor)
+/* Every step overflows. After ten skipped steps each op is inspected, and the training fails. */
+TEST(steps_that_always_overflow)
 {
     check_loop("policy = 'static', steps = 20, spikes = setmetatable({}, {__index = function() "
                "return true end})",
@@ -153,45 +154,48 @@ TEST(a_loss_that_is_not_finite)
                "learning rate and at the data");
     check_loop("amp = 'off', nans = {true}, adam = true", NULL, "the loss is nan at step 1");
     check_loop("amp = 'bf16', nans = {[6] = true}, accumulate = 2", NULL,
-               "the loss is nan at step 6"); /* which no backward follows */
+               "the loss is nan at step 6"); /* no backward follows that step */
 }
 
-/* On the CPU the step itself fails, here the next backward, or who looks at the net. */
+/* On the CPU the step itself fails. On the accelerator the next backward does, or a read of the
+ * net. */
 TEST(a_norm_that_is_not_finite)
 {
     static char text[2][TEXT];
     for (int t = 3; t < 7; t += 3) {
-        char options[64], wanted[64];
-        snprintf(options, sizeof options, "amp = 'off', norms = true, breaks_in = {[%d] = true}",
+        char options[64], message[64];
+        snprintf(options, sizeof options, "amp = 'off', clips = true, breaks_in = {[%d] = true}",
                  t);
-        snprintf(wanted, sizeof wanted, "the norm of the gradients is inf at step %d; look at", t);
+        snprintf(message, sizeof message, "the norm of the gradients is inf at step %d; look at",
+                 t);
         for (int emu = 0; emu < 2; emu++) {
             call(open_with(emu, NULL), "loop", options, text[emu]);
-            CHECK(strstr(text[emu], wanted));
+            CHECK(strstr(text[emu], message));
         }
         CHECK_STR(strchr(text[1], '\n'), strchr(text[0], '\n')); /* weights and slots */
     }
 }
 
-/* A step that is tried again by who was told changes nothing, nor what comes after it. */
+/* After such an error, calling the optimizer's step again has no effect on the weights, then or
+ * later. */
 TEST(a_step_after_a_loss_that_was_reported)
 {
     static char text[2][TEXT];
     for (int again = 0; again < 2; again++)
-        call(open_with(true, NULL), "told", again ? "again = true" : "", text[again]);
+        call(open_with(true, NULL), "reported", again ? "again = true" : "", text[again]);
     CHECK_STR(text[1], text[0]);
 }
 
-TEST(looking_at_statistics)
+TEST(reading_running_statistics)
 {
     static char text[2][TEXT];
     for (int emu = 0; emu < 2; emu++)
-        call(open_with(emu, NULL), "look", "", text[emu]);
+        call(open_with(emu, NULL), "read_statistics", "", text[emu]);
     CHECK_STR(text[1], text[0]);
     CHECK(strstr(text[0], "the loss is nan at step 1"));
 }
 
-/* With a scale the CPU says more than that: what it was computed from is still there. */
+/* With a loss scale the CPU's message has more detail, as the loss's inputs still exist there. */
 TEST(a_loss_that_is_not_finite_under_a_scale)
 {
     static char text[2][TEXT];
@@ -204,7 +208,7 @@ TEST(a_loss_that_is_not_finite_under_a_scale)
     CHECK_STR(strchr(text[1], '\n'), strchr(text[0], '\n')); /* weights, slots and the scaler */
 }
 
-TEST(a_check_of_precision)
+TEST(lt_amp_check)
 {
     static char text[2][TEXT];
     for (int half = 0; half < 2; half++) {
@@ -217,7 +221,7 @@ TEST(a_check_of_precision)
 
 /* ==== Runs ==================================================================================== */
 
-/* lt.fit in a folder that may be there. */
+/* Runs lt.fit in folder `out`, which may have checkpoints. */
 static void fit(bool emu, const char *out, const char *options, const char *fault, char *text)
 {
     char all[512];
@@ -240,7 +244,7 @@ static void check_fit(const char *options, const char *fault, const char *part)
         FAIL("%s %s: no '%s' in\n%s", options, fault ? fault : "", part, text[0]);
 }
 
-/* The lines of metrics.jsonl too. */
+/* Also compares the lines of metrics.jsonl. */
 TEST(a_run)
 {
     const char *fault = "inf:rank=0:step=7:param=1.w";
@@ -254,7 +258,7 @@ TEST(a_run)
     check_fit("amp = 'off', nan = 6", NULL, "the loss is nan at step 6");
 }
 
-/* A script's own loop over a run, whose function returns its loss as a tensor. */
+/* A script's own loop over a run. The function of its step returns the loss as a tensor. */
 TEST(a_loop_over_a_run)
 {
     static char text[2][TEXT];
@@ -270,8 +274,8 @@ TEST(a_loop_over_a_run)
     CHECK(strstr(text[0], "\"step\":12"));
 }
 
-/* From a checkpoint right behind a step that was skipped. */
-TEST(a_run_that_goes_on)
+/* Resumes from a checkpoint that was saved right after a skipped step. */
+TEST(a_run_that_is_resumed)
 {
     static char whole[TEXT], parts[TEXT];
     const char *options = "amp = 'fp16', policy = 'dynamic', scale = 256, save_every = 1";
@@ -298,14 +302,14 @@ typedef struct waits {
     int steps, bad;
 } waits;
 
-/* Before each step: since the one before the host has waited for its check, and perhaps for the
- * memory of a batch, always with more in the stream behind. The first steps make what is needed. */
-static int look_at_waits(lua_State *L)
+/* Called before each step. In the step before, the host may wait for one check and for the memory
+ * of one batch, and must not empty the stream. Excludes the first steps, which allocate. */
+static int check_waits(lua_State *L)
 {
     waits *w = lua_touserdata(L, lua_upvalueindex(1));
     emu_count_fn *count = emu_counter();
     long waited = count(EMU_WAITS) - w->waits, drained = count(EMU_DRAINS) - w->drains;
-    bool counts = w->steps % 6 > 2; /* nor those that come behind an evaluation */
+    bool counts = w->steps % 6 > 2; /* also excludes the first steps after an evaluation */
     w->bad += counts && (waited > 2 || drained > 0);
     w->waits += waited;
     w->drains += drained;
@@ -323,7 +327,7 @@ static int count_waits(lt_ctx *ctx, const char *options)
     snprintf(code, sizeof code, "return {out = '%s', %s}", out, options);
     CHECK(!luaL_dostring(L, code));
     lua_pushlightuserdata(L, &w);
-    lua_pushcclosure(L, look_at_waits, 1);
+    lua_pushcclosure(L, check_waits, 1);
     lua_setfield(L, -2, "each");
     CHECK_OK(lt_lua_call(L, 1, 1));
     CHECK(strncmp(lua_tostring(L, -1), "done", 4) == 0);
@@ -334,7 +338,7 @@ static int count_waits(lt_ctx *ctx, const char *options)
     return w.bad;
 }
 
-TEST(a_step_waits_for_the_one_before_alone)
+TEST(a_step_waits_only_for_the_one_before)
 {
     CHECK_EQ(count_waits(open_with(true, NULL), "amp = 'off'"), 0);
     CHECK_EQ(count_waits(open_with(true, NULL), "amp = 'off', clip = 0.5"), 0);

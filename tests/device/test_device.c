@@ -1,6 +1,6 @@
-/* test_device.c - a context with an accelerator: how it is opened and what it says when it cannot
- * be, tensors on two devices and the ways between them, and calls that cannot be. The accelerator
- * is the emulator, whose memory nobody else can touch. */
+/* test_device.c - a context with an accelerator: opening it and the errors, tensors on two devices
+ * and copies between them, and invalid calls. The accelerator is the emulator, whose memory only
+ * its own functions can access. */
 #include <signal.h>
 #include <sys/wait.h>
 
@@ -16,7 +16,7 @@ static const float six[] = {1, -2, 3.5f, 4, 0.1f, -70000};
 
 static lt_tensor *sixes(lt_ctx *ctx) { return lt_tensor_from(ctx, LT_F32, 2, two_by_three, six); }
 
-/* An f32 tensor has these values, wherever it is. */
+/* Checks the values of an f32 tensor on any device. */
 static void check_values(lt_tensor *x, const float *want)
 {
     float got[64];
@@ -41,7 +41,6 @@ static void check_refused(const char *device, lt_status code, const char *text)
     CHECK_MSG(text);
 }
 
-/* auto takes the CPU and says why, once somebody listens. */
 typedef struct log_line {
     lt_log_level level;
     char line[256];
@@ -54,6 +53,7 @@ static void keep_line(void *ud, lt_log_level level, const char *line)
     snprintf(t->line, sizeof t->line, "%s", line);
 }
 
+/* Checks that auto selects the CPU, and logs the reason when a log function is set. */
 static void check_falls_back(lt_log_level level, const char *why)
 {
     log_line t = {.line = ""};
@@ -78,7 +78,7 @@ TEST(without_the_plugin)
                                    "which is built where there is nvcc");
 }
 
-TEST(a_machine_without)
+TEST(a_machine_without_an_accelerator)
 {
     use_emu();
     setenv("EMU", "no-driver", 1);
@@ -94,7 +94,7 @@ TEST(a_machine_without)
     CHECK_MSG("device cuda: lt_ctx_new() supports only the CPU; use lt_open() for others");
 }
 
-TEST(a_plugin_that_is_none)
+TEST(a_file_that_is_not_a_plugin)
 {
     char folder[] = "/tmp/lt_device_XXXXXX", path[64];
     CHECK(mkdtemp(folder));
@@ -117,7 +117,7 @@ TEST(a_plugin_of_another_version)
                     "take both from one build");
 }
 
-TEST(opened)
+TEST(opening_a_device)
 {
     char backend[96];
     use_emu();
@@ -130,7 +130,7 @@ TEST(opened)
     CHECK_STR(lt_device_of(x), "cuda:1");
     lt_ctx_free(ctx);
     lt_ctx_free(other);
-    lt_release(x); /* the device lives as long */
+    lt_release(x); /* the device is freed after its last tensor */
 }
 
 /* ==== Tensors ================================================================================= */
@@ -146,7 +146,7 @@ TEST(only_the_device_reads_its_memory)
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
-        signal(SIGSEGV, SIG_DFL); /* a sanitizer would explain it */
+        signal(SIGSEGV, SIG_DFL); /* removes a sanitizer's handler, which would print a report */
         _exit(*(volatile const char *)x->data != 0);
     }
     int how;
@@ -176,7 +176,7 @@ TEST(elements)
     lt_ctx_free(ctx);
 }
 
-TEST(there_and_back)
+TEST(copies_between_devices)
 {
     lt_ctx *ctx = open_emu();
     lt_tensor *x = sixes(ctx), *here = lt_to(x, "cpu"), *there = lt_to(here, "cuda");
@@ -197,7 +197,7 @@ TEST(there_and_back)
     lt_ctx_free(ctx);
 }
 
-/* Any dtype to any, in every direction, gives what the CPU alone gives. */
+/* Copies between all dtypes, in every direction, have the results of the CPU. */
 TEST(copies_convert)
 {
     lt_ctx *ctx = open_emu();
@@ -222,7 +222,7 @@ TEST(copies_convert)
     lt_ctx_free(ctx);
 }
 
-TEST(random_numbers_are_those_of_the_cpu)
+TEST(random_numbers_equal_those_of_the_cpu)
 {
     static const int64_t dims[] = {5000};
     lt_ctx *ctx[2] = {open_emu(), open_reference()};
@@ -249,7 +249,7 @@ TEST(memory_is_counted)
     CHECK_OK(lt_scope_push(ctx));
     lt_tensor *x = lt_tensor_new(ctx, LT_U8, 1, (int64_t[]){BYTES});
     size_t taken = lt_memory_of_device(ctx).live;
-    CHECK(taken >= BYTES && taken <= BYTES + 4096); /* a sanitizer has a guard behind it */
+    CHECK(taken >= BYTES && taken <= BYTES + 4096); /* a sanitizer adds a guard */
     CHECK(lt_memory_stats(ctx).live >= before + BYTES);
     CHECK(lt_memory_stats(ctx).live < before + taken + 4096); /* its header is on the CPU */
     lt_scope_pop(ctx);
@@ -289,7 +289,7 @@ TEST(files)
     lt_ctx_free(ctx);
 }
 
-/* A set of images may lie anywhere; batches come to the device. */
+/* The images of a data set may be on any device; batches are on the context's device. */
 TEST(batches)
 {
     lt_ctx *ctx = open_emu();
@@ -331,7 +331,7 @@ TEST(tensors_of_two_devices)
     CHECK_FAILS(lt_backward(y, one), LT_EINVAL,
                 "backward: the gradient is on cuda:0, the loss on "
                 "cpu; copy it, e.g. grad:to('cpu')");
-    CHECK_OK(lt_backward(y, NULL)); /* a call on the CPU, and its gradient */
+    CHECK_OK(lt_backward(y, NULL)); /* the call and its gradient are on the CPU */
     CHECK_STR(lt_device_of(lt_grad(here)), "cpu");
     check_values(lt_grad(here), (float[]){1, 1, 1, 1, 1, 1});
     lt_release(y);
@@ -396,7 +396,7 @@ static void add_seconds(void *ud, const lt_call *call, bool backward, double sec
     sum[backward] += seconds + (call->in != NULL);
 }
 
-TEST(a_timer)
+TEST(timers)
 {
     double sum[2] = {0};
     lt_ctx *ctx = open_emu();
@@ -413,9 +413,9 @@ TEST(a_timer)
 
 /* ==== Parameters ============================================================================== */
 
-/* sha256 of the weights after steps in half precision of a net whose every op reads its parameters
- * through half copies: linear, whose kernel gives f32 gradients, and mul, whose gives halves. Each
- * step's loss is fed twice, so that gradients are added. */
+/* SHA-256 of the weights after steps in half precision. Both ops read their parameters through half
+ * copies: the kernel of linear computes f32 gradients, that of mul computes half ones. Each step
+ * runs backward twice, so that gradients are added. */
 static void train_halves(lt_ctx *ctx, lt_dtype dtype, char hex[65])
 {
     lt_params *params = lt_params_new(ctx);
@@ -473,8 +473,8 @@ TEST(half_copies)
     }
 }
 
-/* A kernel that gives its gradients in halves alone: they are converted behind it, once and when
- * they are added. */
+/* A kernel whose gradients are always bf16: they are converted after it runs, both when they are
+ * the first and when they are added. */
 TEST(gradients_of_half_copies)
 {
     lt_ctx *ctx = open_emu();
@@ -503,14 +503,14 @@ TEST(gradients_of_half_copies)
     lt_ctx_free(ctx);
 }
 
-static void pass_over(void *ud, const lt_call *call, bool backward, double seconds)
+static void ignore_timing(void *ud, const lt_call *call, bool backward, double seconds)
 {
     (void)ud, (void)call, (void)backward, (void)seconds;
 }
 
-/* The sentence about the first number that is not finite, which wants to look at all that was
- * computed, and to compute some of it once more: while each kernel is waited for. */
-static void explain(lt_ctx *ctx, char text[512])
+/* The error message about the first value that is not finite. To find it, backward inspects all
+ * values and recomputes some of them, here with a timer that makes every kernel synchronous. */
+static void overflow_message(lt_ctx *ctx, char text[512])
 {
     lt_scaler scaler = lt_scaler_init(LT_SCALE_STATIC, 0, 0);
     lt_loss_scale *scale = lt_loss_scale_new(ctx, &scaler);
@@ -520,11 +520,11 @@ static void explain(lt_ctx *ctx, char text[512])
     CHECK_OK(lt_set_requires_grad(x, true));
     lt_tensor *y = lt_run(ctx, "linear", NULL, x, x, NULL);
     lt_tensor *loss = lt_run(ctx, "mean", NULL, y, NULL);
-    lt_set_timer(ctx, pass_over, NULL);
+    lt_set_timer(ctx, ignore_timing, NULL);
     CHECK_EQ(lt_backward(loss, NULL), LT_ENUMERIC);
     lt_set_timer(ctx, NULL, NULL);
     snprintf(text, 512, "%s", lt_errmsg());
-    CHECK_OK(lt_synchronize(ctx)); /* it has failed once */
+    CHECK_OK(lt_synchronize(ctx)); /* the error is reported once */
     lt_release(loss);
     lt_release(y);
     lt_release(x);
@@ -532,12 +532,12 @@ static void explain(lt_ctx *ctx, char text[512])
     lt_loss_scale_free(scale);
 }
 
-TEST(the_first_that_is_not_finite)
+TEST(the_first_value_that_is_not_finite)
 {
     char text[2][512];
     lt_ctx *ctx[2] = {open_emu(), open_reference()};
     for (int i = 0; i < 2; i++) {
-        explain(ctx[i], text[i]);
+        overflow_message(ctx[i], text[i]);
         lt_ctx_free(ctx[i]);
     }
     CHECK_STR(text[0], text[1]);

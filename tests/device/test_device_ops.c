@@ -1,9 +1,9 @@
-/* test_device_ops.c - every case of ops/cases.txt on the emulated accelerator: outputs, gradients
- * and inputs have the bits that the same kernels give on the CPU. So what is between them is right:
- * where tensors are made, which kernel runs, what is copied, converted and added. */
+/* test_device_ops.c - every case of ops/cases.txt on the emulated accelerator. Outputs, gradients
+ * and inputs must have the bits of the same kernels on the CPU. So this tests everything around the
+ * kernels: where tensors are created, which kernel runs, what is copied, converted and added. */
 #include "tests/device/reference.h"
 
-/* Bits of the values; a NaN is any NaN. */
+/* Whether the values have the same bits; any NaN equals any NaN. */
 static bool same(const block *a, const block *b)
 {
     bool equal = !a->at == !b->at;

@@ -1,12 +1,12 @@
-/* test_device_train.c - whole trainings on the emulated accelerator, by lt.fit and by scripts in
- * Lua: weights, losses and accuracies have the bits of the CPU's reference kernels, and the CPU
- * never touches what is on the device. */
+/* test_device_train.c - complete trainings on the emulated accelerator, by lt.fit and by Lua
+ * scripts. Weights, losses and accuracies must have the bits of the CPU's reference kernels, and
+ * the CPU must not access device memory. */
 #include <lauxlib.h>
 
 #include "lua/luatrain.h"
 #include "tests/device/emu.h"
 
-/* arch, options, data, batch, amp, out, steps at most: a line of what came of it. */
+/* Arguments: arch, options, data, batch, amp, out, max_steps. Returns a line with the results. */
 static const char fit_script[] =
     "local lt = require 'luatrain'\n"
     "local arch, options, data, batch, amp, out, max_steps = ...\n"
@@ -42,7 +42,7 @@ static int push_training(lua_State *L, const training *t, const char *out, int m
     return 7;
 }
 
-/* Runs it in ctx, which ends, to its end; or as far as max_steps. */
+/* Runs a training in ctx, up to max_steps if that is not 0. Takes ctx. */
 static void train(lt_ctx *ctx, const training *t, const char *out, int max_steps, char text[256])
 {
     lua_State *L = lt_lua_new(ctx);
@@ -57,7 +57,7 @@ static void train(lt_ctx *ctx, const training *t, const char *out, int max_steps
     lt_ctx_free(ctx);
 }
 
-/* The run's first event says where it computes. */
+/* Checks that the first event of the run names the device. */
 static void check_start(const char *out, const char *device)
 {
     char path[64], line[4096] = "", want[64];
@@ -78,7 +78,7 @@ static void check_training(const training *t)
         check_start(out[i], i == 0 ? "cuda:0" : "cpu");
     }
     if (strcmp(text[0], text[1]) != 0)
-        FAIL("%s %s: %s, on the CPU %s", t->arch, t->amp, text[0], text[1]);
+        FAIL("%s %s: %s, but on the CPU %s", t->arch, t->amp, text[0], text[1]);
     remove_folder(out[0]);
     remove_folder(out[1]);
 }
@@ -114,7 +114,8 @@ TEST(vgg11)
         (training){"vgg11", "{size = 8, hidden = 16}", "synthetic:8x8x3/4/10", NULL, 4});
 }
 
-/* A run that stops and goes on is one that does not, on either device: checkpoints know none. */
+/* A run that stops and is resumed on the other device equals one that does not stop: checkpoints do
+ * not depend on the device. */
 TEST(resume)
 {
     const training t = {"resnet20", "{}", "synthetic:8x8x3/4/14", "fp16", 4};
@@ -133,7 +134,7 @@ TEST(resume)
 
 /* ==== Scripts ================================================================================= */
 
-/* What of tensors in Lua depends on where they are. */
+/* What depends on the device in the Lua API of tensors. */
 static const char tensor_script[] =
     "local lt = require 'luatrain'\nlocal function equal(got, want)\n  if got ~= want then "
     "error(got .. ' is not ' .. want, 2) end\nend\nlocal function fails(f, want)\n  local ok, why "

@@ -1,10 +1,10 @@
-/* test_stream.c - what comes from an accelerator, or goes to it, while the host goes on. The
+/* test_stream.c - asynchronous copies from and to an accelerator: deferred scalars and batches. The
  * accelerator is the emulator. */
 #include "tests/device/emu_counts.h"
 #include "tests/device/deferred_batches.h"
 
-/* More of them than there is room for, as they were when they were asked for. */
-TEST(deferred)
+/* More deferred scalars than there are slots. Each has the value at the time of its request. */
+TEST(deferred_scalars)
 {
     enum { N = 300 };
     lt_ctx *ctx = open_emu();
@@ -27,7 +27,7 @@ TEST(deferred)
         lt_deferred_free(deferred[i]);
     }
     CHECK_OK(lt_fill(x, -1));
-    deferred[0] = lt_item_deferred(x); /* in the place of one that was never read */
+    deferred[0] = lt_item_deferred(x); /* reuses the slot of a scalar that was never read */
     double value, again;
     CHECK_OK(lt_deferred_item(deferred[0], &value));
     CHECK_OK(lt_deferred_item(deferred[0], &again));
@@ -49,14 +49,14 @@ TEST(batches)
     check_batches_of_bytes();
 }
 
-TEST(batches_that_are_left)
+TEST(abandoned_batches)
 {
     use_emu();
-    check_batches_left();
+    check_abandoned_batches();
 }
 
-/* Without memory to copy from or to, all is waited for, and a step check cannot come. */
-TEST(without_memory)
+/* Without pinned host memory every copy is synchronous, and step checks are not possible. */
+TEST(without_pinned_memory)
 {
     double value;
     setenv("EMU", "no-memory", 1);

@@ -1,4 +1,4 @@
--- loop.lua - a run that has just given a batch.
+-- loop.lua - a run and its first batch.
 local lt = require "luatrain"
 local net = lt.models.lenet{}
 local sgd = lt.optim.sgd(net, {lr = 0.05})

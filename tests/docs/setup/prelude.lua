@@ -1,4 +1,4 @@
--- prelude.lua - runs before every Lua block: Fashion-MNIST is a few images in the folder DIR.
+-- prelude.lua - runs before every Lua block: replaces Fashion-MNIST by a few images in folder DIR.
 local lt = require "luatrain"
 
 local open = lt.data.open

@@ -1,5 +1,5 @@
--- small.lua - a net and small images; lt.fit trains with an eighth of the size and a 64th of the
--- batch, each size for an epoch.
+-- small.lua - a net and small images. lt.fit trains with 1/8 of the image size and 1/64 of the
+-- batch, one epoch per size.
 local lt = require "luatrain"
 local nn = lt.nn
 local train, test = lt.data.open "synthetic:16x16x3/10/128"

@@ -1,4 +1,4 @@
--- weights.lua - the weights that a run has left, and images for the net.
+-- weights.lua - the saved weights of a run, and images for the net.
 local lt = require "luatrain"
 os.execute "mkdir -p runs/x"
 lt.save("runs/x/weights.safetensors", lt.models.lenet{})
