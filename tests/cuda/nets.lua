@@ -1,4 +1,4 @@
--- nets.lua NAME - runs one image of 224 x 224 through a net of models/. test_plans.c records its ops.
+-- nets.lua NAME - runs one image of 224 x 224 through a net; test_plans.c records the ops.
 package.path = "models/?.lua;" .. package.path
 local lt = require "luatrain"
 local name = ...

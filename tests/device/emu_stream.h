@@ -240,7 +240,7 @@ static void emu_free_host(lt_device *device, void *p)
 /* Queues a copy that starts after the work before mark `after` of the stream. It runs when the host
  * or the stream waits for it. */
 static lt_status queue_copy(emu *e, queue q, void *dst, const void *src, size_t bytes,
-                            uint64_t after, uint64_t *behind)
+                            uint64_t after, uint64_t *mark)
 {
     const char *here = q == UPLOADS ? src : dst;
     pthread_mutex_lock(&e->lock);
@@ -256,8 +256,8 @@ static lt_status queue_copy(emu *e, queue q, void *dst, const void *src, size_t 
     add_pending(e, q, ++e->copies, dst, src, bytes);
     if (q == DOWNLOADS)
         memset(dst, 0xff, bytes);
-    if (behind)
-        *behind = add_mark(e, (point){at, q, e->copies});
+    if (mark)
+        *mark = add_mark(e, (point){at, q, e->copies});
     pthread_mutex_unlock(&e->lock);
     return LT_OK;
 }
