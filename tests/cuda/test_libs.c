@@ -92,7 +92,7 @@ TEST(found_in_a_virtual_environment)
 {
     check_found_by("VIRTUAL_ENV", "lib/python3.99/site-packages/nvidia/cudnn/lib", "");
 }
-TEST(found_in_the_user_s_python_packages)
+TEST(found_in_the_python_packages_of_the_user)
 {
     check_found_by("HOME", ".local/lib/python3.8/site-packages/nvidia/cudnn/lib", "");
 }

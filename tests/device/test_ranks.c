@@ -69,7 +69,7 @@ static lt_status call(rank *r, lua_State *L)
     return LT_OK;
 }
 
-/* A lt_log_fn that keeps the line that says where gradients are summed. */
+/* An lt_log_fn that keeps the line that says where gradients are summed. */
 static void note(void *ud, lt_log_level level, const char *text)
 {
     rank *r = ud;
